@@ -1,0 +1,190 @@
+//! The closed set of kernels, and how each is launched for a shape.
+
+use crate::schedule::best_band;
+use crate::{BLOCK_K, fp8_slim, fp8_wide};
+use oxigemm_ptx::{BuildError, Module};
+
+/// A kernel of the closed set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Config {
+    /// Many rows.
+    Wide(fp8_wide::Config),
+    /// Few rows.
+    Slim(fp8_slim::Config),
+}
+
+/// A kernel and what its launch chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Choice {
+    /// Many rows: clusters of `cluster_m` by `cluster_n` blocks, each 1 or 2.
+    Wide {
+        /// The kernel.
+        config: fp8_wide::Config,
+        /// Blocks of a cluster along M; they share B.
+        cluster_m: u32,
+        /// Blocks of a cluster along N; they share A.
+        cluster_n: u32,
+    },
+    /// Few rows: K split into `split` slices, one of [`fp8_slim::SPLITS`].
+    Slim {
+        /// The kernel.
+        config: fp8_slim::Config,
+        /// Slices of K; the blocks of a cluster.
+        split: u32,
+        /// Stages of the pipeline.
+        stages: u32,
+    },
+}
+
+/// What a launch needs to know of a problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Rows of A and D.
+    pub m: u32,
+    /// Rows of B, columns of D.
+    pub n: u32,
+    /// Columns of A and B.
+    pub k: u32,
+}
+
+impl Shape {
+    /// 128-wide blocks of K, the tail included.
+    pub fn k_blocks(&self) -> u32 {
+        self.k.div_ceil(BLOCK_K)
+    }
+}
+
+/// A launch as plain numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Blocks along x and y.
+    pub grid: [u32; 2],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Blocks of a cluster (along x).
+    pub cluster: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared_bytes: u32,
+    /// Rows of A that one tensor load brings; all loads are 128 bytes of K wide, with 128-byte swizzle.
+    pub tile_a: u32,
+    /// Rows of B that one tensor load brings.
+    pub tile_b: u32,
+    /// The kernel's `tuning` arguments.
+    pub tuning: [u32; 3],
+}
+
+const WIDE: &[(u32, u32, u32)] = &[
+    (256, 128, 4),
+    (128, 96, 6),
+    (128, 112, 5),
+    (128, 128, 5),
+    (128, 144, 5),
+    (128, 160, 4),
+    (128, 176, 4),
+    (128, 192, 4),
+];
+const SLIM: &[(u32, u32)] = &[
+    (8, 64),
+    (16, 64),
+    (32, 64),
+    (64, 64),
+    (128, 64),
+    (8, 128),
+    (16, 128),
+    (32, 128),
+    (64, 128),
+    (128, 128),
+];
+
+impl Config {
+    /// Every kernel that exists: no shape ever needs another.
+    pub fn all() -> impl Iterator<Item = Config> {
+        let wide =
+            WIDE.iter().map(|&(block_m, block_n, stages)| fp8_wide::Config { block_m, block_n, stages });
+        let slim = SLIM.iter().map(|&(block_m, block_n)| fp8_slim::Config { block_m, block_n });
+        wide.map(Config::Wide).chain(slim.map(Config::Slim))
+    }
+
+    /// The kernel's name, which is also the entry's.
+    pub fn name(&self) -> String {
+        match self {
+            Config::Wide(config) => config.name(),
+            Config::Slim(config) => config.name(),
+        }
+    }
+
+    /// Writes the kernel.
+    pub fn build(&self) -> Result<Module, BuildError> {
+        match self {
+            Config::Wide(config) => config.build(),
+            Config::Slim(config) => config.build(),
+        }
+    }
+}
+
+impl Choice {
+    /// The kernel that is launched.
+    pub fn config(&self) -> Config {
+        match *self {
+            Choice::Wide { config, .. } => Config::Wide(config),
+            Choice::Slim { config, .. } => Config::Slim(config),
+        }
+    }
+
+    /// The launch for a shape, on a device that runs up to `concurrent` clusters of this choice at a time.
+    pub fn launch(&self, shape: Shape, concurrent: u32) -> Launch {
+        match *self {
+            Choice::Wide { config, cluster_m, cluster_n } => {
+                let (tile_m, tile_n) = (config.block_m * cluster_m, config.block_n * cluster_n);
+                let (m_tiles, n_tiles) = (shape.m.div_ceil(tile_m), shape.n.div_ceil(tile_n));
+                let cluster = cluster_m * cluster_n;
+                let clusters = concurrent.min(m_tiles * n_tiles).max(1);
+                Launch {
+                    grid: [clusters * cluster, 1],
+                    threads: config.threads(),
+                    cluster,
+                    shared_bytes: config.shared_bytes(),
+                    tile_a: config.block_m / cluster_n,
+                    tile_b: config.block_n / cluster_m,
+                    tuning: [cluster_m, cluster_n, best_band(m_tiles, n_tiles, clusters, tile_m, tile_n)],
+                }
+            }
+            Choice::Slim { config, split, stages } => {
+                let m_tiles = shape.m.div_ceil(config.block_m);
+                Launch {
+                    grid: [shape.n.div_ceil(config.block_n) * split, m_tiles],
+                    threads: config.threads(),
+                    cluster: split,
+                    shared_bytes: config.shared_bytes(stages),
+                    tile_a: config.block_m,
+                    tile_b: config.block_n,
+                    tuning: [stages, u32::from(m_tiles == 1), 0],
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn the_set_is_small_and_its_names_are_unique() {
+        let names: HashSet<String> = Config::all().map(|config| config.name()).collect();
+        assert_eq!(names.len(), Config::all().count());
+        assert!(names.len() < 40, "{}", names.len());
+    }
+
+    #[test]
+    fn every_kernel_fits_the_shared_memory_of_a_block() {
+        for config in Config::all() {
+            let bytes = match config {
+                Config::Wide(config) => config.shared_bytes(),
+                Config::Slim(config) => config.shared_bytes(2),
+            };
+            assert!(bytes <= 232_448, "{} needs {bytes} bytes", config.name());
+        }
+    }
+}

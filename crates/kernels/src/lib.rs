@@ -1,0 +1,35 @@
+//! Tensor-core kernels as Rust functions that emit PTX.
+//!
+//! One file per kernel family, written on shared parts: the [`pipeline`] between loading and multiplying warps,
+//! the [`schedule`] of tiles, the [`epilogue`]. Shapes, strides, cluster sizes, splits and output types are
+//! arguments of the kernels, so the set of kernels is closed and small: [`launch::Config::all`].
+//!
+//! This crate knows nothing of devices: it gives PTX text, [`launch::Launch`] numbers and [`params::Args`].
+//!
+//! ```
+//! use oxigemm_kernels::launch::Config;
+//!
+//! for config in Config::all() {
+//!     let module = config.build()?;
+//!     assert!(module.text.contains("wgmma.mma_async"));
+//! }
+//! # Ok::<(), oxigemm_ptx::BuildError>(())
+//! ```
+
+pub mod epilogue;
+pub mod fp8_slim;
+pub mod fp8_wide;
+pub mod launch;
+pub mod params;
+pub mod pipeline;
+mod promote;
+pub mod schedule;
+
+pub use oxigemm_ptx::{BuildError, Module, Target};
+
+/// Elements of K that share one scale, and the K extent of a pipeline stage.
+pub const BLOCK_K: u32 = 128;
+/// Threads of a warp.
+pub const WARP: u32 = 32;
+/// Threads of a warpgroup.
+pub const WARPGROUP: u32 = 128;

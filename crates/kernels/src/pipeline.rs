@@ -1,0 +1,117 @@
+//! The ring of shared-memory stages between the warps that fill tiles and the warps that multiply them.
+
+use oxigemm_ptx::{Arg, Kernel, MBarrier, RemoteMBarrier, Shared, U32, Var};
+
+/// Two barriers per stage: `full` ends a phase when the stage's data has landed, `empty` when every reader
+/// has let go of it.
+#[derive(Clone, Copy)]
+pub struct Pipeline<'k> {
+    k: &'k Kernel,
+    barriers: Shared<'k>,
+    stages: U32<'k>,
+    max_stages: u32,
+}
+
+impl<'k> Pipeline<'k> {
+    /// Bytes of barriers for up to `max_stages` stages.
+    pub const fn barrier_bytes(max_stages: u32) -> u32 {
+        2 * max_stages * MBarrier::BYTES
+    }
+
+    /// A ring of `stages` stages, known when the kernel is built or at run time, with its barriers at `barriers`.
+    pub fn new(k: &'k Kernel, barriers: Shared<'k>, stages: impl Arg<'k, u32>, max_stages: u32) -> Self {
+        Pipeline { k, barriers, stages: stages.val(k), max_stages }
+    }
+
+    /// Initializes every barrier; one thread does it, before the block (or cluster) synchronizes.
+    pub fn init(&self, full_arrivals: impl Arg<'k, u32>, empty_arrivals: impl Arg<'k, u32>) {
+        let (full, empty) = (full_arrivals.val(self.k), empty_arrivals.val(self.k));
+        for stage in 0..self.max_stages {
+            self.full(self.k.constant(stage)).init(full);
+            self.empty(self.k.constant(stage)).init(empty);
+        }
+        self.k.fence_barrier_init();
+    }
+
+    /// Ends a phase when the stage's data has landed.
+    pub fn full(&self, stage: U32<'k>) -> MBarrier<'k> {
+        MBarrier(self.barriers.at(stage * MBarrier::BYTES))
+    }
+
+    /// Ends a phase when the stage may be filled again.
+    pub fn empty(&self, stage: U32<'k>) -> MBarrier<'k> {
+        MBarrier(self.barriers.at(self.max_stages * MBarrier::BYTES).at(stage * MBarrier::BYTES))
+    }
+
+    /// The `empty` barriers of another block of the cluster: `at(stage)` of the result is one of them.
+    pub fn empty_in_block(&self, rank: U32<'k>) -> RemoteEmpty<'k> {
+        RemoteEmpty(MBarrier(self.barriers.at(self.max_stages * MBarrier::BYTES)).in_block(rank))
+    }
+
+    /// A writer's place in the ring: its first wait for an empty stage returns at once.
+    pub fn writer(&self) -> Cursor<'k> {
+        self.cursor(1)
+    }
+
+    /// A reader's place in the ring.
+    pub fn reader(&self) -> Cursor<'k> {
+        self.cursor(0)
+    }
+
+    fn cursor(&self, parity: u32) -> Cursor<'k> {
+        Cursor { pipeline: *self, stage: self.k.var(0), parity: self.k.var(parity) }
+    }
+}
+
+/// The `empty` barriers of one block of the cluster.
+#[derive(Clone, Copy)]
+pub struct RemoteEmpty<'k>(RemoteMBarrier<'k>);
+
+impl<'k> RemoteEmpty<'k> {
+    /// The barrier of one stage.
+    pub fn at(self, stage: U32<'k>) -> RemoteMBarrier<'k> {
+        RemoteMBarrier(self.0.0.at(stage * MBarrier::BYTES))
+    }
+}
+
+/// A role's place in the ring, carried on from tile to tile.
+#[derive(Clone, Copy)]
+pub struct Cursor<'k> {
+    pipeline: Pipeline<'k>,
+    stage: Var<'k, u32>,
+    parity: Var<'k, u32>,
+}
+
+impl<'k> Cursor<'k> {
+    /// The current stage.
+    pub fn stage(&self) -> U32<'k> {
+        self.stage.get()
+    }
+
+    /// Waits until the current stage may be written.
+    pub fn wait_empty(&self) {
+        self.pipeline.empty(self.stage.get()).wait(self.parity.get());
+    }
+
+    /// Waits until the current stage may be read.
+    pub fn wait_full(&self) {
+        self.pipeline.full(self.stage.get()).wait(self.parity.get());
+    }
+
+    /// Moves to the next stage; each round flips the parity.
+    pub fn advance(&self) {
+        self.stage.set(self.stage.live() + 1);
+        let wrapped = self.stage.live().eq(self.pipeline.stages);
+        self.parity.set_if(wrapped, self.parity.live() ^ 1);
+        self.stage.set_if(wrapped, 0);
+    }
+
+    /// Waits, in ring order, until every stage has been let go. A block of a cluster does this before it ends,
+    /// because the other blocks write to its memory and arrive at its barriers.
+    pub fn drain(&self) {
+        self.pipeline.k.for_(0, self.pipeline.stages, 1, |_| {
+            self.wait_empty();
+            self.advance();
+        });
+    }
+}

@@ -1,0 +1,174 @@
+//! What can be wrong with a call, in the words of the caller.
+//!
+//! Every public function checks its arguments before any work. The error it returns names the argument, what was
+//! expected of it and what came, both as fields for programs and as one sentence for people.
+
+/// The result of this library's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A refused argument, or a failure of the device below.
+///
+/// ```
+/// use oxigemm::{DType, Device, Error, Tensor};
+///
+/// let error = Tensor::zeros(DType::F32, &[2, 3], &Device::Cpu)?.narrow(1, 2, 5).unwrap_err();
+/// assert!(matches!(error, Error::Shape { argument: "range", .. }));
+/// assert_eq!(
+///     error.to_string(),
+///     "`range` has the wrong shape: expected a range within 0..3 of dimension 1, found 2..7"
+/// );
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The number of dimensions is wrong.
+    #[error("`{argument}` has the wrong rank: expected {expected}, found {found}")]
+    Rank {
+        /// The argument at fault.
+        argument: &'static str,
+        /// What it should have been.
+        expected: String,
+        /// What it was.
+        found: String,
+    },
+    /// A dimension is wrong, or a length does not match the shape.
+    #[error("`{argument}` has the wrong shape: expected {expected}, found {found}")]
+    Shape {
+        /// The argument at fault.
+        argument: &'static str,
+        /// What it should have been.
+        expected: String,
+        /// What it was.
+        found: String,
+    },
+    /// The strides do not describe a layout that this function reads.
+    #[error("`{argument}` has the wrong strides: expected {expected}, found {found}")]
+    Stride {
+        /// The argument at fault.
+        argument: &'static str,
+        /// What it should have been.
+        expected: String,
+        /// What it was.
+        found: String,
+    },
+    /// The element type is wrong.
+    #[error("`{argument}` has the wrong element type: expected {expected}, found {found}")]
+    DType {
+        /// The argument at fault.
+        argument: &'static str,
+        /// What it should have been.
+        expected: String,
+        /// What it was.
+        found: String,
+    },
+    /// The address is not aligned as the hardware needs it.
+    #[error("`{argument}` is misaligned: expected {expected}, found {found}")]
+    Alignment {
+        /// The argument at fault.
+        argument: &'static str,
+        /// What it should have been.
+        expected: String,
+        /// What it was.
+        found: String,
+    },
+    /// The argument lives on another device than the rest of the call.
+    #[error("`{argument}` is on the wrong device: expected {expected}, found {found}")]
+    Device {
+        /// The argument at fault.
+        argument: &'static str,
+        /// Where it should have been.
+        expected: String,
+        /// Where it was.
+        found: String,
+    },
+    /// A scale tensor does not have one scale per block.
+    #[error("`{argument}` has the wrong number of scales: expected {expected}, found {found}")]
+    ScaleShape {
+        /// The argument at fault.
+        argument: &'static str,
+        /// What it should have been.
+        expected: String,
+        /// What it was.
+        found: String,
+    },
+    /// A scale tensor is laid out in a way that the kernels do not read.
+    #[error("`{argument}` has an unusable scale layout: expected {expected}, found {found}")]
+    ScaleLayout {
+        /// The argument at fault.
+        argument: &'static str,
+        /// What it should have been.
+        expected: String,
+        /// What it was.
+        found: String,
+    },
+    /// A null address for a tensor that has elements.
+    #[error("`{argument}` is a null pointer: expected the address of {expected}")]
+    NullPointer {
+        /// The argument at fault.
+        argument: &'static str,
+        /// What it should point to.
+        expected: String,
+    },
+    /// Two arguments share memory that one of them is written to.
+    #[error("`{argument}` overlaps `{with}`: expected {expected}, found {found}")]
+    Overlap {
+        /// The argument at fault.
+        argument: &'static str,
+        /// The argument whose memory it shares.
+        with: &'static str,
+        /// What it should have been.
+        expected: String,
+        /// What it was.
+        found: String,
+    },
+    /// A size does not fit the integers that the kernels count with.
+    #[error("`{argument}` is too large: expected {expected}, found {found}")]
+    Overflow {
+        /// The argument at fault.
+        argument: &'static str,
+        /// The largest size that works.
+        expected: String,
+        /// What it was.
+        found: String,
+    },
+    /// The tensor memory accelerator (TMA) of the GPU cannot address this layout.
+    #[error("`{argument}` cannot be addressed by TMA: {reason}")]
+    Tma {
+        /// The argument at fault.
+        argument: &'static str,
+        /// The rule that is broken, with what was found.
+        reason: String,
+    },
+    /// The CUDA driver or device failed.
+    #[error(transparent)]
+    Cuda(#[from] oxigemm_cuda::Error),
+}
+
+impl Error {
+    /// The argument at fault, or `None` when the failure lies below the arguments.
+    ///
+    /// ```
+    /// # use oxigemm::{DType, Device, Tensor};
+    /// let error = Tensor::from_slice(&[1.0f32, 2.0], &[3], &Device::Cpu).unwrap_err();
+    /// assert_eq!(error.argument(), Some("values"));
+    /// ```
+    #[must_use]
+    pub fn argument(&self) -> Option<&'static str> {
+        match self {
+            Error::Rank { argument, .. }
+            | Error::Shape { argument, .. }
+            | Error::Stride { argument, .. }
+            | Error::DType { argument, .. }
+            | Error::Alignment { argument, .. }
+            | Error::Device { argument, .. }
+            | Error::ScaleShape { argument, .. }
+            | Error::ScaleLayout { argument, .. }
+            | Error::NullPointer { argument, .. }
+            | Error::Overlap { argument, .. }
+            | Error::Overflow { argument, .. }
+            | Error::Tma { argument, .. } => Some(argument),
+            Error::Cuda(_) => None,
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! The memory behind tensors, on any device.
+
+use std::ops::Range;
+use std::sync::{PoisonError, RwLock};
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::device::Device;
+use crate::error::Result;
+
+/// Host memory is made of these, so that its base is aligned as `cuMemAlloc` aligns device memory.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(256))]
+struct Line([u8; 256]);
+
+/// One allocation, shared by every tensor that is a view of it.
+///
+/// The lock makes each access from the host one step: two threads that use views of the same storage never race.
+/// No method takes the lock of a second storage, so there is no order in which locks could block each other. Kernels
+/// go by [`address`](Storage::address) and are ordered by their streams instead.
+pub(crate) struct Storage {
+    device: Device,
+    address: u64,
+    memory: Memory,
+}
+
+enum Memory {
+    Host(RwLock<Vec<Line>>),
+    Cuda(RwLock<oxigemm_cuda::Buffer>),
+}
+
+impl Storage {
+    /// Memory whose content is of no interest.
+    pub fn empty(device: &Device, bytes: usize) -> Result<Storage> {
+        let (address, memory) = match device {
+            Device::Cpu => {
+                let lines: Vec<Line> = bytemuck::zeroed_vec(bytes.div_ceil(size_of::<Line>()));
+                (lines.as_ptr().addr() as u64, Memory::Host(RwLock::new(lines)))
+            }
+            Device::Cuda(cuda) => {
+                let buffer = cuda.alloc(bytes)?;
+                (buffer.ptr(), Memory::Cuda(RwLock::new(buffer)))
+            }
+        };
+        Ok(Storage { device: device.clone(), address, memory })
+    }
+
+    /// Memory full of zero bytes.
+    pub fn zeros(device: &Device, bytes: usize) -> Result<Storage> {
+        let storage = Storage::empty(device, bytes)?;
+        if let Memory::Cuda(buffer) = &storage.memory {
+            buffer.write().unwrap_or_else(PoisonError::into_inner).fill_u8(0)?;
+        }
+        Ok(storage)
+    }
+
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The address of the first byte, in the address space of the device.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Shows a range of bytes to `look`.
+    pub fn read<R>(&self, range: Range<usize>, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        match &self.memory {
+            Memory::Host(lines) => {
+                let lines = lines.read().unwrap_or_else(PoisonError::into_inner);
+                Ok(look(&bytemuck::cast_slice(&lines)[range]))
+            }
+            Memory::Cuda(buffer) => {
+                let mut bytes = vec![0; range.len()];
+                let buffer = buffer.read().unwrap_or_else(PoisonError::into_inner);
+                buffer.copy_to_host_at(range.start, &mut bytes)?;
+                Ok(look(&bytes))
+            }
+        }
+    }
+
+    /// Writes pieces, each at its byte offset.
+    pub fn write<'a>(&self, pieces: impl Iterator<Item = (usize, &'a [u8])>) -> Result<()> {
+        match &self.memory {
+            Memory::Host(lines) => {
+                let mut lines = lines.write().unwrap_or_else(PoisonError::into_inner);
+                let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut lines);
+                for (offset, piece) in pieces {
+                    bytes[offset..offset + piece.len()].copy_from_slice(piece);
+                }
+            }
+            Memory::Cuda(buffer) => {
+                let mut buffer = buffer.write().unwrap_or_else(PoisonError::into_inner);
+                for (offset, piece) in pieces {
+                    buffer.copy_from_host_at(offset, piece)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,354 @@
+//! Pointers, loads, stores, atomics and reductions (PTX manual, "Data Movement and Conversion Instructions").
+
+use crate::kernel::Kernel;
+use crate::ops::Int;
+use crate::target::Needs;
+use crate::value::{Arg, Class, Pred, Source, Type, U32, U64, Val};
+use std::fmt;
+
+/// A state space that pointers point into.
+pub trait Space: Copy + 'static {
+    /// The integer that holds an address of it.
+    type Address: Int;
+    /// Its name in an instruction.
+    const NAME: &'static str;
+    #[doc(hidden)]
+    const HOPPER: bool;
+}
+
+/// Global memory.
+#[derive(Clone, Copy, Debug)]
+pub struct GlobalSpace;
+/// The block's own shared memory.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedSpace;
+/// The shared memory of any block of the cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct ClusterSpace;
+
+impl Space for GlobalSpace {
+    type Address = u64;
+    const NAME: &'static str = "global";
+    const HOPPER: bool = false;
+}
+impl Space for SharedSpace {
+    type Address = u32;
+    // The unqualified form means the same as `shared::cta` and exists in every version.
+    const NAME: &'static str = "shared";
+    const HOPPER: bool = false;
+}
+impl Space for ClusterSpace {
+    type Address = u32;
+    const NAME: &'static str = "shared::cluster";
+    const HOPPER: bool = true;
+}
+
+/// A pointer: an address in a register, and a constant offset that costs nothing.
+pub struct Ptr<'k, S: Space> {
+    base: Val<'k, S::Address>,
+    offset: u32,
+}
+
+/// A pointer into global memory.
+pub type Global<'k> = Ptr<'k, GlobalSpace>;
+/// A pointer into the block's shared memory.
+pub type Shared<'k> = Ptr<'k, SharedSpace>;
+/// A pointer into some block of the cluster's shared memory.
+pub type ClusterShared<'k> = Ptr<'k, ClusterSpace>;
+
+impl<S: Space> Clone for Ptr<'_, S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<S: Space> Copy for Ptr<'_, S> {}
+
+impl<S: Space> fmt::Display for Ptr<'_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}", self.base.operand())?;
+        if self.offset != 0 {
+            write!(f, "+{}", self.offset)?;
+        }
+        f.write_str("]")
+    }
+}
+
+/// How far a memory order reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// The block.
+    Cta,
+    /// The cluster.
+    Cluster,
+    /// The device.
+    Gpu,
+    /// Every device and the host.
+    Sys,
+}
+
+impl Scope {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Scope::Cta => "cta",
+            Scope::Cluster => "cluster",
+            Scope::Gpu => "gpu",
+            Scope::Sys => "sys",
+        }
+    }
+
+    pub(crate) fn needs(self) -> Needs {
+        if self == Scope::Cluster { Needs::SM90 } else { Needs::BASE }
+    }
+}
+
+/// What an atomic or a reduction does to the memory it names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicOp {
+    /// Adds.
+    Add,
+    /// Keeps the smaller.
+    Min,
+    /// Keeps the larger.
+    Max,
+    /// Replaces (atomics only).
+    Exchange,
+}
+
+impl AtomicOp {
+    fn name(self) -> &'static str {
+        match self {
+            AtomicOp::Add => "add",
+            AtomicOp::Min => "min",
+            AtomicOp::Max => "max",
+            AtomicOp::Exchange => "exch",
+        }
+    }
+}
+
+impl<'k, S: Space> Ptr<'k, S> {
+    /// A pointer to an address.
+    pub fn new(base: Val<'k, S::Address>) -> Self {
+        Ptr { base, offset: 0 }
+    }
+
+    /// The pointer a number of bytes further on. A constant is folded into the instruction that uses it.
+    #[track_caller]
+    pub fn at(self, bytes: impl Arg<'k, S::Address>) -> Self {
+        let bytes = bytes.val(self.base.k);
+        match bytes.as_constant().map(|constant| constant.literal().parse::<u32>()) {
+            Some(Ok(constant)) => Ptr { offset: self.offset + constant, ..self },
+            _ => Ptr { base: self.base + bytes, ..self },
+        }
+    }
+
+    /// The address in one register.
+    #[track_caller]
+    pub fn address(self) -> Val<'k, S::Address> {
+        self.base + S::Address::from_u32(self.offset)
+    }
+
+    fn needs(self) -> Needs {
+        if S::HOPPER { Needs::SM90 } else { Needs::BASE }
+    }
+
+    fn kernel(self) -> &'k Kernel {
+        self.base.k
+    }
+
+    #[track_caller]
+    fn load_as<T: Type>(self, opcode: &str) -> Val<'k, T> {
+        let out = self.kernel().fresh::<T>();
+        self.kernel().emit(self.needs(), format_args!("{opcode}.{} {}, {self};", T::RAW, out.operand()));
+        out
+    }
+
+    #[track_caller]
+    fn load_vec_as<T: Type, const N: usize>(self, opcode: &str) -> [Val<'k, T>; N] {
+        const { assert!(N == 2 || N == 4) };
+        let out = [(); N].map(|()| self.kernel().fresh::<T>());
+        let list = out.map(|v| v.operand().to_string()).join(", ");
+        self.kernel().emit(self.needs(), format_args!("{opcode}.v{N}.{} {{{list}}}, {self};", T::RAW));
+        out
+    }
+
+    /// Loads one value.
+    #[track_caller]
+    pub fn load<T: Type>(self) -> Val<'k, T> {
+        self.load_as(&format!("ld.{}", S::NAME))
+    }
+
+    /// Loads two or four neighbours at once; the address is aligned to all of them together.
+    #[track_caller]
+    pub fn load_vec<T: Type, const N: usize>(self) -> [Val<'k, T>; N] {
+        self.load_vec_as(&format!("ld.{}", S::NAME))
+    }
+
+    /// Loads where the condition holds, and gives `otherwise` elsewhere without touching memory.
+    #[track_caller]
+    pub fn load_if<T: Type>(self, condition: Pred<'k>, otherwise: T) -> Val<'k, T> {
+        self.load_if_as(&format!("ld.{}", S::NAME), condition, otherwise)
+    }
+
+    #[track_caller]
+    fn load_if_as<T: Type>(self, opcode: &str, condition: Pred<'k>, otherwise: T) -> Val<'k, T> {
+        let k = self.kernel();
+        let out = k.var(otherwise).live();
+        k.guard(condition, || {
+            k.emit(self.needs(), format_args!("{opcode}.{} {}, {self};", T::RAW, out.operand()));
+        });
+        out
+    }
+
+    /// Stores one value.
+    #[track_caller]
+    pub fn store<T: Type>(self, value: impl Arg<'k, T>) {
+        let value = value.val(self.kernel()).operand();
+        self.kernel().emit(self.needs(), format_args!("st.{}.{} {self}, {value};", S::NAME, T::RAW));
+    }
+
+    /// Stores two or four neighbours at once; the address is aligned to all of them together.
+    #[track_caller]
+    pub fn store_vec<T: Type, const N: usize>(self, values: [Val<'k, T>; N]) {
+        const { assert!(N == 2 || N == 4) };
+        let list = values.map(|v| v.operand().to_string()).join(", ");
+        self.kernel().emit(self.needs(), format_args!("st.{}.v{N}.{} {self}, {{{list}}};", S::NAME, T::RAW));
+    }
+
+    /// Loads with acquire order.
+    #[track_caller]
+    pub fn load_acquire<T: Type>(self, scope: Scope) -> Val<'k, T> {
+        let out = self.kernel().fresh::<T>();
+        let dst = out.operand();
+        self.kernel().emit(
+            scope.needs(),
+            format_args!("ld.acquire.{}.{}.{} {dst}, {self};", scope.name(), S::NAME, T::RAW),
+        );
+        out
+    }
+
+    /// Stores with release order.
+    #[track_caller]
+    pub fn store_release<T: Type>(self, value: impl Arg<'k, T>, scope: Scope) {
+        let value = value.val(self.kernel()).operand();
+        self.kernel().emit(
+            scope.needs(),
+            format_args!("st.release.{}.{}.{} {self}, {value};", scope.name(), S::NAME, T::RAW),
+        );
+    }
+
+    /// Applies `op` atomically and gives what was there before.
+    #[track_caller]
+    pub fn atomic<T: Type>(self, op: AtomicOp, value: impl Arg<'k, T>, scope: Scope) -> Val<'k, T> {
+        let k = self.kernel();
+        let out = k.fresh::<T>();
+        let (dst, value) = (out.operand(), value.val(k).operand());
+        // An exchange moves bits; the others need to know what the bits mean.
+        let suffix = if op == AtomicOp::Exchange && T::CLASS != Class::F32 { T::RAW } else { T::NAME };
+        let (scope_name, op) = (scope.name(), op.name());
+        k.emit(
+            scope.needs(),
+            format_args!("atom.relaxed.{scope_name}.{}.{op}.{suffix} {dst}, {self}, {value};", S::NAME),
+        );
+        out
+    }
+
+    /// Applies `op` atomically without giving anything back.
+    #[track_caller]
+    pub fn reduce<T: Type>(self, op: AtomicOp, value: impl Arg<'k, T>, scope: Scope) {
+        let k = self.kernel();
+        k.require(op != AtomicOp::Exchange, || "a reduction cannot exchange: use `atomic`".into());
+        let value = value.val(k).operand();
+        k.emit(
+            scope.needs(),
+            format_args!(
+                "red.relaxed.{}.{}.{}.{} {self}, {value};",
+                scope.name(),
+                S::NAME,
+                op.name(),
+                T::NAME
+            ),
+        );
+    }
+}
+
+impl<'k> Global<'k> {
+    /// Loads through the read-only path: nothing in this grid may write the location.
+    #[track_caller]
+    pub fn load_readonly<T: Type>(self) -> Val<'k, T> {
+        self.load_as("ld.global.nc")
+    }
+
+    /// Loads neighbours through the read-only path.
+    #[track_caller]
+    pub fn load_readonly_vec<T: Type, const N: usize>(self) -> [Val<'k, T>; N] {
+        self.load_vec_as("ld.global.nc")
+    }
+
+    /// [`load_readonly`](Self::load_readonly) where the condition holds.
+    #[track_caller]
+    pub fn load_readonly_if<T: Type>(self, condition: Pred<'k>, otherwise: T) -> Val<'k, T> {
+        self.load_if_as("ld.global.nc", condition, otherwise)
+    }
+
+    /// The generic address.
+    #[track_caller]
+    pub fn generic(self) -> U64<'k> {
+        let k = self.kernel();
+        let (out, address) = (k.fresh::<u64>(), self.address());
+        k.op(format_args!("cvta.global.u64 {}, {};", out.operand(), address.operand()));
+        out
+    }
+}
+
+impl<'k> Shared<'k> {
+    /// The same location in the shared memory of another block of the cluster.
+    #[track_caller]
+    pub fn in_block(self, rank: impl Arg<'k, u32>) -> ClusterShared<'k> {
+        let k = self.kernel();
+        let out = k.fresh::<u32>();
+        let (dst, own, rank) = (out.operand(), self.base.in_register().operand(), rank.val(k).operand());
+        k.emit(Needs::SM90, format_args!("mapa.shared::cluster.u32 {dst}, {own}, {rank};"));
+        Ptr { base: out, offset: self.offset }
+    }
+}
+
+/// Hands out offsets of dynamic shared memory, so that a kernel's map is one struct built in one place.
+///
+/// ```
+/// # use oxigemm_ptx::SharedLayout;
+/// let mut layout = SharedLayout::default();
+/// let tiles = layout.place(4 * 16384, 1024);
+/// let barriers = layout.place(8 * 8, 8);
+/// assert_eq!((tiles, barriers, layout.bytes()), (0, 65536, 65600));
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SharedLayout {
+    bytes: u32,
+}
+
+impl SharedLayout {
+    /// Reserves `bytes` at a multiple of `align`; returns the offset.
+    pub fn place(&mut self, bytes: u32, align: u32) -> u32 {
+        let offset = self.bytes.next_multiple_of(align);
+        self.bytes = offset + bytes;
+        offset
+    }
+
+    /// What has been reserved so far, padding included.
+    pub fn bytes(self) -> u32 {
+        self.bytes
+    }
+}
+
+impl<'k> U32<'k> {
+    /// Zero-extends.
+    #[track_caller]
+    pub fn to_u64(self) -> U64<'k> {
+        if let Source::Constant(c) = self.source {
+            return self.k.constant(u64::from(c));
+        }
+        let out = self.k.fresh::<u64>();
+        self.k.op(format_args!("cvt.u64.u32 {}, {};", out.operand(), self.operand()));
+        out
+    }
+}

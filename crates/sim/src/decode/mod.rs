@@ -1,0 +1,495 @@
+//! From the syntax tree to executable code, once per entry.
+//!
+//! An entry and every device function it reaches become one flat array of [`Inst`]. Each instruction of
+//! the text is one instruction here, so a label is an index known before any operand is decoded.
+//! Registers get dense indices in the order of their first use. Recursion is refused, so that every
+//! function owns a fixed range of registers and of local memory.
+
+mod arith;
+mod async_ops;
+mod memory;
+mod operand;
+mod tensor;
+
+use crate::ast::*;
+use crate::error::ParseError;
+use crate::isa::{Inst, Op, Reg, Src};
+use crate::types::Ty;
+use operand::Decoder;
+use std::collections::{HashMap, HashSet};
+
+/// Where the shared window of a CTA starts: the hardware keeps the first kilobyte for itself.
+pub(crate) const SHARED_BASE: u32 = 1024;
+
+/// A parameter of an entry.
+#[derive(Clone, Debug)]
+pub(crate) struct ParamSlot {
+    pub(crate) name: String,
+    pub(crate) offset: u32,
+    pub(crate) bytes: u32,
+}
+
+/// An entry, ready to run.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    pub(crate) name: String,
+    pub(crate) code: Vec<Inst>,
+    /// Opcode of every instruction, for messages.
+    pub(crate) opcodes: Vec<Box<str>>,
+    pub(crate) registers: Vec<String>,
+    pub(crate) params: Vec<ParamSlot>,
+    pub(crate) param_bytes: u32,
+    pub(crate) local_bytes: u32,
+    /// Offset of the end of static shared memory, from the window's start.
+    pub(crate) static_shared: u32,
+    /// Offset of dynamic shared memory.
+    pub(crate) dynamic_shared: u32,
+    pub(crate) threads: Option<([u32; 3], bool)>,
+    pub(crate) cluster: Option<[u32; 3]>,
+    pub(crate) files: std::collections::BTreeMap<u32, String>,
+}
+
+/// What a name stands for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Symbol {
+    Register(Reg, Ty),
+    /// Offset in the CTA's shared window.
+    Shared(u32),
+    /// Offset in the thread's local memory.
+    Local(u32),
+    /// A `.param` variable of a call or of a function: local memory in this model.
+    CallParam(u32, u32),
+    /// Offset in the entry's parameters.
+    EntryParam(u32),
+    /// An address in global memory.
+    Global(u64),
+}
+
+#[derive(Default)]
+struct Scope {
+    parent: Option<usize>,
+    /// Ranges declared as `name<count>`, and single names.
+    ranges: Vec<(String, u32, Ty)>,
+    singles: HashMap<String, Ty>,
+    symbols: HashMap<String, Symbol>,
+    labels: HashMap<String, u32>,
+    tables: HashMap<String, Vec<String>>,
+}
+
+/// Where a function's formals live.
+#[derive(Clone, Debug, Default)]
+struct Signature {
+    start: u32,
+    params: Vec<FormalSlot>,
+    returns: Vec<FormalSlot>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum FormalSlot {
+    Bytes { at: u32, len: u32 },
+    Register(Reg),
+}
+
+/// State of decoding one entry.
+pub(crate) struct Linker<'a> {
+    module: &'a ModuleAst,
+    globals: &'a HashMap<String, u64>,
+    registers: Vec<String>,
+    register_bits: Vec<u32>,
+    local_bytes: u32,
+    shared: HashMap<String, u32>,
+    signatures: HashMap<String, Signature>,
+    scopes: Vec<Scope>,
+    scope: usize,
+}
+
+type Result<T> = std::result::Result<T, ParseError>;
+
+pub(super) fn fail<T>(at: Position, message: impl Into<String>) -> Result<T> {
+    Err(ParseError { at, message: message.into() })
+}
+
+fn round_up(value: u64, align: u64) -> u64 {
+    value.div_ceil(align.max(1)) * align.max(1)
+}
+
+/// Decodes `entry` of `module`; `globals` gives the addresses of its global and constant variables.
+pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<String, u64>) -> Result<Kernel> {
+    let functions = reachable(module, entry)?;
+    let mut used = HashSet::new();
+    for f in &functions {
+        collect_names(f, &mut used);
+    }
+    let mut linker = Linker {
+        module,
+        globals,
+        registers: Vec::new(),
+        register_bits: Vec::new(),
+        local_bytes: 0,
+        shared: HashMap::new(),
+        signatures: HashMap::new(),
+        scopes: Vec::new(),
+        scope: 0,
+    };
+    let (static_shared, dynamic_shared) = linker.place_shared(&functions, &used)?;
+    let mut params = Vec::new();
+    let mut param_bytes = 0u64;
+    for formal in &entry.params {
+        let Formal::Param(v) = formal else {
+            return fail(entry.at, "an entry takes `.param` parameters only");
+        };
+        param_bytes = round_up(param_bytes, v.align);
+        params.push(ParamSlot { name: v.name.clone(), offset: param_bytes as u32, bytes: v.bytes() as u32 });
+        param_bytes += v.bytes();
+        if param_bytes > 32764 {
+            return fail(entry.at, "the parameters exceed 32764 bytes");
+        }
+    }
+    let mut start = 0;
+    for f in &functions {
+        linker.declare_function(f, start)?;
+        start += instruction_count(f) + 1;
+    }
+    let mut code = Vec::new();
+    let mut opcodes = Vec::new();
+    for f in &functions {
+        let entry_params: &[ParamSlot] = if f.entry { &params } else { &[] };
+        linker.function(f, entry_params, &mut code, &mut opcodes)?;
+    }
+    Ok(Kernel {
+        name: entry.name.clone(),
+        code,
+        opcodes,
+        registers: linker.registers,
+        params,
+        param_bytes: param_bytes as u32,
+        local_bytes: linker.local_bytes,
+        static_shared,
+        dynamic_shared,
+        threads: entry.threads,
+        cluster: entry.cluster,
+        files: module.files.clone(),
+    })
+}
+
+fn instruction_count(f: &Function) -> u32 {
+    f.body.iter().flatten().filter(|s| matches!(s, Statement::Instruction(_))).count() as u32
+}
+
+/// The name a `call` targets.
+fn callee(i: &Instruction) -> Option<&str> {
+    if i.opcode[0] != "call" {
+        return None;
+    }
+    i.operands.iter().find_map(|o| if let Operand::Name(n) = o { Some(n.as_str()) } else { None })
+}
+
+fn reachable<'a>(module: &'a ModuleAst, entry: &'a Function) -> Result<Vec<&'a Function>> {
+    fn visit<'a>(
+        module: &'a ModuleAst,
+        f: &'a Function,
+        path: &mut Vec<&'a str>,
+        done: &mut Vec<&'a Function>,
+    ) -> Result<()> {
+        if path.contains(&f.name.as_str()) {
+            return fail(f.at, format!("`{}` calls itself: recursion is not supported", f.name));
+        }
+        if done.iter().any(|d| d.name == f.name) {
+            return Ok(());
+        }
+        path.push(&f.name);
+        for s in f.body.iter().flatten() {
+            let Statement::Instruction(i) = s else { continue };
+            let Some(name) = callee(i) else { continue };
+            let Some(target) = module.functions.iter().find(|g| g.name == name && g.body.is_some()) else {
+                return fail(i.at, format!("`call` of `{name}`, which this module does not define"));
+            };
+            visit(module, target, path, done)?;
+        }
+        path.pop();
+        done.push(f);
+        Ok(())
+    }
+    let mut done = Vec::new();
+    visit(module, entry, &mut Vec::new(), &mut done)?;
+    // The entry runs from instruction zero.
+    done.reverse();
+    Ok(done)
+}
+
+fn collect_names<'a>(f: &'a Function, used: &mut HashSet<&'a str>) {
+    fn walk<'a>(o: &'a Operand, used: &mut HashSet<&'a str>) {
+        match o {
+            Operand::Name(n) | Operand::Offset(n, _) => {
+                used.insert(n);
+            }
+            Operand::Not(x) => walk(x, used),
+            Operand::Vector(v) | Operand::List(v) => v.iter().for_each(|x| walk(x, used)),
+            Operand::Address(b, _, c) => {
+                walk(b, used);
+                if let Some(c) = c {
+                    walk(c, used);
+                }
+            }
+            Operand::Pair(a, b) => {
+                walk(a, used);
+                walk(b, used);
+            }
+            _ => {}
+        }
+    }
+    for s in f.body.iter().flatten() {
+        if let Statement::Instruction(i) = s {
+            i.operands.iter().for_each(|o| walk(o, used));
+        }
+    }
+}
+
+impl<'a> Linker<'a> {
+    /// Lays out shared memory: static variables first, then dynamic memory.
+    fn place_shared(&mut self, functions: &[&Function], used: &HashSet<&str>) -> Result<(u32, u32)> {
+        let mut end = u64::from(SHARED_BASE);
+        let mut dynamic: Vec<&Variable> = Vec::new();
+        let module_scope = self.module.variables.iter().filter(|v| v.space == Space::Shared);
+        let local = functions.iter().flat_map(|f| f.body.iter().flatten()).filter_map(|s| match s {
+            Statement::Variable(v) if v.space == Space::Shared => Some(v),
+            _ => None,
+        });
+        for (v, always) in module_scope.map(|v| (v, false)).chain(local.map(|v| (v, true))) {
+            if !always && !used.contains(v.name.as_str()) {
+                continue;
+            }
+            if v.count == 0 {
+                dynamic.push(v);
+                continue;
+            }
+            end = round_up(end, v.align);
+            if end + v.bytes() > 1 << 20 {
+                return fail(v.at, format!("shared variable `{}` does not fit in shared memory", v.name));
+            }
+            self.shared.insert(v.name.clone(), end as u32);
+            end += v.bytes();
+        }
+        let align = dynamic.iter().map(|v| v.align).max().unwrap_or(16).max(16);
+        let base = round_up(end, align);
+        for v in dynamic {
+            self.shared.insert(v.name.clone(), base as u32);
+        }
+        Ok((end as u32, base as u32))
+    }
+
+    fn local(&mut self, bytes: u64, align: u64, at: Position) -> Result<u32> {
+        let start = round_up(u64::from(self.local_bytes), align);
+        if start + bytes > 512 << 10 {
+            return fail(at, "local memory exceeds 512 KiB per thread");
+        }
+        self.local_bytes = (start + bytes) as u32;
+        Ok(start as u32)
+    }
+
+    fn register(&mut self, name: &str, ty: Ty) -> Reg {
+        self.registers.push(name.to_owned());
+        self.register_bits.push(ty.bits());
+        self.registers.len() as Reg - 1
+    }
+
+    fn declare_function(&mut self, f: &Function, start: u32) -> Result<()> {
+        let mut signature = Signature { start, ..Signature::default() };
+        if !f.entry {
+            for (formals, returns) in [(&f.params, false), (&f.returns, true)] {
+                for formal in formals {
+                    let slot = match formal {
+                        Formal::Param(v) => {
+                            FormalSlot::Bytes { at: self.local(v.bytes(), v.align, v.at)?, len: v.bytes() as u32 }
+                        }
+                        Formal::Register(name, ty) => {
+                            let Some(ty) = Ty::parse(ty) else { return fail(f.at, format!("`.{ty}` is not a type")) };
+                            FormalSlot::Register(self.register(name, ty))
+                        }
+                    };
+                    if returns { signature.returns.push(slot) } else { signature.params.push(slot) }
+                }
+            }
+        }
+        self.signatures.insert(f.name.clone(), signature);
+        Ok(())
+    }
+
+    fn function(
+        &mut self,
+        f: &Function,
+        entry_params: &[ParamSlot],
+        code: &mut Vec<Inst>,
+        opcodes: &mut Vec<Box<str>>,
+    ) -> Result<()> {
+        let body = f.body.as_deref().unwrap_or_default();
+        self.scopes.clear();
+        let mut root = Scope::default();
+        for p in entry_params {
+            root.symbols.insert(p.name.clone(), Symbol::EntryParam(p.offset));
+        }
+        let signature = self.signatures[&f.name].clone();
+        let formals = f.params.iter().zip(&signature.params).chain(f.returns.iter().zip(&signature.returns));
+        for (formal, slot) in formals {
+            let (name, symbol) = match (formal, slot) {
+                (Formal::Param(v), FormalSlot::Bytes { at, len }) => (&v.name, Symbol::CallParam(*at, *len)),
+                (Formal::Register(name, ty), FormalSlot::Register(r)) => {
+                    (name, Symbol::Register(*r, Ty::parse(ty).unwrap_or(Ty::B32)))
+                }
+                _ => continue,
+            };
+            root.symbols.insert(name.clone(), symbol);
+        }
+        self.scopes.push(root);
+        self.scan(f, body, code.len() as u32)?;
+
+        // Second pass: decode, walking the same scopes in the same order.
+        let mut next_scope = 1;
+        self.scope = 0;
+        let mut loc = None;
+        for statement in body {
+            match statement {
+                Statement::Open => {
+                    self.scope = next_scope;
+                    next_scope += 1;
+                }
+                Statement::Close => self.scope = self.scopes[self.scope].parent.unwrap_or(0),
+                Statement::Loc(file, line) => loc = Some((*file, *line)),
+                Statement::Instruction(i) => {
+                    let (op, guard) = Decoder { linker: self, inst: i, in_entry: f.entry }.decode()?;
+                    code.push(Inst { op, guard, line: i.at.line, loc });
+                    opcodes.push(i.opcode.join(".").into());
+                }
+                _ => {}
+            }
+        }
+        // Falling off the end returns.
+        let line = body.iter().rev().find_map(|s| match s {
+            Statement::Instruction(i) => Some(i.at.line),
+            _ => None,
+        });
+        code.push(Inst { op: Op::Return, guard: None, line: line.unwrap_or(f.at.line), loc });
+        opcodes.push("ret".into());
+        Ok(())
+    }
+
+    /// First pass: scopes, declarations and labels.
+    fn scan(&mut self, f: &Function, body: &[Statement], start: u32) -> Result<()> {
+        let mut current = 0;
+        let mut pc = start;
+        for statement in body {
+            match statement {
+                Statement::Open => {
+                    self.scopes.push(Scope { parent: Some(current), ..Scope::default() });
+                    current = self.scopes.len() - 1;
+                }
+                Statement::Close => current = self.scopes[current].parent.unwrap_or(0),
+                Statement::Label(name, at) => {
+                    if self.scopes[current].labels.insert(name.clone(), pc).is_some() {
+                        return fail(*at, format!("label `{name}` is defined twice in `{}`", f.name));
+                    }
+                }
+                Statement::Register { ty, name, count, at } => {
+                    let Some(ty) = Ty::parse(ty) else { return fail(*at, format!("`.{ty}` is not a register type")) };
+                    if ty == Ty::B128 {
+                        return fail(*at, "128-bit registers are not supported");
+                    }
+                    match count {
+                        Some(n) => self.scopes[current].ranges.push((name.clone(), *n, ty)),
+                        None => {
+                            self.scopes[current].singles.insert(name.clone(), ty);
+                        }
+                    }
+                }
+                Statement::Variable(v) => {
+                    let symbol = match v.space {
+                        Space::Shared => Symbol::Shared(self.shared.get(&v.name).copied().unwrap_or(0)),
+                        Space::Local => Symbol::Local(self.local(v.bytes(), v.align, v.at)?),
+                        _ => Symbol::CallParam(self.local(v.bytes(), v.align, v.at)?, v.bytes() as u32),
+                    };
+                    self.scopes[current].symbols.insert(v.name.clone(), symbol);
+                }
+                Statement::BranchTargets(name, targets) => {
+                    self.scopes[current].tables.insert(name.clone(), targets.clone());
+                }
+                Statement::Instruction(_) => pc += 1,
+                Statement::Loc(..) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn find<T>(&self, look: impl Fn(&Scope) -> Option<T>) -> Option<T> {
+        let mut scope = Some(self.scope);
+        while let Some(s) = scope {
+            if let Some(found) = look(&self.scopes[s]) {
+                return Some(found);
+            }
+            scope = self.scopes[s].parent;
+        }
+        None
+    }
+
+    /// Resolves a name, giving a declared register its index on first use.
+    fn resolve(&mut self, name: &str) -> Option<Symbol> {
+        let mut scope = Some(self.scope);
+        while let Some(s) = scope {
+            if let Some(symbol) = self.scopes[s].symbols.get(name) {
+                return Some(*symbol);
+            }
+            let split = name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+            let declared = self.scopes[s].singles.get(name).copied().or_else(|| {
+                let (prefix, digits) = name.split_at(split);
+                let index: u32 = digits.parse().ok()?;
+                if digits.len() > 1 && digits.starts_with('0') {
+                    return None;
+                }
+                self.scopes[s].ranges.iter().find(|(p, n, _)| p == prefix && index < *n).map(|r| r.2)
+            });
+            // A prefix may itself end in digits (`r1_<4>` does not, `f2<4>` does): try every split.
+            let declared = declared.or_else(|| {
+                self.scopes[s].ranges.iter().find_map(|(p, n, ty)| {
+                    let index: u32 = name.strip_prefix(p.as_str())?.parse().ok()?;
+                    (index < *n).then_some(*ty)
+                })
+            });
+            if let Some(ty) = declared {
+                let symbol = Symbol::Register(self.register(name, ty), ty);
+                self.scopes[s].symbols.insert(name.to_owned(), symbol);
+                return Some(symbol);
+            }
+            scope = self.scopes[s].parent;
+        }
+        if let Some(offset) = self.shared.get(name) {
+            return Some(Symbol::Shared(*offset));
+        }
+        self.globals.get(name).map(|a| Symbol::Global(*a))
+    }
+
+    fn label(&self, name: &str) -> Option<u32> {
+        self.find(|s| s.labels.get(name).copied())
+    }
+
+    fn table(&self, name: &str) -> Option<Vec<String>> {
+        self.find(|s| s.tables.get(name).cloned())
+    }
+}
+
+/// Copies that hand values over a call.
+fn copy(from: CallValue, to: FormalSlot) -> Option<crate::isa::CallCopy> {
+    use crate::isa::CallCopy;
+    match (from, to) {
+        (CallValue::Bytes(at, len), FormalSlot::Bytes { at: to, len: to_len }) if len == to_len => {
+            Some(CallCopy::Bytes { from: at, to, len })
+        }
+        (CallValue::Source(from), FormalSlot::Register(to)) => Some(CallCopy::Value { from, to }),
+        _ => None,
+    }
+}
+
+/// An actual argument or the receiver of a return value.
+#[derive(Clone, Copy)]
+enum CallValue {
+    Bytes(u32, u32),
+    Source(Src),
+}

@@ -1,0 +1,125 @@
+//! What can go wrong: text that is not PTX, a launch that no GPU would take, a kernel that misbehaves.
+
+use crate::ast::Position;
+use std::fmt;
+
+/// PTX that could not be read, with the place in its text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("PTX line {}, column {}: {message}", at.line, at.column)]
+pub struct ParseError {
+    /// Where.
+    pub at: Position,
+    /// What, in one sentence.
+    pub message: String,
+}
+
+/// The kind of a [`Fault`]: what a test asserts on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FaultKind {
+    /// The launch exceeds a limit or does not fit the entry.
+    Launch,
+    /// An access outside of every allocation.
+    OutOfBounds,
+    /// An access that is not aligned to its size.
+    Misaligned,
+    /// A read of global memory, shared memory or a register that nothing wrote.
+    Uninitialized,
+    /// Two unordered accesses to the same shared memory, one of them a write.
+    Race,
+    /// A generic write and an access through the async proxy with no proxy fence between them.
+    ProxyOrder,
+    /// A register of a `wgmma` in flight was touched, or `wgmma.fence` is missing.
+    WgmmaRegister,
+    /// A tensor map was changed while in use, or used without the fence that orders its change.
+    TensorMap,
+    /// More arrivals than a phase of an mbarrier expects.
+    OverArrival,
+    /// Bytes that an mbarrier expects and bytes that arrive differ.
+    TransactionCount,
+    /// An mbarrier used before its initialization (or its fence), or initialized twice.
+    BarrierInit,
+    /// Shared memory of a CTA that has exited.
+    PeerExited,
+    /// A CTA exits with asynchronous work in flight.
+    WorkInFlight,
+    /// Nothing can run any more.
+    Deadlock,
+    /// Threads of a warp that an instruction needs together are not together.
+    Divergence,
+    /// An operand value that the instruction does not allow.
+    BadOperand,
+    /// `trap`
+    Trap,
+    /// More instructions than [`crate::Options::instruction_limit`].
+    InstructionLimit,
+}
+
+/// A place in a running kernel: the instruction, its source line and who ran it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Line of the PTX text.
+    pub line: u32,
+    /// Source file and line from `.file` and `.loc`, when the module has them.
+    pub source: Option<(String, u32)>,
+    /// The opcode.
+    pub opcode: String,
+    /// CTA (linear index in the grid).
+    pub cta: u32,
+    /// Warp in the CTA.
+    pub warp: u32,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((file, line)) = &self.source {
+            write!(f, "{file}:{line} ")?;
+        }
+        write!(f, "`{}` (PTX line {}, CTA {}, warp {})", self.opcode, self.line, self.cta, self.warp)
+    }
+}
+
+/// A kernel that misbehaved, or a launch that was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Fault {
+    /// What happened.
+    pub kind: FaultKind,
+    /// One sentence with the values involved.
+    pub message: String,
+    /// The instruction that was running.
+    pub at: Option<Place>,
+    /// The other side, when there is one.
+    pub other: Option<Place>,
+    /// More lines: the barriers involved, what every warp waits for.
+    pub notes: Vec<String>,
+}
+
+impl Fault {
+    pub(crate) fn new(kind: FaultKind, message: impl Into<String>) -> Fault {
+        Fault { kind, message: message.into(), at: None, other: None, notes: Vec::new() }
+    }
+
+    pub(crate) fn launch(message: impl Into<String>) -> Fault {
+        Fault::new(FaultKind::Launch, message)
+    }
+
+    pub(crate) fn note(mut self, note: impl Into<String>) -> Fault {
+        self.notes.push(note.into());
+        self
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.kind, self.message)?;
+        if let Some(at) = &self.at {
+            write!(f, "\n  at    {at}")?;
+        }
+        if let Some(other) = &self.other {
+            write!(f, "\n  other {other}")?;
+        }
+        for note in &self.notes {
+            write!(f, "\n  note  {note}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,202 @@
+//! Global memory: allocations at 64-bit addresses, each with the bytes that were ever written.
+
+use crate::error::{Fault, FaultKind};
+
+/// One bit per byte: whether it was written.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Written {
+    bits: Vec<u64>,
+}
+
+impl Written {
+    pub(crate) fn new(bytes: usize) -> Written {
+        Written { bits: vec![0; bytes.div_ceil(64)] }
+    }
+
+    pub(crate) fn set(&mut self, start: usize, len: usize) {
+        let mut at = start;
+        let end = start + len;
+        while at < end {
+            let bit = at % 64;
+            let n = (64 - bit).min(end - at);
+            let mask = if n == 64 { u64::MAX } else { ((1u64 << n) - 1) << bit };
+            self.bits[at / 64] |= mask;
+            at += n;
+        }
+    }
+
+    /// The first byte of the range that was never written.
+    pub(crate) fn first_missing(&self, start: usize, len: usize) -> Option<usize> {
+        let mut at = start;
+        let end = start + len;
+        while at < end {
+            let bit = at % 64;
+            let n = (64 - bit).min(end - at);
+            let mask = if n == 64 { u64::MAX } else { ((1u64 << n) - 1) << bit };
+            let missing = !self.bits[at / 64] & mask;
+            if missing != 0 {
+                return Some(at - bit + missing.trailing_zeros() as usize);
+            }
+            at += n;
+        }
+        None
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Allocation {
+    base: u64,
+    bytes: Vec<u8>,
+    written: Written,
+}
+
+/// Addresses at which the windows of other spaces start in the generic address space.
+pub(crate) const SHARED_WINDOW: u64 = 0x7e00_0000_0000;
+pub(crate) const LOCAL_WINDOW: u64 = 0x7d00_0000_0000;
+pub(crate) const PARAM_WINDOW: u64 = 0x7c00_0000_0000;
+pub(crate) const WINDOW_BYTES: u64 = 0x0100_0000_0000;
+/// Where the variables of modules are placed.
+pub(crate) const MODULE_WINDOW: u64 = 0x6000_0000_0000;
+
+const FIRST_ADDRESS: u64 = 0x1_0000_0000;
+/// Allocations are this far apart at least, so that an overrun hits nothing.
+const GUARD: u64 = 4096;
+
+/// The global memory of the simulated device.
+///
+/// ```
+/// let mut memory = oxigemm_sim::Memory::new();
+/// let x = memory.allocate_with(&1.5f32.to_le_bytes());
+/// assert_eq!(memory.read(x, 4).unwrap(), 1.5f32.to_le_bytes());
+/// assert!(memory.read(x + 4, 4).is_err());
+/// ```
+#[derive(Clone, Debug)]
+pub struct Memory {
+    /// Sorted by base address.
+    allocations: Vec<Allocation>,
+    next: u64,
+    hint: usize,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Memory::new()
+    }
+}
+
+impl Memory {
+    /// An empty memory.
+    pub fn new() -> Memory {
+        Memory { allocations: Vec::new(), next: FIRST_ADDRESS, hint: 0 }
+    }
+
+    /// Allocates `bytes` bytes, aligned to 512, that count as uninitialized until written.
+    pub fn allocate(&mut self, bytes: usize) -> u64 {
+        let base = self.next;
+        self.next += (bytes as u64 + GUARD).div_ceil(512) * 512;
+        self.insert(base, bytes);
+        base
+    }
+
+    /// Allocates and fills a buffer.
+    pub fn allocate_with(&mut self, contents: &[u8]) -> u64 {
+        let base = self.allocate(contents.len());
+        self.hint = self.allocations.iter().position(|a| a.base == base).unwrap_or(0);
+        let a = &mut self.allocations[self.hint];
+        a.bytes.copy_from_slice(contents);
+        a.written.set(0, contents.len());
+        base
+    }
+
+    fn insert(&mut self, base: u64, bytes: usize) {
+        let at = self.allocations.partition_point(|a| a.base < base);
+        self.allocations.insert(at, Allocation { base, bytes: vec![0; bytes], written: Written::new(bytes) });
+    }
+
+    /// Places a module's variable at its fixed address, once.
+    pub(crate) fn place(&mut self, base: u64, bytes: usize, init: Option<&[u8]>) {
+        if self.allocations.iter().any(|a| a.base == base) {
+            return;
+        }
+        self.insert(base, bytes);
+        let at = self.allocations.partition_point(|a| a.base < base);
+        let a = &mut self.allocations[at];
+        if let Some(init) = init {
+            a.bytes[..init.len()].copy_from_slice(init);
+        }
+        // A variable without an initializer is zero.
+        a.written.set(0, bytes);
+    }
+
+    /// Frees the allocation that starts at `address`.
+    pub fn free(&mut self, address: u64) -> Result<(), Fault> {
+        match self.allocations.iter().position(|a| a.base == address) {
+            Some(i) => {
+                self.allocations.remove(i);
+                Ok(())
+            }
+            None => Err(Fault::new(FaultKind::OutOfBounds, format!("{address:#x} is not the start of an allocation"))),
+        }
+    }
+
+    fn find(&mut self, address: u64, len: usize) -> Result<(usize, usize), Fault> {
+        let inside = |a: &Allocation| {
+            address >= a.base
+                && address - a.base <= a.bytes.len() as u64
+                && len as u64 <= a.bytes.len() as u64 - (address - a.base)
+        };
+        if let Some(a) = self.allocations.get(self.hint)
+            && inside(a)
+        {
+            return Ok((self.hint, (address - a.base) as usize));
+        }
+        let at = self.allocations.partition_point(|a| a.base <= address);
+        if at > 0 && inside(&self.allocations[at - 1]) {
+            self.hint = at - 1;
+            return Ok((at - 1, (address - self.allocations[at - 1].base) as usize));
+        }
+        let near = match at.checked_sub(1).map(|i| &self.allocations[i]) {
+            Some(a) if address - a.base < a.bytes.len() as u64 + GUARD => {
+                format!("it is {} bytes into an allocation of {}", address - a.base, a.bytes.len())
+            }
+            _ => "no allocation is near".to_owned(),
+        };
+        Err(Fault::new(
+            FaultKind::OutOfBounds,
+            format!("global access of {len} bytes at {address:#x} is out of bounds: {near}"),
+        ))
+    }
+
+    /// Bytes at an address, for the host.
+    pub fn read(&mut self, address: u64, len: usize) -> Result<&[u8], Fault> {
+        let (i, at) = self.find(address, len)?;
+        Ok(&self.allocations[i].bytes[at..at + len])
+    }
+
+    /// Writes bytes from the host.
+    pub fn write(&mut self, address: u64, contents: &[u8]) -> Result<(), Fault> {
+        let (i, at) = self.find(address, contents.len())?;
+        let a = &mut self.allocations[i];
+        a.bytes[at..at + contents.len()].copy_from_slice(contents);
+        a.written.set(at, contents.len());
+        Ok(())
+    }
+
+    /// Whether a range lies inside one allocation.
+    pub fn contains(&mut self, address: u64, len: usize) -> bool {
+        self.find(address, len).is_ok()
+    }
+
+    /// Reads for the device; with `check`, a byte that nothing wrote is a fault.
+    pub(crate) fn load(&mut self, address: u64, len: usize, check: bool) -> Result<&[u8], Fault> {
+        let (i, at) = self.find(address, len)?;
+        let a = &self.allocations[i];
+        if check && let Some(missing) = a.written.first_missing(at, len) {
+            return Err(Fault::new(
+                FaultKind::Uninitialized,
+                format!("global byte {:#x} is read and was never written", a.base + missing as u64),
+            ));
+        }
+        Ok(&a.bytes[at..at + len])
+    }
+}

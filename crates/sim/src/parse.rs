@@ -1,0 +1,858 @@
+//! From PTX text to the syntax tree.
+//!
+//! A hand-written recursive descent over bytes. It never indexes past the end, every loop consumes
+//! input, and nesting is bounded, so that no input panics or hangs it.
+
+use crate::ast::*;
+use crate::error::ParseError;
+
+/// Deepest nesting of `{ }` and of operands.
+const MAX_DEPTH: usize = 64;
+/// Most registers that one `name<count>` may declare.
+const MAX_REGISTERS: u32 = 1 << 20;
+
+pub(crate) struct Parser<'a> {
+    text: &'a [u8],
+    at: usize,
+    line: u32,
+    line_start: usize,
+}
+
+type Result<T> = std::result::Result<T, ParseError>;
+
+impl<'a> Parser<'a> {
+    pub(crate) fn new(text: &'a str) -> Self {
+        Parser { text: text.as_bytes(), at: 0, line: 1, line_start: 0 }
+    }
+
+    fn position(&self) -> Position {
+        Position { line: self.line, column: (self.at - self.line_start + 1) as u32 }
+    }
+
+    fn error<T>(&self, message: impl Into<String>) -> Result<T> {
+        Err(ParseError { at: self.position(), message: message.into() })
+    }
+
+    fn peek(&self) -> u8 {
+        self.text.get(self.at).copied().unwrap_or(0)
+    }
+
+    fn peek_at(&self, ahead: usize) -> u8 {
+        self.text.get(self.at + ahead).copied().unwrap_or(0)
+    }
+
+    fn bump(&mut self) {
+        if self.at < self.text.len() {
+            if self.text[self.at] == b'\n' {
+                self.line += 1;
+                self.line_start = self.at + 1;
+            }
+            self.at += 1;
+        }
+    }
+
+    fn skip_space(&mut self) {
+        loop {
+            match self.peek() {
+                b' ' | b'\t' | b'\r' | b'\n' => self.bump(),
+                b'/' if self.peek_at(1) == b'/' => {
+                    while self.at < self.text.len() && self.peek() != b'\n' {
+                        self.bump();
+                    }
+                }
+                b'/' if self.peek_at(1) == b'*' => {
+                    self.bump();
+                    self.bump();
+                    while self.at < self.text.len() && !(self.peek() == b'*' && self.peek_at(1) == b'/') {
+                        self.bump();
+                    }
+                    self.bump();
+                    self.bump();
+                }
+                // Line markers of a preprocessor.
+                b'#' => {
+                    while self.at < self.text.len() && self.peek() != b'\n' {
+                        self.bump();
+                    }
+                }
+                // A terminating NUL is how the driver takes a module.
+                0 if self.at < self.text.len() => self.bump(),
+                _ => return,
+            }
+        }
+    }
+
+    fn at_end(&mut self) -> bool {
+        self.skip_space();
+        self.at >= self.text.len()
+    }
+
+    fn eat(&mut self, c: u8) -> bool {
+        self.skip_space();
+        if self.at < self.text.len() && self.peek() == c {
+            self.bump();
+            true
+        } else {
+            false
+        }
+    }
+
+    fn expect(&mut self, c: u8) -> Result<()> {
+        if self.eat(c) { Ok(()) } else { self.error(format!("expected `{}`, found {}", c as char, self.found())) }
+    }
+
+    fn found(&self) -> String {
+        if self.at >= self.text.len() {
+            "the end of the text".into()
+        } else {
+            let rest = &self.text[self.at..(self.at + 12).min(self.text.len())];
+            let word: String =
+                String::from_utf8_lossy(rest).chars().take_while(|c| !c.is_whitespace()).collect();
+            format!("`{word}`")
+        }
+    }
+
+    fn is_name_start(c: u8) -> bool {
+        c.is_ascii_alphabetic() || matches!(c, b'_' | b'$' | b'%')
+    }
+
+    fn is_name(c: u8) -> bool {
+        c.is_ascii_alphanumeric() || matches!(c, b'_' | b'$')
+    }
+
+    fn word(&mut self) -> String {
+        let start = self.at;
+        while Self::is_name(self.peek()) {
+            self.bump();
+        }
+        String::from_utf8_lossy(&self.text[start..self.at]).into_owned()
+    }
+
+    fn name(&mut self) -> Result<String> {
+        self.skip_space();
+        if !Self::is_name_start(self.peek()) {
+            return self.error(format!("expected a name, found {}", self.found()));
+        }
+        let start = self.at;
+        self.bump();
+        while Self::is_name(self.peek()) {
+            self.bump();
+        }
+        Ok(String::from_utf8_lossy(&self.text[start..self.at]).into_owned())
+    }
+
+    /// A modifier after its dot: letters, digits and `::`.
+    fn modifier(&mut self) -> Result<String> {
+        let start = self.at;
+        loop {
+            if Self::is_name(self.peek()) {
+                self.bump();
+            } else if self.peek() == b':' && self.peek_at(1) == b':' {
+                self.bump();
+                self.bump();
+            } else {
+                break;
+            }
+        }
+        if self.at == start {
+            return self.error("expected a modifier after `.`");
+        }
+        Ok(String::from_utf8_lossy(&self.text[start..self.at]).into_owned())
+    }
+
+    fn directive(&mut self) -> Result<String> {
+        self.expect(b'.')?;
+        self.modifier()
+    }
+
+    fn string(&mut self) -> Result<String> {
+        self.expect(b'"')?;
+        let start = self.at;
+        while self.at < self.text.len() && self.peek() != b'"' {
+            self.bump();
+        }
+        let s = String::from_utf8_lossy(&self.text[start..self.at]).into_owned();
+        self.expect(b'"')?;
+        Ok(s)
+    }
+
+    /// A number: integer in four bases, decimal float, or the exact `0f`/`0d` forms.
+    fn number(&mut self) -> Result<Operand> {
+        self.skip_space();
+        if !self.peek().is_ascii_digit() {
+            return self.error(format!("expected a number, found {}", self.found()));
+        }
+        if self.peek() == b'0' && matches!(self.peek_at(1), b'f' | b'F' | b'd' | b'D' | b'x' | b'X' | b'b' | b'B')
+        {
+            let kind = self.peek_at(1).to_ascii_lowercase();
+            self.bump();
+            self.bump();
+            let word = self.word();
+            let digits = word.trim_end_matches(['U', 'u']);
+            let radix = if kind == b'b' { 2 } else { 16 };
+            let Ok(value) = u64::from_str_radix(digits, radix) else {
+                return self.error(format!("`{word}` is not a 64-bit number"));
+            };
+            return match kind {
+                b'f' if digits.len() == 8 => Ok(Operand::F32Bits(value as u32)),
+                b'd' if digits.len() == 16 => Ok(Operand::F64Bits(value)),
+                b'f' | b'd' => self.error("an exact float takes 8 digits after 0f and 16 after 0d"),
+                _ => Ok(Operand::Int(i128::from(value))),
+            };
+        }
+        let start = self.at;
+        while self.peek().is_ascii_digit() {
+            self.bump();
+        }
+        let mut float = false;
+        if self.peek() == b'.' && self.peek_at(1).is_ascii_digit() {
+            float = true;
+            self.bump();
+            while self.peek().is_ascii_digit() {
+                self.bump();
+            }
+        }
+        if matches!(self.peek(), b'e' | b'E')
+            && (self.peek_at(1).is_ascii_digit()
+                || (matches!(self.peek_at(1), b'+' | b'-') && self.peek_at(2).is_ascii_digit()))
+        {
+            float = true;
+            self.bump();
+            self.bump();
+            while self.peek().is_ascii_digit() {
+                self.bump();
+            }
+        }
+        let text = std::str::from_utf8(&self.text[start..self.at]).unwrap_or("");
+        if float {
+            return match text.parse() {
+                Ok(v) => Ok(Operand::Float(v)),
+                Err(_) => self.error(format!("`{text}` is not a number")),
+            };
+        }
+        let parsed = if text.len() > 1 && text.starts_with('0') {
+            u64::from_str_radix(&text[1..], 8)
+        } else {
+            text.parse()
+        };
+        match parsed {
+            Ok(v) => {
+                if matches!(self.peek(), b'U' | b'u') {
+                    self.bump();
+                }
+                Ok(Operand::Int(i128::from(v)))
+            }
+            Err(_) => self.error(format!("`{text}` is not a 64-bit number")),
+        }
+    }
+
+    fn signed(&mut self) -> Result<i64> {
+        let negative = self.eat(b'-');
+        match self.number()? {
+            Operand::Int(v) => Ok(if negative { (v as i64).wrapping_neg() } else { v as i64 }),
+            _ => self.error("expected an integer"),
+        }
+    }
+
+    fn unsigned32(&mut self) -> Result<u32> {
+        match self.number()? {
+            Operand::Int(v) if (0..=i128::from(u32::MAX)).contains(&v) => Ok(v as u32),
+            _ => self.error("expected a 32-bit unsigned integer"),
+        }
+    }
+
+    // ---------------------------------------------------------------- module scope
+
+    pub(crate) fn module(mut self) -> Result<ModuleAst> {
+        let mut module = ModuleAst::default();
+        let mut seen_version = false;
+        while !self.at_end() {
+            if self.eat(b';') {
+                continue;
+            }
+            let start = (self.at, self.line, self.line_start);
+            let directive = self.directive()?;
+            match directive.as_str() {
+                "version" => {
+                    seen_version = true;
+                    module.version = match self.number()? {
+                        Operand::Float(v) => {
+                            (v as u32, (v.fract() * 10.0).round() as u32)
+                        }
+                        Operand::Int(v) => (v as u32, 0),
+                        _ => return self.error("expected a version such as 8.3"),
+                    };
+                }
+                "target" => {
+                    module.target = self.name()?;
+                    while self.eat(b',') {
+                        self.name()?;
+                    }
+                }
+                "address_size" => {
+                    if self.unsigned32()? != 64 {
+                        return self.error("only `.address_size 64` is supported");
+                    }
+                }
+                "file" => {
+                    let number = self.unsigned32()?;
+                    let name = self.string()?;
+                    if self.eat(b',') {
+                        self.unsigned32()?;
+                        self.expect(b',')?;
+                        self.unsigned32()?;
+                    }
+                    module.files.insert(number, name);
+                }
+                "section" => self.skip_section()?,
+                "pragma" | "alias" => self.skip_to_semicolon()?,
+                _ => {
+                    (self.at, self.line, self.line_start) = start;
+                    self.declaration(&mut module)?;
+                }
+            }
+        }
+        if !seen_version {
+            return self.error("the text has no `.version`: it is not a PTX module");
+        }
+        Ok(module)
+    }
+
+    fn skip_to_semicolon(&mut self) -> Result<()> {
+        while self.at < self.text.len() && self.peek() != b';' {
+            self.bump();
+        }
+        self.expect(b';')
+    }
+
+    fn skip_section(&mut self) -> Result<()> {
+        while self.at < self.text.len() && self.peek() != b'{' {
+            self.bump();
+        }
+        self.expect(b'{')?;
+        let mut depth = 1;
+        while depth > 0 {
+            match self.peek() {
+                b'{' => depth += 1,
+                b'}' => depth -= 1,
+                0 if self.at >= self.text.len() => return self.error("the section is not closed"),
+                _ => {}
+            }
+            self.bump();
+        }
+        Ok(())
+    }
+
+    fn declaration(&mut self, module: &mut ModuleAst) -> Result<()> {
+        let mut external = false;
+        loop {
+            let before = (self.at, self.line, self.line_start);
+            let at = self.position();
+            match self.directive()?.as_str() {
+                "visible" | "weak" | "common" => {}
+                "extern" => external = true,
+                "entry" => {
+                    let f = self.function(true, at)?;
+                    module.functions.push(f);
+                    return Ok(());
+                }
+                "func" => {
+                    let f = self.function(false, at)?;
+                    module.functions.push(f);
+                    return Ok(());
+                }
+                "global" | "shared" | "const" | "shared::cta" => {
+                    (self.at, self.line, self.line_start) = before;
+                    self.variables(external, &mut module.variables)?;
+                    return Ok(());
+                }
+                other => {
+                    (self.at, self.line, self.line_start) = before;
+                    return self.error(format!("`.{other}` is not supported at module scope"));
+                }
+            }
+        }
+    }
+
+    /// `.space {.align n} .type name{[n]} {= init} {, name ...};`
+    fn variables(&mut self, external: bool, out: &mut Vec<Variable>) -> Result<()> {
+        let space = match self.directive()?.as_str() {
+            "global" => Space::Global,
+            "shared" | "shared::cta" => Space::Shared,
+            "const" => Space::Const,
+            "local" => Space::Local,
+            "param" => Space::Param,
+            other => return self.error(format!("`.{other}` is not a state space")),
+        };
+        let (align, element) = self.align_and_type()?;
+        loop {
+            let mut v = self.declarator(space, align, element)?;
+            v.external = external;
+            if self.eat(b'=') {
+                v.init = Some(self.initializer(&v)?);
+            }
+            out.push(v);
+            if !self.eat(b',') {
+                break;
+            }
+        }
+        self.expect(b';')
+    }
+
+    /// The alignment (default: the element size) and the element size.
+    fn align_and_type(&mut self) -> Result<(u64, u64)> {
+        let mut align = 0;
+        let mut width = 1;
+        loop {
+            match self.directive()?.as_str() {
+                "align" => {
+                    align = u64::from(self.unsigned32()?);
+                    if !align.is_power_of_two() || align > 1 << 20 {
+                        return self.error("an alignment is a power of two");
+                    }
+                }
+                "v2" => width = 2,
+                "v4" => width = 4,
+                "ptr" | "attribute" | "managed" => return self.error("the attribute is not supported here"),
+                ty => {
+                    let Some(bytes) = crate::types::type_bytes(ty) else {
+                        return self.error(format!("`.{ty}` is not a type"));
+                    };
+                    let element = bytes * width;
+                    return Ok((if align == 0 { element } else { align }, element));
+                }
+            }
+        }
+    }
+
+    fn declarator(&mut self, space: Space, align: u64, element: u64) -> Result<Variable> {
+        self.skip_space();
+        let at = self.position();
+        let name = self.name()?;
+        let mut count = 1u64;
+        while self.eat(b'[') {
+            if self.eat(b']') {
+                count = 0;
+                continue;
+            }
+            let n = self.signed()?;
+            self.expect(b']')?;
+            if n < 0 || n > 1 << 32 {
+                return self.error("the array is too large");
+            }
+            count = count.saturating_mul(n as u64);
+        }
+        Ok(Variable { space, name, align, element, count, external: false, init: None, at })
+    }
+
+    fn initializer(&mut self, v: &Variable) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let braces = self.eat(b'{');
+        let mut depth = usize::from(braces);
+        loop {
+            while self.eat(b'{') {
+                depth += 1;
+                if depth > MAX_DEPTH {
+                    return self.error("the initializer is nested too deeply");
+                }
+            }
+            self.skip_space();
+            let negative = self.eat(b'-');
+            if Self::is_name_start(self.peek()) {
+                return self.error("a symbol as an initial value is not supported");
+            }
+            let value = match self.number()? {
+                Operand::Int(i) => (if negative { -i } else { i }) as u64,
+                Operand::F32Bits(b) => u64::from(b),
+                Operand::F64Bits(b) => b,
+                Operand::Float(f) => {
+                    let f = if negative { -f } else { f };
+                    if v.element == 8 { f.to_bits() } else { u64::from((f as f32).to_bits()) }
+                }
+                _ => return self.error("expected a constant"),
+            };
+            bytes.extend_from_slice(&value.to_le_bytes()[..(v.element as usize).min(8)]);
+            while depth > 0 && self.eat(b'}') {
+                depth -= 1;
+            }
+            if depth == 0 || !self.eat(b',') {
+                break;
+            }
+        }
+        if depth != 0 {
+            return self.error("the initializer is not closed");
+        }
+        if v.count != 0 && bytes.len() as u64 > v.bytes() {
+            return self.error("more initial values than elements");
+        }
+        Ok(bytes)
+    }
+
+    // ---------------------------------------------------------------- functions
+
+    fn function(&mut self, entry: bool, at: Position) -> Result<Function> {
+        let mut returns = Vec::new();
+        self.skip_space();
+        if !entry && self.peek() == b'(' {
+            returns = self.formals()?;
+        }
+        let name = self.name()?;
+        let mut f = Function {
+            name,
+            entry,
+            params: Vec::new(),
+            returns,
+            threads: None,
+            cluster: None,
+            body: None,
+            at,
+        };
+        self.skip_space();
+        if self.peek() == b'(' {
+            f.params = self.formals()?;
+        }
+        loop {
+            self.skip_space();
+            match self.peek() {
+                b'.' => {
+                    let d = self.directive()?;
+                    match d.as_str() {
+                        "reqntid" | "maxntid" => f.threads = Some((self.triple()?, d == "reqntid")),
+                        "reqnctapercluster" => f.cluster = Some(self.triple()?),
+                        "minnctapersm" | "maxnctapersm" | "maxnreg" | "maxclusterrank" => {
+                            self.unsigned32()?;
+                        }
+                        "explicitcluster" | "noreturn" | "blocksareclusters" => {}
+                        "pragma" => self.skip_to_semicolon()?,
+                        other => return self.error(format!("`.{other}` is not supported on a function")),
+                    }
+                }
+                b';' => {
+                    self.bump();
+                    return Ok(f);
+                }
+                b'{' => {
+                    self.bump();
+                    f.body = Some(self.body()?);
+                    return Ok(f);
+                }
+                _ => return self.error(format!("expected a body or `;`, found {}", self.found())),
+            }
+        }
+    }
+
+    fn triple(&mut self) -> Result<[u32; 3]> {
+        let mut t = [1; 3];
+        t[0] = self.unsigned32()?;
+        for slot in &mut t[1..] {
+            if self.eat(b',') {
+                *slot = self.unsigned32()?;
+            }
+        }
+        Ok(t)
+    }
+
+    fn formals(&mut self) -> Result<Vec<Formal>> {
+        self.expect(b'(')?;
+        let mut list = Vec::new();
+        if self.eat(b')') {
+            return Ok(list);
+        }
+        loop {
+            match self.directive()?.as_str() {
+                "param" => {
+                    let mut align = 0;
+                    let element = loop {
+                        match self.directive()?.as_str() {
+                            "align" => {
+                                // The alignment of a pointee (`.ptr .align 16`) comes before the name and
+                                // says nothing about the parameter itself.
+                                align = u64::from(self.unsigned32()?);
+                            }
+                            ty => match crate::types::type_bytes(ty) {
+                                Some(b) => break b,
+                                None => return self.error(format!("`.{ty}` is not a type")),
+                            },
+                        }
+                    };
+                    self.skip_space();
+                    while self.peek() == b'.' {
+                        let attribute = self.directive()?;
+                        if attribute == "align" {
+                            self.unsigned32()?;
+                        }
+                        self.skip_space();
+                    }
+                    if align == 0 {
+                        align = element;
+                    }
+                    if !align.is_power_of_two() || align > 4096 {
+                        return self.error("an alignment is a power of two");
+                    }
+                    list.push(Formal::Param(self.declarator(Space::Param, align, element)?));
+                }
+                "reg" => {
+                    let ty = self.directive()?;
+                    list.push(Formal::Register(self.name()?, ty));
+                }
+                other => return self.error(format!("`.{other}` cannot declare a parameter")),
+            }
+            if !self.eat(b',') {
+                break;
+            }
+        }
+        self.expect(b')')?;
+        Ok(list)
+    }
+
+    fn body(&mut self) -> Result<Vec<Statement>> {
+        let mut out = Vec::new();
+        let mut depth = 0;
+        loop {
+            self.skip_space();
+            if self.at >= self.text.len() {
+                return self.error("the body is not closed");
+            }
+            match self.peek() {
+                b';' => self.bump(),
+                b'{' => {
+                    self.bump();
+                    depth += 1;
+                    if depth > MAX_DEPTH {
+                        return self.error("blocks are nested too deeply");
+                    }
+                    out.push(Statement::Open);
+                }
+                b'}' => {
+                    self.bump();
+                    if depth == 0 {
+                        return Ok(out);
+                    }
+                    depth -= 1;
+                    out.push(Statement::Close);
+                }
+                b'.' => self.body_directive(&mut out)?,
+                b'@' => {
+                    self.bump();
+                    let negate = self.eat(b'!');
+                    let name = self.name()?;
+                    self.skip_space();
+                    let i = self.instruction(Some((name, negate)))?;
+                    out.push(Statement::Instruction(i));
+                }
+                c if Self::is_name_start(c) => self.label_or_instruction(&mut out)?,
+                _ => return self.error(format!("expected a statement, found {}", self.found())),
+            }
+        }
+    }
+
+    fn label_or_instruction(&mut self, out: &mut Vec<Statement>) -> Result<()> {
+        let start = (self.at, self.line, self.line_start);
+        let at = self.position();
+        let name = self.name()?;
+        self.skip_space();
+        if self.peek() == b':' && self.peek_at(1) != b':' {
+            self.bump();
+            self.skip_space();
+            if self.text[self.at..].starts_with(b".branchtargets") {
+                self.directive()?;
+                let mut targets = vec![self.name()?];
+                while self.eat(b',') {
+                    targets.push(self.name()?);
+                }
+                self.expect(b';')?;
+                out.push(Statement::BranchTargets(name, targets));
+            } else if self.text[self.at..].starts_with(b".callprototype") {
+                self.skip_to_semicolon()?;
+            } else {
+                out.push(Statement::Label(name, at));
+            }
+            return Ok(());
+        }
+        (self.at, self.line, self.line_start) = start;
+        let i = self.instruction(None)?;
+        out.push(Statement::Instruction(i));
+        Ok(())
+    }
+
+    fn body_directive(&mut self, out: &mut Vec<Statement>) -> Result<()> {
+        let start = (self.at, self.line, self.line_start);
+        let at = self.position();
+        match self.directive()?.as_str() {
+            "reg" => {
+                let mut ty = self.directive()?;
+                if ty == "v2" || ty == "v4" {
+                    return self.error("vector registers are not supported");
+                }
+                if ty == "b128" {
+                    ty = "b128".into();
+                }
+                loop {
+                    let name = self.name()?;
+                    let count = if self.eat(b'<') {
+                        let n = self.unsigned32()?;
+                        if n > MAX_REGISTERS {
+                            return self.error("too many registers in one declaration");
+                        }
+                        self.expect(b'>')?;
+                        Some(n)
+                    } else {
+                        None
+                    };
+                    out.push(Statement::Register { ty: ty.clone(), name, count, at });
+                    if !self.eat(b',') {
+                        break;
+                    }
+                }
+                self.expect(b';')
+            }
+            "shared" | "local" | "param" | "shared::cta" => {
+                (self.at, self.line, self.line_start) = start;
+                let mut list = Vec::new();
+                self.variables(false, &mut list)?;
+                out.extend(list.into_iter().map(Statement::Variable));
+                Ok(())
+            }
+            "loc" => {
+                let file = self.unsigned32()?;
+                let line = self.unsigned32()?;
+                self.unsigned32()?;
+                if self.eat(b',') {
+                    // `function_name label {+imm}, inlined_at file line column`
+                    let here = self.line;
+                    while self.at < self.text.len() && self.line == here {
+                        self.bump();
+                    }
+                }
+                out.push(Statement::Loc(file, line));
+                Ok(())
+            }
+            "pragma" => self.skip_to_semicolon(),
+            other => self.error(format!("`.{other}` is not supported in a body")),
+        }
+    }
+
+    fn instruction(&mut self, guard: Option<(String, bool)>) -> Result<Instruction> {
+        self.skip_space();
+        let at = self.position();
+        if !self.peek().is_ascii_alphabetic() {
+            return self.error(format!("expected an instruction, found {}", self.found()));
+        }
+        let mut opcode = vec![self.word()];
+        while self.peek() == b'.' {
+            self.bump();
+            opcode.push(self.modifier()?);
+        }
+        let mut operands = Vec::new();
+        self.skip_space();
+        if self.peek() != b';' {
+            loop {
+                operands.push(self.operand(0)?);
+                if !self.eat(b',') {
+                    break;
+                }
+            }
+        }
+        self.expect(b';')?;
+        Ok(Instruction { guard, opcode, operands, at })
+    }
+
+    fn operand(&mut self, depth: usize) -> Result<Operand> {
+        if depth > MAX_DEPTH {
+            return self.error("operands are nested too deeply");
+        }
+        self.skip_space();
+        let first = match self.peek() {
+            b'{' => {
+                self.bump();
+                Operand::Vector(self.operands_until(b'}', depth)?)
+            }
+            b'(' => {
+                self.bump();
+                Operand::List(self.operands_until(b')', depth)?)
+            }
+            b'[' => {
+                self.bump();
+                return self.address(depth);
+            }
+            b'!' => {
+                self.bump();
+                Operand::Not(Box::new(self.operand(depth + 1)?))
+            }
+            b'-' => {
+                self.bump();
+                match self.number()? {
+                    Operand::Int(v) => Operand::Int(-v),
+                    Operand::Float(v) => Operand::Float(-v),
+                    Operand::F32Bits(b) => Operand::F32Bits(b ^ (1 << 31)),
+                    Operand::F64Bits(b) => Operand::F64Bits(b ^ (1 << 63)),
+                    other => other,
+                }
+            }
+            b'~' => {
+                self.bump();
+                match self.number()? {
+                    Operand::Int(v) => Operand::Int(i128::from(!(v as i64))),
+                    _ => return self.error("`~` takes an integer"),
+                }
+            }
+            c if c.is_ascii_digit() => self.number()?,
+            b'_' if !Self::is_name(self.peek_at(1)) => {
+                self.bump();
+                Operand::Sink
+            }
+            c if Self::is_name_start(c) => {
+                let mut name = self.name()?;
+                while self.peek() == b'.' && Self::is_name(self.peek_at(1)) {
+                    self.bump();
+                    name.push('.');
+                    name.push_str(&self.word());
+                }
+                self.skip_space();
+                if matches!(self.peek(), b'+' | b'-') {
+                    let minus = self.peek() == b'-';
+                    self.bump();
+                    let v = self.signed()?;
+                    Operand::Offset(name, if minus { v.wrapping_neg() } else { v })
+                } else {
+                    Operand::Name(name)
+                }
+            }
+            _ => return self.error(format!("expected an operand, found {}", self.found())),
+        };
+        if self.eat(b'|') {
+            let second = self.operand(depth + 1)?;
+            return Ok(Operand::Pair(Box::new(first), Box::new(second)));
+        }
+        Ok(first)
+    }
+
+    fn operands_until(&mut self, close: u8, depth: usize) -> Result<Vec<Operand>> {
+        let mut list = Vec::new();
+        if self.eat(close) {
+            return Ok(list);
+        }
+        loop {
+            list.push(self.operand(depth + 1)?);
+            if !self.eat(b',') {
+                break;
+            }
+        }
+        self.expect(close)?;
+        Ok(list)
+    }
+
+    fn address(&mut self, depth: usize) -> Result<Operand> {
+        let (base, offset) = match self.operand(depth + 1)? {
+            Operand::Offset(name, offset) => (Operand::Name(name), offset),
+            other => (other, 0),
+        };
+        let coordinates =
+            if self.eat(b',') { Some(Box::new(self.operand(depth + 1)?)) } else { None };
+        if self.eat(b',') {
+            return self.error("im2col addresses are not supported");
+        }
+        self.expect(b']')?;
+        Ok(Operand::Address(Box::new(base), offset, coordinates))
+    }
+}

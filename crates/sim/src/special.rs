@@ -1,0 +1,89 @@
+//! Special registers.
+
+/// A special register, with its component where it has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub(crate) enum Special {
+    Tid(u8),
+    Ntid(u8),
+    Ctaid(u8),
+    Nctaid(u8),
+    ClusterId(u8),
+    NclusterId(u8),
+    ClusterCtaid(u8),
+    ClusterNctaid(u8),
+    ClusterCtarank,
+    ClusterNctarank,
+    IsExplicitCluster,
+    LaneId,
+    WarpId,
+    NwarpId,
+    SmId,
+    NsmId,
+    GridId,
+    LanemaskEq,
+    LanemaskLt,
+    LanemaskLe,
+    LanemaskGt,
+    LanemaskGe,
+    Clock,
+    DynamicSmemSize,
+    TotalSmemSize,
+    Zero,
+}
+
+impl Special {
+    pub(crate) fn parse(name: &str) -> Option<Special> {
+        let (base, component) = match name.rsplit_once('.') {
+            Some((b, "x")) => (b, 0),
+            Some((b, "y")) => (b, 1),
+            Some((b, "z")) => (b, 2),
+            Some(_) => return None,
+            None => (name, 255),
+        };
+        let vector = component != 255;
+        Some(match (base, vector) {
+            ("%tid", true) => Special::Tid(component),
+            ("%ntid", true) => Special::Ntid(component),
+            ("%ctaid", true) => Special::Ctaid(component),
+            ("%nctaid", true) => Special::Nctaid(component),
+            ("%clusterid", true) => Special::ClusterId(component),
+            ("%nclusterid", true) => Special::NclusterId(component),
+            ("%cluster_ctaid", true) => Special::ClusterCtaid(component),
+            ("%cluster_nctaid", true) => Special::ClusterNctaid(component),
+            ("%cluster_ctarank", false) => Special::ClusterCtarank,
+            ("%cluster_nctarank", false) => Special::ClusterNctarank,
+            ("%is_explicit_cluster", false) => Special::IsExplicitCluster,
+            ("%laneid", false) => Special::LaneId,
+            ("%warpid", false) => Special::WarpId,
+            ("%nwarpid", false) => Special::NwarpId,
+            ("%smid", false) => Special::SmId,
+            ("%nsmid", false) => Special::NsmId,
+            ("%gridid", false) => Special::GridId,
+            ("%lanemask_eq", false) => Special::LanemaskEq,
+            ("%lanemask_lt", false) => Special::LanemaskLt,
+            ("%lanemask_le", false) => Special::LanemaskLe,
+            ("%lanemask_gt", false) => Special::LanemaskGt,
+            ("%lanemask_ge", false) => Special::LanemaskGe,
+            ("%clock" | "%clock64" | "%clock_hi" | "%globaltimer" | "%globaltimer_lo", false) => Special::Clock,
+            ("%dynamic_smem_size", false) => Special::DynamicSmemSize,
+            ("%total_smem_size" | "%aggr_smem_size", false) => Special::TotalSmemSize,
+            ("%reserved_smem_offset_begin" | "%globaltimer_hi", false) => Special::Zero,
+            _ => return None,
+        })
+    }
+
+    /// Whether the value differs between the lanes of a warp.
+    pub(crate) fn per_lane(self) -> bool {
+        matches!(
+            self,
+            Special::Tid(_)
+                | Special::LaneId
+                | Special::LanemaskEq
+                | Special::LanemaskLt
+                | Special::LanemaskLe
+                | Special::LanemaskGt
+                | Special::LanemaskGe
+        )
+    }
+}

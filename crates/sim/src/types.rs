@@ -1,0 +1,125 @@
+//! The scalar types of PTX.
+
+/// A scalar (or packed) operand type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub(crate) enum Ty {
+    Pred,
+    U8,
+    S8,
+    B8,
+    U16,
+    S16,
+    B16,
+    U32,
+    S32,
+    B32,
+    U64,
+    S64,
+    B64,
+    B128,
+    F16,
+    F16x2,
+    Bf16,
+    Bf16x2,
+    Tf32,
+    F32,
+    F32x2,
+    F64,
+    E4m3,
+    E5m2,
+    E4m3x2,
+    E5m2x2,
+    E2m1x2,
+    E2m3x2,
+    E3m2x2,
+    Ue8m0x2,
+}
+
+impl Ty {
+    pub(crate) fn parse(name: &str) -> Option<Ty> {
+        Some(match name {
+            "pred" => Ty::Pred,
+            "u8" => Ty::U8,
+            "s8" => Ty::S8,
+            "b8" => Ty::B8,
+            "u16" => Ty::U16,
+            "s16" => Ty::S16,
+            "b16" => Ty::B16,
+            "u32" => Ty::U32,
+            "s32" => Ty::S32,
+            "b32" => Ty::B32,
+            "u64" => Ty::U64,
+            "s64" => Ty::S64,
+            "b64" => Ty::B64,
+            "b128" => Ty::B128,
+            "f16" => Ty::F16,
+            "f16x2" => Ty::F16x2,
+            "bf16" => Ty::Bf16,
+            "bf16x2" => Ty::Bf16x2,
+            "tf32" => Ty::Tf32,
+            "f32" => Ty::F32,
+            "f32x2" => Ty::F32x2,
+            "f64" => Ty::F64,
+            "e4m3" => Ty::E4m3,
+            "e5m2" => Ty::E5m2,
+            "e4m3x2" => Ty::E4m3x2,
+            "e5m2x2" => Ty::E5m2x2,
+            "e2m1x2" => Ty::E2m1x2,
+            "e2m3x2" => Ty::E2m3x2,
+            "e3m2x2" => Ty::E3m2x2,
+            "ue8m0x2" => Ty::Ue8m0x2,
+            _ => return None,
+        })
+    }
+
+    /// Width in bits; a predicate counts one.
+    pub(crate) fn bits(self) -> u32 {
+        match self {
+            Ty::Pred => 1,
+            Ty::U8 | Ty::S8 | Ty::B8 | Ty::E4m3 | Ty::E5m2 | Ty::E2m1x2 => 8,
+            Ty::U16
+            | Ty::S16
+            | Ty::B16
+            | Ty::F16
+            | Ty::Bf16
+            | Ty::E4m3x2
+            | Ty::E5m2x2
+            | Ty::E2m3x2
+            | Ty::E3m2x2
+            | Ty::Ue8m0x2 => 16,
+            Ty::U32 | Ty::S32 | Ty::B32 | Ty::F16x2 | Ty::Bf16x2 | Ty::Tf32 | Ty::F32 => 32,
+            Ty::U64 | Ty::S64 | Ty::B64 | Ty::F32x2 | Ty::F64 => 64,
+            Ty::B128 => 128,
+        }
+    }
+
+    /// Size in memory.
+    pub(crate) fn bytes(self) -> u64 {
+        u64::from(self.bits().div_ceil(8))
+    }
+
+    pub(crate) fn signed(self) -> bool {
+        matches!(self, Ty::S8 | Ty::S16 | Ty::S32 | Ty::S64)
+    }
+}
+
+/// Size in bytes of the type named by a suffix.
+pub(crate) fn type_bytes(name: &str) -> Option<u64> {
+    Ty::parse(name).map(Ty::bytes)
+}
+
+/// A mask of the low `bits` bits.
+pub(crate) fn low_mask(bits: u32) -> u64 {
+    if bits >= 64 { u64::MAX } else { (1 << bits) - 1 }
+}
+
+/// Sign-extends the low `bits` bits.
+pub(crate) fn sign_extend(value: u64, bits: u32) -> u64 {
+    if bits >= 64 {
+        value
+    } else {
+        let shift = 64 - bits;
+        (((value << shift) as i64) >> shift) as u64
+    }
+}
