@@ -1,2 +1,100 @@
-//! Placeholder
-fn main() {}
+//! The oxigemm command line: what runs here, whether it is right, and how fast it is.
+
+mod anchor;
+mod bench;
+mod devices;
+mod gemm;
+mod inspect;
+mod output;
+mod plot;
+mod prebuild;
+mod problem;
+mod timing;
+mod verdict;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use oxigemm::Device;
+
+/// What a command's failure is: one sentence.
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+/// Whether everything that a command checked was right.
+type Outcome = Result<bool, Failure>;
+
+/// Tensor-core kernels for large language models, with only the GPU driver.
+#[derive(Debug, Parser)]
+#[command(name = "oxigemm", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What every command understands.
+#[derive(Debug, clap::Args)]
+struct Common {
+    /// Where to run: auto, cpu, cuda or cuda:N. Auto takes a supported GPU, else the CPU.
+    #[arg(long, global = true, default_value = "auto", value_name = "DEVICE")]
+    device: String,
+    /// Write JSON for machines instead of text for people.
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+impl Common {
+    fn device(&self) -> Result<Device, Failure> {
+        Ok(self.device.parse()?)
+    }
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show what can run here, and why something cannot.
+    Devices,
+    /// Run one problem, check it, and time it.
+    Gemm(gemm::Args),
+    /// Run the correctness suite.
+    Verify(verify::Args),
+    /// Time the peer's cases and compare with its figures.
+    Bench(bench::Args),
+    /// Show the plan for a problem, why it was taken, and the code.
+    Inspect(inspect::Args),
+    /// Build the closed set of kernels ahead.
+    Prebuild(prebuild::Args),
+}
+
+/// The function that is run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum Op {
+    /// The dense FP8 GEMM with fine-grained scales, `fp8_gemm_nt`.
+    #[default]
+    Fp8,
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::WARN)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .init();
+    let Cli { common, command } = Cli::parse();
+    let outcome = match command {
+        Command::Devices => devices::run(&common),
+        Command::Gemm(args) => gemm::run(&common, &args),
+        Command::Verify(args) => verify::run(&common, &args),
+        Command::Bench(args) => bench::run(&common, &args),
+        Command::Inspect(args) => inspect::run(&common, &args),
+        Command::Prebuild(args) => prebuild::run(&common, &args),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            ExitCode::from(2)
+        }
+    }
+}

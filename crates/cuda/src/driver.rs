@@ -92,6 +92,8 @@ driver_functions! {
     fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
     fn cuMemsetD8Async(address: CUdeviceptr, value: u8, count: usize, stream: CUstream);
     fn cuMemsetD32Async(address: CUdeviceptr, value: c_uint, count: usize, stream: CUstream);
+    fn cuMemsetD2D8Async(address: CUdeviceptr, pitch: usize, value: u8, width: usize, rows: usize, stream: CUstream);
+    fn cuMemcpy2DAsync_v2(copy: *const sys::CUDA_MEMCPY2D, stream: CUstream);
     fn cuStreamCreate(stream: *mut CUstream, flags: c_uint);
     fn cuStreamDestroy_v2(stream: CUstream);
     fn cuStreamSynchronize(stream: CUstream);

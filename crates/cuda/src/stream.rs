@@ -4,7 +4,7 @@ use std::ffi::{c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags};
+use cudarc::driver::sys::{CUDA_MEMCPY2D, CUevent, CUevent_flags, CUmemorytype, CUstream, CUstream_flags};
 
 use crate::buffer::Buffer;
 use crate::device::Device;
@@ -135,6 +135,60 @@ impl Stream {
         self.device.expect("the buffer", buffer.device())?;
         let _current = self.device.make_current()?;
         buffer.raw_fill_u32(offset, len, value, self.handle)
+    }
+
+    /// Sets the bytes of `rows` rows of `width` bytes; the first is at `address`, the others each `pitch` further.
+    ///
+    /// # Safety
+    /// The rows must be memory of this GPU, alive and not otherwise used until the stream has reached the fill,
+    /// or, where it is being captured, whenever the graph is launched.
+    pub unsafe fn fill_rows_async(
+        &self,
+        [address, pitch]: [u64; 2],
+        width: usize,
+        rows: usize,
+        value: u8,
+    ) -> Result<()> {
+        let _current = self.device.make_current()?;
+        let pitch = if rows > 1 { pitch as usize } else { width };
+        // SAFETY: the context is current; the caller keeps the memory.
+        unsafe { self.device.driver().cuMemsetD2D8Async(address, pitch, value, width, rows, self.handle) }
+    }
+
+    /// Copies `rows` rows of `width` bytes within this GPU; `to` and `from` are the address of the first row and
+    /// the pitch.
+    ///
+    /// # Safety
+    /// As for [`fill_rows_async`](Self::fill_rows_async), for both. They must not overlap.
+    pub unsafe fn copy_rows_async(
+        &self,
+        to: [u64; 2],
+        from: [u64; 2],
+        width: usize,
+        rows: usize,
+    ) -> Result<()> {
+        let _current = self.device.make_current()?;
+        let pitch = |[_, pitch]: [u64; 2]| if rows > 1 { pitch as usize } else { width };
+        let copy = CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            srcHost: ptr::null(),
+            srcDevice: from[0],
+            srcArray: ptr::null_mut(),
+            srcPitch: pitch(from),
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstHost: ptr::null_mut(),
+            dstDevice: to[0],
+            dstArray: ptr::null_mut(),
+            dstPitch: pitch(to),
+            WidthInBytes: width,
+            Height: rows,
+        };
+        // SAFETY: the context is current and `copy` lives for the call; the caller keeps the memory.
+        unsafe { self.device.driver().cuMemcpy2DAsync_v2(&copy, self.handle) }
     }
 }
 

@@ -1,6 +1,8 @@
 //! The real assembler: what it makes, what it says, and what is refused.
 
 mod common;
+#[path = "../examples/gpu_smoke/kernels.rs"]
+mod kernels;
 
 use common::{GOOD, real_ptxas};
 use oxigemm_cuda::assemble::{EntryReport, disassemble};
@@ -124,4 +126,15 @@ fn a_cubin_reads_as_machine_code_where_a_disassembler_is_found() {
         None => assert!(!beside, "there is one beside ptxas"),
     }
     assert_eq!(disassemble(b"no cubin"), None);
+}
+
+#[test]
+fn the_kernels_of_the_smoke_test_assemble() {
+    let Some(ptxas) = real_ptxas() else { return };
+    for arch in ["sm_90a", "sm_100"] {
+        for entry in [kernels::AFFINE, kernels::CLUSTER, kernels::TILE] {
+            let text = kernels::module(arch, entry);
+            ptxas.assemble(&PtxModule { name: "smoke", text: &text, arch }).unwrap();
+        }
+    }
 }

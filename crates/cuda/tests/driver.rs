@@ -146,3 +146,20 @@ fn an_error_has_the_drivers_words_and_a_newer_drivers_error_is_no_trouble() {
         assert!(seen.contains(&error), "{seen}");
     }
 }
+
+#[test]
+fn everything_can_be_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Device>();
+    shared::<oxigemm_cuda::Buffer>();
+    shared::<oxigemm_cuda::Stream>();
+    shared::<oxigemm_cuda::Event>();
+    shared::<oxigemm_cuda::Graph>();
+    shared::<oxigemm_cuda::Module>();
+    shared::<oxigemm_cuda::Function>();
+    shared::<CubinCache>();
+    shared::<oxigemm_cuda::assemble::Ptxas>();
+    shared::<oxigemm_cuda::profile::KernelTimer>();
+    shared::<oxigemm_cuda::cublaslt::Calibration>();
+    shared::<Error>();
+}

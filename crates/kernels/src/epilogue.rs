@@ -1,16 +1,20 @@
 //! From accumulators to memory: the addend, the output type, edges, and coalesced stores.
 //!
-//! A warp owns 16 rows of a tile and a small staging area of its own, so that it never waits for another warp.
-//! The plain case (BF16 without addend, aligned rows) is staged in BF16 and copied out 16 bytes a lane. Every
-//! other case is staged in FP32 and goes through [`OutputParams::store_four`], which also finishes the sums of
+//! A warp owns 16 rows of a tile and a staging area of its own, so that it never waits for another warp.
+//! The plain case (BF16 without addend, aligned rows) is staged in BF16 and stored by the copy engine while the
+//! warp goes on to its next tile. Every other case is staged in FP32 and goes through [`OutputParams::store_four`], which also finishes the sums of
 //! the kernels that split K.
 
-use crate::WARP;
+use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::matrix::Layout;
+use oxigemm_ptx::tma::TensorMap;
+use oxigemm_ptx::wgmma::Swizzle;
 use oxigemm_ptx::{Bf16, Bf16x2, F32, Global, Kernel, Pred, Shared, Type, U32, Val, Var};
 
 /// Arguments of the output, shared by every kernel.
 pub struct OutputParams<'k> {
+    /// The map of D for plain output: tiles of 16 rows by 64 columns.
+    pub d_map: TensorMap<'k>,
     /// D.
     pub d: Global<'k>,
     /// C, or null.
@@ -43,8 +47,9 @@ impl OutputFlags {
 
 impl<'k> OutputParams<'k> {
     /// Declares them, in the order in which the host passes them.
-    pub fn declare(k: &'k Kernel) -> Self {
+    pub fn declare(k: &'k Kernel, d_map: TensorMap<'k>) -> Self {
         OutputParams {
+            d_map,
             d: k.param_pointer("d"),
             c: k.param_pointer("c"),
             d_pitch: k.param("d_pitch"),
@@ -168,81 +173,123 @@ pub struct WarpOutput<'k, 'p> {
     pub row: U32<'k>,
     /// The tile's first column.
     pub column: U32<'k>,
-    /// The warp's own staging area.
+    /// The warp's own staging area for these rows: [`staging_bytes`](Self::staging_bytes), aligned to 1024.
     pub staging: Shared<'k>,
     /// The lane.
     pub lane: U32<'k>,
 }
 
-/// Bytes of a staged row. Sixteen of them make a panel: 64 columns of BF16 or 32 of FP32.
-const STAGED_ROW: u32 = 128;
-const CHUNKS_PER_ROW: u32 = STAGED_ROW / 16;
+/// A panel is 16 staged rows of 128 bytes: 64 columns of BF16 or 32 of FP32.
+const ROW_BYTES: u32 = 128;
+/// Bytes of a panel.
+const PANEL_BYTES: u32 = 16 * ROW_BYTES;
 
-/// Where a 16-byte chunk of a staged row lies: chunks are permuted so that eight rows of one column of chunks
-/// fall into different banks.
-fn staged_chunk<'k>(row: U32<'k>, chunk: U32<'k>) -> U32<'k> {
-    row * STAGED_ROW + ((chunk ^ (row & 7)) << 4)
+/// Where a 16-byte chunk of a panel's row lies: the swizzle that the copy engine undoes, and that keeps eight
+/// rows of one column of chunks in different banks.
+fn chunk_offset<'k>(row: U32<'k>, chunk: U32<'k>) -> U32<'k> {
+    row * ROW_BYTES + ((chunk ^ (row & (Swizzle::B128.bytes() / 16 - 1))) << 4)
 }
 
 impl<'k> WarpOutput<'k, '_> {
-    /// Bytes of shared memory that each warp needs: one panel.
-    pub const STAGING_BYTES: u32 = 16 * STAGED_ROW;
+    /// Rows and columns of the tiles of D's tensor map, which has 128-byte swizzle.
+    pub const MAP_TILE: [u32; 2] = [16, ROW_BYTES / 2];
+
+    /// Bytes of shared memory for 16 rows of a tile of `block_n` columns.
+    pub fn staging_bytes(block_n: u32) -> u32 {
+        (block_n * 2).div_ceil(ROW_BYTES) * PANEL_BYTES
+    }
+
+    /// Before the staging area is written again: waits until the copy engine has read it.
+    pub fn reclaim(k: &'k Kernel, lane: U32<'k>) {
+        k.if_(lane.eq(0), || k.bulk_wait_read(0));
+        k.sync_warp();
+    }
+
+    /// Before the block ends: waits for the last stores.
+    pub fn finish(k: &'k Kernel, lane: U32<'k>) {
+        k.if_(lane.eq(0), || k.bulk_wait(0));
+    }
 
     /// Writes the warp's rows. `sums` is the accumulator fragment of 64 rows, of which this warp holds 16.
     pub fn write(&self, k: &'k Kernel, sums: &[Var<'k, f32>]) {
         k.if_else(
             self.params.has(OutputFlags::PLAIN),
+            || self.write_plain(k, sums),
             || {
-                for (panel, sums) in (0u32..).zip(sums.chunks(STAGED_ROW as usize / 4)) {
-                    self.stage_bf16(k, sums);
-                    k.sync_warp();
-                    self.copy_bf16(k, self.column + panel * (STAGED_ROW / 2), sums.len() as u32 / 4);
-                    k.sync_warp();
-                }
-            },
-            || {
-                for (panel, sums) in (0u32..).zip(sums.chunks(STAGED_ROW as usize / 8)) {
+                for (panel, sums) in (0u32..).zip(sums.chunks(ROW_BYTES as usize / 8)) {
                     self.stage_f32(sums);
                     k.sync_warp();
-                    self.copy_f32(k, self.column + panel * (STAGED_ROW / 4), sums.len() as u32 / 2);
+                    self.copy_f32(k, self.column + panel * (ROW_BYTES / 4), sums.len() as u32 / 2);
                     k.sync_warp();
                 }
             },
         );
     }
 
-    /// Rounds a panel of the fragment to BF16 and lays its rows out.
-    fn stage_bf16(&self, k: &'k Kernel, sums: &[Var<'k, f32>]) {
-        let pair = |i: usize| k.pack_bf16(sums[i].live(), sums[i + 1].live());
-        // Matrices of `stmatrix`: upper and lower eight rows of an octet of columns, then of the next octet.
-        let (row, next_octet) = (self.lane & 15, self.lane >> 4);
-        for (octets, first) in (0u32..).zip((0..sums.len()).step_by(8)) {
-            let to = self.staging.at(staged_chunk(row, next_octet + octets * 2));
-            to.store_matrices(Layout::Rows, [pair(first), pair(first + 2), pair(first + 4), pair(first + 6)]);
+    /// Stages the rows in BF16. Whole panels go to the copy engine, which drops what lies outside D; the columns
+    /// that are left over are stored by the lanes.
+    fn write_plain(&self, k: &'k Kernel, sums: &[Var<'k, f32>]) {
+        let panels = sums.chunks(ROW_BYTES as usize / 4);
+        let whole = sums.len() as u32 * 2 / Self::MAP_TILE[1];
+        let place =
+            |panel: u32| (self.column + panel * Self::MAP_TILE[1], self.staging.at(panel * PANEL_BYTES));
+        for (panel, sums) in (0u32..).zip(panels) {
+            self.stage_bf16(k, place(panel).1, sums);
+        }
+        k.fence_async_shared();
+        k.sync_warp();
+        k.if_(self.lane.eq(0), || {
+            for panel in 0..whole {
+                let (column, staged) = place(panel);
+                self.params.d_map.store(&[column, self.row], staged);
+            }
+            k.bulk_commit();
+        });
+        let left_over = sums.len() as u32 * 2 % Self::MAP_TILE[1];
+        if left_over > 0 {
+            let (column, staged) = place(whole);
+            self.copy_bf16(k, column, staged, left_over / 8);
         }
     }
 
     /// Copies a staged panel of BF16 to D, 16 bytes a lane; `chunks` of them make a row.
-    fn copy_bf16(&self, k: &'k Kernel, first_column: U32<'k>, chunks: u32) {
+    fn copy_bf16(&self, k: &'k Kernel, first_column: U32<'k>, panel: Shared<'k>, chunks: u32) {
         let p = self.params;
         for first in (0..16 * chunks).step_by(WARP as usize) {
-            let (row, chunk) = self.chunk(first, chunks);
+            let index = self.lane + first;
+            let row = index / chunks;
+            let chunk = index - row * chunks;
             let column = first_column + chunk * 8;
-            let exists = row.lt(16) & (self.row + row).lt(p.rows) & column.lt(p.columns);
             let to = p.d.at(((self.row + row).widening_mul(p.d_pitch) + column.to_u64()) * 2);
-            let words = self.staging.at(staged_chunk(row, chunk)).load_vec::<u32, 4>();
+            let words = panel.at(chunk_offset(row, chunk)).load_vec::<u32, 4>();
+            let exists = (self.row + row).lt(p.rows) & column.lt(p.columns);
             k.guard(exists, || to.store_vec(words));
         }
     }
 
-    /// Lays a panel of the fragment out in FP32.
+    /// Rounds a panel of the fragment to BF16 and lays its rows out.
+    fn stage_bf16(&self, k: &'k Kernel, panel: Shared<'k>, sums: &[Var<'k, f32>]) {
+        let pair = |i: usize| k.pack_bf16(sums[i].live(), sums[i + 1].live());
+        // Matrices of `stmatrix`: upper and lower eight rows of an octet of columns, then of the next octet.
+        let (row, next_octet) = (self.lane & 15, self.lane >> 4);
+        for (octets, first) in (0u32..).zip((0..sums.len()).step_by(8)) {
+            let to = panel.at(chunk_offset(row, next_octet + octets * 2));
+            to.store_matrices(Layout::Rows, [pair(first), pair(first + 2), pair(first + 4), pair(first + 6)]);
+        }
+    }
+
+    /// Lays a panel of the fragment out in FP32, each pair of columns exchanged.
+    ///
+    /// The exchange decides the registers of the main loop. A vector store takes an even and an odd register, in
+    /// this order; the pair of products comes from the tensor core in the same order. `sum += scale * product`
+    /// reads both in one cycle only if one is even and the other odd, and this is what makes them so.
     fn stage_f32(&self, sums: &[Var<'k, f32>]) {
         let (row, pair) = (self.lane >> 2, self.lane & 3);
         for (octet, sums) in (0u32..).zip(sums.chunks(4)) {
             for (half, sums) in (0u32..).zip(sums.chunks(2)) {
-                let chunk = staged_chunk(row + half * 8, (pair >> 1) + octet * 2);
+                let chunk = chunk_offset(row + half * 8, (pair >> 1) + octet * 2);
                 let to = self.staging.at(chunk + (pair & 1) * 8);
-                to.store_vec([sums[0].live(), sums[1].live()]);
+                to.store_vec([sums[1].live(), sums[0].live()]);
             }
         }
     }
@@ -250,19 +297,65 @@ impl<'k> WarpOutput<'k, '_> {
     /// Finishes a staged panel of FP32, four numbers a lane; `chunks` of them make a row.
     fn copy_f32(&self, k: &'k Kernel, first_column: U32<'k>, chunks: u32) {
         k.for_(0, (16 * chunks).div_ceil(WARP), 1, |round| {
-            let (row, chunk) = self.chunk(round * WARP, chunks);
+            let index = self.lane + round * WARP;
+            let row = index / chunks;
+            let chunk = index - row * chunks;
             k.if_(row.lt(16), || {
-                let sums = self.staging.at(staged_chunk(row, chunk)).load_vec::<f32, 4>();
-                self.params.store_four(k, self.row + row, first_column + chunk * 4, sums);
+                let [b, a, d, c] = self.staging.at(chunk_offset(row, chunk)).load_vec::<f32, 4>();
+                self.params.store_four(k, self.row + row, first_column + chunk * 4, [a, b, c, d]);
             });
         });
     }
+}
 
-    /// The row and the place in it of this lane's chunk, of those that start at `first`.
-    fn chunk(&self, first: impl oxigemm_ptx::Arg<'k, u32>, chunks: u32) -> (U32<'k>, U32<'k>) {
-        debug_assert!(chunks <= CHUNKS_PER_ROW);
-        let index = self.lane + first;
-        let row = index / chunks;
-        (row, index - row * chunks)
+/// A warpgroup's 64 columns of D, accumulated by `wgmma` with the operands swapped: its 64 rows are D's columns.
+pub struct SwappedOutput<'k, 'p> {
+    /// The output's arguments, which are plain.
+    pub params: &'p OutputParams<'k>,
+    /// The first row of the tile.
+    pub row: U32<'k>,
+    /// The first of the 64 columns.
+    pub column: U32<'k>,
+    /// 128 bytes for each row of the tile, aligned to 1024.
+    pub staging: Shared<'k>,
+    /// The thread's index in the warpgroup.
+    pub thread: U32<'k>,
+    /// A named barrier, and how many threads write their columns together.
+    pub barrier: (u32, u32),
+}
+
+impl<'k> SwappedOutput<'k, '_> {
+    /// Writes the tile's rows, half as many as there are `sums`, in BF16.
+    pub fn write(&self, k: &'k Kernel, sums: &[Var<'k, f32>]) {
+        let p = self.params;
+        let rows = sums.len() as u32 * 2;
+        self.stage(k, sums);
+        k.barrier_sync(self.barrier.0, self.barrier.1);
+        let (first, chunk) = (self.thread / 8, self.thread % 8);
+        let column = self.column + chunk * 8;
+        for round in (0..rows).step_by(WARPGROUP as usize / 8) {
+            let row = first + round;
+            let to = p.d.at(((self.row + row).widening_mul(p.d_pitch) + column.to_u64()) * 2);
+            let exists = row.lt(rows) & (self.row + row).lt(p.rows) & column.lt(p.columns);
+            let words = self.staging.at(chunk_offset(row, chunk)).load_vec::<u32, 4>();
+            k.guard(exists, || to.store_vec(words));
+        }
+    }
+
+    /// Transposes the fragment on its way to shared memory: a row there is a column of the accumulator.
+    fn stage(&self, k: &'k Kernel, sums: &[Var<'k, f32>]) {
+        let (warp, lane) = (self.thread / WARP, self.thread % WARP);
+        // Matrices of `stmatrix`: the warp's upper and lower eight columns of D, then the same for eight rows more.
+        let matrix = lane / 8;
+        let chunk = warp * 2 + (matrix & 1);
+        let row = (matrix >> 1) * 8 + (lane & 7);
+        for (octets, sums) in (0u32..).zip(sums.chunks(8)) {
+            let to = self.staging.at(chunk_offset(row + octets * 16, chunk));
+            let pair = |i: usize| k.pack_bf16(sums[i].live(), sums[i + 1].live());
+            match sums.len() {
+                8 => to.store_matrices(Layout::Transposed, [pair(0), pair(2), pair(4), pair(6)]),
+                _ => to.store_matrices(Layout::Transposed, [pair(0), pair(2)]),
+            }
+        }
     }
 }

@@ -1,17 +1,19 @@
-//! FP8 GEMM with fine-grained scales, for few rows: swapped operands, K split over a cluster.
+//! FP8 GEMM with fine-grained scales, for few rows: K split over a cluster, operands swapped below 64 rows.
 //!
-//! With few rows of A the product is as fast as B can be read. So B's rows take the tensor core's 64-row side
-//! and A's few rows the other, which may be as narrow as 8; and where N alone does not give every
-//! multiprocessor work, the blocks of a cluster take a slice of K each. Their partial sums meet in distributed
-//! shared memory and are added in the order of the slices, so the result does not depend on timing.
+//! With few rows of A the product is as fast as B can be read. Below 64 rows B's rows take the tensor core's
+//! 64-row side and A's the other, which may be as narrow as 8. Where N alone does not give every multiprocessor
+//! work, the blocks of a cluster take a slice of K each. Their partial sums meet in distributed shared memory and
+//! are added in the order of the slices, so the result does not depend on timing.
 
-use crate::params::{Params, ScaleRow};
+use crate::epilogue::{OutputFlags, SwappedOutput, WarpOutput};
+use crate::params::Params;
 use crate::pipeline::Pipeline;
 use crate::promote::multiply_stage;
-use crate::{BLOCK_K, WARP, WARPGROUP};
+use crate::scales::{ScaleRing, ScaleShape, begins_group, ends_group};
+use crate::{BLOCK_K, SCALE_GROUP, WARP, WARPGROUP};
 use oxigemm_ptx::tma::{Eviction, LoadOptions};
 use oxigemm_ptx::wgmma::{Descriptor, Swizzle};
-use oxigemm_ptx::{BuildError, F32, Kernel, Module, Pred, Shared, Target, U32, Var};
+use oxigemm_ptx::{BuildError, F32, Kernel, Module, Shared, Target, U32, Var};
 
 /// What is compiled in. Shapes, strides, the split of K, the number of stages and the output type are run-time
 /// arguments.
@@ -27,7 +29,10 @@ pub struct Config {
 pub const MAX_STAGES: u32 = 16;
 /// The ways K may be split: clusters of this many blocks.
 pub const SPLITS: [u32; 4] = [1, 2, 4, 8];
+/// Groups of scales in flight.
+const SCALE_SLOTS: u32 = 4;
 /// Barriers lie below the tiles, which start at a multiple of the swizzle's period.
+const SCALE_BARRIERS: u32 = Pipeline::barrier_bytes(MAX_STAGES);
 const TILES: u32 = 1024;
 
 impl Config {
@@ -36,20 +41,23 @@ impl Config {
         format!("fp8_gemm_slim_{}x{}", self.block_m, self.block_n)
     }
 
-    /// Threads of a block: the math warpgroups, a warp that loads tiles and one that loads scales.
+    /// Threads of a block: the math warpgroups, a warp that loads tiles and one that copies scales.
     pub fn threads(&self) -> u32 {
         self.math_threads() + 2 * WARP
     }
 
     /// Bytes of dynamic shared memory for a number of stages.
     pub fn shared_bytes(&self, stages: u32) -> u32 {
-        let ring = stages * (self.stage_bytes() + self.block_m * 4);
-        TILES + ring.max(self.partial_bytes())
+        TILES + (stages * self.stage_bytes() + self.scales().bytes()).max(self.partial_bytes())
     }
 
     /// Bytes of the tiles of one stage.
     pub fn stage_bytes(&self) -> u32 {
         (self.block_n + self.block_m) * BLOCK_K
+    }
+
+    fn scales(&self) -> ScaleShape {
+        ScaleShape::new(self.block_m, self.block_n, self.block_n, SCALE_SLOTS, 1)
     }
 
     /// Floats from one row of partial sums to the next: four more than a row, so that the eight columns and
@@ -62,8 +70,18 @@ impl Config {
         self.block_m * self.partial_pitch() * 4
     }
 
+    /// Whether B's rows take the 64-row side of the tensor core.
+    fn swapped(&self) -> bool {
+        self.block_m < 64
+    }
+
+    /// Rows of the tile along the 64-row side, and along the other.
+    fn sides(&self) -> (u32, u32) {
+        if self.swapped() { (self.block_n, self.block_m) } else { (self.block_m, self.block_n) }
+    }
+
     fn math_threads(&self) -> u32 {
-        self.block_n / 64 * WARPGROUP
+        self.sides().0 / 64 * WARPGROUP
     }
 
     fn math_warps(&self) -> u32 {
@@ -76,43 +94,26 @@ impl Config {
     }
 }
 
-/// The block's tile and its slice of K.
-struct Place<'k> {
-    m: U32<'k>,
-    n: U32<'k>,
+/// What every role of the kernel works with: the block's tile, its slice of K, its shared memory.
+struct Block<'k, 'c> {
+    k: &'k Kernel,
+    cfg: &'c Config,
+    params: Params<'k>,
+    shared: Shared<'k>,
+    pipe: Pipeline<'k>,
+    scales: ScaleRing<'k>,
+    /// The tile's first row and column.
+    tile: [U32<'k>; 2],
+    /// Slices of K, and which of them is this block's.
     split: U32<'k>,
     rank: U32<'k>,
-    first_block: U32<'k>,
-    end_block: U32<'k>,
+    /// The slice: blocks of K from the first to before the second.
+    slice: [U32<'k>; 2],
+    warp: U32<'k>,
+    lane: U32<'k>,
 }
 
-impl<'k> Place<'k> {
-    fn new(k: &'k Kernel, cfg: &Config, p: &Params<'k>) -> Self {
-        let (split, rank) = (k.cluster_blocks(), k.cluster_rank());
-        Place {
-            m: k.block_index(1) * cfg.block_m,
-            n: k.cluster_index() * cfg.block_n,
-            split,
-            rank,
-            first_block: rank * p.k_blocks / split,
-            end_block: (rank + 1) * p.k_blocks / split,
-        }
-    }
-}
-
-/// The stages of shared memory; their number is known at run time.
-struct Ring<'k> {
-    shared: Shared<'k>,
-    cfg: Config,
-    scales: Shared<'k>,
-}
-
-impl<'k> Ring<'k> {
-    fn new(shared: Shared<'k>, cfg: Config, stages: U32<'k>) -> Self {
-        let scales = shared.at(TILES).at(stages * cfg.stage_bytes());
-        Ring { shared, cfg, scales }
-    }
-
+impl<'k> Block<'k, '_> {
     fn b(&self, stage: U32<'k>) -> Shared<'k> {
         self.shared.at(TILES).at(stage * self.cfg.stage_bytes())
     }
@@ -121,13 +122,8 @@ impl<'k> Ring<'k> {
         self.b(stage).at(self.cfg.block_n * BLOCK_K)
     }
 
-    /// The products of both scales, one for each row of A.
-    fn scales(&self, stage: U32<'k>) -> Shared<'k> {
-        self.scales.at(stage * (self.cfg.block_m * 4))
-    }
-
-    /// Partial sums `[block_m][partial_pitch]`, where the tiles were.
-    fn partials(&self) -> Shared<'k> {
+    /// What takes the place of the tiles when all of them have been read.
+    fn after_tiles(&self) -> Shared<'k> {
         self.shared.at(TILES)
     }
 }
@@ -135,178 +131,195 @@ impl<'k> Ring<'k> {
 /// `D[m,n] = C[m,n] + sum over 128-wide K blocks of  sfa[m,kb] * sfb[n/128,kb] * (A[m,kb] . B[n,kb])`
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
-    let p = Params::declare(k);
-    // `stream` is not zero where every row of B is read once: it need not stay in the L2 cache.
-    let [stages, stream, _] = p.tuning;
+    let params = Params::declare(k);
     let shared = k.dynamic_shared();
+    let [stages, ..] = params.tuning;
     let pipe = Pipeline::new(k, shared, stages, MAX_STAGES);
-    let place = Place::new(k, cfg, &p);
-    let ring = Ring::new(shared, *cfg, stages);
+    let ring = shared.at(TILES).at(stages * cfg.stage_bytes());
+    let scales = ScaleRing::new(k, cfg.scales(), ring, shared.at(SCALE_BARRIERS), &params);
+    let (split, rank) = (k.cluster_blocks(), k.cluster_rank());
+    let slice = [rank * params.k_blocks / split, (rank + 1) * params.k_blocks / split];
+    let tile = [k.block_index(1) * cfg.block_m, k.cluster_index() * cfg.block_n];
     let (warp, lane) = (k.warp_index(), k.lane());
+    let block = Block { k, cfg, params, shared, pipe, scales, tile, split, rank, slice, warp, lane };
     let (tile_warp, scale_warp) = (cfg.math_warps(), cfg.math_warps() + 1);
 
-    k.if_(warp.eq(tile_warp), || {
-        k.if_(lane.eq(0), || {
-            p.a.prefetch();
-            p.b.prefetch();
-            pipe.init(2, cfg.math_warps());
-        });
-        k.sync_warp();
-    });
-    k.sync_threads();
-    k.grid_dependency_wait();
+    k.if_else(
+        warp.eq(tile_warp),
+        || {
+            // The loads start as soon as their barriers exist; nobody else is waited for.
+            k.if_(lane.eq(0), || {
+                block.params.a.prefetch();
+                block.params.b.prefetch();
+                pipe.init(1, cfg.math_warps());
+                scales.init(cfg.math_warps());
+            });
+            k.sync_warp();
+            k.barrier_arrive(0, cfg.threads());
+            k.grid_dependency_wait();
+            k.if_(lane.eq(0), || block.load_tiles());
+            k.sync_warp();
+        },
+        || {
+            k.barrier_sync(0, cfg.threads());
+            k.grid_dependency_wait();
+        },
+    );
+    k.if_(warp.eq(scale_warp), || block.copy_scales());
 
-    k.if_(warp.eq(tile_warp), || {
-        k.if_(k.elect(), || load_tiles(k, &p, &place, &ring, &pipe, stream.ne(0)));
-        k.sync_warp();
+    // One slice needs no detour (with operands swapped: in the plain output type): each warp writes its part.
+    let writable = if cfg.swapped() { block.params.output.has(OutputFlags::PLAIN) } else { k.constant(true) };
+    let direct = split.eq(1) & writable;
+    k.if_(warp.lt(tile_warp), || {
+        let sums = block.multiply();
+        // What comes next takes the place of the tiles: no warpgroup may still read those.
+        k.barrier_sync(1, cfg.math_threads());
+        k.if_else(direct, || block.write(&sums), || block.share_partials(&sums));
     });
-    k.if_(warp.eq(scale_warp), || load_scales(k, &p, &place, &ring, &pipe, lane));
-    k.if_(warp.lt(tile_warp), || multiply(k, cfg, &place, &ring, &pipe, warp, lane));
-
-    // Every slice's partial sums are in place, and visible to the cluster.
-    k.cluster_sync();
-    k.launch_dependents();
-    k.if_(warp.lt(tile_warp), || add_partials(k, cfg, &p, &place, &ring));
-    // Nobody leaves while another block still reads its shared memory.
-    k.cluster_sync();
+    k.if_(!direct, || {
+        // Every slice's partial sums are in place, and visible to the cluster.
+        k.cluster_sync();
+        k.if_(warp.lt(tile_warp), || block.add_partials());
+        // Nobody leaves while another block still reads its shared memory.
+        k.cluster_sync();
+    });
     k.finish()
 }
 
-fn load_tiles<'k>(
-    k: &'k Kernel,
-    p: &Params<'k>,
-    place: &Place<'k>,
-    ring: &Ring<'k>,
-    pipe: &Pipeline<'k>,
-    stream: Pred<'k>,
-) {
-    let once = LoadOptions { cache: Some(k.cache_policy(Eviction::First)), ..Default::default() };
-    let cursor = pipe.writer();
-    k.for_(place.first_block, place.end_block, 1, |block| {
-        cursor.wait_empty();
-        let stage = cursor.stage();
-        let full = pipe.full(stage);
-        full.arrive_expecting(ring.cfg.stage_bytes());
-        let column = block * BLOCK_K;
-        k.if_else(
-            stream,
-            || p.b.load(&[column, place.n], ring.b(stage), full, once),
-            || p.b.load(&[column, place.n], ring.b(stage), full, LoadOptions::default()),
-        );
-        p.a.load(&[column, place.m], ring.a(stage), full, LoadOptions::default());
-        cursor.advance();
-    });
-}
+impl<'k> Block<'k, '_> {
+    /// The producer thread.
+    fn load_tiles(&self) {
+        let (k, p) = (self.k, &self.params);
+        // Where every row of B is read once, it need not stay in the L2 cache.
+        let [_, stream, _] = p.tuning;
+        let once = LoadOptions { cache: Some(k.cache_policy(Eviction::First)), ..Default::default() };
+        let (cursor, scales) = (self.pipe.writer(), self.scales.writer());
+        let [m, n] = self.tile;
+        k.for_(self.slice[0], self.slice[1], 1, |block| {
+            cursor.wait_empty();
+            let stage = cursor.stage();
+            let full = self.pipe.full(stage);
+            full.arrive_expecting(self.cfg.stage_bytes());
+            let column = block * BLOCK_K;
+            k.if_else(
+                stream.ne(0),
+                || p.b.load(&[column, n], self.b(stage), full, once),
+                || p.b.load(&[column, n], self.b(stage), full, LoadOptions::default()),
+            );
+            p.a.load(&[column, m], self.a(stage), full, LoadOptions::default());
+            scales.load(p, self.tile, block, self.slice[0]);
+            cursor.advance();
+        });
+        k.launch_dependents();
+    }
 
-/// One warp brings the scales of each stage; a tile has one scale of B, which is multiplied in here.
-fn load_scales<'k>(
-    k: &'k Kernel,
-    p: &Params<'k>,
-    place: &Place<'k>,
-    ring: &Ring<'k>,
-    pipe: &Pipeline<'k>,
-    lane: U32<'k>,
-) {
-    let rows: Vec<(U32<'k>, ScaleRow<'k>, Pred<'k>)> = (0..ring.cfg.block_m.div_ceil(WARP))
-        .map(|i| {
-            let (inside, row) = (lane + i * WARP, place.m + lane + i * WARP);
-            let valid = row.lt(p.output.rows) & inside.lt(ring.cfg.block_m);
-            (inside, p.sfa.row(row), valid)
-        })
-        .collect();
-    let sfb = p.sfb.row(place.n / BLOCK_K);
-    let cursor = pipe.writer();
-    k.for_(place.first_block, place.end_block, 1, |block| {
-        let row_scales: Vec<F32<'k>> =
-            rows.iter().map(|(_, row, valid)| row.at(block).load_readonly_if(*valid, 0.0f32)).collect();
-        let column_scale = sfb.at(block).load_readonly::<f32>();
-        cursor.wait_empty();
-        let stage = cursor.stage();
-        for (&(inside, ..), &scale) in rows.iter().zip(&row_scales) {
-            let (to, product) = (ring.scales(stage).at(inside * 4), scale * column_scale);
-            k.guard(inside.lt(ring.cfg.block_m), || to.store(product));
-        }
-        k.sync_warp();
-        k.guard(lane.eq(0), || pipe.full(stage).arrive());
-        cursor.advance();
-    });
-}
+    /// The warp that copies the scales of B, and those of A that the copy engine cannot address.
+    fn copy_scales(&self) {
+        let copier = self.scales.copier(self.lane, self.lane);
+        copier.copy_tile(&self.params, self.tile, self.slice[0], self.slice[1]);
+    }
 
-/// A math warpgroup: 64 rows of B against all rows of the A tile, promoted into FP32 sums.
-fn multiply<'k>(
-    k: &'k Kernel,
-    cfg: &Config,
-    place: &Place<'k>,
-    ring: &Ring<'k>,
-    pipe: &Pipeline<'k>,
-    warp: U32<'k>,
-    lane: U32<'k>,
-) {
-    let first_row = (warp >> 2) * 64;
-    let zero = k.constant(0u32);
-    let b = Descriptor::k_major(ring.b(zero).at(first_row * BLOCK_K), Swizzle::B128);
-    let a = Descriptor::k_major(ring.a(zero), Swizzle::B128);
-    let products = k.fragment::<f32>(cfg.block_m as usize / 2);
-    let sums: Vec<Var<'k, f32>> = products.iter().map(|_| k.var(0.0f32)).collect();
-    let column = (lane & 3) * 2;
+    /// A math warpgroup: 64 rows of one operand against all rows of the other, promoted into FP32 sums.
+    fn multiply(&self) -> Vec<Var<'k, f32>> {
+        let (k, cfg, lane) = (self.k, self.cfg, self.lane);
+        let zero = k.constant(0);
+        let (tall, other) =
+            if cfg.swapped() { (self.b(zero), self.a(zero)) } else { (self.a(zero), self.b(zero)) };
+        let tall = Descriptor::k_major(tall.at((self.warp >> 2) * 64 * BLOCK_K), Swizzle::B128);
+        let other = Descriptor::k_major(other, Swizzle::B128);
+        let products = k.fragment::<f32>(cfg.sides().1 as usize / 2);
+        let sums: Vec<Var<'k, f32>> = products.iter().map(|_| k.var(0.0f32)).collect();
 
-    let cursor = pipe.reader();
-    k.for_(place.first_block, place.end_block, 1, |_| {
-        cursor.wait_full();
-        let stage = cursor.stage();
-        k.wgmma_fence();
-        multiply_stage(
-            k,
-            &products,
-            b.advance(stage * cfg.stage_bytes()),
-            a.advance(stage * cfg.stage_bytes()),
-        );
-        k.wgmma_commit();
-        k.wgmma_wait(0);
-        // Here the tensor core's columns are A's rows: two scales for each octet of them.
-        let scales = ring.scales(stage).at(column * 4);
-        for (octet, (sums, products)) in (0u32..).zip(sums.chunks(4).zip(products.chunks(4))) {
-            let pair = scales.at(octet * 32).load_vec::<f32, 2>();
-            for (i, (sum, product)) in sums.iter().zip(products).enumerate() {
-                sum.fma(product.live(), pair[i % 2]);
+        let (cursor, scales) = (self.pipe.reader(), self.scales.reader(lane));
+        k.for_(self.slice[0], self.slice[1], 1, |block| {
+            cursor.wait_full();
+            let stage = cursor.stage();
+            let offset = stage * cfg.stage_bytes();
+            k.wgmma_fence();
+            multiply_stage(k, &products, tall.advance(offset), other.advance(offset));
+            k.wgmma_commit();
+            k.if_(begins_group(block, self.slice[0]), || scales.wait());
+            let now = scales.block(block % SCALE_GROUP);
+            let [scale_b] = now.columns(zero, 1)[..] else { unreachable!("one was asked for") };
+            if cfg.swapped() {
+                k.wgmma_wait(0);
+                k.guard(lane.eq(0), || self.pipe.empty(stage).arrive());
+                // The tensor core's columns are A's rows: two scales for each octet of them.
+                for (octet, (sums, products)) in (0u32..).zip(sums.chunks(4).zip(products.chunks(4))) {
+                    let pair = [0, 1]
+                        .map(|i| now.row(scales.row_offset((lane & 3) * 2 + (octet * 8 + i))) * scale_b);
+                    for (i, (sum, product)) in sums.iter().zip(products).enumerate() {
+                        sum.fma(product.live(), pair[i % 2]);
+                    }
+                }
+            } else {
+                let row = self.warp * 16 + (lane >> 2);
+                let pair = [0, 8].map(|below| now.row(scales.row_offset(row + below)) * scale_b);
+                k.wgmma_wait(0);
+                k.guard(lane.eq(0), || self.pipe.empty(stage).arrive());
+                for (i, (sum, product)) in sums.iter().zip(&products).enumerate() {
+                    sum.fma(product.live(), pair[(i / 2) % 2]);
+                }
             }
-        }
-        k.sync_warp();
-        k.guard(lane.eq(0), || pipe.empty(stage).arrive());
-        cursor.advance();
-    });
+            k.if_(ends_group(block, self.slice[1]), || scales.release());
+            cursor.advance();
+        });
+        sums
+    }
 
-    // The partial sums take the place of the tiles: no warpgroup may still read those.
-    k.barrier_sync(1, cfg.math_threads());
-    let row = first_row + (warp & 3) * 16 + (lane >> 2);
-    let to = ring.partials().at((column * cfg.partial_pitch() + row) * 4);
-    for (octet, sums) in (0u32..).zip(sums.chunks(4)) {
-        for (i, sum) in (0u32..).zip(sums) {
-            let (row, column) = ((i / 2) * 8, octet * 8 + i % 2);
-            to.at((column * cfg.partial_pitch() + row) * 4).store(sum.live());
+    /// Writes the sums to D.
+    fn write(&self, sums: &[Var<'k, f32>]) {
+        let (k, cfg, params, [m, n]) = (self.k, self.cfg, &self.params.output, self.tile);
+        if cfg.swapped() {
+            let warpgroup = self.warp >> 2;
+            let staging = self.after_tiles().at(warpgroup * (cfg.block_m * 128).next_multiple_of(1024));
+            let (column, thread) = (n + warpgroup * 64, k.thread_index() % WARPGROUP);
+            let barrier = (1, cfg.math_threads());
+            SwappedOutput { params, row: m, column, staging, thread, barrier }.write(k, sums);
+        } else {
+            let staging = self.after_tiles().at(self.warp * WarpOutput::staging_bytes(cfg.block_n));
+            let row = m + self.warp * 16;
+            WarpOutput { params, row, column: n, staging, lane: self.lane }.write(k, sums);
+            WarpOutput::finish(k, self.lane);
         }
     }
-}
 
-/// Adds the slices in order and writes D; the cluster's blocks take turns of four neighbours a thread.
-fn add_partials<'k>(k: &'k Kernel, cfg: &Config, p: &Params<'k>, place: &Place<'k>, ring: &Ring<'k>) {
-    let fours = cfg.block_n / 4;
-    let rows = (p.output.rows - place.m).min(cfg.block_m);
-    let first = place.rank * cfg.math_threads() + k.thread_index();
-    k.for_(first, rows * fours, place.split * cfg.math_threads(), |index| {
-        let (row, column) = (index / fours, (index % fours) * 4);
-        let from = ring.partials().at((row * cfg.partial_pitch() + column) * 4);
-        let sums: [Var<'k, f32>; 4] = std::array::from_fn(|_| k.var(0.0f32));
-        for split in SPLITS {
-            k.if_(place.split.eq(split), || {
-                // All loads are in flight before the first addition.
-                let slices: Vec<[F32<'k>; 4]> =
-                    (0..split).map(|rank| from.in_block(rank).load_vec::<f32, 4>()).collect();
-                for slice in slices {
-                    sums.iter().zip(slice).for_each(|(sum, part)| sum.set(sum.live() + part));
-                }
-            });
+    /// Lays the partial sums `[block_m][partial_pitch]` out for the cluster to read.
+    fn share_partials(&self, sums: &[Var<'k, f32>]) {
+        let pitch = self.cfg.partial_pitch();
+        // Element (i, j) of the fragment is D's (row, column), or the reverse.
+        let place = |i: U32<'k>, j: U32<'k>| if self.cfg.swapped() { j * pitch + i } else { i * pitch + j };
+        let to = self.after_tiles().at(place(self.warp * 16 + (self.lane >> 2), (self.lane & 3) * 2) * 4);
+        for (octet, sums) in (0u32..).zip(sums.chunks(4)) {
+            for (index, sum) in (0u32..).zip(sums) {
+                let (i, j) = (self.k.constant((index / 2) * 8), self.k.constant(octet * 8 + index % 2));
+                to.at(place(i, j) * 4).store(sum.live());
+            }
         }
-        p.output.store_four(k, place.m + row, place.n + column, sums.map(|sum| sum.live()));
-    });
+    }
+
+    /// Adds the slices in order and writes D; the cluster's blocks take turns of four neighbours a thread.
+    fn add_partials(&self) {
+        let (k, cfg, p) = (self.k, self.cfg, &self.params);
+        let [m, n] = self.tile;
+        let fours = cfg.block_n / 4;
+        let rows = (p.output.rows - m).min(cfg.block_m);
+        let first = self.rank * cfg.math_threads() + k.thread_index();
+        k.for_(first, rows * fours, self.split * cfg.math_threads(), |index| {
+            let (row, column) = (index / fours, (index % fours) * 4);
+            let from = self.after_tiles().at((row * cfg.partial_pitch() + column) * 4);
+            let sums: [Var<'k, f32>; 4] = std::array::from_fn(|_| k.var(0.0f32));
+            for split in SPLITS {
+                k.if_(self.split.eq(split), || {
+                    // All loads are in flight before the first addition.
+                    let slices: Vec<[F32<'k>; 4]> =
+                        (0..split).map(|rank| from.in_block(rank).load_vec::<f32, 4>()).collect();
+                    for slice in slices {
+                        sums.iter().zip(slice).for_each(|(sum, part)| sum.set(sum.live() + part));
+                    }
+                });
+            }
+            p.output.store_four(k, m + row, n + column, sums.map(|sum| sum.live()));
+        });
+    }
 }

@@ -1,26 +1,29 @@
 //! FP8 GEMM with fine-grained scales, for many rows: persistent, warp-specialized, multicast.
 //!
-//! A block computes tiles of `block_m` by `block_n`. Two warpgroups multiply, each its own half of the rows;
-//! a third one feeds them: one thread issues the tensor loads, two warps load the scales. Clusters of up to
-//! 2x2 blocks share their operands: each block loads its part of a tile and multicasts it.
+//! A block computes tiles of `block_m` by `block_n`. Two warpgroups multiply: each its own half of the rows, or
+//! of the columns where a tile has 64 rows. A third one feeds them: one thread issues the tensor loads, and warps
+//! copy the scales that the copy engine cannot bring. Clusters of blocks share their operands: each block loads
+//! its part of a tile and multicasts it.
 
 use crate::epilogue::WarpOutput;
-use crate::params::{Params, ScaleRow};
-use crate::pipeline::{Pipeline, RemoteEmpty};
+use crate::params::Params;
+use crate::pipeline::{Cursor, Pipeline, RemoteEmpty};
 use crate::promote::multiply_stage;
+use crate::scales::{ScaleReader, ScaleRing, ScaleShape};
 use crate::schedule::{KernelTileOrder, TileOrder};
-use crate::{BLOCK_K, WARP, WARPGROUP};
-use oxigemm_ptx::tma::LoadOptions;
-use oxigemm_ptx::tma::TensorMap;
+use crate::{BLOCK_K, SCALE_GROUP, WARP, WARPGROUP};
+use oxigemm_ptx::tma::{LoadOptions, TensorMap};
 use oxigemm_ptx::wgmma::{Descriptor, Swizzle};
-use oxigemm_ptx::{BuildError, F32, Kernel, Module, Pred, Shared, SharedLayout, Target, U16, U32, Var};
+use oxigemm_ptx::{
+    BuildError, F32, Kernel, MBarrier, Module, Pred, Shared, SharedLayout, Target, U16, U32, Var,
+};
 
 /// What is compiled in. Shapes, strides, the cluster's dimensions and the output type are run-time arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
-    /// Rows of a tile: 128 or 256.
+    /// Rows of a tile: 64, 128 or 256.
     pub block_m: u32,
-    /// Columns of a tile, a multiple of 16.
+    /// Columns of a tile: a multiple of 16, of 32 where it has 64 rows.
     pub block_n: u32,
     /// Stages of the pipeline.
     pub stages: u32,
@@ -29,8 +32,10 @@ pub struct Config {
 /// Warpgroups that multiply.
 const MATH_WARPGROUPS: u32 = 2;
 const MATH_WARPS: u32 = MATH_WARPGROUPS * 4;
-/// Warps that load scales.
+/// Warps that copy scales.
 const SCALE_WARPS: u32 = 2;
+/// Groups of scales in flight.
+const SCALE_SLOTS: u32 = 3;
 const PRODUCER_REGISTERS: u32 = 40;
 const MATH_REGISTERS: u32 = 232;
 
@@ -50,19 +55,33 @@ impl Config {
         SharedMap::new(self).bytes
     }
 
+    /// Warpgroups side by side along N: both, where one of them covers all rows.
+    fn warpgroups_n(&self) -> u32 {
+        if self.block_m == 64 { MATH_WARPGROUPS } else { 1 }
+    }
+
+    /// Columns of a warpgroup's products.
+    fn warpgroup_n(&self) -> u32 {
+        self.block_n / self.warpgroups_n()
+    }
+
     /// 64-row products that a warpgroup makes of each stage, one after another.
     fn waves(&self) -> u32 {
-        self.block_m / (MATH_WARPGROUPS * 64)
+        (self.block_m * self.warpgroups_n()) / (MATH_WARPGROUPS * 64)
     }
 
-    /// Columns that are sure to share one scale of B, whatever tile they are in.
-    fn scale_columns(&self) -> u32 {
-        gcd(self.block_n, BLOCK_K)
+    /// Columns that are sure to share one scale of B, whatever tile and warpgroup they are in.
+    fn columns_per_scale(&self) -> u32 {
+        gcd(self.warpgroup_n(), BLOCK_K)
     }
 
-    /// Scales of B in one stage.
-    fn scale_groups(&self) -> u32 {
-        self.block_n / self.scale_columns()
+    fn scales(&self) -> ScaleShape {
+        ScaleShape::new(self.block_m, self.block_n, self.columns_per_scale(), SCALE_SLOTS, SCALE_WARPS)
+    }
+
+    /// Bytes of a math warp's staging area.
+    fn staging_bytes(&self) -> u32 {
+        self.waves() * WarpOutput::staging_bytes(self.warpgroup_n())
     }
 
     /// Builds the kernel.
@@ -80,9 +99,9 @@ struct SharedMap {
     a: u32,
     b: u32,
     staging: u32,
-    row_scales: u32,
-    column_scales: u32,
+    scales: u32,
     barriers: u32,
+    scale_barriers: u32,
     bytes: u32,
 }
 
@@ -92,16 +111,38 @@ impl SharedMap {
         // Swizzled tiles repeat every 1024 bytes.
         let a = layout.place(cfg.stages * cfg.block_m * BLOCK_K, 1024);
         let b = layout.place(cfg.stages * cfg.block_n * BLOCK_K, 1024);
-        let staging = layout.place(MATH_WARPS * WarpOutput::STAGING_BYTES, 128);
-        let row_scales = layout.place(cfg.stages * cfg.block_m * 4, 16);
-        let column_scales = layout.place(cfg.stages * column_scale_bytes(cfg), 16);
+        let staging = layout.place(MATH_WARPS * cfg.staging_bytes(), 1024);
+        let scales = layout.place(cfg.scales().bytes(), 128);
         let barriers = layout.place(Pipeline::barrier_bytes(cfg.stages), 8);
-        SharedMap { a, b, staging, row_scales, column_scales, barriers, bytes: layout.bytes() }
+        let scale_barriers = layout.place(cfg.scales().barrier_bytes(), 8);
+        SharedMap { a, b, staging, scales, barriers, scale_barriers, bytes: layout.bytes() }
     }
 }
 
-fn column_scale_bytes(cfg: &Config) -> u32 {
-    (cfg.scale_groups() * 4).next_multiple_of(16)
+/// What every role of the kernel works with.
+struct Block<'k, 'c> {
+    k: &'k Kernel,
+    cfg: &'c Config,
+    params: Params<'k>,
+    map: SharedMap,
+    shared: Shared<'k>,
+    place: Place<'k>,
+    pipe: Pipeline<'k>,
+    scales: ScaleRing<'k>,
+    warp: U32<'k>,
+    lane: U32<'k>,
+}
+
+impl<'k> Block<'k, '_> {
+    /// `block_m` rows of A in a stage, 128 bytes each, swizzled.
+    fn a(&self, stage: U32<'k>) -> Shared<'k> {
+        self.shared.at(self.map.a).at(stage * (self.cfg.block_m * BLOCK_K))
+    }
+
+    /// `block_n` rows of B in a stage.
+    fn b(&self, stage: U32<'k>) -> Shared<'k> {
+        self.shared.at(self.map.b).at(stage * (self.cfg.block_n * BLOCK_K))
+    }
 }
 
 /// The block's place in its cluster, and the tiles that it takes.
@@ -128,38 +169,102 @@ impl<'k> Place<'k> {
         }
     }
 
+    /// Blocks that write to this block's stages: those of its row and of its column of the cluster, itself once.
+    fn sharers(&self) -> U32<'k> {
+        self.cluster.0 + self.cluster.1 - 1
+    }
+
+    /// Runs `body` with the position of every tile of this block's cluster in the tile order.
+    fn for_each_turn(&self, k: &'k Kernel, body: impl FnOnce(U32<'k>)) {
+        k.for_(k.cluster_index(), self.order.count(), k.grid_clusters(), body);
+    }
+
     /// Runs `body` with the first row and column of every tile of this block.
     fn for_each_tile(&self, k: &'k Kernel, cfg: &Config, body: impl FnOnce(U32<'k>, U32<'k>)) {
-        k.for_(k.cluster_index(), self.order.count(), k.grid_clusters(), |index| {
-            let (m, n) = self.order.tile(index);
-            let block = |tile, cluster, rank, size| (tile * cluster + rank) * size;
+        self.for_each_turn(k, |turn| {
+            let (m, n) = self.order.tile(turn);
             body(
-                block(m, self.cluster.0, self.rank.0, k.constant(cfg.block_m)),
-                block(n, self.cluster.1, self.rank.1, k.constant(cfg.block_n)),
+                (m * self.cluster.0 + self.rank.0) * cfg.block_m,
+                (n * self.cluster.1 + self.rank.1) * cfg.block_n,
             );
         });
+    }
+
+    /// A tile's rows of A serve every block of a row of the cluster: each loads an equal part for all of them.
+    fn share_of_a(&self, cfg: &Config) -> Share<'k> {
+        let blocks = self.cluster.1;
+        let k = blocks.kernel();
+        let all = (k.constant(1u32) << blocks) - 1;
+        Share {
+            first_row: self.rank.1 * (k.constant(cfg.block_m) / blocks),
+            several: blocks.gt(1),
+            blocks: (all << (self.rank.0 * blocks)).to_u16(),
+        }
+    }
+
+    /// And its rows of B every block of a column.
+    fn share_of_b(&self, cfg: &Config) -> Share<'k> {
+        let blocks = self.cluster.0;
+        let k = blocks.kernel();
+        let other_row = blocks.gt(1).select::<u32>(1, 0) << self.cluster.1;
+        Share {
+            first_row: self.rank.0 * (k.constant(cfg.block_n) / blocks),
+            several: blocks.gt(1),
+            blocks: ((other_row | 1) << self.rank.1).to_u16(),
+        }
+    }
+}
+
+/// The part of a tile that this block loads, and for which blocks of the cluster.
+#[derive(Clone, Copy)]
+struct Share<'k> {
+    first_row: U32<'k>,
+    several: Pred<'k>,
+    blocks: U16<'k>,
+}
+
+impl<'k> Share<'k> {
+    fn load(
+        &self,
+        k: &'k Kernel,
+        tensor: &TensorMap<'k>,
+        [column, row]: [U32<'k>; 2],
+        tile: Shared<'k>,
+        full: MBarrier<'k>,
+    ) {
+        let (at, to) = ([column, row + self.first_row], tile.at(self.first_row * BLOCK_K));
+        k.if_else(
+            self.several,
+            || tensor.load(&at, to, full, LoadOptions { multicast: Some(self.blocks), ..Default::default() }),
+            || tensor.load(&at, to, full, LoadOptions::default()),
+        );
     }
 }
 
 /// `D[m,n] = C[m,n] + sum over 128-wide K blocks of  sfa[m,kb] * sfb[n/128,kb] * (A[m,kb] . B[n,kb])`
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
-    let p = Params::declare(k);
+    let params = Params::declare(k);
     let map = SharedMap::new(cfg);
     let shared = k.dynamic_shared();
-    let place = Place::new(k, cfg, &p);
+    let place = Place::new(k, cfg, &params);
     let pipe = Pipeline::new(k, shared.at(map.barriers), cfg.stages, cfg.stages);
+    let scales =
+        ScaleRing::new(k, cfg.scales(), shared.at(map.scales), shared.at(map.scale_barriers), &params);
+    let (warp, lane) = (k.warp_index(), k.lane());
+    let block = Block { k, cfg, params, map, shared, place, pipe, scales, warp, lane };
 
-    let warp = k.warp_index();
-    let lane = k.lane();
-    // Blocks that share a row or a column of the cluster: each of them writes to this block's stages.
-    let sharers = place.cluster.0 + place.cluster.1 - 1;
-    k.if_(warp.eq(MATH_WARPS), || {
-        k.guard(lane.eq(0), || {
-            p.a.prefetch();
-            p.b.prefetch();
+    let tile_warp = MATH_WARPS;
+    let first_scale_warp = MATH_WARPS + 4 - SCALE_WARPS;
+    k.if_(warp.eq(tile_warp), || {
+        k.if_(lane.eq(0), || {
+            block.params.a.prefetch();
+            block.params.b.prefetch();
+            block.params.sfa_map.prefetch();
+            block.params.output.d_map.prefetch();
+            pipe.init(1, place.sharers() * MATH_WARPS);
+            scales.init(MATH_WARPS);
         });
-        k.if_(lane.eq(0), || pipe.init(1 + SCALE_WARPS, sharers * MATH_WARPS));
         k.sync_warp();
     });
     k.cluster_arrive();
@@ -167,216 +272,187 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     k.grid_dependency_wait();
 
     k.if_else(
-        warp.ge(MATH_WARPS),
+        warp.ge(tile_warp),
         || {
             k.registers_down(PRODUCER_REGISTERS);
-            k.if_(warp.eq(MATH_WARPS), || {
-                k.if_(k.elect(), || load_tiles(k, cfg, &p, &map, shared, &place, &pipe));
-            });
-            k.if_(warp.ge(MATH_WARPS + 4 - SCALE_WARPS), || {
-                load_scales(
-                    k,
-                    cfg,
-                    &p,
-                    &map,
-                    shared,
-                    &place,
-                    &pipe,
-                    warp - (MATH_WARPS + 4 - SCALE_WARPS),
-                    lane,
-                );
-            });
+            k.if_(warp.eq(tile_warp), || k.if_(k.elect(), || block.load_tiles()));
+            k.if_(warp.ge(first_scale_warp), || block.copy_scales(warp - first_scale_warp));
         },
         || {
             k.registers_up(MATH_REGISTERS);
-            multiply(k, cfg, &p, &map, shared, &place, &pipe, warp, lane);
+            block.multiply();
         },
     );
     k.finish()
 }
 
-/// The producer thread: this block's part of A and B, multicast to the blocks that share them.
-fn load_tiles<'k>(
-    k: &'k Kernel,
-    cfg: &Config,
-    p: &Params<'k>,
-    map: &SharedMap,
-    shared: Shared<'k>,
-    place: &Place<'k>,
-    pipe: &Pipeline<'k>,
-) {
-    let (cluster_m, cluster_n) = place.cluster;
-    let (rank_m, rank_n) = place.rank;
-    // A tile's rows are shared along N: `cluster_n` blocks load one part each. B likewise along M.
-    let a_rows = k.constant(cfg.block_m) / cluster_n;
-    let b_rows = k.constant(cfg.block_n) / cluster_m;
-    let a_part = rank_n * a_rows;
-    let b_part = rank_m * b_rows;
-    let one = k.constant(1u32);
-    let a_mask = ((one << cluster_n) - 1) << (rank_m * cluster_n);
-    // Bits rank_n and rank_n + cluster_n (if there are two rows of blocks).
-    let b_mask = (one | (cluster_m.gt(1).select::<u32>(1, 0) << cluster_n)) << rank_n;
-    let share_a = share(cluster_n, a_mask);
-    let share_b = share(cluster_m, b_mask);
-
-    let cursor = pipe.writer();
-    place.for_each_tile(k, cfg, |m, n| {
-        let (a_row, b_row) = (m + a_part, n + b_part);
-        k.for_(0, p.k_blocks, 1, |block| {
-            cursor.wait_empty();
-            let stage = cursor.stage();
-            let full = pipe.full(stage);
-            full.arrive_expecting((cfg.block_m + cfg.block_n) * BLOCK_K);
-            let a = shared.at(map.a).at(stage * (cfg.block_m * BLOCK_K) + a_part * BLOCK_K);
-            let b = shared.at(map.b).at(stage * (cfg.block_n * BLOCK_K) + b_part * BLOCK_K);
-            let column = block * BLOCK_K;
-            load_shared(k, &p.a, [column, a_row], a, full, share_a);
-            load_shared(k, &p.b, [column, b_row], b, full, share_b);
-            cursor.advance();
+impl<'k> Block<'k, '_> {
+    /// The producer thread: this block's part of A and B, multicast to the blocks that share them, and scales.
+    fn load_tiles(&self) {
+        let (k, cfg, p) = (self.k, self.cfg, &self.params);
+        let (a, b) = (self.place.share_of_a(cfg), self.place.share_of_b(cfg));
+        let (cursor, scales) = (self.pipe.writer(), self.scales.writer());
+        self.place.for_each_tile(k, cfg, |m, n| {
+            k.for_(0, p.k_blocks, 1, |block| {
+                cursor.wait_empty();
+                let stage = cursor.stage();
+                let full = self.pipe.full(stage);
+                full.arrive_expecting((cfg.block_m + cfg.block_n) * BLOCK_K);
+                let column = block * BLOCK_K;
+                a.load(k, &p.a, [column, m], self.a(stage), full);
+                b.load(k, &p.b, [column, n], self.b(stage), full);
+                scales.load(p, [m, n], block, k.constant(0));
+                cursor.advance();
+            });
         });
-    });
-    k.launch_dependents();
-    cursor.drain();
-}
-
-/// Whether a tile is shared at all, and with whom.
-fn share<'k>(blocks: U32<'k>, mask: U32<'k>) -> (Pred<'k>, U16<'k>) {
-    (blocks.gt(1), mask.to_u16())
-}
-
-fn load_shared<'k>(
-    k: &'k Kernel,
-    tensor: &TensorMap<'k>,
-    at: [U32<'k>; 2],
-    to: Shared<'k>,
-    full: oxigemm_ptx::MBarrier<'k>,
-    (shared, mask): (Pred<'k>, U16<'k>),
-) {
-    k.if_else(
-        shared,
-        || tensor.load(&at, to, full, LoadOptions { multicast: Some(mask), ..Default::default() }),
-        || tensor.load(&at, to, full, LoadOptions::default()),
-    );
-}
-
-/// Two warps bring the scales of each stage, in whatever layout they have in memory. The loads of a stage are
-/// in flight while the warps wait for it to become empty.
-#[allow(clippy::too_many_arguments)]
-fn load_scales<'k>(
-    k: &'k Kernel,
-    cfg: &Config,
-    p: &Params<'k>,
-    map: &SharedMap,
-    shared: Shared<'k>,
-    place: &Place<'k>,
-    pipe: &Pipeline<'k>,
-    warp: U32<'k>,
-    lane: U32<'k>,
-) {
-    let lanes = SCALE_WARPS * WARP;
-    let thread = warp * WARP + lane;
-    let uniform = cfg.scale_groups() == 1;
-    let cursor = pipe.writer();
-    place.for_each_tile(k, cfg, |m, n| {
-        let rows: Vec<(ScaleRow<'k>, Pred<'k>)> = (0..cfg.block_m / lanes)
-            .map(|i| {
-                let row = m + thread + i * lanes;
-                (p.sfa.row(row), row.lt(p.output.rows))
-            })
-            .collect();
-        // One scale of B for the whole tile, or one per group of columns, a lane each.
-        let column = if uniform { n } else { n + thread * cfg.scale_columns() };
-        let has_column = if uniform {
-            column.lt(p.output.columns)
-        } else {
-            column.lt(p.output.columns) & thread.lt(cfg.scale_groups())
-        };
-        let sfb = p.sfb.row(column / BLOCK_K);
-        k.for_(0, p.k_blocks, 1, |block| {
-            let row_scales: Vec<F32<'k>> =
-                rows.iter().map(|(row, valid)| row.at(block).load_readonly_if(*valid, 0.0f32)).collect();
-            let column_scale = sfb.at(block).load_readonly_if(has_column, 0.0f32);
-            cursor.wait_empty();
-            let stage = cursor.stage();
-            let to = shared.at(map.row_scales).at(stage * (cfg.block_m * 4) + thread * 4);
-            for (i, &scale) in row_scales.iter().enumerate() {
-                let scale = if uniform { scale * column_scale } else { scale };
-                to.at(i as u32 * lanes * 4).store(scale);
-            }
-            if !uniform {
-                let to = shared.at(map.column_scales).at(stage * column_scale_bytes(cfg) + thread * 4);
-                k.guard(thread.lt(cfg.scale_groups()), || to.store(column_scale));
-            }
-            k.sync_warp();
-            k.guard(lane.eq(0), || pipe.full(stage).arrive());
-            cursor.advance();
-        });
-    });
-}
-
-/// A math warpgroup: 64-row products of each stage, promoted into FP32 sums with the stage's scales.
-#[allow(clippy::too_many_arguments)]
-fn multiply<'k>(
-    k: &'k Kernel,
-    cfg: &Config,
-    p: &Params<'k>,
-    map: &SharedMap,
-    shared: Shared<'k>,
-    place: &Place<'k>,
-    pipe: &Pipeline<'k>,
-    warp: U32<'k>,
-    lane: U32<'k>,
-) {
-    let rows = cfg.waves() * 64;
-    let first_row = (warp >> 2) * rows;
-    // The row of this thread's first accumulators within a 64-row product.
-    let row = (warp & 3) * 16 + (lane >> 2);
-    let a = Descriptor::k_major(shared.at(map.a).at(first_row * BLOCK_K), Swizzle::B128);
-    let b = Descriptor::k_major(shared.at(map.b), Swizzle::B128);
-    let row_scales = shared.at(map.row_scales).at((first_row + row) * 4);
-    let staging = shared.at(map.staging).at(warp * WarpOutput::STAGING_BYTES);
-
-    let products = k.fragment::<f32>(cfg.block_n as usize / 2);
-    let sums: Vec<_> = (0..cfg.waves()).map(|_| k.fragment::<f32>(cfg.block_n as usize / 2)).collect();
-
-    let release = Release::new(k, place, pipe, lane);
-    let cursor = pipe.reader();
-    place.for_each_tile(k, cfg, |m, n| {
-        sums.iter().flatten().for_each(|sum| sum.set(0.0));
-        k.for_(0, p.k_blocks, 1, |_| {
-            cursor.wait_full();
-            let stage = cursor.stage();
-            let a = a.advance(stage * (cfg.block_m * BLOCK_K));
-            let b = b.advance(stage * (cfg.block_n * BLOCK_K));
-            for (wave, sums) in (0u32..).zip(&sums) {
-                let scales = row_scales.at(stage * (cfg.block_m * 4)).at(wave * 64 * 4);
-                let scales = [scales.load::<f32>(), scales.at(8 * 4).load::<f32>()];
-                k.wgmma_fence();
-                multiply_stage(k, &products, a.advance(wave * 64 * BLOCK_K), b);
-                k.wgmma_commit();
-                let columns = column_scales(cfg, map, shared, stage);
-                k.wgmma_wait(0);
-                if wave + 1 == cfg.waves() {
-                    release.stage(k, stage);
-                }
-                promote(cfg, sums, &products, scales, &columns);
-            }
-            cursor.advance();
-        });
-        for (wave, sums) in (0u32..).zip(&sums) {
-            let row = m + first_row + wave * 64 + (warp & 3) * 16;
-            WarpOutput { params: &p.output, row, column: n, staging, lane }.write(k, sums);
-        }
-    });
-}
-
-/// The scales of B of this stage, one per group of columns; none where the row scales include them.
-fn column_scales<'k>(cfg: &Config, map: &SharedMap, shared: Shared<'k>, stage: U32<'k>) -> Vec<F32<'k>> {
-    if cfg.scale_groups() == 1 {
-        return Vec::new();
+        k.launch_dependents();
+        cursor.drain();
     }
-    let from = shared.at(map.column_scales).at(stage * column_scale_bytes(cfg));
-    (0..cfg.scale_groups().div_ceil(4)).flat_map(|i| from.at(i * 16).load_vec::<f32, 4>()).collect()
+
+    /// The warps that copy the scales of B, and those of A that the copy engine cannot address.
+    fn copy_scales(&self, warp: U32<'k>) {
+        let (k, p) = (self.k, &self.params);
+        let copier = self.scales.copier(warp * WARP + self.lane, self.lane);
+        self.place.for_each_tile(k, self.cfg, |m, n| {
+            copier.copy_tile(p, [m, n], k.constant(0), p.k_blocks);
+        });
+    }
+
+    /// A math warpgroup: 64-row products of each stage, promoted into FP32 sums with their scales.
+    fn multiply(&self) {
+        let (k, cfg, p) = (self.k, self.cfg, &self.params);
+        let math = Math::new(self);
+        self.place.for_each_turn(k, |_| {
+            math.sums.iter().flatten().for_each(|sum| sum.set(0.0));
+            k.for_(0, p.k_blocks, SCALE_GROUP, |first| {
+                math.multiply_group(first, 0);
+                math.scales.release();
+            });
+            WarpOutput::reclaim(k, self.lane);
+            for (wave, sums) in (0u32..).zip(&math.sums) {
+                let output = WarpOutput {
+                    params: &p.output,
+                    row: math.tile[0].get() + math.first_row + wave * 64 + (self.warp & 3) * 16,
+                    column: math.tile[1].get() + math.first_column,
+                    staging: math.staging.at(wave * WarpOutput::staging_bytes(cfg.warpgroup_n())),
+                    lane: self.lane,
+                };
+                output.write(k, sums);
+            }
+        });
+        WarpOutput::finish(k, self.lane);
+    }
+}
+
+/// A math warp's state.
+struct Math<'k, 'b, 'c> {
+    block: &'b Block<'k, 'c>,
+    /// The part of a tile that the warpgroup computes.
+    first_row: U32<'k>,
+    first_column: U32<'k>,
+    a: Descriptor<'k>,
+    b: Descriptor<'k>,
+    /// For each wave, where the scales of this thread's two rows lie.
+    rows: Vec<[U32<'k>; 2]>,
+    staging: Shared<'k>,
+    products: Vec<Var<'k, f32>>,
+    /// The sums of each wave.
+    sums: Vec<Vec<Var<'k, f32>>>,
+    /// The first row and column of the tile.
+    tile: [Var<'k, u32>; 2],
+    cursor: Cursor<'k>,
+    scales: ScaleReader<'k>,
+    /// Whether the cursor's stage was full when it was last looked at.
+    ready: Var<'k, bool>,
+    release: Release<'k>,
+}
+
+impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
+    fn new(block: &'b Block<'k, 'c>) -> Self {
+        let (k, cfg, warp, lane) = (block.k, block.cfg, block.warp, block.lane);
+        let (waves, columns) = (cfg.waves(), cfg.warpgroup_n());
+        let (warpgroup, zero) = (warp >> 2, k.constant(0));
+        let (first_row, first_column) = match cfg.warpgroups_n() {
+            1 => (warpgroup * (waves * 64), zero),
+            _ => (zero, warpgroup * columns),
+        };
+        // The row of this thread's first accumulators within a 64-row product.
+        let row = (warp & 3) * 16 + (lane >> 2);
+        let scales = block.scales.reader(lane);
+        let cursor = block.pipe.reader();
+        Math {
+            block,
+            first_row,
+            first_column,
+            a: Descriptor::k_major(block.a(zero).at(first_row * BLOCK_K), Swizzle::B128),
+            b: Descriptor::k_major(block.b(zero).at(first_column * BLOCK_K), Swizzle::B128),
+            rows: (0..waves)
+                .map(|wave| [0, 8].map(|below| scales.row_offset(first_row + row + (wave * 64 + below))))
+                .collect(),
+            staging: block.shared.at(block.map.staging).at(warp * cfg.staging_bytes()),
+            products: k.fragment(columns as usize / 2),
+            sums: (0..waves).map(|_| k.fragment(columns as usize / 2)).collect(),
+            tile: [k.var(0), k.var(0)],
+            ready: k.var_from(cursor.is_full()),
+            cursor,
+            scales,
+            release: Release::new(k, &block.place, &block.pipe, lane),
+        }
+    }
+
+    /// The blocks of one group of scales, from the `within`-th on; `first` is the group's first. Unrolled, so
+    /// that each finds its scales at a constant offset.
+    fn multiply_group(&self, first: U32<'k>, within: u32) {
+        let k = self.block.k;
+        self.multiply_block(first, within);
+        if within + 1 < SCALE_GROUP {
+            let more = (first + (within + 1)).lt(self.block.params.k_blocks);
+            k.if_(more, || self.multiply_group(first, within + 1));
+        }
+    }
+
+    fn multiply_block(&self, first: U32<'k>, within: u32) {
+        let (k, cfg) = (self.block.k, self.block.cfg);
+        k.if_(!self.ready.get(), || self.cursor.wait_full());
+        let stage = self.cursor.stage();
+        let a = self.a.advance(stage * (cfg.block_m * BLOCK_K));
+        let b = self.b.advance(stage * (cfg.block_n * BLOCK_K));
+        let mut loaded = None;
+        for (wave, sums) in self.sums.iter().enumerate() {
+            k.wgmma_fence();
+            multiply_stage(k, &self.products, a.advance(wave as u32 * 64 * BLOCK_K), b);
+            k.wgmma_commit();
+            // While the tensor core works: the scales of all waves, and a look at the next stage.
+            let (rows, columns) = loaded.get_or_insert_with(|| self.load_scales(first, within));
+            let last = wave + 1 == self.sums.len();
+            if last {
+                self.cursor.advance();
+                self.ready.set(self.cursor.is_full());
+            }
+            k.wgmma_wait(0);
+            if last {
+                self.release.stage(k, stage);
+            }
+            promote(cfg, sums, &self.products, rows[wave], columns);
+        }
+    }
+
+    /// The scales of a block: of this thread's rows in each wave, and of the warpgroup's columns.
+    fn load_scales(&self, first: U32<'k>, within: u32) -> (Vec<[F32<'k>; 2]>, Vec<F32<'k>>) {
+        let (k, cfg) = (self.block.k, self.block.cfg);
+        if within == 0 {
+            self.scales.wait();
+        }
+        let now = self.scales.block(k.constant(within));
+        if within == 0 {
+            k.if_(first.eq(0), || {
+                self.tile.iter().zip(now.place()).for_each(|(var, place)| var.set(place));
+            });
+        }
+        let per_scale = cfg.columns_per_scale();
+        let columns = now.columns(self.first_column / per_scale, cfg.warpgroup_n() / per_scale);
+        (self.rows.iter().map(|pair| pair.map(|row| now.row(row))).collect(), columns)
+    }
 }
 
 /// `sums += scale * products`: the second level of accumulation, in full FP32.
@@ -387,12 +463,9 @@ fn promote<'k>(
     row_scales: [F32<'k>; 2],
     column_scales: &[F32<'k>],
 ) {
-    let per_group = cfg.scale_columns() as usize / 2;
+    let per_group = cfg.columns_per_scale() as usize / 2;
     for (group, (sums, products)) in sums.chunks(per_group).zip(products.chunks(per_group)).enumerate() {
-        let scales = match column_scales.get(group) {
-            Some(&column) => row_scales.map(|row| row * column),
-            None => row_scales,
-        };
+        let scales = row_scales.map(|row| row * column_scales[group]);
         for (i, (sum, product)) in sums.iter().zip(products).enumerate() {
             sum.fma(product.live(), scales[(i / 2) % 2]);
         }

@@ -1,7 +1,9 @@
 //! The closed set of kernels, and how each is launched for a shape.
 
+use crate::epilogue::WarpOutput;
+use crate::params::ScaleLayout;
 use crate::schedule::best_band;
-use crate::{BLOCK_K, fp8_slim, fp8_wide};
+use crate::{BLOCK_K, SCALE_GROUP, fp8_slim, fp8_wide};
 use oxigemm_ptx::{BuildError, Module};
 
 /// A kernel of the closed set.
@@ -54,6 +56,17 @@ impl Shape {
     }
 }
 
+/// A tensor map as plain numbers: a matrix in memory and the tile that one copy moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixMap {
+    /// Elements along the contiguous dimension and the other.
+    pub dims: [u32; 2],
+    /// Elements from one row to the next.
+    pub pitch: u64,
+    /// Elements of a tile along the same dimensions.
+    pub tile: [u32; 2],
+}
+
 /// A launch as plain numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
@@ -65,23 +78,69 @@ pub struct Launch {
     pub cluster: u32,
     /// Bytes of dynamic shared memory.
     pub shared_bytes: u32,
-    /// Rows of A that one tensor load brings; all loads are 128 bytes of K wide, with 128-byte swizzle.
+    /// Rows of A that one tensor load brings.
     pub tile_a: u32,
     /// Rows of B that one tensor load brings.
     pub tile_b: u32,
+    /// Rows of A whose scales one tensor load brings.
+    pub scale_rows: u32,
     /// The kernel's `tuning` arguments.
     pub tuning: [u32; 3],
 }
 
+impl Launch {
+    /// The map of A, of bytes with 128-byte swizzle.
+    pub fn map_a(&self, shape: Shape, pitch: u64) -> MatrixMap {
+        MatrixMap { dims: [shape.k, shape.m], pitch, tile: [BLOCK_K, self.tile_a] }
+    }
+
+    /// The map of B, of bytes with 128-byte swizzle.
+    pub fn map_b(&self, shape: Shape, pitch: u64) -> MatrixMap {
+        MatrixMap { dims: [shape.k, shape.n], pitch, tile: [BLOCK_K, self.tile_b] }
+    }
+
+    /// The map of A's scales, of FP32 without swizzle; none where threads copy them.
+    pub fn map_sfa(
+        &self,
+        shape: Shape,
+        layout: ScaleLayout,
+        [stride_m, stride_k]: [u32; 2],
+    ) -> Option<MatrixMap> {
+        let (m, k) = (shape.m, shape.k_blocks());
+        match layout {
+            ScaleLayout::RowMajor => Some(MatrixMap {
+                dims: [k, m],
+                pitch: u64::from(stride_m),
+                tile: [SCALE_GROUP, self.scale_rows],
+            }),
+            ScaleLayout::MnMajor => Some(MatrixMap {
+                dims: [m, k],
+                pitch: u64::from(stride_k),
+                tile: [self.scale_rows, SCALE_GROUP],
+            }),
+            ScaleLayout::Copied => None,
+        }
+    }
+
+    /// The map of a plain D, of BF16 with 128-byte swizzle.
+    pub fn map_d(&self, shape: Shape, pitch: u64) -> MatrixMap {
+        let [rows, columns] = WarpOutput::MAP_TILE;
+        MatrixMap { dims: [shape.n, shape.m], pitch, tile: [columns, rows] }
+    }
+}
+
 const WIDE: &[(u32, u32, u32)] = &[
-    (256, 128, 4),
-    (128, 96, 6),
+    (256, 128, 3),
+    (128, 96, 5),
     (128, 112, 5),
     (128, 128, 5),
-    (128, 144, 5),
+    (128, 144, 4),
     (128, 160, 4),
     (128, 176, 4),
     (128, 192, 4),
+    (64, 64, 12),
+    (64, 128, 8),
+    (64, 256, 4),
 ];
 const SLIM: &[(u32, u32)] = &[
     (8, 64),
@@ -146,6 +205,7 @@ impl Choice {
                     shared_bytes: config.shared_bytes(),
                     tile_a: config.block_m / cluster_n,
                     tile_b: config.block_n / cluster_m,
+                    scale_rows: config.block_m,
                     tuning: [cluster_m, cluster_n, best_band(m_tiles, n_tiles, clusters, tile_m, tile_n)],
                 }
             }
@@ -158,6 +218,7 @@ impl Choice {
                     shared_bytes: config.shared_bytes(stages),
                     tile_a: config.block_m,
                     tile_b: config.block_n,
+                    scale_rows: config.block_m,
                     tuning: [stages, u32::from(m_tiles == 1), 0],
                 }
             }

@@ -23,12 +23,15 @@ pub mod launch;
 pub mod params;
 pub mod pipeline;
 mod promote;
+mod scales;
 pub mod schedule;
 
 pub use oxigemm_ptx::{BuildError, Module, Target};
 
 /// Elements of K that share one scale, and the K extent of a pipeline stage.
 pub const BLOCK_K: u32 = 128;
+/// 128-wide blocks of K whose scales are loaded together.
+pub const SCALE_GROUP: u32 = 4;
 /// Threads of a warp.
 pub const WARP: u32 = 32;
 /// Threads of a warpgroup.

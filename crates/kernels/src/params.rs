@@ -9,10 +9,14 @@ use std::ffi::c_void;
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct Args {
-    /// Tensor map of A: `[m, k]` bytes, tiles as [`crate::launch::Launch::tile_a`] says.
+    /// Tensor map of A: see [`crate::launch::Launch::map_a`].
     pub a: [u64; 16],
-    /// Tensor map of B: `[n, k]` bytes.
+    /// Tensor map of B: see [`crate::launch::Launch::map_b`].
     pub b: [u64; 16],
+    /// Tensor map of A's scales, where [`ScaleLayout`] is not `Copied`; not read elsewhere.
+    pub sfa_map: [u64; 16],
+    /// Tensor map of D where the output is [`PLAIN`](crate::epilogue::OutputFlags::PLAIN); not read elsewhere.
+    pub d_map: [u64; 16],
     /// Address of A's scales.
     pub sfa: u64,
     /// Address of B's scales.
@@ -37,13 +41,41 @@ pub struct Args {
     pub sfa_strides: [u32; 2],
     /// Strides of B's scales, in elements: along N and along K.
     pub sfb_strides: [u32; 2],
+    /// A [`ScaleLayout`], as a number.
+    pub sfa_layout: u32,
     /// What the kernel family makes of them: see [`crate::launch::Launch::tuning`].
     pub tuning: [u32; 3],
 }
 
+/// How A's scales reach shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum ScaleLayout {
+    /// K is contiguous, and the copy engine can address the rows.
+    RowMajor = 0,
+    /// M is contiguous, and the copy engine can address the columns.
+    MnMajor = 1,
+    /// Any other strides: copied by threads.
+    Copied = 2,
+}
+
+impl ScaleLayout {
+    /// The layout for scales at `address` with these strides (in elements, along M and along K).
+    ///
+    /// The copy engine takes addresses and pitches in multiples of 16 bytes.
+    pub fn of(address: u64, [stride_m, stride_k]: [u32; 2]) -> ScaleLayout {
+        let addressable = |pitch: u32| address.is_multiple_of(16) && pitch.is_multiple_of(4);
+        match (stride_m, stride_k) {
+            (pitch, 1) if addressable(pitch) => ScaleLayout::RowMajor,
+            (1, pitch) if addressable(pitch) => ScaleLayout::MnMajor,
+            _ => ScaleLayout::Copied,
+        }
+    }
+}
+
 impl Args {
     /// How many parameters a kernel has.
-    pub const COUNT: usize = 19;
+    pub const COUNT: usize = 22;
 
     /// A pointer to each argument, as a launch takes them.
     pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
@@ -53,6 +85,8 @@ impl Args {
         [
             to(&self.a),
             to(&self.b),
+            to(&self.sfa_map),
+            to(&self.d_map),
             to(&self.sfa),
             to(&self.sfb),
             to(&self.d),
@@ -67,6 +101,7 @@ impl Args {
             to(&self.sfa_strides[1]),
             to(&self.sfb_strides[0]),
             to(&self.sfb_strides[1]),
+            to(&self.sfa_layout),
             to(&self.tuning[0]),
             to(&self.tuning[1]),
             to(&self.tuning[2]),
@@ -78,8 +113,10 @@ impl Args {
 pub(crate) struct Params<'k> {
     pub a: TensorMap<'k>,
     pub b: TensorMap<'k>,
+    pub sfa_map: TensorMap<'k>,
     pub sfa: ScaleParams<'k>,
     pub sfb: ScaleParams<'k>,
+    pub sfa_layout: U32<'k>,
     pub output: OutputParams<'k>,
     pub k_blocks: U32<'k>,
     pub tuning: [U32<'k>; 3],
@@ -94,23 +131,10 @@ pub(crate) struct ScaleParams<'k> {
 }
 
 impl<'k> ScaleParams<'k> {
-    /// The scales of one row of A, or of one 128 rows of B.
-    pub fn row(&self, row: U32<'k>) -> ScaleRow<'k> {
-        ScaleRow { first: self.base.at(row.widening_mul(self.stride_mn) << 2), stride_k: self.stride_k }
-    }
-}
-
-/// One row of a matrix of scales.
-#[derive(Clone, Copy)]
-pub(crate) struct ScaleRow<'k> {
-    first: Global<'k>,
-    stride_k: U32<'k>,
-}
-
-impl<'k> ScaleRow<'k> {
-    /// The scale of one 128-wide block of K.
-    pub fn at(&self, block: U32<'k>) -> Global<'k> {
-        self.first.at(block.widening_mul(self.stride_k) << 2)
+    /// The scale of one row of A (or one 128 rows of B) and one 128-wide block of K.
+    pub fn at(&self, row: U32<'k>, block: U32<'k>) -> Global<'k> {
+        let index = row.widening_mul(self.stride_mn) + block.widening_mul(self.stride_k);
+        self.base.at(index << 2)
     }
 }
 
@@ -118,8 +142,9 @@ impl<'k> Params<'k> {
     /// Declares them in the order of [`Args`].
     pub fn declare(k: &'k Kernel) -> Self {
         let (a, b) = (k.param_tensor_map("a"), k.param_tensor_map("b"));
+        let (sfa_map, d_map) = (k.param_tensor_map("sfa_map"), k.param_tensor_map("d_map"));
         let (sfa, sfb) = (k.param_pointer("sfa"), k.param_pointer("sfb"));
-        let output = OutputParams::declare(k);
+        let output = OutputParams::declare(k, d_map);
         let k_blocks = k.param("k_blocks");
         let scales = |base, name: &str| ScaleParams {
             base,
@@ -127,7 +152,8 @@ impl<'k> Params<'k> {
             stride_k: k.param(&format!("{name}_stride_k")),
         };
         let (sfa, sfb) = (scales(sfa, "sfa"), scales(sfb, "sfb"));
+        let sfa_layout = k.param("sfa_layout");
         let tuning = [k.param("tuning_0"), k.param("tuning_1"), k.param("tuning_2")];
-        Params { a, b, sfa, sfb, output, k_blocks, tuning }
+        Params { a, b, sfa_map, sfa, sfb, sfa_layout, output, k_blocks, tuning }
     }
 }

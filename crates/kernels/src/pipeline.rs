@@ -1,6 +1,6 @@
 //! The ring of shared-memory stages between the warps that fill tiles and the warps that multiply them.
 
-use oxigemm_ptx::{Arg, Kernel, MBarrier, RemoteMBarrier, Shared, U32, Var};
+use oxigemm_ptx::{Arg, Kernel, MBarrier, Pred, RemoteMBarrier, Shared, U32, Var};
 
 /// Two barriers per stage: `full` ends a phase when the stage's data has landed, `empty` when every reader
 /// has let go of it.
@@ -96,6 +96,11 @@ impl<'k> Cursor<'k> {
     /// Waits until the current stage may be read.
     pub fn wait_full(&self) {
         self.pipeline.full(self.stage.get()).wait(self.parity.get());
+    }
+
+    /// Whether the current stage may be read, without waiting.
+    pub fn is_full(&self) -> Pred<'k> {
+        self.pipeline.full(self.stage.get()).test_wait(self.parity.get())
     }
 
     /// Moves to the next stage; each round flips the parity.

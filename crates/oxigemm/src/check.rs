@@ -232,10 +232,10 @@ impl Fp8GemmNt {
             return Ok(Checked::Trivial(Trivial::Nothing));
         }
 
-        let (d_pitch, d_memory) = d.row_major()?;
+        let (d_pitch, d_memory) = d.plain_rows()?;
         let mut accumulate = Accumulate::None;
         if let Some(c) = c {
-            let (pitch, memory) = c.row_major()?;
+            let (pitch, memory) = c.plain_rows()?;
             accumulate = if c.address == d.address && pitch == d_pitch {
                 Accumulate::InPlace
             } else {
@@ -251,8 +251,8 @@ impl Fp8GemmNt {
             }));
         }
 
-        let (a_pitch, a_memory) = a.row_major()?;
-        let (b_pitch, b_memory) = b.row_major()?;
+        let (a_pitch, a_memory) = a.tma_rows()?;
+        let (b_pitch, b_memory) = b.tma_rows()?;
         let (sfa_strides, sfa_memory) = sfa.scale_strides()?;
         let (sfb_strides, sfb_memory) = sfb.scale_strides()?;
         let inputs = [(a, a_memory), (b, b_memory), (sfa, sfa_memory), (sfb, sfb_memory)];
@@ -361,18 +361,11 @@ impl Operand {
         })
     }
 
-    /// Checks a matrix that TMA reads or writes; gives its pitch in elements and its bytes.
-    fn row_major(&self) -> Result<(u64, Footprint)> {
+    /// Checks a matrix that TMA reads; gives its pitch in elements and its bytes.
+    fn tma_rows(&self) -> Result<(u64, Footprint)> {
         let size = self.dtype.size() as u64;
-        let ([rows, columns, ..], [row_stride, column_stride, ..]) = (self.dims, self.strides);
-        if columns > 1 && column_stride != 1 {
-            return Err(self.wrong_strides("a stride of 1 along the last dimension".to_owned()));
-        }
-        if rows > 1 && row_stride < columns {
-            return Err(self.wrong_strides(format!("at least {columns} elements from row to row")));
-        }
         let unit = TMA_ALIGNMENT / size;
-        let pitch = if rows > 1 { row_stride as u64 } else { (columns as u64).next_multiple_of(unit) };
+        let pitch = self.row_pitch()?;
         if !pitch.is_multiple_of(unit) {
             return Err(self.not_tma(format!(
                 "the row pitch must be a multiple of {TMA_ALIGNMENT} bytes ({unit} {} elements), found {pitch} elements",
@@ -385,10 +378,41 @@ impl Operand {
                 self.dtype
             )));
         }
-        let width = columns as u64 * size;
-        let end = self.end_of((rows as u128 - 1) * u128::from(pitch * size) + u128::from(width))?;
+        let footprint = self.rows_footprint(pitch)?;
         self.expect_aligned(TMA_ALIGNMENT)?;
-        Ok((pitch, Footprint { start: self.address, end, pitch: pitch * size, width }))
+        Ok((pitch, footprint))
+    }
+
+    /// Checks a matrix that threads read and write; gives its pitch in elements and its bytes.
+    fn plain_rows(&self) -> Result<(u64, Footprint)> {
+        let pitch = self.row_pitch()?;
+        if pitch > u64::from(u32::MAX) {
+            return Err(self.too_large(format!("a row pitch of at most {} elements", u32::MAX)));
+        }
+        let footprint = self.rows_footprint(pitch)?;
+        self.expect_aligned(self.dtype.size() as u64)?;
+        Ok((pitch, footprint))
+    }
+
+    /// The elements from row to row of a matrix whose rows have no gaps and do not overlap.
+    fn row_pitch(&self) -> Result<u64> {
+        let ([rows, columns, ..], [row_stride, column_stride, ..]) = (self.dims, self.strides);
+        if columns > 1 && column_stride != 1 {
+            return Err(self.wrong_strides("a stride of 1 along the last dimension".to_owned()));
+        }
+        if rows > 1 && row_stride < columns {
+            return Err(self.wrong_strides(format!("at least {columns} elements from row to row")));
+        }
+        let unit = TMA_ALIGNMENT / self.dtype.size() as u64;
+        Ok(if rows > 1 { row_stride as u64 } else { (columns as u64).next_multiple_of(unit) })
+    }
+
+    fn rows_footprint(&self, pitch: u64) -> Result<Footprint> {
+        let size = self.dtype.size() as u64;
+        let [rows, columns, ..] = self.dims;
+        let (pitch, width) = (pitch * size, columns as u64 * size);
+        let end = self.end_of((rows as u128 - 1) * u128::from(pitch) + u128::from(width))?;
+        Ok(Footprint { start: self.address, end, pitch, width })
     }
 
     /// Checks the layout of a scale matrix; gives its strides and its bytes.

@@ -112,6 +112,21 @@ impl DType {
             DType::F32 => encode_as::<f32>(values),
         }
     }
+
+    /// Rounds `values` to this type, once, and returns their little-endian bytes.
+    ///
+    /// ```
+    /// use oxigemm::{DType, bf16};
+    ///
+    /// // Just above the middle of two bf16: rounding to f32 first would land on the middle, and then on the even one.
+    /// let value = 1.0 + 2f64.powi(-8) + 2f64.powi(-40);
+    /// assert_eq!(DType::Bf16.encode_f64(&[value]), bf16::from_f32(1.0078125).to_le_bytes());
+    /// ```
+    #[must_use]
+    pub fn encode_f64(self, values: &[f64]) -> Vec<u8> {
+        let narrow = if self == DType::F32 { |value| value as f32 } else { round_to_odd };
+        self.encode(&values.iter().map(|&value| narrow(value)).collect::<Vec<f32>>())
+    }
 }
 
 impl fmt::Display for DType {
@@ -130,6 +145,17 @@ impl FromStr for DType {
             found: format!("`{name}`"),
         })
     }
+}
+
+/// Rounds an inexact value to the neighbour with an odd last bit. A second rounding, to nearest in a type that is at
+/// least two bits narrower, then gives what rounding once would have given.
+fn round_to_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    if f64::from(nearest) == value || !nearest.is_finite() {
+        return nearest;
+    }
+    let toward_zero = nearest.to_bits() - u32::from(f64::from(nearest).abs() > value.abs());
+    f32::from_bits(toward_zero | 1)
 }
 
 /// The value of every e4m3 code.
@@ -153,9 +179,9 @@ fn encode_as<T: Element>(values: &[f32]) -> Vec<u8> {
 
 /// A Rust type that is the element of a tensor.
 ///
-/// Implemented for `f32`, [`bf16`], [`f16`], [`F8E4M3`] and [`F8E5M2`], and for nothing else. FP8 data that is held
+/// Implemented for `f32`, [`struct@bf16`], [`struct@f16`], [`F8E4M3`] and [`F8E5M2`], and for nothing else. FP8 data that is held
 /// as `u8` codes goes through [`Tensor::from_bytes`](crate::Tensor::from_bytes).
-pub trait Element: Pod + sealed::Sealed {
+pub trait Element: Pod + Send + Sync + sealed::Sealed {
     /// The tensor element type of this Rust type.
     const DTYPE: DType;
     /// The value as `f32`, which is always exact.
@@ -256,6 +282,25 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn f64_is_rounded_once() {
+        for dtype in [DType::E4m3, DType::Bf16, DType::F16] {
+            let values: Vec<f32> =
+                (0..0x3ffu32).flat_map(|code| dtype.decode(&code.to_le_bytes()[..dtype.size()])).collect();
+            for pair in values.windows(2).filter(|pair| pair[0] < pair[1]) {
+                let middle = (f64::from(pair[0]) + f64::from(pair[1])) / 2.0;
+                assert_eq!(dtype.encode_f64(&[middle.next_down()]), dtype.encode(&pair[..1]));
+                assert_eq!(dtype.encode_f64(&[middle.next_up()]), dtype.encode(&pair[1..]));
+                assert_eq!(dtype.encode_f64(&[-middle.next_up()]), dtype.encode(&[-pair[1]]));
+                assert_eq!(dtype.encode_f64(&[middle])[0] & 1, 0, "a tie goes to even");
+            }
+            for value in [0.0, f64::INFINITY, -1e300, 1e-300] {
+                assert_eq!(dtype.encode_f64(&[value]), dtype.encode(&[value as f32]), "{value}");
+            }
+        }
+        assert_eq!(DType::F32.encode_f64(&[0.1]), 0.1f32.to_le_bytes());
     }
 
     #[test]

@@ -140,6 +140,30 @@ pub enum Error {
         /// The rule that is broken, with what was found.
         reason: String,
     },
+    /// A name that is not one of a device.
+    #[error("`{name}` is not a device: {reason}")]
+    DeviceName {
+        /// What was given.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A kernel was asked for that cannot serve the problem.
+    #[error("{name} cannot compute {shape}: its grid or its shared memory would be too large")]
+    Choice {
+        /// The choice, as [`crate::plan::name`] writes it.
+        name: String,
+        /// The problem and where.
+        shape: String,
+    },
+    /// A kernel could not be written: a fault of this library.
+    #[error("the kernel {name} could not be built: {reason}")]
+    Kernel {
+        /// The kernel.
+        name: String,
+        /// Why.
+        reason: String,
+    },
     /// The CUDA driver or device failed.
     #[error(transparent)]
     Cuda(#[from] oxigemm_cuda::Error),
@@ -168,7 +192,7 @@ impl Error {
             | Error::Overlap { argument, .. }
             | Error::Overflow { argument, .. }
             | Error::Tma { argument, .. } => Some(argument),
-            Error::Cuda(_) => None,
+            Error::DeviceName { .. } | Error::Choice { .. } | Error::Kernel { .. } | Error::Cuda(_) => None,
         }
     }
 }

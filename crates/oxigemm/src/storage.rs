@@ -38,7 +38,7 @@ impl Storage {
                 (lines.as_ptr().addr() as u64, Memory::Host(RwLock::new(lines)))
             }
             Device::Cuda(cuda) => {
-                let buffer = cuda.alloc(bytes)?;
+                let buffer = cuda.gpu().alloc(bytes)?;
                 (buffer.ptr(), Memory::Cuda(RwLock::new(buffer)))
             }
         };

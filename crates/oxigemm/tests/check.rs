@@ -90,14 +90,14 @@ refused!(scales_of_b_backwards, ScaleLayout, "sfb", |x| x.sfb.strides[1] = -1);
 
 refused!(a_with_a_pitch_off_16_bytes, Tma, "a", |x| x.a.strides[0] = 520);
 refused!(b_with_a_pitch_off_16_bytes, Tma, "b", |x| x.b.strides[0] = 513);
-refused!(d_with_a_pitch_off_16_bytes, Tma, "d", |x| x.d.strides[0] = 260);
-refused!(c_with_a_pitch_off_16_bytes, Tma, "c", |x| c(x).strides[0] = 257);
+refused!(d_with_a_pitch_beyond_32_bits, Overflow, "d", |x| x.d.strides[0] = 1 << 32);
+refused!(c_with_a_pitch_beyond_32_bits, Overflow, "c", |x| c(x).strides[0] = 1 << 32);
 refused!(b_with_a_pitch_of_a_terabyte, Tma, "b", |x| x.b.strides[0] = 1 << 40);
 
 refused!(a_off_16_bytes, Alignment, "a", |x| x.a.address += 8);
 refused!(b_off_16_bytes, Alignment, "b", |x| x.b.address += 1);
-refused!(d_off_16_bytes, Alignment, "d", |x| x.d.address += 2);
-refused!(c_off_16_bytes, Alignment, "c", |x| c(x).address += 4);
+refused!(d_off_its_elements, Alignment, "d", |x| x.d.address += 1);
+refused!(c_off_its_elements, Alignment, "c", |x| c(x).address += 3);
 refused!(scales_of_a_off_4_bytes, Alignment, "sfa", |x| x.sfa.address += 2);
 refused!(scales_of_b_off_4_bytes, Alignment, "sfb", |x| x.sfb.address += 1);
 
@@ -170,6 +170,17 @@ fn the_problem_says_what_was_passed() {
         }
     );
     assert_eq!(launch(good()).c, Accumulate::None);
+}
+
+#[test]
+fn c_and_d_need_no_alignment_but_that_of_their_elements() {
+    for (d_type, size) in [(DType::Bf16, 2), (DType::F32, 4)] {
+        let mut x = arguments(64, 257, 512, d_type);
+        x.c = Some(Operand { name: "c", address: (6 << 30) + size, strides: [259, 1, 1, 1], ..x.d });
+        x.d.address += 3 * size;
+        let problem = launch(x);
+        assert_eq!((problem.d_pitch, problem.c), (257, Accumulate::From { pitch: 259 }));
+    }
 }
 
 #[test]
@@ -248,11 +259,11 @@ fn a_sentence_says_what_was_expected_and_what_came() {
         "`sfa` has the wrong number of scales: expected [64, 4], one per row of `a` and 128 of K, found [64, 3]"
     );
     let mut x = good();
-    x.d.strides[0] = 260;
+    x.b.strides[0] = 520;
     assert_eq!(
         x.check().unwrap_err().to_string(),
-        "`d` cannot be addressed by TMA: the row pitch must be a multiple of 16 bytes (8 bf16 elements), \
-         found 260 elements"
+        "`b` cannot be addressed by TMA: the row pitch must be a multiple of 16 bytes (16 e4m3 elements), \
+         found 520 elements"
     );
 }
 
@@ -276,11 +287,10 @@ proptest! {
         accumulate in 0..3,
     ) {
         let mut x = arguments(m, n, k, d_type);
-        let unit = 16 / d_type.size() as i64;
         let pitch = |columns: i64, unit: i64, pad: i64| (columns as u64).next_multiple_of(unit as u64) as i64 + pad * unit;
         x.a.strides[0] = pitch(k, 16, a_pad);
         x.b.strides[0] = pitch(k, 16, b_pad);
-        x.d.strides[0] = pitch(n, unit, d_pad);
+        x.d.strides[0] = n + d_pad;
         for (scales, mn_major, pad) in [(&mut x.sfa, sfa_mn_major, sfa_pad), (&mut x.sfb, sfb_mn_major, sfb_pad)] {
             let [rows, columns, ..] = scales.dims;
             scales.strides = if mn_major { [1, rows + pad, 1, 1] } else { [columns + pad, 1, 1, 1] };
@@ -289,7 +299,7 @@ proptest! {
             0 => None,
             1 => Some(Operand { name: "c", ..x.d }),
             _ => {
-                let strides = [pitch(n, unit, c_pad), 1, 1, 1];
+                let strides = [n + c_pad, 1, 1, 1];
                 Some(Operand { name: "c", address: 6 << 30, strides, ..x.d })
             }
         };

@@ -67,6 +67,13 @@ impl<'k> MBarrier<'k> {
         );
     }
 
+    /// Arrives once, when every [`copy_async`](Shared::copy_async) that this thread has issued has landed.
+    #[track_caller]
+    pub fn arrive_after_copies(self) {
+        self.kernel()
+            .emit(Needs::SM90, format_args!("cp.async.mbarrier.arrive.noinc.shared::cta.b64 {};", self.0));
+    }
+
     /// Whether the phase of this parity has ended; may sleep for a bounded time first.
     #[track_caller]
     pub fn try_wait(self, parity: impl Arg<'k, u32>) -> Pred<'k> {

@@ -312,6 +312,28 @@ impl<'k> Shared<'k> {
     }
 }
 
+impl<'k> Shared<'k> {
+    /// Copies 4, 8 or 16 bytes of global memory here, asynchronously; where `valid` does not hold, zeros, and
+    /// the source is not read. [`MBarrier::arrive_after_copies`](crate::MBarrier::arrive_after_copies) tells when
+    /// they have landed.
+    #[track_caller]
+    pub fn copy_async(self, from: Global<'k>, bytes: u32, valid: Pred<'k>) {
+        let k = from.kernel();
+        k.require(matches!(bytes, 4 | 8 | 16), || format!("cp.async copies 4, 8 or 16 bytes, not {bytes}"));
+        let present: U32<'k> = valid.select(bytes, 0);
+        let present = present.operand();
+        k.op(format_args!("cp.async.ca.shared.global {self}, {from}, {bytes}, {present};"));
+    }
+}
+
+impl Kernel {
+    /// Waits until every [`copy_async`](Shared::copy_async) of this thread has landed.
+    #[track_caller]
+    pub fn copies_wait(&self) {
+        self.op(format_args!("cp.async.wait_all;"));
+    }
+}
+
 /// Hands out offsets of dynamic shared memory, so that a kernel's map is one struct built in one place.
 ///
 /// ```

@@ -102,8 +102,20 @@ fn min_f32(a: f32, b: f32) -> f32 {
         (true, true) => f32::NAN,
         (true, _) => b,
         (_, true) => a,
-        _ if a == b => if a.is_sign_negative() { a } else { b },
-        _ => if a < b { a } else { b },
+        _ if a == b => {
+            if a.is_sign_negative() {
+                a
+            } else {
+                b
+            }
+        }
+        _ => {
+            if a < b {
+                a
+            } else {
+                b
+            }
+        }
     }
 }
 
@@ -112,8 +124,20 @@ fn max_f32(a: f32, b: f32) -> f32 {
         (true, true) => f32::NAN,
         (true, _) => b,
         (_, true) => a,
-        _ if a == b => if a.is_sign_negative() { b } else { a },
-        _ => if a > b { a } else { b },
+        _ if a == b => {
+            if a.is_sign_negative() {
+                b
+            } else {
+                a
+            }
+        }
+        _ => {
+            if a > b {
+                a
+            } else {
+                b
+            }
+        }
     }
 }
 
@@ -128,64 +152,115 @@ pub(crate) struct Mode {
     pub(crate) ftz: bool,
     pub(crate) sat: bool,
     pub(crate) nan: bool,
-    pub(crate) approx: bool,
     pub(crate) relu: bool,
 }
 
-macro_rules! f32_variants {
-    ($mode:expr, |$($x:ident),*| $near:expr, |$r:ident| $directed:expr) => {{
-        // Each arm is a closure without captures, so that it coerces to a function pointer.
-        macro_rules! wrap {
-            ($e:expr) => { match ($mode.ftz, $mode.sat) {
-                (false, false) => f32_fn!(|$($x),*| of_f32($e)),
-                (true, false) => f32_fn!(|$($x),*| { $(let $x = ftz($x);)* of_f32(ftz($e)) }),
-                (false, true) => f32_fn!(|$($x),*| of_f32(sat($e))),
-                (true, true) => f32_fn!(|$($x),*| { $(let $x = ftz($x);)* of_f32(sat(ftz($e))) }),
-            } };
-        }
-        match $mode.round {
-            Round::Nearest | Round::NearestAway => wrap!($near),
-            Round::Zero => wrap!({ let $r = Round::Zero; $directed }),
-            Round::Down => wrap!({ let $r = Round::Down; $directed }),
-            Round::Up => wrap!({ let $r = Round::Up; $directed }),
-        }
-    }};
+/// An f32 operation: exact up to one rounding in the given direction.
+trait FloatOp {
+    fn apply(x: [f32; 3], round: Round) -> f32;
 }
 
-macro_rules! f32_fn {
-    (|$a:ident| $e:expr) => {
-        (|a, _, _| { let $a = f32_of(a); $e }) as AluFn
+macro_rules! float_ops {
+    ($($name:ident: |$a:ident, $b:ident, $c:ident, $r:ident| $e:expr;)*) => {
+        $(
+            struct $name;
+            impl FloatOp for $name {
+                #[inline(always)]
+                fn apply([$a, $b, $c]: [f32; 3], $r: Round) -> f32 {
+                    $e
+                }
+            }
+        )*
     };
-    (|$a:ident, $b:ident| $e:expr) => {
-        (|a, b, _| { let $a = f32_of(a); let $b = f32_of(b); $e }) as AluFn
-    };
-    (|$a:ident, $b:ident, $c:ident| $e:expr) => {
-        (|a, b, c| { let $a = f32_of(a); let $b = f32_of(b); let $c = f32_of(c); $e }) as AluFn
-    };
+}
+
+fn nearest(r: Round) -> bool {
+    matches!(r, Round::Nearest | Round::NearestAway)
+}
+
+float_ops! {
+    Add: |a, b, _c, r| if nearest(r) { a + b } else { add_mode(a, b, r) };
+    Sub: |a, b, _c, r| if nearest(r) { a - b } else { add_mode(a, -b, r) };
+    Mul: |a, b, _c, r| if nearest(r) { a * b } else { mul_mode(a, b, r) };
+    Fma: |a, b, c, r| if nearest(r) { a.mul_add(b, c) } else { fma_mode(a, b, c, r) };
+    Div: |a, b, _c, r| if nearest(r) { a / b } else { div_mode(a, b, r) };
+    Rcp: |a, _b, _c, r| if nearest(r) { 1.0 / a } else { div_mode(1.0, a, r) };
+    Sqrt: |a, _b, _c, r| if nearest(r) { a.sqrt() } else { sqrt_mode(a, r) };
+    Rsqrt: |a, _b, _c, _r| (1.0 / f64::from(a).sqrt()) as f32;
+    Ex2: |a, _b, _c, _r| f64::from(a).exp2() as f32;
+    Lg2: |a, _b, _c, _r| f64::from(a).log2() as f32;
+    Sin: |a, _b, _c, _r| f64::from(a).sin() as f32;
+    Cos: |a, _b, _c, _r| f64::from(a).cos() as f32;
+    Tanh: |a, _b, _c, _r| f64::from(a).tanh() as f32;
+    Abs: |a, _b, _c, _r| a.abs();
+    Neg: |a, _b, _c, _r| -a;
+    Min: |a, b, _c, _r| min_f32(a, b);
+    Max: |a, b, _c, _r| max_f32(a, b);
+    MinNan: |a, b, _c, _r| nan_or(a, b, min_f32);
+    MaxNan: |a, b, _c, _r| nan_or(a, b, max_f32);
+}
+
+/// Directions as constants, so that every combination is its own function.
+const ROUNDS: [Round; 4] = [Round::Nearest, Round::Zero, Round::Down, Round::Up];
+
+fn float_run<O: FloatOp, const ROUND: usize, const FTZ: bool, const SAT: bool>(
+    a: u64,
+    b: u64,
+    c: u64,
+) -> u64 {
+    let mut x = [f32_of(a), f32_of(b), f32_of(c)];
+    if FTZ {
+        x = x.map(ftz);
+    }
+    let mut r = O::apply(x, ROUNDS[ROUND]);
+    if FTZ {
+        r = ftz(r);
+    }
+    if SAT {
+        r = sat(r);
+    }
+    of_f32(r)
+}
+
+fn float_pick<O: FloatOp>(m: Mode) -> AluFn {
+    fn flags<O: FloatOp, const ROUND: usize>(m: Mode) -> AluFn {
+        match (m.ftz, m.sat) {
+            (false, false) => float_run::<O, ROUND, false, false>,
+            (true, false) => float_run::<O, ROUND, true, false>,
+            (false, true) => float_run::<O, ROUND, false, true>,
+            (true, true) => float_run::<O, ROUND, true, true>,
+        }
+    }
+    match m.round {
+        Round::Nearest | Round::NearestAway => flags::<O, 0>(m),
+        Round::Zero => flags::<O, 1>(m),
+        Round::Down => flags::<O, 2>(m),
+        Round::Up => flags::<O, 3>(m),
+    }
 }
 
 fn float32(op: &str, m: Mode) -> Option<AluFn> {
     Some(match op {
-        "add" => f32_variants!(m, |a, b| a + b, |r| add_mode(a, b, r)),
-        "sub" => f32_variants!(m, |a, b| a - b, |r| add_mode(a, -b, r)),
-        "mul" => f32_variants!(m, |a, b| a * b, |r| mul_mode(a, b, r)),
-        "fma" | "mad" => f32_variants!(m, |a, b, c| a.mul_add(b, c), |r| fma_mode(a, b, c, r)),
-        "div" => f32_variants!(m, |a, b| a / b, |r| div_mode(a, b, r)),
-        "rcp" => f32_variants!(m, |a| 1.0 / a, |r| div_mode(1.0, a, r)),
-        "sqrt" => f32_variants!(m, |a| a.sqrt(), |r| sqrt_mode(a, r)),
-        "rsqrt" => f32_variants!(m, |a| (1.0 / f64::from(a).sqrt()) as f32, |_r| a),
-        "ex2" => f32_variants!(m, |a| f64::from(a).exp2() as f32, |_r| a),
-        "lg2" => f32_variants!(m, |a| f64::from(a).log2() as f32, |_r| a),
-        "sin" => f32_variants!(m, |a| f64::from(a).sin() as f32, |_r| a),
-        "cos" => f32_variants!(m, |a| f64::from(a).cos() as f32, |_r| a),
-        "tanh" => f32_variants!(m, |a| f64::from(a).tanh() as f32, |_r| a),
-        "abs" => f32_variants!(m, |a| a.abs(), |_r| a),
-        "neg" => f32_variants!(m, |a| -a, |_r| a),
-        "min" if m.nan => f32_variants!(m, |a, b| nan_or(a, b, min_f32), |_r| a + b),
-        "max" if m.nan => f32_variants!(m, |a, b| nan_or(a, b, max_f32), |_r| a + b),
-        "min" => f32_variants!(m, |a, b| min_f32(a, b), |_r| a + b),
-        "max" => f32_variants!(m, |a, b| max_f32(a, b), |_r| a + b),
-        "copysign" => f32_fn!(|a, b| u64::from(b.copysign(a).to_bits())),
+        "add" => float_pick::<Add>(m),
+        "sub" => float_pick::<Sub>(m),
+        "mul" => float_pick::<Mul>(m),
+        "fma" | "mad" => float_pick::<Fma>(m),
+        "div" => float_pick::<Div>(m),
+        "rcp" => float_pick::<Rcp>(m),
+        "sqrt" => float_pick::<Sqrt>(m),
+        "rsqrt" => float_pick::<Rsqrt>(m),
+        "ex2" => float_pick::<Ex2>(m),
+        "lg2" => float_pick::<Lg2>(m),
+        "sin" => float_pick::<Sin>(m),
+        "cos" => float_pick::<Cos>(m),
+        "tanh" => float_pick::<Tanh>(m),
+        "abs" => float_pick::<Abs>(m),
+        "neg" => float_pick::<Neg>(m),
+        "min" if m.nan => float_pick::<MinNan>(m),
+        "max" if m.nan => float_pick::<MaxNan>(m),
+        "min" => float_pick::<Min>(m),
+        "max" => float_pick::<Max>(m),
+        "copysign" => |a, b, _| u64::from(f32_of(b).copysign(f32_of(a)).to_bits()),
         _ => return None,
     })
 }
@@ -212,131 +287,115 @@ fn float64(op: &str, m: Mode) -> Option<AluFn> {
     })
 }
 
-/// One half-precision operation: exact in f64 (round-to-odd for fma), rounded once.
-fn half(format: Format, op: &str, m: Mode, x: [u64; 3]) -> u64 {
-    let [a, b, c] = x.map(|v| format.decode(v & 0xffff));
-    let flush = |v: f64| if m.ftz && v != 0.0 && v.abs() < crate::minifloat::power(-14) { 0.0 * v } else { v };
-    let (a, b, c) = if format == F16 { (flush(a), flush(b), flush(c)) } else { (a, b, c) };
-    let value = match op {
+/// Half-precision operations, in the order that [`half_op`] numbers them.
+const HALF_OPS: [&str; 10] = ["add", "sub", "mul", "fma", "abs", "neg", "min", "max", "ex2", "tanh"];
+
+/// Flags of a half-precision operation.
+const FLUSH: u8 = 1;
+const SATURATE: u8 = 2;
+const KEEP_NAN: u8 = 4;
+const RELU: u8 = 8;
+
+/// One half-precision operation: exact in f64 (round-to-odd for sums), rounded once.
+fn half(format: Format, op: usize, flags: u8, x: [u64; 3]) -> u64 {
+    let [a, b, c] = x.map(|v| {
+        let v = format.decode(v & 0xffff);
+        let subnormal = format == F16 && v.abs() < crate::minifloat::power(-14);
+        if flags & FLUSH != 0 && subnormal { 0.0f64.copysign(v) } else { v }
+    });
+    let pick = |first: bool| if first { a } else { b };
+    let value = match HALF_OPS[op] {
         "add" => add_odd(a, b),
         "sub" => add_odd(a, -b),
         "mul" => a * b,
         "fma" => add_odd(a * b, c),
         "abs" => return x[0] & 0x7fff,
         "neg" => return (x[0] ^ 0x8000) & 0xffff,
-        "min" => match (a.is_nan() || b.is_nan(), m.nan) {
-            (true, true) => f64::NAN,
-            _ if a == b => if a.is_sign_negative() { a } else { b },
-            _ => a.min(b),
-        },
-        "max" => match (a.is_nan() || b.is_nan(), m.nan) {
-            (true, true) => f64::NAN,
-            _ if a == b => if a.is_sign_negative() { b } else { a },
-            _ => a.max(b),
-        },
+        "min" | "max" if flags & KEEP_NAN != 0 && (a.is_nan() || b.is_nan()) => f64::NAN,
+        "min" if a == b => pick(a.is_sign_negative()),
+        "max" if a == b => pick(!a.is_sign_negative()),
+        "min" => a.min(b),
+        "max" => a.max(b),
         "ex2" => a.exp2(),
-        "tanh" => a.tanh(),
-        _ => f64::NAN,
+        _ => a.tanh(),
     };
-    let value = if m.relu && (value < 0.0) { 0.0 } else { value };
-    let value = if m.sat { if value.is_nan() { 0.0 } else { value.clamp(0.0, 1.0) } } else { value };
-    format.encode(value, m.round, false)
+    let value = if flags & RELU != 0 && value < 0.0 { 0.0 } else { value };
+    let value = match flags & SATURATE {
+        0 => value,
+        _ if value.is_nan() => 0.0,
+        _ => value.clamp(0.0, 1.0),
+    };
+    format.encode(value, Round::Nearest, false)
 }
 
-macro_rules! half_fn {
-    ($format:expr, $op:literal, $x2:expr, $m:expr) => {{
-        macro_rules! mode {
-            ($ftz:literal, $sat:literal, $nan:literal, $relu:literal) => {
-                if $x2 {
-                    (|a, b, c| {
-                        const M: Mode = Mode { round: Round::Nearest, ftz: $ftz, sat: $sat, nan: $nan, approx: false, relu: $relu };
-                        half($format, $op, M, [a, b, c]) | half($format, $op, M, [a >> 16, b >> 16, c >> 16]) << 16
-                    }) as AluFn
-                } else {
-                    (|a, b, c| {
-                        const M: Mode = Mode { round: Round::Nearest, ftz: $ftz, sat: $sat, nan: $nan, approx: false, relu: $relu };
-                        half($format, $op, M, [a, b, c])
-                    }) as AluFn
-                }
-            };
-        }
-        match ($m.ftz, $m.sat, $m.nan, $m.relu) {
-            (false, false, false, false) => mode!(false, false, false, false),
-            (true, false, false, false) => mode!(true, false, false, false),
-            (false, true, false, false) => mode!(false, true, false, false),
-            (true, true, false, false) => mode!(true, true, false, false),
-            (false, false, true, false) => mode!(false, false, true, false),
-            (false, false, false, true) => mode!(false, false, false, true),
-            (true, false, true, false) => mode!(true, false, true, false),
-            (true, false, false, true) => mode!(true, false, false, true),
-            _ => return None,
-        }
-    }};
+fn half_run<const OP: usize, const BF16_INPUT: bool, const PAIR: bool, const FLAGS: u8>(
+    a: u64,
+    b: u64,
+    c: u64,
+) -> u64 {
+    let format = if BF16_INPUT { BF16 } else { F16 };
+    let low = half(format, OP, FLAGS, [a, b, c]);
+    if PAIR { low | half(format, OP, FLAGS, [a >> 16, b >> 16, c >> 16]) << 16 } else { low }
 }
 
 fn half_op(ty: Ty, op: &str, m: Mode) -> Option<AluFn> {
-    macro_rules! table {
-        ($format:expr, $x2:expr) => {
-            match op {
-                "add" => half_fn!($format, "add", $x2, m),
-                "sub" => half_fn!($format, "sub", $x2, m),
-                "mul" => half_fn!($format, "mul", $x2, m),
-                "fma" => half_fn!($format, "fma", $x2, m),
-                "abs" => half_fn!($format, "abs", $x2, m),
-                "neg" => half_fn!($format, "neg", $x2, m),
-                "min" => half_fn!($format, "min", $x2, m),
-                "max" => half_fn!($format, "max", $x2, m),
-                "ex2" => half_fn!($format, "ex2", $x2, m),
-                "tanh" => half_fn!($format, "tanh", $x2, m),
-                _ => return None,
-            }
-        };
+    fn flags<const OP: usize, const BF: bool, const PAIR: bool>(m: Mode) -> Option<AluFn> {
+        Some(match (m.ftz, m.sat, m.nan, m.relu) {
+            (false, false, false, false) => half_run::<OP, BF, PAIR, 0>,
+            (true, false, false, false) => half_run::<OP, BF, PAIR, FLUSH>,
+            (false, true, false, false) => half_run::<OP, BF, PAIR, SATURATE>,
+            (true, true, false, false) => half_run::<OP, BF, PAIR, { FLUSH | SATURATE }>,
+            (false, false, true, false) => half_run::<OP, BF, PAIR, KEEP_NAN>,
+            (true, false, true, false) => half_run::<OP, BF, PAIR, { FLUSH | KEEP_NAN }>,
+            (false, false, false, true) => half_run::<OP, BF, PAIR, RELU>,
+            (true, false, false, true) => half_run::<OP, BF, PAIR, { FLUSH | RELU }>,
+            _ => return None,
+        })
+    }
+    fn typed<const OP: usize>(ty: Ty, m: Mode) -> Option<AluFn> {
+        match ty {
+            Ty::F16 => flags::<OP, false, false>(m),
+            Ty::F16x2 => flags::<OP, false, true>(m),
+            Ty::Bf16 => flags::<OP, true, false>(m),
+            Ty::Bf16x2 => flags::<OP, true, true>(m),
+            _ => None,
+        }
     }
     if m.round != Round::Nearest {
         return None;
     }
-    Some(match ty {
-        Ty::F16 => table!(F16, false),
-        Ty::F16x2 => table!(F16, true),
-        Ty::Bf16 => table!(BF16, false),
-        Ty::Bf16x2 => table!(BF16, true),
-        _ => return None,
-    })
+    match HALF_OPS.iter().position(|o| *o == op)? {
+        0 => typed::<0>(ty, m),
+        1 => typed::<1>(ty, m),
+        2 => typed::<2>(ty, m),
+        3 => typed::<3>(ty, m),
+        4 => typed::<4>(ty, m),
+        5 => typed::<5>(ty, m),
+        6 => typed::<6>(ty, m),
+        7 => typed::<7>(ty, m),
+        8 => typed::<8>(ty, m),
+        _ => typed::<9>(ty, m),
+    }
 }
 
-/// Packed pairs of f32 (`add.f32x2`, `mul.f32x2`, `fma.f32x2`), round to nearest.
+/// Packed pairs of f32 (`add.f32x2` and friends), round to nearest.
 fn float32x2(op: &str, m: Mode) -> Option<AluFn> {
+    fn run<O: FloatOp, const FTZ: bool>(a: u64, b: u64, c: u64) -> u64 {
+        let f = float_run::<O, 0, FTZ, false>;
+        f(a, b, c) | f(a >> 32, b >> 32, c >> 32) << 32
+    }
     if m.round != Round::Nearest || m.sat {
         return None;
     }
-    macro_rules! pair {
-        (|$a:ident, $b:ident, $c:ident| $e:expr) => {
-            if m.ftz {
-                |a, b, c| {
-                    let f = |a: u64, b: u64, c: u64| {
-                        let ($a, $b, $c) = (ftz(f32_of(a)), ftz(f32_of(b)), ftz(f32_of(c)));
-                        let _ = $c;
-                        of_f32(ftz($e))
-                    };
-                    f(a, b, c) | f(a >> 32, b >> 32, c >> 32) << 32
-                }
-            } else {
-                |a, b, c| {
-                    let f = |a: u64, b: u64, c: u64| {
-                        let ($a, $b, $c) = (f32_of(a), f32_of(b), f32_of(c));
-                        let _ = $c;
-                        of_f32($e)
-                    };
-                    f(a, b, c) | f(a >> 32, b >> 32, c >> 32) << 32
-                }
-            }
-        };
-    }
-    Some(match op {
-        "add" => pair!(|x, y, _z| x + y),
-        "sub" => pair!(|x, y, _z| x - y),
-        "mul" => pair!(|x, y, _z| x * y),
-        "fma" => pair!(|x, y, z| x.mul_add(y, z)),
+    Some(match (op, m.ftz) {
+        ("add", false) => run::<Add, false>,
+        ("add", true) => run::<Add, true>,
+        ("sub", false) => run::<Sub, false>,
+        ("sub", true) => run::<Sub, true>,
+        ("mul", false) => run::<Mul, false>,
+        ("mul", true) => run::<Mul, true>,
+        ("fma", false) => run::<Fma, false>,
+        ("fma", true) => run::<Fma, true>,
         _ => return None,
     })
 }
@@ -347,10 +406,13 @@ macro_rules! int_ops {
             "add" => |a, b, _| (a as $u).wrapping_add(b as $u) as u64,
             "sub" => |a, b, _| (a as $u).wrapping_sub(b as $u) as u64,
             "mul.lo" => |a, b, _| (a as $u).wrapping_mul(b as $u) as u64,
-            "mul.hi" => |a, b, _| (((a as $s) as $wide).wrapping_mul((b as $s) as $wide) >> $bits) as $u as u64,
+            "mul.hi" => {
+                |a, b, _| (((a as $s) as $wide).wrapping_mul((b as $s) as $wide) >> $bits) as $u as u64
+            }
             "mad.lo" => |a, b, c| (a as $u).wrapping_mul(b as $u).wrapping_add(c as $u) as u64,
             "mad.hi" => |a, b, c| {
-                ((((a as $s) as $wide).wrapping_mul((b as $s) as $wide) >> $bits) as $u).wrapping_add(c as $u) as u64
+                ((((a as $s) as $wide).wrapping_mul((b as $s) as $wide) >> $bits) as $u).wrapping_add(c as $u)
+                    as u64
             },
             // The hardware's result of a division by zero is all ones.
             "div" => |a, b, _| {
@@ -363,15 +425,26 @@ macro_rules! int_ops {
             },
             "min" => |a, b, _| (a as $s).min(b as $s) as $u as u64,
             "max" => |a, b, _| (a as $s).max(b as $s) as $u as u64,
-            "abs" => |a, _, _| { let a = a as $s; #[allow(unused_comparisons)] (if a < 0 { (0 as $s).wrapping_sub(a) } else { a }) as $u as u64 },
+            "abs" => |a, _, _| {
+                let a = a as $s;
+                #[allow(unused_comparisons)]
+                let negative = a < 0;
+                (if negative { (0 as $s).wrapping_sub(a) } else { a }) as $u as u64
+            },
             "neg" => |a, _, _| (0 as $u).wrapping_sub(a as $u) as u64,
             "and" => |a, b, _| ((a & b) as $u) as u64,
             "or" => |a, b, _| ((a | b) as $u) as u64,
             "xor" => |a, b, _| ((a ^ b) as $u) as u64,
             "not" => |a, _, _| (!a as $u) as u64,
             "cnot" => |a, _, _| u64::from(a as $u == 0),
-            "shl" => |a, b, _| { let n = b as u32; if n >= $bits { 0 } else { ((a as $u) << n) as u64 } },
-            "shr" => |a, b, _| ((a as $s) >> (b as u32).min($bits - 1)) as $u as u64 * u64::from(<$s>::MIN != 0 || (b as u32) < $bits),
+            "shl" => |a, b, _| {
+                let n = b as u32;
+                if n >= $bits { 0 } else { ((a as $u) << n) as u64 }
+            },
+            "shr" => |a, b, _| {
+                ((a as $s) >> (b as u32).min($bits - 1)) as $u as u64
+                    * u64::from(<$s>::MIN != 0 || (b as u32) < $bits)
+            },
             "popc" => |a, _, _| u64::from((a as $u).count_ones()),
             "clz" => |a, _, _| u64::from((a as $u).leading_zeros()),
             "brev" => |a, _, _| (a as $u).reverse_bits() as u64,
@@ -398,7 +471,6 @@ macro_rules! int_ops {
                 (if sign { low | fill } else { low }) as u64
             },
             "sad" => |a, b, c| ((a as $s).abs_diff(b as $s)).wrapping_add(c as $u) as u64,
-            "mul24.lo" => |a, b, _| ((a as $u) & 0xff_ffff as $u).wrapping_mul((b as $u) & 0xff_ffff as $u) as u64,
             "selp" => |a, b, c| if c & 1 == 1 { (a as $u) as u64 } else { (b as $u) as u64 },
             "mov" => |a, _, _| (a as $u) as u64,
             _ => return None,
@@ -433,8 +505,8 @@ pub(crate) fn lookup(parts: &[String], ty: Ty, m: Mode) -> Option<(AluFn, usize)
     let has = |s: &str| parts.iter().any(|p| p == s);
     let sources = match op {
         "fma" | "mad" | "selp" | "bfe" | "sad" | "lop3" | "slct" | "dp4a" | "szext" => 3,
-        "abs" | "neg" | "not" | "cnot" | "popc" | "clz" | "brev" | "bfind" | "mov" | "rcp" | "sqrt" | "rsqrt"
-        | "ex2" | "lg2" | "sin" | "cos" | "tanh" => 1,
+        "abs" | "neg" | "not" | "cnot" | "popc" | "clz" | "brev" | "bfind" | "mov" | "rcp" | "sqrt"
+        | "rsqrt" | "ex2" | "lg2" | "sin" | "cos" | "tanh" => 1,
         _ => 2,
     };
     let f = match ty {
@@ -446,13 +518,11 @@ pub(crate) fn lookup(parts: &[String], ty: Ty, m: Mode) -> Option<(AluFn, usize)
         Ty::F32x2 => float32x2(op, m),
         Ty::F64 => float64(op, m),
         Ty::F16 | Ty::F16x2 | Ty::Bf16 | Ty::Bf16x2 => half_op(ty, op, m),
-        _ if op == "mul" || op == "mad" || op == "mul24" => {
+        _ if op == "mul" || op == "mad" => {
             if has("wide") {
                 wide(op, ty)
             } else if has("hi") {
                 integer(if op == "mul" { "mul.hi" } else { "mad.hi" }, ty)
-            } else if op == "mul24" {
-                integer("mul24.lo", ty)
             } else {
                 integer(if op == "mul" { "mul.lo" } else { "mad.lo" }, ty)
             }
@@ -475,12 +545,16 @@ fn wide(op: &str, ty: Ty) -> Option<AluFn> {
         ("mul", Ty::S16) => |a, b, _| (i32::from(a as i16) * i32::from(b as i16)) as u32 as u64,
         ("mul", Ty::U32) => |a, b, _| u64::from(a as u32) * u64::from(b as u32),
         ("mul", Ty::S32) => |a, b, _| (i64::from(a as i32) * i64::from(b as i32)) as u64,
-        ("mad", Ty::U16) => |a, b, c| u64::from(((a & 0xffff) * (b & 0xffff)) as u32).wrapping_add(c) & 0xffff_ffff,
-        ("mad", Ty::S16) => |a, b, c| {
-            (i32::from(a as i16) * i32::from(b as i16)).wrapping_add(c as i32) as u32 as u64
-        },
+        ("mad", Ty::U16) => {
+            |a, b, c| u64::from(((a & 0xffff) * (b & 0xffff)) as u32).wrapping_add(c) & 0xffff_ffff
+        }
+        ("mad", Ty::S16) => {
+            |a, b, c| (i32::from(a as i16) * i32::from(b as i16)).wrapping_add(c as i32) as u32 as u64
+        }
         ("mad", Ty::U32) => |a, b, c| (u64::from(a as u32) * u64::from(b as u32)).wrapping_add(c),
-        ("mad", Ty::S32) => |a, b, c| (i64::from(a as i32) * i64::from(b as i32)).wrapping_add(c as i64) as u64,
+        ("mad", Ty::S32) => {
+            |a, b, c| (i64::from(a as i32) * i64::from(b as i32)).wrapping_add(c as i64) as u64
+        }
         _ => return None,
     })
 }
@@ -559,13 +633,22 @@ pub(crate) fn prmt(mode: Option<&str>) -> Option<AluFn> {
                 .map(|i| {
                     let s = c >> (4 * i) & 0xf;
                     let v = byte(a, b, s);
-                    (if s & 8 == 0 { v } else if v & 0x80 == 0 { 0 } else { 0xff }) << (8 * i)
+                    (if s & 8 == 0 {
+                        v
+                    } else if v & 0x80 == 0 {
+                        0
+                    } else {
+                        0xff
+                    }) << (8 * i)
                 })
                 .sum()
         },
         Some("f4e") => pick!(|c, i| c + i),
         Some("b4e") => pick!(|c, i| (c + 8 - i) & 7),
-        Some("rc8") => pick!(|c, i| { let _ = i; c }),
+        Some("rc8") => pick!(|c, i| {
+            let _ = i;
+            c
+        }),
         Some("ecl") => pick!(|c, i| i.max(c)),
         Some("ecr") => pick!(|c, i| i.min(c)),
         Some("rc16") => pick!(|c, i| (c & 1) * 2 + (i & 1)),

@@ -91,9 +91,7 @@ impl Cvt {
     pub(crate) fn apply(&self, a: u64, b: u64) -> u64 {
         if let Some((to, bits)) = packed(self.to) {
             let (hi, lo) = match packed(self.from) {
-                Some((from, n)) => {
-                    (from.decode(a >> n & low_mask(n)), from.decode(a & low_mask(n)))
-                }
+                Some((from, n)) => (from.decode(a >> n & low_mask(n)), from.decode(a & low_mask(n))),
                 None => (self.float_source(a), self.float_source(b)),
             };
             return to.encode(self, hi) << bits | to.encode(self, lo);
@@ -120,8 +118,11 @@ impl Cvt {
 
     fn int_to_int(&self, a: u64) -> u64 {
         let from = self.from.bits();
-        let value =
-            if self.from.signed() { i128::from(sign_extend(a, from) as i64) } else { i128::from(a & low_mask(from)) };
+        let value = if self.from.signed() {
+            i128::from(sign_extend(a, from) as i64)
+        } else {
+            i128::from(a & low_mask(from))
+        };
         self.integer_result(if self.sat { self.clamp_integer(value) } else { value })
     }
 
@@ -144,8 +145,11 @@ impl Cvt {
 
     fn int_to_float(&self, a: u64) -> u64 {
         let from = self.from.bits();
-        let value =
-            if self.from.signed() { i128::from(sign_extend(a, from) as i64) } else { i128::from(a & low_mask(from)) };
+        let value = if self.from.signed() {
+            i128::from(sign_extend(a, from) as i64)
+        } else {
+            i128::from(a & low_mask(from))
+        };
         // At most 64 significant bits: exact in the nearest f64 plus a sticky correction.
         let near = value as f64;
         let error = value - near as i128;

@@ -86,9 +86,9 @@ pub struct Fault {
     /// One sentence with the values involved.
     pub message: String,
     /// The instruction that was running.
-    pub at: Option<Place>,
+    pub at: Option<Box<Place>>,
     /// The other side, when there is one.
-    pub other: Option<Place>,
+    pub other: Option<Box<Place>>,
     /// More lines: the barriers involved, what every warp waits for.
     pub notes: Vec<String>,
 }

@@ -135,7 +135,10 @@ impl Memory {
                 self.allocations.remove(i);
                 Ok(())
             }
-            None => Err(Fault::new(FaultKind::OutOfBounds, format!("{address:#x} is not the start of an allocation"))),
+            None => Err(Fault::new(
+                FaultKind::OutOfBounds,
+                format!("{address:#x} is not the start of an allocation"),
+            )),
         }
     }
 
@@ -185,6 +188,11 @@ impl Memory {
     /// Whether a range lies inside one allocation.
     pub fn contains(&mut self, address: u64, len: usize) -> bool {
         self.find(address, len).is_ok()
+    }
+
+    /// Whether every byte of a range was written.
+    pub(crate) fn defined(&mut self, address: u64, len: usize) -> bool {
+        self.find(address, len).is_ok_and(|(i, at)| self.allocations[i].written.first_missing(at, len).is_none())
     }
 
     /// Reads for the device; with `check`, a byte that nothing wrote is a fault.

@@ -145,7 +145,8 @@ impl Format {
         let kept = kept + u64::from(up);
         let exponent = if e < min { 0 } else { (e + self.bias()) as u64 };
         // Adding with carry turns a subnormal that rounded up into the smallest normal number.
-        let code = if exponent == 0 { kept } else { (exponent << self.mantissa) + (kept - (1 << self.mantissa)) };
+        let code =
+            if exponent == 0 { kept } else { (exponent << self.mantissa) + (kept - (1 << self.mantissa)) };
         if code > self.max_finite() {
             let toward_zero = match round {
                 Round::Zero => true,

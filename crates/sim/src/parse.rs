@@ -98,7 +98,11 @@ impl<'a> Parser<'a> {
     }
 
     fn expect(&mut self, c: u8) -> Result<()> {
-        if self.eat(c) { Ok(()) } else { self.error(format!("expected `{}`, found {}", c as char, self.found())) }
+        if self.eat(c) {
+            Ok(())
+        } else {
+            self.error(format!("expected `{}`, found {}", c as char, self.found()))
+        }
     }
 
     fn found(&self) -> String {
@@ -182,7 +186,8 @@ impl<'a> Parser<'a> {
         if !self.peek().is_ascii_digit() {
             return self.error(format!("expected a number, found {}", self.found()));
         }
-        if self.peek() == b'0' && matches!(self.peek_at(1), b'f' | b'F' | b'd' | b'D' | b'x' | b'X' | b'b' | b'B')
+        if self.peek() == b'0'
+            && matches!(self.peek_at(1), b'f' | b'F' | b'd' | b'D' | b'x' | b'X' | b'b' | b'B')
         {
             let kind = self.peek_at(1).to_ascii_lowercase();
             self.bump();
@@ -276,9 +281,7 @@ impl<'a> Parser<'a> {
                 "version" => {
                     seen_version = true;
                     module.version = match self.number()? {
-                        Operand::Float(v) => {
-                            (v as u32, (v.fract() * 10.0).round() as u32)
-                        }
+                        Operand::Float(v) => (v as u32, (v.fract() * 10.0).round() as u32),
                         Operand::Int(v) => (v as u32, 0),
                         _ => return self.error("expected a version such as 8.3"),
                     };
@@ -437,7 +440,7 @@ impl<'a> Parser<'a> {
             }
             let n = self.signed()?;
             self.expect(b']')?;
-            if n < 0 || n > 1 << 32 {
+            if !(0..=1 << 32).contains(&n) {
                 return self.error("the array is too large");
             }
             count = count.saturating_mul(n as u64);
@@ -847,8 +850,7 @@ impl<'a> Parser<'a> {
             Operand::Offset(name, offset) => (Operand::Name(name), offset),
             other => (other, 0),
         };
-        let coordinates =
-            if self.eat(b',') { Some(Box::new(self.operand(depth + 1)?)) } else { None };
+        let coordinates = if self.eat(b',') { Some(Box::new(self.operand(depth + 1)?)) } else { None };
         if self.eat(b',') {
             return self.error("im2col addresses are not supported");
         }

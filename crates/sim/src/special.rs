@@ -65,25 +65,13 @@ impl Special {
             ("%lanemask_le", false) => Special::LanemaskLe,
             ("%lanemask_gt", false) => Special::LanemaskGt,
             ("%lanemask_ge", false) => Special::LanemaskGe,
-            ("%clock" | "%clock64" | "%clock_hi" | "%globaltimer" | "%globaltimer_lo", false) => Special::Clock,
+            ("%clock" | "%clock64" | "%clock_hi" | "%globaltimer" | "%globaltimer_lo", false) => {
+                Special::Clock
+            }
             ("%dynamic_smem_size", false) => Special::DynamicSmemSize,
             ("%total_smem_size" | "%aggr_smem_size", false) => Special::TotalSmemSize,
             ("%reserved_smem_offset_begin" | "%globaltimer_hi", false) => Special::Zero,
             _ => return None,
         })
-    }
-
-    /// Whether the value differs between the lanes of a warp.
-    pub(crate) fn per_lane(self) -> bool {
-        matches!(
-            self,
-            Special::Tid(_)
-                | Special::LaneId
-                | Special::LanemaskEq
-                | Special::LanemaskLt
-                | Special::LanemaskLe
-                | Special::LanemaskGt
-                | Special::LanemaskGe
-        )
     }
 }

@@ -107,29 +107,30 @@ pub(crate) struct Scratch {
     b: Decoded,
 }
 
-thread_local! {
-    static TABLES: std::cell::RefCell<std::collections::HashMap<Input, std::rc::Rc<Vec<(f32, f32)>>>> =
-        std::cell::RefCell::default();
+/// Value and power of every code of one input type.
+type Table = std::sync::LazyLock<Vec<(f32, f32)>>;
+
+fn fill_table(input: Input) -> Vec<(f32, f32)> {
+    let both = |code| {
+        let (v, p) = input.decode(code);
+        (v as f32, p as f32)
+    };
+    (0..1u32 << input.bits()).map(both).collect()
 }
 
-/// Value and power of every code of an input of at most 16 bits.
-fn table(input: Input) -> std::rc::Rc<Vec<(f32, f32)>> {
-    TABLES.with(|t| {
-        t.borrow_mut()
-            .entry(input)
-            .or_insert_with(|| {
-                let codes = 1u32 << input.bits();
-                std::rc::Rc::new(
-                    (0..codes)
-                        .map(|c| {
-                            let (v, p) = input.decode(c);
-                            (v as f32, p as f32)
-                        })
-                        .collect(),
-                )
-            })
-            .clone()
-    })
+/// The table of an input of at most 16 bits.
+fn table(input: Input) -> Option<&'static [(f32, f32)]> {
+    static E4M3: Table = Table::new(|| fill_table(Input::E4m3));
+    static E5M2: Table = Table::new(|| fill_table(Input::E5m2));
+    static F16: Table = Table::new(|| fill_table(Input::F16));
+    static BF16: Table = Table::new(|| fill_table(Input::Bf16));
+    match input {
+        Input::E4m3 => Some(&E4M3),
+        Input::E5m2 => Some(&E5M2),
+        Input::F16 => Some(&F16),
+        Input::Bf16 => Some(&BF16),
+        Input::Tf32 => None,
+    }
 }
 
 impl Decoded {
@@ -145,11 +146,11 @@ impl Decoded {
         self.special.clear();
         self.special.resize(rows, false);
         self.any_special = false;
-        let table = if input.bits() <= 16 { Some(table(input)) } else { None };
+        let table = table(input);
         for row in 0..rows {
             for i in 0..k {
                 let code = codes[row * k + i];
-                let (value, power) = match &table {
+                let (value, power) = match table {
                     Some(t) => t[code as usize],
                     None => {
                         let (v, p) = input.decode(code);
@@ -233,7 +234,10 @@ impl Product<'_> {
 
 /// A sum in which an infinity or a NaN takes part.
 fn special_sum(av: &[f32], bv: &[f32], acc: f32) -> f32 {
-    let sum = av.iter().zip(bv.iter().step_by(LANES)).fold(f64::from(acc), |s, (a, b)| s + f64::from(*a) * f64::from(*b));
+    let sum = av
+        .iter()
+        .zip(bv.iter().step_by(LANES))
+        .fold(f64::from(acc), |s, (a, b)| s + f64::from(*a) * f64::from(*b));
     if sum.is_nan() { f32::from_bits(NAN) } else { sum as f32 }
 }
 
@@ -258,7 +262,8 @@ fn narrow(av: &[f32], ap: &[f32], bv: &[f32], bp: &[f32], acc: &[f32; LANES]) ->
     let mut sum = [0i32; LANES];
     for (a, row) in av.iter().zip(bv.chunks_exact(LANES)) {
         for j in 0..LANES {
-            sum[j] += truncate(a * row[j] * scale[j]);
+            // Below 2^15 in magnitude: the conversion truncates and never saturates.
+            sum[j] += (a * row[j] * scale[j]) as i32;
         }
     }
     let mut out = [0f32; LANES];
@@ -279,13 +284,6 @@ fn narrow(av: &[f32], ap: &[f32], bv: &[f32], bp: &[f32], acc: &[f32; LANES]) ->
         };
     }
     out
-}
-
-/// Truncation of a value below 2^22 in magnitude. The clamp tells the compiler that the conversion
-/// cannot overflow, which keeps it one instruction.
-#[inline(always)]
-fn truncate(x: f32) -> i32 {
-    x as i32
 }
 
 fn encode_toward_zero(x: f64) -> f32 {
@@ -374,8 +372,11 @@ mod tests {
             .iter()
             .map(|&(s, u, _)| {
                 let shift = u - unit;
-                let magnitude =
-                    if shift >= 0 { s.abs() << shift } else { s.abs().checked_shr(-shift as u32).unwrap_or(0) };
+                let magnitude = if shift >= 0 {
+                    s.abs() << shift
+                } else {
+                    s.abs().checked_shr(-shift as u32).unwrap_or(0)
+                };
                 magnitude * s.signum()
             })
             .sum();
@@ -388,8 +389,7 @@ mod tests {
     fn check(codes: &[u32], acc: &[f32], ta: Input, tb: Input, k: usize) {
         let (a, b) = codes.split_at(2 * k);
         let widths = Widths::hopper(ta);
-        let product =
-            Product { a, b, k, a_type: ta, b_type: tb, negate_a: false, negate_b: false, widths };
+        let product = Product { a, b, k, a_type: ta, b_type: tb, negate_a: false, negate_b: false, widths };
         let n = b.len() / k;
         let mut d = acc[..2 * n].to_vec();
         product.accumulate(&mut d, &mut Scratch::default());
@@ -410,7 +410,11 @@ mod tests {
     }
 
     fn accumulator() -> impl Strategy<Value = f32> {
-        prop_oneof![Just(0f32), -1e6f32..1e6, any::<f32>().prop_filter("finite", |x| x.is_finite() && x.abs() < 1e37)]
+        prop_oneof![
+            Just(0f32),
+            -1e6f32..1e6,
+            any::<f32>().prop_filter("finite", |x| x.is_finite() && x.abs() < 1e37)
+        ]
     }
 
     proptest! {

@@ -112,7 +112,7 @@ impl TensorMapSpec {
         if self.strides.len() != rank - 1 || self.box_dims.len() != rank {
             return refuse(format!("rank {rank} takes {} strides and {rank} box extents", rank - 1));
         }
-        if self.address % 16 != 0 {
+        if !self.address.is_multiple_of(16) {
             return refuse(format!("the address {:#x} is not a multiple of 16", self.address));
         }
         if let Some(d) = self.dims.iter().find(|d| **d == 0 || **d > 1 << 32) {
@@ -125,7 +125,7 @@ impl TensorMapSpec {
             return refuse(format!("a box extent is 1 to 256, not {b}"));
         }
         let inner = u64::from(self.box_dims[0]) * self.element.bytes();
-        if inner % 16 != 0 {
+        if !inner.is_multiple_of(16) {
             return refuse(format!("the inner extent of the box is {inner} bytes, not a multiple of 16"));
         }
         if self.swizzle != Swizzle::None && inner > u64::from(self.swizzle.span()) {
@@ -200,7 +200,9 @@ impl TensorMap {
             3 => Swizzle::B128,
             _ => return Err(bad("has an unknown swizzle")),
         };
-        let Some(element) = ELEMENTS.get(usize::from(b[4])) else { return Err(bad("has an unknown element type")) };
+        let Some(element) = ELEMENTS.get(usize::from(b[4])) else {
+            return Err(bad("has an unknown element type"));
+        };
         let map = TensorMap {
             address: word(AT_ADDRESS),
             element: *element,
@@ -232,7 +234,9 @@ pub(crate) fn replacement(field: MapField, value: u64) -> Result<(usize, Vec<u8>
         MapField::BoxDim(i) => (AT_BOX + 4 * i as usize, (value as u32).to_le_bytes().to_vec()),
         MapField::GlobalDim(i) => (AT_DIMS + 8 * i as usize, (value & 0xffff_ffff).to_le_bytes().to_vec()),
         // Strides are counted from dimension 1 and given in bytes.
-        MapField::GlobalStride(i) if i < 4 => (AT_STRIDES + 8 * (i as usize + 1), value.to_le_bytes().to_vec()),
+        MapField::GlobalStride(i) if i < 4 => {
+            (AT_STRIDES + 8 * (i as usize + 1), value.to_le_bytes().to_vec())
+        }
         MapField::GlobalStride(i) => return bad(format!("stride {i} does not exist")),
         MapField::ElementStride(_) if value == 1 => (7, vec![0]),
         MapField::ElementStride(_) => return bad(format!("element stride {value} is not supported")),

@@ -21,7 +21,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::launch::{Function, LaunchConfig};
 use crate::module::PtxModule;
-use crate::stream::Stream;
+use crate::stream::{Event, Stream};
 use cupti::{Record, Session};
 
 /// The size of the fill before each call that published figures of this project are taken with.
@@ -47,6 +47,9 @@ impl std::fmt::Display for Method {
         })
     }
 }
+
+/// The kernel that stands between two calls in the records, and the empty one that events are corrected by.
+const MARK: &str = "oxigemm_timer_mark";
 
 /// A kernel that ran inside the calls that were timed.
 #[derive(Debug, Clone, PartialEq)]
@@ -82,7 +85,8 @@ pub struct KernelTimer {
     method: Method,
     why_not_cupti: Option<String>,
     rest: Duration,
-    empty: Function,
+    mark: Function,
+    scratch: Buffer,
     kernels: Vec<KernelTime>,
 }
 
@@ -105,25 +109,27 @@ impl KernelTimer {
 
     /// A timer that uses events.
     pub fn with_events(device: &Device) -> Result<Self> {
-        let text = ".version 6.3\n.target sm_75\n.address_size 64\n.visible .entry empty() { ret; }\n";
-        let ptx = PtxModule { name: "empty", text, arch: "sm_75" };
-        let empty = device.load(&CubinCache::disabled().without_ptxas(), &ptx)?.function("empty")?;
+        let text =
+            format!(".version 6.3\n.target sm_75\n.address_size 64\n.visible .entry {MARK}() {{ ret; }}\n");
+        let ptx = PtxModule { name: MARK, text: &text, arch: "sm_75" };
+        let mark = device.load(&CubinCache::disabled().without_ptxas(), &ptx)?.function(MARK)?;
         Ok(Self {
             device: device.clone(),
             method: Method::Events,
             why_not_cupti: Some("events were asked for".into()),
             rest: Duration::ZERO,
-            empty,
+            mark,
+            scratch: device.alloc(4)?,
             kernels: Vec::new(),
         })
     }
 
-    /// CUPTI may be there and record nothing, as under another profiler: one empty kernel has to be seen.
+    /// CUPTI may be there and record nothing, as under another profiler: one kernel has to be seen.
     fn try_cupti(&self) -> Result<()> {
         let session = Session::begin(&self.device)?;
-        self.launch_empty(&self.device.default_stream())?;
+        self.launch_mark(&self.device.default_stream())?;
         match session.take()?.as_slice() {
-            [only] if only.name == "empty" => Ok(()),
+            [only] if only.name == MARK => Ok(()),
             other => Err(Error::Library {
                 call: "cuptiActivityFlushAll",
                 code: 0,
@@ -156,8 +162,9 @@ impl KernelTimer {
     /// Times `call` that many times and gives the microseconds of each.
     ///
     /// The order is: one call, the rest, as many calls again to warm up, and the calls that count. Before each
-    /// of the latter two kinds `flush` is filled. `call` must put all its work into `stream`, or into streams
-    /// that `stream` waits for. Kernels of other threads that run meanwhile are counted too.
+    /// of the latter two kinds `flush` is filled, which is a memset and no kernel. `call` must put all its work
+    /// into `stream`, or into streams that `stream` waits for. Kernels of other threads that run meanwhile are
+    /// counted too.
     pub fn time<E: From<Error>>(
         &mut self,
         stream: &Stream,
@@ -171,116 +178,103 @@ impl KernelTimer {
         stream.synchronize()?;
         thread::sleep(self.rest);
         match self.method {
-            Method::Cupti => {
-                let (times, records) = self.by_cupti(stream, calls, &mut flush, &mut call)?;
-                self.kernels = summarize(&records);
-                Ok(times)
-            }
+            Method::Cupti => self.by_cupti(stream, calls, &mut flush, &mut call),
             Method::Events => self.by_events(stream, calls, &mut flush, &mut call),
         }
     }
 
     fn by_cupti<E: From<Error>>(
-        &self,
-        stream: &Stream,
-        calls: usize,
-        flush: &mut Option<&mut Buffer>,
-        call: &mut impl FnMut() -> Result<(), E>,
-    ) -> Result<(Vec<f64>, Vec<Record>), E> {
-        let session = Session::begin(&self.device)?;
-        for _ in 0..calls {
-            fill(stream, flush)?;
-            call()?;
-        }
-        session.take()?;
-        for _ in 0..calls {
-            fill(stream, flush)?;
-            call()?;
-        }
-        let records = session.take()?;
-        if let Some(times) = split_evenly(&records, calls) {
-            return Ok((times, records));
-        }
-        // Not every call runs the same kernels, so each is recorded for itself.
-        let (mut times, mut all) = (Vec::with_capacity(calls), Vec::new());
-        for _ in 0..calls {
-            fill(stream, flush)?;
-            session.take()?;
-            call()?;
-            let records = session.take()?;
-            times.push(sum_us(&records));
-            all.extend(records);
-        }
-        Ok((times, all))
-    }
-
-    fn by_events<E: From<Error>>(
-        &self,
+        &mut self,
         stream: &Stream,
         calls: usize,
         flush: &mut Option<&mut Buffer>,
         call: &mut impl FnMut() -> Result<(), E>,
     ) -> Result<Vec<f64>, E> {
-        for _ in 0..calls {
-            fill(stream, flush)?;
-            call()?;
+        let device = self.device.clone();
+        let session = Session::begin(&device)?;
+        let mut round = |timer: &mut Self| -> Result<Vec<Record>, E> {
+            for _ in 0..calls {
+                timer.launch_mark(stream)?;
+                timer.fill(stream, flush)?;
+                call()?;
+            }
+            Ok(session.take()?)
+        };
+        round(self)?;
+        let records = round(self)?;
+        let by_call = split(&records);
+        if by_call.len() != calls {
+            let text = format!("CUPTI recorded {} of {calls} calls", by_call.len());
+            return Err(Error::Library { call: "cuptiActivityFlushAll", code: 0, text }.into());
         }
-        let times = between_events(stream, calls, flush, call)?;
-        let mut launch = || self.launch_empty(stream);
-        let overhead = median(between_events(stream, calls, flush, &mut launch)?);
+        self.kernels = summarize(by_call.iter().copied().flatten());
+        Ok(by_call.into_iter().map(sum_us).collect())
+    }
+
+    fn by_events<E: From<Error>>(
+        &mut self,
+        stream: &Stream,
+        calls: usize,
+        flush: &mut Option<&mut Buffer>,
+        call: &mut impl FnMut() -> Result<(), E>,
+    ) -> Result<Vec<f64>, E> {
+        self.between_events(stream, calls, flush, call)?;
+        let times = self.between_events(stream, calls, flush, call)?;
+        let mark = self.mark.clone();
+        let overhead = median(self.between_events(stream, calls, flush, &mut || launch(&mark, stream))?);
         Ok(times.into_iter().map(|us| (us - overhead).max(0.0)).collect())
     }
 
-    fn launch_empty(&self, stream: &Stream) -> Result<()> {
-        // SAFETY: the kernel has no parameters and touches no memory.
-        unsafe { self.empty.launch(stream, &LaunchConfig::linear(1, 32), &[]) }
+    fn between_events<E: From<Error>>(
+        &mut self,
+        stream: &Stream,
+        calls: usize,
+        flush: &mut Option<&mut Buffer>,
+        call: &mut impl FnMut() -> Result<(), E>,
+    ) -> Result<Vec<f64>, E> {
+        let event = || self.device.event();
+        let pairs = (0..calls).map(|_| Ok((event()?, event()?))).collect::<Result<Vec<_>>>()?;
+        for (before, after) in &pairs {
+            self.fill(stream, flush)?;
+            stream.record(before)?;
+            call()?;
+            stream.record(after)?;
+        }
+        stream.synchronize()?;
+        let us = |(before, after): &(Event, Event)| Ok(f64::from(before.elapsed_ms(after)?) * 1e3);
+        Ok(pairs.iter().map(us).collect::<Result<_>>()?)
+    }
+
+    /// Without a buffer to flush with, a few bytes are filled all the same: a kernel that is launched
+    /// programmatically would otherwise overlap with the mark and wait inside its own time.
+    fn fill(&mut self, stream: &Stream, flush: &mut Option<&mut Buffer>) -> Result<()> {
+        let buffer = flush.as_deref_mut().unwrap_or(&mut self.scratch);
+        stream.fill_u32_async(buffer, 0, buffer.len() / 4 * 4, 0)
+    }
+
+    fn launch_mark(&self, stream: &Stream) -> Result<()> {
+        launch(&self.mark, stream)
     }
 }
 
-fn fill(stream: &Stream, flush: &mut Option<&mut Buffer>) -> Result<()> {
-    match flush {
-        Some(buffer) => stream.fill_u32_async(buffer, 0, buffer.len() / 4 * 4, 0),
-        None => Ok(()),
-    }
+fn launch(mark: &Function, stream: &Stream) -> Result<()> {
+    // SAFETY: the kernel has no parameters and touches no memory.
+    unsafe { mark.launch(stream, &LaunchConfig::linear(1, 32), &[]) }
 }
 
-fn between_events<E: From<Error>>(
-    stream: &Stream,
-    calls: usize,
-    flush: &mut Option<&mut Buffer>,
-    call: &mut impl FnMut() -> Result<(), E>,
-) -> Result<Vec<f64>, E> {
-    let device = stream.device();
-    let pairs = (0..calls).map(|_| Ok((device.event()?, device.event()?))).collect::<Result<Vec<_>>>()?;
-    for (before, after) in &pairs {
-        fill(stream, flush)?;
-        stream.record(before)?;
-        call()?;
-        stream.record(after)?;
-    }
-    stream.synchronize()?;
-    let us = |(before, after): &(_, _)| Ok(f64::from(crate::stream::Event::elapsed_ms(before, after)?) * 1e3);
-    Ok(pairs.iter().map(us).collect::<Result<_>>()?)
-}
-
-/// The time of each call, where every call ran the same kernels in the same order.
-fn split_evenly(records: &[Record], calls: usize) -> Option<Vec<f64>> {
-    if calls == 0 || records.is_empty() {
-        return records.is_empty().then(|| vec![0.0; calls]);
-    }
-    if !records.len().is_multiple_of(calls) {
-        return None;
-    }
-    let per_call = records.len() / calls;
-    let repeats = records.iter().zip(&records[per_call..]).all(|(a, b)| a.name == b.name);
-    repeats.then(|| records.chunks_exact(per_call).map(sum_us).collect())
+/// The records of each call: what is between two marks.
+fn split(records: &[Record]) -> Vec<&[Record]> {
+    let mut parts: Vec<_> = records.split(|record| record.name == MARK).collect();
+    // What comes before the first mark belongs to no call.
+    parts.remove(0);
+    parts
 }
 
 fn sum_us(records: &[Record]) -> f64 {
     records.iter().map(|record| (record.end - record.start) as f64).sum::<f64>() / 1e3
 }
 
-fn summarize(records: &[Record]) -> Vec<KernelTime> {
+fn summarize<'a>(records: impl Iterator<Item = &'a Record>) -> Vec<KernelTime> {
     let mut by_name: BTreeMap<&str, Vec<Record>> = BTreeMap::new();
     for record in records {
         by_name.entry(&record.name).or_default().push(record.clone());
@@ -313,29 +307,27 @@ mod tests {
     #[test]
     fn the_kernels_of_a_call_are_added_up() {
         let records = [
-            record("transpose", 0, 1000),
+            record("of somebody else", 0, 5),
+            record(MARK, 10, 5),
+            record("transpose", 20, 1000),
             record("gemm", 2000, 9000),
+            record(MARK, 12000, 5),
+            record(MARK, 13000, 5),
             record("transpose", 20000, 1500),
             record("gemm", 22000, 9500),
         ];
-        assert_eq!(split_evenly(&records, 2), Some(vec![10.0, 11.0]));
-        let kernels = summarize(&records);
+        let calls = split(&records);
+        assert_eq!(calls.iter().copied().map(sum_us).collect::<Vec<_>>(), [10.0, 0.0, 11.0]);
+        let kernels = summarize(calls.into_iter().flatten());
         assert_eq!(kernels[0], KernelTime { name: "gemm".into(), runs: 2, us: 9.25 });
         assert_eq!(kernels[1], KernelTime { name: "transpose".into(), runs: 2, us: 1.25 });
+        assert_eq!(kernels.len(), 2, "neither marks nor what ran before");
     }
 
     #[test]
-    fn calls_that_run_different_kernels_are_not_split() {
-        let uneven = [record("a", 0, 1), record("a", 2, 1), record("a", 4, 1)];
-        assert_eq!(split_evenly(&uneven, 2), None);
-        let different = [record("a", 0, 1), record("b", 2, 1), record("b", 4, 1), record("a", 6, 1)];
-        assert_eq!(split_evenly(&different, 2), None);
-    }
-
-    #[test]
-    fn a_call_without_kernels_takes_no_time() {
-        assert_eq!(split_evenly(&[], 3), Some(vec![0.0; 3]));
-        assert_eq!(split_evenly(&[], 0), Some(vec![]));
+    fn without_marks_there_are_no_calls() {
+        assert!(split(&[]).is_empty());
+        assert!(split(&[record("gemm", 0, 1)]).is_empty());
         assert_eq!(median(vec![]), 0.0);
     }
 

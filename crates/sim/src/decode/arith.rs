@@ -29,7 +29,6 @@ impl Decoder<'_, '_> {
             ftz: self.has("ftz"),
             sat: self.has("sat"),
             nan: self.has("NaN"),
-            approx: self.has("approx") || self.has("full"),
             relu: self.has("relu"),
         }
     }
@@ -134,7 +133,9 @@ impl Decoder<'_, '_> {
             return Ok(Op::Pack { dst, parts, bits });
         }
         let a = self.src(1, ty)?;
-        let Some((f, _)) = alu::lookup(&["mov".to_owned()], ty, self.mode()) else { return self.unsupported() };
+        let Some((f, _)) = alu::lookup(&["mov".to_owned()], ty, self.mode()) else {
+            return self.unsupported();
+        };
         Ok(Op::Alu { f, dst, a, b: ZERO, c: ZERO })
     }
 
@@ -232,7 +233,9 @@ impl Decoder<'_, '_> {
     fn selp(&mut self) -> Result<Op> {
         self.expect_operands(4, 4)?;
         let ty = self.ty()?;
-        let Some((f, _)) = alu::lookup(&["selp".to_owned()], ty, self.mode()) else { return self.unsupported() };
+        let Some((f, _)) = alu::lookup(&["selp".to_owned()], ty, self.mode()) else {
+            return self.unsupported();
+        };
         let dst = self.dst(0)?;
         Ok(Op::Alu { f, dst, a: self.src(1, ty)?, b: self.src(2, ty)?, c: self.src(3, Ty::Pred)? })
     }
@@ -248,7 +251,13 @@ impl Decoder<'_, '_> {
             _ => return self.unsupported(),
         };
         let dst = self.dst(0)?;
-        Ok(Op::Alu { f, dst, a: self.src(1, types[0])?, b: self.src(2, types[0])?, c: self.src(3, types[1])? })
+        Ok(Op::Alu {
+            f,
+            dst,
+            a: self.src(1, types[0])?,
+            b: self.src(2, types[0])?,
+            c: self.src(3, types[1])?,
+        })
     }
 
     fn lop3(&mut self) -> Result<Op> {
@@ -368,7 +377,9 @@ impl Decoder<'_, '_> {
 
     fn call(&mut self) -> Result<Op> {
         let operands = self.inst.operands.clone();
-        let Some(at) = operands.iter().position(|o| matches!(o, Operand::Name(_))) else { return self.unsupported() };
+        let Some(at) = operands.iter().position(|o| matches!(o, Operand::Name(_))) else {
+            return self.unsupported();
+        };
         let Operand::Name(name) = &operands[at] else { return self.unsupported() };
         let Some(signature) = self.linker.signatures.get(name).cloned() else { return self.unsupported() };
         let list = |o: Option<&Operand>| match o {
@@ -402,7 +413,9 @@ impl Decoder<'_, '_> {
             };
             match back {
                 Some(c) => ret.push(c),
-                None => return self.error(format!("a return value does not fit the declaration of `{name}`")),
+                None => {
+                    return self.error(format!("a return value does not fit the declaration of `{name}`"));
+                }
             }
         }
         Ok(Op::Call { target: signature.start, args: args.into(), ret: ret.into() })
@@ -493,6 +506,6 @@ impl Decoder<'_, '_> {
         if !(24..=256).contains(&count) || count % 8 != 0 {
             return self.error("the register count is a multiple of 8 from 24 to 256");
         }
-        Ok(Op::SetMaxReg { count: count as u32 })
+        Ok(Op::SetMaxReg)
     }
 }

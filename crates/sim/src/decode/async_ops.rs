@@ -128,7 +128,9 @@ impl Decoder<'_, '_> {
         }
         if self.has("proxy") {
             return match () {
-                () if self.inst.opcode.iter().any(|m| m.starts_with("async")) => Ok(Op::Fence(Fence::ProxyAsync)),
+                () if self.inst.opcode.iter().any(|m| m.starts_with("async")) => {
+                    Ok(Op::Fence(Fence::ProxyAsync))
+                }
                 () if self.has("alias") => Ok(Op::Fence(Fence::Nothing)),
                 () => self.unsupported(),
             };
@@ -148,7 +150,9 @@ impl Decoder<'_, '_> {
             return Ok(Op::CpAsyncWait { pending: None });
         }
         if self.has("wait_group") {
-            return Ok(Op::CpAsyncWait { pending: Some(self.constant(0)?.clamp(0, i64::from(u32::MAX)) as u32) });
+            return Ok(Op::CpAsyncWait {
+                pending: Some(self.constant(0)?.clamp(0, i64::from(u32::MAX)) as u32),
+            });
         }
         if self.has("mbarrier") {
             let space = self.barrier_space();
@@ -238,13 +242,17 @@ impl Decoder<'_, '_> {
     }
 
     fn tensor_copy(&mut self) -> Result<Op> {
-        let rank = match self.inst.opcode.iter().find_map(|m| m.strip_suffix('d').and_then(|r| r.parse().ok())) {
-            Some(r) if (1..=5).contains(&r) => r,
-            _ => return self.error("the rank is missing"),
-        };
-        if self.inst.opcode.iter().any(|m| {
-            m.starts_with("im2col") || m.starts_with("tile::") || m.starts_with("cta_group")
-        }) {
+        let rank =
+            match self.inst.opcode.iter().find_map(|m| m.strip_suffix('d').and_then(|r| r.parse().ok())) {
+                Some(r) if (1..=5).contains(&r) => r,
+                _ => return self.error("the rank is missing"),
+            };
+        if self
+            .inst
+            .opcode
+            .iter()
+            .any(|m| m.starts_with("im2col") || m.starts_with("tile::") || m.starts_with("cta_group"))
+        {
             return self.unsupported();
         }
         if self.has("prefetch") {

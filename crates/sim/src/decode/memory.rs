@@ -1,7 +1,7 @@
 //! Loads, stores, atomics and address conversions.
 
-use super::operand::Decoder;
 use super::Result;
+use super::operand::Decoder;
 use crate::ast::{Operand, Space};
 use crate::isa::{AtomOp, Op, Sem};
 use crate::types::Ty;
@@ -86,10 +86,21 @@ impl Decoder<'_, '_> {
         let known = match op {
             AtomOp::Add => matches!(
                 ty,
-                Ty::U32 | Ty::S32 | Ty::U64 | Ty::S64 | Ty::F32 | Ty::F64 | Ty::F16x2 | Ty::Bf16x2 | Ty::F16 | Ty::Bf16
+                Ty::U32
+                    | Ty::S32
+                    | Ty::U64
+                    | Ty::S64
+                    | Ty::F32
+                    | Ty::F64
+                    | Ty::F16x2
+                    | Ty::Bf16x2
+                    | Ty::F16
+                    | Ty::Bf16
             ),
             AtomOp::And | AtomOp::Or | AtomOp::Xor => matches!(ty, Ty::B32 | Ty::B64),
-            AtomOp::Exch | AtomOp::Cas => matches!(ty, Ty::B16 | Ty::B32 | Ty::B64 | Ty::U32 | Ty::U64 | Ty::S32),
+            AtomOp::Exch | AtomOp::Cas => {
+                matches!(ty, Ty::B16 | Ty::B32 | Ty::B64 | Ty::U32 | Ty::U64 | Ty::S32)
+            }
             AtomOp::Min | AtomOp::Max => matches!(ty, Ty::U32 | Ty::S32 | Ty::U64 | Ty::S64),
             AtomOp::Inc | AtomOp::Dec => ty == Ty::U32,
         };

@@ -299,11 +299,14 @@ impl<'a> Linker<'a> {
             for (formals, returns) in [(&f.params, false), (&f.returns, true)] {
                 for formal in formals {
                     let slot = match formal {
-                        Formal::Param(v) => {
-                            FormalSlot::Bytes { at: self.local(v.bytes(), v.align, v.at)?, len: v.bytes() as u32 }
-                        }
+                        Formal::Param(v) => FormalSlot::Bytes {
+                            at: self.local(v.bytes(), v.align, v.at)?,
+                            len: v.bytes() as u32,
+                        },
                         Formal::Register(name, ty) => {
-                            let Some(ty) = Ty::parse(ty) else { return fail(f.at, format!("`.{ty}` is not a type")) };
+                            let Some(ty) = Ty::parse(ty) else {
+                                return fail(f.at, format!("`.{ty}` is not a type"));
+                            };
                             FormalSlot::Register(self.register(name, ty))
                         }
                     };
@@ -357,7 +360,8 @@ impl<'a> Linker<'a> {
                 Statement::Loc(file, line) => loc = Some((*file, *line)),
                 Statement::Instruction(i) => {
                     let (op, guard) = Decoder { linker: self, inst: i, in_entry: f.entry }.decode()?;
-                    code.push(Inst { op, guard, line: i.at.line, loc });
+                    let uses = crate::operands::uses(&op, guard);
+                    code.push(Inst { op, guard, uses, line: i.at.line, loc });
                     opcodes.push(i.opcode.join(".").into());
                 }
                 _ => {}
@@ -368,7 +372,13 @@ impl<'a> Linker<'a> {
             Statement::Instruction(i) => Some(i.at.line),
             _ => None,
         });
-        code.push(Inst { op: Op::Return, guard: None, line: line.unwrap_or(f.at.line), loc });
+        code.push(Inst {
+            op: Op::Return,
+            guard: None,
+            uses: Default::default(),
+            line: line.unwrap_or(f.at.line),
+            loc,
+        });
         opcodes.push("ret".into());
         Ok(())
     }
@@ -390,7 +400,9 @@ impl<'a> Linker<'a> {
                     }
                 }
                 Statement::Register { ty, name, count, at } => {
-                    let Some(ty) = Ty::parse(ty) else { return fail(*at, format!("`.{ty}` is not a register type")) };
+                    let Some(ty) = Ty::parse(ty) else {
+                        return fail(*at, format!("`.{ty}` is not a register type"));
+                    };
                     if ty == Ty::B128 {
                         return fail(*at, "128-bit registers are not supported");
                     }

@@ -118,7 +118,9 @@ impl Decoder<'_, '_> {
             },
             Operand::F32Bits(b) if ty == Ty::F64 => Src::Imm(f64::from(f32::from_bits(*b)).to_bits()),
             Operand::F32Bits(b) => Src::Imm(u64::from(*b)),
-            Operand::F64Bits(b) if ty == Ty::F32 => Src::Imm(u64::from((f64::from_bits(*b) as f32).to_bits())),
+            Operand::F64Bits(b) if ty == Ty::F32 => {
+                Src::Imm(u64::from((f64::from_bits(*b) as f32).to_bits()))
+            }
             Operand::F64Bits(b) => Src::Imm(*b),
             Operand::Float(v) => match ty {
                 Ty::F64 | Ty::B64 => Src::Imm(v.to_bits()),
@@ -139,7 +141,9 @@ impl Decoder<'_, '_> {
         let resolved = self.linker.resolve(name);
         Ok(match resolved {
             Some(Symbol::Register(r, _)) if offset == 0 => Src::Reg(r),
-            Some(Symbol::Register(..)) => return self.error("a register with an offset stands only in brackets"),
+            Some(Symbol::Register(..)) => {
+                return self.error("a register with an offset stands only in brackets");
+            }
             Some(Symbol::Shared(at)) => Src::Shared(at.wrapping_add(offset as u32)),
             Some(Symbol::Local(at) | Symbol::CallParam(at, _) | Symbol::EntryParam(at)) => {
                 Src::Imm(u64::from(at).wrapping_add(offset as u64))

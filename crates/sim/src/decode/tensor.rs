@@ -43,7 +43,13 @@ impl Decoder<'_, '_> {
             return self.error("only f32 accumulators are supported");
         };
         let (Some(a_type), Some(b_type)) = (Input::of(at), Input::of(bt)) else { return self.unsupported() };
-        if m != 64 || n == 0 || n % 8 != 0 || n > 256 || k != 256 / a_type.bits() || a_type.bits() != b_type.bits() {
+        if m != 64
+            || n == 0
+            || n % 8 != 0
+            || n > 256
+            || k != 256 / a_type.bits()
+            || a_type.bits() != b_type.bits()
+        {
             return self.error("the shape does not exist for these types");
         }
         let d = self.registers(0)?;
@@ -117,8 +123,12 @@ impl Decoder<'_, '_> {
             return self.error("the shape is not supported");
         }
         let shape = MmaShape { k, a_type, b_type };
-        let (d, a, b, c) =
-            (self.registers(0)?, self.sources(1, Ty::B32)?, self.sources(2, Ty::B32)?, self.sources(3, Ty::F32)?);
+        let (d, a, b, c) = (
+            self.registers(0)?,
+            self.sources(1, Ty::B32)?,
+            self.sources(2, Ty::B32)?,
+            self.sources(3, Ty::F32)?,
+        );
         let parts = (k / (4 * per_register)) as usize;
         if d.len() != 4 || c.len() != 4 || a.len() != 2 * parts || b.len() != parts {
             return self.error("the number of registers does not fit the shape");

@@ -1,0 +1,186 @@
+//! The anchor: what the peer library reaches on one H200, and what the hardware allows.
+//!
+//! The figures are data in `data/anchor_dense_fp8.json`, with a note on how they were taken. A run is comparable
+//! with them only when its calibration product takes the same time: the card is power-capped, and a warm one is slow.
+
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
+/// How far a run's calibration may be from the anchor's.
+pub const CALIBRATION_TOLERANCE: f64 = 0.02;
+
+/// The peer's figures for the dense FP8 GEMM.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Anchor {
+    /// How the figures were taken.
+    pub note: String,
+    /// The GPU that they are of.
+    pub device: String,
+    /// What a large copy reaches, reads and writes counted.
+    pub copy_gb_per_s: f64,
+    /// What FP8 products without block scaling reach.
+    pub fp8_ceilings: Vec<Ceiling>,
+    /// The benchmark cases.
+    pub cases: Vec<Case>,
+}
+
+/// The speed of cuBLASLt with one scale per tensor on a large product.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ceiling {
+    /// Rows of A.
+    pub m: u32,
+    /// Rows of B.
+    pub n: u32,
+    /// Columns of both.
+    pub k: u32,
+    /// Its speed.
+    pub tflops: f64,
+}
+
+/// One case of the peer's benchmark.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Case {
+    /// Rows of A.
+    pub m: u32,
+    /// Rows of B.
+    pub n: u32,
+    /// Columns of both.
+    pub k: u32,
+    /// The time of all kernels of one call.
+    pub call_us: f64,
+    /// The same without the kernel that transposes the scales.
+    pub main_kernel_us: f64,
+    /// The distance of the result from the unquantized product.
+    pub diff: f64,
+    /// The calibration product, timed beside this case.
+    pub calibration_us: f64,
+    /// cuBLASLt on the same sizes, with one scale per tensor.
+    pub cublaslt_per_tensor_us: f64,
+}
+
+impl Anchor {
+    /// The figures, parsed once.
+    pub fn dense_fp8() -> &'static Anchor {
+        static ANCHOR: LazyLock<Anchor> = LazyLock::new(|| {
+            serde_json::from_str(include_str!("../data/anchor_dense_fp8.json"))
+                .expect("the anchor's data is part of the program, and a test parses it")
+        });
+        &ANCHOR
+    }
+
+    /// The case of these sizes, if it is one of the peer's.
+    pub fn case(&self, m: u32, n: u32, k: u32) -> Option<&Case> {
+        self.cases.iter().find(|case| (case.m, case.n, case.k) == (m, n, k))
+    }
+
+    /// The mean time of the calibration product over all cases.
+    pub fn calibration_us(&self) -> f64 {
+        self.cases.iter().map(|case| case.calibration_us).sum::<f64>() / self.cases.len() as f64
+    }
+
+    /// Whether a run with this calibration can be compared with the anchor.
+    pub fn is_comparable(&self, calibration_us: f64) -> bool {
+        (calibration_us / self.calibration_us() - 1.0).abs() <= CALIBRATION_TOLERANCE
+    }
+
+    /// What the GPU of the anchor allows.
+    pub fn roofline(&self) -> Roofline {
+        let peak_tflops = self.fp8_ceilings.iter().map(|ceiling| ceiling.tflops).fold(0.0, f64::max);
+        Roofline { peak_tflops, gb_per_s: self.copy_gb_per_s }
+    }
+}
+
+impl Case {
+    /// Multiplications and additions.
+    pub fn flops(&self) -> f64 {
+        2.0 * f64::from(self.m) * f64::from(self.n) * f64::from(self.k)
+    }
+
+    /// Bytes that cross the memory bus at least once: A, B, their scales and a bf16 D.
+    pub fn bytes(&self) -> f64 {
+        let [m, n, k] = [self.m, self.n, self.k].map(f64::from);
+        let scales = f64::from(self.k.div_ceil(128)) * (m + f64::from(self.n.div_ceil(128)));
+        (m + n) * k + 4.0 * scales + 2.0 * m * n
+    }
+}
+
+/// The practical limits of a GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Roofline {
+    /// The fastest FP8 product that any library reaches.
+    pub peak_tflops: f64,
+    /// The bandwidth of a large copy.
+    pub gb_per_s: f64,
+}
+
+impl Roofline {
+    /// The least time for this much work: that of the arithmetic or that of the traffic, whichever is longer.
+    pub fn floor_us(&self, flops: f64, bytes: f64) -> f64 {
+        (flops / self.peak_tflops * 1e-6).max(bytes / self.gb_per_s * 1e-3)
+    }
+}
+
+/// The geometric mean, or `None` of nothing.
+pub fn geometric_mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let (sum, count) = values.into_iter().fold((0.0, 0), |(sum, count), value| (sum + value.ln(), count + 1));
+    (count > 0).then(|| (sum / f64::from(count)).exp())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_data_is_complete_and_plausible() {
+        let anchor = Anchor::dense_fp8();
+        assert_eq!(anchor.cases.len(), 29);
+        for m in [1, 64, 128, 4096] {
+            assert_eq!(anchor.cases.iter().filter(|case| case.m == m).count(), 7, "m = {m}");
+        }
+        for case in &anchor.cases {
+            assert!(case.main_kernel_us < case.call_us, "{case:?}");
+            assert!((5e-4..1e-3).contains(&case.diff), "{case:?}");
+            assert!(anchor.is_comparable(case.calibration_us), "{case:?}");
+            assert_eq!(anchor.case(case.m, case.n, case.k).unwrap().call_us, case.call_us, "no case twice");
+        }
+        assert!(anchor.case(2, 3, 4).is_none());
+    }
+
+    #[test]
+    fn no_case_is_faster_than_the_roofline() {
+        let anchor = Anchor::dense_fp8();
+        let roofline = anchor.roofline();
+        for case in &anchor.cases {
+            let floor = roofline.floor_us(case.flops(), case.bytes());
+            assert!(floor < case.main_kernel_us, "{case:?} has a floor of {floor} us");
+            assert!(floor > 0.05 * case.call_us, "{case:?} has a floor of {floor} us");
+        }
+    }
+
+    #[test]
+    fn few_rows_are_bound_by_memory_and_many_by_arithmetic() {
+        let roofline = Roofline { peak_tflops: 1000.0, gb_per_s: 1000.0 };
+        assert_eq!(roofline.floor_us(1e9, 1e6), 1.0);
+        assert_eq!(roofline.floor_us(1e10, 1e6), 10.0);
+        assert_eq!(roofline.floor_us(1e9, 5e6), 5.0);
+    }
+
+    #[test]
+    fn a_warm_card_is_not_comparable() {
+        let anchor = Anchor::dense_fp8();
+        assert!((91.0..93.0).contains(&anchor.calibration_us()));
+        assert!(anchor.is_comparable(93.0));
+        assert!(!anchor.is_comparable(94.5));
+        assert!(!anchor.is_comparable(f64::NAN));
+    }
+
+    #[test]
+    fn the_geometric_mean_weighs_ratios_alike() {
+        assert!((geometric_mean([0.5, 2.0]).unwrap() - 1.0).abs() < 1e-12);
+        assert_eq!(geometric_mean([]), None);
+    }
+}

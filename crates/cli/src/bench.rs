@@ -1,0 +1,284 @@
+//! `oxigemm bench`: the peer's cases, timed as the peer's were.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use oxigemm::plan::{self, Choice, Limits, Plan, Shape};
+use oxigemm::{Cuda, Device, GemmOptions};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::anchor::{Anchor, Case, geometric_mean};
+use crate::output::{Table, print_json, print_line, progress};
+use crate::plot::{Bar, Chart, svg};
+use crate::problem::{Host, Operands, Spec};
+use crate::timing::Clock;
+use crate::verdict::{self, Effort, Verdict};
+use crate::{Common, Failure, Outcome};
+
+/// Arguments of `bench`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The cases.
+    #[arg(long, value_enum, default_value_t)]
+    suite: Suite,
+    /// Only cases whose name, such as `m4096 n7168 k2048`, contains this.
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// Draw the result as an SVG file.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// Calls that are timed for each case.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// Rest before each case, in milliseconds. The anchor's figures were taken with 400.
+    #[arg(long, default_value_t = 400)]
+    rest_ms: u64,
+    /// Time the candidates of every case instead, one JSON line each.
+    #[arg(long)]
+    sweep: bool,
+    /// Which candidates to sweep.
+    #[arg(long, value_enum, default_value_t, requires = "sweep")]
+    choices: Choices,
+    /// Do not check the results.
+    #[arg(long, requires = "sweep")]
+    unchecked: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum Suite {
+    /// The dense FP8 cases of the peer's benchmark.
+    #[default]
+    Anchor,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum Choices {
+    /// The ten with the lowest estimates.
+    #[default]
+    Top,
+    /// All.
+    All,
+}
+
+/// How many candidates are the top.
+const TOP: usize = 10;
+
+#[derive(Serialize)]
+struct Row {
+    m: u32,
+    n: u32,
+    k: u32,
+    plan: String,
+    us: f64,
+    estimate_us: f64,
+    anchor_us: f64,
+    ratio: f64,
+    tflops: f64,
+    gb_per_s: f64,
+    roofline: f64,
+    calibration_us: Option<f64>,
+    anchor_diff: f64,
+    #[serde(flatten)]
+    verdict: Verdict,
+}
+
+/// Runs the command.
+pub fn run(common: &Common, args: &Args) -> Outcome {
+    let device = common.device()?;
+    let Device::Cuda(cuda) = &device else {
+        return Err("bench needs a GPU: times on the CPU would say nothing".into());
+    };
+    let Suite::Anchor = args.suite;
+    let anchor = Anchor::dense_fp8();
+    let wanted = |case: &&Case| args.filter.as_ref().is_none_or(|text| name(case).contains(text.as_str()));
+    let cases: Vec<&Case> = anchor.cases.iter().filter(wanted).collect();
+    if cases.is_empty() {
+        return Err(format!("no case contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
+    }
+    let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
+    if args.sweep { sweep(cuda, args, &cases, &mut clock) } else { compare(common, cuda, args, &cases, &mut clock) }
+}
+
+fn name(case: &Case) -> String {
+    format!("m{} n{} k{}", case.m, case.n, case.k)
+}
+
+fn shape(case: &Case) -> Shape {
+    Shape { m: case.m, n: case.n, k: case.k }
+}
+
+fn prepare(case: &Case, cuda: &Cuda) -> Result<(Host, Operands), Failure> {
+    let host = Host::draw(Spec::new(case.m as usize, case.n as usize, case.k as usize))?;
+    let operands = host.upload(&Device::Cuda(cuda.clone()))?;
+    Ok((host, operands))
+}
+
+/// Times what the planner chooses and compares with the anchor.
+fn compare(common: &Common, cuda: &Cuda, args: &Args, cases: &[&Case], clock: &mut Clock) -> Outcome {
+    let bar = progress(cases.len());
+    let mut rows = Vec::new();
+    for case in cases {
+        bar.set_message(name(case));
+        rows.push(measure(case, cuda, args, clock)?);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let calibrations: Vec<f64> = rows.iter().filter_map(|row| row.calibration_us).collect();
+    let calibration = geometric_mean(calibrations);
+    if let Some(path) = &args.plot {
+        draw(path, cuda, &rows, calibration, &clock.method())?;
+    }
+    let right = rows.iter().all(|row| row.verdict.right);
+    if common.json {
+        print_json(&json!({
+            "device": cuda.gpu().name(),
+            "timed_by": clock.method(),
+            "calibration_us": calibration,
+            "anchor_calibration_us": Anchor::dense_fp8().calibration_us(),
+            "comparable": calibration.is_some_and(|us| Anchor::dense_fp8().is_comparable(us)),
+            "geometric_means": groups(&rows).map(|(name, ratio, worst)| json!({
+                "group": name, "ratio": ratio, "worst": worst
+            })),
+            "cases": rows,
+        }));
+    } else {
+        print(cuda, &rows, calibration, clock);
+    }
+    Ok(right)
+}
+
+fn measure(case: &Case, cuda: &Cuda, args: &Args, clock: &mut Clock) -> Result<Row, Failure> {
+    let (host, mut operands) = prepare(case, cuda)?;
+    let plan = Plan::best(shape(case), cuda.limits());
+    let us = clock.product(&mut operands, &GemmOptions::default(), args.runs as usize)?;
+    let calibration_us = clock.calibration(args.runs as usize)?;
+    let verdict = verdict::judge(&host, &operands.result()?, Effort::BENCH)?;
+    let roofline = Anchor::dense_fp8().roofline();
+    Ok(Row {
+        m: case.m,
+        n: case.n,
+        k: case.k,
+        plan: plan.name(),
+        us,
+        estimate_us: plan.estimate.us,
+        anchor_us: case.call_us,
+        ratio: case.call_us / us,
+        tflops: case.flops() / us * 1e-6,
+        gb_per_s: case.bytes() / us * 1e-3,
+        roofline: roofline.floor_us(case.flops(), case.bytes()) / us,
+        calibration_us,
+        anchor_diff: case.diff,
+        verdict,
+    })
+}
+
+/// The groups whose means count: many rows and few. The mean ratio and the worst one.
+fn groups(rows: &[Row]) -> [(&'static str, Option<f64>, Option<f64>); 2] {
+    let group = |name, holds: fn(u32) -> bool| {
+        let ratios: Vec<f64> = rows.iter().filter(|row| holds(row.m)).map(|row| row.ratio).collect();
+        let worst = ratios.iter().copied().reduce(f64::min);
+        (name, geometric_mean(ratios), worst)
+    };
+    [group("m >= 4096", |m| m >= 4096), group("m <= 128", |m| m <= 128)]
+}
+
+fn print(cuda: &Cuda, rows: &[Row], calibration: Option<f64>, clock: &Clock) {
+    let anchor = Anchor::dense_fp8();
+    let mut table = Table::new([
+        "m", "n", "k", "us", "anchor", "ratio", "TFLOPS", "GB/s", "roofline", "diff", "anchor's", "exact", "calib.", "plan",
+    ]);
+    for row in rows {
+        table.row([
+            row.m.to_string(),
+            row.n.to_string(),
+            row.k.to_string(),
+            format!("{:.2}", row.us),
+            format!("{:.2}", row.anchor_us),
+            format!("{:.3}", row.ratio),
+            format!("{:.0}", row.tflops),
+            format!("{:.0}", row.gb_per_s),
+            format!("{:.2}", row.roofline),
+            format!("{:.2e}", row.verdict.diff_unquantized),
+            format!("{:.2e}", row.anchor_diff),
+            format!("{:.1e}{}", row.verdict.diff, if row.verdict.right { "" } else { " WRONG" }),
+            row.calibration_us.map_or("-".to_owned(), |us| format!("{us:.1}")),
+            row.plan.clone(),
+        ]);
+    }
+    table.print();
+    print_line("");
+    for (name, ratio, worst) in groups(rows) {
+        if let (Some(ratio), Some(worst)) = (ratio, worst) {
+            print_line(&format!("{name}: geometric mean {ratio:.3}x the anchor's speed, the slowest {worst:.3}x"));
+        }
+    }
+    print_line(&format!("timed by {} on {}", clock.method(), cuda.gpu().name()));
+    let expected = anchor.calibration_us();
+    print_line(&match (calibration, &clock.why_not_calibrated) {
+        (Some(us), _) if anchor.is_comparable(us) => {
+            format!("calibration {us:.1} us, beside the anchor {expected:.1} us: comparable")
+        }
+        (Some(us), _) => format!("calibration {us:.1} us, beside the anchor {expected:.1} us: NOT comparable"),
+        (None, why) => format!("no calibration: {}", why.as_deref().unwrap_or("unknown")),
+    });
+}
+
+fn draw(path: &PathBuf, cuda: &Cuda, rows: &[Row], calibration: Option<f64>, method: &str) -> Result<(), Failure> {
+    let bars: Vec<Bar> =
+        rows.iter().map(|row| Bar { m: row.m, n: row.n, k: row.k, us: row.us, anchor_us: row.anchor_us }).collect();
+    let text = svg(&Chart {
+        title: "FP8 GEMM with fine-grained scales",
+        subtitle: &format!("{}; {method}", cuda.gpu().name()),
+        calibration_us: calibration,
+        anchor_calibration_us: Anchor::dense_fp8().calibration_us(),
+        bars: &bars,
+    });
+    std::fs::write(path, text).map_err(|error| format!("could not write {}: {error}", path.display()).into())
+}
+
+/// Times candidates, to see how good the estimates are.
+fn sweep(cuda: &Cuda, args: &Args, cases: &[&Case], clock: &mut Clock) -> Outcome {
+    let limits = *cuda.limits();
+    let work: Vec<(&Case, Vec<Choice>)> =
+        cases.iter().map(|case| (*case, choices(shape(case), &limits, args.choices))).collect();
+    let bar = progress(work.iter().map(|(_, choices)| choices.len()).sum());
+    let mut right = true;
+    for (case, choices) in work {
+        let (host, mut operands) = prepare(case, cuda)?;
+        let calibration_us = clock.calibration(args.runs as usize)?;
+        let planned = Plan::best(shape(case), &limits).choice;
+        for choice in choices {
+            bar.set_message(format!("{} {}", name(case), plan::name(&choice)));
+            let options = GemmOptions { choice: Some(choice), ..Default::default() };
+            let us = clock.product(&mut operands, &options, args.runs as usize)?;
+            let verdict = if args.unchecked {
+                None
+            } else {
+                Some(verdict::judge(&host, &operands.result()?, Effort::SWEEP)?)
+            };
+            right &= verdict.as_ref().is_none_or(|verdict| verdict.right);
+            let estimate = plan::cost::estimate(choice, shape(case), &limits);
+            let terms: serde_json::Map<_, _> =
+                estimate.terms().into_iter().map(|(name, us)| (name.to_owned(), json!(us))).collect();
+            bar.suspend(|| {
+                print_json(&json!({
+                    "m": case.m, "n": case.n, "k": case.k,
+                    "choice": plan::name(&choice), "planned": choice == planned,
+                    "us": us, "anchor_us": case.call_us, "ratio": case.call_us / us,
+                    "estimate_us": estimate.us, "terms": terms,
+                    "calibration_us": calibration_us,
+                    "right": verdict.map(|verdict| verdict.right),
+                }));
+            });
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    Ok(right)
+}
+
+fn choices(shape: Shape, limits: &Limits, which: Choices) -> Vec<Choice> {
+    let count = if which == Choices::All { usize::MAX } else { TOP };
+    plan::ranking(shape, limits).into_iter().map(|(choice, _)| choice).take(count).collect()
+}

@@ -1,0 +1,199 @@
+//! `oxigemm gemm`: one problem, run, checked and timed.
+
+use std::time::Instant;
+
+use oxigemm::plan::{self, Choice};
+use oxigemm::{DType, Device, GemmOptions};
+use oxigemm_cuda::profile::REST;
+use serde::Serialize;
+
+use crate::anchor::Anchor;
+use crate::output::{print_json, print_line};
+use crate::problem::{AddendKind, Host, ScaleOrder, Spec};
+use crate::timing::Clock;
+use crate::verdict::{self, Effort, Verdict};
+use crate::{Common, Failure, Op, Outcome};
+
+/// Arguments of `gemm`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    pub size: Size,
+    /// The type of D and C.
+    #[arg(long, default_value = "bf16", value_parser = parse_d_type)]
+    d_type: DType,
+    /// What is added to the product.
+    #[arg(long, value_enum, default_value_t)]
+    c: AddendKind,
+    /// How the scales of A lie in memory.
+    #[arg(long, value_enum, default_value_t)]
+    sfa: ScaleOrder,
+    /// How the scales of B lie in memory.
+    #[arg(long, value_enum, default_value_t)]
+    sfb: ScaleOrder,
+    /// What the operands are drawn from.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// A kernel and its launch by name, instead of the planned one; `inspect` lists them.
+    #[arg(long, value_parser = parse_choice)]
+    choice: Option<Choice>,
+    /// Use at most this many multiprocessors.
+    #[arg(long)]
+    num_sms: Option<u32>,
+    /// Calls that are timed; 0 for none.
+    #[arg(long, default_value_t = 20)]
+    runs: usize,
+}
+
+/// The function and its size.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Size {
+    /// The function.
+    #[arg(long, value_enum, default_value_t)]
+    pub op: Op,
+    /// Rows of A and D.
+    #[arg(long, short)]
+    pub m: u32,
+    /// Rows of B, columns of D.
+    #[arg(long, short)]
+    pub n: u32,
+    /// Columns of A and B.
+    #[arg(long, short)]
+    pub k: u32,
+}
+
+/// Reads the type of D.
+fn parse_d_type(name: &str) -> Result<DType, String> {
+    match name.parse() {
+        Ok(dtype @ (DType::Bf16 | DType::F32)) => Ok(dtype),
+        _ => Err("expected bf16 or f32".to_owned()),
+    }
+}
+
+/// Reads the name of a choice.
+pub fn parse_choice(name: &str) -> Result<Choice, String> {
+    plan::parse(name).ok_or_else(|| {
+        "expected a name like wide_128x128_s5_c1x2 or slim_8x64_k4_s6; `oxigemm inspect` lists them".to_owned()
+    })
+}
+
+#[derive(Serialize)]
+struct Report {
+    device: String,
+    m: u32,
+    n: u32,
+    k: u32,
+    d_type: String,
+    plan: Option<String>,
+    host_first_call_us: f64,
+    us: Option<f64>,
+    timed_by: Option<String>,
+    tflops: Option<f64>,
+    gb_per_s: Option<f64>,
+    anchor_us: Option<f64>,
+    #[serde(flatten)]
+    verdict: Verdict,
+    nothing_outside_written: bool,
+}
+
+/// Runs the command.
+pub fn run(common: &Common, args: &Args) -> Outcome {
+    let device = common.device()?;
+    let Size { m, n, k, op: Op::Fp8 } = args.size;
+    let spec = Spec {
+        d_type: args.d_type,
+        addend: args.c,
+        sfa: args.sfa,
+        sfb: args.sfb,
+        seed: args.seed,
+        ..Spec::new(m as usize, n as usize, k as usize)
+    };
+    let host = Host::draw(spec)?;
+    let mut operands = host.upload(&device)?;
+    let options = GemmOptions { choice: args.choice, num_sms: args.num_sms, ..Default::default() };
+    let started = Instant::now();
+    operands.run(&options)?;
+    let host_first_call_us = started.elapsed().as_secs_f64() * 1e6;
+    device.synchronize()?;
+    let verdict = verdict::judge(&host, &operands.result()?, Effort::THOROUGH)?;
+    let untouched = operands.surroundings_untouched()?;
+
+    let plan = planned(&device, args)?;
+    let (mut us, mut timed_by) = (None, None);
+    if let (Device::Cuda(cuda), true, true) = (&device, args.runs > 0, plan.is_some()) {
+        let mut clock = Clock::new(cuda, REST)?;
+        us = Some(clock.product(&mut operands, &options, args.runs)?);
+        timed_by = Some(clock.method());
+    }
+    let flops = 2.0 * f64::from(m) * f64::from(n) * f64::from(k);
+    let anchor = Anchor::dense_fp8().case(m, n, k).filter(|_| args.d_type == DType::Bf16);
+    let report = Report {
+        device: device.to_string(),
+        m,
+        n,
+        k,
+        d_type: args.d_type.to_string(),
+        plan,
+        host_first_call_us,
+        us,
+        timed_by,
+        tflops: us.map(|us| flops / us * 1e-6),
+        gb_per_s: us.map(|us| bytes(&spec) / us * 1e-3),
+        anchor_us: anchor.map(|case| case.call_us),
+        nothing_outside_written: untouched,
+        verdict,
+    };
+    if common.json {
+        print_json(&report);
+    } else {
+        print(&report);
+    }
+    Ok(report.verdict.right && untouched)
+}
+
+/// The plan that was run: none on the CPU, and none where nothing is multiplied.
+fn planned(device: &Device, args: &Args) -> Result<Option<String>, Failure> {
+    let Size { m, n, k, .. } = args.size;
+    let Some(cuda) = device.as_cuda().filter(|_| m > 0 && n > 0 && k > 0) else { return Ok(None) };
+    let limits = args.num_sms.map_or(*cuda.limits(), |sms| cuda.limits().restricted_to(sms));
+    let shape = plan::Shape { m, n, k };
+    let choice = args.choice.unwrap_or_else(|| plan::Plan::best(shape, &limits).choice);
+    Ok(Some(plan::name(&choice)))
+}
+
+/// Bytes that cross the memory bus at least once.
+fn bytes(spec: &Spec) -> f64 {
+    let [m, n, k] = [spec.m, spec.n, spec.k].map(|x| x as f64);
+    let scales = (k / 128.0).ceil() * (m + (n / 128.0).ceil());
+    let outputs = if spec.addend == AddendKind::None { 1.0 } else { 2.0 };
+    (m + n) * k + 4.0 * scales + outputs * m * n * spec.d_type.size() as f64
+}
+
+fn print(report: &Report) {
+    let Report { m, n, k, d_type, device, verdict, .. } = report;
+    let line = |name: &str, text: String| print_line(&format!("{name:<22} {text}"));
+    line("problem", format!("fp8 m={m} n={n} k={k}, {d_type} out, on {device}"));
+    if let Some(plan) = &report.plan {
+        line("plan", plan.clone());
+    }
+    line(
+        "exact product",
+        format!("diff {:.2e} (below {:.0e}) in {} of {m} rows", verdict.diff, verdict::DIFF_LIMIT, verdict.rows),
+    );
+    line("worst element", format!("{:.2} of what is allowed", verdict.worst_element));
+    line(
+        "unquantized product",
+        format!("diff {:.2e} (below {:.0e})", verdict.diff_unquantized, verdict::UNQUANTIZED_LIMIT),
+    );
+    line("outside of D", if report.nothing_outside_written { "untouched" } else { "WRITTEN TO" }.to_owned());
+    line("first call", format!("{:.0} us of host time", report.host_first_call_us));
+    if let (Some(us), Some(tflops), Some(gb), Some(by)) =
+        (report.us, report.tflops, report.gb_per_s, &report.timed_by)
+    {
+        line("time", format!("{us:.2} us, {tflops:.1} TFLOPS, {gb:.0} GB/s, by {by}"));
+        if let Some(anchor) = report.anchor_us {
+            line("anchor", format!("{anchor:.2} us: {:.3}x", anchor / us));
+        }
+    }
+    line("result", if verdict.right && report.nothing_outside_written { "right" } else { "WRONG" }.to_owned());
+}

@@ -1,0 +1,142 @@
+//! `oxigemm inspect`: the plan for a problem, why it was taken, and the code.
+
+use oxigemm::ARCH;
+use oxigemm::plan::{self, Choice, Cost, Limits, Plan, Shape};
+use oxigemm_cuda::PtxModule;
+use oxigemm_cuda::assemble::{Assembled, Ptxas, disassemble};
+use serde_json::{Value, json};
+
+use crate::gemm::{Size, parse_choice};
+use crate::output::{Table, print_json, print_line};
+use crate::{Common, Failure, Op, Outcome};
+
+/// Arguments of `inspect`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    size: Size,
+    /// Another choice than the planned one.
+    #[arg(long, value_parser = parse_choice)]
+    choice: Option<Choice>,
+    /// Use at most this many multiprocessors.
+    #[arg(long)]
+    num_sms: Option<u32>,
+    /// How many candidates to show.
+    #[arg(long, default_value_t = 8)]
+    top: usize,
+    /// Print the kernel's PTX and nothing else.
+    #[arg(long, conflicts_with_all = ["sass", "json"])]
+    ptx: bool,
+    /// Print the kernel's machine code and nothing else; needs ptxas and nvdisasm or cuobjdump.
+    #[arg(long, conflicts_with = "json")]
+    sass: bool,
+}
+
+/// Runs the command.
+pub fn run(common: &Common, args: &Args) -> Outcome {
+    let Size { m, n, k, op: Op::Fp8 } = args.size;
+    if m == 0 || n == 0 || k == 0 {
+        return Err("nothing is multiplied: m, n and k must be at least 1".into());
+    }
+    let shape = Shape { m, n, k };
+    let (limits, of) = limits(common)?;
+    let limits = args.num_sms.map_or(limits, |sms| limits.restricted_to(sms));
+    let plan = match args.choice {
+        Some(choice) => Plan::of(choice, shape, &limits)
+            .ok_or_else(|| format!("{} cannot compute m={m} n={n} k={k} here", plan::name(&choice)))?,
+        None => Plan::best(shape, &limits),
+    };
+    let config = plan.choice.config();
+    let (name, module) = (config.name(), config.build()?);
+    if args.ptx {
+        print_line(&module.text);
+        return Ok(true);
+    }
+    let ptx = PtxModule { name: &name, text: &module.text, arch: ARCH };
+    let assembled = Ptxas::find().map(|ptxas| ptxas.assemble(&ptx)).transpose()?;
+    if args.sass {
+        let assembled = assembled.ok_or("there is no ptxas to make machine code: set OXIGEMM_PTXAS to its path")?;
+        let sass = disassemble(&assembled.cubin).ok_or("neither nvdisasm nor cuobjdump was found")?;
+        print_line(&sass);
+        return Ok(true);
+    }
+    let ranking = plan::ranking(shape, &limits);
+    if common.json {
+        print_json(&as_json(&plan, &of, &ranking[..ranking.len().min(args.top)], assembled.as_ref()));
+    } else {
+        print(&plan, &of, &ranking[..ranking.len().min(args.top)], assembled.as_ref(), module.text.len());
+    }
+    Ok(true)
+}
+
+/// Plans are made for the device, and for an H200 where there is no GPU.
+fn limits(common: &Common) -> Result<(Limits, String), Failure> {
+    let device = common.device()?;
+    Ok(match device.as_cuda() {
+        Some(cuda) => (*cuda.limits(), cuda.gpu().name().to_owned()),
+        None => (Limits::h200(), "an H200, as there is no GPU here".to_owned()),
+    })
+}
+
+fn as_json(plan: &Plan, of: &str, ranking: &[(Choice, Cost)], assembled: Option<&Assembled>) -> Value {
+    let cost = |cost: &Cost| {
+        let terms: serde_json::Map<_, _> =
+            cost.terms().into_iter().map(|(name, us)| (name.to_owned(), json!(us))).collect();
+        json!({ "us": cost.us, "terms": terms })
+    };
+    let launch = &plan.launch;
+    json!({
+        "m": plan.shape.m, "n": plan.shape.n, "k": plan.shape.k,
+        "planned_for": of,
+        "choice": plan.name(),
+        "kernel": plan.choice.config().name(),
+        "why": plan.why.to_string(),
+        "estimate": cost(&plan.estimate),
+        "launch": {
+            "grid": launch.grid, "threads": launch.threads, "cluster": launch.cluster,
+            "shared_bytes": launch.shared_bytes, "tuning": launch.tuning,
+        },
+        "candidates": ranking.iter().map(|(choice, estimate)| json!({
+            "choice": plan::name(choice), "estimate": cost(estimate),
+        })).collect::<Vec<_>>(),
+        "assembled": assembled.and_then(|assembled| assembled.report.entries.first()).map(|entry| json!({
+            "registers": entry.registers, "stack_bytes": entry.stack_bytes,
+            "spill_store_bytes": entry.spill_store_bytes, "spill_load_bytes": entry.spill_load_bytes,
+        })),
+    })
+}
+
+fn print(plan: &Plan, of: &str, ranking: &[(Choice, Cost)], assembled: Option<&Assembled>, ptx_bytes: usize) {
+    let line = |name: &str, text: String| print_line(&format!("{name:<10} {text}"));
+    let (shape, launch) = (plan.shape, plan.launch);
+    line("problem", format!("fp8 m={} n={} k={}, planned for {of}", shape.m, shape.n, shape.k));
+    line("choice", plan.name());
+    line("why", plan.why.to_string());
+    line("kernel", format!("{}, {ptx_bytes} bytes of PTX", plan.choice.config().name()));
+    line(
+        "launch",
+        format!(
+            "grid {}x{}, {} threads, clusters of {}, {} bytes of shared memory, tuning {:?}",
+            launch.grid[0], launch.grid[1], launch.threads, launch.cluster, launch.shared_bytes, launch.tuning
+        ),
+    );
+    line(
+        "assembled",
+        match assembled.and_then(|assembled| assembled.report.entries.first()) {
+            Some(entry) => format!(
+                "{} registers, {} bytes of stack, {} bytes spilled",
+                entry.registers,
+                entry.stack_bytes,
+                entry.spill_store_bytes + entry.spill_load_bytes
+            ),
+            None => "no ptxas found".to_owned(),
+        },
+    );
+    print_line("");
+    let mut table = Table::new(["candidate", "us", "tensor", "memory", "l2", "feed", "output", "start"]);
+    for (choice, cost) in ranking {
+        let [tensor, memory, l2, feed, output, start] = cost.terms().map(|(_, us)| format!("{us:.2}"));
+        table.row([plan::name(choice), format!("{:.2}", cost.us), tensor, memory, l2, feed, output, start]);
+    }
+    table.print();
+}

@@ -1,0 +1,66 @@
+//! Tables for people, JSON for machines, and progress for the patient.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+/// Prints a value as one line of JSON.
+pub fn print_json(value: &impl Serialize) {
+    let text = serde_json::to_string(value).expect("every result is made of numbers and names");
+    print_line(&text);
+}
+
+/// Prints a line; a closed pipe is not an error of ours.
+pub fn print_line(line: &str) {
+    let _ = writeln!(io::stdout().lock(), "{line}");
+}
+
+/// A table whose columns are as wide as their content. Text is aligned left, numbers right.
+#[derive(Default)]
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these headings.
+    pub fn new<const N: usize>(headings: [&str; N]) -> Table {
+        Table { rows: vec![headings.map(str::to_owned).to_vec()] }
+    }
+
+    /// Adds a row.
+    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+        self.rows.push(cells.to_vec());
+    }
+
+    /// Prints it.
+    pub fn print(&self) {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column: usize| {
+            self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        let number = |cell: &str| cell.starts_with(|c: char| c.is_ascii_digit() || c == '-' || c == '+');
+        let right: Vec<bool> = (0..columns)
+            .map(|column| self.rows.iter().skip(1).filter_map(|row| row.get(column)).all(|cell| number(cell)))
+            .collect();
+        for row in &self.rows {
+            let cells = row.iter().zip(&widths).zip(&right).map(|((cell, width), right)| {
+                if *right { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+            });
+            print_line(cells.collect::<Vec<_>>().join("  ").trim_end());
+        }
+    }
+}
+
+/// A progress bar on stderr; nothing where that is not a terminal.
+pub fn progress(steps: usize) -> ProgressBar {
+    let bar = ProgressBar::new(steps as u64);
+    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len}  {msg:40!}  {elapsed}/{duration}");
+    if let Ok(style) = style {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}

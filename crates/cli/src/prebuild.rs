@@ -1,0 +1,107 @@
+//! `oxigemm prebuild`: the closed set of kernels, listed or built ahead.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use oxigemm::ARCH;
+use oxigemm_cuda::assemble::Ptxas;
+use oxigemm_cuda::{CubinCache, Key, PtxModule};
+use oxigemm_kernels::launch::Config;
+use rayon::prelude::*;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::output::{Table, print_json, print_line, progress};
+use crate::{Common, Failure, Outcome};
+
+/// Arguments of `prebuild`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// List the kernels, build nothing.
+    #[arg(long)]
+    list: bool,
+    /// The directory for the cubins: later `OXIGEMM_PREBUILT_DIR`. The user's cache where none is given.
+    #[arg(long, value_name = "DIR", conflicts_with = "list")]
+    out: Option<PathBuf>,
+    /// Architectures, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = ARCH, value_name = "ARCH")]
+    arch: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Built {
+    kernel: String,
+    arch: String,
+    registers: u32,
+    cubin_bytes: usize,
+    ms: f64,
+}
+
+/// Runs the command.
+pub fn run(common: &Common, args: &Args) -> Outcome {
+    if let Some(arch) = args.arch.iter().find(|arch| *arch != ARCH) {
+        return Err(format!("no kernel is written for {arch}: expected {ARCH}").into());
+    }
+    let configs: Vec<Config> = Config::all().collect();
+    if args.list {
+        list(common, &configs);
+        return Ok(true);
+    }
+    let ptxas = Ptxas::find().ok_or("prebuild needs ptxas, and none was found: set OXIGEMM_PTXAS to its path")?;
+    let cache = args.out.as_ref().map_or_else(CubinCache::user_default, CubinCache::at);
+    let root = cache.root().ok_or("there is no directory to build into: give one with --out")?.to_owned();
+    let bar = progress(configs.len());
+    let built = configs
+        .par_iter()
+        .map(|config| {
+            let built = build(config, &ptxas, &cache);
+            bar.inc(1);
+            built
+        })
+        .collect::<Result<Vec<Built>, Failure>>()?;
+    bar.finish_and_clear();
+    if common.json {
+        print_json(&json!({ "assembler": ptxas.version(), "directory": root, "kernels": built }));
+    } else {
+        let mut table = Table::new(["kernel", "registers", "bytes", "ms"]);
+        for kernel in &built {
+            table.row([
+                kernel.kernel.clone(),
+                kernel.registers.to_string(),
+                kernel.cubin_bytes.to_string(),
+                format!("{:.0}", kernel.ms),
+            ]);
+        }
+        table.print();
+        print_line(&format!("{} kernels by {} in {}", built.len(), ptxas.version(), root.display()));
+    }
+    Ok(true)
+}
+
+fn list(common: &Common, configs: &[Config]) {
+    let names: Vec<String> = configs.iter().map(Config::name).collect();
+    if common.json {
+        print_json(&json!({ "arch": ARCH, "kernels": names }));
+    } else {
+        names.iter().for_each(|name| print_line(name));
+    }
+}
+
+fn build(config: &Config, ptxas: &Ptxas, cache: &CubinCache) -> Result<Built, Failure> {
+    let started = Instant::now();
+    let name = config.name();
+    let module = config.build()?;
+    let ptx = PtxModule { name: &name, text: &module.text, arch: ARCH };
+    // Assembled even where an older assembler's cubin is there: it then comes first.
+    let assembled = ptxas.assemble(&ptx)?;
+    if !cache.put(&Key::new(&ptx), ptxas.version(), &assembled.cubin) {
+        return Err(format!("the cubin of {name} could not be written").into());
+    }
+    Ok(Built {
+        registers: assembled.report.entries.iter().map(|entry| entry.registers).max().unwrap_or(0),
+        cubin_bytes: assembled.cubin.len(),
+        ms: started.elapsed().as_secs_f64() * 1e3,
+        kernel: name,
+        arch: ARCH.to_owned(),
+    })
+}

@@ -1,0 +1,290 @@
+//! Problems with data: drawn from a seed, on the host and on a device.
+
+use oxigemm::cast::{Quantized, ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
+use oxigemm::{Addend, DType, Device, GemmOptions, Tensor, bf16, fp8_gemm_nt, random};
+
+use crate::Failure;
+
+/// What is added to the product.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum AddendKind {
+    /// Nothing.
+    #[default]
+    None,
+    /// The old content of D.
+    Inplace,
+    /// Another matrix.
+    Other,
+}
+
+/// How a matrix of scales lies in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum ScaleOrder {
+    /// Along K, without gaps.
+    #[default]
+    Row,
+    /// Along K, rows padded to 16 bytes.
+    RowPadded,
+    /// Along M (or N), columns padded to 16 bytes.
+    Mn,
+    /// Along M (or N), with an odd pitch and an odd address.
+    Odd,
+}
+
+/// A problem and its layout. The default is what `bench` runs: BF16 out, nothing added, no gaps.
+#[derive(Clone, Copy, Debug)]
+pub struct Spec {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub d_type: DType,
+    pub addend: AddendKind,
+    pub sfa: ScaleOrder,
+    pub sfb: ScaleOrder,
+    /// 16-byte units behind each row of A and of B beyond what alignment needs.
+    pub ab_padding: usize,
+    /// Elements behind each row of D and C.
+    pub d_padding: usize,
+    /// Elements before D, by which its address is off.
+    pub d_offset: usize,
+    /// Whether A and B end where their allocation ends.
+    pub at_end: bool,
+    pub seed: u64,
+}
+
+impl Spec {
+    /// A problem without gaps.
+    pub fn new(m: usize, n: usize, k: usize) -> Spec {
+        Spec {
+            m,
+            n,
+            k,
+            d_type: DType::Bf16,
+            addend: AddendKind::None,
+            sfa: ScaleOrder::Row,
+            sfb: ScaleOrder::Row,
+            ab_padding: 0,
+            d_padding: 0,
+            d_offset: 0,
+            at_end: false,
+            seed: 0,
+        }
+    }
+}
+
+impl std::fmt::Display for Spec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Spec { m, n, k, d_type, addend, sfa, sfb, .. } = self;
+        write!(f, "{m}x{n}x{k} {d_type}, c {addend:?}, scales {sfa:?}/{sfb:?}")?;
+        if self.ab_padding + self.d_padding + self.d_offset > 0 {
+            write!(f, ", gaps {}/{}, d off by {}", self.ab_padding, self.d_padding, self.d_offset)?;
+        }
+        if self.at_end {
+            write!(f, ", at the end of memory")?;
+        }
+        write!(f, ", seed {}", self.seed)
+    }
+}
+
+/// The data of a problem on the host.
+pub struct Host {
+    pub spec: Spec,
+    /// A before it was quantized: normals, rounded to BF16.
+    pub a_values: Vec<f32>,
+    /// B before it was quantized.
+    pub b_values: Vec<f32>,
+    pub a: Quantized,
+    pub b: Quantized,
+    /// What is added, if anything is, already of D's type.
+    pub c: Option<Vec<f32>>,
+}
+
+impl Host {
+    /// Draws the data.
+    pub fn draw(spec: Spec) -> Result<Host, Failure> {
+        let Spec { m, n, k, .. } = spec;
+        let values = |salt: u64, len: usize| -> Vec<f32> {
+            let mut values = random::normals(spec.seed.wrapping_mul(4).wrapping_add(salt), len);
+            values.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+            values
+        };
+        let (a_values, b_values) = (values(0, m * k), values(1, n * k));
+        let a = per_token_cast_to_fp8(&a_values, m, k, ScaleFormat::F32)?;
+        let b = per_block_cast_to_fp8(&b_values, n, k, ScaleFormat::F32)?;
+        let c = (spec.addend != AddendKind::None).then(|| {
+            let mut c = values(2, m * n);
+            c.iter_mut().for_each(|x| *x *= 8.0);
+            c
+        });
+        Ok(Host { spec, a_values, b_values, a, b, c })
+    }
+
+    /// Puts the data on a device, with poison wherever the layout has gaps.
+    pub fn upload(&self, device: &Device) -> Result<Operands, Failure> {
+        let spec = &self.spec;
+        let codes = |x: &Quantized| fp8_matrix(x, spec.ab_padding, spec.at_end, device);
+        let (d, d_memory) = self.output(device, self.c.as_deref().filter(|_| spec.addend == AddendKind::Inplace))?;
+        let c = match spec.addend {
+            AddendKind::Other => Some(self.output(device, self.c.as_deref())?.0),
+            _ => None,
+        };
+        Ok(Operands {
+            a: codes(&self.a)?,
+            sfa: scales(&self.a, spec.sfa, device)?,
+            b: codes(&self.b)?,
+            sfb: scales(&self.b, spec.sfb, device)?,
+            c,
+            d,
+            d_memory,
+            addend: spec.addend,
+        })
+    }
+
+    /// A matrix like D inside poisoned memory, holding `values` or poison.
+    fn output(&self, device: &Device, values: Option<&[f32]>) -> Result<(Tensor, Tensor), Failure> {
+        let Spec { m, n, d_type, d_padding, d_offset, .. } = self.spec;
+        let pitch = n + d_padding;
+        let len = GUARD + d_offset + m * pitch + GUARD;
+        let memory = Tensor::from_bytes(d_type, &vec![POISON; len * d_type.size()], &[len], device)?;
+        let mut d = memory.narrow(0, GUARD + d_offset, m * pitch)?.view(&[m, pitch])?.narrow(1, 0, n)?;
+        if let Some(values) = values {
+            d.write_f32(values)?;
+        }
+        Ok((d, memory))
+    }
+}
+
+/// Elements of poison before and behind D. A multiple of 16 bytes for every type, so that D stays aligned.
+const GUARD: usize = 1024;
+/// As bytes this is NaN in BF16 and FP32.
+const POISON: u8 = 0xff;
+/// NaN in e4m3.
+const NAN_CODE: u8 = 0x7f;
+/// Memory is mapped in pages of this size.
+const PAGE: usize = 2 << 20;
+
+fn fp8_matrix(x: &Quantized, padding: usize, at_end: bool, device: &Device) -> Result<Tensor, Failure> {
+    let pitch = (x.k.div_ceil(16) + padding) * 16;
+    let span = x.rows * pitch;
+    let len = if at_end { span.next_multiple_of(PAGE) } else { span };
+    let mut bytes = vec![NAN_CODE; len];
+    let first = len - span;
+    for (row, codes) in x.codes.chunks(x.k.max(1)).enumerate() {
+        bytes[first + row * pitch..][..codes.len()].copy_from_slice(codes);
+    }
+    let memory = Tensor::from_bytes(DType::E4m3, &bytes, &[len], device)?;
+    Ok(memory.narrow(0, first, span)?.view(&[x.rows, pitch])?.narrow(1, 0, x.k)?)
+}
+
+fn scales(x: &Quantized, order: ScaleOrder, device: &Device) -> Result<Tensor, Failure> {
+    let [rows, blocks] = x.scale_dims();
+    let (transposed, first) = match order {
+        ScaleOrder::Row | ScaleOrder::RowPadded => (false, 0),
+        ScaleOrder::Mn => (true, 0),
+        ScaleOrder::Odd => (true, 1),
+    };
+    let (lines, line) = if transposed { (blocks, rows) } else { (rows, blocks) };
+    let pitch = match order {
+        ScaleOrder::Row => line,
+        ScaleOrder::RowPadded | ScaleOrder::Mn => line.next_multiple_of(4),
+        ScaleOrder::Odd => line | 1,
+    };
+    let mut values = vec![f32::NAN; first + lines * pitch];
+    for (i, scale) in x.scales.iter().enumerate() {
+        let (row, block) = (i / blocks.max(1), i % blocks.max(1));
+        let (y, x) = if transposed { (block, row) } else { (row, block) };
+        values[first + y * pitch + x] = *scale;
+    }
+    let memory = Tensor::from_slice(&values, &[values.len()], device)?;
+    let matrix = memory.narrow(0, first, lines * pitch)?.view(&[lines, pitch])?.narrow(1, 0, line)?;
+    Ok(if transposed { matrix.transpose(0, 1)? } else { matrix })
+}
+
+/// The operands of a problem on a device.
+pub struct Operands {
+    pub a: Tensor,
+    pub sfa: Tensor,
+    pub b: Tensor,
+    pub sfb: Tensor,
+    pub c: Option<Tensor>,
+    pub d: Tensor,
+    /// All of the memory that D is a part of.
+    pub d_memory: Tensor,
+    addend: AddendKind,
+}
+
+impl Operands {
+    /// Runs the product.
+    pub fn run(&mut self, options: &GemmOptions) -> oxigemm::Result<()> {
+        let addend = match (&self.c, self.addend) {
+            (Some(c), _) => Addend::From(c),
+            (None, AddendKind::Inplace) => Addend::InPlace,
+            (None, _) => Addend::None,
+        };
+        fp8_gemm_nt((&self.a, &self.sfa), (&self.b, &self.sfb), addend, &mut self.d, options)
+    }
+
+    /// Whether the memory around D, and between its rows, still holds poison.
+    pub fn surroundings_untouched(&self) -> Result<bool, Failure> {
+        let size = self.d.dtype().size();
+        let bytes = self.d_memory.to_bytes()?;
+        let first = (self.d.address() - self.d_memory.address()) as usize;
+        let (rows, width) = (self.d.dims()[0], self.d.dims()[1] * size);
+        let pitch = if rows > 1 { self.d.strides()[0] * size } else { width };
+        let mut gap_starts = 0;
+        for row in 0..rows {
+            let start = first + row * pitch;
+            if bytes[gap_starts..start].iter().any(|byte| *byte != POISON) {
+                return Ok(false);
+            }
+            gap_starts = start + width;
+        }
+        Ok(bytes[gap_starts..].iter().all(|byte| *byte == POISON))
+    }
+
+    /// The elements of D.
+    pub fn result(&self) -> Result<Vec<f32>, Failure> {
+        Ok(self.d.to_vec_f32()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layout_does_not_change_the_data() {
+        let cpu = Device::cpu();
+        let plain = Host::draw(Spec::new(5, 130, 200)).unwrap();
+        let expected = plain.upload(&cpu).unwrap();
+        for order in [ScaleOrder::Row, ScaleOrder::RowPadded, ScaleOrder::Mn, ScaleOrder::Odd] {
+            let spec = Spec { sfa: order, sfb: order, ab_padding: 2, at_end: true, ..plain.spec };
+            let found = Host::draw(spec).unwrap().upload(&cpu).unwrap();
+            for (x, y) in [
+                (&found.a, &expected.a),
+                (&found.b, &expected.b),
+                (&found.sfa, &expected.sfa),
+                (&found.sfb, &expected.sfb),
+            ] {
+                assert_eq!(x.to_bytes().unwrap(), y.to_bytes().unwrap(), "{order:?}");
+            }
+            assert_eq!(found.a.strides()[0], 208 + 32);
+        }
+    }
+
+    #[test]
+    fn a_write_outside_of_d_is_seen() {
+        let spec = Spec { d_padding: 3, d_offset: 1, ..Spec::new(4, 9, 16) };
+        let mut operands = Host::draw(spec).unwrap().upload(&Device::cpu()).unwrap();
+        assert!(operands.surroundings_untouched().unwrap());
+        operands.run(&GemmOptions::default()).unwrap();
+        assert!(operands.surroundings_untouched().unwrap());
+        for place in [0, GUARD, GUARD + 1 + 9, GUARD + 1 + 4 * 12] {
+            let mut one = operands.d_memory.narrow(0, place, 1).unwrap();
+            let before = one.to_bytes().unwrap();
+            one.write_f32(&[1.0]).unwrap();
+            assert!(!operands.surroundings_untouched().unwrap(), "element {place}");
+            one.write_bytes(&before).unwrap();
+        }
+    }
+}

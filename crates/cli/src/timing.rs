@@ -1,0 +1,65 @@
+//! Times on a GPU, taken as the anchor's were.
+
+use std::time::Duration;
+
+use oxigemm::{Cuda, GemmOptions};
+use oxigemm_cuda::cublaslt::{Accumulation, Calibration};
+use oxigemm_cuda::profile::{FLUSH_BYTES, KernelTimer};
+use oxigemm_cuda::{Buffer, Stream};
+
+use crate::Failure;
+use crate::problem::Operands;
+
+/// A timer with its stream, its flush buffer and the calibration product.
+pub struct Clock {
+    pub stream: Stream,
+    timer: KernelTimer,
+    flush: Buffer,
+    calibration: Option<Calibration>,
+    /// Why there is no calibration product, where there is none.
+    pub why_not_calibrated: Option<String>,
+}
+
+impl Clock {
+    /// A clock that rests this long before each case.
+    pub fn new(cuda: &Cuda, rest: Duration) -> Result<Clock, Failure> {
+        let gpu = cuda.gpu();
+        let (calibration, why_not_calibrated) = match Calibration::new(gpu, Accumulation::Fast) {
+            Ok(calibration) => (Some(calibration), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        Ok(Clock {
+            stream: gpu.new_stream()?,
+            timer: KernelTimer::new(gpu)?.with_rest(rest),
+            flush: gpu.alloc(FLUSH_BYTES)?,
+            calibration,
+            why_not_calibrated,
+        })
+    }
+
+    /// How times are taken, for people.
+    pub fn method(&self) -> String {
+        match self.timer.why_not_cupti() {
+            None => self.timer.method().to_string(),
+            Some(why) => format!("{} ({why})", self.timer.method()),
+        }
+    }
+
+    /// The mean time of a product, in microseconds.
+    pub fn product(&mut self, operands: &mut Operands, options: &GemmOptions, runs: usize) -> Result<f64, Failure> {
+        let options = GemmOptions { stream: Some(self.stream.clone()), ..options.clone() };
+        let us = self.timer.time(&self.stream, runs, Some(&mut self.flush), || operands.run(&options))?;
+        Ok(mean(&us))
+    }
+
+    /// The mean time of the calibration product, where there is one.
+    pub fn calibration(&mut self, runs: usize) -> Result<Option<f64>, Failure> {
+        let Some(calibration) = &self.calibration else { return Ok(None) };
+        let us = self.timer.time(&self.stream, runs, Some(&mut self.flush), || calibration.launch(&self.stream))?;
+        Ok(Some(mean(&us)))
+    }
+}
+
+fn mean(us: &[f64]) -> f64 {
+    us.iter().sum::<f64>() / us.len().max(1) as f64
+}

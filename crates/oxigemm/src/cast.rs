@@ -1,0 +1,324 @@
+//! Casts to FP8 with fine-grained scales, on the CPU.
+//!
+//! A block of values shares the scale `max(amax, 1e-4) / 448`; each value becomes the e4m3 code nearest to
+//! `value * (1 / scale)`, all in `f32`. Activations take blocks of one row by 128 of K, weights of 128 rows by 128
+//! of K; blocks at the edges are smaller. These are the casts of the peer, bit for bit.
+
+use rayon::prelude::*;
+
+use crate::check::BLOCK;
+use crate::device::Device;
+use crate::dtype::{DType, E4M3_VALUES, Element, encode_e4m3};
+use crate::error::{Error, Result};
+use crate::reference::Fp8Matrix;
+use crate::tensor::Tensor;
+
+const K_BLOCK: usize = BLOCK as usize;
+
+/// Which scales a cast may choose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ScaleFormat {
+    /// Any `f32`.
+    #[default]
+    F32,
+    /// Powers of two, rounded up: what fits in UE8M0.
+    PowerOfTwo,
+}
+
+/// A matrix `[rows, k]` of e4m3 codes with its scales, both row-major and without gaps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quantized {
+    /// The codes: `rows * k` of them.
+    pub codes: Vec<u8>,
+    /// The scales: `[ceil(rows / rows_per_scale), ceil(k / 128)]`.
+    pub scales: Vec<f32>,
+    /// The number of rows.
+    pub rows: usize,
+    /// The number of columns.
+    pub k: usize,
+    /// How many rows share a scale: 1 or 128.
+    pub rows_per_scale: usize,
+}
+
+/// Casts each 128 of a row with a scale of its own: for activations.
+///
+/// # Errors
+/// [`Error::Shape`] unless there are `rows * k` values.
+///
+/// ```
+/// use oxigemm::cast::{ScaleFormat, per_token_cast_to_fp8};
+///
+/// let x = per_token_cast_to_fp8(&[1.0f32, -0.5, 0.25], 1, 3, ScaleFormat::F32)?;
+/// assert_eq!(x.scales, [1.0 / 448.0]);
+/// assert_eq!(x.dequantize(), [1.0, -0.5, 0.25]);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn per_token_cast_to_fp8<T: Element>(
+    values: &[T],
+    rows: usize,
+    k: usize,
+    format: ScaleFormat,
+) -> Result<Quantized> {
+    cast(values, rows, k, 1, format)
+}
+
+/// Casts each block of 128 rows by 128 of K with a scale of its own: for weights.
+///
+/// # Errors
+/// [`Error::Shape`] unless there are `rows * k` values.
+///
+/// ```
+/// use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8};
+///
+/// let x = per_block_cast_to_fp8(&vec![3.5f32; 130 * 256], 130, 256, ScaleFormat::PowerOfTwo)?;
+/// assert_eq!(x.scale_dims(), [2, 2]);
+/// assert_eq!(x.scales, [1.0 / 128.0; 4]);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn per_block_cast_to_fp8<T: Element>(
+    values: &[T],
+    rows: usize,
+    k: usize,
+    format: ScaleFormat,
+) -> Result<Quantized> {
+    cast(values, rows, k, BLOCK as usize, format)
+}
+
+fn cast<T: Element>(
+    values: &[T],
+    rows: usize,
+    k: usize,
+    rows_per_scale: usize,
+    format: ScaleFormat,
+) -> Result<Quantized> {
+    if rows.checked_mul(k) != Some(values.len()) {
+        return Err(Error::Shape {
+            argument: "values",
+            expected: format!("{rows} rows of {k} values"),
+            found: format!("{} values", values.len()),
+        });
+    }
+    let mut codes = vec![0; values.len()];
+    let k_blocks = k.div_ceil(K_BLOCK);
+    let mut scales = vec![0.0; rows.div_ceil(rows_per_scale) * k_blocks];
+    if !values.is_empty() {
+        let band = rows_per_scale * k;
+        codes
+            .par_chunks_mut(band)
+            .zip(values.par_chunks(band))
+            .zip(scales.par_chunks_mut(k_blocks))
+            .for_each(|((codes, values), scales)| cast_band(codes, values, scales, k, format));
+    }
+    Ok(Quantized { codes, scales, rows, k, rows_per_scale })
+}
+
+/// Casts rows that share their scales.
+fn cast_band<T: Element>(codes: &mut [u8], values: &[T], scales: &mut [f32], k: usize, format: ScaleFormat) {
+    scales.fill(0.0);
+    for row in values.chunks(k) {
+        for (amax, block) in scales.iter_mut().zip(row.chunks(K_BLOCK)) {
+            *amax = block.iter().fold(*amax, |amax, value| larger(amax, value.widen().abs()));
+        }
+    }
+    for scale in scales.iter_mut() {
+        *scale = larger(1e-4, *scale) / DType::E4m3.max_finite();
+        if format == ScaleFormat::PowerOfTwo {
+            *scale = ceil_to_power_of_two(*scale);
+        }
+    }
+    for (codes, row) in codes.chunks_mut(k).zip(values.chunks(k)) {
+        for ((codes, block), &scale) in codes.chunks_mut(K_BLOCK).zip(row.chunks(K_BLOCK)).zip(scales.iter())
+        {
+            let factor = 1.0 / scale;
+            for (code, value) in codes.iter_mut().zip(block) {
+                *code = encode_e4m3(value.widen() * factor);
+            }
+        }
+    }
+}
+
+/// The maximum, but a NaN on the right wins: a block with NaN in it has no scale.
+fn larger(amax: f32, value: f32) -> f32 {
+    if amax >= value || amax.is_nan() { amax } else { value }
+}
+
+/// The smallest power of two that is not below a positive scale, within the exponents 1 to 254 of UE8M0.
+///
+/// ```
+/// use oxigemm::cast::ceil_to_power_of_two;
+///
+/// assert_eq!(ceil_to_power_of_two(0.25), 0.25);
+/// assert_eq!(ceil_to_power_of_two(0.2500001), 0.5);
+/// ```
+#[must_use]
+pub fn ceil_to_power_of_two(scale: f32) -> f32 {
+    let bits = scale.abs().to_bits();
+    let exponent = (bits >> 23) + u32::from(bits & 0x7f_ffff != 0);
+    f32::from_bits(exponent.clamp(1, 254) << 23)
+}
+
+impl Quantized {
+    /// Copies a matrix and its scales from tensors of any device and strides.
+    ///
+    /// # Errors
+    /// If the tensors are not matrices of e4m3 and f32, or if the scales do not fit the matrix.
+    pub fn from_tensors(codes: &Tensor, scales: &Tensor, rows_per_scale: usize) -> Result<Quantized> {
+        let &[rows, k] = codes.dims() else {
+            return Err(Error::Rank {
+                argument: "codes",
+                expected: "a matrix (2 dimensions)".to_owned(),
+                found: format!("{:?}", codes.dims()),
+            });
+        };
+        if codes.dtype() != DType::E4m3 {
+            return Err(Error::DType {
+                argument: "codes",
+                expected: DType::E4m3.to_string(),
+                found: codes.dtype().to_string(),
+            });
+        }
+        let quantized =
+            Quantized { codes: codes.to_bytes()?, scales: scales.to_vec::<f32>()?, rows, k, rows_per_scale };
+        if scales.dims() != quantized.scale_dims() {
+            return Err(Error::ScaleShape {
+                argument: "scales",
+                expected: format!("{:?}", quantized.scale_dims()),
+                found: format!("{:?}", scales.dims()),
+            });
+        }
+        Ok(quantized)
+    }
+
+    /// The matrix and its scales as tensors on a device, both contiguous.
+    ///
+    /// # Errors
+    /// If the device has no room.
+    pub fn to_tensors(&self, device: &Device) -> Result<(Tensor, Tensor)> {
+        let codes = Tensor::from_bytes(DType::E4m3, &self.codes, &[self.rows, self.k], device)?;
+        Ok((codes, Tensor::from_slice(&self.scales, &self.scale_dims(), device)?))
+    }
+
+    /// The dimensions of the scales.
+    #[must_use]
+    pub fn scale_dims(&self) -> [usize; 2] {
+        [self.rows.div_ceil(self.rows_per_scale), self.k.div_ceil(K_BLOCK)]
+    }
+
+    /// This matrix as an operand of the reference.
+    #[must_use]
+    pub fn as_matrix(&self) -> Fp8Matrix<'_> {
+        Fp8Matrix {
+            codes: &self.codes,
+            rows: self.rows,
+            k: self.k,
+            pitch: self.k,
+            scales: &self.scales,
+            scale_strides: [self.scale_dims()[1], 1],
+            rows_per_scale: self.rows_per_scale,
+        }
+    }
+
+    /// The values that the codes and scales stand for, rounded to `f32`.
+    #[must_use]
+    pub fn dequantize(&self) -> Vec<f32> {
+        let k_blocks = self.scale_dims()[1];
+        let mut values = vec![0.0; self.codes.len()];
+        if !values.is_empty() {
+            let rows = values.par_chunks_mut(self.k).zip(self.codes.par_chunks(self.k));
+            rows.enumerate().for_each(|(row, (values, codes))| {
+                let scales = &self.scales[row / self.rows_per_scale * k_blocks..];
+                for (i, (value, &code)) in values.iter_mut().zip(codes).enumerate() {
+                    *value = E4M3_VALUES[code as usize] * scales[i / K_BLOCK];
+                }
+            });
+        }
+        values
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::calc_diff;
+    use half::bf16;
+    use proptest::prelude::*;
+
+    #[test]
+    fn an_all_zero_block_takes_the_smallest_scale() {
+        let x = per_token_cast_to_fp8(&[0.0f32; 256], 2, 128, ScaleFormat::F32).unwrap();
+        assert_eq!(x.scales, [1e-4 / 448.0; 2]);
+        assert_eq!(x.codes, [0; 256]);
+    }
+
+    #[test]
+    fn normals_lose_what_three_mantissa_bits_lose() {
+        let values = crate::random::normals(5, 300 * 1000);
+        for cast in [per_token_cast_to_fp8::<f32>, per_block_cast_to_fp8::<f32>] {
+            for format in [ScaleFormat::F32, ScaleFormat::PowerOfTwo] {
+                let x = cast(&values, 300, 1000, format).unwrap();
+                let diff = calc_diff(&x.dequantize(), &values);
+                assert!((1e-4..6e-4).contains(&diff), "{diff}");
+            }
+        }
+    }
+
+    #[test]
+    fn bf16_and_f32_inputs_of_the_same_values_cast_the_same() {
+        let narrow: Vec<bf16> = crate::random::normals(6, 5 * 200).into_iter().map(bf16::from_f32).collect();
+        let wide: Vec<f32> = narrow.iter().map(|x| x.to_f32()).collect();
+        assert_eq!(
+            per_token_cast_to_fp8(&narrow, 5, 200, ScaleFormat::F32).unwrap(),
+            per_token_cast_to_fp8(&wide, 5, 200, ScaleFormat::F32).unwrap()
+        );
+    }
+
+    #[test]
+    fn nan_spoils_its_block_and_no_other() {
+        let mut values = vec![1.0f32; 2 * 256];
+        values[3] = f32::NAN;
+        let x = per_token_cast_to_fp8(&values, 2, 256, ScaleFormat::F32).unwrap().dequantize();
+        assert!(x[..128].iter().all(|x| x.is_nan()));
+        assert!(x[128..].iter().all(|&x| (x - 1.0).abs() < 1e-6));
+    }
+
+    #[test]
+    fn a_wrong_count_is_refused() {
+        let error = per_block_cast_to_fp8(&[0.0f32; 10], 3, 4, ScaleFormat::F32).unwrap_err();
+        assert!(matches!(error, Error::Shape { argument: "values", .. }));
+        assert!(per_block_cast_to_fp8(&[0.0f32; 0], usize::MAX, 4, ScaleFormat::F32).is_err());
+    }
+
+    proptest! {
+        /// Against the formula, value by value, with tails in both directions.
+        #[test]
+        fn every_code_is_the_formula(
+            (rows, k) in (0..300usize, 0..300usize), per_block: bool, seed: u64, spread in -6..6i32,
+        ) {
+            let magnitude = 10f32.powi(spread);
+            let values: Vec<f32> = crate::random::normals(seed, rows * k).iter().map(|x| x * magnitude).collect();
+            let rows_per_scale = if per_block { 128 } else { 1 };
+            let x = cast(&values, rows, k, rows_per_scale, ScaleFormat::F32).unwrap();
+            let scale_dims = x.scale_dims();
+            prop_assert_eq!(x.scales.len(), scale_dims[0] * scale_dims[1]);
+            for block_row in 0..scale_dims[0] {
+                for block in 0..scale_dims[1] {
+                    let indices = || (block_row * rows_per_scale..((block_row + 1) * rows_per_scale).min(rows))
+                        .flat_map(|i| (block * 128..(block * 128 + 128).min(k)).map(move |j| i * k + j));
+                    let amax = indices().map(|i| values[i].abs()).fold(1e-4, f32::max);
+                    let scale = amax / 448.0;
+                    prop_assert_eq!(x.scales[block_row * scale_dims[1] + block], scale);
+                    for i in indices() {
+                        prop_assert_eq!(x.codes[i], encode_e4m3(values[i] * (1.0 / scale)));
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn powers_of_two_are_the_next_above(scale in 1e-30f32..1e30) {
+            let power = ceil_to_power_of_two(scale);
+            prop_assert!(scale <= power && power < 2.0 * scale);
+            prop_assert_eq!(power.to_bits() & 0x7f_ffff, 0);
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! The GEMM functions.
+
+use oxigemm_cuda::Stream;
+
+use crate::check::{Checked, Fp8GemmNt, Operand, Problem, Trivial};
+use crate::device::{Device, DeviceId};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::plan::Choice;
+use crate::prepared::Addresses;
+use crate::reference;
+use crate::runtime::{Cuda, PlanKey};
+use crate::tensor::Tensor;
+
+/// What is added to a product.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Addend<'a> {
+    /// Nothing.
+    #[default]
+    None,
+    /// The old content of D.
+    InPlace,
+    /// Another matrix like D.
+    From(&'a Tensor),
+}
+
+/// How a GEMM is run. The default is right for most calls.
+#[derive(Clone, Debug, Default)]
+pub struct GemmOptions {
+    /// The stream to put it into; the default stream where there is none. Not for the CPU.
+    pub stream: Option<Stream>,
+    /// The kernel and its launch, instead of the planned one.
+    pub choice: Option<Choice>,
+    /// How many multiprocessors it may use at most; all where there is none.
+    pub num_sms: Option<u32>,
+    /// Whether the kernel may start while the one before it in the stream still runs. It then sets itself up, and
+    /// waits for the other's results before it reads or writes anything.
+    pub programmatic: bool,
+}
+
+/// D = C + A·Bᵀ with FP8 operands and fine-grained scales.
+///
+/// | argument | shape | type | layout |
+/// |---|---|---|---|
+/// | `a` | `[M, K]` | e4m3 | rows of K; pitch and address multiples of 16 bytes |
+/// | scales of `a` | `[M, ceil(K/128)]` | f32 | any strides |
+/// | `b` | `[N, K]` | e4m3 | as `a` |
+/// | scales of `b` | `[ceil(N/128), ceil(K/128)]` | f32 | any strides |
+/// | `c`, `d` | `[M, N]` | bf16 or f32, the same | rows of N, any pitch |
+///
+/// Sums of 128 products are accumulated in the tensor core and promoted to FP32. The same call gives the same bits.
+/// The call returns when the kernel is in the stream; it can be captured into a graph once its shape was seen.
+/// Where M or N is 0 nothing is done; where K is 0, D becomes C or 0.
+///
+/// # Errors
+/// The first rule that an argument breaks, or what the device reports. See [`crate::check`] for the rules.
+///
+/// ```
+/// use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
+/// use oxigemm::{Addend, DType, Device, GemmOptions, Tensor, fp8_gemm_nt, random};
+///
+/// let device = Device::cpu(); // or Device::auto(), which takes a GPU where there is one
+/// let (m, n, k) = (4, 256, 512);
+/// let a = per_token_cast_to_fp8(&random::normals(1, m * k), m, k, ScaleFormat::F32)?;
+/// let b = per_block_cast_to_fp8(&random::normals(2, n * k), n, k, ScaleFormat::F32)?;
+/// let ((a, sfa), (b, sfb)) = (a.to_tensors(&device)?, b.to_tensors(&device)?);
+/// let mut d = Tensor::zeros(DType::Bf16, &[m, n], &device)?;
+/// fp8_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut d, &GemmOptions::default())?;
+/// assert!(d.to_vec_f32()?.iter().any(|x| *x != 0.0));
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn fp8_gemm_nt(
+    (a, sfa): (&Tensor, &Tensor),
+    (b, sfb): (&Tensor, &Tensor),
+    c: Addend<'_>,
+    d: &mut Tensor,
+    options: &GemmOptions,
+) -> Result<()> {
+    let Device::Cuda(cuda) = a.device() else {
+        return on_cpu((a, sfa), (b, sfb), c, d, options);
+    };
+    let arguments = Fp8GemmNt {
+        a: a.describe("a"),
+        sfa: sfa.describe("sfa"),
+        b: b.describe("b"),
+        sfb: sfb.describe("sfb"),
+        c: match c {
+            Addend::None => None,
+            Addend::InPlace => Some(d.describe("c")),
+            Addend::From(c) => Some(c.describe("c")),
+        },
+        d: d.describe("d"),
+    };
+    // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
+    unsafe { run(cuda, &arguments, options) }
+}
+
+/// The operands of a GEMM as addresses, for engines that own their memory. Pitches and strides are in elements.
+///
+/// What the fields mean and how they are checked is told at [`fp8_gemm_nt`].
+#[derive(Clone, Copy, Debug)]
+pub struct RawFp8Gemm {
+    /// Rows of A and D.
+    pub m: usize,
+    /// Rows of B, columns of D.
+    pub n: usize,
+    /// Columns of A and B.
+    pub k: usize,
+    /// Address of A.
+    pub a: u64,
+    /// From one row of A to the next.
+    pub a_pitch: usize,
+    /// Address of A's scales.
+    pub sfa: u64,
+    /// Strides of A's scales, along M and along K.
+    pub sfa_strides: [usize; 2],
+    /// Address of B.
+    pub b: u64,
+    /// From one row of B to the next.
+    pub b_pitch: usize,
+    /// Address of B's scales.
+    pub sfb: u64,
+    /// Strides of B's scales, along N and along K.
+    pub sfb_strides: [usize; 2],
+    /// Address of C: 0 for none, that of D to add to D.
+    pub c: u64,
+    /// From one row of C to the next.
+    pub c_pitch: usize,
+    /// Address of D.
+    pub d: u64,
+    /// From one row of D to the next.
+    pub d_pitch: usize,
+    /// The element type of C and D: bf16 or f32.
+    pub d_type: DType,
+}
+
+impl RawFp8Gemm {
+    fn describe(&self, device: DeviceId) -> Fp8GemmNt {
+        // What does not fit is refused as too large.
+        let int = |x: usize| i64::try_from(x).unwrap_or(i64::MAX);
+        let [m, n, k] = [self.m, self.n, self.k].map(int);
+        let blocks = |x: i64| x / 128 + i64::from(x % 128 != 0);
+        let matrix = |name, dtype, dims: [i64; 2], strides: [usize; 2], address| {
+            Operand::matrix(name, dtype, dims, strides.map(int), address, device)
+        };
+        let c = matrix("c", self.d_type, [m, n], [self.c_pitch, 1], self.c);
+        Fp8GemmNt {
+            a: matrix("a", DType::E4m3, [m, k], [self.a_pitch, 1], self.a),
+            sfa: matrix("sfa", DType::F32, [m, blocks(k)], self.sfa_strides, self.sfa),
+            b: matrix("b", DType::E4m3, [n, k], [self.b_pitch, 1], self.b),
+            sfb: matrix("sfb", DType::F32, [blocks(n), blocks(k)], self.sfb_strides, self.sfb),
+            c: (self.c != 0).then_some(c),
+            d: matrix("d", self.d_type, [m, n], [self.d_pitch, 1], self.d),
+        }
+    }
+}
+
+/// [`fp8_gemm_nt`] on memory that the caller owns, on the stream of the options.
+///
+/// The stream of another library is wrapped by [`Cuda::stream_from_raw`].
+///
+/// # Safety
+/// Every operand must be memory of this GPU, as large as its shape and strides say. It must stay alive, and not be
+/// written elsewhere (D also not be read), from the call until the stream has passed the kernel; where the stream
+/// is being captured, whenever the graph runs.
+///
+/// # Errors
+/// As [`fp8_gemm_nt`]; the CPU is refused.
+///
+/// ```no_run
+/// use oxigemm::{Cuda, DType, Device, GemmOptions, RawFp8Gemm, fp8_gemm_nt_raw};
+///
+/// # let (raw_stream, a, sfa, b, sfb, d) = (std::ptr::null_mut(), 0, 0, 0, 0, 0);
+/// let cuda = Cuda::open(0)?;
+/// let (m, n, k) = (64, 7168, 2048);
+/// let gemm = RawFp8Gemm {
+///     m, n, k,
+///     a, a_pitch: k, sfa, sfa_strides: [k / 128, 1],
+///     b, b_pitch: k, sfb, sfb_strides: [k / 128, 1],
+///     c: 0, c_pitch: 0, d, d_pitch: n, d_type: DType::Bf16,
+/// };
+/// // SAFETY: the engine's stream and buffers outlive the call and what it started.
+/// unsafe {
+///     let stream = cuda.stream_from_raw(raw_stream);
+///     fp8_gemm_nt_raw(&cuda, &gemm, &GemmOptions { stream: Some(stream), ..Default::default() })?;
+/// }
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub unsafe fn fp8_gemm_nt_raw(cuda: &Cuda, gemm: &RawFp8Gemm, options: &GemmOptions) -> Result<()> {
+    let arguments = gemm.describe(DeviceId::Cuda(cuda.gpu().ordinal()));
+    // SAFETY: the caller keeps the operands as described.
+    unsafe { run(cuda, &arguments, options) }
+}
+
+/// Checks, plans and launches.
+///
+/// # Safety
+/// As for [`fp8_gemm_nt_raw`].
+unsafe fn run(cuda: &Cuda, arguments: &Fp8GemmNt, options: &GemmOptions) -> Result<()> {
+    let stream = options.stream.as_ref().unwrap_or_else(|| cuda.default_stream());
+    let problem = match arguments.check()? {
+        Checked::Launch(problem) => problem,
+        // SAFETY: the caller keeps the operands as described.
+        Checked::Trivial(trivial) => return unsafe { multiply_nothing(trivial, arguments, stream) },
+    };
+    let prepared = cuda.prepared(&key(cuda, problem, options))?;
+    let addresses = Addresses {
+        a: arguments.a.address,
+        sfa: arguments.sfa.address,
+        b: arguments.b.address,
+        sfb: arguments.sfb.address,
+        c: arguments.c.map_or(0, |c| c.address),
+        d: arguments.d.address,
+    };
+    // SAFETY: the check has compared the operands with the problem; the caller keeps them.
+    unsafe { prepared.launch(&addresses, stream, options.programmatic) }
+}
+
+fn key(cuda: &Cuda, problem: Problem, options: &GemmOptions) -> PlanKey {
+    let all = cuda.limits().sms;
+    let sms = options.num_sms.map_or(all, |sms| sms.clamp(1, all));
+    PlanKey { problem, choice: options.choice, sms }
+}
+
+/// The plan that a problem takes on a GPU: loads its kernel, runs nothing.
+///
+/// # Errors
+/// If the kernel cannot be loaded, or the options ask for one that cannot serve the problem.
+pub fn fp8_gemm_nt_plan(cuda: &Cuda, problem: &Problem, options: &GemmOptions) -> Result<crate::plan::Plan> {
+    Ok(cuda.prepared(&key(cuda, *problem, options))?.plan)
+}
+
+/// # Safety
+/// As for [`fp8_gemm_nt_raw`].
+unsafe fn multiply_nothing(trivial: Trivial, arguments: &Fp8GemmNt, stream: &Stream) -> Result<()> {
+    let d = &arguments.d;
+    let size = d.dtype.size();
+    // The check has bounded all of them.
+    let (rows, width) = (d.dims[0] as usize, d.dims[1] as usize * size);
+    let place = |operand: &Operand| [operand.address, operand.strides[0].unsigned_abs() * size as u64];
+    match (trivial, &arguments.c) {
+        // SAFETY: the check has compared D with its description; the caller keeps it.
+        (Trivial::Zero, _) => unsafe { stream.fill_rows_async(place(d), width, rows, 0)? },
+        // SAFETY: as above for both, which the check found apart.
+        (Trivial::CopyC, Some(c)) => unsafe { stream.copy_rows_async(place(d), place(c), width, rows)? },
+        _ => {}
+    }
+    Ok(())
+}
+
+fn on_cpu(
+    (a, sfa): (&Tensor, &Tensor),
+    (b, sfb): (&Tensor, &Tensor),
+    c: Addend<'_>,
+    d: &mut Tensor,
+    options: &GemmOptions,
+) -> Result<()> {
+    if let Some(stream) = &options.stream {
+        return Err(Error::Device {
+            argument: "stream",
+            expected: "no stream, as `a` is on the CPU".to_owned(),
+            found: format!("a stream of cuda:{}", stream.device().ordinal()),
+        });
+    }
+    let old = d.clone();
+    let c = match c {
+        Addend::None => None,
+        Addend::InPlace => Some(&old),
+        Addend::From(c) => Some(c),
+    };
+    reference::fp8_gemm_nt_tensors(a, sfa, b, sfb, c, d)
+}

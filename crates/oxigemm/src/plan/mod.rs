@@ -1,0 +1,309 @@
+//! Planning: which kernel of the closed set serves a problem, and how it is launched.
+//!
+//! Everything here is a pure function of a shape and of the [`Limits`] of a device, so a plan can be asked for,
+//! explained and tested where there is no GPU. The [`candidates`] of a shape are few; each gets an
+//! [`estimate`](cost::estimate) of its time, and the cheapest is taken. Equal arguments give equal plans.
+//!
+//! ```
+//! use oxigemm::plan::{Limits, Plan, Shape};
+//!
+//! let limits = Limits::h200();
+//! let few = Plan::best(Shape { m: 1, n: 7168, k: 2048 }, &limits);
+//! let many = Plan::best(Shape { m: 4096, n: 7168, k: 2048 }, &limits);
+//! assert!(few.name().starts_with("slim_"));
+//! assert!(many.name().starts_with("wide_"));
+//! ```
+
+pub mod cost;
+
+use std::fmt;
+
+pub use cost::Cost;
+use oxigemm_kernels::fp8_slim;
+use oxigemm_kernels::launch::Config;
+pub use oxigemm_kernels::launch::{Choice, Launch, Shape};
+
+/// Bytes of shared memory that the system takes of every block.
+const RESERVED_SHARED: u32 = 1024;
+/// The most blocks of a grid along y.
+const MAX_GRID_Y: u32 = 65_535;
+/// Few-row kernels are considered with so many stages that this many blocks share a multiprocessor.
+const BLOCKS_PER_SM: std::ops::RangeInclusive<u32> = 1..=4;
+/// Fewer stages than this do not overlap loading and multiplying.
+const MIN_STAGES: u32 = 2;
+
+/// What planning knows of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Limits {
+    /// Multiprocessors that may be used.
+    pub sms: u32,
+    /// Clusters of two blocks, one block to a multiprocessor, that run at a time.
+    pub clusters_of_2: u32,
+    /// Clusters of four blocks that run at a time.
+    pub clusters_of_4: u32,
+    /// Bytes of shared memory that a block may have.
+    pub shared_per_block: u32,
+    /// Bytes of shared memory of a multiprocessor.
+    pub shared_per_sm: u32,
+    /// Whether `sms` is less than the device has: kernels must not spread over more.
+    pub restricted: bool,
+}
+
+impl Limits {
+    /// An H200, or an H100 of the SXM form.
+    #[must_use]
+    pub const fn h200() -> Limits {
+        Limits {
+            sms: 132,
+            clusters_of_2: 66,
+            clusters_of_4: 30,
+            shared_per_block: 232_448,
+            shared_per_sm: 233_472,
+            restricted: false,
+        }
+    }
+
+    /// A Hopper device with this many multiprocessors.
+    ///
+    /// Some multiprocessors of an uneven processing cluster stay without a cluster of four, in the proportion of
+    /// the H200.
+    #[must_use]
+    pub fn hopper(sms: u32, shared_per_block: u32) -> Limits {
+        let h200 = Limits::h200();
+        Limits {
+            sms: sms.max(1),
+            clusters_of_2: (sms / 2).max(1),
+            clusters_of_4: (sms * h200.clusters_of_4 / h200.sms).max(1),
+            shared_per_block,
+            shared_per_sm: shared_per_block + RESERVED_SHARED,
+            restricted: false,
+        }
+    }
+
+    /// The same device with at most `sms` of its multiprocessors.
+    #[must_use]
+    pub fn restricted_to(self, sms: u32) -> Limits {
+        if sms >= self.sms {
+            return self;
+        }
+        Limits {
+            restricted: true,
+            shared_per_sm: self.shared_per_sm,
+            ..Limits::hopper(sms, self.shared_per_block)
+        }
+    }
+
+    /// How many clusters of this many blocks run at a time, where a block takes a whole multiprocessor.
+    #[must_use]
+    pub fn clusters(&self, blocks: u32) -> u32 {
+        match blocks {
+            0 | 1 => self.sms,
+            2 => self.clusters_of_2,
+            _ => (self.clusters_of_4 * 4 / blocks).max(1),
+        }
+    }
+}
+
+/// The kernel and the launch for a shape.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    /// The shape it is for.
+    pub shape: Shape,
+    /// The kernel and what its launch chooses.
+    pub choice: Choice,
+    /// The launch.
+    pub launch: Launch,
+    /// The time it should take.
+    pub estimate: Cost,
+    /// Why it was taken.
+    pub why: Why,
+}
+
+/// Why a plan was taken.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Why {
+    /// The caller asked for it.
+    Asked,
+    /// It has the lowest estimate.
+    Cheapest {
+        /// How many others there were.
+        of: usize,
+        /// The next best, with its estimate in microseconds.
+        before: Option<(Choice, f64)>,
+    },
+}
+
+impl Plan {
+    /// The cheapest candidate. A shape with elements always has one.
+    #[must_use]
+    pub fn best(shape: Shape, limits: &Limits) -> Plan {
+        let mut best: Option<(Choice, Cost)> = None;
+        let mut before: Option<(Choice, f64)> = None;
+        let mut count = 0;
+        for choice in candidates(shape, *limits) {
+            count += 1;
+            let cost = cost::estimate(choice, shape, limits);
+            match best {
+                Some((_, cheapest)) if cheapest.us <= cost.us => {
+                    if before.is_none_or(|(_, us)| cost.us < us) {
+                        before = Some((choice, cost.us));
+                    }
+                }
+                _ => {
+                    before = best.map(|(choice, cost)| (choice, cost.us));
+                    best = Some((choice, cost));
+                }
+            }
+        }
+        let (choice, estimate) = best.expect("many-row kernels serve every shape");
+        let launch = choice.launch(shape, limits.clusters(blocks_of(&choice)));
+        Plan { shape, choice, launch, estimate, why: Why::Cheapest { of: count, before } }
+    }
+
+    /// A given choice, or `None` where it cannot serve the shape on this device.
+    #[must_use]
+    pub fn of(choice: Choice, shape: Shape, limits: &Limits) -> Option<Plan> {
+        if !serves(&choice, shape, limits) {
+            return None;
+        }
+        let launch = choice.launch(shape, limits.clusters(blocks_of(&choice)));
+        let estimate = cost::estimate(choice, shape, limits);
+        Some(Plan { shape, choice, launch, estimate, why: Why::Asked })
+    }
+
+    /// The name of the choice: see [`name`].
+    #[must_use]
+    pub fn name(&self) -> String {
+        name(&self.choice)
+    }
+}
+
+/// Every candidate with its estimate, the cheapest first: what [`Plan::best`] chose from.
+#[must_use]
+pub fn ranking(shape: Shape, limits: &Limits) -> Vec<(Choice, Cost)> {
+    let mut all: Vec<_> =
+        candidates(shape, *limits).map(|choice| (choice, cost::estimate(choice, shape, limits))).collect();
+    all.sort_by(|(_, a), (_, b)| a.us.total_cmp(&b.us));
+    all
+}
+
+/// Every choice that is worth an estimate for a shape, in a fixed order.
+pub fn candidates(shape: Shape, limits: Limits) -> impl Iterator<Item = Choice> {
+    Config::all().flat_map(choices_of).flat_map(move |choice| with_stages(choice, shape, limits)).filter(
+        move |choice| {
+            let idle = matches!(choice, Choice::Slim { split, .. } if *split > shape.k_blocks());
+            !idle && serves(choice, shape, &limits)
+        },
+    )
+}
+
+/// The choices of a kernel; those with a run-time number of stages have none yet.
+fn choices_of(config: Config) -> Vec<Choice> {
+    match config {
+        Config::Wide(config) => [(1, 1), (1, 2), (2, 1)]
+            .map(|(cluster_m, cluster_n)| Choice::Wide { config, cluster_m, cluster_n })
+            .to_vec(),
+        Config::Slim(config) => {
+            fp8_slim::SPLITS.map(|split| Choice::Slim { config, split, stages: 0 }).to_vec()
+        }
+    }
+}
+
+/// The choice with every number of stages that lets another number of blocks share a multiprocessor.
+fn with_stages(choice: Choice, shape: Shape, limits: Limits) -> Vec<Choice> {
+    let Choice::Slim { config, split, .. } = choice else { return vec![choice] };
+    let needed = shape.k_blocks().div_ceil(split).clamp(MIN_STAGES, fp8_slim::MAX_STAGES);
+    let mut found: Vec<u32> = BLOCKS_PER_SM
+        .filter_map(|blocks| {
+            let room = (limits.shared_per_sm / blocks).saturating_sub(RESERVED_SHARED);
+            let room = room.min(limits.shared_per_block);
+            (MIN_STAGES..=needed).rev().find(|&stages| config.shared_bytes(stages) <= room)
+        })
+        .collect();
+    found.dedup();
+    found.into_iter().map(|stages| Choice::Slim { config, split, stages }).collect()
+}
+
+/// Whether a choice computes a shape on a device at all.
+fn serves(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
+    if limits.restricted && blocks_of(choice) > limits.sms {
+        return false;
+    }
+    match *choice {
+        Choice::Wide { config, .. } => config.shared_bytes() <= limits.shared_per_block,
+        Choice::Slim { config, split, stages } => {
+            let m_tiles = shape.m.div_ceil(config.block_m);
+            let blocks = u64::from(shape.n.div_ceil(config.block_n)) * u64::from(split) * u64::from(m_tiles);
+            (MIN_STAGES..=fp8_slim::MAX_STAGES).contains(&stages)
+                && config.shared_bytes(stages) <= limits.shared_per_block
+                && m_tiles <= MAX_GRID_Y
+                // Its grid covers D: it cannot be held back to some multiprocessors.
+                && (!limits.restricted || blocks <= u64::from(limits.sms))
+        }
+    }
+}
+
+/// Blocks of a cluster.
+pub(crate) fn blocks_of(choice: &Choice) -> u32 {
+    match *choice {
+        Choice::Wide { cluster_m, cluster_n, .. } => cluster_m * cluster_n,
+        Choice::Slim { split, .. } => split,
+    }
+}
+
+/// The name of a choice, for people and for the command line: `wide_128x144_s5_c1x2` is the kernel of 128 by 144
+/// tiles and 5 stages with clusters of 1 by 2 blocks, `slim_8x64_k4_s6` that of 8 by 64 tiles with K split in 4 and
+/// 6 stages.
+#[must_use]
+pub fn name(choice: &Choice) -> String {
+    let config = choice.config().name();
+    let kernel = config.strip_prefix("fp8_gemm_").unwrap_or(&config);
+    match choice {
+        Choice::Wide { cluster_m, cluster_n, .. } => format!("{kernel}_c{cluster_m}x{cluster_n}"),
+        Choice::Slim { split, stages, .. } => format!("{kernel}_k{split}_s{stages}"),
+    }
+}
+
+/// The choice of a name.
+///
+/// ```
+/// use oxigemm::plan;
+///
+/// let choice = plan::parse("slim_8x64_k4_s6").unwrap();
+/// assert_eq!(plan::name(&choice), "slim_8x64_k4_s6");
+/// assert!(plan::parse("slim_9x64_k4_s6").is_none());
+/// ```
+#[must_use]
+pub fn parse(wanted: &str) -> Option<Choice> {
+    let wide = |config| {
+        [(1, 1), (1, 2), (2, 1), (2, 2)]
+            .map(|(cluster_m, cluster_n)| Choice::Wide { config, cluster_m, cluster_n })
+            .to_vec()
+    };
+    let slim = |config| -> Vec<Choice> {
+        let stages = |split| (MIN_STAGES..=fp8_slim::MAX_STAGES).map(move |stages| (split, stages));
+        let all = fp8_slim::SPLITS.into_iter().flat_map(stages);
+        all.map(|(split, stages)| Choice::Slim { config, split, stages }).collect()
+    };
+    Config::all()
+        .flat_map(|config| match config {
+            Config::Wide(config) => wide(config),
+            Config::Slim(config) => slim(config),
+        })
+        .find(|choice| name(choice) == wanted)
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Why::Asked => f.write_str("it was asked for"),
+            Why::Cheapest { of, before: None } => write!(f, "the only one of {of} candidates"),
+            Why::Cheapest { of, before: Some((choice, us)) } => {
+                write!(f, "the lowest estimate of {of} candidates, before {} with {us:.2} us", name(choice))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,118 @@
+use super::*;
+use std::collections::HashSet;
+
+const ANCHOR: [(u32, u32); 7] =
+    [(2112, 7168), (576, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048)];
+
+fn shapes() -> impl Iterator<Item = Shape> {
+    let rows = [1, 2, 7, 8, 9, 63, 64, 65, 128, 129, 1000, 4096, 100_003];
+    let others = [(1, 1), (1, 128), (17, 129), (64, 100), (129, 4097)];
+    rows.into_iter().flat_map(move |m| ANCHOR.into_iter().chain(others).map(move |(n, k)| Shape { m, n, k }))
+}
+
+#[test]
+fn every_shape_has_a_plan_that_fits_the_device() {
+    for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(24)] {
+        for shape in shapes() {
+            let plan = Plan::best(shape, &limits);
+            assert!(plan.launch.shared_bytes <= limits.shared_per_block, "{shape:?}");
+            assert!(plan.launch.grid[0] > 0 && plan.launch.grid[1] > 0 && plan.launch.grid[1] <= MAX_GRID_Y);
+            assert_eq!(plan.launch.grid[0] % plan.launch.cluster, 0, "{shape:?}");
+            assert!(plan.estimate.us.is_finite() && plan.estimate.us > 0.0, "{shape:?}");
+        }
+    }
+}
+
+#[test]
+fn the_same_arguments_give_the_same_plan() {
+    for shape in shapes() {
+        assert_eq!(Plan::best(shape, &Limits::h200()), Plan::best(shape, &Limits::h200()));
+    }
+}
+
+#[test]
+fn the_best_plan_is_the_first_of_the_ranking() {
+    for shape in shapes() {
+        let (plan, ranking) = (Plan::best(shape, &Limits::h200()), ranking(shape, &Limits::h200()));
+        assert_eq!(plan.choice, ranking[0].0, "{shape:?}");
+        let Why::Cheapest { of, before } = plan.why else { panic!("nobody asked for it") };
+        assert_eq!(of, ranking.len());
+        assert_eq!(before.map(|(choice, _)| choice), ranking.get(1).map(|(choice, _)| *choice), "{shape:?}");
+    }
+}
+
+#[test]
+fn few_rows_take_slim_kernels_and_many_take_wide_ones() {
+    for (n, k) in ANCHOR {
+        let kind = |m| matches!(Plan::best(Shape { m, n, k }, &Limits::h200()).choice, Choice::Slim { .. });
+        assert!(kind(1), "m=1 n={n} k={k}");
+        assert!(!kind(8192), "m=8192 n={n} k={k}");
+    }
+}
+
+#[test]
+fn a_small_n_is_split_along_k() {
+    let plan = Plan::best(Shape { m: 1, n: 576, k: 7168 }, &Limits::h200());
+    assert!(matches!(plan.choice, Choice::Slim { split: 4.., .. }), "{}", plan.name());
+}
+
+#[test]
+fn a_restricted_plan_stays_within_its_multiprocessors() {
+    for sms in [1, 2, 7, 64] {
+        let limits = Limits::h200().restricted_to(sms);
+        for shape in shapes() {
+            let launch = Plan::best(shape, &limits).launch;
+            let blocks = u64::from(launch.grid[0]) * u64::from(launch.grid[1]);
+            assert!(blocks <= u64::from(sms), "{shape:?} on {sms}: {launch:?}");
+        }
+    }
+    assert_eq!(Limits::h200().restricted_to(500), Limits::h200());
+}
+
+#[test]
+fn names_are_unique_and_lead_back() {
+    let mut seen = HashSet::new();
+    let all = shapes().flat_map(|shape| candidates(shape, Limits::h200()));
+    let unique: HashSet<Choice> = all.collect();
+    for choice in unique {
+        assert!(seen.insert(name(&choice)), "{} twice", name(&choice));
+        assert_eq!(parse(&name(&choice)), Some(choice));
+    }
+    for wrong in
+        ["", "wide", "wide_128x128", "slim_8x64_k4_s60", "slim_8x64_k3_s6", "fp8_gemm_wide_128x128_s5"]
+    {
+        assert_eq!(parse(wrong), None, "{wrong}");
+    }
+}
+
+#[test]
+fn what_cannot_serve_is_refused() {
+    let limits = Limits::h200();
+    let slim = parse("slim_8x64_k1_s4").unwrap();
+    assert!(Plan::of(slim, Shape { m: 8 * 65_535, n: 64, k: 64 }, &limits).is_some());
+    assert!(Plan::of(slim, Shape { m: 8 * 65_535 + 1, n: 64, k: 64 }, &limits).is_none());
+    let deep = parse("slim_128x128_k1_s16").unwrap();
+    assert!(
+        Plan::of(deep, Shape { m: 1, n: 64, k: 64 }, &limits).is_none(),
+        "more shared memory than there is"
+    );
+}
+
+#[test]
+fn an_estimate_never_beats_the_memory() {
+    for shape in shapes() {
+        for (choice, cost) in ranking(shape, &Limits::h200()) {
+            let bytes = f64::from(shape.m + shape.n) * f64::from(shape.k);
+            assert!(cost.us >= bytes / 4.9e6, "{} for {shape:?}", name(&choice));
+            assert!(cost.terms().iter().all(|(_, us)| *us >= 0.0 && *us <= cost.us), "{cost:?}");
+        }
+    }
+}
+
+#[test]
+fn a_shape_has_few_candidates() {
+    for shape in shapes() {
+        let count = candidates(shape, Limits::h200()).count();
+        assert!((1..400).contains(&count), "{count} for {shape:?}");
+    }
+}

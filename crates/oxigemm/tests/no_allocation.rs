@@ -1,0 +1,66 @@
+//! A check that succeeds allocates nothing: it stands between every call and its launch.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::hint::black_box;
+
+use oxigemm::check::Fp8GemmNt;
+use oxigemm::{DType, Device, Tensor};
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: every request goes to the system allocator unchanged; counting touches a constant-initialized thread local,
+// which allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps the contract of `dealloc`, and `pointer` came from `System`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+fn allocations(work: impl FnOnce()) -> usize {
+    let before = ALLOCATIONS.get();
+    work();
+    ALLOCATIONS.get() - before
+}
+
+#[test]
+fn checks_and_views_allocate_nothing() {
+    let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &Device::Cpu).unwrap();
+    let a = new(DType::E4m3, &[64, 512]);
+    let sfa = new(DType::F32, &[4, 64]).transpose(0, 1).unwrap();
+    let b = new(DType::E4m3, &[256, 512]);
+    let sfb = new(DType::F32, &[2, 4]);
+    let (c, d) = (new(DType::Bf16, &[64, 256]), new(DType::Bf16, &[64, 256]));
+    assert!(allocations(|| drop(black_box(vec![0u8; 100]))) > 0, "the counter counts");
+    let count = allocations(|| {
+        let arguments = Fp8GemmNt {
+            a: a.describe("a"),
+            sfa: sfa.describe("sfa"),
+            b: b.describe("b"),
+            sfb: sfb.describe("sfb"),
+            c: Some(c.describe("c")),
+            d: d.describe("d"),
+        };
+        black_box(arguments.check().unwrap());
+    });
+    assert_eq!(count, 0);
+    let count = allocations(|| {
+        black_box(a.narrow(0, 3, 5).unwrap().transpose(0, 1).unwrap());
+        black_box(a.view(&[512, 64]).unwrap());
+    });
+    assert_eq!(count, 0);
+}

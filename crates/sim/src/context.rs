@@ -1,0 +1,429 @@
+//! What an executing warp can reach: its cluster, global memory, parameters and the run's options; and
+//! the one way through which it touches shared memory.
+
+use crate::ast::Space;
+use crate::cluster::Cluster;
+use crate::decode::{Kernel, SHARED_BASE};
+use crate::error::{Fault, FaultKind, Place};
+use crate::hazard::{Conflict, Event};
+use crate::machine::{Options, Report};
+use crate::memory::{LOCAL_WINDOW, Memory, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
+use crate::rng::Rng;
+use crate::warp::Warp;
+use std::collections::HashMap;
+
+/// Everything around one warp while it runs.
+pub(crate) struct Cx<'a> {
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) cluster: &'a mut Cluster,
+    pub(crate) memory: &'a mut Memory,
+    pub(crate) params: &'a [u8],
+    pub(crate) options: &'a Options,
+    pub(crate) rng: &'a mut Rng,
+    pub(crate) report: &'a mut Report,
+    /// Counts everything that may let another warp go on.
+    pub(crate) progress: &'a mut u64,
+    /// Counts what only looks whether something has changed.
+    pub(crate) polls: &'a mut u64,
+    /// Tensor maps in global memory that the kernel has changed.
+    pub(crate) maps: &'a mut HashMap<u64, MapChange>,
+}
+
+/// A change of a tensor map in global memory, and the fences since.
+#[derive(Clone, Debug)]
+pub(crate) struct MapChange {
+    pub(crate) at: Place,
+    /// First CTA of the cluster, and warp.
+    pub(crate) writer: (u32, u32),
+    pub(crate) released: bool,
+    pub(crate) acquired: Vec<(u32, u32)>,
+}
+
+/// A resolved address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Location {
+    Global(u64),
+    Shared(usize, u32),
+    Local(u32),
+    Param(u32),
+}
+
+impl Location {
+    /// The location this many bytes further.
+    pub(crate) fn plus(self, bytes: u32) -> Location {
+        match self {
+            Location::Global(a) => Location::Global(a + u64::from(bytes)),
+            Location::Shared(cta, o) => Location::Shared(cta, o + bytes),
+            Location::Local(o) => Location::Local(o + bytes),
+            Location::Param(o) => Location::Param(o + bytes),
+        }
+    }
+}
+
+/// The instruction behind a series of accesses, and its event in the shadow memory once it has one.
+pub(crate) struct Access {
+    pub(crate) warp: u32,
+    pub(crate) pc: u32,
+    pub(crate) strong: bool,
+    event: u32,
+}
+
+impl Access {
+    pub(crate) fn new(warp: u32, pc: u32, strong: bool) -> Access {
+        Access { warp, pc, strong, event: 0 }
+    }
+}
+
+impl Cx<'_> {
+    /// The place of an instruction of a warp of this cluster.
+    pub(crate) fn place(&self, warp: u32, pc: u32) -> Place {
+        let inst = &self.kernel.code[pc as usize];
+        let rank = warp as usize / self.cluster.warps_per_cta;
+        Place {
+            line: inst.line,
+            source: inst.loc.and_then(|(f, l)| Some((self.kernel.files.get(&f)?.clone(), l))),
+            opcode: self.kernel.opcodes[pc as usize].to_string(),
+            cta: self.cluster.ctas[rank].index,
+            warp: (warp as usize % self.cluster.warps_per_cta) as u32,
+        }
+    }
+
+    /// Resolves an address in a space for a warp.
+    pub(crate) fn resolve(&self, warp: &Warp, space: Space, address: u64) -> Result<Location, Fault> {
+        Ok(match space {
+            Space::Global | Space::Const => Location::Global(address),
+            Space::Shared => {
+                let (rank, offset) = self.split_shared(address)?;
+                if rank != warp.env.rank as usize {
+                    return Err(Fault::new(
+                        FaultKind::OutOfBounds,
+                        format!(
+                            "shared::cta address {address:#x} belongs to CTA rank {rank}, not to rank {}",
+                            warp.env.rank
+                        ),
+                    ));
+                }
+                Location::Shared(rank, offset)
+            }
+            Space::Cluster => {
+                let (rank, offset) = self.split_shared(address)?;
+                Location::Shared(rank, offset)
+            }
+            Space::Local => Location::Local(address as u32),
+            Space::Param => Location::Param(address as u32),
+            Space::Generic => {
+                let window = |base: u64| (base..base + WINDOW_BYTES).contains(&address);
+                if window(SHARED_WINDOW) {
+                    let (rank, offset) = self.split_shared(address - SHARED_WINDOW)?;
+                    Location::Shared(rank, offset)
+                } else if window(LOCAL_WINDOW) {
+                    Location::Local((address - LOCAL_WINDOW) as u32)
+                } else if window(PARAM_WINDOW) {
+                    Location::Param((address - PARAM_WINDOW) as u32)
+                } else {
+                    Location::Global(address)
+                }
+            }
+        })
+    }
+
+    /// CTA rank and offset of an address in the cluster's shared window.
+    pub(crate) fn split_shared(&self, address: u64) -> Result<(usize, u32), Fault> {
+        let rank = (address >> 24) as usize;
+        if address > u64::from(u32::MAX) || rank >= self.cluster.ctas.len() {
+            return Err(Fault::new(
+                FaultKind::OutOfBounds,
+                format!("{address:#x} is not a shared-memory address of this cluster"),
+            ));
+        }
+        Ok((rank, (address & 0xff_ffff) as u32))
+    }
+
+    /// Checks that a range of shared memory exists, and gives its index in the CTA's bytes.
+    pub(crate) fn shared_range(&self, cta: usize, offset: u32, len: u32) -> Result<usize, Fault> {
+        let c = &self.cluster.ctas[cta];
+        if c.exited {
+            return Err(Fault::new(
+                FaultKind::PeerExited,
+                format!("shared memory of CTA {} is used after that CTA has exited", c.index),
+            ));
+        }
+        let start = u64::from(offset).wrapping_sub(u64::from(SHARED_BASE));
+        if offset < SHARED_BASE || start + u64::from(len) > c.shared.len() as u64 {
+            return Err(Fault::new(
+                FaultKind::OutOfBounds,
+                format!(
+                    "shared access of {len} bytes at offset {offset:#x}: the CTA has {:#x} to {:#x}",
+                    SHARED_BASE,
+                    SHARED_BASE as usize + c.shared.len()
+                ),
+            ));
+        }
+        Ok(start as usize)
+    }
+
+    pub(crate) fn conflict(&self, c: Conflict, cta: usize, writes: bool) -> Fault {
+        let verb = |w: bool| if w { "write" } else { "read" };
+        let (kind, reason) = if c.only_proxy {
+            (FaultKind::ProxyOrder, "is ordered after it but with no proxy fence between them")
+        } else {
+            (FaultKind::Race, "is not ordered after it")
+        };
+        let mut fault = Fault::new(
+            kind,
+            format!(
+                "shared memory of CTA {} at offset {:#x}: this {} follows an earlier {} and {reason}",
+                self.cluster.ctas[cta].index,
+                c.offset,
+                verb(writes),
+                verb(c.earlier_writes),
+            ),
+        );
+        fault.other = Some(Box::new(self.place(c.earlier.warp, c.earlier.pc)));
+        for (offset, m) in self.cluster.ctas[cta].mbars.iter().take(32) {
+            fault.notes.push(format!("mbarrier at {offset:#x}: {}", m.describe()));
+        }
+        fault
+    }
+
+    /// Records a generic access in the shadow memory.
+    pub(crate) fn shadow(
+        &mut self,
+        access: &mut Access,
+        cta: usize,
+        offset: u32,
+        len: u32,
+        write: bool,
+    ) -> Result<(), Fault> {
+        let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
+        if access.event == 0 {
+            access.event = h.thread_event(access.warp, access.pc, access.strong);
+        }
+        let event = access.event;
+        h.access(event, cta, offset, len, write).map_err(|c| self.conflict(c, cta, write))
+    }
+
+    /// Records an access of an asynchronous unit.
+    pub(crate) fn shadow_async(
+        &mut self,
+        event: Event,
+        ranges: impl Iterator<Item = (u32, u32)>,
+        cta: usize,
+        write: bool,
+    ) -> Result<(), Fault> {
+        let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
+        let id = h.event(event);
+        for (offset, len) in ranges {
+            if let Err(c) = h.access(id, cta, offset, len, write) {
+                return Err(self.conflict(c, cta, write));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads shared memory; the caller has recorded the access.
+    pub(crate) fn shared_bytes(&self, cta: usize, offset: u32, len: u32) -> Result<&[u8], Fault> {
+        let at = self.shared_range(cta, offset, len)?;
+        let c = &self.cluster.ctas[cta];
+        if self.options.hazards
+            && let Some(missing) = c.written.first_missing(at, len as usize)
+        {
+            return Err(Fault::new(
+                FaultKind::Uninitialized,
+                format!(
+                    "shared byte {:#x} of CTA {} is read and was never written",
+                    missing as u32 + SHARED_BASE,
+                    c.index
+                ),
+            ));
+        }
+        Ok(&c.shared[at..at + len as usize])
+    }
+
+    /// Writes shared memory; the caller has recorded the access.
+    pub(crate) fn shared_store(&mut self, cta: usize, offset: u32, bytes: &[u8]) -> Result<(), Fault> {
+        let at = self.shared_range(cta, offset, bytes.len() as u32)?;
+        let check = self.options.hazards;
+        let c = &mut self.cluster.ctas[cta];
+        if check
+            && let Some((o, m)) = c.mbars.range(offset.saturating_sub(7)..offset + bytes.len() as u32).next()
+        {
+            let (pc, warp) = (m.init_pc, m.init_warp);
+            let mut fault = Fault::new(
+                FaultKind::BarrierInit,
+                format!("a write to {offset:#x} overlaps the live mbarrier at {o:#x}"),
+            );
+            fault.other = Some(Box::new(self.place(warp, pc)));
+            return Err(fault);
+        }
+        c.shared[at..at + bytes.len()].copy_from_slice(bytes);
+        if check {
+            c.written.set(at, bytes.len());
+        }
+        *self.progress += 1;
+        Ok(())
+    }
+
+    /// Bytes at a location, for the threads of a warp; all of them must have been written.
+    pub(crate) fn read(
+        &mut self,
+        warp: &Warp,
+        lane: usize,
+        access: &mut Access,
+        location: Location,
+        out: &mut [u8],
+    ) -> Result<(), Fault> {
+        if self.options.hazards {
+            match location {
+                Location::Global(a) => {
+                    self.memory.load(a, out.len(), true)?;
+                }
+                Location::Shared(cta, offset) => {
+                    self.shared_bytes(cta, offset, out.len() as u32)?;
+                }
+                _ => {}
+            }
+        }
+        self.peek(warp, lane, access, location, out)
+    }
+
+    /// Whether every byte at a location was written.
+    pub(crate) fn defined(&mut self, location: Location, len: usize) -> bool {
+        match location {
+            Location::Global(a) => self.memory.defined(a, len),
+            Location::Shared(cta, offset) => self.shared_bytes(cta, offset, len as u32).is_ok(),
+            _ => true,
+        }
+    }
+
+    /// Bytes at a location, written or not.
+    pub(crate) fn peek(
+        &mut self,
+        warp: &Warp,
+        lane: usize,
+        access: &mut Access,
+        location: Location,
+        out: &mut [u8],
+    ) -> Result<(), Fault> {
+        let len = out.len();
+        match location {
+            Location::Global(a) => out.copy_from_slice(self.memory.load(a, len, false)?),
+            Location::Shared(cta, offset) => {
+                let at = self.shared_range(cta, offset, len as u32)?;
+                self.shadow(access, cta, offset, len as u32, false)?;
+                out.copy_from_slice(&self.cluster.ctas[cta].shared[at..at + len]);
+            }
+            Location::Local(a) => {
+                let at = local_range(warp, lane, a, len)?;
+                out.copy_from_slice(&warp.local[at..at + len]);
+            }
+            Location::Param(a) => {
+                let end = a as usize + len;
+                if end > self.params.len() {
+                    return Err(Fault::new(
+                        FaultKind::OutOfBounds,
+                        format!("parameter bytes {a}..{end} of {}", self.params.len()),
+                    ));
+                }
+                out.copy_from_slice(&self.params[a as usize..end]);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn write(
+        &mut self,
+        warp: &mut Warp,
+        lane: usize,
+        access: &mut Access,
+        location: Location,
+        bytes: &[u8],
+    ) -> Result<(), Fault> {
+        match location {
+            Location::Global(a) => {
+                self.check_map_change(a, bytes.len())?;
+                self.memory.write(a, bytes)?;
+                *self.progress += 1;
+            }
+            Location::Shared(cta, offset) => {
+                self.shared_range(cta, offset, bytes.len() as u32)?;
+                self.shadow(access, cta, offset, bytes.len() as u32, true)?;
+                self.shared_store(cta, offset, bytes)?;
+            }
+            Location::Local(a) => {
+                let at = local_range(warp, lane, a, bytes.len())?;
+                warp.local[at..at + bytes.len()].copy_from_slice(bytes);
+            }
+            Location::Param(_) => {
+                return Err(Fault::new(FaultKind::OutOfBounds, "a kernel's parameters are read-only"));
+            }
+        }
+        Ok(())
+    }
+
+    /// This warp among all of the grid.
+    pub(crate) fn identity(&self, warp: u32) -> (u32, u32) {
+        (self.cluster.ctas[0].index, warp)
+    }
+
+    /// The warp has changed the tensor map at `address`.
+    pub(crate) fn map_changed(&mut self, warp: u32, pc: u32, address: u64, released: bool) {
+        let change = MapChange {
+            at: self.place(warp, pc),
+            writer: self.identity(warp),
+            released,
+            acquired: Vec::new(),
+        };
+        self.maps.insert(address, change);
+    }
+
+    /// A use of the tensor map at `address` must follow a release by who changed it and an acquire by
+    /// this warp.
+    pub(crate) fn check_map_use(&self, warp: u32, address: u64) -> Result<(), Fault> {
+        let Some(change) = self.maps.get(&address).filter(|_| self.options.hazards) else { return Ok(()) };
+        let missing = if !change.released {
+            "fence.proxy.tensormap::generic.release after its change"
+        } else if !change.acquired.contains(&self.identity(warp)) {
+            "fence.proxy.tensormap::generic.acquire by this warp"
+        } else {
+            return Ok(());
+        };
+        let mut fault = Fault::new(
+            FaultKind::TensorMap,
+            format!("the tensor map at {address:#x} is used with no {missing}"),
+        );
+        fault.other = Some(Box::new(change.at.clone()));
+        Err(fault)
+    }
+
+    /// A write to global memory must not hit a tensor map that a copy in flight uses.
+    fn check_map_change(&self, address: u64, len: usize) -> Result<(), Fault> {
+        if !self.options.hazards {
+            return Ok(());
+        }
+        for p in &self.cluster.pending {
+            if let Some(map) = p.map
+                && address < map + crate::TENSOR_MAP_BYTES as u64
+                && map < address + len as u64
+            {
+                let mut fault = Fault::new(
+                    FaultKind::TensorMap,
+                    format!("the tensor map at {map:#x} is changed while a copy that uses it is in flight"),
+                );
+                fault.other = Some(Box::new(self.place(p.warp, p.pc)));
+                return Err(fault);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn local_range(warp: &Warp, lane: usize, offset: u32, len: usize) -> Result<usize, Fault> {
+    if offset as usize + len > warp.local_bytes {
+        return Err(Fault::new(
+            FaultKind::OutOfBounds,
+            format!("local access of {len} bytes at {offset:#x}: the thread has {:#x}", warp.local_bytes),
+        ));
+    }
+    Ok(lane * warp.local_bytes + offset as usize)
+}

@@ -1,0 +1,273 @@
+//! Asynchronous copies: issued by a thread, performed when the schedule says.
+
+use crate::context::{Cx, Location};
+use crate::error::{Fault, FaultKind};
+use crate::hazard::{Event, Hazards, Proxy, Unit};
+use crate::isa::{AtomOp, BulkReduce};
+use crate::machine::Policy;
+use crate::mbarrier::MbarError;
+use crate::tensormap::TensorMap;
+use crate::tma;
+use crate::types::Ty;
+
+/// A copy in flight.
+#[derive(Clone, Debug)]
+pub(crate) struct Pending {
+    pub(crate) id: u64,
+    /// Issuing warp (index in the cluster) and instruction.
+    pub(crate) warp: u32,
+    pub(crate) pc: u32,
+    /// Address of the tensor map in global memory, while it is in use.
+    pub(crate) map: Option<u64>,
+    pub(crate) kind: Kind,
+}
+
+/// What a copy does.
+#[derive(Clone, Debug)]
+pub(crate) enum Kind {
+    /// Into the shared memory of one CTA, reporting to its mbarrier.
+    Load { source: Source, cta: usize, offset: u32, bytes: u32, mbar: (usize, u32) },
+    /// Out of shared memory; `data` once the source has been read.
+    Store { cta: usize, offset: u32, bytes: u32, target: Target, data: Option<Vec<u8>> },
+    /// The `cp.async` of all lanes of a warp.
+    CpAsync(Vec<LaneCopy>),
+}
+
+/// Where a load comes from.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    Tensor(TensorMap, [i32; 5]),
+    Global(u64),
+    Shared(usize, u32),
+}
+
+/// Where a store goes.
+#[derive(Clone, Debug)]
+pub(crate) enum Target {
+    Tensor(TensorMap, [i32; 5], Option<AtomOp>),
+    Global(u64, Option<BulkReduce>),
+}
+
+/// One lane's `cp.async`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaneCopy {
+    pub(crate) cta: usize,
+    pub(crate) offset: u32,
+    pub(crate) global: u64,
+    pub(crate) bytes: u32,
+    pub(crate) valid: u32,
+}
+
+impl Pending {
+    /// Whether a wait is satisfied: the copy is gone, or (`read`) has taken its source.
+    fn source_taken(&self) -> bool {
+        matches!(self.kind, Kind::Store { data: Some(_), .. })
+    }
+}
+
+impl Cx<'_> {
+    /// Whether all of these copies are complete (or have read their source).
+    pub(crate) fn copies_done(&self, ids: &[u64], read: bool) -> bool {
+        !self.cluster.pending.iter().any(|p| ids.contains(&p.id) && !(read && p.source_taken()))
+    }
+
+    /// Takes a new copy: performs it at once or leaves it to the schedule.
+    pub(crate) fn submit(&mut self, warp: u32, pc: u32, map: Option<u64>, kind: Kind) -> Result<u64, Fault> {
+        self.report.copies += 1;
+        let id = self.report.copies;
+        if let Kind::Load { mbar: (cta, at), .. } = kind {
+            let m = self.cluster.ctas[cta].mbars.get_mut(&at);
+            if let Some(m) = m {
+                m.undelivered += 1;
+                m.issued += 1;
+            }
+        }
+        self.cluster.pending.push(Pending { id, warp, pc, map, kind });
+        let now = match self.options.policy {
+            Policy::Eager => true,
+            Policy::Lazy => false,
+            Policy::Random => self.rng.once_in(3),
+        };
+        if now {
+            let last = self.cluster.pending.len() - 1;
+            while self.cluster.pending.get(last).is_some_and(|p| p.id == id) {
+                self.perform(last)?;
+            }
+        }
+        Ok(id)
+    }
+
+    /// Performs one step of a copy in flight.
+    pub(crate) fn perform(&mut self, index: usize) -> Result<(), Fault> {
+        *self.progress += 1;
+        let p = &self.cluster.pending[index];
+        let (warp, pc) = (p.warp, p.pc);
+        // A store first reads its source, then writes.
+        if let Kind::Store { cta, offset, bytes, ref target, data: None } = p.kind {
+            let swizzle = match target {
+                Target::Tensor(map, ..) => map.swizzle,
+                Target::Global(..) => crate::Swizzle::None,
+            };
+            let mut taken = vec![0; bytes as usize];
+            for (from, at, len) in tma::pieces(swizzle, offset, bytes) {
+                let piece = self.shared_bytes(cta, from, len).map_err(|f| self.locate(f, warp, pc))?;
+                taken[at as usize..(at + len) as usize].copy_from_slice(piece);
+            }
+            if let Kind::Store { data, .. } = &mut self.cluster.pending[index].kind {
+                *data = Some(taken);
+            }
+            return Ok(());
+        }
+        let p = self.cluster.pending.remove(index);
+        self.finish(p).map_err(|f| self.locate(f, warp, pc))
+    }
+
+    fn finish(&mut self, p: Pending) -> Result<(), Fault> {
+        let check = self.options.hazards;
+        match p.kind {
+            Kind::Load { source, cta, offset, bytes, mbar } => {
+                if self.cluster.ctas[cta].exited {
+                    let index = self.cluster.ctas[cta].index;
+                    return Err(Fault::new(
+                        FaultKind::WorkInFlight,
+                        format!(
+                            "CTA {index} has exited before this copy into its shared memory was complete"
+                        ),
+                    ));
+                }
+                let (data, swizzle) = match source {
+                    Source::Tensor(map, coords) => {
+                        (tma::read_box(self.memory, &map, coords, check)?, map.swizzle)
+                    }
+                    Source::Global(a) => {
+                        (self.memory.load(a, bytes as usize, check)?.to_vec(), crate::Swizzle::None)
+                    }
+                    Source::Shared(c, o) => (self.shared_bytes(c, o, bytes)?.to_vec(), crate::Swizzle::None),
+                };
+                for (to, at, len) in tma::pieces(swizzle, offset, bytes) {
+                    self.shared_store(cta, to, &data[at as usize..(at + len) as usize])?;
+                }
+                self.complete_tx(mbar.0, mbar.1, bytes, p.pc)
+            }
+            Kind::Store { target, data, .. } => {
+                let data = data.unwrap_or_default();
+                match target {
+                    Target::Tensor(map, coords, reduce) => {
+                        tma::write_box(self.memory, &map, coords, &data, reduce)
+                    }
+                    Target::Global(a, None) => self.memory.write(a, &data),
+                    Target::Global(a, Some(r)) => tma::reduce_bytes(self.memory, a, &data, r.op, r.ty),
+                }
+            }
+            Kind::CpAsync(list) => {
+                for c in list {
+                    let mut data = vec![0; c.bytes as usize];
+                    data[..c.valid as usize].copy_from_slice(self.memory.load(
+                        c.global,
+                        c.valid as usize,
+                        check,
+                    )?);
+                    self.shared_store(c.cta, c.offset, &data)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// A copy has arrived: its bytes count toward the mbarrier's phase.
+    pub(crate) fn complete_tx(&mut self, cta: usize, at: u32, bytes: u32, pc: u32) -> Result<(), Fault> {
+        let Some(m) = self.cluster.ctas[cta].mbars.get_mut(&at) else {
+            return Err(Fault::new(
+                FaultKind::BarrierInit,
+                format!("the mbarrier at {at:#x} is gone while a copy that reports to it is in flight"),
+            ));
+        };
+        m.undelivered = m.undelivered.saturating_sub(1);
+        m.last_pc = pc;
+        let result = m.expect(-i64::from(bytes)).and_then(|()| m.settle());
+        match result {
+            Ok(_) => Ok(()),
+            Err(e) => Err(self.mbar_error(cta, at, e)),
+        }
+    }
+
+    pub(crate) fn mbar_error(&self, cta: usize, at: u32, e: MbarError) -> Fault {
+        let state = self.cluster.ctas[cta].mbars.get(&at).map(|m| m.describe()).unwrap_or_default();
+        let (kind, message) = match e {
+            MbarError::OverArrival { pending, arrivals } => (
+                FaultKind::OverArrival,
+                format!("{arrivals} arrivals on the mbarrier at {at:#x}, which misses {pending}"),
+            ),
+            MbarError::TxRange(tx) => (
+                FaultKind::TransactionCount,
+                format!("the transaction count of the mbarrier at {at:#x} would be {tx}, outside of 20 bits"),
+            ),
+            MbarError::CompletedInFlight(n) => (
+                FaultKind::TransactionCount,
+                format!(
+                    "the phase of the mbarrier at {at:#x} completes while {n} copies of it are in flight: \
+                     fewer bytes were expected than are copied"
+                ),
+            ),
+        };
+        Fault::new(kind, message).note(state)
+    }
+
+    pub(crate) fn locate(&self, mut fault: Fault, warp: u32, pc: u32) -> Fault {
+        if fault.at.is_none() {
+            fault.at = Some(Box::new(self.place(warp, pc)));
+        }
+        fault
+    }
+
+    /// The shadow-memory event of a copy that reports to an mbarrier.
+    pub(crate) fn copy_event(&self, warp: u32, pc: u32, mbar: (usize, u32)) -> Event {
+        let (agent, tick) =
+            self.cluster.ctas[mbar.0].mbars.get(&mbar.1).map_or((0, 0), |m| (m.agent, m.phase + 1));
+        Event { agent, tick, proxy: Proxy::Async, strong: false, warp, pc }
+    }
+
+    /// The shadow-memory event of a bulk store, and its tick.
+    pub(crate) fn store_event(&mut self, warp: u32, pc: u32) -> (Event, u32) {
+        let tick = self.cluster.hazards.as_mut().map_or(0, |h| h.bulk_tick(warp));
+        let agent = Hazards::agent(warp, Unit::BulkStore);
+        (Event { agent, tick, proxy: Proxy::Async, strong: false, warp, pc }, tick)
+    }
+
+    /// Reads 128 bytes of tensor map.
+    pub(crate) fn load_map(
+        &mut self,
+        warp: &crate::warp::Warp,
+        address: u64,
+    ) -> Result<(TensorMap, Option<u64>), Fault> {
+        if !address.is_multiple_of(64) {
+            return Err(Fault::new(
+                FaultKind::Misaligned,
+                format!("the tensor map at {address:#x} is not aligned to 64 bytes"),
+            ));
+        }
+        let location = self.resolve(warp, crate::ast::Space::Generic, address)?;
+        let mut bytes = [0; crate::TENSOR_MAP_BYTES];
+        let global = match location {
+            Location::Global(a) => {
+                self.check_map_use(warp.index, a)?;
+                Some(a)
+            }
+            Location::Param(_) => None,
+            _ => {
+                return Err(Fault::new(
+                    FaultKind::BadOperand,
+                    "a tensor map lives in param, const or global memory",
+                ));
+            }
+        };
+        let mut access = crate::context::Access::new(warp.index, 0, false);
+        self.read(warp, 0, &mut access, location, &mut bytes)?;
+        Ok((TensorMap::decode(&bytes)?, global))
+    }
+}
+
+/// Whether a bulk reduction exists for a type.
+pub(crate) fn reducible(r: BulkReduce) -> bool {
+    !matches!(r.ty, Ty::Pred) && crate::atomic::apply(r.op, r.ty, 0, 0, 0).is_some()
+}

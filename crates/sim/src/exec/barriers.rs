@@ -1,0 +1,452 @@
+//! Named barriers, the cluster barrier and mbarriers.
+
+use super::loads::address;
+use super::{Next, aligned, together};
+use crate::ast::Space;
+use crate::context::{Access, Cx, Location};
+use crate::error::{Fault, FaultKind};
+use crate::hazard::{Hazards, Unit};
+use crate::isa::{Addr, Op, PhaseRef, Src, Vote};
+use crate::mbarrier::{MAX_COUNT, Mbar, MbarError};
+use crate::warp::{MbarWait, PhaseWait, Wait, Warp, lanes};
+
+pub(super) fn barrier(
+    warp: &mut Warp,
+    cx: &mut Cx<'_>,
+    op: &Op,
+    pc: u32,
+    mask: u32,
+    active: u32,
+) -> Result<Next, Fault> {
+    match op {
+        Op::Bar { id, threads, aligned: is_aligned, arrive_only } => {
+            if *is_aligned {
+                together!(aligned(warp, mask, active));
+            }
+            let id = arrive(warp, cx, *id, *threads, pc, active, !*arrive_only)?;
+            if *arrive_only {
+                settle(warp, cx, id);
+                return Ok(Next::Step);
+            }
+            let generation = cx.cluster.ctas[warp.env.rank as usize].bars[id].generation;
+            settle(warp, cx, id);
+            Ok(Next::Advance(Wait::Bar { id, generation }))
+        }
+        Op::BarReduce { .. } => reduce(warp, cx, op, pc, mask, active),
+        Op::ClusterArrive { release, aligned: is_aligned } => {
+            if *is_aligned {
+                together!(aligned(warp, mask, active));
+            }
+            for l in lanes(active) {
+                if warp.cluster_arrivals[l] > cx.cluster.barrier.phase {
+                    return Err(Fault::new(
+                        FaultKind::OverArrival,
+                        format!("lane {l} arrives twice at the cluster barrier without a wait between"),
+                    ));
+                }
+                warp.cluster_arrivals[l] += 1;
+            }
+            cx.cluster.barrier.arrived += active.count_ones();
+            if let Some(h) = &mut cx.cluster.hazards {
+                h.pass(warp.index, &mut cx.cluster.barrier.passing);
+                h.release(warp.index, *release, &mut cx.cluster.barrier.view);
+            }
+            *cx.progress += 1;
+            cx.cluster.settle_barrier();
+            Ok(Next::Step)
+        }
+        Op::ClusterWait { acquire, aligned: is_aligned } => {
+            if *is_aligned {
+                together!(aligned(warp, mask, active));
+            }
+            if let Some(l) = lanes(active).find(|l| warp.cluster_arrivals[*l] == 0) {
+                return Err(Fault::new(
+                    FaultKind::BadOperand,
+                    format!("lane {l} waits at the cluster barrier and has never arrived"),
+                ));
+            }
+            if lanes(active).any(|l| cx.cluster.barrier.phase < warp.cluster_arrivals[l]) {
+                return Ok(Next::Retry(Wait::Cluster));
+            }
+            if let Some(h) = &mut cx.cluster.hazards {
+                h.passed(warp.index, &cx.cluster.barrier.passed);
+                h.acquire(warp.index, *acquire, &cx.cluster.barrier.done);
+            }
+            Ok(Next::Step)
+        }
+        _ => Ok(Next::Step),
+    }
+}
+
+fn settle(warp: &Warp, cx: &mut Cx<'_>, id: usize) {
+    *cx.progress += 1;
+    cx.cluster.settle_named(warp.env.rank as usize, id);
+}
+
+/// Counts the arrival of these lanes at a named barrier.
+fn arrive(
+    warp: &Warp,
+    cx: &mut Cx<'_>,
+    id: Src,
+    threads: Option<Src>,
+    pc: u32,
+    active: u32,
+    waits: bool,
+) -> Result<usize, Fault> {
+    let bad = |m: String| Err(Fault::new(FaultKind::BadOperand, m));
+    let (Some(id), Some(count)) =
+        (warp.uniform(id, active), threads.map_or(Some(0), |t| warp.uniform(t, active)))
+    else {
+        return bad("the lanes name different barriers or counts".into());
+    };
+    let (id, count) = (id as u32 as usize, count as u32);
+    if id >= 16 {
+        return bad(format!("barrier {id} does not exist: a CTA has 16"));
+    }
+    if threads.is_some() && (count == 0 || count % 32 != 0) {
+        return bad(format!("the thread count {count} of barrier {id} is not a multiple of 32"));
+    }
+    let rank = warp.env.rank as usize;
+    let all = cx.cluster.ctas[rank].live_warps * 32;
+    let block = warp.env.warps * 32;
+    if count > block {
+        return bad(format!("barrier {id} expects {count} threads of a CTA of {block}"));
+    }
+    let whole = threads.is_none();
+    let expected = if whole { all } else { count };
+    // Lanes that exited, or that the block never had, count with their warp.
+    let arriving = if active | warp.exited == u32::MAX { 32 } else { active.count_ones() };
+    let Cluster { ctas, hazards } = split(cx);
+    let b = &mut ctas[rank].bars[id];
+    if b.expected != 0 && b.expected != expected && !(b.whole && whole) {
+        let (other, pc) = (b.expected, b.last_pc);
+        let mut fault = Fault::new(
+            FaultKind::BadOperand,
+            format!("barrier {id} is used with {expected} threads while others expect {other}"),
+        );
+        fault.other = Some(Box::new(cx.place(warp.index, pc)));
+        return Err(fault);
+    }
+    if b.expected == 0 {
+        b.votes = (false, true, 0);
+    }
+    b.expected = expected;
+    b.whole = whole;
+    b.last_pc = pc;
+    b.arrived += arriving;
+    if b.arrived > expected {
+        return Err(Fault::new(
+            FaultKind::OverArrival,
+            format!("{} threads arrive at barrier {id}, which expects {expected}", b.arrived),
+        ));
+    }
+    if let Some(h) = hazards {
+        h.release(warp.index, true, &mut b.view);
+    }
+    if waits {
+        b.waiters.push(warp.index);
+    }
+    Ok(id)
+}
+
+/// The parts of a cluster that a barrier needs at once.
+struct Cluster<'c> {
+    ctas: &'c mut Vec<crate::cluster::Cta>,
+    hazards: Option<&'c mut Hazards>,
+}
+
+fn split<'c>(cx: &'c mut Cx<'_>) -> Cluster<'c> {
+    Cluster { ctas: &mut cx.cluster.ctas, hazards: cx.cluster.hazards.as_deref_mut() }
+}
+
+/// `bar.red`: a barrier that also combines a predicate. The first pass arrives, the second takes the result.
+fn reduce(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, mask: u32, active: u32) -> Result<Next, Fault> {
+    let Op::BarReduce { id, threads, kind, dst, src, popc } = op else { return Ok(Next::Step) };
+    together!(aligned(warp, mask, active));
+    let rank = warp.env.rank as usize;
+    let number = warp.uniform(*id, active).unwrap_or(u64::MAX) as usize;
+    if let Some(done) = warp.bar_red.take() {
+        if cx.cluster.ctas[rank].bars[number].generation == done {
+            warp.bar_red = Some(done);
+            return Ok(Next::Retry(Wait::BarRetry { id: number, generation: done }));
+        }
+        let (any, all, count) = cx.cluster.ctas[rank].bars[number].result;
+        let v = match kind {
+            _ if *popc => u64::from(count),
+            Vote::All => u64::from(all),
+            _ => u64::from(any),
+        };
+        lanes(active).for_each(|l| warp.set(*dst, l, v));
+        return Ok(Next::Step);
+    }
+    let id = arrive(warp, cx, *id, *threads, pc, active, true)?;
+    let b = &mut cx.cluster.ctas[rank].bars[id];
+    for l in lanes(active) {
+        let p = warp.value(*src, l) & 1 == 1;
+        b.votes.0 |= p;
+        b.votes.1 &= p;
+        b.votes.2 += u32::from(p);
+    }
+    let generation = b.generation;
+    warp.bar_red = Some(generation);
+    settle(warp, cx, id);
+    Ok(Next::Retry(Wait::BarRetry { id, generation }))
+}
+
+// -------------------------------------------------------------------- mbarriers
+
+fn locate(warp: &Warp, cx: &Cx<'_>, addr: &Addr, space: Space, lane: usize) -> Result<(usize, u32), Fault> {
+    let a = address(warp, addr, space, lane);
+    match cx.resolve(warp, space, a)? {
+        Location::Shared(cta, offset) => {
+            super::loads::check_alignment(u64::from(offset), 8)?;
+            cx.shared_range(cta, offset, 8)?;
+            Ok((cta, offset))
+        }
+        _ => Err(Fault::new(
+            FaultKind::BadOperand,
+            format!("{a:#x} is not a shared address: no mbarrier is there"),
+        )),
+    }
+}
+
+impl Cx<'_> {
+    /// The mbarrier at an address, known to be initialized before this use; `by_copy` for copies that
+    /// will report to it.
+    pub(crate) fn mbar(&mut self, warp: u32, cta: usize, at: u32, by_copy: bool) -> Result<&mut Mbar, Fault> {
+        let index = self.cluster.ctas[cta].index;
+        let Some(m) = self.cluster.ctas[cta].mbars.get(&at) else {
+            return Err(Fault::new(
+                FaultKind::BarrierInit,
+                format!("there is no initialized mbarrier at {at:#x} of CTA {index}"),
+            ));
+        };
+        if let Some(h) = &self.cluster.hazards {
+            let agent = Hazards::agent(m.init_warp, Unit::MbarInit);
+            let problem = if !h.has_seen(warp, agent, m.init_tick) {
+                Some("is used with nothing that orders this after its initialization")
+            } else if by_copy && !m.fenced {
+                Some(
+                    "is used by a copy with no fence after its initialization (fence.mbarrier_init or fence.proxy.async)",
+                )
+            } else {
+                None
+            };
+            if let Some(problem) = problem {
+                let (w, pc) = (m.init_warp, m.init_pc);
+                let mut fault = Fault::new(
+                    FaultKind::BarrierInit,
+                    format!("the mbarrier at {at:#x} of CTA {index} {problem}"),
+                );
+                fault.other = Some(Box::new(self.place(w, pc)));
+                return Err(fault);
+            }
+        }
+        match self.cluster.ctas[cta].mbars.get_mut(&at) {
+            Some(m) => Ok(m),
+            None => Err(Fault::new(FaultKind::BarrierInit, "the mbarrier is gone")),
+        }
+    }
+
+    pub(crate) fn mbar_ready(&self, w: &MbarWait) -> bool {
+        let cta = &self.cluster.ctas[w.cta];
+        match cta.mbars.get(&w.offset) {
+            // Let the instruction run and report the missing barrier.
+            None => true,
+            Some(m) => match w.phase {
+                PhaseWait::Parity(p) => m.parity_done(p),
+                PhaseWait::Token(t) => m.token_done(t),
+            },
+        }
+    }
+
+    /// One arrival (with an optional expectation of bytes) by a warp's thread.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn mbar_arrive(
+        &mut self,
+        warp: u32,
+        pc: u32,
+        cta: usize,
+        at: u32,
+        count: u32,
+        expect: Option<u32>,
+        release: bool,
+        drop: bool,
+    ) -> Result<u64, Fault> {
+        self.mbar(warp, cta, at, false)?;
+        *self.progress += 1;
+        let remote = warp as usize / self.cluster.warps_per_cta != cta;
+        let Cluster { ctas, hazards } = split(self);
+        let Some(m) = ctas[cta].mbars.get_mut(&at) else { return Ok(0) };
+        let token = m.token();
+        m.last_pc = pc;
+        if let Some(h) = hazards {
+            if remote {
+                let (agent, tick) = h.tick(warp);
+                m.remote.retain(|r| r.0 != agent);
+                m.remote.push((agent, tick, warp, pc));
+            }
+            h.release(warp, release, &mut m.arriving);
+        }
+        let result = match expect {
+            Some(bytes) => m.expect(i64::from(bytes)),
+            None => Ok(()),
+        }
+        .and_then(|()| m.arrive(count, drop))
+        .and_then(|()| m.settle());
+        result.map_err(|e: MbarError| self.mbar_error(cta, at, e))?;
+        Ok(token)
+    }
+}
+
+pub(super) fn mbarrier(
+    warp: &mut Warp,
+    cx: &mut Cx<'_>,
+    op: &Op,
+    pc: u32,
+    active: u32,
+) -> Result<Next, Fault> {
+    for l in lanes(active) {
+        match op {
+            Op::MbarInit { addr, space, count } => {
+                let (cta, at) = locate(warp, cx, addr, *space, l)?;
+                let count = warp.value(*count, l) as u32;
+                if count == 0 || count > MAX_COUNT {
+                    return Err(Fault::new(
+                        FaultKind::BadOperand,
+                        format!("an mbarrier of {count} arrivals"),
+                    ));
+                }
+                if let Some(old) = cx.cluster.ctas[cta].mbars.get(&at)
+                    && cx.options.hazards
+                {
+                    let (w, p) = (old.init_warp, old.init_pc);
+                    let mut fault = Fault::new(
+                        FaultKind::BarrierInit,
+                        format!("the mbarrier at {at:#x} is initialized again without mbarrier.inval"),
+                    );
+                    fault.other = Some(Box::new(cx.place(w, p)));
+                    return Err(fault);
+                }
+                cx.cluster.ctas[cta].mbars.remove(&at);
+                let mut access = Access::new(warp.index, pc, false);
+                cx.shadow(&mut access, cta, at, 8, true)?;
+                cx.shared_store(cta, at, &[0; 8])?;
+                let mut m = Mbar::new(count);
+                (m.init_warp, m.init_pc) = (warp.index, pc);
+                if let Some(h) = &mut cx.cluster.hazards {
+                    m.agent = h.new_agent();
+                    m.init_tick = h.mbarrier_init(warp.index);
+                }
+                cx.cluster.ctas[cta].mbars.insert(at, m);
+            }
+            Op::MbarInval { addr, space } => {
+                let (cta, at) = locate(warp, cx, addr, *space, l)?;
+                let undelivered = cx.mbar(warp.index, cta, at, false)?.undelivered;
+                if undelivered > 0 {
+                    return Err(Fault::new(
+                        FaultKind::WorkInFlight,
+                        format!("the mbarrier at {at:#x} is invalidated with {undelivered} copies in flight"),
+                    ));
+                }
+                cx.cluster.ctas[cta].mbars.remove(&at);
+                let mut access = Access::new(warp.index, pc, false);
+                cx.shadow(&mut access, cta, at, 8, true)?;
+            }
+            Op::MbarArrive(a) => {
+                let (cta, at) = locate(warp, cx, &a.addr, a.space, l)?;
+                let count = warp.value(a.count, l) as u32;
+                let expect = a.expect.map(|e| warp.value(e, l) as u32);
+                if a.no_complete && cx.mbar(warp.index, cta, at, false)?.pending <= count {
+                    return Err(Fault::new(
+                        FaultKind::BadOperand,
+                        "this arrival completes the phase, which .noComplete excludes",
+                    ));
+                }
+                let token = cx.mbar_arrive(warp.index, pc, cta, at, count, expect, a.release, a.drop)?;
+                if let Some(t) = a.token {
+                    warp.set(t, l, token);
+                }
+            }
+            Op::MbarTx { addr, space, bytes, complete } => {
+                let (cta, at) = locate(warp, cx, addr, *space, l)?;
+                let bytes = i64::from(warp.value(*bytes, l) as u32);
+                let m = cx.mbar(warp.index, cta, at, false)?;
+                m.last_pc = pc;
+                let result = if *complete {
+                    m.expect(-bytes).and_then(|()| m.settle().map(|_| ()))
+                } else {
+                    m.expect(bytes)
+                };
+                result.map_err(|e| cx.mbar_error(cta, at, e))?;
+                *cx.progress += 1;
+            }
+            Op::MbarPending { dst, token } => {
+                let pending = warp.value(*token, l) & 0xffff_ffff;
+                warp.set(*dst, l, pending);
+            }
+            _ => {}
+        }
+    }
+    Ok(Next::Step)
+}
+
+pub(super) fn mbarrier_wait(
+    warp: &mut Warp,
+    g: usize,
+    cx: &mut Cx<'_>,
+    op: &Op,
+    active: u32,
+) -> Result<Next, Fault> {
+    let Op::MbarWait { dst, addr, space, phase, blocking, acquire } = op else { return Ok(Next::Step) };
+    let mut waits: Vec<MbarWait> = Vec::new();
+    let mut done = 0u32;
+    for l in lanes(active) {
+        let (cta, at) = locate(warp, cx, addr, *space, l)?;
+        if cta != warp.env.rank as usize {
+            return Err(Fault::new(
+                FaultKind::BadOperand,
+                "a wait on an mbarrier of another CTA: only the own CTA's can be waited for",
+            ));
+        }
+        cx.mbar(warp.index, cta, at, false)?;
+        let phase = match phase {
+            PhaseRef::Parity(s) => PhaseWait::Parity(warp.value(*s, l) as u32 & 1),
+            PhaseRef::Token(s) => PhaseWait::Token(warp.value(*s, l)),
+        };
+        let wait = MbarWait { cta, offset: at, phase };
+        if cx.mbar_ready(&wait) {
+            done |= 1 << l;
+        }
+        if !waits.contains(&wait) {
+            waits.push(wait);
+        }
+    }
+    let timed_out = std::mem::take(&mut warp.groups[g].timed_out);
+    if done == 0 && *blocking && !timed_out {
+        return Ok(Next::Retry(Wait::Mbar(waits)));
+    }
+    for l in lanes(active) {
+        warp.set(*dst, l, u64::from(done >> l & 1));
+    }
+    if done != 0 {
+        let Cluster { ctas, hazards } = split(cx);
+        if let Some(h) = hazards {
+            for w in &waits {
+                let Some(m) = ctas[w.cta].mbars.get(&w.offset) else { continue };
+                let over = match w.phase {
+                    PhaseWait::Parity(p) => m.parity_done(p),
+                    PhaseWait::Token(t) => m.token_done(t),
+                };
+                if over && m.phase > 0 {
+                    h.acquire(warp.index, *acquire, &m.done);
+                }
+            }
+        }
+    }
+    if done == active {
+        return Ok(Next::Step);
+    }
+    *cx.polls += 1;
+    Ok(Next::Yield)
+}

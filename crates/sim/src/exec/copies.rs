@@ -1,0 +1,469 @@
+//! Issuing asynchronous copies, committing and waiting for their groups, and changing tensor maps.
+
+use super::Next;
+use super::loads::{address, check_alignment};
+use crate::ast::Space;
+use crate::context::{Access, Cx, Location};
+use crate::copy::{Kind, LaneCopy, Source, Target, reducible};
+use crate::error::{Fault, FaultKind};
+use crate::hazard::{Event, Hazards, Proxy, Unit};
+use crate::isa::{Addr, BulkCopy, BulkWay, Op, Src, TensorCopy};
+use crate::tma::pieces;
+use crate::types::Ty;
+use crate::warp::{Wait, Warp, lanes};
+use crate::{Swizzle, TENSOR_MAP_BYTES};
+
+pub(super) fn copy(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<Next, Fault> {
+    match op {
+        Op::Tensor(t) => {
+            for l in lanes(active) {
+                tensor(warp, cx, t, pc, l)?;
+            }
+        }
+        Op::Bulk(b) => {
+            for l in lanes(active) {
+                bulk(warp, cx, b, pc, l)?;
+            }
+        }
+        Op::BulkCommit => {
+            for l in lanes(active) {
+                let g = warp.bulk.entry(l as u32).or_default();
+                let open = std::mem::take(&mut g.open);
+                g.groups.push_back(open);
+                g.ticks.push_back(g.newest);
+            }
+        }
+        Op::BulkWait { pending, read } => return bulk_wait(warp, cx, *pending, *read, active),
+        Op::BulkPrefetch { addr, .. } => {
+            for l in lanes(active) {
+                let a = address(warp, addr, Space::Generic, l);
+                if let Location::Global(a) = cx.resolve(warp, Space::Generic, a)?
+                    && !cx.memory.contains(a, 1)
+                {
+                    return Err(Fault::new(FaultKind::OutOfBounds, format!("prefetch of {a:#x}")));
+                }
+            }
+        }
+        Op::CpAsync { .. } => cp_async(warp, cx, op, pc, active)?,
+        Op::CpAsyncCommit => {
+            let g = &mut warp.cp_async;
+            let open = std::mem::take(&mut g.open);
+            g.groups.push_back(open);
+            g.ticks.push_back(g.newest);
+        }
+        Op::CpAsyncWait { pending } => return cp_async_wait(warp, cx, *pending),
+        Op::CpAsyncMbar { .. } => return cp_async_mbar(warp, cx, op, pc, active),
+        Op::StAsync { .. } => store_async(warp, cx, op, pc, active)?,
+        Op::TensorMapAcquire { addr, .. } => {
+            for l in lanes(active) {
+                let a = address(warp, addr, Space::Generic, l);
+                let location = cx.resolve(warp, Space::Generic, a)?;
+                super::loads::acquire(warp, cx, location, true);
+                let me = cx.identity(warp.index);
+                if let Location::Global(a) = location
+                    && let Some(change) = cx.maps.get_mut(&a)
+                    && change.released
+                {
+                    change.acquired.push(me);
+                }
+            }
+        }
+        Op::TensorMapReplace { field, addr, space, value } => {
+            for l in lanes(active) {
+                let a = address(warp, addr, *space, l);
+                let location = cx.resolve(warp, *space, a)?;
+                let (at, bytes) = crate::tensormap::replacement(*field, warp.value(*value, l))?;
+                let mut access = Access::new(warp.index, pc, false);
+                let location = match location {
+                    Location::Global(a) => {
+                        cx.map_changed(warp.index, pc, a, false);
+                        Location::Global(a + at as u64)
+                    }
+                    Location::Shared(cta, o) => Location::Shared(cta, o + at as u32),
+                    _ => {
+                        return Err(Fault::new(
+                            FaultKind::BadOperand,
+                            "the map is not in global or shared memory",
+                        ));
+                    }
+                };
+                cx.write(warp, l, &mut access, location, &bytes)?;
+            }
+        }
+        Op::TensorMapCopyRelease { dst, src } => map_copy(warp, cx, dst, src, pc, active)?,
+        _ => {}
+    }
+    Ok(Next::Step)
+}
+
+/// `tensormap.cp_fenceproxy`: the warp copies a map from shared to global memory.
+fn map_copy(
+    warp: &mut Warp,
+    cx: &mut Cx<'_>,
+    dst: &Addr,
+    src: &Addr,
+    pc: u32,
+    active: u32,
+) -> Result<(), Fault> {
+    let l = active.trailing_zeros() as usize;
+    let from = cx.resolve(warp, Space::Shared, address(warp, src, Space::Shared, l))?;
+    let to = cx.resolve(warp, Space::Global, address(warp, dst, Space::Global, l))?;
+    let mut bytes = [0; TENSOR_MAP_BYTES];
+    let mut access = Access::new(warp.index, pc, false);
+    cx.read(warp, l, &mut access, from, &mut bytes)?;
+    cx.write(warp, l, &mut access, to, &bytes)?;
+    super::loads::release(warp, cx, to, true);
+    if let Location::Global(a) = to {
+        cx.map_changed(warp.index, pc, a, true);
+    }
+    Ok(())
+}
+
+fn shared_at(
+    warp: &Warp,
+    cx: &Cx<'_>,
+    addr: &Addr,
+    space: Space,
+    lane: usize,
+) -> Result<(usize, u32), Fault> {
+    let a = address(warp, addr, space, lane);
+    match cx.resolve(warp, space, a)? {
+        Location::Shared(cta, offset) => Ok((cta, offset)),
+        _ => Err(Fault::new(FaultKind::BadOperand, format!("{a:#x} is not a shared-memory address"))),
+    }
+}
+
+/// The CTAs that a load goes to: those of the mask, or the one that the address names.
+fn receivers(
+    warp: &Warp,
+    cx: &Cx<'_>,
+    mask: Option<Src>,
+    own: usize,
+    lane: usize,
+) -> Result<Vec<usize>, Fault> {
+    let Some(mask) = mask else { return Ok(vec![own]) };
+    let mask = warp.value(mask, lane) as u16;
+    let ranks: Vec<usize> = (0..16).filter(|r| mask >> r & 1 == 1).collect();
+    match ranks.iter().find(|r| **r >= cx.cluster.ctas.len()) {
+        Some(r) => Err(Fault::new(
+            FaultKind::BadOperand,
+            format!("the multicast mask {mask:#x} names rank {r} of a cluster of {}", cx.cluster.ctas.len()),
+        )),
+        None if ranks.is_empty() => Err(Fault::new(FaultKind::BadOperand, "the multicast mask is empty")),
+        None => Ok(ranks),
+    }
+}
+
+/// Sends a load to its receivers.
+#[allow(clippy::too_many_arguments)]
+fn send(
+    warp: &Warp,
+    cx: &mut Cx<'_>,
+    pc: u32,
+    map: Option<u64>,
+    source: &Source,
+    swizzle: Swizzle,
+    ranks: &[usize],
+    offset: u32,
+    bytes: u32,
+    mbar: u32,
+    mbar_cta: Option<usize>,
+) -> Result<(), Fault> {
+    // Every receiver is checked before anything moves.
+    for &cta in ranks {
+        let owner = mbar_cta.unwrap_or(cta);
+        cx.shared_range(cta, offset, bytes)?;
+        cx.shared_range(owner, mbar, 8)?;
+        cx.mbar(warp.index, owner, mbar, true)?;
+        let event = cx.copy_event(warp.index, pc, (owner, mbar));
+        let span = span(swizzle, offset, bytes);
+        cx.shadow_async(event, std::iter::once(span), cta, true)?;
+        if let Source::Shared(from, o) = *source {
+            cx.shadow_async(event, std::iter::once((o, bytes)), from, false)?;
+        }
+    }
+    for &cta in ranks {
+        let owner = mbar_cta.unwrap_or(cta);
+        let kind = Kind::Load { source: source.clone(), cta, offset, bytes, mbar: (owner, mbar) };
+        cx.submit(warp.index, pc, map, kind)?;
+    }
+    Ok(())
+}
+
+/// The bytes that a swizzled box touches: it stays within the rows that it covers.
+fn span(swizzle: Swizzle, offset: u32, bytes: u32) -> (u32, u32) {
+    if swizzle == Swizzle::None {
+        return (offset, bytes);
+    }
+    let low = pieces(swizzle, offset, bytes).map(|p| p.0).min().unwrap_or(offset);
+    let high = pieces(swizzle, offset, bytes).map(|p| p.0 + p.2).max().unwrap_or(offset);
+    (low, high - low)
+}
+
+fn tensor(warp: &mut Warp, cx: &mut Cx<'_>, t: &TensorCopy, pc: u32, l: usize) -> Result<(), Fault> {
+    let (map, map_at) = cx.load_map(warp, address(warp, &t.map, Space::Generic, l))?;
+    if map.rank != t.rank {
+        return Err(Fault::new(
+            FaultKind::TensorMap,
+            format!("the map has rank {} and the instruction rank {}", map.rank, t.rank),
+        ));
+    }
+    let mut coords = [0i32; 5];
+    for (c, s) in coords.iter_mut().zip(&t.coords) {
+        *c = warp.value(*s, l) as i32;
+    }
+    let bytes = map.box_bytes();
+    let swizzle = map.swizzle;
+    if let Some(mbar) = &t.mbar {
+        let (cta, offset) = shared_at(warp, cx, &t.shared, Space::Cluster, l)?;
+        check_alignment(u64::from(offset), 128)?;
+        let (mbar_cta, at) = shared_at(warp, cx, mbar, Space::Cluster, l)?;
+        check_alignment(u64::from(at), 8)?;
+        let ranks = receivers(warp, cx, t.multicast, cta, l)?;
+        // A multicast copy reports to the same offset in every receiver.
+        let owner = if t.multicast.is_some() { None } else { Some(mbar_cta) };
+        return send(
+            warp,
+            cx,
+            pc,
+            map_at,
+            &Source::Tensor(map, coords),
+            swizzle,
+            &ranks,
+            offset,
+            bytes,
+            at,
+            owner,
+        );
+    }
+    let (cta, offset) = shared_at(warp, cx, &t.shared, Space::Shared, l)?;
+    check_alignment(u64::from(offset), 128)?;
+    cx.shared_range(cta, offset, bytes)?;
+    store(warp, cx, pc, l, map_at, swizzle, (cta, offset, bytes), Target::Tensor(map, coords, t.reduce))
+}
+
+#[allow(clippy::too_many_arguments)]
+fn store(
+    warp: &mut Warp,
+    cx: &mut Cx<'_>,
+    pc: u32,
+    l: usize,
+    map: Option<u64>,
+    swizzle: Swizzle,
+    (cta, offset, bytes): (usize, u32, u32),
+    target: Target,
+) -> Result<(), Fault> {
+    let (event, tick) = cx.store_event(warp.index, pc);
+    cx.shadow_async(event, std::iter::once(span(swizzle, offset, bytes)), cta, false)?;
+    let id = cx.submit(warp.index, pc, map, Kind::Store { cta, offset, bytes, target, data: None })?;
+    let g = warp.bulk.entry(l as u32).or_default();
+    g.open.push(id);
+    g.newest = tick;
+    Ok(())
+}
+
+fn bulk(warp: &mut Warp, cx: &mut Cx<'_>, b: &BulkCopy, pc: u32, l: usize) -> Result<(), Fault> {
+    let bytes = warp.value(b.size, l) as u32;
+    if !bytes.is_multiple_of(16) || bytes == 0 {
+        return Err(Fault::new(
+            FaultKind::BadOperand,
+            format!("a bulk copy of {bytes} bytes: the size is a multiple of 16"),
+        ));
+    }
+    let global = |warp: &Warp, cx: &Cx<'_>, a: &Addr| -> Result<u64, Fault> {
+        let a = address(warp, a, Space::Generic, l);
+        check_alignment(a, 16)?;
+        match cx.resolve(warp, Space::Generic, a)? {
+            Location::Global(a) => Ok(a),
+            _ => Err(Fault::new(FaultKind::BadOperand, format!("{a:#x} is not a global address"))),
+        }
+    };
+    if b.way == BulkWay::SharedToGlobal {
+        let (cta, offset) = shared_at(warp, cx, &b.src, Space::Shared, l)?;
+        check_alignment(u64::from(offset), 16)?;
+        cx.shared_range(cta, offset, bytes)?;
+        let to = global(warp, cx, &b.dst)?;
+        if b.reduce.is_some_and(|r| !reducible(r)) {
+            return Err(Fault::new(FaultKind::BadOperand, "this reduction does not exist for the type"));
+        }
+        let target = Target::Global(to, b.reduce);
+        return store(warp, cx, pc, l, None, Swizzle::None, (cta, offset, bytes), target);
+    }
+    if b.reduce.is_some() {
+        return Err(Fault::new(
+            FaultKind::BadOperand,
+            "a bulk reduction into shared memory is not supported",
+        ));
+    }
+    let (cta, offset) = shared_at(warp, cx, &b.dst, Space::Cluster, l)?;
+    check_alignment(u64::from(offset), 16)?;
+    let Some(mbar) = &b.mbar else { return Ok(()) };
+    let (owner, at) = shared_at(warp, cx, mbar, Space::Cluster, l)?;
+    check_alignment(u64::from(at), 8)?;
+    let ranks = receivers(warp, cx, b.multicast, cta, l)?;
+    let owner = if b.multicast.is_some() { None } else { Some(owner) };
+    let source = if b.way == BulkWay::GlobalToShared {
+        Source::Global(global(warp, cx, &b.src)?)
+    } else {
+        let (c, o) = shared_at(warp, cx, &b.src, Space::Shared, l)?;
+        check_alignment(u64::from(o), 16)?;
+        cx.shared_range(c, o, bytes)?;
+        Source::Shared(c, o)
+    };
+    send(warp, cx, pc, None, &source, Swizzle::None, &ranks, offset, bytes, at, owner)
+}
+
+fn bulk_wait(warp: &mut Warp, cx: &mut Cx<'_>, pending: u32, read: bool, active: u32) -> Result<Next, Fault> {
+    let mut ids = Vec::new();
+    for l in lanes(active) {
+        if let Some(g) = warp.bulk.get(&(l as u32)) {
+            let old = g.groups.len().saturating_sub(pending as usize);
+            ids.extend(g.groups.iter().take(old).flatten().copied());
+        }
+    }
+    if !cx.copies_done(&ids, read) {
+        return Ok(Next::Retry(Wait::Copies(ids, read)));
+    }
+    for l in lanes(active) {
+        let Some(g) = warp.bulk.get_mut(&(l as u32)) else { continue };
+        let old = g.groups.len().saturating_sub(pending as usize);
+        for _ in 0..old {
+            g.groups.pop_front();
+            if let (Some(tick), Some(h)) = (g.ticks.pop_front(), &mut cx.cluster.hazards) {
+                h.completed(warp.index, Hazards::agent(warp.index, Unit::BulkStore), tick);
+            }
+        }
+    }
+    Ok(Next::Step)
+}
+
+// -------------------------------------------------------------------- cp.async
+
+fn cp_async(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<(), Fault> {
+    let Op::CpAsync { dst, src, bytes, src_bytes, ignore } = op else { return Ok(()) };
+    warp.cp_async.newest += 1;
+    let tick = warp.cp_async.newest;
+    // cp.async works in the generic proxy, on its own time.
+    let event = Event {
+        agent: Hazards::agent(warp.index, Unit::CpAsync),
+        tick,
+        proxy: Proxy::Generic,
+        strong: false,
+        warp: warp.index,
+        pc,
+    };
+    let mut list = Vec::new();
+    for l in lanes(active) {
+        let (cta, offset) = shared_at(warp, cx, dst, Space::Shared, l)?;
+        check_alignment(u64::from(offset), *bytes)?;
+        cx.shared_range(cta, offset, *bytes)?;
+        let global = address(warp, src, Space::Global, l);
+        check_alignment(global, *bytes)?;
+        let mut valid = src_bytes.map_or(*bytes, |s| warp.value(s, l) as u32);
+        if ignore.is_some_and(|p| warp.value(p, l) & 1 == 1) {
+            valid = 0;
+        }
+        if valid > *bytes {
+            return Err(Fault::new(
+                FaultKind::BadOperand,
+                format!("{valid} source bytes of a copy of {bytes}"),
+            ));
+        }
+        cx.shadow_async(event, std::iter::once((offset, *bytes)), cta, true)?;
+        list.push(LaneCopy { cta, offset, global, bytes: *bytes, valid });
+    }
+    let id = cx.submit(warp.index, pc, None, Kind::CpAsync(list))?;
+    warp.cp_async.open.push(id);
+    Ok(())
+}
+
+fn cp_async_wait(warp: &mut Warp, cx: &mut Cx<'_>, pending: Option<u32>) -> Result<Next, Fault> {
+    let g = &mut warp.cp_async;
+    // `wait_all` also waits for copies that no group has.
+    let old = g.groups.len().saturating_sub(pending.unwrap_or(0) as usize);
+    let mut ids: Vec<u64> = g.groups.iter().take(old).flatten().copied().collect();
+    if pending.is_none() {
+        ids.extend(&g.open);
+    }
+    if !cx.copies_done(&ids, false) {
+        return Ok(Next::Retry(Wait::Copies(ids, false)));
+    }
+    let mut tick = 0;
+    for _ in 0..old {
+        g.groups.pop_front();
+        tick = g.ticks.pop_front().unwrap_or(tick);
+    }
+    if pending.is_none() {
+        g.open.clear();
+        tick = g.newest;
+    }
+    if let Some(h) = &mut cx.cluster.hazards {
+        h.completed(warp.index, Hazards::agent(warp.index, Unit::CpAsync), tick);
+    }
+    Ok(Next::Step)
+}
+
+/// `cp.async.mbarrier.arrive`: an arrival once the copies so far are complete. The copies are performed
+/// now, which every schedule allows.
+fn cp_async_mbar(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<Next, Fault> {
+    let Op::CpAsyncMbar { addr, space, noinc } = op else { return Ok(Next::Step) };
+    let ids: Vec<u64> = warp.cp_async.groups.iter().flatten().chain(&warp.cp_async.open).copied().collect();
+    while let Some(i) = cx.cluster.pending.iter().position(|p| ids.contains(&p.id)) {
+        cx.perform(i)?;
+    }
+    for l in lanes(active) {
+        let (cta, at) = shared_at(warp, cx, addr, *space, l)?;
+        let agent = Hazards::agent(warp.index, Unit::CpAsync);
+        let tick = warp.cp_async.newest;
+        let m = cx.mbar(warp.index, cta, at, false)?;
+        m.arriving.raise(agent, tick);
+        if !*noinc {
+            m.pending += 1;
+        }
+        cx.mbar_arrive(warp.index, pc, cta, at, 1, None, true, false)?;
+    }
+    Ok(Next::Step)
+}
+
+/// `st.async` and `red.async`: performed at once, reporting to the receiver's mbarrier.
+fn store_async(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<(), Fault> {
+    let Op::StAsync { addr, mbar, src, bytes, reduce } = op else { return Ok(()) };
+    for l in lanes(active) {
+        let (cta, offset) = shared_at(warp, cx, addr, Space::Cluster, l)?;
+        let (owner, at) = shared_at(warp, cx, mbar, Space::Cluster, l)?;
+        if owner != cta {
+            return Err(Fault::new(
+                FaultKind::BadOperand,
+                "the mbarrier is not in the CTA of the destination",
+            ));
+        }
+        let total = *bytes * src.len() as u32;
+        check_alignment(u64::from(offset), total)?;
+        cx.shared_range(cta, offset, total)?;
+        cx.mbar(warp.index, owner, at, false)?;
+        // Ordered by the mbarrier's phase like a copy, but through the generic proxy.
+        let event = Event {
+            proxy: Proxy::Generic,
+            strong: reduce.is_some(),
+            ..cx.copy_event(warp.index, pc, (owner, at))
+        };
+        cx.shadow_async(event, std::iter::once((offset, total)), cta, true)?;
+        let mut data = Vec::with_capacity(total as usize);
+        for (i, s) in src.iter().enumerate() {
+            let mut v = warp.value(*s, l);
+            if let Some((op, ty)) = reduce {
+                let old = crate::tma::word(cx.shared_bytes(cta, offset + i as u32 * bytes, *bytes)?);
+                let ty = if *ty == Ty::B32 { Ty::U32 } else { *ty };
+                v = crate::atomic::apply(*op, ty, old, v, 0).unwrap_or(v);
+            }
+            data.extend_from_slice(&v.to_le_bytes()[..*bytes as usize]);
+        }
+        cx.shared_store(cta, offset, &data)?;
+        if let Some(m) = cx.cluster.ctas[owner].mbars.get_mut(&at) {
+            m.undelivered += 1;
+            m.issued += 1;
+        }
+        cx.complete_tx(owner, at, total, pc)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,580 @@
+//! Executing one warp: picking the group of lanes to run, and one instruction of it at a time.
+
+mod atomics;
+mod barriers;
+mod copies;
+mod lanes;
+mod loads;
+mod matrix;
+
+use crate::context::Cx;
+use crate::error::{Fault, FaultKind};
+use crate::isa::{CallCopy, Combine, Fence, Op};
+use crate::warp::{Group, Wait, Warp, lanes};
+
+/// What happened to a warp in its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// It used up its turn, or gave it away while polling.
+    Ran,
+    /// Every group waits.
+    Blocked,
+    /// All lanes have exited.
+    Exited,
+}
+
+/// What an instruction asks of the group that ran it.
+pub(crate) enum Next {
+    /// Go on with the next instruction.
+    Step,
+    /// All lanes go there.
+    Jump(u32),
+    /// The active lanes go there, the others to the next instruction.
+    Split(u32, u32),
+    /// Try again when the wait is over.
+    Retry(Wait),
+    /// Go on when the wait is over.
+    Advance(Wait),
+    /// Go on, and let another warp run.
+    Yield,
+    /// The group was changed by hand.
+    Done,
+}
+
+/// Runs a warp for at most `quantum` instructions.
+pub(crate) fn run(warp: &mut Warp, cx: &mut Cx<'_>, quantum: u32) -> Result<Turn, Fault> {
+    for _ in 0..quantum {
+        if warp.groups.is_empty() {
+            return Ok(Turn::Exited);
+        }
+        let Some(g) = pick(warp, cx)? else { return Ok(Turn::Blocked) };
+        let pc = warp.groups[g].pc;
+        let yielded = step(warp, g, cx).map_err(|f| {
+            let f = cx.locate(f, warp.index, pc);
+            annotate(f, cx)
+        })?;
+        if yielded {
+            return Ok(Turn::Ran);
+        }
+    }
+    Ok(if warp.groups.is_empty() { Turn::Exited } else { Turn::Ran })
+}
+
+/// Adds the state of barriers to faults that are about them.
+fn annotate(mut fault: Fault, cx: &Cx<'_>) -> Fault {
+    if matches!(fault.kind, FaultKind::OverArrival | FaultKind::TransactionCount) && fault.notes.is_empty() {
+        for cta in &cx.cluster.ctas {
+            for (at, m) in &cta.mbars {
+                fault.notes.push(format!("CTA {} mbarrier {at:#x}: {}", cta.index, m.describe()));
+            }
+        }
+    }
+    fault
+}
+
+/// The group that is furthest behind among those that can run.
+fn pick(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<Option<usize>, Fault> {
+    if warp.groups.len() == 1 && warp.groups[0].wait.is_none() {
+        return Ok(Some(0));
+    }
+    if warp.groups.len() > 1 {
+        warp.merge();
+    }
+    let mut best: Option<usize> = None;
+    for i in 0..warp.groups.len() {
+        let Some(wait) = &warp.groups[i].wait else {
+            if best.is_none_or(|b| warp.groups[i].pc < warp.groups[b].pc) {
+                best = Some(i);
+            }
+            continue;
+        };
+        if ready(warp, &warp.groups[i], wait, cx) {
+            let g = &mut warp.groups[i];
+            if let Some(Wait::Bar { .. }) = g.wait.take() {
+                g.pc += 1;
+            }
+            if best.is_none_or(|b| warp.groups[i].pc < warp.groups[b].pc) {
+                best = Some(i);
+            }
+        }
+    }
+    Ok(best)
+}
+
+/// Whether a wait is over.
+pub(crate) fn ready(warp: &Warp, group: &Group, wait: &Wait, cx: &Cx<'_>) -> bool {
+    match wait {
+        Wait::Converge(need) => need & !warp.exited & !group.mask == 0,
+        Wait::Bar { id, generation } | Wait::BarRetry { id, generation } => {
+            cx.cluster.ctas[warp.env.rank as usize].bars[*id].generation != *generation
+        }
+        Wait::Cluster => lanes(group.mask).all(|l| cx.cluster.barrier.phase >= warp.cluster_arrivals[l]),
+        Wait::Mbar(list) => list.iter().any(|w| cx.mbar_ready(w)),
+        Wait::Wgmma(groups) => cx.wgmma_ready(warp, *groups),
+        Wait::Copies(ids, read) => cx.copies_done(ids, *read),
+    }
+}
+
+/// Runs one instruction of group `g`; true when the warp should let others run.
+fn step(warp: &mut Warp, g: usize, cx: &mut Cx<'_>) -> Result<bool, Fault> {
+    let kernel = cx.kernel;
+    let (pc, mask) = (warp.groups[g].pc, warp.groups[g].mask);
+    let inst = &kernel.code[pc as usize];
+    let mut active = mask;
+    if let Some((r, negate)) = inst.guard {
+        if cx.options.hazards && warp.written[r as usize] & mask != mask {
+            return Err(uninitialized(warp, cx, r, mask));
+        }
+        let mut set = 0;
+        for l in lanes(mask) {
+            set |= (warp.get(r, l) as u32 & 1) << l;
+        }
+        active = mask & if negate { !set } else { set };
+    }
+    warp.clock += 1;
+    cx.report.instructions += 1;
+    if active == 0 {
+        warp.groups[g].pc += 1;
+        return Ok(false);
+    }
+    if cx.options.hazards {
+        check_registers(warp, cx, pc, active)?;
+    }
+    let next = execute(warp, g, cx, pc, mask, active)?;
+    let group = &mut warp.groups.get_mut(g);
+    match next {
+        Next::Step => {
+            if let Some(group) = group {
+                group.pc = pc + 1;
+            }
+        }
+        Next::Yield => {
+            if let Some(group) = group {
+                group.pc = pc + 1;
+            }
+            return Ok(true);
+        }
+        Next::Jump(target) => {
+            if let Some(group) = group {
+                group.pc = target;
+            }
+        }
+        Next::Split(target, taken) => {
+            let rest = mask & !taken;
+            let group = &mut warp.groups[g];
+            group.mask = taken;
+            group.pc = target;
+            let stack = group.stack.clone();
+            warp.groups.push(Group { pc: pc + 1, mask: rest, wait: None, timed_out: false, stack });
+        }
+        Next::Retry(wait) | Next::Advance(wait) => {
+            // Lanes that are predicated off wait with their group: no branch has separated them.
+            warp.groups[g].wait = Some(wait);
+        }
+        Next::Done => {}
+    }
+    Ok(false)
+}
+
+fn uninitialized(warp: &Warp, cx: &Cx<'_>, r: u32, lanes_of: u32) -> Fault {
+    let lane = (lanes_of & !warp.written[r as usize]).trailing_zeros();
+    let name = &cx.kernel.registers[r as usize];
+    match warp.undefined.get(&r) {
+        Some(pc) => {
+            let mut fault = Fault::new(
+                FaultKind::Uninitialized,
+                format!("register {name} is used in lane {lane} and was loaded from memory that nothing wrote"),
+            );
+            fault.other = Some(Box::new(cx.place(warp.index, *pc)));
+            fault
+        }
+        None => Fault::new(
+            FaultKind::Uninitialized,
+            format!("register {name} is read in lane {lane} and was never written"),
+        ),
+    }
+}
+
+/// Uninitialized reads, and registers that a `wgmma` in flight owns.
+fn check_registers(warp: &mut Warp, cx: &mut Cx<'_>, pc: u32, active: u32) -> Result<(), Fault> {
+    let uses = &cx.kernel.code[pc as usize].uses;
+    let in_flight = warp.wgmma.issued > 0;
+    for &r in &uses.reads {
+        if warp.written[r as usize] & active != active {
+            return Err(uninitialized(warp, cx, r, active));
+        }
+        if in_flight {
+            let (group, writes) = warp.wgmma.busy[r as usize];
+            if writes && group > warp.wgmma.waited {
+                return Err(cx.busy_register(warp, r, "read"));
+            }
+        }
+        warp.wgmma.touched[r as usize] = warp.wgmma.fences + 1;
+    }
+    for &r in &uses.writes {
+        if in_flight && warp.wgmma.busy[r as usize].0 > warp.wgmma.waited {
+            return Err(cx.busy_register(warp, r, "written"));
+        }
+        warp.written[r as usize] |= active;
+        warp.wgmma.touched[r as usize] = warp.wgmma.fences + 1;
+    }
+    Ok(())
+}
+
+/// Requires that the lanes of `need` (that have not exited) are all in this group.
+fn converge(warp: &Warp, mask: u32, need: u32) -> Result<Option<Next>, Fault> {
+    let need = need & !warp.exited;
+    Ok(if need & !mask == 0 { None } else { Some(Next::Retry(Wait::Converge(need))) })
+}
+
+/// Requires that the whole warp runs this instruction together.
+fn aligned(warp: &Warp, mask: u32, active: u32) -> Result<Option<Next>, Fault> {
+    if active != mask {
+        return Err(Fault::new(
+            FaultKind::Divergence,
+            format!(
+                "lanes {:#010x} of {mask:#010x} are predicated off in an instruction of the whole warp",
+                mask & !active
+            ),
+        ));
+    }
+    converge(warp, mask, warp.valid)
+}
+
+macro_rules! together {
+    ($e:expr) => {
+        if let Some(next) = $e? {
+            return Ok(next);
+        }
+    };
+}
+use together;
+
+fn execute(
+    warp: &mut Warp,
+    g: usize,
+    cx: &mut Cx<'_>,
+    pc: u32,
+    mask: u32,
+    active: u32,
+) -> Result<Next, Fault> {
+    let inst = &cx.kernel.code[pc as usize];
+    match &inst.op {
+        Op::Alu { f, dst, a, b, c } if active == u32::MAX => {
+            let (a, b, c) = (warp.all(*a), warp.all(*b), warp.all(*c));
+            let out = warp.row_mut(*dst);
+            for (l, v) in out.iter_mut().enumerate() {
+                *v = f(a[l], b[l], c[l]);
+            }
+            Ok(Next::Step)
+        }
+        Op::Alu { f, dst, a, b, c } => {
+            for l in lanes(active) {
+                let v = f(warp.value(*a, l), warp.value(*b, l), warp.value(*c, l));
+                warp.set(*dst, l, v);
+            }
+            Ok(Next::Step)
+        }
+        Op::Alu4 { f, dst, src } => {
+            for l in lanes(active) {
+                let [a, b, c, d] = src.map(|s| warp.value(s, l));
+                warp.set(*dst, l, f(a, b, c, d));
+            }
+            Ok(Next::Step)
+        }
+        Op::Cvt { cvt, dst, a, b } => {
+            for l in lanes(active) {
+                let v = cvt.apply(warp.value(*a, l), warp.value(*b, l));
+                warp.set(*dst, l, v);
+            }
+            Ok(Next::Step)
+        }
+        Op::Carry { f, dst, a, b, c, writes } => {
+            for l in lanes(active) {
+                let carry = warp.carry >> l & 1 == 1;
+                let (v, out) = f(warp.value(*a, l), warp.value(*b, l), warp.value(*c, l), carry);
+                warp.set(*dst, l, v);
+                if *writes {
+                    warp.carry = warp.carry & !(1 << l) | u32::from(out) << l;
+                }
+            }
+            Ok(Next::Step)
+        }
+        Op::Setp { cmp, a, b, combine, p, q } => {
+            for l in lanes(active) {
+                let r = cmp(warp.value(*a, l), warp.value(*b, l));
+                let with = |r: bool| match combine {
+                    None => r,
+                    Some((how, c)) => {
+                        let c = warp.value(*c, l) & 1 == 1;
+                        match how {
+                            Combine::And => r && c,
+                            Combine::Or => r || c,
+                            Combine::Xor => r != c,
+                        }
+                    }
+                };
+                let (x, y) = (with(r), with(!r));
+                if let Some(p) = p {
+                    warp.set(*p, l, u64::from(x));
+                }
+                if let Some(q) = q {
+                    warp.set(*q, l, u64::from(y));
+                }
+            }
+            Ok(Next::Step)
+        }
+        Op::Set { cmp, dst, a, b, one } => {
+            for l in lanes(active) {
+                let v = if cmp(warp.value(*a, l), warp.value(*b, l)) { *one } else { 0 };
+                warp.set(*dst, l, v);
+            }
+            Ok(Next::Step)
+        }
+        Op::Pack { dst, parts, bits } => {
+            for l in lanes(active) {
+                let low = crate::types::low_mask(*bits);
+                let v = parts.iter().rev().fold(0u64, |v, p| v << bits | warp.value(*p, l) & low);
+                warp.set(*dst, l, v);
+            }
+            Ok(Next::Step)
+        }
+        Op::Unpack { parts, src, bits } => {
+            for l in lanes(active) {
+                let v = warp.value(*src, l);
+                for (i, p) in parts.iter().enumerate() {
+                    if let Some(p) = p {
+                        warp.set(*p, l, v >> (i as u32 * bits) & crate::types::low_mask(*bits));
+                    }
+                }
+            }
+            Ok(Next::Step)
+        }
+        Op::Branch { target } => {
+            Ok(if active == mask { Next::Jump(*target) } else { Next::Split(*target, active) })
+        }
+        Op::BranchIndexed { index, targets } => branch_indexed(warp, g, *index, targets, mask, active, pc),
+        Op::Call { target, args, .. } => call(warp, g, cx, *target, args, mask, active, pc),
+        Op::Return => Ok(leave(warp, g, cx, active, pc, false)),
+        Op::Exit => Ok(leave(warp, g, cx, active, pc, true)),
+        Op::Trap => Err(Fault::new(FaultKind::Trap, "the kernel executed `trap`")),
+        Op::Nop | Op::GridDependency | Op::SetMaxReg | Op::TensorPrefetch { .. } => {
+            if let Op::SetMaxReg = inst.op {
+                together!(aligned(warp, mask, active));
+            }
+            Ok(Next::Step)
+        }
+        Op::Yield => {
+            *cx.polls += 1;
+            Ok(Next::Yield)
+        }
+        Op::Fence(fence) => {
+            if *fence == Fence::TensorMapRelease {
+                let me = cx.identity(warp.index);
+                cx.maps.values_mut().filter(|m| m.writer == me).for_each(|m| m.released = true);
+            }
+            if let Some(h) = &mut cx.cluster.hazards {
+                match fence {
+                    Fence::Thread { acquire, release } => h.fence_thread(warp.index, *acquire, *release),
+                    Fence::ProxyAsync => h.fence_proxy(warp.index),
+                    Fence::MbarrierInit => h.fence_mbarrier_init(warp.index),
+                    Fence::TensorMapRelease => h.fence_thread(warp.index, false, true),
+                    Fence::Nothing => {}
+                }
+                if matches!(fence, Fence::ProxyAsync | Fence::MbarrierInit) {
+                    for m in cx.cluster.ctas.iter_mut().flat_map(|c| c.mbars.values_mut()) {
+                        m.fenced |= m.init_warp == warp.index;
+                    }
+                }
+            }
+            Ok(Next::Step)
+        }
+        op => other(warp, g, cx, op, pc, mask, active),
+    }
+}
+
+/// Everything that reaches beyond the registers.
+fn other(
+    warp: &mut Warp,
+    g: usize,
+    cx: &mut Cx<'_>,
+    op: &Op,
+    pc: u32,
+    mask: u32,
+    active: u32,
+) -> Result<Next, Fault> {
+    match op {
+        Op::Load { .. } | Op::Store { .. } => loads::access(warp, cx, op, pc, active),
+        Op::Atom { .. } => atomics::atom(warp, cx, op, pc, active),
+        Op::CvtaTo { .. }
+        | Op::CvtaFrom { .. }
+        | Op::Mapa { .. }
+        | Op::GetCtaRank { .. }
+        | Op::IsSpace { .. } => loads::convert(warp, cx, op, active),
+        Op::Shfl { .. }
+        | Op::Vote { .. }
+        | Op::Match { .. }
+        | Op::Redux { .. }
+        | Op::Elect { .. }
+        | Op::ActiveMask { .. }
+        | Op::WarpSync { .. } => lanes::exchange(warp, op, mask, active),
+        Op::Bar { .. } | Op::BarReduce { .. } | Op::ClusterArrive { .. } | Op::ClusterWait { .. } => {
+            barriers::barrier(warp, cx, op, pc, mask, active)
+        }
+        Op::MbarInit { .. }
+        | Op::MbarInval { .. }
+        | Op::MbarArrive(_)
+        | Op::MbarTx { .. }
+        | Op::MbarPending { .. } => barriers::mbarrier(warp, cx, op, pc, active),
+        Op::MbarWait { .. } => barriers::mbarrier_wait(warp, g, cx, op, active),
+        Op::CpAsync { .. }
+        | Op::CpAsyncCommit
+        | Op::CpAsyncWait { .. }
+        | Op::CpAsyncMbar { .. }
+        | Op::Bulk(_)
+        | Op::Tensor(_)
+        | Op::BulkCommit
+        | Op::BulkWait { .. }
+        | Op::BulkPrefetch { .. }
+        | Op::StAsync { .. }
+        | Op::TensorMapAcquire { .. }
+        | Op::TensorMapReplace { .. }
+        | Op::TensorMapCopyRelease { .. } => copies::copy(warp, cx, op, pc, active),
+        Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait { .. } => {
+            together!(aligned(warp, mask, active));
+            cx.wgmma(warp, op, pc)
+        }
+        Op::Mma(_) | Op::LdMatrix { .. } | Op::StMatrix { .. } | Op::MovMatrix { .. } => {
+            together!(aligned(warp, mask, active));
+            matrix::matrix(warp, cx, op, pc)
+        }
+        _ => Err(Fault::new(FaultKind::BadOperand, "the instruction has no executor")),
+    }
+}
+
+fn branch_indexed(
+    warp: &mut Warp,
+    g: usize,
+    index: crate::isa::Src,
+    targets: &[u32],
+    mask: u32,
+    active: u32,
+    pc: u32,
+) -> Result<Next, Fault> {
+    let stack = warp.groups[g].stack.clone();
+    let mut parts: Vec<(u32, u32)> = Vec::new();
+    if active != mask {
+        parts.push((pc + 1, mask & !active));
+    }
+    for l in lanes(active) {
+        let i = warp.value(index, l) as u32 as usize;
+        let Some(target) = targets.get(i) else {
+            return Err(Fault::new(
+                FaultKind::BadOperand,
+                format!("branch index {i} of {} targets", targets.len()),
+            ));
+        };
+        match parts.iter_mut().find(|p| p.0 == *target) {
+            Some(p) => p.1 |= 1 << l,
+            None => parts.push((*target, 1 << l)),
+        }
+    }
+    for (i, (target, lanes)) in parts.into_iter().enumerate() {
+        if i == 0 {
+            warp.groups[g].pc = target;
+            warp.groups[g].mask = lanes;
+        } else {
+            let stack = stack.clone();
+            warp.groups.push(Group { pc: target, mask: lanes, wait: None, timed_out: false, stack });
+        }
+    }
+    Ok(Next::Done)
+}
+
+fn copy_values(warp: &mut Warp, copies: &[CallCopy], active: u32) {
+    for l in lanes(active) {
+        for c in copies {
+            match *c {
+                CallCopy::Bytes { from, to, len } => {
+                    let base = l * warp.local_bytes;
+                    warp.local
+                        .copy_within(base + from as usize..base + (from + len) as usize, base + to as usize);
+                }
+                CallCopy::Value { from, to } => {
+                    let v = warp.value(from, l);
+                    warp.set(to, l, v);
+                }
+            }
+        }
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+fn call(
+    warp: &mut Warp,
+    g: usize,
+    _cx: &mut Cx<'_>,
+    target: u32,
+    args: &[CallCopy],
+    mask: u32,
+    active: u32,
+    pc: u32,
+) -> Result<Next, Fault> {
+    copy_values(warp, args, active);
+    if active != mask {
+        let stack = warp.groups[g].stack.clone();
+        warp.groups.push(Group { pc: pc + 1, mask: mask & !active, wait: None, timed_out: false, stack });
+        warp.groups[g].mask = active;
+    }
+    let group = &mut warp.groups[g];
+    group.stack.push(pc + 1);
+    group.pc = target;
+    Ok(Next::Done)
+}
+
+/// `ret` and `exit`: back to the caller, or out of the kernel.
+fn leave(warp: &mut Warp, g: usize, cx: &mut Cx<'_>, active: u32, pc: u32, exit: bool) -> Next {
+    let mask = warp.groups[g].mask;
+    let back = if exit { None } else { warp.groups[g].stack.last().copied() };
+    match back {
+        Some(to) => {
+            let caller = &cx.kernel.code[to as usize - 1];
+            if let Op::Call { ret, .. } = &caller.op {
+                copy_values(warp, ret, active);
+                for c in ret {
+                    if let CallCopy::Value { to, .. } = c {
+                        warp.written[*to as usize] |= active;
+                    }
+                }
+            }
+            if active != mask {
+                let stack = warp.groups[g].stack.clone();
+                warp.groups.push(Group {
+                    pc: pc + 1,
+                    mask: mask & !active,
+                    wait: None,
+                    timed_out: false,
+                    stack,
+                });
+                warp.groups[g].mask = active;
+            }
+            let group = &mut warp.groups[g];
+            group.stack.pop();
+            group.pc = to;
+            Next::Done
+        }
+        None => {
+            warp.exited |= active;
+            *cx.progress += 1;
+            let rank = warp.env.rank as usize;
+            cx.cluster.ctas[rank].live_threads -= active.count_ones();
+            if active == mask {
+                warp.groups.swap_remove(g);
+            } else {
+                warp.groups[g].mask &= !active;
+                warp.groups[g].pc = pc + 1;
+            }
+            Next::Done
+        }
+    }
+}

@@ -1,0 +1,484 @@
+//! Running a grid: which clusters are resident, whose turn it is, and when asynchronous work happens.
+
+use crate::cluster::{Cluster, ClusterBarrier, Cta, NamedBarrier};
+use crate::context::{Cx, MapChange};
+use crate::copy::Kind;
+use crate::decode::{Kernel, SHARED_BASE};
+use crate::error::{Fault, FaultKind};
+use crate::exec::{self, Turn};
+use crate::hazard::Hazards;
+use crate::machine::{Options, Policy, Report};
+use crate::memory::{Memory, Written};
+use crate::rng::Rng;
+use crate::warp::{Env, PhaseWait, Wait, Warp};
+use std::collections::HashMap;
+
+/// The shape of a launch.
+#[derive(Clone, Debug)]
+pub(crate) struct Geometry {
+    pub(crate) grid: [u32; 3],
+    pub(crate) cluster: [u32; 3],
+    pub(crate) explicit: bool,
+    pub(crate) block: [u32; 3],
+    /// Bytes of shared memory of a CTA, static and dynamic.
+    pub(crate) shared: u32,
+    pub(crate) dynamic: u32,
+}
+
+/// Polls per live warp without anything else happening after which a grid counts as stuck, and
+/// instructions for a kernel that polls with plain loads.
+const STUCK_AFTER_POLLS: u64 = 5_000;
+const STUCK_AFTER: u64 = 200_000_000;
+/// Rounds over the warps of one cluster before another cluster gets its turn.
+const ROUNDS: usize = 64;
+
+struct Grid<'a> {
+    kernel: &'a Kernel,
+    geometry: &'a Geometry,
+    memory: &'a mut Memory,
+    params: &'a [u8],
+    options: &'a Options,
+    rng: Rng,
+    report: Report,
+    progress: u64,
+    polls: u64,
+    maps: HashMap<u64, MapChange>,
+}
+
+pub(crate) fn run_grid(
+    kernel: &Kernel,
+    geometry: &Geometry,
+    memory: &mut Memory,
+    params: &[u8],
+    options: &Options,
+) -> Result<Report, Fault> {
+    let rng = Rng::new(options.seed);
+    let mut grid = Grid {
+        kernel,
+        geometry,
+        memory,
+        params,
+        options,
+        rng,
+        report: Report::default(),
+        progress: 0,
+        polls: 0,
+        maps: HashMap::new(),
+    };
+    grid.run()?;
+    Ok(grid.report)
+}
+
+impl Grid<'_> {
+    fn run(&mut self) -> Result<(), Fault> {
+        let g = self.geometry;
+        let size: u32 = g.cluster.iter().product();
+        let clusters = (g.grid.iter().map(|x| u64::from(*x)).product::<u64>() / u64::from(size)) as u32;
+        let resident = (self.options.resident_ctas / size).max(1) as usize;
+        let mut order: Vec<u32> = (0..clusters).rev().collect();
+        match self.options.policy {
+            Policy::Eager => {}
+            Policy::Lazy => order.reverse(),
+            Policy::Random => shuffle(&mut order, &mut self.rng),
+        }
+        let mut live: Vec<Cluster> = Vec::new();
+        let mut stalls = 0;
+        let mut last_progress = (0, 0);
+        loop {
+            while live.len() < resident
+                && let Some(index) = order.pop()
+            {
+                live.push(self.start(index));
+            }
+            if live.is_empty() {
+                return Ok(());
+            }
+            let before = (self.progress, self.report.instructions);
+            let mut i = 0;
+            while i < live.len() {
+                self.run_cluster(&mut live[i])?;
+                if live[i].done() {
+                    self.flush(&mut live[i])?;
+                    live.swap_remove(i);
+                    self.progress += 1;
+                } else {
+                    i += 1;
+                }
+            }
+            if self.progress != before.0 {
+                stalls = 0;
+                last_progress = (self.polls, self.report.instructions);
+                continue;
+            }
+            let warps = live.iter().map(|c| c.warps.len() as u64).sum::<u64>();
+            let stuck = self.polls - last_progress.0 > STUCK_AFTER_POLLS * warps
+                || self.report.instructions - last_progress.1 > STUCK_AFTER;
+            if self.report.instructions == before.1 || stuck {
+                stalls += 1;
+                // A blocking wait may give up; only when that changes nothing is it a deadlock.
+                if stalls > 3 || stuck {
+                    return Err(self.deadlock(&mut live));
+                }
+                for warp in live.iter_mut().flat_map(|c| &mut c.warps) {
+                    for group in &mut warp.groups {
+                        if let Some(Wait::Mbar(_)) = group.wait {
+                            group.wait = None;
+                            group.timed_out = true;
+                        }
+                    }
+                }
+            }
+            if self.report.instructions > self.options.instruction_limit {
+                return Err(Fault::new(
+                    FaultKind::InstructionLimit,
+                    format!("more than {} instructions", self.options.instruction_limit),
+                ));
+            }
+        }
+    }
+
+    fn start(&mut self, index: u32) -> Cluster {
+        let g = self.geometry;
+        let per = |i: usize| g.grid[i] / g.cluster[i];
+        let origin = [index % per(0), index / per(0) % per(1), index / per(0) / per(1)];
+        let threads: u32 = g.block.iter().product();
+        let warps_per_cta = threads.div_ceil(32);
+        let size: u32 = g.cluster.iter().product();
+        let mut ctas = Vec::new();
+        let mut warps = Vec::new();
+        for rank in 0..size {
+            let inside =
+                [rank % g.cluster[0], rank / g.cluster[0] % g.cluster[1], rank / g.cluster[0] / g.cluster[1]];
+            let ctaid: [u32; 3] = std::array::from_fn(|i| origin[i] * g.cluster[i] + inside[i]);
+            let cta_index = (ctaid[2] * g.grid[1] + ctaid[1]) * g.grid[0] + ctaid[0];
+            ctas.push(Cta {
+                index: cta_index,
+                shared: vec![0; g.shared as usize],
+                written: Written::new(g.shared as usize),
+                bars: vec![NamedBarrier { votes: (false, true, 0), ..NamedBarrier::default() }; 16],
+                mbars: Default::default(),
+                live_warps: warps_per_cta,
+                live_threads: threads,
+                exited: false,
+            });
+            for w in 0..warps_per_cta {
+                let lanes = (threads - w * 32).min(32);
+                let env = Env {
+                    ntid: g.block,
+                    ctaid,
+                    nctaid: g.grid,
+                    cluster: g.cluster,
+                    explicit: g.explicit,
+                    rank,
+                    warp: w,
+                    warps: warps_per_cta,
+                    cta_index,
+                    dynamic_shared: g.dynamic,
+                    total_shared: g.shared,
+                };
+                let valid = if lanes == 32 { u32::MAX } else { (1 << lanes) - 1 };
+                let k = self.kernel;
+                warps.push(Warp::new(
+                    warps.len() as u32,
+                    env,
+                    k.registers.len(),
+                    valid,
+                    k.local_bytes as usize,
+                ));
+            }
+        }
+        self.report.ctas += u64::from(size);
+        self.progress += 1;
+        let hazards = self
+            .options
+            .hazards
+            .then(|| Box::new(Hazards::new(warps.len(), size as usize, SHARED_BASE, g.shared)));
+        Cluster {
+            ctas,
+            warps,
+            warps_per_cta: warps_per_cta as usize,
+            barrier: ClusterBarrier::default(),
+            pending: Vec::new(),
+            hazards,
+            scratch: Default::default(),
+        }
+    }
+
+    fn cx<'c>(&'c mut self, cluster: &'c mut Cluster) -> Cx<'c> {
+        Cx {
+            kernel: self.kernel,
+            cluster,
+            memory: self.memory,
+            params: self.params,
+            options: self.options,
+            rng: &mut self.rng,
+            report: &mut self.report,
+            progress: &mut self.progress,
+            polls: &mut self.polls,
+            maps: &mut self.maps,
+        }
+    }
+
+    /// Runs the warps of one cluster until they wait for others, or long enough.
+    fn run_cluster(&mut self, cluster: &mut Cluster) -> Result<(), Fault> {
+        let mut order: Vec<usize> = (0..cluster.warps.len()).collect();
+        if self.options.policy == Policy::Lazy {
+            order.reverse();
+        }
+        let mut idle_rounds = 0;
+        for _ in 0..ROUNDS {
+            if self.options.policy == Policy::Random {
+                shuffle(&mut order, &mut self.rng);
+            }
+            let before = (self.progress, self.report.instructions);
+            for &w in &order {
+                if cluster.warps[w].done() {
+                    continue;
+                }
+                let quantum = match self.options.policy {
+                    Policy::Random => 1 + self.rng.below(200) as u32,
+                    _ => 4096,
+                };
+                let mut warp = std::mem::take(&mut cluster.warps[w]);
+                let mut cx = self.cx(cluster);
+                let turn = exec::run(&mut warp, &mut cx, quantum);
+                if let Ok(Turn::Exited) = turn {
+                    leave(&mut warp, &mut cx)?;
+                }
+                cluster.warps[w] = warp;
+                turn?;
+                if self.options.policy == Policy::Random && self.rng.once_in(6) {
+                    self.complete_one(cluster)?;
+                }
+            }
+            if cluster.done() {
+                return Ok(());
+            }
+            // Nothing ran, or only polling did: time for something asynchronous to happen.
+            idle_rounds = if self.progress == before.0 { idle_rounds + 1 } else { 0 };
+            if self.report.instructions == before.1 || idle_rounds >= 3 {
+                idle_rounds = 0;
+                if !self.complete_one(cluster)? && self.report.instructions == before.1 {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Performs one piece of asynchronous work; false when there is none.
+    fn complete_one(&mut self, cluster: &mut Cluster) -> Result<bool, Fault> {
+        let busy: Vec<usize> =
+            (0..cluster.warps.len()).filter(|w| !cluster.warps[*w].wgmma.queue.is_empty()).collect();
+        let copies = cluster.pending.len();
+        if busy.is_empty() && copies == 0 {
+            return Ok(false);
+        }
+        // As late as possible: what writes shared memory comes before what still reads it.
+        let load = cluster.pending.iter().rposition(|p| !matches!(p.kind, Kind::Store { .. }));
+        let choice = match self.options.policy {
+            Policy::Random => self.rng.below(busy.len() + copies),
+            _ if load.is_some() => busy.len() + load.unwrap_or(0),
+            _ if !busy.is_empty() => busy.len() - 1,
+            _ => busy.len() + copies - 1,
+        };
+        if choice < busy.len() {
+            let w = busy[choice];
+            let mut warp = std::mem::take(&mut cluster.warps[w]);
+            let result = self.cx(cluster).wgmma_execute(&mut warp);
+            cluster.warps[w] = warp;
+            result?;
+        } else {
+            self.cx(cluster).perform(choice - busy.len())?;
+        }
+        Ok(true)
+    }
+
+    /// The writes that a finished cluster still has under way.
+    fn flush(&mut self, cluster: &mut Cluster) -> Result<(), Fault> {
+        while !cluster.pending.is_empty() {
+            self.cx(cluster).perform(0)?;
+        }
+        Ok(())
+    }
+
+    fn deadlock(&mut self, live: &mut [Cluster]) -> Fault {
+        let mut notes = Vec::new();
+        let mut kind = FaultKind::Deadlock;
+        let mut at = None;
+        for cluster in live.iter_mut() {
+            let mut warps = std::mem::take(&mut cluster.warps);
+            let cx = self.cx(cluster);
+            for warp in &mut warps {
+                for group in &warp.groups {
+                    let place = cx.place(warp.index, group.pc);
+                    let wait = describe(warp, group.wait.as_ref(), group.timed_out, &cx, &mut kind);
+                    if notes.len() < 64 {
+                        notes.push(format!("{place}: lanes {:#010x} {wait}", group.mask));
+                    }
+                    at.get_or_insert_with(|| Box::new(place));
+                }
+            }
+            cluster.warps = warps;
+        }
+        let message = match kind {
+            FaultKind::TransactionCount => {
+                "nothing can run: an mbarrier misses bytes that no copy will bring"
+            }
+            _ => "nothing can run any more",
+        };
+        let mut fault = Fault::new(kind, message);
+        fault.at = at;
+        fault.notes = notes;
+        fault
+    }
+}
+
+/// What a group waits for, in words; a barrier that misses only bytes changes the fault's kind.
+fn describe(warp: &Warp, wait: Option<&Wait>, timed_out: bool, cx: &Cx<'_>, kind: &mut FaultKind) -> String {
+    match wait {
+        None if timed_out => "polls an mbarrier".into(),
+        None => "runs without effect on anything else (it polls)".into(),
+        Some(Wait::Converge(need)) => format!("waits for lanes {need:#010x} to come to the same instruction"),
+        Some(Wait::Bar { id, .. } | Wait::BarRetry { id, .. }) => {
+            let b = &cx.cluster.ctas[warp.env.rank as usize].bars[*id];
+            format!("waits at barrier {id}: {} of {} threads are there", b.arrived, b.expected)
+        }
+        Some(Wait::Cluster) => {
+            let (arrived, live) = (cx.cluster.barrier.arrived, cx.cluster.live_threads());
+            format!("waits at the cluster barrier: {arrived} of {live} threads are there")
+        }
+        Some(Wait::Mbar(list)) => {
+            let mut text = String::from("waits for");
+            for w in list.iter().take(4) {
+                let Some(m) = cx.cluster.ctas[w.cta].mbars.get(&w.offset) else { continue };
+                if m.tx != 0 && m.undelivered == 0 && (m.pending == 0 || m.tx < 0) {
+                    *kind = FaultKind::TransactionCount;
+                }
+                let phase = match w.phase {
+                    PhaseWait::Parity(p) => format!("parity {p}"),
+                    PhaseWait::Token(t) => format!("phase {}", t >> 32),
+                };
+                text += &format!(" {phase} of the mbarrier at {:#x}: {};", w.offset, m.describe());
+            }
+            text
+        }
+        Some(Wait::Wgmma(n)) => {
+            format!("waits for {n} wgmma groups, which need all four warps of the warpgroup")
+        }
+        Some(Wait::Copies(ids, _)) => format!("waits for {} copies", ids.len()),
+    }
+}
+
+/// A warp has exited: what it leaves behind must be complete.
+fn leave(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<(), Fault> {
+    let pc = cx.kernel.code.len() as u32 - 1;
+    let rank = warp.env.rank as usize;
+    let place = |mut f: Fault, other: u32, cx: &Cx<'_>| {
+        f.at = Some(Box::new(cx.place(warp.index, pc)));
+        f.other = Some(Box::new(cx.place(warp.index, other)));
+        f
+    };
+    if cx.options.hazards {
+        let w = &warp.wgmma;
+        if w.open > 0 || w.committed > w.waited && w.issued > 0 {
+            let f = Fault::new(FaultKind::WorkInFlight, "a warp exits without waiting for its wgmma");
+            return Err(place(f, w.last_pc, cx));
+        }
+        let open = warp.bulk.values().any(|g| !g.open.is_empty() || g.groups.iter().any(|x| !x.is_empty()));
+        let cp = &warp.cp_async;
+        if open || !cp.open.is_empty() || !cp.groups.iter().all(|ids| cx.copies_done(ids, false)) {
+            let f = Fault::new(
+                FaultKind::WorkInFlight,
+                "a thread exits without waiting for its asynchronous copies (commit_group and wait_group)",
+            );
+            return Err(Fault { at: Some(Box::new(cx.place(warp.index, pc))), ..f });
+        }
+    }
+    if let Some(h) = &mut cx.cluster.hazards {
+        h.exit_warp(warp.index, rank);
+    }
+    let cta = &mut cx.cluster.ctas[rank];
+    cta.live_warps -= 1;
+    if cta.live_warps == 0 {
+        exit_cta(cx, rank)?;
+    }
+    for id in 0..16 {
+        cx.cluster.settle_named(rank, id);
+    }
+    cx.cluster.settle_barrier();
+    Ok(())
+}
+
+/// The last warp of a CTA has exited: its shared memory is gone.
+fn exit_cta(cx: &mut Cx<'_>, rank: usize) -> Result<(), Fault> {
+    let touches = |k: &Kind| match k {
+        Kind::Load { cta, source, .. } => {
+            *cta == rank || matches!(source, crate::copy::Source::Shared(c, _) if *c == rank)
+        }
+        Kind::Store { cta, data: None, .. } => *cta == rank,
+        Kind::Store { .. } => false,
+        Kind::CpAsync(list) => list.iter().any(|c| c.cta == rank),
+    };
+    while let Some(i) = cx.cluster.pending.iter().position(|p| touches(&p.kind)) {
+        let p = &cx.cluster.pending[i];
+        if cx.options.hazards {
+            let mut f = Fault::new(
+                FaultKind::WorkInFlight,
+                format!("CTA {} exits while this copy uses its shared memory", cx.cluster.ctas[rank].index),
+            );
+            f.at = Some(Box::new(cx.place(p.warp, p.pc)));
+            return Err(f);
+        }
+        cx.perform(i)?;
+    }
+    if cx.options.hazards
+        && let Some((at, m)) = cx.cluster.ctas[rank].mbars.iter().find(|(_, m)| m.issued > 0)
+    {
+        let mut f = Fault::new(
+            FaultKind::WorkInFlight,
+            format!(
+                "CTA {} exits in the middle of a phase of the mbarrier at {at:#x} that copies report to",
+                cx.cluster.ctas[rank].index
+            ),
+        );
+        f.at = Some(Box::new(cx.place(m.init_warp, m.last_pc)));
+        f.notes.push(m.describe());
+        return Err(f);
+    }
+    check_peers(cx, rank)?;
+    cx.cluster.ctas[rank].exited = true;
+    Ok(())
+}
+
+/// Nothing that a peer does with this CTA's shared memory may come after its exit: some warp of the CTA
+/// must have waited for each remote access and arrival.
+fn check_peers(cx: &Cx<'_>, rank: usize) -> Result<(), Fault> {
+    let Some(h) = &cx.cluster.hazards else { return Ok(()) };
+    if cx.cluster.ctas.len() == 1 {
+        return Ok(());
+    }
+    let index = cx.cluster.ctas[rank].index;
+    let access =
+        h.exit_cta(rank, cx.cluster.warps_per_cta).map(|e| (e.warp, e.pc, "access to its shared memory"));
+    let arrival = || {
+        let remote = cx.cluster.ctas[rank].mbars.values().flat_map(|m| &m.remote);
+        remote
+            .filter(|(agent, tick, ..)| !h.exit_covers(rank, *agent, *tick))
+            .map(|r| (r.2, r.3, "arrival at its mbarrier"))
+            .next()
+    };
+    let Some((warp, pc, what)) = access.or_else(arrival) else { return Ok(()) };
+    let mut fault = Fault::new(
+        FaultKind::PeerExited,
+        format!("CTA {index} exits and none of its warps has waited for this {what} by a peer"),
+    );
+    fault.at = Some(Box::new(cx.place(warp, pc)));
+    Err(fault)
+}
+
+fn shuffle<T>(list: &mut [T], rng: &mut Rng) {
+    for i in (1..list.len()).rev() {
+        list.swap(i, rng.below(i + 1));
+    }
+}

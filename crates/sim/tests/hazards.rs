@@ -1,0 +1,292 @@
+//! Broken kernels: each hazard is reported as what it is, with the lines of both sides, under every schedule.
+
+use oxigemm_sim::*;
+
+fn run(body: &str, block: u32, cluster: u32, options: &Options) -> Result<Report, Fault> {
+    let text = format!(
+        ".version 8.3\n.target sm_90a\n.address_size 64\n.file 1 \"kernel.rs\"\n.extern .shared .align 1024 .b8 smem[];\n\
+        .visible .entry k(.param .u64 buf, .param .align 64 .b8 map[128])\n{{\n\
+        .reg .pred p<8>; .reg .b32 r<32>; .reg .b64 d<16>; .reg .f32 f<32>; .reg .b32 t, s; .reg .b64 b;\n\
+        mov.u32 t, %tid.x; mov.u32 s, smem; ld.param.u64 b, [buf]; setp.eq.u32 p0, t, 0;\n{body}\nret;\n}}"
+    );
+    let module = Module::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    let mut machine = Machine::new();
+    let buf = machine.memory.allocate_with(&[1; 4096]);
+    let map = TensorMapSpec {
+        address: buf,
+        element: Element::U8,
+        dims: vec![64, 64],
+        strides: vec![64],
+        box_dims: vec![64, 16],
+        swizzle: Swizzle::None,
+    };
+    let launch = Launch {
+        entry: "k".into(),
+        grid: [cluster, 1, 1],
+        cluster: Some([cluster, 1, 1]),
+        block: [block, 1, 1],
+        shared_bytes: 32768,
+        params: vec![Param::U64(buf), map.encode().unwrap().into()],
+    };
+    machine.run(&module, &launch, options)
+}
+
+fn schedules() -> Vec<Options> {
+    let random = |seed| Options { policy: Policy::Random, seed, ..Options::default() };
+    let lazy = Options { policy: Policy::Lazy, ..Options::default() };
+    vec![Options::default(), lazy, random(0), random(1), random(2), random(3)]
+}
+
+/// Every schedule reports this kind.
+fn broken(body: &str, block: u32, cluster: u32, kind: FaultKind) -> Fault {
+    let mut last = None;
+    for o in schedules() {
+        match run(body, block, cluster, &o) {
+            Ok(_) => panic!("{:?} {} finds nothing in\n{body}", o.policy, o.seed),
+            Err(f) => {
+                assert_eq!(f.kind, kind, "{:?} {}: {f}\n{body}", o.policy, o.seed);
+                last = Some(f);
+            }
+        }
+    }
+    last.unwrap()
+}
+
+fn correct(body: &str, block: u32, cluster: u32) {
+    for o in schedules() {
+        if let Err(f) = run(body, block, cluster, &o) {
+            panic!("{:?} {}: {f}\n{body}", o.policy, o.seed);
+        }
+    }
+}
+
+/// A load of 1024 bytes into `smem`, reporting to the mbarrier at `smem+4096`, by thread 0.
+const LOAD: &str = "
+@!p0 bra I;
+mbarrier.init.shared::cta.b64 [smem+4096], 1;
+fence.mbarrier_init.release.cluster;
+I: bar.sync 0;
+add.u32 r9, s, 4096;
+@!p0 bra W;
+mbarrier.arrive.expect_tx.shared::cta.b64 _, [r9], 1024;
+cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [s], [b], 1024, [r9];
+W: bar.warp.sync -1;
+";
+const WAIT: &str = "L: mbarrier.try_wait.parity.shared::cta.b64 p1, [smem+4096], 0; @!p1 bra L;\n";
+const ADDRESS: &str = "shl.b32 r0, t, 2; add.u32 r0, r0, s;\n";
+
+#[test]
+fn a_missing_barrier_between_threads() {
+    let body = |sync: &str| {
+        format!(
+            "{ADDRESS}.loc 1 10 1\nst.shared.u32 [r0], t;\n{sync}\nxor.b32 r1, t, 32; shl.b32 r1, r1, 2; add.u32 r1, r1, s;\n.loc 1 20 1\nld.shared.u32 r2, [r1];\nbar.sync 0;"
+        )
+    };
+    correct(&body("bar.sync 0;"), 64, 1);
+    for o in schedules() {
+        let f = run(&body(""), 64, 1, &o).unwrap_err();
+        assert!(matches!(f.kind, FaultKind::Race | FaultKind::Uninitialized), "{f}");
+        if f.kind == FaultKind::Race {
+            let line = |p: &Option<Box<Place>>| p.as_ref().and_then(|p| p.source.clone()).unwrap();
+            assert_eq!(line(&f.at), ("kernel.rs".into(), 20));
+            assert_eq!(line(&f.other), ("kernel.rs".into(), 10));
+        }
+    }
+    // A second write before the readers are done.
+    let again = format!(
+        "{}\nst.shared.u32 [r0], 0;",
+        body("bar.sync 0;").replace("ld.shared.u32 r2, [r1];\nbar.sync 0;", "ld.shared.u32 r2, [r1];")
+    );
+    broken(&again, 64, 1, FaultKind::Race);
+}
+
+#[test]
+fn reading_before_the_copy_is_complete() {
+    correct(&format!("{LOAD}{WAIT}{ADDRESS}ld.shared.u32 r1, [r0];"), 128, 1);
+    let f = broken(&format!("{LOAD}{ADDRESS}ld.shared.u32 r1, [r0]; {WAIT}"), 32, 1, FaultKind::Race);
+    assert!(f.other.unwrap().opcode.starts_with("cp.async.bulk"));
+    // The wrong parity passes at once.
+    let wrong = WAIT.replace("], 0;", "], 1;");
+    let body = format!("{LOAD}{wrong}{ADDRESS}ld.shared.u32 r1, [r0]; {}", WAIT.replace("L", "M"));
+    for o in schedules() {
+        // Unless the copy is so early that the wait is for the phase after it, which never comes.
+        let late = o.policy == Policy::Lazy;
+        let kind = run(&body, 32, 1, &o).unwrap_err().kind;
+        assert!(kind == FaultKind::Race || !late && kind == FaultKind::Deadlock, "{kind:?}");
+    }
+}
+
+#[test]
+fn overwriting_what_a_copy_still_reads() {
+    let body = |fence: &str, sync: &str, wait: &str| {
+        format!(
+            "{ADDRESS}st.shared.u32 [r0], t; {fence} {sync} @!p0 bra E; cp.async.bulk.global.shared::cta.bulk_group [b], [s], 256; cp.async.bulk.commit_group; {wait} E: bar.sync 0; st.shared.u32 [r0], 5; @p0 cp.async.bulk.wait_group 0;"
+        )
+    };
+    let (fence, sync) = ("fence.proxy.async.shared::cta;", "bar.sync 0;");
+    correct(&body(fence, sync, "cp.async.bulk.wait_group.read 0;"), 64, 1);
+    broken(&body(fence, sync, ""), 64, 1, FaultKind::Race);
+    broken(&body("", sync, "cp.async.bulk.wait_group.read 0;"), 64, 1, FaultKind::ProxyOrder);
+    // The fence may also follow the barrier, on the thread that issues the copy.
+    correct(&body("", "bar.sync 0; fence.proxy.async;", "cp.async.bulk.wait_group.read 0;"), 64, 1);
+}
+
+#[test]
+fn a_copy_over_generic_writes_needs_the_fence() {
+    let body = |fence: &str| format!("{ADDRESS}st.shared.u32 [r0], t; {fence}\n{LOAD}{WAIT}");
+    correct(&body("fence.proxy.async;"), 64, 1);
+    broken(&body(""), 64, 1, FaultKind::ProxyOrder);
+}
+
+#[test]
+fn leaving_too_early() {
+    let store = "@!p0 bra E; st.shared.v4.u32 [s], {t, t, t, t}; fence.proxy.async; cp.async.bulk.global.shared::cta.bulk_group [b], [s], 16; cp.async.bulk.commit_group;";
+    correct(&format!("{store} cp.async.bulk.wait_group.read 0; E:"), 32, 1);
+    broken(&format!("{store} E:"), 32, 1, FaultKind::WorkInFlight);
+    broken(
+        &store.replace("cp.async.bulk.commit_group;", "cp.async.bulk.wait_group 0; E:"),
+        32,
+        1,
+        FaultKind::WorkInFlight,
+    );
+    // A load that nobody waits for.
+    for o in schedules().into_iter().filter(|o| o.policy == Policy::Lazy) {
+        assert_eq!(run(LOAD, 32, 1, &o).unwrap_err().kind, FaultKind::WorkInFlight);
+    }
+    // A peer's memory after the peer's exit.
+    let remote = "st.shared.u32 [s], 1; barrier.cluster.arrive; barrier.cluster.wait; mov.u32 r1, %cluster_ctarank; xor.b32 r1, r1, 1; mapa.shared::cluster.u32 r2, s, r1; ld.shared::cluster.u32 r3, [r2];";
+    correct(
+        &format!(
+            "@!p0 bra E; E: {} barrier.cluster.arrive.relaxed; barrier.cluster.wait;",
+            remote.replace("st.shared.u32 [s], 1;", "@p0 st.shared.u32 [s], 1;")
+        ),
+        32,
+        2,
+    );
+    broken(
+        &remote.replace("st.shared.u32 [s], 1;", "@p0 st.shared.u32 [s], 1;"),
+        32,
+        2,
+        FaultKind::PeerExited,
+    );
+}
+
+#[test]
+fn mbarriers_that_are_misused() {
+    let init = "@p0 mbarrier.init.shared::cta.b64 [smem], 2; bar.sync 0;";
+    broken("mbarrier.arrive.shared::cta.b64 _, [smem];", 32, 1, FaultKind::BarrierInit);
+    broken(
+        "@p0 mbarrier.init.shared::cta.b64 [smem], 64; mbarrier.arrive.shared::cta.b64 _, [smem]; bar.sync 0;",
+        64,
+        1,
+        FaultKind::BarrierInit,
+    );
+    broken(
+        &format!("{init} @p0 mbarrier.arrive.shared::cta.b64 _, [smem], 3;"),
+        32,
+        1,
+        FaultKind::OverArrival,
+    );
+    broken(&format!("{init} @p0 mbarrier.init.shared::cta.b64 [smem], 2;"), 32, 1, FaultKind::BarrierInit);
+    broken(&format!("{init} @p0 st.shared.u32 [smem+4], 0;"), 32, 1, FaultKind::BarrierInit);
+    broken(&LOAD.replace("fence.mbarrier_init.release.cluster;", ""), 32, 1, FaultKind::BarrierInit);
+    broken(
+        &format!("{}{WAIT}", LOAD.replace("[r9], 1024;", "[r9], 1040;")),
+        32,
+        1,
+        FaultKind::TransactionCount,
+    );
+    let f = broken(&format!("{init} {}", WAIT.replace("+4096", "")), 32, 1, FaultKind::Deadlock);
+    assert!(f.notes[0].contains("2 of 2 arrivals missing"), "{f}");
+}
+
+#[test]
+fn deadlocks_say_what_everyone_waits_for() {
+    let f = broken(
+        "setp.lt.u32 p1, t, 32; @p1 bra E; bar.sync 1, 64; E: bar.sync 0;",
+        64,
+        1,
+        FaultKind::Deadlock,
+    );
+    assert!(f.notes.iter().any(|n| n.contains("barrier 1: 32 of 64")), "{f}");
+    assert!(f.notes.iter().any(|n| n.contains("barrier 0: 32 of 64")), "{f}");
+    let f = broken(
+        "@p0 bra E; barrier.cluster.arrive; barrier.cluster.wait; E: mov.u32 r0, %cluster_ctarank; setp.eq.u32 p2, r0, 0; @!p2 bra X; @!p0 bra X; L: ld.volatile.global.u32 r1, [b]; setp.ne.u32 p1, r1, 0; @p1 bra L; X:",
+        32,
+        2,
+        FaultKind::Deadlock,
+    );
+    assert!(f.notes.iter().any(|n| n.contains("cluster barrier") || n.contains("polls")), "{f}");
+}
+
+/// A product of shared memory that a bulk copy brought.
+fn wgmma(before: &str, fence: &str, middle: &str, after: &str) -> String {
+    let zero: String = (0..4).map(|i| format!("mov.f32 f{i}, 0f00000000; ")).collect();
+    format!(
+        "{LOAD}{WAIT}{before} shr.u32 r4, s, 4; cvt.u64.u32 d1, r4; or.b64 d1, d1, 0x0000000800080000; {zero} setp.eq.u32 p3, t, t;
+        {fence} wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {{f0,f1,f2,f3}}, d1, d1, p3, 1, 1;
+        {middle} {after}"
+    )
+}
+
+#[test]
+fn wgmma_registers_and_shared_memory() {
+    let load = LOAD.replace("1024", "2048");
+    let kernel = |before: &str, fence: &str, middle: &str, after: &str| {
+        wgmma(before, fence, middle, after).replace(LOAD, &load)
+    };
+    let (fence, commit, wait) =
+        ("wgmma.fence.sync.aligned;", "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;");
+    let done = format!("{commit} {wait}");
+    correct(&kernel("", fence, &done, "add.f32 f5, f0, f0;"), 128, 1);
+    broken(&kernel("", "", &done, "add.f32 f5, f0, f0;"), 128, 1, FaultKind::WgmmaRegister);
+    broken(&kernel("", fence, commit, "add.f32 f5, f0, f0;"), 128, 1, FaultKind::WgmmaRegister);
+    broken(&kernel("", fence, wait, "mov.f32 f0, 0f00000000;"), 128, 1, FaultKind::WgmmaRegister);
+    broken(
+        &kernel("", fence, commit, "wgmma.wait_group.sync.aligned 1; add.f32 f5, f0, f0;"),
+        128,
+        1,
+        FaultKind::WgmmaRegister,
+    );
+    broken(&kernel("", fence, commit, ""), 128, 1, FaultKind::WorkInFlight);
+    // Shared memory overwritten while the product may still read it.
+    let store = "st.shared.u32 [s], 0;";
+    broken(&kernel("", fence, commit, &format!("@p0 {store} {wait}")), 128, 1, FaultKind::Race);
+    correct(&kernel("", fence, &done, &format!("bar.sync 0; @p0 {store}")), 128, 1);
+    // Generic writes that the product reads.
+    broken(&kernel(&format!("@p0 {store} bar.sync 0;"), fence, &done, ""), 128, 1, FaultKind::ProxyOrder);
+    correct(&kernel(&format!("@p0 {store} fence.proxy.async; bar.sync 0;"), fence, &done, ""), 128, 1);
+}
+
+#[test]
+fn a_tensor_map_must_be_fenced_and_left_alone() {
+    let change = "mov.b64 d0, map; cvta.param.u64 d0, d0; ld.param.b64 d1, [map]; add.u64 d2, b, 2048;
+        @!p0 bra C; ld.v4.b32 {r1,r2,r3,r4}, [d0]; st.global.v4.b32 [d2], {r1,r2,r3,r4}; ld.v4.b32 {r1,r2,r3,r4}, [d0+16]; st.global.v4.b32 [d2+16], {r1,r2,r3,r4};
+        ld.v4.b32 {r1,r2,r3,r4}, [d0+32]; st.global.v4.b32 [d2+32], {r1,r2,r3,r4}; ld.v4.b32 {r1,r2,r3,r4}, [d0+48]; st.global.v4.b32 [d2+48], {r1,r2,r3,r4};
+        ld.v4.b32 {r1,r2,r3,r4}, [d0+64]; st.global.v4.b32 [d2+64], {r1,r2,r3,r4}; ld.v4.b32 {r1,r2,r3,r4}, [d0+80]; st.global.v4.b32 [d2+80], {r1,r2,r3,r4};
+        ld.v4.b32 {r1,r2,r3,r4}, [d0+96]; st.global.v4.b32 [d2+96], {r1,r2,r3,r4}; ld.v4.b32 {r1,r2,r3,r4}, [d0+112]; st.global.v4.b32 [d2+112], {r1,r2,r3,r4};
+        tensormap.replace.tile.global_dim.global.b1024.b32 [d2], 1, 8;";
+    let release = "fence.proxy.tensormap::generic.release.gpu;";
+    let acquire = "fence.proxy.tensormap::generic.acquire.gpu [d2], 128;";
+    let load = LOAD
+        .replace("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [s], [b], 1024, [r9];", "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [s], [d2, {0, 0}], [r9];");
+    let kernel = |release: &str, acquire: &str, after: &str| {
+        let load = load.replace("cp.async.bulk.tensor", &format!("{acquire} cp.async.bulk.tensor"));
+        format!("{change} {release} C: bar.sync 0; {load} {after} {WAIT}{ADDRESS} ld.shared.u32 r1, [r0];")
+    };
+    correct(&kernel(release, acquire, ""), 32, 1);
+    broken(&kernel(release, "", ""), 32, 1, FaultKind::TensorMap);
+    broken(&kernel("", "", ""), 32, 1, FaultKind::TensorMap);
+    let changed = "@p0 tensormap.replace.tile.global_dim.global.b1024.b32 [d2], 1, 4;";
+    let lazy = Options { policy: Policy::Lazy, ..Options::default() };
+    let f = run(&kernel(release, acquire, changed), 32, 1, &lazy).unwrap_err();
+    assert_eq!(f.kind, FaultKind::TensorMap, "{f}");
+}
+
+#[test]
+fn checks_can_be_switched_off() {
+    let body = format!(
+        "{ADDRESS}st.shared.u32 [r0], t; xor.b32 r1, t, 32; shl.b32 r1, r1, 2; add.u32 r1, r1, s; ld.shared.u32 r2, [r1];"
+    );
+    run(&body, 64, 1, &Options { hazards: false, ..Options::default() }).unwrap();
+}
