@@ -73,6 +73,8 @@ struct Row {
     us: f64,
     estimate_us: f64,
     anchor_us: f64,
+    anchor_main_kernel_us: f64,
+    cublaslt_per_tensor_us: f64,
     ratio: f64,
     tflops: f64,
     gb_per_s: f64,
@@ -97,7 +99,11 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         return Err(format!("no case contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
     }
     let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
-    if args.sweep { sweep(cuda, args, &cases, &mut clock) } else { compare(common, cuda, args, &cases, &mut clock) }
+    if args.sweep {
+        sweep(cuda, args, &cases, &mut clock)
+    } else {
+        compare(common, cuda, args, &cases, &mut clock)
+    }
 }
 
 fn name(case: &Case) -> String {
@@ -130,13 +136,18 @@ fn compare(common: &Common, cuda: &Cuda, args: &Args, cases: &[&Case], clock: &m
         draw(path, cuda, &rows, calibration, &clock.method())?;
     }
     let right = rows.iter().all(|row| row.verdict.right);
+    let anchor = Anchor::dense_fp8();
     if common.json {
         print_json(&json!({
             "device": cuda.gpu().name(),
             "timed_by": clock.method(),
             "calibration_us": calibration,
-            "anchor_calibration_us": Anchor::dense_fp8().calibration_us(),
-            "comparable": calibration.is_some_and(|us| Anchor::dense_fp8().is_comparable(us)),
+            "anchor_calibration_us": anchor.calibration_us(),
+            "anchor": { "device": anchor.device, "note": anchor.note },
+            "ceilings": anchor.fp8_ceilings.iter().map(|ceiling| json!({
+                "m": ceiling.m, "n": ceiling.n, "k": ceiling.k, "tflops": ceiling.tflops,
+            })).collect::<Vec<_>>(),
+            "comparable": calibration.is_some_and(|us| anchor.is_comparable(us)),
             "geometric_means": groups(&rows).map(|(name, ratio, worst)| json!({
                 "group": name, "ratio": ratio, "worst": worst
             })),
@@ -163,6 +174,8 @@ fn measure(case: &Case, cuda: &Cuda, args: &Args, clock: &mut Clock) -> Result<R
         us,
         estimate_us: plan.estimate.us,
         anchor_us: case.call_us,
+        anchor_main_kernel_us: case.main_kernel_us,
+        cublaslt_per_tensor_us: case.cublaslt_per_tensor_us,
         ratio: case.call_us / us,
         tflops: case.flops() / us * 1e-6,
         gb_per_s: case.bytes() / us * 1e-3,
@@ -186,7 +199,8 @@ fn groups(rows: &[Row]) -> [(&'static str, Option<f64>, Option<f64>); 2] {
 fn print(cuda: &Cuda, rows: &[Row], calibration: Option<f64>, clock: &Clock) {
     let anchor = Anchor::dense_fp8();
     let mut table = Table::new([
-        "m", "n", "k", "us", "anchor", "ratio", "TFLOPS", "GB/s", "roofline", "diff", "anchor's", "exact", "calib.", "plan",
+        "m", "n", "k", "us", "anchor", "ratio", "TFLOPS", "GB/s", "roofline", "diff", "anchor's", "exact",
+        "calib.", "plan",
     ]);
     for row in rows {
         table.row([
@@ -210,7 +224,9 @@ fn print(cuda: &Cuda, rows: &[Row], calibration: Option<f64>, clock: &Clock) {
     print_line("");
     for (name, ratio, worst) in groups(rows) {
         if let (Some(ratio), Some(worst)) = (ratio, worst) {
-            print_line(&format!("{name}: geometric mean {ratio:.3}x the anchor's speed, the slowest {worst:.3}x"));
+            print_line(&format!(
+                "{name}: geometric mean {ratio:.3}x the anchor's speed, the slowest {worst:.3}x"
+            ));
         }
     }
     print_line(&format!("timed by {} on {}", clock.method(), cuda.gpu().name()));
@@ -219,14 +235,24 @@ fn print(cuda: &Cuda, rows: &[Row], calibration: Option<f64>, clock: &Clock) {
         (Some(us), _) if anchor.is_comparable(us) => {
             format!("calibration {us:.1} us, beside the anchor {expected:.1} us: comparable")
         }
-        (Some(us), _) => format!("calibration {us:.1} us, beside the anchor {expected:.1} us: NOT comparable"),
+        (Some(us), _) => {
+            format!("calibration {us:.1} us, beside the anchor {expected:.1} us: NOT comparable")
+        }
         (None, why) => format!("no calibration: {}", why.as_deref().unwrap_or("unknown")),
     });
 }
 
-fn draw(path: &PathBuf, cuda: &Cuda, rows: &[Row], calibration: Option<f64>, method: &str) -> Result<(), Failure> {
-    let bars: Vec<Bar> =
-        rows.iter().map(|row| Bar { m: row.m, n: row.n, k: row.k, us: row.us, anchor_us: row.anchor_us }).collect();
+fn draw(
+    path: &PathBuf,
+    cuda: &Cuda,
+    rows: &[Row],
+    calibration: Option<f64>,
+    method: &str,
+) -> Result<(), Failure> {
+    let bars: Vec<Bar> = rows
+        .iter()
+        .map(|row| Bar { m: row.m, n: row.n, k: row.k, us: row.us, anchor_us: row.anchor_us })
+        .collect();
     let text = svg(&Chart {
         title: "FP8 GEMM with fine-grained scales",
         subtitle: &format!("{}; {method}", cuda.gpu().name()),

@@ -73,7 +73,8 @@ fn parse_d_type(name: &str) -> Result<DType, String> {
 /// Reads the name of a choice.
 pub fn parse_choice(name: &str) -> Result<Choice, String> {
     plan::parse(name).ok_or_else(|| {
-        "expected a name like wide_128x128_s5_c1x2 or slim_8x64_k4_s6; `oxigemm inspect` lists them".to_owned()
+        "expected a name like wide_128x128_s5_c1x2 or slim_8x64_k4_s6; `oxigemm inspect` lists them"
+            .to_owned()
     })
 }
 
@@ -178,7 +179,12 @@ fn print(report: &Report) {
     }
     line(
         "exact product",
-        format!("diff {:.2e} (below {:.0e}) in {} of {m} rows", verdict.diff, verdict::DIFF_LIMIT, verdict.rows),
+        format!(
+            "diff {:.2e} (below {:.0e}) in {} of {m} rows",
+            verdict.diff,
+            verdict::DIFF_LIMIT,
+            verdict.rows
+        ),
     );
     line("worst element", format!("{:.2} of what is allowed", verdict.worst_element));
     line(
@@ -195,5 +201,8 @@ fn print(report: &Report) {
             line("anchor", format!("{anchor:.2} us: {:.3}x", anchor / us));
         }
     }
-    line("result", if verdict.right && report.nothing_outside_written { "right" } else { "WRONG" }.to_owned());
+    line(
+        "result",
+        if verdict.right && report.nothing_outside_written { "right" } else { "WRONG" }.to_owned(),
+    );
 }

@@ -55,7 +55,8 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let ptx = PtxModule { name: &name, text: &module.text, arch: ARCH };
     let assembled = Ptxas::find().map(|ptxas| ptxas.assemble(&ptx)).transpose()?;
     if args.sass {
-        let assembled = assembled.ok_or("there is no ptxas to make machine code: set OXIGEMM_PTXAS to its path")?;
+        let assembled =
+            assembled.ok_or("there is no ptxas to make machine code: set OXIGEMM_PTXAS to its path")?;
         let sass = disassemble(&assembled.cubin).ok_or("neither nvdisasm nor cuobjdump was found")?;
         print_line(&sass);
         return Ok(true);
@@ -117,7 +118,12 @@ fn print(plan: &Plan, of: &str, ranking: &[(Choice, Cost)], assembled: Option<&A
         "launch",
         format!(
             "grid {}x{}, {} threads, clusters of {}, {} bytes of shared memory, tuning {:?}",
-            launch.grid[0], launch.grid[1], launch.threads, launch.cluster, launch.shared_bytes, launch.tuning
+            launch.grid[0],
+            launch.grid[1],
+            launch.threads,
+            launch.cluster,
+            launch.shared_bytes,
+            launch.tuning
         ),
     );
     line(

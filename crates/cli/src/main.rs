@@ -2,6 +2,7 @@
 
 mod anchor;
 mod bench;
+mod counting;
 mod devices;
 mod gemm;
 mod inspect;

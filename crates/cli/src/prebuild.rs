@@ -47,7 +47,8 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         list(common, &configs);
         return Ok(true);
     }
-    let ptxas = Ptxas::find().ok_or("prebuild needs ptxas, and none was found: set OXIGEMM_PTXAS to its path")?;
+    let ptxas =
+        Ptxas::find().ok_or("prebuild needs ptxas, and none was found: set OXIGEMM_PTXAS to its path")?;
     let cache = args.out.as_ref().map_or_else(CubinCache::user_default, CubinCache::at);
     let root = cache.root().ok_or("there is no directory to build into: give one with --out")?.to_owned();
     let bar = progress(configs.len());

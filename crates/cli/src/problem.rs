@@ -123,7 +123,8 @@ impl Host {
     pub fn upload(&self, device: &Device) -> Result<Operands, Failure> {
         let spec = &self.spec;
         let codes = |x: &Quantized| fp8_matrix(x, spec.ab_padding, spec.at_end, device);
-        let (d, d_memory) = self.output(device, self.c.as_deref().filter(|_| spec.addend == AddendKind::Inplace))?;
+        let (d, d_memory) =
+            self.output(device, self.c.as_deref().filter(|_| spec.addend == AddendKind::Inplace))?;
         let c = match spec.addend {
             AddendKind::Other => Some(self.output(device, self.c.as_deref())?.0),
             _ => None,
@@ -240,6 +241,12 @@ impl Operands {
             gap_starts = start + width;
         }
         Ok(bytes[gap_starts..].iter().all(|byte| *byte == POISON))
+    }
+
+    /// Overwrites D, and everything around it, with poison.
+    pub fn poison(&mut self) -> Result<(), Failure> {
+        let bytes = vec![POISON; self.d_memory.len() * self.d_memory.dtype().size()];
+        Ok(self.d_memory.write_bytes(&bytes)?)
     }
 
     /// The elements of D.

@@ -46,7 +46,12 @@ impl Clock {
     }
 
     /// The mean time of a product, in microseconds.
-    pub fn product(&mut self, operands: &mut Operands, options: &GemmOptions, runs: usize) -> Result<f64, Failure> {
+    pub fn product(
+        &mut self,
+        operands: &mut Operands,
+        options: &GemmOptions,
+        runs: usize,
+    ) -> Result<f64, Failure> {
         let options = GemmOptions { stream: Some(self.stream.clone()), ..options.clone() };
         let us = self.timer.time(&self.stream, runs, Some(&mut self.flush), || operands.run(&options))?;
         Ok(mean(&us))
@@ -55,7 +60,9 @@ impl Clock {
     /// The mean time of the calibration product, where there is one.
     pub fn calibration(&mut self, runs: usize) -> Result<Option<f64>, Failure> {
         let Some(calibration) = &self.calibration else { return Ok(None) };
-        let us = self.timer.time(&self.stream, runs, Some(&mut self.flush), || calibration.launch(&self.stream))?;
+        let us = self
+            .timer
+            .time(&self.stream, runs, Some(&mut self.flush), || calibration.launch(&self.stream))?;
         Ok(Some(mean(&us)))
     }
 }

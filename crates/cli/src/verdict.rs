@@ -78,12 +78,15 @@ pub fn judge(host: &Host, d: &[f32], effort: Effort) -> Result<Verdict, Failure>
         _ => 2f64.powi(-8),
     };
     let deviation = (k as f64).sqrt() * ELEMENT_LIMIT;
-    let worst_element = found
-        .iter()
-        .zip(&exact)
-        .map(|(&found, &exact)| (f64::from(found) - exact).abs() / (rounding * exact.abs() + deviation))
-        // NaN is worse than anything.
-        .fold(0.0, |worst: f64, error| if error > worst || error.is_nan() { error } else { worst });
+    let off = |found: f32, exact: f64| {
+        let error = (f64::from(found) - exact).abs();
+        // Where nothing is multiplied, nothing is allowed either.
+        if error == 0.0 { 0.0 } else { error / (rounding * exact.abs() + deviation) }
+    };
+    // NaN is worse than anything.
+    let worse = |worst: f64, error: f64| if error > worst || error.is_nan() { error } else { worst };
+    let worst_element =
+        found.iter().zip(&exact).fold(0.0, |worst, (&found, &exact)| worse(worst, off(found, exact)));
     let diff_unquantized = if effort.unquantized {
         let mut product = unquantized_rows(&host.a_values, &host.b_values, &rows, n, k);
         add(&mut product, addend.as_deref());
@@ -110,8 +113,9 @@ fn sample(m: usize, affordable: f64, seed: u64) -> Vec<usize> {
     if count >= m {
         return (0..m).collect();
     }
-    let mut rows: Vec<usize> =
-        (0..count as u64 - 2).map(|i| (oxigemm::random::bits(seed ^ 0x5a5a, i) % m as u64) as usize).collect();
+    let mut rows: Vec<usize> = (0..count as u64 - 2)
+        .map(|i| (oxigemm::random::bits(seed ^ 0x5a5a, i) % m as u64) as usize)
+        .collect();
     rows.extend([0, m - 1]);
     rows.sort_unstable();
     rows.dedup();

@@ -30,7 +30,7 @@ pub const MAX_STAGES: u32 = 16;
 /// The ways K may be split: clusters of this many blocks.
 pub const SPLITS: [u32; 4] = [1, 2, 4, 8];
 /// Groups of scales in flight.
-const SCALE_SLOTS: u32 = 4;
+const SCALE_SLOTS: u32 = 2;
 /// Barriers lie below the tiles, which start at a multiple of the swizzle's period.
 const SCALE_BARRIERS: u32 = Pipeline::barrier_bytes(MAX_STAGES);
 const TILES: u32 = 1024;

@@ -9,7 +9,7 @@ use crate::epilogue::WarpOutput;
 use crate::params::Params;
 use crate::pipeline::{Cursor, Pipeline, RemoteEmpty};
 use crate::promote::multiply_stage;
-use crate::scales::{ScaleReader, ScaleRing, ScaleShape};
+use crate::scales::{ScaleReader, ScaleRing, ScaleShape, VECTOR};
 use crate::schedule::{KernelTileOrder, TileOrder};
 use crate::{BLOCK_K, SCALE_GROUP, WARP, WARPGROUP};
 use oxigemm_ptx::tma::{LoadOptions, TensorMap};
@@ -35,7 +35,7 @@ const MATH_WARPS: u32 = MATH_WARPGROUPS * 4;
 /// Warps that copy scales.
 const SCALE_WARPS: u32 = 2;
 /// Groups of scales in flight.
-const SCALE_SLOTS: u32 = 3;
+const SCALE_SLOTS: u32 = 2;
 const PRODUCER_REGISTERS: u32 = 40;
 const MATH_REGISTERS: u32 = 232;
 
@@ -324,9 +324,10 @@ impl<'k> Block<'k, '_> {
         let math = Math::new(self);
         self.place.for_each_turn(k, |_| {
             math.sums.iter().flatten().for_each(|sum| sum.set(0.0));
-            k.for_(0, p.k_blocks, SCALE_GROUP, |first| {
-                math.multiply_group(first, 0);
-                math.scales.release();
+            k.for_(0, p.k_blocks, VECTOR as u32, |first| {
+                math.multiply_blocks(first, 0);
+                let next = first + VECTOR as u32;
+                k.if_((next % SCALE_GROUP).eq(0) | next.ge(p.k_blocks), || math.scales.release());
             });
             WarpOutput::reclaim(k, self.lane);
             for (wave, sums) in (0u32..).zip(&math.sums) {
@@ -352,8 +353,10 @@ struct Math<'k, 'b, 'c> {
     first_column: U32<'k>,
     a: Descriptor<'k>,
     b: Descriptor<'k>,
-    /// For each wave, where the scales of this thread's two rows lie.
-    rows: Vec<[U32<'k>; 2]>,
+    /// Where the scales of this thread's rows lie: two rows for each wave.
+    rows: Vec<U32<'k>>,
+    /// The scales of those rows, for a few blocks of K.
+    row_scales: Vec<[Var<'k, f32>; VECTOR]>,
     staging: Shared<'k>,
     products: Vec<Var<'k, f32>>,
     /// The sums of each wave.
@@ -387,8 +390,10 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             a: Descriptor::k_major(block.a(zero).at(first_row * BLOCK_K), Swizzle::B128),
             b: Descriptor::k_major(block.b(zero).at(first_column * BLOCK_K), Swizzle::B128),
             rows: (0..waves)
-                .map(|wave| [0, 8].map(|below| scales.row_offset(first_row + row + (wave * 64 + below))))
+                .flat_map(|wave| [wave * 64, wave * 64 + 8])
+                .map(|below| scales.row_offset(first_row + row + below))
                 .collect(),
+            row_scales: (0..2 * waves).map(|_| std::array::from_fn(|_| k.var(0.0f32))).collect(),
             staging: block.shared.at(block.map.staging).at(warp * cfg.staging_bytes()),
             products: k.fragment(columns as usize / 2),
             sums: (0..waves).map(|_| k.fragment(columns as usize / 2)).collect(),
@@ -400,18 +405,18 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         }
     }
 
-    /// The blocks of one group of scales, from the `within`-th on; `first` is the group's first. Unrolled, so
-    /// that each finds its scales at a constant offset.
-    fn multiply_group(&self, first: U32<'k>, within: u32) {
+    /// The `later`-th of a few blocks that start with `first`, and those after it. Unrolled, so that the scales of
+    /// all of them are loaded into registers at once.
+    fn multiply_blocks(&self, first: U32<'k>, later: usize) {
         let k = self.block.k;
-        self.multiply_block(first, within);
-        if within + 1 < SCALE_GROUP {
-            let more = (first + (within + 1)).lt(self.block.params.k_blocks);
-            k.if_(more, || self.multiply_group(first, within + 1));
+        self.multiply_block(first, later);
+        if later + 1 < VECTOR {
+            let more = (first + (later as u32 + 1)).lt(self.block.params.k_blocks);
+            k.if_(more, || self.multiply_blocks(first, later + 1));
         }
     }
 
-    fn multiply_block(&self, first: U32<'k>, within: u32) {
+    fn multiply_block(&self, first: U32<'k>, later: usize) {
         let (k, cfg) = (self.block.k, self.block.cfg);
         k.if_(!self.ready.get(), || self.cursor.wait_full());
         let stage = self.cursor.stage();
@@ -423,7 +428,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             multiply_stage(k, &self.products, a.advance(wave as u32 * 64 * BLOCK_K), b);
             k.wgmma_commit();
             // While the tensor core works: the scales of all waves, and a look at the next stage.
-            let (rows, columns) = loaded.get_or_insert_with(|| self.load_scales(first, within));
+            let (rows, columns) = loaded.get_or_insert_with(|| self.load_scales(first, later));
             let last = wave + 1 == self.sums.len();
             if last {
                 self.cursor.advance();
@@ -438,24 +443,34 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     }
 
     /// The scales of a block: of this thread's rows in each wave, and of the warpgroup's columns.
-    fn load_scales(&self, first: U32<'k>, within: u32) -> (Vec<[F32<'k>; 2]>, Vec<F32<'k>>) {
+    fn load_scales(&self, first: U32<'k>, later: usize) -> (Vec<[F32<'k>; 2]>, Vec<F32<'k>>) {
         let (k, cfg) = (self.block.k, self.block.cfg);
-        if within == 0 {
-            self.scales.wait();
-        }
-        let now = self.scales.block(k.constant(within));
-        if within == 0 {
+        let within = first % SCALE_GROUP;
+        let per_scale = cfg.columns_per_scale();
+        let (first_column, count) = (self.first_column / per_scale, cfg.warpgroup_n() / per_scale);
+        if later == 0 {
+            k.if_(within.eq(0), || self.scales.wait());
+            self.scales.load_rows(within, &self.rows, &self.row_scales);
+            if count == 1 {
+                self.scales.multiply_by_column(within, first_column, &self.row_scales);
+            }
             k.if_(first.eq(0), || {
-                self.tile.iter().zip(now.place()).for_each(|(var, place)| var.set(place));
+                let place = self.scales.block(within).place();
+                self.tile.iter().zip(place).for_each(|(var, place)| var.set(place));
             });
         }
-        let per_scale = cfg.columns_per_scale();
-        let columns = now.columns(self.first_column / per_scale, cfg.warpgroup_n() / per_scale);
-        (self.rows.iter().map(|pair| pair.map(|row| now.row(row))).collect(), columns)
+        // A single column scale is part of the row scales.
+        let columns = match count {
+            1 => Vec::new(),
+            _ => self.scales.block(within + later as u32).columns(first_column, count),
+        };
+        let scale = |row: usize| self.row_scales[row][later].get();
+        ((0..self.sums.len()).map(|wave| [scale(2 * wave), scale(2 * wave + 1)]).collect(), columns)
     }
 }
 
-/// `sums += scale * products`: the second level of accumulation, in full FP32.
+/// `sums += scale * products`: the second level of accumulation, in full FP32. Without column scales, the row
+/// scales are all there is.
 fn promote<'k>(
     cfg: &Config,
     sums: &[Var<'k, f32>],
@@ -465,7 +480,10 @@ fn promote<'k>(
 ) {
     let per_group = cfg.columns_per_scale() as usize / 2;
     for (group, (sums, products)) in sums.chunks(per_group).zip(products.chunks(per_group)).enumerate() {
-        let scales = row_scales.map(|row| row * column_scales[group]);
+        let scales = match column_scales.get(group) {
+            Some(&column) => row_scales.map(|row| row * column),
+            None => row_scales,
+        };
         for (i, (sum, product)) in sums.iter().zip(products).enumerate() {
             sum.fma(product.live(), scales[(i / 2) % 2]);
         }

@@ -2,8 +2,9 @@
 
 use crate::epilogue::WarpOutput;
 use crate::params::ScaleLayout;
+use crate::scales::loaded_blocks;
 use crate::schedule::best_band;
-use crate::{BLOCK_K, SCALE_GROUP, fp8_slim, fp8_wide};
+use crate::{BLOCK_K, fp8_slim, fp8_wide};
 use oxigemm_ptx::{BuildError, Module};
 
 /// A kernel of the closed set.
@@ -111,12 +112,12 @@ impl Launch {
             ScaleLayout::RowMajor => Some(MatrixMap {
                 dims: [k, m],
                 pitch: u64::from(stride_m),
-                tile: [SCALE_GROUP, self.scale_rows],
+                tile: [loaded_blocks(k), self.scale_rows],
             }),
             ScaleLayout::MnMajor => Some(MatrixMap {
                 dims: [m, k],
                 pitch: u64::from(stride_k),
-                tile: [self.scale_rows, SCALE_GROUP],
+                tile: [self.scale_rows, loaded_blocks(k)],
             }),
             ScaleLayout::Copied => None,
         }

@@ -1,6 +1,6 @@
 //! Scales on their way to the math warps: a ring of their own, beside the ring of tiles.
 //!
-//! Shared memory is the busiest unit of these kernels, so scales come four blocks of K at a time. The copy
+//! Shared memory is the busiest unit of these kernels, so scales come eight blocks of K at a time. The copy
 //! engine brings the scales of A's rows where it can address them, in either layout; the scales of B's columns,
 //! and those of A in any other layout, are copied by warps with nothing else to do.
 
@@ -8,7 +8,10 @@ use crate::params::{Params, ScaleLayout, ScaleParams};
 use crate::pipeline::{Cursor, Pipeline};
 use crate::{BLOCK_K, SCALE_GROUP, WARP};
 use oxigemm_ptx::tma::LoadOptions;
-use oxigemm_ptx::{F32, Kernel, Pred, Shared, U32};
+use oxigemm_ptx::{F32, Kernel, Pred, Shared, U32, Var};
+
+/// Blocks of K whose scales a thread loads at once.
+pub(crate) const VECTOR: usize = 4;
 
 /// The scales of a tile, as far as they are compiled in.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +22,7 @@ pub(crate) struct ScaleShape {
     pub columns_per_scale: u32,
     /// Scales of B for one block of K.
     pub columns: u32,
-    /// Groups of four blocks of K that fit into the ring.
+    /// Groups of eight blocks of K that fit into the ring.
     pub slots: u32,
     /// Warps that copy.
     pub warps: u32,
@@ -33,7 +36,7 @@ impl ScaleShape {
 
     /// Floats from the column scales of one block of K to those of the next.
     fn column_pitch(&self) -> u32 {
-        self.columns.next_multiple_of(4)
+        if self.columns == 1 { 1 } else { self.columns.next_multiple_of(4) }
     }
 
     fn row_bytes(&self) -> u32 {
@@ -64,6 +67,13 @@ pub(crate) struct ScaleRing<'k> {
     slots: Shared<'k>,
     pipe: Pipeline<'k>,
     layout: U32<'k>,
+    /// Blocks of K that a load brings: see [`loaded_blocks`].
+    loaded: U32<'k>,
+}
+
+/// Blocks of K whose scales one load brings: a whole group, or half of one where K has no more.
+pub(crate) const fn loaded_blocks(k_blocks: u32) -> u32 {
+    if k_blocks <= SCALE_GROUP / 2 { SCALE_GROUP / 2 } else { SCALE_GROUP }
 }
 
 impl<'k> ScaleRing<'k> {
@@ -76,7 +86,9 @@ impl<'k> ScaleRing<'k> {
         params: &Params<'k>,
     ) -> Self {
         let pipe = Pipeline::new(k, barriers, shape.slots, shape.slots);
-        ScaleRing { k, shape, slots, pipe, layout: params.sfa_layout }
+        let half = SCALE_GROUP / 2;
+        let loaded = params.k_blocks.le(half).select(half, SCALE_GROUP);
+        ScaleRing { k, shape, slots, pipe, layout: params.sfa_layout, loaded }
     }
 
     /// Initializes the barriers; `readers` warps read the scales.
@@ -114,13 +126,13 @@ impl<'k> ScaleRing<'k> {
             ring: *self,
             cursor: self.pipe.reader(),
             lane,
-            row_stride: by_rows.select(SCALE_GROUP * 4, 4),
+            row_stride: by_rows.select(self.loaded * 4, 4),
             block_stride: by_rows.select(4, self.shape.rows * 4),
         }
     }
 }
 
-/// Groups start at multiples of four blocks, because the copy engine takes coordinates in steps of 16 bytes; a
+/// Groups start at multiples of eight blocks, because the copy engine takes coordinates in steps of 16 bytes; a
 /// tile may start inside one.
 fn group_start(block: U32<'_>) -> U32<'_> {
     block & !(SCALE_GROUP - 1)
@@ -145,7 +157,7 @@ impl<'k> ScaleWriter<'k> {
                 ring.layout.eq(ScaleLayout::Copied as u32),
                 || full.arrive(),
                 || {
-                    full.arrive_expecting(ring.shape.row_bytes());
+                    full.arrive_expecting(ring.loaded * (ring.shape.rows * 4));
                     let by_rows = ring.layout.eq(ScaleLayout::RowMajor as u32);
                     let at = [by_rows.select(block, m), by_rows.select(m, block)];
                     params.sfa_map.load(&at, slot, full, LoadOptions::default());
@@ -245,6 +257,45 @@ impl<'k> ScaleReader<'k> {
             rows: slot.at(within * self.block_stride),
             columns: ring.columns(slot).at(within * (ring.shape.column_pitch() * 4)),
             place: ring.place(slot),
+        }
+    }
+
+    /// Loads the scales of some rows (given as [`row_offset`](Self::row_offset)s) for [`VECTOR`] blocks of the
+    /// group, from its `within`-th on.
+    ///
+    /// Where K is contiguous, the scales of a row are one vector.
+    pub fn load_rows(&self, within: U32<'k>, offsets: &[U32<'k>], to: &[[Var<'k, f32>; VECTOR]]) {
+        let (ring, k) = (&self.ring, self.ring.k);
+        let rows = ring.slot(self.cursor.stage()).at(within * self.block_stride);
+        k.if_else(
+            ring.layout.eq(ScaleLayout::RowMajor as u32),
+            || {
+                for (&offset, to) in offsets.iter().zip(to) {
+                    let scales = rows.at(offset).load_vec::<f32, VECTOR>();
+                    to.iter().zip(scales).for_each(|(to, scale)| to.set(scale));
+                }
+            },
+            || {
+                for (&offset, to) in offsets.iter().zip(to) {
+                    for (block, to) in (0u32..).zip(to) {
+                        to.set(rows.at(block * ring.shape.rows * 4).at(offset).load::<f32>());
+                    }
+                }
+            },
+        );
+    }
+
+    /// Multiplies scales that [`load_rows`](Self::load_rows) brought by those of one column.
+    pub fn multiply_by_column(&self, within: U32<'k>, column: U32<'k>, rows: &[[Var<'k, f32>; VECTOR]]) {
+        let ring = &self.ring;
+        let pitch = ring.shape.column_pitch();
+        let from = ring.columns(ring.slot(self.cursor.stage())).at((within * pitch + column) * 4);
+        let columns = match pitch {
+            1 => from.load_vec::<f32, VECTOR>(),
+            _ => std::array::from_fn(|block| from.at(block as u32 * pitch * 4).load::<f32>()),
+        };
+        for row in rows {
+            row.iter().zip(columns).for_each(|(scale, column)| scale.set(scale.live() * column));
         }
     }
 

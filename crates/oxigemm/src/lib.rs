@@ -1,4 +1,40 @@
 //! Tensor-core kernels for large language models, in Rust, with only the GPU driver.
+//!
+//! The kernels are Rust functions that write PTX; a shape, a stride or a number of multiprocessors is an argument of
+//! theirs, so a small closed set serves every call and a new shape never compiles. What a call does:
+//!
+//! 1. [`check`]: every rule of the arguments, before any work. An error names the argument, what was expected of it
+//!    and what came.
+//! 2. [`plan`]: which kernel, how launched. A plan is made once for a problem and remembered by its [`Device`].
+//! 3. The launch. For a shape that was seen before nothing is allocated, compiled, or read from the environment
+//!    on the way here, and everything can be captured into a CUDA graph.
+//!
+//! Everything also runs on the CPU, where [`mod@reference`] computes it in `f64`:
+//!
+//! ```
+//! use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
+//! use oxigemm::metrics::calc_diff;
+//! use oxigemm::{Addend, DType, Device, GemmOptions, Tensor, fp8_gemm_nt, random};
+//!
+//! let device = Device::cpu(); // Device::auto() takes a GPU where there is one
+//! let (m, n, k) = (16, 256, 512);
+//! let (x, w) = (random::normals(1, m * k), random::normals(2, n * k));
+//!
+//! // Activations have a scale per row and 128 of K, weights one per 128x128.
+//! let (a, sfa) = per_token_cast_to_fp8(&x, m, k, ScaleFormat::F32)?.to_tensors(&device)?;
+//! let (b, sfb) = per_block_cast_to_fp8(&w, n, k, ScaleFormat::F32)?.to_tensors(&device)?;
+//! let mut d = Tensor::zeros(DType::Bf16, &[m, n], &device)?;
+//! fp8_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut d, &GemmOptions::default())?;
+//!
+//! let row = |i: usize| (0..n).map(move |j| (i, j));
+//! let exact: Vec<f64> = (0..m).flat_map(row).map(|(i, j)| {
+//!     (0..k).map(|l| f64::from(x[i * k + l]) * f64::from(w[j * k + l])).sum()
+//! }).collect();
+//! assert!(calc_diff(&d.to_vec_f32()?, &exact) < 1e-3); // what three bits of mantissa cost
+//! # Ok::<(), oxigemm::Error>(())
+//! ```
+//!
+//! Engines that own their memory call [`fp8_gemm_nt_raw`] with addresses and a stream.
 
 pub mod cast;
 pub mod check;

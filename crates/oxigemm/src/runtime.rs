@@ -275,8 +275,8 @@ impl Slot {
             .map_err(|error| Error::Kernel { name: name.clone(), reason: error.to_string() })?;
         let module = inner.gpu.load(&inner.cache, &PtxModule { name: &name, text: &ptx.text, arch: ARCH })?;
         let function = module.function(&name)?;
-        function.allow_dynamic_shared(inner.limits.shared_per_block)?;
         let attributes = function.attributes();
+        function.allow_dynamic_shared(inner.limits.shared_per_block - attributes.shared_bytes)?;
         let loaded = Loaded {
             name,
             provenance: module.provenance(),

@@ -1,6 +1,7 @@
 //! The functions of atomics and reductions.
 
-use crate::alu::{self, Mode};
+use crate::alu;
+use crate::float::Mode;
 use crate::isa::AtomOp;
 use crate::minifloat::Round;
 use crate::types::Ty;

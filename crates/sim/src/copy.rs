@@ -162,11 +162,10 @@ impl Cx<'_> {
             Kind::CpAsync(list) => {
                 for c in list {
                     let mut data = vec![0; c.bytes as usize];
-                    data[..c.valid as usize].copy_from_slice(self.memory.load(
-                        c.global,
-                        c.valid as usize,
-                        check,
-                    )?);
+                    let valid = c.valid as usize;
+                    if valid > 0 {
+                        data[..valid].copy_from_slice(self.memory.load(c.global, valid, check)?);
+                    }
                     self.shared_store(c.cta, c.offset, &data)?;
                 }
                 Ok(())

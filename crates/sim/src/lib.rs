@@ -1,5 +1,87 @@
-//! A functional simulator of PTX: it parses a module, runs its kernels on the CPU, and reports what a GPU
-//! would let pass in silence.
+//! A functional simulator of PTX: it parses a module, runs its kernels on the CPU bit for bit, under
+//! schedules that a GPU could choose but rarely does, and reports what a GPU would let pass in silence.
+//!
+//! ```
+//! use oxigemm_sim::{Launch, Machine, Module, Options, Param};
+//!
+//! let module = Module::parse("
+//!     .version 8.0
+//!     .target sm_90
+//!     .address_size 64
+//!     .visible .entry double(.param .u64 x) {
+//!         .reg .b32 v; .reg .b64 a, i;
+//!         ld.param.u64 a, [x];
+//!         mov.u32 v, %tid.x;
+//!         mul.wide.u32 i, v, 4;
+//!         add.u64 a, a, i;
+//!         ld.global.u32 v, [a];
+//!         add.u32 v, v, v;
+//!         st.global.u32 [a], v;
+//!         ret;
+//!     }")?;
+//! let mut machine = Machine::new();
+//! let x = machine.memory.allocate_with(&[1, 0, 0, 0, 2, 0, 0, 0]);
+//! let launch = Launch {
+//!     entry: "double".into(),
+//!     grid: [1, 1, 1],
+//!     cluster: None,
+//!     block: [2, 1, 1],
+//!     shared_bytes: 0,
+//!     params: vec![Param::U64(x)],
+//! };
+//! machine.run(&module, &launch, &Options::default())?;
+//! assert_eq!(machine.memory.read(x, 8)?, [2, 0, 0, 0, 4, 0, 0, 0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # The road of a kernel
+//!
+//! Text becomes a syntax tree (`scan`, `parse`, `ast`), which becomes one flat array of decoded
+//! instructions per entry (`decode`, `isa`): names resolved, registers as dense indices, arithmetic as
+//! function pointers. `schedule` starts clusters and gives their warps turns; `exec` runs one instruction
+//! of one group of lanes at a time. Execution is on one thread and deterministic; only the products inside
+//! one matrix instruction are shared between threads.
+//!
+//! # How each unit is modelled
+//!
+//! * **Warps** (`warp`). Lanes at the same place run together; the group that is furthest behind goes
+//!   first; groups merge where they meet. Blocking waits (`mbarrier.try_wait`, barriers, group waits) let
+//!   the other groups and warps run. `.aligned` and `.sync` instructions wait for the lanes they need.
+//! * **Memory** (`memory`, `context`). Global allocations lie at 64-bit addresses with guards between
+//!   them; every access is checked against its allocation. Shared addresses carry the CTA's rank in the
+//!   cluster from bit 24 up, as on Hopper, and start at 1 KiB. Generic addresses have one window per space.
+//! * **mbarriers** (`mbarrier`) are objects beside shared memory: pending arrivals, transaction bytes and
+//!   completed phases. Writing over a live one is an error.
+//! * **Copies** (`copy`, `tma`, `tensormap`): `cp.async`, bulk and tensor copies are issued with all
+//!   their operands and performed when the schedule says, one receiver of a multicast at a time; stores
+//!   read their source and write their target as two steps. A tensor map is 128 bytes in this crate's own
+//!   encoding, made by [`TensorMapSpec`].
+//! * **Tensor cores** (`tensor_core`, `wgmma`, `mma`): the fused, truncated sums of the hardware. A
+//!   `wgmma` runs at any moment between its issue and the wait that covers it.
+//! * **Approximations** (`ex2`, `lg2`, `rcp.approx`, `tanh`, ...) are the correctly rounded result, which
+//!   is within the manual's bound and not always the hardware's bits.
+//! * **Without effect**: cache operators and policies, prefetches (addresses are checked),
+//!   `setmaxnreg`, `griddepcontrol`, scopes of fences and atomics.
+//!
+//! # Schedules
+//!
+//! [`Policy::Eager`] does asynchronous work at once, [`Policy::Lazy`] only when nothing else can run,
+//! [`Policy::Random`] at moments drawn from a seed; the order of warps and clusters follows. A kernel is
+//! correct when every schedule gives the same bits and none reports a [`Fault`].
+//!
+//! # Hazards
+//!
+//! With [`Options::hazards`], shared memory has a shadow of who touched each word last, and every warp a
+//! vector clock of what it has synchronized with (`hazard`): races, missing proxy fences, sources and
+//! destinations of copies touched too early. Registers are tracked for `wgmma` in flight and for reads of
+//! what was never written. mbarriers are checked for their counts, CTAs for what they leave behind. Order
+//! within a warp is taken as given (no `bar.warp.sync` is asked for between its lanes), `cp.async` groups
+//! are counted per warp, and global memory is checked for bounds and initialization but not for races.
+//!
+//! # What comes next
+//!
+//! Blackwell's `tcgen05` and tensor memory are one more asynchronous unit beside `wgmma`: a decoder, a
+//! unit in the clocks of `hazard`, and widths of its own for the sums in `tensor_core`.
 
 #![warn(missing_docs)]
 
@@ -13,6 +95,8 @@ mod cvt;
 mod decode;
 mod error;
 mod exec;
+mod exit;
+mod float;
 mod hazard;
 mod isa;
 mod machine;
@@ -20,9 +104,11 @@ mod mbarrier;
 mod memory;
 mod minifloat;
 mod mma;
+mod mutate;
 mod operands;
 mod parse;
 mod rng;
+mod scan;
 mod schedule;
 mod special;
 mod tensor_core;
@@ -36,4 +122,5 @@ pub use ast::Position;
 pub use error::{Fault, FaultKind, ParseError, Place};
 pub use machine::{Launch, MAX_CLUSTER, MAX_SHARED_BYTES, Machine, Module, Options, Param, Policy, Report};
 pub use memory::Memory;
+pub use mutate::{Mutant, mutants};
 pub use tensormap::{Element, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};

@@ -4,7 +4,7 @@ use crate::ast::{ModuleAst, Space};
 use crate::decode::{self, Kernel, SHARED_BASE};
 use crate::error::{Fault, ParseError};
 use crate::memory::{MODULE_WINDOW, Memory};
-use crate::parse::Parser;
+use crate::scan::Parser;
 use crate::schedule::{Geometry, run_grid};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -211,7 +211,9 @@ impl Machine {
         for (_, address, bytes, init) in &module.variables {
             self.memory.place(*address, *bytes, init.as_deref());
         }
-        run_grid(kernel, &geometry, &mut self.memory, &params, options)
+        // On a thread of the pool, where sharing a product with another thread costs next to nothing.
+        let memory = &mut self.memory;
+        rayon::scope(|_| run_grid(kernel, &geometry, memory, &params, options))
     }
 }
 

@@ -192,7 +192,8 @@ impl Memory {
 
     /// Whether every byte of a range was written.
     pub(crate) fn defined(&mut self, address: u64, len: usize) -> bool {
-        self.find(address, len).is_ok_and(|(i, at)| self.allocations[i].written.first_missing(at, len).is_none())
+        self.find(address, len)
+            .is_ok_and(|(i, at)| self.allocations[i].written.first_missing(at, len).is_none())
     }
 
     /// Reads for the device; with `check`, a byte that nothing wrote is a fault.

@@ -6,6 +6,7 @@ use crate::copy::Kind;
 use crate::decode::{Kernel, SHARED_BASE};
 use crate::error::{Fault, FaultKind};
 use crate::exec::{self, Turn};
+use crate::exit;
 use crate::hazard::Hazards;
 use crate::machine::{Options, Policy, Report};
 use crate::memory::{Memory, Written};
@@ -243,7 +244,7 @@ impl Grid<'_> {
                 let mut cx = self.cx(cluster);
                 let turn = exec::run(&mut warp, &mut cx, quantum);
                 if let Ok(Turn::Exited) = turn {
-                    leave(&mut warp, &mut cx)?;
+                    exit::leave(&mut warp, &mut cx)?;
                 }
                 cluster.warps[w] = warp;
                 turn?;
@@ -368,113 +369,6 @@ fn describe(warp: &Warp, wait: Option<&Wait>, timed_out: bool, cx: &Cx<'_>, kind
         }
         Some(Wait::Copies(ids, _)) => format!("waits for {} copies", ids.len()),
     }
-}
-
-/// A warp has exited: what it leaves behind must be complete.
-fn leave(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<(), Fault> {
-    let pc = cx.kernel.code.len() as u32 - 1;
-    let rank = warp.env.rank as usize;
-    let place = |mut f: Fault, other: u32, cx: &Cx<'_>| {
-        f.at = Some(Box::new(cx.place(warp.index, pc)));
-        f.other = Some(Box::new(cx.place(warp.index, other)));
-        f
-    };
-    if cx.options.hazards {
-        let w = &warp.wgmma;
-        if w.open > 0 || w.committed > w.waited && w.issued > 0 {
-            let f = Fault::new(FaultKind::WorkInFlight, "a warp exits without waiting for its wgmma");
-            return Err(place(f, w.last_pc, cx));
-        }
-        let open = warp.bulk.values().any(|g| !g.open.is_empty() || g.groups.iter().any(|x| !x.is_empty()));
-        let cp = &warp.cp_async;
-        if open || !cp.open.is_empty() || !cp.groups.iter().all(|ids| cx.copies_done(ids, false)) {
-            let f = Fault::new(
-                FaultKind::WorkInFlight,
-                "a thread exits without waiting for its asynchronous copies (commit_group and wait_group)",
-            );
-            return Err(Fault { at: Some(Box::new(cx.place(warp.index, pc))), ..f });
-        }
-    }
-    if let Some(h) = &mut cx.cluster.hazards {
-        h.exit_warp(warp.index, rank);
-    }
-    let cta = &mut cx.cluster.ctas[rank];
-    cta.live_warps -= 1;
-    if cta.live_warps == 0 {
-        exit_cta(cx, rank)?;
-    }
-    for id in 0..16 {
-        cx.cluster.settle_named(rank, id);
-    }
-    cx.cluster.settle_barrier();
-    Ok(())
-}
-
-/// The last warp of a CTA has exited: its shared memory is gone.
-fn exit_cta(cx: &mut Cx<'_>, rank: usize) -> Result<(), Fault> {
-    let touches = |k: &Kind| match k {
-        Kind::Load { cta, source, .. } => {
-            *cta == rank || matches!(source, crate::copy::Source::Shared(c, _) if *c == rank)
-        }
-        Kind::Store { cta, data: None, .. } => *cta == rank,
-        Kind::Store { .. } => false,
-        Kind::CpAsync(list) => list.iter().any(|c| c.cta == rank),
-    };
-    while let Some(i) = cx.cluster.pending.iter().position(|p| touches(&p.kind)) {
-        let p = &cx.cluster.pending[i];
-        if cx.options.hazards {
-            let mut f = Fault::new(
-                FaultKind::WorkInFlight,
-                format!("CTA {} exits while this copy uses its shared memory", cx.cluster.ctas[rank].index),
-            );
-            f.at = Some(Box::new(cx.place(p.warp, p.pc)));
-            return Err(f);
-        }
-        cx.perform(i)?;
-    }
-    if cx.options.hazards
-        && let Some((at, m)) = cx.cluster.ctas[rank].mbars.iter().find(|(_, m)| m.issued > 0)
-    {
-        let mut f = Fault::new(
-            FaultKind::WorkInFlight,
-            format!(
-                "CTA {} exits in the middle of a phase of the mbarrier at {at:#x} that copies report to",
-                cx.cluster.ctas[rank].index
-            ),
-        );
-        f.at = Some(Box::new(cx.place(m.init_warp, m.last_pc)));
-        f.notes.push(m.describe());
-        return Err(f);
-    }
-    check_peers(cx, rank)?;
-    cx.cluster.ctas[rank].exited = true;
-    Ok(())
-}
-
-/// Nothing that a peer does with this CTA's shared memory may come after its exit: some warp of the CTA
-/// must have waited for each remote access and arrival.
-fn check_peers(cx: &Cx<'_>, rank: usize) -> Result<(), Fault> {
-    let Some(h) = &cx.cluster.hazards else { return Ok(()) };
-    if cx.cluster.ctas.len() == 1 {
-        return Ok(());
-    }
-    let index = cx.cluster.ctas[rank].index;
-    let access =
-        h.exit_cta(rank, cx.cluster.warps_per_cta).map(|e| (e.warp, e.pc, "access to its shared memory"));
-    let arrival = || {
-        let remote = cx.cluster.ctas[rank].mbars.values().flat_map(|m| &m.remote);
-        remote
-            .filter(|(agent, tick, ..)| !h.exit_covers(rank, *agent, *tick))
-            .map(|r| (r.2, r.3, "arrival at its mbarrier"))
-            .next()
-    };
-    let Some((warp, pc, what)) = access.or_else(arrival) else { return Ok(()) };
-    let mut fault = Fault::new(
-        FaultKind::PeerExited,
-        format!("CTA {index} exits and none of its warps has waited for this {what} by a peer"),
-    );
-    fault.at = Some(Box::new(cx.place(warp, pc)));
-    Err(fault)
 }
 
 fn shuffle<T>(list: &mut [T], rng: &mut Rng) {

@@ -142,6 +142,8 @@ pub(crate) struct Warp {
     pub(crate) cp_async: CopyGroups,
     /// Instructions executed.
     pub(crate) clock: u64,
+    /// Instructions since the lanes were last all together.
+    pub(crate) apart: u64,
     /// The generation of the `bar.red` that this warp has arrived at.
     pub(crate) bar_red: Option<u64>,
     /// Cluster barrier phases that each lane has arrived in.

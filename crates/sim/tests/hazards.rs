@@ -83,15 +83,12 @@ fn a_missing_barrier_between_threads() {
         )
     };
     correct(&body("bar.sync 0;"), 64, 1);
-    for o in schedules() {
-        let f = run(&body(""), 64, 1, &o).unwrap_err();
-        assert!(matches!(f.kind, FaultKind::Race | FaultKind::Uninitialized), "{f}");
-        if f.kind == FaultKind::Race {
-            let line = |p: &Option<Box<Place>>| p.as_ref().and_then(|p| p.source.clone()).unwrap();
-            assert_eq!(line(&f.at), ("kernel.rs".into(), 20));
-            assert_eq!(line(&f.other), ("kernel.rs".into(), 10));
-        }
-    }
+    // Which side comes second depends on the schedule.
+    let f = broken(&body(""), 64, 1, FaultKind::Race);
+    let line = |p: Option<Box<Place>>| p.and_then(|p| p.source).unwrap();
+    let mut lines = [line(f.at), line(f.other)];
+    lines.sort();
+    assert_eq!(lines, [("kernel.rs".to_owned(), 10), ("kernel.rs".to_owned(), 20)]);
     // A second write before the readers are done.
     let again = format!(
         "{}\nst.shared.u32 [r0], 0;",

@@ -6,7 +6,7 @@ use oxigemm_sim::*;
 /// `o`; `o2` is stored beside it.
 fn module(body: &str) -> Module {
     let text = format!(
-        ".version 8.3\n.target sm_90a\n.address_size 64\n
+        ".version 8.4\n.target sm_90a\n.address_size 64\n
         .extern .shared .align 1024 .b8 smem[];
         .visible .entry k(.param .u64 out, .param .u64 in, .param .u32 n)
         {{
@@ -244,8 +244,13 @@ fn lanes_diverge_and_meet_again() {
         "setp.lt.u32 p0, t, 4; mov.u32 o, 7; @p0 bra X; bar.warp.sync 0xfffffff0; bra Y; X: mov.u32 o, 8; Y:";
     let out = run(body, &[0], &WARP);
     assert!(out.iter().enumerate().all(|(l, o)| o[0] == if l < 4 { 8 } else { 7 }));
+    // A lock that lanes of one warp hand to each other by polling.
+    let body = "setp.eq.u32 p0, t, 0; @p0 st.shared.u32 [smem], 0; bar.warp.sync -1;
+        L: ld.volatile.shared.u32 r0, [smem]; setp.ne.u32 p1, r0, t; @p1 bra L;
+        add.u32 r1, t, 1; st.volatile.shared.u32 [smem], r1; mov.u32 o, r0;";
+    assert!(run(body, &[0], &Shape { block: 4, ..WARP }).iter().enumerate().all(|(l, o)| o[0] == l as u32));
     // A table of branches.
-    let body = "and.b32 r0, t, 3; brx.idx r0, T; T: .branchtargets A, B, C, A;
+    let body = "and.b32 r0, t, 3; T: .branchtargets A, B, C, A; brx.idx r0, T;
         A: mov.u32 o, 10; bra Z; B: mov.u32 o, 20; bra Z; C: mov.u32 o, 30; Z: bar.warp.sync -1;";
     let out = run(body, &[0], &WARP);
     assert!(out.iter().enumerate().all(|(l, o)| o[0] == [10, 20, 30, 10][l & 3]));
@@ -337,8 +342,12 @@ fn memory_and_atomics() {
     assert_eq!(fault("ld.global.u32 o, [inp+256];"), FaultKind::OutOfBounds);
     assert_eq!(fault("ld.global.u32 o, [inp+2];"), FaultKind::Misaligned);
     assert_eq!(fault("ld.shared.u32 o, [smem+64];"), FaultKind::Uninitialized);
+    // Padding that comes with a vector load and is not used is no error.
+    let body = "st.shared.u32 [smem], 3; ld.shared.v4.u32 {o, r1, r2, r3}, [smem]; mov.u32 r2, 0; add.u32 o2, r2, o;";
+    assert_eq!(run(body, &[0], &Shape { block: 1, ..WARP })[0], [3, 3]);
+    assert_eq!(fault("@p0 bra E; E: ret;"), FaultKind::Uninitialized);
     assert_eq!(fault("st.shared.u32 [smem+40000], o;"), FaultKind::OutOfBounds);
-    assert_eq!(fault("ld.shared.u32 o, [0];"), FaultKind::OutOfBounds);
+    assert_eq!(fault("mov.u32 r0, 0; ld.shared.u32 o, [r0];"), FaultKind::OutOfBounds);
     assert_eq!(fault("trap;"), FaultKind::Trap);
 }
 

@@ -72,7 +72,7 @@ struct Speeds {
 const HOPPER: Speeds = Speeds {
     tensor: 12.1e6,
     memory: 4.0e6,
-    l2: 5.5e6,
+    l2: 12e6,
     feed: 85e3,
     output: 60e3,
     latency: 1.0,

@@ -2,9 +2,10 @@
 
 use super::operand::Decoder;
 use super::{CallValue, FormalSlot, Result, Symbol, copy};
-use crate::alu::{self, Mode};
+use crate::alu;
 use crate::ast::Operand;
 use crate::cvt::Cvt;
+use crate::float::Mode;
 use crate::isa::{AtomOp, Combine, Op, Reg, Shuffle, Src, Vote};
 use crate::minifloat::Round;
 use crate::types::Ty;
@@ -381,6 +382,9 @@ impl Decoder<'_, '_> {
             return self.unsupported();
         };
         let Operand::Name(name) = &operands[at] else { return self.unsupported() };
+        if super::RUNTIME.contains(&name.as_str()) {
+            return Ok(if name == "vprintf" { Op::Nop } else { Op::Trap });
+        }
         let Some(signature) = self.linker.signatures.get(name).cloned() else { return self.unsupported() };
         let list = |o: Option<&Operand>| match o {
             Some(Operand::List(v)) => v.clone(),

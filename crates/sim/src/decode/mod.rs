@@ -18,6 +18,10 @@ use crate::types::Ty;
 use operand::Decoder;
 use std::collections::{HashMap, HashSet};
 
+/// Functions of the device runtime that a module may declare and call without defining them: `printf` does
+/// nothing, the others stop the kernel.
+pub(crate) const RUNTIME: [&str; 3] = ["vprintf", "__assertfail", "abort"];
+
 /// Where the shared window of a CTA starts: the hardware keeps the first kilobyte for itself.
 pub(crate) const SHARED_BASE: u32 = 1024;
 
@@ -200,7 +204,7 @@ fn reachable<'a>(module: &'a ModuleAst, entry: &'a Function) -> Result<Vec<&'a F
         path.push(&f.name);
         for s in f.body.iter().flatten() {
             let Statement::Instruction(i) = s else { continue };
-            let Some(name) = callee(i) else { continue };
+            let Some(name) = callee(i).filter(|n| !RUNTIME.contains(n)) else { continue };
             let Some(target) = module.functions.iter().find(|g| g.name == name && g.body.is_some()) else {
                 return fail(i.at, format!("`call` of `{name}`, which this module does not define"));
             };

@@ -2,6 +2,7 @@
 
 mod atomics;
 mod barriers;
+mod control;
 mod copies;
 mod lanes;
 mod loads;
@@ -9,7 +10,7 @@ mod matrix;
 
 use crate::context::Cx;
 use crate::error::{Fault, FaultKind};
-use crate::isa::{CallCopy, Combine, Fence, Op};
+use crate::isa::{Combine, Fence, Op};
 use crate::warp::{Group, Wait, Warp, lanes};
 
 /// What happened to a warp in its turn.
@@ -75,15 +76,20 @@ fn annotate(mut fault: Fault, cx: &Cx<'_>) -> Fault {
 /// The group that is furthest behind among those that can run.
 fn pick(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<Option<usize>, Fault> {
     if warp.groups.len() == 1 && warp.groups[0].wait.is_none() {
+        warp.apart = 0;
         return Ok(Some(0));
     }
     if warp.groups.len() > 1 {
         warp.merge();
     }
+    // Lanes that stay apart for long may be polling for one another: each group gets its share.
+    warp.apart += 1;
+    let turn_around = warp.apart > 4096 && warp.apart >> 8 & 1 == 1;
+    let before = |a: u32, b: u32| if turn_around { a > b } else { a < b };
     let mut best: Option<usize> = None;
     for i in 0..warp.groups.len() {
         let Some(wait) = &warp.groups[i].wait else {
-            if best.is_none_or(|b| warp.groups[i].pc < warp.groups[b].pc) {
+            if best.is_none_or(|b| before(warp.groups[i].pc, warp.groups[b].pc)) {
                 best = Some(i);
             }
             continue;
@@ -93,7 +99,7 @@ fn pick(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<Option<usize>, Fault> {
             if let Some(Wait::Bar { .. }) = g.wait.take() {
                 g.pc += 1;
             }
-            if best.is_none_or(|b| warp.groups[i].pc < warp.groups[b].pc) {
+            if best.is_none_or(|b| before(warp.groups[i].pc, warp.groups[b].pc)) {
                 best = Some(i);
             }
         }
@@ -183,7 +189,9 @@ fn uninitialized(warp: &Warp, cx: &Cx<'_>, r: u32, lanes_of: u32) -> Fault {
         Some(pc) => {
             let mut fault = Fault::new(
                 FaultKind::Uninitialized,
-                format!("register {name} is used in lane {lane} and was loaded from memory that nothing wrote"),
+                format!(
+                    "register {name} is used in lane {lane} and was loaded from memory that nothing wrote"
+                ),
             );
             fault.other = Some(Box::new(cx.place(warp.index, *pc)));
             fault
@@ -353,10 +361,12 @@ fn execute(
         Op::Branch { target } => {
             Ok(if active == mask { Next::Jump(*target) } else { Next::Split(*target, active) })
         }
-        Op::BranchIndexed { index, targets } => branch_indexed(warp, g, *index, targets, mask, active, pc),
-        Op::Call { target, args, .. } => call(warp, g, cx, *target, args, mask, active, pc),
-        Op::Return => Ok(leave(warp, g, cx, active, pc, false)),
-        Op::Exit => Ok(leave(warp, g, cx, active, pc, true)),
+        Op::BranchIndexed { index, targets } => {
+            control::branch_indexed(warp, g, *index, targets, mask, active, pc)
+        }
+        Op::Call { target, args, .. } => control::call(warp, g, *target, args, mask, active, pc),
+        Op::Return => Ok(control::leave(warp, g, cx, active, pc, false)),
+        Op::Exit => Ok(control::leave(warp, g, cx, active, pc, true)),
         Op::Trap => Err(Fault::new(FaultKind::Trap, "the kernel executed `trap`")),
         Op::Nop | Op::GridDependency | Op::SetMaxReg | Op::TensorPrefetch { .. } => {
             if let Op::SetMaxReg = inst.op {
@@ -449,132 +459,5 @@ fn other(
             matrix::matrix(warp, cx, op, pc)
         }
         _ => Err(Fault::new(FaultKind::BadOperand, "the instruction has no executor")),
-    }
-}
-
-fn branch_indexed(
-    warp: &mut Warp,
-    g: usize,
-    index: crate::isa::Src,
-    targets: &[u32],
-    mask: u32,
-    active: u32,
-    pc: u32,
-) -> Result<Next, Fault> {
-    let stack = warp.groups[g].stack.clone();
-    let mut parts: Vec<(u32, u32)> = Vec::new();
-    if active != mask {
-        parts.push((pc + 1, mask & !active));
-    }
-    for l in lanes(active) {
-        let i = warp.value(index, l) as u32 as usize;
-        let Some(target) = targets.get(i) else {
-            return Err(Fault::new(
-                FaultKind::BadOperand,
-                format!("branch index {i} of {} targets", targets.len()),
-            ));
-        };
-        match parts.iter_mut().find(|p| p.0 == *target) {
-            Some(p) => p.1 |= 1 << l,
-            None => parts.push((*target, 1 << l)),
-        }
-    }
-    for (i, (target, lanes)) in parts.into_iter().enumerate() {
-        if i == 0 {
-            warp.groups[g].pc = target;
-            warp.groups[g].mask = lanes;
-        } else {
-            let stack = stack.clone();
-            warp.groups.push(Group { pc: target, mask: lanes, wait: None, timed_out: false, stack });
-        }
-    }
-    Ok(Next::Done)
-}
-
-fn copy_values(warp: &mut Warp, copies: &[CallCopy], active: u32) {
-    for l in lanes(active) {
-        for c in copies {
-            match *c {
-                CallCopy::Bytes { from, to, len } => {
-                    let base = l * warp.local_bytes;
-                    warp.local
-                        .copy_within(base + from as usize..base + (from + len) as usize, base + to as usize);
-                }
-                CallCopy::Value { from, to } => {
-                    let v = warp.value(from, l);
-                    warp.set(to, l, v);
-                }
-            }
-        }
-    }
-}
-
-#[allow(clippy::too_many_arguments)]
-fn call(
-    warp: &mut Warp,
-    g: usize,
-    _cx: &mut Cx<'_>,
-    target: u32,
-    args: &[CallCopy],
-    mask: u32,
-    active: u32,
-    pc: u32,
-) -> Result<Next, Fault> {
-    copy_values(warp, args, active);
-    if active != mask {
-        let stack = warp.groups[g].stack.clone();
-        warp.groups.push(Group { pc: pc + 1, mask: mask & !active, wait: None, timed_out: false, stack });
-        warp.groups[g].mask = active;
-    }
-    let group = &mut warp.groups[g];
-    group.stack.push(pc + 1);
-    group.pc = target;
-    Ok(Next::Done)
-}
-
-/// `ret` and `exit`: back to the caller, or out of the kernel.
-fn leave(warp: &mut Warp, g: usize, cx: &mut Cx<'_>, active: u32, pc: u32, exit: bool) -> Next {
-    let mask = warp.groups[g].mask;
-    let back = if exit { None } else { warp.groups[g].stack.last().copied() };
-    match back {
-        Some(to) => {
-            let caller = &cx.kernel.code[to as usize - 1];
-            if let Op::Call { ret, .. } = &caller.op {
-                copy_values(warp, ret, active);
-                for c in ret {
-                    if let CallCopy::Value { to, .. } = c {
-                        warp.written[*to as usize] |= active;
-                    }
-                }
-            }
-            if active != mask {
-                let stack = warp.groups[g].stack.clone();
-                warp.groups.push(Group {
-                    pc: pc + 1,
-                    mask: mask & !active,
-                    wait: None,
-                    timed_out: false,
-                    stack,
-                });
-                warp.groups[g].mask = active;
-            }
-            let group = &mut warp.groups[g];
-            group.stack.pop();
-            group.pc = to;
-            Next::Done
-        }
-        None => {
-            warp.exited |= active;
-            *cx.progress += 1;
-            let rank = warp.env.rank as usize;
-            cx.cluster.ctas[rank].live_threads -= active.count_ones();
-            if active == mask {
-                warp.groups.swap_remove(g);
-            } else {
-                warp.groups[g].mask &= !active;
-                warp.groups[g].pc = pc + 1;
-            }
-            Next::Done
-        }
     }
 }

@@ -1,0 +1,281 @@
+//! Checks that compare products with the reference: shapes, layouts, kernels.
+
+use oxigemm::plan::{self, Choice, Shape};
+use oxigemm::{Addend, DType, GemmOptions, Tensor, fp8_gemm_nt, random};
+use oxigemm_kernels::fp8_slim;
+use oxigemm_kernels::launch::Config;
+
+use super::{Check, Setup, ensure};
+use crate::Failure;
+use crate::problem::{AddendKind, Host, ScaleOrder, Spec};
+use crate::verdict::{self, Effort};
+
+const ADDENDS: [AddendKind; 3] = [AddendKind::None, AddendKind::Inplace, AddendKind::Other];
+const ORDERS: [ScaleOrder; 4] = [ScaleOrder::Row, ScaleOrder::RowPadded, ScaleOrder::Mn, ScaleOrder::Odd];
+const D_TYPES: [DType; 2] = [DType::Bf16, DType::F32];
+
+/// Sizes on both sides of where something changes: vectors, tiles, blocks of K.
+const ROWS: [usize; 20] = [1, 2, 3, 7, 8, 9, 16, 17, 31, 64, 65, 96, 127, 128, 129, 191, 255, 257, 384, 521];
+const COLUMNS: [usize; 20] =
+    [1, 2, 3, 7, 8, 9, 24, 63, 64, 65, 97, 112, 127, 128, 129, 145, 176, 257, 576, 1031];
+const DEPTHS: [usize; 18] =
+    [1, 2, 15, 16, 17, 100, 127, 128, 129, 255, 256, 257, 384, 512, 641, 1024, 1999, 3072];
+/// Multiplications of one case: the reference has to compute them too.
+const LARGEST: usize = 100_000_000;
+
+pub fn checks() -> Vec<Check> {
+    let mut checks = vec![
+        Check::anywhere("sizes of zero", nothing_to_multiply),
+        Check::anywhere("random shapes and layouts", random_cases),
+        Check::anywhere("gaps between rows, unaligned D", gaps),
+        Check::anywhere("operands at the end of memory", at_the_end),
+        Check::anywhere("bad arguments", bad_arguments),
+        Check::anywhere("20 repeats give the same bits", repeats),
+        Check::on_gpu("a limited number of multiprocessors", limited),
+    ];
+    for config in Config::all() {
+        checks.push(Check::on_gpu(format!("kernel {}", config.name()), move |setup| kernel(setup, config)));
+    }
+    checks
+}
+
+/// Numbers of a seed, one after another.
+struct Draw {
+    seed: u64,
+    next: u64,
+}
+
+impl Draw {
+    fn new(seed: u64, salt: u64) -> Draw {
+        Draw { seed: seed.wrapping_mul(1000).wrapping_add(salt), next: 0 }
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        self.next += 1;
+        (random::bits(self.seed, self.next) % end as u64) as usize
+    }
+
+    fn of<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+
+    /// A size of the list, or any up to its last.
+    fn size(&mut self, from: &[usize]) -> usize {
+        if self.below(4) == 0 { 1 + self.below(from[from.len() - 1]) } else { self.of(from) }
+    }
+
+    fn spec(&mut self) -> Spec {
+        let (mut m, mut n, k) = (self.size(&ROWS), self.size(&COLUMNS), self.size(&DEPTHS));
+        while m * n * k > LARGEST {
+            (m, n) = (m.div_ceil(2), n.div_ceil(2));
+        }
+        let gaps = self.below(3) == 0;
+        Spec {
+            d_type: self.of(&D_TYPES),
+            addend: self.of(&ADDENDS),
+            sfa: self.of(&ORDERS),
+            sfb: self.of(&ORDERS),
+            ab_padding: if gaps { self.below(4) } else { 0 },
+            d_padding: if gaps { self.below(10) } else { 0 },
+            d_offset: if gaps { self.below(9) } else { 0 },
+            at_end: self.below(8) == 0,
+            seed: self.below(1 << 20) as u64,
+            ..Spec::new(m, n, k)
+        }
+    }
+}
+
+/// Runs a problem and compares every element; D starts as poison, and so does everything around it.
+fn product(setup: &Setup, spec: Spec, options: &GemmOptions) -> Result<f64, Failure> {
+    let about = |what: &str| {
+        let choice = options.choice.map_or(String::new(), |choice| format!(" by {}", plan::name(&choice)));
+        format!("{spec}{choice}: {what}")
+    };
+    setup.now(about("this"));
+    let host = Host::draw(spec)?;
+    let mut operands = host.upload(&setup.device)?;
+    operands.run(options).map_err(|error| about(&error.to_string()))?;
+    setup.device.synchronize().map_err(|error| about(&error.to_string()))?;
+    let verdict = verdict::judge(&host, &operands.result()?, Effort::QUICK)?;
+    ensure(verdict.right, || {
+        about(&format!(
+            "diff {:.2e}, worst element {:.2} of what is allowed",
+            verdict.diff, verdict.worst_element
+        ))
+    })?;
+    ensure(operands.surroundings_untouched()?, || about("memory outside of D was written to"))?;
+    Ok(verdict.worst_element)
+}
+
+fn products(setup: &Setup, cases: impl Iterator<Item = (Spec, GemmOptions)>) -> Result<String, Failure> {
+    let (mut count, mut worst) = (0, 0.0f64);
+    for (spec, options) in cases {
+        worst = worst.max(product(setup, spec, &options)?);
+        count += 1;
+    }
+    Ok(format!("{count} products, the worst element at {worst:.2} of what is allowed"))
+}
+
+fn random_cases(setup: &Setup) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup.seed, 1);
+    products(setup, (0..setup.count(200)).map(|_| (draw.spec(), GemmOptions::default())))
+}
+
+fn gaps(setup: &Setup) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup.seed, 2);
+    let offsets = [0, 1, 2, 3, 4, 7, 8];
+    let cases = (0..setup.count(60)).map(|i| {
+        let spec = Spec {
+            ab_padding: i % 3,
+            d_padding: offsets[i % 7],
+            d_offset: offsets[(i / 2) % 7],
+            at_end: false,
+            ..draw.spec()
+        };
+        (spec, GemmOptions::default())
+    });
+    products(setup, cases)
+}
+
+fn at_the_end(setup: &Setup) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup.seed, 3);
+    let cases = (0..setup.count(20)).map(|_| (Spec { at_end: true, ..draw.spec() }, GemmOptions::default()));
+    products(setup, cases)
+}
+
+fn nothing_to_multiply(setup: &Setup) -> Result<String, Failure> {
+    let mut count = 0;
+    for (m, n, k) in [(0, 64, 128), (64, 0, 128), (5, 7, 0), (1, 1, 0), (300, 129, 0), (0, 0, 0)] {
+        for addend in ADDENDS {
+            for d_type in D_TYPES {
+                let spec = Spec { addend, d_type, d_padding: 3, d_offset: 1, ..Spec::new(m, n, k) };
+                let host = Host::draw(spec)?;
+                let mut operands = host.upload(&setup.device)?;
+                operands.run(&GemmOptions::default()).map_err(|error| format!("{spec}: {error}"))?;
+                setup.device.synchronize()?;
+                let expected = host.c.clone().unwrap_or_else(|| vec![0.0; m * n]);
+                ensure(operands.result()? == expected, || format!("{spec}: D is not C, or not 0"))?;
+                ensure(operands.surroundings_untouched()?, || format!("{spec}: written outside of D"))?;
+                count += 1;
+            }
+        }
+    }
+    Ok(format!("{count} calls: D became C or 0"))
+}
+
+/// One kernel, forced: every output type, addend and layout of scales, with launches and shapes of all kinds.
+fn kernel(setup: &Setup, config: Config) -> Result<String, Failure> {
+    let limits = *setup.cuda()?.limits();
+    let mut draw = Draw::new(setup.seed, 4);
+    let mut cases = Vec::new();
+    for (i, (d_type, addend, sfa)) in combinations().enumerate() {
+        let mut spec = Spec { d_type, addend, sfa, sfb: ORDERS[(i + i / 4) % 4], ..draw.spec() };
+        if i % 3 == 0 {
+            // What the benchmark takes: whole tiles, aligned output, a deep K.
+            spec = Spec {
+                ab_padding: 0,
+                d_padding: 0,
+                d_offset: 0,
+                ..Spec { d_type, addend, sfa, sfb: spec.sfb, seed: spec.seed, ..Spec::new(256, 512, 768) }
+            };
+        }
+        let shape = Shape { m: spec.m as u32, n: spec.n as u32, k: spec.k as u32 };
+        let fits = |choice: &Choice| plan::Plan::of(*choice, shape, &limits).is_some();
+        let choices: Vec<Choice> = launches(config).into_iter().filter(fits).collect();
+        ensure(!choices.is_empty(), || format!("{spec}: no launch fits"))?;
+        let options = GemmOptions { choice: Some(choices[i % choices.len()]), ..Default::default() };
+        cases.push((spec, options));
+    }
+    // Every launch at least once, also where there are more of them than combinations.
+    for choice in launches(config) {
+        let spec = Spec::new(130, 392, 1152);
+        let shape = Shape { m: 130, n: 392, k: 1152 };
+        if plan::Plan::of(choice, shape, &limits).is_some() {
+            cases.push((spec, GemmOptions { choice: Some(choice), ..Default::default() }));
+        }
+    }
+    let step = if setup.quick { 3 } else { 1 };
+    products(setup, cases.into_iter().step_by(step))
+}
+
+fn combinations() -> impl Iterator<Item = (DType, AddendKind, ScaleOrder)> {
+    D_TYPES
+        .into_iter()
+        .flat_map(|d_type| ADDENDS.into_iter().map(move |addend| (d_type, addend)))
+        .flat_map(|(d_type, addend)| ORDERS.into_iter().map(move |order| (d_type, addend, order)))
+}
+
+/// Every way to launch a kernel, but only some numbers of stages.
+fn launches(config: Config) -> Vec<Choice> {
+    match config {
+        Config::Wide(config) => [(1, 1), (1, 2), (2, 1), (2, 2)]
+            .map(|(cluster_m, cluster_n)| Choice::Wide { config, cluster_m, cluster_n })
+            .to_vec(),
+        Config::Slim(config) => fp8_slim::SPLITS
+            .into_iter()
+            .flat_map(|split| [2, 3, 6, 16].map(|stages| Choice::Slim { config, split, stages }))
+            .collect(),
+    }
+}
+
+fn repeats(setup: &Setup) -> Result<String, Failure> {
+    let gpu = setup.device.as_cuda().is_some();
+    let shapes: &[(usize, usize, usize)] = if gpu {
+        &[
+            (1, 576, 7168),
+            (64, 2112, 1536),
+            (128, 4096, 512),
+            (300, 1000, 1000),
+            (1024, 2048, 2048),
+            (4096, 2112, 512),
+        ]
+    } else {
+        &[(17, 130, 300)]
+    };
+    for &(m, n, k) in shapes {
+        let mut operands = Host::draw(Spec::new(m, n, k))?.upload(&setup.device)?;
+        operands.run(&GemmOptions::default())?;
+        let first = operands.d.to_bytes()?;
+        for repeat in 1..20 {
+            operands.poison()?;
+            operands.run(&GemmOptions::default())?;
+            ensure(operands.d.to_bytes()? == first, || {
+                format!("{m}x{n}x{k}: repeat {repeat} gave other bits")
+            })?;
+        }
+    }
+    Ok(format!("{} shapes", shapes.len()))
+}
+
+fn limited(setup: &Setup) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup.seed, 5);
+    let all = setup.cuda()?.limits().sms;
+    let cases = [1, 2, 3, 24, 64, all - 1, all, all + 7]
+        .map(|sms| (draw.spec(), GemmOptions { num_sms: Some(sms), ..Default::default() }));
+    products(setup, cases.into_iter())
+}
+
+fn bad_arguments(setup: &Setup) -> Result<String, Failure> {
+    let device = &setup.device;
+    let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, device);
+    let (a, sfa) = (new(DType::E4m3, &[8, 256])?, new(DType::F32, &[8, 2])?);
+    let (b, sfb) = (new(DType::E4m3, &[64, 256])?, new(DType::F32, &[1, 2])?);
+    let wrong = [
+        (new(DType::F16, &[8, 64])?, "d"),
+        (new(DType::Bf16, &[8, 65])?, "d"),
+        (new(DType::Bf16, &[64, 8])?.transpose(0, 1)?, "d"),
+    ];
+    for (mut d, argument) in wrong {
+        let result = fp8_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut d, &GemmOptions::default());
+        ensure(matches!(&result, Err(error) if error.argument() == Some(argument)), || {
+            format!("{result:?}")
+        })?;
+    }
+    let mut d = new(DType::Bf16, &[8, 64])?;
+    let narrow = new(DType::E4m3, &[8, 264])?.narrow(1, 0, 256)?;
+    let result = fp8_gemm_nt((&narrow, &sfa), (&b, &sfb), Addend::None, &mut d, &GemmOptions::default());
+    ensure(matches!(&result, Err(error) if error.argument() == Some("a")), || format!("{result:?}"))?;
+    let result = fp8_gemm_nt((&a, &sfb), (&b, &sfb), Addend::None, &mut d, &GemmOptions::default());
+    ensure(matches!(&result, Err(error) if error.argument() == Some("sfa")), || format!("{result:?}"))?;
+    Ok("refused, each with its name".to_owned())
+}

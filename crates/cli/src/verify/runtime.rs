@@ -1,0 +1,326 @@
+//! Checks of what is around the kernels: graphs, raw pointers, threads, compilations, host time.
+
+use std::time::Instant;
+
+use oxigemm::plan::{self, Limits};
+use oxigemm::{Cuda, Device, GemmOptions, RawFp8Gemm, fp8_gemm_nt_raw, random};
+use oxigemm_cuda::CubinCache;
+use oxigemm_kernels::launch::Config;
+
+use super::{Check, Setup, ensure};
+use crate::Failure;
+use crate::counting::allocations;
+use crate::problem::{AddendKind, Host, Operands, ScaleOrder, Spec};
+use crate::verdict::{self, Effort};
+
+/// The host time of a call whose shape was seen before.
+const SECOND_CALL_US: f64 = 4.0;
+/// The first call of a kernel with nothing cached.
+const FIRST_CALL_MS: f64 = 500.0;
+/// The first call of a kernel whose cubin is cached.
+const CACHED_CALL_MS: f64 = 20.0;
+
+pub fn checks() -> Vec<Check> {
+    vec![
+        Check::on_gpu("graph capture and replay", graphs),
+        Check::on_gpu("raw pointers", raw_pointers),
+        Check::on_gpu("programmatic launches", programmatic),
+        Check::on_gpu("threads on one device", threads),
+        Check::on_gpu("200 random shapes without a compilation", no_compilations),
+        Check::on_gpu("the second call of a shape", second_call),
+        Check::on_gpu("first call, nothing cached", first_call),
+        Check::on_gpu("first call, cubin cached", cached_call),
+    ]
+}
+
+fn on(device: &Device, spec: Spec) -> Result<(Host, Operands), Failure> {
+    let host = Host::draw(spec)?;
+    let operands = host.upload(device)?;
+    Ok((host, operands))
+}
+
+/// A graph that computes a product, adds to it, and clears another, launched twice on poison.
+fn graphs(setup: &Setup) -> Result<String, Failure> {
+    let cuda = setup.cuda()?;
+    let stream = cuda.new_stream()?;
+    let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
+    let shapes = [(1, 576, 7168), (64, 2112, 1024), (384, 1024, 1024), (33, 77, 200)];
+    for (m, n, k) in shapes {
+        let (host, mut product) = on(&setup.device, Spec::new(m, n, k))?;
+        let (_, mut cleared) = on(&setup.device, Spec::new(m, n, 0))?;
+        product.run(&options)?;
+        cleared.run(&options)?;
+        let expected = product.d.to_bytes()?;
+        let graph = stream.capture(|_| -> oxigemm::Result<()> {
+            product.run(&options)?;
+            cleared.run(&options)
+        })?;
+        for _ in 0..2 {
+            product.poison()?;
+            cleared.poison()?;
+            graph.launch(&stream)?;
+            stream.synchronize()?;
+            ensure(product.d.to_bytes()? == expected, || {
+                format!("{}: the graph gave other bits", host.spec)
+            })?;
+            ensure(cleared.result()?.iter().all(|x| *x == 0.0), || "k = 0 did not clear D".to_owned())?;
+        }
+    }
+    Ok(format!("{} graphs, each launched twice", shapes.len()))
+}
+
+/// The unsafe function, with scales that have gaps in both directions.
+fn raw_pointers(setup: &Setup) -> Result<String, Failure> {
+    let cuda = setup.cuda()?;
+    let stream = cuda.new_stream()?;
+    let cases = [
+        (5, 200, 300, AddendKind::None),
+        (129, 384, 1000, AddendKind::Inplace),
+        (300, 96, 512, AddendKind::Other),
+    ];
+    for (m, n, k, addend) in cases {
+        let spec = Spec { addend, ..Spec::new(m, n, k) };
+        let (host, operands) = on(&setup.device, spec)?;
+        let spread = |scales: &[f32], [rows, blocks]: [usize; 2]| -> Result<_, Failure> {
+            let mut values = vec![f32::NAN; rows * blocks * 6];
+            for (i, scale) in scales.iter().enumerate() {
+                values[i / blocks * blocks * 6 + i % blocks * 2] = *scale;
+            }
+            Ok((oxigemm::Tensor::from_slice(&values, &[values.len()], &setup.device)?, [blocks * 6, 2]))
+        };
+        let (sfa, sfa_strides) = spread(&host.a.scales, host.a.scale_dims())?;
+        let (sfb, sfb_strides) = spread(&host.b.scales, host.b.scale_dims())?;
+        let c = match addend {
+            AddendKind::None => 0,
+            AddendKind::Inplace => operands.d.address(),
+            AddendKind::Other => operands.c.as_ref().map_or(0, oxigemm::Tensor::address),
+        };
+        let gemm = RawFp8Gemm {
+            m,
+            n,
+            k,
+            a: operands.a.address(),
+            a_pitch: operands.a.strides()[0],
+            sfa: sfa.address(),
+            sfa_strides,
+            b: operands.b.address(),
+            b_pitch: operands.b.strides()[0],
+            sfb: sfb.address(),
+            sfb_strides,
+            c,
+            c_pitch: n,
+            d: operands.d.address(),
+            d_pitch: operands.d.strides()[0],
+            d_type: spec.d_type,
+        };
+        // SAFETY: the stream is ours, and all tensors live until it is done.
+        unsafe {
+            let stream = cuda.stream_from_raw(stream.raw());
+            let options = GemmOptions { stream: Some(stream), ..Default::default() };
+            fp8_gemm_nt_raw(cuda, &gemm, &options)?;
+            let null = RawFp8Gemm { b: 0, ..gemm };
+            let error = fp8_gemm_nt_raw(cuda, &null, &options);
+            ensure(matches!(&error, Err(error) if error.argument() == Some("b")), || format!("{error:?}"))?;
+        }
+        stream.synchronize()?;
+        let verdict = verdict::judge(&host, &operands.result()?, Effort::QUICK)?;
+        ensure(verdict.right, || format!("{spec}: {verdict:?}"))?;
+        ensure(operands.surroundings_untouched()?, || format!("{spec}: written outside of D"))?;
+    }
+    Ok(format!("{} products, and null was refused", cases.len()))
+}
+
+/// Kernels that each add to what the one before wrote, with and without early starts.
+fn programmatic(setup: &Setup) -> Result<String, Failure> {
+    let shapes = [(1, 2112, 2048), (64, 576, 2048), (512, 1024, 512), (1024, 2112, 256)];
+    for (m, n, k) in shapes {
+        let mut results = Vec::new();
+        for programmatic in [false, true] {
+            let spec = Spec { addend: AddendKind::Inplace, ..Spec::new(m, n, k) };
+            let (_, mut operands) = on(&setup.device, spec)?;
+            let options = GemmOptions { programmatic, ..Default::default() };
+            for _ in 0..20 {
+                operands.run(&options)?;
+            }
+            results.push(operands.d.to_bytes()?);
+        }
+        ensure(results[0] == results[1], || format!("{m}x{n}x{k}: early starts changed the result"))?;
+    }
+    Ok(format!("{} chains of 20 kernels", shapes.len()))
+}
+
+/// Threads with streams of their own on one device get the bits that one thread gets.
+fn threads(setup: &Setup) -> Result<String, Failure> {
+    const THREADS: u64 = 8;
+    let cuda = Cuda::open(setup.cuda()?.gpu().ordinal())?;
+    let device = Device::Cuda(cuda.clone());
+    let specs: Vec<Spec> = (0..THREADS)
+        .map(|i| Spec { seed: i, ..Spec::new(1 + 37 * i as usize, 576, 1024 + 128 * (i as usize % 3)) })
+        .collect();
+    let expected = specs.iter().map(|spec| -> Result<_, Failure> {
+        let (_, mut operands) = on(&setup.device, *spec)?;
+        operands.run(&GemmOptions::default())?;
+        Ok(operands.d.to_bytes()?)
+    });
+    let expected = expected.collect::<Result<Vec<_>, _>>()?;
+    let work = |spec: &Spec, expected: &[u8]| -> Result<(), Failure> {
+        let (_, mut operands) = on(&device, *spec)?;
+        let options = GemmOptions { stream: Some(cuda.new_stream()?), ..Default::default() };
+        for _ in 0..20 {
+            operands.run(&options)?;
+        }
+        ensure(operands.d.to_bytes()? == expected, || format!("{spec}: other bits than on one thread"))
+    };
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = specs
+            .iter()
+            .zip(&expected)
+            .map(|(spec, expected)| scope.spawn(|| work(spec, expected)))
+            .collect();
+        handles
+            .into_iter()
+            .try_for_each(|handle| handle.join().map_err(|_| Failure::from("a thread panicked"))?)
+    })?;
+    Ok(format!("{THREADS} threads of 20 calls each, on a device with nothing loaded"))
+}
+
+/// The closed set is loaded once; no shape needs more.
+fn no_compilations(setup: &Setup) -> Result<String, Failure> {
+    let cuda = setup.cuda()?;
+    cuda.load_all()?;
+    let before = cuda.stats();
+    let mut kernels = std::collections::BTreeSet::new();
+    let size = |i: u64, which: u64, largest: u64| {
+        // Evenly over orders of magnitude.
+        let part = (random::bits(setup.seed ^ 0x51, 3 * i + which) % 1000) as f64 / 1000.0;
+        (largest as f64).powf(part).round().max(1.0) as usize
+    };
+    const SHAPES: u64 = 200;
+    for i in 0..SHAPES {
+        let (m, n, k) = (size(i, 0, 8192), size(i, 1, 8192), size(i, 2, 4096));
+        let (a, b) = (k.next_multiple_of(16) * m, k.next_multiple_of(16) * n);
+        let blocks = k.div_ceil(128);
+        let bytes = [a, b, 4 * m * blocks, 4 * n.div_ceil(128) * blocks, 2 * m * n];
+        let buffers = bytes.map(|bytes| cuda.gpu().alloc(bytes));
+        let [a, b, sfa, sfb, d] = buffers.map(|buffer| buffer.map_err(Failure::from));
+        let (mut a, mut b, mut sfa, mut sfb, d) = (a?, b?, sfa?, sfb?, d?);
+        for buffer in [&mut a, &mut b, &mut sfa, &mut sfb] {
+            buffer.fill_u8(0)?;
+        }
+        let gemm = RawFp8Gemm {
+            m,
+            n,
+            k,
+            a: a.ptr(),
+            a_pitch: k.next_multiple_of(16),
+            sfa: sfa.ptr(),
+            sfa_strides: [blocks, 1],
+            b: b.ptr(),
+            b_pitch: k.next_multiple_of(16),
+            sfb: sfb.ptr(),
+            sfb_strides: [blocks, 1],
+            c: 0,
+            c_pitch: 0,
+            d: d.ptr(),
+            d_pitch: n,
+            d_type: oxigemm::DType::Bf16,
+        };
+        // SAFETY: the buffers are as large as the shape needs, and freeing them waits for the kernel.
+        unsafe { fp8_gemm_nt_raw(cuda, &gemm, &GemmOptions::default())? };
+        setup.now(format!("m={m} n={n} k={k}"));
+        setup.device.synchronize().map_err(|error| format!("m={m} n={n} k={k}: {error}"))?;
+        let shape = plan::Shape { m: m as u32, n: n as u32, k: k as u32 };
+        kernels.insert(plan::Plan::best(shape, cuda.limits()).choice.config().name());
+    }
+    let after = cuda.stats();
+    let compiled = after.compilations() - before.compilations();
+    ensure(compiled == 0, || format!("{compiled} compilations"))?;
+    Ok(format!("{SHAPES} shapes on {} of {} loaded kernels: 0 compilations", kernels.len(), after.kernels))
+}
+
+/// What a call costs the host once its shape was seen.
+fn second_call(setup: &Setup) -> Result<String, Failure> {
+    const CALLS: usize = 2000;
+    let mut notes = Vec::new();
+    for (name, spec) in [
+        ("plain", Spec::new(1, 256, 256)),
+        ("in place", Spec { addend: AddendKind::Inplace, sfa: ScaleOrder::Mn, ..Spec::new(128, 256, 256) }),
+    ] {
+        let (_, mut operands) = on(&setup.device, spec)?;
+        let options = GemmOptions { stream: Some(setup.cuda()?.new_stream()?), ..Default::default() };
+        operands.run(&options)?;
+        setup.device.synchronize()?;
+        let (result, count) = allocations(|| operands.run(&options));
+        result?;
+        ensure(count == 0, || format!("{name}: {count} allocations"))?;
+        let mut times = Vec::with_capacity(CALLS);
+        for i in 0..CALLS {
+            let started = Instant::now();
+            operands.run(&options)?;
+            times.push(started.elapsed().as_secs_f64() * 1e6);
+            if i % 64 == 0 {
+                // A full queue would make the host wait.
+                setup.device.synchronize()?;
+            }
+        }
+        times.sort_by(f64::total_cmp);
+        let median = times[CALLS / 2];
+        ensure(median < SECOND_CALL_US, || format!("{name}: {median:.2} us of host time in the median"))?;
+        notes.push(format!("{name} {median:.2} us"));
+    }
+    Ok(format!("{} of host time, 0 allocations", notes.join(", ")))
+}
+
+/// The first call of some kernels on a device that has nothing loaded, with a given cache.
+fn first_calls(setup: &Setup, cache: &CubinCache) -> Result<(f64, String), Failure> {
+    let ordinal = setup.cuda()?.gpu().ordinal();
+    let mut worst = (0.0, String::new());
+    for config in Config::all().step_by(if setup.quick { 5 } else { 1 }) {
+        setup.now(format!("the first call of {}", config.name()));
+        let cuda = Cuda::with_cache(ordinal, cache.clone())?;
+        let spec = Spec::new(1, 128, 256);
+        let choice = plan::candidates(plan::Shape { m: 1, n: 128, k: 256 }, Limits::h200())
+            .find(|choice| choice.config() == config)
+            .ok_or_else(|| format!("{} serves no small shape", config.name()))?;
+        let (_, mut operands) = on(&Device::Cuda(cuda.clone()), spec)?;
+        let started = Instant::now();
+        operands.run(&GemmOptions { choice: Some(choice), ..Default::default() })?;
+        cuda.gpu().synchronize()?;
+        let ms = started.elapsed().as_secs_f64() * 1e3;
+        if ms > worst.0 {
+            let by = cuda.loaded().first().map_or(String::new(), |loaded| loaded.provenance.to_string());
+            worst = (ms, format!("{} ({by})", config.name()));
+        }
+    }
+    Ok(worst)
+}
+
+fn first_call(setup: &Setup) -> Result<String, Failure> {
+    let dir = tempfile::tempdir()?;
+    let mut notes = Vec::new();
+    for (name, cache) in
+        [("as found", CubinCache::at(dir.path())), ("without ptxas", CubinCache::disabled().without_ptxas())]
+    {
+        let (ms, kernel) = first_calls(setup, &cache)?;
+        ensure(ms < FIRST_CALL_MS, || format!("{name}: {ms:.0} ms for {kernel}"))?;
+        notes.push(format!("{name} at most {ms:.0} ms, {kernel}"));
+    }
+    Ok(notes.join("; "))
+}
+
+fn cached_call(setup: &Setup) -> Result<String, Failure> {
+    let dir = tempfile::tempdir()?;
+    let cache = CubinCache::at(dir.path());
+    first_calls(setup, &cache)?;
+    let before = cache.stats();
+    if before.compiled_by_ptxas == 0 {
+        return Ok("no ptxas here: the driver compiles and keeps its own cache".to_owned());
+    }
+    let (ms, kernel) = first_calls(setup, &cache)?;
+    let after = cache.stats();
+    ensure(after.compiled_by_ptxas == before.compiled_by_ptxas, || {
+        "a cached kernel was assembled".to_owned()
+    })?;
+    ensure(ms < CACHED_CALL_MS, || format!("{ms:.1} ms for {kernel}"))?;
+    Ok(format!("at most {ms:.1} ms, {kernel}"))
+}

@@ -1,0 +1,39 @@
+//! Every kernel of the closed set becomes good code: no spill, no stack, no dropped `setmaxnreg`, no serialized
+//! `wgmma`. The assembler's wrapper makes each of them an error.
+
+use oxigemm_cuda::PtxModule;
+use oxigemm_cuda::assemble::Ptxas;
+use oxigemm_kernels::launch::Config;
+use rayon::prelude::*;
+
+#[test]
+fn every_configuration_assembles_without_spills() {
+    let Some(ptxas) = Ptxas::find() else {
+        assert!(
+            std::env::var_os("OXIGEMM_PTXAS").is_none_or(|path| path == "none"),
+            "OXIGEMM_PTXAS does not name an assembler that runs"
+        );
+        eprintln!("no ptxas here: nothing was assembled");
+        return;
+    };
+    let configs: Vec<Config> = Config::all().collect();
+    let faults: Vec<String> = configs
+        .par_iter()
+        .filter_map(|config| {
+            let name = config.name();
+            let module = match config.build() {
+                Ok(module) => module,
+                Err(error) => return Some(format!("{name}: {error}")),
+            };
+            let ptx = PtxModule { name: &name, text: &module.text, arch: "sm_90a" };
+            match ptxas.assemble(&ptx) {
+                Err(error) => Some(error.to_string()),
+                Ok(assembled) => {
+                    let entry = assembled.report.entries.iter().find(|entry| entry.name == name);
+                    entry.is_none().then(|| format!("{name}: the cubin has no kernel of that name"))
+                }
+            }
+        })
+        .collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}

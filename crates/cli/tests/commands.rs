@@ -1,0 +1,172 @@
+//! The command line on a machine that may have no GPU.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn oxigemm(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_oxigemm")).args(arguments).output().expect("the program starts")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("the output is text")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("messages are text")
+}
+
+/// Runs a command that must succeed, and reads its JSON lines.
+fn json(arguments: &[&str]) -> Vec<Value> {
+    let output = oxigemm(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
+    stdout(&output).lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+}
+
+/// Runs a command that must fail, and gives its exit status and message.
+fn refused(arguments: &[&str]) -> (i32, String) {
+    let output = oxigemm(arguments);
+    assert!(!output.status.success(), "{arguments:?} succeeded: {}", stdout(&output));
+    (output.status.code().expect("it was not killed"), stderr(&output))
+}
+
+#[test]
+fn help_names_every_command_and_the_common_flags() {
+    let help = stdout(&oxigemm(&["--help"]));
+    for word in ["devices", "gemm", "verify", "bench", "inspect", "prebuild", "--device", "--json"] {
+        assert!(help.contains(word), "{word} in\n{help}");
+    }
+    for command in ["devices", "gemm", "verify", "bench", "inspect", "prebuild"] {
+        assert!(oxigemm(&[command, "--help"]).status.success(), "{command}");
+    }
+    assert_eq!(refused(&[]).0, 2, "without a command there is help, and no success");
+}
+
+#[test]
+fn devices_are_shown_or_why_there_are_none() {
+    let text = stdout(&oxigemm(&["devices"]));
+    assert!(text.starts_with("cpu "), "{text}");
+    assert!(text.contains("\ncuda"), "{text}");
+    let found = &json(&["devices", "--json"])[0];
+    let gpus = found["cuda"].as_array().expect("a list of GPUs");
+    assert_eq!(gpus.is_empty(), found["why_no_cuda"].is_string(), "{found}");
+}
+
+#[test]
+fn the_closed_set_is_listed() {
+    let text = stdout(&oxigemm(&["prebuild", "--list"]));
+    let names: Vec<&str> = text.lines().collect();
+    assert!(names.len() > 5 && names.len() < 40, "{text}");
+    assert!(names.iter().all(|name| name.starts_with("fp8_gemm_")), "{text}");
+    let listed = &json(&["prebuild", "--list", "--json"])[0];
+    assert_eq!(listed["kernels"].as_array().map(Vec::len), Some(names.len()));
+    assert_eq!(listed["arch"], "sm_90a");
+}
+
+#[test]
+fn a_product_on_the_cpu_is_checked() {
+    for extra in [
+        &[][..],
+        &["--d-type", "f32", "--c", "inplace"],
+        &["--c", "other", "--sfa", "mn", "--sfb", "odd"],
+        &["--sfa", "row-padded", "--seed", "7"],
+    ] {
+        let mut arguments = vec!["gemm", "--device", "cpu", "--json", "-m", "33", "-n", "200", "-k", "300"];
+        arguments.extend(extra);
+        let found = &json(&arguments)[0];
+        assert_eq!(found["right"], true, "{found}");
+        assert_eq!(found["nothing_outside_written"], true, "{found}");
+        assert_eq!(found["rows"], 33, "{found}");
+        assert!(found["diff"].as_f64().is_some_and(|diff| diff < 1e-5), "{found}");
+    }
+    let text = stdout(&oxigemm(&["gemm", "--device", "cpu", "--m", "4", "--n", "64", "--k", "128"]));
+    assert!(text.ends_with("right\n"), "{text}");
+}
+
+#[test]
+fn sizes_of_zero_are_no_error() {
+    for (m, n, k) in [("0", "64", "128"), ("4", "0", "128"), ("4", "64", "0")] {
+        let found = &json(&["gemm", "--device", "cpu", "--json", "-m", m, "-n", n, "-k", k])[0];
+        assert_eq!(found["right"], true, "{found}");
+    }
+}
+
+#[test]
+fn the_suite_passes_on_the_cpu_and_says_what_it_skipped() {
+    let output = oxigemm(&["verify", "--quick", "--device", "cpu"]);
+    let text = stdout(&output);
+    assert!(output.status.success(), "{text}");
+    let last = text.lines().last().unwrap_or_default();
+    assert!(last.contains(" passed, 0 failed") && last.contains("skipped"), "{text}");
+    assert!(text.contains("ok       random shapes and layouts"), "{text}");
+    assert!(text.contains("skipped  graph capture and replay: this needs a GPU"), "{text}");
+
+    let lines = json(&["verify", "--quick", "--device", "cpu", "--json", "--filter", "zero"]);
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert_eq!((&lines[0]["result"], &lines[1]["passed"]), (&"ok".into(), &1.into()));
+}
+
+#[test]
+fn nothing_but_skipped_checks_is_no_success() {
+    let output = oxigemm(&["verify", "--device", "cpu", "--filter", "raw pointers"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+}
+
+#[test]
+fn a_plan_is_shown_without_a_gpu() {
+    let found = &json(&["inspect", "--device", "cpu", "--json", "-m", "1", "-n", "7168", "-k", "2048"])[0];
+    assert!(found["choice"].as_str().is_some_and(|name| name.starts_with("slim_")), "{found}");
+    assert!(found["why"].as_str().is_some_and(|why| why.contains("candidates")), "{found}");
+    let candidates = found["candidates"].as_array().expect("a list of candidates");
+    assert_eq!(candidates[0]["choice"], found["choice"]);
+    let best = found["estimate"]["us"].as_f64().expect("a time");
+    assert!(candidates.iter().all(|candidate| candidate["estimate"]["us"].as_f64() >= Some(best)));
+
+    let choice = candidates[1]["choice"].as_str().expect("a name");
+    let other = &json(&["inspect", "--json", "-m", "1", "-n", "7168", "-k", "2048", "--choice", choice])[0];
+    assert_eq!((&other["choice"], &other["why"]), (&choice.into(), &"it was asked for".into()));
+
+    let ptx = stdout(&oxigemm(&["inspect", "-m", "4096", "-n", "7168", "-k", "2048", "--ptx"]));
+    assert!(ptx.contains(".entry fp8_gemm_wide_"), "{}", &ptx[..ptx.len().min(400)]);
+}
+
+#[test]
+fn bad_arguments_are_one_clear_sentence() {
+    let gemm = |extra: &[&'static str]| [&["gemm", "-m", "1", "-n", "1", "-k", "1"], extra].concat();
+    for (arguments, words) in [
+        (gemm(&["--device", "sim"]), "simulator"),
+        (gemm(&["--device", "tpu"]), "expected auto, cpu, cuda or cuda:N"),
+        (gemm(&["--device", "cuda:x"]), "the number of a GPU"),
+        (gemm(&["--d-type", "f16"]), "expected bf16 or f32"),
+        (gemm(&["--choice", "best"]), "expected a name like"),
+        (vec!["gemm", "-m", "1", "-n", "1"], "--k"),
+        (vec!["gemm", "-m", "-1", "-n", "1", "-k", "1"], "-1"),
+        (vec!["bench", "--device", "cpu"], "bench needs a GPU"),
+        (vec!["bench", "--runs", "0"], "--runs"),
+        (vec!["verify", "--device", "cpu", "--filter", "nothing like it"], "no check contains"),
+        (vec!["inspect", "-m", "0", "-n", "1", "-k", "1"], "at least 1"),
+        (vec!["prebuild", "--arch", "sm_80", "--list"], "no kernel is written for sm_80"),
+        (vec!["compile"], "unrecognized subcommand"),
+    ] {
+        let (status, message) = refused(&arguments);
+        assert_eq!(status, 2, "{arguments:?}");
+        assert!(message.contains(words), "{arguments:?}: {message}");
+        assert!(!message.contains("panicked"), "{message}");
+    }
+}
+
+#[test]
+fn the_closed_set_is_built_ahead_where_there_is_an_assembler() {
+    if oxigemm_cuda::assemble::Ptxas::find().is_none() {
+        let (_, message) = refused(&["prebuild"]);
+        assert!(message.contains("needs ptxas"), "{message}");
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a place for cubins");
+    let out = dir.path().to_str().expect("a path of plain characters");
+    let built = &json(&["prebuild", "--json", "--out", out])[0];
+    let kernels = built["kernels"].as_array().expect("a list of kernels");
+    assert!(kernels.iter().all(|kernel| kernel["cubin_bytes"].as_u64() > Some(1000)), "{built}");
+    let entries = std::fs::read_dir(dir.path().join("sm_90a")).expect("the entries of the architecture");
+    assert_eq!(entries.count(), kernels.len());
+}

@@ -1,0 +1,242 @@
+//! The argument checks of the GEMM functions.
+//!
+//! A check takes plain descriptions ([`Operand`]) and not tensors, so that it serves [`Tensor`](crate::Tensor)s and
+//! raw device pointers alike. What it returns is all that planning and launching need to know of the arguments, in
+//! a form where arguments that mean the same problem compare equal. On the way to success it allocates nothing.
+
+mod operand;
+
+pub use operand::Operand;
+
+use crate::dtype::DType;
+use crate::error::Result;
+
+/// The edge of a scaling block: one scale covers 128 of K, and for B also 128 of N.
+pub const BLOCK: u32 = 128;
+
+/// Kernels count tiles of at least 64x16 elements of D in 32 bits; with this bound they cannot overflow.
+const D_ELEMENTS_LIMIT: i64 = 1 << 40;
+
+/// The arguments of `fp8_gemm_nt`: D = C + A·Bᵀ.
+///
+/// ```
+/// use oxigemm::check::{Accumulate, Checked, Fp8GemmNt};
+/// use oxigemm::{DType, Device, Tensor};
+///
+/// let cpu = Device::Cpu;
+/// let a = Tensor::zeros(DType::E4m3, &[64, 512], &cpu)?;
+/// let sfa = Tensor::zeros(DType::F32, &[64, 4], &cpu)?;
+/// let b = Tensor::zeros(DType::E4m3, &[256, 512], &cpu)?;
+/// let sfb = Tensor::zeros(DType::F32, &[2, 4], &cpu)?;
+/// let d = Tensor::zeros(DType::Bf16, &[64, 256], &cpu)?;
+///
+/// let arguments = Fp8GemmNt {
+///     a: a.describe("a"),
+///     sfa: sfa.describe("sfa"),
+///     b: b.describe("b"),
+///     sfb: sfb.describe("sfb"),
+///     c: Some(d.describe("c")),
+///     d: d.describe("d"),
+/// };
+/// let Checked::Launch(problem) = arguments.check()? else { panic!("there is work to do") };
+/// assert_eq!((problem.m, problem.n, problem.k), (64, 256, 512));
+/// assert_eq!(problem.c, Accumulate::InPlace);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Fp8GemmNt {
+    /// `[M, K]` e4m3, K-major.
+    pub a: Operand,
+    /// The scales of A: `[M, ceil(K/128)]` f32.
+    pub sfa: Operand,
+    /// `[N, K]` e4m3, K-major.
+    pub b: Operand,
+    /// The scales of B: `[ceil(N/128), ceil(K/128)]` f32.
+    pub sfb: Operand,
+    /// What is added to the product: like D. It may be D itself.
+    pub c: Option<Operand>,
+    /// The result: `[M, N]` bf16 or f32, row-major.
+    pub d: Operand,
+}
+
+/// What a call with good arguments has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checked {
+    /// Run a kernel.
+    Launch(Problem),
+    /// Something for which no GEMM kernel is needed.
+    Trivial(Trivial),
+}
+
+/// A call that multiplies nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trivial {
+    /// D has no elements, or the product has none and C is D.
+    Nothing,
+    /// K is 0 and there is no C: D becomes 0.
+    Zero,
+    /// K is 0: D becomes C.
+    CopyC,
+}
+
+/// A checked GEMM. Equal problems take the same plan.
+///
+/// Pitches and strides are in elements. Where a dimension is 1 its stride has no meaning and is normalized: a pitch
+/// to the row length rounded up to 16 bytes, the stride of a scale to 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Problem {
+    /// Rows of A and D; at most `i32::MAX`, like `n` and `k`.
+    pub m: u32,
+    /// Rows of B, columns of D.
+    pub n: u32,
+    /// Columns of A and B.
+    pub k: u32,
+    /// From one row of A to the next.
+    pub a_pitch: u64,
+    /// From one row of B to the next.
+    pub b_pitch: u64,
+    /// From one row of D to the next.
+    pub d_pitch: u64,
+    /// What is added to the product.
+    pub c: Accumulate,
+    /// The strides of A's scales.
+    pub sfa: ScaleStrides,
+    /// The strides of B's scales.
+    pub sfb: ScaleStrides,
+    /// The element type of D (and C): bf16 or f32.
+    pub d_type: DType,
+}
+
+/// What is added to a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Accumulate {
+    /// Nothing.
+    None,
+    /// The old content of D.
+    InPlace,
+    /// Another matrix, apart from D.
+    From {
+        /// From one row of C to the next, in elements.
+        pitch: u64,
+    },
+}
+
+/// The strides of a scale matrix, in elements. The offset of the last scale fits in an `i32`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ScaleStrides {
+    /// From one row of A, or one 128 rows of B, to the next.
+    pub mn: u32,
+    /// From one 128 of K to the next.
+    pub k: u32,
+}
+
+impl Problem {
+    /// How many 128-wide blocks K has, the tail included.
+    #[must_use]
+    pub const fn k_blocks(&self) -> u32 {
+        self.k.div_ceil(BLOCK)
+    }
+
+    /// Multiplications and additions of the product.
+    #[must_use]
+    pub fn flops(&self) -> f64 {
+        2.0 * f64::from(self.m) * f64::from(self.n) * f64::from(self.k)
+    }
+
+    /// Bytes that must cross the memory bus at least once: A, B, their scales, D, and C where there is one.
+    #[must_use]
+    pub fn bytes(&self) -> f64 {
+        let [m, n, k] = [self.m, self.n, self.k].map(f64::from);
+        let scales = f64::from(self.k_blocks()) * (m + f64::from(self.n.div_ceil(BLOCK)));
+        let outputs = if self.c == Accumulate::None { 1.0 } else { 2.0 };
+        (m + n) * k + 4.0 * scales + outputs * m * n * self.d_type.size() as f64
+    }
+}
+
+impl Fp8GemmNt {
+    /// Checks every rule of the call.
+    ///
+    /// # Errors
+    /// The first broken rule, with the argument that breaks it.
+    pub fn check(&self) -> Result<Checked> {
+        let Fp8GemmNt { a, sfa, b, sfb, c, d } = self;
+
+        a.expect_dtype(&[DType::E4m3])?;
+        b.expect_dtype(&[DType::E4m3])?;
+        sfa.expect_dtype(&[DType::F32])?;
+        sfb.expect_dtype(&[DType::F32])?;
+        d.expect_dtype(&[DType::Bf16, DType::F32])?;
+        let [m, k] = a.matrix_dims()?;
+        let [n, b_k] = b.matrix_dims()?;
+        if b_k != k {
+            return Err(b.wrong_shape([n, k], "with the K of `a`"));
+        }
+        let (k_blocks, n_blocks) = (blocks(k), blocks(n));
+        sfa.expect_scales([m, k_blocks], "one per row of `a` and 128 of K")?;
+        sfb.expect_scales([n_blocks, k_blocks], "one per 128 rows of `b` and 128 of K")?;
+        if d.matrix_dims()? != [m, n] {
+            return Err(d.wrong_shape([m, n], "the rows of `a` by the rows of `b`"));
+        }
+        if m * n > D_ELEMENTS_LIMIT {
+            return Err(d.too_large(format!("at most {D_ELEMENTS_LIMIT} elements")));
+        }
+        for operand in [sfa, b, sfb, d] {
+            operand.expect_device(a)?;
+        }
+        if let Some(c) = c {
+            c.expect_dtype(&[d.dtype])?;
+            if c.matrix_dims()? != [m, n] {
+                return Err(c.wrong_shape([m, n], "the shape of `d`"));
+            }
+            c.expect_device(a)?;
+        }
+        if m == 0 || n == 0 {
+            return Ok(Checked::Trivial(Trivial::Nothing));
+        }
+
+        let (d_pitch, d_memory) = d.plain_rows()?;
+        let mut accumulate = Accumulate::None;
+        if let Some(c) = c {
+            let (pitch, memory) = c.plain_rows()?;
+            accumulate = if c.address == d.address && pitch == d_pitch {
+                Accumulate::InPlace
+            } else {
+                d.expect_apart(&d_memory, c, &memory)?;
+                Accumulate::From { pitch }
+            };
+        }
+        if k == 0 {
+            return Ok(Checked::Trivial(match accumulate {
+                Accumulate::None => Trivial::Zero,
+                Accumulate::InPlace => Trivial::Nothing,
+                Accumulate::From { .. } => Trivial::CopyC,
+            }));
+        }
+
+        let (a_pitch, a_memory) = a.tma_rows()?;
+        let (b_pitch, b_memory) = b.tma_rows()?;
+        let (sfa_strides, sfa_memory) = sfa.scale_strides()?;
+        let (sfb_strides, sfb_memory) = sfb.scale_strides()?;
+        let inputs = [(a, a_memory), (b, b_memory), (sfa, sfa_memory), (sfb, sfb_memory)];
+        for (input, memory) in &inputs {
+            d.expect_apart(&d_memory, input, memory)?;
+        }
+        Ok(Checked::Launch(Problem {
+            // matrix_dims has bounded each of them by i32::MAX.
+            m: m as u32,
+            n: n as u32,
+            k: k as u32,
+            a_pitch,
+            b_pitch,
+            d_pitch,
+            c: accumulate,
+            sfa: sfa_strides,
+            sfb: sfb_strides,
+            d_type: d.dtype,
+        }))
+    }
+}
+
+fn blocks(length: i64) -> i64 {
+    (length + i64::from(BLOCK) - 1) / i64::from(BLOCK)
+}
