@@ -131,6 +131,20 @@ fn a_plan_is_shown_without_a_gpu() {
 }
 
 #[test]
+fn a_sweep_is_replayed_without_a_gpu() {
+    let dir = tempfile::tempdir().expect("a place for a file");
+    let file = dir.path().join("sweep.jsonl");
+    let line = r#"{"m":1,"n":576,"k":7168,"choice":"slim_8x64_k4_s6","us":7.5,"anchor_us":11.2,"terms":{}}"#;
+    std::fs::write(&file, format!("{line}\n")).expect("a file can be written");
+    let path = file.to_str().expect("a path of plain characters");
+    let found = &json(&["bench", "--replay", path, "--json"])[0][0];
+    assert_eq!((&found["best"], &found["best_us"]), (&"slim_8x64_k4_s6".into(), &7.5.into()));
+    assert!(stdout(&oxigemm(&["bench", "--replay", path])).contains("plans reach"));
+    std::fs::write(&file, "not a sweep").expect("a file can be written");
+    assert!(refused(&["bench", "--replay", path]).1.contains("no line of a sweep"));
+}
+
+#[test]
 fn bad_arguments_are_one_clear_sentence() {
     let gemm = |extra: &[&'static str]| [&["gemm", "-m", "1", "-n", "1", "-k", "1"], extra].concat();
     for (arguments, words) in [

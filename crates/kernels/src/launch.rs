@@ -130,6 +130,9 @@ impl Launch {
     }
 }
 
+/// An A of this many bytes stays in the L2 cache while B passes by once: one band holds all of its tiles.
+const RESIDENT_A: u64 = 12 << 20;
+
 const WIDE: &[(u32, u32, u32)] = &[
     (256, 128, 3),
     (128, 96, 5),
@@ -199,6 +202,11 @@ impl Choice {
                 let (m_tiles, n_tiles) = (shape.m.div_ceil(tile_m), shape.n.div_ceil(tile_n));
                 let cluster = cluster_m * cluster_n;
                 let clusters = concurrent.min(m_tiles * n_tiles).max(1);
+                let band = if u64::from(shape.m) * u64::from(shape.k) <= RESIDENT_A {
+                    m_tiles
+                } else {
+                    best_band(m_tiles, n_tiles, clusters, tile_m, tile_n)
+                };
                 Launch {
                     grid: [clusters * cluster, 1],
                     threads: config.threads(),
@@ -207,7 +215,7 @@ impl Choice {
                     tile_a: config.block_m / cluster_n,
                     tile_b: config.block_n / cluster_m,
                     scale_rows: config.block_m,
-                    tuning: [cluster_m, cluster_n, best_band(m_tiles, n_tiles, clusters, tile_m, tile_n)],
+                    tuning: [cluster_m, cluster_n, band],
                 }
             }
             Choice::Slim { config, split, stages } => {

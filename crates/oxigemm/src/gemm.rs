@@ -222,14 +222,6 @@ fn key(cuda: &Cuda, problem: Problem, options: &GemmOptions) -> PlanKey {
     PlanKey { problem, choice: options.choice, sms }
 }
 
-/// The plan that a problem takes on a GPU: loads its kernel, runs nothing.
-///
-/// # Errors
-/// If the kernel cannot be loaded, or the options ask for one that cannot serve the problem.
-pub fn fp8_gemm_nt_plan(cuda: &Cuda, problem: &Problem, options: &GemmOptions) -> Result<crate::plan::Plan> {
-    Ok(cuda.prepared(&key(cuda, *problem, options))?.plan)
-}
-
 /// # Safety
 /// As for [`fp8_gemm_nt_raw`].
 unsafe fn multiply_nothing(trivial: Trivial, arguments: &Fp8GemmNt, stream: &Stream) -> Result<()> {

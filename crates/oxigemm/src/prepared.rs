@@ -29,7 +29,6 @@ pub(crate) struct Addresses {
 
 /// A plan with its kernel, its launch, and everything of the arguments that does not depend on addresses.
 pub(crate) struct Prepared {
-    pub plan: Plan,
     function: Function,
     config: LaunchConfig,
     args: Args,
@@ -45,7 +44,7 @@ struct Maps {
 }
 
 impl Prepared {
-    pub fn new(plan: Plan, function: Function, problem: &Problem) -> Prepared {
+    pub fn new(plan: &Plan, function: Function, problem: &Problem) -> Prepared {
         let (shape, launch) = (plan.shape, plan.launch);
         let sfa_strides = sfa_strides(problem);
         let output = Output::new(problem);
@@ -85,7 +84,7 @@ impl Prepared {
             shared_bytes: launch.shared_bytes,
             programmatic: false,
         };
-        Prepared { plan, function, config, args, output, maps: Mutex::new(maps) }
+        Prepared { function, config, args, output, maps: Mutex::new(maps) }
     }
 
     /// Puts the kernel into a stream.

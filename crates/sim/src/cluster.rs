@@ -16,8 +16,8 @@ pub(crate) struct NamedBarrier {
     pub(crate) expected: u32,
     pub(crate) generation: u64,
     pub(crate) view: View,
-    /// Warps that wait in this generation.
-    pub(crate) waiters: Vec<u32>,
+    /// Warps that wait in this generation, and their lanes.
+    pub(crate) waiters: Vec<(u32, u32)>,
     /// Predicates gathered by `bar.red`: any, all, count; and those of the last generation.
     pub(crate) votes: (bool, bool, u32),
     pub(crate) result: (bool, bool, u32),
@@ -104,7 +104,8 @@ impl Cluster {
         let view = std::mem::take(&mut b.view);
         let waiters = std::mem::take(&mut b.waiters);
         if let Some(h) = &mut self.hazards {
-            for w in waiters {
+            for (w, lanes) in waiters {
+                h.select(lanes, 0);
                 h.acquire(w, true, &view);
             }
         }

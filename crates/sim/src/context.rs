@@ -25,6 +25,8 @@ pub(crate) struct Cx<'a> {
     pub(crate) progress: &'a mut u64,
     /// Counts what only looks whether something has changed.
     pub(crate) polls: &'a mut u64,
+    /// Per instruction: whether a lane has executed it.
+    pub(crate) executed: &'a mut [bool],
     /// Tensor maps in global memory that the kernel has changed.
     pub(crate) maps: &'a mut HashMap<u64, MapChange>,
 }
@@ -65,12 +67,13 @@ pub(crate) struct Access {
     pub(crate) warp: u32,
     pub(crate) pc: u32,
     pub(crate) strong: bool,
-    event: u32,
+    /// One event per class of lanes, by the class's agent.
+    events: Vec<(u32, u32)>,
 }
 
 impl Access {
     pub(crate) fn new(warp: u32, pc: u32, strong: bool) -> Access {
-        Access { warp, pc, strong, event: 0 }
+        Access { warp, pc, strong, events: Vec::new() }
     }
 }
 
@@ -190,23 +193,31 @@ impl Cx<'_> {
     pub(crate) fn shadow(
         &mut self,
         access: &mut Access,
+        lane: usize,
         cta: usize,
         offset: u32,
         len: u32,
         write: bool,
     ) -> Result<(), Fault> {
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
-        if access.event == 0 {
-            access.event = h.thread_event(access.warp, access.pc, access.strong);
-        }
-        let event = access.event;
-        h.access(event, cta, offset, len, write).map_err(|c| self.conflict(c, cta, write))
+        let lane = lane as u8;
+        let agent = h.lane_agent(access.warp, lane);
+        let event = match access.events.iter().find(|e| e.0 == agent) {
+            Some(e) => e.1,
+            None => {
+                let id = h.thread_event(access.warp, lane, access.pc, access.strong);
+                access.events.push((agent, id));
+                id
+            }
+        };
+        h.access(event, Some(lane), cta, offset, len, write).map_err(|c| self.conflict(c, cta, write))
     }
 
     /// Records an access of an asynchronous unit.
     pub(crate) fn shadow_async(
         &mut self,
         event: Event,
+        lane: Option<usize>,
         ranges: impl Iterator<Item = (u32, u32)>,
         cta: usize,
         write: bool,
@@ -214,7 +225,7 @@ impl Cx<'_> {
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
         let id = h.event(event);
         for (offset, len) in ranges {
-            if let Err(c) = h.access(id, cta, offset, len, write) {
+            if let Err(c) = h.access(id, lane.map(|l| l as u8), cta, offset, len, write) {
                 return Err(self.conflict(c, cta, write));
             }
         }
@@ -310,7 +321,7 @@ impl Cx<'_> {
             Location::Global(a) => out.copy_from_slice(self.memory.load(a, len, false)?),
             Location::Shared(cta, offset) => {
                 let at = self.shared_range(cta, offset, len as u32)?;
-                self.shadow(access, cta, offset, len as u32, false)?;
+                self.shadow(access, lane, cta, offset, len as u32, false)?;
                 out.copy_from_slice(&self.cluster.ctas[cta].shared[at..at + len]);
             }
             Location::Local(a) => {
@@ -347,7 +358,7 @@ impl Cx<'_> {
             }
             Location::Shared(cta, offset) => {
                 self.shared_range(cta, offset, bytes.len() as u32)?;
-                self.shadow(access, cta, offset, bytes.len() as u32, true)?;
+                self.shadow(access, lane, cta, offset, bytes.len() as u32, true)?;
                 self.shared_store(cta, offset, bytes)?;
             }
             Location::Local(a) => {

@@ -1,9 +1,12 @@
 //! Shared-memory hazards: who touched each word last, and what orders the next access after it.
 //!
-//! Time is a vector clock. Its components are *agents*: every warp (program order within a warp counts as
-//! order), and every unit that works on its own (a warp's `wgmma`, its bulk stores, its `cp.async`, and
-//! each mbarrier for the copies that report to it). A warp's [`View`] says up to which tick of every
-//! agent it has synchronized, twice: once as such, and once through a proxy fence. A generic write must
+//! Time is a vector clock. Its components are *agents*: the lanes of a warp that are in step, and every unit
+//! that works on its own (a warp's `wgmma`, its bulk stores, its `cp.async`, and each mbarrier for the copies
+//! that report to it). Lanes are in step after an instruction that all of them take part in (`bar.warp.sync`,
+//! a shuffle, anything `.aligned`); they part when only some of them wait, arrive, fence or copy, and no lane
+//! may then rely on what another has done. Between two such instructions, one lane's access to a word that
+//! another lane has touched is a race as well. A [`View`] says up to which tick of every
+//! agent lanes have synchronized, twice: once as such, and once through a proxy fence. A generic write must
 //! be in the second view of the thread that starts an asynchronous access to the same bytes; everything
 //! else needs the first view only.
 //!
@@ -90,6 +93,14 @@ pub(crate) struct Event {
     pub(crate) pc: u32,
 }
 
+/// What the shadow memory adds to an event: the lane that stands for it, and when its lanes were in step.
+#[derive(Clone, Copy, Debug)]
+struct Recorded {
+    event: Event,
+    lane: u8,
+    epoch: u32,
+}
+
 /// An access that is not ordered after an earlier one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Conflict {
@@ -108,10 +119,30 @@ struct Cell {
     reads: u32,
     write_bytes: u8,
     read_bytes: u8,
+    /// The lane of the last write and of the reads.
+    write_lane: u8,
+    read_lane: u8,
 }
 
+/// More than one lane, or none.
+const MANY: u8 = 0xff;
+
+/// Lanes of a warp that are in step.
 #[derive(Clone, Debug, Default)]
-struct Clock {
+struct Class {
+    lanes: u32,
+    agent: u32,
+    tick: u32,
+    /// Changes whenever the lanes come together.
+    epoch: u32,
+    /// The tick at that moment.
+    since: u32,
+    /// The class's own tick that came back to it through a barrier: its lanes are in step up to there.
+    returned: u32,
+    /// The tick of `cp.async` that the lanes have waited for, each for its own copies; and whether the class
+    /// is still whole since then, so that its lanes together stand for all of them.
+    copied: u32,
+    whole: bool,
     now: View,
     /// What a relaxed operation releases: the view at the last fence.
     released: View,
@@ -120,7 +151,22 @@ struct Clock {
     /// What barriers of any strength have waited for: enough to know that a peer is past an access, not
     /// that its writes are visible.
     passed: View,
-    tick: u32,
+}
+
+impl Class {
+    fn bump(&mut self) {
+        self.tick += 1;
+        self.now.raise(self.agent, self.tick);
+    }
+}
+
+/// The clocks of one warp.
+#[derive(Clone, Debug, Default)]
+struct Clock {
+    classes: Vec<Class>,
+    /// Agents of classes that have merged, with their last ticks, to be used again.
+    spare: Vec<(u32, u32)>,
+    epochs: u32,
     inits: u32,
     bulk: u32,
 }
@@ -128,9 +174,12 @@ struct Clock {
 /// The hazard state of one cluster.
 pub(crate) struct Hazards {
     clocks: Vec<Clock>,
+    /// The lanes of the running instruction (with those that have exited), and the first that runs.
+    selected: u32,
+    lead: u8,
     shadow: Vec<Vec<Cell>>,
     base: u32,
-    events: Vec<Event>,
+    events: Vec<Recorded>,
     sets: Vec<Vec<u32>>,
     agents: u32,
     /// Views released to memory locations by strong stores and atomics.
@@ -145,21 +194,25 @@ const COMPACT_AT: usize = 1 << 19;
 impl Hazards {
     pub(crate) fn new(warps: usize, ctas: usize, base: u32, bytes: u32) -> Hazards {
         let cells = bytes.div_ceil(4) as usize;
-        let dummy = Event { agent: 0, tick: 0, proxy: Proxy::Generic, strong: false, warp: 0, pc: 0 };
-        let mut hazards = Hazards {
-            clocks: vec![Clock { tick: 1, ..Clock::default() }; warps],
+        let event = Event { agent: 0, tick: 0, proxy: Proxy::Generic, strong: false, warp: 0, pc: 0 };
+        let clock = |w: u32| {
+            let mut class = Class { lanes: u32::MAX, agent: w * UNITS, ..Class::default() };
+            class.bump();
+            class.since = class.tick;
+            Clock { classes: vec![class], ..Clock::default() }
+        };
+        Hazards {
+            clocks: (0..warps as u32).map(clock).collect(),
+            selected: u32::MAX,
+            lead: 0,
             shadow: vec![vec![Cell::default(); cells]; ctas],
             base,
-            events: vec![dummy],
+            events: vec![Recorded { event, lane: MANY, epoch: 0 }],
             sets: vec![Vec::new()],
             agents: warps as u32 * UNITS,
             locations: Default::default(),
             exits: vec![View::default(); ctas],
-        };
-        for w in 0..warps as u32 {
-            hazards.clocks[w as usize].now.raise(w * UNITS, 1);
         }
-        hazards
     }
 
     pub(crate) fn agent(warp: u32, unit: Unit) -> u32 {
@@ -172,43 +225,134 @@ impl Hazards {
         self.agents - 1
     }
 
-    fn bump(&mut self, warp: u32) {
-        let c = &mut self.clocks[warp as usize];
-        c.tick += 1;
-        raise(&mut c.now.seen, warp * UNITS, c.tick);
+    /// What follows is done by these lanes of a warp; `exited` lanes hold nobody back.
+    pub(crate) fn select(&mut self, active: u32, exited: u32) {
+        self.selected = active | exited;
+        self.lead = active.trailing_zeros() as u8;
     }
 
-    /// Adds the warp's view to a synchronization object; `strong` operations release everything, relaxed
-    /// ones what a fence released before.
+    /// Parts the selected lanes of a warp from the others, and gives their classes.
+    fn selected(&mut self, warp: u32) -> impl Iterator<Item = &mut Class> {
+        let (lanes, clock) = (self.selected, &mut self.clocks[warp as usize]);
+        for i in 0..clock.classes.len() {
+            let inside = clock.classes[i].lanes & lanes;
+            if inside == 0 || inside == clock.classes[i].lanes {
+                continue;
+            }
+            let (agent, tick) = clock.spare.pop().unwrap_or_else(|| {
+                self.agents += 1;
+                (self.agents - 1, 0)
+            });
+            let whole = &mut clock.classes[i];
+            whole.whole = false;
+            let mut part = Class { lanes: inside, agent, tick, returned: 0, ..whole.clone() };
+            // What the others did since they were last in step is not behind these lanes.
+            part.now.seen[whole.agent as usize] = (whole.since - 1).max(whole.returned);
+            whole.lanes &= !lanes;
+            whole.bump();
+            part.bump();
+            part.since = part.tick;
+            clock.classes.push(part);
+        }
+        clock.classes.iter_mut().filter(move |c| c.lanes & !lanes == 0)
+    }
+
+    /// The selected lanes of a warp are in step from here on.
+    pub(crate) fn converge(&mut self, warp: u32) {
+        let _ = self.selected(warp).count();
+        let lanes = self.selected;
+        let clock = &mut self.clocks[warp as usize];
+        let mut together: Option<Class> = None;
+        let mut i = 0;
+        while i < clock.classes.len() {
+            if clock.classes[i].lanes & !lanes != 0 {
+                i += 1;
+                continue;
+            }
+            let c = clock.classes.swap_remove(i);
+            match &mut together {
+                None => together = Some(c),
+                Some(t) => {
+                    t.lanes |= c.lanes;
+                    t.now.join(&c.now);
+                    t.released.join(&c.released);
+                    t.observed.join(&c.observed);
+                    t.passed.join(&c.passed);
+                    t.copied = t.copied.max(c.copied);
+                    clock.spare.push((c.agent, c.tick));
+                }
+            }
+        }
+        if let Some(mut t) = together {
+            clock.epochs += 1;
+            t.epoch = clock.epochs;
+            t.bump();
+            t.since = t.tick;
+            let copied = t.copied;
+            t.now.raise(Self::agent(warp, Unit::CpAsync), copied);
+            clock.classes.push(t);
+        }
+    }
+
+    fn class(&self, warp: u32, lane: u8) -> &Class {
+        let classes = &self.clocks[warp as usize].classes;
+        classes.iter().find(|c| c.lanes >> (lane & 31) & 1 == 1).unwrap_or(&classes[0])
+    }
+
+    /// Adds the selected lanes' view to a synchronization object; a release gives everything, a relaxed
+    /// operation what a fence released before.
     pub(crate) fn release(&mut self, warp: u32, release: bool, into: &mut View) {
-        let c = &self.clocks[warp as usize];
-        into.join(if release { &c.now } else { &c.released });
-        self.bump(warp);
+        for c in self.selected(warp) {
+            if c.whole {
+                let copied = c.copied;
+                c.now.raise(Self::agent(warp, Unit::CpAsync), copied);
+            }
+            into.join(if release { &c.now } else { &c.released });
+            c.bump();
+        }
+    }
+
+    /// The selected lanes have waited for their own `cp.async`.
+    pub(crate) fn copied(&mut self, warp: u32, tick: u32) {
+        let everyone = self.clocks[warp as usize].classes.len() == 1;
+        for c in self.selected(warp) {
+            c.copied = c.copied.max(tick);
+            c.whole = everyone;
+        }
     }
 
     pub(crate) fn acquire(&mut self, warp: u32, acquire: bool, from: &View) {
-        let c = &mut self.clocks[warp as usize];
-        if acquire { c.now.join(from) } else { c.observed.join(from) }
+        for c in self.selected(warp) {
+            if acquire {
+                c.returned = c.returned.max(get(&from.seen, c.agent));
+                c.now.join(from);
+            } else {
+                c.observed.join(from);
+            }
+        }
     }
 
-    /// The warp's view for those who only need to know how far it has come.
-    pub(crate) fn pass(&self, warp: u32, into: &mut View) {
-        into.join(&self.clocks[warp as usize].now);
+    /// The view of lanes for those who only need to know how far they have come.
+    pub(crate) fn pass(&mut self, warp: u32, into: &mut View) {
+        self.selected(warp).for_each(|c| into.join(&c.now));
     }
 
     pub(crate) fn passed(&mut self, warp: u32, from: &View) {
-        self.clocks[warp as usize].passed.join(from);
+        self.selected(warp).for_each(|c| c.passed.join(from));
     }
 
-    /// The tick of the warp's threads.
-    pub(crate) fn tick(&self, warp: u32) -> (u32, u32) {
-        (warp * UNITS, self.clocks[warp as usize].tick)
+    /// Agent and tick of the running lane.
+    pub(crate) fn tick(&mut self, warp: u32) -> (u32, u32) {
+        let _ = self.selected(warp).count();
+        let c = self.class(warp, self.lead);
+        (c.agent, c.tick)
     }
 
     pub(crate) fn exit_warp(&mut self, warp: u32, cta: usize) {
-        let c = &self.clocks[warp as usize];
-        self.exits[cta].join(&c.now);
-        self.exits[cta].join(&c.passed);
+        for c in &self.clocks[warp as usize].classes {
+            self.exits[cta].join(&c.now);
+            self.exits[cta].join(&c.passed);
+        }
     }
 
     /// Whether some warp of an exiting CTA has waited for this tick.
@@ -225,63 +369,65 @@ impl Hazards {
         for cell in &self.shadow[cta] {
             if cell.write != 0 && cell.write != write {
                 write = cell.write;
-                if foreign(&self.events[write as usize]) {
-                    return Some(self.events[write as usize]);
+                if foreign(&self.events[write as usize].event) {
+                    return Some(self.events[write as usize].event);
                 }
             }
             if cell.reads != 0 && cell.reads != reads {
                 reads = cell.reads;
-                if let Some(r) =
-                    self.sets[reads as usize].iter().find(|r| foreign(&self.events[**r as usize]))
-                {
-                    return Some(self.events[*r as usize]);
+                let set = self.sets[reads as usize].iter().map(|r| &self.events[*r as usize].event);
+                if let Some(e) = set.into_iter().find(|e| foreign(e)) {
+                    return Some(*e);
                 }
             }
         }
         None
     }
 
-    /// The warp has waited for an asynchronous unit.
+    /// The selected lanes have waited for an asynchronous unit.
     pub(crate) fn completed(&mut self, warp: u32, agent: u32, tick: u32) {
-        self.clocks[warp as usize].now.raise(agent, tick);
+        self.selected(warp).for_each(|c| c.now.raise(agent, tick));
     }
 
     pub(crate) fn fence_thread(&mut self, warp: u32, acquire: bool, release: bool) {
-        let c = &mut self.clocks[warp as usize];
-        if acquire {
-            let observed = std::mem::take(&mut c.observed);
-            c.now.join(&observed);
-        }
-        if release {
-            c.released = c.now.clone();
-            self.bump(warp);
+        for c in self.selected(warp) {
+            if acquire {
+                let observed = std::mem::take(&mut c.observed);
+                c.now.join(&observed);
+            }
+            if release {
+                c.released = c.now.clone();
+                c.bump();
+            }
         }
     }
 
     pub(crate) fn fence_proxy(&mut self, warp: u32) {
-        let c = &mut self.clocks[warp as usize];
-        let seen = c.now.seen.clone();
-        join(&mut c.now.proxied, &seen);
-        self.bump(warp);
+        for c in self.selected(warp) {
+            join(&mut c.now.proxied, &c.now.seen);
+            c.bump();
+        }
     }
 
     pub(crate) fn fence_mbarrier_init(&mut self, warp: u32) {
-        let c = &mut self.clocks[warp as usize];
-        let inits = c.inits;
-        c.released.raise(Self::agent(warp, Unit::MbarInit), inits);
+        let agent = Self::agent(warp, Unit::MbarInit);
+        for c in self.selected(warp) {
+            let inits = get(&c.now.seen, agent);
+            c.released.raise(agent, inits);
+        }
     }
 
     /// A new initialization of an mbarrier by this warp: its tick.
     pub(crate) fn mbarrier_init(&mut self, warp: u32) -> u32 {
-        let c = &mut self.clocks[warp as usize];
-        c.inits += 1;
-        let inits = c.inits;
-        c.now.raise(Self::agent(warp, Unit::MbarInit), inits);
+        self.clocks[warp as usize].inits += 1;
+        let inits = self.clocks[warp as usize].inits;
+        self.selected(warp).for_each(|c| c.now.raise(Self::agent(warp, Unit::MbarInit), inits));
         inits
     }
 
+    /// Whether the running lane has synchronized with a tick.
     pub(crate) fn has_seen(&self, warp: u32, agent: u32, tick: u32) -> bool {
-        self.clocks[warp as usize].now.has(agent, tick)
+        self.class(warp, self.lead).now.has(agent, tick)
     }
 
     /// The tick of a new bulk store of this warp.
@@ -304,24 +450,40 @@ impl Hazards {
         }
     }
 
-    /// An event of the warp's own threads.
-    pub(crate) fn thread_event(&mut self, warp: u32, pc: u32, strong: bool) -> u32 {
-        let tick = self.clocks[warp as usize].tick;
-        self.event(Event { agent: warp * UNITS, tick, proxy: Proxy::Generic, strong, warp, pc })
+    /// The agent of a lane.
+    pub(crate) fn lane_agent(&mut self, warp: u32, lane: u8) -> u32 {
+        let _ = self.selected(warp).count();
+        self.class(warp, lane).agent
     }
 
+    /// An event of the lanes that are in step with `lane`.
+    pub(crate) fn thread_event(&mut self, warp: u32, lane: u8, pc: u32, strong: bool) -> u32 {
+        let _ = self.selected(warp).count();
+        let (agent, tick) = (self.class(warp, lane).agent, self.class(warp, lane).tick);
+        self.record(Event { agent, tick, proxy: Proxy::Generic, strong, warp, pc }, lane)
+    }
+
+    /// An event of an asynchronous unit, issued by the running lane.
     pub(crate) fn event(&mut self, event: Event) -> u32 {
+        let _ = self.selected(event.warp).count();
+        self.record(event, self.lead)
+    }
+
+    fn record(&mut self, event: Event, lane: u8) -> u32 {
         if self.events.len() >= COMPACT_AT || self.sets.len() >= COMPACT_AT {
             self.compact();
         }
-        self.events.push(event);
+        let epoch = self.class(event.warp, lane).epoch;
+        self.events.push(Recorded { event, lane, epoch });
         self.events.len() as u32 - 1
     }
 
-    /// Checks and records one access to `len` bytes of a CTA's shared memory.
+    /// Checks and records one access to `len` bytes of a CTA's shared memory, by one lane or (`None`) by an
+    /// asynchronous unit.
     pub(crate) fn access(
         &mut self,
         event: u32,
+        lane: Option<u8>,
         cta: usize,
         offset: u32,
         len: u32,
@@ -330,7 +492,7 @@ impl Hazards {
         if len == 0 {
             return Ok(());
         }
-        let e = self.events[event as usize];
+        let lane = lane.unwrap_or(MANY);
         let start = offset - self.base;
         let (first, last) = (start / 4, (start + len - 1) / 4);
         let (mut fine_write, mut fine_reads) = (0, 0);
@@ -341,30 +503,37 @@ impl Hazards {
             let bytes = ((1u8 << (high - low)) - 1) << low;
             let mut cell = self.shadow[cta][c as usize];
             if cell.write != 0 && cell.write != fine_write && cell.write_bytes & bytes != 0 {
-                self.ordered(cell.write, &e, true, write).map_err(|only_proxy| Conflict {
-                    earlier: self.events[cell.write as usize],
-                    earlier_writes: true,
-                    only_proxy,
-                    offset: c * 4 + self.base,
-                })?;
-                fine_write = cell.write;
+                self.ordered(cell.write, event, [cell.write_lane, lane], true, write).map_err(
+                    |only_proxy| Conflict {
+                        earlier: self.events[cell.write as usize].event,
+                        earlier_writes: true,
+                        only_proxy,
+                        offset: c * 4 + self.base,
+                    },
+                )?;
+                fine_write = if lane == MANY { cell.write } else { 0 };
             }
             if write {
                 if cell.reads != 0 && cell.reads != fine_reads && cell.read_bytes & bytes != 0 {
                     for r in &self.sets[cell.reads as usize] {
-                        self.ordered(*r, &e, false, write).map_err(|only_proxy| Conflict {
-                            earlier: self.events[*r as usize],
-                            earlier_writes: false,
-                            only_proxy,
-                            offset: c * 4 + self.base,
-                        })?;
+                        self.ordered(*r, event, [cell.read_lane, lane], false, write).map_err(
+                            |only_proxy| Conflict {
+                                earlier: self.events[*r as usize].event,
+                                earlier_writes: false,
+                                only_proxy,
+                                offset: c * 4 + self.base,
+                            },
+                        )?;
                     }
                     fine_reads = cell.reads;
                 }
-                cell = Cell { write: event, write_bytes: bytes, ..Cell::default() };
+                cell = Cell { write: event, write_bytes: bytes, write_lane: lane, ..Cell::default() };
             } else {
                 if cell.reads == 0 {
                     cell.read_bytes = 0;
+                    cell.read_lane = lane;
+                } else if cell.read_lane != lane {
+                    cell.read_lane = MANY;
                 }
                 if cell.reads != from || from == u32::MAX {
                     from = cell.reads;
@@ -378,18 +547,37 @@ impl Hazards {
         Ok(())
     }
 
-    /// Whether the event `earlier` is ordered before an access by `e`; the error says if only the proxy
-    /// fence is missing.
-    fn ordered(&self, earlier: u32, e: &Event, earlier_writes: bool, writes: bool) -> Result<(), bool> {
-        let x = &self.events[earlier as usize];
-        if !earlier_writes && !writes || x.strong && e.strong {
+    /// Whether the event `earlier` is ordered before `event`; the error says if only the proxy fence is
+    /// missing. `lanes` are the lanes of the two accesses.
+    fn ordered(
+        &self,
+        earlier: u32,
+        event: u32,
+        lanes: [u8; 2],
+        earlier_writes: bool,
+        writes: bool,
+    ) -> Result<(), bool> {
+        let Recorded { event: x, epoch, .. } = self.events[earlier as usize];
+        let Recorded { event: e, lane, .. } = self.events[event as usize];
+        if earlier == event || !earlier_writes && !writes || x.strong && e.strong {
             return Ok(());
         }
-        // Copies of one phase, or products of one warp, that overlap are still unordered among themselves,
-        // except reads and a warp's own thread.
-        let view = &self.clocks[e.warp as usize].now;
-        let same_thread = x.agent == e.warp * UNITS;
-        if !same_thread && !view.has(x.agent, x.tick) {
+        let class = self.class(e.warp, lane);
+        let view = &class.now;
+        let issuer = if lanes[1] == MANY { lane } else { lanes[1] };
+        let same_thread = x.warp == e.warp && lanes[0] == issuer;
+        if same_thread && x.agent == Self::agent(e.warp, Unit::CpAsync) {
+            if x.tick > class.copied && !view.has(x.agent, x.tick) {
+                return Err(false);
+            }
+        } else if same_thread {
+            // Program order.
+        } else if x.agent == class.agent {
+            // Lanes that were in step: another lane's access since then is not ordered.
+            if lanes[1] != MANY && epoch == class.epoch && x.tick > class.returned {
+                return Err(false);
+            }
+        } else if !view.has(x.agent, x.tick) {
             return Err(false);
         }
         if earlier_writes
@@ -403,17 +591,17 @@ impl Hazards {
     }
 
     fn extend(&mut self, set: u32, event: u32) -> u32 {
-        let e = self.events[event as usize];
+        let Recorded { event: e, lane, .. } = self.events[event as usize];
         let old = &self.sets[set as usize];
         if old.last() == Some(&event) {
             return set;
         }
-        let view = &self.clocks[e.warp as usize].now;
+        let view = &self.class(e.warp, lane).now;
         let mut new: Vec<u32> = old
             .iter()
             .copied()
             .filter(|r| {
-                let x = &self.events[*r as usize];
+                let x = &self.events[*r as usize].event;
                 // A later read of the same agent stands for the earlier ones, and so does a read by a
                 // warp that has synchronized with them.
                 x.agent != e.agent && !view.has(x.agent, x.tick)
@@ -430,7 +618,7 @@ impl Hazards {
         let mut sets = vec![Vec::new()];
         let mut new_event = std::collections::HashMap::new();
         let mut new_set = std::collections::HashMap::new();
-        let mut keep = |old: u32, events: &mut Vec<Event>| {
+        let mut keep = |old: u32, events: &mut Vec<Recorded>| {
             *new_event.entry(old).or_insert_with(|| {
                 events.push(self.events[old as usize]);
                 events.len() as u32 - 1

@@ -74,9 +74,13 @@
 //! With [`Options::hazards`], shared memory has a shadow of who touched each word last, and every warp a
 //! vector clock of what it has synchronized with (`hazard`): races, missing proxy fences, sources and
 //! destinations of copies touched too early. Registers are tracked for `wgmma` in flight and for reads of
-//! what was never written. mbarriers are checked for their counts, CTAs for what they leave behind. Order
-//! within a warp is taken as given (no `bar.warp.sync` is asked for between its lanes), `cp.async` groups
-//! are counted per warp, and global memory is checked for bounds and initialization but not for races.
+//! what was never written. mbarriers are checked for their counts, CTAs for what they leave behind. Lanes
+//! of a warp are ordered by any instruction that all of them take part in (`bar.warp.sync`, shuffles and
+//! votes, everything `.aligned`). Groups of `cp.async` are counted per warp, and global memory is checked for
+//! bounds and initialization but not for races.
+//!
+//! [`mutants`] gives every variant of a kernel with one synchronization instruction deleted or weakened; a
+//! kernel is well synchronized when each is found, or known to be redundant.
 //!
 //! # What comes next
 //!

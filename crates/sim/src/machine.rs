@@ -186,6 +186,8 @@ pub struct Report {
     pub copies: u64,
     /// CTAs run.
     pub ctas: u64,
+    /// Lines of the PTX text with an instruction that some lane executed (not predicated off), in order.
+    pub lines: Vec<u32>,
 }
 
 /// A simulated device: its memory, and the way to run kernels on it.

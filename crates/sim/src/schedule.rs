@@ -43,6 +43,7 @@ struct Grid<'a> {
     report: Report,
     progress: u64,
     polls: u64,
+    executed: Vec<bool>,
     maps: HashMap<u64, MapChange>,
 }
 
@@ -64,9 +65,15 @@ pub(crate) fn run_grid(
         report: Report::default(),
         progress: 0,
         polls: 0,
+        executed: vec![false; kernel.code.len()],
         maps: HashMap::new(),
     };
     grid.run()?;
+    let lines =
+        kernel.code.iter().zip(&grid.executed).filter(|(_, executed)| **executed).map(|(i, _)| i.line);
+    grid.report.lines = lines.collect();
+    grid.report.lines.sort_unstable();
+    grid.report.lines.dedup();
     Ok(grid.report)
 }
 
@@ -216,6 +223,7 @@ impl Grid<'_> {
             report: &mut self.report,
             progress: &mut self.progress,
             polls: &mut self.polls,
+            executed: &mut self.executed,
             maps: &mut self.maps,
         }
     }

@@ -184,7 +184,7 @@ impl Cx<'_> {
             for (at, len) in &spans {
                 self.shared_range(cta, *at, *len)?;
             }
-            self.shadow_async(event, spans.into_iter(), cta, false)?;
+            self.shadow_async(event, None, spans.into_iter(), cta, false)?;
         }
         warp.wgmma.open += 1;
         warp.wgmma.issued += 1;

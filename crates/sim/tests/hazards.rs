@@ -98,6 +98,46 @@ fn a_missing_barrier_between_threads() {
 }
 
 #[test]
+fn lanes_of_one_warp_are_threads_too() {
+    // One lane reads what another wrote.
+    let neighbours = |sync: &str| {
+        format!(
+            "{ADDRESS}st.shared.u32 [r0], t; {sync} xor.b32 r1, r0, 4; ld.shared.u32 r2, [r1]; add.u32 r3, r2, 1;"
+        )
+    };
+    correct(&neighbours("bar.warp.sync -1;"), 32, 1);
+    correct(&neighbours("shfl.sync.idx.b32 r9, t, 0, 31, -1;"), 32, 1);
+    broken(&neighbours(""), 32, 1, FaultKind::Race);
+    // Its own word needs nothing.
+    correct(&neighbours("").replace("xor.b32 r1, r0, 4;", "mov.u32 r1, r0;"), 32, 1);
+    // One lane arrives for all, with and without waiting for them; warp 1 then overwrites.
+    let handover = |sync: &str| {
+        format!(
+            "@p0 mbarrier.init.shared::cta.b64 [smem+4096], 1; bar.sync 0; setp.lt.u32 p2, t, 32; @!p2 bra B;
+            {ADDRESS} st.shared.u32 [r0], t; {sync} @p0 mbarrier.arrive.shared::cta.b64 _, [smem+4096]; bra E;
+            B: {WAIT} sub.u32 r1, t, 32; shl.b32 r1, r1, 2; add.u32 r1, r1, s; st.shared.u32 [r1], 0; E:"
+        )
+    };
+    correct(&handover("bar.warp.sync -1;"), 64, 1);
+    broken(&handover(""), 64, 1, FaultKind::Race);
+    // The same for copies: each lane has waited for its own only.
+    let copies = |sync: &str| {
+        handover(&format!("cp.async.wait_all; {sync}")).replace(
+            "st.shared.u32 [r0], t;",
+            "mul.wide.u32 d0, t, 4; add.u64 d0, d0, b; cp.async.ca.shared.global [r0], [d0], 4;",
+        )
+    };
+    correct(&copies("bar.warp.sync -1;"), 64, 1);
+    broken(&copies(""), 64, 1, FaultKind::Race);
+    // A lane that waits for the others' sake.
+    let waits = |sync: &str| {
+        format!("{LOAD} @!p0 bra R; {WAIT} R: {sync} {ADDRESS} ld.shared.u32 r1, [r0]; bar.sync 0;")
+    };
+    correct(&waits("bar.warp.sync -1;"), 32, 1);
+    broken(&waits(""), 32, 1, FaultKind::Race);
+}
+
+#[test]
 fn reading_before_the_copy_is_complete() {
     correct(&format!("{LOAD}{WAIT}{ADDRESS}ld.shared.u32 r1, [r0];"), 128, 1);
     let f = broken(&format!("{LOAD}{ADDRESS}ld.shared.u32 r1, [r0]; {WAIT}"), 32, 1, FaultKind::Race);

@@ -1,13 +1,15 @@
 //! The time that a choice should take.
 //!
-//! A kernel is as slow as the slowest of what it keeps busy: the tensor cores, the memory, the L2 cache, and the
-//! way from there into one multiprocessor. To that come what nothing overlaps with: starting, filling the pipeline,
-//! adding up slices of K, and writing the last tile.
+//! A kernel keeps several units busy at once: the tensor cores, the memory, the L2 cache, and the way from there
+//! into one multiprocessor. It takes about as long as the busiest, a little more where others are nearly as busy.
+//! To that come what nothing overlaps with: starting, filling the pipeline, adding up slices of K, and writing
+//! tiles. The constants are fitted to times measured on an H200; `oxigemm bench --replay` compares them with a
+//! sweep.
 
 use oxigemm_kernels::BLOCK_K;
 use oxigemm_kernels::launch::{Choice, Shape};
 
-use super::{Limits, RESERVED_SHARED, blocks_of};
+use super::{Limits, RESERVED_SHARED};
 
 /// An estimated time and what it is made of, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -29,7 +31,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// The terms by name: the longest of the first four counts, and all of the others.
+    /// The terms by name: the first four overlap, the others add up.
     #[must_use]
     pub fn terms(&self) -> [(&'static str, f64); 6] {
         [
@@ -43,14 +45,15 @@ impl Cost {
     }
 
     fn add_up(self) -> Cost {
-        let busy = self.tensor.max(self.memory).max(self.l2).max(self.feed);
-        Cost { us: busy + self.output + self.start, ..self }
+        let busy =
+            [self.tensor, self.memory, self.l2, self.feed].map(|term| term.powi(4)).iter().sum::<f64>();
+        Cost { us: busy.powf(0.25) + self.output + self.start, ..self }
     }
 }
 
-/// Speeds, in bytes or operations per microsecond.
+/// Speeds, in bytes or operations per microsecond, and times in microseconds.
 struct Speeds {
-    /// FP8 operations of one multiprocessor.
+    /// FP8 operations of one multiprocessor that does nothing else.
     tensor: f64,
     /// Memory, read and written by many.
     memory: f64,
@@ -58,46 +61,59 @@ struct Speeds {
     l2: f64,
     /// From the L2 cache into one multiprocessor.
     feed: f64,
-    /// Output of one multiprocessor.
+    /// Output of one multiprocessor, while it multiplies nothing.
     output: f64,
     /// From asking the memory to the answer, under load.
     latency: f64,
     /// From the launch to the first instruction, and from the last one to the end.
     launch: f64,
-    /// Exchanging partial sums in a cluster.
+    /// Waiting for a stage and promoting its products, where one warpgroup does all of it.
+    step: f64,
+    /// Meeting in a cluster to exchange partial sums.
+    meeting: f64,
+    /// Partial sums from the shared memory of one multiprocessor to that of another.
     exchange: f64,
+    /// Giving a block its shared memory.
+    shared: f64,
 }
 
-/// Measured on an H200.
 const HOPPER: Speeds = Speeds {
     tensor: 12.1e6,
-    memory: 4.0e6,
+    memory: 3.75e6,
     l2: 12e6,
     feed: 85e3,
-    output: 60e3,
-    latency: 1.0,
-    launch: 2.2,
-    exchange: 0.8,
+    output: 145e3,
+    latency: 1.2,
+    launch: 2.0,
+    step: 0.06,
+    meeting: 0.7,
+    exchange: 30e3,
+    shared: 350e3,
 };
 
 /// The estimate for a choice. It knows BF16 output; the others differ alike for all choices.
 #[must_use]
 pub fn estimate(choice: Choice, shape: Shape, limits: &Limits) -> Cost {
-    let (tile_m, tile_n) = match choice {
-        Choice::Wide { config, .. } => (config.block_m, config.block_n),
-        Choice::Slim { config, .. } => (config.block_m, config.block_n),
-    };
-    let tile = Tile { m: tile_m, n: tile_n };
     match choice {
         Choice::Wide { cluster_m, cluster_n, config } => {
+            let tile = Tile { m: config.block_m, n: config.block_n };
             wide(&tile, [cluster_m, cluster_n], config.stages, shape, limits)
         }
         Choice::Slim { config, split, stages } => {
-            let shared = config.shared_bytes(stages) + RESERVED_SHARED;
-            slim(&tile, split, stages, limits.shared_per_sm / shared, shape, limits)
+            let tile = Tile { m: config.block_m, n: config.block_n };
+            let shared = config.shared_bytes(stages);
+            let by_shared = limits.shared_per_sm / (shared + RESERVED_SHARED);
+            let per_sm = by_shared.min(blocks_by_registers(&tile, config.threads()));
+            slim(&tile, split, [stages, shared], per_sm, shape, limits)
         }
     }
-    .scaled_to(limits, blocks_of(&choice))
+}
+
+/// How many blocks of a few-row kernel the registers of a multiprocessor hold: sums and products are one register
+/// each for every two elements of a 64-row part of the tile.
+fn blocks_by_registers(tile: &Tile, threads: u32) -> u32 {
+    let side = if tile.m < 64 { tile.m } else { tile.n };
+    65_536 / (threads * (side + 40).next_multiple_of(8))
 }
 
 struct Tile {
@@ -128,7 +144,21 @@ fn memory_bytes(shape: Shape) -> f64 {
     (m + n) * k + 4.0 * scales + 2.0 * m * n
 }
 
-/// A persistent grid: each block takes tiles until none is left, and writes one while it computes the next.
+/// How much of the tensor cores' speed a tile of a many-row kernel keeps. Wide tiles hide the promotion of sums;
+/// tiles that straddle blocks of scales have more of it.
+fn efficiency(tile: &Tile) -> f64 {
+    match (tile.m, tile.n) {
+        (256, 128) | (128, 192) => 0.905,
+        (64, 256) | (128, 128 | 160) => 0.87,
+        (128, 176) => 0.855,
+        (128, 144) => 0.825,
+        (128, _) => 0.79,
+        (_, 128) => 0.8,
+        _ => 0.5,
+    }
+}
+
+/// A persistent grid: each block takes tiles until none is left.
 fn wide(tile: &Tile, [cluster_m, cluster_n]: [u32; 2], stages: u32, shape: Shape, limits: &Limits) -> Cost {
     let speed = &HOPPER;
     let tiles =
@@ -140,62 +170,64 @@ fn wide(tile: &Tile, [cluster_m, cluster_n]: [u32; 2], stages: u32, shape: Shape
     // What a block of a cluster receives by multicast is read from the L2 cache once.
     let (m, n) = (f64::from(tile.m) / f64::from(cluster_n), f64::from(tile.n) / f64::from(cluster_m));
     let read = (m + n) * f64::from(BLOCK_K);
-    // Narrow tiles wait longer for the promotion of their sums than wide ones.
-    let efficiency = match tile.m * tile.n {
-        area if area >= 128 * 160 => 1.0,
-        area if area >= 128 * 128 => 0.98,
-        _ => 0.93,
-    };
+    let meetings = if cluster_m * cluster_n > 1 { 1.2 } else { 1.0 };
     Cost {
-        tensor: steps * tile.step_ops() / (speed.tensor * efficiency),
+        tensor: steps * tile.step_ops() / (speed.tensor * efficiency(tile)),
         memory: memory_bytes(shape) / speed.memory,
         l2: steps * active * read / speed.l2,
         feed: steps * tile.step_bytes() / speed.feed,
-        output: tile.output_bytes() / speed.output,
-        start: speed.launch + speed.latency + f64::from(stages) * 0.02,
+        // A warpgroup of the highest tiles writes two parts, one after the other.
+        output: rounds * tile.output_bytes() / speed.output * if tile.m == 256 { 1.3 } else { 1.0 },
+        start: speed.launch + speed.latency + f64::from(stages) * 0.02 + speed.meeting * meetings,
         us: 0.0,
     }
     .add_up()
 }
 
-/// A block for every tile and slice of K; several may share a multiprocessor.
-fn slim(tile: &Tile, split: u32, stages: u32, per_sm: u32, shape: Shape, limits: &Limits) -> Cost {
+/// A block for every tile and slice of K; `per_sm` of them share a multiprocessor.
+fn slim(
+    tile: &Tile,
+    split: u32,
+    [stages, shared]: [u32; 2],
+    per_sm: u32,
+    shape: Shape,
+    limits: &Limits,
+) -> Cost {
     let speed = &HOPPER;
-    let tiles = f64::from(shape.m.div_ceil(tile.m)) * f64::from(shape.n.div_ceil(tile.n));
+    let m_tiles = f64::from(shape.m.div_ceil(tile.m));
+    let tiles = m_tiles * f64::from(shape.n.div_ceil(tile.n));
     let blocks = tiles * f64::from(split);
     let steps = (f64::from(shape.k_blocks()) / f64::from(split)).ceil();
     let sms = f64::from(limits.sms);
-    // The multiprocessor with the most blocks.
+    let per_sm = f64::from(per_sm.max(1));
+    let rounds = (tiles / (f64::from(limits.clusters(split)) * per_sm)).ceil();
+    // Of the multiprocessor with the most blocks.
     let most = (blocks / sms).ceil();
-    let resident = f64::from(per_sm).min(most).max(1.0);
-    let rounds = (blocks / (sms * f64::from(per_sm.max(1)))).ceil();
+    let resident = per_sm.min(most);
+    // A block cannot ask for more than its stages hold.
+    let refills = steps * speed.latency / f64::from(stages).min(steps);
     // What is on its way at a time bounds the bandwidth.
     let in_flight = blocks.min(sms * resident) * f64::from(stages).min(steps) * tile.step_bytes();
-    let bandwidth = speed.memory.min(in_flight / speed.latency);
+    let bandwidth = speed.memory.min(in_flight / (1.5 * speed.latency));
     let read = tiles * f64::from(shape.k_blocks()) * tile.step_bytes();
     // The tensor core takes at least 16 cycles for 64 rows of B, however few the rows of A are.
     let narrow = f64::from(tile.m.max(32)) / f64::from(tile.m);
-    let exchange = if split > 1 { speed.exchange + f64::from(split) * 0.1 } else { 0.3 };
+    // One warpgroup alone leaves the tensor cores idle while it promotes; two take turns.
+    let alone = tile.m == 64;
+    let turns = if alone { 0.55 } else { 0.8 };
+    let multiply = tile.step_ops() * narrow / (speed.tensor * turns);
+    let partial = f64::from(tile.m.min(shape.m)) * f64::from(tile.n) * 4.0;
+    let exchange =
+        if split > 1 { speed.meeting + f64::from(split) * 0.12 + partial / speed.exchange } else { 0.3 };
+    let output = most * tile.output_bytes() / f64::from(split) / speed.output;
     Cost {
-        tensor: most * steps * tile.step_ops() * narrow / (speed.tensor * 0.7),
+        tensor: rounds * steps * (speed.step + resident * multiply),
         memory: memory_bytes(shape) / bandwidth,
         l2: read / speed.l2,
-        feed: most * steps * tile.step_bytes() / speed.feed,
-        output: most * tile.output_bytes() / f64::from(split) / speed.output + exchange,
-        start: speed.launch + rounds * speed.latency,
+        feed: (most * steps * tile.step_bytes() / speed.feed).max(rounds * refills),
+        output: output + exchange + (rounds - 1.0) * 1.5,
+        start: speed.launch + speed.latency + f64::from(shared) / speed.shared,
         us: 0.0,
     }
     .add_up()
-}
-
-impl Cost {
-    /// Clusters that do not fill the device leave multiprocessors without work: already counted for persistent
-    /// grids, and for the others where the clusters of eight do not fit everywhere.
-    fn scaled_to(self, limits: &Limits, cluster: u32) -> Cost {
-        if cluster < 8 {
-            return self;
-        }
-        let usable = f64::from(limits.clusters(cluster) * cluster) / f64::from(limits.sms);
-        Cost { feed: self.feed / usable.min(1.0), tensor: self.tensor / usable.min(1.0), ..self }.add_up()
-    }
 }

@@ -189,12 +189,25 @@ pub fn ranking(shape: Shape, limits: &Limits) -> Vec<(Choice, Cost)> {
 
 /// Every choice that is worth an estimate for a shape, in a fixed order.
 pub fn candidates(shape: Shape, limits: Limits) -> impl Iterator<Item = Choice> {
-    Config::all().flat_map(choices_of).flat_map(move |choice| with_stages(choice, shape, limits)).filter(
-        move |choice| {
+    Config::all()
+        .filter(move |config| fits(config, shape))
+        .flat_map(choices_of)
+        .flat_map(move |choice| with_stages(choice, shape, limits))
+        .filter(move |choice| {
             let idle = matches!(choice, Choice::Slim { split, .. } if *split > shape.k_blocks());
             !idle && serves(choice, shape, &limits)
-        },
-    )
+        })
+}
+
+/// Whether a kernel's tiles are not needlessly high: a few-row kernel of twice the height computes the same rows.
+fn fits(config: &Config, shape: Shape) -> bool {
+    match config {
+        Config::Wide(config) => config.block_m <= 64 || shape.m > config.block_m / 2,
+        Config::Slim(config) if config.block_m < 64 => {
+            config.block_m >= shape.m && (config.block_m == 8 || config.block_m / 2 < shape.m)
+        }
+        Config::Slim(config) => shape.m > 32 && (config.block_m == 64 || shape.m > 64),
+    }
 }
 
 /// The choices of a kernel; those with a run-time number of stages have none yet.

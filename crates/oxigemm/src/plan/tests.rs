@@ -116,3 +116,11 @@ fn a_shape_has_few_candidates() {
         assert!((1..400).contains(&count), "{count} for {shape:?}");
     }
 }
+
+#[test]
+fn clusters_are_counted_by_their_blocks() {
+    let limits = Limits::h200();
+    assert_eq!([1, 2, 4, 8].map(|blocks| limits.clusters(blocks)), [132, 66, 30, 15]);
+    assert_eq!(Limits::hopper(132, 232_448), limits);
+    assert_eq!(Limits::hopper(0, 232_448).clusters(8), 1, "there is always one");
+}

@@ -22,6 +22,7 @@ pub(super) fn barrier(
         Op::Bar { id, threads, aligned: is_aligned, arrive_only } => {
             if *is_aligned {
                 together!(aligned(warp, mask, active));
+                super::in_step(warp, cx, active);
             }
             let id = arrive(warp, cx, *id, *threads, pc, active, !*arrive_only)?;
             if *arrive_only {
@@ -36,6 +37,7 @@ pub(super) fn barrier(
         Op::ClusterArrive { release, aligned: is_aligned } => {
             if *is_aligned {
                 together!(aligned(warp, mask, active));
+                super::in_step(warp, cx, active);
             }
             for l in lanes(active) {
                 if warp.cluster_arrivals[l] > cx.cluster.barrier.phase {
@@ -58,6 +60,7 @@ pub(super) fn barrier(
         Op::ClusterWait { acquire, aligned: is_aligned } => {
             if *is_aligned {
                 together!(aligned(warp, mask, active));
+                super::in_step(warp, cx, active);
             }
             if let Some(l) = lanes(active).find(|l| warp.cluster_arrivals[*l] == 0) {
                 return Err(Fault::new(
@@ -144,7 +147,7 @@ fn arrive(
         h.release(warp.index, true, &mut b.view);
     }
     if waits {
-        b.waiters.push(warp.index);
+        b.waiters.push((warp.index, active | warp.exited));
     }
     Ok(id)
 }
@@ -163,6 +166,7 @@ fn split<'c>(cx: &'c mut Cx<'_>) -> Cluster<'c> {
 fn reduce(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, mask: u32, active: u32) -> Result<Next, Fault> {
     let Op::BarReduce { id, threads, kind, dst, src, popc } = op else { return Ok(Next::Step) };
     together!(aligned(warp, mask, active));
+    super::in_step(warp, cx, active);
     let rank = warp.env.rank as usize;
     let number = warp.uniform(*id, active).unwrap_or(u64::MAX) as usize;
     if let Some(done) = warp.bar_red.take() {
@@ -330,7 +334,7 @@ pub(super) fn mbarrier(
                 }
                 cx.cluster.ctas[cta].mbars.remove(&at);
                 let mut access = Access::new(warp.index, pc, false);
-                cx.shadow(&mut access, cta, at, 8, true)?;
+                cx.shadow(&mut access, l, cta, at, 8, true)?;
                 cx.shared_store(cta, at, &[0; 8])?;
                 let mut m = Mbar::new(count);
                 (m.init_warp, m.init_pc) = (warp.index, pc);
@@ -351,7 +355,7 @@ pub(super) fn mbarrier(
                 }
                 cx.cluster.ctas[cta].mbars.remove(&at);
                 let mut access = Access::new(warp.index, pc, false);
-                cx.shadow(&mut access, cta, at, 8, true)?;
+                cx.shadow(&mut access, l, cta, at, 8, true)?;
             }
             Op::MbarArrive(a) => {
                 let (cta, at) = locate(warp, cx, &a.addr, a.space, l)?;
@@ -432,6 +436,7 @@ pub(super) fn mbarrier_wait(
     if done != 0 {
         let Cluster { ctas, hazards } = split(cx);
         if let Some(h) = hazards {
+            h.select(done, if done == active { warp.exited } else { 0 });
             for w in &waits {
                 let Some(m) = ctas[w.cta].mbars.get(&w.offset) else { continue };
                 let over = match w.phase {

@@ -177,9 +177,9 @@ fn send(
         cx.mbar(warp.index, owner, mbar, true)?;
         let event = cx.copy_event(warp.index, pc, (owner, mbar));
         let span = span(swizzle, offset, bytes);
-        cx.shadow_async(event, std::iter::once(span), cta, true)?;
+        cx.shadow_async(event, None, std::iter::once(span), cta, true)?;
         if let Source::Shared(from, o) = *source {
-            cx.shadow_async(event, std::iter::once((o, bytes)), from, false)?;
+            cx.shadow_async(event, None, std::iter::once((o, bytes)), from, false)?;
         }
     }
     for &cta in ranks {
@@ -254,7 +254,7 @@ fn store(
     target: Target,
 ) -> Result<(), Fault> {
     let (event, tick) = cx.store_event(warp.index, pc);
-    cx.shadow_async(event, std::iter::once(span(swizzle, offset, bytes)), cta, false)?;
+    cx.shadow_async(event, None, std::iter::once(span(swizzle, offset, bytes)), cta, false)?;
     let id = cx.submit(warp.index, pc, map, Kind::Store { cta, offset, bytes, target, data: None })?;
     let g = warp.bulk.entry(l as u32).or_default();
     g.open.push(id);
@@ -369,7 +369,7 @@ fn cp_async(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> 
                 format!("{valid} source bytes of a copy of {bytes}"),
             ));
         }
-        cx.shadow_async(event, std::iter::once((offset, *bytes)), cta, true)?;
+        cx.shadow_async(event, Some(l), std::iter::once((offset, *bytes)), cta, true)?;
         list.push(LaneCopy { cta, offset, global, bytes: *bytes, valid });
     }
     let id = cx.submit(warp.index, pc, None, Kind::CpAsync(list))?;
@@ -398,7 +398,7 @@ fn cp_async_wait(warp: &mut Warp, cx: &mut Cx<'_>, pending: Option<u32>) -> Resu
         tick = g.newest;
     }
     if let Some(h) = &mut cx.cluster.hazards {
-        h.completed(warp.index, Hazards::agent(warp.index, Unit::CpAsync), tick);
+        h.copied(warp.index, tick);
     }
     Ok(Next::Step)
 }
@@ -447,7 +447,7 @@ fn store_async(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) 
             strong: reduce.is_some(),
             ..cx.copy_event(warp.index, pc, (owner, at))
         };
-        cx.shadow_async(event, std::iter::once((offset, total)), cta, true)?;
+        cx.shadow_async(event, None, std::iter::once((offset, total)), cta, true)?;
         let mut data = Vec::with_capacity(total as usize);
         for (i, s) in src.iter().enumerate() {
             let mut v = warp.value(*s, l);

@@ -143,8 +143,12 @@ fn step(warp: &mut Warp, g: usize, cx: &mut Cx<'_>) -> Result<bool, Fault> {
         warp.groups[g].pc += 1;
         return Ok(false);
     }
+    cx.executed[pc as usize] = true;
     if cx.options.hazards {
         check_registers(warp, cx, pc, active)?;
+    }
+    if let Some(h) = &mut cx.cluster.hazards {
+        h.select(active, warp.exited);
     }
     let next = execute(warp, g, cx, pc, mask, active)?;
     let group = &mut warp.groups.get_mut(g);
@@ -233,6 +237,14 @@ fn check_registers(warp: &mut Warp, cx: &mut Cx<'_>, pc: u32, active: u32) -> Re
 fn converge(warp: &Warp, mask: u32, need: u32) -> Result<Option<Next>, Fault> {
     let need = need & !warp.exited;
     Ok(if need & !mask == 0 { None } else { Some(Next::Retry(Wait::Converge(need))) })
+}
+
+/// These lanes have all come to the same instruction: what each did before is behind all of them.
+fn in_step(warp: &Warp, cx: &mut Cx<'_>, active: u32) {
+    if let Some(h) = &mut cx.cluster.hazards {
+        h.select(active, warp.exited);
+        h.converge(warp.index);
+    }
 }
 
 /// Requires that the whole warp runs this instruction together.
@@ -427,7 +439,13 @@ fn other(
         | Op::Redux { .. }
         | Op::Elect { .. }
         | Op::ActiveMask { .. }
-        | Op::WarpSync { .. } => lanes::exchange(warp, op, mask, active),
+        | Op::WarpSync { .. } => {
+            let next = lanes::exchange(warp, op, mask, active)?;
+            if matches!(next, Next::Step) && !matches!(op, Op::ActiveMask { .. }) {
+                in_step(warp, cx, active);
+            }
+            Ok(next)
+        }
         Op::Bar { .. } | Op::BarReduce { .. } | Op::ClusterArrive { .. } | Op::ClusterWait { .. } => {
             barriers::barrier(warp, cx, op, pc, mask, active)
         }
@@ -452,10 +470,12 @@ fn other(
         | Op::TensorMapCopyRelease { .. } => copies::copy(warp, cx, op, pc, active),
         Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait { .. } => {
             together!(aligned(warp, mask, active));
+            in_step(warp, cx, active);
             cx.wgmma(warp, op, pc)
         }
         Op::Mma(_) | Op::LdMatrix { .. } | Op::StMatrix { .. } | Op::MovMatrix { .. } => {
             together!(aligned(warp, mask, active));
+            in_step(warp, cx, active);
             matrix::matrix(warp, cx, op, pc)
         }
         _ => Err(Fault::new(FaultKind::BadOperand, "the instruction has no executor")),

@@ -1,9 +1,11 @@
 //! `oxigemm bench`: the peer's cases, timed as the peer's were.
 
+mod sweep;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
-use oxigemm::plan::{self, Choice, Limits, Plan, Shape};
+use oxigemm::plan::{Plan, Shape};
 use oxigemm::{Cuda, Device, GemmOptions};
 use serde::Serialize;
 use serde_json::json;
@@ -43,6 +45,9 @@ pub struct Args {
     /// Do not check the results.
     #[arg(long, requires = "sweep")]
     unchecked: bool,
+    /// Measure nothing: read what `--sweep` wrote and show how good the plans are.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["sweep", "plot", "filter"])]
+    replay: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -60,9 +65,6 @@ enum Choices {
     /// All.
     All,
 }
-
-/// How many candidates are the top.
-const TOP: usize = 10;
 
 #[derive(Serialize)]
 struct Row {
@@ -87,6 +89,9 @@ struct Row {
 
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
+    if let Some(path) = &args.replay {
+        return sweep::replay(common, path);
+    }
     let device = common.device()?;
     let Device::Cuda(cuda) = &device else {
         return Err("bench needs a GPU: times on the CPU would say nothing".into());
@@ -100,7 +105,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     }
     let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
     if args.sweep {
-        sweep(cuda, args, &cases, &mut clock)
+        sweep::run(cuda, args, &cases, &mut clock)
     } else {
         compare(common, cuda, args, &cases, &mut clock)
     }
@@ -261,50 +266,4 @@ fn draw(
         bars: &bars,
     });
     std::fs::write(path, text).map_err(|error| format!("could not write {}: {error}", path.display()).into())
-}
-
-/// Times candidates, to see how good the estimates are.
-fn sweep(cuda: &Cuda, args: &Args, cases: &[&Case], clock: &mut Clock) -> Outcome {
-    let limits = *cuda.limits();
-    let work: Vec<(&Case, Vec<Choice>)> =
-        cases.iter().map(|case| (*case, choices(shape(case), &limits, args.choices))).collect();
-    let bar = progress(work.iter().map(|(_, choices)| choices.len()).sum());
-    let mut right = true;
-    for (case, choices) in work {
-        let (host, mut operands) = prepare(case, cuda)?;
-        let calibration_us = clock.calibration(args.runs as usize)?;
-        let planned = Plan::best(shape(case), &limits).choice;
-        for choice in choices {
-            bar.set_message(format!("{} {}", name(case), plan::name(&choice)));
-            let options = GemmOptions { choice: Some(choice), ..Default::default() };
-            let us = clock.product(&mut operands, &options, args.runs as usize)?;
-            let verdict = if args.unchecked {
-                None
-            } else {
-                Some(verdict::judge(&host, &operands.result()?, Effort::SWEEP)?)
-            };
-            right &= verdict.as_ref().is_none_or(|verdict| verdict.right);
-            let estimate = plan::cost::estimate(choice, shape(case), &limits);
-            let terms: serde_json::Map<_, _> =
-                estimate.terms().into_iter().map(|(name, us)| (name.to_owned(), json!(us))).collect();
-            bar.suspend(|| {
-                print_json(&json!({
-                    "m": case.m, "n": case.n, "k": case.k,
-                    "choice": plan::name(&choice), "planned": choice == planned,
-                    "us": us, "anchor_us": case.call_us, "ratio": case.call_us / us,
-                    "estimate_us": estimate.us, "terms": terms,
-                    "calibration_us": calibration_us,
-                    "right": verdict.map(|verdict| verdict.right),
-                }));
-            });
-            bar.inc(1);
-        }
-    }
-    bar.finish_and_clear();
-    Ok(right)
-}
-
-fn choices(shape: Shape, limits: &Limits, which: Choices) -> Vec<Choice> {
-    let count = if which == Choices::All { usize::MAX } else { TOP };
-    plan::ranking(shape, limits).into_iter().map(|(choice, _)| choice).take(count).collect()
 }
