@@ -52,6 +52,9 @@ const PREFERENCE_WORKSPACE: c_int = 1;
 /// As much as the frameworks give it on Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
+/// Where the second scale lies: cuBLASLt refuses scales that are not aligned to 16 bytes.
+const SCALE_B: usize = 256;
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Algorithm([u64; 8]);
@@ -144,7 +147,10 @@ impl Calibration {
             }
         }
         // cuBLASLt is column-major: its first operand is our B, and its result, transposed, ours.
-        let scales = device.upload(&[scales[1].to_le_bytes(), scales[0].to_le_bytes()].concat())?;
+        let mut scale_bytes = vec![0; SCALE_B + 4];
+        scale_bytes[..4].copy_from_slice(&scales[1].to_le_bytes());
+        scale_bytes[SCALE_B..].copy_from_slice(&scales[0].to_le_bytes());
+        let scales = device.upload(&scale_bytes)?;
         let plan = Plan::new(device, accumulation, &scales)?;
         let algorithm = plan.algorithm()?;
         Ok(Self {
@@ -225,7 +231,7 @@ impl Plan {
             lt.cublasLtMatmulPreferenceCreate(&mut plan.preference)?;
             plan.set(DESC_TRANSPOSE_A, &TRANSPOSE)?;
             plan.set(DESC_SCALE_A, &scales.ptr())?;
-            plan.set(DESC_SCALE_B, &scales.ptr_at(4)?)?;
+            plan.set(DESC_SCALE_B, &scales.ptr_at(SCALE_B)?)?;
             plan.set(DESC_FAST_ACCUMULATION, &i8::from(accumulation == Accumulation::Fast))?;
             lt.cublasLtMatmulPreferenceSetAttribute(
                 plan.preference,

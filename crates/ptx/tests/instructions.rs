@@ -5,9 +5,7 @@ use oxigemm_ptx::memory::AtomicOp;
 use oxigemm_ptx::tma::{Eviction, LoadOptions, MapField, StoreReduction, TensorMap};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::wgmma::{Descriptor, Major, MatrixA, MmaType, Swizzle};
-use oxigemm_ptx::{
-    Bf16x2, BuildErrorKind, Fp8, Kernel, MBarrier, Module, PtxVersion, Scope, Target, U32,
-};
+use oxigemm_ptx::{Bf16x2, BuildErrorKind, Fp8, Kernel, MBarrier, Module, PtxVersion, Scope, Target, U32};
 use std::io::Write;
 use std::process::Command;
 
@@ -84,7 +82,8 @@ fn memory_atomics_and_copies() {
     g.store_vec(far.load_vec::<u32, 2>());
     g.store(g.load_if(n.gt(3), 7u32) + g.load_readonly_if::<u32>(n.gt(4), 0));
     g.store_release(g.load_acquire::<u32>(Scope::Gpu), Scope::Cluster);
-    let old = g.atomic::<u32>(AtomicOp::Add, 1, Scope::Gpu) + s.atomic::<u32>(AtomicOp::Exchange, n, Scope::Cta);
+    let old =
+        g.atomic::<u32>(AtomicOp::Add, 1, Scope::Gpu) + s.atomic::<u32>(AtomicOp::Exchange, n, Scope::Cta);
     g.reduce::<f32>(AtomicOp::Add, 1.0, Scope::Gpu);
     g.reduce::<u32>(AtomicOp::Max, old, Scope::Sys);
     s.at(128).copy_async(g, 16, n.gt(0));
@@ -219,10 +218,7 @@ fn a_missing_instruction_is_an_error_with_its_line() {
     let error = k.finish().expect_err("Ampere has no wgmma");
     assert_eq!(error.at.line(), line);
     assert!(error.at.file().ends_with("instructions.rs"));
-    assert!(
-        matches!(error.kind, BuildErrorKind::MissingOnTarget { target: Target::Sm80, .. }),
-        "{error}"
-    );
+    assert!(matches!(error.kind, BuildErrorKind::MissingOnTarget { target: Target::Sm80, .. }), "{error}");
     // Architecture-specific instructions of Hopper do not exist on Blackwell either.
     let k = Kernel::new("blackwell", Target::Sm100a);
     k.registers_up(160);

@@ -6,7 +6,7 @@ use crate::cluster::Cluster;
 use crate::decode::{Kernel, SHARED_BASE};
 use crate::error::{Fault, FaultKind, Place};
 use crate::hazard::{Conflict, Event};
-use crate::machine::{Options, Report};
+use crate::machine::{Options, Report, TraceEvent, TraceUnit};
 use crate::memory::{LOCAL_WINDOW, Memory, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::rng::Rng;
 use crate::warp::Warp;
@@ -88,6 +88,15 @@ impl Cx<'_> {
             opcode: self.kernel.opcodes[pc as usize].to_string(),
             cta: self.cluster.ctas[rank].index,
             warp: (warp as usize % self.cluster.warps_per_cta) as u32,
+        }
+    }
+
+    /// Adds a bar that ends now to the timeline.
+    pub(crate) fn trace(&mut self, unit: TraceUnit, warp: u32, pc: u32, start: u64) {
+        if self.options.trace {
+            let event =
+                TraceEvent { unit, place: self.place(warp, pc), start, end: self.report.instructions };
+            self.report.trace.push(event);
         }
     }
 

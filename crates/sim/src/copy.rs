@@ -17,6 +17,8 @@ pub(crate) struct Pending {
     /// Issuing warp (index in the cluster) and instruction.
     pub(crate) warp: u32,
     pub(crate) pc: u32,
+    /// When it was issued.
+    pub(crate) start: u64,
     /// Address of the tensor map in global memory, while it is in use.
     pub(crate) map: Option<u64>,
     pub(crate) kind: Kind,
@@ -82,7 +84,8 @@ impl Cx<'_> {
                 m.issued += 1;
             }
         }
-        self.cluster.pending.push(Pending { id, warp, pc, map, kind });
+        let start = self.report.instructions;
+        self.cluster.pending.push(Pending { id, warp, pc, start, map, kind });
         let now = match self.options.policy {
             Policy::Eager => true,
             Policy::Lazy => false,
@@ -119,6 +122,7 @@ impl Cx<'_> {
             return Ok(());
         }
         let p = self.cluster.pending.remove(index);
+        self.trace(crate::machine::TraceUnit::Copy, warp, pc, p.start);
         self.finish(p).map_err(|f| self.locate(f, warp, pc))
     }
 

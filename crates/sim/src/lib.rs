@@ -124,7 +124,10 @@ mod wgmma;
 
 pub use ast::Position;
 pub use error::{Fault, FaultKind, ParseError, Place};
-pub use machine::{Launch, MAX_CLUSTER, MAX_SHARED_BYTES, Machine, Module, Options, Param, Policy, Report};
+pub use machine::{
+    Launch, MAX_CLUSTER, MAX_SHARED_BYTES, Machine, Module, Options, Param, Policy, Report, TraceEvent,
+    TraceUnit,
+};
 pub use memory::Memory;
 pub use mutate::{Mutant, mutants};
 pub use tensormap::{Element, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};

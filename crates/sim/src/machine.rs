@@ -2,7 +2,7 @@
 
 use crate::ast::{ModuleAst, Space};
 use crate::decode::{self, Kernel, SHARED_BASE};
-use crate::error::{Fault, ParseError};
+use crate::error::{Fault, ParseError, Place};
 use crate::memory::{MODULE_WINDOW, Memory};
 use crate::scan::Parser;
 use crate::schedule::{Geometry, run_grid};
@@ -157,6 +157,8 @@ pub struct Options {
     pub seed: u64,
     /// Whether hazards are looked for. Without, only what stops a real kernel is reported.
     pub hazards: bool,
+    /// Whether [`Report::trace`] is recorded.
+    pub trace: bool,
     /// CTAs that run at the same time.
     pub resident_ctas: u32,
     /// Warp instructions after which the run is given up.
@@ -169,6 +171,7 @@ impl Default for Options {
             policy: Policy::Eager,
             seed: 0,
             hazards: true,
+            trace: false,
             resident_ctas: 132,
             instruction_limit: 20_000_000_000,
         }
@@ -188,6 +191,32 @@ pub struct Report {
     pub ctas: u64,
     /// Lines of the PTX text with an instruction that some lane executed (not predicated off), in order.
     pub lines: Vec<u32>,
+    /// What ran when, if asked for.
+    pub trace: Vec<TraceEvent>,
+}
+
+/// The unit that a [`TraceEvent`] belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TraceUnit {
+    /// The warp's own threads: one turn, up to the instruction at which it gave way.
+    Warp,
+    /// A `wgmma` from its issue to its completion.
+    Wgmma,
+    /// An asynchronous copy from its issue to its completion.
+    Copy,
+}
+
+/// One bar of the timeline. Time counts the warp instructions of the whole grid.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceEvent {
+    /// Which track.
+    pub unit: TraceUnit,
+    /// The instruction, its source line, its CTA and its warp.
+    pub place: Place,
+    /// First moment.
+    pub start: u64,
+    /// Last moment.
+    pub end: u64,
 }
 
 /// A simulated device: its memory, and the way to run kernels on it.

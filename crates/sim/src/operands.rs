@@ -7,6 +7,8 @@ use crate::isa::{Addr, CallCopy, Op, PhaseRef, Reg, Src};
 pub(crate) struct Uses {
     pub(crate) reads: Box<[Reg]>,
     pub(crate) writes: Box<[Reg]>,
+    /// A plain move: it may copy a register that was never written, as compilers do where paths join.
+    pub(crate) copies: bool,
 }
 
 #[derive(Default)]
@@ -168,5 +170,5 @@ pub(crate) fn uses(op: &Op, guard: Option<(Reg, bool)>) -> Uses {
     };
     l.reads.sort_unstable();
     l.reads.dedup();
-    Uses { reads: l.reads.into(), writes: l.writes.into() }
+    Uses { reads: l.reads.into(), writes: l.writes.into(), copies: false }
 }

@@ -8,7 +8,7 @@ use crate::error::{Fault, FaultKind};
 use crate::exec::{self, Turn};
 use crate::exit;
 use crate::hazard::Hazards;
-use crate::machine::{Options, Policy, Report};
+use crate::machine::{Options, Policy, Report, TraceUnit};
 use crate::memory::{Memory, Written};
 use crate::rng::Rng;
 use crate::warp::{Env, PhaseWait, Wait, Warp};
@@ -250,7 +250,12 @@ impl Grid<'_> {
                 };
                 let mut warp = std::mem::take(&mut cluster.warps[w]);
                 let mut cx = self.cx(cluster);
+                let start = cx.report.instructions;
                 let turn = exec::run(&mut warp, &mut cx, quantum);
+                if cx.report.instructions > start {
+                    let pc = warp.groups.first().map_or(cx.kernel.code.len() as u32 - 1, |g| g.pc);
+                    cx.trace(TraceUnit::Warp, warp.index, pc, start);
+                }
                 if let Ok(Turn::Exited) = turn {
                     exit::leave(&mut warp, &mut cx)?;
                 }

@@ -68,6 +68,8 @@ pub(crate) struct WgmmaOp {
     pub(crate) accumulate: bool,
     /// The group that will commit it.
     pub(crate) group: u32,
+    /// When it was issued.
+    pub(crate) start: u64,
 }
 
 /// The warp's share of its warpgroup's `wgmma` unit.

@@ -189,7 +189,7 @@ impl Cx<'_> {
         warp.wgmma.open += 1;
         warp.wgmma.issued += 1;
         warp.wgmma.last_pc = pc;
-        warp.wgmma.queue.push_back(WgmmaOp { pc, a, b, accumulate, group });
+        warp.wgmma.queue.push_back(WgmmaOp { pc, a, b, accumulate, group, start: self.report.instructions });
         let now = match self.options.policy {
             Policy::Eager => true,
             Policy::Lazy => false,
@@ -236,6 +236,7 @@ impl Cx<'_> {
     pub(crate) fn wgmma_execute(&mut self, warp: &mut Warp) -> Result<(), Fault> {
         let Some(op) = warp.wgmma.queue.pop_front() else { return Ok(()) };
         *self.progress += 1;
+        self.trace(crate::machine::TraceUnit::Wgmma, warp.index, op.pc, op.start);
         let kernel = self.kernel;
         let Op::Wgmma(w) = &kernel.code[op.pc as usize].op else { return Ok(()) };
         let mut buffers = std::mem::take(&mut self.cluster.scratch);

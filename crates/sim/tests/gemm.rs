@@ -45,3 +45,19 @@ fn few_rows_without_a_cluster() {
     let want = p.reference(1);
     check(|| rows(ROWS, &p, 16, 1, 46_000), &want);
 }
+
+#[test]
+fn the_timeline_has_every_unit() {
+    use oxigemm_sim::{Options, Policy, TraceUnit};
+    let p = Problem::new(64, 64, 256);
+    let mut setup = tile(SMALL_TILE, &p, 128, 64, 1, 67_680, 1);
+    let options = Options { policy: Policy::Lazy, trace: true, ..Options::default() };
+    let report = setup.machine.run(&setup.module, &setup.launch, &options).expect("the kernel is correct");
+    let count = |unit| report.trace.iter().filter(|e| e.unit == unit).count();
+    // Two blocks of K: three loads each, four products each for eight warps; one store.
+    assert_eq!(count(TraceUnit::Copy), 2 * 3 + 1);
+    assert_eq!(count(TraceUnit::Wgmma), 2 * 4 * 8);
+    assert!(count(TraceUnit::Warp) >= 12);
+    assert!(report.trace.iter().all(|e| e.start <= e.end && e.end <= report.instructions));
+    assert!(report.lines.is_sorted() && report.lines.len() > 100);
+}

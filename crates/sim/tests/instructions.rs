@@ -192,6 +192,16 @@ fn conversions() {
         ("cvt.rn.satfinite.e5m2x2.f32 h0, 0f43E00000, 0f3F800000; cvt.u32.u16 o, h0;", 0x5f3c),
         ("mov.b16 h0, 0x7e38; cvt.rn.f16x2.e4m3x2 o, h0;", 0x5f00_3c00),
         ("cvt.rna.tf32.f32 o, 0f3F801000;", 0x3f80_2000),
+        (
+            "{ .reg .b8 q; cvt.rn.satfinite.e2m1x2.f32 q, 0f40C00000, 0fBF000000; mov.b16 h0, {q, q}; } cvt.u32.u16 o, h0;",
+            0x7979,
+        ),
+        ("{ .reg .b8 q, z; mov.b16 h0, 0x0079; mov.b16 {q, z}, h0; cvt.rn.f16x2.e2m1x2 o, q; }", 0x4600_b800),
+        ("cvt.rn.satfinite.e2m3x2.f32 h0, 0f40F00000, 0f3F800000; cvt.u32.u16 o, h0;", 0x1f08),
+        ("cvt.rn.satfinite.e3m2x2.f32 h0, 0f41E00000, 0f3F800000; cvt.u32.u16 o, h0;", 0x1f0c),
+        ("cvt.rp.satfinite.ue8m0x2.f32 h0, 0f3FC00000, 0f3F800000; cvt.u32.u16 o, h0;", 0x807f),
+        ("cvt.rz.satfinite.ue8m0x2.f32 h0, 0f3FC00000, 0f3F800000; cvt.u32.u16 o, h0;", 0x7f7f),
+        ("mov.b16 h0, 0x807f; cvt.rn.bf16x2.ue8m0x2 o, h0;", 0x4000_3f80),
         ("cvt.rzi.s32.f32 o, 0fC0200000;", (-2i32) as u32),
         ("cvt.rni.s32.f32 o, 0f40200000;", 2),
         ("cvt.rpi.f32.f32 f0, 0f40200000; mov.b32 o, f0;", f(3.0)),
@@ -346,6 +356,9 @@ fn memory_and_atomics() {
     let body = "st.shared.u32 [smem], 3; ld.shared.v4.u32 {o, r1, r2, r3}, [smem]; mov.u32 r2, 0; add.u32 o2, r2, o;";
     assert_eq!(run(body, &[0], &Shape { block: 1, ..WARP })[0], [3, 3]);
     assert_eq!(fault("@p0 bra E; E: ret;"), FaultKind::Uninitialized);
+    // A register that was never written may be moved, not used.
+    assert_eq!(one("mov.u32 r1, r0; mov.u32 o, 5;"), 5);
+    assert_eq!(fault("mov.u32 r1, r0; add.u32 o, r1, 1;"), FaultKind::Uninitialized);
     assert_eq!(fault("st.shared.u32 [smem+40000], o;"), FaultKind::OutOfBounds);
     assert_eq!(fault("mov.u32 r0, 0; ld.shared.u32 o, [r0];"), FaultKind::OutOfBounds);
     assert_eq!(fault("trap;"), FaultKind::Trap);

@@ -170,6 +170,8 @@ fn wide(tile: &Tile, [cluster_m, cluster_n]: [u32; 2], stages: u32, shape: Shape
     // What a block of a cluster receives by multicast is read from the L2 cache once.
     let (m, n) = (f64::from(tile.m) / f64::from(cluster_n), f64::from(tile.n) / f64::from(cluster_m));
     let read = (m + n) * f64::from(BLOCK_K);
+    // Three warpgroups share out their registers, and higher tiles wait for more scales.
+    let rows = if tile.m == 64 { 0.5 } else { 0.8 };
     let meetings = if cluster_m * cluster_n > 1 { 1.2 } else { 1.0 };
     Cost {
         tensor: steps * tile.step_ops() / (speed.tensor * efficiency(tile)),
@@ -178,7 +180,7 @@ fn wide(tile: &Tile, [cluster_m, cluster_n]: [u32; 2], stages: u32, shape: Shape
         feed: steps * tile.step_bytes() / speed.feed,
         // A warpgroup of the highest tiles writes two parts, one after the other.
         output: rounds * tile.output_bytes() / speed.output * if tile.m == 256 { 1.3 } else { 1.0 },
-        start: speed.launch + speed.latency + f64::from(stages) * 0.02 + speed.meeting * meetings,
+        start: speed.launch + speed.latency + f64::from(stages) * 0.02 + speed.meeting * meetings + rows,
         us: 0.0,
     }
     .add_up()
@@ -205,7 +207,8 @@ fn slim(
     let most = (blocks / sms).ceil();
     let resident = per_sm.min(most);
     // A block cannot ask for more than its stages hold.
-    let refills = steps * speed.latency / f64::from(stages).min(steps);
+    let refill = speed.latency + tile.step_bytes() / speed.feed;
+    let refills = steps * refill / f64::from(stages).min(steps);
     // What is on its way at a time bounds the bandwidth.
     let in_flight = blocks.min(sms * resident) * f64::from(stages).min(steps) * tile.step_bytes();
     let bandwidth = speed.memory.min(in_flight / (1.5 * speed.latency));
@@ -217,8 +220,11 @@ fn slim(
     let turns = if alone { 0.55 } else { 0.8 };
     let multiply = tile.step_ops() * narrow / (speed.tensor * turns);
     let partial = f64::from(tile.m.min(shape.m)) * f64::from(tile.n) * 4.0;
-    let exchange =
-        if split > 1 { speed.meeting + f64::from(split) * 0.12 + partial / speed.exchange } else { 0.3 };
+    let exchange = if split > 1 {
+        speed.meeting + f64::from(split) * 0.1 + most * partial / speed.exchange
+    } else {
+        0.3
+    };
     let output = most * tile.output_bytes() / f64::from(split) / speed.output;
     Cost {
         tensor: rounds * steps * (speed.step + resident * multiply),

@@ -364,7 +364,8 @@ impl<'a> Linker<'a> {
                 Statement::Loc(file, line) => loc = Some((*file, *line)),
                 Statement::Instruction(i) => {
                     let (op, guard) = Decoder { linker: self, inst: i, in_entry: f.entry }.decode()?;
-                    let uses = crate::operands::uses(&op, guard);
+                    let mut uses = crate::operands::uses(&op, guard);
+                    uses.copies = guard.is_none() && i.opcode[0] == "mov" && matches!(op, Op::Alu { .. });
                     code.push(Inst { op, guard, uses, line: i.at.line, loc });
                     opcodes.push(i.opcode.join(".").into());
                 }

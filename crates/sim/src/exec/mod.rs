@@ -212,7 +212,7 @@ fn check_registers(warp: &mut Warp, cx: &mut Cx<'_>, pc: u32, active: u32) -> Re
     let uses = &cx.kernel.code[pc as usize].uses;
     let in_flight = warp.wgmma.issued > 0;
     for &r in &uses.reads {
-        if warp.written[r as usize] & active != active {
+        if warp.written[r as usize] & active != active && !uses.copies {
             return Err(uninitialized(warp, cx, r, active));
         }
         if in_flight {
@@ -227,7 +227,13 @@ fn check_registers(warp: &mut Warp, cx: &mut Cx<'_>, pc: u32, active: u32) -> Re
         if in_flight && warp.wgmma.busy[r as usize].0 > warp.wgmma.waited {
             return Err(cx.busy_register(warp, r, "written"));
         }
-        warp.written[r as usize] |= active;
+        match uses.reads.first() {
+            Some(&from) if uses.copies => {
+                let defined = warp.written[from as usize] & active;
+                warp.written[r as usize] = warp.written[r as usize] & !active | defined;
+            }
+            _ => warp.written[r as usize] |= active,
+        }
         warp.wgmma.touched[r as usize] = warp.wgmma.fences + 1;
     }
     Ok(())
@@ -476,7 +482,12 @@ fn other(
         Op::Mma(_) | Op::LdMatrix { .. } | Op::StMatrix { .. } | Op::MovMatrix { .. } => {
             together!(aligned(warp, mask, active));
             in_step(warp, cx, active);
-            matrix::matrix(warp, cx, op, pc)
+            let next = matrix::matrix(warp, cx, op, pc)?;
+            // All lanes take part in the loads: none of them can overwrite a row too early.
+            if let Op::LdMatrix { .. } = op {
+                in_step(warp, cx, active);
+            }
+            Ok(next)
         }
         _ => Err(Fault::new(FaultKind::BadOperand, "the instruction has no executor")),
     }
