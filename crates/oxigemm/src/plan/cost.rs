@@ -44,10 +44,12 @@ impl Cost {
         ]
     }
 
-    fn add_up(self) -> Cost {
-        let busy =
-            [self.tensor, self.memory, self.l2, self.feed].map(|term| term.powi(4)).iter().sum::<f64>();
-        Cost { us: busy.powf(0.25) + self.output + self.start, ..self }
+    /// The sum, where the busy units overlap the better the higher `sharpness` is: 1 is not at all, and with very
+    /// high ones only the busiest counts.
+    fn add_up(self, sharpness: i32) -> Cost {
+        let units = [self.tensor, self.memory, self.l2, self.feed];
+        let busy: f64 = units.iter().map(|unit| unit.powi(sharpness)).sum();
+        Cost { us: busy.powf(1.0 / f64::from(sharpness)) + self.output + self.start, ..self }
     }
 }
 
@@ -87,7 +89,7 @@ const HOPPER: Speeds = Speeds {
     launch: 2.0,
     step: 0.06,
     meeting: 0.7,
-    exchange: 30e3,
+    exchange: 20e3,
     shared: 350e3,
 };
 
@@ -183,7 +185,7 @@ fn wide(tile: &Tile, [cluster_m, cluster_n]: [u32; 2], stages: u32, shape: Shape
         start: speed.launch + speed.latency + f64::from(stages) * 0.02 + speed.meeting * meetings + rows,
         us: 0.0,
     }
-    .add_up()
+    .add_up(4)
 }
 
 /// A block for every tile and slice of K; `per_sm` of them share a multiprocessor.
@@ -220,10 +222,11 @@ fn slim(
     let turns = if alone { 0.55 } else { 0.8 };
     let multiply = tile.step_ops() * narrow / (speed.tensor * turns);
     let partial = f64::from(tile.m.min(shape.m)) * f64::from(tile.n) * 4.0;
-    let exchange = if split > 1 {
-        speed.meeting + f64::from(split) * 0.1 + most * partial / speed.exchange
-    } else {
-        0.3
+    let exchange = match split {
+        // Without operands swapped, a block waits for the copy engine to have stored its tile.
+        1 if tile.m >= 64 => 1.0 + most * 0.15,
+        1 => 0.3,
+        _ => speed.meeting + f64::from(split) * 0.06 + most * partial / speed.exchange,
     };
     let output = most * tile.output_bytes() / f64::from(split) / speed.output;
     Cost {
@@ -235,5 +238,5 @@ fn slim(
         start: speed.launch + speed.latency + f64::from(shared) / speed.shared,
         us: 0.0,
     }
-    .add_up()
+    .add_up(8)
 }

@@ -1,0 +1,334 @@
+//! Every kernel of the closed set in the simulator, through the public function: whatever the schedule, the same
+//! bits, no hazard, and the product.
+
+use oxigemm::cast::{Quantized, ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
+use oxigemm::plan::{self, Choice};
+use oxigemm::sim::{FaultKind, Options, Policy};
+use oxigemm::{Addend, DType, Device, Error, GemmOptions, Sim, Tensor, fp8_gemm_nt, random, reference};
+use oxigemm_kernels::launch::Config;
+
+/// How a matrix of scales lies in memory.
+#[derive(Clone, Copy, Debug)]
+enum Scales {
+    /// K is contiguous, rows aligned to 16 bytes.
+    RowMajor,
+    /// M (or N) is contiguous, columns aligned to 16 bytes.
+    MnMajor,
+    /// K is contiguous, with an odd pitch and an odd address.
+    Odd,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum C {
+    None,
+    InPlace,
+    Other,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    dims: [usize; 3],
+    d_type: DType,
+    c: C,
+    scales: Scales,
+    /// Elements before D and behind each of its rows.
+    gaps: [usize; 2],
+    num_sms: Option<u32>,
+}
+
+const PLAIN: Case = Case {
+    dims: [1, 1, 1],
+    d_type: DType::Bf16,
+    c: C::None,
+    scales: Scales::RowMajor,
+    gaps: [0, 0],
+    num_sms: None,
+};
+
+/// The operands of a case on a simulated device, and the exact result.
+struct Problem {
+    case: Case,
+    device: Device,
+    a: Tensor,
+    sfa: Tensor,
+    b: Tensor,
+    sfb: Tensor,
+    c: Vec<f32>,
+    exact: Vec<f64>,
+}
+
+impl Problem {
+    fn new(case: Case, sim: &Sim) -> Problem {
+        let device = Device::Sim(sim.clone());
+        let [m, n, k] = case.dims;
+        let a = per_token_cast_to_fp8(&random::normals(1, m * k), m, k, ScaleFormat::F32).unwrap();
+        let b = per_block_cast_to_fp8(&random::normals(2, n * k), n, k, ScaleFormat::F32).unwrap();
+        // Values that BF16 has, so that both types of C hold the same.
+        let c: Vec<f32> = random::normals(3, m * n).iter().map(|x| (x * 16.0).round()).collect();
+        let mut exact = reference::fp8_gemm_nt(&a.as_matrix(), &b.as_matrix(), None).unwrap();
+        if !matches!(case.c, C::None) {
+            exact.iter_mut().zip(&c).for_each(|(sum, c)| *sum += f64::from(*c));
+        }
+        Problem {
+            case,
+            a: codes(&a, &device),
+            sfa: scales(&a, case.scales, &device),
+            b: codes(&b, &device),
+            sfb: scales(&b, case.scales, &device),
+            device,
+            c,
+            exact,
+        }
+    }
+
+    /// A matrix like D; its memory is not written to.
+    fn output(&self) -> Tensor {
+        let ([m, n, _], [before, behind]) = (self.case.dims, self.case.gaps);
+        let pitch = n + behind;
+        let memory = Tensor::empty(self.case.d_type, &[before + m * pitch], &self.device).unwrap();
+        memory.narrow(0, before, m * pitch).unwrap().view(&[m, pitch]).unwrap().narrow(1, 0, n).unwrap()
+    }
+
+    fn run(&self, choice: Option<Choice>) -> oxigemm::Result<Tensor> {
+        let options = GemmOptions { choice, num_sms: self.case.num_sms, ..Default::default() };
+        let (mut d, mut other) = (self.output(), self.output());
+        let c = match self.case.c {
+            C::None => Addend::None,
+            C::InPlace => {
+                d.write_f32(&self.c)?;
+                Addend::InPlace
+            }
+            C::Other => {
+                other.write_f32(&self.c)?;
+                Addend::From(&other)
+            }
+        };
+        fp8_gemm_nt((&self.a, &self.sfa), (&self.b, &self.sfb), c, &mut d, &options)?;
+        Ok(d)
+    }
+
+    /// The bits of D, once they were found right.
+    fn checked(&self, choice: Option<Choice>, about: &str) -> Vec<u8> {
+        let d = self.run(choice).unwrap_or_else(|error| panic!("{about}: {error}"));
+        let deviation = (self.case.dims[2] as f64).sqrt();
+        for (found, exact) in d.to_vec_f32().unwrap().iter().zip(&self.exact) {
+            // The rounding to BF16, and the 13 bits that the tensor core keeps of a sum.
+            let allowed = exact.abs() / 256.0 + 0.03 * deviation;
+            assert!((f64::from(*found) - exact).abs() <= allowed, "{about}: {found} and not {exact}");
+        }
+        d.to_bytes().unwrap()
+    }
+}
+
+fn codes(x: &Quantized, device: &Device) -> Tensor {
+    let pitch = x.k.next_multiple_of(16);
+    let mut bytes = vec![0x7f; x.rows * pitch];
+    for (row, codes) in x.codes.chunks(x.k).enumerate() {
+        bytes[row * pitch..][..x.k].copy_from_slice(codes);
+    }
+    let whole = Tensor::from_bytes(DType::E4m3, &bytes, &[x.rows, pitch], device).unwrap();
+    whole.narrow(1, 0, x.k).unwrap()
+}
+
+fn scales(x: &Quantized, layout: Scales, device: &Device) -> Tensor {
+    let [rows, blocks] = x.scale_dims();
+    let (before, pitch) = match layout {
+        Scales::RowMajor => (0, blocks.next_multiple_of(4)),
+        Scales::MnMajor => (0, rows.next_multiple_of(4)),
+        Scales::Odd => (1, blocks | 1),
+    };
+    let lines = if matches!(layout, Scales::MnMajor) { blocks } else { rows };
+    let memory = Tensor::empty(DType::F32, &[before + lines * pitch], device).unwrap();
+    let lines = memory.narrow(0, before, lines * pitch).unwrap().view(&[lines, pitch]).unwrap();
+    let mut scales = match layout {
+        Scales::MnMajor => lines.narrow(1, 0, rows).unwrap().transpose(0, 1).unwrap(),
+        Scales::RowMajor | Scales::Odd => lines.narrow(1, 0, blocks).unwrap(),
+    };
+    scales.write_f32(&x.scales).unwrap();
+    scales
+}
+
+/// Eager, lazy, and eight random schedules.
+fn schedules() -> impl Iterator<Item = Options> {
+    let options = |policy, seed| Options { policy, seed, ..Options::default() };
+    [options(Policy::Eager, 0), options(Policy::Lazy, 0)]
+        .into_iter()
+        .chain((0..8).map(move |seed| options(Policy::Random, seed)))
+}
+
+/// Runs a case under some schedules, which must all give the same, right bits.
+fn every_schedule_gives_the_same_bits(
+    case: Case,
+    choice: Choice,
+    schedules: impl Iterator<Item = Options>,
+    sim: &Sim,
+) {
+    let problem = Problem::new(case, sim);
+    let mut first: Option<Vec<u8>> = None;
+    for options in schedules {
+        let about = format!("{} {case:?} {:?} {}", plan::name(&choice), options.policy, options.seed);
+        sim.set_options(options);
+        let found = problem.checked(Some(choice), &about);
+        assert_eq!(*first.get_or_insert_with(|| found.clone()), found, "{about}: other bits");
+    }
+}
+
+/// A small shape with tails of M, N and K, more blocks of K than stages, and a launch; over the set they cover every
+/// cluster and split.
+fn small(i: usize, config: Config) -> (Choice, Case) {
+    let depth = |blocks: u32| blocks as usize * 128 - 112;
+    match config {
+        Config::Wide(config) => {
+            let (cluster_m, cluster_n) = [(1, 1), (1, 2), (2, 1)][i % 3];
+            let choice = Choice::Wide { config, cluster_m, cluster_n };
+            let (m, n) = (config.block_m * cluster_m - 3, config.block_n * cluster_n - 8);
+            (choice, Case { dims: [m as usize, n as usize, depth(config.stages + 2)], ..PLAIN })
+        }
+        Config::Slim(config) => {
+            let split = [4, 1, 2][i % 3];
+            let stages = 2 + i as u32 % 2;
+            let choice = Choice::Slim { config, split, stages };
+            let (m, n) = (config.block_m - 1, config.block_n + 8);
+            (choice, Case { dims: [m as usize, n as usize, depth(split * (stages + 2))], ..PLAIN })
+        }
+    }
+}
+
+/// Tests run side by side: the set is dealt to two of them.
+fn part_of_the_set(part: usize, parts: usize) {
+    let sim = Sim::new();
+    for (i, config) in Config::all().enumerate().filter(|(i, _)| i % parts == part) {
+        let (choice, case) = small(i, config);
+        every_schedule_gives_the_same_bits(case, choice, schedules(), &sim);
+    }
+}
+
+#[test]
+fn every_kernel_under_ten_schedules_first_part() {
+    part_of_the_set(0, 2);
+}
+
+#[test]
+fn every_kernel_under_ten_schedules_second_part() {
+    part_of_the_set(1, 2);
+}
+
+/// Every type, addend and layout of scales, on aligned and on unaligned outputs.
+fn features(choices: &[&str], dims: [usize; 3], num_sms: Option<u32>) {
+    let sim = Sim::new();
+    let mut i = 0;
+    for (d_type, c) in [
+        (DType::Bf16, C::None),
+        (DType::Bf16, C::InPlace),
+        (DType::Bf16, C::Other),
+        (DType::F32, C::None),
+        (DType::F32, C::InPlace),
+        (DType::F32, C::Other),
+    ] {
+        for scales in [Scales::RowMajor, Scales::MnMajor, Scales::Odd] {
+            let gaps = [[0, 0], [1, 3], [4, 4], [0, 8]][i % 4];
+            let case = Case { dims, d_type, c, scales, gaps, num_sms };
+            let choice = plan::parse(choices[i % choices.len()]).expect("the name of a choice");
+            every_schedule_gives_the_same_bits(case, choice, schedules().skip(i % 8).step_by(7), &sim);
+            i += 1;
+        }
+    }
+}
+
+#[test]
+fn features_of_the_many_row_kernels() {
+    // More tiles than blocks: each walks several.
+    let choices = ["wide_64x64_s12_c1x1", "wide_64x64_s12_c1x2", "wide_64x64_s12_c2x1"];
+    features(&choices, [129, 137, 144], Some(2));
+}
+
+#[test]
+fn features_of_the_few_row_kernels() {
+    let choices = ["slim_8x64_k1_s2", "slim_16x64_k2_s3", "slim_8x64_k4_s2", "slim_32x64_k2_s2"];
+    features(&choices, [9, 69, 656], None);
+}
+
+#[test]
+fn a_block_walks_many_tiles_through_a_short_pipeline() {
+    let sim = Sim::new();
+    for name in ["wide_256x128_s3_c1x1", "wide_128x96_s5_c1x2"] {
+        let choice = plan::parse(name).expect("the name of a choice");
+        let case = Case { dims: [260, 260, 640], num_sms: Some(2), ..PLAIN };
+        every_schedule_gives_the_same_bits(case, choice, schedules().step_by(4), &sim);
+    }
+}
+
+#[test]
+fn the_planned_kernel_serves_any_shape() {
+    let sim = Sim::new();
+    for dims in [[1, 1, 1], [1, 576, 100], [2, 7, 129], [65, 8, 384], [33, 200, 16]] {
+        Problem::new(Case { dims, ..PLAIN }, &sim).checked(None, &format!("{dims:?}"));
+        let report = sim.last_report().expect("a kernel has run");
+        assert!(report.instructions > 0 && report.macs > 0, "{report:?}");
+    }
+}
+
+#[test]
+fn what_multiplies_nothing_needs_no_kernel() {
+    let sim = Sim::new();
+    let device = Device::Sim(sim.clone());
+    for (dims, d_type) in [([0, 64, 128], DType::Bf16), ([4, 0, 128], DType::F32), ([3, 5, 0], DType::F32)] {
+        let [m, n, k] = dims;
+        let new = |dtype, dims: [usize; 2]| Tensor::zeros(dtype, &dims, &device).unwrap();
+        let (a, sfa) = (new(DType::E4m3, [m, k]), new(DType::F32, [m, k.div_ceil(128)]));
+        let (b, sfb) = (new(DType::E4m3, [n, k]), new(DType::F32, [n.div_ceil(128), k.div_ceil(128)]));
+        let c = Tensor::from_f32(d_type, &vec![2.5; m * n], &[m, n], &device).unwrap();
+        for (addend, expected) in [(Addend::None, 0.0), (Addend::From(&c), 2.5), (Addend::InPlace, 7.0)] {
+            let mut d = Tensor::from_f32(d_type, &vec![7.0; m * n], &[m, n], &device).unwrap();
+            fp8_gemm_nt((&a, &sfa), (&b, &sfb), addend, &mut d, &GemmOptions::default()).unwrap();
+            assert_eq!(d.to_vec_f32().unwrap(), vec![expected; m * n], "{dims:?}");
+        }
+    }
+    assert!(sim.last_report().is_none(), "no kernel has run");
+}
+
+#[test]
+fn a_hazard_is_an_error_that_names_the_source() {
+    let sim = Sim::new();
+    let problem = Problem::new(Case { dims: [8, 64, 128], d_type: DType::F32, ..PLAIN }, &sim);
+    // D was never written to, and is added to.
+    let mut d = problem.output();
+    let error = fp8_gemm_nt(
+        (&problem.a, &problem.sfa),
+        (&problem.b, &problem.sfb),
+        Addend::InPlace,
+        &mut d,
+        &GemmOptions::default(),
+    )
+    .unwrap_err();
+    let Error::Fault { kernel, fault } = &error else { panic!("{error}") };
+    assert!(kernel.starts_with("fp8_gemm_"), "{kernel}");
+    assert_eq!(fault.kind, FaultKind::Uninitialized);
+    assert!(error.to_string().contains(".rs:"), "{error}");
+    // The device is as good as before.
+    problem.checked(None, "after a fault");
+}
+
+#[test]
+fn two_simulated_devices_share_nothing() {
+    let case = Case { dims: [8, 64, 128], ..PLAIN };
+    let (here, there) = (Problem::new(case, &Sim::new()), Problem::new(case, &Sim::new()));
+    let mut d = here.output();
+    let error = fp8_gemm_nt(
+        (&here.a, &here.sfa),
+        (&there.b, &there.sfb),
+        Addend::None,
+        &mut d,
+        &GemmOptions::default(),
+    );
+    assert!(matches!(error, Err(Error::Device { argument: "b", .. })), "{error:?}");
+}
+
+#[test]
+fn calls_from_a_thread_pool_wait_for_each_other() {
+    use rayon::prelude::*;
+    let sim = Sim::new();
+    let problem = Problem::new(Case { dims: [8, 64, 256], ..PLAIN }, &sim);
+    let results: Vec<Vec<u8>> = (0..16).into_par_iter().map(|_| problem.checked(None, "pool")).collect();
+    assert!(results.windows(2).all(|pair| pair[0] == pair[1]));
+}
