@@ -1,0 +1,79 @@
+//! The emitted code, so that a change of it is seen in review.
+//!
+//! The smallest kernel stands here in full; of every other, how often it uses what matters. Accept a wanted change
+//! with `INSTA_UPDATE=always cargo test -p oxigemm-kernels`.
+
+use oxigemm_kernels::launch::Config;
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+/// Opcodes that tell what a kernel does, by how they begin.
+const TELLING: [&str; 12] = [
+    "wgmma.mma_async",
+    "wgmma.wait_group",
+    "mbarrier.init",
+    "mbarrier.try_wait",
+    "mbarrier.arrive",
+    "cp.async.bulk.tensor",
+    "cp.async.ca",
+    "setmaxnreg",
+    "fence",
+    "fma.rn.f32",
+    "ld.shared",
+    "st.global",
+];
+
+fn count(text: &str, opcode: &str) -> usize {
+    let opcodes = text.lines().filter_map(|line| {
+        line.split_whitespace().find(|word| !word.starts_with('@')).filter(|word| word.starts_with(opcode))
+    });
+    opcodes.count()
+}
+
+#[test]
+fn the_smallest_kernel_in_full() {
+    let config = Config::all().find(|config| config.name() == "fp8_gemm_slim_8x64").expect("it exists");
+    insta::assert_snapshot!(config.build().expect("it builds").without_lines());
+}
+
+#[test]
+fn what_every_kernel_is_made_of() {
+    let mut table = String::new();
+    for config in Config::all() {
+        let module = config.build().expect("it builds");
+        let _ = write!(table, "{} (PTX {})", config.name(), module.version);
+        for opcode in TELLING {
+            let _ = write!(table, "\n    {opcode:22} {}", count(&module.text, opcode));
+        }
+        table.push('\n');
+    }
+    insta::assert_snapshot!(table);
+}
+
+#[test]
+fn building_twice_gives_the_same_text_and_no_path() {
+    for config in Config::all() {
+        let module = config.build().expect("it builds");
+        assert_eq!(module, config.build().expect("it builds"));
+        for line in module.text.lines().filter(|line| line.starts_with(".file")) {
+            assert!(line.contains("/src/") && !line.contains("\"/"), "{line} depends on where it was built");
+        }
+    }
+}
+
+/// The limit holds for optimized code; without optimization it only guards against the absurd.
+#[test]
+fn building_is_quick() {
+    let limit = if cfg!(debug_assertions) { Duration::from_millis(100) } else { Duration::from_millis(5) };
+    for config in Config::all() {
+        let fastest = (0..5)
+            .map(|_| {
+                let started = Instant::now();
+                config.build().expect("it builds");
+                started.elapsed()
+            })
+            .min()
+            .expect("five rounds");
+        assert!(fastest < limit, "{} took {fastest:?}", config.name());
+    }
+}
