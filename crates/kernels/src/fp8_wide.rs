@@ -5,18 +5,15 @@
 //! copy the scales that the copy engine cannot bring. Clusters of blocks share their operands: each block loads
 //! its part of a tile and multicasts it.
 
+use crate::cluster::{Place, Release};
 use crate::epilogue::WarpOutput;
 use crate::params::Params;
-use crate::pipeline::{Cursor, Pipeline, RemoteEmpty};
+use crate::pipeline::{Cursor, Pipeline};
 use crate::promote::multiply_stage;
 use crate::scales::{ScaleReader, ScaleRing, ScaleShape, VECTOR};
-use crate::schedule::{KernelTileOrder, TileOrder};
 use crate::{BLOCK_K, SCALE_GROUP, WARP, WARPGROUP};
-use oxigemm_ptx::tma::{LoadOptions, TensorMap};
 use oxigemm_ptx::wgmma::{Descriptor, Swizzle};
-use oxigemm_ptx::{
-    BuildError, F32, Kernel, MBarrier, Module, Pred, Shared, SharedLayout, Target, U16, U32, Var,
-};
+use oxigemm_ptx::{BuildError, F32, Kernel, Module, Shared, SharedLayout, Target, U32, Var};
 
 /// What is compiled in. Shapes, strides, the cluster's dimensions and the output type are run-time arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -145,109 +142,13 @@ impl<'k> Block<'k, '_> {
     }
 }
 
-/// The block's place in its cluster, and the tiles that it takes.
-#[derive(Clone, Copy)]
-struct Place<'k> {
-    order: KernelTileOrder<'k>,
-    cluster: (U32<'k>, U32<'k>),
-    rank: (U32<'k>, U32<'k>),
-}
-
-impl<'k> Place<'k> {
-    fn new(k: &'k Kernel, cfg: &Config, p: &Params<'k>) -> Self {
-        let [cluster_m, cluster_n, band] = p.tuning;
-        let rank = k.cluster_rank();
-        let rank_m = rank / cluster_n;
-        Place {
-            order: TileOrder {
-                m_tiles: p.output.rows.div_ceil(cluster_m * cfg.block_m),
-                n_tiles: p.output.columns.div_ceil(cluster_n * cfg.block_n),
-                band,
-            },
-            cluster: (cluster_m, cluster_n),
-            rank: (rank_m, rank - rank_m * cluster_n),
-        }
-    }
-
-    /// Blocks that write to this block's stages: those of its row and of its column of the cluster, itself once.
-    fn sharers(&self) -> U32<'k> {
-        self.cluster.0 + self.cluster.1 - 1
-    }
-
-    /// Runs `body` with the position of every tile of this block's cluster in the tile order.
-    fn for_each_turn(&self, k: &'k Kernel, body: impl FnOnce(U32<'k>)) {
-        k.for_(k.cluster_index(), self.order.count(), k.grid_clusters(), body);
-    }
-
-    /// Runs `body` with the first row and column of every tile of this block.
-    fn for_each_tile(&self, k: &'k Kernel, cfg: &Config, body: impl FnOnce(U32<'k>, U32<'k>)) {
-        self.for_each_turn(k, |turn| {
-            let (m, n) = self.order.tile(turn);
-            body(
-                (m * self.cluster.0 + self.rank.0) * cfg.block_m,
-                (n * self.cluster.1 + self.rank.1) * cfg.block_n,
-            );
-        });
-    }
-
-    /// A tile's rows of A serve every block of a row of the cluster: each loads an equal part for all of them.
-    fn share_of_a(&self, cfg: &Config) -> Share<'k> {
-        let blocks = self.cluster.1;
-        let k = blocks.kernel();
-        let all = (k.constant(1u32) << blocks) - 1;
-        Share {
-            first_row: self.rank.1 * (k.constant(cfg.block_m) / blocks),
-            several: blocks.gt(1),
-            blocks: (all << (self.rank.0 * blocks)).to_u16(),
-        }
-    }
-
-    /// And its rows of B every block of a column.
-    fn share_of_b(&self, cfg: &Config) -> Share<'k> {
-        let blocks = self.cluster.0;
-        let k = blocks.kernel();
-        let other_row = blocks.gt(1).select::<u32>(1, 0) << self.cluster.1;
-        Share {
-            first_row: self.rank.0 * (k.constant(cfg.block_n) / blocks),
-            several: blocks.gt(1),
-            blocks: ((other_row | 1) << self.rank.1).to_u16(),
-        }
-    }
-}
-
-/// The part of a tile that this block loads, and for which blocks of the cluster.
-#[derive(Clone, Copy)]
-struct Share<'k> {
-    first_row: U32<'k>,
-    several: Pred<'k>,
-    blocks: U16<'k>,
-}
-
-impl<'k> Share<'k> {
-    fn load(
-        &self,
-        k: &'k Kernel,
-        tensor: &TensorMap<'k>,
-        [column, row]: [U32<'k>; 2],
-        tile: Shared<'k>,
-        full: MBarrier<'k>,
-    ) {
-        let (at, to) = ([column, row + self.first_row], tile.at(self.first_row * BLOCK_K));
-        k.if_else(
-            self.several,
-            || tensor.load(&at, to, full, LoadOptions { multicast: Some(self.blocks), ..Default::default() }),
-            || tensor.load(&at, to, full, LoadOptions::default()),
-        );
-    }
-}
-
 /// `D[m,n] = C[m,n] + sum over 128-wide K blocks of  sfa[m,kb] * sfb[n/128,kb] * (A[m,kb] . B[n,kb])`
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let params = Params::declare(k);
     let map = SharedMap::new(cfg);
     let shared = k.dynamic_shared();
-    let place = Place::new(k, cfg, &params);
+    let place = Place::new(k, [cfg.block_m, cfg.block_n], &params);
     let pipe = Pipeline::new(k, shared.at(map.barriers), cfg.stages, cfg.stages);
     let scales =
         ScaleRing::new(k, cfg.scales(), shared.at(map.scales), shared.at(map.scale_barriers), &params);
@@ -290,9 +191,9 @@ impl<'k> Block<'k, '_> {
     /// The producer thread: this block's part of A and B, multicast to the blocks that share them, and scales.
     fn load_tiles(&self) {
         let (k, cfg, p) = (self.k, self.cfg, &self.params);
-        let (a, b) = (self.place.share_of_a(cfg), self.place.share_of_b(cfg));
+        let (a, b) = (self.place.share_of_a(), self.place.share_of_b());
         let (cursor, scales) = (self.pipe.writer(), self.scales.writer());
-        self.place.for_each_tile(k, cfg, |m, n| {
+        self.place.for_each_tile(k, |m, n| {
             k.for_(0, p.k_blocks, 1, |block| {
                 cursor.wait_empty();
                 let stage = cursor.stage();
@@ -313,7 +214,7 @@ impl<'k> Block<'k, '_> {
     fn copy_scales(&self, warp: U32<'k>) {
         let (k, p) = (self.k, &self.params);
         let copier = self.scales.copier(warp * WARP + self.lane, self.lane);
-        self.place.for_each_tile(k, self.cfg, |m, n| {
+        self.place.for_each_tile(k, |m, n| {
             copier.copy_tile(p, [m, n], k.constant(0), p.k_blocks);
         });
     }
@@ -487,30 +388,5 @@ fn promote<'k>(
         for (i, (sum, product)) in sums.iter().zip(products).enumerate() {
             sum.fma(product.live(), scales[(i / 2) % 2]);
         }
-    }
-}
-
-/// How a math warp lets go of a stage: lane `i` tells the `i`-th block that writes to it.
-struct Release<'k> {
-    takes_part: Pred<'k>,
-    empty: RemoteEmpty<'k>,
-}
-
-impl<'k> Release<'k> {
-    fn new(k: &'k Kernel, place: &Place<'k>, pipe: &Pipeline<'k>, lane: U32<'k>) -> Self {
-        let (cluster_m, cluster_n) = place.cluster;
-        let (rank_m, rank_n) = place.rank;
-        // Lanes below cluster_n: the blocks of this block's row. The next cluster_m - 1: the others of its column.
-        let in_row = lane.lt(cluster_n);
-        let other_row = (rank_m + 1 + (lane - cluster_n)) % cluster_m;
-        let target = in_row.select(rank_m * cluster_n + lane, other_row * cluster_n + rank_n);
-        let takes_part = lane.lt(cluster_m + cluster_n - 1);
-        let own = k.cluster_rank();
-        Release { takes_part, empty: pipe.empty_in_block(takes_part.select(target, own)) }
-    }
-
-    fn stage(&self, k: &'k Kernel, stage: U32<'k>) {
-        let barrier = self.empty.at(stage);
-        k.guard(self.takes_part, || barrier.arrive());
     }
 }

@@ -16,6 +16,7 @@
 //! # Ok::<(), oxigemm_ptx::BuildError>(())
 //! ```
 
+mod cluster;
 pub mod epilogue;
 pub mod fp8_slim;
 pub mod fp8_wide;

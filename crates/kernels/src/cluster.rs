@@ -1,0 +1,139 @@
+//! Blocks of a cluster that share the operands of their tiles.
+//!
+//! A cluster of `cluster_m` by `cluster_n` blocks (each 1 or 2) computes that many neighbouring tiles. The blocks of
+//! one row need the same rows of A, those of one column the same rows of B: each loads a part and multicasts it, and
+//! a stage is free when all who received it have read it.
+
+use crate::BLOCK_K;
+use crate::params::Params;
+use crate::pipeline::{Pipeline, RemoteEmpty};
+use crate::schedule::{KernelTileOrder, TileOrder};
+use oxigemm_ptx::tma::{LoadOptions, TensorMap};
+use oxigemm_ptx::{Kernel, MBarrier, Pred, Shared, U16, U32};
+
+/// The block's place in its cluster, and the tiles that it takes.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'k> {
+    tile: [u32; 2],
+    order: KernelTileOrder<'k>,
+    cluster: (U32<'k>, U32<'k>),
+    rank: (U32<'k>, U32<'k>),
+}
+
+impl<'k> Place<'k> {
+    /// For tiles of `tile` rows and columns.
+    pub fn new(k: &'k Kernel, tile: [u32; 2], p: &Params<'k>) -> Self {
+        let [cluster_m, cluster_n, band] = p.tuning;
+        let rank = k.cluster_rank();
+        let rank_m = rank / cluster_n;
+        Place {
+            tile,
+            order: TileOrder {
+                m_tiles: p.output.rows.div_ceil(cluster_m * tile[0]),
+                n_tiles: p.output.columns.div_ceil(cluster_n * tile[1]),
+                band,
+            },
+            cluster: (cluster_m, cluster_n),
+            rank: (rank_m, rank - rank_m * cluster_n),
+        }
+    }
+
+    /// Blocks that write to this block's stages: those of its row and of its column of the cluster, itself once.
+    pub fn sharers(&self) -> U32<'k> {
+        self.cluster.0 + self.cluster.1 - 1
+    }
+
+    /// Runs `body` with the position of every tile of this block's cluster in the tile order.
+    pub fn for_each_turn(&self, k: &'k Kernel, body: impl FnOnce(U32<'k>)) {
+        k.for_(k.cluster_index(), self.order.count(), k.grid_clusters(), body);
+    }
+
+    /// Runs `body` with the first row and column of every tile of this block.
+    pub fn for_each_tile(&self, k: &'k Kernel, body: impl FnOnce(U32<'k>, U32<'k>)) {
+        self.for_each_turn(k, |turn| {
+            let (m, n) = self.order.tile(turn);
+            body(
+                (m * self.cluster.0 + self.rank.0) * self.tile[0],
+                (n * self.cluster.1 + self.rank.1) * self.tile[1],
+            );
+        });
+    }
+
+    /// A tile's rows of A serve every block of a row of the cluster: each loads an equal part for all of them.
+    pub fn share_of_a(&self) -> Share<'k> {
+        let blocks = self.cluster.1;
+        let k = blocks.kernel();
+        let all = (k.constant(1u32) << blocks) - 1;
+        Share {
+            first_row: self.rank.1 * (k.constant(self.tile[0]) / blocks),
+            several: blocks.gt(1),
+            blocks: (all << (self.rank.0 * blocks)).to_u16(),
+        }
+    }
+
+    /// And its rows of B every block of a column.
+    pub fn share_of_b(&self) -> Share<'k> {
+        let blocks = self.cluster.0;
+        let k = blocks.kernel();
+        let other_row = blocks.gt(1).select::<u32>(1, 0) << self.cluster.1;
+        Share {
+            first_row: self.rank.0 * (k.constant(self.tile[1]) / blocks),
+            several: blocks.gt(1),
+            blocks: ((other_row | 1) << self.rank.1).to_u16(),
+        }
+    }
+}
+
+/// The part of a tile that this block loads, and for which blocks of the cluster.
+#[derive(Clone, Copy)]
+pub(crate) struct Share<'k> {
+    first_row: U32<'k>,
+    several: Pred<'k>,
+    blocks: U16<'k>,
+}
+
+impl<'k> Share<'k> {
+    /// Loads it: `row` is the tile's first.
+    pub fn load(
+        &self,
+        k: &'k Kernel,
+        tensor: &TensorMap<'k>,
+        [column, row]: [U32<'k>; 2],
+        tile: Shared<'k>,
+        full: MBarrier<'k>,
+    ) {
+        let (at, to) = ([column, row + self.first_row], tile.at(self.first_row * BLOCK_K));
+        k.if_else(
+            self.several,
+            || tensor.load(&at, to, full, LoadOptions { multicast: Some(self.blocks), ..Default::default() }),
+            || tensor.load(&at, to, full, LoadOptions::default()),
+        );
+    }
+}
+
+/// How a math warp lets go of a stage: lane `i` tells the `i`-th block that writes to it.
+pub(crate) struct Release<'k> {
+    takes_part: Pred<'k>,
+    empty: RemoteEmpty<'k>,
+}
+
+impl<'k> Release<'k> {
+    /// For the blocks that share stages with this one.
+    pub fn new(k: &'k Kernel, place: &Place<'k>, pipe: &Pipeline<'k>, lane: U32<'k>) -> Self {
+        let (cluster_m, cluster_n) = place.cluster;
+        let (rank_m, rank_n) = place.rank;
+        // Lanes below cluster_n: the blocks of this block's row. The next cluster_m - 1: the others of its column.
+        let in_row = lane.lt(cluster_n);
+        let other_row = (rank_m + 1 + (lane - cluster_n)) % cluster_m;
+        let target = in_row.select(rank_m * cluster_n + lane, other_row * cluster_n + rank_n);
+        let takes_part = lane.lt(cluster_m + cluster_n - 1);
+        let own = k.cluster_rank();
+        Release { takes_part, empty: pipe.empty_in_block(takes_part.select(target, own)) }
+    }
+
+    /// Lets go of a stage.
+    pub fn stage(&self, k: &'k Kernel, stage: U32<'k>) {
+        let barrier = self.empty.at(stage);
+        k.guard(self.takes_part, || barrier.arrive());
+    }
+}
