@@ -4,4 +4,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export OXIGEMM_PTXAS="${OXIGEMM_PTXAS:-$(tools/ptxas.sh)}"
 cargo test --workspace --locked
-cargo run --locked --quiet --package oxigemm-cli -- verify --quick --device cpu
+cargo run --locked --quiet --package oxigemm-cli -- verify --quick --device sim

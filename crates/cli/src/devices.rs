@@ -21,6 +21,7 @@ pub fn run(common: &Common) -> Outcome {
     if common.json {
         print_json(&json!({
             "cpu": { "threads": threads },
+            "sim": { "threads": threads, "arch": ARCH },
             "cuda": gpus,
             "why_no_cuda": why_no_gpu,
             "ptxas": ptxas.as_ref().map(|ptxas| json!({ "version": ptxas.version(), "path": ptxas.path() })),
@@ -29,6 +30,9 @@ pub fn run(common: &Common) -> Outcome {
         return Ok(true);
     }
     print_line(&format!("cpu      the reference, on {threads} threads"));
+    print_line(&format!(
+        "sim      {ARCH} simulated on {threads} threads; runs every kernel and finds its hazards"
+    ));
     for gpu in &gpus {
         print_line(&describe(gpu));
     }

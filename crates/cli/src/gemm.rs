@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use oxigemm::plan::{self, Choice};
-use oxigemm::{DType, Device, GemmOptions};
+use oxigemm::{DType, Device, GemmOptions, Sim};
 use oxigemm_cuda::profile::REST;
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ use crate::output::{print_json, print_line};
 use crate::problem::{AddendKind, Host, ScaleOrder, Spec};
 use crate::timing::Clock;
 use crate::verdict::{self, Effort, Verdict};
-use crate::{Common, Failure, Op, Outcome};
+use crate::{Common, Op, Outcome};
 
 /// Arguments of `gemm`.
 #[derive(Debug, clap::Args)]
@@ -40,7 +40,7 @@ pub struct Args {
     /// Use at most this many multiprocessors.
     #[arg(long)]
     num_sms: Option<u32>,
-    /// Calls that are timed; 0 for none.
+    /// Calls that are timed on a GPU; 0 for none.
     #[arg(long, default_value_t = 20)]
     runs: usize,
 }
@@ -86,7 +86,8 @@ struct Report {
     k: u32,
     d_type: String,
     plan: Option<String>,
-    host_first_call_us: f64,
+    host_first_call_us: Option<f64>,
+    simulated: Option<Simulated>,
     us: Option<f64>,
     timed_by: Option<String>,
     tflops: Option<f64>,
@@ -95,6 +96,33 @@ struct Report {
     #[serde(flatten)]
     verdict: Verdict,
     nothing_outside_written: bool,
+}
+
+/// What the simulator did. Its time says nothing of a GPU's.
+#[derive(Serialize)]
+struct Simulated {
+    policy: String,
+    seed: u64,
+    hazards: bool,
+    instructions: u64,
+    macs: u64,
+    copies: u64,
+    ctas: u64,
+}
+
+impl Simulated {
+    fn last(sim: &Sim) -> Option<Simulated> {
+        let (options, report) = (sim.options(), sim.last_report()?);
+        Some(Simulated {
+            policy: format!("{:?}", options.policy).to_lowercase(),
+            seed: options.seed,
+            hazards: options.hazards,
+            instructions: report.instructions,
+            macs: report.macs,
+            copies: report.copies,
+            ctas: report.ctas,
+        })
+    }
 }
 
 /// Runs the command.
@@ -114,12 +142,12 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let options = GemmOptions { choice: args.choice, num_sms: args.num_sms, ..Default::default() };
     let started = Instant::now();
     operands.run(&options)?;
-    let host_first_call_us = started.elapsed().as_secs_f64() * 1e6;
+    let host_first_call_us = device.as_sim().is_none().then(|| started.elapsed().as_secs_f64() * 1e6);
     device.synchronize()?;
     let verdict = verdict::judge(&host, &operands.result()?, Effort::THOROUGH)?;
     let untouched = operands.surroundings_untouched()?;
 
-    let plan = planned(&device, args)?;
+    let plan = planned(&device, args);
     let (mut us, mut timed_by) = (None, None);
     if let (Device::Cuda(cuda), true, true) = (&device, args.runs > 0, plan.is_some()) {
         let mut clock = Clock::new(cuda, REST)?;
@@ -136,6 +164,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         d_type: args.d_type.to_string(),
         plan,
         host_first_call_us,
+        simulated: device.as_sim().and_then(Simulated::last),
         us,
         timed_by,
         tflops: us.map(|us| flops / us * 1e-6),
@@ -153,13 +182,13 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
 }
 
 /// The plan that was run: none on the CPU, and none where nothing is multiplied.
-fn planned(device: &Device, args: &Args) -> Result<Option<String>, Failure> {
+fn planned(device: &Device, args: &Args) -> Option<String> {
     let Size { m, n, k, .. } = args.size;
-    let Some(cuda) = device.as_cuda().filter(|_| m > 0 && n > 0 && k > 0) else { return Ok(None) };
-    let limits = args.num_sms.map_or(*cuda.limits(), |sms| cuda.limits().restricted_to(sms));
+    let limits = device.limits().filter(|_| m > 0 && n > 0 && k > 0)?;
+    let limits = args.num_sms.map_or(*limits, |sms| limits.restricted_to(sms));
     let shape = plan::Shape { m, n, k };
     let choice = args.choice.unwrap_or_else(|| plan::Plan::best(shape, &limits).choice);
-    Ok(Some(plan::name(&choice)))
+    Some(plan::name(&choice))
 }
 
 /// Bytes that cross the memory bus at least once.
@@ -192,7 +221,20 @@ fn print(report: &Report) {
         format!("diff {:.2e} (below {:.0e})", verdict.diff_unquantized, verdict::UNQUANTIZED_LIMIT),
     );
     line("outside of D", if report.nothing_outside_written { "untouched" } else { "WRITTEN TO" }.to_owned());
-    line("first call", format!("{:.0} us of host time", report.host_first_call_us));
+    if let Some(us) = report.host_first_call_us {
+        line("first call", format!("{us:.0} us of host time"));
+    }
+    if let Some(Simulated { policy, seed, hazards, instructions, macs, copies, ctas }) = &report.simulated {
+        let schedule = if policy == "random" { format!("random, seed {seed}") } else { policy.clone() };
+        let found = if *hazards { "no hazards" } else { "hazards not looked for" };
+        line("schedule", format!("{schedule}; {found}"));
+        line(
+            "simulated",
+            format!(
+                "{ctas} CTAs, {instructions} warp instructions, {copies} asynchronous copies, {macs} multiply-adds"
+            ),
+        );
+    }
     if let (Some(us), Some(tflops), Some(gb), Some(by)) =
         (report.us, report.tflops, report.gb_per_s, &report.timed_by)
     {

@@ -75,7 +75,7 @@ fn limits(common: &Common) -> Result<(Limits, String), Failure> {
     let device = common.device()?;
     Ok(match device.as_cuda() {
         Some(cuda) => (*cuda.limits(), cuda.gpu().name().to_owned()),
-        None => (Limits::h200(), "an H200, as there is no GPU here".to_owned()),
+        None => (Limits::h200(), "an H200, as this is no GPU".to_owned()),
     })
 }
 

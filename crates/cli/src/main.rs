@@ -10,7 +10,9 @@ mod output;
 mod plot;
 mod prebuild;
 mod problem;
+mod simulate;
 mod timing;
+mod trace;
 mod verdict;
 mod verify;
 
@@ -37,7 +39,10 @@ struct Cli {
 /// What every command understands.
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// Where to run: auto, cpu, cuda or cuda:N. Auto takes a supported GPU, else the CPU.
+    /// Where to run: auto, cuda, cuda:N, sim or cpu. Auto takes a supported GPU, else the simulator.
+    ///
+    /// The simulator runs the same kernels on the CPU and looks for hazards; sim:lazy, or sim:N for any seed N, takes
+    /// another schedule than the eager one. The CPU computes the reference.
     #[arg(long, global = true, default_value = "auto", value_name = "DEVICE")]
     device: String,
     /// Write JSON for machines instead of text for people.
@@ -65,6 +70,10 @@ enum Command {
     Inspect(inspect::Args),
     /// Build the closed set of kernels ahead.
     Prebuild(prebuild::Args),
+    /// Write the timeline of a problem in the simulator, for Perfetto.
+    Trace(trace::Args),
+    /// Run any kernel in the simulator, from its PTX and a description of its launch.
+    Sim(simulate::Args),
 }
 
 /// The function that is run.
@@ -89,6 +98,8 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&common, &args),
         Command::Inspect(args) => inspect::run(&common, &args),
         Command::Prebuild(args) => prebuild::run(&common, &args),
+        Command::Trace(args) => trace::run(&common, &args),
+        Command::Sim(args) => simulate::run(&common, &args),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

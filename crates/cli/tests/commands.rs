@@ -33,10 +33,12 @@ fn refused(arguments: &[&str]) -> (i32, String) {
 #[test]
 fn help_names_every_command_and_the_common_flags() {
     let help = stdout(&oxigemm(&["--help"]));
-    for word in ["devices", "gemm", "verify", "bench", "inspect", "prebuild", "--device", "--json"] {
+    for word in
+        ["devices", "gemm", "verify", "bench", "inspect", "prebuild", "trace", "sim", "--device", "--json"]
+    {
         assert!(help.contains(word), "{word} in\n{help}");
     }
-    for command in ["devices", "gemm", "verify", "bench", "inspect", "prebuild"] {
+    for command in ["devices", "gemm", "verify", "bench", "inspect", "prebuild", "trace", "sim"] {
         assert!(oxigemm(&[command, "--help"]).status.success(), "{command}");
     }
     assert_eq!(refused(&[]).0, 2, "without a command there is help, and no success");
@@ -46,7 +48,7 @@ fn help_names_every_command_and_the_common_flags() {
 fn devices_are_shown_or_why_there_are_none() {
     let text = stdout(&oxigemm(&["devices"]));
     assert!(text.starts_with("cpu "), "{text}");
-    assert!(text.contains("\ncuda"), "{text}");
+    assert!(text.contains("\nsim ") && text.contains("\ncuda"), "{text}");
     let found = &json(&["devices", "--json"])[0];
     let gpus = found["cuda"].as_array().expect("a list of GPUs");
     assert_eq!(gpus.is_empty(), found["why_no_cuda"].is_string(), "{found}");
@@ -81,6 +83,108 @@ fn a_product_on_the_cpu_is_checked() {
     }
     let text = stdout(&oxigemm(&["gemm", "--device", "cpu", "--m", "4", "--n", "64", "--k", "128"]));
     assert!(text.ends_with("right\n"), "{text}");
+}
+
+#[test]
+fn a_product_in_the_simulator_is_checked_and_not_timed() {
+    for device in ["sim", "sim:lazy", "sim:3"] {
+        let arguments = ["gemm", "--device", device, "--json", "-m", "20", "-n", "72", "-k", "300"];
+        let found = &json(&arguments)[0];
+        assert_eq!((&found["right"], &found["device"]), (&true.into(), &"sim".into()), "{found}");
+        assert!(found["plan"].as_str().is_some_and(|plan| plan.starts_with("slim_")), "{found}");
+        assert!(found["simulated"]["instructions"].as_u64() > Some(100), "{found}");
+        assert!(found["us"].is_null() && found["host_first_call_us"].is_null(), "{found}");
+    }
+    let text = stdout(&oxigemm(&["gemm", "--device", "sim", "-m", "1", "-n", "64", "-k", "128"]));
+    assert!(text.contains("no hazards") && text.ends_with("right\n"), "{text}");
+    assert!(!text.contains(" us"), "{text}");
+}
+
+#[test]
+fn the_suite_runs_kernels_in_the_simulator() {
+    let lines = json(&["verify", "--quick", "--device", "sim", "--json", "--filter", "slim_8x64"]);
+    assert_eq!((&lines[0]["result"], &lines[1]["passed"]), (&"ok".into(), &1.into()), "{lines:?}");
+    let output = oxigemm(&["verify", "--quick", "--device", "sim", "--filter", "graph capture"]);
+    assert!(stdout(&output).contains("skipped  graph capture and replay: this needs a GPU"));
+}
+
+#[test]
+fn a_timeline_is_written_for_perfetto() {
+    let dir = tempfile::tempdir().expect("a place for a file");
+    let file = dir.path().join("t.json");
+    let path = file.to_str().expect("a path of plain characters");
+    let found = &json(&["trace", "-m", "8", "-n", "64", "-k", "512", "--out", path, "--json"])[0];
+    assert_eq!(found["right"], true, "{found}");
+    let text = std::fs::read_to_string(&file).expect("the timeline was written");
+    let trace: Value = serde_json::from_str(&text).expect("a timeline in JSON");
+    let events = trace["traceEvents"].as_array().expect("a list of events");
+    assert_eq!(found["events"].as_u64(), Some(events.len() as u64));
+    let count = |key: &str, value: &str| events.iter().filter(|event| event[key] == value).count();
+    assert!(count("ph", "X") > 10 && count("cat", "copy") > 4 && count("cat", "wgmma") > 4);
+    assert_eq!(count("ph", "b"), count("ph", "e"), "what begins ends");
+    assert!(
+        events
+            .iter()
+            .any(|event| { event["args"]["source"].as_str().is_some_and(|source| source.contains(".rs:")) })
+    );
+    assert!(refused(&["trace", "-m", "0", "-n", "1", "-k", "1", "--out", path]).1.contains("at least 1"));
+    assert!(refused(&["trace", "--device", "cpu", "-m", "1", "-n", "1", "-k", "1"]).1.contains("simulator"));
+}
+
+const DOUBLE: &str = "
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry double(.param .u64 x, .param .u64 y) {
+    .reg .b32 v; .reg .b64 a, b, i;
+    ld.param.u64 a, [x];
+    ld.param.u64 b, [y];
+    mov.u32 v, %tid.x;
+    mul.wide.u32 i, v, 4;
+    add.u64 a, a, i;
+    add.u64 b, b, i;
+    ld.global.u32 v, [a];
+    add.u32 v, v, v;
+    st.global.u32 [b], v;
+    ret;
+}";
+
+#[test]
+fn a_foreign_kernel_runs_from_its_description() {
+    let dir = tempfile::tempdir().expect("a place for files");
+    let path = |name: &str| dir.path().join(name).to_str().expect("a path of plain characters").to_owned();
+    let (ptx, launch, out) = (path("double.ptx"), path("launch.json"), path("out"));
+    std::fs::write(&ptx, DOUBLE).expect("a file can be written");
+    let describe = |x: &str, block: u32| {
+        let text = format!(
+            r#"{{ "grid": [1], "block": [{block}],
+                 "buffers": {{ "x": {x}, "y": {{ "type": "u32", "shape": [4], "fill": "none" }} }},
+                 "params": [{{ "buffer": "x" }}, {{ "buffer": "y" }}] }}"#
+        );
+        std::fs::write(&launch, text).expect("a file can be written");
+    };
+    describe(r#"{ "type": "u32", "shape": [4], "fill": "count" }"#, 4);
+    let found = &json(&["sim", &ptx, "--launch", &launch, "--every-schedule", "--out", &out, "--json"])[0];
+    assert_eq!((&found["schedules"], &found["changed"][0]), (&11.into(), &"y".into()), "{found}");
+    let written = std::fs::read(dir.path().join("out/y.npy")).expect("the changed buffer was written");
+    assert!(written.ends_with(&[0, 0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0, 6, 0, 0, 0]));
+
+    // What was written can be read, in the place of a pattern.
+    describe(r#"{ "npy": "out/y.npy" }"#, 4);
+    let trace = path("t.json");
+    assert!(oxigemm(&["sim", &ptx, "--launch", &launch, "--trace", &trace]).status.success());
+    assert!(std::fs::read_to_string(&trace).expect("a timeline").contains("traceEvents"));
+
+    describe(r#"{ "type": "u32", "shape": [4], "fill": "none" }"#, 4);
+    assert!(refused(&["sim", &ptx, "--launch", &launch]).1.contains("memory that nothing wrote"));
+    describe(r#"{ "type": "u32", "shape": [4] }"#, 5);
+    assert!(refused(&["sim", &ptx, "--launch", &launch]).1.contains("out of bounds"));
+    describe(r#"{ "npy": "nothing.npy" }"#, 4);
+    assert!(refused(&["sim", &ptx, "--launch", &launch]).1.contains("buffer `x`"));
+    describe(r#"{ "type": "u3", "shape": [4] }"#, 4);
+    assert!(refused(&["sim", &ptx, "--launch", &launch]).1.contains("not an element type"));
+    std::fs::write(&ptx, "not PTX").expect("a file can be written");
+    assert!(refused(&["sim", &ptx, "--launch", &launch]).1.contains("line 1"));
 }
 
 #[test]
@@ -148,8 +252,8 @@ fn a_sweep_is_replayed_without_a_gpu() {
 fn bad_arguments_are_one_clear_sentence() {
     let gemm = |extra: &[&'static str]| [&["gemm", "-m", "1", "-n", "1", "-k", "1"], extra].concat();
     for (arguments, words) in [
-        (gemm(&["--device", "sim"]), "simulator"),
-        (gemm(&["--device", "tpu"]), "expected auto, cpu, cuda or cuda:N"),
+        (gemm(&["--device", "sim:late"]), "expected eager, lazy or the seed"),
+        (gemm(&["--device", "tpu"]), "expected auto, cpu, sim, cuda or cuda:N"),
         (gemm(&["--device", "cuda:x"]), "the number of a GPU"),
         (gemm(&["--d-type", "f16"]), "expected bf16 or f32"),
         (gemm(&["--choice", "best"]), "expected a name like"),

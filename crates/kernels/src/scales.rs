@@ -181,7 +181,9 @@ impl<'k> ScaleCopier<'k> {
     pub fn copy_tile(&self, params: &Params<'k>, [m, n]: [U32<'k>; 2], first: U32<'k>, end: U32<'k>) {
         let (ring, k) = (&self.ring, self.ring.k);
         let (rows, columns) = (params.output.rows, params.output.columns);
-        k.for_(group_start(first), end, SCALE_GROUP, |block| {
+        // A slice of no blocks has no group, even where it lies inside one.
+        let start = first.lt(end).select(group_start(first), end);
+        k.for_(start, end, SCALE_GROUP, |block| {
             self.cursor.wait_empty();
             let slot = ring.slot(self.cursor.stage());
             let shape = ring.shape;

@@ -3,10 +3,14 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::error::{Error, Result};
-use crate::runtime::Cuda;
+use oxigemm_sim::{Options, Policy};
 
-/// A place for tensors: host memory, or one CUDA device.
+use crate::error::{Error, Result};
+use crate::plan::Limits;
+use crate::runtime::Cuda;
+use crate::simulated::Sim;
+
+/// A place for tensors: host memory, one CUDA device, or a simulated one.
 ///
 /// Clones are cheap and stand for the same device. What a device has loaded and planned lives in it and not in a
 /// global: two devices, or two that were opened apart, share nothing but the memory of the GPU.
@@ -25,6 +29,8 @@ pub enum Device {
     Cpu,
     /// A CUDA device.
     Cuda(Cuda),
+    /// A GPU in the simulator, which runs the same kernels.
+    Sim(Sim),
 }
 
 /// The identity of a [`Device`]: small, comparable, without the device behind it.
@@ -35,17 +41,19 @@ pub enum DeviceId {
     Cpu,
     /// The CUDA device of this ordinal.
     Cuda(usize),
+    /// The simulated device of this number, counted as they are made: each has memory of its own.
+    Sim(u32),
 }
 
 impl Device {
-    /// The first GPU that the kernels run on, else the CPU.
+    /// The first GPU that the kernels run on, else the simulator.
     #[must_use]
     pub fn auto() -> Device {
         let count = oxigemm_cuda::device_count().unwrap_or(0);
         (0..count)
             .filter_map(|ordinal| Cuda::open(ordinal).ok())
             .find(Cuda::is_supported)
-            .map_or(Device::Cpu, Device::Cuda)
+            .map_or_else(Device::sim, Device::Cuda)
     }
 
     /// The GPU of this number.
@@ -54,6 +62,14 @@ impl Device {
     /// If there is no driver or no such GPU.
     pub fn cuda(ordinal: usize) -> Result<Device> {
         Ok(Device::Cuda(Cuda::open(ordinal)?))
+    }
+
+    /// A new simulated GPU, which looks for hazards; [`Sim`] has the other ways to run it.
+    ///
+    /// It runs the kernels of the GPU, with a model of its tensor cores, far slower: it is for trying and for testing.
+    #[must_use]
+    pub fn sim() -> Device {
+        Device::Sim(Sim::new())
     }
 
     /// The CPU.
@@ -68,6 +84,7 @@ impl Device {
         match self {
             Device::Cpu => DeviceId::Cpu,
             Device::Cuda(cuda) => DeviceId::Cuda(cuda.gpu().ordinal()),
+            Device::Sim(sim) => DeviceId::Sim(sim.number()),
         }
     }
 
@@ -76,7 +93,26 @@ impl Device {
     pub fn as_cuda(&self) -> Option<&Cuda> {
         match self {
             Device::Cuda(cuda) => Some(cuda),
+            Device::Cpu | Device::Sim(_) => None,
+        }
+    }
+
+    /// The simulated GPU, where it is one.
+    #[must_use]
+    pub fn as_sim(&self) -> Option<&Sim> {
+        match self {
+            Device::Sim(sim) => Some(sim),
+            Device::Cpu | Device::Cuda(_) => None,
+        }
+    }
+
+    /// What planning knows of the device; nothing of the CPU, which has no kernels.
+    #[must_use]
+    pub fn limits(&self) -> Option<&Limits> {
+        match self {
             Device::Cpu => None,
+            Device::Cuda(cuda) => Some(cuda.limits()),
+            Device::Sim(sim) => Some(sim.limits()),
         }
     }
 
@@ -86,13 +122,13 @@ impl Device {
     /// What the GPU reports of the work before.
     pub fn synchronize(&self) -> Result<()> {
         match self {
-            Device::Cpu => Ok(()),
+            Device::Cpu | Device::Sim(_) => Ok(()),
             Device::Cuda(cuda) => Ok(cuda.gpu().synchronize()?),
         }
     }
 }
 
-/// `auto`, `cpu`, `cuda` or `cuda:N`.
+/// `auto`, `cpu`, `cuda`, `cuda:N`, `sim`, or `sim:` with a schedule: `eager`, `lazy`, or the seed of a random one.
 impl FromStr for Device {
     type Err = Error;
 
@@ -103,14 +139,30 @@ impl FromStr for Device {
             "auto" => Ok(Device::auto()),
             "cpu" => Ok(Device::Cpu),
             "cuda" => Device::cuda(0),
-            "sim" => refuse("the simulator is not part of this build; use `cpu` to run without a GPU"),
-            _ => match name.strip_prefix("cuda:").map(str::parse) {
-                Some(Ok(ordinal)) => Device::cuda(ordinal),
-                Some(Err(_)) => refuse("expected the number of a GPU behind `cuda:`"),
-                None => refuse("expected auto, cpu, cuda or cuda:N"),
+            "sim" => Ok(Device::sim()),
+            _ => match name.split_once(':') {
+                Some(("cuda", number)) => match number.parse() {
+                    Ok(ordinal) => Device::cuda(ordinal),
+                    Err(_) => refuse("expected the number of a GPU behind `cuda:`"),
+                },
+                Some(("sim", schedule)) => match options(schedule) {
+                    Some(options) => Ok(Device::Sim(Sim::with_options(options))),
+                    None => refuse("expected eager, lazy or the seed of a random schedule behind `sim:`"),
+                },
+                _ => refuse("expected auto, cpu, sim, cuda or cuda:N"),
             },
         }
     }
+}
+
+/// The options of a schedule's name.
+fn options(schedule: &str) -> Option<Options> {
+    let (policy, seed) = match schedule {
+        "eager" => (Policy::Eager, 0),
+        "lazy" => (Policy::Lazy, 0),
+        seed => (Policy::Random, seed.parse().ok()?),
+    };
+    Some(Options { policy, seed, ..Options::default() })
 }
 
 impl fmt::Display for DeviceId {
@@ -118,13 +170,17 @@ impl fmt::Display for DeviceId {
         match self {
             DeviceId::Cpu => f.write_str("cpu"),
             DeviceId::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            DeviceId::Sim(number) => write!(f, "sim #{number}"),
         }
     }
 }
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.id().fmt(f)
+        match self {
+            Device::Sim(_) => f.write_str("sim"),
+            Device::Cpu | Device::Cuda(_) => self.id().fmt(f),
+        }
     }
 }
 
@@ -141,11 +197,11 @@ mod tests {
     #[test]
     fn a_name_that_is_no_device_says_what_would_be() {
         for (name, words) in [
-            ("gpu", "expected auto, cpu, cuda or cuda:N"),
+            ("gpu", "expected auto, cpu, sim, cuda or cuda:N"),
             ("", "expected auto"),
             ("cuda:", "the number of a GPU"),
             ("cuda:-1", "the number of a GPU"),
-            ("sim", "simulator"),
+            ("sim:late", "expected eager, lazy or the seed"),
         ] {
             let error = name.parse::<Device>().unwrap_err();
             assert!(matches!(error, Error::DeviceName { .. }));
@@ -156,6 +212,20 @@ mod tests {
     #[test]
     fn auto_always_finds_something() {
         let device: Device = "auto".parse().unwrap();
-        assert!(matches!(device.id(), DeviceId::Cpu | DeviceId::Cuda(_)));
+        assert!(matches!(device.id(), DeviceId::Sim(_) | DeviceId::Cuda(_)));
+    }
+
+    #[test]
+    fn a_simulated_device_has_a_schedule_and_memory_of_its_own() {
+        for (name, policy, seed) in
+            [("sim", Policy::Eager, 0), ("sim:lazy", Policy::Lazy, 0), ("sim:17", Policy::Random, 17)]
+        {
+            let device: Device = name.parse().unwrap();
+            let options = device.as_sim().unwrap().options();
+            assert_eq!((options.policy, options.seed, options.hazards), (policy, seed, true));
+            assert_eq!(device.to_string(), "sim");
+            assert_eq!(device.id(), device.clone().id());
+            assert_ne!(device.id(), Device::sim().id());
+        }
     }
 }

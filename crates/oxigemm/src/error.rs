@@ -164,6 +164,14 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// The simulator found a fault while a kernel ran.
+    #[error("the simulator stopped the kernel {kernel}: {fault}")]
+    Fault {
+        /// The kernel.
+        kernel: String,
+        /// What was found, with the line of the kernel's source on both sides.
+        fault: Box<oxigemm_sim::Fault>,
+    },
     /// The CUDA driver or device failed.
     #[error(transparent)]
     Cuda(#[from] oxigemm_cuda::Error),
@@ -192,7 +200,11 @@ impl Error {
             | Error::Overlap { argument, .. }
             | Error::Overflow { argument, .. }
             | Error::Tma { argument, .. } => Some(argument),
-            Error::DeviceName { .. } | Error::Choice { .. } | Error::Kernel { .. } | Error::Cuda(_) => None,
+            Error::DeviceName { .. }
+            | Error::Choice { .. }
+            | Error::Kernel { .. }
+            | Error::Fault { .. }
+            | Error::Cuda(_) => None,
         }
     }
 }

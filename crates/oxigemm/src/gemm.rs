@@ -2,14 +2,15 @@
 
 use oxigemm_cuda::Stream;
 
+use crate::call::{Addresses, PlanKey};
 use crate::check::{Checked, Fp8GemmNt, Operand, Problem, Trivial};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::plan::Choice;
-use crate::prepared::Addresses;
+use crate::plan::{Choice, Limits};
 use crate::reference;
-use crate::runtime::{Cuda, PlanKey};
+use crate::runtime::Cuda;
+use crate::simulated::Sim;
 use crate::tensor::Tensor;
 
 /// What is added to a product.
@@ -27,14 +28,14 @@ pub enum Addend<'a> {
 /// How a GEMM is run. The default is right for most calls.
 #[derive(Clone, Debug, Default)]
 pub struct GemmOptions {
-    /// The stream to put it into; the default stream where there is none. Not for the CPU.
+    /// The stream to put it into; the default stream where there is none. Only for a GPU.
     pub stream: Option<Stream>,
     /// The kernel and its launch, instead of the planned one.
     pub choice: Option<Choice>,
     /// How many multiprocessors it may use at most; all where there is none.
     pub num_sms: Option<u32>,
     /// Whether the kernel may start while the one before it in the stream still runs. It then sets itself up, and
-    /// waits for the other's results before it reads or writes anything.
+    /// waits for the other's results before it reads or writes anything. The simulator runs one at a time.
     pub programmatic: bool,
 }
 
@@ -49,7 +50,8 @@ pub struct GemmOptions {
 /// | `c`, `d` | `[M, N]` | bf16 or f32, the same | rows of N, any pitch |
 ///
 /// Sums of 128 products are accumulated in the tensor core and promoted to FP32. The same call gives the same bits.
-/// The call returns when the kernel is in the stream; it can be captured into a graph once its shape was seen.
+/// The call returns when the kernel is in the stream; it can be captured into a graph once its shape was seen. In the
+/// simulator it returns when the kernel is done.
 /// Where M or N is 0 nothing is done; where K is 0, D becomes C or 0.
 ///
 /// # Errors
@@ -59,7 +61,7 @@ pub struct GemmOptions {
 /// use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
 /// use oxigemm::{Addend, DType, Device, GemmOptions, Tensor, fp8_gemm_nt, random};
 ///
-/// let device = Device::cpu(); // or Device::auto(), which takes a GPU where there is one
+/// let device = Device::cpu(); // or Device::auto(), which takes a GPU, else the simulator
 /// let (m, n, k) = (4, 256, 512);
 /// let a = per_token_cast_to_fp8(&random::normals(1, m * k), m, k, ScaleFormat::F32)?;
 /// let b = per_block_cast_to_fp8(&random::normals(2, n * k), n, k, ScaleFormat::F32)?;
@@ -76,10 +78,7 @@ pub fn fp8_gemm_nt(
     d: &mut Tensor,
     options: &GemmOptions,
 ) -> Result<()> {
-    let Device::Cuda(cuda) = a.device() else {
-        return on_cpu((a, sfa), (b, sfb), c, d, options);
-    };
-    let arguments = Fp8GemmNt {
+    let describe = |d: &Tensor| Fp8GemmNt {
         a: a.describe("a"),
         sfa: sfa.describe("sfa"),
         b: b.describe("b"),
@@ -91,8 +90,18 @@ pub fn fp8_gemm_nt(
         },
         d: d.describe("d"),
     };
-    // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
-    unsafe { run(cuda, &arguments, options) }
+    match a.device() {
+        // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
+        Device::Cuda(cuda) => unsafe { run(cuda, &describe(d), options) },
+        Device::Sim(sim) => {
+            refuse_stream(a.device(), options)?;
+            simulate(sim, &describe(d), options)
+        }
+        Device::Cpu => {
+            refuse_stream(a.device(), options)?;
+            on_cpu((a, sfa), (b, sfb), c, d)
+        }
+    }
 }
 
 /// The operands of a GEMM as addresses, for engines that own their memory. Pitches and strides are in elements.
@@ -165,7 +174,7 @@ impl RawFp8Gemm {
 /// is being captured, whenever the graph runs.
 ///
 /// # Errors
-/// As [`fp8_gemm_nt`]; the CPU is refused.
+/// As [`fp8_gemm_nt`].
 ///
 /// ```no_run
 /// use oxigemm::{Cuda, DType, Device, GemmOptions, RawFp8Gemm, fp8_gemm_nt_raw};
@@ -203,41 +212,77 @@ unsafe fn run(cuda: &Cuda, arguments: &Fp8GemmNt, options: &GemmOptions) -> Resu
         // SAFETY: the caller keeps the operands as described.
         Checked::Trivial(trivial) => return unsafe { multiply_nothing(trivial, arguments, stream) },
     };
-    let prepared = cuda.prepared(&key(cuda, problem, options))?;
-    let addresses = Addresses {
+    let prepared = cuda.prepared(&key(cuda.limits(), problem, options))?;
+    // SAFETY: the check has compared the operands with the problem; the caller keeps them.
+    unsafe { prepared.launch(&addresses(arguments), stream, options.programmatic) }
+}
+
+/// Checks, plans and runs to the end.
+fn simulate(sim: &Sim, arguments: &Fp8GemmNt, options: &GemmOptions) -> Result<()> {
+    match arguments.check()? {
+        Checked::Launch(problem) => sim.run(&key(sim.limits(), problem, options), &addresses(arguments)),
+        Checked::Trivial(trivial) => {
+            let (d, width, rows) = output_rows(arguments);
+            match (trivial, &arguments.c) {
+                (Trivial::Zero, _) => sim.clear_rows(d, width, rows),
+                (Trivial::CopyC, Some(c)) => sim.copy_rows(d, place(c), width, rows),
+                _ => Ok(()),
+            }
+        }
+    }
+}
+
+fn key(limits: &Limits, problem: Problem, options: &GemmOptions) -> PlanKey {
+    let sms = options.num_sms.map_or(limits.sms, |sms| sms.clamp(1, limits.sms));
+    PlanKey { problem, choice: options.choice, sms }
+}
+
+fn addresses(arguments: &Fp8GemmNt) -> Addresses {
+    Addresses {
         a: arguments.a.address,
         sfa: arguments.sfa.address,
         b: arguments.b.address,
         sfb: arguments.sfb.address,
         c: arguments.c.map_or(0, |c| c.address),
         d: arguments.d.address,
-    };
-    // SAFETY: the check has compared the operands with the problem; the caller keeps them.
-    unsafe { prepared.launch(&addresses, stream, options.programmatic) }
+    }
 }
 
-fn key(cuda: &Cuda, problem: Problem, options: &GemmOptions) -> PlanKey {
-    let all = cuda.limits().sms;
-    let sms = options.num_sms.map_or(all, |sms| sms.clamp(1, all));
-    PlanKey { problem, choice: options.choice, sms }
+/// The address of a matrix and the bytes from one of its rows to the next, both bounded by the check.
+fn place(operand: &Operand) -> [u64; 2] {
+    [operand.address, operand.strides[0].unsigned_abs() * operand.dtype.size() as u64]
+}
+
+/// Where D is, the bytes of its rows, and how many there are.
+fn output_rows(arguments: &Fp8GemmNt) -> ([u64; 2], usize, usize) {
+    let d = &arguments.d;
+    (place(d), d.dims[1] as usize * d.dtype.size(), d.dims[0] as usize)
 }
 
 /// # Safety
 /// As for [`fp8_gemm_nt_raw`].
 unsafe fn multiply_nothing(trivial: Trivial, arguments: &Fp8GemmNt, stream: &Stream) -> Result<()> {
-    let d = &arguments.d;
-    let size = d.dtype.size();
-    // The check has bounded all of them.
-    let (rows, width) = (d.dims[0] as usize, d.dims[1] as usize * size);
-    let place = |operand: &Operand| [operand.address, operand.strides[0].unsigned_abs() * size as u64];
+    let (d, width, rows) = output_rows(arguments);
     match (trivial, &arguments.c) {
         // SAFETY: the check has compared D with its description; the caller keeps it.
-        (Trivial::Zero, _) => unsafe { stream.fill_rows_async(place(d), width, rows, 0)? },
+        (Trivial::Zero, _) => unsafe { stream.fill_rows_async(d, width, rows, 0)? },
         // SAFETY: as above for both, which the check found apart.
-        (Trivial::CopyC, Some(c)) => unsafe { stream.copy_rows_async(place(d), place(c), width, rows)? },
+        (Trivial::CopyC, Some(c)) => unsafe { stream.copy_rows_async(d, place(c), width, rows)? },
         _ => {}
     }
     Ok(())
+}
+
+/// Only a GPU has streams.
+fn refuse_stream(device: &Device, options: &GemmOptions) -> Result<()> {
+    match &options.stream {
+        None => Ok(()),
+        Some(stream) => Err(Error::Device {
+            argument: "stream",
+            expected: format!("no stream, as `a` is on {device}"),
+            found: format!("a stream of cuda:{}", stream.device().ordinal()),
+        }),
+    }
 }
 
 fn on_cpu(
@@ -245,15 +290,7 @@ fn on_cpu(
     (b, sfb): (&Tensor, &Tensor),
     c: Addend<'_>,
     d: &mut Tensor,
-    options: &GemmOptions,
 ) -> Result<()> {
-    if let Some(stream) = &options.stream {
-        return Err(Error::Device {
-            argument: "stream",
-            expected: "no stream, as `a` is on the CPU".to_owned(),
-            found: format!("a stream of cuda:{}", stream.device().ordinal()),
-        });
-    }
     let old = d.clone();
     let c = match c {
         Addend::None => None,

@@ -9,14 +9,15 @@
 //! 3. The launch. For a shape that was seen before nothing is allocated, compiled, or read from the environment
 //!    on the way here, and everything can be captured into a CUDA graph.
 //!
-//! Everything also runs on the CPU, where [`mod@reference`] computes it in `f64`:
+//! Where there is no GPU, [`Device::sim`] runs the very same kernels in the simulator ([`Sim`]), and [`Device::cpu`]
+//! is the [`mod@reference`], which computes everything in `f64`:
 //!
 //! ```
 //! use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
 //! use oxigemm::metrics::calc_diff;
 //! use oxigemm::{Addend, DType, Device, GemmOptions, Tensor, fp8_gemm_nt, random};
 //!
-//! let device = Device::cpu(); // Device::auto() takes a GPU where there is one
+//! let device = Device::cpu(); // Device::auto() takes a GPU, else the simulator
 //! let (m, n, k) = (16, 256, 512);
 //! let (x, w) = (random::normals(1, m * k), random::normals(2, n * k));
 //!
@@ -36,6 +37,7 @@
 //!
 //! Engines that own their memory call [`fp8_gemm_nt_raw`] with addresses and a stream.
 
+mod call;
 pub mod cast;
 pub mod check;
 mod device;
@@ -49,6 +51,7 @@ mod prepared;
 pub mod random;
 pub mod reference;
 mod runtime;
+mod simulated;
 mod storage;
 mod tensor;
 
@@ -60,4 +63,10 @@ pub use gemm::{Addend, GemmOptions, RawFp8Gemm, fp8_gemm_nt, fp8_gemm_nt_raw};
 pub use half::{bf16, f16};
 pub use layout::MAX_RANK;
 pub use runtime::{ARCH, Cuda, Loaded, Stats};
+pub use simulated::Sim;
 pub use tensor::Tensor;
+
+/// What the simulator is told and what it tells: see [`Sim`].
+pub mod sim {
+    pub use oxigemm_sim::{Fault, FaultKind, Options, Place, Policy, Report, TraceEvent, TraceUnit};
+}

@@ -1,82 +1,56 @@
-//! A plan that is ready to be launched.
+//! A plan that is ready to be launched on a GPU.
 
 use std::sync::{Mutex, PoisonError};
 
 use oxigemm_cuda::{Element, Function, L2Promotion, LaunchConfig, Stream, Swizzle, TensorMap, TiledTensor};
-use oxigemm_kernels::epilogue::OutputFlags;
 use oxigemm_kernels::launch::MatrixMap;
-use oxigemm_kernels::params::{Args, ScaleLayout};
 
-use crate::check::{Accumulate, Problem};
-use crate::dtype::DType;
+use crate::call::{Addresses, Arguments, Mapped};
+use crate::check::Problem;
 use crate::error::Result;
 use crate::plan::Plan;
 
 /// Tensor maps are kept for this many addresses of each operand.
 const REMEMBERED: usize = 4;
 
-/// Where the operands of one call are.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Addresses {
-    pub a: u64,
-    pub sfa: u64,
-    pub b: u64,
-    pub sfb: u64,
-    /// That of D where D is added to; not looked at where nothing is added.
-    pub c: u64,
-    pub d: u64,
-}
-
 /// A plan with its kernel, its launch, and everything of the arguments that does not depend on addresses.
 pub(crate) struct Prepared {
     function: Function,
     config: LaunchConfig,
-    args: Args,
-    output: Output,
-    maps: Mutex<Maps>,
+    arguments: Arguments,
+    maps: Mutex<RememberedMaps>,
 }
 
-struct Maps {
+struct RememberedMaps {
     a: Remembered,
     b: Remembered,
     sfa: Option<Remembered>,
     d: Option<Remembered>,
 }
 
+impl RememberedMaps {
+    /// The map of an operand, which must be one that the copy engine moves.
+    fn at(&mut self, operand: Mapped, address: u64) -> Result<[u64; 16]> {
+        let remembered = match operand {
+            Mapped::A => Some(&mut self.a),
+            Mapped::B => Some(&mut self.b),
+            Mapped::ScalesOfA => self.sfa.as_mut(),
+            Mapped::D => self.d.as_mut(),
+        };
+        Ok(remembered.expect("the arguments ask for maps that they announced").at(address)?.0)
+    }
+}
+
 impl Prepared {
     pub fn new(plan: &Plan, function: Function, problem: &Problem) -> Prepared {
-        let (shape, launch) = (plan.shape, plan.launch);
-        let sfa_strides = sfa_strides(problem);
-        let output = Output::new(problem);
-        // An aligned address stands for all aligned ones; the others are copied by threads.
-        let layout = ScaleLayout::of(0, sfa_strides);
-        let maps = Maps {
-            a: Remembered::new(bytes(launch.map_a(shape, problem.a_pitch))),
-            b: Remembered::new(bytes(launch.map_b(shape, problem.b_pitch))),
-            sfa: launch.map_sfa(shape, layout, sfa_strides).map(|map| Remembered::new(scales(map))),
-            d: output.plain.then(|| Remembered::new(result(launch.map_d(shape, problem.d_pitch)))),
+        let (arguments, maps) = Arguments::new(plan, problem);
+        let maps = RememberedMaps {
+            a: Remembered::new(bytes(maps.a)),
+            b: Remembered::new(bytes(maps.b)),
+            sfa: maps.sfa.map(|map| Remembered::new(scales(map))),
+            d: maps.d.map(|map| Remembered::new(result(map))),
         };
-        let args = Args {
-            a: [0; 16],
-            b: [0; 16],
-            sfa_map: [0; 16],
-            d_map: [0; 16],
-            sfa: 0,
-            sfb: 0,
-            d: 0,
-            c: 0,
-            // The check has bounded both by u32::MAX.
-            d_pitch: problem.d_pitch as u32,
-            c_pitch: output.pitches[1] as u32,
-            m: problem.m,
-            n: problem.n,
-            output_flags: output.flags,
-            k_blocks: problem.k_blocks(),
-            sfa_strides,
-            sfb_strides: [problem.sfb.mn, problem.sfb.k],
-            sfa_layout: ScaleLayout::Copied as u32,
-            tuning: launch.tuning,
-        };
+        let launch = plan.launch;
         let config = LaunchConfig {
             grid: [launch.grid[0], launch.grid[1], 1],
             block: [launch.threads, 1, 1],
@@ -84,7 +58,7 @@ impl Prepared {
             shared_bytes: launch.shared_bytes,
             programmatic: false,
         };
-        Prepared { function, config, args, output, maps: Mutex::new(maps) }
+        Prepared { function, config, arguments, maps: Mutex::new(maps) }
     }
 
     /// Puts the kernel into a stream.
@@ -93,95 +67,15 @@ impl Prepared {
     /// The operands must be at these addresses of this GPU as the problem describes them, and stay there until the
     /// kernel is done or, where the stream is being captured, whenever the graph is launched.
     pub unsafe fn launch(&self, at: &Addresses, stream: &Stream, programmatic: bool) -> Result<()> {
-        let output_flags = self.output.flags(at);
-        let layout = ScaleLayout::of(at.sfa, self.args.sfa_strides);
-        let mut args = Args {
-            sfa: at.sfa,
-            sfb: at.sfb,
-            d: at.d,
-            c: at.c,
-            output_flags,
-            sfa_layout: layout as u32,
-            ..self.args
-        };
-        {
+        let args = {
             let mut maps = self.maps.lock().unwrap_or_else(PoisonError::into_inner);
-            args.a = maps.a.at(at.a)?.0;
-            args.b = maps.b.at(at.b)?.0;
-            // A kernel may prefetch a map that it then does not use: each is a map of something.
-            (args.sfa_map, args.d_map) = (args.a, args.a);
-            if let Some(sfa) = maps.sfa.as_mut().filter(|_| layout != ScaleLayout::Copied) {
-                args.sfa_map = sfa.at(at.sfa)?.0;
-            }
-            if let Some(d) = maps.d.as_mut().filter(|_| output_flags & OutputFlags::PLAIN != 0) {
-                args.d_map = d.at(at.d)?.0;
-            }
-        }
+            self.arguments.at(at, |operand, address| maps.at(operand, address))?
+        };
         let config = LaunchConfig { programmatic, ..self.config };
         // SAFETY: `Args` are the parameters of every kernel of the set, in order, and live for the call; the caller
         // keeps the operands where they are.
         unsafe { self.function.launch(stream, &config, &args.pointers())? };
         Ok(())
-    }
-}
-
-/// What decides how D is written.
-#[derive(Clone, Copy, Debug)]
-struct Output {
-    /// The flags that do not depend on addresses.
-    flags: u32,
-    /// The size of an element.
-    size: u64,
-    /// Elements by which the rows of D, and of C, are apart.
-    pitches: [u64; 2],
-    /// Whether the copy engine could store D, were its address aligned.
-    plain: bool,
-}
-
-impl Output {
-    fn new(problem: &Problem) -> Output {
-        let c_pitch = match problem.c {
-            Accumulate::None | Accumulate::InPlace => problem.d_pitch,
-            Accumulate::From { pitch } => pitch,
-        };
-        let mut flags = 0;
-        if problem.d_type == DType::F32 {
-            flags |= OutputFlags::F32;
-        }
-        if problem.c != Accumulate::None {
-            flags |= OutputFlags::ADDEND;
-        }
-        Output {
-            flags,
-            size: problem.d_type.size() as u64,
-            pitches: [problem.d_pitch, c_pitch],
-            plain: flags == 0 && problem.n.is_multiple_of(8) && problem.d_pitch.is_multiple_of(8),
-        }
-    }
-
-    fn flags(&self, at: &Addresses) -> u32 {
-        let vector =
-            |address: u64, pitch: u64| address.is_multiple_of(4 * self.size) && pitch.is_multiple_of(4);
-        let [d_pitch, c_pitch] = self.pitches;
-        let mut flags = self.flags;
-        if vector(at.d, d_pitch) && (flags & OutputFlags::ADDEND == 0 || vector(at.c, c_pitch)) {
-            flags |= OutputFlags::VECTORS;
-        }
-        if self.plain && at.d.is_multiple_of(16) {
-            flags |= OutputFlags::PLAIN;
-        }
-        flags
-    }
-}
-
-/// The strides of A's scales, along M and along K. The stride of a single row or of a single block of K has no
-/// meaning: it becomes one that the copy engine takes.
-fn sfa_strides(problem: &Problem) -> [u32; 2] {
-    let (m, k_blocks) = (problem.m, problem.k_blocks());
-    match (problem.sfa.mn, problem.sfa.k) {
-        (_, 1) if m == 1 => [k_blocks.next_multiple_of(4), 1],
-        (1, _) if k_blocks == 1 => [1, m.next_multiple_of(4)],
-        (mn, k) => [mn, k],
     }
 }
 
@@ -233,69 +127,5 @@ impl Remembered {
         self.maps[self.oldest] = (address, map);
         self.oldest = (self.oldest + 1) % REMEMBERED;
         Ok(map)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::check::ScaleStrides;
-
-    const PROBLEM: Problem = Problem {
-        m: 64,
-        n: 256,
-        k: 512,
-        a_pitch: 512,
-        b_pitch: 512,
-        d_pitch: 256,
-        c: Accumulate::None,
-        sfa: ScaleStrides { mn: 4, k: 1 },
-        sfb: ScaleStrides { mn: 4, k: 1 },
-        d_type: DType::Bf16,
-    };
-    const AT: Addresses = Addresses { a: 0x1000, sfa: 0x2000, b: 0x3000, sfb: 0x4000, c: 0x5000, d: 0x6000 };
-
-    #[test]
-    fn the_copy_engine_stores_what_it_can_address_and_nothing_else() {
-        const PLAIN: u32 = OutputFlags::PLAIN;
-        const VECTORS: u32 = OutputFlags::VECTORS;
-        let flags = |problem: Problem, d: u64| Output::new(&problem).flags(&Addresses { d, ..AT });
-        assert_eq!(flags(PROBLEM, 0x6000), PLAIN | VECTORS);
-        assert_eq!(flags(PROBLEM, 0x6008), VECTORS, "four elements are still aligned");
-        assert_eq!(flags(PROBLEM, 0x6002), 0);
-        assert_eq!(flags(Problem { n: 252, ..PROBLEM }, 0x6000), VECTORS);
-        assert_eq!(flags(Problem { d_pitch: 260, ..PROBLEM }, 0x6000), VECTORS);
-        assert_eq!(flags(Problem { d_pitch: 257, ..PROBLEM }, 0x6000), 0);
-        let wide = Problem { d_type: DType::F32, ..PROBLEM };
-        assert_eq!(flags(wide, 0x6000), OutputFlags::F32 | VECTORS);
-        assert_eq!(flags(wide, 0x6008), OutputFlags::F32, "four floats are 16 bytes");
-    }
-
-    #[test]
-    fn vectors_need_both_d_and_c_aligned() {
-        let both = OutputFlags::ADDEND | OutputFlags::VECTORS;
-        let problem = Problem { c: Accumulate::From { pitch: 256 }, ..PROBLEM };
-        let flags = |problem: Problem, c: u64| Output::new(&problem).flags(&Addresses { c, ..AT });
-        assert_eq!(flags(problem, 0x5000), both);
-        assert_eq!(flags(problem, 0x5002), OutputFlags::ADDEND);
-        let odd = Problem { c: Accumulate::From { pitch: 259 }, ..PROBLEM };
-        assert_eq!(flags(odd, 0x5000), OutputFlags::ADDEND);
-        let in_place = Problem { c: Accumulate::InPlace, ..PROBLEM };
-        assert_eq!(flags(in_place, AT.d), both);
-        assert_eq!(flags(PROBLEM, 0x5002) & OutputFlags::VECTORS, OutputFlags::VECTORS, "there is no C");
-    }
-
-    #[test]
-    fn strides_without_meaning_become_ones_that_the_copy_engine_takes() {
-        let layout = |problem: &Problem| ScaleLayout::of(0x2000, sfa_strides(problem));
-        assert_eq!(layout(&PROBLEM), ScaleLayout::RowMajor);
-        let one_row = Problem { m: 1, k: 640, sfa: ScaleStrides { mn: 1, k: 1 }, ..PROBLEM };
-        assert_eq!((sfa_strides(&one_row), layout(&one_row)), ([8, 1], ScaleLayout::RowMajor));
-        let one_block = Problem { m: 63, k: 128, sfa: ScaleStrides { mn: 1, k: 1 }, ..PROBLEM };
-        assert_eq!((sfa_strides(&one_block), layout(&one_block)), ([1, 64], ScaleLayout::MnMajor));
-        let odd = Problem { sfa: ScaleStrides { mn: 5, k: 1 }, ..PROBLEM };
-        assert_eq!((sfa_strides(&odd), layout(&odd)), ([5, 1], ScaleLayout::Copied));
-        let apart = Problem { m: 1, sfa: ScaleStrides { mn: 1, k: 7 }, ..PROBLEM };
-        assert_eq!((sfa_strides(&apart), layout(&apart)), ([1, 7], ScaleLayout::Copied));
     }
 }

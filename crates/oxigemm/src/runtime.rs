@@ -12,9 +12,9 @@ use std::time::Duration;
 use oxigemm_cuda::{CacheStats, CubinCache, Function, LaunchConfig, Provenance, PtxModule, Stream};
 use oxigemm_kernels::launch::Config;
 
-use crate::check::Problem;
+use crate::call::PlanKey;
 use crate::error::{Error, Result};
-use crate::plan::{self, Choice, Limits, Plan, Shape};
+use crate::plan::{Choice, Limits, Plan};
 use crate::prepared::Prepared;
 
 /// The architecture that the kernels are written for.
@@ -79,14 +79,6 @@ pub struct Loaded {
     pub registers: u32,
     /// Local memory per thread: anything but 0 means spills.
     pub local_bytes: u32,
-}
-
-/// What decides about a plan.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct PlanKey {
-    pub problem: Problem,
-    pub choice: Option<Choice>,
-    pub sms: u32,
 }
 
 /// What a device has done since it was opened.
@@ -224,22 +216,14 @@ impl Cuda {
 
     #[cold]
     fn prepare(&self, key: &PlanKey) -> Result<Arc<Prepared>> {
-        let Problem { m, n, k, .. } = key.problem;
-        let shape = Shape { m, n, k };
         let limits = self.limits().restricted_to(key.sms);
-        let mut plan = match key.choice {
-            Some(choice) => Plan::of(choice, shape, &limits).ok_or_else(|| Error::Choice {
-                name: plan::name(&choice),
-                shape: format!("m={m} n={n} k={k} on {} multiprocessors", limits.sms),
-            })?,
-            None => Plan::best(shape, &limits),
-        };
+        let mut plan = key.plan(&limits)?;
         let slot = self.slot(&plan.choice.config())?;
         let kernel = slot.load(&self.inner)?;
         let resident = slot.resident(&kernel.function, &plan)?;
         let cluster = plan.launch.cluster;
         let allowed = if limits.restricted { limits.sms / cluster } else { u32::MAX };
-        plan.launch = plan.choice.launch(shape, resident.min(allowed).max(1));
+        plan.launch = plan.choice.launch(plan.shape, resident.min(allowed).max(1));
         let prepared = Arc::new(Prepared::new(&plan, kernel.function, &key.problem));
         let mut plans = self.inner.plans.write().unwrap_or_else(PoisonError::into_inner);
         if plans.len() >= MAX_PLANS {

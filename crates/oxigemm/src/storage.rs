@@ -7,6 +7,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::device::Device;
 use crate::error::Result;
+use crate::simulated::Sim;
 
 /// Host memory is made of these, so that its base is aligned as `cuMemAlloc` aligns device memory.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -27,6 +28,19 @@ pub(crate) struct Storage {
 enum Memory {
     Host(RwLock<Vec<Line>>),
     Cuda(RwLock<oxigemm_cuda::Buffer>),
+    Sim(SimBuffer),
+}
+
+/// An allocation in a simulated machine, whose one lock guards all of its memory.
+struct SimBuffer {
+    sim: Sim,
+    address: u64,
+}
+
+impl Drop for SimBuffer {
+    fn drop(&mut self) {
+        self.sim.free(self.address);
+    }
 }
 
 impl Storage {
@@ -41,6 +55,10 @@ impl Storage {
                 let buffer = cuda.gpu().alloc(bytes)?;
                 (buffer.ptr(), Memory::Cuda(RwLock::new(buffer)))
             }
+            Device::Sim(sim) => {
+                let buffer = SimBuffer { sim: sim.clone(), address: sim.allocate(bytes) };
+                (buffer.address, Memory::Sim(buffer))
+            }
         };
         Ok(Storage { device: device.clone(), address, memory })
     }
@@ -48,8 +66,10 @@ impl Storage {
     /// Memory full of zero bytes.
     pub fn zeros(device: &Device, bytes: usize) -> Result<Storage> {
         let storage = Storage::empty(device, bytes)?;
-        if let Memory::Cuda(buffer) = &storage.memory {
-            buffer.write().unwrap_or_else(PoisonError::into_inner).fill_u8(0)?;
+        match &storage.memory {
+            Memory::Host(_) => {}
+            Memory::Cuda(buffer) => buffer.write().unwrap_or_else(PoisonError::into_inner).fill_u8(0)?,
+            Memory::Sim(buffer) => buffer.sim.clear_rows([buffer.address, 0], bytes, 1)?,
         }
         Ok(storage)
     }
@@ -76,6 +96,9 @@ impl Storage {
                 buffer.copy_to_host_at(range.start, &mut bytes)?;
                 Ok(look(&bytes))
             }
+            Memory::Sim(SimBuffer { sim, address }) => {
+                sim.read(address + range.start as u64..address + range.end as u64, look)
+            }
         }
     }
 
@@ -94,6 +117,9 @@ impl Storage {
                 for (offset, piece) in pieces {
                     buffer.copy_from_host_at(offset, piece)?;
                 }
+            }
+            Memory::Sim(SimBuffer { sim, address }) => {
+                sim.write(pieces.map(|(offset, piece)| (address + offset as u64, piece)))?;
             }
         }
         Ok(())

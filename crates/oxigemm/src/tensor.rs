@@ -16,8 +16,8 @@ use crate::storage::Storage;
 /// [`transpose`](Tensor::transpose) and [`narrow`](Tensor::narrow) copy no elements and allocate nothing; the result
 /// shares its memory, and what is written through one is read through all. Functions take the tensors that they
 /// write as `&mut Tensor`. This says what is written; it does not make the memory exclusive, because other handles
-/// may share it. That is sound: on the host every read and every write locks the memory for its duration, and on a
-/// GPU the order of the streams decides, as for any device memory.
+/// may share it. That is sound: on the host every read and every write locks the memory for its duration, in the
+/// simulator every kernel does so too, and on a GPU the order of the streams decides, as for any device memory.
 ///
 /// Base addresses are aligned to 256 bytes on every device.
 ///
@@ -41,7 +41,8 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A new tensor whose elements are not set: zeros on the CPU, whatever the memory held on a GPU.
+    /// A new tensor whose elements are not set: zeros on the CPU, whatever the memory held on a GPU,
+    /// and in the simulator memory that a kernel must not read.
     pub fn empty(dtype: DType, dims: &[usize], device: &Device) -> Result<Tensor> {
         Tensor::new(dtype, dims, |bytes| Storage::empty(device, bytes))
     }

@@ -5,11 +5,13 @@
 
 mod products;
 mod runtime;
+mod simulator;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use oxigemm::plan::Limits;
 use oxigemm::{Cuda, Device};
 use serde_json::json;
 
@@ -66,15 +68,30 @@ impl Setup {
         }
     }
 
-    /// A number of cases, less where it should go fast: on the CPU, or if asked.
+    /// A number of cases, less where it should go fast: not on a GPU, or if asked.
     fn count(&self, full: usize) -> usize {
         let part = match (&self.device, self.quick) {
             (Device::Cuda(_), false) => 1,
             (Device::Cuda(_), true) => 5,
+            (Device::Sim(_), false) => 3,
             (_, false) => 5,
             (_, true) => 20,
         };
         full.div_ceil(part)
+    }
+
+    /// Multiplications of one case: the reference has to compute them too, and the simulator one by one.
+    fn largest(&self) -> usize {
+        match (&self.device, self.quick) {
+            (Device::Sim(_), true) => 4_000_000,
+            (Device::Sim(_), false) => 20_000_000,
+            _ => 100_000_000,
+        }
+    }
+
+    /// What planning knows of the device, for checks that need kernels.
+    fn limits(&self) -> Result<Limits, Failure> {
+        self.device.limits().copied().ok_or_else(|| "this needs a GPU or the simulator".into())
     }
 
     /// The GPU, for checks that are only run on one.
@@ -86,20 +103,49 @@ impl Setup {
 /// What a check does: a note, or what is wrong.
 type Run = dyn Fn(&Setup) -> Result<String, Failure>;
 
+/// Where a check can be run.
+#[derive(Clone, Copy)]
+enum Needs {
+    /// Anywhere.
+    Nothing,
+    /// Where there are kernels: on a GPU or in the simulator.
+    Kernels,
+    /// On a GPU.
+    Gpu,
+}
+
+impl Needs {
+    /// Why not on this device, if so.
+    fn why_not(self, device: &Device) -> Option<&'static str> {
+        match (self, device) {
+            (Needs::Nothing, _) | (_, Device::Cuda(_)) | (Needs::Kernels, Device::Sim(_)) => None,
+            (Needs::Kernels, _) => Some("this needs a GPU or the simulator"),
+            (Needs::Gpu, _) => Some("this needs a GPU"),
+        }
+    }
+}
+
 /// A check: a note if its property holds, else what was found.
 struct Check {
     name: String,
-    needs_gpu: bool,
+    needs: Needs,
     run: Box<Run>,
 }
 
 impl Check {
     fn anywhere(name: &str, run: impl Fn(&Setup) -> Result<String, Failure> + 'static) -> Check {
-        Check { name: name.to_owned(), needs_gpu: false, run: Box::new(run) }
+        Check { name: name.to_owned(), needs: Needs::Nothing, run: Box::new(run) }
+    }
+
+    fn with_kernels(
+        name: impl Into<String>,
+        run: impl Fn(&Setup) -> Result<String, Failure> + 'static,
+    ) -> Check {
+        Check { name: name.into(), needs: Needs::Kernels, run: Box::new(run) }
     }
 
     fn on_gpu(name: impl Into<String>, run: impl Fn(&Setup) -> Result<String, Failure> + 'static) -> Check {
-        Check { name: name.into(), needs_gpu: true, run: Box::new(run) }
+        Check { name: name.into(), needs: Needs::Gpu, run: Box::new(run) }
     }
 }
 
@@ -128,6 +174,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     thread::spawn(move || watched.watch(patience));
     let mut checks = products::checks();
     checks.extend(runtime::checks());
+    checks.extend(simulator::checks());
     checks.retain(|check| args.filter.as_ref().is_none_or(|text| check.name.contains(text.as_str())));
     if checks.is_empty() {
         return Err(format!("no check contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
@@ -138,8 +185,8 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         bar.set_message(check.name.clone());
         setup.now(check.name.clone());
         let started = Instant::now();
-        let (mark, note) = if check.needs_gpu && setup.device.as_cuda().is_none() {
-            (Mark::Skipped, "this needs a GPU".to_owned())
+        let (mark, note) = if let Some(why_not) = check.needs.why_not(&setup.device) {
+            (Mark::Skipped, why_not.to_owned())
         } else {
             match (check.run)(&setup) {
                 Ok(note) => (Mark::Passed, note),

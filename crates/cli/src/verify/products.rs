@@ -11,7 +11,7 @@ use crate::problem::{AddendKind, Host, ScaleOrder, Spec};
 use crate::verdict::{self, Effort};
 
 const ADDENDS: [AddendKind; 3] = [AddendKind::None, AddendKind::Inplace, AddendKind::Other];
-const ORDERS: [ScaleOrder; 4] = [ScaleOrder::Row, ScaleOrder::RowPadded, ScaleOrder::Mn, ScaleOrder::Odd];
+pub const ORDERS: [ScaleOrder; 4] = [ScaleOrder::Row, ScaleOrder::RowPadded, ScaleOrder::Mn, ScaleOrder::Odd];
 const D_TYPES: [DType; 2] = [DType::Bf16, DType::F32];
 
 /// Sizes on both sides of where something changes: vectors, tiles, blocks of K.
@@ -20,8 +20,6 @@ const COLUMNS: [usize; 20] =
     [1, 2, 3, 7, 8, 9, 24, 63, 64, 65, 97, 112, 127, 128, 129, 145, 176, 257, 576, 1031];
 const DEPTHS: [usize; 18] =
     [1, 2, 15, 16, 17, 100, 127, 128, 129, 255, 256, 257, 384, 512, 641, 1024, 1999, 3072];
-/// Multiplications of one case: the reference has to compute them too.
-const LARGEST: usize = 100_000_000;
 
 pub fn checks() -> Vec<Check> {
     let mut checks = vec![
@@ -31,10 +29,12 @@ pub fn checks() -> Vec<Check> {
         Check::anywhere("operands at the end of memory", at_the_end),
         Check::anywhere("bad arguments", bad_arguments),
         Check::anywhere("20 repeats give the same bits", repeats),
-        Check::on_gpu("a limited number of multiprocessors", limited),
+        Check::with_kernels("a limited number of multiprocessors", limited),
     ];
     for config in Config::all() {
-        checks.push(Check::on_gpu(format!("kernel {}", config.name()), move |setup| kernel(setup, config)));
+        checks.push(Check::with_kernels(format!("kernel {}", config.name()), move |setup| {
+            kernel(setup, config)
+        }));
     }
     checks
 }
@@ -43,11 +43,14 @@ pub fn checks() -> Vec<Check> {
 struct Draw {
     seed: u64,
     next: u64,
+    /// Multiplications of one problem.
+    largest: usize,
 }
 
 impl Draw {
-    fn new(seed: u64, salt: u64) -> Draw {
-        Draw { seed: seed.wrapping_mul(1000).wrapping_add(salt), next: 0 }
+    fn new(setup: &Setup, salt: u64) -> Draw {
+        let seed = setup.seed.wrapping_mul(1000).wrapping_add(salt);
+        Draw { seed, next: 0, largest: setup.largest() }
     }
 
     fn below(&mut self, end: usize) -> usize {
@@ -66,7 +69,7 @@ impl Draw {
 
     fn spec(&mut self) -> Spec {
         let (mut m, mut n, k) = (self.size(&ROWS), self.size(&COLUMNS), self.size(&DEPTHS));
-        while m * n * k > LARGEST {
+        while m * n * k > self.largest {
             (m, n) = (m.div_ceil(2), n.div_ceil(2));
         }
         let gaps = self.below(3) == 0;
@@ -117,12 +120,12 @@ fn products(setup: &Setup, cases: impl Iterator<Item = (Spec, GemmOptions)>) -> 
 }
 
 fn random_cases(setup: &Setup) -> Result<String, Failure> {
-    let mut draw = Draw::new(setup.seed, 1);
+    let mut draw = Draw::new(setup, 1);
     products(setup, (0..setup.count(200)).map(|_| (draw.spec(), GemmOptions::default())))
 }
 
 fn gaps(setup: &Setup) -> Result<String, Failure> {
-    let mut draw = Draw::new(setup.seed, 2);
+    let mut draw = Draw::new(setup, 2);
     let offsets = [0, 1, 2, 3, 4, 7, 8];
     let cases = (0..setup.count(60)).map(|i| {
         let spec = Spec {
@@ -138,7 +141,7 @@ fn gaps(setup: &Setup) -> Result<String, Failure> {
 }
 
 fn at_the_end(setup: &Setup) -> Result<String, Failure> {
-    let mut draw = Draw::new(setup.seed, 3);
+    let mut draw = Draw::new(setup, 3);
     let cases = (0..setup.count(20)).map(|_| (Spec { at_end: true, ..draw.spec() }, GemmOptions::default()));
     products(setup, cases)
 }
@@ -165,9 +168,11 @@ fn nothing_to_multiply(setup: &Setup) -> Result<String, Failure> {
 
 /// One kernel, forced: every output type, addend and layout of scales, with launches and shapes of all kinds.
 fn kernel(setup: &Setup, config: Config) -> Result<String, Failure> {
-    let limits = *setup.cuda()?.limits();
-    let mut draw = Draw::new(setup.seed, 4);
+    let limits = setup.limits()?;
+    let simulated = setup.device.as_sim().is_some();
+    let mut draw = Draw::new(setup, 4);
     let mut cases = Vec::new();
+    let whole = if simulated { Spec::new(128, 128, 384) } else { Spec::new(256, 512, 768) };
     for (i, (d_type, addend, sfa)) in combinations().enumerate() {
         let mut spec = Spec { d_type, addend, sfa, sfb: ORDERS[(i + i / 4) % 4], ..draw.spec() };
         if i % 3 == 0 {
@@ -176,7 +181,7 @@ fn kernel(setup: &Setup, config: Config) -> Result<String, Failure> {
                 ab_padding: 0,
                 d_padding: 0,
                 d_offset: 0,
-                ..Spec { d_type, addend, sfa, sfb: spec.sfb, seed: spec.seed, ..Spec::new(256, 512, 768) }
+                ..Spec { d_type, addend, sfa, sfb: spec.sfb, seed: spec.seed, ..whole }
             };
         }
         let shape = Shape { m: spec.m as u32, n: spec.n as u32, k: spec.k as u32 };
@@ -188,17 +193,22 @@ fn kernel(setup: &Setup, config: Config) -> Result<String, Failure> {
     }
     // Every launch at least once, also where there are more of them than combinations.
     for choice in launches(config) {
-        let spec = Spec::new(130, 392, 1152);
-        let shape = Shape { m: 130, n: 392, k: 1152 };
+        let spec = if simulated { Spec::new(66, 136, 640) } else { Spec::new(130, 392, 1152) };
+        let shape = Shape { m: spec.m as u32, n: spec.n as u32, k: spec.k as u32 };
         if plan::Plan::of(choice, shape, &limits).is_some() {
             cases.push((spec, GemmOptions { choice: Some(choice), ..Default::default() }));
         }
     }
-    let step = if setup.quick { 3 } else { 1 };
+    // The simulator takes its time for each; three and seven have nothing in common with the lists above.
+    let step = match (simulated, setup.quick) {
+        (true, true) => 7,
+        (true, false) | (false, true) => 3,
+        (false, false) => 1,
+    };
     products(setup, cases.into_iter().step_by(step))
 }
 
-fn combinations() -> impl Iterator<Item = (DType, AddendKind, ScaleOrder)> {
+pub fn combinations() -> impl Iterator<Item = (DType, AddendKind, ScaleOrder)> {
     D_TYPES
         .into_iter()
         .flat_map(|d_type| ADDENDS.into_iter().map(move |addend| (d_type, addend)))
@@ -206,7 +216,7 @@ fn combinations() -> impl Iterator<Item = (DType, AddendKind, ScaleOrder)> {
 }
 
 /// Every way to launch a kernel, but only some numbers of stages.
-fn launches(config: Config) -> Vec<Choice> {
+pub fn launches(config: Config) -> Vec<Choice> {
     match config {
         Config::Wide(config) => [(1, 1), (1, 2), (2, 1), (2, 2)]
             .map(|(cluster_m, cluster_n)| Choice::Wide { config, cluster_m, cluster_n })
@@ -248,8 +258,8 @@ fn repeats(setup: &Setup) -> Result<String, Failure> {
 }
 
 fn limited(setup: &Setup) -> Result<String, Failure> {
-    let mut draw = Draw::new(setup.seed, 5);
-    let all = setup.cuda()?.limits().sms;
+    let mut draw = Draw::new(setup, 5);
+    let all = setup.limits()?.sms;
     let cases = [1, 2, 3, 24, 64, all - 1, all, all + 7]
         .map(|sms| (draw.spec(), GemmOptions { num_sms: Some(sms), ..Default::default() }));
     products(setup, cases.into_iter())

@@ -1,0 +1,61 @@
+//! Whether the GPU and the simulator agree.
+
+use oxigemm::plan::{Choice, Plan, Shape};
+use oxigemm::sim::Options;
+use oxigemm::{Device, GemmOptions, Sim};
+use oxigemm_kernels::launch::Config;
+
+use super::products::{ORDERS, combinations, launches};
+use super::{Check, Setup, ensure};
+use crate::Failure;
+use crate::problem::{Host, Spec};
+
+/// Cases of each kernel.
+const CASES: usize = 8;
+/// Small, with tails and without, a short and a deep K.
+const SHAPES: [[usize; 3]; 5] =
+    [[8, 64, 512], [66, 136, 656], [130, 264, 384], [17, 72, 2100], [1, 200, 100]];
+
+pub fn checks() -> Vec<Check> {
+    vec![Check::on_gpu("the simulator gives the same bits", same_bits)]
+}
+
+/// The same inputs on the GPU and in the simulator, for every kernel, launch, type, addend and layout in turn.
+fn same_bits(setup: &Setup) -> Result<String, Failure> {
+    let limits = setup.limits()?;
+    let simulated = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
+    let combinations: Vec<_> = combinations().collect();
+    let (mut cases, mut elements) = (0, 0);
+    for (i, config) in Config::all().enumerate() {
+        for case in (0..CASES).step_by(if setup.quick { 4 } else { 1 }) {
+            let turn = i + case;
+            let [m, n, k] = SHAPES[turn % SHAPES.len()];
+            // Steps that have no divisor in common with the lists reach all of their entries.
+            let (d_type, addend, sfa) = combinations[turn * 5 % combinations.len()];
+            let sfb = ORDERS[(turn + turn / 4) % ORDERS.len()];
+            let spec = Spec { d_type, addend, sfa, sfb, seed: turn as u64, ..Spec::new(m, n, k) };
+            let shape = Shape { m: m as u32, n: n as u32, k: k as u32 };
+            let fits = |choice: &Choice| Plan::of(*choice, shape, &limits).is_some();
+            let choices: Vec<Choice> = launches(config).into_iter().filter(fits).collect();
+            let options =
+                GemmOptions { choice: Some(choices[turn * 5 % choices.len()]), ..Default::default() };
+            setup.now(format!("{spec} on both"));
+            let host = Host::draw(spec)?;
+            let bits = |device: &Device| -> Result<Vec<u8>, Failure> {
+                let mut operands = host.upload(device)?;
+                operands.run(&options)?;
+                Ok(operands.d.to_bytes()?)
+            };
+            let (gpu, sim) = (bits(&setup.device)?, bits(&simulated)?);
+            let differ = gpu.chunks(d_type.size()).zip(sim.chunks(d_type.size())).filter(|(x, y)| x != y);
+            let differ = differ.count();
+            ensure(differ == 0, || {
+                let kernel = config.name();
+                format!("{spec} by {kernel}: {differ} of {} elements differ", m * n)
+            })?;
+            cases += 1;
+            elements += m * n;
+        }
+    }
+    Ok(format!("{cases} products, {elements} elements, no bit differs"))
+}

@@ -1,0 +1,299 @@
+//! A Hopper GPU that is simulated on the CPU: the same plans, the same PTX, the same arguments as on a real one.
+//!
+//! The road of a call is that of [`Cuda`](crate::Cuda) up to the launch. There the PTX of the kernel goes to
+//! `oxigemm-sim` instead of the driver, and the call returns when the kernel is done.
+//!
+//! Tensors live in the memory of the simulated machine, each in an allocation of its own with unmapped space around
+//! it. So a kernel that reads past an operand, or reads what nobody wrote, is found out, and addresses are as
+//! (un)aligned as the caller made them.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
+
+use oxigemm_kernels::launch::{Config, MatrixMap};
+use oxigemm_kernels::params::Args;
+use oxigemm_sim::{Element, Launch, Machine, Module, Options, Param, Report, Swizzle, TensorMapSpec};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::call::{Addresses, Arguments, Mapped, Maps, PlanKey};
+use crate::error::{Error, Result};
+use crate::plan::{Limits, Plan};
+
+/// A simulated GPU with its memory and its kernels. Clones are cheap and share them.
+///
+/// How kernels are scheduled, and whether hazards are looked for, are [`Options`] that can be changed between calls.
+/// A hazard ends the call with [`Error::Fault`]; D is then of no use.
+///
+/// ```
+/// use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
+/// use oxigemm::sim::{Options, Policy};
+/// use oxigemm::{Addend, DType, Device, GemmOptions, Sim, Tensor, fp8_gemm_nt, random};
+///
+/// let sim = Sim::new();
+/// let device = Device::Sim(sim.clone());
+/// let (m, n, k) = (4, 64, 256);
+/// let a = per_token_cast_to_fp8(&random::normals(1, m * k), m, k, ScaleFormat::F32)?;
+/// let b = per_block_cast_to_fp8(&random::normals(2, n * k), n, k, ScaleFormat::F32)?;
+/// let ((a, sfa), (b, sfb)) = (a.to_tensors(&device)?, b.to_tensors(&device)?);
+/// let mut results = Vec::new();
+/// for policy in [Policy::Eager, Policy::Lazy] {
+///     sim.set_options(Options { policy, ..Options::default() });
+///     let mut d = Tensor::empty(DType::Bf16, &[m, n], &device)?;
+///     fp8_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut d, &GemmOptions::default())?;
+///     results.push(d.to_bytes()?);
+/// }
+/// assert_eq!(results[0], results[1], "no schedule changes the bits");
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Sim {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    number: u32,
+    limits: Limits,
+    machine: Mutex<Machine>,
+    options: Mutex<Options>,
+    kernels: Mutex<HashMap<Config, Arc<Module>>>,
+    last: Mutex<Option<Report>>,
+}
+
+/// The threads of every simulated GPU. They run nothing else: a thread that waits for its part of a product never
+/// takes up a task of the caller's, which could want the memory that the running kernel holds.
+static THREADS: LazyLock<ThreadPool> = LazyLock::new(|| {
+    let pool = ThreadPoolBuilder::new().thread_name(|i| format!("oxigemm-sim-{i}")).build();
+    pool.expect("the system has room for a thread per core")
+});
+
+impl Sim {
+    /// An H200 with empty memory: eager schedules, hazards are looked for.
+    #[must_use]
+    pub fn new() -> Sim {
+        Sim::with_options(Options::default())
+    }
+
+    /// An H200 with empty memory.
+    #[must_use]
+    pub fn with_options(options: Options) -> Sim {
+        static OPENED: AtomicU32 = AtomicU32::new(0);
+        Sim {
+            inner: Arc::new(Inner {
+                number: OPENED.fetch_add(1, Ordering::Relaxed),
+                limits: Limits::h200(),
+                machine: Mutex::default(),
+                options: Mutex::new(options),
+                kernels: Mutex::default(),
+                last: Mutex::default(),
+            }),
+        }
+    }
+
+    /// How the next kernels are run.
+    #[must_use]
+    pub fn options(&self) -> Options {
+        lock(&self.inner.options).clone()
+    }
+
+    /// Changes how the next kernels are run.
+    pub fn set_options(&self, options: Options) {
+        *lock(&self.inner.options) = options;
+    }
+
+    /// What planning knows of it.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.inner.limits
+    }
+
+    /// What the last kernel that came to its end did, with its timeline where the options asked for one.
+    #[must_use]
+    pub fn last_report(&self) -> Option<Report> {
+        lock(&self.inner.last).clone()
+    }
+
+    /// Which one it is: no two share memory.
+    pub(crate) fn number(&self) -> u32 {
+        self.inner.number
+    }
+
+    /// Plans a problem and runs its kernel to the end.
+    pub(crate) fn run(&self, key: &PlanKey, at: &Addresses) -> Result<()> {
+        let plan = key.plan(&self.inner.limits.restricted_to(key.sms))?;
+        let config = plan.choice.config();
+        let module = self.module(&config)?;
+        let name = config.name();
+        let fault = |fault| Error::Fault { kernel: name.clone(), fault: Box::new(fault) };
+        let (arguments, maps) = Arguments::new(&plan, &key.problem);
+        let args = arguments.at(at, |operand, address| {
+            map_spec(&maps, operand, address).encode().map(words).map_err(fault)
+        })?;
+        let launch = launch(&plan, &name, &args);
+        let report = self.execute(module, launch).map_err(fault)?;
+        *lock(&self.inner.last) = Some(report);
+        Ok(())
+    }
+
+    /// Runs a kernel on the threads of the simulator and waits for it, without taking up other work meanwhile.
+    fn execute(&self, module: Arc<Module>, launch: Launch) -> Result<Report, oxigemm_sim::Fault> {
+        let options = self.options();
+        let mut machine = lock(&self.inner.machine);
+        let mut taken = std::mem::take(&mut *machine);
+        let (send, receive) = mpsc::sync_channel(1);
+        THREADS.spawn(move || {
+            let outcome = catch_unwind(AssertUnwindSafe(|| taken.run(&module, &launch, &options)));
+            // The caller waits for it; were it gone, nobody would want the result.
+            let _ = send.send((taken, outcome));
+        });
+        let (returned, outcome) = receive.recv().expect("the task sends whatever happens");
+        *machine = returned;
+        drop(machine);
+        outcome.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// A kernel of the closed set, written and parsed once.
+    fn module(&self, config: &Config) -> Result<Arc<Module>> {
+        let mut kernels = lock(&self.inner.kernels);
+        if let Some(module) = kernels.get(config) {
+            return Ok(Arc::clone(module));
+        }
+        let refuse = |reason: String| Error::Kernel { name: config.name(), reason };
+        let ptx = config.build().map_err(|error| refuse(error.to_string()))?;
+        let module = Arc::new(Module::parse(&ptx.text).map_err(|error| refuse(error.to_string()))?);
+        kernels.insert(*config, Arc::clone(&module));
+        Ok(module)
+    }
+
+    /// Runs this PTX from now on where the kernel of a configuration is asked for.
+    ///
+    /// It must have the same entry and parameters. This is how a change to a kernel, or a fault that is put into it,
+    /// is tried on every shape that the library serves.
+    ///
+    /// # Errors
+    /// If it is not PTX that the simulator has, with the line.
+    pub fn replace_kernel(&self, config: &Config, ptx: &str) -> Result<()> {
+        let module = Module::parse(ptx)
+            .map_err(|error| Error::Kernel { name: config.name(), reason: error.to_string() })?;
+        lock(&self.inner.kernels).insert(*config, Arc::new(module));
+        Ok(())
+    }
+
+    /// Memory that nothing was written to yet.
+    pub(crate) fn allocate(&self, bytes: usize) -> u64 {
+        lock(&self.inner.machine).memory.allocate(bytes)
+    }
+
+    pub(crate) fn free(&self, address: u64) {
+        // The address is that of an allocation: its owner calls this once.
+        let _ = lock(&self.inner.machine).memory.free(address);
+    }
+
+    /// Shows bytes to `look`.
+    pub(crate) fn read<R>(&self, at: Range<u64>, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        let mut machine = lock(&self.inner.machine);
+        machine.memory.read(at.start, (at.end - at.start) as usize).map(look).map_err(host_access)
+    }
+
+    /// Writes pieces, each at its address.
+    pub(crate) fn write<'a>(&self, pieces: impl Iterator<Item = (u64, &'a [u8])>) -> Result<()> {
+        let mut machine = lock(&self.inner.machine);
+        for (address, piece) in pieces {
+            machine.memory.write(address, piece).map_err(host_access)?;
+        }
+        Ok(())
+    }
+
+    /// Fills rows of `width` bytes with zeros.
+    pub(crate) fn clear_rows(&self, [address, pitch]: [u64; 2], width: usize, rows: usize) -> Result<()> {
+        let zeros = vec![0; width];
+        self.write((0..rows as u64).map(|row| (address + row * pitch, &zeros[..])))
+    }
+
+    /// Copies rows of `width` bytes.
+    pub(crate) fn copy_rows(
+        &self,
+        [to, to_pitch]: [u64; 2],
+        [from, from_pitch]: [u64; 2],
+        width: usize,
+        rows: usize,
+    ) -> Result<()> {
+        for row in 0..rows as u64 {
+            let start = from + row * from_pitch;
+            let bytes = self.read(start..start + width as u64, <[u8]>::to_vec)?;
+            self.write(std::iter::once((to + row * to_pitch, &bytes[..])))?;
+        }
+        Ok(())
+    }
+}
+
+impl Default for Sim {
+    fn default() -> Sim {
+        Sim::new()
+    }
+}
+
+impl fmt::Debug for Sim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sim({}, {:?})", self.inner.number, self.options())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn host_access(fault: oxigemm_sim::Fault) -> Error {
+    Error::Fault { kernel: "none: an access of the host".to_owned(), fault: Box::new(fault) }
+}
+
+fn map_spec(maps: &Maps, operand: Mapped, address: u64) -> TensorMapSpec {
+    let (map, element, swizzle) = match operand {
+        Mapped::A => (Some(maps.a), Element::U8, Swizzle::B128),
+        Mapped::B => (Some(maps.b), Element::U8, Swizzle::B128),
+        Mapped::ScalesOfA => (maps.sfa, Element::F32, Swizzle::None),
+        Mapped::D => (maps.d, Element::Bf16, Swizzle::B128),
+    };
+    let MatrixMap { dims, pitch, tile } = map.expect("the arguments ask for maps that they announced");
+    TensorMapSpec {
+        address,
+        element,
+        dims: dims.map(u64::from).to_vec(),
+        strides: vec![pitch * element.bytes()],
+        box_dims: tile.to_vec(),
+        swizzle,
+    }
+}
+
+fn words(map: [u8; 128]) -> [u64; 16] {
+    std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|byte| map[8 * i + byte])))
+}
+
+fn launch(plan: &Plan, entry: &str, args: &Args) -> Launch {
+    let launch = plan.launch;
+    Launch {
+        entry: entry.to_owned(),
+        grid: [launch.grid[0], launch.grid[1], 1],
+        cluster: Some([launch.cluster, 1, 1]),
+        block: [launch.threads, 1, 1],
+        shared_bytes: launch.shared_bytes,
+        params: parameters(args),
+    }
+}
+
+/// The parameters in the order of [`Args`].
+fn parameters(args: &Args) -> Vec<Param> {
+    let map = |map: [u64; 16]| Param::Bytes(map.iter().flat_map(|word| word.to_le_bytes()).collect());
+    let maps = [args.a, args.b, args.sfa_map, args.d_map].map(map);
+    let pointers = [args.sfa, args.sfb, args.d, args.c].map(Param::U64);
+    let output = [args.d_pitch, args.c_pitch, args.m, args.n, args.output_flags, args.k_blocks];
+    let [[sfa_mn, sfa_k], [sfb_mn, sfb_k]] = [args.sfa_strides, args.sfb_strides];
+    let scales = [sfa_mn, sfa_k, sfb_mn, sfb_k, args.sfa_layout];
+    let numbers = output.into_iter().chain(scales).chain(args.tuning).map(Param::U32);
+    let all: Vec<Param> = maps.into_iter().chain(pointers).chain(numbers).collect();
+    debug_assert_eq!(all.len(), Args::COUNT);
+    all
+}

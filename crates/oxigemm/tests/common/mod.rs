@@ -1,0 +1,155 @@
+//! Problems for the simulator, with layouts of all kinds and the exact result.
+
+use oxigemm::cast::{Quantized, ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
+use oxigemm::plan::Choice;
+use oxigemm::sim::{Options, Policy};
+use oxigemm::{Addend, DType, Device, GemmOptions, Sim, Tensor, fp8_gemm_nt, random, reference};
+
+/// How a matrix of scales lies in memory.
+#[derive(Clone, Copy, Debug)]
+pub enum Scales {
+    /// K is contiguous, rows aligned to 16 bytes.
+    RowMajor,
+    /// M (or N) is contiguous, columns aligned to 16 bytes.
+    MnMajor,
+    /// K is contiguous, with an odd pitch and an odd address.
+    Odd,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum C {
+    None,
+    InPlace,
+    Other,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    pub dims: [usize; 3],
+    pub d_type: DType,
+    pub c: C,
+    pub scales: Scales,
+    /// Elements before D and behind each of its rows.
+    pub gaps: [usize; 2],
+    pub num_sms: Option<u32>,
+}
+
+pub const PLAIN: Case = Case {
+    dims: [1, 1, 1],
+    d_type: DType::Bf16,
+    c: C::None,
+    scales: Scales::RowMajor,
+    gaps: [0, 0],
+    num_sms: None,
+};
+
+/// The operands of a case on a simulated device, and the exact result.
+pub struct Problem {
+    pub case: Case,
+    pub device: Device,
+    pub a: Tensor,
+    pub sfa: Tensor,
+    pub b: Tensor,
+    pub sfb: Tensor,
+    pub c: Vec<f32>,
+    pub exact: Vec<f64>,
+}
+
+impl Problem {
+    pub fn new(case: Case, sim: &Sim) -> Problem {
+        let device = Device::Sim(sim.clone());
+        let [m, n, k] = case.dims;
+        let a = per_token_cast_to_fp8(&random::normals(1, m * k), m, k, ScaleFormat::F32).unwrap();
+        let b = per_block_cast_to_fp8(&random::normals(2, n * k), n, k, ScaleFormat::F32).unwrap();
+        // Values that BF16 has, so that both types of C hold the same.
+        let c: Vec<f32> = random::normals(3, m * n).iter().map(|x| (x * 16.0).round()).collect();
+        let mut exact = reference::fp8_gemm_nt(&a.as_matrix(), &b.as_matrix(), None).unwrap();
+        if !matches!(case.c, C::None) {
+            exact.iter_mut().zip(&c).for_each(|(sum, c)| *sum += f64::from(*c));
+        }
+        Problem {
+            case,
+            a: codes(&a, &device),
+            sfa: scales(&a, case.scales, &device),
+            b: codes(&b, &device),
+            sfb: scales(&b, case.scales, &device),
+            device,
+            c,
+            exact,
+        }
+    }
+
+    /// A matrix like D; its memory is not written to.
+    pub fn output(&self) -> Tensor {
+        let ([m, n, _], [before, behind]) = (self.case.dims, self.case.gaps);
+        let pitch = n + behind;
+        let memory = Tensor::empty(self.case.d_type, &[before + m * pitch], &self.device).unwrap();
+        memory.narrow(0, before, m * pitch).unwrap().view(&[m, pitch]).unwrap().narrow(1, 0, n).unwrap()
+    }
+
+    pub fn run(&self, choice: Option<Choice>) -> oxigemm::Result<Tensor> {
+        let options = GemmOptions { choice, num_sms: self.case.num_sms, ..Default::default() };
+        let (mut d, mut other) = (self.output(), self.output());
+        let c = match self.case.c {
+            C::None => Addend::None,
+            C::InPlace => {
+                d.write_f32(&self.c)?;
+                Addend::InPlace
+            }
+            C::Other => {
+                other.write_f32(&self.c)?;
+                Addend::From(&other)
+            }
+        };
+        fp8_gemm_nt((&self.a, &self.sfa), (&self.b, &self.sfb), c, &mut d, &options)?;
+        Ok(d)
+    }
+
+    /// The bits of D, once they were found right.
+    pub fn checked(&self, choice: Option<Choice>, about: &str) -> Vec<u8> {
+        let d = self.run(choice).unwrap_or_else(|error| panic!("{about}: {error}"));
+        let deviation = (self.case.dims[2] as f64).sqrt();
+        for (found, exact) in d.to_vec_f32().unwrap().iter().zip(&self.exact) {
+            // The rounding to BF16, and the 13 bits that the tensor core keeps of a sum.
+            let allowed = exact.abs() / 256.0 + 0.03 * deviation;
+            assert!((f64::from(*found) - exact).abs() <= allowed, "{about}: {found} and not {exact}");
+        }
+        d.to_bytes().unwrap()
+    }
+}
+
+fn codes(x: &Quantized, device: &Device) -> Tensor {
+    let pitch = x.k.next_multiple_of(16);
+    let mut bytes = vec![0x7f; x.rows * pitch];
+    for (row, codes) in x.codes.chunks(x.k).enumerate() {
+        bytes[row * pitch..][..x.k].copy_from_slice(codes);
+    }
+    let whole = Tensor::from_bytes(DType::E4m3, &bytes, &[x.rows, pitch], device).unwrap();
+    whole.narrow(1, 0, x.k).unwrap()
+}
+
+fn scales(x: &Quantized, layout: Scales, device: &Device) -> Tensor {
+    let [rows, blocks] = x.scale_dims();
+    let (before, pitch) = match layout {
+        Scales::RowMajor => (0, blocks.next_multiple_of(4)),
+        Scales::MnMajor => (0, rows.next_multiple_of(4)),
+        Scales::Odd => (1, blocks | 1),
+    };
+    let lines = if matches!(layout, Scales::MnMajor) { blocks } else { rows };
+    let memory = Tensor::empty(DType::F32, &[before + lines * pitch], device).unwrap();
+    let lines = memory.narrow(0, before, lines * pitch).unwrap().view(&[lines, pitch]).unwrap();
+    let mut scales = match layout {
+        Scales::MnMajor => lines.narrow(1, 0, rows).unwrap().transpose(0, 1).unwrap(),
+        Scales::RowMajor | Scales::Odd => lines.narrow(1, 0, blocks).unwrap(),
+    };
+    scales.write_f32(&x.scales).unwrap();
+    scales
+}
+
+/// Eager, lazy, and eight random schedules.
+pub fn schedules() -> impl Iterator<Item = Options> {
+    let options = |policy, seed| Options { policy, seed, ..Options::default() };
+    [options(Policy::Eager, 0), options(Policy::Lazy, 0)]
+        .into_iter()
+        .chain((0..8).map(move |seed| options(Policy::Random, seed)))
+}
