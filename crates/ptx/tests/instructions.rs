@@ -42,12 +42,12 @@ fn kernel(name: &str) -> Kernel {
 fn arithmetic_and_conversions() {
     let k = &kernel("arithmetic");
     let (x, y, out) = (k.param::<u32>("x"), k.param::<u32>("y"), k.param_pointer("out"));
-    let int = (x + y * 3 - 7) / 5 % 11 ^ (x & 0xff | y << 2) ^ (x >> 3u32);
+    let int = ((x + y * 3 - 7) / 5 % 11) ^ ((x & 0xff) | (y << 2)) ^ (x >> 3u32);
     let int = int.min(9).max(x).mad(y, x) + x.div_ceil(7) + x.mul_high(y);
     let wide = x.widening_mul(y) + 5u64 * (y.to_u64() % 3u64);
     let signed = k.param::<i32>("s");
     let signed = (signed - 3) / 4 + signed.min(-1);
-    let p = x.lt(y) & !y.ge(5) | x.ne(0) ^ signed.gt(2);
+    let p = (x.lt(y) & !y.ge(5)) | (x.ne(0) ^ signed.gt(2));
     let f = x.to_f32().fma(2.0, y.to_f32()).min(3.0).max(-1.0).abs().negate();
     let f = f.reciprocal_approx() + f.exp2_approx() * f.divide(3.0) - 1.5;
     let packed = k.pack_bf16(f, f * 2.0);
