@@ -359,3 +359,20 @@ impl<'k> SwappedOutput<'k, '_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oxigemm_ptx::Target;
+
+    #[test]
+    fn staged_chunks_lie_where_the_copy_engine_looks_for_them() {
+        let k = Kernel::new("swizzle", Target::Sm90a);
+        for row in 0..128 {
+            for chunk in 0..ROW_BYTES / 16 {
+                let staged = chunk_offset(k.constant(row), k.constant(chunk)).as_constant();
+                assert_eq!(staged, Some(Swizzle::B128.apply(row * ROW_BYTES + chunk * 16)), "{row} {chunk}");
+            }
+        }
+    }
+}

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use oxigemm::plan::Limits;
 use oxigemm::{Cuda, Device};
+use oxigemm_cuda::assemble::Ptxas;
 use serde_json::json;
 
 use crate::output::{print_json, print_line, progress};
@@ -112,15 +113,18 @@ enum Needs {
     Kernels,
     /// On a GPU.
     Gpu,
+    /// On a GPU, with an assembler whose cubins can be cached.
+    GpuAndPtxas,
 }
 
 impl Needs {
     /// Why not on this device, if so.
     fn why_not(self, device: &Device) -> Option<&'static str> {
         match (self, device) {
+            (Needs::GpuAndPtxas, Device::Cuda(_)) if Ptxas::find().is_none() => Some("this needs a ptxas"),
             (Needs::Nothing, _) | (_, Device::Cuda(_)) | (Needs::Kernels, Device::Sim(_)) => None,
             (Needs::Kernels, _) => Some("this needs a GPU or the simulator"),
-            (Needs::Gpu, _) => Some("this needs a GPU"),
+            (Needs::Gpu | Needs::GpuAndPtxas, _) => Some("this needs a GPU"),
         }
     }
 }
@@ -146,6 +150,10 @@ impl Check {
 
     fn on_gpu(name: impl Into<String>, run: impl Fn(&Setup) -> Result<String, Failure> + 'static) -> Check {
         Check { name: name.into(), needs: Needs::Gpu, run: Box::new(run) }
+    }
+
+    fn on_gpu_with_ptxas(name: &str, run: impl Fn(&Setup) -> Result<String, Failure> + 'static) -> Check {
+        Check { name: name.to_owned(), needs: Needs::GpuAndPtxas, run: Box::new(run) }
     }
 }
 

@@ -30,7 +30,7 @@ pub fn checks() -> Vec<Check> {
         Check::on_gpu("200 random shapes without a compilation", no_compilations),
         Check::on_gpu("the second call of a shape", second_call),
         Check::on_gpu("first call, nothing cached", first_call),
-        Check::on_gpu("first call, cubin cached", cached_call),
+        Check::on_gpu_with_ptxas("first call, cubin cached", cached_call),
     ]
 }
 
@@ -322,15 +322,18 @@ fn first_calls(setup: &Setup, cache: &CubinCache) -> Result<(f64, String), Failu
 
 fn first_call(setup: &Setup) -> Result<String, Failure> {
     let dir = tempfile::tempdir()?;
-    let mut notes = Vec::new();
-    for (name, cache) in
-        [("as found", CubinCache::at(dir.path())), ("without ptxas", CubinCache::disabled().without_ptxas())]
-    {
+    let roads =
+        [("as found", CubinCache::at(dir.path())), ("without ptxas", CubinCache::disabled().without_ptxas())];
+    let (mut notes, mut slowest) = (Vec::new(), 0.0f64);
+    // Both roads are timed before either is judged.
+    for (name, cache) in roads {
         let (ms, kernel) = first_calls(setup, &cache)?;
-        ensure(ms < FIRST_CALL_MS, || format!("{name}: {ms:.0} ms for {kernel}"))?;
+        slowest = slowest.max(ms);
         notes.push(format!("{name} at most {ms:.0} ms, {kernel}"));
     }
-    Ok(notes.join("; "))
+    let notes = notes.join("; ");
+    ensure(slowest < FIRST_CALL_MS, || notes.clone())?;
+    Ok(notes)
 }
 
 fn cached_call(setup: &Setup) -> Result<String, Failure> {
@@ -338,9 +341,7 @@ fn cached_call(setup: &Setup) -> Result<String, Failure> {
     let cache = CubinCache::at(dir.path());
     first_calls(setup, &cache)?;
     let before = cache.stats();
-    if before.compiled_by_ptxas == 0 {
-        return Ok("no ptxas here: the driver compiles and keeps its own cache".to_owned());
-    }
+    ensure(before.compiled_by_ptxas > 0, || "ptxas was found, and assembled nothing".to_owned())?;
     let (ms, kernel) = first_calls(setup, &cache)?;
     let after = cache.stats();
     ensure(after.compiled_by_ptxas == before.compiled_by_ptxas, || {
