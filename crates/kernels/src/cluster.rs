@@ -48,6 +48,11 @@ impl<'k> Place<'k> {
         k.for_(k.cluster_index(), self.order.count(), k.grid_clusters(), body);
     }
 
+    /// Whether this block has a tile after the one at `turn`.
+    pub fn has_another(&self, k: &'k Kernel, turn: U32<'k>) -> Pred<'k> {
+        (turn + k.grid_clusters()).lt(self.order.count())
+    }
+
     /// Runs `body` with the first row and column of every tile of this block.
     pub fn for_each_tile(&self, k: &'k Kernel, body: impl FnOnce(U32<'k>, U32<'k>)) {
         self.for_each_turn(k, |turn| {

@@ -166,6 +166,7 @@ impl Element for Bf16 {
 }
 
 /// A warp's 16 rows of a tile, accumulated by `wgmma`, on their way to memory.
+#[derive(Clone, Copy)]
 pub struct WarpOutput<'k, 'p> {
     /// The output's arguments.
     pub params: &'p OutputParams<'k>,
@@ -181,6 +182,8 @@ pub struct WarpOutput<'k, 'p> {
 
 /// A panel is 16 staged rows of 128 bytes: 64 columns of BF16 or 32 of FP32.
 const ROW_BYTES: u32 = 128;
+/// The first chunk of a row of FP32 that holds odd columns.
+const ODD_COLUMNS: u32 = 4;
 /// Bytes of a panel.
 const PANEL_BYTES: u32 = 16 * ROW_BYTES;
 
@@ -210,45 +213,56 @@ impl<'k> WarpOutput<'k, '_> {
         k.if_(lane.eq(0), || k.bulk_wait(0));
     }
 
-    /// Writes the warp's rows. `sums` is the accumulator fragment of 64 rows, of which this warp holds 16.
-    pub fn write(&self, k: &'k Kernel, sums: &[Var<'k, f32>]) {
+    /// Writes the warp's rows of one or several accumulator fragments of 64 rows, each as one of `parts`.
+    pub fn write(k: &'k Kernel, parts: &[(Self, &[Var<'k, f32>])]) {
+        let Some((first, _)) = parts.first() else { return };
         k.if_else(
-            self.params.has(OutputFlags::PLAIN),
-            || self.write_plain(k, sums),
+            first.params.has(OutputFlags::PLAIN),
+            || Self::write_plain(k, parts),
             || {
-                for (panel, sums) in (0u32..).zip(sums.chunks(ROW_BYTES as usize / 8)) {
-                    self.stage_f32(sums);
-                    k.sync_warp();
-                    self.copy_f32(k, self.column + panel * (ROW_BYTES / 4), sums.len() as u32 / 2);
-                    k.sync_warp();
+                for (part, sums) in parts {
+                    for (panel, sums) in (0u32..).zip(sums.chunks(ROW_BYTES as usize / 8)) {
+                        part.stage_f32(sums);
+                        k.sync_warp();
+                        part.copy_f32(k, part.column + panel * (ROW_BYTES / 4), sums.len() as u32 / 2);
+                        k.sync_warp();
+                    }
                 }
             },
         );
     }
 
+    /// The column and the staged copy of a panel of BF16.
+    fn panel_bf16(&self, panel: u32) -> (U32<'k>, Shared<'k>) {
+        (self.column + panel * Self::MAP_TILE[1], self.staging.at(panel * PANEL_BYTES))
+    }
+
     /// Stages the rows in BF16. Whole panels go to the copy engine, which drops what lies outside D; the columns
     /// that are left over are stored by the lanes.
-    fn write_plain(&self, k: &'k Kernel, sums: &[Var<'k, f32>]) {
-        let panels = sums.chunks(ROW_BYTES as usize / 4);
-        let whole = sums.len() as u32 * 2 / Self::MAP_TILE[1];
-        let place =
-            |panel: u32| (self.column + panel * Self::MAP_TILE[1], self.staging.at(panel * PANEL_BYTES));
-        for (panel, sums) in (0u32..).zip(panels) {
-            self.stage_bf16(k, place(panel).1, sums);
+    fn write_plain(k: &'k Kernel, parts: &[(Self, &[Var<'k, f32>])]) {
+        for (part, sums) in parts {
+            for (panel, sums) in (0u32..).zip(sums.chunks(ROW_BYTES as usize / 4)) {
+                part.stage_bf16(k, part.panel_bf16(panel).1, sums);
+            }
         }
         k.fence_async_shared();
         k.sync_warp();
-        k.if_(self.lane.eq(0), || {
-            for panel in 0..whole {
-                let (column, staged) = place(panel);
-                self.params.d_map.store(&[column, self.row], staged);
+        let whole = |sums: &[Var<'k, f32>]| sums.len() as u32 * 2 / Self::MAP_TILE[1];
+        k.if_(parts[0].0.lane.eq(0), || {
+            for (part, sums) in parts {
+                for panel in 0..whole(sums) {
+                    let (column, staged) = part.panel_bf16(panel);
+                    part.params.d_map.store(&[column, part.row], staged);
+                }
             }
             k.bulk_commit();
         });
-        let left_over = sums.len() as u32 * 2 % Self::MAP_TILE[1];
-        if left_over > 0 {
-            let (column, staged) = place(whole);
-            self.copy_bf16(k, column, staged, left_over / 8);
+        for (part, sums) in parts {
+            let left_over = sums.len() as u32 * 2 % Self::MAP_TILE[1];
+            if left_over > 0 {
+                let (column, staged) = part.panel_bf16(whole(sums));
+                part.copy_bf16(k, column, staged, left_over / 8);
+            }
         }
     }
 
@@ -278,18 +292,19 @@ impl<'k> WarpOutput<'k, '_> {
         }
     }
 
-    /// Lays a panel of the fragment out in FP32, each pair of columns exchanged.
+    /// Lays a panel of the fragment out in FP32: the even columns in one half of a row, the odd in the other.
     ///
-    /// The exchange decides the registers of the main loop. A vector store takes an even and an odd register, in
-    /// this order; the pair of products comes from the tensor core in the same order. `sum += scale * product`
-    /// reads both in one cycle only if one is even and the other odd, and this is what makes them so.
+    /// Neighbouring numbers of a thread are apart on purpose. Were they stored as a vector, that would want an even
+    /// register followed by an odd one, and so decide the registers of the main loop. There `sum += scale * product`
+    /// reads sum and product in one cycle only if one is even and the other odd, which the assembler sees to where
+    /// it is free to choose.
     fn stage_f32(&self, sums: &[Var<'k, f32>]) {
         let (row, pair) = (self.lane >> 2, self.lane & 3);
         for (octet, sums) in (0u32..).zip(sums.chunks(4)) {
-            for (half, sums) in (0u32..).zip(sums.chunks(2)) {
-                let chunk = chunk_offset(row + half * 8, (pair >> 1) + octet * 2);
-                let to = self.staging.at(chunk + (pair & 1) * 8);
-                to.store_vec([sums[1].live(), sums[0].live()]);
+            for (i, sum) in (0u32..).zip(sums) {
+                let chunk = row.kernel().constant(octet + i % 2 * ODD_COLUMNS);
+                let chunk = self.staging.at(chunk_offset(row + i / 2 * 8, chunk));
+                chunk.at(pair * 4).store(sum.live());
             }
         }
     }
@@ -301,7 +316,11 @@ impl<'k> WarpOutput<'k, '_> {
             let row = index / chunks;
             let chunk = index - row * chunks;
             k.if_(row.lt(16), || {
-                let [b, a, d, c] = self.staging.at(chunk_offset(row, chunk)).load_vec::<f32, 4>();
+                let half = |odd: u32| {
+                    let octet = self.staging.at(chunk_offset(row, (chunk >> 1) + odd * ODD_COLUMNS));
+                    octet.at((chunk & 1) * 8).load_vec::<f32, 2>()
+                };
+                let ([a, c], [b, d]) = (half(0), half(1));
                 self.params.store_four(k, self.row + row, first_column + chunk * 4, [a, b, c, d]);
             });
         });

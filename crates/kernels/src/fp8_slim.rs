@@ -9,8 +9,8 @@ use crate::epilogue::{OutputFlags, SwappedOutput, WarpOutput};
 use crate::params::Params;
 use crate::pipeline::Pipeline;
 use crate::promote::multiply_stage;
-use crate::scales::{ScaleRing, ScaleShape, begins_group, ends_group};
-use crate::{BLOCK_K, SCALE_GROUP, WARP, WARPGROUP};
+use crate::scales::{GROUP, ScaleReader, ScaleRing, ScaleShape};
+use crate::{BLOCK_K, WARP, WARPGROUP};
 use oxigemm_ptx::tma::{Eviction, LoadOptions};
 use oxigemm_ptx::wgmma::{Descriptor, Swizzle};
 use oxigemm_ptx::{BuildError, F32, Kernel, Module, Shared, Target, U32, Var};
@@ -29,8 +29,6 @@ pub struct Config {
 pub const MAX_STAGES: u32 = 16;
 /// The ways K may be split: clusters of this many blocks.
 pub const SPLITS: [u32; 4] = [1, 2, 4, 8];
-/// Groups of scales in flight.
-const SCALE_SLOTS: u32 = 2;
 /// Barriers lie below the tiles, which start at a multiple of the swizzle's period.
 const SCALE_BARRIERS: u32 = Pipeline::barrier_bytes(MAX_STAGES);
 const TILES: u32 = 1024;
@@ -57,7 +55,7 @@ impl Config {
     }
 
     fn scales(&self) -> ScaleShape {
-        ScaleShape::new(self.block_m, self.block_n, self.block_n, SCALE_SLOTS, 1)
+        ScaleShape { rows: self.block_m, columns_per_scale: self.block_n, columns: 1 }
     }
 
     /// Floats from one row of partial sums to the next: four more than a row, so that the eight columns and
@@ -165,7 +163,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             k.grid_dependency_wait();
         },
     );
-    k.if_(warp.eq(scale_warp), || block.copy_scales());
+    k.if_(warp.eq(scale_warp), || block.bring_scales());
 
     // One slice needs no detour (with operands swapped: in the plain output type): each warp writes its part.
     let writable = if cfg.swapped() { block.params.output.has(OutputFlags::PLAIN) } else { k.constant(true) };
@@ -193,7 +191,7 @@ impl<'k> Block<'k, '_> {
         // Where every row of B is read once, it need not stay in the L2 cache.
         let [_, stream, _] = p.tuning;
         let once = LoadOptions { cache: Some(k.cache_policy(Eviction::First)), ..Default::default() };
-        let (cursor, scales) = (self.pipe.writer(), self.scales.writer());
+        let cursor = self.pipe.writer();
         let [m, n] = self.tile;
         k.for_(self.slice[0], self.slice[1], 1, |block| {
             cursor.wait_empty();
@@ -207,16 +205,16 @@ impl<'k> Block<'k, '_> {
                 || p.b.load(&[column, n], self.b(stage), full, LoadOptions::default()),
             );
             p.a.load(&[column, m], self.a(stage), full, LoadOptions::default());
-            scales.load(p, self.tile, block, self.slice[0]);
             cursor.advance();
         });
         k.launch_dependents();
     }
 
-    /// The warp that copies the scales of B, and those of A that the copy engine cannot address.
-    fn copy_scales(&self) {
-        let copier = self.scales.copier(self.lane, self.lane);
-        copier.copy_tile(&self.params, self.tile, self.slice[0], self.slice[1]);
+    /// The warp that brings the scales.
+    fn bring_scales(&self) {
+        let writer = self.scales.writer(self.lane);
+        writer.bring_tile(&self.params, self.tile, self.slice[0], self.slice[1]);
+        writer.finish();
     }
 
     /// A math warpgroup: 64 rows of one operand against all rows of the other, promoted into FP32 sums.
@@ -238,33 +236,35 @@ impl<'k> Block<'k, '_> {
             k.wgmma_fence();
             multiply_stage(k, &products, tall.advance(offset), other.advance(offset));
             k.wgmma_commit();
-            k.if_(begins_group(block, self.slice[0]), || scales.wait());
-            let now = scales.block(block % SCALE_GROUP);
-            let [scale_b] = now.columns(zero, 1)[..] else { unreachable!("one was asked for") };
-            if cfg.swapped() {
-                k.wgmma_wait(0);
-                k.guard(lane.eq(0), || self.pipe.empty(stage).arrive());
-                // The tensor core's columns are A's rows: two scales for each octet of them.
-                for (octet, (sums, products)) in (0u32..).zip(sums.chunks(4).zip(products.chunks(4))) {
-                    let pair = [0, 1]
-                        .map(|i| now.row(scales.row_offset((lane & 3) * 2 + (octet * 8 + i))) * scale_b);
-                    for (i, (sum, product)) in sums.iter().zip(products).enumerate() {
-                        sum.fma(product.live(), pair[i % 2]);
-                    }
-                }
-            } else {
-                let row = self.warp * 16 + (lane >> 2);
-                let pair = [0, 8].map(|below| now.row(scales.row_offset(row + below)) * scale_b);
-                k.wgmma_wait(0);
-                k.guard(lane.eq(0), || self.pipe.empty(stage).arrive());
-                for (i, (sum, product)) in sums.iter().zip(&products).enumerate() {
-                    sum.fma(product.live(), pair[(i / 2) % 2]);
-                }
+            let within = block % GROUP;
+            k.if_(within.eq(0) | block.eq(self.slice[0]), || scales.wait());
+            let rows = self.row_scales(&scales, within);
+            k.wgmma_wait(0);
+            k.guard(lane.eq(0), || self.pipe.empty(stage).arrive());
+            for (i, (sum, product)) in sums.iter().zip(&products).enumerate() {
+                // Swapped, the tensor core's columns are A's rows: two for each octet of them.
+                let scale = if cfg.swapped() { rows[i / 4][i % 2] } else { rows[0][(i / 2) % 2] };
+                sum.fma(product.live(), scale);
             }
-            k.if_(ends_group(block, self.slice[1]), || scales.release());
+            let next = block + 1;
+            k.if_((next % GROUP).eq(0) | next.eq(self.slice[1]), || scales.release());
             cursor.advance();
         });
         sums
+    }
+
+    /// The scales of the rows that this thread holds, in pairs, those of the columns multiplied in.
+    fn row_scales(&self, scales: &ScaleReader<'k>, within: U32<'k>) -> Vec<[F32<'k>; 2]> {
+        let zero = self.k.constant(0);
+        let [column] = scales.columns(within, zero, 1)[..] else { unreachable!("one was asked for") };
+        let scale = |row: U32<'k>| scales.row(within, scales.row_offset(row)) * column;
+        if self.cfg.swapped() {
+            let first = (self.lane & 3) * 2;
+            (0..self.cfg.block_m / 8).map(|octet| [0, 1].map(|i| scale(first + (octet * 8 + i)))).collect()
+        } else {
+            let first = self.warp * 16 + (self.lane >> 2);
+            vec![[0, 8].map(|below| scale(first + below))]
+        }
     }
 
     /// Writes the sums to D.
@@ -279,7 +279,8 @@ impl<'k> Block<'k, '_> {
         } else {
             let staging = self.after_tiles().at(self.warp * WarpOutput::staging_bytes(cfg.block_n));
             let row = m + self.warp * 16;
-            WarpOutput { params, row, column: n, staging, lane: self.lane }.write(k, sums);
+            let output = WarpOutput { params, row, column: n, staging, lane: self.lane };
+            WarpOutput::write(k, &[(output, sums)]);
             WarpOutput::finish(k, self.lane);
         }
     }

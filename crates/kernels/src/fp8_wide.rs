@@ -10,9 +10,9 @@ use crate::epilogue::WarpOutput;
 use crate::params::Params;
 use crate::pipeline::{Cursor, Pipeline};
 use crate::promote::multiply_stage;
-use crate::scales::{ScaleReader, ScaleRing, ScaleShape, VECTOR};
-use crate::{BLOCK_K, SCALE_GROUP, WARP, WARPGROUP};
-use oxigemm_ptx::wgmma::{Descriptor, Swizzle};
+use crate::scales::{GROUP, ScaleReader, ScaleRing, ScaleShape, VECTOR};
+use crate::{BLOCK_K, WARPGROUP};
+use oxigemm_ptx::wgmma::{Descriptor, DescriptorVar, Swizzle};
 use oxigemm_ptx::{BuildError, F32, Kernel, Module, Shared, SharedLayout, Target, U32, Var};
 
 /// What is compiled in. Shapes, strides, the cluster's dimensions and the output type are run-time arguments.
@@ -29,10 +29,8 @@ pub struct Config {
 /// Warpgroups that multiply.
 const MATH_WARPGROUPS: u32 = 2;
 const MATH_WARPS: u32 = MATH_WARPGROUPS * 4;
-/// Warps that copy scales.
-const SCALE_WARPS: u32 = 2;
-/// Groups of scales in flight.
-const SCALE_SLOTS: u32 = 2;
+/// Blocks of K that the main loop is unrolled by: those whose scales are loaded at once.
+const UNROLL: usize = VECTOR as usize;
 const PRODUCER_REGISTERS: u32 = 40;
 const MATH_REGISTERS: u32 = 232;
 
@@ -73,7 +71,9 @@ impl Config {
     }
 
     fn scales(&self) -> ScaleShape {
-        ScaleShape::new(self.block_m, self.block_n, self.columns_per_scale(), SCALE_SLOTS, SCALE_WARPS)
+        let columns_per_scale = self.columns_per_scale();
+        let columns = self.block_n / columns_per_scale;
+        ScaleShape { rows: self.block_m, columns_per_scale, columns }
     }
 
     /// Bytes of a math warp's staging area.
@@ -111,7 +111,7 @@ impl SharedMap {
         let staging = layout.place(MATH_WARPS * cfg.staging_bytes(), 1024);
         let scales = layout.place(cfg.scales().bytes(), 128);
         let barriers = layout.place(Pipeline::barrier_bytes(cfg.stages), 8);
-        let scale_barriers = layout.place(cfg.scales().barrier_bytes(), 8);
+        let scale_barriers = layout.place(ScaleShape::BARRIER_BYTES, 8);
         SharedMap { a, b, staging, scales, barriers, scale_barriers, bytes: layout.bytes() }
     }
 }
@@ -156,7 +156,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let block = Block { k, cfg, params, map, shared, place, pipe, scales, warp, lane };
 
     let tile_warp = MATH_WARPS;
-    let first_scale_warp = MATH_WARPS + 4 - SCALE_WARPS;
+    let scale_warp = MATH_WARPS + 2;
     k.if_(warp.eq(tile_warp), || {
         k.if_(lane.eq(0), || {
             block.params.a.prefetch();
@@ -177,7 +177,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         || {
             k.registers_down(PRODUCER_REGISTERS);
             k.if_(warp.eq(tile_warp), || k.if_(k.elect(), || block.load_tiles()));
-            k.if_(warp.ge(first_scale_warp), || block.copy_scales(warp - first_scale_warp));
+            k.if_(warp.eq(scale_warp), || block.bring_scales());
         },
         || {
             k.registers_up(MATH_REGISTERS);
@@ -192,7 +192,7 @@ impl<'k> Block<'k, '_> {
     fn load_tiles(&self) {
         let (k, cfg, p) = (self.k, self.cfg, &self.params);
         let (a, b) = (self.place.share_of_a(), self.place.share_of_b());
-        let (cursor, scales) = (self.pipe.writer(), self.scales.writer());
+        let cursor = self.pipe.writer();
         self.place.for_each_tile(k, |m, n| {
             k.for_(0, p.k_blocks, 1, |block| {
                 cursor.wait_empty();
@@ -202,7 +202,6 @@ impl<'k> Block<'k, '_> {
                 let column = block * BLOCK_K;
                 a.load(k, &p.a, [column, m], self.a(stage), full);
                 b.load(k, &p.b, [column, n], self.b(stage), full);
-                scales.load(p, [m, n], block, k.constant(0));
                 cursor.advance();
             });
         });
@@ -210,37 +209,41 @@ impl<'k> Block<'k, '_> {
         cursor.drain();
     }
 
-    /// The warps that copy the scales of B, and those of A that the copy engine cannot address.
-    fn copy_scales(&self, warp: U32<'k>) {
+    /// The warp that brings the scales.
+    fn bring_scales(&self) {
         let (k, p) = (self.k, &self.params);
-        let copier = self.scales.copier(warp * WARP + self.lane, self.lane);
-        self.place.for_each_tile(k, |m, n| {
-            copier.copy_tile(p, [m, n], k.constant(0), p.k_blocks);
-        });
+        let writer = self.scales.writer(self.lane);
+        self.place.for_each_tile(k, |m, n| writer.bring_tile(p, [m, n], k.constant(0), p.k_blocks));
+        writer.finish();
     }
 
     /// A math warpgroup: 64-row products of each stage, promoted into FP32 sums with their scales.
     fn multiply(&self) {
         let (k, cfg, p) = (self.k, self.cfg, &self.params);
         let math = Math::new(self);
-        self.place.for_each_turn(k, |_| {
+        math.load_scales(k.constant(0));
+        self.place.for_each_turn(k, |turn| {
             math.sums.iter().flatten().for_each(|sum| sum.set(0.0));
-            k.for_(0, p.k_blocks, VECTOR as u32, |first| {
-                math.multiply_blocks(first, 0);
-                let next = first + VECTOR as u32;
-                k.if_((next % SCALE_GROUP).eq(0) | next.ge(p.k_blocks), || math.scales.release());
+            let tile = math.scales.place();
+            // Without a test inside, unrolled blocks overlap best; what is left over goes one by one.
+            let whole = p.k_blocks - p.k_blocks % UNROLL as u32;
+            k.for_(0, whole, UNROLL as u32, |first| math.multiply_blocks(first));
+            k.for_(whole, p.k_blocks, 1, |block| math.multiply_single(block % GROUP));
+            k.if_(self.place.has_another(k, turn), || {
+                math.scales.release();
+                math.load_scales(k.constant(0));
             });
             WarpOutput::reclaim(k, self.lane);
-            for (wave, sums) in (0u32..).zip(&math.sums) {
-                let output = WarpOutput {
-                    params: &p.output,
-                    row: math.tile[0].get() + math.first_row + wave * 64 + (self.warp & 3) * 16,
-                    column: math.tile[1].get() + math.first_column,
-                    staging: math.staging.at(wave * WarpOutput::staging_bytes(cfg.warpgroup_n())),
-                    lane: self.lane,
-                };
-                output.write(k, sums);
-            }
+            let part = |wave: u32| WarpOutput {
+                params: &p.output,
+                row: tile[0] + math.first_row + wave * 64 + (self.warp & 3) * 16,
+                column: tile[1] + math.first_column,
+                staging: math.staging.at(wave * WarpOutput::staging_bytes(cfg.warpgroup_n())),
+                lane: self.lane,
+            };
+            let parts: Vec<_> =
+                (0u32..).zip(&math.sums).map(|(wave, sums)| (part(wave), sums.as_slice())).collect();
+            WarpOutput::write(k, &parts);
         });
         WarpOutput::finish(k, self.lane);
     }
@@ -252,22 +255,21 @@ struct Math<'k, 'b, 'c> {
     /// The part of a tile that the warpgroup computes.
     first_row: U32<'k>,
     first_column: U32<'k>,
-    a: Descriptor<'k>,
-    b: Descriptor<'k>,
-    /// Where the scales of this thread's rows lie: two rows for each wave.
-    rows: Vec<U32<'k>>,
-    /// The scales of those rows, for a few blocks of K.
-    row_scales: Vec<[Var<'k, f32>; VECTOR]>,
+    /// The operands in the first stage, and in the cursor's.
+    operands: [Descriptor<'k>; 2],
+    current: [DescriptorVar<'k>; 2],
+    cursor: Cursor<'k>,
+    /// Where the scale of this thread's first row lies, and how far below it the others are: two for each wave.
+    first_scale: U32<'k>,
+    below: Vec<u32>,
+    /// The scales of those rows for the blocks that come next, and those of the columns if all have the same.
+    row_scales: Vec<[Var<'k, f32>; UNROLL]>,
+    column_scales: Option<[Var<'k, f32>; UNROLL]>,
+    scales: ScaleReader<'k>,
     staging: Shared<'k>,
     products: Vec<Var<'k, f32>>,
     /// The sums of each wave.
     sums: Vec<Vec<Var<'k, f32>>>,
-    /// The first row and column of the tile.
-    tile: [Var<'k, u32>; 2],
-    cursor: Cursor<'k>,
-    scales: ScaleReader<'k>,
-    /// Whether the cursor's stage was full when it was last looked at.
-    ready: Var<'k, bool>,
     release: Release<'k>,
 }
 
@@ -283,90 +285,126 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         // The row of this thread's first accumulators within a 64-row product.
         let row = (warp & 3) * 16 + (lane >> 2);
         let scales = block.scales.reader(lane);
-        let cursor = block.pipe.reader();
+        let operands = [
+            Descriptor::k_major(block.a(zero).at(first_row * BLOCK_K), Swizzle::B128),
+            Descriptor::k_major(block.b(zero).at(first_column * BLOCK_K), Swizzle::B128),
+        ];
         Math {
             block,
             first_row,
             first_column,
-            a: Descriptor::k_major(block.a(zero).at(first_row * BLOCK_K), Swizzle::B128),
-            b: Descriptor::k_major(block.b(zero).at(first_column * BLOCK_K), Swizzle::B128),
-            rows: (0..waves)
-                .flat_map(|wave| [wave * 64, wave * 64 + 8])
-                .map(|below| scales.row_offset(first_row + row + below))
-                .collect(),
+            operands,
+            current: operands.map(Descriptor::var),
+            cursor: block.pipe.reader(),
+            first_scale: scales.row_offset(first_row + row),
+            below: (0..waves).flat_map(|wave| [wave * 64, wave * 64 + 8]).collect(),
             row_scales: (0..2 * waves).map(|_| std::array::from_fn(|_| k.var(0.0f32))).collect(),
+            column_scales: (cfg.scales().columns == 1).then(|| std::array::from_fn(|_| k.var(0.0f32))),
+            scales,
             staging: block.shared.at(block.map.staging).at(warp * cfg.staging_bytes()),
             products: k.fragment(columns as usize / 2),
             sums: (0..waves).map(|_| k.fragment(columns as usize / 2)).collect(),
-            tile: [k.var(0), k.var(0)],
-            ready: k.var_from(cursor.is_full()),
-            cursor,
-            scales,
             release: Release::new(k, &block.place, &block.pipe, lane),
         }
     }
 
-    /// The `later`-th of a few blocks that start with `first`, and those after it. Unrolled, so that the scales of
-    /// all of them are loaded into registers at once.
-    fn multiply_blocks(&self, first: U32<'k>, later: usize) {
-        let k = self.block.k;
-        self.multiply_block(first, later);
-        if later + 1 < VECTOR {
-            let more = (first + (later as u32 + 1)).lt(self.block.params.k_blocks);
-            k.if_(more, || self.multiply_blocks(first, later + 1));
+    /// Loads the scales of a few blocks, from the `within`-th of a group on.
+    fn load_scales(&self, within: U32<'k>) {
+        self.block.k.if_(within.eq(0), || self.scales.wait());
+        self.scales.load_rows(within, self.first_scale, &self.below, &self.row_scales);
+        if let Some(vars) = self.column_scales {
+            vars.iter().zip(self.scales.column(within)).for_each(|(var, scale)| var.set(scale));
         }
     }
 
-    fn multiply_block(&self, first: U32<'k>, later: usize) {
+    /// The scales of this thread's rows for a block of the group, which those of the columns are part of where all
+    /// have the same.
+    fn block_rows(&self, within: usize) -> Vec<F32<'k>> {
+        let column = self.column_scales.map(|column| column[within].get());
+        let scale = |row: &[Var<'k, f32>; UNROLL]| match column {
+            Some(column) => row[within].get() * column,
+            None => row[within].get(),
+        };
+        self.row_scales.iter().map(scale).collect()
+    }
+
+    /// The scales of this warpgroup's columns for a block of the group, where there are several.
+    fn block_columns(&self, within: U32<'k>) -> Vec<F32<'k>> {
+        let per_scale = self.block.cfg.columns_per_scale();
+        match self.column_scales {
+            Some(_) => Vec::new(),
+            None => {
+                let count = self.block.cfg.warpgroup_n() / per_scale;
+                self.scales.columns(within, self.first_column / per_scale, count)
+            }
+        }
+    }
+
+    /// As many blocks as are unrolled. While the tensor core works on the last, the next scales are loaded.
+    fn multiply_blocks(&self, first: U32<'k>) {
+        let k = self.block.k;
+        for later in 0..UNROLL {
+            self.cursor.wait_full();
+            let rows = self.block_rows(later);
+            let columns = || self.block_columns(first % GROUP + later as u32);
+            self.multiply_block(&rows, columns, || {
+                let next = first + UNROLL as u32;
+                if later + 1 == UNROLL {
+                    k.if_(next.lt(self.block.params.k_blocks), || {
+                        let within = next % GROUP;
+                        k.if_(within.eq(0), || self.scales.release());
+                        self.load_scales(within);
+                    });
+                }
+            });
+        }
+    }
+
+    /// One of the last blocks of a tile, which do not fill the unrolled loop; the scales of the others move up.
+    fn multiply_single(&self, within: U32<'k>) {
+        self.cursor.wait_full();
+        let rows = self.block_rows(0);
+        self.multiply_block(&rows, || self.block_columns(within), || {});
+        for scales in self.row_scales.iter().chain(&self.column_scales) {
+            for (to, from) in scales.iter().zip(&scales[1..]) {
+                to.set(from.live());
+            }
+        }
+    }
+
+    /// One block of K. While the tensor core works, `columns` gives the scales of the columns where there are
+    /// several, and `ahead` prepares what comes next.
+    fn multiply_block(&self, rows: &[F32<'k>], columns: impl FnOnce() -> Vec<F32<'k>>, ahead: impl FnOnce()) {
         let (k, cfg) = (self.block.k, self.block.cfg);
-        k.if_(!self.ready.get(), || self.cursor.wait_full());
         let stage = self.cursor.stage();
-        let a = self.a.advance(stage * (cfg.block_m * BLOCK_K));
-        let b = self.b.advance(stage * (cfg.block_n * BLOCK_K));
-        let mut loaded = None;
-        for (wave, sums) in self.sums.iter().enumerate() {
+        let [a, b] = self.current.map(DescriptorVar::get);
+        let mut first_wave = Some((columns, ahead));
+        let mut columns = Vec::new();
+        for (wave, (sums, rows)) in self.sums.iter().zip(rows.chunks(2)).enumerate() {
             k.wgmma_fence();
             multiply_stage(k, &self.products, a.advance(wave as u32 * 64 * BLOCK_K), b);
             k.wgmma_commit();
-            // While the tensor core works: the scales of all waves, and a look at the next stage.
-            let (rows, columns) = loaded.get_or_insert_with(|| self.load_scales(first, later));
-            let last = wave + 1 == self.sums.len();
-            if last {
-                self.cursor.advance();
-                self.ready.set(self.cursor.is_full());
+            if let Some((load_columns, ahead)) = first_wave.take() {
+                columns = load_columns();
+                self.advance();
+                ahead();
             }
             k.wgmma_wait(0);
-            if last {
+            if wave + 1 == self.sums.len() {
                 self.release.stage(k, stage);
             }
-            promote(cfg, sums, &self.products, rows[wave], columns);
+            promote(cfg, sums, &self.products, [rows[0], rows[1]], &columns);
         }
     }
 
-    /// The scales of a block: of this thread's rows in each wave, and of the warpgroup's columns.
-    fn load_scales(&self, first: U32<'k>, later: usize) -> (Vec<[F32<'k>; 2]>, Vec<F32<'k>>) {
-        let (k, cfg) = (self.block.k, self.block.cfg);
-        let within = first % SCALE_GROUP;
-        let per_scale = cfg.columns_per_scale();
-        let (first_column, count) = (self.first_column / per_scale, cfg.warpgroup_n() / per_scale);
-        if later == 0 {
-            k.if_(within.eq(0), || self.scales.wait());
-            self.scales.load_rows(within, &self.rows, &self.row_scales);
-            if count == 1 {
-                self.scales.multiply_by_column(within, first_column, &self.row_scales);
-            }
-            k.if_(first.eq(0), || {
-                let place = self.scales.block(within).place();
-                self.tile.iter().zip(place).for_each(|(var, place)| var.set(place));
-            });
+    /// Moves to the next stage.
+    fn advance(&self) {
+        self.cursor.advance();
+        let (stage, cfg) = (self.cursor.stage(), self.block.cfg);
+        for ((current, first), rows) in self.current.iter().zip(self.operands).zip([cfg.block_m, cfg.block_n])
+        {
+            current.set(first.advance(stage * (rows * BLOCK_K)));
         }
-        // A single column scale is part of the row scales.
-        let columns = match count {
-            1 => Vec::new(),
-            _ => self.scales.block(within + later as u32).columns(first_column, count),
-        };
-        let scale = |row: usize| self.row_scales[row][later].get();
-        ((0..self.sums.len()).map(|wave| [scale(2 * wave), scale(2 * wave + 1)]).collect(), columns)
     }
 }
 

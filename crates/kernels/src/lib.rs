@@ -31,8 +31,6 @@ pub use oxigemm_ptx::{BuildError, Module, Target};
 
 /// Elements of K that share one scale, and the K extent of a pipeline stage.
 pub const BLOCK_K: u32 = 128;
-/// 128-wide blocks of K whose scales are loaded together: 32 bytes of a row, one sector of the L2 cache.
-pub const SCALE_GROUP: u32 = 8;
 /// Threads of a warp.
 pub const WARP: u32 = 32;
 /// Threads of a warpgroup.

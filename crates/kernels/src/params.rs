@@ -2,7 +2,7 @@
 
 use crate::epilogue::OutputParams;
 use oxigemm_ptx::tma::TensorMap;
-use oxigemm_ptx::{Global, Kernel, U32};
+use oxigemm_ptx::{Global, Kernel, Pred, U32};
 use std::ffi::c_void;
 
 /// What the host passes, in the order of the parameters.
@@ -41,10 +41,19 @@ pub struct Args {
     pub sfa_strides: [u32; 2],
     /// Strides of B's scales, in elements: along N and along K.
     pub sfb_strides: [u32; 2],
-    /// A [`ScaleLayout`], as a number.
-    pub sfa_layout: u32,
+    /// A [`ScaleLayout`], as a number, and [`SFB_BULK`] where it holds.
+    pub scale_layouts: u32,
     /// What the kernel family makes of them: see [`crate::launch::Launch::tuning`].
     pub tuning: [u32; 3],
+}
+
+/// Set in [`Args::scale_layouts`] where the copy engine can bring a row of B's scales: see [`sfb_bulk`].
+pub const SFB_BULK: u32 = 4;
+
+/// Whether the copy engine can bring rows of B's scales at `address` with these strides (in elements, along N and
+/// along K), for a number of blocks of K: it takes addresses and sizes in multiples of 16 bytes.
+pub fn sfb_bulk(address: u64, [stride_n, stride_k]: [u32; 2], k_blocks: u32) -> bool {
+    stride_k == 1 && address.is_multiple_of(16) && stride_n.is_multiple_of(4) && k_blocks.is_multiple_of(4)
 }
 
 /// How A's scales reach shared memory.
@@ -101,7 +110,7 @@ impl Args {
             to(&self.sfa_strides[1]),
             to(&self.sfb_strides[0]),
             to(&self.sfb_strides[1]),
-            to(&self.sfa_layout),
+            to(&self.scale_layouts),
             to(&self.tuning[0]),
             to(&self.tuning[1]),
             to(&self.tuning[2]),
@@ -117,6 +126,8 @@ pub(crate) struct Params<'k> {
     pub sfa: ScaleParams<'k>,
     pub sfb: ScaleParams<'k>,
     pub sfa_layout: U32<'k>,
+    /// Whether the copy engine can bring a row of B's scales.
+    pub sfb_bulk: Pred<'k>,
     pub output: OutputParams<'k>,
     pub k_blocks: U32<'k>,
     pub tuning: [U32<'k>; 3],
@@ -152,8 +163,9 @@ impl<'k> Params<'k> {
             stride_k: k.param(&format!("{name}_stride_k")),
         };
         let (sfa, sfb) = (scales(sfa, "sfa"), scales(sfb, "sfb"));
-        let sfa_layout = k.param("sfa_layout");
+        let layouts: U32<'k> = k.param("scale_layouts");
+        let (sfa_layout, sfb_bulk) = (layouts & (SFB_BULK - 1), (layouts & SFB_BULK).ne(0));
         let tuning = [k.param("tuning_0"), k.param("tuning_1"), k.param("tuning_2")];
-        Params { a, b, sfa_map, sfa, sfb, sfa_layout, output, k_blocks, tuning }
+        Params { a, b, sfa_map, sfa, sfb, sfa_layout, sfb_bulk, output, k_blocks, tuning }
     }
 }

@@ -1,17 +1,29 @@
 //! Scales on their way to the math warps: a ring of their own, beside the ring of tiles.
 //!
-//! Shared memory is the busiest unit of these kernels, so scales come eight blocks of K at a time. The copy
-//! engine brings the scales of A's rows where it can address them, in either layout; the scales of B's columns,
-//! and those of A in any other layout, are copied by warps with nothing else to do.
+//! A tile arrives just in time; scales come a few blocks of K at a time and run ahead, so that a math warp finds them
+//! when it looks for the next ones while the tensor core works. One warp brings them: by the copy engine where that
+//! can address them (the scales of A's rows in either layout, and of B where a tile needs one row of them), else by
+//! its lanes.
 
-use crate::params::{Params, ScaleLayout, ScaleParams};
+use crate::params::{Params, ScaleLayout};
 use crate::pipeline::{Cursor, Pipeline};
-use crate::{BLOCK_K, SCALE_GROUP, WARP};
+use crate::{BLOCK_K, WARP};
 use oxigemm_ptx::tma::LoadOptions;
+use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Kernel, Pred, Shared, U32, Var};
 
+/// Blocks of K whose scales come together: 32 bytes of a row, one sector of the L2 cache. The copy engine works row by
+/// row, so the fewer groups the better. Groups start at multiples of it; a tile may start inside one.
+pub(crate) const GROUP: u32 = 8;
 /// Blocks of K whose scales a thread loads at once.
-pub(crate) const VECTOR: usize = 4;
+pub(crate) const VECTOR: u32 = GROUP / 2;
+/// Groups in flight.
+const SLOTS: u32 = 2;
+
+/// Blocks of K whose scales one load brings: a whole group, or half of one where K has no more.
+pub(crate) const fn loaded_blocks(k_blocks: u32) -> u32 {
+    if k_blocks <= VECTOR { VECTOR } else { GROUP }
+}
 
 /// The scales of a tile, as far as they are compiled in.
 #[derive(Clone, Copy, Debug)]
@@ -22,17 +34,11 @@ pub(crate) struct ScaleShape {
     pub columns_per_scale: u32,
     /// Scales of B for one block of K.
     pub columns: u32,
-    /// Groups of eight blocks of K that fit into the ring.
-    pub slots: u32,
-    /// Warps that copy.
-    pub warps: u32,
 }
 
 impl ScaleShape {
-    /// The shape for a tile of `rows` by `columns`.
-    pub fn new(rows: u32, columns: u32, columns_per_scale: u32, slots: u32, warps: u32) -> Self {
-        ScaleShape { rows, columns_per_scale, columns: columns / columns_per_scale, slots, warps }
-    }
+    /// Bytes of the ring's barriers.
+    pub const BARRIER_BYTES: u32 = Pipeline::barrier_bytes(SLOTS);
 
     /// Floats from the column scales of one block of K to those of the next.
     fn column_pitch(&self) -> u32 {
@@ -40,22 +46,17 @@ impl ScaleShape {
     }
 
     fn row_bytes(&self) -> u32 {
-        SCALE_GROUP * self.rows * 4
+        GROUP * self.rows * 4
     }
 
     /// Bytes of one slot: row scales, column scales, and the tile's place.
     fn slot_bytes(&self) -> u32 {
-        (self.row_bytes() + SCALE_GROUP * self.column_pitch() * 4 + 8).next_multiple_of(128)
+        (self.row_bytes() + GROUP * self.column_pitch() * 4 + 8).next_multiple_of(128)
     }
 
     /// Bytes of the ring, which wants an alignment of 128.
     pub fn bytes(&self) -> u32 {
-        self.slots * self.slot_bytes()
-    }
-
-    /// Bytes of its barriers.
-    pub fn barrier_bytes(&self) -> u32 {
-        Pipeline::barrier_bytes(self.slots)
+        SLOTS * self.slot_bytes()
     }
 }
 
@@ -67,13 +68,10 @@ pub(crate) struct ScaleRing<'k> {
     slots: Shared<'k>,
     pipe: Pipeline<'k>,
     layout: U32<'k>,
-    /// Blocks of K that a load brings: see [`loaded_blocks`].
+    /// Whether the copy engine brings the scales of A, and of B.
+    by_engine: [Pred<'k>; 2],
+    /// As [`loaded_blocks`].
     loaded: U32<'k>,
-}
-
-/// Blocks of K whose scales one load brings: a whole group, or half of one where K has no more.
-pub(crate) const fn loaded_blocks(k_blocks: u32) -> u32 {
-    if k_blocks <= SCALE_GROUP / 2 { SCALE_GROUP / 2 } else { SCALE_GROUP }
 }
 
 impl<'k> ScaleRing<'k> {
@@ -85,15 +83,26 @@ impl<'k> ScaleRing<'k> {
         barriers: Shared<'k>,
         params: &Params<'k>,
     ) -> Self {
-        let pipe = Pipeline::new(k, barriers, shape.slots, shape.slots);
-        let half = SCALE_GROUP / 2;
-        let loaded = params.k_blocks.le(half).select(half, SCALE_GROUP);
-        ScaleRing { k, shape, slots, pipe, layout: params.sfa_layout, loaded }
+        let one_row = if shape.columns == 1 { params.sfb_bulk } else { k.constant(false) };
+        ScaleRing {
+            k,
+            shape,
+            slots,
+            pipe: Pipeline::new(k, barriers, SLOTS, SLOTS),
+            layout: params.sfa_layout,
+            by_engine: [params.sfa_layout.ne(ScaleLayout::Copied as u32), one_row],
+            loaded: params.k_blocks.le(VECTOR).select(VECTOR, GROUP),
+        }
     }
 
     /// Initializes the barriers; `readers` warps read the scales.
     pub fn init(&self, readers: u32) {
-        self.pipe.init(1 + self.shape.warps, readers);
+        self.pipe.init(self.copied().select(1 + WARP, 1), readers);
+    }
+
+    /// Whether lanes have to copy scales.
+    fn copied(&self) -> Pred<'k> {
+        !(self.by_engine[0] & self.by_engine[1])
     }
 
     fn slot(&self, slot: U32<'k>) -> Shared<'k> {
@@ -105,126 +114,108 @@ impl<'k> ScaleRing<'k> {
     }
 
     fn place(&self, slot: Shared<'k>) -> Shared<'k> {
-        self.columns(slot).at(SCALE_GROUP * self.shape.column_pitch() * 4)
+        self.columns(slot).at(GROUP * self.shape.column_pitch() * 4)
     }
 
-    /// The producer thread's side.
-    pub fn writer(&self) -> ScaleWriter<'k> {
-        ScaleWriter { ring: *self, cursor: self.pipe.writer() }
-    }
-
-    /// A copying warp's side; `thread` counts through all of them.
-    pub fn copier(&self, thread: U32<'k>, lane: U32<'k>) -> ScaleCopier<'k> {
-        ScaleCopier { ring: *self, cursor: self.pipe.writer(), thread, lane }
+    /// The side of the warp that brings the scales.
+    pub fn writer(&self, lane: U32<'k>) -> ScaleWriter<'k> {
+        ScaleWriter { ring: *self, cursor: self.pipe.writer(), lane }
     }
 
     /// A math warp's side.
     pub fn reader(&self, lane: U32<'k>) -> ScaleReader<'k> {
-        // Row scales lie as the copy engine found them; threads that copy lay them out as if M were contiguous.
+        // Row scales lie as the copy engine found them; lanes that copy lay them out as if M were contiguous.
         let by_rows = self.layout.eq(ScaleLayout::RowMajor as u32);
         ScaleReader {
             ring: *self,
             cursor: self.pipe.reader(),
             lane,
+            by_rows,
             row_stride: by_rows.select(self.loaded * 4, 4),
             block_stride: by_rows.select(4, self.shape.rows * 4),
+            lane_zero: self.k.shuffle(Shuffle::Xor, lane, 0) - lane,
         }
     }
 }
 
-/// Groups start at multiples of eight blocks, because the copy engine takes coordinates in steps of 16 bytes; a
-/// tile may start inside one.
-fn group_start(block: U32<'_>) -> U32<'_> {
-    block & !(SCALE_GROUP - 1)
-}
-
-/// The producer thread: row scales by the copy engine, and the tile's place for the math warps.
+/// The warp that brings the scales.
 pub(crate) struct ScaleWriter<'k> {
     ring: ScaleRing<'k>,
     cursor: Cursor<'k>,
-}
-
-impl<'k> ScaleWriter<'k> {
-    /// Loads the group of `block`, where it is the first of its group or of the tile (`first`).
-    pub fn load(&self, params: &Params<'k>, [m, n]: [U32<'k>; 2], block: U32<'k>, first: U32<'k>) {
-        let (ring, k) = (&self.ring, self.ring.k);
-        k.if_(begins_group(block, first), || {
-            let block = group_start(block);
-            self.cursor.wait_empty();
-            let (slot, full) = (ring.slot(self.cursor.stage()), ring.pipe.full(self.cursor.stage()));
-            ring.place(slot).store_vec([m, n]);
-            k.if_else(
-                ring.layout.eq(ScaleLayout::Copied as u32),
-                || full.arrive(),
-                || {
-                    full.arrive_expecting(ring.loaded * (ring.shape.rows * 4));
-                    let by_rows = ring.layout.eq(ScaleLayout::RowMajor as u32);
-                    let at = [by_rows.select(block, m), by_rows.select(m, block)];
-                    params.sfa_map.load(&at, slot, full, LoadOptions::default());
-                },
-            );
-            self.cursor.advance();
-        });
-    }
-}
-
-/// A warp that copies the scales of columns, and those of rows that the copy engine cannot address.
-pub(crate) struct ScaleCopier<'k> {
-    ring: ScaleRing<'k>,
-    cursor: Cursor<'k>,
-    thread: U32<'k>,
     lane: U32<'k>,
 }
 
-impl<'k> ScaleCopier<'k> {
-    /// Copies every group of a tile's blocks `first` to `end`.
-    pub fn copy_tile(&self, params: &Params<'k>, [m, n]: [U32<'k>; 2], first: U32<'k>, end: U32<'k>) {
+impl<'k> ScaleWriter<'k> {
+    /// Brings every group of a tile's blocks `first` to `end`.
+    pub fn bring_tile(&self, params: &Params<'k>, tile: [U32<'k>; 2], first: U32<'k>, end: U32<'k>) {
         let (ring, k) = (&self.ring, self.ring.k);
-        let (rows, columns) = (params.output.rows, params.output.columns);
+        let [rows_by_engine, columns_by_engine] = ring.by_engine;
         // A slice of no blocks has no group, even where it lies inside one.
-        let start = first.lt(end).select(group_start(first), end);
-        k.for_(start, end, SCALE_GROUP, |block| {
+        let start = first.lt(end).select(first - first % GROUP, end);
+        k.for_(start, end, GROUP, |block| {
             self.cursor.wait_empty();
             let slot = ring.slot(self.cursor.stage());
-            let shape = ring.shape;
-            self.copy(
-                &params.sfb,
-                ring.columns(slot),
-                [shape.columns, shape.column_pitch()],
-                (block, end),
-                |i| {
-                    let column = n + i * shape.columns_per_scale;
-                    (column / BLOCK_K, column.lt(columns))
-                },
-            );
-            k.if_(ring.layout.eq(ScaleLayout::Copied as u32), || {
-                self.copy(&params.sfa, slot, [shape.rows; 2], (block, end), |i| (m + i, (m + i).lt(rows)));
+            k.if_(self.lane.eq(0), || self.load(params, slot, tile, block));
+            k.if_(!columns_by_engine, || {
+                self.copy_columns(params, ring.columns(slot), tile[1], (block, end))
             });
-            k.copies_wait();
-            k.sync_warp();
-            k.guard(self.lane.eq(0), || ring.pipe.full(self.cursor.stage()).arrive());
+            k.if_(!rows_by_engine, || self.copy_rows(params, slot, tile[0], (block, end)));
+            // Every lane that may have copied arrives.
+            k.if_(ring.copied(), || ring.pipe.full(self.cursor.stage()).arrive_after_copies());
             self.cursor.advance();
         });
     }
 
-    /// Copies `count` scales for each block of a group, `pitch` floats apart; `row` tells which row of `scales`
-    /// an index means and whether it exists.
-    fn copy(
+    /// All that was brought has landed.
+    pub fn finish(&self) {
+        self.ring.k.copies_wait();
+    }
+
+    /// One lane: the tile's place, and what the copy engine brings.
+    fn load(&self, params: &Params<'k>, slot: Shared<'k>, [m, n]: [U32<'k>; 2], block: U32<'k>) {
+        let (ring, k) = (&self.ring, self.ring.k);
+        let full = ring.pipe.full(self.cursor.stage());
+        let [rows, columns] = ring.by_engine;
+        let row_bytes: U32<'k> = rows.select(ring.loaded * (ring.shape.rows * 4), 0);
+        let column_bytes: U32<'k> = columns.select((params.k_blocks - block).min(GROUP) * 4, 0);
+        ring.place(slot).store_vec([m, n]);
+        full.arrive_expecting(row_bytes + column_bytes);
+        k.if_(rows, || {
+            let by_rows = ring.layout.eq(ScaleLayout::RowMajor as u32);
+            let at = [by_rows.select(block, m), by_rows.select(m, block)];
+            params.sfa_map.load(&at, slot, full, LoadOptions::default());
+        });
+        k.if_(columns, || {
+            // A cluster's last tile may lie outside of B.
+            let row = n.min(params.output.columns - 1) / BLOCK_K;
+            ring.columns(slot).bulk_load(params.sfb.at(row, block), column_bytes, full);
+        });
+    }
+
+    fn copy_rows(&self, params: &Params<'k>, to: Shared<'k>, m: U32<'k>, (block, end): (U32<'k>, U32<'k>)) {
+        let rows = self.ring.shape.rows;
+        self.ring.k.for_(self.lane, GROUP * rows, WARP, |index| {
+            let (later, row) = (index / rows, index % rows);
+            let exists = (m + row).lt(params.output.rows) & (block + later).lt(end);
+            to.at(index * 4).copy_async(params.sfa.at(m + row, block + later), 4, exists);
+        });
+    }
+
+    fn copy_columns(
         &self,
-        scales: &ScaleParams<'k>,
+        params: &Params<'k>,
         to: Shared<'k>,
-        [count, pitch]: [u32; 2],
+        n: U32<'k>,
         (block, end): (U32<'k>, U32<'k>),
-        row: impl Fn(U32<'k>) -> (U32<'k>, Pred<'k>),
     ) {
-        let k = self.ring.k;
-        k.for_(self.thread, SCALE_GROUP * count, self.ring.shape.warps * WARP, |index| {
-            let later = index / count;
-            let i = index - later * count;
-            let (row, exists) = row(i);
-            let block = block + later;
-            let to = to.at((later * pitch + i) * 4);
-            to.copy_async(scales.at(row, block), 4, exists & block.lt(end));
+        let shape = self.ring.shape;
+        self.ring.k.for_(self.lane, GROUP * shape.columns, WARP, |index| {
+            let later = index / shape.columns;
+            let i = index - later * shape.columns;
+            let column = n + i * shape.columns_per_scale;
+            let exists = column.lt(params.output.columns) & (block + later).lt(end);
+            let to = to.at((later * shape.column_pitch() + i) * 4);
+            to.copy_async(params.sfb.at(column / BLOCK_K, block + later), 4, exists);
         });
     }
 }
@@ -234,114 +225,88 @@ pub(crate) struct ScaleReader<'k> {
     ring: ScaleRing<'k>,
     cursor: Cursor<'k>,
     lane: U32<'k>,
+    by_rows: Pred<'k>,
     row_stride: U32<'k>,
     block_stride: U32<'k>,
-}
-
-/// The scales of one block of K.
-pub(crate) struct BlockScales<'k> {
-    rows: Shared<'k>,
-    columns: Shared<'k>,
-    place: Shared<'k>,
+    /// Zero, as a number that the assembler takes for each lane's own: what is loaded by a uniform address it moves
+    /// to a uniform register, and waits for it on the way.
+    lane_zero: U32<'k>,
 }
 
 impl<'k> ScaleReader<'k> {
-    /// Waits for the next group.
+    /// Waits for the current group.
     pub fn wait(&self) {
         self.cursor.wait_full();
     }
 
-    /// The scales of the `within`-th block of the current group.
-    pub fn block(&self, within: U32<'k>) -> BlockScales<'k> {
-        let ring = &self.ring;
-        let slot = ring.slot(self.cursor.stage());
-        BlockScales {
-            rows: slot.at(within * self.block_stride),
-            columns: ring.columns(slot).at(within * (ring.shape.column_pitch() * 4)),
-            place: ring.place(slot),
-        }
-    }
-
-    /// Loads the scales of some rows (given as [`row_offset`](Self::row_offset)s) for [`VECTOR`] blocks of the
-    /// group, from its `within`-th on.
-    ///
-    /// Where K is contiguous, the scales of a row are one vector.
-    pub fn load_rows(&self, within: U32<'k>, offsets: &[U32<'k>], to: &[[Var<'k, f32>; VECTOR]]) {
-        let (ring, k) = (&self.ring, self.ring.k);
-        let rows = ring.slot(self.cursor.stage()).at(within * self.block_stride);
-        k.if_else(
-            ring.layout.eq(ScaleLayout::RowMajor as u32),
-            || {
-                for (&offset, to) in offsets.iter().zip(to) {
-                    let scales = rows.at(offset).load_vec::<f32, VECTOR>();
-                    to.iter().zip(scales).for_each(|(to, scale)| to.set(scale));
-                }
-            },
-            || {
-                for (&offset, to) in offsets.iter().zip(to) {
-                    for (block, to) in (0u32..).zip(to) {
-                        to.set(rows.at(block * ring.shape.rows * 4).at(offset).load::<f32>());
-                    }
-                }
-            },
-        );
-    }
-
-    /// Multiplies scales that [`load_rows`](Self::load_rows) brought by those of one column.
-    pub fn multiply_by_column(&self, within: U32<'k>, column: U32<'k>, rows: &[[Var<'k, f32>; VECTOR]]) {
-        let ring = &self.ring;
-        let pitch = ring.shape.column_pitch();
-        let from = ring.columns(ring.slot(self.cursor.stage())).at((within * pitch + column) * 4);
-        let columns = match pitch {
-            1 => from.load_vec::<f32, VECTOR>(),
-            _ => std::array::from_fn(|block| from.at(block as u32 * pitch * 4).load::<f32>()),
-        };
-        for row in rows {
-            row.iter().zip(columns).for_each(|(scale, column)| scale.set(scale.live() * column));
-        }
-    }
-
-    /// Where the scale of a row lies: what [`BlockScales::row`] takes.
-    pub fn row_offset(&self, row: U32<'k>) -> U32<'k> {
-        row * self.row_stride
-    }
-
-    /// Lets go of the group.
+    /// Lets go of the current group and moves to the next.
     pub fn release(&self) {
         let k = self.ring.k;
         k.sync_warp();
         k.guard(self.lane.eq(0), || self.ring.pipe.empty(self.cursor.stage()).arrive());
         self.cursor.advance();
     }
-}
 
-/// Whether a tile's blocks from `first` on begin a group with `block`.
-pub(crate) fn begins_group<'k>(block: U32<'k>, first: U32<'k>) -> Pred<'k> {
-    (block % SCALE_GROUP).eq(0) | block.eq(first)
-}
-
-/// Whether a tile's blocks up to before `end` end a group with `block`.
-pub(crate) fn ends_group<'k>(block: U32<'k>, end: U32<'k>) -> Pred<'k> {
-    ((block + 1) % SCALE_GROUP).eq(0) | (block + 1).eq(end)
-}
-
-impl<'k> BlockScales<'k> {
-    /// The scale of the row at an offset that [`ScaleReader::row_offset`] gave.
-    pub fn row(&self, offset: U32<'k>) -> F32<'k> {
-        self.rows.at(offset).load::<f32>()
+    fn slot(&self) -> Shared<'k> {
+        self.ring.slot(self.cursor.stage())
     }
 
-    /// The scales of the tile's columns from group `first` on, `count` of them.
-    pub fn columns(&self, first: U32<'k>, count: u32) -> Vec<F32<'k>> {
-        let from = self.columns.at(first * 4);
+    /// Where the scale of a row lies.
+    pub fn row_offset(&self, row: U32<'k>) -> U32<'k> {
+        row * self.row_stride
+    }
+
+    /// The scale of the row at an offset that [`row_offset`](Self::row_offset) gave, for one block of the group.
+    pub fn row(&self, within: U32<'k>, offset: U32<'k>) -> F32<'k> {
+        self.slot().at(within * self.block_stride).at(offset).load::<f32>()
+    }
+
+    /// Loads the scales of some rows for a few blocks of the group from the `within`-th on: of rows that lie `below`
+    /// one, by its [`row_offset`](Self::row_offset). Where K is contiguous, those of a row are one vector.
+    pub fn load_rows(
+        &self,
+        within: U32<'k>,
+        offset: U32<'k>,
+        below: &[u32],
+        to: &[[Var<'k, f32>; VECTOR as usize]],
+    ) {
+        let slot = self.slot().at(within * self.block_stride).at(offset);
+        self.ring.k.if_else(
+            self.by_rows,
+            || {
+                for (&below, to) in below.iter().zip(to) {
+                    let scales = slot.at(self.row_stride * below).load_vec::<f32, { VECTOR as usize }>();
+                    to.iter().zip(scales).for_each(|(to, scale)| to.set(scale));
+                }
+            },
+            || {
+                for (below, to) in below.iter().zip(to) {
+                    for (block, to) in (0u32..).zip(to) {
+                        to.set(slot.at((block * self.ring.shape.rows + below) * 4).load::<f32>());
+                    }
+                }
+            },
+        );
+    }
+
+    /// The scale that all columns share, for a few blocks of the group from the `within`-th on.
+    pub fn column(&self, within: U32<'k>) -> [F32<'k>; VECTOR as usize] {
+        self.ring.columns(self.slot()).at(within * 4).at(self.lane_zero).load_vec()
+    }
+
+    /// The scales of the tile's columns for one block of the group, from the `first` on, `count` of them.
+    pub fn columns(&self, within: U32<'k>, first: U32<'k>, count: u32) -> Vec<F32<'k>> {
+        let pitch = self.ring.shape.column_pitch();
+        let from = self.ring.columns(self.slot()).at(within * (pitch * 4)).at(first * 4);
         if count < 3 {
             return (0..count).map(|i| from.at(i * 4).load::<f32>()).collect();
         }
-        (0..count.div_ceil(4)).flat_map(|i| from.at(i * 16).load_vec::<f32, 4>()).collect()
+        let vectors = (0..count.div_ceil(4)).flat_map(|i| from.at(i * 16).load_vec::<f32, 4>());
+        vectors.take(count as usize).collect()
     }
 
-    /// The first row and column of the tile.
+    /// The first row and column of the tile that the current group belongs to.
     pub fn place(&self) -> [U32<'k>; 2] {
-        self.place.load_vec::<u32, 2>()
+        self.ring.place(self.slot()).load_vec::<u32, 2>()
     }
 }

@@ -2,7 +2,7 @@
 
 use oxigemm_kernels::epilogue::OutputFlags;
 use oxigemm_kernels::launch::MatrixMap;
-use oxigemm_kernels::params::{Args, ScaleLayout};
+use oxigemm_kernels::params::{Args, SFB_BULK, ScaleLayout, sfb_bulk};
 
 use crate::check::{Accumulate, Problem};
 use crate::dtype::DType;
@@ -105,7 +105,7 @@ impl Arguments {
             k_blocks: problem.k_blocks(),
             sfa_strides,
             sfb_strides: [problem.sfb.mn, problem.sfb.k],
-            sfa_layout: ScaleLayout::Copied as u32,
+            scale_layouts: ScaleLayout::Copied as u32,
             tuning: launch.tuning,
         };
         (Arguments { args, output }, maps)
@@ -120,6 +120,7 @@ impl Arguments {
     ) -> Result<Args> {
         let output_flags = self.output.flags(at);
         let layout = ScaleLayout::of(at.sfa, self.args.sfa_strides);
+        let bulk = sfb_bulk(at.sfb, self.args.sfb_strides, self.args.k_blocks);
         let (a, b) = (encode(Mapped::A, at.a)?, encode(Mapped::B, at.b)?);
         Ok(Args {
             a,
@@ -138,7 +139,7 @@ impl Arguments {
             d: at.d,
             c: at.c,
             output_flags,
-            sfa_layout: layout as u32,
+            scale_layouts: layout as u32 | if bulk { SFB_BULK } else { 0 },
             ..self.args
         })
     }

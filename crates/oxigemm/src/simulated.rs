@@ -291,7 +291,7 @@ fn parameters(args: &Args) -> Vec<Param> {
     let pointers = [args.sfa, args.sfb, args.d, args.c].map(Param::U64);
     let output = [args.d_pitch, args.c_pitch, args.m, args.n, args.output_flags, args.k_blocks];
     let [[sfa_mn, sfa_k], [sfb_mn, sfb_k]] = [args.sfa_strides, args.sfb_strides];
-    let scales = [sfa_mn, sfa_k, sfb_mn, sfb_k, args.sfa_layout];
+    let scales = [sfa_mn, sfa_k, sfb_mn, sfb_k, args.scale_layouts];
     let numbers = output.into_iter().chain(scales).chain(args.tuning).map(Param::U32);
     let all: Vec<Param> = maps.into_iter().chain(pointers).chain(numbers).collect();
     debug_assert_eq!(all.len(), Args::COUNT);

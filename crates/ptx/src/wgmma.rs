@@ -86,9 +86,36 @@ impl<'k> Descriptor<'k> {
         Descriptor { low: self.low + (bytes >> 4), ..self }
     }
 
+    /// A variable that holds this descriptor, and later others of the same layout.
+    #[track_caller]
+    pub fn var(self) -> DescriptorVar<'k> {
+        DescriptorVar { low: self.low.kernel().var_from(self.low), high: self.high }
+    }
+
     #[track_caller]
     fn pack(self) -> U64<'k> {
         self.low.kernel().join(self.low, self.high)
+    }
+}
+
+/// A descriptor that moves while the kernel runs.
+#[derive(Clone, Copy)]
+pub struct DescriptorVar<'k> {
+    low: Var<'k, u32>,
+    high: u32,
+}
+
+impl<'k> DescriptorVar<'k> {
+    /// Assigns a descriptor of the same layout.
+    #[track_caller]
+    pub fn set(self, to: Descriptor<'k>) {
+        self.low.set(to.low);
+    }
+
+    /// What the variable holds now.
+    #[track_caller]
+    pub fn get(self) -> Descriptor<'k> {
+        Descriptor { low: self.low.get(), high: self.high }
     }
 }
 
