@@ -182,6 +182,8 @@ pub struct WarpOutput<'k, 'p> {
 
 /// A panel is 16 staged rows of 128 bytes: 64 columns of BF16 or 32 of FP32.
 const ROW_BYTES: u32 = 128;
+/// Fours of columns in a panel of FP32.
+const FOURS: u32 = ROW_BYTES / 16;
 /// The first chunk of a row of FP32 that holds odd columns.
 const ODD_COLUMNS: u32 = 4;
 /// Bytes of a panel.
@@ -213,23 +215,35 @@ impl<'k> WarpOutput<'k, '_> {
         k.if_(lane.eq(0), || k.bulk_wait(0));
     }
 
-    /// Writes the warp's rows of one or several accumulator fragments of 64 rows, each as one of `parts`.
+    /// Writes the warp's rows of one or several accumulator fragments of 64 rows, each as one of `parts`. Their staging
+    /// areas follow each other.
     pub fn write(k: &'k Kernel, parts: &[(Self, &[Var<'k, f32>])]) {
         let Some((first, _)) = parts.first() else { return };
         k.if_else(
             first.params.has(OutputFlags::PLAIN),
             || Self::write_plain(k, parts),
-            || {
-                for (part, sums) in parts {
-                    for (panel, sums) in (0u32..).zip(sums.chunks(ROW_BYTES as usize / 8)) {
-                        part.stage_f32(sums);
-                        k.sync_warp();
-                        part.copy_f32(k, part.column + panel * (ROW_BYTES / 4), sums.len() as u32 / 2);
-                        k.sync_warp();
-                    }
-                }
-            },
+            || Self::write_f32(k, parts),
         );
+    }
+
+    /// Finishes the sums in FP32, as many panels at a time as the staging areas hold together.
+    fn write_f32(k: &'k Kernel, parts: &[(Self, &[Var<'k, f32>])]) {
+        let panel = ROW_BYTES as usize / 8;
+        let staged =
+            |sums: &[Var<'k, f32>]| (Self::staging_bytes(sums.len() as u32 * 2) / PANEL_BYTES) as usize;
+        let room = parts.iter().map(|(_, sums)| staged(sums)).sum::<usize>() * panel;
+        let area = parts[0].0.staging;
+        for (part, sums) in parts {
+            for (turn, sums) in sums.chunks(room).enumerate() {
+                for (i, sums) in (0u32..).zip(sums.chunks(panel)) {
+                    part.stage_f32(area.at(i * PANEL_BYTES), sums);
+                }
+                k.sync_warp();
+                let column = part.column + (turn * room * 2) as u32;
+                part.copy_f32(k, area, column, sums.len() as u32 * 2);
+                k.sync_warp();
+            }
+        }
     }
 
     /// The column and the staged copy of a panel of BF16.
@@ -298,31 +312,30 @@ impl<'k> WarpOutput<'k, '_> {
     /// register followed by an odd one, and so decide the registers of the main loop. There `sum += scale * product`
     /// reads sum and product in one cycle only if one is even and the other odd, which the assembler sees to where
     /// it is free to choose.
-    fn stage_f32(&self, sums: &[Var<'k, f32>]) {
+    fn stage_f32(&self, panel: Shared<'k>, sums: &[Var<'k, f32>]) {
         let (row, pair) = (self.lane >> 2, self.lane & 3);
         for (octet, sums) in (0u32..).zip(sums.chunks(4)) {
             for (i, sum) in (0u32..).zip(sums) {
                 let chunk = row.kernel().constant(octet + i % 2 * ODD_COLUMNS);
-                let chunk = self.staging.at(chunk_offset(row + i / 2 * 8, chunk));
+                let chunk = panel.at(chunk_offset(row + i / 2 * 8, chunk));
                 chunk.at(pair * 4).store(sum.live());
             }
         }
     }
 
-    /// Finishes a staged panel of FP32, four numbers a lane; `chunks` of them make a row.
-    fn copy_f32(&self, k: &'k Kernel, first_column: U32<'k>, chunks: u32) {
-        k.for_(0, (16 * chunks).div_ceil(WARP), 1, |round| {
-            let index = self.lane + round * WARP;
-            let row = index / chunks;
-            let chunk = index - row * chunks;
-            k.if_(row.lt(16), || {
-                let half = |odd: u32| {
-                    let octet = self.staging.at(chunk_offset(row, (chunk >> 1) + odd * ODD_COLUMNS));
-                    octet.at((chunk & 1) * 8).load_vec::<f32, 2>()
-                };
-                let ([a, c], [b, d]) = (half(0), half(1));
-                self.params.store_four(k, self.row + row, first_column + chunk * 4, [a, b, c, d]);
-            });
+    /// Finishes staged panels of FP32 that hold `columns` columns from `first_column` on, four numbers a lane.
+    fn copy_f32(&self, k: &'k Kernel, panels: Shared<'k>, first_column: U32<'k>, columns: u32) {
+        let fours = columns / 4;
+        k.for_(self.lane, 16 * fours, WARP, |index| {
+            let row = index / fours;
+            let four = index - row * fours;
+            let panel = panels.at((four / FOURS) * PANEL_BYTES);
+            let half = |odd: u32| {
+                let octet = panel.at(chunk_offset(row, (four % FOURS >> 1) + odd * ODD_COLUMNS));
+                octet.at((four & 1) * 8).load_vec::<f32, 2>()
+            };
+            let ([a, c], [b, d]) = (half(0), half(1));
+            self.params.store_four(k, self.row + row, first_column + four * 4, [a, b, c, d]);
         });
     }
 }

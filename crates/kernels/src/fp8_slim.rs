@@ -9,7 +9,7 @@ use crate::epilogue::{OutputFlags, SwappedOutput, WarpOutput};
 use crate::params::Params;
 use crate::pipeline::Pipeline;
 use crate::promote::multiply_stage;
-use crate::scales::{GROUP, ScaleReader, ScaleRing, ScaleShape};
+use crate::scales::{GROUP, ScaleReader, ScaleRing, ScaleShape, ScaleWriter};
 use crate::{BLOCK_K, WARP, WARPGROUP};
 use oxigemm_ptx::tma::{Eviction, LoadOptions};
 use oxigemm_ptx::wgmma::{Descriptor, Swizzle};
@@ -163,7 +163,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             k.grid_dependency_wait();
         },
     );
-    k.if_(warp.eq(scale_warp), || block.bring_scales());
+    k.if_(warp.eq(scale_warp) & scales.copied(), || block.copy_scales());
 
     // One slice needs no detour (with operands swapped: in the plain output type): each warp writes its part.
     let writable = if cfg.swapped() { block.params.output.has(OutputFlags::PLAIN) } else { k.constant(true) };
@@ -191,7 +191,7 @@ impl<'k> Block<'k, '_> {
         // Where every row of B is read once, it need not stay in the L2 cache.
         let [_, stream, _] = p.tuning;
         let once = LoadOptions { cache: Some(k.cache_policy(Eviction::First)), ..Default::default() };
-        let cursor = self.pipe.writer();
+        let (cursor, scales) = (self.pipe.writer(), self.scales.writer());
         let [m, n] = self.tile;
         k.for_(self.slice[0], self.slice[1], 1, |block| {
             cursor.wait_empty();
@@ -205,16 +205,21 @@ impl<'k> Block<'k, '_> {
                 || p.b.load(&[column, n], self.b(stage), full, LoadOptions::default()),
             );
             p.a.load(&[column, m], self.a(stage), full, LoadOptions::default());
+            let begins_group = ScaleWriter::begins_group(block, self.slice[0]);
+            k.if_(begins_group, || scales.load(p, self.tile, block));
             cursor.advance();
         });
         k.launch_dependents();
     }
 
-    /// The warp that brings the scales.
-    fn bring_scales(&self) {
-        let writer = self.scales.writer(self.lane);
-        writer.bring_tile(&self.params, self.tile, self.slice[0], self.slice[1]);
-        writer.finish();
+    /// The warp that copies the scales that the copy engine cannot bring.
+    fn copy_scales(&self) {
+        let (k, [first, end]) = (self.k, self.slice);
+        let copier = self.scales.copier(self.lane);
+        // A slice of no blocks has no group, even where it lies inside one.
+        let start = first.lt(end).select(first - first % GROUP, end);
+        k.for_(start, end, GROUP, |block| copier.copy(&self.params, self.tile, block, end));
+        copier.finish();
     }
 
     /// A math warpgroup: 64 rows of one operand against all rows of the other, promoted into FP32 sums.

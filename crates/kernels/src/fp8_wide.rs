@@ -209,12 +209,17 @@ impl<'k> Block<'k, '_> {
         cursor.drain();
     }
 
-    /// The warp that brings the scales.
+    /// The warp that brings the scales, as far ahead of the tiles as its ring allows.
     fn bring_scales(&self) {
         let (k, p) = (self.k, &self.params);
-        let writer = self.scales.writer(self.lane);
-        self.place.for_each_tile(k, |m, n| writer.bring_tile(p, [m, n], k.constant(0), p.k_blocks));
-        writer.finish();
+        let (writer, copier) = (self.scales.writer(), self.scales.copier(self.lane));
+        self.place.for_each_tile(k, |m, n| {
+            k.for_(0, p.k_blocks, GROUP, |block| {
+                k.if_(self.lane.eq(0), || writer.load(p, [m, n], block));
+                k.if_(self.scales.copied(), || copier.copy(p, [m, n], block, p.k_blocks));
+            });
+        });
+        copier.finish();
     }
 
     /// A math warpgroup: 64-row products of each stage, promoted into FP32 sums with their scales.

@@ -1,9 +1,8 @@
 //! Scales on their way to the math warps: a ring of their own, beside the ring of tiles.
 //!
 //! A tile arrives just in time; scales come a few blocks of K at a time and run ahead, so that a math warp finds them
-//! when it looks for the next ones while the tensor core works. One warp brings them: by the copy engine where that
-//! can address them (the scales of A's rows in either layout, and of B where a tile needs one row of them), else by
-//! its lanes.
+//! when it looks for the next ones while the tensor core works. The copy engine brings what it can address: the scales
+//! of A's rows in either layout, and of B where a tile needs one row of them. A warp copies the rest.
 
 use crate::params::{Params, ScaleLayout};
 use crate::pipeline::{Cursor, Pipeline};
@@ -100,8 +99,8 @@ impl<'k> ScaleRing<'k> {
         self.pipe.init(self.copied().select(1 + WARP, 1), readers);
     }
 
-    /// Whether lanes have to copy scales.
-    fn copied(&self) -> Pred<'k> {
+    /// Whether a warp has to copy scales.
+    pub fn copied(&self) -> Pred<'k> {
         !(self.by_engine[0] & self.by_engine[1])
     }
 
@@ -117,9 +116,14 @@ impl<'k> ScaleRing<'k> {
         self.columns(slot).at(GROUP * self.shape.column_pitch() * 4)
     }
 
-    /// The side of the warp that brings the scales.
-    pub fn writer(&self, lane: U32<'k>) -> ScaleWriter<'k> {
-        ScaleWriter { ring: *self, cursor: self.pipe.writer(), lane }
+    /// The side of the thread that has the copy engine bring scales.
+    pub fn writer(&self) -> ScaleWriter<'k> {
+        ScaleWriter { ring: *self, cursor: self.pipe.writer() }
+    }
+
+    /// The side of the warp that copies what the copy engine cannot bring.
+    pub fn copier(&self, lane: U32<'k>) -> ScaleCopier<'k> {
+        ScaleCopier { ring: *self, cursor: self.pipe.writer(), lane }
     }
 
     /// A math warp's side.
@@ -138,43 +142,24 @@ impl<'k> ScaleRing<'k> {
     }
 }
 
-/// The warp that brings the scales.
+/// The thread that has the copy engine bring scales.
 pub(crate) struct ScaleWriter<'k> {
     ring: ScaleRing<'k>,
     cursor: Cursor<'k>,
-    lane: U32<'k>,
 }
 
 impl<'k> ScaleWriter<'k> {
-    /// Brings every group of a tile's blocks `first` to `end`.
-    pub fn bring_tile(&self, params: &Params<'k>, tile: [U32<'k>; 2], first: U32<'k>, end: U32<'k>) {
-        let (ring, k) = (&self.ring, self.ring.k);
-        let [rows_by_engine, columns_by_engine] = ring.by_engine;
-        // A slice of no blocks has no group, even where it lies inside one.
-        let start = first.lt(end).select(first - first % GROUP, end);
-        k.for_(start, end, GROUP, |block| {
-            self.cursor.wait_empty();
-            let slot = ring.slot(self.cursor.stage());
-            k.if_(self.lane.eq(0), || self.load(params, slot, tile, block));
-            k.if_(!columns_by_engine, || {
-                self.copy_columns(params, ring.columns(slot), tile[1], (block, end))
-            });
-            k.if_(!rows_by_engine, || self.copy_rows(params, slot, tile[0], (block, end)));
-            // Every lane that may have copied arrives.
-            k.if_(ring.copied(), || ring.pipe.full(self.cursor.stage()).arrive_after_copies());
-            self.cursor.advance();
-        });
+    /// Whether a tile's blocks from `first` on begin a group with `block`.
+    pub fn begins_group(block: U32<'k>, first: U32<'k>) -> Pred<'k> {
+        (block % GROUP).eq(0) | block.eq(first)
     }
 
-    /// All that was brought has landed.
-    pub fn finish(&self) {
-        self.ring.k.copies_wait();
-    }
-
-    /// One lane: the tile's place, and what the copy engine brings.
-    fn load(&self, params: &Params<'k>, slot: Shared<'k>, [m, n]: [U32<'k>; 2], block: U32<'k>) {
+    /// Brings the tile's place and the scales of the group of `block`, where the copy engine can.
+    pub fn load(&self, params: &Params<'k>, [m, n]: [U32<'k>; 2], block: U32<'k>) {
         let (ring, k) = (&self.ring, self.ring.k);
-        let full = ring.pipe.full(self.cursor.stage());
+        let block = block - block % GROUP;
+        self.cursor.wait_empty();
+        let (slot, full) = (ring.slot(self.cursor.stage()), ring.pipe.full(self.cursor.stage()));
         let [rows, columns] = ring.by_engine;
         let row_bytes: U32<'k> = rows.select(ring.loaded * (ring.shape.rows * 4), 0);
         let column_bytes: U32<'k> = columns.select((params.k_blocks - block).min(GROUP) * 4, 0);
@@ -190,6 +175,34 @@ impl<'k> ScaleWriter<'k> {
             let row = n.min(params.output.columns - 1) / BLOCK_K;
             ring.columns(slot).bulk_load(params.sfb.at(row, block), column_bytes, full);
         });
+        self.cursor.advance();
+    }
+}
+
+/// The warp that copies what the copy engine cannot bring.
+pub(crate) struct ScaleCopier<'k> {
+    ring: ScaleRing<'k>,
+    cursor: Cursor<'k>,
+    lane: U32<'k>,
+}
+
+impl<'k> ScaleCopier<'k> {
+    /// Copies for the group of `block`, of a tile's blocks up to before `end`. Every lane arrives for what it copied.
+    pub fn copy(&self, params: &Params<'k>, [m, n]: [U32<'k>; 2], block: U32<'k>, end: U32<'k>) {
+        let (ring, k) = (&self.ring, self.ring.k);
+        let block = block - block % GROUP;
+        self.cursor.wait_empty();
+        let slot = ring.slot(self.cursor.stage());
+        let [rows_by_engine, columns_by_engine] = ring.by_engine;
+        k.if_(!columns_by_engine, || self.copy_columns(params, ring.columns(slot), n, (block, end)));
+        k.if_(!rows_by_engine, || self.copy_rows(params, slot, m, (block, end)));
+        ring.pipe.full(self.cursor.stage()).arrive_after_copies();
+        self.cursor.advance();
+    }
+
+    /// Waits until all that was copied has landed.
+    pub fn finish(&self) {
+        self.ring.k.copies_wait();
     }
 
     fn copy_rows(&self, params: &Params<'k>, to: Shared<'k>, m: U32<'k>, (block, end): (U32<'k>, U32<'k>)) {
