@@ -94,6 +94,7 @@ mod ast;
 mod atomic;
 mod cluster;
 mod context;
+mod convergence;
 mod copy;
 mod cvt;
 mod decode;

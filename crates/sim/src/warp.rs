@@ -6,6 +6,7 @@
 //! go on, so that one lane may spin while the rest works. An instruction that needs lanes together
 //! (`.sync` with a member mask, `.aligned`) waits until they are.
 
+use crate::convergence::Convergence;
 use crate::isa::{Reg, Src};
 use crate::special::Special;
 use std::collections::{BTreeMap, VecDeque};
@@ -134,6 +135,8 @@ pub(crate) struct Warp {
     /// Registers that were loaded from memory that nothing wrote, and by which instruction.
     pub(crate) undefined: BTreeMap<Reg, u32>,
     pub(crate) groups: Vec<Group>,
+    /// Which lanes a branch has parted, with nothing since that waited for them.
+    pub(crate) convergence: Convergence,
     pub(crate) valid: u32,
     pub(crate) exited: u32,
     pub(crate) local: Vec<u8>,

@@ -256,6 +256,48 @@ fn deadlocks_say_what_everyone_waits_for() {
     assert!(f.notes.iter().any(|n| n.contains("cluster barrier") || n.contains("polls")), "{f}");
 }
 
+/// Schedules under which lanes that a branch has parted stay apart.
+fn parting() -> impl Iterator<Item = Options> {
+    schedules().into_iter().filter(|o| o.policy != Policy::Eager)
+}
+
+#[test]
+fn a_warp_that_is_diverged_at_an_aligned_instruction() {
+    let parted = "\n.loc 1 7 1\n@!p0 bra J; mov.u32 r1, 1; J:";
+    for aligned in [
+        "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;",
+        "barrier.sync.aligned 1, 32;",
+        "setmaxnreg.inc.sync.aligned.u32 240;",
+        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {r2}, [s];",
+        "wgmma.fence.sync.aligned;",
+    ] {
+        let kernel = |sync: &str| {
+            format!(
+                "{ADDRESS} st.shared.u32 [r0], t; bar.warp.sync -1; {parted} {sync}\n.loc 1 9 1\n{aligned}"
+            )
+        };
+        for sync in
+            ["bar.warp.sync -1;", "vote.sync.any.pred p1, p0, -1;", "elect.sync r9|p1, -1;", "bar.sync 0;"]
+        {
+            correct(&kernel(sync), 32, 1);
+        }
+        for o in parting() {
+            let f = run(&kernel(""), 32, 1, &o).unwrap_err();
+            assert_eq!(f.kind, FaultKind::Divergence, "{f}");
+            assert_eq!(f.at.unwrap().source.unwrap().1, 9);
+            assert_eq!(f.other.unwrap().source.unwrap().1, 7, "the branch");
+        }
+        // An eager schedule joins the paths where they meet, as compilers do.
+        run(&kernel(""), 32, 1, &Options::default()).unwrap();
+        // Part of the lanes is not enough; a branch that all lanes take parts nobody.
+        let some = kernel("@!p0 bra K; bar.warp.sync 1; K:");
+        assert!(parting().all(|o| run(&some, 32, 1, &o).is_err()));
+        correct(&kernel("bar.warp.sync -1; setp.lt.u32 p2, t, 64; @p2 bra K; K:"), 32, 1);
+    }
+    // Lanes that have left hold nobody back.
+    correct("setp.ge.u32 p1, t, 16; @p1 exit; barrier.sync.aligned 1, 32;", 32, 1);
+}
+
 /// A product of shared memory that a bulk copy brought.
 fn wgmma(before: &str, fence: &str, middle: &str, after: &str) -> String {
     let zero: String = (0..4).map(|i| format!("mov.f32 f{i}, 0f00000000; ")).collect();

@@ -435,7 +435,7 @@ fn clusters_share_their_memory() {
     // Each CTA writes its rank into the next one, through mapa and a remote arrival.
     let body = "mov.u32 r0, %cluster_ctarank; mov.u32 r1, %cluster_nctarank; add.u32 r2, r0, 1; rem.u32 r2, r2, r1;
         setp.eq.u32 p0, t, 0; @!p0 bra A; mbarrier.init.shared::cta.b64 [smem+64], 1; fence.mbarrier_init.release.cluster;
-        A: barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
+        A: bar.warp.sync -1; barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
         @!p0 bra B; mapa.shared::cluster.u32 r3, s, r2; st.shared::cluster.u32 [r3], r0;
         mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r3+64];
         B: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p1, [smem+64], 0; @!p1 bra B;

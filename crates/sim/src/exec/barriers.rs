@@ -21,7 +21,7 @@ pub(super) fn barrier(
     match op {
         Op::Bar { id, threads, aligned: is_aligned, arrive_only } => {
             if *is_aligned {
-                together!(aligned(warp, mask, active));
+                together!(aligned(warp, cx, pc, mask, active));
                 super::in_step(warp, cx, active);
             }
             let id = arrive(warp, cx, *id, *threads, pc, active, !*arrive_only)?;
@@ -36,7 +36,7 @@ pub(super) fn barrier(
         Op::BarReduce { .. } => reduce(warp, cx, op, pc, mask, active),
         Op::ClusterArrive { release, aligned: is_aligned } => {
             if *is_aligned {
-                together!(aligned(warp, mask, active));
+                together!(aligned(warp, cx, pc, mask, active));
                 super::in_step(warp, cx, active);
             }
             for l in lanes(active) {
@@ -59,7 +59,7 @@ pub(super) fn barrier(
         }
         Op::ClusterWait { acquire, aligned: is_aligned } => {
             if *is_aligned {
-                together!(aligned(warp, mask, active));
+                together!(aligned(warp, cx, pc, mask, active));
                 super::in_step(warp, cx, active);
             }
             if let Some(l) = lanes(active).find(|l| warp.cluster_arrivals[*l] == 0) {
@@ -165,7 +165,7 @@ fn split<'c>(cx: &'c mut Cx<'_>) -> Cluster<'c> {
 /// `bar.red`: a barrier that also combines a predicate. The first pass arrives, the second takes the result.
 fn reduce(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, mask: u32, active: u32) -> Result<Next, Fault> {
     let Op::BarReduce { id, threads, kind, dst, src, popc } = op else { return Ok(Next::Step) };
-    together!(aligned(warp, mask, active));
+    together!(aligned(warp, cx, pc, mask, active));
     super::in_step(warp, cx, active);
     let rank = warp.env.rank as usize;
     let number = warp.uniform(*id, active).unwrap_or(u64::MAX) as usize;

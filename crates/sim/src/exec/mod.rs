@@ -11,6 +11,7 @@ mod matrix;
 use crate::context::Cx;
 use crate::error::{Fault, FaultKind};
 use crate::isa::{Combine, Fence, Op};
+use crate::machine::Policy;
 use crate::warp::{Group, Wait, Warp, lanes};
 
 /// What happened to a warp in its turn.
@@ -171,6 +172,7 @@ fn step(warp: &mut Warp, g: usize, cx: &mut Cx<'_>) -> Result<bool, Fault> {
         }
         Next::Split(target, taken) => {
             let rest = mask & !taken;
+            warp.convergence.part(taken, pc);
             let group = &mut warp.groups[g];
             group.mask = taken;
             group.pc = target;
@@ -246,7 +248,8 @@ fn converge(warp: &Warp, mask: u32, need: u32) -> Result<Option<Next>, Fault> {
 }
 
 /// These lanes have all come to the same instruction: what each did before is behind all of them.
-fn in_step(warp: &Warp, cx: &mut Cx<'_>, active: u32) {
+fn in_step(warp: &mut Warp, cx: &mut Cx<'_>, active: u32) {
+    warp.convergence.join(active | warp.exited);
     if let Some(h) = &mut cx.cluster.hazards {
         h.select(active, warp.exited);
         h.converge(warp.index);
@@ -254,7 +257,7 @@ fn in_step(warp: &Warp, cx: &mut Cx<'_>, active: u32) {
 }
 
 /// Requires that the whole warp runs this instruction together.
-fn aligned(warp: &Warp, mask: u32, active: u32) -> Result<Option<Next>, Fault> {
+fn aligned(warp: &mut Warp, cx: &Cx<'_>, pc: u32, mask: u32, active: u32) -> Result<Option<Next>, Fault> {
     if active != mask {
         return Err(Fault::new(
             FaultKind::Divergence,
@@ -264,7 +267,29 @@ fn aligned(warp: &Warp, mask: u32, active: u32) -> Result<Option<Next>, Fault> {
             ),
         ));
     }
-    converge(warp, mask, warp.valid)
+    if let Some(next) = converge(warp, mask, warp.valid)? {
+        return Ok(Some(next));
+    }
+    match warp.convergence.apart(!warp.exited) {
+        Some(branch) if must_be_together(cx, pc) => {
+            let mut fault = Fault::new(
+                FaultKind::Divergence,
+                "a warp may be diverged at this instruction of all its lanes: a branch has parted them, and \
+                 nothing since has waited for all of them (bar.warp.sync would)",
+            );
+            fault.other = Some(Box::new(cx.place(warp.index, branch)));
+            Err(fault)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Whether lanes that a branch has parted are an error here. `bar.sync` and its kind are what compilers write
+/// for `__syncthreads`, and they bring the warp together before it.
+fn must_be_together(cx: &Cx<'_>, pc: u32) -> bool {
+    cx.options.hazards
+        && cx.options.policy != Policy::Eager
+        && !cx.kernel.opcodes[pc as usize].starts_with("bar.")
 }
 
 macro_rules! together {
@@ -388,7 +413,8 @@ fn execute(
         Op::Trap => Err(Fault::new(FaultKind::Trap, "the kernel executed `trap`")),
         Op::Nop | Op::GridDependency | Op::SetMaxReg | Op::TensorPrefetch { .. } => {
             if let Op::SetMaxReg = inst.op {
-                together!(aligned(warp, mask, active));
+                together!(aligned(warp, cx, pc, mask, active));
+                in_step(warp, cx, active);
             }
             Ok(Next::Step)
         }
@@ -472,15 +498,19 @@ fn other(
         | Op::BulkPrefetch { .. }
         | Op::StAsync { .. }
         | Op::TensorMapAcquire { .. }
-        | Op::TensorMapReplace { .. }
-        | Op::TensorMapCopyRelease { .. } => copies::copy(warp, cx, op, pc, active),
+        | Op::TensorMapReplace { .. } => copies::copy(warp, cx, op, pc, active),
+        Op::TensorMapCopyRelease { .. } => {
+            together!(aligned(warp, cx, pc, mask, active));
+            in_step(warp, cx, active);
+            copies::copy(warp, cx, op, pc, active)
+        }
         Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait { .. } => {
-            together!(aligned(warp, mask, active));
+            together!(aligned(warp, cx, pc, mask, active));
             in_step(warp, cx, active);
             cx.wgmma(warp, op, pc)
         }
         Op::Mma(_) | Op::LdMatrix { .. } | Op::StMatrix { .. } | Op::MovMatrix { .. } => {
-            together!(aligned(warp, mask, active));
+            together!(aligned(warp, cx, pc, mask, active));
             in_step(warp, cx, active);
             let next = matrix::matrix(warp, cx, op, pc)?;
             // All lanes take part in the loads: none of them can overwrite a row too early.
