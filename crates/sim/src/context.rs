@@ -5,7 +5,7 @@ use crate::ast::Space;
 use crate::cluster::Cluster;
 use crate::decode::{Kernel, SHARED_BASE};
 use crate::error::{Fault, FaultKind, Place};
-use crate::hazard::{Conflict, Event};
+use crate::hazard::{Conflict, Event, GlobalConflict, GlobalShadow};
 use crate::machine::{Options, Report, TraceEvent, TraceUnit};
 use crate::memory::{LOCAL_WINDOW, Memory, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::rng::Rng;
@@ -29,6 +29,8 @@ pub(crate) struct Cx<'a> {
     pub(crate) executed: &'a mut [bool],
     /// Tensor maps in global memory that the kernel has changed.
     pub(crate) maps: &'a mut HashMap<u64, MapChange>,
+    /// Who touched global memory.
+    pub(crate) global: &'a mut GlobalShadow,
 }
 
 /// A change of a tensor map in global memory, and the fences since.
@@ -69,11 +71,13 @@ pub(crate) struct Access {
     pub(crate) strong: bool,
     /// One event per class of lanes, by the class's agent.
     events: Vec<(u32, u32)>,
+    /// The same in the shadow of global memory.
+    global: Vec<(u32, u32)>,
 }
 
 impl Access {
     pub(crate) fn new(warp: u32, pc: u32, strong: bool) -> Access {
-        Access { warp, pc, strong, events: Vec::new() }
+        Access { warp, pc, strong, events: Vec::new(), global: Vec::new() }
     }
 }
 
@@ -241,6 +245,77 @@ impl Cx<'_> {
         Ok(())
     }
 
+    /// Records a generic access to global memory.
+    fn shadow_global(
+        &mut self,
+        access: &mut Access,
+        lane: usize,
+        range: (u64, u64),
+        write: bool,
+        same: bool,
+    ) -> Result<(), Fault> {
+        let cta = self.cta_index(access.warp);
+        let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
+        let lane = lane as u8;
+        let agent = h.lane_agent(access.warp, lane);
+        let event = match access.global.iter().find(|e| e.0 == agent) {
+            Some(e) => e.1,
+            None => {
+                let event = h.global_thread_event(access.warp, lane, access.pc, access.strong, cta);
+                let id = self.global.record(event);
+                access.global.push((agent, id));
+                id
+            }
+        };
+        self.global
+            .access(h, event, Some(lane), range, write, same)
+            .map_err(|c| self.global_conflict(c, write))
+    }
+
+    /// Records an access of an asynchronous unit to global memory.
+    pub(crate) fn shadow_global_async(
+        &mut self,
+        event: Event,
+        ranges: impl Iterator<Item = (u64, u64)>,
+        write: bool,
+    ) -> Result<(), Fault> {
+        let cta = self.cta_index(event.warp);
+        let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
+        let id = self.global.record(h.global_unit_event(event, cta));
+        for range in ranges {
+            if let Err(c) = self.global.access(h, id, None, range, write, false) {
+                return Err(self.global_conflict(c, write));
+            }
+        }
+        Ok(())
+    }
+
+    fn cta_index(&self, warp: u32) -> u32 {
+        self.cluster.ctas[warp as usize / self.cluster.warps_per_cta].index
+    }
+
+    fn global_conflict(&self, c: GlobalConflict, writes: bool) -> Fault {
+        let verb = |w: bool| if w { "write" } else { "read" };
+        let (kind, reason) = if c.only_proxy {
+            (FaultKind::ProxyOrder, "is ordered after it but with no proxy fence between them")
+        } else {
+            (FaultKind::Race, "is not ordered after it")
+        };
+        let mut fault = Fault::new(
+            kind,
+            format!(
+                "global memory at {:#x}: this {} follows an earlier {} and {reason}",
+                c.address,
+                verb(writes),
+                verb(c.earlier_writes),
+            ),
+        );
+        let earlier = c.earlier.event;
+        let place = self.place(earlier.warp % self.cluster.warps.len() as u32, earlier.pc);
+        fault.other = Some(Box::new(Place { cta: c.earlier.cta, ..place }));
+        fault
+    }
+
     /// Reads shared memory; the caller has recorded the access.
     pub(crate) fn shared_bytes(&self, cta: usize, offset: u32, len: u32) -> Result<&[u8], Fault> {
         let at = self.shared_range(cta, offset, len)?;
@@ -327,7 +402,10 @@ impl Cx<'_> {
     ) -> Result<(), Fault> {
         let len = out.len();
         match location {
-            Location::Global(a) => out.copy_from_slice(self.memory.load(a, len, false)?),
+            Location::Global(a) => {
+                self.shadow_global(access, lane, (a, len as u64), false, false)?;
+                out.copy_from_slice(self.memory.load(a, len, false)?);
+            }
             Location::Shared(cta, offset) => {
                 let at = self.shared_range(cta, offset, len as u32)?;
                 self.shadow(access, lane, cta, offset, len as u32, false)?;
@@ -362,6 +440,8 @@ impl Cx<'_> {
         match location {
             Location::Global(a) => {
                 self.check_map_change(a, bytes.len())?;
+                let same = self.options.hazards && self.memory.read(a, bytes.len())? == bytes;
+                self.shadow_global(access, lane, (a, bytes.len() as u64), true, same)?;
                 self.memory.write(a, bytes)?;
                 *self.progress += 1;
             }

@@ -50,6 +50,13 @@ pub(crate) enum Target {
     Global(u64, Option<BulkReduce>),
 }
 
+impl Target {
+    /// Whether it adds to what is there instead of replacing it; such accesses may meet.
+    pub(crate) fn reduces(&self) -> bool {
+        matches!(self, Target::Tensor(_, _, Some(_)) | Target::Global(_, Some(_)))
+    }
+}
+
 /// One lane's `cp.async`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LaneCopy {
@@ -264,8 +271,17 @@ impl Cx<'_> {
                 ));
             }
         };
-        let mut access = crate::context::Access::new(warp.index, 0, false);
-        self.read(warp, 0, &mut access, location, &mut bytes)?;
+        match global {
+            // A tensor map is read through a proxy of its own, which `check_map_use` knows about.
+            Some(a) => {
+                let check = self.options.hazards;
+                bytes.copy_from_slice(self.memory.load(a, crate::TENSOR_MAP_BYTES, check)?);
+            }
+            None => {
+                let mut access = crate::context::Access::new(warp.index, 0, false);
+                self.read(warp, 0, &mut access, location, &mut bytes)?;
+            }
+        }
         Ok((TensorMap::decode(&bytes)?, global))
     }
 }

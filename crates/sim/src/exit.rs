@@ -3,7 +3,7 @@
 use crate::context::Cx;
 use crate::copy::Kind;
 use crate::error::{Fault, FaultKind};
-use crate::warp::Warp;
+use crate::warp::{CopyGroups, Warp};
 
 /// A warp has exited: what it leaves behind must be complete.
 pub(crate) fn leave(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<(), Fault> {
@@ -20,14 +20,16 @@ pub(crate) fn leave(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<(), Fault> {
             let f = Fault::new(FaultKind::WorkInFlight, "a warp exits without waiting for its wgmma");
             return Err(place(f, w.last_pc, cx));
         }
-        let open = warp.bulk.values().any(|g| !g.open.is_empty() || g.groups.iter().any(|x| !x.is_empty()));
+        let unread =
+            |g: &&CopyGroups| !g.open.is_empty() || g.groups.iter().skip(g.read).any(|x| !x.is_empty());
         let cp = &warp.cp_async;
-        if open || !cp.open.is_empty() || !cp.groups.iter().all(|ids| cx.copies_done(ids, false)) {
+        let cp_open = !cp.open.is_empty() || !cp.groups.iter().all(|ids| cx.copies_done(ids, false));
+        if let Some(g) = warp.bulk.values().find(unread).or(cp_open.then_some(cp)) {
             let f = Fault::new(
                 FaultKind::WorkInFlight,
                 "a thread exits without waiting for its asynchronous copies (commit_group and wait_group)",
             );
-            return Err(Fault { at: Some(Box::new(cx.place(warp.index, pc))), ..f });
+            return Err(place(f, g.last_pc, cx));
         }
     }
     if let Some(h) = &mut cx.cluster.hazards {

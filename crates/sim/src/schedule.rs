@@ -7,7 +7,7 @@ use crate::decode::{Kernel, SHARED_BASE};
 use crate::error::{Fault, FaultKind};
 use crate::exec::{self, Turn};
 use crate::exit;
-use crate::hazard::Hazards;
+use crate::hazard::{GlobalShadow, Hazards};
 use crate::machine::{Options, Policy, Report, TraceUnit};
 use crate::memory::{Memory, Written};
 use crate::rng::Rng;
@@ -45,6 +45,7 @@ struct Grid<'a> {
     polls: u64,
     executed: Vec<bool>,
     maps: HashMap<u64, MapChange>,
+    global: GlobalShadow,
 }
 
 pub(crate) fn run_grid(
@@ -67,6 +68,7 @@ pub(crate) fn run_grid(
         polls: 0,
         executed: vec![false; kernel.code.len()],
         maps: HashMap::new(),
+        global: GlobalShadow::default(),
     };
     grid.run()?;
     let lines =
@@ -200,7 +202,7 @@ impl Grid<'_> {
         let hazards = self
             .options
             .hazards
-            .then(|| Box::new(Hazards::new(warps.len(), size as usize, SHARED_BASE, g.shared)));
+            .then(|| Box::new(Hazards::new(index, warps.len(), size as usize, SHARED_BASE, g.shared)));
         Cluster {
             ctas,
             warps,
@@ -225,6 +227,7 @@ impl Grid<'_> {
             polls: &mut self.polls,
             executed: &mut self.executed,
             maps: &mut self.maps,
+            global: &mut self.global,
         }
     }
 

@@ -43,6 +43,11 @@ fn rows(map: &TensorMap, coords: [i32; 5]) -> impl Iterator<Item = Row> + '_ {
     })
 }
 
+/// Addresses and lengths of the parts of a box that lie inside the tensor.
+pub(crate) fn ranges(map: &TensorMap, coords: [i32; 5]) -> impl Iterator<Item = (u64, u64)> + '_ {
+    rows(map, coords).filter_map(|row| row.inside.map(|(_, address, len)| (address, len as u64)))
+}
+
 /// The box at `coords`, dense, with zeros outside of the tensor.
 pub(crate) fn read_box(
     memory: &mut Memory,

@@ -103,6 +103,10 @@ pub(crate) struct CopyGroups {
     pub(crate) groups: VecDeque<Vec<u64>>,
     /// The hazard tick of the newest copy.
     pub(crate) newest: u32,
+    /// Groups, from the front, that are known to have read their sources.
+    pub(crate) read: usize,
+    /// The instruction of the newest copy.
+    pub(crate) last_pc: u32,
     /// Ticks at each commit, in step with `groups`.
     pub(crate) ticks: VecDeque<u32>,
 }

@@ -8,7 +8,7 @@ use crate::copy::{Kind, LaneCopy, Source, Target, reducible};
 use crate::error::{Fault, FaultKind};
 use crate::hazard::{Event, Hazards, Proxy, Unit};
 use crate::isa::{Addr, BulkCopy, BulkWay, Op, Src, TensorCopy};
-use crate::tma::pieces;
+use crate::tma::{pieces, ranges};
 use crate::types::Ty;
 use crate::warp::{Wait, Warp, lanes};
 use crate::{Swizzle, TENSOR_MAP_BYTES};
@@ -178,8 +178,16 @@ fn send(
         let event = cx.copy_event(warp.index, pc, (owner, mbar));
         let span = span(swizzle, offset, bytes);
         cx.shadow_async(event, None, std::iter::once(span), cta, true)?;
-        if let Source::Shared(from, o) = *source {
-            cx.shadow_async(event, None, std::iter::once((o, bytes)), from, false)?;
+        match source {
+            Source::Shared(from, o) => {
+                cx.shadow_async(event, None, std::iter::once((*o, bytes)), *from, false)?;
+            }
+            Source::Global(a) => {
+                cx.shadow_global_async(event, std::iter::once((*a, u64::from(bytes))), false)?;
+            }
+            Source::Tensor(map, coords) => {
+                cx.shadow_global_async(event, ranges(map, *coords), false)?;
+            }
         }
     }
     for &cta in ranks {
@@ -255,10 +263,18 @@ fn store(
 ) -> Result<(), Fault> {
     let (event, tick) = cx.store_event(warp.index, pc);
     cx.shadow_async(event, None, std::iter::once(span(swizzle, offset, bytes)), cta, false)?;
+    let write = Event { strong: target.reduces(), ..Hazards::bulk_write(event) };
+    match &target {
+        Target::Tensor(map, coords, _) => cx.shadow_global_async(write, ranges(map, *coords), true)?,
+        Target::Global(a, _) => {
+            cx.shadow_global_async(write, std::iter::once((*a, u64::from(bytes))), true)?;
+        }
+    }
     let id = cx.submit(warp.index, pc, map, Kind::Store { cta, offset, bytes, target, data: None })?;
     let g = warp.bulk.entry(l as u32).or_default();
     g.open.push(id);
     g.newest = tick;
+    g.last_pc = pc;
     Ok(())
 }
 
@@ -318,20 +334,29 @@ fn bulk_wait(warp: &mut Warp, cx: &mut Cx<'_>, pending: u32, read: bool, active:
     for l in lanes(active) {
         if let Some(g) = warp.bulk.get(&(l as u32)) {
             let old = g.groups.len().saturating_sub(pending as usize);
-            ids.extend(g.groups.iter().take(old).flatten().copied());
+            ids.extend(g.groups.iter().take(old).skip(if read { g.read } else { 0 }).flatten().copied());
         }
     }
     if !cx.copies_done(&ids, read) {
         return Ok(Next::Retry(Wait::Copies(ids, read)));
     }
+    let mut done = |unit: Unit, tick: u32| {
+        if let Some(h) = &mut cx.cluster.hazards {
+            h.completed(warp.index, Hazards::agent(warp.index, unit), tick);
+        }
+    };
     for l in lanes(active) {
         let Some(g) = warp.bulk.get_mut(&(l as u32)) else { continue };
         let old = g.groups.len().saturating_sub(pending as usize);
-        for _ in 0..old {
-            g.groups.pop_front();
-            if let (Some(tick), Some(h)) = (g.ticks.pop_front(), &mut cx.cluster.hazards) {
-                h.completed(warp.index, Hazards::agent(warp.index, Unit::BulkStore), tick);
-            }
+        let Some(&tick) = old.checked_sub(1).and_then(|last| g.ticks.get(last)) else { continue };
+        done(Unit::BulkStore, tick);
+        if read {
+            g.read = g.read.max(old);
+        } else {
+            done(Unit::BulkWrite, tick);
+            g.groups.drain(..old);
+            g.ticks.drain(..old);
+            g.read = g.read.saturating_sub(old);
         }
     }
     Ok(Next::Step)
@@ -370,10 +395,12 @@ fn cp_async(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> 
             ));
         }
         cx.shadow_async(event, Some(l), std::iter::once((offset, *bytes)), cta, true)?;
+        cx.shadow_global_async(event, std::iter::once((global, u64::from(valid))), false)?;
         list.push(LaneCopy { cta, offset, global, bytes: *bytes, valid });
     }
     let id = cx.submit(warp.index, pc, None, Kind::CpAsync(list))?;
     warp.cp_async.open.push(id);
+    warp.cp_async.last_pc = pc;
     Ok(())
 }
 

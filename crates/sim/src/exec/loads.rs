@@ -82,24 +82,26 @@ pub(super) fn access(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active:
     Ok(Next::Step)
 }
 
-/// The key of a location in the table of released views.
-fn key(location: Location) -> Option<u64> {
-    match location {
-        Location::Global(a) => Some(a),
-        Location::Shared(cta, offset) => Some(SHARED_WINDOW + ((cta as u64) << 24) + u64::from(offset)),
-        _ => None,
-    }
+/// The key of a shared-memory location in the table of released views.
+fn key(cta: usize, offset: u32) -> u64 {
+    ((cta as u64) << 24) + u64::from(offset)
 }
 
 pub(super) fn acquire(warp: &Warp, cx: &mut Cx<'_>, location: Location, acquire: bool) {
-    if let (Some(h), Some(k)) = (&mut cx.cluster.hazards, key(location)) {
-        h.acquire_location(warp.index, k, acquire);
+    let Some(h) = &mut cx.cluster.hazards else { return };
+    match location {
+        Location::Global(a) => cx.global.acquire(h, warp.index, a, acquire),
+        Location::Shared(cta, offset) => h.acquire_location(warp.index, key(cta, offset), acquire),
+        _ => {}
     }
 }
 
 pub(super) fn release(warp: &Warp, cx: &mut Cx<'_>, location: Location, release: bool) {
-    if let (Some(h), Some(k)) = (&mut cx.cluster.hazards, key(location)) {
-        h.release_location(warp.index, k, release);
+    let Some(h) = &mut cx.cluster.hazards else { return };
+    match location {
+        Location::Global(a) => cx.global.release(h, warp.index, a, release),
+        Location::Shared(cta, offset) => h.release_location(warp.index, key(cta, offset), release),
+        _ => {}
     }
 }
 
