@@ -38,6 +38,8 @@ pub(crate) struct Cta {
     pub(crate) live_warps: u32,
     pub(crate) live_threads: u32,
     pub(crate) exited: bool,
+    /// Warp and instruction of the last exit.
+    pub(crate) left: (u32, u32),
 }
 
 /// The barrier of a cluster.

@@ -159,10 +159,13 @@ impl Cx<'_> {
     pub(crate) fn shared_range(&self, cta: usize, offset: u32, len: u32) -> Result<usize, Fault> {
         let c = &self.cluster.ctas[cta];
         if c.exited {
-            return Err(Fault::new(
+            let mut fault = Fault::new(
                 FaultKind::PeerExited,
                 format!("shared memory of CTA {} is used after that CTA has exited", c.index),
-            ));
+            );
+            fault.other = Some(Box::new(self.exit_place(cta)));
+            fault.notes = self.barrier_notes(cta);
+            return Err(fault);
         }
         let start = u64::from(offset).wrapping_sub(u64::from(SHARED_BASE));
         if offset < SHARED_BASE || start + u64::from(len) > c.shared.len() as u64 {
@@ -176,6 +179,12 @@ impl Cx<'_> {
             ));
         }
         Ok(start as usize)
+    }
+
+    /// Where the last warp of a CTA has left.
+    pub(crate) fn exit_place(&self, cta: usize) -> Place {
+        let (warp, pc) = self.cluster.ctas[cta].left;
+        self.place(warp, pc)
     }
 
     pub(crate) fn conflict(&self, c: Conflict, cta: usize, writes: bool) -> Fault {
@@ -196,10 +205,45 @@ impl Cx<'_> {
             ),
         );
         fault.other = Some(Box::new(self.place(c.earlier.warp, c.earlier.pc)));
-        for (offset, m) in self.cluster.ctas[cta].mbars.iter().take(32) {
-            fault.notes.push(format!("mbarrier at {offset:#x}: {}", m.describe()));
-        }
+        fault.notes = self.barrier_notes(cta);
         fault
+    }
+
+    /// An mbarrier by its name, where the kernel gives it one, and its offset.
+    pub(crate) fn mbar_name(&self, at: u32) -> String {
+        match self.shared_name(at) {
+            Some(name) => format!("the mbarrier {name} ({at:#x})"),
+            None => format!("the mbarrier at {at:#x}"),
+        }
+    }
+
+    /// What the kernel calls this part of shared memory.
+    pub(crate) fn shared_name(&self, offset: u32) -> Option<String> {
+        self.kernel.names.shared(offset.checked_sub(self.kernel.dynamic_shared)?)
+    }
+
+    /// The state of an mbarrier: its phase, what it misses, who changed it last, and which waits were passed.
+    pub(crate) fn mbar_state(&self, cta: usize, at: u32) -> String {
+        let Some(m) = self.cluster.ctas[cta].mbars.get(&at) else { return String::new() };
+        let mut text = format!(
+            "{} of CTA {}: {}; last changed by {}",
+            self.mbar_name(at),
+            self.cluster.ctas[cta].index,
+            m.describe(),
+            self.place(m.last.0, m.last.1)
+        );
+        for p in m.passed.iter().take(16) {
+            let what = p.parity.map_or("its token's phase".to_owned(), |parity| format!("parity {parity}"));
+            let warp = p.warp as usize % self.cluster.warps_per_cta;
+            let line = self.place(p.warp, p.pc).line_text();
+            text += &format!("; warp {warp} last passed a wait for {what} in phase {} at {line}", p.phase);
+        }
+        text
+    }
+
+    /// The states of a CTA's mbarriers.
+    pub(crate) fn barrier_notes(&self, cta: usize) -> Vec<String> {
+        self.cluster.ctas[cta].mbars.keys().take(32).map(|at| self.mbar_state(cta, *at)).collect()
     }
 
     /// Records a generic access in the shadow memory.

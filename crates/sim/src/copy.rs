@@ -158,7 +158,7 @@ impl Cx<'_> {
                 for (to, at, len) in tma::pieces(swizzle, offset, bytes) {
                     self.shared_store(cta, to, &data[at as usize..(at + len) as usize])?;
                 }
-                self.complete_tx(mbar.0, mbar.1, bytes, p.pc)
+                self.complete_tx(mbar, bytes, (p.warp, p.pc))
             }
             Kind::Store { target, data, .. } => {
                 let data = data.unwrap_or_default();
@@ -185,42 +185,58 @@ impl Cx<'_> {
     }
 
     /// A copy has arrived: its bytes count toward the mbarrier's phase.
-    pub(crate) fn complete_tx(&mut self, cta: usize, at: u32, bytes: u32, pc: u32) -> Result<(), Fault> {
+    pub(crate) fn complete_tx(
+        &mut self,
+        (cta, at): (usize, u32),
+        bytes: u32,
+        (warp, pc): (u32, u32),
+    ) -> Result<(), Fault> {
         let Some(m) = self.cluster.ctas[cta].mbars.get_mut(&at) else {
             return Err(Fault::new(
                 FaultKind::BarrierInit,
-                format!("the mbarrier at {at:#x} is gone while a copy that reports to it is in flight"),
+                format!("{} is gone while a copy that reports to it is in flight", self.mbar_name(at)),
             ));
         };
         m.undelivered = m.undelivered.saturating_sub(1);
-        m.last_pc = pc;
         let result = m.expect(-i64::from(bytes)).and_then(|()| m.settle());
         match result {
-            Ok(_) => Ok(()),
+            Ok(_) => {
+                m.last = (warp, pc);
+                Ok(())
+            }
             Err(e) => Err(self.mbar_error(cta, at, e)),
         }
     }
 
     pub(crate) fn mbar_error(&self, cta: usize, at: u32, e: MbarError) -> Fault {
-        let state = self.cluster.ctas[cta].mbars.get(&at).map(|m| m.describe()).unwrap_or_default();
+        let name = self.mbar_name(at);
+        // The other side: a copy still in flight, or who changed the barrier last.
+        let reports = |p: &&Pending| matches!(p.kind, Kind::Load { mbar, .. } if mbar == (cta, at));
+        let other = match e {
+            MbarError::CompletedInFlight(_) => {
+                self.cluster.pending.iter().find(reports).map(|p| (p.warp, p.pc))
+            }
+            _ => self.cluster.ctas[cta].mbars.get(&at).map(|m| m.last),
+        };
         let (kind, message) = match e {
-            MbarError::OverArrival { pending, arrivals } => (
-                FaultKind::OverArrival,
-                format!("{arrivals} arrivals on the mbarrier at {at:#x}, which misses {pending}"),
-            ),
+            MbarError::OverArrival { pending, arrivals } => {
+                (FaultKind::OverArrival, format!("{arrivals} arrivals on {name}, which misses {pending}"))
+            }
             MbarError::TxRange(tx) => (
                 FaultKind::TransactionCount,
-                format!("the transaction count of the mbarrier at {at:#x} would be {tx}, outside of 20 bits"),
+                format!("the transaction count of {name} would be {tx}, outside of 20 bits"),
             ),
             MbarError::CompletedInFlight(n) => (
                 FaultKind::TransactionCount,
                 format!(
-                    "the phase of the mbarrier at {at:#x} completes while {n} copies of it are in flight: \
+                    "the phase of {name} completes while {n} copies of it are in flight: \
                      fewer bytes were expected than are copied"
                 ),
             ),
         };
-        Fault::new(kind, message).note(state)
+        let mut fault = Fault::new(kind, message).note(self.mbar_state(cta, at));
+        fault.other = other.map(|(warp, pc)| Box::new(self.place(warp, pc)));
+        fault
     }
 
     pub(crate) fn locate(&self, mut fault: Fault, warp: u32, pc: u32) -> Fault {

@@ -24,7 +24,7 @@ pub enum FaultKind {
     Misaligned,
     /// A read of global memory, shared memory or a register that nothing wrote.
     Uninitialized,
-    /// Two unordered accesses to the same shared memory, one of them a write.
+    /// Two unordered accesses to the same shared or global memory, one of them a write.
     Race,
     /// A generic write and an access through the async proxy with no proxy fence between them.
     ProxyOrder,
@@ -36,6 +36,8 @@ pub enum FaultKind {
     OverArrival,
     /// Bytes that an mbarrier expects and bytes that arrive differ.
     TransactionCount,
+    /// A wait for a phase of an mbarrier that ended long ago, or that lies two ahead.
+    WrongParity,
     /// An mbarrier used before its initialization (or its fence), or initialized twice.
     BarrierInit,
     /// Shared memory of a CTA that has exited.
@@ -67,6 +69,16 @@ pub struct Place {
     pub cta: u32,
     /// Warp in the CTA.
     pub warp: u32,
+}
+
+impl Place {
+    /// The source line where there is one, else that of the PTX text.
+    pub(crate) fn line_text(&self) -> String {
+        match &self.source {
+            Some((file, line)) => format!("{file}:{line}"),
+            None => format!("PTX line {}", self.line),
+        }
+    }
 }
 
 impl fmt::Display for Place {

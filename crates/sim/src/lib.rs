@@ -110,6 +110,7 @@ mod memory;
 mod minifloat;
 mod mma;
 mod mutate;
+mod names;
 mod operands;
 mod parse;
 mod rng;

@@ -4,6 +4,7 @@ use crate::ast::{ModuleAst, Space};
 use crate::decode::{self, Kernel, SHARED_BASE};
 use crate::error::{Fault, ParseError, Place};
 use crate::memory::{MODULE_WINDOW, Memory};
+use crate::names::Names;
 use crate::scan::Parser;
 use crate::schedule::{Geometry, run_grid};
 use std::collections::{BTreeMap, HashMap};
@@ -33,8 +34,11 @@ impl Module {
         let ast = Parser::new(text).module()?;
         let (globals, variables) = place_variables(&ast)?;
         let mut kernels = BTreeMap::new();
-        for f in ast.functions.iter().filter(|f| f.entry && f.body.is_some()) {
-            kernels.insert(f.name.clone(), decode::decode(&ast, f, &globals)?);
+        for (i, f) in ast.functions.iter().enumerate().filter(|(_, f)| f.entry && f.body.is_some()) {
+            let mut kernel = decode::decode(&ast, f, &globals)?;
+            let end = ast.functions.get(i + 1).map_or(u32::MAX, |next| next.at.line);
+            kernel.names = Names::read(text, f.at.line..end);
+            kernels.insert(f.name.clone(), kernel);
         }
         Ok(Module { kernels, variables, target: ast.target })
     }

@@ -4,7 +4,7 @@ use crate::cluster::{Cluster, ClusterBarrier, Cta, NamedBarrier};
 use crate::context::{Cx, MapChange};
 use crate::copy::Kind;
 use crate::decode::{Kernel, SHARED_BASE};
-use crate::error::{Fault, FaultKind};
+use crate::error::{Fault, FaultKind, Place};
 use crate::exec::{self, Turn};
 use crate::exit;
 use crate::hazard::{GlobalShadow, Hazards};
@@ -170,6 +170,7 @@ impl Grid<'_> {
                 live_warps: warps_per_cta,
                 live_threads: threads,
                 exited: false,
+                left: (0, 0),
             });
             for w in 0..warps_per_cta {
                 let lanes = (threads - w * 32).min(32);
@@ -321,7 +322,7 @@ impl Grid<'_> {
 
     fn deadlock(&mut self, live: &mut [Cluster]) -> Fault {
         let mut notes = Vec::new();
-        let mut kind = FaultKind::Deadlock;
+        let mut why = Why::default();
         let mut at = None;
         for cluster in live.iter_mut() {
             let mut warps = std::mem::take(&mut cluster.warps);
@@ -329,30 +330,40 @@ impl Grid<'_> {
             for warp in &mut warps {
                 for group in &warp.groups {
                     let place = cx.place(warp.index, group.pc);
-                    let wait = describe(warp, group.wait.as_ref(), group.timed_out, &cx, &mut kind);
+                    let wait = describe(warp, group.wait.as_ref(), group.timed_out, &cx, &mut why);
                     if notes.len() < 64 {
                         notes.push(format!("{place}: lanes {:#010x} {wait}", group.mask));
+                    }
+                    if why.other.is_some() && !std::mem::replace(&mut why.placed, true) {
+                        at = Some(Box::new(place.clone()));
                     }
                     at.get_or_insert_with(|| Box::new(place));
                 }
             }
             cluster.warps = warps;
         }
-        let message = match kind {
-            FaultKind::TransactionCount => {
-                "nothing can run: an mbarrier misses bytes that no copy will bring"
-            }
-            _ => "nothing can run any more",
-        };
+        let (kind, message) =
+            why.kind.unwrap_or((FaultKind::Deadlock, "nothing can run any more".to_owned()));
         let mut fault = Fault::new(kind, message);
         fault.at = at;
+        fault.other = why.other;
         fault.notes = notes;
         fault
     }
 }
 
-/// What a group waits for, in words; a barrier that misses only bytes changes the fault's kind.
-fn describe(warp: &Warp, wait: Option<&Wait>, timed_out: bool, cx: &Cx<'_>, kind: &mut FaultKind) -> String {
+/// What is known of the reason why nothing can run: the first wait that a mistake explains.
+#[derive(Default)]
+struct Why {
+    kind: Option<(FaultKind, String)>,
+    /// Who changed that barrier last.
+    other: Option<Box<Place>>,
+    /// The place of the wait has been taken.
+    placed: bool,
+}
+
+/// What a group waits for, in words; a barrier that misses only bytes, or a wrong parity, is why.
+fn describe(warp: &Warp, wait: Option<&Wait>, timed_out: bool, cx: &Cx<'_>, why: &mut Why) -> String {
     match wait {
         None if timed_out => "polls an mbarrier".into(),
         None => "runs without effect on anything else (it polls)".into(),
@@ -369,14 +380,28 @@ fn describe(warp: &Warp, wait: Option<&Wait>, timed_out: bool, cx: &Cx<'_>, kind
             let mut text = String::from("waits for");
             for w in list.iter().take(4) {
                 let Some(m) = cx.cluster.ctas[w.cta].mbars.get(&w.offset) else { continue };
+                let name = cx.mbar_name(w.offset);
+                let mut explain = |kind: FaultKind, message: String| {
+                    if why.kind.is_none() {
+                        why.kind = Some((kind, format!("nothing can run: {message}")));
+                        why.other = Some(Box::new(cx.place(m.last.0, m.last.1)));
+                    }
+                };
                 if m.tx != 0 && m.undelivered == 0 && (m.pending == 0 || m.tx < 0) {
-                    *kind = FaultKind::TransactionCount;
+                    explain(
+                        FaultKind::TransactionCount,
+                        format!("{name} misses bytes that no copy will bring"),
+                    );
+                } else if let PhaseWait::Parity(p) = w.phase
+                    && let Some(reason) = m.wrong_parity(warp.index, p)
+                {
+                    explain(FaultKind::WrongParity, format!("a wait for parity {p} of {name}: {reason}"));
                 }
                 let phase = match w.phase {
                     PhaseWait::Parity(p) => format!("parity {p}"),
                     PhaseWait::Token(t) => format!("phase {}", t >> 32),
                 };
-                text += &format!(" {phase} of the mbarrier at {:#x}: {};", w.offset, m.describe());
+                text += &format!(" {phase} of {}: {};", cx.mbar_name(w.offset), m.describe());
             }
             text
         }

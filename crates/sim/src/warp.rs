@@ -92,8 +92,8 @@ pub(crate) struct WgmmaState {
     pub(crate) fences: u32,
     /// Per register: the group that still uses it (0: none), and whether it is being written.
     pub(crate) busy: Vec<(u32, bool)>,
-    /// Per register: fences executed when it was last touched, plus one; 0 for never.
-    pub(crate) touched: Vec<u32>,
+    /// Per register: fences executed when it was last touched, plus one (0 for never), and by which instruction.
+    pub(crate) touched: Vec<(u32, u32)>,
 }
 
 /// Groups of asynchronous copies, of one lane (bulk) or of the warp (`cp.async`).
@@ -149,6 +149,8 @@ pub(crate) struct Warp {
     pub(crate) wgmma: WgmmaState,
     pub(crate) bulk: BTreeMap<u32, CopyGroups>,
     pub(crate) cp_async: CopyGroups,
+    /// The instruction at which lanes last left.
+    pub(crate) left_at: u32,
     /// Instructions executed.
     pub(crate) clock: u64,
     /// Instructions since the lanes were last all together.
@@ -173,7 +175,7 @@ impl Warp {
             local_bytes,
             wgmma: WgmmaState {
                 busy: vec![(0, false); registers],
-                touched: vec![0; registers],
+                touched: vec![(0, 0); registers],
                 ..WgmmaState::default()
             },
             cluster_arrivals: vec![0; LANES],

@@ -212,14 +212,17 @@ impl Cx<'_> {
                     format!("register {} is an input of this wgmma and was never written", name(r)),
                 ));
             }
-            if warp.wgmma.fences == 0 || warp.wgmma.touched[r as usize] == warp.wgmma.fences + 1 {
-                return Err(Fault::new(
+            let (touched, by) = warp.wgmma.touched[r as usize];
+            if warp.wgmma.fences == 0 || touched == warp.wgmma.fences + 1 {
+                let mut fault = Fault::new(
                     FaultKind::WgmmaRegister,
                     format!(
                         "register {} was used by another instruction and no wgmma.fence follows",
                         name(r)
                     ),
-                ));
+                );
+                fault.other = (touched > 0).then(|| Box::new(self.place(warp.index, by)));
+                return Err(fault);
             }
         }
         for &r in a_regs {

@@ -153,8 +153,12 @@ fn reading_before_the_copy_is_complete() {
     for o in schedules() {
         // Unless the copy is so early that the wait is for the phase after it, which never comes.
         let late = o.policy == Policy::Lazy;
-        let kind = run(&body, 32, 1, &o).unwrap_err().kind;
-        assert!(kind == FaultKind::Race || !late && kind == FaultKind::Deadlock, "{kind:?}");
+        let f = run(&body, 32, 1, &o).unwrap_err();
+        assert!(f.kind == FaultKind::Race || !late && f.kind == FaultKind::WrongParity, "{f}");
+        if late {
+            let note = "last passed a wait for parity 1 in phase 0";
+            assert!(f.notes.iter().any(|n| n.contains("1024 bytes missing") && n.contains(note)), "{f}");
+        }
     }
 }
 
@@ -389,6 +393,140 @@ fn copies_race_in_global_memory_too() {
     let write = "\n.loc 1 9 1\n@p0 st.global.u32 [b], 3;";
     correct(&format!("{LOAD}{WAIT}{write}"), 32, 1);
     assert_eq!(lines(&broken(&format!("{LOAD}{write} {WAIT}"), 32, 1, FaultKind::Race))[1], 9);
+}
+
+#[test]
+fn a_wait_for_the_wrong_phase() {
+    let init = "@p0 mbarrier.init.shared::cta.b64 [smem], 1; bar.sync 0;";
+    let arrive = "\n.loc 1 4 1\n@p0 mbarrier.arrive.shared::cta.b64 _, [smem]; bar.sync 0;";
+    let wait = |parity: u32| {
+        format!("\n.loc 1 8 1\nL: mbarrier.try_wait.parity.shared::cta.b64 p1, [smem], {parity}; @!p1 bra L;")
+    };
+    correct(&format!("{init} {arrive} {}", wait(0)), 64, 1);
+    // The phase is over; the wait is for the one behind it, which nobody has begun.
+    let f = broken(&format!("{init} {arrive} {}", wait(1)), 64, 1, FaultKind::WrongParity);
+    assert!(f.message.contains("the parity should be 0"), "{f}");
+    assert_eq!(lines(&f), [4, 8], "the last arrival and the wait");
+    assert!(f.notes[0].contains("phase 1 (parity 1), 1 of 1 arrivals missing, 0 bytes missing"), "{f}");
+    // Two phases have gone by: the same parity now means the third.
+    let f = broken(&format!("{init} {arrive} {arrive} {}", wait(0)), 64, 1, FaultKind::WrongParity);
+    assert!(f.message.contains("a round behind"), "{f}");
+    assert_eq!(lines(&f), [4, 8]);
+}
+
+#[test]
+fn a_barrier_of_a_peer_that_has_left() {
+    // Rank 1 leaves; rank 0 arrives at its barrier, with and without being waited for.
+    let kernel = |wait: &str| {
+        format!(
+            "@p0 mbarrier.init.shared::cta.b64 [smem], 1; @p0 fence.mbarrier_init.release.cluster; bar.warp.sync -1;
+            barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+            mov.u32 r1, %cluster_ctarank; setp.eq.u32 p2, r1, 1; @p2 bra P; mov.u32 r3, 1; mapa.shared::cluster.u32 r2, s, r3;
+            \n.loc 1 6 1\n@p0 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r2]; bra E; P: {wait}\n.loc 1 9 1\nE: ret;"
+        )
+    };
+    correct(&kernel(&WAIT.replace("+4096", "")), 32, 2);
+    let f = broken(&kernel(""), 32, 2, FaultKind::PeerExited);
+    assert_eq!(lines(&f), [6, 9], "the arrival and the exit: {f}");
+    assert!(f.notes.iter().any(|n| n.contains("arrivals missing")), "{f}");
+}
+
+#[test]
+fn messages_have_both_lines_and_the_state_of_the_barriers() {
+    let at = |line: u32, text: &str| format!("\n.loc 1 {line} 1\n{text}\n");
+    // The source of a bulk store.
+    let f = broken(
+        &format!(
+            "@!p0 bra E; st.shared.v4.u32 [s], {{t, t, t, t}}; fence.proxy.async; {} cp.async.bulk.commit_group; {} cp.async.bulk.wait_group 0; E:",
+            at(3, "cp.async.bulk.global.shared::cta.bulk_group [b], [s], 16;"),
+            at(5, "st.shared.u32 [s], 5;")
+        ),
+        32,
+        1,
+        FaultKind::Race,
+    );
+    assert_eq!(lines(&f), [3, 5], "{f}");
+    // The destination of a load.
+    let load = LOAD
+        .replace("cp.async.bulk.shared", "\n.loc 1 3 1\ncp.async.bulk.shared")
+        .replace("W: ", "\n.loc 1 4 1\nW: ");
+    let f = broken(
+        &format!("{load}{ADDRESS}{} {WAIT}", at(5, "ld.shared.u32 r1, [r0];")),
+        32,
+        1,
+        FaultKind::Race,
+    );
+    assert_eq!(lines(&f), [3, 5], "{f}");
+    assert!(f.notes[0].starts_with("the mbarrier at 0x1400 of CTA 0: phase"), "{f}");
+    // Bytes that do not come, bytes that are not expected, arrivals that are too many.
+    let f = broken(
+        &format!("{}{}", load.replace("[r9], 1024;", "[r9], 1040;"), at(7, WAIT)),
+        32,
+        1,
+        FaultKind::TransactionCount,
+    );
+    assert_eq!(lines(&f), [3, 7], "{f}");
+    assert!(f.notes[0].contains("16 bytes missing"), "{f}");
+    let twice = "mbarrier.arrive.shared::cta.b64 _, [smem];";
+    let f = broken(
+        &format!(
+            "@p0 mbarrier.init.shared::cta.b64 [smem], 2; bar.sync 0; {} {}",
+            at(3, &format!("@p0 {twice}")),
+            at(5, &twice.replace("_, [smem]", "_, [smem], 2").replace("mbarrier", "@p0 mbarrier"))
+        ),
+        32,
+        1,
+        FaultKind::OverArrival,
+    );
+    assert_eq!(lines(&f), [3, 5], "{f}");
+    assert!(f.notes[0].contains("phase 0 (parity 0), 1 of 2 arrivals missing, 0 bytes missing"), "{f}");
+    // Copies that are left behind.
+    let f = broken(
+        &format!(
+            "@!p0 bra E; st.shared.v4.u32 [s], {{t, t, t, t}}; fence.proxy.async; {} E: {}",
+            at(3, "cp.async.bulk.global.shared::cta.bulk_group [b], [s], 16;"),
+            at(9, "ret;")
+        ),
+        32,
+        1,
+        FaultKind::WorkInFlight,
+    );
+    assert_eq!(lines(&f), [3, 9], "{f}");
+    // A product whose registers nobody fenced.
+    let unfenced = wgmma("", "", "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;", "")
+        .replace(LOAD, &LOAD.replace("1024", "2048"))
+        .replace("mov.f32 f0", "\n.loc 1 3 1\nmov.f32 f0")
+        .replace("wgmma.mma_async", "\n.loc 1 9 1\nwgmma.mma_async");
+    assert_eq!(lines(&broken(&unfenced, 128, 1, FaultKind::WgmmaRegister)), [3, 9]);
+}
+
+#[test]
+fn accesses_that_nothing_allows() {
+    let one = |text: &str, kind: FaultKind| {
+        let f = broken(&format!("\n.loc 1 5 1\n@p0 {text}"), 32, 1, kind);
+        assert_eq!(f.at.unwrap().source.unwrap().1, 5);
+    };
+    one("ld.global.u32 r1, [b+2];", FaultKind::Misaligned);
+    one("st.shared.v4.u32 [s+8], {t, t, t, t};", FaultKind::Misaligned);
+    one("ld.global.u32 r1, [b+4096];", FaultKind::OutOfBounds);
+    one("st.global.u32 [b+-4], t;", FaultKind::OutOfBounds);
+    one("st.shared.u32 [s+32768], t;", FaultKind::OutOfBounds);
+    one("add.u32 r1, r2, 1;", FaultKind::Uninitialized);
+    // Memory that nothing wrote may be loaded, as part of a vector; using it is the error, and names the load.
+    let f = broken(
+        "\n.loc 1 3 1\nld.shared.u32 r1, [s];\n.loc 1 5 1\nadd.u32 r2, r1, 1;",
+        32,
+        1,
+        FaultKind::Uninitialized,
+    );
+    assert_eq!(lines(&f), [3, 5]);
+    let f = broken(
+        "@!p0 bra E; fence.proxy.async;\n.loc 1 3 1\ncp.async.bulk.global.shared::cta.bulk_group [b], [s], 16; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; E:",
+        32,
+        1,
+        FaultKind::Uninitialized,
+    );
+    assert_eq!(f.at.unwrap().source.unwrap().1, 3);
 }
 
 /// Schedules under which lanes that a branch has parted stay apart.

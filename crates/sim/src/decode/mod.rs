@@ -51,6 +51,8 @@ pub(crate) struct Kernel {
     pub(crate) threads: Option<([u32; 3], bool)>,
     pub(crate) cluster: Option<[u32; 3]>,
     pub(crate) files: std::collections::BTreeMap<u32, String>,
+    /// What its text calls its parts.
+    pub(crate) names: crate::names::Names,
 }
 
 /// What a name stands for.
@@ -164,6 +166,7 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
         name: entry.name.clone(),
         code,
         opcodes,
+        names: Default::default(),
         registers: linker.registers,
         params,
         param_bytes: param_bytes as u32,

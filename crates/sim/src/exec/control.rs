@@ -122,6 +122,7 @@ pub(super) fn leave(warp: &mut Warp, g: usize, cx: &mut Cx<'_>, active: u32, pc:
         }
         None => {
             warp.exited |= active;
+            warp.left_at = pc;
             *cx.progress += 1;
             let rank = warp.env.rank as usize;
             cx.cluster.ctas[rank].live_threads -= active.count_ones();

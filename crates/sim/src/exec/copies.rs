@@ -490,7 +490,7 @@ fn store_async(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) 
             m.undelivered += 1;
             m.issued += 1;
         }
-        cx.complete_tx(owner, at, total, pc)?;
+        cx.complete_tx((owner, at), total, (warp.index, pc))?;
     }
     Ok(())
 }

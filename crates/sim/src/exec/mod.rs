@@ -64,12 +64,10 @@ pub(crate) fn run(warp: &mut Warp, cx: &mut Cx<'_>, quantum: u32) -> Result<Turn
 
 /// Adds the state of barriers to faults that are about them.
 fn annotate(mut fault: Fault, cx: &Cx<'_>) -> Fault {
-    if matches!(fault.kind, FaultKind::OverArrival | FaultKind::TransactionCount) && fault.notes.is_empty() {
-        for cta in &cx.cluster.ctas {
-            for (at, m) in &cta.mbars {
-                fault.notes.push(format!("CTA {} mbarrier {at:#x}: {}", cta.index, m.describe()));
-            }
-        }
+    if matches!(fault.kind, FaultKind::OverArrival | FaultKind::TransactionCount | FaultKind::BarrierInit)
+        && fault.notes.is_empty()
+    {
+        fault.notes = (0..cx.cluster.ctas.len()).flat_map(|cta| cx.barrier_notes(cta)).collect();
     }
     fault
 }
@@ -223,7 +221,7 @@ fn check_registers(warp: &mut Warp, cx: &mut Cx<'_>, pc: u32, active: u32) -> Re
                 return Err(cx.busy_register(warp, r, "read"));
             }
         }
-        warp.wgmma.touched[r as usize] = warp.wgmma.fences + 1;
+        warp.wgmma.touched[r as usize] = (warp.wgmma.fences + 1, pc);
     }
     for &r in &uses.writes {
         if in_flight && warp.wgmma.busy[r as usize].0 > warp.wgmma.waited {
@@ -236,7 +234,7 @@ fn check_registers(warp: &mut Warp, cx: &mut Cx<'_>, pc: u32, active: u32) -> Re
             }
             _ => warp.written[r as usize] |= active,
         }
-        warp.wgmma.touched[r as usize] = warp.wgmma.fences + 1;
+        warp.wgmma.touched[r as usize] = (warp.wgmma.fences + 1, pc);
     }
     Ok(())
 }
@@ -486,7 +484,7 @@ fn other(
         | Op::MbarArrive(_)
         | Op::MbarTx { .. }
         | Op::MbarPending { .. } => barriers::mbarrier(warp, cx, op, pc, active),
-        Op::MbarWait { .. } => barriers::mbarrier_wait(warp, g, cx, op, active),
+        Op::MbarWait { .. } => barriers::mbarrier_wait(warp, g, cx, op, pc, active),
         Op::CpAsync { .. }
         | Op::CpAsyncCommit
         | Op::CpAsyncWait { .. }
