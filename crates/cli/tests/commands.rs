@@ -120,8 +120,19 @@ fn a_timeline_is_written_for_perfetto() {
     let events = trace["traceEvents"].as_array().expect("a list of events");
     assert_eq!(found["events"].as_u64(), Some(events.len() as u64));
     let count = |key: &str, value: &str| events.iter().filter(|event| event[key] == value).count();
-    assert!(count("ph", "X") > 10 && count("cat", "copy") > 4 && count("cat", "wgmma") > 4);
-    assert_eq!(count("ph", "b"), count("ph", "e"), "what begins ends");
+    assert!(count("ph", "X") > 10 && count("cat", "load") > 4 && count("cat", "wgmma") > 4);
+    assert_eq!(count("ph", "X") + count("ph", "M"), events.len(), "bars and names are all there is");
+    timeline_is_valid(events);
+    let names = track_names(events);
+    for track in ["producer", "scale copier", "math warpgroup 0", "TMA load", "tensor core", "cp.async"] {
+        assert!(names.iter().any(|name| name == track), "{track} in {names:?}");
+    }
+    let details = |part: &str| {
+        events
+            .iter()
+            .any(|event| event["args"]["detail"].as_str().is_some_and(|detail| detail.contains(part)))
+    };
+    assert!(details("reports to full[1]") && details("scales_full[0]"), "barriers have their names");
     assert!(
         events
             .iter()
@@ -129,6 +140,52 @@ fn a_timeline_is_written_for_perfetto() {
     );
     assert!(refused(&["trace", "-m", "0", "-n", "1", "-k", "1", "--out", path]).1.contains("at least 1"));
     assert!(refused(&["trace", "--device", "cpu", "-m", "1", "-n", "1", "-k", "1"]).1.contains("simulator"));
+}
+
+/// Every bar has a place and a length, stands on a track with a name, and overlaps no other bar of its track.
+fn timeline_is_valid(events: &[Value]) {
+    let mut tracks: std::collections::BTreeMap<(u64, u64), Vec<(u64, u64)>> = Default::default();
+    let track =
+        |event: &Value| (event["pid"].as_u64().expect("a CTA"), event["tid"].as_u64().expect("a track"));
+    for event in events.iter().filter(|event| event["ph"] == "X") {
+        let start = event["ts"].as_u64().expect("a start");
+        let length = event["dur"].as_u64().expect("a length");
+        assert!(event["name"].as_str().is_some_and(|name| !name.is_empty()), "{event}");
+        assert!(event["args"]["ptx_line"].as_u64().is_some_and(|line| line > 0), "{event}");
+        tracks.entry(track(event)).or_default().push((start, start + length));
+    }
+    for (at, bars) in &mut tracks {
+        let named = |event: &&Value| event["name"] == "thread_name" && track(event) == *at;
+        assert_eq!(events.iter().filter(named).count(), 1, "track {at:?} has one name");
+        bars.sort_unstable();
+        assert!(bars.windows(2).all(|pair| pair[0].1 <= pair[1].0), "bars of track {at:?} overlap");
+    }
+}
+
+fn track_names(events: &[Value]) -> Vec<String> {
+    let names = events.iter().filter(|event| event["name"] == "thread_name");
+    names.filter_map(|event| event["args"]["name"].as_str().map(str::to_owned)).collect()
+}
+
+#[test]
+fn roles_of_several_warpgroups_have_a_track_each() {
+    let dir = tempfile::tempdir().expect("a place for a file");
+    let file = dir.path().join("t.json");
+    let path = file.to_str().expect("a path of plain characters");
+    let args = ["trace", "-m", "256", "-n", "128", "-k", "512", "--choice", "wide_256x128_s3_c1x1"];
+    json(&[&args[..], &["--device", "sim:lazy", "--out", path, "--json"]].concat());
+    let text = std::fs::read_to_string(&file).expect("the timeline was written");
+    let trace: Value = serde_json::from_str(&text).expect("a timeline in JSON");
+    let events = trace["traceEvents"].as_array().expect("a list of events");
+    timeline_is_valid(events);
+    let names = track_names(events);
+    for track in ["producer", "scale copier", "math warpgroup 0", "math warpgroup 1", "TMA store"] {
+        assert!(names.iter().any(|name| name == track), "{track} in {names:?}");
+    }
+    let details: Vec<&str> = events.iter().filter_map(|event| event["args"]["detail"].as_str()).collect();
+    for part in ["a[2], reports to full[2]", "empty[0]", "a[1] x b[1]", "staging[0]"] {
+        assert!(details.iter().any(|detail| detail.contains(part)), "{part}");
+    }
 }
 
 const DOUBLE: &str = "

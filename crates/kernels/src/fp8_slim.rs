@@ -133,6 +133,8 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let params = Params::declare(k);
     let shared = k.dynamic_shared();
+    Pipeline::name_barriers(k, ["full", "empty"], 0, MAX_STAGES);
+    Pipeline::name_barriers(k, ["scales_full", "scales_empty"], SCALE_BARRIERS, SCALE_SLOTS);
     let [stages, ..] = params.tuning;
     let pipe = Pipeline::new(k, shared, stages, MAX_STAGES);
     let ring = shared.at(TILES).at(stages * cfg.stage_bytes());
@@ -157,7 +159,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             k.sync_warp();
             k.barrier_arrive(0, cfg.threads());
             k.grid_dependency_wait();
-            k.if_(lane.eq(0), || block.load_tiles());
+            k.if_(lane.eq(0), || k.role("producer", || block.load_tiles()));
             k.sync_warp();
         },
         || {
@@ -165,13 +167,13 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             k.grid_dependency_wait();
         },
     );
-    k.if_(warp.eq(scale_warp), || block.copy_scales());
+    k.if_(warp.eq(scale_warp), || k.role("scale copier", || block.copy_scales()));
 
     // One slice needs no detour (with operands swapped: in the plain output type): each warp writes its part.
     let writable = if cfg.swapped() { block.params.output.has(OutputFlags::PLAIN) } else { k.constant(true) };
     let direct = split.eq(1) & writable;
     k.if_(warp.lt(tile_warp), || {
-        let sums = block.multiply();
+        let sums = k.role("math", || block.multiply());
         // What comes next takes the place of the tiles: no warpgroup may still read those.
         k.barrier_sync(1, cfg.math_threads());
         k.if_else(direct, || block.write(&sums), || block.share_partials(&sums));

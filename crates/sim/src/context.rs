@@ -95,13 +95,27 @@ impl Cx<'_> {
         }
     }
 
-    /// Adds a bar that ends now to the timeline.
-    pub(crate) fn trace(&mut self, unit: TraceUnit, warp: u32, pc: u32, start: u64) {
+    /// Adds a bar that ends now to the timeline; `role` is that of the warp where the instruction has none.
+    pub(crate) fn trace(
+        &mut self,
+        unit: TraceUnit,
+        warp: u32,
+        pc: u32,
+        start: u64,
+        role: Option<&str>,
+        detail: impl FnOnce(&Self) -> String,
+    ) {
         if self.options.trace {
-            let event =
-                TraceEvent { unit, place: self.place(warp, pc), start, end: self.report.instructions };
-            self.report.trace.push(event);
+            let place = self.place(warp, pc);
+            let role = self.kernel.names.role(place.line).or(role).map(str::to_owned);
+            let (detail, end) = (detail(self), self.report.instructions);
+            self.report.trace.push(TraceEvent { unit, place, role, detail, start, end });
         }
+    }
+
+    /// A part of shared memory by its name, or by its offset.
+    pub(crate) fn shared_text(&self, offset: u32) -> String {
+        self.shared_name(offset).unwrap_or_else(|| format!("{offset:#x}"))
     }
 
     /// Resolves an address in a space for a warp.

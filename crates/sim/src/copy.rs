@@ -4,7 +4,7 @@ use crate::context::{Cx, Location};
 use crate::error::{Fault, FaultKind};
 use crate::hazard::{Event, Hazards, Proxy, Unit};
 use crate::isa::{AtomOp, BulkReduce};
-use crate::machine::Policy;
+use crate::machine::{Policy, TraceUnit};
 use crate::mbarrier::MbarError;
 use crate::tensormap::TensorMap;
 use crate::tma;
@@ -129,7 +129,18 @@ impl Cx<'_> {
             return Ok(());
         }
         let p = self.cluster.pending.remove(index);
-        self.trace(crate::machine::TraceUnit::Copy, warp, pc, p.start);
+        let unit = match p.kind {
+            Kind::Load { .. } => TraceUnit::Load,
+            Kind::Store { .. } => TraceUnit::Store,
+            Kind::CpAsync(_) => TraceUnit::CpAsync,
+        };
+        self.trace(unit, warp, pc, p.start, None, |cx| match &p.kind {
+            Kind::Load { offset, mbar: (_, at), .. } => {
+                format!("{}, reports to {}", cx.shared_text(*offset), cx.shared_text(*at))
+            }
+            Kind::Store { offset, .. } => cx.shared_text(*offset),
+            Kind::CpAsync(list) => list.first().map_or(String::new(), |c| cx.shared_text(c.offset)),
+        });
         self.finish(p).map_err(|f| self.locate(f, warp, pc))
     }
 

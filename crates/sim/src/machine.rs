@@ -206,8 +206,12 @@ pub enum TraceUnit {
     Warp,
     /// A `wgmma` from its issue to its completion.
     Wgmma,
-    /// An asynchronous copy from its issue to its completion.
-    Copy,
+    /// A bulk or tensor copy into shared memory, from its issue to its completion.
+    Load,
+    /// A bulk or tensor copy out of shared memory.
+    Store,
+    /// The `cp.async` of a warp.
+    CpAsync,
 }
 
 /// One bar of the timeline. Time counts the warp instructions of the whole grid.
@@ -217,6 +221,12 @@ pub struct TraceEvent {
     pub unit: TraceUnit,
     /// The instruction, its source line, its CTA and its warp.
     pub place: Place,
+    /// The role of the code that the instruction is part of, or that the warp came from, where the kernel names roles
+    /// (`//@ role NAME`).
+    pub role: Option<String>,
+    /// What a turn ended to wait for, or which parts of shared memory and which barrier the work uses, by the names
+    /// that the kernel gives them (`//@ shared NAME OFFSET BYTES COUNT`); empty if there is nothing to say.
+    pub detail: String,
     /// First moment.
     pub start: u64,
     /// Last moment.

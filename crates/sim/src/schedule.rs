@@ -11,7 +11,7 @@ use crate::hazard::{GlobalShadow, Hazards};
 use crate::machine::{Options, Policy, Report, TraceUnit};
 use crate::memory::{Memory, Written};
 use crate::rng::Rng;
-use crate::warp::{Env, PhaseWait, Wait, Warp};
+use crate::warp::{Env, Group, PhaseWait, Wait, Warp};
 use std::collections::HashMap;
 
 /// The shape of a launch.
@@ -257,8 +257,13 @@ impl Grid<'_> {
                 let start = cx.report.instructions;
                 let turn = exec::run(&mut warp, &mut cx, quantum);
                 if cx.report.instructions > start {
-                    let pc = warp.groups.first().map_or(cx.kernel.code.len() as u32 - 1, |g| g.pc);
-                    cx.trace(TraceUnit::Warp, warp.index, pc, start);
+                    // Lanes that only wait for others of their warp say nothing of what it does.
+                    let busy = |g: &&Group| !matches!(g.wait, Some(Wait::Converge(_)));
+                    let group = warp.groups.iter().find(busy).or(warp.groups.first());
+                    let pc = group.map_or(warp.left_at, |g| g.pc);
+                    let wait = group.and_then(|g| g.wait.as_ref());
+                    let role = cx.kernel.names.role(warp.role_line);
+                    cx.trace(TraceUnit::Warp, warp.index, pc, start, role, |cx| waits_for(wait, cx));
                 }
                 if let Ok(Turn::Exited) = turn {
                     exit::leave(&mut warp, &mut cx)?;
@@ -349,6 +354,23 @@ impl Grid<'_> {
         fault.other = why.other;
         fault.notes = notes;
         fault
+    }
+}
+
+/// What a turn ended for, in a few words.
+fn waits_for(wait: Option<&Wait>, cx: &Cx<'_>) -> String {
+    match wait {
+        None => String::new(),
+        Some(Wait::Converge(_)) => "lanes of the warp".into(),
+        Some(Wait::Bar { id, .. } | Wait::BarRetry { id, .. }) => format!("barrier {id}"),
+        Some(Wait::Cluster) => "the cluster barrier".into(),
+        Some(Wait::Mbar(list)) => {
+            let mut names: Vec<String> = list.iter().map(|w| cx.shared_text(w.offset)).collect();
+            names.dedup();
+            names.join(", ")
+        }
+        Some(Wait::Wgmma(_)) => "the tensor core".into(),
+        Some(Wait::Copies(..)) => "copies".into(),
     }
 }
 

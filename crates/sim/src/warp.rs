@@ -149,6 +149,8 @@ pub(crate) struct Warp {
     pub(crate) wgmma: WgmmaState,
     pub(crate) bulk: BTreeMap<u32, CopyGroups>,
     pub(crate) cp_async: CopyGroups,
+    /// The line of the last instruction that belongs to a role, while a timeline is recorded.
+    pub(crate) role_line: u32,
     /// The instruction at which lanes last left.
     pub(crate) left_at: u32,
     /// Instructions executed.

@@ -239,9 +239,15 @@ impl Cx<'_> {
     pub(crate) fn wgmma_execute(&mut self, warp: &mut Warp) -> Result<(), Fault> {
         let Some(op) = warp.wgmma.queue.pop_front() else { return Ok(()) };
         *self.progress += 1;
-        self.trace(crate::machine::TraceUnit::Wgmma, warp.index, op.pc, op.start);
         let kernel = self.kernel;
         let Op::Wgmma(w) = &kernel.code[op.pc as usize].op else { return Ok(()) };
+        self.trace(crate::machine::TraceUnit::Wgmma, warp.index, op.pc, op.start, None, |cx| {
+            let a = match w.a {
+                WgmmaA::Descriptor(_) => cx.shared_text(Descriptor::decode(op.a).start),
+                WgmmaA::Registers(_) => "registers".to_owned(),
+            };
+            format!("{a} x {}", cx.shared_text(Descriptor::decode(op.b).start))
+        });
         let mut buffers = std::mem::take(&mut self.cluster.scratch);
         let result = self.multiply(warp, w, &op, &mut buffers);
         self.cluster.scratch = buffers;

@@ -143,6 +143,9 @@ fn step(warp: &mut Warp, g: usize, cx: &mut Cx<'_>) -> Result<bool, Fault> {
         return Ok(false);
     }
     cx.executed[pc as usize] = true;
+    if cx.options.trace && kernel.names.role(inst.line).is_some() {
+        warp.role_line = inst.line;
+    }
     if cx.options.hazards {
         check_registers(warp, cx, pc, active)?;
     }
