@@ -33,12 +33,13 @@ fn refused(arguments: &[&str]) -> (i32, String) {
 #[test]
 fn help_names_every_command_and_the_common_flags() {
     let help = stdout(&oxigemm(&["--help"]));
-    for word in
-        ["devices", "gemm", "verify", "bench", "inspect", "prebuild", "trace", "sim", "--device", "--json"]
-    {
+    for word in [
+        "devices", "gemm", "verify", "bench", "inspect", "prebuild", "trace", "mutate", "sim", "--device",
+        "--json",
+    ] {
         assert!(help.contains(word), "{word} in\n{help}");
     }
-    for command in ["devices", "gemm", "verify", "bench", "inspect", "prebuild", "trace", "sim"] {
+    for command in ["devices", "gemm", "verify", "bench", "inspect", "prebuild", "trace", "mutate", "sim"] {
         assert!(oxigemm(&[command, "--help"]).status.success(), "{command}");
     }
     assert_eq!(refused(&[]).0, 2, "without a command there is help, and no success");
@@ -104,8 +105,8 @@ fn a_product_in_the_simulator_is_checked_and_not_timed() {
 fn the_suite_runs_kernels_in_the_simulator() {
     let lines = json(&["verify", "--quick", "--device", "sim", "--json", "--filter", "slim_8x64"]);
     assert_eq!((&lines[0]["result"], &lines[1]["passed"]), (&"ok".into(), &1.into()), "{lines:?}");
-    let output = oxigemm(&["verify", "--quick", "--device", "sim", "--filter", "graph capture"]);
-    assert!(stdout(&output).contains("skipped  graph capture and replay: this needs a GPU"));
+    let output = oxigemm(&["verify", "--quick", "--device", "sim", "--filter", "programmatic"]);
+    assert!(stdout(&output).contains("skipped  programmatic launches: this needs a GPU"));
 }
 
 #[test]
@@ -188,6 +189,22 @@ fn roles_of_several_warpgroups_have_a_track_each() {
     }
 }
 
+#[test]
+fn a_comparison_with_the_simulator_needs_a_gpu() {
+    for device in ["sim", "cpu"] {
+        let (code, text) = refused(&["verify", "--compare", "sim", "--device", device]);
+        assert_eq!(code, 2);
+        assert!(text.contains("on a GPU of sm_90a and in the simulator") && text.contains(device), "{text}");
+    }
+    assert!(refused(&["verify", "--compare", "cpu"]).1.contains("possible values: sim"));
+}
+
+#[test]
+fn only_kernels_of_the_closed_set_have_mutants() {
+    assert!(refused(&["mutate", "--kernel", "gemm"]).1.contains("prebuild --list"));
+    assert!(refused(&["mutate", "--device", "cpu"]).1.contains("only the simulator"));
+}
+
 const DOUBLE: &str = "
 .version 8.0
 .target sm_90
@@ -260,7 +277,7 @@ fn the_suite_passes_on_the_cpu_and_says_what_it_skipped() {
     let last = text.lines().last().unwrap_or_default();
     assert!(last.contains(" passed, 0 failed") && last.contains("skipped"), "{text}");
     assert!(text.contains("ok       random shapes and layouts"), "{text}");
-    assert!(text.contains("skipped  graph capture and replay: this needs a GPU"), "{text}");
+    assert!(text.contains("skipped  programmatic launches: this needs a GPU"), "{text}");
 
     let lines = json(&["verify", "--quick", "--device", "cpu", "--json", "--filter", "zero"]);
     assert_eq!(lines.len(), 2, "{lines:?}");

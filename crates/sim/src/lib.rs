@@ -46,7 +46,8 @@
 //!
 //! * **Warps** (`warp`). Lanes at the same place run together; the group that is furthest behind goes
 //!   first; groups merge where they meet. Blocking waits (`mbarrier.try_wait`, barriers, group waits) let
-//!   the other groups and warps run. `.aligned` and `.sync` instructions wait for the lanes they need.
+//!   the other groups and warps run. `.sync` instructions wait for the lanes they need; `.aligned` ones need a
+//!   warp that is together (`convergence`).
 //! * **Memory** (`memory`, `context`). Global allocations lie at 64-bit addresses with guards between
 //!   them; every access is checked against its allocation. Shared addresses carry the CTA's rank in the
 //!   cluster from bit 24 up, as on Hopper, and start at 1 KiB. Generic addresses have one window per space.
@@ -71,13 +72,13 @@
 //!
 //! # Hazards
 //!
-//! With [`Options::hazards`], shared memory has a shadow of who touched each word last, and every warp a
+//! With [`Options::hazards`], shared and global memory have a shadow of who touched each word last, and every warp a
 //! vector clock of what it has synchronized with (`hazard`): races, missing proxy fences, sources and
 //! destinations of copies touched too early. Registers are tracked for `wgmma` in flight and for reads of
 //! what was never written. mbarriers are checked for their counts, CTAs for what they leave behind. Lanes
 //! of a warp are ordered by any instruction that all of them take part in (`bar.warp.sync`, shuffles and
-//! votes, everything `.aligned`). Groups of `cp.async` are counted per warp, and global memory is checked for
-//! bounds and initialization but not for races.
+//! votes, everything `.aligned`). Groups of `cp.async` are counted per warp. Clusters are ordered by what they
+//! release and acquire in global memory.
 //!
 //! [`mutants`] gives every variant of a kernel with one synchronization instruction deleted or weakened; a
 //! kernel is well synchronized when each is found, or known to be redundant.
