@@ -5,7 +5,7 @@ use crate::ast::Space;
 use crate::cluster::Cluster;
 use crate::decode::{Kernel, SHARED_BASE};
 use crate::error::{Fault, FaultKind, Place};
-use crate::hazard::{Conflict, Event, GlobalConflict, GlobalShadow};
+use crate::hazard::{Event, GlobalShadow};
 use crate::machine::{Options, Report, TraceEvent, TraceUnit};
 use crate::memory::{LOCAL_WINDOW, Memory, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::rng::Rng;
@@ -113,11 +113,6 @@ impl Cx<'_> {
         }
     }
 
-    /// A part of shared memory by its name, or by its offset.
-    pub(crate) fn shared_text(&self, offset: u32) -> String {
-        self.shared_name(offset).unwrap_or_else(|| format!("{offset:#x}"))
-    }
-
     /// Resolves an address in a space for a warp.
     pub(crate) fn resolve(&self, warp: &Warp, space: Space, address: u64) -> Result<Location, Fault> {
         Ok(match space {
@@ -193,71 +188,6 @@ impl Cx<'_> {
             ));
         }
         Ok(start as usize)
-    }
-
-    /// Where the last warp of a CTA has left.
-    pub(crate) fn exit_place(&self, cta: usize) -> Place {
-        let (warp, pc) = self.cluster.ctas[cta].left;
-        self.place(warp, pc)
-    }
-
-    pub(crate) fn conflict(&self, c: Conflict, cta: usize, writes: bool) -> Fault {
-        let verb = |w: bool| if w { "write" } else { "read" };
-        let (kind, reason) = if c.only_proxy {
-            (FaultKind::ProxyOrder, "is ordered after it but with no proxy fence between them")
-        } else {
-            (FaultKind::Race, "is not ordered after it")
-        };
-        let mut fault = Fault::new(
-            kind,
-            format!(
-                "shared memory of CTA {} at offset {:#x}: this {} follows an earlier {} and {reason}",
-                self.cluster.ctas[cta].index,
-                c.offset,
-                verb(writes),
-                verb(c.earlier_writes),
-            ),
-        );
-        fault.other = Some(Box::new(self.place(c.earlier.warp, c.earlier.pc)));
-        fault.notes = self.barrier_notes(cta);
-        fault
-    }
-
-    /// An mbarrier by its name, where the kernel gives it one, and its offset.
-    pub(crate) fn mbar_name(&self, at: u32) -> String {
-        match self.shared_name(at) {
-            Some(name) => format!("the mbarrier {name} ({at:#x})"),
-            None => format!("the mbarrier at {at:#x}"),
-        }
-    }
-
-    /// What the kernel calls this part of shared memory.
-    pub(crate) fn shared_name(&self, offset: u32) -> Option<String> {
-        self.kernel.names.shared(offset.checked_sub(self.kernel.dynamic_shared)?)
-    }
-
-    /// The state of an mbarrier: its phase, what it misses, who changed it last, and which waits were passed.
-    pub(crate) fn mbar_state(&self, cta: usize, at: u32) -> String {
-        let Some(m) = self.cluster.ctas[cta].mbars.get(&at) else { return String::new() };
-        let mut text = format!(
-            "{} of CTA {}: {}; last changed by {}",
-            self.mbar_name(at),
-            self.cluster.ctas[cta].index,
-            m.describe(),
-            self.place(m.last.0, m.last.1)
-        );
-        for p in m.passed.iter().take(16) {
-            let what = p.parity.map_or("its token's phase".to_owned(), |parity| format!("parity {parity}"));
-            let warp = p.warp as usize % self.cluster.warps_per_cta;
-            let line = self.place(p.warp, p.pc).line_text();
-            text += &format!("; warp {warp} last passed a wait for {what} in phase {} at {line}", p.phase);
-        }
-        text
-    }
-
-    /// The states of a CTA's mbarriers.
-    pub(crate) fn barrier_notes(&self, cta: usize) -> Vec<String> {
-        self.cluster.ctas[cta].mbars.keys().take(32).map(|at| self.mbar_state(cta, *at)).collect()
     }
 
     /// Records a generic access in the shadow memory.
@@ -350,28 +280,6 @@ impl Cx<'_> {
 
     fn cta_index(&self, warp: u32) -> u32 {
         self.cluster.ctas[warp as usize / self.cluster.warps_per_cta].index
-    }
-
-    fn global_conflict(&self, c: GlobalConflict, writes: bool) -> Fault {
-        let verb = |w: bool| if w { "write" } else { "read" };
-        let (kind, reason) = if c.only_proxy {
-            (FaultKind::ProxyOrder, "is ordered after it but with no proxy fence between them")
-        } else {
-            (FaultKind::Race, "is not ordered after it")
-        };
-        let mut fault = Fault::new(
-            kind,
-            format!(
-                "global memory at {:#x}: this {} follows an earlier {} and {reason}",
-                c.address,
-                verb(writes),
-                verb(c.earlier_writes),
-            ),
-        );
-        let earlier = c.earlier.event;
-        let place = self.place(earlier.warp % self.cluster.warps.len() as u32, earlier.pc);
-        fault.other = Some(Box::new(Place { cta: c.earlier.cta, ..place }));
-        fault
     }
 
     /// Reads shared memory; the caller has recorded the access.

@@ -102,6 +102,7 @@ mod decode;
 mod error;
 mod exec;
 mod exit;
+mod explain;
 mod float;
 mod hazard;
 mod isa;

@@ -371,6 +371,26 @@ fn a_reduction_by_the_last_block_is_no_race() {
 }
 
 #[test]
+fn a_semaphore_between_blocks_is_no_race() {
+    // Block 1 adds to what block 0 has written: every thread its own word, thread 0 holds the semaphore for all.
+    let kernel = |publish: &str, poll: &str, sync: &str| {
+        format!(
+            "mul.wide.u32 d0, t, 4; add.u64 d0, d0, b; mov.u32 r1, %ctaid.x; setp.eq.u32 p1, r1, 0; @!p1 bra R;
+            st.global.u32 [d0], t; bar.sync 0; @p0 {publish} [b+2048], 1; bra E;
+            R: mov.u32 r2, 0; @p0 {poll} r2, [b+2048]; setp.ne.and.u32 p2, r2, 16843010, p0; bar.red.or.pred p3, 0, p2; @p3 bra R;
+            {sync} ld.global.u32 r3, [d0]; add.u32 r3, r3, 1; st.global.u32 [d0], r3; E:"
+        )
+    };
+    let (release, acquire) = ("red.release.gpu.global.add.u32", "ld.acquire.gpu.global.u32");
+    for o in schedules() {
+        run_grid(&kernel(release, acquire, "bar.sync 0;"), [2, 64, 1], &o).unwrap();
+        let relaxed = "red.relaxed.gpu.global.add.u32";
+        let f = run_grid(&kernel(relaxed, acquire, "bar.sync 0;"), [2, 64, 1], &o).unwrap_err();
+        assert_eq!(f.kind, FaultKind::Race, "{f}");
+    }
+}
+
+#[test]
 fn copies_race_in_global_memory_too() {
     // What a bulk store writes is there when the group is complete, not when its source has been read.
     let store = |wait: &str| {

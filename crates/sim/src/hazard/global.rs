@@ -190,7 +190,7 @@ fn ordered(
         && x.event.tick <= class.copied
     {
         // The lanes have waited for their own copies.
-    } else if !seen(&class.now) && !(x.event.strong && seen(&class.observed)) {
+    } else if !(seen(&class.now) || x.event.strong && seen(&class.observed)) {
         return Err(false);
     }
     let fenced = ticks(&class.now, |t| &t.proxied, |v| &v.proxied) >= x.event.tick;
