@@ -36,7 +36,7 @@ const BAR: f64 = 0.95;
 /// A mutant that loops is given up after this many warp instructions.
 const INSTRUCTION_LIMIT: u64 = 20_000_000;
 
-/// Instructions of a kernel whose mutants may survive: what is done, in which file, how often, and why nothing is
+/// Instructions of those kernels whose mutants may survive: what is done, in which file, how often, and why nothing is
 /// lost without them.
 struct Redundant {
     kernel: &'static str,
@@ -48,35 +48,35 @@ struct Redundant {
 
 const REDUNDANT: [Redundant; 5] = [
     Redundant {
-        kernel: "fp8_gemm_wide_",
+        kernel: FAMILIES[0],
         what: "fence.mbarrier_init",
         file: "pipeline.rs",
         times: 1,
         why: "the same thread fences again behind the barriers of the scales",
     },
     Redundant {
-        kernel: "fp8_gemm_slim_",
+        kernel: FAMILIES[1],
         what: "fence.mbarrier_init",
         file: "pipeline.rs",
         times: 1,
         why: "the same thread fences again behind the barriers of the scales",
     },
     Redundant {
-        kernel: "fp8_gemm_wide_",
+        kernel: FAMILIES[0],
         what: "bar.warp.sync",
         file: "scales.rs",
         times: 1,
         why: "products, in which all lanes take part, lie behind the last read of scales",
     },
     Redundant {
-        kernel: "fp8_gemm_wide_",
+        kernel: FAMILIES[0],
         what: "bar.warp.sync",
         file: "epilogue.rs",
         times: 1,
         why: "behind the last FP32 panel of the first wave: the second wave stages elsewhere, and syncs before it reads",
     },
     Redundant {
-        kernel: "fp8_gemm_wide_",
+        kernel: FAMILIES[0],
         what: "cp.async.bulk.commit_group",
         file: "epilogue.rs",
         times: 1,
@@ -336,7 +336,7 @@ impl Score {
 
     /// Gives survivors the reasons that are known.
     fn explain(&mut self) {
-        for known in REDUNDANT.iter().filter(|known| self.kernel.starts_with(known.kernel)) {
+        for known in REDUNDANT.iter().filter(|known| self.kernel == known.kernel) {
             let explained = |s: &&mut Survivor| {
                 s.why.is_none() && s.what.contains(known.what) && s.source.starts_with(known.file)
             };

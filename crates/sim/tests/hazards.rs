@@ -363,7 +363,19 @@ fn a_reduction_by_the_last_block_is_no_race() {
             @p0 st.global.u32 [b+1024], 0; E:"
         )
     };
+    // Every thread fences what it wrote itself, and one of them takes the ticket behind a barrier.
+    let all_write = |fence: &str| {
+        format!(
+            "mov.u32 r1, %ctaid.x; mad.lo.u32 r1, r1, 64, t; mul.wide.u32 d0, r1, 4; add.u64 d0, d0, b;
+            st.global.u32 [d0], r1; {fence} bar.sync 0;
+            @p0 atom.global.add.u32 r2, [b+2048], 1; @p0 st.shared.u32 [s], r2; bar.sync 0; ld.shared.u32 r2, [s];
+            setp.ne.u32 p1, r2, 16843012; @p1 bra E; mul.wide.u32 d1, t, 4; add.u64 d1, d1, b;
+            ld.global.u32 r3, [d1]; ld.global.u32 r4, [d1+512]; add.u32 r4, r3, r4; E:"
+        )
+    };
     for o in schedules() {
+        run_grid(&all_write("fence.acq_rel.gpu;"), [4, 64, 1], &o).unwrap();
+        assert_eq!(run_grid(&all_write(""), [4, 64, 1], &o).unwrap_err().kind, FaultKind::Race);
         run_grid(&kernel("fence.acq_rel.gpu;"), [4, 32, 1], &o).unwrap();
         let f = run_grid(&kernel(""), [4, 32, 1], &o).unwrap_err();
         assert_eq!(f.kind, FaultKind::Race, "{f}");

@@ -144,7 +144,7 @@ fn arrive(
         ));
     }
     if let Some(h) = hazards {
-        h.named_barrier(warp.index);
+        h.named_barrier(warp.index, &mut b.fenced);
         h.release(warp.index, true, &mut b.view);
     }
     if waits {

@@ -5,8 +5,8 @@
 //! reads that location acquires it. A word remembers its last write and its last two readers.
 //!
 //! Where a strict reading of the memory model would condemn what everybody writes, it is let pass: a write of the
-//! bytes that are there already, and a barrier of the block in the place of the fence that should follow a relaxed
-//! atomic (see `named_barrier`).
+//! bytes that are there already, and a barrier of the block between a fence and the relaxed atomic that it should
+//! stand next to (see `named_barrier`).
 
 use super::{Class, Event, Hazards, MANY, Proxy, Ticks, Unit, View, get};
 use std::collections::{BTreeMap, HashMap};
@@ -229,8 +229,15 @@ impl Hazards {
     }
 
     /// The selected lanes come to a barrier of their block: what they observed through relaxed operations counts
-    /// as acquired. A fence should stand between the two; almost nobody writes it.
-    pub(crate) fn named_barrier(&mut self, warp: u32) {
+    /// as acquired, and what they released by a fence counts as released by whoever waits with them. A fence should
+    /// stand on the other side of the barrier too; almost nobody writes it.
+    pub(crate) fn named_barrier(&mut self, warp: u32, fenced: &mut View) {
         self.fence_thread(warp, true, false);
+        self.selected(warp).for_each(|c| fenced.join(&c.released));
+    }
+
+    /// The selected lanes have passed a barrier behind lanes that released this by fences.
+    pub(crate) fn acquire_fenced(&mut self, warp: u32, fenced: &View) {
+        self.selected(warp).for_each(|c| c.released.join(fenced));
     }
 }
