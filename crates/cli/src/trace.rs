@@ -96,41 +96,38 @@ pub fn write_timeline(path: &Path, trace: &[TraceEvent]) -> Result<usize, Failur
 /// The events of the Trace Event Format: a process per CTA; in it a track per role of its warps, and one per
 /// asynchronous unit.
 ///
-/// Warps take turns, so the bars of a role never overlap. What a unit works on does: where it overlaps, the track of
-/// the unit has rows.
+/// Warps take turns, so the bars of a role never overlap. What a unit works on does: it is given as pairs of a
+/// beginning and an end, all of a unit under one name, which Perfetto shows as one track with as many rows as it takes.
+/// Inside each stands what it works on.
 fn timeline(trace: &[TraceEvent]) -> Vec<Value> {
     let tracks = Tracks::new(trace);
     let mut events = tracks.names();
-    let mut rows: BTreeMap<(u32, &str), Vec<u64>> = BTreeMap::new();
-    let mut ordered: Vec<&TraceEvent> = trace.iter().collect();
-    ordered.sort_by_key(|event| event.start);
-    let mut named = BTreeSet::new();
-    for event in ordered {
+    for (id, event) in trace.iter().enumerate() {
         let place = &event.place;
         let source = place.source.as_ref().map(|(file, line)| format!("{file}:{line}"));
-        let (track, row, name) = match unit_name(event.unit) {
-            None => (tracks.of_warp(place.cta, place.warp), 0, turn_name(event)),
-            Some(unit) => {
-                let rows = rows.entry((place.cta, unit)).or_default();
-                let free = rows.iter().position(|end| *end <= event.start).unwrap_or(rows.len());
-                rows.resize(rows.len().max(free + 1), 0);
-                rows[free] = event.end.max(event.start + 1);
-                (tracks.of_unit(unit), free as u32, event.detail.clone())
-            }
+        let bar = |phase: &str, name: &str, ts: u64| {
+            json!({
+                "ph": phase, "cat": category(event.unit), "name": name, "ts": ts, "id": id,
+                "pid": place.cta, "tid": tracks.of_warp(place.cta, place.warp),
+                "args": {
+                    "warp": place.warp, "role": event.role, "opcode": place.opcode, "source": source,
+                    "ptx_line": place.line, "detail": event.detail,
+                },
+            })
         };
-        let tid = track + row;
-        if let Some(unit) = unit_name(event.unit).filter(|_| named.insert((place.cta, tid))) {
-            let label = if row == 0 { unit.to_owned() } else { format!("{unit} ({})", row + 1) };
-            events.extend(name_track(place.cta, tid, &label));
+        match unit_name(event.unit) {
+            None => {
+                let mut turn = bar("X", &turn_name(event), event.start);
+                turn["dur"] = json!(event.end - event.start);
+                events.push(turn);
+            }
+            Some(unit) => {
+                events.push(bar("b", unit, event.start));
+                events.push(bar("b", &event.detail, event.start));
+                events.push(bar("e", &event.detail, event.end));
+                events.push(bar("e", unit, event.end));
+            }
         }
-        events.push(json!({
-            "ph": "X", "cat": category(event.unit), "name": name,
-            "ts": event.start, "dur": event.end - event.start, "pid": place.cta, "tid": tid,
-            "args": {
-                "warp": place.warp, "role": event.role, "opcode": place.opcode, "source": source,
-                "ptx_line": place.line, "detail": event.detail,
-            },
-        }));
     }
     events
 }
@@ -143,16 +140,14 @@ fn turn_name(event: &TraceEvent) -> String {
     }
 }
 
-/// Asynchronous units, in the order of their tracks.
-const UNITS: [&str; 4] = ["TMA load", "tensor core", "TMA store", "cp.async"];
-
+/// The name of an asynchronous unit.
 fn unit_name(unit: TraceUnit) -> Option<&'static str> {
     match unit {
         TraceUnit::Warp => None,
-        TraceUnit::Load => Some(UNITS[0]),
-        TraceUnit::Wgmma => Some(UNITS[1]),
-        TraceUnit::Store => Some(UNITS[2]),
-        TraceUnit::CpAsync => Some(UNITS[3]),
+        TraceUnit::Load => Some("TMA load"),
+        TraceUnit::Wgmma => Some("tensor core"),
+        TraceUnit::Store => Some("TMA store"),
+        TraceUnit::CpAsync => Some("cp.async"),
     }
 }
 
@@ -166,14 +161,11 @@ fn category(unit: TraceUnit) -> &'static str {
     }
 }
 
-/// The tracks of the timeline.
+/// The tracks of roles.
 struct Tracks {
     /// The track of every warp of a CTA, and its name.
     warps: BTreeMap<(u32, u32), (u32, String)>,
 }
-
-/// Rows that the track of a unit has room for.
-const ROWS: u32 = 10_000;
 
 impl Tracks {
     /// Warps of one role share a track; where a role is that of several warpgroups, each has its own. A warp without
@@ -220,10 +212,6 @@ impl Tracks {
 
     fn of_warp(&self, cta: u32, warp: u32) -> u32 {
         self.warps.get(&(cta, warp)).map_or(warp, |track| track.0)
-    }
-
-    fn of_unit(&self, unit: &str) -> u32 {
-        (1 + UNITS.iter().position(|name| *name == unit).unwrap_or(0) as u32) * ROWS
     }
 
     /// The names of the CTAs and of their roles.
