@@ -11,6 +11,7 @@ use indicatif::ProgressBar;
 use oxigemm::plan::{Choice, Limits, Plan, Shape};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{DType, Device, Error, GemmOptions, Sim};
+use oxigemm_kernels::fp8_slim;
 use oxigemm_kernels::launch::Config;
 use oxigemm_sim::{Mutant, mutants};
 use serde_json::json;
@@ -125,7 +126,12 @@ struct Case {
 
 /// Problems that together execute every instruction of a kernel: more tiles than blocks, more blocks of K than
 /// stages, every layout of scales, edges inside the rows of a warp.
-fn cases(config: Config) -> Vec<Case> {
+fn cases(config: Config, limits: &Limits) -> Vec<Case> {
+    let fits = |case: &Case| {
+        let Spec { m, n, k, .. } = case.spec;
+        let shape = Shape { m: m as u32, n: n as u32, k: k as u32 };
+        Plan::of(case.choice, shape, limits).is_some()
+    };
     match config {
         Config::Wide(wide) => {
             let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
@@ -170,8 +176,9 @@ fn cases(config: Config) -> Vec<Case> {
                 choice: Choice::Slim { config: slim, split, stages },
                 num_sms: None,
             };
-            // As many stages as fit, used again and again; and as few as there can be.
-            vec![case(plain, 1, 16), case(plain, 1, 6), case(copied, 2, 2), case(in_place, 4, 2)]
+            // As many stages as fit, all of them used again; and as few as there can be.
+            let most = (2..=fp8_slim::MAX_STAGES).rev().map(|stages| case(plain, 1, stages)).find(fits);
+            most.into_iter().chain([case(copied, 2, 2), case(in_place, 4, 2)]).collect()
         }
     }
 }
@@ -294,12 +301,7 @@ impl Score {
     fn of(config: Config, limits: &Limits) -> Result<Score, Failure> {
         let text = config.build()?.text;
         let (mutants, sources) = (mutants(&text), sources(&text));
-        let fits = |case: &Case| {
-            let Spec { m, n, k, .. } = case.spec;
-            let shape = Shape { m: m as u32, n: n as u32, k: k as u32 };
-            Plan::of(case.choice, shape, limits).is_some()
-        };
-        let cases: Vec<Case> = cases(config).into_iter().filter(fits).collect();
+        let cases = cases(config, limits);
         let threads = thread::available_parallelism().map_or(1, usize::from).min(8);
         let parts: Vec<Vec<&Mutant>> =
             (0..threads).map(|part| mutants.iter().skip(part).step_by(threads).collect()).collect();

@@ -340,6 +340,10 @@ fn races_in_global_memory() {
     );
     racy(&handover(relaxed, poll, fence), two_ctas, [3, 5]);
     racy(&handover(&format!("{fence} {relaxed}"), poll, ""), two_ctas, [3, 5]);
+    // A loop around a compare-and-swap begins with a plain read; a plain write among atomics is a race.
+    let swap = "R: ld.global.u32 r4, [b]; L: add.u32 r5, r4, 1; mov.u32 r6, r4; atom.global.cas.b32 r4, [b], r6, r5; setp.ne.u32 p2, r4, r6; @p2 bra L;";
+    clean(swap, two_ctas);
+    racy(&format!("\n.loc 1 3 1\n{swap}\n.loc 1 5 1\n@p0 st.global.u32 [b], 7;"), two_ctas, [3, 5]);
     // Within a cluster, its barrier orders too.
     let cluster = |sync: &str| {
         format!(

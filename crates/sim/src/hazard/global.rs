@@ -5,8 +5,8 @@
 //! reads that location acquires it. A word remembers its last write and its last two readers.
 //!
 //! Where a strict reading of the memory model would condemn what everybody writes, it is let pass: a write of the
-//! bytes that are there already, and a barrier of the block between a fence and the relaxed atomic that it should
-//! stand next to (see `named_barrier`).
+//! bytes that are there already, a plain read of what others change by atomics, and a barrier of the block between
+//! a fence and the relaxed atomic that it should stand next to (see `named_barrier`).
 
 use super::{Class, Event, Hazards, MANY, Proxy, Ticks, Unit, View, get};
 use std::collections::{BTreeMap, HashMap};
@@ -104,7 +104,7 @@ impl GlobalShadow {
                         return Ok(());
                     }
                     let x = &self.events[earlier.event as usize - 1];
-                    ordered(hazards, class, x, earlier.lane, &now, lane, earlier_writes).map_err(
+                    ordered(hazards, class, x, earlier.lane, &now, lane, [earlier_writes, write]).map_err(
                         |only_proxy| GlobalConflict { earlier: *x, earlier_writes, only_proxy, address: at },
                     )
                 };
@@ -162,9 +162,11 @@ fn ordered(
     x_lane: u8,
     e: &GlobalEvent,
     e_lane: u8,
-    x_writes: bool,
+    [x_writes, e_writes]: [bool; 2],
 ) -> Result<(), bool> {
-    if x.event.strong && e.event.strong {
+    // Two strong accesses may meet; and a plain read may meet a strong write: `atomicCAS` loops begin with one.
+    let plain_write = x_writes && !x.event.strong || e_writes && !e.event.strong;
+    if x.event.strong && e.event.strong || (x.event.strong || e.event.strong) && !plain_write {
         return Ok(());
     }
     let none = Ticks::default();
