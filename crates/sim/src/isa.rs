@@ -46,6 +46,16 @@ pub(crate) enum Combine {
     Xor,
 }
 
+impl Combine {
+    pub(crate) fn apply(self, a: bool, b: bool) -> bool {
+        match self {
+            Combine::And => a && b,
+            Combine::Or => a || b,
+            Combine::Xor => a != b,
+        }
+    }
+}
+
 /// Ordering of a memory access or a barrier operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Sem {
@@ -250,6 +260,8 @@ pub(crate) enum Op {
         combine: Option<(Combine, Src)>,
         p: Option<Reg>,
         q: Option<Reg>,
+        /// Compares two halves: p is of the low one, q of the high one.
+        packed: bool,
     },
     Set {
         cmp: CmpFn,
@@ -257,6 +269,20 @@ pub(crate) enum Op {
         a: Src,
         b: Src,
         one: u64,
+        combine: Option<(Combine, Src)>,
+        /// Compares two halves, each with a result of 16 bits.
+        packed: bool,
+    },
+    /// `lop3` with a predicate.
+    Lop3 {
+        dst: Option<Reg>,
+        p: Option<Reg>,
+        src: [Src; 4],
+        combine: (Combine, Src),
+    },
+    /// Copies of whole registers: `mov.b128`.
+    Move {
+        pairs: Box<[(Reg, Src)]>,
     },
     /// `mov.b64 d, {lo, hi}`
     Pack {
@@ -294,6 +320,35 @@ pub(crate) enum Op {
         b: Src,
         c: Option<Src>,
         sem: Sem,
+    },
+    /// `atom.exch.b128` and, with `c`, `atom.cas.b128`: registers are pairs that start at the one named.
+    AtomWide {
+        space: Space,
+        dst: Option<Reg>,
+        addr: Addr,
+        b: Reg,
+        c: Option<Reg>,
+        sem: Sem,
+    },
+    /// One atomic per element; no destinations for `red`.
+    AtomVector {
+        op: AtomOp,
+        ty: crate::types::Ty,
+        space: Space,
+        dst: Box<[Option<Reg>]>,
+        addr: Addr,
+        b: Box<[Src]>,
+        sem: Sem,
+    },
+    /// `st.bulk`: zeros.
+    StoreZeros {
+        space: Space,
+        addr: Addr,
+        bytes: Src,
+    },
+    /// `discard`: 128 bytes of global memory that count as never written.
+    Discard {
+        addr: Addr,
     },
     /// `cvta` in either direction, `mapa`, `isspacep`, `getctarank`.
     CvtaTo {
@@ -364,6 +419,8 @@ pub(crate) enum Op {
     Redux {
         op: AtomOp,
         ty: crate::types::Ty,
+        /// The function of two f32, and whether it takes their magnitudes.
+        float: Option<(AluFn, bool)>,
         dst: Reg,
         a: Src,
         mask: Src,

@@ -114,6 +114,7 @@ mod parse;
 mod rng;
 mod scan;
 mod schedule;
+mod simd;
 mod special;
 mod tensor_core;
 mod tensormap;

@@ -87,6 +87,22 @@ fn place_variables(ast: &ModuleAst) -> Result<(HashMap<String, u64>, Variables),
         variables.push((v.name.clone(), start + used, bytes as usize, v.init.clone()));
         used += bytes + 16;
     }
+    for v in ast.variables.iter().filter(|v| !v.references.is_empty()) {
+        let Some((.., Some(init))) = variables.iter_mut().find(|(name, ..)| *name == v.name) else {
+            continue;
+        };
+        for r in &v.references {
+            let Some(address) = globals.get(&r.name) else {
+                return decode::fail(
+                    r.position,
+                    format!("`{}` is not a global or constant variable", r.name),
+                );
+            };
+            let bits = address.wrapping_add(r.offset as u64) & r.mask;
+            let value = bits >> r.mask.trailing_zeros().min(63);
+            init[r.at..r.at + r.bytes].copy_from_slice(&value.to_le_bytes()[..r.bytes]);
+        }
+    }
     Ok((globals, variables))
 }
 
@@ -250,7 +266,7 @@ impl Machine {
 
 fn geometry(kernel: &Kernel, launch: &Launch) -> Result<Geometry, Fault> {
     let refuse = |m: String| Err(Fault::launch(m));
-    let product = |v: [u32; 3]| v.iter().map(|x| u64::from(*x)).product::<u64>();
+    let product = |v: [u32; 3]| v.iter().fold(1u64, |p, x| p.saturating_mul(u64::from(*x)));
     if product(launch.grid) == 0
         || product(launch.grid) > 1 << 31
         || launch.grid[1] > 65535

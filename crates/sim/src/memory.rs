@@ -25,6 +25,10 @@ impl Written {
         }
     }
 
+    pub(crate) fn clear(&mut self, start: usize, len: usize) {
+        (start..start + len).for_each(|at| self.bits[at / 64] &= !(1 << (at % 64)));
+    }
+
     /// The first byte of the range that was never written.
     pub(crate) fn first_missing(&self, start: usize, len: usize) -> Option<usize> {
         let mut at = start;
@@ -182,6 +186,13 @@ impl Memory {
         let a = &mut self.allocations[i];
         a.bytes[at..at + contents.len()].copy_from_slice(contents);
         a.written.set(at, contents.len());
+        Ok(())
+    }
+
+    /// From now on a range counts as never written.
+    pub(crate) fn forget(&mut self, address: u64, len: usize) -> Result<(), Fault> {
+        let (i, at) = self.find(address, len)?;
+        self.allocations[i].written.clear(at, len);
         Ok(())
     }
 
