@@ -4,9 +4,8 @@
 //! effect outside of the register file is its own variant.
 
 use crate::ast::Space;
-use crate::mma::MmaShape;
+use crate::mma::{Accumulator, Elements, MmaShape};
 use crate::special::Special;
-use crate::tensor_core::Input;
 
 /// Index of a register in a warp's register file.
 pub(crate) type Reg = u32;
@@ -147,8 +146,8 @@ pub(crate) enum WgmmaA {
 pub(crate) struct Wgmma {
     pub(crate) n: u32,
     pub(crate) k: u32,
-    pub(crate) a_type: Input,
-    pub(crate) b_type: Input,
+    pub(crate) elements: Elements,
+    pub(crate) accumulator: Accumulator,
     pub(crate) d: Box<[Reg]>,
     pub(crate) a: WgmmaA,
     pub(crate) b: Src,

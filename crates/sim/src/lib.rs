@@ -102,6 +102,7 @@ mod exec;
 mod exit;
 mod float;
 mod hazard;
+mod integer_core;
 mod isa;
 mod machine;
 mod mbarrier;

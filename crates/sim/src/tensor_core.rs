@@ -56,6 +56,11 @@ impl Input {
         }
     }
 
+    /// The value of an element.
+    pub(crate) fn value(self, code: u32) -> f64 {
+        self.decode(code).0
+    }
+
     /// The value of an element and its exponent as a power of two (zero for a zero value).
     fn decode(self, code: u32) -> (f64, f64) {
         let format = self.format();

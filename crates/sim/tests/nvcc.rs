@@ -51,7 +51,9 @@ fn launch(entry: &str, grid: [u32; 2], block: u32, shared_bytes: u32, params: Ve
 }
 
 fn run(machine: &mut Machine, module: &Module, launch: &Launch, options: &Options) {
-    machine.run(module, launch, options).unwrap_or_else(|f| panic!("{} {}: {f}", module.target(), launch.entry));
+    machine
+        .run(module, launch, options)
+        .unwrap_or_else(|f| panic!("{} {}: {f}", module.target(), launch.entry));
 }
 
 #[test]
