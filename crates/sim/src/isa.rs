@@ -191,6 +191,8 @@ pub(crate) struct BulkCopy {
     pub(crate) mbar: Option<Addr>,
     pub(crate) multicast: Option<Src>,
     pub(crate) reduce: Option<BulkReduce>,
+    /// `.cp_mask`: which bytes of every sixteen are written.
+    pub(crate) mask: Option<Src>,
 }
 
 /// An arrival on an mbarrier.
@@ -217,6 +219,9 @@ pub(crate) enum MapField {
     ElementStride(u32),
     ElementType,
     Swizzle,
+    SwizzleAtom,
+    Interleave,
+    Fill,
 }
 
 /// One decoded operation.

@@ -132,4 +132,4 @@ pub use machine::{
 };
 pub use memory::Memory;
 pub use mutate::{Mutant, mutants};
-pub use tensormap::{Element, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};
+pub use tensormap::{Element, Fill, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};

@@ -142,7 +142,7 @@ pub(crate) fn uses(op: &Op, guard: Option<(Reg, bool)>) -> Uses {
             if let Some(m) = &b.mbar {
                 l.addr(m);
             }
-            l.addr(&b.dst).addr(&b.src).src(b.size).maybe(b.multicast)
+            l.addr(&b.dst).addr(&b.src).src(b.size).maybe(b.multicast).maybe(b.mask)
         }
         Op::Tensor(t) => {
             if let Some(m) = &t.mbar {

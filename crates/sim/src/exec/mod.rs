@@ -402,7 +402,7 @@ fn execute(
         Op::Return => Ok(control::leave(warp, g, cx, active, pc, false)),
         Op::Exit => Ok(control::leave(warp, g, cx, active, pc, true)),
         Op::Trap => Err(Fault::new(FaultKind::Trap, "the kernel executed `trap`")),
-        Op::Nop | Op::GridDependency | Op::SetMaxReg | Op::TensorPrefetch { .. } => {
+        Op::Nop | Op::GridDependency | Op::SetMaxReg => {
             if let Op::SetMaxReg = inst.op {
                 together!(aligned(warp, mask, active));
             }
@@ -489,6 +489,7 @@ fn other(
         | Op::BulkCommit
         | Op::BulkWait { .. }
         | Op::BulkPrefetch { .. }
+        | Op::TensorPrefetch { .. }
         | Op::StAsync { .. }
         | Op::TensorMapAcquire { .. }
         | Op::TensorMapReplace { .. }
