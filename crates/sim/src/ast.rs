@@ -11,6 +11,12 @@ pub struct Position {
     pub column: u32,
 }
 
+impl std::fmt::Display for Position {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PTX line {}, column {}", self.line, self.column)
+    }
+}
+
 /// A whole PTX module.
 #[derive(Clone, Debug, Default)]
 pub struct ModuleAst {

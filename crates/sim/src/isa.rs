@@ -586,8 +586,9 @@ pub(crate) struct Inst {
     pub(crate) guard: Option<(Reg, bool)>,
     /// Registers read and written.
     pub(crate) uses: crate::operands::Uses,
-    /// Line in the PTX text.
+    /// Line and column in the PTX text.
     pub(crate) line: u32,
+    pub(crate) column: u32,
     /// `.loc` in force: file number and line.
     pub(crate) loc: Option<(u32, u32)>,
 }

@@ -1,6 +1,6 @@
 //! The surface of the simulator: modules, launches, options and reports.
 
-use crate::ast::{ModuleAst, Space};
+use crate::ast::{ModuleAst, Space, Variable};
 use crate::decode::{self, Kernel, SHARED_BASE};
 use crate::error::{Fault, ParseError, Place};
 use crate::memory::{MODULE_WINDOW, Memory};
@@ -14,6 +14,8 @@ pub const MAX_SHARED_BYTES: u32 = 232_448;
 /// Most CTAs of a cluster (the non-portable limit).
 pub const MAX_CLUSTER: u32 = 16;
 const MAX_THREADS: u32 = 1024;
+/// Most instructions of a module's entries together, each with the functions that it calls.
+const MAX_INSTRUCTIONS: usize = 1 << 22;
 /// Room for the variables of one module.
 const MODULE_BYTES: u64 = 1 << 26;
 
@@ -33,8 +35,17 @@ impl Module {
         let ast = Parser::new(text).module()?;
         let (globals, variables) = place_variables(&ast)?;
         let mut kernels = BTreeMap::new();
+        let mut instructions = 0;
         for f in ast.functions.iter().filter(|f| f.entry && f.body.is_some()) {
-            kernels.insert(f.name.clone(), decode::decode(&ast, f, &globals)?);
+            let kernel = decode::decode(&ast, f, &globals)?;
+            instructions += kernel.code.len();
+            if instructions > MAX_INSTRUCTIONS {
+                return decode::fail(
+                    f.at,
+                    format!("the entries have more than {MAX_INSTRUCTIONS} instructions"),
+                );
+            }
+            kernels.insert(f.name.clone(), kernel);
         }
         Ok(Module { kernels, variables, target: ast.target })
     }
@@ -67,13 +78,18 @@ impl Module {
 
 type Variables = Vec<(String, u64, usize, Option<Vec<u8>>)>;
 
+/// Variables that live in global memory.
+fn placeable(ast: &ModuleAst) -> impl Iterator<Item = &Variable> {
+    ast.variables.iter().filter(|v| matches!(v.space, Space::Global | Space::Const))
+}
+
 fn place_variables(ast: &ModuleAst) -> Result<(HashMap<String, u64>, Variables), ParseError> {
     static MODULES: AtomicU64 = AtomicU64::new(0);
     let mut globals = HashMap::new();
     let mut variables = Vec::new();
     let mut base = None;
     let mut used = 0u64;
-    for v in ast.variables.iter().filter(|v| matches!(v.space, Space::Global | Space::Const)) {
+    for v in placeable(ast) {
         // Each module has its own range of addresses, so that two modules never share a variable.
         let start = *base.get_or_insert_with(|| {
             MODULE_WINDOW + MODULES.fetch_add(1, Ordering::Relaxed) % (1 << 18) * MODULE_BYTES
@@ -87,10 +103,8 @@ fn place_variables(ast: &ModuleAst) -> Result<(HashMap<String, u64>, Variables),
         variables.push((v.name.clone(), start + used, bytes as usize, v.init.clone()));
         used += bytes + 16;
     }
-    for v in ast.variables.iter().filter(|v| !v.references.is_empty()) {
-        let Some((.., Some(init))) = variables.iter_mut().find(|(name, ..)| *name == v.name) else {
-            continue;
-        };
+    for (v, placed) in placeable(ast).zip(&mut variables) {
+        let (_, _, _, Some(init)) = placed else { continue };
         for r in &v.references {
             let Some(address) = globals.get(&r.name) else {
                 return decode::fail(
@@ -253,8 +267,9 @@ impl Machine {
         let Some(kernel) = module.kernels.get(&launch.entry) else {
             return Err(Fault::launch(format!("the module has no entry `{}`", launch.entry)));
         };
-        let geometry = geometry(kernel, launch)?;
-        let params = parameters(kernel, launch)?;
+        let place = |f: Fault| f.note(format!("`{}` is declared at {}", kernel.name, kernel.at));
+        let geometry = geometry(kernel, launch).map_err(place)?;
+        let params = parameters(kernel, launch).map_err(place)?;
         for (_, address, bytes, init) in &module.variables {
             self.memory.place(*address, *bytes, init.as_deref());
         }

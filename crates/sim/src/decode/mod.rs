@@ -50,6 +50,8 @@ pub(crate) struct Kernel {
     pub(crate) dynamic_shared: u32,
     pub(crate) threads: Option<([u32; 3], bool)>,
     pub(crate) cluster: Option<[u32; 3]>,
+    /// Where the entry is declared.
+    pub(crate) at: Position,
     pub(crate) files: std::collections::BTreeMap<u32, String>,
 }
 
@@ -191,6 +193,7 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
         dynamic_shared,
         threads: entry.threads,
         cluster: entry.cluster,
+        at: entry.at,
         files: module.files.clone(),
     })
 }
@@ -412,24 +415,20 @@ impl<'a> Linker<'a> {
                     let (op, guard) = Decoder { linker: self, inst: i, in_entry: f.entry }.decode()?;
                     let mut uses = crate::operands::uses(&op, guard);
                     uses.copies = guard.is_none() && i.opcode[0] == "mov" && matches!(op, Op::Alu { .. });
-                    code.push(Inst { op, guard, uses, line: i.at.line, loc });
+                    let Position { line, column } = i.at;
+                    code.push(Inst { op, guard, uses, line, column, loc });
                     opcodes.push(i.opcode.join(".").into());
                 }
                 _ => {}
             }
         }
         // Falling off the end returns.
-        let line = body.iter().rev().find_map(|s| match s {
-            Statement::Instruction(i) => Some(i.at.line),
+        let last = body.iter().rev().find_map(|s| match s {
+            Statement::Instruction(i) => Some(i.at),
             _ => None,
         });
-        code.push(Inst {
-            op: Op::Return,
-            guard: None,
-            uses: Default::default(),
-            line: line.unwrap_or(f.at.line),
-            loc,
-        });
+        let Position { line, column } = last.unwrap_or(f.at);
+        code.push(Inst { op: Op::Return, guard: None, uses: Default::default(), line, column, loc });
         opcodes.push("ret".into());
         Ok(())
     }
