@@ -134,8 +134,10 @@ impl Cx<'_> {
         let Some(needed) = (groups as usize).checked_sub(1).and_then(|g| warp.wgmma.commits.get(g)) else {
             return true;
         };
-        let first = (warp.index - warp.env.warp % 4) as usize;
-        (first..first + 4).all(|i| i == warp.index as usize || self.cluster.warps[i].wgmma.issued >= *needed)
+        // The last warpgroup of a CTA may have fewer than four warps.
+        let first = warp.index - warp.env.warp % 4;
+        let end = (first + 4).min(warp.index - warp.env.warp + warp.env.warps);
+        (first..end).all(|i| i == warp.index || self.cluster.warps[i as usize].wgmma.issued >= *needed)
     }
 
     pub(crate) fn busy_register(&self, warp: &Warp, r: u32, how: &str) -> Fault {

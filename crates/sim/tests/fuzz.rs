@@ -177,16 +177,16 @@ fn survive(text: &str, seed: u64) -> bool {
             entry: entry.clone(),
             grid: [2, 1, 1],
             cluster: None,
-            block: [if seed % 3 == 0 { 128 } else { 40 }, 1, 1],
+            block: [if seed.is_multiple_of(3) { 128 } else { 40 }, 1, 1],
             shared_bytes: 16384,
             params: params.collect(),
         };
         let options = Options {
             policy: [Policy::Eager, Policy::Lazy, Policy::Random][seed as usize % 3],
             seed,
-            hazards: seed % 4 != 0,
+            hazards: !seed.is_multiple_of(4),
             instruction_limit: 2000,
-            trace: seed % 5 == 0,
+            trace: seed.is_multiple_of(5),
             ..Options::default()
         };
         let result = machine.run(&module, &launch, &options);

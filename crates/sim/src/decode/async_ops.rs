@@ -213,8 +213,8 @@ impl Decoder<'_, '_> {
         let reduce = if self.has("reduce") {
             let ty = self.ty()?;
             match self.atomic_op() {
-                Some(op) => Some(BulkReduce { op, ty }),
-                None => return self.unsupported(),
+                Some(op) if matches!(ty.bits(), 16 | 32 | 64) => Some(BulkReduce { op, ty }),
+                _ => return self.unsupported(),
             }
         } else {
             None
@@ -293,7 +293,7 @@ impl Decoder<'_, '_> {
     /// `st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{.v2}.b32 [a], b, [mbar]`
     pub(super) fn store_async(&mut self) -> Result<Op> {
         let ty = self.ty()?;
-        if !self.has("mbarrier::complete_tx::bytes") {
+        if !self.has("mbarrier::complete_tx::bytes") || !matches!(ty.bits(), 32 | 64) {
             return self.unsupported();
         }
         let reduce = if self.inst.opcode[0] == "red" {
