@@ -106,6 +106,7 @@ impl Parser<'_> {
     fn declaration(&mut self, module: &mut ModuleAst) -> Result<()> {
         let mut external = false;
         loop {
+            self.skip_space();
             let before = (self.at, self.line, self.line_start);
             let at = self.position();
             match self.directive()?.as_str() {

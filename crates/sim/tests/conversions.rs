@@ -103,7 +103,7 @@ impl Format {
         if code <= largest || satfinite || self.top == Top::Numbers || finite {
             sign | code.min(largest)
         } else if self.top == Top::Ieee {
-            sign | largest + 1
+            sign | (largest + 1)
         } else {
             sign | self.nan()
         }

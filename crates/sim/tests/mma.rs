@@ -91,11 +91,11 @@ fn products_have_the_bits_of_the_hardware() {
 #[test]
 fn integer_products_are_exact() {
     // (shape and types, rows, depth, bits, a signed, b signed, registers, bit function)
-    let product = |x: i64, y: i64| x * y;
-    let and = |x: i64, y: i64| x & y;
-    let xor = |x: i64, y: i64| x ^ y;
     type Term = fn(i64, i64) -> i64;
-    let cases: [(&str, usize, usize, u32, bool, bool, [usize; 3], Term); 9] = [
+    let product: Term = |x, y| x * y;
+    let and: Term = |x, y| x & y;
+    let xor: Term = |x, y| x ^ y;
+    let cases = [
         ("m16n8k16.row.col.s32.s8.s8.s32", 16, 16, 8, true, true, [2, 1, 4], product),
         ("m16n8k32.row.col.s32.u8.s8.s32", 16, 32, 8, false, true, [4, 2, 4], product),
         ("m8n8k16.row.col.s32.s8.u8.s32", 8, 16, 8, true, false, [1, 1, 2], product),
