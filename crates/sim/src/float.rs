@@ -424,7 +424,8 @@ const RELU: u8 = 8;
 fn half(format: Format, op: usize, flags: u8, x: [u64; 3]) -> u64 {
     let [a, b, c] = x.map(|v| {
         let v = format.decode(v & 0xffff);
-        let subnormal = format == F16 && v.abs() < crate::minifloat::power(-14);
+        let smallest = if format == F16 { -14 } else { -126 };
+        let subnormal = v.abs() < crate::minifloat::power(smallest);
         if flags & FLUSH != 0 && subnormal { 0.0f64.copysign(v) } else { v }
     });
     let pick = |first: bool| if first { a } else { b };
@@ -449,7 +450,9 @@ fn half(format: Format, op: usize, flags: u8, x: [u64; 3]) -> u64 {
         _ if value.is_nan() => 0.0,
         _ => value.clamp(0.0, 1.0),
     };
-    format.encode(value, Round::Nearest, false)
+    let code = format.encode(value, Round::Nearest, false);
+    let subnormal = code & 0x7fff < 1 << format.mantissa;
+    if flags & FLUSH != 0 && subnormal { code & 0x8000 } else { code }
 }
 
 fn half_run<const OP: usize, const BF16_INPUT: bool, const PAIR: bool, const FLAGS: u8>(

@@ -56,7 +56,7 @@
 //!   their operands and performed when the schedule says, one receiver of a multicast at a time; stores
 //!   read their source and write their target as two steps. A tensor map is 128 bytes in this crate's own
 //!   encoding, made by [`TensorMapSpec`].
-//! * **Tensor cores** (`tensor_core`, `wgmma`, `mma`): the fused, truncated sums of the hardware. A
+//! * **Tensor cores** (`tensor_core`, `integer_core`, `wgmma`, `mma`): the fused, truncated sums of the hardware. A
 //!   `wgmma` runs at any moment between its issue and the wait that covers it.
 //! * **Approximations** (`ex2`, `lg2`, `rcp.approx`, `tanh`, ...) are the correctly rounded result, which
 //!   is within the manual's bound and not always the hardware's bits.
