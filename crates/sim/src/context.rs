@@ -88,6 +88,7 @@ impl Cx<'_> {
         let rank = warp as usize / self.cluster.warps_per_cta;
         Place {
             line: inst.line,
+            column: inst.column,
             source: inst.loc.and_then(|(f, l)| Some((self.kernel.files.get(&f)?.clone(), l))),
             opcode: self.kernel.opcodes[pc as usize].to_string(),
             cta: self.cluster.ctas[rank].index,

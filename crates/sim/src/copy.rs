@@ -28,7 +28,14 @@ pub(crate) struct Pending {
 #[derive(Clone, Debug)]
 pub(crate) enum Kind {
     /// Into the shared memory of one CTA, reporting to its mbarrier.
-    Load { source: Source, cta: usize, offset: u32, bytes: u32, mbar: (usize, u32) },
+    Load {
+        source: Source,
+        cta: usize,
+        offset: u32,
+        bytes: u32,
+        mbar: (usize, u32),
+        reduce: Option<BulkReduce>,
+    },
     /// Out of shared memory; `data` once the source has been read.
     Store { cta: usize, offset: u32, bytes: u32, target: Target, data: Option<Vec<u8>> },
     /// The `cp.async` of all lanes of a warp.
@@ -48,6 +55,8 @@ pub(crate) enum Source {
 pub(crate) enum Target {
     Tensor(TensorMap, [i32; 5], Option<AtomOp>),
     Global(u64, Option<BulkReduce>),
+    /// With the bytes of every sixteen that are written.
+    Masked(u64, u16),
 }
 
 impl Target {
@@ -116,7 +125,7 @@ impl Cx<'_> {
         if let Kind::Store { cta, offset, bytes, ref target, data: None } = p.kind {
             let swizzle = match target {
                 Target::Tensor(map, ..) => map.swizzle,
-                Target::Global(..) => crate::Swizzle::None,
+                Target::Global(..) | Target::Masked(..) => crate::Swizzle::None,
             };
             let mut taken = vec![0; bytes as usize];
             for (from, at, len) in tma::pieces(swizzle, offset, bytes) {
@@ -147,7 +156,7 @@ impl Cx<'_> {
     fn finish(&mut self, p: Pending) -> Result<(), Fault> {
         let check = self.options.hazards;
         match p.kind {
-            Kind::Load { source, cta, offset, bytes, mbar } => {
+            Kind::Load { source, cta, offset, bytes, mbar, reduce } => {
                 if self.cluster.ctas[cta].exited {
                     let index = self.cluster.ctas[cta].index;
                     return Err(Fault::new(
@@ -157,7 +166,7 @@ impl Cx<'_> {
                         ),
                     ));
                 }
-                let (data, swizzle) = match source {
+                let (mut data, swizzle) = match source {
                     Source::Tensor(map, coords) => {
                         (tma::read_box(self.memory, &map, coords, check)?, map.swizzle)
                     }
@@ -166,6 +175,9 @@ impl Cx<'_> {
                     }
                     Source::Shared(c, o) => (self.shared_bytes(c, o, bytes)?.to_vec(), crate::Swizzle::None),
                 };
+                if let Some(r) = reduce {
+                    tma::combine(self.shared_bytes(cta, offset, bytes)?, &mut data, r.op, r.ty)?;
+                }
                 for (to, at, len) in tma::pieces(swizzle, offset, bytes) {
                     self.shared_store(cta, to, &data[at as usize..(at + len) as usize])?;
                 }
@@ -178,6 +190,12 @@ impl Cx<'_> {
                         tma::write_box(self.memory, &map, coords, &data, reduce)
                     }
                     Target::Global(a, None) => self.memory.write(a, &data),
+                    Target::Masked(a, mask) => {
+                        for (i, byte) in data.iter().enumerate().filter(|(i, _)| mask >> (i % 16) & 1 == 1) {
+                            self.memory.write(a + i as u64, &[*byte])?;
+                        }
+                        Ok(())
+                    }
                     Target::Global(a, Some(r)) => tma::reduce_bytes(self.memory, a, &data, r.op, r.ty),
                 }
             }

@@ -5,7 +5,7 @@ use std::fmt;
 
 /// PTX that could not be read, with the place in its text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("PTX line {}, column {}: {message}", at.line, at.column)]
+#[error("{at}: {message}")]
 pub struct ParseError {
     /// Where.
     pub at: Position,
@@ -61,6 +61,8 @@ pub enum FaultKind {
 pub struct Place {
     /// Line of the PTX text.
     pub line: u32,
+    /// Column of the PTX text.
+    pub column: u32,
     /// Source file and line from `.file` and `.loc`, when the module has them.
     pub source: Option<(String, u32)>,
     /// The opcode.
@@ -86,7 +88,8 @@ impl fmt::Display for Place {
         if let Some((file, line)) = &self.source {
             write!(f, "{file}:{line} ")?;
         }
-        write!(f, "`{}` (PTX line {}, CTA {}, warp {})", self.opcode, self.line, self.cta, self.warp)
+        let Place { opcode, line, column, cta, warp, .. } = self;
+        write!(f, "`{opcode}` (PTX line {line}, column {column}, CTA {cta}, warp {warp})")
     }
 }
 

@@ -57,7 +57,7 @@
 //!   their operands and performed when the schedule says, one receiver of a multicast at a time; stores
 //!   read their source and write their target as two steps. A tensor map is 128 bytes in this crate's own
 //!   encoding, made by [`TensorMapSpec`].
-//! * **Tensor cores** (`tensor_core`, `wgmma`, `mma`): the fused, truncated sums of the hardware. A
+//! * **Tensor cores** (`tensor_core`, `integer_core`, `wgmma`, `mma`): the fused, truncated sums of the hardware. A
 //!   `wgmma` runs at any moment between its issue and the wait that covers it.
 //! * **Approximations** (`ex2`, `lg2`, `rcp.approx`, `tanh`, ...) are the correctly rounded result, which
 //!   is within the manual's bound and not always the hardware's bits.
@@ -105,6 +105,7 @@ mod exit;
 mod explain;
 mod float;
 mod hazard;
+mod integer_core;
 mod isa;
 mod machine;
 mod mbarrier;
@@ -118,6 +119,7 @@ mod parse;
 mod rng;
 mod scan;
 mod schedule;
+mod simd;
 mod special;
 mod tensor_core;
 mod tensormap;
@@ -134,4 +136,4 @@ pub use machine::{
 };
 pub use memory::Memory;
 pub use mutate::{Mutant, mutants};
-pub use tensormap::{Element, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};
+pub use tensormap::{Element, Fill, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};

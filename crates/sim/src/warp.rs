@@ -265,6 +265,8 @@ impl Warp {
             Special::LanemaskGt => !(below | 1 << lane),
             Special::LanemaskGe => !below,
             Special::Clock => return self.clock,
+            Special::ClockHigh => (self.clock >> 32) as u32,
+            Special::ReservedEnd => crate::decode::SHARED_BASE,
             Special::DynamicSmemSize => e.dynamic_shared,
             Special::TotalSmemSize => e.total_shared,
         })

@@ -169,7 +169,7 @@ fn reduce(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, mask: u32, active:
     together!(aligned(warp, cx, pc, mask, active));
     super::in_step(warp, cx, active);
     let rank = warp.env.rank as usize;
-    let number = warp.uniform(*id, active).unwrap_or(u64::MAX) as usize;
+    let number = warp.uniform(*id, active).unwrap_or(u64::MAX) as u32 as usize;
     if let Some(done) = warp.bar_red.take() {
         if cx.cluster.ctas[rank].bars[number].generation == done {
             warp.bar_red = Some(done);

@@ -7,7 +7,7 @@ use crate::context::{Access, Cx, Location};
 use crate::copy::{Kind, LaneCopy, Source, Target, reducible};
 use crate::error::{Fault, FaultKind};
 use crate::hazard::{Event, Hazards, Proxy, Unit};
-use crate::isa::{Addr, BulkCopy, BulkWay, Op, Src, TensorCopy};
+use crate::isa::{Addr, BulkCopy, BulkReduce, BulkWay, Op, Src, TensorCopy};
 use crate::tma::{pieces, ranges};
 use crate::types::Ty;
 use crate::warp::{Wait, Warp, lanes};
@@ -34,14 +34,15 @@ pub(super) fn copy(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u
             }
         }
         Op::BulkWait { pending, read } => return bulk_wait(warp, cx, *pending, *read, active),
-        Op::BulkPrefetch { addr, .. } => {
+        Op::BulkPrefetch { addr, size } => {
             for l in lanes(active) {
-                let a = address(warp, addr, Space::Generic, l);
-                if let Location::Global(a) = cx.resolve(warp, Space::Generic, a)?
-                    && !cx.memory.contains(a, 1)
-                {
-                    return Err(Fault::new(FaultKind::OutOfBounds, format!("prefetch of {a:#x}")));
-                }
+                let bytes = warp.value(*size, l) as u32;
+                prefetch(warp, cx, addr, bytes as usize, l)?;
+            }
+        }
+        Op::TensorPrefetch { map } => {
+            for l in lanes(active) {
+                prefetch(warp, cx, map, TENSOR_MAP_BYTES, l)?;
             }
         }
         Op::CpAsync { .. } => cp_async(warp, cx, op, pc, active)?,
@@ -94,6 +95,17 @@ pub(super) fn copy(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u
         _ => {}
     }
     Ok(Next::Step)
+}
+
+/// A prefetch moves nothing here; what it names must exist.
+fn prefetch(warp: &Warp, cx: &mut Cx<'_>, addr: &Addr, bytes: usize, l: usize) -> Result<(), Fault> {
+    let a = address(warp, addr, Space::Generic, l);
+    match cx.resolve(warp, Space::Generic, a)? {
+        Location::Global(a) if !cx.memory.contains(a, bytes) => {
+            Err(Fault::new(FaultKind::OutOfBounds, format!("prefetch of {bytes} bytes at {a:#x}")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// `tensormap.cp_fenceproxy`: the warp copies a map from shared to global memory.
@@ -168,6 +180,7 @@ fn send(
     bytes: u32,
     mbar: u32,
     mbar_cta: Option<usize>,
+    reduce: Option<BulkReduce>,
 ) -> Result<(), Fault> {
     // Every receiver is checked before anything moves.
     for &cta in ranks {
@@ -175,9 +188,11 @@ fn send(
         cx.shared_range(cta, offset, bytes)?;
         cx.shared_range(owner, mbar, 8)?;
         cx.mbar(warp.index, owner, mbar, true)?;
-        let event = cx.copy_event(warp.index, pc, (owner, mbar));
+        // Reductions are atomic among themselves.
+        let event = Event { strong: reduce.is_some(), ..cx.copy_event(warp.index, pc, (owner, mbar)) };
         let span = span(swizzle, offset, bytes);
         cx.shadow_async(event, None, std::iter::once(span), cta, true)?;
+        let event = Event { strong: false, ..event };
         match source {
             Source::Shared(from, o) => {
                 cx.shadow_async(event, None, std::iter::once((*o, bytes)), *from, false)?;
@@ -192,7 +207,8 @@ fn send(
     }
     for &cta in ranks {
         let owner = mbar_cta.unwrap_or(cta);
-        let kind = Kind::Load { source: source.clone(), cta, offset, bytes, mbar: (owner, mbar) };
+        let mbar = (owner, mbar);
+        let kind = Kind::Load { source: source.clone(), cta, offset, bytes, mbar, reduce };
         cx.submit(warp.index, pc, map, kind)?;
     }
     Ok(())
@@ -242,6 +258,7 @@ fn tensor(warp: &mut Warp, cx: &mut Cx<'_>, t: &TensorCopy, pc: u32, l: usize) -
             bytes,
             at,
             owner,
+            None,
         );
     }
     let (cta, offset) = shared_at(warp, cx, &t.shared, Space::Shared, l)?;
@@ -269,6 +286,10 @@ fn store(
         Target::Global(a, _) => {
             cx.shadow_global_async(write, std::iter::once((*a, u64::from(bytes))), true)?;
         }
+        Target::Masked(a, mask) => {
+            let written = (0..u64::from(bytes)).filter(|i| mask >> (i % 16) & 1 == 1);
+            cx.shadow_global_async(write, written.map(|i| (a + i, 1)), true)?;
+        }
     }
     let id = cx.submit(warp.index, pc, map, Kind::Store { cta, offset, bytes, target, data: None })?;
     let g = warp.bulk.entry(l as u32).or_default();
@@ -294,22 +315,19 @@ fn bulk(warp: &mut Warp, cx: &mut Cx<'_>, b: &BulkCopy, pc: u32, l: usize) -> Re
             _ => Err(Fault::new(FaultKind::BadOperand, format!("{a:#x} is not a global address"))),
         }
     };
+    if b.reduce.is_some_and(|r| !reducible(r)) {
+        return Err(Fault::new(FaultKind::BadOperand, "this reduction does not exist for the type"));
+    }
     if b.way == BulkWay::SharedToGlobal {
         let (cta, offset) = shared_at(warp, cx, &b.src, Space::Shared, l)?;
         check_alignment(u64::from(offset), 16)?;
         cx.shared_range(cta, offset, bytes)?;
         let to = global(warp, cx, &b.dst)?;
-        if b.reduce.is_some_and(|r| !reducible(r)) {
-            return Err(Fault::new(FaultKind::BadOperand, "this reduction does not exist for the type"));
-        }
-        let target = Target::Global(to, b.reduce);
+        let target = match b.mask {
+            Some(mask) => Target::Masked(to, warp.value(mask, l) as u16),
+            None => Target::Global(to, b.reduce),
+        };
         return store(warp, cx, pc, l, None, Swizzle::None, (cta, offset, bytes), target);
-    }
-    if b.reduce.is_some() {
-        return Err(Fault::new(
-            FaultKind::BadOperand,
-            "a bulk reduction into shared memory is not supported",
-        ));
     }
     let (cta, offset) = shared_at(warp, cx, &b.dst, Space::Cluster, l)?;
     check_alignment(u64::from(offset), 16)?;
@@ -326,7 +344,7 @@ fn bulk(warp: &mut Warp, cx: &mut Cx<'_>, b: &BulkCopy, pc: u32, l: usize) -> Re
         cx.shared_range(c, o, bytes)?;
         Source::Shared(c, o)
     };
-    send(warp, cx, pc, None, &source, Swizzle::None, &ranks, offset, bytes, at, owner)
+    send(warp, cx, pc, None, &source, Swizzle::None, &ranks, offset, bytes, at, owner, b.reduce)
 }
 
 fn bulk_wait(warp: &mut Warp, cx: &mut Cx<'_>, pending: u32, read: bool, active: u32) -> Result<Next, Fault> {

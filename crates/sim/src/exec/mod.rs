@@ -11,7 +11,7 @@ mod whole_warp;
 
 use crate::context::Cx;
 use crate::error::{Fault, FaultKind};
-use crate::isa::{Combine, Fence, Op};
+use crate::isa::{Fence, Op};
 use crate::warp::{Group, Wait, Warp, lanes};
 
 use whole_warp::{aligned, converge, in_step};
@@ -304,21 +304,13 @@ fn execute(
             }
             Ok(Next::Step)
         }
-        Op::Setp { cmp, a, b, combine, p, q } => {
+        Op::Setp { cmp, a, b, combine, p, q, packed } => {
             for l in lanes(active) {
-                let r = cmp(warp.value(*a, l), warp.value(*b, l));
-                let with = |r: bool| match combine {
-                    None => r,
-                    Some((how, c)) => {
-                        let c = warp.value(*c, l) & 1 == 1;
-                        match how {
-                            Combine::And => r && c,
-                            Combine::Or => r || c,
-                            Combine::Xor => r != c,
-                        }
-                    }
-                };
-                let (x, y) = (with(r), with(!r));
+                let (a, b) = (warp.value(*a, l), warp.value(*b, l));
+                let r = cmp(a, b);
+                let other = if *packed { cmp(a >> 16, b >> 16) } else { !r };
+                let with = |r: bool| combine.map_or(r, |(how, c)| how.apply(r, warp.value(c, l) & 1 == 1));
+                let (x, y) = (with(r), with(other));
                 if let Some(p) = p {
                     warp.set(*p, l, u64::from(x));
                 }
@@ -328,10 +320,34 @@ fn execute(
             }
             Ok(Next::Step)
         }
-        Op::Set { cmp, dst, a, b, one } => {
+        Op::Set { cmp, dst, a, b, one, combine, packed } => {
             for l in lanes(active) {
-                let v = if cmp(warp.value(*a, l), warp.value(*b, l)) { *one } else { 0 };
+                let (a, b) = (warp.value(*a, l), warp.value(*b, l));
+                let with = |r: bool| combine.map_or(r, |(how, c)| how.apply(r, warp.value(c, l) & 1 == 1));
+                let half = |shift: u32| if with(cmp(a >> shift, b >> shift)) { *one } else { 0 };
+                let v = if *packed { half(0) | half(16) << 16 } else { half(0) };
                 warp.set(*dst, l, v);
+            }
+            Ok(Next::Step)
+        }
+        Op::Lop3 { dst, p, src, combine } => {
+            for l in lanes(active) {
+                let [a, b, c, table] = src.map(|s| warp.value(s, l));
+                let v = crate::alu::lop3(a, b, c, table);
+                let set = combine.0.apply(v != 0, warp.value(combine.1, l) & 1 == 1);
+                if let Some(d) = dst {
+                    warp.set(*d, l, v);
+                }
+                if let Some(p) = p {
+                    warp.set(*p, l, u64::from(set));
+                }
+            }
+            Ok(Next::Step)
+        }
+        Op::Move { pairs } => {
+            for l in lanes(active) {
+                let values: Vec<u64> = pairs.iter().map(|(_, s)| warp.value(*s, l)).collect();
+                pairs.iter().zip(values).for_each(|((d, _), v)| warp.set(*d, l, v));
             }
             Ok(Next::Step)
         }
@@ -364,7 +380,7 @@ fn execute(
         Op::Return => Ok(control::leave(warp, g, cx, active, pc, false)),
         Op::Exit => Ok(control::leave(warp, g, cx, active, pc, true)),
         Op::Trap => Err(Fault::new(FaultKind::Trap, "the kernel executed `trap`")),
-        Op::Nop | Op::GridDependency | Op::SetMaxReg | Op::TensorPrefetch { .. } => {
+        Op::Nop | Op::GridDependency | Op::SetMaxReg => {
             if let Op::SetMaxReg = inst.op {
                 together!(aligned(warp, cx, pc, mask, active));
                 in_step(warp, cx, active);
@@ -413,6 +429,9 @@ fn other(
     match op {
         Op::Load { .. } | Op::Store { .. } => loads::access(warp, cx, op, pc, active),
         Op::Atom { .. } => atomics::atom(warp, cx, op, pc, active),
+        Op::AtomWide { .. } => atomics::wide(warp, cx, op, pc, active),
+        Op::AtomVector { .. } => atomics::vector(warp, cx, op, pc, active),
+        Op::StoreZeros { .. } | Op::Discard { .. } => loads::clear(warp, cx, op, pc, active),
         Op::CvtaTo { .. }
         | Op::CvtaFrom { .. }
         | Op::Mapa { .. }
@@ -449,6 +468,7 @@ fn other(
         | Op::BulkCommit
         | Op::BulkWait { .. }
         | Op::BulkPrefetch { .. }
+        | Op::TensorPrefetch { .. }
         | Op::StAsync { .. }
         | Op::TensorMapAcquire { .. }
         | Op::TensorMapReplace { .. } => copies::copy(warp, cx, op, pc, active),
