@@ -245,6 +245,7 @@ impl<'k> WarpOutput<'k, '_> {
             }
             k.bulk_commit();
         });
+        k.sync_warp();
         let left_over = sums.len() as u32 * 2 % Self::MAP_TILE[1];
         if left_over > 0 {
             let (column, staged) = place(whole);

@@ -182,6 +182,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         // Every slice's partial sums are in place, and visible to the cluster.
         k.cluster_sync();
         k.if_(warp.lt(tile_warp), || block.add_partials());
+        k.sync_warp();
         // Nobody leaves while another block still reads its shared memory.
         k.cluster_sync();
     });
