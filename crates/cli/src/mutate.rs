@@ -178,7 +178,10 @@ fn cases(config: Config, limits: &Limits) -> Vec<Case> {
             };
             // As many stages as fit, all of them used again; and as few as there can be.
             let most = (2..=fp8_slim::MAX_STAGES).rev().map(|stages| case(plain, 1, stages)).find(fits);
-            most.into_iter().chain([case(copied, 2, 2), case(in_place, 4, 2)]).collect()
+            // Tall tiles are also written without a detour in every type.
+            let direct = (block_m >= 64).then(|| case(copied, 1, 2));
+            let split = [case(copied, 2, 2), case(in_place, 4, 2)];
+            most.into_iter().chain(direct).chain(split).collect()
         }
     }
 }
