@@ -6,6 +6,7 @@ mod counting;
 mod devices;
 mod gemm;
 mod inspect;
+mod mutate;
 mod output;
 mod plot;
 mod prebuild;
@@ -72,6 +73,8 @@ enum Command {
     Prebuild(prebuild::Args),
     /// Write the timeline of a problem in the simulator, for Perfetto.
     Trace(trace::Args),
+    /// Delete a kernel's synchronization piece by piece, and count what the simulator finds.
+    Mutate(mutate::Args),
     /// Run any kernel in the simulator, from its PTX and a description of its launch.
     Sim(simulate::Args),
 }
@@ -99,6 +102,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&common, &args),
         Command::Prebuild(args) => prebuild::run(&common, &args),
         Command::Trace(args) => trace::run(&common, &args),
+        Command::Mutate(args) => mutate::run(&common, &args),
         Command::Sim(args) => simulate::run(&common, &args),
     };
     match outcome {

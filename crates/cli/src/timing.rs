@@ -59,7 +59,7 @@ impl Clock {
         options: &GemmOptions,
         runs: usize,
     ) -> Result<f64, Failure> {
-        let options = GemmOptions { stream: Some(self.stream.clone()), ..options.clone() };
+        let options = GemmOptions { stream: Some(self.stream.clone().into()), ..options.clone() };
         let us = self.timer.time(&self.stream, runs, Some(&mut self.flush), || operands.run(&options))?;
         Ok(mean(&us))
     }

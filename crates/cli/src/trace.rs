@@ -1,5 +1,6 @@
 //! `oxigemm trace`: the timeline of one problem in the simulator, in the format of Perfetto.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -92,42 +93,151 @@ pub fn write_timeline(path: &Path, trace: &[TraceEvent]) -> Result<usize, Failur
     Ok(events.len())
 }
 
-/// The events of the Trace Event Format: a process per CTA, a thread per warp. Asynchronous work of one warp
-/// overlaps, so it is given as pairs of a beginning and an end, which Perfetto shows on tracks of their own.
+/// The events of the Trace Event Format: a process per CTA; in it a track per role of its warps, and one per
+/// asynchronous unit.
+///
+/// Warps take turns, so the bars of a role never overlap. What a unit works on does: it is given as pairs of a
+/// beginning and an end, all of a unit under one name, which Perfetto shows as one track with as many rows as it takes.
+/// Inside each stands what it works on.
 fn timeline(trace: &[TraceEvent]) -> Vec<Value> {
-    let mut events = Vec::with_capacity(2 * trace.len());
-    let mut warps: Vec<(u32, u32)> = trace.iter().map(|event| (event.place.cta, event.place.warp)).collect();
-    warps.sort_unstable();
-    warps.dedup();
-    let named = |what: &str, cta: u32, warp: u32, name: String| json!({ "ph": "M", "name": what, "pid": cta, "tid": warp, "args": { "name": name } });
-    for (i, &(cta, warp)) in warps.iter().enumerate() {
-        if i == 0 || warps[i - 1].0 != cta {
-            events.push(named("process_name", cta, 0, format!("CTA {cta}")));
-        }
-        events.push(named("thread_name", cta, warp, format!("warp {warp}")));
-    }
+    let tracks = Tracks::new(trace);
+    let mut events = tracks.names();
     for (id, event) in trace.iter().enumerate() {
         let place = &event.place;
         let source = place.source.as_ref().map(|(file, line)| format!("{file}:{line}"));
-        let details = json!({ "source": source, "ptx_line": place.line });
-        let at = |phase: &str, category: &str, ts: u64| {
+        let bar = |phase: &str, name: &str, ts: u64| {
             json!({
-                "ph": phase, "cat": category, "name": place.opcode, "id": id, "ts": ts,
-                "pid": place.cta, "tid": place.warp, "args": details,
+                "ph": phase, "cat": category(event.unit), "name": name, "ts": ts, "id": id,
+                "pid": place.cta, "tid": tracks.of_warp(place.cta, place.warp),
+                "args": {
+                    "warp": place.warp, "role": event.role, "opcode": place.opcode, "source": source,
+                    "ptx_line": place.line, "detail": event.detail,
+                },
             })
         };
-        match event.unit {
-            TraceUnit::Warp => {
-                let mut bar = at("X", "warp", event.start);
-                bar["dur"] = json!(event.end - event.start);
-                events.push(bar);
+        match unit_name(event.unit) {
+            None => {
+                let mut turn = bar("X", &turn_name(event), event.start);
+                turn["dur"] = json!(event.end - event.start);
+                events.push(turn);
             }
-            TraceUnit::Wgmma | TraceUnit::Copy => {
-                let category = if event.unit == TraceUnit::Copy { "copy" } else { "wgmma" };
-                events.push(at("b", category, event.start));
-                events.push(at("e", category, event.end));
+            Some(unit) => {
+                events.push(bar("b", unit, event.start));
+                events.push(bar("b", &event.detail, event.start));
+                events.push(bar("e", &event.detail, event.end));
+                events.push(bar("e", unit, event.end));
             }
         }
     }
     events
+}
+
+/// What a warp's turn is called: what it ended for, or else where.
+fn turn_name(event: &TraceEvent) -> String {
+    match event.detail.as_str() {
+        "" => event.place.opcode.clone(),
+        detail => format!("until it waits for {detail}"),
+    }
+}
+
+/// The name of an asynchronous unit.
+fn unit_name(unit: TraceUnit) -> Option<&'static str> {
+    match unit {
+        TraceUnit::Warp => None,
+        TraceUnit::Load => Some("TMA load"),
+        TraceUnit::Wgmma => Some("tensor core"),
+        TraceUnit::Store => Some("TMA store"),
+        TraceUnit::CpAsync => Some("cp.async"),
+    }
+}
+
+fn category(unit: TraceUnit) -> &'static str {
+    match unit {
+        TraceUnit::Warp => "warp",
+        TraceUnit::Wgmma => "wgmma",
+        TraceUnit::Load => "load",
+        TraceUnit::Store => "store",
+        TraceUnit::CpAsync => "cp.async",
+    }
+}
+
+/// The tracks of roles.
+struct Tracks {
+    /// The track of every warp of a CTA, and its name.
+    warps: BTreeMap<(u32, u32), (u32, String)>,
+}
+
+impl Tracks {
+    /// Warps of one role share a track; where a role is that of several warpgroups, each has its own. A warp without
+    /// a role is a track.
+    fn new(trace: &[TraceEvent]) -> Tracks {
+        let mut time: BTreeMap<(u32, u32), BTreeMap<Option<&str>, u64>> = BTreeMap::new();
+        for event in trace.iter().filter(|event| event.unit == TraceUnit::Warp) {
+            let of_warp = time.entry((event.place.cta, event.place.warp)).or_default();
+            *of_warp.entry(event.role.as_deref()).or_default() += 1 + event.end - event.start;
+        }
+        // What it does most, apart from what every warp does.
+        let role = |times: &BTreeMap<Option<&str>, u64>| {
+            let named = times.iter().filter_map(|(role, time)| role.map(|role| (*time, role)));
+            named.max().map(|(_, role)| role.to_owned())
+        };
+        let roles: BTreeMap<(u32, u32), Option<String>> =
+            time.iter().map(|(warp, times)| (*warp, role(times))).collect();
+        let mut warps = BTreeMap::new();
+        for (&(cta, warp), role) in &roles {
+            let groups: BTreeSet<u32> = roles
+                .iter()
+                .filter(|((other, _), of)| *other == cta && *of == role)
+                .map(|((_, warp), _)| warp / 4)
+                .collect();
+            let track = match role {
+                None => (warp, format!("warp {warp}")),
+                Some(role) => {
+                    // A track has the number of its first warp.
+                    let same = |(other, w): &(u32, u32)| {
+                        *other == cta && roles[&(*other, *w)].as_deref() == Some(role) && w / 4 == warp / 4
+                    };
+                    let first = roles.keys().find(|key| same(key)).map_or(warp, |(_, warp)| *warp);
+                    let number = groups.iter().position(|group| *group == warp / 4).unwrap_or(0);
+                    match groups.len() {
+                        1 => (first, role.clone()),
+                        _ => (first, format!("{role} warpgroup {number}")),
+                    }
+                }
+            };
+            warps.insert((cta, warp), track);
+        }
+        Tracks { warps }
+    }
+
+    fn of_warp(&self, cta: u32, warp: u32) -> u32 {
+        self.warps.get(&(cta, warp)).map_or(warp, |track| track.0)
+    }
+
+    /// The names of the CTAs and of their roles.
+    fn names(&self) -> Vec<Value> {
+        let mut events = Vec::new();
+        let mut known = BTreeSet::new();
+        for ((cta, _), (track, name)) in &self.warps {
+            if known.insert((*cta, None)) {
+                events.push(metadata("process_name", *cta, 0, json!({ "name": format!("CTA {cta}") })));
+            }
+            if known.insert((*cta, Some(*track))) {
+                events.extend(name_track(*cta, *track, name));
+            }
+        }
+        events
+    }
+}
+
+fn metadata(what: &str, cta: u32, track: u32, args: Value) -> Value {
+    json!({ "ph": "M", "name": what, "pid": cta, "tid": track, "args": args })
+}
+
+/// A track's name and place.
+fn name_track(cta: u32, track: u32, name: &str) -> [Value; 2] {
+    [
+        metadata("thread_name", cta, track, json!({ "name": name })),
+        metadata("thread_sort_index", cta, track, json!({ "sort_index": track })),
+    ]
 }

@@ -33,12 +33,13 @@ fn refused(arguments: &[&str]) -> (i32, String) {
 #[test]
 fn help_names_every_command_and_the_common_flags() {
     let help = stdout(&oxigemm(&["--help"]));
-    for word in
-        ["devices", "gemm", "verify", "bench", "inspect", "prebuild", "trace", "sim", "--device", "--json"]
-    {
+    for word in [
+        "devices", "gemm", "verify", "bench", "inspect", "prebuild", "trace", "mutate", "sim", "--device",
+        "--json",
+    ] {
         assert!(help.contains(word), "{word} in\n{help}");
     }
-    for command in ["devices", "gemm", "verify", "bench", "inspect", "prebuild", "trace", "sim"] {
+    for command in ["devices", "gemm", "verify", "bench", "inspect", "prebuild", "trace", "mutate", "sim"] {
         assert!(oxigemm(&[command, "--help"]).status.success(), "{command}");
     }
     assert_eq!(refused(&[]).0, 2, "without a command there is help, and no success");
@@ -104,8 +105,8 @@ fn a_product_in_the_simulator_is_checked_and_not_timed() {
 fn the_suite_runs_kernels_in_the_simulator() {
     let lines = json(&["verify", "--quick", "--device", "sim", "--json", "--filter", "slim_8x64"]);
     assert_eq!((&lines[0]["result"], &lines[1]["passed"]), (&"ok".into(), &1.into()), "{lines:?}");
-    let output = oxigemm(&["verify", "--quick", "--device", "sim", "--filter", "graph capture"]);
-    assert!(stdout(&output).contains("skipped  graph capture and replay: this needs a GPU"));
+    let output = oxigemm(&["verify", "--quick", "--device", "sim", "--filter", "programmatic"]);
+    assert!(stdout(&output).contains("skipped  programmatic launches: this needs a GPU"));
 }
 
 #[test]
@@ -120,8 +121,18 @@ fn a_timeline_is_written_for_perfetto() {
     let events = trace["traceEvents"].as_array().expect("a list of events");
     assert_eq!(found["events"].as_u64(), Some(events.len() as u64));
     let count = |key: &str, value: &str| events.iter().filter(|event| event[key] == value).count();
-    assert!(count("ph", "X") > 10 && count("cat", "copy") > 4 && count("cat", "wgmma") > 4);
-    assert_eq!(count("ph", "b"), count("ph", "e"), "what begins ends");
+    assert!(count("ph", "X") > 10 && count("cat", "load") > 4 && count("cat", "wgmma") > 4);
+    timeline_is_valid(events);
+    let names = track_names(events);
+    for track in ["producer", "scale copier", "math warpgroup 0", "TMA load", "tensor core", "cp.async"] {
+        assert!(names.iter().any(|name| name == track), "{track} in {names:?}");
+    }
+    let details = |part: &str| {
+        events
+            .iter()
+            .any(|event| event["args"]["detail"].as_str().is_some_and(|detail| detail.contains(part)))
+    };
+    assert!(details("reports to full[1]") && details("scales_full[0]"), "barriers have their names");
     assert!(
         events
             .iter()
@@ -129,6 +140,87 @@ fn a_timeline_is_written_for_perfetto() {
     );
     assert!(refused(&["trace", "-m", "0", "-n", "1", "-k", "1", "--out", path]).1.contains("at least 1"));
     assert!(refused(&["trace", "--device", "cpu", "-m", "1", "-n", "1", "-k", "1"]).1.contains("simulator"));
+}
+
+/// Every bar has a place and a length, stands on a track with a name, and overlaps no other bar of its track; what
+/// begins on a unit ends, the inner before the outer.
+fn timeline_is_valid(events: &[Value]) {
+    let mut tracks: std::collections::BTreeMap<(u64, u64), Vec<(u64, u64)>> = Default::default();
+    let mut open: std::collections::BTreeMap<u64, Vec<(&str, u64)>> = Default::default();
+    let number = |event: &Value, key: &str| event[key].as_u64().unwrap_or_else(|| panic!("{key} of {event}"));
+    let track = |event: &Value| (number(event, "pid"), number(event, "tid"));
+    for event in events {
+        let name = event["name"].as_str().expect("a name");
+        assert!(!name.is_empty(), "{event}");
+        match event["ph"].as_str() {
+            Some("M") => continue,
+            Some("X") => {
+                let start = number(event, "ts");
+                tracks.entry(track(event)).or_default().push((start, start + number(event, "dur")));
+            }
+            Some("b") => open.entry(number(event, "id")).or_default().push((name, number(event, "ts"))),
+            Some("e") => {
+                let begun = open.get_mut(&number(event, "id")).and_then(Vec::pop).expect("it has begun");
+                assert!(begun.0 == name && begun.1 <= number(event, "ts"), "{event}");
+            }
+            _ => panic!("{event}"),
+        }
+        assert!(event["args"]["ptx_line"].as_u64().is_some_and(|line| line > 0), "{event}");
+    }
+    assert!(open.values().all(Vec::is_empty), "what begins ends");
+    for (at, bars) in &mut tracks {
+        let named = |event: &&Value| event["name"] == "thread_name" && track(event) == *at;
+        assert_eq!(events.iter().filter(named).count(), 1, "track {at:?} has one name");
+        bars.sort_unstable();
+        assert!(bars.windows(2).all(|pair| pair[0].1 <= pair[1].0), "bars of track {at:?} overlap");
+    }
+}
+
+/// The names of roles and of asynchronous units.
+fn track_names(events: &[Value]) -> Vec<String> {
+    let name = |event: &Value| match event["name"].as_str() {
+        Some("thread_name") => event["args"]["name"].as_str().map(str::to_owned),
+        Some(unit) if event["ph"] == "b" => Some(unit.to_owned()),
+        _ => None,
+    };
+    events.iter().filter_map(name).collect()
+}
+
+#[test]
+fn roles_of_several_warpgroups_have_a_track_each() {
+    let dir = tempfile::tempdir().expect("a place for a file");
+    let file = dir.path().join("t.json");
+    let path = file.to_str().expect("a path of plain characters");
+    let args = ["trace", "-m", "256", "-n", "128", "-k", "512", "--choice", "wide_256x128_s3_c1x1"];
+    json(&[&args[..], &["--device", "sim:lazy", "--out", path, "--json"]].concat());
+    let text = std::fs::read_to_string(&file).expect("the timeline was written");
+    let trace: Value = serde_json::from_str(&text).expect("a timeline in JSON");
+    let events = trace["traceEvents"].as_array().expect("a list of events");
+    timeline_is_valid(events);
+    let names = track_names(events);
+    for track in ["producer", "scale copier", "math warpgroup 0", "math warpgroup 1", "TMA store"] {
+        assert!(names.iter().any(|name| name == track), "{track} in {names:?}");
+    }
+    let details: Vec<&str> = events.iter().filter_map(|event| event["args"]["detail"].as_str()).collect();
+    for part in ["a[2], reports to full[2]", "empty[0]", "a[1] x b[1]", "staging[0]"] {
+        assert!(details.iter().any(|detail| detail.contains(part)), "{part}");
+    }
+}
+
+#[test]
+fn a_comparison_with_the_simulator_needs_a_gpu() {
+    for device in ["sim", "cpu"] {
+        let (code, text) = refused(&["verify", "--compare", "sim", "--device", device]);
+        assert_eq!(code, 2);
+        assert!(text.contains("on a GPU of sm_90a and in the simulator") && text.contains(device), "{text}");
+    }
+    assert!(refused(&["verify", "--compare", "cpu"]).1.contains("possible values: sim"));
+}
+
+#[test]
+fn only_kernels_of_the_closed_set_have_mutants() {
+    assert!(refused(&["mutate", "--kernel", "gemm"]).1.contains("prebuild --list"));
+    assert!(refused(&["mutate", "--device", "cpu"]).1.contains("only the simulator"));
 }
 
 const DOUBLE: &str = "
@@ -203,7 +295,7 @@ fn the_suite_passes_on_the_cpu_and_says_what_it_skipped() {
     let last = text.lines().last().unwrap_or_default();
     assert!(last.contains(" passed, 0 failed") && last.contains("skipped"), "{text}");
     assert!(text.contains("ok       random shapes and layouts"), "{text}");
-    assert!(text.contains("skipped  graph capture and replay: this needs a GPU"), "{text}");
+    assert!(text.contains("skipped  programmatic launches: this needs a GPU"), "{text}");
 
     let lines = json(&["verify", "--quick", "--device", "cpu", "--json", "--filter", "zero"]);
     assert_eq!(lines.len(), 2, "{lines:?}");

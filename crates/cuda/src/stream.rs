@@ -220,6 +220,11 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
+    /// The GPU it belongs to.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Waits until it has happened.
     pub fn synchronize(&self) -> Result<()> {
         let _current = self.device.make_current()?;

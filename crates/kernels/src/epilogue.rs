@@ -259,18 +259,21 @@ impl<'k> WarpOutput<'k, '_> {
                 part.stage_bf16(k, part.panel_bf16(panel).1, sums);
             }
         }
-        k.fence_async_shared();
-        k.sync_warp();
         let whole = |sums: &[Var<'k, f32>]| sums.len() as u32 * 2 / Self::MAP_TILE[1];
-        k.if_(parts[0].0.lane.eq(0), || {
-            for (part, sums) in parts {
-                for panel in 0..whole(sums) {
-                    let (column, staged) = part.panel_bf16(panel);
-                    part.params.d_map.store(&[column, part.row], staged);
+        if parts.iter().any(|(_, sums)| whole(sums) > 0) {
+            k.fence_async_shared();
+            k.sync_warp();
+            k.if_(parts[0].0.lane.eq(0), || {
+                for (part, sums) in parts {
+                    for panel in 0..whole(sums) {
+                        let (column, staged) = part.panel_bf16(panel);
+                        part.params.d_map.store(&[column, part.row], staged);
+                    }
                 }
-            }
-            k.bulk_commit();
-        });
+                k.bulk_commit();
+            });
+        }
+        k.sync_warp();
         for (part, sums) in parts {
             let left_over = sums.len() as u32 * 2 % Self::MAP_TILE[1];
             if left_over > 0 {

@@ -131,6 +131,8 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let params = Params::declare(k);
     let shared = k.dynamic_shared();
+    Pipeline::name_barriers(k, ["full", "empty"], 0, MAX_STAGES);
+    ScaleRing::name_barriers(k, SCALE_BARRIERS);
     let [stages, ..] = params.tuning;
     let pipe = Pipeline::new(k, shared, stages, MAX_STAGES);
     let ring = shared.at(TILES).at(stages * cfg.stage_bytes());
@@ -151,11 +153,12 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
                 block.params.b.prefetch();
                 pipe.init(1, cfg.math_warps());
                 scales.init(cfg.math_warps());
+                k.fence_barrier_init();
             });
             k.sync_warp();
             k.barrier_arrive(0, cfg.threads());
             k.grid_dependency_wait();
-            k.if_(lane.eq(0), || block.load_tiles());
+            k.if_(lane.eq(0), || k.role("producer", || block.load_tiles()));
             k.sync_warp();
         },
         || {
@@ -163,13 +166,13 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             k.grid_dependency_wait();
         },
     );
-    k.if_(warp.eq(scale_warp) & scales.copied(), || block.copy_scales());
+    k.if_(warp.eq(scale_warp) & scales.copied(), || k.role("scales", || block.copy_scales()));
 
     // One slice needs no detour (with operands swapped: in the plain output type): each warp writes its part.
     let writable = if cfg.swapped() { block.params.output.has(OutputFlags::PLAIN) } else { k.constant(true) };
     let direct = split.eq(1) & writable;
     k.if_(warp.lt(tile_warp), || {
-        let sums = block.multiply();
+        let sums = k.role("math", || block.multiply());
         // What comes next takes the place of the tiles: no warpgroup may still read those.
         k.barrier_sync(1, cfg.math_threads());
         k.if_else(direct, || block.write(&sums), || block.share_partials(&sums));
@@ -178,6 +181,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         // Every slice's partial sums are in place, and visible to the cluster.
         k.cluster_sync();
         k.if_(warp.lt(tile_warp), || block.add_partials());
+        k.sync_warp();
         // Nobody leaves while another block still reads its shared memory.
         k.cluster_sync();
     });

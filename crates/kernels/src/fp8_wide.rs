@@ -114,6 +114,16 @@ impl SharedMap {
         let scale_barriers = layout.place(ScaleShape::BARRIER_BYTES, 8);
         SharedMap { a, b, staging, scales, barriers, scale_barriers, bytes: layout.bytes() }
     }
+
+    /// Gives names to its parts, for the simulator's messages and timeline.
+    fn name(&self, k: &Kernel, cfg: &Config) {
+        k.name_shared("a", self.a, cfg.block_m * BLOCK_K, cfg.stages);
+        k.name_shared("b", self.b, cfg.block_n * BLOCK_K, cfg.stages);
+        k.name_shared("staging", self.staging, cfg.staging_bytes(), MATH_WARPS);
+        cfg.scales().name(k, self.scales);
+        Pipeline::name_barriers(k, ["full", "empty"], self.barriers, cfg.stages);
+        ScaleRing::name_barriers(k, self.scale_barriers);
+    }
 }
 
 /// What every role of the kernel works with.
@@ -148,6 +158,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let params = Params::declare(k);
     let map = SharedMap::new(cfg);
     let shared = k.dynamic_shared();
+    map.name(k, cfg);
     let place = Place::new(k, [cfg.block_m, cfg.block_n], &params);
     let pipe = Pipeline::new(k, shared.at(map.barriers), cfg.stages, cfg.stages);
     let scales =
@@ -165,6 +176,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             block.params.output.d_map.prefetch();
             pipe.init(1, place.sharers() * MATH_WARPS);
             scales.init(MATH_WARPS);
+            k.fence_barrier_init();
         });
         k.sync_warp();
     });
@@ -176,12 +188,12 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         warp.ge(tile_warp),
         || {
             k.registers_down(PRODUCER_REGISTERS);
-            k.if_(warp.eq(tile_warp), || k.if_(k.elect(), || block.load_tiles()));
-            k.if_(warp.eq(scale_warp), || block.bring_scales());
+            k.if_(warp.eq(tile_warp), || k.if_(k.elect(), || k.role("producer", || block.load_tiles())));
+            k.if_(warp.eq(scale_warp), || k.role("scales", || block.bring_scales()));
         },
         || {
             k.registers_up(MATH_REGISTERS);
-            block.multiply();
+            k.role("math", || block.multiply());
         },
     );
     k.finish()

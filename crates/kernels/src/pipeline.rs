@@ -23,14 +23,19 @@ impl<'k> Pipeline<'k> {
         Pipeline { k, barriers, stages: stages.val(k), max_stages }
     }
 
-    /// Initializes every barrier; one thread does it, before the block (or cluster) synchronizes.
+    /// Gives names to the barriers of a ring that lies `offset` bytes into dynamic shared memory.
+    pub fn name_barriers(k: &Kernel, [full, empty]: [&str; 2], offset: u32, max_stages: u32) {
+        k.name_shared(full, offset, MBarrier::BYTES, max_stages);
+        k.name_shared(empty, offset + max_stages * MBarrier::BYTES, MBarrier::BYTES, max_stages);
+    }
+
+    /// Initializes every barrier; one thread does it and then fences, before the block (or cluster) synchronizes.
     pub fn init(&self, full_arrivals: impl Arg<'k, u32>, empty_arrivals: impl Arg<'k, u32>) {
         let (full, empty) = (full_arrivals.val(self.k), empty_arrivals.val(self.k));
         for stage in 0..self.max_stages {
             self.full(self.k.constant(stage)).init(full);
             self.empty(self.k.constant(stage)).init(empty);
         }
-        self.k.fence_barrier_init();
     }
 
     /// Ends a phase when the stage's data has landed.

@@ -53,6 +53,11 @@ impl ScaleShape {
         (self.row_bytes() + GROUP * self.column_pitch() * 4 + 8).next_multiple_of(128)
     }
 
+    /// Gives a name to the ring's slots, `offset` bytes into dynamic shared memory.
+    pub fn name(&self, k: &Kernel, offset: u32) {
+        k.name_shared("scales", offset, self.slot_bytes(), SLOTS);
+    }
+
     /// Bytes of the ring, which wants an alignment of 128.
     pub fn bytes(&self) -> u32 {
         SLOTS * self.slot_bytes()
@@ -94,7 +99,12 @@ impl<'k> ScaleRing<'k> {
         }
     }
 
-    /// Initializes the barriers; `readers` warps read the scales.
+    /// Gives names to the barriers, `offset` bytes into dynamic shared memory.
+    pub fn name_barriers(k: &Kernel, offset: u32) {
+        Pipeline::name_barriers(k, ["scales_full", "scales_empty"], offset, SLOTS);
+    }
+
+    /// Initializes the barriers; `readers` warps read the scales. The caller fences.
     pub fn init(&self, readers: u32) {
         self.pipe.init(self.copied().select(1 + WARP, 1), readers);
     }

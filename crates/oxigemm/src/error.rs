@@ -156,6 +156,12 @@ pub enum Error {
         /// The problem and where.
         shape: String,
     },
+    /// A stream that is being captured into a graph, or an event, was asked for what it cannot do.
+    #[error("a stream or event cannot do this: {reason}")]
+    Stream {
+        /// Why.
+        reason: String,
+    },
     /// A kernel could not be written: a fault of this library.
     #[error("the kernel {name} could not be built: {reason}")]
     Kernel {
@@ -202,6 +208,7 @@ impl Error {
             | Error::Tma { argument, .. } => Some(argument),
             Error::DeviceName { .. }
             | Error::Choice { .. }
+            | Error::Stream { .. }
             | Error::Kernel { .. }
             | Error::Fault { .. }
             | Error::Cuda(_) => None,

@@ -1,7 +1,5 @@
 //! The GEMM functions.
 
-use oxigemm_cuda::Stream;
-
 use crate::call::{Addresses, PlanKey};
 use crate::check::{Checked, Fp8GemmNt, Operand, Problem, Trivial};
 use crate::device::{Device, DeviceId};
@@ -10,7 +8,8 @@ use crate::error::{Error, Result};
 use crate::plan::{Choice, Limits};
 use crate::reference;
 use crate::runtime::Cuda;
-use crate::simulated::Sim;
+use crate::simulated::{Sim, Work};
+use crate::stream::Stream;
 use crate::tensor::Tensor;
 
 /// What is added to a product.
@@ -28,7 +27,7 @@ pub enum Addend<'a> {
 /// How a GEMM is run. The default is right for most calls.
 #[derive(Clone, Debug, Default)]
 pub struct GemmOptions {
-    /// The stream to put it into; the default stream where there is none. Only for a GPU.
+    /// The stream to put it into; the default stream where there is none. Only for a GPU or the simulator.
     pub stream: Option<Stream>,
     /// The kernel and its launch, instead of the planned one.
     pub choice: Option<Choice>,
@@ -93,10 +92,7 @@ pub fn fp8_gemm_nt(
     match a.device() {
         // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
         Device::Cuda(cuda) => unsafe { run(cuda, &describe(d), options) },
-        Device::Sim(sim) => {
-            refuse_stream(a.device(), options)?;
-            simulate(sim, &describe(d), options)
-        }
+        Device::Sim(sim) => simulate(sim, &describe(d), options),
         Device::Cpu => {
             refuse_stream(a.device(), options)?;
             on_cpu((a, sfa), (b, sfb), c, d)
@@ -164,17 +160,18 @@ impl RawFp8Gemm {
     }
 }
 
-/// [`fp8_gemm_nt`] on memory that the caller owns, on the stream of the options.
+/// [`fp8_gemm_nt`] on memory that the caller owns, on the stream of the options. The device is a GPU or the simulator,
+/// whose addresses are those of its tensors.
 ///
 /// The stream of another library is wrapped by [`Cuda::stream_from_raw`].
 ///
 /// # Safety
-/// Every operand must be memory of this GPU, as large as its shape and strides say. It must stay alive, and not be
+/// Every operand must be memory of this device, as large as its shape and strides say. It must stay alive, and not be
 /// written elsewhere (D also not be read), from the call until the stream has passed the kernel; where the stream
 /// is being captured, whenever the graph runs.
 ///
 /// # Errors
-/// As [`fp8_gemm_nt`].
+/// As [`fp8_gemm_nt`]. The CPU is refused: it has tensors only.
 ///
 /// ```no_run
 /// use oxigemm::{Cuda, DType, Device, GemmOptions, RawFp8Gemm, fp8_gemm_nt_raw};
@@ -191,14 +188,23 @@ impl RawFp8Gemm {
 /// // SAFETY: the engine's stream and buffers outlive the call and what it started.
 /// unsafe {
 ///     let stream = cuda.stream_from_raw(raw_stream);
-///     fp8_gemm_nt_raw(&cuda, &gemm, &GemmOptions { stream: Some(stream), ..Default::default() })?;
+///     let options = GemmOptions { stream: Some(stream.into()), ..Default::default() };
+///     fp8_gemm_nt_raw(&Device::Cuda(cuda), &gemm, &options)?;
 /// }
 /// # Ok::<(), oxigemm::Error>(())
 /// ```
-pub unsafe fn fp8_gemm_nt_raw(cuda: &Cuda, gemm: &RawFp8Gemm, options: &GemmOptions) -> Result<()> {
-    let arguments = gemm.describe(DeviceId::Cuda(cuda.gpu().ordinal()));
-    // SAFETY: the caller keeps the operands as described.
-    unsafe { run(cuda, &arguments, options) }
+pub unsafe fn fp8_gemm_nt_raw(device: &Device, gemm: &RawFp8Gemm, options: &GemmOptions) -> Result<()> {
+    let arguments = gemm.describe(device.id());
+    match device {
+        // SAFETY: the caller keeps the operands as described.
+        Device::Cuda(cuda) => unsafe { run(cuda, &arguments, options) },
+        Device::Sim(sim) => simulate(sim, &arguments, options),
+        Device::Cpu => Err(Error::Device {
+            argument: "device",
+            expected: "a GPU or the simulator".to_owned(),
+            found: device.to_string(),
+        }),
+    }
 }
 
 /// Checks, plans and launches.
@@ -206,7 +212,11 @@ pub unsafe fn fp8_gemm_nt_raw(cuda: &Cuda, gemm: &RawFp8Gemm, options: &GemmOpti
 /// # Safety
 /// As for [`fp8_gemm_nt_raw`].
 unsafe fn run(cuda: &Cuda, arguments: &Fp8GemmNt, options: &GemmOptions) -> Result<()> {
-    let stream = options.stream.as_ref().unwrap_or_else(|| cuda.default_stream());
+    let stream = match &options.stream {
+        None => cuda.default_stream(),
+        Some(Stream::Cuda(stream)) => stream,
+        Some(stream) => return Err(wrong_stream(DeviceId::Cuda(cuda.gpu().ordinal()), stream)),
+    };
     let problem = match arguments.check()? {
         Checked::Launch(problem) => problem,
         // SAFETY: the caller keeps the operands as described.
@@ -217,18 +227,27 @@ unsafe fn run(cuda: &Cuda, arguments: &Fp8GemmNt, options: &GemmOptions) -> Resu
     unsafe { prepared.launch(&addresses(arguments), stream, options.programmatic) }
 }
 
-/// Checks, plans and runs to the end.
+/// Checks, plans, and does it or has it captured.
 fn simulate(sim: &Sim, arguments: &Fp8GemmNt, options: &GemmOptions) -> Result<()> {
-    match arguments.check()? {
-        Checked::Launch(problem) => sim.run(&key(sim.limits(), problem, options), &addresses(arguments)),
+    let stream = match &options.stream {
+        None => None,
+        Some(Stream::Sim(stream)) if stream.device() == DeviceId::Sim(sim.number()) => Some(stream),
+        Some(stream) => return Err(wrong_stream(DeviceId::Sim(sim.number()), stream)),
+    };
+    let work = match arguments.check()? {
+        Checked::Launch(problem) => sim.plan(&key(sim.limits(), problem, options), &addresses(arguments))?,
         Checked::Trivial(trivial) => {
             let (d, width, rows) = output_rows(arguments);
             match (trivial, &arguments.c) {
-                (Trivial::Zero, _) => sim.clear_rows(d, width, rows),
-                (Trivial::CopyC, Some(c)) => sim.copy_rows(d, place(c), width, rows),
-                _ => Ok(()),
+                (Trivial::Zero, _) => Work::ClearRows { at: d, width, rows },
+                (Trivial::CopyC, Some(c)) => Work::CopyRows { to: d, from: place(c), width, rows },
+                _ => return Ok(()),
             }
         }
+    };
+    match stream {
+        Some(stream) => stream.put(work),
+        None => sim.perform(&work),
     }
 }
 
@@ -261,7 +280,11 @@ fn output_rows(arguments: &Fp8GemmNt) -> ([u64; 2], usize, usize) {
 
 /// # Safety
 /// As for [`fp8_gemm_nt_raw`].
-unsafe fn multiply_nothing(trivial: Trivial, arguments: &Fp8GemmNt, stream: &Stream) -> Result<()> {
+unsafe fn multiply_nothing(
+    trivial: Trivial,
+    arguments: &Fp8GemmNt,
+    stream: &oxigemm_cuda::Stream,
+) -> Result<()> {
     let (d, width, rows) = output_rows(arguments);
     match (trivial, &arguments.c) {
         // SAFETY: the check has compared D with its description; the caller keeps it.
@@ -273,15 +296,24 @@ unsafe fn multiply_nothing(trivial: Trivial, arguments: &Fp8GemmNt, stream: &Str
     Ok(())
 }
 
-/// Only a GPU has streams.
+/// The CPU has no streams.
 fn refuse_stream(device: &Device, options: &GemmOptions) -> Result<()> {
     match &options.stream {
         None => Ok(()),
         Some(stream) => Err(Error::Device {
             argument: "stream",
             expected: format!("no stream, as `a` is on {device}"),
-            found: format!("a stream of cuda:{}", stream.device().ordinal()),
+            found: format!("a stream of {}", stream.device()),
         }),
+    }
+}
+
+/// A stream belongs to the device of the operands.
+fn wrong_stream(device: DeviceId, stream: &Stream) -> Error {
+    Error::Device {
+        argument: "stream",
+        expected: format!("a stream of {device}"),
+        found: format!("a stream of {}", stream.device()),
     }
 }
 

@@ -35,7 +35,7 @@
 //! # Ok::<(), oxigemm::Error>(())
 //! ```
 //!
-//! Engines that own their memory call [`fp8_gemm_nt_raw`] with addresses and a stream.
+//! Engines that own their memory call [`fp8_gemm_nt_raw`] with addresses and a [`Stream`].
 
 mod call;
 pub mod cast;
@@ -53,6 +53,7 @@ pub mod reference;
 mod runtime;
 mod simulated;
 mod storage;
+mod stream;
 mod tensor;
 
 pub use device::{Device, DeviceId};
@@ -64,6 +65,7 @@ pub use half::{bf16, f16};
 pub use layout::MAX_RANK;
 pub use runtime::{ARCH, Cuda, Loaded, Stats};
 pub use simulated::Sim;
+pub use stream::{Event, Graph, SimEvent, SimGraph, SimStream, Stream};
 pub use tensor::Tensor;
 
 /// What the simulator is told and what it tells: see [`Sim`].

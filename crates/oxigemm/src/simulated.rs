@@ -54,6 +54,17 @@ pub struct Sim {
     inner: Arc<Inner>,
 }
 
+/// What can be put into a stream: done at once, or captured and done whenever its graph is launched.
+#[derive(Clone, Debug)]
+pub(crate) enum Work {
+    /// A kernel with its arguments.
+    Kernel { module: Arc<Module>, launch: Launch },
+    /// Rows become zero.
+    ClearRows { at: [u64; 2], width: usize, rows: usize },
+    /// Rows are copied.
+    CopyRows { to: [u64; 2], from: [u64; 2], width: usize, rows: usize },
+}
+
 struct Inner {
     number: u32,
     limits: Limits,
@@ -121,8 +132,8 @@ impl Sim {
         self.inner.number
     }
 
-    /// Plans a problem and runs its kernel to the end.
-    pub(crate) fn run(&self, key: &PlanKey, at: &Addresses) -> Result<()> {
+    /// Plans a problem: the work that computes it.
+    pub(crate) fn plan(&self, key: &PlanKey, at: &Addresses) -> Result<Work> {
         let plan = key.plan(&self.inner.limits.restricted_to(key.sms))?;
         let config = plan.choice.config();
         let module = self.module(&config)?;
@@ -132,10 +143,23 @@ impl Sim {
         let args = arguments.at(at, |operand, address| {
             map_spec(&maps, operand, address).encode().map(words).map_err(fault)
         })?;
-        let launch = launch(&plan, &name, &args);
-        let report = self.execute(module, launch).map_err(fault)?;
-        *lock(&self.inner.last) = Some(report);
-        Ok(())
+        Ok(Work::Kernel { module, launch: launch(&plan, &name, &args) })
+    }
+
+    /// Does work to the end.
+    pub(crate) fn perform(&self, work: &Work) -> Result<()> {
+        match work {
+            Work::Kernel { module, launch } => {
+                let kernel = launch.entry.clone();
+                let report = self
+                    .execute(Arc::clone(module), launch.clone())
+                    .map_err(|fault| Error::Fault { kernel, fault: Box::new(fault) })?;
+                *lock(&self.inner.last) = Some(report);
+                Ok(())
+            }
+            Work::ClearRows { at, width, rows } => self.clear_rows(*at, *width, *rows),
+            Work::CopyRows { to, from, width, rows } => self.copy_rows(*to, *from, *width, *rows),
+        }
     }
 
     /// Runs a kernel on the threads of the simulator and waits for it, without taking up other work meanwhile.

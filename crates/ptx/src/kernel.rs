@@ -50,11 +50,11 @@ pub struct Module {
 }
 
 impl Module {
-    /// The text without `.file` and `.loc`: what the code is, apart from where it was written.
+    /// The text without `.file`, `.loc` and names: what the code is, apart from where it was written.
     pub fn without_lines(&self) -> String {
         let kept = self.text.lines().filter(|line| {
             let line = line.trim_start();
-            !line.starts_with(".loc ") && !line.starts_with(".file ")
+            ![".loc ", ".file ", "//@ "].iter().any(|start| line.starts_with(start))
         });
         kept.flat_map(|line| [line, "\n"]).collect()
     }
@@ -226,6 +226,38 @@ impl Kernel {
 
     pub(crate) fn is_guarded(&self) -> bool {
         self.state.borrow().guard.is_some()
+    }
+
+    /// Names what `body` writes as the work of a role, such as the warps that load tiles.
+    ///
+    /// The name is a comment, for the simulator's timeline; the code is the same without it.
+    ///
+    /// ```
+    /// # use oxigemm_ptx::{Kernel, Target};
+    /// let k = Kernel::new("roles", Target::Sm90a);
+    /// k.role("producer", || k.if_(k.lane().eq(0), || { /* loads */ }));
+    /// assert!(k.finish()?.text.contains("//@ role producer"));
+    /// # Ok::<(), oxigemm_ptx::BuildError>(())
+    /// ```
+    pub fn role<R>(&self, name: &str, body: impl FnOnce() -> R) -> R {
+        self.comment(format_args!("role {name}"));
+        let result = body();
+        self.comment(format_args!("end {name}"));
+        result
+    }
+
+    /// Names `count` equal things of `bytes` bytes in a row, `offset` bytes into dynamic shared memory.
+    ///
+    /// The name is a comment, for the simulator's messages and its timeline: the third of them is `name[2]`.
+    pub fn name_shared(&self, name: &str, offset: u32, bytes: u32, count: u32) {
+        self.require(!name.is_empty() && !name.contains(char::is_whitespace), || {
+            format!("`{name}` is no name for a part of shared memory: it must be one word")
+        });
+        self.comment(format_args!("shared {name} {offset} {bytes} {count}"));
+    }
+
+    fn comment(&self, text: fmt::Arguments<'_>) {
+        let _ = writeln!(self.state.borrow_mut().body, "\t//@ {text}");
     }
 
     /// Appends an instruction that every target has.

@@ -6,6 +6,7 @@
 use crate::float::{Mode, f32_of, f64_of, float32, float32x2, float64, ftz, half_op};
 use crate::isa::{AluFn, CmpFn};
 use crate::minifloat::{BF16, F16};
+use crate::simd;
 use crate::types::Ty;
 
 macro_rules! int_ops {
@@ -112,7 +113,7 @@ pub(crate) fn lookup(parts: &[String], ty: Ty, m: Mode) -> Option<(AluFn, usize)
     let op = parts[0].as_str();
     let has = |s: &str| parts.iter().any(|p| p == s);
     let sources = match op {
-        "fma" | "mad" | "selp" | "bfe" | "sad" | "lop3" | "slct" | "dp4a" | "szext" => 3,
+        "fma" | "mad" | "mad24" | "selp" | "bfe" | "sad" | "fns" | "min3" | "max3" => 3,
         "abs" | "neg" | "not" | "cnot" | "popc" | "clz" | "brev" | "bfind" | "mov" | "rcp" | "sqrt"
         | "rsqrt" | "ex2" | "lg2" | "sin" | "cos" | "tanh" => 1,
         _ => 2,
@@ -122,6 +123,7 @@ pub(crate) fn lookup(parts: &[String], ty: Ty, m: Mode) -> Option<(AluFn, usize)
         Ty::F64 if op == "selp" || op == "mov" => integer(op, Ty::B64),
         Ty::F16 | Ty::Bf16 if op == "selp" || op == "mov" => integer(op, Ty::B16),
         Ty::F16x2 | Ty::Bf16x2 if op == "selp" || op == "mov" => integer(op, Ty::B32),
+        Ty::F32 if has("xorsign") => float32(&format!("{op}.xorsign"), m),
         Ty::F32 => float32(op, m),
         Ty::F32x2 => float32x2(op, m),
         Ty::F64 => float64(op, m),
@@ -135,6 +137,11 @@ pub(crate) fn lookup(parts: &[String], ty: Ty, m: Mode) -> Option<(AluFn, usize)
                 integer(if op == "mul" { "mul.lo" } else { "mad.lo" }, ty)
             }
         }
+        Ty::U16x2 | Ty::S16x2 => simd::packed(op, ty, m.relu),
+        _ if m.relu => simd::packed(op, ty, m.relu),
+        _ if op == "mul24" || op == "mad24" => simd::product24(ty, has("hi")),
+        _ if op == "szext" => simd::extend(ty, has("wrap")),
+        Ty::B32 if op == "fns" => Some(simd::FIND_NTH_SET),
         _ if op == "bfind" && has("shiftamt") => integer("bfind.shiftamt", ty),
         Ty::S32 if op == "add" && has("sat") => {
             Some((|a, b, _| (a as i32).saturating_add(b as i32) as u32 as u64) as AluFn)
@@ -215,11 +222,36 @@ pub(crate) fn compare(op: &str, ty: Ty, flush: bool) -> Option<CmpFn> {
         Ty::F32 if flush => floats!(|x| ftz(f32_of(x))),
         Ty::F32 => floats!(f32_of),
         Ty::F64 => floats!(f64_of),
-        Ty::F16 => floats!(|x| F16.decode(x)),
-        Ty::Bf16 => floats!(|x| BF16.decode(x)),
+        // Of a packed pair each half is compared by itself.
+        Ty::F16 | Ty::F16x2 => floats!(|x| F16.decode(x)),
+        Ty::Bf16 | Ty::Bf16x2 => floats!(|x| BF16.decode(x)),
         _ => return None,
     };
     Some(f)
+}
+
+macro_rules! classify {
+    ($of:expr, $name:expr) => {
+        Some(match $name {
+            "finite" => |a, _, _| u64::from($of(a).is_finite()),
+            "infinite" => |a, _, _| u64::from($of(a).is_infinite()),
+            "number" => |a, _, _| u64::from(!$of(a).is_nan()),
+            "notanumber" => |a, _, _| u64::from($of(a).is_nan()),
+            "normal" => |a, _, _| u64::from($of(a).is_normal()),
+            "subnormal" => |a, _, _| u64::from($of(a).is_subnormal()),
+            _ => return None,
+        })
+    };
+}
+
+/// `testp` of an f32.
+pub(crate) fn classify32(name: &str) -> Option<AluFn> {
+    classify!(f32_of, name)
+}
+
+/// `testp` of an f64.
+pub(crate) fn classify64(name: &str) -> Option<AluFn> {
+    classify!(f64_of, name)
 }
 
 /// `prmt.b32` in its default and named modes.

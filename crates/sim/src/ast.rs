@@ -11,6 +11,12 @@ pub struct Position {
     pub column: u32,
 }
 
+impl std::fmt::Display for Position {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PTX line {}, column {}", self.line, self.column)
+    }
+}
+
 /// A whole PTX module.
 #[derive(Clone, Debug, Default)]
 pub struct ModuleAst {
@@ -62,6 +68,8 @@ pub struct Variable {
     pub external: bool,
     /// Initial bytes, when the text gives them.
     pub init: Option<Vec<u8>>,
+    /// Addresses of other variables among the initial bytes.
+    pub references: Vec<Reference>,
     /// Where it is declared.
     pub at: Position,
 }
@@ -71,6 +79,23 @@ impl Variable {
     pub fn bytes(&self) -> u64 {
         self.element.saturating_mul(self.count)
     }
+}
+
+/// The address of a variable as (a part of) an initial value.
+#[derive(Clone, Debug)]
+pub struct Reference {
+    /// Offset in the initial bytes.
+    pub at: usize,
+    /// Bytes that it takes.
+    pub bytes: usize,
+    /// The variable.
+    pub name: String,
+    /// What is added to its address.
+    pub offset: i64,
+    /// `0xff00(name)`: bits to take from the address, moved down to the lowest of them.
+    pub mask: u64,
+    /// Where it stands.
+    pub position: Position,
 }
 
 /// An entry or a device function.

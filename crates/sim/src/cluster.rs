@@ -16,6 +16,8 @@ pub(crate) struct NamedBarrier {
     pub(crate) expected: u32,
     pub(crate) generation: u64,
     pub(crate) view: View,
+    /// What the arriving lanes have released by fences.
+    pub(crate) fenced: View,
     /// Warps that wait in this generation, and their lanes.
     pub(crate) waiters: Vec<(u32, u32)>,
     /// Predicates gathered by `bar.red`: any, all, count; and those of the last generation.
@@ -38,6 +40,8 @@ pub(crate) struct Cta {
     pub(crate) live_warps: u32,
     pub(crate) live_threads: u32,
     pub(crate) exited: bool,
+    /// Warp and instruction of the last exit.
+    pub(crate) left: (u32, u32),
 }
 
 /// The barrier of a cluster.
@@ -101,12 +105,13 @@ impl Cluster {
         b.expected = 0;
         b.generation += 1;
         b.result = std::mem::replace(&mut b.votes, (false, true, 0));
-        let view = std::mem::take(&mut b.view);
+        let (view, fenced) = (std::mem::take(&mut b.view), std::mem::take(&mut b.fenced));
         let waiters = std::mem::take(&mut b.waiters);
         if let Some(h) = &mut self.hazards {
             for (w, lanes) in waiters {
                 h.select(lanes, 0);
                 h.acquire(w, true, &view);
+                h.acquire_fenced(w, &fenced);
             }
         }
         true

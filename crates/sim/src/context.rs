@@ -5,7 +5,7 @@ use crate::ast::Space;
 use crate::cluster::Cluster;
 use crate::decode::{Kernel, SHARED_BASE};
 use crate::error::{Fault, FaultKind, Place};
-use crate::hazard::{Conflict, Event};
+use crate::hazard::{Event, GlobalShadow};
 use crate::machine::{Options, Report, TraceEvent, TraceUnit};
 use crate::memory::{LOCAL_WINDOW, Memory, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::rng::Rng;
@@ -29,6 +29,8 @@ pub(crate) struct Cx<'a> {
     pub(crate) executed: &'a mut [bool],
     /// Tensor maps in global memory that the kernel has changed.
     pub(crate) maps: &'a mut HashMap<u64, MapChange>,
+    /// Who touched global memory.
+    pub(crate) global: &'a mut GlobalShadow,
 }
 
 /// A change of a tensor map in global memory, and the fences since.
@@ -69,11 +71,13 @@ pub(crate) struct Access {
     pub(crate) strong: bool,
     /// One event per class of lanes, by the class's agent.
     events: Vec<(u32, u32)>,
+    /// The same in the shadow of global memory.
+    global: Vec<(u32, u32)>,
 }
 
 impl Access {
     pub(crate) fn new(warp: u32, pc: u32, strong: bool) -> Access {
-        Access { warp, pc, strong, events: Vec::new() }
+        Access { warp, pc, strong, events: Vec::new(), global: Vec::new() }
     }
 }
 
@@ -84,6 +88,7 @@ impl Cx<'_> {
         let rank = warp as usize / self.cluster.warps_per_cta;
         Place {
             line: inst.line,
+            column: inst.column,
             source: inst.loc.and_then(|(f, l)| Some((self.kernel.files.get(&f)?.clone(), l))),
             opcode: self.kernel.opcodes[pc as usize].to_string(),
             cta: self.cluster.ctas[rank].index,
@@ -91,12 +96,21 @@ impl Cx<'_> {
         }
     }
 
-    /// Adds a bar that ends now to the timeline.
-    pub(crate) fn trace(&mut self, unit: TraceUnit, warp: u32, pc: u32, start: u64) {
+    /// Adds a bar that ends now to the timeline; `role` is that of the warp where the instruction has none.
+    pub(crate) fn trace(
+        &mut self,
+        unit: TraceUnit,
+        warp: u32,
+        pc: u32,
+        start: u64,
+        role: Option<&str>,
+        detail: impl FnOnce(&Self) -> String,
+    ) {
         if self.options.trace {
-            let event =
-                TraceEvent { unit, place: self.place(warp, pc), start, end: self.report.instructions };
-            self.report.trace.push(event);
+            let place = self.place(warp, pc);
+            let role = self.kernel.names.role(place.line).or(role).map(str::to_owned);
+            let (detail, end) = (detail(self), self.report.instructions);
+            self.report.trace.push(TraceEvent { unit, place, role, detail, start, end });
         }
     }
 
@@ -155,10 +169,13 @@ impl Cx<'_> {
     pub(crate) fn shared_range(&self, cta: usize, offset: u32, len: u32) -> Result<usize, Fault> {
         let c = &self.cluster.ctas[cta];
         if c.exited {
-            return Err(Fault::new(
+            let mut fault = Fault::new(
                 FaultKind::PeerExited,
                 format!("shared memory of CTA {} is used after that CTA has exited", c.index),
-            ));
+            );
+            fault.other = Some(Box::new(self.exit_place(cta)));
+            fault.notes = self.barrier_notes(cta);
+            return Err(fault);
         }
         let start = u64::from(offset).wrapping_sub(u64::from(SHARED_BASE));
         if offset < SHARED_BASE || start + u64::from(len) > c.shared.len() as u64 {
@@ -172,30 +189,6 @@ impl Cx<'_> {
             ));
         }
         Ok(start as usize)
-    }
-
-    pub(crate) fn conflict(&self, c: Conflict, cta: usize, writes: bool) -> Fault {
-        let verb = |w: bool| if w { "write" } else { "read" };
-        let (kind, reason) = if c.only_proxy {
-            (FaultKind::ProxyOrder, "is ordered after it but with no proxy fence between them")
-        } else {
-            (FaultKind::Race, "is not ordered after it")
-        };
-        let mut fault = Fault::new(
-            kind,
-            format!(
-                "shared memory of CTA {} at offset {:#x}: this {} follows an earlier {} and {reason}",
-                self.cluster.ctas[cta].index,
-                c.offset,
-                verb(writes),
-                verb(c.earlier_writes),
-            ),
-        );
-        fault.other = Some(Box::new(self.place(c.earlier.warp, c.earlier.pc)));
-        for (offset, m) in self.cluster.ctas[cta].mbars.iter().take(32) {
-            fault.notes.push(format!("mbarrier at {offset:#x}: {}", m.describe()));
-        }
-        fault
     }
 
     /// Records a generic access in the shadow memory.
@@ -239,6 +232,55 @@ impl Cx<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Records a generic access to global memory.
+    fn shadow_global(
+        &mut self,
+        access: &mut Access,
+        lane: usize,
+        range: (u64, u64),
+        write: bool,
+        same: bool,
+    ) -> Result<(), Fault> {
+        let cta = self.cta_index(access.warp);
+        let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
+        let lane = lane as u8;
+        let agent = h.lane_agent(access.warp, lane);
+        let event = match access.global.iter().find(|e| e.0 == agent) {
+            Some(e) => e.1,
+            None => {
+                let event = h.global_thread_event(access.warp, lane, access.pc, access.strong, cta);
+                let id = self.global.record(event);
+                access.global.push((agent, id));
+                id
+            }
+        };
+        self.global
+            .access(h, event, Some(lane), range, write, same)
+            .map_err(|c| self.global_conflict(c, write))
+    }
+
+    /// Records an access of an asynchronous unit to global memory.
+    pub(crate) fn shadow_global_async(
+        &mut self,
+        event: Event,
+        ranges: impl Iterator<Item = (u64, u64)>,
+        write: bool,
+    ) -> Result<(), Fault> {
+        let cta = self.cta_index(event.warp);
+        let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
+        let id = self.global.record(h.global_unit_event(event, cta));
+        for range in ranges {
+            if let Err(c) = self.global.access(h, id, None, range, write, false) {
+                return Err(self.global_conflict(c, write));
+            }
+        }
+        Ok(())
+    }
+
+    fn cta_index(&self, warp: u32) -> u32 {
+        self.cluster.ctas[warp as usize / self.cluster.warps_per_cta].index
     }
 
     /// Reads shared memory; the caller has recorded the access.
@@ -327,7 +369,10 @@ impl Cx<'_> {
     ) -> Result<(), Fault> {
         let len = out.len();
         match location {
-            Location::Global(a) => out.copy_from_slice(self.memory.load(a, len, false)?),
+            Location::Global(a) => {
+                self.shadow_global(access, lane, (a, len as u64), false, false)?;
+                out.copy_from_slice(self.memory.load(a, len, false)?);
+            }
             Location::Shared(cta, offset) => {
                 let at = self.shared_range(cta, offset, len as u32)?;
                 self.shadow(access, lane, cta, offset, len as u32, false)?;
@@ -362,6 +407,8 @@ impl Cx<'_> {
         match location {
             Location::Global(a) => {
                 self.check_map_change(a, bytes.len())?;
+                let same = self.options.hazards && self.memory.read(a, bytes.len())? == bytes;
+                self.shadow_global(access, lane, (a, bytes.len() as u64), true, same)?;
                 self.memory.write(a, bytes)?;
                 *self.progress += 1;
             }

@@ -4,7 +4,7 @@ use crate::context::{Cx, Location};
 use crate::error::{Fault, FaultKind};
 use crate::hazard::{Event, Hazards, Proxy, Unit};
 use crate::isa::{AtomOp, BulkReduce};
-use crate::machine::Policy;
+use crate::machine::{Policy, TraceUnit};
 use crate::mbarrier::MbarError;
 use crate::tensormap::TensorMap;
 use crate::tma;
@@ -28,7 +28,14 @@ pub(crate) struct Pending {
 #[derive(Clone, Debug)]
 pub(crate) enum Kind {
     /// Into the shared memory of one CTA, reporting to its mbarrier.
-    Load { source: Source, cta: usize, offset: u32, bytes: u32, mbar: (usize, u32) },
+    Load {
+        source: Source,
+        cta: usize,
+        offset: u32,
+        bytes: u32,
+        mbar: (usize, u32),
+        reduce: Option<BulkReduce>,
+    },
     /// Out of shared memory; `data` once the source has been read.
     Store { cta: usize, offset: u32, bytes: u32, target: Target, data: Option<Vec<u8>> },
     /// The `cp.async` of all lanes of a warp.
@@ -48,6 +55,15 @@ pub(crate) enum Source {
 pub(crate) enum Target {
     Tensor(TensorMap, [i32; 5], Option<AtomOp>),
     Global(u64, Option<BulkReduce>),
+    /// With the bytes of every sixteen that are written.
+    Masked(u64, u16),
+}
+
+impl Target {
+    /// Whether it adds to what is there instead of replacing it; such accesses may meet.
+    pub(crate) fn reduces(&self) -> bool {
+        matches!(self, Target::Tensor(_, _, Some(_)) | Target::Global(_, Some(_)))
+    }
 }
 
 /// One lane's `cp.async`.
@@ -109,7 +125,7 @@ impl Cx<'_> {
         if let Kind::Store { cta, offset, bytes, ref target, data: None } = p.kind {
             let swizzle = match target {
                 Target::Tensor(map, ..) => map.swizzle,
-                Target::Global(..) => crate::Swizzle::None,
+                Target::Global(..) | Target::Masked(..) => crate::Swizzle::None,
             };
             let mut taken = vec![0; bytes as usize];
             for (from, at, len) in tma::pieces(swizzle, offset, bytes) {
@@ -122,14 +138,25 @@ impl Cx<'_> {
             return Ok(());
         }
         let p = self.cluster.pending.remove(index);
-        self.trace(crate::machine::TraceUnit::Copy, warp, pc, p.start);
+        let unit = match p.kind {
+            Kind::Load { .. } => TraceUnit::Load,
+            Kind::Store { .. } => TraceUnit::Store,
+            Kind::CpAsync(_) => TraceUnit::CpAsync,
+        };
+        self.trace(unit, warp, pc, p.start, None, |cx| match &p.kind {
+            Kind::Load { offset, mbar: (_, at), .. } => {
+                format!("{}, reports to {}", cx.shared_text(*offset), cx.shared_text(*at))
+            }
+            Kind::Store { offset, .. } => cx.shared_text(*offset),
+            Kind::CpAsync(list) => list.first().map_or(String::new(), |c| cx.shared_text(c.offset)),
+        });
         self.finish(p).map_err(|f| self.locate(f, warp, pc))
     }
 
     fn finish(&mut self, p: Pending) -> Result<(), Fault> {
         let check = self.options.hazards;
         match p.kind {
-            Kind::Load { source, cta, offset, bytes, mbar } => {
+            Kind::Load { source, cta, offset, bytes, mbar, reduce } => {
                 if self.cluster.ctas[cta].exited {
                     let index = self.cluster.ctas[cta].index;
                     return Err(Fault::new(
@@ -139,7 +166,7 @@ impl Cx<'_> {
                         ),
                     ));
                 }
-                let (data, swizzle) = match source {
+                let (mut data, swizzle) = match source {
                     Source::Tensor(map, coords) => {
                         (tma::read_box(self.memory, &map, coords, check)?, map.swizzle)
                     }
@@ -148,10 +175,13 @@ impl Cx<'_> {
                     }
                     Source::Shared(c, o) => (self.shared_bytes(c, o, bytes)?.to_vec(), crate::Swizzle::None),
                 };
+                if let Some(r) = reduce {
+                    tma::combine(self.shared_bytes(cta, offset, bytes)?, &mut data, r.op, r.ty)?;
+                }
                 for (to, at, len) in tma::pieces(swizzle, offset, bytes) {
                     self.shared_store(cta, to, &data[at as usize..(at + len) as usize])?;
                 }
-                self.complete_tx(mbar.0, mbar.1, bytes, p.pc)
+                self.complete_tx(mbar, bytes, (p.warp, p.pc))
             }
             Kind::Store { target, data, .. } => {
                 let data = data.unwrap_or_default();
@@ -160,6 +190,12 @@ impl Cx<'_> {
                         tma::write_box(self.memory, &map, coords, &data, reduce)
                     }
                     Target::Global(a, None) => self.memory.write(a, &data),
+                    Target::Masked(a, mask) => {
+                        for (i, byte) in data.iter().enumerate().filter(|(i, _)| mask >> (i % 16) & 1 == 1) {
+                            self.memory.write(a + i as u64, &[*byte])?;
+                        }
+                        Ok(())
+                    }
                     Target::Global(a, Some(r)) => tma::reduce_bytes(self.memory, a, &data, r.op, r.ty),
                 }
             }
@@ -178,42 +214,58 @@ impl Cx<'_> {
     }
 
     /// A copy has arrived: its bytes count toward the mbarrier's phase.
-    pub(crate) fn complete_tx(&mut self, cta: usize, at: u32, bytes: u32, pc: u32) -> Result<(), Fault> {
+    pub(crate) fn complete_tx(
+        &mut self,
+        (cta, at): (usize, u32),
+        bytes: u32,
+        (warp, pc): (u32, u32),
+    ) -> Result<(), Fault> {
         let Some(m) = self.cluster.ctas[cta].mbars.get_mut(&at) else {
             return Err(Fault::new(
                 FaultKind::BarrierInit,
-                format!("the mbarrier at {at:#x} is gone while a copy that reports to it is in flight"),
+                format!("{} is gone while a copy that reports to it is in flight", self.mbar_name(at)),
             ));
         };
         m.undelivered = m.undelivered.saturating_sub(1);
-        m.last_pc = pc;
         let result = m.expect(-i64::from(bytes)).and_then(|()| m.settle());
         match result {
-            Ok(_) => Ok(()),
+            Ok(_) => {
+                m.last = (warp, pc);
+                Ok(())
+            }
             Err(e) => Err(self.mbar_error(cta, at, e)),
         }
     }
 
     pub(crate) fn mbar_error(&self, cta: usize, at: u32, e: MbarError) -> Fault {
-        let state = self.cluster.ctas[cta].mbars.get(&at).map(|m| m.describe()).unwrap_or_default();
+        let name = self.mbar_name(at);
+        // The other side: a copy still in flight, or who changed the barrier last.
+        let reports = |p: &&Pending| matches!(p.kind, Kind::Load { mbar, .. } if mbar == (cta, at));
+        let other = match e {
+            MbarError::CompletedInFlight(_) => {
+                self.cluster.pending.iter().find(reports).map(|p| (p.warp, p.pc))
+            }
+            _ => self.cluster.ctas[cta].mbars.get(&at).map(|m| m.last),
+        };
         let (kind, message) = match e {
-            MbarError::OverArrival { pending, arrivals } => (
-                FaultKind::OverArrival,
-                format!("{arrivals} arrivals on the mbarrier at {at:#x}, which misses {pending}"),
-            ),
+            MbarError::OverArrival { pending, arrivals } => {
+                (FaultKind::OverArrival, format!("{arrivals} arrivals on {name}, which misses {pending}"))
+            }
             MbarError::TxRange(tx) => (
                 FaultKind::TransactionCount,
-                format!("the transaction count of the mbarrier at {at:#x} would be {tx}, outside of 20 bits"),
+                format!("the transaction count of {name} would be {tx}, outside of 20 bits"),
             ),
             MbarError::CompletedInFlight(n) => (
                 FaultKind::TransactionCount,
                 format!(
-                    "the phase of the mbarrier at {at:#x} completes while {n} copies of it are in flight: \
+                    "the phase of {name} completes while {n} copies of it are in flight: \
                      fewer bytes were expected than are copied"
                 ),
             ),
         };
-        Fault::new(kind, message).note(state)
+        let mut fault = Fault::new(kind, message).note(self.mbar_state(cta, at));
+        fault.other = other.map(|(warp, pc)| Box::new(self.place(warp, pc)));
+        fault
     }
 
     pub(crate) fn locate(&self, mut fault: Fault, warp: u32, pc: u32) -> Fault {
@@ -264,8 +316,17 @@ impl Cx<'_> {
                 ));
             }
         };
-        let mut access = crate::context::Access::new(warp.index, 0, false);
-        self.read(warp, 0, &mut access, location, &mut bytes)?;
+        match global {
+            // A tensor map is read through a proxy of its own, which `check_map_use` knows about.
+            Some(a) => {
+                let check = self.options.hazards;
+                bytes.copy_from_slice(self.memory.load(a, crate::TENSOR_MAP_BYTES, check)?);
+            }
+            None => {
+                let mut access = crate::context::Access::new(warp.index, 0, false);
+                self.read(warp, 0, &mut access, location, &mut bytes)?;
+            }
+        }
         Ok((TensorMap::decode(&bytes)?, global))
     }
 }

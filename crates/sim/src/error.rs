@@ -5,7 +5,7 @@ use std::fmt;
 
 /// PTX that could not be read, with the place in its text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("PTX line {}, column {}: {message}", at.line, at.column)]
+#[error("{at}: {message}")]
 pub struct ParseError {
     /// Where.
     pub at: Position,
@@ -24,7 +24,7 @@ pub enum FaultKind {
     Misaligned,
     /// A read of global memory, shared memory or a register that nothing wrote.
     Uninitialized,
-    /// Two unordered accesses to the same shared memory, one of them a write.
+    /// Two unordered accesses to the same shared or global memory, one of them a write.
     Race,
     /// A generic write and an access through the async proxy with no proxy fence between them.
     ProxyOrder,
@@ -36,6 +36,8 @@ pub enum FaultKind {
     OverArrival,
     /// Bytes that an mbarrier expects and bytes that arrive differ.
     TransactionCount,
+    /// A wait for a phase of an mbarrier that ended long ago, or that lies two ahead.
+    WrongParity,
     /// An mbarrier used before its initialization (or its fence), or initialized twice.
     BarrierInit,
     /// Shared memory of a CTA that has exited.
@@ -59,6 +61,8 @@ pub enum FaultKind {
 pub struct Place {
     /// Line of the PTX text.
     pub line: u32,
+    /// Column of the PTX text.
+    pub column: u32,
     /// Source file and line from `.file` and `.loc`, when the module has them.
     pub source: Option<(String, u32)>,
     /// The opcode.
@@ -69,12 +73,23 @@ pub struct Place {
     pub warp: u32,
 }
 
+impl Place {
+    /// The source line where there is one, else that of the PTX text.
+    pub(crate) fn line_text(&self) -> String {
+        match &self.source {
+            Some((file, line)) => format!("{file}:{line}"),
+            None => format!("PTX line {}", self.line),
+        }
+    }
+}
+
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some((file, line)) = &self.source {
             write!(f, "{file}:{line} ")?;
         }
-        write!(f, "`{}` (PTX line {}, CTA {}, warp {})", self.opcode, self.line, self.cta, self.warp)
+        let Place { opcode, line, column, cta, warp, .. } = self;
+        write!(f, "`{opcode}` (PTX line {line}, column {column}, CTA {cta}, warp {warp})")
     }
 }
 

@@ -3,11 +3,12 @@
 use crate::context::Cx;
 use crate::copy::Kind;
 use crate::error::{Fault, FaultKind};
-use crate::warp::Warp;
+use crate::warp::{CopyGroups, Warp};
 
 /// A warp has exited: what it leaves behind must be complete.
 pub(crate) fn leave(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<(), Fault> {
-    let pc = cx.kernel.code.len() as u32 - 1;
+    let pc = warp.left_at;
+    cx.cluster.ctas[warp.env.rank as usize].left = (warp.index, pc);
     let rank = warp.env.rank as usize;
     let place = |mut f: Fault, other: u32, cx: &Cx<'_>| {
         f.at = Some(Box::new(cx.place(warp.index, pc)));
@@ -20,14 +21,16 @@ pub(crate) fn leave(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<(), Fault> {
             let f = Fault::new(FaultKind::WorkInFlight, "a warp exits without waiting for its wgmma");
             return Err(place(f, w.last_pc, cx));
         }
-        let open = warp.bulk.values().any(|g| !g.open.is_empty() || g.groups.iter().any(|x| !x.is_empty()));
+        let unread =
+            |g: &&CopyGroups| !g.open.is_empty() || g.groups.iter().skip(g.read).any(|x| !x.is_empty());
         let cp = &warp.cp_async;
-        if open || !cp.open.is_empty() || !cp.groups.iter().all(|ids| cx.copies_done(ids, false)) {
+        let cp_open = !cp.open.is_empty() || !cp.groups.iter().all(|ids| cx.copies_done(ids, false));
+        if let Some(g) = warp.bulk.values().find(unread).or(cp_open.then_some(cp)) {
             let f = Fault::new(
                 FaultKind::WorkInFlight,
                 "a thread exits without waiting for its asynchronous copies (commit_group and wait_group)",
             );
-            return Err(Fault { at: Some(Box::new(cx.place(warp.index, pc))), ..f });
+            return Err(place(f, g.last_pc, cx));
         }
     }
     if let Some(h) = &mut cx.cluster.hazards {
@@ -63,6 +66,8 @@ fn exit_cta(cx: &mut Cx<'_>, rank: usize) -> Result<(), Fault> {
                 format!("CTA {} exits while this copy uses its shared memory", cx.cluster.ctas[rank].index),
             );
             f.at = Some(Box::new(cx.place(p.warp, p.pc)));
+            f.other = Some(Box::new(cx.exit_place(rank)));
+            f.notes = cx.barrier_notes(rank);
             return Err(f);
         }
         cx.perform(i)?;
@@ -73,12 +78,14 @@ fn exit_cta(cx: &mut Cx<'_>, rank: usize) -> Result<(), Fault> {
         let mut f = Fault::new(
             FaultKind::WorkInFlight,
             format!(
-                "CTA {} exits in the middle of a phase of the mbarrier at {at:#x} that copies report to",
-                cx.cluster.ctas[rank].index
+                "CTA {} exits in the middle of a phase of {} that copies report to",
+                cx.cluster.ctas[rank].index,
+                cx.mbar_name(*at)
             ),
         );
-        f.at = Some(Box::new(cx.place(m.init_warp, m.last_pc)));
-        f.notes.push(m.describe());
+        f.at = Some(Box::new(cx.exit_place(rank)));
+        f.other = Some(Box::new(cx.place(m.last.0, m.last.1)));
+        f.notes.push(cx.mbar_state(rank, *at));
         return Err(f);
     }
     check_peers(cx, rank)?;
@@ -109,5 +116,7 @@ fn check_peers(cx: &Cx<'_>, rank: usize) -> Result<(), Fault> {
         format!("CTA {index} exits and none of its warps has waited for this {what} by a peer"),
     );
     fault.at = Some(Box::new(cx.place(warp, pc)));
+    fault.other = Some(Box::new(cx.exit_place(rank)));
+    fault.notes = cx.barrier_notes(rank);
     Err(fault)
 }

@@ -197,6 +197,18 @@ float_ops! {
     Max: |a, b, _c, _r| max_f32(a, b);
     MinNan: |a, b, _c, _r| nan_or(a, b, min_f32);
     MaxNan: |a, b, _c, _r| nan_or(a, b, max_f32);
+    Min3: |a, b, c, _r| min_f32(min_f32(a, b), c);
+    Max3: |a, b, c, _r| max_f32(max_f32(a, b), c);
+    Min3Nan: |a, b, c, _r| nan_or(nan_or(a, b, min_f32), c, min_f32);
+    Max3Nan: |a, b, c, _r| nan_or(nan_or(a, b, max_f32), c, max_f32);
+    MinXorSign: |a, b, _c, _r| xor_sign(a, b, min_f32);
+    MaxXorSign: |a, b, _c, _r| xor_sign(a, b, max_f32);
+}
+
+/// `.xorsign.abs`: the smaller or larger magnitude with the product's sign.
+fn xor_sign(a: f32, b: f32, pick: fn(f32, f32) -> f32) -> f32 {
+    let sign = if a.is_sign_negative() != b.is_sign_negative() { -1.0f32 } else { 1.0 };
+    pick(a.abs(), b.abs()).copysign(sign)
 }
 
 /// Directions as constants, so that every combination is its own function.
@@ -259,14 +271,127 @@ pub(crate) fn float32(op: &str, m: Mode) -> Option<AluFn> {
         "max" if m.nan => float_pick::<MaxNan>(m),
         "min" => float_pick::<Min>(m),
         "max" => float_pick::<Max>(m),
+        "min3" if m.nan => float_pick::<Min3Nan>(m),
+        "max3" if m.nan => float_pick::<Max3Nan>(m),
+        "min3" => float_pick::<Min3>(m),
+        "max3" => float_pick::<Max3>(m),
+        "min.xorsign" if !m.nan => float_pick::<MinXorSign>(m),
+        "max.xorsign" if !m.nan => float_pick::<MaxXorSign>(m),
         "copysign" => |a, b, _| u64::from(f32_of(b).copysign(f32_of(a)).to_bits()),
         _ => return None,
     })
 }
 
+/// `add`, `sub` and `fma` of a half-precision value (two for `fma`) and an f32, in f32.
+pub(crate) fn mixed(op: &str, half: Ty, m: Mode) -> Option<AluFn> {
+    fn wide<const BF: bool>(x: u64) -> u64 {
+        let value = if BF { BF16.decode(x & 0xffff) } else { F16.decode(x & 0xffff) };
+        of_f32(value as f32)
+    }
+    fn run<O: FloatOp, const TWO: bool, const BF: bool, const ROUND: usize, const SAT: bool>(
+        a: u64,
+        b: u64,
+        c: u64,
+    ) -> u64 {
+        // `fma d, a, b, c` widens a and b; `add d, a, c` and `sub d, a, c` widen a alone.
+        let b = if TWO { wide::<BF>(b) } else { b };
+        float_run::<O, ROUND, false, SAT>(wide::<BF>(a), b, c)
+    }
+    fn pick<O: FloatOp, const TWO: bool>(half: Ty, m: Mode) -> Option<AluFn> {
+        fn rounded<O: FloatOp, const TWO: bool, const BF: bool, const SAT: bool>(m: Mode) -> AluFn {
+            match m.round {
+                Round::Zero => run::<O, TWO, BF, 1, SAT>,
+                Round::Down => run::<O, TWO, BF, 2, SAT>,
+                Round::Up => run::<O, TWO, BF, 3, SAT>,
+                _ => run::<O, TWO, BF, 0, SAT>,
+            }
+        }
+        Some(match (half, m.sat) {
+            (Ty::F16, false) => rounded::<O, TWO, false, false>(m),
+            (Ty::F16, true) => rounded::<O, TWO, false, true>(m),
+            (Ty::Bf16, false) => rounded::<O, TWO, true, false>(m),
+            (Ty::Bf16, true) => rounded::<O, TWO, true, true>(m),
+            _ => return None,
+        })
+    }
+    match op {
+        "add" => pick::<Add, false>(half, m),
+        "sub" => pick::<Sub, false>(half, m),
+        "fma" => pick::<Fma, true>(half, m),
+        _ => None,
+    }
+}
+
+/// An f64 result rounded in the direction that `ROUNDS[ROUND]` names, from the nearest one and the sign of
+/// what it misses.
+fn directed<const ROUND: usize>(nearest: f64, error: f64) -> u64 {
+    if error == 0.0 || error.is_nan() {
+        return nearest.to_bits();
+    }
+    let down = match ROUNDS[ROUND] {
+        Round::Down => true,
+        Round::Up => false,
+        _ => nearest > 0.0,
+    };
+    match (down, error < 0.0) {
+        (true, true) => nearest.next_down().to_bits(),
+        (false, false) => nearest.next_up().to_bits(),
+        _ => nearest.to_bits(),
+    }
+}
+
+/// The exact error of a sum.
+fn sum_error(a: f64, b: f64, s: f64) -> f64 {
+    let t = s - a;
+    (a - (s - t)) + (b - t)
+}
+
+/// f64 with directed rounding; the error terms are exact unless they underflow.
+fn float64_directed<const ROUND: usize>(op: &str) -> Option<AluFn> {
+    Some(match op {
+        "add" => |a, b, _| {
+            let (a, b) = (f64_of(a), f64_of(b));
+            let s = exact_zero(a + b, a, b, ROUNDS[ROUND]);
+            directed::<ROUND>(s, sum_error(a, b, a + b))
+        },
+        "sub" => |a, b, _| {
+            let (a, b) = (f64_of(a), -f64_of(b));
+            let s = exact_zero(a + b, a, b, ROUNDS[ROUND]);
+            directed::<ROUND>(s, sum_error(a, b, a + b))
+        },
+        "mul" => |a, b, _| {
+            let (a, b) = (f64_of(a), f64_of(b));
+            directed::<ROUND>(a * b, a.mul_add(b, -(a * b)))
+        },
+        "fma" | "mad" => |a, b, c| {
+            let (a, b, c) = (f64_of(a), f64_of(b), f64_of(c));
+            // The product as two numbers, then the error of adding the third to both.
+            let (p, low) = (a * b, a.mul_add(b, -(a * b)));
+            let s = a.mul_add(b, c);
+            let (high, rest) = (p + c, sum_error(p, c, p + c));
+            directed::<ROUND>(exact_zero(s, p, c, ROUNDS[ROUND]), (high - s) + (rest + low))
+        },
+        "div" => |a, b, _| quotient::<ROUND>(f64_of(a), f64_of(b)),
+        "rcp" => |a, _, _| quotient::<ROUND>(1.0, f64_of(a)),
+        "sqrt" => |a, _, _| {
+            let a = f64_of(a);
+            directed::<ROUND>(a.sqrt(), (-a.sqrt()).mul_add(a.sqrt(), a))
+        },
+        _ => return None,
+    })
+}
+
+fn quotient<const ROUND: usize>(a: f64, b: f64) -> u64 {
+    let q = a / b;
+    directed::<ROUND>(q, (-q).mul_add(b, a) * b.signum())
+}
+
 pub(crate) fn float64(op: &str, m: Mode) -> Option<AluFn> {
-    if m.round != Round::Nearest {
-        return None;
+    match m.round {
+        Round::Zero => return float64_directed::<1>(op),
+        Round::Down => return float64_directed::<2>(op),
+        Round::Up => return float64_directed::<3>(op),
+        _ => {}
     }
     Some(match op {
         "add" => |a, b, _| (f64_of(a) + f64_of(b)).to_bits(),
@@ -299,7 +424,8 @@ const RELU: u8 = 8;
 fn half(format: Format, op: usize, flags: u8, x: [u64; 3]) -> u64 {
     let [a, b, c] = x.map(|v| {
         let v = format.decode(v & 0xffff);
-        let subnormal = format == F16 && v.abs() < crate::minifloat::power(-14);
+        let smallest = if format == F16 { -14 } else { -126 };
+        let subnormal = v.abs() < crate::minifloat::power(smallest);
         if flags & FLUSH != 0 && subnormal { 0.0f64.copysign(v) } else { v }
     });
     let pick = |first: bool| if first { a } else { b };
@@ -324,7 +450,9 @@ fn half(format: Format, op: usize, flags: u8, x: [u64; 3]) -> u64 {
         _ if value.is_nan() => 0.0,
         _ => value.clamp(0.0, 1.0),
     };
-    format.encode(value, Round::Nearest, false)
+    let code = format.encode(value, Round::Nearest, false);
+    let subnormal = code & 0x7fff < 1 << format.mantissa;
+    if flags & FLUSH != 0 && subnormal { code & 0x8000 } else { code }
 }
 
 fn half_run<const OP: usize, const BF16_INPUT: bool, const PAIR: bool, const FLAGS: u8>(

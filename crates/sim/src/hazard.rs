@@ -1,4 +1,4 @@
-//! Shared-memory hazards: who touched each word last, and what orders the next access after it.
+//! Memory hazards: who touched each word last, and what orders the next access after it.
 //!
 //! Time is a vector clock. Its components are *agents*: the lanes of a warp that are in step, and every unit
 //! that works on its own (a warp's `wgmma`, its bulk stores, its `cp.async`, and each mbarrier for the copies
@@ -14,13 +14,34 @@
 //! mechanism hands out later: the phase of the mbarrier, or the number of the group. So a missing wait
 //! is found under every schedule, also one where the copy happens to be early.
 
+mod global;
 mod order;
+
+pub(crate) use global::{GlobalConflict, GlobalShadow};
+
+use std::collections::BTreeMap;
 
 /// What a warp, or a barrier on its behalf, has synchronized with.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct View {
     seen: Vec<u32>,
     proxied: Vec<u32>,
+    /// The same for other clusters, with which only global memory synchronizes.
+    others: BTreeMap<u32, Ticks>,
+}
+
+/// The ticks of one cluster's agents: seen as such, and through a proxy fence.
+#[derive(Clone, Debug, Default)]
+struct Ticks {
+    seen: Vec<u32>,
+    proxied: Vec<u32>,
+}
+
+impl Ticks {
+    fn join(&mut self, other: &Ticks) {
+        join(&mut self.seen, &other.seen);
+        join(&mut self.proxied, &other.proxied);
+    }
 }
 
 fn join(into: &mut Vec<u32>, from: &[u32]) {
@@ -48,6 +69,9 @@ impl View {
     pub(crate) fn join(&mut self, other: &View) {
         join(&mut self.seen, &other.seen);
         join(&mut self.proxied, &other.proxied);
+        for (cluster, ticks) in &other.others {
+            self.others.entry(*cluster).or_default().join(ticks);
+        }
     }
 
     pub(crate) fn raise(&mut self, agent: u32, tick: u32) {
@@ -61,6 +85,7 @@ impl View {
     pub(crate) fn clear(&mut self) {
         self.seen.clear();
         self.proxied.clear();
+        self.others.clear();
     }
 }
 
@@ -71,10 +96,12 @@ pub(crate) enum Unit {
     BulkStore,
     CpAsync,
     MbarInit,
+    /// The writes of bulk stores, which are complete later than the reads of their sources.
+    BulkWrite,
 }
 
 /// Agents per warp; the first is the warp's own threads.
-const UNITS: u32 = 5;
+const UNITS: u32 = 6;
 
 /// How an access reaches memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,6 +202,8 @@ struct Clock {
 
 /// The hazard state of one cluster.
 pub(crate) struct Hazards {
+    /// Which cluster of the grid this is.
+    cluster: u32,
     clocks: Vec<Clock>,
     /// The lanes of the running instruction (with those that have exited), and the first that runs.
     selected: u32,
@@ -184,7 +213,7 @@ pub(crate) struct Hazards {
     events: Vec<Recorded>,
     sets: Vec<Vec<u32>>,
     agents: u32,
-    /// Views released to memory locations by strong stores and atomics.
+    /// Views released to shared-memory locations by strong stores and atomics.
     locations: std::collections::HashMap<u64, View>,
     /// Per CTA: the views of its warps at their exits.
     exits: Vec<View>,
@@ -194,7 +223,7 @@ pub(crate) struct Hazards {
 const COMPACT_AT: usize = 1 << 19;
 
 impl Hazards {
-    pub(crate) fn new(warps: usize, ctas: usize, base: u32, bytes: u32) -> Hazards {
+    pub(crate) fn new(cluster: u32, warps: usize, ctas: usize, base: u32, bytes: u32) -> Hazards {
         let cells = bytes.div_ceil(4) as usize;
         let event = Event { agent: 0, tick: 0, proxy: Proxy::Generic, strong: false, warp: 0, pc: 0 };
         let clock = |w: u32| {
@@ -204,6 +233,7 @@ impl Hazards {
             Clock { classes: vec![class], ..Clock::default() }
         };
         Hazards {
+            cluster,
             clocks: (0..warps as u32).map(clock).collect(),
             selected: u32::MAX,
             lead: 0,

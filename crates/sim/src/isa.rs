@@ -4,9 +4,8 @@
 //! effect outside of the register file is its own variant.
 
 use crate::ast::Space;
-use crate::mma::MmaShape;
+use crate::mma::{Accumulator, Elements, MmaShape};
 use crate::special::Special;
-use crate::tensor_core::Input;
 
 /// Index of a register in a warp's register file.
 pub(crate) type Reg = u32;
@@ -44,6 +43,16 @@ pub(crate) enum Combine {
     And,
     Or,
     Xor,
+}
+
+impl Combine {
+    pub(crate) fn apply(self, a: bool, b: bool) -> bool {
+        match self {
+            Combine::And => a && b,
+            Combine::Or => a || b,
+            Combine::Xor => a != b,
+        }
+    }
 }
 
 /// Ordering of a memory access or a barrier operation.
@@ -137,8 +146,8 @@ pub(crate) enum WgmmaA {
 pub(crate) struct Wgmma {
     pub(crate) n: u32,
     pub(crate) k: u32,
-    pub(crate) a_type: Input,
-    pub(crate) b_type: Input,
+    pub(crate) elements: Elements,
+    pub(crate) accumulator: Accumulator,
     pub(crate) d: Box<[Reg]>,
     pub(crate) a: WgmmaA,
     pub(crate) b: Src,
@@ -182,6 +191,8 @@ pub(crate) struct BulkCopy {
     pub(crate) mbar: Option<Addr>,
     pub(crate) multicast: Option<Src>,
     pub(crate) reduce: Option<BulkReduce>,
+    /// `.cp_mask`: which bytes of every sixteen are written.
+    pub(crate) mask: Option<Src>,
 }
 
 /// An arrival on an mbarrier.
@@ -208,6 +219,9 @@ pub(crate) enum MapField {
     ElementStride(u32),
     ElementType,
     Swizzle,
+    SwizzleAtom,
+    Interleave,
+    Fill,
 }
 
 /// One decoded operation.
@@ -250,6 +264,8 @@ pub(crate) enum Op {
         combine: Option<(Combine, Src)>,
         p: Option<Reg>,
         q: Option<Reg>,
+        /// Compares two halves: p is of the low one, q of the high one.
+        packed: bool,
     },
     Set {
         cmp: CmpFn,
@@ -257,6 +273,20 @@ pub(crate) enum Op {
         a: Src,
         b: Src,
         one: u64,
+        combine: Option<(Combine, Src)>,
+        /// Compares two halves, each with a result of 16 bits.
+        packed: bool,
+    },
+    /// `lop3` with a predicate.
+    Lop3 {
+        dst: Option<Reg>,
+        p: Option<Reg>,
+        src: [Src; 4],
+        combine: (Combine, Src),
+    },
+    /// Copies of whole registers: `mov.b128`.
+    Move {
+        pairs: Box<[(Reg, Src)]>,
     },
     /// `mov.b64 d, {lo, hi}`
     Pack {
@@ -294,6 +324,35 @@ pub(crate) enum Op {
         b: Src,
         c: Option<Src>,
         sem: Sem,
+    },
+    /// `atom.exch.b128` and, with `c`, `atom.cas.b128`: registers are pairs that start at the one named.
+    AtomWide {
+        space: Space,
+        dst: Option<Reg>,
+        addr: Addr,
+        b: Reg,
+        c: Option<Reg>,
+        sem: Sem,
+    },
+    /// One atomic per element; no destinations for `red`.
+    AtomVector {
+        op: AtomOp,
+        ty: crate::types::Ty,
+        space: Space,
+        dst: Box<[Option<Reg>]>,
+        addr: Addr,
+        b: Box<[Src]>,
+        sem: Sem,
+    },
+    /// `st.bulk`: zeros.
+    StoreZeros {
+        space: Space,
+        addr: Addr,
+        bytes: Src,
+    },
+    /// `discard`: 128 bytes of global memory that count as never written.
+    Discard {
+        addr: Addr,
     },
     /// `cvta` in either direction, `mapa`, `isspacep`, `getctarank`.
     CvtaTo {
@@ -364,6 +423,8 @@ pub(crate) enum Op {
     Redux {
         op: AtomOp,
         ty: crate::types::Ty,
+        /// The function of two f32, and whether it takes their magnitudes.
+        float: Option<(AluFn, bool)>,
         dst: Reg,
         a: Src,
         mask: Src,
@@ -525,8 +586,9 @@ pub(crate) struct Inst {
     pub(crate) guard: Option<(Reg, bool)>,
     /// Registers read and written.
     pub(crate) uses: crate::operands::Uses,
-    /// Line in the PTX text.
+    /// Line and column in the PTX text.
     pub(crate) line: u32,
+    pub(crate) column: u32,
     /// `.loc` in force: file number and line.
     pub(crate) loc: Option<(u32, u32)>,
 }

@@ -46,7 +46,8 @@
 //!
 //! * **Warps** (`warp`). Lanes at the same place run together; the group that is furthest behind goes
 //!   first; groups merge where they meet. Blocking waits (`mbarrier.try_wait`, barriers, group waits) let
-//!   the other groups and warps run. `.aligned` and `.sync` instructions wait for the lanes they need.
+//!   the other groups and warps run. `.sync` instructions wait for the lanes they need; `.aligned` ones need a
+//!   warp that is together (`convergence`).
 //! * **Memory** (`memory`, `context`). Global allocations lie at 64-bit addresses with guards between
 //!   them; every access is checked against its allocation. Shared addresses carry the CTA's rank in the
 //!   cluster from bit 24 up, as on Hopper, and start at 1 KiB. Generic addresses have one window per space.
@@ -56,7 +57,7 @@
 //!   their operands and performed when the schedule says, one receiver of a multicast at a time; stores
 //!   read their source and write their target as two steps. A tensor map is 128 bytes in this crate's own
 //!   encoding, made by [`TensorMapSpec`].
-//! * **Tensor cores** (`tensor_core`, `wgmma`, `mma`): the fused, truncated sums of the hardware. A
+//! * **Tensor cores** (`tensor_core`, `integer_core`, `wgmma`, `mma`): the fused, truncated sums of the hardware. A
 //!   `wgmma` runs at any moment between its issue and the wait that covers it.
 //! * **Approximations** (`ex2`, `lg2`, `rcp.approx`, `tanh`, ...) are the correctly rounded result, which
 //!   is within the manual's bound and not always the hardware's bits.
@@ -71,13 +72,13 @@
 //!
 //! # Hazards
 //!
-//! With [`Options::hazards`], shared memory has a shadow of who touched each word last, and every warp a
+//! With [`Options::hazards`], shared and global memory have a shadow of who touched each word last, and every warp a
 //! vector clock of what it has synchronized with (`hazard`): races, missing proxy fences, sources and
 //! destinations of copies touched too early. Registers are tracked for `wgmma` in flight and for reads of
 //! what was never written. mbarriers are checked for their counts, CTAs for what they leave behind. Lanes
 //! of a warp are ordered by any instruction that all of them take part in (`bar.warp.sync`, shuffles and
-//! votes, everything `.aligned`). Groups of `cp.async` are counted per warp, and global memory is checked for
-//! bounds and initialization but not for races.
+//! votes, everything `.aligned`). Groups of `cp.async` are counted per warp. Clusters are ordered by what they
+//! release and acquire in global memory.
 //!
 //! [`mutants`] gives every variant of a kernel with one synchronization instruction deleted or weakened; a
 //! kernel is well synchronized when each is found, or known to be redundant.
@@ -94,14 +95,17 @@ mod ast;
 mod atomic;
 mod cluster;
 mod context;
+mod convergence;
 mod copy;
 mod cvt;
 mod decode;
 mod error;
 mod exec;
 mod exit;
+mod explain;
 mod float;
 mod hazard;
+mod integer_core;
 mod isa;
 mod machine;
 mod mbarrier;
@@ -109,11 +113,13 @@ mod memory;
 mod minifloat;
 mod mma;
 mod mutate;
+mod names;
 mod operands;
 mod parse;
 mod rng;
 mod scan;
 mod schedule;
+mod simd;
 mod special;
 mod tensor_core;
 mod tensormap;
@@ -130,4 +136,4 @@ pub use machine::{
 };
 pub use memory::Memory;
 pub use mutate::{Mutant, mutants};
-pub use tensormap::{Element, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};
+pub use tensormap::{Element, Fill, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};

@@ -1,9 +1,10 @@
 //! The surface of the simulator: modules, launches, options and reports.
 
-use crate::ast::{ModuleAst, Space};
+use crate::ast::{ModuleAst, Space, Variable};
 use crate::decode::{self, Kernel, SHARED_BASE};
 use crate::error::{Fault, ParseError, Place};
 use crate::memory::{MODULE_WINDOW, Memory};
+use crate::names::Names;
 use crate::scan::Parser;
 use crate::schedule::{Geometry, run_grid};
 use std::collections::{BTreeMap, HashMap};
@@ -14,6 +15,8 @@ pub const MAX_SHARED_BYTES: u32 = 232_448;
 /// Most CTAs of a cluster (the non-portable limit).
 pub const MAX_CLUSTER: u32 = 16;
 const MAX_THREADS: u32 = 1024;
+/// Most instructions of a module's entries together, each with the functions that it calls.
+const MAX_INSTRUCTIONS: usize = 1 << 22;
 /// Room for the variables of one module.
 const MODULE_BYTES: u64 = 1 << 26;
 
@@ -33,8 +36,19 @@ impl Module {
         let ast = Parser::new(text).module()?;
         let (globals, variables) = place_variables(&ast)?;
         let mut kernels = BTreeMap::new();
-        for f in ast.functions.iter().filter(|f| f.entry && f.body.is_some()) {
-            kernels.insert(f.name.clone(), decode::decode(&ast, f, &globals)?);
+        let mut instructions = 0;
+        for (i, f) in ast.functions.iter().enumerate().filter(|(_, f)| f.entry && f.body.is_some()) {
+            let mut kernel = decode::decode(&ast, f, &globals)?;
+            instructions += kernel.code.len();
+            if instructions > MAX_INSTRUCTIONS {
+                return decode::fail(
+                    f.at,
+                    format!("the entries have more than {MAX_INSTRUCTIONS} instructions"),
+                );
+            }
+            let end = ast.functions.get(i + 1).map_or(u32::MAX, |next| next.at.line);
+            kernel.names = Names::read(text, f.at.line..end);
+            kernels.insert(f.name.clone(), kernel);
         }
         Ok(Module { kernels, variables, target: ast.target })
     }
@@ -67,13 +81,18 @@ impl Module {
 
 type Variables = Vec<(String, u64, usize, Option<Vec<u8>>)>;
 
+/// Variables that live in global memory.
+fn placeable(ast: &ModuleAst) -> impl Iterator<Item = &Variable> {
+    ast.variables.iter().filter(|v| matches!(v.space, Space::Global | Space::Const))
+}
+
 fn place_variables(ast: &ModuleAst) -> Result<(HashMap<String, u64>, Variables), ParseError> {
     static MODULES: AtomicU64 = AtomicU64::new(0);
     let mut globals = HashMap::new();
     let mut variables = Vec::new();
     let mut base = None;
     let mut used = 0u64;
-    for v in ast.variables.iter().filter(|v| matches!(v.space, Space::Global | Space::Const)) {
+    for v in placeable(ast) {
         // Each module has its own range of addresses, so that two modules never share a variable.
         let start = *base.get_or_insert_with(|| {
             MODULE_WINDOW + MODULES.fetch_add(1, Ordering::Relaxed) % (1 << 18) * MODULE_BYTES
@@ -86,6 +105,20 @@ fn place_variables(ast: &ModuleAst) -> Result<(HashMap<String, u64>, Variables),
         globals.insert(v.name.clone(), start + used);
         variables.push((v.name.clone(), start + used, bytes as usize, v.init.clone()));
         used += bytes + 16;
+    }
+    for (v, placed) in placeable(ast).zip(&mut variables) {
+        let (_, _, _, Some(init)) = placed else { continue };
+        for r in &v.references {
+            let Some(address) = globals.get(&r.name) else {
+                return decode::fail(
+                    r.position,
+                    format!("`{}` is not a global or constant variable", r.name),
+                );
+            };
+            let bits = address.wrapping_add(r.offset as u64) & r.mask;
+            let value = bits >> r.mask.trailing_zeros().min(63);
+            init[r.at..r.at + r.bytes].copy_from_slice(&value.to_le_bytes()[..r.bytes]);
+        }
     }
     Ok((globals, variables))
 }
@@ -202,8 +235,12 @@ pub enum TraceUnit {
     Warp,
     /// A `wgmma` from its issue to its completion.
     Wgmma,
-    /// An asynchronous copy from its issue to its completion.
-    Copy,
+    /// A bulk or tensor copy into shared memory, from its issue to its completion.
+    Load,
+    /// A bulk or tensor copy out of shared memory.
+    Store,
+    /// The `cp.async` of a warp.
+    CpAsync,
 }
 
 /// One bar of the timeline. Time counts the warp instructions of the whole grid.
@@ -213,6 +250,12 @@ pub struct TraceEvent {
     pub unit: TraceUnit,
     /// The instruction, its source line, its CTA and its warp.
     pub place: Place,
+    /// The role of the code that the instruction is part of, or that the warp came from, where the kernel names roles
+    /// (`//@ role NAME`).
+    pub role: Option<String>,
+    /// What a turn ended to wait for, or which parts of shared memory and which barrier the work uses, by the names
+    /// that the kernel gives them (`//@ shared NAME OFFSET BYTES COUNT`); empty if there is nothing to say.
+    pub detail: String,
     /// First moment.
     pub start: u64,
     /// Last moment.
@@ -237,8 +280,9 @@ impl Machine {
         let Some(kernel) = module.kernels.get(&launch.entry) else {
             return Err(Fault::launch(format!("the module has no entry `{}`", launch.entry)));
         };
-        let geometry = geometry(kernel, launch)?;
-        let params = parameters(kernel, launch)?;
+        let place = |f: Fault| f.note(format!("`{}` is declared at {}", kernel.name, kernel.at));
+        let geometry = geometry(kernel, launch).map_err(place)?;
+        let params = parameters(kernel, launch).map_err(place)?;
         for (_, address, bytes, init) in &module.variables {
             self.memory.place(*address, *bytes, init.as_deref());
         }
@@ -250,7 +294,7 @@ impl Machine {
 
 fn geometry(kernel: &Kernel, launch: &Launch) -> Result<Geometry, Fault> {
     let refuse = |m: String| Err(Fault::launch(m));
-    let product = |v: [u32; 3]| v.iter().map(|x| u64::from(*x)).product::<u64>();
+    let product = |v: [u32; 3]| v.iter().fold(1u64, |p, x| p.saturating_mul(u64::from(*x)));
     if product(launch.grid) == 0
         || product(launch.grid) > 1 << 31
         || launch.grid[1] > 65535

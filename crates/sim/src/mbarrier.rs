@@ -26,12 +26,25 @@ pub(crate) struct Mbar {
     pub(crate) init_tick: u32,
     /// A fence has made the initialization visible to the async proxy.
     pub(crate) fenced: bool,
-    /// The last instruction that changed it, for messages.
-    pub(crate) last_pc: u32,
+    /// Warp and instruction that last changed it, for messages.
+    pub(crate) last: (u32, u32),
+    /// The last wait that each warp passed, for messages.
+    pub(crate) passed: Vec<Passed>,
     pub(crate) arriving: View,
     pub(crate) done: View,
     /// The last arrival of every warp of another CTA: agent, tick, warp, instruction.
     pub(crate) remote: Vec<(u32, u32, u32, u32)>,
+}
+
+/// A wait that a warp has passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Passed {
+    pub(crate) warp: u32,
+    pub(crate) pc: u32,
+    /// The parity it waited for, where it was a parity.
+    pub(crate) parity: Option<u32>,
+    /// Phases that were complete then.
+    pub(crate) phase: u32,
 }
 
 /// Why an operation on an mbarrier is wrong.
@@ -56,7 +69,8 @@ impl Mbar {
             init_pc: 0,
             init_tick: 0,
             fenced: false,
-            last_pc: 0,
+            last: (0, 0),
+            passed: Vec::new(),
             arriving: View::default(),
             done: View::default(),
             remote: Vec::new(),
@@ -71,6 +85,42 @@ impl Mbar {
     /// Whether the phase that was current when `token` was made has completed.
     pub(crate) fn token_done(&self, token: u64) -> bool {
         self.phase & 0x7fff_ffff != (token >> 32) as u32
+    }
+
+    /// A warp has passed a wait.
+    pub(crate) fn pass(&mut self, passed: Passed) {
+        match self.passed.iter_mut().find(|p| p.warp == passed.warp) {
+            Some(p) => *p = passed,
+            None => self.passed.push(passed),
+        }
+    }
+
+    /// Phases that were complete when a warp last passed a wait here; 0 for none.
+    pub(crate) fn seen_by(&self, warp: u32) -> u32 {
+        self.passed.iter().find(|p| p.warp == warp).map_or(0, |p| p.phase)
+    }
+
+    /// Why a warp that waits for this parity and is not let through has the wrong one, where that is plain.
+    pub(crate) fn wrong_parity(&self, warp: u32, parity: u32) -> Option<String> {
+        let (seen, done) = (self.seen_by(warp), self.phase);
+        if self.parity_done(parity) {
+            return None;
+        }
+        if done >= seen + 2 {
+            return Some(format!(
+                "the warp has waited for {seen} phases and {done} are complete: it is a round behind, and parity \
+                 {parity} now means a phase two ahead"
+            ));
+        }
+        // The phase that it waits for has not begun, and the one before it was never waited for.
+        let idle = self.pending == self.count && self.tx == 0 && self.undelivered == 0;
+        (idle && done == seen + 1).then(|| {
+            format!(
+                "phase {seen} is complete and the warp has not waited for it, but for phase {done}, which nobody \
+                 has begun: the parity should be {}",
+                parity ^ 1
+            )
+        })
     }
 
     /// The state that an arrival returns: phase and pending count before it.

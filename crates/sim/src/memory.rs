@@ -25,6 +25,10 @@ impl Written {
         }
     }
 
+    pub(crate) fn clear(&mut self, start: usize, len: usize) {
+        (start..start + len).for_each(|at| self.bits[at / 64] &= !(1 << (at % 64)));
+    }
+
     /// The first byte of the range that was never written.
     pub(crate) fn first_missing(&self, start: usize, len: usize) -> Option<usize> {
         let mut at = start;
@@ -128,6 +132,22 @@ impl Memory {
         a.written.set(0, bytes);
     }
 
+    /// Encodes a tensor map, after the check that its tensor lies inside one allocation.
+    pub fn tensor_map(
+        &mut self,
+        spec: &crate::TensorMapSpec,
+    ) -> Result<[u8; crate::TENSOR_MAP_BYTES], Fault> {
+        let encoded = spec.encode()?;
+        let extent = spec.extent();
+        if !self.contains(spec.address, usize::try_from(extent).unwrap_or(usize::MAX)) {
+            return Err(Fault::launch(format!(
+                "tensor map: the tensor takes {extent} bytes from {:#x}, more than its buffer has",
+                spec.address
+            )));
+        }
+        Ok(encoded)
+    }
+
     /// Frees the allocation that starts at `address`.
     pub fn free(&mut self, address: u64) -> Result<(), Fault> {
         match self.allocations.iter().position(|a| a.base == address) {
@@ -182,6 +202,13 @@ impl Memory {
         let a = &mut self.allocations[i];
         a.bytes[at..at + contents.len()].copy_from_slice(contents);
         a.written.set(at, contents.len());
+        Ok(())
+    }
+
+    /// From now on a range counts as never written.
+    pub(crate) fn forget(&mut self, address: u64, len: usize) -> Result<(), Fault> {
+        let (i, at) = self.find(address, len)?;
+        self.allocations[i].written.clear(at, len);
         Ok(())
     }
 

@@ -67,7 +67,14 @@ pub(crate) fn uses(op: &Op, guard: Option<(Reg, bool)>) -> Uses {
         Op::Setp { a, b, combine, p, q, .. } => {
             l.src(*a).src(*b).maybe(combine.map(|c| c.1)).maybe_dst(*p).maybe_dst(*q)
         }
-        Op::Set { dst, a, b, .. } => l.src(*a).src(*b).dst(*dst),
+        Op::Set { dst, a, b, combine, .. } => l.src(*a).src(*b).maybe(combine.map(|c| c.1)).dst(*dst),
+        Op::Lop3 { dst, p, src, combine } => l.srcs(src).src(combine.1).maybe_dst(*dst).maybe_dst(*p),
+        Op::Move { pairs } => {
+            for (d, s) in pairs {
+                l.src(*s).dst(*d);
+            }
+            &mut l
+        }
         Op::Pack { dst, parts, .. } => l.srcs(parts).dst(*dst),
         Op::Unpack { parts, src, .. } => {
             l.writes.extend(parts.iter().flatten());
@@ -79,6 +86,19 @@ pub(crate) fn uses(op: &Op, guard: Option<(Reg, bool)>) -> Uses {
         }
         Op::Store { src, addr, .. } => l.srcs(src).addr(addr),
         Op::Atom { dst, addr, b, c, .. } => l.addr(addr).src(*b).maybe(*c).maybe_dst(*dst),
+        Op::AtomWide { dst, addr, b, c, .. } => {
+            for r in [Some(*b), *c].into_iter().flatten() {
+                l.src(Src::Reg(r)).src(Src::Reg(r + 1));
+            }
+            l.writes.extend(dst.iter().flat_map(|d| [*d, d + 1]));
+            l.addr(addr)
+        }
+        Op::AtomVector { dst, addr, b, .. } => {
+            l.writes.extend(dst.iter().flatten());
+            l.addr(addr).srcs(b)
+        }
+        Op::StoreZeros { addr, bytes, .. } => l.addr(addr).src(*bytes),
+        Op::Discard { addr } => l.addr(addr),
         Op::CvtaTo { dst, src, .. } | Op::CvtaFrom { dst, src, .. } => l.src(*src).dst(*dst),
         Op::Mapa { dst, src, rank, .. } => l.src(*src).src(*rank).dst(*dst),
         Op::GetCtaRank { dst, src, .. } | Op::IsSpace { dst, src, .. } => l.src(*src).dst(*dst),
@@ -122,7 +142,7 @@ pub(crate) fn uses(op: &Op, guard: Option<(Reg, bool)>) -> Uses {
             if let Some(m) = &b.mbar {
                 l.addr(m);
             }
-            l.addr(&b.dst).addr(&b.src).src(b.size).maybe(b.multicast)
+            l.addr(&b.dst).addr(&b.src).src(b.size).maybe(b.multicast).maybe(b.mask)
         }
         Op::Tensor(t) => {
             if let Some(m) = &t.mbar {

@@ -10,6 +10,17 @@ use crate::scan::{Parser, Result};
 
 /// Deepest nesting of `{ }` and of operands.
 const MAX_DEPTH: usize = 64;
+/// Largest variable in bytes: beyond what any GPU has.
+const MAX_VARIABLE: u64 = 1 << 40;
+
+/// What stands before the name of a variable.
+#[derive(Clone, Copy)]
+struct Shape {
+    align: u64,
+    /// Bytes of an element, and of one component of it (they differ for `.v2` and `.v4`).
+    element: u64,
+    component: u64,
+}
 
 impl Parser<'_> {
     // ---------------------------------------------------------------- module scope
@@ -95,6 +106,7 @@ impl Parser<'_> {
     fn declaration(&mut self, module: &mut ModuleAst) -> Result<()> {
         let mut external = false;
         loop {
+            self.skip_space();
             let before = (self.at, self.line, self.line_start);
             let at = self.position();
             match self.directive()?.as_str() {
@@ -133,12 +145,12 @@ impl Parser<'_> {
             "param" => Space::Param,
             other => return self.error(format!("`.{other}` is not a state space")),
         };
-        let (align, element) = self.align_and_type()?;
+        let shape = self.align_and_type()?;
         loop {
-            let mut v = self.declarator(space, align, element)?;
+            let mut v = self.declarator(space, shape.align, shape.element)?;
             v.external = external;
             if self.eat(b'=') {
-                v.init = Some(self.initializer(&v)?);
+                self.initializer(&mut v, shape.component)?;
             }
             out.push(v);
             if !self.eat(b',') {
@@ -148,8 +160,8 @@ impl Parser<'_> {
         self.expect(b';')
     }
 
-    /// The alignment (default: the element size) and the element size.
-    fn align_and_type(&mut self) -> Result<(u64, u64)> {
+    /// The alignment (default: the element size) and the type.
+    fn align_and_type(&mut self) -> Result<Shape> {
         let mut align = 0;
         let mut width = 1;
         loop {
@@ -162,13 +174,15 @@ impl Parser<'_> {
                 }
                 "v2" => width = 2,
                 "v4" => width = 4,
-                "ptr" | "attribute" | "managed" => return self.error("the attribute is not supported here"),
+                // `.managed` and `.unified` change nothing where host and device share one memory.
+                "attribute" => self.skip_parentheses()?,
                 ty => {
                     let Some(bytes) = crate::types::type_bytes(ty) else {
                         return self.error(format!("`.{ty}` is not a type"));
                     };
                     let element = bytes * width;
-                    return Ok((if align == 0 { element } else { align }, element));
+                    let align = if align == 0 { element } else { align };
+                    return Ok(Shape { align, element, component: bytes });
                 }
             }
         }
@@ -191,10 +205,14 @@ impl Parser<'_> {
             }
             count = count.saturating_mul(n as u64);
         }
-        Ok(Variable { space, name, align, element, count, external: false, init: None, at })
+        if count.saturating_mul(element) > MAX_VARIABLE {
+            return self.error("the array is too large");
+        }
+        let references = Vec::new();
+        Ok(Variable { space, name, align, element, count, external: false, init: None, references, at })
     }
 
-    fn initializer(&mut self, v: &Variable) -> Result<Vec<u8>> {
+    fn initializer(&mut self, v: &mut Variable, component: u64) -> Result<()> {
         let mut bytes = Vec::new();
         let braces = self.eat(b'{');
         let mut depth = usize::from(braces);
@@ -207,20 +225,28 @@ impl Parser<'_> {
             }
             self.skip_space();
             let negative = self.eat(b'-');
-            if Self::is_name_start(self.peek()) {
-                return self.error("a symbol as an initial value is not supported");
-            }
-            let value = match self.number()? {
-                Operand::Int(i) => (if negative { -i } else { i }) as u64,
-                Operand::F32Bits(b) => u64::from(b),
-                Operand::F64Bits(b) => b,
-                Operand::Float(f) => {
-                    let f = if negative { -f } else { f };
-                    if v.element == 8 { f.to_bits() } else { u64::from((f as f32).to_bits()) }
+            let width = component.min(8) as usize;
+            let value = match if Self::is_name_start(self.peek()) { None } else { Some(self.number()?) } {
+                None => {
+                    v.references.push(self.reference(bytes.len(), width, u64::MAX)?);
+                    0
                 }
-                _ => return self.error("expected a constant"),
+                Some(Operand::Int(mask)) if self.eat(b'(') => {
+                    v.references.push(self.reference(bytes.len(), width, mask as u64)?);
+                    self.expect(b')')?;
+                    0
+                }
+                Some(Operand::Int(i)) => (if negative { -i } else { i }) as u64,
+                Some(Operand::F32Bits(b)) => u64::from(b),
+                Some(Operand::F64Bits(b)) => b,
+                Some(Operand::Float(f)) => {
+                    let f = if negative { -f } else { f };
+                    if component == 8 { f.to_bits() } else { u64::from((f as f32).to_bits()) }
+                }
+                Some(_) => return self.error("expected a constant"),
             };
-            bytes.extend_from_slice(&value.to_le_bytes()[..(v.element as usize).min(8)]);
+            bytes.extend_from_slice(&value.to_le_bytes()[..width]);
+            bytes.resize(bytes.len().next_multiple_of(component.max(1) as usize), 0);
             while depth > 0 && self.eat(b'}') {
                 depth -= 1;
             }
@@ -234,7 +260,37 @@ impl Parser<'_> {
         if v.count != 0 && bytes.len() as u64 > v.bytes() {
             return self.error("more initial values than elements");
         }
-        Ok(bytes)
+        v.init = Some(bytes);
+        Ok(())
+    }
+
+    /// `name`, `name+offset` or `generic(name)+offset` as an initial value.
+    fn reference(&mut self, at: usize, bytes: usize, mask: u64) -> Result<Reference> {
+        self.skip_space();
+        let position = self.position();
+        let mut name = self.name()?;
+        if name == "generic" && self.eat(b'(') {
+            name = self.name()?;
+            self.expect(b')')?;
+        }
+        let offset = if self.eat(b'+') { self.signed()? } else { 0 };
+        Ok(Reference { at, bytes, name, offset, mask, position })
+    }
+
+    /// `( ... )` without a look at what is in it.
+    fn skip_parentheses(&mut self) -> Result<()> {
+        self.expect(b'(')?;
+        let mut depth = 1;
+        while depth > 0 {
+            match self.peek() {
+                b'(' => depth += 1,
+                b')' => depth -= 1,
+                0 if self.at >= self.text.len() => return self.error("`(` is not closed"),
+                _ => {}
+            }
+            self.bump();
+        }
+        Ok(())
     }
 
     // ---------------------------------------------------------------- functions
@@ -268,9 +324,15 @@ impl Parser<'_> {
                     match d.as_str() {
                         "reqntid" | "maxntid" => f.threads = Some((self.triple()?, d == "reqntid")),
                         "reqnctapercluster" => f.cluster = Some(self.triple()?),
-                        "minnctapersm" | "maxnctapersm" | "maxnreg" | "maxclusterrank" => {
+                        "minnctapersm"
+                        | "maxnctapersm"
+                        | "maxnreg"
+                        | "maxclusterrank"
+                        | "abi_preserve"
+                        | "abi_preserve_control" => {
                             self.unsigned32()?;
                         }
+                        "attribute" => self.skip_parentheses()?,
                         "explicitcluster" | "noreturn" | "blocksareclusters" => {}
                         "pragma" => self.skip_to_semicolon()?,
                         other => return self.error(format!("`.{other}` is not supported on a function")),

@@ -4,14 +4,14 @@ use crate::cluster::{Cluster, ClusterBarrier, Cta, NamedBarrier};
 use crate::context::{Cx, MapChange};
 use crate::copy::Kind;
 use crate::decode::{Kernel, SHARED_BASE};
-use crate::error::{Fault, FaultKind};
+use crate::error::{Fault, FaultKind, Place};
 use crate::exec::{self, Turn};
 use crate::exit;
-use crate::hazard::Hazards;
+use crate::hazard::{GlobalShadow, Hazards};
 use crate::machine::{Options, Policy, Report, TraceUnit};
 use crate::memory::{Memory, Written};
 use crate::rng::Rng;
-use crate::warp::{Env, PhaseWait, Wait, Warp};
+use crate::warp::{Env, Group, PhaseWait, Wait, Warp};
 use std::collections::HashMap;
 
 /// The shape of a launch.
@@ -45,6 +45,7 @@ struct Grid<'a> {
     polls: u64,
     executed: Vec<bool>,
     maps: HashMap<u64, MapChange>,
+    global: GlobalShadow,
 }
 
 pub(crate) fn run_grid(
@@ -67,6 +68,7 @@ pub(crate) fn run_grid(
         polls: 0,
         executed: vec![false; kernel.code.len()],
         maps: HashMap::new(),
+        global: GlobalShadow::default(),
     };
     grid.run()?;
     let lines =
@@ -168,6 +170,7 @@ impl Grid<'_> {
                 live_warps: warps_per_cta,
                 live_threads: threads,
                 exited: false,
+                left: (0, 0),
             });
             for w in 0..warps_per_cta {
                 let lanes = (threads - w * 32).min(32);
@@ -200,7 +203,7 @@ impl Grid<'_> {
         let hazards = self
             .options
             .hazards
-            .then(|| Box::new(Hazards::new(warps.len(), size as usize, SHARED_BASE, g.shared)));
+            .then(|| Box::new(Hazards::new(index, warps.len(), size as usize, SHARED_BASE, g.shared)));
         Cluster {
             ctas,
             warps,
@@ -225,6 +228,7 @@ impl Grid<'_> {
             polls: &mut self.polls,
             executed: &mut self.executed,
             maps: &mut self.maps,
+            global: &mut self.global,
         }
     }
 
@@ -253,8 +257,13 @@ impl Grid<'_> {
                 let start = cx.report.instructions;
                 let turn = exec::run(&mut warp, &mut cx, quantum);
                 if cx.report.instructions > start {
-                    let pc = warp.groups.first().map_or(cx.kernel.code.len() as u32 - 1, |g| g.pc);
-                    cx.trace(TraceUnit::Warp, warp.index, pc, start);
+                    // Lanes that only wait for others of their warp say nothing of what it does.
+                    let busy = |g: &&Group| !matches!(g.wait, Some(Wait::Converge(_)));
+                    let group = warp.groups.iter().find(busy).or(warp.groups.first());
+                    let pc = group.map_or(warp.left_at, |g| g.pc);
+                    let wait = group.and_then(|g| g.wait.as_ref());
+                    let role = cx.kernel.names.role(warp.role_line);
+                    cx.trace(TraceUnit::Warp, warp.index, pc, start, role, |cx| waits_for(wait, cx));
                 }
                 if let Ok(Turn::Exited) = turn {
                     exit::leave(&mut warp, &mut cx)?;
@@ -318,7 +327,7 @@ impl Grid<'_> {
 
     fn deadlock(&mut self, live: &mut [Cluster]) -> Fault {
         let mut notes = Vec::new();
-        let mut kind = FaultKind::Deadlock;
+        let mut why = Why::default();
         let mut at = None;
         for cluster in live.iter_mut() {
             let mut warps = std::mem::take(&mut cluster.warps);
@@ -326,30 +335,57 @@ impl Grid<'_> {
             for warp in &mut warps {
                 for group in &warp.groups {
                     let place = cx.place(warp.index, group.pc);
-                    let wait = describe(warp, group.wait.as_ref(), group.timed_out, &cx, &mut kind);
+                    let wait = describe(warp, group.wait.as_ref(), group.timed_out, &cx, &mut why);
                     if notes.len() < 64 {
                         notes.push(format!("{place}: lanes {:#010x} {wait}", group.mask));
+                    }
+                    if why.other.is_some() && !std::mem::replace(&mut why.placed, true) {
+                        at = Some(Box::new(place.clone()));
                     }
                     at.get_or_insert_with(|| Box::new(place));
                 }
             }
             cluster.warps = warps;
         }
-        let message = match kind {
-            FaultKind::TransactionCount => {
-                "nothing can run: an mbarrier misses bytes that no copy will bring"
-            }
-            _ => "nothing can run any more",
-        };
+        let (kind, message) =
+            why.kind.unwrap_or((FaultKind::Deadlock, "nothing can run any more".to_owned()));
         let mut fault = Fault::new(kind, message);
         fault.at = at;
+        fault.other = why.other;
         fault.notes = notes;
         fault
     }
 }
 
-/// What a group waits for, in words; a barrier that misses only bytes changes the fault's kind.
-fn describe(warp: &Warp, wait: Option<&Wait>, timed_out: bool, cx: &Cx<'_>, kind: &mut FaultKind) -> String {
+/// What a turn ended for, in a few words.
+fn waits_for(wait: Option<&Wait>, cx: &Cx<'_>) -> String {
+    match wait {
+        None => String::new(),
+        Some(Wait::Converge(_)) => "lanes of the warp".into(),
+        Some(Wait::Bar { id, .. } | Wait::BarRetry { id, .. }) => format!("barrier {id}"),
+        Some(Wait::Cluster) => "the cluster barrier".into(),
+        Some(Wait::Mbar(list)) => {
+            let mut names: Vec<String> = list.iter().map(|w| cx.shared_text(w.offset)).collect();
+            names.dedup();
+            names.join(", ")
+        }
+        Some(Wait::Wgmma(_)) => "the tensor core".into(),
+        Some(Wait::Copies(..)) => "copies".into(),
+    }
+}
+
+/// What is known of the reason why nothing can run: the first wait that a mistake explains.
+#[derive(Default)]
+struct Why {
+    kind: Option<(FaultKind, String)>,
+    /// Who changed that barrier last.
+    other: Option<Box<Place>>,
+    /// The place of the wait has been taken.
+    placed: bool,
+}
+
+/// What a group waits for, in words; a barrier that misses only bytes, or a wrong parity, is why.
+fn describe(warp: &Warp, wait: Option<&Wait>, timed_out: bool, cx: &Cx<'_>, why: &mut Why) -> String {
     match wait {
         None if timed_out => "polls an mbarrier".into(),
         None => "runs without effect on anything else (it polls)".into(),
@@ -366,14 +402,28 @@ fn describe(warp: &Warp, wait: Option<&Wait>, timed_out: bool, cx: &Cx<'_>, kind
             let mut text = String::from("waits for");
             for w in list.iter().take(4) {
                 let Some(m) = cx.cluster.ctas[w.cta].mbars.get(&w.offset) else { continue };
+                let name = cx.mbar_name(w.offset);
+                let mut explain = |kind: FaultKind, message: String| {
+                    if why.kind.is_none() {
+                        why.kind = Some((kind, format!("nothing can run: {message}")));
+                        why.other = Some(Box::new(cx.place(m.last.0, m.last.1)));
+                    }
+                };
                 if m.tx != 0 && m.undelivered == 0 && (m.pending == 0 || m.tx < 0) {
-                    *kind = FaultKind::TransactionCount;
+                    explain(
+                        FaultKind::TransactionCount,
+                        format!("{name} misses bytes that no copy will bring"),
+                    );
+                } else if let PhaseWait::Parity(p) = w.phase
+                    && let Some(reason) = m.wrong_parity(warp.index, p)
+                {
+                    explain(FaultKind::WrongParity, format!("a wait for parity {p} of {name}: {reason}"));
                 }
                 let phase = match w.phase {
                     PhaseWait::Parity(p) => format!("parity {p}"),
                     PhaseWait::Token(t) => format!("phase {}", t >> 32),
                 };
-                text += &format!(" {phase} of the mbarrier at {:#x}: {};", w.offset, m.describe());
+                text += &format!(" {phase} of {}: {};", cx.mbar_name(w.offset), m.describe());
             }
             text
         }

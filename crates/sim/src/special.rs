@@ -27,8 +27,10 @@ pub(crate) enum Special {
     LanemaskGt,
     LanemaskGe,
     Clock,
+    ClockHigh,
     DynamicSmemSize,
     TotalSmemSize,
+    ReservedEnd,
     Zero,
 }
 
@@ -65,13 +67,21 @@ impl Special {
             ("%lanemask_le", false) => Special::LanemaskLe,
             ("%lanemask_gt", false) => Special::LanemaskGt,
             ("%lanemask_ge", false) => Special::LanemaskGe,
-            ("%clock" | "%clock64" | "%clock_hi" | "%globaltimer" | "%globaltimer_lo", false) => {
-                Special::Clock
-            }
+            ("%clock" | "%clock64" | "%globaltimer" | "%globaltimer_lo", false) => Special::Clock,
+            ("%clock_hi" | "%globaltimer_hi", false) => Special::ClockHigh,
             ("%dynamic_smem_size", false) => Special::DynamicSmemSize,
             ("%total_smem_size" | "%aggr_smem_size", false) => Special::TotalSmemSize,
-            ("%reserved_smem_offset_begin" | "%globaltimer_hi", false) => Special::Zero,
+            ("%current_graph_exec", false) => Special::Zero,
+            (name, false) if counted(name, "%envreg", 32) || counted(name, "%pm", 8) => Special::Zero,
+            // Shared memory that the hardware keeps lies before the window of the CTA.
+            ("%reserved_smem_offset_begin" | "%reserved_smem_offset_0", false) => Special::Zero,
+            ("%reserved_smem_offset_end" | "%reserved_smem_offset_cap", false) => Special::ReservedEnd,
             _ => return None,
         })
     }
+}
+
+/// Whether a name is one of `prefix0` to `prefix<count - 1>`.
+fn counted(name: &str, prefix: &str, count: u32) -> bool {
+    name.strip_prefix(prefix).and_then(|n| n.parse().ok()).is_some_and(|n: u32| n < count)
 }

@@ -56,6 +56,11 @@ impl Input {
         }
     }
 
+    /// The value of an element.
+    pub(crate) fn value(self, code: u32) -> f64 {
+        self.decode(code).0
+    }
+
     /// The value of an element and its exponent as a power of two (zero for a zero value).
     fn decode(self, code: u32) -> (f64, f64) {
         let format = self.format();
@@ -262,8 +267,9 @@ fn narrow(av: &[f32], ap: &[f32], bv: &[f32], bp: &[f32], acc: &[f32; LANES]) ->
     let mut sum = [0i32; LANES];
     for (a, row) in av.iter().zip(bv.chunks_exact(LANES)) {
         for j in 0..LANES {
-            // Below 2^15 in magnitude: the conversion truncates and never saturates.
-            sum[j] += (a * row[j] * scale[j]) as i32;
+            // Below 2^15 in magnitude: the conversion truncates and never saturates. A sum with an infinity is
+            // replaced later, so it may wrap here.
+            sum[j] = sum[j].wrapping_add((a * row[j] * scale[j]) as i32);
         }
     }
     let mut out = [0f32; LANES];
@@ -274,7 +280,7 @@ fn narrow(av: &[f32], ap: &[f32], bv: &[f32], bp: &[f32], acc: &[f32; LANES]) ->
         let significand = if field == 0 { fraction } else { fraction | 1 << 23 };
         let shift = (10 + e - field.max(1)) as u32;
         let term = if shift < 32 { (significand >> shift) as i32 } else { 0 };
-        let total = sum[j] + if acc[j].is_sign_negative() { -term } else { term };
+        let total = sum[j].wrapping_add(if acc[j].is_sign_negative() { -term } else { term });
         // At most 21 bits: exact in f32, then cut to 13 mantissa bits.
         let kept = f32::from_bits((total as f32).to_bits() & !0x3ff);
         out[j] = if e > 13 {
@@ -321,7 +327,8 @@ fn wide(av: &[f32], ap: &[f32], bv: &[f32], bp: &[f32], acc: &[f32; LANES], widt
     }
     let mut out = [0f32; LANES];
     for j in 0..LANES {
-        let total = sum[j] + (f64::from(acc[j]) * scale[j]) as i64;
+        // An infinite accumulator saturates here; its result is replaced later.
+        let total = sum[j].wrapping_add((f64::from(acc[j]) * scale[j]) as i64);
         let magnitude = total.unsigned_abs();
         let bits = 64 - magnitude.leading_zeros();
         let drop = bits.saturating_sub(widths.result + 1);
@@ -478,5 +485,35 @@ mod tests {
         assert_eq!(dot(0x7c, 0x00, 0.0).to_bits(), NAN);
         assert_eq!(dot(0xfc, 0x3c, f32::INFINITY).to_bits(), NAN);
         assert_eq!(dot(0x3c, 0x3c, 1.0), 2.0);
+    }
+
+    #[test]
+    fn many_infinities_are_one() {
+        for (input, infinity, one, k) in [
+            (Input::E5m2, 0x7c, 0x3c, 32),
+            (Input::F16, 0x7c00, 0x3c00, 16),
+            (Input::Bf16, 0x7f80, 0x3f80, 16),
+        ] {
+            for acc in [0.0, 1.0, f32::INFINITY] {
+                for a in [infinity, one] {
+                    let (a, b) = (vec![a; k], vec![one; k]);
+                    let widths = Widths::hopper(input);
+                    let p = Product {
+                        a: &a,
+                        b: &b,
+                        k,
+                        a_type: input,
+                        b_type: input,
+                        negate_a: false,
+                        negate_b: false,
+                        widths,
+                    };
+                    let mut d = vec![acc];
+                    p.accumulate(&mut d, &mut Scratch::default());
+                    let want = if a[0] == one { acc + k as f32 } else { f32::INFINITY };
+                    assert_eq!(d[0], want, "{input:?} {acc}");
+                }
+            }
+        }
     }
 }

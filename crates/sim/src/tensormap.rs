@@ -27,7 +27,7 @@ pub enum Element {
     Bf16,
 }
 
-/// In the order of `CUtensorMapDataType`, which `tensormap.replace.elemtype` also counts by.
+/// In the order of `CUtensorMapDataType`.
 const ELEMENTS: [Element; 10] = [
     Element::U8,
     Element::U16,
@@ -49,6 +49,40 @@ impl Element {
             Element::U16 | Element::F16 | Element::Bf16 => 2,
             Element::U32 | Element::S32 | Element::F32 => 4,
             Element::U64 | Element::S64 | Element::F64 => 8,
+        }
+    }
+}
+
+/// The element type that `tensormap.replace.elemtype` names by a number, which counts otherwise than
+/// `CUtensorMapDataType`.
+fn element_by_number(number: u64) -> Option<Element> {
+    Some(match number {
+        0..=7 => ELEMENTS[number as usize],
+        9 => Element::F64,
+        10 => Element::Bf16,
+        // 8, 11 and 12 are f32.ftz, tf32 and tf32.ftz.
+        _ => return None,
+    })
+}
+
+/// What a load puts where a box lies outside of the tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Fill {
+    /// Zeros.
+    #[default]
+    Zeros,
+    /// NaN, for elements of floating point.
+    Nan,
+}
+
+impl Fill {
+    /// The bytes of one element outside of the tensor.
+    pub(crate) fn pattern(self, element: Element) -> &'static [u8] {
+        match (self, element) {
+            (Fill::Nan, Element::F16 | Element::Bf16) => &[0xff, 0x7f],
+            (Fill::Nan, Element::F32) => &[0xff, 0xff, 0xff, 0x7f],
+            (Fill::Nan, Element::F64) => &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f],
+            _ => &[0],
         }
     }
 }
@@ -102,8 +136,13 @@ pub struct TensorMapSpec {
 }
 
 impl TensorMapSpec {
-    /// Encodes the map, after the checks that `cuTensorMapEncodeTiled` does.
+    /// Encodes the map, after the checks that `cuTensorMapEncodeTiled` does; zeros outside of the tensor.
     pub fn encode(&self) -> Result<[u8; TENSOR_MAP_BYTES], Fault> {
+        self.encode_with_fill(Fill::Zeros)
+    }
+
+    /// Encodes the map with a choice of what loads find outside of the tensor.
+    pub fn encode_with_fill(&self, fill: Fill) -> Result<[u8; TENSOR_MAP_BYTES], Fault> {
         let refuse = |m: String| Err(Fault::launch(format!("tensor map: {m}")));
         let rank = self.dims.len();
         if !(1..=5).contains(&rank) {
@@ -131,9 +170,13 @@ impl TensorMapSpec {
         if self.swizzle != Swizzle::None && inner > u64::from(self.swizzle.span()) {
             return refuse(format!("the inner extent of the box ({inner} bytes) exceeds the swizzle span"));
         }
+        if fill == Fill::Nan && fill.pattern(self.element).len() == 1 {
+            return refuse(format!("a fill of NaN for elements of {:?}", self.element));
+        }
         let mut map = TensorMap {
             address: self.address,
             element: self.element,
+            fill,
             rank,
             dims: [1; 5],
             strides: [0; 5],
@@ -148,8 +191,11 @@ impl TensorMapSpec {
 
     /// The bytes from the first element to the end of the last one.
     pub fn extent(&self) -> u64 {
-        let inner = self.dims.first().copied().unwrap_or(0) * self.element.bytes();
-        self.strides.iter().zip(self.dims.iter().skip(1)).fold(inner, |e, (s, d)| e + s * d.saturating_sub(1))
+        let inner = self.dims.first().copied().unwrap_or(0).saturating_mul(self.element.bytes());
+        self.strides
+            .iter()
+            .zip(self.dims.iter().skip(1))
+            .fold(inner, |e, (s, d)| e.saturating_add(s.saturating_mul(d.saturating_sub(1))))
     }
 }
 
@@ -164,8 +210,10 @@ pub(crate) struct TensorMap {
     pub(crate) strides: [u64; 5],
     pub(crate) box_dims: [u32; 5],
     pub(crate) swizzle: Swizzle,
+    pub(crate) fill: Fill,
 }
 
+const AT_FILL: usize = 7;
 const AT_ADDRESS: usize = 8;
 const AT_DIMS: usize = 16;
 const AT_STRIDES: usize = 56;
@@ -178,6 +226,7 @@ impl TensorMap {
         b[4] = self.element as u8;
         b[5] = self.rank as u8;
         b[6] = self.swizzle as u8;
+        b[AT_FILL] = self.fill as u8;
         b[AT_ADDRESS..][..8].copy_from_slice(&self.address.to_le_bytes());
         for i in 0..5 {
             b[AT_DIMS + 8 * i..][..8].copy_from_slice(&self.dims[i].to_le_bytes());
@@ -200,6 +249,11 @@ impl TensorMap {
             3 => Swizzle::B128,
             _ => return Err(bad("has an unknown swizzle")),
         };
+        let fill = match b[AT_FILL] {
+            0 => Fill::Zeros,
+            1 => Fill::Nan,
+            _ => return Err(bad("has an unknown fill")),
+        };
         let Some(element) = ELEMENTS.get(usize::from(b[4])) else {
             return Err(bad("has an unknown element type"));
         };
@@ -211,6 +265,7 @@ impl TensorMap {
             strides: std::array::from_fn(|i| word(AT_STRIDES + 8 * i)),
             box_dims: std::array::from_fn(|i| word(AT_BOX + 4 * i) as u32),
             swizzle,
+            fill,
         };
         if !(1..=5).contains(&map.rank) || map.box_dims.iter().any(|d| !(1..=256).contains(d)) {
             return Err(bad("has a rank or box out of range"));
@@ -218,9 +273,10 @@ impl TensorMap {
         Ok(map)
     }
 
-    /// Bytes that one box occupies in shared memory.
+    /// Bytes that one box occupies in shared memory; a box that no shared memory holds counts as the largest
+    /// number.
     pub(crate) fn box_bytes(&self) -> u32 {
-        (0..self.rank).fold(self.element.bytes() as u32, |p, i| p * self.box_dims[i])
+        (0..self.rank).fold(self.element.bytes() as u32, |p, i| p.saturating_mul(self.box_dims[i]))
     }
 }
 
@@ -238,10 +294,20 @@ pub(crate) fn replacement(field: MapField, value: u64) -> Result<(usize, Vec<u8>
             (AT_STRIDES + 8 * (i as usize + 1), value.to_le_bytes().to_vec())
         }
         MapField::GlobalStride(i) => return bad(format!("stride {i} does not exist")),
-        MapField::ElementStride(_) if value == 1 => (7, vec![0]),
-        MapField::ElementStride(_) => return bad(format!("element stride {value} is not supported")),
-        MapField::ElementType => (4, vec![value as u8]),
-        MapField::Swizzle => (6, vec![value as u8]),
+        // What only one value is modelled of stays as it is.
+        MapField::ElementStride(_) if value == 1 => (0, Vec::new()),
+        MapField::Interleave | MapField::SwizzleAtom if value == 0 => (0, Vec::new()),
+        MapField::ElementStride(_) => return bad(format!("element stride {value} is not modelled")),
+        MapField::Interleave => return bad(format!("interleaved layout {value} is not modelled")),
+        MapField::SwizzleAtom => return bad(format!("swizzle atomicity {value} is not modelled")),
+        MapField::ElementType => match element_by_number(value) {
+            Some(element) => (4, vec![element as u8]),
+            None => return bad(format!("element type {value} is not modelled")),
+        },
+        MapField::Swizzle if value < 4 => (6, vec![value as u8]),
+        MapField::Swizzle => return bad(format!("swizzle mode {value} is not modelled")),
+        MapField::Fill if value < 2 => (AT_FILL, vec![value as u8]),
+        MapField::Fill => return bad(format!("fill mode {value} does not exist")),
     })
 }
 
@@ -271,6 +337,42 @@ mod tests {
     }
 
     #[test]
+    fn fields_are_replaced_by_the_numbers_of_the_manual() {
+        let replace = |field, value| {
+            let mut bytes = spec().encode().unwrap();
+            let (at, new) = replacement(field, value)?;
+            bytes[at..at + new.len()].copy_from_slice(&new);
+            TensorMap::decode(&bytes)
+        };
+        let types = [
+            (0, Element::U8),
+            (3, Element::S32),
+            (6, Element::F16),
+            (7, Element::F32),
+            (9, Element::F64),
+            (10, Element::Bf16),
+        ];
+        for (number, element) in types {
+            assert_eq!(replace(MapField::ElementType, number).unwrap().element, element);
+        }
+        assert_eq!(replace(MapField::Rank, 2).unwrap().rank, 3);
+        assert_eq!(replace(MapField::Fill, 1).unwrap().fill, Fill::Nan);
+        assert_eq!(replace(MapField::Swizzle, 2).unwrap().swizzle, Swizzle::B64);
+        assert_eq!(replace(MapField::GlobalDim(1), 9).unwrap().dims[1], 9);
+        assert_eq!(replace(MapField::GlobalStride(0), 512).unwrap().strides[1], 512);
+        assert_eq!(replace(MapField::Interleave, 0).unwrap().dims[..2], [100, 7]);
+        for (field, value) in [
+            (MapField::ElementType, 8),
+            (MapField::Interleave, 1),
+            (MapField::ElementStride(0), 2),
+            (MapField::Swizzle, 4),
+            (MapField::Fill, 2),
+        ] {
+            assert_eq!(replace(field, value).unwrap_err().kind, FaultKind::BadOperand, "{field:?} {value}");
+        }
+    }
+
+    #[test]
     fn what_the_driver_refuses_is_refused() {
         for broken in [
             TensorMapSpec { address: 0x1008, ..spec() },
@@ -284,6 +386,10 @@ mod tests {
             assert_eq!(broken.encode().unwrap_err().kind, FaultKind::Launch, "{broken:?}");
         }
         assert!(TensorMap::decode(&[0; 128]).is_err());
+        let bytes = TensorMapSpec { element: Element::U16, ..spec() };
+        assert_eq!(bytes.encode_with_fill(Fill::Nan).unwrap_err().kind, FaultKind::Launch);
+        let huge = TensorMapSpec { dims: vec![1 << 32; 5], strides: vec![1 << 39; 4], ..spec() };
+        assert_eq!(huge.extent(), u64::MAX);
     }
 
     #[test]

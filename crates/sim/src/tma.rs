@@ -29,7 +29,7 @@ fn rows(map: &TensorMap, coords: [i32; 5]) -> impl Iterator<Item = Row> + '_ {
             if c < 0 || c as u64 >= map.dims[i] {
                 return Row { at, inside: None };
             }
-            address = address.wrapping_add(c as u64 * map.strides[i]);
+            address = address.wrapping_add((c as u64).wrapping_mul(map.strides[i]));
         }
         let first = i64::from(coords[0]);
         let low = first.max(0);
@@ -38,19 +38,26 @@ fn rows(map: &TensorMap, coords: [i32; 5]) -> impl Iterator<Item = Row> + '_ {
             return Row { at, inside: None };
         }
         let skip = (low - first) as u64 * size;
-        let inside = (at + skip as usize, address + low as u64 * size, ((high - low) as u64 * size) as usize);
+        let first = address.wrapping_add(low as u64 * size);
+        let inside = (at + skip as usize, first, ((high - low) as u64 * size) as usize);
         Row { at, inside: Some(inside) }
     })
 }
 
-/// The box at `coords`, dense, with zeros outside of the tensor.
+/// Addresses and lengths of the parts of a box that lie inside the tensor.
+pub(crate) fn ranges(map: &TensorMap, coords: [i32; 5]) -> impl Iterator<Item = (u64, u64)> + '_ {
+    rows(map, coords).filter_map(|row| row.inside.map(|(_, address, len)| (address, len as u64)))
+}
+
+/// The box at `coords`, dense, with the map's fill outside of the tensor.
 pub(crate) fn read_box(
     memory: &mut Memory,
     map: &TensorMap,
     coords: [i32; 5],
     check: bool,
 ) -> Result<Vec<u8>, Fault> {
-    let mut bytes = vec![0; map.box_bytes() as usize];
+    let pattern = map.fill.pattern(map.element);
+    let mut bytes: Vec<u8> = pattern.iter().copied().cycle().take(map.box_bytes() as usize).collect();
     for row in rows(map, coords) {
         if let Some((at, address, len)) = row.inside {
             bytes[at..at + len].copy_from_slice(memory.load(address, len, check)?);
@@ -101,17 +108,22 @@ pub(crate) fn reduce_bytes(
     op: AtomOp,
     ty: Ty,
 ) -> Result<(), Fault> {
+    let mut new = bytes.to_vec();
+    combine(memory.load(address, bytes.len(), true)?, &mut new, op, ty)?;
+    memory.write(address, &new)
+}
+
+/// Reduces `old` and `new`, element by element, into `new`.
+pub(crate) fn combine(old: &[u8], new: &mut [u8], op: AtomOp, ty: Ty) -> Result<(), Fault> {
     let size = ty.bytes() as usize;
-    for (i, element) in bytes.chunks_exact(size).enumerate() {
-        let a = address + (i * size) as u64;
-        let old = word(memory.load(a, size, true)?);
-        let Some(new) = crate::atomic::apply(op, ty, old, word(element), 0) else {
+    for (old, new) in old.chunks_exact(size).zip(new.chunks_exact_mut(size)) {
+        let Some(value) = crate::atomic::apply(op, ty, word(old), word(new), 0) else {
             return Err(Fault::new(
                 FaultKind::BadOperand,
                 "this reduction does not exist for the element type",
             ));
         };
-        memory.write(a, &new.to_le_bytes()[..size])?;
+        new.copy_from_slice(&value.to_le_bytes()[..size]);
     }
     Ok(())
 }

@@ -5,12 +5,17 @@
 #[allow(missing_docs)]
 pub(crate) enum Ty {
     Pred,
+    B1,
+    U4,
+    S4,
     U8,
     S8,
     B8,
     U16,
     S16,
     B16,
+    U16x2,
+    S16x2,
     U32,
     S32,
     B32,
@@ -40,6 +45,11 @@ impl Ty {
     pub(crate) fn parse(name: &str) -> Option<Ty> {
         Some(match name {
             "pred" => Ty::Pred,
+            "b1" => Ty::B1,
+            "u4" => Ty::U4,
+            "s4" => Ty::S4,
+            "u16x2" => Ty::U16x2,
+            "s16x2" => Ty::S16x2,
             "u8" => Ty::U8,
             "s8" => Ty::S8,
             "b8" => Ty::B8,
@@ -76,7 +86,8 @@ impl Ty {
     /// Width in bits; a predicate counts one.
     pub(crate) fn bits(self) -> u32 {
         match self {
-            Ty::Pred => 1,
+            Ty::Pred | Ty::B1 => 1,
+            Ty::U4 | Ty::S4 => 4,
             Ty::U8 | Ty::S8 | Ty::B8 | Ty::E4m3 | Ty::E5m2 | Ty::E2m1x2 => 8,
             Ty::U16
             | Ty::S16
@@ -88,6 +99,7 @@ impl Ty {
             | Ty::E2m3x2
             | Ty::E3m2x2
             | Ty::Ue8m0x2 => 16,
+            Ty::U16x2 | Ty::S16x2 => 32,
             Ty::U32 | Ty::S32 | Ty::B32 | Ty::F16x2 | Ty::Bf16x2 | Ty::Tf32 | Ty::F32 => 32,
             Ty::U64 | Ty::S64 | Ty::B64 | Ty::F32x2 | Ty::F64 => 64,
             Ty::B128 => 128,

@@ -6,6 +6,7 @@
 //! go on, so that one lane may spin while the rest works. An instruction that needs lanes together
 //! (`.sync` with a member mask, `.aligned`) waits until they are.
 
+use crate::convergence::Convergence;
 use crate::isa::{Reg, Src};
 use crate::special::Special;
 use std::collections::{BTreeMap, VecDeque};
@@ -91,8 +92,8 @@ pub(crate) struct WgmmaState {
     pub(crate) fences: u32,
     /// Per register: the group that still uses it (0: none), and whether it is being written.
     pub(crate) busy: Vec<(u32, bool)>,
-    /// Per register: fences executed when it was last touched, plus one; 0 for never.
-    pub(crate) touched: Vec<u32>,
+    /// Per register: fences executed when it was last touched, plus one (0 for never), and by which instruction.
+    pub(crate) touched: Vec<(u32, u32)>,
 }
 
 /// Groups of asynchronous copies, of one lane (bulk) or of the warp (`cp.async`).
@@ -102,6 +103,10 @@ pub(crate) struct CopyGroups {
     pub(crate) groups: VecDeque<Vec<u64>>,
     /// The hazard tick of the newest copy.
     pub(crate) newest: u32,
+    /// Groups, from the front, that are known to have read their sources.
+    pub(crate) read: usize,
+    /// The instruction of the newest copy.
+    pub(crate) last_pc: u32,
     /// Ticks at each commit, in step with `groups`.
     pub(crate) ticks: VecDeque<u32>,
 }
@@ -134,6 +139,8 @@ pub(crate) struct Warp {
     /// Registers that were loaded from memory that nothing wrote, and by which instruction.
     pub(crate) undefined: BTreeMap<Reg, u32>,
     pub(crate) groups: Vec<Group>,
+    /// Which lanes a branch has parted, with nothing since that waited for them.
+    pub(crate) convergence: Convergence,
     pub(crate) valid: u32,
     pub(crate) exited: u32,
     pub(crate) local: Vec<u8>,
@@ -142,6 +149,10 @@ pub(crate) struct Warp {
     pub(crate) wgmma: WgmmaState,
     pub(crate) bulk: BTreeMap<u32, CopyGroups>,
     pub(crate) cp_async: CopyGroups,
+    /// The line of the last instruction that belongs to a role, while a timeline is recorded.
+    pub(crate) role_line: u32,
+    /// The instruction at which lanes last left.
+    pub(crate) left_at: u32,
     /// Instructions executed.
     pub(crate) clock: u64,
     /// Instructions since the lanes were last all together.
@@ -166,7 +177,7 @@ impl Warp {
             local_bytes,
             wgmma: WgmmaState {
                 busy: vec![(0, false); registers],
-                touched: vec![0; registers],
+                touched: vec![(0, 0); registers],
                 ..WgmmaState::default()
             },
             cluster_arrivals: vec![0; LANES],
@@ -254,6 +265,8 @@ impl Warp {
             Special::LanemaskGt => !(below | 1 << lane),
             Special::LanemaskGe => !below,
             Special::Clock => return self.clock,
+            Special::ClockHigh => (self.clock >> 32) as u32,
+            Special::ReservedEnd => crate::decode::SHARED_BASE,
             Special::DynamicSmemSize => e.dynamic_shared,
             Special::TotalSmemSize => e.total_shared,
         })

@@ -8,9 +8,10 @@ use crate::context::Cx;
 use crate::error::{Fault, FaultKind};
 use crate::exec::Next;
 use crate::hazard::{Event, Hazards, Proxy, Unit};
-use crate::isa::{Op, Wgmma, WgmmaA};
+use crate::integer_core::IntProduct;
+use crate::isa::{Op, Src, Wgmma, WgmmaA};
 use crate::machine::Policy;
-use crate::mma;
+use crate::mma::{self, Accumulator, Elements};
 use crate::tensor_core::{Product, Scratch, Widths};
 use crate::tensormap::Swizzle;
 use crate::warp::{LANES, Wait, Warp, WgmmaOp};
@@ -133,8 +134,10 @@ impl Cx<'_> {
         let Some(needed) = (groups as usize).checked_sub(1).and_then(|g| warp.wgmma.commits.get(g)) else {
             return true;
         };
-        let first = (warp.index - warp.env.warp % 4) as usize;
-        (first..first + 4).all(|i| i == warp.index as usize || self.cluster.warps[i].wgmma.issued >= *needed)
+        // The last warpgroup of a CTA may have fewer than four warps.
+        let first = warp.index - warp.env.warp % 4;
+        let end = (first + 4).min(warp.index - warp.env.warp + warp.env.warps);
+        (first..end).all(|i| i == warp.index || self.cluster.warps[i as usize].wgmma.issued >= *needed)
     }
 
     pub(crate) fn busy_register(&self, warp: &Warp, r: u32, how: &str) -> Fault {
@@ -212,14 +215,17 @@ impl Cx<'_> {
                     format!("register {} is an input of this wgmma and was never written", name(r)),
                 ));
             }
-            if warp.wgmma.fences == 0 || warp.wgmma.touched[r as usize] == warp.wgmma.fences + 1 {
-                return Err(Fault::new(
+            let (touched, by) = warp.wgmma.touched[r as usize];
+            if warp.wgmma.fences == 0 || touched == warp.wgmma.fences + 1 {
+                let mut fault = Fault::new(
                     FaultKind::WgmmaRegister,
                     format!(
                         "register {} was used by another instruction and no wgmma.fence follows",
                         name(r)
                     ),
-                ));
+                );
+                fault.other = (touched > 0).then(|| Box::new(self.place(warp.index, by)));
+                return Err(fault);
             }
         }
         for &r in a_regs {
@@ -236,9 +242,15 @@ impl Cx<'_> {
     pub(crate) fn wgmma_execute(&mut self, warp: &mut Warp) -> Result<(), Fault> {
         let Some(op) = warp.wgmma.queue.pop_front() else { return Ok(()) };
         *self.progress += 1;
-        self.trace(crate::machine::TraceUnit::Wgmma, warp.index, op.pc, op.start);
         let kernel = self.kernel;
         let Op::Wgmma(w) = &kernel.code[op.pc as usize].op else { return Ok(()) };
+        self.trace(crate::machine::TraceUnit::Wgmma, warp.index, op.pc, op.start, None, |cx| {
+            let a = match w.a {
+                WgmmaA::Descriptor(_) => cx.shared_text(Descriptor::decode(op.a).start),
+                WgmmaA::Registers(_) => "registers".to_owned(),
+            };
+            format!("{a} x {}", cx.shared_text(Descriptor::decode(op.b).start))
+        });
         let mut buffers = std::mem::take(&mut self.cluster.scratch);
         let result = self.multiply(warp, w, &op, &mut buffers);
         self.cluster.scratch = buffers;
@@ -264,42 +276,43 @@ impl Cx<'_> {
                     first,
                     16,
                     w.k,
-                    w.a_type.bits(),
+                    w.elements.bits(),
                     w.transpose_a,
                     a,
                 )?;
             }
-            WgmmaA::Registers(regs) => mma::gather_a(warp, regs, w.a_type, k, a),
+            WgmmaA::Registers(regs) => mma::gather_a(warp, regs, w.elements.bits(), k, a),
         }
-        self.gather(cta, Descriptor::decode(op.b), 0, w.n, w.k, w.b_type.bits(), w.transpose_b, b)?;
-        d.clear();
-        d.resize(16 * n, 0.0);
+        self.gather(cta, Descriptor::decode(op.b), 0, w.n, w.k, w.elements.bits(), w.transpose_b, b)?;
         let place = |i: usize, lane: usize| {
             let row = lane / 4 + i % 4 / 2 * 8;
             row * n + i / 4 * 8 + lane % 4 * 2 + i % 2
         };
-        if op.accumulate {
-            for (i, &r) in w.d.iter().enumerate() {
-                for lane in 0..LANES {
-                    d[place(i, lane)] = f32::from_bits(warp.get(r, lane) as u32);
+        match w.elements {
+            Elements::Float(a_type, b_type) => {
+                d.clear();
+                d.resize(16 * n, 0.0);
+                if op.accumulate {
+                    let from: Vec<Src> = w.d.iter().map(|r| Src::Reg(*r)).collect();
+                    mma::load_floats(warp, &from, w.accumulator, place, d);
+                }
+                let (negate_a, negate_b) = (w.negate_a, w.negate_b);
+                let widths = Widths::hopper(a_type);
+                Product { a, b, k, a_type, b_type, negate_a, negate_b, widths }.accumulate(d, scratch);
+                mma::store_floats(warp, &w.d, w.accumulator, place, d);
+            }
+            Elements::Integer(a_type, b_type, term) => {
+                let mut sums = vec![0i32; 16 * n];
+                for (i, &r) in w.d.iter().enumerate().filter(|_| op.accumulate) {
+                    (0..LANES).for_each(|lane| sums[place(i, lane)] = warp.get(r, lane) as i32);
+                }
+                let saturate = w.accumulator == Accumulator::S32 { saturate: true };
+                IntProduct { a, b, k, a_type, b_type, term, saturate }.accumulate(&mut sums);
+                for (i, &r) in w.d.iter().enumerate() {
+                    (0..LANES).for_each(|lane| warp.set(r, lane, u64::from(sums[place(i, lane)] as u32)));
                 }
             }
-        }
-        let product = Product {
-            a,
-            b,
-            k,
-            a_type: w.a_type,
-            b_type: w.b_type,
-            negate_a: w.negate_a,
-            negate_b: w.negate_b,
-            widths: Widths::hopper(w.a_type),
-        };
-        product.accumulate(d, scratch);
-        for (i, &r) in w.d.iter().enumerate() {
-            for lane in 0..LANES {
-                warp.set(r, lane, u64::from(d[place(i, lane)].to_bits()));
-            }
+            Elements::Double => {}
         }
         self.report.macs += 16 * u64::from(w.n) * u64::from(w.k);
         Ok(())
@@ -333,6 +346,10 @@ impl Cx<'_> {
             let per = 128 / bits as usize;
             let target = &mut out[row as usize * k_elements + piece as usize * per..][..per];
             match bits {
+                1 => {
+                    let bit = |i: usize| u32::from(bytes[i / 8] >> (i % 8) & 1);
+                    target.iter_mut().enumerate().for_each(|(i, t)| *t = bit(i));
+                }
                 8 => target.iter_mut().zip(bytes).for_each(|(t, b)| *t = u32::from(*b)),
                 16 => target
                     .iter_mut()

@@ -1,79 +1,9 @@
 //! Instruction families, each through a small kernel of one warp.
 
+mod kernel;
+
+use kernel::*;
 use oxigemm_sim::*;
-
-/// A kernel of `block` threads: the body sees its linear thread number in `t`, and leaves 32-bit results in
-/// `o`; `o2` is stored beside it.
-fn module(body: &str) -> Module {
-    let text = format!(
-        ".version 8.4\n.target sm_90a\n.address_size 64\n
-        .extern .shared .align 1024 .b8 smem[];
-        .visible .entry k(.param .u64 out, .param .u64 in, .param .u32 n)
-        {{
-            .reg .pred p<8>; .reg .b16 h<16>; .reg .b32 r<64>; .reg .b64 d<32>; .reg .f32 f<32>; .reg .f64 g<8>;
-            .reg .b32 t, o, o2, s; .reg .b64 outp, inp;
-            mov.u32 t, %tid.x; ld.param.u64 outp, [out]; ld.param.u64 inp, [in]; mov.u32 o, 0; mov.u32 o2, 0;
-            mov.u32 s, smem;
-            {body}
-            mov.u32 r60, %ctaid.x; mov.u32 r61, %ntid.x; mad.lo.u32 r60, r60, r61, t;
-            mul.wide.u32 d30, r60, 8; add.u64 d30, d30, outp; st.global.v2.b32 [d30], {{o, o2}};
-            ret;
-        }}"
-    );
-    Module::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"))
-}
-
-struct Shape {
-    grid: u32,
-    cluster: u32,
-    block: u32,
-}
-
-const WARP: Shape = Shape { grid: 1, cluster: 1, block: 32 };
-
-fn launch(body: &str, input: &[u32], shape: &Shape, options: &Options) -> Result<Vec<[u32; 2]>, Fault> {
-    let mut machine = Machine::new();
-    let threads = (shape.grid * shape.block) as usize;
-    let out = machine.memory.allocate(threads * 8);
-    let bytes: Vec<u8> = input.iter().flat_map(|v| v.to_le_bytes()).collect();
-    let inp = machine.memory.allocate_with(&bytes);
-    let launch = Launch {
-        entry: "k".into(),
-        grid: [shape.grid, 1, 1],
-        cluster: Some([shape.cluster, 1, 1]),
-        block: [shape.block, 1, 1],
-        shared_bytes: 32768,
-        params: vec![Param::U64(out), Param::U64(inp), Param::U32(input.len() as u32)],
-    };
-    machine.run(&module(body), &launch, options)?;
-    let bytes = machine.memory.read(out, threads * 8)?;
-    let word = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-    Ok(bytes.chunks(8).map(|b| [word(b), word(&b[4..])]).collect())
-}
-
-fn policies() -> [Options; 4] {
-    let random = |seed| Options { policy: Policy::Random, seed, ..Options::default() };
-    [Options::default(), Options { policy: Policy::Lazy, ..Options::default() }, random(1), random(2)]
-}
-
-/// The results of every thread, the same under every schedule.
-fn run(body: &str, input: &[u32], shape: &Shape) -> Vec<[u32; 2]> {
-    let all: Vec<_> = policies()
-        .iter()
-        .map(|o| launch(body, input, shape, o).unwrap_or_else(|f| panic!("{:?}: {f}\n{body}", o.policy)))
-        .collect();
-    assert!(all.windows(2).all(|w| w[0] == w[1]), "schedules differ: {body}");
-    all.into_iter().next().unwrap()
-}
-
-/// The result of lane 0.
-fn one(body: &str) -> u32 {
-    run(body, &[0], &WARP)[0][0]
-}
-
-fn fault(body: &str) -> FaultKind {
-    launch(body, &[0; 64], &WARP, &Options::default()).expect_err(body).kind
-}
 
 #[test]
 fn integers() {
@@ -435,7 +365,7 @@ fn clusters_share_their_memory() {
     // Each CTA writes its rank into the next one, through mapa and a remote arrival.
     let body = "mov.u32 r0, %cluster_ctarank; mov.u32 r1, %cluster_nctarank; add.u32 r2, r0, 1; rem.u32 r2, r2, r1;
         setp.eq.u32 p0, t, 0; @!p0 bra A; mbarrier.init.shared::cta.b64 [smem+64], 1; fence.mbarrier_init.release.cluster;
-        A: barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
+        A: bar.warp.sync -1; barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
         @!p0 bra B; mapa.shared::cluster.u32 r3, s, r2; st.shared::cluster.u32 [r3], r0;
         mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r3+64];
         B: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p1, [smem+64], 0; @!p1 bra B;

@@ -57,6 +57,23 @@ fn errors_name_the_place_and_the_reason() {
         ("add.u32 r0, r1;", 7, 1, "operands"),
         ("@r0 mov.u32 r0, 1;", 7, 5, "not a predicate"),
         ("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [r0], 32;", 7, 1, "does not support"),
+        (
+            "  tcgen05.mma.cta_group::2.kind::f16 [r0], r1, r2, r3, p;",
+            7,
+            3,
+            "tensor memory of Blackwell is not modelled",
+        ),
+        ("wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {r0}, [r1], r2;", 7, 1, "not modelled"),
+        (
+            "tex.1d.v4.f32.s32 {r0, r1, r2, r3}, [r1, {r2}];",
+            7,
+            1,
+            "texture and surface memory is not modelled",
+        ),
+        ("max.sideways.f32 r0, r1, r2;", 7, 1, "`.sideways` is not supported"),
+        ("mov.b32 {}, r0;", 7, 1, "cannot be unpacked"),
+        (".reg .b128 q; mov.u32 r0, q;", 7, 15, "128 bits wide"),
+        ("call (r0), r1, (r2), proto;", 7, 1, "which this module does not define as a function"),
         ("mov.u32 r0, 99999999999999999999999;", 7, 36, "64-bit"),
         (".bogus x;", 7, 7, ".bogus"),
         ("call f;", 7, 1, "does not define"),
@@ -72,6 +89,113 @@ fn errors_name_the_place_and_the_reason() {
     assert!(Module::parse(".version 8.0\n.address_size 32").is_err());
     let recursive = ".version 8.0\n.func f() { call f; ret; }\n.visible .entry k() { call f; ret; }";
     assert!(Module::parse(recursive).unwrap_err().message.contains("recursion"));
+}
+
+#[test]
+fn errors_outside_of_bodies() {
+    let head = ".version 8.0\n.target sm_90a\n.address_size 64\n";
+    for (text, line, part) in [
+        (".global .u64 x = y;", 4, "`y` is not a global or constant variable"),
+        (".global .b8 x[2] = {1, 2, 3};", 4, "more initial values"),
+        (".global .align 3 .b8 x;", 4, "power of two"),
+        (".global .b8 x[99999999999999];", 4, "too large"),
+        (".global .quux x;", 4, "`.quux` is not a type"),
+        ("\n.visible .entry k(.reg .b32 r) { ret; }", 5, "`.param` parameters only"),
+        (".visible .entry k() .frobnicate { ret; }", 4, "`.frobnicate`"),
+        (".visible .entry k() { ret;", 4, "not closed"),
+        (
+            ".func f() { ret; } .visible .entry k() { .reg .b64 d; mov.u64 d, f; ret; }",
+            4,
+            "the address of the function `f`",
+        ),
+        (
+            ".shared .b8 big[2000000]; .visible .entry k() { .reg .b32 r; mov.u32 r, big; ret; }",
+            4,
+            "does not fit in shared memory",
+        ),
+    ] {
+        let e = Module::parse(&format!("{head}{text}")).expect_err(text);
+        assert_eq!(e.at.line, line, "{text}: {e}");
+        assert!(e.message.contains(part), "{text}: {e}");
+        assert!(e.to_string().starts_with(&format!("PTX line {line}, column {}: ", e.at.column)), "{e}");
+    }
+}
+
+/// Addresses of variables as initial values, whole and byte by byte, and vectors of them.
+#[test]
+fn initial_values_refer_to_other_variables() {
+    let module = Module::parse(
+        ".version 8.0\n.target sm_90\n.address_size 64
+        .global .align 8 .u64 list[3] = {generic(word)+4, word, 7};
+        .global .align 1 .b8 split[8] = {0xFF(word), 0xFF00(word), 0xFF0000(word), 0xFF000000(word), 0xFF00000000(word), 0xFF0000000000(word), 0, 0};
+        .global .align 16 .v4 .f32 four = {0f3F800000, 2.0, -1.5, 0.25};
+        .global .attribute(.managed) .align 4 .u32 word[2] = {1, 2};
+        .visible .entry k() { .reg .b64 d; mov.u64 d, list; mov.u64 d, split; mov.u64 d, four; ret; }",
+    )
+    .unwrap();
+    let mut machine = Machine::new();
+    let launch = Launch {
+        entry: "k".into(),
+        grid: [1; 3],
+        cluster: None,
+        block: [1, 1, 1],
+        shared_bytes: 0,
+        params: vec![],
+    };
+    machine.run(&module, &launch, &Options::default()).unwrap();
+    let address = module.symbol("word").unwrap();
+    let mut read = |name: &str, n| machine.memory.read(module.symbol(name).unwrap(), n).unwrap().to_vec();
+    let words: Vec<u64> =
+        read("list", 24).chunks(8).map(|c| u64::from_le_bytes(c.try_into().unwrap())).collect();
+    assert_eq!(words, [address + 4, address, 7]);
+    assert_eq!(read("split", 8), address.to_le_bytes());
+    let four: Vec<u32> =
+        read("four", 16).chunks(4).map(|c| u32::from_le_bytes(c.try_into().unwrap())).collect();
+    assert_eq!(four, [0x3f80_0000, 0x4000_0000, 0xbfc0_0000, 0x3e80_0000]);
+}
+
+/// A fault of a running kernel names its instruction by line and column.
+#[test]
+fn faults_name_the_instruction() {
+    let module = Module::parse(
+        ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k(.param .u64 p) {\n.reg .b64 d; .reg .b32 r;
+        ld.param.u64 d, [p];   ld.global.u32 r, [d+4096];\nret; }",
+    )
+    .unwrap();
+    let mut machine = Machine::new();
+    let buffer = machine.memory.allocate_with(&[0; 16]);
+    let launch = Launch {
+        entry: "k".into(),
+        grid: [1; 3],
+        cluster: None,
+        block: [1, 1, 1],
+        shared_bytes: 0,
+        params: vec![Param::U64(buffer)],
+    };
+    let fault = machine.run(&module, &launch, &Options::default()).unwrap_err();
+    let at = fault.at.clone().expect("a fault has a place");
+    assert_eq!((fault.kind, at.line, at.column), (FaultKind::OutOfBounds, 6, 32));
+    assert!(fault.to_string().contains("`ld.global.u32` (PTX line 6, column 32, CTA 0, warp 0)"), "{fault}");
+}
+
+#[test]
+fn tensor_maps_fit_their_buffers() {
+    let mut memory = Memory::new();
+    let address = memory.allocate(32 * 100);
+    let spec = TensorMapSpec {
+        address,
+        element: Element::U8,
+        dims: vec![20, 100],
+        strides: vec![32],
+        box_dims: vec![16, 8],
+        swizzle: Swizzle::None,
+    };
+    memory.tensor_map(&spec).unwrap();
+    for (dims, text) in [(vec![20, 101], "3220 bytes"), (vec![33, 100], "3201 bytes")] {
+        let fault = memory.tensor_map(&TensorMapSpec { dims, ..spec.clone() }).unwrap_err();
+        assert_eq!(fault.kind, FaultKind::Launch);
+        assert!(fault.message.contains(text), "{fault}");
+    }
 }
 
 /// Mutated kernels: nothing panics and nothing hangs. Deterministic and bounded.
@@ -149,6 +273,11 @@ fn launches_beyond_the_limits_are_refused() {
         Launch { entry: "other".into(), ..good.clone() },
         Launch { grid: [0, 1, 1], ..good.clone() },
         Launch { grid: [1, 70000, 1], ..good.clone() },
+        Launch { grid: [u32::MAX; 3], ..good.clone() },
+        Launch { block: [u32::MAX; 3], ..good.clone() },
+        Launch { cluster: Some([u32::MAX; 3]), ..good.clone() },
+        Launch { cluster: Some([0, 1, 1]), ..good.clone() },
+        Launch { block: [1025, 1, 1], ..good.clone() },
         Launch { block: [129, 1, 1], ..good.clone() },
         Launch { block: [0, 1, 1], ..good.clone() },
         Launch { cluster: Some([2, 1, 1]), ..good.clone() },
@@ -158,8 +287,11 @@ fn launches_beyond_the_limits_are_refused() {
         Launch { params: vec![Param::U32(0), Param::Bytes(vec![0; 24])], ..good.clone() },
     ];
     for l in refused {
-        let shown = format!("{l:?}");
-        assert_eq!(run(l).expect_err(&shown).kind, FaultKind::Launch, "{shown}");
+        let (shown, known) = (format!("{l:?}"), l.entry == "k");
+        let fault = run(l).expect_err(&shown);
+        assert_eq!(fault.kind, FaultKind::Launch, "{shown}");
+        // The entry that refuses has its place in the text.
+        assert_eq!(fault.to_string().contains("`k` is declared at PTX line 10, column 10"), known, "{fault}");
     }
 }
 

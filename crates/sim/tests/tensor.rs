@@ -208,14 +208,27 @@ impl Layout {
 
 const B_AT: u32 = 32768;
 
+/// The accumulators of a product: their type, how many a register holds, and a register of ones.
+fn accumulators(acc: &str) -> (u32, u32) {
+    match acc {
+        "f32" => (1, 0x3f80_0000),
+        "f16" => (2, 0x3c00_3c00),
+        "s32" => (1, 1),
+        _ => unreachable!(),
+    }
+}
+
 /// One wgmma on images of A and B; A through registers when `in_registers`.
-fn wgmma_kernel(n: u32, ty: &str, k: u32, trans: (bool, bool), in_registers: bool) -> String {
-    let count = n / 2;
+fn wgmma_kernel(n: u32, acc: &str, ty: &str, k: u32, trans: (bool, bool), in_registers: bool) -> String {
+    let (per, ones) = accumulators(acc);
+    let count = n / 2 / per;
     let d: Vec<String> = (0..count).map(|i| format!("f{i}")).collect();
-    let zero: String = d.iter().map(|r| format!("mov.f32 {r}, 0f3F800000;")).collect();
+    let zero: String = d.iter().map(|r| format!("mov.b32 {r}, {ones};")).collect();
     let store: String =
-        d.iter().enumerate().map(|(i, r)| format!("st.global.f32 [d5+{}], {r};", i * 4)).collect();
+        d.iter().enumerate().map(|(i, r)| format!("st.global.b32 [d5+{}], {r};", i * 4)).collect();
     let half = ty.ends_with("f16");
+    // Integers have no scales: the sign of B is for floats.
+    let scales = if acc == "s32" { "" } else { ", 1, -1" };
     let flags = match (half, in_registers) {
         (true, false) => format!(", {}, {}", u32::from(trans.0), u32::from(trans.1)),
         (true, true) => format!(", {}", u32::from(trans.1)),
@@ -229,7 +242,7 @@ fn wgmma_kernel(n: u32, ty: &str, k: u32, trans: (bool, bool), in_registers: boo
     format!(
         ".version 8.0\n.target sm_90a\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];
         .visible .entry k(.param .u64 image, .param .u64 out, .param .u64 da, .param .u64 db)
-        {{ .reg .pred p<4>; .reg .b32 r<16>; .reg .b64 d<8>; .reg .f32 f<{count}>; .shared .align 8 .b64 bar;
+        {{ .reg .pred p<4>; .reg .b32 r<16>; .reg .b64 d<8>; .reg .b32 f<{count}>; .shared .align 8 .b64 bar;
         mov.u32 r0, %tid.x; ld.param.u64 d0, [image]; ld.param.u64 d1, [da]; ld.param.u64 d2, [db]; ld.param.u64 d4, [out];
         mov.u32 r2, smem; shr.u32 r3, r2, 4; cvt.u64.u32 d3, r3; add.u64 d1, d1, d3; add.u64 d2, d2, d3; mov.u32 r4, bar;
         setp.ne.u32 p0, r0, 0; @p0 bra W; mbarrier.init.shared::cta.b64 [bar], 1; fence.mbarrier_init.release.cluster;
@@ -238,7 +251,7 @@ fn wgmma_kernel(n: u32, ty: &str, k: u32, trans: (bool, bool), in_registers: boo
         W: bar.sync 0; L: mbarrier.try_wait.parity.shared::cta.b64 p1, [bar], 0; @!p1 bra L;
         {zero} {load} setp.eq.u32 p2, r0, r0;
         wgmma.fence.sync.aligned;
-        wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{ty}.{ty} {{{d}}}, {a}, d2, p2, 1, -1{flags};
+        wgmma.mma_async.sync.aligned.m64n{n}k{k}.{acc}.{ty}.{ty} {{{d}}}, {a}, d2, p2{scales}{flags};
         wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;
         mul.wide.u32 d5, r0, {bytes}; add.u64 d5, d5, d4; {store} ret; }}",
         d = d.join(","),
@@ -266,11 +279,19 @@ fn encode(ty: &str, v: i32) -> Vec<u8> {
             let codes = if ty == "e4m3" { [0u8, 0x38, 0x40, 0x44] } else { [0, 0x3c, 0x40, 0x42] };
             vec![codes[v.unsigned_abs() as usize] | if v < 0 { 0x80 } else { 0 }]
         }
+        "s8" => vec![v as u8],
+        "u8" => vec![v.unsigned_abs() as u8],
         _ => unreachable!(),
     }
 }
 
 fn check_wgmma(ty: &str, n: u32, a: (Major, Swizzle), b: (Major, Swizzle), in_registers: bool) {
+    check_sums("f32", ty, n, a, b, in_registers);
+}
+
+fn check_sums(acc: &str, ty: &str, n: u32, a: (Major, Swizzle), b: (Major, Swizzle), in_registers: bool) {
+    let value = |i: u32| if ty == "u8" { value(i).abs() } else { value(i) };
+    let (per, _) = accumulators(acc);
     let element = encode(ty, 0).len() as u32;
     let k = 32 / element;
     let la = Layout { major: a.0, swizzle: a.1, element, rows: 64 };
@@ -289,7 +310,7 @@ fn check_wgmma(ty: &str, n: u32, a: (Major, Swizzle), b: (Major, Swizzle), in_re
             image[at..at + element as usize].copy_from_slice(&encode(ty, value(10007 + j * k + x)));
         }
     }
-    let text = wgmma_kernel(n, ty, k, (a.0 == Major::Mn, b.0 == Major::Mn), in_registers);
+    let text = wgmma_kernel(n, acc, ty, k, (a.0 == Major::Mn, b.0 == Major::Mn), in_registers);
     let module = Module::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
     for options in policies() {
         let mut machine = Machine::new();
@@ -314,12 +335,17 @@ fn check_wgmma(ty: &str, n: u32, a: (Major, Swizzle), b: (Major, Swizzle), in_re
             for r in 0..n / 2 {
                 let row = t / 32 * 16 + t % 32 / 4 + r % 4 / 2 * 8;
                 let column = r / 4 * 8 + t % 4 * 2 + r % 2;
-                // B is negated.
-                let want: i32 =
-                    1 - (0..k).map(|x| value(row * k + x) * value(10007 + column * k + x)).sum::<i32>();
-                let at = ((t * (n / 2) + r) * 4) as usize;
-                let got = f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-                assert_eq!(got, want as f32, "{ty} n={n} A {a:?} B {b:?} ({row}, {column})");
+                let sum: i32 = (0..k).map(|x| value(row * k + x) * value(10007 + column * k + x)).sum();
+                // B is negated, but for integers.
+                let want = if acc == "s32" { 1 + sum } else { 1 - sum };
+                let at = ((t * (n / 2 / per) + r / per) * 4) as usize;
+                let word = u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+                let got = match acc {
+                    "f32" => f32::from_bits(word),
+                    "s32" => word as i32 as f32,
+                    _ => small_f16((word >> (16 * (r % 2))) as u16),
+                };
+                assert_eq!(got, want as f32, "{acc} {ty} n={n} A {a:?} B {b:?} ({row}, {column})");
             }
         }
     }
@@ -338,6 +364,25 @@ fn wgmma_in_every_layout() {
         check_wgmma("bf16", 64, layout, layout, false);
         check_wgmma("f16", 128, (Major::K, Swizzle::B128), layout, false);
         check_wgmma("bf16", 64, (Major::K, Swizzle::None), layout, true);
+    }
+}
+
+/// A normal f16, or zero.
+fn small_f16(code: u16) -> f32 {
+    let magnitude = u32::from(code & 0x7fff);
+    let value = if magnitude == 0 { 0.0 } else { f32::from_bits((magnitude << 13) + (112 << 23)) };
+    if code >> 15 == 1 { -value } else { value }
+}
+
+#[test]
+fn wgmma_with_f16_and_integer_sums() {
+    for layout in [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128].map(|s| (Major::K, s)) {
+        for in_registers in [false, true] {
+            check_sums("f16", "f16", 64, layout, layout, in_registers);
+            check_sums("f16", "e4m3", 32, layout, layout, in_registers);
+            check_sums("s32", "s8", 64, layout, layout, in_registers);
+            check_sums("s32", "u8", 16, layout, layout, in_registers);
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use oxigemm::plan::Limits;
-use oxigemm::{Cuda, Device};
+use oxigemm::{ARCH, Cuda, Device};
 use oxigemm_cuda::assemble::Ptxas;
 use serde_json::json;
 
@@ -28,12 +28,22 @@ pub struct Args {
     /// Only checks whose name contains this.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
+    /// Compare a GPU with this, bit for bit, and check nothing else.
+    #[arg(long, value_name = "WITH", conflicts_with_all = ["filter", "quick"])]
+    compare: Option<Compare>,
     /// What shapes and data are drawn from.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Give up when one case takes longer than this: a kernel that hangs never comes back.
     #[arg(long, default_value_t = 120, value_name = "SECONDS")]
     patience: u64,
+}
+
+/// What a GPU is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Compare {
+    /// The simulator: small cases of every kernel.
+    Sim,
 }
 
 /// What every check may use.
@@ -177,12 +187,20 @@ impl Mark {
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
     let doing = Mutex::new(Doing { what: "the start".to_owned(), since: Instant::now() });
-    let setup = Arc::new(Setup { device: common.device()?, quick: args.quick, seed: args.seed, doing });
+    let device = common.device()?;
+    if args.compare.is_some() && device.as_cuda().is_none_or(|cuda| !cuda.is_supported()) {
+        return Err(format!(
+            "--compare runs the same inputs on a GPU of {ARCH} and in the simulator; the device here is {device}"
+        )
+        .into());
+    }
+    let setup = Arc::new(Setup { device, quick: args.quick, seed: args.seed, doing });
     let (watched, patience) = (Arc::clone(&setup), Duration::from_secs(args.patience));
     thread::spawn(move || watched.watch(patience));
-    let mut checks = products::checks();
-    checks.extend(runtime::checks());
-    checks.extend(simulator::checks());
+    let mut checks = simulator::checks();
+    if args.compare.is_none() {
+        checks.splice(..0, products::checks().into_iter().chain(runtime::checks()));
+    }
     checks.retain(|check| args.filter.as_ref().is_none_or(|text| check.name.contains(text.as_str())));
     if checks.is_empty() {
         return Err(format!("no check contains {:?}", args.filter.as_deref().unwrap_or_default()).into());

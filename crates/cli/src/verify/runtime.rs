@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use oxigemm::plan::{self, Choice};
-use oxigemm::{Cuda, Device, GemmOptions, RawFp8Gemm, fp8_gemm_nt_raw, random};
+use oxigemm::{Cuda, DType, Device, GemmOptions, RawFp8Gemm, Stream, Tensor, fp8_gemm_nt_raw, random};
 use oxigemm_cuda::{CubinCache, LaunchConfig, PtxModule};
 use oxigemm_kernels::launch::Config;
 
@@ -23,11 +23,11 @@ const CACHED_CALL_MS: f64 = 20.0;
 
 pub fn checks() -> Vec<Check> {
     vec![
-        Check::on_gpu("graph capture and replay", graphs),
-        Check::on_gpu("raw pointers", raw_pointers),
+        Check::with_kernels("graph capture and replay", graphs),
+        Check::with_kernels("raw pointers", raw_pointers),
         Check::on_gpu("programmatic launches", programmatic),
-        Check::on_gpu("threads on one device", threads),
-        Check::on_gpu("200 random shapes without a compilation", no_compilations),
+        Check::with_kernels("threads on one device", threads),
+        Check::with_kernels("200 random shapes without a compilation", no_compilations),
         Check::on_gpu("the second call of a shape", second_call),
         Check::on_gpu("first call, nothing cached", first_call),
         Check::on_gpu_with_ptxas("first call, cubin cached", cached_call),
@@ -40,19 +40,21 @@ fn on(device: &Device, spec: Spec) -> Result<(Host, Operands), Failure> {
     Ok((host, operands))
 }
 
-/// A graph that computes a product, adds to it, and clears another, launched twice on poison.
+/// A graph that computes a product and clears another, launched on poison, and then on other data.
 fn graphs(setup: &Setup) -> Result<String, Failure> {
-    let cuda = setup.cuda()?;
-    let stream = cuda.new_stream()?;
+    let stream = setup.device.new_stream()?;
     let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
-    let shapes = [(1, 576, 7168), (64, 2112, 1024), (384, 1024, 1024), (33, 77, 200)];
+    let shapes = match setup.device {
+        Device::Sim(_) => [(1, 136, 640), (64, 96, 256), (130, 128, 128), (33, 77, 200)],
+        _ => [(1, 576, 7168), (64, 2112, 1024), (384, 1024, 1024), (33, 77, 200)],
+    };
     for (m, n, k) in shapes {
         let (host, mut product) = on(&setup.device, Spec::new(m, n, k))?;
         let (_, mut cleared) = on(&setup.device, Spec::new(m, n, 0))?;
         product.run(&options)?;
         cleared.run(&options)?;
         let expected = product.d.to_bytes()?;
-        let graph = stream.capture(|_| -> oxigemm::Result<()> {
+        let graph = stream.capture(|_| {
             product.run(&options)?;
             cleared.run(&options)
         })?;
@@ -66,14 +68,29 @@ fn graphs(setup: &Setup) -> Result<String, Failure> {
             })?;
             ensure(cleared.result()?.iter().all(|x| *x == 0.0), || "k = 0 did not clear D".to_owned())?;
         }
+        // The same addresses hold something else: the graph must read that.
+        let other = Host::draw(Spec { seed: host.spec.seed + 1, ..host.spec })?;
+        let fresh = other.upload(&setup.device)?;
+        for (to, from) in [
+            (&mut product.a, &fresh.a),
+            (&mut product.sfa, &fresh.sfa),
+            (&mut product.b, &fresh.b),
+            (&mut product.sfb, &fresh.sfb),
+        ] {
+            to.copy_from(from)?;
+        }
+        product.poison()?;
+        graph.launch(&stream)?;
+        stream.synchronize()?;
+        let verdict = verdict::judge(&other, &product.result()?, Effort::QUICK)?;
+        ensure(verdict.right, || format!("{}: the graph did not read the new data: {verdict:?}", host.spec))?;
     }
-    Ok(format!("{} graphs, each launched twice", shapes.len()))
+    Ok(format!("{} graphs, each launched three times, the last time on other data", shapes.len()))
 }
 
 /// The unsafe function, with scales that have gaps in both directions.
 fn raw_pointers(setup: &Setup) -> Result<String, Failure> {
-    let cuda = setup.cuda()?;
-    let stream = cuda.new_stream()?;
+    let stream = setup.device.new_stream()?;
     let cases = [
         (5, 200, 300, AddendKind::None),
         (129, 384, 1000, AddendKind::Inplace),
@@ -116,11 +133,15 @@ fn raw_pointers(setup: &Setup) -> Result<String, Failure> {
         };
         // SAFETY: the stream is ours, and all tensors live until it is done.
         unsafe {
-            let stream = cuda.stream_from_raw(stream.raw());
+            // On a GPU as another library would pass its own.
+            let stream = match (&stream, &setup.device) {
+                (Stream::Cuda(stream), Device::Cuda(cuda)) => cuda.stream_from_raw(stream.raw()).into(),
+                _ => stream.clone(),
+            };
             let options = GemmOptions { stream: Some(stream), ..Default::default() };
-            fp8_gemm_nt_raw(cuda, &gemm, &options)?;
+            fp8_gemm_nt_raw(&setup.device, &gemm, &options)?;
             let null = RawFp8Gemm { b: 0, ..gemm };
-            let error = fp8_gemm_nt_raw(cuda, &null, &options);
+            let error = fp8_gemm_nt_raw(&setup.device, &null, &options);
             ensure(matches!(&error, Err(error) if error.argument() == Some("b")), || format!("{error:?}"))?;
         }
         stream.synchronize()?;
@@ -153,10 +174,13 @@ fn programmatic(setup: &Setup) -> Result<String, Failure> {
 /// Threads with streams of their own on one device get the bits that one thread gets.
 fn threads(setup: &Setup) -> Result<String, Failure> {
     const THREADS: u64 = 8;
-    let cuda = Cuda::open(setup.cuda()?.gpu().ordinal())?;
-    let device = Device::Cuda(cuda.clone());
+    // A device with nothing loaded, so that the threads load and plan at the same time.
+    let (device, calls, [m, n, k]) = match &setup.device {
+        Device::Cuda(cuda) => (Device::Cuda(Cuda::open(cuda.gpu().ordinal())?), 20, [37, 576, 1024]),
+        _ => (Device::sim(), 2, [9, 72, 256]),
+    };
     let specs: Vec<Spec> = (0..THREADS)
-        .map(|i| Spec { seed: i, ..Spec::new(1 + 37 * i as usize, 576, 1024 + 128 * (i as usize % 3)) })
+        .map(|i| Spec { seed: i, ..Spec::new(1 + m * i as usize, n, k + 128 * (i as usize % 3)) })
         .collect();
     let expected = specs.iter().map(|spec| -> Result<_, Failure> {
         let (_, mut operands) = on(&setup.device, *spec)?;
@@ -166,8 +190,8 @@ fn threads(setup: &Setup) -> Result<String, Failure> {
     let expected = expected.collect::<Result<Vec<_>, _>>()?;
     let work = |spec: &Spec, expected: &[u8]| -> Result<(), Failure> {
         let (_, mut operands) = on(&device, *spec)?;
-        let options = GemmOptions { stream: Some(cuda.new_stream()?), ..Default::default() };
-        for _ in 0..20 {
+        let options = GemmOptions { stream: Some(device.new_stream()?), ..Default::default() };
+        for _ in 0..calls {
             operands.run(&options)?;
         }
         ensure(operands.d.to_bytes()? == expected, || format!("{spec}: other bits than on one thread"))
@@ -182,61 +206,66 @@ fn threads(setup: &Setup) -> Result<String, Failure> {
             .into_iter()
             .try_for_each(|handle| handle.join().map_err(|_| Failure::from("a thread panicked"))?)
     })?;
-    Ok(format!("{THREADS} threads of 20 calls each, on a device with nothing loaded"))
+    Ok(format!("{THREADS} threads of {calls} calls each, on a device with nothing loaded"))
 }
 
 /// The closed set is loaded once; no shape needs more.
 fn no_compilations(setup: &Setup) -> Result<String, Failure> {
-    let cuda = setup.cuda()?;
-    cuda.load_all()?;
-    let before = cuda.stats();
+    let device = &setup.device;
+    let limits = setup.limits()?;
+    if let Device::Cuda(cuda) = device {
+        cuda.load_all()?;
+    }
+    let compilations = || device.as_cuda().map_or(0, |cuda| cuda.stats().compilations());
+    let before = compilations();
+    let closed: std::collections::BTreeSet<String> = Config::all().map(|config| config.name()).collect();
     let mut kernels = std::collections::BTreeSet::new();
     let size = |i: u64, which: u64, largest: u64| {
         // Evenly over orders of magnitude.
         let part = (random::bits(setup.seed ^ 0x51, 3 * i + which) % 1000) as f64 / 1000.0;
         (largest as f64).powf(part).round().max(1.0) as usize
     };
+    let [largest_m, largest_n, largest_k] = match device {
+        Device::Sim(_) => [200, 400, 512],
+        _ => [8192, 8192, 4096],
+    };
     const SHAPES: u64 = 200;
     for i in 0..SHAPES {
-        let (m, n, k) = (size(i, 0, 8192), size(i, 1, 8192), size(i, 2, 4096));
-        let (a, b) = (k.next_multiple_of(16) * m, k.next_multiple_of(16) * n);
-        let blocks = k.div_ceil(128);
-        let bytes = [a, b, 4 * m * blocks, 4 * n.div_ceil(128) * blocks, 2 * m * n];
-        let buffers = bytes.map(|bytes| cuda.gpu().alloc(bytes));
-        let [a, b, sfa, sfb, d] = buffers.map(|buffer| buffer.map_err(Failure::from));
-        let (mut a, mut b, mut sfa, mut sfb, d) = (a?, b?, sfa?, sfb?, d?);
-        for buffer in [&mut a, &mut b, &mut sfa, &mut sfb] {
-            buffer.fill_u8(0)?;
-        }
+        let (m, n, k) = (size(i, 0, largest_m), size(i, 1, largest_n), size(i, 2, largest_k));
+        let (pitch, blocks) = (k.next_multiple_of(16), k.div_ceil(128));
+        let new = |dtype, dims: [usize; 2]| Tensor::zeros(dtype, &dims, device);
+        let (a, sfa) = (new(DType::E4m3, [m, pitch])?, new(DType::F32, [m, blocks])?);
+        let (b, sfb) = (new(DType::E4m3, [n, pitch])?, new(DType::F32, [n.div_ceil(128), blocks])?);
+        let d = Tensor::empty(DType::Bf16, &[m, n], device)?;
         let gemm = RawFp8Gemm {
             m,
             n,
             k,
-            a: a.ptr(),
-            a_pitch: k.next_multiple_of(16),
-            sfa: sfa.ptr(),
+            a: a.address(),
+            a_pitch: pitch,
+            sfa: sfa.address(),
             sfa_strides: [blocks, 1],
-            b: b.ptr(),
-            b_pitch: k.next_multiple_of(16),
-            sfb: sfb.ptr(),
+            b: b.address(),
+            b_pitch: pitch,
+            sfb: sfb.address(),
             sfb_strides: [blocks, 1],
             c: 0,
             c_pitch: 0,
-            d: d.ptr(),
+            d: d.address(),
             d_pitch: n,
-            d_type: oxigemm::DType::Bf16,
+            d_type: DType::Bf16,
         };
-        // SAFETY: the buffers are as large as the shape needs, and freeing them waits for the kernel.
-        unsafe { fp8_gemm_nt_raw(cuda, &gemm, &GemmOptions::default())? };
         setup.now(format!("m={m} n={n} k={k}"));
-        setup.device.synchronize().map_err(|error| format!("m={m} n={n} k={k}: {error}"))?;
+        // SAFETY: the tensors are as large as the shape needs, and live until the kernel is done.
+        unsafe { fp8_gemm_nt_raw(device, &gemm, &GemmOptions::default())? };
+        device.synchronize().map_err(|error| format!("m={m} n={n} k={k}: {error}"))?;
         let shape = plan::Shape { m: m as u32, n: n as u32, k: k as u32 };
-        kernels.insert(plan::Plan::best(shape, cuda.limits()).choice.config().name());
+        kernels.insert(plan::Plan::best(shape, &limits).choice.config().name());
     }
-    let after = cuda.stats();
-    let compiled = after.compilations() - before.compilations();
+    let compiled = compilations() - before;
     ensure(compiled == 0, || format!("{compiled} compilations"))?;
-    Ok(format!("{SHAPES} shapes on {} of {} loaded kernels: 0 compilations", kernels.len(), after.kernels))
+    ensure(kernels.is_subset(&closed), || format!("{kernels:?} are not all in the closed set"))?;
+    Ok(format!("{SHAPES} shapes on {} of {} kernels: 0 compilations", kernels.len(), closed.len()))
 }
 
 /// What a call costs the host once its shape was seen.
@@ -248,7 +277,7 @@ fn second_call(setup: &Setup) -> Result<String, Failure> {
         ("in place", Spec { addend: AddendKind::Inplace, sfa: ScaleOrder::Mn, ..Spec::new(128, 256, 256) }),
     ] {
         let (_, mut operands) = on(&setup.device, spec)?;
-        let options = GemmOptions { stream: Some(setup.cuda()?.new_stream()?), ..Default::default() };
+        let options = GemmOptions { stream: Some(setup.device.new_stream()?), ..Default::default() };
         operands.run(&options)?;
         setup.device.synchronize()?;
         let (result, count) = allocations(|| operands.run(&options));

@@ -59,3 +59,13 @@ fn same_bits(setup: &Setup) -> Result<String, Failure> {
     }
     Ok(format!("{cases} products, {elements} elements, no bit differs"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn at_least_a_hundred_products_are_compared() {
+        assert!(Config::all().count() * CASES >= 100);
+    }
+}

@@ -1,4 +1,6 @@
-//! Problems for the simulator, with layouts of all kinds and the exact result.
+//! Problems for the simulator, with layouts of all kinds and the exact result. Each test uses a part of it.
+
+#![allow(dead_code)]
 
 use oxigemm::cast::{Quantized, ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
 use oxigemm::plan::Choice;

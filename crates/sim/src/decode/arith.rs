@@ -12,6 +12,13 @@ use crate::types::Ty;
 
 const ZERO: Src = Src::Imm(0);
 
+/// Whether plain arithmetic knows a modifier; an unknown one would change the result in silence.
+fn known_modifier(m: &str) -> bool {
+    Ty::parse(m).is_some()
+        || matches!(m, "rn" | "rz" | "rm" | "rp" | "ftz" | "sat" | "NaN" | "relu" | "xorsign" | "abs")
+        || matches!(m, "lo" | "hi" | "wide" | "approx" | "full" | "shiftamt" | "clamp" | "wrap" | "uni")
+}
+
 impl Decoder<'_, '_> {
     fn mode(&self) -> Mode {
         let round = if self.has("rz") || self.has("rzi") {
@@ -47,9 +54,8 @@ impl Decoder<'_, '_> {
             "shf" => self.shf(),
             "bfi" => self.bfi(),
             "bmsk" => self.bmsk(),
-            "szext" => self.unsupported(),
             "dp4a" => self.dp4a(),
-            "fns" | "dp2a" | "vadd" | "vsub" => self.unsupported(),
+            "dp2a" => self.dp2a(),
             "testp" => self.testp(),
             "bra" | "brx" => self.branch(),
             "call" => self.call(),
@@ -81,11 +87,26 @@ impl Decoder<'_, '_> {
         let inst = self.inst;
         let ty = self.ty()?;
         let mode = self.mode();
-        // Mixed-precision add/fma (`fma.rn.f32.f16`) names two types; only one-typed forms are handled.
-        if self.types().len() > 1 && !self.has("wide") {
+        if let Some(unknown) = inst.opcode[1..].iter().find(|m| !known_modifier(m)) {
+            return self.error(format!("`.{unknown}` is not supported here"));
+        }
+        if self.types().len() > 1 {
+            return self.mixed();
+        }
+        if self.has("xorsign") != self.has("abs") || (self.has("xorsign") && ty != Ty::F32) {
             return self.unsupported();
         }
-        let Some((f, sources)) = alu::lookup(&inst.opcode, ty, mode) else { return self.unsupported() };
+        // `min.f32 d, a, b, c`
+        let three = match inst.opcode[0].as_str() {
+            "min" if self.count() == 4 => Some("min3"),
+            "max" if self.count() == 4 => Some("max3"),
+            _ => None,
+        };
+        let lookup = match three {
+            Some(name) => alu::lookup(&[name.to_owned()], ty, mode),
+            None => alu::lookup(&inst.opcode, ty, mode),
+        };
+        let Some((f, sources)) = lookup else { return self.unsupported() };
         self.expect_operands(sources + 1, sources + 1)?;
         let dst = self.dst(0)?;
         let wide = self.has("wide");
@@ -106,10 +127,35 @@ impl Decoder<'_, '_> {
         Ok(Op::Alu { f, dst, a, b, c })
     }
 
+    /// `add`, `sub` and `fma` with an f32 result and sources of half precision.
+    fn mixed(&mut self) -> Result<Op> {
+        let (types, name) = (self.types(), self.inst.opcode[0].as_str());
+        let (&[Ty::F32, half], false) = (types.as_slice(), self.has("ftz")) else {
+            return self.unsupported();
+        };
+        let Some(f) = crate::float::mixed(name, half, self.mode()) else { return self.unsupported() };
+        let dst = self.dst(0)?;
+        let a = self.src(1, half)?;
+        let (b, c) = if name == "fma" {
+            self.expect_operands(4, 4)?;
+            (self.src(2, half)?, self.src(3, Ty::F32)?)
+        } else {
+            self.expect_operands(3, 3)?;
+            (self.src(2, Ty::F32)?, ZERO)
+        };
+        Ok(Op::Alu { f, dst, a, b, c })
+    }
+
     fn mov(&mut self) -> Result<Op> {
         self.expect_operands(2, 2)?;
         let ty = self.ty()?;
+        if ty == Ty::B128 {
+            return self.mov_wide();
+        }
         if let Operand::Vector(parts) = self.operand(0)? {
+            if !matches!(parts.len(), 2 | 4 | 8) || ty.bits() / (parts.len() as u32) < 8 {
+                return self.error("a vector of this width cannot be unpacked");
+            }
             let bits = ty.bits() / parts.len() as u32;
             let parts = parts
                 .iter()
@@ -140,10 +186,35 @@ impl Decoder<'_, '_> {
         Ok(Op::Alu { f, dst, a, b: ZERO, c: ZERO })
     }
 
+    /// `mov.b128` between registers, or from and to a pair of 64-bit ones.
+    fn mov_wide(&mut self) -> Result<Op> {
+        let mut dst = Vec::new();
+        for o in self.elements(0)? {
+            match o {
+                Operand::Sink => dst.push(None),
+                o => dst.extend(self.words(&o)?.into_iter().map(Some)),
+            }
+        }
+        let mut src = Vec::new();
+        for o in self.elements(1)? {
+            match o {
+                Operand::Name(_) => src.extend(self.words(&o)?.into_iter().map(Src::Reg)),
+                o => src.push(self.source(&o, Ty::B64)?),
+            }
+        }
+        if dst.len() != 2 || src.len() != 2 {
+            return self.error("the two sides are not 128 bits wide");
+        }
+        Ok(Op::Move { pairs: dst.into_iter().zip(src).filter_map(|(d, s)| Some((d?, s))).collect() })
+    }
+
     fn cvt(&mut self) -> Result<Op> {
         let types = self.types();
         let dst = self.dst(0)?;
-        if self.has("pack") || types.len() < 2 {
+        if self.has("pack") {
+            return self.cvt_pack(dst);
+        }
+        if types.len() < 2 {
             return self.unsupported();
         }
         let integer_round = ["rni", "rzi", "rmi", "rpi"].iter().any(|m| self.has(m));
@@ -170,6 +241,19 @@ impl Decoder<'_, '_> {
         let a = self.src(1, cvt.from)?;
         let b = if sources == 2 { self.src(2, cvt.from)? } else { ZERO };
         Ok(Op::Cvt { cvt, dst, a, b })
+    }
+
+    /// `cvt.pack.sat.u8.s32.b32 d, a, b, c` and its narrower and wider forms.
+    fn cvt_pack(&mut self, dst: Reg) -> Result<Op> {
+        let types = self.types();
+        if types.len() < 2 || !self.has("sat") {
+            return self.unsupported();
+        }
+        let Some(f) = crate::simd::pack(types[0], types[1]) else { return self.unsupported() };
+        let sources = types.len();
+        self.expect_operands(sources + 1, sources + 1)?;
+        let c = if sources == 3 { self.src(3, Ty::B32)? } else { ZERO };
+        Ok(Op::Alu { f, dst, a: self.src(1, Ty::S32)?, b: self.src(2, Ty::S32)?, c })
     }
 
     fn comparison(&self) -> Result<(crate::isa::CmpFn, Option<Combine>)> {
@@ -201,7 +285,8 @@ impl Decoder<'_, '_> {
             None => None,
         };
         self.expect_operands(3, if combine.is_some() { 4 } else { 3 })?;
-        Ok(Op::Setp { cmp, a, b, combine, p, q })
+        let packed = matches!(ty, Ty::F16x2 | Ty::Bf16x2);
+        Ok(Op::Setp { cmp, a, b, combine, p, q, packed })
     }
 
     fn predicate(&mut self, o: &Operand) -> Result<Option<Reg>> {
@@ -214,21 +299,28 @@ impl Decoder<'_, '_> {
         }
     }
 
-    /// `set` without a combining predicate, as a comparison followed by a choice of constants.
+    /// `set`: a comparison followed by a choice of constants, for each half of a packed pair.
     fn set(&mut self) -> Result<Op> {
         let types = self.types();
+        let &[to, from] = types.as_slice() else { return self.unsupported() };
         let (cmp, combine) = self.comparison()?;
-        if types.len() != 2 || combine.is_some() {
-            return self.unsupported();
-        }
         let dst = self.dst(0)?;
-        let (a, b) = (self.src(1, types[1])?, self.src(2, types[1])?);
-        let one = match types[0] {
-            Ty::F32 => u64::from(1f32.to_bits()),
-            Ty::U32 | Ty::S32 | Ty::B32 => 0xffff_ffff,
+        let (a, b) = (self.src(1, from)?, self.src(2, from)?);
+        let combine = match combine {
+            Some(c) => Some((c, self.src(3, Ty::Pred)?)),
+            None => None,
+        };
+        self.expect_operands(3, if combine.is_some() { 4 } else { 3 })?;
+        let packed = matches!(from, Ty::F16x2 | Ty::Bf16x2);
+        let one = match (to, packed) {
+            (Ty::F32, false) => u64::from(1f32.to_bits()),
+            (Ty::U32 | Ty::S32 | Ty::B32, false) => 0xffff_ffff,
+            (Ty::U32 | Ty::S32 | Ty::B32, true) | (Ty::U16 | Ty::S16, false) => 0xffff,
+            (Ty::F16, false) | (Ty::F16x2, true) => 0x3c00,
+            (Ty::Bf16, false) | (Ty::Bf16x2, true) => 0x3f80,
             _ => return self.unsupported(),
         };
-        Ok(Op::Set { cmp, dst, a, b, one })
+        Ok(Op::Set { cmp, dst, a, b, one, combine, packed })
     }
 
     fn selp(&mut self) -> Result<Op> {
@@ -261,9 +353,23 @@ impl Decoder<'_, '_> {
         })
     }
 
+    /// `lop3.or.b32 d|p, a, b, c, table, q`: p is whether the result has a bit, combined with q.
+    fn lop3_predicate(&mut self) -> Result<Op> {
+        self.expect_operands(6, 6)?;
+        let (dst, p) = match self.operand(0)? {
+            Operand::Pair(d, p) if *d == Operand::Sink => (None, self.predicate(&p)?),
+            Operand::Pair(d, p) => (Some(self.register_of(&d)?), self.predicate(&p)?),
+            _ => return self.error("expected `d|p`"),
+        };
+        let src =
+            [self.src(1, Ty::B32)?, self.src(2, Ty::B32)?, self.src(3, Ty::B32)?, self.src(4, Ty::U32)?];
+        let how = if self.has("or") { Combine::Or } else { Combine::And };
+        Ok(Op::Lop3 { dst, p, src, combine: (how, self.src(5, Ty::Pred)?) })
+    }
+
     fn lop3(&mut self) -> Result<Op> {
         if self.has("or") || self.has("and") {
-            return self.unsupported();
+            return self.lop3_predicate();
         }
         self.expect_operands(5, 5)?;
         let dst = self.dst(0)?;
@@ -317,21 +423,29 @@ impl Decoder<'_, '_> {
         Ok(Op::Alu4 { f: alu::dp4a, dst, src })
     }
 
-    fn testp(&mut self) -> Result<Op> {
-        if self.ty()? != Ty::F32 {
+    fn dp2a(&mut self) -> Result<Op> {
+        let types = self.types();
+        if types.len() != 2 || self.has("lo") == self.has("hi") {
             return self.unsupported();
         }
-        let f: crate::isa::AluFn = match self.inst.opcode[1].as_str() {
-            "finite" => |a, _, _| u64::from(f32::from_bits(a as u32).is_finite()),
-            "infinite" => |a, _, _| u64::from(f32::from_bits(a as u32).is_infinite()),
-            "number" => |a, _, _| u64::from(!f32::from_bits(a as u32).is_nan()),
-            "notanumber" => |a, _, _| u64::from(f32::from_bits(a as u32).is_nan()),
-            "normal" => |a, _, _| u64::from(f32::from_bits(a as u32).is_normal()),
-            "subnormal" => |a, _, _| u64::from(f32::from_bits(a as u32).is_subnormal()),
-            _ => return self.unsupported(),
-        };
+        let how =
+            u64::from(types[0].signed()) | u64::from(types[1].signed()) << 1 | u64::from(self.has("hi")) << 2;
         let dst = self.dst(0)?;
-        Ok(Op::Alu { f, dst, a: self.src(1, Ty::F32)?, b: ZERO, c: ZERO })
+        let src = [self.src(1, Ty::B32)?, self.src(2, Ty::B32)?, self.src(3, Ty::B32)?, Src::Imm(how)];
+        Ok(Op::Alu4 { f: crate::simd::DP2A, dst, src })
+    }
+
+    fn testp(&mut self) -> Result<Op> {
+        let ty = self.ty()?;
+        let name = self.inst.opcode[1].as_str();
+        let f = match ty {
+            Ty::F32 => alu::classify32(name),
+            Ty::F64 => alu::classify64(name),
+            _ => None,
+        };
+        let Some(f) = f else { return self.unsupported() };
+        let dst = self.dst(0)?;
+        Ok(Op::Alu { f, dst, a: self.src(1, ty)?, b: ZERO, c: ZERO })
     }
 
     fn carry(&mut self) -> Result<Op> {
@@ -474,11 +588,19 @@ impl Decoder<'_, '_> {
 
     fn redux(&mut self) -> Result<Op> {
         let ty = self.ty()?;
-        if ty.bits() != 32 || ty == Ty::F32 {
+        if ty.bits() != 32 {
             return self.unsupported();
         }
         let Some(op) = self.atomic_op() else { return self.unsupported() };
-        Ok(Op::Redux { op, ty, dst: self.dst(0)?, a: self.src(1, ty)?, mask: self.src(2, Ty::B32)? })
+        let float = match (ty, op) {
+            (Ty::F32, AtomOp::Min | AtomOp::Max) => {
+                let name = if op == AtomOp::Min { "min" } else { "max" };
+                crate::float::float32(name, self.mode()).map(|f| (f, self.has("abs")))
+            }
+            (Ty::F32, _) => return self.unsupported(),
+            _ => None,
+        };
+        Ok(Op::Redux { op, ty, float, dst: self.dst(0)?, a: self.src(1, ty)?, mask: self.src(2, Ty::B32)? })
     }
 
     pub(super) fn atomic_op(&self) -> Option<AtomOp> {

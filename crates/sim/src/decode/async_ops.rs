@@ -207,14 +207,14 @@ impl Decoder<'_, '_> {
             ["shared::cluster", "shared::cta"] => BulkWay::SharedToShared,
             _ => return self.unsupported(),
         };
-        if self.has("cp_mask") || self.has("ignore_oob") {
+        if self.has("ignore_oob") || (self.has("cp_mask") && way != BulkWay::SharedToGlobal) {
             return self.unsupported();
         }
         let reduce = if self.has("reduce") {
             let ty = self.ty()?;
             match self.atomic_op() {
-                Some(op) => Some(BulkReduce { op, ty }),
-                None => return self.unsupported(),
+                Some(op) if matches!(ty.bits(), 16 | 32 | 64) => Some(BulkReduce { op, ty }),
+                _ => return self.unsupported(),
             }
         } else {
             None
@@ -222,7 +222,13 @@ impl Decoder<'_, '_> {
         let (dst, src, size) = (self.addr(0)?, self.addr(1)?, self.src(2, Ty::U32)?);
         let mbar = if way == BulkWay::SharedToGlobal { None } else { Some(self.addr(3)?) };
         let multicast = if self.has("multicast::cluster") { Some(self.src(4, Ty::U16)?) } else { None };
-        Ok(Op::Bulk(Box::new(BulkCopy { way, dst, src, size, mbar, multicast, reduce })))
+        if reduce.is_some() && (way == BulkWay::GlobalToShared || multicast.is_some() || self.has("cp_mask"))
+        {
+            return self.unsupported();
+        }
+        // The mask of bytes comes last, behind the optional cache policy.
+        let mask = if self.has("cp_mask") { Some(self.src(self.count() - 1, Ty::U16)?) } else { None };
+        Ok(Op::Bulk(Box::new(BulkCopy { way, dst, src, size, mbar, multicast, reduce, mask })))
     }
 
     fn tensor_operand(&mut self, i: usize, rank: usize) -> Result<(Addr, Box<[Src]>)> {
@@ -287,7 +293,7 @@ impl Decoder<'_, '_> {
     /// `st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{.v2}.b32 [a], b, [mbar]`
     pub(super) fn store_async(&mut self) -> Result<Op> {
         let ty = self.ty()?;
-        if !self.has("mbarrier::complete_tx::bytes") {
+        if !self.has("mbarrier::complete_tx::bytes") || !matches!(ty.bits(), 32 | 64) {
             return self.unsupported();
         }
         let reduce = if self.inst.opcode[0] == "red" {
@@ -324,6 +330,9 @@ impl Decoder<'_, '_> {
                 "element_stride" => 5,
                 "elemtype" => 6,
                 "swizzle_mode" => 7,
+                "swizzle_atomicity" => 8,
+                "interleave_layout" => 9,
+                "fill_mode" => 10,
                 _ => return None,
             })
         });
@@ -342,6 +351,9 @@ impl Decoder<'_, '_> {
             Some(5) => MapField::ElementStride(ordinal),
             Some(6) => MapField::ElementType,
             Some(7) => MapField::Swizzle,
+            Some(8) => MapField::SwizzleAtom,
+            Some(9) => MapField::Interleave,
+            Some(10) => MapField::Fill,
             _ => return self.unsupported(),
         };
         let space = match self.space() {

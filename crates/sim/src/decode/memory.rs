@@ -3,7 +3,7 @@
 use super::Result;
 use super::operand::Decoder;
 use crate::ast::{Operand, Space};
-use crate::isa::{AtomOp, Op, Sem};
+use crate::isa::{AtomOp, Op, Reg, Sem, Src};
 use crate::types::Ty;
 
 impl Decoder<'_, '_> {
@@ -16,7 +16,7 @@ impl Decoder<'_, '_> {
 
     fn access(&mut self, address: usize) -> Result<(Space, Ty)> {
         let ty = self.ty()?;
-        if ty.bits() < 8 || ty == Ty::B128 {
+        if ty.bits() < 8 {
             return self.unsupported();
         }
         let mut space = self.space();
@@ -42,46 +42,70 @@ impl Decoder<'_, '_> {
         if elements.len() != width {
             return self.error(format!("expected {width} destinations"));
         }
+        let words = ty.bits().div_ceil(64) as usize;
         let mut dst = Vec::new();
         for o in &elements {
-            dst.push(match o {
-                Operand::Sink => None,
-                o => {
-                    let r = self.register_of(o)?;
-                    Some((r, self.register_width(r)))
-                }
-            });
+            match o {
+                Operand::Sink => dst.extend(vec![None; words]),
+                o => dst.extend(self.words(o)?.into_iter().map(|r| Some((r, self.register_width(r))))),
+            }
+        }
+        if dst.len() != width * words {
+            return self.error("a destination does not have the width of the type");
         }
         // An optional cache policy follows the address.
         self.expect_operands(2, 3)?;
         let addr = self.addr(1)?;
         let sign = if ty.signed() { ty.bits() } else { 0 };
-        Ok(Op::Load { space, bytes: ty.bytes() as u32, sign, dst: dst.into(), addr, sem: self.sem() })
+        Ok(Op::Load { space, bytes: ty.bytes().min(8) as u32, sign, dst: dst.into(), addr, sem: self.sem() })
+    }
+
+    /// `st.bulk.weak.shared::cta [a], bytes, 0`: zeros.
+    fn store_bulk(&mut self) -> Result<Op> {
+        if self.constant(2)? != 0 {
+            return self.error("the value is 0");
+        }
+        let space = match self.space() {
+            Space::Generic => Space::Generic,
+            _ => Space::Shared,
+        };
+        Ok(Op::StoreZeros { space, addr: self.addr(0)?, bytes: self.src(1, Ty::U64)? })
     }
 
     pub(super) fn store(&mut self) -> Result<Op> {
+        if self.has("bulk") {
+            return self.store_bulk();
+        }
         let (space, ty) = self.access(0)?;
         let width = self.vector_width();
-        if self.has("bulk") {
-            return self.unsupported();
-        }
         self.expect_operands(2, 3)?;
-        let src = self.sources(1, ty)?;
-        if src.len() != width {
-            return self.error(format!("expected {width} sources"));
+        let src = if ty == Ty::B128 {
+            let mut words = Vec::new();
+            for o in self.elements(1)? {
+                words.extend(self.words(&o)?.into_iter().map(Src::Reg));
+            }
+            words.into()
+        } else {
+            self.sources(1, ty)?
+        };
+        if src.len() != width * ty.bits().div_ceil(64) as usize {
+            return self.error(format!("expected {width} sources of the type's width"));
         }
         if matches!(space, Space::Const) || (space == Space::Param && self.in_entry) {
             return self.error("this space is read-only");
         }
-        Ok(Op::Store { space, bytes: ty.bytes() as u32, src, addr: self.addr(0)?, sem: self.sem() })
+        Ok(Op::Store { space, bytes: ty.bytes().min(8) as u32, src, addr: self.addr(0)?, sem: self.sem() })
     }
 
     pub(super) fn atomic(&mut self) -> Result<Op> {
         let red = self.inst.opcode[0] == "red";
         let ty = self.ty()?;
         let Some(op) = self.atomic_op() else { return self.unsupported() };
+        if ty == Ty::B128 {
+            return self.atomic_wide(op, red);
+        }
         if self.vector_width() != 1 {
-            return self.unsupported();
+            return self.atomic_vector(op, ty, red);
         }
         let known = match op {
             AtomOp::Add => matches!(
@@ -117,6 +141,57 @@ impl Decoder<'_, '_> {
         Ok(Op::Atom { op, ty, space: self.space(), dst, addr, b, c, sem })
     }
 
+    /// `atom.exch.b128` and `atom.cas.b128`.
+    fn atomic_wide(&mut self, op: AtomOp, red: bool) -> Result<Op> {
+        if red || !matches!(op, AtomOp::Exch | AtomOp::Cas) {
+            return self.unsupported();
+        }
+        let sources = if op == AtomOp::Cas { 2 } else { 1 };
+        self.expect_operands(2 + sources, 2 + sources)?;
+        let wide = |d: &mut Self, i: usize| -> Result<Reg> {
+            let o = d.operand(i)?;
+            match d.words(&o)?.as_slice() {
+                [low, _] => Ok(*low),
+                _ => d.error("expected a register of 128 bits"),
+            }
+        };
+        let dst = match self.operand(0)? {
+            Operand::Sink => None,
+            _ => Some(wide(self, 0)?),
+        };
+        let b = wide(self, 2)?;
+        let c = if sources == 2 { Some(wide(self, 3)?) } else { None };
+        let sem = Sem { strong: true, ..self.sem() };
+        Ok(Op::AtomWide { space: self.space(), dst, addr: self.addr(1)?, b, c, sem })
+    }
+
+    /// `red.global.add.v4.f32` and its kin: one atomic per element.
+    fn atomic_vector(&mut self, op: AtomOp, ty: Ty, red: bool) -> Result<Op> {
+        let known = match ty {
+            Ty::F32 => op == AtomOp::Add && self.vector_width() <= 4,
+            Ty::F16x2 | Ty::Bf16x2 => self.vector_width() <= 4,
+            Ty::F16 | Ty::Bf16 => true,
+            _ => false,
+        };
+        if !known || !matches!(op, AtomOp::Add | AtomOp::Min | AtomOp::Max) {
+            return self.unsupported();
+        }
+        let first = usize::from(!red);
+        let mut dst = Vec::new();
+        if !red {
+            for o in self.elements(0)? {
+                dst.push(if o == Operand::Sink { None } else { Some(self.register_of(&o)?) });
+            }
+        }
+        let b = self.sources(first + 1, ty)?;
+        let width = self.vector_width();
+        if b.len() != width || (!red && dst.len() != width) {
+            return self.error(format!("expected vectors of {width}"));
+        }
+        let sem = Sem { strong: true, ..self.sem() };
+        Ok(Op::AtomVector { op, ty, space: self.space(), dst: dst.into(), addr: self.addr(first)?, b, sem })
+    }
+
     pub(super) fn cvta(&mut self) -> Result<Op> {
         let space = self.space();
         let dst = self.dst(0)?;
@@ -145,7 +220,10 @@ impl Decoder<'_, '_> {
 
     pub(super) fn prefetch(&mut self) -> Result<Op> {
         if self.inst.opcode[0] == "discard" {
-            return self.unsupported();
+            if self.constant(1)? != 128 {
+                return self.error("the size is 128");
+            }
+            return Ok(Op::Discard { addr: self.addr(0)? });
         }
         if self.has("tensormap") {
             return Ok(Op::TensorPrefetch { map: self.addr(0)? });

@@ -50,7 +50,11 @@ pub(crate) struct Kernel {
     pub(crate) dynamic_shared: u32,
     pub(crate) threads: Option<([u32; 3], bool)>,
     pub(crate) cluster: Option<[u32; 3]>,
+    /// Where the entry is declared.
+    pub(crate) at: Position,
     pub(crate) files: std::collections::BTreeMap<u32, String>,
+    /// What its text calls its parts.
+    pub(crate) names: crate::names::Names,
 }
 
 /// What a name stands for.
@@ -72,12 +76,28 @@ pub(crate) enum Symbol {
 #[derive(Default)]
 struct Scope {
     parent: Option<usize>,
-    /// Ranges declared as `name<count>`, and single names.
-    ranges: Vec<(String, u32, Ty)>,
+    /// Ranges declared as `name<count>` by their prefix, and single names.
+    ranges: HashMap<String, (u32, Ty)>,
     singles: HashMap<String, Ty>,
     symbols: HashMap<String, Symbol>,
     labels: HashMap<String, u32>,
     tables: HashMap<String, Vec<String>>,
+}
+
+impl Scope {
+    /// The type of `name` as a member of a range. A prefix may itself end in digits, so every split of the
+    /// trailing digits (an index has at most seven) is tried, the longest index first.
+    fn in_range(&self, name: &str) -> Option<Ty> {
+        let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
+        (1..=digits.min(7)).rev().find_map(|n| {
+            let (prefix, index) = name.split_at(name.len() - n);
+            if n > 1 && index.starts_with('0') {
+                return None;
+            }
+            let (count, ty) = self.ranges.get(prefix)?;
+            (index.parse::<u32>().ok()? < *count).then_some(*ty)
+        })
+    }
 }
 
 /// Where a function's formals live.
@@ -98,6 +118,7 @@ enum FormalSlot {
 pub(crate) struct Linker<'a> {
     module: &'a ModuleAst,
     globals: &'a HashMap<String, u64>,
+    functions: HashMap<&'a str, &'a Function>,
     registers: Vec<String>,
     register_bits: Vec<u32>,
     local_bytes: u32,
@@ -119,7 +140,8 @@ fn round_up(value: u64, align: u64) -> u64 {
 
 /// Decodes `entry` of `module`; `globals` gives the addresses of its global and constant variables.
 pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<String, u64>) -> Result<Kernel> {
-    let functions = reachable(module, entry)?;
+    let defined = definitions(module);
+    let functions = reachable(&defined, entry)?;
     let mut used = HashSet::new();
     for f in &functions {
         collect_names(f, &mut used);
@@ -127,6 +149,7 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
     let mut linker = Linker {
         module,
         globals,
+        functions: defined,
         registers: Vec::new(),
         register_bits: Vec::new(),
         local_bytes: 0,
@@ -164,6 +187,7 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
         name: entry.name.clone(),
         code,
         opcodes,
+        names: Default::default(),
         registers: linker.registers,
         params,
         param_bytes: param_bytes as u32,
@@ -172,6 +196,7 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
         dynamic_shared,
         threads: entry.threads,
         cluster: entry.cluster,
+        at: entry.at,
         files: module.files.clone(),
     })
 }
@@ -188,35 +213,58 @@ fn callee(i: &Instruction) -> Option<&str> {
     i.operands.iter().find_map(|o| if let Operand::Name(n) = o { Some(n.as_str()) } else { None })
 }
 
-fn reachable<'a>(module: &'a ModuleAst, entry: &'a Function) -> Result<Vec<&'a Function>> {
+/// Functions with a body, by name.
+fn definitions(module: &ModuleAst) -> HashMap<&str, &Function> {
+    module.functions.iter().filter(|f| f.body.is_some()).map(|f| (f.name.as_str(), f)).collect()
+}
+
+/// Longest chain of calls.
+const MAX_CALL_DEPTH: usize = 128;
+
+/// What has been seen of a function while the calls of an entry are followed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Visit {
+    Open,
+    Done,
+}
+
+/// The entry and the functions that it reaches; the entry comes first and runs from instruction zero.
+fn reachable<'a>(defined: &HashMap<&'a str, &'a Function>, entry: &'a Function) -> Result<Vec<&'a Function>> {
     fn visit<'a>(
-        module: &'a ModuleAst,
+        defined: &HashMap<&'a str, &'a Function>,
         f: &'a Function,
-        path: &mut Vec<&'a str>,
+        depth: usize,
+        state: &mut HashMap<&'a str, Visit>,
         done: &mut Vec<&'a Function>,
     ) -> Result<()> {
-        if path.contains(&f.name.as_str()) {
-            return fail(f.at, format!("`{}` calls itself: recursion is not supported", f.name));
+        match state.get(f.name.as_str()) {
+            Some(Visit::Open) => {
+                return fail(f.at, format!("`{}` calls itself: recursion is not supported", f.name));
+            }
+            Some(Visit::Done) => return Ok(()),
+            None => {}
         }
-        if done.iter().any(|d| d.name == f.name) {
-            return Ok(());
+        if depth > MAX_CALL_DEPTH {
+            return fail(f.at, format!("calls are nested deeper than {MAX_CALL_DEPTH} functions"));
         }
-        path.push(&f.name);
+        state.insert(&f.name, Visit::Open);
         for s in f.body.iter().flatten() {
             let Statement::Instruction(i) = s else { continue };
             let Some(name) = callee(i).filter(|n| !RUNTIME.contains(n)) else { continue };
-            let Some(target) = module.functions.iter().find(|g| g.name == name && g.body.is_some()) else {
-                return fail(i.at, format!("`call` of `{name}`, which this module does not define"));
+            let Some(target) = defined.get(name) else {
+                return fail(
+                    i.at,
+                    format!("`call` of `{name}`, which this module does not define as a function"),
+                );
             };
-            visit(module, target, path, done)?;
+            visit(defined, target, depth + 1, state, done)?;
         }
-        path.pop();
+        state.insert(&f.name, Visit::Done);
         done.push(f);
         Ok(())
     }
     let mut done = Vec::new();
-    visit(module, entry, &mut Vec::new(), &mut done)?;
-    // The entry runs from instruction zero.
+    visit(defined, entry, 0, &mut HashMap::new(), &mut done)?;
     done.reverse();
     Ok(done)
 }
@@ -291,10 +339,14 @@ impl<'a> Linker<'a> {
         Ok(start as u32)
     }
 
+    /// A new register; one of 128 bits is two, low word first.
     fn register(&mut self, name: &str, ty: Ty) -> Reg {
-        self.registers.push(name.to_owned());
-        self.register_bits.push(ty.bits());
-        self.registers.len() as Reg - 1
+        let first = self.registers.len() as Reg;
+        for _ in 0..ty.bits().div_ceil(64) {
+            self.registers.push(name.to_owned());
+            self.register_bits.push(ty.bits().min(64));
+        }
+        first
     }
 
     fn declare_function(&mut self, f: &Function, start: u32) -> Result<()> {
@@ -366,24 +418,20 @@ impl<'a> Linker<'a> {
                     let (op, guard) = Decoder { linker: self, inst: i, in_entry: f.entry }.decode()?;
                     let mut uses = crate::operands::uses(&op, guard);
                     uses.copies = guard.is_none() && i.opcode[0] == "mov" && matches!(op, Op::Alu { .. });
-                    code.push(Inst { op, guard, uses, line: i.at.line, loc });
+                    let Position { line, column } = i.at;
+                    code.push(Inst { op, guard, uses, line, column, loc });
                     opcodes.push(i.opcode.join(".").into());
                 }
                 _ => {}
             }
         }
         // Falling off the end returns.
-        let line = body.iter().rev().find_map(|s| match s {
-            Statement::Instruction(i) => Some(i.at.line),
+        let last = body.iter().rev().find_map(|s| match s {
+            Statement::Instruction(i) => Some(i.at),
             _ => None,
         });
-        code.push(Inst {
-            op: Op::Return,
-            guard: None,
-            uses: Default::default(),
-            line: line.unwrap_or(f.at.line),
-            loc,
-        });
+        let Position { line, column } = last.unwrap_or(f.at);
+        code.push(Inst { op: Op::Return, guard: None, uses: Default::default(), line, column, loc });
         opcodes.push("ret".into());
         Ok(())
     }
@@ -408,15 +456,11 @@ impl<'a> Linker<'a> {
                     let Some(ty) = Ty::parse(ty) else {
                         return fail(*at, format!("`.{ty}` is not a register type"));
                     };
-                    if ty == Ty::B128 {
-                        return fail(*at, "128-bit registers are not supported");
-                    }
+                    let scope = &mut self.scopes[current];
                     match count {
-                        Some(n) => self.scopes[current].ranges.push((name.clone(), *n, ty)),
-                        None => {
-                            self.scopes[current].singles.insert(name.clone(), ty);
-                        }
-                    }
+                        Some(n) => scope.ranges.insert(name.clone(), (*n, ty)).map(|_| ()),
+                        None => scope.singles.insert(name.clone(), ty).map(|_| ()),
+                    };
                 }
                 Statement::Variable(v) => {
                     let symbol = match v.space {
@@ -454,23 +498,8 @@ impl<'a> Linker<'a> {
             if let Some(symbol) = self.scopes[s].symbols.get(name) {
                 return Some(*symbol);
             }
-            let split = name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
-            let declared = self.scopes[s].singles.get(name).copied().or_else(|| {
-                let (prefix, digits) = name.split_at(split);
-                let index: u32 = digits.parse().ok()?;
-                if digits.len() > 1 && digits.starts_with('0') {
-                    return None;
-                }
-                self.scopes[s].ranges.iter().find(|(p, n, _)| p == prefix && index < *n).map(|r| r.2)
-            });
-            // A prefix may itself end in digits (`r1_<4>` does not, `f2<4>` does): try every split.
-            let declared = declared.or_else(|| {
-                self.scopes[s].ranges.iter().find_map(|(p, n, ty)| {
-                    let index: u32 = name.strip_prefix(p.as_str())?.parse().ok()?;
-                    (index < *n).then_some(*ty)
-                })
-            });
-            if let Some(ty) = declared {
+            let declared = self.scopes[s].singles.get(name).copied();
+            if let Some(ty) = declared.or_else(|| self.scopes[s].in_range(name)) {
                 let symbol = Symbol::Register(self.register(name, ty), ty);
                 self.scopes[s].symbols.insert(name.to_owned(), symbol);
                 return Some(symbol);

@@ -37,6 +37,11 @@ impl Decoder<'_, '_> {
         self.error("the simulator does not support this instruction")
     }
 
+    /// An instruction of a unit that the simulator lacks as a whole.
+    fn not_modelled<T>(&self, unit: &str) -> Result<T> {
+        self.error(format!("{unit} is not modelled: the simulator does not support this instruction"))
+    }
+
     pub(super) fn has(&self, modifier: &str) -> bool {
         self.inst.has(modifier)
     }
@@ -93,10 +98,21 @@ impl Decoder<'_, '_> {
     pub(super) fn register_and_type(&mut self, o: &Operand) -> Result<(Reg, Ty)> {
         let Operand::Name(name) = o else { return self.error(format!("expected a register, found {o:?}")) };
         match self.linker.resolve(name) {
+            Some(Symbol::Register(_, Ty::B128)) => self.error(format!("`{name}` is 128 bits wide")),
             Some(Symbol::Register(r, ty)) => Ok((r, ty)),
             Some(_) => self.error(format!("`{name}` is a variable, not a register")),
             None => self.error(format!("`{name}` is not declared")),
         }
+    }
+
+    /// The registers that hold an operand: two, low word first, for one of 128 bits.
+    pub(super) fn words(&mut self, o: &Operand) -> Result<Vec<Reg>> {
+        if let Operand::Name(name) = o
+            && let Some(Symbol::Register(r, Ty::B128)) = self.linker.resolve(name)
+        {
+            return Ok(vec![r, r + 1]);
+        }
+        self.register_of(o).map(|r| vec![r])
     }
 
     pub(super) fn register_width(&self, r: Reg) -> u32 {
@@ -140,6 +156,7 @@ impl Decoder<'_, '_> {
     fn named(&mut self, name: &str, offset: i64) -> Result<Src> {
         let resolved = self.linker.resolve(name);
         Ok(match resolved {
+            Some(Symbol::Register(_, Ty::B128)) => return self.error(format!("`{name}` is 128 bits wide")),
             Some(Symbol::Register(r, _)) if offset == 0 => Src::Reg(r),
             Some(Symbol::Register(..)) => {
                 return self.error("a register with an offset stands only in brackets");
@@ -150,6 +167,9 @@ impl Decoder<'_, '_> {
             }
             Some(Symbol::Global(at)) => Src::Imm(at.wrapping_add(offset as u64)),
             None if name == "WARP_SZ" => Src::Imm(32),
+            None if self.linker.functions.contains_key(name) => {
+                return self.error(format!("the address of the function `{name}` is not modelled"));
+            }
             None => match Special::parse(name) {
                 Some(s) => Src::Special(s),
                 None => return self.error(format!("`{name}` is not declared")),
@@ -251,6 +271,12 @@ impl Decoder<'_, '_> {
             ["ldmatrix", ..] => self.ldmatrix(),
             ["stmatrix", ..] => self.stmatrix(),
             ["movmatrix", ..] => self.movmatrix(),
+            ["tcgen05", ..] => self.not_modelled("the tensor memory of Blackwell"),
+            ["clusterlaunchcontrol", ..] => self.not_modelled("the launch control of clusters"),
+            ["wmma", ..] => self.not_modelled("the fragment layout of `wmma`"),
+            ["tex" | "tld4" | "txq" | "suld" | "sust" | "sured" | "suq" | "istypep", ..] => {
+                self.not_modelled("texture and surface memory")
+            }
             _ => self.scalar(),
         }
     }

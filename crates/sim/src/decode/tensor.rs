@@ -3,8 +3,9 @@
 use super::Result;
 use super::operand::Decoder;
 use crate::ast::{Operand, Space};
+use crate::integer_core::{IntInput, Term};
 use crate::isa::{Mma, Op, Wgmma, WgmmaA};
-use crate::mma::MmaShape;
+use crate::mma::{Accumulator, Elements, MmaShape};
 use crate::tensor_core::Input;
 use crate::types::Ty;
 
@@ -39,22 +40,25 @@ impl Decoder<'_, '_> {
         }
         let (m, n, k) = self.shape()?;
         let types = self.types();
-        let (&[Ty::F32, at, bt], false) = (types.as_slice(), self.has("satfinite")) else {
-            return self.error("only f32 accumulators are supported");
-        };
-        let (Some(a_type), Some(b_type)) = (Input::of(at), Input::of(bt)) else { return self.unsupported() };
+        let &[dt, at, bt] = types.as_slice() else { return self.unsupported() };
+        let (elements, accumulator) = self.matrix_types(dt, at, bt)?;
+        let narrow = matches!(elements, Elements::Integer(IntInput::U4 | IntInput::S4, ..));
+        let wide_bits = matches!(elements, Elements::Integer(.., Term::Xor));
         if m != 64
             || n == 0
             || n % 8 != 0
             || n > 256
-            || k != 256 / a_type.bits()
-            || a_type.bits() != b_type.bits()
+            || k != 256 / elements.bits()
+            || elements == Elements::Double
+            || narrow
+            || wide_bits
         {
             return self.error("the shape does not exist for these types");
         }
         let d = self.registers(0)?;
-        if d.len() != n as usize / 2 {
-            return self.error(format!("expected {} accumulators, found {}", n / 2, d.len()));
+        let count = if accumulator == Accumulator::F16 { n / 4 } else { n / 2 };
+        if d.len() != count as usize {
+            return self.error(format!("expected {count} accumulators, found {}", d.len()));
         }
         let a = match self.operand(1)? {
             Operand::Vector(_) => {
@@ -76,14 +80,21 @@ impl Decoder<'_, '_> {
             -1 => Some(true),
             _ => None,
         };
-        let (Some(negate_a), Some(negate_b)) = (negate(self.constant(4)?), negate(self.constant(5)?)) else {
-            return self.error("the scale of A and B is 1 or -1");
+        let integer = matches!(elements, Elements::Integer(..));
+        let (negate_a, negate_b) = match (integer, self.count()) {
+            (true, _) => (false, false),
+            (false, n) if n < 6 => return self.error("the scales of A and B are missing"),
+            _ => match (negate(self.constant(4)?), negate(self.constant(5)?)) {
+                (Some(a), Some(b)) => (a, b),
+                _ => return self.error("the scale of A and B is 1 or -1"),
+            },
         };
-        let half = a_type.bits() == 16;
+        let half = elements.bits() == 16;
         let in_registers = matches!(a, WgmmaA::Registers(_));
         let expected = match (half, in_registers) {
             (true, false) => 8,
             (true, true) => 7,
+            _ if integer => 4,
             _ => 6,
         };
         if self.count() != expected {
@@ -94,8 +105,8 @@ impl Decoder<'_, '_> {
         Ok(Op::Wgmma(Box::new(Wgmma {
             n,
             k,
-            a_type,
-            b_type,
+            elements,
+            accumulator,
             d,
             a,
             b,
@@ -107,32 +118,72 @@ impl Decoder<'_, '_> {
         })))
     }
 
+    /// The types of a product, where they exist together.
+    fn matrix_types(&self, d: Ty, a: Ty, b: Ty) -> Result<(Elements, Accumulator)> {
+        let term = match (self.has("popc"), self.has("and"), self.has("xor")) {
+            (true, true, false) => Term::And,
+            (true, false, true) => Term::Xor,
+            _ => Term::Product,
+        };
+        let elements = if (a, b) == (Ty::F64, Ty::F64) {
+            Elements::Double
+        } else if let (Some(a), Some(b)) = (Input::of(a), Input::of(b)) {
+            // FP8 types mix; others do not.
+            if a != b && (a.bits() != 8 || b.bits() != 8) {
+                return self.unsupported();
+            }
+            Elements::Float(a, b)
+        } else if let (Some(a), Some(b)) = (IntInput::of(a), IntInput::of(b)) {
+            if a.bits() != b.bits() || (term == Term::Product) == (a == IntInput::B1) {
+                return self.unsupported();
+            }
+            Elements::Integer(a, b, term)
+        } else {
+            return self.unsupported();
+        };
+        let saturate = self.has("satfinite");
+        let accumulator = match (d, elements) {
+            (Ty::F32, Elements::Float(..)) => Accumulator::F32,
+            (Ty::F16, Elements::Float(Input::F16 | Input::E4m3 | Input::E5m2, _)) => Accumulator::F16,
+            (Ty::S32, Elements::Integer(..)) => return Ok((elements, Accumulator::S32 { saturate })),
+            (Ty::F64, Elements::Double) => Accumulator::F64,
+            _ => return self.unsupported(),
+        };
+        if saturate { self.unsupported() } else { Ok((elements, accumulator)) }
+    }
+
     pub(super) fn mma(&mut self) -> Result<Op> {
-        let (m, n, k) = self.shape()?;
+        let (rows, n, k) = self.shape()?;
         let types = self.types();
         if self.has("sp") || self.has("block_scale") || !(self.has("row") && self.has("col")) {
             return self.unsupported();
         }
         let &[dt, at, bt, ct] = types.as_slice() else { return self.unsupported() };
-        let (Some(a_type), Some(b_type)) = (Input::of(at), Input::of(bt)) else { return self.unsupported() };
-        if dt != Ty::F32 || ct != Ty::F32 {
-            return self.error("only f32 accumulators are supported");
+        let (elements, accumulator) = self.matrix_types(dt, at, bt)?;
+        if dt != ct {
+            return self.unsupported();
         }
-        let per_register = 32 / a_type.bits();
-        if (m, n) != (16, 8) || k % (4 * per_register) != 0 || k > 8 * per_register || k == 0 {
+        // A register of every lane covers a depth of four registers' elements.
+        let step = 4 * elements.per_register();
+        let deepest = match elements {
+            Elements::Double => 4,
+            _ if rows == 8 => 1,
+            _ => 2,
+        };
+        let small = rows == 8 && matches!(elements, Elements::Integer(..) | Elements::Double);
+        if n != 8 || !(rows == 16 || small) || k % step != 0 || k == 0 || k > deepest * step {
             return self.error("the shape is not supported");
         }
-        let shape = MmaShape { k, a_type, b_type };
-        let (d, a, b, c) = (
-            self.registers(0)?,
-            self.sources(1, Ty::B32)?,
-            self.sources(2, Ty::B32)?,
-            self.sources(3, Ty::F32)?,
-        );
-        let parts = (k / (4 * per_register)) as usize;
-        if d.len() != 4 || c.len() != 4 || a.len() != 2 * parts || b.len() != parts {
+        let word = if elements == Elements::Double { Ty::F64 } else { Ty::B32 };
+        let (d, a, b, c) =
+            (self.registers(0)?, self.sources(1, word)?, self.sources(2, word)?, self.sources(3, word)?);
+        let parts = (k / step) as usize;
+        let halves = rows as usize / 8;
+        let sums = if accumulator == Accumulator::F16 { halves } else { 2 * halves };
+        if d.len() != sums || c.len() != sums || a.len() != halves * parts || b.len() != parts {
             return self.error("the number of registers does not fit the shape");
         }
+        let shape = MmaShape { rows, k, elements, accumulator };
         Ok(Op::Mma(Box::new(Mma { shape, d, a, b, c })))
     }
 

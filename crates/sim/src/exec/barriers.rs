@@ -7,7 +7,7 @@ use crate::context::{Access, Cx, Location};
 use crate::error::{Fault, FaultKind};
 use crate::hazard::{Hazards, Unit};
 use crate::isa::{Addr, Op, PhaseRef, Src, Vote};
-use crate::mbarrier::{MAX_COUNT, Mbar, MbarError};
+use crate::mbarrier::{MAX_COUNT, Mbar, Passed};
 use crate::warp::{MbarWait, PhaseWait, Wait, Warp, lanes};
 
 pub(super) fn barrier(
@@ -21,7 +21,7 @@ pub(super) fn barrier(
     match op {
         Op::Bar { id, threads, aligned: is_aligned, arrive_only } => {
             if *is_aligned {
-                together!(aligned(warp, mask, active));
+                together!(aligned(warp, cx, pc, mask, active));
                 super::in_step(warp, cx, active);
             }
             let id = arrive(warp, cx, *id, *threads, pc, active, !*arrive_only)?;
@@ -36,7 +36,7 @@ pub(super) fn barrier(
         Op::BarReduce { .. } => reduce(warp, cx, op, pc, mask, active),
         Op::ClusterArrive { release, aligned: is_aligned } => {
             if *is_aligned {
-                together!(aligned(warp, mask, active));
+                together!(aligned(warp, cx, pc, mask, active));
                 super::in_step(warp, cx, active);
             }
             for l in lanes(active) {
@@ -59,7 +59,7 @@ pub(super) fn barrier(
         }
         Op::ClusterWait { acquire, aligned: is_aligned } => {
             if *is_aligned {
-                together!(aligned(warp, mask, active));
+                together!(aligned(warp, cx, pc, mask, active));
                 super::in_step(warp, cx, active);
             }
             if let Some(l) = lanes(active).find(|l| warp.cluster_arrivals[*l] == 0) {
@@ -144,6 +144,7 @@ fn arrive(
         ));
     }
     if let Some(h) = hazards {
+        h.named_barrier(warp.index, &mut b.fenced);
         h.release(warp.index, true, &mut b.view);
     }
     if waits {
@@ -165,10 +166,10 @@ fn split<'c>(cx: &'c mut Cx<'_>) -> Cluster<'c> {
 /// `bar.red`: a barrier that also combines a predicate. The first pass arrives, the second takes the result.
 fn reduce(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, mask: u32, active: u32) -> Result<Next, Fault> {
     let Op::BarReduce { id, threads, kind, dst, src, popc } = op else { return Ok(Next::Step) };
-    together!(aligned(warp, mask, active));
+    together!(aligned(warp, cx, pc, mask, active));
     super::in_step(warp, cx, active);
     let rank = warp.env.rank as usize;
-    let number = warp.uniform(*id, active).unwrap_or(u64::MAX) as usize;
+    let number = warp.uniform(*id, active).unwrap_or(u64::MAX) as u32 as usize;
     if let Some(done) = warp.bar_red.take() {
         if cx.cluster.ctas[rank].bars[number].generation == done {
             warp.bar_red = Some(done);
@@ -222,7 +223,7 @@ impl Cx<'_> {
         let Some(m) = self.cluster.ctas[cta].mbars.get(&at) else {
             return Err(Fault::new(
                 FaultKind::BarrierInit,
-                format!("there is no initialized mbarrier at {at:#x} of CTA {index}"),
+                format!("{} of CTA {index} is not initialized", self.mbar_name(at)),
             ));
         };
         if let Some(h) = &self.cluster.hazards {
@@ -240,9 +241,10 @@ impl Cx<'_> {
                 let (w, pc) = (m.init_warp, m.init_pc);
                 let mut fault = Fault::new(
                     FaultKind::BarrierInit,
-                    format!("the mbarrier at {at:#x} of CTA {index} {problem}"),
+                    format!("{} of CTA {index} {problem}", self.mbar_name(at)),
                 );
                 fault.other = Some(Box::new(self.place(w, pc)));
+                fault.notes.push(self.mbar_state(cta, at));
                 return Err(fault);
             }
         }
@@ -283,7 +285,6 @@ impl Cx<'_> {
         let Cluster { ctas, hazards } = split(self);
         let Some(m) = ctas[cta].mbars.get_mut(&at) else { return Ok(0) };
         let token = m.token();
-        m.last_pc = pc;
         if let Some(h) = hazards {
             if remote {
                 let (agent, tick) = h.tick(warp);
@@ -298,7 +299,10 @@ impl Cx<'_> {
         }
         .and_then(|()| m.arrive(count, drop))
         .and_then(|()| m.settle());
-        result.map_err(|e: MbarError| self.mbar_error(cta, at, e))?;
+        match result {
+            Ok(_) => m.last = (warp, pc),
+            Err(e) => return Err(self.mbar_error(cta, at, e)),
+        }
         Ok(token)
     }
 }
@@ -327,7 +331,7 @@ pub(super) fn mbarrier(
                     let (w, p) = (old.init_warp, old.init_pc);
                     let mut fault = Fault::new(
                         FaultKind::BarrierInit,
-                        format!("the mbarrier at {at:#x} is initialized again without mbarrier.inval"),
+                        format!("{} is initialized again without mbarrier.inval", cx.mbar_name(at)),
                     );
                     fault.other = Some(Box::new(cx.place(w, p)));
                     return Err(fault);
@@ -337,7 +341,7 @@ pub(super) fn mbarrier(
                 cx.shadow(&mut access, l, cta, at, 8, true)?;
                 cx.shared_store(cta, at, &[0; 8])?;
                 let mut m = Mbar::new(count);
-                (m.init_warp, m.init_pc) = (warp.index, pc);
+                (m.init_warp, m.init_pc, m.last) = (warp.index, pc, (warp.index, pc));
                 if let Some(h) = &mut cx.cluster.hazards {
                     m.agent = h.new_agent();
                     m.init_tick = h.mbarrier_init(warp.index);
@@ -348,10 +352,9 @@ pub(super) fn mbarrier(
                 let (cta, at) = locate(warp, cx, addr, *space, l)?;
                 let undelivered = cx.mbar(warp.index, cta, at, false)?.undelivered;
                 if undelivered > 0 {
-                    return Err(Fault::new(
-                        FaultKind::WorkInFlight,
-                        format!("the mbarrier at {at:#x} is invalidated with {undelivered} copies in flight"),
-                    ));
+                    let message =
+                        format!("{} is invalidated with {undelivered} copies in flight", cx.mbar_name(at));
+                    return Err(Fault::new(FaultKind::WorkInFlight, message).note(cx.mbar_state(cta, at)));
                 }
                 cx.cluster.ctas[cta].mbars.remove(&at);
                 let mut access = Access::new(warp.index, pc, false);
@@ -376,13 +379,15 @@ pub(super) fn mbarrier(
                 let (cta, at) = locate(warp, cx, addr, *space, l)?;
                 let bytes = i64::from(warp.value(*bytes, l) as u32);
                 let m = cx.mbar(warp.index, cta, at, false)?;
-                m.last_pc = pc;
                 let result = if *complete {
                     m.expect(-bytes).and_then(|()| m.settle().map(|_| ()))
                 } else {
                     m.expect(bytes)
                 };
-                result.map_err(|e| cx.mbar_error(cta, at, e))?;
+                match result {
+                    Ok(()) => m.last = (warp.index, pc),
+                    Err(e) => return Err(cx.mbar_error(cta, at, e)),
+                }
                 *cx.progress += 1;
             }
             Op::MbarPending { dst, token } => {
@@ -400,6 +405,7 @@ pub(super) fn mbarrier_wait(
     g: usize,
     cx: &mut Cx<'_>,
     op: &Op,
+    pc: u32,
     active: u32,
 ) -> Result<Next, Fault> {
     let Op::MbarWait { dst, addr, space, phase, blocking, acquire } = op else { return Ok(Next::Step) };
@@ -438,13 +444,20 @@ pub(super) fn mbarrier_wait(
         if let Some(h) = hazards {
             h.select(done, if done == active { warp.exited } else { 0 });
             for w in &waits {
-                let Some(m) = ctas[w.cta].mbars.get(&w.offset) else { continue };
+                let Some(m) = ctas[w.cta].mbars.get_mut(&w.offset) else { continue };
                 let over = match w.phase {
                     PhaseWait::Parity(p) => m.parity_done(p),
                     PhaseWait::Token(t) => m.token_done(t),
                 };
                 if over && m.phase > 0 {
                     h.acquire(warp.index, *acquire, &m.done);
+                }
+                if over {
+                    let parity = match w.phase {
+                        PhaseWait::Parity(p) => Some(p),
+                        PhaseWait::Token(_) => None,
+                    };
+                    m.pass(Passed { warp: warp.index, pc, parity, phase: m.phase });
                 }
             }
         }

@@ -34,6 +34,9 @@ pub(super) fn branch_indexed(
         }
     }
     for (i, (target, lanes)) in parts.into_iter().enumerate() {
+        if lanes != mask {
+            warp.convergence.part(lanes, pc);
+        }
         if i == 0 {
             warp.groups[g].pc = target;
             warp.groups[g].mask = lanes;
@@ -74,6 +77,7 @@ pub(super) fn call(
 ) -> Result<Next, Fault> {
     copy_values(warp, args, active);
     if active != mask {
+        warp.convergence.part(active, pc);
         let stack = warp.groups[g].stack.clone();
         warp.groups.push(Group { pc: pc + 1, mask: mask & !active, wait: None, timed_out: false, stack });
         warp.groups[g].mask = active;
@@ -100,6 +104,7 @@ pub(super) fn leave(warp: &mut Warp, g: usize, cx: &mut Cx<'_>, active: u32, pc:
                 }
             }
             if active != mask {
+                warp.convergence.part(active, pc);
                 let stack = warp.groups[g].stack.clone();
                 warp.groups.push(Group {
                     pc: pc + 1,
@@ -117,6 +122,7 @@ pub(super) fn leave(warp: &mut Warp, g: usize, cx: &mut Cx<'_>, active: u32, pc:
         }
         None => {
             warp.exited |= active;
+            warp.left_at = pc;
             *cx.progress += 1;
             let rank = warp.env.rank as usize;
             cx.cluster.ctas[rank].live_threads -= active.count_ones();

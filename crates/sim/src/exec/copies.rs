@@ -7,8 +7,8 @@ use crate::context::{Access, Cx, Location};
 use crate::copy::{Kind, LaneCopy, Source, Target, reducible};
 use crate::error::{Fault, FaultKind};
 use crate::hazard::{Event, Hazards, Proxy, Unit};
-use crate::isa::{Addr, BulkCopy, BulkWay, Op, Src, TensorCopy};
-use crate::tma::pieces;
+use crate::isa::{Addr, BulkCopy, BulkReduce, BulkWay, Op, Src, TensorCopy};
+use crate::tma::{pieces, ranges};
 use crate::types::Ty;
 use crate::warp::{Wait, Warp, lanes};
 use crate::{Swizzle, TENSOR_MAP_BYTES};
@@ -34,14 +34,15 @@ pub(super) fn copy(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u
             }
         }
         Op::BulkWait { pending, read } => return bulk_wait(warp, cx, *pending, *read, active),
-        Op::BulkPrefetch { addr, .. } => {
+        Op::BulkPrefetch { addr, size } => {
             for l in lanes(active) {
-                let a = address(warp, addr, Space::Generic, l);
-                if let Location::Global(a) = cx.resolve(warp, Space::Generic, a)?
-                    && !cx.memory.contains(a, 1)
-                {
-                    return Err(Fault::new(FaultKind::OutOfBounds, format!("prefetch of {a:#x}")));
-                }
+                let bytes = warp.value(*size, l) as u32;
+                prefetch(warp, cx, addr, bytes as usize, l)?;
+            }
+        }
+        Op::TensorPrefetch { map } => {
+            for l in lanes(active) {
+                prefetch(warp, cx, map, TENSOR_MAP_BYTES, l)?;
             }
         }
         Op::CpAsync { .. } => cp_async(warp, cx, op, pc, active)?,
@@ -94,6 +95,17 @@ pub(super) fn copy(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u
         _ => {}
     }
     Ok(Next::Step)
+}
+
+/// A prefetch moves nothing here; what it names must exist.
+fn prefetch(warp: &Warp, cx: &mut Cx<'_>, addr: &Addr, bytes: usize, l: usize) -> Result<(), Fault> {
+    let a = address(warp, addr, Space::Generic, l);
+    match cx.resolve(warp, Space::Generic, a)? {
+        Location::Global(a) if !cx.memory.contains(a, bytes) => {
+            Err(Fault::new(FaultKind::OutOfBounds, format!("prefetch of {bytes} bytes at {a:#x}")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// `tensormap.cp_fenceproxy`: the warp copies a map from shared to global memory.
@@ -168,6 +180,7 @@ fn send(
     bytes: u32,
     mbar: u32,
     mbar_cta: Option<usize>,
+    reduce: Option<BulkReduce>,
 ) -> Result<(), Fault> {
     // Every receiver is checked before anything moves.
     for &cta in ranks {
@@ -175,16 +188,27 @@ fn send(
         cx.shared_range(cta, offset, bytes)?;
         cx.shared_range(owner, mbar, 8)?;
         cx.mbar(warp.index, owner, mbar, true)?;
-        let event = cx.copy_event(warp.index, pc, (owner, mbar));
+        // Reductions are atomic among themselves.
+        let event = Event { strong: reduce.is_some(), ..cx.copy_event(warp.index, pc, (owner, mbar)) };
         let span = span(swizzle, offset, bytes);
         cx.shadow_async(event, None, std::iter::once(span), cta, true)?;
-        if let Source::Shared(from, o) = *source {
-            cx.shadow_async(event, None, std::iter::once((o, bytes)), from, false)?;
+        let event = Event { strong: false, ..event };
+        match source {
+            Source::Shared(from, o) => {
+                cx.shadow_async(event, None, std::iter::once((*o, bytes)), *from, false)?;
+            }
+            Source::Global(a) => {
+                cx.shadow_global_async(event, std::iter::once((*a, u64::from(bytes))), false)?;
+            }
+            Source::Tensor(map, coords) => {
+                cx.shadow_global_async(event, ranges(map, *coords), false)?;
+            }
         }
     }
     for &cta in ranks {
         let owner = mbar_cta.unwrap_or(cta);
-        let kind = Kind::Load { source: source.clone(), cta, offset, bytes, mbar: (owner, mbar) };
+        let mbar = (owner, mbar);
+        let kind = Kind::Load { source: source.clone(), cta, offset, bytes, mbar, reduce };
         cx.submit(warp.index, pc, map, kind)?;
     }
     Ok(())
@@ -234,6 +258,7 @@ fn tensor(warp: &mut Warp, cx: &mut Cx<'_>, t: &TensorCopy, pc: u32, l: usize) -
             bytes,
             at,
             owner,
+            None,
         );
     }
     let (cta, offset) = shared_at(warp, cx, &t.shared, Space::Shared, l)?;
@@ -255,10 +280,22 @@ fn store(
 ) -> Result<(), Fault> {
     let (event, tick) = cx.store_event(warp.index, pc);
     cx.shadow_async(event, None, std::iter::once(span(swizzle, offset, bytes)), cta, false)?;
+    let write = Event { strong: target.reduces(), ..Hazards::bulk_write(event) };
+    match &target {
+        Target::Tensor(map, coords, _) => cx.shadow_global_async(write, ranges(map, *coords), true)?,
+        Target::Global(a, _) => {
+            cx.shadow_global_async(write, std::iter::once((*a, u64::from(bytes))), true)?;
+        }
+        Target::Masked(a, mask) => {
+            let written = (0..u64::from(bytes)).filter(|i| mask >> (i % 16) & 1 == 1);
+            cx.shadow_global_async(write, written.map(|i| (a + i, 1)), true)?;
+        }
+    }
     let id = cx.submit(warp.index, pc, map, Kind::Store { cta, offset, bytes, target, data: None })?;
     let g = warp.bulk.entry(l as u32).or_default();
     g.open.push(id);
     g.newest = tick;
+    g.last_pc = pc;
     Ok(())
 }
 
@@ -278,22 +315,19 @@ fn bulk(warp: &mut Warp, cx: &mut Cx<'_>, b: &BulkCopy, pc: u32, l: usize) -> Re
             _ => Err(Fault::new(FaultKind::BadOperand, format!("{a:#x} is not a global address"))),
         }
     };
+    if b.reduce.is_some_and(|r| !reducible(r)) {
+        return Err(Fault::new(FaultKind::BadOperand, "this reduction does not exist for the type"));
+    }
     if b.way == BulkWay::SharedToGlobal {
         let (cta, offset) = shared_at(warp, cx, &b.src, Space::Shared, l)?;
         check_alignment(u64::from(offset), 16)?;
         cx.shared_range(cta, offset, bytes)?;
         let to = global(warp, cx, &b.dst)?;
-        if b.reduce.is_some_and(|r| !reducible(r)) {
-            return Err(Fault::new(FaultKind::BadOperand, "this reduction does not exist for the type"));
-        }
-        let target = Target::Global(to, b.reduce);
+        let target = match b.mask {
+            Some(mask) => Target::Masked(to, warp.value(mask, l) as u16),
+            None => Target::Global(to, b.reduce),
+        };
         return store(warp, cx, pc, l, None, Swizzle::None, (cta, offset, bytes), target);
-    }
-    if b.reduce.is_some() {
-        return Err(Fault::new(
-            FaultKind::BadOperand,
-            "a bulk reduction into shared memory is not supported",
-        ));
     }
     let (cta, offset) = shared_at(warp, cx, &b.dst, Space::Cluster, l)?;
     check_alignment(u64::from(offset), 16)?;
@@ -310,7 +344,7 @@ fn bulk(warp: &mut Warp, cx: &mut Cx<'_>, b: &BulkCopy, pc: u32, l: usize) -> Re
         cx.shared_range(c, o, bytes)?;
         Source::Shared(c, o)
     };
-    send(warp, cx, pc, None, &source, Swizzle::None, &ranks, offset, bytes, at, owner)
+    send(warp, cx, pc, None, &source, Swizzle::None, &ranks, offset, bytes, at, owner, b.reduce)
 }
 
 fn bulk_wait(warp: &mut Warp, cx: &mut Cx<'_>, pending: u32, read: bool, active: u32) -> Result<Next, Fault> {
@@ -318,20 +352,29 @@ fn bulk_wait(warp: &mut Warp, cx: &mut Cx<'_>, pending: u32, read: bool, active:
     for l in lanes(active) {
         if let Some(g) = warp.bulk.get(&(l as u32)) {
             let old = g.groups.len().saturating_sub(pending as usize);
-            ids.extend(g.groups.iter().take(old).flatten().copied());
+            ids.extend(g.groups.iter().take(old).skip(if read { g.read } else { 0 }).flatten().copied());
         }
     }
     if !cx.copies_done(&ids, read) {
         return Ok(Next::Retry(Wait::Copies(ids, read)));
     }
+    let mut done = |unit: Unit, tick: u32| {
+        if let Some(h) = &mut cx.cluster.hazards {
+            h.completed(warp.index, Hazards::agent(warp.index, unit), tick);
+        }
+    };
     for l in lanes(active) {
         let Some(g) = warp.bulk.get_mut(&(l as u32)) else { continue };
         let old = g.groups.len().saturating_sub(pending as usize);
-        for _ in 0..old {
-            g.groups.pop_front();
-            if let (Some(tick), Some(h)) = (g.ticks.pop_front(), &mut cx.cluster.hazards) {
-                h.completed(warp.index, Hazards::agent(warp.index, Unit::BulkStore), tick);
-            }
+        let Some(&tick) = old.checked_sub(1).and_then(|last| g.ticks.get(last)) else { continue };
+        done(Unit::BulkStore, tick);
+        if read {
+            g.read = g.read.max(old);
+        } else {
+            done(Unit::BulkWrite, tick);
+            g.groups.drain(..old);
+            g.ticks.drain(..old);
+            g.read = g.read.saturating_sub(old);
         }
     }
     Ok(Next::Step)
@@ -370,10 +413,12 @@ fn cp_async(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> 
             ));
         }
         cx.shadow_async(event, Some(l), std::iter::once((offset, *bytes)), cta, true)?;
+        cx.shadow_global_async(event, std::iter::once((global, u64::from(valid))), false)?;
         list.push(LaneCopy { cta, offset, global, bytes: *bytes, valid });
     }
     let id = cx.submit(warp.index, pc, None, Kind::CpAsync(list))?;
     warp.cp_async.open.push(id);
+    warp.cp_async.last_pc = pc;
     Ok(())
 }
 
@@ -463,7 +508,7 @@ fn store_async(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) 
             m.undelivered += 1;
             m.issued += 1;
         }
-        cx.complete_tx(owner, at, total, pc)?;
+        cx.complete_tx((owner, at), total, (warp.index, pc))?;
     }
     Ok(())
 }

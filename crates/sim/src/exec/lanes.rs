@@ -82,6 +82,12 @@ pub(super) fn exchange(warp: &mut Warp, op: &Op, mask: u32, active: u32) -> Resu
                 }
             }
         }
+        Op::Redux { float: Some((f, magnitude)), dst, a, .. } => {
+            let sign = if *magnitude { 1 << 31 } else { 0 };
+            let values = lanes(active).map(|l| warp.value(*a, l) & !sign);
+            let total = values.reduce(|x, y| f(x, y, 0)).unwrap_or(0);
+            lanes(active).for_each(|l| warp.set(*dst, l, total));
+        }
         Op::Redux { op, ty, dst, a, .. } => {
             let mut values = lanes(active).map(|l| warp.value(*a, l));
             let first = values.next().unwrap_or(0);

@@ -82,24 +82,54 @@ pub(super) fn access(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active:
     Ok(Next::Step)
 }
 
-/// The key of a location in the table of released views.
-fn key(location: Location) -> Option<u64> {
-    match location {
-        Location::Global(a) => Some(a),
-        Location::Shared(cta, offset) => Some(SHARED_WINDOW + ((cta as u64) << 24) + u64::from(offset)),
-        _ => None,
+/// `st.bulk` and `discard`.
+pub(super) fn clear(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<Next, Fault> {
+    for l in lanes(active) {
+        match op {
+            Op::StoreZeros { space, addr, bytes } => {
+                let (a, bytes) = (address(warp, addr, *space, l), warp.value(*bytes, l));
+                check_alignment(a, 8)?;
+                let Location::Shared(cta, offset) = cx.resolve(warp, *space, a)? else {
+                    return Err(Fault::new(FaultKind::BadOperand, format!("{a:#x} is not a shared address")));
+                };
+                if bytes % 8 != 0 || bytes > u64::from(crate::MAX_SHARED_BYTES) {
+                    return Err(Fault::new(FaultKind::BadOperand, format!("a bulk store of {bytes} bytes")));
+                }
+                let mut access = Access::new(warp.index, pc, false);
+                let zeros = vec![0; bytes as usize];
+                cx.write(warp, l, &mut access, Location::Shared(cta, offset), &zeros)?;
+            }
+            Op::Discard { addr } => {
+                let a = address(warp, addr, Space::Generic, l);
+                check_alignment(a, 128)?;
+                cx.memory.forget(a, 128)?;
+            }
+            _ => {}
+        }
     }
+    Ok(Next::Step)
+}
+
+/// The key of a shared-memory location in the table of released views.
+fn key(cta: usize, offset: u32) -> u64 {
+    ((cta as u64) << 24) + u64::from(offset)
 }
 
 pub(super) fn acquire(warp: &Warp, cx: &mut Cx<'_>, location: Location, acquire: bool) {
-    if let (Some(h), Some(k)) = (&mut cx.cluster.hazards, key(location)) {
-        h.acquire_location(warp.index, k, acquire);
+    let Some(h) = &mut cx.cluster.hazards else { return };
+    match location {
+        Location::Global(a) => cx.global.acquire(h, warp.index, a, acquire),
+        Location::Shared(cta, offset) => h.acquire_location(warp.index, key(cta, offset), acquire),
+        _ => {}
     }
 }
 
 pub(super) fn release(warp: &Warp, cx: &mut Cx<'_>, location: Location, release: bool) {
-    if let (Some(h), Some(k)) = (&mut cx.cluster.hazards, key(location)) {
-        h.release_location(warp.index, k, release);
+    let Some(h) = &mut cx.cluster.hazards else { return };
+    match location {
+        Location::Global(a) => cx.global.release(h, warp.index, a, release),
+        Location::Shared(cta, offset) => h.release_location(warp.index, key(cta, offset), release),
+        _ => {}
     }
 }
 

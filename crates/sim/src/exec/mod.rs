@@ -7,11 +7,24 @@ mod copies;
 mod lanes;
 mod loads;
 mod matrix;
+mod whole_warp;
 
 use crate::context::Cx;
 use crate::error::{Fault, FaultKind};
-use crate::isa::{Combine, Fence, Op};
+use crate::isa::{Fence, Op};
 use crate::warp::{Group, Wait, Warp, lanes};
+
+use whole_warp::{aligned, converge, in_step};
+
+/// Lets the group wait where lanes are missing.
+macro_rules! together {
+    ($e:expr) => {
+        if let Some(next) = $e? {
+            return Ok(next);
+        }
+    };
+}
+use together;
 
 /// What happened to a warp in its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,12 +76,10 @@ pub(crate) fn run(warp: &mut Warp, cx: &mut Cx<'_>, quantum: u32) -> Result<Turn
 
 /// Adds the state of barriers to faults that are about them.
 fn annotate(mut fault: Fault, cx: &Cx<'_>) -> Fault {
-    if matches!(fault.kind, FaultKind::OverArrival | FaultKind::TransactionCount) && fault.notes.is_empty() {
-        for cta in &cx.cluster.ctas {
-            for (at, m) in &cta.mbars {
-                fault.notes.push(format!("CTA {} mbarrier {at:#x}: {}", cta.index, m.describe()));
-            }
-        }
+    if matches!(fault.kind, FaultKind::OverArrival | FaultKind::TransactionCount | FaultKind::BarrierInit)
+        && fault.notes.is_empty()
+    {
+        fault.notes = (0..cx.cluster.ctas.len()).flat_map(|cta| cx.barrier_notes(cta)).collect();
     }
     fault
 }
@@ -144,6 +155,9 @@ fn step(warp: &mut Warp, g: usize, cx: &mut Cx<'_>) -> Result<bool, Fault> {
         return Ok(false);
     }
     cx.executed[pc as usize] = true;
+    if cx.options.trace && kernel.names.role(inst.line).is_some() {
+        warp.role_line = inst.line;
+    }
     if cx.options.hazards {
         check_registers(warp, cx, pc, active)?;
     }
@@ -171,6 +185,7 @@ fn step(warp: &mut Warp, g: usize, cx: &mut Cx<'_>) -> Result<bool, Fault> {
         }
         Next::Split(target, taken) => {
             let rest = mask & !taken;
+            warp.convergence.part(taken, pc);
             let group = &mut warp.groups[g];
             group.mask = taken;
             group.pc = target;
@@ -221,7 +236,7 @@ fn check_registers(warp: &mut Warp, cx: &mut Cx<'_>, pc: u32, active: u32) -> Re
                 return Err(cx.busy_register(warp, r, "read"));
             }
         }
-        warp.wgmma.touched[r as usize] = warp.wgmma.fences + 1;
+        warp.wgmma.touched[r as usize] = (warp.wgmma.fences + 1, pc);
     }
     for &r in &uses.writes {
         if in_flight && warp.wgmma.busy[r as usize].0 > warp.wgmma.waited {
@@ -234,47 +249,10 @@ fn check_registers(warp: &mut Warp, cx: &mut Cx<'_>, pc: u32, active: u32) -> Re
             }
             _ => warp.written[r as usize] |= active,
         }
-        warp.wgmma.touched[r as usize] = warp.wgmma.fences + 1;
+        warp.wgmma.touched[r as usize] = (warp.wgmma.fences + 1, pc);
     }
     Ok(())
 }
-
-/// Requires that the lanes of `need` (that have not exited) are all in this group.
-fn converge(warp: &Warp, mask: u32, need: u32) -> Result<Option<Next>, Fault> {
-    let need = need & !warp.exited;
-    Ok(if need & !mask == 0 { None } else { Some(Next::Retry(Wait::Converge(need))) })
-}
-
-/// These lanes have all come to the same instruction: what each did before is behind all of them.
-fn in_step(warp: &Warp, cx: &mut Cx<'_>, active: u32) {
-    if let Some(h) = &mut cx.cluster.hazards {
-        h.select(active, warp.exited);
-        h.converge(warp.index);
-    }
-}
-
-/// Requires that the whole warp runs this instruction together.
-fn aligned(warp: &Warp, mask: u32, active: u32) -> Result<Option<Next>, Fault> {
-    if active != mask {
-        return Err(Fault::new(
-            FaultKind::Divergence,
-            format!(
-                "lanes {:#010x} of {mask:#010x} are predicated off in an instruction of the whole warp",
-                mask & !active
-            ),
-        ));
-    }
-    converge(warp, mask, warp.valid)
-}
-
-macro_rules! together {
-    ($e:expr) => {
-        if let Some(next) = $e? {
-            return Ok(next);
-        }
-    };
-}
-use together;
 
 fn execute(
     warp: &mut Warp,
@@ -326,21 +304,13 @@ fn execute(
             }
             Ok(Next::Step)
         }
-        Op::Setp { cmp, a, b, combine, p, q } => {
+        Op::Setp { cmp, a, b, combine, p, q, packed } => {
             for l in lanes(active) {
-                let r = cmp(warp.value(*a, l), warp.value(*b, l));
-                let with = |r: bool| match combine {
-                    None => r,
-                    Some((how, c)) => {
-                        let c = warp.value(*c, l) & 1 == 1;
-                        match how {
-                            Combine::And => r && c,
-                            Combine::Or => r || c,
-                            Combine::Xor => r != c,
-                        }
-                    }
-                };
-                let (x, y) = (with(r), with(!r));
+                let (a, b) = (warp.value(*a, l), warp.value(*b, l));
+                let r = cmp(a, b);
+                let other = if *packed { cmp(a >> 16, b >> 16) } else { !r };
+                let with = |r: bool| combine.map_or(r, |(how, c)| how.apply(r, warp.value(c, l) & 1 == 1));
+                let (x, y) = (with(r), with(other));
                 if let Some(p) = p {
                     warp.set(*p, l, u64::from(x));
                 }
@@ -350,10 +320,34 @@ fn execute(
             }
             Ok(Next::Step)
         }
-        Op::Set { cmp, dst, a, b, one } => {
+        Op::Set { cmp, dst, a, b, one, combine, packed } => {
             for l in lanes(active) {
-                let v = if cmp(warp.value(*a, l), warp.value(*b, l)) { *one } else { 0 };
+                let (a, b) = (warp.value(*a, l), warp.value(*b, l));
+                let with = |r: bool| combine.map_or(r, |(how, c)| how.apply(r, warp.value(c, l) & 1 == 1));
+                let half = |shift: u32| if with(cmp(a >> shift, b >> shift)) { *one } else { 0 };
+                let v = if *packed { half(0) | half(16) << 16 } else { half(0) };
                 warp.set(*dst, l, v);
+            }
+            Ok(Next::Step)
+        }
+        Op::Lop3 { dst, p, src, combine } => {
+            for l in lanes(active) {
+                let [a, b, c, table] = src.map(|s| warp.value(s, l));
+                let v = crate::alu::lop3(a, b, c, table);
+                let set = combine.0.apply(v != 0, warp.value(combine.1, l) & 1 == 1);
+                if let Some(d) = dst {
+                    warp.set(*d, l, v);
+                }
+                if let Some(p) = p {
+                    warp.set(*p, l, u64::from(set));
+                }
+            }
+            Ok(Next::Step)
+        }
+        Op::Move { pairs } => {
+            for l in lanes(active) {
+                let values: Vec<u64> = pairs.iter().map(|(_, s)| warp.value(*s, l)).collect();
+                pairs.iter().zip(values).for_each(|((d, _), v)| warp.set(*d, l, v));
             }
             Ok(Next::Step)
         }
@@ -386,9 +380,10 @@ fn execute(
         Op::Return => Ok(control::leave(warp, g, cx, active, pc, false)),
         Op::Exit => Ok(control::leave(warp, g, cx, active, pc, true)),
         Op::Trap => Err(Fault::new(FaultKind::Trap, "the kernel executed `trap`")),
-        Op::Nop | Op::GridDependency | Op::SetMaxReg | Op::TensorPrefetch { .. } => {
+        Op::Nop | Op::GridDependency | Op::SetMaxReg => {
             if let Op::SetMaxReg = inst.op {
-                together!(aligned(warp, mask, active));
+                together!(aligned(warp, cx, pc, mask, active));
+                in_step(warp, cx, active);
             }
             Ok(Next::Step)
         }
@@ -434,6 +429,9 @@ fn other(
     match op {
         Op::Load { .. } | Op::Store { .. } => loads::access(warp, cx, op, pc, active),
         Op::Atom { .. } => atomics::atom(warp, cx, op, pc, active),
+        Op::AtomWide { .. } => atomics::wide(warp, cx, op, pc, active),
+        Op::AtomVector { .. } => atomics::vector(warp, cx, op, pc, active),
+        Op::StoreZeros { .. } | Op::Discard { .. } => loads::clear(warp, cx, op, pc, active),
         Op::CvtaTo { .. }
         | Op::CvtaFrom { .. }
         | Op::Mapa { .. }
@@ -460,7 +458,7 @@ fn other(
         | Op::MbarArrive(_)
         | Op::MbarTx { .. }
         | Op::MbarPending { .. } => barriers::mbarrier(warp, cx, op, pc, active),
-        Op::MbarWait { .. } => barriers::mbarrier_wait(warp, g, cx, op, active),
+        Op::MbarWait { .. } => barriers::mbarrier_wait(warp, g, cx, op, pc, active),
         Op::CpAsync { .. }
         | Op::CpAsyncCommit
         | Op::CpAsyncWait { .. }
@@ -470,17 +468,22 @@ fn other(
         | Op::BulkCommit
         | Op::BulkWait { .. }
         | Op::BulkPrefetch { .. }
+        | Op::TensorPrefetch { .. }
         | Op::StAsync { .. }
         | Op::TensorMapAcquire { .. }
-        | Op::TensorMapReplace { .. }
-        | Op::TensorMapCopyRelease { .. } => copies::copy(warp, cx, op, pc, active),
+        | Op::TensorMapReplace { .. } => copies::copy(warp, cx, op, pc, active),
+        Op::TensorMapCopyRelease { .. } => {
+            together!(aligned(warp, cx, pc, mask, active));
+            in_step(warp, cx, active);
+            copies::copy(warp, cx, op, pc, active)
+        }
         Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait { .. } => {
-            together!(aligned(warp, mask, active));
+            together!(aligned(warp, cx, pc, mask, active));
             in_step(warp, cx, active);
             cx.wgmma(warp, op, pc)
         }
         Op::Mma(_) | Op::LdMatrix { .. } | Op::StMatrix { .. } | Op::MovMatrix { .. } => {
-            together!(aligned(warp, mask, active));
+            together!(aligned(warp, cx, pc, mask, active));
             in_step(warp, cx, active);
             let next = matrix::matrix(warp, cx, op, pc)?;
             // All lanes take part in the loads: none of them can overwrite a row too early.

@@ -154,6 +154,7 @@ impl Hazards {
     pub(crate) fn fence_proxy(&mut self, warp: u32) {
         for c in self.selected(warp) {
             join(&mut c.now.proxied, &c.now.seen);
+            c.now.others.values_mut().for_each(|ticks| join(&mut ticks.proxied, &ticks.seen));
             c.bump();
         }
     }
@@ -186,7 +187,7 @@ impl Hazards {
         c.bulk
     }
 
-    /// A strong store or atomic to a location: releases to it.
+    /// A strong store or atomic to a location of shared memory: releases to it.
     pub(crate) fn release_location(&mut self, warp: u32, location: u64, release: bool) {
         let mut view = self.locations.remove(&location).unwrap_or_default();
         self.release(warp, release, &mut view);

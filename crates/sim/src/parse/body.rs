@@ -65,7 +65,9 @@ impl Parser<'_> {
                 }
                 self.expect(b';')?;
                 out.push(Statement::BranchTargets(name, targets));
-            } else if self.text[self.at..].starts_with(b".callprototype") {
+            } else if self.text[self.at..].starts_with(b".callprototype")
+                || self.text[self.at..].starts_with(b".calltargets")
+            {
                 self.skip_to_semicolon()?;
             } else {
                 out.push(Statement::Label(name, at));
@@ -83,12 +85,9 @@ impl Parser<'_> {
         let at = self.position();
         match self.directive()?.as_str() {
             "reg" => {
-                let mut ty = self.directive()?;
+                let ty = self.directive()?;
                 if ty == "v2" || ty == "v4" {
                     return self.error("vector registers are not supported");
-                }
-                if ty == "b128" {
-                    ty = "b128".into();
                 }
                 loop {
                     let name = self.name()?;

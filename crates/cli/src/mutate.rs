@@ -1,0 +1,415 @@
+//! `oxigemm mutate`: deletes or weakens every synchronization instruction of a kernel, one at a time, and counts how
+//! many of these mutants the simulator finds.
+//!
+//! A mutant is found when some schedule of some case reports a fault or gives other bits than the kernel itself. One
+//! that survives is a miss of the simulator, or an instruction that the kernel could do without.
+
+use std::collections::BTreeMap;
+use std::thread;
+
+use indicatif::ProgressBar;
+use oxigemm::plan::{Choice, Limits, Plan, Shape};
+use oxigemm::sim::{Options, Policy};
+use oxigemm::{DType, Device, Error, GemmOptions, Sim};
+use oxigemm_kernels::fp8_slim;
+use oxigemm_kernels::launch::Config;
+use oxigemm_sim::{Mutant, mutants};
+use serde_json::json;
+
+use crate::output::{print_json, print_line, progress};
+use crate::problem::{AddendKind, Host, Operands, ScaleOrder, Spec};
+use crate::trace::simulator;
+use crate::verdict::{self, Effort};
+use crate::{Common, Failure, Outcome};
+
+/// Arguments of `mutate`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The kernel, as `prebuild --list` names it; without it, one of each family.
+    #[arg(long, value_name = "NAME")]
+    kernel: Option<String>,
+}
+
+/// The kernels that stand for their families.
+const FAMILIES: [&str; 2] = ["fp8_gemm_wide_256x128_s3", "fp8_gemm_slim_8x64"];
+/// The share of mutants that must be found.
+const BAR: f64 = 0.95;
+/// A mutant that loops is given up after this many warp instructions.
+const INSTRUCTION_LIMIT: u64 = 20_000_000;
+
+/// Instructions of those kernels whose mutants may survive: what is done, in which file, how often, and why nothing is
+/// lost without them.
+struct Redundant {
+    kernel: &'static str,
+    what: &'static str,
+    file: &'static str,
+    times: usize,
+    why: &'static str,
+}
+
+const REDUNDANT: [Redundant; 5] = [
+    Redundant {
+        kernel: FAMILIES[0],
+        what: "fence.mbarrier_init",
+        file: "pipeline.rs",
+        times: 1,
+        why: "the same thread fences again behind the barriers of the scales",
+    },
+    Redundant {
+        kernel: FAMILIES[1],
+        what: "fence.mbarrier_init",
+        file: "pipeline.rs",
+        times: 1,
+        why: "the same thread fences again behind the barriers of the scales",
+    },
+    Redundant {
+        kernel: FAMILIES[0],
+        what: "bar.warp.sync",
+        file: "scales.rs",
+        times: 1,
+        why: "products, in which all lanes take part, lie behind the last read of scales",
+    },
+    Redundant {
+        kernel: FAMILIES[0],
+        what: "bar.warp.sync",
+        file: "epilogue.rs",
+        times: 1,
+        why: "behind the last FP32 panel of the first wave: the second wave stages elsewhere, and syncs before it reads",
+    },
+    Redundant {
+        kernel: FAMILIES[0],
+        what: "cp.async.bulk.commit_group",
+        file: "epilogue.rs",
+        times: 1,
+        why: "behind the stores of the first wave: the second wave's commit takes them along",
+    },
+];
+
+/// Runs the command.
+pub fn run(common: &Common, args: &Args) -> Outcome {
+    // Mutants run under several schedules, whatever that of the device is.
+    let limits = *simulator(common, "runs mutants")?.limits();
+    let names: Vec<&str> = args.kernel.as_deref().map_or(FAMILIES.to_vec(), |name| vec![name]);
+    let mut right = true;
+    let (mut all, mut found) = (0, 0);
+    for name in &names {
+        let config = Config::all()
+            .find(|config| config.name() == *name)
+            .ok_or_else(|| format!("{name} is not a kernel: `oxigemm prebuild --list` names them"))?;
+        let score = Score::of(config, &limits)?;
+        score.print(common.json);
+        right &= score.good();
+        all += score.mutants();
+        found += score.found();
+    }
+    if names.len() > 1 {
+        if common.json {
+            print_json(&json!({ "mutants": all, "found": found }));
+        } else {
+            print_line(&format!("{found} of {all} mutants found ({:.1}%)", percent(found, all)));
+        }
+    }
+    Ok(right)
+}
+
+fn percent(part: usize, all: usize) -> f64 {
+    100.0 * part as f64 / all.max(1) as f64
+}
+
+/// A problem and how it is launched.
+#[derive(Clone, Copy)]
+struct Case {
+    spec: Spec,
+    choice: Choice,
+    num_sms: Option<u32>,
+}
+
+/// Problems that together execute every instruction of a kernel: more tiles than blocks, more blocks of K than
+/// stages, every layout of scales, edges inside the rows of a warp.
+fn cases(config: Config, limits: &Limits) -> Vec<Case> {
+    let fits = |case: &Case| {
+        let Spec { m, n, k, .. } = case.spec;
+        let shape = Shape { m: m as u32, n: n as u32, k: k as u32 };
+        Plan::of(case.choice, shape, limits).is_some()
+    };
+    match config {
+        Config::Wide(wide) => {
+            let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
+            let depth = (wide.stages as usize + 1) * 128 + 16;
+            let padded = |m, n, k| Spec { sfa: ScaleOrder::RowPadded, ..Spec::new(m, n, k) };
+            let plain = padded(block_m / 2 + 2, 2 * block_n + 8, depth);
+            let copied = Spec {
+                m: block_m * 3 / 4 + 2,
+                sfa: ScaleOrder::Odd,
+                sfb: ScaleOrder::Odd,
+                d_type: DType::F32,
+                addend: AddendKind::Inplace,
+                ..plain
+            };
+            // So short a K that scales are what the ring waits for.
+            let short = padded(block_m / 2 + 2, 5 * block_n + 8, 100);
+            let case = |spec, cluster_m, cluster_n, sms| Case {
+                spec,
+                choice: Choice::Wide { config: wide, cluster_m, cluster_n },
+                num_sms: Some(sms),
+            };
+            vec![
+                case(plain, 1, 2, 2),
+                case(Spec { sfa: ScaleOrder::Mn, ..plain }, 2, 1, 2),
+                case(copied, 1, 1, 2),
+                case(short, 1, 1, 1),
+            ]
+        }
+        Config::Slim(slim) => {
+            let [block_m, block_n] = [slim.block_m, slim.block_n].map(|x| x as usize);
+            let copied = Spec {
+                sfa: ScaleOrder::Odd,
+                sfb: ScaleOrder::Odd,
+                d_type: DType::F32,
+                addend: AddendKind::Other,
+                ..Spec::new(block_m + 5, block_n + 8, 2048)
+            };
+            let in_place = Spec { sfa: ScaleOrder::Mn, addend: AddendKind::Inplace, ..copied };
+            let plain = Spec { sfa: ScaleOrder::RowPadded, ..Spec::new(block_m, block_n, 4240) };
+            let case = |spec, split, stages| Case {
+                spec,
+                choice: Choice::Slim { config: slim, split, stages },
+                num_sms: None,
+            };
+            // As many stages as fit, all of them used again; and as few as there can be.
+            let most = (2..=fp8_slim::MAX_STAGES).rev().map(|stages| case(plain, 1, stages)).find(fits);
+            // Tall tiles are also written without a detour in every type.
+            let direct = (block_m >= 64).then(|| case(copied, 1, 2));
+            let split = [case(copied, 2, 2), case(in_place, 4, 2)];
+            most.into_iter().chain(direct).chain(split).collect()
+        }
+    }
+}
+
+/// Eager, lazy, and some random schedules.
+fn schedules() -> impl Iterator<Item = Options> {
+    let random = (0..4).map(|seed| (Policy::Random, seed));
+    [(Policy::Eager, 0), (Policy::Lazy, 0)].into_iter().chain(random).map(|(policy, seed)| Options {
+        policy,
+        seed,
+        instruction_limit: INSTRUCTION_LIMIT,
+        ..Options::default()
+    })
+}
+
+/// A case with the lines that it executes and the bits that the kernel gives.
+struct Known {
+    operands: Operands,
+    options: GemmOptions,
+    /// D before the product.
+    before: Vec<u8>,
+    lines: Vec<u32>,
+    bits: Vec<u8>,
+}
+
+impl Known {
+    fn new(case: &Case, sim: &Sim) -> Result<Known, Failure> {
+        let host = Host::draw(case.spec)?;
+        let mut operands = host.upload(&Device::Sim(sim.clone()))?;
+        let options = GemmOptions { choice: Some(case.choice), num_sms: case.num_sms, ..Default::default() };
+        let before = operands.d_memory.to_bytes()?;
+        let (mut lines, mut bits) = (Vec::new(), Vec::new());
+        // The kernel itself must be free of faults, or nothing could be said of its mutants.
+        for schedule in schedules() {
+            sim.set_options(schedule);
+            operands.d_memory.write_bytes(&before)?;
+            operands.run(&options)?;
+            lines = sim.last_report().ok_or("no kernel has run")?.lines;
+            bits = operands.d.to_bytes()?;
+        }
+        let verdict = verdict::judge(&host, &operands.result()?, Effort::QUICK)?;
+        if !verdict.right {
+            return Err(format!("{}: {verdict:?}", case.spec).into());
+        }
+        Ok(Known { operands, options, before, lines, bits })
+    }
+
+    fn executes(&self, mutant: &Mutant) -> bool {
+        self.lines.binary_search(&mutant.line).is_ok()
+    }
+
+    /// What a schedule finds wrong, if anything.
+    fn verdict(&mut self, sim: &Sim, schedule: Options) -> Result<Option<String>, Failure> {
+        sim.set_options(schedule);
+        self.operands.d_memory.write_bytes(&self.before)?;
+        match self.operands.run(&self.options) {
+            Err(Error::Fault { fault, .. }) => Ok(Some(format!("{:?}", fault.kind))),
+            Err(error) => Err(error.into()),
+            Ok(()) => Ok((self.operands.d.to_bytes()? != self.bits).then(|| "other bits".to_owned())),
+        }
+    }
+}
+
+/// What became of a mutant.
+enum Fate {
+    NotExecuted,
+    Found(String),
+    Survived,
+}
+
+/// Runs mutants of a kernel, one after another.
+fn fates(
+    config: Config,
+    cases: &[Case],
+    mutants: &[&Mutant],
+    bar: &ProgressBar,
+) -> Result<Vec<Fate>, Failure> {
+    let sim = Sim::new();
+    let mut known = cases.iter().map(|case| Known::new(case, &sim)).collect::<Result<Vec<_>, _>>()?;
+    let mut fates = Vec::new();
+    for mutant in mutants {
+        sim.replace_kernel(&config, &mutant.text)?;
+        let mut fate = Fate::NotExecuted;
+        'found: for schedule in schedules() {
+            for known in known.iter_mut().filter(|known| known.executes(mutant)) {
+                fate = match known.verdict(&sim, schedule.clone())? {
+                    Some(kind) => Fate::Found(kind),
+                    None => Fate::Survived,
+                };
+                if matches!(fate, Fate::Found(_)) {
+                    break 'found;
+                }
+            }
+        }
+        fates.push(fate);
+        bar.inc(1);
+    }
+    Ok(fates)
+}
+
+/// A mutant that nothing was found of.
+struct Survivor {
+    /// File and line of the kernel's source.
+    source: String,
+    line: u32,
+    what: String,
+    why: Option<&'static str>,
+}
+
+/// What became of the mutants of one kernel.
+struct Score {
+    kernel: String,
+    /// How many were found, by what.
+    kinds: BTreeMap<String, usize>,
+    survivors: Vec<Survivor>,
+    not_executed: usize,
+}
+
+impl Score {
+    fn of(config: Config, limits: &Limits) -> Result<Score, Failure> {
+        let text = config.build()?.text;
+        let (mutants, sources) = (mutants(&text), sources(&text));
+        let cases = cases(config, limits);
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(8);
+        let parts: Vec<Vec<&Mutant>> =
+            (0..threads).map(|part| mutants.iter().skip(part).step_by(threads).collect()).collect();
+        let bar = progress(mutants.len());
+        bar.set_message(config.name());
+        let done = thread::scope(|scope| {
+            let run = |part| fates(config, &cases, part, &bar);
+            let handles: Vec<_> = parts.iter().map(|part| scope.spawn(move || run(part))).collect();
+            let join = |handle: thread::ScopedJoinHandle<'_, Result<Vec<Fate>, Failure>>| {
+                handle.join().map_err(|_| Failure::from("a thread panicked"))?
+            };
+            handles.into_iter().map(join).collect::<Result<Vec<_>, _>>()
+        });
+        bar.finish_and_clear();
+        let mut score =
+            Score { kernel: config.name(), kinds: BTreeMap::new(), survivors: Vec::new(), not_executed: 0 };
+        let done = parts.iter().zip(done?).flat_map(|(part, fates)| part.iter().zip(fates));
+        for (mutant, fate) in done {
+            match fate {
+                Fate::NotExecuted => score.not_executed += 1,
+                Fate::Found(kind) => *score.kinds.entry(kind).or_default() += 1,
+                Fate::Survived => score.survivors.push(Survivor {
+                    source: sources[mutant.line as usize - 1].clone(),
+                    line: mutant.line,
+                    what: mutant.what.clone(),
+                    why: None,
+                }),
+            }
+        }
+        score.survivors.sort_by_key(|survivor| survivor.line);
+        score.explain();
+        Ok(score)
+    }
+
+    /// Gives survivors the reasons that are known.
+    fn explain(&mut self) {
+        for known in REDUNDANT.iter().filter(|known| self.kernel == known.kernel) {
+            let explained = |s: &&mut Survivor| {
+                s.why.is_none() && s.what.contains(known.what) && s.source.starts_with(known.file)
+            };
+            self.survivors
+                .iter_mut()
+                .filter(explained)
+                .take(known.times)
+                .for_each(|s| s.why = Some(known.why));
+        }
+    }
+
+    fn found(&self) -> usize {
+        self.kinds.values().sum()
+    }
+
+    fn mutants(&self) -> usize {
+        self.found() + self.survivors.len()
+    }
+
+    /// Enough were found, and of the others it is known why not.
+    fn good(&self) -> bool {
+        let share = self.found() as f64 / self.mutants().max(1) as f64;
+        share >= BAR && self.not_executed == 0 && self.survivors.iter().all(|survivor| survivor.why.is_some())
+    }
+
+    fn print(&self, as_json: bool) {
+        let (found, all) = (self.found(), self.mutants());
+        if as_json {
+            let survivors: Vec<_> = self
+                .survivors
+                .iter()
+                .map(|s| json!({ "source": s.source, "ptx_line": s.line, "what": s.what, "why": s.why }))
+                .collect();
+            return print_json(&json!({
+                "kernel": self.kernel, "mutants": all, "found": found, "survivors": survivors,
+                "not_executed": self.not_executed, "kinds": self.kinds,
+            }));
+        }
+        print_line(&format!("{}: {found} of {all} mutants found ({:.1}%)", self.kernel, percent(found, all)));
+        let kinds: Vec<String> = self.kinds.iter().map(|(kind, count)| format!("{kind} {count}")).collect();
+        print_line(&format!("  by {}", kinds.join(", ")));
+        if self.not_executed > 0 {
+            print_line(&format!("  {} are of instructions that no case executes", self.not_executed));
+        }
+        for s in &self.survivors {
+            let why = s.why.map_or("NOT EXPLAINED".to_owned(), |why| format!("redundant: {why}"));
+            print_line(&format!("  survives: {}, PTX line {}: {}; {why}", s.source, s.line, s.what));
+        }
+    }
+}
+
+/// The line of the kernel's source for every line of PTX, by its `.loc` directives.
+fn sources(text: &str) -> Vec<String> {
+    let mut files = BTreeMap::new();
+    let mut now = String::new();
+    let mut sources = Vec::new();
+    for line in text.lines() {
+        let line = line.trim();
+        if let Some((number, path)) = line.strip_prefix(".file ").and_then(|rest| rest.split_once(' ')) {
+            let name = path.trim_matches('"').rsplit('/').next().unwrap_or_default();
+            files.insert(number, name);
+        }
+        if let Some(rest) = line.strip_prefix(".loc ") {
+            let mut words = rest.split_whitespace();
+            let file = words.next().and_then(|number| files.get(number)).copied().unwrap_or("?");
+            now = format!("{file}:{}", words.next().unwrap_or("?"));
+        }
+        sources.push(now.clone());
+    }
+    sources
+}

@@ -1,0 +1,101 @@
+//! What faults say: the parts of a kernel by their names, both sides of a conflict, the state of barriers.
+
+use crate::context::Cx;
+use crate::error::{Fault, FaultKind, Place};
+use crate::hazard::{Conflict, GlobalConflict};
+
+impl Cx<'_> {
+    /// A part of shared memory by its name, or by its offset.
+    pub(crate) fn shared_text(&self, offset: u32) -> String {
+        self.shared_name(offset).unwrap_or_else(|| format!("{offset:#x}"))
+    }
+
+    /// Where the last warp of a CTA has left.
+    pub(crate) fn exit_place(&self, cta: usize) -> Place {
+        let (warp, pc) = self.cluster.ctas[cta].left;
+        self.place(warp, pc)
+    }
+
+    /// Two accesses to shared memory with nothing that orders them.
+    pub(crate) fn conflict(&self, c: Conflict, cta: usize, writes: bool) -> Fault {
+        let verb = |w: bool| if w { "write" } else { "read" };
+        let (kind, reason) = if c.only_proxy {
+            (FaultKind::ProxyOrder, "is ordered after it but with no proxy fence between them")
+        } else {
+            (FaultKind::Race, "is not ordered after it")
+        };
+        let mut fault = Fault::new(
+            kind,
+            format!(
+                "shared memory of CTA {} at offset {:#x}: this {} follows an earlier {} and {reason}",
+                self.cluster.ctas[cta].index,
+                c.offset,
+                verb(writes),
+                verb(c.earlier_writes),
+            ),
+        );
+        fault.other = Some(Box::new(self.place(c.earlier.warp, c.earlier.pc)));
+        fault.notes = self.barrier_notes(cta);
+        fault
+    }
+
+    /// Two accesses to global memory with nothing that orders them.
+    pub(crate) fn global_conflict(&self, c: GlobalConflict, writes: bool) -> Fault {
+        let verb = |w: bool| if w { "write" } else { "read" };
+        let (kind, reason) = if c.only_proxy {
+            (FaultKind::ProxyOrder, "is ordered after it but with no proxy fence between them")
+        } else {
+            (FaultKind::Race, "is not ordered after it")
+        };
+        let mut fault = Fault::new(
+            kind,
+            format!(
+                "global memory at {:#x}: this {} follows an earlier {} and {reason}",
+                c.address,
+                verb(writes),
+                verb(c.earlier_writes),
+            ),
+        );
+        let earlier = c.earlier.event;
+        let place = self.place(earlier.warp % self.cluster.warps.len() as u32, earlier.pc);
+        fault.other = Some(Box::new(Place { cta: c.earlier.cta, ..place }));
+        fault
+    }
+
+    /// An mbarrier by its name, where the kernel gives it one, and its offset.
+    pub(crate) fn mbar_name(&self, at: u32) -> String {
+        match self.shared_name(at) {
+            Some(name) => format!("the mbarrier {name} ({at:#x})"),
+            None => format!("the mbarrier at {at:#x}"),
+        }
+    }
+
+    /// What the kernel calls this part of shared memory.
+    pub(crate) fn shared_name(&self, offset: u32) -> Option<String> {
+        self.kernel.names.shared(offset.checked_sub(self.kernel.dynamic_shared)?)
+    }
+
+    /// The state of an mbarrier: its phase, what it misses, who changed it last, and which waits were passed.
+    pub(crate) fn mbar_state(&self, cta: usize, at: u32) -> String {
+        let Some(m) = self.cluster.ctas[cta].mbars.get(&at) else { return String::new() };
+        let mut text = format!(
+            "{} of CTA {}: {}; last changed by {}",
+            self.mbar_name(at),
+            self.cluster.ctas[cta].index,
+            m.describe(),
+            self.place(m.last.0, m.last.1)
+        );
+        for p in m.passed.iter().take(16) {
+            let what = p.parity.map_or("its token's phase".to_owned(), |parity| format!("parity {parity}"));
+            let warp = p.warp as usize % self.cluster.warps_per_cta;
+            let line = self.place(p.warp, p.pc).line_text();
+            text += &format!("; warp {warp} last passed a wait for {what} in phase {} at {line}", p.phase);
+        }
+        text
+    }
+
+    /// The states of a CTA's mbarriers.
+    pub(crate) fn barrier_notes(&self, cta: usize) -> Vec<String> {
+        self.cluster.ctas[cta].mbars.keys().take(32).map(|at| self.mbar_state(cta, *at)).collect()
+    }
+}

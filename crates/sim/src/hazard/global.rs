@@ -1,0 +1,245 @@
+//! Races in global memory: who touched each word last, in the whole grid.
+//!
+//! Within a cluster the order of two accesses is that of its clocks, as for shared memory. Between clusters only
+//! global memory itself can order them: a strong store or an atomic releases a view to its location, and whoever
+//! reads that location acquires it. A word remembers its last write and its last two readers.
+//!
+//! Where a strict reading of the memory model would condemn what everybody writes, it is let pass: a write of the
+//! bytes that are there already, a plain read of what others change by atomics, and a barrier of the block between
+//! a fence and the relaxed atomic that it should stand next to (see `named_barrier`).
+
+use super::{Class, Event, Hazards, MANY, Proxy, Ticks, Unit, View, get};
+use std::collections::{BTreeMap, HashMap};
+
+/// An access to global memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GlobalEvent {
+    pub(crate) event: Event,
+    cluster: u32,
+    /// The CTA, by its index in the grid.
+    pub(crate) cta: u32,
+    /// The lane that stands for it, and when its lanes were in step.
+    lane: u8,
+    epoch: u32,
+}
+
+/// An access that is not ordered after an earlier one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GlobalConflict {
+    pub(crate) earlier: GlobalEvent,
+    pub(crate) earlier_writes: bool,
+    /// Ordered, but without the proxy fence.
+    pub(crate) only_proxy: bool,
+    pub(crate) address: u64,
+}
+
+/// One access in a word: its event (0 for none), its bytes and its lane.
+#[derive(Clone, Copy, Default)]
+struct Touch {
+    event: u32,
+    bytes: u8,
+    lane: u8,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Word {
+    write: Touch,
+    reads: [Touch; 2],
+}
+
+/// Words of a page of the shadow.
+const PAGE: u64 = 256;
+/// When there are this many events the shadow starts anew, and misses what spans that moment.
+const MAX_EVENTS: usize = 1 << 22;
+
+/// The shadow of global memory during one grid.
+#[derive(Default)]
+pub(crate) struct GlobalShadow {
+    pages: HashMap<u64, Box<[Word]>>,
+    events: Vec<GlobalEvent>,
+    /// What strong stores and atomics released to locations, by cluster.
+    locations: HashMap<u64, BTreeMap<u32, Ticks>>,
+}
+
+impl GlobalShadow {
+    /// Remembers an event; accesses refer to it.
+    pub(crate) fn record(&mut self, event: GlobalEvent) -> u32 {
+        if self.events.len() >= MAX_EVENTS {
+            self.events.clear();
+            self.pages.clear();
+        }
+        self.events.push(event);
+        self.events.len() as u32
+    }
+
+    /// Checks and records one access, by one lane or (`None`) by an asynchronous unit. A write of what is there
+    /// already (`same`) does not conflict with an earlier write.
+    pub(crate) fn access(
+        &mut self,
+        hazards: &Hazards,
+        event: u32,
+        lane: Option<u8>,
+        range: (u64, u64),
+        write: bool,
+        same: bool,
+    ) -> Result<(), GlobalConflict> {
+        let lane = lane.unwrap_or(MANY);
+        let (start, end) = (range.0, range.0 + range.1);
+        let now = self.events[event as usize - 1];
+        let class = hazards.class(now.event.warp, now.lane);
+        let mut at = start & !3;
+        while at < end {
+            let index = at / 4;
+            let page = self
+                .pages
+                .entry(index / PAGE)
+                .or_insert_with(|| vec![Word::default(); PAGE as usize].into_boxed_slice());
+            while at < end && at / 4 / PAGE == index / PAGE {
+                let word = &mut page[(at / 4 % PAGE) as usize];
+                let low = start.max(at) - at;
+                let high = end.min(at + 4) - at;
+                let touch = Touch { event, bytes: (((1u8 << (high - low)) - 1) << low), lane };
+                let check = |earlier: Touch, earlier_writes: bool| {
+                    if earlier.event == 0 || earlier.event == event || earlier.bytes & touch.bytes == 0 {
+                        return Ok(());
+                    }
+                    let x = &self.events[earlier.event as usize - 1];
+                    ordered(hazards, class, x, earlier.lane, &now, lane, [earlier_writes, write]).map_err(
+                        |only_proxy| GlobalConflict { earlier: *x, earlier_writes, only_proxy, address: at },
+                    )
+                };
+                if !(write && same) {
+                    check(word.write, true)?;
+                }
+                if write {
+                    check(word.reads[0], false)?;
+                    check(word.reads[1], false)?;
+                    *word = Word { write: touch, ..Word::default() };
+                } else if word.reads[0].event == 0 || same_reader(&self.events, word.reads[0], touch) {
+                    word.reads[0] = Touch { bytes: word.reads[0].bytes | touch.bytes, ..touch };
+                } else {
+                    word.reads[1] = touch;
+                }
+                at += 4;
+            }
+        }
+        Ok(())
+    }
+
+    /// A strong store or atomic of the selected lanes: releases to the location.
+    pub(crate) fn release(&mut self, hazards: &mut Hazards, warp: u32, location: u64, release: bool) {
+        let mut view = View::default();
+        hazards.release(warp, release, &mut view);
+        let released = self.locations.entry(location).or_default();
+        released.entry(hazards.cluster).or_default().join(&Ticks { seen: view.seen, proxied: view.proxied });
+        for (cluster, ticks) in &view.others {
+            released.entry(*cluster).or_default().join(ticks);
+        }
+    }
+
+    /// A strong load or atomic of the selected lanes: acquires what was released there.
+    pub(crate) fn acquire(&self, hazards: &mut Hazards, warp: u32, location: u64, acquire: bool) {
+        let Some(released) = self.locations.get(&location) else { return };
+        let mut view = View { others: released.clone(), ..View::default() };
+        if let Some(own) = view.others.remove(&hazards.cluster) {
+            (view.seen, view.proxied) = (own.seen, own.proxied);
+        }
+        hazards.acquire(warp, acquire, &view);
+    }
+}
+
+/// Whether a read stands for an earlier one: the same lanes of the same warp.
+fn same_reader(events: &[GlobalEvent], earlier: Touch, now: Touch) -> bool {
+    let (x, e) = (&events[earlier.event as usize - 1], &events[now.event as usize - 1]);
+    (x.cluster, x.event.agent) == (e.cluster, e.event.agent) && earlier.lane == now.lane
+}
+
+/// Whether `x` is ordered before `e`; the error says if only the proxy fence is missing.
+fn ordered(
+    hazards: &Hazards,
+    class: &Class,
+    x: &GlobalEvent,
+    x_lane: u8,
+    e: &GlobalEvent,
+    e_lane: u8,
+    [x_writes, e_writes]: [bool; 2],
+) -> Result<(), bool> {
+    // Two strong accesses may meet; and a plain read may meet a strong write: `atomicCAS` loops begin with one.
+    let plain_write = x_writes && !x.event.strong || e_writes && !e.event.strong;
+    if x.event.strong && e.event.strong || (x.event.strong || e.event.strong) && !plain_write {
+        return Ok(());
+    }
+    let none = Ticks::default();
+    let ticks = |view: &View, which: fn(&Ticks) -> &Vec<u32>, own: fn(&View) -> &Vec<u32>| -> u32 {
+        if x.cluster == hazards.cluster {
+            get(own(view), x.event.agent)
+        } else {
+            get(which(view.others.get(&x.cluster).unwrap_or(&none)), x.event.agent)
+        }
+    };
+    let seen = |view: &View| ticks(view, |t| &t.seen, |v| &v.seen) >= x.event.tick;
+    let issuer = if e_lane == MANY { e.lane } else { e_lane };
+    let here = x.cluster == hazards.cluster;
+    if here && x.event.warp == e.event.warp && x_lane == issuer {
+        // Program order.
+    } else if here && x.event.agent == class.agent {
+        // Lanes that were in step: another lane's access since then is not ordered.
+        if e_lane != MANY && x.epoch == class.epoch && x.event.tick > class.returned {
+            return Err(false);
+        }
+    } else if here
+        && x.event.agent == Hazards::agent(e.event.warp, Unit::CpAsync)
+        && x.event.tick <= class.copied
+    {
+        // The lanes have waited for their own copies.
+    } else if !(seen(&class.now) || x.event.strong && seen(&class.observed)) {
+        return Err(false);
+    }
+    let fenced = ticks(&class.now, |t| &t.proxied, |v| &v.proxied) >= x.event.tick;
+    if x_writes && x.event.proxy == Proxy::Generic && e.event.proxy == Proxy::Async && !fenced {
+        return Err(true);
+    }
+    Ok(())
+}
+
+impl Hazards {
+    /// An access to global memory by the lanes that are in step with `lane`.
+    pub(crate) fn global_thread_event(
+        &mut self,
+        warp: u32,
+        lane: u8,
+        pc: u32,
+        strong: bool,
+        cta: u32,
+    ) -> GlobalEvent {
+        let agent = self.lane_agent(warp, lane);
+        let tick = self.class(warp, lane).tick;
+        let event = Event { agent, tick, proxy: Proxy::Generic, strong, warp, pc };
+        GlobalEvent { event, cluster: self.cluster, cta, lane, epoch: self.class(warp, lane).epoch }
+    }
+
+    /// An access to global memory by an asynchronous unit, issued by the running lane.
+    pub(crate) fn global_unit_event(&mut self, event: Event, cta: u32) -> GlobalEvent {
+        let _ = self.selected(event.warp).count();
+        let lane = self.lead;
+        GlobalEvent { event, cluster: self.cluster, cta, lane, epoch: self.class(event.warp, lane).epoch }
+    }
+
+    /// The writes of a bulk store with this tick.
+    pub(crate) fn bulk_write(event: Event) -> Event {
+        Event { agent: Self::agent(event.warp, Unit::BulkWrite), ..event }
+    }
+
+    /// The selected lanes come to a barrier of their block: what they observed through relaxed operations counts
+    /// as acquired, and what they released by a fence counts as released by whoever waits with them. A fence should
+    /// stand on the other side of the barrier too; almost nobody writes it.
+    pub(crate) fn named_barrier(&mut self, warp: u32, fenced: &mut View) {
+        self.fence_thread(warp, true, false);
+        self.selected(warp).for_each(|c| fenced.join(&c.released));
+    }
+
+    /// The selected lanes have passed a barrier behind lanes that released this by fences.
+    pub(crate) fn acquire_fenced(&mut self, warp: u32, fenced: &View) {
+        self.selected(warp).for_each(|c| c.released.join(fenced));
+    }
+}

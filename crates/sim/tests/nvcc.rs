@@ -1,0 +1,235 @@
+//! Kernels that nvcc compiled from the CUDA sources in `tests/ptx/nvcc`, for three generations of GPUs:
+//! each gives what a plain program computes, under every schedule.
+
+use oxigemm_sim::*;
+
+macro_rules! ptx {
+    ($name:literal) => {
+        [
+            include_str!(concat!("ptx/nvcc/", $name, ".sm_80.ptx")),
+            include_str!(concat!("ptx/nvcc/", $name, ".sm_90a.ptx")),
+            include_str!(concat!("ptx/nvcc/", $name, ".sm_100a.ptx")),
+        ]
+    };
+}
+
+/// With `-G`: debug sections, no inlining, local memory for every variable.
+const DEBUG: &str = include_str!("ptx/nvcc/reduce.debug.sm_90a.ptx");
+/// With `-lineinfo`: `.loc` with `inlined_at`.
+const LINES: &str = include_str!("ptx/nvcc/lanes.lineinfo.sm_90a.ptx");
+
+fn hash(x: u32) -> u32 {
+    let x = (x ^ x >> 16).wrapping_mul(0x7feb_352d);
+    let x = (x ^ x >> 15).wrapping_mul(0x846c_a68b);
+    x ^ x >> 16
+}
+
+fn floats(n: u32) -> Vec<f32> {
+    (0..n).map(|i| (hash(i) % 2001) as f32 / 256.0 - 1000.0 / 256.0).collect()
+}
+
+fn bytes<T: Copy, const N: usize>(values: &[T], to: fn(T) -> [u8; N]) -> Vec<u8> {
+    values.iter().flat_map(|v| to(*v)).collect()
+}
+
+fn u32s(b: &[u8]) -> Vec<u32> {
+    b.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect()
+}
+
+fn f32s(b: &[u8]) -> Vec<f32> {
+    u32s(b).into_iter().map(f32::from_bits).collect()
+}
+
+fn schedules() -> [Options; 4] {
+    let random = |seed| Options { policy: Policy::Random, seed, ..Options::default() };
+    [Options::default(), Options { policy: Policy::Lazy, ..Options::default() }, random(5), random(6)]
+}
+
+fn launch(entry: &str, grid: [u32; 2], block: u32, shared_bytes: u32, params: Vec<Param>) -> Launch {
+    let (grid, block) = ([grid[0], grid[1], 1], [block, 1, 1]);
+    Launch { entry: entry.into(), grid, cluster: None, block, shared_bytes, params }
+}
+
+fn run(machine: &mut Machine, module: &Module, launch: &Launch, options: &Options) {
+    machine
+        .run(module, launch, options)
+        .unwrap_or_else(|f| panic!("{} {}: {f}", module.target(), launch.entry));
+}
+
+#[test]
+fn a_sum_over_blocks() {
+    let x = floats(1000);
+    // Multiples of 1/256 below 2^12: exact in every order.
+    let want: f32 = x.iter().sum();
+    for text in ptx!("reduce").into_iter().chain([DEBUG]) {
+        let module = Module::parse(text).unwrap();
+        for options in schedules() {
+            let mut machine = Machine::new();
+            let input = machine.memory.allocate_with(&bytes(&x, f32::to_le_bytes));
+            let out = machine.memory.allocate_with(&[0; 4]);
+            let params = vec![Param::U64(input), Param::U64(out), Param::U32(1000)];
+            run(&mut machine, &module, &launch("block_sum", [3, 1], 256, 0, params), &options);
+            assert_eq!(f32s(machine.memory.read(out, 4).unwrap()), [want]);
+        }
+    }
+}
+
+#[test]
+fn a_softmax_in_dynamic_shared_memory() {
+    let (rows, n) = (5, 100);
+    let x = floats(rows * n);
+    for text in ptx!("reduce").into_iter().chain([DEBUG]) {
+        let module = Module::parse(text).unwrap();
+        for options in schedules() {
+            let mut machine = Machine::new();
+            let input = machine.memory.allocate_with(&bytes(&x, f32::to_le_bytes));
+            let out = machine.memory.allocate((rows * n * 4) as usize);
+            let params = vec![Param::U64(input), Param::U64(out), Param::U32(n)];
+            run(&mut machine, &module, &launch("softmax", [rows, 1], 32, n * 4, params), &options);
+            let got = f32s(machine.memory.read(out, (rows * n * 4) as usize).unwrap());
+            for (row, got) in x.chunks(n as usize).zip(got.chunks(n as usize)) {
+                let top = row.iter().copied().fold(f32::MIN, f32::max);
+                let sum: f64 = row.iter().map(|v| f64::from(v - top).exp()).sum();
+                for (v, g) in row.iter().zip(got) {
+                    let want = f64::from(v - top).exp() / sum;
+                    assert!((f64::from(*g) - want).abs() <= want * 2e-6, "{g} is not {want}");
+                }
+            }
+        }
+    }
+}
+
+/// bf16 inputs with exponents of one range, so that sums of a few dozen products are exact in f32 up to
+/// the rounding of the tensor core, which is below that of the output.
+#[test]
+fn a_product_with_mma_and_cp_async() {
+    let (m, n, k) = (100usize, 72, 80);
+    let codes = |offset: u32, n: usize| -> Vec<u16> {
+        (0..n as u32).map(|i| (hash(i + offset) & 0x8070 | 0x3f80) as u16).collect()
+    };
+    let (a, b) = (codes(0, m * k), codes(7777, n * k));
+    let value = |c: u16| f64::from(f32::from_bits(u32::from(c) << 16));
+    for text in ptx!("matmul") {
+        let module = Module::parse(text).unwrap();
+        for options in schedules() {
+            let mut machine = Machine::new();
+            let pa = machine.memory.allocate_with(&bytes(&a, u16::to_le_bytes));
+            let pb = machine.memory.allocate_with(&bytes(&b, u16::to_le_bytes));
+            let pc = machine.memory.allocate(m * n * 2);
+            let mut params = vec![Param::U64(pa), Param::U64(pb), Param::U64(pc)];
+            params.extend([m, n, k].map(|x| Param::U32(x as u32)));
+            run(&mut machine, &module, &launch("matmul", [2, 2], 128, 0, params), &options);
+            let got = machine.memory.read(pc, m * n * 2).unwrap();
+            for i in 0..m {
+                for j in 0..n {
+                    // Products are multiples of 2^-6: the sum is exact.
+                    let sum: f64 = (0..k).map(|x| value(a[i * k + x]) * value(b[j * k + x])).sum();
+                    let bits = (sum as f32).to_bits();
+                    let want = ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16;
+                    let at = (i * n + j) * 2;
+                    assert_eq!(u16::from_le_bytes([got[at], got[at + 1]]), want, "({i}, {j})");
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Mixed {
+    a: i32,
+    b: f32,
+    c: [i64; 2],
+}
+
+fn mix(p: Mixed, k: i32) -> Mixed {
+    let wide = i64::from(k);
+    Mixed { a: p.a.wrapping_mul(k), b: p.b / k as f32, c: [p.c[1] / (wide + 3), p.c[0] % (wide + 7)] }
+}
+
+fn choose(op: i32, x: i32) -> i32 {
+    let u = x as u32;
+    match op {
+        0 => x.wrapping_add(1),
+        1 => x.wrapping_mul(7),
+        2 => x ^ 0x55,
+        3 => (u.count_ones() + u.leading_zeros()) as i32,
+        4 => (u.reverse_bits() >> 20) as i32,
+        5 => (!u << 5 | u >> 27) as i32,
+        6 => x.wrapping_div(x | 1),
+        _ => x.wrapping_neg(),
+    }
+}
+
+/// `__brev` is unsigned, so its shift is logical; the rest follows the source line by line.
+fn calls(t: i32, seed: i32) -> (i32, i64, f64) {
+    let primes = [2, 3, 5, 7, 11, 13, 17, 19];
+    let stack: Vec<i32> = (0..16).map(|i| choose((t + i) % 9, seed + i * t)).collect();
+    let mut p = Mixed { a: t, b: 1.5 * t as f32, c: [i64::from(t) * 1_000_000_007, -i64::from(t)] };
+    p = mix(p, primes[t as usize % 8]);
+    if t & 1 == 1 {
+        p = mix(p, stack[t as usize % 16] & 15 | 1);
+    }
+    let out = stack[(seed + t) as usize % 16].wrapping_add(p.a).wrapping_add((p.b * 4.0) as i32);
+    let (x, mut s) = (1.0 + f64::from(t), 0f64);
+    for i in 1..=t % 5 + 1 {
+        s = s.mul_add(x, 1.0 / f64::from(i)) + x.sqrt();
+    }
+    (out, p.c[0] - p.c[1], s)
+}
+
+#[test]
+fn calls_structures_tables_and_local_arrays() {
+    for text in ptx!("calls") {
+        let module = Module::parse(text).unwrap();
+        for options in schedules() {
+            let mut machine = Machine::new();
+            let out = machine.memory.allocate(256);
+            let (wide, real) = (machine.memory.allocate(512), machine.memory.allocate(512));
+            let params = vec![Param::U64(out), Param::U64(wide), Param::U64(real), Param::U32(12345)];
+            run(&mut machine, &module, &launch("calls", [2, 1], 32, 0, params), &options);
+            let read = |m: &mut Machine, a, n| m.memory.read(a, n).unwrap().to_vec();
+            let ints = u32s(&read(&mut machine, out, 256));
+            let words = |b: Vec<u8>| -> Vec<u64> {
+                b.chunks_exact(8).map(|c| u64::from_le_bytes(c.try_into().unwrap())).collect()
+            };
+            let (wide, real) = (words(read(&mut machine, wide, 512)), words(read(&mut machine, real, 512)));
+            for t in 0..64 {
+                let want = calls(t as i32, 12345);
+                assert_eq!(ints[t] as i32, want.0, "{} thread {t}", module.target());
+                assert_eq!(wide[t] as i64, want.1, "{} thread {t}", module.target());
+                assert_eq!(f64::from_bits(real[t]), want.2, "{} thread {t}", module.target());
+            }
+            // Threads 0, 3, ..., 63 add 2 through a pointer that the module initializes.
+            let counter = module.symbol("counter").unwrap();
+            assert_eq!(machine.memory.read(counter, 4).unwrap(), (5u32 + 2 * 22).to_le_bytes());
+        }
+    }
+}
+
+/// The memory that atomics leave behind; and every generation gives the same words for every thread.
+#[test]
+fn votes_atomics_and_small_floats() {
+    let x: Vec<u32> = (0..64).map(|i| hash(i) % 1000).collect();
+    let mut results: Vec<Vec<u32>> = Vec::new();
+    for text in ptx!("lanes").into_iter().chain([LINES]) {
+        let module = Module::parse(text).unwrap();
+        for options in schedules() {
+            let mut machine = Machine::new();
+            let input = machine.memory.allocate_with(&bytes(&x, u32::to_le_bytes));
+            let out = machine.memory.allocate(256);
+            let cells = machine.memory.allocate_with(&[0; 32]);
+            let sums = machine.memory.allocate_with(&[0; 4]);
+            let params = [input, out, cells, sums].map(Param::U64).to_vec();
+            run(&mut machine, &module, &launch("lanes", [1, 1], 64, 0, params), &options);
+            let left = u32s(machine.memory.read(cells, 32).unwrap());
+            let xor = x.iter().fold(0, |a, b| a ^ b);
+            // Inc wraps at 10: 64 steps end at 64 mod 11. 64 halves of 1 and 2, 64 bf16 of 1 and -1.
+            assert_eq!(left[..5], [9, 77, 64 % 11, -63i32 as u32, xor]);
+            assert_eq!(left[5], 0x5800_5400);
+            assert_eq!(left[6], 0xc280_4280);
+            assert_eq!(f32s(machine.memory.read(sums, 4).unwrap()), [32.0]);
+            results.push(u32s(machine.memory.read(out, 256).unwrap()));
+        }
+    }
+    assert!(results.windows(2).all(|w| w[0] == w[1]), "the generations differ");
+}
