@@ -6,7 +6,7 @@ use crate::alu;
 use crate::ast::Operand;
 use crate::cvt::Cvt;
 use crate::float::Mode;
-use crate::isa::{AtomOp, Combine, Op, Reg, Shuffle, Src, Vote};
+use crate::isa::{AtomOp, Combine, Lop3, Op, Reg, Shuffle, Src, Vote};
 use crate::minifloat::Round;
 use crate::types::Ty;
 
@@ -364,7 +364,7 @@ impl Decoder<'_, '_> {
         let src =
             [self.src(1, Ty::B32)?, self.src(2, Ty::B32)?, self.src(3, Ty::B32)?, self.src(4, Ty::U32)?];
         let how = if self.has("or") { Combine::Or } else { Combine::And };
-        Ok(Op::Lop3 { dst, p, src, combine: (how, self.src(5, Ty::Pred)?) })
+        Ok(Op::Lop3(Box::new(Lop3 { dst, p, src, combine: (how, self.src(5, Ty::Pred)?) })))
     }
 
     fn lop3(&mut self) -> Result<Op> {
