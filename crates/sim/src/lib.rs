@@ -101,6 +101,7 @@ mod error;
 mod exec;
 mod exit;
 mod float;
+mod float64;
 mod hazard;
 mod integer_core;
 mod isa;
