@@ -1,5 +1,6 @@
 //! Kernels that nvcc compiled from the CUDA sources in `tests/ptx/nvcc`, for three generations of GPUs:
-//! each gives what a plain program computes, under every schedule.
+//! each gives what a plain program computes, under every schedule. The texts are those of CUDA 13.0, `nvcc -ptx
+//! -arch=compute_90a` and so on, with the paths of files shortened.
 
 use oxigemm_sim::*;
 
