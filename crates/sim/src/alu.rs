@@ -3,7 +3,8 @@
 //! A register holds its value zero-extended in a `u64`. A function takes and gives such values, so that
 //! the executor needs no knowledge of types. Floating point is in [`crate::float`].
 
-use crate::float::{Mode, f32_of, f64_of, float32, float32x2, float64, ftz, half_op};
+use crate::float::{Mode, f32_of, f64_of, float32, float32x2, ftz, half_op};
+use crate::float64::float64;
 use crate::isa::{AluFn, CmpFn};
 use crate::minifloat::{BF16, F16};
 use crate::simd;

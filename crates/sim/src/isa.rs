@@ -168,6 +168,15 @@ pub(crate) struct Mma {
     pub(crate) c: Box<[Src]>,
 }
 
+/// `lop3` with a predicate.
+#[derive(Clone, Debug)]
+pub(crate) struct Lop3 {
+    pub(crate) dst: Option<Reg>,
+    pub(crate) p: Option<Reg>,
+    pub(crate) src: [Src; 4],
+    pub(crate) combine: (Combine, Src),
+}
+
 /// A tensor copy through a tensor map.
 #[derive(Clone, Debug)]
 pub(crate) struct TensorCopy {
@@ -277,13 +286,7 @@ pub(crate) enum Op {
         /// Compares two halves, each with a result of 16 bits.
         packed: bool,
     },
-    /// `lop3` with a predicate.
-    Lop3 {
-        dst: Option<Reg>,
-        p: Option<Reg>,
-        src: [Src; 4],
-        combine: (Combine, Src),
-    },
+    Lop3(Box<Lop3>),
     /// Copies of whole registers: `mov.b128`.
     Move {
         pairs: Box<[(Reg, Src)]>,

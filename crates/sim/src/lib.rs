@@ -104,6 +104,7 @@ mod exec;
 mod exit;
 mod explain;
 mod float;
+mod float64;
 mod hazard;
 mod integer_core;
 mod isa;

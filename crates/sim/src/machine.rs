@@ -15,6 +15,8 @@ pub const MAX_SHARED_BYTES: u32 = 232_448;
 /// Most CTAs of a cluster (the non-portable limit).
 pub const MAX_CLUSTER: u32 = 16;
 const MAX_THREADS: u32 = 1024;
+/// Most CTAs of a grid: a limit of the simulator, far beyond what it finishes in a day.
+const MAX_CTAS: u64 = 1 << 24;
 /// Most instructions of a module's entries together, each with the functions that it calls.
 const MAX_INSTRUCTIONS: usize = 1 << 22;
 /// Room for the variables of one module.
@@ -301,6 +303,12 @@ fn geometry(kernel: &Kernel, launch: &Launch) -> Result<Geometry, Fault> {
         || launch.grid[2] > 65535
     {
         return refuse(format!("the grid {:?} is empty or too large", launch.grid));
+    }
+    if product(launch.grid) > MAX_CTAS {
+        return refuse(format!(
+            "the grid {:?} has more CTAs than the simulator runs, {MAX_CTAS}",
+            launch.grid
+        ));
     }
     let threads = product(launch.block);
     if threads == 0 || threads > u64::from(MAX_THREADS) || launch.block[2] > 64 {

@@ -68,7 +68,7 @@ pub(crate) fn uses(op: &Op, guard: Option<(Reg, bool)>) -> Uses {
             l.src(*a).src(*b).maybe(combine.map(|c| c.1)).maybe_dst(*p).maybe_dst(*q)
         }
         Op::Set { dst, a, b, combine, .. } => l.src(*a).src(*b).maybe(combine.map(|c| c.1)).dst(*dst),
-        Op::Lop3 { dst, p, src, combine } => l.srcs(src).src(combine.1).maybe_dst(*dst).maybe_dst(*p),
+        Op::Lop3(x) => l.srcs(&x.src).src(x.combine.1).maybe_dst(x.dst).maybe_dst(x.p),
         Op::Move { pairs } => {
             for (d, s) in pairs {
                 l.src(*s).dst(*d);

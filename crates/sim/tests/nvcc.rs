@@ -1,5 +1,6 @@
 //! Kernels that nvcc compiled from the CUDA sources in `tests/ptx/nvcc`, for three generations of GPUs:
-//! each gives what a plain program computes, under every schedule.
+//! each gives what a plain program computes, under every schedule. The texts are those of CUDA 13.0, `nvcc -ptx
+//! -arch=compute_90a` and so on, with the paths of files shortened.
 
 use oxigemm_sim::*;
 
@@ -232,4 +233,24 @@ fn votes_atomics_and_small_floats() {
         }
     }
     assert!(results.windows(2).all(|w| w[0] == w[1]), "the generations differ");
+}
+
+/// `-lineinfo` gives every fault its place in the CUDA source.
+#[test]
+fn faults_point_at_the_cuda_source() {
+    let module = Module::parse(LINES).unwrap();
+    let mut machine = Machine::new();
+    let input = machine.memory.allocate_with(&[0; 128]);
+    let params = [input; 4].map(Param::U64).to_vec();
+    let fault =
+        machine.run(&module, &launch("lanes", [1, 1], 64, 0, params), &Options::default()).unwrap_err();
+    let at = fault.at.clone().expect("a fault has a place");
+    let line = LINES.lines().nth(at.line as usize - 1).unwrap();
+    assert_eq!(fault.kind, FaultKind::OutOfBounds, "{fault}");
+    assert!(line.contains("ld.global"), "{line}");
+    // `v = x[t]` of the second line of the body.
+    let source = include_str!("ptx/nvcc/lanes.cu");
+    let (file, number) = at.source.expect("the text has line information");
+    assert_eq!(file, "lanes.cu");
+    assert!(source.lines().nth(number as usize - 1).unwrap().contains("v = x[t]"), "line {number}");
 }

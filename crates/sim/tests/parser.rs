@@ -274,6 +274,7 @@ fn launches_beyond_the_limits_are_refused() {
         Launch { grid: [0, 1, 1], ..good.clone() },
         Launch { grid: [1, 70000, 1], ..good.clone() },
         Launch { grid: [u32::MAX; 3], ..good.clone() },
+        Launch { grid: [1 << 30, 1, 1], ..good.clone() },
         Launch { block: [u32::MAX; 3], ..good.clone() },
         Launch { cluster: Some([u32::MAX; 3]), ..good.clone() },
         Launch { cluster: Some([0, 1, 1]), ..good.clone() },

@@ -1,12 +1,12 @@
-//! Arithmetic, predicates, control flow and the instructions of one warp.
+//! Arithmetic, conversions and predicates.
 
+use super::Result;
 use super::operand::Decoder;
-use super::{CallValue, FormalSlot, Result, Symbol, copy};
 use crate::alu;
 use crate::ast::Operand;
 use crate::cvt::Cvt;
 use crate::float::Mode;
-use crate::isa::{AtomOp, Combine, Op, Reg, Shuffle, Src, Vote};
+use crate::isa::{Combine, Lop3, Op, Reg, Src};
 use crate::minifloat::Round;
 use crate::types::Ty;
 
@@ -20,7 +20,7 @@ fn known_modifier(m: &str) -> bool {
 }
 
 impl Decoder<'_, '_> {
-    fn mode(&self) -> Mode {
+    pub(super) fn mode(&self) -> Mode {
         let round = if self.has("rz") || self.has("rzi") {
             Round::Zero
         } else if self.has("rm") || self.has("rmi") {
@@ -289,7 +289,7 @@ impl Decoder<'_, '_> {
         Ok(Op::Setp { cmp, a, b, combine, p, q, packed })
     }
 
-    fn predicate(&mut self, o: &Operand) -> Result<Option<Reg>> {
+    pub(super) fn predicate(&mut self, o: &Operand) -> Result<Option<Reg>> {
         match o {
             Operand::Sink => Ok(None),
             o => match self.register_and_type(o)? {
@@ -364,7 +364,7 @@ impl Decoder<'_, '_> {
         let src =
             [self.src(1, Ty::B32)?, self.src(2, Ty::B32)?, self.src(3, Ty::B32)?, self.src(4, Ty::U32)?];
         let how = if self.has("or") { Combine::Or } else { Combine::And };
-        Ok(Op::Lop3 { dst, p, src, combine: (how, self.src(5, Ty::Pred)?) })
+        Ok(Op::Lop3(Box::new(Lop3 { dst, p, src, combine: (how, self.src(5, Ty::Pred)?) })))
     }
 
     fn lop3(&mut self) -> Result<Op> {
@@ -456,182 +456,5 @@ impl Decoder<'_, '_> {
         let c = if inst.opcode[0].starts_with("mad") { self.src(3, ty)? } else { ZERO };
         let writes = self.has("cc");
         Ok(Op::Carry { f, dst, a: self.src(1, ty)?, b: self.src(2, ty)?, c, writes })
-    }
-
-    fn target(&self, o: &Operand) -> Result<u32> {
-        let Operand::Name(name) = o else { return self.error("expected a label") };
-        match self.linker.label(name) {
-            Some(pc) => Ok(pc),
-            None => self.error(format!("label `{name}` is not defined")),
-        }
-    }
-
-    fn branch(&mut self) -> Result<Op> {
-        if self.inst.opcode[0] == "brx" {
-            let index = self.src(0, Ty::U32)?;
-            let Operand::Name(table) = self.operand(1)? else { return self.error("expected a branch table") };
-            let Some(targets) = self.linker.table(&table) else {
-                return self.error(format!("`{table}` is not a list of branch targets"));
-            };
-            let targets =
-                targets.into_iter().map(|t| self.target(&Operand::Name(t))).collect::<Result<Box<[_]>>>()?;
-            return Ok(Op::BranchIndexed { index, targets });
-        }
-        let target = self.target(&self.operand(0)?)?;
-        Ok(Op::Branch { target })
-    }
-
-    fn call_value(&mut self, o: &Operand) -> Result<CallValue> {
-        if let Operand::Name(name) = o
-            && let Some(Symbol::CallParam(at, len)) = self.linker.resolve(name)
-        {
-            return Ok(CallValue::Bytes(at, len));
-        }
-        self.source(o, Ty::B64).map(CallValue::Source)
-    }
-
-    fn call(&mut self) -> Result<Op> {
-        let operands = self.inst.operands.clone();
-        let Some(at) = operands.iter().position(|o| matches!(o, Operand::Name(_))) else {
-            return self.unsupported();
-        };
-        let Operand::Name(name) = &operands[at] else { return self.unsupported() };
-        if super::RUNTIME.contains(&name.as_str()) {
-            return Ok(if name == "vprintf" { Op::Nop } else { Op::Trap });
-        }
-        let Some(signature) = self.linker.signatures.get(name).cloned() else { return self.unsupported() };
-        let list = |o: Option<&Operand>| match o {
-            Some(Operand::List(v)) => v.clone(),
-            _ => Vec::new(),
-        };
-        let returned = if at == 1 { list(operands.first()) } else { Vec::new() };
-        let passed = list(operands.get(at + 1));
-        if returned.len() != signature.returns.len() || passed.len() != signature.params.len() {
-            return self.error(format!("the arguments do not fit the declaration of `{name}`"));
-        }
-        let mut args = Vec::new();
-        for (o, slot) in passed.iter().zip(&signature.params) {
-            let value = self.call_value(o)?;
-            match copy(value, *slot) {
-                Some(c) => args.push(c),
-                None => return self.error(format!("an argument does not fit the declaration of `{name}`")),
-            }
-        }
-        let mut ret = Vec::new();
-        for (o, slot) in returned.iter().zip(&signature.returns) {
-            let value = self.call_value(o)?;
-            let back = match (*slot, value) {
-                (FormalSlot::Bytes { at, len }, CallValue::Bytes(to, to_len)) => {
-                    copy(CallValue::Bytes(at, len), FormalSlot::Bytes { at: to, len: to_len })
-                }
-                (FormalSlot::Register(r), CallValue::Source(Src::Reg(to))) => {
-                    copy(CallValue::Source(Src::Reg(r)), FormalSlot::Register(to))
-                }
-                _ => None,
-            };
-            match back {
-                Some(c) => ret.push(c),
-                None => {
-                    return self.error(format!("a return value does not fit the declaration of `{name}`"));
-                }
-            }
-        }
-        Ok(Op::Call { target: signature.start, args: args.into(), ret: ret.into() })
-    }
-
-    // ---------------------------------------------------------------- within a warp
-
-    fn shfl(&mut self) -> Result<Op> {
-        let mode = match () {
-            () if self.has("up") => Shuffle::Up,
-            () if self.has("down") => Shuffle::Down,
-            () if self.has("bfly") => Shuffle::Bfly,
-            () if self.has("idx") => Shuffle::Idx,
-            () => return self.unsupported(),
-        };
-        let (dst, p) = match self.operand(0)? {
-            Operand::Pair(d, p) => (self.register_of(&d)?, Some(self.register_of(&p)?)),
-            o => (self.register_of(&o)?, None),
-        };
-        let mask = if self.has("sync") { Some(self.src(4, Ty::B32)?) } else { None };
-        Ok(Op::Shfl {
-            mode,
-            dst,
-            p,
-            a: self.src(1, Ty::B32)?,
-            b: self.src(2, Ty::B32)?,
-            c: self.src(3, Ty::B32)?,
-            mask,
-        })
-    }
-
-    fn vote(&mut self) -> Result<Op> {
-        let kind = match () {
-            () if self.has("all") => Vote::All,
-            () if self.has("any") => Vote::Any,
-            () if self.has("uni") => Vote::Uni,
-            () if self.has("ballot") => Vote::Ballot,
-            () => return self.unsupported(),
-        };
-        let mask = if self.has("sync") { Some(self.src(2, Ty::B32)?) } else { None };
-        Ok(Op::Vote { kind, dst: self.dst(0)?, src: self.src(1, Ty::Pred)?, mask })
-    }
-
-    fn match_op(&mut self) -> Result<Op> {
-        let (dst, p) = match self.operand(0)? {
-            Operand::Pair(d, p) => (self.register_of(&d)?, self.predicate(&p)?),
-            o => (self.register_of(&o)?, None),
-        };
-        let ty = self.ty()?;
-        Ok(Op::Match { all: self.has("all"), dst, p, a: self.src(1, ty)?, mask: self.src(2, Ty::B32)? })
-    }
-
-    fn redux(&mut self) -> Result<Op> {
-        let ty = self.ty()?;
-        if ty.bits() != 32 {
-            return self.unsupported();
-        }
-        let Some(op) = self.atomic_op() else { return self.unsupported() };
-        let float = match (ty, op) {
-            (Ty::F32, AtomOp::Min | AtomOp::Max) => {
-                let name = if op == AtomOp::Min { "min" } else { "max" };
-                crate::float::float32(name, self.mode()).map(|f| (f, self.has("abs")))
-            }
-            (Ty::F32, _) => return self.unsupported(),
-            _ => None,
-        };
-        Ok(Op::Redux { op, ty, float, dst: self.dst(0)?, a: self.src(1, ty)?, mask: self.src(2, Ty::B32)? })
-    }
-
-    pub(super) fn atomic_op(&self) -> Option<AtomOp> {
-        self.inst.opcode.iter().skip(1).find_map(|m| {
-            Some(match m.as_str() {
-                "add" => AtomOp::Add,
-                "and" => AtomOp::And,
-                "or" => AtomOp::Or,
-                "xor" => AtomOp::Xor,
-                "min" => AtomOp::Min,
-                "max" => AtomOp::Max,
-                "inc" => AtomOp::Inc,
-                "dec" => AtomOp::Dec,
-                "exch" => AtomOp::Exch,
-                "cas" => AtomOp::Cas,
-                _ => return None,
-            })
-        })
-    }
-
-    fn elect(&mut self) -> Result<Op> {
-        let Operand::Pair(d, p) = self.operand(0)? else { return self.error("expected `d|p`") };
-        let dst = if *d == Operand::Sink { None } else { Some(self.register_of(&d)?) };
-        Ok(Op::Elect { dst, p: self.register_of(&p)?, mask: self.src(1, Ty::B32)? })
-    }
-
-    fn setmaxnreg(&mut self) -> Result<Op> {
-        let count = self.constant(0)?;
-        if !(24..=256).contains(&count) || count % 8 != 0 {
-            return self.error("the register count is a multiple of 8 from 24 to 256");
-        }
-        Ok(Op::SetMaxReg)
     }
 }

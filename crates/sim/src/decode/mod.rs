@@ -7,6 +7,8 @@
 
 mod arith;
 mod async_ops;
+mod control;
+mod lanes;
 mod memory;
 mod operand;
 mod tensor;

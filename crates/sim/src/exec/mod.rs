@@ -320,37 +320,6 @@ fn execute(
             }
             Ok(Next::Step)
         }
-        Op::Set { cmp, dst, a, b, one, combine, packed } => {
-            for l in lanes(active) {
-                let (a, b) = (warp.value(*a, l), warp.value(*b, l));
-                let with = |r: bool| combine.map_or(r, |(how, c)| how.apply(r, warp.value(c, l) & 1 == 1));
-                let half = |shift: u32| if with(cmp(a >> shift, b >> shift)) { *one } else { 0 };
-                let v = if *packed { half(0) | half(16) << 16 } else { half(0) };
-                warp.set(*dst, l, v);
-            }
-            Ok(Next::Step)
-        }
-        Op::Lop3 { dst, p, src, combine } => {
-            for l in lanes(active) {
-                let [a, b, c, table] = src.map(|s| warp.value(s, l));
-                let v = crate::alu::lop3(a, b, c, table);
-                let set = combine.0.apply(v != 0, warp.value(combine.1, l) & 1 == 1);
-                if let Some(d) = dst {
-                    warp.set(*d, l, v);
-                }
-                if let Some(p) = p {
-                    warp.set(*p, l, u64::from(set));
-                }
-            }
-            Ok(Next::Step)
-        }
-        Op::Move { pairs } => {
-            for l in lanes(active) {
-                let values: Vec<u64> = pairs.iter().map(|(_, s)| warp.value(*s, l)).collect();
-                pairs.iter().zip(values).for_each(|((d, _), v)| warp.set(*d, l, v));
-            }
-            Ok(Next::Step)
-        }
         Op::Pack { dst, parts, bits } => {
             for l in lanes(active) {
                 let low = crate::types::low_mask(*bits);
@@ -416,7 +385,42 @@ fn execute(
     }
 }
 
-/// Everything that reaches beyond the registers.
+/// Functions of registers that are rare enough to stand aside of the others.
+fn rare(warp: &mut Warp, op: &Op, active: u32) {
+    match op {
+        Op::Set { cmp, dst, a, b, one, combine, packed } => {
+            for l in lanes(active) {
+                let (a, b) = (warp.value(*a, l), warp.value(*b, l));
+                let with = |r: bool| combine.map_or(r, |(how, c)| how.apply(r, warp.value(c, l) & 1 == 1));
+                let half = |shift: u32| if with(cmp(a >> shift, b >> shift)) { *one } else { 0 };
+                let v = if *packed { half(0) | half(16) << 16 } else { half(0) };
+                warp.set(*dst, l, v);
+            }
+        }
+        Op::Lop3(x) => {
+            for l in lanes(active) {
+                let [a, b, c, table] = x.src.map(|s| warp.value(s, l));
+                let v = crate::alu::lop3(a, b, c, table);
+                let set = x.combine.0.apply(v != 0, warp.value(x.combine.1, l) & 1 == 1);
+                if let Some(d) = x.dst {
+                    warp.set(d, l, v);
+                }
+                if let Some(p) = x.p {
+                    warp.set(p, l, u64::from(set));
+                }
+            }
+        }
+        Op::Move { pairs } => {
+            for l in lanes(active) {
+                let values: Vec<u64> = pairs.iter().map(|(_, s)| warp.value(*s, l)).collect();
+                pairs.iter().zip(values).for_each(|((d, _), v)| warp.set(*d, l, v));
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Everything that reaches beyond the registers, and what is rare.
 fn other(
     warp: &mut Warp,
     g: usize,
@@ -428,6 +432,10 @@ fn other(
 ) -> Result<Next, Fault> {
     match op {
         Op::Load { .. } | Op::Store { .. } => loads::access(warp, cx, op, pc, active),
+        Op::Set { .. } | Op::Lop3(_) | Op::Move { .. } => {
+            rare(warp, op, active);
+            Ok(Next::Step)
+        }
         Op::Atom { .. } => atomics::atom(warp, cx, op, pc, active),
         Op::AtomWide { .. } => atomics::wide(warp, cx, op, pc, active),
         Op::AtomVector { .. } => atomics::vector(warp, cx, op, pc, active),
