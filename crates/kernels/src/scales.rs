@@ -210,9 +210,10 @@ impl<'k> ScaleCopier<'k> {
         self.cursor.advance();
     }
 
-    /// Waits until all that was copied has landed.
+    /// Waits until all that was copied has landed, and brings the warp together.
     pub fn finish(&self) {
         self.ring.k.copies_wait();
+        self.ring.k.sync_warp();
     }
 
     fn copy_rows(&self, params: &Params<'k>, to: Shared<'k>, m: U32<'k>, (block, end): (U32<'k>, U32<'k>)) {
