@@ -15,13 +15,13 @@ use oxigemm_ptx::{F32, Kernel, Pred, Shared, U32, Var};
 /// row, so the fewer groups the better. Groups start at multiples of it; a tile may start inside one.
 pub(crate) const GROUP: u32 = 8;
 /// Blocks of K whose scales a thread loads at once.
-pub(crate) const VECTOR: u32 = GROUP / 2;
+pub(crate) const VECTOR: u32 = 4;
 /// Groups in flight.
 const SLOTS: u32 = 2;
 
 /// Blocks of K whose scales one load brings: a whole group, or half of one where K has no more.
 pub(crate) const fn loaded_blocks(k_blocks: u32) -> u32 {
-    if k_blocks <= VECTOR { VECTOR } else { GROUP }
+    if k_blocks <= GROUP / 2 { GROUP / 2 } else { GROUP }
 }
 
 /// The scales of a tile, as far as they are compiled in.
@@ -95,7 +95,7 @@ impl<'k> ScaleRing<'k> {
             pipe: Pipeline::new(k, barriers, SLOTS, SLOTS),
             layout: params.sfa_layout,
             by_engine: [params.sfa_layout.ne(ScaleLayout::Copied as u32), one_row],
-            loaded: params.k_blocks.le(VECTOR).select(VECTOR, GROUP),
+            loaded: params.k_blocks.le(GROUP / 2).select(GROUP / 2, GROUP),
         }
     }
 
