@@ -172,8 +172,13 @@ fn wide(tile: &Tile, [cluster_m, cluster_n]: [u32; 2], stages: u32, shape: Shape
     // What a block of a cluster receives by multicast is read from the L2 cache once.
     let (m, n) = (f64::from(tile.m) / f64::from(cluster_n), f64::from(tile.n) / f64::from(cluster_m));
     let read = (m + n) * f64::from(BLOCK_K);
-    // Three warpgroups share out their registers, and higher tiles wait for more scales.
-    let rows = if tile.m == 64 { 0.5 } else { 0.8 };
+    // Three warpgroups share out their registers, and wait for scales. Low and broad tiles overlap some of it with
+    // the tile before.
+    let begin = match (tile.m, tile.n) {
+        (64, 256) if rounds > 1.0 => 0.5,
+        (64, _) => 1.0,
+        _ => 0.8,
+    };
     let meetings = if cluster_m * cluster_n > 1 { 1.2 } else { 1.0 };
     Cost {
         tensor: steps * tile.step_ops() / (speed.tensor * efficiency(tile)),
@@ -182,7 +187,7 @@ fn wide(tile: &Tile, [cluster_m, cluster_n]: [u32; 2], stages: u32, shape: Shape
         feed: steps * tile.step_bytes() / speed.feed,
         // A warpgroup of the highest tiles writes two parts, one after the other.
         output: rounds * tile.output_bytes() / speed.output * if tile.m == 256 { 1.3 } else { 1.0 },
-        start: speed.launch + speed.latency + f64::from(stages) * 0.02 + speed.meeting * meetings + rows,
+        start: speed.launch + speed.latency + f64::from(stages) * 0.02 + speed.meeting * meetings + begin,
         us: 0.0,
     }
     .add_up(4)
@@ -224,7 +229,7 @@ fn slim(
     let partial = f64::from(tile.m.min(shape.m)) * f64::from(tile.n) * 4.0;
     let exchange = match split {
         // Without operands swapped, a block waits for the copy engine to have stored its tile.
-        1 if tile.m >= 64 => 1.0 + most * 0.15,
+        1 if tile.m >= 64 => 1.15 + (most - 1.0) * 0.32,
         1 => 0.3,
         _ => speed.meeting + f64::from(split) * 0.06 + most * partial / speed.exchange,
     };
