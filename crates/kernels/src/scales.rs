@@ -210,10 +210,9 @@ impl<'k> ScaleCopier<'k> {
         self.cursor.advance();
     }
 
-    /// Waits until all that was copied has landed, and brings the warp together.
+    /// Waits until all that was copied has landed.
     pub fn finish(&self) {
         self.ring.k.copies_wait();
-        self.ring.k.sync_warp();
     }
 
     fn copy_rows(&self, params: &Params<'k>, to: Shared<'k>, m: U32<'k>, (block, end): (U32<'k>, U32<'k>)) {

@@ -39,6 +39,8 @@ pub(crate) struct Cta {
     pub(crate) mbars: BTreeMap<u32, Mbar>,
     pub(crate) live_warps: u32,
     pub(crate) live_threads: u32,
+    /// Registers that a thread has at first, and those that warps have given back.
+    pub(crate) registers: (u32, u32),
     pub(crate) exited: bool,
     /// Warp and instruction of the last exit.
     pub(crate) left: (u32, u32),

@@ -568,7 +568,10 @@ pub(crate) enum Op {
         dst: Reg,
         src: Src,
     },
-    SetMaxReg,
+    /// Registers of a thread from now on.
+    SetMaxReg {
+        count: u32,
+    },
     GridDependency,
 }
 

@@ -185,7 +185,7 @@ pub(crate) fn uses(op: &Op, guard: Option<(Reg, bool)>) -> Uses {
         | Op::WgmmaFence
         | Op::WgmmaCommit
         | Op::WgmmaWait { .. }
-        | Op::SetMaxReg
+        | Op::SetMaxReg { .. }
         | Op::GridDependency => &mut l,
     };
     l.reads.sort_unstable();

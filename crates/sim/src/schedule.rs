@@ -169,6 +169,7 @@ impl Grid<'_> {
                 mbars: Default::default(),
                 live_warps: warps_per_cta,
                 live_threads: threads,
+                registers: (registers_at_first(threads), 0),
                 exited: false,
                 left: (0, 0),
             });
@@ -357,6 +358,12 @@ impl Grid<'_> {
     }
 }
 
+/// The most registers that a thread of so many can start with: all of a multiprocessor's, shared out in eights.
+fn registers_at_first(threads: u32) -> u32 {
+    const MOST: u32 = 248;
+    (65_536 / threads.next_multiple_of(32).max(32) / 8 * 8).min(MOST)
+}
+
 /// What a turn ended for, in a few words.
 fn waits_for(wait: Option<&Wait>, cx: &Cx<'_>) -> String {
     match wait {
@@ -371,6 +378,7 @@ fn waits_for(wait: Option<&Wait>, cx: &Cx<'_>) -> String {
         }
         Some(Wait::Wgmma(_)) => "the tensor core".into(),
         Some(Wait::Copies(..)) => "copies".into(),
+        Some(Wait::Registers(need)) => format!("{need} registers"),
     }
 }
 
@@ -431,6 +439,10 @@ fn describe(warp: &Warp, wait: Option<&Wait>, timed_out: bool, cx: &Cx<'_>, why:
             format!("waits for {n} wgmma groups, which need all four warps of the warpgroup")
         }
         Some(Wait::Copies(ids, _)) => format!("waits for {} copies", ids.len()),
+        Some(Wait::Registers(need)) => {
+            let free = cx.cluster.ctas[warp.env.rank as usize].registers.1;
+            format!("waits for {need} registers: {free} have been given back")
+        }
     }
 }
 

@@ -31,6 +31,8 @@ pub(crate) enum Wait {
     Wgmma(u32),
     /// These asynchronous copies to be complete (or, with `true`, to have read their source).
     Copies(Vec<u64>, bool),
+    /// This many registers to be given back.
+    Registers(u32),
 }
 
 /// One phase that a lane waits for.
@@ -161,6 +163,8 @@ pub(crate) struct Warp {
     pub(crate) bar_red: Option<u64>,
     /// Cluster barrier phases that each lane has arrived in.
     pub(crate) cluster_arrivals: Vec<u32>,
+    /// Registers of a thread; none until `setmaxnreg` names a number.
+    pub(crate) registers: Option<u32>,
 }
 
 impl Warp {
@@ -181,6 +185,7 @@ impl Warp {
                 ..WgmmaState::default()
             },
             cluster_arrivals: vec![0; LANES],
+            registers: None,
             ..Warp::default()
         }
     }

@@ -265,6 +265,20 @@ fn deadlocks_say_what_everyone_waits_for() {
     assert!(f.notes.iter().any(|n| n.contains("cluster barrier") || n.contains("polls")), "{f}");
 }
 
+#[test]
+fn registers_that_nobody_gives_back() {
+    // 384 threads start with 168 each: 40 for one warpgroup leave 232 for the two others, 48 do not.
+    let kernel = |rest: u32| {
+        format!(
+            "setp.ge.u32 p1, t, 256; @p1 bra P; setmaxnreg.inc.sync.aligned.u32 232; bra E; \
+            P: setmaxnreg.dec.sync.aligned.u32 {rest}; E:"
+        )
+    };
+    correct(&kernel(40), 384, 1);
+    let f = broken(&kernel(48), 384, 1, FaultKind::Deadlock);
+    assert!(f.notes.iter().any(|n| n.contains("waits for 2048 registers: 1024 have been given back")), "{f}");
+}
+
 /// Source lines of both sides, in order.
 fn lines(f: &Fault) -> [u32; 2] {
     let line = |p: &Option<Box<Place>>| p.as_ref().and_then(|p| p.source.as_ref()).map_or(0, |s| s.1);

@@ -98,6 +98,6 @@ impl Decoder<'_, '_> {
         if !(24..=256).contains(&count) || count % 8 != 0 {
             return self.error("the register count is a multiple of 8 from 24 to 256");
         }
-        Ok(Op::SetMaxReg)
+        Ok(Op::SetMaxReg { count: count as u32 })
     }
 }

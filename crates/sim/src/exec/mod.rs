@@ -12,7 +12,7 @@ mod whole_warp;
 use crate::context::Cx;
 use crate::error::{Fault, FaultKind};
 use crate::isa::{Fence, Op};
-use crate::warp::{Group, Wait, Warp, lanes};
+use crate::warp::{Group, LANES, Wait, Warp, lanes};
 
 use whole_warp::{aligned, converge, in_step};
 
@@ -129,6 +129,7 @@ pub(crate) fn ready(warp: &Warp, group: &Group, wait: &Wait, cx: &Cx<'_>) -> boo
         Wait::Mbar(list) => list.iter().any(|w| cx.mbar_ready(w)),
         Wait::Wgmma(groups) => cx.wgmma_ready(warp, *groups),
         Wait::Copies(ids, read) => cx.copies_done(ids, *read),
+        Wait::Registers(need) => cx.cluster.ctas[warp.env.rank as usize].registers.1 >= *need,
     }
 }
 
@@ -349,12 +350,11 @@ fn execute(
         Op::Return => Ok(control::leave(warp, g, cx, active, pc, false)),
         Op::Exit => Ok(control::leave(warp, g, cx, active, pc, true)),
         Op::Trap => Err(Fault::new(FaultKind::Trap, "the kernel executed `trap`")),
-        Op::Nop | Op::GridDependency | Op::SetMaxReg => {
-            if let Op::SetMaxReg = inst.op {
-                together!(aligned(warp, cx, pc, mask, active));
-                in_step(warp, cx, active);
-            }
-            Ok(Next::Step)
+        Op::Nop | Op::GridDependency => Ok(Next::Step),
+        Op::SetMaxReg { count } => {
+            together!(aligned(warp, cx, pc, mask, active));
+            in_step(warp, cx, active);
+            Ok(set_registers(warp, &mut cx.cluster.ctas[warp.env.rank as usize].registers, *count))
         }
         Op::Yield => {
             *cx.polls += 1;
@@ -502,4 +502,16 @@ fn other(
         }
         _ => Err(Fault::new(FaultKind::BadOperand, "the instruction has no executor")),
     }
+}
+
+/// `setmaxnreg`: a warp gives registers back to its CTA, or takes some, which may have to be given back first.
+fn set_registers(warp: &mut Warp, (at_first, free): &mut (u32, u32), count: u32) -> Next {
+    let lanes = LANES as u32;
+    let (had, wants) = (warp.registers.unwrap_or(*at_first) * lanes, count * lanes);
+    if wants > had + *free {
+        return Next::Retry(Wait::Registers(wants - had));
+    }
+    *free = had + *free - wants;
+    warp.registers = Some(count);
+    Next::Step
 }
