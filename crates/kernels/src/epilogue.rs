@@ -334,7 +334,7 @@ impl<'k> WarpOutput<'k, '_> {
             let four = index - row * fours;
             let panel = panels.at((four / FOURS) * PANEL_BYTES);
             let half = |odd: u32| {
-                let octet = panel.at(chunk_offset(row, (four % FOURS >> 1) + odd * ODD_COLUMNS));
+                let octet = panel.at(chunk_offset(row, ((four % FOURS) >> 1) + odd * ODD_COLUMNS));
                 octet.at((four & 1) * 8).load_vec::<f32, 2>()
             };
             let ([a, c], [b, d]) = (half(0), half(1));
