@@ -223,8 +223,6 @@ impl<'k> Block<'k, '_> {
         // A slice of no blocks has no group, even where it lies inside one.
         let start = first.lt(end).select(first - first % GROUP, end);
         k.for_(start, end, GROUP, |block| copier.copy(&self.params, self.tile, block, end));
-        copier.finish();
-        k.sync_warp();
     }
 
     /// A math warpgroup: 64 rows of one operand against all rows of the other, promoted into FP32 sums.

@@ -231,7 +231,6 @@ impl<'k> Block<'k, '_> {
                 k.if_(self.scales.copied(), || copier.copy(p, [m, n], block, p.k_blocks));
             });
         });
-        copier.finish();
     }
 
     /// A math warpgroup: 64-row products of each stage, promoted into FP32 sums with their scales.

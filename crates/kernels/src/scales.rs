@@ -197,7 +197,8 @@ pub(crate) struct ScaleCopier<'k> {
 }
 
 impl<'k> ScaleCopier<'k> {
-    /// Copies for the group of `block`, of a tile's blocks up to before `end`. Every lane arrives for what it copied.
+    /// Copies for the group of `block`, of a tile's blocks up to before `end`. Every lane arrives itself, because the
+    /// sanitizer does not take the word of one for the others.
     pub fn copy(&self, params: &Params<'k>, [m, n]: [U32<'k>; 2], block: U32<'k>, end: U32<'k>) {
         let (ring, k) = (&self.ring, self.ring.k);
         let block = block - block % GROUP;
@@ -206,13 +207,10 @@ impl<'k> ScaleCopier<'k> {
         let [rows_by_engine, columns_by_engine] = ring.by_engine;
         k.if_(!columns_by_engine, || self.copy_columns(params, ring.columns(slot), n, (block, end)));
         k.if_(!rows_by_engine, || self.copy_rows(params, slot, m, (block, end)));
-        ring.pipe.full(self.cursor.stage()).arrive_after_copies();
+        k.copies_wait();
+        k.sync_warp();
+        ring.pipe.full(self.cursor.stage()).arrive();
         self.cursor.advance();
-    }
-
-    /// Waits until all that was copied has landed.
-    pub fn finish(&self) {
-        self.ring.k.copies_wait();
     }
 
     fn copy_rows(&self, params: &Params<'k>, to: Shared<'k>, m: U32<'k>, (block, end): (U32<'k>, U32<'k>)) {

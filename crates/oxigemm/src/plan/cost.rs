@@ -186,7 +186,7 @@ fn wide(tile: &Tile, [cluster_m, cluster_n]: [u32; 2], stages: u32, shape: Shape
         l2: steps * active * read / speed.l2,
         feed: steps * tile.step_bytes() / speed.feed,
         // A warpgroup of the highest tiles writes two parts, one after the other.
-        output: rounds * tile.output_bytes() / speed.output * if tile.m == 256 { 1.3 } else { 1.0 },
+        output: rounds * tile.output_bytes() / speed.output * if tile.m == 256 { 1.9 } else { 1.0 },
         start: speed.launch + speed.latency + f64::from(stages) * 0.02 + speed.meeting * meetings + begin,
         us: 0.0,
     }
