@@ -275,6 +275,13 @@ fn a_foreign_kernel_runs_from_its_description() {
     assert!(refused(&["sim", &ptx, "--launch", &launch]).1.contains("buffer `x`"));
     describe(r#"{ "type": "u3", "shape": [4] }"#, 4);
     assert!(refused(&["sim", &ptx, "--launch", &launch]).1.contains("not an element type"));
+    // A tensor map that is larger than its buffer, with the place of the kernel.
+    let map = r#"{ "grid": [1], "block": [4], "buffers": { "x": { "type": "u32", "shape": [4] } }, "params":
+        [{ "tensor_map": { "buffer": "x", "element": "u32", "dims": [8], "strides": [], "box": [4], "swizzle": 0 } }] }"#;
+    std::fs::write(&launch, map).expect("a file can be written");
+    let message = refused(&["sim", &ptx, "--launch", &launch]).1;
+    assert!(message.contains("PTX line ") && message.contains("32 bytes, buffer `x` only 16"), "{message}");
+    describe(r#"{ "type": "u32", "shape": [4] }"#, 4);
     std::fs::write(&ptx, "not PTX").expect("a file can be written");
     assert!(refused(&["sim", &ptx, "--launch", &launch]).1.contains("line 1"));
 }

@@ -119,15 +119,20 @@ impl Description {
             (None, _) => return Err(format!("`entry` must be one of {}", entries.join(", ")).into()),
         };
         let params = self.params.iter().enumerate().map(|(i, param)| {
-            parameter(param, buffers).map_err(|why| Failure::from(format!("parameter {i}: {why}")))
+            parameter(param, buffers).map_err(|why| {
+                let place =
+                    module.declared_at(&entry).map_or(String::new(), |at| format!(", declared at {at}"));
+                Failure::from(format!("parameter {i} of `{entry}`{place}: {why}"))
+            })
         });
+        let params = params.collect::<Result<_, _>>()?;
         Ok(Launch {
             entry,
             grid: dimensions("grid", &self.grid)?,
             cluster: self.cluster.as_deref().map(|cluster| dimensions("cluster", cluster)).transpose()?,
             block: dimensions("block", &self.block)?,
             shared_bytes: self.shared_bytes,
-            params: params.collect::<Result<_, _>>()?,
+            params,
         })
     }
 }
