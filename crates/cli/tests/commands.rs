@@ -281,6 +281,13 @@ fn a_foreign_kernel_runs_from_its_description() {
     std::fs::write(&launch, map).expect("a file can be written");
     let message = refused(&["sim", &ptx, "--launch", &launch]).1;
     assert!(message.contains("PTX line ") && message.contains("32 bytes, buffer `x` only 16"), "{message}");
+    // NaN out of bounds is for floats only; a scalar of another size is not an address.
+    let nan = map.replace("[8]", "[4]").replace(r#""swizzle": 0"#, r#""nan_fill": true"#);
+    std::fs::write(&launch, nan).expect("a file can be written");
+    assert!(refused(&["sim", &ptx, "--launch", &launch]).1.contains("NaN"));
+    let scalars = r#"{ "grid": [1], "block": [4], "params": [{ "i32": -1 }, { "f64": 0.5 }] }"#;
+    std::fs::write(&launch, scalars).expect("a file can be written");
+    assert!(refused(&["sim", &ptx, "--launch", &launch]).1.contains("bytes"));
     describe(r#"{ "type": "u32", "shape": [4] }"#, 4);
     std::fs::write(&ptx, "not PTX").expect("a file can be written");
     assert!(refused(&["sim", &ptx, "--launch", &launch]).1.contains("line 1"));

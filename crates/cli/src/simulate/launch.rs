@@ -61,6 +61,9 @@ enum ParamSpec {
     U32(u32),
     U64(u64),
     F32(f32),
+    I32(i32),
+    I64(i64),
+    F64(f64),
     TensorMap(MapSpec),
 }
 
@@ -76,6 +79,9 @@ struct MapSpec {
     box_dims: Vec<u32>,
     #[serde(default)]
     swizzle: u32,
+    /// NaN instead of zeros out of bounds.
+    #[serde(default)]
+    nan_fill: bool,
 }
 
 /// A buffer in the machine.
@@ -156,6 +162,9 @@ fn parameter(spec: &ParamSpec, buffers: &[Buffer]) -> Result<Param, String> {
         ParamSpec::U32(value) => Param::U32(*value),
         ParamSpec::U64(value) => Param::U64(*value),
         ParamSpec::F32(value) => Param::F32(*value),
+        ParamSpec::I32(value) => Param::U32(value.cast_unsigned()),
+        ParamSpec::I64(value) => Param::U64(value.cast_unsigned()),
+        ParamSpec::F64(value) => Param::U64(value.to_bits()),
         ParamSpec::TensorMap(map) => {
             let buffer = find(&map.buffer)?;
             let spec = TensorMapSpec {
@@ -166,7 +175,8 @@ fn parameter(spec: &ParamSpec, buffers: &[Buffer]) -> Result<Param, String> {
                 box_dims: map.box_dims.clone(),
                 swizzle: swizzle(map.swizzle)?,
             };
-            let encoded = spec.encode().map_err(|fault| fault.message)?;
+            let outside = if map.nan_fill { oxigemm_sim::Fill::Nan } else { oxigemm_sim::Fill::Zeros };
+            let encoded = spec.encode_with_fill(outside).map_err(|fault| fault.message)?;
             if spec.extent() > buffer.len as u64 {
                 let (extent, name, len) = (spec.extent(), &map.buffer, buffer.len);
                 return Err(format!("the tensor has {extent} bytes, buffer `{name}` only {len}"));
