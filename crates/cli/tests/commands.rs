@@ -257,7 +257,7 @@ fn a_foreign_kernel_runs_from_its_description() {
     };
     describe(r#"{ "type": "u32", "shape": [4], "fill": "count" }"#, 4);
     let found = &json(&["sim", &ptx, "--launch", &launch, "--every-schedule", "--out", &out, "--json"])[0];
-    assert_eq!((&found["schedules"], &found["changed"][0]), (&11.into(), &"y".into()), "{found}");
+    assert_eq!((&found["schedules"], &found["changed"][0]), (&10.into(), &"y".into()), "{found}");
     let written = std::fs::read(dir.path().join("out/y.npy")).expect("the changed buffer was written");
     assert!(written.ends_with(&[0, 0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0, 6, 0, 0, 0]));
 
@@ -275,6 +275,20 @@ fn a_foreign_kernel_runs_from_its_description() {
     assert!(refused(&["sim", &ptx, "--launch", &launch]).1.contains("buffer `x`"));
     describe(r#"{ "type": "u3", "shape": [4] }"#, 4);
     assert!(refused(&["sim", &ptx, "--launch", &launch]).1.contains("not an element type"));
+    // A tensor map that is larger than its buffer, with the place of the kernel.
+    let map = r#"{ "grid": [1], "block": [4], "buffers": { "x": { "type": "u32", "shape": [4] } }, "params":
+        [{ "tensor_map": { "buffer": "x", "element": "u32", "dims": [8], "strides": [], "box": [4], "swizzle": 0 } }] }"#;
+    std::fs::write(&launch, map).expect("a file can be written");
+    let message = refused(&["sim", &ptx, "--launch", &launch]).1;
+    assert!(message.contains("PTX line ") && message.contains("32 bytes, buffer `x` only 16"), "{message}");
+    // NaN out of bounds is for floats only; a scalar of another size is not an address.
+    let nan = map.replace("[8]", "[4]").replace(r#""swizzle": 0"#, r#""nan_fill": true"#);
+    std::fs::write(&launch, nan).expect("a file can be written");
+    assert!(refused(&["sim", &ptx, "--launch", &launch]).1.contains("NaN"));
+    let scalars = r#"{ "grid": [1], "block": [4], "params": [{ "i32": -1 }, { "f64": 0.5 }] }"#;
+    std::fs::write(&launch, scalars).expect("a file can be written");
+    assert!(refused(&["sim", &ptx, "--launch", &launch]).1.contains("bytes"));
+    describe(r#"{ "type": "u32", "shape": [4] }"#, 4);
     std::fs::write(&ptx, "not PTX").expect("a file can be written");
     assert!(refused(&["sim", &ptx, "--launch", &launch]).1.contains("line 1"));
 }

@@ -6,9 +6,9 @@
 //! a shuffle, anything `.aligned`); they part when only some of them wait, arrive, fence or copy, and no lane
 //! may then rely on what another has done. Between two such instructions, one lane's access to a word that
 //! another lane has touched is a race as well. A [`View`] says up to which tick of every
-//! agent lanes have synchronized, twice: once as such, and once through a proxy fence. A generic write must
-//! be in the second view of the thread that starts an asynchronous access to the same bytes; everything
-//! else needs the first view only.
+//! agent lanes have synchronized: as such, and through a proxy fence for shared and for global memory. A
+//! generic write must be behind the fence for its memory in the view of the thread that starts an
+//! asynchronous access to the same bytes; everything else needs the plain view only.
 //!
 //! An asynchronous access enters the shadow memory when it is issued, with a tick that its completion
 //! mechanism hands out later: the phase of the mbarrier, or the number of the group. So a missing wait
@@ -26,21 +26,24 @@ use std::collections::BTreeMap;
 pub(crate) struct View {
     seen: Vec<u32>,
     proxied: Vec<u32>,
+    proxied_global: Vec<u32>,
     /// The same for other clusters, with which only global memory synchronizes.
     others: BTreeMap<u32, Ticks>,
 }
 
-/// The ticks of one cluster's agents: seen as such, and through a proxy fence.
+/// The ticks of one cluster's agents: seen as such, and through a proxy fence for shared and for global memory.
 #[derive(Clone, Debug, Default)]
 struct Ticks {
     seen: Vec<u32>,
     proxied: Vec<u32>,
+    proxied_global: Vec<u32>,
 }
 
 impl Ticks {
     fn join(&mut self, other: &Ticks) {
         join(&mut self.seen, &other.seen);
         join(&mut self.proxied, &other.proxied);
+        join(&mut self.proxied_global, &other.proxied_global);
     }
 }
 
@@ -69,6 +72,7 @@ impl View {
     pub(crate) fn join(&mut self, other: &View) {
         join(&mut self.seen, &other.seen);
         join(&mut self.proxied, &other.proxied);
+        join(&mut self.proxied_global, &other.proxied_global);
         for (cluster, ticks) in &other.others {
             self.others.entry(*cluster).or_default().join(ticks);
         }
@@ -85,6 +89,7 @@ impl View {
     pub(crate) fn clear(&mut self) {
         self.seen.clear();
         self.proxied.clear();
+        self.proxied_global.clear();
         self.others.clear();
     }
 }

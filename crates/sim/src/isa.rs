@@ -109,8 +109,8 @@ pub(crate) enum PhaseRef {
 pub(crate) enum Fence {
     /// `fence.sc/acq_rel`, `membar`.
     Thread { acquire: bool, release: bool },
-    /// `fence.proxy.async` and its spaces.
-    ProxyAsync,
+    /// `fence.proxy.async`, for the memory that it names; for both if it names none.
+    ProxyAsync { shared: bool, global: bool },
     /// `fence.mbarrier_init.release.cluster`
     MbarrierInit,
     /// `fence.proxy.tensormap::generic.release`

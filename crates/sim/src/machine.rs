@@ -1,6 +1,6 @@
 //! The surface of the simulator: modules, launches, options and reports.
 
-use crate::ast::{ModuleAst, Space, Variable};
+use crate::ast::{ModuleAst, Position, Space, Variable};
 use crate::decode::{self, Kernel, SHARED_BASE};
 use crate::error::{Fault, ParseError, Place};
 use crate::memory::{MODULE_WINDOW, Memory};
@@ -73,6 +73,11 @@ impl Module {
     /// Names and sizes in bytes of an entry's parameters.
     pub fn parameters(&self, entry: &str) -> Option<Vec<(&str, u32)>> {
         Some(self.kernels.get(entry)?.params.iter().map(|p| (p.name.as_str(), p.bytes)).collect())
+    }
+
+    /// Where an entry is declared.
+    pub fn declared_at(&self, entry: &str) -> Option<Position> {
+        self.kernels.get(entry).map(|k| k.at)
     }
 
     /// Instructions of an entry and the functions it calls.

@@ -180,8 +180,15 @@ fn overwriting_what_a_copy_still_reads() {
 #[test]
 fn a_copy_over_generic_writes_needs_the_fence() {
     let body = |fence: &str| format!("{ADDRESS}st.shared.u32 [r0], t; {fence}\n{LOAD}{WAIT}");
-    correct(&body("fence.proxy.async;"), 64, 1);
-    broken(&body(""), 64, 1, FaultKind::ProxyOrder);
+    for fence in
+        ["fence.proxy.async;", "fence.proxy.async.shared::cta;", "fence.proxy.async.shared::cluster;"]
+    {
+        correct(&body(fence), 64, 1);
+    }
+    // None, or one for other memory.
+    for fence in ["", "fence.proxy.async.global;"] {
+        broken(&body(fence), 64, 1, FaultKind::ProxyOrder);
+    }
 }
 
 #[test]
@@ -437,8 +444,12 @@ fn copies_race_in_global_memory_too() {
     let load = |fence: &str| {
         format!("@p0 st.global.u32 [b], 3; {fence} {LOAD}{WAIT}{ADDRESS} ld.shared.u32 r1, [r0];")
     };
-    correct(&load("fence.proxy.async;"), 32, 1);
-    broken(&load(""), 32, 1, FaultKind::ProxyOrder);
+    for fence in ["fence.proxy.async;", "fence.proxy.async.global;"] {
+        correct(&load(fence), 32, 1);
+    }
+    for fence in ["", "fence.proxy.async.shared::cta;"] {
+        broken(&load(fence), 32, 1, FaultKind::ProxyOrder);
+    }
     // And what it still reads must not be written.
     let write = "\n.loc 1 9 1\n@p0 st.global.u32 [b], 3;";
     correct(&format!("{LOAD}{WAIT}{write}"), 32, 1);

@@ -61,6 +61,9 @@ enum ParamSpec {
     U32(u32),
     U64(u64),
     F32(f32),
+    I32(i32),
+    I64(i64),
+    F64(f64),
     TensorMap(MapSpec),
 }
 
@@ -76,6 +79,9 @@ struct MapSpec {
     box_dims: Vec<u32>,
     #[serde(default)]
     swizzle: u32,
+    /// NaN instead of zeros out of bounds.
+    #[serde(default)]
+    nan_fill: bool,
 }
 
 /// A buffer in the machine.
@@ -119,15 +125,20 @@ impl Description {
             (None, _) => return Err(format!("`entry` must be one of {}", entries.join(", ")).into()),
         };
         let params = self.params.iter().enumerate().map(|(i, param)| {
-            parameter(param, buffers).map_err(|why| Failure::from(format!("parameter {i}: {why}")))
+            parameter(param, buffers).map_err(|why| {
+                let place =
+                    module.declared_at(&entry).map_or(String::new(), |at| format!(", declared at {at}"));
+                Failure::from(format!("parameter {i} of `{entry}`{place}: {why}"))
+            })
         });
+        let params = params.collect::<Result<_, _>>()?;
         Ok(Launch {
             entry,
             grid: dimensions("grid", &self.grid)?,
             cluster: self.cluster.as_deref().map(|cluster| dimensions("cluster", cluster)).transpose()?,
             block: dimensions("block", &self.block)?,
             shared_bytes: self.shared_bytes,
-            params: params.collect::<Result<_, _>>()?,
+            params,
         })
     }
 }
@@ -151,6 +162,9 @@ fn parameter(spec: &ParamSpec, buffers: &[Buffer]) -> Result<Param, String> {
         ParamSpec::U32(value) => Param::U32(*value),
         ParamSpec::U64(value) => Param::U64(*value),
         ParamSpec::F32(value) => Param::F32(*value),
+        ParamSpec::I32(value) => Param::U32(value.cast_unsigned()),
+        ParamSpec::I64(value) => Param::U64(value.cast_unsigned()),
+        ParamSpec::F64(value) => Param::U64(value.to_bits()),
         ParamSpec::TensorMap(map) => {
             let buffer = find(&map.buffer)?;
             let spec = TensorMapSpec {
@@ -161,7 +175,8 @@ fn parameter(spec: &ParamSpec, buffers: &[Buffer]) -> Result<Param, String> {
                 box_dims: map.box_dims.clone(),
                 swizzle: swizzle(map.swizzle)?,
             };
-            let encoded = spec.encode().map_err(|fault| fault.message)?;
+            let outside = if map.nan_fill { oxigemm_sim::Fill::Nan } else { oxigemm_sim::Fill::Zeros };
+            let encoded = spec.encode_with_fill(outside).map_err(|fault| fault.message)?;
             if spec.extent() > buffer.len as u64 {
                 let (extent, name, len) = (spec.extent(), &map.buffer, buffer.len);
                 return Err(format!("the tensor has {extent} bytes, buffer `{name}` only {len}"));

@@ -59,7 +59,8 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let mut schedules = 1;
     if args.every_schedule {
         let others = [(Policy::Eager, 0), (Policy::Lazy, 0)].into_iter();
-        for (policy, seed) in others.chain((0..8).map(|seed| (Policy::Random, seed))) {
+        let others = others.chain((0..8).map(|seed| (Policy::Random, seed)));
+        for (policy, seed) in others.filter(|&schedule| schedule != (base.policy, base.seed)) {
             let options = Options { policy, seed, ..base.clone() };
             let ran = simulate(&module, &description, folder, &options)
                 .map_err(|failure| format!("{policy:?}, seed {seed}: {failure}"))?;

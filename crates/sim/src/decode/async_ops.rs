@@ -129,7 +129,9 @@ impl Decoder<'_, '_> {
         if self.has("proxy") {
             return match () {
                 () if self.inst.opcode.iter().any(|m| m.starts_with("async")) => {
-                    Ok(Op::Fence(Fence::ProxyAsync))
+                    let shared = self.inst.opcode.iter().any(|m| m.contains("shared::"));
+                    let global = self.has("global");
+                    Ok(Op::Fence(Fence::ProxyAsync { shared: shared || !global, global: global || !shared }))
                 }
                 () if self.has("alias") => Ok(Op::Fence(Fence::Nothing)),
                 () => self.unsupported(),

@@ -368,12 +368,12 @@ fn execute(
             if let Some(h) = &mut cx.cluster.hazards {
                 match fence {
                     Fence::Thread { acquire, release } => h.fence_thread(warp.index, *acquire, *release),
-                    Fence::ProxyAsync => h.fence_proxy(warp.index),
+                    Fence::ProxyAsync { shared, global } => h.fence_proxy(warp.index, *shared, *global),
                     Fence::MbarrierInit => h.fence_mbarrier_init(warp.index),
                     Fence::TensorMapRelease => h.fence_thread(warp.index, false, true),
                     Fence::Nothing => {}
                 }
-                if matches!(fence, Fence::ProxyAsync | Fence::MbarrierInit) {
+                if matches!(fence, Fence::ProxyAsync { shared: true, .. } | Fence::MbarrierInit) {
                     for m in cx.cluster.ctas.iter_mut().flat_map(|c| c.mbars.values_mut()) {
                         m.fenced |= m.init_warp == warp.index;
                     }

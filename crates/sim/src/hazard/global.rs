@@ -131,7 +131,11 @@ impl GlobalShadow {
         let mut view = View::default();
         hazards.release(warp, release, &mut view);
         let released = self.locations.entry(location).or_default();
-        released.entry(hazards.cluster).or_default().join(&Ticks { seen: view.seen, proxied: view.proxied });
+        released.entry(hazards.cluster).or_default().join(&Ticks {
+            seen: view.seen,
+            proxied: view.proxied,
+            proxied_global: view.proxied_global,
+        });
         for (cluster, ticks) in &view.others {
             released.entry(*cluster).or_default().join(ticks);
         }
@@ -142,7 +146,7 @@ impl GlobalShadow {
         let Some(released) = self.locations.get(&location) else { return };
         let mut view = View { others: released.clone(), ..View::default() };
         if let Some(own) = view.others.remove(&hazards.cluster) {
-            (view.seen, view.proxied) = (own.seen, own.proxied);
+            (view.seen, view.proxied, view.proxied_global) = (own.seen, own.proxied, own.proxied_global);
         }
         hazards.acquire(warp, acquire, &view);
     }
@@ -195,7 +199,7 @@ fn ordered(
     } else if !(seen(&class.now) || x.event.strong && seen(&class.observed)) {
         return Err(false);
     }
-    let fenced = ticks(&class.now, |t| &t.proxied, |v| &v.proxied) >= x.event.tick;
+    let fenced = ticks(&class.now, |t| &t.proxied_global, |v| &v.proxied_global) >= x.event.tick;
     if x_writes && x.event.proxy == Proxy::Generic && e.event.proxy == Proxy::Async && !fenced {
         return Err(true);
     }

@@ -151,10 +151,16 @@ impl Hazards {
         }
     }
 
-    pub(crate) fn fence_proxy(&mut self, warp: u32) {
+    /// A proxy fence of the selected lanes for shared memory, global memory, or both.
+    pub(crate) fn fence_proxy(&mut self, warp: u32, shared: bool, global: bool) {
         for c in self.selected(warp) {
-            join(&mut c.now.proxied, &c.now.seen);
-            c.now.others.values_mut().for_each(|ticks| join(&mut ticks.proxied, &ticks.seen));
+            if shared {
+                join(&mut c.now.proxied, &c.now.seen);
+            }
+            if global {
+                join(&mut c.now.proxied_global, &c.now.seen);
+                c.now.others.values_mut().for_each(|ticks| join(&mut ticks.proxied_global, &ticks.seen));
+            }
             c.bump();
         }
     }
