@@ -47,29 +47,13 @@ struct Redundant {
     why: &'static str,
 }
 
-const REDUNDANT: [Redundant; 3] = [
-    Redundant {
-        kernel: FAMILIES[0],
-        what: "bar.warp.sync",
-        file: "scales.rs",
-        times: 2,
-        why: "products, in which all lanes take part, lie behind the last read of scales",
-    },
-    Redundant {
-        kernel: FAMILIES[1],
-        what: "bar.warp.sync",
-        file: "scales.rs",
-        times: 1,
-        why: "every lane has used the scales that it read when all wait for their product",
-    },
-    Redundant {
-        kernel: FAMILIES[0],
-        what: "bar.warp.sync",
-        file: "epilogue.rs",
-        times: 1,
-        why: "behind the last wave in FP32: the products of a whole tile come before the area is staged again",
-    },
-];
+const REDUNDANT: [Redundant; 1] = [Redundant {
+    kernel: FAMILIES[0],
+    what: "bar.warp.sync",
+    file: "epilogue.rs",
+    times: 1,
+    why: "behind the last wave in FP32: the products of a whole tile come before the area is staged again",
+}];
 
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {

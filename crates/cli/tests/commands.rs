@@ -114,7 +114,7 @@ fn a_timeline_is_written_for_perfetto() {
     let dir = tempfile::tempdir().expect("a place for a file");
     let file = dir.path().join("t.json");
     let path = file.to_str().expect("a path of plain characters");
-    let found = &json(&["trace", "-m", "8", "-n", "64", "-k", "512", "--out", path, "--json"])[0];
+    let found = &json(&["trace", "-m", "8", "-n", "64", "-k", "640", "--out", path, "--json"])[0];
     assert_eq!(found["right"], true, "{found}");
     let text = std::fs::read_to_string(&file).expect("the timeline was written");
     let trace: Value = serde_json::from_str(&text).expect("a timeline in JSON");
@@ -124,7 +124,7 @@ fn a_timeline_is_written_for_perfetto() {
     assert!(count("ph", "X") > 10 && count("cat", "load") > 4 && count("cat", "wgmma") > 4);
     timeline_is_valid(events);
     let names = track_names(events);
-    for track in ["producer", "scale copier", "math warpgroup 0", "TMA load", "tensor core", "cp.async"] {
+    for track in ["producer", "scales", "math warpgroup 0", "TMA load", "tensor core", "cp.async"] {
         assert!(names.iter().any(|name| name == track), "{track} in {names:?}");
     }
     let details = |part: &str| {
@@ -132,7 +132,7 @@ fn a_timeline_is_written_for_perfetto() {
             .iter()
             .any(|event| event["args"]["detail"].as_str().is_some_and(|detail| detail.contains(part)))
     };
-    assert!(details("reports to full[1]") && details("scales_full[0]"), "barriers have their names");
+    assert!(details("reports to full[1]"), "barriers have their names");
     assert!(
         events
             .iter()
@@ -198,11 +198,17 @@ fn roles_of_several_warpgroups_have_a_track_each() {
     let events = trace["traceEvents"].as_array().expect("a list of events");
     timeline_is_valid(events);
     let names = track_names(events);
-    for track in ["producer", "scale copier", "math warpgroup 0", "math warpgroup 1", "TMA store"] {
+    for track in ["producer", "scales", "math warpgroup 0", "math warpgroup 1", "TMA store"] {
         assert!(names.iter().any(|name| name == track), "{track} in {names:?}");
     }
     let details: Vec<&str> = events.iter().filter_map(|event| event["args"]["detail"].as_str()).collect();
-    for part in ["a[2], reports to full[2]", "empty[0]", "a[1] x b[1]", "staging[0]"] {
+    for part in [
+        "a[2], reports to full[2]",
+        "scales[0], reports to scales_full[0]",
+        "empty[0]",
+        "a[1] x b[1]",
+        "staging[0]",
+    ] {
         assert!(details.iter().any(|detail| detail.contains(part)), "{part}");
     }
 }

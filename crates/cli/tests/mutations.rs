@@ -19,7 +19,7 @@ fn the_score_is_what_the_documentation_says() {
     for score in kernels {
         let number = |key: &str| score[key].as_u64().expect("a number");
         let (mutants, found) = (number("mutants"), number("found"));
-        assert!(found * 100 >= mutants * 95 && mutants > 50 && number("not_executed") == 0, "{score}");
+        assert!(found * 100 >= mutants * 95 && mutants > 30 && number("not_executed") == 0, "{score}");
         let survivors = score["survivors"].as_array().expect("a list");
         let row = format!(
             "| `{}` | {mutants} | {found} | {} |",

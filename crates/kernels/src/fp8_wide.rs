@@ -368,7 +368,13 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
                 if later + 1 == UNROLL {
                     k.if_(next.lt(self.block.params.k_blocks), || {
                         let within = next % GROUP;
-                        k.if_(within.eq(0), || self.scales.release());
+                        k.if_(within.eq(0), || {
+                            // Scales of columns have only just been read.
+                            if self.column_scales.is_none() {
+                                k.sync_warp();
+                            }
+                            self.scales.release();
+                        });
                         self.load_scales(within);
                     });
                 }

@@ -260,10 +260,10 @@ impl<'k> ScaleReader<'k> {
         self.cursor.wait_full();
     }
 
-    /// Lets go of the current group and moves to the next.
+    /// Lets go of the current group and moves to the next. All lanes must have used what they read: a product since
+    /// then, for which they wait together, sees to that.
     pub fn release(&self) {
         let k = self.ring.k;
-        k.sync_warp();
         k.guard(self.lane.eq(0), || self.ring.pipe.empty(self.cursor.stage()).arrive());
         self.cursor.advance();
     }

@@ -1,5 +1,7 @@
 //! Mutants of a kernel: its text with one synchronization instruction deleted or weakened.
 //!
+//! The initialization of barriers is left alone: without it any simulator stops at once.
+//!
 //! A simulator that finds hazards should find something wrong with every mutant of a correct kernel, except
 //! where the instruction was redundant. Running them all scores both the simulator and the kernel.
 
@@ -15,7 +17,7 @@ pub struct Mutant {
 }
 
 /// Opcodes that synchronize.
-const SYNCHRONIZATION: [&str; 19] = [
+const SYNCHRONIZATION: [&str; 18] = [
     "bar.sync",
     "bar.arrive",
     "bar.warp.sync",
@@ -23,7 +25,6 @@ const SYNCHRONIZATION: [&str; 19] = [
     "barrier.arrive",
     "barrier.cta.",
     "barrier.cluster.",
-    "mbarrier.init",
     "mbarrier.arrive",
     "mbarrier.expect_tx",
     "mbarrier.try_wait",
@@ -88,7 +89,7 @@ fn statements(text: &str) -> Vec<Statement<'_>> {
 /// Every mutant of a module.
 ///
 /// A statement is deleted; a wait for an mbarrier's phase succeeds at once instead; an expectation of bytes
-/// is dropped, or made too large or too small by 16.
+/// is dropped, or made too large or too small by 16; a wait for groups leaves one more of them unfinished.
 pub fn mutants(text: &str) -> Vec<Mutant> {
     let mut list = Vec::new();
     for s in statements(text) {
@@ -108,6 +109,11 @@ pub fn mutants(text: &str) -> Vec<Mutant> {
             push("does not wait", &format!("setp.eq.u32 {predicate}, 0, 0;"));
         } else {
             push("deleted", "");
+        }
+        if s.opcode.contains("wait_group")
+            && let Ok(pending) = operands.trim().parse::<u32>()
+        {
+            push("leaves one group more", &original.replacen(operands, &format!(" {}", pending + 1), 1));
         }
         if s.opcode.contains(".expect_tx") {
             let Some((before, bytes)) = original.trim_end_matches(';').rsplit_once(',') else { continue };
