@@ -9,7 +9,7 @@ use crate::epilogue::{OutputFlags, SwappedOutput, WarpOutput};
 use crate::params::Params;
 use crate::pipeline::Pipeline;
 use crate::promote::multiply_stage;
-use crate::scales::{GROUP, ScaleReader, ScaleRing, ScaleShape, ScaleWriter};
+use crate::scales::{GROUP, ScaleReader, ScaleRing, ScaleShape, ScaleWriter, group_start};
 use crate::{BLOCK_K, WARP, WARPGROUP};
 use oxigemm_ptx::tma::{Eviction, LoadOptions};
 use oxigemm_ptx::wgmma::{Descriptor, Swizzle};
@@ -221,7 +221,7 @@ impl<'k> Block<'k, '_> {
         let (k, [first, end]) = (self.k, self.slice);
         let copier = self.scales.copier(self.lane);
         // A slice of no blocks has no group, even where it lies inside one.
-        let start = first.lt(end).select(first - first % GROUP, end);
+        let start = first.lt(end).select(group_start(first), end);
         k.for_(start, end, GROUP, |block| copier.copy(&self.params, self.tile, block, end));
     }
 

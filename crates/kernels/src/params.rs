@@ -169,3 +169,18 @@ impl<'k> Params<'k> {
         Params { a, b, sfa_map, sfa, sfb, sfa_layout, sfb_bulk, output, k_blocks, tuning }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_copy_engine_brings_rows_of_b_scales_that_are_multiples_of_16_bytes() {
+        assert!(sfb_bulk(0x100, [12, 1], 12));
+        assert!(sfb_bulk(0x100, [16, 1], 12), "gaps between rows");
+        assert!(!sfb_bulk(0x104, [12, 1], 12), "the address");
+        assert!(!sfb_bulk(0x100, [13, 1], 12), "the pitch");
+        assert!(!sfb_bulk(0x100, [12, 1], 11), "what is read of a row");
+        assert!(!sfb_bulk(0x100, [1, 12], 12), "along N");
+    }
+}

@@ -24,6 +24,12 @@ pub(crate) const fn loaded_blocks(k_blocks: u32) -> u32 {
     if k_blocks <= GROUP / 2 { GROUP / 2 } else { GROUP }
 }
 
+/// The first block of a block's group.
+#[track_caller]
+pub(crate) fn group_start(block: U32<'_>) -> U32<'_> {
+    block - block % GROUP
+}
+
 /// The scales of a tile, as far as they are compiled in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScaleShape {
@@ -167,7 +173,7 @@ impl<'k> ScaleWriter<'k> {
     /// Brings the tile's place and the scales of the group of `block`, where the copy engine can.
     pub fn load(&self, params: &Params<'k>, [m, n]: [U32<'k>; 2], block: U32<'k>) {
         let (ring, k) = (&self.ring, self.ring.k);
-        let block = block - block % GROUP;
+        let block = group_start(block);
         self.cursor.wait_empty();
         let (slot, full) = (ring.slot(self.cursor.stage()), ring.pipe.full(self.cursor.stage()));
         let [rows, columns] = ring.by_engine;
@@ -201,7 +207,7 @@ impl<'k> ScaleCopier<'k> {
     /// sanitizer does not take the word of one for the others.
     pub fn copy(&self, params: &Params<'k>, [m, n]: [U32<'k>; 2], block: U32<'k>, end: U32<'k>) {
         let (ring, k) = (&self.ring, self.ring.k);
-        let block = block - block % GROUP;
+        let block = group_start(block);
         self.cursor.wait_empty();
         let slot = ring.slot(self.cursor.stage());
         let [rows_by_engine, columns_by_engine] = ring.by_engine;

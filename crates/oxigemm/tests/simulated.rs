@@ -112,6 +112,24 @@ fn a_block_walks_many_tiles_through_a_short_pipeline() {
 }
 
 #[test]
+fn the_copy_engine_brings_every_scale() {
+    // K in fours of blocks: half a group, and one and a half. The last block of a cluster lies outside of B.
+    let sim = Sim::new();
+    for (name, num_sms) in [
+        ("wide_256x128_s3_c1x2", Some(2)),
+        ("wide_128x128_s5_c2x1", Some(2)),
+        ("slim_8x64_k2_s3", None),
+        ("slim_64x64_k1_s2", None),
+    ] {
+        let choice = plan::parse(name).expect("the name of a choice");
+        for k in [512, 1536] {
+            let case = Case { dims: [270, 120, k], num_sms, ..PLAIN };
+            every_schedule_gives_the_same_bits(case, choice, schedules().step_by(2), &sim);
+        }
+    }
+}
+
+#[test]
 fn slices_of_no_blocks_do_nothing() {
     // More slices than blocks of K: a forced choice, which planning never makes.
     let sim = Sim::new();

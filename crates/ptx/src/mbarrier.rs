@@ -45,13 +45,6 @@ impl<'k> MBarrier<'k> {
         self.kernel().emit(Needs::SM90, format_args!("mbarrier.arrive.shared::cta.b64 _, {};", self.0));
     }
 
-    /// Arrives `count` times at once, with release order in the block.
-    #[track_caller]
-    pub fn arrive_times(self, count: u32) {
-        self.kernel()
-            .emit(Needs::SM90, format_args!("mbarrier.arrive.shared::cta.b64 _, {}, {count};", self.0));
-    }
-
     /// Arrives once and expects this many bytes of asynchronous copies in the current phase.
     #[track_caller]
     pub fn arrive_expecting(self, bytes: impl Arg<'k, u32>) {

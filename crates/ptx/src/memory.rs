@@ -164,10 +164,7 @@ impl<'k, S: Space> Ptr<'k, S> {
 
     #[track_caller]
     fn load_vec_as<T: Type, const N: usize>(self, opcode: &str) -> [Val<'k, T>; N] {
-        const { assert!(N == 1 || N == 2 || N == 4) };
-        if N == 1 {
-            return [(); N].map(|()| self.load_as(opcode));
-        }
+        const { assert!(N == 2 || N == 4) };
         let out = [(); N].map(|()| self.kernel().fresh::<T>());
         let list = out.map(|v| v.operand().to_string()).join(", ");
         self.kernel().emit(self.needs(), format_args!("{opcode}.v{N}.{} {{{list}}}, {self};", T::RAW));

@@ -4,6 +4,17 @@ use crate::context::Cx;
 use crate::error::{Fault, FaultKind, Place};
 use crate::hazard::{Conflict, GlobalConflict};
 
+/// What is wrong between two accesses, in words.
+fn unordered(only_proxy: bool, writes: bool, earlier_writes: bool) -> (FaultKind, String) {
+    let verb = |writes: bool| if writes { "write" } else { "read" };
+    let (kind, reason) = if only_proxy {
+        (FaultKind::ProxyOrder, "is ordered after it but with no proxy fence between them")
+    } else {
+        (FaultKind::Race, "is not ordered after it")
+    };
+    (kind, format!("this {} follows an earlier {} and {reason}", verb(writes), verb(earlier_writes)))
+}
+
 impl Cx<'_> {
     /// A part of shared memory by its name, or by its offset.
     pub(crate) fn shared_text(&self, offset: u32) -> String {
@@ -18,20 +29,12 @@ impl Cx<'_> {
 
     /// Two accesses to shared memory with nothing that orders them.
     pub(crate) fn conflict(&self, c: Conflict, cta: usize, writes: bool) -> Fault {
-        let verb = |w: bool| if w { "write" } else { "read" };
-        let (kind, reason) = if c.only_proxy {
-            (FaultKind::ProxyOrder, "is ordered after it but with no proxy fence between them")
-        } else {
-            (FaultKind::Race, "is not ordered after it")
-        };
+        let (kind, order) = unordered(c.only_proxy, writes, c.earlier_writes);
         let mut fault = Fault::new(
             kind,
             format!(
-                "shared memory of CTA {} at offset {:#x}: this {} follows an earlier {} and {reason}",
-                self.cluster.ctas[cta].index,
-                c.offset,
-                verb(writes),
-                verb(c.earlier_writes),
+                "shared memory of CTA {} at offset {:#x}: {order}",
+                self.cluster.ctas[cta].index, c.offset,
             ),
         );
         fault.other = Some(Box::new(self.place(c.earlier.warp, c.earlier.pc)));
@@ -41,21 +44,8 @@ impl Cx<'_> {
 
     /// Two accesses to global memory with nothing that orders them.
     pub(crate) fn global_conflict(&self, c: GlobalConflict, writes: bool) -> Fault {
-        let verb = |w: bool| if w { "write" } else { "read" };
-        let (kind, reason) = if c.only_proxy {
-            (FaultKind::ProxyOrder, "is ordered after it but with no proxy fence between them")
-        } else {
-            (FaultKind::Race, "is not ordered after it")
-        };
-        let mut fault = Fault::new(
-            kind,
-            format!(
-                "global memory at {:#x}: this {} follows an earlier {} and {reason}",
-                c.address,
-                verb(writes),
-                verb(c.earlier_writes),
-            ),
-        );
+        let (kind, order) = unordered(c.only_proxy, writes, c.earlier_writes);
+        let mut fault = Fault::new(kind, format!("global memory at {:#x}: {order}", c.address));
         let earlier = c.earlier.event;
         let place = self.place(earlier.warp % self.cluster.warps.len() as u32, earlier.pc);
         fault.other = Some(Box::new(Place { cta: c.earlier.cta, ..place }));
