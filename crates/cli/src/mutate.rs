@@ -105,8 +105,8 @@ fn cases(config: Config, limits: &Limits) -> Vec<Case> {
     match config {
         Config::Wide(wide) => {
             let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
-            // Beyond the stages, and beyond the group of scales that comes together.
-            let depth = (wide.stages as usize + 1).max(10) * 128 + 16;
+            // Beyond the stages and beyond a group of scales, in fours: the copy engine brings all of those.
+            let depth = (wide.stages as usize + 1).next_multiple_of(4).max(12) * 128 - 16;
             let padded = |m, n, k| Spec { sfa: ScaleOrder::RowPadded, ..Spec::new(m, n, k) };
             let plain = padded(block_m / 2 + 2, 2 * block_n + 8, depth);
             let copied = Spec {

@@ -1,22 +1,13 @@
 //! `fp8_gemm_nt` through its public face, on the device that every machine has.
 
+mod common;
+
 use oxigemm::cast::{Quantized, ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
 use oxigemm::{Addend, DType, Device, Error, GemmOptions, Tensor, fp8_gemm_nt, plan, random, reference};
 
 const M: usize = 5;
 const N: usize = 140;
 const K: usize = 300;
-
-/// Rows of K codes, each padded to 16 bytes.
-fn padded(x: &Quantized, device: &Device) -> Tensor {
-    let pitch = x.k.next_multiple_of(16);
-    let mut bytes = vec![0x7f; x.rows * pitch];
-    for (row, codes) in x.codes.chunks(x.k).enumerate() {
-        bytes[row * pitch..][..x.k].copy_from_slice(codes);
-    }
-    let whole = Tensor::from_bytes(DType::E4m3, &bytes, &[x.rows, pitch], device).unwrap();
-    whole.narrow(1, 0, x.k).unwrap()
-}
 
 struct Data {
     a: Tensor,
@@ -31,7 +22,13 @@ fn data(device: &Device) -> Data {
     let b = per_block_cast_to_fp8(&random::normals(2, N * K), N, K, ScaleFormat::F32).unwrap();
     let exact = reference::fp8_gemm_nt(&a.as_matrix(), &b.as_matrix(), None).unwrap();
     let scales = |x: &Quantized| Tensor::from_slice(&x.scales, &x.scale_dims(), device).unwrap();
-    Data { sfa: scales(&a), sfb: scales(&b), a: padded(&a, device), b: padded(&b, device), exact }
+    Data {
+        sfa: scales(&a),
+        sfb: scales(&b),
+        a: common::codes(&a, device),
+        b: common::codes(&b, device),
+        exact,
+    }
 }
 
 #[test]

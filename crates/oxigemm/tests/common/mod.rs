@@ -120,7 +120,8 @@ impl Problem {
     }
 }
 
-fn codes(x: &Quantized, device: &Device) -> Tensor {
+/// Rows of K codes, each padded to 16 bytes.
+pub fn codes(x: &Quantized, device: &Device) -> Tensor {
     let pitch = x.k.next_multiple_of(16);
     let mut bytes = vec![0x7f; x.rows * pitch];
     for (row, codes) in x.codes.chunks(x.k).enumerate() {
