@@ -1,9 +1,9 @@
 //! From accumulators to memory: the addend, the output type, edges, and coalesced stores.
 //!
-//! A warp owns 16 rows of a tile and a staging area of its own, so that it never waits for another warp.
-//! The plain case (BF16 without addend, aligned rows) is staged in BF16 and stored by the copy engine while the
-//! warp goes on to its next tile. Every other case is staged in FP32 and goes through [`OutputParams::store_four`], which also finishes the sums of
-//! the kernels that split K.
+//! The plain case (BF16 without addend, aligned rows) is staged in BF16, 64 rows at a time, and stored by the copy
+//! engine. The thread that asks it to waits until it takes the order, so in the many-row kernel that is none of those that multiply.
+//! Every other case is staged in FP32 by each warp for itself and goes through [`OutputParams::store_four`], which also
+//! finishes the sums of the kernels that split K.
 
 use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::matrix::Layout;
@@ -13,7 +13,7 @@ use oxigemm_ptx::{Bf16, Bf16x2, F32, Global, Kernel, Pred, Shared, Type, U32, Va
 
 /// Arguments of the output, shared by every kernel.
 pub struct OutputParams<'k> {
-    /// The map of D for plain output: tiles of 16 rows by 64 columns.
+    /// The map of D for plain output: see [`Panels::MAP_TILE`].
     pub d_map: TensorMap<'k>,
     /// D.
     pub d: Global<'k>,
@@ -165,29 +165,43 @@ impl Element for Bf16 {
     }
 }
 
-/// A warp's 16 rows of a tile, accumulated by `wgmma`, on their way to memory.
+/// 64 rows of a tile, accumulated by `wgmma`, on their way to memory, as one of the four warps that hold them sees
+/// them.
 #[derive(Clone, Copy)]
 pub struct WarpOutput<'k, 'p> {
     /// The output's arguments.
     pub params: &'p OutputParams<'k>,
-    /// The first of the warp's 16 rows.
-    pub row: U32<'k>,
-    /// The tile's first column.
-    pub column: U32<'k>,
-    /// The warp's own staging area for these rows: [`staging_bytes`](Self::staging_bytes), aligned to 1024.
-    pub staging: Shared<'k>,
+    /// Where the 64 rows belong.
+    pub place: Panels<'k>,
+    /// Which of the four warps: it holds 16 of the rows.
+    pub warp: U32<'k>,
     /// The lane.
     pub lane: U32<'k>,
 }
 
-/// A panel is 16 staged rows of 128 bytes: 64 columns of BF16 or 32 of FP32.
+/// Where 64 rows of a tile are staged and where they belong.
+#[derive(Clone, Copy)]
+pub struct Panels<'k> {
+    /// The first row.
+    pub row: U32<'k>,
+    /// The first column.
+    pub column: U32<'k>,
+    /// The staging area: [`staging_bytes`](Self::staging_bytes), aligned to 1024.
+    pub staging: Shared<'k>,
+}
+
+/// A panel is 64 staged rows of 128 bytes, 64 columns of BF16: what the copy engine stores at a time.
 const ROW_BYTES: u32 = 128;
+/// Bytes of a panel.
+const PANEL_BYTES: u32 = 64 * ROW_BYTES;
+/// Rows of a warp.
+const WARP_ROWS: u32 = 16;
+/// Bytes of a warp's rows of a panel; a panel of FP32 is that large, and 32 columns wide.
+const WARP_BYTES: u32 = WARP_ROWS * ROW_BYTES;
 /// Fours of columns in a panel of FP32.
 const FOURS: u32 = ROW_BYTES / 16;
 /// The first chunk of a row of FP32 that holds odd columns.
 const ODD_COLUMNS: u32 = 4;
-/// Bytes of a panel.
-const PANEL_BYTES: u32 = 16 * ROW_BYTES;
 
 /// Where a 16-byte chunk of a panel's row lies: the swizzle that the copy engine undoes, and that keeps eight
 /// rows of one column of chunks in different banks.
@@ -195,105 +209,94 @@ fn chunk_offset<'k>(row: U32<'k>, chunk: U32<'k>) -> U32<'k> {
     row * ROW_BYTES + ((chunk ^ (row & (Swizzle::B128.bytes() / 16 - 1))) << 4)
 }
 
-impl<'k> WarpOutput<'k, '_> {
+impl<'k> Panels<'k> {
     /// Rows and columns of the tiles of D's tensor map, which has 128-byte swizzle.
-    pub const MAP_TILE: [u32; 2] = [16, ROW_BYTES / 2];
+    pub const MAP_TILE: [u32; 2] = [64, ROW_BYTES / 2];
 
-    /// Bytes of shared memory for 16 rows of a tile of `block_n` columns.
-    pub fn staging_bytes(block_n: u32) -> u32 {
-        (block_n * 2).div_ceil(ROW_BYTES) * PANEL_BYTES
+    /// Bytes of shared memory for 64 rows of a tile of `columns` columns.
+    pub fn staging_bytes(columns: u32) -> u32 {
+        columns.div_ceil(Self::MAP_TILE[1]) * PANEL_BYTES
     }
 
-    /// Before the staging area is written again: waits until the copy engine has read it.
-    pub fn reclaim(k: &'k Kernel, lane: U32<'k>) {
-        k.if_(lane.eq(0), || k.bulk_wait_read(0));
-        k.sync_warp();
+    /// The column and the staged copy of a panel.
+    fn panel(&self, panel: u32) -> (U32<'k>, Shared<'k>) {
+        (self.column + panel * Self::MAP_TILE[1], self.staging.at(panel * PANEL_BYTES))
     }
 
-    /// Before the block ends: waits for the last stores.
-    pub fn finish(k: &'k Kernel, lane: U32<'k>) {
-        k.if_(lane.eq(0), || k.bulk_wait(0));
+    /// One thread has the copy engine store the whole panels of `columns` columns, which drops what lies outside D.
+    /// (The caller commits.)
+    pub fn store(&self, params: &OutputParams<'k>, columns: u32) {
+        for panel in 0..columns / Self::MAP_TILE[1] {
+            let (column, staged) = self.panel(panel);
+            params.d_map.store(&[column, self.row], staged);
+        }
+    }
+}
+
+impl<'k> WarpOutput<'k, '_> {
+    /// The first of the warp's rows.
+    fn first_row(&self) -> U32<'k> {
+        self.place.row + self.warp * WARP_ROWS
     }
 
-    /// Writes the warp's rows of one or several accumulator fragments of 64 rows, each as one of `parts`. Their staging
-    /// areas follow each other.
-    pub fn write(k: &'k Kernel, parts: &[(Self, &[Var<'k, f32>])]) {
+    /// Writes the warp's rows of several fragments, whose staging areas follow each other: finishes the sums in FP32, as
+    /// much at a time as the warp's part of the staging areas holds.
+    pub fn write_f32(k: &'k Kernel, parts: &[(Self, &[Var<'k, f32>])]) {
         let Some((first, _)) = parts.first() else { return };
-        k.if_else(
-            first.params.has(OutputFlags::PLAIN),
-            || Self::write_plain(k, parts),
-            || Self::write_f32(k, parts),
-        );
-    }
-
-    /// Finishes the sums in FP32, as many panels at a time as the staging areas hold together.
-    fn write_f32(k: &'k Kernel, parts: &[(Self, &[Var<'k, f32>])]) {
+        let bytes =
+            parts.iter().map(|(_, sums)| Panels::staging_bytes(sums.len() as u32 * 2) / 4).sum::<u32>();
+        let area = first.place.staging.at(first.warp * bytes);
         let panel = ROW_BYTES as usize / 8;
-        let staged =
-            |sums: &[Var<'k, f32>]| (Self::staging_bytes(sums.len() as u32 * 2) / PANEL_BYTES) as usize;
-        let room = parts.iter().map(|(_, sums)| staged(sums)).sum::<usize>() * panel;
-        let area = parts[0].0.staging;
+        let room = (bytes / WARP_BYTES) as usize * panel;
         for (part, sums) in parts {
             for (turn, sums) in sums.chunks(room).enumerate() {
                 for (i, sums) in (0u32..).zip(sums.chunks(panel)) {
-                    part.stage_f32(area.at(i * PANEL_BYTES), sums);
+                    part.stage_f32(area.at(i * WARP_BYTES), sums);
                 }
                 k.sync_warp();
-                let column = part.column + (turn * room * 2) as u32;
+                let column = part.place.column + (turn * room * 2) as u32;
                 part.copy_f32(k, area, column, sums.len() as u32 * 2);
                 k.sync_warp();
             }
         }
     }
 
-    /// The column and the staged copy of a panel of BF16.
-    fn panel_bf16(&self, panel: u32) -> (U32<'k>, Shared<'k>) {
-        (self.column + panel * Self::MAP_TILE[1], self.staging.at(panel * PANEL_BYTES))
+    /// Stages the warp's rows in BF16, for the copy engine to store: visible to it when all four warps have done
+    /// so and met.
+    pub fn stage(&self, k: &'k Kernel, sums: &[Var<'k, f32>]) {
+        for (panel, sums) in (0u32..).zip(sums.chunks(ROW_BYTES as usize / 4)) {
+            self.stage_bf16(k, self.rows_of(panel), sums);
+        }
     }
 
-    /// Stages the rows in BF16. Whole panels go to the copy engine, which drops what lies outside D; the columns
-    /// that are left over are stored by the lanes.
-    fn write_plain(k: &'k Kernel, parts: &[(Self, &[Var<'k, f32>])]) {
-        for (part, sums) in parts {
-            for (panel, sums) in (0u32..).zip(sums.chunks(ROW_BYTES as usize / 4)) {
-                part.stage_bf16(k, part.panel_bf16(panel).1, sums);
-            }
-        }
-        let whole = |sums: &[Var<'k, f32>]| sums.len() as u32 * 2 / Self::MAP_TILE[1];
-        if parts.iter().any(|(_, sums)| whole(sums) > 0) {
-            k.fence_async_shared();
+    /// The warp's rows of a panel.
+    fn rows_of(&self, panel: u32) -> Shared<'k> {
+        self.place.panel(panel).1.at(self.warp * WARP_BYTES)
+    }
+
+    /// After the warp has staged its rows and met: its lanes store the columns that are no whole panel, if there are
+    /// any.
+    pub fn store_left_over(&self, k: &'k Kernel, columns: u32) {
+        let left_over = columns % Panels::MAP_TILE[1];
+        if left_over > 0 {
+            let panel = columns / Panels::MAP_TILE[1];
+            self.copy_bf16(k, self.place.panel(panel).0, self.rows_of(panel), left_over / 8);
             k.sync_warp();
-            k.if_(parts[0].0.lane.eq(0), || {
-                for (part, sums) in parts {
-                    for panel in 0..whole(sums) {
-                        let (column, staged) = part.panel_bf16(panel);
-                        part.params.d_map.store(&[column, part.row], staged);
-                    }
-                }
-                k.bulk_commit();
-            });
-        }
-        k.sync_warp();
-        for (part, sums) in parts {
-            let left_over = sums.len() as u32 * 2 % Self::MAP_TILE[1];
-            if left_over > 0 {
-                let (column, staged) = part.panel_bf16(whole(sums));
-                part.copy_bf16(k, column, staged, left_over / 8);
-            }
         }
     }
 
     /// Copies a staged panel of BF16 to D, 16 bytes a lane; `chunks` of them make a row.
     fn copy_bf16(&self, k: &'k Kernel, first_column: U32<'k>, panel: Shared<'k>, chunks: u32) {
         let p = self.params;
-        for first in (0..16 * chunks).step_by(WARP as usize) {
+        for first in (0..WARP_ROWS * chunks).step_by(WARP as usize) {
             let index = self.lane + first;
             let row = index / chunks;
             let chunk = index - row * chunks;
             let column = first_column + chunk * 8;
-            let to = p.d.at(((self.row + row).widening_mul(p.d_pitch) + column.to_u64()) * 2);
-            let words = panel.at(chunk_offset(row, chunk)).load_vec::<u32, 4>();
-            let exists = (self.row + row).lt(p.rows) & column.lt(p.columns);
+            let (row_of_d, words) =
+                (self.first_row() + row, panel.at(chunk_offset(row, chunk)).load_vec::<u32, 4>());
+            let to = p.d.at((row_of_d.widening_mul(p.d_pitch) + column.to_u64()) * 2);
+            let exists = row_of_d.lt(p.rows) & column.lt(p.columns);
             k.guard(exists, || to.store_vec(words));
         }
     }
@@ -329,16 +332,16 @@ impl<'k> WarpOutput<'k, '_> {
     /// Finishes staged panels of FP32 that hold `columns` columns from `first_column` on, four numbers a lane.
     fn copy_f32(&self, k: &'k Kernel, panels: Shared<'k>, first_column: U32<'k>, columns: u32) {
         let fours = columns / 4;
-        k.for_(self.lane, 16 * fours, WARP, |index| {
+        k.for_(self.lane, WARP_ROWS * fours, WARP, |index| {
             let row = index / fours;
             let four = index - row * fours;
-            let panel = panels.at((four / FOURS) * PANEL_BYTES);
+            let panel = panels.at((four / FOURS) * WARP_BYTES);
             let half = |odd: u32| {
                 let octet = panel.at(chunk_offset(row, ((four % FOURS) >> 1) + odd * ODD_COLUMNS));
                 octet.at((four & 1) * 8).load_vec::<f32, 2>()
             };
             let ([a, c], [b, d]) = (half(0), half(1));
-            self.params.store_four(k, self.row + row, first_column + four * 4, [a, b, c, d]);
+            self.params.store_four(k, self.first_row() + row, first_column + four * 4, [a, b, c, d]);
         });
     }
 }

@@ -5,7 +5,7 @@
 //! work, the blocks of a cluster take a slice of K each. Their partial sums meet in distributed shared memory and
 //! are added in the order of the slices, so the result does not depend on timing.
 
-use crate::epilogue::{OutputFlags, SwappedOutput, WarpOutput};
+use crate::epilogue::{OutputFlags, Panels, SwappedOutput, WarpOutput};
 use crate::params::Params;
 use crate::pipeline::Pipeline;
 use crate::promote::multiply_stage;
@@ -285,11 +285,24 @@ impl<'k> Block<'k, '_> {
             let barrier = (1, cfg.math_threads());
             SwappedOutput { params, row: m, column, staging, thread, barrier }.write(k, sums);
         } else {
-            let staging = self.after_tiles().at(self.warp * WarpOutput::staging_bytes(cfg.block_n));
-            let row = m + self.warp * 16;
-            let output = WarpOutput { params, row, column: n, staging, lane: self.lane };
-            WarpOutput::write(k, &[(output, sums)]);
-            WarpOutput::finish(k, self.lane);
+            let (warpgroup, warp) = (self.warp >> 2, self.warp & 3);
+            let staging = self.after_tiles().at(warpgroup * Panels::staging_bytes(cfg.block_n));
+            let place = Panels { row: m + warpgroup * 64, column: n, staging };
+            let output = WarpOutput { params, place, warp, lane: self.lane };
+            k.if_else(
+                params.has(OutputFlags::PLAIN),
+                || {
+                    output.stage(k, sums);
+                    k.fence_async_shared();
+                    k.barrier_sync(1, cfg.math_threads());
+                    k.if_((k.thread_index() % WARPGROUP).eq(0), || {
+                        place.store(params, cfg.block_n);
+                        k.bulk_commit();
+                        k.bulk_wait(0);
+                    });
+                },
+                || WarpOutput::write_f32(k, &[(output, sums)]),
+            );
         }
     }
 

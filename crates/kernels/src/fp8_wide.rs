@@ -1,12 +1,12 @@
 //! FP8 GEMM with fine-grained scales, for many rows: persistent, warp-specialized, multicast.
 //!
 //! A block computes tiles of `block_m` by `block_n`. Two warpgroups multiply: each its own half of the rows, or
-//! of the columns where a tile has 64 rows. A third one feeds them: one thread issues the tensor loads, and warps
-//! copy the scales that the copy engine cannot bring. Clusters of blocks share their operands: each block loads
-//! its part of a tile and multicasts it.
+//! of the columns where a tile has 64 rows. A third one serves them: one thread issues the tensor loads, a warp
+//! brings the scales, and two threads have what the others have staged stored. Clusters of blocks share their operands:
+//! each block loads its part of a tile and multicasts it.
 
 use crate::cluster::{Place, Release};
-use crate::epilogue::WarpOutput;
+use crate::epilogue::{OutputFlags, Panels, WarpOutput};
 use crate::params::Params;
 use crate::pipeline::{Cursor, Pipeline};
 use crate::promote::multiply_stage;
@@ -76,9 +76,9 @@ impl Config {
         ScaleShape { rows: self.block_m, columns_per_scale, columns }
     }
 
-    /// Bytes of a math warp's staging area.
+    /// Bytes of a math warpgroup's staging area.
     fn staging_bytes(&self) -> u32 {
-        self.waves() * WarpOutput::staging_bytes(self.warpgroup_n())
+        self.waves() * Panels::staging_bytes(self.warpgroup_n())
     }
 
     /// Builds the kernel.
@@ -99,6 +99,7 @@ struct SharedMap {
     scales: u32,
     barriers: u32,
     scale_barriers: u32,
+    output_barriers: u32,
     bytes: u32,
 }
 
@@ -108,21 +109,24 @@ impl SharedMap {
         // Swizzled tiles repeat every 1024 bytes.
         let a = layout.place(cfg.stages * cfg.block_m * BLOCK_K, 1024);
         let b = layout.place(cfg.stages * cfg.block_n * BLOCK_K, 1024);
-        let staging = layout.place(MATH_WARPS * cfg.staging_bytes(), 1024);
+        let staging = layout.place(MATH_WARPGROUPS * cfg.staging_bytes(), 1024);
         let scales = layout.place(cfg.scales().bytes(), 128);
         let barriers = layout.place(Pipeline::barrier_bytes(cfg.stages), 8);
         let scale_barriers = layout.place(ScaleShape::BARRIER_BYTES, 8);
-        SharedMap { a, b, staging, scales, barriers, scale_barriers, bytes: layout.bytes() }
+        let output_barriers = layout.place(Pipeline::barrier_bytes(MATH_WARPGROUPS), 8);
+        let bytes = layout.bytes();
+        SharedMap { a, b, staging, scales, barriers, scale_barriers, output_barriers, bytes }
     }
 
     /// Gives names to its parts, for the simulator's messages and timeline.
     fn name(&self, k: &Kernel, cfg: &Config) {
         k.name_shared("a", self.a, cfg.block_m * BLOCK_K, cfg.stages);
         k.name_shared("b", self.b, cfg.block_n * BLOCK_K, cfg.stages);
-        k.name_shared("staging", self.staging, cfg.staging_bytes(), MATH_WARPS);
+        k.name_shared("staging", self.staging, cfg.staging_bytes(), MATH_WARPGROUPS);
         cfg.scales().name(k, self.scales);
         Pipeline::name_barriers(k, ["full", "empty"], self.barriers, cfg.stages);
         ScaleRing::name_barriers(k, self.scale_barriers);
+        Pipeline::name_barriers(k, ["staged", "stored"], self.output_barriers, MATH_WARPGROUPS);
     }
 }
 
@@ -136,6 +140,8 @@ struct Block<'k, 'c> {
     place: Place<'k>,
     pipe: Pipeline<'k>,
     scales: ScaleRing<'k>,
+    /// The staging areas of the warpgroups, as if each were a stage of a ring: `full` when it holds a tile's output.
+    outbox: Pipeline<'k>,
     warp: U32<'k>,
     lane: U32<'k>,
 }
@@ -149,6 +155,29 @@ impl<'k> Block<'k, '_> {
     /// `block_n` rows of B in a stage.
     fn b(&self, stage: U32<'k>) -> Shared<'k> {
         self.shared.at(self.map.b).at(stage * (self.cfg.block_n * BLOCK_K))
+    }
+
+    /// The first row and column of a warpgroup's part of a tile.
+    fn part_of(&self, warpgroup: U32<'k>) -> [U32<'k>; 2] {
+        let (cfg, zero) = (self.cfg, self.k.constant(0));
+        match cfg.warpgroups_n() {
+            1 => [warpgroup * (cfg.waves() * 64), zero],
+            _ => [zero, warpgroup * cfg.warpgroup_n()],
+        }
+    }
+
+    /// Where each 64 rows of a warpgroup's part of a tile are staged and belong.
+    fn panels(&self, warpgroup: U32<'k>, tile: [U32<'k>; 2]) -> Vec<Panels<'k>> {
+        let cfg = self.cfg;
+        let [row, column] = self.part_of(warpgroup);
+        let staging = self.shared.at(self.map.staging).at(warpgroup * cfg.staging_bytes());
+        (0..cfg.waves())
+            .map(|wave| Panels {
+                row: tile[0] + row + wave * 64,
+                column: tile[1] + column,
+                staging: staging.at(wave * Panels::staging_bytes(cfg.warpgroup_n())),
+            })
+            .collect()
     }
 }
 
@@ -164,10 +193,13 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let scales =
         ScaleRing::new(k, cfg.scales(), shared.at(map.scales), shared.at(map.scale_barriers), &params);
     let (warp, lane) = (k.warp_index(), k.lane());
-    let block = Block { k, cfg, params, map, shared, place, pipe, scales, warp, lane };
+    let outbox = Pipeline::new(k, shared.at(map.output_barriers), MATH_WARPGROUPS, MATH_WARPGROUPS);
+    let block = Block { k, cfg, params, map, shared, place, pipe, scales, outbox, warp, lane };
 
     let tile_warp = MATH_WARPS;
     let scale_warp = MATH_WARPS + 2;
+    // Those that serve and are left.
+    let storer = (warp & 1).eq(1) & block.params.output.has(OutputFlags::PLAIN);
     k.if_(warp.eq(tile_warp), || {
         k.if_(lane.eq(0), || {
             block.params.a.prefetch();
@@ -176,6 +208,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             block.params.output.d_map.prefetch();
             pipe.init(1, place.sharers() * MATH_WARPS);
             scales.init(MATH_WARPS);
+            outbox.init(MATH_WARPS / MATH_WARPGROUPS, 1);
             k.fence_barrier_init();
         });
         k.sync_warp();
@@ -190,6 +223,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             k.registers_down(PRODUCER_REGISTERS);
             k.if_(warp.eq(tile_warp), || k.if_(k.elect(), || k.role("producer", || block.load_tiles())));
             k.if_(warp.eq(scale_warp), || k.role("scales", || block.bring_scales()));
+            k.if_(storer, || k.if_(k.elect(), || k.role("output", || block.store_tiles())));
         },
         || {
             k.registers_up(MATH_REGISTERS);
@@ -237,6 +271,9 @@ impl<'k> Block<'k, '_> {
     fn multiply(&self) {
         let (k, cfg, p) = (self.k, self.cfg, &self.params);
         let math = Math::new(self);
+        let warpgroup = self.warp >> 2;
+        // The first tile finds its staging area empty.
+        let parity = k.var(1u32);
         math.load_scales(k.constant(0));
         self.place.for_each_turn(k, |turn| {
             math.sums.iter().flatten().for_each(|sum| sum.set(0.0));
@@ -249,27 +286,49 @@ impl<'k> Block<'k, '_> {
                 math.scales.release();
                 math.load_scales(k.constant(0));
             });
-            WarpOutput::reclaim(k, self.lane);
-            let part = |wave: u32| WarpOutput {
-                params: &p.output,
-                row: tile[0] + math.first_row + wave * 64 + (self.warp & 3) * 16,
-                column: tile[1] + math.first_column,
-                staging: math.staging.at(wave * WarpOutput::staging_bytes(cfg.warpgroup_n())),
-                lane: self.lane,
-            };
-            let parts: Vec<_> =
-                (0u32..).zip(&math.sums).map(|(wave, sums)| (part(wave), sums.as_slice())).collect();
-            WarpOutput::write(k, &parts);
+            let columns = cfg.warpgroup_n();
+            let part = |place| WarpOutput { params: &p.output, place, warp: self.warp & 3, lane: self.lane };
+            let parts = self.panels(warpgroup, tile).into_iter().map(part);
+            let parts: Vec<_> = parts.zip(math.sums.iter().map(Vec::as_slice)).collect();
+            k.if_else(
+                p.output.has(OutputFlags::PLAIN),
+                || {
+                    self.outbox.empty(warpgroup).wait(parity.get());
+                    parts.iter().for_each(|(part, sums)| part.stage(k, sums));
+                    k.fence_async_shared();
+                    k.sync_warp();
+                    k.guard(self.lane.eq(0), || self.outbox.full(warpgroup).arrive());
+                    parity.set(parity.live() ^ 1);
+                    parts.iter().for_each(|(part, _)| part.store_left_over(k, columns));
+                },
+                || WarpOutput::write_f32(k, &parts),
+            );
         });
-        WarpOutput::finish(k, self.lane);
+    }
+
+    /// The thread that has stored what a math warpgroup has staged, so that none of those ever waits for the copy engine.
+    fn store_tiles(&self) {
+        let (k, output) = (self.k, &self.params.output);
+        let warpgroup = (self.warp - MATH_WARPS) >> 1;
+        let parity = k.var(0u32);
+        self.place.for_each_tile(k, |m, n| {
+            self.outbox.full(warpgroup).wait(parity.get());
+            self.panels(warpgroup, [m, n])
+                .iter()
+                .for_each(|panels| panels.store(output, self.cfg.warpgroup_n()));
+            k.bulk_commit();
+            k.bulk_wait_read(0);
+            self.outbox.empty(warpgroup).arrive();
+            parity.set(parity.live() ^ 1);
+        });
+        k.bulk_wait(0);
     }
 }
 
 /// A math warp's state.
 struct Math<'k, 'b, 'c> {
     block: &'b Block<'k, 'c>,
-    /// The part of a tile that the warpgroup computes.
-    first_row: U32<'k>,
+    /// The first column of the part of a tile that the warpgroup computes.
     first_column: U32<'k>,
     /// The operands in the first stage, and in the cursor's.
     operands: [Descriptor<'k>; 2],
@@ -282,7 +341,6 @@ struct Math<'k, 'b, 'c> {
     row_scales: Vec<[Var<'k, f32>; UNROLL]>,
     column_scales: Option<[Var<'k, f32>; UNROLL]>,
     scales: ScaleReader<'k>,
-    staging: Shared<'k>,
     products: Vec<Var<'k, f32>>,
     /// The sums of each wave.
     sums: Vec<Vec<Var<'k, f32>>>,
@@ -293,11 +351,8 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     fn new(block: &'b Block<'k, 'c>) -> Self {
         let (k, cfg, warp, lane) = (block.k, block.cfg, block.warp, block.lane);
         let (waves, columns) = (cfg.waves(), cfg.warpgroup_n());
-        let (warpgroup, zero) = (warp >> 2, k.constant(0));
-        let (first_row, first_column) = match cfg.warpgroups_n() {
-            1 => (warpgroup * (waves * 64), zero),
-            _ => (zero, warpgroup * columns),
-        };
+        let zero = k.constant(0);
+        let [first_row, first_column] = block.part_of(warp >> 2);
         // The row of this thread's first accumulators within a 64-row product.
         let row = (warp & 3) * 16 + (lane >> 2);
         let scales = block.scales.reader(lane);
@@ -307,7 +362,6 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         ];
         Math {
             block,
-            first_row,
             first_column,
             operands,
             current: operands.map(Descriptor::var),
@@ -317,7 +371,6 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             row_scales: (0..2 * waves).map(|_| std::array::from_fn(|_| k.var(0.0f32))).collect(),
             column_scales: (cfg.scales().columns == 1).then(|| std::array::from_fn(|_| k.var(0.0f32))),
             scales,
-            staging: block.shared.at(block.map.staging).at(warp * cfg.staging_bytes()),
             products: k.fragment(columns as usize / 2),
             sums: (0..waves).map(|_| k.fragment(columns as usize / 2)).collect(),
             release: Release::new(k, &block.place, &block.pipe, lane),

@@ -1,6 +1,6 @@
 //! The closed set of kernels, and how each is launched for a shape.
 
-use crate::epilogue::WarpOutput;
+use crate::epilogue::Panels;
 use crate::params::ScaleLayout;
 use crate::scales::loaded_blocks;
 use crate::schedule::best_band;
@@ -125,7 +125,7 @@ impl Launch {
 
     /// The map of a plain D, of BF16 with 128-byte swizzle.
     pub fn map_d(&self, shape: Shape, pitch: u64) -> MatrixMap {
-        let [rows, columns] = WarpOutput::MAP_TILE;
+        let [rows, columns] = Panels::MAP_TILE;
         MatrixMap { dims: [shape.n, shape.m], pitch, tile: [columns, rows] }
     }
 }
