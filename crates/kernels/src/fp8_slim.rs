@@ -2,10 +2,10 @@
 //!
 //! With few rows of A the product is as fast as B can be read. Below 64 rows B's rows take the tensor core's
 //! 64-row side and A's the other, which may be as narrow as 8. Where N alone does not give every multiprocessor
-//! work, the blocks of a cluster take a slice of K each. Their partial sums meet in distributed shared memory and
-//! are added in the order of the slices, so the result does not depend on timing.
+//! work, the blocks of a cluster take a slice of K each, and [exchange](crate::exchange) their partial sums.
 
 use crate::epilogue::{OutputFlags, Panels, SwappedOutput, WarpOutput};
+use crate::exchange::Exchange;
 use crate::params::Params;
 use crate::pipeline::Pipeline;
 use crate::promote::multiply_stage;
@@ -13,7 +13,7 @@ use crate::scales::{GROUP, ScaleReader, ScaleRing, ScaleShape, ScaleWriter, grou
 use crate::{BLOCK_K, WARP, WARPGROUP};
 use oxigemm_ptx::tma::{Eviction, LoadOptions};
 use oxigemm_ptx::wgmma::{Descriptor, Swizzle};
-use oxigemm_ptx::{BuildError, F32, Kernel, Module, Shared, Target, U32, Var};
+use oxigemm_ptx::{BuildError, F32, Kernel, MBarrier, Module, Shared, Target, U32, Var};
 
 /// What is compiled in. Shapes, strides, the split of K, the number of stages and the output type are run-time
 /// arguments.
@@ -31,6 +31,7 @@ pub const MAX_STAGES: u32 = 16;
 pub const SPLITS: [u32; 4] = [1, 2, 4, 8];
 /// Barriers lie below the tiles, which start at a multiple of the swizzle's period.
 const SCALE_BARRIERS: u32 = Pipeline::barrier_bytes(MAX_STAGES);
+const INBOX_BARRIER: u32 = SCALE_BARRIERS + ScaleShape::BARRIER_BYTES;
 const TILES: u32 = 1024;
 
 impl Config {
@@ -44,9 +45,15 @@ impl Config {
         self.math_threads() + 2 * WARP
     }
 
-    /// Bytes of dynamic shared memory for a number of stages.
-    pub fn shared_bytes(&self, stages: u32) -> u32 {
-        TILES + (stages * self.stage_bytes() + self.scales().bytes()).max(self.partial_bytes())
+    /// Bytes of dynamic shared memory for a number of stages and slices of K.
+    pub fn shared_bytes(&self, stages: u32, split: u32) -> u32 {
+        // Operands swapped, only the plain output needs no exchange.
+        let inbox = if split > 1 || self.swapped() { Exchange::inbox_bytes(self.tile()) } else { 0 };
+        TILES + stages * self.stage_bytes() + self.scales().bytes() + inbox
+    }
+
+    fn tile(&self) -> [u32; 2] {
+        [self.block_m, self.block_n]
     }
 
     /// Bytes of the tiles of one stage.
@@ -56,16 +63,6 @@ impl Config {
 
     fn scales(&self) -> ScaleShape {
         ScaleShape { rows: self.block_m, columns_per_scale: self.block_n, columns: 1 }
-    }
-
-    /// Floats from one row of partial sums to the next: four more than a row, so that the eight columns and
-    /// four rows that a warp writes at once fall into different banks.
-    fn partial_pitch(&self) -> u32 {
-        self.block_n + 4
-    }
-
-    fn partial_bytes(&self) -> u32 {
-        self.block_m * self.partial_pitch() * 4
     }
 
     /// Whether B's rows take the 64-row side of the tensor core.
@@ -102,9 +99,7 @@ struct Block<'k, 'c> {
     scales: ScaleRing<'k>,
     /// The tile's first row and column.
     tile: [U32<'k>; 2],
-    /// Slices of K, and which of them is this block's.
-    split: U32<'k>,
-    rank: U32<'k>,
+    exchange: Exchange<'k>,
     /// The slice: blocks of K from the first to before the second.
     slice: [U32<'k>; 2],
     warp: U32<'k>,
@@ -140,8 +135,17 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let (split, rank) = (k.cluster_blocks(), k.cluster_rank());
     let slice = [rank * params.k_blocks / split, (rank + 1) * params.k_blocks / split];
     let tile = [k.block_index(1) * cfg.block_m, k.cluster_index() * cfg.block_n];
+    let exchange = Exchange {
+        k,
+        tile: cfg.tile(),
+        inbox: ring.at(cfg.scales().bytes()),
+        arrived: MBarrier(shared.at(INBOX_BARRIER)),
+        blocks: split,
+        rank,
+        rows: (params.output.rows - tile[0]).min(cfg.block_m),
+    };
     let (warp, lane) = (k.warp_index(), k.lane());
-    let block = Block { k, cfg, params, shared, pipe, scales, tile, split, rank, slice, warp, lane };
+    let block = Block { k, cfg, params, shared, pipe, scales, exchange, tile, slice, warp, lane };
     let (tile_warp, scale_warp) = (cfg.math_warps(), cfg.math_warps() + 1);
 
     k.if_else(
@@ -153,16 +157,19 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
                 block.params.b.prefetch();
                 pipe.init(1, cfg.math_warps());
                 scales.init(cfg.math_warps());
+                exchange.init();
                 k.fence_barrier_init();
             });
             k.sync_warp();
             k.barrier_arrive(0, cfg.threads());
+            k.cluster_arrive();
             k.grid_dependency_wait();
             k.if_(lane.eq(0), || k.role("producer", || block.load_tiles()));
             k.sync_warp();
         },
         || {
             k.barrier_sync(0, cfg.threads());
+            k.cluster_arrive_relaxed();
             k.grid_dependency_wait();
         },
     );
@@ -173,18 +180,11 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let direct = split.eq(1) & writable;
     k.if_(warp.lt(tile_warp), || {
         let sums = k.role("math", || block.multiply());
-        // What comes next takes the place of the tiles: no warpgroup may still read those.
-        k.barrier_sync(1, cfg.math_threads());
-        k.if_else(direct, || block.write(&sums), || block.share_partials(&sums));
+        // The barriers of the other blocks exist.
+        k.cluster_wait();
+        k.if_else(direct, || block.write(&sums), || block.exchange_partials(&sums));
     });
-    k.if_(!direct, || {
-        // Every slice's partial sums are in place, and visible to the cluster.
-        k.cluster_sync();
-        k.if_(warp.lt(tile_warp), || block.add_partials());
-        k.sync_warp();
-        // Nobody leaves while another block still reads its shared memory.
-        k.cluster_sync();
-    });
+    k.if_(warp.ge(tile_warp), || k.cluster_wait());
     k.finish()
 }
 
@@ -278,6 +278,8 @@ impl<'k> Block<'k, '_> {
     /// Writes the sums to D.
     fn write(&self, sums: &[Var<'k, f32>]) {
         let (k, cfg, params, [m, n]) = (self.k, self.cfg, &self.params.output, self.tile);
+        // What is staged takes the place of the tiles: no warpgroup may still read those.
+        k.barrier_sync(1, cfg.math_threads());
         if cfg.swapped() {
             let warpgroup = self.warp >> 2;
             let staging = self.after_tiles().at(warpgroup * (cfg.block_m * 128).next_multiple_of(1024));
@@ -298,7 +300,7 @@ impl<'k> Block<'k, '_> {
                     k.if_((k.thread_index() % WARPGROUP).eq(0), || {
                         place.store(params, cfg.block_n);
                         k.bulk_commit();
-                        k.bulk_wait(0);
+                        k.bulk_wait_read(0);
                     });
                 },
                 || WarpOutput::write_f32(k, &[(output, sums)]),
@@ -306,42 +308,23 @@ impl<'k> Block<'k, '_> {
         }
     }
 
-    /// Lays the partial sums `[block_m][partial_pitch]` out for the cluster to read.
-    fn share_partials(&self, sums: &[Var<'k, f32>]) {
-        let pitch = self.cfg.partial_pitch();
-        // Element (i, j) of the fragment is D's (row, column), or the reverse.
-        let place = |i: U32<'k>, j: U32<'k>| if self.cfg.swapped() { j * pitch + i } else { i * pitch + j };
-        let to = self.after_tiles().at(place(self.warp * 16 + (self.lane >> 2), (self.lane & 3) * 2) * 4);
+    /// Adds the slices up and writes D.
+    fn exchange_partials(&self, sums: &[Var<'k, f32>]) {
+        let (k, cfg, shares) = (self.k, self.cfg, self.exchange.shares());
+        let (i, j) = (self.warp * 16 + (self.lane >> 2), (self.lane & 3) * 2);
         for (octet, sums) in (0u32..).zip(sums.chunks(4)) {
-            for (index, sum) in (0u32..).zip(sums) {
-                let (i, j) = (self.k.constant((index / 2) * 8), self.k.constant(octet * 8 + index % 2));
-                to.at(place(i, j) * 4).store(sum.live());
+            for (half, sums) in (0u32..).zip(sums.chunks(2)) {
+                // Element (i, j) of the fragment is D's (row, column), or the reverse.
+                let (i, j) = (i + half * 8, j + octet * 8);
+                let pair = [sums[0].live(), sums[1].live()];
+                if cfg.swapped() {
+                    shares.send([j, i], pair[0]);
+                    shares.send([j + 1, i], pair[1]);
+                } else {
+                    shares.send_pair([i, j], pair);
+                }
             }
         }
-    }
-
-    /// Adds the slices in order and writes D; the cluster's blocks take turns of four neighbours a thread.
-    fn add_partials(&self) {
-        let (k, cfg, p) = (self.k, self.cfg, &self.params);
-        let [m, n] = self.tile;
-        let fours = cfg.block_n / 4;
-        let rows = (p.output.rows - m).min(cfg.block_m);
-        let first = self.rank * cfg.math_threads() + k.thread_index();
-        k.for_(first, rows * fours, self.split * cfg.math_threads(), |index| {
-            let (row, column) = (index / fours, (index % fours) * 4);
-            let from = self.after_tiles().at((row * cfg.partial_pitch() + column) * 4);
-            let sums: [Var<'k, f32>; 4] = std::array::from_fn(|_| k.var(0.0f32));
-            for split in SPLITS {
-                k.if_(self.split.eq(split), || {
-                    // All loads are in flight before the first addition.
-                    let slices: Vec<[F32<'k>; 4]> =
-                        (0..split).map(|rank| from.in_block(rank).load_vec::<f32, 4>()).collect();
-                    for slice in slices {
-                        sums.iter().zip(slice).for_each(|(sum, part)| sum.set(sum.live() + part));
-                    }
-                });
-            }
-            p.output.store_four(k, m + row, n + column, sums.map(|sum| sum.live()));
-        });
+        shares.receive(&self.params.output, self.tile, k.thread_index(), cfg.math_threads());
     }
 }

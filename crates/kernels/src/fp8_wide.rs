@@ -321,7 +321,6 @@ impl<'k> Block<'k, '_> {
             self.outbox.empty(warpgroup).arrive();
             parity.set(parity.live() ^ 1);
         });
-        k.bulk_wait(0);
     }
 }
 

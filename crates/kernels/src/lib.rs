@@ -18,6 +18,7 @@
 
 mod cluster;
 pub mod epilogue;
+mod exchange;
 pub mod fp8_slim;
 pub mod fp8_wide;
 pub mod launch;

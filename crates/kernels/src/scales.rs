@@ -15,7 +15,7 @@ use oxigemm_ptx::{F32, Kernel, Pred, Shared, U32, Var};
 /// row, so the fewer groups the better. Groups start at multiples of it; a tile may start inside one.
 pub(crate) const GROUP: u32 = 8;
 /// Blocks of K whose scales a thread loads at once.
-pub(crate) const VECTOR: u32 = 2;
+pub(crate) const VECTOR: u32 = 4;
 /// Groups in flight.
 const SLOTS: u32 = 2;
 

@@ -1,6 +1,7 @@
 //! Pointers, loads, stores, atomics and reductions (PTX manual, "Data Movement and Conversion Instructions").
 
 use crate::kernel::Kernel;
+use crate::mbarrier::RemoteMBarrier;
 use crate::ops::Int;
 use crate::target::Needs;
 use crate::value::{Arg, Class, Pred, Source, Type, U32, U64, Val};
@@ -309,6 +310,48 @@ impl<'k> Shared<'k> {
         let (dst, own, rank) = (out.operand(), self.base.in_register().operand(), rank.val(k).operand());
         k.emit(Needs::SM90, format_args!("mapa.shared::cluster.u32 {dst}, {own}, {rank};"));
         Ptr { base: out, offset: self.offset }
+    }
+}
+
+impl<'k> ClusterShared<'k> {
+    /// Stores one value asynchronously and then counts its bytes at a barrier of the same block, which was told to
+    /// [expect](crate::MBarrier::expect) them.
+    #[track_caller]
+    pub fn store_async<T: Type>(self, value: impl Arg<'k, T>, counted_at: RemoteMBarrier<'k>) {
+        let value = value.val(self.kernel()).operand();
+        self.emit_store_async::<T>("", format_args!("{value}"), counted_at);
+    }
+
+    /// [`store_async`](Self::store_async) of two or four neighbours; the address is aligned to all of them together.
+    #[track_caller]
+    pub fn store_vec_async<T: Type, const N: usize>(
+        self,
+        values: [Val<'k, T>; N],
+        counted_at: RemoteMBarrier<'k>,
+    ) {
+        const { assert!(N == 2 || N == 4) };
+        let list = values.map(|v| v.operand().to_string()).join(", ");
+        self.emit_store_async::<T>(&format!(".v{N}"), format_args!("{{{list}}}"), counted_at);
+    }
+
+    #[track_caller]
+    fn emit_store_async<T: Type>(
+        self,
+        vector: &str,
+        values: std::fmt::Arguments<'_>,
+        counted_at: RemoteMBarrier<'k>,
+    ) {
+        self.kernel().require(T::BYTES == 4 || T::BYTES == 8, || {
+            format!("st.async stores values of 4 or 8 bytes, not {}", T::BYTES)
+        });
+        self.kernel().emit(
+            Needs::from_sm(90, 8, 1),
+            format_args!(
+                "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{vector}.{} {self}, {values}, {};",
+                T::RAW,
+                counted_at.0
+            ),
+        );
     }
 }
 
