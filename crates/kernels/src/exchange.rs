@@ -14,7 +14,7 @@ pub(crate) struct Exchange<'k> {
     pub k: &'k Kernel,
     /// Rows and columns of the tile; the columns are a power of two.
     pub tile: [u32; 2],
-    /// What this block receives: a tile of FP32.
+    /// Room for what this block receives: a tile of FP32.
     pub inbox: Shared<'k>,
     /// Ends its first phase when all of it has come.
     pub arrived: MBarrier<'k>,
@@ -29,11 +29,6 @@ pub(crate) struct Exchange<'k> {
 const FOUR: u32 = 4;
 
 impl<'k> Exchange<'k> {
-    /// Bytes of the inbox for a tile.
-    pub const fn inbox_bytes([rows, columns]: [u32; 2]) -> u32 {
-        rows * columns * 4
-    }
-
     /// One thread prepares the barrier, before the cluster synchronizes.
     pub fn init(&self) {
         self.arrived.init(1);

@@ -45,11 +45,9 @@ impl Config {
         self.math_threads() + 2 * WARP
     }
 
-    /// Bytes of dynamic shared memory for a number of stages and slices of K.
-    pub fn shared_bytes(&self, stages: u32, split: u32) -> u32 {
-        // Operands swapped, only the plain output needs no exchange.
-        let inbox = if split > 1 || self.swapped() { Exchange::inbox_bytes(self.tile()) } else { 0 };
-        TILES + stages * self.stage_bytes() + self.scales().bytes() + inbox
+    /// Bytes of dynamic shared memory for a number of stages, at least two.
+    pub fn shared_bytes(&self, stages: u32) -> u32 {
+        TILES + stages * self.stage_bytes() + self.scales().bytes()
     }
 
     fn tile(&self) -> [u32; 2] {
@@ -138,7 +136,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let exchange = Exchange {
         k,
         tile: cfg.tile(),
-        inbox: ring.at(cfg.scales().bytes()),
+        inbox: shared.at(TILES),
         arrived: MBarrier(shared.at(INBOX_BARRIER)),
         blocks: split,
         rank,
@@ -162,14 +160,12 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             });
             k.sync_warp();
             k.barrier_arrive(0, cfg.threads());
-            k.cluster_arrive();
             k.grid_dependency_wait();
             k.if_(lane.eq(0), || k.role("producer", || block.load_tiles()));
             k.sync_warp();
         },
         || {
             k.barrier_sync(0, cfg.threads());
-            k.cluster_arrive_relaxed();
             k.grid_dependency_wait();
         },
     );
@@ -180,11 +176,10 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let direct = split.eq(1) & writable;
     k.if_(warp.lt(tile_warp), || {
         let sums = k.role("math", || block.multiply());
-        // The barriers of the other blocks exist.
-        k.cluster_wait();
         k.if_else(direct, || block.write(&sums), || block.exchange_partials(&sums));
     });
-    k.if_(warp.ge(tile_warp), || k.cluster_wait());
+    // Every warp takes part in the meeting of the cluster.
+    k.if_(warp.ge(tile_warp) & !direct, || k.cluster_sync());
     k.finish()
 }
 
@@ -311,6 +306,8 @@ impl<'k> Block<'k, '_> {
     /// Adds the slices up and writes D.
     fn exchange_partials(&self, sums: &[Var<'k, f32>]) {
         let (k, cfg, shares) = (self.k, self.cfg, self.exchange.shares());
+        // What is received takes the place of the tiles: no block may still read those.
+        k.cluster_sync();
         let (i, j) = (self.warp * 16 + (self.lane >> 2), (self.lane & 3) * 2);
         for (octet, sums) in (0u32..).zip(sums.chunks(4)) {
             for (half, sums) in (0u32..).zip(sums.chunks(2)) {

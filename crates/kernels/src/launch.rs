@@ -224,7 +224,7 @@ impl Choice {
                     grid: [shape.n.div_ceil(config.block_n) * split, m_tiles],
                     threads: config.threads(),
                     cluster: split,
-                    shared_bytes: config.shared_bytes(stages, split),
+                    shared_bytes: config.shared_bytes(stages),
                     tile_a: config.block_m,
                     tile_b: config.block_n,
                     scale_rows: config.block_m,
@@ -252,7 +252,7 @@ mod tests {
         for config in Config::all() {
             let bytes = match config {
                 Config::Wide(config) => config.shared_bytes(),
-                Config::Slim(config) => config.shared_bytes(2, 8),
+                Config::Slim(config) => config.shared_bytes(2),
             };
             assert!(bytes <= 232_448, "{} needs {bytes} bytes", config.name());
         }

@@ -103,7 +103,7 @@ pub fn estimate(choice: Choice, shape: Shape, limits: &Limits) -> Cost {
         }
         Choice::Slim { config, split, stages } => {
             let tile = Tile { m: config.block_m, n: config.block_n };
-            let shared = config.shared_bytes(stages, split);
+            let shared = config.shared_bytes(stages);
             let by_shared = limits.shared_per_sm / (shared + RESERVED_SHARED);
             let per_sm = by_shared.min(blocks_by_registers(&tile, config.threads()));
             slim(&tile, split, [stages, shared], per_sm, shape, limits)

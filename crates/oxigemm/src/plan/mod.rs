@@ -230,7 +230,7 @@ fn with_stages(choice: Choice, shape: Shape, limits: Limits) -> Vec<Choice> {
         .filter_map(|blocks| {
             let room = (limits.shared_per_sm / blocks).saturating_sub(RESERVED_SHARED);
             let room = room.min(limits.shared_per_block);
-            (MIN_STAGES..=needed).rev().find(|&stages| config.shared_bytes(stages, split) <= room)
+            (MIN_STAGES..=needed).rev().find(|&stages| config.shared_bytes(stages) <= room)
         })
         .collect();
     found.dedup();
@@ -248,7 +248,7 @@ fn serves(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
             let m_tiles = shape.m.div_ceil(config.block_m);
             let blocks = u64::from(shape.n.div_ceil(config.block_n)) * u64::from(split) * u64::from(m_tiles);
             (MIN_STAGES..=fp8_slim::MAX_STAGES).contains(&stages)
-                && config.shared_bytes(stages, split) <= limits.shared_per_block
+                && config.shared_bytes(stages) <= limits.shared_per_block
                 && m_tiles <= MAX_GRID_Y
                 // Its grid covers D: it cannot be held back to some multiprocessors.
                 && (!limits.restricted || blocks <= u64::from(limits.sms))
