@@ -248,10 +248,11 @@ impl<'k> WarpOutput<'k, '_> {
         let area = first.place.staging.at(first.warp * bytes);
         let panel = ROW_BYTES as usize / 8;
         let room = (bytes / WARP_BYTES) as usize * panel;
+        let chunks = first.chunks_f32(area);
         for (part, sums) in parts {
             for (turn, sums) in sums.chunks(room).enumerate() {
                 for (i, sums) in (0u32..).zip(sums.chunks(panel)) {
-                    part.stage_f32(area.at(i * WARP_BYTES), sums);
+                    Self::stage_f32(&chunks.map(|chunk| chunk.at(i * WARP_BYTES)), sums);
                 }
                 k.sync_warp();
                 let column = part.place.column + (turn * room * 2) as u32;
@@ -264,8 +265,9 @@ impl<'k> WarpOutput<'k, '_> {
     /// Stages the warp's rows in BF16, for the copy engine to store: visible to it when all four warps have done
     /// so and met.
     pub fn stage(&self, k: &'k Kernel, sums: &[Var<'k, f32>]) {
+        let chunks = self.chunks_bf16();
         for (panel, sums) in (0u32..).zip(sums.chunks(ROW_BYTES as usize / 4)) {
-            self.stage_bf16(k, self.rows_of(panel), sums);
+            Self::stage_bf16(k, &chunks.map(|chunk| chunk.at(panel * PANEL_BYTES)), sums);
         }
     }
 
@@ -301,15 +303,27 @@ impl<'k> WarpOutput<'k, '_> {
         }
     }
 
-    /// Rounds a panel of the fragment to BF16 and lays its rows out.
-    fn stage_bf16(&self, k: &'k Kernel, panel: Shared<'k>, sums: &[Var<'k, f32>]) {
-        let pair = |i: usize| k.pack_bf16(sums[i].live(), sums[i + 1].live());
+    /// Where this lane stores matrices of the first panel of BF16: one place for each two octets of columns.
+    fn chunks_bf16(&self) -> [Shared<'k>; 4] {
         // Matrices of `stmatrix`: upper and lower eight rows of an octet of columns, then of the next octet.
         let (row, next_octet) = (self.lane & 15, self.lane >> 4);
-        for (octets, first) in (0u32..).zip((0..sums.len()).step_by(8)) {
-            let to = panel.at(chunk_offset(row, next_octet + octets * 2));
-            to.store_matrices(Layout::Rows, [pair(first), pair(first + 2), pair(first + 4), pair(first + 6)]);
+        [0, 2, 4, 6].map(|octet| self.rows_of(0).at(chunk_offset(row, next_octet + octet)))
+    }
+
+    /// Rounds a panel of the fragment to BF16 and lays its rows out.
+    fn stage_bf16(k: &'k Kernel, chunks: &[Shared<'k>; 4], sums: &[Var<'k, f32>]) {
+        for (to, sums) in chunks.iter().zip(sums.chunks(8)) {
+            let pair = |i: usize| k.pack_bf16(sums[i].live(), sums[i + 1].live());
+            to.store_matrices(Layout::Rows, [pair(0), pair(2), pair(4), pair(6)]);
         }
+    }
+
+    /// Where this lane stores its numbers of the upper eight rows of the first panel of FP32: the even column of each
+    /// octet, then the odd ones.
+    fn chunks_f32(&self, panel: Shared<'k>) -> [Shared<'k>; 2 * ODD_COLUMNS as usize] {
+        let (k, row, pair) = (self.lane.kernel(), self.lane >> 2, self.lane & 3);
+        let rows = panel.at(pair * 4);
+        std::array::from_fn(|chunk| rows.at(chunk_offset(row, k.constant(chunk as u32))))
     }
 
     /// Lays a panel of the fragment out in FP32: the even columns in one half of a row, the odd in the other.
@@ -318,13 +332,12 @@ impl<'k> WarpOutput<'k, '_> {
     /// register followed by an odd one, and so decide the registers of the main loop. There `sum += scale * product`
     /// reads sum and product in one cycle only if one is even and the other odd, which the assembler sees to where
     /// it is free to choose.
-    fn stage_f32(&self, panel: Shared<'k>, sums: &[Var<'k, f32>]) {
-        let (row, pair) = (self.lane >> 2, self.lane & 3);
-        for (octet, sums) in (0u32..).zip(sums.chunks(4)) {
-            for (i, sum) in (0u32..).zip(sums) {
-                let chunk = row.kernel().constant(octet + i % 2 * ODD_COLUMNS);
-                let chunk = panel.at(chunk_offset(row + i / 2 * 8, chunk));
-                chunk.at(pair * 4).store(sum.live());
+    fn stage_f32(chunks: &[Shared<'k>; 2 * ODD_COLUMNS as usize], sums: &[Var<'k, f32>]) {
+        let (even, odd) = chunks.split_at(ODD_COLUMNS as usize);
+        for ((even, odd), sums) in even.iter().zip(odd).zip(sums.chunks(4)) {
+            for (below, sums) in [0, 8 * ROW_BYTES].into_iter().zip(sums.chunks(2)) {
+                even.at(below).store(sums[0].live());
+                odd.at(below).store(sums[1].live());
             }
         }
     }

@@ -2,18 +2,20 @@
 //!
 //! With few rows of A the product is as fast as B can be read. Below 64 rows B's rows take the tensor core's
 //! 64-row side and A's the other, which may be as narrow as 8. Where N alone does not give every multiprocessor
-//! work, the blocks of a cluster take a slice of K each, and [exchange](crate::exchange) their partial sums.
+//! work, the blocks of a cluster take a slice of K each. Their partial sums meet in distributed shared memory and
+//! are added in the order of the slices, so the result does not depend on timing.
 
 use crate::epilogue::{OutputFlags, Panels, SwappedOutput, WarpOutput};
-use crate::exchange::Exchange;
 use crate::params::Params;
+pub use crate::partials::SPLITS;
+use crate::partials::{PartialShape, Partials};
 use crate::pipeline::Pipeline;
 use crate::promote::multiply_stage;
 use crate::scales::{GROUP, ScaleReader, ScaleRing, ScaleShape, ScaleWriter, group_start};
 use crate::{BLOCK_K, WARP, WARPGROUP};
 use oxigemm_ptx::tma::{Eviction, LoadOptions};
 use oxigemm_ptx::wgmma::{Descriptor, Swizzle};
-use oxigemm_ptx::{BuildError, F32, Kernel, MBarrier, Module, Shared, Target, U32, Var};
+use oxigemm_ptx::{BuildError, F32, Kernel, Module, Shared, Target, U32, Var};
 
 /// What is compiled in. Shapes, strides, the split of K, the number of stages and the output type are run-time
 /// arguments.
@@ -27,11 +29,8 @@ pub struct Config {
 
 /// Stages that the barriers have room for.
 pub const MAX_STAGES: u32 = 16;
-/// The ways K may be split: clusters of this many blocks.
-pub const SPLITS: [u32; 4] = [1, 2, 4, 8];
 /// Barriers lie below the tiles, which start at a multiple of the swizzle's period.
 const SCALE_BARRIERS: u32 = Pipeline::barrier_bytes(MAX_STAGES);
-const INBOX_BARRIER: u32 = SCALE_BARRIERS + ScaleShape::BARRIER_BYTES;
 const TILES: u32 = 1024;
 
 impl Config {
@@ -45,13 +44,9 @@ impl Config {
         self.math_threads() + 2 * WARP
     }
 
-    /// Bytes of dynamic shared memory for a number of stages, at least two.
+    /// Bytes of dynamic shared memory for a number of stages.
     pub fn shared_bytes(&self, stages: u32) -> u32 {
-        TILES + stages * self.stage_bytes() + self.scales().bytes()
-    }
-
-    fn tile(&self) -> [u32; 2] {
-        [self.block_m, self.block_n]
+        TILES + (stages * self.stage_bytes() + self.scales().bytes()).max(self.partials().bytes())
     }
 
     /// Bytes of the tiles of one stage.
@@ -61,6 +56,15 @@ impl Config {
 
     fn scales(&self) -> ScaleShape {
         ScaleShape { rows: self.block_m, columns_per_scale: self.block_n, columns: 1 }
+    }
+
+    fn partials(&self) -> PartialShape {
+        PartialShape {
+            rows: self.block_m,
+            columns: self.block_n,
+            swapped: self.swapped(),
+            threads: self.math_threads(),
+        }
     }
 
     /// Whether B's rows take the 64-row side of the tensor core.
@@ -97,7 +101,7 @@ struct Block<'k, 'c> {
     scales: ScaleRing<'k>,
     /// The tile's first row and column.
     tile: [U32<'k>; 2],
-    exchange: Exchange<'k>,
+    partials: Partials<'k>,
     /// The slice: blocks of K from the first to before the second.
     slice: [U32<'k>; 2],
     warp: U32<'k>,
@@ -133,17 +137,9 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let (split, rank) = (k.cluster_blocks(), k.cluster_rank());
     let slice = [rank * params.k_blocks / split, (rank + 1) * params.k_blocks / split];
     let tile = [k.block_index(1) * cfg.block_m, k.cluster_index() * cfg.block_n];
-    let exchange = Exchange {
-        k,
-        tile: cfg.tile(),
-        inbox: shared.at(TILES),
-        arrived: MBarrier(shared.at(INBOX_BARRIER)),
-        blocks: split,
-        rank,
-        rows: (params.output.rows - tile[0]).min(cfg.block_m),
-    };
     let (warp, lane) = (k.warp_index(), k.lane());
-    let block = Block { k, cfg, params, shared, pipe, scales, exchange, tile, slice, warp, lane };
+    let partials = Partials { shape: cfg.partials(), at: shared.at(TILES), split, rank };
+    let block = Block { k, cfg, params, shared, pipe, scales, tile, partials, slice, warp, lane };
     let (tile_warp, scale_warp) = (cfg.math_warps(), cfg.math_warps() + 1);
 
     k.if_else(
@@ -155,7 +151,6 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
                 block.params.b.prefetch();
                 pipe.init(1, cfg.math_warps());
                 scales.init(cfg.math_warps());
-                exchange.init();
                 k.fence_barrier_init();
             });
             k.sync_warp();
@@ -176,10 +171,21 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let direct = split.eq(1) & writable;
     k.if_(warp.lt(tile_warp), || {
         let sums = k.role("math", || block.multiply());
-        k.if_else(direct, || block.write(&sums), || block.exchange_partials(&sums));
+        // What comes next takes the place of the tiles: no warpgroup may still read those.
+        k.barrier_sync(1, cfg.math_threads());
+        k.if_else(direct, || block.write(&sums), || block.partials.share(k, warp, lane, &sums));
     });
-    // Every warp takes part in the meeting of the cluster.
-    k.if_(warp.ge(tile_warp) & !direct, || k.cluster_sync());
+    k.if_(!direct, || {
+        let math = warp.lt(tile_warp);
+        // Every slice's partial sums are in place, and visible to the cluster.
+        k.cluster_sync();
+        let loaded = block.partials.load(k, math, &block.params.output, tile);
+        // Nobody leaves while another block still reads its shared memory.
+        k.cluster_arrive();
+        k.if_(math, || block.partials.add(k, &loaded, &block.params.output, tile));
+        k.sync_warp();
+        k.cluster_wait();
+    });
     k.finish()
 }
 
@@ -273,8 +279,6 @@ impl<'k> Block<'k, '_> {
     /// Writes the sums to D.
     fn write(&self, sums: &[Var<'k, f32>]) {
         let (k, cfg, params, [m, n]) = (self.k, self.cfg, &self.params.output, self.tile);
-        // What is staged takes the place of the tiles: no warpgroup may still read those.
-        k.barrier_sync(1, cfg.math_threads());
         if cfg.swapped() {
             let warpgroup = self.warp >> 2;
             let staging = self.after_tiles().at(warpgroup * (cfg.block_m * 128).next_multiple_of(1024));
@@ -301,27 +305,5 @@ impl<'k> Block<'k, '_> {
                 || WarpOutput::write_f32(k, &[(output, sums)]),
             );
         }
-    }
-
-    /// Adds the slices up and writes D.
-    fn exchange_partials(&self, sums: &[Var<'k, f32>]) {
-        let (k, cfg, shares) = (self.k, self.cfg, self.exchange.shares());
-        // What is received takes the place of the tiles: no block may still read those.
-        k.cluster_sync();
-        let (i, j) = (self.warp * 16 + (self.lane >> 2), (self.lane & 3) * 2);
-        for (octet, sums) in (0u32..).zip(sums.chunks(4)) {
-            for (half, sums) in (0u32..).zip(sums.chunks(2)) {
-                // Element (i, j) of the fragment is D's (row, column), or the reverse.
-                let (i, j) = (i + half * 8, j + octet * 8);
-                let pair = [sums[0].live(), sums[1].live()];
-                if cfg.swapped() {
-                    shares.send([j, i], pair[0]);
-                    shares.send([j + 1, i], pair[1]);
-                } else {
-                    shares.send_pair([i, j], pair);
-                }
-            }
-        }
-        shares.receive(&self.params.output, self.tile, k.thread_index(), cfg.math_threads());
     }
 }

@@ -18,11 +18,11 @@
 
 mod cluster;
 pub mod epilogue;
-mod exchange;
 pub mod fp8_slim;
 pub mod fp8_wide;
 pub mod launch;
 pub mod params;
+mod partials;
 pub mod pipeline;
 mod promote;
 mod scales;
