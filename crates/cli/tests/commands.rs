@@ -132,7 +132,9 @@ fn a_timeline_is_written_for_perfetto() {
             .iter()
             .any(|event| event["args"]["detail"].as_str().is_some_and(|detail| detail.contains(part)))
     };
-    assert!(details("reports to full[1]"), "barriers have their names");
+    for part in ["b[1], reports to full[1]", "a[3], reports to full[3]", "b[1] x a[1]", "scales[0]", "empty[0]"] {
+        assert!(details(part), "stages and barriers have their names: {part}");
+    }
     assert!(
         events
             .iter()

@@ -6,6 +6,7 @@ use crate::cluster::Cluster;
 use crate::decode::{Kernel, SHARED_BASE};
 use crate::error::{Fault, FaultKind, Place};
 use crate::hazard::{Event, GlobalShadow};
+use crate::isa::Scope;
 use crate::machine::{Options, Report, TraceEvent, TraceUnit};
 use crate::memory::{LOCAL_WINDOW, Memory, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::rng::Rng;
@@ -68,7 +69,7 @@ impl Location {
 pub(crate) struct Access {
     pub(crate) warp: u32,
     pub(crate) pc: u32,
-    pub(crate) strong: bool,
+    pub(crate) strong: Option<Scope>,
     /// One event per class of lanes, by the class's agent.
     events: Vec<(u32, u32)>,
     /// The same in the shadow of global memory.
@@ -76,7 +77,7 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    pub(crate) fn new(warp: u32, pc: u32, strong: bool) -> Access {
+    pub(crate) fn new(warp: u32, pc: u32, strong: Option<Scope>) -> Access {
         Access { warp, pc, strong, events: Vec::new(), global: Vec::new() }
     }
 }
@@ -265,14 +266,16 @@ impl Cx<'_> {
     pub(crate) fn shadow_global_async(
         &mut self,
         event: Event,
+        lane: Option<usize>,
         ranges: impl Iterator<Item = (u64, u64)>,
         write: bool,
     ) -> Result<(), Fault> {
         let cta = self.cta_index(event.warp);
+        let lane = lane.map(|l| l as u8);
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
         let id = self.global.record(h.global_unit_event(event, cta));
         for range in ranges {
-            if let Err(c) = self.global.access(h, id, None, range, write, false) {
+            if let Err(c) = self.global.access(h, id, lane, range, write, false) {
                 return Err(self.global_conflict(c, write));
             }
         }

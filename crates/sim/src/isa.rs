@@ -55,13 +55,23 @@ impl Combine {
     }
 }
 
+/// How far a strong operation reaches, from the narrowest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Scope {
+    Cta,
+    Cluster,
+    /// The GPU, and what is beyond it.
+    Gpu,
+}
+
 /// Ordering of a memory access or a barrier operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Sem {
     pub(crate) acquire: bool,
     pub(crate) release: bool,
-    /// A strong (relaxed, volatile, atomic or stronger) access: never half of a data race with another one.
-    pub(crate) strong: bool,
+    /// The scope of a strong (relaxed, volatile, atomic or stronger) access: never half of a data race with another
+    /// one where the scope of each includes the thread of the other.
+    pub(crate) strong: Option<Scope>,
 }
 
 /// An atomic function.
@@ -108,13 +118,13 @@ pub(crate) enum PhaseRef {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fence {
     /// `fence.sc/acq_rel`, `membar`.
-    Thread { acquire: bool, release: bool },
+    Thread { acquire: bool, release: bool, scope: Scope },
     /// `fence.proxy.async`, for the memory that it names; for both if it names none.
     ProxyAsync { shared: bool, global: bool },
     /// `fence.mbarrier_init.release.cluster`
     MbarrierInit,
     /// `fence.proxy.tensormap::generic.release`
-    TensorMapRelease,
+    TensorMapRelease(Scope),
     /// `fence.proxy.alias` and others with no effect in this model.
     Nothing,
 }
@@ -213,6 +223,7 @@ pub(crate) struct Arrive {
     pub(crate) expect: Option<Src>,
     pub(crate) token: Option<Reg>,
     pub(crate) release: bool,
+    pub(crate) scope: Scope,
     pub(crate) drop: bool,
     pub(crate) no_complete: bool,
 }
@@ -488,6 +499,7 @@ pub(crate) enum Op {
         phase: PhaseRef,
         blocking: bool,
         acquire: bool,
+        scope: Scope,
     },
     MbarPending {
         dst: Reg,
@@ -495,6 +507,7 @@ pub(crate) enum Op {
     },
     Fence(Fence),
     TensorMapAcquire {
+        scope: Scope,
         addr: Addr,
         bytes: Src,
     },
@@ -573,6 +586,22 @@ pub(crate) enum Op {
         count: u32,
     },
     GridDependency,
+}
+
+impl Op {
+    /// The scope of a strong access or a fence.
+    pub(crate) fn scope(&self) -> Option<Scope> {
+        match self {
+            Op::Load { sem, .. }
+            | Op::Store { sem, .. }
+            | Op::Atom { sem, .. }
+            | Op::AtomWide { sem, .. }
+            | Op::AtomVector { sem, .. } => sem.strong,
+            Op::Fence(Fence::Thread { scope, .. } | Fence::TensorMapRelease(scope))
+            | Op::TensorMapAcquire { scope, .. } => Some(*scope),
+            _ => None,
+        }
+    }
 }
 
 /// One value handed over by a call.

@@ -248,6 +248,8 @@ pub enum TraceUnit {
     Store,
     /// The `cp.async` of a warp.
     CpAsync,
+    /// A `st.async` or `red.async` to a peer.
+    RemoteStore,
 }
 
 /// One bar of the timeline. Time counts the warp instructions of the whole grid.

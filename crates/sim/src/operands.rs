@@ -131,7 +131,7 @@ pub(crate) fn uses(op: &Op, guard: Option<(Reg, bool)>) -> Uses {
             l.addr(addr).src(*s).dst(*dst)
         }
         Op::MbarPending { dst, token } => l.src(*token).dst(*dst),
-        Op::TensorMapAcquire { addr, bytes } => l.addr(addr).src(*bytes),
+        Op::TensorMapAcquire { addr, bytes, .. } => l.addr(addr).src(*bytes),
         Op::TensorMapReplace { addr, value, .. } => l.addr(addr).src(*value),
         Op::TensorMapCopyRelease { dst, src } => l.addr(dst).addr(src),
         Op::CpAsync { dst, src, src_bytes, ignore, .. } => {

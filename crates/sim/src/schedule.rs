@@ -68,7 +68,7 @@ pub(crate) fn run_grid(
         polls: 0,
         executed: vec![false; kernel.code.len()],
         maps: HashMap::new(),
-        global: GlobalShadow::default(),
+        global: GlobalShadow::new(kernel.scoped),
     };
     grid.run()?;
     let lines =
@@ -294,17 +294,18 @@ impl Grid<'_> {
     fn complete_one(&mut self, cluster: &mut Cluster) -> Result<bool, Fault> {
         let busy: Vec<usize> =
             (0..cluster.warps.len()).filter(|w| !cluster.warps[*w].wgmma.queue.is_empty()).collect();
-        let copies = cluster.pending.len();
-        if busy.is_empty() && copies == 0 {
+        let cx = self.cx(cluster);
+        let copies: Vec<usize> = (0..cx.cluster.pending.len()).filter(|i| cx.performable(*i)).collect();
+        if busy.is_empty() && copies.is_empty() {
             return Ok(false);
         }
         // As late as possible: what writes shared memory comes before what still reads it.
-        let load = cluster.pending.iter().rposition(|p| !matches!(p.kind, Kind::Store { .. }));
+        let load = copies.iter().rposition(|i| !matches!(cluster.pending[*i].kind, Kind::Store { .. }));
         let choice = match self.options.policy {
-            Policy::Random => self.rng.below(busy.len() + copies),
+            Policy::Random => self.rng.below(busy.len() + copies.len()),
             _ if load.is_some() => busy.len() + load.unwrap_or(0),
             _ if !busy.is_empty() => busy.len() - 1,
-            _ => busy.len() + copies - 1,
+            _ => busy.len() + copies.len() - 1,
         };
         if choice < busy.len() {
             let w = busy[choice];
@@ -313,7 +314,7 @@ impl Grid<'_> {
             cluster.warps[w] = warp;
             result?;
         } else {
-            self.cx(cluster).perform(choice - busy.len())?;
+            self.cx(cluster).perform(copies[choice - busy.len()])?;
         }
         Ok(true)
     }

@@ -15,7 +15,7 @@ mod tensor;
 
 use crate::ast::*;
 use crate::error::ParseError;
-use crate::isa::{Inst, Op, Reg, Src};
+use crate::isa::{self, Inst, Op, Reg, Src};
 use crate::types::Ty;
 use operand::Decoder;
 use std::collections::{HashMap, HashSet};
@@ -55,6 +55,8 @@ pub(crate) struct Kernel {
     /// Where the entry is declared.
     pub(crate) at: Position,
     pub(crate) files: std::collections::BTreeMap<u32, String>,
+    /// Whether a load, store, atomic or fence has a scope narrower than the GPU.
+    pub(crate) scoped: bool,
     /// What its text calls its parts.
     pub(crate) names: crate::names::Names,
 }
@@ -187,6 +189,7 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
     }
     Ok(Kernel {
         name: entry.name.clone(),
+        scoped: code.iter().any(|inst| inst.op.scope().is_some_and(|scope| scope < isa::Scope::Gpu)),
         code,
         opcodes,
         names: Default::default(),

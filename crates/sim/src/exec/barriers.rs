@@ -5,8 +5,8 @@ use super::{Next, aligned, together};
 use crate::ast::Space;
 use crate::context::{Access, Cx, Location};
 use crate::error::{Fault, FaultKind};
-use crate::hazard::{Hazards, Unit};
-use crate::isa::{Addr, Op, PhaseRef, Src, Vote};
+use crate::hazard::{Hazards, Unit, View};
+use crate::isa::{Addr, Op, PhaseRef, Scope, Src, Vote};
 use crate::mbarrier::{MAX_COUNT, Mbar, Passed};
 use crate::warp::{MbarWait, PhaseWait, Wait, Warp, lanes};
 
@@ -51,7 +51,7 @@ pub(super) fn barrier(
             cx.cluster.barrier.arrived += active.count_ones();
             if let Some(h) = &mut cx.cluster.hazards {
                 h.pass(warp.index, &mut cx.cluster.barrier.passing);
-                h.release(warp.index, *release, &mut cx.cluster.barrier.view);
+                h.release(warp.index, *release, Scope::Cluster, &mut cx.cluster.barrier.view);
             }
             *cx.progress += 1;
             cx.cluster.settle_barrier();
@@ -73,7 +73,7 @@ pub(super) fn barrier(
             }
             if let Some(h) = &mut cx.cluster.hazards {
                 h.passed(warp.index, &cx.cluster.barrier.passed);
-                h.acquire(warp.index, *acquire, &cx.cluster.barrier.done);
+                h.acquire(warp.index, *acquire, Scope::Cluster, &cx.cluster.barrier.done);
             }
             Ok(Next::Step)
         }
@@ -145,7 +145,7 @@ fn arrive(
     }
     if let Some(h) = hazards {
         h.named_barrier(warp.index, &mut b.fenced);
-        h.release(warp.index, true, &mut b.view);
+        h.release(warp.index, true, Scope::Cta, &mut b.view);
     }
     if waits {
         b.waiters.push((warp.index, active | warp.exited));
@@ -266,7 +266,8 @@ impl Cx<'_> {
         }
     }
 
-    /// One arrival (with an optional expectation of bytes) by a warp's thread.
+    /// One arrival (with an optional expectation of bytes) by a warp's thread; `order` says whether it releases, and
+    /// how far.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn mbar_arrive(
         &mut self,
@@ -276,7 +277,7 @@ impl Cx<'_> {
         at: u32,
         count: u32,
         expect: Option<u32>,
-        release: bool,
+        order: (bool, Scope),
         drop: bool,
     ) -> Result<u64, Fault> {
         self.mbar(warp, cta, at, false)?;
@@ -291,7 +292,12 @@ impl Cx<'_> {
                 m.remote.retain(|r| r.0 != agent);
                 m.remote.push((agent, tick, warp, pc));
             }
-            h.release(warp, release, &mut m.arriving);
+            let (release, scope) = order;
+            match (remote, scope) {
+                (false, _) => h.release(warp, release, Scope::Cta, &mut m.arriving),
+                (true, Scope::Cta) => h.release_nothing(warp, &mut m.arriving),
+                (true, _) => h.release(warp, release, Scope::Cluster, &mut m.arriving_far),
+            }
         }
         let result = match expect {
             Some(bytes) => m.expect(i64::from(bytes)),
@@ -304,6 +310,30 @@ impl Cx<'_> {
             Err(e) => return Err(self.mbar_error(cta, at, e)),
         }
         Ok(token)
+    }
+}
+
+impl Cx<'_> {
+    /// An arrival in its own time, of a lane whose copies are complete.
+    pub(crate) fn mbar_arrive_later(
+        &mut self,
+        by: (u32, u32),
+        cta: usize,
+        at: u32,
+        view: &View,
+    ) -> Result<(), Fault> {
+        let Some(m) = self.cluster.ctas[cta].mbars.get_mut(&at) else {
+            return Err(Fault::new(
+                FaultKind::BarrierInit,
+                format!("{} is gone while an arrival behind copies is on its way", self.mbar_name(at)),
+            ));
+        };
+        m.arriving.join(view);
+        match m.arrive(1, false).and_then(|()| m.settle()) {
+            Ok(_) => m.last = by,
+            Err(e) => return Err(self.mbar_error(cta, at, e)),
+        }
+        Ok(())
     }
 }
 
@@ -337,7 +367,7 @@ pub(super) fn mbarrier(
                     return Err(fault);
                 }
                 cx.cluster.ctas[cta].mbars.remove(&at);
-                let mut access = Access::new(warp.index, pc, false);
+                let mut access = Access::new(warp.index, pc, None);
                 cx.shadow(&mut access, l, cta, at, 8, true)?;
                 cx.shared_store(cta, at, &[0; 8])?;
                 let mut m = Mbar::new(count);
@@ -357,7 +387,7 @@ pub(super) fn mbarrier(
                     return Err(Fault::new(FaultKind::WorkInFlight, message).note(cx.mbar_state(cta, at)));
                 }
                 cx.cluster.ctas[cta].mbars.remove(&at);
-                let mut access = Access::new(warp.index, pc, false);
+                let mut access = Access::new(warp.index, pc, None);
                 cx.shadow(&mut access, l, cta, at, 8, true)?;
             }
             Op::MbarArrive(a) => {
@@ -370,7 +400,8 @@ pub(super) fn mbarrier(
                         "this arrival completes the phase, which .noComplete excludes",
                     ));
                 }
-                let token = cx.mbar_arrive(warp.index, pc, cta, at, count, expect, a.release, a.drop)?;
+                let token =
+                    cx.mbar_arrive(warp.index, pc, cta, at, count, expect, (a.release, a.scope), a.drop)?;
                 if let Some(t) = a.token {
                     warp.set(t, l, token);
                 }
@@ -408,7 +439,9 @@ pub(super) fn mbarrier_wait(
     pc: u32,
     active: u32,
 ) -> Result<Next, Fault> {
-    let Op::MbarWait { dst, addr, space, phase, blocking, acquire } = op else { return Ok(Next::Step) };
+    let Op::MbarWait { dst, addr, space, phase, blocking, acquire, scope } = op else {
+        return Ok(Next::Step);
+    };
     let mut waits: Vec<MbarWait> = Vec::new();
     let mut done = 0u32;
     for l in lanes(active) {
@@ -450,7 +483,11 @@ pub(super) fn mbarrier_wait(
                     PhaseWait::Token(t) => m.token_done(t),
                 };
                 if over && m.phase > 0 {
-                    h.acquire(warp.index, *acquire, &m.done);
+                    h.acquire(warp.index, *acquire, Scope::Cta, &m.done);
+                    match scope {
+                        Scope::Cta => h.acquire_nothing(warp.index, &m.done_far),
+                        _ => h.acquire(warp.index, *acquire, Scope::Cluster, &m.done_far),
+                    }
                 }
                 if over {
                     let parity = match w.phase {

@@ -30,7 +30,7 @@ fn matrix_of(words: &[u64; LANES], trans: bool) -> [[u16; 8]; 8] {
 pub(super) fn matrix(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32) -> Result<Next, Fault> {
     match op {
         Op::LdMatrix { addr, space, dst, trans } => {
-            let mut access = Access::new(warp.index, pc, false);
+            let mut access = Access::new(warp.index, pc, None);
             for (i, &r) in dst.iter().enumerate() {
                 let mut m = [[0u16; 8]; 8];
                 for (row, values) in m.iter_mut().enumerate() {
@@ -50,7 +50,7 @@ pub(super) fn matrix(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32) -> Resu
             }
         }
         Op::StMatrix { addr, space, src, trans } => {
-            let mut access = Access::new(warp.index, pc, false);
+            let mut access = Access::new(warp.index, pc, None);
             for (i, s) in src.iter().enumerate() {
                 let words = std::array::from_fn(|l| warp.value(*s, l));
                 let m = matrix_of(&words, *trans);

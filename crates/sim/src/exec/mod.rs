@@ -361,16 +361,18 @@ fn execute(
             Ok(Next::Yield)
         }
         Op::Fence(fence) => {
-            if *fence == Fence::TensorMapRelease {
+            if let Fence::TensorMapRelease(_) = fence {
                 let me = cx.identity(warp.index);
                 cx.maps.values_mut().filter(|m| m.writer == me).for_each(|m| m.released = true);
             }
             if let Some(h) = &mut cx.cluster.hazards {
                 match fence {
-                    Fence::Thread { acquire, release } => h.fence_thread(warp.index, *acquire, *release),
+                    Fence::Thread { acquire, release, scope } => {
+                        h.fence_thread(warp.index, *acquire, *release, *scope);
+                    }
                     Fence::ProxyAsync { shared, global } => h.fence_proxy(warp.index, *shared, *global),
                     Fence::MbarrierInit => h.fence_mbarrier_init(warp.index),
-                    Fence::TensorMapRelease => h.fence_thread(warp.index, false, true),
+                    Fence::TensorMapRelease(scope) => h.fence_thread(warp.index, false, true, *scope),
                     Fence::Nothing => {}
                 }
                 if matches!(fence, Fence::ProxyAsync { shared: true, .. } | Fence::MbarrierInit) {
