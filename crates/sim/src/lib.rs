@@ -130,7 +130,7 @@ mod warp;
 mod wgmma;
 
 pub use ast::Position;
-pub use error::{Fault, FaultKind, ParseError, Place};
+pub use error::{Fault, FaultKind, LaunchPart, ParseError, Place};
 pub use machine::{
     Launch, MAX_CLUSTER, MAX_SHARED_BYTES, Machine, Module, Options, Param, Policy, Report, TraceEvent,
     TraceUnit,

@@ -2,7 +2,7 @@
 
 use crate::ast::{ModuleAst, Position, Space, Variable};
 use crate::decode::{self, Kernel, SHARED_BASE};
-use crate::error::{Fault, ParseError, Place};
+use crate::error::{Fault, LaunchPart, ParseError, Place};
 use crate::memory::{MODULE_WINDOW, Memory};
 use crate::names::Names;
 use crate::scan::Parser;
@@ -287,7 +287,10 @@ impl Machine {
     /// Runs a kernel to its end.
     pub fn run(&mut self, module: &Module, launch: &Launch, options: &Options) -> Result<Report, Fault> {
         let Some(kernel) = module.kernels.get(&launch.entry) else {
-            return Err(Fault::launch(format!("the module has no entry `{}`", launch.entry)));
+            return Err(Fault::launch(
+                LaunchPart::Entry,
+                format!("the module has no entry `{}`", launch.entry),
+            ));
         };
         let place = |f: Fault| f.note(format!("`{}` is declared at {}", kernel.name, kernel.at));
         let geometry = geometry(kernel, launch).map_err(place)?;
@@ -302,53 +305,71 @@ impl Machine {
 }
 
 fn geometry(kernel: &Kernel, launch: &Launch) -> Result<Geometry, Fault> {
-    let refuse = |m: String| Err(Fault::launch(m));
+    let refuse = |part: LaunchPart, m: String| Err(Fault::launch(part, m));
     let product = |v: [u32; 3]| v.iter().fold(1u64, |p, x| p.saturating_mul(u64::from(*x)));
     if product(launch.grid) == 0
         || product(launch.grid) > 1 << 31
         || launch.grid[1] > 65535
         || launch.grid[2] > 65535
     {
-        return refuse(format!("the grid {:?} is empty or too large", launch.grid));
+        return refuse(LaunchPart::Grid, format!("the grid {:?} is empty or too large", launch.grid));
     }
     if product(launch.grid) > MAX_CTAS {
-        return refuse(format!(
-            "the grid {:?} has more CTAs than the simulator runs, {MAX_CTAS}",
-            launch.grid
-        ));
+        return refuse(
+            LaunchPart::Grid,
+            format!("the grid {:?} has more CTAs than the simulator runs, {MAX_CTAS}", launch.grid),
+        );
     }
     let threads = product(launch.block);
     if threads == 0 || threads > u64::from(MAX_THREADS) || launch.block[2] > 64 {
-        return refuse(format!(
-            "the block {:?} has {threads} threads: 1 to {MAX_THREADS} are possible",
-            launch.block
-        ));
+        return refuse(
+            LaunchPart::Block,
+            format!("the block {:?} has {threads} threads: 1 to {MAX_THREADS} are possible", launch.block),
+        );
     }
     if let Some((limit, exact)) = kernel.threads {
         if exact && limit != launch.block {
-            return refuse(format!("`{}` requires blocks of {limit:?}, not {:?}", kernel.name, launch.block));
+            return refuse(
+                LaunchPart::Block,
+                format!("`{}` requires blocks of {limit:?}, not {:?}", kernel.name, launch.block),
+            );
         }
         if threads > product(limit) {
-            return refuse(format!("`{}` allows {} threads, not {threads}", kernel.name, product(limit)));
+            return refuse(
+                LaunchPart::Block,
+                format!("`{}` allows {} threads, not {threads}", kernel.name, product(limit)),
+            );
         }
     }
     let cluster = match (kernel.cluster, launch.cluster) {
         (Some(k), Some(l)) if k != l => {
-            return refuse(format!("`{}` requires clusters of {k:?}, not {l:?}", kernel.name));
+            return refuse(
+                LaunchPart::Cluster,
+                format!("`{}` requires clusters of {k:?}, not {l:?}", kernel.name),
+            );
         }
         (k, l) => k.or(l).unwrap_or([1; 3]),
     };
     if product(cluster) == 0 || product(cluster) > u64::from(MAX_CLUSTER) {
-        return refuse(format!("the cluster {cluster:?} is empty or has more than {MAX_CLUSTER} CTAs"));
+        return refuse(
+            LaunchPart::Cluster,
+            format!("the cluster {cluster:?} is empty or has more than {MAX_CLUSTER} CTAs"),
+        );
     }
     if (0..3).any(|i| !launch.grid[i].is_multiple_of(cluster[i])) {
-        return refuse(format!("the grid {:?} is not a multiple of the cluster {cluster:?}", launch.grid));
+        return refuse(
+            LaunchPart::Grid,
+            format!("the grid {:?} is not a multiple of the cluster {cluster:?}", launch.grid),
+        );
     }
     let dynamic_end = u64::from(kernel.dynamic_shared) + u64::from(launch.shared_bytes);
     let end = if launch.shared_bytes == 0 { u64::from(kernel.static_shared) } else { dynamic_end };
     let shared = end - u64::from(SHARED_BASE);
     if shared > u64::from(MAX_SHARED_BYTES) {
-        return refuse(format!("{shared} bytes of shared memory: a CTA has at most {MAX_SHARED_BYTES}"));
+        return refuse(
+            LaunchPart::SharedBytes,
+            format!("{shared} bytes of shared memory: a CTA has at most {MAX_SHARED_BYTES}"),
+        );
     }
     Ok(Geometry {
         grid: launch.grid,
@@ -362,24 +383,30 @@ fn geometry(kernel: &Kernel, launch: &Launch) -> Result<Geometry, Fault> {
 
 fn parameters(kernel: &Kernel, launch: &Launch) -> Result<Vec<u8>, Fault> {
     if launch.params.len() != kernel.params.len() {
-        return Err(Fault::launch(format!(
-            "`{}` takes {} parameters, not {}",
-            kernel.name,
-            kernel.params.len(),
-            launch.params.len()
-        )));
+        return Err(Fault::launch(
+            LaunchPart::Params,
+            format!(
+                "`{}` takes {} parameters, not {}",
+                kernel.name,
+                kernel.params.len(),
+                launch.params.len()
+            ),
+        ));
     }
     let mut bytes = vec![0; kernel.param_bytes as usize];
-    for (slot, param) in kernel.params.iter().zip(&launch.params) {
+    for (i, (slot, param)) in kernel.params.iter().zip(&launch.params).enumerate() {
         let value = param.bytes();
         if value.len() != slot.bytes as usize {
-            return Err(Fault::launch(format!(
-                "parameter `{}` of `{}` has {} bytes, not {}",
-                slot.name,
-                kernel.name,
-                slot.bytes,
-                value.len()
-            )));
+            return Err(Fault::launch(
+                LaunchPart::Param(i),
+                format!(
+                    "parameter `{}` of `{}` has {} bytes, not {}",
+                    slot.name,
+                    kernel.name,
+                    slot.bytes,
+                    value.len()
+                ),
+            ));
         }
         bytes[slot.offset as usize..][..value.len()].copy_from_slice(&value);
     }

@@ -140,10 +140,13 @@ impl Memory {
         let encoded = spec.encode()?;
         let extent = spec.extent();
         if !self.contains(spec.address, usize::try_from(extent).unwrap_or(usize::MAX)) {
-            return Err(Fault::launch(format!(
-                "tensor map: the tensor takes {extent} bytes from {:#x}, more than its buffer has",
-                spec.address
-            )));
+            return Err(Fault::new(
+                FaultKind::Launch,
+                format!(
+                    "tensor map: the tensor takes {extent} bytes from {:#x}, more than its buffer has",
+                    spec.address
+                ),
+            ));
         }
         Ok(encoded)
     }
