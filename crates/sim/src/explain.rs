@@ -2,7 +2,7 @@
 
 use crate::context::Cx;
 use crate::error::{Fault, FaultKind, Place};
-use crate::hazard::{Conflict, GlobalConflict, Missing};
+use crate::hazard::{Conflict, Early, GlobalConflict, Missing};
 
 /// What is wrong between two accesses, in words.
 fn unordered(missing: Missing, writes: bool, earlier_writes: bool) -> (FaultKind, String) {
@@ -55,6 +55,22 @@ impl Cx<'_> {
         let place = self.place(earlier.warp % self.cluster.warps.len() as u32, earlier.pc);
         fault.other = Some(Box::new(Place { cta: c.earlier.cta, ..place }));
         fault
+    }
+
+    /// An access that may meet one of the kernel before.
+    pub(crate) fn too_early(&self, early: Early, writes: bool) -> Fault {
+        let verb = |writes: bool| if writes { "write" } else { "read" };
+        let names = self.predecessor.map(|before| before.names()).unwrap_or_default();
+        Fault::new(
+            FaultKind::Race,
+            format!(
+                "global memory at {:#x}: this {} comes before griddepcontrol.wait, and the kernel before, {names}, may \
+                 still {} there",
+                early.address,
+                verb(writes),
+                verb(early.other_writes)
+            ),
+        )
     }
 
     /// An mbarrier by its name, where the kernel gives it one, and its offset.

@@ -21,11 +21,13 @@
 
 mod global;
 mod order;
+mod predecessor;
 mod scope;
 mod shadow;
 mod view;
 
 pub(crate) use global::{GlobalConflict, GlobalShadow};
+pub(crate) use predecessor::{Early, Footprint};
 pub(crate) use scope::{ByScope, Released, Seat};
 pub(crate) use shadow::{Conflict, Missing};
 pub(crate) use view::View;
@@ -145,7 +147,8 @@ impl Hazards {
             selected: u32::MAX,
             lead: 0,
             shadow: Shadow::new(ctas, base, bytes),
-            agents: warps as u32 * UNITS,
+            // The first beside the units is the kernel before.
+            agents: warps as u32 * UNITS + 1,
             locations: Default::default(),
             exits: vec![View::default(); ctas],
         }

@@ -585,7 +585,10 @@ pub(crate) enum Op {
     SetMaxReg {
         count: u32,
     },
-    GridDependency,
+    /// `griddepcontrol.wait`
+    GridDependencyWait,
+    /// `griddepcontrol.launch_dependents`
+    LaunchDependents,
 }
 
 impl Op {

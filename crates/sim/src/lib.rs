@@ -62,7 +62,7 @@
 //! * **Approximations** (`ex2`, `lg2`, `rcp.approx`, `tanh`, ...) are the correctly rounded result, which
 //!   is within the manual's bound and not always the hardware's bits.
 //! * **Without effect**: cache operators and policies, prefetches (addresses are checked),
-//!   `griddepcontrol`, scopes of fences and atomics.
+//!   kernels that run at the same time.
 //!
 //! # Schedules
 //!

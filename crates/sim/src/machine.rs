@@ -3,6 +3,7 @@
 use crate::ast::{ModuleAst, Position, Space, Variable};
 use crate::decode::{self, Kernel, SHARED_BASE};
 use crate::error::{Fault, LaunchPart, ParseError, Place};
+use crate::hazard::Footprint;
 use crate::memory::{MODULE_WINDOW, Memory};
 use crate::names::Names;
 use crate::scan::Parser;
@@ -276,6 +277,8 @@ pub struct TraceEvent {
 pub struct Machine {
     /// Global memory.
     pub memory: Memory,
+    /// What the last kernel touched, and those before it that a dependent need not have waited for.
+    last: Footprint,
 }
 
 impl Machine {
@@ -286,6 +289,48 @@ impl Machine {
 
     /// Runs a kernel to its end.
     pub fn run(&mut self, module: &Module, launch: &Launch, options: &Options) -> Result<Report, Fault> {
+        self.synchronize();
+        self.run_dependent(module, launch, options)
+    }
+
+    /// Runs a kernel to its end that a GPU may start while the one before it still runs (a programmatic launch): what
+    /// that one writes it must not touch, and what that one reads it must not write, before `griddepcontrol.wait`.
+    ///
+    /// ```
+    /// use oxigemm_sim::{FaultKind, Launch, Machine, Module, Options, Param};
+    ///
+    /// let kernel = |wait: &str| {
+    ///     Module::parse(&format!(
+    ///         ".version 8.0\n.target sm_90\n.address_size 64
+    ///         .visible .entry next(.param .u64 at) {{
+    ///             .reg .b64 a; .reg .b32 x;
+    ///             ld.param.u64 a, [at]; {wait} ld.global.u32 x, [a]; add.u32 x, x, 1; st.global.u32 [a], x; ret;
+    ///         }}"
+    ///     ))
+    /// };
+    /// let mut machine = Machine::new();
+    /// let at = machine.memory.allocate_with(&[0; 4]);
+    /// let launch = Launch {
+    ///     entry: "next".into(),
+    ///     grid: [1; 3],
+    ///     cluster: None,
+    ///     block: [1; 3],
+    ///     shared_bytes: 0,
+    ///     params: vec![Param::U64(at)],
+    /// };
+    /// let options = Options::default();
+    /// machine.run(&kernel("")?, &launch, &options)?;
+    /// machine.run_dependent(&kernel("griddepcontrol.wait;")?, &launch, &options)?;
+    /// let fault = machine.run_dependent(&kernel("")?, &launch, &options).unwrap_err();
+    /// assert_eq!(fault.kind, FaultKind::Race);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn run_dependent(
+        &mut self,
+        module: &Module,
+        launch: &Launch,
+        options: &Options,
+    ) -> Result<Report, Fault> {
         let Some(kernel) = module.kernels.get(&launch.entry) else {
             return Err(Fault::launch(
                 LaunchPart::Entry,
@@ -299,8 +344,17 @@ impl Machine {
             self.memory.place(*address, *bytes, init.as_deref());
         }
         // On a thread of the pool, where sharing a product with another thread costs next to nothing.
-        let memory = &mut self.memory;
-        rayon::scope(|_| run_grid(kernel, &geometry, memory, &params, options))
+        let (memory, last) = (&mut self.memory, &self.last);
+        let before = (options.hazards && !last.is_empty()).then_some(last);
+        let (outcome, touched) =
+            rayon::scope(|_| run_grid(kernel, &geometry, memory, &params, options, before));
+        self.last = touched;
+        outcome
+    }
+
+    /// Nothing runs any more: a kernel that is launched next has none before it.
+    pub fn synchronize(&mut self) {
+        self.last = Footprint::default();
     }
 }
 

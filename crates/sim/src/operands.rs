@@ -186,7 +186,8 @@ pub(crate) fn uses(op: &Op, guard: Option<(Reg, bool)>) -> Uses {
         | Op::WgmmaCommit
         | Op::WgmmaWait { .. }
         | Op::SetMaxReg { .. }
-        | Op::GridDependency => &mut l,
+        | Op::GridDependencyWait
+        | Op::LaunchDependents => &mut l,
     };
     l.reads.sort_unstable();
     l.reads.dedup();

@@ -7,7 +7,7 @@ use crate::decode::{Kernel, SHARED_BASE};
 use crate::error::{Fault, FaultKind, Place};
 use crate::exec::{self, Turn};
 use crate::exit;
-use crate::hazard::{GlobalShadow, Hazards};
+use crate::hazard::{Footprint, GlobalShadow, Hazards};
 use crate::machine::{Options, Policy, Report, TraceUnit};
 use crate::memory::{Memory, Written};
 use crate::rng::Rng;
@@ -46,6 +46,7 @@ struct Grid<'a> {
     executed: Vec<bool>,
     maps: HashMap<u64, MapChange>,
     global: GlobalShadow,
+    predecessor: Option<&'a Footprint>,
 }
 
 pub(crate) fn run_grid(
@@ -54,7 +55,8 @@ pub(crate) fn run_grid(
     memory: &mut Memory,
     params: &[u8],
     options: &Options,
-) -> Result<Report, Fault> {
+    predecessor: Option<&Footprint>,
+) -> (Result<Report, Fault>, Footprint) {
     let rng = Rng::new(options.seed);
     let mut grid = Grid {
         kernel,
@@ -69,14 +71,16 @@ pub(crate) fn run_grid(
         executed: vec![false; kernel.code.len()],
         maps: HashMap::new(),
         global: GlobalShadow::new(kernel.scoped),
+        predecessor,
     };
-    grid.run()?;
+    let outcome = grid.run();
+    let footprint = grid.global.footprint(&kernel.name, predecessor);
     let lines =
         kernel.code.iter().zip(&grid.executed).filter(|(_, executed)| **executed).map(|(i, _)| i.line);
     grid.report.lines = lines.collect();
     grid.report.lines.sort_unstable();
     grid.report.lines.dedup();
-    Ok(grid.report)
+    (outcome.map(|()| grid.report), footprint)
 }
 
 impl Grid<'_> {
@@ -230,6 +234,7 @@ impl Grid<'_> {
             executed: &mut self.executed,
             maps: &mut self.maps,
             global: &mut self.global,
+            predecessor: self.predecessor,
         }
     }
 

@@ -350,7 +350,20 @@ fn execute(
         Op::Return => Ok(control::leave(warp, g, cx, active, pc, false)),
         Op::Exit => Ok(control::leave(warp, g, cx, active, pc, true)),
         Op::Trap => Err(Fault::new(FaultKind::Trap, "the kernel executed `trap`")),
-        Op::Nop | Op::GridDependency => Ok(Next::Step),
+        Op::Nop => Ok(Next::Step),
+        Op::GridDependencyWait => {
+            if let Some(h) = &mut cx.cluster.hazards {
+                h.predecessor_done(warp.index);
+                cx.global.waited = true;
+            }
+            Ok(Next::Step)
+        }
+        Op::LaunchDependents => {
+            if let Some(h) = &mut cx.cluster.hazards {
+                cx.global.hurried |= !h.knows_predecessor_done(warp.index, active.trailing_zeros() as u8);
+            }
+            Ok(Next::Step)
+        }
         Op::SetMaxReg { count } => {
             together!(aligned(warp, cx, pc, mask, active));
             in_step(warp, cx, active);

@@ -10,7 +10,7 @@
 
 use super::shadow::MANY;
 use super::view::{Ticks, View, get};
-use super::{Class, Event, Hazards, Missing, Proxy, Released, Seat, Unit};
+use super::{Class, Event, Footprint, Hazards, Missing, Proxy, Released, Seat, Unit};
 use crate::isa::Scope;
 use std::collections::{BTreeMap, HashMap};
 
@@ -24,6 +24,13 @@ pub(crate) struct GlobalEvent {
     /// The lane that stands for it, and when its lanes were in step.
     lane: u8,
     epoch: u32,
+}
+
+impl GlobalEvent {
+    /// The lane that stands for it.
+    pub(crate) fn lane(&self) -> u8 {
+        self.lane
+    }
 }
 
 /// An access that is not ordered after an earlier one.
@@ -50,7 +57,7 @@ struct Word {
 }
 
 /// Words of a page of the shadow.
-const PAGE: u64 = 256;
+pub(super) const PAGE: u64 = 256;
 /// When there are this many events the shadow starts anew, and misses what spans that moment.
 const MAX_EVENTS: usize = 1 << 22;
 
@@ -63,12 +70,34 @@ pub(crate) struct GlobalShadow {
     /// that are narrower than the GPU.
     locations: HashMap<u64, BTreeMap<u32, Ticks>>,
     scoped: Option<HashMap<u64, Released>>,
+    /// Whether a thread has waited for the kernel before, and whether one has let the next start without knowing
+    /// that it has ended.
+    pub(crate) waited: bool,
+    pub(crate) hurried: bool,
 }
 
 impl GlobalShadow {
     /// The shadow at the start of a grid; `scoped` where its kernel has scopes narrower than the GPU.
     pub(crate) fn new(scoped: bool) -> GlobalShadow {
         GlobalShadow { scoped: scoped.then(HashMap::new), ..GlobalShadow::default() }
+    }
+
+    /// What the grid has touched, for the kernel that follows it; with what those before it have, where the next may
+    /// start before they have ended.
+    pub(crate) fn footprint(&self, kernel: &str, before: Option<&Footprint>) -> Footprint {
+        let mut footprint = Footprint::new(kernel);
+        if let Some(before) = before.filter(|_| !self.waited || self.hurried) {
+            footprint.join(before);
+        }
+        for (page, words) in &self.pages {
+            for (i, word) in (0..).zip(words) {
+                let (written, read) = (word.write.event != 0, word.reads[0].event != 0);
+                if written || read {
+                    footprint.touch(page * PAGE + i, written, read);
+                }
+            }
+        }
+        footprint
     }
 
     /// Remembers an event; accesses refer to it.
