@@ -187,6 +187,26 @@ pub(crate) struct Lop3 {
     pub(crate) combine: (Combine, Src),
 }
 
+/// Which elements of a matrix a lane has: its rows in shared memory have 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MatrixForm {
+    /// Four bytes of a row.
+    Rows,
+    /// Two halves of a column (`m8n8.trans.b16`).
+    HalfColumns,
+    /// Four bytes each of two columns of 16 rows (`m16n16.trans.b8`).
+    ByteColumns,
+    /// Two bytes each of two columns (`stmatrix` of `m16n8.trans.b8`).
+    BytePairs,
+}
+
+impl MatrixForm {
+    /// Registers of a lane for one matrix.
+    pub(crate) fn registers(self) -> usize {
+        if self == MatrixForm::ByteColumns { 2 } else { 1 }
+    }
+}
+
 /// A tensor copy through a tensor map.
 #[derive(Clone, Debug)]
 pub(crate) struct TensorCopy {
@@ -402,10 +422,11 @@ pub(crate) enum Op {
         index: Src,
         targets: Box<[u32]>,
     },
-    Call {
-        target: u32,
-        args: Box<[CallCopy]>,
-        ret: Box<[CallCopy]>,
+    Call(CallTarget),
+    /// A call through a pointer: the functions that fit its arguments, by their addresses.
+    CallPointer {
+        pointer: Src,
+        targets: Box<[(u64, CallTarget)]>,
     },
     Return,
     Exit,
@@ -569,14 +590,19 @@ pub(crate) enum Op {
         addr: Addr,
         space: Space,
         dst: Box<[Reg]>,
-        trans: bool,
+        form: MatrixForm,
+        /// The width of elements that lie packed in shared memory.
+        packed: Option<u32>,
     },
     StMatrix {
         addr: Addr,
         space: Space,
         src: Box<[Src]>,
-        trans: bool,
+        form: MatrixForm,
     },
+    WmmaLoad(Box<(crate::wmma::WmmaMemory, Box<[Reg]>)>),
+    WmmaStore(Box<(crate::wmma::WmmaMemory, Box<[Src]>)>),
+    WmmaMma(Box<crate::wmma::WmmaProduct>),
     MovMatrix {
         dst: Reg,
         src: Src,
@@ -605,6 +631,15 @@ impl Op {
             _ => None,
         }
     }
+}
+
+/// A function that is called.
+#[derive(Clone, Debug)]
+pub(crate) struct CallTarget {
+    /// Its instructions.
+    pub(crate) code: std::ops::Range<u32>,
+    pub(crate) args: Box<[CallCopy]>,
+    pub(crate) ret: Box<[CallCopy]>,
 }
 
 /// One value handed over by a call.

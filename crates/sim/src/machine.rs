@@ -4,7 +4,7 @@ use crate::ast::{ModuleAst, Position, Space, Variable};
 use crate::decode::{self, Kernel, SHARED_BASE};
 use crate::error::{Fault, LaunchPart, ParseError, Place};
 use crate::hazard::Footprint;
-use crate::memory::{MODULE_WINDOW, Memory};
+use crate::memory::{FUNCTION_WINDOW, MODULE_WINDOW, Memory};
 use crate::names::Names;
 use crate::scan::Parser;
 use crate::schedule::{Geometry, run_grid};
@@ -114,13 +114,15 @@ fn place_variables(ast: &ModuleAst) -> Result<(HashMap<String, u64>, Variables),
         variables.push((v.name.clone(), start + used, bytes as usize, v.init.clone()));
         used += bytes + 16;
     }
+    let defined = ast.functions.iter().filter(|f| f.body.is_some() && !f.entry);
+    globals.extend((FUNCTION_WINDOW..).step_by(16).zip(defined).map(|(at, f)| (f.name.clone(), at)));
     for (v, placed) in placeable(ast).zip(&mut variables) {
         let (_, _, _, Some(init)) = placed else { continue };
         for r in &v.references {
             let Some(address) = globals.get(&r.name) else {
                 return decode::fail(
                     r.position,
-                    format!("`{}` is not a global or constant variable", r.name),
+                    format!("`{}` is not a global or constant variable, or a function", r.name),
                 );
             };
             let bits = address.wrapping_add(r.offset as u64) & r.mask;

@@ -59,6 +59,8 @@ pub(crate) const SHARED_WINDOW: u64 = 0x7e00_0000_0000;
 pub(crate) const LOCAL_WINDOW: u64 = 0x7d00_0000_0000;
 pub(crate) const PARAM_WINDOW: u64 = 0x7c00_0000_0000;
 pub(crate) const WINDOW_BYTES: u64 = 0x0100_0000_0000;
+/// Addresses of functions: nothing can be read or written there.
+pub(crate) const FUNCTION_WINDOW: u64 = 0x5f00_0000_0000;
 /// Where the variables of modules are placed.
 pub(crate) const MODULE_WINDOW: u64 = 0x6000_0000_0000;
 

@@ -334,6 +334,63 @@ fn matrices_of_every_count() {
     }
 }
 
+/// Matrices of bytes, and of elements of six and four bits that are widened to bytes; element by element.
+#[test]
+fn matrices_of_bytes_and_less() {
+    let bytes: Vec<u8> = (0..512u32).map(|i| (i * 167 + i / 7) as u8).collect();
+    let input: Vec<u32> = bytes.chunks(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+    // Every lane lays out a row of 16 bytes.
+    let fill =
+        "shl.b32 r0, t, 4; cvt.u64.u32 d0, r0; add.u64 d0, d0, inp; ld.global.v4.b32 {r1, r2, r3, r4}, [d0];
+        add.u32 r0, r0, s; st.shared.v4.b32 [r0], {r1, r2, r3, r4}; bar.warp.sync -1;";
+    let element = |row: usize, column: usize, bits: usize| -> u32 {
+        let packed = u128::from_le_bytes(std::array::from_fn(|i| bytes[row * 16 + i]));
+        (packed >> (column * bits)) as u32 & ((1 << bits) - 1)
+    };
+    let word = |place: &dyn Fn(usize) -> (usize, usize), bits: usize| -> u32 {
+        (0..4).map(|i| (i, place(i))).fold(0, |w, (i, (row, c))| w | element(row, c, bits) << (8 * i))
+    };
+    for (format, bits) in [("b8", 8), ("b8x16.b6x16_p32", 6), ("b8x16.b4x16_p64", 4)] {
+        for count in [1usize, 2] {
+            for (matrix, register) in (0..count).flat_map(|m| [(m, 0), (m, 1)]) {
+                let names: Vec<String> = (0..2 * count).map(|i| format!("r{}", 30 + i)).collect();
+                let load = format!(
+                    "{fill} ldmatrix.sync.aligned.m16n16.x{count}.trans.shared.{format} {{{}}}, [r0]; mov.u32 o, r{};",
+                    names.join(", "),
+                    30 + 2 * matrix + register
+                );
+                for (lane, o) in run(&load, &input, &WARP).iter().enumerate() {
+                    let place = |i: usize| (16 * matrix + 4 * (lane % 4) + i, lane / 4 + 8 * register);
+                    assert_eq!(o[0], word(&place, bits), "{format} x{count} {matrix} {register} lane {lane}");
+                }
+            }
+        }
+        for (count, matrix) in [(1, 0), (2, 1), (4, 0), (4, 3)].into_iter().filter(|_| bits < 8) {
+            let names: Vec<String> = (0..count).map(|i| format!("r{}", 30 + i)).collect();
+            let load = format!(
+                "{fill} ldmatrix.sync.aligned.m8n16.x{count}.shared.{format} {{{}}}, [r0]; mov.u32 o, r{};",
+                names.join(", "),
+                30 + matrix
+            );
+            for (lane, o) in run(&load, &input, &WARP).iter().enumerate() {
+                let place = |i: usize| (8 * matrix + lane / 4, 4 * (lane % 4) + i);
+                assert_eq!(o[0], word(&place, bits), "{format} x{count} {matrix} lane {lane}");
+            }
+        }
+    }
+    // Out again: byte i of lane 4g + m goes to row 2m + i % 2, byte g + 8 (i / 2).
+    let store = format!(
+        "{fill} mov.u32 r5, r1; add.u32 r6, s, 1024; and.b32 r7, t, 7; shl.b32 r7, r7, 4; add.u32 r6, r6, r7;
+        stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [r6], {{r5}}; bar.warp.sync -1; ld.shared.v2.b32 {{o, o2}}, [r6];"
+    );
+    for (lane, o) in run(&store, &input, &WARP).iter().enumerate() {
+        let row = lane % 8;
+        let stored = |column: usize| bytes[(4 * (column % 8) + row / 2) * 16 + 2 * (column / 8) + row % 2];
+        let want = [0, 4].map(|c| u32::from_le_bytes(std::array::from_fn(|i| stored(c + i))));
+        assert_eq!(*o, want, "row {row}");
+    }
+}
+
 #[test]
 fn barriers_of_the_cta_and_what_changes_nothing() {
     // Without `.aligned`, the two halves of a warp may come from different places.

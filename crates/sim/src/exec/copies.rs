@@ -442,7 +442,7 @@ fn cp_async_wait(warp: &mut Warp, cx: &mut Cx<'_>, pending: Option<u32>, active:
         return Ok(Next::Retry(Wait::Copies(ids, false)));
     }
     for (lanes, part) in warp.cp_async.of(active) {
-        let mut tick = part.groups.drain(..old(part)).last().map_or(0, |group| group.0);
+        let mut tick = part.groups.drain(..old(part)).next_back().map_or(0, |group| group.0);
         if pending.is_none() {
             part.open.clear();
             tick = newest;

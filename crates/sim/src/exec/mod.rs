@@ -346,7 +346,10 @@ fn execute(
         Op::BranchIndexed { index, targets } => {
             control::branch_indexed(warp, g, *index, targets, mask, active, pc)
         }
-        Op::Call { target, args, .. } => control::call(warp, g, *target, args, mask, active, pc),
+        Op::Call(target) => control::call(warp, g, target, mask, active, pc),
+        Op::CallPointer { pointer, targets } => {
+            control::call_pointer(warp, g, *pointer, targets, mask, active, pc)
+        }
         Op::Return => Ok(control::leave(warp, g, cx, active, pc, false)),
         Op::Exit => Ok(control::leave(warp, g, cx, active, pc, true)),
         Op::Trap => Err(Fault::new(FaultKind::Trap, "the kernel executed `trap`")),
@@ -505,12 +508,18 @@ fn other(
             in_step(warp, cx, active);
             cx.wgmma(warp, op, pc)
         }
-        Op::Mma(_) | Op::LdMatrix { .. } | Op::StMatrix { .. } | Op::MovMatrix { .. } => {
+        Op::Mma(_)
+        | Op::LdMatrix { .. }
+        | Op::StMatrix { .. }
+        | Op::MovMatrix { .. }
+        | Op::WmmaLoad(_)
+        | Op::WmmaStore(_)
+        | Op::WmmaMma(_) => {
             together!(aligned(warp, cx, pc, mask, active));
             in_step(warp, cx, active);
             let next = matrix::matrix(warp, cx, op, pc)?;
             // All lanes take part in the loads: none of them can overwrite a row too early.
-            if let Op::LdMatrix { .. } = op {
+            if let Op::LdMatrix { .. } | Op::WmmaLoad(_) = op {
                 in_step(warp, cx, active);
             }
             Ok(next)
