@@ -81,6 +81,7 @@ fn errors_name_the_place_and_the_reason() {
         ("mov.b32 {}, r0;", 7, 1, "cannot be unpacked"),
         (".reg .b128 q; mov.u32 r0, q;", 7, 15, "128 bits wide"),
         ("call (r0), r1, (r2);", 7, 1, "which this module does not define as a function"),
+        ("call (r0), r1, (r2), proto;", 7, 1, "names a prototype or a list of targets"),
         ("mov.u32 r0, 99999999999999999999999;", 7, 36, "64-bit"),
         (".bogus x;", 7, 7, ".bogus"),
         ("call f;", 7, 1, "does not define"),

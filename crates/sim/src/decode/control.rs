@@ -56,6 +56,13 @@ impl Decoder<'_, '_> {
         let returned = values(operands.first().filter(|_| at == 1))?;
         let passed = values(operands.get(at + 1))?;
         if through_pointer(self.inst) {
+            let declared = |o: &Operand| match o {
+                Operand::Name(name) => self.linker.find(|s| s.prototypes.get(name).cloned()).is_some(),
+                _ => false,
+            };
+            if !operands.last().is_some_and(declared) {
+                return self.error("a call through a pointer names a prototype or a list of targets last");
+            }
             let pointer = self.source(&operands[at], Ty::B64)?;
             let linker = &self.linker;
             let target = |(name, signature): (&String, &Signature)| {

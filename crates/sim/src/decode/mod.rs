@@ -90,6 +90,8 @@ struct Scope {
     symbols: HashMap<String, Symbol>,
     labels: HashMap<String, u32>,
     tables: HashMap<String, Vec<String>>,
+    /// What calls through pointers name.
+    prototypes: HashSet<String>,
 }
 
 impl Scope {
@@ -390,6 +392,9 @@ impl<'a> Linker<'a> {
                 }
                 Statement::BranchTargets(name, targets) => {
                     self.scopes[current].tables.insert(name.clone(), targets.clone());
+                }
+                Statement::CallPrototype(name) => {
+                    self.scopes[current].prototypes.insert(name.clone());
                 }
                 Statement::Instruction(_) => pc += 1,
                 Statement::Loc(..) => {}

@@ -1,15 +1,15 @@
 //! Issuing asynchronous copies, committing and waiting for their groups, and changing tensor maps.
 
-use super::Next;
 use super::loads::{address, check_alignment};
+use super::{Next, cp_async};
 use crate::ast::Space;
 use crate::context::{Access, Cx, Location};
-use crate::copy::{Kind, LaneCopy, Source, Target, reducible};
+use crate::copy::{Kind, Source, Target, reducible};
 use crate::error::{Fault, FaultKind};
-use crate::hazard::{Event, Hazards, Proxy, Unit, View};
+use crate::hazard::{Event, Hazards, Proxy, Unit};
 use crate::isa::{Addr, BulkCopy, BulkReduce, BulkWay, Op, Scope, Sem, Src, TensorCopy};
 use crate::tma::{pieces, ranges};
-use crate::warp::{LaneGroups, Wait, Warp, lanes};
+use crate::warp::{Wait, Warp, lanes};
 use crate::{Swizzle, TENSOR_MAP_BYTES};
 
 pub(super) fn copy(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<Next, Fault> {
@@ -44,16 +44,10 @@ pub(super) fn copy(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u
                 prefetch(warp, cx, map, TENSOR_MAP_BYTES, l)?;
             }
         }
-        Op::CpAsync { .. } => cp_async(warp, cx, op, pc, active)?,
-        Op::CpAsyncCommit => {
-            let newest = warp.cp_async.newest;
-            for (_, part) in warp.cp_async.of(active) {
-                let open = std::mem::take(&mut part.open);
-                part.groups.push_back((newest, open));
-            }
-        }
-        Op::CpAsyncWait { pending } => return cp_async_wait(warp, cx, *pending, active),
-        Op::CpAsyncMbar { .. } => return cp_async_mbar(warp, cx, op, pc, active),
+        Op::CpAsync { .. } => cp_async::copy(warp, cx, op, pc, active)?,
+        Op::CpAsyncCommit => cp_async::commit(warp, active),
+        Op::CpAsyncWait { pending } => return cp_async::wait(warp, cx, *pending, active),
+        Op::CpAsyncMbar { .. } => cp_async::arrive(warp, cx, op, pc, active)?,
         Op::StAsync { .. } => store_async(warp, cx, op, pc, active)?,
         Op::TensorMapAcquire { addr, scope, .. } => {
             for l in lanes(active) {
@@ -133,7 +127,7 @@ fn map_copy(
     Ok(())
 }
 
-fn shared_at(
+pub(super) fn shared_at(
     warp: &Warp,
     cx: &Cx<'_>,
     addr: &Addr,
@@ -381,106 +375,6 @@ fn bulk_wait(warp: &mut Warp, cx: &mut Cx<'_>, pending: u32, read: bool, active:
             g.ticks.drain(..old);
             g.read = g.read.saturating_sub(old);
         }
-    }
-    Ok(Next::Step)
-}
-
-// -------------------------------------------------------------------- cp.async
-
-fn cp_async(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<(), Fault> {
-    let Op::CpAsync { dst, src, bytes, src_bytes, ignore } = op else { return Ok(()) };
-    warp.cp_async.newest += 1;
-    let tick = warp.cp_async.newest;
-    // cp.async works in the generic proxy, on its own time.
-    let event = Event {
-        agent: Hazards::agent(warp.index, Unit::CpAsync),
-        tick,
-        proxy: Proxy::Generic,
-        strong: None,
-        warp: warp.index,
-        pc,
-    };
-    let mut list = Vec::new();
-    for l in lanes(active) {
-        let (cta, offset) = shared_at(warp, cx, dst, Space::Shared, l)?;
-        check_alignment(u64::from(offset), *bytes)?;
-        cx.shared_range(cta, offset, *bytes)?;
-        let global = address(warp, src, Space::Global, l);
-        check_alignment(global, *bytes)?;
-        let mut valid = src_bytes.map_or(*bytes, |s| warp.value(s, l) as u32);
-        if ignore.is_some_and(|p| warp.value(p, l) & 1 == 1) {
-            valid = 0;
-        }
-        if valid > *bytes {
-            return Err(Fault::new(
-                FaultKind::BadOperand,
-                format!("{valid} source bytes of a copy of {bytes}"),
-            ));
-        }
-        cx.shadow_async(event, Some(l), std::iter::once((offset, *bytes)), cta, true)?;
-        cx.shadow_global_async(event, Some(l), std::iter::once((global, u64::from(valid))), false)?;
-        list.push(LaneCopy { cta, offset, global, bytes: *bytes, valid });
-    }
-    let id = cx.submit(warp.index, pc, None, Kind::CpAsync(list))?;
-    warp.cp_async.of(active).for_each(|(_, part)| part.open.push(id));
-    warp.cp_async.last_pc = pc;
-    Ok(())
-}
-
-fn cp_async_wait(warp: &mut Warp, cx: &mut Cx<'_>, pending: Option<u32>, active: u32) -> Result<Next, Fault> {
-    // `wait_all` also waits for copies that no group has.
-    let old = |part: &LaneGroups| part.groups.len().saturating_sub(pending.unwrap_or(0) as usize);
-    let newest = warp.cp_async.newest;
-    let mut ids: Vec<u64> = Vec::new();
-    for (_, part) in warp.cp_async.of(active) {
-        ids.extend(part.groups.iter().take(old(part)).flat_map(|group| &group.1));
-        if pending.is_none() {
-            ids.extend(&part.open);
-        }
-    }
-    if !cx.copies_done(&ids, false) {
-        return Ok(Next::Retry(Wait::Copies(ids, false)));
-    }
-    for (lanes, part) in warp.cp_async.of(active) {
-        let mut tick = part.groups.drain(..old(part)).next_back().map_or(0, |group| group.0);
-        if pending.is_none() {
-            part.open.clear();
-            tick = newest;
-        }
-        if let Some(h) = &mut cx.cluster.hazards {
-            h.select(*lanes, warp.exited);
-            h.copied(warp.index, tick);
-        }
-    }
-    warp.cp_async.merge();
-    Ok(Next::Step)
-}
-
-/// `cp.async.mbarrier.arrive`: an arrival once the copies so far are complete, each lane's for its own.
-fn cp_async_mbar(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<Next, Fault> {
-    let Op::CpAsyncMbar { addr, space, noinc } = op else { return Ok(Next::Step) };
-    let tick = warp.cp_async.newest;
-    let mut released = View::default();
-    if let Some(h) = &mut cx.cluster.hazards {
-        h.release(warp.index, true, Scope::Cta, &mut released);
-    }
-    for l in lanes(active) {
-        let mbar = shared_at(warp, cx, addr, *space, l)?;
-        let m = cx.mbar(warp.index, mbar.0, mbar.1, false)?;
-        if !*noinc {
-            m.pending += 1;
-        }
-        let mut view = released.clone();
-        if let Some(h) = &mut cx.cluster.hazards {
-            view.raise(h.copies_of(warp.index, l), tick);
-        }
-        let mut after = Vec::new();
-        for (_, part) in warp.cp_async.of(1 << l) {
-            after.extend(part.all());
-            part.tracked = after.iter().copied().max().unwrap_or(part.tracked);
-        }
-        after.retain(|id| !cx.copies_done(&[*id], false));
-        cx.submit(warp.index, pc, None, Kind::Arrive { mbar, after, view })?;
     }
     Ok(Next::Step)
 }

@@ -4,9 +4,11 @@ mod atomics;
 mod barriers;
 mod control;
 mod copies;
+mod cp_async;
 mod lanes;
 mod loads;
 mod matrix;
+mod mbarriers;
 mod whole_warp;
 
 use crate::context::Cx;
@@ -483,8 +485,8 @@ fn other(
         | Op::MbarInval { .. }
         | Op::MbarArrive(_)
         | Op::MbarTx { .. }
-        | Op::MbarPending { .. } => barriers::mbarrier(warp, cx, op, pc, active),
-        Op::MbarWait { .. } => barriers::mbarrier_wait(warp, g, cx, op, pc, active),
+        | Op::MbarPending { .. } => mbarriers::mbarrier(warp, cx, op, pc, active),
+        Op::MbarWait { .. } => mbarriers::mbarrier_wait(warp, g, cx, op, pc, active),
         Op::CpAsync { .. }
         | Op::CpAsyncCommit
         | Op::CpAsyncWait { .. }

@@ -90,12 +90,8 @@ impl GlobalShadow {
             footprint.join(before);
         }
         for (page, words) in &self.pages {
-            for (i, word) in (0..).zip(words) {
-                let (written, read) = (word.write.event != 0, word.reads[0].event != 0);
-                if written || read {
-                    footprint.touch(page * PAGE + i, written, read);
-                }
-            }
+            let touches = words.iter().map(|word| (word.write.event != 0, word.reads[0].event != 0));
+            footprint.touch(*page, touches);
         }
         footprint
     }

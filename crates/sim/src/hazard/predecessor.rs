@@ -35,12 +35,13 @@ impl Footprint {
         Footprint { kernels: vec![kernel.to_owned()], pages: HashMap::new() }
     }
 
-    /// Adds a word.
-    pub(super) fn touch(&mut self, word: u64, written: bool, read: bool) {
-        let page = self.pages.entry(word / PAGE).or_default();
-        let (i, bit) = ((word % PAGE / 64) as usize, word % 64);
-        page.written[i] |= u64::from(written) << bit;
-        page.read[i] |= u64::from(read) << bit;
+    /// Adds a page: of each word, whether it was written and whether it was read.
+    pub(super) fn touch(&mut self, page: u64, words: impl Iterator<Item = (bool, bool)>) {
+        let page = self.pages.entry(page).or_default();
+        for (word, (written, read)) in words.enumerate() {
+            page.written[word / 64] |= u64::from(written) << (word % 64);
+            page.read[word / 64] |= u64::from(read) << (word % 64);
+        }
     }
 
     /// Adds what others have touched.
