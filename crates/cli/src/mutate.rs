@@ -47,13 +47,22 @@ struct Redundant {
     why: &'static str,
 }
 
-const REDUNDANT: [Redundant; 1] = [Redundant {
-    kernel: FAMILIES[0],
-    what: "bar.warp.sync",
-    file: "epilogue.rs",
-    times: 1,
-    why: "behind the last wave in FP32: the products of a whole tile come before the area is staged again",
-}];
+const REDUNDANT: [Redundant; 2] = [
+    Redundant {
+        kernel: FAMILIES[0],
+        what: "bar.warp.sync",
+        file: "epilogue.rs",
+        times: 1,
+        why: "behind the last wave in FP32: the products of a whole tile come before the area is staged again",
+    },
+    Redundant {
+        kernel: FAMILIES[0],
+        what: "bar.warp.sync",
+        file: "scales.rs",
+        times: 1,
+        why: "between the wait for copies and the arrival: every lane arrives for its own copies",
+    },
+];
 
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {

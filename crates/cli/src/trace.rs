@@ -148,6 +148,7 @@ fn unit_name(unit: TraceUnit) -> Option<&'static str> {
         TraceUnit::Wgmma => Some("tensor core"),
         TraceUnit::Store => Some("TMA store"),
         TraceUnit::CpAsync => Some("cp.async"),
+        TraceUnit::RemoteStore => Some("st.async"),
     }
 }
 
@@ -158,6 +159,7 @@ fn category(unit: TraceUnit) -> &'static str {
         TraceUnit::Load => "load",
         TraceUnit::Store => "store",
         TraceUnit::CpAsync => "cp.async",
+        TraceUnit::RemoteStore => "st.async",
     }
 }
 

@@ -132,7 +132,9 @@ fn a_timeline_is_written_for_perfetto() {
             .iter()
             .any(|event| event["args"]["detail"].as_str().is_some_and(|detail| detail.contains(part)))
     };
-    assert!(details("reports to full[1]"), "barriers have their names");
+    for part in ["b[1], reports to full[1]", "a[3], reports to full[3]", "b[1] x a[1]", "scales[0]"] {
+        assert!(details(part), "stages and barriers have their names: {part}");
+    }
     assert!(
         events
             .iter()
@@ -294,6 +296,29 @@ fn a_foreign_kernel_runs_from_its_description() {
     let scalars = r#"{ "grid": [1], "block": [4], "params": [{ "i32": -1 }, { "f64": 0.5 }] }"#;
     std::fs::write(&launch, scalars).expect("a file can be written");
     assert!(refused(&["sim", &ptx, "--launch", &launch]).1.contains("bytes"));
+    // What the launch asks for and cannot have is pointed at in its file.
+    let lines = r#"{
+        "grid": [1], "block": [4], "shared_bytes": 0,
+        "buffers": { "x": { "type": "u32", "shape": [4] } },
+        "params": [{ "buffer": "x" },
+                   { "buffer": "x" }] }"#;
+    for (from, to, place) in [
+        ("[4], \"sh", "[2048], \"sh", "line 2, column 31: Launch: the block [2048, 1, 1] has 2048 threads"),
+        ("[1]", "[1, 70000]", "line 2, column 17: Launch: the grid [1, 70000, 1] is empty or too large"),
+        ("[1]", "[1], \"cluster\": [3]", "line 2, column 17: Launch: the grid [1, 1, 1] is not a multiple"),
+        ("[1]", "[1], \"cluster\": [17]", "line 2, column 33: Launch: the cluster [17, 1, 1]"),
+        ("\"shared_bytes\": 0", "\"shared_bytes\": 300000", "line 2, column 52: Launch: 300000 bytes"),
+        ("[1]", "[1, 1, 1, 1]", "line 2, column 17: `grid` has 1 to 3 dimensions, not 4"),
+        ("{ \"buffer\": \"x\" }]", "{ \"u32\": 1 }]", "line 5, column 20: Launch: parameter `y`"),
+        ("{ \"buffer\": \"x\" }]", "{ \"buffer\": \"z\" }]", "line 5, column 20: parameter 1 of `double`"),
+        (",\n                   { \"buffer\": \"x\" }]", "]", "line 4, column 19: Launch: `double` takes 2"),
+        ("\"u32\"", "\"u3\"", "line 3, column 27: buffer `x`: `u3`"),
+        ("\"grid\"", "\"entry\": \"triple\", \"grid\"", "line 2, column 18: Launch: the module has no entry"),
+    ] {
+        std::fs::write(&launch, lines.replacen(from, to, 1)).expect("a file can be written");
+        let message = refused(&["sim", &ptx, "--launch", &launch]).1;
+        assert!(message.contains(&format!("launch.json, {place}")), "{message}");
+    }
     describe(r#"{ "type": "u32", "shape": [4] }"#, 4);
     std::fs::write(&ptx, "not PTX").expect("a file can be written");
     assert!(refused(&["sim", &ptx, "--launch", &launch]).1.contains("line 1"));

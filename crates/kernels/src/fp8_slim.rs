@@ -15,7 +15,7 @@ use crate::scales::{GROUP, ScaleReader, ScaleRing, ScaleShape, ScaleWriter, grou
 use crate::{BLOCK_K, WARP, WARPGROUP};
 use oxigemm_ptx::tma::{Eviction, LoadOptions};
 use oxigemm_ptx::wgmma::{Descriptor, Swizzle};
-use oxigemm_ptx::{BuildError, F32, Kernel, Module, Shared, Target, U32, Var};
+use oxigemm_ptx::{BuildError, F32, Kernel, Module, Shared, SharedLayout, Target, U32, Var};
 
 /// What is compiled in. Shapes, strides, the split of K, the number of stages and the output type are run-time
 /// arguments.
@@ -29,9 +29,37 @@ pub struct Config {
 
 /// Stages that the barriers have room for.
 pub const MAX_STAGES: u32 = 16;
-/// Barriers lie below the tiles, which start at a multiple of the swizzle's period.
-const SCALE_BARRIERS: u32 = Pipeline::barrier_bytes(MAX_STAGES);
-const TILES: u32 = 1024;
+
+/// Shared memory, every offset in one place. What has a fixed size lies below the tiles, whose number is an argument.
+struct SharedMap {
+    barriers: u32,
+    scale_barriers: u32,
+    scales: u32,
+    /// Stages, each with its rows of B and then of A; and, when all of them have been read, what is made of them.
+    tiles: u32,
+}
+
+impl SharedMap {
+    fn new(cfg: &Config) -> Self {
+        let mut layout = SharedLayout::default();
+        let barriers = layout.place(Pipeline::barrier_bytes(MAX_STAGES), 8);
+        let scale_barriers = layout.place(ScaleShape::BARRIER_BYTES, 8);
+        let scales = layout.place(cfg.scales().bytes(), 128);
+        // Swizzled tiles repeat every 1024 bytes.
+        let tiles = layout.place(0, 1024);
+        SharedMap { barriers, scale_barriers, scales, tiles }
+    }
+
+    /// Gives the parts names, for the simulator's messages and timelines.
+    fn name(&self, k: &Kernel, cfg: &Config) {
+        Pipeline::name_barriers(k, ["full", "empty"], self.barriers, MAX_STAGES);
+        ScaleRing::name_barriers(k, self.scale_barriers);
+        cfg.scales().name(k, self.scales);
+        let (a, b) = (cfg.block_m * BLOCK_K, cfg.block_n * BLOCK_K);
+        k.name_shared_every(cfg.stage_bytes(), "b", self.tiles, b, MAX_STAGES);
+        k.name_shared_every(cfg.stage_bytes(), "a", self.tiles + b, a, MAX_STAGES);
+    }
+}
 
 impl Config {
     /// The kernel's name, unique in the closed set.
@@ -46,7 +74,7 @@ impl Config {
 
     /// Bytes of dynamic shared memory for a number of stages.
     pub fn shared_bytes(&self, stages: u32) -> u32 {
-        TILES + (stages * self.stage_bytes() + self.scales().bytes()).max(self.partials().bytes())
+        SharedMap::new(self).tiles + (stages * self.stage_bytes()).max(self.partials().bytes())
     }
 
     /// Bytes of the tiles of one stage.
@@ -96,7 +124,8 @@ struct Block<'k, 'c> {
     k: &'k Kernel,
     cfg: &'c Config,
     params: Params<'k>,
-    shared: Shared<'k>,
+    /// The stages; and what takes their place when all of them have been read.
+    tiles: Shared<'k>,
     pipe: Pipeline<'k>,
     scales: ScaleRing<'k>,
     /// The tile's first row and column.
@@ -110,16 +139,11 @@ struct Block<'k, 'c> {
 
 impl<'k> Block<'k, '_> {
     fn b(&self, stage: U32<'k>) -> Shared<'k> {
-        self.shared.at(TILES).at(stage * self.cfg.stage_bytes())
+        self.tiles.at(stage * self.cfg.stage_bytes())
     }
 
     fn a(&self, stage: U32<'k>) -> Shared<'k> {
         self.b(stage).at(self.cfg.block_n * BLOCK_K)
-    }
-
-    /// What takes the place of the tiles when all of them have been read.
-    fn after_tiles(&self) -> Shared<'k> {
-        self.shared.at(TILES)
     }
 }
 
@@ -128,18 +152,19 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let params = Params::declare(k);
     let shared = k.dynamic_shared();
-    Pipeline::name_barriers(k, ["full", "empty"], 0, MAX_STAGES);
-    ScaleRing::name_barriers(k, SCALE_BARRIERS);
+    let map = SharedMap::new(cfg);
+    map.name(k, cfg);
     let [stages, ..] = params.tuning;
-    let pipe = Pipeline::new(k, shared, stages, MAX_STAGES);
-    let ring = shared.at(TILES).at(stages * cfg.stage_bytes());
-    let scales = ScaleRing::new(k, cfg.scales(), ring, shared.at(SCALE_BARRIERS), &params);
+    let pipe = Pipeline::new(k, shared.at(map.barriers), stages, MAX_STAGES);
+    let (ring, ring_barriers) = (shared.at(map.scales), shared.at(map.scale_barriers));
+    let scales = ScaleRing::new(k, cfg.scales(), ring, ring_barriers, &params);
+    let tiles = shared.at(map.tiles);
     let (split, rank) = (k.cluster_blocks(), k.cluster_rank());
     let slice = [rank * params.k_blocks / split, (rank + 1) * params.k_blocks / split];
     let tile = [k.block_index(1) * cfg.block_m, k.cluster_index() * cfg.block_n];
     let (warp, lane) = (k.warp_index(), k.lane());
-    let partials = Partials { shape: cfg.partials(), at: shared.at(TILES), split, rank };
-    let block = Block { k, cfg, params, shared, pipe, scales, tile, partials, slice, warp, lane };
+    let partials = Partials { shape: cfg.partials(), at: tiles, split, rank };
+    let block = Block { k, cfg, params, tiles, pipe, scales, tile, partials, slice, warp, lane };
     let (tile_warp, scale_warp) = (cfg.math_warps(), cfg.math_warps() + 1);
 
     k.if_else(
@@ -281,13 +306,13 @@ impl<'k> Block<'k, '_> {
         let (k, cfg, params, [m, n]) = (self.k, self.cfg, &self.params.output, self.tile);
         if cfg.swapped() {
             let warpgroup = self.warp >> 2;
-            let staging = self.after_tiles().at(warpgroup * (cfg.block_m * 128).next_multiple_of(1024));
+            let staging = self.tiles.at(warpgroup * (cfg.block_m * 128).next_multiple_of(1024));
             let (column, thread) = (n + warpgroup * 64, k.thread_index() % WARPGROUP);
             let barrier = (1, cfg.math_threads());
             SwappedOutput { params, row: m, column, staging, thread, barrier }.write(k, sums);
         } else {
             let (warpgroup, warp) = (self.warp >> 2, self.warp & 3);
-            let staging = self.after_tiles().at(warpgroup * Panels::staging_bytes(cfg.block_n));
+            let staging = self.tiles.at(warpgroup * Panels::staging_bytes(cfg.block_n));
             let place = Panels { row: m + warpgroup * 64, column: n, staging };
             let output = WarpOutput { params, place, warp, lane: self.lane };
             k.if_else(

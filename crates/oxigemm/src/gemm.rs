@@ -34,7 +34,8 @@ pub struct GemmOptions {
     /// How many multiprocessors it may use at most; all where there is none.
     pub num_sms: Option<u32>,
     /// Whether the kernel may start while the one before it in the stream still runs. It then sets itself up, and
-    /// waits for the other's results before it reads or writes anything. The simulator runs one at a time.
+    /// waits for the other's results before it reads or writes anything. The simulator runs one at a time, and reports
+    /// what would be too early.
     pub programmatic: bool,
 }
 
@@ -235,7 +236,10 @@ fn simulate(sim: &Sim, arguments: &Fp8GemmNt, options: &GemmOptions) -> Result<(
         Some(stream) => return Err(wrong_stream(DeviceId::Sim(sim.number()), stream)),
     };
     let work = match arguments.check()? {
-        Checked::Launch(problem) => sim.plan(&key(sim.limits(), problem, options), &addresses(arguments))?,
+        Checked::Launch(problem) => {
+            let key = key(sim.limits(), problem, options);
+            sim.plan(&key, &addresses(arguments), options.programmatic)?
+        }
         Checked::Trivial(trivial) => {
             let (d, width, rows) = output_rows(arguments);
             match (trivial, &arguments.c) {

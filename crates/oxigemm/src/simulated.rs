@@ -58,7 +58,7 @@ pub struct Sim {
 #[derive(Clone, Debug)]
 pub(crate) enum Work {
     /// A kernel with its arguments.
-    Kernel { module: Arc<Module>, launch: Launch },
+    Kernel { module: Arc<Module>, launch: Launch, programmatic: bool },
     /// Rows become zero.
     ClearRows { at: [u64; 2], width: usize, rows: usize },
     /// Rows are copied.
@@ -133,7 +133,7 @@ impl Sim {
     }
 
     /// Plans a problem: the work that computes it.
-    pub(crate) fn plan(&self, key: &PlanKey, at: &Addresses) -> Result<Work> {
+    pub(crate) fn plan(&self, key: &PlanKey, at: &Addresses, programmatic: bool) -> Result<Work> {
         let plan = key.plan(&self.inner.limits.restricted_to(key.sms))?;
         let config = plan.choice.config();
         let module = self.module(&config)?;
@@ -143,16 +143,16 @@ impl Sim {
         let args = arguments.at(at, |operand, address| {
             map_spec(&maps, operand, address).encode().map(words).map_err(fault)
         })?;
-        Ok(Work::Kernel { module, launch: launch(&plan, &name, &args) })
+        Ok(Work::Kernel { module, launch: launch(&plan, &name, &args), programmatic })
     }
 
     /// Does work to the end.
     pub(crate) fn perform(&self, work: &Work) -> Result<()> {
         match work {
-            Work::Kernel { module, launch } => {
+            Work::Kernel { module, launch, programmatic } => {
                 let kernel = launch.entry.clone();
                 let report = self
-                    .execute(Arc::clone(module), launch.clone())
+                    .execute(Arc::clone(module), launch.clone(), *programmatic)
                     .map_err(|fault| Error::Fault { kernel, fault: Box::new(fault) })?;
                 *lock(&self.inner.last) = Some(report);
                 Ok(())
@@ -163,13 +163,21 @@ impl Sim {
     }
 
     /// Runs a kernel on the threads of the simulator and waits for it, without taking up other work meanwhile.
-    fn execute(&self, module: Arc<Module>, launch: Launch) -> Result<Report, oxigemm_sim::Fault> {
+    fn execute(
+        &self,
+        module: Arc<Module>,
+        launch: Launch,
+        programmatic: bool,
+    ) -> Result<Report, oxigemm_sim::Fault> {
         let options = self.options();
         let mut machine = lock(&self.inner.machine);
         let mut taken = std::mem::take(&mut *machine);
         let (send, receive) = mpsc::sync_channel(1);
         THREADS.spawn(move || {
-            let outcome = catch_unwind(AssertUnwindSafe(|| taken.run(&module, &launch, &options)));
+            let outcome = catch_unwind(AssertUnwindSafe(|| match programmatic {
+                false => taken.run(&module, &launch, &options),
+                true => taken.run_dependent(&module, &launch, &options),
+            }));
             // The caller waits for it; were it gone, nobody would want the result.
             let _ = send.send((taken, outcome));
         });
@@ -219,12 +227,15 @@ impl Sim {
     /// Shows bytes to `look`.
     pub(crate) fn read<R>(&self, at: Range<u64>, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let mut machine = lock(&self.inner.machine);
+        // The host and copies in the stream wait for the kernels before them.
+        machine.synchronize();
         machine.memory.read(at.start, (at.end - at.start) as usize).map(look).map_err(host_access)
     }
 
     /// Writes pieces, each at its address.
     pub(crate) fn write<'a>(&self, pieces: impl Iterator<Item = (u64, &'a [u8])>) -> Result<()> {
         let mut machine = lock(&self.inner.machine);
+        machine.synchronize();
         for (address, piece) in pieces {
             machine.memory.write(address, piece).map_err(host_access)?;
         }

@@ -214,3 +214,43 @@ fn calls_from_a_thread_pool_wait_for_each_other() {
     let results: Vec<Vec<u8>> = (0..16).into_par_iter().map(|_| problem.checked(None, "pool")).collect();
     assert!(results.windows(2).all(|pair| pair[0] == pair[1]));
 }
+
+#[test]
+fn a_dependent_kernel_waits_for_the_one_before() {
+    for name in ["wide_64x64_s12_c1x2", "slim_8x64_k2_s2", "slim_64x64_k1_s2"] {
+        let choice = plan::parse(name).expect("the name of a choice");
+        let config = choice.config();
+        let ptx = config.build().expect("it is built").text;
+        let sim = Sim::new();
+        let problem = Problem::new(Case { dims: [40, 72, 256], d_type: DType::F32, ..PLAIN }, &sim);
+        // The second adds to what the first has written, and may start while that still runs.
+        let twice = || {
+            let mut d = problem.output();
+            for (addend, programmatic) in [(Addend::None, false), (Addend::InPlace, true)] {
+                let options = GemmOptions { choice: Some(choice), programmatic, ..Default::default() };
+                fp8_gemm_nt(
+                    (&problem.a, &problem.sfa),
+                    (&problem.b, &problem.sfb),
+                    addend,
+                    &mut d,
+                    &options,
+                )?;
+            }
+            Ok::<(), Error>(())
+        };
+        for options in schedules().step_by(3) {
+            sim.set_options(options);
+            twice().unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+        let waits = ptx.matches("griddepcontrol.wait;").count();
+        assert!(waits > 0, "{name}");
+        sim.replace_kernel(&config, &ptx.replace("griddepcontrol.wait;", "")).expect("it is PTX");
+        for options in schedules().step_by(3) {
+            sim.set_options(options);
+            let error = twice().expect_err(name);
+            let Error::Fault { fault, .. } = &error else { panic!("{error}") };
+            assert_eq!(fault.kind, FaultKind::Race, "{error}");
+            assert!(fault.message.contains("before griddepcontrol.wait"), "{error}");
+        }
+    }
+}

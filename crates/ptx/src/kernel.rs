@@ -250,10 +250,20 @@ impl Kernel {
     ///
     /// The name is a comment, for the simulator's messages and its timeline: the third of them is `name[2]`.
     pub fn name_shared(&self, name: &str, offset: u32, bytes: u32, count: u32) {
+        self.name_shared_every(bytes, name, offset, bytes, count);
+    }
+
+    /// As [`name_shared`](Self::name_shared), for things that do not touch: from one to the next are `pitch` bytes.
+    pub fn name_shared_every(&self, pitch: u32, name: &str, offset: u32, bytes: u32, count: u32) {
         self.require(!name.is_empty() && !name.contains(char::is_whitespace), || {
             format!("`{name}` is no name for a part of shared memory: it must be one word")
         });
-        self.comment(format_args!("shared {name} {offset} {bytes} {count}"));
+        self.require(pitch >= bytes, || format!("{bytes} bytes of `{name}` every {pitch} bytes overlap"));
+        if pitch == bytes {
+            self.comment(format_args!("shared {name} {offset} {bytes} {count}"));
+        } else {
+            self.comment(format_args!("shared {name} {offset} {bytes} {count} {pitch}"));
+        }
     }
 
     fn comment(&self, text: fmt::Arguments<'_>) {

@@ -152,6 +152,8 @@ pub enum Statement {
     Variable(Variable),
     /// `.loc file line column`
     Loc(u32, u32),
+    /// `name: .callprototype ...;` or `name: .calltargets ...;`
+    CallPrototype(String),
     /// `name: .branchtargets a, b, c;`
     BranchTargets(String, Vec<String>),
     /// An instruction.

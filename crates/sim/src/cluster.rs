@@ -2,7 +2,8 @@
 //! asynchronous copies in flight.
 
 use crate::copy::Pending;
-use crate::hazard::{Hazards, View};
+use crate::hazard::{ByScope, Hazards, View};
+use crate::isa::Scope;
 use crate::mbarrier::Mbar;
 use crate::memory::Written;
 use crate::warp::Warp;
@@ -17,7 +18,7 @@ pub(crate) struct NamedBarrier {
     pub(crate) generation: u64,
     pub(crate) view: View,
     /// What the arriving lanes have released by fences.
-    pub(crate) fenced: View,
+    pub(crate) fenced: ByScope,
     /// Warps that wait in this generation, and their lanes.
     pub(crate) waiters: Vec<(u32, u32)>,
     /// Predicates gathered by `bar.red`: any, all, count; and those of the last generation.
@@ -112,7 +113,7 @@ impl Cluster {
         if let Some(h) = &mut self.hazards {
             for (w, lanes) in waiters {
                 h.select(lanes, 0);
-                h.acquire(w, true, &view);
+                h.acquire(w, true, Scope::Cta, &view);
                 h.acquire_fenced(w, &fenced);
             }
         }

@@ -5,7 +5,8 @@ use crate::ast::Space;
 use crate::cluster::Cluster;
 use crate::decode::{Kernel, SHARED_BASE};
 use crate::error::{Fault, FaultKind, Place};
-use crate::hazard::{Event, GlobalShadow};
+use crate::hazard::{Event, Footprint, GlobalShadow};
+use crate::isa::Scope;
 use crate::machine::{Options, Report, TraceEvent, TraceUnit};
 use crate::memory::{LOCAL_WINDOW, Memory, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::rng::Rng;
@@ -31,6 +32,8 @@ pub(crate) struct Cx<'a> {
     pub(crate) maps: &'a mut HashMap<u64, MapChange>,
     /// Who touched global memory.
     pub(crate) global: &'a mut GlobalShadow,
+    /// What the kernel before touches, where it may still run.
+    pub(crate) predecessor: Option<&'a Footprint>,
 }
 
 /// A change of a tensor map in global memory, and the fences since.
@@ -68,7 +71,7 @@ impl Location {
 pub(crate) struct Access {
     pub(crate) warp: u32,
     pub(crate) pc: u32,
-    pub(crate) strong: bool,
+    pub(crate) strong: Option<Scope>,
     /// One event per class of lanes, by the class's agent.
     events: Vec<(u32, u32)>,
     /// The same in the shadow of global memory.
@@ -76,7 +79,7 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    pub(crate) fn new(warp: u32, pc: u32, strong: bool) -> Access {
+    pub(crate) fn new(warp: u32, pc: u32, strong: Option<Scope>) -> Access {
         Access { warp, pc, strong, events: Vec::new(), global: Vec::new() }
     }
 }
@@ -244,6 +247,7 @@ impl Cx<'_> {
         same: bool,
     ) -> Result<(), Fault> {
         let cta = self.cta_index(access.warp);
+        self.check_predecessor(access.warp, lane as u8, range, write)?;
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
         let lane = lane as u8;
         let agent = h.lane_agent(access.warp, lane);
@@ -265,18 +269,38 @@ impl Cx<'_> {
     pub(crate) fn shadow_global_async(
         &mut self,
         event: Event,
+        lane: Option<usize>,
         ranges: impl Iterator<Item = (u64, u64)>,
         write: bool,
     ) -> Result<(), Fault> {
         let cta = self.cta_index(event.warp);
+        let lane = lane.map(|l| l as u8);
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
-        let id = self.global.record(h.global_unit_event(event, cta));
+        let now = h.global_unit_event(event, cta);
+        let id = self.global.record(now);
         for range in ranges {
-            if let Err(c) = self.global.access(h, id, None, range, write, false) {
+            self.check_predecessor(event.warp, lane.unwrap_or(now.lane()), range, write)?;
+            let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
+            if let Err(c) = self.global.access(h, id, lane, range, write, false) {
                 return Err(self.global_conflict(c, write));
             }
         }
         Ok(())
+    }
+
+    /// An access to global memory must not meet those of a kernel before that may still run.
+    fn check_predecessor(
+        &mut self,
+        warp: u32,
+        lane: u8,
+        range: (u64, u64),
+        writes: bool,
+    ) -> Result<(), Fault> {
+        let (Some(before), Some(h)) = (self.predecessor, &mut self.cluster.hazards) else { return Ok(()) };
+        match before.meets(range, writes) {
+            Some(early) if !h.knows_predecessor_done(warp, lane) => Err(self.too_early(early, writes)),
+            _ => Ok(()),
+        }
     }
 
     fn cta_index(&self, warp: u32) -> u32 {

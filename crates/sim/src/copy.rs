@@ -2,7 +2,7 @@
 
 use crate::context::{Cx, Location};
 use crate::error::{Fault, FaultKind};
-use crate::hazard::{Event, Hazards, Proxy, Unit};
+use crate::hazard::{Event, Hazards, Proxy, Unit, View};
 use crate::isa::{AtomOp, BulkReduce};
 use crate::machine::{Policy, TraceUnit};
 use crate::mbarrier::MbarError;
@@ -40,6 +40,17 @@ pub(crate) enum Kind {
     Store { cta: usize, offset: u32, bytes: u32, target: Target, data: Option<Vec<u8>> },
     /// The `cp.async` of all lanes of a warp.
     CpAsync(Vec<LaneCopy>),
+    /// The arrival of one lane at an mbarrier `after` its `cp.async`, with what it releases.
+    Arrive { mbar: (usize, u32), after: Vec<u64>, view: View },
+    /// Words of `bytes` bytes for the shared memory of a peer, which report to its mbarrier.
+    Words {
+        cta: usize,
+        offset: u32,
+        values: Vec<u64>,
+        bytes: u32,
+        reduce: Option<(AtomOp, Ty)>,
+        mbar: (usize, u32),
+    },
 }
 
 /// Where a load comes from.
@@ -93,7 +104,7 @@ impl Cx<'_> {
     pub(crate) fn submit(&mut self, warp: u32, pc: u32, map: Option<u64>, kind: Kind) -> Result<u64, Fault> {
         self.report.copies += 1;
         let id = self.report.copies;
-        if let Kind::Load { mbar: (cta, at), .. } = kind {
+        if let Kind::Load { mbar: (cta, at), .. } | Kind::Words { mbar: (cta, at), .. } = kind {
             let m = self.cluster.ctas[cta].mbars.get_mut(&at);
             if let Some(m) = m {
                 m.undelivered += 1;
@@ -107,13 +118,21 @@ impl Cx<'_> {
             Policy::Lazy => false,
             Policy::Random => self.rng.once_in(3),
         };
-        if now {
+        if now && self.performable(self.cluster.pending.len() - 1) {
             let last = self.cluster.pending.len() - 1;
             while self.cluster.pending.get(last).is_some_and(|p| p.id == id) {
                 self.perform(last)?;
             }
         }
         Ok(id)
+    }
+
+    /// Whether nothing holds back a copy in flight.
+    pub(crate) fn performable(&self, index: usize) -> bool {
+        match &self.cluster.pending[index].kind {
+            Kind::Arrive { after, .. } => self.copies_done(after, false),
+            _ => true,
+        }
     }
 
     /// Performs one step of a copy in flight.
@@ -141,14 +160,16 @@ impl Cx<'_> {
         let unit = match p.kind {
             Kind::Load { .. } => TraceUnit::Load,
             Kind::Store { .. } => TraceUnit::Store,
-            Kind::CpAsync(_) => TraceUnit::CpAsync,
+            Kind::CpAsync(_) | Kind::Arrive { .. } => TraceUnit::CpAsync,
+            Kind::Words { .. } => TraceUnit::RemoteStore,
         };
         self.trace(unit, warp, pc, p.start, None, |cx| match &p.kind {
-            Kind::Load { offset, mbar: (_, at), .. } => {
+            Kind::Load { offset, mbar: (_, at), .. } | Kind::Words { offset, mbar: (_, at), .. } => {
                 format!("{}, reports to {}", cx.shared_text(*offset), cx.shared_text(*at))
             }
             Kind::Store { offset, .. } => cx.shared_text(*offset),
             Kind::CpAsync(list) => list.first().map_or(String::new(), |c| cx.shared_text(c.offset)),
+            Kind::Arrive { mbar, .. } => format!("arrives at {}", cx.shared_text(mbar.1)),
         });
         self.finish(p).map_err(|f| self.locate(f, warp, pc))
     }
@@ -157,15 +178,7 @@ impl Cx<'_> {
         let check = self.options.hazards;
         match p.kind {
             Kind::Load { source, cta, offset, bytes, mbar, reduce } => {
-                if self.cluster.ctas[cta].exited {
-                    let index = self.cluster.ctas[cta].index;
-                    return Err(Fault::new(
-                        FaultKind::WorkInFlight,
-                        format!(
-                            "CTA {index} has exited before this copy into its shared memory was complete"
-                        ),
-                    ));
-                }
+                self.check_running(cta)?;
                 let (mut data, swizzle) = match source {
                     Source::Tensor(map, coords) => {
                         (tma::read_box(self.memory, &map, coords, check)?, map.swizzle)
@@ -210,7 +223,36 @@ impl Cx<'_> {
                 }
                 Ok(())
             }
+            Kind::Arrive { mbar: (cta, at), view, .. } => {
+                self.mbar_arrive_later((p.warp, p.pc), cta, at, &view)
+            }
+            Kind::Words { cta, offset, values, bytes, reduce, mbar } => {
+                self.check_running(cta)?;
+                let mut data = Vec::with_capacity(values.len() * bytes as usize);
+                for (at, mut value) in (offset..).step_by(bytes as usize).zip(values) {
+                    if let Some((op, ty)) = reduce {
+                        let old = tma::word(self.shared_bytes(cta, at, bytes)?);
+                        let ty = if ty == Ty::B32 { Ty::U32 } else { ty };
+                        value = crate::atomic::apply(op, ty, old, value, 0).unwrap_or(value);
+                    }
+                    data.extend_from_slice(&value.to_le_bytes()[..bytes as usize]);
+                }
+                self.shared_store(cta, offset, &data)?;
+                self.complete_tx(mbar, data.len() as u32, (p.warp, p.pc))
+            }
         }
+    }
+
+    /// A copy must not come into the shared memory of a CTA that has exited.
+    fn check_running(&self, cta: usize) -> Result<(), Fault> {
+        let cta = &self.cluster.ctas[cta];
+        if cta.exited {
+            return Err(Fault::new(
+                FaultKind::WorkInFlight,
+                format!("CTA {} has exited before this copy into its shared memory was complete", cta.index),
+            ));
+        }
+        Ok(())
     }
 
     /// A copy has arrived: its bytes count toward the mbarrier's phase.
@@ -240,7 +282,10 @@ impl Cx<'_> {
     pub(crate) fn mbar_error(&self, cta: usize, at: u32, e: MbarError) -> Fault {
         let name = self.mbar_name(at);
         // The other side: a copy still in flight, or who changed the barrier last.
-        let reports = |p: &&Pending| matches!(p.kind, Kind::Load { mbar, .. } if mbar == (cta, at));
+        let reports = |p: &&Pending| match p.kind {
+            Kind::Load { mbar, .. } | Kind::Words { mbar, .. } => mbar == (cta, at),
+            _ => false,
+        };
         let other = match e {
             MbarError::CompletedInFlight(_) => {
                 self.cluster.pending.iter().find(reports).map(|p| (p.warp, p.pc))
@@ -279,14 +324,14 @@ impl Cx<'_> {
     pub(crate) fn copy_event(&self, warp: u32, pc: u32, mbar: (usize, u32)) -> Event {
         let (agent, tick) =
             self.cluster.ctas[mbar.0].mbars.get(&mbar.1).map_or((0, 0), |m| (m.agent, m.phase + 1));
-        Event { agent, tick, proxy: Proxy::Async, strong: false, warp, pc }
+        Event { agent, tick, proxy: Proxy::Async, strong: None, warp, pc }
     }
 
     /// The shadow-memory event of a bulk store, and its tick.
     pub(crate) fn store_event(&mut self, warp: u32, pc: u32) -> (Event, u32) {
         let tick = self.cluster.hazards.as_mut().map_or(0, |h| h.bulk_tick(warp));
         let agent = Hazards::agent(warp, Unit::BulkStore);
-        (Event { agent, tick, proxy: Proxy::Async, strong: false, warp, pc }, tick)
+        (Event { agent, tick, proxy: Proxy::Async, strong: None, warp, pc }, tick)
     }
 
     /// Reads 128 bytes of tensor map.
@@ -323,7 +368,7 @@ impl Cx<'_> {
                 bytes.copy_from_slice(self.memory.load(a, crate::TENSOR_MAP_BYTES, check)?);
             }
             None => {
-                let mut access = crate::context::Access::new(warp.index, 0, false);
+                let mut access = crate::context::Access::new(warp.index, 0, None);
                 self.read(warp, 0, &mut access, location, &mut bytes)?;
             }
         }

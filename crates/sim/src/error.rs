@@ -93,6 +93,25 @@ impl fmt::Display for Place {
     }
 }
 
+/// The part of a [`Launch`](crate::Launch) that a refusal is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LaunchPart {
+    /// The name of the entry.
+    Entry,
+    /// The grid.
+    Grid,
+    /// The block.
+    Block,
+    /// The cluster.
+    Cluster,
+    /// The dynamic shared memory.
+    SharedBytes,
+    /// The number of parameters.
+    Params,
+    /// One parameter.
+    Param(usize),
+}
+
 /// A kernel that misbehaved, or a launch that was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Fault {
@@ -104,17 +123,19 @@ pub struct Fault {
     pub at: Option<Box<Place>>,
     /// The other side, when there is one.
     pub other: Option<Box<Place>>,
+    /// The part of the launch that is wrong, where the kernel was not run.
+    pub launch: Option<LaunchPart>,
     /// More lines: the barriers involved, what every warp waits for.
     pub notes: Vec<String>,
 }
 
 impl Fault {
     pub(crate) fn new(kind: FaultKind, message: impl Into<String>) -> Fault {
-        Fault { kind, message: message.into(), at: None, other: None, notes: Vec::new() }
+        Fault { kind, message: message.into(), at: None, other: None, launch: None, notes: Vec::new() }
     }
 
-    pub(crate) fn launch(message: impl Into<String>) -> Fault {
-        Fault::new(FaultKind::Launch, message)
+    pub(crate) fn launch(part: LaunchPart, message: impl Into<String>) -> Fault {
+        Fault { launch: Some(part), ..Fault::new(FaultKind::Launch, message) }
     }
 
     pub(crate) fn note(mut self, note: impl Into<String>) -> Fault {

@@ -3,7 +3,7 @@
 use crate::context::Cx;
 use crate::copy::Kind;
 use crate::error::{Fault, FaultKind};
-use crate::warp::{CopyGroups, Warp};
+use crate::warp::{CopyGroups, LaneGroups, Warp};
 
 /// A warp has exited: what it leaves behind must be complete.
 pub(crate) fn leave(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<(), Fault> {
@@ -23,14 +23,20 @@ pub(crate) fn leave(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<(), Fault> {
         }
         let unread =
             |g: &&CopyGroups| !g.open.is_empty() || g.groups.iter().skip(g.read).any(|x| !x.is_empty());
-        let cp = &warp.cp_async;
-        let cp_open = !cp.open.is_empty() || !cp.groups.iter().all(|ids| cx.copies_done(ids, false));
-        if let Some(g) = warp.bulk.values().find(unread).or(cp_open.then_some(cp)) {
+        // Copies in a group that nobody waits for must at least be complete, unless an mbarrier counts them.
+        let forgotten = |part: &LaneGroups| {
+            let tracked = |id: &u64| *id <= part.tracked;
+            let grouped = part.groups.iter().flat_map(|group| &group.1).copied();
+            let grouped: Vec<u64> = grouped.filter(|id| !tracked(id)).collect();
+            !part.open.iter().all(tracked) || !cx.copies_done(&grouped, false)
+        };
+        let cp = warp.cp_async.parts().any(forgotten).then_some(warp.cp_async.last_pc);
+        if let Some(issued) = warp.bulk.values().find(unread).map(|g| g.last_pc).or(cp) {
             let f = Fault::new(
                 FaultKind::WorkInFlight,
                 "a thread exits without waiting for its asynchronous copies (commit_group and wait_group)",
             );
-            return Err(place(f, g.last_pc, cx));
+            return Err(place(f, issued, cx));
         }
     }
     if let Some(h) = &mut cx.cluster.hazards {
@@ -57,13 +63,18 @@ fn exit_cta(cx: &mut Cx<'_>, rank: usize) -> Result<(), Fault> {
         Kind::Store { cta, data: None, .. } => *cta == rank,
         Kind::Store { .. } => false,
         Kind::CpAsync(list) => list.iter().any(|c| c.cta == rank),
+        Kind::Arrive { mbar, .. } => mbar.0 == rank,
+        Kind::Words { cta, .. } => *cta == rank,
     };
     while let Some(i) = cx.cluster.pending.iter().position(|p| touches(&p.kind)) {
         let p = &cx.cluster.pending[i];
         if cx.options.hazards {
             let mut f = Fault::new(
                 FaultKind::WorkInFlight,
-                format!("CTA {} exits while this copy uses its shared memory", cx.cluster.ctas[rank].index),
+                format!(
+                    "CTA {} exits while this copy or arrival uses its shared memory",
+                    cx.cluster.ctas[rank].index
+                ),
             );
             f.at = Some(Box::new(cx.place(p.warp, p.pc)));
             f.other = Some(Box::new(cx.exit_place(rank)));

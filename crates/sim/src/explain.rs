@@ -2,15 +2,20 @@
 
 use crate::context::Cx;
 use crate::error::{Fault, FaultKind, Place};
-use crate::hazard::{Conflict, GlobalConflict};
+use crate::hazard::{Conflict, Early, GlobalConflict, Missing};
 
 /// What is wrong between two accesses, in words.
-fn unordered(only_proxy: bool, writes: bool, earlier_writes: bool) -> (FaultKind, String) {
+fn unordered(missing: Missing, writes: bool, earlier_writes: bool) -> (FaultKind, String) {
     let verb = |writes: bool| if writes { "write" } else { "read" };
-    let (kind, reason) = if only_proxy {
-        (FaultKind::ProxyOrder, "is ordered after it but with no proxy fence between them")
-    } else {
-        (FaultKind::Race, "is not ordered after it")
+    let (kind, reason) = match missing {
+        Missing::Order => (FaultKind::Race, "is not ordered after it"),
+        Missing::ProxyFence => {
+            (FaultKind::ProxyOrder, "is ordered after it but with no proxy fence between them")
+        }
+        Missing::Scope => (
+            FaultKind::Race,
+            "is not ordered after it: a scope does not include the thread of the other side",
+        ),
     };
     (kind, format!("this {} follows an earlier {} and {reason}", verb(writes), verb(earlier_writes)))
 }
@@ -29,7 +34,7 @@ impl Cx<'_> {
 
     /// Two accesses to shared memory with nothing that orders them.
     pub(crate) fn conflict(&self, c: Conflict, cta: usize, writes: bool) -> Fault {
-        let (kind, order) = unordered(c.only_proxy, writes, c.earlier_writes);
+        let (kind, order) = unordered(c.missing, writes, c.earlier_writes);
         let mut fault = Fault::new(
             kind,
             format!(
@@ -44,12 +49,28 @@ impl Cx<'_> {
 
     /// Two accesses to global memory with nothing that orders them.
     pub(crate) fn global_conflict(&self, c: GlobalConflict, writes: bool) -> Fault {
-        let (kind, order) = unordered(c.only_proxy, writes, c.earlier_writes);
+        let (kind, order) = unordered(c.missing, writes, c.earlier_writes);
         let mut fault = Fault::new(kind, format!("global memory at {:#x}: {order}", c.address));
         let earlier = c.earlier.event;
         let place = self.place(earlier.warp % self.cluster.warps.len() as u32, earlier.pc);
         fault.other = Some(Box::new(Place { cta: c.earlier.cta, ..place }));
         fault
+    }
+
+    /// An access that may meet one of the kernel before.
+    pub(crate) fn too_early(&self, early: Early, writes: bool) -> Fault {
+        let verb = |writes: bool| if writes { "write" } else { "read" };
+        let names = self.predecessor.map(|before| before.names()).unwrap_or_default();
+        Fault::new(
+            FaultKind::Race,
+            format!(
+                "global memory at {:#x}: this {} comes before griddepcontrol.wait, and the kernel before, {names}, may \
+                 still {} there",
+                early.address,
+                verb(writes),
+                verb(early.other_writes)
+            ),
+        )
     }
 
     /// An mbarrier by its name, where the kernel gives it one, and its offset.

@@ -55,13 +55,23 @@ impl Combine {
     }
 }
 
+/// How far a strong operation reaches, from the narrowest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Scope {
+    Cta,
+    Cluster,
+    /// The GPU, and what is beyond it.
+    Gpu,
+}
+
 /// Ordering of a memory access or a barrier operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Sem {
     pub(crate) acquire: bool,
     pub(crate) release: bool,
-    /// A strong (relaxed, volatile, atomic or stronger) access: never half of a data race with another one.
-    pub(crate) strong: bool,
+    /// The scope of a strong (relaxed, volatile, atomic or stronger) access: never half of a data race with another
+    /// one where the scope of each includes the thread of the other.
+    pub(crate) strong: Option<Scope>,
 }
 
 /// An atomic function.
@@ -108,13 +118,13 @@ pub(crate) enum PhaseRef {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fence {
     /// `fence.sc/acq_rel`, `membar`.
-    Thread { acquire: bool, release: bool },
+    Thread { acquire: bool, release: bool, scope: Scope },
     /// `fence.proxy.async`, for the memory that it names; for both if it names none.
     ProxyAsync { shared: bool, global: bool },
     /// `fence.mbarrier_init.release.cluster`
     MbarrierInit,
     /// `fence.proxy.tensormap::generic.release`
-    TensorMapRelease,
+    TensorMapRelease(Scope),
     /// `fence.proxy.alias` and others with no effect in this model.
     Nothing,
 }
@@ -177,6 +187,26 @@ pub(crate) struct Lop3 {
     pub(crate) combine: (Combine, Src),
 }
 
+/// Which elements of a matrix a lane has: its rows in shared memory have 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MatrixForm {
+    /// Four bytes of a row.
+    Rows,
+    /// Two halves of a column (`m8n8.trans.b16`).
+    HalfColumns,
+    /// Four bytes each of two columns of 16 rows (`m16n16.trans.b8`).
+    ByteColumns,
+    /// Two bytes each of two columns (`stmatrix` of `m16n8.trans.b8`).
+    BytePairs,
+}
+
+impl MatrixForm {
+    /// Registers of a lane for one matrix.
+    pub(crate) fn registers(self) -> usize {
+        if self == MatrixForm::ByteColumns { 2 } else { 1 }
+    }
+}
+
 /// A tensor copy through a tensor map.
 #[derive(Clone, Debug)]
 pub(crate) struct TensorCopy {
@@ -213,6 +243,7 @@ pub(crate) struct Arrive {
     pub(crate) expect: Option<Src>,
     pub(crate) token: Option<Reg>,
     pub(crate) release: bool,
+    pub(crate) scope: Scope,
     pub(crate) drop: bool,
     pub(crate) no_complete: bool,
 }
@@ -391,10 +422,11 @@ pub(crate) enum Op {
         index: Src,
         targets: Box<[u32]>,
     },
-    Call {
-        target: u32,
-        args: Box<[CallCopy]>,
-        ret: Box<[CallCopy]>,
+    Call(CallTarget),
+    /// A call through a pointer: the functions that fit its arguments, by their addresses.
+    CallPointer {
+        pointer: Src,
+        targets: Box<[(u64, CallTarget)]>,
     },
     Return,
     Exit,
@@ -488,6 +520,7 @@ pub(crate) enum Op {
         phase: PhaseRef,
         blocking: bool,
         acquire: bool,
+        scope: Scope,
     },
     MbarPending {
         dst: Reg,
@@ -495,6 +528,7 @@ pub(crate) enum Op {
     },
     Fence(Fence),
     TensorMapAcquire {
+        scope: Scope,
         addr: Addr,
         bytes: Src,
     },
@@ -556,14 +590,19 @@ pub(crate) enum Op {
         addr: Addr,
         space: Space,
         dst: Box<[Reg]>,
-        trans: bool,
+        form: MatrixForm,
+        /// The width of elements that lie packed in shared memory.
+        packed: Option<u32>,
     },
     StMatrix {
         addr: Addr,
         space: Space,
         src: Box<[Src]>,
-        trans: bool,
+        form: MatrixForm,
     },
+    WmmaLoad(Box<(crate::wmma::WmmaMemory, Box<[Reg]>)>),
+    WmmaStore(Box<(crate::wmma::WmmaMemory, Box<[Src]>)>),
+    WmmaMma(Box<crate::wmma::WmmaProduct>),
     MovMatrix {
         dst: Reg,
         src: Src,
@@ -572,7 +611,35 @@ pub(crate) enum Op {
     SetMaxReg {
         count: u32,
     },
-    GridDependency,
+    /// `griddepcontrol.wait`
+    GridDependencyWait,
+    /// `griddepcontrol.launch_dependents`
+    LaunchDependents,
+}
+
+impl Op {
+    /// The scope of a strong access or a fence.
+    pub(crate) fn scope(&self) -> Option<Scope> {
+        match self {
+            Op::Load { sem, .. }
+            | Op::Store { sem, .. }
+            | Op::Atom { sem, .. }
+            | Op::AtomWide { sem, .. }
+            | Op::AtomVector { sem, .. } => sem.strong,
+            Op::Fence(Fence::Thread { scope, .. } | Fence::TensorMapRelease(scope))
+            | Op::TensorMapAcquire { scope, .. } => Some(*scope),
+            _ => None,
+        }
+    }
+}
+
+/// A function that is called.
+#[derive(Clone, Debug)]
+pub(crate) struct CallTarget {
+    /// Its instructions.
+    pub(crate) code: std::ops::Range<u32>,
+    pub(crate) args: Box<[CallCopy]>,
+    pub(crate) ret: Box<[CallCopy]>,
 }
 
 /// One value handed over by a call.

@@ -61,8 +61,9 @@
 //!   `wgmma` runs at any moment between its issue and the wait that covers it.
 //! * **Approximations** (`ex2`, `lg2`, `rcp.approx`, `tanh`, ...) are the correctly rounded result, which
 //!   is within the manual's bound and not always the hardware's bits.
-//! * **Without effect**: cache operators and policies, prefetches (addresses are checked),
-//!   `griddepcontrol`, scopes of fences and atomics.
+//! * **Programmatic launches** ([`Machine::run_dependent`]): every kernel runs to its end; what a GPU could let it do
+//!   beside the kernel before it is a race.
+//! * **Without effect**: cache operators and policies, prefetches (addresses are checked).
 //!
 //! # Schedules
 //!
@@ -128,9 +129,10 @@ mod tma;
 mod types;
 mod warp;
 mod wgmma;
+mod wmma;
 
 pub use ast::Position;
-pub use error::{Fault, FaultKind, ParseError, Place};
+pub use error::{Fault, FaultKind, LaunchPart, ParseError, Place};
 pub use machine::{
     Launch, MAX_CLUSTER, MAX_SHARED_BYTES, Machine, Module, Options, Param, Policy, Report, TraceEvent,
     TraceUnit,

@@ -2,8 +2,9 @@
 
 use crate::ast::{ModuleAst, Position, Space, Variable};
 use crate::decode::{self, Kernel, SHARED_BASE};
-use crate::error::{Fault, ParseError, Place};
-use crate::memory::{MODULE_WINDOW, Memory};
+use crate::error::{Fault, LaunchPart, ParseError, Place};
+use crate::hazard::Footprint;
+use crate::memory::{FUNCTION_WINDOW, MODULE_WINDOW, Memory};
 use crate::names::Names;
 use crate::scan::Parser;
 use crate::schedule::{Geometry, run_grid};
@@ -113,13 +114,15 @@ fn place_variables(ast: &ModuleAst) -> Result<(HashMap<String, u64>, Variables),
         variables.push((v.name.clone(), start + used, bytes as usize, v.init.clone()));
         used += bytes + 16;
     }
+    let defined = ast.functions.iter().filter(|f| f.body.is_some() && !f.entry);
+    globals.extend((FUNCTION_WINDOW..).step_by(16).zip(defined).map(|(at, f)| (f.name.clone(), at)));
     for (v, placed) in placeable(ast).zip(&mut variables) {
         let (_, _, _, Some(init)) = placed else { continue };
         for r in &v.references {
             let Some(address) = globals.get(&r.name) else {
                 return decode::fail(
                     r.position,
-                    format!("`{}` is not a global or constant variable", r.name),
+                    format!("`{}` is not a global or constant variable, or a function", r.name),
                 );
             };
             let bits = address.wrapping_add(r.offset as u64) & r.mask;
@@ -248,6 +251,8 @@ pub enum TraceUnit {
     Store,
     /// The `cp.async` of a warp.
     CpAsync,
+    /// A `st.async` or `red.async` to a peer.
+    RemoteStore,
 }
 
 /// One bar of the timeline. Time counts the warp instructions of the whole grid.
@@ -274,6 +279,8 @@ pub struct TraceEvent {
 pub struct Machine {
     /// Global memory.
     pub memory: Memory,
+    /// What the last kernel touched, and those before it that a dependent need not have waited for.
+    last: Footprint,
 }
 
 impl Machine {
@@ -284,8 +291,53 @@ impl Machine {
 
     /// Runs a kernel to its end.
     pub fn run(&mut self, module: &Module, launch: &Launch, options: &Options) -> Result<Report, Fault> {
+        self.synchronize();
+        self.run_dependent(module, launch, options)
+    }
+
+    /// Runs a kernel to its end that a GPU may start while the one before it still runs (a programmatic launch): what
+    /// that one writes it must not touch, and what that one reads it must not write, before `griddepcontrol.wait`.
+    ///
+    /// ```
+    /// use oxigemm_sim::{FaultKind, Launch, Machine, Module, Options, Param};
+    ///
+    /// let kernel = |wait: &str| {
+    ///     Module::parse(&format!(
+    ///         ".version 8.0\n.target sm_90\n.address_size 64
+    ///         .visible .entry next(.param .u64 at) {{
+    ///             .reg .b64 a; .reg .b32 x;
+    ///             ld.param.u64 a, [at]; {wait} ld.global.u32 x, [a]; add.u32 x, x, 1; st.global.u32 [a], x; ret;
+    ///         }}"
+    ///     ))
+    /// };
+    /// let mut machine = Machine::new();
+    /// let at = machine.memory.allocate_with(&[0; 4]);
+    /// let launch = Launch {
+    ///     entry: "next".into(),
+    ///     grid: [1; 3],
+    ///     cluster: None,
+    ///     block: [1; 3],
+    ///     shared_bytes: 0,
+    ///     params: vec![Param::U64(at)],
+    /// };
+    /// let options = Options::default();
+    /// machine.run(&kernel("")?, &launch, &options)?;
+    /// machine.run_dependent(&kernel("griddepcontrol.wait;")?, &launch, &options)?;
+    /// let fault = machine.run_dependent(&kernel("")?, &launch, &options).unwrap_err();
+    /// assert_eq!(fault.kind, FaultKind::Race);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn run_dependent(
+        &mut self,
+        module: &Module,
+        launch: &Launch,
+        options: &Options,
+    ) -> Result<Report, Fault> {
         let Some(kernel) = module.kernels.get(&launch.entry) else {
-            return Err(Fault::launch(format!("the module has no entry `{}`", launch.entry)));
+            return Err(Fault::launch(
+                LaunchPart::Entry,
+                format!("the module has no entry `{}`", launch.entry),
+            ));
         };
         let place = |f: Fault| f.note(format!("`{}` is declared at {}", kernel.name, kernel.at));
         let geometry = geometry(kernel, launch).map_err(place)?;
@@ -294,59 +346,86 @@ impl Machine {
             self.memory.place(*address, *bytes, init.as_deref());
         }
         // On a thread of the pool, where sharing a product with another thread costs next to nothing.
-        let memory = &mut self.memory;
-        rayon::scope(|_| run_grid(kernel, &geometry, memory, &params, options))
+        let (memory, last) = (&mut self.memory, &self.last);
+        let before = (options.hazards && !last.is_empty()).then_some(last);
+        let (outcome, touched) =
+            rayon::scope(|_| run_grid(kernel, &geometry, memory, &params, options, before));
+        self.last = touched;
+        outcome
+    }
+
+    /// Nothing runs any more: a kernel that is launched next has none before it.
+    pub fn synchronize(&mut self) {
+        self.last = Footprint::default();
     }
 }
 
 fn geometry(kernel: &Kernel, launch: &Launch) -> Result<Geometry, Fault> {
-    let refuse = |m: String| Err(Fault::launch(m));
+    let refuse = |part: LaunchPart, m: String| Err(Fault::launch(part, m));
     let product = |v: [u32; 3]| v.iter().fold(1u64, |p, x| p.saturating_mul(u64::from(*x)));
     if product(launch.grid) == 0
         || product(launch.grid) > 1 << 31
         || launch.grid[1] > 65535
         || launch.grid[2] > 65535
     {
-        return refuse(format!("the grid {:?} is empty or too large", launch.grid));
+        return refuse(LaunchPart::Grid, format!("the grid {:?} is empty or too large", launch.grid));
     }
     if product(launch.grid) > MAX_CTAS {
-        return refuse(format!(
-            "the grid {:?} has more CTAs than the simulator runs, {MAX_CTAS}",
-            launch.grid
-        ));
+        return refuse(
+            LaunchPart::Grid,
+            format!("the grid {:?} has more CTAs than the simulator runs, {MAX_CTAS}", launch.grid),
+        );
     }
     let threads = product(launch.block);
     if threads == 0 || threads > u64::from(MAX_THREADS) || launch.block[2] > 64 {
-        return refuse(format!(
-            "the block {:?} has {threads} threads: 1 to {MAX_THREADS} are possible",
-            launch.block
-        ));
+        return refuse(
+            LaunchPart::Block,
+            format!("the block {:?} has {threads} threads: 1 to {MAX_THREADS} are possible", launch.block),
+        );
     }
     if let Some((limit, exact)) = kernel.threads {
         if exact && limit != launch.block {
-            return refuse(format!("`{}` requires blocks of {limit:?}, not {:?}", kernel.name, launch.block));
+            return refuse(
+                LaunchPart::Block,
+                format!("`{}` requires blocks of {limit:?}, not {:?}", kernel.name, launch.block),
+            );
         }
         if threads > product(limit) {
-            return refuse(format!("`{}` allows {} threads, not {threads}", kernel.name, product(limit)));
+            return refuse(
+                LaunchPart::Block,
+                format!("`{}` allows {} threads, not {threads}", kernel.name, product(limit)),
+            );
         }
     }
     let cluster = match (kernel.cluster, launch.cluster) {
         (Some(k), Some(l)) if k != l => {
-            return refuse(format!("`{}` requires clusters of {k:?}, not {l:?}", kernel.name));
+            return refuse(
+                LaunchPart::Cluster,
+                format!("`{}` requires clusters of {k:?}, not {l:?}", kernel.name),
+            );
         }
         (k, l) => k.or(l).unwrap_or([1; 3]),
     };
     if product(cluster) == 0 || product(cluster) > u64::from(MAX_CLUSTER) {
-        return refuse(format!("the cluster {cluster:?} is empty or has more than {MAX_CLUSTER} CTAs"));
+        return refuse(
+            LaunchPart::Cluster,
+            format!("the cluster {cluster:?} is empty or has more than {MAX_CLUSTER} CTAs"),
+        );
     }
     if (0..3).any(|i| !launch.grid[i].is_multiple_of(cluster[i])) {
-        return refuse(format!("the grid {:?} is not a multiple of the cluster {cluster:?}", launch.grid));
+        return refuse(
+            LaunchPart::Grid,
+            format!("the grid {:?} is not a multiple of the cluster {cluster:?}", launch.grid),
+        );
     }
     let dynamic_end = u64::from(kernel.dynamic_shared) + u64::from(launch.shared_bytes);
     let end = if launch.shared_bytes == 0 { u64::from(kernel.static_shared) } else { dynamic_end };
     let shared = end - u64::from(SHARED_BASE);
     if shared > u64::from(MAX_SHARED_BYTES) {
-        return refuse(format!("{shared} bytes of shared memory: a CTA has at most {MAX_SHARED_BYTES}"));
+        return refuse(
+            LaunchPart::SharedBytes,
+            format!("{shared} bytes of shared memory: a CTA has at most {MAX_SHARED_BYTES}"),
+        );
     }
     Ok(Geometry {
         grid: launch.grid,
@@ -360,24 +439,30 @@ fn geometry(kernel: &Kernel, launch: &Launch) -> Result<Geometry, Fault> {
 
 fn parameters(kernel: &Kernel, launch: &Launch) -> Result<Vec<u8>, Fault> {
     if launch.params.len() != kernel.params.len() {
-        return Err(Fault::launch(format!(
-            "`{}` takes {} parameters, not {}",
-            kernel.name,
-            kernel.params.len(),
-            launch.params.len()
-        )));
+        return Err(Fault::launch(
+            LaunchPart::Params,
+            format!(
+                "`{}` takes {} parameters, not {}",
+                kernel.name,
+                kernel.params.len(),
+                launch.params.len()
+            ),
+        ));
     }
     let mut bytes = vec![0; kernel.param_bytes as usize];
-    for (slot, param) in kernel.params.iter().zip(&launch.params) {
+    for (i, (slot, param)) in kernel.params.iter().zip(&launch.params).enumerate() {
         let value = param.bytes();
         if value.len() != slot.bytes as usize {
-            return Err(Fault::launch(format!(
-                "parameter `{}` of `{}` has {} bytes, not {}",
-                slot.name,
-                kernel.name,
-                slot.bytes,
-                value.len()
-            )));
+            return Err(Fault::launch(
+                LaunchPart::Param(i),
+                format!(
+                    "parameter `{}` of `{}` has {} bytes, not {}",
+                    slot.name,
+                    kernel.name,
+                    slot.bytes,
+                    value.len()
+                ),
+            ));
         }
         bytes[slot.offset as usize..][..value.len()].copy_from_slice(&value);
     }

@@ -30,8 +30,12 @@ pub(crate) struct Mbar {
     pub(crate) last: (u32, u32),
     /// The last wait that each warp passed, for messages.
     pub(crate) passed: Vec<Passed>,
+    /// What arrivals of the own CTA and copies release, in this phase and in the last.
     pub(crate) arriving: View,
     pub(crate) done: View,
+    /// What arrivals of peers release, to waits whose scope is the cluster.
+    pub(crate) arriving_far: View,
+    pub(crate) done_far: View,
     /// The last arrival of every warp of another CTA: agent, tick, warp, instruction.
     pub(crate) remote: Vec<(u32, u32, u32, u32)>,
 }
@@ -73,6 +77,8 @@ impl Mbar {
             passed: Vec::new(),
             arriving: View::default(),
             done: View::default(),
+            arriving_far: View::default(),
+            done_far: View::default(),
             remote: Vec::new(),
         }
     }
@@ -160,6 +166,8 @@ impl Mbar {
         self.issued = 0;
         self.done.clear();
         std::mem::swap(&mut self.done, &mut self.arriving);
+        self.done_far.clear();
+        std::mem::swap(&mut self.done_far, &mut self.arriving_far);
         self.done.raise(self.agent, self.phase);
         Ok(true)
     }

@@ -59,6 +59,8 @@ pub(crate) const SHARED_WINDOW: u64 = 0x7e00_0000_0000;
 pub(crate) const LOCAL_WINDOW: u64 = 0x7d00_0000_0000;
 pub(crate) const PARAM_WINDOW: u64 = 0x7c00_0000_0000;
 pub(crate) const WINDOW_BYTES: u64 = 0x0100_0000_0000;
+/// Addresses of functions: nothing can be read or written there.
+pub(crate) const FUNCTION_WINDOW: u64 = 0x5f00_0000_0000;
 /// Where the variables of modules are placed.
 pub(crate) const MODULE_WINDOW: u64 = 0x6000_0000_0000;
 
@@ -140,10 +142,13 @@ impl Memory {
         let encoded = spec.encode()?;
         let extent = spec.extent();
         if !self.contains(spec.address, usize::try_from(extent).unwrap_or(usize::MAX)) {
-            return Err(Fault::launch(format!(
-                "tensor map: the tensor takes {extent} bytes from {:#x}, more than its buffer has",
-                spec.address
-            )));
+            return Err(Fault::new(
+                FaultKind::Launch,
+                format!(
+                    "tensor map: the tensor takes {extent} bytes from {:#x}, more than its buffer has",
+                    spec.address
+                ),
+            ));
         }
         Ok(encoded)
     }

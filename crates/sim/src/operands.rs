@@ -1,6 +1,6 @@
 //! Which registers an operation reads and writes, for the checks that do not depend on what it does.
 
-use crate::isa::{Addr, CallCopy, Op, PhaseRef, Reg, Src};
+use crate::isa::{Addr, CallCopy, CallTarget, Op, PhaseRef, Reg, Src};
 
 /// Registers read and written by an operation. The registers of `wgmma` are left to its own rules.
 #[derive(Clone, Debug, Default)]
@@ -45,6 +45,16 @@ impl Lists {
 
     fn dst(&mut self, r: Reg) -> &mut Self {
         self.writes.push(r);
+        self
+    }
+
+    /// The registers that hand over the arguments of a call.
+    fn args(&mut self, target: &CallTarget) -> &mut Self {
+        for a in &target.args {
+            if let CallCopy::Value { from, to } = a {
+                self.src(*from).dst(*to);
+            }
+        }
         self
     }
 
@@ -103,13 +113,12 @@ pub(crate) fn uses(op: &Op, guard: Option<(Reg, bool)>) -> Uses {
         Op::Mapa { dst, src, rank, .. } => l.src(*src).src(*rank).dst(*dst),
         Op::GetCtaRank { dst, src, .. } | Op::IsSpace { dst, src, .. } => l.src(*src).dst(*dst),
         Op::BranchIndexed { index, .. } => l.src(*index),
-        Op::Call { args, .. } => {
-            for a in args {
-                if let CallCopy::Value { from, to } = a {
-                    l.src(*from).dst(*to);
-                }
-            }
-            &mut l
+        Op::Call(target) => l.args(target),
+        Op::CallPointer { pointer, targets } => {
+            targets.iter().for_each(|(_, target)| {
+                l.args(target);
+            });
+            l.src(*pointer)
         }
         Op::Shfl { dst, p, a, b, c, mask, .. } => {
             l.src(*a).src(*b).src(*c).maybe(*mask).dst(*dst).maybe_dst(*p)
@@ -131,7 +140,7 @@ pub(crate) fn uses(op: &Op, guard: Option<(Reg, bool)>) -> Uses {
             l.addr(addr).src(*s).dst(*dst)
         }
         Op::MbarPending { dst, token } => l.src(*token).dst(*dst),
-        Op::TensorMapAcquire { addr, bytes } => l.addr(addr).src(*bytes),
+        Op::TensorMapAcquire { addr, bytes, .. } => l.addr(addr).src(*bytes),
         Op::TensorMapReplace { addr, value, .. } => l.addr(addr).src(*value),
         Op::TensorMapCopyRelease { dst, src } => l.addr(dst).addr(src),
         Op::CpAsync { dst, src, src_bytes, ignore, .. } => {
@@ -169,6 +178,15 @@ pub(crate) fn uses(op: &Op, guard: Option<(Reg, bool)>) -> Uses {
         }
         Op::StMatrix { addr, src, .. } => l.addr(addr).srcs(src),
         Op::MovMatrix { dst, src } => l.src(*src).dst(*dst),
+        Op::WmmaLoad(load) => {
+            l.writes.extend(load.1.iter());
+            l.addr(&load.0.addr).maybe(load.0.stride)
+        }
+        Op::WmmaStore(store) => l.srcs(&store.1).addr(&store.0.addr).maybe(store.0.stride),
+        Op::WmmaMma(m) => {
+            l.writes.extend(m.d.iter());
+            l.srcs(&m.a).srcs(&m.b).srcs(&m.c)
+        }
         Op::Branch { .. }
         | Op::Return
         | Op::Exit
@@ -186,7 +204,8 @@ pub(crate) fn uses(op: &Op, guard: Option<(Reg, bool)>) -> Uses {
         | Op::WgmmaCommit
         | Op::WgmmaWait { .. }
         | Op::SetMaxReg { .. }
-        | Op::GridDependency => &mut l,
+        | Op::GridDependencyWait
+        | Op::LaunchDependents => &mut l,
     };
     l.reads.sort_unstable();
     l.reads.dedup();

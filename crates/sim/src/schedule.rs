@@ -7,7 +7,7 @@ use crate::decode::{Kernel, SHARED_BASE};
 use crate::error::{Fault, FaultKind, Place};
 use crate::exec::{self, Turn};
 use crate::exit;
-use crate::hazard::{GlobalShadow, Hazards};
+use crate::hazard::{Footprint, GlobalShadow, Hazards};
 use crate::machine::{Options, Policy, Report, TraceUnit};
 use crate::memory::{Memory, Written};
 use crate::rng::Rng;
@@ -46,6 +46,7 @@ struct Grid<'a> {
     executed: Vec<bool>,
     maps: HashMap<u64, MapChange>,
     global: GlobalShadow,
+    predecessor: Option<&'a Footprint>,
 }
 
 pub(crate) fn run_grid(
@@ -54,7 +55,8 @@ pub(crate) fn run_grid(
     memory: &mut Memory,
     params: &[u8],
     options: &Options,
-) -> Result<Report, Fault> {
+    predecessor: Option<&Footprint>,
+) -> (Result<Report, Fault>, Footprint) {
     let rng = Rng::new(options.seed);
     let mut grid = Grid {
         kernel,
@@ -68,15 +70,17 @@ pub(crate) fn run_grid(
         polls: 0,
         executed: vec![false; kernel.code.len()],
         maps: HashMap::new(),
-        global: GlobalShadow::default(),
+        global: GlobalShadow::new(kernel.scoped),
+        predecessor,
     };
-    grid.run()?;
+    let outcome = grid.run();
+    let footprint = grid.global.footprint(&kernel.name, predecessor);
     let lines =
         kernel.code.iter().zip(&grid.executed).filter(|(_, executed)| **executed).map(|(i, _)| i.line);
     grid.report.lines = lines.collect();
     grid.report.lines.sort_unstable();
     grid.report.lines.dedup();
-    Ok(grid.report)
+    (outcome.map(|()| grid.report), footprint)
 }
 
 impl Grid<'_> {
@@ -230,6 +234,7 @@ impl Grid<'_> {
             executed: &mut self.executed,
             maps: &mut self.maps,
             global: &mut self.global,
+            predecessor: self.predecessor,
         }
     }
 
@@ -294,17 +299,18 @@ impl Grid<'_> {
     fn complete_one(&mut self, cluster: &mut Cluster) -> Result<bool, Fault> {
         let busy: Vec<usize> =
             (0..cluster.warps.len()).filter(|w| !cluster.warps[*w].wgmma.queue.is_empty()).collect();
-        let copies = cluster.pending.len();
-        if busy.is_empty() && copies == 0 {
+        let cx = self.cx(cluster);
+        let copies: Vec<usize> = (0..cx.cluster.pending.len()).filter(|i| cx.performable(*i)).collect();
+        if busy.is_empty() && copies.is_empty() {
             return Ok(false);
         }
         // As late as possible: what writes shared memory comes before what still reads it.
-        let load = cluster.pending.iter().rposition(|p| !matches!(p.kind, Kind::Store { .. }));
+        let load = copies.iter().rposition(|i| !matches!(cluster.pending[*i].kind, Kind::Store { .. }));
         let choice = match self.options.policy {
-            Policy::Random => self.rng.below(busy.len() + copies),
+            Policy::Random => self.rng.below(busy.len() + copies.len()),
             _ if load.is_some() => busy.len() + load.unwrap_or(0),
             _ if !busy.is_empty() => busy.len() - 1,
-            _ => busy.len() + copies - 1,
+            _ => busy.len() + copies.len() - 1,
         };
         if choice < busy.len() {
             let w = busy[choice];
@@ -313,7 +319,7 @@ impl Grid<'_> {
             cluster.warps[w] = warp;
             result?;
         } else {
-            self.cx(cluster).perform(choice - busy.len())?;
+            self.cx(cluster).perform(copies[choice - busy.len()])?;
         }
         Ok(true)
     }

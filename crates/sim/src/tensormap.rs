@@ -143,7 +143,7 @@ impl TensorMapSpec {
 
     /// Encodes the map with a choice of what loads find outside of the tensor.
     pub fn encode_with_fill(&self, fill: Fill) -> Result<[u8; TENSOR_MAP_BYTES], Fault> {
-        let refuse = |m: String| Err(Fault::launch(format!("tensor map: {m}")));
+        let refuse = |m: String| Err(Fault::new(FaultKind::Launch, format!("tensor map: {m}")));
         let rank = self.dims.len();
         if !(1..=5).contains(&rank) {
             return refuse(format!("the rank is 1 to 5, not {rank}"));

@@ -98,7 +98,7 @@ pub(crate) struct WgmmaState {
     pub(crate) touched: Vec<(u32, u32)>,
 }
 
-/// Groups of asynchronous copies, of one lane (bulk) or of the warp (`cp.async`).
+/// Groups of asynchronous bulk copies of one lane.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CopyGroups {
     pub(crate) open: Vec<u64>,
@@ -111,6 +111,69 @@ pub(crate) struct CopyGroups {
     pub(crate) last_pc: u32,
     /// Ticks at each commit, in step with `groups`.
     pub(crate) ticks: VecDeque<u32>,
+}
+
+/// The `cp.async` of a warp. Groups are a thread's own: lanes that have done the same share them.
+#[derive(Clone, Debug)]
+pub(crate) struct LaneCopies {
+    parts: Vec<(u32, LaneGroups)>,
+    /// The hazard tick of the newest copy.
+    pub(crate) newest: u32,
+    /// The instruction of the newest copy.
+    pub(crate) last_pc: u32,
+}
+
+/// The copies of some lanes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LaneGroups {
+    /// Copies that no group has.
+    pub(crate) open: Vec<u64>,
+    /// Groups that were not waited for, each with the newest tick at its commit.
+    pub(crate) groups: VecDeque<(u32, Vec<u64>)>,
+    /// The newest copy for which an mbarrier has an arrival coming.
+    pub(crate) tracked: u64,
+}
+
+impl LaneGroups {
+    /// All copies that were not waited for.
+    pub(crate) fn all(&self) -> impl Iterator<Item = u64> {
+        self.groups.iter().flat_map(|group| &group.1).chain(&self.open).copied()
+    }
+}
+
+impl Default for LaneCopies {
+    fn default() -> LaneCopies {
+        LaneCopies { parts: vec![(u32::MAX, LaneGroups::default())], newest: 0, last_pc: 0 }
+    }
+}
+
+impl LaneCopies {
+    /// The groups of these lanes, with the lanes that share each.
+    pub(crate) fn of(&mut self, lanes: u32) -> impl Iterator<Item = &mut (u32, LaneGroups)> {
+        for i in 0..self.parts.len() {
+            let (all, inside) = (self.parts[i].0, self.parts[i].0 & lanes);
+            if inside != 0 && inside != all {
+                let groups = self.parts[i].1.clone();
+                self.parts[i].0 = inside;
+                self.parts.push((all & !lanes, groups));
+            }
+        }
+        self.parts.iter_mut().filter(move |part| part.0 & lanes != 0)
+    }
+
+    /// Lanes that have nothing left to wait for are alike again.
+    pub(crate) fn merge(&mut self) {
+        let idle = |part: &(u32, LaneGroups)| part.1.open.is_empty() && part.1.groups.is_empty();
+        let lanes = self.parts.iter().filter(|part| idle(part)).fold(0, |lanes, part| lanes | part.0);
+        if lanes != 0 {
+            self.parts.retain(|part| !idle(part));
+            self.parts.push((lanes, LaneGroups::default()));
+        }
+    }
+
+    pub(crate) fn parts(&self) -> impl Iterator<Item = &LaneGroups> {
+        self.parts.iter().map(|part| &part.1)
+    }
 }
 
 /// The coordinates of a warp, for special registers.
@@ -150,7 +213,7 @@ pub(crate) struct Warp {
     pub(crate) carry: u32,
     pub(crate) wgmma: WgmmaState,
     pub(crate) bulk: BTreeMap<u32, CopyGroups>,
-    pub(crate) cp_async: CopyGroups,
+    pub(crate) cp_async: LaneCopies,
     /// The line of the last instruction that belongs to a role, while a timeline is recorded.
     pub(crate) role_line: u32,
     /// The instruction at which lanes last left.

@@ -174,8 +174,7 @@ impl Cx<'_> {
         if self.options.hazards {
             self.check_issue(warp, w, accumulate, group)?;
             let agent = Hazards::agent(warp.index, Unit::Wgmma);
-            let event =
-                Event { agent, tick: group, proxy: Proxy::Async, strong: false, warp: warp.index, pc };
+            let event = Event { agent, tick: group, proxy: Proxy::Async, strong: None, warp: warp.index, pc };
             let cta = warp.env.rank as usize;
             let mut spans = Vec::new();
             if let WgmmaA::Descriptor(_) = w.a {

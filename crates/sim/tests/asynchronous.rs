@@ -109,6 +109,80 @@ fn a_bulk_copy_and_stores_to_a_peer() {
     assert!(out[32..].iter().all(|o| *o == [115 + 100, 132]), "{out:?}");
 }
 
+/// What comes in its own time, under every schedule: a kernel that relies on an early arrival is found by a late one.
+#[test]
+fn arrivals_behind_copies_come_in_their_own_time() {
+    let late = Options { policy: Policy::Lazy, ..Options::default() };
+    let early = |looks: &str, arrive: &str| {
+        barrier(1)
+            + &format!(
+                "cp.async.ca.shared.global [s], [inp+4], 4; cp.async.mbarrier.arrive{arrive}.shared::cta.b64 [r20];
+                {looks} mbarrier.test_wait.parity.shared::cta.b64 p0, [r20], 0; selp.u32 o, 1, 0, p0;
+                L: mbarrier.try_wait.parity.shared::cta.b64 p0, [r20], 0; @!p0 bra L; ld.shared.u32 o2, [s];"
+            )
+    };
+    let seen = |body: &str, options: &Options| launch(body, &[10, 11], &ONE, options).unwrap()[0];
+    for (looks, arrive) in [("", ".noinc"), ("mbarrier.arrive.shared::cta.b64 d0, [r20];", "")] {
+        let body = early(looks, arrive);
+        assert_eq!(seen(&body, &Options::default()), [1, 11], "it may be early");
+        assert_eq!(seen(&body, &late), [0, 11], "and it may be late");
+        let random = |seed| Options { policy: Policy::Random, seed, ..Options::default() };
+        let outcomes: Vec<u32> = (0..32).map(|seed| seen(&body, &random(seed))[0]).collect();
+        assert!(outcomes.contains(&0) && outcomes.contains(&1), "{outcomes:?}");
+    }
+    // Each lane's arrival is behind its own copies; the data is there for whoever waits.
+    let lanes = "setp.eq.u32 p0, t, 0; @p0 mbarrier.init.shared::cta.b64 [smem+2048], 32; add.u32 r20, s, 2048; bar.sync 0;
+        setp.lt.u32 p1, t, 32; @!p1 bra W; shl.b32 r0, t, 2; add.u32 r1, r0, s; cvt.u64.u32 d0, r0; add.u64 d0, d0, inp;
+        cp.async.ca.shared.global [r1], [d0], 4; cp.async.mbarrier.arrive.noinc.shared::cta.b64 [r20]; bra E;
+        W: mbarrier.try_wait.parity.shared::cta.b64 p0, [r20], 0; @!p0 bra W; sub.u32 r0, 63, t; shl.b32 r0, r0, 2;
+        add.u32 r0, r0, s; ld.shared.u32 o, [r0]; E:";
+    let two_warps = Shape { grid: 1, cluster: 1, block: 64 };
+    let input: Vec<u32> = (100..132).collect();
+    for options in policies() {
+        let out = launch(lanes, &input, &two_warps, &options).unwrap();
+        assert!(out[32..].iter().enumerate().all(|(i, o)| o[0] == 131 - i as u32), "{out:?}");
+    }
+    // One that nobody waits for.
+    let forgotten = barrier(1)
+        + "cp.async.ca.shared.global [s], [inp], 4; cp.async.mbarrier.arrive.noinc.shared::cta.b64 [r20];";
+    assert_eq!(launch(&forgotten, &[1], &ONE, &late).unwrap_err().kind, FaultKind::WorkInFlight);
+}
+
+#[test]
+fn stores_to_a_peer_come_in_their_own_time() {
+    let body = |store: &str, wait: &str| {
+        format!(
+            "mov.u32 r0, %cluster_ctarank; setp.eq.u32 p1, r0, 0; mov.u32 r5, 1; mov.u32 r6, 7; add.u32 r20, s, 2048;
+            st.shared.u32 [s], 3; mbarrier.init.shared::cta.b64 [r20], 1; fence.mbarrier_init.release.cluster;
+            barrier.cluster.arrive; barrier.cluster.wait; mapa.shared::cluster.u32 r8, s, r5; mapa.shared::cluster.u32 r9, r20, r5;
+            @p1 mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [r9], 4; @p1 {store} [r8], r6, [r9];
+            barrier.cluster.arrive; barrier.cluster.wait; @p1 bra E; {wait} ld.shared.u32 o, [s];
+            L: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p3, [r20], 0; @!p3 bra L;
+            E: barrier.cluster.arrive; barrier.cluster.wait;"
+        )
+    };
+    let wait = "W: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p3, [r20], 0; @!p3 bra W;";
+    let pair = Shape { grid: 2, cluster: 2, block: 1 };
+    let store = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32";
+    let add = "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32";
+    for (instruction, landed) in [(store, 7), (add, 10)] {
+        for options in policies() {
+            let out = launch(&body(instruction, wait), &[0], &pair, &options).unwrap();
+            assert_eq!(out[1][0], landed);
+            // A barrier of the cluster does not wait for it.
+            let f = launch(&body(instruction, ""), &[0], &pair, &options).unwrap_err();
+            assert_eq!(f.kind, FaultKind::Race, "{f}");
+            let unchecked = Options { hazards: false, ..options };
+            let seen = launch(&body(instruction, ""), &[0], &pair, &unchecked).unwrap()[1][0];
+            match unchecked.policy {
+                Policy::Eager => assert_eq!(seen, landed),
+                Policy::Lazy => assert_eq!(seen, 3),
+                Policy::Random => assert!(seen == 3 || seen == landed),
+            }
+        }
+    }
+}
+
 /// A kernel that builds its own tensor map in shared memory from one it is given, publishes it with
 /// `cp_fenceproxy`, acquires it and loads through it.
 fn replace_kernel(changes: &str) -> String {
@@ -257,6 +331,63 @@ fn matrices_of_every_count() {
                 }
             }
         }
+    }
+}
+
+/// Matrices of bytes, and of elements of six and four bits that are widened to bytes; element by element.
+#[test]
+fn matrices_of_bytes_and_less() {
+    let bytes: Vec<u8> = (0..512u32).map(|i| (i * 167 + i / 7) as u8).collect();
+    let input: Vec<u32> = bytes.chunks(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+    // Every lane lays out a row of 16 bytes.
+    let fill =
+        "shl.b32 r0, t, 4; cvt.u64.u32 d0, r0; add.u64 d0, d0, inp; ld.global.v4.b32 {r1, r2, r3, r4}, [d0];
+        add.u32 r0, r0, s; st.shared.v4.b32 [r0], {r1, r2, r3, r4}; bar.warp.sync -1;";
+    let element = |row: usize, column: usize, bits: usize| -> u32 {
+        let packed = u128::from_le_bytes(std::array::from_fn(|i| bytes[row * 16 + i]));
+        (packed >> (column * bits)) as u32 & ((1 << bits) - 1)
+    };
+    let word = |place: &dyn Fn(usize) -> (usize, usize), bits: usize| -> u32 {
+        (0..4).map(|i| (i, place(i))).fold(0, |w, (i, (row, c))| w | element(row, c, bits) << (8 * i))
+    };
+    for (format, bits) in [("b8", 8), ("b8x16.b6x16_p32", 6), ("b8x16.b4x16_p64", 4)] {
+        for count in [1usize, 2] {
+            for (matrix, register) in (0..count).flat_map(|m| [(m, 0), (m, 1)]) {
+                let names: Vec<String> = (0..2 * count).map(|i| format!("r{}", 30 + i)).collect();
+                let load = format!(
+                    "{fill} ldmatrix.sync.aligned.m16n16.x{count}.trans.shared.{format} {{{}}}, [r0]; mov.u32 o, r{};",
+                    names.join(", "),
+                    30 + 2 * matrix + register
+                );
+                for (lane, o) in run(&load, &input, &WARP).iter().enumerate() {
+                    let place = |i: usize| (16 * matrix + 4 * (lane % 4) + i, lane / 4 + 8 * register);
+                    assert_eq!(o[0], word(&place, bits), "{format} x{count} {matrix} {register} lane {lane}");
+                }
+            }
+        }
+        for (count, matrix) in [(1, 0), (2, 1), (4, 0), (4, 3)].into_iter().filter(|_| bits < 8) {
+            let names: Vec<String> = (0..count).map(|i| format!("r{}", 30 + i)).collect();
+            let load = format!(
+                "{fill} ldmatrix.sync.aligned.m8n16.x{count}.shared.{format} {{{}}}, [r0]; mov.u32 o, r{};",
+                names.join(", "),
+                30 + matrix
+            );
+            for (lane, o) in run(&load, &input, &WARP).iter().enumerate() {
+                let place = |i: usize| (8 * matrix + lane / 4, 4 * (lane % 4) + i);
+                assert_eq!(o[0], word(&place, bits), "{format} x{count} {matrix} lane {lane}");
+            }
+        }
+    }
+    // Out again: byte i of lane 4g + m goes to row 2m + i % 2, byte g + 8 (i / 2).
+    let store = format!(
+        "{fill} mov.u32 r5, r1; add.u32 r6, s, 1024; and.b32 r7, t, 7; shl.b32 r7, r7, 4; add.u32 r6, r6, r7;
+        stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [r6], {{r5}}; bar.warp.sync -1; ld.shared.v2.b32 {{o, o2}}, [r6];"
+    );
+    for (lane, o) in run(&store, &input, &WARP).iter().enumerate() {
+        let row = lane % 8;
+        let stored = |column: usize| bytes[(4 * (column % 8) + row / 2) * 16 + 2 * (column / 8) + row % 2];
+        let want = [0, 4].map(|c| u32::from_le_bytes(std::array::from_fn(|i| stored(c + i))));
+        assert_eq!(*o, want, "row {row}");
     }
 }
 

@@ -254,3 +254,185 @@ fn faults_point_at_the_cuda_source() {
     assert_eq!(file, "lanes.cu");
     assert!(source.lines().nth(number as usize - 1).unwrap().contains("v = x[t]"), "line {number}");
 }
+
+/// A function by its place in a table, by an argument and as a virtual method; lanes of a warp go different ways.
+#[test]
+fn calls_through_pointers() {
+    let n = 48u32;
+    let function = |which: u32, x: f32| match which {
+        0 => x + x,
+        1 => x + n as f32,
+        _ => x * x,
+    };
+    let which: Vec<u32> = (0..n).map(|i| hash(i) % 3).collect();
+    for text in ptx!("indirect") {
+        let module = Module::parse(text).unwrap();
+        for options in schedules() {
+            let mut machine = Machine::new();
+            let out = machine.memory.allocate(n as usize * 4);
+            let table = machine.memory.allocate_with(&bytes(&which, u32::to_le_bytes));
+            let mut results = |entry: &str, block: u32, params: Vec<Param>| {
+                let params = [vec![Param::U64(out)], params, vec![Param::U32(n)]].concat();
+                run(&mut machine, &module, &launch(entry, [n / block, 1], block, 0, params), &options);
+                f32s(machine.memory.read(out, n as usize * 4).unwrap())
+            };
+            let got = results("by_table", 24, vec![Param::U64(table)]);
+            let want: Vec<f32> = (0..n).map(|i| function(which[i as usize], i as f32)).collect();
+            assert_eq!(got, want);
+            for pick in 0..3 {
+                let got = results("by_argument", n, vec![Param::U32(pick)]);
+                let want: Vec<f32> = (0..n).map(|i| function(pick, i as f32) + 1.0).collect();
+                assert_eq!(got, want);
+            }
+            let got = results("by_virtual", n, vec![]);
+            let area = |i: u32| if i.is_multiple_of(3) { (i * i) as f32 } else { (i * n) as f32 };
+            assert_eq!(got, (0..n).map(area).collect::<Vec<_>>());
+        }
+    }
+}
+
+/// A pointer to nothing, to a function of another kind, and to one that is running.
+#[test]
+fn pointers_that_cannot_be_called() {
+    let kernel = |pointer: &str| {
+        format!(
+            ".version 8.3\n.target sm_90\n.address_size 64
+            .func (.param .b32 r) one(.param .b32 a) {{ .reg .b32 x; ld.param.b32 x, [a]; st.param.b32 [r], x; ret; }}
+            .func other(.param .b64 a) {{ ret; }}
+            .func (.param .b32 r) again(.param .b32 a);
+            .global .u64 table[3] = {{one, other, again}};
+            .func (.param .b32 r) again(.param .b32 a) {{
+                .reg .b64 f; .param .b32 q; .param .b32 s; ld.global.u64 f, [table+16]; st.param.b32 [q], 1;
+                P: .callprototype (.param .b32 _) _ (.param .b32 _); call (s), f, (q), P; ret;
+            }}
+            .visible .entry k() {{
+                .reg .pred p; .reg .b64 f; .reg .b32 x; .param .b32 q; .param .b32 s; {pointer} st.param.b32 [q], 7;
+                P: .callprototype (.param .b32 _) _ (.param .b32 _);
+                call (s), f, (q), P; ld.param.b32 x, [s]; setp.ne.u32 p, x, 7; @p trap; ret;
+            }}"
+        )
+    };
+    let outcome = |pointer: &str| {
+        let module = Module::parse(&kernel(pointer)).unwrap_or_else(|e| panic!("{e}"));
+        Machine::new().run(&module, &launch("k", [1, 1], 32, 0, vec![]), &Options::default())
+    };
+    outcome("mov.u64 f, one;").unwrap();
+    outcome("ld.global.u64 f, [table];").unwrap();
+    for (pointer, message) in [
+        ("mov.u64 f, 0;", "a call through 0x0, which is not the address of a function with these parameters"),
+        ("mov.u64 f, other;", "which is not the address of a function with these parameters"),
+        ("mov.u64 f, again;", "recursion is not supported"),
+    ] {
+        let fault = outcome(pointer).unwrap_err();
+        assert_eq!(fault.kind, FaultKind::BadOperand, "{fault}");
+        assert!(fault.message.contains(message) && fault.at.is_some(), "{fault}");
+    }
+    let error = Module::parse(&kernel("mov.u64 f, k;")).unwrap_err();
+    assert!(error.message.contains("`k` has no address"), "{error}");
+}
+
+fn f16(x: f32) -> [u8; 2] {
+    // Small multiples of 1/8: exact.
+    let (bits, sign) = (x.to_bits(), (x.to_bits() >> 16 & 0x8000) as u16);
+    let exponent = (bits >> 23 & 0xff) as i32 - 112;
+    let code = if x == 0.0 { 0 } else { (exponent as u16) << 10 | (bits >> 13 & 0x3ff) as u16 };
+    (sign | code).to_le_bytes()
+}
+
+fn from_f16(b: &[u8]) -> f32 {
+    let code = u16::from_le_bytes([b[0], b[1]]);
+    let (exponent, mantissa) = (i32::from(code >> 10 & 31), f32::from(code & 0x3ff));
+    let magnitude = if exponent == 0 {
+        mantissa * 2f32.powi(-24)
+    } else {
+        (1024.0 + mantissa) * 2f32.powi(exponent - 25)
+    };
+    if code & 0x8000 != 0 { -magnitude } else { magnitude }
+}
+
+/// `d[i, j] = sum over x of a(i, x) * b(x, j) + c(i, j)` in the order of rows.
+fn product(
+    [m, n, k]: [usize; 3],
+    a: impl Fn(usize, usize) -> f64,
+    b: impl Fn(usize, usize) -> f64,
+    c: impl Fn(usize, usize) -> f64,
+) -> Vec<f64> {
+    let element = |i: usize, j: usize| (0..k).map(|x| a(i, x) * b(x, j)).sum::<f64>() + c(i, j);
+    (0..m * n).map(|e| element(e / n, e % n)).collect()
+}
+
+/// The fragments of `mma.h`: every type, three shapes, both orders, shared memory, and sums changed in registers. The
+/// values are small multiples of 1/8, so that every product is exact.
+#[test]
+fn products_with_wmma() {
+    let value = |i: usize| f64::from(hash(i as u32) % 17) / 8.0 - 1.0;
+    let values = |n: usize| (0..n).map(value).collect::<Vec<f64>>();
+    let other = |i: usize| value(i + 5000);
+    for text in ptx!("wmma") {
+        let module = Module::parse(text).unwrap();
+        for options in schedules() {
+            let mut machine = Machine::new();
+            let results =
+                |machine: &mut Machine, entry: &str, inputs: &[Vec<u8>], out: usize, more: &[u32]| {
+                    let mut params: Vec<Param> =
+                        inputs.iter().map(|x| Param::U64(machine.memory.allocate_with(x))).collect();
+                    let d = machine.memory.allocate(out);
+                    params.push(Param::U64(d));
+                    params.extend(more.iter().map(|x| Param::U32(*x)));
+                    run(machine, &module, &launch(entry, [1, 1], 32, 0, params), &options);
+                    machine.memory.read(d, out).unwrap().to_vec()
+                };
+            let halves = |n: usize, of: &dyn Fn(usize) -> f64| -> Vec<u8> {
+                (0..n).flat_map(|i| f16(of(i) as f32)).collect()
+            };
+            let none = |_: usize, _: usize| 0.0;
+
+            // A by rows of 40, B by columns of 48, D by rows of 20; K of 32 in two steps.
+            let inputs = [halves(16 * 40, &value), halves(16 * 48, &other)];
+            let got = results(&mut machine, "half_16", &inputs, 16 * 20 * 4, &[40, 48, 20]);
+            let want = product([16, 16, 32], |i, x| value(i * 40 + x), |x, j| other(j * 48 + x), none);
+            let got: Vec<f32> = f32s(&got);
+            assert!((0..256).all(|e| f64::from(got[e / 16 * 20 + e % 16]) == want[e]), "half_16");
+
+            // A by columns in shared memory, B and C by rows, D by columns; 1 is added in registers.
+            let inputs = [halves(512, &value), halves(128, &other), halves(256, &|i| value(i + 900))];
+            let got = results(&mut machine, "half_sums", &inputs, 512, &[]);
+            let c = |i: usize, j: usize| value(i * 8 + j + 900) + 1.0;
+            let want = product([32, 8, 16], |i, x| value(x * 32 + i), |x, j| other(x * 8 + j), c);
+            let got: Vec<f32> = got.chunks(2).map(from_f16).collect();
+            assert!((0..256).all(|e| f64::from(got[e % 8 * 32 + e / 8]) == want[e]), "half_sums");
+
+            let code = |i: usize| hash(i as u32) as u8 as i8;
+            let bytes_of =
+                |n: usize, from: usize| (from..from + n).map(|i| code(i) as u8).collect::<Vec<u8>>();
+            let inputs = [bytes_of(128, 0), bytes_of(512, 300)];
+            let got = u32s(&results(&mut machine, "bytes_8x32", &inputs, 8 * 32 * 4, &[]));
+            let byte = |i: usize| f64::from(code(i));
+            let want =
+                product([8, 32, 16], |i, x| byte(i * 16 + x), |x, j| byte(300 + j * 16 + x), |_, _| 5.0);
+            assert_eq!(got.iter().map(|x| f64::from(*x as i32)).collect::<Vec<_>>(), want);
+
+            let brain = |n: usize, of: &dyn Fn(usize) -> f64| -> Vec<u8> {
+                (0..n).flat_map(|i| ((of(i) as f32).to_bits() >> 16).to_le_bytes()[..2].to_vec()).collect()
+            };
+            let inputs = [brain(256, &value), brain(256, &other)];
+            let got = f32s(&results(&mut machine, "brain_16", &inputs, 1024, &[]));
+            let want = product([16, 16, 16], |i, x| value(i * 16 + x), |x, j| other(x * 16 + j), |_, _| 0.5);
+            assert_eq!(got.iter().map(|x| f64::from(*x)).collect::<Vec<_>>(), want);
+
+            let singles = |n: usize, of: &dyn Fn(usize) -> f64| -> Vec<u8> {
+                (0..n).flat_map(|i| (of(i) as f32).to_le_bytes()).collect()
+            };
+            let inputs = [singles(128, &value), singles(128, &other)];
+            let got = f32s(&results(&mut machine, "tf32_16", &inputs, 1024, &[]));
+            let want = product([16, 16, 8], |i, x| value(i * 8 + x), |x, j| other(j * 8 + x), none);
+            assert_eq!(got.iter().map(|x| f64::from(*x)).collect::<Vec<_>>(), want);
+
+            let doubles = |v: Vec<f64>| bytes(&v, f64::to_le_bytes);
+            let inputs = [doubles(values(32)), doubles((0..32).map(other).collect())];
+            let got = results(&mut machine, "double_8", &inputs, 512, &[]);
+            let want = product([8, 8, 4], |i, x| value(i * 4 + x), |x, j| other(j * 4 + x), |_, _| 0.25);
+            assert_eq!(got, doubles(want));
+        }
+    }
+}

@@ -63,7 +63,14 @@ fn errors_name_the_place_and_the_reason() {
             3,
             "tensor memory of Blackwell is not modelled",
         ),
-        ("wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {r0}, [r1], r2;", 7, 1, "not modelled"),
+        ("wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {r0}, [r1], r2;", 7, 1, "expected 8 registers"),
+        (
+            "wmma.load.a.sync.aligned.row.m16n16k8.global.f16 {r0}, [r1], r2;",
+            7,
+            1,
+            "does not exist for this type",
+        ),
+        ("wmma.mma.sync.aligned.row.col.m16n16k16.f32.e4m3.e4m3.f32 {r0}, {r0}, {r0}, {r0};", 7, 1, "shape"),
         (
             "tex.1d.v4.f32.s32 {r0, r1, r2, r3}, [r1, {r2}];",
             7,
@@ -73,7 +80,8 @@ fn errors_name_the_place_and_the_reason() {
         ("max.sideways.f32 r0, r1, r2;", 7, 1, "`.sideways` is not supported"),
         ("mov.b32 {}, r0;", 7, 1, "cannot be unpacked"),
         (".reg .b128 q; mov.u32 r0, q;", 7, 15, "128 bits wide"),
-        ("call (r0), r1, (r2), proto;", 7, 1, "which this module does not define as a function"),
+        ("call (r0), r1, (r2);", 7, 1, "which this module does not define as a function"),
+        ("call (r0), r1, (r2), proto;", 7, 1, "names a prototype or a list of targets"),
         ("mov.u32 r0, 99999999999999999999999;", 7, 36, "64-bit"),
         (".bogus x;", 7, 7, ".bogus"),
         ("call f;", 7, 1, "does not define"),
@@ -104,9 +112,9 @@ fn errors_outside_of_bodies() {
         (".visible .entry k() .frobnicate { ret; }", 4, "`.frobnicate`"),
         (".visible .entry k() { ret;", 4, "not closed"),
         (
-            ".func f() { ret; } .visible .entry k() { .reg .b64 d; mov.u64 d, f; ret; }",
+            ".func f() { ret; } .visible .entry k() { .reg .b64 d; mov.u64 d, k; ret; }",
             4,
-            "the address of the function `f`",
+            "`k` has no address",
         ),
         (
             ".shared .b8 big[2000000]; .visible .entry k() { .reg .b32 r; mov.u32 r, big; ret; }",

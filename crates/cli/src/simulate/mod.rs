@@ -2,6 +2,7 @@
 
 mod launch;
 mod npy;
+mod place;
 
 use std::path::{Path, PathBuf};
 
@@ -99,7 +100,7 @@ fn simulate(
     let mut machine = Machine::new();
     let buffers = description.buffers(folder, &mut machine)?;
     let launch = description.launch(module, &buffers)?;
-    let report = machine.run(module, &launch, options)?;
+    let report = machine.run(module, &launch, options).map_err(|fault| description.fault(fault))?;
     let mut after = Vec::new();
     for buffer in buffers {
         let bytes = machine.memory.read(buffer.address, buffer.len)?.to_vec();

@@ -71,7 +71,8 @@ impl Decoder<'_, '_> {
             "elect" => self.elect(),
             "activemask" => Ok(Op::ActiveMask { dst: self.dst(0)? }),
             "setmaxnreg" => self.setmaxnreg(),
-            "griddepcontrol" => Ok(Op::GridDependency),
+            "griddepcontrol" if self.has("wait") => Ok(Op::GridDependencyWait),
+            "griddepcontrol" if self.has("launch_dependents") => Ok(Op::LaunchDependents),
             "createpolicy" => {
                 // A cache policy has no functional effect; its register gets a fixed token.
                 let dst = self.dst(0)?;

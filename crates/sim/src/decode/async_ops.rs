@@ -4,7 +4,7 @@ use super::Result;
 use super::operand::Decoder;
 use crate::ast::{Operand, Space};
 use crate::isa::{
-    Addr, Arrive, BulkCopy, BulkReduce, BulkWay, Fence, MapField, Op, PhaseRef, Src, TensorCopy, Vote,
+    Addr, Arrive, BulkCopy, BulkReduce, BulkWay, Fence, MapField, Op, PhaseRef, Scope, Src, TensorCopy, Vote,
 };
 use crate::types::Ty;
 
@@ -80,7 +80,15 @@ impl Decoder<'_, '_> {
                     PhaseRef::Token(self.src(2, Ty::B64)?)
                 };
                 self.expect_operands(3, 4)?;
-                Ok(Op::MbarWait { dst, addr, space, phase, blocking, acquire: !self.has("relaxed") })
+                Ok(Op::MbarWait {
+                    dst,
+                    addr,
+                    space,
+                    phase,
+                    blocking,
+                    acquire: !self.has("relaxed"),
+                    scope: self.scope().unwrap_or(Scope::Cta),
+                })
             }
             Some("pending_count") => Ok(Op::MbarPending { dst: self.dst(0)?, token: self.src(1, Ty::B64)? }),
             _ => self.unsupported(),
@@ -105,26 +113,28 @@ impl Decoder<'_, '_> {
             expect: if expects { extra } else { None },
             token,
             release: !self.has("relaxed"),
+            scope: self.scope().unwrap_or(Scope::Cta),
             drop: self.has("arrive_drop"),
             no_complete: self.has("noComplete"),
         }))
     }
 
     pub(super) fn fence(&mut self) -> Result<Op> {
+        let scope = self.scope().unwrap_or(Scope::Gpu);
         if self.inst.opcode[0] == "membar" {
             if self.has("proxy") {
                 return Ok(Op::Fence(Fence::Nothing));
             }
-            return Ok(Op::Fence(Fence::Thread { acquire: true, release: true }));
+            return Ok(Op::Fence(Fence::Thread { acquire: true, release: true, scope }));
         }
         if self.has("mbarrier_init") {
             return Ok(Op::Fence(Fence::MbarrierInit));
         }
         if self.has("tensormap::generic") {
             if self.has("acquire") {
-                return Ok(Op::TensorMapAcquire { addr: self.addr(0)?, bytes: self.src(1, Ty::U32)? });
+                return Ok(Op::TensorMapAcquire { scope, addr: self.addr(0)?, bytes: self.src(1, Ty::U32)? });
             }
-            return Ok(Op::Fence(Fence::TensorMapRelease));
+            return Ok(Op::Fence(Fence::TensorMapRelease(scope)));
         }
         if self.has("proxy") {
             return match () {
@@ -139,7 +149,7 @@ impl Decoder<'_, '_> {
         }
         let acquire = !self.has("release");
         let release = !self.has("acquire");
-        Ok(Op::Fence(Fence::Thread { acquire, release }))
+        Ok(Op::Fence(Fence::Thread { acquire, release, scope }))
     }
 
     // ---------------------------------------------------------------- asynchronous copies

@@ -1,9 +1,10 @@
 //! Branches and calls.
 
 use super::operand::Decoder;
-use super::{CallValue, FormalSlot, Result, Symbol, copy};
+use super::reach::through_pointer;
+use super::{CallValue, FormalSlot, Result, Signature, Symbol, copy};
 use crate::ast::Operand;
-use crate::isa::{Op, Src};
+use crate::isa::{CallTarget, Op, Src};
 use crate::types::Ty;
 
 impl Decoder<'_, '_> {
@@ -48,43 +49,60 @@ impl Decoder<'_, '_> {
         if super::RUNTIME.contains(&name.as_str()) {
             return Ok(if name == "vprintf" { Op::Nop } else { Op::Trap });
         }
-        let Some(signature) = self.linker.signatures.get(name).cloned() else { return self.unsupported() };
-        let list = |o: Option<&Operand>| match o {
-            Some(Operand::List(v)) => v.clone(),
-            _ => Vec::new(),
+        let mut values = |o: Option<&Operand>| match o {
+            Some(Operand::List(v)) => v.iter().map(|o| self.call_value(o)).collect::<Result<Vec<_>>>(),
+            _ => Ok(Vec::new()),
         };
-        let returned = if at == 1 { list(operands.first()) } else { Vec::new() };
-        let passed = list(operands.get(at + 1));
-        if returned.len() != signature.returns.len() || passed.len() != signature.params.len() {
-            return self.error(format!("the arguments do not fit the declaration of `{name}`"));
-        }
-        let mut args = Vec::new();
-        for (o, slot) in passed.iter().zip(&signature.params) {
-            let value = self.call_value(o)?;
-            match copy(value, *slot) {
-                Some(c) => args.push(c),
-                None => return self.error(format!("an argument does not fit the declaration of `{name}`")),
-            }
-        }
-        let mut ret = Vec::new();
-        for (o, slot) in returned.iter().zip(&signature.returns) {
-            let value = self.call_value(o)?;
-            let back = match (*slot, value) {
-                (FormalSlot::Bytes { at, len }, CallValue::Bytes(to, to_len)) => {
-                    copy(CallValue::Bytes(at, len), FormalSlot::Bytes { at: to, len: to_len })
-                }
-                (FormalSlot::Register(r), CallValue::Source(Src::Reg(to))) => {
-                    copy(CallValue::Source(Src::Reg(r)), FormalSlot::Register(to))
-                }
-                _ => None,
+        let returned = values(operands.first().filter(|_| at == 1))?;
+        let passed = values(operands.get(at + 1))?;
+        if through_pointer(self.inst) {
+            let declared = |o: &Operand| match o {
+                Operand::Name(name) => self.linker.find(|s| s.prototypes.get(name).cloned()).is_some(),
+                _ => false,
             };
-            match back {
-                Some(c) => ret.push(c),
-                None => {
-                    return self.error(format!("a return value does not fit the declaration of `{name}`"));
-                }
+            if !operands.last().is_some_and(declared) {
+                return self.error("a call through a pointer names a prototype or a list of targets last");
             }
+            let pointer = self.source(&operands[at], Ty::B64)?;
+            let linker = &self.linker;
+            let target = |(name, signature): (&String, &Signature)| {
+                let address = *linker.globals.get(name)?;
+                Some((address, call_target(signature, &passed, &returned).ok()?))
+            };
+            let mut targets: Vec<_> = linker.signatures.iter().filter_map(target).collect();
+            targets.sort_by_key(|target| target.0);
+            return Ok(Op::CallPointer { pointer, targets: targets.into() });
         }
-        Ok(Op::Call { target: signature.start, args: args.into(), ret: ret.into() })
+        let Some(signature) = self.linker.signatures.get(name) else { return self.unsupported() };
+        match call_target(signature, &passed, &returned) {
+            Ok(target) => Ok(Op::Call(target)),
+            Err(what) => self.error(format!("{what} the declaration of `{name}`")),
+        }
     }
+}
+
+/// A call of a function with these values; the error says what does not fit.
+fn call_target(
+    signature: &Signature,
+    passed: &[CallValue],
+    returned: &[CallValue],
+) -> std::result::Result<CallTarget, &'static str> {
+    if returned.len() != signature.returns.len() || passed.len() != signature.params.len() {
+        return Err("the arguments do not fit");
+    }
+    let args = passed.iter().zip(&signature.params).map(|(value, slot)| copy(*value, *slot));
+    let ret = returned.iter().zip(&signature.returns).map(|(value, slot)| match (*slot, *value) {
+        (FormalSlot::Bytes { at, len }, CallValue::Bytes(to, to_len)) => {
+            copy(CallValue::Bytes(at, len), FormalSlot::Bytes { at: to, len: to_len })
+        }
+        (FormalSlot::Register(r), CallValue::Source(Src::Reg(to))) => {
+            copy(CallValue::Source(Src::Reg(r)), FormalSlot::Register(to))
+        }
+        _ => None,
+    });
+    Ok(CallTarget {
+        code: signature.start..signature.end,
+        args: args.collect::<Option<_>>().ok_or("an argument does not fit")?,
+        ret: ret.collect::<Option<_>>().ok_or("a return value does not fit")?,
+    })
 }

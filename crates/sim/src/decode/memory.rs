@@ -3,15 +3,31 @@
 use super::Result;
 use super::operand::Decoder;
 use crate::ast::{Operand, Space};
-use crate::isa::{AtomOp, Op, Reg, Sem, Src};
+use crate::isa::{AtomOp, Op, Reg, Scope, Sem, Src};
 use crate::types::Ty;
 
 impl Decoder<'_, '_> {
+    /// The scope that the instruction names.
+    pub(super) fn scope(&self) -> Option<Scope> {
+        let named = |m: &String| match m.as_str() {
+            "cta" => Some(Scope::Cta),
+            "cluster" => Some(Scope::Cluster),
+            "gpu" | "gl" | "sys" => Some(Scope::Gpu),
+            _ => None,
+        };
+        self.inst.opcode[1..].iter().find_map(named)
+    }
+
     fn sem(&self) -> Sem {
         let acquire = self.has("acquire") || self.has("acq_rel");
         let release = self.has("release") || self.has("acq_rel");
         let strong = acquire || release || self.has("relaxed") || self.has("volatile") || self.has("mmio");
-        Sem { acquire, release, strong }
+        Sem { acquire, release, strong: strong.then(|| self.scope().unwrap_or(Scope::Gpu)) }
+    }
+
+    /// The ordering of an atomic, which is always strong.
+    fn atomic_sem(&self) -> Sem {
+        Sem { strong: Some(self.scope().unwrap_or(Scope::Gpu)), ..self.sem() }
     }
 
     fn access(&mut self, address: usize) -> Result<(Space, Ty)> {
@@ -136,8 +152,7 @@ impl Decoder<'_, '_> {
         let addr = self.addr(first)?;
         let b = self.src(first + 1, ty)?;
         let c = if op == AtomOp::Cas { Some(self.src(first + 2, ty)?) } else { None };
-        let mut sem = self.sem();
-        sem.strong = true;
+        let sem = self.atomic_sem();
         Ok(Op::Atom { op, ty, space: self.space(), dst, addr, b, c, sem })
     }
 
@@ -161,7 +176,7 @@ impl Decoder<'_, '_> {
         };
         let b = wide(self, 2)?;
         let c = if sources == 2 { Some(wide(self, 3)?) } else { None };
-        let sem = Sem { strong: true, ..self.sem() };
+        let sem = self.atomic_sem();
         Ok(Op::AtomWide { space: self.space(), dst, addr: self.addr(1)?, b, c, sem })
     }
 
@@ -188,7 +203,7 @@ impl Decoder<'_, '_> {
         if b.len() != width || (!red && dst.len() != width) {
             return self.error(format!("expected vectors of {width}"));
         }
-        let sem = Sem { strong: true, ..self.sem() };
+        let sem = self.atomic_sem();
         Ok(Op::AtomVector { op, ty, space: self.space(), dst: dst.into(), addr: self.addr(first)?, b, sem })
     }
 

@@ -3,7 +3,8 @@
 //! An entry and every device function it reaches become one flat array of [`Inst`]. Each instruction of
 //! the text is one instruction here, so a label is an index known before any operand is decoded.
 //! Registers get dense indices in the order of their first use. Recursion is refused, so that every
-//! function owns a fixed range of registers and of local memory.
+//! function owns a fixed range of registers and of local memory. A function's address is a number of its own, which a
+//! call through a pointer looks up among the functions that fit its arguments.
 
 mod arith;
 mod async_ops;
@@ -11,13 +12,16 @@ mod control;
 mod lanes;
 mod memory;
 mod operand;
+mod reach;
 mod tensor;
+mod wmma;
 
 use crate::ast::*;
 use crate::error::ParseError;
-use crate::isa::{Inst, Op, Reg, Src};
+use crate::isa::{self, Inst, Op, Reg, Src};
 use crate::types::Ty;
 use operand::Decoder;
+use reach::{collect_names, definitions, reachable};
 use std::collections::{HashMap, HashSet};
 
 /// Functions of the device runtime that a module may declare and call without defining them: `printf` does
@@ -55,6 +59,8 @@ pub(crate) struct Kernel {
     /// Where the entry is declared.
     pub(crate) at: Position,
     pub(crate) files: std::collections::BTreeMap<u32, String>,
+    /// Whether a load, store, atomic or fence has a scope narrower than the GPU.
+    pub(crate) scoped: bool,
     /// What its text calls its parts.
     pub(crate) names: crate::names::Names,
 }
@@ -84,6 +90,8 @@ struct Scope {
     symbols: HashMap<String, Symbol>,
     labels: HashMap<String, u32>,
     tables: HashMap<String, Vec<String>>,
+    /// What calls through pointers name.
+    prototypes: HashSet<String>,
 }
 
 impl Scope {
@@ -105,7 +113,9 @@ impl Scope {
 /// Where a function's formals live.
 #[derive(Clone, Debug, Default)]
 struct Signature {
+    /// The function's instructions: the first, and the one behind the last.
     start: u32,
+    end: u32,
     params: Vec<FormalSlot>,
     returns: Vec<FormalSlot>,
 }
@@ -120,7 +130,6 @@ enum FormalSlot {
 pub(crate) struct Linker<'a> {
     module: &'a ModuleAst,
     globals: &'a HashMap<String, u64>,
-    functions: HashMap<&'a str, &'a Function>,
     registers: Vec<String>,
     register_bits: Vec<u32>,
     local_bytes: u32,
@@ -143,7 +152,7 @@ fn round_up(value: u64, align: u64) -> u64 {
 /// Decodes `entry` of `module`; `globals` gives the addresses of its global and constant variables.
 pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<String, u64>) -> Result<Kernel> {
     let defined = definitions(module);
-    let functions = reachable(&defined, entry)?;
+    let functions = reachable(module, &defined, entry)?;
     let mut used = HashSet::new();
     for f in &functions {
         collect_names(f, &mut used);
@@ -151,7 +160,6 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
     let mut linker = Linker {
         module,
         globals,
-        functions: defined,
         registers: Vec::new(),
         register_bits: Vec::new(),
         local_bytes: 0,
@@ -177,7 +185,7 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
     let mut start = 0;
     for f in &functions {
         linker.declare_function(f, start)?;
-        start += instruction_count(f) + 1;
+        start = linker.signatures[&f.name].end;
     }
     let mut code = Vec::new();
     let mut opcodes = Vec::new();
@@ -187,6 +195,7 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
     }
     Ok(Kernel {
         name: entry.name.clone(),
+        scoped: code.iter().any(|inst| inst.op.scope().is_some_and(|scope| scope < isa::Scope::Gpu)),
         code,
         opcodes,
         names: Default::default(),
@@ -205,98 +214,6 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
 
 fn instruction_count(f: &Function) -> u32 {
     f.body.iter().flatten().filter(|s| matches!(s, Statement::Instruction(_))).count() as u32
-}
-
-/// The name a `call` targets.
-fn callee(i: &Instruction) -> Option<&str> {
-    if i.opcode[0] != "call" {
-        return None;
-    }
-    i.operands.iter().find_map(|o| if let Operand::Name(n) = o { Some(n.as_str()) } else { None })
-}
-
-/// Functions with a body, by name.
-fn definitions(module: &ModuleAst) -> HashMap<&str, &Function> {
-    module.functions.iter().filter(|f| f.body.is_some()).map(|f| (f.name.as_str(), f)).collect()
-}
-
-/// Longest chain of calls.
-const MAX_CALL_DEPTH: usize = 128;
-
-/// What has been seen of a function while the calls of an entry are followed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Visit {
-    Open,
-    Done,
-}
-
-/// The entry and the functions that it reaches; the entry comes first and runs from instruction zero.
-fn reachable<'a>(defined: &HashMap<&'a str, &'a Function>, entry: &'a Function) -> Result<Vec<&'a Function>> {
-    fn visit<'a>(
-        defined: &HashMap<&'a str, &'a Function>,
-        f: &'a Function,
-        depth: usize,
-        state: &mut HashMap<&'a str, Visit>,
-        done: &mut Vec<&'a Function>,
-    ) -> Result<()> {
-        match state.get(f.name.as_str()) {
-            Some(Visit::Open) => {
-                return fail(f.at, format!("`{}` calls itself: recursion is not supported", f.name));
-            }
-            Some(Visit::Done) => return Ok(()),
-            None => {}
-        }
-        if depth > MAX_CALL_DEPTH {
-            return fail(f.at, format!("calls are nested deeper than {MAX_CALL_DEPTH} functions"));
-        }
-        state.insert(&f.name, Visit::Open);
-        for s in f.body.iter().flatten() {
-            let Statement::Instruction(i) = s else { continue };
-            let Some(name) = callee(i).filter(|n| !RUNTIME.contains(n)) else { continue };
-            let Some(target) = defined.get(name) else {
-                return fail(
-                    i.at,
-                    format!("`call` of `{name}`, which this module does not define as a function"),
-                );
-            };
-            visit(defined, target, depth + 1, state, done)?;
-        }
-        state.insert(&f.name, Visit::Done);
-        done.push(f);
-        Ok(())
-    }
-    let mut done = Vec::new();
-    visit(defined, entry, 0, &mut HashMap::new(), &mut done)?;
-    done.reverse();
-    Ok(done)
-}
-
-fn collect_names<'a>(f: &'a Function, used: &mut HashSet<&'a str>) {
-    fn walk<'a>(o: &'a Operand, used: &mut HashSet<&'a str>) {
-        match o {
-            Operand::Name(n) | Operand::Offset(n, _) => {
-                used.insert(n);
-            }
-            Operand::Not(x) => walk(x, used),
-            Operand::Vector(v) | Operand::List(v) => v.iter().for_each(|x| walk(x, used)),
-            Operand::Address(b, _, c) => {
-                walk(b, used);
-                if let Some(c) = c {
-                    walk(c, used);
-                }
-            }
-            Operand::Pair(a, b) => {
-                walk(a, used);
-                walk(b, used);
-            }
-            _ => {}
-        }
-    }
-    for s in f.body.iter().flatten() {
-        if let Statement::Instruction(i) = s {
-            i.operands.iter().for_each(|o| walk(o, used));
-        }
-    }
 }
 
 impl<'a> Linker<'a> {
@@ -352,7 +269,8 @@ impl<'a> Linker<'a> {
     }
 
     fn declare_function(&mut self, f: &Function, start: u32) -> Result<()> {
-        let mut signature = Signature { start, ..Signature::default() };
+        let mut signature =
+            Signature { start, end: start + instruction_count(f) + 1, ..Signature::default() };
         if !f.entry {
             for (formals, returns) in [(&f.params, false), (&f.returns, true)] {
                 for formal in formals {
@@ -474,6 +392,9 @@ impl<'a> Linker<'a> {
                 }
                 Statement::BranchTargets(name, targets) => {
                     self.scopes[current].tables.insert(name.clone(), targets.clone());
+                }
+                Statement::CallPrototype(name) => {
+                    self.scopes[current].prototypes.insert(name.clone());
                 }
                 Statement::Instruction(_) => pc += 1,
                 Statement::Loc(..) => {}

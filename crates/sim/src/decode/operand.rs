@@ -167,8 +167,9 @@ impl Decoder<'_, '_> {
             }
             Some(Symbol::Global(at)) => Src::Imm(at.wrapping_add(offset as u64)),
             None if name == "WARP_SZ" => Src::Imm(32),
-            None if self.linker.functions.contains_key(name) => {
-                return self.error(format!("the address of the function `{name}` is not modelled"));
+            None if self.linker.module.functions.iter().any(|f| f.name == name) => {
+                return self
+                    .error(format!("`{name}` has no address: it is a kernel, or is not defined here"));
             }
             None => match Special::parse(name) {
                 Some(s) => Src::Special(s),
@@ -273,7 +274,7 @@ impl Decoder<'_, '_> {
             ["movmatrix", ..] => self.movmatrix(),
             ["tcgen05", ..] => self.not_modelled("the tensor memory of Blackwell"),
             ["clusterlaunchcontrol", ..] => self.not_modelled("the launch control of clusters"),
-            ["wmma", ..] => self.not_modelled("the fragment layout of `wmma`"),
+            ["wmma", ..] => self.wmma(),
             ["tex" | "tld4" | "txq" | "suld" | "sust" | "sured" | "suq" | "istypep", ..] => {
                 self.not_modelled("texture and surface memory")
             }

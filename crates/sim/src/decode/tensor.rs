@@ -4,7 +4,7 @@ use super::Result;
 use super::operand::Decoder;
 use crate::ast::{Operand, Space};
 use crate::integer_core::{IntInput, Term};
-use crate::isa::{Mma, Op, Wgmma, WgmmaA};
+use crate::isa::{MatrixForm, Mma, Op, Wgmma, WgmmaA};
 use crate::mma::{Accumulator, Elements, MmaShape};
 use crate::tensor_core::Input;
 use crate::types::Ty;
@@ -17,7 +17,7 @@ fn shape(name: &str) -> Option<(u32, u32, u32)> {
 }
 
 impl Decoder<'_, '_> {
-    fn shape(&self) -> Result<(u32, u32, u32)> {
+    pub(super) fn shape(&self) -> Result<(u32, u32, u32)> {
         match self.inst.opcode.iter().find_map(|m| shape(m)) {
             Some(s) => Ok(s),
             None => self.error("the shape is missing"),
@@ -119,7 +119,7 @@ impl Decoder<'_, '_> {
     }
 
     /// The types of a product, where they exist together.
-    fn matrix_types(&self, d: Ty, a: Ty, b: Ty) -> Result<(Elements, Accumulator)> {
+    pub(super) fn matrix_types(&self, d: Ty, a: Ty, b: Ty) -> Result<(Elements, Accumulator)> {
         let term = match (self.has("popc"), self.has("and"), self.has("xor")) {
             (true, true, false) => Term::And,
             (true, false, true) => Term::Xor,
@@ -187,15 +187,19 @@ impl Decoder<'_, '_> {
         Ok(Op::Mma(Box::new(Mma { shape, d, a, b, c })))
     }
 
-    fn matrices(&self) -> Result<usize> {
-        if !self.has("m8n8") || !self.has("b16") {
-            return self.unsupported();
-        }
-        Ok(match () {
+    /// How many matrices an instruction has.
+    fn matrices(&self) -> usize {
+        match () {
             () if self.has("x4") => 4,
             () if self.has("x2") => 2,
             () => 1,
-        })
+        }
+    }
+
+    /// The form of 8x8 matrices of halves, which both directions have.
+    fn matrix_form(&self) -> Option<MatrixForm> {
+        let form = if self.has("trans") { MatrixForm::HalfColumns } else { MatrixForm::Rows };
+        (self.has("m8n8") && self.has("b16")).then_some(form)
     }
 
     fn matrix_space(&self) -> Space {
@@ -206,21 +210,39 @@ impl Decoder<'_, '_> {
     }
 
     pub(super) fn ldmatrix(&mut self) -> Result<Op> {
-        let count = self.matrices()?;
+        let packed = match () {
+            () if self.has("b4x16_p64") => Some(4),
+            () if self.has("b6x16_p32") => Some(6),
+            () => None,
+        };
+        let bytes = self.has("b8x16") == packed.is_some();
+        let form = match (self.matrix_form(), self.has("trans")) {
+            (Some(form), _) if packed.is_none() => form,
+            (None, false) if self.has("m8n16") && bytes && packed.is_some() => MatrixForm::Rows,
+            (None, true) if self.has("m16n16") && bytes && (packed.is_some() || self.has("b8")) => {
+                MatrixForm::ByteColumns
+            }
+            _ => return self.unsupported(),
+        };
         let dst = self.registers(0)?;
-        if dst.len() != count {
-            return self.error(format!("expected {count} destinations"));
+        let expected = self.matrices() * form.registers();
+        if dst.len() != expected || expected > 4 {
+            return self.error(format!("expected {expected} destinations, of at most 4"));
         }
-        Ok(Op::LdMatrix { addr: self.addr(1)?, space: self.matrix_space(), dst, trans: self.has("trans") })
+        Ok(Op::LdMatrix { addr: self.addr(1)?, space: self.matrix_space(), dst, form, packed })
     }
 
     pub(super) fn stmatrix(&mut self) -> Result<Op> {
-        let count = self.matrices()?;
+        let bytes = self.has("m16n8") && self.has("trans") && self.has("b8");
+        let Some(form) = self.matrix_form().or(bytes.then_some(MatrixForm::BytePairs)) else {
+            return self.unsupported();
+        };
+        let count = self.matrices();
         let src = self.sources(1, Ty::B32)?;
         if src.len() != count {
             return self.error(format!("expected {count} sources"));
         }
-        Ok(Op::StMatrix { addr: self.addr(0)?, space: self.matrix_space(), src, trans: self.has("trans") })
+        Ok(Op::StMatrix { addr: self.addr(0)?, space: self.matrix_space(), src, form })
     }
 
     pub(super) fn movmatrix(&mut self) -> Result<Op> {

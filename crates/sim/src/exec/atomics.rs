@@ -11,12 +11,12 @@ use crate::warp::{Warp, lanes};
 pub(super) fn atom(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<Next, Fault> {
     let Op::Atom { op, ty, space, dst, addr, b, c, sem } = op else { return Ok(Next::Step) };
     let bytes = ty.bytes() as usize;
-    let mut access = Access::new(warp.index, pc, true);
+    let mut access = Access::new(warp.index, pc, sem.strong);
     for l in lanes(active) {
         let a = address(warp, addr, *space, l);
         check_alignment(a, bytes as u32)?;
         let location = cx.resolve(warp, *space, a)?;
-        acquire(warp, cx, location, sem.acquire);
+        acquire(warp, cx, location, sem);
         let mut old = [0; 8];
         cx.read(warp, l, &mut access, location, &mut old[..bytes])?;
         let old = word(&old[..bytes]);
@@ -29,7 +29,7 @@ pub(super) fn atom(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u
             *cx.progress = progress;
             *cx.polls += 1;
         }
-        release(warp, cx, location, sem.release);
+        release(warp, cx, location, sem);
         if let Some(d) = dst {
             warp.set(*d, l, old);
         }
@@ -46,12 +46,12 @@ fn apply(op: AtomOp, ty: crate::types::Ty, old: u64, b: u64, c: u64) -> Result<u
 pub(super) fn vector(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<Next, Fault> {
     let Op::AtomVector { op, ty, space, dst, addr, b, sem } = op else { return Ok(Next::Step) };
     let bytes = ty.bytes() as usize;
-    let mut access = Access::new(warp.index, pc, true);
+    let mut access = Access::new(warp.index, pc, sem.strong);
     for l in lanes(active) {
         let a = address(warp, addr, *space, l);
         check_alignment(a, (bytes * b.len()) as u32)?;
         let location = cx.resolve(warp, *space, a)?;
-        acquire(warp, cx, location, sem.acquire);
+        acquire(warp, cx, location, sem);
         for (i, s) in b.iter().enumerate() {
             let element = location.plus((i * bytes) as u32);
             let mut old = [0; 8];
@@ -63,7 +63,7 @@ pub(super) fn vector(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active:
                 warp.set(*d, l, old);
             }
         }
-        release(warp, cx, location, sem.release);
+        release(warp, cx, location, sem);
     }
     Ok(Next::Step)
 }
@@ -72,12 +72,12 @@ pub(super) fn vector(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active:
 pub(super) fn wide(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<Next, Fault> {
     let Op::AtomWide { space, dst, addr, b, c, sem } = op else { return Ok(Next::Step) };
     let pair = |warp: &Warp, r: u32, l: usize| [warp.get(r, l), warp.get(r + 1, l)];
-    let mut access = Access::new(warp.index, pc, true);
+    let mut access = Access::new(warp.index, pc, sem.strong);
     for l in lanes(active) {
         let a = address(warp, addr, *space, l);
         check_alignment(a, 16)?;
         let location = cx.resolve(warp, *space, a)?;
-        acquire(warp, cx, location, sem.acquire);
+        acquire(warp, cx, location, sem);
         let mut bytes = [0; 16];
         cx.read(warp, l, &mut access, location, &mut bytes)?;
         let old = [word(&bytes[..8]), word(&bytes[8..])];
@@ -92,7 +92,7 @@ pub(super) fn wide(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u
             *cx.progress = progress;
             *cx.polls += 1;
         }
-        release(warp, cx, location, sem.release);
+        release(warp, cx, location, sem);
         if let Some(d) = dst {
             warp.set(*d, l, old[0]);
             warp.set(*d + 1, l, old[1]);

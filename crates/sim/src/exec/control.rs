@@ -3,7 +3,7 @@
 use super::Next;
 use crate::context::Cx;
 use crate::error::{Fault, FaultKind};
-use crate::isa::{CallCopy, Op};
+use crate::isa::{CallCopy, CallTarget, Op, Src};
 use crate::warp::{Group, Warp, lanes};
 
 pub(super) fn branch_indexed(
@@ -69,13 +69,12 @@ fn copy_values(warp: &mut Warp, copies: &[CallCopy], active: u32) {
 pub(super) fn call(
     warp: &mut Warp,
     g: usize,
-    target: u32,
-    args: &[CallCopy],
+    target: &CallTarget,
     mask: u32,
     active: u32,
     pc: u32,
 ) -> Result<Next, Fault> {
-    copy_values(warp, args, active);
+    copy_values(warp, &target.args, active);
     if active != mask {
         warp.convergence.part(active, pc);
         let stack = warp.groups[g].stack.clone();
@@ -84,8 +83,47 @@ pub(super) fn call(
     }
     let group = &mut warp.groups[g];
     group.stack.push(pc + 1);
-    group.pc = target;
+    group.pc = target.code.start;
     Ok(Next::Done)
+}
+
+/// A call through a pointer: lanes that go to the same function go together, and the others come after them.
+pub(super) fn call_pointer(
+    warp: &mut Warp,
+    g: usize,
+    pointer: Src,
+    targets: &[(u64, CallTarget)],
+    mask: u32,
+    active: u32,
+    pc: u32,
+) -> Result<Next, Fault> {
+    let lane = active.trailing_zeros() as usize;
+    let address = warp.value(pointer, lane);
+    let Some((_, target)) = targets.iter().find(|target| target.0 == address) else {
+        return Err(Fault::new(
+            FaultKind::BadOperand,
+            format!(
+                "a call through {address:#x}, which is not the address of a function with these parameters"
+            ),
+        ));
+    };
+    // Registers and local memory of a function exist once.
+    if target.code.contains(&pc) || warp.groups[g].stack.iter().any(|back| target.code.contains(&(back - 1)))
+    {
+        return Err(Fault::new(
+            FaultKind::BadOperand,
+            "a call through a pointer of a function that is running: recursion is not supported",
+        ));
+    }
+    let together = lanes(active).filter(|l| warp.value(pointer, *l) == address).fold(0, |m, l| m | 1 << l);
+    if together != active {
+        // They come back to this instruction; lanes that are predicated off go with them.
+        warp.convergence.part(together, pc);
+        let stack = warp.groups[g].stack.clone();
+        warp.groups.push(Group { pc, mask: mask & !together, wait: None, timed_out: false, stack });
+        warp.groups[g].mask = together;
+    }
+    call(warp, g, target, if together == active { mask } else { together }, together, pc)
 }
 
 /// `ret` and `exit`: back to the caller, or out of the kernel.
@@ -95,7 +133,14 @@ pub(super) fn leave(warp: &mut Warp, g: usize, cx: &mut Cx<'_>, active: u32, pc:
     match back {
         Some(to) => {
             let caller = &cx.kernel.code[to as usize - 1];
-            if let Op::Call { ret, .. } = &caller.op {
+            let target = match &caller.op {
+                Op::Call(target) => Some(target),
+                Op::CallPointer { targets, .. } => {
+                    targets.iter().map(|target| &target.1).find(|target| target.code.contains(&pc))
+                }
+                _ => None,
+            };
+            if let Some(CallTarget { ret, .. }) = target {
                 copy_values(warp, ret, active);
                 for c in ret {
                     if let CallCopy::Value { to, .. } = c {

@@ -1,15 +1,14 @@
 //! Issuing asynchronous copies, committing and waiting for their groups, and changing tensor maps.
 
-use super::Next;
 use super::loads::{address, check_alignment};
+use super::{Next, cp_async};
 use crate::ast::Space;
 use crate::context::{Access, Cx, Location};
-use crate::copy::{Kind, LaneCopy, Source, Target, reducible};
+use crate::copy::{Kind, Source, Target, reducible};
 use crate::error::{Fault, FaultKind};
 use crate::hazard::{Event, Hazards, Proxy, Unit};
-use crate::isa::{Addr, BulkCopy, BulkReduce, BulkWay, Op, Src, TensorCopy};
+use crate::isa::{Addr, BulkCopy, BulkReduce, BulkWay, Op, Scope, Sem, Src, TensorCopy};
 use crate::tma::{pieces, ranges};
-use crate::types::Ty;
 use crate::warp::{Wait, Warp, lanes};
 use crate::{Swizzle, TENSOR_MAP_BYTES};
 
@@ -45,21 +44,17 @@ pub(super) fn copy(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u
                 prefetch(warp, cx, map, TENSOR_MAP_BYTES, l)?;
             }
         }
-        Op::CpAsync { .. } => cp_async(warp, cx, op, pc, active)?,
-        Op::CpAsyncCommit => {
-            let g = &mut warp.cp_async;
-            let open = std::mem::take(&mut g.open);
-            g.groups.push_back(open);
-            g.ticks.push_back(g.newest);
-        }
-        Op::CpAsyncWait { pending } => return cp_async_wait(warp, cx, *pending),
-        Op::CpAsyncMbar { .. } => return cp_async_mbar(warp, cx, op, pc, active),
+        Op::CpAsync { .. } => cp_async::copy(warp, cx, op, pc, active)?,
+        Op::CpAsyncCommit => cp_async::commit(warp, active),
+        Op::CpAsyncWait { pending } => return cp_async::wait(warp, cx, *pending, active),
+        Op::CpAsyncMbar { .. } => cp_async::arrive(warp, cx, op, pc, active)?,
         Op::StAsync { .. } => store_async(warp, cx, op, pc, active)?,
-        Op::TensorMapAcquire { addr, .. } => {
+        Op::TensorMapAcquire { addr, scope, .. } => {
             for l in lanes(active) {
                 let a = address(warp, addr, Space::Generic, l);
                 let location = cx.resolve(warp, Space::Generic, a)?;
-                super::loads::acquire(warp, cx, location, true);
+                let sem = Sem { acquire: true, release: false, strong: Some(*scope) };
+                super::loads::acquire(warp, cx, location, &sem);
                 let me = cx.identity(warp.index);
                 if let Location::Global(a) = location
                     && let Some(change) = cx.maps.get_mut(&a)
@@ -74,7 +69,7 @@ pub(super) fn copy(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u
                 let a = address(warp, addr, *space, l);
                 let location = cx.resolve(warp, *space, a)?;
                 let (at, bytes) = crate::tensormap::replacement(*field, warp.value(*value, l))?;
-                let mut access = Access::new(warp.index, pc, false);
+                let mut access = Access::new(warp.index, pc, None);
                 let location = match location {
                     Location::Global(a) => {
                         cx.map_changed(warp.index, pc, a, false);
@@ -121,17 +116,18 @@ fn map_copy(
     let from = cx.resolve(warp, Space::Shared, address(warp, src, Space::Shared, l))?;
     let to = cx.resolve(warp, Space::Global, address(warp, dst, Space::Global, l))?;
     let mut bytes = [0; TENSOR_MAP_BYTES];
-    let mut access = Access::new(warp.index, pc, false);
+    let mut access = Access::new(warp.index, pc, None);
     cx.read(warp, l, &mut access, from, &mut bytes)?;
     cx.write(warp, l, &mut access, to, &bytes)?;
-    super::loads::release(warp, cx, to, true);
+    let sem = Sem { acquire: false, release: true, strong: Some(Scope::Gpu) };
+    super::loads::release(warp, cx, to, &sem);
     if let Location::Global(a) = to {
         cx.map_changed(warp.index, pc, a, true);
     }
     Ok(())
 }
 
-fn shared_at(
+pub(super) fn shared_at(
     warp: &Warp,
     cx: &Cx<'_>,
     addr: &Addr,
@@ -189,19 +185,22 @@ fn send(
         cx.shared_range(owner, mbar, 8)?;
         cx.mbar(warp.index, owner, mbar, true)?;
         // Reductions are atomic among themselves.
-        let event = Event { strong: reduce.is_some(), ..cx.copy_event(warp.index, pc, (owner, mbar)) };
+        let event = Event {
+            strong: reduce.is_some().then_some(Scope::Gpu),
+            ..cx.copy_event(warp.index, pc, (owner, mbar))
+        };
         let span = span(swizzle, offset, bytes);
         cx.shadow_async(event, None, std::iter::once(span), cta, true)?;
-        let event = Event { strong: false, ..event };
+        let event = Event { strong: None, ..event };
         match source {
             Source::Shared(from, o) => {
                 cx.shadow_async(event, None, std::iter::once((*o, bytes)), *from, false)?;
             }
             Source::Global(a) => {
-                cx.shadow_global_async(event, std::iter::once((*a, u64::from(bytes))), false)?;
+                cx.shadow_global_async(event, None, std::iter::once((*a, u64::from(bytes))), false)?;
             }
             Source::Tensor(map, coords) => {
-                cx.shadow_global_async(event, ranges(map, *coords), false)?;
+                cx.shadow_global_async(event, None, ranges(map, *coords), false)?;
             }
         }
     }
@@ -280,15 +279,15 @@ fn store(
 ) -> Result<(), Fault> {
     let (event, tick) = cx.store_event(warp.index, pc);
     cx.shadow_async(event, None, std::iter::once(span(swizzle, offset, bytes)), cta, false)?;
-    let write = Event { strong: target.reduces(), ..Hazards::bulk_write(event) };
+    let write = Event { strong: target.reduces().then_some(Scope::Gpu), ..Hazards::bulk_write(event) };
     match &target {
-        Target::Tensor(map, coords, _) => cx.shadow_global_async(write, ranges(map, *coords), true)?,
+        Target::Tensor(map, coords, _) => cx.shadow_global_async(write, None, ranges(map, *coords), true)?,
         Target::Global(a, _) => {
-            cx.shadow_global_async(write, std::iter::once((*a, u64::from(bytes))), true)?;
+            cx.shadow_global_async(write, None, std::iter::once((*a, u64::from(bytes))), true)?;
         }
         Target::Masked(a, mask) => {
             let written = (0..u64::from(bytes)).filter(|i| mask >> (i % 16) & 1 == 1);
-            cx.shadow_global_async(write, written.map(|i| (a + i, 1)), true)?;
+            cx.shadow_global_async(write, None, written.map(|i| (a + i, 1)), true)?;
         }
     }
     let id = cx.submit(warp.index, pc, map, Kind::Store { cta, offset, bytes, target, data: None })?;
@@ -380,97 +379,7 @@ fn bulk_wait(warp: &mut Warp, cx: &mut Cx<'_>, pending: u32, read: bool, active:
     Ok(Next::Step)
 }
 
-// -------------------------------------------------------------------- cp.async
-
-fn cp_async(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<(), Fault> {
-    let Op::CpAsync { dst, src, bytes, src_bytes, ignore } = op else { return Ok(()) };
-    warp.cp_async.newest += 1;
-    let tick = warp.cp_async.newest;
-    // cp.async works in the generic proxy, on its own time.
-    let event = Event {
-        agent: Hazards::agent(warp.index, Unit::CpAsync),
-        tick,
-        proxy: Proxy::Generic,
-        strong: false,
-        warp: warp.index,
-        pc,
-    };
-    let mut list = Vec::new();
-    for l in lanes(active) {
-        let (cta, offset) = shared_at(warp, cx, dst, Space::Shared, l)?;
-        check_alignment(u64::from(offset), *bytes)?;
-        cx.shared_range(cta, offset, *bytes)?;
-        let global = address(warp, src, Space::Global, l);
-        check_alignment(global, *bytes)?;
-        let mut valid = src_bytes.map_or(*bytes, |s| warp.value(s, l) as u32);
-        if ignore.is_some_and(|p| warp.value(p, l) & 1 == 1) {
-            valid = 0;
-        }
-        if valid > *bytes {
-            return Err(Fault::new(
-                FaultKind::BadOperand,
-                format!("{valid} source bytes of a copy of {bytes}"),
-            ));
-        }
-        cx.shadow_async(event, Some(l), std::iter::once((offset, *bytes)), cta, true)?;
-        cx.shadow_global_async(event, std::iter::once((global, u64::from(valid))), false)?;
-        list.push(LaneCopy { cta, offset, global, bytes: *bytes, valid });
-    }
-    let id = cx.submit(warp.index, pc, None, Kind::CpAsync(list))?;
-    warp.cp_async.open.push(id);
-    warp.cp_async.last_pc = pc;
-    Ok(())
-}
-
-fn cp_async_wait(warp: &mut Warp, cx: &mut Cx<'_>, pending: Option<u32>) -> Result<Next, Fault> {
-    let g = &mut warp.cp_async;
-    // `wait_all` also waits for copies that no group has.
-    let old = g.groups.len().saturating_sub(pending.unwrap_or(0) as usize);
-    let mut ids: Vec<u64> = g.groups.iter().take(old).flatten().copied().collect();
-    if pending.is_none() {
-        ids.extend(&g.open);
-    }
-    if !cx.copies_done(&ids, false) {
-        return Ok(Next::Retry(Wait::Copies(ids, false)));
-    }
-    let mut tick = 0;
-    for _ in 0..old {
-        g.groups.pop_front();
-        tick = g.ticks.pop_front().unwrap_or(tick);
-    }
-    if pending.is_none() {
-        g.open.clear();
-        tick = g.newest;
-    }
-    if let Some(h) = &mut cx.cluster.hazards {
-        h.copied(warp.index, tick);
-    }
-    Ok(Next::Step)
-}
-
-/// `cp.async.mbarrier.arrive`: an arrival once the copies so far are complete. The copies are performed
-/// now, which every schedule allows.
-fn cp_async_mbar(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<Next, Fault> {
-    let Op::CpAsyncMbar { addr, space, noinc } = op else { return Ok(Next::Step) };
-    let ids: Vec<u64> = warp.cp_async.groups.iter().flatten().chain(&warp.cp_async.open).copied().collect();
-    while let Some(i) = cx.cluster.pending.iter().position(|p| ids.contains(&p.id)) {
-        cx.perform(i)?;
-    }
-    for l in lanes(active) {
-        let (cta, at) = shared_at(warp, cx, addr, *space, l)?;
-        let agent = Hazards::agent(warp.index, Unit::CpAsync);
-        let tick = warp.cp_async.newest;
-        let m = cx.mbar(warp.index, cta, at, false)?;
-        m.arriving.raise(agent, tick);
-        if !*noinc {
-            m.pending += 1;
-        }
-        cx.mbar_arrive(warp.index, pc, cta, at, 1, None, true, false)?;
-    }
-    Ok(Next::Step)
-}
-
-/// `st.async` and `red.async`: performed at once, reporting to the receiver's mbarrier.
+/// `st.async` and `red.async`: values that land in a peer's shared memory and report to its mbarrier.
 fn store_async(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<(), Fault> {
     let Op::StAsync { addr, mbar, src, bytes, reduce } = op else { return Ok(()) };
     for l in lanes(active) {
@@ -489,26 +398,13 @@ fn store_async(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) 
         // Ordered by the mbarrier's phase like a copy, but through the generic proxy.
         let event = Event {
             proxy: Proxy::Generic,
-            strong: reduce.is_some(),
+            strong: reduce.is_some().then_some(Scope::Gpu),
             ..cx.copy_event(warp.index, pc, (owner, at))
         };
         cx.shadow_async(event, None, std::iter::once((offset, total)), cta, true)?;
-        let mut data = Vec::with_capacity(total as usize);
-        for (i, s) in src.iter().enumerate() {
-            let mut v = warp.value(*s, l);
-            if let Some((op, ty)) = reduce {
-                let old = crate::tma::word(cx.shared_bytes(cta, offset + i as u32 * bytes, *bytes)?);
-                let ty = if *ty == Ty::B32 { Ty::U32 } else { *ty };
-                v = crate::atomic::apply(*op, ty, old, v, 0).unwrap_or(v);
-            }
-            data.extend_from_slice(&v.to_le_bytes()[..*bytes as usize]);
-        }
-        cx.shared_store(cta, offset, &data)?;
-        if let Some(m) = cx.cluster.ctas[owner].mbars.get_mut(&at) {
-            m.undelivered += 1;
-            m.issued += 1;
-        }
-        cx.complete_tx((owner, at), total, (warp.index, pc))?;
+        let values = src.iter().map(|s| warp.value(*s, l)).collect();
+        let kind = Kind::Words { cta, offset, values, bytes: *bytes, reduce: *reduce, mbar: (owner, at) };
+        cx.submit(warp.index, pc, None, kind)?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use super::Next;
 use crate::ast::Space;
 use crate::context::{Access, Cx, Location};
 use crate::error::{Fault, FaultKind};
-use crate::isa::{Addr, Op};
+use crate::isa::{Addr, Op, Sem};
 use crate::memory::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::tma::word;
 use crate::types::{low_mask, sign_extend};
@@ -35,14 +35,12 @@ pub(super) fn access(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active:
         Op::Load { space, bytes, sign, dst, addr, sem } => {
             let mut access = Access::new(warp.index, pc, sem.strong);
             let total = *bytes as usize * dst.len();
-            *cx.polls += u64::from(sem.strong);
+            *cx.polls += u64::from(sem.strong.is_some());
             for l in lanes(active) {
                 let a = address(warp, addr, *space, l);
                 check_alignment(a, total as u32)?;
                 let location = cx.resolve(warp, *space, a)?;
-                if sem.strong {
-                    acquire(warp, cx, location, sem.acquire);
-                }
+                acquire(warp, cx, location, sem);
                 cx.peek(warp, l, &mut access, location, &mut buffer[..total])?;
                 // A vector load may bring padding that nobody uses: what was never written is an error
                 // only when its register is used.
@@ -72,9 +70,7 @@ pub(super) fn access(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active:
                 }
                 let location = cx.resolve(warp, *space, a)?;
                 cx.write(warp, l, &mut access, location, &buffer[..total])?;
-                if sem.strong {
-                    release(warp, cx, location, sem.release);
-                }
+                release(warp, cx, location, sem);
             }
         }
         _ => {}
@@ -95,7 +91,7 @@ pub(super) fn clear(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: 
                 if bytes % 8 != 0 || bytes > u64::from(crate::MAX_SHARED_BYTES) {
                     return Err(Fault::new(FaultKind::BadOperand, format!("a bulk store of {bytes} bytes")));
                 }
-                let mut access = Access::new(warp.index, pc, false);
+                let mut access = Access::new(warp.index, pc, None);
                 let zeros = vec![0; bytes as usize];
                 cx.write(warp, l, &mut access, Location::Shared(cta, offset), &zeros)?;
             }
@@ -115,20 +111,26 @@ fn key(cta: usize, offset: u32) -> u64 {
     ((cta as u64) << 24) + u64::from(offset)
 }
 
-pub(super) fn acquire(warp: &Warp, cx: &mut Cx<'_>, location: Location, acquire: bool) {
-    let Some(h) = &mut cx.cluster.hazards else { return };
+/// A strong access of the selected lanes takes what was released to the location.
+pub(super) fn acquire(warp: &Warp, cx: &mut Cx<'_>, location: Location, sem: &Sem) {
+    let (Some(h), Some(scope)) = (&mut cx.cluster.hazards, sem.strong) else { return };
     match location {
-        Location::Global(a) => cx.global.acquire(h, warp.index, a, acquire),
-        Location::Shared(cta, offset) => h.acquire_location(warp.index, key(cta, offset), acquire),
+        Location::Global(a) => cx.global.acquire(h, warp.index, a, sem.acquire, scope),
+        Location::Shared(cta, offset) => {
+            h.acquire_location(warp.index, key(cta, offset), sem.acquire, scope);
+        }
         _ => {}
     }
 }
 
-pub(super) fn release(warp: &Warp, cx: &mut Cx<'_>, location: Location, release: bool) {
-    let Some(h) = &mut cx.cluster.hazards else { return };
+/// A strong access of the selected lanes releases to the location.
+pub(super) fn release(warp: &Warp, cx: &mut Cx<'_>, location: Location, sem: &Sem) {
+    let (Some(h), Some(scope)) = (&mut cx.cluster.hazards, sem.strong) else { return };
     match location {
-        Location::Global(a) => cx.global.release(h, warp.index, a, release),
-        Location::Shared(cta, offset) => h.release_location(warp.index, key(cta, offset), release),
+        Location::Global(a) => cx.global.release(h, warp.index, a, sem.release, scope),
+        Location::Shared(cta, offset) => {
+            h.release_location(warp.index, key(cta, offset), sem.release, scope);
+        }
         _ => {}
     }
 }

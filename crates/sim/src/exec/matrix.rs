@@ -1,76 +1,101 @@
-//! `ldmatrix`, `stmatrix`, `movmatrix` and `mma.sync`.
+//! `ldmatrix`, `stmatrix`, `movmatrix`, `mma.sync` and `wmma`.
 
 use super::Next;
 use super::loads::{address, check_alignment};
 use crate::context::{Access, Cx};
 use crate::error::Fault;
-use crate::isa::Op;
-use crate::tma::word;
+use crate::isa::{MatrixForm, Op};
 use crate::warp::{LANES, Warp};
 
-/// The fragment of an 8x8 matrix of 16-bit elements: lane `4r + c` holds row r, columns 2c and 2c + 1.
-fn fragment(matrix: &[[u16; 8]; 8], lane: usize, trans: bool) -> u64 {
-    let (r, c) = (lane / 4, lane % 4 * 2);
-    let at = |r: usize, c: usize| u64::from(if trans { matrix[c][r] } else { matrix[r][c] });
-    at(r, c) | at(r, c + 1) << 16
-}
+/// A row of a matrix in shared memory.
+type Row = [u8; 16];
 
-fn matrix_of(words: &[u64; LANES], trans: bool) -> [[u16; 8]; 8] {
-    let mut m = [[0u16; 8]; 8];
-    for (lane, w) in words.iter().enumerate() {
-        let (r, c) = (lane / 4, lane % 4 * 2);
-        for i in 0..2 {
-            let v = (w >> (16 * i)) as u16;
-            if trans { m[c + i][r] = v } else { m[r][c + i] = v }
+impl MatrixForm {
+    /// Rows of a matrix in shared memory.
+    fn rows(self) -> usize {
+        if self == MatrixForm::ByteColumns { 16 } else { 8 }
+    }
+
+    /// Row and byte of what a lane has in byte `byte` of its register `register` of a matrix.
+    fn place(self, lane: usize, register: usize, byte: usize) -> (usize, usize) {
+        let (group, member) = (lane / 4, lane % 4);
+        match self {
+            MatrixForm::Rows => (group, 4 * member + byte),
+            MatrixForm::HalfColumns => (2 * member + byte / 2, 2 * group + byte % 2),
+            MatrixForm::ByteColumns => (4 * member + byte, group + 8 * register),
+            MatrixForm::BytePairs => (2 * member + byte % 2, group + 8 * (byte / 2)),
         }
     }
-    m
+
+    /// A lane's register of a matrix.
+    fn word(self, rows: &[Row], lane: usize, register: usize) -> u64 {
+        let byte = |byte: usize| {
+            let (row, column) = self.place(lane, register, byte);
+            rows[row][column]
+        };
+        u64::from(u32::from_le_bytes(std::array::from_fn(byte)))
+    }
+
+    /// The matrix in one register of every lane.
+    fn matrix(self, word: impl Fn(usize) -> u64) -> [Row; 8] {
+        let mut rows = [[0; 16]; 8];
+        for lane in 0..LANES {
+            for (i, byte) in (word(lane) as u32).to_le_bytes().into_iter().enumerate() {
+                let (row, column) = self.place(lane, 0, i);
+                rows[row][column] = byte;
+            }
+        }
+        rows
+    }
+}
+
+/// Sixteen elements of a few bits each, one to a byte.
+fn unpack(row: Row, bits: u32) -> Row {
+    let packed = u128::from_le_bytes(row);
+    std::array::from_fn(|i| (packed >> (i as u32 * bits)) as u8 & ((1 << bits) - 1))
 }
 
 pub(super) fn matrix(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32) -> Result<Next, Fault> {
     match op {
-        Op::LdMatrix { addr, space, dst, trans } => {
-            let mut access = Access::new(warp.index, pc, false);
-            for (i, &r) in dst.iter().enumerate() {
-                let mut m = [[0u16; 8]; 8];
-                for (row, values) in m.iter_mut().enumerate() {
-                    let lane = i * 8 + row;
+        Op::LdMatrix { addr, space, dst, form, packed } => {
+            let mut access = Access::new(warp.index, pc, None);
+            // What is behind packed elements is padding.
+            let bytes = packed.map_or(16, |bits| 2 * bits as usize);
+            for (i, registers) in dst.chunks(form.registers()).enumerate() {
+                let mut rows = vec![[0; 16]; form.rows()];
+                for (row, to) in rows.iter_mut().enumerate() {
+                    let lane = i * form.rows() + row;
                     let a = address(warp, addr, *space, lane);
                     check_alignment(a, 16)?;
                     let location = cx.resolve(warp, *space, a)?;
-                    let mut bytes = [0; 16];
-                    cx.read(warp, lane, &mut access, location, &mut bytes)?;
-                    for (v, b) in values.iter_mut().zip(bytes.chunks_exact(2)) {
-                        *v = word(b) as u16;
-                    }
+                    cx.read(warp, lane, &mut access, location, &mut to[..bytes])?;
+                    *to = packed.map_or(*to, |bits| unpack(*to, bits));
                 }
-                for lane in 0..LANES {
-                    warp.set(r, lane, fragment(&m, lane, *trans));
+                for (j, &r) in registers.iter().enumerate() {
+                    (0..LANES).for_each(|lane| warp.set(r, lane, form.word(&rows, lane, j)));
                 }
             }
         }
-        Op::StMatrix { addr, space, src, trans } => {
-            let mut access = Access::new(warp.index, pc, false);
+        Op::StMatrix { addr, space, src, form } => {
+            let mut access = Access::new(warp.index, pc, None);
             for (i, s) in src.iter().enumerate() {
-                let words = std::array::from_fn(|l| warp.value(*s, l));
-                let m = matrix_of(&words, *trans);
-                for (row, values) in m.iter().enumerate() {
-                    let lane = i * 8 + row;
+                let rows = form.matrix(|lane| warp.value(*s, lane));
+                for (row, bytes) in rows.iter().enumerate() {
+                    let lane = i * rows.len() + row;
                     let a = address(warp, addr, *space, lane);
                     check_alignment(a, 16)?;
                     let location = cx.resolve(warp, *space, a)?;
-                    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-                    cx.write(warp, lane, &mut access, location, &bytes)?;
+                    cx.write(warp, lane, &mut access, location, bytes)?;
                 }
             }
         }
         Op::MovMatrix { dst, src } => {
-            let words = std::array::from_fn(|l| warp.value(*src, l));
-            let m = matrix_of(&words, false);
-            for lane in 0..LANES {
-                warp.set(*dst, lane, fragment(&m, lane, true));
-            }
+            let rows = MatrixForm::Rows.matrix(|lane| warp.value(*src, lane));
+            (0..LANES).for_each(|lane| warp.set(*dst, lane, MatrixForm::HalfColumns.word(&rows, lane, 0)));
         }
+        Op::WmmaLoad(load) => cx.wmma_load(warp, &load.0, &load.1, pc)?,
+        Op::WmmaStore(store) => cx.wmma_store(warp, &store.0, &store.1, pc)?,
+        Op::WmmaMma(m) => cx.wmma_mma(warp, m),
         Op::Mma(m) => cx.report.macs += crate::mma::mma(warp, m, &mut cx.cluster.scratch),
         _ => {}
     }
@@ -83,12 +108,21 @@ mod tests {
 
     #[test]
     fn storing_undoes_loading() {
-        let m: [[u16; 8]; 8] = std::array::from_fn(|r| std::array::from_fn(|c| (r * 8 + c) as u16));
-        for trans in [false, true] {
-            let words = std::array::from_fn(|l| fragment(&m, l, trans));
-            assert_eq!(matrix_of(&words, trans), m);
+        let rows: [Row; 8] = std::array::from_fn(|r| std::array::from_fn(|c| (r * 16 + c) as u8));
+        for form in [MatrixForm::Rows, MatrixForm::HalfColumns, MatrixForm::BytePairs] {
+            assert_eq!(form.matrix(|lane| form.word(&rows, lane, 0)), rows, "{form:?}");
         }
-        assert_eq!(fragment(&m, 5, false), 10 | 11 << 16);
-        assert_eq!(fragment(&m, 5, true), (2 * 8 + 1) | (3 * 8 + 1) << 16);
+        assert_eq!(MatrixForm::Rows.word(&rows, 5, 0), 0x1716_1514);
+        assert_eq!(MatrixForm::HalfColumns.word(&rows, 5, 0), 0x3332_2322);
+    }
+
+    #[test]
+    fn packed_elements_come_one_to_a_byte() {
+        let row = [0x21, 0x43, 0x65, 0x87, 0xa9, 0xcb, 0xed, 0x0f, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(unpack(row, 4), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0]);
+        // 0b..._000011_000010_000001 in the lowest bytes.
+        let mut packed = [0; 16];
+        packed[..3].copy_from_slice(&[0x81, 0x30, 0x00]);
+        assert_eq!(unpack(packed, 6)[..4], [1, 2, 3, 0]);
     }
 }

@@ -4,9 +4,11 @@ mod atomics;
 mod barriers;
 mod control;
 mod copies;
+mod cp_async;
 mod lanes;
 mod loads;
 mod matrix;
+mod mbarriers;
 mod whole_warp;
 
 use crate::context::Cx;
@@ -346,11 +348,27 @@ fn execute(
         Op::BranchIndexed { index, targets } => {
             control::branch_indexed(warp, g, *index, targets, mask, active, pc)
         }
-        Op::Call { target, args, .. } => control::call(warp, g, *target, args, mask, active, pc),
+        Op::Call(target) => control::call(warp, g, target, mask, active, pc),
+        Op::CallPointer { pointer, targets } => {
+            control::call_pointer(warp, g, *pointer, targets, mask, active, pc)
+        }
         Op::Return => Ok(control::leave(warp, g, cx, active, pc, false)),
         Op::Exit => Ok(control::leave(warp, g, cx, active, pc, true)),
         Op::Trap => Err(Fault::new(FaultKind::Trap, "the kernel executed `trap`")),
-        Op::Nop | Op::GridDependency => Ok(Next::Step),
+        Op::Nop => Ok(Next::Step),
+        Op::GridDependencyWait => {
+            if let Some(h) = &mut cx.cluster.hazards {
+                h.predecessor_done(warp.index);
+                cx.global.waited = true;
+            }
+            Ok(Next::Step)
+        }
+        Op::LaunchDependents => {
+            if let Some(h) = &mut cx.cluster.hazards {
+                cx.global.hurried |= !h.knows_predecessor_done(warp.index, active.trailing_zeros() as u8);
+            }
+            Ok(Next::Step)
+        }
         Op::SetMaxReg { count } => {
             together!(aligned(warp, cx, pc, mask, active));
             in_step(warp, cx, active);
@@ -361,16 +379,18 @@ fn execute(
             Ok(Next::Yield)
         }
         Op::Fence(fence) => {
-            if *fence == Fence::TensorMapRelease {
+            if let Fence::TensorMapRelease(_) = fence {
                 let me = cx.identity(warp.index);
                 cx.maps.values_mut().filter(|m| m.writer == me).for_each(|m| m.released = true);
             }
             if let Some(h) = &mut cx.cluster.hazards {
                 match fence {
-                    Fence::Thread { acquire, release } => h.fence_thread(warp.index, *acquire, *release),
+                    Fence::Thread { acquire, release, scope } => {
+                        h.fence_thread(warp.index, *acquire, *release, *scope);
+                    }
                     Fence::ProxyAsync { shared, global } => h.fence_proxy(warp.index, *shared, *global),
                     Fence::MbarrierInit => h.fence_mbarrier_init(warp.index),
-                    Fence::TensorMapRelease => h.fence_thread(warp.index, false, true),
+                    Fence::TensorMapRelease(scope) => h.fence_thread(warp.index, false, true, *scope),
                     Fence::Nothing => {}
                 }
                 if matches!(fence, Fence::ProxyAsync { shared: true, .. } | Fence::MbarrierInit) {
@@ -465,8 +485,8 @@ fn other(
         | Op::MbarInval { .. }
         | Op::MbarArrive(_)
         | Op::MbarTx { .. }
-        | Op::MbarPending { .. } => barriers::mbarrier(warp, cx, op, pc, active),
-        Op::MbarWait { .. } => barriers::mbarrier_wait(warp, g, cx, op, pc, active),
+        | Op::MbarPending { .. } => mbarriers::mbarrier(warp, cx, op, pc, active),
+        Op::MbarWait { .. } => mbarriers::mbarrier_wait(warp, g, cx, op, pc, active),
         Op::CpAsync { .. }
         | Op::CpAsyncCommit
         | Op::CpAsyncWait { .. }
@@ -490,12 +510,18 @@ fn other(
             in_step(warp, cx, active);
             cx.wgmma(warp, op, pc)
         }
-        Op::Mma(_) | Op::LdMatrix { .. } | Op::StMatrix { .. } | Op::MovMatrix { .. } => {
+        Op::Mma(_)
+        | Op::LdMatrix { .. }
+        | Op::StMatrix { .. }
+        | Op::MovMatrix { .. }
+        | Op::WmmaLoad(_)
+        | Op::WmmaStore(_)
+        | Op::WmmaMma(_) => {
             together!(aligned(warp, cx, pc, mask, active));
             in_step(warp, cx, active);
             let next = matrix::matrix(warp, cx, op, pc)?;
             // All lanes take part in the loads: none of them can overwrite a row too early.
-            if let Op::LdMatrix { .. } = op {
+            if let Op::LdMatrix { .. } | Op::WmmaLoad(_) = op {
                 in_step(warp, cx, active);
             }
             Ok(next)

@@ -8,14 +8,17 @@
 //! bytes that are there already, a plain read of what others change by atomics, and a barrier of the block between
 //! a fence and the relaxed atomic that it should stand next to (see `named_barrier`).
 
-use super::{Class, Event, Hazards, MANY, Proxy, Ticks, Unit, View, get};
+use super::shadow::MANY;
+use super::view::{Ticks, View, get};
+use super::{Class, Event, Footprint, Hazards, Missing, Proxy, Released, Seat, Unit};
+use crate::isa::Scope;
 use std::collections::{BTreeMap, HashMap};
 
 /// An access to global memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GlobalEvent {
     pub(crate) event: Event,
-    cluster: u32,
+    seat: Seat,
     /// The CTA, by its index in the grid.
     pub(crate) cta: u32,
     /// The lane that stands for it, and when its lanes were in step.
@@ -23,13 +26,19 @@ pub(crate) struct GlobalEvent {
     epoch: u32,
 }
 
+impl GlobalEvent {
+    /// The lane that stands for it.
+    pub(crate) fn lane(&self) -> u8 {
+        self.lane
+    }
+}
+
 /// An access that is not ordered after an earlier one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GlobalConflict {
     pub(crate) earlier: GlobalEvent,
     pub(crate) earlier_writes: bool,
-    /// Ordered, but without the proxy fence.
-    pub(crate) only_proxy: bool,
+    pub(crate) missing: Missing,
     pub(crate) address: u64,
 }
 
@@ -48,7 +57,7 @@ struct Word {
 }
 
 /// Words of a page of the shadow.
-const PAGE: u64 = 256;
+pub(super) const PAGE: u64 = 256;
 /// When there are this many events the shadow starts anew, and misses what spans that moment.
 const MAX_EVENTS: usize = 1 << 22;
 
@@ -57,11 +66,36 @@ const MAX_EVENTS: usize = 1 << 22;
 pub(crate) struct GlobalShadow {
     pages: HashMap<u64, Box<[Word]>>,
     events: Vec<GlobalEvent>,
-    /// What strong stores and atomics released to locations, by cluster.
+    /// What strong stores and atomics released to locations, by cluster; and by block where the kernel has scopes
+    /// that are narrower than the GPU.
     locations: HashMap<u64, BTreeMap<u32, Ticks>>,
+    scoped: Option<HashMap<u64, Released>>,
+    /// Whether a thread has waited for the kernel before, and whether one has let the next start without knowing
+    /// that it has ended.
+    pub(crate) waited: bool,
+    pub(crate) hurried: bool,
 }
 
 impl GlobalShadow {
+    /// The shadow at the start of a grid; `scoped` where its kernel has scopes narrower than the GPU.
+    pub(crate) fn new(scoped: bool) -> GlobalShadow {
+        GlobalShadow { scoped: scoped.then(HashMap::new), ..GlobalShadow::default() }
+    }
+
+    /// What the grid has touched, for the kernel that follows it; with what those before it have, where the next may
+    /// start before they have ended.
+    pub(crate) fn footprint(&self, kernel: &str, before: Option<&Footprint>) -> Footprint {
+        let mut footprint = Footprint::new(kernel);
+        if let Some(before) = before.filter(|_| !self.waited || self.hurried) {
+            footprint.join(before);
+        }
+        for (page, words) in &self.pages {
+            let touches = words.iter().map(|word| (word.write.event != 0, word.reads[0].event != 0));
+            footprint.touch(*page, touches);
+        }
+        footprint
+    }
+
     /// Remembers an event; accesses refer to it.
     pub(crate) fn record(&mut self, event: GlobalEvent) -> u32 {
         if self.events.len() >= MAX_EVENTS {
@@ -105,7 +139,7 @@ impl GlobalShadow {
                     }
                     let x = &self.events[earlier.event as usize - 1];
                     ordered(hazards, class, x, earlier.lane, &now, lane, [earlier_writes, write]).map_err(
-                        |only_proxy| GlobalConflict { earlier: *x, earlier_writes, only_proxy, address: at },
+                        |missing| GlobalConflict { earlier: *x, earlier_writes, missing, address: at },
                     )
                 };
                 if !(write && same) {
@@ -127,38 +161,54 @@ impl GlobalShadow {
     }
 
     /// A strong store or atomic of the selected lanes: releases to the location.
-    pub(crate) fn release(&mut self, hazards: &mut Hazards, warp: u32, location: u64, release: bool) {
+    pub(crate) fn release(
+        &mut self,
+        hazards: &mut Hazards,
+        warp: u32,
+        location: u64,
+        release: bool,
+        scope: Scope,
+    ) {
+        if let Some(scoped) = &mut self.scoped {
+            hazards.release_to(warp, release, scope, scoped.entry(location).or_default());
+            return;
+        }
         let mut view = View::default();
-        hazards.release(warp, release, &mut view);
+        hazards.release(warp, release, scope, &mut view);
         let released = self.locations.entry(location).or_default();
-        released.entry(hazards.cluster).or_default().join(&Ticks {
-            seen: view.seen,
-            proxied: view.proxied,
-            proxied_global: view.proxied_global,
-        });
+        released.entry(hazards.cluster).or_default().join(&view.own());
         for (cluster, ticks) in &view.others {
             released.entry(*cluster).or_default().join(ticks);
         }
     }
 
     /// A strong load or atomic of the selected lanes: acquires what was released there.
-    pub(crate) fn acquire(&self, hazards: &mut Hazards, warp: u32, location: u64, acquire: bool) {
-        let Some(released) = self.locations.get(&location) else { return };
-        let mut view = View { others: released.clone(), ..View::default() };
-        if let Some(own) = view.others.remove(&hazards.cluster) {
-            (view.seen, view.proxied, view.proxied_global) = (own.seen, own.proxied, own.proxied_global);
+    pub(crate) fn acquire(
+        &self,
+        hazards: &mut Hazards,
+        warp: u32,
+        location: u64,
+        acquire: bool,
+        scope: Scope,
+    ) {
+        if let Some(scoped) = &self.scoped {
+            if let Some(released) = scoped.get(&location) {
+                hazards.acquire_from(warp, acquire, scope, released);
+            }
+        } else if let Some(released) = self.locations.get(&location) {
+            let view = View::of_clusters(released.clone(), hazards.cluster);
+            hazards.acquire(warp, acquire, scope, &view);
         }
-        hazards.acquire(warp, acquire, &view);
     }
 }
 
 /// Whether a read stands for an earlier one: the same lanes of the same warp.
 fn same_reader(events: &[GlobalEvent], earlier: Touch, now: Touch) -> bool {
     let (x, e) = (&events[earlier.event as usize - 1], &events[now.event as usize - 1]);
-    (x.cluster, x.event.agent) == (e.cluster, e.event.agent) && earlier.lane == now.lane
+    (x.seat.cluster, x.event.agent) == (e.seat.cluster, e.event.agent) && earlier.lane == now.lane
 }
 
-/// Whether `x` is ordered before `e`; the error says if only the proxy fence is missing.
+/// Whether `x` is ordered before `e`, or else what is missing.
 fn ordered(
     hazards: &Hazards,
     class: &Class,
@@ -167,41 +217,47 @@ fn ordered(
     e: &GlobalEvent,
     e_lane: u8,
     [x_writes, e_writes]: [bool; 2],
-) -> Result<(), bool> {
-    // Two strong accesses may meet; and a plain read may meet a strong write: `atomicCAS` loops begin with one.
-    let plain_write = x_writes && !x.event.strong || e_writes && !e.event.strong;
-    if x.event.strong && e.event.strong || (x.event.strong || e.event.strong) && !plain_write {
-        return Ok(());
+) -> Result<(), Missing> {
+    let mut missing = Missing::Order;
+    match (x.event.strong, e.event.strong) {
+        // Two strong accesses may meet, if each has the other in its scope.
+        (Some(a), Some(b)) if a.min(b) >= x.seat.distance(e.seat) => return Ok(()),
+        (Some(_), Some(_)) => missing = Missing::Scope,
+        // A plain read may meet a strong write: `atomicCAS` loops begin with one.
+        (Some(_), None) if !e_writes => return Ok(()),
+        (None, Some(_)) if !x_writes => return Ok(()),
+        _ => {}
     }
     let none = Ticks::default();
+    let here = x.seat.cluster == hazards.cluster;
     let ticks = |view: &View, which: fn(&Ticks) -> &Vec<u32>, own: fn(&View) -> &Vec<u32>| -> u32 {
-        if x.cluster == hazards.cluster {
+        if here {
             get(own(view), x.event.agent)
         } else {
-            get(which(view.others.get(&x.cluster).unwrap_or(&none)), x.event.agent)
+            get(which(view.others.get(&x.seat.cluster).unwrap_or(&none)), x.event.agent)
         }
     };
     let seen = |view: &View| ticks(view, |t| &t.seen, |v| &v.seen) >= x.event.tick;
     let issuer = if e_lane == MANY { e.lane } else { e_lane };
-    let here = x.cluster == hazards.cluster;
-    if here && x.event.warp == e.event.warp && x_lane == issuer {
+    let same_thread = here && x.event.warp == e.event.warp && x_lane == issuer;
+    if here && x.event.agent == Hazards::agent(x.event.warp, Unit::CpAsync) {
+        let own = same_thread && x.event.tick <= class.copied;
+        if !own && !hazards.has_copied(&class.now, x.event.warp, x_lane, x.event.tick) {
+            return Err(missing);
+        }
+    } else if same_thread {
         // Program order.
     } else if here && x.event.agent == class.agent {
         // Lanes that were in step: another lane's access since then is not ordered.
         if e_lane != MANY && x.epoch == class.epoch && x.event.tick > class.returned {
-            return Err(false);
+            return Err(missing);
         }
-    } else if here
-        && x.event.agent == Hazards::agent(e.event.warp, Unit::CpAsync)
-        && x.event.tick <= class.copied
-    {
-        // The lanes have waited for their own copies.
-    } else if !(seen(&class.now) || x.event.strong && seen(&class.observed)) {
-        return Err(false);
+    } else if !(seen(&class.now) || x.event.strong.is_some() && class.observed.iter().any(|o| seen(&o.1))) {
+        return Err(missing);
     }
     let fenced = ticks(&class.now, |t| &t.proxied_global, |v| &v.proxied_global) >= x.event.tick;
     if x_writes && x.event.proxy == Proxy::Generic && e.event.proxy == Proxy::Async && !fenced {
-        return Err(true);
+        return Err(Missing::ProxyFence);
     }
     Ok(())
 }
@@ -213,37 +269,25 @@ impl Hazards {
         warp: u32,
         lane: u8,
         pc: u32,
-        strong: bool,
+        strong: Option<Scope>,
         cta: u32,
     ) -> GlobalEvent {
         let agent = self.lane_agent(warp, lane);
         let tick = self.class(warp, lane).tick;
         let event = Event { agent, tick, proxy: Proxy::Generic, strong, warp, pc };
-        GlobalEvent { event, cluster: self.cluster, cta, lane, epoch: self.class(warp, lane).epoch }
+        GlobalEvent { event, seat: self.seat(warp), cta, lane, epoch: self.class(warp, lane).epoch }
     }
 
     /// An access to global memory by an asynchronous unit, issued by the running lane.
     pub(crate) fn global_unit_event(&mut self, event: Event, cta: u32) -> GlobalEvent {
         let _ = self.selected(event.warp).count();
         let lane = self.lead;
-        GlobalEvent { event, cluster: self.cluster, cta, lane, epoch: self.class(event.warp, lane).epoch }
+        let epoch = self.class(event.warp, lane).epoch;
+        GlobalEvent { event, seat: self.seat(event.warp), cta, lane, epoch }
     }
 
     /// The writes of a bulk store with this tick.
     pub(crate) fn bulk_write(event: Event) -> Event {
         Event { agent: Self::agent(event.warp, Unit::BulkWrite), ..event }
-    }
-
-    /// The selected lanes come to a barrier of their block: what they observed through relaxed operations counts
-    /// as acquired, and what they released by a fence counts as released by whoever waits with them. A fence should
-    /// stand on the other side of the barrier too; almost nobody writes it.
-    pub(crate) fn named_barrier(&mut self, warp: u32, fenced: &mut View) {
-        self.fence_thread(warp, true, false);
-        self.selected(warp).for_each(|c| fenced.join(&c.released));
-    }
-
-    /// The selected lanes have passed a barrier behind lanes that released this by fences.
-    pub(crate) fn acquire_fenced(&mut self, warp: u32, fenced: &View) {
-        self.selected(warp).for_each(|c| c.released.join(fenced));
     }
 }

@@ -1,6 +1,9 @@
 //! Who is ordered after whom: lanes that part and come together, releases, acquires and fences.
 
-use super::{Class, Hazards, Unit, View, get, join};
+use super::view::{View, get, join};
+use super::{ByScope, Class, Clock, Hazards, Released, Unit};
+use crate::isa::Scope;
+use crate::warp::{LANES, lanes};
 
 impl Hazards {
     /// What follows is done by these lanes of a warp; `exited` lanes hold nobody back.
@@ -22,7 +25,6 @@ impl Hazards {
                 (self.agents - 1, 0)
             });
             let whole = &mut clock.classes[i];
-            whole.whole = false;
             let mut part = Class { lanes: inside, agent, tick, returned: 0, ..whole.clone() };
             // What the others did since they were last in step is not behind these lanes.
             part.now.seen[whole.agent as usize] = (whole.since - 1).max(whole.returned);
@@ -40,10 +42,18 @@ impl Hazards {
         let _ = self.selected(warp).count();
         let lanes = self.selected;
         let clock = &mut self.clocks[warp as usize];
+        let inside = |c: &Class| c.lanes & !lanes == 0;
+        let most = clock.classes.iter().filter(|c| inside(c)).map(|c| c.copied).max().unwrap_or(0);
+        let alike = lanes == u32::MAX && clock.classes.iter().all(|c| c.copied == most);
+        if most > 0 && !alike {
+            // Not all lanes have waited for as many copies: each vouches for its own.
+            let agents = clock.copies(&mut self.agents);
+            clock.classes.iter_mut().filter(|c| inside(c)).for_each(|c| c.vouch(&agents));
+        }
         let mut together: Option<Class> = None;
         let mut i = 0;
         while i < clock.classes.len() {
-            if clock.classes[i].lanes & !lanes != 0 {
+            if !inside(&clock.classes[i]) {
                 i += 1;
                 continue;
             }
@@ -56,7 +66,7 @@ impl Hazards {
                     t.released.join(&c.released);
                     t.observed.join(&c.observed);
                     t.passed.join(&c.passed);
-                    t.copied = t.copied.max(c.copied);
+                    t.copied = t.copied.min(c.copied);
                     clock.spare.push((c.agent, c.tick));
                 }
             }
@@ -66,8 +76,9 @@ impl Hazards {
             t.epoch = clock.epochs;
             t.bump();
             t.since = t.tick;
-            let copied = t.copied;
-            t.now.raise(Self::agent(warp, Unit::CpAsync), copied);
+            if lanes == u32::MAX {
+                t.now.raise(Self::agent(warp, Unit::CpAsync), t.copied);
+            }
             clock.classes.push(t);
         }
     }
@@ -77,36 +88,102 @@ impl Hazards {
         classes.iter().find(|c| c.lanes >> (lane & 31) & 1 == 1).unwrap_or(&classes[0])
     }
 
-    /// Adds the selected lanes' view to a synchronization object; a release gives everything, a relaxed
-    /// operation what a fence released before.
-    pub(crate) fn release(&mut self, warp: u32, release: bool, into: &mut View) {
+    /// What the selected lanes have waited for of their own `cp.async` is part of what they release.
+    fn vouch(&mut self, warp: u32) {
+        let _ = self.selected(warp).count();
+        let selected = self.selected;
+        let clock = &mut self.clocks[warp as usize];
+        let agent = Self::agent(warp, Unit::CpAsync);
+        let news = |c: &Class| c.lanes & !selected == 0 && !c.now.has(agent, c.copied);
+        if !clock.classes.iter().any(news) {
+            return;
+        }
+        if let [all] = &mut clock.classes[..] {
+            all.now.raise(agent, all.copied);
+            return;
+        }
+        let agents = clock.copies(&mut self.agents);
+        clock.classes.iter_mut().filter(|c| news(c)).for_each(|c| c.vouch(&agents));
+    }
+
+    /// Whether a view holds the `cp.async` with this tick of one lane of a warp, or (`MANY`) of any of them.
+    pub(super) fn has_copied(&self, view: &View, warp: u32, lane: u8, tick: u32) -> bool {
+        let own = || {
+            let agents = self.clocks[warp as usize].copies.as_ref();
+            agents.and_then(|agents| agents.get(lane as usize)).is_some_and(|agent| view.has(*agent, tick))
+        };
+        view.has(Self::agent(warp, Unit::CpAsync), tick) || own()
+    }
+
+    /// Adds the selected lanes' view to a synchronization object, for threads within a scope; a release gives
+    /// everything, a relaxed operation what fences released before.
+    pub(crate) fn release(&mut self, warp: u32, release: bool, scope: Scope, into: &mut View) {
+        self.vouch(warp);
         for c in self.selected(warp) {
-            if c.whole {
-                let copied = c.copied;
-                c.now.raise(Self::agent(warp, Unit::CpAsync), copied);
+            if release {
+                into.join(&c.now);
+            } else {
+                c.released.reaching(scope).for_each(|view| into.join(view));
             }
-            into.join(if release { &c.now } else { &c.released });
             c.bump();
         }
     }
 
-    /// The selected lanes have waited for their own `cp.async`.
-    pub(crate) fn copied(&mut self, warp: u32, tick: u32) {
-        let everyone = self.clocks[warp as usize].classes.len() == 1;
+    /// Says to a synchronization object how far the selected lanes have come, and nothing of what they have written.
+    pub(crate) fn release_nothing(&mut self, warp: u32, into: &mut View) {
+        self.vouch(warp);
         for c in self.selected(warp) {
-            c.copied = c.copied.max(tick);
-            c.whole = everyone;
+            into.pass(&c.now);
+            c.bump();
         }
     }
 
-    pub(crate) fn acquire(&mut self, warp: u32, acquire: bool, from: &View) {
+    /// The same for a location, whoever may come to read it.
+    pub(super) fn release_to(&mut self, warp: u32, release: bool, scope: Scope, into: &mut Released) {
+        self.vouch(warp);
+        let seat = self.seat(warp);
+        for c in self.selected(warp) {
+            if release {
+                into.add(seat, scope, &c.now);
+            } else {
+                c.released.iter().for_each(|(reach, view)| into.add(seat, scope.min(*reach), view));
+            }
+            c.bump();
+        }
+    }
+
+    /// The agent of a lane's own `cp.async`.
+    pub(crate) fn copies_of(&mut self, warp: u32, lane: usize) -> u32 {
+        self.clocks[warp as usize].copies(&mut self.agents)[lane]
+    }
+
+    /// The selected lanes have waited for their own `cp.async`.
+    pub(crate) fn copied(&mut self, warp: u32, tick: u32) {
+        self.selected(warp).for_each(|c| c.copied = c.copied.max(tick));
+    }
+
+    /// The selected lanes have learned this from threads at a distance.
+    pub(crate) fn acquire(&mut self, warp: u32, acquire: bool, distance: Scope, from: &View) {
         for c in self.selected(warp) {
             if acquire {
                 c.returned = c.returned.max(get(&from.seen, c.agent));
                 c.now.join(from);
             } else {
-                c.observed.join(from);
+                c.observed.at(distance).join(from);
             }
+        }
+    }
+
+    /// The selected lanes know that this is over.
+    pub(crate) fn acquire_nothing(&mut self, warp: u32, from: &View) {
+        self.selected(warp).for_each(|c| c.now.pass(from));
+    }
+
+    /// The selected lanes have read a location with this scope.
+    pub(super) fn acquire_from(&mut self, warp: u32, acquire: bool, scope: Scope, from: &Released) {
+        let seat = self.seat(warp);
+        for (distance, view) in from.reaching(seat, scope) {
+            self.acquire(warp, acquire, distance, &view);
         }
     }
 
@@ -138,14 +215,16 @@ impl Hazards {
         self.selected(warp).for_each(|c| c.now.raise(agent, tick));
     }
 
-    pub(crate) fn fence_thread(&mut self, warp: u32, acquire: bool, release: bool) {
+    pub(crate) fn fence_thread(&mut self, warp: u32, acquire: bool, release: bool, scope: Scope) {
+        if release {
+            self.vouch(warp);
+        }
         for c in self.selected(warp) {
             if acquire {
-                let observed = std::mem::take(&mut c.observed);
-                c.now.join(&observed);
+                c.observed.take(scope).for_each(|observed| c.now.join(&observed));
             }
             if release {
-                c.released = c.now.clone();
+                c.released.set(scope, c.now.clone());
                 c.bump();
             }
         }
@@ -169,7 +248,7 @@ impl Hazards {
         let agent = Self::agent(warp, Unit::MbarInit);
         for c in self.selected(warp) {
             let inits = get(&c.now.seen, agent);
-            c.released.raise(agent, inits);
+            c.released.at(Scope::Cluster).raise(agent, inits);
         }
     }
 
@@ -194,15 +273,49 @@ impl Hazards {
     }
 
     /// A strong store or atomic to a location of shared memory: releases to it.
-    pub(crate) fn release_location(&mut self, warp: u32, location: u64, release: bool) {
-        let mut view = self.locations.remove(&location).unwrap_or_default();
-        self.release(warp, release, &mut view);
-        self.locations.insert(location, view);
+    pub(crate) fn release_location(&mut self, warp: u32, location: u64, release: bool, scope: Scope) {
+        let mut released = self.locations.remove(&location).unwrap_or_default();
+        self.release_to(warp, release, scope, &mut released);
+        self.locations.insert(location, released);
     }
 
-    pub(crate) fn acquire_location(&mut self, warp: u32, location: u64, acquire: bool) {
-        if let Some(view) = self.locations.get(&location).cloned() {
-            self.acquire(warp, acquire, &view);
+    pub(crate) fn acquire_location(&mut self, warp: u32, location: u64, acquire: bool, scope: Scope) {
+        if let Some(released) = self.locations.remove(&location) {
+            self.acquire_from(warp, acquire, scope, &released);
+            self.locations.insert(location, released);
+        }
+    }
+
+    /// The selected lanes come to a barrier of their block: what they observed through relaxed operations counts
+    /// as acquired, and what they released by a fence counts as released by whoever waits with them. A fence should
+    /// stand on the other side of the barrier too; almost nobody writes it.
+    pub(crate) fn named_barrier(&mut self, warp: u32, fenced: &mut ByScope) {
+        self.fence_thread(warp, true, false, Scope::Gpu);
+        self.selected(warp).for_each(|c| fenced.join(&c.released));
+    }
+
+    /// The selected lanes have passed a barrier behind lanes that released this by fences.
+    pub(crate) fn acquire_fenced(&mut self, warp: u32, fenced: &ByScope) {
+        self.selected(warp).for_each(|c| c.released.join(fenced));
+    }
+}
+
+impl Clock {
+    /// The agents of the lanes' own copies.
+    fn copies(&mut self, agents: &mut u32) -> [u32; LANES] {
+        **self.copies.get_or_insert_with(|| {
+            let first = *agents;
+            *agents += LANES as u32;
+            Box::new(std::array::from_fn(|lane| first + lane as u32))
+        })
+    }
+}
+
+impl Class {
+    /// Each lane has waited for its own copies.
+    fn vouch(&mut self, agents: &[u32; LANES]) {
+        for lane in lanes(self.lanes) {
+            self.now.raise(agents[lane], self.copied);
         }
     }
 }

@@ -69,6 +69,7 @@ impl Parser<'_> {
                 || self.text[self.at..].starts_with(b".calltargets")
             {
                 self.skip_to_semicolon()?;
+                out.push(Statement::CallPrototype(name));
             } else {
                 out.push(Statement::Label(name, at));
             }
