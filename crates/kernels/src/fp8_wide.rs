@@ -5,9 +5,10 @@
 //! copy the scales that the copy engine cannot bring. Clusters of blocks share their operands: each block loads
 //! its part of a tile and multicasts it.
 
-use crate::cluster::{Place, Release};
-use crate::epilogue::WarpOutput;
-use crate::params::Params;
+use crate::cluster::{Place, Release, TilePlace};
+use crate::epilogue::{OutputParams, WarpOutput};
+use crate::grouping::Grouping;
+use crate::params::{GroupedParams, Params};
 use crate::pipeline::{Cursor, Pipeline};
 use crate::promote::multiply_stage;
 use crate::scales::{GROUP, ScaleReader, ScaleRing, ScaleShape, VECTOR};
@@ -24,6 +25,8 @@ pub struct Config {
     pub block_n: u32,
     /// Stages of the pipeline.
     pub stages: u32,
+    /// Whether rows are grouped.
+    pub grouping: Grouping,
 }
 
 /// Warpgroups that multiply.
@@ -37,7 +40,24 @@ const MATH_REGISTERS: u32 = 232;
 impl Config {
     /// The kernel's name, unique in the closed set.
     pub fn name(&self) -> String {
-        format!("fp8_gemm_wide_{}x{}_s{}", self.block_m, self.block_n, self.stages)
+        let grouped = if self.is_grouped() { "grouped_" } else { "" };
+        format!("fp8_gemm_wide_{grouped}{}x{}_s{}", self.block_m, self.block_n, self.stages)
+    }
+
+    /// Whether rows are grouped.
+    pub fn is_grouped(&self) -> bool {
+        self.grouping == Grouping::Rows
+    }
+
+    /// Rows of A that one tensor load brings, for clusters of this many blocks along N. Where rows are grouped they
+    /// are few, because those behind a group's last are left out by whole loads.
+    pub fn box_rows(&self, cluster_n: u32) -> u32 {
+        let share = self.block_m / cluster_n;
+        if self.is_grouped() { share.min(self.group_box_rows()) } else { share }
+    }
+
+    fn group_box_rows(&self) -> u32 {
+        if self.block_m == 64 { 16 } else { 64 }
     }
 
     /// Threads of a block.
@@ -45,7 +65,7 @@ impl Config {
         (MATH_WARPGROUPS + 1) * WARPGROUP
     }
 
-    /// Bytes of dynamic shared memory.
+    /// Bytes of dynamic shared memory, without the table of groups that follows.
     pub fn shared_bytes(&self) -> u32 {
         SharedMap::new(self).bytes
     }
@@ -99,6 +119,7 @@ struct SharedMap {
     scales: u32,
     barriers: u32,
     scale_barriers: u32,
+    groups: u32,
     bytes: u32,
 }
 
@@ -112,7 +133,8 @@ impl SharedMap {
         let scales = layout.place(cfg.scales().bytes(), 128);
         let barriers = layout.place(Pipeline::barrier_bytes(cfg.stages), 8);
         let scale_barriers = layout.place(ScaleShape::BARRIER_BYTES, 8);
-        SharedMap { a, b, staging, scales, barriers, scale_barriers, bytes: layout.bytes() }
+        let groups = layout.bytes();
+        SharedMap { a, b, staging, scales, barriers, scale_barriers, groups, bytes: layout.bytes() }
     }
 
     /// Gives names to its parts, for the simulator's messages and timeline.
@@ -131,6 +153,7 @@ struct Block<'k, 'c> {
     k: &'k Kernel,
     cfg: &'c Config,
     params: Params<'k>,
+    grouped: Option<GroupedParams<'k>>,
     map: SharedMap,
     shared: Shared<'k>,
     place: Place<'k>,
@@ -156,15 +179,19 @@ impl<'k> Block<'k, '_> {
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let params = Params::declare(k);
+    let grouped = cfg.is_grouped().then(|| GroupedParams::declare(k));
     let map = SharedMap::new(cfg);
     let shared = k.dynamic_shared();
     map.name(k, cfg);
-    let place = Place::new(k, [cfg.block_m, cfg.block_n], &params);
+    let mut place = Place::new(k, [cfg.block_m, cfg.block_n], &params);
+    if let Some(grouped) = &grouped {
+        place = place.among_groups(k, grouped.groups, shared.at(map.groups), &params);
+    }
     let pipe = Pipeline::new(k, shared.at(map.barriers), cfg.stages, cfg.stages);
     let scales =
         ScaleRing::new(k, cfg.scales(), shared.at(map.scales), shared.at(map.scale_barriers), &params);
     let (warp, lane) = (k.warp_index(), k.lane());
-    let block = Block { k, cfg, params, map, shared, place, pipe, scales, warp, lane };
+    let block = Block { k, cfg, params, grouped, map, shared, place, pipe, scales, warp, lane };
 
     let tile_warp = MATH_WARPS;
     let scale_warp = MATH_WARPS + 2;
@@ -183,6 +210,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     k.cluster_arrive();
     k.cluster_wait();
     k.grid_dependency_wait();
+    place.find_groups(cfg.threads());
 
     k.if_else(
         warp.ge(tile_warp),
@@ -205,15 +233,22 @@ impl<'k> Block<'k, '_> {
         let (k, cfg, p) = (self.k, self.cfg, &self.params);
         let (a, b) = (self.place.share_of_a(), self.place.share_of_b());
         let cursor = self.pipe.writer();
-        self.place.for_each_tile(k, |m, n| {
+        self.place.for_each_place(k, |tile| {
             k.for_(0, p.k_blocks, 1, |block| {
                 cursor.wait_empty();
                 let stage = cursor.stage();
                 let full = self.pipe.full(stage);
                 full.arrive_expecting((cfg.block_m + cfg.block_n) * BLOCK_K);
                 let column = block * BLOCK_K;
-                a.load(k, &p.a, [column, m], self.a(stage), full);
-                b.load(k, &p.b, [column, n], self.b(stage), full);
+                let TilePlace { m, n, group } = tile;
+                if let Some(place) = group {
+                    let rows = (place.end, cfg.group_box_rows());
+                    a.load_before(k, &p.a, [column, m, place.slab], rows, self.a(stage), full);
+                    b.load_of_slab(k, &p.b, [column, n, place.group], self.b(stage), full);
+                } else {
+                    a.load(k, &p.a, [column, m], self.a(stage), full);
+                    b.load(k, &p.b, [column, n], self.b(stage), full);
+                }
                 cursor.advance();
             });
         });
@@ -225,10 +260,11 @@ impl<'k> Block<'k, '_> {
     fn bring_scales(&self) {
         let (k, p) = (self.k, &self.params);
         let (writer, copier) = (self.scales.writer(), self.scales.copier(self.lane));
-        self.place.for_each_tile(k, |m, n| {
+        self.place.for_each_place(k, |tile| {
+            let (p, at) = (&p.of(&tile, self.grouped.as_ref()), [tile.m, tile.n]);
             k.for_(0, p.k_blocks, GROUP, |block| {
-                k.if_(self.lane.eq(0), || writer.load(p, [m, n], block));
-                k.if_(self.scales.copied(), || copier.copy(p, [m, n], block, p.k_blocks));
+                k.if_(self.lane.eq(0), || writer.load(p, at, block));
+                k.if_(self.scales.copied(), || copier.copy(p, at, block, p.k_blocks));
             });
         });
     }
@@ -240,7 +276,7 @@ impl<'k> Block<'k, '_> {
         math.load_scales(k.constant(0));
         self.place.for_each_turn(k, |turn| {
             math.sums.iter().flatten().for_each(|sum| sum.set(0.0));
-            let tile = math.scales.place();
+            let (tile, end) = math.tile();
             // Without a test inside, unrolled blocks overlap best; what is left over goes one by one.
             let whole = p.k_blocks - p.k_blocks % UNROLL as u32;
             k.for_(0, whole, UNROLL as u32, |first| math.multiply_blocks(first));
@@ -250,8 +286,9 @@ impl<'k> Block<'k, '_> {
                 math.load_scales(k.constant(0));
             });
             WarpOutput::reclaim(k, self.lane);
+            let output = OutputParams { rows: end.unwrap_or(p.output.rows), ..p.output };
             let part = |wave: u32| WarpOutput {
-                params: &p.output,
+                params: &output,
                 row: tile[0] + math.first_row + wave * 64 + (self.warp & 3) * 16,
                 column: tile[1] + math.first_column,
                 staging: math.staging.at(wave * WarpOutput::staging_bytes(cfg.warpgroup_n())),
@@ -259,7 +296,10 @@ impl<'k> Block<'k, '_> {
             };
             let parts: Vec<_> =
                 (0u32..).zip(&math.sums).map(|(wave, sums)| (part(wave), sums.as_slice())).collect();
-            WarpOutput::write(k, &parts);
+            match end {
+                None => WarpOutput::write(k, &parts),
+                Some(_) => WarpOutput::write_within(k, &parts),
+            }
         });
         WarpOutput::finish(k, self.lane);
     }
@@ -321,6 +361,17 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             products: k.fragment(columns as usize / 2),
             sums: (0..waves).map(|_| k.fragment(columns as usize / 2)).collect(),
             release: Release::new(k, &block.place, &block.pipe, lane),
+        }
+    }
+
+    /// The first row and column of the current tile and, where rows are grouped, the row behind the group's last.
+    fn tile(&self) -> ([U32<'k>; 2], Option<U32<'k>>) {
+        match self.block.cfg.grouping {
+            Grouping::Dense => (self.scales.place(), None),
+            Grouping::Rows => {
+                let (tile, end) = self.scales.place_in_group();
+                (tile, Some(end))
+            }
         }
     }
 

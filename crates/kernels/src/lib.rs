@@ -20,6 +20,7 @@ mod cluster;
 pub mod epilogue;
 pub mod fp8_slim;
 pub mod fp8_wide;
+pub mod grouping;
 pub mod launch;
 pub mod params;
 pub mod pipeline;
