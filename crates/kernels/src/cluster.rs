@@ -88,6 +88,15 @@ impl<'k> Place<'k> {
         k.for_(k.cluster_index(), self.turns(), k.grid_clusters(), body);
     }
 
+    /// Runs `body` where this block has a tile. A grid has no more clusters than tiles, unless rows are grouped: how
+    /// many tiles there are then only the device knows.
+    pub fn if_any_tile(&self, k: &'k Kernel, body: impl FnOnce()) {
+        match self.groups {
+            None => body(),
+            Some(groups) => k.if_(k.cluster_index().lt(groups.count()), body),
+        }
+    }
+
     /// Whether this block has a tile after the one at `turn`.
     pub fn has_another(&self, k: &'k Kernel, turn: U32<'k>) -> Pred<'k> {
         (turn + k.grid_clusters()).lt(self.turns())

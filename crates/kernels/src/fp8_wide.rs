@@ -273,14 +273,18 @@ impl<'k> Block<'k, '_> {
     fn multiply(&self) {
         let (k, cfg, p) = (self.k, self.cfg, &self.params);
         let math = Math::new(self);
-        math.load_scales(k.constant(0));
+        self.place.if_any_tile(k, || math.load_scales(k.constant(0)));
         self.place.for_each_turn(k, |turn| {
             math.sums.iter().flatten().for_each(|sum| sum.set(0.0));
             let (tile, end) = math.tile();
-            // Without a test inside, unrolled blocks overlap best; what is left over goes one by one.
-            let whole = p.k_blocks - p.k_blocks % UNROLL as u32;
-            k.for_(0, whole, UNROLL as u32, |first| math.multiply_blocks(first));
-            k.for_(whole, p.k_blocks, 1, |block| math.multiply_single(block % GROUP));
+            match end {
+                None => math.multiply_tile(),
+                Some(end) => k.if_else(
+                    (tile[0] + math.first_row).lt(end),
+                    || math.multiply_tile(),
+                    || math.pass_tile_by(),
+                ),
+            }
             k.if_(self.place.has_another(k, turn), || {
                 math.scales.release();
                 math.load_scales(k.constant(0));
@@ -405,6 +409,32 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
                 self.scales.columns(within, self.first_column / per_scale, count)
             }
         }
+    }
+
+    /// All blocks of a tile.
+    fn multiply_tile(&self) {
+        let (k, k_blocks) = (self.block.k, self.block.params.k_blocks);
+        // Without a test inside, unrolled blocks overlap best; what is left over goes one by one.
+        let whole = k_blocks - k_blocks % UNROLL as u32;
+        k.for_(0, whole, UNROLL as u32, |first| self.multiply_blocks(first));
+        k.for_(whole, k_blocks, 1, |block| self.multiply_single(block % GROUP));
+    }
+
+    /// Lets go of all blocks of a tile in which no row of this warpgroup belongs to the tile's group.
+    fn pass_tile_by(&self) {
+        let (k, k_blocks) = (self.block.k, self.block.params.k_blocks);
+        k.for_(0, k_blocks, 1, |block| {
+            self.cursor.wait_full();
+            // No lane may still wait for what another has let go of.
+            k.sync_warp();
+            self.release.stage(k, self.cursor.stage());
+            self.advance();
+            let next = block + 1;
+            k.if_((next % GROUP).eq(0) & next.lt(k_blocks), || {
+                self.scales.release();
+                self.scales.wait();
+            });
+        });
     }
 
     /// As many blocks as are unrolled. While the tensor core works on the last, the next scales are loaded.

@@ -86,6 +86,17 @@ pub fn ids(sizes: &[usize], alignment: usize) -> Vec<i32> {
     ids
 }
 
+/// The ends of groups of these sizes.
+pub fn ends(sizes: &[usize], alignment: usize) -> Vec<i32> {
+    let mut reached = 0usize;
+    let end = |size: &usize| {
+        // An empty group ends where it would have started, which moves no other.
+        reached = if *size == 0 { reached } else { reached.next_multiple_of(alignment) + size };
+        reached as i32
+    };
+    sizes.iter().map(end).collect()
+}
+
 /// The operands of a case on a simulated device, and its parts on the host.
 pub struct Problem {
     pub case: Case,
@@ -101,10 +112,27 @@ pub struct Problem {
 
 impl Problem {
     pub fn new(case: Case, sim: &Sim) -> Problem {
+        Problem::with_a(case, sim, |_| {})
+    }
+
+    /// Rows of no group hold no numbers, and neither do their scales.
+    pub fn poisoned(case: Case, sim: &Sim) -> Problem {
+        let found = case.found(&case.numbers);
+        let blocks = case.k.div_ceil(128);
+        Problem::with_a(case, sim, |a| {
+            for row in (0..a.rows).filter(|row| !found.iter().any(|rows| rows.contains(row))) {
+                a.codes[row * a.k..(row + 1) * a.k].fill(0x7f);
+                a.scales[row * blocks..(row + 1) * blocks].fill(f32::NAN);
+            }
+        })
+    }
+
+    fn with_a(case: Case, sim: &Sim, change: impl FnOnce(&mut Quantized)) -> Problem {
         let device = Device::Sim(sim.clone());
         let (slabs, rows, n, k) = (case.slabs(), case.rows, case.n, case.k);
         let all = slabs * rows;
-        let a = per_token_cast_to_fp8(&random::normals(1, all * k), all, k, ScaleFormat::F32).unwrap();
+        let mut a = per_token_cast_to_fp8(&random::normals(1, all * k), all, k, ScaleFormat::F32).unwrap();
+        change(&mut a);
         let b: Vec<Quantized> = (0..case.groups as u64)
             .map(|group| {
                 let values = random::normals(10 + group, n * k);
