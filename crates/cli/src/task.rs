@@ -1,7 +1,7 @@
 //! A problem of any function, with its data on the host and on a device.
 
 use oxigemm::plan::{Choice, Limits, Plan, Shape};
-use oxigemm::{Device, GemmOptions};
+use oxigemm::{Device, GemmOptions, Tensor};
 
 use crate::grouped::{GroupedHost, GroupedOperands, GroupedSpec};
 use crate::problem::{AddendKind, Host, Operands, Spec};
@@ -110,6 +110,14 @@ impl Task {
         match self {
             Task::Dense(task) => task.1.run(options),
             Task::Grouped(task) => task.1.run(options),
+        }
+    }
+
+    /// All of the memory that the result is a part of.
+    pub fn memory(&mut self) -> &mut Tensor {
+        match self {
+            Task::Dense(task) => &mut task.1.d_memory,
+            Task::Grouped(task) => &mut task.1.d_memory,
         }
     }
 
