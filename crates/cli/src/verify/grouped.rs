@@ -10,7 +10,7 @@ use crate::Failure;
 use crate::grouped::{GroupedHost, GroupedOperands, GroupedSpec};
 use crate::verdict::Effort;
 
-const LAYOUTS: [GroupLayout; 3] = [GroupLayout::Counts, GroupLayout::Ids, GroupLayout::Ends];
+pub const LAYOUTS: [GroupLayout; 3] = [GroupLayout::Counts, GroupLayout::Ids, GroupLayout::Ends];
 const ALIGNMENTS: [usize; 5] = [1, 16, 32, 64, 128];
 
 pub fn checks() -> Vec<Check> {
@@ -30,7 +30,7 @@ pub fn checks() -> Vec<Check> {
 }
 
 /// A problem that nothing may be written beside.
-fn spec(layout: GroupLayout, rows: &[usize], [n, k]: [usize; 2], turn: usize) -> GroupedSpec {
+pub fn spec(layout: GroupLayout, rows: &[usize], [n, k]: [usize; 2], turn: usize) -> GroupedSpec {
     let spec = GroupedSpec::new(layout, rows.to_vec(), n, k);
     GroupedSpec {
         alignment: if spec.is_masked() { 1 } else { ALIGNMENTS[turn % ALIGNMENTS.len()] },

@@ -10,6 +10,9 @@ use crate::error::{Error, Result};
 /// What the rows of a group may have to start at a multiple of.
 const ALIGNMENTS: [i64; 5] = [1, 16, 32, 64, 128];
 
+/// TMA takes strides below this many bytes.
+const TMA_STRIDE_LIMIT: u64 = 1 << 40;
+
 /// The arguments of a product whose rows are grouped: D = A·Bᵀ, each group with its own B.
 ///
 /// Where [`GroupsArgument::layout`] is `Counts`, A, its scales and D have a leading dimension for the groups.
@@ -310,13 +313,14 @@ impl Operand {
         let size = self.dtype.size() as u64;
         let Some((count, stride)) = self.slab_stride()? else {
             // The stride of one matrix has no meaning: any that TMA takes will do.
-            return Ok((pitch, first));
+            let whole = pitch.saturating_mul(self.slab().dims[0] as u64);
+            return Ok((if whole < TMA_STRIDE_LIMIT / size { whole } else { pitch }, first));
         };
-        let (bytes, limit) = (stride.saturating_mul(size), 1u64 << 40);
-        if !bytes.is_multiple_of(16) || bytes >= limit {
+        let bytes = stride.saturating_mul(size);
+        if !bytes.is_multiple_of(16) || bytes >= TMA_STRIDE_LIMIT {
             return Err(self.not_tma(format!(
-                "the stride from group to group must be a multiple of 16 bytes below {limit}, found {stride} {} \
-                 elements",
+                "the stride from group to group must be a multiple of 16 bytes below {TMA_STRIDE_LIMIT}, found \
+                 {stride} {} elements",
                 self.dtype
             )));
         }
@@ -350,7 +354,10 @@ impl Operand {
     /// Checks matrices of scales; gives the elements from one to the next and the bytes of all.
     fn scale_slabs(&self, strides: ScaleStrides, first: Footprint) -> Result<(u32, Footprint)> {
         let Some((count, stride)) = self.slab_stride()? else {
-            return Ok((strides.mn.max(strides.k).next_multiple_of(4), first));
+            // As above: the length of the matrix, whichever way it lies.
+            let [rows, columns] = [self.slab().dims[0], self.slab().dims[1]].map(|dim| dim as u64);
+            let whole = (rows * u64::from(strides.mn)).max(columns * u64::from(strides.k));
+            return Ok((u32::try_from(whole.next_multiple_of(4)).unwrap_or(4), first));
         };
         let Ok(narrow) = u32::try_from(stride) else {
             return Err(self.too_large(format!("at most {} elements from group to group", u32::MAX)));

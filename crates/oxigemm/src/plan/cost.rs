@@ -164,15 +164,20 @@ fn efficiency(tile: &Tile) -> f64 {
 fn wide(tile: &Tile, [cluster_m, cluster_n]: [u32; 2], stages: u32, shape: Shape, limits: &Limits) -> Cost {
     let tiles =
         f64::from(shape.m.div_ceil(tile.m * cluster_m)) * f64::from(shape.n.div_ceil(tile.n * cluster_n));
-    let work = Persistent { tiles, k_blocks: shape.k_blocks(), memory: memory_bytes(shape) };
+    let work = Persistent { tiles, k_blocks: shape.k_blocks(), memory: memory_bytes(shape), multiplied: 1.0 };
     persistent(tile, [cluster_m, cluster_n], stages, &work, limits)
 }
 
-/// What a persistent grid has to do: tiles of whole clusters, each so many blocks of K, and so many bytes of memory.
+/// What a persistent grid has to do.
 pub(super) struct Persistent {
+    /// Tiles of whole clusters.
     pub tiles: f64,
+    /// Blocks of K of each.
     pub k_blocks: u32,
+    /// Bytes that cross the memory bus.
     pub memory: f64,
+    /// What the tensor cores take, in parts of what they would if every row of every tile were multiplied.
+    pub multiplied: f64,
 }
 
 pub(super) fn persistent(
@@ -200,7 +205,7 @@ pub(super) fn persistent(
     };
     let meetings = if cluster_m * cluster_n > 1 { 1.2 } else { 1.0 };
     Cost {
-        tensor: steps * tile.step_ops() / (speed.tensor * efficiency(tile)),
+        tensor: steps * tile.step_ops() * work.multiplied / (speed.tensor * efficiency(tile)),
         memory: work.memory / speed.memory,
         l2: steps * active * read / speed.l2,
         feed: steps * tile.step_bytes() / speed.feed,

@@ -10,6 +10,9 @@ use super::{Choice, GroupedShape, Limits, Plan, Why, blocks_of, choices_of};
 
 /// Numbers of rows that a group may turn out to have, in parts of what is expected: tokens are not shared out evenly.
 const SPREAD: [f64; 7] = [0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3];
+/// What a tile takes of which one warpgroup has no rows, in parts of a whole one: the other has the tensor cores to
+/// itself, and they wait while it promotes.
+const HALF_TILE: f64 = 0.65;
 /// Reading where the groups are and laying out the table, in microseconds.
 const FINDING_GROUPS: f64 = 1.2;
 
@@ -76,13 +79,22 @@ fn estimate(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> Cost {
     let tile = Tile { m: config.block_m, n: config.block_n };
     let rows = f64::from(shape.expected.max(1));
     let high = f64::from(tile.m * cluster_m);
-    // Tiles of a group along M, on average.
-    let tiles_m = SPREAD.iter().map(|part| (rows * part / high).ceil()).sum::<f64>() / SPREAD.len() as f64;
+    // Tiles of a group along M, and what those take that are multiplied, on average.
+    let mean = |of: &dyn Fn(f64) -> f64| {
+        SPREAD.iter().map(|part| of((rows * part).ceil())).sum::<f64>() / SPREAD.len() as f64
+    };
+    let tiles_m = mean(&|rows| (rows / high).ceil());
+    let multiplied = mean(&|rows| {
+        let last = rows - ((rows / high).ceil() - 1.0) * high;
+        let half = tile.m > 64 && last <= f64::from(tile.m) / 2.0;
+        (rows / high).ceil() - if half { 1.0 - HALF_TILE } else { 0.0 }
+    });
     let groups = f64::from(shape.groups);
     let tiles = groups * tiles_m * f64::from(shape.n.div_ceil(tile.n * cluster_n));
     let [n, k] = [shape.n, shape.k].map(f64::from);
     let memory = groups * (n * k + rows * (k + 2.0 * n + k / 32.0));
-    let work = Persistent { tiles, k_blocks: shape.slab().k_blocks(), memory };
+    let multiplied = multiplied / tiles_m;
+    let work = Persistent { tiles, k_blocks: shape.slab().k_blocks(), memory, multiplied };
     let cost = cost::persistent(&tile, [cluster_m, cluster_n], config.stages, &work, limits);
     Cost { us: cost.us + FINDING_GROUPS, start: cost.start + FINDING_GROUPS, ..cost }
 }
