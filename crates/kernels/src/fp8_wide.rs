@@ -4,6 +4,9 @@
 //! of the columns where a tile has 64 rows. A third one feeds them: one thread issues the tensor loads, and warps
 //! copy the scales that the copy engine cannot bring. Clusters of blocks share their operands: each block loads
 //! its part of a tile and multicasts it.
+//!
+//! Rows may be [grouped](crate::grouping), each group with a B of its own: then a tile has rows of one group, and what
+//! lies behind the group's last row is neither loaded nor stored.
 
 use crate::cluster::{Place, Release, TilePlace};
 use crate::epilogue::{OutputParams, WarpOutput};
@@ -175,7 +178,8 @@ impl<'k> Block<'k, '_> {
     }
 }
 
-/// `D[m,n] = C[m,n] + sum over 128-wide K blocks of  sfa[m,kb] * sfb[n/128,kb] * (A[m,kb] . B[n,kb])`
+/// `D[m,n] = C[m,n] + sum over 128-wide K blocks of  sfa[m,kb] * sfb[n/128,kb] * (A[m,kb] . B[n,kb])`,
+/// with the B and its scales of the group that row m belongs to, where rows are grouped.
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let params = Params::declare(k);
@@ -208,9 +212,18 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         k.sync_warp();
     });
     k.cluster_arrive();
-    k.cluster_wait();
-    k.grid_dependency_wait();
-    place.find_groups(cfg.threads());
+    match cfg.grouping {
+        Grouping::Dense => {
+            k.cluster_wait();
+            k.grid_dependency_wait();
+        }
+        Grouping::Rows => {
+            // Finding the groups takes longer than the cluster takes to meet.
+            k.grid_dependency_wait();
+            place.find_groups(cfg.threads());
+            k.cluster_wait();
+        }
+    }
 
     k.if_else(
         warp.ge(tile_warp),
