@@ -53,17 +53,11 @@ impl<'k> Place<'k> {
     }
 
     /// The same place among the tiles of groups, whose table is at `table`. The blocks of a cluster have tiles of one
-    /// group: one that lies behind the group's last row takes part in loading and multiplies zeros.
-    pub fn among_groups(
-        self,
-        k: &'k Kernel,
-        params: GroupParams<'k>,
-        table: Shared<'k>,
-        p: &Params<'k>,
-    ) -> Self {
+    /// group: one that lies behind the group's last row takes part in loading and multiplies nothing.
+    pub fn among_groups(self, params: GroupParams<'k>, table: Shared<'k>, slab_rows: U32<'k>) -> Self {
         let KernelTileOrder { n_tiles, band, .. } = self.order;
         let tiles = ClusterTiles { rows: self.cluster.0 * self.tile[0], n_tiles, band };
-        Place { groups: Some(Groups::new(k, params, table, p.output.rows, tiles)), ..self }
+        Place { groups: Some(Groups::new(params, table, slab_rows, tiles)), ..self }
     }
 
     /// Finds the groups, where rows are grouped; all `threads` threads of the block take part.

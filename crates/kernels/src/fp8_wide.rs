@@ -189,7 +189,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     map.name(k, cfg);
     let mut place = Place::new(k, [cfg.block_m, cfg.block_n], &params);
     if let Some(grouped) = &grouped {
-        place = place.among_groups(k, grouped.groups, shared.at(map.groups), &params);
+        place = place.among_groups(grouped.groups, shared.at(map.groups), params.output.rows);
     }
     let pipe = Pipeline::new(k, shared.at(map.barriers), cfg.stages, cfg.stages);
     let scales =

@@ -193,14 +193,8 @@ pub(crate) struct Groups<'k> {
 
 impl<'k> Groups<'k> {
     /// The table at `table`, for slabs of `rows` rows.
-    pub fn new(
-        k: &'k Kernel,
-        params: GroupParams<'k>,
-        table: Shared<'k>,
-        rows: U32<'k>,
-        tiles: ClusterTiles<'k>,
-    ) -> Self {
-        let bytes = params.groups * 4;
+    pub fn new(params: GroupParams<'k>, table: Shared<'k>, rows: U32<'k>, tiles: ClusterTiles<'k>) -> Self {
+        let (k, bytes) = (rows.kernel(), params.groups * 4);
         let end = table.at(bytes);
         Groups { k, params, tiles, rows, first: table, end, before: end.at(bytes) }
     }
