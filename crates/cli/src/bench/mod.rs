@@ -29,7 +29,7 @@ pub struct Args {
     /// Only cases whose name, such as `m4096 n7168 k2048` or `fp8_masked g32 em20 n7168 k3072`, contains this.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// Draw the result as an SVG file.
+    /// Draw the result of the dense cases as an SVG file.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
     /// Calls that are timed for each case.
@@ -107,6 +107,9 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let grouped: Vec<&GroupedCase> = GroupedAnchor::fp8().cases.iter().filter(wanted).collect();
     if cases.is_empty() && grouped.is_empty() {
         return Err(format!("no case contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
+    }
+    if cases.is_empty() && args.plot.is_some() {
+        return Err("only dense cases are drawn, and the filter leaves none".into());
     }
     let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
     if args.sweep {
