@@ -3,6 +3,8 @@
 //! The figures are data in `data/anchor_dense_fp8.json`, with a note on how they were taken. A run is comparable
 //! with them only when its calibration product takes the same time: the card is power-capped, and a warm one is slow.
 
+pub mod grouped;
+
 use std::sync::LazyLock;
 
 use serde::Deserialize;

@@ -8,11 +8,13 @@ use oxigemm_cuda::profile::REST;
 use serde::Serialize;
 
 use crate::anchor::Anchor;
+use crate::grouped::{GroupOptions, GroupedSpec};
 use crate::output::{print_json, print_line};
-use crate::problem::{AddendKind, Host, ScaleOrder, Spec};
+use crate::problem::{AddendKind, ScaleOrder, Spec};
+use crate::task::Work;
 use crate::timing::Clock;
 use crate::verdict::{self, Effort, Verdict};
-use crate::{Common, Op, Outcome};
+use crate::{Common, Failure, Op, Outcome};
 
 /// Arguments of `gemm`.
 #[derive(Debug, clap::Args)]
@@ -46,20 +48,34 @@ pub struct Args {
 }
 
 /// The function and its size.
-#[derive(Clone, Copy, Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct Size {
     /// The function.
     #[arg(long, value_enum, default_value_t)]
     pub op: Op,
-    /// Rows of A and D.
+    /// Rows of A and D; where rows are grouped, those that a group is expected to have.
     #[arg(long, short)]
     pub m: u32,
-    /// Rows of B, columns of D.
+    /// Rows of B, or of each group's, and columns of D.
     #[arg(long, short)]
     pub n: u32,
     /// Columns of A and B.
     #[arg(long, short)]
     pub k: u32,
+    #[command(flatten)]
+    pub groups: GroupOptions,
+}
+
+impl Size {
+    /// What is to be computed, without gaps.
+    pub fn work(&self, seed: u64) -> Work {
+        let dims @ [m, n, k] = [self.m, self.n, self.k].map(|x| x as usize);
+        match self.op {
+            Op::Fp8 => Work::Dense(Spec { seed, ..Spec::new(m, n, k) }),
+            Op::Fp8Contiguous => Work::Grouped(self.groups.spec(false, dims, seed)),
+            Op::Fp8Masked => Work::Grouped(self.groups.spec(true, dims, seed)),
+        }
+    }
 }
 
 /// Reads the type of D.
@@ -81,9 +97,12 @@ pub fn parse_choice(name: &str) -> Result<Choice, String> {
 #[derive(Serialize)]
 struct Report {
     device: String,
+    op: &'static str,
+    groups: Option<usize>,
     m: u32,
     n: u32,
     k: u32,
+    computed_rows: usize,
     d_type: String,
     plan: Option<String>,
     host_first_call_us: Option<f64>,
@@ -128,47 +147,45 @@ impl Simulated {
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
     let device = common.device()?;
-    let Size { m, n, k, op: Op::Fp8 } = args.size;
-    let spec = Spec {
-        d_type: args.d_type,
-        addend: args.c,
-        sfa: args.sfa,
-        sfb: args.sfb,
-        seed: args.seed,
-        ..Spec::new(m as usize, n as usize, k as usize)
-    };
-    let host = Host::draw(spec)?;
-    let mut operands = host.upload(&device)?;
+    let Size { m, n, k, op, .. } = args.size;
+    let work = work(args)?;
+    let mut task = work.on(&device)?;
     let options = GemmOptions { choice: args.choice, num_sms: args.num_sms, ..Default::default() };
     let started = Instant::now();
-    operands.run(&options)?;
+    task.run(&options)?;
     let host_first_call_us = device.as_sim().is_none().then(|| started.elapsed().as_secs_f64() * 1e6);
     device.synchronize()?;
-    let verdict = verdict::judge(&host, &operands.result()?, Effort::THOROUGH)?;
-    let untouched = operands.surroundings_untouched()?;
+    let verdict = task.judge(Effort::THOROUGH)?;
+    let untouched = task.surroundings_untouched()?;
 
-    let plan = planned(&device, args);
+    let plan = planned(&device, &work, args);
     let (mut us, mut timed_by) = (None, None);
     if let (Device::Cuda(cuda), true, true) = (&device, args.runs > 0, plan.is_some()) {
         let mut clock = Clock::new(cuda, REST)?;
-        us = Some(clock.product(&mut operands, &options, args.runs)?);
+        us = Some(clock.calls(&options, args.runs, |options| task.run(options))?);
         timed_by = Some(clock.method());
     }
-    let flops = 2.0 * f64::from(m) * f64::from(n) * f64::from(k);
-    let anchor = Anchor::dense_fp8().case(m, n, k).filter(|_| args.d_type == DType::Bf16);
+    let dense = op == Op::Fp8 && args.d_type == DType::Bf16;
+    let anchor = Anchor::dense_fp8().case(m, n, k).filter(|_| dense);
     let report = Report {
         device: device.to_string(),
+        op: op.name(),
+        groups: match &work {
+            Work::Dense(_) => None,
+            Work::Grouped(spec) => Some(spec.rows.len()),
+        },
         m,
         n,
         k,
+        computed_rows: work.rows(),
         d_type: args.d_type.to_string(),
         plan,
         host_first_call_us,
         simulated: device.as_sim().and_then(Simulated::last),
         us,
         timed_by,
-        tflops: us.map(|us| flops / us * 1e-6),
-        gb_per_s: us.map(|us| bytes(&spec) / us * 1e-3),
+        tflops: us.map(|us| work.flops() / us * 1e-6),
+        gb_per_s: us.map(|us| work.bytes() / us * 1e-3),
         anchor_us: anchor.map(|case| case.call_us),
         nothing_outside_written: untouched,
         verdict,
@@ -182,37 +199,47 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
 }
 
 /// The plan that was run: none on the CPU, and none where nothing is multiplied.
-fn planned(device: &Device, args: &Args) -> Option<String> {
-    let Size { m, n, k, .. } = args.size;
-    let limits = device.limits().filter(|_| m > 0 && n > 0 && k > 0)?;
+fn planned(device: &Device, work: &Work, args: &Args) -> Option<String> {
+    let limits = device.limits().filter(|_| !work.is_empty())?;
     let limits = args.num_sms.map_or(*limits, |sms| limits.restricted_to(sms));
-    let shape = plan::Shape { m, n, k };
-    let choice = args.choice.unwrap_or_else(|| plan::Plan::best(shape, &limits).choice);
-    Some(plan::name(&choice))
+    Some(work.plan(args.choice, &limits)?.name())
 }
 
-/// Bytes that cross the memory bus at least once.
-fn bytes(spec: &Spec) -> f64 {
-    let [m, n, k] = [spec.m, spec.n, spec.k].map(|x| x as f64);
-    let scales = (k / 128.0).ceil() * (m + (n / 128.0).ceil());
-    let outputs = if spec.addend == AddendKind::None { 1.0 } else { 2.0 };
-    (m + n) * k + 4.0 * scales + outputs * m * n * spec.d_type.size() as f64
+/// What is to be computed, with its layout.
+fn work(args: &Args) -> Result<Work, Failure> {
+    match args.size.work(args.seed) {
+        Work::Dense(spec) => Ok(Work::Dense(Spec {
+            d_type: args.d_type,
+            addend: args.c,
+            sfa: args.sfa,
+            sfb: args.sfb,
+            ..spec
+        })),
+        Work::Grouped(spec) => match (args.c, args.sfb) {
+            (AddendKind::None, ScaleOrder::Row) => {
+                Ok(Work::Grouped(GroupedSpec { d_type: args.d_type, sfa: args.sfa, ..spec }))
+            }
+            _ => Err("where rows are grouped nothing can be added, and the scales of B lie along K".into()),
+        },
+    }
 }
 
 fn print(report: &Report) {
-    let Report { m, n, k, d_type, device, verdict, .. } = report;
+    let Report { op, m, n, k, d_type, device, verdict, .. } = report;
     let line = |name: &str, text: String| print_line(&format!("{name:<22} {text}"));
-    line("problem", format!("fp8 m={m} n={n} k={k}, {d_type} out, on {device}"));
+    let groups = report.groups.map_or(String::new(), |groups| format!(" groups={groups}"));
+    line("problem", format!("{op}{groups} m={m} n={n} k={k}, {d_type} out, on {device}"));
     if let Some(plan) = &report.plan {
         line("plan", plan.clone());
     }
     line(
         "exact product",
         format!(
-            "diff {:.2e} (below {:.0e}) in {} of {m} rows",
+            "diff {:.2e} (below {:.0e}) in {} of {} rows",
             verdict.diff,
             verdict::DIFF_LIMIT,
-            verdict.rows
+            verdict.rows,
+            report.computed_rows
         ),
     );
     line("worst element", format!("{:.2} of what is allowed", verdict.worst_element));

@@ -1,7 +1,7 @@
 //! `oxigemm inspect`: the plan for a problem, why it was taken, and the code.
 
 use oxigemm::ARCH;
-use oxigemm::plan::{self, Choice, Cost, Limits, Plan, Shape};
+use oxigemm::plan::{self, Choice, Cost, Limits, Plan};
 use oxigemm_cuda::PtxModule;
 use oxigemm_cuda::assemble::{Assembled, Ptxas, disassemble};
 use serde_json::{Value, json};
@@ -34,18 +34,18 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
-    let Size { m, n, k, op: Op::Fp8 } = args.size;
-    if m == 0 || n == 0 || k == 0 {
+    let (Size { m, n, k, op, .. }, work) = (&args.size, args.size.work(0));
+    if work.is_empty() || *k == 0 {
         return Err("nothing is multiplied: m, n and k must be at least 1".into());
     }
-    let shape = Shape { m, n, k };
     let (limits, of) = limits(common)?;
     let limits = args.num_sms.map_or(limits, |sms| limits.restricted_to(sms));
-    let plan = match args.choice {
-        Some(choice) => Plan::of(choice, shape, &limits)
-            .ok_or_else(|| format!("{} cannot compute m={m} n={n} k={k} here", plan::name(&choice)))?,
-        None => Plan::best(shape, &limits),
-    };
+    let plan = work.plan(args.choice, &limits).ok_or_else(|| match args.choice {
+        Some(choice) => {
+            format!("{} cannot compute {} m={m} n={n} k={k} here", plan::name(&choice), op.name())
+        }
+        None => "no kernel has room for so many groups".to_owned(),
+    })?;
     let config = plan.choice.config();
     let (name, module) = (config.name(), config.build()?);
     if args.ptx {
@@ -61,11 +61,15 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         print_line(&sass);
         return Ok(true);
     }
-    let ranking = plan::ranking(shape, &limits);
+    let ranking = match &plan.groups {
+        None => plan::ranking(plan.shape, &limits),
+        Some(groups) => plan::grouped_ranking(groups, &limits),
+    };
     if common.json {
-        print_json(&as_json(&plan, &of, &ranking[..ranking.len().min(args.top)], assembled.as_ref()));
+        print_json(&as_json(*op, &plan, &of, &ranking[..ranking.len().min(args.top)], assembled.as_ref()));
     } else {
-        print(&plan, &of, &ranking[..ranking.len().min(args.top)], assembled.as_ref(), module.text.len());
+        let bytes = module.text.len();
+        print(*op, &plan, &of, &ranking[..ranking.len().min(args.top)], assembled.as_ref(), bytes);
     }
     Ok(true)
 }
@@ -79,7 +83,13 @@ fn limits(common: &Common) -> Result<(Limits, String), Failure> {
     })
 }
 
-fn as_json(plan: &Plan, of: &str, ranking: &[(Choice, Cost)], assembled: Option<&Assembled>) -> Value {
+fn as_json(
+    op: Op,
+    plan: &Plan,
+    of: &str,
+    ranking: &[(Choice, Cost)],
+    assembled: Option<&Assembled>,
+) -> Value {
     let cost = |cost: &Cost| {
         let terms: serde_json::Map<_, _> =
             cost.terms().into_iter().map(|(name, us)| (name.to_owned(), json!(us))).collect();
@@ -87,7 +97,11 @@ fn as_json(plan: &Plan, of: &str, ranking: &[(Choice, Cost)], assembled: Option<
     };
     let launch = &plan.launch;
     json!({
+        "op": op.name(),
         "m": plan.shape.m, "n": plan.shape.n, "k": plan.shape.k,
+        "groups": plan.groups.map(|groups| json!({
+            "count": groups.groups, "slabs": groups.slabs, "expected": groups.expected,
+        })),
         "planned_for": of,
         "choice": plan.name(),
         "kernel": plan.choice.config().name(),
@@ -107,10 +121,25 @@ fn as_json(plan: &Plan, of: &str, ranking: &[(Choice, Cost)], assembled: Option<
     })
 }
 
-fn print(plan: &Plan, of: &str, ranking: &[(Choice, Cost)], assembled: Option<&Assembled>, ptx_bytes: usize) {
+fn print(
+    op: Op,
+    plan: &Plan,
+    of: &str,
+    ranking: &[(Choice, Cost)],
+    assembled: Option<&Assembled>,
+    ptx_bytes: usize,
+) {
     let line = |name: &str, text: String| print_line(&format!("{name:<10} {text}"));
     let (shape, launch) = (plan.shape, plan.launch);
-    line("problem", format!("fp8 m={} n={} k={}, planned for {of}", shape.m, shape.n, shape.k));
+    let name = op.name();
+    line("problem", format!("{name} m={} n={} k={}, planned for {of}", shape.m, shape.n, shape.k));
+    if let Some(groups) = plan.groups {
+        let expected = groups.expected;
+        line(
+            "groups",
+            format!("{} in {} slabs, {expected} rows expected of each", groups.groups, groups.slabs),
+        );
+    }
     line("choice", plan.name());
     line("why", plan.why.to_string());
     line("kernel", format!("{}, {ptx_bytes} bytes of PTX", plan.choice.config().name()));

@@ -5,6 +5,7 @@ mod bench;
 mod counting;
 mod devices;
 mod gemm;
+mod grouped;
 mod inspect;
 mod mutate;
 mod output;
@@ -12,6 +13,7 @@ mod plot;
 mod prebuild;
 mod problem;
 mod simulate;
+mod task;
 mod timing;
 mod trace;
 mod verdict;
@@ -85,6 +87,10 @@ enum Op {
     /// The dense FP8 GEMM with fine-grained scales, `fp8_gemm_nt`.
     #[default]
     Fp8,
+    /// The same for groups of rows one behind another, `m_grouped_fp8_gemm_nt_contiguous`.
+    Fp8Contiguous,
+    /// The same for groups that each have room for the same number of rows, `m_grouped_fp8_gemm_nt_masked`.
+    Fp8Masked,
 }
 
 fn main() -> ExitCode {

@@ -8,18 +8,21 @@ use std::collections::BTreeMap;
 use std::thread;
 
 use indicatif::ProgressBar;
-use oxigemm::plan::{Choice, Limits, Plan, Shape};
+use oxigemm::plan::{Choice, Limits};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{DType, Device, Error, GemmOptions, Sim};
-use oxigemm_kernels::fp8_slim;
+use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::{fp8_slim, fp8_wide};
 use oxigemm_sim::{Mutant, mutants};
 use serde_json::json;
 
+use crate::grouped::GroupedSpec;
 use crate::output::{print_json, print_line, progress};
-use crate::problem::{AddendKind, Host, Operands, ScaleOrder, Spec};
+use crate::problem::{AddendKind, ScaleOrder, Spec};
+use crate::task::{Task, Work};
 use crate::trace::simulator;
-use crate::verdict::{self, Effort};
+use crate::verdict::Effort;
 use crate::{Common, Failure, Outcome};
 
 /// Arguments of `mutate`.
@@ -31,7 +34,8 @@ pub struct Args {
 }
 
 /// The kernels that stand for their families.
-const FAMILIES: [&str; 2] = ["fp8_gemm_wide_256x128_s3", "fp8_gemm_slim_8x64"];
+const FAMILIES: [&str; 3] =
+    ["fp8_gemm_wide_256x128_s3", "fp8_gemm_slim_8x64", "fp8_gemm_wide_grouped_64x128_s8"];
 /// The share of mutants that must be found.
 const BAR: f64 = 0.95;
 /// A mutant that loops is given up after this many warp instructions.
@@ -96,9 +100,9 @@ fn percent(part: usize, all: usize) -> f64 {
 }
 
 /// A problem and how it is launched.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Case {
-    spec: Spec,
+    work: Work,
     choice: Choice,
     num_sms: Option<u32>,
 }
@@ -106,12 +110,9 @@ struct Case {
 /// Problems that together execute every instruction of a kernel: more tiles than blocks, more blocks of K than
 /// stages, every layout of scales, edges inside the rows of a warp.
 fn cases(config: Config, limits: &Limits) -> Vec<Case> {
-    let fits = |case: &Case| {
-        let Spec { m, n, k, .. } = case.spec;
-        let shape = Shape { m: m as u32, n: n as u32, k: k as u32 };
-        Plan::of(case.choice, shape, limits).is_some()
-    };
+    let fits = |case: &Case| case.work.plan(Some(case.choice), limits).is_some();
     match config {
+        Config::Wide(wide) if wide.is_grouped() => grouped_cases(wide),
         Config::Wide(wide) => {
             let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
             // Beyond the stages and beyond a group of scales, in fours: the copy engine brings all of those.
@@ -129,7 +130,7 @@ fn cases(config: Config, limits: &Limits) -> Vec<Case> {
             // So short a K that scales are what the ring waits for.
             let short = padded(block_m / 2 + 2, 5 * block_n + 8, 100);
             let case = |spec, cluster_m, cluster_n, sms| Case {
-                spec,
+                work: Work::Dense(spec),
                 choice: Choice::Wide { config: wide, cluster_m, cluster_n },
                 num_sms: Some(sms),
             };
@@ -152,7 +153,7 @@ fn cases(config: Config, limits: &Limits) -> Vec<Case> {
             let in_place = Spec { sfa: ScaleOrder::Mn, addend: AddendKind::Inplace, ..copied };
             let plain = Spec { sfa: ScaleOrder::RowPadded, ..Spec::new(block_m, block_n, 4240) };
             let case = |spec, split, stages| Case {
-                spec,
+                work: Work::Dense(spec),
                 choice: Choice::Slim { config: slim, split, stages },
                 num_sms: None,
             };
@@ -164,6 +165,36 @@ fn cases(config: Config, limits: &Limits) -> Vec<Case> {
             most.into_iter().chain(direct).chain(split).collect()
         }
     }
+}
+
+/// The same where rows are grouped: every layout of groups, and groups that end inside the rows of a warp, of a
+/// warpgroup, and of a cluster.
+fn grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
+    let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
+    let depth = (wide.stages as usize + 1).next_multiple_of(4).max(12) * 128 - 16;
+    let case = |spec, [cluster_m, cluster_n]: [u32; 2], sms| Case {
+        work: Work::Grouped(spec),
+        choice: Choice::Wide { config: wide, cluster_m, cluster_n },
+        num_sms: Some(sms),
+    };
+    let spec = |layout, rows: &[usize], n, k| {
+        let spec = GroupedSpec::new(layout, rows.to_vec(), n, k);
+        GroupedSpec { alignment: if layout == GroupLayout::Counts { 1 } else { 16 }, ..spec }
+    };
+    let rows = [block_m / 2 + 2, 0, block_m + 1];
+    let masked =
+        GroupedSpec { sfa: ScaleOrder::RowPadded, ..spec(GroupLayout::Counts, &rows, block_n + 8, depth) };
+    // So many rows to look at that several warps do.
+    let ids = spec(GroupLayout::Ids, &rows, block_n + 8, depth);
+    let ids = GroupedSpec { sfa: ScaleOrder::Mn, alignment: 1, ..ids };
+    let copied = GroupedSpec {
+        sfa: ScaleOrder::Odd,
+        d_type: DType::F32,
+        ..spec(GroupLayout::Ends, &rows[..2], 2 * block_n + 8, depth)
+    };
+    // So short a K that scales are what the ring waits for.
+    let short = spec(GroupLayout::Ends, &[block_m, 1, 17, 2], 3 * block_n + 8, 100);
+    vec![case(masked, [1, 2], 2), case(ids, [2, 1], 2), case(copied, [1, 1], 2), case(short, [1, 1], 1)]
 }
 
 /// Eager, lazy, and some random schedules.
@@ -179,7 +210,7 @@ fn schedules() -> impl Iterator<Item = Options> {
 
 /// A case with the lines that it executes and the bits that the kernel gives.
 struct Known {
-    operands: Operands,
+    task: Task,
     options: GemmOptions,
     /// D before the product.
     before: Vec<u8>,
@@ -189,24 +220,23 @@ struct Known {
 
 impl Known {
     fn new(case: &Case, sim: &Sim) -> Result<Known, Failure> {
-        let host = Host::draw(case.spec)?;
-        let mut operands = host.upload(&Device::Sim(sim.clone()))?;
+        let mut task = case.work.on(&Device::Sim(sim.clone()))?;
         let options = GemmOptions { choice: Some(case.choice), num_sms: case.num_sms, ..Default::default() };
-        let before = operands.d_memory.to_bytes()?;
+        let before = task.memory().to_bytes()?;
         let (mut lines, mut bits) = (Vec::new(), Vec::new());
         // The kernel itself must be free of faults, or nothing could be said of its mutants.
         for schedule in schedules() {
             sim.set_options(schedule);
-            operands.d_memory.write_bytes(&before)?;
-            operands.run(&options)?;
+            task.memory().write_bytes(&before)?;
+            task.run(&options)?;
             lines = sim.last_report().ok_or("no kernel has run")?.lines;
-            bits = operands.d.to_bytes()?;
+            bits = task.memory().to_bytes()?;
         }
-        let verdict = verdict::judge(&host, &operands.result()?, Effort::QUICK)?;
+        let verdict = task.judge(Effort::QUICK)?;
         if !verdict.right {
-            return Err(format!("{}: {verdict:?}", case.spec).into());
+            return Err(format!("{:?}: {verdict:?}", case.work).into());
         }
-        Ok(Known { operands, options, before, lines, bits })
+        Ok(Known { task, options, before, lines, bits })
     }
 
     fn executes(&self, mutant: &Mutant) -> bool {
@@ -216,11 +246,11 @@ impl Known {
     /// What a schedule finds wrong, if anything.
     fn verdict(&mut self, sim: &Sim, schedule: Options) -> Result<Option<String>, Failure> {
         sim.set_options(schedule);
-        self.operands.d_memory.write_bytes(&self.before)?;
-        match self.operands.run(&self.options) {
+        self.task.memory().write_bytes(&self.before)?;
+        match self.task.run(&self.options) {
             Err(Error::Fault { fault, .. }) => Ok(Some(format!("{:?}", fault.kind))),
             Err(error) => Err(error.into()),
-            Ok(()) => Ok((self.operands.d.to_bytes()? != self.bits).then(|| "other bits".to_owned())),
+            Ok(()) => Ok((self.task.memory().to_bytes()? != self.bits).then(|| "other bits".to_owned())),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Problems with data: drawn from a seed, on the host and on a device.
 
+use std::sync::Arc;
+
 use oxigemm::cast::{Quantized, ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
 use oxigemm::{Addend, DType, Device, GemmOptions, Tensor, bf16, fp8_gemm_nt, random};
 
@@ -92,9 +94,9 @@ pub struct Host {
     /// A before it was quantized: normals, rounded to BF16.
     pub a_values: Vec<f32>,
     /// B before it was quantized.
-    pub b_values: Vec<f32>,
+    pub b_values: Arc<Vec<f32>>,
     pub a: Quantized,
-    pub b: Quantized,
+    pub b: Arc<Quantized>,
     /// What is added, if anything is, already of D's type.
     pub c: Option<Vec<f32>>,
 }
@@ -103,11 +105,7 @@ impl Host {
     /// Draws the data.
     pub fn draw(spec: Spec) -> Result<Host, Failure> {
         let Spec { m, n, k, .. } = spec;
-        let values = |salt: u64, len: usize| -> Vec<f32> {
-            let mut values = random::normals(spec.seed.wrapping_mul(4).wrapping_add(salt), len);
-            values.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
-            values
-        };
+        let values = |salt: u64, len: usize| values(spec.seed, salt, len);
         let (a_values, b_values) = (values(0, m * k), values(1, n * k));
         let a = per_token_cast_to_fp8(&a_values, m, k, ScaleFormat::F32)?;
         let b = per_block_cast_to_fp8(&b_values, n, k, ScaleFormat::F32)?;
@@ -116,7 +114,7 @@ impl Host {
             c.iter_mut().for_each(|x| *x *= 8.0);
             c
         });
-        Ok(Host { spec, a_values, b_values, a, b, c })
+        Ok(Host { spec, a_values, b_values: Arc::new(b_values), a, b: Arc::new(b), c })
     }
 
     /// Puts the data on a device, with poison wherever the layout has gaps.
@@ -155,12 +153,19 @@ impl Host {
     }
 }
 
+/// Normals of a seed, rounded to BF16.
+pub fn values(seed: u64, salt: u64, len: usize) -> Vec<f32> {
+    let mut values = random::normals(seed.wrapping_mul(4).wrapping_add(salt), len);
+    values.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+    values
+}
+
 /// Elements of poison before and behind D. A multiple of 16 bytes for every type, so that D stays aligned.
 const GUARD: usize = 1024;
 /// As bytes this is NaN in BF16 and FP32.
-const POISON: u8 = 0xff;
+pub const POISON: u8 = 0xff;
 /// NaN in e4m3.
-const NAN_CODE: u8 = 0x7f;
+pub const NAN_CODE: u8 = 0x7f;
 /// Memory is mapped in pages of this size.
 const PAGE: usize = 2 << 20;
 

@@ -59,8 +59,18 @@ impl Clock {
         options: &GemmOptions,
         runs: usize,
     ) -> Result<f64, Failure> {
+        self.calls(options, runs, |options| operands.run(options))
+    }
+
+    /// The mean time of a call, in microseconds; it must be put into the stream of the options it is given.
+    pub fn calls(
+        &mut self,
+        options: &GemmOptions,
+        runs: usize,
+        mut call: impl FnMut(&GemmOptions) -> oxigemm::Result<()>,
+    ) -> Result<f64, Failure> {
         let options = GemmOptions { stream: Some(self.stream.clone().into()), ..options.clone() };
-        let us = self.timer.time(&self.stream, runs, Some(&mut self.flush), || operands.run(&options))?;
+        let us = self.timer.time(&self.stream, runs, Some(&mut self.flush), || call(&options))?;
         Ok(mean(&us))
     }
 

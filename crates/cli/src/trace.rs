@@ -5,16 +5,15 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use oxigemm::plan::{self, Choice};
+use oxigemm::plan::Choice;
 use oxigemm::sim::{Options, TraceEvent, TraceUnit};
 use oxigemm::{Device, GemmOptions, Sim};
 use serde_json::{Value, json};
 
 use crate::gemm::{Size, parse_choice};
 use crate::output::{print_json, print_line};
-use crate::problem::{Host, Spec};
-use crate::verdict::{self, Effort};
-use crate::{Common, Failure, Op, Outcome};
+use crate::verdict::Effort;
+use crate::{Common, Failure, Outcome};
 
 /// Arguments of `trace`.
 #[derive(Debug, clap::Args)]
@@ -34,22 +33,20 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
-    let Size { m, n, k, op: Op::Fp8 } = args.size;
-    if m == 0 || n == 0 || k == 0 {
+    let work = args.size.work(0);
+    if work.is_empty() || args.size.k == 0 {
         return Err("nothing is multiplied: m, n and k must be at least 1".into());
     }
     let sim = simulator(common, "writes a timeline")?;
     sim.set_options(Options { trace: true, ..sim.options() });
-    let host = Host::draw(Spec::new(m as usize, n as usize, k as usize))?;
-    let mut operands = host.upload(&Device::Sim(sim.clone()))?;
+    let mut task = work.on(&Device::Sim(sim.clone()))?;
     let options = GemmOptions { choice: args.choice, num_sms: args.num_sms, ..Default::default() };
-    operands.run(&options)?;
-    let right = verdict::judge(&host, &operands.result()?, Effort::QUICK)?.right;
+    task.run(&options)?;
+    let right = task.judge(Effort::QUICK)?.right;
     let report = sim.last_report().ok_or("no kernel has run")?;
 
     let limits = args.num_sms.map_or(*sim.limits(), |sms| sim.limits().restricted_to(sms));
-    let best = || plan::Plan::best(plan::Shape { m, n, k }, &limits).choice;
-    let name = plan::name(&args.choice.unwrap_or_else(best));
+    let name = work.plan(args.choice, &limits).ok_or("no kernel serves this")?.name();
     let events = write_timeline(&args.out, &report.trace)?;
     if common.json {
         print_json(&json!({

@@ -40,6 +40,21 @@ pub struct Verdict {
     pub right: bool,
 }
 
+impl Verdict {
+    /// The worse of both in every respect, for the rows of both.
+    pub fn worse(&self, other: &Verdict) -> Verdict {
+        // NaN is worse than anything.
+        let worse = |a: f64, b: f64| if a > b || a.is_nan() { a } else { b };
+        Verdict {
+            diff: worse(self.diff, other.diff),
+            diff_unquantized: worse(self.diff_unquantized, other.diff_unquantized),
+            worst_element: worse(self.worst_element, other.worst_element),
+            rows: self.rows + other.rows,
+            right: self.right && other.right,
+        }
+    }
+}
+
 /// How much to compare.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {

@@ -102,6 +102,99 @@ fn a_product_in_the_simulator_is_checked_and_not_timed() {
 }
 
 #[test]
+fn grouped_rows_are_computed_and_checked_everywhere() {
+    for device in ["cpu", "sim", "sim:lazy"] {
+        let masked = ["gemm", "--device", device, "--json", "--op", "fp8-masked", "--rows", "3,0,40"];
+        let found =
+            &json(&[&masked[..], &["--max-m", "50", "-m", "20", "-n", "72", "-k", "300"]].concat())[0];
+        assert_eq!((&found["right"], &found["rows"]), (&true.into(), &43.into()), "{found}");
+        assert_eq!(
+            (&found["nothing_outside_written"], &found["groups"]),
+            (&true.into(), &3.into()),
+            "{found}"
+        );
+        for layout in ["ids", "ends"] {
+            let contiguous =
+                ["gemm", "--device", device, "--json", "--op", "fp8-contiguous", "--groups", "3"];
+            let size = ["-m", "20", "-n", "72", "-k", "300", "--alignment", "16", "--layout", layout];
+            let found = &json(&[&contiguous[..], &size].concat())[0];
+            assert_eq!((&found["right"], &found["nothing_outside_written"]), (&true.into(), &true.into()));
+            assert!(found["plan"].is_null() || found["plan"].as_str().unwrap().starts_with("wide_grouped_"));
+        }
+    }
+    let text = stdout(&oxigemm(&[
+        "gemm",
+        "--device",
+        "sim",
+        "--op",
+        "fp8-masked",
+        "--rows",
+        "5",
+        "-m",
+        "5",
+        "-n",
+        "64",
+        "-k",
+        "128",
+    ]));
+    assert!(text.contains("fp8-masked groups=1") && text.ends_with("right\n"), "{text}");
+    let (_, message) = refused(&[
+        "gemm",
+        "--device",
+        "cpu",
+        "--op",
+        "fp8-masked",
+        "-m",
+        "5",
+        "-n",
+        "64",
+        "-k",
+        "128",
+        "--c",
+        "inplace",
+    ]);
+    assert!(message.contains("nothing can be added"), "{message}");
+    let (_, message) = refused(&[
+        "gemm",
+        "--device",
+        "sim",
+        "--op",
+        "fp8-contiguous",
+        "-m",
+        "5",
+        "-n",
+        "64",
+        "-k",
+        "128",
+        "--alignment",
+        "3",
+    ]);
+    assert!(message.contains("`alignment`") && message.contains("1, 16, 32, 64 or 128"), "{message}");
+}
+
+#[test]
+fn plans_and_timelines_of_grouped_rows_are_shown() {
+    let size =
+        ["--op", "fp8-masked", "--groups", "32", "-m", "24", "--max-m", "4096", "-n", "7168", "-k", "2048"];
+    let found = &json(&[&["inspect", "--json"], &size[..]].concat())[0];
+    assert_eq!(found["groups"]["count"], 32, "{found}");
+    assert!(found["choice"].as_str().is_some_and(|choice| choice.starts_with("wide_grouped_64x")), "{found}");
+    assert!(found["candidates"].as_array().is_some_and(|all| all.len() == 8), "{found}");
+    let text = stdout(&oxigemm(&[&["inspect"], &size[..]].concat()));
+    assert!(text.contains("32 in 32 slabs, 24 rows expected of each"), "{text}");
+    let (_, message) = refused(&[&["inspect", "--choice", "wide_64x128_s8_c1x1"], &size[..]].concat());
+    assert!(message.contains("wide_64x128_s8_c1x1 cannot compute fp8-masked"), "{message}");
+    let dir = tempfile::tempdir().expect("a place for a file");
+    let file = dir.path().join("t.json");
+    let path = file.to_str().expect("a path of plain characters");
+    let size =
+        ["--op", "fp8-contiguous", "--rows", "3,7", "--alignment", "16", "-m", "5", "-n", "64", "-k", "256"];
+    let found = &json(&[&["trace", "--out", path, "--json"], &size[..]].concat())[0];
+    assert_eq!(found["right"], true, "{found}");
+    assert!(std::fs::read_to_string(&file).expect("the timeline was written").contains("math warpgroup 1"));
+}
+
+#[test]
 fn the_suite_runs_kernels_in_the_simulator() {
     let lines = json(&["verify", "--quick", "--device", "sim", "--json", "--filter", "slim_8x64"]);
     assert_eq!((&lines[0]["result"], &lines[1]["passed"]), (&"ok".into(), &1.into()), "{lines:?}");

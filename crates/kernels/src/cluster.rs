@@ -5,6 +5,7 @@
 //! a stage is free when all who received it have read it.
 
 use crate::BLOCK_K;
+use crate::grouping::{ClusterTiles, GroupParams, GroupPlace, Groups};
 use crate::params::Params;
 use crate::pipeline::{Pipeline, RemoteEmpty};
 use crate::schedule::{KernelTileOrder, TileOrder};
@@ -18,6 +19,18 @@ pub(crate) struct Place<'k> {
     order: KernelTileOrder<'k>,
     cluster: (U32<'k>, U32<'k>),
     rank: (U32<'k>, U32<'k>),
+    groups: Option<Groups<'k>>,
+}
+
+/// Where a tile lies.
+#[derive(Clone, Copy)]
+pub(crate) struct TilePlace<'k> {
+    /// Its first row: of A, or of the slab of its group.
+    pub m: U32<'k>,
+    /// Its first column.
+    pub n: U32<'k>,
+    /// Its group, where rows are grouped.
+    pub group: Option<GroupPlace<'k>>,
 }
 
 impl<'k> Place<'k> {
@@ -35,7 +48,28 @@ impl<'k> Place<'k> {
             },
             cluster: (cluster_m, cluster_n),
             rank: (rank_m, rank - rank_m * cluster_n),
+            groups: None,
         }
+    }
+
+    /// The same place among the tiles of groups, whose table is at `table`. The blocks of a cluster have tiles of one
+    /// group: one that lies behind the group's last row takes part in loading and multiplies nothing.
+    pub fn among_groups(self, params: GroupParams<'k>, table: Shared<'k>, slab_rows: U32<'k>) -> Self {
+        let KernelTileOrder { n_tiles, band, .. } = self.order;
+        let tiles = ClusterTiles { rows: self.cluster.0 * self.tile[0], n_tiles, band };
+        Place { groups: Some(Groups::new(params, table, slab_rows, tiles)), ..self }
+    }
+
+    /// Finds the groups, where rows are grouped; all `threads` threads of the block take part.
+    pub fn find_groups(&self, threads: u32) {
+        if let Some(groups) = self.groups {
+            groups.find(threads);
+        }
+    }
+
+    /// Tiles of a cluster, of the whole grid.
+    fn turns(&self) -> U32<'k> {
+        self.groups.map_or_else(|| self.order.count(), |groups| groups.count())
     }
 
     /// Blocks that write to this block's stages: those of its row and of its column of the cluster, itself once.
@@ -45,12 +79,21 @@ impl<'k> Place<'k> {
 
     /// Runs `body` with the position of every tile of this block's cluster in the tile order.
     pub fn for_each_turn(&self, k: &'k Kernel, body: impl FnOnce(U32<'k>)) {
-        k.for_(k.cluster_index(), self.order.count(), k.grid_clusters(), body);
+        k.for_(k.cluster_index(), self.turns(), k.grid_clusters(), body);
+    }
+
+    /// Runs `body` where this block has a tile. A grid has no more clusters than tiles, unless rows are grouped: how
+    /// many tiles there are then only the device knows.
+    pub fn if_any_tile(&self, k: &'k Kernel, body: impl FnOnce()) {
+        match self.groups {
+            None => body(),
+            Some(groups) => k.if_(k.cluster_index().lt(groups.count()), body),
+        }
     }
 
     /// Whether this block has a tile after the one at `turn`.
     pub fn has_another(&self, k: &'k Kernel, turn: U32<'k>) -> Pred<'k> {
-        (turn + k.grid_clusters()).lt(self.order.count())
+        (turn + k.grid_clusters()).lt(self.turns())
     }
 
     /// Runs `body` with the first row and column of every tile of this block.
@@ -64,13 +107,30 @@ impl<'k> Place<'k> {
         });
     }
 
+    /// Runs `body` with the place of every tile of this block, whether rows are grouped or not.
+    pub fn for_each_place(&self, k: &'k Kernel, body: impl FnOnce(TilePlace<'k>)) {
+        let Some(groups) = self.groups else {
+            return self.for_each_tile(k, |m, n| body(TilePlace { m, n, group: None }));
+        };
+        self.for_each_turn(k, |turn| {
+            let (m, n, group) = groups.tile(turn);
+            body(TilePlace {
+                m: m + self.rank.0 * self.tile[0],
+                n: (n * self.cluster.1 + self.rank.1) * self.tile[1],
+                group: Some(group),
+            });
+        });
+    }
+
     /// A tile's rows of A serve every block of a row of the cluster: each loads an equal part for all of them.
     pub fn share_of_a(&self) -> Share<'k> {
         let blocks = self.cluster.1;
         let k = blocks.kernel();
         let all = (k.constant(1u32) << blocks) - 1;
+        let rows = k.constant(self.tile[0]) / blocks;
         Share {
-            first_row: self.rank.1 * (k.constant(self.tile[0]) / blocks),
+            first_row: self.rank.1 * rows,
+            rows,
             several: blocks.gt(1),
             blocks: (all << (self.rank.0 * blocks)).to_u16(),
         }
@@ -81,8 +141,10 @@ impl<'k> Place<'k> {
         let blocks = self.cluster.0;
         let k = blocks.kernel();
         let other_row = blocks.gt(1).select::<u32>(1, 0) << self.cluster.1;
+        let rows = k.constant(self.tile[1]) / blocks;
         Share {
-            first_row: self.rank.0 * (k.constant(self.tile[1]) / blocks),
+            first_row: self.rank.0 * rows,
+            rows,
             several: blocks.gt(1),
             blocks: ((other_row | 1) << self.rank.1).to_u16(),
         }
@@ -93,6 +155,7 @@ impl<'k> Place<'k> {
 #[derive(Clone, Copy)]
 pub(crate) struct Share<'k> {
     first_row: U32<'k>,
+    rows: U32<'k>,
     several: Pred<'k>,
     blocks: U16<'k>,
 }
@@ -108,13 +171,59 @@ impl<'k> Share<'k> {
         full: MBarrier<'k>,
     ) {
         let (at, to) = ([column, row + self.first_row], tile.at(self.first_row * BLOCK_K));
+        self.load_box(k, tensor, &at, to, full);
+    }
+
+    /// Loads it from one of the tensor's slabs.
+    pub fn load_of_slab(
+        &self,
+        k: &'k Kernel,
+        tensor: &TensorMap<'k>,
+        [column, row, slab]: [U32<'k>; 3],
+        tile: Shared<'k>,
+        full: MBarrier<'k>,
+    ) {
+        let (at, to) = ([column, row + self.first_row, slab], tile.at(self.first_row * BLOCK_K));
+        self.load_box(k, tensor, &at, to, full);
+    }
+
+    /// Loads its rows before `end` from one of the tensor's slabs, in boxes of `box_rows`. Boxes from `end` on are not
+    /// read: rows outside of a tensor are zeros, and arrive as others do.
+    pub fn load_before(
+        &self,
+        k: &'k Kernel,
+        tensor: &TensorMap<'k>,
+        [column, row, slab]: [U32<'k>; 3],
+        (end, box_rows): (U32<'k>, u32),
+        tile: Shared<'k>,
+        full: MBarrier<'k>,
+    ) {
+        k.for_(0, self.rows, box_rows, |offset| {
+            let offset = self.first_row + offset;
+            let row = row + offset;
+            let row = row.lt(end).select(row, BEFORE_ANY_ROW);
+            self.load_box(k, tensor, &[column, row, slab], tile.at(offset * BLOCK_K), full);
+        });
+    }
+
+    fn load_box(
+        &self,
+        k: &'k Kernel,
+        tensor: &TensorMap<'k>,
+        at: &[U32<'k>],
+        to: Shared<'k>,
+        full: MBarrier<'k>,
+    ) {
         k.if_else(
             self.several,
-            || tensor.load(&at, to, full, LoadOptions { multicast: Some(self.blocks), ..Default::default() }),
-            || tensor.load(&at, to, full, LoadOptions::default()),
+            || tensor.load(at, to, full, LoadOptions { multicast: Some(self.blocks), ..Default::default() }),
+            || tensor.load(at, to, full, LoadOptions::default()),
         );
     }
 }
+
+/// A row, as a signed number, that no box of a tile reaches a tensor's first from.
+const BEFORE_ANY_ROW: u32 = (-256i32).cast_unsigned();
 
 /// How a math warp lets go of a stage: lane `i` tells the `i`-th block that writes to it.
 pub(crate) struct Release<'k> {

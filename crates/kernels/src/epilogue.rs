@@ -5,6 +5,8 @@
 //! Every other case is staged in FP32 by each warp for itself and goes through [`OutputParams::store_four`], which also
 //! finishes the sums of the kernels that split K.
 
+mod within;
+
 use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::matrix::Layout;
 use oxigemm_ptx::tma::TensorMap;
@@ -12,6 +14,7 @@ use oxigemm_ptx::wgmma::Swizzle;
 use oxigemm_ptx::{Bf16, Bf16x2, F32, Global, Kernel, Pred, Shared, Type, U32, Val, Var};
 
 /// Arguments of the output, shared by every kernel.
+#[derive(Clone, Copy)]
 pub struct OutputParams<'k> {
     /// The map of D for plain output: see [`Panels::MAP_TILE`].
     pub d_map: TensorMap<'k>,

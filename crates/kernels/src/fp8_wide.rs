@@ -4,10 +4,14 @@
 //! of the columns where a tile has 64 rows. A third one serves them: one thread issues the tensor loads, a warp
 //! brings the scales, and two threads have what the others have staged stored. Clusters of blocks share their operands:
 //! each block loads its part of a tile and multicasts it.
+//!
+//! Rows may be [grouped](crate::grouping), each group with a B of its own: then a tile has rows of one group, and what
+//! lies behind the group's last row is neither loaded nor stored.
 
-use crate::cluster::{Place, Release};
-use crate::epilogue::{OutputFlags, Panels, WarpOutput};
-use crate::params::Params;
+use crate::cluster::{Place, Release, TilePlace};
+use crate::epilogue::{OutputFlags, OutputParams, Panels, WarpOutput};
+use crate::grouping::Grouping;
+use crate::params::{GroupedParams, Params};
 use crate::pipeline::{Cursor, Pipeline};
 use crate::promote::multiply_stage;
 use crate::scales::{GROUP, ScaleReader, ScaleRing, ScaleShape, VECTOR};
@@ -24,6 +28,8 @@ pub struct Config {
     pub block_n: u32,
     /// Stages of the pipeline.
     pub stages: u32,
+    /// Whether rows are grouped.
+    pub grouping: Grouping,
 }
 
 /// Warpgroups that multiply.
@@ -37,7 +43,24 @@ const MATH_REGISTERS: u32 = 232;
 impl Config {
     /// The kernel's name, unique in the closed set.
     pub fn name(&self) -> String {
-        format!("fp8_gemm_wide_{}x{}_s{}", self.block_m, self.block_n, self.stages)
+        let grouped = if self.is_grouped() { "grouped_" } else { "" };
+        format!("fp8_gemm_wide_{grouped}{}x{}_s{}", self.block_m, self.block_n, self.stages)
+    }
+
+    /// Whether rows are grouped.
+    pub fn is_grouped(&self) -> bool {
+        self.grouping == Grouping::Rows
+    }
+
+    /// Rows of A that one tensor load brings, for clusters of this many blocks along N. Where rows are grouped they
+    /// are few, because those behind a group's last are left out by whole loads.
+    pub fn box_rows(&self, cluster_n: u32) -> u32 {
+        let share = self.block_m / cluster_n;
+        if self.is_grouped() { share.min(self.group_box_rows()) } else { share }
+    }
+
+    fn group_box_rows(&self) -> u32 {
+        if self.block_m == 64 { 16 } else { 64 }
     }
 
     /// Threads of a block.
@@ -45,7 +68,7 @@ impl Config {
         (MATH_WARPGROUPS + 1) * WARPGROUP
     }
 
-    /// Bytes of dynamic shared memory.
+    /// Bytes of dynamic shared memory, without the table of groups that follows.
     pub fn shared_bytes(&self) -> u32 {
         SharedMap::new(self).bytes
     }
@@ -100,6 +123,7 @@ struct SharedMap {
     barriers: u32,
     scale_barriers: u32,
     output_barriers: u32,
+    groups: u32,
     bytes: u32,
 }
 
@@ -114,8 +138,9 @@ impl SharedMap {
         let barriers = layout.place(Pipeline::barrier_bytes(cfg.stages), 8);
         let scale_barriers = layout.place(ScaleShape::BARRIER_BYTES, 8);
         let output_barriers = layout.place(Pipeline::barrier_bytes(MATH_WARPGROUPS), 8);
+        let groups = layout.bytes();
         let bytes = layout.bytes();
-        SharedMap { a, b, staging, scales, barriers, scale_barriers, output_barriers, bytes }
+        SharedMap { a, b, staging, scales, barriers, scale_barriers, output_barriers, groups, bytes }
     }
 
     /// Gives names to its parts, for the simulator's messages and timeline.
@@ -135,6 +160,7 @@ struct Block<'k, 'c> {
     k: &'k Kernel,
     cfg: &'c Config,
     params: Params<'k>,
+    grouped: Option<GroupedParams<'k>>,
     map: SharedMap,
     shared: Shared<'k>,
     place: Place<'k>,
@@ -181,20 +207,25 @@ impl<'k> Block<'k, '_> {
     }
 }
 
-/// `D[m,n] = C[m,n] + sum over 128-wide K blocks of  sfa[m,kb] * sfb[n/128,kb] * (A[m,kb] . B[n,kb])`
+/// `D[m,n] = C[m,n] + sum over 128-wide K blocks of  sfa[m,kb] * sfb[n/128,kb] * (A[m,kb] . B[n,kb])`,
+/// with the B and its scales of the group that row m belongs to, where rows are grouped.
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let params = Params::declare(k);
+    let grouped = cfg.is_grouped().then(|| GroupedParams::declare(k));
     let map = SharedMap::new(cfg);
     let shared = k.dynamic_shared();
     map.name(k, cfg);
-    let place = Place::new(k, [cfg.block_m, cfg.block_n], &params);
+    let mut place = Place::new(k, [cfg.block_m, cfg.block_n], &params);
+    if let Some(grouped) = &grouped {
+        place = place.among_groups(grouped.groups, shared.at(map.groups), params.output.rows);
+    }
     let pipe = Pipeline::new(k, shared.at(map.barriers), cfg.stages, cfg.stages);
     let scales =
         ScaleRing::new(k, cfg.scales(), shared.at(map.scales), shared.at(map.scale_barriers), &params);
     let (warp, lane) = (k.warp_index(), k.lane());
     let outbox = Pipeline::new(k, shared.at(map.output_barriers), MATH_WARPGROUPS, MATH_WARPGROUPS);
-    let block = Block { k, cfg, params, map, shared, place, pipe, scales, outbox, warp, lane };
+    let block = Block { k, cfg, params, grouped, map, shared, place, pipe, scales, outbox, warp, lane };
 
     let tile_warp = MATH_WARPS;
     let scale_warp = MATH_WARPS + 2;
@@ -213,16 +244,31 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         });
         k.sync_warp();
     });
-    // A block alone starts loading as soon as its barriers exist; with others, when theirs do.
-    k.if_else(
-        place.sharers().eq(1),
-        || {
-            let threads = cfg.threads();
-            k.if_else(warp.eq(tile_warp), || k.barrier_arrive(0, threads), || k.barrier_sync(0, threads));
-        },
-        || k.cluster_sync(),
-    );
-    k.grid_dependency_wait();
+    match cfg.grouping {
+        Grouping::Dense => {
+            // A block alone starts loading as soon as its barriers exist; with others, when theirs do.
+            k.if_else(
+                place.sharers().eq(1),
+                || {
+                    let threads = cfg.threads();
+                    k.if_else(
+                        warp.eq(tile_warp),
+                        || k.barrier_arrive(0, threads),
+                        || k.barrier_sync(0, threads),
+                    );
+                },
+                || k.cluster_sync(),
+            );
+            k.grid_dependency_wait();
+        }
+        Grouping::Rows => {
+            // Finding the groups takes longer than the cluster takes to meet.
+            k.cluster_arrive();
+            k.grid_dependency_wait();
+            place.find_groups(cfg.threads());
+            k.cluster_wait();
+        }
+    }
 
     k.if_else(
         warp.ge(tile_warp),
@@ -246,15 +292,22 @@ impl<'k> Block<'k, '_> {
         let (k, cfg, p) = (self.k, self.cfg, &self.params);
         let (a, b) = (self.place.share_of_a(), self.place.share_of_b());
         let cursor = self.pipe.writer();
-        self.place.for_each_tile(k, |m, n| {
+        self.place.for_each_place(k, |tile| {
             k.for_(0, p.k_blocks, 1, |block| {
                 cursor.wait_empty();
                 let stage = cursor.stage();
                 let full = self.pipe.full(stage);
                 full.arrive_expecting((cfg.block_m + cfg.block_n) * BLOCK_K);
                 let column = block * BLOCK_K;
-                a.load(k, &p.a, [column, m], self.a(stage), full);
-                b.load(k, &p.b, [column, n], self.b(stage), full);
+                let TilePlace { m, n, group } = tile;
+                if let Some(place) = group {
+                    let rows = (place.end, cfg.group_box_rows());
+                    a.load_before(k, &p.a, [column, m, place.slab], rows, self.a(stage), full);
+                    b.load_of_slab(k, &p.b, [column, n, place.group], self.b(stage), full);
+                } else {
+                    a.load(k, &p.a, [column, m], self.a(stage), full);
+                    b.load(k, &p.b, [column, n], self.b(stage), full);
+                }
                 cursor.advance();
             });
         });
@@ -266,10 +319,11 @@ impl<'k> Block<'k, '_> {
     fn bring_scales(&self) {
         let (k, p) = (self.k, &self.params);
         let (writer, copier) = (self.scales.writer(), self.scales.copier(self.lane));
-        self.place.for_each_tile(k, |m, n| {
+        self.place.for_each_place(k, |tile| {
+            let (p, at) = (&p.of(&tile, self.grouped.as_ref()), [tile.m, tile.n]);
             k.for_(0, p.k_blocks, GROUP, |block| {
-                k.if_(self.lane.eq(0), || writer.load(p, [m, n], block));
-                k.if_(self.scales.copied(), || copier.copy(p, [m, n], block, p.k_blocks));
+                k.if_(self.lane.eq(0), || writer.load(p, at, block));
+                k.if_(self.scales.copied(), || copier.copy(p, at, block, p.k_blocks));
             });
         });
     }
@@ -279,22 +333,26 @@ impl<'k> Block<'k, '_> {
         let (k, cfg, p) = (self.k, self.cfg, &self.params);
         let math = Math::new(self);
         let warpgroup = self.warp >> 2;
+        let first_row = self.part_of(warpgroup)[0];
         // The first tile finds its staging area empty.
         let parity = k.var(1u32);
-        math.load_scales(k.constant(0));
+        self.place.if_any_tile(k, || math.load_scales(k.constant(0)));
         self.place.for_each_turn(k, |turn| {
             math.sums.iter().flatten().for_each(|sum| sum.set(0.0));
-            let tile = math.scales.place();
-            // Without a test inside, unrolled blocks overlap best; what is left over goes one by one.
-            let whole = p.k_blocks - p.k_blocks % UNROLL as u32;
-            k.for_(0, whole, UNROLL as u32, |first| math.multiply_blocks(first));
-            k.for_(whole, p.k_blocks, 1, |block| math.multiply_single(block % GROUP));
+            let (tile, end) = math.tile();
+            match end {
+                None => math.multiply_tile(),
+                Some(end) => {
+                    k.if_else((tile[0] + first_row).lt(end), || math.multiply_tile(), || math.pass_tile_by())
+                }
+            }
             k.if_(self.place.has_another(k, turn), || {
                 math.scales.release();
                 math.load_scales(k.constant(0));
             });
             let columns = cfg.warpgroup_n();
-            let part = |place| WarpOutput { params: &p.output, place, warp: self.warp & 3, lane: self.lane };
+            let output = OutputParams { rows: end.unwrap_or(p.output.rows), ..p.output };
+            let part = |place| WarpOutput { params: &output, place, warp: self.warp & 3, lane: self.lane };
             let parts = self.panels(warpgroup, tile).into_iter().map(part);
             let parts: Vec<_> = parts.zip(math.sums.iter().map(Vec::as_slice)).collect();
             k.if_else(
@@ -306,23 +364,40 @@ impl<'k> Block<'k, '_> {
                     k.sync_warp();
                     k.guard(self.lane.eq(0), || self.outbox.full(warpgroup).arrive());
                     parity.set(parity.live() ^ 1);
-                    parts.iter().for_each(|(part, _)| part.store_left_over(k, columns));
+                    for (part, _) in &parts {
+                        match end {
+                            None => part.store_left_over(k, columns),
+                            Some(_) => part.store_within(k, columns),
+                        }
+                    }
                 },
-                || WarpOutput::write_f32(k, &parts),
+                || match end {
+                    None => WarpOutput::write_f32(k, &parts),
+                    Some(end) => {
+                        k.if_((tile[0] + first_row).lt(end), || WarpOutput::write_f32(k, &parts));
+                    }
+                },
             );
         });
     }
 
     /// The thread that has stored what a math warpgroup has staged, so that none of those ever waits for the copy engine.
     fn store_tiles(&self) {
-        let (k, output) = (self.k, &self.params.output);
+        let (k, output, columns) = (self.k, &self.params.output, self.cfg.warpgroup_n());
         let warpgroup = (self.warp - MATH_WARPS) >> 1;
         let parity = k.var(0u32);
-        self.place.for_each_tile(k, |m, n| {
+        self.place.for_each_place(k, |tile| {
             self.outbox.full(warpgroup).wait(parity.get());
-            self.panels(warpgroup, [m, n])
-                .iter()
-                .for_each(|panels| panels.store(output, self.cfg.warpgroup_n()));
+            let (row, end) = match tile.group {
+                None => (tile.m, None),
+                Some(group) => (group.d_row + tile.m, Some(group.d_row + group.end)),
+            };
+            for panels in self.panels(warpgroup, [row, tile.n]) {
+                match end {
+                    None => panels.store(output, columns),
+                    Some(end) => k.if_(panels.is_before(end), || panels.store(output, columns)),
+                }
+            }
             k.bulk_commit();
             k.bulk_wait_read(0);
             self.outbox.empty(warpgroup).arrive();
@@ -383,6 +458,17 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         }
     }
 
+    /// The first row and column of the current tile and, where rows are grouped, the row behind the group's last.
+    fn tile(&self) -> ([U32<'k>; 2], Option<U32<'k>>) {
+        match self.block.cfg.grouping {
+            Grouping::Dense => (self.scales.place(), None),
+            Grouping::Rows => {
+                let (tile, end) = self.scales.place_in_group();
+                (tile, Some(end))
+            }
+        }
+    }
+
     /// Loads the scales of a few blocks, from the `within`-th of a group on.
     fn load_scales(&self, within: U32<'k>) {
         self.block.k.if_(within.eq(0), || self.scales.wait());
@@ -413,6 +499,32 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
                 self.scales.columns(within, self.first_column / per_scale, count)
             }
         }
+    }
+
+    /// All blocks of a tile.
+    fn multiply_tile(&self) {
+        let (k, k_blocks) = (self.block.k, self.block.params.k_blocks);
+        // Without a test inside, unrolled blocks overlap best; what is left over goes one by one.
+        let whole = k_blocks - k_blocks % UNROLL as u32;
+        k.for_(0, whole, UNROLL as u32, |first| self.multiply_blocks(first));
+        k.for_(whole, k_blocks, 1, |block| self.multiply_single(block % GROUP));
+    }
+
+    /// Lets go of all blocks of a tile in which no row of this warpgroup belongs to the tile's group.
+    fn pass_tile_by(&self) {
+        let (k, k_blocks) = (self.block.k, self.block.params.k_blocks);
+        k.for_(0, k_blocks, 1, |block| {
+            self.cursor.wait_full();
+            // No lane may still wait for what another has let go of.
+            k.sync_warp();
+            self.release.stage(k, self.cursor.stage());
+            self.advance();
+            let next = block + 1;
+            k.if_((next % GROUP).eq(0) & next.lt(k_blocks), || {
+                self.scales.release();
+                self.scales.wait();
+            });
+        });
     }
 
     /// As many blocks as are unrolled. While the tensor core works on the last, the next scales are loaded.

@@ -1,6 +1,7 @@
 //! The closed set of kernels, and how each is launched for a shape.
 
 use crate::epilogue::Panels;
+use crate::grouping::{Grouping, table_bytes};
 use crate::params::ScaleLayout;
 use crate::scales::loaded_blocks;
 use crate::schedule::best_band;
@@ -57,7 +58,31 @@ impl Shape {
     }
 }
 
-/// A tensor map as plain numbers: a matrix in memory and the tile that one copy moves.
+/// What a launch needs to know of a problem whose rows are grouped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GroupedShape {
+    /// How many groups there are.
+    pub groups: u32,
+    /// Slabs of A and D: one for each group, or one for all.
+    pub slabs: u32,
+    /// Rows of a slab.
+    pub rows: u32,
+    /// Rows that a group is expected to have.
+    pub expected: u32,
+    /// Rows of a group's B, columns of D.
+    pub n: u32,
+    /// Columns of A and B.
+    pub k: u32,
+}
+
+impl GroupedShape {
+    /// One slab, as the shape of a product.
+    pub fn slab(&self) -> Shape {
+        Shape { m: self.rows, n: self.n, k: self.k }
+    }
+}
+
+/// A tensor map as plain numbers: a matrix in memory, or slabs of it, and the tile that one copy moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixMap {
     /// Elements along the contiguous dimension and the other.
@@ -66,6 +91,20 @@ pub struct MatrixMap {
     pub pitch: u64,
     /// Elements of a tile along the same dimensions.
     pub tile: [u32; 2],
+    /// How many such matrices there are, and elements from one to the next: a third dimension, of which a tile has 1.
+    pub slabs: Option<(u32, u64)>,
+}
+
+impl MatrixMap {
+    fn new(dims: [u32; 2], pitch: u64, tile: [u32; 2]) -> MatrixMap {
+        MatrixMap { dims, pitch, tile, slabs: None }
+    }
+
+    /// The same matrix several times, `pitch` elements apart.
+    #[must_use]
+    pub fn in_slabs(self, count: u32, pitch: u64) -> MatrixMap {
+        MatrixMap { slabs: Some((count, pitch)), ..self }
+    }
 }
 
 /// A launch as plain numbers.
@@ -92,12 +131,12 @@ pub struct Launch {
 impl Launch {
     /// The map of A, of bytes with 128-byte swizzle.
     pub fn map_a(&self, shape: Shape, pitch: u64) -> MatrixMap {
-        MatrixMap { dims: [shape.k, shape.m], pitch, tile: [BLOCK_K, self.tile_a] }
+        MatrixMap::new([shape.k, shape.m], pitch, [BLOCK_K, self.tile_a])
     }
 
     /// The map of B, of bytes with 128-byte swizzle.
     pub fn map_b(&self, shape: Shape, pitch: u64) -> MatrixMap {
-        MatrixMap { dims: [shape.k, shape.n], pitch, tile: [BLOCK_K, self.tile_b] }
+        MatrixMap::new([shape.k, shape.n], pitch, [BLOCK_K, self.tile_b])
     }
 
     /// The map of A's scales, of FP32 without swizzle; none where threads copy them.
@@ -109,16 +148,12 @@ impl Launch {
     ) -> Option<MatrixMap> {
         let (m, k) = (shape.m, shape.k_blocks());
         match layout {
-            ScaleLayout::RowMajor => Some(MatrixMap {
-                dims: [k, m],
-                pitch: u64::from(stride_m),
-                tile: [loaded_blocks(k), self.scale_rows],
-            }),
-            ScaleLayout::MnMajor => Some(MatrixMap {
-                dims: [m, k],
-                pitch: u64::from(stride_k),
-                tile: [self.scale_rows, loaded_blocks(k)],
-            }),
+            ScaleLayout::RowMajor => {
+                Some(MatrixMap::new([k, m], u64::from(stride_m), [loaded_blocks(k), self.scale_rows]))
+            }
+            ScaleLayout::MnMajor => {
+                Some(MatrixMap::new([m, k], u64::from(stride_k), [self.scale_rows, loaded_blocks(k)]))
+            }
             ScaleLayout::Copied => None,
         }
     }
@@ -126,7 +161,7 @@ impl Launch {
     /// The map of a plain D, of BF16 with 128-byte swizzle.
     pub fn map_d(&self, shape: Shape, pitch: u64) -> MatrixMap {
         let [rows, columns] = Panels::MAP_TILE;
-        MatrixMap { dims: [shape.n, shape.m], pitch, tile: [columns, rows] }
+        MatrixMap::new([shape.n, shape.m], pitch, [columns, rows])
     }
 }
 
@@ -159,13 +194,31 @@ const SLIM: &[(u32, u32)] = &[
     (128, 128),
 ];
 
+/// Those of which rows are grouped.
+const GROUPED: &[(u32, u32, u32)] =
+    &[(256, 128, 3), (128, 128, 5), (128, 192, 4), (64, 64, 12), (64, 128, 8), (64, 256, 4)];
+
+fn wide(tiles: &[(u32, u32, u32)], grouping: Grouping) -> impl Iterator<Item = Config> {
+    tiles.iter().map(move |&(block_m, block_n, stages)| {
+        Config::Wide(fp8_wide::Config { block_m, block_n, stages, grouping })
+    })
+}
+
 impl Config {
     /// Every kernel that exists: no shape ever needs another.
     pub fn all() -> impl Iterator<Item = Config> {
-        let wide =
-            WIDE.iter().map(|&(block_m, block_n, stages)| fp8_wide::Config { block_m, block_n, stages });
+        Config::dense().chain(Config::grouped())
+    }
+
+    /// The kernels of one product.
+    pub fn dense() -> impl Iterator<Item = Config> {
         let slim = SLIM.iter().map(|&(block_m, block_n)| fp8_slim::Config { block_m, block_n });
-        wide.map(Config::Wide).chain(slim.map(Config::Slim))
+        wide(WIDE, Grouping::Dense).chain(slim.map(Config::Slim))
+    }
+
+    /// The kernels whose rows are grouped.
+    pub fn grouped() -> impl Iterator<Item = Config> {
+        wide(GROUPED, Grouping::Rows)
     }
 
     /// The kernel's name, which is also the entry's.
@@ -212,7 +265,7 @@ impl Choice {
                     threads: config.threads(),
                     cluster,
                     shared_bytes: config.shared_bytes(),
-                    tile_a: config.block_m / cluster_n,
+                    tile_a: config.box_rows(cluster_n),
                     tile_b: config.block_n / cluster_m,
                     scale_rows: config.block_m,
                     tuning: [cluster_m, cluster_n, band],
@@ -233,6 +286,34 @@ impl Choice {
             }
         }
     }
+
+    /// The same where rows are grouped; only kernels with [`Grouping::Rows`] can be launched so. How many tiles there
+    /// are only the device knows, so that the grid is as large as the device runs at a time.
+    pub fn launch_grouped(&self, shape: &GroupedShape, concurrent: u32) -> Option<Launch> {
+        let Choice::Wide { config, cluster_m, cluster_n } = *self else { return None };
+        if !config.is_grouped() {
+            return None;
+        }
+        // As if it were one group, of the rows that a group should have.
+        let group = Shape { m: shape.expected.clamp(1, shape.rows.max(1)), ..shape.slab() };
+        let one = self.launch(group, concurrent);
+        // More clusters than tiles of whole slabs would have nothing to do, whatever the groups are.
+        let tiles = |rows: u32| {
+            u64::from(rows.div_ceil(config.block_m * cluster_m))
+                * u64::from(shape.n.div_ceil(config.block_n * cluster_n))
+        };
+        let most = match shape.slabs {
+            // A group may begin anywhere, and so have a tile more than its rows would fill.
+            1 => tiles(shape.rows) + u64::from(shape.groups) * tiles(1),
+            slabs => u64::from(slabs) * tiles(shape.rows),
+        };
+        let clusters = u64::from(concurrent).min(most).max(1) as u32;
+        Some(Launch {
+            grid: [clusters * one.cluster, 1],
+            shared_bytes: config.shared_bytes() + table_bytes(shape.groups),
+            ..one
+        })
+    }
 }
 
 #[cfg(test)]
@@ -251,6 +332,7 @@ mod tests {
     fn every_kernel_fits_the_shared_memory_of_a_block() {
         for config in Config::all() {
             let bytes = match config {
+                Config::Wide(config) if config.is_grouped() => config.shared_bytes() + table_bytes(128),
                 Config::Wide(config) => config.shared_bytes(),
                 Config::Slim(config) => config.shared_bytes(2),
             };

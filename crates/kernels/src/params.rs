@@ -1,8 +1,10 @@
 //! The arguments of the FP8 GEMM kernels: as the host passes them and as the kernels declare them.
 
+use crate::cluster::TilePlace;
 use crate::epilogue::OutputParams;
+use crate::grouping::{GroupArgs, GroupParams, GroupPlace};
 use oxigemm_ptx::tma::TensorMap;
-use oxigemm_ptx::{Global, Kernel, Pred, U32};
+use oxigemm_ptx::{Global, Kernel, Pred, Shared, U32};
 use std::ffi::c_void;
 
 /// What the host passes, in the order of the parameters.
@@ -118,7 +120,34 @@ impl Args {
     }
 }
 
+/// What the host passes beside [`Args`] where rows are grouped, in the order of the parameters.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct GroupedArgs {
+    /// Where the groups are.
+    pub groups: GroupArgs,
+    /// From one slab of A's scales to the next, in elements.
+    pub sfa_slab: u32,
+    /// From the scales of one group's B to those of the next, in elements.
+    pub sfb_group: u32,
+}
+
+impl GroupedArgs {
+    /// How many parameters they are.
+    pub const COUNT: usize = GroupArgs::COUNT + 2;
+
+    /// A pointer to each argument, as a launch takes them.
+    pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
+        let strides = [&self.sfa_slab, &self.sfb_group].map(|x| std::ptr::from_ref(x).cast_mut().cast());
+        let mut all = [std::ptr::null_mut(); Self::COUNT];
+        all[..GroupArgs::COUNT].copy_from_slice(&self.groups.pointers());
+        all[GroupArgs::COUNT..].copy_from_slice(&strides);
+        all
+    }
+}
+
 /// The same arguments inside a kernel.
+#[derive(Clone, Copy)]
 pub(crate) struct Params<'k> {
     pub a: TensorMap<'k>,
     pub b: TensorMap<'k>,
@@ -131,6 +160,27 @@ pub(crate) struct Params<'k> {
     pub output: OutputParams<'k>,
     pub k_blocks: U32<'k>,
     pub tuning: [U32<'k>; 3],
+    /// The group that they are of, where rows are grouped: see [`Params::of`].
+    pub group: Option<GroupPlace<'k>>,
+}
+
+/// The arguments of groups inside a kernel.
+#[derive(Clone, Copy)]
+pub(crate) struct GroupedParams<'k> {
+    pub groups: GroupParams<'k>,
+    sfa_slab: U32<'k>,
+    sfb_group: U32<'k>,
+}
+
+impl<'k> GroupedParams<'k> {
+    /// Declares them in the order of [`GroupedArgs`], behind those of [`Params`].
+    pub fn declare(k: &'k Kernel) -> Self {
+        GroupedParams {
+            groups: GroupParams::declare(k),
+            sfa_slab: k.param("sfa_slab"),
+            sfb_group: k.param("sfb_group"),
+        }
+    }
 }
 
 /// A matrix of scales in memory, in any layout.
@@ -142,6 +192,11 @@ pub(crate) struct ScaleParams<'k> {
 }
 
 impl<'k> ScaleParams<'k> {
+    /// The matrix a number of strides further on.
+    fn moved(self, count: U32<'k>, stride: U32<'k>) -> Self {
+        ScaleParams { base: self.base.at(count.widening_mul(stride) << 2), ..self }
+    }
+
     /// The scale of one row of A (or one 128 rows of B) and one 128-wide block of K.
     pub fn at(&self, row: U32<'k>, block: U32<'k>) -> Global<'k> {
         let index = row.widening_mul(self.stride_mn) + block.widening_mul(self.stride_k);
@@ -166,7 +221,28 @@ impl<'k> Params<'k> {
         let layouts: U32<'k> = k.param("scale_layouts");
         let (sfa_layout, sfb_bulk) = (layouts & (SFB_BULK - 1), (layouts & SFB_BULK).ne(0));
         let tuning = [k.param("tuning_0"), k.param("tuning_1"), k.param("tuning_2")];
-        Params { a, b, sfa_map, sfa, sfb, sfa_layout, sfb_bulk, output, k_blocks, tuning }
+        Params { a, b, sfa_map, sfa, sfb, sfa_layout, sfb_bulk, output, k_blocks, tuning, group: None }
+    }
+
+    /// The arguments of the tile's group: its scales, and its rows as all rows that there are.
+    pub fn of(&self, tile: &TilePlace<'k>, grouped: Option<&GroupedParams<'k>>) -> Self {
+        let (Some(place), Some(grouped)) = (tile.group, grouped) else { return *self };
+        Params {
+            sfa: self.sfa.moved(place.slab, grouped.sfa_slab),
+            sfb: self.sfb.moved(place.group, grouped.sfb_group),
+            output: OutputParams { rows: place.end, ..self.output },
+            group: tile.group,
+            ..*self
+        }
+    }
+
+    /// Tells the math warps where a tile is: its first row and column of D and, where rows are grouped, the row of D
+    /// behind the group's last.
+    pub fn store_place(&self, to: Shared<'k>, m: U32<'k>, n: U32<'k>) {
+        match self.group {
+            None => to.store_vec([m, n]),
+            Some(group) => to.store_vec([group.d_row + m, n, group.d_row + group.end, n]),
+        }
     }
 }
 

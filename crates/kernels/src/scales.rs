@@ -18,6 +18,8 @@ pub(crate) const GROUP: u32 = 8;
 pub(crate) const VECTOR: u32 = 4;
 /// Groups in flight.
 const SLOTS: u32 = 2;
+/// Bytes of a tile's place: see [`Params::store_place`].
+const PLACE_BYTES: u32 = 16;
 
 /// Blocks of K whose scales one load brings: a whole group, or half of one where K has no more.
 pub(crate) const fn loaded_blocks(k_blocks: u32) -> u32 {
@@ -56,7 +58,7 @@ impl ScaleShape {
 
     /// Bytes of one slot: row scales, column scales, and the tile's place.
     fn slot_bytes(&self) -> u32 {
-        (self.row_bytes() + GROUP * self.column_pitch() * 4 + 8).next_multiple_of(128)
+        (self.row_bytes() + GROUP * self.column_pitch() * 4 + PLACE_BYTES).next_multiple_of(128)
     }
 
     /// Gives a name to the ring's slots, `offset` bytes into dynamic shared memory.
@@ -179,11 +181,13 @@ impl<'k> ScaleWriter<'k> {
         let [rows, columns] = ring.by_engine;
         let row_bytes: U32<'k> = rows.select(ring.loaded * (ring.shape.rows * 4), 0);
         let column_bytes: U32<'k> = columns.select((params.k_blocks - block).min(GROUP) * 4, 0);
-        ring.place(slot).store_vec([m, n]);
+        params.store_place(ring.place(slot), m, n);
         full.arrive_expecting(row_bytes + column_bytes);
         k.if_(rows, || {
             let by_rows = ring.layout.eq(ScaleLayout::RowMajor as u32);
             let at = [by_rows.select(block, m), by_rows.select(m, block)];
+            let slab = params.group.map(|group| group.slab);
+            let at: Vec<U32<'k>> = at.into_iter().chain(slab).collect();
             params.sfa_map.load(&at, slot, full, LoadOptions::default());
         });
         k.if_(columns, || {
@@ -335,5 +339,11 @@ impl<'k> ScaleReader<'k> {
     /// The first row and column of the tile that the current group belongs to.
     pub fn place(&self) -> [U32<'k>; 2] {
         self.ring.place(self.slot()).load_vec::<u32, 2>()
+    }
+
+    /// The same where rows are grouped, and the row of D behind the group's last.
+    pub fn place_in_group(&self) -> ([U32<'k>; 2], U32<'k>) {
+        let [row, column, end, _] = self.ring.place(self.slot()).load_vec::<u32, 4>();
+        ([row, column], end)
     }
 }

@@ -1,10 +1,13 @@
 //! What a call passes to its kernel: every decision that does not depend on who runs it.
 
-use oxigemm_kernels::epilogue::OutputFlags;
-use oxigemm_kernels::launch::MatrixMap;
-use oxigemm_kernels::params::{Args, SFB_BULK, ScaleLayout, sfb_bulk};
+use std::ffi::c_void;
 
-use crate::check::{Accumulate, Problem};
+use oxigemm_kernels::epilogue::OutputFlags;
+use oxigemm_kernels::grouping::GroupArgs;
+use oxigemm_kernels::launch::{GroupedShape, MatrixMap};
+use oxigemm_kernels::params::{Args, GroupedArgs, SFB_BULK, ScaleLayout, sfb_bulk};
+
+use crate::check::{Accumulate, Groups, Problem};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::{self, Choice, Limits, Plan, Shape};
@@ -13,6 +16,8 @@ use crate::plan::{self, Choice, Limits, Plan, Shape};
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct PlanKey {
     pub problem: Problem,
+    /// Its groups, where rows are grouped.
+    pub groups: Option<Groups>,
     pub choice: Option<Choice>,
     pub sms: u32,
 }
@@ -21,14 +26,30 @@ impl PlanKey {
     /// The plan, on a device with these limits.
     pub fn plan(&self, limits: &Limits) -> Result<Plan> {
         let Problem { m, n, k, .. } = self.problem;
-        let shape = Shape { m, n, k };
-        match self.choice {
-            Some(choice) => Plan::of(choice, shape, limits).ok_or_else(|| Error::Choice {
-                name: plan::name(&choice),
-                shape: format!("m={m} n={n} k={k} on {} multiprocessors", limits.sms),
+        let refuse = |choice: Choice, groups: String| Error::Choice {
+            name: plan::name(&choice),
+            shape: format!("{groups}m={m} n={n} k={k} on {} multiprocessors", limits.sms),
+        };
+        match (self.choice, self.grouped_shape()) {
+            (Some(choice), None) => {
+                Plan::of(choice, Shape { m, n, k }, limits).ok_or_else(|| refuse(choice, String::new()))
+            }
+            (None, None) => Ok(Plan::best(Shape { m, n, k }, limits)),
+            (Some(choice), Some(shape)) => Plan::of_grouped(choice, &shape, limits)
+                .ok_or_else(|| refuse(choice, format!("{} groups of ", shape.groups))),
+            (None, Some(shape)) => Plan::best_grouped(&shape, limits).ok_or_else(|| Error::Overflow {
+                argument: "b",
+                expected: "as many groups as the shared memory of a block has room for".to_owned(),
+                found: format!("{} groups", shape.groups),
             }),
-            None => Ok(Plan::best(shape, limits)),
         }
+    }
+
+    fn grouped_shape(&self) -> Option<GroupedShape> {
+        let Problem { m, n, k, .. } = self.problem;
+        let groups = self.groups?;
+        let (slabs, expected) = (groups.slabs(), groups.expected);
+        Some(GroupedShape { groups: groups.count, slabs, rows: m, expected, n, k })
     }
 }
 
@@ -42,6 +63,8 @@ pub(crate) struct Addresses {
     /// That of D where D is added to; not looked at where nothing is added.
     pub c: u64,
     pub d: u64,
+    /// The numbers that tell where groups are; not looked at where rows are not grouped.
+    pub groups: u64,
 }
 
 /// An operand that the copy engine moves, and so has a tensor map.
@@ -71,22 +94,59 @@ pub(crate) struct Maps {
 pub(crate) struct Arguments {
     args: Args,
     output: Output,
+    groups: Option<GroupedArgs>,
+    /// Whether the copy engine can address every slab of A's scales as it does the first, and every group's of B's.
+    scales_alike: [bool; 2],
+}
+
+/// What a kernel is launched with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KernelArgs {
+    pub product: Args,
+    pub groups: Option<GroupedArgs>,
+}
+
+impl KernelArgs {
+    const MOST: usize = Args::COUNT + GroupedArgs::COUNT;
+
+    /// A pointer to each argument, and how many there are.
+    pub fn pointers(&self) -> ([*mut c_void; Self::MOST], usize) {
+        let mut all = [std::ptr::null_mut(); Self::MOST];
+        all[..Args::COUNT].copy_from_slice(&self.product.pointers());
+        let Some(groups) = &self.groups else { return (all, Args::COUNT) };
+        all[Args::COUNT..].copy_from_slice(&groups.pointers());
+        (all, Self::MOST)
+    }
 }
 
 impl Arguments {
     /// The arguments of a plan, and the tensor maps that go with them.
-    pub fn new(plan: &Plan, problem: &Problem) -> (Arguments, Maps) {
+    pub fn new(plan: &Plan, problem: &Problem, groups: Option<&Groups>) -> (Arguments, Maps) {
         let (shape, launch) = (plan.shape, plan.launch);
         let sfa_strides = sfa_strides(problem);
         let output = Output::new(problem);
         // An aligned address stands for all aligned ones; the others are copied by threads.
         let layout = ScaleLayout::of(0, sfa_strides);
-        let maps = Maps {
+        let mut maps = Maps {
             a: launch.map_a(shape, problem.a_pitch),
             b: launch.map_b(shape, problem.b_pitch),
             sfa: launch.map_sfa(shape, layout, sfa_strides),
             d: output.plain.then(|| launch.map_d(shape, problem.d_pitch)),
         };
+        let mut scales_alike = [true; 2];
+        if let Some(groups) = groups {
+            let slabs = groups.slabs();
+            maps.a = maps.a.in_slabs(slabs, groups.a_slab);
+            maps.b = maps.b.in_slabs(groups.count, groups.b_group);
+            maps.sfa = maps.sfa.map(|map| map.in_slabs(slabs, groups.sfa_slab.into()));
+            // The rows of D are those of all slabs.
+            let rows = (slabs - 1) * groups.d_slab + shape.m;
+            maps.d = maps.d.map(|_| launch.map_d(Shape { m: rows, ..shape }, problem.d_pitch));
+            scales_alike = [groups.sfa_slab, groups.sfb_group].map(|stride| stride.is_multiple_of(4));
+            if !scales_alike[0] {
+                maps.sfa = None;
+            }
+        }
         let args = Args {
             a: [0; 16],
             b: [0; 16],
@@ -108,7 +168,8 @@ impl Arguments {
             scale_layouts: ScaleLayout::Copied as u32,
             tuning: launch.tuning,
         };
-        (Arguments { args, output }, maps)
+        let groups = groups.map(grouped_args);
+        (Arguments { args, output, groups, scales_alike }, maps)
     }
 
     /// The arguments for operands at these addresses. `encode` gives the tensor map of an operand at its address.
@@ -117,12 +178,15 @@ impl Arguments {
         &self,
         at: &Addresses,
         mut encode: impl FnMut(Mapped, u64) -> Result<[u64; 16]>,
-    ) -> Result<Args> {
+    ) -> Result<KernelArgs> {
         let output_flags = self.output.flags(at);
-        let layout = ScaleLayout::of(at.sfa, self.args.sfa_strides);
-        let bulk = sfb_bulk(at.sfb, self.args.sfb_strides, self.args.k_blocks);
+        let layout = match self.scales_alike[0] {
+            true => ScaleLayout::of(at.sfa, self.args.sfa_strides),
+            false => ScaleLayout::Copied,
+        };
+        let bulk = self.scales_alike[1] && sfb_bulk(at.sfb, self.args.sfb_strides, self.args.k_blocks);
         let (a, b) = (encode(Mapped::A, at.a)?, encode(Mapped::B, at.b)?);
-        Ok(Args {
+        let product = Args {
             a,
             b,
             // A kernel may prefetch a map that it then does not use: each is a map of something.
@@ -141,7 +205,26 @@ impl Arguments {
             output_flags,
             scale_layouts: layout as u32 | if bulk { SFB_BULK } else { 0 },
             ..self.args
-        })
+        };
+        let groups = self
+            .groups
+            .map(|groups| GroupedArgs { groups: GroupArgs { layout: at.groups, ..groups.groups }, ..groups });
+        Ok(KernelArgs { product, groups })
+    }
+}
+
+/// The arguments of groups, but for the address of the numbers.
+fn grouped_args(groups: &Groups) -> GroupedArgs {
+    GroupedArgs {
+        groups: GroupArgs {
+            layout: 0,
+            kind: groups.layout as u32,
+            groups: groups.count,
+            alignment: groups.alignment,
+            d_slab: groups.d_slab,
+        },
+        sfa_slab: groups.sfa_slab,
+        sfb_group: groups.sfb_group,
     }
 }
 
@@ -222,7 +305,8 @@ mod tests {
         sfb: ScaleStrides { mn: 4, k: 1 },
         d_type: DType::Bf16,
     };
-    const AT: Addresses = Addresses { a: 0x1000, sfa: 0x2000, b: 0x3000, sfb: 0x4000, c: 0x5000, d: 0x6000 };
+    const AT: Addresses =
+        Addresses { a: 0x1000, sfa: 0x2000, b: 0x3000, sfb: 0x4000, c: 0x5000, d: 0x6000, groups: 0 };
 
     #[test]
     fn the_copy_engine_stores_what_it_can_address_and_nothing_else() {

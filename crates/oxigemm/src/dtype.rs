@@ -37,11 +37,13 @@ pub enum DType {
     F16,
     /// IEEE single precision.
     F32,
+    /// 32-bit signed integers: indices and counts.
+    I32,
 }
 
 impl DType {
     /// Every element type.
-    pub const ALL: [DType; 5] = [DType::E4m3, DType::E5m2, DType::Bf16, DType::F16, DType::F32];
+    pub const ALL: [DType; 6] = [DType::E4m3, DType::E5m2, DType::Bf16, DType::F16, DType::F32, DType::I32];
 
     /// The size of one element in bytes.
     #[must_use]
@@ -49,7 +51,7 @@ impl DType {
         match self {
             DType::E4m3 | DType::E5m2 => 1,
             DType::Bf16 | DType::F16 => 2,
-            DType::F32 => 4,
+            DType::F32 | DType::I32 => 4,
         }
     }
 
@@ -62,6 +64,7 @@ impl DType {
             DType::Bf16 => "bf16",
             DType::F16 => "f16",
             DType::F32 => "f32",
+            DType::I32 => "i32",
         }
     }
 
@@ -74,6 +77,8 @@ impl DType {
             DType::Bf16 => 3.389_531_4e38,
             DType::F16 => 65504.0,
             DType::F32 => f32::MAX,
+            // The largest integer that an f32 holds is below i32::MAX.
+            DType::I32 => 2_147_483_520.0,
         }
     }
 
@@ -92,6 +97,7 @@ impl DType {
             DType::Bf16 => decode_as::<bf16>(bytes),
             DType::F16 => decode_as::<f16>(bytes),
             DType::F32 => decode_as::<f32>(bytes),
+            DType::I32 => decode_as::<i32>(bytes),
         }
     }
 
@@ -110,6 +116,7 @@ impl DType {
             DType::Bf16 => encode_as::<bf16>(values),
             DType::F16 => encode_as::<f16>(values),
             DType::F32 => encode_as::<f32>(values),
+            DType::I32 => encode_as::<i32>(values),
         }
     }
 
@@ -141,7 +148,7 @@ impl FromStr for DType {
     fn from_str(name: &str) -> Result<DType> {
         DType::ALL.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| Error::DType {
             argument: "dtype",
-            expected: "one of e4m3, e5m2, bf16, f16, f32".to_owned(),
+            expected: "one of e4m3, e5m2, bf16, f16, f32, i32".to_owned(),
             found: format!("`{name}`"),
         })
     }
@@ -179,12 +186,12 @@ fn encode_as<T: Element>(values: &[f32]) -> Vec<u8> {
 
 /// A Rust type that is the element of a tensor.
 ///
-/// Implemented for `f32`, [`struct@bf16`], [`struct@f16`], [`F8E4M3`] and [`F8E5M2`], and for nothing else. FP8 data that is held
+/// Implemented for `f32`, [`struct@bf16`], [`struct@f16`], [`F8E4M3`], [`F8E5M2`] and `i32`, and for nothing else. FP8 data that is held
 /// as `u8` codes goes through [`Tensor::from_bytes`](crate::Tensor::from_bytes).
 pub trait Element: Pod + Send + Sync + sealed::Sealed {
     /// The tensor element type of this Rust type.
     const DTYPE: DType;
-    /// The value as `f32`, which is always exact.
+    /// The value as `f32`, which is exact but for integers beyond 2²⁴.
     fn widen(self) -> f32;
     /// The nearest value of this type.
     fn nearest(value: f32) -> Self;
@@ -214,6 +221,7 @@ element!(bf16, DType::Bf16, bf16::to_f32, bf16::from_f32);
 element!(f16, DType::F16, f16::to_f32, f16::from_f32);
 element!(F8E4M3, DType::E4m3, |x: F8E4M3| x.to_f32(), F8E4M3::from_f32);
 element!(F8E5M2, DType::E5m2, |x: F8E5M2| x.to_f32(), F8E5M2::from_f32);
+element!(i32, DType::I32, |x: i32| x as f32, |x: f32| x.round_ties_even() as i32);
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,7 @@
 //! The GEMM functions.
 
 use crate::call::{Addresses, PlanKey};
-use crate::check::{Checked, Fp8GemmNt, Operand, Problem, Trivial};
+use crate::check::{Checked, Fp8GemmNt, Groups, Operand, Problem, Trivial};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -9,7 +9,7 @@ use crate::plan::{Choice, Limits};
 use crate::reference;
 use crate::runtime::Cuda;
 use crate::simulated::{Sim, Work};
-use crate::stream::Stream;
+use crate::stream::{SimStream, Stream};
 use crate::tensor::Tensor;
 
 /// What is added to a product.
@@ -213,31 +213,23 @@ pub unsafe fn fp8_gemm_nt_raw(device: &Device, gemm: &RawFp8Gemm, options: &Gemm
 /// # Safety
 /// As for [`fp8_gemm_nt_raw`].
 unsafe fn run(cuda: &Cuda, arguments: &Fp8GemmNt, options: &GemmOptions) -> Result<()> {
-    let stream = match &options.stream {
-        None => cuda.default_stream(),
-        Some(Stream::Cuda(stream)) => stream,
-        Some(stream) => return Err(wrong_stream(DeviceId::Cuda(cuda.gpu().ordinal()), stream)),
-    };
+    let stream = cuda_stream(cuda, options)?;
     let problem = match arguments.check()? {
         Checked::Launch(problem) => problem,
         // SAFETY: the caller keeps the operands as described.
         Checked::Trivial(trivial) => return unsafe { multiply_nothing(trivial, arguments, stream) },
     };
-    let prepared = cuda.prepared(&key(cuda.limits(), problem, options))?;
+    let prepared = cuda.prepared(&key(cuda.limits(), problem, None, options))?;
     // SAFETY: the check has compared the operands with the problem; the caller keeps them.
     unsafe { prepared.launch(&addresses(arguments), stream, options.programmatic) }
 }
 
 /// Checks, plans, and does it or has it captured.
 fn simulate(sim: &Sim, arguments: &Fp8GemmNt, options: &GemmOptions) -> Result<()> {
-    let stream = match &options.stream {
-        None => None,
-        Some(Stream::Sim(stream)) if stream.device() == DeviceId::Sim(sim.number()) => Some(stream),
-        Some(stream) => return Err(wrong_stream(DeviceId::Sim(sim.number()), stream)),
-    };
+    let stream = sim_stream(sim, options)?;
     let work = match arguments.check()? {
         Checked::Launch(problem) => {
-            let key = key(sim.limits(), problem, options);
+            let key = key(sim.limits(), problem, None, options);
             sim.plan(&key, &addresses(arguments), options.programmatic)?
         }
         Checked::Trivial(trivial) => {
@@ -249,15 +241,44 @@ fn simulate(sim: &Sim, arguments: &Fp8GemmNt, options: &GemmOptions) -> Result<(
             }
         }
     };
+    put(sim, stream, work)
+}
+
+/// The stream of a call on a GPU.
+pub(crate) fn cuda_stream<'a>(cuda: &'a Cuda, options: &'a GemmOptions) -> Result<&'a oxigemm_cuda::Stream> {
+    match &options.stream {
+        None => Ok(cuda.default_stream()),
+        Some(Stream::Cuda(stream)) => Ok(stream),
+        Some(stream) => Err(wrong_stream(DeviceId::Cuda(cuda.gpu().ordinal()), stream)),
+    }
+}
+
+/// The stream of a call in the simulator, if it has one.
+pub(crate) fn sim_stream<'a>(sim: &Sim, options: &'a GemmOptions) -> Result<Option<&'a SimStream>> {
+    match &options.stream {
+        None => Ok(None),
+        Some(Stream::Sim(stream)) if stream.device() == DeviceId::Sim(sim.number()) => Ok(Some(stream)),
+        Some(stream) => Err(wrong_stream(DeviceId::Sim(sim.number()), stream)),
+    }
+}
+
+/// Does work in the simulator, or puts it into a stream.
+pub(crate) fn put(sim: &Sim, stream: Option<&SimStream>, work: Work) -> Result<()> {
     match stream {
         Some(stream) => stream.put(work),
         None => sim.perform(&work),
     }
 }
 
-fn key(limits: &Limits, problem: Problem, options: &GemmOptions) -> PlanKey {
+/// What decides about the plan of a problem.
+pub(crate) fn key(
+    limits: &Limits,
+    problem: Problem,
+    groups: Option<Groups>,
+    options: &GemmOptions,
+) -> PlanKey {
     let sms = options.num_sms.map_or(limits.sms, |sms| sms.clamp(1, limits.sms));
-    PlanKey { problem, choice: options.choice, sms }
+    PlanKey { problem, groups, choice: options.choice, sms }
 }
 
 fn addresses(arguments: &Fp8GemmNt) -> Addresses {
@@ -268,6 +289,7 @@ fn addresses(arguments: &Fp8GemmNt) -> Addresses {
         sfb: arguments.sfb.address,
         c: arguments.c.map_or(0, |c| c.address),
         d: arguments.d.address,
+        groups: 0,
     }
 }
 
@@ -301,7 +323,7 @@ unsafe fn multiply_nothing(
 }
 
 /// The CPU has no streams.
-fn refuse_stream(device: &Device, options: &GemmOptions) -> Result<()> {
+pub(crate) fn refuse_stream(device: &Device, options: &GemmOptions) -> Result<()> {
     match &options.stream {
         None => Ok(()),
         Some(stream) => Err(Error::Device {

@@ -92,6 +92,21 @@ impl Layout {
         Ok((self, offset))
     }
 
+    /// The layout without its first dimension, which must be 1.
+    pub fn without_first(&self) -> Result<Layout> {
+        if self.rank < 2 || self.dims[0] != 1 {
+            return Err(Error::Rank {
+                argument: "tensor",
+                expected: "2 dimensions or more, the first of them 1".to_owned(),
+                found: format!("{:?}", self.dims()),
+            });
+        }
+        let (mut dims, mut strides) = (self.dims, self.strides);
+        dims[..self.rank].rotate_left(1);
+        strides[..self.rank].rotate_left(1);
+        Ok(Layout { rank: self.rank - 1, dims, strides })
+    }
+
     pub fn reshape(&self, dims: &[usize]) -> Result<Layout> {
         let layout = Layout::contiguous(dims, 1)?;
         if layout.len() != self.len() {

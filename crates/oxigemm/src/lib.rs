@@ -35,7 +35,11 @@
 //! # Ok::<(), oxigemm::Error>(())
 //! ```
 //!
-//! Engines that own their memory call [`fp8_gemm_nt_raw`] with addresses and a [`Stream`].
+//! Mixtures of experts have a product of its own for the rows of each expert: [`m_grouped_fp8_gemm_nt_contiguous`] and
+//! [`m_grouped_fp8_gemm_nt_masked`].
+//!
+//! Engines that own their memory call [`fp8_gemm_nt_raw`] and [`m_grouped_fp8_gemm_nt_raw`] with addresses and a
+//! [`Stream`].
 
 mod call;
 pub mod cast;
@@ -44,6 +48,7 @@ mod device;
 mod dtype;
 mod error;
 mod gemm;
+mod grouped;
 mod layout;
 pub mod metrics;
 pub mod plan;
@@ -61,6 +66,10 @@ pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use float8::{F8E4M3, F8E5M2};
 pub use gemm::{Addend, GemmOptions, RawFp8Gemm, fp8_gemm_nt, fp8_gemm_nt_raw};
+pub use grouped::{
+    GroupedRows, RawGroupedFp8Gemm, RawGroups, m_grouped_fp8_gemm_nt_contiguous,
+    m_grouped_fp8_gemm_nt_masked, m_grouped_fp8_gemm_nt_raw,
+};
 pub use half::{bf16, f16};
 pub use layout::MAX_RANK;
 pub use runtime::{ARCH, Cuda, Loaded, Stats};

@@ -6,7 +6,7 @@ use oxigemm_cuda::{Element, Function, L2Promotion, LaunchConfig, Stream, Swizzle
 use oxigemm_kernels::launch::MatrixMap;
 
 use crate::call::{Addresses, Arguments, Mapped};
-use crate::check::Problem;
+use crate::check::{Groups, Problem};
 use crate::error::Result;
 use crate::plan::Plan;
 
@@ -42,8 +42,8 @@ impl RememberedMaps {
 }
 
 impl Prepared {
-    pub fn new(plan: &Plan, function: Function, problem: &Problem) -> Prepared {
-        let (arguments, maps) = Arguments::new(plan, problem);
+    pub fn new(plan: &Plan, function: Function, problem: &Problem, groups: Option<&Groups>) -> Prepared {
+        let (arguments, maps) = Arguments::new(plan, problem, groups);
         let maps = RememberedMaps {
             a: Remembered::new(bytes(maps.a)),
             b: Remembered::new(bytes(maps.b)),
@@ -72,9 +72,10 @@ impl Prepared {
             self.arguments.at(at, |operand, address| maps.at(operand, address))?
         };
         let config = LaunchConfig { programmatic, ..self.config };
-        // SAFETY: `Args` are the parameters of every kernel of the set, in order, and live for the call; the caller
-        // keeps the operands where they are.
-        unsafe { self.function.launch(stream, &config, &args.pointers())? };
+        let (pointers, count) = args.pointers();
+        // SAFETY: `KernelArgs` are the parameters of every kernel of the set, in order, and live for the call; the
+        // caller keeps the operands where they are.
+        unsafe { self.function.launch(stream, &config, &pointers[..count])? };
         Ok(())
     }
 }
@@ -95,12 +96,13 @@ fn result(map: MatrixMap) -> TiledTensor {
 }
 
 fn tiled(map: MatrixMap, element: Element, swizzle: Swizzle, promotion: L2Promotion) -> TiledTensor {
+    let (slabs, slab_pitch) = map.slabs.unwrap_or((1, 0));
     TiledTensor {
         element,
-        rank: 2,
+        rank: if map.slabs.is_some() { 3 } else { 2 },
         address: 0,
-        dims: [map.dims[0].into(), map.dims[1].into(), 1, 1, 1],
-        strides: [map.pitch * element.bytes(), 0, 0, 0],
+        dims: [map.dims[0].into(), map.dims[1].into(), slabs.into(), 1, 1],
+        strides: [map.pitch * element.bytes(), slab_pitch * element.bytes(), 0, 0],
         tile: [map.tile[0], map.tile[1], 1, 1, 1],
         swizzle,
         promotion,

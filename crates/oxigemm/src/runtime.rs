@@ -223,8 +223,8 @@ impl Cuda {
         let resident = slot.resident(&kernel.function, &plan)?;
         let cluster = plan.launch.cluster;
         let allowed = if limits.restricted { limits.sms / cluster } else { u32::MAX };
-        plan.launch = plan.choice.launch(plan.shape, resident.min(allowed).max(1));
-        let prepared = Arc::new(Prepared::new(&plan, kernel.function, &key.problem));
+        plan.set_concurrent(resident.min(allowed).max(1));
+        let prepared = Arc::new(Prepared::new(&plan, kernel.function, &key.problem, key.groups.as_ref()));
         let mut plans = self.inner.plans.write().unwrap_or_else(PoisonError::into_inner);
         if plans.len() >= MAX_PLANS {
             plans.clear();
@@ -273,7 +273,8 @@ impl Slot {
         Ok(kernel)
     }
 
-    /// How many clusters of this plan run at a time. Only persistent grids ask; their shared memory is fixed.
+    /// How many clusters of this plan run at a time. Only persistent grids ask; their shared memory leaves room for no
+    /// second block.
     fn resident(&self, function: &Function, plan: &Plan) -> Result<u32> {
         let cluster = plan.launch.cluster;
         if matches!(plan.choice, Choice::Slim { .. }) {

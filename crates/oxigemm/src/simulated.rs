@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 
 use oxigemm_kernels::launch::{Config, MatrixMap};
-use oxigemm_kernels::params::Args;
+use oxigemm_kernels::params::{Args, GroupedArgs};
 use oxigemm_sim::{Element, Launch, Machine, Module, Options, Param, Report, Swizzle, TensorMapSpec};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use crate::call::{Addresses, Arguments, Mapped, Maps, PlanKey};
+use crate::call::{Addresses, Arguments, KernelArgs, Mapped, Maps, PlanKey};
 use crate::error::{Error, Result};
 use crate::plan::{Limits, Plan};
 
@@ -139,7 +139,7 @@ impl Sim {
         let module = self.module(&config)?;
         let name = config.name();
         let fault = |fault| Error::Fault { kernel: name.clone(), fault: Box::new(fault) };
-        let (arguments, maps) = Arguments::new(&plan, &key.problem);
+        let (arguments, maps) = Arguments::new(&plan, &key.problem, key.groups.as_ref());
         let args = arguments.at(at, |operand, address| {
             map_spec(&maps, operand, address).encode().map(words).map_err(fault)
         })?;
@@ -292,13 +292,17 @@ fn map_spec(maps: &Maps, operand: Mapped, address: u64) -> TensorMapSpec {
         Mapped::ScalesOfA => (maps.sfa, Element::F32, Swizzle::None),
         Mapped::D => (maps.d, Element::Bf16, Swizzle::B128),
     };
-    let MatrixMap { dims, pitch, tile } = map.expect("the arguments ask for maps that they announced");
+    let MatrixMap { dims, pitch, tile, slabs } = map.expect("the arguments ask for maps that they announced");
+    let third = slabs.into_iter();
     TensorMapSpec {
         address,
         element,
-        dims: dims.map(u64::from).to_vec(),
-        strides: vec![pitch * element.bytes()],
-        box_dims: tile.to_vec(),
+        dims: dims.map(u64::from).into_iter().chain(third.clone().map(|(count, _)| count.into())).collect(),
+        strides: std::iter::once(pitch)
+            .chain(third.clone().map(|(_, pitch)| pitch))
+            .map(|pitch| pitch * element.bytes())
+            .collect(),
+        box_dims: tile.into_iter().chain(third.map(|_| 1)).collect(),
         swizzle,
     }
 }
@@ -307,7 +311,7 @@ fn words(map: [u8; 128]) -> [u64; 16] {
     std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|byte| map[8 * i + byte])))
 }
 
-fn launch(plan: &Plan, entry: &str, args: &Args) -> Launch {
+fn launch(plan: &Plan, entry: &str, args: &KernelArgs) -> Launch {
     let launch = plan.launch;
     Launch {
         entry: entry.to_owned(),
@@ -319,8 +323,8 @@ fn launch(plan: &Plan, entry: &str, args: &Args) -> Launch {
     }
 }
 
-/// The parameters in the order of [`Args`].
-fn parameters(args: &Args) -> Vec<Param> {
+/// The parameters in the order of [`Args`], and of [`GroupedArgs`] where rows are grouped.
+fn parameters(KernelArgs { product: args, groups }: &KernelArgs) -> Vec<Param> {
     let map = |map: [u64; 16]| Param::Bytes(map.iter().flat_map(|word| word.to_le_bytes()).collect());
     let maps = [args.a, args.b, args.sfa_map, args.d_map].map(map);
     let pointers = [args.sfa, args.sfb, args.d, args.c].map(Param::U64);
@@ -328,7 +332,13 @@ fn parameters(args: &Args) -> Vec<Param> {
     let [[sfa_mn, sfa_k], [sfb_mn, sfb_k]] = [args.sfa_strides, args.sfb_strides];
     let scales = [sfa_mn, sfa_k, sfb_mn, sfb_k, args.scale_layouts];
     let numbers = output.into_iter().chain(scales).chain(args.tuning).map(Param::U32);
-    let all: Vec<Param> = maps.into_iter().chain(pointers).chain(numbers).collect();
+    let mut all: Vec<Param> = maps.into_iter().chain(pointers).chain(numbers).collect();
     debug_assert_eq!(all.len(), Args::COUNT);
+    if let Some(GroupedArgs { groups, sfa_slab, sfb_group }) = *groups {
+        all.push(Param::U64(groups.layout));
+        let numbers = [groups.kind, groups.groups, groups.alignment, groups.d_slab, sfa_slab, sfb_group];
+        all.extend(numbers.map(Param::U32));
+        debug_assert_eq!(all.len(), Args::COUNT + GroupedArgs::COUNT);
+    }
     all
 }

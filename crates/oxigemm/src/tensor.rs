@@ -209,6 +209,19 @@ impl Tensor {
         Ok(Tensor { layout, offset, ..self.clone() })
     }
 
+    /// One element of the first dimension, which is left out: a matrix of several, or a row of a matrix.
+    ///
+    /// ```
+    /// # use oxigemm::{DType, Device, Tensor};
+    /// let pairs = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2], &Device::Cpu)?;
+    /// assert_eq!(pairs.select(1)?.to_vec_f32()?, [3.0, 4.0]);
+    /// # Ok::<(), oxigemm::Error>(())
+    /// ```
+    pub fn select(&self, index: usize) -> Result<Tensor> {
+        let one = self.narrow(0, index, 1)?;
+        Ok(Tensor { layout: one.layout.without_first()?, ..one })
+    }
+
     /// The bytes of the elements in row-major order.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         self.gather(&self.layout)

@@ -4,8 +4,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::hint::black_box;
 
-use oxigemm::check::Fp8GemmNt;
+use oxigemm::check::{Fp8GemmNt, GroupedFp8GemmNt, GroupsArgument};
 use oxigemm::{DType, Device, Tensor};
+use oxigemm_kernels::grouping::GroupLayout;
 
 struct Counting;
 
@@ -54,6 +55,25 @@ fn checks_and_views_allocate_nothing() {
             sfb: sfb.describe("sfb"),
             c: Some(c.describe("c")),
             d: d.describe("d"),
+        };
+        black_box(arguments.check().unwrap());
+    });
+    assert_eq!(count, 0);
+    let (groups, ids) = (new(DType::E4m3, &[3, 256, 512]), new(DType::I32, &[64]));
+    let sfgroups = new(DType::F32, &[3, 2, 4]);
+    let count = allocations(|| {
+        let arguments = GroupedFp8GemmNt {
+            a: a.describe("a"),
+            sfa: sfa.describe("sfa"),
+            b: groups.describe("b"),
+            sfb: sfgroups.describe("sfb"),
+            d: d.describe("d"),
+            groups: GroupsArgument {
+                layout: GroupLayout::Ids,
+                numbers: ids.describe("ids"),
+                alignment: 16,
+                expected: None,
+            },
         };
         black_box(arguments.check().unwrap());
     });

@@ -1,5 +1,6 @@
 //! `oxigemm bench`: the peer's cases, timed as the peer's were.
 
+mod grouped;
 mod sweep;
 
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use oxigemm::{Cuda, Device, GemmOptions};
 use serde::Serialize;
 use serde_json::json;
 
+use crate::anchor::grouped::{GroupedAnchor, GroupedCase};
 use crate::anchor::{Anchor, Case, geometric_mean};
 use crate::output::{Table, print_json, print_line, progress};
 use crate::plot::{Bar, Chart, svg};
@@ -24,10 +26,10 @@ pub struct Args {
     /// The cases.
     #[arg(long, value_enum, default_value_t)]
     suite: Suite,
-    /// Only cases whose name, such as `m4096 n7168 k2048`, contains this.
+    /// Only cases whose name, such as `m4096 n7168 k2048` or `fp8_masked g32 em20 n7168 k3072`, contains this.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// Draw the result as an SVG file.
+    /// Draw the result of the dense cases as an SVG file.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
     /// Calls that are timed for each case.
@@ -55,7 +57,7 @@ pub struct Args {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum Suite {
-    /// The dense FP8 cases of the peer's benchmark.
+    /// The FP8 cases of the peer's benchmark, dense and grouped.
     #[default]
     Anchor,
 }
@@ -103,14 +105,20 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let anchor = Anchor::dense_fp8();
     let wanted = |case: &&Case| args.filter.as_ref().is_none_or(|text| name(case).contains(text.as_str()));
     let cases: Vec<&Case> = anchor.cases.iter().filter(wanted).collect();
-    if cases.is_empty() {
+    let wanted =
+        |case: &&GroupedCase| args.filter.as_ref().is_none_or(|text| case.name().contains(text.as_str()));
+    let grouped: Vec<&GroupedCase> = GroupedAnchor::fp8().cases.iter().filter(wanted).collect();
+    if cases.is_empty() && grouped.is_empty() {
         return Err(format!("no case contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
+    }
+    if cases.is_empty() && args.plot.is_some() {
+        return Err("only dense cases are drawn, and the filter leaves none".into());
     }
     let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
     if args.sweep {
-        sweep::run(cuda, args, &cases, &mut clock)
+        Ok(sweep::run(cuda, args, &cases, &mut clock)? & grouped::sweep(cuda, args, &grouped, &mut clock)?)
     } else {
-        compare(common, cuda, args, &cases, &mut clock)
+        compare(common, cuda, args, (&cases, &grouped), &mut clock)
     }
 }
 
@@ -129,7 +137,13 @@ fn prepare(case: &Case, cuda: &Cuda) -> Result<(Host, Operands), Failure> {
 }
 
 /// Times what the planner chooses and compares with the anchor.
-fn compare(common: &Common, cuda: &Cuda, args: &Args, cases: &[&Case], clock: &mut Clock) -> Outcome {
+fn compare(
+    common: &Common,
+    cuda: &Cuda,
+    args: &Args,
+    (cases, grouped): (&[&Case], &[&GroupedCase]),
+    clock: &mut Clock,
+) -> Outcome {
     let bar = progress(cases.len() * args.passes as usize);
     let mut measured = Vec::new();
     for case in cases {
@@ -146,12 +160,16 @@ fn compare(common: &Common, cuda: &Cuda, args: &Args, cases: &[&Case], clock: &m
     }
     bar.finish_and_clear();
     let rows: Vec<Row> = measured.into_iter().map(|(row, _)| row).collect();
-    let calibrations: Vec<f64> = rows.iter().filter_map(|row| row.calibration_us).collect();
+    let grouped = grouped::rows(cuda, args, grouped, clock)?;
+    let calibrations = rows.iter().map(|row| row.calibration_us);
+    let calibrations: Vec<f64> =
+        calibrations.chain(grouped.iter().map(|row| row.calibration_us)).flatten().collect();
     let calibration = geometric_mean(calibrations);
     if let Some(path) = &args.plot {
         draw(path, cuda, &rows, calibration, &clock.method())?;
     }
-    let right = rows.iter().all(|row| row.verdict.right);
+    let right = rows.iter().map(|row| &row.verdict).chain(grouped.iter().map(|row| &row.verdict));
+    let right = right.into_iter().all(|verdict| verdict.right);
     let anchor = Anchor::dense_fp8();
     if common.json {
         print_json(&json!({
@@ -168,9 +186,14 @@ fn compare(common: &Common, cuda: &Cuda, args: &Args, cases: &[&Case], clock: &m
                 "group": name, "ratio": ratio, "worst": worst
             })),
             "cases": rows,
+            "grouped_anchor": { "note": GroupedAnchor::fp8().note },
+            "grouped_means": grouped::means(&grouped).into_iter().map(|(name, ratio, worst)| json!({
+                "group": name, "ratio": ratio, "worst": worst
+            })).collect::<Vec<_>>(),
+            "grouped": grouped,
         }));
     } else {
-        print(cuda, &rows, calibration, clock);
+        print(cuda, &rows, &grouped, calibration, clock);
     }
     Ok(right)
 }
@@ -237,7 +260,7 @@ fn groups(rows: &[Row]) -> [(&'static str, Option<f64>, Option<f64>); 2] {
     [group("m >= 4096", |m| m >= 4096), group("m <= 128", |m| m <= 128)]
 }
 
-fn print(cuda: &Cuda, rows: &[Row], calibration: Option<f64>, clock: &Clock) {
+fn print(cuda: &Cuda, rows: &[Row], grouped: &[grouped::Row], calibration: Option<f64>, clock: &Clock) {
     let anchor = Anchor::dense_fp8();
     let mut table = Table::new([
         "m", "n", "k", "us", "anchor", "ratio", "TFLOPS", "GB/s", "roofline", "diff", "anchor's", "exact",
@@ -261,14 +284,19 @@ fn print(cuda: &Cuda, rows: &[Row], calibration: Option<f64>, clock: &Clock) {
             row.plan.clone(),
         ]);
     }
-    table.print();
-    print_line("");
-    for (name, ratio, worst) in groups(rows) {
-        if let (Some(ratio), Some(worst)) = (ratio, worst) {
-            print_line(&format!(
-                "{name}: geometric mean {ratio:.3}x the anchor's speed, the slowest {worst:.3}x"
-            ));
-        }
+    if !rows.is_empty() {
+        table.print();
+        print_line("");
+    }
+    if !grouped.is_empty() {
+        grouped::print(grouped);
+    }
+    let dense =
+        groups(rows).into_iter().filter_map(|(name, ratio, worst)| Some((name.to_owned(), ratio?, worst?)));
+    for (name, ratio, worst) in dense.chain(grouped::means(grouped)) {
+        print_line(&format!(
+            "{name}: geometric mean {ratio:.3}x the anchor's speed, the slowest {worst:.3}x"
+        ));
     }
     print_line(&format!("timed by {} on {}", clock.method(), cuda.gpu().name()));
     let expected = anchor.calibration_us();

@@ -3,6 +3,7 @@
 //! Every check states a property and prints one line. Data, shapes and layouts are drawn from a seed, so a failure
 //! can be repeated from what its line says.
 
+mod grouped;
 mod products;
 mod runtime;
 mod simulator;
@@ -199,7 +200,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     thread::spawn(move || watched.watch(patience));
     let mut checks = simulator::checks();
     if args.compare.is_none() {
-        checks.splice(..0, products::checks().into_iter().chain(runtime::checks()));
+        checks.splice(..0, products::checks().into_iter().chain(grouped::checks()).chain(runtime::checks()));
     }
     checks.retain(|check| args.filter.as_ref().is_none_or(|text| check.name.contains(text.as_str())));
     if checks.is_empty() {

@@ -5,12 +5,15 @@ use std::time::Instant;
 use oxigemm::plan::{self, Choice};
 use oxigemm::{Cuda, DType, Device, GemmOptions, RawFp8Gemm, Stream, Tensor, fp8_gemm_nt_raw, random};
 use oxigemm_cuda::{CubinCache, LaunchConfig, PtxModule};
+use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
 
 use super::{Check, Setup, ensure};
 use crate::Failure;
 use crate::counting::allocations;
+use crate::grouped::GroupedSpec;
 use crate::problem::{AddendKind, Host, Operands, ScaleOrder, Spec};
+use crate::task::Work;
 use crate::verdict::{self, Effort};
 
 /// What a call whose shape was seen before may cost the host on top of the driver's launch of an empty kernel,
@@ -272,18 +275,22 @@ fn no_compilations(setup: &Setup) -> Result<String, Failure> {
 fn second_call(setup: &Setup) -> Result<String, Failure> {
     let driver = empty_launch_us(setup)?;
     let mut notes = Vec::new();
-    for (name, spec) in [
-        ("plain", Spec::new(1, 256, 256)),
-        ("in place", Spec { addend: AddendKind::Inplace, sfa: ScaleOrder::Mn, ..Spec::new(128, 256, 256) }),
+    let in_place = Spec { addend: AddendKind::Inplace, sfa: ScaleOrder::Mn, ..Spec::new(128, 256, 256) };
+    let groups = |layout| Work::Grouped(GroupedSpec::new(layout, vec![3, 0, 40, 1], 256, 256));
+    for (name, work) in [
+        ("plain", Work::Dense(Spec::new(1, 256, 256))),
+        ("in place", Work::Dense(in_place)),
+        ("masked groups", groups(GroupLayout::Counts)),
+        ("groups by ids", groups(GroupLayout::Ids)),
     ] {
-        let (_, mut operands) = on(&setup.device, spec)?;
+        let mut task = work.on(&setup.device)?;
         let options = GemmOptions { stream: Some(setup.device.new_stream()?), ..Default::default() };
-        operands.run(&options)?;
+        task.run(&options)?;
         setup.device.synchronize()?;
-        let (result, count) = allocations(|| operands.run(&options));
+        let (result, count) = allocations(|| task.run(&options));
         result?;
         ensure(count == 0, || format!("{name}: {count} allocations"))?;
-        let median = host_us(setup, || Ok(operands.run(&options)?))?;
+        let median = host_us(setup, || Ok(task.run(&options)?))?;
         let own = median - driver;
         ensure(own < OWN_SHARE_US, || {
             format!(
@@ -328,7 +335,7 @@ fn empty_launch_us(setup: &Setup) -> Result<f64, Failure> {
 fn first_calls(setup: &Setup, cache: &CubinCache) -> Result<(f64, String), Failure> {
     let ordinal = setup.cuda()?.gpu().ordinal();
     let mut worst = (0.0, String::new());
-    for config in Config::all().step_by(if setup.quick { 5 } else { 1 }) {
+    for config in Config::dense().step_by(if setup.quick { 5 } else { 1 }) {
         setup.now(format!("the first call of {}", config.name()));
         let cuda = Cuda::with_cache(ordinal, cache.clone())?;
         let spec = Spec::new(1, 128, 256);

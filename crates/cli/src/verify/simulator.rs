@@ -2,12 +2,14 @@
 
 use oxigemm::plan::{Choice, Plan, Shape};
 use oxigemm::sim::Options;
-use oxigemm::{Device, GemmOptions, Sim};
+use oxigemm::{DType, Device, GemmOptions, Sim};
 use oxigemm_kernels::launch::Config;
 
+use super::grouped::{LAYOUTS, spec};
 use super::products::{ORDERS, combinations, launches};
 use super::{Check, Setup, ensure};
 use crate::Failure;
+use crate::grouped::GroupedHost;
 use crate::problem::{Host, Spec};
 
 /// Cases of each kernel.
@@ -17,7 +19,10 @@ const SHAPES: [[usize; 3]; 5] =
     [[8, 64, 512], [66, 136, 656], [130, 264, 384], [17, 72, 2100], [1, 200, 100]];
 
 pub fn checks() -> Vec<Check> {
-    vec![Check::on_gpu("the simulator gives the same bits", same_bits)]
+    vec![
+        Check::on_gpu("the simulator gives the same bits", same_bits),
+        Check::on_gpu("the simulator gives the same bits of groups", same_bits_of_groups),
+    ]
 }
 
 /// The same inputs on the GPU and in the simulator, for every kernel, launch, type, addend and layout in turn.
@@ -26,7 +31,7 @@ fn same_bits(setup: &Setup) -> Result<String, Failure> {
     let simulated = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
     let combinations: Vec<_> = combinations().collect();
     let (mut cases, mut elements) = (0, 0);
-    for (i, config) in Config::all().enumerate() {
+    for (i, config) in Config::dense().enumerate() {
         for case in (0..CASES).step_by(if setup.quick { 4 } else { 1 }) {
             let turn = i + case;
             let [m, n, k] = SHAPES[turn % SHAPES.len()];
@@ -46,9 +51,7 @@ fn same_bits(setup: &Setup) -> Result<String, Failure> {
                 operands.run(&options)?;
                 Ok(operands.d.to_bytes()?)
             };
-            let (gpu, sim) = (bits(&setup.device)?, bits(&simulated)?);
-            let differ = gpu.chunks(d_type.size()).zip(sim.chunks(d_type.size())).filter(|(x, y)| x != y);
-            let differ = differ.count();
+            let differ = differences(&bits(&setup.device)?, &bits(&simulated)?, d_type);
             ensure(differ == 0, || {
                 let kernel = config.name();
                 format!("{spec} by {kernel}: {differ} of {} elements differ", m * n)
@@ -60,12 +63,46 @@ fn same_bits(setup: &Setup) -> Result<String, Failure> {
     Ok(format!("{cases} products, {elements} elements, no bit differs"))
 }
 
+/// How many elements are not the same.
+fn differences(gpu: &[u8], sim: &[u8], d_type: DType) -> usize {
+    gpu.chunks(d_type.size()).zip(sim.chunks(d_type.size())).filter(|(x, y)| x != y).count()
+}
+
+/// The same for every kernel, launch and layout of groups; rows of no group are compared too.
+fn same_bits_of_groups(setup: &Setup) -> Result<String, Failure> {
+    let simulated = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
+    let (mut cases, mut elements) = (0, 0);
+    for (i, config) in Config::grouped().enumerate() {
+        for (turn, choice) in launches(config).into_iter().enumerate() {
+            let options = GemmOptions { choice: Some(choice), ..Default::default() };
+            for layout in LAYOUTS {
+                let spec = spec(layout, &[70, 0, 1, 129, 16], [136, 656], i + turn);
+                setup.now(format!("{spec} on both"));
+                let host = GroupedHost::draw(spec)?;
+                let bits = |device: &Device| -> Result<Vec<u8>, Failure> {
+                    let mut operands = host.upload(device)?;
+                    operands.run(&options)?;
+                    Ok(operands.d_memory.to_bytes()?)
+                };
+                let (gpu, sim) = (bits(&setup.device)?, bits(&simulated)?);
+                let differ = differences(&gpu, &sim, host.spec.d_type);
+                ensure(differ == 0, || {
+                    format!("{} by {}: {differ} elements differ", host.spec, config.name())
+                })?;
+                cases += 1;
+                elements += gpu.len() / host.spec.d_type.size();
+            }
+        }
+    }
+    Ok(format!("{cases} products, {elements} elements, no bit differs"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn at_least_a_hundred_products_are_compared() {
-        assert!(Config::all().count() * CASES >= 100);
+        assert!(Config::dense().count() * CASES >= 100);
     }
 }

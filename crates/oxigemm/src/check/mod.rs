@@ -4,8 +4,10 @@
 //! raw device pointers alike. What it returns is all that planning and launching need to know of the arguments, in
 //! a form where arguments that mean the same problem compare equal. On the way to success it allocates nothing.
 
+mod grouped;
 mod operand;
 
+pub use grouped::{CheckedGroups, GroupedFp8GemmNt, Groups, GroupsArgument};
 pub use operand::Operand;
 
 use crate::dtype::DType;

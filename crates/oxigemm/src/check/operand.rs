@@ -56,6 +56,19 @@ pub(super) struct Footprint {
 }
 
 impl Footprint {
+    /// Bytes from the first to behind the last.
+    pub(super) fn length(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// The bytes of `count` such matrices, each `stride` bytes behind the one before, up to before `end`.
+    pub(super) fn repeated(self, count: u64, stride: u64, end: u64) -> Footprint {
+        // Rows of all of them are rows of one matrix only where the matrices are whole rows apart.
+        let whole_rows = self.pitch > 0 && stride.is_multiple_of(self.pitch);
+        let keeps = count == 1 || whole_rows;
+        Footprint { end, pitch: if keeps { self.pitch } else { 0 }, ..self }
+    }
+
     fn overlaps(&self, other: &Footprint) -> bool {
         if self.start >= other.end || other.start >= self.end {
             return false;
@@ -71,7 +84,7 @@ impl Footprint {
 }
 
 impl Operand {
-    fn dims(&self) -> &[i64] {
+    pub(super) fn dims(&self) -> &[i64] {
         &self.dims[..self.rank.min(MAX_RANK)]
     }
 
@@ -213,7 +226,7 @@ impl Operand {
     }
 
     /// The address behind the last of `length` bytes.
-    fn end_of(&self, length: u128) -> Result<u64> {
+    pub(super) fn end_of(&self, length: u128) -> Result<u64> {
         if self.address == 0 {
             return Err(Error::NullPointer {
                 argument: self.name,
@@ -225,7 +238,7 @@ impl Operand {
         })
     }
 
-    fn expect_aligned(&self, alignment: u64) -> Result<()> {
+    pub(super) fn expect_aligned(&self, alignment: u64) -> Result<()> {
         if self.address.is_multiple_of(alignment) {
             return Ok(());
         }
@@ -259,7 +272,7 @@ impl Operand {
     }
 
     #[cold]
-    pub(super) fn wrong_shape(&self, expected: [i64; 2], meaning: &str) -> Error {
+    pub(super) fn wrong_shape(&self, expected: impl std::fmt::Debug, meaning: &str) -> Error {
         Error::Shape {
             argument: self.name,
             expected: format!("{expected:?}, {meaning}"),
@@ -269,7 +282,7 @@ impl Operand {
 
     #[cold]
     fn wrong_strides(&self, expected: String) -> Error {
-        let found = format!("strides {:?} for {:?}", &self.strides[..2], self.dims());
+        let found = format!("strides {:?} for {:?}", &self.strides[..self.rank], self.dims());
         Error::Stride { argument: self.name, expected, found }
     }
 
@@ -280,7 +293,7 @@ impl Operand {
     }
 
     #[cold]
-    fn not_tma(&self, reason: String) -> Error {
+    pub(super) fn not_tma(&self, reason: String) -> Error {
         Error::Tma { argument: self.name, reason }
     }
 }

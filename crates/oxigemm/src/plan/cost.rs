@@ -118,9 +118,9 @@ fn blocks_by_registers(tile: &Tile, threads: u32) -> u32 {
     65_536 / (threads * (side + 40).next_multiple_of(8))
 }
 
-struct Tile {
-    m: u32,
-    n: u32,
+pub(super) struct Tile {
+    pub m: u32,
+    pub n: u32,
 }
 
 impl Tile {
@@ -162,12 +162,36 @@ fn efficiency(tile: &Tile) -> f64 {
 
 /// A persistent grid: each block takes tiles until none is left.
 fn wide(tile: &Tile, [cluster_m, cluster_n]: [u32; 2], stages: u32, shape: Shape, limits: &Limits) -> Cost {
-    let speed = &HOPPER;
     let tiles =
         f64::from(shape.m.div_ceil(tile.m * cluster_m)) * f64::from(shape.n.div_ceil(tile.n * cluster_n));
+    let work = Persistent { tiles, k_blocks: shape.k_blocks(), memory: memory_bytes(shape), multiplied: 1.0 };
+    persistent(tile, [cluster_m, cluster_n], stages, &work, limits)
+}
+
+/// What a persistent grid has to do.
+pub(super) struct Persistent {
+    /// Tiles of whole clusters.
+    pub tiles: f64,
+    /// Blocks of K of each.
+    pub k_blocks: u32,
+    /// Bytes that cross the memory bus.
+    pub memory: f64,
+    /// What the tensor cores take, in parts of what they would if every row of every tile were multiplied.
+    pub multiplied: f64,
+}
+
+pub(super) fn persistent(
+    tile: &Tile,
+    [cluster_m, cluster_n]: [u32; 2],
+    stages: u32,
+    work: &Persistent,
+    limits: &Limits,
+) -> Cost {
+    let speed = &HOPPER;
+    let tiles = work.tiles;
     let clusters = f64::from(limits.clusters(cluster_m * cluster_n));
     let rounds = (tiles / clusters).ceil();
-    let steps = rounds * f64::from(shape.k_blocks());
+    let steps = rounds * f64::from(work.k_blocks);
     let active = clusters.min(tiles) * f64::from(cluster_m * cluster_n);
     // What a block of a cluster receives by multicast is read from the L2 cache once.
     let (m, n) = (f64::from(tile.m) / f64::from(cluster_n), f64::from(tile.n) / f64::from(cluster_m));
@@ -181,8 +205,8 @@ fn wide(tile: &Tile, [cluster_m, cluster_n]: [u32; 2], stages: u32, shape: Shape
     };
     let meetings = if cluster_m * cluster_n > 1 { 1.2 } else { 1.0 };
     Cost {
-        tensor: steps * tile.step_ops() / (speed.tensor * efficiency(tile)),
-        memory: memory_bytes(shape) / speed.memory,
+        tensor: steps * tile.step_ops() * work.multiplied / (speed.tensor * efficiency(tile)),
+        memory: work.memory / speed.memory,
         l2: steps * active * read / speed.l2,
         feed: steps * tile.step_bytes() / speed.feed,
         // A warpgroup of the highest tiles writes two parts, one after the other.

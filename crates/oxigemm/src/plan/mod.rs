@@ -15,13 +15,15 @@
 //! ```
 
 pub mod cost;
+mod grouped;
 
 use std::fmt;
 
 pub use cost::Cost;
+pub use grouped::{grouped_candidates, grouped_ranking};
 use oxigemm_kernels::fp8_slim;
 use oxigemm_kernels::launch::Config;
-pub use oxigemm_kernels::launch::{Choice, Launch, Shape};
+pub use oxigemm_kernels::launch::{Choice, GroupedShape, Launch, Shape};
 
 /// Bytes of shared memory that the system takes of every block.
 const RESERVED_SHARED: u32 = 1024;
@@ -107,8 +109,10 @@ impl Limits {
 /// The kernel and the launch for a shape.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
-    /// The shape it is for.
+    /// The shape it is for; where rows are grouped, that of a slab.
     pub shape: Shape,
+    /// The groups it is for, where rows are grouped.
+    pub groups: Option<GroupedShape>,
     /// The kernel and what its launch chooses.
     pub choice: Choice,
     /// The launch.
@@ -157,7 +161,7 @@ impl Plan {
         }
         let (choice, estimate) = best.expect("many-row kernels serve every shape");
         let launch = choice.launch(shape, limits.clusters(blocks_of(&choice)));
-        Plan { shape, choice, launch, estimate, why: Why::Cheapest { of: count, before } }
+        Plan { shape, groups: None, choice, launch, estimate, why: Why::Cheapest { of: count, before } }
     }
 
     /// A given choice, or `None` where it cannot serve the shape on this device.
@@ -168,7 +172,17 @@ impl Plan {
         }
         let launch = choice.launch(shape, limits.clusters(blocks_of(&choice)));
         let estimate = cost::estimate(choice, shape, limits);
-        Some(Plan { shape, choice, launch, estimate, why: Why::Asked })
+        Some(Plan { shape, groups: None, choice, launch, estimate, why: Why::Asked })
+    }
+
+    /// Launches it on a device that runs up to `concurrent` of its clusters at a time.
+    pub(crate) fn set_concurrent(&mut self, concurrent: u32) {
+        self.launch = match &self.groups {
+            None => self.choice.launch(self.shape, concurrent),
+            Some(groups) => {
+                self.choice.launch_grouped(groups, concurrent).expect("the plan has a kernel for groups")
+            }
+        };
     }
 
     /// The name of the choice: see [`name`].
@@ -189,7 +203,7 @@ pub fn ranking(shape: Shape, limits: &Limits) -> Vec<(Choice, Cost)> {
 
 /// Every choice that is worth an estimate for a shape, in a fixed order.
 pub fn candidates(shape: Shape, limits: Limits) -> impl Iterator<Item = Choice> {
-    Config::all()
+    Config::dense()
         .filter(move |config| fits(config, shape))
         .flat_map(choices_of)
         .flat_map(move |choice| with_stages(choice, shape, limits))
@@ -243,7 +257,9 @@ fn serves(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
         return false;
     }
     match *choice {
-        Choice::Wide { config, .. } => config.shared_bytes() <= limits.shared_per_block,
+        Choice::Wide { config, .. } => {
+            !config.is_grouped() && config.shared_bytes() <= limits.shared_per_block
+        }
         Choice::Slim { config, split, stages } => {
             let m_tiles = shape.m.div_ceil(config.block_m);
             let blocks = u64::from(shape.n.div_ceil(config.block_n)) * u64::from(split) * u64::from(m_tiles);

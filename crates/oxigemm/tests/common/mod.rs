@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod grouped;
+
 use oxigemm::cast::{Quantized, ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
 use oxigemm::plan::Choice;
 use oxigemm::sim::{Options, Policy};

@@ -1,0 +1,139 @@
+//! A problem of any function, with its data on the host and on a device.
+
+use oxigemm::plan::{Choice, Limits, Plan, Shape};
+use oxigemm::{Device, GemmOptions, Tensor};
+
+use crate::grouped::{GroupedHost, GroupedOperands, GroupedSpec};
+use crate::problem::{AddendKind, Host, Operands, Spec};
+use crate::verdict::{self, Effort, Verdict};
+use crate::{Failure, Op};
+
+/// What is to be computed.
+#[derive(Clone, Debug)]
+pub enum Work {
+    /// One product.
+    Dense(Spec),
+    /// A product for each group of rows.
+    Grouped(GroupedSpec),
+}
+
+impl Work {
+    /// The plan on a device, or `None` where a choice cannot serve it.
+    pub fn plan(&self, choice: Option<Choice>, limits: &Limits) -> Option<Plan> {
+        match (self, choice) {
+            (Work::Dense(spec), None) => Some(Plan::best(shape(spec), limits)),
+            (Work::Dense(spec), Some(choice)) => Plan::of(choice, shape(spec), limits),
+            (Work::Grouped(spec), None) => Plan::best_grouped(&spec.shape(), limits),
+            (Work::Grouped(spec), Some(choice)) => Plan::of_grouped(choice, &spec.shape(), limits),
+        }
+    }
+
+    /// Whether nothing is multiplied, and so nothing planned.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Work::Dense(spec) => spec.m == 0 || spec.n == 0 || spec.k == 0,
+            Work::Grouped(spec) => spec.is_empty(),
+        }
+    }
+
+    /// Rows of the result that are computed.
+    pub fn rows(&self) -> usize {
+        match self {
+            Work::Dense(spec) => spec.m,
+            Work::Grouped(spec) => spec.rows.iter().sum(),
+        }
+    }
+
+    /// Multiplications and additions.
+    pub fn flops(&self) -> f64 {
+        match self {
+            Work::Dense(spec) => 2.0 * spec.m as f64 * spec.n as f64 * spec.k as f64,
+            Work::Grouped(spec) => spec.flops(),
+        }
+    }
+
+    /// Bytes that cross the memory bus at least once.
+    pub fn bytes(&self) -> f64 {
+        match self {
+            Work::Dense(spec) => {
+                let [m, n, k] = [spec.m, spec.n, spec.k].map(|x| x as f64);
+                let scales = (k / 128.0).ceil() * (m + (n / 128.0).ceil());
+                let outputs = if spec.addend == AddendKind::None { 1.0 } else { 2.0 };
+                (m + n) * k + 4.0 * scales + outputs * m * n * spec.d_type.size() as f64
+            }
+            Work::Grouped(spec) => spec.bytes(),
+        }
+    }
+
+    /// Draws the data and puts it on a device.
+    pub fn on(&self, device: &Device) -> Result<Task, Failure> {
+        Ok(match self {
+            Work::Dense(spec) => {
+                let host = Host::draw(*spec)?;
+                let operands = host.upload(device)?;
+                Task::Dense(Box::new((host, operands)))
+            }
+            Work::Grouped(spec) => {
+                let host = GroupedHost::draw(spec.clone())?;
+                let operands = host.upload(device)?;
+                Task::Grouped(Box::new((host, operands)))
+            }
+        })
+    }
+}
+
+impl Op {
+    /// The name that users type.
+    pub fn name(self) -> &'static str {
+        match self {
+            Op::Fp8 => "fp8",
+            Op::Fp8Contiguous => "fp8-contiguous",
+            Op::Fp8Masked => "fp8-masked",
+        }
+    }
+}
+
+fn shape(spec: &Spec) -> Shape {
+    let [m, n, k] = [spec.m, spec.n, spec.k].map(|x| x as u32);
+    Shape { m, n, k }
+}
+
+/// Work with its data.
+pub enum Task {
+    Dense(Box<(Host, Operands)>),
+    Grouped(Box<(GroupedHost, GroupedOperands)>),
+}
+
+impl Task {
+    /// Runs it.
+    pub fn run(&mut self, options: &GemmOptions) -> oxigemm::Result<()> {
+        match self {
+            Task::Dense(task) => task.1.run(options),
+            Task::Grouped(task) => task.1.run(options),
+        }
+    }
+
+    /// All of the memory that the result is a part of.
+    pub fn memory(&mut self) -> &mut Tensor {
+        match self {
+            Task::Dense(task) => &mut task.1.d_memory,
+            Task::Grouped(task) => &mut task.1.d_memory,
+        }
+    }
+
+    /// Compares the result with the references.
+    pub fn judge(&self, effort: Effort) -> Result<Verdict, Failure> {
+        match self {
+            Task::Dense(task) => verdict::judge(&task.0, &task.1.result()?, effort),
+            Task::Grouped(task) => task.0.judge(&task.1, effort),
+        }
+    }
+
+    /// Whether nothing was written to that is not part of the result.
+    pub fn surroundings_untouched(&self) -> Result<bool, Failure> {
+        match self {
+            Task::Dense(task) => task.1.surroundings_untouched(),
+            Task::Grouped(task) => task.1.surroundings_untouched(),
+        }
+    }
+}

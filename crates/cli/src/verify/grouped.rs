@@ -1,0 +1,260 @@
+//! Checks of products whose rows are grouped: groups of all sizes, layouts, kernels, and groups that change.
+
+use oxigemm::{DType, GemmOptions, GroupedRows, Tensor, m_grouped_fp8_gemm_nt_contiguous, random};
+use oxigemm_kernels::grouping::GroupLayout;
+use oxigemm_kernels::launch::Config;
+
+use super::products::{ORDERS, launches};
+use super::{Check, Setup, ensure};
+use crate::Failure;
+use crate::grouped::{GroupedHost, GroupedOperands, GroupedSpec};
+use crate::verdict::Effort;
+
+pub const LAYOUTS: [GroupLayout; 3] = [GroupLayout::Counts, GroupLayout::Ids, GroupLayout::Ends];
+const ALIGNMENTS: [usize; 5] = [1, 16, 32, 64, 128];
+
+pub fn checks() -> Vec<Check> {
+    let mut checks = vec![
+        Check::anywhere("groups of no rows, of one row, and one of all rows", sizes),
+        Check::anywhere("random groups", random_groups),
+        Check::anywhere("numbers that are no groups", clamped),
+        Check::anywhere("bad arguments of groups", bad_arguments),
+        Check::with_kernels("a graph is replayed with other groups", replayed),
+    ];
+    for config in Config::grouped() {
+        checks.push(Check::with_kernels(format!("kernel {}", config.name()), move |setup| {
+            kernel(setup, config)
+        }));
+    }
+    checks
+}
+
+/// A problem that nothing may be written beside.
+pub fn spec(layout: GroupLayout, rows: &[usize], [n, k]: [usize; 2], turn: usize) -> GroupedSpec {
+    let spec = GroupedSpec::new(layout, rows.to_vec(), n, k);
+    GroupedSpec {
+        alignment: if spec.is_masked() { 1 } else { ALIGNMENTS[turn % ALIGNMENTS.len()] },
+        room: spec.room + turn % 3 * 7 + 1,
+        behind: turn % 4 * 5,
+        d_type: [DType::Bf16, DType::F32][turn / 2 % 2],
+        sfa: ORDERS[turn % ORDERS.len()],
+        d_padding: [0, 8, 3][turn % 3],
+        seed: turn as u64,
+        ..spec
+    }
+}
+
+/// Runs a problem and compares every row; what belongs to no group starts as poison, and must stay so.
+fn product(setup: &Setup, spec: GroupedSpec, options: &GemmOptions) -> Result<f64, Failure> {
+    let about = about(&spec, options);
+    setup.now(about("this"));
+    let host = GroupedHost::draw(spec)?;
+    let mut operands = host.upload(&setup.device)?;
+    operands.run(options).map_err(|error| about(&error.to_string()))?;
+    setup.device.synchronize().map_err(|error| about(&error.to_string()))?;
+    judge(&host, &operands, about)
+}
+
+/// Puts what is run before what is found.
+fn about(spec: &GroupedSpec, options: &GemmOptions) -> impl Fn(&str) -> String + use<> {
+    let choice =
+        options.choice.map_or(String::new(), |choice| format!(" by {}", oxigemm::plan::name(&choice)));
+    let start = format!("{spec}{choice}");
+    move |what: &str| format!("{start}: {what}")
+}
+
+fn judge(
+    host: &GroupedHost,
+    operands: &GroupedOperands,
+    about: impl Fn(&str) -> String,
+) -> Result<f64, Failure> {
+    let verdict = host.judge(operands, Effort::QUICK)?;
+    ensure(verdict.right, || {
+        about(&format!(
+            "diff {:.2e}, worst element {:.2} of what is allowed",
+            verdict.diff, verdict.worst_element
+        ))
+    })?;
+    ensure(operands.surroundings_untouched()?, || about("what belongs to no group was written to"))?;
+    Ok(verdict.worst_element)
+}
+
+fn products(
+    setup: &Setup,
+    cases: impl IntoIterator<Item = (GroupedSpec, GemmOptions)>,
+) -> Result<String, Failure> {
+    let (mut count, mut worst) = (0, 0.0f64);
+    for (spec, options) in cases {
+        worst = worst.max(product(setup, spec, &options)?);
+        count += 1;
+    }
+    Ok(format!("{count} products, the worst element at {worst:.2} of what is allowed"))
+}
+
+fn sizes(setup: &Setup) -> Result<String, Failure> {
+    let huge = if setup.device.as_cuda().is_some() { 5000 } else { 300 };
+    let groups: [&[usize]; 9] = [
+        &[0],
+        &[1],
+        &[0, 0, 0],
+        &[1, 1, 1, 1, 1],
+        &[0, huge, 0],
+        &[huge, 1, 0, 2],
+        &[0, 0, 64, 128, 129],
+        &[16, 15, 17, 0, 63, 65],
+        &[127, 0, 1],
+    ];
+    let mut cases = Vec::new();
+    for (i, rows) in groups.into_iter().enumerate() {
+        for (j, layout) in LAYOUTS.into_iter().enumerate() {
+            cases.push((spec(layout, rows, [200, 272], i + 4 * j), GemmOptions::default()));
+        }
+    }
+    let step = if setup.quick { 2 } else { 1 };
+    products(setup, cases.into_iter().step_by(step))
+}
+
+fn random_groups(setup: &Setup) -> Result<String, Failure> {
+    let draw = |turn: usize, which: u64, end: usize| {
+        (random::bits(setup.seed ^ 0x9a, 1000 * turn as u64 + which) % end as u64) as usize
+    };
+    let cases = (0..setup.count(120)).map(|turn| {
+        let groups = 1 + draw(turn, 0, 12);
+        let rows = |group: usize| match draw(turn, 10 + group as u64, 4) {
+            0 => draw(turn, 30 + group as u64, 3),
+            1 => draw(turn, 30 + group as u64, 300),
+            _ => draw(turn, 30 + group as u64, 70),
+        };
+        let mut rows: Vec<usize> = (0..groups).map(rows).collect();
+        let (n, k) = (1 + draw(turn, 1, 400), 1 + draw(turn, 2, 700));
+        while rows.iter().sum::<usize>() * n * k > setup.largest() {
+            rows.iter_mut().for_each(|rows| *rows /= 2);
+        }
+        (spec(LAYOUTS[turn % 3], &rows, [n, k], draw(turn, 3, 60)), GemmOptions::default())
+    });
+    products(setup, cases)
+}
+
+fn kernel(setup: &Setup, config: Config) -> Result<String, Failure> {
+    let Config::Wide(wide) = config else { return Err("only many-row kernels have groups".into()) };
+    let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
+    // More tiles than blocks, an odd number of them, more blocks of K than stages, rows for one warpgroup only.
+    let rows = [block_m + 3, 0, 1, block_m / 2, 2 * block_m + 1];
+    let mut cases = Vec::new();
+    for (i, choice) in launches(config).into_iter().enumerate() {
+        for (j, layout) in LAYOUTS.into_iter().enumerate() {
+            let options = |num_sms| GemmOptions { choice: Some(choice), num_sms, ..Default::default() };
+            let depth = (wide.stages as usize + 2) * 128 - [112, 0][j % 2];
+            cases.push((spec(layout, &rows, [2 * block_n + 8, depth], i + j), options(Some(4))));
+            cases.push((spec(layout, &rows[2..4], [block_n - 8, 100], i + j + 1), options(None)));
+        }
+    }
+    // The simulator takes its time for each.
+    let step = match (setup.device.as_cuda().is_some(), setup.quick) {
+        (true, _) => 1,
+        (false, false) => 3,
+        (false, true) => 7,
+    };
+    products(setup, cases.into_iter().step_by(step))
+}
+
+/// Numbers that the host never sees, and that no caller should pass.
+fn clamped(setup: &Setup) -> Result<String, Failure> {
+    let cases: [(GroupLayout, &[usize], &[i32]); 5] = [
+        (GroupLayout::Counts, &[40, 0, 40], &[i32::MAX, i32::MIN, 41]),
+        (GroupLayout::Ends, &[10, 0, 40], &[10, 3, 1 << 30]),
+        (GroupLayout::Ends, &[0, 0, 56], &[-5, 0, 56]),
+        (GroupLayout::Ids, &[3, 0, 0], &[0, 0, 0, -1, 7, 7, i32::MIN, i32::MAX]),
+        (GroupLayout::Ids, &[2, 1, 0], &[0, 0, 1, 0, 0, -2, 99, 0]),
+    ];
+    for (i, (layout, rows, numbers)) in cases.into_iter().enumerate() {
+        let mut spec = GroupedSpec { alignment: 1, ..GroupedSpec::new(layout, rows.to_vec(), 72, 160) };
+        if layout == GroupLayout::Ids {
+            spec.behind = numbers.len() - rows.iter().sum::<usize>();
+        }
+        let about = about(&spec, &GemmOptions::default());
+        setup.now(about("this"));
+        let host = GroupedHost::draw(spec)?;
+        let mut operands = host.upload(&setup.device)?;
+        operands.numbers = Tensor::from_slice(numbers, &[numbers.len()], &setup.device)?;
+        operands.run(&GemmOptions::default()).map_err(|error| about(&error.to_string()))?;
+        setup.device.synchronize()?;
+        judge(&host, &operands, |what| format!("case {i}, {}", about(what)))?;
+    }
+    Ok(format!("{} layouts, each computed as far as there are groups", cases.len()))
+}
+
+/// A graph that was captured once, launched with groups that change, on memory that changes with them.
+fn replayed(setup: &Setup) -> Result<String, Failure> {
+    let stream = setup.device.new_stream()?;
+    let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
+    let turns: [[usize; 4]; 5] = [[30, 0, 7, 3], [0, 40, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [10, 10, 10, 10]];
+    for layout in LAYOUTS {
+        let of = |rows: [usize; 4], turn: usize| {
+            let spec = GroupedSpec::new(layout, rows.to_vec(), 136, 400);
+            let mut spec = GroupedSpec { alignment: 1, room: 64, seed: turn as u64, ..spec };
+            spec.behind = 64 - rows.iter().sum::<usize>().min(64);
+            GroupedHost::draw(spec)
+        };
+        let mut operands = of(turns[0], 0)?.upload(&setup.device)?;
+        operands.run(&options)?;
+        let graph = stream.capture(|_| operands.run(&options))?;
+        for (turn, rows) in turns.into_iter().enumerate() {
+            let host = of(rows, turn)?;
+            operands.change_groups(&host)?;
+            operands.poison()?;
+            graph.launch(&stream)?;
+            stream.synchronize()?;
+            judge(&host, &operands, |what| format!("replay {turn} of {}: {what}", host.spec))?;
+        }
+    }
+    Ok(format!("{} graphs, each launched with {} sets of groups", LAYOUTS.len(), turns.len()))
+}
+
+fn bad_arguments(setup: &Setup) -> Result<String, Failure> {
+    let device = &setup.device;
+    let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, device);
+    let (a, sfa) = (new(DType::E4m3, &[8, 256])?, new(DType::F32, &[8, 2])?);
+    let (b, sfb) = (new(DType::E4m3, &[3, 64, 256])?, new(DType::F32, &[3, 1, 2])?);
+    let (ids, ends) = (new(DType::I32, &[8])?, new(DType::I32, &[3])?);
+    let floats = new(DType::F32, &[8])?;
+    let run = |b: &Tensor, rows: GroupedRows<'_>, alignment: usize| -> Result<oxigemm::Result<()>, Failure> {
+        let mut d = new(DType::Bf16, &[8, 64])?;
+        let options = GemmOptions::default();
+        let (a, b) = ((&a, &sfa), (b, &sfb));
+        Ok(m_grouped_fp8_gemm_nt_contiguous(a, b, &mut d, rows, alignment, None, &options))
+    };
+    let one_group = b.select(0)?;
+    for (result, argument) in [
+        (run(&one_group, GroupedRows::Ids(&ids), 1)?, "b"),
+        (run(&b, GroupedRows::Ids(&ends), 1)?, "ids"),
+        (run(&b, GroupedRows::Ends(&ids), 1)?, "ends"),
+        (run(&b, GroupedRows::Ids(&floats), 1)?, "ids"),
+        (run(&b, GroupedRows::Ends(&ends), 24)?, "alignment"),
+    ] {
+        ensure(matches!(&result, Err(error) if error.argument() == Some(argument)), || {
+            format!("{argument}: {result:?}")
+        })?;
+    }
+    ensure(run(&b, GroupedRows::Ends(&ends), 16)?.is_ok(), || "good arguments were refused".to_owned())?;
+    Ok("refused, each with its name".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::ScaleOrder;
+    use oxigemm::plan::Choice;
+
+    #[test]
+    fn every_layout_order_and_alignment_occurs() {
+        let all: Vec<GroupedSpec> = (0..60).map(|turn| spec(GroupLayout::Ids, &[3], [8, 8], turn)).collect();
+        for alignment in ALIGNMENTS {
+            assert!(all.iter().any(|spec| spec.alignment == alignment && spec.d_type == DType::F32));
+        }
+        assert!(all.iter().any(|spec| spec.sfa == ScaleOrder::Mn && spec.d_padding == 0));
+        for config in Config::grouped() {
+            assert!(launches(config).iter().all(|choice| matches!(choice, Choice::Wide { .. })));
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Output that ends inside a tile, where the rows of another group follow.
+
+use super::{PANEL_BYTES, Panels, ROW_BYTES, WarpOutput};
+use oxigemm_ptx::{Kernel, Pred, U32};
+
+impl<'k> Panels<'k> {
+    /// Whether all of its rows lie before `end`: only then the copy engine may store them.
+    pub fn is_before(&self, end: U32<'k>) -> Pred<'k> {
+        (self.row + Self::MAP_TILE[0]).le(end)
+    }
+}
+
+impl<'k> WarpOutput<'k, '_> {
+    /// [`store_left_over`](Self::store_left_over) for rows that are not the last of D: where the copy engine may not store
+    /// the panels, the lanes store those of the warp's rows that lie before [`rows`](super::OutputParams::rows).
+    pub fn store_within(&self, k: &'k Kernel, columns: u32) {
+        let end = self.params.rows;
+        k.if_else(
+            self.place.is_before(end),
+            || self.store_left_over(k, columns),
+            || {
+                k.if_(self.first_row().lt(end), || {
+                    let panels = columns.div_ceil(Self::PANEL_COLUMNS);
+                    for (panel, column) in (0..panels).zip((0..columns).step_by(Self::PANEL_COLUMNS as usize))
+                    {
+                        let chunks = (columns - column).min(Self::PANEL_COLUMNS) / 8;
+                        let staged = self.rows_of(0).at(panel * PANEL_BYTES);
+                        self.copy_bf16(k, self.place.column + column, staged, chunks);
+                    }
+                });
+                k.sync_warp();
+            },
+        );
+    }
+
+    /// Columns of a panel of BF16.
+    const PANEL_COLUMNS: u32 = ROW_BYTES / 2;
+}

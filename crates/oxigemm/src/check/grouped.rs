@@ -1,0 +1,367 @@
+//! The argument checks of products whose rows are grouped.
+
+use oxigemm_kernels::grouping::{GroupLayout, MAX_GROUPS};
+
+use super::operand::Footprint;
+use super::{Accumulate, D_ELEMENTS_LIMIT, Operand, Problem, ScaleStrides, blocks};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// What the rows of a group may have to start at a multiple of.
+const ALIGNMENTS: [i64; 5] = [1, 16, 32, 64, 128];
+
+/// TMA takes strides below this many bytes.
+const TMA_STRIDE_LIMIT: u64 = 1 << 40;
+
+/// The arguments of a product whose rows are grouped: D = A·Bᵀ, each group with its own B.
+///
+/// Where [`GroupsArgument::layout`] is `Counts`, A, its scales and D have a leading dimension for the groups.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupedFp8GemmNt {
+    /// `[M, K]` or `[G, M, K]` e4m3, K-major.
+    pub a: Operand,
+    /// The scales of A: `[M, ceil(K/128)]` or `[G, M, ceil(K/128)]` f32.
+    pub sfa: Operand,
+    /// `[G, N, K]` e4m3, K-major.
+    pub b: Operand,
+    /// The scales of B: `[G, ceil(N/128), ceil(K/128)]` f32.
+    pub sfb: Operand,
+    /// The result: `[M, N]` or `[G, M, N]` bf16 or f32, row-major.
+    pub d: Operand,
+    /// Where the groups are.
+    pub groups: GroupsArgument,
+}
+
+/// The argument that says where the groups are.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupsArgument {
+    /// What the numbers mean.
+    pub layout: GroupLayout,
+    /// The numbers: `[G]` or, of `Ids`, `[M]` i32, without gaps.
+    pub numbers: Operand,
+    /// What the first row of a group is a multiple of: 1, 16, 32, 64 or 128.
+    pub alignment: i64,
+    /// Rows that a group is expected to have, for planning only; without it, an equal share of all rows.
+    pub expected: Option<i64>,
+}
+
+/// What a call with good arguments has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckedGroups {
+    /// Run a kernel. The problem is that of a slab: of one group where each has its own rows, else of all rows.
+    Launch(Problem, Groups),
+    /// Nothing: there are no groups, no rows or no columns.
+    Nothing,
+}
+
+/// The groups of a checked product. Equal ones take the same plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Groups {
+    /// What the numbers mean that only the device knows.
+    pub layout: GroupLayout,
+    /// How many groups there are.
+    pub count: u32,
+    /// What the first row of a group is a multiple of.
+    pub alignment: u32,
+    /// Rows that a group is expected to have.
+    pub expected: u32,
+    /// From one slab of A to the next, in elements.
+    pub a_slab: u64,
+    /// From the B of one group to the next, in elements.
+    pub b_group: u64,
+    /// From one slab of D to the next, in rows.
+    pub d_slab: u32,
+    /// From one slab of A's scales to the next, in elements.
+    pub sfa_slab: u32,
+    /// From the scales of one group's B to the next, in elements.
+    pub sfb_group: u32,
+}
+
+impl Groups {
+    /// How many slabs of A and D there are.
+    #[must_use]
+    pub fn slabs(&self) -> u32 {
+        if self.layout == GroupLayout::Counts { self.count } else { 1 }
+    }
+}
+
+impl GroupedFp8GemmNt {
+    /// Checks every rule of the call. What the numbers are is not looked at: only the device knows.
+    ///
+    /// # Errors
+    /// The first broken rule, with the argument that breaks it.
+    pub fn check(&self) -> Result<CheckedGroups> {
+        let GroupedFp8GemmNt { a, sfa, b, sfb, d, groups } = self;
+        let numbers = &groups.numbers;
+        let masked = groups.layout == GroupLayout::Counts;
+
+        a.expect_dtype(&[DType::E4m3])?;
+        b.expect_dtype(&[DType::E4m3])?;
+        sfa.expect_dtype(&[DType::F32])?;
+        sfb.expect_dtype(&[DType::F32])?;
+        d.expect_dtype(&[DType::Bf16, DType::F32])?;
+        numbers.expect_dtype(&[DType::I32])?;
+        let [count, n, k] = b.slab_dims(true)?;
+        let [a_slabs, m, a_k] = a.slab_dims(masked)?;
+        if masked && a_slabs != count {
+            return Err(a.wrong_shape([count, m, k], "with the groups of `b`"));
+        }
+        if a_k != k {
+            let expected = if masked { vec![count, m, k] } else { vec![m, k] };
+            return Err(a.wrong_shape(expected, "with the K of `b`"));
+        }
+        let (k_blocks, n_blocks) = (blocks(k), blocks(n));
+        let slabs = a_slabs;
+        sfa.expect_slab_scales(masked, [slabs, m, k_blocks], "one per row of `a` and 128 of K")?;
+        sfb.expect_slab_scales(
+            true,
+            [count, n_blocks, k_blocks],
+            "one per group, 128 rows of `b` and 128 of K",
+        )?;
+        if d.slab_dims(masked)? != [slabs, m, n] {
+            let expected = if masked { vec![count, m, n] } else { vec![m, n] };
+            return Err(d.wrong_shape(expected, "the rows of `a` by the rows of a group's `b`"));
+        }
+        let length = if groups.layout == GroupLayout::Ids { m } else { count };
+        numbers.expect_list(length)?;
+        if count > i64::from(MAX_GROUPS) {
+            return Err(b.too_large(format!("at most {MAX_GROUPS} groups")));
+        }
+        if i128::from(slabs) * i128::from(m) * i128::from(n) > i128::from(D_ELEMENTS_LIMIT) {
+            return Err(d.too_large(format!("at most {D_ELEMENTS_LIMIT} elements")));
+        }
+        if !ALIGNMENTS.contains(&groups.alignment) {
+            return Err(wrong_number("alignment", "1, 16, 32, 64 or 128", groups.alignment));
+        }
+        if let Some(negative) = groups.expected.filter(|expected| *expected < 0) {
+            return Err(wrong_number("expected_m", "0 or more", negative));
+        }
+        for operand in [sfa, b, sfb, d, numbers] {
+            operand.expect_device(a)?;
+        }
+        if count == 0 || m == 0 || n == 0 {
+            return Ok(CheckedGroups::Nothing);
+        }
+        if k == 0 {
+            return Err(b.wrong_shape([count, n, 1], "or more along K"));
+        }
+
+        let (d_pitch, d_memory) = d.slab().plain_rows()?;
+        let (d_pitch, d_slab, d_memory) = d.whole_rows_apart(d_pitch, d_memory)?;
+        let (a_pitch, a_memory) = a.slab().tma_rows()?;
+        let (a_slab, a_memory) = a.tma_slabs(a_pitch, a_memory)?;
+        let (b_pitch, b_memory) = b.slab().tma_rows()?;
+        let (b_group, b_memory) = b.tma_slabs(b_pitch, b_memory)?;
+        let (sfa_strides, sfa_memory) = sfa.slab().scale_strides()?;
+        let (sfa_slab, sfa_memory) = sfa.scale_slabs(sfa_strides, sfa_memory)?;
+        let (sfb_strides, sfb_memory) = sfb.slab().scale_strides()?;
+        let (sfb_group, sfb_memory) = sfb.scale_slabs(sfb_strides, sfb_memory)?;
+        let (_, numbers_memory) = numbers.list().plain_rows()?;
+        let inputs =
+            [(a, a_memory), (b, b_memory), (sfa, sfa_memory), (sfb, sfb_memory), (numbers, numbers_memory)];
+        for (input, memory) in &inputs {
+            d.expect_apart(&d_memory, input, memory)?;
+        }
+        let expected = groups.expected.unwrap_or(m * slabs / count);
+        let problem = Problem {
+            // slab_dims has bounded each of them by i32::MAX.
+            m: m as u32,
+            n: n as u32,
+            k: k as u32,
+            a_pitch,
+            b_pitch,
+            d_pitch,
+            c: Accumulate::None,
+            sfa: sfa_strides,
+            sfb: sfb_strides,
+            d_type: d.dtype,
+        };
+        let groups = Groups {
+            layout: groups.layout,
+            count: count as u32,
+            alignment: groups.alignment as u32,
+            expected: expected.clamp(1, m) as u32,
+            a_slab,
+            b_group,
+            d_slab,
+            sfa_slab,
+            sfb_group,
+        };
+        Ok(CheckedGroups::Launch(problem, groups))
+    }
+}
+
+fn wrong_number(argument: &'static str, expected: &str, found: i64) -> Error {
+    Error::Shape { argument, expected: expected.to_owned(), found: found.to_string() }
+}
+
+/// Matrices one behind another: the leading dimension of three, or a single matrix.
+impl Operand {
+    /// How many matrices, and their dimensions; of an operand with or without a leading dimension.
+    fn slab_dims(&self, several: bool) -> Result<[i64; 3]> {
+        let expected = if several { 3 } else { 2 };
+        if self.rank != expected {
+            return Err(Error::Rank {
+                argument: self.name,
+                expected: format!("{expected} dimensions{}", if several { ", groups first" } else { "" }),
+                found: format!("{} dimensions, {:?}", self.rank, self.dims()),
+            });
+        }
+        let [rows, columns] = self.slab().matrix_dims()?;
+        let slabs = if several { self.dims[0] } else { 1 };
+        if slabs < 0 {
+            return Err(Error::Shape {
+                argument: self.name,
+                expected: "dimensions of 0 or more".to_owned(),
+                found: format!("{:?}", self.dims()),
+            });
+        }
+        if slabs > i64::from(i32::MAX) {
+            return Err(self.too_large(format!("dimensions up to {}", i32::MAX)));
+        }
+        Ok([slabs, rows, columns])
+    }
+
+    /// The first matrix.
+    fn slab(&self) -> Operand {
+        if self.rank < 3 {
+            return *self;
+        }
+        let ([_, rows, columns, ..], [_, row_stride, column_stride, ..]) = (self.dims, self.strides);
+        Operand::matrix(
+            self.name,
+            self.dtype,
+            [rows, columns],
+            [row_stride, column_stride],
+            self.address,
+            self.device,
+        )
+    }
+
+    fn expect_slab_scales(&self, several: bool, expected: [i64; 3], meaning: &str) -> Result<()> {
+        if self.slab_dims(several)? == expected {
+            return Ok(());
+        }
+        Err(Error::ScaleShape {
+            argument: self.name,
+            expected: format!("{:?}, {meaning}", &expected[usize::from(!several)..]),
+            found: format!("{:?}", self.dims()),
+        })
+    }
+
+    /// A list of so many numbers without gaps.
+    fn expect_list(&self, length: i64) -> Result<()> {
+        if self.rank != 1 {
+            return Err(Error::Rank {
+                argument: self.name,
+                expected: "1 dimension".to_owned(),
+                found: format!("{} dimensions, {:?}", self.rank, self.dims()),
+            });
+        }
+        if self.dims[0] != length {
+            return Err(Error::Shape {
+                argument: self.name,
+                expected: format!("[{length}]"),
+                found: format!("{:?}", self.dims()),
+            });
+        }
+        if length > 1 && self.strides[0] != 1 {
+            return Err(Error::Stride {
+                argument: self.name,
+                expected: "numbers without gaps".to_owned(),
+                found: format!("a stride of {}", self.strides[0]),
+            });
+        }
+        Ok(())
+    }
+
+    /// A list as a matrix of one row.
+    fn list(&self) -> Operand {
+        Operand::matrix(
+            self.name,
+            self.dtype,
+            [1, self.dims[0]],
+            [self.dims[0], 1],
+            self.address,
+            self.device,
+        )
+    }
+
+    /// From one matrix to the next, and how many there are; `None` where there is only one.
+    fn slab_stride(&self) -> Result<Option<(u64, u64)>> {
+        match (self.rank, self.dims[0], self.strides[0]) {
+            (3, count @ 2.., stride @ 1..) => Ok(Some((count as u64, stride as u64))),
+            (3, 2.., _) => Err(Error::Stride {
+                argument: self.name,
+                expected: "groups apart from each other".to_owned(),
+                found: format!("strides {:?} for {:?}", &self.strides[..3], self.dims()),
+            }),
+            _ => Ok(None),
+        }
+    }
+
+    /// The bytes of all matrices, from those of the first.
+    fn slabs_footprint(&self, count: u64, stride: u64, first: Footprint) -> Result<Footprint> {
+        let size = self.dtype.size() as u64;
+        let length =
+            u128::from(count - 1) * u128::from(stride) * u128::from(size) + u128::from(first.length());
+        Ok(first.repeated(count, stride * size, self.end_of(length)?))
+    }
+
+    /// Checks matrices that TMA reads; gives the elements from one to the next and the bytes of all.
+    fn tma_slabs(&self, pitch: u64, first: Footprint) -> Result<(u64, Footprint)> {
+        let size = self.dtype.size() as u64;
+        let Some((count, stride)) = self.slab_stride()? else {
+            // The stride of one matrix has no meaning: any that TMA takes will do.
+            let whole = pitch.saturating_mul(self.slab().dims[0] as u64);
+            return Ok((if whole < TMA_STRIDE_LIMIT / size { whole } else { pitch }, first));
+        };
+        let bytes = stride.saturating_mul(size);
+        if !bytes.is_multiple_of(16) || bytes >= TMA_STRIDE_LIMIT {
+            return Err(self.not_tma(format!(
+                "the stride from group to group must be a multiple of 16 bytes below {TMA_STRIDE_LIMIT}, found \
+                 {stride} {} elements",
+                self.dtype
+            )));
+        }
+        Ok((stride, self.slabs_footprint(count, stride, first)?))
+    }
+
+    /// Checks that the rows of all matrices are rows of one; gives the elements from one row to the next, the rows
+    /// from one matrix to the next, and the bytes of all.
+    fn whole_rows_apart(&self, pitch: u64, first: Footprint) -> Result<(u64, u32, Footprint)> {
+        let Some((count, stride)) = self.slab_stride()? else { return Ok((pitch, 0, first)) };
+        let rows = self.dims[1] as u64;
+        // The pitch of single rows has no meaning: they are as far apart as their groups.
+        let pitch = if rows == 1 { stride } else { pitch };
+        if !stride.is_multiple_of(pitch) || stride < rows * pitch || stride < self.dims[2] as u64 {
+            return Err(Error::Stride {
+                argument: self.name,
+                expected: format!("groups whole rows of {pitch} elements apart, at least {rows} of them"),
+                found: format!("strides {:?} for {:?}", &self.strides[..3], self.dims()),
+            });
+        }
+        if pitch > u64::from(u32::MAX) {
+            return Err(self.too_large(format!("a row pitch of at most {} elements", u32::MAX)));
+        }
+        let apart = stride / pitch;
+        if (count - 1) * apart + rows > i32::MAX as u64 {
+            return Err(self.too_large(format!("at most {} rows from the first to the last", i32::MAX)));
+        }
+        Ok((pitch, apart as u32, self.slabs_footprint(count, stride, first)?))
+    }
+
+    /// Checks matrices of scales; gives the elements from one to the next and the bytes of all.
+    fn scale_slabs(&self, strides: ScaleStrides, first: Footprint) -> Result<(u32, Footprint)> {
+        let Some((count, stride)) = self.slab_stride()? else {
+            // As above: the length of the matrix, whichever way it lies.
+            let [rows, columns] = [self.slab().dims[0], self.slab().dims[1]].map(|dim| dim as u64);
+            let whole = (rows * u64::from(strides.mn)).max(columns * u64::from(strides.k));
+            return Ok((u32::try_from(whole.next_multiple_of(4)).unwrap_or(4), first));
+        };
+        let Ok(narrow) = u32::try_from(stride) else {
+            return Err(self.too_large(format!("at most {} elements from group to group", u32::MAX)));
+        };
+        Ok((narrow, self.slabs_footprint(count, stride, first)?))
+    }
+}

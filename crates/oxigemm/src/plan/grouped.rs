@@ -1,0 +1,204 @@
+//! Plans of products whose rows are grouped.
+//!
+//! How many rows a group has only the device knows. A plan is made for the rows that a group is expected to have, and
+//! computes any others as well, only not as fast.
+
+use oxigemm_kernels::launch::Config;
+
+use super::cost::{self, Cost, Persistent, Tile};
+use super::{Choice, GroupedShape, Limits, Plan, Why, blocks_of, choices_of};
+
+/// Numbers of rows that a group may turn out to have, in parts of what is expected: tokens are not shared out evenly.
+const SPREAD: [f64; 7] = [0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3];
+/// What a tile takes of which one warpgroup has no rows, in parts of a whole one: the other has the tensor cores to
+/// itself, and they wait while it promotes.
+const HALF_TILE: f64 = 0.65;
+/// Reading where the groups are and laying out the table, in microseconds.
+const FINDING_GROUPS: f64 = 1.2;
+
+impl Plan {
+    /// The cheapest candidate of a product whose rows are grouped; `None` where no kernel has room for so many groups.
+    ///
+    /// ```
+    /// use oxigemm::plan::{GroupedShape, Limits, Plan};
+    ///
+    /// let few = GroupedShape { groups: 32, slabs: 32, rows: 4096, expected: 20, n: 7168, k: 2048 };
+    /// let plan = Plan::best_grouped(&few, &Limits::h200()).unwrap();
+    /// assert!(plan.name().starts_with("wide_grouped_64x"));
+    /// ```
+    #[must_use]
+    pub fn best_grouped(shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
+        let ranking = grouped_ranking(shape, limits);
+        let (choice, estimate) = *ranking.first()?;
+        let before = ranking.get(1).map(|(choice, cost)| (*choice, cost.us));
+        Some(Plan {
+            why: Why::Cheapest { of: ranking.len(), before },
+            ..plan(choice, estimate, shape, limits)?
+        })
+    }
+
+    /// A given choice for a product whose rows are grouped, or `None` where it cannot serve it on this device.
+    #[must_use]
+    pub fn of_grouped(choice: Choice, shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
+        serves(&choice, shape, limits)
+            .then(|| plan(choice, estimate(&choice, shape, limits), shape, limits))?
+    }
+}
+
+fn plan(choice: Choice, estimate: Cost, shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
+    let launch = choice.launch_grouped(shape, limits.clusters(blocks_of(&choice)))?;
+    Some(Plan { shape: shape.slab(), groups: Some(*shape), choice, launch, estimate, why: Why::Asked })
+}
+
+/// Every candidate with its estimate, the cheapest first.
+#[must_use]
+pub fn grouped_ranking(shape: &GroupedShape, limits: &Limits) -> Vec<(Choice, Cost)> {
+    let mut all: Vec<_> =
+        grouped_candidates(shape, limits).map(|choice| (choice, estimate(&choice, shape, limits))).collect();
+    all.sort_by(|(_, a), (_, b)| a.us.total_cmp(&b.us));
+    all
+}
+
+/// Every choice that can serve a product whose rows are grouped, in a fixed order.
+pub fn grouped_candidates(shape: &GroupedShape, limits: &Limits) -> impl Iterator<Item = Choice> {
+    Config::grouped().flat_map(choices_of).filter(move |choice| serves(choice, shape, limits))
+}
+
+fn serves(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> bool {
+    let blocks = blocks_of(choice);
+    (!limits.restricted || blocks <= limits.sms)
+        && choice
+            .launch_grouped(shape, limits.clusters(blocks))
+            .is_some_and(|launch| launch.shared_bytes <= limits.shared_per_block)
+}
+
+fn estimate(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> Cost {
+    let Choice::Wide { config, cluster_m, cluster_n } = *choice else {
+        unreachable!("only many-row kernels have groups: `serves` has seen to it")
+    };
+    let tile = Tile { m: config.block_m, n: config.block_n };
+    let rows = f64::from(shape.expected.max(1));
+    let high = f64::from(tile.m * cluster_m);
+    // Tiles of a group along M, and what those take that are multiplied, on average.
+    let mean = |of: &dyn Fn(f64) -> f64| {
+        SPREAD.iter().map(|part| of((rows * part).ceil())).sum::<f64>() / SPREAD.len() as f64
+    };
+    let tiles_m = mean(&|rows| (rows / high).ceil());
+    let multiplied = mean(&|rows| {
+        let last = rows - ((rows / high).ceil() - 1.0) * high;
+        let half = tile.m > 64 && last <= f64::from(tile.m) / 2.0;
+        (rows / high).ceil() - if half { 1.0 - HALF_TILE } else { 0.0 }
+    });
+    let groups = f64::from(shape.groups);
+    let tiles = groups * tiles_m * f64::from(shape.n.div_ceil(tile.n * cluster_n));
+    let [n, k] = [shape.n, shape.k].map(f64::from);
+    let memory = groups * (n * k + rows * (k + 2.0 * n + k / 32.0));
+    let multiplied = multiplied / tiles_m;
+    let work = Persistent { tiles, k_blocks: shape.slab().k_blocks(), memory, multiplied };
+    let cost = cost::persistent(&tile, [cluster_m, cluster_n], config.stages, &work, limits);
+    Cost { us: cost.us + FINDING_GROUPS, start: cost.start + FINDING_GROUPS, ..cost }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{name, parse};
+
+    /// The peer's shapes: groups, slabs, rows of a slab, rows expected of a group.
+    const GROUPS: [[u32; 4]; 6] = [
+        [32, 32, 4096, 20],
+        [6, 6, 4096, 20],
+        [32, 32, 4096, 192],
+        [6, 6, 4096, 1024],
+        [8, 1, 32768, 4096],
+        [4, 1, 32768, 8192],
+    ];
+    const MATRICES: [[u32; 2]; 4] = [[6144, 7168], [7168, 3072], [4096, 4096], [4096, 2048]];
+
+    fn shapes() -> impl Iterator<Item = GroupedShape> {
+        let odd = [[1, 1, 1, 1], [1, 1, 7, 7], [1024, 1024, 3, 1], [300, 1, 100_003, 333]];
+        let all = GROUPS.into_iter().chain(odd);
+        all.flat_map(|[groups, slabs, rows, expected]| {
+            let matrices = MATRICES.into_iter().chain([[1, 1], [130, 16], [8, 100_000]]);
+            matrices.map(move |[n, k]| GroupedShape { groups, slabs, rows, expected, n, k })
+        })
+    }
+
+    #[test]
+    fn every_shape_has_a_plan_that_fits_the_device() {
+        for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(24)] {
+            for shape in shapes() {
+                let plan = Plan::best_grouped(&shape, &limits).expect("there is one");
+                assert_eq!(plan, Plan::best_grouped(&shape, &limits).unwrap(), "{shape:?}");
+                assert!(plan.launch.shared_bytes <= limits.shared_per_block, "{shape:?}");
+                assert_eq!(plan.launch.grid[0] % plan.launch.cluster, 0, "{shape:?}");
+                assert!((1..=limits.sms).contains(&plan.launch.grid[0]), "{shape:?}: {:?}", plan.launch);
+                assert!(plan.estimate.us.is_finite() && plan.estimate.us > 0.0, "{shape:?}");
+                let rows = plan.launch.tile_a;
+                assert!(rows > 0 && plan.launch.scale_rows.is_multiple_of(rows), "{:?}", plan.launch);
+            }
+        }
+    }
+
+    #[test]
+    fn the_best_plan_is_the_first_of_the_ranking() {
+        for shape in shapes() {
+            let plan = Plan::best_grouped(&shape, &Limits::h200()).unwrap();
+            let ranking = grouped_ranking(&shape, &Limits::h200());
+            assert_eq!(plan.choice, ranking[0].0, "{shape:?}");
+            assert!(matches!(plan.why, Why::Cheapest { of, .. } if of == ranking.len()));
+            assert!(ranking.windows(2).all(|pair| pair[0].1.us <= pair[1].1.us));
+        }
+    }
+
+    #[test]
+    fn few_rows_take_low_tiles_and_many_take_high_ones() {
+        for [groups, slabs, rows, expected] in GROUPS {
+            for [n, k] in MATRICES {
+                let shape = GroupedShape { groups, slabs, rows, expected, n, k };
+                let plan = Plan::best_grouped(&shape, &Limits::h200()).unwrap();
+                let Choice::Wide { config, .. } = plan.choice else { panic!("{}", plan.name()) };
+                assert_eq!(config.block_m == 64, expected <= 64, "{shape:?}: {}", plan.name());
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_unique_and_lead_back() {
+        let shape = GroupedShape { groups: 3, slabs: 3, rows: 100, expected: 50, n: 256, k: 256 };
+        let all: Vec<Choice> = grouped_candidates(&shape, &Limits::h200()).collect();
+        assert_eq!(all.len(), Config::grouped().count() * 3, "three clusters each");
+        for choice in all {
+            assert_eq!(parse(&name(&choice)), Some(choice));
+        }
+    }
+
+    #[test]
+    fn kernels_without_room_for_the_groups_are_left_out() {
+        let shape = GroupedShape { groups: 1024, slabs: 1024, rows: 256, expected: 256, n: 4096, k: 4096 };
+        let high = parse("wide_grouped_256x128_s3_c1x1").unwrap();
+        assert!(Plan::of_grouped(high, &shape, &Limits::h200()).is_none());
+        assert!(Plan::of_grouped(high, &GroupedShape { groups: 128, ..shape }, &Limits::h200()).is_some());
+        assert!(Plan::best_grouped(&shape, &Limits::h200()).is_some());
+    }
+
+    #[test]
+    fn an_estimate_never_beats_the_memory() {
+        for shape in shapes() {
+            for (choice, cost) in grouped_ranking(&shape, &Limits::h200()) {
+                let bytes = f64::from(shape.groups) * f64::from(shape.n) * f64::from(shape.k);
+                assert!(cost.us >= bytes / 4.9e6, "{} for {shape:?}", name(&choice));
+            }
+        }
+    }
+
+    #[test]
+    fn the_grid_has_no_block_that_could_never_have_a_tile() {
+        let choice = parse("wide_grouped_128x128_s5_c1x1").unwrap();
+        let shape = GroupedShape { groups: 2, slabs: 2, rows: 100, expected: 100, n: 256, k: 256 };
+        assert_eq!(Plan::of_grouped(choice, &shape, &Limits::h200()).unwrap().launch.grid, [4, 1]);
+        // Two groups in one slab may have three tiles, wherever they start.
+        let shared = GroupedShape { slabs: 1, ..shape };
+        assert_eq!(Plan::of_grouped(choice, &shared, &Limits::h200()).unwrap().launch.grid, [6, 1]);
+    }
+}
