@@ -4,7 +4,7 @@ use oxigemm::plan::{Limits, Plan, Shape};
 use std::collections::BTreeMap;
 
 /// How much slower than the best measured choice the planned one may be.
-const TOLERANCE: f64 = 1.09;
+const TOLERANCE: f64 = 1.04;
 
 #[test]
 fn the_planned_choice_is_close_to_the_best_measured_one() {
@@ -25,5 +25,5 @@ fn the_planned_choice_is_close_to_the_best_measured_one() {
             assert!(*us <= best * TOLERANCE, "m={m} n={n} k={k}: {name} takes {us} us, the best {best} us");
         }
     }
-    assert!(judged >= 22, "only {judged} planned choices were measured");
+    assert!(judged >= 27, "only {judged} planned choices were measured");
 }

@@ -53,7 +53,7 @@ impl Cost {
     }
 }
 
-/// Speeds, in bytes or operations per microsecond, and times in microseconds.
+/// Speeds, in bytes or operations per microsecond, and times in microseconds, as a family of kernels reaches them.
 struct Speeds {
     /// FP8 operations of one multiprocessor that does nothing else.
     tensor: f64,
@@ -65,33 +65,28 @@ struct Speeds {
     feed: f64,
     /// Output of one multiprocessor, while it multiplies nothing.
     output: f64,
-    /// From asking the memory to the answer, under load.
-    latency: f64,
-    /// From the launch to the first instruction, and from the last one to the end.
-    launch: f64,
-    /// Waiting for a stage and promoting its products, where one warpgroup does all of it.
-    step: f64,
-    /// Meeting in a cluster to exchange partial sums.
-    meeting: f64,
-    /// Partial sums from the shared memory of one multiprocessor to that of another.
-    exchange: f64,
-    /// Giving a block its shared memory.
-    shared: f64,
+    /// From the launch to the first product, and from the last instruction to the end.
+    start: f64,
 }
 
-const HOPPER: Speeds = Speeds {
-    tensor: 12.1e6,
-    memory: 3.75e6,
-    l2: 12e6,
-    feed: 85e3,
-    output: 145e3,
-    latency: 1.2,
-    launch: 2.0,
-    step: 0.06,
-    meeting: 0.7,
-    exchange: 20e3,
-    shared: 350e3,
-};
+const MANY_ROWS: Speeds =
+    Speeds { tensor: 12.69e6, memory: 3.57e6, l2: 23.5e6, feed: 154e3, output: 121e3, start: 3.92 };
+const FEW_ROWS: Speeds =
+    Speeds { tensor: 12.69e6, memory: 3.94e6, l2: 9.83e6, feed: 154e3, output: 121e3, start: 3.43 };
+
+/// From asking the memory to the answer, under load.
+const LATENCY: f64 = 0.766;
+/// Waiting for a stage and promoting its products, where one warpgroup does all of it.
+const STEP: f64 = 0.026;
+/// Meeting in a cluster to exchange partial sums.
+const MEETING: f64 = 0.947;
+/// Partial sums from the shared memory of one multiprocessor to that of another, in bytes per microsecond.
+const EXCHANGE: f64 = 25.2e3;
+/// Giving a block its shared memory, in bytes per microsecond.
+const SHARED: f64 = 376e3;
+/// What a round takes in which some multiprocessors have nothing to do, between nothing and a whole one: the others run
+/// a little faster then.
+const LAST_ROUND: f64 = 0.915;
 
 /// The estimate for a choice. It knows BF16 output; the others differ alike for all choices.
 #[must_use]
@@ -150,13 +145,16 @@ fn memory_bytes(shape: Shape) -> f64 {
 /// tiles that straddle blocks of scales have more of it.
 fn efficiency(tile: &Tile) -> f64 {
     match (tile.m, tile.n) {
-        (256, 128) | (128, 192) => 0.905,
-        (64, 256) | (128, 128 | 160) => 0.87,
-        (128, 176) => 0.855,
-        (128, 144) => 0.825,
-        (128, _) => 0.79,
-        (_, 128) => 0.8,
-        _ => 0.5,
+        (256, 128) => 0.957,
+        (128, 192) => 0.946,
+        (128, 128) => 0.896,
+        (128, 160) => 0.859,
+        (128, 176) => 0.841,
+        (128, 144) => 0.821,
+        (128, _) => 0.806,
+        (64, 256) => 0.684,
+        (64, 128) => 1.012,
+        _ => 0.546,
     }
 }
 
@@ -187,31 +185,36 @@ pub(super) fn persistent(
     work: &Persistent,
     limits: &Limits,
 ) -> Cost {
-    let speed = &HOPPER;
+    let speed = &MANY_ROWS;
     let tiles = work.tiles;
+    let several = cluster_m * cluster_n > 1;
     let clusters = f64::from(limits.clusters(cluster_m * cluster_n));
     let rounds = (tiles / clusters).ceil();
-    let steps = rounds * f64::from(work.k_blocks);
+    let busy = if rounds > 1.0 { rounds - (1.0 - LAST_ROUND) * (rounds - tiles / clusters) } else { rounds };
+    let steps = busy * f64::from(work.k_blocks);
     let active = clusters.min(tiles) * f64::from(cluster_m * cluster_n);
     // What a block of a cluster receives by multicast is read from the L2 cache once.
     let (m, n) = (f64::from(tile.m) / f64::from(cluster_n), f64::from(tile.n) / f64::from(cluster_m));
     let read = (m + n) * f64::from(BLOCK_K);
-    // Three warpgroups share out their registers, and wait for scales. Low and broad tiles overlap some of it with
-    // the tile before.
-    let begin = match (tile.m, tile.n) {
-        (64, 256) if rounds > 1.0 => 0.5,
-        (64, _) => 1.0,
-        _ => 0.8,
+    // Blocks of a cluster wait for each other; low and broad tiles overlap some of their start with the tile before.
+    let meeting = match (several, rounds > 1.0) {
+        (false, _) => 0.0,
+        (true, false) => 0.24,
+        (true, true) => 0.75,
     };
-    let meetings = if cluster_m * cluster_n > 1 { 1.2 } else { 1.0 };
+    let begin = match (tile.m, tile.n) {
+        (64, 256) if rounds > 1.0 => -0.52,
+        (64, _) => 0.31,
+        _ => 0.0,
+    };
     Cost {
         tensor: steps * tile.step_ops() * work.multiplied / (speed.tensor * efficiency(tile)),
         memory: work.memory / speed.memory,
         l2: steps * active * read / speed.l2,
         feed: steps * tile.step_bytes() / speed.feed,
         // A warpgroup of the highest tiles writes two parts, one after the other.
-        output: rounds * tile.output_bytes() / speed.output * if tile.m == 256 { 1.9 } else { 1.0 },
-        start: speed.launch + speed.latency + f64::from(stages) * 0.02 + speed.meeting * meetings + begin,
+        output: rounds * tile.output_bytes() / speed.output * if tile.m == 256 { 1.28 } else { 1.0 },
+        start: speed.start + f64::from(stages) * 0.02 + meeting + begin,
         us: 0.0,
     }
     .add_up(4)
@@ -226,7 +229,7 @@ fn slim(
     shape: Shape,
     limits: &Limits,
 ) -> Cost {
-    let speed = &HOPPER;
+    let speed = &FEW_ROWS;
     let m_tiles = f64::from(shape.m.div_ceil(tile.m));
     let tiles = m_tiles * f64::from(shape.n.div_ceil(tile.n));
     let blocks = tiles * f64::from(split);
@@ -238,33 +241,33 @@ fn slim(
     let most = (blocks / sms).ceil();
     let resident = per_sm.min(most);
     // A block cannot ask for more than its stages hold.
-    let refill = speed.latency + tile.step_bytes() / speed.feed;
+    let refill = LATENCY + tile.step_bytes() / speed.feed;
     let refills = steps * refill / f64::from(stages).min(steps);
     // What is on its way at a time bounds the bandwidth.
     let in_flight = blocks.min(sms * resident) * f64::from(stages).min(steps) * tile.step_bytes();
-    let bandwidth = speed.memory.min(in_flight / (1.5 * speed.latency));
+    let bandwidth = speed.memory.min(in_flight / (1.5 * LATENCY));
     let read = tiles * f64::from(shape.k_blocks()) * tile.step_bytes();
     // The tensor core takes at least 16 cycles for 64 rows of B, however few the rows of A are.
     let narrow = f64::from(tile.m.max(32)) / f64::from(tile.m);
     // One warpgroup alone leaves the tensor cores idle while it promotes; two take turns.
     let alone = tile.m == 64;
-    let turns = if alone { 0.55 } else { 0.8 };
+    let turns = if alone { 0.71 } else { 0.75 };
     let multiply = tile.step_ops() * narrow / (speed.tensor * turns);
     let partial = f64::from(tile.m.min(shape.m)) * f64::from(tile.n) * 4.0;
     let exchange = match split {
         // Without operands swapped, a block waits for the copy engine to have stored its tile.
-        1 if tile.m >= 64 => 1.15 + (most - 1.0) * 0.32,
+        1 if tile.m >= 64 => 0.9 + (most - 1.0) * 0.4,
         1 => 0.3,
-        _ => speed.meeting + f64::from(split) * 0.06 + most * partial / speed.exchange,
+        _ => MEETING + most * partial / EXCHANGE,
     };
     let output = most * tile.output_bytes() / f64::from(split) / speed.output;
     Cost {
-        tensor: rounds * steps * (speed.step + resident * multiply),
+        tensor: rounds * steps * (STEP + resident * multiply),
         memory: memory_bytes(shape) / bandwidth,
         l2: read / speed.l2,
         feed: (most * steps * tile.step_bytes() / speed.feed).max(rounds * refills),
-        output: output + exchange + (rounds - 1.0) * 1.5,
-        start: speed.launch + speed.latency + f64::from(shared) / speed.shared,
+        output: output + exchange + (rounds - 1.0) * 1.76,
+        start: speed.start + f64::from(shared) / SHARED,
         us: 0.0,
     }
     .add_up(8)
