@@ -131,3 +131,35 @@ impl Remembered {
         Ok(map)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{GroupedShape, Limits};
+    use oxigemm_kernels::params::ScaleLayout;
+
+    #[test]
+    fn maps_of_groups_are_ones_that_the_driver_takes() {
+        for (slabs, rows) in [(32, 4096), (1, 34_304), (3, 1)] {
+            let shape = GroupedShape { groups: 32, slabs, rows, expected: 200, n: 6144, k: 7168 };
+            let plan = Plan::best_grouped(&shape, &Limits::h200()).expect("there is one");
+            let (launch, slab) = (plan.launch, shape.slab());
+            let a = launch.map_a(slab, 7168).in_slabs(slabs, 7168 * u64::from(rows));
+            let b = launch.map_b(slab, 7168).in_slabs(32, 7168 * 6144);
+            let tensor = bytes(a);
+            assert_eq!((tensor.rank, tensor.dims[..3].to_vec()), (3, vec![7168, rows.into(), slabs.into()]));
+            assert_eq!(tensor.strides[..2], [7168, 7168 * u64::from(rows)]);
+            assert_eq!(tensor.tile[2], 1);
+            let pitch = rows.next_multiple_of(4);
+            let sfa = [(ScaleLayout::RowMajor, [56, 1]), (ScaleLayout::MnMajor, [1, pitch])];
+            let sfa = sfa.map(|(layout, strides)| {
+                let map = launch.map_sfa(slab, layout, strides).expect("the copy engine reads it");
+                scales(map.in_slabs(slabs, u64::from(pitch) * 56))
+            });
+            for tensor in [tensor, bytes(b), result(launch.map_d(slab, 6144))].into_iter().chain(sfa) {
+                let at = TiledTensor { address: 0x1000, ..tensor };
+                assert!(at.check().is_ok(), "{:?}", at.check());
+            }
+        }
+    }
+}

@@ -342,3 +342,54 @@ fn parameters(KernelArgs { product: args, groups }: &KernelArgs) -> Vec<Param> {
     }
     all
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oxigemm_kernels::grouping::GroupArgs;
+
+    /// A GPU is given pointers, the simulator values: both must mean the same parameters.
+    #[test]
+    fn pointers_and_values_are_the_same_parameters() {
+        let map = |first: u64| std::array::from_fn(|i| first + i as u64);
+        let product = Args {
+            a: map(100),
+            b: map(200),
+            sfa_map: map(300),
+            d_map: map(400),
+            sfa: 1,
+            sfb: 2,
+            d: 3,
+            c: 4,
+            d_pitch: 5,
+            c_pitch: 6,
+            m: 7,
+            n: 8,
+            output_flags: 9,
+            k_blocks: 10,
+            sfa_strides: [11, 12],
+            sfb_strides: [13, 14],
+            scale_layouts: 15,
+            tuning: [16, 17, 18],
+        };
+        let groups = GroupArgs { layout: 19, kind: 20, groups: 21, alignment: 22, d_slab: 23 };
+        let groups = GroupedArgs { groups, sfa_slab: 24, sfb_group: 25 };
+        for groups in [None, Some(groups)] {
+            let args = KernelArgs { product, groups };
+            let (pointers, count) = args.pointers();
+            let values = parameters(&args);
+            assert_eq!(values.len(), count);
+            for (i, (pointer, value)) in pointers.iter().zip(values).enumerate() {
+                let expected = match value {
+                    Param::U32(value) => value.to_le_bytes().to_vec(),
+                    Param::U64(value) => value.to_le_bytes().to_vec(),
+                    Param::Bytes(bytes) => bytes,
+                    other => panic!("parameter {i} is {other:?}"),
+                };
+                // SAFETY: a pointer to a field of `args`, which has the size of its value.
+                let found = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>(), expected.len()) };
+                assert_eq!(found, expected, "parameter {i}");
+            }
+        }
+    }
+}

@@ -273,6 +273,30 @@ fn padded(mut ids: Vec<i32>, rows: usize) -> Vec<i32> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
+    /// Any numbers at all: what the rules make of them is computed, and nothing else is touched.
+    #[test]
+    fn any_numbers(
+        numbers in proptest::collection::vec(prop_oneof![-2..4i32, -10..90i32, any::<i32>()], 1..80),
+        layout in 0..3usize, alignment in 0..5usize, groups in 1..6usize, seed: u64,
+    ) {
+        let sim = Sim::with_options(Options { policy: Policy::Random, seed, ..Options::default() });
+        let alignment = [1, 16, 32, 64, 128][alignment];
+        let first = &numbers[..groups.min(numbers.len())];
+        let case = match layout {
+            0 => Case::masked(first, [70, 72, 144]),
+            1 => Case::ends(first, alignment, [85, 72, 144]),
+            // Only where every row is looked at is a group sure to end where its number does.
+            _ => Case::ids(&numbers, groups, 1, [72, 144]),
+        };
+        let about = format!("{case:?}");
+        Problem::new(case, &sim).checked(None, &about);
+        if layout == 2 {
+            let coarse = Problem::new(Case::ids(&numbers, groups, alignment, [72, 144]), &sim);
+            let (mut d, _) = coarse.output();
+            prop_assert!(coarse.run(&mut d, None, None).is_ok(), "{about}");
+        }
+    }
+
     /// Any groups, by the kernel that is planned for them.
     #[test]
     fn any_groups(
