@@ -14,7 +14,7 @@ use crate::grouping::Grouping;
 use crate::params::{GroupedParams, Params};
 use crate::pipeline::{Cursor, Pipeline};
 use crate::promote::multiply_stage;
-use crate::scales::{GROUP, ScaleReader, ScaleRing, ScaleShape, VECTOR};
+use crate::scales::{GROUP, ScaleReader, ScaleRing, ScaleShape};
 use crate::{BLOCK_K, WARPGROUP};
 use oxigemm_ptx::wgmma::{Descriptor, DescriptorVar, Swizzle};
 use oxigemm_ptx::{BuildError, F32, Kernel, Module, Shared, SharedLayout, Target, U32, Var};
@@ -35,8 +35,6 @@ pub struct Config {
 /// Warpgroups that multiply.
 const MATH_WARPGROUPS: u32 = 2;
 const MATH_WARPS: u32 = MATH_WARPGROUPS * 4;
-/// Blocks of K that the main loop is unrolled by: those whose scales are loaded at once.
-const UNROLL: usize = VECTOR as usize;
 const PRODUCER_REGISTERS: u32 = 40;
 const MATH_REGISTERS: u32 = 232;
 
@@ -86,6 +84,15 @@ impl Config {
     /// 64-row products that a warpgroup makes of each stage, one after another.
     fn waves(&self) -> u32 {
         (self.block_m * self.warpgroups_n()) / (MATH_WARPGROUPS * 64)
+    }
+
+    /// Blocks of K that the main loop is unrolled by, two or four: those whose scales are loaded at once. The more, the
+    /// faster, as far as registers reach.
+    fn unroll(&self) -> u32 {
+        match (self.grouping, self.block_m) {
+            (Grouping::Rows, 256) => 2,
+            _ => 4,
+        }
     }
 
     /// Columns that are sure to share one scale of B, whatever tile and warpgroup they are in.
@@ -419,8 +426,8 @@ struct Math<'k, 'b, 'c> {
     first_scale: U32<'k>,
     below: Vec<u32>,
     /// The scales of those rows for the blocks that come next, and those of the columns if all have the same.
-    row_scales: Vec<[Var<'k, f32>; UNROLL]>,
-    column_scales: Option<[Var<'k, f32>; UNROLL]>,
+    row_scales: Vec<Vec<Var<'k, f32>>>,
+    column_scales: Option<Vec<Var<'k, f32>>>,
     scales: ScaleReader<'k>,
     products: Vec<Var<'k, f32>>,
     /// The sums of each wave.
@@ -441,6 +448,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             Descriptor::k_major(block.a(zero).at(first_row * BLOCK_K), Swizzle::B128),
             Descriptor::k_major(block.b(zero).at(first_column * BLOCK_K), Swizzle::B128),
         ];
+        let few = || (0..cfg.unroll()).map(|_| k.var(0.0f32)).collect();
         Math {
             block,
             first_column,
@@ -449,8 +457,8 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             cursor: block.pipe.reader(),
             first_scale: scales.row_offset(first_row + row),
             below: (0..waves).flat_map(|wave| [wave * 64, wave * 64 + 8]).collect(),
-            row_scales: (0..2 * waves).map(|_| std::array::from_fn(|_| k.var(0.0f32))).collect(),
-            column_scales: (cfg.scales().columns == 1).then(|| std::array::from_fn(|_| k.var(0.0f32))),
+            row_scales: (0..2 * waves).map(|_| few()).collect(),
+            column_scales: (cfg.scales().columns == 1).then(few),
             scales,
             products: k.fragment(columns as usize / 2),
             sums: (0..waves).map(|_| k.fragment(columns as usize / 2)).collect(),
@@ -473,16 +481,16 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     fn load_scales(&self, within: U32<'k>) {
         self.block.k.if_(within.eq(0), || self.scales.wait());
         self.scales.load_rows(within, self.first_scale, &self.below, &self.row_scales);
-        if let Some(vars) = self.column_scales {
-            vars.iter().zip(self.scales.column(within)).for_each(|(var, scale)| var.set(scale));
+        if let Some(vars) = &self.column_scales {
+            vars.iter().zip(self.scales.column(within, vars.len())).for_each(|(var, scale)| var.set(scale));
         }
     }
 
     /// The scales of this thread's rows for a block of the group, which those of the columns are part of where all
     /// have the same.
     fn block_rows(&self, within: usize) -> Vec<F32<'k>> {
-        let column = self.column_scales.map(|column| column[within].get());
-        let scale = |row: &[Var<'k, f32>; UNROLL]| match column {
+        let column = self.column_scales.as_ref().map(|column| column[within].get());
+        let scale = |row: &Vec<Var<'k, f32>>| match column {
             Some(column) => row[within].get() * column,
             None => row[within].get(),
         };
@@ -492,7 +500,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     /// The scales of this warpgroup's columns for a block of the group, where there are several.
     fn block_columns(&self, within: U32<'k>) -> Vec<F32<'k>> {
         let per_scale = self.block.cfg.columns_per_scale();
-        match self.column_scales {
+        match &self.column_scales {
             Some(_) => Vec::new(),
             None => {
                 let count = self.block.cfg.warpgroup_n() / per_scale;
@@ -505,8 +513,9 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     fn multiply_tile(&self) {
         let (k, k_blocks) = (self.block.k, self.block.params.k_blocks);
         // Without a test inside, unrolled blocks overlap best; what is left over goes one by one.
-        let whole = k_blocks - k_blocks % UNROLL as u32;
-        k.for_(0, whole, UNROLL as u32, |first| self.multiply_blocks(first));
+        let unroll = self.block.cfg.unroll();
+        let whole = k_blocks - k_blocks % unroll;
+        k.for_(0, whole, unroll, |first| self.multiply_blocks(first));
         k.for_(whole, k_blocks, 1, |block| self.multiply_single(block % GROUP));
     }
 
@@ -530,13 +539,14 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     /// As many blocks as are unrolled. While the tensor core works on the last, the next scales are loaded.
     fn multiply_blocks(&self, first: U32<'k>) {
         let k = self.block.k;
-        for later in 0..UNROLL {
+        let unroll = self.block.cfg.unroll();
+        for later in 0..unroll {
             self.cursor.wait_full();
-            let rows = self.block_rows(later);
-            let columns = || self.block_columns(first % GROUP + later as u32);
+            let rows = self.block_rows(later as usize);
+            let columns = || self.block_columns(first % GROUP + later);
             self.multiply_block(&rows, columns, || {
-                let next = first + UNROLL as u32;
-                if later + 1 == UNROLL {
+                let next = first + unroll;
+                if later + 1 == unroll {
                     k.if_(next.lt(self.block.params.k_blocks), || {
                         let within = next % GROUP;
                         k.if_(within.eq(0), || {

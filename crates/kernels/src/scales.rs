@@ -14,8 +14,6 @@ use oxigemm_ptx::{F32, Kernel, Pred, Shared, U32, Var};
 /// Blocks of K whose scales come together: 32 bytes of a row, one sector of the L2 cache. The copy engine works row by
 /// row, so the fewer groups the better. Groups start at multiples of it; a tile may start inside one.
 pub(crate) const GROUP: u32 = 8;
-/// Blocks of K whose scales a thread loads at once.
-pub(crate) const VECTOR: u32 = 4;
 /// Groups in flight.
 const SLOTS: u32 = 2;
 /// Bytes of a tile's place: see [`Params::store_place`].
@@ -294,19 +292,13 @@ impl<'k> ScaleReader<'k> {
 
     /// Loads the scales of some rows for a few blocks of the group from the `within`-th on: of rows that lie `below`
     /// one, by its [`row_offset`](Self::row_offset). Where K is contiguous, those of a row are one vector.
-    pub fn load_rows(
-        &self,
-        within: U32<'k>,
-        offset: U32<'k>,
-        below: &[u32],
-        to: &[[Var<'k, f32>; VECTOR as usize]],
-    ) {
+    pub fn load_rows(&self, within: U32<'k>, offset: U32<'k>, below: &[u32], to: &[Vec<Var<'k, f32>>]) {
         let slot = self.slot().at(within * self.block_stride).at(offset);
         self.ring.k.if_else(
             self.by_rows,
             || {
                 for (&below, to) in below.iter().zip(to) {
-                    let scales = slot.at(self.row_stride * below).load_vec::<f32, { VECTOR as usize }>();
+                    let scales = load_few(slot.at(self.row_stride * below), to.len());
                     to.iter().zip(scales).for_each(|(to, scale)| to.set(scale));
                 }
             },
@@ -320,9 +312,9 @@ impl<'k> ScaleReader<'k> {
         );
     }
 
-    /// The scale that all columns share, for a few blocks of the group from the `within`-th on.
-    pub fn column(&self, within: U32<'k>) -> [F32<'k>; VECTOR as usize] {
-        self.ring.columns(self.slot()).at(within * 4).at(self.lane_zero).load_vec()
+    /// The scale that all columns share, for a few blocks of the group from the `within`-th on: two or four.
+    pub fn column(&self, within: U32<'k>, blocks: usize) -> Vec<F32<'k>> {
+        load_few(self.ring.columns(self.slot()).at(within * 4).at(self.lane_zero), blocks)
     }
 
     /// The scales of the tile's columns for one block of the group, from the `first` on, `count` of them.
@@ -345,5 +337,13 @@ impl<'k> ScaleReader<'k> {
     pub fn place_in_group(&self) -> ([U32<'k>; 2], U32<'k>) {
         let [row, column, end, _] = self.ring.place(self.slot()).load_vec::<u32, 4>();
         ([row, column], end)
+    }
+}
+
+/// Two or four neighbours.
+fn load_few(from: Shared<'_>, count: usize) -> Vec<F32<'_>> {
+    match count {
+        2 => from.load_vec::<f32, 2>().to_vec(),
+        _ => from.load_vec::<f32, 4>().to_vec(),
     }
 }

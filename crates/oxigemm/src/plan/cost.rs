@@ -79,7 +79,7 @@ const LATENCY: f64 = 0.766;
 /// Waiting for a stage and promoting its products, where one warpgroup does all of it.
 const STEP: f64 = 0.026;
 /// Meeting in a cluster to exchange partial sums.
-const MEETING: f64 = 0.947;
+const MEETING: f64 = 1.0;
 /// Partial sums from the shared memory of one multiprocessor to that of another, in bytes per microsecond.
 const EXCHANGE: f64 = 25.2e3;
 /// Giving a block its shared memory, in bytes per microsecond.
