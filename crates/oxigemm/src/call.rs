@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use oxigemm_kernels::epilogue::OutputFlags;
-use oxigemm_kernels::grouping::GroupArgs;
+use oxigemm_kernels::grouping::{GroupArgs, GroupLayout};
 use oxigemm_kernels::launch::{GroupedShape, MatrixMap};
 use oxigemm_kernels::params::{Args, GroupedArgs, SFB_BULK, ScaleLayout, sfb_bulk};
 
@@ -143,6 +143,9 @@ impl Arguments {
             let rows = (slabs - 1) * groups.d_slab + shape.m;
             maps.d = maps.d.map(|_| launch.map_d(Shape { m: rows, ..shape }, problem.d_pitch));
             scales_alike = [groups.sfa_slab, groups.sfb_group].map(|stride| stride.is_multiple_of(4));
+            // The copy engine starts at multiples of 16 bytes: along M, at every fourth row.
+            let any_row = groups.layout != GroupLayout::Counts && !groups.alignment.is_multiple_of(4);
+            scales_alike[0] &= !(any_row && layout == ScaleLayout::MnMajor);
             if !scales_alike[0] {
                 maps.sfa = None;
             }

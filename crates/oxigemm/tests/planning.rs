@@ -1,6 +1,6 @@
 //! The cost model against times measured on an H200.
 
-use oxigemm::plan::{Limits, Plan, Shape};
+use oxigemm::plan::{GroupedShape, Limits, Plan, Shape};
 use std::collections::BTreeMap;
 
 /// How much slower than the best measured choice the planned one may be.
@@ -26,4 +26,24 @@ fn the_planned_choice_is_close_to_the_best_measured_one() {
         }
     }
     assert!(judged >= 27, "only {judged} planned choices were measured");
+}
+
+#[test]
+fn the_planned_choice_of_groups_is_close_to_the_best_measured_one() {
+    let mut measured: BTreeMap<[u32; 6], BTreeMap<&str, f64>> = BTreeMap::new();
+    for line in include_str!("data/h200_grouped_choices.txt").lines().filter(|line| !line.starts_with('#')) {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let [shape @ .., choice, us] = &fields[..] else { panic!("eight fields: {line}") };
+        let shape: Vec<u32> = shape.iter().map(|field| field.parse().expect("a number")).collect();
+        let shape = shape.try_into().expect("six numbers");
+        measured.entry(shape).or_default().insert(choice, us.parse().expect("microseconds"));
+    }
+    assert_eq!(measured.len(), 13);
+    for ([groups, slabs, rows, expected, n, k], times) in measured {
+        let shape = GroupedShape { groups, slabs, rows, expected, n, k };
+        let name = Plan::best_grouped(&shape, &Limits::h200()).expect("there is one").name();
+        let best = times.values().copied().fold(f64::INFINITY, f64::min);
+        let us = times.get(name.as_str()).copied().unwrap_or(f64::INFINITY);
+        assert!(us <= best * TOLERANCE, "{shape:?}: {name} takes {us} us, the best {best} us");
+    }
 }

@@ -198,8 +198,8 @@ fn replace_kernel(changes: &str) -> String {
         C: bar.warp.sync -1;
         tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [d2], [r6], 128;
         fence.proxy.tensormap::generic.acquire.gpu [d2], 128; @!p0 bra E;
-        mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 256; mov.u32 r7, 2;
-        cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [r1], [d2, {{r7, r7}}], [r2];
+        mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 256; mov.u32 r7, 2; mov.u32 r8, 4;
+        cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [r1], [d2, {{r8, r7}}], [r2];
         W: mbarrier.try_wait.parity.shared::cta.b64 p1, [bar], 0; @!p1 bra W;
         cp.async.bulk.global.shared::cta.bulk_group [d3], [r1], 256; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
         E: ret; }}"
@@ -244,7 +244,7 @@ fn a_kernel_changes_its_tensor_map() {
         let box_at = |base: u32, columns: u32, rows: u32, stride: u32, fill: f32| -> Vec<f32> {
             let inside = |r: u32, c: u32| r < rows && c < columns;
             let value = |r: u32, c: u32| if inside(r, c) { (base + r * stride + c) as f32 } else { fill };
-            (0..64).map(|i| value(2 + i / 8, 2 + i % 8)).collect()
+            (0..64).map(|i| value(2 + i / 8, 4 + i % 8)).collect()
         };
         assert_eq!(replaced("", &options).unwrap(), box_at(0, 8, 8, 8, 0.0));
         let changes = set("global_address", "b64", "d1") + &set("global_dim", "b32", "1, 5");

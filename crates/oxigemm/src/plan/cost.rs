@@ -54,19 +54,19 @@ impl Cost {
 }
 
 /// Speeds, in bytes or operations per microsecond, and times in microseconds, as a family of kernels reaches them.
-struct Speeds {
+pub(super) struct Speeds {
     /// FP8 operations of one multiprocessor that does nothing else.
-    tensor: f64,
+    pub tensor: f64,
     /// Memory, read and written by many.
-    memory: f64,
+    pub memory: f64,
     /// The L2 cache, read by many.
-    l2: f64,
+    pub l2: f64,
     /// From the L2 cache into one multiprocessor.
-    feed: f64,
+    pub feed: f64,
     /// Output of one multiprocessor, while it multiplies nothing.
-    output: f64,
+    pub output: f64,
     /// From the launch to the first product, and from the last instruction to the end.
-    start: f64,
+    pub start: f64,
 }
 
 const MANY_ROWS: Speeds =
@@ -162,8 +162,14 @@ fn efficiency(tile: &Tile) -> f64 {
 fn wide(tile: &Tile, [cluster_m, cluster_n]: [u32; 2], stages: u32, shape: Shape, limits: &Limits) -> Cost {
     let tiles =
         f64::from(shape.m.div_ceil(tile.m * cluster_m)) * f64::from(shape.n.div_ceil(tile.n * cluster_n));
-    let work = Persistent { tiles, k_blocks: shape.k_blocks(), memory: memory_bytes(shape), multiplied: 1.0 };
-    persistent(tile, [cluster_m, cluster_n], stages, &work, limits)
+    let work = Persistent {
+        tiles,
+        k_blocks: shape.k_blocks(),
+        memory: memory_bytes(shape),
+        multiplied: 1.0,
+        efficiency: efficiency(tile),
+    };
+    persistent(tile, [cluster_m, cluster_n], stages, &work, &MANY_ROWS, limits)
 }
 
 /// What a persistent grid has to do.
@@ -176,6 +182,8 @@ pub(super) struct Persistent {
     pub memory: f64,
     /// What the tensor cores take, in parts of what they would if every row of every tile were multiplied.
     pub multiplied: f64,
+    /// How much of the tensor cores' speed its tiles keep.
+    pub efficiency: f64,
 }
 
 pub(super) fn persistent(
@@ -183,9 +191,9 @@ pub(super) fn persistent(
     [cluster_m, cluster_n]: [u32; 2],
     stages: u32,
     work: &Persistent,
+    speed: &Speeds,
     limits: &Limits,
 ) -> Cost {
-    let speed = &MANY_ROWS;
     let tiles = work.tiles;
     let several = cluster_m * cluster_n > 1;
     let clusters = f64::from(limits.clusters(cluster_m * cluster_n));
@@ -208,7 +216,7 @@ pub(super) fn persistent(
         _ => 0.0,
     };
     Cost {
-        tensor: steps * tile.step_ops() * work.multiplied / (speed.tensor * efficiency(tile)),
+        tensor: steps * tile.step_ops() * work.multiplied / (speed.tensor * work.efficiency),
         memory: work.memory / speed.memory,
         l2: steps * active * read / speed.l2,
         feed: steps * tile.step_bytes() / speed.feed,

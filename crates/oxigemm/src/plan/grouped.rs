@@ -5,16 +5,32 @@
 
 use oxigemm_kernels::launch::Config;
 
-use super::cost::{self, Cost, Persistent, Tile};
+use super::cost::{self, Cost, Persistent, Speeds, Tile};
 use super::{Choice, GroupedShape, Limits, Plan, Why, blocks_of, choices_of};
 
 /// Numbers of rows that a group may turn out to have, in parts of what is expected: tokens are not shared out evenly.
 const SPREAD: [f64; 7] = [0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3];
-/// What a tile takes of which one warpgroup has no rows, in parts of a whole one: the other has the tensor cores to
-/// itself, and they wait while it promotes.
-const HALF_TILE: f64 = 0.65;
-/// Reading where the groups are and laying out the table, in microseconds.
-const FINDING_GROUPS: f64 = 1.2;
+/// What a tile takes of which one warpgroup has no rows, in parts of a whole one: mostly its loads count.
+const HALF_TILE: f64 = 0.1;
+/// Reading where the groups are, laying out the table and looking tiles up, in microseconds.
+const FINDING_GROUPS: f64 = 4.4;
+/// What is read again of a B that two clusters of a group multiply one after the other, in parts of it.
+const READ_AGAIN: f64 = 0.056;
+
+/// As the kernels reach them whose B changes from group to group, and comes from memory.
+const GROUPED: Speeds =
+    Speeds { tensor: 12.69e6, memory: 3.95e6, l2: 11.1e6, feed: 124e3, output: 121e3, start: 3.92 };
+
+/// How much of the tensor cores' speed a tile keeps.
+fn efficiency(tile: &Tile) -> f64 {
+    match (tile.m, tile.n) {
+        (256, _) | (64, 256) => 1.0,
+        (128, 192) => 0.987,
+        (128, _) => 0.881,
+        (_, 128) => 0.757,
+        _ => 0.277,
+    }
+}
 
 impl Plan {
     /// The cheapest candidate of a product whose rows are grouped; `None` where no kernel has room for so many groups.
@@ -92,10 +108,15 @@ fn estimate(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> Cost {
     let groups = f64::from(shape.groups);
     let tiles = groups * tiles_m * f64::from(shape.n.div_ceil(tile.n * cluster_n));
     let [n, k] = [shape.n, shape.k].map(f64::from);
-    let memory = groups * (n * k + rows * (k + 2.0 * n + k / 32.0));
-    let multiplied = multiplied / tiles_m;
-    let work = Persistent { tiles, k_blocks: shape.slab().k_blocks(), memory, multiplied };
-    let cost = cost::persistent(&tile, [cluster_m, cluster_n], config.stages, &work, limits);
+    let read = 1.0 + READ_AGAIN * (tiles_m.min(2.0) - 1.0);
+    let work = Persistent {
+        tiles,
+        k_blocks: shape.slab().k_blocks(),
+        memory: groups * (n * k * read + rows * (k + 2.0 * n + k / 32.0)),
+        multiplied: multiplied / tiles_m,
+        efficiency: efficiency(&tile),
+    };
+    let cost = cost::persistent(&tile, [cluster_m, cluster_n], config.stages, &work, &GROUPED, limits);
     Cost { us: cost.us + FINDING_GROUPS, start: cost.start + FINDING_GROUPS, ..cost }
 }
 
@@ -152,8 +173,11 @@ mod tests {
     }
 
     #[test]
-    fn few_rows_take_low_tiles_and_many_take_high_ones() {
-        for [groups, slabs, rows, expected] in GROUPS {
+    fn few_rows_of_many_groups_take_low_tiles_and_many_rows_take_high_ones() {
+        // Of a few groups with few rows, those that fill the multiprocessors best are the fastest, low or high.
+        for [groups, slabs, rows, expected] in
+            GROUPS.into_iter().filter(|[groups, _, _, rows]| groups * rows > 120)
+        {
             for [n, k] in MATRICES {
                 let shape = GroupedShape { groups, slabs, rows, expected, n, k };
                 let plan = Plan::best_grouped(&shape, &Limits::h200()).unwrap();

@@ -235,6 +235,13 @@ fn tensor(warp: &mut Warp, cx: &mut Cx<'_>, t: &TensorCopy, pc: u32, l: usize) -
     for (c, s) in coords.iter_mut().zip(&t.coords) {
         *c = warp.value(*s, l) as i32;
     }
+    let first = i64::from(coords[0]) * map.element.bytes() as i64;
+    if first % 16 != 0 {
+        return Err(Fault::new(
+            FaultKind::Misaligned,
+            format!("the box begins {first} bytes into a row: the copy engine begins at multiples of 16"),
+        ));
+    }
     let bytes = map.box_bytes();
     let swizzle = map.swizzle;
     if let Some(mbar) = &t.mbar {
