@@ -168,6 +168,8 @@ fn wide(tile: &Tile, [cluster_m, cluster_n]: [u32; 2], stages: u32, shape: Shape
         memory: memory_bytes(shape),
         multiplied: 1.0,
         efficiency: efficiency(tile),
+        // Low and broad ones do.
+        overlaps: (tile.m, tile.n) == (64, 256),
     };
     persistent(tile, [cluster_m, cluster_n], stages, &work, &MANY_ROWS, limits)
 }
@@ -184,6 +186,8 @@ pub(super) struct Persistent {
     pub multiplied: f64,
     /// How much of the tensor cores' speed its tiles keep.
     pub efficiency: f64,
+    /// Whether tiles overlap some of their start with the tile before.
+    pub overlaps: bool,
 }
 
 pub(super) fn persistent(
@@ -204,17 +208,14 @@ pub(super) fn persistent(
     // What a block of a cluster receives by multicast is read from the L2 cache once.
     let (m, n) = (f64::from(tile.m) / f64::from(cluster_n), f64::from(tile.n) / f64::from(cluster_m));
     let read = (m + n) * f64::from(BLOCK_K);
-    // Blocks of a cluster wait for each other; low and broad tiles overlap some of their start with the tile before.
+    // Blocks of a cluster wait for each other.
     let meeting = match (several, rounds > 1.0) {
         (false, _) => 0.0,
         (true, false) => 0.24,
         (true, true) => 0.75,
     };
-    let begin = match (tile.m, tile.n) {
-        (64, 256) if rounds > 1.0 => -0.52,
-        (64, _) => 0.31,
-        _ => 0.0,
-    };
+    let overlapped = if work.overlaps && rounds > 1.0 { 0.83 } else { 0.0 };
+    let begin = if tile.m == 64 { 0.31 } else { 0.0 } - overlapped;
     Cost {
         tensor: steps * tile.step_ops() * work.multiplied / (speed.tensor * work.efficiency),
         memory: work.memory / speed.memory,

@@ -115,6 +115,7 @@ fn estimate(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> Cost {
         memory: groups * (n * k * read + rows * (k + 2.0 * n + k / 32.0)),
         multiplied: multiplied / tiles_m,
         efficiency: efficiency(&tile),
+        overlaps: false,
     };
     let cost = cost::persistent(&tile, [cluster_m, cluster_n], config.stages, &work, &GROUPED, limits);
     Cost { us: cost.us + FINDING_GROUPS, start: cost.start + FINDING_GROUPS, ..cost }
