@@ -10,12 +10,12 @@ use super::{Choice, GroupedShape, Limits, Plan, Why, blocks_of, choices_of};
 
 /// Numbers of rows that a group may turn out to have, in parts of what is expected: tokens are not shared out evenly.
 const SPREAD: [f64; 7] = [0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3];
-/// What a tile takes of which one warpgroup has no rows, in parts of a whole one: mostly its loads count.
-const HALF_TILE: f64 = 0.1;
+/// What a tile takes of which one warpgroup has no rows, in parts of a whole one: only its loads count.
+const HALF_TILE: f64 = 0.0;
 /// Reading where the groups are, laying out the table and looking tiles up, in microseconds.
 const FINDING_GROUPS: f64 = 4.4;
 /// What is read again of a B that two clusters of a group multiply one after the other, in parts of it.
-const READ_AGAIN: f64 = 0.056;
+const READ_AGAIN: f64 = 0.12;
 
 /// As the kernels reach them whose B changes from group to group, and comes from memory.
 const GROUPED: Speeds =
