@@ -1,6 +1,6 @@
 //! The anchor: what the peer library reaches on one H200, and what the hardware allows.
 //!
-//! The figures are data in `data/anchor_dense_fp8.json`, with a note on how they were taken. A run is comparable
+//! The figures are data in `data/anchor_dense_*.json`, with a note on how they were taken. A run is comparable
 //! with them only when its calibration product takes the same time: the card is power-capped, and a warm one is slow.
 
 pub mod grouped;
@@ -9,10 +9,12 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
+use crate::Op;
+
 /// How far a run's calibration may be from the anchor's.
 pub const CALIBRATION_TOLERANCE: f64 = 0.02;
 
-/// The peer's figures for the dense FP8 GEMM.
+/// The peer's figures for a dense GEMM.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Anchor {
@@ -22,13 +24,13 @@ pub struct Anchor {
     pub device: String,
     /// What a large copy reaches, reads and writes counted.
     pub copy_gb_per_s: f64,
-    /// What FP8 products without block scaling reach.
-    pub fp8_ceilings: Vec<Ceiling>,
+    /// What products without block scaling reach.
+    pub ceilings: Vec<Ceiling>,
     /// The benchmark cases.
     pub cases: Vec<Case>,
 }
 
-/// The speed of cuBLASLt with one scale per tensor on a large product.
+/// The best speed on a large product: of FP8 that of cuBLASLt with one scale per tensor.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ceiling {
@@ -60,18 +62,36 @@ pub struct Case {
     pub diff: f64,
     /// The calibration product, timed beside this case.
     pub calibration_us: f64,
-    /// cuBLASLt on the same sizes, with one scale per tensor.
-    pub cublaslt_per_tensor_us: f64,
+    /// cuBLASLt on the same sizes; of FP8 with one scale per tensor.
+    pub cublaslt_us: f64,
 }
 
 impl Anchor {
-    /// The figures, parsed once.
+    /// The figures of FP8, parsed once.
     pub fn dense_fp8() -> &'static Anchor {
-        static ANCHOR: LazyLock<Anchor> = LazyLock::new(|| {
-            serde_json::from_str(include_str!("../data/anchor_dense_fp8.json"))
-                .expect("the anchor's data is part of the program, and a test parses it")
-        });
+        static ANCHOR: LazyLock<Anchor> =
+            LazyLock::new(|| Anchor::parse(include_str!("../data/anchor_dense_fp8.json")));
         &ANCHOR
+    }
+
+    /// The figures of BF16, parsed once.
+    pub fn dense_bf16() -> &'static Anchor {
+        static ANCHOR: LazyLock<Anchor> =
+            LazyLock::new(|| Anchor::parse(include_str!("../data/anchor_dense_bf16.json")));
+        &ANCHOR
+    }
+
+    /// The figures of a function, if the peer has it.
+    pub fn of(op: Op) -> Option<&'static Anchor> {
+        match op {
+            Op::Fp8 => Some(Anchor::dense_fp8()),
+            Op::Bf16 => Some(Anchor::dense_bf16()),
+            Op::Fp16 | Op::Fp8Contiguous | Op::Fp8Masked => None,
+        }
+    }
+
+    fn parse(text: &str) -> Anchor {
+        serde_json::from_str(text).expect("the anchor's data is part of the program, and a test parses it")
     }
 
     /// The case of these sizes, if it is one of the peer's.
@@ -91,7 +111,7 @@ impl Anchor {
 
     /// What the GPU of the anchor allows.
     pub fn roofline(&self) -> Roofline {
-        let peak_tflops = self.fp8_ceilings.iter().map(|ceiling| ceiling.tflops).fold(0.0, f64::max);
+        let peak_tflops = self.ceilings.iter().map(|ceiling| ceiling.tflops).fold(0.0, f64::max);
         Roofline { peak_tflops, gb_per_s: self.copy_gb_per_s }
     }
 }
@@ -102,18 +122,21 @@ impl Case {
         2.0 * f64::from(self.m) * f64::from(self.n) * f64::from(self.k)
     }
 
-    /// Bytes that cross the memory bus at least once: A, B, their scales and a bf16 D.
-    pub fn bytes(&self) -> f64 {
+    /// Bytes that cross the memory bus at least once: A, B, their scales and a D of 16 bits.
+    pub fn bytes(&self, op: Op) -> f64 {
         let [m, n, k] = [self.m, self.n, self.k].map(f64::from);
-        let scales = f64::from(self.k.div_ceil(128)) * (m + f64::from(self.n.div_ceil(128)));
-        (m + n) * k + 4.0 * scales + 2.0 * m * n
+        let scales = match op {
+            Op::Bf16 | Op::Fp16 => 0.0,
+            _ => f64::from(self.k.div_ceil(128)) * (m + f64::from(self.n.div_ceil(128))),
+        };
+        (m + n) * k * op.ab_type().size() as f64 + 4.0 * scales + 2.0 * m * n
     }
 }
 
 /// The practical limits of a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Roofline {
-    /// The fastest FP8 product that any library reaches.
+    /// The fastest product that any library reaches.
     pub peak_tflops: f64,
     /// The bandwidth of a large copy.
     pub gb_per_s: f64,
@@ -153,13 +176,28 @@ mod tests {
     }
 
     #[test]
-    fn no_case_is_faster_than_the_roofline() {
-        let anchor = Anchor::dense_fp8();
-        let roofline = anchor.roofline();
+    fn the_data_of_bf16_is_complete_and_plausible() {
+        let anchor = Anchor::dense_bf16();
+        assert_eq!(anchor.cases.len(), 10);
         for case in &anchor.cases {
-            let floor = roofline.floor_us(case.flops(), case.bytes());
-            assert!(floor < case.main_kernel_us, "{case:?} has a floor of {floor} us");
-            assert!(floor > 0.05 * case.call_us, "{case:?} has a floor of {floor} us");
+            // There are no scales that a second kernel would transpose.
+            assert!((case.main_kernel_us - case.call_us).abs() < 0.01, "{case:?}");
+            assert!(case.diff < 1e-5, "{case:?}");
+            assert!(anchor.is_comparable(case.calibration_us), "{case:?}");
+        }
+        assert!(Anchor::of(Op::Fp16).is_none(), "the peer has no FP16");
+    }
+
+    #[test]
+    fn no_case_is_faster_than_the_roofline() {
+        for op in [Op::Fp8, Op::Bf16] {
+            let anchor = Anchor::of(op).expect("the peer has it");
+            let roofline = anchor.roofline();
+            for case in &anchor.cases {
+                let floor = roofline.floor_us(case.flops(), case.bytes(op));
+                assert!(floor < case.main_kernel_us, "{case:?} has a floor of {floor} us");
+                assert!(floor > 0.05 * case.call_us, "{case:?} has a floor of {floor} us");
+            }
         }
     }
 

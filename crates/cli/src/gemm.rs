@@ -1,14 +1,15 @@
 //! `oxigemm gemm`: one problem, run, checked and timed.
 
+use std::str::FromStr;
 use std::time::Instant;
 
 use oxigemm::plan::{self, Choice};
-use oxigemm::{DType, Device, GemmOptions, Sim};
+use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim};
 use oxigemm_cuda::profile::REST;
 use serde::Serialize;
 
 use crate::anchor::Anchor;
-use crate::grouped::{GroupOptions, GroupedSpec};
+use crate::grouped::{GroupOptions, GroupedSpec, RowLayout};
 use crate::output::{print_json, print_line};
 use crate::problem::{AddendKind, ScaleOrder, Spec};
 use crate::task::Work;
@@ -21,9 +22,9 @@ use crate::{Common, Failure, Op, Outcome};
 pub struct Args {
     #[command(flatten)]
     pub size: Size,
-    /// The type of D and C.
-    #[arg(long, default_value = "bf16", value_parser = parse_d_type)]
-    d_type: DType,
+    /// The type of D and C: f32, or a 16-bit type, which is bf16 unless A and B are f16.
+    #[arg(long, value_parser = parse_d_type)]
+    d_type: Option<DType>,
     /// What is added to the product.
     #[arg(long, value_enum, default_value_t)]
     c: AddendKind,
@@ -53,6 +54,10 @@ pub struct Size {
     /// The function.
     #[arg(long, value_enum, default_value_t)]
     pub op: Op,
+    /// How A and B are given, of BF16 and FP16: nt, nn, tn or tt. How the device is told where groups are, that lie one
+    /// behind another: ids or ends.
+    #[arg(long)]
+    pub layout: Option<LayoutName>,
     /// Rows of A and D; where rows are grouped, those that a group is expected to have.
     #[arg(long, short)]
     pub m: u32,
@@ -68,28 +73,68 @@ pub struct Size {
 
 impl Size {
     /// What is to be computed, without gaps.
-    pub fn work(&self, seed: u64) -> Work {
-        let dims @ [m, n, k] = [self.m, self.n, self.k].map(|x| x as usize);
-        match self.op {
-            Op::Fp8 => Work::Dense(Spec { seed, ..Spec::new(m, n, k) }),
-            Op::Fp8Contiguous => Work::Grouped(self.groups.spec(false, dims, seed)),
-            Op::Fp8Masked => Work::Grouped(self.groups.spec(true, dims, seed)),
-        }
+    pub fn work(&self, seed: u64) -> Result<Work, Failure> {
+        let dims = [self.m, self.n, self.k].map(|x| x as usize);
+        let masked = self.op == Op::Fp8Masked;
+        Ok(match (self.op, self.layout) {
+            (Op::Bf16 | Op::Fp16, None) => {
+                Work::Dense(Spec { seed, ..Spec::of(self.op, GemmLayout::Nt, dims) })
+            }
+            (Op::Bf16 | Op::Fp16, Some(LayoutName::Operands(layout))) => {
+                Work::Dense(Spec { seed, ..Spec::of(self.op, layout, dims) })
+            }
+            (Op::Fp8, None | Some(LayoutName::Operands(GemmLayout::Nt))) => {
+                Work::Dense(Spec { seed, ..Spec::of(self.op, GemmLayout::Nt, dims) })
+            }
+            (Op::Fp8Contiguous | Op::Fp8Masked, None) => {
+                Work::Grouped(self.groups.spec(masked, RowLayout::default(), dims, seed))
+            }
+            (Op::Fp8Contiguous | Op::Fp8Masked, Some(LayoutName::Rows(layout))) => {
+                Work::Grouped(self.groups.spec(masked, layout, dims, seed))
+            }
+            (op, Some(_)) => {
+                let expected = match op {
+                    Op::Fp8 => "nt, as its operands are K-major",
+                    Op::Bf16 | Op::Fp16 => "nt, nn, tn or tt",
+                    Op::Fp8Contiguous | Op::Fp8Masked => "ids or ends",
+                };
+                return Err(format!("{op} has no such --layout: expected {expected}").into());
+            }
+        })
+    }
+}
+
+/// What `--layout` may name.
+#[derive(Clone, Copy, Debug)]
+pub enum LayoutName {
+    /// How A and B are given.
+    Operands(GemmLayout),
+    /// How the device is told where groups are.
+    Rows(RowLayout),
+}
+
+impl FromStr for LayoutName {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<LayoutName, String> {
+        let operands = || name.parse().map(LayoutName::Operands);
+        let rows = || <RowLayout as clap::ValueEnum>::from_str(name, false).map(LayoutName::Rows);
+        operands().or_else(|_| rows()).map_err(|_| "expected nt, nn, tn or tt, or ids or ends".to_owned())
     }
 }
 
 /// Reads the type of D.
 fn parse_d_type(name: &str) -> Result<DType, String> {
     match name.parse() {
-        Ok(dtype @ (DType::Bf16 | DType::F32)) => Ok(dtype),
-        _ => Err("expected bf16 or f32".to_owned()),
+        Ok(dtype @ (DType::Bf16 | DType::F16 | DType::F32)) => Ok(dtype),
+        _ => Err("expected bf16, f16 or f32".to_owned()),
     }
 }
 
 /// Reads the name of a choice.
 pub fn parse_choice(name: &str) -> Result<Choice, String> {
     plan::parse(name).ok_or_else(|| {
-        "expected a name like wide_128x128_s5_c1x2 or slim_8x64_k4_s6; `oxigemm inspect` lists them"
+        "expected a name like wide_128x128_s5_c1x2 or bf16_wide_nn_256x128_s3_c1x1; `oxigemm inspect` lists them"
             .to_owned()
     })
 }
@@ -98,6 +143,7 @@ pub fn parse_choice(name: &str) -> Result<Choice, String> {
 struct Report {
     device: String,
     op: &'static str,
+    layout: &'static str,
     groups: Option<usize>,
     m: u32,
     n: u32,
@@ -165,11 +211,16 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         us = Some(clock.calls(&options, args.runs, |options| task.run(options))?);
         timed_by = Some(clock.method());
     }
-    let dense = op == Op::Fp8 && args.d_type == DType::Bf16;
-    let anchor = Anchor::dense_fp8().case(m, n, k).filter(|_| dense);
+    let (layout, d_type) = match &work {
+        Work::Dense(spec) => (spec.layout.name(), spec.d_type),
+        Work::Grouped(spec) => ("nt", spec.d_type),
+    };
+    let dense = matches!(work, Work::Dense(_)) && d_type == DType::Bf16;
+    let anchor = Anchor::of(op).and_then(|anchor| anchor.case(m, n, k)).filter(|_| dense);
     let report = Report {
         device: device.to_string(),
         op: op.name(),
+        layout,
         groups: match &work {
             Work::Dense(_) => None,
             Work::Grouped(spec) => Some(spec.rows.len()),
@@ -178,7 +229,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         n,
         k,
         computed_rows: work.rows(),
-        d_type: args.d_type.to_string(),
+        d_type: d_type.to_string(),
         plan,
         host_first_call_us,
         simulated: device.as_sim().and_then(Simulated::last),
@@ -207,17 +258,19 @@ fn planned(device: &Device, work: &Work, args: &Args) -> Option<String> {
 
 /// What is to be computed, with its layout.
 fn work(args: &Args) -> Result<Work, Failure> {
-    match args.size.work(args.seed) {
-        Work::Dense(spec) => Ok(Work::Dense(Spec {
-            d_type: args.d_type,
-            addend: args.c,
-            sfa: args.sfa,
-            sfb: args.sfb,
-            ..spec
-        })),
+    let op = args.size.op;
+    let d_type = args.d_type.unwrap_or(op.d_types()[0]);
+    if !op.d_types().contains(&d_type) {
+        let [usual, wide] = op.d_types();
+        return Err(format!("{op} gives {usual} or {wide}, not {d_type}").into());
+    }
+    match args.size.work(args.seed)? {
+        Work::Dense(spec) => {
+            Ok(Work::Dense(Spec { d_type, addend: args.c, sfa: args.sfa, sfb: args.sfb, ..spec }))
+        }
         Work::Grouped(spec) => match (args.c, args.sfb) {
             (AddendKind::None, ScaleOrder::Row) => {
-                Ok(Work::Grouped(GroupedSpec { d_type: args.d_type, sfa: args.sfa, ..spec }))
+                Ok(Work::Grouped(GroupedSpec { d_type, sfa: args.sfa, ..spec }))
             }
             _ => Err("where rows are grouped nothing can be added, and the scales of B lie along K".into()),
         },
@@ -225,10 +278,11 @@ fn work(args: &Args) -> Result<Work, Failure> {
 }
 
 fn print(report: &Report) {
-    let Report { op, m, n, k, d_type, device, verdict, .. } = report;
+    let Report { op, layout, m, n, k, d_type, device, verdict, .. } = report;
     let line = |name: &str, text: String| print_line(&format!("{name:<22} {text}"));
     let groups = report.groups.map_or(String::new(), |groups| format!(" groups={groups}"));
-    line("problem", format!("{op}{groups} m={m} n={n} k={k}, {d_type} out, on {device}"));
+    let layout = if op.starts_with("fp8") { String::new() } else { format!(" {layout}") };
+    line("problem", format!("{op}{layout}{groups} m={m} n={n} k={k}, {d_type} out, on {device}"));
     if let Some(plan) = &report.plan {
         line("plan", plan.clone());
     }
@@ -243,10 +297,12 @@ fn print(report: &Report) {
         ),
     );
     line("worst element", format!("{:.2} of what is allowed", verdict.worst_element));
-    line(
-        "unquantized product",
-        format!("diff {:.2e} (below {:.0e})", verdict.diff_unquantized, verdict::UNQUANTIZED_LIMIT),
-    );
+    if op.starts_with("fp8") {
+        line(
+            "unquantized product",
+            format!("diff {:.2e} (below {:.0e})", verdict.diff_unquantized, verdict::UNQUANTIZED_LIMIT),
+        );
+    }
     line("outside of D", if report.nothing_outside_written { "untouched" } else { "WRITTEN TO" }.to_owned());
     if let Some(us) = report.host_first_call_us {
         line("first call", format!("{us:.0} us of host time"));

@@ -11,7 +11,7 @@ use oxigemm::{
 use oxigemm_kernels::grouping::GroupLayout;
 
 use crate::Failure;
-use crate::problem::{Host, NAN_CODE, POISON, ScaleOrder, Spec, values};
+use crate::problem::{Fp8Pair, Host, POISON, ScaleOrder, Spec, values};
 use crate::verdict::{self, Effort, Verdict};
 
 /// How the device is told where groups are.
@@ -39,16 +39,13 @@ pub struct GroupOptions {
     /// What the first row of a group is a multiple of, where groups are one behind another.
     #[arg(long, default_value_t = 128)]
     pub alignment: usize,
-    /// How the device is told where groups are, where they are one behind another.
-    #[arg(long, value_enum, default_value_t)]
-    pub layout: RowLayout,
 }
 
 impl GroupOptions {
     /// The problem of these options, for groups that are expected to have `m` rows.
-    pub fn spec(&self, masked: bool, [m, n, k]: [usize; 3], seed: u64) -> GroupedSpec {
+    pub fn spec(&self, masked: bool, layout: RowLayout, [m, n, k]: [usize; 3], seed: u64) -> GroupedSpec {
         let rows = self.rows.clone().unwrap_or_else(|| spread(self.groups, m, seed));
-        let layout = match (masked, self.layout) {
+        let layout = match (masked, layout) {
             (true, _) => GroupLayout::Counts,
             (false, RowLayout::Ids) => GroupLayout::Ids,
             (false, RowLayout::Ends) => GroupLayout::Ends,
@@ -231,7 +228,12 @@ impl GroupedHost {
         let mut groups: Vec<Host> = Vec::new();
         for (group, &m) in spec.rows.iter().enumerate() {
             let own = |salt: u64| {
-                values(seed.wrapping_add(1 + group as u64), salt, if salt == 0 { m * k } else { n * k })
+                values(
+                    DType::Bf16,
+                    seed.wrapping_add(1 + group as u64),
+                    salt,
+                    if salt == 0 { m * k } else { n * k },
+                )
             };
             let a_values = own(0);
             let a = per_token_cast_to_fp8(&a_values, m, k, ScaleFormat::F32)?;
@@ -241,10 +243,10 @@ impl GroupedHost {
                 (Arc::new(b_values), Arc::new(b))
             } else {
                 let earlier = &groups[group % spec.different.max(1)];
-                (Arc::clone(&earlier.b_values), Arc::clone(&earlier.b))
+                (Arc::clone(&earlier.b_values), Arc::clone(&earlier.quantized()?.b))
             };
             let of_group = Spec { d_type, sfa, seed, ..Spec::new(m, n, k) };
-            groups.push(Host { spec: of_group, a_values, b_values, a, b, c: None });
+            groups.push(Host { spec: of_group, a_values, b_values, fp8: Some(Fp8Pair { a, b }), c: None });
         }
         Ok(GroupedHost { spec, groups })
     }
@@ -255,9 +257,9 @@ impl GroupedHost {
         let (n, k, groups) = (spec.n, spec.k, spec.rows.len());
         let ((slabs, rows), blocks) = (spec.slabs(), k.div_ceil(128));
         let pitch = k.next_multiple_of(16);
-        let a = self.filled(DType::E4m3, NAN_CODE, &[slabs, rows, pitch], device)?.narrow(2, 0, k)?;
+        let a = self.filled(DType::E4m3, POISON, &[slabs, rows, pitch], device)?.narrow(2, 0, k)?;
         let sfa = self.scales([slabs, rows, blocks], spec.sfa, device)?;
-        let b = self.filled(DType::E4m3, NAN_CODE, &[groups, n, pitch], device)?.narrow(2, 0, k)?;
+        let b = self.filled(DType::E4m3, POISON, &[groups, n, pitch], device)?.narrow(2, 0, k)?;
         let sfb = self.scales([groups, n.div_ceil(128), blocks], ScaleOrder::Row, device)?;
         let d_pitch = n + spec.d_padding;
         let d_memory = self.filled(spec.d_type, POISON, &[slabs, rows, d_pitch], device)?;
@@ -273,10 +275,11 @@ impl GroupedHost {
             numbers: Tensor::from_slice(&numbers, &[numbers.len()], device)?,
         };
         for (group, host) in self.groups.iter().enumerate() {
-            write(&mut operands.rows_of(&operands.a, group)?, &host.a.codes)?;
-            write(&mut operands.rows_of(&operands.sfa, group)?, &le_bytes(&host.a))?;
-            write(&mut operands.b.select(group)?, &host.b.codes)?;
-            write(&mut operands.sfb.select(group)?, &le_bytes(&host.b))?;
+            let Fp8Pair { a, b } = host.quantized()?;
+            write(&mut operands.rows_of(&operands.a, group)?, &a.codes)?;
+            write(&mut operands.rows_of(&operands.sfa, group)?, &le_bytes(a))?;
+            write(&mut operands.b.select(group)?, &b.codes)?;
+            write(&mut operands.sfb.select(group)?, &le_bytes(b))?;
         }
         if !spec.is_masked() {
             for tensor in [&mut operands.a, &mut operands.sfa, &mut operands.d] {

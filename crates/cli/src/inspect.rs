@@ -1,13 +1,14 @@
 //! `oxigemm inspect`: the plan for a problem, why it was taken, and the code.
 
 use oxigemm::ARCH;
-use oxigemm::plan::{self, Choice, Cost, Limits, Plan};
+use oxigemm::plan::{self, Choice, Cost, Family, Limits, Plan};
 use oxigemm_cuda::PtxModule;
 use oxigemm_cuda::assemble::{Assembled, Ptxas, disassemble};
 use serde_json::{Value, json};
 
 use crate::gemm::{Size, parse_choice};
 use crate::output::{Table, print_json, print_line};
+use crate::task::Work;
 use crate::{Common, Failure, Op, Outcome};
 
 /// Arguments of `inspect`.
@@ -34,12 +35,18 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
-    let (Size { m, n, k, op, .. }, work) = (&args.size, args.size.work(0));
+    let (Size { m, n, k, op, .. }, work) = (&args.size, args.size.work(0)?);
     if work.is_empty() || *k == 0 {
         return Err("nothing is multiplied: m, n and k must be at least 1".into());
     }
     let (limits, of) = limits(common)?;
     let limits = args.num_sms.map_or(limits, |sms| limits.restricted_to(sms));
+    if let (Some(choice), Work::Dense(spec)) = (args.choice, &work)
+        && choice.config().family() != spec.family()
+    {
+        let expected = plan::family_name(spec.family());
+        return Err(format!("{} is no kernel for {expected}", plan::name(&choice)).into());
+    }
     let plan = work.plan(args.choice, &limits).ok_or_else(|| match args.choice {
         Some(choice) => {
             format!("{} cannot compute {} m={m} n={n} k={k} here", plan::name(&choice), op.name())
@@ -62,7 +69,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         return Ok(true);
     }
     let ranking = match &plan.groups {
-        None => plan::ranking(plan.shape, &limits),
+        None => plan::ranking_of(config.family(), plan.shape, &limits),
         Some(groups) => plan::grouped_ranking(groups, &limits),
     };
     if common.json {
@@ -131,7 +138,10 @@ fn print(
 ) {
     let line = |name: &str, text: String| print_line(&format!("{name:<10} {text}"));
     let (shape, launch) = (plan.shape, plan.launch);
-    let name = op.name();
+    let name = match plan.choice.config().family() {
+        Family::Fp8 => op.name().to_owned(),
+        Family::Half(operands) => format!("{op} {}", operands.layout()),
+    };
     line("problem", format!("{name} m={} n={} k={}, planned for {of}", shape.m, shape.n, shape.k));
     if let Some(groups) = plan.groups {
         let expected = groups.expected;

@@ -22,7 +22,9 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use oxigemm::Device;
+use oxigemm::plan::Family;
+use oxigemm::{DType, Device, GemmLayout};
+use oxigemm_kernels::half::Half;
 
 /// What a command's failure is: one sentence.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -91,6 +93,56 @@ enum Op {
     Fp8Contiguous,
     /// The same for groups that each have room for the same number of rows, `m_grouped_fp8_gemm_nt_masked`.
     Fp8Masked,
+    /// The dense GEMM of BF16 operands, `bf16_gemm_nt` and its kind.
+    Bf16,
+    /// The dense GEMM of FP16 operands, `fp16_gemm_nt` and its kind.
+    Fp16,
+}
+
+impl Op {
+    /// The kernels that serve it, for operands in some layout.
+    fn family(self, layout: GemmLayout) -> Family {
+        match self {
+            Op::Fp8 | Op::Fp8Contiguous | Op::Fp8Masked => Family::Fp8,
+            Op::Bf16 => Family::Half(layout.operands(Half::Bf16)),
+            Op::Fp16 => Family::Half(layout.operands(Half::F16)),
+        }
+    }
+
+    /// The function and the layout that a kernel serves.
+    fn of(family: Family) -> (Op, GemmLayout) {
+        match family {
+            Family::Fp8 => (Op::Fp8, GemmLayout::Nt),
+            Family::Half(operands) => {
+                let same = |layout: &GemmLayout| layout.operands(operands.element) == operands;
+                let layout = GemmLayout::ALL.into_iter().find(same).expect("there are four of both");
+                (if operands.element == Half::Bf16 { Op::Bf16 } else { Op::Fp16 }, layout)
+            }
+        }
+    }
+
+    /// The type of A and B.
+    fn ab_type(self) -> DType {
+        match self {
+            Op::Fp8 | Op::Fp8Contiguous | Op::Fp8Masked => DType::E4m3,
+            Op::Bf16 => DType::Bf16,
+            Op::Fp16 => DType::F16,
+        }
+    }
+
+    /// The types that D may have; the first is the usual one.
+    fn d_types(self) -> [DType; 2] {
+        match self {
+            Op::Fp16 => [DType::F16, DType::F32],
+            _ => [DType::Bf16, DType::F32],
+        }
+    }
+}
+
+impl std::fmt::Display for Op {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 fn main() -> ExitCode {

@@ -13,7 +13,7 @@ use oxigemm::sim::{Options, Policy};
 use oxigemm::{DType, Device, Error, GemmOptions, Sim};
 use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
-use oxigemm_kernels::{fp8_slim, fp8_wide};
+use oxigemm_kernels::{fp8_slim, fp8_wide, half_slim};
 use oxigemm_sim::{Mutant, mutants};
 use serde_json::json;
 
@@ -23,7 +23,7 @@ use crate::problem::{AddendKind, ScaleOrder, Spec};
 use crate::task::{Task, Work};
 use crate::trace::simulator;
 use crate::verdict::Effort;
-use crate::{Common, Failure, Outcome};
+use crate::{Common, Failure, Op, Outcome};
 
 /// Arguments of `mutate`.
 #[derive(Debug, clap::Args)]
@@ -34,8 +34,13 @@ pub struct Args {
 }
 
 /// The kernels that stand for their families.
-const FAMILIES: [&str; 3] =
-    ["fp8_gemm_wide_256x128_s3", "fp8_gemm_slim_8x64", "fp8_gemm_wide_grouped_64x128_s8"];
+const FAMILIES: [&str; 5] = [
+    "fp8_gemm_wide_256x128_s3",
+    "fp8_gemm_slim_8x64",
+    "fp8_gemm_wide_grouped_64x128_s8",
+    "bf16_gemm_wide_nt_128x192_s4",
+    "bf16_gemm_slim_nn_8x64",
+];
 /// The share of mutants that must be found.
 const BAR: f64 = 0.95;
 /// A mutant that loops is given up after this many warp instructions.
@@ -51,20 +56,25 @@ struct Redundant {
     why: &'static str,
 }
 
-const REDUNDANT: [Redundant; 2] = [
-    Redundant {
-        kernel: FAMILIES[0],
-        what: "bar.warp.sync",
-        file: "epilogue.rs",
-        times: 1,
-        why: "behind the last wave in FP32: the products of a whole tile come before the area is staged again",
-    },
+const BEHIND_FP32: &str =
+    "behind the last wave in FP32: the products of a whole tile come before the area is staged again";
+
+const REDUNDANT: [Redundant; 4] = [
+    Redundant { kernel: FAMILIES[0], what: "bar.warp.sync", file: "epilogue.rs", times: 1, why: BEHIND_FP32 },
     Redundant {
         kernel: FAMILIES[0],
         what: "bar.warp.sync",
         file: "scales.rs",
         times: 1,
         why: "between the wait for copies and the arrival: every lane arrives for its own copies",
+    },
+    Redundant { kernel: FAMILIES[3], what: "bar.warp.sync", file: "epilogue.rs", times: 1, why: BEHIND_FP32 },
+    Redundant {
+        kernel: FAMILIES[3],
+        what: "wgmma.fence",
+        file: "half_wide.rs",
+        times: 1,
+        why: "between the stages of a tile only products touch the sums",
     },
 ];
 
@@ -140,6 +150,52 @@ fn cases(config: Config, limits: &Limits) -> Vec<Case> {
                 case(copied, 1, 1, 2),
                 case(short, 1, 1, 1),
             ]
+        }
+        Config::HalfWide(wide) => {
+            let (op, layout) = Op::of(config.family());
+            let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
+            let depth = (wide.stages as usize + 1) * 64 - 8;
+            let plain = Spec::of(op, layout, [block_m / 2 + 2, block_n + 8, depth]);
+            let wide_type = Spec { d_type: DType::F32, ..plain };
+            let added = Spec { m: block_m * 3 / 4 + 2, addend: AddendKind::Inplace, ..wide_type };
+            // Rows of D that the copy engine cannot address.
+            let odd = Spec { d_padding: 1, addend: AddendKind::Other, ..plain };
+            // So short a K that a tile's output is what the next one waits for.
+            let short = Spec { m: block_m + 8, k: 40, ..plain };
+            let case = |spec, cluster_m, cluster_n, sms| Case {
+                work: Work::Dense(spec),
+                choice: Choice::HalfWide { config: wide, cluster_m, cluster_n },
+                num_sms: Some(sms),
+            };
+            vec![
+                case(plain, 1, 2, 2),
+                case(wide_type, 2, 1, 2),
+                case(added, 1, 1, 1),
+                case(odd, 1, 1, 1),
+                case(short, 1, 1, 1),
+                case(Spec { d_type: DType::F32, ..short }, 1, 1, 1),
+            ]
+        }
+        Config::HalfSlim(slim) => {
+            let (op, layout) = Op::of(config.family());
+            let [block_m, block_n] = [slim.block_m, slim.block_n].map(|x| x as usize);
+            let split = Spec {
+                d_type: DType::F32,
+                addend: AddendKind::Other,
+                ..Spec::of(op, layout, [block_m + 5, block_n + 8, 1024])
+            };
+            let in_place = Spec { addend: AddendKind::Inplace, ..split };
+            let plain = Spec::of(op, layout, [block_m, block_n, 17 * 64 + 40]);
+            let case = |spec, split, stages| Case {
+                work: Work::Dense(spec),
+                choice: Choice::HalfSlim { config: slim, split, stages },
+                num_sms: None,
+            };
+            // As many stages as fit, all of them used again; and as few as there can be.
+            let most = (2..=half_slim::MAX_STAGES).rev().map(|stages| case(plain, 1, stages)).find(fits);
+            // Tall tiles are also written without a detour in every type.
+            let direct = (block_m >= 64).then(|| case(split, 1, 2));
+            most.into_iter().chain(direct).chain([case(split, 2, 2), case(in_place, 4, 2)]).collect()
         }
         Config::Slim(slim) => {
             let [block_m, block_n] = [slim.block_m, slim.block_n].map(|x| x as usize);

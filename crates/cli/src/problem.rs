@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use oxigemm::cast::{Quantized, ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
-use oxigemm::{Addend, DType, Device, GemmOptions, Tensor, bf16, fp8_gemm_nt, random};
+use oxigemm::plan::Family;
+use oxigemm::{Addend, DType, Device, GemmLayout, GemmOptions, Tensor, fp8_gemm_nt, half_gemm, random};
 
-use crate::Failure;
+use crate::{Failure, Op};
 
 /// What is added to the product.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -36,6 +37,9 @@ pub enum ScaleOrder {
 /// A problem and its layout. The default is what `bench` runs: BF16 out, nothing added, no gaps.
 #[derive(Clone, Copy, Debug)]
 pub struct Spec {
+    pub op: Op,
+    /// How A and B lie in memory; FP8 has `nt` only.
+    pub layout: GemmLayout,
     pub m: usize,
     pub n: usize,
     pub k: usize,
@@ -57,11 +61,23 @@ pub struct Spec {
 impl Spec {
     /// A problem without gaps.
     pub fn new(m: usize, n: usize, k: usize) -> Spec {
+        Spec::of(Op::Fp8, GemmLayout::Nt, [m, n, k])
+    }
+
+    /// The kernels that serve it.
+    pub fn family(&self) -> Family {
+        self.op.family(self.layout)
+    }
+
+    /// A problem of some function and layout, without gaps.
+    pub fn of(op: Op, layout: GemmLayout, [m, n, k]: [usize; 3]) -> Spec {
         Spec {
+            op,
+            layout,
             m,
             n,
             k,
-            d_type: DType::Bf16,
+            d_type: op.d_types()[0],
             addend: AddendKind::None,
             sfa: ScaleOrder::Row,
             sfb: ScaleOrder::Row,
@@ -76,8 +92,11 @@ impl Spec {
 
 impl std::fmt::Display for Spec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Spec { m, n, k, d_type, addend, sfa, sfb, .. } = self;
-        write!(f, "{m}x{n}x{k} {d_type}, c {addend:?}, scales {sfa:?}/{sfb:?}")?;
+        let Spec { op, layout, m, n, k, d_type, addend, sfa, sfb, .. } = self;
+        write!(f, "{op} {layout} {m}x{n}x{k} {d_type}, c {addend:?}")?;
+        if !matches!(op, Op::Bf16 | Op::Fp16) {
+            write!(f, ", scales {sfa:?}/{sfb:?}")?;
+        }
         if self.ab_padding + self.d_padding + self.d_offset > 0 {
             write!(f, ", gaps {}/{}, d off by {}", self.ab_padding, self.d_padding, self.d_offset)?;
         }
@@ -91,12 +110,12 @@ impl std::fmt::Display for Spec {
 /// The data of a problem on the host.
 pub struct Host {
     pub spec: Spec,
-    /// A before it was quantized: normals, rounded to BF16.
+    /// A, `[M, K]`: normals, rounded to its type; those of FP8 to BF16, and not yet quantized.
     pub a_values: Vec<f32>,
-    /// B before it was quantized.
+    /// B, `[N, K]`, like A.
     pub b_values: Arc<Vec<f32>>,
-    pub a: Quantized,
-    pub b: Arc<Quantized>,
+    /// A and B quantized, where the function takes FP8.
+    pub fp8: Option<Fp8Pair>,
     /// What is added, if anything is, already of D's type.
     pub c: Option<Vec<f32>>,
 }
@@ -105,38 +124,61 @@ impl Host {
     /// Draws the data.
     pub fn draw(spec: Spec) -> Result<Host, Failure> {
         let Spec { m, n, k, .. } = spec;
-        let values = |salt: u64, len: usize| values(spec.seed, salt, len);
+        let values = |salt: u64, len: usize| values(spec.op.rounding(), spec.seed, salt, len);
         let (a_values, b_values) = (values(0, m * k), values(1, n * k));
-        let a = per_token_cast_to_fp8(&a_values, m, k, ScaleFormat::F32)?;
-        let b = per_block_cast_to_fp8(&b_values, n, k, ScaleFormat::F32)?;
+        let fp8 = match spec.op {
+            Op::Bf16 | Op::Fp16 => None,
+            _ => Some(Fp8Pair {
+                a: per_token_cast_to_fp8(&a_values, m, k, ScaleFormat::F32)?,
+                b: Arc::new(per_block_cast_to_fp8(&b_values, n, k, ScaleFormat::F32)?),
+            }),
+        };
         let c = (spec.addend != AddendKind::None).then(|| {
             let mut c = values(2, m * n);
             c.iter_mut().for_each(|x| *x *= 8.0);
             c
         });
-        Ok(Host { spec, a_values, b_values: Arc::new(b_values), a, b: Arc::new(b), c })
+        Ok(Host { spec, a_values, b_values: Arc::new(b_values), fp8, c })
+    }
+
+    /// A and B quantized, of a function that takes FP8.
+    pub fn quantized(&self) -> Result<&Fp8Pair, Failure> {
+        self.fp8.as_ref().ok_or_else(|| "the operands are not of FP8".into())
     }
 
     /// Puts the data on a device, with poison wherever the layout has gaps.
     pub fn upload(&self, device: &Device) -> Result<Operands, Failure> {
         let spec = &self.spec;
-        let codes = |x: &Quantized| fp8_matrix(x, spec.ab_padding, spec.at_end, device);
+        let Spec { m, n, k, layout, .. } = *spec;
+        let ab_type = spec.op.ab_type();
+        let (a, b, scales) = match &self.fp8 {
+            Some(Fp8Pair { a, b }) => {
+                let codes = |x: &Quantized| matrix(ab_type, &x.codes, [x.rows, x.k], spec, device);
+                let scales = [scales(a, spec.sfa, device)?, scales(b, spec.sfb, device)?];
+                (codes(a)?, codes(b)?, Some(scales))
+            }
+            None => {
+                let lay_out = |values: &[f32], dims: [usize; 2], k_first: bool| match k_first {
+                    true => matrix(
+                        ab_type,
+                        &ab_type.encode(&transposed(values, dims)),
+                        [dims[1], dims[0]],
+                        spec,
+                        device,
+                    ),
+                    false => matrix(ab_type, &ab_type.encode(values), dims, spec, device),
+                };
+                let a = lay_out(&self.a_values, [m, k], layout.a_begins_with_k())?;
+                (a, lay_out(&self.b_values, [n, k], layout.b_begins_with_k())?, None)
+            }
+        };
         let (d, d_memory) =
             self.output(device, self.c.as_deref().filter(|_| spec.addend == AddendKind::Inplace))?;
         let c = match spec.addend {
             AddendKind::Other => Some(self.output(device, self.c.as_deref())?.0),
             _ => None,
         };
-        Ok(Operands {
-            a: codes(&self.a)?,
-            sfa: scales(&self.a, spec.sfa, device)?,
-            b: codes(&self.b)?,
-            sfb: scales(&self.b, spec.sfb, device)?,
-            c,
-            d,
-            d_memory,
-            addend: spec.addend,
-        })
+        Ok(Operands { a, b, scales, c, d, d_memory, addend: spec.addend, layout })
     }
 
     /// A matrix like D inside poisoned memory, holding `values` or poison.
@@ -153,33 +195,55 @@ impl Host {
     }
 }
 
-/// Normals of a seed, rounded to BF16.
-pub fn values(seed: u64, salt: u64, len: usize) -> Vec<f32> {
-    let mut values = random::normals(seed.wrapping_mul(4).wrapping_add(salt), len);
-    values.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
-    values
+/// Normals of a seed, rounded to a type.
+pub fn values(dtype: DType, seed: u64, salt: u64, len: usize) -> Vec<f32> {
+    dtype.decode(&dtype.encode(&random::normals(seed.wrapping_mul(4).wrapping_add(salt), len)))
+}
+
+impl Op {
+    /// What operands are rounded to, before they are quantized if they are.
+    pub fn rounding(self) -> DType {
+        if self == Op::Fp16 { DType::F16 } else { DType::Bf16 }
+    }
+}
+
+/// Quantized operands; those of groups may share B.
+pub struct Fp8Pair {
+    pub a: Quantized,
+    pub b: Arc<Quantized>,
 }
 
 /// Elements of poison before and behind D. A multiple of 16 bytes for every type, so that D stays aligned.
 const GUARD: usize = 1024;
-/// As bytes this is NaN in BF16 and FP32.
+/// As bytes this is NaN in every type.
 pub const POISON: u8 = 0xff;
-/// NaN in e4m3.
-pub const NAN_CODE: u8 = 0x7f;
 /// Memory is mapped in pages of this size.
 const PAGE: usize = 2 << 20;
 
-fn fp8_matrix(x: &Quantized, padding: usize, at_end: bool, device: &Device) -> Result<Tensor, Failure> {
-    let pitch = (x.k.div_ceil(16) + padding) * 16;
-    let span = x.rows * pitch;
-    let len = if at_end { span.next_multiple_of(PAGE) } else { span };
-    let mut bytes = vec![NAN_CODE; len];
+/// A matrix of these elements, in rows that begin at multiples of 16 bytes, with poison between them.
+fn matrix(
+    dtype: DType,
+    elements: &[u8],
+    [rows, columns]: [usize; 2],
+    spec: &Spec,
+    device: &Device,
+) -> Result<Tensor, Failure> {
+    let size = dtype.size();
+    let pitch = ((columns * size).div_ceil(16) + spec.ab_padding) * 16;
+    let span = rows * pitch;
+    let len = if spec.at_end { span.next_multiple_of(PAGE) } else { span };
+    let mut bytes = vec![POISON; len];
     let first = len - span;
-    for (row, codes) in x.codes.chunks(x.k.max(1)).enumerate() {
-        bytes[first + row * pitch..][..codes.len()].copy_from_slice(codes);
+    for (row, elements) in elements.chunks((columns * size).max(1)).enumerate() {
+        bytes[first + row * pitch..][..elements.len()].copy_from_slice(elements);
     }
-    let memory = Tensor::from_bytes(DType::E4m3, &bytes, &[len], device)?;
-    Ok(memory.narrow(0, first, span)?.view(&[x.rows, pitch])?.narrow(1, 0, x.k)?)
+    let memory = Tensor::from_bytes(dtype, &bytes, &[len / size], device)?;
+    let rows = memory.narrow(0, first / size, span / size)?.view(&[rows, pitch / size])?;
+    Ok(rows.narrow(1, 0, columns)?)
+}
+
+fn transposed(values: &[f32], [rows, columns]: [usize; 2]) -> Vec<f32> {
+    (0..columns).flat_map(|column| (0..rows).map(move |row| values[row * columns + column])).collect()
 }
 
 fn scales(x: &Quantized, order: ScaleOrder, device: &Device) -> Result<Tensor, Failure> {
@@ -209,14 +273,15 @@ fn scales(x: &Quantized, order: ScaleOrder, device: &Device) -> Result<Tensor, F
 /// The operands of a problem on a device.
 pub struct Operands {
     pub a: Tensor,
-    pub sfa: Tensor,
     pub b: Tensor,
-    pub sfb: Tensor,
+    /// Those of A and B, where they have some.
+    pub scales: Option<[Tensor; 2]>,
     pub c: Option<Tensor>,
     pub d: Tensor,
     /// All of the memory that D is a part of.
     pub d_memory: Tensor,
     addend: AddendKind,
+    layout: GemmLayout,
 }
 
 impl Operands {
@@ -227,7 +292,10 @@ impl Operands {
             (None, AddendKind::Inplace) => Addend::InPlace,
             (None, _) => Addend::None,
         };
-        fp8_gemm_nt((&self.a, &self.sfa), (&self.b, &self.sfb), addend, &mut self.d, options)
+        match &self.scales {
+            Some([sfa, sfb]) => fp8_gemm_nt((&self.a, sfa), (&self.b, sfb), addend, &mut self.d, options),
+            None => half_gemm(self.layout, &self.a, &self.b, addend, &mut self.d, options),
+        }
     }
 
     /// Whether the memory around D, and between its rows, still holds poison.
@@ -272,15 +340,32 @@ mod tests {
         for order in [ScaleOrder::Row, ScaleOrder::RowPadded, ScaleOrder::Mn, ScaleOrder::Odd] {
             let spec = Spec { sfa: order, sfb: order, ab_padding: 2, at_end: true, ..plain.spec };
             let found = Host::draw(spec).unwrap().upload(&cpu).unwrap();
+            let (Some(found_scales), Some(scales)) = (&found.scales, &expected.scales) else {
+                panic!("FP8 has scales")
+            };
             for (x, y) in [
                 (&found.a, &expected.a),
                 (&found.b, &expected.b),
-                (&found.sfa, &expected.sfa),
-                (&found.sfb, &expected.sfb),
+                (&found_scales[0], &scales[0]),
+                (&found_scales[1], &scales[1]),
             ] {
                 assert_eq!(x.to_bytes().unwrap(), y.to_bytes().unwrap(), "{order:?}");
             }
             assert_eq!(found.a.strides()[0], 208 + 32);
+        }
+    }
+
+    #[test]
+    fn every_layout_of_16_bit_operands_is_the_same_product() {
+        for op in [Op::Bf16, Op::Fp16] {
+            let results = GemmLayout::ALL.map(|layout| {
+                let spec = Spec { ab_padding: 1, at_end: true, ..Spec::of(op, layout, [5, 33, 70]) };
+                let mut operands = Host::draw(spec).unwrap().upload(&Device::cpu()).unwrap();
+                operands.run(&GemmOptions::default()).unwrap();
+                operands.result().unwrap()
+            });
+            assert!(results.iter().all(|result| *result == results[0]), "{op}");
+            assert!(results[0].iter().all(|x| x.is_finite()));
         }
     }
 

@@ -21,8 +21,10 @@ impl Work {
     /// The plan on a device, or `None` where a choice cannot serve it.
     pub fn plan(&self, choice: Option<Choice>, limits: &Limits) -> Option<Plan> {
         match (self, choice) {
-            (Work::Dense(spec), None) => Some(Plan::best(shape(spec), limits)),
-            (Work::Dense(spec), Some(choice)) => Plan::of(choice, shape(spec), limits),
+            (Work::Dense(spec), None) => Some(Plan::best_of(spec.family(), shape(spec), limits)),
+            (Work::Dense(spec), Some(choice)) => {
+                Plan::of(choice, shape(spec), limits).filter(|_| choice.config().family() == spec.family())
+            }
             (Work::Grouped(spec), None) => Plan::best_grouped(&spec.shape(), limits),
             (Work::Grouped(spec), Some(choice)) => Plan::of_grouped(choice, &spec.shape(), limits),
         }
@@ -57,9 +59,13 @@ impl Work {
         match self {
             Work::Dense(spec) => {
                 let [m, n, k] = [spec.m, spec.n, spec.k].map(|x| x as f64);
-                let scales = (k / 128.0).ceil() * (m + (n / 128.0).ceil());
+                let scales = match spec.op {
+                    Op::Bf16 | Op::Fp16 => 0.0,
+                    _ => (k / 128.0).ceil() * (m + (n / 128.0).ceil()),
+                };
                 let outputs = if spec.addend == AddendKind::None { 1.0 } else { 2.0 };
-                (m + n) * k + 4.0 * scales + outputs * m * n * spec.d_type.size() as f64
+                let operands = (m + n) * k * spec.op.ab_type().size() as f64;
+                operands + 4.0 * scales + outputs * m * n * spec.d_type.size() as f64
             }
             Work::Grouped(spec) => spec.bytes(),
         }
@@ -89,6 +95,8 @@ impl Op {
             Op::Fp8 => "fp8",
             Op::Fp8Contiguous => "fp8-contiguous",
             Op::Fp8Masked => "fp8-masked",
+            Op::Bf16 => "bf16",
+            Op::Fp16 => "fp16",
         }
     }
 }

@@ -33,7 +33,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
-    let work = args.size.work(0);
+    let work = args.size.work(0)?;
     if work.is_empty() || args.size.k == 0 {
         return Err("nothing is multiplied: m, n and k must be at least 1".into());
     }

@@ -4,8 +4,9 @@
 //! should; the product of the operands before they were quantized tells what a user gets.
 //!
 //! Against the exact product `calc_diff` must be below [`DIFF_LIMIT`], and every single element within
-//! `|error| <= rounding * |exact| + 0.03 * sqrt(k)`. The first part is the rounding to the type of D; the second
-//! allows for the 13 bits that the FP8 tensor core keeps of a sum. The operands are standard normals, so an element
+//! `|error| <= rounding * |exact| + part * sqrt(k)`. The first is the rounding to the type of D; the second
+//! allows for the 13 bits that the tensor core keeps of a sum of FP8 products (a part of 0.03), and for those that
+//! FP32 sums are truncated to (a part of 0.0005). The operands are standard normals, so an element
 //! has a deviation of `sqrt(k)`, and a block of K that is left out or added twice is far outside.
 
 use oxigemm::metrics::calc_diff;
@@ -13,15 +14,21 @@ use oxigemm::{DType, reference};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use crate::Failure;
-use crate::problem::Host;
+use crate::problem::{Fp8Pair, Host};
+use crate::{Failure, Op};
 
 /// The largest distance from the exact product.
 pub const DIFF_LIMIT: f64 = 1e-5;
 /// The largest distance from the product before quantization. The peer's tests take the same.
 pub const UNQUANTIZED_LIMIT: f64 = 1e-3;
 /// The part of an element's deviation by which it may be off.
-const ELEMENT_LIMIT: f64 = 0.03;
+fn element_limit(op: Op) -> f64 {
+    match op {
+        Op::Bf16 | Op::Fp16 => 0.0005,
+        _ => 0.03,
+    }
+}
+
 /// In fewer elements `calc_diff` says little: a single one may be near zero by chance.
 const FEW: usize = 4096;
 
@@ -30,7 +37,7 @@ const FEW: usize = 4096;
 pub struct Verdict {
     /// `calc_diff` from the exact product of the quantized operands.
     pub diff: f64,
-    /// `calc_diff` from the product of the operands before they were quantized.
+    /// `calc_diff` from the product of the operands before they were quantized; that above where they are not.
     pub diff_unquantized: f64,
     /// The largest error of an element, in parts of what is allowed.
     pub worst_element: f64,
@@ -84,15 +91,19 @@ pub fn judge(host: &Host, d: &[f32], effort: Effort) -> Result<Verdict, Failure>
         rows.iter().flat_map(|&row| values[row * n..(row + 1) * n].iter().copied()).collect()
     };
     let found = pick(d);
-    let mut exact = reference::fp8_gemm_nt_rows(&host.a.as_matrix(), &host.b.as_matrix(), &rows)?;
+    let mut exact = match &host.fp8 {
+        Some(Fp8Pair { a, b }) => reference::fp8_gemm_nt_rows(&a.as_matrix(), &b.as_matrix(), &rows)?,
+        None => reference::gemm_nt_rows(&host.a_values, &host.b_values, [spec.m, n, k], &rows)?,
+    };
     let addend = host.c.as_deref().map(pick);
     add(&mut exact, addend.as_deref());
     let diff = calc_diff(&found, &exact);
     let rounding = match spec.d_type {
         DType::F32 => f64::from(f32::EPSILON) * 8.0,
+        DType::F16 => 2f64.powi(-11),
         _ => 2f64.powi(-8),
     };
-    let deviation = (k as f64).sqrt() * ELEMENT_LIMIT;
+    let deviation = (k as f64).sqrt() * element_limit(spec.op);
     let off = |found: f32, exact: f64| {
         let error = (f64::from(found) - exact).abs();
         // Where nothing is multiplied, nothing is allowed either.
@@ -102,7 +113,9 @@ pub fn judge(host: &Host, d: &[f32], effort: Effort) -> Result<Verdict, Failure>
     let worse = |worst: f64, error: f64| if error > worst || error.is_nan() { error } else { worst };
     let worst_element =
         found.iter().zip(&exact).fold(0.0, |worst, (&found, &exact)| worse(worst, off(found, exact)));
-    let diff_unquantized = if effort.unquantized {
+    let diff_unquantized = if host.fp8.is_none() {
+        diff
+    } else if effort.unquantized {
         let mut product = unquantized_rows(&host.a_values, &host.b_values, &rows, n, k);
         add(&mut product, addend.as_deref());
         calc_diff(&found, &product)

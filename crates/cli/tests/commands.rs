@@ -59,8 +59,11 @@ fn devices_are_shown_or_why_there_are_none() {
 fn the_closed_set_is_listed() {
     let text = stdout(&oxigemm(&["prebuild", "--list"]));
     let names: Vec<&str> = text.lines().collect();
-    assert!(names.len() > 5 && names.len() < 40, "{text}");
-    assert!(names.iter().all(|name| name.starts_with("fp8_gemm_")), "{text}");
+    for (element, most) in [("fp8", 40), ("bf16", 20), ("fp16", 20)] {
+        let of = names.iter().filter(|name| name.starts_with(&format!("{element}_gemm_"))).count();
+        assert!(of > 5 && of <= most, "{of} of {element}: {text}");
+    }
+    assert!(names.len() <= 80, "{text}");
     let listed = &json(&["prebuild", "--list", "--json"])[0];
     assert_eq!(listed["kernels"].as_array().map(Vec::len), Some(names.len()));
     assert_eq!(listed["arch"], "sm_90a");
@@ -99,6 +102,25 @@ fn a_product_in_the_simulator_is_checked_and_not_timed() {
     let text = stdout(&oxigemm(&["gemm", "--device", "sim", "-m", "1", "-n", "64", "-k", "128"]));
     assert!(text.contains("no hazards") && text.ends_with("right\n"), "{text}");
     assert!(!text.contains(" us"), "{text}");
+}
+
+#[test]
+fn products_of_16_bits_are_checked_in_every_layout() {
+    for op in ["bf16", "fp16"] {
+        for (layout, d_type) in [("nt", "f32"), ("nn", "f32"), ("tn", "f32"), ("tt", "f32")] {
+            let arguments = ["gemm", "--device", "sim:3", "--json", "--op", op, "--layout", layout];
+            let size = ["-m", "9", "-n", "72", "-k", "136", "--c", "inplace", "--d-type", d_type];
+            let found = &json(&[&arguments[..], &size[..]].concat())[0];
+            assert_eq!((&found["right"], &found["nothing_outside_written"]), (&true.into(), &true.into()));
+            let prefix = format!("{op}_");
+            assert!(found["plan"].as_str().is_some_and(|plan| plan.starts_with(&prefix)), "{found}");
+            assert!(found["diff"].as_f64().is_some_and(|diff| diff < 1e-9), "{found}");
+        }
+    }
+    let plan = &json(&[
+        "inspect", "--op", "bf16", "--layout", "nn", "--json", "-m", "1", "-n", "7168", "-k", "2048",
+    ])[0];
+    assert!(plan["kernel"].as_str().is_some_and(|name| name.starts_with("bf16_gemm_slim_nn_")), "{plan}");
 }
 
 #[test]
@@ -436,8 +458,10 @@ fn the_suite_passes_on_the_cpu_and_says_what_it_skipped() {
     assert!(text.contains("skipped  programmatic launches: this needs a GPU"), "{text}");
 
     let lines = json(&["verify", "--quick", "--device", "cpu", "--json", "--filter", "zero"]);
-    assert_eq!(lines.len(), 2, "{lines:?}");
-    assert_eq!((&lines[0]["result"], &lines[1]["passed"]), (&"ok".into(), &1.into()));
+    let names: Vec<_> = lines.iter().filter_map(|line| line["check"].as_str()).collect();
+    assert_eq!(names, ["sizes of zero", "bf16: sizes of zero", "fp16: sizes of zero"]);
+    assert!(lines[..3].iter().all(|line| line["result"] == "ok"), "{lines:?}");
+    assert_eq!(lines[3]["passed"], 3);
 }
 
 #[test]
@@ -485,7 +509,16 @@ fn bad_arguments_are_one_clear_sentence() {
         (gemm(&["--device", "sim:late"]), "expected eager, lazy or the seed"),
         (gemm(&["--device", "tpu"]), "expected auto, cpu, sim, cuda or cuda:N"),
         (gemm(&["--device", "cuda:x"]), "the number of a GPU"),
-        (gemm(&["--d-type", "f16"]), "expected bf16 or f32"),
+        (gemm(&["--d-type", "e4m3"]), "expected bf16, f16 or f32"),
+        (gemm(&["--d-type", "f16"]), "fp8 gives bf16 or f32, not f16"),
+        (gemm(&["--op", "fp16", "--d-type", "bf16"]), "fp16 gives f16 or f32, not bf16"),
+        (gemm(&["--layout", "nn"]), "fp8 has no such --layout: expected nt"),
+        (gemm(&["--op", "bf16", "--layout", "ids"]), "expected nt, nn, tn or tt"),
+        (gemm(&["--op", "bf16", "--layout", "mn"]), "expected nt, nn, tn or tt, or ids or ends"),
+        (
+            gemm(&["--device", "sim", "--op", "bf16", "--choice", "slim_8x64_k4_s6"]),
+            "expected a choice for bf16 operands, A K-major and B K-major",
+        ),
         (gemm(&["--choice", "best"]), "expected a name like"),
         (vec!["gemm", "-m", "1", "-n", "1"], "--k"),
         (vec!["gemm", "-m", "-1", "-n", "1", "-k", "1"], "-1"),

@@ -124,10 +124,15 @@ impl<'k> Place<'k> {
 
     /// A tile's rows of A serve every block of a row of the cluster: each loads an equal part for all of them.
     pub fn share_of_a(&self) -> Share<'k> {
+        self.part_of_a(self.tile[0])
+    }
+
+    /// The same, where what is shared has this many lines of 128 bytes.
+    pub fn part_of_a(&self, lines: u32) -> Share<'k> {
         let blocks = self.cluster.1;
         let k = blocks.kernel();
         let all = (k.constant(1u32) << blocks) - 1;
-        let rows = k.constant(self.tile[0]) / blocks;
+        let rows = k.constant(lines) / blocks;
         Share {
             first_row: self.rank.1 * rows,
             rows,
@@ -138,10 +143,15 @@ impl<'k> Place<'k> {
 
     /// And its rows of B every block of a column.
     pub fn share_of_b(&self) -> Share<'k> {
+        self.part_of_b(self.tile[1])
+    }
+
+    /// The same, where what is shared has this many lines of 128 bytes.
+    pub fn part_of_b(&self, lines: u32) -> Share<'k> {
         let blocks = self.cluster.0;
         let k = blocks.kernel();
         let other_row = blocks.gt(1).select::<u32>(1, 0) << self.cluster.1;
-        let rows = k.constant(self.tile[1]) / blocks;
+        let rows = k.constant(lines) / blocks;
         Share {
             first_row: self.rank.0 * rows,
             rows,

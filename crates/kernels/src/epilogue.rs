@@ -7,11 +7,12 @@
 
 mod within;
 
+use crate::half::Half;
 use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::matrix::Layout;
 use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::wgmma::Swizzle;
-use oxigemm_ptx::{Bf16, Bf16x2, F32, Global, Kernel, Pred, Shared, Type, U32, Val, Var};
+use oxigemm_ptx::{Bf16, Bf16x2, F16, F16x2, F32, Global, Kernel, Pred, Shared, Type, U32, Val, Var};
 
 /// Arguments of the output, shared by every kernel.
 #[derive(Clone, Copy)]
@@ -32,6 +33,8 @@ pub struct OutputParams<'k> {
     pub columns: U32<'k>,
     /// See [`OutputFlags`].
     pub flags: U32<'k>,
+    /// The type of D and C where they are not FP32.
+    pub half: Half,
 }
 
 /// Bits of the `flags` argument.
@@ -60,6 +63,7 @@ impl<'k> OutputParams<'k> {
             rows: k.param("m"),
             columns: k.param("n"),
             flags: k.param("output_flags"),
+            half: Half::Bf16,
         }
     }
 
@@ -79,7 +83,10 @@ impl<'k> OutputParams<'k> {
         k.if_else(
             self.has(OutputFlags::F32),
             || self.store_four_as::<f32>(k, row, &place, addend),
-            || self.store_four_as::<Bf16>(k, row, &place, addend),
+            || match self.half {
+                Half::Bf16 => self.store_four_as::<Bf16>(k, row, &place, addend),
+                Half::F16 => self.store_four_as::<F16>(k, row, &place, addend),
+            },
         );
     }
 
@@ -168,6 +175,22 @@ impl Element for Bf16 {
     }
 }
 
+impl Element for F16 {
+    fn round(value: F32<'_>) -> Val<'_, F16> {
+        value.to_f16()
+    }
+    fn load_if<'k>(from: Global<'k>, inside: Pred<'k>) -> F32<'k> {
+        from.load_if(inside, F16(0)).to_f32()
+    }
+    fn load_four(from: Global<'_>) -> [F32<'_>; 4] {
+        let [[a, b], [c, d]] = from.load_vec::<F16x2, 2>().map(|pair| pair.to_f32());
+        [a, b, c, d]
+    }
+    fn store_four<'k>(k: &'k Kernel, to: Global<'k>, [a, b, c, d]: [F32<'k>; 4]) {
+        to.store_vec([k.pack_f16(a, b), k.pack_f16(c, d)]);
+    }
+}
+
 /// 64 rows of a tile, accumulated by `wgmma`, on their way to memory, as one of the four warps that hold them sees
 /// them.
 #[derive(Clone, Copy)]
@@ -194,13 +217,13 @@ pub struct Panels<'k> {
 }
 
 /// A panel is 64 staged rows of 128 bytes, 64 columns of BF16: what the copy engine stores at a time.
-const ROW_BYTES: u32 = 128;
+pub(crate) const ROW_BYTES: u32 = 128;
 /// Bytes of a panel.
-const PANEL_BYTES: u32 = 64 * ROW_BYTES;
+pub(crate) const PANEL_BYTES: u32 = 64 * ROW_BYTES;
 /// Rows of a warp.
 const WARP_ROWS: u32 = 16;
 /// Bytes of a warp's rows of a panel; a panel of FP32 is that large, and 32 columns wide.
-const WARP_BYTES: u32 = WARP_ROWS * ROW_BYTES;
+pub(crate) const WARP_BYTES: u32 = WARP_ROWS * ROW_BYTES;
 /// Fours of columns in a panel of FP32.
 const FOURS: u32 = ROW_BYTES / 16;
 /// The first chunk of a row of FP32 that holds odd columns.
@@ -208,7 +231,7 @@ const ODD_COLUMNS: u32 = 4;
 
 /// Where a 16-byte chunk of a panel's row lies: the swizzle that the copy engine undoes, and that keeps eight
 /// rows of one column of chunks in different banks.
-fn chunk_offset<'k>(row: U32<'k>, chunk: U32<'k>) -> U32<'k> {
+pub(crate) fn chunk_offset<'k>(row: U32<'k>, chunk: U32<'k>) -> U32<'k> {
     row * ROW_BYTES + ((chunk ^ (row & (Swizzle::B128.bytes() / 16 - 1))) << 4)
 }
 
@@ -270,7 +293,7 @@ impl<'k> WarpOutput<'k, '_> {
     pub fn stage(&self, k: &'k Kernel, sums: &[Var<'k, f32>]) {
         let chunks = self.chunks_bf16();
         for (panel, sums) in (0u32..).zip(sums.chunks(ROW_BYTES as usize / 4)) {
-            Self::stage_bf16(k, &chunks.map(|chunk| chunk.at(panel * PANEL_BYTES)), sums);
+            self.stage_half(k, &chunks.map(|chunk| chunk.at(panel * PANEL_BYTES)), sums);
         }
     }
 
@@ -313,10 +336,10 @@ impl<'k> WarpOutput<'k, '_> {
         [0, 2, 4, 6].map(|octet| self.rows_of(0).at(chunk_offset(row, next_octet + octet)))
     }
 
-    /// Rounds a panel of the fragment to BF16 and lays its rows out.
-    fn stage_bf16(k: &'k Kernel, chunks: &[Shared<'k>; 4], sums: &[Var<'k, f32>]) {
+    /// Rounds a panel of the fragment to 16 bits and lays its rows out.
+    fn stage_half(&self, k: &'k Kernel, chunks: &[Shared<'k>; 4], sums: &[Var<'k, f32>]) {
         for (to, sums) in chunks.iter().zip(sums.chunks(8)) {
-            let pair = |i: usize| k.pack_bf16(sums[i].live(), sums[i + 1].live());
+            let pair = |i: usize| self.params.half.pack(k, sums[i].live(), sums[i + 1].live());
             to.store_matrices(Layout::Rows, [pair(0), pair(2), pair(4), pair(6)]);
         }
     }
@@ -398,14 +421,14 @@ impl<'k> SwappedOutput<'k, '_> {
 
     /// Transposes the fragment on its way to shared memory: a row there is a column of the accumulator.
     fn stage(&self, k: &'k Kernel, sums: &[Var<'k, f32>]) {
-        let (warp, lane) = (self.thread / WARP, self.thread % WARP);
+        let (p, warp, lane) = (self.params, self.thread / WARP, self.thread % WARP);
         // Matrices of `stmatrix`: the warp's upper and lower eight columns of D, then the same for eight rows more.
         let matrix = lane / 8;
         let chunk = warp * 2 + (matrix & 1);
         let row = (matrix >> 1) * 8 + (lane & 7);
         for (octets, sums) in (0u32..).zip(sums.chunks(8)) {
             let to = self.staging.at(chunk_offset(row + octets * 16, chunk));
-            let pair = |i: usize| k.pack_bf16(sums[i].live(), sums[i + 1].live());
+            let pair = |i: usize| p.half.pack(k, sums[i].live(), sums[i + 1].live());
             match sums.len() {
                 8 => to.store_matrices(Layout::Transposed, [pair(0), pair(2), pair(4), pair(6)]),
                 _ => to.store_matrices(Layout::Transposed, [pair(0), pair(2)]),

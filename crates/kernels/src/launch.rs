@@ -5,7 +5,8 @@ use crate::grouping::{Grouping, table_bytes};
 use crate::params::ScaleLayout;
 use crate::scales::loaded_blocks;
 use crate::schedule::best_band;
-use crate::{BLOCK_K, fp8_slim, fp8_wide};
+use crate::{BLOCK_K, fp8_slim, fp8_wide, half, half_slim, half_wide};
+use half::{Major, Operands};
 use oxigemm_ptx::{BuildError, Module};
 
 /// A kernel of the closed set.
@@ -15,6 +16,42 @@ pub enum Config {
     Wide(fp8_wide::Config),
     /// Few rows.
     Slim(fp8_slim::Config),
+    /// Many rows, operands of 16 bits.
+    HalfWide(half_wide::Config),
+    /// Few rows, operands of 16 bits.
+    HalfSlim(half_slim::Config),
+}
+
+/// What a kernel multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// FP8 with fine-grained scales, both operands K-major.
+    Fp8,
+    /// BF16 or FP16.
+    Half(Operands),
+}
+
+impl Family {
+    /// Elements of K in one stage.
+    pub const fn block_k(self) -> u32 {
+        match self {
+            Family::Fp8 => BLOCK_K,
+            Family::Half(_) => half::BLOCK_K,
+        }
+    }
+
+    /// Bytes of an element of A or B.
+    pub const fn element_bytes(self) -> u32 {
+        match self {
+            Family::Fp8 => 1,
+            Family::Half(_) => 2,
+        }
+    }
+
+    /// Stages that K takes, the tail included.
+    pub const fn k_blocks(self, k: u32) -> u32 {
+        k.div_ceil(self.block_k())
+    }
 }
 
 /// A kernel and what its launch chooses.
@@ -33,6 +70,24 @@ pub enum Choice {
     Slim {
         /// The kernel.
         config: fp8_slim::Config,
+        /// Slices of K; the blocks of a cluster.
+        split: u32,
+        /// Stages of the pipeline.
+        stages: u32,
+    },
+    /// Many rows, operands of 16 bits: clusters as for `Wide`.
+    HalfWide {
+        /// The kernel.
+        config: half_wide::Config,
+        /// Blocks of a cluster along M; they share B.
+        cluster_m: u32,
+        /// Blocks of a cluster along N; they share A.
+        cluster_n: u32,
+    },
+    /// Few rows, operands of 16 bits: K split as for `Slim`.
+    HalfSlim {
+        /// The kernel.
+        config: half_slim::Config,
         /// Slices of K; the blocks of a cluster.
         split: u32,
         /// Stages of the pipeline.
@@ -108,7 +163,7 @@ impl MatrixMap {
 }
 
 /// A launch as plain numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Launch {
     /// Blocks along x and y.
     pub grid: [u32; 2],
@@ -118,11 +173,11 @@ pub struct Launch {
     pub cluster: u32,
     /// Bytes of dynamic shared memory.
     pub shared_bytes: u32,
-    /// Rows of A that one tensor load brings.
+    /// Rows of A that one tensor load brings; where it is M-major, lines along K.
     pub tile_a: u32,
-    /// Rows of B that one tensor load brings.
+    /// Rows of B that one tensor load brings; where it is N-major, lines along K.
     pub tile_b: u32,
-    /// Rows of A whose scales one tensor load brings.
+    /// Rows of A whose scales one tensor load brings, where it has scales.
     pub scale_rows: u32,
     /// The kernel's `tuning` arguments.
     pub tuning: [u32; 3],
@@ -137,6 +192,16 @@ impl Launch {
     /// The map of B, of bytes with 128-byte swizzle.
     pub fn map_b(&self, shape: Shape, pitch: u64) -> MatrixMap {
         MatrixMap::new([shape.k, shape.n], pitch, [BLOCK_K, self.tile_b])
+    }
+
+    /// The map of an operand of 16 bits with 128-byte swizzle: `rows` of M or N, which one load brings `lines` of 128
+    /// bytes of, by `k`.
+    pub fn map_half(&self, major: Major, [rows, k]: [u32; 2], pitch: u64, lines: u32) -> MatrixMap {
+        let dims = match major {
+            Major::K => [k, rows],
+            Major::MN => [rows, k],
+        };
+        MatrixMap::new(dims, pitch, [half::BLOCK_K, lines])
     }
 
     /// The map of A's scales, of FP32 without swizzle; none where threads copy them.
@@ -158,10 +223,10 @@ impl Launch {
         }
     }
 
-    /// The map of a plain D, of BF16 with 128-byte swizzle.
-    pub fn map_d(&self, shape: Shape, pitch: u64) -> MatrixMap {
-        let [rows, columns] = Panels::MAP_TILE;
-        MatrixMap::new([shape.n, shape.m], pitch, [columns, rows])
+    /// The map of a plain D, of elements of `size` bytes with 128-byte swizzle.
+    pub fn map_d(&self, shape: Shape, pitch: u64, size: u32) -> MatrixMap {
+        let [rows, halves] = Panels::MAP_TILE;
+        MatrixMap::new([shape.n, shape.m], pitch, [halves * 2 / size, rows])
     }
 }
 
@@ -194,6 +259,30 @@ const SLIM: &[(u32, u32)] = &[
     (128, 128),
 ];
 
+/// Tiles of the many-row kernels of 16-bit operands in every layout, and those of K-major operands alone.
+const HALF_WIDE: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 6)];
+const HALF_WIDE_NT: &[(u32, u32, u32)] =
+    &[(128, 256, 3), (128, 192, 4), (128, 176, 4), (128, 144, 5), (64, 128, 8)];
+/// Tiles of the few-row kernels where A is K-major, and those where B is too.
+const HALF_SLIM: &[(u32, u32)] = &[(8, 64), (64, 64)];
+const HALF_SLIM_NT: &[(u32, u32)] = &[(32, 64), (128, 64), (128, 128)];
+
+/// The kernels of 16-bit operands.
+fn half_kernels() -> impl Iterator<Item = Config> {
+    Operands::all().flat_map(|operands| {
+        let k_major = operands.layout() == "nt";
+        let wide = HALF_WIDE.iter().chain(if k_major { HALF_WIDE_NT } else { &[] });
+        let slim = if operands.a == Major::K { HALF_SLIM } else { &[] };
+        let slim = slim.iter().chain(if k_major { HALF_SLIM_NT } else { &[] });
+        let wide = wide.map(move |&(block_m, block_n, stages)| {
+            Config::HalfWide(half_wide::Config { operands, block_m, block_n, stages })
+        });
+        wide.chain(slim.map(move |&(block_m, block_n)| {
+            Config::HalfSlim(half_slim::Config { operands, block_m, block_n })
+        }))
+    })
+}
+
 /// Those of which rows are grouped.
 const GROUPED: &[(u32, u32, u32)] =
     &[(256, 128, 3), (128, 128, 5), (128, 192, 4), (64, 64, 12), (64, 128, 8), (64, 256, 4)];
@@ -213,7 +302,7 @@ impl Config {
     /// The kernels of one product.
     pub fn dense() -> impl Iterator<Item = Config> {
         let slim = SLIM.iter().map(|&(block_m, block_n)| fp8_slim::Config { block_m, block_n });
-        wide(WIDE, Grouping::Dense).chain(slim.map(Config::Slim))
+        wide(WIDE, Grouping::Dense).chain(slim.map(Config::Slim)).chain(half_kernels())
     }
 
     /// The kernels whose rows are grouped.
@@ -221,11 +310,22 @@ impl Config {
         wide(GROUPED, Grouping::Rows)
     }
 
+    /// What the kernel multiplies.
+    pub fn family(&self) -> Family {
+        match self {
+            Config::Wide(_) | Config::Slim(_) => Family::Fp8,
+            Config::HalfWide(config) => Family::Half(config.operands),
+            Config::HalfSlim(config) => Family::Half(config.operands),
+        }
+    }
+
     /// The kernel's name, which is also the entry's.
     pub fn name(&self) -> String {
         match self {
             Config::Wide(config) => config.name(),
             Config::Slim(config) => config.name(),
+            Config::HalfWide(config) => config.name(),
+            Config::HalfSlim(config) => config.name(),
         }
     }
 
@@ -234,6 +334,8 @@ impl Config {
         match self {
             Config::Wide(config) => config.build(),
             Config::Slim(config) => config.build(),
+            Config::HalfWide(config) => config.build(),
+            Config::HalfSlim(config) => config.build(),
         }
     }
 }
@@ -244,44 +346,61 @@ impl Choice {
         match *self {
             Choice::Wide { config, .. } => Config::Wide(config),
             Choice::Slim { config, .. } => Config::Slim(config),
+            Choice::HalfWide { config, .. } => Config::HalfWide(config),
+            Choice::HalfSlim { config, .. } => Config::HalfSlim(config),
         }
+    }
+
+    /// Whether the kernel has the copy engine store FP32 where it can address D, and add it to D where that is C.
+    pub fn stores_f32_panels(&self) -> bool {
+        matches!(self, Choice::HalfWide { .. })
     }
 
     /// The launch for a shape, on a device that runs up to `concurrent` clusters of this choice at a time.
     pub fn launch(&self, shape: Shape, concurrent: u32) -> Launch {
+        let family = self.config().family();
         match *self {
-            Choice::Wide { config, cluster_m, cluster_n } => {
-                let (tile_m, tile_n) = (config.block_m * cluster_m, config.block_n * cluster_n);
-                let (m_tiles, n_tiles) = (shape.m.div_ceil(tile_m), shape.n.div_ceil(tile_n));
-                let cluster = cluster_m * cluster_n;
-                let clusters = concurrent.min(m_tiles * n_tiles).max(1);
-                let band = if u64::from(shape.m) * u64::from(shape.k) <= RESIDENT_A {
-                    m_tiles
-                } else {
-                    best_band(m_tiles, n_tiles, clusters, tile_m, tile_n)
-                };
+            Choice::Wide { config, cluster_m, cluster_n } => Launch {
+                threads: config.threads(),
+                shared_bytes: config.shared_bytes(),
+                tile_a: config.box_rows(cluster_n),
+                tile_b: config.block_n / cluster_m,
+                scale_rows: config.block_m,
+                ..persistent(
+                    family,
+                    shape,
+                    [config.block_m, config.block_n],
+                    [cluster_m, cluster_n],
+                    concurrent,
+                )
+            },
+            Choice::HalfWide { config, cluster_m, cluster_n } => {
+                let (tile, cluster) = ([config.block_m, config.block_n], [cluster_m, cluster_n]);
+                let [tile_a, tile_b] = config.loaded_lines(cluster);
                 Launch {
-                    grid: [clusters * cluster, 1],
                     threads: config.threads(),
-                    cluster,
                     shared_bytes: config.shared_bytes(),
-                    tile_a: config.box_rows(cluster_n),
-                    tile_b: config.block_n / cluster_m,
-                    scale_rows: config.block_m,
-                    tuning: [cluster_m, cluster_n, band],
+                    tile_a,
+                    tile_b,
+                    ..persistent(family, shape, tile, cluster, concurrent)
                 }
             }
-            Choice::Slim { config, split, stages } => {
-                let m_tiles = shape.m.div_ceil(config.block_m);
+            Choice::Slim { config, split, stages } => Launch {
+                threads: config.threads(),
+                shared_bytes: config.shared_bytes(stages),
+                tile_a: config.block_m,
+                tile_b: config.block_n,
+                scale_rows: config.block_m,
+                ..covering(shape, [config.block_m, config.block_n], split, stages)
+            },
+            Choice::HalfSlim { config, split, stages } => {
+                let [tile_a, tile_b] = config.loaded_lines();
                 Launch {
-                    grid: [shape.n.div_ceil(config.block_n) * split, m_tiles],
                     threads: config.threads(),
-                    cluster: split,
                     shared_bytes: config.shared_bytes(stages),
-                    tile_a: config.block_m,
-                    tile_b: config.block_n,
-                    scale_rows: config.block_m,
-                    tuning: [stages, u32::from(m_tiles == 1), 0],
+                    tile_a,
+                    tile_b,
+                    ..covering(shape, [config.block_m, config.block_n], split, stages)
                 }
             }
         }
@@ -316,6 +435,43 @@ impl Choice {
     }
 }
 
+/// The grid of a persistent kernel, for tiles and clusters of these dimensions and up to `concurrent` clusters at a
+/// time. What the kernel itself decides is left open.
+fn persistent(
+    family: Family,
+    shape: Shape,
+    [block_m, block_n]: [u32; 2],
+    [cluster_m, cluster_n]: [u32; 2],
+    concurrent: u32,
+) -> Launch {
+    let (tile_m, tile_n) = (block_m * cluster_m, block_n * cluster_n);
+    let (m_tiles, n_tiles) = (shape.m.div_ceil(tile_m), shape.n.div_ceil(tile_n));
+    let (cluster, clusters) = (cluster_m * cluster_n, concurrent.min(m_tiles * n_tiles).max(1));
+    let bytes_of_a = u64::from(shape.m) * u64::from(shape.k) * u64::from(family.element_bytes());
+    let band = if bytes_of_a <= RESIDENT_A {
+        m_tiles
+    } else {
+        best_band(m_tiles, n_tiles, clusters, tile_m, tile_n)
+    };
+    Launch {
+        grid: [clusters * cluster, 1],
+        cluster,
+        tuning: [cluster_m, cluster_n, band],
+        ..Launch::default()
+    }
+}
+
+/// The grid of a kernel that takes one tile and one slice of K for each block.
+fn covering(shape: Shape, [block_m, block_n]: [u32; 2], split: u32, stages: u32) -> Launch {
+    let m_tiles = shape.m.div_ceil(block_m);
+    Launch {
+        grid: [shape.n.div_ceil(block_n) * split, m_tiles],
+        cluster: split,
+        tuning: [stages, u32::from(m_tiles == 1), 0],
+        ..Launch::default()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -325,7 +481,7 @@ mod tests {
     fn the_set_is_small_and_its_names_are_unique() {
         let names: HashSet<String> = Config::all().map(|config| config.name()).collect();
         assert_eq!(names.len(), Config::all().count());
-        assert!(names.len() < 40, "{}", names.len());
+        assert!(names.len() <= 80, "{}", names.len());
     }
 
     #[test]
@@ -335,6 +491,8 @@ mod tests {
                 Config::Wide(config) if config.is_grouped() => config.shared_bytes() + table_bytes(128),
                 Config::Wide(config) => config.shared_bytes(),
                 Config::Slim(config) => config.shared_bytes(2),
+                Config::HalfWide(config) => config.shared_bytes(),
+                Config::HalfSlim(config) => config.shared_bytes(2),
             };
             assert!(bytes <= 232_448, "{} needs {bytes} bytes", config.name());
         }

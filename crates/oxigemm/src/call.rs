@@ -4,7 +4,8 @@ use std::ffi::c_void;
 
 use oxigemm_kernels::epilogue::OutputFlags;
 use oxigemm_kernels::grouping::{GroupArgs, GroupLayout};
-use oxigemm_kernels::launch::{GroupedShape, MatrixMap};
+use oxigemm_kernels::half::Half;
+use oxigemm_kernels::launch::{Family, GroupedShape, Launch, MatrixMap};
 use oxigemm_kernels::params::{Args, GroupedArgs, SFB_BULK, ScaleLayout, sfb_bulk};
 
 use crate::check::{Accumulate, Groups, Problem};
@@ -25,16 +26,19 @@ pub(crate) struct PlanKey {
 impl PlanKey {
     /// The plan, on a device with these limits.
     pub fn plan(&self, limits: &Limits) -> Result<Plan> {
-        let Problem { m, n, k, .. } = self.problem;
+        let Problem { family, m, n, k, .. } = self.problem;
         let refuse = |choice: Choice, groups: String| Error::Choice {
             name: plan::name(&choice),
             shape: format!("{groups}m={m} n={n} k={k} on {} multiprocessors", limits.sms),
         };
         match (self.choice, self.grouped_shape()) {
+            (Some(choice), _) if choice.config().family() != family => {
+                Err(Error::ChoiceFamily { name: plan::name(&choice), expected: plan::family_name(family) })
+            }
             (Some(choice), None) => {
                 Plan::of(choice, Shape { m, n, k }, limits).ok_or_else(|| refuse(choice, String::new()))
             }
-            (None, None) => Ok(Plan::best(Shape { m, n, k }, limits)),
+            (None, None) => Ok(Plan::best_of(family, Shape { m, n, k }, limits)),
             (Some(choice), Some(shape)) => Plan::of_grouped(choice, &shape, limits)
                 .ok_or_else(|| refuse(choice, format!("{} groups of ", shape.groups))),
             (None, Some(shape)) => Plan::best_grouped(&shape, limits).ok_or_else(|| Error::Overflow {
@@ -70,23 +74,95 @@ pub(crate) struct Addresses {
 /// An operand that the copy engine moves, and so has a tensor map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mapped {
-    /// A, of bytes with 128-byte swizzle.
     A,
-    /// B, like A.
     B,
-    /// The scales of A, of FP32 without swizzle.
     ScalesOfA,
-    /// D, of BF16 with 128-byte swizzle.
     D,
+}
+
+/// The type of the elements that the copy engine moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MapElement {
+    Byte,
+    Bf16,
+    F16,
+    F32,
+}
+
+impl MapElement {
+    fn of(dtype: DType) -> MapElement {
+        match dtype {
+            DType::E4m3 | DType::E5m2 => MapElement::Byte,
+            DType::Bf16 => MapElement::Bf16,
+            DType::F16 => MapElement::F16,
+            // Of 32 bits as well; no operand that is copied as a matrix has it.
+            DType::F32 | DType::I32 => MapElement::F32,
+        }
+    }
+}
+
+/// A tensor map without its address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Map {
+    pub matrix: MatrixMap,
+    pub element: MapElement,
+    /// 128 bytes, or not at all.
+    pub swizzled: bool,
 }
 
 /// The tensor maps of a problem, without their addresses; none where the copy engine never moves the operand.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Maps {
-    pub a: MatrixMap,
-    pub b: MatrixMap,
-    pub sfa: Option<MatrixMap>,
-    pub d: Option<MatrixMap>,
+    pub a: Map,
+    pub b: Map,
+    pub sfa: Option<Map>,
+    pub d: Option<Map>,
+}
+
+impl Maps {
+    fn new(launch: &Launch, shape: Shape, problem: &Problem, output: &Output) -> Maps {
+        let swizzled = |element, matrix| Map { matrix, element, swizzled: true };
+        let (a_pitch, b_pitch) = (problem.a_pitch, problem.b_pitch);
+        let [a, b] = match problem.family {
+            Family::Fp8 => [launch.map_a(shape, a_pitch), launch.map_b(shape, b_pitch)]
+                .map(|map| swizzled(MapElement::Byte, map)),
+            Family::Half(operands) => {
+                let a = launch.map_half(operands.a, [shape.m, shape.k], a_pitch, launch.tile_a);
+                let b = launch.map_half(operands.b, [shape.n, shape.k], b_pitch, launch.tile_b);
+                let element = match operands.element {
+                    Half::Bf16 => MapElement::Bf16,
+                    Half::F16 => MapElement::F16,
+                };
+                [a, b].map(|map| swizzled(element, map))
+            }
+        };
+        let sfa = match problem.family {
+            Family::Fp8 => {
+                let strides = sfa_strides(problem);
+                // An aligned address stands for all aligned ones; the others are copied by threads.
+                launch.map_sfa(shape, ScaleLayout::of(0, strides), strides)
+            }
+            Family::Half(_) => None,
+        };
+        let d = output.plain.then(|| launch.map_d(shape, problem.d_pitch, problem.d_type.size() as u32));
+        Maps {
+            a,
+            b,
+            sfa: sfa.map(|matrix| Map { matrix, element: MapElement::F32, swizzled: false }),
+            d: d.map(|map| swizzled(MapElement::of(problem.d_type), map)),
+        }
+    }
+
+    /// The map of an operand, which must be one that the copy engine moves.
+    pub fn of(&self, operand: Mapped) -> &Map {
+        let map = match operand {
+            Mapped::A => Some(&self.a),
+            Mapped::B => Some(&self.b),
+            Mapped::ScalesOfA => self.sfa.as_ref(),
+            Mapped::D => self.d.as_ref(),
+        };
+        map.expect("the arguments ask for maps that they announced")
+    }
 }
 
 /// The arguments of a planned problem as far as they do not depend on addresses, and how these complete them.
@@ -124,28 +200,26 @@ impl Arguments {
     pub fn new(plan: &Plan, problem: &Problem, groups: Option<&Groups>) -> (Arguments, Maps) {
         let (shape, launch) = (plan.shape, plan.launch);
         let sfa_strides = sfa_strides(problem);
-        let output = Output::new(problem);
-        // An aligned address stands for all aligned ones; the others are copied by threads.
-        let layout = ScaleLayout::of(0, sfa_strides);
-        let mut maps = Maps {
-            a: launch.map_a(shape, problem.a_pitch),
-            b: launch.map_b(shape, problem.b_pitch),
-            sfa: launch.map_sfa(shape, layout, sfa_strides),
-            d: output.plain.then(|| launch.map_d(shape, problem.d_pitch)),
-        };
+        let output = Output::new(problem, plan.choice.stores_f32_panels());
+        let mut maps = Maps::new(&launch, shape, problem, &output);
         let mut scales_alike = [true; 2];
         if let Some(groups) = groups {
             let slabs = groups.slabs();
-            maps.a = maps.a.in_slabs(slabs, groups.a_slab);
-            maps.b = maps.b.in_slabs(groups.count, groups.b_group);
-            maps.sfa = maps.sfa.map(|map| map.in_slabs(slabs, groups.sfa_slab.into()));
+            maps.a.matrix = maps.a.matrix.in_slabs(slabs, groups.a_slab);
+            maps.b.matrix = maps.b.matrix.in_slabs(groups.count, groups.b_group);
+            if let Some(sfa) = &mut maps.sfa {
+                sfa.matrix = sfa.matrix.in_slabs(slabs, groups.sfa_slab.into());
+            }
             // The rows of D are those of all slabs.
             let rows = (slabs - 1) * groups.d_slab + shape.m;
-            maps.d = maps.d.map(|_| launch.map_d(Shape { m: rows, ..shape }, problem.d_pitch));
+            if let Some(d) = &mut maps.d {
+                let size = problem.d_type.size() as u32;
+                d.matrix = launch.map_d(Shape { m: rows, ..shape }, problem.d_pitch, size);
+            }
             scales_alike = [groups.sfa_slab, groups.sfb_group].map(|stride| stride.is_multiple_of(4));
             // The copy engine starts at multiples of 16 bytes: along M, at every fourth row.
             let any_row = groups.layout != GroupLayout::Counts && !groups.alignment.is_multiple_of(4);
-            scales_alike[0] &= !(any_row && layout == ScaleLayout::MnMajor);
+            scales_alike[0] &= !(any_row && ScaleLayout::of(0, sfa_strides) == ScaleLayout::MnMajor);
             if !scales_alike[0] {
                 maps.sfa = None;
             }
@@ -183,6 +257,7 @@ impl Arguments {
         mut encode: impl FnMut(Mapped, u64) -> Result<[u64; 16]>,
     ) -> Result<KernelArgs> {
         let output_flags = self.output.flags(at);
+        // Operands without scales have strides of 0, which no copy takes.
         let layout = match self.scales_alike[0] {
             true => ScaleLayout::of(at.sfa, self.args.sfa_strides),
             false => ScaleLayout::Copied,
@@ -245,7 +320,8 @@ struct Output {
 }
 
 impl Output {
-    fn new(problem: &Problem) -> Output {
+    /// `f32_panels`: whether the kernel has the copy engine store FP32, and add it to D.
+    fn new(problem: &Problem, f32_panels: bool) -> Output {
         let c_pitch = match problem.c {
             Accumulate::None | Accumulate::InPlace => problem.d_pitch,
             Accumulate::From { pitch } => pitch,
@@ -257,12 +333,16 @@ impl Output {
         if problem.c != Accumulate::None {
             flags |= OutputFlags::ADDEND;
         }
-        Output {
-            flags,
-            size: problem.d_type.size() as u64,
-            pitches: [problem.d_pitch, c_pitch],
-            plain: flags == 0 && problem.n.is_multiple_of(8) && problem.d_pitch.is_multiple_of(8),
-        }
+        let size = problem.d_type.size() as u64;
+        let kind = match (problem.d_type, problem.c) {
+            (DType::F32, Accumulate::None | Accumulate::InPlace) => f32_panels,
+            (DType::F32, Accumulate::From { .. }) => false,
+            (_, c) => c == Accumulate::None,
+        };
+        // What the copy engine takes: rows of whole 16-byte vectors.
+        let vectors = |elements: u64| (elements * size).is_multiple_of(16);
+        let plain = kind && vectors(problem.n.into()) && vectors(problem.d_pitch);
+        Output { flags, size, pitches: [problem.d_pitch, c_pitch], plain }
     }
 
     fn flags(&self, at: &Addresses) -> u32 {
@@ -297,6 +377,7 @@ mod tests {
     use crate::check::ScaleStrides;
 
     const PROBLEM: Problem = Problem {
+        family: Family::Fp8,
         m: 64,
         n: 256,
         k: 512,
@@ -315,7 +396,7 @@ mod tests {
     fn the_copy_engine_stores_what_it_can_address_and_nothing_else() {
         const PLAIN: u32 = OutputFlags::PLAIN;
         const VECTORS: u32 = OutputFlags::VECTORS;
-        let flags = |problem: Problem, d: u64| Output::new(&problem).flags(&Addresses { d, ..AT });
+        let flags = |problem: Problem, d: u64| Output::new(&problem, false).flags(&Addresses { d, ..AT });
         assert_eq!(flags(PROBLEM, 0x6000), PLAIN | VECTORS);
         assert_eq!(flags(PROBLEM, 0x6008), VECTORS, "four elements are still aligned");
         assert_eq!(flags(PROBLEM, 0x6002), 0);
@@ -328,10 +409,27 @@ mod tests {
     }
 
     #[test]
+    fn the_copy_engine_stores_fp32_and_adds_it_to_d_where_the_kernel_can() {
+        const F32: u32 = OutputFlags::F32 | OutputFlags::VECTORS;
+        const PLAIN: u32 = OutputFlags::PLAIN;
+        let wide = Problem { d_type: DType::F32, ..PROBLEM };
+        let flags = |problem: Problem| Output::new(&problem, true).flags(&Addresses { c: AT.d, ..AT });
+        assert_eq!(flags(wide), F32 | PLAIN);
+        assert_eq!(flags(Problem { n: 252, ..wide }), F32 | PLAIN);
+        assert_eq!(flags(Problem { n: 254, ..wide }), F32);
+        let in_place = Problem { c: Accumulate::InPlace, ..wide };
+        assert_eq!(flags(in_place), F32 | PLAIN | OutputFlags::ADDEND);
+        let other = Problem { c: Accumulate::From { pitch: 256 }, ..wide };
+        assert_eq!(flags(other), F32 | OutputFlags::ADDEND, "the copy engine adds to D alone");
+        let narrow = Problem { d_type: DType::Bf16, ..in_place };
+        assert_eq!(flags(narrow), OutputFlags::ADDEND | OutputFlags::VECTORS, "that would round twice");
+    }
+
+    #[test]
     fn vectors_need_both_d_and_c_aligned() {
         let both = OutputFlags::ADDEND | OutputFlags::VECTORS;
         let problem = Problem { c: Accumulate::From { pitch: 256 }, ..PROBLEM };
-        let flags = |problem: Problem, c: u64| Output::new(&problem).flags(&Addresses { c, ..AT });
+        let flags = |problem: Problem, c: u64| Output::new(&problem, false).flags(&Addresses { c, ..AT });
         assert_eq!(flags(problem, 0x5000), both);
         assert_eq!(flags(problem, 0x5002), OutputFlags::ADDEND);
         let odd = Problem { c: Accumulate::From { pitch: 259 }, ..PROBLEM };

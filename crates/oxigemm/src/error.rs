@@ -156,6 +156,14 @@ pub enum Error {
         /// The problem and where.
         shape: String,
     },
+    /// A kernel was asked for that multiplies other operands.
+    #[error("{name} does not multiply these operands: expected a choice for {expected}")]
+    ChoiceFamily {
+        /// The choice, as [`crate::plan::name`] writes it.
+        name: String,
+        /// What the operands are.
+        expected: String,
+    },
     /// A stream that is being captured into a graph, or an event, was asked for what it cannot do.
     #[error("a stream or event cannot do this: {reason}")]
     Stream {
@@ -208,6 +216,7 @@ impl Error {
             | Error::Tma { argument, .. } => Some(argument),
             Error::DeviceName { .. }
             | Error::Choice { .. }
+            | Error::ChoiceFamily { .. }
             | Error::Stream { .. }
             | Error::Kernel { .. }
             | Error::Fault { .. }

@@ -24,6 +24,17 @@ pub enum Addend<'a> {
     From(&'a Tensor),
 }
 
+impl Addend<'_> {
+    /// It as the argument `c`, beside D.
+    pub(crate) fn describe(&self, d: &Tensor) -> Option<Operand> {
+        match self {
+            Addend::None => None,
+            Addend::InPlace => Some(d.describe("c")),
+            Addend::From(c) => Some(c.describe("c")),
+        }
+    }
+}
+
 /// How a GEMM is run. The default is right for most calls.
 #[derive(Clone, Debug, Default)]
 pub struct GemmOptions {
@@ -83,11 +94,7 @@ pub fn fp8_gemm_nt(
         sfa: sfa.describe("sfa"),
         b: b.describe("b"),
         sfb: sfb.describe("sfb"),
-        c: match c {
-            Addend::None => None,
-            Addend::InPlace => Some(d.describe("c")),
-            Addend::From(c) => Some(c.describe("c")),
-        },
+        c: c.describe(d),
         d: d.describe("d"),
     };
     match a.device() {
@@ -195,11 +202,55 @@ impl RawFp8Gemm {
 /// # Ok::<(), oxigemm::Error>(())
 /// ```
 pub unsafe fn fp8_gemm_nt_raw(device: &Device, gemm: &RawFp8Gemm, options: &GemmOptions) -> Result<()> {
-    let arguments = gemm.describe(device.id());
+    // SAFETY: the caller keeps the operands as described.
+    unsafe { run_raw(device, &gemm.describe(device.id()), options) }
+}
+
+/// The arguments of some GEMM, not yet checked.
+pub(crate) trait GemmArguments {
+    /// Checks every rule of the call.
+    fn check(&self) -> Result<Checked>;
+    /// Where the operands are.
+    fn addresses(&self) -> Addresses;
+    /// What is added, and the result.
+    fn output(&self) -> (Option<&Operand>, &Operand);
+}
+
+impl GemmArguments for Fp8GemmNt {
+    fn check(&self) -> Result<Checked> {
+        Fp8GemmNt::check(self)
+    }
+
+    fn addresses(&self) -> Addresses {
+        Addresses {
+            a: self.a.address,
+            sfa: self.sfa.address,
+            b: self.b.address,
+            sfb: self.sfb.address,
+            c: self.c.map_or(0, |c| c.address),
+            d: self.d.address,
+            groups: 0,
+        }
+    }
+
+    fn output(&self) -> (Option<&Operand>, &Operand) {
+        (self.c.as_ref(), &self.d)
+    }
+}
+
+/// Runs a GEMM on memory that the caller owns.
+///
+/// # Safety
+/// As for [`fp8_gemm_nt_raw`].
+pub(crate) unsafe fn run_raw(
+    device: &Device,
+    arguments: &impl GemmArguments,
+    options: &GemmOptions,
+) -> Result<()> {
     match device {
         // SAFETY: the caller keeps the operands as described.
-        Device::Cuda(cuda) => unsafe { run(cuda, &arguments, options) },
-        Device::Sim(sim) => simulate(sim, &arguments, options),
+        Device::Cuda(cuda) => unsafe { run(cuda, arguments, options) },
+        Device::Sim(sim) => simulate(sim, arguments, options),
         Device::Cpu => Err(Error::Device {
             argument: "device",
             expected: "a GPU or the simulator".to_owned(),
@@ -212,7 +263,7 @@ pub unsafe fn fp8_gemm_nt_raw(device: &Device, gemm: &RawFp8Gemm, options: &Gemm
 ///
 /// # Safety
 /// As for [`fp8_gemm_nt_raw`].
-unsafe fn run(cuda: &Cuda, arguments: &Fp8GemmNt, options: &GemmOptions) -> Result<()> {
+pub(crate) unsafe fn run(cuda: &Cuda, arguments: &impl GemmArguments, options: &GemmOptions) -> Result<()> {
     let stream = cuda_stream(cuda, options)?;
     let problem = match arguments.check()? {
         Checked::Launch(problem) => problem,
@@ -221,20 +272,21 @@ unsafe fn run(cuda: &Cuda, arguments: &Fp8GemmNt, options: &GemmOptions) -> Resu
     };
     let prepared = cuda.prepared(&key(cuda.limits(), problem, None, options))?;
     // SAFETY: the check has compared the operands with the problem; the caller keeps them.
-    unsafe { prepared.launch(&addresses(arguments), stream, options.programmatic) }
+    unsafe { prepared.launch(&arguments.addresses(), stream, options.programmatic) }
 }
 
 /// Checks, plans, and does it or has it captured.
-fn simulate(sim: &Sim, arguments: &Fp8GemmNt, options: &GemmOptions) -> Result<()> {
+pub(crate) fn simulate(sim: &Sim, arguments: &impl GemmArguments, options: &GemmOptions) -> Result<()> {
     let stream = sim_stream(sim, options)?;
     let work = match arguments.check()? {
         Checked::Launch(problem) => {
             let key = key(sim.limits(), problem, None, options);
-            sim.plan(&key, &addresses(arguments), options.programmatic)?
+            sim.plan(&key, &arguments.addresses(), options.programmatic)?
         }
         Checked::Trivial(trivial) => {
-            let (d, width, rows) = output_rows(arguments);
-            match (trivial, &arguments.c) {
+            let (c, d) = arguments.output();
+            let (d, width, rows) = output_rows(d);
+            match (trivial, c) {
                 (Trivial::Zero, _) => Work::ClearRows { at: d, width, rows },
                 (Trivial::CopyC, Some(c)) => Work::CopyRows { to: d, from: place(c), width, rows },
                 _ => return Ok(()),
@@ -281,26 +333,13 @@ pub(crate) fn key(
     PlanKey { problem, groups, choice: options.choice, sms }
 }
 
-fn addresses(arguments: &Fp8GemmNt) -> Addresses {
-    Addresses {
-        a: arguments.a.address,
-        sfa: arguments.sfa.address,
-        b: arguments.b.address,
-        sfb: arguments.sfb.address,
-        c: arguments.c.map_or(0, |c| c.address),
-        d: arguments.d.address,
-        groups: 0,
-    }
-}
-
 /// The address of a matrix and the bytes from one of its rows to the next, both bounded by the check.
 fn place(operand: &Operand) -> [u64; 2] {
     [operand.address, operand.strides[0].unsigned_abs() * operand.dtype.size() as u64]
 }
 
 /// Where D is, the bytes of its rows, and how many there are.
-fn output_rows(arguments: &Fp8GemmNt) -> ([u64; 2], usize, usize) {
-    let d = &arguments.d;
+fn output_rows(d: &Operand) -> ([u64; 2], usize, usize) {
     (place(d), d.dims[1] as usize * d.dtype.size(), d.dims[0] as usize)
 }
 
@@ -308,11 +347,12 @@ fn output_rows(arguments: &Fp8GemmNt) -> ([u64; 2], usize, usize) {
 /// As for [`fp8_gemm_nt_raw`].
 unsafe fn multiply_nothing(
     trivial: Trivial,
-    arguments: &Fp8GemmNt,
+    arguments: &impl GemmArguments,
     stream: &oxigemm_cuda::Stream,
 ) -> Result<()> {
-    let (d, width, rows) = output_rows(arguments);
-    match (trivial, &arguments.c) {
+    let (c, d) = arguments.output();
+    let (d, width, rows) = output_rows(d);
+    match (trivial, c) {
         // SAFETY: the check has compared D with its description; the caller keeps it.
         (Trivial::Zero, _) => unsafe { stream.fill_rows_async(d, width, rows, 0)? },
         // SAFETY: as above for both, which the check found apart.

@@ -49,6 +49,7 @@ mod dtype;
 mod error;
 mod gemm;
 mod grouped;
+mod half_gemm;
 mod layout;
 pub mod metrics;
 pub mod plan;
@@ -61,6 +62,7 @@ mod storage;
 mod stream;
 mod tensor;
 
+pub use check::GemmLayout;
 pub use device::{Device, DeviceId};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
@@ -71,6 +73,10 @@ pub use grouped::{
     m_grouped_fp8_gemm_nt_masked, m_grouped_fp8_gemm_nt_raw,
 };
 pub use half::{bf16, f16};
+pub use half_gemm::{
+    RawHalfGemm, bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn, bf16_gemm_tt, fp16_gemm_nn, fp16_gemm_nt,
+    fp16_gemm_tn, fp16_gemm_tt, half_gemm, half_gemm_raw,
+};
 pub use layout::MAX_RANK;
 pub use runtime::{ARCH, Cuda, Loaded, Stats};
 pub use simulated::Sim;

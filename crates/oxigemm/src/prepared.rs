@@ -3,9 +3,8 @@
 use std::sync::{Mutex, PoisonError};
 
 use oxigemm_cuda::{Element, Function, L2Promotion, LaunchConfig, Stream, Swizzle, TensorMap, TiledTensor};
-use oxigemm_kernels::launch::MatrixMap;
 
-use crate::call::{Addresses, Arguments, Mapped};
+use crate::call::{Addresses, Arguments, Map, MapElement, Mapped, Maps};
 use crate::check::{Groups, Problem};
 use crate::error::Result;
 use crate::plan::Plan;
@@ -29,6 +28,15 @@ struct RememberedMaps {
 }
 
 impl RememberedMaps {
+    fn new(maps: &Maps) -> RememberedMaps {
+        RememberedMaps {
+            a: Remembered::new(tiled(&maps.a, L2Promotion::B256)),
+            b: Remembered::new(tiled(&maps.b, L2Promotion::B256)),
+            sfa: maps.sfa.map(|map| Remembered::new(tiled(&map, L2Promotion::B128))),
+            d: maps.d.map(|map| Remembered::new(tiled(&map, L2Promotion::None))),
+        }
+    }
+
     /// The map of an operand, which must be one that the copy engine moves.
     fn at(&mut self, operand: Mapped, address: u64) -> Result<[u64; 16]> {
         let remembered = match operand {
@@ -44,12 +52,7 @@ impl RememberedMaps {
 impl Prepared {
     pub fn new(plan: &Plan, function: Function, problem: &Problem, groups: Option<&Groups>) -> Prepared {
         let (arguments, maps) = Arguments::new(plan, problem, groups);
-        let maps = RememberedMaps {
-            a: Remembered::new(bytes(maps.a)),
-            b: Remembered::new(bytes(maps.b)),
-            sfa: maps.sfa.map(|map| Remembered::new(scales(map))),
-            d: maps.d.map(|map| Remembered::new(result(map))),
-        };
+        let maps = RememberedMaps::new(&maps);
         let launch = plan.launch;
         let config = LaunchConfig {
             grid: [launch.grid[0], launch.grid[1], 1],
@@ -80,31 +83,23 @@ impl Prepared {
     }
 }
 
-/// A matrix of FP8.
-fn bytes(map: MatrixMap) -> TiledTensor {
-    tiled(map, Element::U8, Swizzle::B128, L2Promotion::B256)
-}
-
-/// A matrix of FP32 scales.
-fn scales(map: MatrixMap) -> TiledTensor {
-    tiled(map, Element::F32, Swizzle::None, L2Promotion::B128)
-}
-
-/// A matrix of BF16 results.
-fn result(map: MatrixMap) -> TiledTensor {
-    tiled(map, Element::Bf16, Swizzle::B128, L2Promotion::None)
-}
-
-fn tiled(map: MatrixMap, element: Element, swizzle: Swizzle, promotion: L2Promotion) -> TiledTensor {
-    let (slabs, slab_pitch) = map.slabs.unwrap_or((1, 0));
+fn tiled(map: &Map, promotion: L2Promotion) -> TiledTensor {
+    let element = match map.element {
+        MapElement::Byte => Element::U8,
+        MapElement::Bf16 => Element::Bf16,
+        MapElement::F16 => Element::F16,
+        MapElement::F32 => Element::F32,
+    };
+    let matrix = map.matrix;
+    let (slabs, slab_pitch) = matrix.slabs.unwrap_or((1, 0));
     TiledTensor {
         element,
-        rank: if map.slabs.is_some() { 3 } else { 2 },
+        rank: if matrix.slabs.is_some() { 3 } else { 2 },
         address: 0,
-        dims: [map.dims[0].into(), map.dims[1].into(), slabs.into(), 1, 1],
-        strides: [map.pitch * element.bytes(), slab_pitch * element.bytes(), 0, 0],
-        tile: [map.tile[0], map.tile[1], 1, 1, 1],
-        swizzle,
+        dims: [matrix.dims[0].into(), matrix.dims[1].into(), slabs.into(), 1, 1],
+        strides: [matrix.pitch * element.bytes(), slab_pitch * element.bytes(), 0, 0],
+        tile: [matrix.tile[0], matrix.tile[1], 1, 1, 1],
+        swizzle: if map.swizzled { Swizzle::B128 } else { Swizzle::None },
         promotion,
     }
 }
@@ -136,7 +131,12 @@ impl Remembered {
 mod tests {
     use super::*;
     use crate::plan::{GroupedShape, Limits};
+    use oxigemm_kernels::launch::MatrixMap;
     use oxigemm_kernels::params::ScaleLayout;
+
+    fn tensor(element: MapElement, swizzled: bool, matrix: MatrixMap) -> TiledTensor {
+        tiled(&Map { matrix, element, swizzled }, L2Promotion::None)
+    }
 
     #[test]
     fn maps_of_groups_are_ones_that_the_driver_takes() {
@@ -146,6 +146,9 @@ mod tests {
             let (launch, slab) = (plan.launch, shape.slab());
             let a = launch.map_a(slab, 7168).in_slabs(slabs, 7168 * u64::from(rows));
             let b = launch.map_b(slab, 7168).in_slabs(32, 7168 * 6144);
+            let bytes = |matrix| tensor(MapElement::Byte, true, matrix);
+            let result = |matrix| tensor(MapElement::Bf16, true, matrix);
+            let scales = |matrix| tensor(MapElement::F32, false, matrix);
             let tensor = bytes(a);
             assert_eq!((tensor.rank, tensor.dims[..3].to_vec()), (3, vec![7168, rows.into(), slabs.into()]));
             assert_eq!(tensor.strides[..2], [7168, 7168 * u64::from(rows)]);
@@ -156,7 +159,7 @@ mod tests {
                 let map = launch.map_sfa(slab, layout, strides).expect("the copy engine reads it");
                 scales(map.in_slabs(slabs, u64::from(pitch) * 56))
             });
-            for tensor in [tensor, bytes(b), result(launch.map_d(slab, 6144))].into_iter().chain(sfa) {
+            for tensor in [tensor, bytes(b), result(launch.map_d(slab, 6144, 2))].into_iter().chain(sfa) {
                 let at = TiledTensor { address: 0x1000, ..tensor };
                 assert!(at.check().is_ok(), "{:?}", at.check());
             }

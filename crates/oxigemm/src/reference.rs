@@ -4,8 +4,10 @@
 //! `f64` it is exact, in any order. The result depends on rounding only where scaled sums are added, 2⁻⁵³ each.
 
 mod grouped;
+mod half;
 
 pub use grouped::m_grouped_fp8_gemm_nt_tensors;
+pub use half::{gemm_nt, gemm_nt_rows, half_gemm_tensors};
 use rayon::prelude::*;
 
 use crate::cast::Quantized;

@@ -277,7 +277,7 @@ impl Slot {
     /// second block.
     fn resident(&self, function: &Function, plan: &Plan) -> Result<u32> {
         let cluster = plan.launch.cluster;
-        if matches!(plan.choice, Choice::Slim { .. }) {
+        if matches!(plan.choice, Choice::Slim { .. } | Choice::HalfSlim { .. }) {
             return Ok(1);
         }
         let mut state = self.lock();

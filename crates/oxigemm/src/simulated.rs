@@ -19,7 +19,7 @@ use oxigemm_kernels::params::{Args, GroupedArgs};
 use oxigemm_sim::{Element, Launch, Machine, Module, Options, Param, Report, Swizzle, TensorMapSpec};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use crate::call::{Addresses, Arguments, KernelArgs, Mapped, Maps, PlanKey};
+use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, PlanKey};
 use crate::error::{Error, Result};
 use crate::plan::{Limits, Plan};
 
@@ -141,7 +141,7 @@ impl Sim {
         let fault = |fault| Error::Fault { kernel: name.clone(), fault: Box::new(fault) };
         let (arguments, maps) = Arguments::new(&plan, &key.problem, key.groups.as_ref());
         let args = arguments.at(at, |operand, address| {
-            map_spec(&maps, operand, address).encode().map(words).map_err(fault)
+            map_spec(maps.of(operand), address).encode().map(words).map_err(fault)
         })?;
         Ok(Work::Kernel { module, launch: launch(&plan, &name, &args), programmatic })
     }
@@ -285,14 +285,14 @@ fn host_access(fault: oxigemm_sim::Fault) -> Error {
     Error::Fault { kernel: "none: an access of the host".to_owned(), fault: Box::new(fault) }
 }
 
-fn map_spec(maps: &Maps, operand: Mapped, address: u64) -> TensorMapSpec {
-    let (map, element, swizzle) = match operand {
-        Mapped::A => (Some(maps.a), Element::U8, Swizzle::B128),
-        Mapped::B => (Some(maps.b), Element::U8, Swizzle::B128),
-        Mapped::ScalesOfA => (maps.sfa, Element::F32, Swizzle::None),
-        Mapped::D => (maps.d, Element::Bf16, Swizzle::B128),
+fn map_spec(map: &Map, address: u64) -> TensorMapSpec {
+    let element = match map.element {
+        MapElement::Byte => Element::U8,
+        MapElement::Bf16 => Element::Bf16,
+        MapElement::F16 => Element::F16,
+        MapElement::F32 => Element::F32,
     };
-    let MatrixMap { dims, pitch, tile, slabs } = map.expect("the arguments ask for maps that they announced");
+    let MatrixMap { dims, pitch, tile, slabs } = map.matrix;
     let third = slabs.into_iter();
     TensorMapSpec {
         address,
@@ -303,7 +303,7 @@ fn map_spec(maps: &Maps, operand: Mapped, address: u64) -> TensorMapSpec {
             .map(|pitch| pitch * element.bytes())
             .collect(),
         box_dims: tile.into_iter().chain(third.map(|_| 1)).collect(),
-        swizzle,
+        swizzle: if map.swizzled { Swizzle::B128 } else { Swizzle::None },
     }
 }
 

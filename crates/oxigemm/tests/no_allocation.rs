@@ -4,8 +4,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::hint::black_box;
 
-use oxigemm::check::{Fp8GemmNt, GroupedFp8GemmNt, GroupsArgument};
-use oxigemm::{DType, Device, Tensor};
+use oxigemm::check::{Fp8GemmNt, GroupedFp8GemmNt, GroupsArgument, HalfGemm};
+use oxigemm::{DType, Device, GemmLayout, Tensor};
 use oxigemm_kernels::grouping::GroupLayout;
 
 struct Counting;
@@ -59,6 +59,19 @@ fn checks_and_views_allocate_nothing() {
         black_box(arguments.check().unwrap());
     });
     assert_eq!(count, 0);
+    for (layout, a_dims, b_dims) in [
+        (GemmLayout::Nn, [64, 512], [512, 256]),
+        (GemmLayout::Tt, [512, 64], [256, 512]),
+        // Of one column, only M-major can be addressed.
+        (GemmLayout::Nt, [64, 1], [256, 1]),
+    ] {
+        let (a, b) = (new(DType::Bf16, &a_dims), new(DType::Bf16, &b_dims));
+        let count = allocations(|| {
+            let (a, b, c, d) = (a.describe("a"), b.describe("b"), Some(c.describe("c")), d.describe("d"));
+            black_box(HalfGemm { layout, a, b, c, d }.check().unwrap());
+        });
+        assert_eq!(count, 0, "{layout}");
+    }
     let (groups, ids) = (new(DType::E4m3, &[3, 256, 512]), new(DType::I32, &[64]));
     let sfgroups = new(DType::F32, &[3, 2, 4]);
     let count = allocations(|| {

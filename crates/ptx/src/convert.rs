@@ -80,6 +80,33 @@ impl<'k> crate::Val<'k, Bf16x2> {
     }
 }
 
+impl<'k> crate::Val<'k, F16> {
+    /// Widens, exactly.
+    #[track_caller]
+    pub fn to_f32(self) -> F32<'k> {
+        let out = self.k.fresh::<f32>();
+        self.k.op(format_args!("cvt.f32.f16 {}, {};", out.operand(), self.in_register().operand()));
+        out
+    }
+}
+
+impl<'k> crate::Val<'k, F16x2> {
+    /// Widens both, exactly.
+    #[track_caller]
+    pub fn to_f32(self) -> [F32<'k>; 2] {
+        self.halves().map(|half| half.to_f32())
+    }
+
+    /// The two numbers, low half first.
+    #[track_caller]
+    pub fn halves(self) -> [crate::Val<'k, F16>; 2] {
+        let out = [(); 2].map(|()| self.k.fresh::<F16>());
+        let [low, high] = out.map(|half| half.operand());
+        self.k.op(format_args!("mov.b32 {{{low}, {high}}}, {};", self.in_register().operand()));
+        out
+    }
+}
+
 impl<'k> crate::Val<'k, Bf16x2> {
     /// The two numbers, low half first.
     #[track_caller]

@@ -72,6 +72,14 @@ impl<'k> Descriptor<'k> {
         Self::new(tile, swizzle, 16, 8 * swizzle.bytes())
     }
 
+    /// A tile with M or N contiguous, in panels: each is as wide as the swizzle's pattern, with one line of it for
+    /// every element of K, and the next panel begins `panel` bytes after it.
+    #[track_caller]
+    pub fn mn_major(tile: Shared<'k>, swizzle: Swizzle, panel: u32) -> Self {
+        // Eight lines, and so eight of K, make one pattern; the next eight follow it.
+        Self::new(tile, swizzle, panel, 8 * swizzle.bytes())
+    }
+
     /// A tile by its byte offsets: `leading` and `stride` as the manual defines them for the layout at hand.
     #[track_caller]
     pub fn new(tile: Shared<'k>, swizzle: Swizzle, leading: u32, stride: u32) -> Self {

@@ -6,8 +6,8 @@ mod sweep;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use oxigemm::plan::{Plan, Shape};
-use oxigemm::{Cuda, Device, GemmOptions};
+use oxigemm::plan::{Family, Plan, Shape};
+use oxigemm::{Cuda, Device, GemmLayout, GemmOptions};
 use serde::Serialize;
 use serde_json::json;
 
@@ -18,7 +18,7 @@ use crate::plot::{Bar, Chart, svg};
 use crate::problem::{Host, Operands, Spec};
 use crate::timing::Clock;
 use crate::verdict::{self, Effort, Verdict};
-use crate::{Common, Failure, Outcome};
+use crate::{Common, Failure, Op, Outcome};
 
 /// Arguments of `bench`.
 #[derive(Debug, clap::Args)]
@@ -26,6 +26,9 @@ pub struct Args {
     /// The cases.
     #[arg(long, value_enum, default_value_t)]
     suite: Suite,
+    /// The function, of those that the peer has dense cases of.
+    #[arg(long, value_enum, default_value_t)]
+    op: Op,
     /// Only cases whose name, such as `m4096 n7168 k2048` or `fp8_masked g32 em20 n7168 k3072`, contains this.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
@@ -57,7 +60,7 @@ pub struct Args {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum Suite {
-    /// The FP8 cases of the peer's benchmark, dense and grouped.
+    /// The cases of the peer's benchmark; those of FP8 are dense and grouped.
     #[default]
     Anchor,
 }
@@ -81,7 +84,7 @@ struct Row {
     estimate_us: f64,
     anchor_us: f64,
     anchor_main_kernel_us: f64,
-    cublaslt_per_tensor_us: f64,
+    cublaslt_us: f64,
     ratio: f64,
     tflops: f64,
     gb_per_s: f64,
@@ -95,19 +98,20 @@ struct Row {
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
     if let Some(path) = &args.replay {
-        return sweep::replay(common, path);
+        return sweep::replay(common, path, args.op);
     }
     let device = common.device()?;
     let Device::Cuda(cuda) = &device else {
         return Err("bench needs a GPU: times on the CPU would say nothing".into());
     };
     let Suite::Anchor = args.suite;
-    let anchor = Anchor::dense_fp8();
+    let anchor = Anchor::of(args.op).ok_or_else(|| format!("the peer has no {}", args.op))?;
     let wanted = |case: &&Case| args.filter.as_ref().is_none_or(|text| name(case).contains(text.as_str()));
     let cases: Vec<&Case> = anchor.cases.iter().filter(wanted).collect();
     let wanted =
         |case: &&GroupedCase| args.filter.as_ref().is_none_or(|text| case.name().contains(text.as_str()));
-    let grouped: Vec<&GroupedCase> = GroupedAnchor::fp8().cases.iter().filter(wanted).collect();
+    let grouped = GroupedAnchor::fp8().cases.iter().filter(|_| args.op == Op::Fp8);
+    let grouped: Vec<&GroupedCase> = grouped.filter(wanted).collect();
     if cases.is_empty() && grouped.is_empty() {
         return Err(format!("no case contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
     }
@@ -118,7 +122,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     if args.sweep {
         Ok(sweep::run(cuda, args, &cases, &mut clock)? & grouped::sweep(cuda, args, &grouped, &mut clock)?)
     } else {
-        compare(common, cuda, args, (&cases, &grouped), &mut clock)
+        compare(common, cuda, args, anchor, (&cases, &grouped), &mut clock)
     }
 }
 
@@ -130,8 +134,13 @@ fn shape(case: &Case) -> Shape {
     Shape { m: case.m, n: case.n, k: case.k }
 }
 
-fn prepare(case: &Case, cuda: &Cuda) -> Result<(Host, Operands), Failure> {
-    let host = Host::draw(Spec::new(case.m as usize, case.n as usize, case.k as usize))?;
+fn family(op: Op) -> Family {
+    op.family(GemmLayout::Nt)
+}
+
+fn prepare(op: Op, case: &Case, cuda: &Cuda) -> Result<(Host, Operands), Failure> {
+    let dims = [case.m, case.n, case.k].map(|x| x as usize);
+    let host = Host::draw(Spec::of(op, GemmLayout::Nt, dims))?;
     let operands = host.upload(&Device::Cuda(cuda.clone()))?;
     Ok((host, operands))
 }
@@ -141,6 +150,7 @@ fn compare(
     common: &Common,
     cuda: &Cuda,
     args: &Args,
+    anchor: &Anchor,
     (cases, grouped): (&[&Case], &[&GroupedCase]),
     clock: &mut Clock,
 ) -> Outcome {
@@ -148,13 +158,13 @@ fn compare(
     let mut measured = Vec::new();
     for case in cases {
         bar.set_message(name(case));
-        measured.push(measure(case, cuda, args, clock)?);
+        measured.push(measure(case, cuda, args, anchor, clock)?);
         bar.inc(1);
     }
     for _ in 1..args.passes {
         for (case, (row, operands)) in cases.iter().zip(&mut measured) {
             bar.set_message(name(case));
-            row.improve(case, &time(operands, args, clock)?);
+            row.improve(case, args.op, anchor, &time(operands, args, clock)?);
             bar.inc(1);
         }
     }
@@ -166,19 +176,19 @@ fn compare(
         calibrations.chain(grouped.iter().map(|row| row.calibration_us)).flatten().collect();
     let calibration = geometric_mean(calibrations);
     if let Some(path) = &args.plot {
-        draw(path, cuda, &rows, calibration, &clock.method())?;
+        draw(path, cuda, args.op, anchor, &rows, calibration, &clock.method())?;
     }
     let right = rows.iter().map(|row| &row.verdict).chain(grouped.iter().map(|row| &row.verdict));
     let right = right.into_iter().all(|verdict| verdict.right);
-    let anchor = Anchor::dense_fp8();
     if common.json {
         print_json(&json!({
             "device": cuda.gpu().name(),
+            "op": args.op.to_string(),
             "timed_by": clock.method(),
             "calibration_us": calibration,
             "anchor_calibration_us": anchor.calibration_us(),
             "anchor": { "device": anchor.device, "note": anchor.note },
-            "ceilings": anchor.fp8_ceilings.iter().map(|ceiling| json!({
+            "ceilings": anchor.ceilings.iter().map(|ceiling| json!({
                 "m": ceiling.m, "n": ceiling.n, "k": ceiling.k, "tflops": ceiling.tflops,
             })).collect::<Vec<_>>(),
             "comparable": calibration.is_some_and(|us| anchor.is_comparable(us)),
@@ -193,7 +203,7 @@ fn compare(
             "grouped": grouped,
         }));
     } else {
-        print(cuda, &rows, &grouped, calibration, clock);
+        print(cuda, anchor, &rows, &grouped, calibration, clock);
     }
     Ok(right)
 }
@@ -210,9 +220,15 @@ fn time(operands: &mut Operands, args: &Args, clock: &mut Clock) -> Result<Times
 }
 
 /// The first pass, with its verdict, and the operands for others.
-fn measure(case: &Case, cuda: &Cuda, args: &Args, clock: &mut Clock) -> Result<(Row, Operands), Failure> {
-    let (host, mut operands) = prepare(case, cuda)?;
-    let plan = Plan::best(shape(case), cuda.limits());
+fn measure(
+    case: &Case,
+    cuda: &Cuda,
+    args: &Args,
+    anchor: &Anchor,
+    clock: &mut Clock,
+) -> Result<(Row, Operands), Failure> {
+    let (host, mut operands) = prepare(args.op, case, cuda)?;
+    let plan = Plan::best_of(family(args.op), shape(case), cuda.limits());
     let times = time(&mut operands, args, clock)?;
     let mut row = Row {
         m: case.m,
@@ -223,7 +239,7 @@ fn measure(case: &Case, cuda: &Cuda, args: &Args, clock: &mut Clock) -> Result<(
         estimate_us: plan.estimate.us,
         anchor_us: case.call_us,
         anchor_main_kernel_us: case.main_kernel_us,
-        cublaslt_per_tensor_us: case.cublaslt_per_tensor_us,
+        cublaslt_us: case.cublaslt_us,
         ratio: 0.0,
         tflops: 0.0,
         gb_per_s: 0.0,
@@ -232,20 +248,21 @@ fn measure(case: &Case, cuda: &Cuda, args: &Args, clock: &mut Clock) -> Result<(
         anchor_diff: case.diff,
         verdict: verdict::judge(&host, &operands.result()?, Effort::BENCH)?,
     };
-    row.improve(case, &times);
+    row.improve(case, args.op, anchor, &times);
     Ok((row, operands))
 }
 
 impl Row {
     /// Takes the times of a pass that was faster.
-    fn improve(&mut self, case: &Case, times: &Times) {
+    fn improve(&mut self, case: &Case, op: Op, anchor: &Anchor, times: &Times) {
         if times.us < self.us {
+            let bytes = case.bytes(op);
             self.us = times.us;
             self.calibration_us = times.calibration_us;
             self.ratio = case.call_us / times.us;
             self.tflops = case.flops() / times.us * 1e-6;
-            self.gb_per_s = case.bytes() / times.us * 1e-3;
-            self.roofline = Anchor::dense_fp8().roofline().floor_us(case.flops(), case.bytes()) / times.us;
+            self.gb_per_s = bytes / times.us * 1e-3;
+            self.roofline = anchor.roofline().floor_us(case.flops(), bytes) / times.us;
         }
     }
 }
@@ -260,8 +277,14 @@ fn groups(rows: &[Row]) -> [(&'static str, Option<f64>, Option<f64>); 2] {
     [group("m >= 4096", |m| m >= 4096), group("m <= 128", |m| m <= 128)]
 }
 
-fn print(cuda: &Cuda, rows: &[Row], grouped: &[grouped::Row], calibration: Option<f64>, clock: &Clock) {
-    let anchor = Anchor::dense_fp8();
+fn print(
+    cuda: &Cuda,
+    anchor: &Anchor,
+    rows: &[Row],
+    grouped: &[grouped::Row],
+    calibration: Option<f64>,
+    clock: &Clock,
+) {
     let mut table = Table::new([
         "m", "n", "k", "us", "anchor", "ratio", "TFLOPS", "GB/s", "roofline", "diff", "anchor's", "exact",
         "calib.", "plan",
@@ -314,6 +337,8 @@ fn print(cuda: &Cuda, rows: &[Row], grouped: &[grouped::Row], calibration: Optio
 fn draw(
     path: &PathBuf,
     cuda: &Cuda,
+    op: Op,
+    anchor: &Anchor,
     rows: &[Row],
     calibration: Option<f64>,
     method: &str,
@@ -323,10 +348,14 @@ fn draw(
         .map(|row| Bar { m: row.m, n: row.n, k: row.k, us: row.us, anchor_us: row.anchor_us })
         .collect();
     let text = svg(&Chart {
-        title: "FP8 GEMM with fine-grained scales",
+        title: match op {
+            Op::Bf16 => "BF16 GEMM",
+            Op::Fp16 => "FP16 GEMM",
+            _ => "FP8 GEMM with fine-grained scales",
+        },
         subtitle: &format!("{}; {method}", cuda.gpu().name()),
         calibration_us: calibration,
-        anchor_calibration_us: Anchor::dense_fp8().calibration_us(),
+        anchor_calibration_us: anchor.calibration_us(),
         bars: &bars,
     });
     std::fs::write(path, text).map_err(|error| format!("could not write {}: {error}", path.display()).into())

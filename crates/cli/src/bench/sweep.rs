@@ -8,12 +8,12 @@ use oxigemm::{Cuda, GemmOptions};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Args, Choices, name, prepare, shape};
+use super::{Args, Choices, family, name, prepare, shape};
 use crate::anchor::{Case, geometric_mean};
 use crate::output::{Table, print_json, print_line, progress};
 use crate::timing::Clock;
 use crate::verdict::{self, Effort};
-use crate::{Common, Failure, Outcome};
+use crate::{Common, Failure, Op, Outcome};
 
 /// How many candidates are the top.
 const TOP: usize = 10;
@@ -22,13 +22,13 @@ const TOP: usize = 10;
 pub fn run(cuda: &Cuda, args: &Args, cases: &[&Case], clock: &mut Clock) -> Outcome {
     let limits = *cuda.limits();
     let work: Vec<(&Case, Vec<Choice>)> =
-        cases.iter().map(|case| (*case, choices(shape(case), &limits, args.choices))).collect();
+        cases.iter().map(|case| (*case, choices(args.op, shape(case), &limits, args.choices))).collect();
     let bar = progress(work.iter().map(|(_, choices)| choices.len()).sum());
     let mut right = true;
     for (case, choices) in work {
-        let (host, mut operands) = prepare(case, cuda)?;
+        let (host, mut operands) = prepare(args.op, case, cuda)?;
         let calibration_us = clock.calibration(args.runs as usize)?;
-        let planned = Plan::best(shape(case), &limits).choice;
+        let planned = Plan::best_of(family(args.op), shape(case), &limits).choice;
         for choice in choices {
             bar.set_message(format!("{} {}", name(case), plan::name(&choice)));
             let options = GemmOptions { choice: Some(choice), ..Default::default() };
@@ -59,9 +59,9 @@ pub fn run(cuda: &Cuda, args: &Args, cases: &[&Case], clock: &mut Clock) -> Outc
     Ok(right)
 }
 
-fn choices(shape: Shape, limits: &Limits, which: Choices) -> Vec<Choice> {
+fn choices(op: Op, shape: Shape, limits: &Limits, which: Choices) -> Vec<Choice> {
     let count = if which == Choices::All { usize::MAX } else { TOP };
-    plan::ranking(shape, limits).into_iter().map(|(choice, _)| choice).take(count).collect()
+    plan::ranking_of(family(op), shape, limits).into_iter().map(|(choice, _)| choice).take(count).collect()
 }
 
 /// What is read back of a line that a sweep wrote.
@@ -89,7 +89,7 @@ struct Regret {
 }
 
 /// Shows what today's plans would have taken, by the times of a sweep.
-pub fn replay(common: &Common, path: &Path) -> Outcome {
+pub fn replay(common: &Common, path: &Path, op: Op) -> Outcome {
     let text = std::fs::read_to_string(path)
         .map_err(|error| format!("could not read {}: {error}", path.display()))?;
     let timed = text
@@ -100,7 +100,7 @@ pub fn replay(common: &Common, path: &Path) -> Outcome {
                 .map_err(|error| format!("{line:?} is no line of a sweep: {error}").into())
         })
         .collect::<Result<Vec<Timed>, Failure>>()?;
-    let regrets = regrets(&timed, &Limits::h200());
+    let regrets = regrets(op, &timed, &Limits::h200());
     if regrets.is_empty() {
         return Err(format!("{} has no times", path.display()).into());
     }
@@ -133,14 +133,14 @@ pub fn replay(common: &Common, path: &Path) -> Outcome {
     Ok(true)
 }
 
-fn regrets(timed: &[Timed], limits: &Limits) -> Vec<Regret> {
+fn regrets(op: Op, timed: &[Timed], limits: &Limits) -> Vec<Regret> {
     let mut cases: BTreeMap<(u32, u32, u32), Vec<&Timed>> = BTreeMap::new();
     for one in timed {
         cases.entry((one.m, one.n, one.k)).or_default().push(one);
     }
     let regret = |((m, n, k), times): ((u32, u32, u32), Vec<&Timed>)| {
         let best = times.iter().min_by(|a, b| a.us.total_cmp(&b.us))?;
-        let planned = Plan::best(Shape { m, n, k }, limits).name();
+        let planned = Plan::best_of(family(op), Shape { m, n, k }, limits).name();
         Some(Regret {
             m,
             n,
@@ -171,11 +171,11 @@ mod tests {
             us,
             anchor_us: 9.16,
         };
-        let found = regrets(&[timed(1, 6.0), timed(0, 8.0), timed(2, 7.0)], &Limits::h200());
+        let found = regrets(Op::Fp8, &[timed(1, 6.0), timed(0, 8.0), timed(2, 7.0)], &Limits::h200());
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].planned_us, found[0].best_us), (Some(8.0), 6.0));
         assert_eq!(found[0].best, plan::name(&ranking[1].0));
-        let found = regrets(&[timed(5, 6.0)], &Limits::h200());
+        let found = regrets(Op::Fp8, &[timed(5, 6.0)], &Limits::h200());
         assert_eq!(found[0].planned_us, None, "the planned one was not timed");
     }
 }

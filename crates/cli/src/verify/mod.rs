@@ -4,6 +4,7 @@
 //! can be repeated from what its line says.
 
 mod grouped;
+mod half;
 mod products;
 mod runtime;
 mod simulator;
@@ -200,7 +201,8 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     thread::spawn(move || watched.watch(patience));
     let mut checks = simulator::checks();
     if args.compare.is_none() {
-        checks.splice(..0, products::checks().into_iter().chain(grouped::checks()).chain(runtime::checks()));
+        let all = products::checks().into_iter().chain(half::checks()).chain(grouped::checks());
+        checks.splice(..0, all.chain(runtime::checks()));
     }
     checks.retain(|check| args.filter.as_ref().is_none_or(|text| check.name.contains(text.as_str())));
     if checks.is_empty() {

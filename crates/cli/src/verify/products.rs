@@ -1,16 +1,16 @@
 //! Checks that compare products with the reference: shapes, layouts, kernels.
 
-use oxigemm::plan::{self, Choice, Shape};
-use oxigemm::{Addend, DType, GemmOptions, Tensor, fp8_gemm_nt, random};
-use oxigemm_kernels::fp8_slim;
+use oxigemm::plan::{self, Choice, Family, Shape};
+use oxigemm::{Addend, DType, GemmLayout, GemmOptions, Tensor, fp8_gemm_nt, random};
 use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::{fp8_slim, half_slim};
 
 use super::{Check, Setup, ensure};
-use crate::Failure;
 use crate::problem::{AddendKind, Host, ScaleOrder, Spec};
 use crate::verdict::{self, Effort};
+use crate::{Failure, Op};
 
-const ADDENDS: [AddendKind; 3] = [AddendKind::None, AddendKind::Inplace, AddendKind::Other];
+pub(super) const ADDENDS: [AddendKind; 3] = [AddendKind::None, AddendKind::Inplace, AddendKind::Other];
 pub const ORDERS: [ScaleOrder; 4] = [ScaleOrder::Row, ScaleOrder::RowPadded, ScaleOrder::Mn, ScaleOrder::Odd];
 const D_TYPES: [DType; 2] = [DType::Bf16, DType::F32];
 
@@ -31,7 +31,7 @@ pub fn checks() -> Vec<Check> {
         Check::anywhere("20 repeats give the same bits", repeats),
         Check::with_kernels("a limited number of multiprocessors", limited),
     ];
-    for config in Config::dense() {
+    for config in Config::dense().filter(|config| config.family() == Family::Fp8) {
         checks.push(Check::with_kernels(format!("kernel {}", config.name()), move |setup| {
             kernel(setup, config)
         }));
@@ -40,7 +40,7 @@ pub fn checks() -> Vec<Check> {
 }
 
 /// Numbers of a seed, one after another.
-struct Draw {
+pub(super) struct Draw {
     seed: u64,
     next: u64,
     /// Multiplications of one problem.
@@ -48,17 +48,17 @@ struct Draw {
 }
 
 impl Draw {
-    fn new(setup: &Setup, salt: u64) -> Draw {
+    pub fn new(setup: &Setup, salt: u64) -> Draw {
         let seed = setup.seed.wrapping_mul(1000).wrapping_add(salt);
         Draw { seed, next: 0, largest: setup.largest() }
     }
 
-    fn below(&mut self, end: usize) -> usize {
+    pub fn below(&mut self, end: usize) -> usize {
         self.next += 1;
         (random::bits(self.seed, self.next) % end as u64) as usize
     }
 
-    fn of<T: Copy>(&mut self, from: &[T]) -> T {
+    pub fn of<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())]
     }
 
@@ -67,23 +67,28 @@ impl Draw {
         if self.below(4) == 0 { 1 + self.below(from[from.len() - 1]) } else { self.of(from) }
     }
 
+    /// An FP8 problem.
     fn spec(&mut self) -> Spec {
+        let (sfa, sfb) = (self.of(&ORDERS), self.of(&ORDERS));
+        Spec { sfa, sfb, ..self.spec_of(Op::Fp8, GemmLayout::Nt) }
+    }
+
+    /// A problem of some function and layout.
+    pub fn spec_of(&mut self, op: Op, layout: GemmLayout) -> Spec {
         let (mut m, mut n, k) = (self.size(&ROWS), self.size(&COLUMNS), self.size(&DEPTHS));
         while m * n * k > self.largest {
             (m, n) = (m.div_ceil(2), n.div_ceil(2));
         }
         let gaps = self.below(3) == 0;
         Spec {
-            d_type: self.of(&D_TYPES),
+            d_type: self.of(&op.d_types()),
             addend: self.of(&ADDENDS),
-            sfa: self.of(&ORDERS),
-            sfb: self.of(&ORDERS),
             ab_padding: if gaps { self.below(4) } else { 0 },
             d_padding: if gaps { self.below(10) } else { 0 },
             d_offset: if gaps { self.below(9) } else { 0 },
             at_end: self.below(8) == 0,
             seed: self.below(1 << 20) as u64,
-            ..Spec::new(m, n, k)
+            ..Spec::of(op, layout, [m, n, k])
         }
     }
 }
@@ -110,7 +115,10 @@ fn product(setup: &Setup, spec: Spec, options: &GemmOptions) -> Result<f64, Fail
     Ok(verdict.worst_element)
 }
 
-fn products(setup: &Setup, cases: impl Iterator<Item = (Spec, GemmOptions)>) -> Result<String, Failure> {
+pub(super) fn products(
+    setup: &Setup,
+    cases: impl Iterator<Item = (Spec, GemmOptions)>,
+) -> Result<String, Failure> {
     let (mut count, mut worst) = (0, 0.0f64);
     for (spec, options) in cases {
         worst = worst.max(product(setup, spec, &options)?);
@@ -147,16 +155,21 @@ fn at_the_end(setup: &Setup) -> Result<String, Failure> {
 }
 
 fn nothing_to_multiply(setup: &Setup) -> Result<String, Failure> {
+    sizes_of_zero(setup, Op::Fp8, GemmLayout::Nt)
+}
+
+/// Calls that multiply nothing: D becomes C or 0.
+pub(super) fn sizes_of_zero(setup: &Setup, op: Op, layout: GemmLayout) -> Result<String, Failure> {
     let mut count = 0;
-    for (m, n, k) in [(0, 64, 128), (64, 0, 128), (5, 7, 0), (1, 1, 0), (300, 129, 0), (0, 0, 0)] {
+    for dims in [[0, 64, 128], [64, 0, 128], [5, 7, 0], [1, 1, 0], [300, 129, 0], [0, 0, 0]] {
         for addend in ADDENDS {
-            for d_type in D_TYPES {
-                let spec = Spec { addend, d_type, d_padding: 3, d_offset: 1, ..Spec::new(m, n, k) };
+            for d_type in op.d_types() {
+                let spec = Spec { addend, d_type, d_padding: 3, d_offset: 1, ..Spec::of(op, layout, dims) };
                 let host = Host::draw(spec)?;
                 let mut operands = host.upload(&setup.device)?;
                 operands.run(&GemmOptions::default()).map_err(|error| format!("{spec}: {error}"))?;
                 setup.device.synchronize()?;
-                let expected = host.c.clone().unwrap_or_else(|| vec![0.0; m * n]);
+                let expected = host.c.clone().unwrap_or_else(|| vec![0.0; dims[0] * dims[1]]);
                 ensure(operands.result()? == expected, || format!("{spec}: D is not C, or not 0"))?;
                 ensure(operands.surroundings_untouched()?, || format!("{spec}: written outside of D"))?;
                 count += 1;
@@ -225,32 +238,44 @@ pub fn launches(config: Config) -> Vec<Choice> {
             .into_iter()
             .flat_map(|split| [2, 3, 6, 16].map(|stages| Choice::Slim { config, split, stages }))
             .collect(),
+        Config::HalfSlim(config) => half_slim::SPLITS
+            .into_iter()
+            .flat_map(|split| [2, 3, 6, 16].map(|stages| Choice::HalfSlim { config, split, stages }))
+            .collect(),
+        Config::HalfWide(config) => [(1, 1), (1, 2), (2, 1), (2, 2)]
+            .map(|(cluster_m, cluster_n)| Choice::HalfWide { config, cluster_m, cluster_n })
+            .to_vec(),
     }
 }
 
 fn repeats(setup: &Setup) -> Result<String, Failure> {
+    same_bits_again(setup, Op::Fp8, GemmLayout::Nt)
+}
+
+/// The same call, again and again.
+pub(super) fn same_bits_again(setup: &Setup, op: Op, layout: GemmLayout) -> Result<String, Failure> {
     let gpu = setup.device.as_cuda().is_some();
-    let shapes: &[(usize, usize, usize)] = if gpu {
+    let shapes: &[[usize; 3]] = if gpu {
         &[
-            (1, 576, 7168),
-            (64, 2112, 1536),
-            (128, 4096, 512),
-            (300, 1000, 1000),
-            (1024, 2048, 2048),
-            (4096, 2112, 512),
+            [1, 576, 7168],
+            [64, 2112, 1536],
+            [128, 4096, 512],
+            [300, 1000, 1000],
+            [1024, 2048, 2048],
+            [4096, 2112, 512],
         ]
     } else {
-        &[(17, 130, 300)]
+        &[[17, 130, 300]]
     };
-    for &(m, n, k) in shapes {
-        let mut operands = Host::draw(Spec::new(m, n, k))?.upload(&setup.device)?;
+    for &dims in shapes {
+        let mut operands = Host::draw(Spec::of(op, layout, dims))?.upload(&setup.device)?;
         operands.run(&GemmOptions::default())?;
         let first = operands.d.to_bytes()?;
         for repeat in 1..20 {
             operands.poison()?;
             operands.run(&GemmOptions::default())?;
             ensure(operands.d.to_bytes()? == first, || {
-                format!("{m}x{n}x{k}: repeat {repeat} gave other bits")
+                format!("{op} {layout} {dims:?}: repeat {repeat} gave other bits")
             })?;
         }
     }

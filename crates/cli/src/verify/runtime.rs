@@ -2,19 +2,20 @@
 
 use std::time::Instant;
 
-use oxigemm::plan::{self, Choice};
+use oxigemm::plan;
 use oxigemm::{Cuda, DType, Device, GemmOptions, RawFp8Gemm, Stream, Tensor, fp8_gemm_nt_raw, random};
 use oxigemm_cuda::{CubinCache, LaunchConfig, PtxModule};
 use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
 
+use super::products::launches;
 use super::{Check, Setup, ensure};
-use crate::Failure;
 use crate::counting::allocations;
 use crate::grouped::GroupedSpec;
-use crate::problem::{AddendKind, Host, Operands, ScaleOrder, Spec};
+use crate::problem::{AddendKind, Fp8Pair, Host, Operands, ScaleOrder, Spec};
 use crate::task::Work;
 use crate::verdict::{self, Effort};
+use crate::{Failure, Op};
 
 /// What a call whose shape was seen before may cost the host on top of the driver's launch of an empty kernel,
 /// which is not ours to shorten and differs from machine to machine. The total is printed beside it.
@@ -74,12 +75,8 @@ fn graphs(setup: &Setup) -> Result<String, Failure> {
         // The same addresses hold something else: the graph must read that.
         let other = Host::draw(Spec { seed: host.spec.seed + 1, ..host.spec })?;
         let fresh = other.upload(&setup.device)?;
-        for (to, from) in [
-            (&mut product.a, &fresh.a),
-            (&mut product.sfa, &fresh.sfa),
-            (&mut product.b, &fresh.b),
-            (&mut product.sfb, &fresh.sfb),
-        ] {
+        let scales = product.scales.iter_mut().flatten().zip(fresh.scales.iter().flatten());
+        for (to, from) in [(&mut product.a, &fresh.a), (&mut product.b, &fresh.b)].into_iter().chain(scales) {
             to.copy_from(from)?;
         }
         product.poison()?;
@@ -109,8 +106,9 @@ fn raw_pointers(setup: &Setup) -> Result<String, Failure> {
             }
             Ok((oxigemm::Tensor::from_slice(&values, &[values.len()], &setup.device)?, [blocks * 6, 2]))
         };
-        let (sfa, sfa_strides) = spread(&host.a.scales, host.a.scale_dims())?;
-        let (sfb, sfb_strides) = spread(&host.b.scales, host.b.scale_dims())?;
+        let Fp8Pair { a, b } = host.quantized()?;
+        let (sfa, sfa_strides) = spread(&a.scales, a.scale_dims())?;
+        let (sfb, sfb_strides) = spread(&b.scales, b.scale_dims())?;
         let c = match addend {
             AddendKind::None => 0,
             AddendKind::Inplace => operands.d.address(),
@@ -338,11 +336,9 @@ fn first_calls(setup: &Setup, cache: &CubinCache) -> Result<(f64, String), Failu
     for config in Config::dense().step_by(if setup.quick { 5 } else { 1 }) {
         setup.now(format!("the first call of {}", config.name()));
         let cuda = Cuda::with_cache(ordinal, cache.clone())?;
-        let spec = Spec::new(1, 128, 256);
-        let choice = match config {
-            Config::Wide(config) => Choice::Wide { config, cluster_m: 1, cluster_n: 1 },
-            Config::Slim(config) => Choice::Slim { config, split: 1, stages: 2 },
-        };
+        let (op, layout) = Op::of(config.family());
+        let spec = Spec::of(op, layout, [1, 128, 256]);
+        let choice = launches(config)[0];
         let (_, mut operands) = on(&Device::Cuda(cuda.clone()), spec)?;
         let started = Instant::now();
         operands.run(&GemmOptions { choice: Some(choice), ..Default::default() })?;

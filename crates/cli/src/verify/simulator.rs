@@ -8,9 +8,9 @@ use oxigemm_kernels::launch::Config;
 use super::grouped::{LAYOUTS, spec};
 use super::products::{ORDERS, combinations, launches};
 use super::{Check, Setup, ensure};
-use crate::Failure;
 use crate::grouped::GroupedHost;
 use crate::problem::{Host, Spec};
+use crate::{Failure, Op};
 
 /// Cases of each kernel.
 const CASES: usize = 8;
@@ -38,7 +38,11 @@ fn same_bits(setup: &Setup) -> Result<String, Failure> {
             // Steps that have no divisor in common with the lists reach all of their entries.
             let (d_type, addend, sfa) = combinations[turn * 5 % combinations.len()];
             let sfb = ORDERS[(turn + turn / 4) % ORDERS.len()];
-            let spec = Spec { d_type, addend, sfa, sfb, seed: turn as u64, ..Spec::new(m, n, k) };
+            let (op, layout) = Op::of(config.family());
+            // The other type of FP16 is its own.
+            let d_type = if d_type == DType::F32 { d_type } else { op.d_types()[0] };
+            let spec =
+                Spec { d_type, addend, sfa, sfb, seed: turn as u64, ..Spec::of(op, layout, [m, n, k]) };
             let shape = Shape { m: m as u32, n: n as u32, k: k as u32 };
             let fits = |choice: &Choice| Plan::of(*choice, shape, &limits).is_some();
             let choices: Vec<Choice> = launches(config).into_iter().filter(fits).collect();

@@ -1,6 +1,7 @@
 //! The argument checks of products whose rows are grouped.
 
 use oxigemm_kernels::grouping::{GroupLayout, MAX_GROUPS};
+use oxigemm_kernels::launch::Family;
 
 use super::operand::Footprint;
 use super::{Accumulate, D_ELEMENTS_LIMIT, Operand, Problem, ScaleStrides, blocks};
@@ -164,6 +165,7 @@ impl GroupedFp8GemmNt {
         }
         let expected = groups.expected.unwrap_or(m * slabs / count);
         let problem = Problem {
+            family: Family::Fp8,
             // slab_dims has bounded each of them by i32::MAX.
             m: m as u32,
             n: n as u32,

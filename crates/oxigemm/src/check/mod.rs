@@ -5,10 +5,14 @@
 //! a form where arguments that mean the same problem compare equal. On the way to success it allocates nothing.
 
 mod grouped;
+mod half;
 mod operand;
 
 pub use grouped::{CheckedGroups, GroupedFp8GemmNt, Groups, GroupsArgument};
+pub use half::{GemmLayout, HalfGemm};
+use operand::Footprint;
 pub use operand::Operand;
+use oxigemm_kernels::launch::Family;
 
 use crate::dtype::DType;
 use crate::error::Result;
@@ -87,25 +91,27 @@ pub enum Trivial {
 /// to the row length rounded up to 16 bytes, the stride of a scale to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Problem {
+    /// What is multiplied.
+    pub family: Family,
     /// Rows of A and D; at most `i32::MAX`, like `n` and `k`.
     pub m: u32,
     /// Rows of B, columns of D.
     pub n: u32,
     /// Columns of A and B.
     pub k: u32,
-    /// From one row of A to the next.
+    /// From one row of A to the next; from one column where it is M-major.
     pub a_pitch: u64,
-    /// From one row of B to the next.
+    /// From one row of B to the next; from one column where it is N-major.
     pub b_pitch: u64,
     /// From one row of D to the next.
     pub d_pitch: u64,
     /// What is added to the product.
     pub c: Accumulate,
-    /// The strides of A's scales.
+    /// The strides of A's scales; [`ScaleStrides::NONE`] where there are none.
     pub sfa: ScaleStrides,
     /// The strides of B's scales.
     pub sfb: ScaleStrides,
-    /// The element type of D (and C): bf16 or f32.
+    /// The element type of D (and C): f32, or 16 bits wide.
     pub d_type: DType,
 }
 
@@ -132,11 +138,16 @@ pub struct ScaleStrides {
     pub k: u32,
 }
 
+impl ScaleStrides {
+    /// Those of operands without scales.
+    pub const NONE: ScaleStrides = ScaleStrides { mn: 0, k: 0 };
+}
+
 impl Problem {
-    /// How many 128-wide blocks K has, the tail included.
+    /// How many stages of a kernel K takes, the tail included; of FP8 these are the 128-wide blocks with scales.
     #[must_use]
     pub const fn k_blocks(&self) -> u32 {
-        self.k.div_ceil(BLOCK)
+        self.family.k_blocks(self.k)
     }
 
     /// Multiplications and additions of the product.
@@ -149,9 +160,13 @@ impl Problem {
     #[must_use]
     pub fn bytes(&self) -> f64 {
         let [m, n, k] = [self.m, self.n, self.k].map(f64::from);
-        let scales = f64::from(self.k_blocks()) * (m + f64::from(self.n.div_ceil(BLOCK)));
+        let scales = match self.family {
+            Family::Fp8 => f64::from(self.k_blocks()) * (m + f64::from(self.n.div_ceil(BLOCK))),
+            Family::Half(_) => 0.0,
+        };
         let outputs = if self.c == Accumulate::None { 1.0 } else { 2.0 };
-        (m + n) * k + 4.0 * scales + outputs * m * n * self.d_type.size() as f64
+        let operands = (m + n) * k * f64::from(self.family.element_bytes());
+        operands + 4.0 * scales + outputs * m * n * self.d_type.size() as f64
     }
 }
 
@@ -176,43 +191,14 @@ impl Fp8GemmNt {
         let (k_blocks, n_blocks) = (blocks(k), blocks(n));
         sfa.expect_scales([m, k_blocks], "one per row of `a` and 128 of K")?;
         sfb.expect_scales([n_blocks, k_blocks], "one per 128 rows of `b` and 128 of K")?;
-        if d.matrix_dims()? != [m, n] {
-            return Err(d.wrong_shape([m, n], "the rows of `a` by the rows of `b`"));
-        }
-        if m * n > D_ELEMENTS_LIMIT {
-            return Err(d.too_large(format!("at most {D_ELEMENTS_LIMIT} elements")));
-        }
-        for operand in [sfa, b, sfb, d] {
-            operand.expect_device(a)?;
-        }
-        if let Some(c) = c {
-            c.expect_dtype(&[d.dtype])?;
-            if c.matrix_dims()? != [m, n] {
-                return Err(c.wrong_shape([m, n], "the shape of `d`"));
-            }
-            c.expect_device(a)?;
-        }
+        expect_output(d, c.as_ref(), [m, n], "the rows of `a` by the rows of `b`", a, &[sfa, b, sfb, d])?;
         if m == 0 || n == 0 {
             return Ok(Checked::Trivial(Trivial::Nothing));
         }
 
-        let (d_pitch, d_memory) = d.plain_rows()?;
-        let mut accumulate = Accumulate::None;
-        if let Some(c) = c {
-            let (pitch, memory) = c.plain_rows()?;
-            accumulate = if c.address == d.address && pitch == d_pitch {
-                Accumulate::InPlace
-            } else {
-                d.expect_apart(&d_memory, c, &memory)?;
-                Accumulate::From { pitch }
-            };
-        }
+        let (d_pitch, d_memory, accumulate) = accumulation(d, c.as_ref())?;
         if k == 0 {
-            return Ok(Checked::Trivial(match accumulate {
-                Accumulate::None => Trivial::Zero,
-                Accumulate::InPlace => Trivial::Nothing,
-                Accumulate::From { .. } => Trivial::CopyC,
-            }));
+            return Ok(Checked::Trivial(Trivial::without_product(accumulate)));
         }
 
         let (a_pitch, a_memory) = a.tma_rows()?;
@@ -224,6 +210,7 @@ impl Fp8GemmNt {
             d.expect_apart(&d_memory, input, memory)?;
         }
         Ok(Checked::Launch(Problem {
+            family: Family::Fp8,
             // matrix_dims has bounded each of them by i32::MAX.
             m: m as u32,
             n: n as u32,
@@ -237,6 +224,57 @@ impl Fp8GemmNt {
             d_type: d.dtype,
         }))
     }
+}
+
+impl Trivial {
+    /// What is left to do where the product is 0.
+    fn without_product(accumulate: Accumulate) -> Trivial {
+        match accumulate {
+            Accumulate::None => Trivial::Zero,
+            Accumulate::InPlace => Trivial::Nothing,
+            Accumulate::From { .. } => Trivial::CopyC,
+        }
+    }
+}
+
+/// The rules of D and C, and that all operands are where `a` is.
+fn expect_output(
+    d: &Operand,
+    c: Option<&Operand>,
+    dims: [i64; 2],
+    meaning: &str,
+    a: &Operand,
+    others: &[&Operand],
+) -> Result<()> {
+    if d.matrix_dims()? != dims {
+        return Err(d.wrong_shape(dims, meaning));
+    }
+    if dims[0] * dims[1] > D_ELEMENTS_LIMIT {
+        return Err(d.too_large(format!("at most {D_ELEMENTS_LIMIT} elements")));
+    }
+    for operand in others {
+        operand.expect_device(a)?;
+    }
+    if let Some(c) = c {
+        c.expect_dtype(&[d.dtype])?;
+        if c.matrix_dims()? != dims {
+            return Err(c.wrong_shape(dims, "the shape of `d`"));
+        }
+        c.expect_device(a)?;
+    }
+    Ok(())
+}
+
+/// The pitch and the bytes of D, and what is added to it.
+fn accumulation(d: &Operand, c: Option<&Operand>) -> Result<(u64, Footprint, Accumulate)> {
+    let (d_pitch, d_memory) = d.plain_rows()?;
+    let Some(c) = c else { return Ok((d_pitch, d_memory, Accumulate::None)) };
+    let (pitch, memory) = c.plain_rows()?;
+    if c.address == d.address && pitch == d_pitch {
+        return Ok((d_pitch, d_memory, Accumulate::InPlace));
+    }
+    d.expect_apart(&d_memory, c, &memory)?;
+    Ok((d_pitch, d_memory, Accumulate::From { pitch }))
 }
 
 fn blocks(length: i64) -> i64 {

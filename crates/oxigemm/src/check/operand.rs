@@ -5,6 +5,7 @@ use crate::device::DeviceId;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::layout::MAX_RANK;
+use oxigemm_kernels::half::Major;
 
 /// TMA takes base addresses and row pitches in multiples of this many bytes.
 const TMA_ALIGNMENT: u64 = 16;
@@ -161,6 +162,31 @@ impl Operand {
         let footprint = self.rows_footprint(pitch)?;
         self.expect_aligned(TMA_ALIGNMENT)?;
         Ok((pitch, footprint))
+    }
+
+    /// The matrix with rows and columns exchanged.
+    pub(super) fn transposed(&self) -> Operand {
+        let ([rows, columns, ..], [row_stride, column_stride, ..]) = (self.dims, self.strides);
+        Operand { dims: [columns, rows, 1, 1], strides: [column_stride, row_stride, 1, 1], ..*self }
+    }
+
+    /// Checks a matrix `[rows, K]` that TMA reads in either major; gives the major, the pitch and its bytes.
+    ///
+    /// Where a dimension is 1 both may do: `preferred` comes first, unless only the other can be addressed.
+    pub(super) fn tma_either_major(&self, preferred: Major) -> Result<(Major, u64, Footprint)> {
+        let unit = (TMA_ALIGNMENT / self.dtype.size() as u64) as i64;
+        let contiguous = |operand: &Operand| operand.dims[1] <= 1 || operand.strides[1] == 1;
+        let addressable = |operand: &Operand| operand.dims[0] <= 1 || operand.strides[0] % unit == 0;
+        let (along_k, across) = ((Major::K, *self), (Major::MN, self.transposed()));
+        let order = if preferred == Major::K { [along_k, across] } else { [across, along_k] };
+        let mut candidates = order.iter().filter(|(_, view)| contiguous(view));
+        let first = candidates.clone().next();
+        let (major, view) = candidates
+            .find(|(_, view)| addressable(view))
+            .or(first)
+            .ok_or_else(|| self.wrong_strides("a stride of 1 along one of the dimensions".to_owned()))?;
+        let (pitch, memory) = view.tma_rows()?;
+        Ok((*major, pitch, memory))
     }
 
     /// Checks a matrix that threads read and write; gives its pitch in elements and its bytes.

@@ -7,7 +7,7 @@
 //! sweep.
 
 use oxigemm_kernels::BLOCK_K;
-use oxigemm_kernels::launch::{Choice, Shape};
+use oxigemm_kernels::launch::{Choice, Family, Shape};
 
 use super::{Limits, RESERVED_SHARED};
 
@@ -88,45 +88,69 @@ const SHARED: f64 = 376e3;
 /// a little faster then.
 const LAST_ROUND: f64 = 0.915;
 
-/// The estimate for a choice. It knows BF16 output; the others differ alike for all choices.
+/// 16-bit operations of one multiprocessor in a microsecond, and [`STEP`] where products are only issued. Not fitted yet.
+const TENSOR_HALF: f64 = 6.35e6;
+const STEP_HALF: f64 = 0.02;
+
+/// The estimate for a choice. It knows outputs of 16 bits; the others differ alike for all choices.
 #[must_use]
 pub fn estimate(choice: Choice, shape: Shape, limits: &Limits) -> Cost {
+    let family = choice.config().family();
     match choice {
         Choice::Wide { cluster_m, cluster_n, config } => {
-            let tile = Tile { m: config.block_m, n: config.block_n };
+            let tile = Tile { family, m: config.block_m, n: config.block_n };
+            wide(&tile, [cluster_m, cluster_n], config.stages, shape, limits)
+        }
+        Choice::HalfWide { cluster_m, cluster_n, config } => {
+            let tile = Tile { family, m: config.block_m, n: config.block_n };
             wide(&tile, [cluster_m, cluster_n], config.stages, shape, limits)
         }
         Choice::Slim { config, split, stages } => {
-            let tile = Tile { m: config.block_m, n: config.block_n };
-            let shared = config.shared_bytes(stages);
-            let by_shared = limits.shared_per_sm / (shared + RESERVED_SHARED);
-            let per_sm = by_shared.min(blocks_by_registers(&tile, config.threads()));
-            slim(&tile, split, [stages, shared], per_sm, shape, limits)
+            let tile = Tile { family, m: config.block_m, n: config.block_n };
+            let block = [stages, config.shared_bytes(stages), config.threads()];
+            slim(&tile, split, block, shape, limits)
+        }
+        Choice::HalfSlim { config, split, stages } => {
+            let tile = Tile { family, m: config.block_m, n: config.block_n };
+            let block = [stages, config.shared_bytes(stages), config.threads()];
+            slim(&tile, split, block, shape, limits)
         }
     }
 }
 
-/// How many blocks of a few-row kernel the registers of a multiprocessor hold: sums and products are one register
-/// each for every two elements of a 64-row part of the tile.
+/// How many blocks of a few-row kernel the registers of a multiprocessor hold: a sum for every two elements of a
+/// 64-row part of the tile and, where sums are promoted, as many products.
 fn blocks_by_registers(tile: &Tile, threads: u32) -> u32 {
     let side = if tile.m < 64 { tile.m } else { tile.n };
-    65_536 / (threads * (side + 40).next_multiple_of(8))
+    let sums = if tile.promotes() { side } else { side / 2 };
+    65_536 / (threads * (sums + 40).next_multiple_of(8))
 }
 
 pub(super) struct Tile {
+    pub family: Family,
     pub m: u32,
     pub n: u32,
 }
 
 impl Tile {
-    /// Operations of 128 of K.
-    fn step_ops(&self) -> f64 {
-        2.0 * f64::from(self.m) * f64::from(self.n) * f64::from(BLOCK_K)
+    /// Whether warps promote what the tensor core sums up.
+    fn promotes(&self) -> bool {
+        self.family == Family::Fp8
     }
 
-    /// Bytes of A and B for 128 of K.
+    /// Operations of one multiprocessor in a microsecond, where FP8 has these.
+    fn tensor_speed(&self, fp8: f64) -> f64 {
+        if self.promotes() { fp8 } else { TENSOR_HALF }
+    }
+
+    /// Operations of one stage.
+    fn step_ops(&self) -> f64 {
+        2.0 * f64::from(self.m) * f64::from(self.n) * f64::from(self.family.block_k())
+    }
+
+    /// Bytes of A and B in one stage: 128 for a row, whatever the operands are.
     fn step_bytes(&self) -> f64 {
-        f64::from(self.m + self.n) * f64::from(BLOCK_K)
+        f64::from(self.m + self.n) * f64::from(ROW_BYTES)
     }
 
     fn output_bytes(&self) -> f64 {
@@ -134,16 +158,25 @@ impl Tile {
     }
 }
 
+/// Bytes of a row of A or B in one stage.
+const ROW_BYTES: u32 = BLOCK_K;
+
 /// Bytes that cross the memory bus at least once.
-fn memory_bytes(shape: Shape) -> f64 {
+fn memory_bytes(family: Family, shape: Shape) -> f64 {
     let [m, n, k] = [shape.m, shape.n, shape.k].map(f64::from);
-    let scales = f64::from(shape.k_blocks()) * (m + n / f64::from(BLOCK_K));
-    (m + n) * k + 4.0 * scales + 2.0 * m * n
+    let scales = match family {
+        Family::Fp8 => f64::from(shape.k_blocks()) * (m + n / f64::from(BLOCK_K)),
+        Family::Half(_) => 0.0,
+    };
+    (m + n) * k * f64::from(family.element_bytes()) + 4.0 * scales + 2.0 * m * n
 }
 
 /// How much of the tensor cores' speed a tile of a many-row kernel keeps. Wide tiles hide the promotion of sums;
 /// tiles that straddle blocks of scales have more of it.
 fn efficiency(tile: &Tile) -> f64 {
+    if !tile.promotes() {
+        return half_efficiency(tile);
+    }
     match (tile.m, tile.n) {
         (256, 128) => 0.957,
         (128, 192) => 0.946,
@@ -158,14 +191,26 @@ fn efficiency(tile: &Tile) -> f64 {
     }
 }
 
+/// The same without promotion: low and narrow tiles read more of shared memory for a product.
+fn half_efficiency(tile: &Tile) -> f64 {
+    match (tile.m, tile.n) {
+        (256, 128) | (128, 256) => 1.0,
+        (128, 192) => 0.985,
+        (128, 176) => 0.98,
+        (128, 144) => 0.96,
+        (128, _) => 0.93,
+        _ => 0.75,
+    }
+}
+
 /// A persistent grid: each block takes tiles until none is left.
 fn wide(tile: &Tile, [cluster_m, cluster_n]: [u32; 2], stages: u32, shape: Shape, limits: &Limits) -> Cost {
     let tiles =
         f64::from(shape.m.div_ceil(tile.m * cluster_m)) * f64::from(shape.n.div_ceil(tile.n * cluster_n));
     let work = Persistent {
         tiles,
-        k_blocks: shape.k_blocks(),
-        memory: memory_bytes(shape),
+        k_blocks: tile.family.k_blocks(shape.k),
+        memory: memory_bytes(tile.family, shape),
         multiplied: 1.0,
         efficiency: efficiency(tile),
         // Low and broad ones do.
@@ -207,7 +252,7 @@ pub(super) fn persistent(
     let active = clusters.min(tiles) * f64::from(cluster_m * cluster_n);
     // What a block of a cluster receives by multicast is read from the L2 cache once.
     let (m, n) = (f64::from(tile.m) / f64::from(cluster_n), f64::from(tile.n) / f64::from(cluster_m));
-    let read = (m + n) * f64::from(BLOCK_K);
+    let read = (m + n) * f64::from(ROW_BYTES);
     // Blocks of a cluster wait for each other.
     let meeting = match (several, rounds > 1.0) {
         (false, _) => 0.0,
@@ -217,7 +262,8 @@ pub(super) fn persistent(
     let overlapped = if work.overlaps && rounds > 1.0 { 0.83 } else { 0.0 };
     let begin = if tile.m == 64 { 0.31 } else { 0.0 } - overlapped;
     Cost {
-        tensor: steps * tile.step_ops() * work.multiplied / (speed.tensor * work.efficiency),
+        tensor: steps * tile.step_ops() * work.multiplied
+            / (tile.tensor_speed(speed.tensor) * work.efficiency),
         memory: work.memory / speed.memory,
         l2: steps * active * read / speed.l2,
         feed: steps * tile.step_bytes() / speed.feed,
@@ -226,23 +272,19 @@ pub(super) fn persistent(
         start: speed.start + f64::from(stages) * 0.02 + meeting + begin,
         us: 0.0,
     }
-    .add_up(4)
+    .add_up(if tile.promotes() { 4 } else { 8 })
 }
 
-/// A block for every tile and slice of K; `per_sm` of them share a multiprocessor.
-fn slim(
-    tile: &Tile,
-    split: u32,
-    [stages, shared]: [u32; 2],
-    per_sm: u32,
-    shape: Shape,
-    limits: &Limits,
-) -> Cost {
+/// A block, with these stages, bytes of shared memory and threads, for every tile and slice of K.
+fn slim(tile: &Tile, split: u32, [stages, shared, threads]: [u32; 3], shape: Shape, limits: &Limits) -> Cost {
+    let by_shared = limits.shared_per_sm / (shared + RESERVED_SHARED);
+    let per_sm = by_shared.min(blocks_by_registers(tile, threads));
+    let k_blocks = f64::from(tile.family.k_blocks(shape.k));
     let speed = &FEW_ROWS;
     let m_tiles = f64::from(shape.m.div_ceil(tile.m));
     let tiles = m_tiles * f64::from(shape.n.div_ceil(tile.n));
     let blocks = tiles * f64::from(split);
-    let steps = (f64::from(shape.k_blocks()) / f64::from(split)).ceil();
+    let steps = (k_blocks / f64::from(split)).ceil();
     let sms = f64::from(limits.sms);
     let per_sm = f64::from(per_sm.max(1));
     let rounds = (tiles / (f64::from(limits.clusters(split)) * per_sm)).ceil();
@@ -255,13 +297,16 @@ fn slim(
     // What is on its way at a time bounds the bandwidth.
     let in_flight = blocks.min(sms * resident) * f64::from(stages).min(steps) * tile.step_bytes();
     let bandwidth = speed.memory.min(in_flight / (1.5 * LATENCY));
-    let read = tiles * f64::from(shape.k_blocks()) * tile.step_bytes();
+    let read = tiles * k_blocks * tile.step_bytes();
     // The tensor core takes at least 16 cycles for 64 rows of B, however few the rows of A are.
     let narrow = f64::from(tile.m.max(32)) / f64::from(tile.m);
     // One warpgroup alone leaves the tensor cores idle while it promotes; two take turns.
     let alone = tile.m == 64;
-    let turns = if alone { 0.71 } else { 0.75 };
-    let multiply = tile.step_ops() * narrow / (speed.tensor * turns);
+    let (step, turns) = match tile.promotes() {
+        true => (STEP, if alone { 0.71 } else { 0.75 }),
+        false => (STEP_HALF, 0.85),
+    };
+    let multiply = tile.step_ops() * narrow / (tile.tensor_speed(speed.tensor) * turns);
     let partial = f64::from(tile.m.min(shape.m)) * f64::from(tile.n) * 4.0;
     let exchange = match split {
         // Without operands swapped, a block waits for the copy engine to have stored its tile.
@@ -271,8 +316,8 @@ fn slim(
     };
     let output = most * tile.output_bytes() / f64::from(split) / speed.output;
     Cost {
-        tensor: rounds * steps * (STEP + resident * multiply),
-        memory: memory_bytes(shape) / bandwidth,
+        tensor: rounds * steps * (step + resident * multiply),
+        memory: memory_bytes(tile.family, shape) / bandwidth,
         l2: read / speed.l2,
         feed: (most * steps * tile.step_bytes() / speed.feed).max(rounds * refills),
         output: output + exchange + (rounds - 1.0) * 1.76,

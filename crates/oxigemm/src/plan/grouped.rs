@@ -6,7 +6,7 @@
 use oxigemm_kernels::launch::Config;
 
 use super::cost::{self, Cost, Persistent, Speeds, Tile};
-use super::{Choice, GroupedShape, Limits, Plan, Why, blocks_of, choices_of};
+use super::{Choice, Family, GroupedShape, Limits, Plan, Why, blocks_of, choices_of};
 
 /// Numbers of rows that a group may turn out to have, in parts of what is expected: tokens are not shared out evenly.
 const SPREAD: [f64; 7] = [0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3];
@@ -92,7 +92,7 @@ fn estimate(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> Cost {
     let Choice::Wide { config, cluster_m, cluster_n } = *choice else {
         unreachable!("only many-row kernels have groups: `serves` has seen to it")
     };
-    let tile = Tile { m: config.block_m, n: config.block_n };
+    let tile = Tile { family: Family::Fp8, m: config.block_m, n: config.block_n };
     let rows = f64::from(shape.expected.max(1));
     let high = f64::from(tile.m * cluster_m);
     // Tiles of a group along M, and what those take that are multiplied, on average.

@@ -21,9 +21,10 @@ use std::fmt;
 
 pub use cost::Cost;
 pub use grouped::{grouped_candidates, grouped_ranking};
-use oxigemm_kernels::fp8_slim;
+use oxigemm_kernels::half::Major;
 use oxigemm_kernels::launch::Config;
-pub use oxigemm_kernels::launch::{Choice, GroupedShape, Launch, Shape};
+pub use oxigemm_kernels::launch::{Choice, Family, GroupedShape, Launch, Shape};
+use oxigemm_kernels::{fp8_slim, half_slim};
 
 /// Bytes of shared memory that the system takes of every block.
 const RESERVED_SHARED: u32 = 1024;
@@ -138,13 +139,28 @@ pub enum Why {
 }
 
 impl Plan {
-    /// The cheapest candidate. A shape with elements always has one.
+    /// The cheapest candidate for FP8 operands. A shape with elements always has one.
     #[must_use]
     pub fn best(shape: Shape, limits: &Limits) -> Plan {
+        Plan::best_of(Family::Fp8, shape, limits)
+    }
+
+    /// The cheapest candidate of a family.
+    ///
+    /// ```
+    /// use oxigemm::plan::{Family, Limits, Plan, Shape};
+    /// use oxigemm_kernels::half::{Half, Major, Operands};
+    ///
+    /// let operands = Operands { element: Half::Bf16, a: Major::K, b: Major::K };
+    /// let plan = Plan::best_of(Family::Half(operands), Shape { m: 4096, n: 7168, k: 2048 }, &Limits::h200());
+    /// assert!(plan.name().starts_with("bf16_wide_nt_"));
+    /// ```
+    #[must_use]
+    pub fn best_of(family: Family, shape: Shape, limits: &Limits) -> Plan {
         let mut best: Option<(Choice, Cost)> = None;
         let mut before: Option<(Choice, f64)> = None;
         let mut count = 0;
-        for choice in candidates(shape, *limits) {
+        for choice in candidates_of(family, shape, *limits) {
             count += 1;
             let cost = cost::estimate(choice, shape, limits);
             match best {
@@ -192,23 +208,36 @@ impl Plan {
     }
 }
 
-/// Every candidate with its estimate, the cheapest first: what [`Plan::best`] chose from.
+/// Every candidate for FP8 operands with its estimate, the cheapest first: what [`Plan::best`] chose from.
 #[must_use]
 pub fn ranking(shape: Shape, limits: &Limits) -> Vec<(Choice, Cost)> {
-    let mut all: Vec<_> =
-        candidates(shape, *limits).map(|choice| (choice, cost::estimate(choice, shape, limits))).collect();
+    ranking_of(Family::Fp8, shape, limits)
+}
+
+/// Every candidate of a family with its estimate, the cheapest first: what [`Plan::best_of`] chose from.
+#[must_use]
+pub fn ranking_of(family: Family, shape: Shape, limits: &Limits) -> Vec<(Choice, Cost)> {
+    let mut all: Vec<_> = candidates_of(family, shape, *limits)
+        .map(|choice| (choice, cost::estimate(choice, shape, limits)))
+        .collect();
     all.sort_by(|(_, a), (_, b)| a.us.total_cmp(&b.us));
     all
 }
 
-/// Every choice that is worth an estimate for a shape, in a fixed order.
+/// Every choice for FP8 operands that is worth an estimate for a shape, in a fixed order.
 pub fn candidates(shape: Shape, limits: Limits) -> impl Iterator<Item = Choice> {
+    candidates_of(Family::Fp8, shape, limits)
+}
+
+/// Every choice of a family that is worth an estimate for a shape, in a fixed order.
+pub fn candidates_of(family: Family, shape: Shape, limits: Limits) -> impl Iterator<Item = Choice> {
     Config::dense()
-        .filter(move |config| fits(config, shape))
+        .filter(move |config| config.family() == family && fits(config, shape))
         .flat_map(choices_of)
         .flat_map(move |choice| with_stages(choice, shape, limits))
         .filter(move |choice| {
-            let idle = matches!(choice, Choice::Slim { split, .. } if *split > shape.k_blocks());
+            let k_blocks = family.k_blocks(shape.k);
+            let idle = matches!(choice, Choice::Slim { split, .. } | Choice::HalfSlim { split, .. } if *split > k_blocks);
             !idle && serves(choice, shape, &limits)
         })
 }
@@ -221,6 +250,14 @@ fn fits(config: &Config, shape: Shape) -> bool {
             config.block_m >= shape.m && (config.block_m == 8 || config.block_m / 2 < shape.m)
         }
         Config::Slim(config) => shape.m > 32 && (config.block_m == 64 || shape.m > 64),
+        // Not every layout has low tiles.
+        Config::HalfWide(config) => config.block_m <= 128 || shape.m > config.block_m / 2,
+        Config::HalfSlim(config) => match config.block_m {
+            8 => shape.m <= 8,
+            32 => (9..=32).contains(&shape.m),
+            64 => shape.m > 8,
+            _ => shape.m > 64,
+        },
     }
 }
 
@@ -233,22 +270,45 @@ fn choices_of(config: Config) -> Vec<Choice> {
         Config::Slim(config) => {
             fp8_slim::SPLITS.map(|split| Choice::Slim { config, split, stages: 0 }).to_vec()
         }
+        Config::HalfWide(config) => [(1, 1), (1, 2), (2, 1)]
+            .map(|(cluster_m, cluster_n)| Choice::HalfWide { config, cluster_m, cluster_n })
+            .to_vec(),
+        Config::HalfSlim(config) => {
+            half_slim::SPLITS.map(|split| Choice::HalfSlim { config, split, stages: 0 }).to_vec()
+        }
     }
 }
 
 /// The choice with every number of stages that lets another number of blocks share a multiprocessor.
 fn with_stages(choice: Choice, shape: Shape, limits: Limits) -> Vec<Choice> {
-    let Choice::Slim { config, split, .. } = choice else { return vec![choice] };
-    let needed = shape.k_blocks().div_ceil(split).clamp(MIN_STAGES, fp8_slim::MAX_STAGES);
-    let mut found: Vec<u32> = BLOCKS_PER_SM
-        .filter_map(|blocks| {
-            let room = (limits.shared_per_sm / blocks).saturating_sub(RESERVED_SHARED);
-            let room = room.min(limits.shared_per_block);
-            (MIN_STAGES..=needed).rev().find(|&stages| config.shared_bytes(stages) <= room)
-        })
-        .collect();
-    found.dedup();
-    found.into_iter().map(|stages| Choice::Slim { config, split, stages }).collect()
+    let numbers = |family: Family, split, max_stages, shared_bytes: &dyn Fn(u32) -> u32| {
+        let needed = family.k_blocks(shape.k).div_ceil(split).clamp(MIN_STAGES, max_stages);
+        let mut found: Vec<u32> = BLOCKS_PER_SM
+            .filter_map(|blocks| {
+                let room = (limits.shared_per_sm / blocks).saturating_sub(RESERVED_SHARED);
+                let room = room.min(limits.shared_per_block);
+                (MIN_STAGES..=needed).rev().find(|&stages| shared_bytes(stages) <= room)
+            })
+            .collect();
+        found.dedup();
+        found
+    };
+    let family = choice.config().family();
+    match choice {
+        Choice::Wide { .. } | Choice::HalfWide { .. } => vec![choice],
+        Choice::Slim { config, split, .. } => {
+            numbers(family, split, fp8_slim::MAX_STAGES, &|stages| config.shared_bytes(stages))
+                .into_iter()
+                .map(|stages| Choice::Slim { config, split, stages })
+                .collect()
+        }
+        Choice::HalfSlim { config, split, .. } => {
+            numbers(family, split, half_slim::MAX_STAGES, &|stages| config.shared_bytes(stages))
+                .into_iter()
+                .map(|stages| Choice::HalfSlim { config, split, stages })
+                .collect()
+        }
+    }
 }
 
 /// Whether a choice computes a shape on a device at all.
@@ -256,18 +316,28 @@ fn serves(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
     if limits.restricted && blocks_of(choice) > limits.sms {
         return false;
     }
+    // The grid of a few-row kernel covers D.
+    let covers = |[block_m, block_n]: [u32; 2], split: u32, stages: u32, max_stages: u32, shared: u32| {
+        let m_tiles = shape.m.div_ceil(block_m);
+        let blocks = u64::from(shape.n.div_ceil(block_n)) * u64::from(split) * u64::from(m_tiles);
+        (MIN_STAGES..=max_stages).contains(&stages)
+            && shared <= limits.shared_per_block
+            && m_tiles <= MAX_GRID_Y
+            // It cannot be held back to some multiprocessors.
+            && (!limits.restricted || blocks <= u64::from(limits.sms))
+    };
     match *choice {
         Choice::Wide { config, .. } => {
             !config.is_grouped() && config.shared_bytes() <= limits.shared_per_block
         }
+        Choice::HalfWide { config, .. } => config.shared_bytes() <= limits.shared_per_block,
         Choice::Slim { config, split, stages } => {
-            let m_tiles = shape.m.div_ceil(config.block_m);
-            let blocks = u64::from(shape.n.div_ceil(config.block_n)) * u64::from(split) * u64::from(m_tiles);
-            (MIN_STAGES..=fp8_slim::MAX_STAGES).contains(&stages)
-                && config.shared_bytes(stages) <= limits.shared_per_block
-                && m_tiles <= MAX_GRID_Y
-                // Its grid covers D: it cannot be held back to some multiprocessors.
-                && (!limits.restricted || blocks <= u64::from(limits.sms))
+            let tile = [config.block_m, config.block_n];
+            covers(tile, split, stages, fp8_slim::MAX_STAGES, config.shared_bytes(stages))
+        }
+        Choice::HalfSlim { config, split, stages } => {
+            let tile = [config.block_m, config.block_n];
+            covers(tile, split, stages, half_slim::MAX_STAGES, config.shared_bytes(stages))
         }
     }
 }
@@ -275,21 +345,40 @@ fn serves(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
 /// Blocks of a cluster.
 pub(crate) fn blocks_of(choice: &Choice) -> u32 {
     match *choice {
-        Choice::Wide { cluster_m, cluster_n, .. } => cluster_m * cluster_n,
-        Choice::Slim { split, .. } => split,
+        Choice::Wide { cluster_m, cluster_n, .. } | Choice::HalfWide { cluster_m, cluster_n, .. } => {
+            cluster_m * cluster_n
+        }
+        Choice::Slim { split, .. } | Choice::HalfSlim { split, .. } => split,
     }
 }
 
 /// The name of a choice, for people and for the command line: `wide_128x144_s5_c1x2` is the kernel of 128 by 144
 /// tiles and 5 stages with clusters of 1 by 2 blocks, `slim_8x64_k4_s6` that of 8 by 64 tiles with K split in 4 and
-/// 6 stages.
+/// 6 stages. Those of other operands begin with their type and layout: `bf16_wide_nn_256x128_s3_c1x1`.
 #[must_use]
 pub fn name(choice: &Choice) -> String {
-    let config = choice.config().name();
-    let kernel = config.strip_prefix("fp8_gemm_").unwrap_or(&config);
+    let config = choice.config().name().replace("_gemm_", "_");
+    let kernel = config.strip_prefix("fp8_").unwrap_or(&config);
     match choice {
-        Choice::Wide { cluster_m, cluster_n, .. } => format!("{kernel}_c{cluster_m}x{cluster_n}"),
-        Choice::Slim { split, stages, .. } => format!("{kernel}_k{split}_s{stages}"),
+        Choice::Wide { cluster_m, cluster_n, .. } | Choice::HalfWide { cluster_m, cluster_n, .. } => {
+            format!("{kernel}_c{cluster_m}x{cluster_n}")
+        }
+        Choice::Slim { split, stages, .. } | Choice::HalfSlim { split, stages, .. } => {
+            format!("{kernel}_k{split}_s{stages}")
+        }
+    }
+}
+
+/// The name of a family, for people: its operands.
+#[must_use]
+pub fn family_name(family: Family) -> String {
+    match family {
+        Family::Fp8 => "fp8 operands with scales".to_owned(),
+        Family::Half(operands) => {
+            let major = |major, other| if major == Major::K { 'K' } else { other };
+            let (a, b) = (major(operands.a, 'M'), major(operands.b, 'N'));
+            format!("{} operands, A {a}-major and B {b}-major", operands.element.name())
+        }
     }
 }
 
@@ -304,20 +393,31 @@ pub fn name(choice: &Choice) -> String {
 /// ```
 #[must_use]
 pub fn parse(wanted: &str) -> Option<Choice> {
+    let clusters = [(1, 1), (1, 2), (2, 1), (2, 2)];
     let wide = |config| {
-        [(1, 1), (1, 2), (2, 1), (2, 2)]
-            .map(|(cluster_m, cluster_n)| Choice::Wide { config, cluster_m, cluster_n })
-            .to_vec()
+        clusters.map(|(cluster_m, cluster_n)| Choice::Wide { config, cluster_m, cluster_n }).to_vec()
+    };
+    let half_wide = |config| {
+        clusters.map(|(cluster_m, cluster_n)| Choice::HalfWide { config, cluster_m, cluster_n }).to_vec()
+    };
+    let slices = |max_stages| {
+        let stages = move |split| (MIN_STAGES..=max_stages).map(move |stages| (split, stages));
+        fp8_slim::SPLITS.into_iter().flat_map(stages)
     };
     let slim = |config| -> Vec<Choice> {
-        let stages = |split| (MIN_STAGES..=fp8_slim::MAX_STAGES).map(move |stages| (split, stages));
-        let all = fp8_slim::SPLITS.into_iter().flat_map(stages);
+        let all = slices(fp8_slim::MAX_STAGES);
         all.map(|(split, stages)| Choice::Slim { config, split, stages }).collect()
+    };
+    let half_slim = |config| -> Vec<Choice> {
+        let all = slices(half_slim::MAX_STAGES);
+        all.map(|(split, stages)| Choice::HalfSlim { config, split, stages }).collect()
     };
     Config::all()
         .flat_map(|config| match config {
             Config::Wide(config) => wide(config),
             Config::Slim(config) => slim(config),
+            Config::HalfWide(config) => half_wide(config),
+            Config::HalfSlim(config) => half_slim(config),
         })
         .find(|choice| name(choice) == wanted)
 }

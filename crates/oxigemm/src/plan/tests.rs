@@ -1,8 +1,19 @@
 use super::*;
+use oxigemm_kernels::half::{Half, Operands};
 use std::collections::HashSet;
 
 const ANCHOR: [(u32, u32); 7] =
     [(2112, 7168), (576, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048)];
+
+/// FP8, and both 16-bit types in every layout.
+fn families() -> impl Iterator<Item = Family> {
+    std::iter::once(Family::Fp8).chain(Operands::all().map(Family::Half))
+}
+
+fn half(layout: &str) -> Family {
+    let same = |operands: &Operands| operands.element == Half::Bf16 && operands.layout() == layout;
+    Family::Half(Operands::all().find(same).expect("one of four layouts"))
+}
 
 fn shapes() -> impl Iterator<Item = Shape> {
     let rows = [1, 2, 7, 8, 9, 63, 64, 65, 128, 129, 1000, 4096, 100_003];
@@ -13,8 +24,9 @@ fn shapes() -> impl Iterator<Item = Shape> {
 #[test]
 fn every_shape_has_a_plan_that_fits_the_device() {
     for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(24)] {
-        for shape in shapes() {
-            let plan = Plan::best(shape, &limits);
+        for (family, shape) in families().flat_map(|family| shapes().map(move |shape| (family, shape))) {
+            let plan = Plan::best_of(family, shape, &limits);
+            assert_eq!(plan.choice.config().family(), family, "{shape:?}");
             assert!(plan.launch.shared_bytes <= limits.shared_per_block, "{shape:?}");
             assert!(plan.launch.grid[0] > 0 && plan.launch.grid[1] > 0 && plan.launch.grid[1] <= MAX_GRID_Y);
             assert_eq!(plan.launch.grid[0] % plan.launch.cluster, 0, "{shape:?}");
@@ -51,17 +63,45 @@ fn few_rows_take_slim_kernels_and_many_take_wide_ones() {
 }
 
 #[test]
+fn few_rows_of_16_bits_take_slim_kernels_and_many_take_wide_ones() {
+    for (n, k) in ANCHOR {
+        let choice = |layout, m| Plan::best_of(half(layout), Shape { m, n, k }, &Limits::h200()).choice;
+        for layout in ["nt", "nn"] {
+            assert!(matches!(choice(layout, 1), Choice::HalfSlim { .. }), "{layout} m=1 n={n} k={k}");
+        }
+        for layout in ["nt", "nn", "tn", "tt"] {
+            assert!(matches!(choice(layout, 8192), Choice::HalfWide { .. }), "{layout} m=8192 n={n} k={k}");
+        }
+    }
+}
+
+#[test]
+fn large_products_of_16_bits_take_the_tiles_that_read_least() {
+    for shape in [Shape { m: 4096, n: 7168, k: 16384 }, Shape { m: 8192, n: 8192, k: 8192 }] {
+        let plan = Plan::best_of(half("nt"), shape, &Limits::h200());
+        let Choice::HalfWide { config, .. } = plan.choice else { panic!("{}", plan.name()) };
+        assert_eq!(config.block_m * config.block_n, 256 * 128, "{}", plan.name());
+    }
+    // Twelve tiles of 176 columns are 2112: three rounds that are nearly full.
+    let plan = Plan::best_of(half("nt"), Shape { m: 4096, n: 2112, k: 7168 }, &Limits::h200());
+    assert!(plan.name().contains("128x176"), "{}", plan.name());
+}
+
+#[test]
 fn a_small_n_is_split_along_k() {
-    let plan = Plan::best(Shape { m: 1, n: 576, k: 7168 }, &Limits::h200());
+    let shape = Shape { m: 1, n: 576, k: 7168 };
+    let plan = Plan::best(shape, &Limits::h200());
     assert!(matches!(plan.choice, Choice::Slim { split: 4.., .. }), "{}", plan.name());
+    let plan = Plan::best_of(half("nt"), shape, &Limits::h200());
+    assert!(matches!(plan.choice, Choice::HalfSlim { split: 4.., .. }), "{}", plan.name());
 }
 
 #[test]
 fn a_restricted_plan_stays_within_its_multiprocessors() {
     for sms in [1, 2, 7, 64] {
         let limits = Limits::h200().restricted_to(sms);
-        for shape in shapes() {
-            let launch = Plan::best(shape, &limits).launch;
+        for (family, shape) in families().flat_map(|family| shapes().map(move |shape| (family, shape))) {
+            let launch = Plan::best_of(family, shape, &limits).launch;
             let blocks = u64::from(launch.grid[0]) * u64::from(launch.grid[1]);
             assert!(blocks <= u64::from(sms), "{shape:?} on {sms}: {launch:?}");
         }
@@ -72,7 +112,8 @@ fn a_restricted_plan_stays_within_its_multiprocessors() {
 #[test]
 fn names_are_unique_and_lead_back() {
     let mut seen = HashSet::new();
-    let all = shapes().flat_map(|shape| candidates(shape, Limits::h200()));
+    let of = |shape| families().flat_map(move |family| candidates_of(family, shape, Limits::h200()));
+    let all = shapes().flat_map(of);
     let unique: HashSet<Choice> = all.collect();
     for choice in unique {
         assert!(seen.insert(name(&choice)), "{} twice", name(&choice));
@@ -106,14 +147,20 @@ fn an_estimate_never_beats_the_memory() {
             assert!(cost.us >= bytes / 4.9e6, "{} for {shape:?}", name(&choice));
             assert!(cost.terms().iter().all(|(_, us)| *us >= 0.0 && *us <= cost.us), "{cost:?}");
         }
+        for (choice, cost) in ranking_of(half("nn"), shape, &Limits::h200()) {
+            let bytes = 2.0 * f64::from(shape.m + shape.n) * f64::from(shape.k);
+            assert!(cost.us >= bytes / 4.9e6, "{} for {shape:?}", name(&choice));
+        }
     }
 }
 
 #[test]
 fn a_shape_has_few_candidates() {
     for shape in shapes() {
-        let count = candidates(shape, Limits::h200()).count();
-        assert!((1..400).contains(&count), "{count} for {shape:?}");
+        for family in families() {
+            let count = candidates_of(family, shape, Limits::h200()).count();
+            assert!((1..400).contains(&count), "{count} for {shape:?}");
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod grouped;
+pub mod half;
 
 use oxigemm::cast::{Quantized, ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
 use oxigemm::plan::Choice;

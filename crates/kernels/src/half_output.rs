@@ -1,0 +1,244 @@
+//! From the accumulators of 16-bit products to memory, in rounds.
+//!
+//! A warpgroup has a staging area of some panels: 64 rows of 128 bytes. Where the copy engine can store D, the
+//! warpgroup fills the area, and a thread that does not multiply has it stored; a part of a tile that is larger than the
+//! area, as it is in FP32 most of all, takes several such rounds. Math and storing threads go through the same list.
+
+use crate::epilogue::{
+    OutputFlags, OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_BYTES, WarpOutput, chunk_offset,
+};
+use crate::pipeline::Pipeline;
+use oxigemm_ptx::tma::StoreReduction;
+use oxigemm_ptx::{Kernel, Shared, U32, Var};
+
+/// What a warpgroup computes of a tile: as many times 64 rows as there are waves, all of the same columns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PartShape {
+    pub waves: u32,
+    pub columns: u32,
+}
+
+/// What a panel holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// 64 columns of a 16-bit type.
+    Half,
+    /// 32 columns of FP32.
+    F32,
+}
+
+impl Kind {
+    const fn columns(self) -> u32 {
+        match self {
+            Kind::Half => ROW_BYTES / 2,
+            Kind::F32 => ROW_BYTES / 4,
+        }
+    }
+}
+
+/// A panel of a part: its columns of one wave, and its place in the staging area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Panel {
+    wave: u32,
+    first_column: u32,
+    columns: u32,
+    slot: u32,
+}
+
+impl PartShape {
+    /// Panels of the whole part, in 16 bits.
+    pub fn panels(&self) -> u32 {
+        self.panels_of(Kind::Half).count() as u32
+    }
+
+    fn panels_of(&self, kind: Kind) -> impl Iterator<Item = Panel> {
+        let (waves, columns, width) = (self.waves, self.columns, kind.columns());
+        (0..waves).flat_map(move |wave| {
+            (0..columns).step_by(width as usize).map(move |first_column| Panel {
+                wave,
+                first_column,
+                columns: width.min(columns - first_column),
+                slot: 0,
+            })
+        })
+    }
+
+    /// The panels in rounds of as many as the staging area has room for.
+    fn rounds(&self, kind: Kind, room: u32) -> Vec<Vec<Panel>> {
+        let panels: Vec<Panel> = self.panels_of(kind).collect();
+        let round = |panels: &[Panel]| {
+            (0u32..).zip(panels).map(|(slot, panel)| Panel { slot, ..*panel }).collect::<Vec<_>>()
+        };
+        panels.chunks(room as usize).map(round).collect()
+    }
+}
+
+/// The way of a warpgroup's part of a tile to D.
+pub(crate) struct Outbox<'k, 'p> {
+    pub k: &'k Kernel,
+    pub params: &'p OutputParams<'k>,
+    pub shape: PartShape,
+    /// Panels that the staging area holds.
+    pub room: u32,
+    /// The warpgroup's staging area, aligned to 1024.
+    pub staging: Shared<'k>,
+    /// The staging areas of the warpgroups, as if each were a stage of a ring: `full` when it holds a round.
+    pub ring: Pipeline<'k>,
+    pub warpgroup: U32<'k>,
+}
+
+impl<'k> Outbox<'k, '_> {
+    fn panel(&self, panel: &Panel, [row, column]: [U32<'k>; 2]) -> Panels<'k> {
+        Panels {
+            row: row + panel.wave * 64,
+            column: column + panel.first_column,
+            staging: self.staging.at(panel.slot * PANEL_BYTES),
+        }
+    }
+
+    /// A math warp's rows of the part that begins at `first`: a fragment of sums for each wave. `parity` is the
+    /// warpgroup's place in the ring, which begins as a writer's.
+    pub fn write(
+        &self,
+        [warp, lane]: [U32<'k>; 2],
+        first: [U32<'k>; 2],
+        sums: &[Vec<Var<'k, f32>>],
+        parity: Var<'k, u32>,
+    ) {
+        let (k, p) = (self.k, self.params);
+        k.if_else(
+            p.has(OutputFlags::PLAIN),
+            || {
+                k.if_else(
+                    p.has(OutputFlags::F32),
+                    || self.write_rounds(Kind::F32, [warp, lane], first, sums, parity),
+                    || self.write_rounds(Kind::Half, [warp, lane], first, sums, parity),
+                );
+            },
+            || {
+                let whole = |wave| Panel { wave, first_column: 0, columns: self.shape.columns, slot: 0 };
+                let rows = |wave| self.rows([warp, lane], &whole(wave), first);
+                let parts = (0u32..).zip(sums).map(|(wave, sums)| (rows(wave), sums.as_slice()));
+                WarpOutput::write_f32(k, &parts.collect::<Vec<_>>());
+            },
+        );
+    }
+
+    /// A warp's rows of a panel.
+    fn rows(&self, [warp, lane]: [U32<'k>; 2], panel: &Panel, first: [U32<'k>; 2]) -> WarpOutput<'k, '_> {
+        WarpOutput { params: self.params, place: self.panel(panel, first), warp, lane }
+    }
+
+    fn write_rounds(
+        &self,
+        kind: Kind,
+        [warp, lane]: [U32<'k>; 2],
+        first: [U32<'k>; 2],
+        sums: &[Vec<Var<'k, f32>>],
+        parity: Var<'k, u32>,
+    ) {
+        let k = self.k;
+        for round in self.shape.rounds(kind, self.room) {
+            let staged: Vec<_> = round
+                .iter()
+                .map(|panel| {
+                    let [from, end] = [panel.first_column, panel.first_column + panel.columns];
+                    let sums = &sums[panel.wave as usize][from as usize / 2..end as usize / 2];
+                    (panel, self.rows([warp, lane], panel, first), sums)
+                })
+                .collect();
+            let whole = |panel: &Panel| panel.columns == kind.columns();
+            self.ring.empty(self.warpgroup).wait(parity.get());
+            for (panel, rows, sums) in &staged {
+                match kind {
+                    Kind::Half => rows.stage(k, sums),
+                    Kind::F32 if whole(panel) => stage_f32(rows, sums),
+                    Kind::F32 => {}
+                }
+            }
+            k.fence_async_shared();
+            k.sync_warp();
+            k.guard(lane.eq(0), || self.ring.full(self.warpgroup).arrive());
+            parity.set(parity.live() ^ 1);
+            // Columns that are no whole panel are stored by the lanes.
+            for (panel, rows, sums) in staged.iter().filter(|(panel, ..)| !whole(panel)) {
+                match kind {
+                    Kind::Half => rows.store_left_over(k, panel.columns),
+                    Kind::F32 => WarpOutput::write_f32(k, &[(*rows, *sums)]),
+                }
+            }
+        }
+    }
+
+    /// The storing thread's side of one tile, whose part begins at `first`. `parity` is its place in the ring, which
+    /// begins as a reader's.
+    pub fn store(&self, first: [U32<'k>; 2], parity: Var<'k, u32>) {
+        self.k.if_else(
+            self.params.has(OutputFlags::F32),
+            || self.store_rounds(Kind::F32, first, parity),
+            || self.store_rounds(Kind::Half, first, parity),
+        );
+    }
+
+    fn store_rounds(&self, kind: Kind, first: [U32<'k>; 2], parity: Var<'k, u32>) {
+        let (k, p) = (self.k, self.params);
+        for round in self.shape.rounds(kind, self.room) {
+            let whole = round.iter().filter(|panel| panel.columns == kind.columns());
+            let panels: Vec<_> = whole.map(|panel| self.panel(panel, first)).collect();
+            self.ring.full(self.warpgroup).wait(parity.get());
+            let store = || panels.iter().for_each(|at| p.d_map.store(&[at.column, at.row], at.staging));
+            // What is added to FP32 is D itself, and the copy engine adds it.
+            let add = || {
+                for at in &panels {
+                    p.d_map.store_reducing(StoreReduction::Add, &[at.column, at.row], at.staging);
+                }
+            };
+            match kind {
+                Kind::Half => store(),
+                Kind::F32 => k.if_else(p.has(OutputFlags::ADDEND), add, store),
+            }
+            k.bulk_commit();
+            k.bulk_wait_read(0);
+            self.ring.empty(self.warpgroup).arrive();
+            parity.set(parity.live() ^ 1);
+        }
+    }
+}
+
+/// Lays a warp's rows of a panel out in FP32, as the copy engine reads them.
+fn stage_f32<'k>(rows: &WarpOutput<'k, '_>, sums: &[Var<'k, f32>]) {
+    let (row, pair) = (rows.lane >> 2, rows.lane & 3);
+    let panel = rows.place.staging.at(rows.warp * WARP_BYTES).at((pair & 1) * 8);
+    for (octet, sums) in (0u32..).zip(sums.chunks(4)) {
+        let upper = panel.at(chunk_offset(row, (pair >> 1) + octet * 2));
+        for (below, pair) in [0, 8 * ROW_BYTES].into_iter().zip(sums.chunks(2)) {
+            upper.at(below).store_vec([pair[0].live(), pair[1].live()]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_column_is_in_one_panel_and_every_round_fits() {
+        for (waves, columns) in [(2, 128), (1, 256), (1, 192), (1, 176), (1, 144), (1, 128), (1, 64)] {
+            let shape = PartShape { waves, columns };
+            for (kind, room) in [(Kind::Half, shape.panels()), (Kind::F32, shape.panels()), (Kind::F32, 1)] {
+                let rounds = shape.rounds(kind, room);
+                let mut covered = vec![0; (waves * columns) as usize];
+                for panel in rounds.iter().flatten() {
+                    let first = panel.wave * columns + panel.first_column;
+                    covered[first as usize..][..panel.columns as usize].iter_mut().for_each(|x| *x += 1);
+                }
+                assert!(covered.iter().all(|x| *x == 1), "{shape:?} {kind:?}");
+                for round in &rounds {
+                    assert!(round.len() as u32 <= room);
+                    assert!((0u32..).zip(round).all(|(slot, panel)| panel.slot == slot));
+                }
+            }
+            assert_eq!(shape.rounds(Kind::Half, shape.panels()).len(), 1, "16 bits take one round");
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! GEMM of BF16 or FP16 operands, for few rows: K split over a cluster, operands swapped below 64 rows.
+//!
+//! With few rows of A the product is as fast as B can be read. Below 64 rows B's rows take the tensor core's 64-row
+//! side and A's the other, which may be as narrow as 8. Where N alone does not give every multiprocessor work, the
+//! blocks of a cluster take a slice of K each, and [`Partials`] adds them up.
+
+use crate::epilogue::{OutputFlags, Panels, SwappedOutput, WarpOutput};
+use crate::half::{BLOCK_K, OperandTile, Operands};
+use crate::params::Params;
+use crate::partials::{PartialShape, Partials};
+use crate::pipeline::Pipeline;
+use crate::{WARP, WARPGROUP};
+use oxigemm_ptx::tma::{Eviction, LoadOptions};
+use oxigemm_ptx::wgmma::{Descriptor, Major, MatrixA};
+use oxigemm_ptx::{BuildError, Kernel, Module, Shared, SharedLayout, Target, U32, Var};
+
+pub use crate::partials::SPLITS;
+
+/// What is compiled in. Shapes, strides, the split of K, the number of stages and whether D is FP32 are run-time
+/// arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// The operands; A is K-major.
+    pub operands: Operands,
+    /// Rows of A in a tile: 8, 16, 32, 64 or 128.
+    pub block_m: u32,
+    /// Rows of B in a tile: 64 or 128.
+    pub block_n: u32,
+}
+
+/// Stages that the barriers have room for.
+pub const MAX_STAGES: u32 = 16;
+
+/// Shared memory, every offset in one place. What has a fixed size lies below the tiles, whose number is an argument.
+struct SharedMap {
+    barriers: u32,
+    /// Stages, each with its tile of B and then of A; and, when all of them have been read, what is made of them.
+    tiles: u32,
+}
+
+impl SharedMap {
+    fn new() -> Self {
+        let mut layout = SharedLayout::default();
+        let barriers = layout.place(Pipeline::barrier_bytes(MAX_STAGES), 8);
+        // Swizzled tiles repeat every 1024 bytes.
+        let tiles = layout.place(0, 1024);
+        SharedMap { barriers, tiles }
+    }
+
+    /// Gives the parts names, for the simulator's messages and timelines.
+    fn name(&self, k: &Kernel, cfg: &Config) {
+        Pipeline::name_barriers(k, ["full", "empty"], self.barriers, MAX_STAGES);
+        let [a, b] = cfg.tiles().map(|tile| tile.bytes());
+        k.name_shared_every(cfg.stage_bytes(), "b", self.tiles, b, MAX_STAGES);
+        k.name_shared_every(cfg.stage_bytes(), "a", self.tiles + b, a, MAX_STAGES);
+    }
+}
+
+impl Config {
+    /// The kernel's name, unique in the closed set.
+    pub fn name(&self) -> String {
+        let Config { operands, block_m, block_n } = self;
+        let (element, layout) = (operands.element.name(), operands.layout());
+        format!("{element}_gemm_slim_{layout}_{block_m}x{block_n}")
+    }
+
+    /// Threads of a block: the math warpgroups, and a warp that loads tiles.
+    pub fn threads(&self) -> u32 {
+        self.math_threads() + WARP
+    }
+
+    /// Bytes of dynamic shared memory for a number of stages.
+    pub fn shared_bytes(&self, stages: u32) -> u32 {
+        SharedMap::new().tiles
+            + (stages * self.stage_bytes()).max(self.partials().bytes()).max(self.staging_bytes())
+    }
+
+    /// Bytes of the tiles of one stage.
+    pub fn stage_bytes(&self) -> u32 {
+        self.tiles().iter().map(OperandTile::bytes).sum()
+    }
+
+    /// The parts of A and B in a stage.
+    fn tiles(&self) -> [OperandTile; 2] {
+        let Operands { a, b, .. } = self.operands;
+        [OperandTile { major: a, rows: self.block_m }, OperandTile { major: b, rows: self.block_n }]
+    }
+
+    /// Lines that one tensor load of A, and of B, brings.
+    pub(crate) fn loaded_lines(&self) -> [u32; 2] {
+        self.tiles().map(|tile| tile.lines())
+    }
+
+    /// Whether B's rows take the 64-row side of the tensor core.
+    fn swapped(&self) -> bool {
+        self.block_m < 64
+    }
+
+    /// Rows of the tile along the 64-row side, and along the other.
+    fn sides(&self) -> (u32, u32) {
+        if self.swapped() { (self.block_n, self.block_m) } else { (self.block_m, self.block_n) }
+    }
+
+    fn math_threads(&self) -> u32 {
+        self.sides().0 / 64 * WARPGROUP
+    }
+
+    fn math_warps(&self) -> u32 {
+        self.math_threads() / WARP
+    }
+
+    fn partials(&self) -> PartialShape {
+        PartialShape {
+            rows: self.block_m,
+            columns: self.block_n,
+            swapped: self.swapped(),
+            threads: self.math_threads(),
+        }
+    }
+
+    /// Bytes that a warpgroup stages its output in.
+    fn output_bytes(&self) -> u32 {
+        match self.swapped() {
+            true => (self.block_m * 128).next_multiple_of(1024),
+            false => Panels::staging_bytes(self.block_n),
+        }
+    }
+
+    fn staging_bytes(&self) -> u32 {
+        self.math_threads() / WARPGROUP * self.output_bytes()
+    }
+
+    /// Builds the kernel.
+    pub fn build(&self) -> Result<Module, BuildError> {
+        build(self)
+    }
+}
+
+/// What every role of the kernel works with: the block's tile, its slice of K, its shared memory.
+struct Block<'k, 'c> {
+    k: &'k Kernel,
+    cfg: &'c Config,
+    params: Params<'k>,
+    /// The stages; and what takes their place when all of them have been read.
+    tiles: Shared<'k>,
+    pipe: Pipeline<'k>,
+    partials: Partials<'k>,
+    /// The tile's first row and column.
+    tile: [U32<'k>; 2],
+    /// The slice: blocks of K from the first to before the second.
+    slice: [U32<'k>; 2],
+    warp: U32<'k>,
+    lane: U32<'k>,
+}
+
+impl<'k> Block<'k, '_> {
+    /// The tiles of A and B in a stage.
+    fn stage(&self, stage: U32<'k>) -> [Shared<'k>; 2] {
+        let b = self.tiles.at(stage * self.cfg.stage_bytes());
+        [b.at(self.cfg.tiles()[1].bytes()), b]
+    }
+}
+
+/// `D[m,n] = C[m,n] + sum over k of  A[m,k] * B[n,k]`
+fn build(cfg: &Config) -> Result<Module, BuildError> {
+    let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
+    let mut params = Params::declare(k);
+    params.output.half = cfg.operands.element;
+    let shared = k.dynamic_shared();
+    let map = SharedMap::new();
+    map.name(k, cfg);
+    let [stages, ..] = params.tuning;
+    let pipe = Pipeline::new(k, shared.at(map.barriers), stages, MAX_STAGES);
+    let tiles = shared.at(map.tiles);
+    let (split, rank) = (k.cluster_blocks(), k.cluster_rank());
+    let partials = Partials { shape: cfg.partials(), at: tiles, split, rank };
+    let slice = [rank * params.k_blocks / split, (rank + 1) * params.k_blocks / split];
+    let tile = [k.block_index(1) * cfg.block_m, k.cluster_index() * cfg.block_n];
+    let (warp, lane) = (k.warp_index(), k.lane());
+    let block = Block { k, cfg, params, tiles, pipe, partials, tile, slice, warp, lane };
+    let tile_warp = cfg.math_warps();
+
+    k.if_else(
+        warp.eq(tile_warp),
+        || {
+            // The loads start as soon as their barriers exist; nobody else is waited for.
+            k.if_(lane.eq(0), || {
+                block.params.a.prefetch();
+                block.params.b.prefetch();
+                pipe.init(1, cfg.math_warps());
+                k.fence_barrier_init();
+            });
+            k.sync_warp();
+            k.barrier_arrive(0, cfg.threads());
+            k.grid_dependency_wait();
+            k.if_(lane.eq(0), || k.role("producer", || block.load_tiles()));
+            k.sync_warp();
+        },
+        || {
+            k.barrier_sync(0, cfg.threads());
+            k.grid_dependency_wait();
+        },
+    );
+
+    // One slice needs no detour (with operands swapped: in the plain output type): each warp writes its part.
+    let writable = if cfg.swapped() { block.params.output.has(OutputFlags::PLAIN) } else { k.constant(true) };
+    let direct = split.eq(1) & writable;
+    k.if_(warp.lt(tile_warp), || {
+        let sums = k.role("math", || block.multiply());
+        // What comes next takes the place of the tiles: no warpgroup may still read those.
+        k.barrier_sync(1, cfg.math_threads());
+        k.if_else(direct, || block.write(&sums), || block.partials.share(k, warp, lane, &sums));
+    });
+    k.if_(!direct, || {
+        let math = warp.lt(tile_warp);
+        // Every slice's partial sums are in place, and visible to the cluster.
+        k.cluster_sync();
+        let loaded = block.partials.load(k, math, &block.params.output, tile);
+        // Nobody leaves while another block still reads its shared memory.
+        k.cluster_arrive();
+        k.if_(math, || block.partials.add(k, &loaded, &block.params.output, tile));
+        k.sync_warp();
+        k.cluster_wait();
+    });
+    k.finish()
+}
+
+impl<'k> Block<'k, '_> {
+    /// The producer thread.
+    fn load_tiles(&self) {
+        let (k, p) = (self.k, &self.params);
+        // Where every row of B is read once, it need not stay in the L2 cache.
+        let [_, stream, _] = p.tuning;
+        let once = LoadOptions { cache: Some(k.cache_policy(Eviction::First)), ..Default::default() };
+        let ([a_tile, b_tile], [m, n]) = (self.cfg.tiles(), self.tile);
+        let cursor = self.pipe.writer();
+        k.for_(self.slice[0], self.slice[1], 1, |block| {
+            cursor.wait_empty();
+            let stage = cursor.stage();
+            let full = self.pipe.full(stage);
+            full.arrive_expecting(self.cfg.stage_bytes());
+            let ([a, b], depth) = (self.stage(stage), block * BLOCK_K);
+            let load_b = |options| {
+                b_tile.boxes([n, depth], b).for_each(|(at, to)| p.b.load(&at, to, full, options));
+            };
+            k.if_else(stream.ne(0), || load_b(once), || load_b(LoadOptions::default()));
+            a_tile.boxes([m, depth], a).for_each(|(at, to)| p.a.load(&at, to, full, LoadOptions::default()));
+            cursor.advance();
+        });
+        k.launch_dependents();
+    }
+
+    /// A math warpgroup: 64 rows of one operand against all rows of the other, one stage always in flight.
+    fn multiply(&self) -> Vec<Var<'k, f32>> {
+        let (k, cfg) = (self.k, self.cfg);
+        let types = cfg.operands.mma_type();
+        let ([a, b], [a_tile, b_tile]) = (self.stage(k.constant(0)), cfg.tiles());
+        let ((tall, tall_tile), (other, other_tile)) =
+            if cfg.swapped() { ((b, b_tile), (a, a_tile)) } else { ((a, a_tile), (b, b_tile)) };
+        let tall = tall_tile.descriptor(tall.at((self.warp >> 2) * OperandTile::row_offset(64)));
+        let other: Descriptor<'k> = other_tile.descriptor(other);
+        let majors: (Major, Major) = (tall_tile.major, other_tile.major);
+        let sums = k.fragment::<f32>(cfg.sides().1 as usize / 2);
+        sums.iter().for_each(|sum| sum.set(0.0));
+
+        let (cursor, previous) = (self.pipe.reader(), k.var(0u32));
+        k.for_(self.slice[0], self.slice[1], 1, |block| {
+            cursor.wait_full();
+            let stage = cursor.stage();
+            let offset = stage * cfg.stage_bytes();
+            let (tall, other) = (tall.advance(offset), other.advance(offset));
+            k.wgmma_fence();
+            for depth in (0..BLOCK_K).step_by(types.k() as usize) {
+                let tall = MatrixA::Shared(tall.advance(tall_tile.depth_offset(depth)));
+                let other = other.advance(other_tile.depth_offset(depth));
+                k.wgmma(types, &sums, tall, other, majors, k.constant(true));
+            }
+            k.wgmma_commit();
+            k.wgmma_wait(1);
+            let done = self.pipe.empty(previous.get());
+            k.guard(self.lane.eq(0) & block.gt(self.slice[0]), || done.arrive());
+            previous.set(stage);
+            cursor.advance();
+        });
+        // The last stage is let go by nobody: nothing is loaded after it.
+        k.wgmma_wait(0);
+        sums
+    }
+
+    /// Writes the sums to D.
+    fn write(&self, sums: &[Var<'k, f32>]) {
+        let (k, cfg, params, [m, n]) = (self.k, self.cfg, &self.params.output, self.tile);
+        let (warpgroup, warp, thread) = (self.warp >> 2, self.warp & 3, k.thread_index() % WARPGROUP);
+        let staging = self.tiles.at(warpgroup * cfg.output_bytes());
+        if cfg.swapped() {
+            let (column, barrier) = (n + warpgroup * 64, (1, cfg.math_threads()));
+            SwappedOutput { params, row: m, column, staging, thread, barrier }.write(k, sums);
+            return;
+        }
+        let place = Panels { row: m + warpgroup * 64, column: n, staging };
+        let output = WarpOutput { params, place, warp, lane: self.lane };
+        k.if_else(
+            params.has(OutputFlags::PLAIN),
+            || {
+                output.stage(k, sums);
+                k.fence_async_shared();
+                k.barrier_sync(1, cfg.math_threads());
+                k.if_(thread.eq(0), || {
+                    place.store(params, cfg.block_n);
+                    k.bulk_commit();
+                    k.bulk_wait_read(0);
+                });
+            },
+            || WarpOutput::write_f32(k, &[(output, sums)]),
+        );
+    }
+}

@@ -1,0 +1,362 @@
+//! GEMM of BF16 or FP16 operands, for many rows: persistent, warp-specialized, multicast.
+//!
+//! A block computes tiles of `block_m` by `block_n`. Two warpgroups multiply: each its own half of the rows, or of the
+//! columns where a tile has 64 rows. A third one serves them: one thread issues the tensor loads, and two have what the
+//! others have staged stored. The tensor core sums all of K in FP32, so the products of a stage are only issued: while
+//! they run, those of the stage before come to their end and it is let go.
+//! Clusters of blocks share their operands: each block loads its part of a tile and multicasts it.
+
+use crate::WARPGROUP;
+use crate::cluster::{Place, Release};
+use crate::epilogue::{OutputFlags, PANEL_BYTES};
+use crate::half::{BLOCK_K, OperandTile, Operands, PANEL};
+use crate::half_output::{Outbox, PartShape};
+use crate::params::Params;
+use crate::pipeline::{Cursor, Pipeline};
+use oxigemm_ptx::wgmma::{Descriptor, DescriptorVar, Major, MatrixA};
+use oxigemm_ptx::{BuildError, Kernel, Module, Shared, SharedLayout, Target, U32, Var};
+
+/// What is compiled in. Shapes, strides, the cluster's dimensions and whether D is FP32 are run-time arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// The operands.
+    pub operands: Operands,
+    /// Rows of a tile: 64, 128 or 256.
+    pub block_m: u32,
+    /// Columns of a tile: a multiple of 16, of 32 where it has 64 rows, of 64 where B is N-major.
+    pub block_n: u32,
+    /// Stages of the pipeline.
+    pub stages: u32,
+}
+
+/// Warpgroups that multiply.
+const MATH_WARPGROUPS: u32 = 2;
+const MATH_WARPS: u32 = MATH_WARPGROUPS * 4;
+const PRODUCER_REGISTERS: u32 = 40;
+const MATH_REGISTERS: u32 = 232;
+
+impl Config {
+    /// The kernel's name, unique in the closed set.
+    pub fn name(&self) -> String {
+        let Config { operands, block_m, block_n, stages } = self;
+        let (element, layout) = (operands.element.name(), operands.layout());
+        format!("{element}_gemm_wide_{layout}_{block_m}x{block_n}_s{stages}")
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> u32 {
+        (MATH_WARPGROUPS + 1) * WARPGROUP
+    }
+
+    /// Bytes of dynamic shared memory.
+    pub fn shared_bytes(&self) -> u32 {
+        SharedMap::new(self).bytes
+    }
+
+    /// The operands' parts of a stage.
+    fn tiles(&self) -> [OperandTile; 2] {
+        let Operands { a, b, .. } = self.operands;
+        [OperandTile { major: a, rows: self.block_m }, OperandTile { major: b, rows: self.block_n }]
+    }
+
+    /// Lines that one tensor load of A, and of B, brings to a cluster of `cluster_m` by `cluster_n` blocks.
+    pub(crate) fn loaded_lines(&self, [cluster_m, cluster_n]: [u32; 2]) -> [u32; 2] {
+        let [a, b] = self.tiles();
+        [a.lines() / cluster_n, b.lines() / cluster_m]
+    }
+
+    /// Warpgroups side by side along N: both, where one of them covers all rows.
+    fn warpgroups_n(&self) -> u32 {
+        if self.block_m == 64 { MATH_WARPGROUPS } else { 1 }
+    }
+
+    /// Columns of a warpgroup's products.
+    fn warpgroup_n(&self) -> u32 {
+        self.block_n / self.warpgroups_n()
+    }
+
+    /// 64-row products that a warpgroup makes of each stage.
+    fn waves(&self) -> u32 {
+        (self.block_m * self.warpgroups_n()) / (MATH_WARPGROUPS * 64)
+    }
+
+    /// What a warpgroup computes of a tile.
+    fn part(&self) -> PartShape {
+        PartShape { waves: self.waves(), columns: self.warpgroup_n() }
+    }
+
+    /// Bytes of a math warpgroup's staging area.
+    fn staging_bytes(&self) -> u32 {
+        self.part().panels() * PANEL_BYTES
+    }
+
+    /// Builds the kernel.
+    pub fn build(&self) -> Result<Module, BuildError> {
+        build(self)
+    }
+}
+
+/// Shared memory, every offset in one place.
+struct SharedMap {
+    a: u32,
+    b: u32,
+    staging: u32,
+    barriers: u32,
+    output_barriers: u32,
+    bytes: u32,
+}
+
+impl SharedMap {
+    fn new(cfg: &Config) -> Self {
+        let mut layout = SharedLayout::default();
+        // Swizzled tiles repeat every 1024 bytes.
+        let [a, b] = cfg.tiles().map(|tile| layout.place(cfg.stages * tile.bytes(), 1024));
+        let staging = layout.place(MATH_WARPGROUPS * cfg.staging_bytes(), 1024);
+        let barriers = layout.place(Pipeline::barrier_bytes(cfg.stages), 8);
+        let output_barriers = layout.place(Pipeline::barrier_bytes(MATH_WARPGROUPS), 8);
+        SharedMap { a, b, staging, barriers, output_barriers, bytes: layout.bytes() }
+    }
+
+    /// Gives names to its parts, for the simulator's messages and timeline.
+    fn name(&self, k: &Kernel, cfg: &Config) {
+        let [a, b] = cfg.tiles();
+        k.name_shared("a", self.a, a.bytes(), cfg.stages);
+        k.name_shared("b", self.b, b.bytes(), cfg.stages);
+        k.name_shared("staging", self.staging, cfg.staging_bytes(), MATH_WARPGROUPS);
+        Pipeline::name_barriers(k, ["full", "empty"], self.barriers, cfg.stages);
+        Pipeline::name_barriers(k, ["staged", "stored"], self.output_barriers, MATH_WARPGROUPS);
+    }
+}
+
+/// What every role of the kernel works with.
+struct Block<'k, 'c> {
+    k: &'k Kernel,
+    cfg: &'c Config,
+    params: Params<'k>,
+    map: SharedMap,
+    shared: Shared<'k>,
+    place: Place<'k>,
+    pipe: Pipeline<'k>,
+    /// The staging areas of the warpgroups, as if each were a stage of a ring.
+    staged: Pipeline<'k>,
+    warp: U32<'k>,
+    lane: U32<'k>,
+}
+
+impl<'k> Block<'k, '_> {
+    /// The first row and column of a warpgroup's part of a tile.
+    fn part_of(&self, warpgroup: U32<'k>) -> [U32<'k>; 2] {
+        let (cfg, zero) = (self.cfg, self.k.constant(0));
+        match cfg.warpgroups_n() {
+            1 => [warpgroup * (cfg.waves() * 64), zero],
+            _ => [zero, warpgroup * cfg.warpgroup_n()],
+        }
+    }
+
+    /// The way of a warpgroup's part to D.
+    fn outbox(&self, warpgroup: U32<'k>) -> Outbox<'k, '_> {
+        Outbox {
+            k: self.k,
+            params: &self.params.output,
+            shape: self.cfg.part(),
+            room: self.cfg.part().panels(),
+            staging: self.shared.at(self.map.staging).at(warpgroup * self.cfg.staging_bytes()),
+            ring: self.staged,
+            warpgroup,
+        }
+    }
+
+    /// The tiles of A and B in a stage.
+    fn stage(&self, stage: U32<'k>) -> [Shared<'k>; 2] {
+        let [a, b] = self.cfg.tiles();
+        [self.shared.at(self.map.a).at(stage * a.bytes()), self.shared.at(self.map.b).at(stage * b.bytes())]
+    }
+}
+
+/// `D[m,n] = C[m,n] + sum over k of  A[m,k] * B[n,k]`
+fn build(cfg: &Config) -> Result<Module, BuildError> {
+    let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
+    let mut params = Params::declare(k);
+    params.output.half = cfg.operands.element;
+    let map = SharedMap::new(cfg);
+    let shared = k.dynamic_shared();
+    map.name(k, cfg);
+    let place = Place::new(k, [cfg.block_m, cfg.block_n], &params);
+    let pipe = Pipeline::new(k, shared.at(map.barriers), cfg.stages, cfg.stages);
+    let staged = Pipeline::new(k, shared.at(map.output_barriers), MATH_WARPGROUPS, MATH_WARPGROUPS);
+    let (warp, lane) = (k.warp_index(), k.lane());
+    let block = Block { k, cfg, params, map, shared, place, pipe, staged, warp, lane };
+
+    let tile_warp = MATH_WARPS;
+    let storer = (warp & 1).eq(1) & block.params.output.has(OutputFlags::PLAIN);
+    k.if_(warp.eq(tile_warp), || {
+        k.if_(lane.eq(0), || {
+            block.params.a.prefetch();
+            block.params.b.prefetch();
+            block.params.output.d_map.prefetch();
+            pipe.init(1, place.sharers() * MATH_WARPS);
+            staged.init(MATH_WARPS / MATH_WARPGROUPS, 1);
+            k.fence_barrier_init();
+        });
+        k.sync_warp();
+    });
+    // A block alone starts loading as soon as its barriers exist; with others, when theirs do.
+    k.if_else(
+        place.sharers().eq(1),
+        || {
+            let threads = cfg.threads();
+            k.if_else(warp.eq(tile_warp), || k.barrier_arrive(0, threads), || k.barrier_sync(0, threads));
+        },
+        || k.cluster_sync(),
+    );
+    k.grid_dependency_wait();
+
+    k.if_else(
+        warp.ge(tile_warp),
+        || {
+            k.registers_down(PRODUCER_REGISTERS);
+            k.if_(warp.eq(tile_warp), || k.if_(k.elect(), || k.role("producer", || block.load_tiles())));
+            k.if_(storer, || k.if_(k.elect(), || k.role("output", || block.store_tiles())));
+        },
+        || {
+            k.registers_up(MATH_REGISTERS);
+            k.role("math", || block.multiply());
+        },
+    );
+    k.finish()
+}
+
+impl<'k> Block<'k, '_> {
+    /// The producer thread: this block's part of A and B, multicast to the blocks that share them.
+    fn load_tiles(&self) {
+        let (k, p, tiles) = (self.k, &self.params, self.cfg.tiles());
+        let shares = [self.place.part_of_a(tiles[0].lines()), self.place.part_of_b(tiles[1].lines())];
+        let cursor = self.pipe.writer();
+        self.place.for_each_tile(k, |m, n| {
+            k.for_(0, p.k_blocks, 1, |block| {
+                cursor.wait_empty();
+                let stage = cursor.stage();
+                let full = self.pipe.full(stage);
+                full.arrive_expecting(tiles.iter().map(OperandTile::bytes).sum::<u32>());
+                let ([a, b], depth) = (self.stage(stage), block * BLOCK_K);
+                tiles[0].boxes([m, depth], a).for_each(|(at, to)| shares[0].load(k, &p.a, at, to, full));
+                tiles[1].boxes([n, depth], b).for_each(|(at, to)| shares[1].load(k, &p.b, at, to, full));
+                cursor.advance();
+            });
+        });
+        k.launch_dependents();
+        cursor.drain();
+    }
+
+    /// A math warpgroup: the products of all stages of a tile, one stage always in flight.
+    fn multiply(&self) {
+        let (k, p) = (self.k, &self.params);
+        let math = Math::new(self);
+        let warpgroup = self.warp >> 2;
+        let ([first_row, first_column], outbox) = (self.part_of(warpgroup), self.outbox(warpgroup));
+        // The first tile finds its staging area empty.
+        let parity = k.var(1u32);
+        self.place.for_each_tile(k, |m, n| {
+            math.issue_stage(false);
+            k.for_(1, p.k_blocks, 1, |_| {
+                math.issue_stage(true);
+                k.wgmma_wait(1);
+                math.release_previous();
+            });
+            k.wgmma_wait(0);
+            math.release_last();
+            let first = [m + first_row, n + first_column];
+            outbox.write([self.warp & 3, self.lane], first, &math.sums, parity);
+        });
+    }
+
+    /// The thread that has stored what a math warpgroup has staged: the copy engine makes whoever asks it wait.
+    fn store_tiles(&self) {
+        let k = self.k;
+        let warpgroup = (self.warp - MATH_WARPS) >> 1;
+        let ([first_row, first_column], outbox) = (self.part_of(warpgroup), self.outbox(warpgroup));
+        let parity = k.var(0u32);
+        self.place.for_each_tile(k, |m, n| outbox.store([m + first_row, n + first_column], parity));
+    }
+}
+
+/// A math warp's state.
+struct Math<'k, 'b, 'c> {
+    block: &'b Block<'k, 'c>,
+    /// The operands in the first stage, and in the cursor's.
+    operands: [Descriptor<'k>; 2],
+    current: [DescriptorVar<'k>; 2],
+    cursor: Cursor<'k>,
+    /// The stage whose products were issued last, and the one before it.
+    issued: [Var<'k, u32>; 2],
+    /// The sums of each wave.
+    sums: Vec<Vec<Var<'k, f32>>>,
+    release: Release<'k>,
+}
+
+impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
+    fn new(block: &'b Block<'k, 'c>) -> Self {
+        let (k, cfg) = (block.k, block.cfg);
+        let (waves, columns) = (cfg.waves(), cfg.warpgroup_n());
+        let zero = k.constant(0);
+        let [first_row, first_column] = block.part_of(block.warp >> 2);
+        debug_assert!(cfg.operands.b == Major::K || columns.is_multiple_of(PANEL));
+        let ([a, b], [a_tile, b_tile]) = (block.stage(zero), cfg.tiles());
+        let operands = [
+            a_tile.descriptor(a.at(first_row * OperandTile::row_offset(1))),
+            b_tile.descriptor(b.at(first_column * OperandTile::row_offset(1))),
+        ];
+        Math {
+            block,
+            operands,
+            current: operands.map(Descriptor::var),
+            cursor: block.pipe.reader(),
+            issued: [k.var(0), k.var(0)],
+            sums: (0..waves).map(|_| k.fragment(columns as usize / 2)).collect(),
+            release: Release::new(k, &block.place, &block.pipe, block.lane),
+        }
+    }
+
+    /// Waits for a stage and issues its products as one group. The first of a tile begin new sums.
+    fn issue_stage(&self, accumulate: bool) {
+        let (k, cfg) = (self.block.k, self.block.cfg);
+        let Operands { a: major_a, b: major_b, .. } = cfg.operands;
+        let (types, [a_tile, b_tile]) = (cfg.operands.mma_type(), cfg.tiles());
+        self.cursor.wait_full();
+        let [a, b] = self.current.map(DescriptorVar::get);
+        // Between stages only products touch the sums, but the assembler wants the fence in every block of code.
+        k.wgmma_fence();
+        for depth in (0..BLOCK_K).step_by(types.k() as usize) {
+            let b = b.advance(b_tile.depth_offset(depth));
+            for (wave, sums) in (0u32..).zip(&self.sums) {
+                let a = a.advance(OperandTile::row_offset(wave * 64) + a_tile.depth_offset(depth));
+                let adds = k.constant(accumulate || depth > 0);
+                k.wgmma(types, sums, MatrixA::Shared(a), b, (major_a, major_b), adds);
+            }
+        }
+        k.wgmma_commit();
+        self.advance();
+    }
+
+    /// Moves to the next stage.
+    fn advance(&self) {
+        let [last, previous] = self.issued;
+        previous.set(last.live());
+        last.set(self.cursor.stage());
+        self.cursor.advance();
+        let stage = self.cursor.stage();
+        for ((current, first), tile) in self.current.iter().zip(self.operands).zip(self.block.cfg.tiles()) {
+            current.set(first.advance(stage * tile.bytes()));
+        }
+    }
+
+    /// Lets go of the stage before the one whose products were issued last.
+    fn release_previous(&self) {
+        self.release.stage(self.block.k, self.issued[1].get());
+    }
+
+    /// Lets go of the stage whose products were issued last.
+    fn release_last(&self) {
+        self.release.stage(self.block.k, self.issued[0].get());
+    }
+}
