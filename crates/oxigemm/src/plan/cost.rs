@@ -76,6 +76,10 @@ const FEW_ROWS: Speeds =
 
 /// From asking the memory to the answer, under load.
 const LATENCY: f64 = 0.766;
+/// The same where no warp promotes: the tensor cores ask for the next stage earlier than it can be there.
+const LATENCY_HALF: f64 = 1.5;
+/// The L2 cache as few-row kernels of 16 bits read it, in bytes per microsecond.
+const L2_HALF: f64 = 12e6;
 /// Waiting for a stage and promoting its products, where one warpgroup does all of it.
 const STEP: f64 = 0.026;
 /// Meeting in a cluster to exchange partial sums.
@@ -292,11 +296,12 @@ fn slim(tile: &Tile, split: u32, [stages, shared, threads]: [u32; 3], shape: Sha
     let most = (blocks / sms).ceil();
     let resident = per_sm.min(most);
     // A block cannot ask for more than its stages hold.
-    let refill = LATENCY + tile.step_bytes() / speed.feed;
+    let latency = if tile.promotes() { LATENCY } else { LATENCY_HALF };
+    let refill = latency + tile.step_bytes() / speed.feed;
     let refills = steps * refill / f64::from(stages).min(steps);
     // What is on its way at a time bounds the bandwidth.
     let in_flight = blocks.min(sms * resident) * f64::from(stages).min(steps) * tile.step_bytes();
-    let bandwidth = speed.memory.min(in_flight / (1.5 * LATENCY));
+    let bandwidth = speed.memory.min(in_flight / (1.5 * latency));
     let read = tiles * k_blocks * tile.step_bytes();
     // The tensor core takes at least 16 cycles for 64 rows of B, however few the rows of A are.
     let narrow = f64::from(tile.m.max(32)) / f64::from(tile.m);
@@ -304,7 +309,7 @@ fn slim(tile: &Tile, split: u32, [stages, shared, threads]: [u32; 3], shape: Sha
     let alone = tile.m == 64;
     let (step, turns) = match tile.promotes() {
         true => (STEP, if alone { 0.71 } else { 0.75 }),
-        false => (STEP_HALF, 0.85),
+        false => (STEP_HALF, 1.0),
     };
     let multiply = tile.step_ops() * narrow / (tile.tensor_speed(speed.tensor) * turns);
     let partial = f64::from(tile.m.min(shape.m)) * f64::from(tile.n) * 4.0;
@@ -318,7 +323,7 @@ fn slim(tile: &Tile, split: u32, [stages, shared, threads]: [u32; 3], shape: Sha
     Cost {
         tensor: rounds * steps * (step + resident * multiply),
         memory: memory_bytes(tile.family, shape) / bandwidth,
-        l2: read / speed.l2,
+        l2: read / if tile.promotes() { speed.l2 } else { L2_HALF },
         feed: (most * steps * tile.step_bytes() / speed.feed).max(rounds * refills),
         output: output + exchange + (rounds - 1.0) * 1.76,
         start: speed.start + f64::from(shared) / SHARED,
