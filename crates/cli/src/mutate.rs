@@ -59,14 +59,18 @@ struct Redundant {
 const BEHIND_FP32: &str =
     "behind the last wave in FP32: the products of a whole tile come before the area is staged again";
 
-const REDUNDANT: [Redundant; 4] = [
+const OWN_COPIES: &str = "between the wait for copies and the arrival: every lane arrives for its own copies";
+
+const REDUNDANT: [Redundant; 6] = [
     Redundant { kernel: FAMILIES[0], what: "bar.warp.sync", file: "epilogue.rs", times: 1, why: BEHIND_FP32 },
+    Redundant { kernel: FAMILIES[0], what: "bar.warp.sync", file: "scales.rs", times: 1, why: OWN_COPIES },
+    Redundant { kernel: FAMILIES[2], what: "bar.warp.sync", file: "scales.rs", times: 1, why: OWN_COPIES },
     Redundant {
-        kernel: FAMILIES[0],
+        kernel: FAMILIES[2],
         what: "bar.warp.sync",
-        file: "scales.rs",
+        file: "within.rs",
         times: 1,
-        why: "between the wait for copies and the arrival: every lane arrives for its own copies",
+        why: "behind rows that lanes store: the products of a whole tile come before the area is staged again",
     },
     Redundant { kernel: FAMILIES[3], what: "bar.warp.sync", file: "epilogue.rs", times: 1, why: BEHIND_FP32 },
     Redundant {
