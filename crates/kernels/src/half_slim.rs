@@ -2,7 +2,7 @@
 //!
 //! With few rows of A the product is as fast as B can be read. Below 64 rows B's rows take the tensor core's 64-row
 //! side and A's the other, which may be as narrow as 8. Where N alone does not give every multiprocessor work, the
-//! blocks of a cluster take a slice of K each, and [`Partials`] adds them up.
+//! blocks of a cluster take a slice of K each, and exchange their partial sums.
 
 use crate::epilogue::{OutputFlags, Panels, SwappedOutput, WarpOutput};
 use crate::half::{BLOCK_K, OperandTile, Operands};
