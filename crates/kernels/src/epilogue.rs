@@ -1,7 +1,8 @@
 //! From accumulators to memory: the addend, the output type, edges, and coalesced stores.
 //!
 //! The plain case (BF16 without addend, aligned rows) is staged in BF16, 64 rows at a time, and stored by the copy
-//! engine. The thread that asks it to waits until it takes the order, so in the many-row kernel that is none of those that multiply.
+//! engine. The thread that asks it to waits until it takes the order, so in the many-row kernel that is none of those
+//! that multiply.
 //! Every other case is staged in FP32 by each warp for itself and goes through [`OutputParams::store_four`], which also
 //! finishes the sums of the kernels that split K.
 
@@ -265,8 +266,8 @@ impl<'k> WarpOutput<'k, '_> {
         self.place.row + self.warp * WARP_ROWS
     }
 
-    /// Writes the warp's rows of several fragments, whose staging areas follow each other: finishes the sums in FP32, as
-    /// much at a time as the warp's part of the staging areas holds.
+    /// Writes the warp's rows of several fragments, whose staging areas follow each other: finishes the sums in FP32,
+    /// as much at a time as the warp's part of the staging areas holds.
     pub fn write_f32(k: &'k Kernel, parts: &[(Self, &[Var<'k, f32>])]) {
         let Some((first, _)) = parts.first() else { return };
         let bytes =

@@ -1,8 +1,8 @@
 //! Tensor-core kernels as Rust functions that emit PTX.
 //!
 //! One file per kernel family, written on shared parts: the [`pipeline`] between loading and multiplying warps,
-//! the [`schedule`] of tiles, the [groups](grouping) of rows, the [`epilogue`]. Shapes, strides, cluster sizes, splits and output types are
-//! arguments of the kernels, so the set of kernels is closed and small: [`launch::Config::all`].
+//! the [`schedule`] of tiles, the [groups](grouping) of rows, the [`epilogue`]. Shapes, strides, cluster sizes, splits
+//! and output types are arguments of the kernels, so the set of kernels is closed and small: [`launch::Config::all`].
 //!
 //! This crate knows nothing of devices: it gives PTX text, [`launch::Launch`] numbers and [`params::Args`].
 //!

@@ -57,8 +57,8 @@ impl<'k> Partials<'k> {
         }
     }
 
-    /// Loads what this thread adds up: the same four neighbours of every slice, so often that the cluster's threads cover
-    /// the tile. All loads are in flight together.
+    /// Loads what this thread adds up: the same four neighbours of every slice, so often that the cluster's threads
+    /// cover the tile. All loads are in flight together.
     pub fn load(
         &self,
         k: &'k Kernel,

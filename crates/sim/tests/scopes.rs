@@ -140,3 +140,15 @@ fn an_arrival_at_a_peer_needs_the_scope_of_the_cluster() {
         correct_grid(&arrival(read, arrive, wait, write), ONE_CLUSTER);
     }
 }
+
+#[test]
+fn a_thread_that_arrives_at_the_cluster_and_exits_counts_once() {
+    // The second warps leave before the first warp of the second block has written what the other block reads.
+    let body = "mov.u32 r3, %cluster_ctarank; setp.lt.u32 p1, t, 32; @p1 bra F; barrier.cluster.arrive.release.aligned; bra E;
+        F: setp.ne.u32 p1, r3, 1; @p1 bra A; mov.u32 r4, 0;
+        L: add.u32 r4, r4, 1; setp.lt.u32 p2, r4, 100; @p2 bra L; st.shared.u32 [smem], 42;
+        A: barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
+        @!p1 bra D; mov.u32 r5, 1; mapa.shared::cluster.u32 r5, s, r5; ld.shared::cluster.u32 r1, [r5];
+        D: barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned; E:";
+    correct(body, 64, 2);
+}

@@ -11,8 +11,8 @@ impl<'k> Panels<'k> {
 }
 
 impl<'k> WarpOutput<'k, '_> {
-    /// [`store_left_over`](Self::store_left_over) for rows that are not the last of D: where the copy engine may not store
-    /// the panels, the lanes store those of the warp's rows that lie before [`rows`](super::OutputParams::rows).
+    /// [`store_left_over`](Self::store_left_over) for rows that are not the last of D: where the copy engine may not
+    /// store the panels, the lanes store those of the warp's rows that lie before [`rows`](super::OutputParams::rows).
     pub fn store_within(&self, k: &'k Kernel, columns: u32) {
         let end = self.params.rows;
         k.if_else(

@@ -92,7 +92,7 @@ const SHARED: f64 = 376e3;
 /// a little faster then.
 const LAST_ROUND: f64 = 0.915;
 
-/// 16-bit operations of one multiprocessor in a microsecond, and [`STEP`] where products are only issued. Not fitted yet.
+/// 16-bit operations of one multiprocessor in a microsecond, and [`STEP`] where products are only issued.
 const TENSOR_HALF: f64 = 6.35e6;
 const STEP_HALF: f64 = 0.02;
 

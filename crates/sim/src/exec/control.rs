@@ -171,6 +171,10 @@ pub(super) fn leave(warp: &mut Warp, g: usize, cx: &mut Cx<'_>, active: u32, pc:
             *cx.progress += 1;
             let rank = warp.env.rank as usize;
             cx.cluster.ctas[rank].live_threads -= active.count_ones();
+            // Those that have arrived at the cluster's barrier are no longer among those that it waits for.
+            let barrier = &mut cx.cluster.barrier;
+            barrier.arrived -=
+                lanes(active).filter(|l| warp.cluster_arrivals[*l] > barrier.phase).count() as u32;
             if active == mask {
                 warp.groups.swap_remove(g);
             } else {

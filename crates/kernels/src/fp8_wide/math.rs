@@ -1,0 +1,230 @@
+//! The warps of the many-row kernel that multiply.
+
+use super::{Block, Config};
+use crate::BLOCK_K;
+use crate::cluster::Release;
+use crate::grouping::Grouping;
+use crate::pipeline::Cursor;
+use crate::promote::multiply_stage;
+use crate::scales::{GROUP, ScaleReader};
+use oxigemm_ptx::wgmma::{Descriptor, DescriptorVar, Swizzle};
+use oxigemm_ptx::{F32, U32, Var};
+
+/// A math warp's state.
+pub(super) struct Math<'k, 'b, 'c> {
+    block: &'b Block<'k, 'c>,
+    /// The first column of the part of a tile that the warpgroup computes.
+    first_column: U32<'k>,
+    /// The operands in the first stage, and in the cursor's.
+    operands: [Descriptor<'k>; 2],
+    current: [DescriptorVar<'k>; 2],
+    cursor: Cursor<'k>,
+    /// Where the scale of this thread's first row lies, and how far below it the others are: two for each wave.
+    first_scale: U32<'k>,
+    below: Vec<u32>,
+    /// The scales of those rows for the blocks that come next, and those of the columns if all have the same.
+    row_scales: Vec<Vec<Var<'k, f32>>>,
+    column_scales: Option<Vec<Var<'k, f32>>>,
+    pub scales: ScaleReader<'k>,
+    products: Vec<Var<'k, f32>>,
+    /// The sums of each wave.
+    pub sums: Vec<Vec<Var<'k, f32>>>,
+    release: Release<'k>,
+}
+
+impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
+    pub fn new(block: &'b Block<'k, 'c>) -> Self {
+        let (k, cfg, warp, lane) = (block.k, block.cfg, block.warp, block.lane);
+        let (waves, columns) = (cfg.waves(), cfg.warpgroup_n());
+        let zero = k.constant(0);
+        let [first_row, first_column] = block.part_of(warp >> 2);
+        // The row of this thread's first accumulators within a 64-row product.
+        let row = (warp & 3) * 16 + (lane >> 2);
+        let scales = block.scales.reader(lane);
+        let operands = [
+            Descriptor::k_major(block.a(zero).at(first_row * BLOCK_K), Swizzle::B128),
+            Descriptor::k_major(block.b(zero).at(first_column * BLOCK_K), Swizzle::B128),
+        ];
+        let few = || (0..cfg.unroll()).map(|_| k.var(0.0f32)).collect();
+        Math {
+            block,
+            first_column,
+            operands,
+            current: operands.map(Descriptor::var),
+            cursor: block.pipe.reader(),
+            first_scale: scales.row_offset(first_row + row),
+            below: (0..waves).flat_map(|wave| [wave * 64, wave * 64 + 8]).collect(),
+            row_scales: (0..2 * waves).map(|_| few()).collect(),
+            column_scales: (cfg.scales().columns == 1).then(few),
+            scales,
+            products: k.fragment(columns as usize / 2),
+            sums: (0..waves).map(|_| k.fragment(columns as usize / 2)).collect(),
+            release: Release::new(k, &block.place, &block.pipe, lane),
+        }
+    }
+
+    /// The first row and column of the current tile and, where rows are grouped, the row behind the group's last.
+    pub fn tile(&self) -> ([U32<'k>; 2], Option<U32<'k>>) {
+        match self.block.cfg.grouping {
+            Grouping::Dense => (self.scales.place(), None),
+            Grouping::Rows => {
+                let (tile, end) = self.scales.place_in_group();
+                (tile, Some(end))
+            }
+        }
+    }
+
+    /// Loads the scales of a few blocks, from the `within`-th of a group on.
+    pub fn load_scales(&self, within: U32<'k>) {
+        self.block.k.if_(within.eq(0), || self.scales.wait());
+        self.scales.load_rows(within, self.first_scale, &self.below, &self.row_scales);
+        if let Some(vars) = &self.column_scales {
+            vars.iter().zip(self.scales.column(within, vars.len())).for_each(|(var, scale)| var.set(scale));
+        }
+    }
+
+    /// The scales of this thread's rows for a block of the group, which those of the columns are part of where all
+    /// have the same.
+    fn block_rows(&self, within: usize) -> Vec<F32<'k>> {
+        let column = self.column_scales.as_ref().map(|column| column[within].get());
+        let scale = |row: &Vec<Var<'k, f32>>| match column {
+            Some(column) => row[within].get() * column,
+            None => row[within].get(),
+        };
+        self.row_scales.iter().map(scale).collect()
+    }
+
+    /// The scales of this warpgroup's columns for a block of the group, where there are several.
+    fn block_columns(&self, within: U32<'k>) -> Vec<F32<'k>> {
+        let per_scale = self.block.cfg.columns_per_scale();
+        match &self.column_scales {
+            Some(_) => Vec::new(),
+            None => {
+                let count = self.block.cfg.warpgroup_n() / per_scale;
+                self.scales.columns(within, self.first_column / per_scale, count)
+            }
+        }
+    }
+
+    /// All blocks of a tile.
+    pub fn multiply_tile(&self) {
+        let (k, k_blocks) = (self.block.k, self.block.params.k_blocks);
+        // Without a test inside, unrolled blocks overlap best; what is left over goes one by one.
+        let unroll = self.block.cfg.unroll();
+        let whole = k_blocks - k_blocks % unroll;
+        k.for_(0, whole, unroll, |first| self.multiply_blocks(first));
+        k.for_(whole, k_blocks, 1, |block| self.multiply_single(block % GROUP));
+    }
+
+    /// Lets go of all blocks of a tile in which no row of this warpgroup belongs to the tile's group.
+    pub fn pass_tile_by(&self) {
+        let (k, k_blocks) = (self.block.k, self.block.params.k_blocks);
+        k.for_(0, k_blocks, 1, |block| {
+            self.cursor.wait_full();
+            // No lane may still wait for what another has let go of.
+            k.sync_warp();
+            self.release.stage(k, self.cursor.stage());
+            self.advance();
+            let next = block + 1;
+            k.if_((next % GROUP).eq(0) & next.lt(k_blocks), || {
+                self.scales.release();
+                self.scales.wait();
+            });
+        });
+    }
+
+    /// As many blocks as are unrolled. While the tensor core works on the last, the next scales are loaded.
+    fn multiply_blocks(&self, first: U32<'k>) {
+        let k = self.block.k;
+        let unroll = self.block.cfg.unroll();
+        for later in 0..unroll {
+            self.cursor.wait_full();
+            let rows = self.block_rows(later as usize);
+            let columns = || self.block_columns(first % GROUP + later);
+            self.multiply_block(&rows, columns, || {
+                let next = first + unroll;
+                if later + 1 == unroll {
+                    k.if_(next.lt(self.block.params.k_blocks), || {
+                        let within = next % GROUP;
+                        k.if_(within.eq(0), || {
+                            // Scales of columns have only just been read.
+                            if self.column_scales.is_none() {
+                                k.sync_warp();
+                            }
+                            self.scales.release();
+                        });
+                        self.load_scales(within);
+                    });
+                }
+            });
+        }
+    }
+
+    /// One of the last blocks of a tile, which do not fill the unrolled loop; the scales of the others move up.
+    fn multiply_single(&self, within: U32<'k>) {
+        self.cursor.wait_full();
+        let rows = self.block_rows(0);
+        self.multiply_block(&rows, || self.block_columns(within), || {});
+        for scales in self.row_scales.iter().chain(&self.column_scales) {
+            for (to, from) in scales.iter().zip(&scales[1..]) {
+                to.set(from.live());
+            }
+        }
+    }
+
+    /// One block of K. While the tensor core works, `columns` gives the scales of the columns where there are
+    /// several, and `ahead` prepares what comes next.
+    fn multiply_block(&self, rows: &[F32<'k>], columns: impl FnOnce() -> Vec<F32<'k>>, ahead: impl FnOnce()) {
+        let (k, cfg) = (self.block.k, self.block.cfg);
+        let stage = self.cursor.stage();
+        let [a, b] = self.current.map(DescriptorVar::get);
+        let mut first_wave = Some((columns, ahead));
+        let mut columns = Vec::new();
+        for (wave, (sums, rows)) in self.sums.iter().zip(rows.chunks(2)).enumerate() {
+            k.wgmma_fence();
+            multiply_stage(k, &self.products, a.advance(wave as u32 * 64 * BLOCK_K), b);
+            k.wgmma_commit();
+            if let Some((load_columns, ahead)) = first_wave.take() {
+                columns = load_columns();
+                self.advance();
+                ahead();
+            }
+            k.wgmma_wait(0);
+            if wave + 1 == self.sums.len() {
+                self.release.stage(k, stage);
+            }
+            promote(cfg, sums, &self.products, [rows[0], rows[1]], &columns);
+        }
+    }
+
+    /// Moves to the next stage.
+    fn advance(&self) {
+        self.cursor.advance();
+        let (stage, cfg) = (self.cursor.stage(), self.block.cfg);
+        for ((current, first), rows) in self.current.iter().zip(self.operands).zip([cfg.block_m, cfg.block_n])
+        {
+            current.set(first.advance(stage * (rows * BLOCK_K)));
+        }
+    }
+}
+
+/// `sums += scale * products`: the second level of accumulation, in full FP32. Without column scales, the row
+/// scales are all there is.
+fn promote<'k>(
+    cfg: &Config,
+    sums: &[Var<'k, f32>],
+    products: &[Var<'k, f32>],
+    row_scales: [F32<'k>; 2],
+    column_scales: &[F32<'k>],
+) {
+    let per_group = cfg.columns_per_scale() as usize / 2;
+    for (group, (sums, products)) in sums.chunks(per_group).zip(products.chunks(per_group)).enumerate() {
+        let scales = match column_scales.get(group) {
+            Some(&column) => row_scales.map(|row| row * column),
+            None => row_scales,
+        };
+        for (i, (sum, product)) in sums.iter().zip(products).enumerate() {
+            sum.fma(product.live(), scales[(i / 2) % 2]);
+        }
+    }
+}
