@@ -72,6 +72,16 @@ impl<'k> Place<'k> {
         self.groups.map_or_else(|| self.order.count(), |groups| groups.count())
     }
 
+    /// Until the barriers exist that tiles are loaded with, which `loader` has just initialized: a block that is alone
+    /// waits for its own, and its loading warp for nobody; with others, for theirs as well.
+    pub fn meet(&self, k: &'k Kernel, loader: Pred<'k>, threads: u32) {
+        k.if_else(
+            self.sharers().eq(1),
+            || k.if_else(loader, || k.barrier_arrive(0, threads), || k.barrier_sync(0, threads)),
+            || k.cluster_sync(),
+        );
+    }
+
     /// Blocks that write to this block's stages: those of its row and of its column of the cluster, itself once.
     pub fn sharers(&self) -> U32<'k> {
         self.cluster.0 + self.cluster.1 - 1

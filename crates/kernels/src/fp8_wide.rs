@@ -254,19 +254,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     });
     match cfg.grouping {
         Grouping::Dense => {
-            // A block alone starts loading as soon as its barriers exist; with others, when theirs do.
-            k.if_else(
-                place.sharers().eq(1),
-                || {
-                    let threads = cfg.threads();
-                    k.if_else(
-                        warp.eq(tile_warp),
-                        || k.barrier_arrive(0, threads),
-                        || k.barrier_sync(0, threads),
-                    );
-                },
-                || k.cluster_sync(),
-            );
+            place.meet(k, warp.eq(tile_warp), cfg.threads());
             k.grid_dependency_wait();
         }
         Grouping::Rows => {
