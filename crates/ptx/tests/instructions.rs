@@ -79,6 +79,9 @@ fn memory_atomics_and_copies() {
     let [a, b, c, d] = g.load_readonly_vec::<f32, 4>();
     s.store_vec([a, b, c, d]);
     far.at(16).store(far.load::<u32>() + 1);
+    let counted_at = MBarrier(s.at(256)).in_block(n % 2);
+    far.at(32).store_async(n, counted_at);
+    far.at(48).store_vec_async([a, b], counted_at);
     g.store_vec(far.load_vec::<u32, 2>());
     g.store(g.load_if(n.gt(3), 7u32) + g.load_readonly_if::<u32>(n.gt(4), 0));
     g.store_release(g.load_acquire::<u32>(Scope::Gpu), Scope::Cluster);
