@@ -15,25 +15,37 @@ pub(crate) struct Cvt {
     pub(crate) sat: bool,
     pub(crate) satfinite: bool,
     pub(crate) relu: bool,
+    pub(crate) with: With,
     /// Bits of the destination register, to which small integers are extended.
     pub(crate) width: u32,
+}
+
+/// What a conversion takes beside its sources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum With {
+    Nothing,
+    /// `.rs`: 32 random bits.
+    Random,
+    /// `.scaled::n2::ue8m0`: two powers of two.
+    Scales,
 }
 
 fn is_integer(ty: Ty) -> bool {
     matches!(ty, Ty::U8 | Ty::S8 | Ty::U16 | Ty::S16 | Ty::U32 | Ty::S32 | Ty::U64 | Ty::S64)
 }
 
-/// The element format of a packed type.
+/// The element format of a packed type, and its bits.
 fn packed(ty: Ty) -> Option<(Element, u32)> {
     Some(match ty {
         Ty::F16x2 => (Element::Float(mini::F16), 16),
         Ty::Bf16x2 => (Element::Float(mini::BF16), 16),
-        Ty::E4m3x2 => (Element::Float(mini::E4M3), 8),
-        Ty::E5m2x2 => (Element::Float(mini::E5M2), 8),
-        Ty::E2m3x2 => (Element::Float(mini::E2M3), 8),
-        Ty::E3m2x2 => (Element::Float(mini::E3M2), 8),
-        Ty::E2m1x2 => (Element::Float(mini::E2M1), 4),
+        Ty::E4m3x2 | Ty::E4m3x4 => (Element::Float(mini::E4M3), 8),
+        Ty::E5m2x2 | Ty::E5m2x4 => (Element::Float(mini::E5M2), 8),
+        Ty::E2m3x2 | Ty::E2m3x4 => (Element::Float(mini::E2M3), 8),
+        Ty::E3m2x2 | Ty::E3m2x4 => (Element::Float(mini::E3M2), 8),
+        Ty::E2m1x2 | Ty::E2m1x4 => (Element::Float(mini::E2M1), 4),
         Ty::Ue8m0x2 => (Element::Scale, 8),
+        Ty::S2f6x2 => (Element::Fixed, 8),
         _ => return None,
     })
 }
@@ -42,6 +54,8 @@ fn packed(ty: Ty) -> Option<(Element, u32)> {
 enum Element {
     Float(Format),
     Scale,
+    /// S2F6: a signed byte of 64ths, without infinities and NaN (PTX 5.2.4).
+    Fixed,
 }
 
 impl Element {
@@ -49,6 +63,7 @@ impl Element {
         match self {
             Element::Float(f) => f.decode(bits),
             Element::Scale => mini::decode_ue8m0(bits),
+            Element::Fixed => f64::from(bits as u8 as i8) / 64.0,
         }
     }
 
@@ -56,6 +71,8 @@ impl Element {
         match self {
             Element::Float(f) => f.encode(c.clamp(value), c.round, c.satfinite),
             Element::Scale => mini::encode_ue8m0(value, c.round),
+            Element::Fixed if value.is_nan() => 0x7f,
+            Element::Fixed => u64::from((c.clamp(value) * 64.0).round_ties_even() as i8 as u8),
         }
     }
 }
@@ -64,6 +81,21 @@ impl Cvt {
     /// Whether this combination of types exists.
     pub(crate) fn supported(&self) -> bool {
         let scalar = |t| is_integer(t) || matches!(t, Ty::F16 | Ty::Bf16 | Ty::F32 | Ty::F64 | Ty::Tf32);
+        let four = |t| matches!(t, Ty::E4m3x4 | Ty::E5m2x4 | Ty::E2m3x4 | Ty::E3m2x4 | Ty::E2m1x4);
+        let small = |t| matches!(t, Ty::E4m3x2 | Ty::E5m2x2 | Ty::E2m3x2 | Ty::E3m2x2 | Ty::E2m1x2);
+        let nearest = self.round == Round::Nearest;
+        match (self.to, self.from) {
+            (Ty::S2f6x2, Ty::F32 | Ty::Bf16x2) | (Ty::Bf16x2, Ty::S2f6x2) => {
+                return nearest && self.with != With::Random;
+            }
+            (Ty::S2f6x2, _) | (_, Ty::S2f6x2) => return false,
+            (to, from) if self.with == With::Scales => return nearest && to == Ty::Bf16x2 && small(from),
+            (to, from) if self.with == With::Random || four(to) || four(from) => {
+                let random = four(to) || matches!(to, Ty::F16x2 | Ty::Bf16x2);
+                return random && from == Ty::F32 && self.with == With::Random;
+            }
+            _ => {}
+        }
         match (packed(self.to), packed(self.from)) {
             (Some(_), Some(_)) => true,
             (Some(_), None) => self.from == Ty::F32,
@@ -72,9 +104,13 @@ impl Cvt {
         }
     }
 
-    /// Whether the instruction takes two sources (`cvt.rn.bf16x2.f32 d, a, b`).
-    pub(crate) fn takes_two(&self) -> bool {
-        packed(self.to).is_some() && packed(self.from).is_none()
+    /// How many values the instruction takes: two in `cvt.rn.bf16x2.f32 d, a, b`, four in one vector for
+    /// `.e4m3x4` and its kind.
+    pub(crate) fn sources(&self) -> usize {
+        match packed(self.to) {
+            Some((_, bits)) if packed(self.from).is_none() => (self.to.bits() / bits) as usize,
+            _ => 1,
+        }
     }
 
     fn clamp(&self, value: f64) -> f64 {
@@ -90,10 +126,7 @@ impl Cvt {
     /// Converts `a` (and `b`, the low half of a packed pair).
     pub(crate) fn apply(&self, a: u64, b: u64) -> u64 {
         if let Some((to, bits)) = packed(self.to) {
-            let (hi, lo) = match packed(self.from) {
-                Some((from, n)) => (from.decode(a >> n & low_mask(n)), from.decode(a & low_mask(n))),
-                None => (self.float_source(a), self.float_source(b)),
-            };
+            let (hi, lo) = self.pair(a, b);
             return to.encode(self, hi) << bits | to.encode(self, lo);
         }
         match (is_integer(self.from), is_integer(self.to)) {
@@ -101,6 +134,37 @@ impl Cvt {
             (true, false) => self.int_to_float(a),
             (false, true) => self.float_to_int(self.float_source(a)),
             (false, false) => self.float_to_float(self.float_source(a)),
+        }
+    }
+
+    /// The two values of a packed conversion, the upper first.
+    fn pair(&self, a: u64, b: u64) -> (f64, f64) {
+        match packed(self.from) {
+            Some((from, n)) => (from.decode(a >> n & low_mask(n)), from.decode(a & low_mask(n))),
+            None => (self.float_source(a), self.float_source(b)),
+        }
+    }
+
+    /// Converts with random bits or scales, which are the last of `src`.
+    pub(crate) fn apply_with(&self, src: [u64; 5]) -> u64 {
+        let [a, b, .., with] = src;
+        match (self.with, packed(self.to)) {
+            (With::Random, Some((Element::Float(format), bits))) => {
+                let (random, n) = random_bits(self.to, with as u32);
+                src.iter().zip(random).take(self.sources()).fold(0, |packed, (x, r)| {
+                    let value = self.clamp(self.float_source(*x));
+                    packed << bits | format.encode_stochastic(value, u64::from(r), n, self.satfinite)
+                })
+            }
+            (With::Scales, Some((to, bits))) => {
+                // Exact in f64: both factors have few bits, and one is a power of two.
+                let scale = |x: f64, s: f64| if self.to == Ty::S2f6x2 { x / s } else { x * s };
+                let (hi, lo) = self.pair(a, b);
+                let hi = scale(hi, mini::decode_ue8m0(with >> 8));
+                let lo = scale(lo, mini::decode_ue8m0(with));
+                to.encode(self, hi) << bits | to.encode(self, lo)
+            }
+            _ => self.apply(a, b),
         }
     }
 
@@ -219,6 +283,21 @@ impl Cvt {
     }
 }
 
+/// The random bits of each source of `cvt.rs`, and how many they are (PTX 9.7.9.22).
+///
+/// Two of four sources share sixteen bits. The manual's text does not say how; on B200 the first reads them in
+/// reverse, as public measurements report.
+fn random_bits(to: Ty, rbits: u32) -> ([u16; 4], u32) {
+    let (high, low) = ((rbits >> 16) as u16, rbits as u16);
+    let (ab, ef) = match to {
+        Ty::F16x2 => return ([high & 0x1fff, low & 0x1fff, 0, 0], 13),
+        Ty::Bf16x2 => return ([high, low, 0, 0], 16),
+        Ty::E2m1x4 => (high & 0xff00 | low >> 8, high << 8 | low & 0xff),
+        _ => (high, low),
+    };
+    ([ab.reverse_bits(), ab, ef.reverse_bits(), ef], 16)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,6 +313,7 @@ mod tests {
             sat: false,
             satfinite: false,
             relu: false,
+            with: With::Nothing,
             width: 32,
         }
     }

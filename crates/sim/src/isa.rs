@@ -288,6 +288,12 @@ pub(crate) enum Op {
         a: Src,
         b: Src,
     },
+    /// `cvt` of up to four sources, with random bits or scales as the last one.
+    CvtWith {
+        cvt: crate::cvt::Cvt,
+        dst: Reg,
+        src: Box<[Src; 5]>,
+    },
     /// `add.cc`, `addc`, `sub.cc`, `subc`, `mad.cc`, `madc`.
     Carry {
         f: crate::alu::CarryFn,

@@ -101,11 +101,46 @@ impl Format {
     /// Rounds `value` into this format. `saturate` is `.satfinite`: out of range gives the largest finite
     /// number instead of infinity (or NaN where the format has none).
     pub(crate) fn encode(self, value: f64, round: Round, saturate: bool) -> u64 {
+        let negative = value.is_sign_negative();
+        let toward_zero = match round {
+            Round::Zero => true,
+            Round::Down => !negative,
+            Round::Up => negative,
+            _ => false,
+        };
+        self.encode_by(value, saturate, toward_zero, |kept, rest, drop| {
+            let half = 1u64 << (drop.min(63) - 1);
+            match round {
+                Round::Nearest => rest > half || (rest == half && kept & 1 == 1),
+                Round::NearestAway => rest >= half,
+                Round::Zero => false,
+                Round::Down => negative && rest != 0,
+                Round::Up => !negative && rest != 0,
+            }
+        })
+    }
+
+    /// Rounds away from zero where adding `random` to the highest `bits` of the discarded bits carries, and
+    /// toward zero elsewhere (`.rs`). Lower bits meet no random ones, so that they never carry.
+    pub(crate) fn encode_stochastic(self, value: f64, random: u64, bits: u32, saturate: bool) -> u64 {
+        self.encode_by(value, saturate, false, |_, rest, drop| {
+            (rest.checked_shr(drop - bits).unwrap_or(0) + random) >> bits != 0
+        })
+    }
+
+    /// Encodes with `up` deciding, of the bits that are kept, those that are discarded and how many these are,
+    /// whether the magnitude grows. `toward_zero`: a finite number out of range gives the largest one.
+    fn encode_by(
+        self,
+        value: f64,
+        saturate: bool,
+        toward_zero: bool,
+        up: impl Fn(u64, u64, u32) -> bool,
+    ) -> u64 {
         if value.is_nan() {
             return self.canonical_nan();
         }
-        let negative = value.is_sign_negative();
-        let sign = u64::from(negative) << (self.bits() - 1);
+        let sign = u64::from(value.is_sign_negative()) << (self.bits() - 1);
         let magnitude = value.abs();
         if magnitude == 0.0 {
             return sign;
@@ -131,29 +166,15 @@ impl Format {
         };
         let min = 1 - self.bias();
         // The mantissa keeps `52 - drop` fractional bits.
-        let drop = (52 - self.mantissa as i32 + (min - e).max(0)).min(63) as u32;
-        let kept = m >> drop;
-        let rest = m & ((1u64 << drop) - 1);
-        let half = 1u64 << (drop - 1);
-        let up = match round {
-            Round::Nearest => rest > half || (rest == half && kept & 1 == 1),
-            Round::NearestAway => rest >= half,
-            Round::Zero => false,
-            Round::Down => negative && rest != 0,
-            Round::Up => !negative && rest != 0,
-        };
-        let kept = kept + u64::from(up);
+        let drop = (52 - self.mantissa as i32 + (min - e).max(0)) as u32;
+        let kept = m >> drop.min(63);
+        let rest = m & ((1u64 << drop.min(63)) - 1);
+        let kept = kept + u64::from(up(kept, rest, drop));
         let exponent = if e < min { 0 } else { (e + self.bias()) as u64 };
         // Adding with carry turns a subnormal that rounded up into the smallest normal number.
         let code =
             if exponent == 0 { kept } else { (exponent << self.mantissa) + (kept - (1 << self.mantissa)) };
         if code > self.max_finite() {
-            let toward_zero = match round {
-                Round::Zero => true,
-                Round::Down => !negative,
-                Round::Up => negative,
-                _ => false,
-            };
             return overflow(toward_zero);
         }
         sign | code

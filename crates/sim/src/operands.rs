@@ -73,6 +73,7 @@ pub(crate) fn uses(op: &Op, guard: Option<(Reg, bool)>) -> Uses {
         Op::Alu { dst, a, b, c, .. } => l.src(*a).src(*b).src(*c).dst(*dst),
         Op::Alu4 { dst, src, .. } => l.srcs(src).dst(*dst),
         Op::Cvt { dst, a, b, .. } => l.src(*a).src(*b).dst(*dst),
+        Op::CvtWith { dst, src, .. } => l.srcs(&src[..]).dst(*dst),
         Op::Carry { dst, a, b, c, .. } => l.src(*a).src(*b).src(*c).dst(*dst),
         Op::Setp { a, b, combine, p, q, .. } => {
             l.src(*a).src(*b).maybe(combine.map(|c| c.1)).maybe_dst(*p).maybe_dst(*q)

@@ -39,6 +39,12 @@ pub(crate) enum Ty {
     E2m3x2,
     E3m2x2,
     Ue8m0x2,
+    S2f6x2,
+    E4m3x4,
+    E5m2x4,
+    E2m3x4,
+    E3m2x4,
+    E2m1x4,
 }
 
 impl Ty {
@@ -79,6 +85,12 @@ impl Ty {
             "e2m3x2" => Ty::E2m3x2,
             "e3m2x2" => Ty::E3m2x2,
             "ue8m0x2" => Ty::Ue8m0x2,
+            "s2f6x2" => Ty::S2f6x2,
+            "e4m3x4" => Ty::E4m3x4,
+            "e5m2x4" => Ty::E5m2x4,
+            "e2m3x4" => Ty::E2m3x4,
+            "e3m2x4" => Ty::E3m2x4,
+            "e2m1x4" => Ty::E2m1x4,
             _ => return None,
         })
     }
@@ -98,8 +110,10 @@ impl Ty {
             | Ty::E5m2x2
             | Ty::E2m3x2
             | Ty::E3m2x2
-            | Ty::Ue8m0x2 => 16,
-            Ty::U16x2 | Ty::S16x2 => 32,
+            | Ty::Ue8m0x2
+            | Ty::S2f6x2
+            | Ty::E2m1x4 => 16,
+            Ty::U16x2 | Ty::S16x2 | Ty::E4m3x4 | Ty::E5m2x4 | Ty::E2m3x4 | Ty::E3m2x4 => 32,
             Ty::U32 | Ty::S32 | Ty::B32 | Ty::F16x2 | Ty::Bf16x2 | Ty::Tf32 | Ty::F32 => 32,
             Ty::U64 | Ty::S64 | Ty::B64 | Ty::F32x2 | Ty::F64 => 64,
             Ty::B128 => 128,

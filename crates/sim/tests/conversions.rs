@@ -1,157 +1,9 @@
-//! Every `cvt` between floats against a slow reference: the list of all values of a format, searched for the
-//! neighbours of the exact input.
+//! Every `cvt` between floats against a slow reference.
 
 mod kernel;
 
+use kernel::formats::*;
 use kernel::*;
-
-/// A small format: exponent and mantissa bits, and what its highest codes mean.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Top {
-    /// The highest exponent is infinity and NaN.
-    Ieee,
-    /// Only the all-ones code is NaN.
-    OneNan,
-    /// Every code is a number.
-    Numbers,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Format {
-    name: &'static str,
-    exponent: u32,
-    mantissa: u32,
-    top: Top,
-}
-
-const fn format(name: &'static str, exponent: u32, mantissa: u32, top: Top) -> Format {
-    Format { name, exponent, mantissa, top }
-}
-
-const F16: Format = format("f16", 5, 10, Top::Ieee);
-const BF16: Format = format("bf16", 8, 7, Top::Ieee);
-const E4M3: Format = format("e4m3", 4, 3, Top::OneNan);
-const E5M2: Format = format("e5m2", 5, 2, Top::Ieee);
-const E2M1: Format = format("e2m1", 2, 1, Top::Numbers);
-const E2M3: Format = format("e2m3", 2, 3, Top::Numbers);
-const E3M2: Format = format("e3m2", 3, 2, Top::Numbers);
-
-impl Format {
-    fn sign(self) -> u32 {
-        1 << (self.exponent + self.mantissa)
-    }
-
-    /// The value of a code without its sign, by the definition of the format.
-    fn magnitude(self, code: u32) -> f64 {
-        let (e, m) = (code >> self.mantissa, code & ((1 << self.mantissa) - 1));
-        let last = (1 << self.exponent) - 1;
-        match self.top {
-            Top::Ieee if e == last => return if m == 0 { f64::INFINITY } else { f64::NAN },
-            Top::OneNan if code == self.sign() - 1 => return f64::NAN,
-            _ => {}
-        }
-        let bias = (1 << (self.exponent - 1)) - 1;
-        let fraction = f64::from(m) / f64::from(1 << self.mantissa);
-        let (lead, power) = if e == 0 { (0.0, 1 - bias) } else { (1.0, e as i32 - bias) };
-        (lead + fraction) * 2f64.powi(power)
-    }
-
-    fn value(self, code: u32) -> f64 {
-        let v = self.magnitude(code & (self.sign() - 1));
-        if code & self.sign() != 0 { -v } else { v }
-    }
-
-    /// The largest finite code.
-    fn largest(self) -> u32 {
-        (0..self.sign()).rev().find(|c| self.magnitude(*c).is_finite()).expect("a format has numbers")
-    }
-
-    fn nan(self) -> u32 {
-        if self.top == Top::Numbers { self.largest() } else { self.sign() - 1 }
-    }
-
-    /// Rounds by looking at the two neighbours of the exact value.
-    fn round(self, x: f64, mode: &str, satfinite: bool) -> u32 {
-        if x.is_nan() {
-            return self.nan();
-        }
-        let sign = if x.is_sign_negative() { self.sign() } else { 0 };
-        let (x, largest) = (x.abs(), self.largest());
-        // Codes grow with their values: the last one that is not above x.
-        let (mut low, mut high) = (0, largest);
-        while low < high {
-            let middle = (low + high).div_ceil(2);
-            if self.magnitude(middle) <= x { low = middle } else { high = middle - 1 }
-        }
-        let below = self.magnitude(low);
-        if below == x {
-            return sign | low;
-        }
-        // Above the largest number the next step up is where infinity begins.
-        let step = self.magnitude(largest) - self.magnitude(largest - 1);
-        let above = if low == largest { below + step } else { self.magnitude(low + 1) };
-        let up = match mode {
-            _ if x.is_infinite() => true,
-            "rz" => false,
-            "rn" if x - below == above - x => low % 2 == 1,
-            "rn" => x - below > above - x,
-            "rna" => x - below >= above - x,
-            _ => unreachable!(),
-        };
-        let code = low + u32::from(up);
-        let finite = mode == "rz" && x.is_finite();
-        if code <= largest || satfinite || self.top == Top::Numbers || finite {
-            sign | code.min(largest)
-        } else if self.top == Top::Ieee {
-            sign | (largest + 1)
-        } else {
-            sign | self.nan()
-        }
-    }
-}
-
-/// f32 bits that matter: every exponent with a few mantissas around ties, and the ends of the range.
-fn inputs() -> Vec<u32> {
-    let mut list = vec![0, 1, 0x7f_ffff, 0x7f80_0000, 0x7fc0_0000, 0x7f7f_ffff, 0x3f80_0000];
-    for e in 90..160u32 {
-        for m in [
-            0, 1, 0x1000, 0x1fff, 0x8000, 0x8001, 0x18000, 0x10_0000, 0x30_0000, 0x37_ffff, 0x38_0000,
-            0x60_0000, 0x70_0000, 0x7f_f000,
-        ] {
-            list.push(e << 23 | m);
-        }
-    }
-    list.extend((0..2000u32).map(|i| 0x3000_0000 + i.wrapping_mul(0x9e37_79b9) % 0x2000_0000));
-    let negative: Vec<u32> = list.iter().map(|x| x | 1 << 31).collect();
-    list.extend(negative);
-    list
-}
-
-/// Runs `cvt` for every input, in pairs of (value, negated value): one word each.
-fn convert(instruction: &str, inputs: &[u32]) -> Vec<u32> {
-    let mut results = Vec::new();
-    for chunk in inputs.chunks(1024) {
-        let mut words = chunk.to_vec();
-        words.resize(1024, 0);
-        let body = format!(
-            "mul.wide.u32 d0, t, 4; add.u64 d0, d0, inp; ld.global.f32 f0, [d0]; neg.f32 f1, f0; mov.b32 r0, f0; {instruction}"
-        );
-        let block = Shape { grid: 1, cluster: 1, block: 1024 };
-        let out = launch(&body, &words, &block, &oxigemm_sim::Options::default());
-        let out = out.unwrap_or_else(|f| panic!("{instruction}: {f}"));
-        results.extend(out[..chunk.len()].iter().map(|o| o[0]));
-    }
-    results
-}
-
-fn f32_of(bits: u32) -> f64 {
-    f64::from(f32::from_bits(bits))
-}
-
-/// Numerically equal results, and the same code for everything else.
-fn assert_codes(text: &str, format: Format, x: f64, got: u32, want: u32) {
-    assert_eq!(got, want, "{text}: {x:e} gives {:e}, not {:e}", format.value(got), format.value(want));
-}
 
 #[test]
 fn f32_to_pairs_of_small_floats() {
@@ -315,4 +167,81 @@ fn floats_to_integers() {
             }
         }
     }
+}
+
+/// Small formats and S2F6 to bf16, times a power of two each: rounded once, NaN of either is NaN.
+#[test]
+fn scaled_conversions_to_bf16() {
+    let scales: Vec<u32> = vec![0, 1, 2, 60, 120, 126, 127, 128, 200, 246, 250, 253, 254, 255];
+    let power = |s: u32| if s == 255 { f64::NAN } else { 2f64.powi(s as i32 - 127) };
+    let s2f6 = format("s2f6", 0, 7, Top::Numbers);
+    for small in [E4M3, E5M2, E2M3, E3M2, E2M1, s2f6] {
+        let codes = if small.name == "s2f6" { 256 } else { 2 * small.sign() };
+        let value = |code: u32| {
+            if small.name == "s2f6" { f64::from(code as u8 as i8) / 64.0 } else { small.value(code) }
+        };
+        let words: Vec<u32> = (0..codes).flat_map(|c| scales.iter().map(move |s| s << 16 | c)).collect();
+        for (flags, relu, satfinite) in
+            [("", false, false), (".satfinite", false, true), (".relu", true, false)]
+        {
+            let opcode = format!("cvt.rn{flags}.scaled::n2::ue8m0.bf16x2.{}x2", small.name);
+            // The code under test is the upper one, its scale too; below are code 5 and the scale 2.
+            let scale = "shr.u32 r1, r0, 8; and.b32 r1, r1, 0xff00; or.b32 r1, r1, 128; cvt.u16.u32 h1, r1;";
+            let body = if small.name == "e2m1" {
+                format!(
+                    "{scale} {{ .reg .b8 q, z; and.b32 r0, r0, 15; mad.lo.u32 r0, r0, 16, 5; cvt.u16.u32 h0, r0; mov.b16 {{q, z}}, h0; {opcode} o, q, h1; }}"
+                )
+            } else {
+                format!(
+                    "{scale} and.b32 r0, r0, 255; mad.lo.u32 r0, r0, 256, 5; cvt.u16.u32 h0, r0; {opcode} o, h0, h1;"
+                )
+            };
+            for (word, got) in words.iter().zip(convert(&body, &words)) {
+                let expect = |x: f64| {
+                    let x = if relu && x.is_sign_negative() && !x.is_nan() { 0.0 } else { x };
+                    BF16.round(x, "rn", satfinite)
+                };
+                let x = value(word & 0xffff) * power(word >> 16);
+                assert_codes(&opcode, BF16, x, got >> 16, expect(x));
+                assert_codes(&opcode, BF16, value(5) * 2.0, got & 0xffff, expect(value(5) * 2.0));
+            }
+        }
+    }
+}
+
+/// To S2F6: divided by the scale, to the nearest 64th, kept from -2 to 127/64; NaN is the largest.
+#[test]
+fn conversions_to_fixed_point() {
+    let inputs = inputs();
+    let expect = |x: f64, scale: f64, relu: bool| {
+        let x = x / scale;
+        if x.is_nan() {
+            return 127;
+        }
+        let x = if relu { x.max(0.0) } else { x };
+        u32::from((x * 64.0).round_ties_even().clamp(-128.0, 127.0) as i8 as u8)
+    };
+    for (relu, flag) in [(false, ""), (true, ".relu")] {
+        let opcode = format!("cvt.rn.satfinite{flag}.scaled::n2::ue8m0.s2f6x2.f32");
+        let body = format!("mov.b16 h1, 0x857d; {opcode} h0, f0, f1, h1; cvt.u32.u16 o, h0;");
+        for (x, got) in inputs.iter().zip(convert(&body, &inputs)) {
+            let x = f32_of(*x);
+            let want = expect(x, 64.0, relu) << 8 | expect(-x, 0.25, relu);
+            assert_eq!(got, want, "{opcode} of {x:e}");
+        }
+        let opcode = format!("cvt.rn.satfinite{flag}.s2f6x2.bf16x2");
+        let body = format!("{opcode} h0, r0; cvt.u32.u16 o, h0;");
+        for (x, got) in inputs.iter().zip(convert(&body, &inputs)) {
+            let want =
+                expect(BF16.value(x >> 16), 1.0, relu) << 8 | expect(BF16.value(x & 0xffff), 1.0, relu);
+            assert_eq!(got, want, "{opcode} of {x:#x}");
+        }
+    }
+    // A scale that is NaN makes every value NaN.
+    assert_eq!(
+        one(
+            "mov.b16 h1, 0xff7f; cvt.rn.satfinite.scaled::n2::ue8m0.s2f6x2.f32 h0, 1.0, 1.0, h1; cvt.u32.u16 o, h0;"
+        ),
+        0x7f40
+    );
 }

@@ -99,6 +99,42 @@ fn errors_name_the_place_and_the_reason() {
     assert!(Module::parse(recursive).unwrap_err().message.contains("recursion"));
 }
 
+/// `cvt.rs` and `.scaled` take exactly what the manual lists.
+#[test]
+fn conversions_with_wrong_operands() {
+    let registers = ".reg .f32 a, b; .reg .b32 d, n; .reg .b16 h, s; .reg .b64 w;";
+    for (instruction, part) in [
+        ("cvt.rs.f16x2.f32 d, a, b;", "expected 4 to 4 operands, found 3"),
+        ("cvt.rs.bf16x2.f32 d, {a, b}, n;", "expected 4 to 4 operands, found 3"),
+        ("cvt.rs.bf16x2.f32 d, a, b, 5;", "the random bits are a register of 32 bits"),
+        ("cvt.rs.bf16x2.f32 d, a, b, s;", "the random bits are a register of 32 bits"),
+        ("cvt.rs.f16x2.f32 h, a, b, n;", "the result needs a register of 32 bits"),
+        ("cvt.rs.satfinite.e4m3x4.f32 d, {a, b, a}, n;", "a vector of four sources"),
+        ("cvt.rs.satfinite.e4m3x4.f32 d, a, b, a, b, n;", "expected 3 to 3 operands, found 6"),
+        ("cvt.rs.e4m3x4.f32 d, {a, b, a, b}, n;", "needs `.satfinite`"),
+        ("cvt.rs.satfinite.e4m3x2.f32 h, a, b, n;", "does not support"),
+        ("cvt.rs.f16.f32 h, a, n;", "does not support"),
+        ("cvt.rs.rn.f16x2.f32 d, a, b, n;", "two roundings"),
+        ("cvt.rs.rz.f16x2.f32 d, a, b, n;", "`.rz` does not go with"),
+        ("cvt.rs.ftz.f16x2.f32 d, a, b, n;", "`.ftz` does not go with"),
+        ("cvt.rn.satfinite.e4m3x4.f32 d, {a, b, a, b};", "does not support"),
+        ("cvt.rn.scaled::n2::ue8m0.bf16x2.e4m3x2 d, h;", "expected 3 to 3 operands, found 2"),
+        ("cvt.rn.scaled::n2::ue8m0.bf16x2.e4m3x2 d, h, n;", "the scales are a register of 16 bits"),
+        ("cvt.rn.scaled::n2::ue8m0.f16x2.e4m3x2 d, h, s;", "does not support"),
+        ("cvt.rz.scaled::n2::ue8m0.bf16x2.e4m3x2 d, h, s;", "does not support"),
+        ("cvt.rn.scaled::n2::ue8m0.s2f6x2.f32 h, a, b, s;", "needs `.satfinite`"),
+        (
+            "cvt.rn.satfinite.scaled::n1::ue8m0.e4m3x2.f32 h, a, b, s;",
+            "`.scaled::n1::ue8m0` is not supported",
+        ),
+        ("cvt.rn.pzo.f16x2.f32 d, a, b;", "`.pzo` is not supported"),
+    ] {
+        let e = error(&format!("{registers}\n  {instruction}"));
+        assert_eq!((e.at.line, e.at.column), (8, 3), "{instruction}: {e}");
+        assert!(e.message.contains(part), "{instruction}: {e}");
+    }
+}
+
 #[test]
 fn errors_outside_of_bodies() {
     let head = ".version 8.0\n.target sm_90a\n.address_size 64\n";

@@ -4,7 +4,6 @@ use super::Result;
 use super::operand::Decoder;
 use crate::alu;
 use crate::ast::Operand;
-use crate::cvt::Cvt;
 use crate::float::Mode;
 use crate::isa::{Combine, Lop3, Op, Reg, Src};
 use crate::minifloat::Round;
@@ -207,54 +206,6 @@ impl Decoder<'_, '_> {
             return self.error("the two sides are not 128 bits wide");
         }
         Ok(Op::Move { pairs: dst.into_iter().zip(src).filter_map(|(d, s)| Some((d?, s))).collect() })
-    }
-
-    fn cvt(&mut self) -> Result<Op> {
-        let types = self.types();
-        let dst = self.dst(0)?;
-        if self.has("pack") {
-            return self.cvt_pack(dst);
-        }
-        if types.len() < 2 {
-            return self.unsupported();
-        }
-        let integer_round = ["rni", "rzi", "rmi", "rpi"].iter().any(|m| self.has(m));
-        let mode = self.mode();
-        let mut cvt = Cvt {
-            to: types[0],
-            from: types[1],
-            round: mode.round,
-            integer_round,
-            ftz: mode.ftz,
-            sat: mode.sat,
-            satfinite: self.has("satfinite"),
-            relu: mode.relu,
-            width: self.register_width(dst),
-        };
-        if cvt.to == Ty::Bf16x2 || cvt.from == Ty::Bf16x2 {
-            cvt.ftz = false;
-        }
-        if !cvt.supported() || self.has("rs") || self.has("scaled::n2::ue8m0") {
-            return self.unsupported();
-        }
-        let sources = if cvt.takes_two() { 2 } else { 1 };
-        self.expect_operands(sources + 1, sources + 1)?;
-        let a = self.src(1, cvt.from)?;
-        let b = if sources == 2 { self.src(2, cvt.from)? } else { ZERO };
-        Ok(Op::Cvt { cvt, dst, a, b })
-    }
-
-    /// `cvt.pack.sat.u8.s32.b32 d, a, b, c` and its narrower and wider forms.
-    fn cvt_pack(&mut self, dst: Reg) -> Result<Op> {
-        let types = self.types();
-        if types.len() < 2 || !self.has("sat") {
-            return self.unsupported();
-        }
-        let Some(f) = crate::simd::pack(types[0], types[1]) else { return self.unsupported() };
-        let sources = types.len();
-        self.expect_operands(sources + 1, sources + 1)?;
-        let c = if sources == 3 { self.src(3, Ty::B32)? } else { ZERO };
-        Ok(Op::Alu { f, dst, a: self.src(1, Ty::S32)?, b: self.src(2, Ty::S32)?, c })
     }
 
     fn comparison(&self) -> Result<(crate::isa::CmpFn, Option<Combine>)> {

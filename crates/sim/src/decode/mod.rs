@@ -9,6 +9,7 @@
 mod arith;
 mod async_ops;
 mod control;
+mod cvt;
 mod lanes;
 mod memory;
 mod operand;

@@ -296,6 +296,13 @@ fn execute(
             }
             Ok(Next::Step)
         }
+        Op::CvtWith { cvt, dst, src } => {
+            for l in lanes(active) {
+                let v = cvt.apply_with(src.map(|s| warp.value(s, l)));
+                warp.set(*dst, l, v);
+            }
+            Ok(Next::Step)
+        }
         Op::Carry { f, dst, a, b, c, writes } => {
             for l in lanes(active) {
                 let carry = warp.carry >> l & 1 == 1;

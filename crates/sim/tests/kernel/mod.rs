@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod formats;
+
 use oxigemm_sim::*;
 
 /// A kernel of `block` threads: the body sees its linear thread number in `t`, and leaves 32-bit results in
