@@ -5,14 +5,13 @@
 //! work, the blocks of a cluster take a slice of K each. Their partial sums meet in distributed shared memory and
 //! are added in the order of the slices, so the result does not depend on timing.
 
-use crate::epilogue::{OutputFlags, Panels, SwappedOutput, WarpOutput};
+use crate::few_rows::{FewRows, Slice, TileOutput};
 use crate::params::Params;
 pub use crate::partials::SPLITS;
-use crate::partials::{PartialShape, Partials};
 use crate::pipeline::Pipeline;
 use crate::promote::multiply_stage;
 use crate::scales::{GROUP, ScaleReader, ScaleRing, ScaleShape, ScaleWriter, group_start};
-use crate::{BLOCK_K, WARP, WARPGROUP};
+use crate::{BLOCK_K, WARP};
 use oxigemm_ptx::tma::{Eviction, LoadOptions};
 use oxigemm_ptx::wgmma::{Descriptor, Swizzle};
 use oxigemm_ptx::{BuildError, F32, Kernel, Module, Shared, SharedLayout, Target, U32, Var};
@@ -69,12 +68,12 @@ impl Config {
 
     /// Threads of a block: the math warpgroups, a warp that loads tiles and one that copies scales.
     pub fn threads(&self) -> u32 {
-        self.math_threads() + 2 * WARP
+        self.shape().math_threads() + 2 * WARP
     }
 
     /// Bytes of dynamic shared memory for a number of stages.
     pub fn shared_bytes(&self, stages: u32) -> u32 {
-        SharedMap::new(self).tiles + (stages * self.stage_bytes()).max(self.partials().bytes())
+        SharedMap::new(self).tiles + (stages * self.stage_bytes()).max(self.shape().partials().bytes())
     }
 
     /// Bytes of the tiles of one stage.
@@ -86,31 +85,8 @@ impl Config {
         ScaleShape { rows: self.block_m, columns_per_scale: self.block_n, columns: 1 }
     }
 
-    fn partials(&self) -> PartialShape {
-        PartialShape {
-            rows: self.block_m,
-            columns: self.block_n,
-            swapped: self.swapped(),
-            threads: self.math_threads(),
-        }
-    }
-
-    /// Whether B's rows take the 64-row side of the tensor core.
-    fn swapped(&self) -> bool {
-        self.block_m < 64
-    }
-
-    /// Rows of the tile along the 64-row side, and along the other.
-    fn sides(&self) -> (u32, u32) {
-        if self.swapped() { (self.block_n, self.block_m) } else { (self.block_m, self.block_n) }
-    }
-
-    fn math_threads(&self) -> u32 {
-        self.sides().0 / 64 * WARPGROUP
-    }
-
-    fn math_warps(&self) -> u32 {
-        self.math_threads() / WARP
+    fn shape(&self) -> FewRows {
+        FewRows { block_m: self.block_m, block_n: self.block_n }
     }
 
     /// Builds the kernel.
@@ -130,9 +106,7 @@ struct Block<'k, 'c> {
     scales: ScaleRing<'k>,
     /// The tile's first row and column.
     tile: [U32<'k>; 2],
-    partials: Partials<'k>,
-    /// The slice: blocks of K from the first to before the second.
-    slice: [U32<'k>; 2],
+    slice: Slice<'k>,
     warp: U32<'k>,
     lane: U32<'k>,
 }
@@ -159,13 +133,12 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let (ring, ring_barriers) = (shared.at(map.scales), shared.at(map.scale_barriers));
     let scales = ScaleRing::new(k, cfg.scales(), ring, ring_barriers, &params);
     let tiles = shared.at(map.tiles);
-    let (split, rank) = (k.cluster_blocks(), k.cluster_rank());
-    let slice = [rank * params.k_blocks / split, (rank + 1) * params.k_blocks / split];
+    let slice = Slice::new(k, params.k_blocks);
     let tile = [k.block_index(1) * cfg.block_m, k.cluster_index() * cfg.block_n];
     let (warp, lane) = (k.warp_index(), k.lane());
-    let partials = Partials { shape: cfg.partials(), at: tiles, split, rank };
-    let block = Block { k, cfg, params, tiles, pipe, scales, tile, partials, slice, warp, lane };
-    let (tile_warp, scale_warp) = (cfg.math_warps(), cfg.math_warps() + 1);
+    let block = Block { k, cfg, params, tiles, pipe, scales, tile, slice, warp, lane };
+    let math_warps = cfg.shape().math_warps();
+    let (tile_warp, scale_warp) = (math_warps, math_warps + 1);
 
     k.if_else(
         warp.eq(tile_warp),
@@ -174,8 +147,8 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             k.if_(lane.eq(0), || {
                 block.params.a.prefetch();
                 block.params.b.prefetch();
-                pipe.init(1, cfg.math_warps());
-                scales.init(cfg.math_warps());
+                pipe.init(1, math_warps);
+                scales.init(math_warps);
                 k.fence_barrier_init();
             });
             k.sync_warp();
@@ -191,26 +164,17 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     );
     k.if_(warp.eq(scale_warp) & scales.copied(), || k.role("scales", || block.copy_scales()));
 
-    // One slice needs no detour (with operands swapped: in the plain output type): each warp writes its part.
-    let writable = if cfg.swapped() { block.params.output.has(OutputFlags::PLAIN) } else { k.constant(true) };
-    let direct = split.eq(1) & writable;
-    k.if_(warp.lt(tile_warp), || {
-        let sums = k.role("math", || block.multiply());
-        // What comes next takes the place of the tiles: no warpgroup may still read those.
-        k.barrier_sync(1, cfg.math_threads());
-        k.if_else(direct, || block.write(&sums), || block.partials.share(k, warp, lane, &sums));
-    });
-    k.if_(!direct, || {
-        let math = warp.lt(tile_warp);
-        // Every slice's partial sums are in place, and visible to the cluster.
-        k.cluster_sync();
-        let loaded = block.partials.load(k, math, &block.params.output, tile);
-        // Nobody leaves while another block still reads its shared memory.
-        k.cluster_arrive();
-        k.if_(math, || block.partials.add(k, &loaded, &block.params.output, tile));
-        k.sync_warp();
-        k.cluster_wait();
-    });
+    let output = TileOutput {
+        k,
+        shape: cfg.shape(),
+        params: &block.params.output,
+        slice,
+        tile,
+        area: tiles,
+        warp,
+        lane,
+    };
+    output.finish(|| block.multiply());
     k.finish()
 }
 
@@ -223,7 +187,7 @@ impl<'k> Block<'k, '_> {
         let once = LoadOptions { cache: Some(k.cache_policy(Eviction::First)), ..Default::default() };
         let (cursor, scales) = (self.pipe.writer(), self.scales.writer());
         let [m, n] = self.tile;
-        k.for_(self.slice[0], self.slice[1], 1, |block| {
+        k.for_(self.slice.blocks[0], self.slice.blocks[1], 1, |block| {
             cursor.wait_empty();
             let stage = cursor.stage();
             let full = self.pipe.full(stage);
@@ -235,7 +199,7 @@ impl<'k> Block<'k, '_> {
                 || p.b.load(&[column, n], self.b(stage), full, LoadOptions::default()),
             );
             p.a.load(&[column, m], self.a(stage), full, LoadOptions::default());
-            let begins_group = ScaleWriter::begins_group(block, self.slice[0]);
+            let begins_group = ScaleWriter::begins_group(block, self.slice.blocks[0]);
             k.if_(begins_group, || scales.load(p, self.tile, block));
             cursor.advance();
         });
@@ -244,7 +208,7 @@ impl<'k> Block<'k, '_> {
 
     /// The warp that copies the scales that the copy engine cannot bring.
     fn copy_scales(&self) {
-        let (k, [first, end]) = (self.k, self.slice);
+        let (k, [first, end]) = (self.k, self.slice.blocks);
         let copier = self.scales.copier(self.lane);
         // A slice of no blocks has no group, even where it lies inside one.
         let start = first.lt(end).select(group_start(first), end);
@@ -256,14 +220,14 @@ impl<'k> Block<'k, '_> {
         let (k, cfg, lane) = (self.k, self.cfg, self.lane);
         let zero = k.constant(0);
         let (tall, other) =
-            if cfg.swapped() { (self.b(zero), self.a(zero)) } else { (self.a(zero), self.b(zero)) };
+            if cfg.shape().swapped() { (self.b(zero), self.a(zero)) } else { (self.a(zero), self.b(zero)) };
         let tall = Descriptor::k_major(tall.at((self.warp >> 2) * 64 * BLOCK_K), Swizzle::B128);
         let other = Descriptor::k_major(other, Swizzle::B128);
-        let products = k.fragment::<f32>(cfg.sides().1 as usize / 2);
+        let products = k.fragment::<f32>(cfg.shape().sides().1 as usize / 2);
         let sums: Vec<Var<'k, f32>> = products.iter().map(|_| k.var(0.0f32)).collect();
 
         let (cursor, scales) = (self.pipe.reader(), self.scales.reader(lane));
-        k.for_(self.slice[0], self.slice[1], 1, |block| {
+        k.for_(self.slice.blocks[0], self.slice.blocks[1], 1, |block| {
             cursor.wait_full();
             let stage = cursor.stage();
             let offset = stage * cfg.stage_bytes();
@@ -271,17 +235,17 @@ impl<'k> Block<'k, '_> {
             multiply_stage(k, &products, tall.advance(offset), other.advance(offset));
             k.wgmma_commit();
             let within = block % GROUP;
-            k.if_(within.eq(0) | block.eq(self.slice[0]), || scales.wait());
+            k.if_(within.eq(0) | block.eq(self.slice.blocks[0]), || scales.wait());
             let rows = self.row_scales(&scales, within);
             k.wgmma_wait(0);
             k.guard(lane.eq(0), || self.pipe.empty(stage).arrive());
             for (i, (sum, product)) in sums.iter().zip(&products).enumerate() {
                 // Swapped, the tensor core's columns are A's rows: two for each octet of them.
-                let scale = if cfg.swapped() { rows[i / 4][i % 2] } else { rows[0][(i / 2) % 2] };
+                let scale = if cfg.shape().swapped() { rows[i / 4][i % 2] } else { rows[0][(i / 2) % 2] };
                 sum.fma(product.live(), scale);
             }
             let next = block + 1;
-            k.if_((next % GROUP).eq(0) | next.eq(self.slice[1]), || scales.release());
+            k.if_((next % GROUP).eq(0) | next.eq(self.slice.blocks[1]), || scales.release());
             cursor.advance();
         });
         sums
@@ -292,43 +256,12 @@ impl<'k> Block<'k, '_> {
         let zero = self.k.constant(0);
         let [column] = scales.columns(within, zero, 1)[..] else { unreachable!("one was asked for") };
         let scale = |row: U32<'k>| scales.row(within, scales.row_offset(row)) * column;
-        if self.cfg.swapped() {
+        if self.cfg.shape().swapped() {
             let first = (self.lane & 3) * 2;
             (0..self.cfg.block_m / 8).map(|octet| [0, 1].map(|i| scale(first + (octet * 8 + i)))).collect()
         } else {
             let first = self.warp * 16 + (self.lane >> 2);
             vec![[0, 8].map(|below| scale(first + below))]
-        }
-    }
-
-    /// Writes the sums to D.
-    fn write(&self, sums: &[Var<'k, f32>]) {
-        let (k, cfg, params, [m, n]) = (self.k, self.cfg, &self.params.output, self.tile);
-        if cfg.swapped() {
-            let warpgroup = self.warp >> 2;
-            let staging = self.tiles.at(warpgroup * (cfg.block_m * 128).next_multiple_of(1024));
-            let (column, thread) = (n + warpgroup * 64, k.thread_index() % WARPGROUP);
-            let barrier = (1, cfg.math_threads());
-            SwappedOutput { params, row: m, column, staging, thread, barrier }.write(k, sums);
-        } else {
-            let (warpgroup, warp) = (self.warp >> 2, self.warp & 3);
-            let staging = self.tiles.at(warpgroup * Panels::staging_bytes(cfg.block_n));
-            let place = Panels { row: m + warpgroup * 64, column: n, staging };
-            let output = WarpOutput { params, place, warp, lane: self.lane };
-            k.if_else(
-                params.has(OutputFlags::PLAIN),
-                || {
-                    output.stage(k, sums);
-                    k.fence_async_shared();
-                    k.barrier_sync(1, cfg.math_threads());
-                    k.if_((k.thread_index() % WARPGROUP).eq(0), || {
-                        place.store(params, cfg.block_n);
-                        k.bulk_commit();
-                        k.bulk_wait_read(0);
-                    });
-                },
-                || WarpOutput::write_f32(k, &[(output, sums)]),
-            );
         }
     }
 }

@@ -10,13 +10,14 @@
 
 mod math;
 
+use crate::BLOCK_K;
 use crate::cluster::{Place, TilePlace};
 use crate::epilogue::{OutputFlags, OutputParams, Panels, WarpOutput};
 use crate::grouping::Grouping;
+use crate::many_rows::{MATH_REGISTERS, MATH_WARPGROUPS, MATH_WARPS, ManyRows, PRODUCER_REGISTERS, THREADS};
 use crate::params::{GroupedParams, Params};
 use crate::pipeline::Pipeline;
 use crate::scales::{GROUP, ScaleRing, ScaleShape};
-use crate::{BLOCK_K, WARPGROUP};
 use math::Math;
 use oxigemm_ptx::{BuildError, Kernel, Module, Shared, SharedLayout, Target, U32};
 
@@ -32,12 +33,6 @@ pub struct Config {
     /// Whether rows are grouped.
     pub grouping: Grouping,
 }
-
-/// Warpgroups that multiply.
-const MATH_WARPGROUPS: u32 = 2;
-const MATH_WARPS: u32 = MATH_WARPGROUPS * 4;
-const PRODUCER_REGISTERS: u32 = 40;
-const MATH_REGISTERS: u32 = 232;
 
 impl Config {
     /// The kernel's name, unique in the closed set.
@@ -64,7 +59,7 @@ impl Config {
 
     /// Threads of a block.
     pub fn threads(&self) -> u32 {
-        (MATH_WARPGROUPS + 1) * WARPGROUP
+        THREADS
     }
 
     /// Bytes of dynamic shared memory, without the table of groups that follows.
@@ -72,19 +67,8 @@ impl Config {
         SharedMap::new(self).bytes
     }
 
-    /// Warpgroups side by side along N: both, where one of them covers all rows.
-    fn warpgroups_n(&self) -> u32 {
-        if self.block_m == 64 { MATH_WARPGROUPS } else { 1 }
-    }
-
-    /// Columns of a warpgroup's products.
-    fn warpgroup_n(&self) -> u32 {
-        self.block_n / self.warpgroups_n()
-    }
-
-    /// 64-row products that a warpgroup makes of each stage, one after another.
-    fn waves(&self) -> u32 {
-        (self.block_m * self.warpgroups_n()) / (MATH_WARPGROUPS * 64)
+    fn shape(&self) -> ManyRows {
+        ManyRows { block_m: self.block_m, block_n: self.block_n }
     }
 
     /// Blocks of K that the main loop is unrolled by, two or four: those whose scales are loaded at once. The more, the
@@ -98,7 +82,7 @@ impl Config {
 
     /// Columns that are sure to share one scale of B, whatever tile and warpgroup they are in.
     fn columns_per_scale(&self) -> u32 {
-        gcd(self.warpgroup_n(), BLOCK_K)
+        gcd(self.shape().columns(), BLOCK_K)
     }
 
     fn scales(&self) -> ScaleShape {
@@ -109,7 +93,7 @@ impl Config {
 
     /// Bytes of a math warpgroup's staging area.
     fn staging_bytes(&self) -> u32 {
-        self.waves() * Panels::staging_bytes(self.warpgroup_n())
+        self.shape().waves() * Panels::staging_bytes(self.shape().columns())
     }
 
     /// Builds the kernel.
@@ -191,25 +175,16 @@ impl<'k> Block<'k, '_> {
         self.shared.at(self.map.b).at(stage * (self.cfg.block_n * BLOCK_K))
     }
 
-    /// The first row and column of a warpgroup's part of a tile.
-    fn part_of(&self, warpgroup: U32<'k>) -> [U32<'k>; 2] {
-        let (cfg, zero) = (self.cfg, self.k.constant(0));
-        match cfg.warpgroups_n() {
-            1 => [warpgroup * (cfg.waves() * 64), zero],
-            _ => [zero, warpgroup * cfg.warpgroup_n()],
-        }
-    }
-
     /// Where each 64 rows of a warpgroup's part of a tile are staged and belong.
     fn panels(&self, warpgroup: U32<'k>, tile: [U32<'k>; 2]) -> Vec<Panels<'k>> {
         let cfg = self.cfg;
-        let [row, column] = self.part_of(warpgroup);
+        let [row, column] = self.cfg.shape().part_of(warpgroup);
         let staging = self.shared.at(self.map.staging).at(warpgroup * cfg.staging_bytes());
-        (0..cfg.waves())
+        (0..cfg.shape().waves())
             .map(|wave| Panels {
                 row: tile[0] + row + wave * 64,
                 column: tile[1] + column,
-                staging: staging.at(wave * Panels::staging_bytes(cfg.warpgroup_n())),
+                staging: staging.at(wave * Panels::staging_bytes(cfg.shape().columns())),
             })
             .collect()
     }
@@ -329,7 +304,7 @@ impl<'k> Block<'k, '_> {
         let (k, cfg, p) = (self.k, self.cfg, &self.params);
         let math = Math::new(self);
         let warpgroup = self.warp >> 2;
-        let first_row = self.part_of(warpgroup)[0];
+        let first_row = self.cfg.shape().part_of(warpgroup)[0];
         // The first tile finds its staging area empty.
         let parity = k.var(1u32);
         self.place.if_any_tile(k, || math.load_scales(k.constant(0)));
@@ -346,7 +321,7 @@ impl<'k> Block<'k, '_> {
                 math.scales.release();
                 math.load_scales(k.constant(0));
             });
-            let columns = cfg.warpgroup_n();
+            let columns = cfg.shape().columns();
             let output = OutputParams { rows: end.unwrap_or(p.output.rows), ..p.output };
             let part = |place| WarpOutput { params: &output, place, warp: self.warp & 3, lane: self.lane };
             let parts = self.panels(warpgroup, tile).into_iter().map(part);
@@ -380,7 +355,7 @@ impl<'k> Block<'k, '_> {
     /// The thread that has stored what a math warpgroup has staged, so that none of those ever waits for the copy
     /// engine.
     fn store_tiles(&self) {
-        let (k, output, columns) = (self.k, &self.params.output, self.cfg.warpgroup_n());
+        let (k, output, columns) = (self.k, &self.params.output, self.cfg.shape().columns());
         let warpgroup = (self.warp - MATH_WARPS) >> 1;
         let parity = k.var(0u32);
         self.place.for_each_place(k, |tile| {

@@ -4,12 +4,11 @@
 //! side and A's the other, which may be as narrow as 8. Where N alone does not give every multiprocessor work, the
 //! blocks of a cluster take a slice of K each, and exchange their partial sums.
 
-use crate::epilogue::{OutputFlags, Panels, SwappedOutput, WarpOutput};
+use crate::WARP;
+use crate::few_rows::{FewRows, Slice, TileOutput};
 use crate::half::{BLOCK_K, OperandTile, Operands};
 use crate::params::Params;
-use crate::partials::{PartialShape, Partials};
 use crate::pipeline::Pipeline;
-use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::tma::{Eviction, LoadOptions};
 use oxigemm_ptx::wgmma::{Descriptor, Major, MatrixA};
 use oxigemm_ptx::{BuildError, Kernel, Module, Shared, SharedLayout, Target, U32, Var};
@@ -66,13 +65,12 @@ impl Config {
 
     /// Threads of a block: the math warpgroups, and a warp that loads tiles.
     pub fn threads(&self) -> u32 {
-        self.math_threads() + WARP
+        self.shape().math_threads() + WARP
     }
 
     /// Bytes of dynamic shared memory for a number of stages.
     pub fn shared_bytes(&self, stages: u32) -> u32 {
-        SharedMap::new().tiles
-            + (stages * self.stage_bytes()).max(self.partials().bytes()).max(self.staging_bytes())
+        SharedMap::new().tiles + (stages * self.stage_bytes()).max(self.shape().partials().bytes())
     }
 
     /// Bytes of the tiles of one stage.
@@ -91,43 +89,8 @@ impl Config {
         self.tiles().map(|tile| tile.lines())
     }
 
-    /// Whether B's rows take the 64-row side of the tensor core.
-    fn swapped(&self) -> bool {
-        self.block_m < 64
-    }
-
-    /// Rows of the tile along the 64-row side, and along the other.
-    fn sides(&self) -> (u32, u32) {
-        if self.swapped() { (self.block_n, self.block_m) } else { (self.block_m, self.block_n) }
-    }
-
-    fn math_threads(&self) -> u32 {
-        self.sides().0 / 64 * WARPGROUP
-    }
-
-    fn math_warps(&self) -> u32 {
-        self.math_threads() / WARP
-    }
-
-    fn partials(&self) -> PartialShape {
-        PartialShape {
-            rows: self.block_m,
-            columns: self.block_n,
-            swapped: self.swapped(),
-            threads: self.math_threads(),
-        }
-    }
-
-    /// Bytes that a warpgroup stages its output in.
-    fn output_bytes(&self) -> u32 {
-        match self.swapped() {
-            true => (self.block_m * 128).next_multiple_of(1024),
-            false => Panels::staging_bytes(self.block_n),
-        }
-    }
-
-    fn staging_bytes(&self) -> u32 {
-        self.math_threads() / WARPGROUP * self.output_bytes()
+    fn shape(&self) -> FewRows {
+        FewRows { block_m: self.block_m, block_n: self.block_n }
     }
 
     /// Builds the kernel.
@@ -144,11 +107,9 @@ struct Block<'k, 'c> {
     /// The stages; and what takes their place when all of them have been read.
     tiles: Shared<'k>,
     pipe: Pipeline<'k>,
-    partials: Partials<'k>,
     /// The tile's first row and column.
     tile: [U32<'k>; 2],
-    /// The slice: blocks of K from the first to before the second.
-    slice: [U32<'k>; 2],
+    slice: Slice<'k>,
     warp: U32<'k>,
     lane: U32<'k>,
 }
@@ -172,13 +133,12 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let [stages, ..] = params.tuning;
     let pipe = Pipeline::new(k, shared.at(map.barriers), stages, MAX_STAGES);
     let tiles = shared.at(map.tiles);
-    let (split, rank) = (k.cluster_blocks(), k.cluster_rank());
-    let partials = Partials { shape: cfg.partials(), at: tiles, split, rank };
-    let slice = [rank * params.k_blocks / split, (rank + 1) * params.k_blocks / split];
+    let slice = Slice::new(k, params.k_blocks);
     let tile = [k.block_index(1) * cfg.block_m, k.cluster_index() * cfg.block_n];
     let (warp, lane) = (k.warp_index(), k.lane());
-    let block = Block { k, cfg, params, tiles, pipe, partials, tile, slice, warp, lane };
-    let tile_warp = cfg.math_warps();
+    let block = Block { k, cfg, params, tiles, pipe, tile, slice, warp, lane };
+    let math_warps = cfg.shape().math_warps();
+    let tile_warp = math_warps;
 
     k.if_else(
         warp.eq(tile_warp),
@@ -187,7 +147,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             k.if_(lane.eq(0), || {
                 block.params.a.prefetch();
                 block.params.b.prefetch();
-                pipe.init(1, cfg.math_warps());
+                pipe.init(1, math_warps);
                 k.fence_barrier_init();
             });
             k.sync_warp();
@@ -202,26 +162,17 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         },
     );
 
-    // One slice needs no detour (with operands swapped: in the plain output type): each warp writes its part.
-    let writable = if cfg.swapped() { block.params.output.has(OutputFlags::PLAIN) } else { k.constant(true) };
-    let direct = split.eq(1) & writable;
-    k.if_(warp.lt(tile_warp), || {
-        let sums = k.role("math", || block.multiply());
-        // What comes next takes the place of the tiles: no warpgroup may still read those.
-        k.barrier_sync(1, cfg.math_threads());
-        k.if_else(direct, || block.write(&sums), || block.partials.share(k, warp, lane, &sums));
-    });
-    k.if_(!direct, || {
-        let math = warp.lt(tile_warp);
-        // Every slice's partial sums are in place, and visible to the cluster.
-        k.cluster_sync();
-        let loaded = block.partials.load(k, math, &block.params.output, tile);
-        // Nobody leaves while another block still reads its shared memory.
-        k.cluster_arrive();
-        k.if_(math, || block.partials.add(k, &loaded, &block.params.output, tile));
-        k.sync_warp();
-        k.cluster_wait();
-    });
+    let output = TileOutput {
+        k,
+        shape: cfg.shape(),
+        params: &block.params.output,
+        slice,
+        tile,
+        area: tiles,
+        warp,
+        lane,
+    };
+    output.finish(|| block.multiply());
     k.finish()
 }
 
@@ -234,7 +185,7 @@ impl<'k> Block<'k, '_> {
         let once = LoadOptions { cache: Some(k.cache_policy(Eviction::First)), ..Default::default() };
         let ([a_tile, b_tile], [m, n]) = (self.cfg.tiles(), self.tile);
         let cursor = self.pipe.writer();
-        k.for_(self.slice[0], self.slice[1], 1, |block| {
+        k.for_(self.slice.blocks[0], self.slice.blocks[1], 1, |block| {
             cursor.wait_empty();
             let stage = cursor.stage();
             let full = self.pipe.full(stage);
@@ -256,15 +207,15 @@ impl<'k> Block<'k, '_> {
         let types = cfg.operands.mma_type();
         let ([a, b], [a_tile, b_tile]) = (self.stage(k.constant(0)), cfg.tiles());
         let ((tall, tall_tile), (other, other_tile)) =
-            if cfg.swapped() { ((b, b_tile), (a, a_tile)) } else { ((a, a_tile), (b, b_tile)) };
+            if cfg.shape().swapped() { ((b, b_tile), (a, a_tile)) } else { ((a, a_tile), (b, b_tile)) };
         let tall = tall_tile.descriptor(tall.at((self.warp >> 2) * OperandTile::row_offset(64)));
         let other: Descriptor<'k> = other_tile.descriptor(other);
         let majors: (Major, Major) = (tall_tile.major, other_tile.major);
-        let sums = k.fragment::<f32>(cfg.sides().1 as usize / 2);
+        let sums = k.fragment::<f32>(cfg.shape().sides().1 as usize / 2);
         sums.iter().for_each(|sum| sum.set(0.0));
 
         let (cursor, previous) = (self.pipe.reader(), k.var(0u32));
-        k.for_(self.slice[0], self.slice[1], 1, |block| {
+        k.for_(self.slice.blocks[0], self.slice.blocks[1], 1, |block| {
             cursor.wait_full();
             let stage = cursor.stage();
             let offset = stage * cfg.stage_bytes();
@@ -278,40 +229,12 @@ impl<'k> Block<'k, '_> {
             k.wgmma_commit();
             k.wgmma_wait(1);
             let done = self.pipe.empty(previous.get());
-            k.guard(self.lane.eq(0) & block.gt(self.slice[0]), || done.arrive());
+            k.guard(self.lane.eq(0) & block.gt(self.slice.blocks[0]), || done.arrive());
             previous.set(stage);
             cursor.advance();
         });
         // The last stage is let go by nobody: nothing is loaded after it.
         k.wgmma_wait(0);
         sums
-    }
-
-    /// Writes the sums to D.
-    fn write(&self, sums: &[Var<'k, f32>]) {
-        let (k, cfg, params, [m, n]) = (self.k, self.cfg, &self.params.output, self.tile);
-        let (warpgroup, warp, thread) = (self.warp >> 2, self.warp & 3, k.thread_index() % WARPGROUP);
-        let staging = self.tiles.at(warpgroup * cfg.output_bytes());
-        if cfg.swapped() {
-            let (column, barrier) = (n + warpgroup * 64, (1, cfg.math_threads()));
-            SwappedOutput { params, row: m, column, staging, thread, barrier }.write(k, sums);
-            return;
-        }
-        let place = Panels { row: m + warpgroup * 64, column: n, staging };
-        let output = WarpOutput { params, place, warp, lane: self.lane };
-        k.if_else(
-            params.has(OutputFlags::PLAIN),
-            || {
-                output.stage(k, sums);
-                k.fence_async_shared();
-                k.barrier_sync(1, cfg.math_threads());
-                k.if_(thread.eq(0), || {
-                    place.store(params, cfg.block_n);
-                    k.bulk_commit();
-                    k.bulk_wait_read(0);
-                });
-            },
-            || WarpOutput::write_f32(k, &[(output, sums)]),
-        );
     }
 }

@@ -6,11 +6,11 @@
 //! they run, those of the stage before come to their end and it is let go.
 //! Clusters of blocks share their operands: each block loads its part of a tile and multicasts it.
 
-use crate::WARPGROUP;
 use crate::cluster::{Place, Release};
 use crate::epilogue::{OutputFlags, PANEL_BYTES};
 use crate::half::{BLOCK_K, OperandTile, Operands, PANEL};
 use crate::half_output::{Outbox, PartShape};
+use crate::many_rows::{MATH_REGISTERS, MATH_WARPGROUPS, MATH_WARPS, ManyRows, PRODUCER_REGISTERS, THREADS};
 use crate::params::Params;
 use crate::pipeline::{Cursor, Pipeline};
 use oxigemm_ptx::wgmma::{Descriptor, DescriptorVar, Major, MatrixA};
@@ -29,12 +29,6 @@ pub struct Config {
     pub stages: u32,
 }
 
-/// Warpgroups that multiply.
-const MATH_WARPGROUPS: u32 = 2;
-const MATH_WARPS: u32 = MATH_WARPGROUPS * 4;
-const PRODUCER_REGISTERS: u32 = 40;
-const MATH_REGISTERS: u32 = 232;
-
 impl Config {
     /// The kernel's name, unique in the closed set.
     pub fn name(&self) -> String {
@@ -45,7 +39,7 @@ impl Config {
 
     /// Threads of a block.
     pub fn threads(&self) -> u32 {
-        (MATH_WARPGROUPS + 1) * WARPGROUP
+        THREADS
     }
 
     /// Bytes of dynamic shared memory.
@@ -65,24 +59,13 @@ impl Config {
         [a.lines() / cluster_n, b.lines() / cluster_m]
     }
 
-    /// Warpgroups side by side along N: both, where one of them covers all rows.
-    fn warpgroups_n(&self) -> u32 {
-        if self.block_m == 64 { MATH_WARPGROUPS } else { 1 }
-    }
-
-    /// Columns of a warpgroup's products.
-    fn warpgroup_n(&self) -> u32 {
-        self.block_n / self.warpgroups_n()
-    }
-
-    /// 64-row products that a warpgroup makes of each stage.
-    fn waves(&self) -> u32 {
-        (self.block_m * self.warpgroups_n()) / (MATH_WARPGROUPS * 64)
+    fn shape(&self) -> ManyRows {
+        ManyRows { block_m: self.block_m, block_n: self.block_n }
     }
 
     /// What a warpgroup computes of a tile.
     fn part(&self) -> PartShape {
-        PartShape { waves: self.waves(), columns: self.warpgroup_n() }
+        PartShape { waves: self.shape().waves(), columns: self.shape().columns() }
     }
 
     /// Bytes of a math warpgroup's staging area.
@@ -144,15 +127,6 @@ struct Block<'k, 'c> {
 }
 
 impl<'k> Block<'k, '_> {
-    /// The first row and column of a warpgroup's part of a tile.
-    fn part_of(&self, warpgroup: U32<'k>) -> [U32<'k>; 2] {
-        let (cfg, zero) = (self.cfg, self.k.constant(0));
-        match cfg.warpgroups_n() {
-            1 => [warpgroup * (cfg.waves() * 64), zero],
-            _ => [zero, warpgroup * cfg.warpgroup_n()],
-        }
-    }
-
     /// The way of a warpgroup's part to D.
     fn outbox(&self, warpgroup: U32<'k>) -> Outbox<'k, '_> {
         Outbox {
@@ -245,7 +219,8 @@ impl<'k> Block<'k, '_> {
         let (k, p) = (self.k, &self.params);
         let math = Math::new(self);
         let warpgroup = self.warp >> 2;
-        let ([first_row, first_column], outbox) = (self.part_of(warpgroup), self.outbox(warpgroup));
+        let ([first_row, first_column], outbox) =
+            (self.cfg.shape().part_of(warpgroup), self.outbox(warpgroup));
         // The first tile finds its staging area empty.
         let parity = k.var(1u32);
         self.place.for_each_tile(k, |m, n| {
@@ -266,7 +241,8 @@ impl<'k> Block<'k, '_> {
     fn store_tiles(&self) {
         let k = self.k;
         let warpgroup = (self.warp - MATH_WARPS) >> 1;
-        let ([first_row, first_column], outbox) = (self.part_of(warpgroup), self.outbox(warpgroup));
+        let ([first_row, first_column], outbox) =
+            (self.cfg.shape().part_of(warpgroup), self.outbox(warpgroup));
         let parity = k.var(0u32);
         self.place.for_each_tile(k, |m, n| outbox.store([m + first_row, n + first_column], parity));
     }
@@ -289,9 +265,9 @@ struct Math<'k, 'b, 'c> {
 impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     fn new(block: &'b Block<'k, 'c>) -> Self {
         let (k, cfg) = (block.k, block.cfg);
-        let (waves, columns) = (cfg.waves(), cfg.warpgroup_n());
+        let (waves, columns) = (cfg.shape().waves(), cfg.shape().columns());
         let zero = k.constant(0);
-        let [first_row, first_column] = block.part_of(block.warp >> 2);
+        let [first_row, first_column] = cfg.shape().part_of(block.warp >> 2);
         debug_assert!(cfg.operands.b == Major::K || columns.is_multiple_of(PANEL));
         let ([a, b], [a_tile, b_tile]) = (block.stage(zero), cfg.tiles());
         let operands = [

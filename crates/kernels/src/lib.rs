@@ -18,6 +18,7 @@
 
 mod cluster;
 pub mod epilogue;
+mod few_rows;
 pub mod fp8_slim;
 pub mod fp8_wide;
 pub mod grouping;
@@ -26,6 +27,7 @@ mod half_output;
 pub mod half_slim;
 pub mod half_wide;
 pub mod launch;
+mod many_rows;
 pub mod params;
 mod partials;
 pub mod pipeline;

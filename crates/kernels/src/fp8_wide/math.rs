@@ -35,9 +35,9 @@ pub(super) struct Math<'k, 'b, 'c> {
 impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     pub fn new(block: &'b Block<'k, 'c>) -> Self {
         let (k, cfg, warp, lane) = (block.k, block.cfg, block.warp, block.lane);
-        let (waves, columns) = (cfg.waves(), cfg.warpgroup_n());
+        let (waves, columns) = (cfg.shape().waves(), cfg.shape().columns());
         let zero = k.constant(0);
-        let [first_row, first_column] = block.part_of(warp >> 2);
+        let [first_row, first_column] = cfg.shape().part_of(warp >> 2);
         // The row of this thread's first accumulators within a 64-row product.
         let row = (warp & 3) * 16 + (lane >> 2);
         let scales = block.scales.reader(lane);
@@ -100,7 +100,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         match &self.column_scales {
             Some(_) => Vec::new(),
             None => {
-                let count = self.block.cfg.warpgroup_n() / per_scale;
+                let count = self.block.cfg.shape().columns() / per_scale;
                 self.scales.columns(within, self.first_column / per_scale, count)
             }
         }

@@ -1,0 +1,158 @@
+//! What the few-row kernels share: how a tile lies on the tensor core, which slice of K a block has, and the way of the
+//! sums to D.
+
+use crate::epilogue::{OutputFlags, OutputParams, Panels, SwappedOutput, WarpOutput};
+use crate::partials::{PartialShape, Partials};
+use crate::{WARP, WARPGROUP};
+use oxigemm_ptx::{Kernel, Shared, U32, Var};
+
+/// A tile: rows of A and rows of B. Below 64 rows of A the operands are swapped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FewRows {
+    pub block_m: u32,
+    pub block_n: u32,
+}
+
+impl FewRows {
+    /// Whether B's rows take the 64-row side of the tensor core.
+    pub const fn swapped(&self) -> bool {
+        self.block_m < 64
+    }
+
+    /// Rows of the tile along the 64-row side, and along the other.
+    pub const fn sides(&self) -> (u32, u32) {
+        if self.swapped() { (self.block_n, self.block_m) } else { (self.block_m, self.block_n) }
+    }
+
+    /// Threads that multiply: a warpgroup for each 64 rows of that side.
+    pub const fn math_threads(&self) -> u32 {
+        self.sides().0 / 64 * WARPGROUP
+    }
+
+    pub const fn math_warps(&self) -> u32 {
+        self.math_threads() / WARP
+    }
+
+    /// The tile as partial sums: they take more room than what is staged of it.
+    pub const fn partials(&self) -> PartialShape {
+        PartialShape {
+            rows: self.block_m,
+            columns: self.block_n,
+            swapped: self.swapped(),
+            threads: self.math_threads(),
+        }
+    }
+
+    /// Bytes that a warpgroup stages its output in.
+    fn output_bytes(&self) -> u32 {
+        match self.swapped() {
+            true => (self.block_m * 128).next_multiple_of(1024),
+            false => Panels::staging_bytes(self.block_n),
+        }
+    }
+}
+
+/// The slice of K that a block of a cluster has.
+#[derive(Clone, Copy)]
+pub(crate) struct Slice<'k> {
+    /// Slices, and which of them this is.
+    split: U32<'k>,
+    rank: U32<'k>,
+    /// Its first block of K, and the one behind its last.
+    pub blocks: [U32<'k>; 2],
+}
+
+impl<'k> Slice<'k> {
+    /// An equal share of the blocks of K.
+    pub fn new(k: &'k Kernel, k_blocks: U32<'k>) -> Self {
+        let (split, rank) = (k.cluster_blocks(), k.cluster_rank());
+        Slice { split, rank, blocks: [rank * k_blocks / split, (rank + 1) * k_blocks / split] }
+    }
+}
+
+/// A block's tile on its way to D.
+pub(crate) struct TileOutput<'k, 'p> {
+    pub k: &'k Kernel,
+    pub shape: FewRows,
+    pub params: &'p OutputParams<'k>,
+    pub slice: Slice<'k>,
+    /// The tile's first row and column.
+    pub tile: [U32<'k>; 2],
+    /// Shared memory that is free when all stages have been read.
+    pub area: Shared<'k>,
+    pub warp: U32<'k>,
+    pub lane: U32<'k>,
+}
+
+impl<'k> TileOutput<'k, '_> {
+    /// All warps come here; those that multiply do so, and then write the tile or exchange its slices.
+    pub fn finish(&self, multiply: impl FnOnce() -> Vec<Var<'k, f32>>) {
+        let (k, shape) = (self.k, self.shape);
+        let Slice { split, rank, .. } = self.slice;
+        let partials = Partials { shape: shape.partials(), at: self.area, split, rank };
+        // One slice needs no detour (with operands swapped: in the plain output type): each warp writes its part.
+        let writable = if shape.swapped() { self.params.has(OutputFlags::PLAIN) } else { k.constant(true) };
+        let direct = split.eq(1) & writable;
+        k.if_(self.warp.lt(shape.math_warps()), || {
+            let sums = k.role("math", multiply);
+            // What comes next takes the place of the tiles: no warpgroup may still read those.
+            k.barrier_sync(1, shape.math_threads());
+            k.if_else(direct, || self.write(&sums), || partials.share(k, self.warp, self.lane, &sums));
+        });
+        k.if_(!direct, || {
+            let math = self.warp.lt(shape.math_warps());
+            // Every slice's partial sums are in place, and visible to the cluster.
+            k.cluster_sync();
+            let loaded = partials.load(k, math, self.params, self.tile);
+            // Nobody leaves while another block still reads its shared memory.
+            k.cluster_arrive();
+            k.if_(math, || partials.add(k, &loaded, self.params, self.tile));
+            k.sync_warp();
+            k.cluster_wait();
+        });
+    }
+
+    /// Writes the sums of the only slice to D.
+    fn write(&self, sums: &[Var<'k, f32>]) {
+        let (k, shape, params, [m, n]) = (self.k, self.shape, self.params, self.tile);
+        let (warpgroup, warp, thread) = (self.warp >> 2, self.warp & 3, k.thread_index() % WARPGROUP);
+        let staging = self.area.at(warpgroup * shape.output_bytes());
+        if shape.swapped() {
+            let (column, barrier) = (n + warpgroup * 64, (1, shape.math_threads()));
+            SwappedOutput { params, row: m, column, staging, thread, barrier }.write(k, sums);
+            return;
+        }
+        let place = Panels { row: m + warpgroup * 64, column: n, staging };
+        let output = WarpOutput { params, place, warp, lane: self.lane };
+        k.if_else(
+            params.has(OutputFlags::PLAIN),
+            || {
+                output.stage(k, sums);
+                k.fence_async_shared();
+                k.barrier_sync(1, shape.math_threads());
+                k.if_(thread.eq(0), || {
+                    place.store(params, shape.block_n);
+                    k.bulk_commit();
+                    k.bulk_wait_read(0);
+                });
+            },
+            || WarpOutput::write_f32(k, &[(output, sums)]),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partial_sums_take_more_room_than_staged_output() {
+        for block_m in [8, 16, 32, 64, 128] {
+            for block_n in [64, 128] {
+                let shape = FewRows { block_m, block_n };
+                let staged = shape.math_threads() / WARPGROUP * shape.output_bytes();
+                assert!(staged <= shape.partials().bytes(), "{shape:?}");
+            }
+        }
+    }
+}

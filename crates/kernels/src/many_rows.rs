@@ -1,0 +1,65 @@
+//! What the many-row kernels share: the warpgroups of a block, and who computes which part of a tile.
+
+use crate::WARPGROUP;
+use oxigemm_ptx::U32;
+
+/// Warpgroups that multiply; one more serves them.
+pub(crate) const MATH_WARPGROUPS: u32 = 2;
+pub(crate) const MATH_WARPS: u32 = MATH_WARPGROUPS * 4;
+/// Threads of a block.
+pub(crate) const THREADS: u32 = (MATH_WARPGROUPS + 1) * WARPGROUP;
+/// Registers of a thread that serves, and of one that multiplies: together what the block was launched with.
+pub(crate) const PRODUCER_REGISTERS: u32 = 40;
+pub(crate) const MATH_REGISTERS: u32 = 232;
+
+/// A tile as its two warpgroups share it: each has half of the rows or, of 64 rows, half of the columns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ManyRows {
+    pub block_m: u32,
+    pub block_n: u32,
+}
+
+impl ManyRows {
+    /// Warpgroups side by side along N: both, where one of them covers all rows.
+    const fn warpgroups_n(&self) -> u32 {
+        if self.block_m == 64 { MATH_WARPGROUPS } else { 1 }
+    }
+
+    /// Columns of a warpgroup's products.
+    pub const fn columns(&self) -> u32 {
+        self.block_n / self.warpgroups_n()
+    }
+
+    /// 64-row products that a warpgroup makes of each stage.
+    pub const fn waves(&self) -> u32 {
+        (self.block_m * self.warpgroups_n()) / (MATH_WARPGROUPS * 64)
+    }
+
+    /// The first row and column of a warpgroup's part.
+    pub fn part_of<'k>(&self, warpgroup: U32<'k>) -> [U32<'k>; 2] {
+        let zero = warpgroup.kernel().constant(0);
+        match self.warpgroups_n() {
+            1 => [warpgroup * (self.waves() * 64), zero],
+            _ => [zero, warpgroup * self.columns()],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_parts_make_a_tile() {
+        for (block_m, block_n) in [(256, 128), (128, 176), (64, 256)] {
+            let tile = ManyRows { block_m, block_n };
+            assert_eq!(MATH_WARPGROUPS * tile.waves() * 64 * tile.columns(), block_m * block_n, "{tile:?}");
+        }
+    }
+
+    #[test]
+    fn registers_that_are_shared_out_are_those_of_the_launch() {
+        let launched = 65_536 / THREADS / 8 * 8;
+        assert_eq!(MATH_WARPGROUPS * MATH_REGISTERS + PRODUCER_REGISTERS, (MATH_WARPGROUPS + 1) * launched);
+    }
+}
