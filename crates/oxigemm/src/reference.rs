@@ -157,10 +157,7 @@ pub fn fp8_gemm_nt_tensors(
         d: d.describe("d"),
     };
     if let Checked::Trivial(_) = arguments.check()? {
-        return match c {
-            Some(c) => d.copy_from(c),
-            None => d.write_bytes(&vec![0; d.len() * d.dtype().size()]),
-        };
+        return without_product(c, d);
     }
     let a = Quantized::from_tensors(a, sfa, 1)?;
     let b = Quantized::from_tensors(b, sfb, K_BLOCK)?;
@@ -260,5 +257,13 @@ impl Fp8Matrix<'_> {
             });
         }
         Ok(())
+    }
+}
+
+/// D where the product is nothing: C, or 0.
+fn without_product(c: Option<&Tensor>, d: &mut Tensor) -> Result<()> {
+    match c {
+        Some(c) => d.copy_from(c),
+        None => d.write_bytes(&vec![0; d.len() * d.dtype().size()]),
     }
 }

@@ -4,7 +4,7 @@
 mod common;
 
 use common::grouped::{Case, POISON, Problem, ends, ids};
-use common::{Scales, schedules};
+use common::{Scales, same_bits, schedules};
 use oxigemm::plan::{self, Choice};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
@@ -22,15 +22,9 @@ fn every_schedule_gives_the_same_bits(
     schedules: impl Iterator<Item = Options>,
     sim: &Sim,
 ) {
-    let about = format!("{} {case:?}", plan::name(&choice));
+    let what = format!("{} {case:?}", plan::name(&choice));
     let problem = Problem::new(case, sim);
-    let mut first: Option<Vec<u8>> = None;
-    for options in schedules {
-        let about = format!("{about} {:?} {}", options.policy, options.seed);
-        sim.set_options(options);
-        let found = problem.checked(Some(choice), &about);
-        assert_eq!(*first.get_or_insert_with(|| found.clone()), found, "{about}: other bits");
-    }
+    same_bits(&what, schedules, sim, |about| problem.checked(Some(choice), about));
 }
 
 /// Every grouped kernel, with a cluster; over the set all clusters occur.

@@ -4,7 +4,7 @@
 mod common;
 
 use common::half::{Case, PLAIN, Problem};
-use common::{C, schedules};
+use common::{C, same_bits, schedules};
 use oxigemm::plan::{self, Choice, Family};
 use oxigemm::sim::Options;
 use oxigemm::{Addend, DType, Device, Error, GemmLayout, GemmOptions, Sim, Tensor, half_gemm};
@@ -19,13 +19,8 @@ fn every_schedule_gives_the_same_bits(
     sim: &Sim,
 ) {
     let problem = Problem::new(case, sim);
-    let mut first: Option<Vec<u8>> = None;
-    for options in schedules {
-        let about = format!("{} {case:?} {:?} {}", plan::name(&choice), options.policy, options.seed);
-        sim.set_options(options);
-        let found = problem.checked(Some(choice), &about);
-        assert_eq!(*first.get_or_insert_with(|| found.clone()), found, "{about}: other bits");
-    }
+    let what = format!("{} {case:?}", plan::name(&choice));
+    same_bits(&what, schedules, sim, |about| problem.checked(Some(choice), about));
 }
 
 fn layout_of(operands: Operands) -> GemmLayout {

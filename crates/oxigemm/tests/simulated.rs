@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{C, Case, PLAIN, Problem, Scales, schedules};
+use common::{C, Case, PLAIN, Problem, Scales, same_bits, schedules};
 use oxigemm::plan::{self, Choice};
 use oxigemm::sim::{FaultKind, Options};
 use oxigemm::{Addend, DType, Device, Error, GemmOptions, Sim, Tensor, fp8_gemm_nt};
@@ -17,13 +17,8 @@ fn every_schedule_gives_the_same_bits(
     sim: &Sim,
 ) {
     let problem = Problem::new(case, sim);
-    let mut first: Option<Vec<u8>> = None;
-    for options in schedules {
-        let about = format!("{} {case:?} {:?} {}", plan::name(&choice), options.policy, options.seed);
-        sim.set_options(options);
-        let found = problem.checked(Some(choice), &about);
-        assert_eq!(*first.get_or_insert_with(|| found.clone()), found, "{about}: other bits");
-    }
+    let what = format!("{} {case:?}", plan::name(&choice));
+    same_bits(&what, schedules, sim, |about| problem.checked(Some(choice), about));
 }
 
 /// A small shape with tails of M, N and K, more blocks of K than stages, and a launch; over the set they cover every

@@ -5,13 +5,14 @@ use oxigemm::{Cuda, Device, GemmOptions};
 use serde::Serialize;
 use serde_json::json;
 
-use super::{Args, Choices};
+use super::figures::{Figures, Peer, Work};
+use super::{Args, Choices, time};
 use crate::anchor::grouped::{Family, GroupedCase};
 use crate::anchor::{Anchor, geometric_mean};
-use crate::grouped::GroupedHost;
+use crate::grouped::{GroupedHost, GroupedOperands};
 use crate::output::{Table, print_json, print_line, progress};
 use crate::timing::Clock;
-use crate::verdict::{Effort, Verdict};
+use crate::verdict::Effort;
 use crate::{Failure, Outcome};
 
 /// How many candidates are the top.
@@ -26,20 +27,9 @@ pub struct Row {
     expected: usize,
     n: usize,
     k: usize,
-    plan: String,
-    us: f64,
-    estimate_us: f64,
-    anchor_us: f64,
-    anchor_main_kernel_us: f64,
     anchor_calibration_us: f64,
-    ratio: f64,
-    tflops: f64,
-    gb_per_s: f64,
-    roofline: f64,
-    pub calibration_us: Option<f64>,
-    anchor_diff: f64,
     #[serde(flatten)]
-    pub verdict: Verdict,
+    pub figures: Figures,
 }
 
 /// Times what the planner chooses for each case.
@@ -49,48 +39,52 @@ pub fn rows(
     cases: &[&GroupedCase],
     clock: &mut Clock,
 ) -> Result<Vec<Row>, Failure> {
-    let bar = progress(cases.len());
-    let mut rows = Vec::new();
+    let bar = progress(cases.len() * args.passes as usize);
+    let mut measured = Vec::new();
     for case in cases {
         bar.set_message(case.name());
-        rows.push(measure(case, cuda, args, clock)?);
+        measured.push(measure(case, cuda, args, clock)?);
         bar.inc(1);
     }
+    for _ in 1..args.passes {
+        for (row, operands) in &mut measured {
+            bar.set_message(row.case.clone());
+            row.figures.improve(&time(args, clock, |options| operands.run(options))?);
+            bar.inc(1);
+        }
+    }
     bar.finish_and_clear();
-    Ok(rows)
+    Ok(measured.into_iter().map(|(row, _)| row).collect())
 }
 
-fn measure(case: &GroupedCase, cuda: &Cuda, args: &Args, clock: &mut Clock) -> Result<Row, Failure> {
+/// The first pass, with its verdict, and the operands for others.
+fn measure(
+    case: &GroupedCase,
+    cuda: &Cuda,
+    args: &Args,
+    clock: &mut Clock,
+) -> Result<(Row, GroupedOperands), Failure> {
     let spec = case.spec();
     let plan =
         plan::Plan::best_grouped(&spec.shape(), cuda.limits()).ok_or("no kernel has room for the groups")?;
     let host = GroupedHost::draw(spec)?;
     let mut operands = host.upload(&Device::Cuda(cuda.clone()))?;
-    let us = clock.calls(&GemmOptions::default(), args.runs as usize, |options| operands.run(options))?;
-    let calibration_us = clock.calibration(args.runs as usize)?;
+    let times = time(args, clock, |options| operands.run(options))?;
     let verdict = host.judge(&operands, Effort::BENCH)?;
     let (flops, bytes) = (host.spec.flops(), host.spec.bytes());
-    Ok(Row {
+    let work = Work { flops, bytes, floor_us: Anchor::dense_fp8().roofline().floor_us(flops, bytes) };
+    let peer = Peer { call_us: case.call_us, main_kernel_us: case.main_kernel_us, diff: case.diff };
+    let row = Row {
         case: case.name(),
         family: case.family,
         groups: case.groups,
         expected: case.expected,
         n: case.n,
         k: case.k,
-        plan: plan.name(),
-        us,
-        estimate_us: plan.estimate.us,
-        anchor_us: case.call_us,
-        anchor_main_kernel_us: case.main_kernel_us,
         anchor_calibration_us: case.calibration_us,
-        ratio: case.call_us / us,
-        tflops: flops / us * 1e-6,
-        gb_per_s: bytes / us * 1e-3,
-        roofline: Anchor::dense_fp8().roofline().floor_us(flops, bytes) / us,
-        calibration_us,
-        anchor_diff: case.diff,
-        verdict,
-    })
+        figures: Figures::new(&plan, work, peer, verdict, &times),
+    };
+    Ok((row, operands))
 }
 
 /// The mean ratio of each kind of case, and the worst one.
@@ -98,7 +92,7 @@ pub fn means(rows: &[Row]) -> Vec<(String, f64, f64)> {
     let kind = |row: &Row| (row.family.name(), row.expected);
     rows.chunk_by(|a, b| kind(a) == kind(b))
         .filter_map(|rows| {
-            let ratios = || rows.iter().map(|row| row.ratio);
+            let ratios = || rows.iter().map(|row| row.figures.ratio);
             let name = format!("{} em{}", rows[0].family.name(), rows[0].expected);
             Some((name, geometric_mean(ratios())?, ratios().reduce(f64::min)?))
         })
@@ -107,25 +101,9 @@ pub fn means(rows: &[Row]) -> Vec<(String, f64, f64)> {
 
 /// Prints the cases as a table.
 pub fn print(rows: &[Row]) {
-    let mut table = Table::new([
-        "case", "us", "anchor", "ratio", "TFLOPS", "GB/s", "roofline", "diff", "anchor's", "exact", "calib.",
-        "plan",
-    ]);
+    let mut table = Table::new(["case"].into_iter().chain(Figures::COLUMNS));
     for row in rows {
-        table.row([
-            row.case.clone(),
-            format!("{:.2}", row.us),
-            format!("{:.2}", row.anchor_us),
-            format!("{:.3}", row.ratio),
-            format!("{:.0}", row.tflops),
-            format!("{:.0}", row.gb_per_s),
-            format!("{:.2}", row.roofline),
-            format!("{:.2e}", row.verdict.diff_unquantized),
-            format!("{:.2e}", row.anchor_diff),
-            format!("{:.1e}{}", row.verdict.diff, if row.verdict.right { "" } else { " WRONG" }),
-            row.calibration_us.map_or("-".to_owned(), |us| format!("{us:.1}")),
-            row.plan.clone(),
-        ]);
+        table.row([row.case.clone()].into_iter().chain(row.figures.cells()));
     }
     table.print();
     print_line("");

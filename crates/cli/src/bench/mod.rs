@@ -1,11 +1,13 @@
 //! `oxigemm bench`: the peer's cases, timed as the peer's were.
 
+mod figures;
 mod grouped;
 mod sweep;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use figures::{Figures, Peer, Times, Work};
 use oxigemm::plan::{Family, Plan, Shape};
 use oxigemm::{Cuda, Device, GemmLayout, GemmOptions};
 use serde::Serialize;
@@ -17,7 +19,7 @@ use crate::output::{Table, print_json, print_line, progress};
 use crate::plot::{Bar, Chart, svg};
 use crate::problem::{Host, Operands, Spec};
 use crate::timing::Clock;
-use crate::verdict::{self, Effort, Verdict};
+use crate::verdict::{self, Effort};
 use crate::{Common, Failure, Op, Outcome};
 
 /// Arguments of `bench`.
@@ -79,20 +81,9 @@ struct Row {
     m: u32,
     n: u32,
     k: u32,
-    plan: String,
-    us: f64,
-    estimate_us: f64,
-    anchor_us: f64,
-    anchor_main_kernel_us: f64,
     cublaslt_us: f64,
-    ratio: f64,
-    tflops: f64,
-    gb_per_s: f64,
-    roofline: f64,
-    calibration_us: Option<f64>,
-    anchor_diff: f64,
     #[serde(flatten)]
-    verdict: Verdict,
+    figures: Figures,
 }
 
 /// Runs the command.
@@ -164,22 +155,19 @@ fn compare(
     for _ in 1..args.passes {
         for (case, (row, operands)) in cases.iter().zip(&mut measured) {
             bar.set_message(name(case));
-            row.improve(case, args.op, anchor, &time(operands, args, clock)?);
+            row.figures.improve(&time(args, clock, |options| operands.run(options))?);
             bar.inc(1);
         }
     }
     bar.finish_and_clear();
     let rows: Vec<Row> = measured.into_iter().map(|(row, _)| row).collect();
     let grouped = grouped::rows(cuda, args, grouped, clock)?;
-    let calibrations = rows.iter().map(|row| row.calibration_us);
-    let calibrations: Vec<f64> =
-        calibrations.chain(grouped.iter().map(|row| row.calibration_us)).flatten().collect();
-    let calibration = geometric_mean(calibrations);
+    let figures = || rows.iter().map(|row| &row.figures).chain(grouped.iter().map(|row| &row.figures));
+    let calibration = geometric_mean(figures().filter_map(|figures| figures.calibration_us));
     if let Some(path) = &args.plot {
         draw(path, cuda, args.op, anchor, &rows, calibration, &clock.method())?;
     }
-    let right = rows.iter().map(|row| &row.verdict).chain(grouped.iter().map(|row| &row.verdict));
-    let right = right.into_iter().all(|verdict| verdict.right);
+    let right = figures().all(|figures| figures.verdict.right);
     if common.json {
         print_json(&json!({
             "device": cuda.gpu().name(),
@@ -208,14 +196,13 @@ fn compare(
     Ok(right)
 }
 
-/// The times of one pass.
-struct Times {
-    us: f64,
-    calibration_us: Option<f64>,
-}
-
-fn time(operands: &mut Operands, args: &Args, clock: &mut Clock) -> Result<Times, Failure> {
-    let us = clock.product(operands, &GemmOptions::default(), args.runs as usize)?;
+/// Times a call, and the calibration product beside it.
+fn time(
+    args: &Args,
+    clock: &mut Clock,
+    call: impl FnMut(&GemmOptions) -> oxigemm::Result<()>,
+) -> Result<Times, Failure> {
+    let us = clock.calls(&GemmOptions::default(), args.runs as usize, call)?;
     Ok(Times { us, calibration_us: clock.calibration(args.runs as usize)? })
 }
 
@@ -229,48 +216,19 @@ fn measure(
 ) -> Result<(Row, Operands), Failure> {
     let (host, mut operands) = prepare(args.op, case, cuda)?;
     let plan = Plan::best_of(family(args.op), shape(case), cuda.limits());
-    let times = time(&mut operands, args, clock)?;
-    let mut row = Row {
-        m: case.m,
-        n: case.n,
-        k: case.k,
-        plan: plan.name(),
-        us: f64::INFINITY,
-        estimate_us: plan.estimate.us,
-        anchor_us: case.call_us,
-        anchor_main_kernel_us: case.main_kernel_us,
-        cublaslt_us: case.cublaslt_us,
-        ratio: 0.0,
-        tflops: 0.0,
-        gb_per_s: 0.0,
-        roofline: 0.0,
-        calibration_us: None,
-        anchor_diff: case.diff,
-        verdict: verdict::judge(&host, &operands.result()?, Effort::BENCH)?,
-    };
-    row.improve(case, args.op, anchor, &times);
-    Ok((row, operands))
-}
-
-impl Row {
-    /// Takes the times of a pass that was faster.
-    fn improve(&mut self, case: &Case, op: Op, anchor: &Anchor, times: &Times) {
-        if times.us < self.us {
-            let bytes = case.bytes(op);
-            self.us = times.us;
-            self.calibration_us = times.calibration_us;
-            self.ratio = case.call_us / times.us;
-            self.tflops = case.flops() / times.us * 1e-6;
-            self.gb_per_s = bytes / times.us * 1e-3;
-            self.roofline = anchor.roofline().floor_us(case.flops(), bytes) / times.us;
-        }
-    }
+    let times = time(args, clock, |options| operands.run(options))?;
+    let verdict = verdict::judge(&host, &operands.result()?, Effort::BENCH)?;
+    let (flops, bytes) = (case.flops(), case.bytes(args.op));
+    let work = Work { flops, bytes, floor_us: anchor.roofline().floor_us(flops, bytes) };
+    let peer = Peer { call_us: case.call_us, main_kernel_us: case.main_kernel_us, diff: case.diff };
+    let figures = Figures::new(&plan, work, peer, verdict, &times);
+    Ok((Row { m: case.m, n: case.n, k: case.k, cublaslt_us: case.cublaslt_us, figures }, operands))
 }
 
 /// The groups whose means count: many rows and few. The mean ratio and the worst one.
 fn groups(rows: &[Row]) -> [(&'static str, Option<f64>, Option<f64>); 2] {
     let group = |name, holds: fn(u32) -> bool| {
-        let ratios: Vec<f64> = rows.iter().filter(|row| holds(row.m)).map(|row| row.ratio).collect();
+        let ratios: Vec<f64> = rows.iter().filter(|row| holds(row.m)).map(|row| row.figures.ratio).collect();
         let worst = ratios.iter().copied().reduce(f64::min);
         (name, geometric_mean(ratios), worst)
     };
@@ -285,27 +243,10 @@ fn print(
     calibration: Option<f64>,
     clock: &Clock,
 ) {
-    let mut table = Table::new([
-        "m", "n", "k", "us", "anchor", "ratio", "TFLOPS", "GB/s", "roofline", "diff", "anchor's", "exact",
-        "calib.", "plan",
-    ]);
+    let mut table = Table::new(["m", "n", "k"].into_iter().chain(Figures::COLUMNS));
     for row in rows {
-        table.row([
-            row.m.to_string(),
-            row.n.to_string(),
-            row.k.to_string(),
-            format!("{:.2}", row.us),
-            format!("{:.2}", row.anchor_us),
-            format!("{:.3}", row.ratio),
-            format!("{:.0}", row.tflops),
-            format!("{:.0}", row.gb_per_s),
-            format!("{:.2}", row.roofline),
-            format!("{:.2e}", row.verdict.diff_unquantized),
-            format!("{:.2e}", row.anchor_diff),
-            format!("{:.1e}{}", row.verdict.diff, if row.verdict.right { "" } else { " WRONG" }),
-            row.calibration_us.map_or("-".to_owned(), |us| format!("{us:.1}")),
-            row.plan.clone(),
-        ]);
+        let shape = [row.m, row.n, row.k].map(|x| x.to_string());
+        table.row(shape.into_iter().chain(row.figures.cells()));
     }
     if !rows.is_empty() {
         table.print();
@@ -345,7 +286,7 @@ fn draw(
 ) -> Result<(), Failure> {
     let bars: Vec<Bar> = rows
         .iter()
-        .map(|row| Bar { m: row.m, n: row.n, k: row.k, us: row.us, anchor_us: row.anchor_us })
+        .map(|row| Bar { m: row.m, n: row.n, k: row.k, us: row.figures.us, anchor_us: row.figures.anchor_us })
         .collect();
     let text = svg(&Chart {
         title: match op {

@@ -5,7 +5,7 @@ use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
 
 use super::products::{ORDERS, launches};
-use super::{Check, Setup, ensure};
+use super::{Check, Setup, about, ensure, expect_right, tally};
 use crate::Failure;
 use crate::grouped::{GroupedHost, GroupedOperands, GroupedSpec};
 use crate::verdict::Effort;
@@ -55,26 +55,13 @@ fn product(setup: &Setup, spec: GroupedSpec, options: &GemmOptions) -> Result<f6
     judge(&host, &operands, about)
 }
 
-/// Puts what is run before what is found.
-fn about(spec: &GroupedSpec, options: &GemmOptions) -> impl Fn(&str) -> String + use<> {
-    let choice =
-        options.choice.map_or(String::new(), |choice| format!(" by {}", oxigemm::plan::name(&choice)));
-    let start = format!("{spec}{choice}");
-    move |what: &str| format!("{start}: {what}")
-}
-
 fn judge(
     host: &GroupedHost,
     operands: &GroupedOperands,
     about: impl Fn(&str) -> String,
 ) -> Result<f64, Failure> {
     let verdict = host.judge(operands, Effort::QUICK)?;
-    ensure(verdict.right, || {
-        about(&format!(
-            "diff {:.2e}, worst element {:.2} of what is allowed",
-            verdict.diff, verdict.worst_element
-        ))
-    })?;
+    expect_right(&verdict, &about)?;
     ensure(operands.surroundings_untouched()?, || about("what belongs to no group was written to"))?;
     Ok(verdict.worst_element)
 }
@@ -83,12 +70,7 @@ fn products(
     setup: &Setup,
     cases: impl IntoIterator<Item = (GroupedSpec, GemmOptions)>,
 ) -> Result<String, Failure> {
-    let (mut count, mut worst) = (0, 0.0f64);
-    for (spec, options) in cases {
-        worst = worst.max(product(setup, spec, &options)?);
-        count += 1;
-    }
-    Ok(format!("{count} products, the worst element at {worst:.2} of what is allowed"))
+    tally(cases.into_iter().map(|(spec, options)| product(setup, spec, &options)))
 }
 
 fn sizes(setup: &Setup) -> Result<String, Failure> {

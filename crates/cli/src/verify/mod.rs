@@ -13,12 +13,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use oxigemm::plan::Limits;
-use oxigemm::{ARCH, Cuda, Device};
+use oxigemm::plan::{self, Limits};
+use oxigemm::{ARCH, Cuda, Device, GemmOptions};
 use oxigemm_cuda::assemble::Ptxas;
 use serde_json::json;
 
 use crate::output::{print_json, print_line, progress};
+use crate::verdict::Verdict;
 use crate::{Common, Failure, Outcome};
 
 /// Arguments of `verify`.
@@ -252,4 +253,27 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
 /// Fails with a sentence unless a condition holds.
 fn ensure(condition: bool, failure: impl FnOnce() -> String) -> Result<(), Failure> {
     if condition { Ok(()) } else { Err(failure().into()) }
+}
+
+/// Puts what is run before what is found.
+fn about(spec: &dyn std::fmt::Display, options: &GemmOptions) -> impl Fn(&str) -> String + use<> {
+    let choice = options.choice.map_or(String::new(), |choice| format!(" by {}", plan::name(&choice)));
+    let start = format!("{spec}{choice}");
+    move |what: &str| format!("{start}: {what}")
+}
+
+/// Fails unless a product was found right.
+fn expect_right(verdict: &Verdict, about: impl Fn(&str) -> String) -> Result<(), Failure> {
+    let Verdict { right, diff, worst_element, .. } = verdict;
+    ensure(*right, || about(&format!("diff {diff:.2e}, worst element {worst_element:.2} of what is allowed")))
+}
+
+/// Counts products, each given as what its worst element is of what is allowed.
+fn tally(products: impl Iterator<Item = Result<f64, Failure>>) -> Result<String, Failure> {
+    let (mut count, mut worst) = (0, 0.0f64);
+    for product in products {
+        worst = worst.max(product?);
+        count += 1;
+    }
+    Ok(format!("{count} products, the worst element at {worst:.2} of what is allowed"))
 }

@@ -5,7 +5,7 @@ use oxigemm::{Addend, DType, GemmLayout, GemmOptions, Tensor, fp8_gemm_nt, rando
 use oxigemm_kernels::launch::Config;
 use oxigemm_kernels::{fp8_slim, half_slim};
 
-use super::{Check, Setup, ensure};
+use super::{Check, Setup, about, ensure, expect_right, tally};
 use crate::problem::{AddendKind, Host, ScaleOrder, Spec};
 use crate::verdict::{self, Effort};
 use crate::{Failure, Op};
@@ -95,22 +95,14 @@ impl Draw {
 
 /// Runs a problem and compares every element; D starts as poison, and so does everything around it.
 fn product(setup: &Setup, spec: Spec, options: &GemmOptions) -> Result<f64, Failure> {
-    let about = |what: &str| {
-        let choice = options.choice.map_or(String::new(), |choice| format!(" by {}", plan::name(&choice)));
-        format!("{spec}{choice}: {what}")
-    };
+    let about = about(&spec, options);
     setup.now(about("this"));
     let host = Host::draw(spec)?;
     let mut operands = host.upload(&setup.device)?;
     operands.run(options).map_err(|error| about(&error.to_string()))?;
     setup.device.synchronize().map_err(|error| about(&error.to_string()))?;
     let verdict = verdict::judge(&host, &operands.result()?, Effort::QUICK)?;
-    ensure(verdict.right, || {
-        about(&format!(
-            "diff {:.2e}, worst element {:.2} of what is allowed",
-            verdict.diff, verdict.worst_element
-        ))
-    })?;
+    expect_right(&verdict, &about)?;
     ensure(operands.surroundings_untouched()?, || about("memory outside of D was written to"))?;
     Ok(verdict.worst_element)
 }
@@ -119,12 +111,7 @@ pub(super) fn products(
     setup: &Setup,
     cases: impl Iterator<Item = (Spec, GemmOptions)>,
 ) -> Result<String, Failure> {
-    let (mut count, mut worst) = (0, 0.0f64);
-    for (spec, options) in cases {
-        worst = worst.max(product(setup, spec, &options)?);
-        count += 1;
-    }
-    Ok(format!("{count} products, the worst element at {worst:.2} of what is allowed"))
+    tally(cases.map(|(spec, options)| product(setup, spec, &options)))
 }
 
 fn random_cases(setup: &Setup) -> Result<String, Failure> {

@@ -1,8 +1,8 @@
 //! Problems with 16-bit operands for the simulator, and the exact result.
 
-use super::C;
+use super::{C, output};
 use oxigemm::plan::Choice;
-use oxigemm::{Addend, DType, Device, GemmLayout, GemmOptions, Sim, Tensor, half_gemm, random, reference};
+use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim, Tensor, half_gemm, random, reference};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
@@ -65,26 +65,13 @@ impl Problem {
 
     /// A matrix like D; its memory is not written to.
     pub fn output(&self) -> Tensor {
-        let ([m, n, _], [before, behind]) = (self.case.dims, self.case.gaps);
-        let pitch = n + behind;
-        let memory = Tensor::empty(self.case.d_type, &[before + m * pitch], &self.device).unwrap();
-        memory.narrow(0, before, m * pitch).unwrap().view(&[m, pitch]).unwrap().narrow(1, 0, n).unwrap()
+        output(self.case.d_type, self.case.dims, self.case.gaps, &self.device)
     }
 
     pub fn run(&self, choice: Option<Choice>) -> oxigemm::Result<Tensor> {
         let options = GemmOptions { choice, num_sms: self.case.num_sms, ..Default::default() };
         let (mut d, mut other) = (self.output(), self.output());
-        let c = match self.case.c {
-            C::None => Addend::None,
-            C::InPlace => {
-                d.write_f32(&self.c)?;
-                Addend::InPlace
-            }
-            C::Other => {
-                other.write_f32(&self.c)?;
-                Addend::From(&other)
-            }
-        };
+        let c = self.case.c.addend(&self.c, &mut d, &mut other)?;
         half_gemm(self.case.layout, &self.a, &self.b, c, &mut d, &options)?;
         Ok(d)
     }

@@ -86,26 +86,13 @@ impl Problem {
 
     /// A matrix like D; its memory is not written to.
     pub fn output(&self) -> Tensor {
-        let ([m, n, _], [before, behind]) = (self.case.dims, self.case.gaps);
-        let pitch = n + behind;
-        let memory = Tensor::empty(self.case.d_type, &[before + m * pitch], &self.device).unwrap();
-        memory.narrow(0, before, m * pitch).unwrap().view(&[m, pitch]).unwrap().narrow(1, 0, n).unwrap()
+        output(self.case.d_type, self.case.dims, self.case.gaps, &self.device)
     }
 
     pub fn run(&self, choice: Option<Choice>) -> oxigemm::Result<Tensor> {
         let options = GemmOptions { choice, num_sms: self.case.num_sms, ..Default::default() };
         let (mut d, mut other) = (self.output(), self.output());
-        let c = match self.case.c {
-            C::None => Addend::None,
-            C::InPlace => {
-                d.write_f32(&self.c)?;
-                Addend::InPlace
-            }
-            C::Other => {
-                other.write_f32(&self.c)?;
-                Addend::From(&other)
-            }
-        };
+        let c = self.case.c.addend(&self.c, &mut d, &mut other)?;
         fp8_gemm_nt((&self.a, &self.sfa), (&self.b, &self.sfb), c, &mut d, &options)?;
         Ok(d)
     }
@@ -120,6 +107,51 @@ impl Problem {
             assert!((f64::from(*found) - exact).abs() <= allowed, "{about}: {found} and not {exact}");
         }
         d.to_bytes().unwrap()
+    }
+}
+
+impl C {
+    /// The addend with these values: in D, in a matrix like it, or none.
+    pub fn addend<'a>(
+        self,
+        values: &[f32],
+        d: &mut Tensor,
+        other: &'a mut Tensor,
+    ) -> oxigemm::Result<Addend<'a>> {
+        Ok(match self {
+            C::None => Addend::None,
+            C::InPlace => {
+                d.write_f32(values)?;
+                Addend::InPlace
+            }
+            C::Other => {
+                other.write_f32(values)?;
+                Addend::From(other)
+            }
+        })
+    }
+}
+
+/// A matrix with elements before it and behind each of its rows; its memory is not written to.
+pub fn output(dtype: DType, [m, n, _]: [usize; 3], [before, behind]: [usize; 2], device: &Device) -> Tensor {
+    let pitch = n + behind;
+    let memory = Tensor::empty(dtype, &[before + m * pitch], device).unwrap();
+    memory.narrow(0, before, m * pitch).unwrap().view(&[m, pitch]).unwrap().narrow(1, 0, n).unwrap()
+}
+
+/// Runs something under some schedules, which must all give the same bits. It is told what it runs, for its messages.
+pub fn same_bits(
+    what: &str,
+    schedules: impl Iterator<Item = Options>,
+    sim: &Sim,
+    run: impl Fn(&str) -> Vec<u8>,
+) {
+    let mut first: Option<Vec<u8>> = None;
+    for options in schedules {
+        let about = format!("{what} {:?} {}", options.policy, options.seed);
+        sim.set_options(options);
+        let found = run(&about);
+        assert_eq!(*first.get_or_insert_with(|| found.clone()), found, "{about}: other bits");
     }
 }
 

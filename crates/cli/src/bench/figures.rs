@@ -1,0 +1,106 @@
+//! What is measured of a case, beside what the anchor has of it.
+
+use oxigemm::plan::Plan;
+use serde::Serialize;
+
+use crate::verdict::Verdict;
+
+/// The figures of a case.
+#[derive(Serialize)]
+pub struct Figures {
+    plan: String,
+    pub us: f64,
+    estimate_us: f64,
+    pub anchor_us: f64,
+    anchor_main_kernel_us: f64,
+    pub ratio: f64,
+    tflops: f64,
+    gb_per_s: f64,
+    roofline: f64,
+    pub calibration_us: Option<f64>,
+    anchor_diff: f64,
+    #[serde(flatten)]
+    pub verdict: Verdict,
+    #[serde(skip)]
+    work: Work,
+}
+
+/// What a case takes at least.
+#[derive(Clone, Copy)]
+pub struct Work {
+    pub flops: f64,
+    pub bytes: f64,
+    /// The least time that the hardware could take.
+    pub floor_us: f64,
+}
+
+/// The peer's figures of a case.
+#[derive(Clone, Copy)]
+pub struct Peer {
+    pub call_us: f64,
+    pub main_kernel_us: f64,
+    pub diff: f64,
+}
+
+/// The times of one pass.
+pub struct Times {
+    pub us: f64,
+    pub calibration_us: Option<f64>,
+}
+
+impl Figures {
+    /// Of a first pass.
+    pub fn new(plan: &Plan, work: Work, peer: Peer, verdict: Verdict, times: &Times) -> Figures {
+        let mut figures = Figures {
+            plan: plan.name(),
+            us: f64::INFINITY,
+            estimate_us: plan.estimate.us,
+            anchor_us: peer.call_us,
+            anchor_main_kernel_us: peer.main_kernel_us,
+            ratio: 0.0,
+            tflops: 0.0,
+            gb_per_s: 0.0,
+            roofline: 0.0,
+            calibration_us: None,
+            anchor_diff: peer.diff,
+            verdict,
+            work,
+        };
+        figures.improve(times);
+        figures
+    }
+
+    /// Takes the times of a pass that was faster.
+    pub fn improve(&mut self, times: &Times) {
+        if times.us < self.us {
+            self.us = times.us;
+            self.calibration_us = times.calibration_us;
+            self.ratio = self.anchor_us / times.us;
+            self.tflops = self.work.flops / times.us * 1e-6;
+            self.gb_per_s = self.work.bytes / times.us * 1e-3;
+            self.roofline = self.work.floor_us / times.us;
+        }
+    }
+
+    /// The titles of [`cells`](Self::cells).
+    pub const COLUMNS: [&str; 11] = [
+        "us", "anchor", "ratio", "TFLOPS", "GB/s", "roofline", "diff", "anchor's", "exact", "calib.", "plan",
+    ];
+
+    /// As the last columns of a table.
+    pub fn cells(&self) -> [String; 11] {
+        [
+            format!("{:.2}", self.us),
+            format!("{:.2}", self.anchor_us),
+            format!("{:.3}", self.ratio),
+            format!("{:.0}", self.tflops),
+            format!("{:.0}", self.gb_per_s),
+            format!("{:.2}", self.roofline),
+            format!("{:.2e}", self.verdict.diff_unquantized),
+            format!("{:.2e}", self.anchor_diff),
+            format!("{:.1e}{}", self.verdict.diff, if self.verdict.right { "" } else { " WRONG" }),
+            self.calibration_us.map_or("-".to_owned(), |us| format!("{us:.1}")),
+            self.plan.clone(),
+        ]
+    }
+}
