@@ -5,8 +5,10 @@ use crate::check::{Checked, Fp8GemmNt, Groups, Operand, Problem, Trivial};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::memo::Memo;
 use crate::plan::{Choice, Limits};
 use crate::reference;
+use crate::remembered::{Call, CallArguments, Ready, RememberedCalls, launch};
 use crate::runtime::Cuda;
 use crate::simulated::{Sim, Work};
 use crate::stream::{SimStream, Stream};
@@ -207,18 +209,16 @@ pub unsafe fn fp8_gemm_nt_raw(device: &Device, gemm: &RawFp8Gemm, options: &Gemm
 }
 
 /// The arguments of some GEMM, not yet checked.
-pub(crate) trait GemmArguments {
+pub(crate) trait GemmArguments: CallArguments {
     /// Checks every rule of the call.
     fn check(&self) -> Result<Checked>;
-    /// Where the operands are.
-    fn addresses(&self) -> Addresses;
     /// What is added, and the result.
     fn output(&self) -> (Option<&Operand>, &Operand);
 }
 
-impl GemmArguments for Fp8GemmNt {
-    fn check(&self) -> Result<Checked> {
-        Fp8GemmNt::check(self)
+impl CallArguments for Fp8GemmNt {
+    fn remembered(calls: &RememberedCalls) -> &Memo<Call<Self>, Ready> {
+        &calls.fp8
     }
 
     fn addresses(&self) -> Addresses {
@@ -231,6 +231,12 @@ impl GemmArguments for Fp8GemmNt {
             d: self.d.address,
             groups: 0,
         }
+    }
+}
+
+impl GemmArguments for Fp8GemmNt {
+    fn check(&self) -> Result<Checked> {
+        Fp8GemmNt::check(self)
     }
 
     fn output(&self) -> (Option<&Operand>, &Operand) {
@@ -265,14 +271,13 @@ pub(crate) unsafe fn run_raw(
 /// As for [`fp8_gemm_nt_raw`].
 pub(crate) unsafe fn run(cuda: &Cuda, arguments: &impl GemmArguments, options: &GemmOptions) -> Result<()> {
     let stream = cuda_stream(cuda, options)?;
-    let problem = match arguments.check()? {
-        Checked::Launch(problem) => problem,
+    let plan = || match arguments.check()? {
+        Checked::Launch(problem) => Ok(Some(key(cuda.limits(), problem, None, options))),
         // SAFETY: the caller keeps the operands as described.
-        Checked::Trivial(trivial) => return unsafe { multiply_nothing(trivial, arguments, stream) },
+        Checked::Trivial(trivial) => unsafe { multiply_nothing(trivial, arguments, stream) }.map(|()| None),
     };
-    let prepared = cuda.prepared(&key(cuda.limits(), problem, None, options))?;
-    // SAFETY: the check has compared the operands with the problem; the caller keeps them.
-    unsafe { prepared.launch(&arguments.addresses(), stream, options.programmatic) }
+    // SAFETY: as above, and the plan is that of the check.
+    unsafe { launch(cuda, arguments, stream, options, plan) }
 }
 
 /// Checks, plans, and does it or has it captured.

@@ -9,7 +9,9 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::gemm::{GemmOptions, cuda_stream, key, put, refuse_stream, sim_stream};
 use crate::layout::MAX_RANK;
+use crate::memo::Memo;
 use crate::reference;
+use crate::remembered::{self, Call, CallArguments, Ready, RememberedCalls};
 use crate::runtime::Cuda;
 use crate::simulated::Sim;
 use crate::tensor::Tensor;
@@ -367,10 +369,12 @@ pub unsafe fn m_grouped_fp8_gemm_nt_raw(
 /// As for [`m_grouped_fp8_gemm_nt_raw`].
 unsafe fn launch(cuda: &Cuda, arguments: &GroupedFp8GemmNt, options: &GemmOptions) -> Result<()> {
     let stream = cuda_stream(cuda, options)?;
-    let CheckedGroups::Launch(problem, groups) = arguments.check()? else { return Ok(()) };
-    let prepared = cuda.prepared(&key(cuda.limits(), problem, Some(groups), options))?;
-    // SAFETY: the check has compared the operands with the problem; the caller keeps them.
-    unsafe { prepared.launch(&addresses(arguments), stream, options.programmatic) }
+    let plan = || {
+        let CheckedGroups::Launch(problem, groups) = arguments.check()? else { return Ok(None) };
+        Ok(Some(key(cuda.limits(), problem, Some(groups), options)))
+    };
+    // SAFETY: the caller keeps the operands as described, and the plan is that of the check.
+    unsafe { remembered::launch(cuda, arguments, stream, options, plan) }
 }
 
 /// Checks, plans, and does it or has it captured.
@@ -378,19 +382,25 @@ fn simulate(sim: &Sim, arguments: &GroupedFp8GemmNt, options: &GemmOptions) -> R
     let stream = sim_stream(sim, options)?;
     let CheckedGroups::Launch(problem, groups) = arguments.check()? else { return Ok(()) };
     let key = key(sim.limits(), problem, Some(groups), options);
-    let work = sim.plan(&key, &addresses(arguments), options.programmatic)?;
+    let work = sim.plan(&key, &arguments.addresses(), options.programmatic)?;
     put(sim, stream, work)
 }
 
-fn addresses(arguments: &GroupedFp8GemmNt) -> Addresses {
-    Addresses {
-        a: arguments.a.address,
-        sfa: arguments.sfa.address,
-        b: arguments.b.address,
-        sfb: arguments.sfb.address,
-        c: 0,
-        d: arguments.d.address,
-        groups: arguments.groups.numbers.address,
+impl CallArguments for GroupedFp8GemmNt {
+    fn remembered(calls: &RememberedCalls) -> &Memo<Call<Self>, Ready> {
+        &calls.grouped_fp8
+    }
+
+    fn addresses(&self) -> Addresses {
+        Addresses {
+            a: self.a.address,
+            sfa: self.sfa.address,
+            b: self.b.address,
+            sfb: self.sfb.address,
+            c: 0,
+            d: self.d.address,
+            groups: self.groups.numbers.address,
+        }
     }
 }
 

@@ -6,7 +6,9 @@ use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::gemm::{Addend, GemmArguments, GemmOptions, refuse_stream, run, run_raw, simulate};
+use crate::memo::Memo;
 use crate::reference;
+use crate::remembered::{Call, CallArguments, Ready, RememberedCalls};
 use crate::tensor::Tensor;
 
 /// D = C + A·B with 16-bit operands, given in some layout.
@@ -196,9 +198,9 @@ pub unsafe fn half_gemm_raw(device: &Device, gemm: &RawHalfGemm, options: &GemmO
     unsafe { run_raw(device, &gemm.describe(device.id()), options) }
 }
 
-impl GemmArguments for HalfGemm {
-    fn check(&self) -> Result<Checked> {
-        HalfGemm::check(self)
+impl CallArguments for HalfGemm {
+    fn remembered(calls: &RememberedCalls) -> &Memo<Call<Self>, Ready> {
+        &calls.half
     }
 
     fn addresses(&self) -> Addresses {
@@ -211,6 +213,12 @@ impl GemmArguments for HalfGemm {
             d: self.d.address,
             groups: 0,
         }
+    }
+}
+
+impl GemmArguments for HalfGemm {
+    fn check(&self) -> Result<Checked> {
+        HalfGemm::check(self)
     }
 
     fn output(&self) -> (Option<&Operand>, &Operand) {

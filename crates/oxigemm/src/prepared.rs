@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use oxigemm_cuda::{Element, Function, L2Promotion, LaunchConfig, Stream, Swizzle, TensorMap, TiledTensor};
 
-use crate::call::{Addresses, Arguments, Map, MapElement, Mapped, Maps};
+use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, Mapped, Maps};
 use crate::check::{Groups, Problem};
 use crate::error::Result;
 use crate::plan::Plan;
@@ -64,16 +64,20 @@ impl Prepared {
         Prepared { function, config, arguments, maps: Mutex::new(maps) }
     }
 
+    /// The arguments of the kernel for operands at these addresses.
+    pub fn arguments(&self, at: &Addresses) -> Result<KernelArgs> {
+        let mut maps = self.maps.lock().unwrap_or_else(PoisonError::into_inner);
+        self.arguments.at(at, |operand, address| maps.at(operand, address))
+    }
+
     /// Puts the kernel into a stream.
     ///
     /// # Safety
-    /// The operands must be at these addresses of this GPU as the problem describes them, and stay there until the
-    /// kernel is done or, where the stream is being captured, whenever the graph is launched.
-    pub unsafe fn launch(&self, at: &Addresses, stream: &Stream, programmatic: bool) -> Result<()> {
-        let args = {
-            let mut maps = self.maps.lock().unwrap_or_else(PoisonError::into_inner);
-            self.arguments.at(at, |operand, address| maps.at(operand, address))?
-        };
+    /// The arguments must be of this plan, and the operands at the addresses they were made for as the problem
+    /// describes them; they must stay there until the kernel is done or, where the stream is being captured, whenever
+    /// the graph is launched.
+    #[inline]
+    pub unsafe fn launch(&self, args: &KernelArgs, stream: &Stream, programmatic: bool) -> Result<()> {
         let config = LaunchConfig { programmatic, ..self.config };
         let (pointers, count) = args.pointers();
         // SAFETY: `KernelArgs` are the parameters of every kernel of the set, in order, and live for the call; the

@@ -1,8 +1,8 @@
 //! A GPU together with the kernels that are loaded on it and the plans that were made for it.
 //!
 //! The road of a call after its checks: the plan of the problem is looked up, or made once; it holds the loaded
-//! kernel, the launch and the tensor maps of the addresses that came last. So the second call of a shape with the
-//! same tensors is a lookup and a launch.
+//! kernel, the launch and the tensor maps of the addresses that came last. A call whose every argument is as in a
+//! call before takes a shorter road: it is remembered whole, so that a comparison and a launch are left.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -16,6 +16,7 @@ use crate::call::PlanKey;
 use crate::error::{Error, Result};
 use crate::plan::{Choice, Limits, Plan};
 use crate::prepared::Prepared;
+use crate::remembered::RememberedCalls;
 
 /// The architecture that the kernels are written for.
 pub const ARCH: &str = "sm_90a";
@@ -45,6 +46,7 @@ struct Inner {
     limits: Limits,
     kernels: Vec<Slot>,
     plans: RwLock<HashMap<PlanKey, Arc<Prepared>>>,
+    calls: RememberedCalls,
 }
 
 /// A kernel of the closed set, loaded or not.
@@ -123,6 +125,7 @@ impl Cuda {
                 cache,
                 kernels: Config::all().map(|config| Slot { config, state: Mutex::default() }).collect(),
                 plans: RwLock::default(),
+                calls: RememberedCalls::default(),
             }),
         })
     }
@@ -201,6 +204,11 @@ impl Cuda {
     /// If it cannot be assembled or loaded, or is not of the set.
     pub fn load(&self, config: &Config) -> Result<Loaded> {
         Ok(self.slot(config)?.load(&self.inner)?.loaded)
+    }
+
+    /// The calls that are remembered whole.
+    pub(crate) fn calls(&self) -> &RememberedCalls {
+        &self.inner.calls
     }
 
     /// The plan of a problem: remembered, or made now.

@@ -17,7 +17,7 @@ const TMA_STRIDE_LIMIT: u64 = 1 << 40;
 /// The arguments of a product whose rows are grouped: D = A·Bᵀ, each group with its own B.
 ///
 /// Where [`GroupsArgument::layout`] is `Counts`, A, its scales and D have a leading dimension for the groups.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupedFp8GemmNt {
     /// `[M, K]` or `[G, M, K]` e4m3, K-major.
     pub a: Operand,
@@ -34,7 +34,7 @@ pub struct GroupedFp8GemmNt {
 }
 
 /// The argument that says where the groups are.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupsArgument {
     /// What the numbers mean.
     pub layout: GroupLayout,

@@ -105,7 +105,7 @@ impl FromStr for GemmLayout {
 /// assert_eq!((problem.m, problem.n, problem.k), (64, 256, 512));
 /// # Ok::<(), oxigemm::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HalfGemm {
     /// How A and B are given.
     pub layout: GemmLayout,

@@ -49,7 +49,7 @@ const D_ELEMENTS_LIMIT: i64 = 1 << 40;
 /// assert_eq!(problem.c, Accumulate::InPlace);
 /// # Ok::<(), oxigemm::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8GemmNt {
     /// `[M, K]` e4m3, K-major.
     pub a: Operand,

@@ -12,7 +12,7 @@ const TMA_ALIGNMENT: u64 = 16;
 /// TMA takes row pitches below this many bytes.
 const TMA_PITCH_LIMIT: u64 = 1 << 40;
 /// One argument of a call: what it is and where it lies.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operand {
     /// The argument's name, for errors.
     pub name: &'static str,
