@@ -9,7 +9,7 @@ use crate::grouping::{ClusterTiles, GroupParams, GroupPlace, Groups};
 use crate::params::Params;
 use crate::pipeline::{Pipeline, RemoteEmpty};
 use crate::schedule::{KernelTileOrder, TileOrder};
-use oxigemm_ptx::tma::{LoadOptions, TensorMap};
+use oxigemm_ptx::tma::{CachePolicy, LoadOptions, TensorMap};
 use oxigemm_ptx::{Kernel, MBarrier, Pred, Shared, U16, U32};
 
 /// The block's place in its cluster, and the tiles that it takes.
@@ -31,6 +31,8 @@ pub(crate) struct TilePlace<'k> {
     pub n: U32<'k>,
     /// Its group, where rows are grouped.
     pub group: Option<GroupPlace<'k>>,
+    /// Whether its rows of B are read at this moment, and not later.
+    pub streams_b: Pred<'k>,
 }
 
 impl<'k> Place<'k> {
@@ -120,11 +122,13 @@ impl<'k> Place<'k> {
     /// Runs `body` with the place of every tile of this block, whether rows are grouped or not.
     pub fn for_each_place(&self, k: &'k Kernel, body: impl FnOnce(TilePlace<'k>)) {
         let Some(groups) = self.groups else {
-            return self.for_each_tile(k, |m, n| body(TilePlace { m, n, group: None }));
+            let streams_b = self.order.streams_b();
+            return self.for_each_tile(k, |m, n| body(TilePlace { m, n, group: None, streams_b }));
         };
         self.for_each_turn(k, |turn| {
-            let (m, n, group) = groups.tile(turn);
+            let (m, n, streams_b, group) = groups.tile(turn);
             body(TilePlace {
+                streams_b,
                 m: m + self.rank.0 * self.tile[0],
                 n: (n * self.cluster.1 + self.rank.1) * self.tile[1],
                 group: Some(group),
@@ -147,6 +151,7 @@ impl<'k> Place<'k> {
             first_row: self.rank.1 * rows,
             rows,
             several: blocks.gt(1),
+            streamed: None,
             blocks: (all << (self.rank.0 * blocks)).to_u16(),
         }
     }
@@ -166,6 +171,7 @@ impl<'k> Place<'k> {
             first_row: self.rank.0 * rows,
             rows,
             several: blocks.gt(1),
+            streamed: None,
             blocks: ((other_row | 1) << self.rank.1).to_u16(),
         }
     }
@@ -178,9 +184,17 @@ pub(crate) struct Share<'k> {
     rows: U32<'k>,
     several: Pred<'k>,
     blocks: U16<'k>,
+    /// Whether it need not stay in the L2 cache, and the policy of what need not.
+    streamed: Option<(Pred<'k>, CachePolicy<'k>)>,
 }
 
 impl<'k> Share<'k> {
+    /// The same which, where `holds`, is loaded with this policy. (Elsewhere with none: that is faster than the one
+    /// that is called normal.)
+    pub fn streamed(self, holds: Pred<'k>, policy: CachePolicy<'k>) -> Self {
+        Share { streamed: Some((holds, policy)), ..self }
+    }
+
     /// Loads it: `row` is the tile's first.
     pub fn load(
         &self,
@@ -234,11 +248,18 @@ impl<'k> Share<'k> {
         to: Shared<'k>,
         full: MBarrier<'k>,
     ) {
-        k.if_else(
-            self.several,
-            || tensor.load(at, to, full, LoadOptions { multicast: Some(self.blocks), ..Default::default() }),
-            || tensor.load(at, to, full, LoadOptions::default()),
-        );
+        let load = |cache| {
+            let alone = LoadOptions { cache, multicast: None };
+            k.if_else(
+                self.several,
+                || tensor.load(at, to, full, LoadOptions { multicast: Some(self.blocks), ..alone }),
+                || tensor.load(at, to, full, alone),
+            );
+        };
+        match self.streamed {
+            None => load(None),
+            Some((holds, policy)) => k.if_else(holds, || load(Some(policy)), || load(None)),
+        }
     }
 }
 

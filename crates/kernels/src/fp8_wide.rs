@@ -19,6 +19,7 @@ use crate::params::{GroupedParams, Params};
 use crate::pipeline::Pipeline;
 use crate::scales::{GROUP, ScaleRing, ScaleShape};
 use math::Math;
+use oxigemm_ptx::tma::Eviction;
 use oxigemm_ptx::{BuildError, Kernel, Module, Shared, SharedLayout, Target, U32};
 
 /// What is compiled in. Shapes, strides, the cluster's dimensions and the output type are run-time arguments.
@@ -262,15 +263,18 @@ impl<'k> Block<'k, '_> {
     fn load_tiles(&self) {
         let (k, cfg, p) = (self.k, self.cfg, &self.params);
         let (a, b) = (self.place.share_of_a(), self.place.share_of_b());
+        let once = k.cache_policy(Eviction::First);
         let cursor = self.pipe.writer();
         self.place.for_each_place(k, |tile| {
+            // What is not read again leaves the L2 cache before what others have there.
+            let b = b.streamed(tile.streams_b, once);
             k.for_(0, p.k_blocks, 1, |block| {
                 cursor.wait_empty();
                 let stage = cursor.stage();
                 let full = self.pipe.full(stage);
                 full.arrive_expecting((cfg.block_m + cfg.block_n) * BLOCK_K);
                 let column = block * BLOCK_K;
-                let TilePlace { m, n, group } = tile;
+                let TilePlace { m, n, group, .. } = tile;
                 if let Some(place) = group {
                     let rows = (place.end, cfg.group_box_rows());
                     a.load_before(k, &p.a, [column, m, place.slab], rows, self.a(stage), full);

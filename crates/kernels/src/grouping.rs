@@ -318,8 +318,9 @@ impl<'k> Groups<'k> {
         self.before.at(self.params.groups * 4).load()
     }
 
-    /// The first row (of the group's slab) and the index along N of the tile at `turn`, and its group.
-    pub fn tile(&self, turn: U32<'k>) -> (U32<'k>, U32<'k>, GroupPlace<'k>) {
+    /// The first row (of the group's slab) and the index along N of the tile at `turn`, whether the group's B passes
+    /// by once, and the group.
+    pub fn tile(&self, turn: U32<'k>) -> (U32<'k>, U32<'k>, Pred<'k>, GroupPlace<'k>) {
         let group = self.group_at(turn);
         let (first, end) = self.rows_of(group);
         let m_tiles = (end - first).div_ceil(self.tiles.rows);
@@ -327,7 +328,7 @@ impl<'k> Groups<'k> {
         let (m, n) = order.tile(turn - self.before.at(group * 4).load::<u32>());
         let slab = self.params.is(GroupLayout::Counts).select(group, 0);
         let place = GroupPlace { group, slab, end, d_row: slab * self.params.d_slab };
-        (first + m * self.tiles.rows, n, place)
+        (first + m * self.tiles.rows, n, order.streams_b(), place)
     }
 
     /// The last group that no more than `turn` tiles come before.

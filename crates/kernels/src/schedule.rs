@@ -1,6 +1,6 @@
 //! The order in which a persistent grid takes output tiles.
 
-use oxigemm_ptx::{Arg, Int, U32, Val};
+use oxigemm_ptx::{Arg, Int, Pred, U32, Val};
 
 /// Tiles in bands: `band` rows of tiles are swept along N before the next rows begin, so that the tiles in
 /// flight at one time share their rows of A and their rows of B in the L2 cache.
@@ -63,6 +63,13 @@ impl<T: Index> TileOrder<T> {
 
 /// A tile order of kernel values.
 pub type KernelTileOrder<'k> = TileOrder<U32<'k>>;
+
+impl<'k> KernelTileOrder<'k> {
+    /// Whether the tiles that share rows of B are so few that they run at the same time: B passes by once.
+    pub(crate) fn streams_b(&self) -> Pred<'k> {
+        self.m_tiles.le(2)
+    }
+}
 
 /// The band that keeps the least data in flight: `concurrent` tiles of `tile_m` by `tile_n` as a block of
 /// `band` rows and as many columns as that takes.

@@ -31,7 +31,7 @@ impl RememberedMaps {
     fn new(maps: &Maps) -> RememberedMaps {
         RememberedMaps {
             a: Remembered::new(tiled(&maps.a, L2Promotion::B256)),
-            b: Remembered::new(tiled(&maps.b, L2Promotion::B256)),
+            b: Remembered::new(tiled(&maps.b, promotion_of_b(&maps.b))),
             sfa: maps.sfa.map(|map| Remembered::new(tiled(&map, L2Promotion::B128))),
             d: maps.d.map(|map| Remembered::new(tiled(&map, L2Promotion::None))),
         }
@@ -84,6 +84,16 @@ impl Prepared {
         // caller keeps the operands where they are.
         unsafe { self.function.launch(stream, &config, &pointers[..count])? };
         Ok(())
+    }
+}
+
+/// How much the L2 cache fetches when a piece of B is missing there. Where rows are short their other pieces come soon
+/// enough by themselves.
+fn promotion_of_b(map: &Map) -> L2Promotion {
+    const SHORT_ROW: u32 = 2048;
+    match map.element {
+        MapElement::Byte if map.matrix.dims[0] <= SHORT_ROW => L2Promotion::B128,
+        _ => L2Promotion::B256,
     }
 }
 
