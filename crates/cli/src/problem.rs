@@ -285,6 +285,16 @@ pub struct Operands {
 }
 
 impl Operands {
+    /// Moves A and B to other memory: where they lie decides about some percent of short times.
+    pub fn relocate(&mut self) -> Result<(), Failure> {
+        for operand in [&mut self.a, &mut self.b] {
+            let mut other = Tensor::empty(operand.dtype(), operand.dims(), operand.device())?;
+            other.copy_from(operand)?;
+            *operand = other;
+        }
+        Ok(())
+    }
+
     /// Runs the product.
     pub fn run(&mut self, options: &GemmOptions) -> oxigemm::Result<()> {
         let addend = match (&self.c, self.addend) {

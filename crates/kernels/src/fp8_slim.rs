@@ -238,7 +238,8 @@ impl<'k> Block<'k, '_> {
             k.if_(within.eq(0) | block.eq(self.slice.blocks[0]), || scales.wait());
             let rows = self.row_scales(&scales, within);
             k.wgmma_wait(0);
-            k.guard(lane.eq(0), || self.pipe.empty(stage).arrive());
+            let empty = self.pipe.empty(stage);
+            k.guard(lane.eq(0), || empty.arrive());
             for (i, (sum, product)) in sums.iter().zip(&products).enumerate() {
                 // Swapped, the tensor core's columns are A's rows: two for each octet of them.
                 let scale = if cfg.shape().swapped() { rows[i / 4][i % 2] } else { rows[0][(i / 2) % 2] };

@@ -74,12 +74,7 @@ impl Config {
 
     /// Blocks of K that the main loop is unrolled by, two or four: those whose scales are loaded at once. The more, the
     /// faster, as far as registers reach.
-    fn unroll(&self) -> u32 {
-        match (self.grouping, self.block_m) {
-            (Grouping::Rows, 256) => 2,
-            _ => 4,
-        }
-    }
+    const UNROLL: u32 = 4;
 
     /// Columns that are sure to share one scale of B, whatever tile and warpgroup they are in.
     fn columns_per_scale(&self) -> u32 {
@@ -314,13 +309,15 @@ impl<'k> Block<'k, '_> {
         self.place.if_any_tile(k, || math.load_scales(k.constant(0)));
         self.place.for_each_turn(k, |turn| {
             math.sums.iter().flatten().for_each(|sum| sum.set(0.0));
-            let (tile, end) = math.tile();
-            match end {
-                None => math.multiply_tile(),
-                Some(end) => {
-                    k.if_else((tile[0] + first_row).lt(end), || math.multiply_tile(), || math.pass_tile_by())
+            match cfg.grouping {
+                Grouping::Dense => math.multiply_tile(),
+                Grouping::Rows => {
+                    k.if_else(math.has_rows(first_row), || math.multiply_tile(), || math.pass_tile_by());
                 }
             }
+            // Only now: until here it would take registers.
+            let (tile, end) = math.tile();
+            k.sync_warp();
             k.if_(self.place.has_another(k, turn), || {
                 math.scales.release();
                 math.load_scales(k.constant(0));
@@ -337,7 +334,8 @@ impl<'k> Block<'k, '_> {
                     parts.iter().for_each(|(part, sums)| part.stage(k, sums));
                     k.fence_async_shared();
                     k.sync_warp();
-                    k.guard(self.lane.eq(0), || self.outbox.full(warpgroup).arrive());
+                    let full = self.outbox.full(warpgroup);
+                    k.guard(self.lane.eq(0), || full.arrive());
                     parity.set(parity.live() ^ 1);
                     for (part, _) in &parts {
                         match end {

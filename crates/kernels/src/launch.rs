@@ -285,7 +285,7 @@ fn half_kernels() -> impl Iterator<Item = Config> {
 
 /// Those of which rows are grouped.
 const GROUPED: &[(u32, u32, u32)] =
-    &[(256, 128, 3), (128, 128, 5), (128, 192, 4), (64, 64, 12), (64, 128, 8), (64, 256, 4)];
+    &[(256, 128, 3), (128, 128, 5), (128, 192, 4), (64, 64, 12), (64, 96, 10), (64, 128, 8), (64, 256, 4)];
 
 fn wide(tiles: &[(u32, u32, u32)], grouping: Grouping) -> impl Iterator<Item = Config> {
     tiles.iter().map(move |&(block_m, block_n, stages)| {

@@ -272,7 +272,8 @@ impl<'k> ScaleReader<'k> {
     /// then, for which they wait together, sees to that.
     pub fn release(&self) {
         let k = self.ring.k;
-        k.guard(self.lane.eq(0), || self.ring.pipe.empty(self.cursor.stage()).arrive());
+        let empty = self.ring.pipe.empty(self.cursor.stage());
+        k.guard(self.lane.eq(0), || empty.arrive());
         self.cursor.advance();
     }
 
@@ -321,7 +322,9 @@ impl<'k> ScaleReader<'k> {
     pub fn columns(&self, within: U32<'k>, first: U32<'k>, count: u32) -> Vec<F32<'k>> {
         let pitch = self.ring.shape.column_pitch();
         let from = self.ring.columns(self.slot()).at(within * (pitch * 4)).at(first * 4);
-        if count < 3 {
+        // Parts of the columns need not start at a vector.
+        let vectors = count == self.ring.shape.columns || count.is_multiple_of(4);
+        if count < 3 || !vectors {
             return (0..count).map(|i| from.at(i * 4).load::<f32>()).collect();
         }
         let vectors = (0..count.div_ceil(4)).flat_map(|i| from.at(i * 16).load_vec::<f32, 4>());

@@ -205,7 +205,8 @@ impl Kernel {
 
     /// Runs `instructions` where the predicate holds, by predication and not by a branch.
     ///
-    /// For a few instructions without control flow of their own.
+    /// For a few instructions without control flow of their own. Compute what they need before: a register that is
+    /// written only where the predicate holds keeps its old value elsewhere, and so is never free inside a loop.
     #[track_caller]
     pub fn guard<'k>(&'k self, condition: Pred<'k>, instructions: impl FnOnce()) {
         match condition.as_constant() {

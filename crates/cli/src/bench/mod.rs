@@ -155,6 +155,8 @@ fn compare(
     for _ in 1..args.passes {
         for (case, (row, operands)) in cases.iter().zip(&mut measured) {
             bar.set_message(name(case));
+            // As if the suite had been started again.
+            operands.relocate()?;
             row.figures.improve(&time(args, clock, |options| operands.run(options))?);
             bar.inc(1);
         }

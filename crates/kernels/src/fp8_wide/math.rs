@@ -8,7 +8,7 @@ use crate::pipeline::Cursor;
 use crate::promote::multiply_stage;
 use crate::scales::{GROUP, ScaleReader};
 use oxigemm_ptx::wgmma::{Descriptor, DescriptorVar, Swizzle};
-use oxigemm_ptx::{F32, U32, Var};
+use oxigemm_ptx::{F32, Pred, U32, Var};
 
 /// A math warp's state.
 pub(super) struct Math<'k, 'b, 'c> {
@@ -45,7 +45,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             Descriptor::k_major(block.a(zero).at(first_row * BLOCK_K), Swizzle::B128),
             Descriptor::k_major(block.b(zero).at(first_column * BLOCK_K), Swizzle::B128),
         ];
-        let few = || (0..cfg.unroll()).map(|_| k.var(0.0f32)).collect();
+        let few = || (0..Config::UNROLL).map(|_| k.var(0.0f32)).collect();
         Math {
             block,
             first_column,
@@ -72,6 +72,12 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
                 (tile, Some(end))
             }
         }
+    }
+
+    /// Whether the part of the current tile from its `first_row` on has rows of the tile's group.
+    pub fn has_rows(&self, first_row: U32<'k>) -> Pred<'k> {
+        let (tile, end) = self.scales.place_in_group();
+        (tile[0] + first_row).lt(end)
     }
 
     /// Loads the scales of a few blocks, from the `within`-th of a group on.
@@ -109,10 +115,9 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     /// All blocks of a tile.
     pub fn multiply_tile(&self) {
         let (k, k_blocks) = (self.block.k, self.block.params.k_blocks);
-        // Without a test inside, unrolled blocks overlap best; what is left over goes one by one.
-        let unroll = self.block.cfg.unroll();
-        let whole = k_blocks - k_blocks % unroll;
-        k.for_(0, whole, unroll, |first| self.multiply_blocks(first));
+        // Tests between unrolled blocks would cost 2 to 4%: what is left over goes one by one.
+        let whole = k_blocks - k_blocks % Config::UNROLL;
+        k.for_(0, whole, Config::UNROLL, |first| self.multiply_blocks(first));
         k.for_(whole, k_blocks, 1, |block| self.multiply_single(block % GROUP));
     }
 
@@ -136,7 +141,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     /// As many blocks as are unrolled. While the tensor core works on the last, the next scales are loaded.
     fn multiply_blocks(&self, first: U32<'k>) {
         let k = self.block.k;
-        let unroll = self.block.cfg.unroll();
+        let unroll = Config::UNROLL;
         for later in 0..unroll {
             self.cursor.wait_full();
             let rows = self.block_rows(later as usize);
