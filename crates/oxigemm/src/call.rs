@@ -41,11 +41,13 @@ impl PlanKey {
             (None, None) => Ok(Plan::best_of(family, Shape { m, n, k }, limits)),
             (Some(choice), Some(shape)) => Plan::of_grouped(choice, &shape, limits)
                 .ok_or_else(|| refuse(choice, format!("{} groups of ", shape.groups))),
-            (None, Some(shape)) => Plan::best_grouped(&shape, limits).ok_or_else(|| Error::Overflow {
-                argument: "b",
-                expected: "as many groups as the shared memory of a block has room for".to_owned(),
-                found: format!("{} groups", shape.groups),
-            }),
+            (None, Some(shape)) => {
+                Plan::best_grouped_of(family, &shape, limits).ok_or_else(|| Error::Overflow {
+                    argument: "b",
+                    expected: "as many groups as the shared memory of a block has room for".to_owned(),
+                    found: format!("{} groups", shape.groups),
+                })
+            }
         }
     }
 

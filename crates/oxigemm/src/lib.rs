@@ -50,6 +50,7 @@ mod error;
 mod gemm;
 mod grouped;
 mod half_gemm;
+mod half_grouped;
 mod layout;
 mod memo;
 pub mod metrics;
@@ -78,6 +79,12 @@ pub use half::{bf16, f16};
 pub use half_gemm::{
     RawHalfGemm, bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn, bf16_gemm_tt, fp16_gemm_nn, fp16_gemm_nt,
     fp16_gemm_tn, fp16_gemm_tt, half_gemm, half_gemm_raw,
+};
+pub use half_grouped::{
+    RawGroupedHalfGemm, RowGroups, m_grouped_bf16_gemm_nn_contiguous, m_grouped_bf16_gemm_nn_masked,
+    m_grouped_bf16_gemm_nt_contiguous, m_grouped_bf16_gemm_nt_masked, m_grouped_fp16_gemm_nn_contiguous,
+    m_grouped_fp16_gemm_nn_masked, m_grouped_fp16_gemm_nt_contiguous, m_grouped_fp16_gemm_nt_masked,
+    m_grouped_half_gemm, m_grouped_half_gemm_raw,
 };
 pub use layout::MAX_RANK;
 pub use runtime::{ARCH, Cuda, Loaded, Stats};

@@ -8,7 +8,7 @@ use oxigemm_kernels::launch::Config;
 use super::grouped::{LAYOUTS, spec};
 use super::products::{ORDERS, combinations, launches};
 use super::{Check, Setup, ensure};
-use crate::grouped::GroupedHost;
+use crate::grouped::{GroupedHost, GroupedSpec};
 use crate::problem::{Host, Spec};
 use crate::{Failure, Op};
 
@@ -80,7 +80,9 @@ fn same_bits_of_groups(setup: &Setup) -> Result<String, Failure> {
         for (turn, choice) in launches(config).into_iter().enumerate() {
             let options = GemmOptions { choice: Some(choice), ..Default::default() };
             for layout in LAYOUTS {
-                let spec = spec(layout, &[70, 0, 1, 129, 16], [136, 656], i + turn);
+                let (op, operands) = Op::of(config.family());
+                let spec = spec(op, layout, &[70, 0, 1, 129, 16], [136, 656], i + turn);
+                let spec = GroupedSpec { operands, ..spec };
                 setup.now(format!("{spec} on both"));
                 let host = GroupedHost::draw(spec)?;
                 let bits = |device: &Device| -> Result<Vec<u8>, Failure> {

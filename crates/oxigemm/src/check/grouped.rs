@@ -123,20 +123,7 @@ impl GroupedFp8GemmNt {
             let expected = if masked { vec![count, m, n] } else { vec![m, n] };
             return Err(d.wrong_shape(expected, "the rows of `a` by the rows of a group's `b`"));
         }
-        let length = if groups.layout == GroupLayout::Ids { m } else { count };
-        numbers.expect_list(length)?;
-        if count > i64::from(MAX_GROUPS) {
-            return Err(b.too_large(format!("at most {MAX_GROUPS} groups")));
-        }
-        if i128::from(slabs) * i128::from(m) * i128::from(n) > i128::from(D_ELEMENTS_LIMIT) {
-            return Err(d.too_large(format!("at most {D_ELEMENTS_LIMIT} elements")));
-        }
-        if !ALIGNMENTS.contains(&groups.alignment) {
-            return Err(wrong_number("alignment", "1, 16, 32, 64 or 128", groups.alignment));
-        }
-        if let Some(negative) = groups.expected.filter(|expected| *expected < 0) {
-            return Err(wrong_number("expected_m", "0 or more", negative));
-        }
+        groups.check(b, d, [slabs, count, m, n])?;
         for operand in [sfa, b, sfb, d, numbers] {
             operand.expect_device(a)?;
         }
@@ -163,7 +150,7 @@ impl GroupedFp8GemmNt {
         for (input, memory) in &inputs {
             d.expect_apart(&d_memory, input, memory)?;
         }
-        let expected = groups.expected.unwrap_or(m * slabs / count);
+        let expected = groups.expected_rows([slabs, count, m]);
         let problem = Problem {
             family: Family::Fp8,
             // slab_dims has bounded each of them by i32::MAX.
@@ -182,7 +169,7 @@ impl GroupedFp8GemmNt {
             layout: groups.layout,
             count: count as u32,
             alignment: groups.alignment as u32,
-            expected: expected.clamp(1, m) as u32,
+            expected,
             a_slab,
             b_group,
             d_slab,
@@ -193,6 +180,31 @@ impl GroupedFp8GemmNt {
     }
 }
 
+impl GroupsArgument {
+    /// Checks the numbers, as far as the host knows of them, beside `count` groups in so many slabs of `m` rows.
+    pub(super) fn check(&self, b: &Operand, d: &Operand, [slabs, count, m, n]: [i64; 4]) -> Result<()> {
+        self.numbers.expect_list(if self.layout == GroupLayout::Ids { m } else { count })?;
+        if count > i64::from(MAX_GROUPS) {
+            return Err(b.too_large(format!("at most {MAX_GROUPS} groups")));
+        }
+        if i128::from(slabs) * i128::from(m) * i128::from(n) > i128::from(D_ELEMENTS_LIMIT) {
+            return Err(d.too_large(format!("at most {D_ELEMENTS_LIMIT} elements")));
+        }
+        if !ALIGNMENTS.contains(&self.alignment) {
+            return Err(wrong_number("alignment", "1, 16, 32, 64 or 128", self.alignment));
+        }
+        if let Some(negative) = self.expected.filter(|expected| *expected < 0) {
+            return Err(wrong_number("expected_m", "0 or more", negative));
+        }
+        Ok(())
+    }
+
+    /// Rows that a group is expected to have: as many as are told, but no more than there are.
+    pub(super) fn expected_rows(&self, [slabs, count, m]: [i64; 3]) -> u32 {
+        self.expected.unwrap_or(m * slabs / count).clamp(1, m) as u32
+    }
+}
+
 fn wrong_number(argument: &'static str, expected: &str, found: i64) -> Error {
     Error::Shape { argument, expected: expected.to_owned(), found: found.to_string() }
 }
@@ -200,7 +212,7 @@ fn wrong_number(argument: &'static str, expected: &str, found: i64) -> Error {
 /// Matrices one behind another: the leading dimension of three, or a single matrix.
 impl Operand {
     /// How many matrices, and their dimensions; of an operand with or without a leading dimension.
-    fn slab_dims(&self, several: bool) -> Result<[i64; 3]> {
+    pub(super) fn slab_dims(&self, several: bool) -> Result<[i64; 3]> {
         let expected = if several { 3 } else { 2 };
         if self.rank != expected {
             return Err(Error::Rank {
@@ -225,7 +237,7 @@ impl Operand {
     }
 
     /// The first matrix.
-    fn slab(&self) -> Operand {
+    pub(super) fn slab(&self) -> Operand {
         if self.rank < 3 {
             return *self;
         }
@@ -278,7 +290,7 @@ impl Operand {
     }
 
     /// A list as a matrix of one row.
-    fn list(&self) -> Operand {
+    pub(super) fn list(&self) -> Operand {
         Operand::matrix(
             self.name,
             self.dtype,
@@ -311,7 +323,7 @@ impl Operand {
     }
 
     /// Checks matrices that TMA reads; gives the elements from one to the next and the bytes of all.
-    fn tma_slabs(&self, pitch: u64, first: Footprint) -> Result<(u64, Footprint)> {
+    pub(super) fn tma_slabs(&self, pitch: u64, first: Footprint) -> Result<(u64, Footprint)> {
         let size = self.dtype.size() as u64;
         let Some((count, stride)) = self.slab_stride()? else {
             // The stride of one matrix has no meaning: any that TMA takes will do.
@@ -331,7 +343,7 @@ impl Operand {
 
     /// Checks that the rows of all matrices are rows of one; gives the elements from one row to the next, the rows
     /// from one matrix to the next, and the bytes of all.
-    fn whole_rows_apart(&self, pitch: u64, first: Footprint) -> Result<(u64, u32, Footprint)> {
+    pub(super) fn whole_rows_apart(&self, pitch: u64, first: Footprint) -> Result<(u64, u32, Footprint)> {
         let Some((count, stride)) = self.slab_stride()? else { return Ok((pitch, 0, first)) };
         let rows = self.dims[1] as u64;
         // The pitch of single rows has no meaning: they are as far apart as their groups.

@@ -196,7 +196,7 @@ fn efficiency(tile: &Tile) -> f64 {
 }
 
 /// The same without promotion: low and narrow tiles read more of shared memory for a product.
-fn half_efficiency(tile: &Tile) -> f64 {
+pub(super) fn half_efficiency(tile: &Tile) -> f64 {
     match (tile.m, tile.n) {
         (256, 128) | (128, 256) => 1.0,
         (128, 192) => 0.985,
