@@ -6,6 +6,7 @@ use std::time::Instant;
 use oxigemm::plan::{self, Choice};
 use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim};
 use oxigemm_cuda::profile::REST;
+use oxigemm_kernels::grouping::GroupLayout;
 use serde::Serialize;
 
 use crate::anchor::Anchor;
@@ -86,16 +87,17 @@ impl Size {
             }
         }
         let (op, layout) = (self.op, operands.unwrap_or_default());
-        let expected = match (op.dense(), op.masked()) {
+        let expected = match (op.dense(), op.groups(rows.unwrap_or_default())) {
             (Op::Fp8, None) if layout != GemmLayout::Nt || rows.is_some() => {
                 "nt, as its operands are K-major"
             }
             (_, None) if rows.is_some() => "nt, nn, tn or tt",
             (Op::Fp8, Some(_)) if operands.is_some() => "ids or ends",
+            (_, Some(GroupLayout::All)) if layout.a_begins_with_k() || rows.is_some() => "nt or nn",
             (_, Some(_)) if layout.a_begins_with_k() => "nt or nn, and ids or ends",
             (op, None) => return Ok(Work::Dense(Spec { seed, ..Spec::of(op, layout, dims) })),
-            (op, Some(masked)) => {
-                let spec = self.groups.spec(masked, rows.unwrap_or_default(), dims, seed);
+            (op, Some(groups)) => {
+                let spec = self.groups.spec(groups, dims, seed);
                 return Ok(Work::Grouped(spec.of(op, layout)));
             }
         };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use oxigemm::cast::{Quantized, ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
 use oxigemm::plan::{Family, GroupedShape};
 use oxigemm::{
-    Addend, DType, Device, GemmLayout, GemmOptions, GroupedRows, RowGroups, Tensor,
+    Addend, DType, Device, GemmLayout, GemmOptions, GroupedRows, RowGroups, Tensor, half_bgemm,
     m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_masked, m_grouped_half_gemm, random,
 };
 use oxigemm_kernels::grouping::GroupLayout;
@@ -43,18 +43,17 @@ pub struct GroupOptions {
 
 impl GroupOptions {
     /// The problem of these options, for groups that are expected to have `m` rows.
-    pub fn spec(&self, masked: bool, layout: RowLayout, [m, n, k]: [usize; 3], seed: u64) -> GroupedSpec {
+    pub fn spec(&self, layout: GroupLayout, [m, n, k]: [usize; 3], seed: u64) -> GroupedSpec {
+        if layout == GroupLayout::All {
+            let rows = vec![m; self.rows.as_ref().map_or(self.groups, Vec::len)];
+            return GroupedSpec { seed, ..GroupedSpec::new(layout, rows, n, k) };
+        }
         let rows = self.rows.clone().unwrap_or_else(|| spread(self.groups, m, seed));
-        let layout = match (masked, layout) {
-            (true, _) => GroupLayout::Counts,
-            (false, RowLayout::Ids) => GroupLayout::Ids,
-            (false, RowLayout::Ends) => GroupLayout::Ends,
-        };
         let most = rows.iter().copied().max().unwrap_or(0);
         GroupedSpec {
             layout,
             room: self.max_m.unwrap_or(most),
-            alignment: if masked { 1 } else { self.alignment },
+            alignment: if layout.has_slabs() { 1 } else { self.alignment },
             expected: m,
             seed,
             ..GroupedSpec::new(layout, rows, n, k)
@@ -80,8 +79,10 @@ pub struct GroupedSpec {
     pub layout: GroupLayout,
     /// The rows of each group.
     pub rows: Vec<usize>,
-    /// Rows that a group has room for, where rows are masked.
+    /// Rows that a group has room for, where rows are masked; of a batch those that each product has.
     pub room: usize,
+    /// Whether the rows of a batch's A, C and D lie side by side, and not the products one behind another.
+    pub beside: bool,
     /// Rows of no group behind the last, where groups are one behind another.
     pub behind: usize,
     pub alignment: usize,
@@ -110,8 +111,9 @@ impl GroupedSpec {
             addend: AddendKind::None,
             layout,
             room: most,
+            beside: false,
             behind: 0,
-            alignment: if layout == GroupLayout::Counts { 1 } else { 128 },
+            alignment: if layout.has_slabs() { 1 } else { 128 },
             expected: rows.iter().sum::<usize>() / rows.len().max(1),
             different: rows.len(),
             rows,
@@ -137,7 +139,7 @@ impl GroupedSpec {
     }
 
     pub fn is_masked(&self) -> bool {
-        self.layout == GroupLayout::Counts
+        self.layout.has_slabs()
     }
 
     /// The first row of each group in its slab.
@@ -171,6 +173,7 @@ impl GroupedSpec {
         let firsts = self.firsts();
         match self.layout {
             GroupLayout::Counts => self.rows.iter().map(|rows| *rows as i32).collect(),
+            GroupLayout::All => Vec::new(),
             GroupLayout::Ends => {
                 let mut reached = 0;
                 let end = |(first, rows): (&usize, &usize)| {
@@ -291,6 +294,12 @@ impl GroupedHost {
             let all = self.filled(ab_type, POISON, &[dims[0], dims[1], pitch], device)?;
             Ok(all.narrow(2, 0, dims[2])?)
         };
+        // Dimensions as they lie in memory, and back.
+        let lie = |[slabs, rows, columns]: [usize; 3]| match spec.beside {
+            true => [rows, slabs, columns],
+            false => [slabs, rows, columns],
+        };
+        let stand = |x: Tensor| if spec.beside { x.transpose(0, 1) } else { Ok(x) };
         let k_first = spec.operands.b_begins_with_k();
         let b_dims = if k_first { [groups, k, n] } else { [groups, n, k] };
         let scales = match spec.op {
@@ -300,20 +309,22 @@ impl GroupedHost {
             ]),
             _ => None,
         };
-        let d_dims = [slabs, rows, n + spec.d_padding];
+        let d_dims = lie([slabs, rows, n + spec.d_padding]);
         let d_memory = self.filled(spec.d_type, POISON, &d_dims, device)?;
         let c = match spec.addend {
-            AddendKind::Other => Some(self.filled(spec.d_type, POISON, &d_dims, device)?.narrow(2, 0, n)?),
+            AddendKind::Other => {
+                Some(stand(self.filled(spec.d_type, POISON, &d_dims, device)?.narrow(2, 0, n)?)?)
+            }
             _ => None,
         };
         let numbers = spec.numbers();
         let mut operands = GroupedOperands {
             spec: spec.clone(),
-            a: matrices([slabs, rows, k])?,
+            a: stand(matrices(lie([slabs, rows, k]))?)?,
             b: matrices(b_dims)?,
             scales,
             c,
-            d: d_memory.narrow(2, 0, n)?,
+            d: stand(d_memory.narrow(2, 0, n)?)?,
             d_memory,
             numbers: Tensor::from_slice(&numbers, &[numbers.len()], device)?,
         };
@@ -424,17 +435,18 @@ impl GroupedOperands {
     pub fn run(&mut self, options: &GemmOptions) -> oxigemm::Result<()> {
         let GroupedSpec { alignment, expected, operands, .. } = self.spec;
         let contiguous = |rows| RowGroups::Contiguous { rows, alignment, expected_m: None };
+        let addend = match (&self.c, self.spec.addend) {
+            (Some(c), _) => Addend::From(c),
+            (None, AddendKind::Inplace) => Addend::InPlace,
+            (None, _) => Addend::None,
+        };
         let groups = match self.spec.layout {
+            GroupLayout::All => return half_bgemm(operands, &self.a, &self.b, addend, &mut self.d, options),
             GroupLayout::Counts => RowGroups::Masked { masked_m: &self.numbers, expected_m: expected },
             GroupLayout::Ids => contiguous(GroupedRows::Ids(&self.numbers)),
             GroupLayout::Ends => contiguous(GroupedRows::Ends(&self.numbers)),
         };
         let Some([sfa, sfb]) = &self.scales else {
-            let addend = match (&self.c, self.spec.addend) {
-                (Some(c), _) => Addend::From(c),
-                (None, AddendKind::Inplace) => Addend::InPlace,
-                (None, _) => Addend::None,
-            };
             return m_grouped_half_gemm(operands, &self.a, &self.b, addend, &mut self.d, groups, options);
         };
         let (a, b) = ((&self.a, sfa), (&self.b, sfb));

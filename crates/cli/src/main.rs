@@ -24,7 +24,10 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use oxigemm::plan::Family;
 use oxigemm::{DType, Device, GemmLayout};
+use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::half::Half;
+
+use grouped::RowLayout;
 
 /// What a command's failure is: one sentence.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -105,6 +108,10 @@ enum Op {
     Fp16Contiguous,
     /// The same for groups that each have room for the same number of rows, `m_grouped_fp16_gemm_nt_masked`.
     Fp16Masked,
+    /// A batch of products of BF16 operands, `bf16_bgemm_nt` and its kind.
+    Bf16Batched,
+    /// A batch of products of FP16 operands, `fp16_bgemm_nt` and its kind.
+    Fp16Batched,
 }
 
 impl Op {
@@ -112,17 +119,21 @@ impl Op {
     fn dense(self) -> Op {
         match self {
             Op::Fp8 | Op::Fp8Contiguous | Op::Fp8Masked => Op::Fp8,
-            Op::Bf16 | Op::Bf16Contiguous | Op::Bf16Masked => Op::Bf16,
-            Op::Fp16 | Op::Fp16Contiguous | Op::Fp16Masked => Op::Fp16,
+            Op::Bf16 | Op::Bf16Contiguous | Op::Bf16Masked | Op::Bf16Batched => Op::Bf16,
+            Op::Fp16 | Op::Fp16Contiguous | Op::Fp16Masked | Op::Fp16Batched => Op::Fp16,
         }
     }
 
-    /// Whether rows are grouped, and then whether each group has room for the same number.
-    fn masked(self) -> Option<bool> {
+    /// How the device is told where groups are, of a function that has some: as `rows` says where it can be told so.
+    fn groups(self, rows: RowLayout) -> Option<GroupLayout> {
         match self {
             Op::Fp8 | Op::Bf16 | Op::Fp16 => None,
-            Op::Fp8Contiguous | Op::Bf16Contiguous | Op::Fp16Contiguous => Some(false),
-            Op::Fp8Masked | Op::Bf16Masked | Op::Fp16Masked => Some(true),
+            Op::Fp8Contiguous | Op::Bf16Contiguous | Op::Fp16Contiguous => Some(match rows {
+                RowLayout::Ids => GroupLayout::Ids,
+                RowLayout::Ends => GroupLayout::Ends,
+            }),
+            Op::Fp8Masked | Op::Bf16Masked | Op::Fp16Masked => Some(GroupLayout::Counts),
+            Op::Bf16Batched | Op::Fp16Batched => Some(GroupLayout::All),
         }
     }
 

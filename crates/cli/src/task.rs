@@ -102,6 +102,8 @@ impl Op {
             Op::Bf16Masked => "bf16-masked",
             Op::Fp16Contiguous => "fp16-contiguous",
             Op::Fp16Masked => "fp16-masked",
+            Op::Bf16Batched => "bf16-batched",
+            Op::Fp16Batched => "fp16-batched",
         }
     }
 }

@@ -44,7 +44,10 @@ impl<'k> TilePlace<'k> {
     pub fn tell(to: Shared<'k>, [m, n]: [U32<'k>; 2], group: Option<GroupPlace<'k>>) {
         match group {
             None => to.store_vec([m, n]),
-            Some(group) => to.store_vec([group.d_row + m, n, group.d_row + group.end, n]),
+            Some(group) => {
+                let d_row = group.d_row();
+                to.store_vec([d_row + m, n, d_row + group.end, n]);
+            }
         }
     }
 
@@ -52,6 +55,17 @@ impl<'k> TilePlace<'k> {
     pub fn told_in_group(from: Shared<'k>) -> ([U32<'k>; 2], U32<'k>) {
         let [row, column, end, _] = from.load_vec::<u32, 4>();
         ([row, column], end)
+    }
+
+    /// The same as rows of the group's slab, with the slab, where D is stored slab by slab.
+    pub fn tell_in_slab(to: Shared<'k>, [m, n]: [U32<'k>; 2], group: GroupPlace<'k>) {
+        to.store_vec([m, n, group.end, group.slab]);
+    }
+
+    /// What they were told so: the first row and column, the row behind the group's last, and the slab.
+    pub fn told_in_slab(from: Shared<'k>) -> ([U32<'k>; 2], [U32<'k>; 2]) {
+        let [row, column, end, slab] = from.load_vec::<u32, 4>();
+        ([row, column], [end, slab])
     }
 }
 

@@ -349,7 +349,10 @@ impl<'k> Block<'k, '_> {
             self.outbox.full(warpgroup).wait(parity.get());
             let (row, end) = match tile.group {
                 None => (tile.m, None),
-                Some(group) => (group.d_row + tile.m, Some(group.d_row + group.end)),
+                Some(group) => {
+                    let d_row = group.d_row();
+                    (d_row + tile.m, Some(d_row + group.end))
+                }
             };
             for panels in self.panels(warpgroup, [row, tile.n]) {
                 match end {

@@ -78,8 +78,9 @@ impl PartShape {
 pub(crate) struct Outbox<'k> {
     pub k: &'k Kernel,
     pub params: OutputParams<'k>,
-    /// Whether D goes on behind the last of its [`rows`](OutputParams::rows), with those of another group.
-    pub within: bool,
+    /// The slab of D, where rows are grouped: then D may go on behind the last of its [`rows`](OutputParams::rows), with
+    /// those of another group.
+    pub slab: Option<U32<'k>>,
     pub shape: PartShape,
     /// Panels that the staging area holds.
     pub room: u32,
@@ -91,9 +92,9 @@ pub(crate) struct Outbox<'k> {
 }
 
 impl<'k> Outbox<'k> {
-    /// The same for rows before `end`, behind which those of another group follow.
-    pub fn before(self, end: U32<'k>) -> Self {
-        Outbox { params: OutputParams { rows: end, ..self.params }, within: true, ..self }
+    /// The same for rows before `end` of one of D's slabs, which are `stride` elements apart.
+    pub fn in_slab(self, slab: U32<'k>, stride: U32<'k>, end: U32<'k>) -> Self {
+        Outbox { params: self.params.in_slab(slab, stride, end), slab: Some(slab), ..self }
     }
 
     fn panel(&self, panel: &Panel, [row, column]: [U32<'k>; 2]) -> Panels<'k> {
@@ -175,7 +176,7 @@ impl<'k> Outbox<'k> {
                     Kind::F32 => WarpOutput::write_f32(k, &[(*rows, *sums)]),
                 }
             }
-            if self.within {
+            if self.slab.is_some() {
                 self.store_within(kind, [warp, lane], first, &round);
             }
         }
@@ -227,17 +228,18 @@ impl<'k> Outbox<'k> {
             self.ring.full(self.warpgroup).wait(parity.get());
             let each = |store: &dyn Fn(&Panels<'k>)| {
                 for at in &panels {
-                    match self.within {
-                        false => store(at),
-                        true => k.if_(at.is_before(p.rows), || store(at)),
+                    match self.slab {
+                        None => store(at),
+                        Some(_) => k.if_(at.is_before(p.rows), || store(at)),
                     }
                 }
             };
-            let store = || each(&|at| p.d_map.store(&[at.column, at.row], at.staging));
-            // What is added to FP32 is D itself, and the copy engine adds it.
-            let add = || {
-                each(&|at| p.d_map.store_reducing(StoreReduction::Add, &[at.column, at.row], at.staging));
+            let place = |at: &Panels<'k>| -> Vec<U32<'k>> {
+                [at.column, at.row].into_iter().chain(self.slab).collect()
             };
+            let store = || each(&|at| p.d_map.store(&place(at), at.staging));
+            // What is added to FP32 is D itself, and the copy engine adds it.
+            let add = || each(&|at| p.d_map.store_reducing(StoreReduction::Add, &place(at), at.staging));
             match kind {
                 Kind::Half => store(),
                 Kind::F32 => k.if_else(p.has(OutputFlags::ADDEND), add, store),

@@ -140,6 +140,7 @@ struct Block<'k, 'c> {
     k: &'k Kernel,
     cfg: &'c Config,
     params: Params<'k>,
+    grouped: Option<GroupedParams<'k>>,
     map: SharedMap,
     shared: Shared<'k>,
     place: Place<'k>,
@@ -156,7 +157,7 @@ impl<'k> Block<'k, '_> {
         Outbox {
             k: self.k,
             params: self.params.output,
-            within: false,
+            slab: None,
             shape: self.cfg.part(),
             room: self.cfg.part().panels(),
             staging: self.shared.at(self.map.staging).at(warpgroup * self.cfg.staging_bytes()),
@@ -169,6 +170,11 @@ impl<'k> Block<'k, '_> {
     fn stage(&self, stage: U32<'k>) -> [Shared<'k>; 2] {
         let [a, b] = self.cfg.tiles();
         [self.shared.at(self.map.a).at(stage * a.bytes()), self.shared.at(self.map.b).at(stage * b.bytes())]
+    }
+
+    /// Elements from one slab of D, and of C, to the next, where rows are grouped.
+    fn d_slab(&self) -> U32<'k> {
+        self.grouped.expect("rows are grouped").groups.d_slab
     }
 
     /// Where the producer tells of the tile that a stage is of, where rows are grouped.
@@ -194,7 +200,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let pipe = Pipeline::new(k, shared.at(map.barriers), cfg.stages, cfg.stages);
     let staged = Pipeline::new(k, shared.at(map.output_barriers), MATH_WARPGROUPS, MATH_WARPGROUPS);
     let (warp, lane) = (k.warp_index(), k.lane());
-    let block = Block { k, cfg, params, map, shared, place, pipe, staged, warp, lane };
+    let block = Block { k, cfg, params, grouped, map, shared, place, pipe, staged, warp, lane };
 
     let tile_warp = MATH_WARPS;
     let storer = (warp & 1).eq(1) & block.params.output.has(OutputFlags::PLAIN);
@@ -256,7 +262,7 @@ impl<'k> Block<'k, '_> {
                 self.place.for_each_group_tile(k, |TilePlace { m, n, streams_b, .. }, place| {
                     // What is not read again leaves the L2 cache before what others have there.
                     let of_b = shares[1].streamed(streams_b, once);
-                    let tell = |stage| TilePlace::tell(self.told(stage), [m, n], Some(place));
+                    let tell = |stage| TilePlace::tell_in_slab(self.told(stage), [m, n], place);
                     stages(&tell, &|[a, b], depth, full| {
                         let rows = (place.end, self.cfg.shape().group_box_rows());
                         shares[0].load_before(k, &p.a, [depth, m, place.slab], rows, a, full);
@@ -291,7 +297,7 @@ impl<'k> Block<'k, '_> {
                 write([m, n], outbox);
             }),
             Grouping::Rows => self.place.for_each_turn(k, |_| {
-                let (tile, end) = math.told();
+                let (tile, [end, slab]) = math.told();
                 let row = tile[0] + first_row;
                 let compute = || {
                     match waves {
@@ -300,7 +306,7 @@ impl<'k> Block<'k, '_> {
                         }
                         waves => math.multiply_tile(waves),
                     }
-                    write(tile, outbox.before(end));
+                    write(tile, outbox.in_slab(slab, self.d_slab(), end));
                 };
                 k.if_else(row.lt(end), compute, || math.pass_tile_by());
             }),
@@ -318,10 +324,10 @@ impl<'k> Block<'k, '_> {
             Grouping::Dense => {
                 self.place.for_each_tile(k, |m, n| outbox.store([m + first_row, n + first_column], parity));
             }
-            Grouping::Rows => self.place.for_each_group_tile(k, |tile, GroupPlace { d_row, end, .. }| {
+            Grouping::Rows => self.place.for_each_group_tile(k, |tile, GroupPlace { slab, end, .. }| {
                 let (row, column) = (tile.m + first_row, tile.n + first_column);
                 k.if_(row.lt(end), || {
-                    outbox.before(d_row + end).store([d_row + row, column], parity);
+                    outbox.in_slab(slab, self.d_slab(), end).store([row, column], parity);
                 });
             }),
         }
@@ -370,10 +376,11 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         }
     }
 
-    /// The first row and column of the tile that comes next, and the row behind its group's last: where rows are grouped.
-    fn told(&self) -> ([U32<'k>; 2], U32<'k>) {
+    /// The first row and column of the tile that comes next, the row behind its group's last, and its slab: where rows
+    /// are grouped.
+    fn told(&self) -> ([U32<'k>; 2], [U32<'k>; 2]) {
         self.cursor.wait_full();
-        let told = TilePlace::told_in_group(self.block.told(self.cursor.stage()));
+        let told = TilePlace::told_in_slab(self.block.told(self.cursor.stage()));
         // One lane lets go of the stage for all.
         self.block.k.sync_warp();
         told

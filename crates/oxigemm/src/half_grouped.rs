@@ -58,7 +58,7 @@ impl<'a> RowGroups<'a> {
 /// |---|---|---|---|
 /// | `a` | `[M, K]`, masked `[G, M, K]` | bf16 or f16 | rows of K; pitch, groups and address multiples of 16 bytes |
 /// | `b` | `[G, N, K]`, of `nn` `[G, K, N]` | as `a` | contiguous along either of the last two; as `a` |
-/// | `c`, `d` | `[M, N]`, masked `[G, M, N]` | that of `a`, or f32; the same | rows of N, any pitch; groups whole rows apart, those of both alike |
+/// | `c`, `d` | `[M, N]`, masked `[G, M, N]` | that of `a`, or f32; the same | rows of N, any pitch; groups any distance apart, those of both alike |
 /// | the groups | `[M]` or `[G]` | i32 | without gaps |
 ///
 /// The layout is `nt` or `nn`. Rows of no group cost nothing and are left as they are in D. They may be read, and must
@@ -105,17 +105,29 @@ pub fn m_grouped_half_gemm(
         b: b.describe("b"),
         c: c.describe(d),
         d: d.describe("d"),
-        groups: argument,
+        groups: Some(argument),
     };
+    run([a, b], c, d, (&arguments, Some(numbers)), options)
+}
+
+/// Runs a product of tensors, described by these arguments.
+pub(crate) fn run(
+    [a, b]: [&Tensor; 2],
+    c: Addend<'_>,
+    d: &mut Tensor,
+    (arguments, numbers): (&GroupedHalfGemm, Option<&Tensor>),
+    options: &GemmOptions,
+) -> Result<()> {
     match a.device() {
         // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
-        Device::Cuda(cuda) => unsafe { launch(cuda, &arguments, options) },
-        Device::Sim(sim) => simulate(sim, &arguments, options),
+        Device::Cuda(cuda) => unsafe { launch(cuda, arguments, options) },
+        Device::Sim(sim) => simulate(sim, arguments, options),
         Device::Cpu => {
             refuse_stream(a.device(), options)?;
             match arguments.check()? {
                 CheckedGroups::Nothing => Ok(()),
                 CheckedGroups::Launch(_, groups) => {
+                    let layout = arguments.layout;
                     reference::m_grouped_half_gemm_tensors(layout, [a, b], c, d, &groups, numbers)
                 }
             }
@@ -226,7 +238,7 @@ impl RawGroupedHalfGemm {
             b: Operand::new(("b", self.ab_type), &[groups, n, k], &b_strides, (self.b, device)),
             c: (self.c != 0).then(|| slabs("c", self.d_type, [groups, m, n], self.c_strides, self.c)),
             d: slabs("d", self.d_type, [groups, m, n], self.d_strides, self.d),
-            groups: self.rows.describe([groups, m], device),
+            groups: Some(self.rows.describe([groups, m], device)),
         }
     }
 }
@@ -290,7 +302,7 @@ impl CallArguments for GroupedHalfGemm {
             sfb: 0,
             c: self.c.map_or(0, |c| c.address),
             d: self.d.address,
-            groups: self.groups.numbers.address,
+            groups: self.groups.map_or(0, |groups| groups.numbers.address),
         }
     }
 }

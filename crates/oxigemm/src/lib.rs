@@ -49,6 +49,7 @@ mod dtype;
 mod error;
 mod gemm;
 mod grouped;
+mod half_batched;
 mod half_gemm;
 mod half_grouped;
 mod layout;
@@ -76,6 +77,10 @@ pub use grouped::{
     m_grouped_fp8_gemm_nt_masked, m_grouped_fp8_gemm_nt_raw,
 };
 pub use half::{bf16, f16};
+pub use half_batched::{
+    RawHalfBgemm, bf16_bgemm_nn, bf16_bgemm_nt, einsum, fp16_bgemm_nn, fp16_bgemm_nt, half_bgemm,
+    half_bgemm_raw,
+};
 pub use half_gemm::{
     RawHalfGemm, bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn, bf16_gemm_tt, fp16_gemm_nn, fp16_gemm_nt,
     fp16_gemm_tn, fp16_gemm_tt, half_gemm, half_gemm_raw,

@@ -164,6 +164,7 @@ fn a_graph_is_replayed_with_other_groups() {
         match case.layout {
             GroupLayout::Counts => vec![vec![0, 64, 1], vec![70, 0, 0], vec![0, 0, 0], vec![5, 6, 7]],
             GroupLayout::Ends => vec![vec![0, 64, 70], vec![70, 70, 70], vec![0, 0, 0], vec![16, 16, 33]],
+            GroupLayout::All => panic!("these have numbers"),
             GroupLayout::Ids => {
                 [[70, 0, 0], [1, 2, 3], [0, 60, 0]].map(|sizes| padded(ids(&sizes, 16), 70)).to_vec()
             }
@@ -234,6 +235,7 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
                 GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
                 GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
                 GroupLayout::Ends => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
+                GroupLayout::All => panic!("these have numbers"),
             },
         };
         let options = GemmOptions { num_sms: case.num_sms, ..Default::default() };

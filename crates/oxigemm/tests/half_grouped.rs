@@ -253,6 +253,7 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
                 GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
                 GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
                 GroupLayout::Ends => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
+                GroupLayout::All => panic!("these have numbers"),
             },
         };
         let options = GemmOptions { num_sms: case.of.num_sms, ..Default::default() };

@@ -28,6 +28,7 @@ fn arguments(layout: GroupLayout, [groups, m, n, k]: [i64; 4]) -> GroupedHalfGem
         GroupLayout::Counts => ("masked_m", groups),
         GroupLayout::Ends => ("ends", groups),
         GroupLayout::Ids => ("ids", m),
+        GroupLayout::All => panic!("these have numbers"),
     };
     GroupedHalfGemm {
         layout: GemmLayout::Nt,
@@ -35,12 +36,12 @@ fn arguments(layout: GroupLayout, [groups, m, n, k]: [i64; 4]) -> GroupedHalfGem
         b: operand("b", DType::Bf16, &[groups, n, k], 2),
         c: Some(slabs("c", [groups, m, n], 3)),
         d: slabs("d", [groups, m, n], 4),
-        groups: GroupsArgument {
+        groups: Some(GroupsArgument {
             layout,
             numbers: operand(name, DType::I32, &[length], 5),
             alignment: 16,
             expected: None,
-        },
+        }),
     }
 }
 
@@ -76,6 +77,11 @@ macro_rules! refused {
     };
 }
 
+/// Changes where the groups are.
+fn groups(arguments: &mut GroupedHalfGemm) -> &mut GroupsArgument {
+    arguments.groups.as_mut().expect("rows are grouped")
+}
+
 /// Changes C, which is there.
 fn c(arguments: &mut GroupedHalfGemm) -> &mut Operand {
     arguments.c.as_mut().expect("there is one")
@@ -87,29 +93,32 @@ refused!(contiguous_a_of_rank_3, contiguous, Rank, "a", |x| x.a.rank = 3);
 refused!(b_of_rank_2, contiguous, Rank, "b", |x| x.b.rank = 2);
 refused!(masked_c_of_rank_2, masked, Rank, "c", |x| c(x).rank = 2);
 refused!(masked_d_of_rank_4, masked, Rank, "d", |x| x.d.rank = 4);
-refused!(counts_of_rank_2, masked, Rank, "masked_m", |x| x.groups.numbers.rank = 2);
+refused!(counts_of_rank_2, masked, Rank, "masked_m", |x| groups(x).numbers.rank = 2);
 
 refused!(a_of_e4m3, masked, DType, "a", |x| x.a.dtype = DType::E4m3);
 refused!(b_of_another_type, contiguous, DType, "b", |x| x.b.dtype = DType::F16);
 refused!(c_of_another_type, contiguous, DType, "c", |x| c(x).dtype = DType::F32);
 refused!(d_of_the_other_16_bits, masked, DType, "d", |x| x.d.dtype = DType::F16);
-refused!(ids_of_f32, contiguous, DType, "ids", |x| x.groups.numbers.dtype = DType::F32);
+refused!(ids_of_f32, contiguous, DType, "ids", |x| groups(x).numbers.dtype = DType::F32);
 
 refused!(a_with_other_groups, masked, Shape, "a", |x| x.a.dims[0] = 5);
 refused!(a_with_another_k, contiguous, Shape, "a", |x| x.a.dims[1] = 384);
 refused!(b_read_the_other_way, masked, Shape, "a", |x| x.layout = GemmLayout::Nn);
 refused!(c_with_other_rows, contiguous, Shape, "c", |x| c(x).dims[0] = 65);
 refused!(d_with_other_columns, masked, Shape, "d", |x| x.d.dims[2] = 255);
-refused!(too_few_counts, masked, Shape, "masked_m", |x| x.groups.numbers.dims[0] = 3);
-refused!(an_alignment_of_48, contiguous, Shape, "alignment", |x| x.groups.alignment = 48);
-refused!(a_negative_expectation, masked, Shape, "expected_m", |x| x.groups.expected = Some(-1));
+refused!(too_few_counts, masked, Shape, "masked_m", |x| groups(x).numbers.dims[0] = 3);
+refused!(an_alignment_of_48, contiguous, Shape, "alignment", |x| groups(x).alignment = 48);
+refused!(a_negative_expectation, masked, Shape, "expected_m", |x| groups(x).expected = Some(-1));
 refused!(a_k_of_0, masked, Shape, "b", |x| *x = arguments(GroupLayout::Counts, [4, 64, 256, 0]));
 
 refused!(an_a_along_m, contiguous, Stride, "a", |x| x.a.strides[..2].copy_from_slice(&[1, 64]));
 refused!(groups_of_a_in_one_place, masked, Stride, "a", |x| x.a.strides[0] = 0);
-refused!(groups_of_d_half_a_row_apart, masked, Stride, "d", |x| x.d.strides[0] = 64 * 256 + 128);
+refused!(groups_of_d_in_each_other, masked, Stride, "d", |x| x.d.strides[0] = 63 * 256);
+refused!(groups_of_d_side_by_side_without_room, masked, Stride, "d", |x| {
+    x.d.strides[..2].copy_from_slice(&[256, 4 * 256 - 1]);
+});
 refused!(groups_of_c_unlike_those_of_d, masked, Stride, "c", |x| c(x).strides[0] = 65 * 256);
-refused!(gaps_between_ids, contiguous, Stride, "ids", |x| x.groups.numbers.strides[0] = 2);
+refused!(gaps_between_ids, contiguous, Stride, "ids", |x| groups(x).numbers.strides[0] = 2);
 refused!(groups_of_a_off_by_8_bytes, masked, Tma, "a", |x| x.a.strides[0] += 4);
 refused!(groups_of_b_off_by_8_bytes, contiguous, Tma, "b", |x| x.b.strides[0] += 4);
 refused!(rows_of_a_off_by_8_bytes, contiguous, Tma, "a", |x| x.a.strides[0] = 516);
@@ -117,7 +126,7 @@ refused!(rows_of_a_off_by_8_bytes, contiguous, Tma, "a", |x| x.a.strides[0] = 51
 refused!(b_off_by_8_bytes, masked, Alignment, "b", |x| x.b.address += 8);
 refused!(d_off_by_a_byte, masked, Alignment, "d", |x| x.d.address += 1);
 refused!(no_a, masked, NullPointer, "a", |x| x.a.address = 0);
-refused!(no_counts, masked, NullPointer, "masked_m", |x| x.groups.numbers.address = 0);
+refused!(no_counts, masked, NullPointer, "masked_m", |x| groups(x).numbers.address = 0);
 refused!(b_elsewhere, masked, Device, "b", |x| x.b.device = DeviceId::Cuda(1));
 refused!(c_elsewhere, masked, Device, "c", |x| c(x).device = DeviceId::Cpu);
 refused!(too_many_groups, masked, Overflow, "b", |x| *x = arguments(GroupLayout::Counts, [1025, 1, 8, 16]));
@@ -130,7 +139,7 @@ fn good_arguments_pass() {
     let (problem, groups) = launch(masked());
     assert_eq!((problem.m, problem.n, problem.k), (64, 256, 512));
     assert_eq!(problem.c, Accumulate::From { pitch: 256 });
-    assert_eq!((groups.count, groups.slabs(), groups.d_slab, groups.expected), (4, 4, 64, 64));
+    assert_eq!((groups.count, groups.slabs(), groups.d_slab, groups.expected), (4, 4, 64 * 256, 64));
     assert_eq!((groups.a_slab, groups.b_group), (64 * 512, 256 * 512));
     for layout in [GroupLayout::Ids, GroupLayout::Ends] {
         let (problem, groups) = launch(arguments(layout, DIMS));

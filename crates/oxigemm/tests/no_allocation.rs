@@ -99,12 +99,12 @@ fn checks_and_views_allocate_nothing() {
             b: b_half.describe("b"),
             c: Some(c.describe("c")),
             d: d.describe("d"),
-            groups: GroupsArgument {
+            groups: Some(GroupsArgument {
                 layout: GroupLayout::Ids,
                 numbers: ids.describe("ids"),
                 alignment: 16,
                 expected: None,
-            },
+            }),
         };
         black_box(arguments.check().unwrap());
     });

@@ -1,8 +1,8 @@
 //! Checks of products whose rows are grouped: groups of all sizes, layouts, kernels, and groups that change.
 
 use oxigemm::{
-    Addend, DType, GemmLayout, GemmOptions, GroupedRows, RowGroups, Tensor, m_grouped_fp8_gemm_nt_contiguous,
-    m_grouped_half_gemm, random,
+    Addend, DType, GemmLayout, GemmOptions, GroupedRows, RowGroups, Tensor, einsum, half_gemm,
+    m_grouped_fp8_gemm_nt_contiguous, m_grouped_half_gemm, random,
 };
 use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
@@ -35,6 +35,10 @@ pub fn checks() -> Vec<Check> {
             repeats(setup, op)
         }));
     }
+    for op in [Op::Bf16, Op::Fp16] {
+        checks.push(Check::anywhere(&format!("{op}: random batches"), move |setup| batches(setup, op)));
+        checks.push(Check::anywhere(&format!("{op}: einsums are batches"), move |setup| einsums(setup, op)));
+    }
     checks.push(Check::anywhere("bad arguments of groups", bad_arguments));
     checks.push(Check::anywhere("bad arguments of groups of 16 bits", bad_half_arguments));
     for config in Config::grouped() {
@@ -50,7 +54,8 @@ pub fn spec(op: Op, layout: GroupLayout, rows: &[usize], [n, k]: [usize; 2], tur
     let spec = GroupedSpec::new(layout, rows.to_vec(), n, k);
     let spec = GroupedSpec {
         alignment: if spec.is_masked() { 1 } else { ALIGNMENTS[turn % ALIGNMENTS.len()] },
-        room: spec.room + turn % 3 * 7 + 1,
+        room: if layout == GroupLayout::All { spec.room } else { spec.room + turn % 3 * 7 + 1 },
+        beside: layout == GroupLayout::All && turn % 2 == 0,
         behind: turn % 4 * 5,
         d_type: [DType::Bf16, DType::F32][turn / 2 % 2],
         sfa: ORDERS[turn % ORDERS.len()],
@@ -62,7 +67,7 @@ pub fn spec(op: Op, layout: GroupLayout, rows: &[usize], [n, k]: [usize; 2], tur
         Op::Fp8 => spec,
         _ => GroupedSpec {
             addend: ADDENDS[(turn + turn / 3) % ADDENDS.len()],
-            ..spec.of(op, [GemmLayout::Nt, GemmLayout::Nn][turn % 2])
+            ..spec.of(op, [GemmLayout::Nt, GemmLayout::Nn][turn / 4 % 2])
         },
     }
 }
@@ -140,6 +145,58 @@ fn random_groups(setup: &Setup, op: Op) -> Result<String, Failure> {
     products(setup, cases)
 }
 
+fn batches(setup: &Setup, op: Op) -> Result<String, Failure> {
+    let draw = |turn: usize, which: u64, end: usize| {
+        (random::bits(setup.seed ^ 0xba ^ op as u64, 100 * turn as u64 + which) % end as u64) as usize
+    };
+    let cases = (0..setup.count(60)).map(|turn| {
+        let (groups, mut m) = (1 + draw(turn, 0, 9), draw(turn, 1, 300));
+        let (n, k) = (1 + draw(turn, 2, 400), 1 + draw(turn, 3, 500));
+        while groups * m * n * k > setup.largest() {
+            m /= 2;
+        }
+        let spec = spec(op, GroupLayout::All, &vec![m; groups], [n, k], draw(turn, 4, 60));
+        (spec, GemmOptions::default())
+    });
+    products(setup, cases)
+}
+
+/// Einstein sums over heads, of weights that are slices of larger ones: a product for every head.
+fn einsums(setup: &Setup, op: Op) -> Result<String, Failure> {
+    let gpu = setup.device.as_cuda().is_some();
+    let shapes: &[[usize; 4]] =
+        if gpu { &[[4, 128, 512, 128], [128, 8, 1024, 512], [70, 3, 144, 72]] } else { &[[70, 3, 144, 72]] };
+    let normals = |seed, dims: [usize; 3]| -> Result<Tensor, Failure> {
+        let values = random::normals(seed, dims.iter().product());
+        Ok(Tensor::from_f32(op.ab_type(), &values, &dims, &setup.device)?)
+    };
+    let options = GemmOptions::default();
+    let mut count = 0;
+    for &[b, h, r, d] in shapes {
+        for (expression, layout) in [("bhr,hdr->bhd", GemmLayout::Nt), ("bhd,hdr->bhr", GemmLayout::Nn)] {
+            setup.now(format!("{op} {expression} of {:?}", [b, h, r, d]));
+            let (k, n) = if layout == GemmLayout::Nt { (r, d) } else { (d, r) };
+            let (x, w) = (normals(1, [b, h, k])?, normals(2, [h, d, r + 128])?.narrow(2, 0, r)?);
+            let mut found = Tensor::zeros(op.ab_type(), &[b, h, n], &setup.device)?;
+            let expected = Tensor::zeros(op.ab_type(), &[b, h, n], &setup.device)?;
+            einsum(expression, &x, &w, Addend::None, &mut found, &options)?;
+            for head in 0..h {
+                let part = |x: &Tensor| x.transpose(0, 1)?.select(head);
+                let (a, mut of_head) = (part(&x)?, part(&expected)?);
+                half_gemm(layout, &a, &w.select(head)?, Addend::None, &mut of_head, &options)?;
+            }
+            setup.device.synchronize()?;
+            let (found, expected) = (found.to_vec_f32()?, expected.to_vec_f32()?);
+            // Another kernel may add up slices of K, in another order: the last bit of 16 may differ.
+            let far = |(x, y): &(&f32, &f32)| (*x - *y).abs() > 0.01 * (y.abs() + (k as f32).sqrt() / 8.0);
+            let wrong = found.iter().zip(&expected).filter(far).count();
+            ensure(wrong == 0, || format!("{expression} of {:?}: {wrong} elements are wrong", [b, h, r, d]))?;
+            count += 1;
+        }
+    }
+    Ok(format!("{count} sums"))
+}
+
 fn kernel(setup: &Setup, config: Config) -> Result<String, Failure> {
     let (tile, stages) = match config {
         Config::Wide(wide) => ([wide.block_m, wide.block_n], wide.stages),
@@ -156,11 +213,17 @@ fn kernel(setup: &Setup, config: Config) -> Result<String, Failure> {
     let rows = [block_m + 3, 0, 1, block_m / 2, 2 * block_m + 1];
     let mut cases = Vec::new();
     for (i, choice) in launches(config).into_iter().enumerate() {
-        for (j, layout) in LAYOUTS.into_iter().enumerate() {
+        let batch = (op != Op::Fp8).then_some(GroupLayout::All);
+        for (j, layout) in LAYOUTS.into_iter().chain(batch).enumerate() {
             let options = |num_sms| GemmOptions { choice: Some(choice), num_sms, ..Default::default() };
             let deep = [2 * block_n + 8, stages as usize + 2];
-            cases.push((spec(layout, &rows, deep, [56, 0][j % 2], i + j), options(Some(4))));
-            cases.push((spec(layout, &rows[2..4], [block_n - 8, 1], 28, i + j + 1), options(None)));
+            // The products of a batch have the same number of rows.
+            let (several, few) = match layout {
+                GroupLayout::All => ([block_m + 3; 5], [block_m / 2; 2]),
+                _ => (rows, [rows[2], rows[3]]),
+            };
+            cases.push((spec(layout, &several, deep, [56, 0][j % 2], i + j), options(Some(4))));
+            cases.push((spec(layout, &few, [block_n - 8, 1], 28, i + j + 1), options(None)));
         }
     }
     // The simulator takes its time for each.

@@ -1,8 +1,19 @@
 //! Output that ends inside a tile, where the rows of another group follow.
 
-use super::{FOURS, PANEL_BYTES, Panels, ROW_BYTES, WARP_ROWS, WarpOutput, chunk_offset};
+use super::{
+    FOURS, OutputFlags, OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_ROWS, WarpOutput, chunk_offset,
+};
 use crate::WARP;
 use oxigemm_ptx::{Kernel, Pred, U32};
+
+impl<'k> OutputParams<'k> {
+    /// Those of one slab of D and C, which are `stride` elements apart, for rows before `end`.
+    pub(crate) fn in_slab(self, slab: U32<'k>, stride: U32<'k>, end: U32<'k>) -> Self {
+        let elements = slab.widening_mul(stride);
+        let bytes = elements << self.has(OutputFlags::F32).select::<u32>(2, 1);
+        OutputParams { d: self.d.at(bytes), c: self.c.at(bytes), rows: end, ..self }
+    }
+}
 
 impl<'k> Panels<'k> {
     /// Whether all of its rows lie before `end`: only then the copy engine may store them.

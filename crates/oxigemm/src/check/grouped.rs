@@ -70,7 +70,7 @@ pub struct Groups {
     pub a_slab: u64,
     /// From the B of one group to the next, in elements.
     pub b_group: u64,
-    /// From one slab of D to the next, in rows.
+    /// From one slab of D to the next, in elements; 0 where there is one.
     pub d_slab: u32,
     /// From one slab of A's scales to the next, in elements.
     pub sfa_slab: u32,
@@ -82,7 +82,12 @@ impl Groups {
     /// How many slabs of A and D there are.
     #[must_use]
     pub fn slabs(&self) -> u32 {
-        if self.layout == GroupLayout::Counts { self.count } else { 1 }
+        if self.layout.has_slabs() { self.count } else { 1 }
+    }
+
+    /// From one slab of D to the next, in rows of this pitch, where they are whole rows apart.
+    pub(crate) fn d_slab_rows(&self, pitch: u64) -> u32 {
+        (u64::from(self.d_slab) / pitch) as u32
     }
 }
 
@@ -184,12 +189,7 @@ impl GroupsArgument {
     /// Checks the numbers, as far as the host knows of them, beside `count` groups in so many slabs of `m` rows.
     pub(super) fn check(&self, b: &Operand, d: &Operand, [slabs, count, m, n]: [i64; 4]) -> Result<()> {
         self.numbers.expect_list(if self.layout == GroupLayout::Ids { m } else { count })?;
-        if count > i64::from(MAX_GROUPS) {
-            return Err(b.too_large(format!("at most {MAX_GROUPS} groups")));
-        }
-        if i128::from(slabs) * i128::from(m) * i128::from(n) > i128::from(D_ELEMENTS_LIMIT) {
-            return Err(d.too_large(format!("at most {D_ELEMENTS_LIMIT} elements")));
-        }
+        expect_sizes(b, d, [slabs, count, m, n])?;
         if !ALIGNMENTS.contains(&self.alignment) {
             return Err(wrong_number("alignment", "1, 16, 32, 64 or 128", self.alignment));
         }
@@ -203,6 +203,17 @@ impl GroupsArgument {
     pub(super) fn expected_rows(&self, [slabs, count, m]: [i64; 3]) -> u32 {
         self.expected.unwrap_or(m * slabs / count).clamp(1, m) as u32
     }
+}
+
+/// Checks that kernels can count the groups, and the tiles of D.
+pub(super) fn expect_sizes(b: &Operand, d: &Operand, [slabs, count, m, n]: [i64; 4]) -> Result<()> {
+    if count > i64::from(MAX_GROUPS) {
+        return Err(b.too_large(format!("at most {MAX_GROUPS} groups")));
+    }
+    if i128::from(slabs) * i128::from(m) * i128::from(n) > i128::from(D_ELEMENTS_LIMIT) {
+        return Err(d.too_large(format!("at most {D_ELEMENTS_LIMIT} elements")));
+    }
+    Ok(())
 }
 
 fn wrong_number(argument: &'static str, expected: &str, found: i64) -> Error {
@@ -341,9 +352,9 @@ impl Operand {
         Ok((stride, self.slabs_footprint(count, stride, first)?))
     }
 
-    /// Checks that the rows of all matrices are rows of one; gives the elements from one row to the next, the rows
-    /// from one matrix to the next, and the bytes of all.
-    pub(super) fn whole_rows_apart(&self, pitch: u64, first: Footprint) -> Result<(u64, u32, Footprint)> {
+    /// Checks that the rows of all matrices are rows of one; gives the elements from one row to the next, and from one
+    /// matrix to the next, and the bytes of all.
+    fn whole_rows_apart(&self, pitch: u64, first: Footprint) -> Result<(u64, u32, Footprint)> {
         let Some((count, stride)) = self.slab_stride()? else { return Ok((pitch, 0, first)) };
         let rows = self.dims[1] as u64;
         // The pitch of single rows has no meaning: they are as far apart as their groups.
@@ -358,11 +369,37 @@ impl Operand {
         if pitch > u64::from(u32::MAX) {
             return Err(self.too_large(format!("a row pitch of at most {} elements", u32::MAX)));
         }
-        let apart = stride / pitch;
-        if (count - 1) * apart + rows > i32::MAX as u64 {
+        if (count - 1) * (stride / pitch) + rows > i32::MAX as u64 {
             return Err(self.too_large(format!("at most {} rows from the first to the last", i32::MAX)));
         }
-        Ok((pitch, apart as u32, self.slabs_footprint(count, stride, first)?))
+        Ok((pitch, self.narrow_slab(stride)?, self.slabs_footprint(count, stride, first)?))
+    }
+
+    /// Checks an output of matrices none of which reaches into another, one behind another or row beside row; gives the
+    /// elements from one row to the next, and from one matrix to the next, and the bytes of all.
+    pub(super) fn plain_slabs(&self) -> Result<(u64, u32, Footprint)> {
+        let (pitch, first) = self.slab().plain_rows()?;
+        let Some((count, stride)) = self.slab_stride()? else { return Ok((pitch, 0, first)) };
+        let [rows, columns] = [self.dims[1], self.dims[2]].map(|dim| dim as u64);
+        let behind = stride >= (rows - 1) * pitch + columns;
+        let beside = stride >= columns && pitch >= (count - 1).saturating_mul(stride).saturating_add(columns);
+        if !behind && !beside {
+            return Err(Error::Stride {
+                argument: self.name,
+                expected: "groups that do not reach into each other".to_owned(),
+                found: format!("strides {:?} for {:?}", &self.strides[..3], self.dims()),
+            });
+        }
+        if pitch > u64::from(u32::MAX) {
+            return Err(self.too_large(format!("a row pitch of at most {} elements", u32::MAX)));
+        }
+        Ok((pitch, self.narrow_slab(stride)?, self.slabs_footprint(count, stride, first)?))
+    }
+
+    /// Elements from one matrix to the next, as kernels count them.
+    fn narrow_slab(&self, stride: u64) -> Result<u32> {
+        u32::try_from(stride)
+            .map_err(|_| self.too_large(format!("at most {} elements from group to group", u32::MAX)))
     }
 
     /// Checks matrices of scales; gives the elements from one to the next and the bytes of all.
@@ -373,9 +410,6 @@ impl Operand {
             let whole = (rows * u64::from(strides.mn)).max(columns * u64::from(strides.k));
             return Ok((u32::try_from(whole.next_multiple_of(4)).unwrap_or(4), first));
         };
-        let Ok(narrow) = u32::try_from(stride) else {
-            return Err(self.too_large(format!("at most {} elements from group to group", u32::MAX)));
-        };
-        Ok((narrow, self.slabs_footprint(count, stride, first)?))
+        Ok((self.narrow_slab(stride)?, self.slabs_footprint(count, stride, first)?))
     }
 }

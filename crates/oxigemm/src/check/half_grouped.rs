@@ -4,6 +4,7 @@ use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::half::{Half, Major, Operands};
 use oxigemm_kernels::launch::Family;
 
+use super::grouped::expect_sizes;
 use super::operand::Footprint;
 use super::{Accumulate, CheckedGroups, GemmLayout, Groups, GroupsArgument, Operand, Problem, ScaleStrides};
 use crate::dtype::DType;
@@ -11,7 +12,7 @@ use crate::error::{Error, Result};
 
 /// The arguments of a product with 16-bit operands whose rows are grouped: D = C + A·B, each group with its own B.
 ///
-/// Where [`GroupsArgument::layout`] is `Counts`, A, C and D have a leading dimension for the groups.
+/// Where [`GroupsArgument::layout`] is `Counts`, or there are no such, A, C and D have a leading dimension for the groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupedHalfGemm {
     /// How A and the B of a group are given: nt or nn.
@@ -24,8 +25,8 @@ pub struct GroupedHalfGemm {
     pub c: Option<Operand>,
     /// The result: `[M, N]` or `[G, M, N]`, row-major, of the type of `a` or f32.
     pub d: Operand,
-    /// Where the groups are.
-    pub groups: GroupsArgument,
+    /// Where the groups are; without it, each has all rows of its slab: a batch of products.
+    pub groups: Option<GroupsArgument>,
 }
 
 impl GroupedHalfGemm {
@@ -35,8 +36,9 @@ impl GroupedHalfGemm {
     /// The first broken rule, with the argument that breaks it.
     pub fn check(&self) -> Result<CheckedGroups> {
         let GroupedHalfGemm { layout, a, b, c, d, groups } = self;
-        let numbers = &groups.numbers;
-        let masked = groups.layout == GroupLayout::Counts;
+        let numbers = groups.as_ref().map(|groups| &groups.numbers);
+        let group_layout = groups.map_or(GroupLayout::All, |groups| groups.layout);
+        let masked = group_layout.has_slabs();
 
         if layout.a_begins_with_k() {
             return Err(Error::Shape {
@@ -48,7 +50,9 @@ impl GroupedHalfGemm {
         a.expect_dtype(&[DType::Bf16, DType::F16])?;
         b.expect_dtype(&[a.dtype])?;
         d.expect_dtype(&[a.dtype, DType::F32])?;
-        numbers.expect_dtype(&[DType::I32])?;
+        if let Some(numbers) = numbers {
+            numbers.expect_dtype(&[DType::I32])?;
+        }
         let k_first = layout.b_begins_with_k();
         let [count, rows, columns] = b.slab_dims(true)?;
         let [n, k] = if k_first { [columns, rows] } else { [rows, columns] };
@@ -72,8 +76,11 @@ impl GroupedHalfGemm {
             c.expect_dtype(&[d.dtype])?;
             expect_dims(c, "the shape of `d`")?;
         }
-        groups.check(b, d, [slabs, count, m, n])?;
-        for operand in [Some(b), c.as_ref(), Some(d), Some(numbers)].into_iter().flatten() {
+        match groups {
+            Some(groups) => groups.check(b, d, [slabs, count, m, n])?,
+            None => expect_sizes(b, d, [slabs, count, m, n])?,
+        }
+        for operand in [Some(b), c.as_ref(), Some(d), numbers].into_iter().flatten() {
             operand.expect_device(a)?;
         }
         if count == 0 || m == 0 || n == 0 {
@@ -84,26 +91,7 @@ impl GroupedHalfGemm {
             return Err(b.wrong_shape(expected, "or more along K"));
         }
 
-        let (d_pitch, d_slab, d_memory) = rows_of_slabs(d)?;
-        let accumulate = match c {
-            None => Accumulate::None,
-            Some(c) => {
-                let (pitch, slab, memory) = rows_of_slabs(c)?;
-                if slab != d_slab {
-                    return Err(Error::Stride {
-                        argument: "c",
-                        expected: format!("groups {d_slab} rows apart, as those of `d`"),
-                        found: format!("groups {slab} rows apart"),
-                    });
-                }
-                if c.address == d.address && pitch == d_pitch {
-                    Accumulate::InPlace
-                } else {
-                    d.expect_apart(&d_memory, c, &memory)?;
-                    Accumulate::From { pitch }
-                }
-            }
-        };
+        let (d_pitch, d_slab, d_memory, accumulate) = output(d, c.as_ref())?;
         let (a_pitch, a_memory) = a.slab().tma_rows()?;
         let (a_slab, a_memory) = a.tma_slabs(a_pitch, a_memory)?;
         let (b_major, b_pitch, b_memory) = match k_first {
@@ -111,9 +99,11 @@ impl GroupedHalfGemm {
             true => b.slab().transposed().tma_either_major(Major::MN)?,
         };
         let (b_group, b_memory) = b.tma_slabs(b_pitch, b_memory)?;
-        let (_, numbers_memory) = numbers.list().plain_rows()?;
-        for (input, memory) in [(a, &a_memory), (b, &b_memory), (numbers, &numbers_memory)] {
+        for (input, memory) in [(a, &a_memory), (b, &b_memory)] {
             d.expect_apart(&d_memory, input, memory)?;
+        }
+        if let Some(numbers) = numbers {
+            d.expect_apart(&d_memory, numbers, &numbers.list().plain_rows()?.1)?;
         }
         let element = if a.dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 };
         let problem = Problem {
@@ -131,10 +121,10 @@ impl GroupedHalfGemm {
             d_type: d.dtype,
         };
         let groups = Groups {
-            layout: groups.layout,
+            layout: group_layout,
             count: count as u32,
-            alignment: groups.alignment as u32,
-            expected: groups.expected_rows([slabs, count, m]),
+            alignment: groups.map_or(1, |groups| groups.alignment as u32),
+            expected: groups.map_or(m as u32, |groups| groups.expected_rows([slabs, count, m])),
             a_slab,
             b_group,
             d_slab,
@@ -145,8 +135,21 @@ impl GroupedHalfGemm {
     }
 }
 
-/// From one row to the next, in elements, from one slab to the next, in rows, and the bytes of an output.
-fn rows_of_slabs(x: &Operand) -> Result<(u64, u32, Footprint)> {
-    let (pitch, memory) = x.slab().plain_rows()?;
-    x.whole_rows_apart(pitch, memory)
+/// From one row of D to the next and from one slab to the next, its bytes, and what is added to it.
+fn output(d: &Operand, c: Option<&Operand>) -> Result<(u64, u32, Footprint, Accumulate)> {
+    let (d_pitch, d_slab, d_memory) = d.plain_slabs()?;
+    let Some(c) = c else { return Ok((d_pitch, d_slab, d_memory, Accumulate::None)) };
+    let (pitch, slab, memory) = c.plain_slabs()?;
+    if slab != d_slab {
+        return Err(Error::Stride {
+            argument: "c",
+            expected: format!("groups {d_slab} elements apart, as those of `d`"),
+            found: format!("groups {slab} elements apart"),
+        });
+    }
+    if c.address == d.address && pitch == d_pitch {
+        return Ok((d_pitch, d_slab, d_memory, Accumulate::InPlace));
+    }
+    d.expect_apart(&d_memory, c, &memory)?;
+    Ok((d_pitch, d_slab, d_memory, Accumulate::From { pitch }))
 }

@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use oxigemm_kernels::grouping::GroupLayout;
-
 use super::{fp8_gemm_nt, half_gemm_tensors};
 use crate::cast::Quantized;
 use crate::check::{BLOCK, GemmLayout, Groups};
@@ -24,7 +22,7 @@ pub fn m_grouped_fp8_gemm_nt_tensors(
     groups: &Groups,
     numbers: &Tensor,
 ) -> Result<()> {
-    for (group, rows) in found(groups, a, numbers)? {
+    for (group, rows) in found(groups, a, Some(numbers))? {
         let part = |x: &Tensor| part(groups, x, group, &rows);
         let of_a = Quantized::from_tensors(&part(a)?, &part(sfa)?, 1)?;
         let of_b = Quantized::from_tensors(&b.select(group)?, &sfb.select(group)?, BLOCK as usize)?;
@@ -36,7 +34,7 @@ pub fn m_grouped_fp8_gemm_nt_tensors(
 }
 
 /// [`m_grouped_half_gemm`](crate::m_grouped_half_gemm) on tensors of any device, whose arguments were checked: `groups`
-/// is what the check gave, `numbers` where the groups are.
+/// is what the check gave, `numbers` where the groups are, if there are any.
 ///
 /// # Errors
 /// If the tensors are not of the shapes that were checked.
@@ -46,7 +44,7 @@ pub fn m_grouped_half_gemm_tensors(
     c: Addend<'_>,
     d: &mut Tensor,
     groups: &Groups,
-    numbers: &Tensor,
+    numbers: Option<&Tensor>,
 ) -> Result<()> {
     for (group, rows) in found(groups, a, numbers)? {
         let part = |x: &Tensor| part(groups, x, group, &rows);
@@ -62,14 +60,15 @@ pub fn m_grouped_half_gemm_tensors(
 }
 
 /// The rows of every group that has some.
-fn found(groups: &Groups, a: &Tensor, numbers: &Tensor) -> Result<Vec<(usize, Range<u32>)>> {
+fn found(groups: &Groups, a: &Tensor, numbers: Option<&Tensor>) -> Result<Vec<(usize, Range<u32>)>> {
     let rows = a.dims()[a.dims().len() - 2] as u32;
-    let found = groups.layout.rows(&numbers.to_vec::<i32>()?, groups.count, rows, groups.alignment);
+    let numbers = numbers.map_or(Ok(Vec::new()), Tensor::to_vec::<i32>)?;
+    let found = groups.layout.rows(&numbers, groups.count, rows, groups.alignment);
     Ok(found.into_iter().enumerate().filter(|(_, rows)| !rows.is_empty()).collect())
 }
 
 /// The rows of a group, in the matrix of the group or the only one there is.
 fn part(groups: &Groups, x: &Tensor, group: usize, rows: &Range<u32>) -> Result<Tensor> {
-    let slab = if groups.layout == GroupLayout::Counts { x.select(group)? } else { x.clone() };
+    let slab = if groups.layout.has_slabs() { x.select(group)? } else { x.clone() };
     slab.narrow(0, rows.start as usize, rows.len())
 }

@@ -103,6 +103,7 @@ impl Problem {
             GroupLayout::Counts => RowGroups::Masked { masked_m: &self.numbers, expected_m: 20 },
             GroupLayout::Ends => contiguous(GroupedRows::Ends(&self.numbers)),
             GroupLayout::Ids => contiguous(GroupedRows::Ids(&self.numbers)),
+            GroupLayout::All => panic!("these have numbers"),
         };
         let other = self.output(true).0;
         let c = match self.case.c {
