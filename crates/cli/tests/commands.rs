@@ -148,6 +148,8 @@ fn grouped_rows_are_computed_and_checked_everywhere() {
             ("fp16-masked", "nt", "none"),
             ("bf16-contiguous", "nn,ends", "other"),
             ("fp16-contiguous", "ids", "inplace"),
+            ("bf16-batched", "nt", "none"),
+            ("fp16-batched", "nn", "inplace"),
         ] {
             let problem = ["gemm", "--device", device, "--json", "--op", op, "--layout", layout, "--c", c];
             let size = ["--groups", "3", "-m", "20", "-n", "72", "-k", "130", "--alignment", "16"];
@@ -529,6 +531,7 @@ fn bad_arguments_are_one_clear_sentence() {
         (gemm(&["--op", "bf16", "--layout", "mn"]), "expected nt, nn, tn or tt, or ids or ends"),
         (gemm(&["--op", "bf16-masked", "--layout", "tn"]), "expected nt or nn, and ids or ends"),
         (gemm(&["--op", "bf16-masked", "--layout", "nt,nn"]), "--layout names the same twice"),
+        (gemm(&["--op", "bf16-batched", "--layout", "ids"]), "expected nt or nn"),
         (
             gemm(&["--device", "sim", "--op", "bf16", "--choice", "slim_8x64_k4_s6"]),
             "expected a choice for bf16 operands, A K-major and B K-major",

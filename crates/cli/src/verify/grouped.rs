@@ -55,7 +55,7 @@ pub fn spec(op: Op, layout: GroupLayout, rows: &[usize], [n, k]: [usize; 2], tur
     let spec = GroupedSpec {
         alignment: if spec.is_masked() { 1 } else { ALIGNMENTS[turn % ALIGNMENTS.len()] },
         room: if layout == GroupLayout::All { spec.room } else { spec.room + turn % 3 * 7 + 1 },
-        beside: layout == GroupLayout::All && turn % 2 == 0,
+        beside: layout == GroupLayout::All && turn.is_multiple_of(2),
         behind: turn % 4 * 5,
         d_type: [DType::Bf16, DType::F32][turn / 2 % 2],
         sfa: ORDERS[turn % ORDERS.len()],
