@@ -86,7 +86,7 @@ impl Anchor {
         match op {
             Op::Fp8 => Some(Anchor::dense_fp8()),
             Op::Bf16 => Some(Anchor::dense_bf16()),
-            Op::Fp16 | Op::Fp8Contiguous | Op::Fp8Masked => None,
+            _ => None,
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::Instant;
 use oxigemm::plan::{self, Choice};
 use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim};
 use oxigemm_cuda::profile::REST;
+use oxigemm_kernels::grouping::GroupLayout;
 use serde::Serialize;
 
 use crate::anchor::Anchor;
@@ -55,9 +56,9 @@ pub struct Size {
     #[arg(long, value_enum, default_value_t)]
     pub op: Op,
     /// How A and B are given, of BF16 and FP16: nt, nn, tn or tt. How the device is told where groups are, that lie one
-    /// behind another: ids or ends.
-    #[arg(long)]
-    pub layout: Option<LayoutName>,
+    /// behind another: ids or ends. Where both are to be told: nn,ends.
+    #[arg(long, value_delimiter = ',')]
+    pub layout: Vec<LayoutName>,
     /// Rows of A and D; where rows are grouped, those that a group is expected to have.
     #[arg(long, short)]
     pub m: u32,
@@ -75,32 +76,32 @@ impl Size {
     /// What is to be computed, without gaps.
     pub fn work(&self, seed: u64) -> Result<Work, Failure> {
         let dims = [self.m, self.n, self.k].map(|x| x as usize);
-        let masked = self.op == Op::Fp8Masked;
-        Ok(match (self.op, self.layout) {
-            (Op::Bf16 | Op::Fp16, None) => {
-                Work::Dense(Spec { seed, ..Spec::of(self.op, GemmLayout::Nt, dims) })
+        let (mut operands, mut rows) = (None, None);
+        for name in &self.layout {
+            let told = match *name {
+                LayoutName::Operands(layout) => operands.replace(layout).is_some(),
+                LayoutName::Rows(layout) => rows.replace(layout).is_some(),
+            };
+            if told {
+                return Err("--layout names the same twice".into());
             }
-            (Op::Bf16 | Op::Fp16, Some(LayoutName::Operands(layout))) => {
-                Work::Dense(Spec { seed, ..Spec::of(self.op, layout, dims) })
+        }
+        let (op, layout) = (self.op, operands.unwrap_or_default());
+        let expected = match (op.dense(), op.groups(rows.unwrap_or_default())) {
+            (Op::Fp8, None) if layout != GemmLayout::Nt || rows.is_some() => {
+                "nt, as its operands are K-major"
             }
-            (Op::Fp8, None | Some(LayoutName::Operands(GemmLayout::Nt))) => {
-                Work::Dense(Spec { seed, ..Spec::of(self.op, GemmLayout::Nt, dims) })
+            (_, None) if rows.is_some() => "nt, nn, tn or tt",
+            (Op::Fp8, Some(_)) if operands.is_some() => "ids or ends",
+            (_, Some(GroupLayout::All)) if layout.a_begins_with_k() || rows.is_some() => "nt or nn",
+            (_, Some(_)) if layout.a_begins_with_k() => "nt or nn, and ids or ends",
+            (op, None) => return Ok(Work::Dense(Spec { seed, ..Spec::of(op, layout, dims) })),
+            (op, Some(groups)) => {
+                let spec = self.groups.spec(groups, dims, seed);
+                return Ok(Work::Grouped(spec.of(op, layout)));
             }
-            (Op::Fp8Contiguous | Op::Fp8Masked, None) => {
-                Work::Grouped(self.groups.spec(masked, RowLayout::default(), dims, seed))
-            }
-            (Op::Fp8Contiguous | Op::Fp8Masked, Some(LayoutName::Rows(layout))) => {
-                Work::Grouped(self.groups.spec(masked, layout, dims, seed))
-            }
-            (op, Some(_)) => {
-                let expected = match op {
-                    Op::Fp8 => "nt, as its operands are K-major",
-                    Op::Bf16 | Op::Fp16 => "nt, nn, tn or tt",
-                    Op::Fp8Contiguous | Op::Fp8Masked => "ids or ends",
-                };
-                return Err(format!("{op} has no such --layout: expected {expected}").into());
-            }
-        })
+        };
+        Err(format!("{op} has no such --layout: expected {expected}").into())
     }
 }
 
@@ -213,7 +214,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     }
     let (layout, d_type) = match &work {
         Work::Dense(spec) => (spec.layout.name(), spec.d_type),
-        Work::Grouped(spec) => ("nt", spec.d_type),
+        Work::Grouped(spec) => (spec.operands.name(), spec.d_type),
     };
     let dense = matches!(work, Work::Dense(_)) && d_type == DType::Bf16;
     let anchor = Anchor::of(op).and_then(|anchor| anchor.case(m, n, k)).filter(|_| dense);
@@ -268,11 +269,15 @@ fn work(args: &Args) -> Result<Work, Failure> {
         Work::Dense(spec) => {
             Ok(Work::Dense(Spec { d_type, addend: args.c, sfa: args.sfa, sfb: args.sfb, ..spec }))
         }
-        Work::Grouped(spec) => match (args.c, args.sfb) {
-            (AddendKind::None, ScaleOrder::Row) => {
+        Work::Grouped(spec) => match (op.dense(), args.c, args.sfb) {
+            (Op::Bf16 | Op::Fp16, addend, _) => Ok(Work::Grouped(GroupedSpec { d_type, addend, ..spec })),
+            (_, AddendKind::None, ScaleOrder::Row) => {
                 Ok(Work::Grouped(GroupedSpec { d_type, sfa: args.sfa, ..spec }))
             }
-            _ => Err("where rows are grouped nothing can be added, and the scales of B lie along K".into()),
+            _ => {
+                Err("to FP8 rows that are grouped nothing can be added, and the scales of B lie along K"
+                    .into())
+            }
         },
     }
 }

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use oxigemm::cast::{Quantized, ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
-use oxigemm::plan::GroupedShape;
+use oxigemm::plan::{Family, GroupedShape};
 use oxigemm::{
-    DType, Device, GemmOptions, GroupedRows, Tensor, m_grouped_fp8_gemm_nt_contiguous,
-    m_grouped_fp8_gemm_nt_masked, random,
+    Addend, DType, Device, GemmLayout, GemmOptions, GroupedRows, RowGroups, Tensor, half_bgemm,
+    m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_masked, m_grouped_half_gemm, random,
 };
 use oxigemm_kernels::grouping::GroupLayout;
 
-use crate::Failure;
-use crate::problem::{Fp8Pair, Host, POISON, ScaleOrder, Spec, values};
+use crate::problem::{AddendKind, Fp8Pair, Host, POISON, ScaleOrder, Spec, transposed, values};
 use crate::verdict::{self, Effort, Verdict};
+use crate::{Failure, Op};
 
 /// How the device is told where groups are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -43,18 +43,17 @@ pub struct GroupOptions {
 
 impl GroupOptions {
     /// The problem of these options, for groups that are expected to have `m` rows.
-    pub fn spec(&self, masked: bool, layout: RowLayout, [m, n, k]: [usize; 3], seed: u64) -> GroupedSpec {
+    pub fn spec(&self, layout: GroupLayout, [m, n, k]: [usize; 3], seed: u64) -> GroupedSpec {
+        if layout == GroupLayout::All {
+            let rows = vec![m; self.rows.as_ref().map_or(self.groups, Vec::len)];
+            return GroupedSpec { seed, ..GroupedSpec::new(layout, rows, n, k) };
+        }
         let rows = self.rows.clone().unwrap_or_else(|| spread(self.groups, m, seed));
-        let layout = match (masked, layout) {
-            (true, _) => GroupLayout::Counts,
-            (false, RowLayout::Ids) => GroupLayout::Ids,
-            (false, RowLayout::Ends) => GroupLayout::Ends,
-        };
         let most = rows.iter().copied().max().unwrap_or(0);
         GroupedSpec {
             layout,
             room: self.max_m.unwrap_or(most),
-            alignment: if masked { 1 } else { self.alignment },
+            alignment: if layout.has_slabs() { 1 } else { self.alignment },
             expected: m,
             seed,
             ..GroupedSpec::new(layout, rows, n, k)
@@ -71,11 +70,19 @@ fn spread(groups: usize, m: usize, seed: u64) -> Vec<usize> {
 /// A problem whose rows are grouped, and its layout.
 #[derive(Clone, Debug)]
 pub struct GroupedSpec {
+    /// The function of one product with the same operands.
+    pub op: Op,
+    /// How A and B lie in memory: nt, or nn where they are not of FP8.
+    pub operands: GemmLayout,
+    /// What is added; nothing to products of FP8.
+    pub addend: AddendKind,
     pub layout: GroupLayout,
     /// The rows of each group.
     pub rows: Vec<usize>,
-    /// Rows that a group has room for, where rows are masked.
+    /// Rows that a group has room for, where rows are masked; of a batch those that each product has.
     pub room: usize,
+    /// Whether the rows of a batch's A, C and D lie side by side, and not the products one behind another.
+    pub beside: bool,
     /// Rows of no group behind the last, where groups are one behind another.
     pub behind: usize,
     pub alignment: usize,
@@ -99,10 +106,14 @@ impl GroupedSpec {
     pub fn new(layout: GroupLayout, rows: Vec<usize>, n: usize, k: usize) -> GroupedSpec {
         let most = rows.iter().copied().max().unwrap_or(0);
         GroupedSpec {
+            op: Op::Fp8,
+            operands: GemmLayout::Nt,
+            addend: AddendKind::None,
             layout,
             room: most,
+            beside: false,
             behind: 0,
-            alignment: if layout == GroupLayout::Counts { 1 } else { 128 },
+            alignment: if layout.has_slabs() { 1 } else { 128 },
             expected: rows.iter().sum::<usize>() / rows.len().max(1),
             different: rows.len(),
             rows,
@@ -116,8 +127,19 @@ impl GroupedSpec {
         }
     }
 
+    /// The same with operands of another function, in some layout.
+    pub fn of(self, op: Op, operands: GemmLayout) -> GroupedSpec {
+        let wide = self.d_type == DType::F32;
+        GroupedSpec { op, operands, d_type: op.d_types()[usize::from(wide)], ..self }
+    }
+
+    /// The kernels that serve it.
+    pub fn family(&self) -> Family {
+        self.op.family(self.operands)
+    }
+
     pub fn is_masked(&self) -> bool {
-        self.layout == GroupLayout::Counts
+        self.layout.has_slabs()
     }
 
     /// The first row of each group in its slab.
@@ -151,6 +173,7 @@ impl GroupedSpec {
         let firsts = self.firsts();
         match self.layout {
             GroupLayout::Counts => self.rows.iter().map(|rows| *rows as i32).collect(),
+            GroupLayout::All => Vec::new(),
             GroupLayout::Ends => {
                 let mut reached = 0;
                 let end = |(first, rows): (&usize, &usize)| {
@@ -196,16 +219,25 @@ impl GroupedSpec {
     /// Bytes that cross the memory bus at least once: A, D and scales of rows that exist, and B of groups with some.
     pub fn bytes(&self) -> f64 {
         let [n, k] = [self.n, self.k].map(|x| x as f64);
-        let (blocks, n_blocks) = ((k / 128.0).ceil(), (n / 128.0).ceil());
+        let (blocks, n_blocks) = match self.op {
+            Op::Fp8 => ((k / 128.0).ceil(), (n / 128.0).ceil()),
+            _ => (0.0, 0.0),
+        };
         let rows = self.rows.iter().sum::<usize>() as f64;
         let groups = self.rows.iter().filter(|rows| **rows > 0).count() as f64;
-        rows * (k + 4.0 * blocks + n * self.d_type.size() as f64) + groups * (n * k + 4.0 * blocks * n_blocks)
+        let outputs = if self.addend == AddendKind::None { 1.0 } else { 2.0 };
+        let k_bytes = k * self.op.ab_type().size() as f64;
+        rows * (k_bytes + 4.0 * blocks + outputs * n * self.d_type.size() as f64)
+            + groups * (n * k_bytes + 4.0 * blocks * n_blocks)
     }
 }
 
 impl std::fmt::Display for GroupedSpec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let GroupedSpec { layout, rows, n, k, d_type, sfa, alignment, d_padding, seed, .. } = self;
+        if self.op != Op::Fp8 {
+            write!(f, "{} {}, c {:?}, ", self.op, self.operands, self.addend)?;
+        }
         write!(f, "{} groups by {layout:?}, rows ", rows.len())?;
         match rows.len() {
             0..=8 => write!(f, "{rows:?}")?,
@@ -224,29 +256,29 @@ pub struct GroupedHost {
 impl GroupedHost {
     /// Draws the data.
     pub fn draw(spec: GroupedSpec) -> Result<GroupedHost, Failure> {
-        let GroupedSpec { n, k, d_type, sfa, seed, .. } = spec;
+        let GroupedSpec { op, operands, addend, n, k, d_type, sfa, seed, .. } = spec;
         let mut groups: Vec<Host> = Vec::new();
         for (group, &m) in spec.rows.iter().enumerate() {
-            let own = |salt: u64| {
-                values(
-                    DType::Bf16,
-                    seed.wrapping_add(1 + group as u64),
-                    salt,
-                    if salt == 0 { m * k } else { n * k },
-                )
+            let own = |salt: u64, len| values(op.rounding(), seed.wrapping_add(1 + group as u64), salt, len);
+            let a_values = own(0, m * k);
+            let earlier = (group >= spec.different.max(1)).then(|| &groups[group % spec.different.max(1)]);
+            let b_values = match earlier {
+                Some(earlier) => Arc::clone(&earlier.b_values),
+                None => Arc::new(own(1, n * k)),
             };
-            let a_values = own(0);
-            let a = per_token_cast_to_fp8(&a_values, m, k, ScaleFormat::F32)?;
-            let (b_values, b) = if group < spec.different.max(1) {
-                let b_values = own(1);
-                let b = per_block_cast_to_fp8(&b_values, n, k, ScaleFormat::F32)?;
-                (Arc::new(b_values), Arc::new(b))
-            } else {
-                let earlier = &groups[group % spec.different.max(1)];
-                (Arc::clone(&earlier.b_values), Arc::clone(&earlier.quantized()?.b))
+            let fp8 = match (op, earlier) {
+                (Op::Bf16 | Op::Fp16, _) => None,
+                (_, earlier) => Some(Fp8Pair {
+                    a: per_token_cast_to_fp8(&a_values, m, k, ScaleFormat::F32)?,
+                    b: match earlier {
+                        Some(earlier) => Arc::clone(&earlier.quantized()?.b),
+                        None => Arc::new(per_block_cast_to_fp8(&b_values, n, k, ScaleFormat::F32)?),
+                    },
+                }),
             };
-            let of_group = Spec { d_type, sfa, seed, ..Spec::new(m, n, k) };
-            groups.push(Host { spec: of_group, a_values, b_values, fp8: Some(Fp8Pair { a, b }), c: None });
+            let c = (addend != AddendKind::None).then(|| own(2, m * n).iter().map(|x| x * 8.0).collect());
+            let of_group = Spec { d_type, sfa, addend, seed, ..Spec::of(op, operands, [m, n, k]) };
+            groups.push(Host { spec: of_group, a_values, b_values, fp8, c });
         }
         Ok(GroupedHost { spec, groups })
     }
@@ -256,33 +288,73 @@ impl GroupedHost {
         let spec = &self.spec;
         let (n, k, groups) = (spec.n, spec.k, spec.rows.len());
         let ((slabs, rows), blocks) = (spec.slabs(), k.div_ceil(128));
-        let pitch = k.next_multiple_of(16);
-        let a = self.filled(DType::E4m3, POISON, &[slabs, rows, pitch], device)?.narrow(2, 0, k)?;
-        let sfa = self.scales([slabs, rows, blocks], spec.sfa, device)?;
-        let b = self.filled(DType::E4m3, POISON, &[groups, n, pitch], device)?.narrow(2, 0, k)?;
-        let sfb = self.scales([groups, n.div_ceil(128), blocks], ScaleOrder::Row, device)?;
-        let d_pitch = n + spec.d_padding;
-        let d_memory = self.filled(spec.d_type, POISON, &[slabs, rows, d_pitch], device)?;
+        let ab_type = spec.op.ab_type();
+        let matrices = |dims: [usize; 3]| -> Result<Tensor, Failure> {
+            let pitch = dims[2].next_multiple_of(16 / ab_type.size());
+            let all = self.filled(ab_type, POISON, &[dims[0], dims[1], pitch], device)?;
+            Ok(all.narrow(2, 0, dims[2])?)
+        };
+        // Dimensions as they lie in memory, and back.
+        let lie = |[slabs, rows, columns]: [usize; 3]| match spec.beside {
+            true => [rows, slabs, columns],
+            false => [slabs, rows, columns],
+        };
+        let stand = |x: Tensor| if spec.beside { x.transpose(0, 1) } else { Ok(x) };
+        let k_first = spec.operands.b_begins_with_k();
+        let b_dims = if k_first { [groups, k, n] } else { [groups, n, k] };
+        let scales = match spec.op {
+            Op::Fp8 => Some([
+                self.scales([slabs, rows, blocks], spec.sfa, device)?,
+                self.scales([groups, n.div_ceil(128), blocks], ScaleOrder::Row, device)?,
+            ]),
+            _ => None,
+        };
+        let d_dims = lie([slabs, rows, n + spec.d_padding]);
+        let d_memory = self.filled(spec.d_type, POISON, &d_dims, device)?;
+        let c = match spec.addend {
+            AddendKind::Other => {
+                Some(stand(self.filled(spec.d_type, POISON, &d_dims, device)?.narrow(2, 0, n)?)?)
+            }
+            _ => None,
+        };
         let numbers = spec.numbers();
         let mut operands = GroupedOperands {
             spec: spec.clone(),
-            a,
-            sfa,
-            b,
-            sfb,
-            d: d_memory.narrow(2, 0, n)?,
+            a: stand(matrices(lie([slabs, rows, k]))?)?,
+            b: matrices(b_dims)?,
+            scales,
+            c,
+            d: stand(d_memory.narrow(2, 0, n)?)?,
             d_memory,
             numbers: Tensor::from_slice(&numbers, &[numbers.len()], device)?,
         };
         for (group, host) in self.groups.iter().enumerate() {
-            let Fp8Pair { a, b } = host.quantized()?;
-            write(&mut operands.rows_of(&operands.a, group)?, &a.codes)?;
-            write(&mut operands.rows_of(&operands.sfa, group)?, &le_bytes(a))?;
-            write(&mut operands.b.select(group)?, &b.codes)?;
-            write(&mut operands.sfb.select(group)?, &le_bytes(b))?;
+            let (mut of_a, mut of_b) = (operands.rows_of(&operands.a, group)?, operands.b.select(group)?);
+            match (&host.fp8, &operands.scales) {
+                (Some(Fp8Pair { a, b }), Some([sfa, sfb])) => {
+                    write(&mut of_a, &a.codes)?;
+                    write(&mut operands.rows_of(sfa, group)?, &le_bytes(a))?;
+                    write(&mut of_b, &b.codes)?;
+                    write(&mut sfb.select(group)?, &le_bytes(b))?;
+                }
+                _ => {
+                    write(&mut of_a, &ab_type.encode(&host.a_values))?;
+                    let b = match k_first {
+                        true => ab_type.encode(&transposed(&host.b_values, [n, k])),
+                        false => ab_type.encode(&host.b_values),
+                    };
+                    write(&mut of_b, &b)?;
+                }
+            }
+            if let Some(c) = &host.c {
+                let mut to = operands.rows_of(operands.c.as_ref().unwrap_or(&operands.d), group)?;
+                write(&mut to, &spec.d_type.encode(c))?;
+            }
         }
         if !spec.is_masked() {
-            for tensor in [&mut operands.a, &mut operands.sfa, &mut operands.d] {
+            let sfa = operands.scales.as_mut().map(|[sfa, _]| sfa);
+            let all = [Some(&mut operands.a), sfa, operands.c.as_mut(), Some(&mut operands.d)];
+            for tensor in all.into_iter().flatten() {
                 *tensor = tensor.select(0)?;
             }
         }
@@ -347,9 +419,10 @@ fn write(part: &mut Tensor, bytes: &[u8]) -> Result<(), Failure> {
 pub struct GroupedOperands {
     spec: GroupedSpec,
     pub a: Tensor,
-    pub sfa: Tensor,
     pub b: Tensor,
-    pub sfb: Tensor,
+    /// Those of A and B, where they have some.
+    pub scales: Option<[Tensor; 2]>,
+    pub c: Option<Tensor>,
     pub d: Tensor,
     /// All of the memory that D is a part of.
     pub d_memory: Tensor,
@@ -360,16 +433,31 @@ pub struct GroupedOperands {
 impl GroupedOperands {
     /// Runs the product.
     pub fn run(&mut self, options: &GemmOptions) -> oxigemm::Result<()> {
-        let (a, b) = ((&self.a, &self.sfa), (&self.b, &self.sfb));
-        let rows = match self.spec.layout {
-            GroupLayout::Counts => {
-                let expected = self.spec.expected;
-                return m_grouped_fp8_gemm_nt_masked(a, b, &mut self.d, &self.numbers, expected, options);
-            }
-            GroupLayout::Ids => GroupedRows::Ids(&self.numbers),
-            GroupLayout::Ends => GroupedRows::Ends(&self.numbers),
+        let GroupedSpec { alignment, expected, operands, .. } = self.spec;
+        let contiguous = |rows| RowGroups::Contiguous { rows, alignment, expected_m: None };
+        let addend = match (&self.c, self.spec.addend) {
+            (Some(c), _) => Addend::From(c),
+            (None, AddendKind::Inplace) => Addend::InPlace,
+            (None, _) => Addend::None,
         };
-        m_grouped_fp8_gemm_nt_contiguous(a, b, &mut self.d, rows, self.spec.alignment, None, options)
+        let groups = match self.spec.layout {
+            GroupLayout::All => return half_bgemm(operands, &self.a, &self.b, addend, &mut self.d, options),
+            GroupLayout::Counts => RowGroups::Masked { masked_m: &self.numbers, expected_m: expected },
+            GroupLayout::Ids => contiguous(GroupedRows::Ids(&self.numbers)),
+            GroupLayout::Ends => contiguous(GroupedRows::Ends(&self.numbers)),
+        };
+        let Some([sfa, sfb]) = &self.scales else {
+            return m_grouped_half_gemm(operands, &self.a, &self.b, addend, &mut self.d, groups, options);
+        };
+        let (a, b) = ((&self.a, sfa), (&self.b, sfb));
+        match groups {
+            RowGroups::Masked { masked_m, expected_m } => {
+                m_grouped_fp8_gemm_nt_masked(a, b, &mut self.d, masked_m, expected_m, options)
+            }
+            RowGroups::Contiguous { rows, alignment, expected_m } => {
+                m_grouped_fp8_gemm_nt_contiguous(a, b, &mut self.d, rows, alignment, expected_m, options)
+            }
+        }
     }
 
     /// The rows of a group, of a tensor that has slabs.
@@ -414,13 +502,9 @@ impl GroupedOperands {
     /// Has the device told of other groups, of which the data is `host`'s: of the same number, in the same memory.
     pub fn change_groups(&mut self, host: &GroupedHost) -> Result<(), Failure> {
         let fresh = host.upload(self.a.device())?;
-        for (to, from) in [
-            (&mut self.a, &fresh.a),
-            (&mut self.sfa, &fresh.sfa),
-            (&mut self.b, &fresh.b),
-            (&mut self.sfb, &fresh.sfb),
-            (&mut self.numbers, &fresh.numbers),
-        ] {
+        let scales = self.scales.iter_mut().flatten().zip(fresh.scales.iter().flatten());
+        let others = [(&mut self.a, &fresh.a), (&mut self.b, &fresh.b), (&mut self.numbers, &fresh.numbers)];
+        for (to, from) in scales.chain(others) {
             to.copy_from(from)?;
         }
         self.spec = host.spec.clone();
@@ -434,14 +518,15 @@ mod tests {
 
     fn specs() -> Vec<GroupedSpec> {
         let rows = vec![5, 0, 33, 1];
-        [GroupLayout::Counts, GroupLayout::Ids, GroupLayout::Ends]
-            .into_iter()
-            .map(|layout| {
-                let spec = GroupedSpec::new(layout, rows.clone(), 72, 200);
-                let alignment = if spec.is_masked() { 1 } else { 16 };
-                GroupedSpec { alignment, behind: 3, room: 40, d_padding: 3, ..spec }
-            })
-            .collect()
+        let fp8 = [GroupLayout::Counts, GroupLayout::Ids, GroupLayout::Ends].map(|layout| {
+            let spec = GroupedSpec::new(layout, rows.clone(), 72, 200);
+            let alignment = if spec.is_masked() { 1 } else { 16 };
+            GroupedSpec { alignment, behind: 3, room: 40, d_padding: 3, ..spec }
+        });
+        let half = fp8
+            .clone()
+            .map(|spec| GroupedSpec { addend: AddendKind::Other, ..spec.of(Op::Fp16, GemmLayout::Nn) });
+        fp8.into_iter().chain(half).collect()
     }
 
     #[test]

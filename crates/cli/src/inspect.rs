@@ -70,7 +70,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     }
     let ranking = match &plan.groups {
         None => plan::ranking_of(config.family(), plan.shape, &limits),
-        Some(groups) => plan::grouped_ranking(groups, &limits),
+        Some(groups) => plan::grouped_ranking_of(config.family(), groups, &limits),
     };
     if common.json {
         print_json(&as_json(*op, &plan, &of, &ranking[..ranking.len().min(args.top)], assembled.as_ref()));

@@ -24,7 +24,10 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use oxigemm::plan::Family;
 use oxigemm::{DType, Device, GemmLayout};
+use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::half::Half;
+
+use grouped::RowLayout;
 
 /// What a command's failure is: one sentence.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -97,15 +100,49 @@ enum Op {
     Bf16,
     /// The dense GEMM of FP16 operands, `fp16_gemm_nt` and its kind.
     Fp16,
+    /// That of BF16 for groups of rows one behind another, `m_grouped_bf16_gemm_nt_contiguous` and its kind.
+    Bf16Contiguous,
+    /// The same for groups that each have room for the same number of rows, `m_grouped_bf16_gemm_nt_masked`.
+    Bf16Masked,
+    /// That of FP16 for groups of rows one behind another, `m_grouped_fp16_gemm_nt_contiguous` and its kind.
+    Fp16Contiguous,
+    /// The same for groups that each have room for the same number of rows, `m_grouped_fp16_gemm_nt_masked`.
+    Fp16Masked,
+    /// A batch of products of BF16 operands, `bf16_bgemm_nt` and its kind.
+    Bf16Batched,
+    /// A batch of products of FP16 operands, `fp16_bgemm_nt` and its kind.
+    Fp16Batched,
 }
 
 impl Op {
+    /// The function of one product with the same operands.
+    fn dense(self) -> Op {
+        match self {
+            Op::Fp8 | Op::Fp8Contiguous | Op::Fp8Masked => Op::Fp8,
+            Op::Bf16 | Op::Bf16Contiguous | Op::Bf16Masked | Op::Bf16Batched => Op::Bf16,
+            Op::Fp16 | Op::Fp16Contiguous | Op::Fp16Masked | Op::Fp16Batched => Op::Fp16,
+        }
+    }
+
+    /// How the device is told where groups are, of a function that has some: as `rows` says where it can be told so.
+    fn groups(self, rows: RowLayout) -> Option<GroupLayout> {
+        match self {
+            Op::Fp8 | Op::Bf16 | Op::Fp16 => None,
+            Op::Fp8Contiguous | Op::Bf16Contiguous | Op::Fp16Contiguous => Some(match rows {
+                RowLayout::Ids => GroupLayout::Ids,
+                RowLayout::Ends => GroupLayout::Ends,
+            }),
+            Op::Fp8Masked | Op::Bf16Masked | Op::Fp16Masked => Some(GroupLayout::Counts),
+            Op::Bf16Batched | Op::Fp16Batched => Some(GroupLayout::All),
+        }
+    }
+
     /// The kernels that serve it, for operands in some layout.
     fn family(self, layout: GemmLayout) -> Family {
-        match self {
-            Op::Fp8 | Op::Fp8Contiguous | Op::Fp8Masked => Family::Fp8,
+        match self.dense() {
             Op::Bf16 => Family::Half(layout.operands(Half::Bf16)),
             Op::Fp16 => Family::Half(layout.operands(Half::F16)),
+            _ => Family::Fp8,
         }
     }
 
@@ -123,16 +160,16 @@ impl Op {
 
     /// The type of A and B.
     fn ab_type(self) -> DType {
-        match self {
-            Op::Fp8 | Op::Fp8Contiguous | Op::Fp8Masked => DType::E4m3,
+        match self.dense() {
             Op::Bf16 => DType::Bf16,
             Op::Fp16 => DType::F16,
+            _ => DType::E4m3,
         }
     }
 
     /// The types that D may have; the first is the usual one.
     fn d_types(self) -> [DType; 2] {
-        match self {
+        match self.dense() {
             Op::Fp16 => [DType::F16, DType::F32],
             _ => [DType::Bf16, DType::F32],
         }

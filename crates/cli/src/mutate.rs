@@ -13,7 +13,7 @@ use oxigemm::sim::{Options, Policy};
 use oxigemm::{DType, Device, Error, GemmOptions, Sim};
 use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
-use oxigemm_kernels::{fp8_slim, fp8_wide, half_slim};
+use oxigemm_kernels::{fp8_slim, fp8_wide, half_slim, half_wide};
 use oxigemm_sim::{Mutant, mutants};
 use serde_json::json;
 
@@ -162,6 +162,7 @@ fn cases(config: Config, limits: &Limits) -> Vec<Case> {
                 case(short, 1, 1, 1),
             ]
         }
+        Config::HalfWide(wide) if wide.is_grouped() => half_grouped_cases(wide),
         Config::HalfWide(wide) => {
             let (op, layout) = Op::of(config.family());
             let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
@@ -262,6 +263,39 @@ fn grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
     // So short a K that scales are what the ring waits for.
     let short = spec(GroupLayout::Ends, &[block_m, 1, 17, 2], 3 * block_n + 8, 100);
     vec![case(masked, [1, 2], 2), case(ids, [2, 1], 2), case(copied, [1, 1], 2), case(short, [1, 1], 1)]
+}
+
+/// The same of 16-bit operands: every way to D, for rows that others follow and for those that none does.
+fn half_grouped_cases(wide: half_wide::Config) -> Vec<Case> {
+    let (op, layout) = Op::of(Config::HalfWide(wide).family());
+    let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
+    let depth = (wide.stages as usize + 1) * 64 - 8;
+    let case = |spec: GroupedSpec, [cluster_m, cluster_n]: [u32; 2], sms| Case {
+        work: Work::Grouped(spec),
+        choice: Choice::HalfWide { config: wide, cluster_m, cluster_n },
+        num_sms: Some(sms),
+    };
+    let rows = [block_m / 2 + 2, 0, block_m + 1];
+    let spec = |groups, rows: &[usize], k| {
+        let spec = GroupedSpec::new(groups, rows.to_vec(), block_n + 8, k).of(op, layout);
+        GroupedSpec { alignment: if groups == GroupLayout::Counts { 1 } else { 16 }, ..spec }
+    };
+    let masked = spec(GroupLayout::Counts, &rows, depth);
+    // So many rows to look at that several warps do.
+    let ids = GroupedSpec { alignment: 1, d_type: DType::F32, ..spec(GroupLayout::Ids, &rows, depth) };
+    let added = GroupedSpec { addend: AddendKind::Inplace, ..ids.clone() };
+    let odd = spec(GroupLayout::Ends, &rows[..2], depth);
+    let odd = GroupedSpec { d_padding: 1, addend: AddendKind::Other, ..odd };
+    // So short a K that a tile's output is what the next one waits for.
+    let short = spec(GroupLayout::Ends, &[block_m, 1, 17, 2], 40);
+    vec![
+        case(masked, [1, 2], 2),
+        case(ids, [2, 1], 2),
+        case(added, [1, 1], 1),
+        case(odd, [1, 1], 1),
+        case(short.clone(), [1, 1], 1),
+        case(GroupedSpec { d_type: DType::F32, ..short }, [1, 1], 1),
+    ]
 }
 
 /// Eager, lazy, and some random schedules.

@@ -242,7 +242,7 @@ fn matrix(
     Ok(rows.narrow(1, 0, columns)?)
 }
 
-fn transposed(values: &[f32], [rows, columns]: [usize; 2]) -> Vec<f32> {
+pub fn transposed(values: &[f32], [rows, columns]: [usize; 2]) -> Vec<f32> {
     (0..columns).flat_map(|column| (0..rows).map(move |row| values[row * columns + column])).collect()
 }
 

@@ -25,8 +25,9 @@ impl Work {
             (Work::Dense(spec), Some(choice)) => {
                 Plan::of(choice, shape(spec), limits).filter(|_| choice.config().family() == spec.family())
             }
-            (Work::Grouped(spec), None) => Plan::best_grouped(&spec.shape(), limits),
-            (Work::Grouped(spec), Some(choice)) => Plan::of_grouped(choice, &spec.shape(), limits),
+            (Work::Grouped(spec), None) => Plan::best_grouped_of(spec.family(), &spec.shape(), limits),
+            (Work::Grouped(spec), Some(choice)) => Plan::of_grouped(choice, &spec.shape(), limits)
+                .filter(|_| choice.config().family() == spec.family()),
         }
     }
 
@@ -97,6 +98,12 @@ impl Op {
             Op::Fp8Masked => "fp8-masked",
             Op::Bf16 => "bf16",
             Op::Fp16 => "fp16",
+            Op::Bf16Contiguous => "bf16-contiguous",
+            Op::Bf16Masked => "bf16-masked",
+            Op::Fp16Contiguous => "fp16-contiguous",
+            Op::Fp16Masked => "fp16-masked",
+            Op::Bf16Batched => "bf16-batched",
+            Op::Fp16Batched => "fp16-batched",
         }
     }
 }

@@ -35,6 +35,40 @@ pub(crate) struct TilePlace<'k> {
     pub streams_b: Pred<'k>,
 }
 
+impl<'k> TilePlace<'k> {
+    /// Bytes that it takes in shared memory.
+    pub const BYTES: u32 = 16;
+
+    /// Tells other warps of the block of a tile at row `m` and column `n`: these, as rows and columns of D and, where
+    /// rows are grouped, the row of D behind the group's last.
+    pub fn tell(to: Shared<'k>, [m, n]: [U32<'k>; 2], group: Option<GroupPlace<'k>>) {
+        match group {
+            None => to.store_vec([m, n]),
+            Some(group) => {
+                let d_row = group.d_row();
+                to.store_vec([d_row + m, n, d_row + group.end, n]);
+            }
+        }
+    }
+
+    /// What they were told where rows are grouped.
+    pub fn told_in_group(from: Shared<'k>) -> ([U32<'k>; 2], U32<'k>) {
+        let [row, column, end, _] = from.load_vec::<u32, 4>();
+        ([row, column], end)
+    }
+
+    /// The same as rows of the group's slab, with the slab, where D is stored slab by slab.
+    pub fn tell_in_slab(to: Shared<'k>, [m, n]: [U32<'k>; 2], group: GroupPlace<'k>) {
+        to.store_vec([m, n, group.end, group.slab]);
+    }
+
+    /// What they were told so: the first row and column, the row behind the group's last, and the slab.
+    pub fn told_in_slab(from: Shared<'k>) -> ([U32<'k>; 2], [U32<'k>; 2]) {
+        let [row, column, end, slab] = from.load_vec::<u32, 4>();
+        ([row, column], [end, slab])
+    }
+}
+
 impl<'k> Place<'k> {
     /// For tiles of `tile` rows and columns.
     pub fn new(k: &'k Kernel, tile: [u32; 2], p: &Params<'k>) -> Self {
@@ -62,10 +96,21 @@ impl<'k> Place<'k> {
         Place { groups: Some(Groups::new(params, table, slab_rows, tiles)), ..self }
     }
 
-    /// Finds the groups, where rows are grouped; all `threads` threads of the block take part.
-    pub fn find_groups(&self, threads: u32) {
-        if let Some(groups) = self.groups {
-            groups.find(threads);
+    /// Until this block may begin: its barriers exist, which the warp `loader` has just initialized, the kernels before
+    /// it are done and, where rows are grouped, it knows where. All `threads` threads of the block take part.
+    pub fn begin(&self, k: &'k Kernel, (warp, loader): (U32<'k>, u32), threads: u32) {
+        match self.groups {
+            None => {
+                self.meet(k, warp.eq(loader), threads);
+                k.grid_dependency_wait();
+            }
+            Some(groups) => {
+                // Finding the groups takes longer than the cluster takes to meet.
+                k.cluster_arrive();
+                k.grid_dependency_wait();
+                groups.find(threads);
+                k.cluster_wait();
+            }
         }
     }
 
@@ -76,7 +121,7 @@ impl<'k> Place<'k> {
 
     /// Until the barriers exist that tiles are loaded with, which `loader` has just initialized: a block that is alone
     /// waits for its own, and its loading warp for nobody; with others, for theirs as well.
-    pub fn meet(&self, k: &'k Kernel, loader: Pred<'k>, threads: u32) {
+    fn meet(&self, k: &'k Kernel, loader: Pred<'k>, threads: u32) {
         k.if_else(
             self.sharers().eq(1),
             || k.if_else(loader, || k.barrier_arrive(0, threads), || k.barrier_sync(0, threads)),
@@ -121,18 +166,25 @@ impl<'k> Place<'k> {
 
     /// Runs `body` with the place of every tile of this block, whether rows are grouped or not.
     pub fn for_each_place(&self, k: &'k Kernel, body: impl FnOnce(TilePlace<'k>)) {
-        let Some(groups) = self.groups else {
-            let streams_b = self.order.streams_b();
-            return self.for_each_tile(k, |m, n| body(TilePlace { m, n, group: None, streams_b }));
-        };
+        if self.groups.is_some() {
+            return self.for_each_group_tile(k, |tile, _| body(tile));
+        }
+        let streams_b = self.order.streams_b();
+        self.for_each_tile(k, |m, n| body(TilePlace { m, n, group: None, streams_b }));
+    }
+
+    /// Runs `body` with the place of every tile of this block, and its place in its group, where rows are grouped.
+    pub fn for_each_group_tile(&self, k: &'k Kernel, body: impl FnOnce(TilePlace<'k>, GroupPlace<'k>)) {
+        let groups = self.groups.expect("rows are grouped");
         self.for_each_turn(k, |turn| {
             let (m, n, streams_b, group) = groups.tile(turn);
-            body(TilePlace {
+            let tile = TilePlace {
                 streams_b,
                 m: m + self.rank.0 * self.tile[0],
                 n: (n * self.cluster.1 + self.rank.1) * self.tile[1],
                 group: Some(group),
-            });
+            };
+            body(tile, group);
         });
     }
 

@@ -47,15 +47,10 @@ impl Config {
         self.grouping == Grouping::Rows
     }
 
-    /// Rows of A that one tensor load brings, for clusters of this many blocks along N. Where rows are grouped they
-    /// are few, because those behind a group's last are left out by whole loads.
+    /// Rows of A that one tensor load brings, for clusters of this many blocks along N.
     pub fn box_rows(&self, cluster_n: u32) -> u32 {
         let share = self.block_m / cluster_n;
-        if self.is_grouped() { share.min(self.group_box_rows()) } else { share }
-    }
-
-    fn group_box_rows(&self) -> u32 {
-        if self.block_m == 64 { 16 } else { 64 }
+        if self.is_grouped() { share.min(self.shape().group_box_rows()) } else { share }
     }
 
     /// Threads of a block.
@@ -223,19 +218,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         });
         k.sync_warp();
     });
-    match cfg.grouping {
-        Grouping::Dense => {
-            place.meet(k, warp.eq(tile_warp), cfg.threads());
-            k.grid_dependency_wait();
-        }
-        Grouping::Rows => {
-            // Finding the groups takes longer than the cluster takes to meet.
-            k.cluster_arrive();
-            k.grid_dependency_wait();
-            place.find_groups(cfg.threads());
-            k.cluster_wait();
-        }
-    }
+    place.begin(k, (warp, tile_warp), cfg.threads());
 
     k.if_else(
         warp.ge(tile_warp),
@@ -271,7 +254,7 @@ impl<'k> Block<'k, '_> {
                 let column = block * BLOCK_K;
                 let TilePlace { m, n, group, .. } = tile;
                 if let Some(place) = group {
-                    let rows = (place.end, cfg.group_box_rows());
+                    let rows = (place.end, cfg.shape().group_box_rows());
                     a.load_before(k, &p.a, [column, m, place.slab], rows, self.a(stage), full);
                     b.load_of_slab(k, &p.b, [column, n, place.group], self.b(stage), full);
                 } else {
@@ -364,7 +347,10 @@ impl<'k> Block<'k, '_> {
             self.outbox.full(warpgroup).wait(parity.get());
             let (row, end) = match tile.group {
                 None => (tile.m, None),
-                Some(group) => (group.d_row + tile.m, Some(group.d_row + group.end)),
+                Some(group) => {
+                    let d_row = group.d_row();
+                    (d_row + tile.m, Some(d_row + group.end))
+                }
             };
             for panels in self.panels(warpgroup, [row, tile.n]) {
                 match end {

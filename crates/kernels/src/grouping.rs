@@ -5,8 +5,8 @@
 //! row, the end, and how many tiles come before it. Then a position in the order of all tiles leads to a group by
 //! binary search, and within the group to a tile by the same [`TileOrder`] that other kernels have.
 //!
-//! The operands lie in slabs: a group of [`Counts`](GroupLayout::Counts) has a slab of A and D to itself, all others
-//! share one.
+//! The operands lie in slabs: a group of [`Counts`](GroupLayout::Counts) or [`All`](GroupLayout::All) has a slab of A and
+//! D to itself, all others share one. Groups that have all rows of their slabs are a batch of products.
 
 use crate::WARP;
 use crate::schedule::TileOrder;
@@ -41,9 +41,16 @@ pub enum GroupLayout {
     /// of a group follow each other and start at a multiple of the alignment; of a group that does not keep to this
     /// only the rows of its first run count.
     Ids = 2,
+    /// Each group has a slab of rows, and all of them. There are no numbers.
+    All = 3,
 }
 
 impl GroupLayout {
+    /// Whether each group has a slab of A and D to itself.
+    pub const fn has_slabs(self) -> bool {
+        matches!(self, GroupLayout::Counts | GroupLayout::All)
+    }
+
     /// The rows of each group's slab that belong to it, by the rules above: what the kernel finds.
     ///
     /// ```
@@ -57,6 +64,7 @@ impl GroupLayout {
         let clamped = |number: &i32| u32::try_from(*number).unwrap_or(0).min(rows);
         match self {
             GroupLayout::Counts => numbers.iter().map(|count| 0..clamped(count)).collect(),
+            GroupLayout::All => vec![0..rows; groups as usize],
             GroupLayout::Ends => {
                 let mut reached = 0u32;
                 let place = |end: u32| {
@@ -83,7 +91,7 @@ impl GroupLayout {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct GroupArgs {
-    /// Address of the counts, ends or ids.
+    /// Address of the counts, ends or ids, if there are any.
     pub layout: u64,
     /// A [`GroupLayout`], as a number.
     pub kind: u32,
@@ -91,7 +99,7 @@ pub struct GroupArgs {
     pub groups: u32,
     /// What the first row of a group is a multiple of.
     pub alignment: u32,
-    /// Rows of D from one slab to the next.
+    /// From one slab of D to the next: in rows of FP8 products, in elements of those with 16-bit operands.
     pub d_slab: u32,
 }
 
@@ -123,7 +131,7 @@ pub(crate) struct GroupParams<'k> {
     kind: U32<'k>,
     groups: U32<'k>,
     alignment: U32<'k>,
-    d_slab: U32<'k>,
+    pub d_slab: U32<'k>,
 }
 
 impl<'k> GroupParams<'k> {
@@ -162,8 +170,15 @@ pub(crate) struct GroupPlace<'k> {
     pub slab: U32<'k>,
     /// The row of the slab behind the group's last.
     pub end: U32<'k>,
-    /// The row of D where the slab starts.
-    pub d_row: U32<'k>,
+    /// From one slab of D to the next: see [`GroupArgs`].
+    pub d_slab: U32<'k>,
+}
+
+impl<'k> GroupPlace<'k> {
+    /// The row of D where the slab starts, where slabs are whole rows apart.
+    pub fn d_row(&self) -> U32<'k> {
+        self.slab * self.d_slab
+    }
 }
 
 /// What a tile of all blocks of a cluster measures, and how many of them lie side by side.
@@ -208,8 +223,10 @@ impl<'k> Groups<'k> {
             || self.find_runs(thread, threads),
             || {
                 k.for_(thread, p.groups, threads, |group| {
+                    let end = k.var_from(self.rows);
+                    k.if_(!p.is(GroupLayout::All), || end.set(p.clamped(group, self.rows)));
                     self.first.at(group * 4).store(0u32);
-                    self.end.at(group * 4).store(p.clamped(group, self.rows));
+                    self.end.at(group * 4).store(end.get());
                 });
             },
         );
@@ -326,8 +343,8 @@ impl<'k> Groups<'k> {
         let m_tiles = (end - first).div_ceil(self.tiles.rows);
         let order = TileOrder { m_tiles, n_tiles: self.tiles.n_tiles, band: self.tiles.band };
         let (m, n) = order.tile(turn - self.before.at(group * 4).load::<u32>());
-        let slab = self.params.is(GroupLayout::Counts).select(group, 0);
-        let place = GroupPlace { group, slab, end, d_row: slab * self.params.d_slab };
+        let has_slabs = self.params.is(GroupLayout::Counts) | self.params.is(GroupLayout::All);
+        let place = GroupPlace { group, slab: has_slabs.select(group, 0), end, d_slab: self.params.d_slab };
         (first + m * self.tiles.rows, n, order.streams_b(), place)
     }
 

@@ -74,9 +74,13 @@ impl PartShape {
 }
 
 /// The way of a warpgroup's part of a tile to D.
-pub(crate) struct Outbox<'k, 'p> {
+#[derive(Clone, Copy)]
+pub(crate) struct Outbox<'k> {
     pub k: &'k Kernel,
-    pub params: &'p OutputParams<'k>,
+    pub params: OutputParams<'k>,
+    /// The slab of D, where rows are grouped: then D may go on behind the last of its [`rows`](OutputParams::rows), with
+    /// those of another group.
+    pub slab: Option<U32<'k>>,
     pub shape: PartShape,
     /// Panels that the staging area holds.
     pub room: u32,
@@ -87,7 +91,12 @@ pub(crate) struct Outbox<'k, 'p> {
     pub warpgroup: U32<'k>,
 }
 
-impl<'k> Outbox<'k, '_> {
+impl<'k> Outbox<'k> {
+    /// The same for rows before `end` of one of D's slabs, which are `stride` elements apart.
+    pub fn in_slab(self, slab: U32<'k>, stride: U32<'k>, end: U32<'k>) -> Self {
+        Outbox { params: self.params.in_slab(slab, stride, end), slab: Some(slab), ..self }
+    }
+
     fn panel(&self, panel: &Panel, [row, column]: [U32<'k>; 2]) -> Panels<'k> {
         Panels {
             row: row + panel.wave * 64,
@@ -105,7 +114,7 @@ impl<'k> Outbox<'k, '_> {
         sums: &[Vec<Var<'k, f32>>],
         parity: Var<'k, u32>,
     ) {
-        let (k, p) = (self.k, self.params);
+        let (k, p) = (self.k, &self.params);
         k.if_else(
             p.has(OutputFlags::PLAIN),
             || {
@@ -126,7 +135,7 @@ impl<'k> Outbox<'k, '_> {
 
     /// A warp's rows of a panel.
     fn rows(&self, [warp, lane]: [U32<'k>; 2], panel: &Panel, first: [U32<'k>; 2]) -> WarpOutput<'k, '_> {
-        WarpOutput { params: self.params, place: self.panel(panel, first), warp, lane }
+        WarpOutput { params: &self.params, place: self.panel(panel, first), warp, lane }
     }
 
     fn write_rounds(
@@ -167,7 +176,38 @@ impl<'k> Outbox<'k, '_> {
                     Kind::F32 => WarpOutput::write_f32(k, &[(*rows, *sums)]),
                 }
             }
+            if self.slab.is_some() {
+                self.store_within(kind, [warp, lane], first, &round);
+            }
         }
+    }
+
+    /// A warp's rows of those panels of a round that rows of another group follow in: the lanes store them.
+    fn store_within(
+        &self,
+        kind: Kind,
+        [warp, lane]: [U32<'k>; 2],
+        [row, column]: [U32<'k>; 2],
+        round: &[Panel],
+    ) {
+        let (k, shape) = (self.k, self.shape);
+        debug_assert!(shape.columns.is_multiple_of(kind.columns()), "panels are whole");
+        let across = shape.columns / kind.columns();
+        let before = round[0].wave * across + round[0].first_column / kind.columns();
+        k.for_(0, round.len() as u32, 1, |slot| {
+            let panel = slot + before;
+            let wave = panel / across;
+            let place = Panels {
+                row: row + wave * 64,
+                column: column + (panel - wave * across) * kind.columns(),
+                staging: self.staging.at(slot * PANEL_BYTES),
+            };
+            let rows = WarpOutput { params: &self.params, place, warp, lane };
+            match kind {
+                Kind::Half => rows.store_within(k, kind.columns()),
+                Kind::F32 => rows.store_f32_within(k),
+            }
+        });
     }
 
     /// The storing thread's side of one tile, whose part begins at `first`. `parity` is its place in the ring, which
@@ -181,18 +221,25 @@ impl<'k> Outbox<'k, '_> {
     }
 
     fn store_rounds(&self, kind: Kind, first: [U32<'k>; 2], parity: Var<'k, u32>) {
-        let (k, p) = (self.k, self.params);
+        let (k, p) = (self.k, &self.params);
         for round in self.shape.rounds(kind, self.room) {
             let whole = round.iter().filter(|panel| panel.columns == kind.columns());
             let panels: Vec<_> = whole.map(|panel| self.panel(panel, first)).collect();
             self.ring.full(self.warpgroup).wait(parity.get());
-            let store = || panels.iter().for_each(|at| p.d_map.store(&[at.column, at.row], at.staging));
-            // What is added to FP32 is D itself, and the copy engine adds it.
-            let add = || {
+            let each = |store: &dyn Fn(&Panels<'k>)| {
                 for at in &panels {
-                    p.d_map.store_reducing(StoreReduction::Add, &[at.column, at.row], at.staging);
+                    match self.slab {
+                        None => store(at),
+                        Some(_) => k.if_(at.is_before(p.rows), || store(at)),
+                    }
                 }
             };
+            let place = |at: &Panels<'k>| -> Vec<U32<'k>> {
+                [at.column, at.row].into_iter().chain(self.slab).collect()
+            };
+            let store = || each(&|at| p.d_map.store(&place(at), at.staging));
+            // What is added to FP32 is D itself, and the copy engine adds it.
+            let add = || each(&|at| p.d_map.store_reducing(StoreReduction::Add, &place(at), at.staging));
             match kind {
                 Kind::Half => store(),
                 Kind::F32 => k.if_else(p.has(OutputFlags::ADDEND), add, store),

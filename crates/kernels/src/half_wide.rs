@@ -5,16 +5,21 @@
 //! others have staged stored. The tensor core sums all of K in FP32, so the products of a stage are only issued: while
 //! they run, those of the stage before come to their end and it is let go.
 //! Clusters of blocks share their operands: each block loads its part of a tile and multicasts it.
+//!
+//! Rows may be [grouped](crate::grouping), each group with a B of its own: then a tile has rows of one group, and what
+//! lies behind the group's last row is neither loaded nor stored.
 
-use crate::cluster::{Place, Release};
+use crate::cluster::{Place, Release, TilePlace};
 use crate::epilogue::{OutputFlags, PANEL_BYTES};
+use crate::grouping::{GroupPlace, Grouping};
 use crate::half::{BLOCK_K, OperandTile, Operands, PANEL};
 use crate::half_output::{Outbox, PartShape};
 use crate::many_rows::{MATH_REGISTERS, MATH_WARPGROUPS, MATH_WARPS, ManyRows, PRODUCER_REGISTERS, THREADS};
-use crate::params::Params;
+use crate::params::{GroupedParams, Params};
 use crate::pipeline::{Cursor, Pipeline};
+use oxigemm_ptx::tma::Eviction;
 use oxigemm_ptx::wgmma::{Descriptor, DescriptorVar, Major, MatrixA};
-use oxigemm_ptx::{BuildError, Kernel, Module, Shared, SharedLayout, Target, U32, Var};
+use oxigemm_ptx::{BuildError, Kernel, MBarrier, Module, Shared, SharedLayout, Target, U32, Var};
 
 /// What is compiled in. Shapes, strides, the cluster's dimensions and whether D is FP32 are run-time arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,14 +32,22 @@ pub struct Config {
     pub block_n: u32,
     /// Stages of the pipeline.
     pub stages: u32,
+    /// Whether rows are grouped; A is K-major then.
+    pub grouping: Grouping,
 }
 
 impl Config {
     /// The kernel's name, unique in the closed set.
     pub fn name(&self) -> String {
-        let Config { operands, block_m, block_n, stages } = self;
+        let Config { operands, block_m, block_n, stages, .. } = self;
         let (element, layout) = (operands.element.name(), operands.layout());
-        format!("{element}_gemm_wide_{layout}_{block_m}x{block_n}_s{stages}")
+        let grouped = if self.is_grouped() { "grouped_" } else { "" };
+        format!("{element}_gemm_wide_{grouped}{layout}_{block_m}x{block_n}_s{stages}")
+    }
+
+    /// Whether rows are grouped.
+    pub fn is_grouped(&self) -> bool {
+        self.grouping == Grouping::Rows
     }
 
     /// Threads of a block.
@@ -42,7 +55,7 @@ impl Config {
         THREADS
     }
 
-    /// Bytes of dynamic shared memory.
+    /// Bytes of dynamic shared memory, without the table of groups that follows.
     pub fn shared_bytes(&self) -> u32 {
         SharedMap::new(self).bytes
     }
@@ -56,7 +69,9 @@ impl Config {
     /// Lines that one tensor load of A, and of B, brings to a cluster of `cluster_m` by `cluster_n` blocks.
     pub(crate) fn loaded_lines(&self, [cluster_m, cluster_n]: [u32; 2]) -> [u32; 2] {
         let [a, b] = self.tiles();
-        [a.lines() / cluster_n, b.lines() / cluster_m]
+        let share = a.lines() / cluster_n;
+        let of_a = if self.is_grouped() { share.min(self.shape().group_box_rows()) } else { share };
+        [of_a, b.lines() / cluster_m]
     }
 
     fn shape(&self) -> ManyRows {
@@ -86,6 +101,9 @@ struct SharedMap {
     staging: u32,
     barriers: u32,
     output_barriers: u32,
+    /// Of each stage, the place of the tile that it is of, where rows are grouped.
+    places: u32,
+    groups: u32,
     bytes: u32,
 }
 
@@ -97,7 +115,10 @@ impl SharedMap {
         let staging = layout.place(MATH_WARPGROUPS * cfg.staging_bytes(), 1024);
         let barriers = layout.place(Pipeline::barrier_bytes(cfg.stages), 8);
         let output_barriers = layout.place(Pipeline::barrier_bytes(MATH_WARPGROUPS), 8);
-        SharedMap { a, b, staging, barriers, output_barriers, bytes: layout.bytes() }
+        let places = if cfg.is_grouped() { cfg.stages * TilePlace::BYTES } else { 0 };
+        let places = layout.place(places, if cfg.is_grouped() { TilePlace::BYTES } else { 1 });
+        let bytes = layout.bytes();
+        SharedMap { a, b, staging, barriers, output_barriers, places, groups: bytes, bytes }
     }
 
     /// Gives names to its parts, for the simulator's messages and timeline.
@@ -108,6 +129,9 @@ impl SharedMap {
         k.name_shared("staging", self.staging, cfg.staging_bytes(), MATH_WARPGROUPS);
         Pipeline::name_barriers(k, ["full", "empty"], self.barriers, cfg.stages);
         Pipeline::name_barriers(k, ["staged", "stored"], self.output_barriers, MATH_WARPGROUPS);
+        if cfg.is_grouped() {
+            k.name_shared("places", self.places, TilePlace::BYTES, cfg.stages);
+        }
     }
 }
 
@@ -116,6 +140,7 @@ struct Block<'k, 'c> {
     k: &'k Kernel,
     cfg: &'c Config,
     params: Params<'k>,
+    grouped: Option<GroupedParams<'k>>,
     map: SharedMap,
     shared: Shared<'k>,
     place: Place<'k>,
@@ -128,10 +153,11 @@ struct Block<'k, 'c> {
 
 impl<'k> Block<'k, '_> {
     /// The way of a warpgroup's part to D.
-    fn outbox(&self, warpgroup: U32<'k>) -> Outbox<'k, '_> {
+    fn outbox(&self, warpgroup: U32<'k>) -> Outbox<'k> {
         Outbox {
             k: self.k,
-            params: &self.params.output,
+            params: self.params.output,
+            slab: None,
             shape: self.cfg.part(),
             room: self.cfg.part().panels(),
             staging: self.shared.at(self.map.staging).at(warpgroup * self.cfg.staging_bytes()),
@@ -145,21 +171,36 @@ impl<'k> Block<'k, '_> {
         let [a, b] = self.cfg.tiles();
         [self.shared.at(self.map.a).at(stage * a.bytes()), self.shared.at(self.map.b).at(stage * b.bytes())]
     }
+
+    /// Elements from one slab of D, and of C, to the next, where rows are grouped.
+    fn d_slab(&self) -> U32<'k> {
+        self.grouped.expect("rows are grouped").groups.d_slab
+    }
+
+    /// Where the producer tells of the tile that a stage is of, where rows are grouped.
+    fn told(&self, stage: U32<'k>) -> Shared<'k> {
+        self.shared.at(self.map.places).at(stage * TilePlace::BYTES)
+    }
 }
 
-/// `D[m,n] = C[m,n] + sum over k of  A[m,k] * B[n,k]`
+/// `D[m,n] = C[m,n] + sum over k of  A[m,k] * B[n,k]`, with the B of the group that row m belongs to, where rows are
+/// grouped.
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let mut params = Params::declare(k);
     params.output.half = cfg.operands.element;
+    let grouped = cfg.is_grouped().then(|| GroupedParams::declare(k));
     let map = SharedMap::new(cfg);
     let shared = k.dynamic_shared();
     map.name(k, cfg);
-    let place = Place::new(k, [cfg.block_m, cfg.block_n], &params);
+    let mut place = Place::new(k, [cfg.block_m, cfg.block_n], &params);
+    if let Some(grouped) = &grouped {
+        place = place.among_groups(grouped.groups, shared.at(map.groups), params.output.rows);
+    }
     let pipe = Pipeline::new(k, shared.at(map.barriers), cfg.stages, cfg.stages);
     let staged = Pipeline::new(k, shared.at(map.output_barriers), MATH_WARPGROUPS, MATH_WARPGROUPS);
     let (warp, lane) = (k.warp_index(), k.lane());
-    let block = Block { k, cfg, params, map, shared, place, pipe, staged, warp, lane };
+    let block = Block { k, cfg, params, grouped, map, shared, place, pipe, staged, warp, lane };
 
     let tile_warp = MATH_WARPS;
     let storer = (warp & 1).eq(1) & block.params.output.has(OutputFlags::PLAIN);
@@ -174,8 +215,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         });
         k.sync_warp();
     });
-    place.meet(k, warp.eq(tile_warp), cfg.threads());
-    k.grid_dependency_wait();
+    place.begin(k, (warp, tile_warp), cfg.threads());
 
     k.if_else(
         warp.ge(tile_warp),
@@ -198,43 +238,79 @@ impl<'k> Block<'k, '_> {
         let (k, p, tiles) = (self.k, &self.params, self.cfg.tiles());
         let shares = [self.place.part_of_a(tiles[0].lines()), self.place.part_of_b(tiles[1].lines())];
         let cursor = self.pipe.writer();
-        self.place.for_each_tile(k, |m, n| {
+        // Every stage of a tile: `tell` is done before its loads, which `load` issues for a depth of K.
+        let stages = |tell: &dyn Fn(U32<'k>), load: &dyn Fn([Shared<'k>; 2], U32<'k>, MBarrier<'k>)| {
             k.for_(0, p.k_blocks, 1, |block| {
                 cursor.wait_empty();
                 let stage = cursor.stage();
                 let full = self.pipe.full(stage);
+                tell(stage);
                 full.arrive_expecting(tiles.iter().map(OperandTile::bytes).sum::<u32>());
-                let ([a, b], depth) = (self.stage(stage), block * BLOCK_K);
-                tiles[0].boxes([m, depth], a).for_each(|(at, to)| shares[0].load(k, &p.a, at, to, full));
-                tiles[1].boxes([n, depth], b).for_each(|(at, to)| shares[1].load(k, &p.b, at, to, full));
+                load(self.stage(stage), block * BLOCK_K, full);
                 cursor.advance();
             });
-        });
+        };
+        match self.cfg.grouping {
+            Grouping::Dense => self.place.for_each_tile(k, |m, n| {
+                stages(&|_| {}, &|[a, b], depth, full| {
+                    tiles[0].boxes([m, depth], a).for_each(|(at, to)| shares[0].load(k, &p.a, at, to, full));
+                    tiles[1].boxes([n, depth], b).for_each(|(at, to)| shares[1].load(k, &p.b, at, to, full));
+                });
+            }),
+            Grouping::Rows => {
+                let once = k.cache_policy(Eviction::First);
+                self.place.for_each_group_tile(k, |TilePlace { m, n, streams_b, .. }, place| {
+                    // What is not read again leaves the L2 cache before what others have there.
+                    let of_b = shares[1].streamed(streams_b, once);
+                    let tell = |stage| TilePlace::tell_in_slab(self.told(stage), [m, n], place);
+                    stages(&tell, &|[a, b], depth, full| {
+                        let rows = (place.end, self.cfg.shape().group_box_rows());
+                        shares[0].load_before(k, &p.a, [depth, m, place.slab], rows, a, full);
+                        tiles[1].boxes([n, depth], b).for_each(|([x, y], to)| {
+                            of_b.load_of_slab(k, &p.b, [x, y, place.group], to, full);
+                        });
+                    });
+                });
+            }
+        }
         k.launch_dependents();
         cursor.drain();
     }
 
     /// A math warpgroup: the products of all stages of a tile, one stage always in flight.
     fn multiply(&self) {
-        let (k, p) = (self.k, &self.params);
+        let k = self.k;
         let math = Math::new(self);
         let warpgroup = self.warp >> 2;
         let ([first_row, first_column], outbox) =
             (self.cfg.shape().part_of(warpgroup), self.outbox(warpgroup));
         // The first tile finds its staging area empty.
         let parity = k.var(1u32);
-        self.place.for_each_tile(k, |m, n| {
-            math.issue_stage(false);
-            k.for_(1, p.k_blocks, 1, |_| {
-                math.issue_stage(true);
-                k.wgmma_wait(1);
-                math.release_previous();
-            });
-            k.wgmma_wait(0);
-            math.release_last();
+        let waves = self.cfg.shape().waves();
+        let write = |[m, n]: [U32<'k>; 2], outbox: Outbox<'k>| {
             let first = [m + first_row, n + first_column];
             outbox.write([self.warp & 3, self.lane], first, &math.sums, parity);
-        });
+        };
+        match self.cfg.grouping {
+            Grouping::Dense => self.place.for_each_tile(k, |m, n| {
+                math.multiply_tile(waves);
+                write([m, n], outbox);
+            }),
+            Grouping::Rows => self.place.for_each_turn(k, |_| {
+                let (tile, [end, slab]) = math.told();
+                let row = tile[0] + first_row;
+                let compute = || {
+                    match waves {
+                        2 => {
+                            k.if_else((row + 64).lt(end), || math.multiply_tile(2), || math.multiply_tile(1))
+                        }
+                        waves => math.multiply_tile(waves),
+                    }
+                    write(tile, outbox.in_slab(slab, self.d_slab(), end));
+                };
+                k.if_else(row.lt(end), compute, || math.pass_tile_by());
+            }),
+        }
     }
 
     /// The thread that has stored what a math warpgroup has staged: the copy engine makes whoever asks it wait.
@@ -244,7 +320,17 @@ impl<'k> Block<'k, '_> {
         let ([first_row, first_column], outbox) =
             (self.cfg.shape().part_of(warpgroup), self.outbox(warpgroup));
         let parity = k.var(0u32);
-        self.place.for_each_tile(k, |m, n| outbox.store([m + first_row, n + first_column], parity));
+        match self.cfg.grouping {
+            Grouping::Dense => {
+                self.place.for_each_tile(k, |m, n| outbox.store([m + first_row, n + first_column], parity));
+            }
+            Grouping::Rows => self.place.for_each_group_tile(k, |tile, GroupPlace { slab, end, .. }| {
+                let (row, column) = (tile.m + first_row, tile.n + first_column);
+                k.if_(row.lt(end), || {
+                    outbox.in_slab(slab, self.d_slab(), end).store([row, column], parity);
+                });
+            }),
+        }
     }
 }
 
@@ -274,19 +360,59 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             a_tile.descriptor(a.at(first_row * OperandTile::row_offset(1))),
             b_tile.descriptor(b.at(first_column * OperandTile::row_offset(1))),
         ];
+        let sums: Vec<Vec<Var<'k, f32>>> = (0..waves).map(|_| k.fragment(columns as usize / 2)).collect();
+        if cfg.is_grouped() {
+            // Waves without rows are staged all the same.
+            sums[1..].iter().flatten().for_each(|sum| sum.set(0.0));
+        }
         Math {
             block,
             operands,
             current: operands.map(Descriptor::var),
             cursor: block.pipe.reader(),
             issued: [k.var(0), k.var(0)],
-            sums: (0..waves).map(|_| k.fragment(columns as usize / 2)).collect(),
+            sums,
             release: Release::new(k, &block.place, &block.pipe, block.lane),
         }
     }
 
+    /// The first row and column of the tile that comes next, the row behind its group's last, and its slab: where rows
+    /// are grouped.
+    fn told(&self) -> ([U32<'k>; 2], [U32<'k>; 2]) {
+        self.cursor.wait_full();
+        let told = TilePlace::told_in_slab(self.block.told(self.cursor.stage()));
+        // One lane lets go of the stage for all.
+        self.block.k.sync_warp();
+        told
+    }
+
+    /// All stages of a tile, of which so many waves have rows.
+    fn multiply_tile(&self, waves: u32) {
+        let (k, sums) = (self.block.k, &self.sums[..waves as usize]);
+        self.issue_stage(sums, false);
+        k.for_(1, self.block.params.k_blocks, 1, |_| {
+            self.issue_stage(sums, true);
+            k.wgmma_wait(1);
+            self.release_previous();
+        });
+        k.wgmma_wait(0);
+        self.release_last();
+    }
+
+    /// Lets go of all stages of a tile in which no row of this warpgroup belongs to the tile's group.
+    fn pass_tile_by(&self) {
+        let k = self.block.k;
+        k.for_(0, self.block.params.k_blocks, 1, |_| {
+            self.cursor.wait_full();
+            // No lane may still wait for what another has let go of.
+            k.sync_warp();
+            self.release.stage(k, self.cursor.stage());
+            self.advance();
+        });
+    }
+
     /// Waits for a stage and issues its products as one group. The first of a tile begin new sums.
-    fn issue_stage(&self, accumulate: bool) {
+    fn issue_stage(&self, sums: &[Vec<Var<'k, f32>>], accumulate: bool) {
         let (k, cfg) = (self.block.k, self.block.cfg);
         let Operands { a: major_a, b: major_b, .. } = cfg.operands;
         let (types, [a_tile, b_tile]) = (cfg.operands.mma_type(), cfg.tiles());
@@ -296,7 +422,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         k.wgmma_fence();
         for depth in (0..BLOCK_K).step_by(types.k() as usize) {
             let b = b.advance(b_tile.depth_offset(depth));
-            for (wave, sums) in (0u32..).zip(&self.sums) {
+            for (wave, sums) in (0u32..).zip(sums) {
                 let a = a.advance(OperandTile::row_offset(wave * 64) + a_tile.depth_offset(depth));
                 let adds = k.constant(accumulate || depth > 0);
                 k.wgmma(types, sums, MatrixA::Shared(a), b, (major_a, major_b), adds);

@@ -275,11 +275,28 @@ fn half_kernels() -> impl Iterator<Item = Config> {
         let slim = if operands.a == Major::K { HALF_SLIM } else { &[] };
         let slim = slim.iter().chain(if k_major { HALF_SLIM_NT } else { &[] });
         let wide = wide.map(move |&(block_m, block_n, stages)| {
-            Config::HalfWide(half_wide::Config { operands, block_m, block_n, stages })
+            half_wide(operands, block_m, block_n, stages, Grouping::Dense)
         });
         wide.chain(slim.map(move |&(block_m, block_n)| {
             Config::HalfSlim(half_slim::Config { operands, block_m, block_n })
         }))
+    })
+}
+
+fn half_wide(operands: Operands, block_m: u32, block_n: u32, stages: u32, grouping: Grouping) -> Config {
+    Config::HalfWide(half_wide::Config { operands, block_m, block_n, stages, grouping })
+}
+
+/// Tiles of the 16-bit kernels whose rows are grouped, where A is K-major, and those where B is too.
+const HALF_GROUPED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 6), (64, 128, 8)];
+const HALF_GROUPED_NT: &[(u32, u32, u32)] = &[(128, 256, 3), (64, 256, 4)];
+
+fn half_grouped() -> impl Iterator<Item = Config> {
+    Operands::all().filter(|operands| operands.a == Major::K).flat_map(|operands| {
+        let more = if operands.b == Major::K { HALF_GROUPED_NT } else { &[] };
+        HALF_GROUPED.iter().chain(more).map(move |&(block_m, block_n, stages)| {
+            half_wide(operands, block_m, block_n, stages, Grouping::Rows)
+        })
     })
 }
 
@@ -307,7 +324,16 @@ impl Config {
 
     /// The kernels whose rows are grouped.
     pub fn grouped() -> impl Iterator<Item = Config> {
-        wide(GROUPED, Grouping::Rows)
+        wide(GROUPED, Grouping::Rows).chain(half_grouped())
+    }
+
+    /// Whether rows are grouped.
+    pub fn is_grouped(&self) -> bool {
+        match self {
+            Config::Wide(config) => config.is_grouped(),
+            Config::HalfWide(config) => config.is_grouped(),
+            Config::Slim(_) | Config::HalfSlim(_) => false,
+        }
     }
 
     /// What the kernel multiplies.
@@ -409,18 +435,23 @@ impl Choice {
     /// The same where rows are grouped; only kernels with [`Grouping::Rows`] can be launched so. How many tiles there
     /// are only the device knows, so that the grid is as large as the device runs at a time.
     pub fn launch_grouped(&self, shape: &GroupedShape, concurrent: u32) -> Option<Launch> {
-        let Choice::Wide { config, cluster_m, cluster_n } = *self else { return None };
-        if !config.is_grouped() {
+        if !self.config().is_grouped() {
             return None;
         }
+        let (tile_m, tile_n) = match *self {
+            Choice::Wide { config, cluster_m, cluster_n } => {
+                (config.block_m * cluster_m, config.block_n * cluster_n)
+            }
+            Choice::HalfWide { config, cluster_m, cluster_n } => {
+                (config.block_m * cluster_m, config.block_n * cluster_n)
+            }
+            Choice::Slim { .. } | Choice::HalfSlim { .. } => return None,
+        };
         // As if it were one group, of the rows that a group should have.
         let group = Shape { m: shape.expected.clamp(1, shape.rows.max(1)), ..shape.slab() };
         let one = self.launch(group, concurrent);
         // More clusters than tiles of whole slabs would have nothing to do, whatever the groups are.
-        let tiles = |rows: u32| {
-            u64::from(rows.div_ceil(config.block_m * cluster_m))
-                * u64::from(shape.n.div_ceil(config.block_n * cluster_n))
-        };
+        let tiles = |rows: u32| u64::from(rows.div_ceil(tile_m)) * u64::from(shape.n.div_ceil(tile_n));
         let most = match shape.slabs {
             // A group may begin anywhere, and so have a tile more than its rows would fill.
             1 => tiles(shape.rows) + u64::from(shape.groups) * tiles(1),
@@ -429,7 +460,7 @@ impl Choice {
         let clusters = u64::from(concurrent).min(most).max(1) as u32;
         Some(Launch {
             grid: [clusters * one.cluster, 1],
-            shared_bytes: config.shared_bytes() + table_bytes(shape.groups),
+            shared_bytes: one.shared_bytes + table_bytes(shape.groups),
             ..one
         })
     }
@@ -481,7 +512,7 @@ mod tests {
     fn the_set_is_small_and_its_names_are_unique() {
         let names: HashSet<String> = Config::all().map(|config| config.name()).collect();
         assert_eq!(names.len(), Config::all().count());
-        assert!(names.len() <= 80, "{}", names.len());
+        assert!(names.len() <= 120, "{}", names.len());
     }
 
     #[test]
@@ -491,6 +522,7 @@ mod tests {
                 Config::Wide(config) if config.is_grouped() => config.shared_bytes() + table_bytes(128),
                 Config::Wide(config) => config.shared_bytes(),
                 Config::Slim(config) => config.shared_bytes(2),
+                Config::HalfWide(config) if config.is_grouped() => config.shared_bytes() + table_bytes(128),
                 Config::HalfWide(config) => config.shared_bytes(),
                 Config::HalfSlim(config) => config.shared_bytes(2),
             };

@@ -35,6 +35,12 @@ impl ManyRows {
         (self.block_m * self.warpgroups_n()) / (MATH_WARPGROUPS * 64)
     }
 
+    /// Rows of A that one tensor load brings where rows are grouped: few, because those behind a group's last are left
+    /// out by whole loads.
+    pub const fn group_box_rows(&self) -> u32 {
+        if self.block_m == 64 { 16 } else { 64 }
+    }
+
     /// The first row and column of a warpgroup's part.
     pub fn part_of<'k>(&self, warpgroup: U32<'k>) -> [U32<'k>; 2] {
         let zero = warpgroup.kernel().constant(0);

@@ -236,13 +236,9 @@ impl<'k> Params<'k> {
         }
     }
 
-    /// Tells the math warps where a tile is: its first row and column of D and, where rows are grouped, the row of D
-    /// behind the group's last.
+    /// Tells the math warps where a tile is.
     pub fn store_place(&self, to: Shared<'k>, m: U32<'k>, n: U32<'k>) {
-        match self.group {
-            None => to.store_vec([m, n]),
-            Some(group) => to.store_vec([group.d_row + m, n, group.d_row + group.end, n]),
-        }
+        TilePlace::tell(to, [m, n], self.group);
     }
 }
 

@@ -4,6 +4,7 @@
 //! when it looks for the next ones while the tensor core works. The copy engine brings what it can address: the scales
 //! of A's rows in either layout, and of B where a tile needs one row of them. A warp copies the rest.
 
+use crate::cluster::TilePlace;
 use crate::params::{Params, ScaleLayout};
 use crate::pipeline::{Cursor, Pipeline};
 use crate::{BLOCK_K, WARP};
@@ -16,8 +17,6 @@ use oxigemm_ptx::{F32, Kernel, Pred, Shared, U32, Var};
 pub(crate) const GROUP: u32 = 8;
 /// Groups in flight.
 const SLOTS: u32 = 2;
-/// Bytes of a tile's place: see [`Params::store_place`].
-const PLACE_BYTES: u32 = 16;
 
 /// Blocks of K whose scales one load brings: a whole group, or half of one where K has no more.
 pub(crate) const fn loaded_blocks(k_blocks: u32) -> u32 {
@@ -56,7 +55,7 @@ impl ScaleShape {
 
     /// Bytes of one slot: row scales, column scales, and the tile's place.
     fn slot_bytes(&self) -> u32 {
-        (self.row_bytes() + GROUP * self.column_pitch() * 4 + PLACE_BYTES).next_multiple_of(128)
+        (self.row_bytes() + GROUP * self.column_pitch() * 4 + TilePlace::BYTES).next_multiple_of(128)
     }
 
     /// Gives a name to the ring's slots, `offset` bytes into dynamic shared memory.
@@ -338,8 +337,7 @@ impl<'k> ScaleReader<'k> {
 
     /// The same where rows are grouped, and the row of D behind the group's last.
     pub fn place_in_group(&self) -> ([U32<'k>; 2], U32<'k>) {
-        let [row, column, end, _] = self.ring.place(self.slot()).load_vec::<u32, 4>();
-        ([row, column], end)
+        TilePlace::told_in_group(self.ring.place(self.slot()))
     }
 }
 

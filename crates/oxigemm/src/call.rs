@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use oxigemm_kernels::epilogue::OutputFlags;
-use oxigemm_kernels::grouping::{GroupArgs, GroupLayout};
+use oxigemm_kernels::grouping::GroupArgs;
 use oxigemm_kernels::half::Half;
 use oxigemm_kernels::launch::{Family, GroupedShape, Launch, MatrixMap};
 use oxigemm_kernels::params::{Args, GroupedArgs, SFB_BULK, ScaleLayout, sfb_bulk};
@@ -41,11 +41,13 @@ impl PlanKey {
             (None, None) => Ok(Plan::best_of(family, Shape { m, n, k }, limits)),
             (Some(choice), Some(shape)) => Plan::of_grouped(choice, &shape, limits)
                 .ok_or_else(|| refuse(choice, format!("{} groups of ", shape.groups))),
-            (None, Some(shape)) => Plan::best_grouped(&shape, limits).ok_or_else(|| Error::Overflow {
-                argument: "b",
-                expected: "as many groups as the shared memory of a block has room for".to_owned(),
-                found: format!("{} groups", shape.groups),
-            }),
+            (None, Some(shape)) => {
+                Plan::best_grouped_of(family, &shape, limits).ok_or_else(|| Error::Overflow {
+                    argument: "b",
+                    expected: "as many groups as the shared memory of a block has room for".to_owned(),
+                    found: format!("{} groups", shape.groups),
+                })
+            }
         }
     }
 
@@ -200,7 +202,8 @@ impl Arguments {
     pub fn new(plan: &Plan, problem: &Problem, groups: Option<&Groups>) -> (Arguments, Maps) {
         let (shape, launch) = (plan.shape, plan.launch);
         let sfa_strides = sfa_strides(problem);
-        let output = Output::new(problem, plan.choice.stores_f32_panels());
+        let d_slab = groups.map_or(0, |groups| groups.d_slab);
+        let output = Output::new(problem, d_slab, plan.choice.stores_f32_panels());
         let mut maps = Maps::new(&launch, shape, problem, &output);
         let mut scales_alike = [true; 2];
         if let Some(groups) = groups {
@@ -210,15 +213,19 @@ impl Arguments {
             if let Some(sfa) = &mut maps.sfa {
                 sfa.matrix = sfa.matrix.in_slabs(slabs, groups.sfa_slab.into());
             }
-            // The rows of D are those of all slabs.
-            let rows = (slabs - 1) * groups.d_slab + shape.m;
-            if let Some(d) = &mut maps.d {
-                let size = problem.d_type.size() as u32;
-                d.matrix = launch.map_d(Shape { m: rows, ..shape }, problem.d_pitch, size);
-            }
+            let size = problem.d_type.size() as u32;
+            maps.d = maps.d.map(|d| match problem.family {
+                // The rows of D are those of all slabs.
+                Family::Fp8 => {
+                    let rows = (slabs - 1) * groups.d_slab_rows(problem.d_pitch) + shape.m;
+                    let matrix = launch.map_d(Shape { m: rows, ..shape }, problem.d_pitch, size);
+                    Map { matrix, ..d }
+                }
+                Family::Half(_) => Map { matrix: d.matrix.in_slabs(slabs, groups.d_slab.into()), ..d },
+            });
             scales_alike = [groups.sfa_slab, groups.sfb_group].map(|stride| stride.is_multiple_of(4));
             // The copy engine starts at multiples of 16 bytes: along M, at every fourth row.
-            let any_row = groups.layout != GroupLayout::Counts && !groups.alignment.is_multiple_of(4);
+            let any_row = !groups.layout.has_slabs() && !groups.alignment.is_multiple_of(4);
             scales_alike[0] &= !(any_row && ScaleLayout::of(0, sfa_strides) == ScaleLayout::MnMajor);
             if !scales_alike[0] {
                 maps.sfa = None;
@@ -245,7 +252,7 @@ impl Arguments {
             scale_layouts: ScaleLayout::Copied as u32,
             tuning: launch.tuning,
         };
-        let groups = groups.map(grouped_args);
+        let groups = groups.map(|groups| grouped_args(groups, problem));
         (Arguments { args, output, groups, scales_alike }, maps)
     }
 
@@ -292,14 +299,17 @@ impl Arguments {
 }
 
 /// The arguments of groups, but for the address of the numbers.
-fn grouped_args(groups: &Groups) -> GroupedArgs {
+fn grouped_args(groups: &Groups, problem: &Problem) -> GroupedArgs {
     GroupedArgs {
         groups: GroupArgs {
             layout: 0,
             kind: groups.layout as u32,
             groups: groups.count,
             alignment: groups.alignment,
-            d_slab: groups.d_slab,
+            d_slab: match problem.family {
+                Family::Fp8 => groups.d_slab_rows(problem.d_pitch),
+                Family::Half(_) => groups.d_slab,
+            },
         },
         sfa_slab: groups.sfa_slab,
         sfb_group: groups.sfb_group,
@@ -315,13 +325,15 @@ struct Output {
     size: u64,
     /// Elements by which the rows of D, and of C, are apart.
     pitches: [u64; 2],
+    /// Elements by which their slabs are.
+    slab: u64,
     /// Whether the copy engine could store D, were its address aligned.
     plain: bool,
 }
 
 impl Output {
     /// `f32_panels`: whether the kernel has the copy engine store FP32, and add it to D.
-    fn new(problem: &Problem, f32_panels: bool) -> Output {
+    fn new(problem: &Problem, d_slab: u32, f32_panels: bool) -> Output {
         let c_pitch = match problem.c {
             Accumulate::None | Accumulate::InPlace => problem.d_pitch,
             Accumulate::From { pitch } => pitch,
@@ -341,13 +353,15 @@ impl Output {
         };
         // What the copy engine takes: rows of whole 16-byte vectors.
         let vectors = |elements: u64| (elements * size).is_multiple_of(16);
-        let plain = kind && vectors(problem.n.into()) && vectors(problem.d_pitch);
-        Output { flags, size, pitches: [problem.d_pitch, c_pitch], plain }
+        let slab = u64::from(d_slab);
+        let plain = kind && vectors(problem.n.into()) && vectors(problem.d_pitch) && vectors(slab);
+        Output { flags, size, pitches: [problem.d_pitch, c_pitch], slab, plain }
     }
 
     fn flags(&self, at: &Addresses) -> u32 {
-        let vector =
-            |address: u64, pitch: u64| address.is_multiple_of(4 * self.size) && pitch.is_multiple_of(4);
+        let vector = |address: u64, pitch: u64| {
+            address.is_multiple_of(4 * self.size) && (pitch | self.slab).is_multiple_of(4)
+        };
         let [d_pitch, c_pitch] = self.pitches;
         let mut flags = self.flags;
         if vector(at.d, d_pitch) && (flags & OutputFlags::ADDEND == 0 || vector(at.c, c_pitch)) {
@@ -396,7 +410,7 @@ mod tests {
     fn the_copy_engine_stores_what_it_can_address_and_nothing_else() {
         const PLAIN: u32 = OutputFlags::PLAIN;
         const VECTORS: u32 = OutputFlags::VECTORS;
-        let flags = |problem: Problem, d: u64| Output::new(&problem, false).flags(&Addresses { d, ..AT });
+        let flags = |problem: Problem, d: u64| Output::new(&problem, 0, false).flags(&Addresses { d, ..AT });
         assert_eq!(flags(PROBLEM, 0x6000), PLAIN | VECTORS);
         assert_eq!(flags(PROBLEM, 0x6008), VECTORS, "four elements are still aligned");
         assert_eq!(flags(PROBLEM, 0x6002), 0);
@@ -413,7 +427,7 @@ mod tests {
         const F32: u32 = OutputFlags::F32 | OutputFlags::VECTORS;
         const PLAIN: u32 = OutputFlags::PLAIN;
         let wide = Problem { d_type: DType::F32, ..PROBLEM };
-        let flags = |problem: Problem| Output::new(&problem, true).flags(&Addresses { c: AT.d, ..AT });
+        let flags = |problem: Problem| Output::new(&problem, 0, true).flags(&Addresses { c: AT.d, ..AT });
         assert_eq!(flags(wide), F32 | PLAIN);
         assert_eq!(flags(Problem { n: 252, ..wide }), F32 | PLAIN);
         assert_eq!(flags(Problem { n: 254, ..wide }), F32);
@@ -429,7 +443,7 @@ mod tests {
     fn vectors_need_both_d_and_c_aligned() {
         let both = OutputFlags::ADDEND | OutputFlags::VECTORS;
         let problem = Problem { c: Accumulate::From { pitch: 256 }, ..PROBLEM };
-        let flags = |problem: Problem, c: u64| Output::new(&problem, false).flags(&Addresses { c, ..AT });
+        let flags = |problem: Problem, c: u64| Output::new(&problem, 0, false).flags(&Addresses { c, ..AT });
         assert_eq!(flags(problem, 0x5000), both);
         assert_eq!(flags(problem, 0x5002), OutputFlags::ADDEND);
         let odd = Problem { c: Accumulate::From { pitch: 259 }, ..PROBLEM };

@@ -8,7 +8,6 @@ use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::gemm::{GemmOptions, cuda_stream, key, put, refuse_stream, sim_stream};
-use crate::layout::MAX_RANK;
 use crate::memo::Memo;
 use crate::reference;
 use crate::remembered::{self, Call, CallArguments, Ready, RememberedCalls};
@@ -34,7 +33,7 @@ pub enum GroupedRows<'a> {
 }
 
 impl<'a> GroupedRows<'a> {
-    fn numbers(&self) -> (GroupLayout, &'static str, &'a Tensor) {
+    pub(crate) fn numbers(&self) -> (GroupLayout, &'static str, &'a Tensor) {
         match *self {
             GroupedRows::Ids(ids) => (GroupLayout::Ids, "ids", ids),
             GroupedRows::Ends(ends) => (GroupLayout::Ends, "ends", ends),
@@ -264,32 +263,15 @@ pub enum RawGroups {
     },
 }
 
-impl RawGroupedFp8Gemm {
-    fn describe(&self, device: DeviceId) -> GroupedFp8GemmNt {
-        let [groups, m, n, k] = [self.groups, self.m, self.n, self.k].map(int);
-        let blocks = |x: i64| x / 128 + i64::from(x % 128 != 0);
-        let operand = |name, dtype, dims: &[i64], strides: &[i64], address| {
-            let mut operand = Operand {
-                name,
-                dtype,
-                rank: dims.len(),
-                dims: [1; MAX_RANK],
-                strides: [1; MAX_RANK],
-                address,
-                device,
-            };
-            operand.dims[..dims.len()].copy_from_slice(dims);
-            operand.strides[..dims.len()].copy_from_slice(strides);
-            operand
-        };
-        let masked = matches!(self.rows, RawGroups::Masked { .. });
-        let cube = |name, dtype, dims: [i64; 3], strides: [usize; 3], address, several: bool| {
-            let from = usize::from(!several);
-            operand(name, dtype, &dims[from..], &strides.map(int)[from..], address)
-        };
-        let ([a_slab, a_row], [b_group, b_row], [d_slab, d_row]) =
-            (self.a_strides, self.b_strides, self.d_strides);
-        let (layout, numbers, length, alignment, expected) = match self.rows {
+impl RawGroups {
+    /// Whether each group has rows of its own.
+    pub(crate) fn are_masked(&self) -> bool {
+        matches!(self, RawGroups::Masked { .. })
+    }
+
+    /// It as an argument, for so many groups and rows.
+    pub(crate) fn describe(&self, [groups, m]: [i64; 2], device: DeviceId) -> GroupsArgument {
+        let (layout, numbers, length, alignment, expected) = match *self {
             RawGroups::Masked { masked_m, expected_m } => {
                 (GroupLayout::Counts, ("masked_m", masked_m), groups, 1, Some(expected_m))
             }
@@ -300,18 +282,33 @@ impl RawGroupedFp8Gemm {
                 (GroupLayout::Ends, ("ends", ends), groups, alignment, expected_m)
             }
         };
+        GroupsArgument {
+            layout,
+            numbers: Operand::new((numbers.0, DType::I32), &[length], &[1], (numbers.1, device)),
+            alignment: int(alignment),
+            expected: expected.map(int),
+        }
+    }
+}
+
+impl RawGroupedFp8Gemm {
+    fn describe(&self, device: DeviceId) -> GroupedFp8GemmNt {
+        let [groups, m, n, k] = [self.groups, self.m, self.n, self.k].map(int);
+        let blocks = |x: i64| x / 128 + i64::from(x % 128 != 0);
+        let masked = self.rows.are_masked();
+        let cube = |name, dtype, dims: [i64; 3], strides: [usize; 3], address, several: bool| {
+            let from = usize::from(!several);
+            Operand::new((name, dtype), &dims[from..], &strides.map(int)[from..], (address, device))
+        };
+        let ([a_slab, a_row], [b_group, b_row], [d_slab, d_row]) =
+            (self.a_strides, self.b_strides, self.d_strides);
         GroupedFp8GemmNt {
             a: cube("a", DType::E4m3, [groups, m, k], [a_slab, a_row, 1], self.a, masked),
             sfa: cube("sfa", DType::F32, [groups, m, blocks(k)], self.sfa_strides, self.sfa, masked),
             b: cube("b", DType::E4m3, [groups, n, k], [b_group, b_row, 1], self.b, true),
             sfb: cube("sfb", DType::F32, [groups, blocks(n), blocks(k)], self.sfb_strides, self.sfb, true),
             d: cube("d", self.d_type, [groups, m, n], [d_slab, d_row, 1], self.d, masked),
-            groups: GroupsArgument {
-                layout,
-                numbers: operand(numbers.0, DType::I32, &[length], &[1], numbers.1),
-                alignment: int(alignment),
-                expected: expected.map(int),
-            },
+            groups: self.rows.describe([groups, m], device),
         }
     }
 }
@@ -350,40 +347,20 @@ pub unsafe fn m_grouped_fp8_gemm_nt_raw(
     gemm: &RawGroupedFp8Gemm,
     options: &GemmOptions,
 ) -> Result<()> {
-    let arguments = gemm.describe(device.id());
-    match device {
-        // SAFETY: the caller keeps the operands as described.
-        Device::Cuda(cuda) => unsafe { launch(cuda, &arguments, options) },
-        Device::Sim(sim) => simulate(sim, &arguments, options),
-        Device::Cpu => Err(Error::Device {
-            argument: "device",
-            expected: "a GPU or the simulator".to_owned(),
-            found: device.to_string(),
-        }),
+    // SAFETY: the caller keeps the operands as described.
+    unsafe { run_raw(device, &gemm.describe(device.id()), options) }
+}
+
+/// The arguments of some product whose rows are grouped, not yet checked.
+pub(crate) trait GroupedArguments: CallArguments {
+    /// Checks every rule of the call.
+    fn check(&self) -> Result<CheckedGroups>;
+}
+
+impl GroupedArguments for GroupedFp8GemmNt {
+    fn check(&self) -> Result<CheckedGroups> {
+        GroupedFp8GemmNt::check(self)
     }
-}
-
-/// Checks, plans and launches.
-///
-/// # Safety
-/// As for [`m_grouped_fp8_gemm_nt_raw`].
-unsafe fn launch(cuda: &Cuda, arguments: &GroupedFp8GemmNt, options: &GemmOptions) -> Result<()> {
-    let stream = cuda_stream(cuda, options)?;
-    let plan = || {
-        let CheckedGroups::Launch(problem, groups) = arguments.check()? else { return Ok(None) };
-        Ok(Some(key(cuda.limits(), problem, Some(groups), options)))
-    };
-    // SAFETY: the caller keeps the operands as described, and the plan is that of the check.
-    unsafe { remembered::launch(cuda, arguments, stream, options, plan) }
-}
-
-/// Checks, plans, and does it or has it captured.
-fn simulate(sim: &Sim, arguments: &GroupedFp8GemmNt, options: &GemmOptions) -> Result<()> {
-    let stream = sim_stream(sim, options)?;
-    let CheckedGroups::Launch(problem, groups) = arguments.check()? else { return Ok(()) };
-    let key = key(sim.limits(), problem, Some(groups), options);
-    let work = sim.plan(&key, &arguments.addresses(), options.programmatic)?;
-    put(sim, stream, work)
 }
 
 impl CallArguments for GroupedFp8GemmNt {
@@ -404,7 +381,55 @@ impl CallArguments for GroupedFp8GemmNt {
     }
 }
 
+/// Runs a product on memory that the caller owns.
+///
+/// # Safety
+/// As for [`m_grouped_fp8_gemm_nt_raw`].
+pub(crate) unsafe fn run_raw(
+    device: &Device,
+    arguments: &impl GroupedArguments,
+    options: &GemmOptions,
+) -> Result<()> {
+    match device {
+        // SAFETY: the caller keeps the operands as described.
+        Device::Cuda(cuda) => unsafe { launch(cuda, arguments, options) },
+        Device::Sim(sim) => simulate(sim, arguments, options),
+        Device::Cpu => Err(Error::Device {
+            argument: "device",
+            expected: "a GPU or the simulator".to_owned(),
+            found: device.to_string(),
+        }),
+    }
+}
+
+/// Checks, plans and launches.
+///
+/// # Safety
+/// As for [`m_grouped_fp8_gemm_nt_raw`].
+pub(crate) unsafe fn launch(
+    cuda: &Cuda,
+    arguments: &impl GroupedArguments,
+    options: &GemmOptions,
+) -> Result<()> {
+    let stream = cuda_stream(cuda, options)?;
+    let plan = || {
+        let CheckedGroups::Launch(problem, groups) = arguments.check()? else { return Ok(None) };
+        Ok(Some(key(cuda.limits(), problem, Some(groups), options)))
+    };
+    // SAFETY: the caller keeps the operands as described, and the plan is that of the check.
+    unsafe { remembered::launch(cuda, arguments, stream, options, plan) }
+}
+
+/// Checks, plans, and does it or has it captured.
+pub(crate) fn simulate(sim: &Sim, arguments: &impl GroupedArguments, options: &GemmOptions) -> Result<()> {
+    let stream = sim_stream(sim, options)?;
+    let CheckedGroups::Launch(problem, groups) = arguments.check()? else { return Ok(()) };
+    let key = key(sim.limits(), problem, Some(groups), options);
+    let work = sim.plan(&key, &arguments.addresses(), options.programmatic)?;
+    put(sim, stream, work)
+}
+
 /// What does not fit is refused as too large.
-fn int(x: usize) -> i64 {
+pub(crate) fn int(x: usize) -> i64 {
     i64::try_from(x).unwrap_or(i64::MAX)
 }

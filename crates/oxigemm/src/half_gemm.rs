@@ -105,7 +105,7 @@ named! {
     fp16_gemm_tt: F16 Tt, "Aᵀ·Bᵀ", "[K, M]", "[N, K]";
 }
 
-fn expect_type(a: &Tensor, expected: DType) -> Result<()> {
+pub(crate) fn expect_type(a: &Tensor, expected: DType) -> Result<()> {
     if a.dtype() == expected {
         return Ok(());
     }

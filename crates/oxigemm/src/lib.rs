@@ -49,7 +49,9 @@ mod dtype;
 mod error;
 mod gemm;
 mod grouped;
+mod half_batched;
 mod half_gemm;
+mod half_grouped;
 mod layout;
 mod memo;
 pub mod metrics;
@@ -75,9 +77,19 @@ pub use grouped::{
     m_grouped_fp8_gemm_nt_masked, m_grouped_fp8_gemm_nt_raw,
 };
 pub use half::{bf16, f16};
+pub use half_batched::{
+    RawHalfBgemm, bf16_bgemm_nn, bf16_bgemm_nt, einsum, fp16_bgemm_nn, fp16_bgemm_nt, half_bgemm,
+    half_bgemm_raw,
+};
 pub use half_gemm::{
     RawHalfGemm, bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn, bf16_gemm_tt, fp16_gemm_nn, fp16_gemm_nt,
     fp16_gemm_tn, fp16_gemm_tt, half_gemm, half_gemm_raw,
+};
+pub use half_grouped::{
+    RawGroupedHalfGemm, RowGroups, m_grouped_bf16_gemm_nn_contiguous, m_grouped_bf16_gemm_nn_masked,
+    m_grouped_bf16_gemm_nt_contiguous, m_grouped_bf16_gemm_nt_masked, m_grouped_fp16_gemm_nn_contiguous,
+    m_grouped_fp16_gemm_nn_masked, m_grouped_fp16_gemm_nt_contiguous, m_grouped_fp16_gemm_nt_masked,
+    m_grouped_half_gemm, m_grouped_half_gemm_raw,
 };
 pub use layout::MAX_RANK;
 pub use runtime::{ARCH, Cuda, Loaded, Stats};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::call::{Addresses, KernelArgs, PlanKey};
-use crate::check::{Fp8GemmNt, GroupedFp8GemmNt, HalfGemm};
+use crate::check::{Fp8GemmNt, GroupedFp8GemmNt, GroupedHalfGemm, HalfGemm};
 use crate::error::Result;
 use crate::gemm::GemmOptions;
 use crate::memo::{self, Memo};
@@ -38,6 +38,7 @@ pub(crate) struct RememberedCalls {
     pub fp8: Memo<Call<Fp8GemmNt>, Ready>,
     pub grouped_fp8: Memo<Call<GroupedFp8GemmNt>, Ready>,
     pub half: Memo<Call<HalfGemm>, Ready>,
+    pub grouped_half: Memo<Call<GroupedHalfGemm>, Ready>,
 }
 
 /// Launches a call that is remembered, or one that `plan` gives the plan of; without one there is nothing to launch.

@@ -11,6 +11,7 @@ use oxigemm::{
     Addend, DType, Device, Error, GemmOptions, RawGroupedFp8Gemm, RawGroups, Sim, Tensor, fp8_gemm_nt,
     m_grouped_fp8_gemm_nt_raw,
 };
+use oxigemm_kernels::fp8_wide;
 use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
 use proptest::prelude::*;
@@ -27,10 +28,17 @@ fn every_schedule_gives_the_same_bits(
     same_bits(&what, schedules, sim, |about| problem.checked(Some(choice), about));
 }
 
-/// Every grouped kernel, with a cluster; over the set all clusters occur.
+/// Every grouped kernel of FP8.
+fn configs() -> impl Iterator<Item = fp8_wide::Config> {
+    Config::grouped().filter_map(|config| match config {
+        Config::Wide(config) => Some(config),
+        _ => None,
+    })
+}
+
+/// The same with a cluster; over the set all clusters occur.
 fn kernels() -> impl Iterator<Item = (u32, u32, u32, Choice)> {
-    Config::grouped().enumerate().map(|(i, config)| {
-        let Config::Wide(config) = config else { panic!("{} has no groups", config.name()) };
+    configs().enumerate().map(|(i, config)| {
         let (cluster_m, cluster_n) = [(2, 1), (1, 2), (1, 1)][i % 3];
         (config.block_m, config.block_n, config.stages, Choice::Wide { config, cluster_m, cluster_n })
     })
@@ -156,6 +164,7 @@ fn a_graph_is_replayed_with_other_groups() {
         match case.layout {
             GroupLayout::Counts => vec![vec![0, 64, 1], vec![70, 0, 0], vec![0, 0, 0], vec![5, 6, 7]],
             GroupLayout::Ends => vec![vec![0, 64, 70], vec![70, 70, 70], vec![0, 0, 0], vec![16, 16, 33]],
+            GroupLayout::All => panic!("these have numbers"),
             GroupLayout::Ids => {
                 [[70, 0, 0], [1, 2, 3], [0, 60, 0]].map(|sizes| padded(ids(&sizes, 16), 70)).to_vec()
             }
@@ -226,6 +235,7 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
                 GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
                 GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
                 GroupLayout::Ends => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
+                GroupLayout::All => panic!("these have numbers"),
             },
         };
         let options = GemmOptions { num_sms: case.num_sms, ..Default::default() };
@@ -330,8 +340,7 @@ fn neither_tiles_nor_other_groups_change_a_bit() {
         let b = (&b.0.select(group).unwrap(), &b.1.select(group).unwrap());
         fp8_gemm_nt(a, b, Addend::None, &mut part(&expected), &options).unwrap();
     }
-    for config in Config::grouped() {
-        let Config::Wide(config) = config else { panic!("{} has no groups", config.name()) };
+    for config in configs() {
         for (cluster_m, cluster_n) in [(1, 1), (1, 2), (2, 1)] {
             let choice = Choice::Wide { config, cluster_m, cluster_n };
             problem.run(&mut d, Some(choice), None).unwrap();

@@ -42,6 +42,7 @@ fn small(i: usize, config: Config) -> Option<(Choice, Case)> {
     let plain = Case { layout: layout_of(operands), ab_type: dtype, d_type: dtype, ..PLAIN };
     let depth = |blocks: u32| blocks as usize * 64 - 56;
     Some(match config {
+        Config::HalfWide(config) if config.is_grouped() => return None,
         Config::HalfWide(config) => {
             let (cluster_m, cluster_n) = [(1, 1), (1, 2), (2, 1)][i % 3];
             let choice = Choice::HalfWide { config, cluster_m, cluster_n };

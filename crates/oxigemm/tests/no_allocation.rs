@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::hint::black_box;
 
-use oxigemm::check::{Fp8GemmNt, GroupedFp8GemmNt, GroupsArgument, HalfGemm};
+use oxigemm::check::{Fp8GemmNt, GroupedFp8GemmNt, GroupedHalfGemm, GroupsArgument, HalfGemm};
 use oxigemm::{DType, Device, GemmLayout, Tensor};
 use oxigemm_kernels::grouping::GroupLayout;
 
@@ -87,6 +87,24 @@ fn checks_and_views_allocate_nothing() {
                 alignment: 16,
                 expected: None,
             },
+        };
+        black_box(arguments.check().unwrap());
+    });
+    assert_eq!(count, 0);
+    let (a_half, b_half) = (new(DType::Bf16, &[64, 512]), new(DType::Bf16, &[3, 512, 256]));
+    let count = allocations(|| {
+        let arguments = GroupedHalfGemm {
+            layout: GemmLayout::Nn,
+            a: a_half.describe("a"),
+            b: b_half.describe("b"),
+            c: Some(c.describe("c")),
+            d: d.describe("d"),
+            groups: Some(GroupsArgument {
+                layout: GroupLayout::Ids,
+                numbers: ids.describe("ids"),
+                alignment: 16,
+                expected: None,
+            }),
         };
         black_box(arguments.check().unwrap());
     });

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 /// How much slower than the best measured choice the planned one may be.
 const TOLERANCE: f64 = 1.04;
 /// The same of 16-bit operands.
-const TOLERANCE_HALF: f64 = 1.07;
+const TOLERANCE_HALF: f64 = 1.02;
 
 /// Measured times by shape and choice.
 fn measured<const N: usize>(table: &str) -> BTreeMap<[u32; N], BTreeMap<&str, f64>> {

@@ -2,9 +2,11 @@
 
 use std::sync::LazyLock;
 
+use oxigemm::GemmLayout;
 use oxigemm_kernels::grouping::GroupLayout;
 use serde::{Deserialize, Serialize};
 
+use crate::Op;
 use crate::grouped::GroupedSpec;
 
 /// The peer's figures.
@@ -20,12 +22,18 @@ pub struct GroupedAnchor {
 /// How the groups of a case lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub enum Family {
-    /// One behind another.
+    /// FP8, one behind another.
     #[serde(rename = "fp8_contig")]
     Contiguous,
-    /// Each with room for the same number of rows.
+    /// FP8, each with room for the same number of rows.
     #[serde(rename = "fp8_masked")]
     Masked,
+    /// BF16, one behind another.
+    #[serde(rename = "bf16_contig")]
+    Bf16Contiguous,
+    /// BF16, each with room for the same number of rows.
+    #[serde(rename = "bf16_masked")]
+    Bf16Masked,
 }
 
 impl Family {
@@ -34,6 +42,16 @@ impl Family {
         match self {
             Family::Contiguous => "fp8_contig",
             Family::Masked => "fp8_masked",
+            Family::Bf16Contiguous => "bf16_contig",
+            Family::Bf16Masked => "bf16_masked",
+        }
+    }
+
+    /// The function of one product with the same operands.
+    fn op(self) -> Op {
+        match self {
+            Family::Contiguous | Family::Masked => Op::Fp8,
+            Family::Bf16Contiguous | Family::Bf16Masked => Op::Bf16,
         }
     }
 }
@@ -70,7 +88,25 @@ const ROOM: usize = 4096;
 const DIFFERENT: usize = 5;
 
 impl GroupedAnchor {
-    /// The figures, parsed once.
+    /// The figures of a function's operands, if the peer has some.
+    pub fn of(op: Op) -> Option<&'static GroupedAnchor> {
+        match op {
+            Op::Fp8 => Some(GroupedAnchor::fp8()),
+            Op::Bf16 => Some(GroupedAnchor::bf16()),
+            _ => None,
+        }
+    }
+
+    /// The figures of BF16, parsed once.
+    pub fn bf16() -> &'static GroupedAnchor {
+        static ANCHOR: LazyLock<GroupedAnchor> = LazyLock::new(|| {
+            serde_json::from_str(include_str!("../../data/anchor_grouped_bf16.json"))
+                .expect("the anchor's data is part of the program, and a test parses it")
+        });
+        &ANCHOR
+    }
+
+    /// The figures of FP8, parsed once.
     pub fn fp8() -> &'static GroupedAnchor {
         static ANCHOR: LazyLock<GroupedAnchor> = LazyLock::new(|| {
             serde_json::from_str(include_str!("../../data/anchor_grouped_fp8.json"))
@@ -90,15 +126,16 @@ impl GroupedCase {
     /// The problem, as the peer ran it.
     pub fn spec(&self) -> GroupedSpec {
         let layout = match self.family {
-            Family::Contiguous => GroupLayout::Ids,
-            Family::Masked => GroupLayout::Counts,
+            Family::Contiguous | Family::Bf16Contiguous => GroupLayout::Ids,
+            Family::Masked | Family::Bf16Masked => GroupLayout::Counts,
         };
+        let op = self.family.op();
         GroupedSpec {
             room: ROOM,
-            expected: self.expected * 6 / 5,
+            expected: if op == Op::Fp8 { self.expected * 6 / 5 } else { self.expected },
             different: DIFFERENT,
             poison: false,
-            ..GroupedSpec::new(layout, self.rows.clone(), self.n, self.k)
+            ..GroupedSpec::new(layout, self.rows.clone(), self.n, self.k).of(op, GemmLayout::Nt)
         }
     }
 }
@@ -123,5 +160,20 @@ mod tests {
             let floor = roofline.floor_us(case.spec().flops(), case.spec().bytes());
             assert!(floor < case.main_kernel_us && floor > 0.3 * case.call_us, "{}: {floor}", case.name());
         }
+    }
+
+    #[test]
+    fn the_data_of_bf16_is_complete_and_plausible() {
+        let anchor = GroupedAnchor::bf16();
+        let families: Vec<Family> = anchor.cases.iter().map(|case| case.family).collect();
+        assert_eq!(families, [Family::Bf16Contiguous, Family::Bf16Masked]);
+        let roofline = Anchor::dense_bf16().roofline();
+        for case in &anchor.cases {
+            assert_eq!(case.rows.len(), case.groups, "{}", case.name());
+            assert!(Anchor::dense_bf16().is_comparable(case.calibration_us), "{}", case.name());
+            let floor = roofline.floor_us(case.spec().flops(), case.spec().bytes());
+            assert!(floor < case.call_us && floor > 0.6 * case.call_us, "{}: {floor}", case.name());
+        }
+        assert!(GroupedAnchor::of(Op::Fp16).is_none(), "the peer has no FP16");
     }
 }

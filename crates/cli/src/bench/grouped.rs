@@ -65,14 +65,15 @@ fn measure(
     clock: &mut Clock,
 ) -> Result<(Row, GroupedOperands), Failure> {
     let spec = case.spec();
-    let plan =
-        plan::Plan::best_grouped(&spec.shape(), cuda.limits()).ok_or("no kernel has room for the groups")?;
+    let plan = plan::Plan::best_grouped_of(spec.family(), &spec.shape(), cuda.limits())
+        .ok_or("no kernel has room for the groups")?;
+    let anchor = Anchor::of(spec.op).ok_or("the peer has no such product")?;
     let host = GroupedHost::draw(spec)?;
     let mut operands = host.upload(&Device::Cuda(cuda.clone()))?;
     let times = time(args, clock, |options| operands.run(options))?;
     let verdict = host.judge(&operands, Effort::BENCH)?;
     let (flops, bytes) = (host.spec.flops(), host.spec.bytes());
-    let work = Work { flops, bytes, floor_us: Anchor::dense_fp8().roofline().floor_us(flops, bytes) };
+    let work = Work { flops, bytes, floor_us: anchor.roofline().floor_us(flops, bytes) };
     let peer = Peer { call_us: case.call_us, main_kernel_us: case.main_kernel_us, diff: case.diff };
     let row = Row {
         case: case.name(),
@@ -114,7 +115,7 @@ pub fn sweep(cuda: &Cuda, args: &Args, cases: &[&GroupedCase], clock: &mut Clock
     let mut right = true;
     for case in cases {
         let spec = case.spec();
-        let mut ranking = plan::grouped_ranking(&spec.shape(), cuda.limits());
+        let mut ranking = plan::grouped_ranking_of(spec.family(), &spec.shape(), cuda.limits());
         if args.choices == Choices::Top {
             ranking.truncate(TOP);
         }

@@ -101,8 +101,8 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let cases: Vec<&Case> = anchor.cases.iter().filter(wanted).collect();
     let wanted =
         |case: &&GroupedCase| args.filter.as_ref().is_none_or(|text| case.name().contains(text.as_str()));
-    let grouped = GroupedAnchor::fp8().cases.iter().filter(|_| args.op == Op::Fp8);
-    let grouped: Vec<&GroupedCase> = grouped.filter(wanted).collect();
+    let grouped = GroupedAnchor::of(args.op).map_or(&[][..], |anchor| &anchor.cases);
+    let grouped: Vec<&GroupedCase> = grouped.iter().filter(wanted).collect();
     if cases.is_empty() && grouped.is_empty() {
         return Err(format!("no case contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
     }
@@ -186,7 +186,7 @@ fn compare(
                 "group": name, "ratio": ratio, "worst": worst
             })),
             "cases": rows,
-            "grouped_anchor": { "note": GroupedAnchor::fp8().note },
+            "grouped_anchor": GroupedAnchor::of(args.op).map(|anchor| json!({ "note": anchor.note })),
             "grouped_means": grouped::means(&grouped).into_iter().map(|(name, ratio, worst)| json!({
                 "group": name, "ratio": ratio, "worst": worst
             })).collect::<Vec<_>>(),

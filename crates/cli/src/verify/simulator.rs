@@ -3,12 +3,13 @@
 use oxigemm::plan::{Choice, Plan, Shape};
 use oxigemm::sim::Options;
 use oxigemm::{DType, Device, GemmOptions, Sim};
+use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
 
 use super::grouped::{LAYOUTS, spec};
 use super::products::{ORDERS, combinations, launches};
 use super::{Check, Setup, ensure};
-use crate::grouped::GroupedHost;
+use crate::grouped::{GroupedHost, GroupedSpec};
 use crate::problem::{Host, Spec};
 use crate::{Failure, Op};
 
@@ -79,8 +80,12 @@ fn same_bits_of_groups(setup: &Setup) -> Result<String, Failure> {
     for (i, config) in Config::grouped().enumerate() {
         for (turn, choice) in launches(config).into_iter().enumerate() {
             let options = GemmOptions { choice: Some(choice), ..Default::default() };
-            for layout in LAYOUTS {
-                let spec = spec(layout, &[70, 0, 1, 129, 16], [136, 656], i + turn);
+            let (op, operands) = Op::of(config.family());
+            let batch = (op != Op::Fp8).then_some(GroupLayout::All);
+            for layout in LAYOUTS.into_iter().chain(batch) {
+                let rows = if layout == GroupLayout::All { &[70; 3][..] } else { &[70, 0, 1, 129, 16] };
+                let spec = spec(op, layout, rows, [136, 656], i + turn);
+                let spec = GroupedSpec { operands, ..spec };
                 setup.now(format!("{spec} on both"));
                 let host = GroupedHost::draw(spec)?;
                 let bits = |device: &Device| -> Result<Vec<u8>, Failure> {

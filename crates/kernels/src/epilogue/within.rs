@@ -1,7 +1,19 @@
 //! Output that ends inside a tile, where the rows of another group follow.
 
-use super::{PANEL_BYTES, Panels, ROW_BYTES, WarpOutput};
+use super::{
+    FOURS, OutputFlags, OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_ROWS, WarpOutput, chunk_offset,
+};
+use crate::WARP;
 use oxigemm_ptx::{Kernel, Pred, U32};
+
+impl<'k> OutputParams<'k> {
+    /// Those of one slab of D and C, which are `stride` elements apart, for rows before `end`.
+    pub(crate) fn in_slab(self, slab: U32<'k>, stride: U32<'k>, end: U32<'k>) -> Self {
+        let elements = slab.widening_mul(stride);
+        let bytes = elements << self.has(OutputFlags::F32).select::<u32>(2, 1);
+        OutputParams { d: self.d.at(bytes), c: self.c.at(bytes), rows: end, ..self }
+    }
+}
 
 impl<'k> Panels<'k> {
     /// Whether all of its rows lie before `end`: only then the copy engine may store them.
@@ -31,6 +43,20 @@ impl<'k> WarpOutput<'k, '_> {
                 k.sync_warp();
             },
         );
+    }
+
+    /// The same for a panel of FP32, of which a row is 32 columns one after the other: adds C, if there is one.
+    pub fn store_f32_within(&self, k: &'k Kernel) {
+        let end = self.params.rows;
+        let straddles = !self.place.is_before(end) & self.first_row().lt(end);
+        k.if_(straddles, || {
+            k.for_(self.lane, WARP_ROWS * FOURS, WARP, |index| {
+                let (row, four) = (index / FOURS, index % FOURS);
+                let sums = self.rows_of(0).at(chunk_offset(row, four)).load_vec::<f32, 4>();
+                self.params.store_four(k, self.first_row() + row, self.place.column + four * 4, sums);
+            });
+        });
+        k.sync_warp();
     }
 
     /// Columns of a panel of BF16.

@@ -70,7 +70,7 @@ pub struct Groups {
     pub a_slab: u64,
     /// From the B of one group to the next, in elements.
     pub b_group: u64,
-    /// From one slab of D to the next, in rows.
+    /// From one slab of D to the next, in elements; 0 where there is one.
     pub d_slab: u32,
     /// From one slab of A's scales to the next, in elements.
     pub sfa_slab: u32,
@@ -82,7 +82,12 @@ impl Groups {
     /// How many slabs of A and D there are.
     #[must_use]
     pub fn slabs(&self) -> u32 {
-        if self.layout == GroupLayout::Counts { self.count } else { 1 }
+        if self.layout.has_slabs() { self.count } else { 1 }
+    }
+
+    /// From one slab of D to the next, in rows of this pitch, where they are whole rows apart.
+    pub(crate) fn d_slab_rows(&self, pitch: u64) -> u32 {
+        (u64::from(self.d_slab) / pitch) as u32
     }
 }
 
@@ -123,20 +128,7 @@ impl GroupedFp8GemmNt {
             let expected = if masked { vec![count, m, n] } else { vec![m, n] };
             return Err(d.wrong_shape(expected, "the rows of `a` by the rows of a group's `b`"));
         }
-        let length = if groups.layout == GroupLayout::Ids { m } else { count };
-        numbers.expect_list(length)?;
-        if count > i64::from(MAX_GROUPS) {
-            return Err(b.too_large(format!("at most {MAX_GROUPS} groups")));
-        }
-        if i128::from(slabs) * i128::from(m) * i128::from(n) > i128::from(D_ELEMENTS_LIMIT) {
-            return Err(d.too_large(format!("at most {D_ELEMENTS_LIMIT} elements")));
-        }
-        if !ALIGNMENTS.contains(&groups.alignment) {
-            return Err(wrong_number("alignment", "1, 16, 32, 64 or 128", groups.alignment));
-        }
-        if let Some(negative) = groups.expected.filter(|expected| *expected < 0) {
-            return Err(wrong_number("expected_m", "0 or more", negative));
-        }
+        groups.check(b, d, [slabs, count, m, n])?;
         for operand in [sfa, b, sfb, d, numbers] {
             operand.expect_device(a)?;
         }
@@ -163,7 +155,7 @@ impl GroupedFp8GemmNt {
         for (input, memory) in &inputs {
             d.expect_apart(&d_memory, input, memory)?;
         }
-        let expected = groups.expected.unwrap_or(m * slabs / count);
+        let expected = groups.expected_rows([slabs, count, m]);
         let problem = Problem {
             family: Family::Fp8,
             // slab_dims has bounded each of them by i32::MAX.
@@ -182,7 +174,7 @@ impl GroupedFp8GemmNt {
             layout: groups.layout,
             count: count as u32,
             alignment: groups.alignment as u32,
-            expected: expected.clamp(1, m) as u32,
+            expected,
             a_slab,
             b_group,
             d_slab,
@@ -193,6 +185,37 @@ impl GroupedFp8GemmNt {
     }
 }
 
+impl GroupsArgument {
+    /// Checks the numbers, as far as the host knows of them, beside `count` groups in so many slabs of `m` rows.
+    pub(super) fn check(&self, b: &Operand, d: &Operand, [slabs, count, m, n]: [i64; 4]) -> Result<()> {
+        self.numbers.expect_list(if self.layout == GroupLayout::Ids { m } else { count })?;
+        expect_sizes(b, d, [slabs, count, m, n])?;
+        if !ALIGNMENTS.contains(&self.alignment) {
+            return Err(wrong_number("alignment", "1, 16, 32, 64 or 128", self.alignment));
+        }
+        if let Some(negative) = self.expected.filter(|expected| *expected < 0) {
+            return Err(wrong_number("expected_m", "0 or more", negative));
+        }
+        Ok(())
+    }
+
+    /// Rows that a group is expected to have: as many as are told, but no more than there are.
+    pub(super) fn expected_rows(&self, [slabs, count, m]: [i64; 3]) -> u32 {
+        self.expected.unwrap_or(m * slabs / count).clamp(1, m) as u32
+    }
+}
+
+/// Checks that kernels can count the groups, and the tiles of D.
+pub(super) fn expect_sizes(b: &Operand, d: &Operand, [slabs, count, m, n]: [i64; 4]) -> Result<()> {
+    if count > i64::from(MAX_GROUPS) {
+        return Err(b.too_large(format!("at most {MAX_GROUPS} groups")));
+    }
+    if i128::from(slabs) * i128::from(m) * i128::from(n) > i128::from(D_ELEMENTS_LIMIT) {
+        return Err(d.too_large(format!("at most {D_ELEMENTS_LIMIT} elements")));
+    }
+    Ok(())
+}
+
 fn wrong_number(argument: &'static str, expected: &str, found: i64) -> Error {
     Error::Shape { argument, expected: expected.to_owned(), found: found.to_string() }
 }
@@ -200,7 +223,7 @@ fn wrong_number(argument: &'static str, expected: &str, found: i64) -> Error {
 /// Matrices one behind another: the leading dimension of three, or a single matrix.
 impl Operand {
     /// How many matrices, and their dimensions; of an operand with or without a leading dimension.
-    fn slab_dims(&self, several: bool) -> Result<[i64; 3]> {
+    pub(super) fn slab_dims(&self, several: bool) -> Result<[i64; 3]> {
         let expected = if several { 3 } else { 2 };
         if self.rank != expected {
             return Err(Error::Rank {
@@ -225,7 +248,7 @@ impl Operand {
     }
 
     /// The first matrix.
-    fn slab(&self) -> Operand {
+    pub(super) fn slab(&self) -> Operand {
         if self.rank < 3 {
             return *self;
         }
@@ -278,7 +301,7 @@ impl Operand {
     }
 
     /// A list as a matrix of one row.
-    fn list(&self) -> Operand {
+    pub(super) fn list(&self) -> Operand {
         Operand::matrix(
             self.name,
             self.dtype,
@@ -311,7 +334,7 @@ impl Operand {
     }
 
     /// Checks matrices that TMA reads; gives the elements from one to the next and the bytes of all.
-    fn tma_slabs(&self, pitch: u64, first: Footprint) -> Result<(u64, Footprint)> {
+    pub(super) fn tma_slabs(&self, pitch: u64, first: Footprint) -> Result<(u64, Footprint)> {
         let size = self.dtype.size() as u64;
         let Some((count, stride)) = self.slab_stride()? else {
             // The stride of one matrix has no meaning: any that TMA takes will do.
@@ -329,8 +352,8 @@ impl Operand {
         Ok((stride, self.slabs_footprint(count, stride, first)?))
     }
 
-    /// Checks that the rows of all matrices are rows of one; gives the elements from one row to the next, the rows
-    /// from one matrix to the next, and the bytes of all.
+    /// Checks that the rows of all matrices are rows of one; gives the elements from one row to the next, and from one
+    /// matrix to the next, and the bytes of all.
     fn whole_rows_apart(&self, pitch: u64, first: Footprint) -> Result<(u64, u32, Footprint)> {
         let Some((count, stride)) = self.slab_stride()? else { return Ok((pitch, 0, first)) };
         let rows = self.dims[1] as u64;
@@ -346,11 +369,37 @@ impl Operand {
         if pitch > u64::from(u32::MAX) {
             return Err(self.too_large(format!("a row pitch of at most {} elements", u32::MAX)));
         }
-        let apart = stride / pitch;
-        if (count - 1) * apart + rows > i32::MAX as u64 {
+        if (count - 1) * (stride / pitch) + rows > i32::MAX as u64 {
             return Err(self.too_large(format!("at most {} rows from the first to the last", i32::MAX)));
         }
-        Ok((pitch, apart as u32, self.slabs_footprint(count, stride, first)?))
+        Ok((pitch, self.narrow_slab(stride)?, self.slabs_footprint(count, stride, first)?))
+    }
+
+    /// Checks an output of matrices none of which reaches into another, one behind another or row beside row; gives the
+    /// elements from one row to the next, and from one matrix to the next, and the bytes of all.
+    pub(super) fn plain_slabs(&self) -> Result<(u64, u32, Footprint)> {
+        let (pitch, first) = self.slab().plain_rows()?;
+        let Some((count, stride)) = self.slab_stride()? else { return Ok((pitch, 0, first)) };
+        let [rows, columns] = [self.dims[1], self.dims[2]].map(|dim| dim as u64);
+        let behind = stride >= (rows - 1) * pitch + columns;
+        let beside = stride >= columns && pitch >= (count - 1).saturating_mul(stride).saturating_add(columns);
+        if !behind && !beside {
+            return Err(Error::Stride {
+                argument: self.name,
+                expected: "groups that do not reach into each other".to_owned(),
+                found: format!("strides {:?} for {:?}", &self.strides[..3], self.dims()),
+            });
+        }
+        if pitch > u64::from(u32::MAX) {
+            return Err(self.too_large(format!("a row pitch of at most {} elements", u32::MAX)));
+        }
+        Ok((pitch, self.narrow_slab(stride)?, self.slabs_footprint(count, stride, first)?))
+    }
+
+    /// Elements from one matrix to the next, as kernels count them.
+    fn narrow_slab(&self, stride: u64) -> Result<u32> {
+        u32::try_from(stride)
+            .map_err(|_| self.too_large(format!("at most {} elements from group to group", u32::MAX)))
     }
 
     /// Checks matrices of scales; gives the elements from one to the next and the bytes of all.
@@ -361,9 +410,6 @@ impl Operand {
             let whole = (rows * u64::from(strides.mn)).max(columns * u64::from(strides.k));
             return Ok((u32::try_from(whole.next_multiple_of(4)).unwrap_or(4), first));
         };
-        let Ok(narrow) = u32::try_from(stride) else {
-            return Err(self.too_large(format!("at most {} elements from group to group", u32::MAX)));
-        };
-        Ok((narrow, self.slabs_footprint(count, stride, first)?))
+        Ok((self.narrow_slab(stride)?, self.slabs_footprint(count, stride, first)?))
     }
 }

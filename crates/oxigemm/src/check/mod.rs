@@ -6,10 +6,12 @@
 
 mod grouped;
 mod half;
+mod half_grouped;
 mod operand;
 
 pub use grouped::{CheckedGroups, GroupedFp8GemmNt, Groups, GroupsArgument};
 pub use half::{GemmLayout, HalfGemm};
+pub use half_grouped::GroupedHalfGemm;
 use operand::Footprint;
 pub use operand::Operand;
 use oxigemm_kernels::launch::Family;

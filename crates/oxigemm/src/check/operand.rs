@@ -45,6 +45,19 @@ impl Operand {
         let strides = [strides[0], strides[1], 1, 1];
         Operand { name, dtype, rank: 2, dims, strides, address, device }
     }
+
+    /// An operand of as many dimensions as are given, at most [`MAX_RANK`].
+    pub(crate) fn new(
+        (name, dtype): (&'static str, DType),
+        dims: &[i64],
+        strides: &[i64],
+        (address, device): (u64, DeviceId),
+    ) -> Operand {
+        let mut all = ([1; MAX_RANK], [1; MAX_RANK]);
+        all.0[..dims.len()].copy_from_slice(dims);
+        all.1[..dims.len()].copy_from_slice(strides);
+        Operand { name, dtype, rank: dims.len(), dims: all.0, strides: all.1, address, device }
+    }
 }
 
 /// The bytes of a matrix: `width` bytes at `start`, and again every `pitch` up to `end`. Where that is not its form

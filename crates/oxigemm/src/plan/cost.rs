@@ -74,16 +74,24 @@ const MANY_ROWS: Speeds =
 const FEW_ROWS: Speeds =
     Speeds { tensor: 12.69e6, memory: 3.94e6, l2: 9.83e6, feed: 154e3, output: 121e3, start: 3.43 };
 
-/// From asking the memory to the answer, under load.
+/// The same of 16-bit operands: nothing is promoted, and so the next stage is asked for earlier than it can be there.
+const MANY_ROWS_HALF: Speeds =
+    Speeds { tensor: TENSOR_HALF, memory: 3.98e6, l2: 23.5e6, feed: 130e3, output: 121e3, start: 4.22 };
+const FEW_ROWS_HALF: Speeds =
+    Speeds { tensor: TENSOR_HALF, memory: 3.79e6, l2: 10.5e6, feed: 182e3, output: 121e3, start: 2.75 };
+
+/// From asking the memory to the answer, under load; of FP8 and of 16-bit operands.
 const LATENCY: f64 = 0.766;
-/// The same where no warp promotes: the tensor cores ask for the next stage earlier than it can be there.
-const LATENCY_HALF: f64 = 1.5;
-/// The L2 cache as few-row kernels of 16 bits read it, in bytes per microsecond.
-const L2_HALF: f64 = 12e6;
+const LATENCY_HALF: f64 = 1.08;
+/// Answers that are on their way for every one that is waited for, to keep the memory busy; of both.
+const IN_FLIGHT: f64 = 1.5;
+const IN_FLIGHT_HALF: f64 = 0.9;
 /// Waiting for a stage and promoting its products, where one warpgroup does all of it.
 const STEP: f64 = 0.026;
-/// Meeting in a cluster to exchange partial sums.
+/// Meeting in a cluster to exchange partial sums, and what that takes longer for every doubling of a cluster that has no
+/// sums to promote meanwhile.
 const MEETING: f64 = 1.0;
+const LARGER_MEETING_HALF: f64 = 0.04;
 /// Partial sums from the shared memory of one multiprocessor to that of another, in bytes per microsecond.
 const EXCHANGE: f64 = 25.2e3;
 /// Giving a block its shared memory, in bytes per microsecond.
@@ -93,8 +101,8 @@ const SHARED: f64 = 376e3;
 const LAST_ROUND: f64 = 0.915;
 
 /// 16-bit operations of one multiprocessor in a microsecond, and [`STEP`] where products are only issued.
-const TENSOR_HALF: f64 = 6.35e6;
-const STEP_HALF: f64 = 0.02;
+const TENSOR_HALF: f64 = 6.3e6;
+const STEP_HALF: f64 = 0.013;
 
 /// The estimate for a choice. It knows outputs of 16 bits; the others differ alike for all choices.
 #[must_use]
@@ -196,14 +204,14 @@ fn efficiency(tile: &Tile) -> f64 {
 }
 
 /// The same without promotion: low and narrow tiles read more of shared memory for a product.
-fn half_efficiency(tile: &Tile) -> f64 {
+pub(super) fn half_efficiency(tile: &Tile) -> f64 {
     match (tile.m, tile.n) {
         (256, 128) | (128, 256) => 1.0,
         (128, 192) => 0.985,
-        (128, 176) => 0.98,
-        (128, 144) => 0.96,
-        (128, _) => 0.93,
-        _ => 0.75,
+        (128, 176) => 0.975,
+        (128, 144) => 0.955,
+        (128, _) => 0.94,
+        _ => 0.747,
     }
 }
 
@@ -220,7 +228,8 @@ fn wide(tile: &Tile, [cluster_m, cluster_n]: [u32; 2], stages: u32, shape: Shape
         // Low and broad ones do.
         overlaps: (tile.m, tile.n) == (64, 256),
     };
-    persistent(tile, [cluster_m, cluster_n], stages, &work, &MANY_ROWS, limits)
+    let speeds = if tile.promotes() { &MANY_ROWS } else { &MANY_ROWS_HALF };
+    persistent(tile, [cluster_m, cluster_n], stages, &work, speeds, limits)
 }
 
 /// What a persistent grid has to do.
@@ -284,7 +293,7 @@ fn slim(tile: &Tile, split: u32, [stages, shared, threads]: [u32; 3], shape: Sha
     let by_shared = limits.shared_per_sm / (shared + RESERVED_SHARED);
     let per_sm = by_shared.min(blocks_by_registers(tile, threads));
     let k_blocks = f64::from(tile.family.k_blocks(shape.k));
-    let speed = &FEW_ROWS;
+    let speed = if tile.promotes() { &FEW_ROWS } else { &FEW_ROWS_HALF };
     let m_tiles = f64::from(shape.m.div_ceil(tile.m));
     let tiles = m_tiles * f64::from(shape.n.div_ceil(tile.n));
     let blocks = tiles * f64::from(split);
@@ -293,15 +302,22 @@ fn slim(tile: &Tile, split: u32, [stages, shared, threads]: [u32; 3], shape: Sha
     let per_sm = f64::from(per_sm.max(1));
     let rounds = (tiles / (f64::from(limits.clusters(split)) * per_sm)).ceil();
     // Of the multiprocessor with the most blocks.
-    let most = (blocks / sms).ceil();
+    let most = match tile.promotes() {
+        true => (blocks / sms).ceil(),
+        // Clusters leave some multiprocessors out.
+        false => (tiles / f64::from(limits.clusters(split))).ceil(),
+    };
     let resident = per_sm.min(most);
     // A block cannot ask for more than its stages hold.
-    let latency = if tile.promotes() { LATENCY } else { LATENCY_HALF };
+    let (latency, on_their_way) = match tile.promotes() {
+        true => (LATENCY, IN_FLIGHT),
+        false => (LATENCY_HALF, IN_FLIGHT_HALF),
+    };
     let refill = latency + tile.step_bytes() / speed.feed;
     let refills = steps * refill / f64::from(stages).min(steps);
     // What is on its way at a time bounds the bandwidth.
     let in_flight = blocks.min(sms * resident) * f64::from(stages).min(steps) * tile.step_bytes();
-    let bandwidth = speed.memory.min(in_flight / (1.5 * latency));
+    let bandwidth = speed.memory.min(in_flight / (on_their_way * latency));
     let read = tiles * k_blocks * tile.step_bytes();
     // The tensor core takes at least 16 cycles for 64 rows of B, however few the rows of A are.
     let narrow = f64::from(tile.m.max(32)) / f64::from(tile.m);
@@ -309,7 +325,7 @@ fn slim(tile: &Tile, split: u32, [stages, shared, threads]: [u32; 3], shape: Sha
     let alone = tile.m == 64;
     let (step, turns) = match tile.promotes() {
         true => (STEP, if alone { 0.71 } else { 0.75 }),
-        false => (STEP_HALF, 1.0),
+        false => (STEP_HALF, if alone { 0.9 } else { 1.0 }),
     };
     let multiply = tile.step_ops() * narrow / (tile.tensor_speed(speed.tensor) * turns);
     let partial = f64::from(tile.m.min(shape.m)) * f64::from(tile.n) * 4.0;
@@ -317,13 +333,16 @@ fn slim(tile: &Tile, split: u32, [stages, shared, threads]: [u32; 3], shape: Sha
         // Without operands swapped, a block waits for the copy engine to have stored its tile.
         1 if tile.m >= 64 => 0.9 + (most - 1.0) * 0.4,
         1 => 0.3,
-        _ => MEETING + most * partial / EXCHANGE,
+        _ => {
+            let larger = if tile.promotes() { 0.0 } else { LARGER_MEETING_HALF * f64::from(split).log2() };
+            MEETING + larger + most * partial / EXCHANGE
+        }
     };
     let output = most * tile.output_bytes() / f64::from(split) / speed.output;
     Cost {
         tensor: rounds * steps * (step + resident * multiply),
         memory: memory_bytes(tile.family, shape) / bandwidth,
-        l2: read / if tile.promotes() { speed.l2 } else { L2_HALF },
+        l2: read / speed.l2,
         feed: (most * steps * tile.step_bytes() / speed.feed).max(rounds * refills),
         output: output + exchange + (rounds - 1.0) * 1.76,
         start: speed.start + f64::from(shared) / SHARED,

@@ -23,6 +23,9 @@ const GROUPED: Speeds =
 
 /// How much of the tensor cores' speed a tile keeps.
 fn efficiency(tile: &Tile) -> f64 {
+    if tile.family != Family::Fp8 {
+        return cost::half_efficiency(tile);
+    }
     match (tile.m, tile.n) {
         (256, _) | (64, 256) => 1.0,
         (128, 192) => 0.987,
@@ -33,7 +36,8 @@ fn efficiency(tile: &Tile) -> f64 {
 }
 
 impl Plan {
-    /// The cheapest candidate of a product whose rows are grouped; `None` where no kernel has room for so many groups.
+    /// The cheapest candidate of a product with FP8 operands whose rows are grouped; `None` where no kernel has room for
+    /// so many groups.
     ///
     /// ```
     /// use oxigemm::plan::{GroupedShape, Limits, Plan};
@@ -44,7 +48,13 @@ impl Plan {
     /// ```
     #[must_use]
     pub fn best_grouped(shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
-        let ranking = grouped_ranking(shape, limits);
+        Plan::best_grouped_of(Family::Fp8, shape, limits)
+    }
+
+    /// The same of some family.
+    #[must_use]
+    pub fn best_grouped_of(family: Family, shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
+        let ranking = grouped_ranking_of(family, shape, limits);
         let (choice, estimate) = *ranking.first()?;
         let before = ranking.get(1).map(|(choice, cost)| (*choice, cost.us));
         Some(Plan {
@@ -66,18 +76,32 @@ fn plan(choice: Choice, estimate: Cost, shape: &GroupedShape, limits: &Limits) -
     Some(Plan { shape: shape.slab(), groups: Some(*shape), choice, launch, estimate, why: Why::Asked })
 }
 
-/// Every candidate with its estimate, the cheapest first.
+/// Every candidate for FP8 operands with its estimate, the cheapest first.
 #[must_use]
 pub fn grouped_ranking(shape: &GroupedShape, limits: &Limits) -> Vec<(Choice, Cost)> {
-    let mut all: Vec<_> =
-        grouped_candidates(shape, limits).map(|choice| (choice, estimate(&choice, shape, limits))).collect();
+    grouped_ranking_of(Family::Fp8, shape, limits)
+}
+
+/// Every candidate of a family with its estimate, the cheapest first.
+#[must_use]
+pub fn grouped_ranking_of(family: Family, shape: &GroupedShape, limits: &Limits) -> Vec<(Choice, Cost)> {
+    let mut all: Vec<_> = grouped_candidates_of(family, shape, limits)
+        .map(|choice| (choice, estimate(&choice, shape, limits)))
+        .collect();
     all.sort_by(|(_, a), (_, b)| a.us.total_cmp(&b.us));
     all
 }
 
-/// Every choice that can serve a product whose rows are grouped, in a fixed order.
-pub fn grouped_candidates(shape: &GroupedShape, limits: &Limits) -> impl Iterator<Item = Choice> {
-    Config::grouped().flat_map(choices_of).filter(move |choice| serves(choice, shape, limits))
+/// Every choice of a family that can serve a product whose rows are grouped, in a fixed order.
+fn grouped_candidates_of(
+    family: Family,
+    shape: &GroupedShape,
+    limits: &Limits,
+) -> impl Iterator<Item = Choice> {
+    Config::grouped()
+        .filter(move |config| config.family() == family)
+        .flat_map(choices_of)
+        .filter(move |choice| serves(choice, shape, limits))
 }
 
 fn serves(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> bool {
@@ -89,10 +113,19 @@ fn serves(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> bool {
 }
 
 fn estimate(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> Cost {
-    let Choice::Wide { config, cluster_m, cluster_n } = *choice else {
-        unreachable!("only many-row kernels have groups: `serves` has seen to it")
+    let family = choice.config().family();
+    let (m, n, stages, [cluster_m, cluster_n]) = match *choice {
+        Choice::Wide { config, cluster_m, cluster_n } => {
+            (config.block_m, config.block_n, config.stages, [cluster_m, cluster_n])
+        }
+        Choice::HalfWide { config, cluster_m, cluster_n } => {
+            (config.block_m, config.block_n, config.stages, [cluster_m, cluster_n])
+        }
+        Choice::Slim { .. } | Choice::HalfSlim { .. } => {
+            unreachable!("only many-row kernels have groups: `serves` has seen to it")
+        }
     };
-    let tile = Tile { family: Family::Fp8, m: config.block_m, n: config.block_n };
+    let tile = Tile { family, m, n };
     let rows = f64::from(shape.expected.max(1));
     let high = f64::from(tile.m * cluster_m);
     // Tiles of a group along M, and what those take that are multiplied, on average.
@@ -101,6 +134,10 @@ fn estimate(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> Cost {
     };
     let tiles_m = mean(&|rows| (rows / high).ceil());
     let multiplied = mean(&|rows| {
+        if family != Family::Fp8 {
+            // Every 64 rows without a row are left out.
+            return (rows / 64.0).ceil() * 64.0 / high;
+        }
         let last = rows - ((rows / high).ceil() - 1.0) * high;
         let half = tile.m > 64 && last <= f64::from(tile.m) / 2.0;
         (rows / high).ceil() - if half { 1.0 - HALF_TILE } else { 0.0 }
@@ -109,15 +146,17 @@ fn estimate(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> Cost {
     let tiles = groups * tiles_m * f64::from(shape.n.div_ceil(tile.n * cluster_n));
     let [n, k] = [shape.n, shape.k].map(f64::from);
     let read = 1.0 + READ_AGAIN * (tiles_m.min(2.0) - 1.0);
+    let bytes = f64::from(family.element_bytes());
+    let scales = if family == Family::Fp8 { k / 32.0 } else { 0.0 };
     let work = Persistent {
         tiles,
-        k_blocks: shape.slab().k_blocks(),
-        memory: groups * (n * k * read + rows * (k + 2.0 * n + k / 32.0)),
+        k_blocks: family.k_blocks(shape.k),
+        memory: groups * (n * k * bytes * read + rows * (k * bytes + 2.0 * n + scales)),
         multiplied: multiplied / tiles_m,
         efficiency: efficiency(&tile),
         overlaps: false,
     };
-    let cost = cost::persistent(&tile, [cluster_m, cluster_n], config.stages, &work, &GROUPED, limits);
+    let cost = cost::persistent(&tile, [cluster_m, cluster_n], stages, &work, &GROUPED, limits);
     Cost { us: cost.us + FINDING_GROUPS, start: cost.start + FINDING_GROUPS, ..cost }
 }
 
@@ -125,6 +164,10 @@ fn estimate(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> Cost {
 mod tests {
     use super::*;
     use crate::plan::{name, parse};
+    use oxigemm_kernels::half::{Half, Major, Operands};
+    use std::collections::HashSet;
+
+    const NT: Family = Family::Half(Operands { element: Half::Bf16, a: Major::K, b: Major::K });
 
     /// The peer's shapes: groups, slabs, rows of a slab, rows expected of a group.
     const GROUPS: [[u32; 4]; 6] = [
@@ -149,15 +192,17 @@ mod tests {
     #[test]
     fn every_shape_has_a_plan_that_fits_the_device() {
         for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(24)] {
-            for shape in shapes() {
-                let plan = Plan::best_grouped(&shape, &limits).expect("there is one");
-                assert_eq!(plan, Plan::best_grouped(&shape, &limits).unwrap(), "{shape:?}");
+            for (shape, family) in shapes().flat_map(|shape| [Family::Fp8, NT].map(|family| (shape, family)))
+            {
+                let plan = Plan::best_grouped_of(family, &shape, &limits).expect("there is one");
+                assert_eq!(plan, Plan::best_grouped_of(family, &shape, &limits).unwrap(), "{shape:?}");
                 assert!(plan.launch.shared_bytes <= limits.shared_per_block, "{shape:?}");
                 assert_eq!(plan.launch.grid[0] % plan.launch.cluster, 0, "{shape:?}");
                 assert!((1..=limits.sms).contains(&plan.launch.grid[0]), "{shape:?}: {:?}", plan.launch);
                 assert!(plan.estimate.us.is_finite() && plan.estimate.us > 0.0, "{shape:?}");
                 let rows = plan.launch.tile_a;
-                assert!(rows > 0 && plan.launch.scale_rows.is_multiple_of(rows), "{:?}", plan.launch);
+                let of_scales = plan.launch.scale_rows;
+                assert!(rows > 0 && of_scales.is_multiple_of(rows), "{:?}", plan.launch);
             }
         }
     }
@@ -184,6 +229,9 @@ mod tests {
                 let plan = Plan::best_grouped(&shape, &Limits::h200()).unwrap();
                 let Choice::Wide { config, .. } = plan.choice else { panic!("{}", plan.name()) };
                 assert_eq!(config.block_m == 64, expected <= 64, "{shape:?}: {}", plan.name());
+                let plan = Plan::best_grouped_of(NT, &shape, &Limits::h200()).unwrap();
+                let Choice::HalfWide { config, .. } = plan.choice else { panic!("{}", plan.name()) };
+                assert_eq!(config.block_m == 64, expected <= 64, "{shape:?}: {}", plan.name());
             }
         }
     }
@@ -191,7 +239,10 @@ mod tests {
     #[test]
     fn names_are_unique_and_lead_back() {
         let shape = GroupedShape { groups: 3, slabs: 3, rows: 100, expected: 50, n: 256, k: 256 };
-        let all: Vec<Choice> = grouped_candidates(&shape, &Limits::h200()).collect();
+        let families: HashSet<Family> = Config::grouped().map(|config| config.family()).collect();
+        let candidates =
+            |family: &Family| grouped_candidates_of(*family, &shape, &Limits::h200()).collect::<Vec<_>>();
+        let all: Vec<Choice> = families.iter().flat_map(candidates).collect();
         assert_eq!(all.len(), Config::grouped().count() * 3, "three clusters each");
         for choice in all {
             assert_eq!(parse(&name(&choice)), Some(choice));

@@ -20,7 +20,7 @@ mod grouped;
 use std::fmt;
 
 pub use cost::Cost;
-pub use grouped::{grouped_candidates, grouped_ranking};
+pub use grouped::{grouped_ranking, grouped_ranking_of};
 use oxigemm_kernels::half::Major;
 use oxigemm_kernels::launch::Config;
 pub use oxigemm_kernels::launch::{Choice, Family, GroupedShape, Launch, Shape};
@@ -330,7 +330,9 @@ fn serves(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
         Choice::Wide { config, .. } => {
             !config.is_grouped() && config.shared_bytes() <= limits.shared_per_block
         }
-        Choice::HalfWide { config, .. } => config.shared_bytes() <= limits.shared_per_block,
+        Choice::HalfWide { config, .. } => {
+            !config.is_grouped() && config.shared_bytes() <= limits.shared_per_block
+        }
         Choice::Slim { config, split, stages } => {
             let tile = [config.block_m, config.block_n];
             covers(tile, split, stages, fp8_slim::MAX_STAGES, config.shared_bytes(stages))

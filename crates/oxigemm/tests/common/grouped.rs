@@ -179,6 +179,7 @@ impl Problem {
             }
             GroupLayout::Ends => GroupedRows::Ends(&self.numbers),
             GroupLayout::Ids => GroupedRows::Ids(&self.numbers),
+            GroupLayout::All => panic!("these have numbers"),
         };
         m_grouped_fp8_gemm_nt_contiguous(a, b, d, rows, self.case.alignment, None, &options)
     }

@@ -4,6 +4,7 @@
 
 pub mod grouped;
 pub mod half;
+pub mod half_grouped;
 
 use oxigemm::cast::{Quantized, ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
 use oxigemm::plan::Choice;
