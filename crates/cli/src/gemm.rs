@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::anchor::Anchor;
 use crate::grouped::{GroupOptions, GroupedSpec, RowLayout};
+use crate::kgrouped::KGroupedSpec;
 use crate::output::{print_json, print_line};
 use crate::problem::{AddendKind, ScaleOrder, Spec};
 use crate::task::Work;
@@ -64,7 +65,7 @@ pub struct Size {
     /// Rows of B, or of each group's, and columns of D.
     #[arg(long, short)]
     pub n: u32,
-    /// Columns of A and B.
+    /// Columns of A and B; where groups are along K, those that a group is expected to have.
     #[arg(long, short)]
     pub k: u32,
     #[command(flatten)]
@@ -83,9 +84,10 @@ impl Size {
             (Op::Bf16 | Op::Fp16, Some(LayoutName::Operands(layout))) => {
                 Work::Dense(Spec { seed, ..Spec::of(self.op, layout, dims) })
             }
-            (Op::Fp8, None | Some(LayoutName::Operands(GemmLayout::Nt))) => {
+            (Op::Fp8 | Op::Fp81d1d, None | Some(LayoutName::Operands(GemmLayout::Nt))) => {
                 Work::Dense(Spec { seed, ..Spec::of(self.op, GemmLayout::Nt, dims) })
             }
+            (Op::Fp8Kgrouped, None) => Work::KGrouped(self.groups.k_spec(dims, seed)),
             (Op::Fp8Contiguous | Op::Fp8Masked, None) => {
                 Work::Grouped(self.groups.spec(masked, RowLayout::default(), dims, seed))
             }
@@ -94,7 +96,8 @@ impl Size {
             }
             (op, Some(_)) => {
                 let expected = match op {
-                    Op::Fp8 => "nt, as its operands are K-major",
+                    Op::Fp8 | Op::Fp81d1d => "nt, as its operands are K-major",
+                    Op::Fp8Kgrouped => "none",
                     Op::Bf16 | Op::Fp16 => "nt, nn, tn or tt",
                     Op::Fp8Contiguous | Op::Fp8Masked => "ids or ends",
                 };
@@ -214,8 +217,10 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let (layout, d_type) = match &work {
         Work::Dense(spec) => (spec.layout.name(), spec.d_type),
         Work::Grouped(spec) => ("nt", spec.d_type),
+        Work::KGrouped(spec) => ("nt", spec.d_type),
     };
-    let dense = matches!(work, Work::Dense(_)) && d_type == DType::Bf16;
+    let usual = if op == Op::Fp81d1d { args.c == AddendKind::Inplace } else { d_type == DType::Bf16 };
+    let dense = matches!(work, Work::Dense(_)) && usual;
     let anchor = Anchor::of(op).and_then(|anchor| anchor.case(m, n, k)).filter(|_| dense);
     let report = Report {
         device: device.to_string(),
@@ -224,6 +229,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         groups: match &work {
             Work::Dense(_) => None,
             Work::Grouped(spec) => Some(spec.rows.len()),
+            Work::KGrouped(spec) => Some(spec.ks.len()),
         },
         m,
         n,
@@ -267,6 +273,9 @@ fn work(args: &Args) -> Result<Work, Failure> {
     match args.size.work(args.seed)? {
         Work::Dense(spec) => {
             Ok(Work::Dense(Spec { d_type, addend: args.c, sfa: args.sfa, sfb: args.sfb, ..spec }))
+        }
+        Work::KGrouped(spec) => {
+            Ok(Work::KGrouped(KGroupedSpec { d_type, addend: args.c, scales: [args.sfa, args.sfb], ..spec }))
         }
         Work::Grouped(spec) => match (args.c, args.sfb) {
             (AddendKind::None, ScaleOrder::Row) => {

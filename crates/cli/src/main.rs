@@ -7,6 +7,7 @@ mod devices;
 mod gemm;
 mod grouped;
 mod inspect;
+mod kgrouped;
 mod mutate;
 mod output;
 mod plot;
@@ -89,10 +90,15 @@ enum Op {
     /// The dense FP8 GEMM with fine-grained scales, `fp8_gemm_nt`.
     #[default]
     Fp8,
+    /// The same with a scale for each row of B, as A has them.
+    #[value(name = "fp8-1d1d")]
+    Fp81d1d,
     /// The same for groups of rows one behind another, `m_grouped_fp8_gemm_nt_contiguous`.
     Fp8Contiguous,
     /// The same for groups that each have room for the same number of rows, `m_grouped_fp8_gemm_nt_masked`.
     Fp8Masked,
+    /// Groups that share M and N, each with a K of its own, `k_grouped_fp8_gemm_nt_contiguous`.
+    Fp8Kgrouped,
     /// The dense GEMM of BF16 operands, `bf16_gemm_nt` and its kind.
     Bf16,
     /// The dense GEMM of FP16 operands, `fp16_gemm_nt` and its kind.
@@ -104,6 +110,7 @@ impl Op {
     fn family(self, layout: GemmLayout) -> Family {
         match self {
             Op::Fp8 | Op::Fp8Contiguous | Op::Fp8Masked => Family::Fp8,
+            Op::Fp81d1d | Op::Fp8Kgrouped => Family::Fp8Rows,
             Op::Bf16 => Family::Half(layout.operands(Half::Bf16)),
             Op::Fp16 => Family::Half(layout.operands(Half::F16)),
         }
@@ -113,6 +120,7 @@ impl Op {
     fn of(family: Family) -> (Op, GemmLayout) {
         match family {
             Family::Fp8 => (Op::Fp8, GemmLayout::Nt),
+            Family::Fp8Rows => (Op::Fp81d1d, GemmLayout::Nt),
             Family::Half(operands) => {
                 let same = |layout: &GemmLayout| layout.operands(operands.element) == operands;
                 let layout = GemmLayout::ALL.into_iter().find(same).expect("there are four of both");
@@ -124,7 +132,7 @@ impl Op {
     /// The type of A and B.
     fn ab_type(self) -> DType {
         match self {
-            Op::Fp8 | Op::Fp8Contiguous | Op::Fp8Masked => DType::E4m3,
+            Op::Fp8 | Op::Fp81d1d | Op::Fp8Contiguous | Op::Fp8Masked | Op::Fp8Kgrouped => DType::E4m3,
             Op::Bf16 => DType::Bf16,
             Op::Fp16 => DType::F16,
         }
@@ -134,6 +142,7 @@ impl Op {
     fn d_types(self) -> [DType; 2] {
         match self {
             Op::Fp16 => [DType::F16, DType::F32],
+            Op::Fp8Kgrouped => [DType::F32, DType::Bf16],
             _ => [DType::Bf16, DType::F32],
         }
     }

@@ -6,6 +6,7 @@
 
 use crate::BLOCK_K;
 use crate::grouping::{ClusterTiles, GroupParams, GroupPlace, Groups};
+use crate::kgroups::{KGroupPlace, KGroups};
 use crate::params::Params;
 use crate::pipeline::{Pipeline, RemoteEmpty};
 use crate::schedule::{KernelTileOrder, TileOrder};
@@ -20,6 +21,7 @@ pub(crate) struct Place<'k> {
     cluster: (U32<'k>, U32<'k>),
     rank: (U32<'k>, U32<'k>),
     groups: Option<Groups<'k>>,
+    k_groups: Option<KGroups<'k>>,
 }
 
 /// Where a tile lies.
@@ -33,6 +35,8 @@ pub(crate) struct TilePlace<'k> {
     pub group: Option<GroupPlace<'k>>,
     /// Whether its rows of B are read at this moment, and not later.
     pub streams_b: Pred<'k>,
+    /// Its group, where groups are along K.
+    pub k_group: Option<KGroupPlace<'k>>,
 }
 
 impl<'k> Place<'k> {
@@ -51,7 +55,13 @@ impl<'k> Place<'k> {
             cluster: (cluster_m, cluster_n),
             rank: (rank_m, rank - rank_m * cluster_n),
             groups: None,
+            k_groups: None,
         }
+    }
+
+    /// The same place among the tiles of groups along K. The blocks of a cluster have tiles of one group.
+    pub fn among_k_groups(self, groups: KGroups<'k>) -> Self {
+        Place { k_groups: Some(groups), ..self }
     }
 
     /// The same place among the tiles of groups, whose table is at `table`. The blocks of a cluster have tiles of one
@@ -67,11 +77,18 @@ impl<'k> Place<'k> {
         if let Some(groups) = self.groups {
             groups.find(threads);
         }
+        if let Some(groups) = self.k_groups {
+            groups.find();
+        }
     }
 
     /// Tiles of a cluster, of the whole grid.
     fn turns(&self) -> U32<'k> {
-        self.groups.map_or_else(|| self.order.count(), |groups| groups.count())
+        match (self.groups, self.k_groups) {
+            (Some(groups), _) => groups.count(),
+            (None, Some(groups)) => self.order.count() * groups.count(),
+            (None, None) => self.order.count(),
+        }
     }
 
     /// Until the barriers exist that tiles are loaded with, which `loader` has just initialized: a block that is alone
@@ -121,9 +138,23 @@ impl<'k> Place<'k> {
 
     /// Runs `body` with the place of every tile of this block, whether rows are grouped or not.
     pub fn for_each_place(&self, k: &'k Kernel, body: impl FnOnce(TilePlace<'k>)) {
+        if let Some(groups) = self.k_groups {
+            return self.for_each_turn(k, |turn| {
+                let group = turn / self.order.count();
+                let (m, n) = self.order.tile(turn - group * self.order.count());
+                body(TilePlace {
+                    m: (m * self.cluster.0 + self.rank.0) * self.tile[0],
+                    n: (n * self.cluster.1 + self.rank.1) * self.tile[1],
+                    group: None,
+                    k_group: Some(groups.place(group)),
+                    streams_b: self.order.streams_b(),
+                });
+            });
+        }
         let Some(groups) = self.groups else {
             let streams_b = self.order.streams_b();
-            return self.for_each_tile(k, |m, n| body(TilePlace { m, n, group: None, streams_b }));
+            return self
+                .for_each_tile(k, |m, n| body(TilePlace { m, n, group: None, k_group: None, streams_b }));
         };
         self.for_each_turn(k, |turn| {
             let (m, n, streams_b, group) = groups.tile(turn);
@@ -132,6 +163,7 @@ impl<'k> Place<'k> {
                 m: m + self.rank.0 * self.tile[0],
                 n: (n * self.cluster.1 + self.rank.1) * self.tile[1],
                 group: Some(group),
+                k_group: None,
             });
         });
     }

@@ -1,4 +1,4 @@
-//! From the accumulators of 16-bit products to memory, in rounds.
+//! From accumulators to memory in rounds: of 16-bit products, and of FP8 ones with a scale for each row of B.
 //!
 //! A warpgroup has a staging area of some panels: 64 rows of 128 bytes. Where the copy engine can store D, the
 //! warpgroup fills the area, and a thread that does not multiply has it stored; a part of a tile that is larger than the
@@ -85,6 +85,8 @@ pub(crate) struct Outbox<'k, 'p> {
     /// The staging areas of the warpgroups, as if each were a stage of a ring: `full` when it holds a round.
     pub ring: Pipeline<'k>,
     pub warpgroup: U32<'k>,
+    /// The slab of D that is stored to, where its map has several.
+    pub slab: Option<U32<'k>>,
 }
 
 impl<'k> Outbox<'k, '_> {
@@ -186,11 +188,14 @@ impl<'k> Outbox<'k, '_> {
             let whole = round.iter().filter(|panel| panel.columns == kind.columns());
             let panels: Vec<_> = whole.map(|panel| self.panel(panel, first)).collect();
             self.ring.full(self.warpgroup).wait(parity.get());
-            let store = || panels.iter().for_each(|at| p.d_map.store(&[at.column, at.row], at.staging));
+            let place = |at: &Panels<'k>| -> Vec<U32<'k>> {
+                [at.column, at.row].into_iter().chain(self.slab).collect()
+            };
+            let store = || panels.iter().for_each(|at| p.d_map.store(&place(at), at.staging));
             // What is added to FP32 is D itself, and the copy engine adds it.
             let add = || {
                 for at in &panels {
-                    p.d_map.store_reducing(StoreReduction::Add, &[at.column, at.row], at.staging);
+                    p.d_map.store_reducing(StoreReduction::Add, &place(at), at.staging);
                 }
             };
             match kind {

@@ -137,6 +137,7 @@ impl<'k> Block<'k, '_> {
             staging: self.shared.at(self.map.staging).at(warpgroup * self.cfg.staging_bytes()),
             ring: self.staged,
             warpgroup,
+            slab: None,
         }
     }
 

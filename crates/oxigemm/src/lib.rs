@@ -38,6 +38,8 @@
 //! Mixtures of experts have a product of its own for the rows of each expert: [`m_grouped_fp8_gemm_nt_contiguous`] and
 //! [`m_grouped_fp8_gemm_nt_masked`].
 //!
+//! Gradients of their weights are products with groups along K: [`k_grouped_fp8_gemm_nt_contiguous`].
+//!
 //! Engines that own their memory call [`fp8_gemm_nt_raw`] and [`m_grouped_fp8_gemm_nt_raw`] with addresses and a
 //! [`Stream`].
 
@@ -50,6 +52,7 @@ mod error;
 mod gemm;
 mod grouped;
 mod half_gemm;
+mod kgrouped;
 mod layout;
 mod memo;
 pub mod metrics;
@@ -79,7 +82,11 @@ pub use half_gemm::{
     RawHalfGemm, bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn, bf16_gemm_tt, fp16_gemm_nn, fp16_gemm_nt,
     fp16_gemm_tn, fp16_gemm_tt, half_gemm, half_gemm_raw,
 };
+pub use kgrouped::{
+    RawKGroupedFp8Gemm, k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous_raw,
+};
 pub use layout::MAX_RANK;
+pub use oxigemm_kernels::params::ScalesOfB;
 pub use runtime::{ARCH, Cuda, Loaded, Stats};
 pub use simulated::Sim;
 pub use stream::{Event, Graph, SimEvent, SimGraph, SimStream, Stream};

@@ -200,7 +200,7 @@ fn wrong_number(argument: &'static str, expected: &str, found: i64) -> Error {
 /// Matrices one behind another: the leading dimension of three, or a single matrix.
 impl Operand {
     /// How many matrices, and their dimensions; of an operand with or without a leading dimension.
-    fn slab_dims(&self, several: bool) -> Result<[i64; 3]> {
+    pub(super) fn slab_dims(&self, several: bool) -> Result<[i64; 3]> {
         let expected = if several { 3 } else { 2 };
         if self.rank != expected {
             return Err(Error::Rank {
@@ -225,7 +225,7 @@ impl Operand {
     }
 
     /// The first matrix.
-    fn slab(&self) -> Operand {
+    pub(super) fn slab(&self) -> Operand {
         if self.rank < 3 {
             return *self;
         }
@@ -252,7 +252,7 @@ impl Operand {
     }
 
     /// A list of so many numbers without gaps.
-    fn expect_list(&self, length: i64) -> Result<()> {
+    pub(super) fn expect_list(&self, length: i64) -> Result<()> {
         if self.rank != 1 {
             return Err(Error::Rank {
                 argument: self.name,
@@ -278,7 +278,7 @@ impl Operand {
     }
 
     /// A list as a matrix of one row.
-    fn list(&self) -> Operand {
+    pub(super) fn list(&self) -> Operand {
         Operand::matrix(
             self.name,
             self.dtype,
@@ -331,7 +331,7 @@ impl Operand {
 
     /// Checks that the rows of all matrices are rows of one; gives the elements from one row to the next, the rows
     /// from one matrix to the next, and the bytes of all.
-    fn whole_rows_apart(&self, pitch: u64, first: Footprint) -> Result<(u64, u32, Footprint)> {
+    pub(super) fn whole_rows_apart(&self, pitch: u64, first: Footprint) -> Result<(u64, u32, Footprint)> {
         let Some((count, stride)) = self.slab_stride()? else { return Ok((pitch, 0, first)) };
         let rows = self.dims[1] as u64;
         // The pitch of single rows has no meaning: they are as far apart as their groups.
