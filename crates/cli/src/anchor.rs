@@ -4,6 +4,7 @@
 //! with them only when its calibration product takes the same time: the card is power-capped, and a warm one is slow.
 
 pub mod grouped;
+pub mod kgrouped;
 
 use std::sync::LazyLock;
 
@@ -62,8 +63,9 @@ pub struct Case {
     pub diff: f64,
     /// The calibration product, timed beside this case.
     pub calibration_us: f64,
-    /// cuBLASLt on the same sizes; of FP8 with one scale per tensor.
-    pub cublaslt_us: f64,
+    /// cuBLASLt on the same sizes, where it has them; of FP8 with one scale per tensor.
+    #[serde(default)]
+    pub cublaslt_us: Option<f64>,
 }
 
 impl Anchor {
@@ -71,6 +73,13 @@ impl Anchor {
     pub fn dense_fp8() -> &'static Anchor {
         static ANCHOR: LazyLock<Anchor> =
             LazyLock::new(|| Anchor::parse(include_str!("../data/anchor_dense_fp8.json")));
+        &ANCHOR
+    }
+
+    /// The figures of FP8 with a scale for each row of B, parsed once. D is FP32, and added to.
+    pub fn fp8_1d1d() -> &'static Anchor {
+        static ANCHOR: LazyLock<Anchor> =
+            LazyLock::new(|| Anchor::parse(include_str!("../data/anchor_fp8_1d1d.json")));
         &ANCHOR
     }
 
@@ -85,6 +94,7 @@ impl Anchor {
     pub fn of(op: Op) -> Option<&'static Anchor> {
         match op {
             Op::Fp8 => Some(Anchor::dense_fp8()),
+            Op::Fp81d1d => Some(Anchor::fp8_1d1d()),
             Op::Bf16 => Some(Anchor::dense_bf16()),
             _ => None,
         }
@@ -122,14 +132,17 @@ impl Case {
         2.0 * f64::from(self.m) * f64::from(self.n) * f64::from(self.k)
     }
 
-    /// Bytes that cross the memory bus at least once: A, B, their scales and a D of 16 bits.
+    /// Bytes that cross the memory bus at least once: A, B, their scales, and a D of 16 bits or, where the peer adds to
+    /// it, an FP32 one that is read and written.
     pub fn bytes(&self, op: Op) -> f64 {
         let [m, n, k] = [self.m, self.n, self.k].map(f64::from);
         let scales = match op {
             Op::Bf16 | Op::Fp16 => 0.0,
+            Op::Fp81d1d => f64::from(self.k.div_ceil(128)) * (m + n),
             _ => f64::from(self.k.div_ceil(128)) * (m + f64::from(self.n.div_ceil(128))),
         };
-        (m + n) * k * op.ab_type().size() as f64 + 4.0 * scales + 2.0 * m * n
+        let per_output = if op == Op::Fp81d1d { 8.0 } else { 2.0 };
+        (m + n) * k * op.ab_type().size() as f64 + 4.0 * scales + per_output * m * n
     }
 }
 
@@ -189,8 +202,19 @@ mod tests {
     }
 
     #[test]
+    fn the_data_with_a_scale_for_each_row_is_complete_and_plausible() {
+        let anchor = Anchor::fp8_1d1d();
+        assert_eq!(anchor.cases.len(), 3);
+        for case in &anchor.cases {
+            assert!(case.main_kernel_us < case.call_us, "{case:?}");
+            assert!((5e-4..1e-3).contains(&case.diff), "{case:?}");
+            assert!(anchor.is_comparable(case.calibration_us), "{case:?}");
+        }
+    }
+
+    #[test]
     fn no_case_is_faster_than_the_roofline() {
-        for op in [Op::Fp8, Op::Bf16] {
+        for op in [Op::Fp8, Op::Fp81d1d, Op::Bf16] {
             let anchor = Anchor::of(op).expect("the peer has it");
             let roofline = anchor.roofline();
             for case in &anchor.cases {

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::anchor::Anchor;
 use crate::grouped::{GroupOptions, GroupedSpec, RowLayout};
+use crate::kgrouped::KGroupedSpec;
 use crate::output::{print_json, print_line};
 use crate::problem::{AddendKind, ScaleOrder, Spec};
 use crate::task::Work;
@@ -65,7 +66,7 @@ pub struct Size {
     /// Rows of B, or of each group's, and columns of D.
     #[arg(long, short)]
     pub n: u32,
-    /// Columns of A and B.
+    /// Columns of A and B; where groups are along K, those that a group is expected to have.
     #[arg(long, short)]
     pub k: u32,
     #[command(flatten)]
@@ -91,6 +92,10 @@ impl Size {
             (Op::Fp8, None) if layout != GemmLayout::Nt || rows.is_some() => {
                 "nt, as its operands are K-major"
             }
+            (_, None) if op == Op::Fp8Kgrouped => match self.layout.is_empty() {
+                true => return Ok(Work::KGrouped(self.groups.k_spec(dims, seed))),
+                false => "none",
+            },
             (_, None) if rows.is_some() => "nt, nn, tn or tt",
             (Op::Fp8, Some(_)) if operands.is_some() => "ids or ends",
             (_, Some(GroupLayout::All)) if layout.a_begins_with_k() || rows.is_some() => "nt or nn",
@@ -215,8 +220,10 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let (layout, d_type) = match &work {
         Work::Dense(spec) => (spec.layout.name(), spec.d_type),
         Work::Grouped(spec) => (spec.operands.name(), spec.d_type),
+        Work::KGrouped(spec) => ("nt", spec.d_type),
     };
-    let dense = matches!(work, Work::Dense(_)) && d_type == DType::Bf16;
+    let usual = if op == Op::Fp81d1d { args.c == AddendKind::Inplace } else { d_type == DType::Bf16 };
+    let dense = matches!(work, Work::Dense(_)) && usual;
     let anchor = Anchor::of(op).and_then(|anchor| anchor.case(m, n, k)).filter(|_| dense);
     let report = Report {
         device: device.to_string(),
@@ -225,6 +232,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         groups: match &work {
             Work::Dense(_) => None,
             Work::Grouped(spec) => Some(spec.rows.len()),
+            Work::KGrouped(spec) => Some(spec.ks.len()),
         },
         m,
         n,
@@ -268,6 +276,9 @@ fn work(args: &Args) -> Result<Work, Failure> {
     match args.size.work(args.seed)? {
         Work::Dense(spec) => {
             Ok(Work::Dense(Spec { d_type, addend: args.c, sfa: args.sfa, sfb: args.sfb, ..spec }))
+        }
+        Work::KGrouped(spec) => {
+            Ok(Work::KGrouped(KGroupedSpec { d_type, addend: args.c, scales: [args.sfa, args.sfb], ..spec }))
         }
         Work::Grouped(spec) => match (op.dense(), args.c, args.sfb) {
             (Op::Bf16 | Op::Fp16, addend, _) => Ok(Work::Grouped(GroupedSpec { d_type, addend, ..spec })),

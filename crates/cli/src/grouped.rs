@@ -10,6 +10,7 @@ use oxigemm::{
 };
 use oxigemm_kernels::grouping::GroupLayout;
 
+use crate::kgrouped::KGroupedSpec;
 use crate::problem::{AddendKind, Fp8Pair, Host, POISON, ScaleOrder, Spec, transposed, values};
 use crate::verdict::{self, Effort, Verdict};
 use crate::{Failure, Op};
@@ -33,6 +34,9 @@ pub struct GroupOptions {
     /// The rows of each group; without them, drawn from 0.7 to 1.3 times m.
     #[arg(long, value_delimiter = ',', value_name = "LIST", conflicts_with = "groups")]
     pub rows: Option<Vec<usize>>,
+    /// The K of each group, where groups are along K; without them, drawn from 0.7 to 1.3 times k, in blocks of 128.
+    #[arg(long, value_delimiter = ',', value_name = "LIST", conflicts_with_all = ["groups", "rows"])]
+    pub ks: Option<Vec<usize>>,
     /// Rows that a group has room for, where rows are masked; without it, the most that a group has.
     #[arg(long)]
     pub max_m: Option<usize>,
@@ -42,6 +46,12 @@ pub struct GroupOptions {
 }
 
 impl GroupOptions {
+    /// The problem of these options where groups are along K.
+    pub fn k_spec(&self, [m, n, k]: [usize; 3], seed: u64) -> KGroupedSpec {
+        let drawn = || spread(self.groups, k, seed).into_iter().map(|k| k.next_multiple_of(128)).collect();
+        KGroupedSpec { seed, ..KGroupedSpec::new(self.ks.clone().unwrap_or_else(drawn), m, n) }
+    }
+
     /// The problem of these options, for groups that are expected to have `m` rows.
     pub fn spec(&self, layout: GroupLayout, [m, n, k]: [usize; 3], seed: u64) -> GroupedSpec {
         if layout == GroupLayout::All {

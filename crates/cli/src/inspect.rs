@@ -68,9 +68,10 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         print_line(&sass);
         return Ok(true);
     }
-    let ranking = match &plan.groups {
-        None => plan::ranking_of(config.family(), plan.shape, &limits),
-        Some(groups) => plan::grouped_ranking_of(config.family(), groups, &limits),
+    let ranking = match (&plan.groups, &plan.k_groups) {
+        (None, None) => plan::ranking_of(config.family(), plan.shape, &limits),
+        (None, Some(groups)) => plan::k_grouped_ranking(groups, &limits),
+        (Some(groups), _) => plan::grouped_ranking_of(config.family(), groups, &limits),
     };
     if common.json {
         print_json(&as_json(*op, &plan, &of, &ranking[..ranking.len().min(args.top)], assembled.as_ref()));
@@ -139,7 +140,7 @@ fn print(
     let line = |name: &str, text: String| print_line(&format!("{name:<10} {text}"));
     let (shape, launch) = (plan.shape, plan.launch);
     let name = match plan.choice.config().family() {
-        Family::Fp8 => op.name().to_owned(),
+        Family::Fp8 | Family::Fp8Rows => op.name().to_owned(),
         Family::Half(operands) => format!("{op} {}", operands.layout()),
     };
     line("problem", format!("{name} m={} n={} k={}, planned for {of}", shape.m, shape.n, shape.k));
@@ -149,6 +150,9 @@ fn print(
             "groups",
             format!("{} in {} slabs, {expected} rows expected of each", groups.groups, groups.slabs),
         );
+    }
+    if let Some(groups) = plan.k_groups {
+        line("groups", format!("{} along K, of {} together", groups.groups, groups.k));
     }
     line("choice", plan.name());
     line("why", plan.why.to_string());

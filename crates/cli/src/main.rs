@@ -7,6 +7,7 @@ mod devices;
 mod gemm;
 mod grouped;
 mod inspect;
+mod kgrouped;
 mod mutate;
 mod output;
 mod plot;
@@ -92,10 +93,15 @@ enum Op {
     /// The dense FP8 GEMM with fine-grained scales, `fp8_gemm_nt`.
     #[default]
     Fp8,
+    /// The same with a scale for each row of B, as A has them.
+    #[value(name = "fp8-1d1d")]
+    Fp81d1d,
     /// The same for groups of rows one behind another, `m_grouped_fp8_gemm_nt_contiguous`.
     Fp8Contiguous,
     /// The same for groups that each have room for the same number of rows, `m_grouped_fp8_gemm_nt_masked`.
     Fp8Masked,
+    /// Groups that share M and N, each with a K of its own, `k_grouped_fp8_gemm_nt_contiguous`.
+    Fp8Kgrouped,
     /// The dense GEMM of BF16 operands, `bf16_gemm_nt` and its kind.
     Bf16,
     /// The dense GEMM of FP16 operands, `fp16_gemm_nt` and its kind.
@@ -119,6 +125,8 @@ impl Op {
     fn dense(self) -> Op {
         match self {
             Op::Fp8 | Op::Fp8Contiguous | Op::Fp8Masked => Op::Fp8,
+            Op::Fp81d1d => Op::Fp81d1d,
+            Op::Fp8Kgrouped => Op::Fp8Kgrouped,
             Op::Bf16 | Op::Bf16Contiguous | Op::Bf16Masked | Op::Bf16Batched => Op::Bf16,
             Op::Fp16 | Op::Fp16Contiguous | Op::Fp16Masked | Op::Fp16Batched => Op::Fp16,
         }
@@ -127,7 +135,7 @@ impl Op {
     /// How the device is told where groups are, of a function that has some: as `rows` says where it can be told so.
     fn groups(self, rows: RowLayout) -> Option<GroupLayout> {
         match self {
-            Op::Fp8 | Op::Bf16 | Op::Fp16 => None,
+            Op::Fp8 | Op::Fp81d1d | Op::Fp8Kgrouped | Op::Bf16 | Op::Fp16 => None,
             Op::Fp8Contiguous | Op::Bf16Contiguous | Op::Fp16Contiguous => Some(match rows {
                 RowLayout::Ids => GroupLayout::Ids,
                 RowLayout::Ends => GroupLayout::Ends,
@@ -140,6 +148,7 @@ impl Op {
     /// The kernels that serve it, for operands in some layout.
     fn family(self, layout: GemmLayout) -> Family {
         match self.dense() {
+            Op::Fp81d1d | Op::Fp8Kgrouped => Family::Fp8Rows,
             Op::Bf16 => Family::Half(layout.operands(Half::Bf16)),
             Op::Fp16 => Family::Half(layout.operands(Half::F16)),
             _ => Family::Fp8,
@@ -150,6 +159,7 @@ impl Op {
     fn of(family: Family) -> (Op, GemmLayout) {
         match family {
             Family::Fp8 => (Op::Fp8, GemmLayout::Nt),
+            Family::Fp8Rows => (Op::Fp81d1d, GemmLayout::Nt),
             Family::Half(operands) => {
                 let same = |layout: &GemmLayout| layout.operands(operands.element) == operands;
                 let layout = GemmLayout::ALL.into_iter().find(same).expect("there are four of both");
@@ -171,6 +181,7 @@ impl Op {
     fn d_types(self) -> [DType; 2] {
         match self.dense() {
             Op::Fp16 => [DType::F16, DType::F32],
+            Op::Fp8Kgrouped => [DType::F32, DType::Bf16],
             _ => [DType::Bf16, DType::F32],
         }
     }

@@ -11,13 +11,15 @@ use indicatif::ProgressBar;
 use oxigemm::plan::{Choice, Limits};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{DType, Device, Error, GemmOptions, Sim};
-use oxigemm_kernels::grouping::GroupLayout;
+use oxigemm_kernels::grouping::{GroupLayout, Grouping};
 use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::params::ScalesOfB;
 use oxigemm_kernels::{fp8_slim, fp8_wide, half_slim, half_wide};
 use oxigemm_sim::{Mutant, mutants};
 use serde_json::json;
 
 use crate::grouped::GroupedSpec;
+use crate::kgrouped::KGroupedSpec;
 use crate::output::{print_json, print_line, progress};
 use crate::problem::{AddendKind, ScaleOrder, Spec};
 use crate::task::{Task, Work};
@@ -34,12 +36,14 @@ pub struct Args {
 }
 
 /// The kernels that stand for their families.
-const FAMILIES: [&str; 5] = [
+const FAMILIES: [&str; 7] = [
     "fp8_gemm_wide_256x128_s3",
     "fp8_gemm_slim_8x64",
     "fp8_gemm_wide_grouped_64x128_s8",
     "bf16_gemm_wide_nt_128x192_s4",
     "bf16_gemm_slim_nn_8x64",
+    "fp8_gemm_wide_1d1d_64x128_s8",
+    "fp8_gemm_wide_kgrouped_1d1d_128x128_s5",
 ];
 /// The share of mutants that must be found.
 const BAR: f64 = 0.95;
@@ -134,11 +138,13 @@ fn cases(config: Config, limits: &Limits) -> Vec<Case> {
     let fits = |case: &Case| case.work.plan(Some(case.choice), limits).is_some();
     match config {
         Config::Wide(wide) if wide.is_grouped() => grouped_cases(wide),
+        Config::Wide(wide) if wide.grouping == Grouping::K => k_grouped_cases(wide),
         Config::Wide(wide) => {
             let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
             // Beyond the stages and beyond a group of scales, in fours: the copy engine brings all of those.
             let depth = (wide.stages as usize + 1).next_multiple_of(4).max(12) * 128 - 16;
-            let padded = |m, n, k| Spec { sfa: ScaleOrder::RowPadded, ..Spec::new(m, n, k) };
+            let (op, layout) = Op::of(config.family());
+            let padded = |m, n, k| Spec { sfa: ScaleOrder::RowPadded, ..Spec::of(op, layout, [m, n, k]) };
             let plain = padded(block_m / 2 + 2, 2 * block_n + 8, depth);
             let copied = Spec {
                 m: block_m * 3 / 4 + 2,
@@ -155,12 +161,20 @@ fn cases(config: Config, limits: &Limits) -> Vec<Case> {
                 choice: Choice::Wide { config: wide, cluster_m, cluster_n },
                 num_sms: Some(sms),
             };
-            vec![
+            let mut cases = vec![
                 case(plain, 1, 2, 2),
                 case(Spec { sfa: ScaleOrder::Mn, ..plain }, 2, 1, 2),
                 case(copied, 1, 1, 2),
                 case(short, 1, 1, 1),
-            ]
+            ];
+            if wide.scales_of_b == ScalesOfB::Rows {
+                // FP32 by the copy engine, and scales that it brings; rows of D that it cannot address.
+                let along = Spec { sfa: ScaleOrder::Mn, sfb: ScaleOrder::Mn, d_type: DType::F32, ..short };
+                cases.push(case(along, 1, 1, 1));
+                cases.push(case(Spec { addend: AddendKind::Inplace, ..along }, 2, 1, 2));
+                cases.push(case(Spec { d_padding: 1, ..along }, 1, 1, 1));
+            }
+            cases
         }
         Config::HalfWide(wide) if wide.is_grouped() => half_grouped_cases(wide),
         Config::HalfWide(wide) => {
@@ -233,6 +247,40 @@ fn cases(config: Config, limits: &Limits) -> Vec<Case> {
             most.into_iter().chain(direct).chain(split).collect()
         }
     }
+}
+
+/// The same where groups are along K: groups without any, of which a block comes by several, and more than it has maps.
+fn k_grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
+    let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
+    let depth = (wide.stages as usize + 1).next_multiple_of(4).max(12) * 128 - 16;
+    let case = |spec, [cluster_m, cluster_n]: [u32; 2], sms| Case {
+        work: Work::KGrouped(spec),
+        choice: Choice::Wide { config: wide, cluster_m, cluster_n },
+        num_sms: Some(sms),
+    };
+    let spec = |ks: &[usize], m, n| KGroupedSpec {
+        scales: [ScaleOrder::Mn; 2],
+        ..KGroupedSpec::new(ks.to_vec(), m, n)
+    };
+    let deep = spec(&[depth, 0, 144], block_m / 2 + 2, block_n + 8);
+    let copied = KGroupedSpec {
+        scales: [ScaleOrder::Odd, ScaleOrder::Row],
+        addend: AddendKind::Other,
+        d_gaps: [1, 3],
+        ..deep.clone()
+    };
+    let halves = KGroupedSpec { d_type: DType::Bf16, ..deep.clone() };
+    let added = KGroupedSpec { addend: AddendKind::Inplace, ..deep.clone() };
+    // So short a K that scales, maps or a tile's output are what is waited for.
+    let short: Vec<usize> = (0..20).map(|i| [100, 16, 0, 130][i % 4]).collect();
+    let short = spec(&short, block_m / 2 + 2, 24);
+    vec![
+        case(deep, [1, 2], 2),
+        case(added, [2, 1], 2),
+        case(halves, [1, 1], 2),
+        case(copied, [1, 1], 2),
+        case(short, [1, 1], 1),
+    ]
 }
 
 /// The same where rows are grouped: every layout of groups, and groups that end inside the rows of a warp, of a

@@ -128,9 +128,12 @@ impl Host {
         let (a_values, b_values) = (values(0, m * k), values(1, n * k));
         let fp8 = match spec.op {
             Op::Bf16 | Op::Fp16 => None,
-            _ => Some(Fp8Pair {
+            op => Some(Fp8Pair {
                 a: per_token_cast_to_fp8(&a_values, m, k, ScaleFormat::F32)?,
-                b: Arc::new(per_block_cast_to_fp8(&b_values, n, k, ScaleFormat::F32)?),
+                b: Arc::new(match op {
+                    Op::Fp81d1d => per_token_cast_to_fp8(&b_values, n, k, ScaleFormat::F32)?,
+                    _ => per_block_cast_to_fp8(&b_values, n, k, ScaleFormat::F32)?,
+                }),
             }),
         };
         let c = (spec.addend != AddendKind::None).then(|| {
@@ -247,7 +250,16 @@ pub fn transposed(values: &[f32], [rows, columns]: [usize; 2]) -> Vec<f32> {
 }
 
 fn scales(x: &Quantized, order: ScaleOrder, device: &Device) -> Result<Tensor, Failure> {
-    let [rows, blocks] = x.scale_dims();
+    scale_matrix(&x.scales, x.scale_dims(), order, device)
+}
+
+/// A matrix of scales, given row by row, with poison between what lies along its order.
+pub fn scale_matrix(
+    scales: &[f32],
+    [rows, blocks]: [usize; 2],
+    order: ScaleOrder,
+    device: &Device,
+) -> Result<Tensor, Failure> {
     let (transposed, first) = match order {
         ScaleOrder::Row | ScaleOrder::RowPadded => (false, 0),
         ScaleOrder::Mn => (true, 0),
@@ -260,7 +272,7 @@ fn scales(x: &Quantized, order: ScaleOrder, device: &Device) -> Result<Tensor, F
         ScaleOrder::Odd => line | 1,
     };
     let mut values = vec![f32::NAN; first + lines * pitch];
-    for (i, scale) in x.scales.iter().enumerate() {
+    for (i, scale) in scales.iter().enumerate() {
         let (row, block) = (i / blocks.max(1), i % blocks.max(1));
         let (y, x) = if transposed { (block, row) } else { (row, block) };
         values[first + y * pitch + x] = *scale;
@@ -330,6 +342,14 @@ impl Operands {
     pub fn poison(&mut self) -> Result<(), Failure> {
         let bytes = vec![POISON; self.d_memory.len() * self.d_memory.dtype().size()];
         Ok(self.d_memory.write_bytes(&bytes)?)
+    }
+
+    /// Puts into D what is added to, where it is D.
+    pub fn restore(&mut self, host: &Host) -> Result<(), Failure> {
+        match &host.c {
+            Some(c) if self.addend == AddendKind::Inplace => Ok(self.d.write_f32(c)?),
+            _ => Ok(()),
+        }
     }
 
     /// The elements of D.

@@ -4,6 +4,7 @@ use oxigemm::plan::{Choice, Limits, Plan, Shape};
 use oxigemm::{Device, GemmOptions, Tensor};
 
 use crate::grouped::{GroupedHost, GroupedOperands, GroupedSpec};
+use crate::kgrouped::{KGroupedHost, KGroupedOperands, KGroupedSpec};
 use crate::problem::{AddendKind, Host, Operands, Spec};
 use crate::verdict::{self, Effort, Verdict};
 use crate::{Failure, Op};
@@ -15,6 +16,8 @@ pub enum Work {
     Dense(Spec),
     /// A product for each group of rows.
     Grouped(GroupedSpec),
+    /// A product for each group along K.
+    KGrouped(KGroupedSpec),
 }
 
 impl Work {
@@ -28,6 +31,8 @@ impl Work {
             (Work::Grouped(spec), None) => Plan::best_grouped_of(spec.family(), &spec.shape(), limits),
             (Work::Grouped(spec), Some(choice)) => Plan::of_grouped(choice, &spec.shape(), limits)
                 .filter(|_| choice.config().family() == spec.family()),
+            (Work::KGrouped(spec), None) => Plan::best_k_grouped(&spec.shape(), limits),
+            (Work::KGrouped(spec), Some(choice)) => Plan::of_k_grouped(choice, &spec.shape(), limits),
         }
     }
 
@@ -36,6 +41,7 @@ impl Work {
         match self {
             Work::Dense(spec) => spec.m == 0 || spec.n == 0 || spec.k == 0,
             Work::Grouped(spec) => spec.is_empty(),
+            Work::KGrouped(spec) => spec.is_empty(),
         }
     }
 
@@ -44,6 +50,7 @@ impl Work {
         match self {
             Work::Dense(spec) => spec.m,
             Work::Grouped(spec) => spec.rows.iter().sum(),
+            Work::KGrouped(spec) => spec.ks.len() * spec.m,
         }
     }
 
@@ -52,6 +59,7 @@ impl Work {
         match self {
             Work::Dense(spec) => 2.0 * spec.m as f64 * spec.n as f64 * spec.k as f64,
             Work::Grouped(spec) => spec.flops(),
+            Work::KGrouped(spec) => spec.flops(),
         }
     }
 
@@ -62,6 +70,7 @@ impl Work {
                 let [m, n, k] = [spec.m, spec.n, spec.k].map(|x| x as f64);
                 let scales = match spec.op {
                     Op::Bf16 | Op::Fp16 => 0.0,
+                    Op::Fp81d1d => (k / 128.0).ceil() * (m + n),
                     _ => (k / 128.0).ceil() * (m + (n / 128.0).ceil()),
                 };
                 let outputs = if spec.addend == AddendKind::None { 1.0 } else { 2.0 };
@@ -69,6 +78,7 @@ impl Work {
                 operands + 4.0 * scales + outputs * m * n * spec.d_type.size() as f64
             }
             Work::Grouped(spec) => spec.bytes(),
+            Work::KGrouped(spec) => spec.bytes(),
         }
     }
 
@@ -85,6 +95,11 @@ impl Work {
                 let operands = host.upload(device)?;
                 Task::Grouped(Box::new((host, operands)))
             }
+            Work::KGrouped(spec) => {
+                let host = KGroupedHost::draw(spec.clone())?;
+                let operands = host.upload(device)?;
+                Task::KGrouped(Box::new((host, operands)))
+            }
         })
     }
 }
@@ -94,8 +109,10 @@ impl Op {
     pub fn name(self) -> &'static str {
         match self {
             Op::Fp8 => "fp8",
+            Op::Fp81d1d => "fp8-1d1d",
             Op::Fp8Contiguous => "fp8-contiguous",
             Op::Fp8Masked => "fp8-masked",
+            Op::Fp8Kgrouped => "fp8-kgrouped",
             Op::Bf16 => "bf16",
             Op::Fp16 => "fp16",
             Op::Bf16Contiguous => "bf16-contiguous",
@@ -117,6 +134,7 @@ fn shape(spec: &Spec) -> Shape {
 pub enum Task {
     Dense(Box<(Host, Operands)>),
     Grouped(Box<(GroupedHost, GroupedOperands)>),
+    KGrouped(Box<(KGroupedHost, KGroupedOperands)>),
 }
 
 impl Task {
@@ -125,6 +143,16 @@ impl Task {
         match self {
             Task::Dense(task) => task.1.run(options),
             Task::Grouped(task) => task.1.run(options),
+            Task::KGrouped(task) => task.1.run(options),
+        }
+    }
+
+    /// Puts into D what is added to, where it is D.
+    pub fn restore(&mut self) -> Result<(), Failure> {
+        match self {
+            Task::Dense(task) => task.1.restore(&task.0),
+            Task::Grouped(_) => Ok(()),
+            Task::KGrouped(task) => task.1.restore(&task.0),
         }
     }
 
@@ -133,6 +161,7 @@ impl Task {
         match self {
             Task::Dense(task) => &mut task.1.d_memory,
             Task::Grouped(task) => &mut task.1.d_memory,
+            Task::KGrouped(task) => &mut task.1.d_memory,
         }
     }
 
@@ -141,6 +170,7 @@ impl Task {
         match self {
             Task::Dense(task) => verdict::judge(&task.0, &task.1.result()?, effort),
             Task::Grouped(task) => task.0.judge(&task.1, effort),
+            Task::KGrouped(task) => task.0.judge(&task.1, effort),
         }
     }
 
@@ -149,6 +179,7 @@ impl Task {
         match self {
             Task::Dense(task) => task.1.surroundings_untouched(),
             Task::Grouped(task) => task.1.surroundings_untouched(),
+            Task::KGrouped(task) => task.1.surroundings_untouched(),
         }
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::BLOCK_K;
 use crate::grouping::{ClusterTiles, GroupParams, GroupPlace, Groups};
+use crate::kgroups::{KGroupPlace, KGroups};
 use crate::params::Params;
 use crate::pipeline::{Pipeline, RemoteEmpty};
 use crate::schedule::{KernelTileOrder, TileOrder};
@@ -20,6 +21,7 @@ pub(crate) struct Place<'k> {
     cluster: (U32<'k>, U32<'k>),
     rank: (U32<'k>, U32<'k>),
     groups: Option<Groups<'k>>,
+    k_groups: Option<KGroups<'k>>,
 }
 
 /// Where a tile lies.
@@ -33,6 +35,8 @@ pub(crate) struct TilePlace<'k> {
     pub group: Option<GroupPlace<'k>>,
     /// Whether its rows of B are read at this moment, and not later.
     pub streams_b: Pred<'k>,
+    /// Its group, where groups are along K.
+    pub k_group: Option<KGroupPlace<'k>>,
 }
 
 impl<'k> TilePlace<'k> {
@@ -85,7 +89,13 @@ impl<'k> Place<'k> {
             cluster: (cluster_m, cluster_n),
             rank: (rank_m, rank - rank_m * cluster_n),
             groups: None,
+            k_groups: None,
         }
+    }
+
+    /// The same place among the tiles of groups along K. The blocks of a cluster have tiles of one group.
+    pub fn among_k_groups(self, groups: KGroups<'k>) -> Self {
+        Place { k_groups: Some(groups), ..self }
     }
 
     /// The same place among the tiles of groups, whose table is at `table`. The blocks of a cluster have tiles of one
@@ -97,26 +107,31 @@ impl<'k> Place<'k> {
     }
 
     /// Until this block may begin: its barriers exist, which the warp `loader` has just initialized, the kernels before
-    /// it are done and, where rows are grouped, it knows where. All `threads` threads of the block take part.
+    /// it are done and, where there are groups, it knows where. All `threads` threads of the block take part.
     pub fn begin(&self, k: &'k Kernel, (warp, loader): (U32<'k>, u32), threads: u32) {
-        match self.groups {
-            None => {
-                self.meet(k, warp.eq(loader), threads);
-                k.grid_dependency_wait();
-            }
-            Some(groups) => {
-                // Finding the groups takes longer than the cluster takes to meet.
-                k.cluster_arrive();
-                k.grid_dependency_wait();
-                groups.find(threads);
-                k.cluster_wait();
-            }
+        if self.groups.is_none() && self.k_groups.is_none() {
+            self.meet(k, warp.eq(loader), threads);
+            return k.grid_dependency_wait();
         }
+        // Finding the groups takes longer than the cluster takes to meet.
+        k.cluster_arrive();
+        k.grid_dependency_wait();
+        if let Some(groups) = self.groups {
+            groups.find(threads);
+        }
+        if let Some(groups) = self.k_groups {
+            groups.find();
+        }
+        k.cluster_wait();
     }
 
     /// Tiles of a cluster, of the whole grid.
     fn turns(&self) -> U32<'k> {
-        self.groups.map_or_else(|| self.order.count(), |groups| groups.count())
+        match (self.groups, self.k_groups) {
+            (Some(groups), _) => groups.count(),
+            (None, Some(groups)) => self.order.count() * groups.count(),
+            (None, None) => self.order.count(),
+        }
     }
 
     /// Until the barriers exist that tiles are loaded with, which `loader` has just initialized: a block that is alone
@@ -166,11 +181,24 @@ impl<'k> Place<'k> {
 
     /// Runs `body` with the place of every tile of this block, whether rows are grouped or not.
     pub fn for_each_place(&self, k: &'k Kernel, body: impl FnOnce(TilePlace<'k>)) {
+        if let Some(groups) = self.k_groups {
+            return self.for_each_turn(k, |turn| {
+                let group = turn / self.order.count();
+                let (m, n) = self.order.tile(turn - group * self.order.count());
+                body(TilePlace {
+                    m: (m * self.cluster.0 + self.rank.0) * self.tile[0],
+                    n: (n * self.cluster.1 + self.rank.1) * self.tile[1],
+                    group: None,
+                    k_group: Some(groups.place(group)),
+                    streams_b: self.order.streams_b(),
+                });
+            });
+        }
         if self.groups.is_some() {
             return self.for_each_group_tile(k, |tile, _| body(tile));
         }
         let streams_b = self.order.streams_b();
-        self.for_each_tile(k, |m, n| body(TilePlace { m, n, group: None, streams_b }));
+        self.for_each_tile(k, |m, n| body(TilePlace { m, n, group: None, k_group: None, streams_b }));
     }
 
     /// Runs `body` with the place of every tile of this block, and its place in its group, where rows are grouped.
@@ -183,6 +211,7 @@ impl<'k> Place<'k> {
                 m: m + self.rank.0 * self.tile[0],
                 n: (n * self.cluster.1 + self.rank.1) * self.tile[1],
                 group: Some(group),
+                k_group: None,
             };
             body(tile, group);
         });

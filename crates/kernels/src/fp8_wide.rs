@@ -12,13 +12,15 @@ mod math;
 
 use crate::BLOCK_K;
 use crate::cluster::{Place, TilePlace};
-use crate::epilogue::{OutputFlags, OutputParams, Panels, WarpOutput};
+use crate::epilogue::{OutputFlags, OutputParams, PANEL_BYTES, Panels, WarpOutput};
 use crate::grouping::Grouping;
+use crate::half_output::{Outbox, PartShape};
+use crate::kgroups::{KGroupParams, KGroups, MapRing};
 use crate::many_rows::{MATH_REGISTERS, MATH_WARPGROUPS, MATH_WARPS, ManyRows, PRODUCER_REGISTERS, THREADS};
-use crate::params::{GroupedParams, Params};
+use crate::params::{GroupedParams, Params, ScalesOfB};
 use crate::pipeline::Pipeline;
 use crate::scales::{GROUP, ScaleRing, ScaleShape};
-use math::Math;
+use math::{Math, MathTile};
 use oxigemm_ptx::tma::Eviction;
 use oxigemm_ptx::{BuildError, Kernel, Module, Shared, SharedLayout, Target, U32};
 
@@ -33,13 +35,20 @@ pub struct Config {
     pub stages: u32,
     /// Whether rows are grouped.
     pub grouping: Grouping,
+    /// What shares one scale of B.
+    pub scales_of_b: ScalesOfB,
 }
 
 impl Config {
     /// The kernel's name, unique in the closed set.
     pub fn name(&self) -> String {
-        let grouped = if self.is_grouped() { "grouped_" } else { "" };
-        format!("fp8_gemm_wide_{grouped}{}x{}_s{}", self.block_m, self.block_n, self.stages)
+        let grouped = match self.grouping {
+            Grouping::Dense => "",
+            Grouping::Rows => "grouped_",
+            Grouping::K => "kgrouped_",
+        };
+        let scales = if self.scales_of_b == ScalesOfB::Rows { "1d1d_" } else { "" };
+        format!("fp8_gemm_wide_{grouped}{scales}{}x{}_s{}", self.block_m, self.block_n, self.stages)
     }
 
     /// Whether rows are grouped.
@@ -67,13 +76,21 @@ impl Config {
         ManyRows { block_m: self.block_m, block_n: self.block_n }
     }
 
+    /// What a warpgroup computes of a tile.
+    fn part(&self) -> PartShape {
+        PartShape { waves: self.shape().waves(), columns: self.shape().columns() }
+    }
+
     /// Blocks of K that the main loop is unrolled by, two or four: those whose scales are loaded at once. The more, the
     /// faster, as far as registers reach.
     const UNROLL: u32 = 4;
 
     /// Columns that are sure to share one scale of B, whatever tile and warpgroup they are in.
     fn columns_per_scale(&self) -> u32 {
-        gcd(self.shape().columns(), BLOCK_K)
+        match self.scales_of_b {
+            ScalesOfB::Blocks => gcd(self.shape().columns(), BLOCK_K),
+            ScalesOfB::Rows => 1,
+        }
     }
 
     fn scales(&self) -> ScaleShape {
@@ -106,6 +123,8 @@ struct SharedMap {
     barriers: u32,
     scale_barriers: u32,
     output_barriers: u32,
+    /// Where groups are along K: tensor maps that are being made.
+    map_drafts: u32,
     groups: u32,
     bytes: u32,
 }
@@ -121,9 +140,22 @@ impl SharedMap {
         let barriers = layout.place(Pipeline::barrier_bytes(cfg.stages), 8);
         let scale_barriers = layout.place(ScaleShape::BARRIER_BYTES, 8);
         let output_barriers = layout.place(Pipeline::barrier_bytes(MATH_WARPGROUPS), 8);
+        let draft_bytes = if cfg.grouping == Grouping::K { MapRing::DRAFT_BYTES } else { 0 };
+        let map_drafts = layout.place(draft_bytes, if draft_bytes > 0 { 128 } else { 1 });
         let groups = layout.bytes();
         let bytes = layout.bytes();
-        SharedMap { a, b, staging, scales, barriers, scale_barriers, output_barriers, groups, bytes }
+        SharedMap {
+            a,
+            b,
+            staging,
+            scales,
+            barriers,
+            scale_barriers,
+            output_barriers,
+            map_drafts,
+            groups,
+            bytes,
+        }
     }
 
     /// Gives names to its parts, for the simulator's messages and timeline.
@@ -144,6 +176,7 @@ struct Block<'k, 'c> {
     cfg: &'c Config,
     params: Params<'k>,
     grouped: Option<GroupedParams<'k>>,
+    k_groups: Option<KGroups<'k>>,
     map: SharedMap,
     shared: Shared<'k>,
     place: Place<'k>,
@@ -166,6 +199,33 @@ impl<'k> Block<'k, '_> {
         self.shared.at(self.map.b).at(stage * (self.cfg.block_n * BLOCK_K))
     }
 
+    /// Does what writes a tile's output, unless its group is empty and D is left as it is.
+    fn unless_kept(&self, k_blocks: U32<'k>, write: impl FnOnce()) {
+        match self.k_groups {
+            Some(groups) => self.k.if_(k_blocks.ne(0) | groups.params.keeps_empty.eq(0), write),
+            None => write(),
+        }
+    }
+
+    /// The way of a warpgroup's part to D in rounds, where it takes that.
+    fn outbox_of(
+        &self,
+        warpgroup: U32<'k>,
+        output: &OutputParams<'k>,
+        slab: Option<U32<'k>>,
+    ) -> Option<Outbox<'k>> {
+        (self.cfg.scales_of_b == ScalesOfB::Rows).then(|| Outbox {
+            k: self.k,
+            params: *output,
+            slab,
+            shape: self.cfg.part(),
+            room: self.cfg.staging_bytes() / PANEL_BYTES,
+            staging: self.shared.at(self.map.staging).at(warpgroup * self.cfg.staging_bytes()),
+            ring: self.outbox,
+            warpgroup,
+        })
+    }
+
     /// Where each 64 rows of a warpgroup's part of a tile are staged and belong.
     fn panels(&self, warpgroup: U32<'k>, tile: [U32<'k>; 2]) -> Vec<Panels<'k>> {
         let cfg = self.cfg;
@@ -182,15 +242,26 @@ impl<'k> Block<'k, '_> {
 }
 
 /// `D[m,n] = C[m,n] + sum over 128-wide K blocks of  sfa[m,kb] * sfb[n/128,kb] * (A[m,kb] . B[n,kb])`,
-/// with the B and its scales of the group that row m belongs to, where rows are grouped.
+/// with the B and its scales of the group that row m belongs to, where rows are grouped; with `sfb[n,kb]` where every
+/// row of B has a scale.
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
-    let params = Params::declare(k);
+    let mut params = Params::declare(k);
     let grouped = cfg.is_grouped().then(|| GroupedParams::declare(k));
+    if cfg.scales_of_b == ScalesOfB::Rows {
+        params = params.with_scales_of_rows(k);
+    }
     let map = SharedMap::new(cfg);
     let shared = k.dynamic_shared();
     map.name(k, cfg);
     let mut place = Place::new(k, [cfg.block_m, cfg.block_n], &params);
+    let k_groups = (cfg.grouping == Grouping::K).then(|| {
+        let table = shared.at(map.groups);
+        KGroups::new(KGroupParams::declare(k), table, (params.k_blocks, BLOCK_K))
+    });
+    if let Some(groups) = k_groups {
+        place = place.among_k_groups(groups);
+    }
     if let Some(grouped) = &grouped {
         place = place.among_groups(grouped.groups, shared.at(map.groups), params.output.rows);
     }
@@ -199,7 +270,8 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         ScaleRing::new(k, cfg.scales(), shared.at(map.scales), shared.at(map.scale_barriers), &params);
     let (warp, lane) = (k.warp_index(), k.lane());
     let outbox = Pipeline::new(k, shared.at(map.output_barriers), MATH_WARPGROUPS, MATH_WARPGROUPS);
-    let block = Block { k, cfg, params, grouped, map, shared, place, pipe, scales, outbox, warp, lane };
+    let block =
+        Block { k, cfg, params, grouped, k_groups, map, shared, place, pipe, scales, outbox, warp, lane };
 
     let tile_warp = MATH_WARPS;
     let scale_warp = MATH_WARPS + 2;
@@ -224,7 +296,14 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         warp.ge(tile_warp),
         || {
             k.registers_down(PRODUCER_REGISTERS);
-            k.if_(warp.eq(tile_warp), || k.if_(k.elect(), || k.role("producer", || block.load_tiles())));
+            match block.k_groups {
+                None => k.if_(warp.eq(tile_warp), || {
+                    k.if_(k.elect(), || k.role("producer", || block.load_tiles()))
+                }),
+                Some(groups) => {
+                    k.if_(warp.eq(tile_warp), || k.role("producer", || block.load_tiles_of_groups(groups)));
+                }
+            }
             k.if_(warp.eq(scale_warp), || k.role("scales", || block.bring_scales()));
             k.if_(storer, || k.if_(k.elect(), || k.role("output", || block.store_tiles())));
         },
@@ -268,13 +347,47 @@ impl<'k> Block<'k, '_> {
         cursor.drain();
     }
 
+    /// The same where groups are along K: a warp, of which one lane loads, because it takes all of them to make the
+    /// tensor maps of a group.
+    fn load_tiles_of_groups(&self, groups: KGroups<'k>) {
+        let (k, cfg, p) = (self.k, self.cfg, &self.params);
+        let (a, b) = (self.place.share_of_a(), self.place.share_of_b());
+        let cursor = self.pipe.writer();
+        let drafts = self.shared.at(self.map.map_drafts);
+        let ring = MapRing::claim(groups.params, [p.a, p.b], drafts, self.lane);
+        self.place.for_each_place(k, |tile| {
+            let Some(group) = tile.k_group else { return };
+            k.if_(group.k.gt(0), || {
+                ring.turn_to(&group, [p.output.rows, p.output.columns]);
+                let [map_a, map_b] = ring.maps();
+                k.if_(self.lane.eq(0), || {
+                    k.for_(0, group.k.div_ceil(BLOCK_K), 1, |block| {
+                        cursor.wait_empty();
+                        let stage = cursor.stage();
+                        let full = self.pipe.full(stage);
+                        full.arrive_expecting((cfg.block_m + cfg.block_n) * BLOCK_K);
+                        a.load(k, &map_a, [block * BLOCK_K, tile.m], self.a(stage), full);
+                        b.load(k, &map_b, [block * BLOCK_K, tile.n], self.b(stage), full);
+                        cursor.advance();
+                    });
+                });
+                k.sync_warp();
+            });
+        });
+        k.launch_dependents();
+        k.if_(self.lane.eq(0), || cursor.drain());
+        ring.give_back();
+    }
+
     /// The warp that brings the scales, as far ahead of the tiles as its ring allows.
     fn bring_scales(&self) {
         let (k, p) = (self.k, &self.params);
         let (writer, copier) = (self.scales.writer(), self.scales.copier(self.lane));
         self.place.for_each_place(k, |tile| {
             let (p, at) = (&p.of(&tile, self.grouped.as_ref()), [tile.m, tile.n]);
-            k.for_(0, p.k_blocks, GROUP, |block| {
+            // A tile of an empty group has a place too.
+            let blocks = if tile.k_group.is_some() { p.k_blocks.max(1) } else { p.k_blocks };
+            k.for_(0, blocks, GROUP, |block| {
                 k.if_(self.lane.eq(0), || writer.load(p, at, block));
                 k.if_(self.scales.copied(), || copier.copy(p, at, block, p.k_blocks));
             });
@@ -292,21 +405,32 @@ impl<'k> Block<'k, '_> {
         self.place.if_any_tile(k, || math.load_scales(k.constant(0)));
         self.place.for_each_turn(k, |turn| {
             math.sums.iter().flatten().for_each(|sum| sum.set(0.0));
+            let k_blocks = math.k_blocks();
             match cfg.grouping {
-                Grouping::Dense => math.multiply_tile(),
-                Grouping::Rows => {
-                    k.if_else(math.has_rows(first_row), || math.multiply_tile(), || math.pass_tile_by());
-                }
+                Grouping::Dense | Grouping::K => math.multiply_tile(k_blocks),
+                Grouping::Rows => k.if_else(
+                    math.has_rows(first_row),
+                    || math.multiply_tile(k_blocks),
+                    || math.pass_tile_by(),
+                ),
             }
             // Only now: until here it would take registers.
-            let (tile, end) = math.tile();
+            let MathTile { at: tile, end, k_blocks } = math.tile();
             k.sync_warp();
             k.if_(self.place.has_another(k, turn), || {
                 math.scales.release();
                 math.load_scales(k.constant(0));
             });
-            let columns = cfg.shape().columns();
             let output = OutputParams { rows: end.unwrap_or(p.output.rows), ..p.output };
+            if let Some(outbox) = self.outbox_of(warpgroup, &output, None) {
+                let [row, column] = cfg.shape().part_of(warpgroup);
+                let first = [tile[0] + row, tile[1] + column];
+                self.unless_kept(k_blocks, || {
+                    outbox.write([self.warp & 3, self.lane], first, &math.sums, parity);
+                });
+                return;
+            }
+            let columns = cfg.shape().columns();
             let part = |place| WarpOutput { params: &output, place, warp: self.warp & 3, lane: self.lane };
             let parts = self.panels(warpgroup, tile).into_iter().map(part);
             let parts: Vec<_> = parts.zip(math.sums.iter().map(Vec::as_slice)).collect();
@@ -344,6 +468,13 @@ impl<'k> Block<'k, '_> {
         let warpgroup = (self.warp - MATH_WARPS) >> 1;
         let parity = k.var(0u32);
         self.place.for_each_place(k, |tile| {
+            let slab = tile.k_group.map(|group| group.group);
+            if let Some(outbox) = self.outbox_of(warpgroup, output, slab) {
+                let [row, column] = self.cfg.shape().part_of(warpgroup);
+                let k_blocks = tile.k_group.map_or(self.params.k_blocks, |group| group.k);
+                self.unless_kept(k_blocks, || outbox.store([tile.m + row, tile.n + column], parity));
+                return;
+            }
             self.outbox.full(warpgroup).wait(parity.get());
             let (row, end) = match tile.group {
                 None => (tile.m, None),

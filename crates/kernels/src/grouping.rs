@@ -24,6 +24,8 @@ pub enum Grouping {
     Dense,
     /// Rows belong to groups.
     Rows,
+    /// Groups share the rows of D, and each has a K and a D of its own: see [`crate::kgroups`].
+    K,
 }
 
 /// How the device says where groups lie, as numbers of type `i32`.
@@ -282,10 +284,7 @@ impl<'k> Groups<'k> {
 
     /// The groups of a lane, which follow each other.
     fn of_lane(&self, lane: U32<'k>) -> (U32<'k>, U32<'k>) {
-        let groups = self.params.groups;
-        let each = groups.div_ceil(WARP);
-        let first = (lane * each).min(groups);
-        (first, (first + each).min(groups))
+        groups_of_lane(lane, self.params.groups)
     }
 
     /// Where each group starts, by the ends of those before it: a warp does it.
@@ -365,8 +364,15 @@ impl<'k> Groups<'k> {
     }
 }
 
+/// The first group of a lane, and the one behind its last, where every lane has as many.
+pub(crate) fn groups_of_lane<'k>(lane: U32<'k>, groups: U32<'k>) -> (U32<'k>, U32<'k>) {
+    let each = groups.div_ceil(WARP);
+    let first = (lane * each).min(groups);
+    (first, (first + each).min(groups))
+}
+
 /// What `combine` makes of the values of the lanes below; 0 for the first.
-fn exclusive_scan<'k>(
+pub(crate) fn exclusive_scan<'k>(
     k: &'k Kernel,
     lane: U32<'k>,
     value: U32<'k>,

@@ -1,4 +1,4 @@
-//! From the accumulators of 16-bit products to memory, in rounds.
+//! From accumulators to memory in rounds: of 16-bit products, and of FP8 ones with a scale for each row of B.
 //!
 //! A warpgroup has a staging area of some panels: 64 rows of 128 bytes. Where the copy engine can store D, the
 //! warpgroup fills the area, and a thread that does not multiply has it stored; a part of a tile that is larger than the
@@ -78,7 +78,7 @@ impl PartShape {
 pub(crate) struct Outbox<'k> {
     pub k: &'k Kernel,
     pub params: OutputParams<'k>,
-    /// The slab of D, where rows are grouped: then D may go on behind the last of its [`rows`](OutputParams::rows), with
+    /// The slab of D, where its map has several: then D may go on behind the last of its [`rows`](OutputParams::rows), with
     /// those of another group.
     pub slab: Option<U32<'k>>,
     pub shape: PartShape,

@@ -257,6 +257,7 @@ impl<'k> Block<'k, '_> {
                     tiles[1].boxes([n, depth], b).for_each(|(at, to)| shares[1].load(k, &p.b, at, to, full));
                 });
             }),
+            Grouping::K => unreachable!("{NO_K_GROUPS}"),
             Grouping::Rows => {
                 let once = k.cache_policy(Eviction::First);
                 self.place.for_each_group_tile(k, |TilePlace { m, n, streams_b, .. }, place| {
@@ -296,6 +297,7 @@ impl<'k> Block<'k, '_> {
                 math.multiply_tile(waves);
                 write([m, n], outbox);
             }),
+            Grouping::K => unreachable!("{NO_K_GROUPS}"),
             Grouping::Rows => self.place.for_each_turn(k, |_| {
                 let (tile, [end, slab]) = math.told();
                 let row = tile[0] + first_row;
@@ -324,6 +326,7 @@ impl<'k> Block<'k, '_> {
             Grouping::Dense => {
                 self.place.for_each_tile(k, |m, n| outbox.store([m + first_row, n + first_column], parity));
             }
+            Grouping::K => unreachable!("{NO_K_GROUPS}"),
             Grouping::Rows => self.place.for_each_group_tile(k, |tile, GroupPlace { slab, end, .. }| {
                 let (row, column) = (tile.m + first_row, tile.n + first_column);
                 k.if_(row.lt(end), || {
@@ -333,6 +336,8 @@ impl<'k> Block<'k, '_> {
         }
     }
 }
+
+const NO_K_GROUPS: &str = "no kernel of 16 bits has groups along K";
 
 /// A math warp's state.
 struct Math<'k, 'b, 'c> {

@@ -2,10 +2,10 @@
 
 use crate::epilogue::Panels;
 use crate::grouping::{Grouping, table_bytes};
-use crate::params::ScaleLayout;
+use crate::params::{ScaleLayout, ScalesOfB};
 use crate::scales::loaded_blocks;
 use crate::schedule::best_band;
-use crate::{BLOCK_K, fp8_slim, fp8_wide, half, half_slim, half_wide};
+use crate::{BLOCK_K, fp8_slim, fp8_wide, half, half_slim, half_wide, kgroups};
 use half::{Major, Operands};
 use oxigemm_ptx::{BuildError, Module};
 
@@ -25,8 +25,10 @@ pub enum Config {
 /// What a kernel multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
-    /// FP8 with fine-grained scales, both operands K-major.
+    /// FP8 with fine-grained scales, both operands K-major: one for a row of A, one for 128 rows of B.
     Fp8,
+    /// The same with one scale for each row of B, as A has them.
+    Fp8Rows,
     /// BF16 or FP16.
     Half(Operands),
 }
@@ -35,7 +37,7 @@ impl Family {
     /// Elements of K in one stage.
     pub const fn block_k(self) -> u32 {
         match self {
-            Family::Fp8 => BLOCK_K,
+            Family::Fp8 | Family::Fp8Rows => BLOCK_K,
             Family::Half(_) => half::BLOCK_K,
         }
     }
@@ -43,7 +45,7 @@ impl Family {
     /// Bytes of an element of A or B.
     pub const fn element_bytes(self) -> u32 {
         match self {
-            Family::Fp8 => 1,
+            Family::Fp8 | Family::Fp8Rows => 1,
             Family::Half(_) => 2,
         }
     }
@@ -137,6 +139,26 @@ impl GroupedShape {
     }
 }
 
+/// What a launch needs to know of a problem whose groups are along K.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KGroupedShape {
+    /// How many groups there are.
+    pub groups: u32,
+    /// Rows of A and of a group's D.
+    pub m: u32,
+    /// Rows of B, columns of D.
+    pub n: u32,
+    /// The K of all groups together.
+    pub k: u32,
+}
+
+impl KGroupedShape {
+    /// One group, as the shape of a product, if all were equal.
+    pub fn group(&self) -> Shape {
+        Shape { m: self.m, n: self.n, k: self.k.div_ceil(self.groups.max(1)).max(1) }
+    }
+}
+
 /// A tensor map as plain numbers: a matrix in memory, or slabs of it, and the tile that one copy moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixMap {
@@ -179,6 +201,8 @@ pub struct Launch {
     pub tile_b: u32,
     /// Rows of A whose scales one tensor load brings, where it has scales.
     pub scale_rows: u32,
+    /// Rows of B whose scales one tensor load brings, where each has its own.
+    pub scale_columns: u32,
     /// The kernel's `tuning` arguments.
     pub tuning: [u32; 3],
 }
@@ -221,6 +245,12 @@ impl Launch {
             }
             ScaleLayout::Copied => None,
         }
+    }
+
+    /// The map of B's scales, of FP32 without swizzle, where each row has its own and they lie along N.
+    pub fn map_sfb(&self, shape: Shape, stride_k: u32) -> MatrixMap {
+        let blocks = shape.k_blocks();
+        MatrixMap::new([shape.n, blocks], u64::from(stride_k), [self.scale_columns, loaded_blocks(blocks)])
     }
 
     /// The map of a plain D, of elements of `size` bytes with 128-byte swizzle.
@@ -304,27 +334,45 @@ fn half_grouped() -> impl Iterator<Item = Config> {
 const GROUPED: &[(u32, u32, u32)] =
     &[(256, 128, 3), (128, 128, 5), (128, 192, 4), (64, 64, 12), (64, 96, 10), (64, 128, 8), (64, 256, 4)];
 
-fn wide(tiles: &[(u32, u32, u32)], grouping: Grouping) -> impl Iterator<Item = Config> {
+/// Tiles of the kernels with a scale for each row of B.
+const ROW_SCALES: &[(u32, u32, u32)] = &[(256, 96, 3), (128, 128, 5), (64, 128, 8)];
+
+/// Those of which groups are along K.
+const K_GROUPED: &[(u32, u32, u32)] = &[(256, 96, 3), (128, 128, 5)];
+
+fn wide(
+    tiles: &[(u32, u32, u32)],
+    grouping: Grouping,
+    scales_of_b: ScalesOfB,
+) -> impl Iterator<Item = Config> {
     tiles.iter().map(move |&(block_m, block_n, stages)| {
-        Config::Wide(fp8_wide::Config { block_m, block_n, stages, grouping })
+        Config::Wide(fp8_wide::Config { block_m, block_n, stages, grouping, scales_of_b })
     })
 }
 
 impl Config {
     /// Every kernel that exists: no shape ever needs another.
     pub fn all() -> impl Iterator<Item = Config> {
-        Config::dense().chain(Config::grouped())
+        Config::dense().chain(Config::grouped()).chain(Config::k_grouped())
     }
 
     /// The kernels of one product.
     pub fn dense() -> impl Iterator<Item = Config> {
         let slim = SLIM.iter().map(|&(block_m, block_n)| fp8_slim::Config { block_m, block_n });
-        wide(WIDE, Grouping::Dense).chain(slim.map(Config::Slim)).chain(half_kernels())
+        wide(WIDE, Grouping::Dense, ScalesOfB::Blocks)
+            .chain(slim.map(Config::Slim))
+            .chain(wide(ROW_SCALES, Grouping::Dense, ScalesOfB::Rows))
+            .chain(half_kernels())
     }
 
     /// The kernels whose rows are grouped.
     pub fn grouped() -> impl Iterator<Item = Config> {
-        wide(GROUPED, Grouping::Rows).chain(half_grouped())
+        wide(GROUPED, Grouping::Rows, ScalesOfB::Blocks).chain(half_grouped())
+    }
+
+    /// The kernels whose groups are along K.
+    pub fn k_grouped() -> impl Iterator<Item = Config> {
+        wide(K_GROUPED, Grouping::K, ScalesOfB::Rows)
     }
 
     /// Whether rows are grouped.
@@ -339,6 +387,7 @@ impl Config {
     /// What the kernel multiplies.
     pub fn family(&self) -> Family {
         match self {
+            Config::Wide(config) if config.scales_of_b == ScalesOfB::Rows => Family::Fp8Rows,
             Config::Wide(_) | Config::Slim(_) => Family::Fp8,
             Config::HalfWide(config) => Family::Half(config.operands),
             Config::HalfSlim(config) => Family::Half(config.operands),
@@ -379,7 +428,11 @@ impl Choice {
 
     /// Whether the kernel has the copy engine store FP32 where it can address D, and add it to D where that is C.
     pub fn stores_f32_panels(&self) -> bool {
-        matches!(self, Choice::HalfWide { .. })
+        match self {
+            Choice::Wide { config, .. } => config.scales_of_b == ScalesOfB::Rows,
+            Choice::HalfWide { .. } => true,
+            Choice::Slim { .. } | Choice::HalfSlim { .. } => false,
+        }
     }
 
     /// The launch for a shape, on a device that runs up to `concurrent` clusters of this choice at a time.
@@ -392,6 +445,7 @@ impl Choice {
                 tile_a: config.box_rows(cluster_n),
                 tile_b: config.block_n / cluster_m,
                 scale_rows: config.block_m,
+                scale_columns: config.block_n,
                 ..persistent(
                     family,
                     shape,
@@ -466,6 +520,25 @@ impl Choice {
     }
 }
 
+impl Choice {
+    /// The launch where groups are along K; only kernels with [`Grouping::K`] can be launched so.
+    pub fn launch_k_grouped(&self, shape: &KGroupedShape, concurrent: u32) -> Option<Launch> {
+        let Choice::Wide { config, cluster_m, cluster_n } = *self else { return None };
+        if config.grouping != Grouping::K {
+            return None;
+        }
+        let one = self.launch(shape.group(), concurrent);
+        let tiles =
+            shape.m.div_ceil(config.block_m * cluster_m) * shape.n.div_ceil(config.block_n * cluster_n);
+        let clusters = concurrent.min(tiles.saturating_mul(shape.groups)).max(1);
+        Some(Launch {
+            grid: [clusters * one.cluster, 1],
+            shared_bytes: config.shared_bytes() + kgroups::table_bytes(shape.groups),
+            ..one
+        })
+    }
+}
+
 /// The grid of a persistent kernel, for tiles and clusters of these dimensions and up to `concurrent` clusters at a
 /// time. What the kernel itself decides is left open.
 fn persistent(
@@ -520,6 +593,9 @@ mod tests {
         for config in Config::all() {
             let bytes = match config {
                 Config::Wide(config) if config.is_grouped() => config.shared_bytes() + table_bytes(128),
+                Config::Wide(config) if config.grouping == Grouping::K => {
+                    config.shared_bytes() + kgroups::table_bytes(128)
+                }
                 Config::Wide(config) => config.shared_bytes(),
                 Config::Slim(config) => config.shared_bytes(2),
                 Config::HalfWide(config) if config.is_grouped() => config.shared_bytes() + table_bytes(128),

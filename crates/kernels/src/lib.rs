@@ -26,6 +26,7 @@ pub mod half;
 mod half_output;
 pub mod half_slim;
 pub mod half_wide;
+pub mod kgroups;
 pub mod launch;
 mod many_rows;
 pub mod params;

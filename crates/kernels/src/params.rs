@@ -1,8 +1,10 @@
 //! The arguments of the FP8 GEMM kernels: as the host passes them and as the kernels declare them.
 
+use crate::BLOCK_K;
 use crate::cluster::TilePlace;
 use crate::epilogue::OutputParams;
 use crate::grouping::{GroupArgs, GroupParams, GroupPlace};
+use crate::kgroups::KGroupPlace;
 use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::{Global, Kernel, Pred, Shared, U32};
 use std::ffi::c_void;
@@ -49,13 +51,24 @@ pub struct Args {
     pub tuning: [u32; 3],
 }
 
-/// Set in [`Args::scale_layouts`] where the copy engine can bring a row of B's scales: see [`sfb_bulk`].
+/// Set in [`Args::scale_layouts`] where the copy engine can bring B's scales: a row of them, see [`sfb_bulk`], or where
+/// each row of B has its own, those that are [`MnMajor`](ScaleLayout::MnMajor).
 pub const SFB_BULK: u32 = 4;
 
 /// Whether the copy engine can bring rows of B's scales at `address` with these strides (in elements, along N and
 /// along K), for a number of blocks of K: it takes addresses and sizes in multiples of 16 bytes.
 pub fn sfb_bulk(address: u64, [stride_n, stride_k]: [u32; 2], k_blocks: u32) -> bool {
     stride_k == 1 && address.is_multiple_of(16) && stride_n.is_multiple_of(4) && k_blocks.is_multiple_of(4)
+}
+
+/// What shares one scale of B along N.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ScalesOfB {
+    /// 128 rows.
+    #[default]
+    Blocks,
+    /// Each row has its own, as those of A have.
+    Rows,
 }
 
 /// How A's scales reach shared memory.
@@ -152,6 +165,8 @@ pub(crate) struct Params<'k> {
     pub a: TensorMap<'k>,
     pub b: TensorMap<'k>,
     pub sfa_map: TensorMap<'k>,
+    /// The map of B's scales where each row has its own: see [`Params::with_scales_of_rows`].
+    pub sfb_map: Option<TensorMap<'k>>,
     pub sfa: ScaleParams<'k>,
     pub sfb: ScaleParams<'k>,
     pub sfa_layout: U32<'k>,
@@ -162,6 +177,8 @@ pub(crate) struct Params<'k> {
     pub tuning: [U32<'k>; 3],
     /// The group that they are of, where rows are grouped: see [`Params::of`].
     pub group: Option<GroupPlace<'k>>,
+    /// The same where groups are along K.
+    pub k_group: Option<KGroupPlace<'k>>,
 }
 
 /// The arguments of groups inside a kernel.
@@ -197,7 +214,12 @@ impl<'k> ScaleParams<'k> {
         ScaleParams { base: self.base.at(count.widening_mul(stride) << 2), ..self }
     }
 
-    /// The scale of one row of A (or one 128 rows of B) and one 128-wide block of K.
+    /// Whether the scales of one row lie side by side.
+    pub fn is_row_major(&self) -> Pred<'k> {
+        self.stride_k.eq(1)
+    }
+
+    /// The scale of one row of A (or one or 128 rows of B) and one 128-wide block of K.
     pub fn at(&self, row: U32<'k>, block: U32<'k>) -> Global<'k> {
         let index = row.widening_mul(self.stride_mn) + block.widening_mul(self.stride_k);
         self.base.at(index << 2)
@@ -221,11 +243,39 @@ impl<'k> Params<'k> {
         let layouts: U32<'k> = k.param("scale_layouts");
         let (sfa_layout, sfb_bulk) = (layouts & (SFB_BULK - 1), (layouts & SFB_BULK).ne(0));
         let tuning = [k.param("tuning_0"), k.param("tuning_1"), k.param("tuning_2")];
-        Params { a, b, sfa_map, sfa, sfb, sfa_layout, sfb_bulk, output, k_blocks, tuning, group: None }
+        Params {
+            a,
+            b,
+            sfa_map,
+            sfb_map: None,
+            sfa,
+            sfb,
+            sfa_layout,
+            sfb_bulk,
+            output,
+            k_blocks,
+            tuning,
+            group: None,
+            k_group: None,
+        }
+    }
+
+    /// Declares the map of B's scales, behind all others.
+    pub fn with_scales_of_rows(self, k: &'k Kernel) -> Self {
+        Params { sfb_map: Some(k.param_tensor_map("sfb_map")), ..self }
     }
 
     /// The arguments of the tile's group: its scales, and its rows as all rows that there are.
     pub fn of(&self, tile: &TilePlace<'k>, grouped: Option<&GroupedParams<'k>>) -> Self {
+        if let Some(place) = tile.k_group {
+            return Params {
+                sfa: self.sfa.moved(place.first_block, self.sfa.stride_k),
+                sfb: self.sfb.moved(place.first_block, self.sfb.stride_k),
+                k_blocks: place.k.div_ceil(BLOCK_K),
+                k_group: tile.k_group,
+                ..*self
+            };
+        }
         let (Some(place), Some(grouped)) = (tile.group, grouped) else { return *self };
         Params {
             sfa: self.sfa.moved(place.slab, grouped.sfa_slab),
@@ -236,8 +286,11 @@ impl<'k> Params<'k> {
         }
     }
 
-    /// Tells the math warps where a tile is.
+    /// Tells the math warps where a tile is; where groups are along K, also the tile's blocks of K.
     pub fn store_place(&self, to: Shared<'k>, m: U32<'k>, n: U32<'k>) {
+        if let Some(group) = self.k_group {
+            return to.store_vec([group.d_row + m, n, group.d_row + self.output.rows, self.k_blocks]);
+        }
         TilePlace::tell(to, [m, n], self.group);
     }
 }

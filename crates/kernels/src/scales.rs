@@ -3,9 +3,12 @@
 //! A tile arrives just in time; scales come a few blocks of K at a time and run ahead, so that a math warp finds them
 //! when it looks for the next ones while the tensor core works. The copy engine brings what it can address: the scales
 //! of A's rows in either layout, and of B where a tile needs one row of them. A warp copies the rest.
+//!
+//! Where every row of B has a scale of its own, a thread that multiplies needs those of a quarter of the columns in
+//! every block of K. So they lie along N in shared memory, and are brought by the copy engine if they do so in memory.
 
 use crate::cluster::TilePlace;
-use crate::params::{Params, ScaleLayout};
+use crate::params::{Params, ScaleLayout, ScaleParams};
 use crate::pipeline::{Cursor, Pipeline};
 use crate::{BLOCK_K, WARP};
 use oxigemm_ptx::tma::LoadOptions;
@@ -43,6 +46,11 @@ pub(crate) struct ScaleShape {
 impl ScaleShape {
     /// Bytes of the ring's barriers.
     pub const BARRIER_BYTES: u32 = Pipeline::barrier_bytes(SLOTS);
+
+    /// Whether every column has a scale of its own.
+    fn each_column(&self) -> bool {
+        self.columns_per_scale == 1
+    }
 
     /// Floats from the column scales of one block of K to those of the next.
     fn column_pitch(&self) -> u32 {
@@ -92,14 +100,15 @@ impl<'k> ScaleRing<'k> {
         barriers: Shared<'k>,
         params: &Params<'k>,
     ) -> Self {
-        let one_row = if shape.columns == 1 { params.sfb_bulk } else { k.constant(false) };
+        let brings_columns = shape.columns == 1 || shape.each_column();
+        let columns_by_engine = if brings_columns { params.sfb_bulk } else { k.constant(false) };
         ScaleRing {
             k,
             shape,
             slots,
             pipe: Pipeline::new(k, barriers, SLOTS, SLOTS),
             layout: params.sfa_layout,
-            by_engine: [params.sfa_layout.ne(ScaleLayout::Copied as u32), one_row],
+            by_engine: [params.sfa_layout.ne(ScaleLayout::Copied as u32), columns_by_engine],
             loaded: params.k_blocks.le(GROUP / 2).select(GROUP / 2, GROUP),
         }
     }
@@ -177,17 +186,27 @@ impl<'k> ScaleWriter<'k> {
         let (slot, full) = (ring.slot(self.cursor.stage()), ring.pipe.full(self.cursor.stage()));
         let [rows, columns] = ring.by_engine;
         let row_bytes: U32<'k> = rows.select(ring.loaded * (ring.shape.rows * 4), 0);
-        let column_bytes: U32<'k> = columns.select((params.k_blocks - block).min(GROUP) * 4, 0);
+        let column_bytes: U32<'k> = match ring.shape.each_column() {
+            true => columns.select(ring.loaded * (ring.shape.columns * 4), 0),
+            false => columns.select((params.k_blocks - block).min(GROUP) * 4, 0),
+        };
+        // Scales of a group along K are behind those of others.
+        let place_of = |block: U32<'k>| params.k_group.map_or(block, |group| block + group.first_block);
         params.store_place(ring.place(slot), m, n);
         full.arrive_expecting(row_bytes + column_bytes);
         k.if_(rows, || {
             let by_rows = ring.layout.eq(ScaleLayout::RowMajor as u32);
+            let block = place_of(block);
             let at = [by_rows.select(block, m), by_rows.select(m, block)];
             let slab = params.group.map(|group| group.slab);
             let at: Vec<U32<'k>> = at.into_iter().chain(slab).collect();
             params.sfa_map.load(&at, slot, full, LoadOptions::default());
         });
         k.if_(columns, || {
+            if let Some(map) = params.sfb_map {
+                map.load(&[n, place_of(block)], ring.columns(slot), full, LoadOptions::default());
+                return;
+            }
             // A cluster's last tile may lie outside of B.
             let row = n.min(params.output.columns - 1) / BLOCK_K;
             ring.columns(slot).bulk_load(params.sfb.at(row, block), column_bytes, full);
@@ -212,8 +231,17 @@ impl<'k> ScaleCopier<'k> {
         self.cursor.wait_empty();
         let slot = ring.slot(self.cursor.stage());
         let [rows_by_engine, columns_by_engine] = ring.by_engine;
-        k.if_(!columns_by_engine, || self.copy_columns(params, ring.columns(slot), n, (block, end)));
-        k.if_(!rows_by_engine, || self.copy_rows(params, slot, m, (block, end)));
+        if ring.shape.each_column() {
+            let p = &params.output;
+            let (rows, columns) = (ring.shape.rows, ring.shape.columns);
+            k.if_(!columns_by_engine, || {
+                self.copy_each(&params.sfb, ring.columns(slot), (n, p.columns, columns), (block, end));
+            });
+            k.if_(!rows_by_engine, || self.copy_each(&params.sfa, slot, (m, p.rows, rows), (block, end)));
+        } else {
+            k.if_(!columns_by_engine, || self.copy_columns(params, ring.columns(slot), n, (block, end)));
+            k.if_(!rows_by_engine, || self.copy_rows(params, slot, m, (block, end)));
+        }
         k.copies_wait();
         k.sync_warp();
         ring.pipe.full(self.cursor.stage()).arrive();
@@ -226,6 +254,24 @@ impl<'k> ScaleCopier<'k> {
             let (later, row) = (index / rows, index % rows);
             let exists = (m + row).lt(params.output.rows) & (block + later).lt(end);
             to.at(index * 4).copy_async(params.sfa.at(m + row, block + later), 4, exists);
+        });
+    }
+
+    /// Copies the scales of `count` rows of A or B from `first` on, of which those before `limit` exist. Neighbouring
+    /// lanes read neighbours in memory.
+    fn copy_each(
+        &self,
+        scales: &ScaleParams<'k>,
+        to: Shared<'k>,
+        (first, limit, count): (U32<'k>, U32<'k>, u32),
+        (block, end): (U32<'k>, U32<'k>),
+    ) {
+        let along_k = scales.is_row_major();
+        self.ring.k.for_(self.lane, GROUP * count, WARP, |index| {
+            let later: U32<'k> = along_k.select(index % GROUP, index / count);
+            let row: U32<'k> = along_k.select(index / GROUP, index % count);
+            let exists = (first + row).lt(limit) & (block + later).lt(end);
+            to.at((later * count + row) * 4).copy_async(scales.at(first + row, block + later), 4, exists);
         });
     }
 
@@ -330,6 +376,15 @@ impl<'k> ScaleReader<'k> {
         vectors.take(count as usize).collect()
     }
 
+    /// The scales of the columns whose products this lane has, where every column has its own: of two neighbours in
+    /// each eight, for one block of the group.
+    pub fn column_pairs(&self, within: U32<'k>, first: U32<'k>, columns: u32) -> Vec<F32<'k>> {
+        let pitch = self.ring.shape.column_pitch();
+        let from = self.ring.columns(self.slot()).at(within * (pitch * 4));
+        let from = from.at((first + (self.lane & 3) * 2) * 4);
+        (0..columns / 8).flat_map(|octet| from.at(octet * 32).load_vec::<f32, 2>()).collect()
+    }
+
     /// The first row and column of the tile that the current group belongs to.
     pub fn place(&self) -> [U32<'k>; 2] {
         self.ring.place(self.slot()).load_vec::<u32, 2>()
@@ -338,6 +393,12 @@ impl<'k> ScaleReader<'k> {
     /// The same where rows are grouped, and the row of D behind the group's last.
     pub fn place_in_group(&self) -> ([U32<'k>; 2], U32<'k>) {
         TilePlace::told_in_group(self.ring.place(self.slot()))
+    }
+
+    /// The same where groups are along K, and the tile's blocks of K.
+    pub fn place_in_k_group(&self) -> ([U32<'k>; 2], U32<'k>, U32<'k>) {
+        let [row, column, end, k_blocks] = self.ring.place(self.slot()).load_vec::<u32, 4>();
+        ([row, column], end, k_blocks)
     }
 }
 

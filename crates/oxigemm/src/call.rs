@@ -2,13 +2,15 @@
 
 use std::ffi::c_void;
 
+use oxigemm_kernels::BLOCK_K;
 use oxigemm_kernels::epilogue::OutputFlags;
 use oxigemm_kernels::grouping::GroupArgs;
 use oxigemm_kernels::half::Half;
-use oxigemm_kernels::launch::{Family, GroupedShape, Launch, MatrixMap};
+use oxigemm_kernels::kgroups::KGroupArgs;
+use oxigemm_kernels::launch::{Family, GroupedShape, KGroupedShape, Launch, MatrixMap};
 use oxigemm_kernels::params::{Args, GroupedArgs, SFB_BULK, ScaleLayout, sfb_bulk};
 
-use crate::check::{Accumulate, Groups, Problem};
+use crate::check::{Accumulate, Groups, KGroups, Problem, ScaleStrides};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::{self, Choice, Limits, Plan, Shape};
@@ -19,6 +21,8 @@ pub(crate) struct PlanKey {
     pub problem: Problem,
     /// Its groups, where rows are grouped.
     pub groups: Option<Groups>,
+    /// Its groups, where they are along K.
+    pub k_groups: Option<KGroups>,
     pub choice: Option<Choice>,
     pub sms: u32,
 }
@@ -31,6 +35,15 @@ impl PlanKey {
             name: plan::name(&choice),
             shape: format!("{groups}m={m} n={n} k={k} on {} multiprocessors", limits.sms),
         };
+        if let Some(shape) = self.k_grouped_shape() {
+            return match self.choice {
+                Some(choice) => Plan::of_k_grouped(choice, &shape, limits)
+                    .ok_or_else(|| refuse(choice, format!("{} groups along K, ", shape.groups))),
+                None => {
+                    Plan::best_k_grouped(&shape, limits).ok_or_else(|| too_many_groups("d", shape.groups))
+                }
+            };
+        }
         match (self.choice, self.grouped_shape()) {
             (Some(choice), _) if choice.config().family() != family => {
                 Err(Error::ChoiceFamily { name: plan::name(&choice), expected: plan::family_name(family) })
@@ -41,14 +54,14 @@ impl PlanKey {
             (None, None) => Ok(Plan::best_of(family, Shape { m, n, k }, limits)),
             (Some(choice), Some(shape)) => Plan::of_grouped(choice, &shape, limits)
                 .ok_or_else(|| refuse(choice, format!("{} groups of ", shape.groups))),
-            (None, Some(shape)) => {
-                Plan::best_grouped_of(family, &shape, limits).ok_or_else(|| Error::Overflow {
-                    argument: "b",
-                    expected: "as many groups as the shared memory of a block has room for".to_owned(),
-                    found: format!("{} groups", shape.groups),
-                })
-            }
+            (None, Some(shape)) => Plan::best_grouped_of(family, &shape, limits)
+                .ok_or_else(|| too_many_groups("b", shape.groups)),
         }
+    }
+
+    fn k_grouped_shape(&self) -> Option<KGroupedShape> {
+        let Problem { m, n, k, .. } = self.problem;
+        Some(KGroupedShape { groups: self.k_groups?.count, m, n, k })
     }
 
     fn grouped_shape(&self) -> Option<GroupedShape> {
@@ -56,6 +69,14 @@ impl PlanKey {
         let groups = self.groups?;
         let (slabs, expected) = (groups.slabs(), groups.expected);
         Some(GroupedShape { groups: groups.count, slabs, rows: m, expected, n, k })
+    }
+}
+
+fn too_many_groups(argument: &'static str, groups: u32) -> Error {
+    Error::Overflow {
+        argument,
+        expected: "as many groups as the shared memory of a block has room for".to_owned(),
+        found: format!("{groups} groups"),
     }
 }
 
@@ -69,8 +90,10 @@ pub(crate) struct Addresses {
     /// That of D where D is added to; not looked at where nothing is added.
     pub c: u64,
     pub d: u64,
-    /// The numbers that tell where groups are; not looked at where rows are not grouped.
+    /// The numbers that tell where groups are; not looked at where there are none.
     pub groups: u64,
+    /// Room for tensor maps; not looked at unless groups are along K.
+    pub map_room: u64,
 }
 
 /// An operand that the copy engine moves, and so has a tensor map.
@@ -79,6 +102,8 @@ pub(crate) enum Mapped {
     A,
     B,
     ScalesOfA,
+    /// Where each row of B has its own.
+    ScalesOfB,
     D,
 }
 
@@ -118,15 +143,17 @@ pub(crate) struct Maps {
     pub a: Map,
     pub b: Map,
     pub sfa: Option<Map>,
+    pub sfb: Option<Map>,
     pub d: Option<Map>,
 }
 
 impl Maps {
-    fn new(launch: &Launch, shape: Shape, problem: &Problem, output: &Output) -> Maps {
+    fn new(launch: &Launch, shape: Shape, problem: &Problem, blocks: u32, output: &Output) -> Maps {
         let swizzled = |element, matrix| Map { matrix, element, swizzled: true };
+        let scales = |matrix| Map { matrix, element: MapElement::F32, swizzled: false };
         let (a_pitch, b_pitch) = (problem.a_pitch, problem.b_pitch);
         let [a, b] = match problem.family {
-            Family::Fp8 => [launch.map_a(shape, a_pitch), launch.map_b(shape, b_pitch)]
+            Family::Fp8 | Family::Fp8Rows => [launch.map_a(shape, a_pitch), launch.map_b(shape, b_pitch)]
                 .map(|map| swizzled(MapElement::Byte, map)),
             Family::Half(operands) => {
                 let a = launch.map_half(operands.a, [shape.m, shape.k], a_pitch, launch.tile_a);
@@ -139,18 +166,22 @@ impl Maps {
             }
         };
         let sfa = match problem.family {
-            Family::Fp8 => {
-                let strides = sfa_strides(problem);
+            Family::Fp8 | Family::Fp8Rows => {
+                let strides = sfa_strides(problem, blocks);
                 // An aligned address stands for all aligned ones; the others are copied by threads.
                 launch.map_sfa(shape, ScaleLayout::of(0, strides), strides)
             }
             Family::Half(_) => None,
         };
+        let strides = sfb_strides(problem, blocks);
+        let along_n = ScaleLayout::of(0, strides) == ScaleLayout::MnMajor;
+        let sfb = (problem.family == Family::Fp8Rows && along_n).then(|| launch.map_sfb(shape, strides[1]));
         let d = output.plain.then(|| launch.map_d(shape, problem.d_pitch, problem.d_type.size() as u32));
         Maps {
             a,
             b,
-            sfa: sfa.map(|matrix| Map { matrix, element: MapElement::F32, swizzled: false }),
+            sfa: sfa.map(scales),
+            sfb: sfb.map(scales),
             d: d.map(|map| swizzled(MapElement::of(problem.d_type), map)),
         }
     }
@@ -161,6 +192,7 @@ impl Maps {
             Mapped::A => Some(&self.a),
             Mapped::B => Some(&self.b),
             Mapped::ScalesOfA => self.sfa.as_ref(),
+            Mapped::ScalesOfB => self.sfb.as_ref(),
             Mapped::D => self.d.as_ref(),
         };
         map.expect("the arguments ask for maps that they announced")
@@ -170,9 +202,11 @@ impl Maps {
 /// The arguments of a planned problem as far as they do not depend on addresses, and how these complete them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arguments {
+    family: Family,
     args: Args,
     output: Output,
     groups: Option<GroupedArgs>,
+    k_groups: Option<KGroupArgs>,
     /// Whether the copy engine can address every slab of A's scales as it does the first, and every group's of B's.
     scales_alike: [bool; 2],
 }
@@ -182,29 +216,51 @@ pub(crate) struct Arguments {
 pub(crate) struct KernelArgs {
     pub product: Args,
     pub groups: Option<GroupedArgs>,
+    /// The tensor map of B's scales, where each row has its own.
+    pub sfb_map: Option<MapArg>,
+    pub k_groups: Option<KGroupArgs>,
 }
 
+/// A tensor map as a parameter.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub(crate) struct MapArg(pub [u64; 16]);
+
 impl KernelArgs {
-    const MOST: usize = Args::COUNT + GroupedArgs::COUNT;
+    const MOST: usize = Args::COUNT + GroupedArgs::COUNT + 1 + KGroupArgs::COUNT;
 
     /// A pointer to each argument, and how many there are.
     pub fn pointers(&self) -> ([*mut c_void; Self::MOST], usize) {
         let mut all = [std::ptr::null_mut(); Self::MOST];
-        all[..Args::COUNT].copy_from_slice(&self.product.pointers());
-        let Some(groups) = &self.groups else { return (all, Args::COUNT) };
-        all[Args::COUNT..].copy_from_slice(&groups.pointers());
-        (all, Self::MOST)
+        let mut count = 0;
+        let mut add = |pointers: &[*mut c_void]| {
+            all[count..][..pointers.len()].copy_from_slice(pointers);
+            count += pointers.len();
+        };
+        add(&self.product.pointers());
+        if let Some(groups) = &self.groups {
+            add(&groups.pointers());
+        }
+        if let Some(map) = &self.sfb_map {
+            add(&[std::ptr::from_ref(map).cast_mut().cast()]);
+        }
+        if let Some(groups) = &self.k_groups {
+            add(&groups.pointers());
+        }
+        (all, count)
     }
 }
 
 impl Arguments {
     /// The arguments of a plan, and the tensor maps that go with them.
-    pub fn new(plan: &Plan, problem: &Problem, groups: Option<&Groups>) -> (Arguments, Maps) {
-        let (shape, launch) = (plan.shape, plan.launch);
-        let sfa_strides = sfa_strides(problem);
+    pub fn new(plan: &Plan, key: &PlanKey) -> (Arguments, Maps) {
+        let (problem, groups, k_groups) = (&key.problem, key.groups.as_ref(), key.k_groups.as_ref());
+        let (shape, launch) = (Shape { m: problem.m, n: problem.n, k: problem.k }, plan.launch);
+        let blocks = k_groups.map_or(problem.k_blocks(), |groups| groups.blocks);
+        let (sfa_strides, sfb_strides) = (sfa_strides(problem, blocks), sfb_strides(problem, blocks));
         let d_slab = groups.map_or(0, |groups| groups.d_slab);
         let output = Output::new(problem, d_slab, plan.choice.stores_f32_panels());
-        let mut maps = Maps::new(&launch, shape, problem, &output);
+        let mut maps = Maps::new(&launch, shape, problem, blocks, &output);
         let mut scales_alike = [true; 2];
         if let Some(groups) = groups {
             let slabs = groups.slabs();
@@ -216,7 +272,7 @@ impl Arguments {
             let size = problem.d_type.size() as u32;
             maps.d = maps.d.map(|d| match problem.family {
                 // The rows of D are those of all slabs.
-                Family::Fp8 => {
+                Family::Fp8 | Family::Fp8Rows => {
                     let rows = (slabs - 1) * groups.d_slab_rows(problem.d_pitch) + shape.m;
                     let matrix = launch.map_d(Shape { m: rows, ..shape }, problem.d_pitch, size);
                     Map { matrix, ..d }
@@ -229,6 +285,20 @@ impl Arguments {
             scales_alike[0] &= !(any_row && ScaleLayout::of(0, sfa_strides) == ScaleLayout::MnMajor);
             if !scales_alike[0] {
                 maps.sfa = None;
+            }
+        }
+        if let Some(groups) = k_groups {
+            // Scales lie by blocks, of which groups have more than their K together.
+            let scales = Shape { k: groups.blocks * BLOCK_K, ..shape };
+            if let Some(map) = &mut maps.sfa {
+                let layout = ScaleLayout::of(0, sfa_strides);
+                map.matrix = launch.map_sfa(scales, layout, sfa_strides).unwrap_or(map.matrix);
+            }
+            if let Some(map) = &mut maps.sfb {
+                map.matrix = launch.map_sfb(scales, sfb_strides[1]);
+            }
+            if let Some(d) = &mut maps.d {
+                d.matrix = d.matrix.in_slabs(groups.count, u64::from(groups.d_slab) * problem.d_pitch);
             }
         }
         let args = Args {
@@ -246,14 +316,15 @@ impl Arguments {
             m: problem.m,
             n: problem.n,
             output_flags: output.flags,
-            k_blocks: problem.k_blocks(),
+            k_blocks: blocks,
             sfa_strides,
-            sfb_strides: [problem.sfb.mn, problem.sfb.k],
+            sfb_strides,
             scale_layouts: ScaleLayout::Copied as u32,
             tuning: launch.tuning,
         };
+        let k_groups = k_groups.map(|groups| k_group_args(groups, problem));
         let groups = groups.map(|groups| grouped_args(groups, problem));
-        (Arguments { args, output, groups, scales_alike }, maps)
+        (Arguments { family: problem.family, args, output, groups, k_groups, scales_alike }, maps)
     }
 
     /// The arguments for operands at these addresses. `encode` gives the tensor map of an operand at its address.
@@ -269,7 +340,13 @@ impl Arguments {
             true => ScaleLayout::of(at.sfa, self.args.sfa_strides),
             false => ScaleLayout::Copied,
         };
-        let bulk = self.scales_alike[1] && sfb_bulk(at.sfb, self.args.sfb_strides, self.args.k_blocks);
+        // A group along K may begin with any block, and the copy engine begins at multiples of 16 bytes.
+        let layout = match (layout, &self.k_groups) {
+            (ScaleLayout::RowMajor, Some(_)) => ScaleLayout::Copied,
+            _ => layout,
+        };
+        let (strides, k_blocks) = (self.args.sfb_strides, self.args.k_blocks);
+        let bulk = self.scales_alike[1] && sfb_by_engine(self.family, at.sfb, strides, k_blocks);
         let (a, b) = (encode(Mapped::A, at.a)?, encode(Mapped::B, at.b)?);
         let product = Args {
             a,
@@ -291,10 +368,23 @@ impl Arguments {
             scale_layouts: layout as u32 | if bulk { SFB_BULK } else { 0 },
             ..self.args
         };
+        // As above: a map of something.
+        let sfb_map = match (self.family, bulk) {
+            (Family::Fp8Rows, true) => Some(MapArg(encode(Mapped::ScalesOfB, at.sfb)?)),
+            (Family::Fp8Rows, false) => Some(MapArg(a)),
+            _ => None,
+        };
         let groups = self
             .groups
             .map(|groups| GroupedArgs { groups: GroupArgs { layout: at.groups, ..groups.groups }, ..groups });
-        Ok(KernelArgs { product, groups })
+        let k_groups = self.k_groups.map(|groups| KGroupArgs {
+            ks: at.groups,
+            map_room: at.map_room,
+            a: at.a,
+            b: at.b,
+            ..groups
+        });
+        Ok(KernelArgs { product, groups, sfb_map, k_groups })
     }
 }
 
@@ -307,12 +397,26 @@ fn grouped_args(groups: &Groups, problem: &Problem) -> GroupedArgs {
             groups: groups.count,
             alignment: groups.alignment,
             d_slab: match problem.family {
-                Family::Fp8 => groups.d_slab_rows(problem.d_pitch),
+                Family::Fp8 | Family::Fp8Rows => groups.d_slab_rows(problem.d_pitch),
                 Family::Half(_) => groups.d_slab,
             },
         },
         sfa_slab: groups.sfa_slab,
         sfb_group: groups.sfb_group,
+    }
+}
+
+/// The arguments of groups along K, but for addresses.
+fn k_group_args(groups: &KGroups, problem: &Problem) -> KGroupArgs {
+    KGroupArgs {
+        ks: 0,
+        map_room: 0,
+        a: 0,
+        b: 0,
+        groups: groups.count,
+        extent: problem.k,
+        d_slab: groups.d_slab,
+        keeps_empty: u32::from(problem.c == Accumulate::InPlace),
     }
 }
 
@@ -374,21 +478,39 @@ impl Output {
     }
 }
 
-/// The strides of A's scales, along M and along K. The stride of a single row or of a single block of K has no
-/// meaning: it becomes one that the copy engine takes.
-fn sfa_strides(problem: &Problem) -> [u32; 2] {
-    let (m, k_blocks) = (problem.m, problem.k_blocks());
-    match (problem.sfa.mn, problem.sfa.k) {
-        (_, 1) if m == 1 => [k_blocks.next_multiple_of(4), 1],
-        (1, _) if k_blocks == 1 => [1, m.next_multiple_of(4)],
+/// The strides of A's scales, along M and along K, of which there are so many blocks.
+fn sfa_strides(problem: &Problem, blocks: u32) -> [u32; 2] {
+    with_meaning(problem.sfa, problem.m, blocks)
+}
+
+/// The strides of B's scales, along N and along K.
+fn sfb_strides(problem: &Problem, blocks: u32) -> [u32; 2] {
+    match problem.family {
+        Family::Fp8Rows => with_meaning(problem.sfb, problem.n, blocks),
+        _ => [problem.sfb.mn, problem.sfb.k],
+    }
+}
+
+/// The stride of a single row or of a single block of K has no meaning: it becomes one that the copy engine takes.
+fn with_meaning(strides: ScaleStrides, rows: u32, k_blocks: u32) -> [u32; 2] {
+    match (strides.mn, strides.k) {
+        (_, 1) if rows == 1 => [k_blocks.next_multiple_of(4), 1],
+        (1, _) if k_blocks == 1 => [1, rows.next_multiple_of(4)],
         (mn, k) => [mn, k],
+    }
+}
+
+/// Whether the copy engine brings the scales of B: rows of them or, where each row of B has its own, those along N.
+fn sfb_by_engine(family: Family, address: u64, strides: [u32; 2], k_blocks: u32) -> bool {
+    match family {
+        Family::Fp8Rows => ScaleLayout::of(address, strides) == ScaleLayout::MnMajor,
+        _ => sfb_bulk(address, strides, k_blocks),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::ScaleStrides;
 
     const PROBLEM: Problem = Problem {
         family: Family::Fp8,
@@ -403,8 +525,16 @@ mod tests {
         sfb: ScaleStrides { mn: 4, k: 1 },
         d_type: DType::Bf16,
     };
-    const AT: Addresses =
-        Addresses { a: 0x1000, sfa: 0x2000, b: 0x3000, sfb: 0x4000, c: 0x5000, d: 0x6000, groups: 0 };
+    const AT: Addresses = Addresses {
+        a: 0x1000,
+        sfa: 0x2000,
+        b: 0x3000,
+        sfb: 0x4000,
+        c: 0x5000,
+        d: 0x6000,
+        groups: 0,
+        map_room: 0,
+    };
 
     #[test]
     fn the_copy_engine_stores_what_it_can_address_and_nothing_else() {
@@ -455,15 +585,16 @@ mod tests {
 
     #[test]
     fn strides_without_meaning_become_ones_that_the_copy_engine_takes() {
-        let layout = |problem: &Problem| ScaleLayout::of(0x2000, sfa_strides(problem));
+        let strides = |problem: &Problem| sfa_strides(problem, problem.k_blocks());
+        let layout = |problem: &Problem| ScaleLayout::of(0x2000, strides(problem));
         assert_eq!(layout(&PROBLEM), ScaleLayout::RowMajor);
         let one_row = Problem { m: 1, k: 640, sfa: ScaleStrides { mn: 1, k: 1 }, ..PROBLEM };
-        assert_eq!((sfa_strides(&one_row), layout(&one_row)), ([8, 1], ScaleLayout::RowMajor));
+        assert_eq!((strides(&one_row), layout(&one_row)), ([8, 1], ScaleLayout::RowMajor));
         let one_block = Problem { m: 63, k: 128, sfa: ScaleStrides { mn: 1, k: 1 }, ..PROBLEM };
-        assert_eq!((sfa_strides(&one_block), layout(&one_block)), ([1, 64], ScaleLayout::MnMajor));
+        assert_eq!((strides(&one_block), layout(&one_block)), ([1, 64], ScaleLayout::MnMajor));
         let odd = Problem { sfa: ScaleStrides { mn: 5, k: 1 }, ..PROBLEM };
-        assert_eq!((sfa_strides(&odd), layout(&odd)), ([5, 1], ScaleLayout::Copied));
+        assert_eq!((strides(&odd), layout(&odd)), ([5, 1], ScaleLayout::Copied));
         let apart = Problem { m: 1, sfa: ScaleStrides { mn: 1, k: 7 }, ..PROBLEM };
-        assert_eq!((sfa_strides(&apart), layout(&apart)), ([1, 7], ScaleLayout::Copied));
+        assert_eq!((strides(&apart), layout(&apart)), ([1, 7], ScaleLayout::Copied));
     }
 }

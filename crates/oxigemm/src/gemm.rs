@@ -1,5 +1,7 @@
 //! The GEMM functions.
 
+use oxigemm_kernels::params::ScalesOfB;
+
 use crate::call::{Addresses, PlanKey};
 use crate::check::{Checked, Fp8GemmNt, Groups, Operand, Problem, Trivial};
 use crate::device::{Device, DeviceId};
@@ -59,8 +61,11 @@ pub struct GemmOptions {
 /// | `a` | `[M, K]` | e4m3 | rows of K; pitch and address multiples of 16 bytes |
 /// | scales of `a` | `[M, ceil(K/128)]` | f32 | any strides |
 /// | `b` | `[N, K]` | e4m3 | as `a` |
-/// | scales of `b` | `[ceil(N/128), ceil(K/128)]` | f32 | any strides |
+/// | scales of `b` | `[ceil(N/128), ceil(K/128)]` or `[N, ceil(K/128)]` | f32 | any strides |
 /// | `c`, `d` | `[M, N]` | bf16 or f32, the same | rows of N, any pitch |
+///
+/// The shape of B's scales tells whether 128 rows share one, as those of weights do, or each row has its own, as those
+/// of activations and gradients do. (A single row has a single scale either way.)
 ///
 /// Sums of 128 products are accumulated in the tensor core and promoted to FP32. The same call gives the same bits.
 /// The call returns when the kernel is in the stream; it can be captured into a graph once its shape was seen. In the
@@ -137,6 +142,8 @@ pub struct RawFp8Gemm {
     pub sfb: u64,
     /// Strides of B's scales, along N and along K.
     pub sfb_strides: [usize; 2],
+    /// Whether 128 rows of B share a scale, or each row has its own.
+    pub scales_of_b: ScalesOfB,
     /// Address of C: 0 for none, that of D to add to D.
     pub c: u64,
     /// From one row of C to the next.
@@ -159,11 +166,15 @@ impl RawFp8Gemm {
             Operand::matrix(name, dtype, dims, strides.map(int), address, device)
         };
         let c = matrix("c", self.d_type, [m, n], [self.c_pitch, 1], self.c);
+        let scales_along_n = match self.scales_of_b {
+            ScalesOfB::Blocks => blocks(n),
+            ScalesOfB::Rows => n,
+        };
         Fp8GemmNt {
             a: matrix("a", DType::E4m3, [m, k], [self.a_pitch, 1], self.a),
             sfa: matrix("sfa", DType::F32, [m, blocks(k)], self.sfa_strides, self.sfa),
             b: matrix("b", DType::E4m3, [n, k], [self.b_pitch, 1], self.b),
-            sfb: matrix("sfb", DType::F32, [blocks(n), blocks(k)], self.sfb_strides, self.sfb),
+            sfb: matrix("sfb", DType::F32, [scales_along_n, blocks(k)], self.sfb_strides, self.sfb),
             c: (self.c != 0).then_some(c),
             d: matrix("d", self.d_type, [m, n], [self.d_pitch, 1], self.d),
         }
@@ -184,7 +195,7 @@ impl RawFp8Gemm {
 /// As [`fp8_gemm_nt`]. The CPU is refused: it has tensors only.
 ///
 /// ```no_run
-/// use oxigemm::{Cuda, DType, Device, GemmOptions, RawFp8Gemm, fp8_gemm_nt_raw};
+/// use oxigemm::{Cuda, DType, Device, GemmOptions, RawFp8Gemm, ScalesOfB, fp8_gemm_nt_raw};
 ///
 /// # let (raw_stream, a, sfa, b, sfb, d) = (std::ptr::null_mut(), 0, 0, 0, 0, 0);
 /// let cuda = Cuda::open(0)?;
@@ -192,7 +203,7 @@ impl RawFp8Gemm {
 /// let gemm = RawFp8Gemm {
 ///     m, n, k,
 ///     a, a_pitch: k, sfa, sfa_strides: [k / 128, 1],
-///     b, b_pitch: k, sfb, sfb_strides: [k / 128, 1],
+///     b, b_pitch: k, sfb, sfb_strides: [k / 128, 1], scales_of_b: ScalesOfB::Blocks,
 ///     c: 0, c_pitch: 0, d, d_pitch: n, d_type: DType::Bf16,
 /// };
 /// // SAFETY: the engine's stream and buffers outlive the call and what it started.
@@ -230,6 +241,7 @@ impl CallArguments for Fp8GemmNt {
             c: self.c.map_or(0, |c| c.address),
             d: self.d.address,
             groups: 0,
+            map_room: 0,
         }
     }
 }
@@ -335,7 +347,7 @@ pub(crate) fn key(
     options: &GemmOptions,
 ) -> PlanKey {
     let sms = options.num_sms.map_or(limits.sms, |sms| sms.clamp(1, limits.sms));
-    PlanKey { problem, groups, choice: options.choice, sms }
+    PlanKey { problem, groups, k_groups: None, choice: options.choice, sms }
 }
 
 /// The address of a matrix and the bytes from one of its rows to the next, both bounded by the check.

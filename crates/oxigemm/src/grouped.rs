@@ -377,6 +377,7 @@ impl CallArguments for GroupedFp8GemmNt {
             c: 0,
             d: self.d.address,
             groups: self.groups.numbers.address,
+            map_room: 0,
         }
     }
 }

@@ -212,6 +212,7 @@ impl CallArguments for HalfGemm {
             c: self.c.map_or(0, |c| c.address),
             d: self.d.address,
             groups: 0,
+            map_room: 0,
         }
     }
 }

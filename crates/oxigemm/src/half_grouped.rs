@@ -303,6 +303,7 @@ impl CallArguments for GroupedHalfGemm {
             c: self.c.map_or(0, |c| c.address),
             d: self.d.address,
             groups: self.groups.map_or(0, |groups| groups.numbers.address),
+            map_room: 0,
         }
     }
 }

@@ -38,6 +38,8 @@
 //! Mixtures of experts have a product of its own for the rows of each expert: [`m_grouped_fp8_gemm_nt_contiguous`] and
 //! [`m_grouped_fp8_gemm_nt_masked`].
 //!
+//! Gradients of their weights are products with groups along K: [`k_grouped_fp8_gemm_nt_contiguous`].
+//!
 //! Engines that own their memory call [`fp8_gemm_nt_raw`] and [`m_grouped_fp8_gemm_nt_raw`] with addresses and a
 //! [`Stream`].
 
@@ -52,6 +54,7 @@ mod grouped;
 mod half_batched;
 mod half_gemm;
 mod half_grouped;
+mod kgrouped;
 mod layout;
 mod memo;
 pub mod metrics;
@@ -91,7 +94,11 @@ pub use half_grouped::{
     m_grouped_fp16_gemm_nn_masked, m_grouped_fp16_gemm_nt_contiguous, m_grouped_fp16_gemm_nt_masked,
     m_grouped_half_gemm, m_grouped_half_gemm_raw,
 };
+pub use kgrouped::{
+    RawKGroupedFp8Gemm, k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous_raw,
+};
 pub use layout::MAX_RANK;
+pub use oxigemm_kernels::params::ScalesOfB;
 pub use runtime::{ARCH, Cuda, Loaded, Stats};
 pub use simulated::Sim;
 pub use stream::{Event, Graph, SimEvent, SimGraph, SimStream, Stream};

@@ -4,8 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use oxigemm_cuda::{Element, Function, L2Promotion, LaunchConfig, Stream, Swizzle, TensorMap, TiledTensor};
 
-use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, Mapped, Maps};
-use crate::check::{Groups, Problem};
+use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, Mapped, Maps, PlanKey};
 use crate::error::Result;
 use crate::plan::Plan;
 
@@ -24,6 +23,7 @@ struct RememberedMaps {
     a: Remembered,
     b: Remembered,
     sfa: Option<Remembered>,
+    sfb: Option<Remembered>,
     d: Option<Remembered>,
 }
 
@@ -33,6 +33,7 @@ impl RememberedMaps {
             a: Remembered::new(tiled(&maps.a, L2Promotion::B256)),
             b: Remembered::new(tiled(&maps.b, promotion_of_b(&maps.b))),
             sfa: maps.sfa.map(|map| Remembered::new(tiled(&map, L2Promotion::B128))),
+            sfb: maps.sfb.map(|map| Remembered::new(tiled(&map, L2Promotion::B128))),
             d: maps.d.map(|map| Remembered::new(tiled(&map, L2Promotion::None))),
         }
     }
@@ -43,6 +44,7 @@ impl RememberedMaps {
             Mapped::A => Some(&mut self.a),
             Mapped::B => Some(&mut self.b),
             Mapped::ScalesOfA => self.sfa.as_mut(),
+            Mapped::ScalesOfB => self.sfb.as_mut(),
             Mapped::D => self.d.as_mut(),
         };
         Ok(remembered.expect("the arguments ask for maps that they announced").at(address)?.0)
@@ -50,8 +52,8 @@ impl RememberedMaps {
 }
 
 impl Prepared {
-    pub fn new(plan: &Plan, function: Function, problem: &Problem, groups: Option<&Groups>) -> Prepared {
-        let (arguments, maps) = Arguments::new(plan, problem, groups);
+    pub fn new(plan: &Plan, function: Function, key: &PlanKey) -> Prepared {
+        let (arguments, maps) = Arguments::new(plan, key);
         let maps = RememberedMaps::new(&maps);
         let launch = plan.launch;
         let config = LaunchConfig {

@@ -5,9 +5,12 @@
 
 mod grouped;
 mod half;
+mod kgrouped;
 
 pub use grouped::{m_grouped_fp8_gemm_nt_tensors, m_grouped_half_gemm_tensors};
 pub use half::{gemm_nt, gemm_nt_rows, half_gemm_tensors};
+pub use kgrouped::k_grouped_fp8_gemm_nt_tensors;
+use oxigemm_kernels::launch::Family;
 use rayon::prelude::*;
 
 use crate::cast::Quantized;
@@ -156,11 +159,10 @@ pub fn fp8_gemm_nt_tensors(
         c: c.map(|c| c.describe("c")),
         d: d.describe("d"),
     };
-    if let Checked::Trivial(_) = arguments.check()? {
-        return without_product(c, d);
-    }
+    let Checked::Launch(problem) = arguments.check()? else { return without_product(c, d) };
+    let rows_per_scale = if problem.family == Family::Fp8Rows { 1 } else { K_BLOCK };
     let a = Quantized::from_tensors(a, sfa, 1)?;
-    let b = Quantized::from_tensors(b, sfb, K_BLOCK)?;
+    let b = Quantized::from_tensors(b, sfb, rows_per_scale)?;
     let c = c.map(Tensor::to_vec_f32).transpose()?;
     let product = fp8_gemm_nt(&a.as_matrix(), &b.as_matrix(), c.as_deref())?;
     d.write_bytes(&d.dtype().encode_f64(&product))

@@ -6,10 +6,11 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
-use oxigemm_cuda::{CacheStats, CubinCache, Function, LaunchConfig, Provenance, PtxModule, Stream};
+use oxigemm_cuda::{Buffer, CacheStats, CubinCache, Function, LaunchConfig, Provenance, PtxModule, Stream};
+use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
 use oxigemm_kernels::launch::Config;
 
 use crate::call::PlanKey;
@@ -47,6 +48,8 @@ struct Inner {
     kernels: Vec<Slot>,
     plans: RwLock<HashMap<PlanKey, Arc<Prepared>>>,
     calls: RememberedCalls,
+    /// Room for the tensor maps that kernels make, once there is a kernel that does.
+    map_room: OnceLock<Buffer>,
 }
 
 /// A kernel of the closed set, loaded or not.
@@ -126,8 +129,20 @@ impl Cuda {
                 kernels: Config::all().map(|config| Slot { config, state: Mutex::default() }).collect(),
                 plans: RwLock::default(),
                 calls: RememberedCalls::default(),
+                map_room: OnceLock::new(),
             }),
         })
+    }
+
+    /// The address of room for the tensor maps that kernels make, of all who run at a time.
+    pub(crate) fn map_room(&self) -> Result<u64> {
+        if let Some(room) = self.inner.map_room.get() {
+            return Ok(room.ptr());
+        }
+        let mut room = self.inner.gpu.alloc(MAP_ROOM_BYTES as usize)?;
+        room.fill_u8(0)?;
+        // Another thread may have been faster; nothing has used this one yet.
+        Ok(self.inner.map_room.get_or_init(|| room).ptr())
     }
 
     /// The GPU itself.
@@ -232,7 +247,7 @@ impl Cuda {
         let cluster = plan.launch.cluster;
         let allowed = if limits.restricted { limits.sms / cluster } else { u32::MAX };
         plan.set_concurrent(resident.min(allowed).max(1));
-        let prepared = Arc::new(Prepared::new(&plan, kernel.function, &key.problem, key.groups.as_ref()));
+        let prepared = Arc::new(Prepared::new(&plan, kernel.function, key));
         let mut plans = self.inner.plans.write().unwrap_or_else(PoisonError::into_inner);
         if plans.len() >= MAX_PLANS {
             plans.clear();

@@ -14,6 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 
+use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
 use oxigemm_kernels::launch::{Config, MatrixMap};
 use oxigemm_kernels::params::{Args, GroupedArgs};
 use oxigemm_sim::{Element, Launch, Machine, Module, Options, Param, Report, Swizzle, TensorMapSpec};
@@ -72,6 +73,8 @@ struct Inner {
     options: Mutex<Options>,
     kernels: Mutex<HashMap<Config, Arc<Module>>>,
     last: Mutex<Option<Report>>,
+    /// Room for the tensor maps that kernels make.
+    map_room: Mutex<Option<u64>>,
 }
 
 /// The threads of every simulated GPU. They run nothing else: a thread that waits for its part of a product never
@@ -100,6 +103,7 @@ impl Sim {
                 options: Mutex::new(options),
                 kernels: Mutex::default(),
                 last: Mutex::default(),
+                map_room: Mutex::default(),
             }),
         }
     }
@@ -139,7 +143,7 @@ impl Sim {
         let module = self.module(&config)?;
         let name = config.name();
         let fault = |fault| Error::Fault { kernel: name.clone(), fault: Box::new(fault) };
-        let (arguments, maps) = Arguments::new(&plan, &key.problem, key.groups.as_ref());
+        let (arguments, maps) = Arguments::new(&plan, key);
         let args = arguments.at(at, |operand, address| {
             map_spec(maps.of(operand), address).encode().map(words).map_err(fault)
         })?;
@@ -212,6 +216,18 @@ impl Sim {
             .map_err(|error| Error::Kernel { name: config.name(), reason: error.to_string() })?;
         lock(&self.inner.kernels).insert(*config, Arc::new(module));
         Ok(())
+    }
+
+    /// Room for the tensor maps that kernels make, of all who run at a time.
+    pub(crate) fn map_room(&self) -> Result<u64> {
+        let mut room = lock(&self.inner.map_room);
+        if let Some(address) = *room {
+            return Ok(address);
+        }
+        let address = self.allocate(MAP_ROOM_BYTES as usize);
+        self.write(std::iter::once((address, &vec![0; MAP_ROOM_BYTES as usize][..])))?;
+        *room = Some(address);
+        Ok(address)
     }
 
     /// Memory that nothing was written to yet.
@@ -323,8 +339,9 @@ fn launch(plan: &Plan, entry: &str, args: &KernelArgs) -> Launch {
     }
 }
 
-/// The parameters in the order of [`Args`], and of [`GroupedArgs`] where rows are grouped.
-fn parameters(KernelArgs { product: args, groups }: &KernelArgs) -> Vec<Param> {
+/// The parameters in the order of [`Args`], of [`GroupedArgs`] where rows are grouped, and of the map of B's scales
+/// where each row has its own, and of [`KGroupArgs`](oxigemm_kernels::kgroups::KGroupArgs) where groups are along K.
+fn parameters(KernelArgs { product: args, groups, sfb_map, k_groups }: &KernelArgs) -> Vec<Param> {
     let map = |map: [u64; 16]| Param::Bytes(map.iter().flat_map(|word| word.to_le_bytes()).collect());
     let maps = [args.a, args.b, args.sfa_map, args.d_map].map(map);
     let pointers = [args.sfa, args.sfb, args.d, args.c].map(Param::U64);
@@ -340,13 +357,21 @@ fn parameters(KernelArgs { product: args, groups }: &KernelArgs) -> Vec<Param> {
         all.extend(numbers.map(Param::U32));
         debug_assert_eq!(all.len(), Args::COUNT + GroupedArgs::COUNT);
     }
+    all.extend(sfb_map.map(|sfb_map| map(sfb_map.0)));
+    if let Some(groups) = k_groups {
+        all.extend([groups.ks, groups.map_room, groups.a, groups.b].map(Param::U64));
+        let numbers = [groups.groups, groups.extent, groups.d_slab, groups.keeps_empty];
+        all.extend(numbers.map(Param::U32));
+    }
     all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::call::MapArg;
     use oxigemm_kernels::grouping::GroupArgs;
+    use oxigemm_kernels::kgroups::KGroupArgs;
 
     /// A GPU is given pointers, the simulator values: both must mean the same parameters.
     #[test]
@@ -374,8 +399,25 @@ mod tests {
         };
         let groups = GroupArgs { layout: 19, kind: 20, groups: 21, alignment: 22, d_slab: 23 };
         let groups = GroupedArgs { groups, sfa_slab: 24, sfb_group: 25 };
-        for groups in [None, Some(groups)] {
-            let args = KernelArgs { product, groups };
+        let k_groups = KGroupArgs {
+            ks: 26,
+            map_room: 27,
+            a: 28,
+            b: 29,
+            groups: 30,
+            extent: 31,
+            d_slab: 32,
+            keeps_empty: 33,
+        };
+        let sfb_map = Some(MapArg(map(500)));
+        let each = [
+            (None, None, None),
+            (Some(groups), None, None),
+            (None, sfb_map, None),
+            (None, sfb_map, Some(k_groups)),
+        ];
+        for (groups, sfb_map, k_groups) in each {
+            let args = KernelArgs { product, groups, sfb_map, k_groups };
             let (pointers, count) = args.pointers();
             let values = parameters(&args);
             assert_eq!(values.len(), count);

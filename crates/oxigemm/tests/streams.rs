@@ -4,7 +4,8 @@ mod common;
 
 use common::{Case, PLAIN, Problem};
 use oxigemm::{
-    Addend, DType, Device, Error, GemmOptions, RawFp8Gemm, Sim, Tensor, fp8_gemm_nt, fp8_gemm_nt_raw,
+    Addend, DType, Device, Error, GemmOptions, RawFp8Gemm, ScalesOfB, Sim, Tensor, fp8_gemm_nt,
+    fp8_gemm_nt_raw,
 };
 
 const CASE: Case = Case { dims: [5, 64, 256], ..PLAIN };
@@ -138,6 +139,7 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
         b_pitch: p.b.strides()[0],
         sfb: p.sfb.address(),
         sfb_strides: strides(&p.sfb),
+        scales_of_b: ScalesOfB::Blocks,
         c: 0,
         c_pitch: 0,
         d: d.address(),

@@ -3,7 +3,7 @@
 use crate::kernel::Kernel;
 use crate::mbarrier::MBarrier;
 use crate::memory::{Global, Shared};
-use crate::target::Needs;
+use crate::target::{Needs, PtxVersion};
 use crate::value::{Arg, U16, U32, U64};
 
 /// A tensor map: the description of a tensor in global memory that the copy engine reads.
@@ -198,6 +198,15 @@ impl<'k> TensorMap<'k> {
         );
     }
 
+    /// One of its sixteen words of 64 bits, so that a kernel can make a copy.
+    #[track_caller]
+    pub fn word(self, index: U32<'k>) -> U64<'k> {
+        let (k, at) = (self.kernel(), self.address + index.widening_mul(8));
+        let word = k.fresh::<u64>();
+        k.emit(Needs::SM90, format_args!("ld.b64 {}, [{}];", word.operand(), at.operand()));
+        word
+    }
+
     /// Makes a map that was changed in global memory visible to the copy engine of this thread.
     #[track_caller]
     pub fn acquire(self) {
@@ -221,7 +230,11 @@ impl<'k> Shared<'k> {
         let (width, value) =
             if wide { ("b64", value.in_register().operand()) } else { ("b32", value.to_u32().operand()) };
         k.emit(
-            Needs { version: crate::target::PtxVersion(8, 3), ..Needs::SM90A },
+            // Assemblers before that of PTX 8.5 took strides in units of 16 bytes.
+            Needs {
+                version: PtxVersion(8, if matches!(field, MapField::Stride(_)) { 5 } else { 3 }),
+                ..Needs::SM90A
+            },
             format_args!("tensormap.replace.tile.{name}.shared::cta.b1024.{width} {self}{ordinal}, {value};"),
         );
     }

@@ -210,6 +210,9 @@ impl Cx<'_> {
         let event = match access.events.iter().find(|e| e.0 == agent) {
             Some(e) => e.1,
             None => {
+                if access.events.is_empty() {
+                    h.make_room();
+                }
                 let id = h.thread_event(access.warp, lane, access.pc, access.strong);
                 access.events.push((agent, id));
                 id
@@ -228,6 +231,7 @@ impl Cx<'_> {
         write: bool,
     ) -> Result<(), Fault> {
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
+        h.make_room();
         let id = h.event(event);
         for (offset, len) in ranges {
             if let Err(c) = h.access(id, lane.map(|l| l as u8), cta, offset, len, write) {

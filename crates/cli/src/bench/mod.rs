@@ -2,6 +2,7 @@
 
 mod figures;
 mod grouped;
+mod kgrouped;
 mod sweep;
 
 use std::path::PathBuf;
@@ -9,17 +10,18 @@ use std::time::Duration;
 
 use figures::{Figures, Peer, Times, Work};
 use oxigemm::plan::{Family, Plan, Shape};
-use oxigemm::{Cuda, Device, GemmLayout, GemmOptions};
+use oxigemm::{Cuda, DType, Device, GemmLayout, GemmOptions};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::anchor::grouped::{GroupedAnchor, GroupedCase};
+use crate::anchor::kgrouped::{KGroupedAnchor, KGroupedCase};
 use crate::anchor::{Anchor, Case, geometric_mean};
 use crate::output::{Table, print_json, print_line, progress};
 use crate::plot::{Bar, Chart, svg};
-use crate::problem::{Host, Operands, Spec};
+use crate::problem::{AddendKind, Host, Operands, Spec};
 use crate::timing::Clock;
-use crate::verdict::{self, Effort};
+use crate::verdict::{self, Effort, Verdict};
 use crate::{Common, Failure, Op, Outcome};
 
 /// Arguments of `bench`.
@@ -81,7 +83,7 @@ struct Row {
     m: u32,
     n: u32,
     k: u32,
-    cublaslt_us: f64,
+    cublaslt_us: Option<f64>,
     #[serde(flatten)]
     figures: Figures,
 }
@@ -96,14 +98,21 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         return Err("bench needs a GPU: times on the CPU would say nothing".into());
     };
     let Suite::Anchor = args.suite;
-    let anchor = Anchor::of(args.op).ok_or_else(|| format!("the peer has no {}", args.op))?;
+    // The figures of groups along K are beside those of the same scales.
+    let anchor_op = if args.op == Op::Fp8Kgrouped { Op::Fp81d1d } else { args.op };
+    let anchor = Anchor::of(anchor_op).ok_or_else(|| format!("the peer has no {}", args.op))?;
     let wanted = |case: &&Case| args.filter.as_ref().is_none_or(|text| name(case).contains(text.as_str()));
-    let cases: Vec<&Case> = anchor.cases.iter().filter(wanted).collect();
+    let cases: Vec<&Case> = anchor.cases.iter().filter(|_| args.op == anchor_op).filter(wanted).collect();
     let wanted =
         |case: &&GroupedCase| args.filter.as_ref().is_none_or(|text| case.name().contains(text.as_str()));
     let grouped = GroupedAnchor::of(args.op).map_or(&[][..], |anchor| &anchor.cases);
     let grouped: Vec<&GroupedCase> = grouped.iter().filter(wanted).collect();
-    if cases.is_empty() && grouped.is_empty() {
+    let wanted =
+        |case: &&KGroupedCase| args.filter.as_ref().is_none_or(|text| case.name().contains(text.as_str()));
+    let k_grouped =
+        KGroupedAnchor::fp8().cases.iter().filter(|_| matches!(args.op, Op::Fp8 | Op::Fp8Kgrouped));
+    let k_grouped: Vec<&KGroupedCase> = k_grouped.filter(wanted).collect();
+    if cases.is_empty() && grouped.is_empty() && k_grouped.is_empty() {
         return Err(format!("no case contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
     }
     if cases.is_empty() && args.plot.is_some() {
@@ -111,9 +120,11 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     }
     let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
     if args.sweep {
-        Ok(sweep::run(cuda, args, &cases, &mut clock)? & grouped::sweep(cuda, args, &grouped, &mut clock)?)
+        Ok(sweep::run(cuda, args, &cases, &mut clock)?
+            & grouped::sweep(cuda, args, &grouped, &mut clock)?
+            & kgrouped::sweep(cuda, args, &k_grouped, &mut clock)?)
     } else {
-        compare(common, cuda, args, anchor, (&cases, &grouped), &mut clock)
+        compare(common, cuda, args, anchor, (&cases, &grouped, &k_grouped), &mut clock)
     }
 }
 
@@ -131,7 +142,12 @@ fn family(op: Op) -> Family {
 
 fn prepare(op: Op, case: &Case, cuda: &Cuda) -> Result<(Host, Operands), Failure> {
     let dims = [case.m, case.n, case.k].map(|x| x as usize);
-    let host = Host::draw(Spec::of(op, GemmLayout::Nt, dims))?;
+    let spec = Spec::of(op, GemmLayout::Nt, dims);
+    let host = Host::draw(match op {
+        // The peer's kernel only adds.
+        Op::Fp81d1d => Spec { d_type: DType::F32, addend: AddendKind::Inplace, ..spec },
+        _ => spec,
+    })?;
     let operands = host.upload(&Device::Cuda(cuda.clone()))?;
     Ok((host, operands))
 }
@@ -142,7 +158,7 @@ fn compare(
     cuda: &Cuda,
     args: &Args,
     anchor: &Anchor,
-    (cases, grouped): (&[&Case], &[&GroupedCase]),
+    (cases, grouped, k_grouped): (&[&Case], &[&GroupedCase], &[&KGroupedCase]),
     clock: &mut Clock,
 ) -> Outcome {
     let bar = progress(cases.len() * args.passes as usize);
@@ -164,7 +180,9 @@ fn compare(
     bar.finish_and_clear();
     let rows: Vec<Row> = measured.into_iter().map(|(row, _)| row).collect();
     let grouped = grouped::rows(cuda, args, grouped, clock)?;
-    let figures = || rows.iter().map(|row| &row.figures).chain(grouped.iter().map(|row| &row.figures));
+    let k_grouped = kgrouped::rows(cuda, args, k_grouped, clock)?;
+    let of_groups = || grouped.iter().map(|row| &row.figures).chain(k_grouped.iter().map(|row| &row.figures));
+    let figures = || rows.iter().map(|row| &row.figures).chain(of_groups());
     let calibration = geometric_mean(figures().filter_map(|figures| figures.calibration_us));
     if let Some(path) = &args.plot {
         draw(path, cuda, args.op, anchor, &rows, calibration, &clock.method())?;
@@ -191,9 +209,11 @@ fn compare(
                 "group": name, "ratio": ratio, "worst": worst
             })).collect::<Vec<_>>(),
             "grouped": grouped,
+            "k_grouped_anchor": { "note": KGroupedAnchor::fp8().note },
+            "k_grouped": k_grouped,
         }));
     } else {
-        print(cuda, anchor, &rows, &grouped, calibration, clock);
+        print(cuda, anchor, &rows, (&grouped, &k_grouped), calibration, clock);
     }
     Ok(right)
 }
@@ -219,12 +239,26 @@ fn measure(
     let (host, mut operands) = prepare(args.op, case, cuda)?;
     let plan = Plan::best_of(family(args.op), shape(case), cuda.limits());
     let times = time(args, clock, |options| operands.run(options))?;
-    let verdict = verdict::judge(&host, &operands.result()?, Effort::BENCH)?;
+    let verdict = judge(&host, &mut operands, &GemmOptions::default(), Effort::BENCH)?;
     let (flops, bytes) = (case.flops(), case.bytes(args.op));
     let work = Work { flops, bytes, floor_us: anchor.roofline().floor_us(flops, bytes) };
     let peer = Peer { call_us: case.call_us, main_kernel_us: case.main_kernel_us, diff: case.diff };
     let figures = Figures::new(&plan, work, peer, verdict, &times);
     Ok((Row { m: case.m, n: case.n, k: case.k, cublaslt_us: case.cublaslt_us, figures }, operands))
+}
+
+/// Compares what was computed last or, where D was added to again and again, one product more.
+fn judge(
+    host: &Host,
+    operands: &mut Operands,
+    options: &GemmOptions,
+    effort: Effort,
+) -> Result<Verdict, Failure> {
+    if host.spec.addend == AddendKind::Inplace {
+        operands.restore(host)?;
+        operands.run(options)?;
+    }
+    verdict::judge(host, &operands.result()?, effort)
 }
 
 /// The groups whose means count: many rows and few. The mean ratio and the worst one.
@@ -241,7 +275,7 @@ fn print(
     cuda: &Cuda,
     anchor: &Anchor,
     rows: &[Row],
-    grouped: &[grouped::Row],
+    (grouped, k_grouped): (&[grouped::Row], &[kgrouped::Row]),
     calibration: Option<f64>,
     clock: &Clock,
 ) {
@@ -257,9 +291,12 @@ fn print(
     if !grouped.is_empty() {
         grouped::print(grouped);
     }
+    if !k_grouped.is_empty() {
+        kgrouped::print(k_grouped);
+    }
     let dense =
         groups(rows).into_iter().filter_map(|(name, ratio, worst)| Some((name.to_owned(), ratio?, worst?)));
-    for (name, ratio, worst) in dense.chain(grouped::means(grouped)) {
+    for (name, ratio, worst) in dense.chain(grouped::means(grouped)).chain(kgrouped::means(k_grouped)) {
         print_line(&format!(
             "{name}: geometric mean {ratio:.3}x the anchor's speed, the slowest {worst:.3}x"
         ));

@@ -8,11 +8,11 @@ use oxigemm::{Cuda, GemmOptions};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Args, Choices, family, name, prepare, shape};
+use super::{Args, Choices, family, judge, name, prepare, shape};
 use crate::anchor::{Case, geometric_mean};
 use crate::output::{Table, print_json, print_line, progress};
 use crate::timing::Clock;
-use crate::verdict::{self, Effort};
+use crate::verdict::Effort;
 use crate::{Common, Failure, Op, Outcome};
 
 /// How many candidates are the top.
@@ -36,7 +36,7 @@ pub fn run(cuda: &Cuda, args: &Args, cases: &[&Case], clock: &mut Clock) -> Outc
             let verdict = if args.unchecked {
                 None
             } else {
-                Some(verdict::judge(&host, &operands.result()?, Effort::SWEEP)?)
+                Some(judge(&host, &mut operands, &options, Effort::SWEEP)?)
             };
             right &= verdict.as_ref().is_none_or(|verdict| verdict.right);
             let estimate = plan::cost::estimate(choice, shape(case), &limits);

@@ -31,7 +31,17 @@ pub fn checks() -> Vec<Check> {
         Check::anywhere("20 repeats give the same bits", repeats),
         Check::with_kernels("a limited number of multiprocessors", limited),
     ];
-    for config in Config::dense().filter(|config| config.family() == Family::Fp8) {
+    checks.extend([
+        Check::anywhere("sizes of zero, a scale for each row", |setup| {
+            sizes_of_zero(setup, Op::Fp81d1d, GemmLayout::Nt)
+        }),
+        Check::anywhere("random shapes and layouts, a scale for each row", random_cases_of_rows),
+        Check::anywhere("20 repeats give the same bits, a scale for each row", |setup| {
+            same_bits_again(setup, Op::Fp81d1d, GemmLayout::Nt)
+        }),
+    ]);
+    let fp8 = |config: &Config| matches!(config.family(), Family::Fp8 | Family::Fp8Rows);
+    for config in Config::dense().filter(fp8) {
         checks.push(Check::with_kernels(format!("kernel {}", config.name()), move |setup| {
             kernel(setup, config)
         }));
@@ -69,8 +79,13 @@ impl Draw {
 
     /// An FP8 problem.
     fn spec(&mut self) -> Spec {
+        self.spec_with(Op::Fp8)
+    }
+
+    /// A problem of some function that has scales.
+    fn spec_with(&mut self, op: Op) -> Spec {
         let (sfa, sfb) = (self.of(&ORDERS), self.of(&ORDERS));
-        Spec { sfa, sfb, ..self.spec_of(Op::Fp8, GemmLayout::Nt) }
+        Spec { sfa, sfb, ..self.spec_of(op, GemmLayout::Nt) }
     }
 
     /// A problem of some function and layout.
@@ -117,6 +132,12 @@ pub(super) fn products(
 fn random_cases(setup: &Setup) -> Result<String, Failure> {
     let mut draw = Draw::new(setup, 1);
     products(setup, (0..setup.count(200)).map(|_| (draw.spec(), GemmOptions::default())))
+}
+
+fn random_cases_of_rows(setup: &Setup) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup, 6);
+    let cases = (0..setup.count(120)).map(|_| (draw.spec_with(Op::Fp81d1d), GemmOptions::default()));
+    products(setup, cases)
 }
 
 fn gaps(setup: &Setup) -> Result<String, Failure> {
@@ -172,9 +193,11 @@ fn kernel(setup: &Setup, config: Config) -> Result<String, Failure> {
     let simulated = setup.device.as_sim().is_some();
     let mut draw = Draw::new(setup, 4);
     let mut cases = Vec::new();
-    let whole = if simulated { Spec::new(128, 128, 384) } else { Spec::new(256, 512, 768) };
+    let (op, layout) = Op::of(config.family());
+    let of = |dims| Spec::of(op, layout, dims);
+    let whole = if simulated { of([128, 128, 384]) } else { of([256, 512, 768]) };
     for (i, (d_type, addend, sfa)) in combinations().enumerate() {
-        let mut spec = Spec { d_type, addend, sfa, sfb: ORDERS[(i + i / 4) % 4], ..draw.spec() };
+        let mut spec = Spec { d_type, addend, sfa, sfb: ORDERS[(i + i / 4) % 4], ..draw.spec_with(op) };
         if i % 3 == 0 {
             // What the benchmark takes: whole tiles, aligned output, a deep K.
             spec = Spec {
@@ -193,7 +216,7 @@ fn kernel(setup: &Setup, config: Config) -> Result<String, Failure> {
     }
     // Every launch at least once, also where there are more of them than combinations.
     for choice in launches(config) {
-        let spec = if simulated { Spec::new(66, 136, 640) } else { Spec::new(130, 392, 1152) };
+        let spec = if simulated { of([66, 136, 640]) } else { of([130, 392, 1152]) };
         let shape = Shape { m: spec.m as u32, n: spec.n as u32, k: spec.k as u32 };
         if plan::Plan::of(choice, shape, &limits).is_some() {
             cases.push((spec, GemmOptions { choice: Some(choice), ..Default::default() }));

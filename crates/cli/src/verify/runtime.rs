@@ -3,7 +3,9 @@
 use std::time::Instant;
 
 use oxigemm::plan;
-use oxigemm::{Cuda, DType, Device, GemmOptions, RawFp8Gemm, Stream, Tensor, fp8_gemm_nt_raw, random};
+use oxigemm::{
+    Cuda, DType, Device, GemmOptions, RawFp8Gemm, ScalesOfB, Stream, Tensor, fp8_gemm_nt_raw, random,
+};
 use oxigemm_cuda::{CubinCache, LaunchConfig, PtxModule};
 use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
@@ -126,6 +128,7 @@ fn raw_pointers(setup: &Setup) -> Result<String, Failure> {
             b_pitch: operands.b.strides()[0],
             sfb: sfb.address(),
             sfb_strides,
+            scales_of_b: ScalesOfB::Blocks,
             c,
             c_pitch: n,
             d: operands.d.address(),
@@ -250,6 +253,7 @@ fn no_compilations(setup: &Setup) -> Result<String, Failure> {
             b_pitch: pitch,
             sfb: sfb.address(),
             sfb_strides: [blocks, 1],
+            scales_of_b: ScalesOfB::Blocks,
             c: 0,
             c_pitch: 0,
             d: d.address(),

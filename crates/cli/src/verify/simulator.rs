@@ -8,8 +8,9 @@ use oxigemm_kernels::launch::Config;
 
 use super::grouped::{LAYOUTS, spec};
 use super::products::{ORDERS, combinations, launches};
-use super::{Check, Setup, ensure};
+use super::{Check, Setup, ensure, kgrouped};
 use crate::grouped::{GroupedHost, GroupedSpec};
+use crate::kgrouped::KGroupedHost;
 use crate::problem::{Host, Spec};
 use crate::{Failure, Op};
 
@@ -23,6 +24,7 @@ pub fn checks() -> Vec<Check> {
     vec![
         Check::on_gpu("the simulator gives the same bits", same_bits),
         Check::on_gpu("the simulator gives the same bits of groups", same_bits_of_groups),
+        Check::on_gpu("the simulator gives the same bits of groups along K", same_bits_of_k_groups),
     ]
 }
 
@@ -88,6 +90,35 @@ fn same_bits_of_groups(setup: &Setup) -> Result<String, Failure> {
                 let spec = GroupedSpec { operands, ..spec };
                 setup.now(format!("{spec} on both"));
                 let host = GroupedHost::draw(spec)?;
+                let bits = |device: &Device| -> Result<Vec<u8>, Failure> {
+                    let mut operands = host.upload(device)?;
+                    operands.run(&options)?;
+                    Ok(operands.d_memory.to_bytes()?)
+                };
+                let (gpu, sim) = (bits(&setup.device)?, bits(&simulated)?);
+                let differ = differences(&gpu, &sim, host.spec.d_type);
+                ensure(differ == 0, || {
+                    format!("{} by {}: {differ} elements differ", host.spec, config.name())
+                })?;
+                cases += 1;
+                elements += gpu.len() / host.spec.d_type.size();
+            }
+        }
+    }
+    Ok(format!("{cases} products, {elements} elements, no bit differs"))
+}
+
+/// The same for every kernel and launch with groups along K.
+fn same_bits_of_k_groups(setup: &Setup) -> Result<String, Failure> {
+    let simulated = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
+    let (mut cases, mut elements) = (0, 0);
+    for (i, config) in Config::k_grouped().enumerate() {
+        for (j, choice) in launches(config).into_iter().enumerate() {
+            let options = GemmOptions { choice: Some(choice), ..Default::default() };
+            for turn in 0..3 {
+                let spec = kgrouped::spec(&[656, 0, 1, 130, 16], [70, 136], 4 * i + j + turn);
+                setup.now(format!("{spec} on both"));
+                let host = KGroupedHost::draw(spec)?;
                 let bits = |device: &Device| -> Result<Vec<u8>, Failure> {
                     let mut operands = host.upload(device)?;
                     operands.run(&options)?;

@@ -4,11 +4,22 @@ use super::{Block, Config};
 use crate::BLOCK_K;
 use crate::cluster::Release;
 use crate::grouping::Grouping;
+use crate::params::ScalesOfB;
 use crate::pipeline::Cursor;
 use crate::promote::multiply_stage;
 use crate::scales::{GROUP, ScaleReader};
 use oxigemm_ptx::wgmma::{Descriptor, DescriptorVar, Swizzle};
 use oxigemm_ptx::{F32, Pred, U32, Var};
+
+/// A tile, as a math warp is told of it.
+pub(super) struct MathTile<'k> {
+    /// Its first row and column of D.
+    pub at: [U32<'k>; 2],
+    /// The row of D behind the group's last, where there are groups.
+    pub end: Option<U32<'k>>,
+    /// Its blocks of K.
+    pub k_blocks: U32<'k>,
+}
 
 /// A math warp's state.
 pub(super) struct Math<'k, 'b, 'c> {
@@ -63,14 +74,27 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         }
     }
 
-    /// The first row and column of the current tile and, where rows are grouped, the row behind the group's last.
-    pub fn tile(&self) -> ([U32<'k>; 2], Option<U32<'k>>) {
+    /// The current tile.
+    pub fn tile(&self) -> MathTile<'k> {
+        let k_blocks = self.block.params.k_blocks;
         match self.block.cfg.grouping {
-            Grouping::Dense => (self.scales.place(), None),
+            Grouping::Dense => MathTile { at: self.scales.place(), end: None, k_blocks },
             Grouping::Rows => {
-                let (tile, end) = self.scales.place_in_group();
-                (tile, Some(end))
+                let (at, end) = self.scales.place_in_group();
+                MathTile { at, end: Some(end), k_blocks }
             }
+            Grouping::K => {
+                let (at, end, k_blocks) = self.scales.place_in_k_group();
+                MathTile { at, end: Some(end), k_blocks }
+            }
+        }
+    }
+
+    /// The blocks of K of the current tile.
+    pub fn k_blocks(&self) -> U32<'k> {
+        match self.block.cfg.grouping {
+            Grouping::Dense | Grouping::Rows => self.block.params.k_blocks,
+            Grouping::K => self.tile().k_blocks,
         }
     }
 
@@ -102,22 +126,22 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
 
     /// The scales of this warpgroup's columns for a block of the group, where there are several.
     fn block_columns(&self, within: U32<'k>) -> Vec<F32<'k>> {
-        let per_scale = self.block.cfg.columns_per_scale();
-        match &self.column_scales {
-            Some(_) => Vec::new(),
-            None => {
-                let count = self.block.cfg.shape().columns() / per_scale;
-                self.scales.columns(within, self.first_column / per_scale, count)
+        let (per_scale, columns) = (self.block.cfg.columns_per_scale(), self.block.cfg.shape().columns());
+        match (self.block.cfg.scales_of_b, &self.column_scales) {
+            (ScalesOfB::Rows, _) => self.scales.column_pairs(within, self.first_column, columns),
+            (ScalesOfB::Blocks, Some(_)) => Vec::new(),
+            (ScalesOfB::Blocks, None) => {
+                self.scales.columns(within, self.first_column / per_scale, columns / per_scale)
             }
         }
     }
 
     /// All blocks of a tile.
-    pub fn multiply_tile(&self) {
-        let (k, k_blocks) = (self.block.k, self.block.params.k_blocks);
+    pub fn multiply_tile(&self, k_blocks: U32<'k>) {
+        let k = self.block.k;
         // Tests between unrolled blocks would cost 2 to 4%: what is left over goes one by one.
         let whole = k_blocks - k_blocks % Config::UNROLL;
-        k.for_(0, whole, Config::UNROLL, |first| self.multiply_blocks(first));
+        k.for_(0, whole, Config::UNROLL, |first| self.multiply_blocks(first, k_blocks));
         k.for_(whole, k_blocks, 1, |block| self.multiply_single(block % GROUP));
     }
 
@@ -139,7 +163,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     }
 
     /// As many blocks as are unrolled. While the tensor core works on the last, the next scales are loaded.
-    fn multiply_blocks(&self, first: U32<'k>) {
+    fn multiply_blocks(&self, first: U32<'k>, k_blocks: U32<'k>) {
         let k = self.block.k;
         let unroll = Config::UNROLL;
         for later in 0..unroll {
@@ -149,7 +173,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             self.multiply_block(&rows, columns, || {
                 let next = first + unroll;
                 if later + 1 == unroll {
-                    k.if_(next.lt(self.block.params.k_blocks), || {
+                    k.if_(next.lt(k_blocks), || {
                         let within = next % GROUP;
                         k.if_(within.eq(0), || {
                             // Scales of columns have only just been read.
@@ -198,7 +222,11 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             if wave + 1 == self.sums.len() {
                 self.release.stage(k, stage);
             }
-            promote(cfg, sums, &self.products, [rows[0], rows[1]], &columns);
+            let rows = [rows[0], rows[1]];
+            match cfg.scales_of_b {
+                ScalesOfB::Blocks => promote(cfg, sums, &self.products, rows, &columns),
+                ScalesOfB::Rows => promote_each(sums, &self.products, rows, &columns),
+            }
         }
     }
 
@@ -230,6 +258,20 @@ fn promote<'k>(
         };
         for (i, (sum, product)) in sums.iter().zip(products).enumerate() {
             sum.fma(product.live(), scales[(i / 2) % 2]);
+        }
+    }
+}
+
+/// The same where every column has a scale: of each eight columns a thread has two neighbours, in two rows.
+fn promote_each<'k>(
+    sums: &[Var<'k, f32>],
+    products: &[Var<'k, f32>],
+    row_scales: [F32<'k>; 2],
+    column_scales: &[F32<'k>],
+) {
+    for ((sums, products), columns) in sums.chunks(4).zip(products.chunks(4)).zip(column_scales.chunks(2)) {
+        for (i, (sum, product)) in sums.iter().zip(products).enumerate() {
+            sum.fma(product.live(), row_scales[i / 2] * columns[i % 2]);
         }
     }
 }

@@ -275,7 +275,7 @@ impl Operand {
     }
 
     /// A list of so many numbers without gaps.
-    fn expect_list(&self, length: i64) -> Result<()> {
+    pub(super) fn expect_list(&self, length: i64) -> Result<()> {
         if self.rank != 1 {
             return Err(Error::Rank {
                 argument: self.name,
@@ -354,7 +354,7 @@ impl Operand {
 
     /// Checks that the rows of all matrices are rows of one; gives the elements from one row to the next, and from one
     /// matrix to the next, and the bytes of all.
-    fn whole_rows_apart(&self, pitch: u64, first: Footprint) -> Result<(u64, u32, Footprint)> {
+    pub(super) fn whole_rows_apart(&self, pitch: u64, first: Footprint) -> Result<(u64, u32, Footprint)> {
         let Some((count, stride)) = self.slab_stride()? else { return Ok((pitch, 0, first)) };
         let rows = self.dims[1] as u64;
         // The pitch of single rows has no meaning: they are as far apart as their groups.

@@ -7,11 +7,13 @@
 mod grouped;
 mod half;
 mod half_grouped;
+mod kgrouped;
 mod operand;
 
 pub use grouped::{CheckedGroups, GroupedFp8GemmNt, Groups, GroupsArgument};
 pub use half::{GemmLayout, HalfGemm};
 pub use half_grouped::GroupedHalfGemm;
+pub use kgrouped::{CheckedKGroups, KGroupedFp8GemmNt, KGroups};
 use operand::Footprint;
 pub use operand::Operand;
 use oxigemm_kernels::launch::Family;
@@ -59,7 +61,7 @@ pub struct Fp8GemmNt {
     pub sfa: Operand,
     /// `[N, K]` e4m3, K-major.
     pub b: Operand,
-    /// The scales of B: `[ceil(N/128), ceil(K/128)]` f32.
+    /// The scales of B: `[ceil(N/128), ceil(K/128)]` or `[N, ceil(K/128)]` f32.
     pub sfb: Operand,
     /// What is added to the product: like D. It may be D itself.
     pub c: Option<Operand>,
@@ -134,7 +136,7 @@ pub enum Accumulate {
 /// The strides of a scale matrix, in elements. The offset of the last scale fits in an `i32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ScaleStrides {
-    /// From one row of A, or one 128 rows of B, to the next.
+    /// From one row of A, or one or 128 rows of B, to the next.
     pub mn: u32,
     /// From one 128 of K to the next.
     pub k: u32,
@@ -164,6 +166,7 @@ impl Problem {
         let [m, n, k] = [self.m, self.n, self.k].map(f64::from);
         let scales = match self.family {
             Family::Fp8 => f64::from(self.k_blocks()) * (m + f64::from(self.n.div_ceil(BLOCK))),
+            Family::Fp8Rows => f64::from(self.k_blocks()) * (m + n),
             Family::Half(_) => 0.0,
         };
         let outputs = if self.c == Accumulate::None { 1.0 } else { 2.0 };
@@ -192,7 +195,11 @@ impl Fp8GemmNt {
         }
         let (k_blocks, n_blocks) = (blocks(k), blocks(n));
         sfa.expect_scales([m, k_blocks], "one per row of `a` and 128 of K")?;
-        sfb.expect_scales([n_blocks, k_blocks], "one per 128 rows of `b` and 128 of K")?;
+        // One row has one scale either way.
+        let family = if n > 1 && sfb.dims() == [n, k_blocks] { Family::Fp8Rows } else { Family::Fp8 };
+        if family == Family::Fp8 {
+            sfb.expect_scales([n_blocks, k_blocks], "one per 128 rows, or each row, of `b` and 128 of K")?;
+        }
         expect_output(d, c.as_ref(), [m, n], "the rows of `a` by the rows of `b`", a, &[sfa, b, sfb, d])?;
         if m == 0 || n == 0 {
             return Ok(Checked::Trivial(Trivial::Nothing));
@@ -212,7 +219,7 @@ impl Fp8GemmNt {
             d.expect_apart(&d_memory, input, memory)?;
         }
         Ok(Checked::Launch(Problem {
-            family: Family::Fp8,
+            family,
             // matrix_dims has bounded each of them by i32::MAX.
             m: m as u32,
             n: n as u32,

@@ -147,7 +147,7 @@ pub(super) struct Tile {
 impl Tile {
     /// Whether warps promote what the tensor core sums up.
     fn promotes(&self) -> bool {
-        self.family == Family::Fp8
+        matches!(self.family, Family::Fp8 | Family::Fp8Rows)
     }
 
     /// Operations of one multiprocessor in a microsecond, where FP8 has these.
@@ -178,6 +178,7 @@ fn memory_bytes(family: Family, shape: Shape) -> f64 {
     let [m, n, k] = [shape.m, shape.n, shape.k].map(f64::from);
     let scales = match family {
         Family::Fp8 => f64::from(shape.k_blocks()) * (m + n / f64::from(BLOCK_K)),
+        Family::Fp8Rows => f64::from(shape.k_blocks()) * (m + n),
         Family::Half(_) => 0.0,
     };
     (m + n) * k * f64::from(family.element_bytes()) + 4.0 * scales + 2.0 * m * n
@@ -186,8 +187,10 @@ fn memory_bytes(family: Family, shape: Shape) -> f64 {
 /// How much of the tensor cores' speed a tile of a many-row kernel keeps. Wide tiles hide the promotion of sums;
 /// tiles that straddle blocks of scales have more of it.
 fn efficiency(tile: &Tile) -> f64 {
-    if !tile.promotes() {
-        return half_efficiency(tile);
+    match tile.family {
+        Family::Half(_) => return half_efficiency(tile),
+        Family::Fp8Rows => return rows_efficiency(tile),
+        Family::Fp8 => {}
     }
     match (tile.m, tile.n) {
         (256, 128) => 0.957,
@@ -200,6 +203,15 @@ fn efficiency(tile: &Tile) -> f64 {
         (64, 256) => 0.684,
         (64, 128) => 1.012,
         _ => 0.546,
+    }
+}
+
+/// The same where every product has a scale of its own, which costs as much again as adding it.
+fn rows_efficiency(tile: &Tile) -> f64 {
+    match (tile.m, tile.n) {
+        (256, _) => 0.88,
+        (128, _) => 0.80,
+        _ => 0.65,
     }
 }
 

@@ -73,7 +73,15 @@ impl Plan {
 
 fn plan(choice: Choice, estimate: Cost, shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
     let launch = choice.launch_grouped(shape, limits.clusters(blocks_of(&choice)))?;
-    Some(Plan { shape: shape.slab(), groups: Some(*shape), choice, launch, estimate, why: Why::Asked })
+    Some(Plan {
+        shape: shape.slab(),
+        groups: Some(*shape),
+        k_groups: None,
+        choice,
+        launch,
+        estimate,
+        why: Why::Asked,
+    })
 }
 
 /// Every candidate for FP8 operands with its estimate, the cheapest first.

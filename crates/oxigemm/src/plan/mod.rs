@@ -16,14 +16,17 @@
 
 pub mod cost;
 mod grouped;
+mod kgrouped;
 
 use std::fmt;
 
 pub use cost::Cost;
 pub use grouped::{grouped_ranking, grouped_ranking_of};
+pub use kgrouped::k_grouped_ranking;
+use oxigemm_kernels::grouping::Grouping;
 use oxigemm_kernels::half::Major;
 use oxigemm_kernels::launch::Config;
-pub use oxigemm_kernels::launch::{Choice, Family, GroupedShape, Launch, Shape};
+pub use oxigemm_kernels::launch::{Choice, Family, GroupedShape, KGroupedShape, Launch, Shape};
 use oxigemm_kernels::{fp8_slim, half_slim};
 
 /// Bytes of shared memory that the system takes of every block.
@@ -114,6 +117,8 @@ pub struct Plan {
     pub shape: Shape,
     /// The groups it is for, where rows are grouped.
     pub groups: Option<GroupedShape>,
+    /// The groups it is for, where they are along K.
+    pub k_groups: Option<KGroupedShape>,
     /// The kernel and what its launch chooses.
     pub choice: Choice,
     /// The launch.
@@ -177,7 +182,15 @@ impl Plan {
         }
         let (choice, estimate) = best.expect("many-row kernels serve every shape");
         let launch = choice.launch(shape, limits.clusters(blocks_of(&choice)));
-        Plan { shape, groups: None, choice, launch, estimate, why: Why::Cheapest { of: count, before } }
+        Plan {
+            shape,
+            groups: None,
+            k_groups: None,
+            choice,
+            launch,
+            estimate,
+            why: Why::Cheapest { of: count, before },
+        }
     }
 
     /// A given choice, or `None` where it cannot serve the shape on this device.
@@ -188,14 +201,17 @@ impl Plan {
         }
         let launch = choice.launch(shape, limits.clusters(blocks_of(&choice)));
         let estimate = cost::estimate(choice, shape, limits);
-        Some(Plan { shape, groups: None, choice, launch, estimate, why: Why::Asked })
+        Some(Plan { shape, groups: None, k_groups: None, choice, launch, estimate, why: Why::Asked })
     }
 
     /// Launches it on a device that runs up to `concurrent` of its clusters at a time.
     pub(crate) fn set_concurrent(&mut self, concurrent: u32) {
-        self.launch = match &self.groups {
-            None => self.choice.launch(self.shape, concurrent),
-            Some(groups) => {
+        self.launch = match (&self.groups, &self.k_groups) {
+            (None, None) => self.choice.launch(self.shape, concurrent),
+            (None, Some(groups)) => {
+                self.choice.launch_k_grouped(groups, concurrent).expect("the plan has a kernel for groups")
+            }
+            (Some(groups), _) => {
                 self.choice.launch_grouped(groups, concurrent).expect("the plan has a kernel for groups")
             }
         };
@@ -328,7 +344,7 @@ fn serves(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
     };
     match *choice {
         Choice::Wide { config, .. } => {
-            !config.is_grouped() && config.shared_bytes() <= limits.shared_per_block
+            config.grouping == Grouping::Dense && config.shared_bytes() <= limits.shared_per_block
         }
         Choice::HalfWide { config, .. } => {
             !config.is_grouped() && config.shared_bytes() <= limits.shared_per_block
@@ -356,7 +372,7 @@ pub(crate) fn blocks_of(choice: &Choice) -> u32 {
 
 /// The name of a choice, for people and for the command line: `wide_128x144_s5_c1x2` is the kernel of 128 by 144
 /// tiles and 5 stages with clusters of 1 by 2 blocks, `slim_8x64_k4_s6` that of 8 by 64 tiles with K split in 4 and
-/// 6 stages. Those of other operands begin with their type and layout: `bf16_wide_nn_256x128_s3_c1x1`.
+/// 6 stages, `wide_1d1d_128x128_s5_c1x1` one with a scale for each row of B. Those of other operands begin with their type and layout: `bf16_wide_nn_256x128_s3_c1x1`.
 #[must_use]
 pub fn name(choice: &Choice) -> String {
     let config = choice.config().name().replace("_gemm_", "_");
@@ -376,6 +392,7 @@ pub fn name(choice: &Choice) -> String {
 pub fn family_name(family: Family) -> String {
     match family {
         Family::Fp8 => "fp8 operands with scales".to_owned(),
+        Family::Fp8Rows => "fp8 operands with a scale for each row of both".to_owned(),
         Family::Half(operands) => {
             let major = |major, other| if major == Major::K { 'K' } else { other };
             let (a, b) = (major(operands.a, 'M'), major(operands.b, 'N'));

@@ -1,0 +1,276 @@
+//! Problems with groups along K, with data: drawn from a seed, on the host and on a device.
+
+use oxigemm::plan::KGroupedShape;
+use oxigemm::{Addend, DType, Device, GemmLayout, GemmOptions, Tensor, k_grouped_fp8_gemm_nt_contiguous};
+use oxigemm_kernels::kgroups::PITCH_UNIT;
+
+use crate::problem::{AddendKind, Fp8Pair, Host, POISON, ScaleOrder, Spec, scale_matrix};
+use crate::verdict::{self, Effort, Verdict};
+use crate::{Failure, Op};
+
+/// A problem with groups along K, and its layout.
+#[derive(Clone, Debug)]
+pub struct KGroupedSpec {
+    /// The K of each group.
+    pub ks: Vec<usize>,
+    pub m: usize,
+    pub n: usize,
+    pub d_type: DType,
+    pub addend: AddendKind,
+    /// How the scales of A and of B lie in memory.
+    pub scales: [ScaleOrder; 2],
+    /// Rows behind each group of D and C, and elements behind each row.
+    pub d_gaps: [usize; 2],
+    pub seed: u64,
+}
+
+/// A K as rows are apart in memory.
+fn pitch(k: usize) -> usize {
+    k.next_multiple_of(PITCH_UNIT as usize)
+}
+
+impl KGroupedSpec {
+    /// A problem without gaps.
+    pub fn new(ks: Vec<usize>, m: usize, n: usize) -> KGroupedSpec {
+        KGroupedSpec {
+            ks,
+            m,
+            n,
+            d_type: Op::Fp8Kgrouped.d_types()[0],
+            addend: AddendKind::None,
+            scales: [ScaleOrder::Row; 2],
+            d_gaps: [0, 0],
+            seed: 0,
+        }
+    }
+
+    /// What planning is told.
+    pub fn shape(&self) -> KGroupedShape {
+        let k: usize = self.ks.iter().map(|k| pitch(*k)).sum();
+        let [groups, m, n, k] = [self.ks.len(), self.m, self.n, k].map(|x| x as u32);
+        KGroupedShape { groups, m, n, k }
+    }
+
+    /// Blocks of scales of all groups.
+    fn blocks(&self) -> usize {
+        self.ks.iter().map(|k| k.div_ceil(128)).sum()
+    }
+
+    /// Whether there is nothing to multiply, and so nothing to plan.
+    pub fn is_empty(&self) -> bool {
+        self.m == 0 || self.n == 0 || self.blocks() == 0
+    }
+
+    /// Multiplications and additions.
+    pub fn flops(&self) -> f64 {
+        2.0 * self.m as f64 * self.n as f64 * self.ks.iter().sum::<usize>() as f64
+    }
+
+    /// Bytes that cross the memory bus at least once: A, B, their scales, D, and C where there is one.
+    pub fn bytes(&self) -> f64 {
+        let [m, n, groups] = [self.m, self.n, self.ks.len()].map(|x| x as f64);
+        let (depth, blocks) = (self.ks.iter().sum::<usize>() as f64, self.blocks() as f64);
+        let outputs = if self.addend == AddendKind::None { 1.0 } else { 2.0 };
+        (m + n) * (depth + 4.0 * blocks) + outputs * groups * m * n * self.d_type.size() as f64
+    }
+}
+
+impl std::fmt::Display for KGroupedSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let KGroupedSpec { ks, m, n, d_type, addend, scales: [sfa, sfb], d_gaps, seed } = self;
+        write!(f, "{} groups along K, ", ks.len())?;
+        match ks.len() {
+            0..=8 => write!(f, "{ks:?}")?,
+            _ => write!(f, "{} in all", ks.iter().sum::<usize>())?,
+        }
+        write!(f, ", {m}x{n} {d_type}, c {addend:?}, scales {sfa:?}/{sfb:?}, gaps {d_gaps:?}, seed {seed}")
+    }
+}
+
+/// The data of a problem on the host: that of a product for each group.
+pub struct KGroupedHost {
+    pub spec: KGroupedSpec,
+    pub groups: Vec<Host>,
+}
+
+impl KGroupedHost {
+    /// Draws the data.
+    pub fn draw(spec: KGroupedSpec) -> Result<KGroupedHost, Failure> {
+        let KGroupedSpec { m, n, d_type, addend, seed, .. } = spec;
+        let of_group = |(group, k): (usize, &usize)| {
+            let seed = seed.wrapping_mul(1000).wrapping_add(group as u64);
+            Host::draw(Spec { d_type, addend, seed, ..Spec::of(Op::Fp81d1d, GemmLayout::Nt, [m, n, *k]) })
+        };
+        let groups = spec.ks.iter().enumerate().map(of_group).collect::<Result<_, _>>()?;
+        Ok(KGroupedHost { spec, groups })
+    }
+
+    /// Puts the data on a device, with poison wherever the layout has gaps.
+    pub fn upload(&self, device: &Device) -> Result<KGroupedOperands, Failure> {
+        let spec = &self.spec;
+        let blocks = spec.blocks();
+        let (mut codes, mut scales) =
+            ([Vec::new(), Vec::new()], [spec.m, spec.n].map(|rows| vec![0.0; rows * blocks]));
+        let mut first = 0;
+        for (host, &k) in self.groups.iter().zip(&spec.ks) {
+            let Fp8Pair { a, b } = host.quantized()?;
+            for (x, (codes, scales)) in [a, b].into_iter().zip(codes.iter_mut().zip(&mut scales)) {
+                for row in x.codes.chunks(k.max(1)) {
+                    codes.extend_from_slice(row);
+                    codes.resize(codes.len() + pitch(k) - k, POISON);
+                }
+                let of_group = k.div_ceil(128).max(1);
+                for (i, scale) in x.scales.iter().enumerate() {
+                    scales[i / of_group * blocks + first + i % of_group] = *scale;
+                }
+            }
+            first += k.div_ceil(128);
+        }
+        let bytes = |codes: &[u8]| Tensor::from_bytes(DType::E4m3, codes, &[codes.len()], device);
+        let [order_a, order_b] = spec.scales;
+        let ks: Vec<i32> = spec.ks.iter().map(|k| *k as i32).collect();
+        let (d, d_memory) = self.output(device, spec.addend == AddendKind::Inplace)?;
+        Ok(KGroupedOperands {
+            a: bytes(&codes[0])?,
+            sfa: scale_matrix(&scales[0], [spec.m, blocks], order_a, device)?,
+            b: bytes(&codes[1])?,
+            sfb: scale_matrix(&scales[1], [spec.n, blocks], order_b, device)?,
+            c: (spec.addend == AddendKind::Other)
+                .then(|| self.output(device, true))
+                .transpose()?
+                .map(|c| c.0),
+            d,
+            d_memory,
+            ks: Tensor::from_slice(&ks, &[ks.len()], device)?,
+            addend: spec.addend,
+        })
+    }
+
+    /// A tensor like D inside poisoned memory, holding what is added or poison.
+    fn output(&self, device: &Device, holds_addend: bool) -> Result<(Tensor, Tensor), Failure> {
+        let KGroupedSpec { ref ks, m, n, d_type, d_gaps: [rows, columns], .. } = self.spec;
+        let dims = [ks.len(), m + rows, n + columns];
+        let bytes = vec![POISON; dims.iter().product::<usize>() * d_type.size()];
+        let memory = Tensor::from_bytes(d_type, &bytes, &dims, device)?;
+        let d = memory.narrow(1, 0, m)?.narrow(2, 0, n)?;
+        if holds_addend {
+            self.write_addend(&d)?;
+        }
+        Ok((d, memory))
+    }
+
+    fn write_addend(&self, d: &Tensor) -> Result<(), Failure> {
+        for (group, host) in self.groups.iter().enumerate() {
+            if let Some(c) = host.c.as_ref().filter(|c| !c.is_empty()) {
+                d.select(group)?.write_f32(c)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares every group with the references; the worst of what is found.
+    pub fn judge(&self, operands: &KGroupedOperands, effort: Effort) -> Result<Verdict, Failure> {
+        let multiplications = effort.multiplications / self.groups.len().max(1) as f64;
+        let effort = Effort { multiplications, ..effort };
+        let none = Verdict { diff: 0.0, diff_unquantized: 0.0, worst_element: 0.0, rows: 0, right: true };
+        let judge = |(group, host): (usize, &Host)| -> Result<Verdict, Failure> {
+            verdict::judge(host, &operands.d.select(group)?.to_vec_f32()?, effort)
+        };
+        let verdicts = self.groups.iter().enumerate().filter(|(_, host)| host.spec.m * host.spec.n > 0);
+        let verdicts = verdicts.map(judge).collect::<Result<Vec<_>, _>>()?;
+        Ok(verdicts.iter().fold(none, |worst, next| worst.worse(next)))
+    }
+}
+
+/// The operands of a problem on a device.
+pub struct KGroupedOperands {
+    pub a: Tensor,
+    pub sfa: Tensor,
+    pub b: Tensor,
+    pub sfb: Tensor,
+    pub c: Option<Tensor>,
+    pub d: Tensor,
+    /// All of the memory that D is a part of.
+    pub d_memory: Tensor,
+    /// The K of each group.
+    pub ks: Tensor,
+    addend: AddendKind,
+}
+
+impl KGroupedOperands {
+    /// Runs the product.
+    pub fn run(&mut self, options: &GemmOptions) -> oxigemm::Result<()> {
+        let addend = match (&self.c, self.addend) {
+            (Some(c), _) => Addend::From(c),
+            (None, AddendKind::Inplace) => Addend::InPlace,
+            (None, _) => Addend::None,
+        };
+        let (a, b) = ((&self.a, &self.sfa), (&self.b, &self.sfb));
+        k_grouped_fp8_gemm_nt_contiguous(a, b, addend, &mut self.d, &self.ks, None, options)
+    }
+
+    /// Puts into D what is added to, where it is D.
+    pub fn restore(&mut self, host: &KGroupedHost) -> Result<(), Failure> {
+        if self.addend == AddendKind::Inplace { host.write_addend(&self.d) } else { Ok(()) }
+    }
+
+    /// Whether the memory between the groups and the rows of D still holds poison.
+    pub fn surroundings_untouched(&self) -> Result<bool, Failure> {
+        let (bytes, size) = (self.d_memory.to_bytes()?, self.d.dtype().size());
+        let (&[_, rows, columns], &[_, m, n]) = (self.d_memory.dims(), self.d.dims()) else {
+            return Err("D has three dimensions".into());
+        };
+        let line = |(i, line): (usize, &[u8])| {
+            let outside = if i % rows.max(1) < m { &line[n * size..] } else { line };
+            outside.iter().all(|byte| *byte == POISON)
+        };
+        Ok(bytes.chunks((columns * size).max(1)).enumerate().all(line))
+    }
+
+    /// Overwrites D, and everything around it, with poison.
+    pub fn poison(&mut self) -> Result<(), Failure> {
+        let bytes = vec![POISON; self.d_memory.len() * self.d_memory.dtype().size()];
+        Ok(self.d_memory.write_bytes(&bytes)?)
+    }
+
+    /// Has the device told of other groups, of which the data is `host`'s: as much of it, in the same memory.
+    pub fn change_groups(&mut self, host: &KGroupedHost) -> Result<(), Failure> {
+        let fresh = host.upload(self.a.device())?;
+        for (to, from) in [
+            (&mut self.a, &fresh.a),
+            (&mut self.sfa, &fresh.sfa),
+            (&mut self.b, &fresh.b),
+            (&mut self.sfb, &fresh.sfb),
+            (&mut self.ks, &fresh.ks),
+        ] {
+            to.copy_from(from)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_drawn_is_computed_and_nothing_beside_it() {
+        let spec = KGroupedSpec::new(vec![100, 0, 1, 256], 5, 9);
+        for (addend, order) in [
+            (AddendKind::None, ScaleOrder::Row),
+            (AddendKind::Inplace, ScaleOrder::Mn),
+            (AddendKind::Other, ScaleOrder::Odd),
+        ] {
+            let spec = KGroupedSpec { addend, scales: [order; 2], d_gaps: [2, 3], ..spec.clone() };
+            let host = KGroupedHost::draw(spec).unwrap();
+            let mut operands = host.upload(&Device::cpu()).unwrap();
+            operands.run(&GemmOptions::default()).unwrap();
+            let verdict = host.judge(&operands, Effort::THOROUGH).unwrap();
+            assert!(verdict.right, "{}: {verdict:?}", host.spec);
+            assert!(operands.surroundings_untouched().unwrap());
+            let mut one = operands.d_memory.narrow(1, 5, 1).unwrap();
+            one.write_f32(&[1.0; 4 * 12]).unwrap();
+            assert!(!operands.surroundings_untouched().unwrap());
+        }
+    }
+}

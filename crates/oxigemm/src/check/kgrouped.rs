@@ -1,0 +1,206 @@
+//! The argument checks of products with groups along K.
+
+use oxigemm_kernels::grouping::MAX_GROUPS;
+use oxigemm_kernels::kgroups::PITCH_UNIT;
+use oxigemm_kernels::launch::Family;
+
+use super::operand::Footprint;
+use super::{Accumulate, BLOCK, D_ELEMENTS_LIMIT, Operand, Problem, Trivial};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// The arguments of a product with groups along K: D\[g\] = C\[g\] + A_g·B_gᵀ.
+#[derive(Clone, Copy, Debug)]
+pub struct KGroupedFp8GemmNt<'a> {
+    /// All elements of A: of each group `[M, K_g]` e4m3, rows of K_g rounded up to 16 elements.
+    pub a: Operand,
+    /// The scales of A: `[M, sum of ceil(K_g/128)]` f32.
+    pub sfa: Operand,
+    /// All elements of B: of each group `[N, K_g]`, like A.
+    pub b: Operand,
+    /// The scales of B: `[N, sum of ceil(K_g/128)]` f32.
+    pub sfb: Operand,
+    /// What is added to the product: like D. It may be D itself.
+    pub c: Option<Operand>,
+    /// The result: `[G, M, N]` bf16 or f32, row-major.
+    pub d: Operand,
+    /// The K of each group: `[G]` i32, which only the device reads.
+    pub ks: Operand,
+    /// The same numbers, as far as the host knows them.
+    pub ks_host: Option<&'a [usize]>,
+}
+
+/// What a call with good arguments has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckedKGroups {
+    /// Run a kernel. The K of the problem is that of all groups together.
+    Launch(Problem, KGroups),
+    /// Something for which no kernel is needed: in every group, where there are any.
+    Trivial(Trivial),
+}
+
+/// The groups of a checked product. Equal ones take the same plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KGroups {
+    /// How many groups there are.
+    pub count: u32,
+    /// Blocks of scales of all groups.
+    pub blocks: u32,
+    /// From one group of D, and of C, to the next, in rows.
+    pub d_slab: u32,
+}
+
+impl KGroupedFp8GemmNt<'_> {
+    /// Checks every rule of the call. What the numbers on the device are is not looked at.
+    ///
+    /// # Errors
+    /// The first broken rule, with the argument that breaks it.
+    pub fn check(&self) -> Result<CheckedKGroups> {
+        let KGroupedFp8GemmNt { a, sfa, b, sfb, c, d, ks, .. } = self;
+
+        a.expect_dtype(&[DType::E4m3])?;
+        b.expect_dtype(&[DType::E4m3])?;
+        sfa.expect_dtype(&[DType::F32])?;
+        sfb.expect_dtype(&[DType::F32])?;
+        d.expect_dtype(&[DType::Bf16, DType::F32])?;
+        ks.expect_dtype(&[DType::I32])?;
+        let [count, m, n] = d.slab_dims(true)?;
+        ks.expect_list(count)?;
+        if count > i64::from(MAX_GROUPS) {
+            return Err(d.too_large(format!("at most {MAX_GROUPS} groups")));
+        }
+        if i128::from(count) * i128::from(m) * i128::from(n) > i128::from(D_ELEMENTS_LIMIT) {
+            return Err(d.too_large(format!("at most {D_ELEMENTS_LIMIT} elements")));
+        }
+        if let Some(c) = c {
+            c.expect_dtype(&[d.dtype])?;
+            if c.slab_dims(true)? != [count, m, n] {
+                return Err(c.wrong_shape([count, m, n], "the shape of `d`"));
+            }
+        }
+        for operand in [sfa, b, sfb, d, ks].into_iter().chain(c) {
+            operand.expect_device(a)?;
+        }
+        if count == 0 || m == 0 || n == 0 {
+            return Ok(CheckedKGroups::Trivial(Trivial::Nothing));
+        }
+        let extent = a.extent(m, "M")?;
+        if b.extent(n, "N")? != extent {
+            let expected = [n * extent];
+            return Err(b.wrong_shape(expected, "N times the K of all groups, as `a` has M times that"));
+        }
+        let [sfa_rows, blocks] = sfa.matrix_dims()?;
+        if sfa_rows != m {
+            return Err(scale_shape(sfa, [m, blocks]));
+        }
+        if sfb.matrix_dims()? != [n, blocks] {
+            return Err(scale_shape(sfb, [n, blocks]));
+        }
+        self.expect_host_numbers(count, extent, blocks)?;
+
+        let (d_pitch, d_slab, d_memory) = d.rows_of_groups()?;
+        let accumulate = match c {
+            None => Accumulate::None,
+            Some(c) => {
+                let (pitch, slab, memory) = c.rows_of_groups()?;
+                if c.address == d.address && pitch == d_pitch && slab == d_slab {
+                    Accumulate::InPlace
+                } else if slab != d_slab {
+                    return Err(Error::Stride {
+                        argument: c.name,
+                        expected: format!("groups {d_slab} rows apart, as those of `d`"),
+                        found: format!("{slab} rows"),
+                    });
+                } else {
+                    d.expect_apart(&d_memory, c, &memory)?;
+                    Accumulate::From { pitch }
+                }
+            }
+        };
+        if extent == 0 || blocks == 0 {
+            return Ok(CheckedKGroups::Trivial(Trivial::without_product(accumulate)));
+        }
+        let (_, a_memory) = a.list().tma_rows()?;
+        let (_, b_memory) = b.list().tma_rows()?;
+        let (sfa_strides, sfa_memory) = sfa.scale_strides()?;
+        let (sfb_strides, sfb_memory) = sfb.scale_strides()?;
+        let (_, ks_memory) = ks.list().plain_rows()?;
+        let inputs = [(a, a_memory), (b, b_memory), (sfa, sfa_memory), (sfb, sfb_memory), (ks, ks_memory)];
+        for (input, memory) in &inputs {
+            d.expect_apart(&d_memory, input, memory)?;
+        }
+        let problem = Problem {
+            family: Family::Fp8Rows,
+            // Every one of them is bounded by i32::MAX.
+            m: m as u32,
+            n: n as u32,
+            k: extent as u32,
+            a_pitch: extent as u64,
+            b_pitch: extent as u64,
+            d_pitch,
+            c: accumulate,
+            sfa: sfa_strides,
+            sfb: sfb_strides,
+            d_type: d.dtype,
+        };
+        let groups = KGroups { count: count as u32, blocks: blocks as u32, d_slab };
+        Ok(CheckedKGroups::Launch(problem, groups))
+    }
+
+    /// What the host knows of the numbers must fit the operands.
+    fn expect_host_numbers(&self, count: i64, extent: i64, blocks: i64) -> Result<()> {
+        let Some(ks) = self.ks_host else { return Ok(()) };
+        let wrong = |expected: String, found: String| Error::Shape { argument: "ks_host", expected, found };
+        if ks.len() as i64 != count {
+            return Err(wrong(
+                format!("{count} numbers, one of each group"),
+                format!("{} numbers", ks.len()),
+            ));
+        }
+        let sum = |of: fn(usize) -> usize| ks.iter().fold(0usize, |sum, k| sum.saturating_add(of(*k)));
+        let depth = sum(|k| k.checked_next_multiple_of(PITCH_UNIT as usize).unwrap_or(usize::MAX));
+        if depth as u128 != extent as u128 {
+            return Err(wrong(
+                format!("numbers that, each rounded up to {PITCH_UNIT}, make {extent}, the K of `a` and `b`"),
+                format!("{depth}"),
+            ));
+        }
+        let found = sum(|k| k.div_ceil(BLOCK as usize));
+        if found as u128 != blocks as u128 {
+            return Err(wrong(format!("numbers of {blocks} blocks of scales"), format!("{found}")));
+        }
+        Ok(())
+    }
+}
+
+fn scale_shape(scales: &Operand, expected: [i64; 2]) -> Error {
+    Error::ScaleShape {
+        argument: scales.name,
+        expected: format!("{expected:?}, one per row and 128 of every group's K"),
+        found: format!("{:?}", scales.dims()),
+    }
+}
+
+impl Operand {
+    /// The K of all groups, of which this has all elements of `rows` rows.
+    fn extent(&self, rows: i64, name: &str) -> Result<i64> {
+        self.expect_list(self.dims[0])?;
+        let length = self.dims[0];
+        let (extent, unit) = (length / rows, i64::from(PITCH_UNIT));
+        if length < 0 || length % rows != 0 || extent % unit != 0 {
+            let expected = format!("a length of {name} = {rows} times a multiple of {unit}");
+            return Err(Error::Shape { argument: self.name, expected, found: format!("[{length}]") });
+        }
+        if extent > i64::from(i32::MAX) {
+            return Err(self.too_large(format!("a K of all groups up to {}", i32::MAX)));
+        }
+        Ok(extent)
+    }
+
+    /// The pitch of an output of several groups, the rows from one group to the next, and the bytes of all.
+    fn rows_of_groups(&self) -> Result<(u64, u32, Footprint)> {
+        let (pitch, memory) = self.slab().plain_rows()?;
+        let (pitch, elements, memory) = self.whole_rows_apart(pitch, memory)?;
+        Ok((pitch, (u64::from(elements) / pitch) as u32, memory))
+    }
+}

@@ -1,0 +1,271 @@
+//! Products with groups along K: what the weights of a mixture's experts get as gradients.
+
+use crate::call::{Addresses, PlanKey};
+use crate::check::{CheckedKGroups, KGroupedFp8GemmNt, Operand, Trivial};
+use crate::device::{Device, DeviceId};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::gemm::{Addend, GemmOptions, cuda_stream, key, put, refuse_stream, sim_stream};
+use crate::reference;
+use crate::runtime::Cuda;
+use crate::simulated::{Sim, Work};
+use crate::tensor::Tensor;
+
+/// D\[g\] = C\[g\] + A_g·B_gᵀ for groups that share M and N and have a K of their own.
+///
+/// | argument | shape | type | layout |
+/// |---|---|---|---|
+/// | `a` | all elements, one after the other: of each group `[M, K_g]` | e4m3 | rows of K_g, rounded up to 16 elements; the address a multiple of 16 bytes |
+/// | scales of `a` | `[M, sum of ceil(K_g/128)]` | f32 | any strides; along M the copy engine brings them |
+/// | `b` | all elements: of each group `[N, K_g]` | e4m3 | as `a` |
+/// | scales of `b` | `[N, sum of ceil(K_g/128)]` | f32 | any strides |
+/// | `c`, `d` | `[G, M, N]` | bf16 or f32, the same | rows of N, any pitch; groups whole rows apart |
+/// | `ks` | `[G]` | i32 | on the device, without gaps |
+///
+/// The kernel itself reads `ks`, so that a captured call can be replayed with others. Any K will do: 0 (D becomes C or
+/// 0), 1, and what is no multiple of 128. Numbers below 0 count as 0; a group is cut off where the operands or the
+/// scales end. `ks_host` are the same numbers, if the host knows them: they must fit the operands exactly.
+///
+/// Where M, N or the number of groups is 0 nothing is done. There are at most 1024 groups.
+///
+/// # Errors
+/// The first rule that an argument breaks, or what the device reports.
+///
+/// ```
+/// use oxigemm::cast::{ScaleFormat, per_token_cast_to_fp8};
+/// use oxigemm::{Addend, DType, Device, GemmOptions, Tensor, k_grouped_fp8_gemm_nt_contiguous, random};
+///
+/// let device = Device::cpu(); // or Device::auto(), which takes a GPU, else the simulator
+/// let (m, n, k) = (8, 24, 256); // of the first group; the second has none
+/// let a = per_token_cast_to_fp8(&random::normals(1, m * k), m, k, ScaleFormat::F32)?;
+/// let b = per_token_cast_to_fp8(&random::normals(2, n * k), n, k, ScaleFormat::F32)?;
+/// let ((a, sfa), (b, sfb)) = (a.to_tensors(&device)?, b.to_tensors(&device)?);
+/// let (a, b) = (a.view(&[m * k])?, b.view(&[n * k])?);
+/// let mut d = Tensor::zeros(DType::F32, &[2, m, n], &device)?;
+///
+/// let ks = Tensor::from_slice(&[k as i32, 0], &[2], &device)?;
+/// let (a, b) = ((&a, &sfa), (&b, &sfb));
+/// k_grouped_fp8_gemm_nt_contiguous(a, b, Addend::InPlace, &mut d, &ks, None, &GemmOptions::default())?;
+/// assert!(d.select(0)?.to_vec_f32()?.iter().any(|x| *x != 0.0));
+/// assert!(d.select(1)?.to_vec_f32()?.iter().all(|x| *x == 0.0));
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn k_grouped_fp8_gemm_nt_contiguous(
+    (a, sfa): (&Tensor, &Tensor),
+    (b, sfb): (&Tensor, &Tensor),
+    c: Addend<'_>,
+    d: &mut Tensor,
+    ks: &Tensor,
+    ks_host: Option<&[usize]>,
+    options: &GemmOptions,
+) -> Result<()> {
+    let arguments = KGroupedFp8GemmNt {
+        a: a.describe("a"),
+        sfa: sfa.describe("sfa"),
+        b: b.describe("b"),
+        sfb: sfb.describe("sfb"),
+        c: c.describe(d),
+        d: d.describe("d"),
+        ks: ks.describe("ks"),
+        ks_host,
+    };
+    match a.device() {
+        // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
+        Device::Cuda(cuda) => unsafe { launch(cuda, &arguments, options) },
+        Device::Sim(sim) => simulate(sim, &arguments, options),
+        Device::Cpu => {
+            refuse_stream(a.device(), options)?;
+            let checked = arguments.check()?;
+            let old = d.clone();
+            let c = match c {
+                Addend::None => None,
+                Addend::InPlace => Some(&old),
+                Addend::From(c) => Some(c),
+            };
+            reference::k_grouped_fp8_gemm_nt_tensors((a, sfa), (b, sfb), c, d, ks, &checked)
+        }
+    }
+}
+
+/// The operands of a product with groups along K, as addresses, for engines that own their memory. Pitches and strides
+/// are in elements.
+///
+/// What the fields mean and how they are checked is told at [`k_grouped_fp8_gemm_nt_contiguous`].
+#[derive(Clone, Copy, Debug)]
+pub struct RawKGroupedFp8Gemm<'a> {
+    /// How many groups there are.
+    pub groups: usize,
+    /// Rows of A and of a group's D.
+    pub m: usize,
+    /// Rows of B, columns of D.
+    pub n: usize,
+    /// The K of all groups together, each rounded up to 16: what A and B have room for.
+    pub k: usize,
+    /// Blocks of scales of all groups.
+    pub blocks: usize,
+    /// Address of A.
+    pub a: u64,
+    /// Address of A's scales.
+    pub sfa: u64,
+    /// Strides of A's scales, along M and along K.
+    pub sfa_strides: [usize; 2],
+    /// Address of B.
+    pub b: u64,
+    /// Address of B's scales.
+    pub sfb: u64,
+    /// Strides of B's scales, along N and along K.
+    pub sfb_strides: [usize; 2],
+    /// Address of C: 0 for none, that of D to add to D.
+    pub c: u64,
+    /// From one group of C to the next, and from one row to the next.
+    pub c_strides: [usize; 2],
+    /// Address of D.
+    pub d: u64,
+    /// From one group of D to the next, and from one row to the next.
+    pub d_strides: [usize; 2],
+    /// The element type of C and D: bf16 or f32.
+    pub d_type: DType,
+    /// Address of the K of each group, of type i32.
+    pub ks: u64,
+    /// The same numbers, as far as the host knows them.
+    pub ks_host: Option<&'a [usize]>,
+}
+
+impl<'a> RawKGroupedFp8Gemm<'a> {
+    fn describe(&self, device: DeviceId) -> KGroupedFp8GemmNt<'a> {
+        // What does not fit is refused as too large.
+        let int = |x: usize| i64::try_from(x).unwrap_or(i64::MAX);
+        let [groups, m, n, k, blocks] = [self.groups, self.m, self.n, self.k, self.blocks].map(int);
+        let list = |name, dtype, length: i64, address| {
+            let (dims, strides) = ([length, 1, 1, 1], [1; 4]);
+            Operand { name, dtype, rank: 1, dims, strides, address, device }
+        };
+        let scales = |name, rows, strides: [usize; 2], address| {
+            Operand::matrix(name, DType::F32, [rows, blocks], strides.map(int), address, device)
+        };
+        let output = |name, [group, row]: [usize; 2], address| {
+            let (dims, strides) = ([groups, m, n, 1], [int(group), int(row), 1, 1]);
+            Operand { name, dtype: self.d_type, rank: 3, dims, strides, address, device }
+        };
+        KGroupedFp8GemmNt {
+            a: list("a", DType::E4m3, m.saturating_mul(k), self.a),
+            sfa: scales("sfa", m, self.sfa_strides, self.sfa),
+            b: list("b", DType::E4m3, n.saturating_mul(k), self.b),
+            sfb: scales("sfb", n, self.sfb_strides, self.sfb),
+            c: (self.c != 0).then(|| output("c", self.c_strides, self.c)),
+            d: output("d", self.d_strides, self.d),
+            ks: list("ks", DType::I32, groups, self.ks),
+            ks_host: self.ks_host,
+        }
+    }
+}
+
+/// [`k_grouped_fp8_gemm_nt_contiguous`] on memory that the caller owns, on the stream of the options. The device is a
+/// GPU or the simulator, whose addresses are those of its tensors.
+///
+/// # Safety
+/// Every operand must be memory of this device, as large as its shape and strides say. It must stay alive, and not be
+/// written elsewhere (D also not be read), from the call until the stream has passed the kernel; where the stream
+/// is being captured, whenever the graph runs.
+///
+/// # Errors
+/// As for that function. The CPU is refused: it has tensors only.
+pub unsafe fn k_grouped_fp8_gemm_nt_contiguous_raw(
+    device: &Device,
+    gemm: &RawKGroupedFp8Gemm<'_>,
+    options: &GemmOptions,
+) -> Result<()> {
+    let arguments = gemm.describe(device.id());
+    match device {
+        // SAFETY: the caller keeps the operands as described.
+        Device::Cuda(cuda) => unsafe { launch(cuda, &arguments, options) },
+        Device::Sim(sim) => simulate(sim, &arguments, options),
+        Device::Cpu => Err(Error::Device {
+            argument: "device",
+            expected: "a GPU or the simulator".to_owned(),
+            found: device.to_string(),
+        }),
+    }
+}
+
+/// Checks, plans and launches.
+///
+/// # Safety
+/// As for [`k_grouped_fp8_gemm_nt_contiguous_raw`].
+unsafe fn launch(cuda: &Cuda, arguments: &KGroupedFp8GemmNt<'_>, options: &GemmOptions) -> Result<()> {
+    let stream = cuda_stream(cuda, options)?;
+    match arguments.check()? {
+        CheckedKGroups::Launch(problem, groups) => {
+            let key = PlanKey { k_groups: Some(groups), ..key(cuda.limits(), problem, None, options) };
+            let prepared = cuda.prepared(&key)?;
+            let args = prepared.arguments(&addresses(arguments, cuda.map_room()?))?;
+            // SAFETY: the check has compared the operands with the problem; the caller keeps them.
+            unsafe { prepared.launch(&args, stream, options.programmatic) }
+        }
+        CheckedKGroups::Trivial(trivial) => {
+            for (d, c, width, rows) in output_rows(arguments) {
+                match (trivial, c) {
+                    // SAFETY: the check has compared D with its description; the caller keeps it.
+                    (Trivial::Zero, _) => unsafe { stream.fill_rows_async(d, width, rows, 0)? },
+                    // SAFETY: as above for both, which the check found apart.
+                    (Trivial::CopyC, Some(c)) => unsafe { stream.copy_rows_async(d, c, width, rows)? },
+                    _ => {}
+                }
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Checks, plans, and does it or has it captured.
+fn simulate(sim: &Sim, arguments: &KGroupedFp8GemmNt<'_>, options: &GemmOptions) -> Result<()> {
+    let stream = sim_stream(sim, options)?;
+    match arguments.check()? {
+        CheckedKGroups::Launch(problem, groups) => {
+            let key = PlanKey { k_groups: Some(groups), ..key(sim.limits(), problem, None, options) };
+            let work = sim.plan(&key, &addresses(arguments, sim.map_room()?), options.programmatic)?;
+            put(sim, stream, work)
+        }
+        CheckedKGroups::Trivial(trivial) => {
+            for (at, c, width, rows) in output_rows(arguments) {
+                match (trivial, c) {
+                    (Trivial::Zero, _) => put(sim, stream, Work::ClearRows { at, width, rows })?,
+                    (Trivial::CopyC, Some(from)) => {
+                        put(sim, stream, Work::CopyRows { to: at, from, width, rows })?;
+                    }
+                    _ => {}
+                }
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Of each group, where D is and what is added, as an address and bytes from row to row, the bytes of a row, and how
+/// many rows there are.
+fn output_rows(
+    arguments: &KGroupedFp8GemmNt<'_>,
+) -> impl Iterator<Item = ([u64; 2], Option<[u64; 2]>, usize, usize)> {
+    let (c, d) = (arguments.c, arguments.d);
+    let [groups, rows, columns, _] = d.dims;
+    let size = d.dtype.size() as u64;
+    let place = move |operand: &Operand, group: u64| {
+        let [slab, row, ..] = operand.strides.map(|stride| stride.unsigned_abs() * size);
+        [operand.address + group * slab, row]
+    };
+    let width = columns as usize * size as usize;
+    (0..groups as u64).map(move |group| (place(&d, group), c.map(|c| place(&c, group)), width, rows as usize))
+}
+
+fn addresses(arguments: &KGroupedFp8GemmNt<'_>, map_room: u64) -> Addresses {
+    Addresses {
+        a: arguments.a.address,
+        sfa: arguments.sfa.address,
+        b: arguments.b.address,
+        sfb: arguments.sfb.address,
+        c: arguments.c.map_or(0, |c| c.address),
+        d: arguments.d.address,
+        groups: arguments.ks.address,
+        map_room,
+    }
+}

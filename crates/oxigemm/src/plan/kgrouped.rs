@@ -1,0 +1,100 @@
+//! Plans of products with groups along K.
+//!
+//! How large the K of each group is only the device knows. A plan is made as if all were alike.
+
+use oxigemm_kernels::launch::{Config, KGroupedShape};
+
+use super::cost::{self, Cost};
+use super::{Choice, Limits, Plan, Why, blocks_of, choices_of};
+
+impl Plan {
+    /// The cheapest candidate of a product with groups along K; `None` where no kernel has room for so many groups.
+    ///
+    /// ```
+    /// use oxigemm::plan::{KGroupedShape, Limits, Plan};
+    ///
+    /// let shape = KGroupedShape { groups: 4, m: 4096, n: 7168, k: 32768 };
+    /// let plan = Plan::best_k_grouped(&shape, &Limits::h200()).unwrap();
+    /// assert!(plan.name().starts_with("wide_kgrouped_1d1d_"));
+    /// ```
+    #[must_use]
+    pub fn best_k_grouped(shape: &KGroupedShape, limits: &Limits) -> Option<Plan> {
+        let ranking = k_grouped_ranking(shape, limits);
+        let (choice, estimate) = *ranking.first()?;
+        let before = ranking.get(1).map(|(choice, cost)| (*choice, cost.us));
+        let why = Why::Cheapest { of: ranking.len(), before };
+        Some(Plan { why, ..plan(choice, estimate, shape, limits)? })
+    }
+
+    /// A given choice for a product with groups along K, or `None` where it cannot serve it on this device.
+    #[must_use]
+    pub fn of_k_grouped(choice: Choice, shape: &KGroupedShape, limits: &Limits) -> Option<Plan> {
+        serves(&choice, shape, limits)
+            .then(|| plan(choice, estimate(choice, shape, limits), shape, limits))?
+    }
+}
+
+fn plan(choice: Choice, estimate: Cost, shape: &KGroupedShape, limits: &Limits) -> Option<Plan> {
+    let launch = choice.launch_k_grouped(shape, limits.clusters(blocks_of(&choice)))?;
+    let (groups, k_groups) = (None, Some(*shape));
+    Some(Plan { shape: shape.group(), groups, k_groups, choice, launch, estimate, why: Why::Asked })
+}
+
+/// Every candidate with its estimate, the cheapest first.
+#[must_use]
+pub fn k_grouped_ranking(shape: &KGroupedShape, limits: &Limits) -> Vec<(Choice, Cost)> {
+    let mut all: Vec<_> = Config::k_grouped()
+        .flat_map(choices_of)
+        .filter(|choice| serves(choice, shape, limits))
+        .map(|choice| (choice, estimate(choice, shape, limits)))
+        .collect();
+    all.sort_by(|(_, a), (_, b)| a.us.total_cmp(&b.us));
+    all
+}
+
+fn serves(choice: &Choice, shape: &KGroupedShape, limits: &Limits) -> bool {
+    let blocks = blocks_of(choice);
+    (!limits.restricted || blocks <= limits.sms)
+        && choice
+            .launch_k_grouped(shape, limits.clusters(blocks))
+            .is_some_and(|launch| launch.shared_bytes <= limits.shared_per_block)
+}
+
+/// As one product with the rows of all groups, one below another: as many tiles, each as deep as a group.
+fn estimate(choice: Choice, shape: &KGroupedShape, limits: &Limits) -> Cost {
+    let rows = u64::from(shape.m) * u64::from(shape.groups);
+    let group = shape.group();
+    cost::estimate(choice, super::Shape { m: u32::try_from(rows).unwrap_or(u32::MAX), ..group }, limits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{name, parse};
+
+    #[test]
+    fn every_shape_has_a_plan_that_fits_the_device() {
+        for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(24)] {
+            for (groups, m, n, k) in
+                [(4, 4096, 7168, 32768), (8, 7168, 2048, 32768), (1, 1, 1, 16), (300, 64, 40, 0)]
+            {
+                let shape = KGroupedShape { groups, m, n, k };
+                let plan = Plan::best_k_grouped(&shape, &limits).expect("there is one");
+                assert!(plan.launch.shared_bytes <= limits.shared_per_block, "{shape:?}");
+                assert_eq!(plan.launch.grid[0] % plan.launch.cluster, 0, "{shape:?}");
+                assert!((1..=limits.sms).contains(&plan.launch.grid[0]), "{shape:?}: {:?}", plan.launch);
+                assert_eq!(parse(&name(&plan.choice)), Some(plan.choice));
+                assert_eq!(Plan::of_k_grouped(plan.choice, &shape, &limits).unwrap().launch, plan.launch);
+            }
+        }
+    }
+
+    #[test]
+    fn other_kernels_are_refused() {
+        let shape = KGroupedShape { groups: 2, m: 64, n: 64, k: 256 };
+        let dense = parse("wide_1d1d_128x128_s5_c1x1").unwrap();
+        assert!(Plan::of_k_grouped(dense, &shape, &Limits::h200()).is_none());
+        let grouped = Plan::best_k_grouped(&shape, &Limits::h200()).unwrap().choice;
+        assert!(Plan::of(grouped, shape.group(), &Limits::h200()).is_none());
+    }
+}
