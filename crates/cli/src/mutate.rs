@@ -65,7 +65,7 @@ const BEHIND_FP32: &str =
 
 const OWN_COPIES: &str = "between the wait for copies and the arrival: every lane arrives for its own copies";
 
-const REDUNDANT: [Redundant; 7] = [
+const REDUNDANT: [Redundant; 12] = [
     Redundant { kernel: FAMILIES[0], what: "bar.warp.sync", file: "epilogue.rs", times: 1, why: BEHIND_FP32 },
     Redundant { kernel: FAMILIES[0], what: "bar.warp.sync", file: "scales.rs", times: 1, why: OWN_COPIES },
     Redundant { kernel: FAMILIES[2], what: "bar.warp.sync", file: "scales.rs", times: 1, why: OWN_COPIES },
@@ -90,6 +90,17 @@ const REDUNDANT: [Redundant; 7] = [
         file: "half_wide.rs",
         times: 1,
         why: "between the stages of a tile only products touch the sums",
+    },
+    Redundant { kernel: FAMILIES[5], what: "bar.warp.sync", file: "epilogue.rs", times: 1, why: BEHIND_FP32 },
+    Redundant { kernel: FAMILIES[5], what: "bar.warp.sync", file: "scales.rs", times: 1, why: OWN_COPIES },
+    Redundant { kernel: FAMILIES[6], what: "bar.warp.sync", file: "epilogue.rs", times: 1, why: BEHIND_FP32 },
+    Redundant { kernel: FAMILIES[6], what: "bar.warp.sync", file: "scales.rs", times: 1, why: OWN_COPIES },
+    Redundant {
+        kernel: FAMILIES[6],
+        what: "fence.acq_rel",
+        file: "kgroups.rs",
+        times: 1,
+        why: "behind the claim of a place for tensor maps: blocks of one launch have different places",
     },
 ];
 

@@ -218,6 +218,7 @@ impl<'k> Block<'k, '_> {
             k: self.k,
             params: *output,
             slab,
+            goes_on: false,
             shape: self.cfg.part(),
             room: self.cfg.staging_bytes() / PANEL_BYTES,
             staging: self.shared.at(self.map.staging).at(warpgroup * self.cfg.staging_bytes()),
@@ -371,7 +372,6 @@ impl<'k> Block<'k, '_> {
                         cursor.advance();
                     });
                 });
-                k.sync_warp();
             });
         });
         k.launch_dependents();

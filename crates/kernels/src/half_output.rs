@@ -78,9 +78,10 @@ impl PartShape {
 pub(crate) struct Outbox<'k> {
     pub k: &'k Kernel,
     pub params: OutputParams<'k>,
-    /// The slab of D, where its map has several: then D may go on behind the last of its [`rows`](OutputParams::rows), with
-    /// those of another group.
+    /// The slab of D, where its map has several.
     pub slab: Option<U32<'k>>,
+    /// Whether D may go on behind the last of its [`rows`](OutputParams::rows), with those of another group.
+    pub goes_on: bool,
     pub shape: PartShape,
     /// Panels that the staging area holds.
     pub room: u32,
@@ -94,7 +95,7 @@ pub(crate) struct Outbox<'k> {
 impl<'k> Outbox<'k> {
     /// The same for rows before `end` of one of D's slabs, which are `stride` elements apart.
     pub fn in_slab(self, slab: U32<'k>, stride: U32<'k>, end: U32<'k>) -> Self {
-        Outbox { params: self.params.in_slab(slab, stride, end), slab: Some(slab), ..self }
+        Outbox { params: self.params.in_slab(slab, stride, end), slab: Some(slab), goes_on: true, ..self }
     }
 
     fn panel(&self, panel: &Panel, [row, column]: [U32<'k>; 2]) -> Panels<'k> {
@@ -167,7 +168,8 @@ impl<'k> Outbox<'k> {
             }
             k.fence_async_shared();
             k.sync_warp();
-            k.guard(lane.eq(0), || self.ring.full(self.warpgroup).arrive());
+            let full = self.ring.full(self.warpgroup);
+            k.guard(lane.eq(0), || full.arrive());
             parity.set(parity.live() ^ 1);
             // Columns that are no whole panel are stored by the lanes.
             for (panel, rows, sums) in staged.iter().filter(|(panel, ..)| !whole(panel)) {
@@ -176,7 +178,7 @@ impl<'k> Outbox<'k> {
                     Kind::F32 => WarpOutput::write_f32(k, &[(*rows, *sums)]),
                 }
             }
-            if self.slab.is_some() {
+            if self.goes_on {
                 self.store_within(kind, [warp, lane], first, &round);
             }
         }
@@ -228,9 +230,9 @@ impl<'k> Outbox<'k> {
             self.ring.full(self.warpgroup).wait(parity.get());
             let each = |store: &dyn Fn(&Panels<'k>)| {
                 for at in &panels {
-                    match self.slab {
-                        None => store(at),
-                        Some(_) => k.if_(at.is_before(p.rows), || store(at)),
+                    match self.goes_on {
+                        false => store(at),
+                        true => k.if_(at.is_before(p.rows), || store(at)),
                     }
                 }
             };

@@ -158,6 +158,7 @@ impl<'k> Block<'k, '_> {
             k: self.k,
             params: self.params.output,
             slab: None,
+            goes_on: false,
             shape: self.cfg.part(),
             room: self.cfg.part().panels(),
             staging: self.shared.at(self.map.staging).at(warpgroup * self.cfg.staging_bytes()),

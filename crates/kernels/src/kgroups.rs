@@ -281,7 +281,6 @@ impl<'k> MapRing<'k> {
             // What the block before has done with the maps is over.
             k.fence(Scope::Gpu);
         });
-        k.sync_warp();
         let claim = k.shuffle(Shuffle::Index, claim.get(), 0);
         MapRing {
             k,
@@ -329,9 +328,8 @@ impl<'k> MapRing<'k> {
         self.memory().map(TensorMap::in_global)
     }
 
-    /// Gives the part of the room back, when all loads are done.
+    /// Gives the part of the room back, when the lane that loads has seen all loads done.
     pub fn give_back(&self) {
-        self.k.sync_warp();
         self.k.if_(self.lane.eq(0), || self.flag.store_release::<u32>(0, Scope::Gpu));
     }
 }

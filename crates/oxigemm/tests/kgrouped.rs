@@ -160,8 +160,8 @@ fn choices() -> impl Iterator<Item = Choice> {
 #[test]
 fn the_cpu_multiplies_every_group() {
     let data = Data::new([5, 9], &[100, 0, 1, 256]);
-    for addend in 0..3 {
-        let mut operands = upload(&data, &Device::cpu(), DType::F32, ORDERS[addend], addend);
+    for (addend, order) in ORDERS.into_iter().enumerate() {
+        let mut operands = upload(&data, &Device::cpu(), DType::F32, order, addend);
         operands.run(addend, &GemmOptions::default()).unwrap();
         data.expect_right(&operands.d, addend > 0, "cpu");
     }

@@ -19,6 +19,7 @@ use crate::{Failure, Outcome};
 #[derive(Serialize)]
 pub struct Row {
     case: String,
+    anchor_calibration_us: f64,
     #[serde(flatten)]
     pub figures: Figures,
 }
@@ -48,7 +49,7 @@ pub fn rows(
         for _ in 1..args.passes {
             figures.improve(&time(args, clock, |options| task.run(options))?);
         }
-        rows.push(Row { case: case.name(), figures });
+        rows.push(Row { case: case.name(), anchor_calibration_us: case.calibration_us, figures });
         bar.inc(1);
     }
     bar.finish_and_clear();

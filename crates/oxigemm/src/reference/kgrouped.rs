@@ -21,7 +21,7 @@ pub fn k_grouped_fp8_gemm_nt_tensors(
     checked: &CheckedKGroups,
 ) -> Result<()> {
     let CheckedKGroups::Launch(problem, groups) = checked else {
-        return if d.len() > 0 { without_product(c, d) } else { Ok(()) };
+        return if !d.is_empty() { without_product(c, d) } else { Ok(()) };
     };
     let found = k_groups(&ks.to_vec::<i32>()?, problem.k, groups.blocks, BLOCK);
     let (a, b) = (a.to_bytes()?, b.to_bytes()?);
