@@ -174,7 +174,7 @@ fn tensor_maps_changed_by_the_kernel() {
     k.fence_tensor_maps_release();
     TensorMap::in_global(g).acquire();
     let module = k.finish().expect("valid");
-    assert_eq!(module.version, PtxVersion(8, 3), "fences of tensor maps came with PTX 8.3");
+    assert_eq!(module.version, PtxVersion(8, 5), "strides of tensor maps are in bytes from PTX 8.5 on");
     assemble(&module);
 }
 
