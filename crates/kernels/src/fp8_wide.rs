@@ -13,6 +13,7 @@ mod math;
 use crate::BLOCK_K;
 use crate::cluster::{Place, TilePlace};
 use crate::epilogue::{OutputFlags, OutputParams, Panels, WarpOutput};
+use crate::fp8::{self, E5m2};
 use crate::grouping::Grouping;
 use crate::many_rows::{MATH_REGISTERS, MATH_WARPGROUPS, MATH_WARPS, ManyRows, PRODUCER_REGISTERS, THREADS};
 use crate::params::{GroupedParams, Params};
@@ -33,13 +34,16 @@ pub struct Config {
     pub stages: u32,
     /// Whether rows are grouped.
     pub grouping: Grouping,
+    /// Which operands are e5m2, if any is.
+    pub e5m2: Option<E5m2>,
 }
 
 impl Config {
     /// The kernel's name, unique in the closed set.
     pub fn name(&self) -> String {
         let grouped = if self.is_grouped() { "grouped_" } else { "" };
-        format!("fp8_gemm_wide_{grouped}{}x{}_s{}", self.block_m, self.block_n, self.stages)
+        let types = fp8::prefix(self.e5m2);
+        format!("fp8_gemm_wide_{types}{grouped}{}x{}_s{}", self.block_m, self.block_n, self.stages)
     }
 
     /// Whether rows are grouped.

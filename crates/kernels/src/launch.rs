@@ -1,11 +1,12 @@
 //! The closed set of kernels, and how each is launched for a shape.
 
 use crate::epilogue::Panels;
+use crate::fp8::E5m2;
 use crate::grouping::{Grouping, table_bytes};
 use crate::params::ScaleLayout;
 use crate::scales::loaded_blocks;
 use crate::schedule::best_band;
-use crate::{BLOCK_K, fp8_slim, fp8_wide, half, half_slim, half_wide};
+use crate::{BLOCK_K, fp8_slim, fp8_wide, half, half_slim, half_wide, transpose};
 use half::{Major, Operands};
 use oxigemm_ptx::{BuildError, Module};
 
@@ -20,13 +21,17 @@ pub enum Config {
     HalfWide(half_wide::Config),
     /// Few rows, operands of 16 bits.
     HalfSlim(half_slim::Config),
+    /// What makes FP8 operands K-major: see [`crate::transpose`].
+    Transpose,
 }
 
 /// What a kernel multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
-    /// FP8 with fine-grained scales, both operands K-major.
+    /// FP8 with fine-grained scales, both operands e4m3 and K-major.
     Fp8,
+    /// The same with operands that are e5m2.
+    Fp8E5m2(E5m2),
     /// BF16 or FP16.
     Half(Operands),
 }
@@ -35,7 +40,7 @@ impl Family {
     /// Elements of K in one stage.
     pub const fn block_k(self) -> u32 {
         match self {
-            Family::Fp8 => BLOCK_K,
+            Family::Fp8 | Family::Fp8E5m2(_) => BLOCK_K,
             Family::Half(_) => half::BLOCK_K,
         }
     }
@@ -43,9 +48,14 @@ impl Family {
     /// Bytes of an element of A or B.
     pub const fn element_bytes(self) -> u32 {
         match self {
-            Family::Fp8 => 1,
+            Family::Fp8 | Family::Fp8E5m2(_) => 1,
             Family::Half(_) => 2,
         }
+    }
+
+    /// Whether the operands have scales.
+    pub const fn has_scales(self) -> bool {
+        matches!(self, Family::Fp8 | Family::Fp8E5m2(_))
     }
 
     /// Stages that K takes, the tail included.
@@ -300,26 +310,44 @@ fn half_grouped() -> impl Iterator<Item = Config> {
     })
 }
 
+/// Tiles of the kernels with operands that are e5m2: many rows and few.
+const E5M2_WIDE: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 5), (64, 128, 8)];
+const E5M2_SLIM: &[(u32, u32)] = &[(8, 64), (64, 64)];
+
+/// The kernels with operands that are e5m2.
+fn e5m2_kernels() -> impl Iterator<Item = Config> {
+    E5m2::ALL.into_iter().map(Some).flat_map(|e5m2| {
+        let wide = E5M2_WIDE.iter().map(move |&(block_m, block_n, stages)| {
+            Config::Wide(fp8_wide::Config { block_m, block_n, stages, grouping: Grouping::Dense, e5m2 })
+        });
+        wide.chain(
+            E5M2_SLIM
+                .iter()
+                .map(move |&(block_m, block_n)| Config::Slim(fp8_slim::Config { block_m, block_n, e5m2 })),
+        )
+    })
+}
+
 /// Those of which rows are grouped.
 const GROUPED: &[(u32, u32, u32)] =
     &[(256, 128, 3), (128, 128, 5), (128, 192, 4), (64, 64, 12), (64, 96, 10), (64, 128, 8), (64, 256, 4)];
 
 fn wide(tiles: &[(u32, u32, u32)], grouping: Grouping) -> impl Iterator<Item = Config> {
     tiles.iter().map(move |&(block_m, block_n, stages)| {
-        Config::Wide(fp8_wide::Config { block_m, block_n, stages, grouping })
+        Config::Wide(fp8_wide::Config { block_m, block_n, stages, grouping, e5m2: None })
     })
 }
 
 impl Config {
     /// Every kernel that exists: no shape ever needs another.
     pub fn all() -> impl Iterator<Item = Config> {
-        Config::dense().chain(Config::grouped())
+        Config::dense().chain(Config::grouped()).chain([Config::Transpose])
     }
 
     /// The kernels of one product.
     pub fn dense() -> impl Iterator<Item = Config> {
-        let slim = SLIM.iter().map(|&(block_m, block_n)| fp8_slim::Config { block_m, block_n });
-        wide(WIDE, Grouping::Dense).chain(slim.map(Config::Slim)).chain(half_kernels())
+        let slim = SLIM.iter().map(|&(block_m, block_n)| fp8_slim::Config { block_m, block_n, e5m2: None });
+        wide(WIDE, Grouping::Dense).chain(slim.map(Config::Slim)).chain(half_kernels()).chain(e5m2_kernels())
     }
 
     /// The kernels whose rows are grouped.
@@ -332,14 +360,17 @@ impl Config {
         match self {
             Config::Wide(config) => config.is_grouped(),
             Config::HalfWide(config) => config.is_grouped(),
-            Config::Slim(_) | Config::HalfSlim(_) => false,
+            Config::Slim(_) | Config::HalfSlim(_) | Config::Transpose => false,
         }
     }
 
-    /// What the kernel multiplies.
+    /// What the kernel multiplies, or prepares for those that do.
     pub fn family(&self) -> Family {
         match self {
-            Config::Wide(_) | Config::Slim(_) => Family::Fp8,
+            Config::Transpose => Family::Fp8,
+            Config::Wide(fp8_wide::Config { e5m2, .. }) | Config::Slim(fp8_slim::Config { e5m2, .. }) => {
+                e5m2.map_or(Family::Fp8, Family::Fp8E5m2)
+            }
             Config::HalfWide(config) => Family::Half(config.operands),
             Config::HalfSlim(config) => Family::Half(config.operands),
         }
@@ -348,6 +379,7 @@ impl Config {
     /// The kernel's name, which is also the entry's.
     pub fn name(&self) -> String {
         match self {
+            Config::Transpose => transpose::NAME.to_owned(),
             Config::Wide(config) => config.name(),
             Config::Slim(config) => config.name(),
             Config::HalfWide(config) => config.name(),
@@ -358,6 +390,7 @@ impl Config {
     /// Writes the kernel.
     pub fn build(&self) -> Result<Module, BuildError> {
         match self {
+            Config::Transpose => transpose::build(),
             Config::Wide(config) => config.build(),
             Config::Slim(config) => config.build(),
             Config::HalfWide(config) => config.build(),
@@ -525,6 +558,7 @@ mod tests {
                 Config::HalfWide(config) if config.is_grouped() => config.shared_bytes() + table_bytes(128),
                 Config::HalfWide(config) => config.shared_bytes(),
                 Config::HalfSlim(config) => config.shared_bytes(2),
+                Config::Transpose => transpose::TILE * transpose::TILE,
             };
             assert!(bytes <= 232_448, "{} needs {bytes} bytes", config.name());
         }

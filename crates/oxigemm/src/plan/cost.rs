@@ -147,7 +147,7 @@ pub(super) struct Tile {
 impl Tile {
     /// Whether warps promote what the tensor core sums up.
     fn promotes(&self) -> bool {
-        self.family == Family::Fp8
+        self.family.has_scales()
     }
 
     /// Operations of one multiprocessor in a microsecond, where FP8 has these.
@@ -177,7 +177,7 @@ const ROW_BYTES: u32 = BLOCK_K;
 fn memory_bytes(family: Family, shape: Shape) -> f64 {
     let [m, n, k] = [shape.m, shape.n, shape.k].map(f64::from);
     let scales = match family {
-        Family::Fp8 => f64::from(shape.k_blocks()) * (m + n / f64::from(BLOCK_K)),
+        Family::Fp8 | Family::Fp8E5m2(_) => f64::from(shape.k_blocks()) * (m + n / f64::from(BLOCK_K)),
         Family::Half(_) => 0.0,
     };
     (m + n) * k * f64::from(family.element_bytes()) + 4.0 * scales + 2.0 * m * n
