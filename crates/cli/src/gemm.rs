@@ -6,6 +6,7 @@ use std::time::Instant;
 use oxigemm::plan::{self, Choice};
 use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim};
 use oxigemm_cuda::profile::REST;
+use oxigemm_kernels::fp8::E5m2;
 use oxigemm_kernels::grouping::GroupLayout;
 use serde::Serialize;
 
@@ -13,7 +14,7 @@ use crate::anchor::Anchor;
 use crate::grouped::{GroupOptions, GroupedSpec, RowLayout};
 use crate::kgrouped::KGroupedSpec;
 use crate::output::{print_json, print_line};
-use crate::problem::{AddendKind, ScaleOrder, Spec};
+use crate::problem::{AddendKind, ScaleMode, ScaleOrder, Spec};
 use crate::task::Work;
 use crate::timing::Clock;
 use crate::verdict::{self, Effort, Verdict};
@@ -30,6 +31,9 @@ pub struct Args {
     /// What is added to the product.
     #[arg(long, value_enum, default_value_t)]
     c: AddendKind,
+    /// Which elements share a scale, of a dense product.
+    #[arg(long, value_enum, default_value_t)]
+    scales: ScaleMode,
     /// How the scales of A lie in memory.
     #[arg(long, value_enum, default_value_t)]
     sfa: ScaleOrder,
@@ -45,6 +49,9 @@ pub struct Args {
     /// Use at most this many multiprocessors.
     #[arg(long)]
     num_sms: Option<u32>,
+    /// Give a row the same bits whatever the number of rows.
+    #[arg(long)]
+    batch_invariant: bool,
     /// Calls that are timed on a GPU; 0 for none.
     #[arg(long, default_value_t = 20)]
     runs: usize,
@@ -56,7 +63,7 @@ pub struct Size {
     /// The function.
     #[arg(long, value_enum, default_value_t)]
     pub op: Op,
-    /// How A and B are given, of BF16 and FP16: nt, nn, tn or tt. How the device is told where groups are, that lie one
+    /// How A and B are given: nt, nn, tn or tt. How the device is told where groups are, that lie one
     /// behind another: ids or ends. Where both are to be told: nn,ends.
     #[arg(long, value_delimiter = ',')]
     pub layout: Vec<LayoutName>,
@@ -69,14 +76,30 @@ pub struct Size {
     /// Columns of A and B; where groups are along K, those that a group is expected to have.
     #[arg(long, short)]
     pub k: u32,
+    /// Which operands are e5m2, of a dense FP8 product.
+    #[arg(long, value_parser = parse_e5m2, value_name = "a|b|both")]
+    pub e5m2: Option<E5m2>,
     #[command(flatten)]
     pub groups: GroupOptions,
+}
+
+/// Reads which operands are e5m2.
+fn parse_e5m2(name: &str) -> Result<E5m2, String> {
+    match name {
+        "a" => Ok(E5m2::A),
+        "b" => Ok(E5m2::B),
+        "both" => Ok(E5m2::Both),
+        _ => Err("expected a, b or both".to_owned()),
+    }
 }
 
 impl Size {
     /// What is to be computed, without gaps.
     pub fn work(&self, seed: u64) -> Result<Work, Failure> {
         let dims = [self.m, self.n, self.k].map(|x| x as usize);
+        if self.e5m2.is_some() && self.op != Op::Fp8 {
+            return Err(format!("--e5m2 is for --op fp8, not for {}", self.op).into());
+        }
         let (mut operands, mut rows) = (None, None);
         for name in &self.layout {
             let told = match *name {
@@ -89,18 +112,20 @@ impl Size {
         }
         let (op, layout) = (self.op, operands.unwrap_or_default());
         let expected = match (op.dense(), op.groups(rows.unwrap_or_default())) {
-            (Op::Fp8, None) if layout != GemmLayout::Nt || rows.is_some() => {
-                "nt, as its operands are K-major"
-            }
             (_, None) if op == Op::Fp8Kgrouped => match self.layout.is_empty() {
                 true => return Ok(Work::KGrouped(self.groups.k_spec(dims, seed))),
                 false => "none",
             },
+            (Op::Fp81d1d, None) if layout != GemmLayout::Nt || rows.is_some() => {
+                "nt, as its operands are K-major"
+            }
             (_, None) if rows.is_some() => "nt, nn, tn or tt",
             (Op::Fp8, Some(_)) if operands.is_some() => "ids or ends",
             (_, Some(GroupLayout::All)) if layout.a_begins_with_k() || rows.is_some() => "nt or nn",
             (_, Some(_)) if layout.a_begins_with_k() => "nt or nn, and ids or ends",
-            (op, None) => return Ok(Work::Dense(Spec { seed, ..Spec::of(op, layout, dims) })),
+            (op, None) => {
+                return Ok(Work::Dense(Spec { seed, e5m2: self.e5m2, ..Spec::of(op, layout, dims) }));
+            }
             (op, Some(groups)) => {
                 let spec = self.groups.spec(groups, dims, seed);
                 return Ok(Work::Grouped(spec.of(op, layout)));
@@ -164,6 +189,8 @@ struct Report {
     tflops: Option<f64>,
     gb_per_s: Option<f64>,
     anchor_us: Option<f64>,
+    #[serde(skip)]
+    unquantized_limit: f64,
     #[serde(flatten)]
     verdict: Verdict,
     nothing_outside_written: bool,
@@ -202,7 +229,8 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let Size { m, n, k, op, .. } = args.size;
     let work = work(args)?;
     let mut task = work.on(&device)?;
-    let options = GemmOptions { choice: args.choice, num_sms: args.num_sms, ..Default::default() };
+    let Args { choice, num_sms, batch_invariant, .. } = *args;
+    let options = GemmOptions { choice, num_sms, batch_invariant, ..Default::default() };
     let started = Instant::now();
     task.run(&options)?;
     let host_first_call_us = device.as_sim().is_none().then(|| started.elapsed().as_secs_f64() * 1e6);
@@ -217,13 +245,13 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         us = Some(clock.calls(&options, args.runs, |options| task.run(options))?);
         timed_by = Some(clock.method());
     }
-    let (layout, d_type) = match &work {
-        Work::Dense(spec) => (spec.layout.name(), spec.d_type),
-        Work::Grouped(spec) => (spec.operands.name(), spec.d_type),
-        Work::KGrouped(spec) => ("nt", spec.d_type),
+    let (layout, d_type, unquantized_limit) = match &work {
+        Work::Dense(spec) => (spec.layout.name(), spec.d_type, verdict::unquantized_limit(spec)),
+        Work::Grouped(spec) => (spec.operands.name(), spec.d_type, verdict::UNQUANTIZED_LIMIT),
+        Work::KGrouped(spec) => ("nt", spec.d_type, verdict::UNQUANTIZED_LIMIT),
     };
     let usual = if op == Op::Fp81d1d { args.c == AddendKind::Inplace } else { d_type == DType::Bf16 };
-    let dense = matches!(work, Work::Dense(_)) && usual;
+    let dense = matches!(&work, Work::Dense(spec) if spec.layout == GemmLayout::Nt) && usual;
     let anchor = Anchor::of(op).and_then(|anchor| anchor.case(m, n, k)).filter(|_| dense);
     let report = Report {
         device: device.to_string(),
@@ -248,6 +276,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         gb_per_s: us.map(|us| work.bytes() / us * 1e-3),
         anchor_us: anchor.map(|case| case.call_us),
         nothing_outside_written: untouched,
+        unquantized_limit,
         verdict,
     };
     if common.json {
@@ -262,7 +291,11 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
 fn planned(device: &Device, work: &Work, args: &Args) -> Option<String> {
     let limits = device.limits().filter(|_| !work.is_empty())?;
     let limits = args.num_sms.map_or(*limits, |sms| limits.restricted_to(sms));
-    Some(work.plan(args.choice, &limits)?.name())
+    let plan = match (args.choice, args.batch_invariant) {
+        (None, true) => work.batch_invariant_plan(&limits),
+        (choice, _) => work.plan(choice, &limits),
+    };
+    Some(plan?.name())
 }
 
 /// What is to be computed, with its layout.
@@ -275,20 +308,19 @@ fn work(args: &Args) -> Result<Work, Failure> {
     }
     match args.size.work(args.seed)? {
         Work::Dense(spec) => {
-            Ok(Work::Dense(Spec { d_type, addend: args.c, sfa: args.sfa, sfb: args.sfb, ..spec }))
+            let Args { c: addend, scales, sfa, sfb, .. } = *args;
+            Ok(Work::Dense(Spec { d_type, addend, scales, sfa, sfb, ..spec }))
         }
         Work::KGrouped(spec) => {
             Ok(Work::KGrouped(KGroupedSpec { d_type, addend: args.c, scales: [args.sfa, args.sfb], ..spec }))
         }
-        Work::Grouped(spec) => match (op.dense(), args.c, args.sfb) {
-            (Op::Bf16 | Op::Fp16, addend, _) => Ok(Work::Grouped(GroupedSpec { d_type, addend, ..spec })),
-            (_, AddendKind::None, ScaleOrder::Row) => {
+        Work::Grouped(spec) => match (op.dense(), args.c, args.scales, args.sfb) {
+            (Op::Bf16 | Op::Fp16, addend, ..) => Ok(Work::Grouped(GroupedSpec { d_type, addend, ..spec })),
+            (_, AddendKind::None, ScaleMode::Fine, ScaleOrder::Row) => {
                 Ok(Work::Grouped(GroupedSpec { d_type, sfa: args.sfa, ..spec }))
             }
-            _ => {
-                Err("to FP8 rows that are grouped nothing can be added, and the scales of B lie along K"
-                    .into())
-            }
+            _ => Err("to FP8 rows that are grouped nothing can be added, scales are fine, and those of B lie along K"
+                .into()),
         },
     }
 }
@@ -297,7 +329,7 @@ fn print(report: &Report) {
     let Report { op, layout, m, n, k, d_type, device, verdict, .. } = report;
     let line = |name: &str, text: String| print_line(&format!("{name:<22} {text}"));
     let groups = report.groups.map_or(String::new(), |groups| format!(" groups={groups}"));
-    let layout = if op.starts_with("fp8") { String::new() } else { format!(" {layout}") };
+    let layout = if report.groups.is_some() { String::new() } else { format!(" {layout}") };
     line("problem", format!("{op}{layout}{groups} m={m} n={n} k={k}, {d_type} out, on {device}"));
     if let Some(plan) = &report.plan {
         line("plan", plan.clone());
@@ -316,7 +348,7 @@ fn print(report: &Report) {
     if op.starts_with("fp8") {
         line(
             "unquantized product",
-            format!("diff {:.2e} (below {:.0e})", verdict.diff_unquantized, verdict::UNQUANTIZED_LIMIT),
+            format!("diff {:.2e} (below {:.0e})", verdict.diff_unquantized, report.unquantized_limit),
         );
     }
     line("outside of D", if report.nothing_outside_written { "untouched" } else { "WRITTEN TO" }.to_owned());

@@ -22,6 +22,9 @@ pub struct Args {
     /// Use at most this many multiprocessors.
     #[arg(long)]
     num_sms: Option<u32>,
+    /// Only plans that give a row the same bits whatever the number of rows.
+    #[arg(long, conflicts_with = "choice")]
+    batch_invariant: bool,
     /// How many candidates to show.
     #[arg(long, default_value_t = 8)]
     top: usize,
@@ -47,7 +50,11 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         let expected = plan::family_name(spec.family());
         return Err(format!("{} is no kernel for {expected}", plan::name(&choice)).into());
     }
-    let plan = work.plan(args.choice, &limits).ok_or_else(|| match args.choice {
+    let plan = match args.batch_invariant {
+        true => work.batch_invariant_plan(&limits),
+        false => work.plan(args.choice, &limits),
+    };
+    let plan = plan.ok_or_else(|| match args.choice {
         Some(choice) => {
             format!("{} cannot compute {} m={m} n={n} k={k} here", plan::name(&choice), op.name())
         }
@@ -68,11 +75,14 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         print_line(&sass);
         return Ok(true);
     }
-    let ranking = match (&plan.groups, &plan.k_groups) {
+    let mut ranking = match (&plan.groups, &plan.k_groups) {
         (None, None) => plan::ranking_of(config.family(), plan.shape, &limits),
         (None, Some(groups)) => plan::k_grouped_ranking(groups, &limits),
         (Some(groups), _) => plan::grouped_ranking_of(config.family(), groups, &limits),
     };
+    if args.batch_invariant {
+        ranking.retain(|(choice, _)| plan::is_batch_invariant(choice));
+    }
     if common.json {
         print_json(&as_json(*op, &plan, &of, &ranking[..ranking.len().min(args.top)], assembled.as_ref()));
     } else {
@@ -140,7 +150,7 @@ fn print(
     let line = |name: &str, text: String| print_line(&format!("{name:<10} {text}"));
     let (shape, launch) = (plan.shape, plan.launch);
     let name = match plan.choice.config().family() {
-        Family::Fp8 | Family::Fp8Rows => op.name().to_owned(),
+        Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => op.name().to_owned(),
         Family::Half(operands) => format!("{op} {}", operands.layout()),
     };
     line("problem", format!("{name} m={} n={} k={}, planned for {of}", shape.m, shape.n, shape.k));

@@ -158,7 +158,7 @@ impl Op {
     /// The function and the layout that a kernel serves.
     fn of(family: Family) -> (Op, GemmLayout) {
         match family {
-            Family::Fp8 => (Op::Fp8, GemmLayout::Nt),
+            Family::Fp8 | Family::Fp8E5m2(_) => (Op::Fp8, GemmLayout::Nt),
             Family::Fp8Rows => (Op::Fp81d1d, GemmLayout::Nt),
             Family::Half(operands) => {
                 let same = |layout: &GemmLayout| layout.operands(operands.element) == operands;

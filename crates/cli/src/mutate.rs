@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::thread;
 
 use indicatif::ProgressBar;
-use oxigemm::plan::{Choice, Limits};
+use oxigemm::plan::{self, Choice, Limits};
 use oxigemm::sim::{Options, Policy};
-use oxigemm::{DType, Device, Error, GemmOptions, Sim};
+use oxigemm::{DType, Device, Error, GemmLayout, GemmOptions, Sim};
 use oxigemm_kernels::grouping::{GroupLayout, Grouping};
 use oxigemm_kernels::launch::Config;
 use oxigemm_kernels::params::ScalesOfB;
@@ -148,14 +148,15 @@ struct Case {
 fn cases(config: Config, limits: &Limits) -> Vec<Case> {
     let fits = |case: &Case| case.work.plan(Some(case.choice), limits).is_some();
     match config {
+        Config::Transpose => transposed_cases(),
         Config::Wide(wide) if wide.is_grouped() => grouped_cases(wide),
         Config::Wide(wide) if wide.grouping == Grouping::K => k_grouped_cases(wide),
         Config::Wide(wide) => {
             let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
             // Beyond the stages and beyond a group of scales, in fours: the copy engine brings all of those.
             let depth = (wide.stages as usize + 1).next_multiple_of(4).max(12) * 128 - 16;
-            let (op, layout) = Op::of(config.family());
-            let padded = |m, n, k| Spec { sfa: ScaleOrder::RowPadded, ..Spec::of(op, layout, [m, n, k]) };
+            let padded =
+                |m, n, k| Spec { sfa: ScaleOrder::RowPadded, ..Spec::of_family(config.family(), [m, n, k]) };
             let plain = padded(block_m / 2 + 2, 2 * block_n + 8, depth);
             let copied = Spec {
                 m: block_m * 3 / 4 + 2,
@@ -241,10 +242,13 @@ fn cases(config: Config, limits: &Limits) -> Vec<Case> {
                 sfb: ScaleOrder::Odd,
                 d_type: DType::F32,
                 addend: AddendKind::Other,
-                ..Spec::new(block_m + 5, block_n + 8, 2048)
+                ..Spec::of_family(config.family(), [block_m + 5, block_n + 8, 2048])
             };
             let in_place = Spec { sfa: ScaleOrder::Mn, addend: AddendKind::Inplace, ..copied };
-            let plain = Spec { sfa: ScaleOrder::RowPadded, ..Spec::new(block_m, block_n, 4240) };
+            let plain = Spec {
+                sfa: ScaleOrder::RowPadded,
+                ..Spec::of_family(config.family(), [block_m, block_n, 4240])
+            };
             let case = |spec, split, stages| Case {
                 work: Work::Dense(spec),
                 choice: Choice::Slim { config: slim, split, stages },
@@ -292,6 +296,14 @@ fn k_grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
         case(copied, [1, 1], 2),
         case(short, [1, 1], 1),
     ]
+}
+
+/// Operands that are transposed first, one and both, with edges in both directions.
+fn transposed_cases() -> Vec<Case> {
+    let choice = plan::parse("slim_8x64_k1_s2").expect("it is one of the set");
+    let case =
+        |layout, dims| Case { work: Work::Dense(Spec::of(Op::Fp8, layout, dims)), choice, num_sms: None };
+    vec![case(GemmLayout::Nn, [3, 150, 200]), case(GemmLayout::Tn, [20, 40, 150])]
 }
 
 /// The same where rows are grouped: every layout of groups, and groups that end inside the rows of a warp, of a

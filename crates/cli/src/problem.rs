@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use oxigemm::cast::{Quantized, ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
+use oxigemm::cast::{Granularity, Quantized, ScaleFormat, cast_to_fp8};
 use oxigemm::plan::Family;
-use oxigemm::{Addend, DType, Device, GemmLayout, GemmOptions, Tensor, fp8_gemm_nt, half_gemm, random};
+use oxigemm::{Addend, DType, Device, GemmLayout, GemmOptions, Tensor, fp8_gemm, half_gemm, random};
+use oxigemm_kernels::fp8::E5m2;
 
 use crate::{Failure, Op};
 
@@ -34,17 +35,44 @@ pub enum ScaleOrder {
     Odd,
 }
 
+/// Which elements of FP8 operands share a scale.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum ScaleMode {
+    /// 128 of a row of A, 128 by 128 of B.
+    #[default]
+    Fine,
+    /// A row of A, all of B.
+    Row,
+    /// All of A, all of B.
+    Tensor,
+}
+
+impl ScaleMode {
+    /// That of A and that of B.
+    fn granularities(self, op: Op) -> [Granularity; 2] {
+        match self {
+            ScaleMode::Fine if op == Op::Fp81d1d => [Granularity::Token, Granularity::Token],
+            ScaleMode::Fine => [Granularity::Token, Granularity::Block],
+            ScaleMode::Row => [Granularity::Row, Granularity::Tensor],
+            ScaleMode::Tensor => [Granularity::Tensor, Granularity::Tensor],
+        }
+    }
+}
+
 /// A problem and its layout. The default is what `bench` runs: BF16 out, nothing added, no gaps.
 #[derive(Clone, Copy, Debug)]
 pub struct Spec {
     pub op: Op,
-    /// How A and B lie in memory; FP8 has `nt` only.
+    /// How A and B lie in memory.
     pub layout: GemmLayout,
     pub m: usize,
     pub n: usize,
     pub k: usize,
     pub d_type: DType,
     pub addend: AddendKind,
+    pub scales: ScaleMode,
+    /// Which operands of FP8 are e5m2, if any is.
+    pub e5m2: Option<E5m2>,
     pub sfa: ScaleOrder,
     pub sfb: ScaleOrder,
     /// 16-byte units behind each row of A and of B beyond what alignment needs.
@@ -66,7 +94,25 @@ impl Spec {
 
     /// The kernels that serve it.
     pub fn family(&self) -> Family {
-        self.op.family(self.layout)
+        self.e5m2.map_or_else(|| self.op.family(self.layout), Family::Fp8E5m2)
+    }
+
+    /// The type of A and that of B.
+    pub fn ab_types(&self) -> [DType; 2] {
+        match self.e5m2 {
+            None => [self.op.ab_type(); 2],
+            Some(e5m2) => e5m2.operands().map(|e5m2| if e5m2 { DType::E5m2 } else { DType::E4m3 }),
+        }
+    }
+
+    /// A problem that kernels of a family serve, without gaps.
+    pub fn of_family(family: Family, dims: [usize; 3]) -> Spec {
+        let (op, layout) = Op::of(family);
+        let e5m2 = match family {
+            Family::Fp8E5m2(e5m2) => Some(e5m2),
+            _ => None,
+        };
+        Spec { e5m2, ..Spec::of(op, layout, dims) }
     }
 
     /// A problem of some function and layout, without gaps.
@@ -79,6 +125,8 @@ impl Spec {
             k,
             d_type: op.d_types()[0],
             addend: AddendKind::None,
+            scales: ScaleMode::Fine,
+            e5m2: None,
             sfa: ScaleOrder::Row,
             sfb: ScaleOrder::Row,
             ab_padding: 0,
@@ -94,8 +142,11 @@ impl std::fmt::Display for Spec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Spec { op, layout, m, n, k, d_type, addend, sfa, sfb, .. } = self;
         write!(f, "{op} {layout} {m}x{n}x{k} {d_type}, c {addend:?}")?;
+        if let Some(e5m2) = self.e5m2 {
+            write!(f, ", {}", e5m2.name())?;
+        }
         if !matches!(op, Op::Bf16 | Op::Fp16) {
-            write!(f, ", scales {sfa:?}/{sfb:?}")?;
+            write!(f, ", scales {:?} {sfa:?}/{sfb:?}", self.scales)?;
         }
         if self.ab_padding + self.d_padding + self.d_offset > 0 {
             write!(f, ", gaps {}/{}, d off by {}", self.ab_padding, self.d_padding, self.d_offset)?;
@@ -126,15 +177,14 @@ impl Host {
         let Spec { m, n, k, .. } = spec;
         let values = |salt: u64, len: usize| values(spec.op.rounding(), spec.seed, salt, len);
         let (a_values, b_values) = (values(0, m * k), values(1, n * k));
+        let cast = |values: &[f32], rows: usize, operand: usize| {
+            let (dtype, granularity) =
+                (spec.ab_types()[operand], spec.scales.granularities(spec.op)[operand]);
+            cast_to_fp8(values, rows, k, dtype, granularity, ScaleFormat::F32)
+        };
         let fp8 = match spec.op {
             Op::Bf16 | Op::Fp16 => None,
-            op => Some(Fp8Pair {
-                a: per_token_cast_to_fp8(&a_values, m, k, ScaleFormat::F32)?,
-                b: Arc::new(match op {
-                    Op::Fp81d1d => per_token_cast_to_fp8(&b_values, n, k, ScaleFormat::F32)?,
-                    _ => per_block_cast_to_fp8(&b_values, n, k, ScaleFormat::F32)?,
-                }),
-            }),
+            _ => Some(Fp8Pair { a: cast(&a_values, m, 0)?, b: Arc::new(cast(&b_values, n, 1)?) }),
         };
         let c = (spec.addend != AddendKind::None).then(|| {
             let mut c = values(2, m * n);
@@ -156,9 +206,19 @@ impl Host {
         let ab_type = spec.op.ab_type();
         let (a, b, scales) = match &self.fp8 {
             Some(Fp8Pair { a, b }) => {
-                let codes = |x: &Quantized| matrix(ab_type, &x.codes, [x.rows, x.k], spec, device);
-                let scales = [scales(a, spec.sfa, device)?, scales(b, spec.sfb, device)?];
-                (codes(a)?, codes(b)?, Some(scales))
+                let codes = |x: &Quantized, k_first: bool| match k_first {
+                    true => {
+                        matrix(x.dtype, &transposed(&x.codes, [x.rows, x.k]), [x.k, x.rows], spec, device)
+                    }
+                    false => matrix(x.dtype, &x.codes, [x.rows, x.k], spec, device),
+                };
+                let scales = |x: &Quantized, order: ScaleOrder, k_first: bool| -> Result<Tensor, Failure> {
+                    let scales = scales(x, order, device)?;
+                    Ok(if k_first { scales.transpose(0, 1)? } else { scales })
+                };
+                let (a_first, b_first) = (layout.a_begins_with_k(), layout.b_begins_with_k());
+                let both = [scales(a, spec.sfa, a_first)?, scales(b, spec.sfb, b_first)?];
+                (codes(a, a_first)?, codes(b, b_first)?, Some(both))
             }
             None => {
                 let lay_out = |values: &[f32], dims: [usize; 2], k_first: bool| match k_first {
@@ -245,7 +305,7 @@ fn matrix(
     Ok(rows.narrow(1, 0, columns)?)
 }
 
-pub fn transposed(values: &[f32], [rows, columns]: [usize; 2]) -> Vec<f32> {
+pub fn transposed<T: Copy>(values: &[T], [rows, columns]: [usize; 2]) -> Vec<T> {
     (0..columns).flat_map(|column| (0..rows).map(move |row| values[row * columns + column])).collect()
 }
 
@@ -282,7 +342,8 @@ pub fn scale_matrix(
     Ok(if transposed { matrix.transpose(0, 1)? } else { matrix })
 }
 
-/// The operands of a problem on a device.
+/// The operands of a problem on a device. A clone shares their memory.
+#[derive(Clone)]
 pub struct Operands {
     pub a: Tensor,
     pub b: Tensor,
@@ -315,9 +376,26 @@ impl Operands {
             (None, _) => Addend::None,
         };
         match &self.scales {
-            Some([sfa, sfb]) => fp8_gemm_nt((&self.a, sfa), (&self.b, sfb), addend, &mut self.d, options),
+            Some([sfa, sfb]) => {
+                fp8_gemm(self.layout, (&self.a, sfa), (&self.b, sfb), addend, &mut self.d, options)
+            }
             None => half_gemm(self.layout, &self.a, &self.b, addend, &mut self.d, options),
         }
+    }
+
+    /// The same for some rows, of an A that begins with M.
+    pub fn rows(&self, first: usize, count: usize) -> oxigemm::Result<Operands> {
+        let part = |x: &Tensor| x.narrow(0, first, count);
+        Ok(Operands {
+            a: part(&self.a)?,
+            scales: match &self.scales {
+                None => None,
+                Some([sfa, sfb]) => Some([part(sfa)?, sfb.clone()]),
+            },
+            c: self.c.as_ref().map(part).transpose()?,
+            d: part(&self.d)?,
+            ..self.clone()
+        })
     }
 
     /// Whether the memory around D, and between its rows, still holds poison.

@@ -36,6 +36,14 @@ impl Work {
         }
     }
 
+    /// The plan of a batch-invariant call; kernels for groups are all of them.
+    pub fn batch_invariant_plan(&self, limits: &Limits) -> Option<Plan> {
+        match self {
+            Work::Dense(spec) => Some(Plan::best_batch_invariant(spec.family(), shape(spec), limits)),
+            Work::Grouped(_) | Work::KGrouped(_) => self.plan(None, limits),
+        }
+    }
+
     /// Whether nothing is multiplied, and so nothing planned.
     pub fn is_empty(&self) -> bool {
         match self {

@@ -6,6 +6,7 @@
 //! are added in the order of the slices, so the result does not depend on timing.
 
 use crate::few_rows::{FewRows, Slice, TileOutput};
+use crate::fp8::{self, E5m2};
 use crate::params::Params;
 pub use crate::partials::SPLITS;
 use crate::pipeline::Pipeline;
@@ -24,6 +25,8 @@ pub struct Config {
     pub block_m: u32,
     /// Rows of B in a tile: 64 or 128.
     pub block_n: u32,
+    /// Which operands are e5m2, if any is.
+    pub e5m2: Option<E5m2>,
 }
 
 /// Stages that the barriers have room for.
@@ -63,7 +66,7 @@ impl SharedMap {
 impl Config {
     /// The kernel's name, unique in the closed set.
     pub fn name(&self) -> String {
-        format!("fp8_gemm_slim_{}x{}", self.block_m, self.block_n)
+        format!("fp8_gemm_slim_{}{}x{}", fp8::prefix(self.e5m2), self.block_m, self.block_n)
     }
 
     /// Threads of a block: the math warpgroups, a warp that loads tiles and one that copies scales.
@@ -219,8 +222,11 @@ impl<'k> Block<'k, '_> {
     fn multiply(&self) -> Vec<Var<'k, f32>> {
         let (k, cfg, lane) = (self.k, self.cfg, self.lane);
         let zero = k.constant(0);
-        let (tall, other) =
-            if cfg.shape().swapped() { (self.b(zero), self.a(zero)) } else { (self.a(zero), self.b(zero)) };
+        let [a_type, b_type] = fp8::types(cfg.e5m2);
+        let (types, tall, other) = match cfg.shape().swapped() {
+            true => ([b_type, a_type], self.b(zero), self.a(zero)),
+            false => ([a_type, b_type], self.a(zero), self.b(zero)),
+        };
         let tall = Descriptor::k_major(tall.at((self.warp >> 2) * 64 * BLOCK_K), Swizzle::B128);
         let other = Descriptor::k_major(other, Swizzle::B128);
         let products = k.fragment::<f32>(cfg.shape().sides().1 as usize / 2);
@@ -232,7 +238,7 @@ impl<'k> Block<'k, '_> {
             let stage = cursor.stage();
             let offset = stage * cfg.stage_bytes();
             k.wgmma_fence();
-            multiply_stage(k, &products, tall.advance(offset), other.advance(offset));
+            multiply_stage(k, types, &products, tall.advance(offset), other.advance(offset));
             k.wgmma_commit();
             let within = block % GROUP;
             k.if_(within.eq(0) | block.eq(self.slice.blocks[0]), || scales.wait());

@@ -13,6 +13,7 @@ mod math;
 use crate::BLOCK_K;
 use crate::cluster::{Place, TilePlace};
 use crate::epilogue::{OutputFlags, OutputParams, PANEL_BYTES, Panels, WarpOutput};
+use crate::fp8::{self, E5m2};
 use crate::grouping::Grouping;
 use crate::half_output::{Outbox, PartShape};
 use crate::kgroups::{KGroupParams, KGroups, MapRing};
@@ -37,6 +38,8 @@ pub struct Config {
     pub grouping: Grouping,
     /// What shares one scale of B.
     pub scales_of_b: ScalesOfB,
+    /// Which operands are e5m2, if any is.
+    pub e5m2: Option<E5m2>,
 }
 
 impl Config {
@@ -48,7 +51,8 @@ impl Config {
             Grouping::K => "kgrouped_",
         };
         let scales = if self.scales_of_b == ScalesOfB::Rows { "1d1d_" } else { "" };
-        format!("fp8_gemm_wide_{grouped}{scales}{}x{}_s{}", self.block_m, self.block_n, self.stages)
+        let types = fp8::prefix(self.e5m2);
+        format!("fp8_gemm_wide_{types}{grouped}{scales}{}x{}_s{}", self.block_m, self.block_n, self.stages)
     }
 
     /// Whether rows are grouped.

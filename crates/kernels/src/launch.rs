@@ -1,11 +1,12 @@
 //! The closed set of kernels, and how each is launched for a shape.
 
 use crate::epilogue::Panels;
+use crate::fp8::E5m2;
 use crate::grouping::{Grouping, table_bytes};
 use crate::params::{ScaleLayout, ScalesOfB};
 use crate::scales::loaded_blocks;
 use crate::schedule::best_band;
-use crate::{BLOCK_K, fp8_slim, fp8_wide, half, half_slim, half_wide, kgroups};
+use crate::{BLOCK_K, fp8_slim, fp8_wide, half, half_slim, half_wide, kgroups, transpose};
 use half::{Major, Operands};
 use oxigemm_ptx::{BuildError, Module};
 
@@ -20,15 +21,19 @@ pub enum Config {
     HalfWide(half_wide::Config),
     /// Few rows, operands of 16 bits.
     HalfSlim(half_slim::Config),
+    /// What makes FP8 operands K-major: see [`crate::transpose`].
+    Transpose,
 }
 
 /// What a kernel multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
-    /// FP8 with fine-grained scales, both operands K-major: one for a row of A, one for 128 rows of B.
+    /// FP8 with fine-grained scales, both operands e4m3 and K-major: one for a row of A, one for 128 rows of B.
     Fp8,
     /// The same with one scale for each row of B, as A has them.
     Fp8Rows,
+    /// The same with operands that are e5m2, and one scale for 128 rows of B.
+    Fp8E5m2(E5m2),
     /// BF16 or FP16.
     Half(Operands),
 }
@@ -37,7 +42,7 @@ impl Family {
     /// Elements of K in one stage.
     pub const fn block_k(self) -> u32 {
         match self {
-            Family::Fp8 | Family::Fp8Rows => BLOCK_K,
+            Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => BLOCK_K,
             Family::Half(_) => half::BLOCK_K,
         }
     }
@@ -45,9 +50,14 @@ impl Family {
     /// Bytes of an element of A or B.
     pub const fn element_bytes(self) -> u32 {
         match self {
-            Family::Fp8 | Family::Fp8Rows => 1,
+            Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => 1,
             Family::Half(_) => 2,
         }
+    }
+
+    /// Whether the operands have scales.
+    pub const fn has_scales(self) -> bool {
+        matches!(self, Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_))
     }
 
     /// Stages that K takes, the tail included.
@@ -330,6 +340,31 @@ fn half_grouped() -> impl Iterator<Item = Config> {
     })
 }
 
+/// Tiles of the kernels with operands that are e5m2: many rows and few.
+const E5M2_WIDE: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 5), (64, 128, 8)];
+const E5M2_SLIM: &[(u32, u32)] = &[(8, 64), (64, 64)];
+
+/// The kernels with operands that are e5m2.
+fn e5m2_kernels() -> impl Iterator<Item = Config> {
+    E5m2::ALL.into_iter().map(Some).flat_map(|e5m2| {
+        let wide = E5M2_WIDE.iter().map(move |&(block_m, block_n, stages)| {
+            Config::Wide(fp8_wide::Config {
+                block_m,
+                block_n,
+                stages,
+                grouping: Grouping::Dense,
+                scales_of_b: ScalesOfB::Blocks,
+                e5m2,
+            })
+        });
+        wide.chain(
+            E5M2_SLIM
+                .iter()
+                .map(move |&(block_m, block_n)| Config::Slim(fp8_slim::Config { block_m, block_n, e5m2 })),
+        )
+    })
+}
+
 /// Those of which rows are grouped.
 const GROUPED: &[(u32, u32, u32)] =
     &[(256, 128, 3), (128, 128, 5), (128, 192, 4), (64, 64, 12), (64, 96, 10), (64, 128, 8), (64, 256, 4)];
@@ -346,23 +381,24 @@ fn wide(
     scales_of_b: ScalesOfB,
 ) -> impl Iterator<Item = Config> {
     tiles.iter().map(move |&(block_m, block_n, stages)| {
-        Config::Wide(fp8_wide::Config { block_m, block_n, stages, grouping, scales_of_b })
+        Config::Wide(fp8_wide::Config { block_m, block_n, stages, grouping, scales_of_b, e5m2: None })
     })
 }
 
 impl Config {
     /// Every kernel that exists: no shape ever needs another.
     pub fn all() -> impl Iterator<Item = Config> {
-        Config::dense().chain(Config::grouped()).chain(Config::k_grouped())
+        Config::dense().chain(Config::grouped()).chain(Config::k_grouped()).chain([Config::Transpose])
     }
 
     /// The kernels of one product.
     pub fn dense() -> impl Iterator<Item = Config> {
-        let slim = SLIM.iter().map(|&(block_m, block_n)| fp8_slim::Config { block_m, block_n });
+        let slim = SLIM.iter().map(|&(block_m, block_n)| fp8_slim::Config { block_m, block_n, e5m2: None });
         wide(WIDE, Grouping::Dense, ScalesOfB::Blocks)
             .chain(slim.map(Config::Slim))
             .chain(wide(ROW_SCALES, Grouping::Dense, ScalesOfB::Rows))
             .chain(half_kernels())
+            .chain(e5m2_kernels())
     }
 
     /// The kernels whose rows are grouped.
@@ -380,15 +416,18 @@ impl Config {
         match self {
             Config::Wide(config) => config.is_grouped(),
             Config::HalfWide(config) => config.is_grouped(),
-            Config::Slim(_) | Config::HalfSlim(_) => false,
+            Config::Slim(_) | Config::HalfSlim(_) | Config::Transpose => false,
         }
     }
 
-    /// What the kernel multiplies.
+    /// What the kernel multiplies, or prepares for those that do.
     pub fn family(&self) -> Family {
         match self {
+            Config::Transpose => Family::Fp8,
             Config::Wide(config) if config.scales_of_b == ScalesOfB::Rows => Family::Fp8Rows,
-            Config::Wide(_) | Config::Slim(_) => Family::Fp8,
+            Config::Wide(fp8_wide::Config { e5m2, .. }) | Config::Slim(fp8_slim::Config { e5m2, .. }) => {
+                e5m2.map_or(Family::Fp8, Family::Fp8E5m2)
+            }
             Config::HalfWide(config) => Family::Half(config.operands),
             Config::HalfSlim(config) => Family::Half(config.operands),
         }
@@ -397,6 +436,7 @@ impl Config {
     /// The kernel's name, which is also the entry's.
     pub fn name(&self) -> String {
         match self {
+            Config::Transpose => transpose::NAME.to_owned(),
             Config::Wide(config) => config.name(),
             Config::Slim(config) => config.name(),
             Config::HalfWide(config) => config.name(),
@@ -407,6 +447,7 @@ impl Config {
     /// Writes the kernel.
     pub fn build(&self) -> Result<Module, BuildError> {
         match self {
+            Config::Transpose => transpose::build(),
             Config::Wide(config) => config.build(),
             Config::Slim(config) => config.build(),
             Config::HalfWide(config) => config.build(),
@@ -601,6 +642,7 @@ mod tests {
                 Config::HalfWide(config) if config.is_grouped() => config.shared_bytes() + table_bytes(128),
                 Config::HalfWide(config) => config.shared_bytes(),
                 Config::HalfSlim(config) => config.shared_bytes(2),
+                Config::Transpose => transpose::TILE * transpose::TILE,
             };
             assert!(bytes <= 232_448, "{} needs {bytes} bytes", config.name());
         }

@@ -9,7 +9,7 @@
 //! ```
 //! use oxigemm_kernels::launch::Config;
 //!
-//! for config in Config::all() {
+//! for config in Config::dense() {
 //!     let module = config.build()?;
 //!     assert!(module.text.contains("wgmma.mma_async"));
 //! }
@@ -19,6 +19,7 @@
 mod cluster;
 pub mod epilogue;
 mod few_rows;
+pub mod fp8;
 pub mod fp8_slim;
 pub mod fp8_wide;
 pub mod grouping;
@@ -35,6 +36,7 @@ pub mod pipeline;
 mod promote;
 mod scales;
 pub mod schedule;
+pub mod transpose;
 
 pub use oxigemm_ptx::{BuildError, Module, Target};
 

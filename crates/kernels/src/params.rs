@@ -41,9 +41,9 @@ pub struct Args {
     pub output_flags: u32,
     /// 128-wide blocks of K.
     pub k_blocks: u32,
-    /// Strides of A's scales, in elements: along M and along K.
+    /// Strides of A's scales, in elements: along M and along K. Where it is 0, one scale holds for all.
     pub sfa_strides: [u32; 2],
-    /// Strides of B's scales, in elements: along N and along K.
+    /// Strides of B's scales, in elements: along N and along K; 0 as above.
     pub sfb_strides: [u32; 2],
     /// A [`ScaleLayout`], as a number, and [`SFB_BULK`] where it holds.
     pub scale_layouts: u32,
@@ -79,7 +79,7 @@ pub enum ScaleLayout {
     RowMajor = 0,
     /// M is contiguous, and the copy engine can address the columns.
     MnMajor = 1,
-    /// Any other strides: copied by threads.
+    /// Any other strides, also 0, which no tensor map has: copied by threads.
     Copied = 2,
 }
 
@@ -88,7 +88,7 @@ impl ScaleLayout {
     ///
     /// The copy engine takes addresses and pitches in multiples of 16 bytes.
     pub fn of(address: u64, [stride_m, stride_k]: [u32; 2]) -> ScaleLayout {
-        let addressable = |pitch: u32| address.is_multiple_of(16) && pitch.is_multiple_of(4);
+        let addressable = |pitch: u32| address.is_multiple_of(16) && pitch.is_multiple_of(4) && pitch > 0;
         match (stride_m, stride_k) {
             (pitch, 1) if addressable(pitch) => ScaleLayout::RowMajor,
             (1, pitch) if addressable(pitch) => ScaleLayout::MnMajor,

@@ -7,9 +7,16 @@ use crate::BLOCK_K;
 use oxigemm_ptx::wgmma::{Descriptor, Major, MatrixA, MmaType};
 use oxigemm_ptx::{Fp8, Kernel, Var};
 
-/// Issues `products = A · Bᵀ` over the 128 of K in one stage. (The caller fences, commits and waits.)
-pub fn multiply_stage<'k>(k: &'k Kernel, products: &[Var<'k, f32>], a: Descriptor<'k>, b: Descriptor<'k>) {
-    let types = MmaType::Fp8(Fp8::E4m3, Fp8::E4m3);
+/// Issues `products = A · Bᵀ` over the 128 of K in one stage, for operands of these types. (The caller fences, commits
+/// and waits.)
+pub fn multiply_stage<'k>(
+    k: &'k Kernel,
+    [a_type, b_type]: [Fp8; 2],
+    products: &[Var<'k, f32>],
+    a: Descriptor<'k>,
+    b: Descriptor<'k>,
+) {
+    let types = MmaType::Fp8(a_type, b_type);
     for step in (0..BLOCK_K).step_by(types.k() as usize) {
         let (a, b) = (MatrixA::Shared(a.advance(step)), b.advance(step));
         k.wgmma(types, products, a, b, (Major::K, Major::K), k.constant(step > 0));

@@ -25,6 +25,7 @@ pub(crate) struct PlanKey {
     pub k_groups: Option<KGroups>,
     pub choice: Option<Choice>,
     pub sms: u32,
+    pub batch_invariant: bool,
 }
 
 impl PlanKey {
@@ -48,8 +49,14 @@ impl PlanKey {
             (Some(choice), _) if choice.config().family() != family => {
                 Err(Error::ChoiceFamily { name: plan::name(&choice), expected: plan::family_name(family) })
             }
+            (Some(choice), _) if self.batch_invariant && !plan::is_batch_invariant(&choice) => {
+                Err(Error::ChoiceBatchInvariant { name: plan::name(&choice) })
+            }
             (Some(choice), None) => {
                 Plan::of(choice, Shape { m, n, k }, limits).ok_or_else(|| refuse(choice, String::new()))
+            }
+            (None, None) if self.batch_invariant => {
+                Ok(Plan::best_batch_invariant(family, Shape { m, n, k }, limits))
             }
             (None, None) => Ok(Plan::best_of(family, Shape { m, n, k }, limits)),
             (Some(choice), Some(shape)) => Plan::of_grouped(choice, &shape, limits)
@@ -153,8 +160,10 @@ impl Maps {
         let scales = |matrix| Map { matrix, element: MapElement::F32, swizzled: false };
         let (a_pitch, b_pitch) = (problem.a_pitch, problem.b_pitch);
         let [a, b] = match problem.family {
-            Family::Fp8 | Family::Fp8Rows => [launch.map_a(shape, a_pitch), launch.map_b(shape, b_pitch)]
-                .map(|map| swizzled(MapElement::Byte, map)),
+            Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => {
+                [launch.map_a(shape, a_pitch), launch.map_b(shape, b_pitch)]
+                    .map(|map| swizzled(MapElement::Byte, map))
+            }
             Family::Half(operands) => {
                 let a = launch.map_half(operands.a, [shape.m, shape.k], a_pitch, launch.tile_a);
                 let b = launch.map_half(operands.b, [shape.n, shape.k], b_pitch, launch.tile_b);
@@ -166,7 +175,7 @@ impl Maps {
             }
         };
         let sfa = match problem.family {
-            Family::Fp8 | Family::Fp8Rows => {
+            Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => {
                 let strides = sfa_strides(problem, blocks);
                 // An aligned address stands for all aligned ones; the others are copied by threads.
                 launch.map_sfa(shape, ScaleLayout::of(0, strides), strides)
@@ -272,7 +281,7 @@ impl Arguments {
             let size = problem.d_type.size() as u32;
             maps.d = maps.d.map(|d| match problem.family {
                 // The rows of D are those of all slabs.
-                Family::Fp8 | Family::Fp8Rows => {
+                Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => {
                     let rows = (slabs - 1) * groups.d_slab_rows(problem.d_pitch) + shape.m;
                     let matrix = launch.map_d(Shape { m: rows, ..shape }, problem.d_pitch, size);
                     Map { matrix, ..d }
@@ -280,6 +289,8 @@ impl Arguments {
                 Family::Half(_) => Map { matrix: d.matrix.in_slabs(slabs, groups.d_slab.into()), ..d },
             });
             scales_alike = [groups.sfa_slab, groups.sfb_group].map(|stride| stride.is_multiple_of(4));
+            // No tensor map has slabs that lie in the same place.
+            scales_alike[0] &= groups.sfa_slab > 0;
             // The copy engine starts at multiples of 16 bytes: along M, at every fourth row.
             let any_row = !groups.layout.has_slabs() && !groups.alignment.is_multiple_of(4);
             scales_alike[0] &= !(any_row && ScaleLayout::of(0, sfa_strides) == ScaleLayout::MnMajor);
@@ -397,7 +408,7 @@ fn grouped_args(groups: &Groups, problem: &Problem) -> GroupedArgs {
             groups: groups.count,
             alignment: groups.alignment,
             d_slab: match problem.family {
-                Family::Fp8 | Family::Fp8Rows => groups.d_slab_rows(problem.d_pitch),
+                Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => groups.d_slab_rows(problem.d_pitch),
                 Family::Half(_) => groups.d_slab,
             },
         },

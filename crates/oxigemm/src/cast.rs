@@ -1,14 +1,15 @@
-//! Casts to FP8 with fine-grained scales, on the CPU.
+//! Casts to FP8 with scales, on the CPU.
 //!
 //! A block of values shares the scale `max(amax, 1e-4) / 448`; each value becomes the e4m3 code nearest to
 //! `value * (1 / scale)`, all in `f32`. Activations take blocks of one row by 128 of K, weights of 128 rows by 128
-//! of K; blocks at the edges are smaller. These are the casts of the peer, bit for bit.
+//! of K; blocks at the edges are smaller. These are the casts of the peer, bit for bit. A row, or a whole matrix, may
+//! have one scale as well, and codes may be e5m2, whose largest is 57344: see [`cast_to_fp8`].
 
 use rayon::prelude::*;
 
 use crate::check::BLOCK;
 use crate::device::Device;
-use crate::dtype::{DType, E4M3_VALUES, Element, encode_e4m3};
+use crate::dtype::{DType, Element, Fp8Codes};
 use crate::error::{Error, Result};
 use crate::reference::Fp8Matrix;
 use crate::tensor::Tensor;
@@ -25,19 +26,49 @@ pub enum ScaleFormat {
     PowerOfTwo,
 }
 
-/// A matrix `[rows, k]` of e4m3 codes with its scales, both row-major and without gaps.
+/// Which values share a scale.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Granularity {
+    /// 128 of a row: for activations.
+    #[default]
+    Token,
+    /// 128 rows by 128 of K: for weights.
+    Block,
+    /// A row.
+    Row,
+    /// All.
+    Tensor,
+}
+
+impl Granularity {
+    /// Rows and columns that share a scale, of a matrix of so many.
+    fn block(self, rows: usize, k: usize) -> [usize; 2] {
+        match self {
+            Granularity::Token => [1, K_BLOCK],
+            Granularity::Block => [K_BLOCK, K_BLOCK],
+            Granularity::Row => [1, k.max(1)],
+            Granularity::Tensor => [rows.max(1), k.max(1)],
+        }
+    }
+}
+
+/// A matrix `[rows, k]` of FP8 codes with its scales, both row-major and without gaps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantized {
+    /// The type of the codes: e4m3 or e5m2.
+    pub dtype: DType,
     /// The codes: `rows * k` of them.
     pub codes: Vec<u8>,
-    /// The scales: `[ceil(rows / rows_per_scale), ceil(k / 128)]`.
+    /// The scales: `[ceil(rows / rows_per_scale), ceil(k / k_per_scale)]`.
     pub scales: Vec<f32>,
     /// The number of rows.
     pub rows: usize,
     /// The number of columns.
     pub k: usize,
-    /// How many rows share a scale: 1 or 128.
+    /// How many rows share a scale: 1, 128 or all.
     pub rows_per_scale: usize,
+    /// How many columns share a scale: 128 or all.
+    pub k_per_scale: usize,
 }
 
 /// Casts each 128 of a row with a scale of its own: for activations.
@@ -59,7 +90,7 @@ pub fn per_token_cast_to_fp8<T: Element>(
     k: usize,
     format: ScaleFormat,
 ) -> Result<Quantized> {
-    cast(values, rows, k, 1, format)
+    cast_to_fp8(values, rows, k, DType::E4m3, Granularity::Token, format)
 }
 
 /// Casts each block of 128 rows by 128 of K with a scale of its own: for weights.
@@ -81,14 +112,31 @@ pub fn per_block_cast_to_fp8<T: Element>(
     k: usize,
     format: ScaleFormat,
 ) -> Result<Quantized> {
-    cast(values, rows, k, BLOCK as usize, format)
+    cast_to_fp8(values, rows, k, DType::E4m3, Granularity::Block, format)
 }
 
-fn cast<T: Element>(
+/// Casts to e4m3 or e5m2 with any granularity of scales.
+///
+/// # Errors
+/// [`Error::Shape`] unless there are `rows * k` values; [`Error::DType`] for other types.
+///
+/// ```
+/// use oxigemm::DType;
+/// use oxigemm::cast::{Granularity, ScaleFormat, cast_to_fp8};
+///
+/// let values = [1.0f32, -0.5, 8.0, 2.0];
+/// let rows = cast_to_fp8(&values, 2, 2, DType::E4m3, Granularity::Row, ScaleFormat::F32)?;
+/// assert_eq!((rows.scale_dims(), &rows.scales[..]), ([2, 1], &[1.0 / 448.0, 8.0 / 448.0][..]));
+/// let one = cast_to_fp8(&values, 2, 2, DType::E5m2, Granularity::Tensor, ScaleFormat::PowerOfTwo)?;
+/// assert_eq!((one.scale_dims(), one.dequantize()), ([1, 1], values.to_vec()));
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn cast_to_fp8<T: Element>(
     values: &[T],
     rows: usize,
     k: usize,
-    rows_per_scale: usize,
+    dtype: DType,
+    granularity: Granularity,
     format: ScaleFormat,
 ) -> Result<Quantized> {
     if rows.checked_mul(k) != Some(values.len()) {
@@ -98,40 +146,62 @@ fn cast<T: Element>(
             found: format!("{} values", values.len()),
         });
     }
+    let fp8 = fp8_codes("dtype", dtype)?;
+    let [rows_per_scale, k_per_scale] = granularity.block(rows, k);
     let mut codes = vec![0; values.len()];
-    let k_blocks = k.div_ceil(K_BLOCK);
-    let mut scales = vec![0.0; rows.div_ceil(rows_per_scale) * k_blocks];
+    let per_band = k.div_ceil(k_per_scale);
+    let mut scales = vec![0.0; rows.div_ceil(rows_per_scale) * per_band];
     if !values.is_empty() {
         let band = rows_per_scale * k;
+        let cast = Cast { fp8, k, k_per_scale, format };
         codes
             .par_chunks_mut(band)
             .zip(values.par_chunks(band))
-            .zip(scales.par_chunks_mut(k_blocks))
-            .for_each(|((codes, values), scales)| cast_band(codes, values, scales, k, format));
+            .zip(scales.par_chunks_mut(per_band))
+            .for_each(|((codes, values), scales)| cast.band(codes, values, scales));
     }
-    Ok(Quantized { codes, scales, rows, k, rows_per_scale })
+    Ok(Quantized { dtype, codes, scales, rows, k, rows_per_scale, k_per_scale })
 }
 
-/// Casts rows that share their scales.
-fn cast_band<T: Element>(codes: &mut [u8], values: &[T], scales: &mut [f32], k: usize, format: ScaleFormat) {
-    scales.fill(0.0);
-    for row in values.chunks(k) {
-        for (amax, block) in scales.iter_mut().zip(row.chunks(K_BLOCK)) {
-            *amax = block.iter().fold(*amax, |amax, value| larger(amax, value.widen().abs()));
+/// The codes of a type, which must be one of FP8.
+fn fp8_codes(argument: &'static str, dtype: DType) -> Result<&'static Fp8Codes> {
+    Fp8Codes::of(dtype).ok_or_else(|| Error::DType {
+        argument,
+        expected: format!("{} or {}", DType::E4m3, DType::E5m2),
+        found: dtype.to_string(),
+    })
+}
+
+struct Cast {
+    fp8: &'static Fp8Codes,
+    k: usize,
+    k_per_scale: usize,
+    format: ScaleFormat,
+}
+
+impl Cast {
+    /// Casts rows that share their scales.
+    fn band<T: Element>(&self, codes: &mut [u8], values: &[T], scales: &mut [f32]) {
+        let Cast { fp8, k, k_per_scale, format } = *self;
+        scales.fill(0.0);
+        for row in values.chunks(k) {
+            for (amax, block) in scales.iter_mut().zip(row.chunks(k_per_scale)) {
+                *amax = block.iter().fold(*amax, |amax, value| larger(amax, value.widen().abs()));
+            }
         }
-    }
-    for scale in scales.iter_mut() {
-        *scale = larger(1e-4, *scale) / DType::E4m3.max_finite();
-        if format == ScaleFormat::PowerOfTwo {
-            *scale = ceil_to_power_of_two(*scale);
+        for scale in scales.iter_mut() {
+            *scale = larger(1e-4, *scale) / fp8.largest();
+            if format == ScaleFormat::PowerOfTwo {
+                *scale = ceil_to_power_of_two(*scale);
+            }
         }
-    }
-    for (codes, row) in codes.chunks_mut(k).zip(values.chunks(k)) {
-        for ((codes, block), &scale) in codes.chunks_mut(K_BLOCK).zip(row.chunks(K_BLOCK)).zip(scales.iter())
-        {
-            let factor = 1.0 / scale;
-            for (code, value) in codes.iter_mut().zip(block) {
-                *code = encode_e4m3(value.widen() * factor);
+        for (codes, row) in codes.chunks_mut(k).zip(values.chunks(k)) {
+            let blocks = codes.chunks_mut(k_per_scale).zip(row.chunks(k_per_scale));
+            for ((codes, block), &scale) in blocks.zip(scales.iter()) {
+                let factor = 1.0 / scale;
+                for (code, value) in codes.iter_mut().zip(block) {
+                    *code = fp8.encode(value.widen() * factor);
+                }
             }
         }
     }
@@ -158,10 +228,11 @@ pub fn ceil_to_power_of_two(scale: f32) -> f32 {
 }
 
 impl Quantized {
-    /// Copies a matrix and its scales from tensors of any device and strides.
+    /// Copies a matrix and its scales from tensors of any device and strides. There is a scale for each `rows_per_scale`
+    /// rows and 128 of K, or one for all of them along one dimension or both.
     ///
     /// # Errors
-    /// If the tensors are not matrices of e4m3 and f32, or if the scales do not fit the matrix.
+    /// If the tensors are not matrices of FP8 and f32, or if the scales do not fit the matrix.
     pub fn from_tensors(codes: &Tensor, scales: &Tensor, rows_per_scale: usize) -> Result<Quantized> {
         let &[rows, k] = codes.dims() else {
             return Err(Error::Rank {
@@ -170,23 +241,32 @@ impl Quantized {
                 found: format!("{:?}", codes.dims()),
             });
         };
-        if codes.dtype() != DType::E4m3 {
-            return Err(Error::DType {
-                argument: "codes",
-                expected: DType::E4m3.to_string(),
-                found: codes.dtype().to_string(),
-            });
-        }
-        let quantized =
-            Quantized { codes: codes.to_bytes()?, scales: scales.to_vec::<f32>()?, rows, k, rows_per_scale };
-        if scales.dims() != quantized.scale_dims() {
+        let dtype = codes.dtype();
+        fp8_codes("codes", dtype)?;
+        let whole = [rows.div_ceil(rows_per_scale), k.div_ceil(K_BLOCK)];
+        let found = match *scales.dims() {
+            [1] => Some([1, 1]),
+            [rows, blocks] => Some([rows, blocks]),
+            _ => None,
+        };
+        let fits =
+            |found: &[usize; 2]| found.iter().zip(whole).all(|(&found, whole)| found == whole || found == 1);
+        let Some(found) = found.filter(fits) else {
             return Err(Error::ScaleShape {
                 argument: "scales",
-                expected: format!("{:?}", quantized.scale_dims()),
+                expected: format!("{whole:?}, or 1 of either"),
                 found: format!("{:?}", scales.dims()),
             });
-        }
-        Ok(quantized)
+        };
+        Ok(Quantized {
+            dtype,
+            codes: codes.to_bytes()?,
+            scales: scales.to_vec::<f32>()?,
+            rows,
+            k,
+            rows_per_scale: if found[0] == whole[0] { rows_per_scale } else { rows.max(1) },
+            k_per_scale: if found[1] == whole[1] { K_BLOCK } else { k.max(1) },
+        })
     }
 
     /// The matrix and its scales as tensors on a device, both contiguous.
@@ -194,26 +274,28 @@ impl Quantized {
     /// # Errors
     /// If the device has no room.
     pub fn to_tensors(&self, device: &Device) -> Result<(Tensor, Tensor)> {
-        let codes = Tensor::from_bytes(DType::E4m3, &self.codes, &[self.rows, self.k], device)?;
+        let codes = Tensor::from_bytes(self.dtype, &self.codes, &[self.rows, self.k], device)?;
         Ok((codes, Tensor::from_slice(&self.scales, &self.scale_dims(), device)?))
     }
 
     /// The dimensions of the scales.
     #[must_use]
     pub fn scale_dims(&self) -> [usize; 2] {
-        [self.rows.div_ceil(self.rows_per_scale), self.k.div_ceil(K_BLOCK)]
+        [self.rows.div_ceil(self.rows_per_scale), self.k.div_ceil(self.k_per_scale)]
     }
 
     /// This matrix as an operand of the reference.
     #[must_use]
     pub fn as_matrix(&self) -> Fp8Matrix<'_> {
+        let [_, columns] = self.scale_dims();
         Fp8Matrix {
+            dtype: self.dtype,
             codes: &self.codes,
             rows: self.rows,
             k: self.k,
             pitch: self.k,
             scales: &self.scales,
-            scale_strides: [self.scale_dims()[1], 1],
+            scale_strides: [columns, usize::from(self.k_per_scale == K_BLOCK)],
             rows_per_scale: self.rows_per_scale,
         }
     }
@@ -221,14 +303,13 @@ impl Quantized {
     /// The values that the codes and scales stand for, rounded to `f32`.
     #[must_use]
     pub fn dequantize(&self) -> Vec<f32> {
-        let k_blocks = self.scale_dims()[1];
-        let mut values = vec![0.0; self.codes.len()];
+        let columns = self.scale_dims()[1];
+        let mut values = self.dtype.decode(&self.codes);
         if !values.is_empty() {
-            let rows = values.par_chunks_mut(self.k).zip(self.codes.par_chunks(self.k));
-            rows.enumerate().for_each(|(row, (values, codes))| {
-                let scales = &self.scales[row / self.rows_per_scale * k_blocks..];
-                for (i, (value, &code)) in values.iter_mut().zip(codes).enumerate() {
-                    *value = E4M3_VALUES[code as usize] * scales[i / K_BLOCK];
+            values.par_chunks_mut(self.k).enumerate().for_each(|(row, values)| {
+                let scales = &self.scales[row / self.rows_per_scale * columns..];
+                for (values, scale) in values.chunks_mut(self.k_per_scale).zip(scales) {
+                    values.iter_mut().for_each(|value| *value *= scale);
                 }
             });
         }
@@ -296,8 +377,9 @@ mod tests {
         ) {
             let magnitude = 10f32.powi(spread);
             let values: Vec<f32> = crate::random::normals(seed, rows * k).iter().map(|x| x * magnitude).collect();
-            let rows_per_scale = if per_block { 128 } else { 1 };
-            let x = cast(&values, rows, k, rows_per_scale, ScaleFormat::F32).unwrap();
+            let (rows_per_scale, granularity) =
+                if per_block { (128, Granularity::Block) } else { (1, Granularity::Token) };
+            let x = cast_to_fp8(&values, rows, k, DType::E4m3, granularity, ScaleFormat::F32).unwrap();
             let scale_dims = x.scale_dims();
             prop_assert_eq!(x.scales.len(), scale_dims[0] * scale_dims[1]);
             for block_row in 0..scale_dims[0] {
@@ -308,7 +390,7 @@ mod tests {
                     let scale = amax / 448.0;
                     prop_assert_eq!(x.scales[block_row * scale_dims[1] + block], scale);
                     for i in indices() {
-                        prop_assert_eq!(x.codes[i], encode_e4m3(values[i] * (1.0 / scale)));
+                        prop_assert_eq!(x.codes[i..=i].to_vec(), DType::E4m3.encode(&[values[i] * (1.0 / scale)]));
                     }
                 }
             }

@@ -169,6 +169,44 @@ fn round_to_odd(value: f64) -> f32 {
 pub(crate) static E4M3_VALUES: LazyLock<[f32; 256]> =
     LazyLock::new(|| std::array::from_fn(|code| F8E4M3::from_bits(code as u8).to_f32()));
 
+/// The codes of a type of FP8.
+pub(crate) struct Fp8Codes {
+    dtype: DType,
+    /// The value of every code.
+    pub values: [f32; 256],
+    encode: fn(f32) -> u8,
+}
+
+static E4M3_CODES: LazyLock<Fp8Codes> =
+    LazyLock::new(|| Fp8Codes { dtype: DType::E4m3, values: *E4M3_VALUES, encode: encode_e4m3 });
+static E5M2_CODES: LazyLock<Fp8Codes> = LazyLock::new(|| Fp8Codes {
+    dtype: DType::E5m2,
+    values: std::array::from_fn(|code| F8E5M2::from_bits(code as u8).to_f32()),
+    encode: |value| F8E5M2::from_f32(value).to_bits(),
+});
+
+impl Fp8Codes {
+    /// Those of a type, if it is one of FP8.
+    pub fn of(dtype: DType) -> Option<&'static Fp8Codes> {
+        match dtype {
+            DType::E4m3 => Some(&E4M3_CODES),
+            DType::E5m2 => Some(&E5M2_CODES),
+            _ => None,
+        }
+    }
+
+    /// The largest finite value.
+    pub fn largest(&self) -> f32 {
+        self.dtype.max_finite()
+    }
+
+    /// The code nearest to a value.
+    #[inline]
+    pub fn encode(&self, value: f32) -> u8 {
+        (self.encode)(value)
+    }
+}
+
 /// The e4m3 code nearest to `value`: ties to even, saturating at 448, NaN to `0x7f` with its sign.
 #[inline]
 pub(crate) fn encode_e4m3(value: f32) -> u8 {

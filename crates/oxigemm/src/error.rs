@@ -164,6 +164,12 @@ pub enum Error {
         /// What the operands are.
         expected: String,
     },
+    /// A kernel was asked for that splits K, in a call whose result must not depend on the number of rows.
+    #[error("{name} splits K: expected a choice that does not, as the call is batch-invariant")]
+    ChoiceBatchInvariant {
+        /// The choice, as [`crate::plan::name`] writes it.
+        name: String,
+    },
     /// A stream that is being captured into a graph, or an event, was asked for what it cannot do.
     #[error("a stream or event cannot do this: {reason}")]
     Stream {
@@ -217,6 +223,7 @@ impl Error {
             Error::DeviceName { .. }
             | Error::Choice { .. }
             | Error::ChoiceFamily { .. }
+            | Error::ChoiceBatchInvariant { .. }
             | Error::Stream { .. }
             | Error::Kernel { .. }
             | Error::Fault { .. }

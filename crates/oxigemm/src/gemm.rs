@@ -52,20 +52,25 @@ pub struct GemmOptions {
     /// waits for the other's results before it reads or writes anything. The simulator runs one at a time, and reports
     /// what would be too early.
     pub programmatic: bool,
+    /// Whether a row of D must have the same bits however many rows A has, and whatever the others hold. Kernels that
+    /// split K are then left out, which costs time where rows are few: the others all add up K in the same order.
+    pub batch_invariant: bool,
 }
 
 /// D = C + A·Bᵀ with FP8 operands and fine-grained scales.
 ///
 /// | argument | shape | type | layout |
 /// |---|---|---|---|
-/// | `a` | `[M, K]` | e4m3 | rows of K; pitch and address multiples of 16 bytes |
+/// | `a` | `[M, K]` | e4m3 or e5m2 | rows of K; pitch and address multiples of 16 bytes |
 /// | scales of `a` | `[M, ceil(K/128)]` | f32 | any strides |
-/// | `b` | `[N, K]` | e4m3 | as `a` |
+/// | `b` | `[N, K]` | e4m3 or e5m2 | as `a` |
 /// | scales of `b` | `[ceil(N/128), ceil(K/128)]` or `[N, ceil(K/128)]` | f32 | any strides |
 /// | `c`, `d` | `[M, N]` | bf16 or f32, the same | rows of N, any pitch |
 ///
 /// The shape of B's scales tells whether 128 rows share one, as those of weights do, or each row has its own, as those
-/// of activations and gradients do. (A single row has a single scale either way.)
+/// of activations and gradients do; then both operands are e4m3. (A single row has a single scale either way.) Where
+/// scales have 1 instead of more along a dimension, that one holds for all: `[M, 1]` is a scale for each row of A,
+/// `[1, 1]` or `[1]` one for the whole operand.
 ///
 /// Sums of 128 products are accumulated in the tensor core and promoted to FP32. The same call gives the same bits.
 /// The call returns when the kernel is in the stream; it can be captured into a graph once its shape was seen. In the
@@ -126,13 +131,15 @@ pub struct RawFp8Gemm {
     pub n: usize,
     /// Columns of A and B.
     pub k: usize,
+    /// The element types of A and of B: e4m3 or e5m2.
+    pub ab_types: [DType; 2],
     /// Address of A.
     pub a: u64,
     /// From one row of A to the next.
     pub a_pitch: usize,
     /// Address of A's scales.
     pub sfa: u64,
-    /// Strides of A's scales, along M and along K.
+    /// Strides of A's scales, along M and along K; 0 where one holds for all.
     pub sfa_strides: [usize; 2],
     /// Address of B.
     pub b: u64,
@@ -140,7 +147,7 @@ pub struct RawFp8Gemm {
     pub b_pitch: usize,
     /// Address of B's scales.
     pub sfb: u64,
-    /// Strides of B's scales, along N and along K.
+    /// Strides of B's scales, along N and along K; 0 where one holds for all.
     pub sfb_strides: [usize; 2],
     /// Whether 128 rows of B share a scale, or each row has its own.
     pub scales_of_b: ScalesOfB,
@@ -157,7 +164,7 @@ pub struct RawFp8Gemm {
 }
 
 impl RawFp8Gemm {
-    fn describe(&self, device: DeviceId) -> Fp8GemmNt {
+    pub(crate) fn describe(&self, device: DeviceId) -> Fp8GemmNt {
         // What does not fit is refused as too large.
         let int = |x: usize| i64::try_from(x).unwrap_or(i64::MAX);
         let [m, n, k] = [self.m, self.n, self.k].map(int);
@@ -171,9 +178,9 @@ impl RawFp8Gemm {
             ScalesOfB::Rows => n,
         };
         Fp8GemmNt {
-            a: matrix("a", DType::E4m3, [m, k], [self.a_pitch, 1], self.a),
+            a: matrix("a", self.ab_types[0], [m, k], [self.a_pitch, 1], self.a),
             sfa: matrix("sfa", DType::F32, [m, blocks(k)], self.sfa_strides, self.sfa),
-            b: matrix("b", DType::E4m3, [n, k], [self.b_pitch, 1], self.b),
+            b: matrix("b", self.ab_types[1], [n, k], [self.b_pitch, 1], self.b),
             sfb: matrix("sfb", DType::F32, [scales_along_n, blocks(k)], self.sfb_strides, self.sfb),
             c: (self.c != 0).then_some(c),
             d: matrix("d", self.d_type, [m, n], [self.d_pitch, 1], self.d),
@@ -201,7 +208,7 @@ impl RawFp8Gemm {
 /// let cuda = Cuda::open(0)?;
 /// let (m, n, k) = (64, 7168, 2048);
 /// let gemm = RawFp8Gemm {
-///     m, n, k,
+///     m, n, k, ab_types: [DType::E4m3; 2],
 ///     a, a_pitch: k, sfa, sfa_strides: [k / 128, 1],
 ///     b, b_pitch: k, sfb, sfb_strides: [k / 128, 1], scales_of_b: ScalesOfB::Blocks,
 ///     c: 0, c_pitch: 0, d, d_pitch: n, d_type: DType::Bf16,
@@ -347,7 +354,8 @@ pub(crate) fn key(
     options: &GemmOptions,
 ) -> PlanKey {
     let sms = options.num_sms.map_or(limits.sms, |sms| sms.clamp(1, limits.sms));
-    PlanKey { problem, groups, k_groups: None, choice: options.choice, sms }
+    let GemmOptions { choice, batch_invariant, .. } = *options;
+    PlanKey { problem, groups, k_groups: None, choice, sms, batch_invariant }
 }
 
 /// The address of a matrix and the bytes from one of its rows to the next, both bounded by the check.

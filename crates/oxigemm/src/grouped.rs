@@ -52,6 +52,9 @@ impl<'a> GroupedRows<'a> {
 /// | `d` | `[M, N]` | bf16 or f32 | rows of N, any pitch |
 /// | `rows` | `[M]` or `[G]` | i32 | without gaps |
 ///
+/// Where scales have 1 instead of more along a dimension, that one holds for all: `[G, 1, 1]` is a scale for each
+/// group's B.
+///
 /// `alignment` is what the first row of every group is a multiple of: 1, 16, 32, 64 or 128. Nothing has to be padded
 /// further. Rows of no group cost nothing and are left as they are in D. They may be read, and must be memory, but
 /// nothing depends on what they hold.
@@ -113,6 +116,8 @@ pub fn m_grouped_fp8_gemm_nt_contiguous(
 /// | scales of `b` | `[G, ceil(N/128), ceil(K/128)]` | f32 | any strides |
 /// | `d` | `[G, M, N]` | bf16 or f32 | rows of N, any pitch; groups whole rows apart |
 /// | `masked_m` | `[G]` | i32 | without gaps |
+///
+/// Where scales have 1 instead of more along a dimension, that one holds for all.
 ///
 /// Of group `g` the first `masked_m[g]` rows are computed; counts are clamped to `0..=M`. All further rows cost
 /// nothing and are left as they are in D. They may be read, and must be memory, but nothing depends on what they hold.
@@ -292,7 +297,7 @@ impl RawGroups {
 }
 
 impl RawGroupedFp8Gemm {
-    fn describe(&self, device: DeviceId) -> GroupedFp8GemmNt {
+    pub(crate) fn describe(&self, device: DeviceId) -> GroupedFp8GemmNt {
         let [groups, m, n, k] = [self.groups, self.m, self.n, self.k].map(int);
         let blocks = |x: i64| x / 128 + i64::from(x % 128 != 0);
         let masked = self.rows.are_masked();

@@ -49,8 +49,10 @@ pub mod check;
 mod device;
 mod dtype;
 mod error;
+mod fp8_layouts;
 mod gemm;
 mod grouped;
+mod grouped_nn;
 mod half_batched;
 mod half_gemm;
 mod half_grouped;
@@ -68,16 +70,22 @@ mod simulated;
 mod storage;
 mod stream;
 mod tensor;
+mod transposed;
+mod workspace;
 
 pub use check::GemmLayout;
 pub use device::{Device, DeviceId};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use float8::{F8E4M3, F8E5M2};
+pub use fp8_layouts::{fp8_gemm, fp8_gemm_nn, fp8_gemm_raw, fp8_gemm_tn, fp8_gemm_tt};
 pub use gemm::{Addend, GemmOptions, RawFp8Gemm, fp8_gemm_nt, fp8_gemm_nt_raw};
 pub use grouped::{
     GroupedRows, RawGroupedFp8Gemm, RawGroups, m_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_masked, m_grouped_fp8_gemm_nt_raw,
+};
+pub use grouped_nn::{
+    m_grouped_fp8_gemm_nn_contiguous, m_grouped_fp8_gemm_nn_masked, m_grouped_fp8_gemm_nn_raw,
 };
 pub use half::{bf16, f16};
 pub use half_batched::{

@@ -1,7 +1,8 @@
 //! The library's functions on the CPU, in `f64`: what every kernel is measured against.
 //!
 //! The product of two e4m3 values is a multiple of 2⁻¹⁸ below 2¹⁸, so that a sum of 128 products needs 43 bits: in
-//! `f64` it is exact, in any order. The result depends on rounding only where scaled sums are added, 2⁻⁵³ each.
+//! `f64` it is exact, in any order. The result depends on rounding only where scaled sums are added, 2⁻⁵³ each. With
+//! e5m2 values, of a wider range, such a sum may be rounded as well.
 
 mod grouped;
 mod half;
@@ -14,8 +15,8 @@ use oxigemm_kernels::launch::Family;
 use rayon::prelude::*;
 
 use crate::cast::Quantized;
-use crate::check::{BLOCK, Checked, Fp8GemmNt};
-use crate::dtype::E4M3_VALUES;
+use crate::check::{BLOCK, Checked, Fp8GemmNt, GemmLayout};
+use crate::dtype::{DType, Fp8Codes};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -27,9 +28,11 @@ const PANEL: usize = 32;
 /// Rows of A in one task.
 const ROWS: usize = 128;
 
-/// A matrix `[rows, k]` of e4m3 codes with its scales, in host memory with any strides.
+/// A matrix `[rows, k]` of FP8 codes with its scales, in host memory with any strides.
 #[derive(Clone, Copy, Debug)]
 pub struct Fp8Matrix<'a> {
+    /// The type of the codes: e4m3 or e5m2.
+    pub dtype: DType,
     /// The codes; row `i` begins at `i * pitch`.
     pub codes: &'a [u8],
     /// The number of rows.
@@ -40,7 +43,7 @@ pub struct Fp8Matrix<'a> {
     pub pitch: usize,
     /// The scales, one per `rows_per_scale` rows and 128 of K.
     pub scales: &'a [f32],
-    /// From one group of rows to the next, and from one 128 of K to the next, in elements.
+    /// From one group of rows to the next, and from one 128 of K to the next, in elements; 0 where they share.
     pub scale_strides: [usize; 2],
     /// How many rows share a scale.
     pub rows_per_scale: usize,
@@ -159,7 +162,48 @@ pub fn fp8_gemm_nt_tensors(
         c: c.map(|c| c.describe("c")),
         d: d.describe("d"),
     };
-    let Checked::Launch(problem) = arguments.check()? else { return without_product(c, d) };
+    let checked = arguments.check()?;
+    fp8_product((a, sfa), (b, sfb), c, d, &checked)
+}
+
+/// The same for operands that are contiguous along either dimension.
+///
+/// # Errors
+/// Whatever [`Fp8GemmNt::check_either_major`] refuses.
+pub fn fp8_gemm_tensors(
+    layout: GemmLayout,
+    (a, sfa): (&Tensor, &Tensor),
+    (b, sfb): (&Tensor, &Tensor),
+    c: Option<&Tensor>,
+    d: &mut Tensor,
+) -> Result<()> {
+    let view = |x: &Tensor, k_first: bool| match k_first && x.dims().len() == 2 {
+        true => x.transpose(0, 1),
+        false => Ok(x.clone()),
+    };
+    let (a_first, b_first) = (layout.a_begins_with_k(), layout.b_begins_with_k());
+    let (a, sfa, b, sfb) = (view(a, a_first)?, view(sfa, a_first)?, view(b, b_first)?, view(sfb, b_first)?);
+    let arguments = Fp8GemmNt {
+        a: a.describe("a"),
+        sfa: sfa.describe("sfa"),
+        b: b.describe("b"),
+        sfb: sfb.describe("sfb"),
+        c: c.map(|c| c.describe("c")),
+        d: d.describe("d"),
+    };
+    let (checked, _) = arguments.check_either_major()?;
+    fp8_product((&a, &sfa), (&b, &sfb), c, d, &checked)
+}
+
+/// The product of operands that were checked.
+fn fp8_product(
+    (a, sfa): (&Tensor, &Tensor),
+    (b, sfb): (&Tensor, &Tensor),
+    c: Option<&Tensor>,
+    d: &mut Tensor,
+    checked: &Checked,
+) -> Result<()> {
+    let Checked::Launch(problem) = checked else { return without_product(c, d) };
     let rows_per_scale = if problem.family == Family::Fp8Rows { 1 } else { K_BLOCK };
     let a = Quantized::from_tensors(a, sfa, 1)?;
     let b = Quantized::from_tensors(b, sfb, rows_per_scale)?;
@@ -215,7 +259,7 @@ fn multiply(a: &Strip, b: &Strip) -> [[f64; LANES]; LANES] {
 impl Fp8Matrix<'_> {
     /// Up to four rows of one block of K; what is past the end of a row or of the rows is zero.
     fn decode(&self, rows: &[usize], block: usize, strip: &mut Strip) {
-        let values: &[f32; 256] = &E4M3_VALUES;
+        let values = &self.codes_of_type().expect("the check has seen the type").values;
         let columns = block * K_BLOCK..self.k.min((block + 1) * K_BLOCK);
         if columns.len() < K_BLOCK || rows.len() < LANES {
             strip.fill([0.0; LANES]);
@@ -232,7 +276,18 @@ impl Fp8Matrix<'_> {
         self.scales[row / self.rows_per_scale * self.scale_strides[0] + block * self.scale_strides[1]]
     }
 
+    fn codes_of_type(&self) -> Option<&'static Fp8Codes> {
+        Fp8Codes::of(self.dtype)
+    }
+
     fn check(&self, argument: &'static str) -> Result<()> {
+        if self.codes_of_type().is_none() {
+            return Err(Error::DType {
+                argument,
+                expected: format!("{} or {}", DType::E4m3, DType::E5m2),
+                found: self.dtype.to_string(),
+            });
+        }
         let last = |counts: [usize; 2], strides: [usize; 2]| -> Option<usize> {
             let [rows, columns] = counts;
             let row = rows.checked_sub(1)?.checked_mul(strides[0])?;

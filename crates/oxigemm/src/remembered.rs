@@ -24,6 +24,7 @@ pub(crate) struct Call<A> {
     arguments: A,
     choice: Option<Choice>,
     num_sms: Option<u32>,
+    batch_invariant: bool,
 }
 
 /// A call that was checked and planned.
@@ -56,9 +57,13 @@ pub(crate) unsafe fn launch<A: CallArguments>(
 ) -> Result<()> {
     let at = arguments.addresses();
     let memo = A::remembered(cuda.calls());
-    let GemmOptions { choice, num_sms, programmatic, .. } = *options;
-    let is =
-        |call: &Call<A>| call.arguments == *arguments && call.choice == choice && call.num_sms == num_sms;
+    let GemmOptions { choice, num_sms, programmatic, batch_invariant, .. } = *options;
+    let is = |call: &Call<A>| {
+        call.arguments == *arguments
+            && call.choice == choice
+            && call.num_sms == num_sms
+            && call.batch_invariant == batch_invariant
+    };
     let hash = memo::mix([at.a, at.sfa, at.b, at.sfb, at.c, at.d, at.groups]);
     // SAFETY: equal arguments were checked before; the caller keeps the operands.
     let known =
@@ -71,6 +76,7 @@ pub(crate) unsafe fn launch<A: CallArguments>(
     let args = prepared.arguments(&at)?;
     // SAFETY: the check has compared the operands with the problem; the caller keeps them.
     unsafe { prepared.launch(&args, stream, programmatic)? };
-    memo.remember(hash, Call { arguments: *arguments, choice, num_sms }, Ready { prepared, args });
+    let call = Call { arguments: *arguments, choice, num_sms, batch_invariant };
+    memo.remember(hash, call, Ready { prepared, args });
     Ok(())
 }

@@ -12,12 +12,14 @@ use std::time::Duration;
 use oxigemm_cuda::{Buffer, CacheStats, CubinCache, Function, LaunchConfig, Provenance, PtxModule, Stream};
 use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
 use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::transpose;
 
 use crate::call::PlanKey;
 use crate::error::{Error, Result};
 use crate::plan::{Choice, Limits, Plan};
 use crate::prepared::Prepared;
 use crate::remembered::RememberedCalls;
+use crate::workspace::Workspaces;
 
 /// The architecture that the kernels are written for.
 pub const ARCH: &str = "sm_90a";
@@ -47,6 +49,7 @@ struct Inner {
     limits: Limits,
     kernels: Vec<Slot>,
     plans: RwLock<HashMap<PlanKey, Arc<Prepared>>>,
+    workspaces: Workspaces<Buffer>,
     calls: RememberedCalls,
     /// Room for the tensor maps that kernels make, once there is a kernel that does.
     map_room: OnceLock<Buffer>,
@@ -128,6 +131,7 @@ impl Cuda {
                 cache,
                 kernels: Config::all().map(|config| Slot { config, state: Mutex::default() }).collect(),
                 plans: RwLock::default(),
+                workspaces: Workspaces::default(),
                 calls: RememberedCalls::default(),
                 map_room: OnceLock::new(),
             }),
@@ -254,6 +258,50 @@ impl Cuda {
         }
         // Another thread may have been faster; its tensor maps are as good.
         Ok(Arc::clone(plans.entry(*key).or_insert(prepared)))
+    }
+
+    /// So many bytes for the kernels of one call in a stream.
+    pub(crate) fn workspace(&self, stream: &Stream, bytes: u64) -> Result<u64> {
+        self.inner.workspaces.at(stream.raw().addr(), bytes, |bytes| {
+            if stream.is_capturing()? {
+                return Err(Error::Stream {
+                    reason: "the workspace of a captured call cannot grow: make the call once before"
+                        .to_owned(),
+                });
+            }
+            let buffer = self.gpu().alloc(bytes as usize)?;
+            Ok((buffer.ptr(), buffer))
+        })
+    }
+
+    /// Puts a transposition into a stream.
+    ///
+    /// # Safety
+    /// What is transposed must be memory of this GPU as described, until the kernel is done or, where the stream is being
+    /// captured, whenever the graph is launched.
+    pub(crate) unsafe fn transpose(
+        &self,
+        args: &transpose::Args,
+        stream: &Stream,
+        programmatic: bool,
+    ) -> Result<()> {
+        let slot = self.slot(&Config::Transpose)?;
+        if slot.lock().kernel.is_none() {
+            slot.load(&self.inner)?;
+        }
+        let launch = args.launch();
+        let config = LaunchConfig {
+            grid: [launch.grid[0], launch.grid[1], 1],
+            block: [launch.threads, 1, 1],
+            cluster: [launch.cluster, 1, 1],
+            shared_bytes: launch.shared_bytes,
+            programmatic,
+        };
+        let state = slot.lock();
+        let kernel = state.kernel.as_ref().expect("it was loaded above, and stays so");
+        // SAFETY: these are the parameters of the kernel, in order, and live for the call; the caller keeps the memory.
+        unsafe { kernel.function.launch(stream, &config, &args.pointers())? };
+        Ok(())
     }
 
     fn slot(&self, config: &Config) -> Result<&Slot> {

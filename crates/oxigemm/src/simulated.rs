@@ -17,12 +17,14 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
 use oxigemm_kernels::launch::{Config, MatrixMap};
 use oxigemm_kernels::params::{Args, GroupedArgs};
+use oxigemm_kernels::transpose;
 use oxigemm_sim::{Element, Launch, Machine, Module, Options, Param, Report, Swizzle, TensorMapSpec};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, PlanKey};
 use crate::error::{Error, Result};
 use crate::plan::{Limits, Plan};
+use crate::workspace::Workspaces;
 
 /// A simulated GPU with its memory and its kernels. Clones are cheap and share them.
 ///
@@ -75,6 +77,7 @@ struct Inner {
     last: Mutex<Option<Report>>,
     /// Room for the tensor maps that kernels make.
     map_room: Mutex<Option<u64>>,
+    workspaces: Workspaces<()>,
 }
 
 /// The threads of every simulated GPU. They run nothing else: a thread that waits for its part of a product never
@@ -104,6 +107,7 @@ impl Sim {
                 kernels: Mutex::default(),
                 last: Mutex::default(),
                 map_room: Mutex::default(),
+                workspaces: Workspaces::default(),
             }),
         }
     }
@@ -148,6 +152,30 @@ impl Sim {
             map_spec(maps.of(operand), address).encode().map(words).map_err(fault)
         })?;
         Ok(Work::Kernel { module, launch: launch(&plan, &name, &args), programmatic })
+    }
+
+    /// So many bytes for the kernels of one call: they are done one after another, whatever their streams are.
+    pub(crate) fn workspace(&self, bytes: u64) -> Result<u64> {
+        self.inner.workspaces.at(0, bytes, |bytes| Ok((self.allocate(bytes as usize), ())))
+    }
+
+    /// The work that transposes.
+    pub(crate) fn transpose(&self, args: &transpose::Args, programmatic: bool) -> Result<Work> {
+        let (config, launch) = (Config::Transpose, args.launch());
+        let module = self.module(&config)?;
+        let params = |job: &transpose::Job| {
+            let (addresses, numbers) = job.arguments();
+            addresses.into_iter().map(Param::U64).chain(numbers.into_iter().map(Param::U32))
+        };
+        let launch = Launch {
+            entry: config.name(),
+            grid: [launch.grid[0], launch.grid[1], 1],
+            cluster: Some([launch.cluster, 1, 1]),
+            block: [launch.threads, 1, 1],
+            shared_bytes: launch.shared_bytes,
+            params: args.jobs.iter().flat_map(params).collect(),
+        };
+        Ok(Work::Kernel { module, launch, programmatic })
     }
 
     /// Does work to the end.

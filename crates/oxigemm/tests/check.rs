@@ -61,9 +61,10 @@ refused!(b_of_rank_1, Rank, "b", |x| x.b.rank = 1);
 refused!(d_of_rank_0, Rank, "d", |x| x.d.rank = 0);
 refused!(c_of_rank_4, Rank, "c", |x| c(x).rank = 4);
 refused!(scales_of_a_of_rank_1, Rank, "sfa", |x| x.sfa.rank = 1);
+refused!(scales_of_a_of_rank_3, Rank, "sfa", |x| (x.sfa.rank, x.sfa.dims) = (3, [1; 4]));
 refused!(scales_of_b_of_a_rank_beyond_any, Rank, "sfb", |x| x.sfb.rank = 9);
 
-refused!(a_of_e5m2, DType, "a", |x| x.a.dtype = DType::E5m2);
+refused!(a_of_f16, DType, "a", |x| x.a.dtype = DType::F16);
 refused!(b_of_bf16, DType, "b", |x| x.b.dtype = DType::Bf16);
 refused!(d_of_f16, DType, "d", |x| x.d.dtype = DType::F16);
 refused!(c_unlike_d, DType, "c", |x| c(x).dtype = DType::F32);
@@ -76,8 +77,10 @@ refused!(d_with_other_rows, Shape, "d", |x| x.d.dims[0] = 63);
 refused!(d_with_other_columns, Shape, "d", |x| x.d.dims[1] = 255);
 refused!(c_with_another_shape, Shape, "c", |x| c(x).dims[0] = 65);
 refused!(too_few_scales_of_a, ScaleShape, "sfa", |x| x.sfa.dims[1] = 3);
-refused!(scales_of_a_per_128_rows, ScaleShape, "sfa", |x| x.sfa.dims[0] = 1);
+refused!(scales_of_a_per_32_rows, ScaleShape, "sfa", |x| x.sfa.dims[0] = 2);
+refused!(scales_of_a_per_row_of_b, ScaleShape, "sfa", |x| x.sfa.dims = [256, 1, 1, 1]);
 refused!(scales_of_b_per_row_but_one, ScaleShape, "sfb", |x| x.sfb.dims[0] = 255);
+refused!(no_scales_of_b, ScaleShape, "sfb", |x| x.sfb.dims[0] = 0);
 
 refused!(a_in_mn_major, Stride, "a", |x| x.a.strides = [1, 64, 1, 1]);
 refused!(b_with_every_second_column, Stride, "b", |x| x.b.strides = [1024, 2, 1, 1]);
@@ -86,7 +89,7 @@ refused!(c_in_column_major, Stride, "c", |x| c(x).strides = [1, 64, 1, 1]);
 refused!(a_with_one_row_for_all, Stride, "a", |x| x.a.strides[0] = 0);
 refused!(b_backwards, Stride, "b", |x| x.b.strides[0] = -512);
 refused!(d_with_rows_that_overlap, Stride, "d", |x| x.d.strides[0] = 248);
-refused!(scales_of_a_with_one_for_all_rows, ScaleLayout, "sfa", |x| x.sfa.strides[0] = 0);
+refused!(scales_of_a_backwards, ScaleLayout, "sfa", |x| x.sfa.strides[0] = -4);
 refused!(scales_of_b_backwards, ScaleLayout, "sfb", |x| x.sfb.strides[1] = -1);
 
 refused!(a_with_a_pitch_off_16_bytes, Tma, "a", |x| x.a.strides[0] = 520);
@@ -203,6 +206,33 @@ fn c_and_d_may_be_columns_of_one_matrix() {
 }
 
 #[test]
+fn one_scale_along_a_dimension_holds_for_all() {
+    let strides = |dims: &[i64], strides: [i64; 2]| {
+        let mut x = good();
+        for scales in [&mut x.sfa, &mut x.sfb] {
+            let whole = scales.dims;
+            (scales.rank, scales.dims) = (dims.len(), [1; 4]);
+            // 0 stands for all that there are.
+            for (i, &dim) in dims.iter().enumerate() {
+                scales.dims[i] = if dim == 0 { whole[i] } else { dim };
+            }
+            scales.strides[..2].copy_from_slice(&strides);
+        }
+        let problem = launch(x);
+        assert_eq!(problem.sfa, problem.sfb);
+        [problem.sfa.mn, problem.sfa.k]
+    };
+    assert_eq!(strides(&[0, 1], [1, 1]), [1, 0]);
+    assert_eq!(strides(&[0, 1], [7, -3]), [7, 0]);
+    assert_eq!(strides(&[1, 0], [9, 1]), [0, 1]);
+    assert_eq!(strides(&[1, 1], [5, 5]), [0, 0]);
+    assert_eq!(strides(&[1], [1, 1]), [0, 0]);
+    assert_eq!(strides(&[], [1, 1]), [0, 0]);
+    assert_eq!(strides(&[0, 0], [0, 0]), [0, 0], "strides of 0 say the same");
+    assert_eq!(strides(&[0, 0], [4, 0]), [4, 0]);
+}
+
+#[test]
 fn the_stride_of_a_single_row_has_no_meaning() {
     let plain = launch(arguments(1, 1, 100, DType::Bf16));
     assert_eq!((plain.a_pitch, plain.b_pitch, plain.d_pitch), (112, 112, 8));
@@ -258,7 +288,7 @@ fn a_sentence_says_what_was_expected_and_what_came() {
     x.sfa.dims[1] = 3;
     assert_eq!(
         x.check().unwrap_err().to_string(),
-        "`sfa` has the wrong number of scales: expected [64, 4], one per row of `a` and 128 of K, found [64, 3]"
+        "`sfa` has the wrong number of scales: expected [64, 4], one per row of `a` and 128 of K, or 1 along either dimension for all, found [64, 3]"
     );
     let mut x = good();
     x.b.strides[0] = 520;

@@ -100,6 +100,8 @@ refused!(d_with_other_columns, masked, Shape, "d", |x| x.d.dims[2] = 255);
 refused!(too_few_scales_of_a, masked, ScaleShape, "sfa", |x| x.sfa.dims[2] = 3);
 refused!(scales_of_a_of_other_groups, masked, ScaleShape, "sfa", |x| x.sfa.dims[0] = 3);
 refused!(scales_of_b_per_row, contiguous, ScaleShape, "sfb", |x| x.sfb.dims[1] = 256);
+refused!(scales_of_b_per_row_and_all_of_k, masked, ScaleShape, "sfb", |x| x.sfb.dims[1..3]
+    .copy_from_slice(&[256, 1]));
 refused!(too_few_counts, masked, Shape, "masked_m", |x| x.groups.numbers.dims[0] = 3);
 refused!(ids_of_groups, contiguous, Shape, "ids", |x| x.groups.numbers.dims[0] = 4);
 refused!(an_alignment_of_0, contiguous, Shape, "alignment", |x| x.groups.alignment = 0);
@@ -114,7 +116,7 @@ refused!(groups_of_a_in_one_place, masked, Stride, "a", |x| x.a.strides[0] = 0);
 refused!(groups_of_d_half_a_row_apart, masked, Stride, "d", |x| x.d.strides[0] = 64 * 256 + 128);
 refused!(overlapping_groups_of_d, masked, Stride, "d", |x| x.d.strides[0] = 63 * 256);
 refused!(negative_groups_of_scales, masked, Stride, "sfa", |x| x.sfa.strides[0] = -4);
-refused!(scales_of_one_place, masked, ScaleLayout, "sfb", |x| x.sfb.strides[2] = 0);
+refused!(scales_of_b_backwards, masked, ScaleLayout, "sfb", |x| x.sfb.strides[2] = -1);
 refused!(groups_of_a_off_by_8_bytes, masked, Tma, "a", |x| x.a.strides[0] += 8);
 refused!(groups_of_b_off_by_8_bytes, contiguous, Tma, "b", |x| x.b.strides[0] += 8);
 refused!(groups_of_b_too_far_apart, contiguous, Tma, "b", |x| x.b.strides[0] = 1 << 40);

@@ -53,7 +53,7 @@ fn launch(arguments: HalfGemm) -> Problem {
 fn majors(problem: Problem) -> (Half, Major, Major) {
     match problem.family {
         Family::Half(operands) => (operands.element, operands.a, operands.b),
-        Family::Fp8 | Family::Fp8Rows => panic!("these are 16-bit operands"),
+        Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => panic!("these are 16-bit operands"),
     }
 }
 

@@ -56,7 +56,7 @@ fn small(i: usize, config: Config) -> Option<(Choice, Case)> {
             let (m, n) = (config.block_m - 1, config.block_n + 8);
             (choice, Case { dims: [m as usize, n as usize, depth(split * (stages + 2))], ..plain })
         }
-        Config::Wide(_) | Config::Slim(_) => return None,
+        Config::Wide(_) | Config::Slim(_) | Config::Transpose => return None,
     })
 }
 

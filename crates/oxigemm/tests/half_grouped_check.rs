@@ -156,7 +156,7 @@ fn good_arguments_pass() {
 fn b_may_lie_along_n() {
     let major = |arguments| match launch(arguments).0.family {
         Family::Half(operands) => (operands.a, operands.b),
-        Family::Fp8 | Family::Fp8Rows => panic!("16 bits"),
+        Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => panic!("16 bits"),
     };
     assert_eq!(major(masked()), (Major::K, Major::K));
     let mut along_n = masked();

@@ -125,6 +125,7 @@ fn raw_operands_say_what_shares_a_scale() {
     let (sfa, sfb) = (scales(&data.a, None, &device), scales(&data.b, None, &device));
     let d = Tensor::zeros(DType::F32, &[20, 130], &device).unwrap();
     let gemm = RawFp8Gemm {
+        ab_types: [DType::E4m3; 2],
         m: 20,
         n: 130,
         k: 300,

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{C, Case, PLAIN, Problem, Scales, same_bits, schedules};
-use oxigemm::plan::{self, Choice};
+use oxigemm::plan::{self, Choice, Family};
 use oxigemm::sim::{FaultKind, Options};
 use oxigemm::{Addend, DType, Device, Error, GemmOptions, Sim, Tensor, fp8_gemm_nt};
 use oxigemm_kernels::launch::Config;
@@ -25,6 +25,9 @@ fn every_schedule_gives_the_same_bits(
 /// cluster and split.
 fn small(i: usize, config: Config) -> Option<(Choice, Case)> {
     let depth = |blocks: u32| blocks as usize * 128 - 112;
+    if config.family() != Family::Fp8 {
+        return None;
+    }
     Some(match config {
         Config::Wide(config) => {
             let (cluster_m, cluster_n) = [(1, 1), (1, 2), (2, 1)][i % 3];
@@ -39,7 +42,7 @@ fn small(i: usize, config: Config) -> Option<(Choice, Case)> {
             let (m, n) = (config.block_m - 1, config.block_n + 8);
             (choice, Case { dims: [m as usize, n as usize, depth(split * (stages + 2))], ..PLAIN })
         }
-        Config::HalfWide(_) | Config::HalfSlim(_) => return None,
+        Config::HalfWide(_) | Config::HalfSlim(_) | Config::Transpose => return None,
     })
 }
 

@@ -131,6 +131,7 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
         m,
         n,
         k,
+        ab_types: [DType::E4m3; 2],
         a: p.a.address(),
         a_pitch: p.a.strides()[0],
         sfa: p.sfa.address(),

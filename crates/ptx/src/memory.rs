@@ -361,9 +361,14 @@ impl<'k> Shared<'k> {
     /// they have landed.
     #[track_caller]
     pub fn copy_async(self, from: Global<'k>, bytes: u32, valid: Pred<'k>) {
+        self.copy_async_part(from, bytes, valid.select(bytes, 0));
+    }
+
+    /// The same where only the first bytes are `present`: the others become zero, and are not read.
+    #[track_caller]
+    pub fn copy_async_part(self, from: Global<'k>, bytes: u32, present: U32<'k>) {
         let k = from.kernel();
         k.require(matches!(bytes, 4 | 8 | 16), || format!("cp.async copies 4, 8 or 16 bytes, not {bytes}"));
-        let present: U32<'k> = valid.select(bytes, 0);
         let present = present.operand();
         k.op(format_args!("cp.async.ca.shared.global {self}, {from}, {bytes}, {present};"));
     }

@@ -450,6 +450,16 @@ impl<'k> U32<'k> {
         out
     }
 
+    /// Four bytes of the eight of `self` and `other`, chosen by the hexadecimal digits of `order`, the lowest first: 0 to 3
+    /// are those of `self`, 4 to 7 those of `other`.
+    #[track_caller]
+    pub fn permute_bytes(self, other: U32<'k>, order: u32) -> U32<'k> {
+        let out = self.k.fresh::<u32>();
+        let (dst, a, b) = (out.operand(), self.operand(), other.operand());
+        self.k.op(format_args!("prmt.b32 {dst}, {a}, {b}, {order:#x};"));
+        out
+    }
+
     /// The upper half of the 64-bit product.
     #[track_caller]
     pub fn mul_high(self, other: impl Arg<'k, u32>) -> U32<'k> {

@@ -3,6 +3,7 @@
 //! Every check states a property and prints one line. Data, shapes and layouts are drawn from a seed, so a failure
 //! can be repeated from what its line says.
 
+mod forms;
 mod grouped;
 mod half;
 mod kgrouped;
@@ -204,7 +205,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let mut checks = simulator::checks();
     if args.compare.is_none() {
         let all = products::checks().into_iter().chain(half::checks()).chain(grouped::checks());
-        let all = all.chain(kgrouped::checks());
+        let all = all.chain(kgrouped::checks()).chain(forms::checks());
         checks.splice(..0, all.chain(runtime::checks()));
     }
     checks.retain(|check| args.filter.as_ref().is_none_or(|text| check.name.contains(text.as_str())));

@@ -78,7 +78,7 @@ impl Draw {
     }
 
     /// An FP8 problem.
-    fn spec(&mut self) -> Spec {
+    pub fn spec(&mut self) -> Spec {
         self.spec_with(Op::Fp8)
     }
 
@@ -241,6 +241,7 @@ pub fn combinations() -> impl Iterator<Item = (DType, AddendKind, ScaleOrder)> {
 /// Every way to launch a kernel, but only some numbers of stages.
 pub fn launches(config: Config) -> Vec<Choice> {
     match config {
+        Config::Transpose => Vec::new(),
         Config::Wide(config) => [(1, 1), (1, 2), (2, 1), (2, 2)]
             .map(|(cluster_m, cluster_n)| Choice::Wide { config, cluster_m, cluster_n })
             .to_vec(),
@@ -320,7 +321,9 @@ fn bad_arguments(setup: &Setup) -> Result<String, Failure> {
     let narrow = new(DType::E4m3, &[8, 264])?.narrow(1, 0, 256)?;
     let result = fp8_gemm_nt((&narrow, &sfa), (&b, &sfb), Addend::None, &mut d, &GemmOptions::default());
     ensure(matches!(&result, Err(error) if error.argument() == Some("a")), || format!("{result:?}"))?;
-    let result = fp8_gemm_nt((&a, &sfb), (&b, &sfb), Addend::None, &mut d, &GemmOptions::default());
+    // A scale for each row, or one for all, but not four.
+    let four = new(DType::F32, &[4, 2])?;
+    let result = fp8_gemm_nt((&a, &four), (&b, &sfb), Addend::None, &mut d, &GemmOptions::default());
     ensure(matches!(&result, Err(error) if error.argument() == Some("sfa")), || format!("{result:?}"))?;
     Ok("refused, each with its name".to_owned())
 }

@@ -12,12 +12,12 @@ use oxigemm_kernels::launch::Config;
 
 use super::products::launches;
 use super::{Check, Setup, ensure};
+use crate::Failure;
 use crate::counting::allocations;
 use crate::grouped::GroupedSpec;
 use crate::problem::{AddendKind, Fp8Pair, Host, Operands, ScaleOrder, Spec};
 use crate::task::Work;
 use crate::verdict::{self, Effort};
-use crate::{Failure, Op};
 
 /// What a call whose shape was seen before may cost the host on top of the driver's launch of an empty kernel,
 /// which is not ours to shorten and differs from machine to machine. The total is printed beside it.
@@ -120,6 +120,7 @@ fn raw_pointers(setup: &Setup) -> Result<String, Failure> {
             m,
             n,
             k,
+            ab_types: [DType::E4m3; 2],
             a: operands.a.address(),
             a_pitch: operands.a.strides()[0],
             sfa: sfa.address(),
@@ -245,6 +246,7 @@ fn no_compilations(setup: &Setup) -> Result<String, Failure> {
             m,
             n,
             k,
+            ab_types: [DType::E4m3; 2],
             a: a.address(),
             a_pitch: pitch,
             sfa: sfa.address(),
@@ -340,8 +342,7 @@ fn first_calls(setup: &Setup, cache: &CubinCache) -> Result<(f64, String), Failu
     for config in Config::dense().step_by(if setup.quick { 5 } else { 1 }) {
         setup.now(format!("the first call of {}", config.name()));
         let cuda = Cuda::with_cache(ordinal, cache.clone())?;
-        let (op, layout) = Op::of(config.family());
-        let spec = Spec::of(op, layout, [1, 128, 256]);
+        let spec = Spec::of_family(config.family(), [1, 128, 256]);
         let choice = launches(config)[0];
         let (_, mut operands) = on(&Device::Cuda(cuda.clone()), spec)?;
         let started = Instant::now();

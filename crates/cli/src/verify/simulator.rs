@@ -2,7 +2,7 @@
 
 use oxigemm::plan::{Choice, Plan, Shape};
 use oxigemm::sim::Options;
-use oxigemm::{DType, Device, GemmOptions, Sim};
+use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim};
 use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
 
@@ -11,7 +11,7 @@ use super::products::{ORDERS, combinations, launches};
 use super::{Check, Setup, ensure, kgrouped};
 use crate::grouped::{GroupedHost, GroupedSpec};
 use crate::kgrouped::KGroupedHost;
-use crate::problem::{Host, Spec};
+use crate::problem::{Host, ScaleMode, Spec};
 use crate::{Failure, Op};
 
 /// Cases of each kernel.
@@ -41,11 +41,13 @@ fn same_bits(setup: &Setup) -> Result<String, Failure> {
             // Steps that have no divisor in common with the lists reach all of their entries.
             let (d_type, addend, sfa) = combinations[turn * 5 % combinations.len()];
             let sfb = ORDERS[(turn + turn / 4) % ORDERS.len()];
-            let (op, layout) = Op::of(config.family());
+            let spec = Spec::of_family(config.family(), [m, n, k]);
             // The other type of FP16 is its own.
-            let d_type = if d_type == DType::F32 { d_type } else { op.d_types()[0] };
-            let spec =
-                Spec { d_type, addend, sfa, sfb, seed: turn as u64, ..Spec::of(op, layout, [m, n, k]) };
+            let d_type = if d_type == DType::F32 { d_type } else { spec.d_type };
+            let scales = [ScaleMode::Fine, ScaleMode::Row, ScaleMode::Fine, ScaleMode::Tensor][case % 4];
+            // Every layout in turn, where they share kernels.
+            let layout = if config.family().has_scales() { GemmLayout::ALL[turn % 4] } else { spec.layout };
+            let spec = Spec { d_type, addend, scales, layout, sfa, sfb, seed: turn as u64, ..spec };
             let shape = Shape { m: m as u32, n: n as u32, k: k as u32 };
             let fits = |choice: &Choice| Plan::of(*choice, shape, &limits).is_some();
             let choices: Vec<Choice> = launches(config).into_iter().filter(fits).collect();

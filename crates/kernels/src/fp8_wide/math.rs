@@ -3,6 +3,7 @@
 use super::{Block, Config};
 use crate::BLOCK_K;
 use crate::cluster::Release;
+use crate::fp8;
 use crate::grouping::Grouping;
 use crate::params::ScalesOfB;
 use crate::pipeline::Cursor;
@@ -211,7 +212,8 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         let mut columns = Vec::new();
         for (wave, (sums, rows)) in self.sums.iter().zip(rows.chunks(2)).enumerate() {
             k.wgmma_fence();
-            multiply_stage(k, &self.products, a.advance(wave as u32 * 64 * BLOCK_K), b);
+            let a = a.advance(wave as u32 * 64 * BLOCK_K);
+            multiply_stage(k, fp8::types(cfg.e5m2), &self.products, a, b);
             k.wgmma_commit();
             if let Some((load_columns, ahead)) = first_wave.take() {
                 columns = load_columns();

@@ -1,12 +1,14 @@
 //! The argument checks of products whose rows are grouped.
 
 use oxigemm_kernels::grouping::{GroupLayout, MAX_GROUPS};
+use oxigemm_kernels::half::Major;
 use oxigemm_kernels::launch::Family;
 
 use super::operand::Footprint;
 use super::{Accumulate, D_ELEMENTS_LIMIT, Operand, Problem, ScaleStrides, blocks};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::layout::MAX_RANK;
 
 /// What the rows of a group may have to start at a multiple of.
 const ALIGNMENTS: [i64; 5] = [1, 16, 32, 64, 128];
@@ -21,11 +23,11 @@ const TMA_STRIDE_LIMIT: u64 = 1 << 40;
 pub struct GroupedFp8GemmNt {
     /// `[M, K]` or `[G, M, K]` e4m3, K-major.
     pub a: Operand,
-    /// The scales of A: `[M, ceil(K/128)]` or `[G, M, ceil(K/128)]` f32.
+    /// The scales of A: `[M, ceil(K/128)]` or `[G, M, ceil(K/128)]` f32, or 1 along any dimension for all.
     pub sfa: Operand,
     /// `[G, N, K]` e4m3, K-major.
     pub b: Operand,
-    /// The scales of B: `[G, ceil(N/128), ceil(K/128)]` f32.
+    /// The scales of B: `[G, ceil(N/128), ceil(K/128)]` f32, or 1 along any dimension for all.
     pub sfb: Operand,
     /// The result: `[M, N]` or `[G, M, N]` bf16 or f32, row-major.
     pub d: Operand,
@@ -97,6 +99,23 @@ impl GroupedFp8GemmNt {
     /// # Errors
     /// The first broken rule, with the argument that breaks it.
     pub fn check(&self) -> Result<CheckedGroups> {
+        let k_major = |operand: &Operand| operand.tma_rows().map(|(pitch, memory)| (Major::K, pitch, memory));
+        Ok(self.check_by(k_major)?.0)
+    }
+
+    /// The same for a B that is contiguous along K or along N; also along which. Where it is N, its pitch is from one
+    /// step of K to the next.
+    ///
+    /// # Errors
+    /// The first broken rule, with the argument that breaks it.
+    pub fn check_either_major(&self) -> Result<(CheckedGroups, Major)> {
+        self.check_by(|operand| operand.tma_either_major(Major::K))
+    }
+
+    fn check_by(
+        &self,
+        rows_of_b: impl Fn(&Operand) -> Result<(Major, u64, Footprint)>,
+    ) -> Result<(CheckedGroups, Major)> {
         let GroupedFp8GemmNt { a, sfa, b, sfb, d, groups } = self;
         let numbers = &groups.numbers;
         let masked = groups.layout == GroupLayout::Counts;
@@ -118,8 +137,8 @@ impl GroupedFp8GemmNt {
         }
         let (k_blocks, n_blocks) = (blocks(k), blocks(n));
         let slabs = a_slabs;
-        sfa.expect_slab_scales(masked, [slabs, m, k_blocks], "one per row of `a` and 128 of K")?;
-        sfb.expect_slab_scales(
+        let sfa = &sfa.expect_slab_scales(masked, [slabs, m, k_blocks], "one per row of `a` and 128 of K")?;
+        let sfb = &sfb.expect_slab_scales(
             true,
             [count, n_blocks, k_blocks],
             "one per group, 128 rows of `b` and 128 of K",
@@ -133,7 +152,7 @@ impl GroupedFp8GemmNt {
             operand.expect_device(a)?;
         }
         if count == 0 || m == 0 || n == 0 {
-            return Ok(CheckedGroups::Nothing);
+            return Ok((CheckedGroups::Nothing, Major::K));
         }
         if k == 0 {
             return Err(b.wrong_shape([count, n, 1], "or more along K"));
@@ -143,7 +162,7 @@ impl GroupedFp8GemmNt {
         let (d_pitch, d_slab, d_memory) = d.whole_rows_apart(d_pitch, d_memory)?;
         let (a_pitch, a_memory) = a.slab().tma_rows()?;
         let (a_slab, a_memory) = a.tma_slabs(a_pitch, a_memory)?;
-        let (b_pitch, b_memory) = b.slab().tma_rows()?;
+        let (b_major, b_pitch, b_memory) = rows_of_b(&b.slab())?;
         let (b_group, b_memory) = b.tma_slabs(b_pitch, b_memory)?;
         let (sfa_strides, sfa_memory) = sfa.slab().scale_strides()?;
         let (sfa_slab, sfa_memory) = sfa.scale_slabs(sfa_strides, sfa_memory)?;
@@ -181,7 +200,7 @@ impl GroupedFp8GemmNt {
             sfa_slab,
             sfb_group,
         };
-        Ok(CheckedGroups::Launch(problem, groups))
+        Ok((CheckedGroups::Launch(problem, groups), b_major))
     }
 }
 
@@ -247,6 +266,15 @@ impl Operand {
         Ok([slabs, rows, columns])
     }
 
+    /// The matrices with rows and columns exchanged.
+    pub(crate) fn transposed_slabs(mut self) -> Operand {
+        if self.rank == 3 {
+            self.dims.swap(1, 2);
+            self.strides.swap(1, 2);
+        }
+        self
+    }
+
     /// The first matrix.
     pub(super) fn slab(&self) -> Operand {
         if self.rank < 3 {
@@ -263,15 +291,23 @@ impl Operand {
         )
     }
 
-    fn expect_slab_scales(&self, several: bool, expected: [i64; 3], meaning: &str) -> Result<()> {
-        if self.slab_dims(several)? == expected {
-            return Ok(());
+    /// As [`expect_scales`](Operand::expect_scales), of one matrix or of several.
+    fn expect_slab_scales(&self, several: bool, expected: [i64; 3], meaning: &str) -> Result<Operand> {
+        let single = self.rank < 3 && self.dims().iter().all(|dim| *dim == 1);
+        let rank = if several { 3 } else { 2 };
+        let all = if single { Operand { rank, dims: [1; MAX_RANK], ..*self } } else { *self };
+        let found = all.slab_dims(several)?;
+        if found.iter().zip(expected).any(|(&found, expected)| found != expected && found != 1) {
+            return Err(Error::ScaleShape {
+                argument: self.name,
+                expected: format!(
+                    "{:?}, {meaning}, or 1 along any dimension for all",
+                    &expected[usize::from(!several)..]
+                ),
+                found: format!("{:?}", self.dims()),
+            });
         }
-        Err(Error::ScaleShape {
-            argument: self.name,
-            expected: format!("{:?}, {meaning}", &expected[usize::from(!several)..]),
-            found: format!("{:?}", self.dims()),
-        })
+        Ok(all.repeated_to(&expected[usize::from(!several)..]))
     }
 
     /// A list of so many numbers without gaps.
@@ -402,8 +438,12 @@ impl Operand {
             .map_err(|_| self.too_large(format!("at most {} elements from group to group", u32::MAX)))
     }
 
-    /// Checks matrices of scales; gives the elements from one to the next and the bytes of all.
+    /// Checks matrices of scales; gives the elements from one to the next, 0 where all groups have the same, and the
+    /// bytes of all.
     fn scale_slabs(&self, strides: ScaleStrides, first: Footprint) -> Result<(u32, Footprint)> {
+        if self.rank == 3 && self.dims[0] > 1 && self.strides[0] == 0 {
+            return Ok((0, first));
+        }
         let Some((count, stride)) = self.slab_stride()? else {
             // As above: the length of the matrix, whichever way it lies.
             let [rows, columns] = [self.slab().dims[0], self.slab().dims[1]].map(|dim| dim as u64);

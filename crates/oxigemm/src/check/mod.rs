@@ -16,6 +16,8 @@ pub use half_grouped::GroupedHalfGemm;
 pub use kgrouped::{CheckedKGroups, KGroupedFp8GemmNt, KGroups};
 use operand::Footprint;
 pub use operand::Operand;
+use oxigemm_kernels::fp8::E5m2;
+use oxigemm_kernels::half::Major;
 use oxigemm_kernels::launch::Family;
 
 use crate::dtype::DType;
@@ -55,13 +57,13 @@ const D_ELEMENTS_LIMIT: i64 = 1 << 40;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8GemmNt {
-    /// `[M, K]` e4m3, K-major.
+    /// `[M, K]` e4m3 or e5m2, K-major.
     pub a: Operand,
-    /// The scales of A: `[M, ceil(K/128)]` f32.
+    /// The scales of A: `[M, ceil(K/128)]` f32, or 1 along either dimension for all.
     pub sfa: Operand,
-    /// `[N, K]` e4m3, K-major.
+    /// `[N, K]` e4m3 or e5m2, K-major.
     pub b: Operand,
-    /// The scales of B: `[ceil(N/128), ceil(K/128)]` or `[N, ceil(K/128)]` f32.
+    /// The scales of B: `[ceil(N/128), ceil(K/128)]` or `[N, ceil(K/128)]` f32, or 1 along either dimension for all.
     pub sfb: Operand,
     /// What is added to the product: like D. It may be D itself.
     pub c: Option<Operand>,
@@ -133,7 +135,8 @@ pub enum Accumulate {
     },
 }
 
-/// The strides of a scale matrix, in elements. The offset of the last scale fits in an `i32`.
+/// The strides of a scale matrix, in elements; 0 where one scale holds for all. The offset of the last scale fits in an
+/// `i32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ScaleStrides {
     /// From one row of A, or one or 128 rows of B, to the next.
@@ -165,7 +168,9 @@ impl Problem {
     pub fn bytes(&self) -> f64 {
         let [m, n, k] = [self.m, self.n, self.k].map(f64::from);
         let scales = match self.family {
-            Family::Fp8 => f64::from(self.k_blocks()) * (m + f64::from(self.n.div_ceil(BLOCK))),
+            Family::Fp8 | Family::Fp8E5m2(_) => {
+                f64::from(self.k_blocks()) * (m + f64::from(self.n.div_ceil(BLOCK)))
+            }
             Family::Fp8Rows => f64::from(self.k_blocks()) * (m + n),
             Family::Half(_) => 0.0,
         };
@@ -181,10 +186,28 @@ impl Fp8GemmNt {
     /// # Errors
     /// The first broken rule, with the argument that breaks it.
     pub fn check(&self) -> Result<Checked> {
-        let Fp8GemmNt { a, sfa, b, sfb, c, d } = self;
+        let k_major = |operand: &Operand| operand.tma_rows().map(|(pitch, memory)| (Major::K, pitch, memory));
+        Ok(self.check_by(k_major)?.0)
+    }
 
-        a.expect_dtype(&[DType::E4m3])?;
-        b.expect_dtype(&[DType::E4m3])?;
+    /// The same for operands that are contiguous along either dimension; also which of them are not K-major. Their
+    /// pitches are from one step of K to the next.
+    ///
+    /// # Errors
+    /// The first broken rule, with the argument that breaks it.
+    pub fn check_either_major(&self) -> Result<(Checked, [Major; 2])> {
+        self.check_by(|operand| operand.tma_either_major(Major::K))
+    }
+
+    fn check_by(
+        &self,
+        rows: impl Fn(&Operand) -> Result<(Major, u64, Footprint)>,
+    ) -> Result<(Checked, [Major; 2])> {
+        let Fp8GemmNt { a, sfa, b, sfb, c, d } = self;
+        let trivial = |trivial| Ok((Checked::Trivial(trivial), [Major::K; 2]));
+
+        a.expect_dtype(&FP8)?;
+        b.expect_dtype(&FP8)?;
         sfa.expect_dtype(&[DType::F32])?;
         sfb.expect_dtype(&[DType::F32])?;
         d.expect_dtype(&[DType::Bf16, DType::F32])?;
@@ -194,31 +217,38 @@ impl Fp8GemmNt {
             return Err(b.wrong_shape([n, k], "with the K of `a`"));
         }
         let (k_blocks, n_blocks) = (blocks(k), blocks(n));
-        sfa.expect_scales([m, k_blocks], "one per row of `a` and 128 of K")?;
+        let sfa = &sfa.expect_scales([m, k_blocks], "one per row of `a` and 128 of K")?;
         // One row has one scale either way.
-        let family = if n > 1 && sfb.dims() == [n, k_blocks] { Family::Fp8Rows } else { Family::Fp8 };
-        if family == Family::Fp8 {
-            sfb.expect_scales([n_blocks, k_blocks], "one per 128 rows, or each row, of `b` and 128 of K")?;
+        let each_row = n > 1 && sfb.dims().first() == Some(&n);
+        let scales_along_n = if each_row { n } else { n_blocks };
+        let sfb = &sfb.expect_scales(
+            [scales_along_n, k_blocks],
+            "one per 128 rows, or each row, of `b` and 128 of K",
+        )?;
+        let family = if each_row { Family::Fp8Rows } else { fp8_family([a.dtype, b.dtype]) };
+        if each_row {
+            a.expect_dtype(&[DType::E4m3])?;
+            b.expect_dtype(&[DType::E4m3])?;
         }
         expect_output(d, c.as_ref(), [m, n], "the rows of `a` by the rows of `b`", a, &[sfa, b, sfb, d])?;
         if m == 0 || n == 0 {
-            return Ok(Checked::Trivial(Trivial::Nothing));
+            return trivial(Trivial::Nothing);
         }
 
         let (d_pitch, d_memory, accumulate) = accumulation(d, c.as_ref())?;
         if k == 0 {
-            return Ok(Checked::Trivial(Trivial::without_product(accumulate)));
+            return trivial(Trivial::without_product(accumulate));
         }
 
-        let (a_pitch, a_memory) = a.tma_rows()?;
-        let (b_pitch, b_memory) = b.tma_rows()?;
+        let (a_major, a_pitch, a_memory) = rows(a)?;
+        let (b_major, b_pitch, b_memory) = rows(b)?;
         let (sfa_strides, sfa_memory) = sfa.scale_strides()?;
         let (sfb_strides, sfb_memory) = sfb.scale_strides()?;
         let inputs = [(a, a_memory), (b, b_memory), (sfa, sfa_memory), (sfb, sfb_memory)];
         for (input, memory) in &inputs {
             d.expect_apart(&d_memory, input, memory)?;
         }
-        Ok(Checked::Launch(Problem {
+        let problem = Problem {
             family,
             // matrix_dims has bounded each of them by i32::MAX.
             m: m as u32,
@@ -231,8 +261,17 @@ impl Fp8GemmNt {
             sfa: sfa_strides,
             sfb: sfb_strides,
             d_type: d.dtype,
-        }))
+        };
+        Ok((Checked::Launch(problem), [a_major, b_major]))
     }
+}
+
+/// The types that FP8 operands may have.
+const FP8: [DType; 2] = [DType::E4m3, DType::E5m2];
+
+/// The kernels for FP8 operands of these types.
+fn fp8_family(types: [DType; 2]) -> Family {
+    E5m2::of(types.map(|dtype| dtype == DType::E5m2)).map_or(Family::Fp8, Family::Fp8E5m2)
 }
 
 impl Trivial {

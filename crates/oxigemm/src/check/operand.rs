@@ -144,15 +144,31 @@ impl Operand {
         Ok([rows, columns])
     }
 
-    pub(super) fn expect_scales(&self, expected: [i64; 2], meaning: &str) -> Result<()> {
-        if self.matrix_dims()? == expected {
-            return Ok(());
+    /// Checks the shape of a scale matrix. Along a dimension that it has 1 of, that one holds for all: the result is the
+    /// matrix of the expected shape with a stride of 0 there. A single number holds for all of both.
+    pub(super) fn expect_scales(&self, expected: [i64; 2], meaning: &str) -> Result<Operand> {
+        let single = self.rank < 2 && self.dims().iter().all(|dim| *dim == 1);
+        let matrix = if single { Operand { rank: 2, dims: [1; MAX_RANK], ..*self } } else { *self };
+        let found = matrix.matrix_dims()?;
+        if found.iter().zip(expected).any(|(&found, expected)| found != expected && found != 1) {
+            return Err(Error::ScaleShape {
+                argument: self.name,
+                expected: format!("{expected:?}, {meaning}, or 1 along either dimension for all"),
+                found: format!("{:?}", self.dims()),
+            });
         }
-        Err(Error::ScaleShape {
-            argument: self.name,
-            expected: format!("{expected:?}, {meaning}"),
-            found: format!("{:?}", self.dims()),
-        })
+        Ok(matrix.repeated_to(&expected))
+    }
+
+    /// The same with these dimensions: where it had 1 of another number, that one again and again.
+    pub(super) fn repeated_to(self, dims: &[i64]) -> Operand {
+        let mut repeated = self;
+        for (i, &dim) in dims.iter().enumerate() {
+            if self.dims[i] != dim {
+                (repeated.dims[i], repeated.strides[i]) = (dim, 0);
+            }
+        }
+        repeated
     }
 
     /// Checks a matrix that TMA reads; gives its pitch in elements and its bytes.
@@ -178,7 +194,7 @@ impl Operand {
     }
 
     /// The matrix with rows and columns exchanged.
-    pub(super) fn transposed(&self) -> Operand {
+    pub(crate) fn transposed(&self) -> Operand {
         let ([rows, columns, ..], [row_stride, column_stride, ..]) = (self.dims, self.strides);
         Operand { dims: [columns, rows, 1, 1], strides: [column_stride, row_stride, 1, 1], ..*self }
     }
@@ -238,10 +254,10 @@ impl Operand {
     pub(super) fn scale_strides(&self) -> Result<(ScaleStrides, Footprint)> {
         let size = self.dtype.size() as u64;
         let ([rows, columns, ..], [row_stride, column_stride, ..]) = (self.dims, self.strides);
-        if (rows > 1 && row_stride < 1) || (columns > 1 && column_stride < 1) {
+        if (rows > 1 && row_stride < 0) || (columns > 1 && column_stride < 0) {
             return Err(Error::ScaleLayout {
                 argument: self.name,
-                expected: "positive strides".to_owned(),
+                expected: "strides of 0 or more".to_owned(),
                 found: format!("strides {:?} for {:?}", &self.strides[..2], self.dims()),
             });
         }

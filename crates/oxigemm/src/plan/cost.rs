@@ -147,7 +147,7 @@ pub(super) struct Tile {
 impl Tile {
     /// Whether warps promote what the tensor core sums up.
     fn promotes(&self) -> bool {
-        matches!(self.family, Family::Fp8 | Family::Fp8Rows)
+        self.family.has_scales()
     }
 
     /// Operations of one multiprocessor in a microsecond, where FP8 has these.
@@ -177,7 +177,7 @@ const ROW_BYTES: u32 = BLOCK_K;
 fn memory_bytes(family: Family, shape: Shape) -> f64 {
     let [m, n, k] = [shape.m, shape.n, shape.k].map(f64::from);
     let scales = match family {
-        Family::Fp8 => f64::from(shape.k_blocks()) * (m + n / f64::from(BLOCK_K)),
+        Family::Fp8 | Family::Fp8E5m2(_) => f64::from(shape.k_blocks()) * (m + n / f64::from(BLOCK_K)),
         Family::Fp8Rows => f64::from(shape.k_blocks()) * (m + n),
         Family::Half(_) => 0.0,
     };
@@ -190,7 +190,7 @@ fn efficiency(tile: &Tile) -> f64 {
     match tile.family {
         Family::Half(_) => return half_efficiency(tile),
         Family::Fp8Rows => return rows_efficiency(tile),
-        Family::Fp8 => {}
+        Family::Fp8 | Family::Fp8E5m2(_) => {}
     }
     match (tile.m, tile.n) {
         (256, 128) => 0.957,

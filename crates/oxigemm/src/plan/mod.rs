@@ -162,10 +162,30 @@ impl Plan {
     /// ```
     #[must_use]
     pub fn best_of(family: Family, shape: Shape, limits: &Limits) -> Plan {
+        Plan::best_among(family, shape, limits, |_| true)
+    }
+
+    /// The cheapest candidate of those that give a row the same bits whatever the number of rows: see
+    /// [`is_batch_invariant`].
+    ///
+    /// ```
+    /// use oxigemm::plan::{self, Family, Limits, Plan, Shape};
+    ///
+    /// let shape = Shape { m: 1, n: 576, k: 7168 };
+    /// assert!(!plan::is_batch_invariant(&Plan::best(shape, &Limits::h200()).choice));
+    /// let plan = Plan::best_batch_invariant(Family::Fp8, shape, &Limits::h200());
+    /// assert!(plan::is_batch_invariant(&plan.choice));
+    /// ```
+    #[must_use]
+    pub fn best_batch_invariant(family: Family, shape: Shape, limits: &Limits) -> Plan {
+        Plan::best_among(family, shape, limits, is_batch_invariant)
+    }
+
+    fn best_among(family: Family, shape: Shape, limits: &Limits, allowed: impl Fn(&Choice) -> bool) -> Plan {
         let mut best: Option<(Choice, Cost)> = None;
         let mut before: Option<(Choice, f64)> = None;
         let mut count = 0;
-        for choice in candidates_of(family, shape, *limits) {
+        for choice in candidates_of(family, shape, *limits).filter(|choice| allowed(choice)) {
             count += 1;
             let cost = cost::estimate(choice, shape, limits);
             match best {
@@ -258,10 +278,25 @@ pub fn candidates_of(family: Family, shape: Shape, limits: Limits) -> impl Itera
         })
 }
 
+/// Whether a row's result depends neither on the number of rows nor on the others. All kernels of a family add up K in the
+/// same order, block by block, unless they split it: then the number of slices, which planning chooses by the number of
+/// rows as well, decides what is added to what.
+#[must_use]
+pub fn is_batch_invariant(choice: &Choice) -> bool {
+    match choice {
+        Choice::Wide { .. } | Choice::HalfWide { .. } => true,
+        Choice::Slim { split, .. } | Choice::HalfSlim { split, .. } => *split == 1,
+    }
+}
+
 /// Whether a kernel's tiles are not needlessly high: a few-row kernel of twice the height computes the same rows.
 fn fits(config: &Config, shape: Shape) -> bool {
     match config {
+        // It multiplies nothing.
+        Config::Transpose => false,
         Config::Wide(config) => config.block_m <= 64 || shape.m > config.block_m / 2,
+        // There are few of them.
+        Config::Slim(config) if config.e5m2.is_some() => (config.block_m == 8) == (shape.m <= 8),
         Config::Slim(config) if config.block_m < 64 => {
             config.block_m >= shape.m && (config.block_m == 8 || config.block_m / 2 < shape.m)
         }
@@ -280,6 +315,7 @@ fn fits(config: &Config, shape: Shape) -> bool {
 /// The choices of a kernel; those with a run-time number of stages have none yet.
 fn choices_of(config: Config) -> Vec<Choice> {
     match config {
+        Config::Transpose => Vec::new(),
         Config::Wide(config) => [(1, 1), (1, 2), (2, 1)]
             .map(|(cluster_m, cluster_n)| Choice::Wide { config, cluster_m, cluster_n })
             .to_vec(),
@@ -393,6 +429,7 @@ pub fn family_name(family: Family) -> String {
     match family {
         Family::Fp8 => "fp8 operands with scales".to_owned(),
         Family::Fp8Rows => "fp8 operands with a scale for each row of both".to_owned(),
+        Family::Fp8E5m2(e5m2) => format!("fp8 operands with scales, {}", e5m2.name().replace('_', " and ")),
         Family::Half(operands) => {
             let major = |major, other| if major == Major::K { 'K' } else { other };
             let (a, b) = (major(operands.a, 'M'), major(operands.b, 'N'));
@@ -437,6 +474,7 @@ pub fn parse(wanted: &str) -> Option<Choice> {
             Config::Slim(config) => slim(config),
             Config::HalfWide(config) => half_wide(config),
             Config::HalfSlim(config) => half_slim(config),
+            Config::Transpose => Vec::new(),
         })
         .find(|choice| name(choice) == wanted)
 }

@@ -1,13 +1,15 @@
 use super::*;
+use oxigemm_kernels::fp8::E5m2;
 use oxigemm_kernels::half::{Half, Operands};
 use std::collections::HashSet;
 
 const ANCHOR: [(u32, u32); 7] =
     [(2112, 7168), (576, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048)];
 
-/// FP8, and both 16-bit types in every layout.
+/// FP8 in every mix of types, and both 16-bit types in every layout.
 fn families() -> impl Iterator<Item = Family> {
-    std::iter::once(Family::Fp8).chain(Operands::all().map(Family::Half))
+    let e5m2 = E5m2::ALL.map(Family::Fp8E5m2);
+    std::iter::once(Family::Fp8).chain(Operands::all().map(Family::Half)).chain(e5m2)
 }
 
 fn half(layout: &str) -> Family {

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use oxigemm_kernels::grouping::GroupLayout;
+
 use super::{fp8_gemm_nt, half_gemm_tensors};
 use crate::cast::Quantized;
 use crate::check::{BLOCK, GemmLayout, Groups};
@@ -22,10 +24,21 @@ pub fn m_grouped_fp8_gemm_nt_tensors(
     groups: &Groups,
     numbers: &Tensor,
 ) -> Result<()> {
+    let masked = groups.layout == GroupLayout::Counts;
+    // Of scales, one may hold for all.
+    let scales_of = |x: &Tensor, group: usize, several: bool| match x.dims() {
+        [groups, _, _] if several => x.select(if *groups == 1 { 0 } else { group }),
+        _ => Ok(x.clone()),
+    };
     for (group, rows) in found(groups, a, Some(numbers))? {
         let part = |x: &Tensor| part(groups, x, group, &rows);
-        let of_a = Quantized::from_tensors(&part(a)?, &part(sfa)?, 1)?;
-        let of_b = Quantized::from_tensors(&b.select(group)?, &sfb.select(group)?, BLOCK as usize)?;
+        let mut scales = scales_of(sfa, group, masked)?;
+        if scales.dims()[0] > 1 {
+            scales = scales.narrow(0, rows.start as usize, rows.len())?;
+        }
+        let of_a = Quantized::from_tensors(&part(a)?, &scales, 1)?;
+        let scales = scales_of(sfb, group, true)?;
+        let of_b = Quantized::from_tensors(&b.select(group)?, &scales, BLOCK as usize)?;
         let product = fp8_gemm_nt(&of_a.as_matrix(), &of_b.as_matrix(), None)?;
         let mut of_d = part(d)?;
         of_d.write_bytes(&of_d.dtype().encode_f64(&product))?;

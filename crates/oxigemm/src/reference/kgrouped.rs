@@ -4,6 +4,7 @@ use oxigemm_kernels::kgroups::{KGroup, PITCH_UNIT, k_groups};
 
 use super::{Fp8Matrix, fp8_gemm_nt, without_product};
 use crate::check::{BLOCK, CheckedKGroups};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -45,6 +46,7 @@ fn matrix<'a>(
     KGroup { k, start, first_block }: KGroup,
 ) -> Fp8Matrix<'a> {
     Fp8Matrix {
+        dtype: DType::E4m3,
         codes: &codes[start as usize * rows..],
         rows,
         k: k as usize,

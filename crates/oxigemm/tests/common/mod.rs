@@ -163,7 +163,7 @@ pub fn codes(x: &Quantized, device: &Device) -> Tensor {
     for (row, codes) in x.codes.chunks(x.k).enumerate() {
         bytes[row * pitch..][..x.k].copy_from_slice(codes);
     }
-    let whole = Tensor::from_bytes(DType::E4m3, &bytes, &[x.rows, pitch], device).unwrap();
+    let whole = Tensor::from_bytes(x.dtype, &bytes, &[x.rows, pitch], device).unwrap();
     whole.narrow(1, 0, x.k).unwrap()
 }
 

@@ -1,0 +1,69 @@
+//! The types of FP8 operands: e4m3, unless they are said to be e5m2. The tensor core multiplies any mix of both.
+
+use oxigemm_ptx::Fp8;
+
+/// Which operands are e5m2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum E5m2 {
+    /// A.
+    A,
+    /// B.
+    B,
+    /// A and B.
+    Both,
+}
+
+impl E5m2 {
+    /// Every mix.
+    pub const ALL: [E5m2; 3] = [E5m2::A, E5m2::B, E5m2::Both];
+
+    /// Whether A and B are, in this order; `None` where neither is.
+    pub const fn of(operands: [bool; 2]) -> Option<E5m2> {
+        match operands {
+            [false, false] => None,
+            [true, false] => Some(E5m2::A),
+            [false, true] => Some(E5m2::B),
+            [true, true] => Some(E5m2::Both),
+        }
+    }
+
+    /// Whether A and B are.
+    pub const fn operands(self) -> [bool; 2] {
+        [matches!(self, E5m2::A | E5m2::Both), matches!(self, E5m2::B | E5m2::Both)]
+    }
+
+    /// The types of A and B, for names.
+    pub const fn name(self) -> &'static str {
+        match self {
+            E5m2::A => "e5m2_e4m3",
+            E5m2::B => "e4m3_e5m2",
+            E5m2::Both => "e5m2_e5m2",
+        }
+    }
+}
+
+/// The part of a kernel's name that tells its types.
+pub(crate) fn prefix(e5m2: Option<E5m2>) -> String {
+    e5m2.map_or(String::new(), |e5m2| format!("{}_", e5m2.name()))
+}
+
+/// The types of A and B.
+pub(crate) fn types(e5m2: Option<E5m2>) -> [Fp8; 2] {
+    let operands = e5m2.map_or([false; 2], E5m2::operands);
+    operands.map(|e5m2| if e5m2 { Fp8::E5m2 } else { Fp8::E4m3 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_mix_is_told_by_its_operands() {
+        for mix in E5m2::ALL {
+            assert_eq!(E5m2::of(mix.operands()), Some(mix));
+            let [a, b] = types(Some(mix)).map(|fp8| fp8.name());
+            assert_eq!(mix.name(), format!("{a}_{b}"));
+        }
+        assert_eq!(types(None), [Fp8::E4m3; 2]);
+    }
+}
