@@ -1,6 +1,6 @@
 //! The closed set: every kernel of every family, by one type.
 
-use crate::launch;
+use crate::{launch, quantize};
 use oxigemm_ptx::{BuildError, Module};
 
 /// A kernel of the closed set. A family joins it with a variant that holds its configuration.
@@ -18,18 +18,22 @@ use oxigemm_ptx::{BuildError, Module};
 pub enum AnyKernel {
     /// A matrix product.
     Gemm(launch::Config),
+    /// Quantization, and what belongs to it.
+    Quantize(quantize::Config),
 }
 
 impl AnyKernel {
     /// Every kernel that exists: no call ever needs another.
     pub fn all() -> impl Iterator<Item = AnyKernel> {
-        launch::Config::all().map(AnyKernel::Gemm)
+        let products = launch::Config::all().map(AnyKernel::Gemm);
+        products.chain(quantize::Config::all().map(AnyKernel::Quantize))
     }
 
     /// The kernel's name, which is also the entry's.
     pub fn name(&self) -> String {
         match self {
             AnyKernel::Gemm(config) => config.name(),
+            AnyKernel::Quantize(config) => config.name(),
         }
     }
 
@@ -37,13 +41,29 @@ impl AnyKernel {
     pub fn build(&self) -> Result<Module, BuildError> {
         match self {
             AnyKernel::Gemm(config) => config.build(),
+            AnyKernel::Quantize(config) => config.build(),
         }
     }
+}
+
+/// An argument of a kernel that takes plain numbers and addresses alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Argument {
+    /// A number.
+    U32(u32),
+    /// An address, or a large number.
+    U64(u64),
 }
 
 impl From<launch::Config> for AnyKernel {
     fn from(config: launch::Config) -> AnyKernel {
         AnyKernel::Gemm(config)
+    }
+}
+
+impl From<quantize::Config> for AnyKernel {
+    fn from(config: quantize::Config) -> AnyKernel {
+        AnyKernel::Quantize(config)
     }
 }
 

@@ -34,10 +34,11 @@ pub mod params;
 mod partials;
 pub mod pipeline;
 mod promote;
+pub mod quantize;
 mod scales;
 pub mod schedule;
 
-pub use closed_set::AnyKernel;
+pub use closed_set::{AnyKernel, Argument};
 pub use oxigemm_ptx::{BuildError, Module, Target};
 
 /// Elements of K that share one scale, and the K extent of a pipeline stage.

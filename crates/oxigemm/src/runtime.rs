@@ -46,6 +46,8 @@ struct Inner {
     cache: CubinCache,
     limits: Limits,
     kernels: Vec<Slot>,
+    /// Where each kernel is among them.
+    places: HashMap<AnyKernel, usize>,
     plans: RwLock<HashMap<PlanKey, Arc<Prepared>>>,
     calls: RememberedCalls,
     /// Room for the tensor maps that kernels make, once there is a kernel that does.
@@ -127,6 +129,7 @@ impl Cuda {
                 gpu,
                 cache,
                 kernels: AnyKernel::all().map(|member| Slot { member, state: Mutex::default() }).collect(),
+                places: AnyKernel::all().zip(0..).collect(),
                 plans: RwLock::default(),
                 calls: RememberedCalls::default(),
                 map_room: OnceLock::new(),
@@ -226,6 +229,15 @@ impl Cuda {
         &self.inner.calls
     }
 
+    /// The function of a kernel, which is loaded if it is not yet.
+    pub(crate) fn function(&self, kernel: &AnyKernel) -> Result<Function> {
+        let slot = self.slot(kernel)?;
+        if let Some(kernel) = &slot.lock().kernel {
+            return Ok(kernel.function.clone());
+        }
+        Ok(slot.load(&self.inner)?.function)
+    }
+
     /// The plan of a problem: remembered, or made now.
     #[inline]
     pub(crate) fn prepared(&self, key: &PlanKey) -> Result<Arc<Prepared>> {
@@ -257,7 +269,8 @@ impl Cuda {
     }
 
     fn slot(&self, kernel: &AnyKernel) -> Result<&Slot> {
-        self.inner.kernels.iter().find(|slot| slot.member == *kernel).ok_or_else(|| Error::Kernel {
+        let place = self.inner.places.get(kernel);
+        place.map(|place| &self.inner.kernels[*place]).ok_or_else(|| Error::Kernel {
             name: kernel.name(),
             reason: "it is not in the closed set".to_owned(),
         })

@@ -193,7 +193,7 @@ impl Sim {
     }
 
     /// A kernel of the closed set, written and parsed once.
-    fn module(&self, kernel: &AnyKernel) -> Result<Arc<Module>> {
+    pub(crate) fn module(&self, kernel: &AnyKernel) -> Result<Arc<Module>> {
         let mut kernels = lock(&self.inner.kernels);
         if let Some(module) = kernels.get(kernel) {
             return Ok(Arc::clone(module));
