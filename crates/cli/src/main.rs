@@ -13,6 +13,7 @@ mod output;
 mod plot;
 mod prebuild;
 mod problem;
+mod quantize;
 mod simulate;
 mod task;
 mod timing;
@@ -71,6 +72,8 @@ enum Command {
     Devices,
     /// Run one problem, check it, and time it.
     Gemm(gemm::Args),
+    /// Quantize a matrix, or what belongs to it, compare with the CPU, and time it.
+    Quantize(quantize::Args),
     /// Run the correctness suite.
     Verify(verify::Args),
     /// Time the peer's cases and compare with its figures.
@@ -203,6 +206,7 @@ fn main() -> ExitCode {
     let outcome = match command {
         Command::Devices => devices::run(&common),
         Command::Gemm(args) => gemm::run(&common, &args),
+        Command::Quantize(args) => quantize::run(&common, &args),
         Command::Verify(args) => verify::run(&common, &args),
         Command::Bench(args) => bench::run(&common, &args),
         Command::Inspect(args) => inspect::run(&common, &args),

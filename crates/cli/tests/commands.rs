@@ -34,12 +34,14 @@ fn refused(arguments: &[&str]) -> (i32, String) {
 fn help_names_every_command_and_the_common_flags() {
     let help = stdout(&oxigemm(&["--help"]));
     for word in [
-        "devices", "gemm", "verify", "bench", "inspect", "prebuild", "trace", "mutate", "sim", "--device",
-        "--json",
+        "devices", "gemm", "quantize", "verify", "bench", "inspect", "prebuild", "trace", "mutate", "sim",
+        "--device", "--json",
     ] {
         assert!(help.contains(word), "{word} in\n{help}");
     }
-    for command in ["devices", "gemm", "verify", "bench", "inspect", "prebuild", "trace", "mutate", "sim"] {
+    for command in
+        ["devices", "gemm", "quantize", "verify", "bench", "inspect", "prebuild", "trace", "mutate", "sim"]
+    {
         assert!(oxigemm(&[command, "--help"]).status.success(), "{command}");
     }
     assert_eq!(refused(&[]).0, 2, "without a command there is help, and no success");
@@ -63,10 +65,30 @@ fn the_closed_set_is_listed() {
         let of = names.iter().filter(|name| name.starts_with(&format!("{element}_gemm_"))).count();
         assert!(of > 5 && of <= most, "{of} of {element}: {text}");
     }
-    assert!(names.len() <= 120, "{text}");
+    assert!(names.len() <= 200, "{text}");
     let listed = &json(&["prebuild", "--list", "--json"])[0];
     assert_eq!(listed["kernels"].as_array().map(Vec::len), Some(names.len()));
     assert_eq!(listed["arch"], "sm_90a");
+}
+
+#[test]
+fn a_quantization_is_compared_with_the_cpu() {
+    for extra in [
+        &["--scales", "mn"][..],
+        &["--granularity", "tensor", "--code", "e5m2", "--input", "f32"],
+        &["--granularity", "1x32", "--code", "u8", "--scales", "blocked"],
+        &["--op", "dequantize", "--granularity", "128x1"],
+        &["--op", "transform", "--scales", "packed"],
+    ] {
+        let mut arguments = vec!["quantize", "--device", "sim", "--json", "-m", "3", "-k", "200"];
+        arguments.extend(extra);
+        let found = &json(&arguments)[0];
+        assert_eq!((&found["judgement"]["right"], &found["judgement"]["differ"]), (&true.into(), &0.into()));
+    }
+    let (status, message) = refused(&["quantize", "-m", "3", "-k", "200", "--granularity", "2x2"]);
+    assert!(status == 2 && message.contains("expected 1x128"), "{message}");
+    let (_, message) = refused(&["quantize", "--device", "cpu", "-m", "3", "-k", "64", "--code", "u8"]);
+    assert!(message.contains("`codes` has the wrong element type"), "{message}");
 }
 
 #[test]

@@ -60,8 +60,10 @@ mod kgrouped;
 mod layout;
 mod memo;
 pub mod metrics;
+mod plain;
 pub mod plan;
 mod prepared;
+mod quantize;
 pub mod random;
 pub mod reference;
 mod remembered;
@@ -73,7 +75,7 @@ mod tensor;
 mod transposed;
 mod workspace;
 
-pub use check::GemmLayout;
+pub use check::{GemmLayout, Granularity};
 pub use device::{Device, DeviceId};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
@@ -107,6 +109,13 @@ pub use kgrouped::{
 };
 pub use layout::MAX_RANK;
 pub use oxigemm_kernels::params::ScalesOfB;
+pub use plain::LaunchOptions;
+pub use quantize::{
+    RawQuantize, RawScales, RawSource, RawTransformScales, blocked_scales, dequantize, dequantize_raw,
+    gather_quantize, get_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_tensor,
+    packed_scales, quantize, quantize_raw, rms_norm_quantize, swiglu_quantize, tma_aligned_scales,
+    transform_scales, transform_scales_raw,
+};
 pub use runtime::{ARCH, Cuda, Loaded, Stats};
 pub use simulated::Sim;
 pub use stream::{Event, Graph, SimEvent, SimGraph, SimStream, Stream};

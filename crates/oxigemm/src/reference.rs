@@ -7,6 +7,7 @@
 mod grouped;
 mod half;
 mod kgrouped;
+pub(crate) mod quantize;
 
 pub use grouped::{m_grouped_fp8_gemm_nt_tensors, m_grouped_half_gemm_tensors};
 pub use half::{gemm_nt, gemm_nt_rows, half_gemm_tensors};

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use oxigemm_cuda::{Buffer, CacheStats, CubinCache, Function, LaunchConfig, Provenance, PtxModule, Stream};
+use oxigemm_kernels::AnyKernel;
 use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
 use oxigemm_kernels::launch::Config;
 use oxigemm_kernels::transpose;
@@ -48,6 +49,8 @@ struct Inner {
     cache: CubinCache,
     limits: Limits,
     kernels: Vec<Slot>,
+    /// Where each kernel is among them.
+    places: HashMap<AnyKernel, usize>,
     plans: RwLock<HashMap<PlanKey, Arc<Prepared>>>,
     workspaces: Workspaces<Buffer>,
     calls: RememberedCalls,
@@ -57,7 +60,7 @@ struct Inner {
 
 /// A kernel of the closed set, loaded or not.
 struct Slot {
-    config: Config,
+    member: AnyKernel,
     state: Mutex<State>,
 }
 
@@ -129,7 +132,8 @@ impl Cuda {
                 limits: Limits::hopper(gpu.sm_count(), gpu.max_shared_per_block()),
                 gpu,
                 cache,
-                kernels: Config::all().map(|config| Slot { config, state: Mutex::default() }).collect(),
+                kernels: AnyKernel::all().map(|member| Slot { member, state: Mutex::default() }).collect(),
+                places: AnyKernel::all().zip(0..).collect(),
                 plans: RwLock::default(),
                 workspaces: Workspaces::default(),
                 calls: RememberedCalls::default(),
@@ -221,13 +225,22 @@ impl Cuda {
     ///
     /// # Errors
     /// If it cannot be assembled or loaded, or is not of the set.
-    pub fn load(&self, config: &Config) -> Result<Loaded> {
-        Ok(self.slot(config)?.load(&self.inner)?.loaded)
+    pub fn load(&self, kernel: impl Into<AnyKernel>) -> Result<Loaded> {
+        Ok(self.slot(&kernel.into())?.load(&self.inner)?.loaded)
     }
 
     /// The calls that are remembered whole.
     pub(crate) fn calls(&self) -> &RememberedCalls {
         &self.inner.calls
+    }
+
+    /// The function of a kernel, which is loaded if it is not yet.
+    pub(crate) fn function(&self, kernel: &AnyKernel) -> Result<Function> {
+        let slot = self.slot(kernel)?;
+        if let Some(kernel) = &slot.lock().kernel {
+            return Ok(kernel.function.clone());
+        }
+        Ok(slot.load(&self.inner)?.function)
     }
 
     /// The plan of a problem: remembered, or made now.
@@ -245,7 +258,7 @@ impl Cuda {
     fn prepare(&self, key: &PlanKey) -> Result<Arc<Prepared>> {
         let limits = self.limits().restricted_to(key.sms);
         let mut plan = key.plan(&limits)?;
-        let slot = self.slot(&plan.choice.config())?;
+        let slot = self.slot(&plan.choice.config().into())?;
         let kernel = slot.load(&self.inner)?;
         let resident = slot.resident(&kernel.function, &plan)?;
         let cluster = plan.launch.cluster;
@@ -285,7 +298,7 @@ impl Cuda {
         stream: &Stream,
         programmatic: bool,
     ) -> Result<()> {
-        let slot = self.slot(&Config::Transpose)?;
+        let slot = self.slot(&AnyKernel::Gemm(Config::Transpose))?;
         if slot.lock().kernel.is_none() {
             slot.load(&self.inner)?;
         }
@@ -304,9 +317,10 @@ impl Cuda {
         Ok(())
     }
 
-    fn slot(&self, config: &Config) -> Result<&Slot> {
-        self.inner.kernels.iter().find(|slot| slot.config == *config).ok_or_else(|| Error::Kernel {
-            name: config.name(),
+    fn slot(&self, kernel: &AnyKernel) -> Result<&Slot> {
+        let place = self.inner.places.get(kernel);
+        place.map(|place| &self.inner.kernels[*place]).ok_or_else(|| Error::Kernel {
+            name: kernel.name(),
             reason: "it is not in the closed set".to_owned(),
         })
     }
@@ -323,9 +337,9 @@ impl Slot {
             return Ok(kernel.clone());
         }
         let started = std::time::Instant::now();
-        let name = self.config.name();
+        let name = self.member.name();
         let ptx = self
-            .config
+            .member
             .build()
             .map_err(|error| Error::Kernel { name: name.clone(), reason: error.to_string() })?;
         let module = inner.gpu.load(&inner.cache, &PtxModule { name: &name, text: &ptx.text, arch: ARCH })?;

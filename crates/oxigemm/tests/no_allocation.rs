@@ -4,8 +4,12 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::hint::black_box;
 
-use oxigemm::check::{Fp8GemmNt, GroupedFp8GemmNt, GroupedHalfGemm, GroupsArgument, HalfGemm};
-use oxigemm::{DType, Device, GemmLayout, Tensor};
+use oxigemm::cast::ScaleFormat;
+use oxigemm::check::{
+    Dequantize, Fp8GemmNt, GroupedFp8GemmNt, GroupedHalfGemm, GroupsArgument, HalfGemm, Quantize,
+    QuantizeSource, TransformScales,
+};
+use oxigemm::{DType, Device, GemmLayout, Granularity, Tensor};
 use oxigemm_kernels::grouping::GroupLayout;
 
 struct Counting;
@@ -107,6 +111,16 @@ fn checks_and_views_allocate_nothing() {
             }),
         };
         black_box(arguments.check().unwrap());
+    });
+    assert_eq!(count, 0);
+    let (x, packed) = (new(DType::Bf16, &[64, 512]), new(DType::I32, &[64, 1]));
+    let count = allocations(|| {
+        let (x, codes, scales) = (x.describe("x"), a.describe("codes"), sfa.describe("scales"));
+        let granularity = Granularity::PerToken;
+        let (format, source) = (ScaleFormat::F32, QuantizeSource::Rows(ids.describe("rows")));
+        black_box(Quantize { x, codes, scales, granularity, format, source }.check().unwrap());
+        black_box(Dequantize { codes, scales, x, granularity }.check().unwrap());
+        black_box(TransformScales { from: scales, to: packed.describe("to") }.check().unwrap());
     });
     assert_eq!(count, 0);
     let count = allocations(|| {

@@ -1,6 +1,7 @@
 //! Operators: integer and predicate arithmetic with constant folding, comparisons, single-precision arithmetic.
 
 use crate::kernel::Kernel;
+use crate::target::Needs;
 use crate::value::{Arg, F32, Pred, Type, U32, U64, Val, Var};
 use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Not, Rem, Shl, Shr, Sub};
 
@@ -465,6 +466,15 @@ impl<'k> U32<'k> {
     pub fn mul_high(self, other: impl Arg<'k, u32>) -> U32<'k> {
         self.k.binary("mul.hi", "u32", self, other.val(self.k))
     }
+
+    /// The larger of each half, both as unsigned numbers.
+    #[track_caller]
+    pub fn max_halves(self, other: U32<'k>) -> U32<'k> {
+        let out = self.k.fresh::<u32>();
+        let (dst, a, b) = (out.operand(), self.in_register().operand(), other.in_register().operand());
+        self.k.emit(Needs::from_sm(90, 8, 0), format_args!("max.u16x2 {dst}, {a}, {b};"));
+        out
+    }
 }
 
 impl<'k> F32<'k> {
@@ -507,6 +517,18 @@ impl<'k> F32<'k> {
     #[track_caller]
     pub fn reciprocal_approx(self) -> F32<'k> {
         self.k.unary("rcp.approx.ftz.f32", self)
+    }
+
+    /// `1 / self`, correctly rounded.
+    #[track_caller]
+    pub fn reciprocal(self) -> F32<'k> {
+        self.k.unary("rcp.rn.f32", self)
+    }
+
+    /// The square root, correctly rounded.
+    #[track_caller]
+    pub fn sqrt(self) -> F32<'k> {
+        self.k.unary("sqrt.rn.f32", self)
     }
 
     /// `2^self`, within two units in the last place.

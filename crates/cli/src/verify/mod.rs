@@ -8,6 +8,7 @@ mod grouped;
 mod half;
 mod kgrouped;
 mod products;
+mod quantize;
 mod runtime;
 mod simulator;
 
@@ -205,7 +206,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let mut checks = simulator::checks();
     if args.compare.is_none() {
         let all = products::checks().into_iter().chain(half::checks()).chain(grouped::checks());
-        let all = all.chain(kgrouped::checks()).chain(forms::checks());
+        let all = all.chain(kgrouped::checks()).chain(forms::checks()).chain(quantize::checks());
         checks.splice(..0, all.chain(runtime::checks()));
     }
     checks.retain(|check| args.filter.as_ref().is_none_or(|text| check.name.contains(text.as_str())));

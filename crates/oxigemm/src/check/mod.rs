@@ -1,4 +1,4 @@
-//! The argument checks of the GEMM functions.
+//! The argument checks of the functions.
 //!
 //! A check takes plain descriptions ([`Operand`]) and not tensors, so that it serves [`Tensor`](crate::Tensor)s and
 //! raw device pointers alike. What it returns is all that planning and launching need to know of the arguments, in
@@ -9,6 +9,7 @@ mod half;
 mod half_grouped;
 mod kgrouped;
 mod operand;
+mod quantize;
 
 pub use grouped::{CheckedGroups, GroupedFp8GemmNt, Groups, GroupsArgument};
 pub use half::{GemmLayout, HalfGemm};
@@ -19,6 +20,7 @@ pub use operand::Operand;
 use oxigemm_kernels::fp8::E5m2;
 use oxigemm_kernels::half::Major;
 use oxigemm_kernels::launch::Family;
+pub use quantize::{CheckedQuantize, Dequantize, Granularity, Quantize, QuantizeSource, TransformScales};
 
 use crate::dtype::DType;
 use crate::error::Result;

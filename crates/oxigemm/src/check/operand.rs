@@ -70,6 +70,11 @@ pub(super) struct Footprint {
 }
 
 impl Footprint {
+    /// All bytes of a range.
+    pub(super) fn whole(start: u64, end: u64) -> Footprint {
+        Footprint { start, end, pitch: 0, width: 0 }
+    }
+
     /// Bytes from the first to behind the last.
     pub(super) fn length(&self) -> u64 {
         self.end - self.start
@@ -108,6 +113,28 @@ impl Operand {
         }
         let names: Vec<&str> = allowed.iter().map(|dtype| dtype.name()).collect();
         Err(Error::DType { argument: self.name, expected: names.join(" or "), found: self.dtype.to_string() })
+    }
+
+    pub(super) fn expect_rank(&self, rank: usize, meaning: &str) -> Result<()> {
+        if self.rank == rank {
+            return Ok(());
+        }
+        Err(Error::Rank {
+            argument: self.name,
+            expected: format!("{rank} dimensions, {meaning}"),
+            found: format!("{} dimensions, {:?}", self.rank, self.dims()),
+        })
+    }
+
+    /// Without its first dimension: the first of what there are several of.
+    pub(super) fn of_group(&self) -> Operand {
+        let ([_, rows, columns, last], [_, row, column, rest]) = (self.dims, self.strides);
+        Operand {
+            rank: self.rank.saturating_sub(1),
+            dims: [rows, columns, last, 1],
+            strides: [row, column, rest, 1],
+            ..*self
+        }
     }
 
     pub(super) fn expect_device(&self, first: &Operand) -> Result<()> {
