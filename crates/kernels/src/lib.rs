@@ -2,7 +2,7 @@
 //!
 //! One file per kernel family, written on shared parts: the [`pipeline`] between loading and multiplying warps,
 //! the [`schedule`] of tiles, the [groups](grouping) of rows, the [`epilogue`]. Shapes, strides, cluster sizes, splits
-//! and output types are arguments of the kernels, so the set of kernels is closed and small: [`launch::Config::all`].
+//! and output types are arguments of the kernels, so the set of kernels is closed and small: [`AnyKernel::all`].
 //!
 //! This crate knows nothing of devices: it gives PTX text, [`launch::Launch`] numbers and [`params::Args`].
 //!
@@ -16,6 +16,7 @@
 //! # Ok::<(), oxigemm_ptx::BuildError>(())
 //! ```
 
+mod closed_set;
 mod cluster;
 pub mod epilogue;
 mod few_rows;
@@ -40,6 +41,7 @@ mod promote;
 mod scales;
 pub mod schedule;
 
+pub use closed_set::AnyKernel;
 pub use oxigemm_ptx::{BuildError, Module, Target};
 
 /// Elements of K that share one scale, and the K extent of a pipeline stage.

@@ -12,6 +12,8 @@ use std::time::Duration;
 use oxigemm_cuda::{Buffer, CacheStats, CubinCache, Function, LaunchConfig, Provenance, PtxModule, Stream};
 use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
 use oxigemm_kernels::launch::Config;
+use oxigemm_cuda::{CacheStats, CubinCache, Function, LaunchConfig, Provenance, PtxModule, Stream};
+use oxigemm_kernels::AnyKernel;
 
 use crate::call::PlanKey;
 use crate::error::{Error, Result};
@@ -54,7 +56,7 @@ struct Inner {
 
 /// A kernel of the closed set, loaded or not.
 struct Slot {
-    config: Config,
+    member: AnyKernel,
     state: Mutex<State>,
 }
 
@@ -126,7 +128,7 @@ impl Cuda {
                 limits: Limits::hopper(gpu.sm_count(), gpu.max_shared_per_block()),
                 gpu,
                 cache,
-                kernels: Config::all().map(|config| Slot { config, state: Mutex::default() }).collect(),
+                kernels: AnyKernel::all().map(|member| Slot { member, state: Mutex::default() }).collect(),
                 plans: RwLock::default(),
                 calls: RememberedCalls::default(),
                 map_room: OnceLock::new(),
@@ -217,8 +219,8 @@ impl Cuda {
     ///
     /// # Errors
     /// If it cannot be assembled or loaded, or is not of the set.
-    pub fn load(&self, config: &Config) -> Result<Loaded> {
-        Ok(self.slot(config)?.load(&self.inner)?.loaded)
+    pub fn load(&self, kernel: impl Into<AnyKernel>) -> Result<Loaded> {
+        Ok(self.slot(&kernel.into())?.load(&self.inner)?.loaded)
     }
 
     /// The calls that are remembered whole.
@@ -241,7 +243,7 @@ impl Cuda {
     fn prepare(&self, key: &PlanKey) -> Result<Arc<Prepared>> {
         let limits = self.limits().restricted_to(key.sms);
         let mut plan = key.plan(&limits)?;
-        let slot = self.slot(&plan.choice.config())?;
+        let slot = self.slot(&plan.choice.config().into())?;
         let kernel = slot.load(&self.inner)?;
         let resident = slot.resident(&kernel.function, &plan)?;
         let cluster = plan.launch.cluster;
@@ -256,9 +258,9 @@ impl Cuda {
         Ok(Arc::clone(plans.entry(*key).or_insert(prepared)))
     }
 
-    fn slot(&self, config: &Config) -> Result<&Slot> {
-        self.inner.kernels.iter().find(|slot| slot.config == *config).ok_or_else(|| Error::Kernel {
-            name: config.name(),
+    fn slot(&self, kernel: &AnyKernel) -> Result<&Slot> {
+        self.inner.kernels.iter().find(|slot| slot.member == *kernel).ok_or_else(|| Error::Kernel {
+            name: kernel.name(),
             reason: "it is not in the closed set".to_owned(),
         })
     }
@@ -275,9 +277,9 @@ impl Slot {
             return Ok(kernel.clone());
         }
         let started = std::time::Instant::now();
-        let name = self.config.name();
+        let name = self.member.name();
         let ptx = self
-            .config
+            .member
             .build()
             .map_err(|error| Error::Kernel { name: name.clone(), reason: error.to_string() })?;
         let module = inner.gpu.load(&inner.cache, &PtxModule { name: &name, text: &ptx.text, arch: ARCH })?;

@@ -16,6 +16,8 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 
 use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
 use oxigemm_kernels::launch::{Config, MatrixMap};
+use oxigemm_kernels::AnyKernel;
+use oxigemm_kernels::launch::MatrixMap;
 use oxigemm_kernels::params::{Args, GroupedArgs};
 use oxigemm_sim::{Element, Launch, Machine, Module, Options, Param, Report, Swizzle, TensorMapSpec};
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -71,7 +73,7 @@ struct Inner {
     limits: Limits,
     machine: Mutex<Machine>,
     options: Mutex<Options>,
-    kernels: Mutex<HashMap<Config, Arc<Module>>>,
+    kernels: Mutex<HashMap<AnyKernel, Arc<Module>>>,
     last: Mutex<Option<Report>>,
     /// Room for the tensor maps that kernels make.
     map_room: Mutex<Option<u64>>,
@@ -140,7 +142,7 @@ impl Sim {
     pub(crate) fn plan(&self, key: &PlanKey, at: &Addresses, programmatic: bool) -> Result<Work> {
         let plan = key.plan(&self.inner.limits.restricted_to(key.sms))?;
         let config = plan.choice.config();
-        let module = self.module(&config)?;
+        let module = self.module(&config.into())?;
         let name = config.name();
         let fault = |fault| Error::Fault { kernel: name.clone(), fault: Box::new(fault) };
         let (arguments, maps) = Arguments::new(&plan, key);
@@ -192,29 +194,30 @@ impl Sim {
     }
 
     /// A kernel of the closed set, written and parsed once.
-    fn module(&self, config: &Config) -> Result<Arc<Module>> {
+    fn module(&self, kernel: &AnyKernel) -> Result<Arc<Module>> {
         let mut kernels = lock(&self.inner.kernels);
-        if let Some(module) = kernels.get(config) {
+        if let Some(module) = kernels.get(kernel) {
             return Ok(Arc::clone(module));
         }
-        let refuse = |reason: String| Error::Kernel { name: config.name(), reason };
-        let ptx = config.build().map_err(|error| refuse(error.to_string()))?;
+        let refuse = |reason: String| Error::Kernel { name: kernel.name(), reason };
+        let ptx = kernel.build().map_err(|error| refuse(error.to_string()))?;
         let module = Arc::new(Module::parse(&ptx.text).map_err(|error| refuse(error.to_string()))?);
-        kernels.insert(*config, Arc::clone(&module));
+        kernels.insert(*kernel, Arc::clone(&module));
         Ok(module)
     }
 
-    /// Runs this PTX from now on where the kernel of a configuration is asked for.
+    /// Runs this PTX from now on where a kernel is asked for.
     ///
     /// It must have the same entry and parameters. This is how a change to a kernel, or a fault that is put into it,
     /// is tried on every shape that the library serves.
     ///
     /// # Errors
     /// If it is not PTX that the simulator has, with the line.
-    pub fn replace_kernel(&self, config: &Config, ptx: &str) -> Result<()> {
+    pub fn replace_kernel(&self, kernel: impl Into<AnyKernel>, ptx: &str) -> Result<()> {
+        let kernel = kernel.into();
         let module = Module::parse(ptx)
-            .map_err(|error| Error::Kernel { name: config.name(), reason: error.to_string() })?;
-        lock(&self.inner.kernels).insert(*config, Arc::new(module));
+            .map_err(|error| Error::Kernel { name: kernel.name(), reason: error.to_string() })?;
+        lock(&self.inner.kernels).insert(kernel, Arc::new(module));
         Ok(())
     }
 

@@ -1,0 +1,60 @@
+//! The closed set: every kernel of every family, by one type.
+
+use crate::launch;
+use oxigemm_ptx::{BuildError, Module};
+
+/// A kernel of the closed set. A family joins it with a variant that holds its configuration.
+///
+/// What is listed, built ahead, loaded, assembled in tests and kept by a simulated device is this set. How a kernel is
+/// launched, and with which arguments, is its family's own business.
+///
+/// ```
+/// use oxigemm_kernels::AnyKernel;
+///
+/// let names: Vec<String> = AnyKernel::all().map(|kernel| kernel.name()).collect();
+/// assert!(names.iter().any(|name| name == "fp8_gemm_slim_8x64"));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AnyKernel {
+    /// A matrix product.
+    Gemm(launch::Config),
+}
+
+impl AnyKernel {
+    /// Every kernel that exists: no call ever needs another.
+    pub fn all() -> impl Iterator<Item = AnyKernel> {
+        launch::Config::all().map(AnyKernel::Gemm)
+    }
+
+    /// The kernel's name, which is also the entry's.
+    pub fn name(&self) -> String {
+        match self {
+            AnyKernel::Gemm(config) => config.name(),
+        }
+    }
+
+    /// Writes the kernel.
+    pub fn build(&self) -> Result<Module, BuildError> {
+        match self {
+            AnyKernel::Gemm(config) => config.build(),
+        }
+    }
+}
+
+impl From<launch::Config> for AnyKernel {
+    fn from(config: launch::Config) -> AnyKernel {
+        AnyKernel::Gemm(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn the_names_are_unique() {
+        let names: HashSet<String> = AnyKernel::all().map(|kernel| kernel.name()).collect();
+        assert_eq!(names.len(), AnyKernel::all().count());
+    }
+}
