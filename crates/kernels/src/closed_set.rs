@@ -1,6 +1,6 @@
 //! The closed set: every kernel of every family, by one type.
 
-use crate::launch;
+use crate::{indexer, launch};
 use oxigemm_ptx::{BuildError, Module};
 
 /// A kernel of the closed set. A family joins it with a variant that holds its configuration.
@@ -18,18 +18,21 @@ use oxigemm_ptx::{BuildError, Module};
 pub enum AnyKernel {
     /// A matrix product.
     Gemm(launch::Config),
+    /// Logits of an indexer.
+    Indexer(indexer::Config),
 }
 
 impl AnyKernel {
     /// Every kernel that exists: no call ever needs another.
     pub fn all() -> impl Iterator<Item = AnyKernel> {
-        launch::Config::all().map(AnyKernel::Gemm)
+        launch::Config::all().map(AnyKernel::Gemm).chain(indexer::Config::all().map(AnyKernel::Indexer))
     }
 
     /// The kernel's name, which is also the entry's.
     pub fn name(&self) -> String {
         match self {
             AnyKernel::Gemm(config) => config.name(),
+            AnyKernel::Indexer(config) => config.name(),
         }
     }
 
@@ -37,6 +40,7 @@ impl AnyKernel {
     pub fn build(&self) -> Result<Module, BuildError> {
         match self {
             AnyKernel::Gemm(config) => config.build(),
+            AnyKernel::Indexer(config) => config.build(),
         }
     }
 }
@@ -44,6 +48,12 @@ impl AnyKernel {
 impl From<launch::Config> for AnyKernel {
     fn from(config: launch::Config) -> AnyKernel {
         AnyKernel::Gemm(config)
+    }
+}
+
+impl From<indexer::Config> for AnyKernel {
+    fn from(config: indexer::Config) -> AnyKernel {
+        AnyKernel::Indexer(config)
     }
 }
 

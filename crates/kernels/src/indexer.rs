@@ -7,10 +7,11 @@
 mod memory;
 
 use crate::many_rows::MATH_WARPGROUPS;
+use crate::{mqa_logits, mqa_paged, mqa_schedule};
 pub(crate) use memory::{Memory, MemoryShape, Span};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::wgmma::{Descriptor, Major, MatrixA, MmaType, Swizzle};
-use oxigemm_ptx::{F32, Fp8, Global, Kernel, Pred, Shared, U32, U64, Var};
+use oxigemm_ptx::{BuildError, F32, Fp8, Global, Kernel, Module, Pred, Shared, U32, U64, Var};
 
 /// Numbers of heads that there are kernels for.
 pub const HEADS: [u32; 4] = [8, 16, 32, 64];
@@ -19,6 +20,63 @@ pub const DIMS: [u32; 3] = [32, 64, 128];
 
 /// Keys of a stage: 64 for each math warpgroup.
 pub const TILE_KEYS: u32 = 64 * MATH_WARPGROUPS;
+
+/// A kernel of the indexer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Config {
+    /// Logits of a prefill.
+    Prefill(mqa_logits::Config),
+    /// Logits of keys in pages.
+    Paged(mqa_paged::Config),
+    /// Who computes which of those.
+    Schedule(mqa_schedule::Config),
+}
+
+impl Config {
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Config> {
+        let logits = Heads::all().flat_map(|heads| {
+            [Config::Prefill(mqa_logits::Config { heads }), Config::Paged(mqa_paged::Config { heads })]
+        });
+        logits.chain([Config::Schedule(mqa_schedule::Config)])
+    }
+
+    /// The kernel's name, unique in the closed set.
+    pub fn name(&self) -> String {
+        match self {
+            Config::Prefill(config) => config.name(),
+            Config::Paged(config) => config.name(),
+            Config::Schedule(config) => config.name(),
+        }
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> u32 {
+        match self {
+            Config::Prefill(config) => config.threads(),
+            Config::Paged(config) => config.threads(),
+            Config::Schedule(config) => config.threads(),
+        }
+    }
+
+    /// Bytes of dynamic shared memory.
+    pub fn shared_bytes(&self) -> u32 {
+        match self {
+            Config::Prefill(config) => config.shared_bytes(),
+            Config::Paged(config) => config.shared_bytes(),
+            Config::Schedule(config) => config.shared_bytes(),
+        }
+    }
+
+    /// Builds the kernel.
+    pub fn build(&self) -> Result<Module, BuildError> {
+        match self {
+            Config::Prefill(config) => config.build(),
+            Config::Paged(config) => config.build(),
+            Config::Schedule(config) => config.build(),
+        }
+    }
+}
 
 /// What the output is like, as bits of an argument.
 pub struct LogitFlags;
@@ -238,5 +296,17 @@ impl<'k> Row<'k> {
                 },
             );
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_fits_the_shared_memory_of_a_block() {
+        for config in Config::all() {
+            assert!(config.shared_bytes() <= 232_448, "{}", config.name());
+        }
     }
 }

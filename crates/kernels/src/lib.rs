@@ -42,6 +42,7 @@ mod scales;
 pub mod schedule;
 
 pub use closed_set::AnyKernel;
+pub use oxigemm_ptx::wgmma::Swizzle;
 pub use oxigemm_ptx::{BuildError, Module, Target};
 
 /// Elements of K that share one scale, and the K extent of a pipeline stage.

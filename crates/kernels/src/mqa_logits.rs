@@ -58,7 +58,7 @@ impl Config {
 
     fn memory(&self) -> MemoryShape {
         let stages = if self.heads.dim == 128 { 8 } else { 12 };
-        MemoryShape { heads: self.heads, queries: self.block_queries(), stages }
+        MemoryShape { heads: self.heads, queries: self.block_queries(), stages, scale_pitch: TILE_KEYS * 4 }
     }
 
     /// Queries of half a block.
@@ -140,13 +140,16 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let (warp, lane) = (k.warp_index(), k.lane());
     let block = Block { k, cfg, params, memory, warp, lane };
     let (key_warp, unit_warp, clearing_warp) = (MATH_WARPS, MATH_WARPS + 1, MATH_WARPS + 2);
-    k.if_(warp.eq(key_warp) & lane.eq(0), || {
-        block.params.queries.prefetch();
-        block.params.keys.prefetch();
-        block.params.scales.prefetch();
-        block.memory.ring.init(1, MATH_WARPS);
-        block.memory.slots.init(1, MATH_WARPS + 1 + CLEARING_WARPS);
-        k.fence_barrier_init();
+    k.if_(warp.eq(key_warp), || {
+        k.if_(lane.eq(0), || {
+            block.params.queries.prefetch();
+            block.params.keys.prefetch();
+            block.params.scales.prefetch();
+            block.memory.ring.init(1, MATH_WARPS);
+            block.memory.slots.init(1, MATH_WARPS + 1 + CLEARING_WARPS);
+            k.fence_barrier_init();
+        });
+        k.sync_warp();
     });
     k.sync_threads();
     k.grid_dependency_wait();

@@ -25,6 +25,11 @@ const CLEARING_WARPS: u32 = 2;
 /// What a block may have of shared memory for stages and slots.
 const SHARED_BYTES: u32 = 220 << 10;
 
+/// Bytes between the scales of two pages in shared memory: the copy engine writes to multiples of 128.
+const fn scale_bytes(page_keys: u32) -> u32 {
+    if page_keys * 4 > 128 { page_keys * 4 } else { 128 }
+}
+
 /// What is compiled in. Shapes, lengths, the size of pages and the output type are run-time arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
@@ -49,8 +54,10 @@ impl Config {
     }
 
     fn memory(&self) -> MemoryShape {
-        let one = MemoryShape { heads: self.heads, queries: MAX_NEXT, stages: 1 };
-        let stages = 1 + (SHARED_BYTES - one.bytes()) / (one.stage_bytes() + 16);
+        let scale_pitch =
+            PAGE_SIZES.map(|keys| TILE_KEYS / keys * scale_bytes(keys)).into_iter().max().unwrap_or(0);
+        let one = MemoryShape { heads: self.heads, queries: MAX_NEXT, stages: 1, scale_pitch };
+        let stages = 1 + (SHARED_BYTES - one.bytes()) / (one.stage_bytes() + scale_pitch);
         MemoryShape { stages: stages.min(16), ..one }
     }
 
@@ -123,13 +130,16 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let (warp, lane) = (k.warp_index(), k.lane());
     let block = Block { k, cfg, params, memory, warp, lane };
     let (key_warp, unit_warp, clearing_warp) = (MATH_WARPS, MATH_WARPS + 1, MATH_WARPS + 2);
-    k.if_(warp.eq(key_warp) & lane.eq(0), || {
-        block.params.queries.prefetch();
-        block.params.keys.prefetch();
-        block.params.scales.prefetch();
-        block.memory.ring.init(1, MATH_WARPS);
-        block.memory.slots.init(1, MATH_WARPS + 1);
-        k.fence_barrier_init();
+    k.if_(warp.eq(key_warp), || {
+        k.if_(lane.eq(0), || {
+            block.params.queries.prefetch();
+            block.params.keys.prefetch();
+            block.params.scales.prefetch();
+            block.memory.ring.init(1, MATH_WARPS);
+            block.memory.slots.init(1, MATH_WARPS + 1);
+            k.fence_barrier_init();
+        });
+        k.sync_warp();
     });
     k.sync_threads();
     k.grid_dependency_wait();
@@ -203,6 +213,11 @@ impl<'k> Block<'k, '_> {
         });
     }
 
+    /// Bytes between the scales of two pages in shared memory.
+    fn scale_bytes(&self) -> U32<'k> {
+        (self.params.page_keys * 4).max(scale_bytes(0))
+    }
+
     /// A length as far as there are columns for it.
     fn limited(&self, length: U32<'k>) -> U32<'k> {
         length.min(self.params.columns)
@@ -266,9 +281,11 @@ impl<'k> Block<'k, '_> {
                 k.if_(lane.lt(per_tile), || {
                     let (zero, row) = (k.constant(0), lane * p.page_keys);
                     let exists = (page + lane).lt(pages) & entry.lt(p.pages);
-                    let entry: U32<'k> = exists.select(entry, p.pages);
-                    let (keys, scales) =
-                        (memory.keys(stage).at(row * self.cfg.heads.dim), memory.scales(stage).at(row * 4));
+                    let entry: U32<'k> = exists.select(entry, i32::MAX as u32);
+                    let (keys, scales) = (
+                        memory.keys(stage).at(row * self.cfg.heads.dim),
+                        memory.scales(stage).at(lane * self.scale_bytes()),
+                    );
                     p.keys.load(&[zero, zero, entry], keys, full, LoadOptions::default());
                     p.scales.load(&[zero, entry], scales, full, LoadOptions::default());
                 });
@@ -318,8 +335,9 @@ impl<'k> Block<'k, '_> {
 struct Math<'k, 'b, 'c> {
     block: &'b Block<'k, 'c>,
     cursor: Cursor<'k>,
-    /// The first of this warp's keys in a tile.
-    first_key: U32<'k>,
+    /// This thread's key in a tile, of which it has the sums of a single query, and where its scale is.
+    key: U32<'k>,
+    scale: U32<'k>,
     share: Share<'k>,
     products: Vec<Var<'k, f32>>,
     /// Those of every query.
@@ -329,12 +347,16 @@ struct Math<'k, 'b, 'c> {
 impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     fn new(block: &'b Block<'k, 'c>) -> Self {
         let (k, heads) = (block.k, block.cfg.heads.heads as usize);
+        let share = Share::new(1, block.lane);
+        let key = block.warp * 16 + share.keys()[0];
+        let page_keys = block.params.page_keys;
         let weights = |_| (0..heads / 4).map(|_| k.var(0.0f32)).collect();
         Math {
             block,
             cursor: block.memory.ring.reader(),
-            first_key: block.warp * 16,
-            share: Share::new(1, block.lane),
+            key,
+            scale: (key / page_keys) * block.scale_bytes() + (key % page_keys) * 4,
+            share,
             products: k.fragment(heads / 2),
             weights: (0..MAX_NEXT).map(weights).collect(),
         }
@@ -346,9 +368,8 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         let stage = self.cursor.stage();
         let keys = memory.keys(stage).at((warp >> 2) * (64 * cfg.heads.dim));
         let keys = Descriptor::k_major(keys, cfg.heads.swizzle());
-        // A thread has one key of a single query's sums.
-        let key = self.first_key + self.share.keys()[0];
-        let scale: F32<'k> = memory.scales(stage).at(key * 4).load();
+        let key = self.key;
+        let scale: F32<'k> = memory.scales(stage).at(self.scale).load();
         for (query, weights) in (0u32..).zip(&self.weights) {
             k.if_(params.lengths.next.gt(query), || {
                 let queries = memory.queries(slot).at(query * cfg.heads.heads * cfg.heads.dim);

@@ -187,12 +187,15 @@ impl<'k> Scan<'k> {
     /// The sum of what the threads before this one have, and that of all.
     fn before(&self, own: U32<'k>) -> (U32<'k>, U32<'k>) {
         let k = self.k;
+        // What came before may have parted the lanes.
+        k.sync_warp();
         let mut up_to = own;
         for distance in [1u32, 2, 4, 8, 16] {
             let lower = k.shuffle(Shuffle::Up, up_to, distance);
             up_to = up_to + self.lane.ge(distance).select(lower, 0u32);
         }
-        k.if_(self.lane.eq(WARP - 1), || self.sums.at(self.warp * 4).store(up_to));
+        let to = self.sums.at(self.warp * 4);
+        k.guard(self.lane.eq(WARP - 1), || to.store(up_to));
         k.sync_threads();
         let zero = k.constant(0u32);
         let (mut before, mut all) = (zero, zero);

@@ -39,6 +39,7 @@
 //! [`m_grouped_fp8_gemm_nt_masked`].
 //!
 //! Gradients of their weights are products with groups along K: [`k_grouped_fp8_gemm_nt_contiguous`].
+//! The indexer of sparse attention has [`fp8_mqa_logits`] and [`fp8_paged_mqa_logits`].
 //!
 //! Engines that own their memory call [`fp8_gemm_nt_raw`] and [`m_grouped_fp8_gemm_nt_raw`] with addresses and a
 //! [`Stream`].
@@ -47,6 +48,7 @@ mod call;
 pub mod cast;
 pub mod check;
 mod device;
+mod direct;
 mod dtype;
 mod error;
 mod gemm;
@@ -55,6 +57,7 @@ mod half_batched;
 mod half_gemm;
 mod half_grouped;
 mod kgrouped;
+mod indexer;
 mod layout;
 mod memo;
 pub mod metrics;
@@ -96,6 +99,10 @@ pub use half_grouped::{
 };
 pub use kgrouped::{
     RawKGroupedFp8Gemm, k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous_raw,
+};
+pub use indexer::{
+    RawMqaLogits, RawPagedMqaLogits, fp8_mqa_logits, fp8_mqa_logits_raw, fp8_paged_mqa_logits,
+    fp8_paged_mqa_logits_raw, get_paged_mqa_logits_metadata, get_paged_mqa_logits_metadata_raw,
 };
 pub use layout::MAX_RANK;
 pub use oxigemm_kernels::params::ScalesOfB;

@@ -11,6 +11,12 @@ pub use grouped::{m_grouped_fp8_gemm_nt_tensors, m_grouped_half_gemm_tensors};
 pub use half::{gemm_nt, gemm_nt_rows, half_gemm_tensors};
 pub use kgrouped::k_grouped_fp8_gemm_nt_tensors;
 use oxigemm_kernels::launch::Family;
+mod indexer;
+
+pub use grouped::{m_grouped_fp8_gemm_nt_tensors, m_grouped_half_gemm_tensors};
+pub use half::{gemm_nt, gemm_nt_rows, half_gemm_tensors};
+pub use indexer::mqa_logit;
+pub(crate) use indexer::{mqa_logits_tensors, paged_mqa_logits_tensors, paged_mqa_schedule_tensors};
 use rayon::prelude::*;
 
 use crate::cast::Quantized;

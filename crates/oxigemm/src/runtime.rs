@@ -16,6 +16,7 @@ use oxigemm_cuda::{CacheStats, CubinCache, Function, LaunchConfig, Provenance, P
 use oxigemm_kernels::AnyKernel;
 
 use crate::call::PlanKey;
+use crate::direct::Call;
 use crate::error::{Error, Result};
 use crate::plan::{Choice, Limits, Plan};
 use crate::prepared::Prepared;
@@ -228,6 +229,19 @@ impl Cuda {
         &self.inner.calls
     }
 
+    /// Puts a kernel into a stream.
+    ///
+    /// # Safety
+    /// The arguments must be the parameters of the kernel, in order, and what they point to be as the kernel expects it
+    /// until it is done or, where the stream is being captured, whenever the graph is launched.
+    pub(crate) unsafe fn launch(&self, call: &Call<'_>, stream: &Stream, programmatic: bool) -> Result<()> {
+        let function = self.slot(&call.kernel)?.function(&self.inner)?;
+        call.with_pointers(|pointers| {
+            // SAFETY: the caller keeps the same contract; the pointers live for the call.
+            Ok(unsafe { function.launch(stream, &call.config(programmatic), pointers)? })
+        })
+    }
+
     /// The plan of a problem: remembered, or made now.
     #[inline]
     pub(crate) fn prepared(&self, key: &PlanKey) -> Result<Arc<Prepared>> {
@@ -269,6 +283,14 @@ impl Cuda {
 impl Slot {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The loaded function; once it is, without any allocation.
+    fn function(&self, inner: &Inner) -> Result<Function> {
+        if let Some(kernel) = &self.lock().kernel {
+            return Ok(kernel.function.clone());
+        }
+        Ok(self.load(inner)?.function)
     }
 
     fn load(&self, inner: &Inner) -> Result<Kernel> {

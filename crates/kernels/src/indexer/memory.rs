@@ -6,7 +6,6 @@ use oxigemm_ptx::{Kernel, Shared, SharedLayout, U32};
 
 /// Units that are laid out at a time.
 const SLOTS: u32 = 2;
-const SCALE_BYTES: u32 = TILE_KEYS * 4;
 const SPAN_BYTES: u32 = 16;
 
 /// How much there is of everything.
@@ -17,6 +16,8 @@ pub(crate) struct MemoryShape {
     pub queries: u32,
     /// Stages of the ring.
     pub stages: u32,
+    /// Bytes between the scales of two stages.
+    pub scale_pitch: u32,
 }
 
 impl MemoryShape {
@@ -44,7 +45,7 @@ impl MemoryShape {
 
     /// Bytes that are loaded into a stage.
     pub fn stage_bytes(&self) -> u32 {
-        self.key_bytes() + SCALE_BYTES
+        self.key_bytes() + TILE_KEYS * 4
     }
 
     /// Bytes of all of it.
@@ -72,7 +73,7 @@ impl Offsets {
         // Swizzled tiles repeat every 1024 bytes.
         let keys = layout.place(shape.stages * shape.key_bytes(), 1024);
         let queries = layout.place(SLOTS * shape.query_bytes(), 1024);
-        let scales = layout.place(shape.stages * SCALE_BYTES, 128);
+        let scales = layout.place(shape.stages * shape.scale_pitch, 128);
         let weights = layout.place(SLOTS * shape.weight_bytes(), 16);
         let rows = layout.place(SLOTS * shape.row_bytes(), 16);
         let spans = layout.place(SLOTS * SPAN_BYTES, 16);
@@ -86,7 +87,7 @@ impl Offsets {
     fn name(&self, k: &Kernel, shape: &MemoryShape) {
         k.name_shared("keys", self.keys, shape.key_bytes(), shape.stages);
         k.name_shared("queries", self.queries, shape.query_bytes(), SLOTS);
-        k.name_shared("scales", self.scales, SCALE_BYTES, shape.stages);
+        k.name_shared("scales", self.scales, shape.scale_pitch, shape.stages);
         k.name_shared("weights", self.weights, shape.weight_bytes(), SLOTS);
         k.name_shared("rows", self.rows, shape.row_bytes(), SLOTS);
         k.name_shared("spans", self.spans, SPAN_BYTES, SLOTS);
@@ -147,7 +148,7 @@ impl<'k> Memory<'k> {
 
     /// The scales of those.
     pub fn scales(&self, stage: U32<'k>) -> Shared<'k> {
-        self.shared.at(self.offsets.scales).at(stage * SCALE_BYTES)
+        self.shared.at(self.offsets.scales).at(stage * self.shape.scale_pitch)
     }
 
     fn span(&self, slot: U32<'k>) -> Shared<'k> {

@@ -8,12 +8,16 @@ mod grouped;
 mod half;
 mod half_grouped;
 mod kgrouped;
+mod indexer;
 mod operand;
 
 pub use grouped::{CheckedGroups, GroupedFp8GemmNt, Groups, GroupsArgument};
 pub use half::{GemmLayout, HalfGemm};
 pub use half_grouped::GroupedHalfGemm;
 pub use kgrouped::{CheckedKGroups, KGroupedFp8GemmNt, KGroups};
+pub use indexer::{
+    Logits, MqaLogits, MqaProblem, PagedMqaLogits, PagedMqaProblem, PagedMqaSchedule, ScheduleProblem,
+};
 use operand::Footprint;
 pub use operand::Operand;
 use oxigemm_kernels::launch::Family;
