@@ -1,6 +1,6 @@
 //! The closed set: every kernel of every family, by one type.
 
-use crate::{indexer, launch};
+use crate::{hc_prenorm, indexer, launch};
 use oxigemm_ptx::{BuildError, Module};
 
 /// A kernel of the closed set. A family joins it with a variant that holds its configuration.
@@ -20,6 +20,8 @@ pub enum AnyKernel {
     Gemm(launch::Config),
     /// Logits of an indexer.
     Indexer(indexer::Config),
+    /// The product before the norm of a hyper-connection.
+    HcPrenorm(hc_prenorm::Config),
 }
 
 impl AnyKernel {
@@ -33,6 +35,7 @@ impl AnyKernel {
         match self {
             AnyKernel::Gemm(config) => config.name(),
             AnyKernel::Indexer(config) => config.name(),
+            AnyKernel::HcPrenorm(config) => config.name(),
         }
     }
 
@@ -41,6 +44,7 @@ impl AnyKernel {
         match self {
             AnyKernel::Gemm(config) => config.build(),
             AnyKernel::Indexer(config) => config.build(),
+            AnyKernel::HcPrenorm(config) => config.build(),
         }
     }
 }
@@ -54,6 +58,12 @@ impl From<launch::Config> for AnyKernel {
 impl From<indexer::Config> for AnyKernel {
     fn from(config: indexer::Config) -> AnyKernel {
         AnyKernel::Indexer(config)
+    }
+}
+
+impl From<hc_prenorm::Config> for AnyKernel {
+    fn from(config: hc_prenorm::Config) -> AnyKernel {
+        AnyKernel::HcPrenorm(config)
     }
 }
 

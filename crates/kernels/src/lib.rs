@@ -28,6 +28,7 @@ mod half_output;
 pub mod half_slim;
 pub mod half_wide;
 pub mod kgroups;
+pub mod hc_prenorm;
 pub mod indexer;
 pub mod launch;
 mod many_rows;

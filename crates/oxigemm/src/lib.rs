@@ -57,6 +57,7 @@ mod half_batched;
 mod half_gemm;
 mod half_grouped;
 mod kgrouped;
+mod hc;
 mod indexer;
 mod layout;
 mod memo;
@@ -100,6 +101,7 @@ pub use half_grouped::{
 pub use kgrouped::{
     RawKGroupedFp8Gemm, k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous_raw,
 };
+pub use hc::{RawHcPrenormGemm, tf32_hc_prenorm_gemm, tf32_hc_prenorm_gemm_raw};
 pub use indexer::{
     RawMqaLogits, RawPagedMqaLogits, fp8_mqa_logits, fp8_mqa_logits_raw, fp8_paged_mqa_logits,
     fp8_paged_mqa_logits_raw, get_paged_mqa_logits_metadata, get_paged_mqa_logits_metadata_raw,

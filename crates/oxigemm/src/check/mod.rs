@@ -8,6 +8,7 @@ mod grouped;
 mod half;
 mod half_grouped;
 mod kgrouped;
+mod hc;
 mod indexer;
 mod operand;
 
@@ -15,6 +16,7 @@ pub use grouped::{CheckedGroups, GroupedFp8GemmNt, Groups, GroupsArgument};
 pub use half::{GemmLayout, HalfGemm};
 pub use half_grouped::GroupedHalfGemm;
 pub use kgrouped::{CheckedKGroups, KGroupedFp8GemmNt, KGroups};
+pub use hc::{HcPrenormGemm, HcProblem};
 pub use indexer::{
     Logits, MqaLogits, MqaProblem, PagedMqaLogits, PagedMqaProblem, PagedMqaSchedule, ScheduleProblem,
 };

@@ -169,6 +169,12 @@ impl Operand {
         if self.dims() == expected { Ok(()) } else { Err(self.wrong_shape(expected, meaning)) }
     }
 
+    /// One of the matrices of a tensor of three dimensions, the first.
+    pub(super) fn within_first(&self) -> Operand {
+        let ([_, rows, columns, _], [_, row, column, _]) = (self.dims, self.strides);
+        Operand::matrix(self.name, self.dtype, [rows, columns], [row, column], self.address, self.device)
+    }
+
     /// A vector as a matrix of one row.
     pub(super) fn as_row(&self) -> Operand {
         let ([length, ..], [stride, ..]) = (self.dims, self.strides);
