@@ -5,6 +5,7 @@
 
 pub mod grouped;
 pub mod kgrouped;
+pub mod indexer;
 
 use std::sync::LazyLock;
 

@@ -6,6 +6,8 @@ mod counting;
 mod devices;
 mod gemm;
 mod grouped;
+mod hc;
+mod indexer;
 mod inspect;
 mod kgrouped;
 mod mutate;

@@ -3,6 +3,8 @@
 mod figures;
 mod grouped;
 mod kgrouped;
+mod hc;
+mod indexer;
 mod sweep;
 
 use std::path::PathBuf;
@@ -67,6 +69,10 @@ enum Suite {
     /// The cases of the peer's benchmark; those of FP8 are dense and grouped.
     #[default]
     Anchor,
+    /// Those of the peer's benchmark that are logits of an indexer.
+    Indexer,
+    /// The product before the norm of a hyper-connection, beside the bandwidth of a copy.
+    Hc,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -101,6 +107,12 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     // The figures of groups along K are beside those of the same scales.
     let anchor_op = if args.op == Op::Fp8Kgrouped { Op::Fp81d1d } else { args.op };
     let anchor = Anchor::of(anchor_op).ok_or_else(|| format!("the peer has no {}", args.op))?;
+    match args.suite {
+        Suite::Anchor => {}
+        Suite::Indexer => return indexer::run(common, cuda, args),
+        Suite::Hc => return hc::run(common, cuda, args),
+    }
+    let anchor = Anchor::of(args.op).ok_or_else(|| format!("the peer has no {}", args.op))?;
     let wanted = |case: &&Case| args.filter.as_ref().is_none_or(|text| name(case).contains(text.as_str()));
     let cases: Vec<&Case> = anchor.cases.iter().filter(|_| args.op == anchor_op).filter(wanted).collect();
     let wanted =

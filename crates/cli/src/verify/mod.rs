@@ -6,6 +6,8 @@
 mod grouped;
 mod half;
 mod kgrouped;
+mod hc;
+mod indexer;
 mod products;
 mod runtime;
 mod simulator;
@@ -205,6 +207,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     if args.compare.is_none() {
         let all = products::checks().into_iter().chain(half::checks()).chain(grouped::checks());
         let all = all.chain(kgrouped::checks());
+        let all = all.chain(indexer::checks()).chain(hc::checks());
         checks.splice(..0, all.chain(runtime::checks()));
     }
     checks.retain(|check| args.filter.as_ref().is_none_or(|text| check.name.contains(text.as_str())));
