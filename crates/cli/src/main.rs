@@ -10,6 +10,7 @@ mod hc;
 mod indexer;
 mod inspect;
 mod kgrouped;
+mod logits;
 mod mutate;
 mod output;
 mod plot;
@@ -73,6 +74,8 @@ enum Command {
     Devices,
     /// Run one problem, check it, and time it.
     Gemm(gemm::Args),
+    /// Compute the logits of an indexer for one problem, check them, and time it.
+    Logits(logits::Args),
     /// Run the correctness suite.
     Verify(verify::Args),
     /// Time the peer's cases and compare with its figures.
@@ -205,6 +208,7 @@ fn main() -> ExitCode {
     let outcome = match command {
         Command::Devices => devices::run(&common),
         Command::Gemm(args) => gemm::run(&common, &args),
+        Command::Logits(args) => logits::run(&common, &args),
         Command::Verify(args) => verify::run(&common, &args),
         Command::Bench(args) => bench::run(&common, &args),
         Command::Inspect(args) => inspect::run(&common, &args),

@@ -11,6 +11,8 @@ use oxigemm_kernels::indexer::Heads;
 use super::products::Draw;
 use super::{Check, Setup, ensure, expect_right, tally};
 use crate::Failure;
+use crate::counting::allocations;
+use crate::hc::{HcHost, HcSpec};
 use crate::indexer::{PagedHost, PagedSpec, PrefillHost, PrefillSpec, Ranges};
 
 const FORMS: [Logits; 3] = [Logits::Clean, Logits::Partial, Logits::Compressed];
@@ -30,6 +32,7 @@ pub fn checks() -> Vec<Check> {
         Check::anywhere("paged mqa logits: no keys at all", pages_of_nothing),
         Check::with_kernels("paged mqa logits: a graph is replayed with other lengths", replayed),
         Check::with_kernels("paged mqa logits: raw pointers", raw_pages),
+        Check::on_gpu("mqa logits and hc prenorm: a call allocates nothing", no_allocations),
     ]
 }
 
@@ -310,6 +313,28 @@ fn raw_pages(setup: &Setup) -> Result<String, Failure> {
     })?;
     ensure(raw.logits.to_bytes()? == operands.logits.to_bytes()?, || "other bits than tensors give".into())?;
     Ok("the bits of the tensors".to_owned())
+}
+
+/// Once a kernel is loaded.
+fn no_allocations(setup: &Setup) -> Result<String, Failure> {
+    let device = &setup.device;
+    let options = GemmOptions { stream: Some(device.new_stream()?), ..Default::default() };
+    let mut prefill =
+        PrefillHost::draw(PrefillSpec::new([64, 128], [8, 300], Ranges::Wild)).upload(device)?;
+    let mut paged = PagedHost::draw(PagedSpec::new([64, 128], 1, vec![300, 70])).upload(device)?;
+    let mut hc = HcHost::draw(HcSpec { m: 40, n: 24, k: 640, splits: None, seed: 1 }).upload(device)?;
+    let mut calls = || {
+        prefill.run(&options)?;
+        paged.plan(&options)?;
+        paged.run(&options)?;
+        hc.run(&options)
+    };
+    calls()?;
+    let (result, count) = allocations(&mut calls);
+    result?;
+    device.synchronize()?;
+    ensure(count == 0, || format!("{count} allocations"))?;
+    Ok("0 allocations in 4 calls".to_owned())
 }
 
 fn bad_arguments(setup: &Setup) -> Result<String, Failure> {
