@@ -238,7 +238,8 @@ impl Cuda {
         let function = self.slot(&call.kernel)?.function(&self.inner)?;
         call.with_pointers(|pointers| {
             // SAFETY: the caller keeps the same contract; the pointers live for the call.
-            Ok(unsafe { function.launch(stream, &call.config(programmatic), pointers)? })
+            unsafe { function.launch(stream, &call.config(programmatic), pointers)? };
+            Ok(())
         })
     }
 
