@@ -19,7 +19,6 @@ pub struct IndexerAnchor {
 
 /// One case of the peer's benchmark.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct IndexerCase {
     /// What is computed.
     #[serde(flatten)]
