@@ -27,7 +27,9 @@ pub enum AnyKernel {
 impl AnyKernel {
     /// Every kernel that exists: no call ever needs another.
     pub fn all() -> impl Iterator<Item = AnyKernel> {
-        launch::Config::all().map(AnyKernel::Gemm).chain(indexer::Config::all().map(AnyKernel::Indexer))
+        let products = launch::Config::all().map(AnyKernel::Gemm);
+        let logits = indexer::Config::all().map(AnyKernel::Indexer);
+        products.chain(logits).chain(hc_prenorm::Config::all().map(AnyKernel::HcPrenorm))
     }
 
     /// The kernel's name, which is also the entry's.
