@@ -79,7 +79,6 @@ fn the_closed_set_is_listed() {
         let of = names.iter().filter(|name| name.starts_with(&format!("{element}_gemm_"))).count();
         assert!(of > 5 && of <= most, "{of} of {element}: {text}");
     }
-    assert!(names.len() <= 120, "{text}");
     for (family, count) in [("fp8_mqa_logits_", 12), ("fp8_paged_mqa_logits_", 12), ("tf32_hc_prenorm_", 4)] {
         assert_eq!(names.iter().filter(|name| name.starts_with(family)).count(), count, "{family}: {text}");
     }

@@ -4,10 +4,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::hint::black_box;
 
-use oxigemm::check::{Fp8GemmNt, GroupedFp8GemmNt, GroupedHalfGemm, GroupsArgument, HalfGemm};
 use oxigemm::check::{
-    Fp8GemmNt, GroupedFp8GemmNt, GroupsArgument, HalfGemm, HcPrenormGemm, Logits, MqaLogits, PagedMqaLogits,
-    PagedMqaSchedule,
+    Fp8GemmNt, GroupedFp8GemmNt, GroupedHalfGemm, GroupsArgument, HalfGemm, HcPrenormGemm, Logits, MqaLogits,
+    PagedMqaLogits, PagedMqaSchedule,
 };
 use oxigemm::{DType, Device, GemmLayout, Tensor};
 use oxigemm_kernels::grouping::GroupLayout;
