@@ -21,6 +21,8 @@ const FEW: usize = 512;
 const ELEMENT_LIMIT: f64 = 0.03;
 /// What logits hold before a call.
 const UNTOUCHED: f32 = 7.0;
+/// Keys that are drawn for pages, at most: a large cache has the same ones again.
+const DISTINCT: usize = 1 << 16;
 /// Queries of a large case that are looked at, and keys of each.
 const SAMPLED: [usize; 2] = [24, 512];
 
@@ -203,6 +205,11 @@ impl Rows {
         Rows { dim, exact, codes, scales }
     }
 
+    /// How many there are.
+    fn len(&self) -> usize {
+        self.scales.len()
+    }
+
     fn exact(&self, row: usize) -> &[f32] {
         &self.exact[row * self.dim..][..self.dim]
     }
@@ -380,7 +387,7 @@ fn untouched(dtype: DType, [rows, columns]: [usize; 2], device: &Device) -> Resu
 pub struct PagedHost {
     pub spec: PagedSpec,
     queries: Queries,
-    /// The keys of all pages.
+    /// The keys of all pages, or of the first ones, which then come again.
     keys: Rows,
     table: Vec<i32>,
 }
@@ -401,7 +408,7 @@ impl PagedHost {
     pub fn draw(spec: PagedSpec) -> PagedHost {
         let queries = Queries::draw(spec.seed, spec.queries(), spec.heads, spec.dim);
         let pages = spec.pages();
-        let keys = Rows::draw(spec.seed + 2, pages * spec.page_keys, spec.dim);
+        let keys = Rows::draw(spec.seed + 2, (pages * spec.page_keys).min(DISTINCT), spec.dim);
         let entry = |i: u64| match (spec.wild, random::bits(spec.seed + 3, i)) {
             (true, bits) if bits >> 61 == 0 => [i32::MIN, -1, pages as i32, i32::MAX][bits as usize % 4],
             (_, bits) => (bits % pages as u64) as i32,
@@ -416,7 +423,8 @@ impl PagedHost {
         let (sequences, queries, pages) = (spec.sequences(), spec.queries(), spec.pages());
         let page = |(codes, scales): (&[u8], &[f32])| [codes, &DType::F32.encode(scales)].concat();
         let codes = self.keys.codes.chunks(page_keys * dim);
-        let cache: Vec<u8> = codes.zip(self.keys.scales.chunks(page_keys)).flat_map(page).collect();
+        let drawn: Vec<Vec<u8>> = codes.zip(self.keys.scales.chunks(page_keys)).map(page).collect();
+        let cache = drawn.iter().cycle().take(pages).map(Vec::as_slice).collect::<Vec<_>>().concat();
         let dims = if spec.per_query { vec![sequences, next] } else { vec![sequences] };
         // As many parts as multiprocessors; the reference computes everything whatever they are.
         let parts = spec.parts.unwrap_or_else(|| device.limits().map_or(1, |limits| limits.sms as usize));
@@ -447,7 +455,7 @@ impl PagedHost {
                 match page {
                     None => comparison.masked &= found[key] == 0.0,
                     Some(page) => {
-                        let row = page * spec.page_keys + key % spec.page_keys;
+                        let row = (page * spec.page_keys + key % spec.page_keys) % self.keys.len();
                         comparison.add(&self.queries, query, &self.keys, row, found[key], spec.dtype);
                     }
                 }
