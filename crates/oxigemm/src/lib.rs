@@ -56,9 +56,9 @@ mod grouped;
 mod half_batched;
 mod half_gemm;
 mod half_grouped;
-mod kgrouped;
 mod hc;
 mod indexer;
+mod kgrouped;
 mod layout;
 mod memo;
 pub mod metrics;
@@ -98,13 +98,13 @@ pub use half_grouped::{
     m_grouped_fp16_gemm_nn_masked, m_grouped_fp16_gemm_nt_contiguous, m_grouped_fp16_gemm_nt_masked,
     m_grouped_half_gemm, m_grouped_half_gemm_raw,
 };
-pub use kgrouped::{
-    RawKGroupedFp8Gemm, k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous_raw,
-};
 pub use hc::{RawHcPrenormGemm, tf32_hc_prenorm_gemm, tf32_hc_prenorm_gemm_raw};
 pub use indexer::{
     RawMqaLogits, RawPagedMqaLogits, fp8_mqa_logits, fp8_mqa_logits_raw, fp8_paged_mqa_logits,
     fp8_paged_mqa_logits_raw, get_paged_mqa_logits_metadata, get_paged_mqa_logits_metadata_raw,
+};
+pub use kgrouped::{
+    RawKGroupedFp8Gemm, k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous_raw,
 };
 pub use layout::MAX_RANK;
 pub use oxigemm_kernels::params::ScalesOfB;

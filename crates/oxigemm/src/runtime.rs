@@ -10,10 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use oxigemm_cuda::{Buffer, CacheStats, CubinCache, Function, LaunchConfig, Provenance, PtxModule, Stream};
-use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
-use oxigemm_kernels::launch::Config;
-use oxigemm_cuda::{CacheStats, CubinCache, Function, LaunchConfig, Provenance, PtxModule, Stream};
 use oxigemm_kernels::AnyKernel;
+use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
 
 use crate::call::PlanKey;
 use crate::direct::Call;

@@ -14,9 +14,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 
-use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
-use oxigemm_kernels::launch::{Config, MatrixMap};
 use oxigemm_kernels::AnyKernel;
+use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
 use oxigemm_kernels::launch::MatrixMap;
 use oxigemm_kernels::params::{Args, GroupedArgs};
 use oxigemm_sim::{Element, Launch, Machine, Module, Options, Param, Report, Swizzle, TensorMapSpec};

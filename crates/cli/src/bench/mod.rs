@@ -2,9 +2,9 @@
 
 mod figures;
 mod grouped;
-mod kgrouped;
 mod hc;
 mod indexer;
+mod kgrouped;
 mod sweep;
 
 use std::path::PathBuf;
@@ -103,16 +103,14 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let Device::Cuda(cuda) = &device else {
         return Err("bench needs a GPU: times on the CPU would say nothing".into());
     };
-    let Suite::Anchor = args.suite;
-    // The figures of groups along K are beside those of the same scales.
-    let anchor_op = if args.op == Op::Fp8Kgrouped { Op::Fp81d1d } else { args.op };
-    let anchor = Anchor::of(anchor_op).ok_or_else(|| format!("the peer has no {}", args.op))?;
     match args.suite {
         Suite::Anchor => {}
         Suite::Indexer => return indexer::run(common, cuda, args),
         Suite::Hc => return hc::run(common, cuda, args),
     }
-    let anchor = Anchor::of(args.op).ok_or_else(|| format!("the peer has no {}", args.op))?;
+    // The figures of groups along K are beside those of the same scales.
+    let anchor_op = if args.op == Op::Fp8Kgrouped { Op::Fp81d1d } else { args.op };
+    let anchor = Anchor::of(anchor_op).ok_or_else(|| format!("the peer has no {}", args.op))?;
     let wanted = |case: &&Case| args.filter.as_ref().is_none_or(|text| name(case).contains(text.as_str()));
     let cases: Vec<&Case> = anchor.cases.iter().filter(|_| args.op == anchor_op).filter(wanted).collect();
     let wanted =

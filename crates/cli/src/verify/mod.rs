@@ -5,9 +5,9 @@
 
 mod grouped;
 mod half;
-mod kgrouped;
 mod hc;
 mod indexer;
+mod kgrouped;
 mod products;
 mod runtime;
 mod simulator;

@@ -7,19 +7,19 @@
 mod grouped;
 mod half;
 mod half_grouped;
-mod kgrouped;
 mod hc;
 mod indexer;
+mod kgrouped;
 mod operand;
 
 pub use grouped::{CheckedGroups, GroupedFp8GemmNt, Groups, GroupsArgument};
 pub use half::{GemmLayout, HalfGemm};
 pub use half_grouped::GroupedHalfGemm;
-pub use kgrouped::{CheckedKGroups, KGroupedFp8GemmNt, KGroups};
 pub use hc::{HcPrenormGemm, HcProblem};
 pub use indexer::{
     Logits, MqaLogits, MqaProblem, PagedMqaLogits, PagedMqaProblem, PagedMqaSchedule, ScheduleProblem,
 };
+pub use kgrouped::{CheckedKGroups, KGroupedFp8GemmNt, KGroups};
 use operand::Footprint;
 pub use operand::Operand;
 use oxigemm_kernels::launch::Family;

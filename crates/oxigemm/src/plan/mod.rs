@@ -16,16 +16,16 @@
 
 pub mod cost;
 mod grouped;
-mod kgrouped;
 mod indexer;
+mod kgrouped;
 
 use std::fmt;
 
 pub use cost::Cost;
 pub use grouped::{grouped_ranking, grouped_ranking_of};
+pub use indexer::MqaPlan;
 pub use kgrouped::k_grouped_ranking;
 use oxigemm_kernels::grouping::Grouping;
-pub use indexer::MqaPlan;
 use oxigemm_kernels::half::Major;
 use oxigemm_kernels::launch::Config;
 pub use oxigemm_kernels::launch::{Choice, Family, GroupedShape, KGroupedShape, Launch, Shape};
