@@ -6,8 +6,11 @@ mod counting;
 mod devices;
 mod gemm;
 mod grouped;
+mod hc;
+mod indexer;
 mod inspect;
 mod kgrouped;
+mod logits;
 mod mutate;
 mod output;
 mod plot;
@@ -74,6 +77,8 @@ enum Command {
     Gemm(gemm::Args),
     /// Quantize a matrix, or what belongs to it, compare with the CPU, and time it.
     Quantize(quantize::Args),
+    /// Compute the logits of an indexer for one problem, check them, and time it.
+    Logits(logits::Args),
     /// Run the correctness suite.
     Verify(verify::Args),
     /// Time the peer's cases and compare with its figures.
@@ -207,6 +212,7 @@ fn main() -> ExitCode {
         Command::Devices => devices::run(&common),
         Command::Gemm(args) => gemm::run(&common, &args),
         Command::Quantize(args) => quantize::run(&common, &args),
+        Command::Logits(args) => logits::run(&common, &args),
         Command::Verify(args) => verify::run(&common, &args),
         Command::Bench(args) => bench::run(&common, &args),
         Command::Inspect(args) => inspect::run(&common, &args),

@@ -34,17 +34,32 @@ fn refused(arguments: &[&str]) -> (i32, String) {
 fn help_names_every_command_and_the_common_flags() {
     let help = stdout(&oxigemm(&["--help"]));
     for word in [
-        "devices", "gemm", "quantize", "verify", "bench", "inspect", "prebuild", "trace", "mutate", "sim",
-        "--device", "--json",
+        "devices", "gemm", "quantize", "logits", "verify", "bench", "inspect", "prebuild", "trace", "mutate",
+        "sim", "--device", "--json",
     ] {
         assert!(help.contains(word), "{word} in\n{help}");
     }
-    for command in
-        ["devices", "gemm", "quantize", "verify", "bench", "inspect", "prebuild", "trace", "mutate", "sim"]
-    {
+    for command in [
+        "devices", "gemm", "quantize", "logits", "verify", "bench", "inspect", "prebuild", "trace", "mutate",
+        "sim",
+    ] {
         assert!(oxigemm(&[command, "--help"]).status.success(), "{command}");
     }
     assert_eq!(refused(&[]).0, 2, "without a command there is help, and no success");
+}
+
+#[test]
+fn logits_are_computed_checked_and_refused() {
+    let prefill =
+        ["logits", "--device", "sim", "--heads", "8", "--dim", "32", "--queries", "5", "--keys", "200"];
+    let found = &json(&[&prefill[..], &["--form", "partial", "--json"]].concat())[0];
+    assert_eq!(found["verdict"]["right"], true, "{found}");
+    let paged =
+        ["logits", "--device", "sim", "--heads", "8", "--dim", "32", "--paged", "100,0,33", "--page", "16"];
+    let text = stdout(&oxigemm(&[&paged[..], &["--next", "2", "--logits", "bf16"]].concat()));
+    assert!(text.contains("right"), "{text}");
+    assert!(refused(&["logits", "--device", "sim", "--heads", "9"]).1.contains("`q` has the wrong shape"));
+    assert!(refused(&["logits", "--device", "sim", "--page", "16"]).1.contains("--paged"));
 }
 
 #[test]
@@ -64,6 +79,9 @@ fn the_closed_set_is_listed() {
     for (element, most) in [("fp8", 60), ("bf16", 40), ("fp16", 40)] {
         let of = names.iter().filter(|name| name.starts_with(&format!("{element}_gemm_"))).count();
         assert!(of > 5 && of <= most, "{of} of {element}: {text}");
+    }
+    for (family, count) in [("fp8_mqa_logits_", 12), ("fp8_paged_mqa_logits_", 12), ("tf32_hc_prenorm_", 4)] {
+        assert_eq!(names.iter().filter(|name| name.starts_with(family)).count(), count, "{family}: {text}");
     }
     assert!(names.len() <= 200, "{text}");
     let listed = &json(&["prebuild", "--list", "--json"])[0];

@@ -1,6 +1,6 @@
 //! The closed set: every kernel of every family, by one type.
 
-use crate::{launch, quantize};
+use crate::{hc_prenorm, indexer, launch, quantize};
 use oxigemm_ptx::{BuildError, Module};
 
 /// A kernel of the closed set. A family joins it with a variant that holds its configuration.
@@ -20,13 +20,19 @@ pub enum AnyKernel {
     Gemm(launch::Config),
     /// Quantization, and what belongs to it.
     Quantize(quantize::Config),
+    /// Logits of an indexer.
+    Indexer(indexer::Config),
+    /// The product before the norm of a hyper-connection.
+    HcPrenorm(hc_prenorm::Config),
 }
 
 impl AnyKernel {
     /// Every kernel that exists: no call ever needs another.
     pub fn all() -> impl Iterator<Item = AnyKernel> {
         let products = launch::Config::all().map(AnyKernel::Gemm);
-        products.chain(quantize::Config::all().map(AnyKernel::Quantize))
+        let quantize = quantize::Config::all().map(AnyKernel::Quantize);
+        let logits = indexer::Config::all().map(AnyKernel::Indexer);
+        products.chain(quantize).chain(logits).chain(hc_prenorm::Config::all().map(AnyKernel::HcPrenorm))
     }
 
     /// The kernel's name, which is also the entry's.
@@ -34,6 +40,8 @@ impl AnyKernel {
         match self {
             AnyKernel::Gemm(config) => config.name(),
             AnyKernel::Quantize(config) => config.name(),
+            AnyKernel::Indexer(config) => config.name(),
+            AnyKernel::HcPrenorm(config) => config.name(),
         }
     }
 
@@ -42,6 +50,8 @@ impl AnyKernel {
         match self {
             AnyKernel::Gemm(config) => config.build(),
             AnyKernel::Quantize(config) => config.build(),
+            AnyKernel::Indexer(config) => config.build(),
+            AnyKernel::HcPrenorm(config) => config.build(),
         }
     }
 }
@@ -64,6 +74,18 @@ impl From<launch::Config> for AnyKernel {
 impl From<quantize::Config> for AnyKernel {
     fn from(config: quantize::Config) -> AnyKernel {
         AnyKernel::Quantize(config)
+    }
+}
+
+impl From<indexer::Config> for AnyKernel {
+    fn from(config: indexer::Config) -> AnyKernel {
+        AnyKernel::Indexer(config)
+    }
+}
+
+impl From<hc_prenorm::Config> for AnyKernel {
+    fn from(config: hc_prenorm::Config) -> AnyKernel {
+        AnyKernel::HcPrenorm(config)
     }
 }
 

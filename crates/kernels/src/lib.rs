@@ -28,9 +28,14 @@ pub mod half;
 mod half_output;
 pub mod half_slim;
 pub mod half_wide;
+pub mod hc_prenorm;
+pub mod indexer;
 pub mod kgroups;
 pub mod launch;
 mod many_rows;
+pub mod mqa_logits;
+pub mod mqa_paged;
+pub mod mqa_schedule;
 pub mod params;
 mod partials;
 pub mod pipeline;
@@ -41,6 +46,7 @@ pub mod schedule;
 pub mod transpose;
 
 pub use closed_set::{AnyKernel, Argument};
+pub use oxigemm_ptx::wgmma::Swizzle;
 pub use oxigemm_ptx::{BuildError, Module, Target};
 
 /// Elements of K that share one scale, and the K extent of a pipeline stage.

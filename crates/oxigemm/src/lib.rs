@@ -39,6 +39,7 @@
 //! [`m_grouped_fp8_gemm_nt_masked`].
 //!
 //! Gradients of their weights are products with groups along K: [`k_grouped_fp8_gemm_nt_contiguous`].
+//! The indexer of sparse attention has [`fp8_mqa_logits`] and [`fp8_paged_mqa_logits`].
 //!
 //! Engines that own their memory call [`fp8_gemm_nt_raw`] and [`m_grouped_fp8_gemm_nt_raw`] with addresses and a
 //! [`Stream`].
@@ -47,6 +48,7 @@ mod call;
 pub mod cast;
 pub mod check;
 mod device;
+mod direct;
 mod dtype;
 mod error;
 mod fp8_layouts;
@@ -56,6 +58,8 @@ mod grouped_nn;
 mod half_batched;
 mod half_gemm;
 mod half_grouped;
+mod hc;
+mod indexer;
 mod kgrouped;
 mod layout;
 mod memo;
@@ -103,6 +107,11 @@ pub use half_grouped::{
     m_grouped_bf16_gemm_nt_contiguous, m_grouped_bf16_gemm_nt_masked, m_grouped_fp16_gemm_nn_contiguous,
     m_grouped_fp16_gemm_nn_masked, m_grouped_fp16_gemm_nt_contiguous, m_grouped_fp16_gemm_nt_masked,
     m_grouped_half_gemm, m_grouped_half_gemm_raw,
+};
+pub use hc::{RawHcPrenormGemm, tf32_hc_prenorm_gemm, tf32_hc_prenorm_gemm_raw};
+pub use indexer::{
+    RawMqaLogits, RawPagedMqaLogits, fp8_mqa_logits, fp8_mqa_logits_raw, fp8_paged_mqa_logits,
+    fp8_paged_mqa_logits_raw, get_paged_mqa_logits_metadata, get_paged_mqa_logits_metadata_raw,
 };
 pub use kgrouped::{
     RawKGroupedFp8Gemm, k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous_raw,

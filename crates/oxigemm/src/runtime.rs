@@ -16,6 +16,7 @@ use oxigemm_kernels::launch::Config;
 use oxigemm_kernels::transpose;
 
 use crate::call::PlanKey;
+use crate::direct::Call;
 use crate::error::{Error, Result};
 use crate::plan::{Choice, Limits, Plan};
 use crate::prepared::Prepared;
@@ -236,11 +237,21 @@ impl Cuda {
 
     /// The function of a kernel, which is loaded if it is not yet.
     pub(crate) fn function(&self, kernel: &AnyKernel) -> Result<Function> {
-        let slot = self.slot(kernel)?;
-        if let Some(kernel) = &slot.lock().kernel {
-            return Ok(kernel.function.clone());
-        }
-        Ok(slot.load(&self.inner)?.function)
+        self.slot(kernel)?.function(&self.inner)
+    }
+
+    /// Puts a kernel into a stream.
+    ///
+    /// # Safety
+    /// The arguments must be the parameters of the kernel, in order, and what they point to be as the kernel expects it
+    /// until it is done or, where the stream is being captured, whenever the graph is launched.
+    pub(crate) unsafe fn launch(&self, call: &Call<'_>, stream: &Stream, programmatic: bool) -> Result<()> {
+        let function = self.function(&call.kernel)?;
+        call.with_pointers(|pointers| {
+            // SAFETY: the caller keeps the same contract; the pointers live for the call.
+            unsafe { function.launch(stream, &call.config(programmatic), pointers)? };
+            Ok(())
+        })
     }
 
     /// The plan of a problem: remembered, or made now.
@@ -298,10 +309,7 @@ impl Cuda {
         stream: &Stream,
         programmatic: bool,
     ) -> Result<()> {
-        let slot = self.slot(&AnyKernel::Gemm(Config::Transpose))?;
-        if slot.lock().kernel.is_none() {
-            slot.load(&self.inner)?;
-        }
+        let function = self.function(&AnyKernel::Gemm(Config::Transpose))?;
         let launch = args.launch();
         let config = LaunchConfig {
             grid: [launch.grid[0], launch.grid[1], 1],
@@ -310,10 +318,8 @@ impl Cuda {
             shared_bytes: launch.shared_bytes,
             programmatic,
         };
-        let state = slot.lock();
-        let kernel = state.kernel.as_ref().expect("it was loaded above, and stays so");
         // SAFETY: these are the parameters of the kernel, in order, and live for the call; the caller keeps the memory.
-        unsafe { kernel.function.launch(stream, &config, &args.pointers())? };
+        unsafe { function.launch(stream, &config, &args.pointers())? };
         Ok(())
     }
 
@@ -329,6 +335,14 @@ impl Cuda {
 impl Slot {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The loaded function; once it is, without any allocation.
+    fn function(&self, inner: &Inner) -> Result<Function> {
+        if let Some(kernel) = &self.lock().kernel {
+            return Ok(kernel.function.clone());
+        }
+        Ok(self.load(inner)?.function)
     }
 
     fn load(&self, inner: &Inner) -> Result<Kernel> {

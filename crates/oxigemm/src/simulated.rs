@@ -23,6 +23,7 @@ use oxigemm_sim::{Element, Launch, Machine, Module, Options, Param, Report, Swiz
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, PlanKey};
+use crate::direct::Call;
 use crate::error::{Error, Result};
 use crate::plan::{Limits, Plan};
 use crate::workspace::Workspaces;
@@ -175,6 +176,23 @@ impl Sim {
             block: [launch.threads, 1, 1],
             shared_bytes: launch.shared_bytes,
             params: args.jobs.iter().flat_map(params).collect(),
+        };
+        Ok(Work::Kernel { module, launch, programmatic })
+    }
+
+    /// The work of a kernel that has no plan.
+    pub(crate) fn work(&self, call: &Call<'_>, programmatic: bool) -> Result<Work> {
+        let module = self.module(&call.kernel)?;
+        let entry = call.kernel.name();
+        let fault = |fault| Error::Fault { kernel: entry.clone(), fault: Box::new(fault) };
+        let params = call.parameters().map_err(fault)?;
+        let launch = Launch {
+            entry,
+            grid: [call.grid[0], call.grid[1], 1],
+            cluster: Some([call.cluster, 1, 1]),
+            block: [call.threads, 1, 1],
+            shared_bytes: call.shared_bytes,
+            params,
         };
         Ok(Work::Kernel { module, launch, programmatic })
     }

@@ -6,6 +6,8 @@
 mod forms;
 mod grouped;
 mod half;
+mod hc;
+mod indexer;
 mod kgrouped;
 mod products;
 mod quantize;
@@ -207,6 +209,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     if args.compare.is_none() {
         let all = products::checks().into_iter().chain(half::checks()).chain(grouped::checks());
         let all = all.chain(kgrouped::checks()).chain(forms::checks()).chain(quantize::checks());
+        let all = all.chain(indexer::checks()).chain(hc::checks());
         checks.splice(..0, all.chain(runtime::checks()));
     }
     checks.retain(|check| args.filter.as_ref().is_none_or(|text| check.name.contains(text.as_str())));

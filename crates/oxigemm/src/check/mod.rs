@@ -7,6 +7,8 @@
 mod grouped;
 mod half;
 mod half_grouped;
+mod hc;
+mod indexer;
 mod kgrouped;
 mod operand;
 mod quantize;
@@ -14,6 +16,10 @@ mod quantize;
 pub use grouped::{CheckedGroups, GroupedFp8GemmNt, Groups, GroupsArgument};
 pub use half::{GemmLayout, HalfGemm};
 pub use half_grouped::GroupedHalfGemm;
+pub use hc::{HcPrenormGemm, HcProblem};
+pub use indexer::{
+    Logits, MqaLogits, MqaProblem, PagedMqaLogits, PagedMqaProblem, PagedMqaSchedule, ScheduleProblem,
+};
 pub use kgrouped::{CheckedKGroups, KGroupedFp8GemmNt, KGroups};
 use operand::Footprint;
 pub use operand::Operand;

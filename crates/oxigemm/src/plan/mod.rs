@@ -16,12 +16,14 @@
 
 pub mod cost;
 mod grouped;
+mod indexer;
 mod kgrouped;
 
 use std::fmt;
 
 pub use cost::Cost;
 pub use grouped::{grouped_ranking, grouped_ranking_of};
+pub use indexer::MqaPlan;
 pub use kgrouped::k_grouped_ranking;
 use oxigemm_kernels::grouping::Grouping;
 use oxigemm_kernels::half::Major;
