@@ -6,7 +6,7 @@
 //! leads to a group by division.
 //!
 //! The operands of a group are two matrices of `[rows, K]` without gaps, one behind those of the group before. So they
-//! differ in pitch, and a tensor map serves one group: [`MapRing`] makes those maps on the way, in memory that a block
+//! differ in pitch, and a tensor map serves one group: `MapRing` makes those maps on the way, in memory that a block
 //! has to itself.
 
 use crate::grouping::{exclusive_scan, groups_of_lane};

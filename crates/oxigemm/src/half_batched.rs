@@ -10,7 +10,7 @@ use crate::half_gemm::expect_type;
 use crate::half_grouped::run;
 use crate::tensor::Tensor;
 
-/// D[g] = C[g] + A[g]·B[g] with 16-bit operands, for every product of a batch.
+/// `D[g] = C[g] + A[g]·B[g]` with 16-bit operands, for every product of a batch.
 ///
 /// | argument | shape | type | layout |
 /// |---|---|---|---|

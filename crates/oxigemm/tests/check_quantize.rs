@@ -77,6 +77,8 @@ refused!(fp4_of_another_granularity, good(), DType, "codes", |x| {
 refused!(x_of_other_rows, good(), Shape, "x", |x| x.x.dims[0] = 63);
 refused!(x_of_negative_rows, good(), Shape, "x", |x| x.x.dims[0] = -1);
 refused!(too_few_scales, good(), ScaleShape, "scales", |x| x.scales.dims[1] = 3);
+refused!(one_scale_for_all_of_k, good(), ScaleShape, "scales", |x| x.scales.dims[1] = 1);
+refused!(one_scale_for_all_rows, good(), ScaleShape, "scales", |x| x.scales.dims[0] = 1);
 refused!(scales_of_another_granularity, good(), ScaleShape, "scales", |x| {
     x.granularity = Granularity::PerRow;
 });

@@ -238,6 +238,18 @@ impl Operand {
         Ok(())
     }
 
+    /// Checks the shape of a scale matrix that has every scale of its own.
+    pub(super) fn expect_every_scale(&self, expected: [i64; 2], meaning: &str) -> Result<()> {
+        if self.matrix_dims()? == expected {
+            return Ok(());
+        }
+        Err(Error::ScaleShape {
+            argument: self.name,
+            expected: format!("{expected:?}, {meaning}"),
+            found: format!("{:?}", self.dims()),
+        })
+    }
+
     /// Checks the shape of a scale matrix. Along a dimension that it has 1 of, that one holds for all: the result is the
     /// matrix of the expected shape with a stride of 0 there. A single number holds for all of both.
     pub(super) fn expect_scales(&self, expected: [i64; 2], meaning: &str) -> Result<Operand> {

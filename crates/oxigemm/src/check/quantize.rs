@@ -474,7 +474,7 @@ impl ScaleLayout {
         }
         let wanted = [rows, if packed { ceil(columns, 4) } else { columns }];
         let meaning = if packed { "four packed scales each" } else { "one each" };
-        scales.expect_scales(wanted, meaning)?;
+        scales.expect_every_scale(wanted, meaning)?;
         if wanted.contains(&0) {
             return Ok(ScaleLayout { dims, packed, blocked, strides: [1, 1] });
         }
