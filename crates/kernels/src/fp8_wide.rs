@@ -7,18 +7,24 @@
 //!
 //! Rows may be [grouped](crate::grouping), each group with a B of its own: then a tile has rows of one group, and what
 //! lies behind the group's last row is neither loaded nor stored.
+//!
+//! Sums may be [finished](crate::epilogue::fused) before they are stored.
 
 mod math;
+mod output;
 
 use crate::BLOCK_K;
 use crate::cluster::{Place, TilePlace};
-use crate::epilogue::{OutputFlags, OutputParams, Panels, WarpOutput};
+use crate::epilogue::fused::{FusedParams, Fusion, Pieces};
+use crate::epilogue::quantized::{QuantizedOutput, passes};
+use crate::epilogue::{OutputFlags, Panels};
 use crate::grouping::Grouping;
 use crate::many_rows::{MATH_REGISTERS, MATH_WARPGROUPS, MATH_WARPS, ManyRows, PRODUCER_REGISTERS, THREADS};
 use crate::params::{GroupedParams, Params};
 use crate::pipeline::Pipeline;
 use crate::scales::{GROUP, ScaleRing, ScaleShape};
 use math::Math;
+use output::Part;
 use oxigemm_ptx::tma::Eviction;
 use oxigemm_ptx::{BuildError, Kernel, Module, Shared, SharedLayout, Target, U32};
 
@@ -33,13 +39,42 @@ pub struct Config {
     pub stages: u32,
     /// Whether rows are grouped.
     pub grouping: Grouping,
+    /// What is done with sums before they are stored.
+    pub fusion: Fusion,
 }
 
 impl Config {
     /// The kernel's name, unique in the closed set.
     pub fn name(&self) -> String {
         let grouped = if self.is_grouped() { "grouped_" } else { "" };
-        format!("fp8_gemm_wide_{grouped}{}x{}_s{}", self.block_m, self.block_n, self.stages)
+        let fused = self.fusion.name();
+        format!("fp8_gemm_wide_{fused}{grouped}{}x{}_s{}", self.block_m, self.block_n, self.stages)
+    }
+
+    /// Whether sums are finished before they are stored.
+    pub fn is_fused(&self) -> bool {
+        self.fusion != Fusion::None
+    }
+
+    /// Columns of D that a tile's sums become.
+    pub fn tile_columns(&self) -> u32 {
+        self.block_n / self.fusion.sums()
+    }
+
+    /// How many times a block computes that many columns for D to be quantized.
+    pub fn quantized_passes(&self) -> u32 {
+        if self.is_fused() { passes(self.part_columns()) } else { 1 }
+    }
+
+    /// Columns of D that a warpgroup's sums become.
+    fn part_columns(&self) -> u32 {
+        self.shape().columns() / self.fusion.sums()
+    }
+
+    /// Rows of B that one tensor load brings, for clusters of this many blocks along M.
+    pub fn box_rows_of_b(&self, cluster_m: u32) -> u32 {
+        let share = self.block_n / cluster_m;
+        if self.is_fused() { share.min(self.part_columns()) } else { share }
     }
 
     /// Whether rows are grouped.
@@ -78,7 +113,7 @@ impl Config {
 
     /// Columns that are sure to share one scale of B, whatever tile and warpgroup they are in.
     fn columns_per_scale(&self) -> u32 {
-        gcd(self.shape().columns(), BLOCK_K)
+        gcd(self.part_columns(), BLOCK_K)
     }
 
     fn scales(&self) -> ScaleShape {
@@ -89,7 +124,12 @@ impl Config {
 
     /// Bytes of a math warpgroup's staging area.
     fn staging_bytes(&self) -> u32 {
-        self.shape().waves() * Panels::staging_bytes(self.shape().columns())
+        let (waves, columns) = (self.shape().waves(), self.part_columns());
+        let rounded = waves * Panels::staging_bytes(columns);
+        match self.fusion {
+            Fusion::None => rounded,
+            _ => rounded.max(QuantizedOutput::staging_bytes(waves, columns)),
+        }
     }
 
     /// Builds the kernel.
@@ -149,6 +189,7 @@ struct Block<'k, 'c> {
     cfg: &'c Config,
     params: Params<'k>,
     grouped: Option<GroupedParams<'k>>,
+    fused: Option<FusedParams<'k>>,
     map: SharedMap,
     shared: Shared<'k>,
     place: Place<'k>,
@@ -170,32 +211,27 @@ impl<'k> Block<'k, '_> {
     fn b(&self, stage: U32<'k>) -> Shared<'k> {
         self.shared.at(self.map.b).at(stage * (self.cfg.block_n * BLOCK_K))
     }
-
-    /// Where each 64 rows of a warpgroup's part of a tile are staged and belong.
-    fn panels(&self, warpgroup: U32<'k>, tile: [U32<'k>; 2]) -> Vec<Panels<'k>> {
-        let cfg = self.cfg;
-        let [row, column] = self.cfg.shape().part_of(warpgroup);
-        let staging = self.shared.at(self.map.staging).at(warpgroup * cfg.staging_bytes());
-        (0..cfg.shape().waves())
-            .map(|wave| Panels {
-                row: tile[0] + row + wave * 64,
-                column: tile[1] + column,
-                staging: staging.at(wave * Panels::staging_bytes(cfg.shape().columns())),
-            })
-            .collect()
-    }
 }
 
 /// `D[m,n] = C[m,n] + sum over 128-wide K blocks of  sfa[m,kb] * sfb[n/128,kb] * (A[m,kb] . B[n,kb])`,
-/// with the B and its scales of the group that row m belongs to, where rows are grouped.
+/// with the B and its scales of the group that row m belongs to, where rows are grouped, and finished where that is
+/// fused.
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
-    let params = Params::declare(k);
+    let mut params = Params::declare(k);
     let grouped = cfg.is_grouped().then(|| GroupedParams::declare(k));
+    let fused = cfg.is_fused().then(|| FusedParams::declare(k));
     let map = SharedMap::new(cfg);
     let shared = k.dynamic_shared();
     map.name(k, cfg);
-    let mut place = Place::new(k, [cfg.block_m, cfg.block_n], &params);
+    let mut place = Place::new(k, [cfg.block_m, cfg.tile_columns()], &params);
+    if let Some(fused) = &fused {
+        let (columns, ups) = (cfg.part_columns(), params.output.columns);
+        let passes = fused.passes(cfg.quantized_passes());
+        params.output = fused.output(params.output);
+        params.pieces = Some(Pieces { fusion: cfg.fusion, columns, stride: passes * columns, ups });
+        place = place.in_passes(&params, passes, columns);
+    }
     if let Some(grouped) = &grouped {
         place = place.among_groups(grouped.groups, shared.at(map.groups), params.output.rows);
     }
@@ -204,7 +240,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         ScaleRing::new(k, cfg.scales(), shared.at(map.scales), shared.at(map.scale_barriers), &params);
     let (warp, lane) = (k.warp_index(), k.lane());
     let outbox = Pipeline::new(k, shared.at(map.output_barriers), MATH_WARPGROUPS, MATH_WARPGROUPS);
-    let block = Block { k, cfg, params, grouped, map, shared, place, pipe, scales, outbox, warp, lane };
+    let block = Block { k, cfg, params, grouped, fused, map, shared, place, pipe, scales, outbox, warp, lane };
 
     let tile_warp = MATH_WARPS;
     let scale_warp = MATH_WARPS + 2;
@@ -270,13 +306,22 @@ impl<'k> Block<'k, '_> {
                 full.arrive_expecting((cfg.block_m + cfg.block_n) * BLOCK_K);
                 let column = block * BLOCK_K;
                 let TilePlace { m, n, group, .. } = tile;
-                if let Some(place) = group {
-                    let rows = (place.end, cfg.group_box_rows());
-                    a.load_before(k, &p.a, [column, m, place.slab], rows, self.a(stage), full);
-                    b.load_of_slab(k, &p.b, [column, n, place.group], self.b(stage), full);
-                } else {
-                    a.load(k, &p.a, [column, m], self.a(stage), full);
-                    b.load(k, &p.b, [column, n], self.b(stage), full);
+                match group {
+                    Some(place) => {
+                        let rows = (place.end, cfg.group_box_rows());
+                        a.load_before(k, &p.a, [column, m, place.slab], rows, self.a(stage), full);
+                    }
+                    None => a.load(k, &p.a, [column, m], self.a(stage), full),
+                }
+                match (p.pieces, group) {
+                    (Some(pieces), _) => {
+                        let group = group.map(|place| place.group);
+                        b.load_pieces(k, &p.b, [column, n], (&pieces, group), self.b(stage), full);
+                    }
+                    (None, Some(place)) => {
+                        b.load_of_slab(k, &p.b, [column, n, place.group], self.b(stage), full);
+                    }
+                    (None, None) => b.load(k, &p.b, [column, n], self.b(stage), full),
                 }
                 cursor.advance();
             });
@@ -300,7 +345,7 @@ impl<'k> Block<'k, '_> {
 
     /// A math warpgroup: 64-row products of each stage, promoted into FP32 sums with their scales.
     fn multiply(&self) {
-        let (k, cfg, p) = (self.k, self.cfg, &self.params);
+        let k = self.k;
         let math = Math::new(self);
         let warpgroup = self.warp >> 2;
         let first_row = self.cfg.shape().part_of(warpgroup)[0];
@@ -322,60 +367,31 @@ impl<'k> Block<'k, '_> {
                 math.scales.release();
                 math.load_scales(k.constant(0));
             });
-            let columns = cfg.shape().columns();
-            let output = OutputParams { rows: end.unwrap_or(p.output.rows), ..p.output };
-            let part = |place| WarpOutput { params: &output, place, warp: self.warp & 3, lane: self.lane };
-            let parts = self.panels(warpgroup, tile).into_iter().map(part);
-            let parts: Vec<_> = parts.zip(math.sums.iter().map(Vec::as_slice)).collect();
-            k.if_else(
-                p.output.has(OutputFlags::PLAIN),
-                || {
-                    self.outbox.empty(warpgroup).wait(parity.get());
-                    parts.iter().for_each(|(part, sums)| part.stage(k, sums));
-                    k.fence_async_shared();
-                    k.sync_warp();
-                    let full = self.outbox.full(warpgroup);
-                    k.guard(self.lane.eq(0), || full.arrive());
-                    parity.set(parity.live() ^ 1);
-                    for (part, _) in &parts {
-                        match end {
-                            None => part.store_left_over(k, columns),
-                            Some(_) => part.store_within(k, columns),
-                        }
-                    }
-                },
-                || match end {
-                    None => WarpOutput::write_f32(k, &parts),
-                    Some(end) => {
-                        k.if_((tile[0] + first_row).lt(end), || WarpOutput::write_f32(k, &parts));
-                    }
-                },
-            );
+            let part = Part { warpgroup, tile, end, pass: turn.pass };
+            self.write((&part, first_row), &math.sums, parity);
         });
     }
 
     /// The thread that has stored what a math warpgroup has staged, so that none of those ever waits for the copy
     /// engine.
     fn store_tiles(&self) {
-        let (k, output, columns) = (self.k, &self.params.output, self.cfg.shape().columns());
+        let k = self.k;
         let warpgroup = (self.warp - MATH_WARPS) >> 1;
         let parity = k.var(0u32);
         self.place.for_each_place(k, |tile| {
-            self.outbox.full(warpgroup).wait(parity.get());
-            let (row, end) = match tile.group {
-                None => (tile.m, None),
-                Some(group) => (group.d_row + tile.m, Some(group.d_row + group.end)),
-            };
-            for panels in self.panels(warpgroup, [row, tile.n]) {
-                match end {
-                    None => panels.store(output, columns),
-                    Some(end) => k.if_(panels.is_before(end), || panels.store(output, columns)),
-                }
-            }
-            k.bulk_commit();
-            k.bulk_wait_read(0);
-            self.outbox.empty(warpgroup).arrive();
-            parity.set(parity.live() ^ 1);
+            self.place.if_last_pass(k, tile.pass, || {
+                self.outbox.full(warpgroup).wait(parity.get());
+                let (row, end) = match tile.group {
+                    None => (tile.m, None),
+                    Some(group) => (group.d_row + tile.m, Some(group.d_row + group.end)),
+                };
+                let part = Part { warpgroup, tile: [row, tile.n], end, pass: tile.pass };
+                self.store(&part);
+                k.bulk_commit();
+                k.bulk_wait_read(0);
+                self.outbox.empty(warpgroup).arrive();
+                parity.set(parity.live() ^ 1);
+            });
         });
     }
 }

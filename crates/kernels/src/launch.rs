@@ -1,6 +1,7 @@
 //! The closed set of kernels, and how each is launched for a shape.
 
 use crate::epilogue::Panels;
+use crate::epilogue::fused::Fusion;
 use crate::grouping::{Grouping, table_bytes};
 use crate::params::ScaleLayout;
 use crate::scales::loaded_blocks;
@@ -288,15 +289,26 @@ const GROUPED: &[(u32, u32, u32)] =
     &[(256, 128, 3), (128, 128, 5), (128, 192, 4), (64, 64, 12), (64, 96, 10), (64, 128, 8), (64, 256, 4)];
 
 fn wide(tiles: &[(u32, u32, u32)], grouping: Grouping) -> impl Iterator<Item = Config> {
+    wide_fused(tiles, grouping, Fusion::None)
+}
+
+/// Those whose sums are finished before they are stored.
+const FUSED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 5), (64, 128, 6)];
+
+fn wide_fused(
+    tiles: &[(u32, u32, u32)],
+    grouping: Grouping,
+    fusion: Fusion,
+) -> impl Iterator<Item = Config> {
     tiles.iter().map(move |&(block_m, block_n, stages)| {
-        Config::Wide(fp8_wide::Config { block_m, block_n, stages, grouping })
+        Config::Wide(fp8_wide::Config { block_m, block_n, stages, grouping, fusion })
     })
 }
 
 impl Config {
     /// Every kernel that exists: no shape ever needs another.
     pub fn all() -> impl Iterator<Item = Config> {
-        Config::dense().chain(Config::grouped())
+        Config::dense().chain(Config::grouped()).chain(Config::fused())
     }
 
     /// The kernels of one product.
@@ -308,6 +320,20 @@ impl Config {
     /// The kernels whose rows are grouped.
     pub fn grouped() -> impl Iterator<Item = Config> {
         wide(GROUPED, Grouping::Rows)
+    }
+
+    /// The kernels that finish their sums before they store them.
+    pub fn fused() -> impl Iterator<Item = Config> {
+        let fusions = [Fusion::Elementwise, Fusion::Gated];
+        fusions.into_iter().flat_map(|fusion| wide_fused(FUSED, Grouping::Dense, fusion))
+    }
+
+    /// What the kernel does with its sums before it stores them.
+    pub fn fusion(&self) -> Fusion {
+        match self {
+            Config::Wide(config) => config.fusion,
+            Config::Slim(_) | Config::HalfWide(_) | Config::HalfSlim(_) => Fusion::None,
+        }
     }
 
     /// What the kernel multiplies.
@@ -358,18 +384,31 @@ impl Choice {
 
     /// The launch for a shape, on a device that runs up to `concurrent` clusters of this choice at a time.
     pub fn launch(&self, shape: Shape, concurrent: u32) -> Launch {
+        self.launch_in_passes(shape, 1, concurrent)
+    }
+
+    /// In how many passes the kernel computes a tile if D is to be quantized.
+    pub fn quantized_passes(&self) -> u32 {
+        match self {
+            Choice::Wide { config, .. } => config.quantized_passes(),
+            Choice::Slim { .. } | Choice::HalfWide { .. } | Choice::HalfSlim { .. } => 1,
+        }
+    }
+
+    /// The launch where tiles are computed in this many passes.
+    pub fn launch_in_passes(&self, shape: Shape, passes: u32, concurrent: u32) -> Launch {
         let family = self.config().family();
         match *self {
             Choice::Wide { config, cluster_m, cluster_n } => Launch {
                 threads: config.threads(),
                 shared_bytes: config.shared_bytes(),
                 tile_a: config.box_rows(cluster_n),
-                tile_b: config.block_n / cluster_m,
+                tile_b: config.box_rows_of_b(cluster_m),
                 scale_rows: config.block_m,
                 ..persistent(
                     family,
                     shape,
-                    [config.block_m, config.block_n],
+                    [config.block_m, config.tile_columns() * passes],
                     [cluster_m, cluster_n],
                     concurrent,
                 )
@@ -409,17 +448,27 @@ impl Choice {
     /// The same where rows are grouped; only kernels with [`Grouping::Rows`] can be launched so. How many tiles there
     /// are only the device knows, so that the grid is as large as the device runs at a time.
     pub fn launch_grouped(&self, shape: &GroupedShape, concurrent: u32) -> Option<Launch> {
+        self.launch_grouped_in_passes(shape, 1, concurrent)
+    }
+
+    /// The same where tiles are computed in this many passes.
+    pub fn launch_grouped_in_passes(
+        &self,
+        shape: &GroupedShape,
+        passes: u32,
+        concurrent: u32,
+    ) -> Option<Launch> {
         let Choice::Wide { config, cluster_m, cluster_n } = *self else { return None };
         if !config.is_grouped() {
             return None;
         }
         // As if it were one group, of the rows that a group should have.
         let group = Shape { m: shape.expected.clamp(1, shape.rows.max(1)), ..shape.slab() };
-        let one = self.launch(group, concurrent);
+        let one = self.launch_in_passes(group, passes, concurrent);
         // More clusters than tiles of whole slabs would have nothing to do, whatever the groups are.
         let tiles = |rows: u32| {
             u64::from(rows.div_ceil(config.block_m * cluster_m))
-                * u64::from(shape.n.div_ceil(config.block_n * cluster_n))
+                * u64::from(shape.n.div_ceil(config.tile_columns() * passes * cluster_n))
         };
         let most = match shape.slabs {
             // A group may begin anywhere, and so have a tile more than its rows would fill.

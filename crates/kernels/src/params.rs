@@ -2,6 +2,7 @@
 
 use crate::cluster::TilePlace;
 use crate::epilogue::OutputParams;
+use crate::epilogue::fused::Pieces;
 use crate::grouping::{GroupArgs, GroupParams, GroupPlace};
 use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::{Global, Kernel, Pred, Shared, U32};
@@ -162,6 +163,8 @@ pub(crate) struct Params<'k> {
     pub tuning: [U32<'k>; 3],
     /// The group that they are of, where rows are grouped: see [`Params::of`].
     pub group: Option<GroupPlace<'k>>,
+    /// Which rows of B a tile has, where these are no neighbours.
+    pub pieces: Option<Pieces<'k>>,
 }
 
 /// The arguments of groups inside a kernel.
@@ -221,7 +224,19 @@ impl<'k> Params<'k> {
         let layouts: U32<'k> = k.param("scale_layouts");
         let (sfa_layout, sfb_bulk) = (layouts & (SFB_BULK - 1), (layouts & SFB_BULK).ne(0));
         let tuning = [k.param("tuning_0"), k.param("tuning_1"), k.param("tuning_2")];
-        Params { a, b, sfa_map, sfa, sfb, sfa_layout, sfb_bulk, output, k_blocks, tuning, group: None }
+        let (group, pieces) = (None, None);
+        Params { a, b, sfa_map, sfa, sfb, sfa_layout, sfb_bulk, output, k_blocks, tuning, group, pieces }
+    }
+
+    /// The column of D and the row of B of one of the sums of a tile whose first column is `n`.
+    pub fn place_of(&self, n: U32<'k>, sum: U32<'k>) -> (U32<'k>, U32<'k>) {
+        match self.pieces {
+            None => {
+                let column = n + sum;
+                (column, column)
+            }
+            Some(pieces) => pieces.place(n, sum),
+        }
     }
 
     /// The arguments of the tile's group: its scales, and its rows as all rows that there are.

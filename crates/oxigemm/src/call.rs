@@ -2,13 +2,15 @@
 
 use std::ffi::c_void;
 
-use oxigemm_kernels::epilogue::OutputFlags;
+use oxigemm_kernels::epilogue::{OutputFlags, Panels};
+use oxigemm_kernels::epilogue::fused::{FusedArgs, FusedFlags};
 use oxigemm_kernels::grouping::{GroupArgs, GroupLayout};
 use oxigemm_kernels::half::Half;
 use oxigemm_kernels::launch::{Family, GroupedShape, Launch, MatrixMap};
 use oxigemm_kernels::params::{Args, GroupedArgs, SFB_BULK, ScaleLayout, sfb_bulk};
 
-use crate::check::{Accumulate, Groups, Problem};
+use crate::cast::ScaleFormat;
+use crate::check::{Accumulate, Fused, Groups, Problem};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::{self, Choice, Limits, Plan, Shape};
@@ -19,6 +21,8 @@ pub(crate) struct PlanKey {
     pub problem: Problem,
     /// Its groups, where rows are grouped.
     pub groups: Option<Groups>,
+    /// What is done with its sums, where that is fused.
+    pub fused: Option<Fused>,
     pub choice: Option<Choice>,
     pub sms: u32,
 }
@@ -31,6 +35,18 @@ impl PlanKey {
             name: plan::name(&choice),
             shape: format!("{groups}m={m} n={n} k={k} on {} multiprocessors", limits.sms),
         };
+        if let Some(fused) = &self.fused {
+            let shape = Shape { m, n, k };
+            return match self.choice {
+                None => Ok(Plan::best_fused(family, shape, fused, limits)),
+                Some(choice) if choice.config().family() != family => Err(Error::ChoiceFamily {
+                    name: plan::name(&choice),
+                    expected: plan::family_name(family),
+                }),
+                Some(choice) => Plan::of_fused(choice, shape, fused, limits)
+                    .ok_or_else(|| refuse(choice, "finished sums of ".to_owned())),
+            };
+        }
         match (self.choice, self.grouped_shape()) {
             (Some(choice), _) if choice.config().family() != family => {
                 Err(Error::ChoiceFamily { name: plan::name(&choice), expected: plan::family_name(family) })
@@ -69,6 +85,17 @@ pub(crate) struct Addresses {
     pub d: u64,
     /// The numbers that tell where groups are; not looked at where rows are not grouped.
     pub groups: u64,
+    /// What is fused; not looked at where nothing is.
+    pub fused: FusedAt,
+}
+
+/// What sums are finished with in one call.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FusedAt {
+    pub alpha: f32,
+    pub beta: f32,
+    pub bias: u64,
+    pub scales: u64,
 }
 
 /// An operand that the copy engine moves, and so has a tensor map.
@@ -120,15 +147,24 @@ pub(crate) struct Maps {
 }
 
 impl Maps {
-    fn new(launch: &Launch, shape: Shape, problem: &Problem, output: &Output) -> Maps {
+    fn new(
+        launch: &Launch,
+        shape: Shape,
+        problem: &Problem,
+        output: &Output,
+        fused: Option<&Fused>,
+    ) -> Maps {
         let swizzled = |element, matrix| Map { matrix, element, swizzled: true };
         let (a_pitch, b_pitch) = (problem.a_pitch, problem.b_pitch);
+        let rows_of_b = shape.n * fused.map_or(1, |fused| fused.fusion.sums());
+        let of_b = Shape { n: rows_of_b, ..shape };
+        let of_d = Shape { n: fused.map_or(shape.n, |fused| fused.columns_of_d(shape.n)), ..shape };
         let [a, b] = match problem.family {
-            Family::Fp8 => [launch.map_a(shape, a_pitch), launch.map_b(shape, b_pitch)]
+            Family::Fp8 => [launch.map_a(shape, a_pitch), launch.map_b(of_b, b_pitch)]
                 .map(|map| swizzled(MapElement::Byte, map)),
             Family::Half(operands) => {
                 let a = launch.map_half(operands.a, [shape.m, shape.k], a_pitch, launch.tile_a);
-                let b = launch.map_half(operands.b, [shape.n, shape.k], b_pitch, launch.tile_b);
+                let b = launch.map_half(operands.b, [of_b.n, shape.k], b_pitch, launch.tile_b);
                 let element = match operands.element {
                     Half::Bf16 => MapElement::Bf16,
                     Half::F16 => MapElement::F16,
@@ -144,7 +180,7 @@ impl Maps {
             }
             Family::Half(_) => None,
         };
-        let d = output.plain.then(|| launch.map_d(shape, problem.d_pitch, problem.d_type.size() as u32));
+        let d = output.plain.then(|| launch.map_d(of_d, problem.d_pitch, problem.d_type.size() as u32));
         Maps {
             a,
             b,
@@ -171,6 +207,7 @@ pub(crate) struct Arguments {
     args: Args,
     output: Output,
     groups: Option<GroupedArgs>,
+    fused: Option<FusedArgs>,
     /// Whether the copy engine can address every slab of A's scales as it does the first, and every group's of B's.
     scales_alike: [bool; 2],
 }
@@ -180,28 +217,43 @@ pub(crate) struct Arguments {
 pub(crate) struct KernelArgs {
     pub product: Args,
     pub groups: Option<GroupedArgs>,
+    pub fused: Option<FusedArgs>,
 }
 
 impl KernelArgs {
-    const MOST: usize = Args::COUNT + GroupedArgs::COUNT;
+    const MOST: usize = Args::COUNT + GroupedArgs::COUNT + FusedArgs::COUNT;
 
     /// A pointer to each argument, and how many there are.
     pub fn pointers(&self) -> ([*mut c_void; Self::MOST], usize) {
         let mut all = [std::ptr::null_mut(); Self::MOST];
         all[..Args::COUNT].copy_from_slice(&self.product.pointers());
-        let Some(groups) = &self.groups else { return (all, Args::COUNT) };
-        all[Args::COUNT..].copy_from_slice(&groups.pointers());
-        (all, Self::MOST)
+        let mut count = Args::COUNT;
+        let mut append = |pointers: &[*mut c_void]| {
+            all[count..count + pointers.len()].copy_from_slice(pointers);
+            count += pointers.len();
+        };
+        if let Some(groups) = &self.groups {
+            append(&groups.pointers());
+        }
+        if let Some(fused) = &self.fused {
+            append(&fused.pointers());
+        }
+        (all, count)
     }
 }
 
 impl Arguments {
     /// The arguments of a plan, and the tensor maps that go with them.
-    pub fn new(plan: &Plan, problem: &Problem, groups: Option<&Groups>) -> (Arguments, Maps) {
+    pub fn new(
+        plan: &Plan,
+        problem: &Problem,
+        groups: Option<&Groups>,
+        fused: Option<&Fused>,
+    ) -> (Arguments, Maps) {
         let (shape, launch) = (plan.shape, plan.launch);
         let sfa_strides = sfa_strides(problem);
-        let output = Output::new(problem, plan.choice.stores_f32_panels());
-        let mut maps = Maps::new(&launch, shape, problem, &output);
+        let output = Output::new(problem, plan.choice.stores_f32_panels(), fused);
+        let mut maps = Maps::new(&launch, shape, problem, &output, fused);
         let mut scales_alike = [true; 2];
         if let Some(groups) = groups {
             let slabs = groups.slabs();
@@ -245,8 +297,8 @@ impl Arguments {
             scale_layouts: ScaleLayout::Copied as u32,
             tuning: launch.tuning,
         };
-        let groups = groups.map(grouped_args);
-        (Arguments { args, output, groups, scales_alike }, maps)
+        let (groups, fused) = (groups.map(grouped_args), fused.map(fused_args));
+        (Arguments { args, output, groups, fused, scales_alike }, maps)
     }
 
     /// The arguments for operands at these addresses. `encode` gives the tensor map of an operand at its address.
@@ -287,7 +339,9 @@ impl Arguments {
         let groups = self
             .groups
             .map(|groups| GroupedArgs { groups: GroupArgs { layout: at.groups, ..groups.groups }, ..groups });
-        Ok(KernelArgs { product, groups })
+        let FusedAt { alpha, beta, bias, scales } = at.fused;
+        let fused = self.fused.map(|fused| FusedArgs { alpha, beta, bias, scales, ..fused });
+        Ok(KernelArgs { product, groups, fused })
     }
 }
 
@@ -306,6 +360,45 @@ fn grouped_args(groups: &Groups) -> GroupedArgs {
     }
 }
 
+/// The arguments of what is fused, but for addresses and factors.
+fn fused_args(fused: &Fused) -> FusedArgs {
+    let mut flags = match fused.bias {
+        None => 0,
+        Some(DType::F32) => FusedFlags::BIAS | FusedFlags::BIAS_F32,
+        Some(_) => FusedFlags::BIAS,
+    };
+    if let Some(quantized) = fused.quantized {
+        flags |= FusedFlags::QUANTIZED;
+        if quantized.format == ScaleFormat::PowerOfTwo {
+            flags |= FusedFlags::POWERS_OF_TWO;
+        }
+    }
+    FusedArgs {
+        alpha: 1.0,
+        beta: 1.0,
+        bias: 0,
+        flags,
+        activation: fused.activation as u32,
+        heads: fused.heads.map_or([0, 0, 1], |heads| [heads.left, heads.mid, heads.left + heads.right]),
+        scales: 0,
+        scale_strides: fused.quantized.map_or([0; 2], |quantized| quantized.strides),
+    }
+}
+
+impl Fused {
+    /// The columns of D where these are computed; the check has bounded them.
+    fn columns_of_d(&self, columns: u32) -> u32 {
+        self.heads.map_or(columns, |heads| columns + columns / (heads.left + heads.right) * heads.mid)
+    }
+
+    /// Whether runs of this many columns that are computed together are neighbours in D.
+    fn keeps_together(&self, columns: u32) -> bool {
+        self.heads.is_none_or(|heads| {
+            [heads.left, heads.right].iter().all(|part| part.is_multiple_of(columns))
+        })
+    }
+}
+
 /// What decides how D is written.
 #[derive(Clone, Copy, Debug)]
 struct Output {
@@ -317,11 +410,13 @@ struct Output {
     pitches: [u64; 2],
     /// Whether the copy engine could store D, were its address aligned.
     plain: bool,
+    /// Whether four columns that are computed together are neighbours in D.
+    fours: bool,
 }
 
 impl Output {
     /// `f32_panels`: whether the kernel has the copy engine store FP32, and add it to D.
-    fn new(problem: &Problem, f32_panels: bool) -> Output {
+    fn new(problem: &Problem, f32_panels: bool, fused: Option<&Fused>) -> Output {
         let c_pitch = match problem.c {
             Accumulate::None | Accumulate::InPlace => problem.d_pitch,
             Accumulate::From { pitch } => pitch,
@@ -341,8 +436,11 @@ impl Output {
         };
         // What the copy engine takes: rows of whole 16-byte vectors.
         let vectors = |elements: u64| (elements * size).is_multiple_of(16);
-        let plain = kind && vectors(problem.n.into()) && vectors(problem.d_pitch);
-        Output { flags, size, pitches: [problem.d_pitch, c_pitch], plain }
+        let together = |columns| fused.is_none_or(|fused| fused.keeps_together(columns));
+        let aligned = vectors(problem.n.into()) && vectors(problem.d_pitch);
+        let plain = kind && aligned && together(Panels::MAP_TILE[1]);
+        let fours = together(4) && fused.and_then(|fused| fused.heads).is_none_or(|heads| heads.mid % 4 == 0);
+        Output { flags, size, pitches: [problem.d_pitch, c_pitch], plain, fours }
     }
 
     fn flags(&self, at: &Addresses) -> u32 {
@@ -350,7 +448,7 @@ impl Output {
             |address: u64, pitch: u64| address.is_multiple_of(4 * self.size) && pitch.is_multiple_of(4);
         let [d_pitch, c_pitch] = self.pitches;
         let mut flags = self.flags;
-        if vector(at.d, d_pitch) && (flags & OutputFlags::ADDEND == 0 || vector(at.c, c_pitch)) {
+        if self.fours && vector(at.d, d_pitch) && (flags & OutputFlags::ADDEND == 0 || vector(at.c, c_pitch)) {
             flags |= OutputFlags::VECTORS;
         }
         if self.plain && at.d.is_multiple_of(16) {
@@ -389,14 +487,22 @@ mod tests {
         sfb: ScaleStrides { mn: 4, k: 1 },
         d_type: DType::Bf16,
     };
-    const AT: Addresses =
-        Addresses { a: 0x1000, sfa: 0x2000, b: 0x3000, sfb: 0x4000, c: 0x5000, d: 0x6000, groups: 0 };
+    const AT: Addresses = Addresses {
+        a: 0x1000,
+        sfa: 0x2000,
+        b: 0x3000,
+        sfb: 0x4000,
+        c: 0x5000,
+        d: 0x6000,
+        groups: 0,
+        fused: FusedAt { alpha: 1.0, beta: 1.0, bias: 0, scales: 0 },
+    };
 
     #[test]
     fn the_copy_engine_stores_what_it_can_address_and_nothing_else() {
         const PLAIN: u32 = OutputFlags::PLAIN;
         const VECTORS: u32 = OutputFlags::VECTORS;
-        let flags = |problem: Problem, d: u64| Output::new(&problem, false).flags(&Addresses { d, ..AT });
+        let flags = |problem: Problem, d: u64| Output::new(&problem, false, None).flags(&Addresses { d, ..AT });
         assert_eq!(flags(PROBLEM, 0x6000), PLAIN | VECTORS);
         assert_eq!(flags(PROBLEM, 0x6008), VECTORS, "four elements are still aligned");
         assert_eq!(flags(PROBLEM, 0x6002), 0);
@@ -413,7 +519,7 @@ mod tests {
         const F32: u32 = OutputFlags::F32 | OutputFlags::VECTORS;
         const PLAIN: u32 = OutputFlags::PLAIN;
         let wide = Problem { d_type: DType::F32, ..PROBLEM };
-        let flags = |problem: Problem| Output::new(&problem, true).flags(&Addresses { c: AT.d, ..AT });
+        let flags = |problem: Problem| Output::new(&problem, true, None).flags(&Addresses { c: AT.d, ..AT });
         assert_eq!(flags(wide), F32 | PLAIN);
         assert_eq!(flags(Problem { n: 252, ..wide }), F32 | PLAIN);
         assert_eq!(flags(Problem { n: 254, ..wide }), F32);
@@ -429,7 +535,7 @@ mod tests {
     fn vectors_need_both_d_and_c_aligned() {
         let both = OutputFlags::ADDEND | OutputFlags::VECTORS;
         let problem = Problem { c: Accumulate::From { pitch: 256 }, ..PROBLEM };
-        let flags = |problem: Problem, c: u64| Output::new(&problem, false).flags(&Addresses { c, ..AT });
+        let flags = |problem: Problem, c: u64| Output::new(&problem, false, None).flags(&Addresses { c, ..AT });
         assert_eq!(flags(problem, 0x5000), both);
         assert_eq!(flags(problem, 0x5002), OutputFlags::ADDEND);
         let odd = Problem { c: Accumulate::From { pitch: 259 }, ..PROBLEM };

@@ -1,6 +1,6 @@
 //! The GEMM functions.
 
-use crate::call::{Addresses, PlanKey};
+use crate::call::{Addresses, FusedAt, PlanKey};
 use crate::check::{Checked, Fp8GemmNt, Groups, Operand, Problem, Trivial};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
@@ -150,7 +150,7 @@ pub struct RawFp8Gemm {
 }
 
 impl RawFp8Gemm {
-    fn describe(&self, device: DeviceId) -> Fp8GemmNt {
+    pub(crate) fn describe(&self, device: DeviceId) -> Fp8GemmNt {
         // What does not fit is refused as too large.
         let int = |x: usize| i64::try_from(x).unwrap_or(i64::MAX);
         let [m, n, k] = [self.m, self.n, self.k].map(int);
@@ -230,6 +230,7 @@ impl CallArguments for Fp8GemmNt {
             c: self.c.map_or(0, |c| c.address),
             d: self.d.address,
             groups: 0,
+            fused: FusedAt::default(),
         }
     }
 }
@@ -335,7 +336,7 @@ pub(crate) fn key(
     options: &GemmOptions,
 ) -> PlanKey {
     let sms = options.num_sms.map_or(limits.sms, |sms| sms.clamp(1, limits.sms));
-    PlanKey { problem, groups, choice: options.choice, sms }
+    PlanKey { problem, groups, fused: None, choice: options.choice, sms }
 }
 
 /// The address of a matrix and the bytes from one of its rows to the next, both bounded by the check.

@@ -2,7 +2,7 @@
 
 use oxigemm_kernels::grouping::GroupLayout;
 
-use crate::call::Addresses;
+use crate::call::{Addresses, FusedAt};
 use crate::check::{CheckedGroups, GroupedFp8GemmNt, GroupsArgument, Operand};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
@@ -400,6 +400,7 @@ impl CallArguments for GroupedFp8GemmNt {
             c: 0,
             d: self.d.address,
             groups: self.groups.numbers.address,
+            fused: FusedAt::default(),
         }
     }
 }

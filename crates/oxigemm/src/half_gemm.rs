@@ -1,6 +1,6 @@
 //! The GEMM functions with BF16 and FP16 operands.
 
-use crate::call::Addresses;
+use crate::call::{Addresses, FusedAt};
 use crate::check::{Checked, GemmLayout, HalfGemm, Operand};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
@@ -212,6 +212,7 @@ impl CallArguments for HalfGemm {
             c: self.c.map_or(0, |c| c.address),
             d: self.d.address,
             groups: 0,
+            fused: FusedAt::default(),
         }
     }
 }

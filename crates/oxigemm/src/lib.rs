@@ -38,6 +38,8 @@
 //! Mixtures of experts have a product of its own for the rows of each expert: [`m_grouped_fp8_gemm_nt_contiguous`] and
 //! [`m_grouped_fp8_gemm_nt_masked`].
 //!
+//! What follows a product can be part of it: bias, activation, gate, quantization ([`fp8_gemm_nt_fused`]).
+//!
 //! Engines that own their memory call [`fp8_gemm_nt_raw`] and [`m_grouped_fp8_gemm_nt_raw`] with addresses and a
 //! [`Stream`].
 
@@ -47,6 +49,7 @@ pub mod check;
 mod device;
 mod dtype;
 mod error;
+mod fused;
 mod gemm;
 mod grouped;
 mod half_gemm;
@@ -64,11 +67,14 @@ mod storage;
 mod stream;
 mod tensor;
 
-pub use check::GemmLayout;
+pub use check::{GemmLayout, HeadSplits};
 pub use device::{Device, DeviceId};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use float8::{F8E4M3, F8E5M2};
+pub use fused::{
+    Epilogue, FusedOutput, RawFusedFp8Gemm, fp8_gemm_nt_fused, fp8_gemm_nt_fused_raw, fp8_gemm_nt_skip_head_mid,
+};
 pub use gemm::{Addend, GemmOptions, RawFp8Gemm, fp8_gemm_nt, fp8_gemm_nt_raw};
 pub use grouped::{
     GroupedRows, RawGroupedFp8Gemm, RawGroups, m_grouped_fp8_gemm_nt_contiguous,
@@ -80,6 +86,7 @@ pub use half_gemm::{
     fp16_gemm_tn, fp16_gemm_tt, half_gemm, half_gemm_raw,
 };
 pub use layout::MAX_RANK;
+pub use oxigemm_kernels::epilogue::Activation;
 pub use runtime::{ARCH, Cuda, Loaded, Stats};
 pub use simulated::Sim;
 pub use stream::{Event, Graph, SimEvent, SimGraph, SimStream, Stream};

@@ -4,8 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use oxigemm_cuda::{Element, Function, L2Promotion, LaunchConfig, Stream, Swizzle, TensorMap, TiledTensor};
 
-use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, Mapped, Maps};
-use crate::check::{Groups, Problem};
+use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, Mapped, Maps, PlanKey};
 use crate::error::Result;
 use crate::plan::Plan;
 
@@ -50,8 +49,9 @@ impl RememberedMaps {
 }
 
 impl Prepared {
-    pub fn new(plan: &Plan, function: Function, problem: &Problem, groups: Option<&Groups>) -> Prepared {
-        let (arguments, maps) = Arguments::new(plan, problem, groups);
+    pub fn new(plan: &Plan, function: Function, key: &PlanKey) -> Prepared {
+        let (arguments, maps) =
+            Arguments::new(plan, &key.problem, key.groups.as_ref(), key.fused.as_ref());
         let maps = RememberedMaps::new(&maps);
         let launch = plan.launch;
         let config = LaunchConfig {

@@ -3,9 +3,11 @@
 //! The product of two e4m3 values is a multiple of 2⁻¹⁸ below 2¹⁸, so that a sum of 128 products needs 43 bits: in
 //! `f64` it is exact, in any order. The result depends on rounding only where scaled sums are added, 2⁻⁵³ each.
 
+mod fused;
 mod grouped;
 mod half;
 
+pub use fused::{Finish, fp8_gemm_nt_fused_tensors};
 pub use grouped::m_grouped_fp8_gemm_nt_tensors;
 pub use half::{gemm_nt, gemm_nt_rows, half_gemm_tensors};
 use rayon::prelude::*;

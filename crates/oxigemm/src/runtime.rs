@@ -232,7 +232,7 @@ impl Cuda {
         let cluster = plan.launch.cluster;
         let allowed = if limits.restricted { limits.sms / cluster } else { u32::MAX };
         plan.set_concurrent(resident.min(allowed).max(1));
-        let prepared = Arc::new(Prepared::new(&plan, kernel.function, &key.problem, key.groups.as_ref()));
+        let prepared = Arc::new(Prepared::new(&plan, kernel.function, key));
         let mut plans = self.inner.plans.write().unwrap_or_else(PoisonError::into_inner);
         if plans.len() >= MAX_PLANS {
             plans.clear();

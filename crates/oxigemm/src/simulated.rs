@@ -14,6 +14,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 
+#[cfg(doc)]
+use oxigemm_kernels::epilogue::fused::FusedArgs;
 use oxigemm_kernels::launch::{Config, MatrixMap};
 use oxigemm_kernels::params::{Args, GroupedArgs};
 use oxigemm_sim::{Element, Launch, Machine, Module, Options, Param, Report, Swizzle, TensorMapSpec};
@@ -139,7 +141,7 @@ impl Sim {
         let module = self.module(&config)?;
         let name = config.name();
         let fault = |fault| Error::Fault { kernel: name.clone(), fault: Box::new(fault) };
-        let (arguments, maps) = Arguments::new(&plan, &key.problem, key.groups.as_ref());
+        let (arguments, maps) = Arguments::new(&plan, &key.problem, key.groups.as_ref(), key.fused.as_ref());
         let args = arguments.at(at, |operand, address| {
             map_spec(maps.of(operand), address).encode().map(words).map_err(fault)
         })?;
@@ -323,8 +325,9 @@ fn launch(plan: &Plan, entry: &str, args: &KernelArgs) -> Launch {
     }
 }
 
-/// The parameters in the order of [`Args`], and of [`GroupedArgs`] where rows are grouped.
-fn parameters(KernelArgs { product: args, groups }: &KernelArgs) -> Vec<Param> {
+/// The parameters in the order of [`Args`], of [`GroupedArgs`] where rows are grouped, and of [`FusedArgs`] where sums
+/// are finished.
+fn parameters(KernelArgs { product: args, groups, fused }: &KernelArgs) -> Vec<Param> {
     let map = |map: [u64; 16]| Param::Bytes(map.iter().flat_map(|word| word.to_le_bytes()).collect());
     let maps = [args.a, args.b, args.sfa_map, args.d_map].map(map);
     let pointers = [args.sfa, args.sfb, args.d, args.c].map(Param::U64);
@@ -340,12 +343,19 @@ fn parameters(KernelArgs { product: args, groups }: &KernelArgs) -> Vec<Param> {
         all.extend(numbers.map(Param::U32));
         debug_assert_eq!(all.len(), Args::COUNT + GroupedArgs::COUNT);
     }
+    if let Some(fused) = fused {
+        all.extend([Param::F32(fused.alpha), Param::F32(fused.beta), Param::U64(fused.bias)]);
+        all.extend([fused.flags, fused.activation].into_iter().chain(fused.heads).map(Param::U32));
+        all.push(Param::U64(fused.scales));
+        all.extend(fused.scale_strides.map(Param::U32));
+    }
     all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oxigemm_kernels::epilogue::fused::FusedArgs;
     use oxigemm_kernels::grouping::GroupArgs;
 
     /// A GPU is given pointers, the simulator values: both must mean the same parameters.
@@ -374,8 +384,19 @@ mod tests {
         };
         let groups = GroupArgs { layout: 19, kind: 20, groups: 21, alignment: 22, d_slab: 23 };
         let groups = GroupedArgs { groups, sfa_slab: 24, sfb_group: 25 };
-        for groups in [None, Some(groups)] {
-            let args = KernelArgs { product, groups };
+        let fused = FusedArgs {
+            alpha: 26.0,
+            beta: 27.0,
+            bias: 28,
+            flags: 29,
+            activation: 30,
+            heads: [31, 32, 33],
+            scales: 34,
+            scale_strides: [35, 36],
+        };
+        for (groups, fused) in [(None, None), (Some(groups), None), (None, Some(fused)), (Some(groups), Some(fused))]
+        {
+            let args = KernelArgs { product, groups, fused };
             let (pointers, count) = args.pointers();
             let values = parameters(&args);
             assert_eq!(values.len(), count);
@@ -383,8 +404,8 @@ mod tests {
                 let expected = match value {
                     Param::U32(value) => value.to_le_bytes().to_vec(),
                     Param::U64(value) => value.to_le_bytes().to_vec(),
+                    Param::F32(value) => value.to_le_bytes().to_vec(),
                     Param::Bytes(bytes) => bytes,
-                    other => panic!("parameter {i} is {other:?}"),
                 };
                 // SAFETY: a pointer to a field of `args`, which has the size of its value.
                 let found = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>(), expected.len()) };

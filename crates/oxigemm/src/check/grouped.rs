@@ -252,7 +252,7 @@ impl Operand {
     }
 
     /// A list of so many numbers without gaps.
-    fn expect_list(&self, length: i64) -> Result<()> {
+    pub(super) fn expect_list(&self, length: i64) -> Result<()> {
         if self.rank != 1 {
             return Err(Error::Rank {
                 argument: self.name,
@@ -278,7 +278,7 @@ impl Operand {
     }
 
     /// A list as a matrix of one row.
-    fn list(&self) -> Operand {
+    pub(super) fn list(&self) -> Operand {
         Operand::matrix(
             self.name,
             self.dtype,

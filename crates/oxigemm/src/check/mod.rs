@@ -4,10 +4,12 @@
 //! raw device pointers alike. What it returns is all that planning and launching need to know of the arguments, in
 //! a form where arguments that mean the same problem compare equal. On the way to success it allocates nothing.
 
+mod fused;
 mod grouped;
 mod half;
 mod operand;
 
+pub use fused::{CheckedFused, EpilogueArguments, Fused, HeadSplits, QuantizedRows};
 pub use grouped::{CheckedGroups, GroupedFp8GemmNt, Groups, GroupsArgument};
 pub use half::{GemmLayout, HalfGemm};
 use operand::Footprint;
@@ -95,7 +97,7 @@ pub struct Problem {
     pub family: Family,
     /// Rows of A and D; at most `i32::MAX`, like `n` and `k`.
     pub m: u32,
-    /// Rows of B, columns of D.
+    /// Columns that are computed: the rows of B, or half of them where there is a gate.
     pub n: u32,
     /// Columns of A and B.
     pub k: u32,
@@ -176,13 +178,18 @@ impl Fp8GemmNt {
     /// # Errors
     /// The first broken rule, with the argument that breaks it.
     pub fn check(&self) -> Result<Checked> {
+        self.check_with(&EpilogueArguments::default())
+    }
+
+    /// The same for a product whose sums are finished, so that D may be of other columns and another type.
+    fn check_with(&self, epilogue: &EpilogueArguments) -> Result<Checked> {
         let Fp8GemmNt { a, sfa, b, sfb, c, d } = self;
 
         a.expect_dtype(&[DType::E4m3])?;
         b.expect_dtype(&[DType::E4m3])?;
         sfa.expect_dtype(&[DType::F32])?;
         sfb.expect_dtype(&[DType::F32])?;
-        d.expect_dtype(&[DType::Bf16, DType::F32])?;
+        d.expect_dtype(epilogue.d_types())?;
         let [m, k] = a.matrix_dims()?;
         let [n, b_k] = b.matrix_dims()?;
         if b_k != k {
@@ -191,7 +198,10 @@ impl Fp8GemmNt {
         let (k_blocks, n_blocks) = (blocks(k), blocks(n));
         sfa.expect_scales([m, k_blocks], "one per row of `a` and 128 of K")?;
         sfb.expect_scales([n_blocks, k_blocks], "one per 128 rows of `b` and 128 of K")?;
-        expect_output(d, c.as_ref(), [m, n], "the rows of `a` by the rows of `b`", a, &[sfa, b, sfb, d])?;
+        let columns = epilogue.columns(b, n, i64::from(BLOCK))?;
+        let dims = [m, epilogue.columns_of_d(columns)];
+        expect_output(d, c.as_ref(), dims, epilogue.meaning_of_d(), a, &[sfa, b, sfb, d])?;
+        epilogue.check_shapes(n, &[m, columns], a, c.as_ref())?;
         if m == 0 || n == 0 {
             return Ok(Checked::Trivial(Trivial::Nothing));
         }
@@ -213,7 +223,7 @@ impl Fp8GemmNt {
             family: Family::Fp8,
             // matrix_dims has bounded each of them by i32::MAX.
             m: m as u32,
-            n: n as u32,
+            n: columns as u32,
             k: k as u32,
             a_pitch,
             b_pitch,

@@ -70,6 +70,11 @@ impl Footprint {
         Footprint { end, pitch: if keeps { self.pitch } else { 0 }, ..self }
     }
 
+    /// Whether elements of a matrix of scales may lie in the same place.
+    pub(super) fn overlaps_itself(&self, dims: &[i64]) -> bool {
+        self.pitch == 0 && dims.iter().product::<i64>() > 1
+    }
+
     fn overlaps(&self, other: &Footprint) -> bool {
         if self.start >= other.end || other.start >= self.end {
             return false;

@@ -3,6 +3,7 @@
 //! How many rows a group has only the device knows. A plan is made for the rows that a group is expected to have, and
 //! computes any others as well, only not as fast.
 
+use oxigemm_kernels::epilogue::fused::Fusion;
 use oxigemm_kernels::launch::Config;
 
 use super::cost::{self, Cost, Persistent, Speeds, Tile};
@@ -63,7 +64,8 @@ impl Plan {
 
 fn plan(choice: Choice, estimate: Cost, shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
     let launch = choice.launch_grouped(shape, limits.clusters(blocks_of(&choice)))?;
-    Some(Plan { shape: shape.slab(), groups: Some(*shape), choice, launch, estimate, why: Why::Asked })
+    let (slab, groups) = (shape.slab(), Some(*shape));
+    Some(Plan { shape: slab, groups, passes: 1, choice, launch, estimate, why: Why::Asked })
 }
 
 /// Every candidate with its estimate, the cheapest first.
@@ -83,6 +85,7 @@ pub fn grouped_candidates(shape: &GroupedShape, limits: &Limits) -> impl Iterato
 fn serves(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> bool {
     let blocks = blocks_of(choice);
     (!limits.restricted || blocks <= limits.sms)
+        && choice.config().fusion() == Fusion::None
         && choice
             .launch_grouped(shape, limits.clusters(blocks))
             .is_some_and(|launch| launch.shared_bytes <= limits.shared_per_block)

@@ -15,11 +15,13 @@
 //! ```
 
 pub mod cost;
+mod fused;
 mod grouped;
 
 use std::fmt;
 
 pub use cost::Cost;
+pub use fused::{fused_candidates, fused_ranking};
 pub use grouped::{grouped_candidates, grouped_ranking};
 use oxigemm_kernels::half::Major;
 use oxigemm_kernels::launch::Config;
@@ -114,6 +116,8 @@ pub struct Plan {
     pub shape: Shape,
     /// The groups it is for, where rows are grouped.
     pub groups: Option<GroupedShape>,
+    /// In how many passes a tile is computed: several only where D is quantized.
+    pub passes: u32,
     /// The kernel and what its launch chooses.
     pub choice: Choice,
     /// The launch.
@@ -177,7 +181,8 @@ impl Plan {
         }
         let (choice, estimate) = best.expect("many-row kernels serve every shape");
         let launch = choice.launch(shape, limits.clusters(blocks_of(&choice)));
-        Plan { shape, groups: None, choice, launch, estimate, why: Why::Cheapest { of: count, before } }
+        let why = Why::Cheapest { of: count, before };
+        Plan { shape, groups: None, passes: 1, choice, launch, estimate, why }
     }
 
     /// A given choice, or `None` where it cannot serve the shape on this device.
@@ -188,16 +193,17 @@ impl Plan {
         }
         let launch = choice.launch(shape, limits.clusters(blocks_of(&choice)));
         let estimate = cost::estimate(choice, shape, limits);
-        Some(Plan { shape, groups: None, choice, launch, estimate, why: Why::Asked })
+        Some(Plan { shape, groups: None, passes: 1, choice, launch, estimate, why: Why::Asked })
     }
 
     /// Launches it on a device that runs up to `concurrent` of its clusters at a time.
     pub(crate) fn set_concurrent(&mut self, concurrent: u32) {
         self.launch = match &self.groups {
-            None => self.choice.launch(self.shape, concurrent),
-            Some(groups) => {
-                self.choice.launch_grouped(groups, concurrent).expect("the plan has a kernel for groups")
-            }
+            None => self.choice.launch_in_passes(self.shape, self.passes, concurrent),
+            Some(groups) => self
+                .choice
+                .launch_grouped_in_passes(groups, self.passes, concurrent)
+                .expect("the plan has a kernel for groups"),
         };
     }
 
@@ -328,7 +334,8 @@ fn serves(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
     };
     match *choice {
         Choice::Wide { config, .. } => {
-            !config.is_grouped() && config.shared_bytes() <= limits.shared_per_block
+            let plain = !config.is_grouped() && !config.is_fused();
+            plain && config.shared_bytes() <= limits.shared_per_block
         }
         Choice::HalfWide { config, .. } => config.shared_bytes() <= limits.shared_per_block,
         Choice::Slim { config, split, stages } => {
