@@ -159,9 +159,7 @@ impl<'k> Place<'k> {
     fn first_column(&self, n: U32<'k>, pass: Option<U32<'k>>) -> U32<'k> {
         let index = n * self.cluster.1 + self.rank.1;
         match (self.passes, pass) {
-            (Some(passes), Some(pass)) => {
-                index * (passes.count * self.tile[1]) + pass * passes.step
-            }
+            (Some(passes), Some(pass)) => index * (passes.count * self.tile[1]) + pass * passes.step,
             _ => index * self.tile[1],
         }
     }

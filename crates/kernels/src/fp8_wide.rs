@@ -240,7 +240,8 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         ScaleRing::new(k, cfg.scales(), shared.at(map.scales), shared.at(map.scale_barriers), &params);
     let (warp, lane) = (k.warp_index(), k.lane());
     let outbox = Pipeline::new(k, shared.at(map.output_barriers), MATH_WARPGROUPS, MATH_WARPGROUPS);
-    let block = Block { k, cfg, params, grouped, fused, map, shared, place, pipe, scales, outbox, warp, lane };
+    let block =
+        Block { k, cfg, params, grouped, fused, map, shared, place, pipe, scales, outbox, warp, lane };
 
     let tile_warp = MATH_WARPS;
     let scale_warp = MATH_WARPS + 2;
@@ -293,7 +294,7 @@ impl<'k> Block<'k, '_> {
     /// The producer thread: this block's part of A and B, multicast to the blocks that share them, and scales.
     fn load_tiles(&self) {
         let (k, cfg, p) = (self.k, self.cfg, &self.params);
-        let (a, b) = (self.place.share_of_a(), self.place.share_of_b());
+        let (a, b) = (self.place.share_of_a(), self.place.part_of_b(cfg.block_n));
         let once = k.cache_policy(Eviction::First);
         let cursor = self.pipe.writer();
         self.place.for_each_place(k, |tile| {

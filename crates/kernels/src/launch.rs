@@ -295,11 +295,7 @@ fn wide(tiles: &[(u32, u32, u32)], grouping: Grouping) -> impl Iterator<Item = C
 /// Those whose sums are finished before they are stored.
 const FUSED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 5), (64, 128, 6)];
 
-fn wide_fused(
-    tiles: &[(u32, u32, u32)],
-    grouping: Grouping,
-    fusion: Fusion,
-) -> impl Iterator<Item = Config> {
+fn wide_fused(tiles: &[(u32, u32, u32)], grouping: Grouping, fusion: Fusion) -> impl Iterator<Item = Config> {
     tiles.iter().map(move |&(block_m, block_n, stages)| {
         Config::Wide(fp8_wide::Config { block_m, block_n, stages, grouping, fusion })
     })

@@ -2,8 +2,8 @@
 
 use std::ffi::c_void;
 
-use oxigemm_kernels::epilogue::{OutputFlags, Panels};
 use oxigemm_kernels::epilogue::fused::{FusedArgs, FusedFlags};
+use oxigemm_kernels::epilogue::{OutputFlags, Panels};
 use oxigemm_kernels::grouping::{GroupArgs, GroupLayout};
 use oxigemm_kernels::half::Half;
 use oxigemm_kernels::launch::{Family, GroupedShape, Launch, MatrixMap};
@@ -147,13 +147,7 @@ pub(crate) struct Maps {
 }
 
 impl Maps {
-    fn new(
-        launch: &Launch,
-        shape: Shape,
-        problem: &Problem,
-        output: &Output,
-        fused: Option<&Fused>,
-    ) -> Maps {
+    fn new(launch: &Launch, shape: Shape, problem: &Problem, output: &Output, fused: Option<&Fused>) -> Maps {
         let swizzled = |element, matrix| Map { matrix, element, swizzled: true };
         let (a_pitch, b_pitch) = (problem.a_pitch, problem.b_pitch);
         let rows_of_b = shape.n * fused.map_or(1, |fused| fused.fusion.sums());
@@ -393,9 +387,8 @@ impl Fused {
 
     /// Whether runs of this many columns that are computed together are neighbours in D.
     fn keeps_together(&self, columns: u32) -> bool {
-        self.heads.is_none_or(|heads| {
-            [heads.left, heads.right].iter().all(|part| part.is_multiple_of(columns))
-        })
+        self.heads
+            .is_none_or(|heads| [heads.left, heads.right].iter().all(|part| part.is_multiple_of(columns)))
     }
 }
 
@@ -448,7 +441,8 @@ impl Output {
             |address: u64, pitch: u64| address.is_multiple_of(4 * self.size) && pitch.is_multiple_of(4);
         let [d_pitch, c_pitch] = self.pitches;
         let mut flags = self.flags;
-        if self.fours && vector(at.d, d_pitch) && (flags & OutputFlags::ADDEND == 0 || vector(at.c, c_pitch)) {
+        if self.fours && vector(at.d, d_pitch) && (flags & OutputFlags::ADDEND == 0 || vector(at.c, c_pitch))
+        {
             flags |= OutputFlags::VECTORS;
         }
         if self.plain && at.d.is_multiple_of(16) {
@@ -502,7 +496,8 @@ mod tests {
     fn the_copy_engine_stores_what_it_can_address_and_nothing_else() {
         const PLAIN: u32 = OutputFlags::PLAIN;
         const VECTORS: u32 = OutputFlags::VECTORS;
-        let flags = |problem: Problem, d: u64| Output::new(&problem, false, None).flags(&Addresses { d, ..AT });
+        let flags =
+            |problem: Problem, d: u64| Output::new(&problem, false, None).flags(&Addresses { d, ..AT });
         assert_eq!(flags(PROBLEM, 0x6000), PLAIN | VECTORS);
         assert_eq!(flags(PROBLEM, 0x6008), VECTORS, "four elements are still aligned");
         assert_eq!(flags(PROBLEM, 0x6002), 0);
@@ -535,7 +530,8 @@ mod tests {
     fn vectors_need_both_d_and_c_aligned() {
         let both = OutputFlags::ADDEND | OutputFlags::VECTORS;
         let problem = Problem { c: Accumulate::From { pitch: 256 }, ..PROBLEM };
-        let flags = |problem: Problem, c: u64| Output::new(&problem, false, None).flags(&Addresses { c, ..AT });
+        let flags =
+            |problem: Problem, c: u64| Output::new(&problem, false, None).flags(&Addresses { c, ..AT });
         assert_eq!(flags(problem, 0x5000), both);
         assert_eq!(flags(problem, 0x5002), OutputFlags::ADDEND);
         let odd = Problem { c: Accumulate::From { pitch: 259 }, ..PROBLEM };

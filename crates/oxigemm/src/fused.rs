@@ -252,10 +252,8 @@ impl RawFusedFp8Gemm {
             output.dims[1] = columns.saturating_add(skipped);
         }
         let int = |x: usize| i64::try_from(x).unwrap_or(i64::MAX);
-        let bias = Operand {
-            rank: 1,
-            ..Operand::matrix("bias", self.bias_type, [n, 1], [1, 1], self.bias, device)
-        };
+        let bias =
+            Operand { rank: 1, ..Operand::matrix("bias", self.bias_type, [n, 1], [1, 1], self.bias, device) };
         let dims = [gemm.a.dims[0], columns / 128 + i64::from(columns % 128 != 0)];
         let strides = self.d_scales_strides.map(int);
         let scales = Operand::matrix("d_scales", DType::F32, dims, strides, self.d_scales, device);

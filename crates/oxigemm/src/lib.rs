@@ -73,7 +73,8 @@ pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use float8::{F8E4M3, F8E5M2};
 pub use fused::{
-    Epilogue, FusedOutput, RawFusedFp8Gemm, fp8_gemm_nt_fused, fp8_gemm_nt_fused_raw, fp8_gemm_nt_skip_head_mid,
+    Epilogue, FusedOutput, RawFusedFp8Gemm, fp8_gemm_nt_fused, fp8_gemm_nt_fused_raw,
+    fp8_gemm_nt_skip_head_mid,
 };
 pub use gemm::{Addend, GemmOptions, RawFp8Gemm, fp8_gemm_nt, fp8_gemm_nt_raw};
 pub use grouped::{

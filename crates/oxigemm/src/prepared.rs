@@ -50,8 +50,7 @@ impl RememberedMaps {
 
 impl Prepared {
     pub fn new(plan: &Plan, function: Function, key: &PlanKey) -> Prepared {
-        let (arguments, maps) =
-            Arguments::new(plan, &key.problem, key.groups.as_ref(), key.fused.as_ref());
+        let (arguments, maps) = Arguments::new(plan, &key.problem, key.groups.as_ref(), key.fused.as_ref());
         let maps = RememberedMaps::new(&maps);
         let launch = plan.launch;
         let config = LaunchConfig {

@@ -394,7 +394,8 @@ mod tests {
             scales: 34,
             scale_strides: [35, 36],
         };
-        for (groups, fused) in [(None, None), (Some(groups), None), (None, Some(fused)), (Some(groups), Some(fused))]
+        for (groups, fused) in
+            [(None, None), (Some(groups), None), (None, Some(fused)), (Some(groups), Some(fused))]
         {
             let args = KernelArgs { product, groups, fused };
             let (pointers, count) = args.pointers();

@@ -197,7 +197,8 @@ impl EpilogueArguments {
                 if memory.overlaps_itself(scales.dims()) {
                     return Err(Error::ScaleLayout {
                         argument: scales.name,
-                        expected: "rows or columns that do not share elements, as they are written to".to_owned(),
+                        expected: "rows or columns that do not share elements, as they are written to"
+                            .to_owned(),
                         found: format!("strides {:?} for {:?}", &scales.strides[..2], scales.dims()),
                     });
                 }

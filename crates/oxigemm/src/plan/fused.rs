@@ -17,7 +17,10 @@ impl Plan {
         let ranking = fused_ranking(family, shape, fused, limits);
         let (choice, estimate) = *ranking.first().expect("many-row kernels serve every shape");
         let before = ranking.get(1).map(|(choice, cost)| (*choice, cost.us));
-        Plan { why: Why::Cheapest { of: ranking.len(), before }, ..plan(choice, estimate, shape, fused, limits) }
+        Plan {
+            why: Why::Cheapest { of: ranking.len(), before },
+            ..plan(choice, estimate, shape, fused, limits)
+        }
     }
 
     /// A given choice for a product whose sums are finished, or `None` where it cannot serve it on this device.

@@ -44,7 +44,8 @@ impl Finish<'_> {
     /// [`Error::Shape`] if lengths do not fit each other.
     pub fn apply(&self, product: &[f64], n: usize, c: Option<&[f32]>) -> Result<Vec<f64>> {
         let columns = if self.gated { n / 2 } else { n };
-        let lengths = [("product", product.len() % n.max(1) == 0), ("bias", self.bias.is_none_or(|b| b.len() == n))];
+        let lengths =
+            [("product", product.len() % n.max(1) == 0), ("bias", self.bias.is_none_or(|b| b.len() == n))];
         let of_c = c.is_none_or(|c| n > 0 && c.len() == product.len() / n * columns);
         if let Some((argument, _)) = lengths.into_iter().chain([("c", of_c)]).find(|(_, fits)| !fits) {
             return Err(Error::Shape {
@@ -73,9 +74,17 @@ impl Finish<'_> {
 fn activate(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::None => x,
-        Activation::Relu => if x > 0.0 || x.is_nan() { x } else { 0.0 },
+        Activation::Relu => {
+            if x > 0.0 || x.is_nan() {
+                x
+            } else {
+                0.0
+            }
+        }
         Activation::Gelu => x * 0.5 * erfc(-x / SQRT_2),
-        Activation::GeluTanh => x / (1.0 + (-2.0 * (2.0 * FRAC_1_PI).sqrt() * (x + 0.044715 * x.powi(3))).exp()),
+        Activation::GeluTanh => {
+            x / (1.0 + (-2.0 * (2.0 * FRAC_1_PI).sqrt() * (x + 0.044715 * x.powi(3))).exp())
+        }
         Activation::Silu => x / (1.0 + (-x).exp()),
     }
 }
