@@ -9,6 +9,7 @@ use oxigemm_cuda::profile::REST;
 use serde::Serialize;
 
 use crate::anchor::Anchor;
+use crate::fused::{EpilogueSpec, FusedSpec};
 use crate::grouped::{GroupOptions, GroupedSpec, RowLayout};
 use crate::output::{print_json, print_line};
 use crate::problem::{AddendKind, ScaleOrder, Spec};
@@ -67,6 +68,10 @@ pub struct Size {
     /// Columns of A and B.
     #[arg(long, short)]
     pub k: u32,
+    /// What is done with the sums of fp8 before they are stored, as words between commas: bias, bias-f32, relu, gelu,
+    /// gelu-tanh, silu, swiglu, geglu, gated, alpha=X, beta=X, fp8, fp8-pow2, heads=left/mid/right.
+    #[arg(long, value_name = "WORDS")]
+    pub epilogue: Option<EpilogueSpec>,
     #[command(flatten)]
     pub groups: GroupOptions,
 }
@@ -76,6 +81,13 @@ impl Size {
     pub fn work(&self, seed: u64) -> Result<Work, Failure> {
         let dims = [self.m, self.n, self.k].map(|x| x as usize);
         let masked = self.op == Op::Fp8Masked;
+        if let Some(epilogue) = self.epilogue {
+            if self.op != Op::Fp8 {
+                return Err(format!("{} has no --epilogue: only fp8 has", self.op).into());
+            }
+            let product = Spec { seed, ..Spec::of(self.op, GemmLayout::Nt, dims) };
+            return Ok(Work::Fused(FusedSpec { product, epilogue }));
+        }
         Ok(match (self.op, self.layout) {
             (Op::Bf16 | Op::Fp16, None) => {
                 Work::Dense(Spec { seed, ..Spec::of(self.op, GemmLayout::Nt, dims) })
@@ -214,6 +226,8 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let (layout, d_type) = match &work {
         Work::Dense(spec) => (spec.layout.name(), spec.d_type),
         Work::Grouped(spec) => ("nt", spec.d_type),
+        Work::Fused(spec) if spec.epilogue.quantized.is_some() => ("nt", DType::E4m3),
+        Work::Fused(spec) => ("nt", spec.product.d_type),
     };
     let dense = matches!(work, Work::Dense(_)) && d_type == DType::Bf16;
     let anchor = Anchor::of(op).and_then(|anchor| anchor.case(m, n, k)).filter(|_| dense);
@@ -222,7 +236,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         op: op.name(),
         layout,
         groups: match &work {
-            Work::Dense(_) => None,
+            Work::Dense(_) | Work::Fused(_) => None,
             Work::Grouped(spec) => Some(spec.rows.len()),
         },
         m,
@@ -267,6 +281,10 @@ fn work(args: &Args) -> Result<Work, Failure> {
     match args.size.work(args.seed)? {
         Work::Dense(spec) => {
             Ok(Work::Dense(Spec { d_type, addend: args.c, sfa: args.sfa, sfb: args.sfb, ..spec }))
+        }
+        Work::Fused(FusedSpec { product, epilogue }) => {
+            let product = Spec { d_type, addend: args.c, sfa: args.sfa, sfb: args.sfb, ..product };
+            Ok(Work::Fused(FusedSpec { product, epilogue }))
         }
         Work::Grouped(spec) => match (args.c, args.sfb) {
             (AddendKind::None, ScaleOrder::Row) => {

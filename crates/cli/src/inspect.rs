@@ -68,9 +68,12 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         print_line(&sass);
         return Ok(true);
     }
-    let ranking = match &plan.groups {
-        None => plan::ranking_of(config.family(), plan.shape, &limits),
-        Some(groups) => plan::grouped_ranking(groups, &limits),
+    let ranking = match (&plan.groups, &work) {
+        (_, Work::Fused(spec)) => {
+            plan::fused_ranking(config.family(), plan.shape, &spec.epilogue.fused(), &limits)
+        }
+        (None, _) => plan::ranking_of(config.family(), plan.shape, &limits),
+        (Some(groups), _) => plan::grouped_ranking(groups, &limits),
     };
     if common.json {
         print_json(&as_json(*op, &plan, &of, &ranking[..ranking.len().min(args.top)], assembled.as_ref()));

@@ -3,6 +3,7 @@
 use oxigemm::plan::{Choice, Limits, Plan, Shape};
 use oxigemm::{Device, GemmOptions, Tensor};
 
+use crate::fused::{FusedSpec, FusedTask};
 use crate::grouped::{GroupedHost, GroupedOperands, GroupedSpec};
 use crate::problem::{AddendKind, Host, Operands, Spec};
 use crate::verdict::{self, Effort, Verdict};
@@ -15,6 +16,8 @@ pub enum Work {
     Dense(Spec),
     /// A product for each group of rows.
     Grouped(GroupedSpec),
+    /// A product whose sums are finished.
+    Fused(FusedSpec),
 }
 
 impl Work {
@@ -27,13 +30,23 @@ impl Work {
             }
             (Work::Grouped(spec), None) => Plan::best_grouped(&spec.shape(), limits),
             (Work::Grouped(spec), Some(choice)) => Plan::of_grouped(choice, &spec.shape(), limits),
+            (Work::Fused(spec), None) => {
+                let fused = spec.epilogue.fused();
+                Some(Plan::best_fused(spec.product.family(), spec.shape(), &fused, limits))
+            }
+            (Work::Fused(spec), Some(choice)) => {
+                Plan::of_fused(choice, spec.shape(), &spec.epilogue.fused(), limits)
+                    .filter(|_| choice.config().family() == spec.product.family())
+            }
         }
     }
 
     /// Whether nothing is multiplied, and so nothing planned.
     pub fn is_empty(&self) -> bool {
         match self {
-            Work::Dense(spec) => spec.m == 0 || spec.n == 0 || spec.k == 0,
+            Work::Dense(spec) | Work::Fused(FusedSpec { product: spec, .. }) => {
+                spec.m == 0 || spec.n == 0 || spec.k == 0
+            }
             Work::Grouped(spec) => spec.is_empty(),
         }
     }
@@ -41,7 +54,7 @@ impl Work {
     /// Rows of the result that are computed.
     pub fn rows(&self) -> usize {
         match self {
-            Work::Dense(spec) => spec.m,
+            Work::Dense(spec) | Work::Fused(FusedSpec { product: spec, .. }) => spec.m,
             Work::Grouped(spec) => spec.rows.iter().sum(),
         }
     }
@@ -49,7 +62,9 @@ impl Work {
     /// Multiplications and additions.
     pub fn flops(&self) -> f64 {
         match self {
-            Work::Dense(spec) => 2.0 * spec.m as f64 * spec.n as f64 * spec.k as f64,
+            Work::Dense(spec) | Work::Fused(FusedSpec { product: spec, .. }) => {
+                2.0 * spec.m as f64 * spec.n as f64 * spec.k as f64
+            }
             Work::Grouped(spec) => spec.flops(),
         }
     }
@@ -68,6 +83,7 @@ impl Work {
                 operands + 4.0 * scales + outputs * m * n * spec.d_type.size() as f64
             }
             Work::Grouped(spec) => spec.bytes(),
+            Work::Fused(spec) => spec.bytes(),
         }
     }
 
@@ -84,6 +100,7 @@ impl Work {
                 let operands = host.upload(device)?;
                 Task::Grouped(Box::new((host, operands)))
             }
+            Work::Fused(spec) => Task::Fused(Box::new(FusedTask::new(*spec, device)?)),
         })
     }
 }
@@ -110,6 +127,7 @@ fn shape(spec: &Spec) -> Shape {
 pub enum Task {
     Dense(Box<(Host, Operands)>),
     Grouped(Box<(GroupedHost, GroupedOperands)>),
+    Fused(Box<FusedTask>),
 }
 
 impl Task {
@@ -118,6 +136,7 @@ impl Task {
         match self {
             Task::Dense(task) => task.1.run(options),
             Task::Grouped(task) => task.1.run(options),
+            Task::Fused(task) => task.run(options),
         }
     }
 
@@ -126,14 +145,16 @@ impl Task {
         match self {
             Task::Dense(task) => &mut task.1.d_memory,
             Task::Grouped(task) => &mut task.1.d_memory,
+            Task::Fused(task) => &mut task.d_memory,
         }
     }
 
     /// Compares the result with the references.
-    pub fn judge(&self, effort: Effort) -> Result<Verdict, Failure> {
+    pub fn judge(&mut self, effort: Effort) -> Result<Verdict, Failure> {
         match self {
             Task::Dense(task) => verdict::judge(&task.0, &task.1.result()?, effort),
             Task::Grouped(task) => task.0.judge(&task.1, effort),
+            Task::Fused(task) => task.judge(),
         }
     }
 
@@ -142,6 +163,7 @@ impl Task {
         match self {
             Task::Dense(task) => task.1.surroundings_untouched(),
             Task::Grouped(task) => task.1.surroundings_untouched(),
+            Task::Fused(task) => task.surroundings_untouched(),
         }
     }
 }

@@ -219,12 +219,7 @@ impl<'k> Place<'k> {
         }
     }
 
-    /// And its rows of B every block of a column.
-    pub fn share_of_b(&self) -> Share<'k> {
-        self.part_of_b(self.tile[1])
-    }
-
-    /// The same, where what is shared has this many lines of 128 bytes.
+    /// And its rows of B, of which there are this many lines of 128 bytes, every block of a column.
     pub fn part_of_b(&self, lines: u32) -> Share<'k> {
         let blocks = self.cluster.0;
         let k = blocks.kernel();

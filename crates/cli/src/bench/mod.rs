@@ -1,6 +1,7 @@
 //! `oxigemm bench`: the peer's cases, timed as the peer's were.
 
 mod figures;
+mod fused;
 mod grouped;
 mod sweep;
 
@@ -65,6 +66,8 @@ enum Suite {
     /// The cases of the peer's benchmark; those of FP8 are dense and grouped.
     #[default]
     Anchor,
+    /// Products whose sums are finished, beside those that store them as they are; FP8.
+    Fused,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -95,7 +98,10 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let Device::Cuda(cuda) = &device else {
         return Err("bench needs a GPU: times on the CPU would say nothing".into());
     };
-    let Suite::Anchor = args.suite;
+    if args.suite == Suite::Fused {
+        let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
+        return fused::run(common, cuda, args, &mut clock);
+    }
     let anchor = Anchor::of(args.op).ok_or_else(|| format!("the peer has no {}", args.op))?;
     let wanted = |case: &&Case| args.filter.as_ref().is_none_or(|text| name(case).contains(text.as_str()));
     let cases: Vec<&Case> = anchor.cases.iter().filter(wanted).collect();
