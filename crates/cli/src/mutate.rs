@@ -238,8 +238,6 @@ fn cases(config: Config, limits: &Limits) -> Vec<Case> {
     }
 }
 
-/// The same where rows are grouped: every layout of groups, and groups that end inside the rows of a warp, of a
-/// warpgroup, and of a cluster.
 /// As [`cases`]: rounded and quantized output, of whole tiles and of parts, in one pass and in several.
 fn fused_cases(wide: fp8_wide::Config) -> Vec<Case> {
     let [block_m, columns] = [wide.block_m, 2 * wide.fusion.sums() * 128].map(|x| x as usize);
@@ -268,6 +266,8 @@ fn fused_cases(wide: fp8_wide::Config) -> Vec<Case> {
     ]
 }
 
+/// The same where rows are grouped: every layout of groups, and groups that end inside the rows of a warp, of a
+/// warpgroup, and of a cluster.
 fn grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
     let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
     let depth = (wide.stages as usize + 1).next_multiple_of(4).max(12) * 128 - 16;
