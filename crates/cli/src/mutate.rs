@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::thread;
 
 use indicatif::ProgressBar;
+use oxigemm::cast::ScaleFormat;
 use oxigemm::plan::{Choice, Limits};
 use oxigemm::sim::{Options, Policy};
-use oxigemm::cast::ScaleFormat;
 use oxigemm::{Activation, DType, Device, Error, GemmOptions, Sim};
 use oxigemm_kernels::epilogue::fused::Fusion;
 use oxigemm_kernels::grouping::GroupLayout;
