@@ -57,7 +57,7 @@ pub fn run(common: &Common, cuda: &Cuda, args: &Args, clock: &mut Clock) -> Outc
     bar.finish_and_clear();
     let right = rows.iter().all(|row| row.right);
     if common.json {
-        rows.iter().for_each(|row| print_json(row));
+        rows.iter().for_each(print_json);
         return Ok(right);
     }
     let mut table = Table::new(["case", "us", "plain", "ratio", "TFLOPS", "result", "plan"]);

@@ -4,7 +4,7 @@ use oxigemm_kernels::epilogue::Activation;
 use oxigemm_kernels::epilogue::fused::Fusion;
 
 use super::operand::Footprint;
-use super::{BLOCK, Checked, Fp8GemmNt, Operand, Problem, blocks};
+use super::{Checked, Fp8GemmNt, Operand, Problem, blocks};
 use crate::cast::ScaleFormat;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -168,7 +168,7 @@ impl EpilogueArguments {
         }
         scales.expect_dtype(&[DType::F32])?;
         let expected = [above[0], blocks(columns)];
-        scales.expect_scales(expected, &format!("one per row of `d` and {BLOCK} columns"))?;
+        scales.expect_scales(expected, "one per row of `d` and 128 columns")?;
         scales.expect_device(a)?;
         match c {
             None => Ok(()),

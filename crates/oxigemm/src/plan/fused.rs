@@ -87,3 +87,81 @@ fn estimate(choice: &Choice, shape: Shape, fused: &Fused, limits: &Limits) -> Co
     };
     cost::persistent(&tile, [cluster_m, cluster_n], config.stages, &work, &cost::MANY_ROWS, limits)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cast::ScaleFormat;
+    use crate::check::QuantizedRows;
+    use crate::plan::{name, parse};
+    use oxigemm_kernels::epilogue::Activation;
+    use oxigemm_kernels::epilogue::fused::Fusion;
+
+    fn all() -> impl Iterator<Item = Fused> {
+        let rows = QuantizedRows { format: ScaleFormat::F32, strides: [1, 1] };
+        [Fusion::Elementwise, Fusion::Gated].into_iter().flat_map(move |fusion| {
+            [None, Some(rows)].map(|quantized| Fused {
+                fusion,
+                activation: Activation::Silu,
+                bias: None,
+                heads: None,
+                quantized,
+            })
+        })
+    }
+
+    #[test]
+    fn every_shape_has_a_plan_that_fits_the_device_and_leads_the_ranking() {
+        for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(1)] {
+            for fused in all() {
+                for [m, n, k] in [[1, 128, 1], [64, 2048, 7168], [130, 24576, 1536], [4096, 3072, 7168]] {
+                    let shape = Shape { m, n, k };
+                    let plan = Plan::best_fused(Family::Fp8, shape, &fused, &limits);
+                    let ranking = fused_ranking(Family::Fp8, shape, &fused, &limits);
+                    assert_eq!(plan.choice, ranking[0].0, "{shape:?}");
+                    assert!(plan.launch.shared_bytes <= limits.shared_per_block, "{shape:?}");
+                    assert!((1..=limits.sms).contains(&plan.launch.grid[0]), "{shape:?}: {:?}", plan.launch);
+                    let Choice::Wide { config, cluster_m, cluster_n } = plan.choice else {
+                        panic!("{}", plan.name())
+                    };
+                    // A cluster without a tile would wait for scales that nobody brings.
+                    let columns = config.tile_columns() * plan.passes * cluster_n;
+                    let tiles = m.div_ceil(config.block_m * cluster_m) * n.div_ceil(columns);
+                    assert!(
+                        plan.launch.grid[0] / plan.launch.cluster <= tiles,
+                        "{shape:?}: {:?}",
+                        plan.launch
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn kernels_serve_what_they_are_made_for_and_nothing_else() {
+        let (shape, limits) = (Shape { m: 100, n: 256, k: 256 }, Limits::h200());
+        for fused in all() {
+            for choice in fused_candidates(Family::Fp8, &fused, &limits) {
+                assert_eq!(parse(&name(&choice)), Some(choice));
+                assert!(Plan::of(choice, shape, &limits).is_none(), "{} for a plain call", name(&choice));
+                let other = match fused.fusion {
+                    Fusion::Gated => Fusion::Elementwise,
+                    _ => Fusion::Gated,
+                };
+                let other = Fused { fusion: other, ..fused };
+                assert!(Plan::of_fused(choice, shape, &other, &limits).is_none(), "{}", name(&choice));
+            }
+        }
+        let plain = parse("wide_128x128_s5_c1x1").unwrap();
+        assert!(all().all(|fused| Plan::of_fused(plain, shape, &fused, &limits).is_none()));
+    }
+
+    #[test]
+    fn quantized_output_takes_as_many_passes_as_make_128_columns() {
+        let passes = |name: &str| parse(name).unwrap().quantized_passes();
+        assert_eq!(passes("wide_fused_256x128_s3_c1x1"), 1);
+        assert_eq!(passes("wide_fused_64x128_s6_c1x1"), 2, "warpgroups share the columns");
+        assert_eq!(passes("wide_gated_128x128_s5_c1x1"), 2);
+        assert_eq!(passes("wide_gated_64x128_s6_c1x1"), 4);
+    }
+}

@@ -44,8 +44,10 @@ impl Finish<'_> {
     /// [`Error::Shape`] if lengths do not fit each other.
     pub fn apply(&self, product: &[f64], n: usize, c: Option<&[f32]>) -> Result<Vec<f64>> {
         let columns = if self.gated { n / 2 } else { n };
-        let lengths =
-            [("product", product.len() % n.max(1) == 0), ("bias", self.bias.is_none_or(|b| b.len() == n))];
+        let lengths = [
+            ("product", product.len().is_multiple_of(n.max(1))),
+            ("bias", self.bias.is_none_or(|b| b.len() == n)),
+        ];
         let of_c = c.is_none_or(|c| n > 0 && c.len() == product.len() / n * columns);
         if let Some((argument, _)) = lengths.into_iter().chain([("c", of_c)]).find(|(_, fits)| !fits) {
             return Err(Error::Shape {
