@@ -355,7 +355,7 @@ impl<'k> Block<'k, '_> {
         self.place.if_any_tile(k, || math.load_scales(k.constant(0)));
         self.place.for_each_turn(k, |turn| {
             math.sums.iter().flatten().for_each(|sum| sum.set(0.0));
-            match cfg.grouping {
+            match self.cfg.grouping {
                 Grouping::Dense => math.multiply_tile(),
                 Grouping::Rows => {
                     k.if_else(math.has_rows(first_row), || math.multiply_tile(), || math.pass_tile_by());
