@@ -178,6 +178,25 @@ impl Kernel {
         out
     }
 
+    /// Joins two pairs of FP8 numbers, the first in the low half.
+    #[track_caller]
+    pub fn join_fp8<'k>(&'k self, low: crate::Val<'k, Fp8x2>, high: crate::Val<'k, Fp8x2>) -> U32<'k> {
+        let out = self.fresh::<u32>();
+        let (dst, low, high) = (out.operand(), low.operand(), high.operand());
+        self.op(format_args!("mov.b32 {dst}, {{{low}, {high}}};"));
+        out
+    }
+
+    /// Four of the eight bytes of two words, whose indices are the digits of `selector`, the lowest for the lowest.
+    #[track_caller]
+    pub fn permute_bytes<'k>(&'k self, words: [U32<'k>; 2], selector: impl Arg<'k, u32>) -> U32<'k> {
+        let out = self.fresh::<u32>();
+        let [a, b] = words.map(|word| word.in_register().operand());
+        let (dst, selector) = (out.operand(), selector.val(self).operand());
+        self.op(format_args!("prmt.b32 {dst}, {a}, {b}, {selector};"));
+        out
+    }
+
     /// Joins two words, the first in the low half.
     #[track_caller]
     pub fn join<'k>(&'k self, low: impl Arg<'k, u32>, high: impl Arg<'k, u32>) -> U64<'k> {

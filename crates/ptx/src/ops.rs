@@ -1,6 +1,7 @@
 //! Operators: integer and predicate arithmetic with constant folding, comparisons, single-precision arithmetic.
 
 use crate::kernel::Kernel;
+use crate::target::Needs;
 use crate::value::{Arg, F32, Pred, Type, U32, U64, Val, Var};
 use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Not, Rem, Shl, Shr, Sub};
 
@@ -489,6 +490,16 @@ impl<'k> F32<'k> {
     #[track_caller]
     pub fn max(self, other: impl Arg<'k, f32>) -> F32<'k> {
         self.k.binary("max", "f32", self, other.val(self.k))
+    }
+
+    /// The larger of the two; NaN where either is.
+    #[track_caller]
+    pub fn max_nan(self, other: impl Arg<'k, f32>) -> F32<'k> {
+        let k = self.k;
+        let (out, other) = (k.fresh::<f32>(), other.val(k));
+        let (dst, a, b) = (out.operand(), self.operand(), other.operand());
+        k.emit(Needs::from_sm(80, 7, 0), format_args!("max.NaN.f32 {dst}, {a}, {b};"));
+        out
     }
 
     /// The absolute value.

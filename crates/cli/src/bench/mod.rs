@@ -1,6 +1,7 @@
 //! `oxigemm bench`: the peer's cases, timed as the peer's were.
 
 mod figures;
+mod fused;
 mod grouped;
 mod kgrouped;
 mod sweep;
@@ -67,6 +68,8 @@ enum Suite {
     /// The cases of the peer's benchmark; those of FP8 are dense and grouped.
     #[default]
     Anchor,
+    /// Products whose sums are finished, beside those that store them as they are; FP8.
+    Fused,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -97,7 +100,10 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let Device::Cuda(cuda) = &device else {
         return Err("bench needs a GPU: times on the CPU would say nothing".into());
     };
-    let Suite::Anchor = args.suite;
+    if args.suite == Suite::Fused {
+        let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
+        return fused::run(common, cuda, args, &mut clock);
+    }
     // The figures of groups along K are beside those of the same scales.
     let anchor_op = if args.op == Op::Fp8Kgrouped { Op::Fp81d1d } else { args.op };
     let anchor = Anchor::of(anchor_op).ok_or_else(|| format!("the peer has no {}", args.op))?;

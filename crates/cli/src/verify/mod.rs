@@ -4,6 +4,7 @@
 //! can be repeated from what its line says.
 
 mod forms;
+mod fused;
 mod grouped;
 mod half;
 mod kgrouped;
@@ -203,9 +204,10 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let (watched, patience) = (Arc::clone(&setup), Duration::from_secs(args.patience));
     thread::spawn(move || watched.watch(patience));
     let mut checks = simulator::checks();
+    checks.extend(fused::comparisons());
     if args.compare.is_none() {
         let all = products::checks().into_iter().chain(half::checks()).chain(grouped::checks());
-        let all = all.chain(kgrouped::checks()).chain(forms::checks());
+        let all = all.chain(kgrouped::checks()).chain(forms::checks()).chain(fused::checks());
         checks.splice(..0, all.chain(runtime::checks()));
     }
     checks.retain(|check| args.filter.as_ref().is_none_or(|text| check.name.contains(text.as_str())));
