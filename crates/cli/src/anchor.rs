@@ -4,6 +4,7 @@
 //! with them only when its calibration product takes the same time: the card is power-capped, and a warm one is slow.
 
 pub mod grouped;
+pub mod indexer;
 pub mod kgrouped;
 
 use std::sync::LazyLock;

@@ -7,13 +7,17 @@ mod devices;
 mod fused;
 mod gemm;
 mod grouped;
+mod hc;
+mod indexer;
 mod inspect;
 mod kgrouped;
+mod logits;
 mod mutate;
 mod output;
 mod plot;
 mod prebuild;
 mod problem;
+mod quantize;
 mod simulate;
 mod task;
 mod timing;
@@ -72,6 +76,10 @@ enum Command {
     Devices,
     /// Run one problem, check it, and time it.
     Gemm(gemm::Args),
+    /// Quantize a matrix, or what belongs to it, compare with the CPU, and time it.
+    Quantize(quantize::Args),
+    /// Compute the logits of an indexer for one problem, check them, and time it.
+    Logits(logits::Args),
     /// Run the correctness suite.
     Verify(verify::Args),
     /// Time the peer's cases and compare with its figures.
@@ -204,6 +212,8 @@ fn main() -> ExitCode {
     let outcome = match command {
         Command::Devices => devices::run(&common),
         Command::Gemm(args) => gemm::run(&common, &args),
+        Command::Quantize(args) => quantize::run(&common, &args),
+        Command::Logits(args) => logits::run(&common, &args),
         Command::Verify(args) => verify::run(&common, &args),
         Command::Bench(args) => bench::run(&common, &args),
         Command::Inspect(args) => inspect::run(&common, &args),

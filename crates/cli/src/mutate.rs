@@ -477,7 +477,7 @@ fn fates(
     let mut known = cases.iter().map(|case| Known::new(case, &sim)).collect::<Result<Vec<_>, _>>()?;
     let mut fates = Vec::new();
     for mutant in mutants {
-        sim.replace_kernel(&config, &mutant.text)?;
+        sim.replace_kernel(config, &mutant.text)?;
         let mut fate = Fate::NotExecuted;
         'found: for schedule in schedules() {
             for known in known.iter_mut().filter(|known| known.executes(mutant)) {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use oxigemm::ARCH;
 use oxigemm_cuda::assemble::Ptxas;
 use oxigemm_cuda::{CubinCache, Key, PtxModule};
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::AnyKernel;
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::json;
@@ -42,20 +42,20 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     if let Some(arch) = args.arch.iter().find(|arch| *arch != ARCH) {
         return Err(format!("no kernel is written for {arch}: expected {ARCH}").into());
     }
-    let configs: Vec<Config> = Config::all().collect();
+    let kernels: Vec<AnyKernel> = AnyKernel::all().collect();
     if args.list {
-        list(common, &configs);
+        list(common, &kernels);
         return Ok(true);
     }
     let ptxas =
         Ptxas::find().ok_or("prebuild needs ptxas, and none was found: set OXIGEMM_PTXAS to its path")?;
     let cache = args.out.as_ref().map_or_else(CubinCache::user_default, CubinCache::at);
     let root = cache.root().ok_or("there is no directory to build into: give one with --out")?.to_owned();
-    let bar = progress(configs.len());
-    let built = configs
+    let bar = progress(kernels.len());
+    let built = kernels
         .par_iter()
-        .map(|config| {
-            let built = build(config, &ptxas, &cache);
+        .map(|kernel| {
+            let built = build(kernel, &ptxas, &cache);
             bar.inc(1);
             built
         })
@@ -79,8 +79,8 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     Ok(true)
 }
 
-fn list(common: &Common, configs: &[Config]) {
-    let names: Vec<String> = configs.iter().map(Config::name).collect();
+fn list(common: &Common, kernels: &[AnyKernel]) {
+    let names: Vec<String> = kernels.iter().map(AnyKernel::name).collect();
     if common.json {
         print_json(&json!({ "arch": ARCH, "kernels": names }));
     } else {
@@ -88,10 +88,10 @@ fn list(common: &Common, configs: &[Config]) {
     }
 }
 
-fn build(config: &Config, ptxas: &Ptxas, cache: &CubinCache) -> Result<Built, Failure> {
+fn build(kernel: &AnyKernel, ptxas: &Ptxas, cache: &CubinCache) -> Result<Built, Failure> {
     let started = Instant::now();
-    let name = config.name();
-    let module = config.build()?;
+    let name = kernel.name();
+    let module = kernel.build()?;
     let ptx = PtxModule { name: &name, text: &module.text, arch: ARCH };
     // Assembled even where an older assembler's cubin is there: it then comes first.
     let assembled = ptxas.assemble(&ptx)?;

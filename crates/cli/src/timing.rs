@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use oxigemm::{Cuda, GemmOptions};
+use oxigemm::{Cuda, GemmOptions, LaunchOptions};
 use oxigemm_cuda::cublaslt::{Accumulation, Calibration};
 use oxigemm_cuda::profile::{FLUSH_BYTES, KernelTimer};
 use oxigemm_cuda::{Buffer, Stream};
 
 use crate::Failure;
 use crate::problem::Operands;
+use crate::quantize::QuantizeTask;
 
 /// A timer with its stream, its flush buffer and the calibration product.
 pub struct Clock {
@@ -71,6 +72,13 @@ impl Clock {
     ) -> Result<f64, Failure> {
         let options = GemmOptions { stream: Some(self.stream.clone().into()), ..options.clone() };
         let us = self.timer.time(&self.stream, runs, Some(&mut self.flush), || call(&options))?;
+        Ok(mean(&us))
+    }
+
+    /// The mean time of a quantization, in microseconds.
+    pub fn quantization(&mut self, task: &mut QuantizeTask, runs: usize) -> Result<f64, Failure> {
+        let options = LaunchOptions { stream: Some(self.stream.clone().into()), ..Default::default() };
+        let us = self.timer.time(&self.stream, runs, Some(&mut self.flush), || task.run(&options))?;
         Ok(mean(&us))
     }
 

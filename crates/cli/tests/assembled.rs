@@ -3,11 +3,11 @@
 
 use oxigemm_cuda::PtxModule;
 use oxigemm_cuda::assemble::Ptxas;
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::AnyKernel;
 use rayon::prelude::*;
 
 #[test]
-fn every_configuration_assembles_without_spills() {
+fn every_kernel_assembles_without_spills() {
     let Some(ptxas) = Ptxas::find() else {
         assert!(
             std::env::var_os("OXIGEMM_PTXAS").is_none_or(|path| path == "none"),
@@ -16,12 +16,12 @@ fn every_configuration_assembles_without_spills() {
         eprintln!("no ptxas here: nothing was assembled");
         return;
     };
-    let configs: Vec<Config> = Config::all().collect();
-    let faults: Vec<String> = configs
+    let kernels: Vec<AnyKernel> = AnyKernel::all().collect();
+    let faults: Vec<String> = kernels
         .par_iter()
-        .filter_map(|config| {
-            let name = config.name();
-            let module = match config.build() {
+        .filter_map(|kernel| {
+            let name = kernel.name();
+            let module = match kernel.build() {
                 Ok(module) => module,
                 Err(error) => return Some(format!("{name}: {error}")),
             };

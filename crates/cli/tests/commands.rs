@@ -34,15 +34,32 @@ fn refused(arguments: &[&str]) -> (i32, String) {
 fn help_names_every_command_and_the_common_flags() {
     let help = stdout(&oxigemm(&["--help"]));
     for word in [
-        "devices", "gemm", "verify", "bench", "inspect", "prebuild", "trace", "mutate", "sim", "--device",
-        "--json",
+        "devices", "gemm", "quantize", "logits", "verify", "bench", "inspect", "prebuild", "trace", "mutate",
+        "sim", "--device", "--json",
     ] {
         assert!(help.contains(word), "{word} in\n{help}");
     }
-    for command in ["devices", "gemm", "verify", "bench", "inspect", "prebuild", "trace", "mutate", "sim"] {
+    for command in [
+        "devices", "gemm", "quantize", "logits", "verify", "bench", "inspect", "prebuild", "trace", "mutate",
+        "sim",
+    ] {
         assert!(oxigemm(&[command, "--help"]).status.success(), "{command}");
     }
     assert_eq!(refused(&[]).0, 2, "without a command there is help, and no success");
+}
+
+#[test]
+fn logits_are_computed_checked_and_refused() {
+    let prefill =
+        ["logits", "--device", "sim", "--heads", "8", "--dim", "32", "--queries", "5", "--keys", "200"];
+    let found = &json(&[&prefill[..], &["--form", "partial", "--json"]].concat())[0];
+    assert_eq!(found["verdict"]["right"], true, "{found}");
+    let paged =
+        ["logits", "--device", "sim", "--heads", "8", "--dim", "32", "--paged", "100,0,33", "--page", "16"];
+    let text = stdout(&oxigemm(&[&paged[..], &["--next", "2", "--logits", "bf16"]].concat()));
+    assert!(text.contains("right"), "{text}");
+    assert!(refused(&["logits", "--device", "sim", "--heads", "9"]).1.contains("`q` has the wrong shape"));
+    assert!(refused(&["logits", "--device", "sim", "--page", "16"]).1.contains("--paged"));
 }
 
 #[test]
@@ -63,10 +80,33 @@ fn the_closed_set_is_listed() {
         let of = names.iter().filter(|name| name.starts_with(&format!("{element}_gemm_"))).count();
         assert!(of > 5 && of <= most, "{of} of {element}: {text}");
     }
-    assert!(names.len() <= 120, "{text}");
+    for (family, count) in [("fp8_mqa_logits_", 12), ("fp8_paged_mqa_logits_", 12), ("tf32_hc_prenorm_", 4)] {
+        assert_eq!(names.iter().filter(|name| name.starts_with(family)).count(), count, "{family}: {text}");
+    }
+    assert!(names.len() <= 200, "{text}");
     let listed = &json(&["prebuild", "--list", "--json"])[0];
     assert_eq!(listed["kernels"].as_array().map(Vec::len), Some(names.len()));
     assert_eq!(listed["arch"], "sm_90a");
+}
+
+#[test]
+fn a_quantization_is_compared_with_the_cpu() {
+    for extra in [
+        &["--scales", "mn"][..],
+        &["--granularity", "tensor", "--code", "e5m2", "--input", "f32"],
+        &["--granularity", "1x32", "--code", "u8", "--scales", "blocked"],
+        &["--op", "dequantize", "--granularity", "128x1"],
+        &["--op", "transform", "--scales", "packed"],
+    ] {
+        let mut arguments = vec!["quantize", "--device", "sim", "--json", "-m", "3", "-k", "200"];
+        arguments.extend(extra);
+        let found = &json(&arguments)[0];
+        assert_eq!((&found["judgement"]["right"], &found["judgement"]["differ"]), (&true.into(), &0.into()));
+    }
+    let (status, message) = refused(&["quantize", "-m", "3", "-k", "200", "--granularity", "2x2"]);
+    assert!(status == 2 && message.contains("expected 1x128"), "{message}");
+    let (_, message) = refused(&["quantize", "--device", "cpu", "-m", "3", "-k", "64", "--code", "u8"]);
+    assert!(message.contains("`codes` has the wrong element type"), "{message}");
 }
 
 #[test]
@@ -473,9 +513,10 @@ fn the_suite_passes_on_the_cpu_and_says_what_it_skipped() {
 
     let lines = json(&["verify", "--quick", "--device", "cpu", "--json", "--filter", "zero"]);
     let names: Vec<_> = lines.iter().filter_map(|line| line["check"].as_str()).collect();
-    assert_eq!(names, ["sizes of zero", "bf16: sizes of zero", "fp16: sizes of zero"]);
-    assert!(lines[..3].iter().all(|line| line["result"] == "ok"), "{lines:?}");
-    assert_eq!(lines[3]["passed"], 3);
+    let rows = "sizes of zero, a scale for each row";
+    assert_eq!(names, ["sizes of zero", rows, "bf16: sizes of zero", "fp16: sizes of zero"]);
+    assert!(lines[..4].iter().all(|line| line["result"] == "ok"), "{lines:?}");
+    assert_eq!(lines[4]["passed"], 4);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! One file per kernel family, written on shared parts: the [`pipeline`] between loading and multiplying warps,
 //! the [`schedule`] of tiles, the [groups](grouping) of rows, the [`epilogue`]. Shapes, strides, cluster sizes, splits
-//! and output types are arguments of the kernels, so the set of kernels is closed and small: [`launch::Config::all`].
+//! and output types are arguments of the kernels, so the set of kernels is closed and small: [`AnyKernel::all`].
 //!
 //! This crate knows nothing of devices: it gives PTX text, [`launch::Launch`] numbers and [`params::Args`].
 //!
@@ -16,6 +16,7 @@
 //! # Ok::<(), oxigemm_ptx::BuildError>(())
 //! ```
 
+mod closed_set;
 mod cluster;
 pub mod epilogue;
 mod few_rows;
@@ -27,17 +28,25 @@ pub mod half;
 mod half_output;
 pub mod half_slim;
 pub mod half_wide;
+pub mod hc_prenorm;
+pub mod indexer;
 pub mod kgroups;
 pub mod launch;
 mod many_rows;
+pub mod mqa_logits;
+pub mod mqa_paged;
+pub mod mqa_schedule;
 pub mod params;
 mod partials;
 pub mod pipeline;
 mod promote;
+pub mod quantize;
 mod scales;
 pub mod schedule;
 pub mod transpose;
 
+pub use closed_set::{AnyKernel, Argument};
+pub use oxigemm_ptx::wgmma::Swizzle;
 pub use oxigemm_ptx::{BuildError, Module, Target};
 
 /// Elements of K that share one scale, and the K extent of a pipeline stage.

@@ -3,7 +3,7 @@
 //! The smallest kernel stands here in full; of every other, how often it uses what matters. Accept a wanted change
 //! with `INSTA_UPDATE=always cargo test -p oxigemm-kernels`.
 
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::AnyKernel;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
@@ -32,16 +32,16 @@ fn count(text: &str, opcode: &str) -> usize {
 
 #[test]
 fn the_smallest_kernel_in_full() {
-    let config = Config::all().find(|config| config.name() == "fp8_gemm_slim_8x64").expect("it exists");
-    insta::assert_snapshot!(config.build().expect("it builds").without_lines());
+    let kernel = AnyKernel::all().find(|kernel| kernel.name() == "fp8_gemm_slim_8x64").expect("it exists");
+    insta::assert_snapshot!(kernel.build().expect("it builds").without_lines());
 }
 
 #[test]
 fn what_every_kernel_is_made_of() {
     let mut table = String::new();
-    for config in Config::all() {
-        let module = config.build().expect("it builds");
-        let _ = write!(table, "{} (PTX {})", config.name(), module.version);
+    for kernel in AnyKernel::all() {
+        let module = kernel.build().expect("it builds");
+        let _ = write!(table, "{} (PTX {})", kernel.name(), module.version);
         for opcode in TELLING {
             let _ = write!(table, "\n    {opcode:22} {}", count(&module.text, opcode));
         }
@@ -52,9 +52,9 @@ fn what_every_kernel_is_made_of() {
 
 #[test]
 fn building_twice_gives_the_same_text_and_no_path() {
-    for config in Config::all() {
-        let module = config.build().expect("it builds");
-        assert_eq!(module, config.build().expect("it builds"));
+    for kernel in AnyKernel::all() {
+        let module = kernel.build().expect("it builds");
+        assert_eq!(module, kernel.build().expect("it builds"));
         for line in module.text.lines().filter(|line| line.starts_with(".file")) {
             assert!(line.contains("/src/") && !line.contains("\"/"), "{line} depends on where it was built");
         }
@@ -65,15 +65,15 @@ fn building_twice_gives_the_same_text_and_no_path() {
 #[test]
 fn building_is_quick() {
     let limit = if cfg!(debug_assertions) { Duration::from_millis(100) } else { Duration::from_millis(5) };
-    for config in Config::all() {
+    for kernel in AnyKernel::all() {
         let fastest = (0..5)
             .map(|_| {
                 let started = Instant::now();
-                config.build().expect("it builds");
+                kernel.build().expect("it builds");
                 started.elapsed()
             })
             .min()
             .expect("five rounds");
-        assert!(fastest < limit, "{} took {fastest:?}", config.name());
+        assert!(fastest < limit, "{} took {fastest:?}", kernel.name());
     }
 }

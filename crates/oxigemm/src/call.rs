@@ -153,7 +153,7 @@ pub(crate) enum MapElement {
 impl MapElement {
     fn of(dtype: DType) -> MapElement {
         match dtype {
-            DType::E4m3 | DType::E5m2 => MapElement::Byte,
+            DType::E4m3 | DType::E5m2 | DType::U8 => MapElement::Byte,
             DType::Bf16 => MapElement::Bf16,
             DType::F16 => MapElement::F16,
             // Of 32 bits as well; no operand that is copied as a matrix has it.

@@ -4,7 +4,12 @@
 //! `value * (1 / scale)`, all in `f32`. Activations take blocks of one row by 128 of K, weights of 128 rows by 128
 //! of K; blocks at the edges are smaller. These are the casts of the peer, bit for bit. A row, or a whole matrix, may
 //! have one scale as well, and codes may be e5m2, whose largest is 57344: see [`cast_to_fp8`].
+//!
+//! A block with an infinity in it has an infinite scale, and one with NaN has NaN: whatever its codes are, they stand for
+//! NaN. Scales that are powers of two are never more than 2¹²⁷, so that there infinity saturates, and only NaN has the code
+//! of NaN.
 
+use float8::F8E5M2;
 use rayon::prelude::*;
 
 use crate::check::BLOCK;
@@ -146,20 +151,10 @@ pub fn cast_to_fp8<T: Element>(
             found: format!("{} values", values.len()),
         });
     }
-    let fp8 = fp8_codes("dtype", dtype)?;
+    fp8_codes("dtype", dtype)?;
     let [rows_per_scale, k_per_scale] = granularity.block(rows, k);
-    let mut codes = vec![0; values.len()];
-    let per_band = k.div_ceil(k_per_scale);
-    let mut scales = vec![0.0; rows.div_ceil(rows_per_scale) * per_band];
-    if !values.is_empty() {
-        let band = rows_per_scale * k;
-        let cast = Cast { fp8, k, k_per_scale, format };
-        codes
-            .par_chunks_mut(band)
-            .zip(values.par_chunks(band))
-            .zip(scales.par_chunks_mut(per_band))
-            .for_each(|((codes, values), scales)| cast.band(codes, values, scales));
-    }
+    let blocks = Blocks { rows: rows_per_scale, columns: k_per_scale, code: dtype, format };
+    let (codes, scales) = blocks.cast(values, rows, k);
     Ok(Quantized { dtype, codes, scales, rows, k, rows_per_scale, k_per_scale })
 }
 
@@ -172,39 +167,96 @@ fn fp8_codes(argument: &'static str, dtype: DType) -> Result<&'static Fp8Codes> 
     })
 }
 
-struct Cast {
-    fp8: &'static Fp8Codes,
-    k: usize,
-    k_per_scale: usize,
-    format: ScaleFormat,
+/// Who shares a scale, and what the values become.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Blocks {
+    pub rows: usize,
+    pub columns: usize,
+    pub code: DType,
+    pub format: ScaleFormat,
 }
 
-impl Cast {
+impl Blocks {
+    /// The codes of a matrix, and its scales.
+    pub fn cast<T: Element>(&self, values: &[T], rows: usize, k: usize) -> (Vec<u8>, Vec<f32>) {
+        let mut codes = vec![0; values.len()];
+        let k_blocks = k.div_ceil(self.columns.max(1));
+        let mut scales = vec![0.0; rows.div_ceil(self.rows.max(1)) * k_blocks];
+        if !values.is_empty() {
+            let band = self.rows * k;
+            codes
+                .par_chunks_mut(band)
+                .zip(values.par_chunks(band))
+                .zip(scales.par_chunks_mut(k_blocks))
+                .for_each(|((codes, values), scales)| self.cast_band(codes, values, scales, k));
+        }
+        if self.code == DType::U8 {
+            codes = codes.chunks(2).map(|pair| pair[0] | pair.get(1).map_or(0, |code| code << 4)).collect();
+        }
+        (codes, scales)
+    }
+
     /// Casts rows that share their scales.
-    fn band<T: Element>(&self, codes: &mut [u8], values: &[T], scales: &mut [f32]) {
-        let Cast { fp8, k, k_per_scale, format } = *self;
+    fn cast_band<T: Element>(&self, codes: &mut [u8], values: &[T], scales: &mut [f32], k: usize) {
         scales.fill(0.0);
         for row in values.chunks(k) {
-            for (amax, block) in scales.iter_mut().zip(row.chunks(k_per_scale)) {
+            for (amax, block) in scales.iter_mut().zip(row.chunks(self.columns)) {
                 *amax = block.iter().fold(*amax, |amax, value| larger(amax, value.widen().abs()));
             }
         }
         for scale in scales.iter_mut() {
-            *scale = larger(1e-4, *scale) / fp8.largest();
-            if format == ScaleFormat::PowerOfTwo {
-                *scale = ceil_to_power_of_two(*scale);
-            }
+            *scale = self.scale(*scale);
         }
         for (codes, row) in codes.chunks_mut(k).zip(values.chunks(k)) {
-            let blocks = codes.chunks_mut(k_per_scale).zip(row.chunks(k_per_scale));
+            let blocks = codes.chunks_mut(self.columns).zip(row.chunks(self.columns));
             for ((codes, block), &scale) in blocks.zip(scales.iter()) {
                 let factor = 1.0 / scale;
                 for (code, value) in codes.iter_mut().zip(block) {
-                    *code = fp8.encode(value.widen() * factor);
+                    *code = self.encode(value.widen() * factor);
                 }
             }
         }
     }
+
+    /// The scale of values up to a magnitude. NaN is the one that a GPU computes.
+    fn scale(&self, amax: f32) -> f32 {
+        let largest = if self.code == DType::U8 { 6.0 } else { self.code.max_finite() };
+        let scale = larger(1e-4, amax) / largest;
+        match self.format {
+            ScaleFormat::PowerOfTwo => ceil_to_power_of_two(scale),
+            ScaleFormat::F32 if scale.is_nan() => f32::from_bits(0x7fff_ffff),
+            ScaleFormat::F32 => scale,
+        }
+    }
+
+    /// The code of a scaled value. That of NaN has no sign, as a GPU's.
+    fn encode(&self, value: f32) -> u8 {
+        match self.code {
+            DType::U8 => encode_e2m1(value),
+            _ if value.is_nan() => 0x7f,
+            DType::E5m2 => F8E5M2::from_f32(value).to_bits(),
+            _ => crate::dtype::encode_e4m3(value),
+        }
+    }
+}
+
+/// The e2m1 code nearest to `value`: ties to even, saturating at 6, which is also what becomes of NaN.
+fn encode_e2m1(value: f32) -> u8 {
+    if value.is_nan() {
+        return 7;
+    }
+    // Halfway to the next larger code; where the lower of the two is even, halfway stays.
+    const MIDDLES: [f32; 7] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];
+    let magnitude = value.abs();
+    let above = |(i, middle): (usize, f32)| magnitude > middle || (i % 2 == 1 && magnitude == middle);
+    let code = MIDDLES.into_iter().enumerate().filter(|&pair| above(pair)).count();
+    code as u8 | if value.is_sign_negative() { 8 } else { 0 }
+}
+
+/// The value of an e2m1 code.
+pub(crate) fn decode_e2m1(code: u8) -> f32 {
+    let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];
+    if code & 8 == 0 { magnitude } else { -magnitude }
 }
 
 /// The maximum, but a NaN on the right wins: a block with NaN in it has no scale.

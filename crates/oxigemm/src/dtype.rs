@@ -39,17 +39,20 @@ pub enum DType {
     F32,
     /// 32-bit signed integers: indices and counts.
     I32,
+    /// Bytes, such as two e2m1 codes (FP4) each, the first in the low half.
+    U8,
 }
 
 impl DType {
     /// Every element type.
-    pub const ALL: [DType; 6] = [DType::E4m3, DType::E5m2, DType::Bf16, DType::F16, DType::F32, DType::I32];
+    pub const ALL: [DType; 7] =
+        [DType::E4m3, DType::E5m2, DType::Bf16, DType::F16, DType::F32, DType::I32, DType::U8];
 
     /// The size of one element in bytes.
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
-            DType::E4m3 | DType::E5m2 => 1,
+            DType::E4m3 | DType::E5m2 | DType::U8 => 1,
             DType::Bf16 | DType::F16 => 2,
             DType::F32 | DType::I32 => 4,
         }
@@ -65,6 +68,7 @@ impl DType {
             DType::F16 => "f16",
             DType::F32 => "f32",
             DType::I32 => "i32",
+            DType::U8 => "u8",
         }
     }
 
@@ -79,6 +83,7 @@ impl DType {
             DType::F32 => f32::MAX,
             // The largest integer that an f32 holds is below i32::MAX.
             DType::I32 => 2_147_483_520.0,
+            DType::U8 => 255.0,
         }
     }
 
@@ -98,6 +103,7 @@ impl DType {
             DType::F16 => decode_as::<f16>(bytes),
             DType::F32 => decode_as::<f32>(bytes),
             DType::I32 => decode_as::<i32>(bytes),
+            DType::U8 => bytes.iter().map(|&byte| byte.into()).collect(),
         }
     }
 
@@ -117,6 +123,7 @@ impl DType {
             DType::F16 => encode_as::<f16>(values),
             DType::F32 => encode_as::<f32>(values),
             DType::I32 => encode_as::<i32>(values),
+            DType::U8 => values.iter().map(|value| value.round_ties_even() as u8).collect(),
         }
     }
 
@@ -148,7 +155,7 @@ impl FromStr for DType {
     fn from_str(name: &str) -> Result<DType> {
         DType::ALL.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| Error::DType {
             argument: "dtype",
-            expected: "one of e4m3, e5m2, bf16, f16, f32, i32".to_owned(),
+            expected: "one of e4m3, e5m2, bf16, f16, f32, i32, u8".to_owned(),
             found: format!("`{name}`"),
         })
     }
@@ -171,19 +178,13 @@ pub(crate) static E4M3_VALUES: LazyLock<[f32; 256]> =
 
 /// The codes of a type of FP8.
 pub(crate) struct Fp8Codes {
-    dtype: DType,
     /// The value of every code.
     pub values: [f32; 256],
-    encode: fn(f32) -> u8,
 }
 
-static E4M3_CODES: LazyLock<Fp8Codes> =
-    LazyLock::new(|| Fp8Codes { dtype: DType::E4m3, values: *E4M3_VALUES, encode: encode_e4m3 });
-static E5M2_CODES: LazyLock<Fp8Codes> = LazyLock::new(|| Fp8Codes {
-    dtype: DType::E5m2,
-    values: std::array::from_fn(|code| F8E5M2::from_bits(code as u8).to_f32()),
-    encode: |value| F8E5M2::from_f32(value).to_bits(),
-});
+static E4M3_CODES: LazyLock<Fp8Codes> = LazyLock::new(|| Fp8Codes { values: *E4M3_VALUES });
+static E5M2_CODES: LazyLock<Fp8Codes> =
+    LazyLock::new(|| Fp8Codes { values: std::array::from_fn(|code| F8E5M2::from_bits(code as u8).to_f32()) });
 
 impl Fp8Codes {
     /// Those of a type, if it is one of FP8.
@@ -193,17 +194,6 @@ impl Fp8Codes {
             DType::E5m2 => Some(&E5M2_CODES),
             _ => None,
         }
-    }
-
-    /// The largest finite value.
-    pub fn largest(&self) -> f32 {
-        self.dtype.max_finite()
-    }
-
-    /// The code nearest to a value.
-    #[inline]
-    pub fn encode(&self, value: f32) -> u8 {
-        (self.encode)(value)
     }
 }
 

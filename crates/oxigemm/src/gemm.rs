@@ -323,7 +323,15 @@ pub(crate) fn simulate(sim: &Sim, arguments: &impl GemmArguments, options: &Gemm
 
 /// The stream of a call on a GPU.
 pub(crate) fn cuda_stream<'a>(cuda: &'a Cuda, options: &'a GemmOptions) -> Result<&'a oxigemm_cuda::Stream> {
-    match &options.stream {
+    stream_on_cuda(cuda, options.stream.as_ref())
+}
+
+/// A stream of a GPU: the default one where there is none.
+pub(crate) fn stream_on_cuda<'a>(
+    cuda: &'a Cuda,
+    stream: Option<&'a Stream>,
+) -> Result<&'a oxigemm_cuda::Stream> {
+    match stream {
         None => Ok(cuda.default_stream()),
         Some(Stream::Cuda(stream)) => Ok(stream),
         Some(stream) => Err(wrong_stream(DeviceId::Cuda(cuda.gpu().ordinal()), stream)),
@@ -332,7 +340,12 @@ pub(crate) fn cuda_stream<'a>(cuda: &'a Cuda, options: &'a GemmOptions) -> Resul
 
 /// The stream of a call in the simulator, if it has one.
 pub(crate) fn sim_stream<'a>(sim: &Sim, options: &'a GemmOptions) -> Result<Option<&'a SimStream>> {
-    match &options.stream {
+    stream_on_sim(sim, options.stream.as_ref())
+}
+
+/// A stream of a simulated GPU, if there is one.
+pub(crate) fn stream_on_sim<'a>(sim: &Sim, stream: Option<&'a Stream>) -> Result<Option<&'a SimStream>> {
+    match stream {
         None => Ok(None),
         Some(Stream::Sim(stream)) if stream.device() == DeviceId::Sim(sim.number()) => Ok(Some(stream)),
         Some(stream) => Err(wrong_stream(DeviceId::Sim(sim.number()), stream)),
@@ -390,11 +403,16 @@ unsafe fn multiply_nothing(
 
 /// The CPU has no streams.
 pub(crate) fn refuse_stream(device: &Device, options: &GemmOptions) -> Result<()> {
-    match &options.stream {
+    no_stream(device, options.stream.as_ref())
+}
+
+/// Refuses a stream where there are none.
+pub(crate) fn no_stream(device: &Device, stream: Option<&Stream>) -> Result<()> {
+    match stream {
         None => Ok(()),
         Some(stream) => Err(Error::Device {
             argument: "stream",
-            expected: format!("no stream, as `a` is on {device}"),
+            expected: format!("no stream, as the operands are on {device}"),
             found: format!("a stream of {}", stream.device()),
         }),
     }

@@ -39,6 +39,7 @@
 //! [`m_grouped_fp8_gemm_nt_masked`].
 //!
 //! Gradients of their weights are products with groups along K: [`k_grouped_fp8_gemm_nt_contiguous`].
+//! The indexer of sparse attention has [`fp8_mqa_logits`] and [`fp8_paged_mqa_logits`].
 //!
 //! What follows a product can be part of it: bias, activation, gate, quantization ([`fp8_gemm_nt_fused`]).
 //!
@@ -49,6 +50,7 @@ mod call;
 pub mod cast;
 pub mod check;
 mod device;
+mod direct;
 mod dtype;
 mod error;
 mod fp8_layouts;
@@ -59,12 +61,16 @@ mod grouped_nn;
 mod half_batched;
 mod half_gemm;
 mod half_grouped;
+mod hc;
+mod indexer;
 mod kgrouped;
 mod layout;
 mod memo;
 pub mod metrics;
+mod plain;
 pub mod plan;
 mod prepared;
+mod quantize;
 pub mod random;
 pub mod reference;
 mod remembered;
@@ -76,7 +82,7 @@ mod tensor;
 mod transposed;
 mod workspace;
 
-pub use check::{GemmLayout, HeadSplits};
+pub use check::{GemmLayout, Granularity, HeadSplits};
 pub use device::{Device, DeviceId};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
@@ -109,12 +115,24 @@ pub use half_grouped::{
     m_grouped_fp16_gemm_nn_masked, m_grouped_fp16_gemm_nt_contiguous, m_grouped_fp16_gemm_nt_masked,
     m_grouped_half_gemm, m_grouped_half_gemm_raw,
 };
+pub use hc::{RawHcPrenormGemm, tf32_hc_prenorm_gemm, tf32_hc_prenorm_gemm_raw};
+pub use indexer::{
+    RawMqaLogits, RawPagedMqaLogits, fp8_mqa_logits, fp8_mqa_logits_raw, fp8_paged_mqa_logits,
+    fp8_paged_mqa_logits_raw, get_paged_mqa_logits_metadata, get_paged_mqa_logits_metadata_raw,
+};
 pub use kgrouped::{
     RawKGroupedFp8Gemm, k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous_raw,
 };
 pub use layout::MAX_RANK;
 pub use oxigemm_kernels::epilogue::Activation;
 pub use oxigemm_kernels::params::ScalesOfB;
+pub use plain::LaunchOptions;
+pub use quantize::{
+    RawQuantize, RawScales, RawSource, RawTransformScales, blocked_scales, dequantize, dequantize_raw,
+    gather_quantize, get_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_tensor,
+    packed_scales, quantize, quantize_raw, rms_norm_quantize, swiglu_quantize, tma_aligned_scales,
+    transform_scales, transform_scales_raw,
+};
 pub use runtime::{ARCH, Cuda, Loaded, Stats};
 pub use simulated::Sim;
 pub use stream::{Event, Graph, SimEvent, SimGraph, SimStream, Stream};

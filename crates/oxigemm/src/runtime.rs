@@ -10,11 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use oxigemm_cuda::{Buffer, CacheStats, CubinCache, Function, LaunchConfig, Provenance, PtxModule, Stream};
+use oxigemm_kernels::AnyKernel;
 use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
 use oxigemm_kernels::launch::Config;
 use oxigemm_kernels::transpose;
 
 use crate::call::PlanKey;
+use crate::direct::Call;
 use crate::error::{Error, Result};
 use crate::plan::{Choice, Limits, Plan};
 use crate::prepared::Prepared;
@@ -48,6 +50,8 @@ struct Inner {
     cache: CubinCache,
     limits: Limits,
     kernels: Vec<Slot>,
+    /// Where each kernel is among them.
+    places: HashMap<AnyKernel, usize>,
     plans: RwLock<HashMap<PlanKey, Arc<Prepared>>>,
     workspaces: Workspaces<Buffer>,
     calls: RememberedCalls,
@@ -57,7 +61,7 @@ struct Inner {
 
 /// A kernel of the closed set, loaded or not.
 struct Slot {
-    config: Config,
+    member: AnyKernel,
     state: Mutex<State>,
 }
 
@@ -129,7 +133,8 @@ impl Cuda {
                 limits: Limits::hopper(gpu.sm_count(), gpu.max_shared_per_block()),
                 gpu,
                 cache,
-                kernels: Config::all().map(|config| Slot { config, state: Mutex::default() }).collect(),
+                kernels: AnyKernel::all().map(|member| Slot { member, state: Mutex::default() }).collect(),
+                places: AnyKernel::all().zip(0..).collect(),
                 plans: RwLock::default(),
                 workspaces: Workspaces::default(),
                 calls: RememberedCalls::default(),
@@ -221,13 +226,32 @@ impl Cuda {
     ///
     /// # Errors
     /// If it cannot be assembled or loaded, or is not of the set.
-    pub fn load(&self, config: &Config) -> Result<Loaded> {
-        Ok(self.slot(config)?.load(&self.inner)?.loaded)
+    pub fn load(&self, kernel: impl Into<AnyKernel>) -> Result<Loaded> {
+        Ok(self.slot(&kernel.into())?.load(&self.inner)?.loaded)
     }
 
     /// The calls that are remembered whole.
     pub(crate) fn calls(&self) -> &RememberedCalls {
         &self.inner.calls
+    }
+
+    /// The function of a kernel, which is loaded if it is not yet.
+    pub(crate) fn function(&self, kernel: &AnyKernel) -> Result<Function> {
+        self.slot(kernel)?.function(&self.inner)
+    }
+
+    /// Puts a kernel into a stream.
+    ///
+    /// # Safety
+    /// The arguments must be the parameters of the kernel, in order, and what they point to be as the kernel expects it
+    /// until it is done or, where the stream is being captured, whenever the graph is launched.
+    pub(crate) unsafe fn launch(&self, call: &Call<'_>, stream: &Stream, programmatic: bool) -> Result<()> {
+        let function = self.function(&call.kernel)?;
+        call.with_pointers(|pointers| {
+            // SAFETY: the caller keeps the same contract; the pointers live for the call.
+            unsafe { function.launch(stream, &call.config(programmatic), pointers)? };
+            Ok(())
+        })
     }
 
     /// The plan of a problem: remembered, or made now.
@@ -245,7 +269,7 @@ impl Cuda {
     fn prepare(&self, key: &PlanKey) -> Result<Arc<Prepared>> {
         let limits = self.limits().restricted_to(key.sms);
         let mut plan = key.plan(&limits)?;
-        let slot = self.slot(&plan.choice.config())?;
+        let slot = self.slot(&plan.choice.config().into())?;
         let kernel = slot.load(&self.inner)?;
         let resident = slot.resident(&kernel.function, &plan)?;
         let cluster = plan.launch.cluster;
@@ -285,10 +309,7 @@ impl Cuda {
         stream: &Stream,
         programmatic: bool,
     ) -> Result<()> {
-        let slot = self.slot(&Config::Transpose)?;
-        if slot.lock().kernel.is_none() {
-            slot.load(&self.inner)?;
-        }
+        let function = self.function(&AnyKernel::Gemm(Config::Transpose))?;
         let launch = args.launch();
         let config = LaunchConfig {
             grid: [launch.grid[0], launch.grid[1], 1],
@@ -297,16 +318,15 @@ impl Cuda {
             shared_bytes: launch.shared_bytes,
             programmatic,
         };
-        let state = slot.lock();
-        let kernel = state.kernel.as_ref().expect("it was loaded above, and stays so");
         // SAFETY: these are the parameters of the kernel, in order, and live for the call; the caller keeps the memory.
-        unsafe { kernel.function.launch(stream, &config, &args.pointers())? };
+        unsafe { function.launch(stream, &config, &args.pointers())? };
         Ok(())
     }
 
-    fn slot(&self, config: &Config) -> Result<&Slot> {
-        self.inner.kernels.iter().find(|slot| slot.config == *config).ok_or_else(|| Error::Kernel {
-            name: config.name(),
+    fn slot(&self, kernel: &AnyKernel) -> Result<&Slot> {
+        let place = self.inner.places.get(kernel);
+        place.map(|place| &self.inner.kernels[*place]).ok_or_else(|| Error::Kernel {
+            name: kernel.name(),
             reason: "it is not in the closed set".to_owned(),
         })
     }
@@ -317,15 +337,23 @@ impl Slot {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The loaded function; once it is, without any allocation.
+    fn function(&self, inner: &Inner) -> Result<Function> {
+        if let Some(kernel) = &self.lock().kernel {
+            return Ok(kernel.function.clone());
+        }
+        Ok(self.load(inner)?.function)
+    }
+
     fn load(&self, inner: &Inner) -> Result<Kernel> {
         let mut state = self.lock();
         if let Some(kernel) = &state.kernel {
             return Ok(kernel.clone());
         }
         let started = std::time::Instant::now();
-        let name = self.config.name();
+        let name = self.member.name();
         let ptx = self
-            .config
+            .member
             .build()
             .map_err(|error| Error::Kernel { name: name.clone(), reason: error.to_string() })?;
         let module = inner.gpu.load(&inner.cache, &PtxModule { name: &name, text: &ptx.text, arch: ARCH })?;

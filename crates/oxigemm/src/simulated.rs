@@ -14,6 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 
+use oxigemm_kernels::AnyKernel;
 #[cfg(doc)]
 use oxigemm_kernels::epilogue::fused::FusedArgs;
 #[cfg(doc)]
@@ -26,6 +27,7 @@ use oxigemm_sim::{Element, Launch, Machine, Module, Options, Param, Report, Swiz
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, PlanKey};
+use crate::direct::Call;
 use crate::error::{Error, Result};
 use crate::plan::{Limits, Plan};
 use crate::workspace::Workspaces;
@@ -77,7 +79,7 @@ struct Inner {
     limits: Limits,
     machine: Mutex<Machine>,
     options: Mutex<Options>,
-    kernels: Mutex<HashMap<Config, Arc<Module>>>,
+    kernels: Mutex<HashMap<AnyKernel, Arc<Module>>>,
     last: Mutex<Option<Report>>,
     /// Room for the tensor maps that kernels make.
     map_room: Mutex<Option<u64>>,
@@ -148,7 +150,7 @@ impl Sim {
     pub(crate) fn plan(&self, key: &PlanKey, at: &Addresses, programmatic: bool) -> Result<Work> {
         let plan = key.plan(&self.inner.limits.restricted_to(key.sms))?;
         let config = plan.choice.config();
-        let module = self.module(&config)?;
+        let module = self.module(&config.into())?;
         let name = config.name();
         let fault = |fault| Error::Fault { kernel: name.clone(), fault: Box::new(fault) };
         let (arguments, maps) = Arguments::new(&plan, key);
@@ -165,7 +167,7 @@ impl Sim {
 
     /// The work that transposes.
     pub(crate) fn transpose(&self, args: &transpose::Args, programmatic: bool) -> Result<Work> {
-        let (config, launch) = (Config::Transpose, args.launch());
+        let (config, launch) = (AnyKernel::Gemm(Config::Transpose), args.launch());
         let module = self.module(&config)?;
         let params = |job: &transpose::Job| {
             let (addresses, numbers) = job.arguments();
@@ -178,6 +180,23 @@ impl Sim {
             block: [launch.threads, 1, 1],
             shared_bytes: launch.shared_bytes,
             params: args.jobs.iter().flat_map(params).collect(),
+        };
+        Ok(Work::Kernel { module, launch, programmatic })
+    }
+
+    /// The work of a kernel that has no plan.
+    pub(crate) fn work(&self, call: &Call<'_>, programmatic: bool) -> Result<Work> {
+        let module = self.module(&call.kernel)?;
+        let entry = call.kernel.name();
+        let fault = |fault| Error::Fault { kernel: entry.clone(), fault: Box::new(fault) };
+        let params = call.parameters().map_err(fault)?;
+        let launch = Launch {
+            entry,
+            grid: [call.grid[0], call.grid[1], 1],
+            cluster: Some([call.cluster, 1, 1]),
+            block: [call.threads, 1, 1],
+            shared_bytes: call.shared_bytes,
+            params,
         };
         Ok(Work::Kernel { module, launch, programmatic })
     }
@@ -224,29 +243,30 @@ impl Sim {
     }
 
     /// A kernel of the closed set, written and parsed once.
-    fn module(&self, config: &Config) -> Result<Arc<Module>> {
+    pub(crate) fn module(&self, kernel: &AnyKernel) -> Result<Arc<Module>> {
         let mut kernels = lock(&self.inner.kernels);
-        if let Some(module) = kernels.get(config) {
+        if let Some(module) = kernels.get(kernel) {
             return Ok(Arc::clone(module));
         }
-        let refuse = |reason: String| Error::Kernel { name: config.name(), reason };
-        let ptx = config.build().map_err(|error| refuse(error.to_string()))?;
+        let refuse = |reason: String| Error::Kernel { name: kernel.name(), reason };
+        let ptx = kernel.build().map_err(|error| refuse(error.to_string()))?;
         let module = Arc::new(Module::parse(&ptx.text).map_err(|error| refuse(error.to_string()))?);
-        kernels.insert(*config, Arc::clone(&module));
+        kernels.insert(*kernel, Arc::clone(&module));
         Ok(module)
     }
 
-    /// Runs this PTX from now on where the kernel of a configuration is asked for.
+    /// Runs this PTX from now on where a kernel is asked for.
     ///
     /// It must have the same entry and parameters. This is how a change to a kernel, or a fault that is put into it,
     /// is tried on every shape that the library serves.
     ///
     /// # Errors
     /// If it is not PTX that the simulator has, with the line.
-    pub fn replace_kernel(&self, config: &Config, ptx: &str) -> Result<()> {
+    pub fn replace_kernel(&self, kernel: impl Into<AnyKernel>, ptx: &str) -> Result<()> {
+        let kernel = kernel.into();
         let module = Module::parse(ptx)
-            .map_err(|error| Error::Kernel { name: config.name(), reason: error.to_string() })?;
-        lock(&self.inner.kernels).insert(*config, Arc::new(module));
+            .map_err(|error| Error::Kernel { name: kernel.name(), reason: error.to_string() })?;
+        lock(&self.inner.kernels).insert(kernel, Arc::new(module));
         Ok(())
     }
 

@@ -146,7 +146,7 @@ fn transposed_views_of_k_major_tensors_are_not_copied() {
     let expected = problem.run(GemmLayout::Nt, &options).unwrap();
     // A kernel that transposes wrongly, if it is asked.
     let text = Config::Transpose.build().unwrap().text;
-    sim.replace_kernel(&Config::Transpose, &text.replace("0x5140", "0x0000")).unwrap();
+    sim.replace_kernel(Config::Transpose, &text.replace("0x5140", "0x0000")).unwrap();
     assert_ne!(problem.run(GemmLayout::Tn, &options).unwrap(), expected);
     let view = |x: &Operand| (x.codes[0].transpose(0, 1).unwrap(), x.scales.transpose(0, 1).unwrap());
     let (a, b) = (view(&problem.a), view(&problem.b));
@@ -219,7 +219,7 @@ fn the_product_waits_for_what_is_transposed() {
     let options = forced("slim_8x64_k1_s2");
     let config = options.choice.unwrap().config();
     let text = config.build().unwrap().text;
-    sim.replace_kernel(&config, &text.replace("griddepcontrol.wait;", "")).unwrap();
+    sim.replace_kernel(config, &text.replace("griddepcontrol.wait;", "")).unwrap();
     let error = problem.run(GemmLayout::Nn, &options).unwrap_err();
     let Error::Fault { fault, .. } = &error else { panic!("{error}") };
     assert_eq!(fault.kind, FaultKind::Race, "{error}");

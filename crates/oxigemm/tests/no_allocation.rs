@@ -6,9 +6,11 @@ use std::hint::black_box;
 
 use oxigemm::cast::ScaleFormat;
 use oxigemm::check::{
-    EpilogueArguments, Fp8GemmNt, GroupedFp8GemmNt, GroupedHalfGemm, GroupsArgument, HalfGemm,
+    Dequantize, EpilogueArguments, Fp8GemmNt, GroupedFp8GemmNt, GroupedHalfGemm, GroupsArgument, HalfGemm,
+    HcPrenormGemm, Logits, MqaLogits, PagedMqaLogits, PagedMqaSchedule, Quantize, QuantizeSource,
+    TransformScales,
 };
-use oxigemm::{DType, Device, GemmLayout, Tensor};
+use oxigemm::{DType, Device, GemmLayout, Granularity, Tensor};
 use oxigemm_kernels::grouping::GroupLayout;
 
 struct Counting;
@@ -132,9 +134,67 @@ fn checks_and_views_allocate_nothing() {
         black_box(arguments.check().unwrap());
     });
     assert_eq!(count, 0);
+    let (x, packed) = (new(DType::Bf16, &[64, 512]), new(DType::I32, &[64, 1]));
+    let count = allocations(|| {
+        let (x, codes, scales) = (x.describe("x"), a.describe("codes"), sfa.describe("scales"));
+        let granularity = Granularity::PerToken;
+        let (format, source) = (ScaleFormat::F32, QuantizeSource::Rows(ids.describe("rows")));
+        black_box(Quantize { x, codes, scales, granularity, format, source }.check().unwrap());
+        black_box(Dequantize { codes, scales, x, granularity }.check().unwrap());
+        black_box(TransformScales { from: scales, to: packed.describe("to") }.check().unwrap());
+    });
+    assert_eq!(count, 0);
     let count = allocations(|| {
         black_box(a.narrow(0, 3, 5).unwrap().transpose(0, 1).unwrap());
         black_box(a.view(&[512, 64]).unwrap());
+    });
+    assert_eq!(count, 0);
+}
+
+#[test]
+fn checks_of_what_is_no_product_allocate_nothing() {
+    let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &Device::Cpu).unwrap();
+    let (q, kv) = (new(DType::E4m3, &[6, 64, 128]), new(DType::E4m3, &[300, 128]));
+    let (scales, weights) = (new(DType::F32, &[300]), new(DType::F32, &[6, 64]));
+    let (bounds, logits) = (new(DType::I32, &[6]), new(DType::F32, &[6, 300]));
+    let count = allocations(|| {
+        let arguments = MqaLogits {
+            q: q.describe("q"),
+            kv: kv.describe("kv"),
+            kv_scales: scales.describe("kv_scales"),
+            weights: weights.describe("weights"),
+            starts: bounds.describe("starts"),
+            ends: bounds.describe("ends"),
+            logits: logits.describe("logits"),
+            form: Logits::Clean,
+        };
+        black_box(arguments.check().unwrap());
+    });
+    assert_eq!(count, 0);
+    let (q, cache) = (q.view(&[3, 2, 64, 128]).unwrap(), new(DType::E4m3, &[5, 64, 1, 132]));
+    let (lengths, table) = (new(DType::I32, &[3, 2]), new(DType::I32, &[3, 7]));
+    let schedule = new(DType::I32, &[133, 2]);
+    let count = allocations(|| {
+        let arguments = PagedMqaLogits {
+            q: q.describe("q"),
+            kv_cache: cache.describe("kv_cache"),
+            weights: weights.describe("weights"),
+            context_lens: lengths.describe("context_lens"),
+            block_table: table.describe("block_table"),
+            schedule: schedule.describe("schedule"),
+            logits: logits.describe("logits"),
+            clean: true,
+        };
+        black_box(arguments.check().unwrap());
+        let (context_lens, schedule) = (lengths.describe("context_lens"), schedule.describe("schedule"));
+        black_box(PagedMqaSchedule { context_lens, schedule }.check().unwrap());
+    });
+    assert_eq!(count, 0);
+    let (a, b) = (new(DType::Bf16, &[5, 640]), new(DType::F32, &[24, 640]));
+    let (d, sqr_sum) = (new(DType::F32, &[2, 5, 24]), new(DType::F32, &[2, 5]));
+    let count = allocations(|| {
+        let (a, b, d) = (a.describe("a"), b.describe("b"), d.describe("d"));
+        black_box(HcPrenormGemm { a, b, d, sqr_sum: sqr_sum.describe("sqr_sum") }.check().unwrap());
     });
     assert_eq!(count, 0);
 }

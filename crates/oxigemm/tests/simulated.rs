@@ -243,7 +243,7 @@ fn a_dependent_kernel_waits_for_the_one_before() {
         }
         let waits = ptx.matches("griddepcontrol.wait;").count();
         assert!(waits > 0, "{name}");
-        sim.replace_kernel(&config, &ptx.replace("griddepcontrol.wait;", "")).expect("it is PTX");
+        sim.replace_kernel(config, &ptx.replace("griddepcontrol.wait;", "")).expect("it is PTX");
         for options in schedules().step_by(3) {
             sim.set_options(options);
             let error = twice().expect_err(name);

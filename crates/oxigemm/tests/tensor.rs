@@ -40,7 +40,11 @@ fn addresses_are_aligned_and_follow_the_view() {
 fn every_element_type_goes_in_and_out() {
     let values = [0.0, 1.0, -1.5, 448.0];
     for dtype in DType::ALL {
-        let values = if dtype == DType::I32 { values.map(f32::trunc) } else { values };
+        let values = match dtype {
+            DType::I32 => values.map(f32::trunc),
+            DType::U8 => [0.0, 1.0, 200.0, 255.0],
+            _ => values,
+        };
         let x = Tensor::from_f32(dtype, &values, &[2, 2], &CPU).unwrap();
         assert_eq!(x.to_vec_f32().unwrap(), values, "{dtype}");
         assert_eq!(x.to_bytes().unwrap().len(), 4 * dtype.size());

@@ -2,7 +2,7 @@
 
 use crate::kernel::Kernel;
 use crate::target::Needs;
-use crate::value::{Arg, Bf16, Bf16x2, F16, F16x2, F32, Fp8x2, I32, U32, U64};
+use crate::value::{Arg, Bf16, Bf16x2, F16, F16x2, F32, Fp8x2, I32, Type, U32, U64};
 
 /// An FP8 format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -178,22 +178,23 @@ impl Kernel {
         out
     }
 
-    /// Joins two pairs of FP8 numbers, the first in the low half.
+    /// Widens two FP8 numbers to FP16, exactly.
     #[track_caller]
-    pub fn join_fp8<'k>(&'k self, low: crate::Val<'k, Fp8x2>, high: crate::Val<'k, Fp8x2>) -> U32<'k> {
-        let out = self.fresh::<u32>();
-        let (dst, low, high) = (out.operand(), low.operand(), high.operand());
-        self.op(format_args!("mov.b32 {dst}, {{{low}, {high}}};"));
+    pub fn unpack_fp8<'k>(&'k self, format: Fp8, pair: crate::Val<'k, Fp8x2>) -> crate::Val<'k, F16x2> {
+        let out = self.fresh::<F16x2>();
+        let (dst, pair) = (out.operand(), pair.in_register().operand());
+        let name = format.name();
+        self.emit(Needs::from_sm(90, 7, 8), format_args!("cvt.rn.f16x2.{name}x2 {dst}, {pair};"));
         out
     }
 
-    /// Four of the eight bytes of two words, whose indices are the digits of `selector`, the lowest for the lowest.
+    /// Joins two halves of a word, the first in the low half.
     #[track_caller]
-    pub fn permute_bytes<'k>(&'k self, words: [U32<'k>; 2], selector: impl Arg<'k, u32>) -> U32<'k> {
+    pub fn join_halves<'k, T: Type>(&'k self, low: crate::Val<'k, T>, high: crate::Val<'k, T>) -> U32<'k> {
+        const { assert!(T::BYTES == 2) };
         let out = self.fresh::<u32>();
-        let [a, b] = words.map(|word| word.in_register().operand());
-        let (dst, selector) = (out.operand(), selector.val(self).operand());
-        self.op(format_args!("prmt.b32 {dst}, {a}, {b}, {selector};"));
+        let (dst, low, high) = (out.operand(), low.in_register().operand(), high.in_register().operand());
+        self.op(format_args!("mov.b32 {dst}, {{{low}, {high}}};"));
         out
     }
 

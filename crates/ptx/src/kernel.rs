@@ -32,6 +32,7 @@ struct State {
     limit: Option<PtxVersion>,
     errors: Vec<BuildError>,
     max_threads: Option<u32>,
+    min_blocks: Option<u32>,
     cluster: Option<[u32; 3]>,
     has_shared: bool,
 }
@@ -83,6 +84,12 @@ impl Kernel {
     /// `.minnctapersm` it says C7508 and drops it).
     pub fn threads(self, max: u32) -> Kernel {
         self.state.borrow_mut().max_threads = Some(max);
+        self
+    }
+
+    /// Asks for registers few enough that so many blocks of the largest size run on a multiprocessor at a time.
+    pub fn resident(self, blocks: u32) -> Kernel {
+        self.state.borrow_mut().min_blocks = Some(blocks);
         self
     }
 
@@ -345,7 +352,7 @@ impl Kernel {
         }
         let _ = write!(text, ".visible .entry {}(\n\t{}\n)", self.name, state.params.join(",\n\t"));
         if let Some(max) = state.max_threads {
-            let _ = write!(text, " .maxntid {max}, 1, 1 .minnctapersm 1");
+            let _ = write!(text, " .maxntid {max}, 1, 1 .minnctapersm {}", state.min_blocks.unwrap_or(1));
         }
         if let Some([x, y, z]) = state.cluster {
             let _ = write!(text, " .explicitcluster .reqnctapercluster {x}, {y}, {z}");

@@ -291,6 +291,41 @@ impl<'k> Global<'k> {
         self.load_if_as("ld.global.nc", condition, otherwise)
     }
 
+    /// Loads neighbours through the read-only path where the condition holds, and gives `otherwise` elsewhere.
+    #[track_caller]
+    pub fn load_readonly_vec_if<T: Type, const N: usize>(
+        self,
+        condition: Pred<'k>,
+        otherwise: T,
+    ) -> [Val<'k, T>; N] {
+        const { assert!(N == 2 || N == 4) };
+        let k = self.kernel();
+        let out = [(); N].map(|()| k.var(otherwise).live());
+        let list = out.map(|v| v.operand().to_string()).join(", ");
+        k.guard(condition, || {
+            k.emit(self.needs(), format_args!("ld.global.nc.v{N}.{} {{{list}}}, {self};", T::RAW));
+        });
+        out
+    }
+
+    /// Loads a byte through the read-only path where the condition holds, and gives 0 elsewhere.
+    #[track_caller]
+    pub fn load_readonly_byte_if(self, condition: Pred<'k>) -> U32<'k> {
+        let k = self.kernel();
+        let out = k.var(0u32).live();
+        k.guard(condition, || {
+            k.emit(self.needs(), format_args!("ld.global.nc.u8 {}, {self};", out.operand()))
+        });
+        out
+    }
+
+    /// Stores the low byte of a value.
+    #[track_caller]
+    pub fn store_byte(self, value: U32<'k>) {
+        let value = value.in_register().operand();
+        self.kernel().emit(self.needs(), format_args!("st.global.u8 {self}, {value};"));
+    }
+
     /// The generic address.
     #[track_caller]
     pub fn generic(self) -> U64<'k> {

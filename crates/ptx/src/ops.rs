@@ -454,10 +454,14 @@ impl<'k> U32<'k> {
     /// Four bytes of the eight of `self` and `other`, chosen by the hexadecimal digits of `order`, the lowest first: 0 to 3
     /// are those of `self`, 4 to 7 those of `other`.
     #[track_caller]
-    pub fn permute_bytes(self, other: U32<'k>, order: u32) -> U32<'k> {
+    pub fn permute_bytes(self, other: U32<'k>, order: impl Arg<'k, u32>) -> U32<'k> {
+        let order = order.val(self.k);
         let out = self.k.fresh::<u32>();
         let (dst, a, b) = (out.operand(), self.operand(), other.operand());
-        self.k.op(format_args!("prmt.b32 {dst}, {a}, {b}, {order:#x};"));
+        match order.as_constant() {
+            Some(order) => self.k.op(format_args!("prmt.b32 {dst}, {a}, {b}, {order:#x};")),
+            None => self.k.op(format_args!("prmt.b32 {dst}, {a}, {b}, {};", order.operand())),
+        }
         out
     }
 
@@ -465,6 +469,15 @@ impl<'k> U32<'k> {
     #[track_caller]
     pub fn mul_high(self, other: impl Arg<'k, u32>) -> U32<'k> {
         self.k.binary("mul.hi", "u32", self, other.val(self.k))
+    }
+
+    /// The larger of each half, both as unsigned numbers.
+    #[track_caller]
+    pub fn max_halves(self, other: U32<'k>) -> U32<'k> {
+        let out = self.k.fresh::<u32>();
+        let (dst, a, b) = (out.operand(), self.in_register().operand(), other.in_register().operand());
+        self.k.emit(Needs::from_sm(90, 8, 0), format_args!("max.u16x2 {dst}, {a}, {b};"));
+        out
     }
 }
 
@@ -518,6 +531,18 @@ impl<'k> F32<'k> {
     #[track_caller]
     pub fn reciprocal_approx(self) -> F32<'k> {
         self.k.unary("rcp.approx.ftz.f32", self)
+    }
+
+    /// `1 / self`, correctly rounded.
+    #[track_caller]
+    pub fn reciprocal(self) -> F32<'k> {
+        self.k.unary("rcp.rn.f32", self)
+    }
+
+    /// The square root, correctly rounded.
+    #[track_caller]
+    pub fn sqrt(self) -> F32<'k> {
+        self.k.unary("sqrt.rn.f32", self)
     }
 
     /// `2^self`, within two units in the last place.

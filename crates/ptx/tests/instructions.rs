@@ -58,11 +58,16 @@ fn arithmetic_and_conversions() {
     out.store(p.select::<u32>(int, wide.to_u32()));
     out.at(4u64).store(signed);
     out.at(8u64).store_vec([low, high]);
-    let codes = k.join_fp8(k.pack_fp8(Fp8::E4m3, low, high), k.pack_fp8(Fp8::E5m2, high, low));
-    out.at(16u64).store(k.permute_bytes([pair, codes], 0x3276));
+    let codes = k.join_halves(k.pack_fp8(Fp8::E4m3, low, high), k.pack_fp8(Fp8::E5m2, high, low));
+    out.at(16u64).store(pair.permute_bytes(codes, x));
     out.at(20u64).store(first);
     out.at(22u64).store(k.pack_fp8(Fp8::E4m3, f, low));
     out.at(24u64).store(k.pack_fp8(Fp8::E5m2, f, low));
+    let codes = k.pack_fp8(Fp8::E4m3, f.sqrt().reciprocal(), low);
+    let joined = k.join_halves(codes, codes).max_halves(k.unpack_fp8(Fp8::E4m3, codes).bitcast());
+    let [a, b] = out.at(40u64).load_readonly_vec_if::<u32, 2>(p, 0);
+    out.at(28u64).store(joined + a + b);
+    out.at(32u64).store_byte(out.at(33u64).load_readonly_byte_if(p));
     out.at(26u64).store(f.to_bf16());
     out.at(28u64).store(first.to_f32().to_tf32());
     out.at(32u64).store(f.to_i32_truncating());

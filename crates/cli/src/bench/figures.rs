@@ -51,10 +51,21 @@ pub struct Times {
 impl Figures {
     /// Of a first pass.
     pub fn new(plan: &Plan, work: Work, peer: Peer, verdict: Verdict, times: &Times) -> Figures {
+        Figures::of((plan.name(), plan.estimate.us), work, peer, verdict, times)
+    }
+
+    /// Of a first pass of something that has its own plans: what such a plan is called, and its estimate.
+    pub fn of(
+        (plan, estimate_us): (String, f64),
+        work: Work,
+        peer: Peer,
+        verdict: Verdict,
+        times: &Times,
+    ) -> Figures {
         let mut figures = Figures {
-            plan: plan.name(),
+            plan,
             us: f64::INFINITY,
-            estimate_us: plan.estimate.us,
+            estimate_us,
             anchor_us: peer.call_us,
             anchor_main_kernel_us: peer.main_kernel_us,
             ratio: 0.0,

@@ -3,7 +3,10 @@
 mod figures;
 mod fused;
 mod grouped;
+mod hc;
+mod indexer;
 mod kgrouped;
+mod quantize;
 mod sweep;
 
 use std::path::PathBuf;
@@ -70,6 +73,12 @@ enum Suite {
     Anchor,
     /// Products whose sums are finished, beside those that store them as they are; FP8.
     Fused,
+    /// Quantization, beside the speed of a copy.
+    Quantize,
+    /// Those of the peer's benchmark that are logits of an indexer.
+    Indexer,
+    /// The product before the norm of a hyper-connection, beside the bandwidth of a copy.
+    Hc,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -100,9 +109,18 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let Device::Cuda(cuda) = &device else {
         return Err("bench needs a GPU: times on the CPU would say nothing".into());
     };
-    if args.suite == Suite::Fused {
-        let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
-        return fused::run(common, cuda, args, &mut clock);
+    match args.suite {
+        Suite::Anchor => {}
+        Suite::Fused => {
+            let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
+            return fused::run(common, cuda, args, &mut clock);
+        }
+        Suite::Quantize => {
+            let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
+            return quantize::run(common, cuda, args, &mut clock);
+        }
+        Suite::Indexer => return indexer::run(common, cuda, args),
+        Suite::Hc => return hc::run(common, cuda, args),
     }
     // The figures of groups along K are beside those of the same scales.
     let anchor_op = if args.op == Op::Fp8Kgrouped { Op::Fp81d1d } else { args.op };

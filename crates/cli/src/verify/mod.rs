@@ -7,8 +7,11 @@ mod forms;
 mod fused;
 mod grouped;
 mod half;
+mod hc;
+mod indexer;
 mod kgrouped;
 mod products;
+mod quantize;
 mod runtime;
 mod simulator;
 
@@ -208,6 +211,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     if args.compare.is_none() {
         let all = products::checks().into_iter().chain(half::checks()).chain(grouped::checks());
         let all = all.chain(kgrouped::checks()).chain(forms::checks()).chain(fused::checks());
+        let all = all.chain(quantize::checks()).chain(indexer::checks()).chain(hc::checks());
         checks.splice(..0, all.chain(runtime::checks()));
     }
     checks.retain(|check| args.filter.as_ref().is_none_or(|text| check.name.contains(text.as_str())));

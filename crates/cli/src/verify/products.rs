@@ -63,6 +63,11 @@ impl Draw {
         Draw { seed, next: 0, largest: setup.largest() }
     }
 
+    /// Multiplications that one problem may have.
+    pub fn largest(&self) -> usize {
+        self.largest
+    }
+
     pub fn below(&mut self, end: usize) -> usize {
         self.next += 1;
         (random::bits(self.seed, self.next) % end as u64) as usize

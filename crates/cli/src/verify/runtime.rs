@@ -7,6 +7,7 @@ use oxigemm::{
     Cuda, DType, Device, GemmOptions, RawFp8Gemm, ScalesOfB, Stream, Tensor, fp8_gemm_nt_raw, random,
 };
 use oxigemm_cuda::{CubinCache, LaunchConfig, PtxModule};
+use oxigemm_kernels::AnyKernel;
 use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
 
@@ -223,7 +224,7 @@ fn no_compilations(setup: &Setup) -> Result<String, Failure> {
     }
     let compilations = || device.as_cuda().map_or(0, |cuda| cuda.stats().compilations());
     let before = compilations();
-    let closed: std::collections::BTreeSet<String> = Config::all().map(|config| config.name()).collect();
+    let closed: std::collections::BTreeSet<String> = AnyKernel::all().map(|kernel| kernel.name()).collect();
     let mut kernels = std::collections::BTreeSet::new();
     let size = |i: u64, which: u64, largest: u64| {
         // Evenly over orders of magnitude.

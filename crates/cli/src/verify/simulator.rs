@@ -25,6 +25,11 @@ pub fn checks() -> Vec<Check> {
         Check::on_gpu("the simulator gives the same bits", same_bits),
         Check::on_gpu("the simulator gives the same bits of groups", same_bits_of_groups),
         Check::on_gpu("the simulator gives the same bits of groups along K", same_bits_of_k_groups),
+        Check::on_gpu("the simulator gives the same bits of logits", super::indexer::same_bits_as_simulated),
+        Check::on_gpu(
+            "the simulator gives the same bits of hyper-connections",
+            super::hc::same_bits_as_simulated,
+        ),
     ]
 }
 

@@ -85,9 +85,9 @@ impl<'k> QuantizedOutput<'k, '_> {
             let factor = k.constant(1.0f32).divide(scale);
             let codes = |[a, b]: [F32<'k>; 2]| k.pack_fp8(Fp8::E4m3, a * factor, b * factor);
             for (chunk, octets) in chunks.iter().zip(octets.chunks(2)) {
-                let own = k.join_fp8(codes(octets[0]), codes(octets[1]));
+                let own = k.join_halves(codes(octets[0]), codes(octets[1]));
                 let other = k.shuffle(Shuffle::Xor, own, 1);
-                chunk.at(below * ROW_BYTES).store(k.permute_bytes([own, other], selector));
+                chunk.at(below * ROW_BYTES).store(own.permute_bytes(other, selector));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The argument checks of the GEMM functions.
+//! The argument checks of the functions.
 //!
 //! A check takes plain descriptions ([`Operand`]) and not tensors, so that it serves [`Tensor`](crate::Tensor)s and
 //! raw device pointers alike. What it returns is all that planning and launching need to know of the arguments, in
@@ -8,19 +8,27 @@ mod fused;
 mod grouped;
 mod half;
 mod half_grouped;
+mod hc;
+mod indexer;
 mod kgrouped;
 mod operand;
+mod quantize;
 
 pub use fused::{CheckedFused, EpilogueArguments, Fused, HeadSplits, QuantizedRows};
 pub use grouped::{CheckedGroups, GroupedFp8GemmNt, Groups, GroupsArgument};
 pub use half::{GemmLayout, HalfGemm};
 pub use half_grouped::GroupedHalfGemm;
+pub use hc::{HcPrenormGemm, HcProblem};
+pub use indexer::{
+    Logits, MqaLogits, MqaProblem, PagedMqaLogits, PagedMqaProblem, PagedMqaSchedule, ScheduleProblem,
+};
 pub use kgrouped::{CheckedKGroups, KGroupedFp8GemmNt, KGroups};
 use operand::Footprint;
 pub use operand::Operand;
 use oxigemm_kernels::fp8::E5m2;
 use oxigemm_kernels::half::Major;
 use oxigemm_kernels::launch::Family;
+pub use quantize::{CheckedQuantize, Dequantize, Granularity, Quantize, QuantizeSource, TransformScales};
 
 use crate::dtype::DType;
 use crate::error::Result;

@@ -70,6 +70,11 @@ pub(super) struct Footprint {
 }
 
 impl Footprint {
+    /// All bytes of a range.
+    pub(super) fn whole(start: u64, end: u64) -> Footprint {
+        Footprint { start, end, pitch: 0, width: 0 }
+    }
+
     /// Bytes from the first to behind the last.
     pub(super) fn length(&self) -> u64 {
         self.end - self.start
@@ -115,6 +120,28 @@ impl Operand {
         Err(Error::DType { argument: self.name, expected: names.join(" or "), found: self.dtype.to_string() })
     }
 
+    pub(super) fn expect_rank(&self, rank: usize, meaning: &str) -> Result<()> {
+        if self.rank == rank {
+            return Ok(());
+        }
+        Err(Error::Rank {
+            argument: self.name,
+            expected: format!("{rank} dimensions, {meaning}"),
+            found: format!("{} dimensions, {:?}", self.rank, self.dims()),
+        })
+    }
+
+    /// Without its first dimension: the first of what there are several of.
+    pub(super) fn of_group(&self) -> Operand {
+        let ([_, rows, columns, last], [_, row, column, rest]) = (self.dims, self.strides);
+        Operand {
+            rank: self.rank.saturating_sub(1),
+            dims: [rows, columns, last, 1],
+            strides: [row, column, rest, 1],
+            ..*self
+        }
+    }
+
     pub(super) fn expect_device(&self, first: &Operand) -> Result<()> {
         if self.device == first.device {
             return Ok(());
@@ -147,6 +174,73 @@ impl Operand {
             return Err(self.too_large(format!("dimensions up to {}", i32::MAX)));
         }
         Ok([rows, columns])
+    }
+
+    /// The dimensions, of which there must be as many as `shape` names, each within what a kernel counts with, also where all
+    /// but the last are taken as one.
+    pub(super) fn expect_dims<const N: usize>(&self, shape: &str) -> Result<[i64; N]> {
+        if self.rank != N {
+            return Err(Error::Rank {
+                argument: self.name,
+                expected: shape.to_owned(),
+                found: format!("{} dimensions, {:?}", self.rank, self.dims()),
+            });
+        }
+        let dims: [i64; N] = std::array::from_fn(|i| self.dims[i]);
+        if dims.iter().any(|&dim| dim < 0) {
+            return Err(self.wrong_shape(shape, "dimensions of 0 or more"));
+        }
+        let rows = dims[..N - 1].iter().try_fold(1i64, |rows, &dim| rows.checked_mul(dim));
+        if rows.is_none_or(|rows| rows > i64::from(i32::MAX)) || dims[N - 1] > i64::from(i32::MAX) {
+            return Err(self.too_large(format!("up to {} rows", i32::MAX)));
+        }
+        Ok(dims)
+    }
+
+    pub(super) fn expect_shape(&self, expected: &[i64], meaning: &str) -> Result<()> {
+        if self.dims() == expected { Ok(()) } else { Err(self.wrong_shape(expected, meaning)) }
+    }
+
+    /// One of the matrices of a tensor of three dimensions, the first.
+    pub(super) fn within_first(&self) -> Operand {
+        let ([_, rows, columns, _], [_, row, column, _]) = (self.dims, self.strides);
+        Operand::matrix(self.name, self.dtype, [rows, columns], [row, column], self.address, self.device)
+    }
+
+    /// A vector as a matrix of one row.
+    pub(super) fn as_row(&self) -> Operand {
+        let ([length, ..], [stride, ..]) = (self.dims, self.strides);
+        Operand::matrix(self.name, self.dtype, [1, length], [length, stride], self.address, self.device)
+    }
+
+    /// Checks a tensor without gaps that threads read or write; gives its bytes.
+    pub(super) fn expect_contiguous(&self) -> Result<Footprint> {
+        self.expect_dense()?;
+        let length: i64 = self.dims().iter().product();
+        let whole =
+            Operand::matrix(self.name, self.dtype, [1, length], [length, 1], self.address, self.device);
+        whole.plain_rows().map(|(_, memory)| memory)
+    }
+
+    /// Checks a tensor without gaps whose rows along the last dimension TMA reads; gives its bytes.
+    pub(super) fn expect_contiguous_rows(&self) -> Result<Footprint> {
+        self.expect_dense()?;
+        let last = self.dims[self.rank - 1];
+        let rows = self.dims()[..self.rank - 1].iter().product();
+        let matrix =
+            Operand::matrix(self.name, self.dtype, [rows, last], [last, 1], self.address, self.device);
+        matrix.tma_rows().map(|(_, memory)| memory)
+    }
+
+    fn expect_dense(&self) -> Result<()> {
+        let mut dense = 1;
+        for (&dim, &stride) in self.dims().iter().zip(&self.strides).rev() {
+            if dim > 1 && stride != dense {
+                return Err(self.wrong_strides("a contiguous tensor".to_owned()));
+            }
+            dense *= dim;
+        }
+        Ok(())
     }
 
     /// Checks the shape of a scale matrix. Along a dimension that it has 1 of, that one holds for all: the result is the
@@ -353,14 +447,14 @@ impl Operand {
     }
 
     #[cold]
-    fn wrong_strides(&self, expected: String) -> Error {
+    pub(super) fn wrong_strides(&self, expected: String) -> Error {
         let found = format!("strides {:?} for {:?}", &self.strides[..self.rank], self.dims());
         Error::Stride { argument: self.name, expected, found }
     }
 
     #[cold]
     pub(super) fn too_large(&self, expected: String) -> Error {
-        let found = format!("{:?} {} with strides {:?}", self.dims(), self.dtype, &self.strides[..2]);
+        let found = format!("{:?} {} with strides {:?}", self.dims(), self.dtype, &self.strides[..self.rank]);
         Error::Overflow { argument: self.name, expected, found }
     }
 

@@ -17,6 +17,7 @@
 pub mod cost;
 mod fused;
 mod grouped;
+mod indexer;
 mod kgrouped;
 
 use std::fmt;
@@ -24,6 +25,7 @@ use std::fmt;
 pub use cost::Cost;
 pub use fused::{fused_candidates, fused_ranking};
 pub use grouped::{grouped_ranking, grouped_ranking_of};
+pub use indexer::MqaPlan;
 pub use kgrouped::k_grouped_ranking;
 use oxigemm_kernels::grouping::Grouping;
 use oxigemm_kernels::half::Major;

@@ -1,0 +1,123 @@
+//! `oxigemm logits`: the logits of an indexer for one problem, checked and timed.
+
+use std::time::Duration;
+
+use oxigemm::check::Logits;
+use oxigemm::{DType, Device, GemmOptions};
+use serde_json::json;
+
+use crate::indexer::{PagedHost, PagedSpec, PrefillHost, PrefillSpec, Ranges};
+use crate::output::{print_json, print_line};
+use crate::timing::Clock;
+use crate::verdict::Verdict;
+use crate::{Common, Failure, Outcome};
+
+/// Arguments of `logits`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Heads of a query: 8, 16, 32 or 64.
+    #[arg(long, default_value_t = 64)]
+    heads: usize,
+    /// Elements of a head: 32, 64 or 128.
+    #[arg(long, default_value_t = 128)]
+    dim: usize,
+    /// Queries of a prefill, of which each sees the keys before its own.
+    #[arg(long, default_value_t = 16)]
+    queries: usize,
+    /// Keys of a prefill.
+    #[arg(long, default_value_t = 300)]
+    keys: usize,
+    /// What a prefill's logits are like where a query does not see a key.
+    #[arg(long, value_enum, default_value_t)]
+    form: Form,
+    /// Keys in pages instead, of sequences of these lengths.
+    #[arg(long, value_delimiter = ',', value_name = "LENGTHS")]
+    paged: Vec<i32>,
+    /// Queries of each of those: 1 to 4.
+    #[arg(long, default_value_t = 1, requires = "paged")]
+    next: usize,
+    /// Keys of a page: 16, 32, 64 or 128.
+    #[arg(long, default_value_t = 64, requires = "paged")]
+    page: usize,
+    /// The type of the logits: f32 or bf16.
+    #[arg(long, default_value = "f32")]
+    logits: DType,
+    /// What the operands are drawn from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum Form {
+    /// -inf.
+    #[default]
+    Clean,
+    /// As they were.
+    Partial,
+    /// Not there: the first column is the first key of the range.
+    Compressed,
+}
+
+/// Runs the command.
+pub fn run(common: &Common, args: &Args) -> Outcome {
+    let device = common.device()?;
+    let (what, verdict, us) =
+        if args.paged.is_empty() { prefill(args, &device)? } else { paged(args, &device)? };
+    if common.json {
+        print_json(&json!({ "problem": what, "device": device.to_string(), "us": us, "verdict": verdict }));
+    } else {
+        let word = if verdict.right { "right" } else { "WRONG" };
+        let time = us.map_or(String::new(), |us| format!(", {us:.2} us"));
+        print_line(&format!("{what} on {device}: {word}, diff {:.1e}{time}", verdict.diff));
+    }
+    Ok(verdict.right)
+}
+
+type Found = (String, Verdict, Option<f64>);
+
+fn prefill(args: &Args, device: &Device) -> Result<Found, Failure> {
+    let form = match args.form {
+        Form::Clean => Logits::Clean,
+        Form::Partial => Logits::Partial,
+        Form::Compressed => Logits::Compressed,
+    };
+    let sizes = ([args.heads, args.dim], [args.queries, args.keys]);
+    let spec = PrefillSpec {
+        form,
+        dtype: args.logits,
+        seed: args.seed,
+        ..PrefillSpec::new(sizes.0, sizes.1, Ranges::Causal)
+    };
+    let host = PrefillHost::draw(spec);
+    let mut operands = host.upload(device)?;
+    operands.run(&GemmOptions::default())?;
+    let us = timed(device, |options| operands.run(options))?;
+    Ok((spec.to_string(), host.judge(&operands)?, us))
+}
+
+fn paged(args: &Args, device: &Device) -> Result<Found, Failure> {
+    let spec = PagedSpec {
+        page_keys: args.page,
+        dtype: args.logits,
+        seed: args.seed,
+        ..PagedSpec::new([args.heads, args.dim], args.next, args.paged.clone())
+    };
+    let what = spec.to_string();
+    let host = PagedHost::draw(spec);
+    let mut operands = host.upload(device)?;
+    operands.plan(&GemmOptions::default())?;
+    operands.run(&GemmOptions::default())?;
+    let us = timed(device, |options| operands.run(options))?;
+    Ok((what, host.judge(&operands)?, us))
+}
+
+/// The time of a call, on a GPU.
+fn timed(
+    device: &Device,
+    call: impl FnMut(&GemmOptions) -> oxigemm::Result<()>,
+) -> Result<Option<f64>, Failure> {
+    let Some(cuda) = device.as_cuda() else { return Ok(None) };
+    device.synchronize()?;
+    let mut clock = Clock::new(cuda, Duration::from_millis(100))?;
+    Ok(Some(clock.calls(&GemmOptions::default(), 20, call)?))
+}

@@ -1,0 +1,388 @@
+//! `oxigemm quantize`: one quantization, or what belongs to it, run, compared with the CPU's and timed.
+
+use std::fmt;
+use std::time::Instant;
+
+use oxigemm::cast::ScaleFormat;
+use oxigemm::{
+    DType, Device, Granularity, LaunchOptions, Tensor, dequantize, gather_quantize, quantize, random,
+    rms_norm_quantize, swiglu_quantize, transform_scales,
+};
+use oxigemm_cuda::profile::REST;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::output::{print_json, print_line};
+use crate::timing::Clock;
+use crate::{Common, Failure, Outcome};
+
+/// Bytes per second that a copy reads and writes on the GPU of the anchor.
+pub const COPY_GB_PER_S: f64 = 4280.0;
+
+/// Arguments of `quantize`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Rows of the codes.
+    #[arg(long, short)]
+    m: usize,
+    /// Columns of the codes.
+    #[arg(long, short)]
+    k: usize,
+    /// What is done.
+    #[arg(long, value_enum, default_value_t)]
+    op: QuantizeOp,
+    /// The type of the values: bf16, f16 or f32.
+    #[arg(long, default_value_t = DType::Bf16)]
+    input: DType,
+    /// The type of the codes: e4m3, e5m2 or, with 1x32, u8: two e2m1 in each, for an even `k`.
+    #[arg(long, default_value_t = DType::E4m3)]
+    code: DType,
+    /// Which values share a scale: 1x128, 1x32, 128x128, 128x1, row or tensor.
+    #[arg(long, default_value_t)]
+    granularity: Granularity,
+    /// Scales are powers of two; packed ones always are.
+    #[arg(long)]
+    power_of_two: bool,
+    /// How the scales lie.
+    #[arg(long, value_enum, default_value_t)]
+    scales: ScaleRoom,
+    /// What the values are drawn from.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Calls that are timed on a GPU; 0 for none.
+    #[arg(long, default_value_t = 20)]
+    runs: usize,
+}
+
+/// What is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum QuantizeOp {
+    /// Values to codes and scales.
+    #[default]
+    Quantize,
+    /// SwiGLU, and its values to codes and scales.
+    Swiglu,
+    /// Rows that a list names to codes and scales.
+    Gather,
+    /// RMSNorm, and its values to codes and scales.
+    Rmsnorm,
+    /// Codes and scales to values.
+    Dequantize,
+    /// Scales, one for every `m` and `k`, from row-major to another layout.
+    Transform,
+}
+
+/// How scales lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScaleRoom {
+    /// Row-major.
+    #[default]
+    Row,
+    /// MN-major, in columns that TMA can address.
+    Mn,
+    /// As exponents, four in a word, MN-major.
+    Packed,
+    /// The same in blocks of 128 by 4.
+    Blocked,
+}
+
+impl ScaleRoom {
+    pub const ALL: [ScaleRoom; 4] = [ScaleRoom::Row, ScaleRoom::Mn, ScaleRoom::Packed, ScaleRoom::Blocked];
+
+    pub fn is_packed(self) -> bool {
+        matches!(self, ScaleRoom::Packed | ScaleRoom::Blocked)
+    }
+
+    /// All of the memory, and the scales in it.
+    fn room(self, [rows, columns]: [usize; 2], device: &Device) -> oxigemm::Result<[Tensor; 2]> {
+        let fours = columns.div_ceil(4);
+        let (dtype, dims) = match self {
+            ScaleRoom::Row => (DType::F32, vec![rows, columns]),
+            ScaleRoom::Mn => (DType::F32, vec![columns, rows.next_multiple_of(4)]),
+            ScaleRoom::Packed => (DType::I32, vec![fours, rows.next_multiple_of(4)]),
+            ScaleRoom::Blocked => (DType::I32, vec![rows.div_ceil(128), fours, 32, 4]),
+        };
+        let memory = poisoned(dtype, &dims, device)?;
+        let scales = match self {
+            ScaleRoom::Row | ScaleRoom::Blocked => memory.clone(),
+            ScaleRoom::Mn | ScaleRoom::Packed => memory.transpose(0, 1)?.narrow(0, 0, rows)?,
+        };
+        Ok([memory, scales])
+    }
+}
+
+/// A tensor of bytes that no result has by chance.
+fn poisoned(dtype: DType, dims: &[usize], device: &Device) -> oxigemm::Result<Tensor> {
+    let bytes = dims.iter().product::<usize>() * dtype.size();
+    Tensor::from_bytes(dtype, &vec![0xa5; bytes], dims, device)
+}
+
+/// What is computed.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct QuantizeSpec {
+    pub op: QuantizeOp,
+    pub m: usize,
+    pub k: usize,
+    #[serde(serialize_with = "as_text")]
+    pub input: DType,
+    #[serde(serialize_with = "as_text")]
+    pub code: DType,
+    #[serde(serialize_with = "as_text")]
+    pub granularity: Granularity,
+    pub power_of_two: bool,
+    pub scales: ScaleRoom,
+    /// Elements before the first of a matrix and behind each of its rows.
+    pub gaps: [usize; 2],
+    pub seed: u64,
+}
+
+fn as_text<S: serde::Serializer>(value: &impl fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+impl fmt::Display for QuantizeSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let QuantizeSpec { op, m, k, input, code, granularity, scales, gaps, seed, .. } = self;
+        let format = if self.power_of_two { " power of two" } else { "" };
+        let (op, scales) = (format!("{op:?}").to_lowercase(), format!("{scales:?}").to_lowercase());
+        write!(f, "{op} {granularity} {input} {code} m{m} k{k} scales {scales}{format}")?;
+        if *gaps != [0, 0] {
+            write!(f, " gaps {gaps:?}")?;
+        }
+        if *seed != 0 {
+            write!(f, " seed {seed}")?;
+        }
+        Ok(())
+    }
+}
+
+impl QuantizeSpec {
+    /// Bytes that cross the memory bus at least once; of a whole tensor, values twice.
+    pub fn bytes(&self) -> f64 {
+        let elements = self.m as f64 * self.k as f64;
+        let [rows, columns] = self.scale_dims();
+        let scales = rows as f64 * columns as f64 * if self.scales.is_packed() { 1.0 } else { 4.0 };
+        let reads = match self.op {
+            QuantizeOp::Swiglu => 2.0,
+            QuantizeOp::Quantize if self.granularity == Granularity::PerTensor => 2.0,
+            _ => 1.0,
+        };
+        match self.op {
+            QuantizeOp::Transform => 4.0 * elements + scales,
+            _ => elements * reads * self.input.size() as f64 + (self.m * self.code_bytes()) as f64 + scales,
+        }
+    }
+
+    /// Bytes of a row of codes.
+    fn code_bytes(&self) -> usize {
+        if self.code == DType::U8 { self.k / 2 } else { self.k }
+    }
+
+    fn scale_dims(&self) -> [usize; 2] {
+        match self.op {
+            QuantizeOp::Transform => [self.m, self.k],
+            _ => self.granularity.scale_dims(self.m, self.k),
+        }
+    }
+
+    /// Puts the operands on a device.
+    pub fn on(&self, device: &Device) -> Result<QuantizeTask, Failure> {
+        let QuantizeSpec { op, m, k, input, code, gaps: [before, behind], seed, .. } = *self;
+        let matrix = |dtype, rows: usize, columns: usize| -> oxigemm::Result<[Tensor; 2]> {
+            let memory = poisoned(dtype, &[rows, before + columns + behind], device)?;
+            let matrix = memory.narrow(1, before, columns)?;
+            Ok([memory, matrix])
+        };
+        let draw = |count: usize| -> Vec<f32> {
+            let magnitude = |i: usize| 10f32.powi((random::bits(seed, (i / 1000) as u64) % 7) as i32 - 4);
+            random::normals(seed, count).into_iter().enumerate().map(|(i, x)| x * magnitude(i)).collect()
+        };
+        let [x_rows, x_columns] = match op {
+            QuantizeOp::Swiglu => [m, 2 * k],
+            QuantizeOp::Gather => [m.div_ceil(2), k],
+            QuantizeOp::Transform => [0, 0],
+            _ => [m, k],
+        };
+        let [mut x_memory, mut x] = matrix(input, x_rows, x_columns)?;
+        let [codes_memory, mut codes] = match op {
+            QuantizeOp::Transform => matrix(code, 0, 0)?,
+            _ => matrix(code, m, self.code_bytes())?,
+        };
+        let [scales_memory, mut scales] = self.scales.room(self.scale_dims(), device)?;
+        let mut from = Tensor::zeros(DType::F32, &[0, 0], device)?;
+        match op {
+            QuantizeOp::Dequantize => {
+                let bytes: Vec<u8> = (0..codes.len()).map(|i| random::bits(seed, i as u64) as u8).collect();
+                codes.write_bytes(&bytes)?;
+                let powers = self.scale_dims().iter().product::<usize>();
+                let powers: Vec<f32> = (0..powers)
+                    .map(|i| 2f32.powi((random::bits(seed, !(i as u64)) % 40) as i32 - 20))
+                    .collect();
+                let row_major = Tensor::from_slice(&powers, &self.scale_dims(), &Device::Cpu)?;
+                let [_, mut on_host] = self.scales.room(self.scale_dims(), &Device::Cpu)?;
+                transform_scales(&row_major, &mut on_host, &LaunchOptions::default())?;
+                scales.write_bytes(&on_host.to_bytes()?)?;
+            }
+            QuantizeOp::Transform => {
+                let powers: Vec<f32> =
+                    (0..m * k).map(|i| 2f32.powi((random::bits(seed, i as u64) % 40) as i32 - 20)).collect();
+                from = Tensor::from_slice(&powers, &[m, k], device)?;
+            }
+            // SwiGLU of large values is infinite, or as good as 0.
+            QuantizeOp::Swiglu => x.write_f32(&random::normals(seed, x.len()))?,
+            QuantizeOp::Quantize | QuantizeOp::Gather | QuantizeOp::Rmsnorm => {
+                x.write_f32(&draw(x.len()))?;
+            }
+        }
+        if op == QuantizeOp::Dequantize {
+            [x_memory, x] = matrix(input, m, k)?;
+        }
+        let named: Vec<i32> =
+            (0..m).map(|i| (random::bits(seed ^ 5, i as u64) % (x_rows as u64 + 2)) as i32 - 1).collect();
+        let named = Tensor::from_slice(&named, &[m], device)?;
+        let weight = Tensor::from_f32(input, &random::normals(seed ^ 6, k), &[k], device)?;
+        Ok(QuantizeTask {
+            spec: *self,
+            x,
+            codes,
+            scales,
+            named,
+            weight,
+            from,
+            memory: [x_memory, codes_memory, scales_memory],
+        })
+    }
+}
+
+/// A spec with its operands on a device.
+pub struct QuantizeTask {
+    spec: QuantizeSpec,
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    named: Tensor,
+    weight: Tensor,
+    from: Tensor,
+    /// What the matrices and the scales are parts of.
+    memory: [Tensor; 3],
+}
+
+impl QuantizeTask {
+    /// Runs it.
+    pub fn run(&mut self, options: &LaunchOptions) -> oxigemm::Result<()> {
+        let QuantizeTask { spec, x, codes, scales, named, weight, from, .. } = self;
+        let format = match spec.power_of_two || spec.scales.is_packed() {
+            true => ScaleFormat::PowerOfTwo,
+            false => ScaleFormat::F32,
+        };
+        match spec.op {
+            QuantizeOp::Quantize => quantize(x, codes, scales, spec.granularity, format, options),
+            QuantizeOp::Swiglu => swiglu_quantize(x, codes, scales, format, options),
+            QuantizeOp::Gather => gather_quantize(x, named, codes, scales, format, options),
+            QuantizeOp::Rmsnorm => rms_norm_quantize(x, weight, 1e-6, codes, scales, format, options),
+            QuantizeOp::Dequantize => dequantize(codes, scales, x, spec.granularity, options),
+            QuantizeOp::Transform => transform_scales(from, scales, options),
+        }
+    }
+
+    /// Everything that was written, with what lies around it.
+    pub fn bytes(&self) -> Result<Vec<Vec<u8>>, Failure> {
+        let [x, codes, scales] = &self.memory;
+        let written = match self.spec.op {
+            QuantizeOp::Dequantize => vec![x],
+            QuantizeOp::Transform => vec![scales],
+            _ => vec![codes, scales],
+        };
+        written.into_iter().map(|tensor| Ok(tensor.to_bytes()?)).collect()
+    }
+
+    /// Compares the result with the CPU's: how much of it differs, and whether that is right.
+    ///
+    /// Every byte is the same, but for the codes of SwiGLU, whose exponential is the GPU's own: there one in a hundred
+    /// may be a neighbour of the CPU's, and a scale a few units in the last place off.
+    pub fn judge(&self) -> Result<Judgement, Failure> {
+        let mut reference = self.spec.on(&Device::Cpu)?;
+        reference.run(&LaunchOptions::default())?;
+        let (found, expected) = (self.bytes()?, reference.bytes()?);
+        let pairs = || found.iter().flatten().zip(expected.iter().flatten());
+        let differ = pairs().filter(|(a, b)| a != b).count();
+        let right = match (self.spec.op, &found[..], &expected[..]) {
+            (QuantizeOp::Swiglu, [codes, scales], [codes_expected, scales_expected]) => {
+                let steps = codes.iter().zip(codes_expected).map(|(a, b)| a.abs_diff(*b));
+                let few = steps.clone().filter(|step| *step > 0).count() * 100 <= codes.len();
+                few && steps.max().unwrap_or(0) <= 1 && self.scales_are_near(scales, scales_expected)
+            }
+            _ => differ == 0,
+        };
+        Ok(Judgement { bytes: pairs().count(), differ, right })
+    }
+
+    fn scales_are_near(&self, found: &[u8], expected: &[u8]) -> bool {
+        if self.spec.scales.is_packed() {
+            return found.iter().zip(expected).all(|(a, b)| a.abs_diff(*b) <= 1);
+        }
+        let values = |bytes| DType::F32.decode(bytes);
+        values(found).iter().zip(values(expected)).all(|(a, b)| (a - b).abs() <= b.abs() * 1e-6)
+    }
+}
+
+/// How a result compares with the CPU's.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Judgement {
+    pub bytes: usize,
+    pub differ: usize,
+    pub right: bool,
+}
+
+/// Runs the command.
+pub fn run(common: &Common, args: &Args) -> Outcome {
+    let spec = QuantizeSpec {
+        op: args.op,
+        m: args.m,
+        k: args.k,
+        input: args.input,
+        code: args.code,
+        granularity: args.granularity,
+        power_of_two: args.power_of_two,
+        scales: args.scales,
+        gaps: [0, 0],
+        seed: args.seed,
+    };
+    let device = common.device()?;
+    let mut task = spec.on(&device)?;
+    let started = Instant::now();
+    task.run(&LaunchOptions::default())?;
+    device.synchronize()?;
+    let first_call_us = started.elapsed().as_secs_f64() * 1e6;
+    let judgement = task.judge()?;
+    let timed = match &device {
+        Device::Cuda(cuda) if args.runs > 0 => {
+            let mut clock = Clock::new(cuda, REST)?;
+            Some((clock.quantization(&mut task, args.runs)?, clock.method()))
+        }
+        _ => None,
+    };
+    let gb_per_s = timed.as_ref().map(|(us, _)| spec.bytes() / us * 1e-3);
+    if common.json {
+        print_json(&json!({
+            "device": device.to_string(), "spec": spec, "bytes_moved": spec.bytes(),
+            "first_call_us": first_call_us, "us": timed.as_ref().map(|(us, _)| us),
+            "timed_by": timed.as_ref().map(|(_, method)| method), "gb_per_s": gb_per_s,
+            "of_copy": gb_per_s.map(|speed| speed / COPY_GB_PER_S), "judgement": judgement,
+        }));
+        return Ok(judgement.right);
+    }
+    print_line(&format!("{spec} on {device}"));
+    if let (Some((us, method)), Some(speed)) = (timed, gb_per_s) {
+        print_line(&format!(
+            "{us:.2} us, {speed:.0} GB/s, {:.2} of a copy's {COPY_GB_PER_S:.0}; timed by {method}",
+            speed / COPY_GB_PER_S
+        ));
+    }
+    let Judgement { bytes, differ, right } = judgement;
+    let verdict = if right { "right" } else { "WRONG" };
+    print_line(&format!("{verdict}: {differ} of {bytes} bytes differ from the CPU's"));
+    Ok(right)
+}

@@ -1,0 +1,81 @@
+//! Checks of the product before the norm of a hyper-connection.
+
+use oxigemm::sim::Options;
+use oxigemm::{Device, GemmOptions, Sim};
+
+use super::products::Draw;
+use super::{Check, Setup, ensure, expect_right, tally};
+use crate::Failure;
+use crate::hc::{HcHost, HcSpec};
+
+const COLUMNS: [usize; 4] = [8, 16, 24, 32];
+const SPLITS: [Option<usize>; 5] = [None, Some(1), Some(2), Some(16), Some(100)];
+
+pub fn checks() -> Vec<Check> {
+    vec![
+        Check::anywhere("hc prenorm: random shapes", random_cases),
+        Check::anywhere("hc prenorm: 20 repeats give the same bits", repeats),
+    ]
+}
+
+fn check(setup: &Setup, spec: HcSpec) -> Result<f64, Failure> {
+    let about = move |what: &str| format!("{spec} seed {}: {what}", spec.seed);
+    setup.now(about("this"));
+    let host = HcHost::draw(spec);
+    let mut operands = host.upload(&setup.device)?;
+    operands.run(&GemmOptions::default()).map_err(|error| about(&error.to_string()))?;
+    setup.device.synchronize().map_err(|error| about(&error.to_string()))?;
+    let verdict = host.judge(&operands)?;
+    expect_right(&verdict, about)?;
+    Ok(verdict.worst_element)
+}
+
+fn random_cases(setup: &Setup) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup, 51);
+    let simulated = setup.device.as_sim().is_some();
+    tally((0..setup.count(60)).map(|i| {
+        let m = [1, 13, 64, 127, 128, 137, 300, 1 + draw.below(500)][draw.below(8)];
+        // Rows of BF16 begin at multiples of 16 bytes.
+        let k = 8 * (1 + draw.below(if simulated { 120 } else { 1200 }));
+        let n = COLUMNS[i % COLUMNS.len()];
+        check(setup, HcSpec { m, n, k, splits: draw.of(&SPLITS), seed: draw.below(1 << 20) as u64 })
+    }))
+}
+
+fn repeats(setup: &Setup) -> Result<String, Failure> {
+    let m = if setup.device.as_cuda().is_some() { 1000 } else { 130 };
+    for k in [640, 7168].into_iter().take(if setup.device.as_cuda().is_some() { 2 } else { 1 }) {
+        let host = HcHost::draw(HcSpec { m, n: 24, k, splits: None, seed: 3 });
+        let mut operands = host.upload(&setup.device)?;
+        let mut run = || -> Result<Vec<u8>, Failure> {
+            operands.run(&GemmOptions::default())?;
+            Ok([operands.d.to_bytes()?, operands.sqr_sum.to_bytes()?].concat())
+        };
+        let first = run()?;
+        for repeat in 1..20 {
+            ensure(run()? == first, || format!("k={k}: repeat {repeat} has other bits"))?;
+        }
+    }
+    Ok("20 runs".to_owned())
+}
+
+/// The same inputs on the GPU and in the simulator, for every kernel.
+pub fn same_bits_as_simulated(setup: &Setup) -> Result<String, Failure> {
+    let simulated = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
+    let mut cases = 0;
+    for (i, n) in COLUMNS.into_iter().enumerate() {
+        for (j, k) in [64, 200, 2048].into_iter().enumerate() {
+            let spec = HcSpec { m: 150, n, k, splits: SPLITS[(i + j) % 4], seed: 5 };
+            setup.now(format!("{spec} on both"));
+            let host = HcHost::draw(spec);
+            let bits = |device: &Device| -> Result<Vec<u8>, Failure> {
+                let mut operands = host.upload(device)?;
+                operands.run(&GemmOptions::default())?;
+                Ok([operands.d.to_bytes()?, operands.sqr_sum.to_bytes()?].concat())
+            };
+            ensure(bits(&setup.device)? == bits(&simulated)?, || format!("{spec}: the bits differ"))?;
+            cases += 1;
+        }
+    }
+    Ok(format!("{cases} products, no bit differs"))
+}

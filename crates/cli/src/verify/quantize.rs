@@ -1,0 +1,261 @@
+//! Checks of quantization, its inverse and scale layouts: every byte as the CPU has it.
+
+use oxigemm::cast::ScaleFormat;
+use oxigemm::{DType, Device, Granularity, LaunchOptions, Tensor, dequantize, quantize, transform_scales};
+
+use super::products::Draw;
+use super::{Check, Setup, ensure};
+use crate::Failure;
+use crate::counting::allocations;
+use crate::quantize::{QuantizeOp, QuantizeSpec, ScaleRoom};
+
+const OPS: [QuantizeOp; 6] = [
+    QuantizeOp::Quantize,
+    QuantizeOp::Dequantize,
+    QuantizeOp::Transform,
+    QuantizeOp::Gather,
+    QuantizeOp::Rmsnorm,
+    QuantizeOp::Swiglu,
+];
+/// Sizes on both sides of where something changes: chunks, groups, tiles, what a block holds of a row.
+const ROWS: [usize; 14] = [1, 2, 3, 7, 8, 9, 31, 33, 64, 127, 128, 129, 257, 600];
+const COLUMNS: [usize; 16] = [1, 7, 8, 31, 32, 33, 127, 128, 129, 136, 256, 512, 1000, 1024, 2056, 9000];
+
+pub fn checks() -> Vec<Check> {
+    let mut checks = Vec::new();
+    for op in OPS {
+        let name = format!("quantize: {op:?} with random shapes, types and layouts").to_lowercase();
+        checks.push(Check::anywhere(&name, move |setup| random_cases(setup, op)));
+    }
+    checks.push(Check::anywhere("quantize: large matrices", large));
+    checks.push(Check::anywhere("quantize: what is not finite", not_finite));
+    checks.push(Check::anywhere("quantize: 20 repeats give the same bits", repeats));
+    checks.push(Check::anywhere("quantize: bad arguments", bad_arguments));
+    checks.push(Check::with_kernels("quantize: a graph reads what is there when it is launched", replayed));
+    checks.push(Check::on_gpu("quantize: a second call allocates nothing", no_allocations));
+    checks.push(Check::on_gpu("quantize: the simulator gives the same bits", simulated));
+    checks
+}
+
+/// Whether it has only one granularity, and one type of codes.
+fn is_fused(op: QuantizeOp) -> bool {
+    matches!(op, QuantizeOp::Swiglu | QuantizeOp::Gather | QuantizeOp::Rmsnorm)
+}
+
+fn draw_spec(draw: &mut Draw, op: QuantizeOp, largest: usize) -> QuantizeSpec {
+    let (mut m, k) = (draw.of(&ROWS), draw.of(&COLUMNS));
+    while m > 1 && m * k > largest {
+        m = m.div_ceil(2);
+    }
+    let fused = is_fused(op);
+    let granularity = if fused { Granularity::PerToken } else { draw.of(&Granularity::ALL) };
+    let groups = matches!(granularity, Granularity::PerToken | Granularity::PerGroup32);
+    let layouts =
+        if groups || op == QuantizeOp::Transform { &ScaleRoom::ALL[..] } else { &ScaleRoom::ALL[..2] };
+    // A power of two just above or below its limit would differ by all of a step.
+    let layouts = if op == QuantizeOp::Swiglu { &ScaleRoom::ALL[..2] } else { layouts };
+    let codes: &[DType] = match granularity {
+        _ if fused => &[DType::E4m3],
+        Granularity::PerGroup32 if k % 2 == 0 => &[DType::E4m3, DType::E5m2, DType::U8],
+        _ => &[DType::E4m3, DType::E5m2],
+    };
+    QuantizeSpec {
+        op,
+        m,
+        k,
+        input: draw.of(&[DType::Bf16, DType::F16, DType::F32]),
+        code: draw.of(codes),
+        granularity,
+        power_of_two: op != QuantizeOp::Swiglu && draw.below(2) == 0,
+        scales: draw.of(layouts),
+        gaps: draw.of(&[[0, 0], [0, 0], [8, 16], [0, 8], [1, 0], [3, 2]]),
+        seed: draw.below(1 << 20) as u64,
+    }
+}
+
+/// Runs a spec, and compares all that was written, and what lies around it, with the CPU's.
+fn check(setup: &Setup, spec: &QuantizeSpec) -> Result<usize, Failure> {
+    setup.now(spec.to_string());
+    let mut task = spec.on(&setup.device)?;
+    task.run(&LaunchOptions::default()).map_err(|error| format!("{spec}: {error}"))?;
+    setup.device.synchronize().map_err(|error| format!("{spec}: {error}"))?;
+    let judgement = task.judge()?;
+    ensure(judgement.right, || format!("{spec}: {} of {} bytes differ", judgement.differ, judgement.bytes))?;
+    Ok(judgement.bytes)
+}
+
+fn tally(bytes: impl Iterator<Item = Result<usize, Failure>>) -> Result<String, Failure> {
+    let bytes = bytes.collect::<Result<Vec<usize>, _>>()?;
+    Ok(format!("{} calls, {} bytes as on the CPU", bytes.len(), bytes.iter().sum::<usize>()))
+}
+
+fn random_cases(setup: &Setup, op: QuantizeOp) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup, 71 + op as u64);
+    let largest = if setup.device.as_sim().is_some() { 20_000 } else { 2_000_000 };
+    tally((0..setup.count(120)).map(|_| check(setup, &draw_spec(&mut draw, op, largest))))
+}
+
+/// As many blocks as the GPU runs, and more.
+fn large(setup: &Setup) -> Result<String, Failure> {
+    let dims = if setup.device.as_cuda().is_some() { [4111, 7168] } else { [70, 520] };
+    let specs = Granularity::ALL.into_iter().flat_map(|granularity| {
+        [QuantizeOp::Quantize, QuantizeOp::Dequantize].map(|op| QuantizeSpec {
+            op,
+            m: dims[0],
+            k: dims[1],
+            input: DType::Bf16,
+            code: DType::E4m3,
+            granularity,
+            power_of_two: false,
+            scales: ScaleRoom::Mn,
+            gaps: [0, 0],
+            seed: 9,
+        })
+    });
+    tally(specs.map(|spec| check(setup, &spec)))
+}
+
+fn not_finite(setup: &Setup) -> Result<String, Failure> {
+    let specials = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN, 1e-40, -0.0, 0.0];
+    let (rows, columns) = (specials.len(), 256);
+    let mut values = vec![0.5f32; rows * columns];
+    for (i, special) in specials.into_iter().enumerate() {
+        values[i * columns + 17 * i] = special;
+    }
+    let mut count = 0;
+    for granularity in Granularity::ALL {
+        for input in [DType::Bf16, DType::F16, DType::F32] {
+            for format in [ScaleFormat::F32, ScaleFormat::PowerOfTwo] {
+                let run = |device: &Device| -> Result<[Vec<u8>; 3], Failure> {
+                    let x = Tensor::from_f32(input, &values, &[rows, columns], device)?;
+                    let mut codes = Tensor::zeros(DType::E4m3, &[rows, columns], device)?;
+                    let mut scales =
+                        Tensor::zeros(DType::F32, &granularity.scale_dims(rows, columns), device)?;
+                    let mut back = Tensor::zeros(input, &[rows, columns], device)?;
+                    let options = LaunchOptions::default();
+                    quantize(&x, &mut codes, &mut scales, granularity, format, &options)?;
+                    dequantize(&codes, &scales, &mut back, granularity, &options)?;
+                    Ok([codes.to_bytes()?, scales.to_bytes()?, back.to_bytes()?])
+                };
+                ensure(run(&setup.device)? == run(&Device::Cpu)?, || {
+                    format!("{granularity} {input} {format:?}: other bytes than on the CPU")
+                })?;
+                count += 1;
+            }
+        }
+    }
+    Ok(format!("{count} calls, every byte as on the CPU"))
+}
+
+fn repeats(setup: &Setup) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup, 81);
+    let largest = if setup.device.as_sim().is_some() { 4_000 } else { 2_000_000 };
+    for op in OPS {
+        for granularity in Granularity::ALL {
+            if is_fused(op) && granularity != Granularity::PerToken {
+                continue;
+            }
+            let spec = draw_spec(&mut draw, op, largest);
+            let spec = QuantizeSpec { granularity, scales: ScaleRoom::Mn, code: DType::E4m3, ..spec };
+            let mut task = spec.on(&setup.device)?;
+            task.run(&LaunchOptions::default())?;
+            let first = task.bytes()?;
+            for _ in 1..if setup.device.as_cuda().is_some() { 20 } else { 3 } {
+                task.run(&LaunchOptions::default())?;
+                ensure(task.bytes()? == first, || format!("{spec}: other bits than before"))?;
+            }
+        }
+    }
+    Ok("no bit differs".to_owned())
+}
+
+fn bad_arguments(setup: &Setup) -> Result<String, Failure> {
+    let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &setup.device);
+    let x = new(DType::Bf16, &[8, 256])?;
+    let (mut codes, mut scales) = (new(DType::E4m3, &[8, 256])?, new(DType::F32, &[8, 2])?);
+    let (token, format, options) = (Granularity::PerToken, ScaleFormat::F32, LaunchOptions::default());
+    let refused = |result: oxigemm::Result<()>, argument: &str| {
+        ensure(matches!(&result, Err(error) if error.argument() == Some(argument)), || format!("{result:?}"))
+    };
+    refused(quantize(&x, &mut new(DType::E4m3, &[7, 256])?, &mut scales, token, format, &options), "x")?;
+    refused(quantize(&x, &mut codes, &mut new(DType::F32, &[8, 1])?, token, format, &options), "scales")?;
+    refused(quantize(&x, &mut codes, &mut new(DType::I32, &[8, 1])?, token, format, &options), "scales")?;
+    let wrong = &mut new(DType::Bf16, &[8, 256])?;
+    refused(quantize(&x, wrong, &mut scales, token, format, &options), "codes")?;
+    let mut across = x.transpose(0, 1)?;
+    refused(dequantize(&codes, &scales, &mut across, token, &options), "x")?;
+    refused(transform_scales(&scales, &mut new(DType::F32, &[8, 3])?, &options), "to")?;
+    Ok("refused, each with its name".to_owned())
+}
+
+fn replayed(setup: &Setup) -> Result<String, Failure> {
+    let (rows, columns) = (33, 520);
+    let stream = setup.device.new_stream()?;
+    let options = LaunchOptions { stream: Some(stream.clone()), ..Default::default() };
+    for granularity in Granularity::ALL {
+        let mut x = Tensor::zeros(DType::Bf16, &[rows, columns], &setup.device)?;
+        let mut codes = Tensor::zeros(DType::E4m3, &[rows, columns], &setup.device)?;
+        let mut scales = Tensor::zeros(DType::F32, &granularity.scale_dims(rows, columns), &setup.device)?;
+        let mut call = || quantize(&x, &mut codes, &mut scales, granularity, ScaleFormat::F32, &options);
+        // The first call loads the kernel.
+        call()?;
+        stream.synchronize()?;
+        let graph = stream.capture(|_| call())?;
+        for seed in [1, 2, 3] {
+            x.write_f32(&oxigemm::random::normals(seed, rows * columns))?;
+            graph.launch(&stream)?;
+            stream.synchronize()?;
+            let mut expected = Tensor::zeros(DType::E4m3, &[rows, columns], &Device::Cpu)?;
+            let mut expected_scales =
+                Tensor::zeros(DType::F32, &granularity.scale_dims(rows, columns), &Device::Cpu)?;
+            let x = x.to_device(&Device::Cpu)?;
+            let plain = LaunchOptions::default();
+            quantize(&x, &mut expected, &mut expected_scales, granularity, ScaleFormat::F32, &plain)?;
+            let same = codes.to_bytes()? == expected.to_bytes()?
+                && scales.to_bytes()? == expected_scales.to_bytes()?;
+            ensure(same, || format!("{granularity}: the replayed call has other bytes than the CPU"))?;
+        }
+    }
+    Ok("three replays of each granularity, every byte as on the CPU".to_owned())
+}
+
+fn no_allocations(setup: &Setup) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup, 82);
+    let mut count = 0;
+    for op in OPS {
+        for _ in 0..6 {
+            let mut task = draw_spec(&mut draw, op, 100_000).on(&setup.device)?;
+            let options = LaunchOptions { stream: Some(setup.device.new_stream()?), ..Default::default() };
+            task.run(&options)?;
+            setup.device.synchronize()?;
+            let (result, found) = allocations(|| task.run(&options));
+            result?;
+            ensure(found == 0, || format!("{op:?}: {found} allocations"))?;
+            setup.device.synchronize()?;
+            count += 1;
+        }
+    }
+    Ok(format!("{count} calls: 0 allocations"))
+}
+
+/// All but SwiGLU, whose exponential is the GPU's own.
+fn simulated(setup: &Setup) -> Result<String, Failure> {
+    let simulator = Device::sim();
+    let mut draw = Draw::new(setup, 83);
+    let mut count = 0;
+    for op in &OPS[..5] {
+        for _ in 0..setup.count(30) {
+            let spec = draw_spec(&mut draw, *op, 20_000);
+            setup.now(format!("{spec} on both"));
+            let run = |device: &Device| -> Result<Vec<Vec<u8>>, Failure> {
+                let mut task = spec.on(device)?;
+                task.run(&LaunchOptions::default())?;
+                device.synchronize()?;
+                task.bytes()
+            };
+            ensure(run(&setup.device)? == run(&simulator)?, || format!("{spec}: other bytes"))?;
+            count += 1;
+        }
+    }
+    Ok(format!("{count} calls, no bit differs"))
+}

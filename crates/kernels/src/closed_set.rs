@@ -1,0 +1,102 @@
+//! The closed set: every kernel of every family, by one type.
+
+use crate::{hc_prenorm, indexer, launch, quantize};
+use oxigemm_ptx::{BuildError, Module};
+
+/// A kernel of the closed set. A family joins it with a variant that holds its configuration.
+///
+/// What is listed, built ahead, loaded, assembled in tests and kept by a simulated device is this set. How a kernel is
+/// launched, and with which arguments, is its family's own business.
+///
+/// ```
+/// use oxigemm_kernels::AnyKernel;
+///
+/// let names: Vec<String> = AnyKernel::all().map(|kernel| kernel.name()).collect();
+/// assert!(names.iter().any(|name| name == "fp8_gemm_slim_8x64"));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AnyKernel {
+    /// A matrix product.
+    Gemm(launch::Config),
+    /// Quantization, and what belongs to it.
+    Quantize(quantize::Config),
+    /// Logits of an indexer.
+    Indexer(indexer::Config),
+    /// The product before the norm of a hyper-connection.
+    HcPrenorm(hc_prenorm::Config),
+}
+
+impl AnyKernel {
+    /// Every kernel that exists: no call ever needs another.
+    pub fn all() -> impl Iterator<Item = AnyKernel> {
+        let products = launch::Config::all().map(AnyKernel::Gemm);
+        let quantize = quantize::Config::all().map(AnyKernel::Quantize);
+        let logits = indexer::Config::all().map(AnyKernel::Indexer);
+        products.chain(quantize).chain(logits).chain(hc_prenorm::Config::all().map(AnyKernel::HcPrenorm))
+    }
+
+    /// The kernel's name, which is also the entry's.
+    pub fn name(&self) -> String {
+        match self {
+            AnyKernel::Gemm(config) => config.name(),
+            AnyKernel::Quantize(config) => config.name(),
+            AnyKernel::Indexer(config) => config.name(),
+            AnyKernel::HcPrenorm(config) => config.name(),
+        }
+    }
+
+    /// Writes the kernel.
+    pub fn build(&self) -> Result<Module, BuildError> {
+        match self {
+            AnyKernel::Gemm(config) => config.build(),
+            AnyKernel::Quantize(config) => config.build(),
+            AnyKernel::Indexer(config) => config.build(),
+            AnyKernel::HcPrenorm(config) => config.build(),
+        }
+    }
+}
+
+/// An argument of a kernel that takes plain numbers and addresses alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Argument {
+    /// A number.
+    U32(u32),
+    /// An address, or a large number.
+    U64(u64),
+}
+
+impl From<launch::Config> for AnyKernel {
+    fn from(config: launch::Config) -> AnyKernel {
+        AnyKernel::Gemm(config)
+    }
+}
+
+impl From<quantize::Config> for AnyKernel {
+    fn from(config: quantize::Config) -> AnyKernel {
+        AnyKernel::Quantize(config)
+    }
+}
+
+impl From<indexer::Config> for AnyKernel {
+    fn from(config: indexer::Config) -> AnyKernel {
+        AnyKernel::Indexer(config)
+    }
+}
+
+impl From<hc_prenorm::Config> for AnyKernel {
+    fn from(config: hc_prenorm::Config) -> AnyKernel {
+        AnyKernel::HcPrenorm(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn the_names_are_unique() {
+        let names: HashSet<String> = AnyKernel::all().map(|kernel| kernel.name()).collect();
+        assert_eq!(names.len(), AnyKernel::all().count());
+    }
+}

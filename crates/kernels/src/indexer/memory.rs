@@ -1,0 +1,185 @@
+//! The shared memory of an indexer kernel: a ring of stages with keys, and slots for what its roles know of a unit.
+
+use super::{Heads, Row, TILE_KEYS};
+use crate::pipeline::{Cursor, Pipeline};
+use oxigemm_ptx::{Kernel, Shared, SharedLayout, U32};
+
+/// Units that are laid out at a time.
+const SLOTS: u32 = 2;
+const SPAN_BYTES: u32 = 16;
+
+/// How much there is of everything.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemoryShape {
+    pub heads: Heads,
+    /// Queries of a slot.
+    pub queries: u32,
+    /// Stages of the ring.
+    pub stages: u32,
+    /// Bytes between the scales of two stages.
+    pub scale_pitch: u32,
+}
+
+impl MemoryShape {
+    /// Heads of the queries of a slot.
+    fn columns(&self) -> u32 {
+        self.queries * self.heads.heads
+    }
+
+    /// Bytes of a slot's queries.
+    pub fn query_bytes(&self) -> u32 {
+        self.columns() * self.heads.dim
+    }
+
+    fn weight_bytes(&self) -> u32 {
+        self.columns() * 4
+    }
+
+    fn row_bytes(&self) -> u32 {
+        self.queries * Row::BYTES
+    }
+
+    fn key_bytes(&self) -> u32 {
+        TILE_KEYS * self.heads.dim
+    }
+
+    /// Bytes that are loaded into a stage.
+    pub fn stage_bytes(&self) -> u32 {
+        self.key_bytes() + TILE_KEYS * 4
+    }
+
+    /// Bytes of all of it.
+    pub fn bytes(&self) -> u32 {
+        Offsets::new(self).bytes
+    }
+}
+
+/// Every offset in one place.
+struct Offsets {
+    keys: u32,
+    queries: u32,
+    scales: u32,
+    weights: u32,
+    rows: u32,
+    spans: u32,
+    stage_barriers: u32,
+    slot_barriers: u32,
+    bytes: u32,
+}
+
+impl Offsets {
+    fn new(shape: &MemoryShape) -> Self {
+        let mut layout = SharedLayout::default();
+        // Swizzled tiles repeat every 1024 bytes.
+        let keys = layout.place(shape.stages * shape.key_bytes(), 1024);
+        let queries = layout.place(SLOTS * shape.query_bytes(), 1024);
+        let scales = layout.place(shape.stages * shape.scale_pitch, 128);
+        let weights = layout.place(SLOTS * shape.weight_bytes(), 16);
+        let rows = layout.place(SLOTS * shape.row_bytes(), 16);
+        let spans = layout.place(SLOTS * SPAN_BYTES, 16);
+        let stage_barriers = layout.place(Pipeline::barrier_bytes(shape.stages), 8);
+        let slot_barriers = layout.place(Pipeline::barrier_bytes(SLOTS), 8);
+        let bytes = layout.bytes();
+        Offsets { keys, queries, scales, weights, rows, spans, stage_barriers, slot_barriers, bytes }
+    }
+
+    /// Gives names to its parts, for the simulator's messages and timeline.
+    fn name(&self, k: &Kernel, shape: &MemoryShape) {
+        k.name_shared("keys", self.keys, shape.key_bytes(), shape.stages);
+        k.name_shared("queries", self.queries, shape.query_bytes(), SLOTS);
+        k.name_shared("scales", self.scales, shape.scale_pitch, shape.stages);
+        k.name_shared("weights", self.weights, shape.weight_bytes(), SLOTS);
+        k.name_shared("rows", self.rows, shape.row_bytes(), SLOTS);
+        k.name_shared("spans", self.spans, SPAN_BYTES, SLOTS);
+        Pipeline::name_barriers(k, ["full", "empty"], self.stage_barriers, shape.stages);
+        Pipeline::name_barriers(k, ["known", "done"], self.slot_barriers, SLOTS);
+    }
+}
+
+/// The memory, placed.
+pub(crate) struct Memory<'k> {
+    k: &'k Kernel,
+    shape: MemoryShape,
+    shared: Shared<'k>,
+    offsets: Offsets,
+    /// Tiles of keys.
+    pub ring: Pipeline<'k>,
+    /// Units.
+    pub slots: Pipeline<'k>,
+}
+
+/// Which tiles of keys a unit has: the first, and the one behind the last; of which sequence, if there are several;
+/// and whether it is a unit at all, or the end of them.
+#[derive(Clone, Copy)]
+pub(crate) struct Span<'k> {
+    pub tiles: [U32<'k>; 2],
+    pub sequence: U32<'k>,
+    pub is_unit: U32<'k>,
+}
+
+impl<'k> Memory<'k> {
+    pub fn new(k: &'k Kernel, shape: MemoryShape) -> Self {
+        let (shared, offsets) = (k.dynamic_shared(), Offsets::new(&shape));
+        offsets.name(k, &shape);
+        let ring = Pipeline::new(k, shared.at(offsets.stage_barriers), shape.stages, shape.stages);
+        let slots = Pipeline::new(k, shared.at(offsets.slot_barriers), SLOTS, SLOTS);
+        Memory { k, shape, shared, offsets, ring, slots }
+    }
+
+    /// The queries of a slot, a row for each of their heads.
+    pub fn queries(&self, slot: U32<'k>) -> Shared<'k> {
+        self.shared.at(self.offsets.queries).at(slot * self.shape.query_bytes())
+    }
+
+    /// The weights of those.
+    pub fn weights(&self, slot: U32<'k>) -> Shared<'k> {
+        self.shared.at(self.offsets.weights).at(slot * self.shape.weight_bytes())
+    }
+
+    /// A [`Row`] of a slot.
+    pub fn row(&self, slot: U32<'k>, query: U32<'k>) -> Shared<'k> {
+        self.shared.at(self.offsets.rows).at(slot * self.shape.row_bytes()).at(query * Row::BYTES)
+    }
+
+    /// The keys of a stage.
+    pub fn keys(&self, stage: U32<'k>) -> Shared<'k> {
+        self.shared.at(self.offsets.keys).at(stage * self.shape.key_bytes())
+    }
+
+    /// The scales of those.
+    pub fn scales(&self, stage: U32<'k>) -> Shared<'k> {
+        self.shared.at(self.offsets.scales).at(stage * self.shape.scale_pitch)
+    }
+
+    fn span(&self, slot: U32<'k>) -> Shared<'k> {
+        self.shared.at(self.offsets.spans).at(slot * SPAN_BYTES)
+    }
+
+    /// One thread lays out which tiles a unit has.
+    pub fn set_span(&self, slot: U32<'k>, span: &Span<'k>) {
+        let [first, end] = span.tiles;
+        self.span(slot)
+            .store_vec([first, end, span.sequence, span.is_unit].map(|word| self.k.var_from(word).live()));
+    }
+
+    /// Waits until the next unit is known.
+    pub fn known(&self, slots: &Cursor<'k>) -> (U32<'k>, Span<'k>) {
+        slots.wait_full();
+        let slot = slots.stage();
+        let [first, end, sequence, is_unit] = self.span(slot).load_vec();
+        (slot, Span { tiles: [first, end], sequence, is_unit })
+    }
+
+    /// A warp is done with a unit.
+    pub fn done(&self, slots: &Cursor<'k>, lane: U32<'k>) {
+        self.k.sync_warp();
+        self.k.guard(lane.eq(0), || self.slots.empty(slots.stage()).arrive());
+        slots.advance();
+    }
+
+    /// A warp is done with a stage.
+    pub fn release(&self, stage: U32<'k>, lane: U32<'k>) {
+        self.k.sync_warp();
+        self.k.guard(lane.eq(0), || self.ring.empty(stage).arrive());
+    }
+}

@@ -1,0 +1,394 @@
+//! Indexer logits of a decode step: the keys of each sequence lie in pages, which a table names.
+//!
+//! `logit[b, n, j] = scale[j] * sum over heads of  relu(Q[b,n,h] . KV[b,j]) * weight[b,n,h]` for `j < length[b,n]`, and -inf behind.
+//!
+//! Memory is what limits it. A [schedule](crate::mqa_schedule) gives every block of the grid as many tiles of keys as the others,
+//! of a few sequences that follow one another. Two warpgroups multiply, each 64 keys of a stage with the heads of one
+//! query after another. A third one serves them: a warp loads pages, one lays out what is to be known of the next sequence,
+//! and two write -inf behind the sequences' ends.
+
+use crate::indexer::{Heads, LogitFlags, Memory, MemoryShape, Row, Share, Span, TILE_KEYS, logit_size};
+use crate::many_rows::{MATH_WARPS, THREADS};
+use crate::mqa_schedule::Lengths;
+use crate::pipeline::Cursor;
+use oxigemm_ptx::tma::{LoadOptions, TensorMap};
+use oxigemm_ptx::warp::Shuffle;
+use oxigemm_ptx::wgmma::Descriptor;
+use oxigemm_ptx::{BuildError, F32, Global, Kernel, Module, Target, U32, Var};
+
+/// Queries of a sequence, at most.
+pub const MAX_NEXT: u32 = 4;
+/// Keys of a page.
+pub const PAGE_SIZES: [u32; 4] = [16, 32, 64, 128];
+/// Warps that write -inf.
+const CLEARING_WARPS: u32 = 2;
+/// What a block may have of shared memory for stages and slots.
+const SHARED_BYTES: u32 = 220 << 10;
+
+/// Bytes between the scales of two pages in shared memory: the copy engine writes to multiples of 128.
+const fn scale_bytes(page_keys: u32) -> u32 {
+    if page_keys * 4 > 128 { page_keys * 4 } else { 128 }
+}
+
+/// What is compiled in. Shapes, lengths, the size of pages and the output type are run-time arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// The heads of a query.
+    pub heads: Heads,
+}
+
+impl Config {
+    /// The kernel's name, unique in the closed set.
+    pub fn name(&self) -> String {
+        format!("fp8_paged_mqa_logits_h{}_d{}", self.heads.heads, self.heads.dim)
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> u32 {
+        THREADS
+    }
+
+    /// Bytes of dynamic shared memory.
+    pub fn shared_bytes(&self) -> u32 {
+        self.memory().bytes()
+    }
+
+    fn memory(&self) -> MemoryShape {
+        let scale_pitch =
+            PAGE_SIZES.map(|keys| TILE_KEYS / keys * scale_bytes(keys)).into_iter().max().unwrap_or(0);
+        let one = MemoryShape { heads: self.heads, queries: MAX_NEXT, stages: 1, scale_pitch };
+        let stages = 1 + (SHARED_BYTES - one.bytes()) / (one.stage_bytes() + scale_pitch);
+        MemoryShape { stages: stages.min(16), ..one }
+    }
+
+    /// Builds the kernel.
+    pub fn build(&self) -> Result<Module, BuildError> {
+        build(self)
+    }
+}
+
+/// The parameters, in order.
+struct Params<'k> {
+    /// Rows are heads; a load brings those of all queries of a sequence.
+    queries: TensorMap<'k>,
+    /// Elements, keys of a page, pages; a load brings a page.
+    keys: TensorMap<'k>,
+    /// Keys of a page, pages.
+    scales: TensorMap<'k>,
+    weights: Global<'k>,
+    table: Global<'k>,
+    schedule: Global<'k>,
+    logits: Global<'k>,
+    lengths: Lengths<'k>,
+    weights_pitch: U32<'k>,
+    table_pitch: U32<'k>,
+    logits_pitch: U32<'k>,
+    /// Columns of the logits.
+    columns: U32<'k>,
+    /// Keys of a page, and how many pages there are.
+    page_keys: U32<'k>,
+    pages: U32<'k>,
+    flags: U32<'k>,
+}
+
+impl<'k> Params<'k> {
+    fn declare(k: &'k Kernel) -> Self {
+        Params {
+            queries: k.param_tensor_map("queries"),
+            keys: k.param_tensor_map("keys"),
+            scales: k.param_tensor_map("scales"),
+            weights: k.param_pointer("weights"),
+            table: k.param_pointer("table"),
+            schedule: k.param_pointer("schedule"),
+            logits: k.param_pointer("logits"),
+            lengths: Lengths::declare(k),
+            weights_pitch: k.param("weights_pitch"),
+            table_pitch: k.param("table_pitch"),
+            logits_pitch: k.param("logits_pitch"),
+            columns: k.param("columns"),
+            page_keys: k.param("page_keys"),
+            pages: k.param("pages"),
+            flags: k.param("flags"),
+        }
+    }
+}
+
+/// What every role of the kernel works with.
+struct Block<'k, 'c> {
+    k: &'k Kernel,
+    cfg: &'c Config,
+    params: Params<'k>,
+    memory: Memory<'k>,
+    warp: U32<'k>,
+    lane: U32<'k>,
+}
+
+fn build(cfg: &Config) -> Result<Module, BuildError> {
+    let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
+    let params = Params::declare(k);
+    let memory = Memory::new(k, cfg.memory());
+    let (warp, lane) = (k.warp_index(), k.lane());
+    let block = Block { k, cfg, params, memory, warp, lane };
+    let (key_warp, unit_warp, clearing_warp) = (MATH_WARPS, MATH_WARPS + 1, MATH_WARPS + 2);
+    k.if_(warp.eq(key_warp), || {
+        k.if_(lane.eq(0), || {
+            block.params.queries.prefetch();
+            block.params.keys.prefetch();
+            block.params.scales.prefetch();
+            block.memory.ring.init(1, MATH_WARPS);
+            block.memory.slots.init(1, MATH_WARPS + 1);
+            k.fence_barrier_init();
+        });
+        k.sync_warp();
+    });
+    k.sync_threads();
+    k.grid_dependency_wait();
+    k.if_else(
+        warp.ge(key_warp),
+        || {
+            k.if_(warp.eq(key_warp), || k.role("keys", || block.load_keys()));
+            k.if_(warp.eq(unit_warp), || k.role("units", || block.lay_out_units()));
+            k.if_(warp.ge(clearing_warp), || k.role("clear", || block.clear(warp - clearing_warp)));
+        },
+        || k.role("math", || block.multiply()),
+    );
+    k.finish()
+}
+
+impl<'k> Block<'k, '_> {
+    /// The warp that says which sequences this block has a part of, and what their queries, weights and lengths are.
+    fn lay_out_units(&self) {
+        let (k, p, memory, lane) = (self.k, &self.params, &self.memory, self.lane);
+        let (heads, next) = (self.cfg.heads.heads, p.lengths.next);
+        let cursor = memory.slots.writer();
+        let part = p.schedule.at(k.block_index(0).widening_mul(8));
+        // Read as loads of one word each: the caller's schedule may lie anywhere.
+        let [first, first_tile, last, last_end] =
+            [0u32, 4, 8, 12].map(|at| part.at(u64::from(at)).load_readonly());
+        let end = (last + last_end.ne(0).select(1u32, 0u32)).min(p.lengths.sequences);
+        k.for_(first, end, 1, |sequence| {
+            let tiles = self.limited(p.lengths.longest(sequence)).div_ceil(TILE_KEYS);
+            let begin: U32<'k> = sequence.eq(first).select(first_tile, 0u32);
+            let behind: U32<'k> = sequence.eq(last).select(last_end.min(tiles), tiles);
+            let query = sequence * next + lane;
+            let is_query = lane.lt(next);
+            let row = self.row(query, self.limited(p.lengths.of_query_if(is_query, sequence, lane)));
+            let columns = next * heads;
+            let weights: Vec<F32<'k>> = (0..(MAX_NEXT * heads).div_ceil(32))
+                .map(|turn| {
+                    let column = lane + turn * 32;
+                    let query = sequence * next + column / heads;
+                    let at = query.widening_mul(p.weights_pitch) + (column % heads).to_u64();
+                    p.weights.at(at * 4u64).load_readonly_if(column.lt(columns), 0.0)
+                })
+                .collect();
+            k.if_(begin.lt(behind), || {
+                cursor.wait_empty();
+                let slot = cursor.stage();
+                k.if_(is_query, || row.store(memory.row(slot, lane)));
+                for (turn, weight) in (0u32..).zip(&weights) {
+                    let column = lane + turn * 32;
+                    k.guard(column.lt(MAX_NEXT * heads), || {
+                        memory.weights(slot).at(column * 4).store(*weight);
+                    });
+                }
+                let span = Span { tiles: [begin, behind], sequence, is_unit: k.constant(1) };
+                k.if_(lane.eq(0), || memory.set_span(slot, &span));
+                k.sync_warp();
+                k.if_(lane.eq(0), || {
+                    let known = memory.slots.full(slot);
+                    known.arrive_expecting(columns * self.cfg.heads.dim);
+                    let at = [k.constant(0), sequence * columns];
+                    p.queries.load(&at, memory.queries(slot), known, LoadOptions::default());
+                });
+                k.sync_warp();
+                cursor.advance();
+            });
+        });
+        cursor.wait_empty();
+        let none = k.constant(0);
+        k.if_(lane.eq(0), || {
+            memory.set_span(cursor.stage(), &Span { tiles: [none; 2], sequence: none, is_unit: none });
+            memory.slots.full(cursor.stage()).arrive();
+        });
+    }
+
+    /// Bytes between the scales of two pages in shared memory.
+    fn scale_bytes(&self) -> U32<'k> {
+        (self.params.page_keys * 4).max(scale_bytes(0))
+    }
+
+    /// A length as far as there are columns for it.
+    fn limited(&self, length: U32<'k>) -> U32<'k> {
+        length.min(self.params.columns)
+    }
+
+    /// How the logits of a query are written that sees so many keys.
+    fn row(&self, query: U32<'k>, count: U32<'k>) -> Row<'k> {
+        let (k, p) = (self.k, &self.params);
+        let clean = (p.flags & LogitFlags::CLEAN).ne(0);
+        let start = query.widening_mul(p.logits_pitch) * logit_size(p.flags).to_u64();
+        Row {
+            first: k.constant(0),
+            count,
+            stored_first: k.constant(0),
+            stored_count: clean.select(p.columns, count),
+            at: p.logits.address() + start,
+        }
+    }
+
+    /// This block's units, each with its slot. `body` lets go of it.
+    fn for_each_unit(&self, slots: &Cursor<'k>, body: impl FnOnce(U32<'k>, Span<'k>)) {
+        let k = self.k;
+        let more = k.var(1u32);
+        k.while_(
+            || more.live().ne(0),
+            || {
+                let (slot, span) = self.memory.known(slots);
+                more.set(span.is_unit);
+                k.if_(span.is_unit.ne(0), || body(slot, span));
+            },
+        );
+    }
+
+    /// The warp that loads pages. What the table names outside of the cache reads as zeros, as does what lies behind the
+    /// longest of a sequence's lengths.
+    fn load_keys(&self) {
+        let (k, p, memory, lane) = (self.k, &self.params, &self.memory, self.lane);
+        let (cursor, slots) = (memory.ring.writer(), memory.slots.reader());
+        let per_tile = k.constant(TILE_KEYS) / p.page_keys;
+        self.for_each_unit(&slots, |_, span| {
+            memory.done(&slots, lane);
+            let Span { tiles: [first, end], sequence, .. } = span;
+            let pages = self.limited(p.lengths.longest(sequence)).div_ceil(p.page_keys);
+            let table = p.table.at(sequence.widening_mul(p.table_pitch) * 4u64);
+            let some = k.var(0u32);
+            k.for_(first, end, 1, |tile| {
+                let page = tile * per_tile;
+                // A lane for each of 32 pages, which a few tiles share.
+                k.if_((page & 31).eq(0) | tile.eq(first), || {
+                    let nth = (page & !31u32) + lane;
+                    let entry =
+                        table.at(nth.widening_mul(4)).load_readonly_if::<u32>(nth.lt(pages), u32::MAX);
+                    some.set(entry);
+                });
+                let entry = k.shuffle(Shuffle::Index, some.get(), (page + lane) & 31);
+                cursor.wait_empty();
+                let stage = cursor.stage();
+                let full = memory.ring.full(stage);
+                k.if_(lane.eq(0), || full.arrive_expecting(self.cfg.memory().stage_bytes()));
+                k.sync_warp();
+                k.if_(lane.lt(per_tile), || {
+                    let (zero, row) = (k.constant(0), lane * p.page_keys);
+                    let exists = (page + lane).lt(pages) & entry.lt(p.pages);
+                    let entry: U32<'k> = exists.select(entry, i32::MAX as u32);
+                    let (keys, scales) = (
+                        memory.keys(stage).at(row * self.cfg.heads.dim),
+                        memory.scales(stage).at(lane * self.scale_bytes()),
+                    );
+                    p.keys.load(&[zero, zero, entry], keys, full, LoadOptions::default());
+                    p.scales.load(&[zero, entry], scales, full, LoadOptions::default());
+                });
+                k.sync_warp();
+                cursor.advance();
+            });
+        });
+        k.launch_dependents();
+    }
+
+    /// A warp that writes -inf behind the last tile of sequences, in all logits of the grid.
+    fn clear(&self, nth: U32<'k>) {
+        let (k, p) = (self.k, &self.params);
+        k.if_((p.flags & LogitFlags::CLEAN).ne(0), || {
+            let (first, step) = (k.block_index(0) * CLEARING_WARPS + nth, k.grid_blocks(0) * CLEARING_WARPS);
+            k.for_(first, p.lengths.sequences * p.lengths.next, step, |query| {
+                let tiles = self.limited(p.lengths.longest(query / p.lengths.next)).div_ceil(TILE_KEYS);
+                let row = self.row(query, k.constant(0));
+                row.clear(k, self.lane, [tiles * TILE_KEYS, p.columns], p.flags);
+            });
+        });
+    }
+
+    /// A math warpgroup: 64 keys of each stage with the heads of one query after another.
+    fn multiply(&self) {
+        let (k, p, memory) = (self.k, &self.params, &self.memory);
+        let math = Math::new(self);
+        let slots = memory.slots.reader();
+        self.for_each_unit(&slots, |slot, span| {
+            for (query, weights) in (0u32..).zip(&math.weights) {
+                k.if_(p.lengths.next.gt(query), || {
+                    Heads::load_weights(
+                        memory.weights(slot).at(query * self.cfg.heads.heads * 4),
+                        self.lane,
+                        weights,
+                    );
+                });
+            }
+            let [first, end] = span.tiles;
+            k.for_(first, end, 1, |tile| math.multiply_tile(slot, tile));
+            memory.done(&slots, self.lane);
+        });
+    }
+}
+
+/// A math warp's state.
+struct Math<'k, 'b, 'c> {
+    block: &'b Block<'k, 'c>,
+    cursor: Cursor<'k>,
+    /// This thread's key in a tile, of which it has the sums of a single query, and where its scale is.
+    key: U32<'k>,
+    scale: U32<'k>,
+    share: Share<'k>,
+    products: Vec<Var<'k, f32>>,
+    /// Those of every query.
+    weights: Vec<Vec<Var<'k, f32>>>,
+}
+
+impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
+    fn new(block: &'b Block<'k, 'c>) -> Self {
+        let (k, heads) = (block.k, block.cfg.heads.heads as usize);
+        let share = Share::new(1, block.lane);
+        let key = block.warp * 16 + share.keys()[0];
+        let page_keys = block.params.page_keys;
+        let weights = |_| (0..heads / 4).map(|_| k.var(0.0f32)).collect();
+        Math {
+            block,
+            cursor: block.memory.ring.reader(),
+            key,
+            scale: (key / page_keys) * block.scale_bytes() + (key % page_keys) * 4,
+            share,
+            products: k.fragment(heads / 2),
+            weights: (0..MAX_NEXT).map(weights).collect(),
+        }
+    }
+
+    fn multiply_tile(&self, slot: U32<'k>, tile: U32<'k>) {
+        let &Block { k, cfg, warp, lane, ref memory, ref params } = self.block;
+        self.cursor.wait_full();
+        let stage = self.cursor.stage();
+        let keys = memory.keys(stage).at((warp >> 2) * (64 * cfg.heads.dim));
+        let keys = Descriptor::k_major(keys, cfg.heads.swizzle());
+        let key = self.key;
+        let scale: F32<'k> = memory.scales(stage).at(self.scale).load();
+        for (query, weights) in (0u32..).zip(&self.weights) {
+            k.if_(params.lengths.next.gt(query), || {
+                let queries = memory.queries(slot).at(query * cfg.heads.heads * cfg.heads.dim);
+                let row = Row::load(memory.row(slot, k.constant(query)));
+                k.wgmma_fence();
+                cfg.heads.multiply(
+                    k,
+                    &self.products,
+                    keys,
+                    Descriptor::k_major(queries, cfg.heads.swizzle()),
+                );
+                k.wgmma_commit();
+                k.wgmma_wait(0);
+                k.if_(params.lengths.next.eq(query + 1), || memory.release(stage, lane));
+                for sum in cfg.heads.sums(k, lane, &self.products, weights) {
+                    row.put(k, tile * TILE_KEYS + key, sum * scale, params.flags, self.share.stores());
+                }
+            });
+        }
+        self.cursor.advance();
+    }
+}

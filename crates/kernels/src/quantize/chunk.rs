@@ -1,0 +1,305 @@
+//! Eight neighbours of a row, in the registers of one lane.
+
+use oxigemm_ptx::{F16x2, F32, Fp8, Fp8x2, Global, Kernel, Pred, U32};
+
+use super::params::{bits, largest};
+use crate::half::Half;
+
+/// Elements of a chunk.
+pub const CHUNK: u32 = 8;
+
+/// The type of numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Input {
+    /// bfloat16.
+    Bf16,
+    /// IEEE half precision.
+    F16,
+    /// IEEE single precision.
+    F32,
+}
+
+impl Input {
+    /// All of them.
+    pub const ALL: [Input; 3] = [Input::Bf16, Input::F16, Input::F32];
+
+    /// Its name in the names of kernels.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Input::Bf16 => "bf16",
+            Input::F16 => "fp16",
+            Input::F32 => "fp32",
+        }
+    }
+
+    /// Bytes of an element.
+    pub const fn bytes(self) -> u32 {
+        match self {
+            Input::Bf16 | Input::F16 => 2,
+            Input::F32 => 4,
+        }
+    }
+
+    /// The magnitude of a number, given as the bits without the sign, as those of an `f32`.
+    #[track_caller]
+    fn widen_magnitude<'k>(self, k: &'k Kernel, magnitude: U32<'k>) -> U32<'k> {
+        match self {
+            Input::Bf16 => magnitude << 16,
+            Input::F16 => {
+                let [value, _] =
+                    k.join_halves(magnitude.to_u16(), magnitude.to_u16()).bitcast::<F16x2>().to_f32();
+                value.bitcast()
+            }
+            Input::F32 => magnitude,
+        }
+    }
+
+    /// Stores eight numbers, rounded to this type.
+    #[track_caller]
+    pub(crate) fn store<'k>(self, k: &'k Kernel, values: &[F32<'k>], at: Global<'k>, part: &Part<'k>) {
+        let half = match self {
+            Input::Bf16 => Half::Bf16,
+            Input::F16 => Half::F16,
+            Input::F32 => return store_f32(k, values, at, part),
+        };
+        let words: Vec<U32> = values.chunks(2).map(|pair| half.pack(k, pair[0], pair[1])).collect();
+        match part {
+            Part::Vector { inside } => {
+                k.guard(*inside, || at.store_vec([words[0], words[1], words[2], words[3]]))
+            }
+            Part::Elements { count } => {
+                for i in 0..CHUNK {
+                    let half = (words[i as usize / 2] >> (16 * (i % 2))).to_u16();
+                    k.guard(count.gt(i), || at.at(u64::from(2 * i)).store(half));
+                }
+            }
+        }
+    }
+}
+
+/// FP32 goes out as two vectors, or one by one.
+#[track_caller]
+fn store_f32<'k>(k: &'k Kernel, values: &[F32<'k>], at: Global<'k>, part: &Part<'k>) {
+    match part {
+        Part::Vector { inside } => {
+            for (i, four) in values.chunks(4).enumerate() {
+                let four = [four[0], four[1], four[2], four[3]];
+                k.guard(*inside, || at.at(16 * i as u64).store_vec(four));
+            }
+        }
+        Part::Elements { count } => {
+            for (i, value) in values.iter().enumerate() {
+                k.guard(count.gt(i as u32), || at.at(4 * i as u64).store(*value));
+            }
+        }
+    }
+}
+
+/// The type of codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Code {
+    /// 4 exponent bits, 3 mantissa bits.
+    E4m3,
+    /// 5 exponent bits, 2 mantissa bits.
+    E5m2,
+    /// 2 exponent bits, 1 mantissa bit: two codes in a byte.
+    E2m1,
+}
+
+impl Code {
+    /// Those of FP8.
+    pub const FP8: [Code; 2] = [Code::E4m3, Code::E5m2];
+    /// All of them.
+    pub const ALL: [Code; 3] = [Code::E4m3, Code::E5m2, Code::E2m1];
+
+    /// Its name in the names of kernels.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Code::E4m3 => "e4m3",
+            Code::E5m2 => "e5m2",
+            Code::E2m1 => "e2m1",
+        }
+    }
+
+    /// The largest finite number.
+    pub const fn largest(self) -> f32 {
+        match self {
+            Code::E4m3 => 448.0,
+            Code::E5m2 => 57344.0,
+            Code::E2m1 => 6.0,
+        }
+    }
+
+    /// Codes of a byte.
+    pub const fn per_byte(self) -> u32 {
+        match self {
+            Code::E4m3 | Code::E5m2 => 1,
+            Code::E2m1 => 2,
+        }
+    }
+
+    /// The codes of eight numbers, in two words or in one.
+    #[track_caller]
+    pub(crate) fn encode<'k>(self, k: &'k Kernel, values: &[F32<'k>]) -> Vec<U32<'k>> {
+        let fp8 = |format| {
+            let pairs: Vec<_> = values.chunks(2).map(|pair| k.pack_fp8(format, pair[0], pair[1])).collect();
+            vec![k.join_halves(pairs[0], pairs[1]), k.join_halves(pairs[2], pairs[3])]
+        };
+        match self {
+            Code::E4m3 => fp8(Fp8::E4m3),
+            Code::E5m2 => fp8(Fp8::E5m2),
+            Code::E2m1 => {
+                let codes = values.iter().zip(0..).map(|(value, i)| encode_e2m1(*value) << (4 * i));
+                vec![codes.reduce(|a, b| a | b).expect("there are eight")]
+            }
+        }
+    }
+
+    /// The numbers of eight codes.
+    #[track_caller]
+    pub(crate) fn decode<'k>(self, k: &'k Kernel, words: &[U32<'k>]) -> Vec<F32<'k>> {
+        let fp8 = |format| {
+            let pairs = words.iter().flat_map(|word| [word.to_u16(), (*word >> 16).to_u16()]);
+            pairs.flat_map(|pair| k.unpack_fp8(format, pair.bitcast::<Fp8x2>()).to_f32()).collect()
+        };
+        match self {
+            Code::E4m3 => fp8(Fp8::E4m3),
+            Code::E5m2 => fp8(Fp8::E5m2),
+            Code::E2m1 => (0..CHUNK).map(|i| decode_e2m1(words[0] >> (4 * i))).collect(),
+        }
+    }
+}
+
+/// The e2m1 code nearest to a number: ties to even, saturating at 6, which is also what becomes of NaN.
+#[track_caller]
+fn encode_e2m1(value: F32<'_>) -> U32<'_> {
+    let magnitude = value.abs().min(6.0);
+    // Below 1 codes are halves, and so is the last bit of a sum of this size.
+    let halves = bits(magnitude + 4_194_304.0) & 3;
+    // From 1 on they are the exponent and the first bit of the mantissa, rounded to even.
+    let wide = bits(magnitude);
+    let rounded = ((wide + 0x1f_ffff + ((wide >> 22) & 1)) >> 22) - 252;
+    let code = magnitude.lt(1.0).select(halves, rounded);
+    code | ((bits(value) >> 28) & 8)
+}
+
+/// The number of the e2m1 code in the lowest four bits.
+#[track_caller]
+fn decode_e2m1(code: U32<'_>) -> F32<'_> {
+    // As the exponent and the first bit of the mantissa of a number that is 2^126 times too small; subnormal where it is.
+    let small: F32 = (((code & 7) << 22) | ((code & 8) << 28)).bitcast();
+    small * f32::from_bits(253 << 23)
+}
+
+/// How a launch moves chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// As vectors: every chunk lies inside of its row, or outside.
+    Vectors,
+    /// One element after another.
+    Elements,
+}
+
+/// Which part of a chunk there is.
+#[derive(Clone, Copy)]
+pub(crate) enum Part<'k> {
+    Vector { inside: Pred<'k> },
+    Elements { count: U32<'k> },
+}
+
+impl<'k> Part<'k> {
+    /// Of a chunk at `column` of `columns`, in a row that exists or not.
+    #[track_caller]
+    pub fn of(access: Access, exists: Pred<'k>, column: U32<'k>, columns: U32<'k>) -> Part<'k> {
+        let inside = exists & column.lt(columns);
+        match access {
+            Access::Vectors => Part::Vector { inside },
+            Access::Elements => Part::Elements { count: inside.select(columns - column, 0) },
+        }
+    }
+}
+
+/// Eight numbers as they were in memory; those that do not exist are 0.
+pub(crate) struct Chunk<'k> {
+    k: &'k Kernel,
+    input: Input,
+    words: Vec<U32<'k>>,
+}
+
+impl<'k> Chunk<'k> {
+    /// Loads; nothing waits for it before the chunk is looked at.
+    #[track_caller]
+    pub fn load(k: &'k Kernel, input: Input, at: Global<'k>, part: &Part<'k>) -> Chunk<'k> {
+        let bytes = input.bytes();
+        let words = match part {
+            Part::Vector { inside } => (0..bytes / 2)
+                .flat_map(|i| at.at(u64::from(16 * i)).load_readonly_vec_if::<u32, 4>(*inside, 0))
+                .collect(),
+            Part::Elements { count } if input == Input::F32 => {
+                (0..CHUNK).map(|i| at.at(u64::from(4 * i)).load_readonly_if(count.gt(i), 0u32)).collect()
+            }
+            Part::Elements { count } => {
+                let element = |i: u32| at.at(u64::from(2 * i)).load_readonly_if(count.gt(i), 0u16);
+                (0..CHUNK / 2).map(|i| k.join_halves(element(2 * i), element(2 * i + 1))).collect()
+            }
+        };
+        Chunk { k, input, words }
+    }
+
+    /// The largest magnitude, as the bits of an `f32`: those of NaN are the largest of all.
+    #[track_caller]
+    pub fn magnitude(&self) -> U32<'k> {
+        let words = self.words.iter();
+        if self.input == Input::F32 {
+            return largest(words.map(|word| *word & 0x7fff_ffff));
+        }
+        let both =
+            words.map(|word| *word & 0x7fff_7fff).reduce(|a, b| a.max_halves(b)).expect("there are words");
+        self.input.widen_magnitude(self.k, (both & 0xffff).max(both >> 16))
+    }
+
+    /// The numbers.
+    #[track_caller]
+    pub fn values(&self) -> Vec<F32<'k>> {
+        let words = self.words.iter();
+        match self.input {
+            Input::F32 => words.map(|word| word.bitcast()).collect(),
+            Input::Bf16 => words.flat_map(|word| word.bitcast::<oxigemm_ptx::Bf16x2>().to_f32()).collect(),
+            Input::F16 => words.flat_map(|word| word.bitcast::<F16x2>().to_f32()).collect(),
+        }
+    }
+}
+
+/// Stores eight codes.
+#[track_caller]
+pub(crate) fn store_codes<'k>(k: &'k Kernel, codes: &[U32<'k>], at: Global<'k>, part: &Part<'k>) {
+    match (part, codes) {
+        (Part::Vector { inside }, &[first, second]) => k.guard(*inside, || at.store_vec([first, second])),
+        (Part::Vector { inside }, _) => k.guard(*inside, || at.store(codes[0])),
+        (Part::Elements { count }, _) => {
+            let per_byte = 2 / codes.len() as u32;
+            for i in 0..CHUNK / per_byte {
+                let byte = codes[i as usize / 4] >> (8 * (i % 4));
+                k.guard(count.gt(i * per_byte), || at.at(u64::from(i)).store_byte(byte));
+            }
+        }
+    }
+}
+
+/// Loads eight codes.
+#[track_caller]
+pub(crate) fn load_codes<'k>(code: Code, at: Global<'k>, part: &Part<'k>) -> Vec<U32<'k>> {
+    let per_byte = code.per_byte();
+    match part {
+        Part::Vector { inside } if per_byte == 1 => at.load_readonly_vec_if::<u32, 2>(*inside, 0).to_vec(),
+        Part::Vector { inside } => vec![at.load_readonly_if(*inside, 0u32)],
+        Part::Elements { count } => (0..2 / per_byte)
+            .map(|word| {
+                let bytes = (4 * word..4 * word + 4).map(|i| {
+                    at.at(u64::from(i)).load_readonly_byte_if(count.gt(i * per_byte)) << (8 * (i % 4))
+                });
+                bytes.reduce(|a, b| a | b).expect("there are four")
+            })
+            .collect(),
+    }
+}

@@ -1,0 +1,85 @@
+//! `x = code * scale`, rounded once: for scales of any granularity and layout.
+
+use oxigemm_ptx::{F32, Kernel, U32};
+
+use super::by_access;
+use super::chunk::{Access, CHUNK, Code, Input, Part, load_codes};
+use super::params::{Args, Divisor, Launch, Params};
+use super::scale::ScalePlaces;
+
+/// Threads of a block.
+pub const THREADS: u32 = 256;
+/// Chunks that a thread has in flight.
+const CHUNKS: u32 = 4;
+
+/// A kernel of this file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// What the codes are.
+    pub code: Code,
+    /// What they become.
+    pub output: Input,
+    /// Whether every column has a scale of its own; else neighbours of a chunk share one.
+    pub per_column: bool,
+}
+
+impl Config {
+    pub(super) fn name(&self) -> String {
+        let columns = if self.per_column { "_columns" } else { "" };
+        format!("dequantize{columns}_{}_{}", self.code.name(), self.output.name())
+    }
+
+    /// The launch, and the arguments that go with it.
+    pub fn launch(&self, args: &Args) -> (Launch, Args) {
+        let across = args.dims[1].div_ceil(CHUNK);
+        let chunks = u64::from(args.dims[0]) * u64::from(across);
+        let blocks = chunks.div_ceil(u64::from(THREADS * CHUNKS)) as u32;
+        let launch = Launch { grid: [blocks, 1], threads: THREADS, shared_bytes: 0 };
+        (launch, Args { across: Divisor::new(across), ..*args })
+    }
+
+    pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
+        by_access(k, p, |access| self.chunks(k, p, access));
+    }
+
+    fn chunks<'k>(&self, k: &'k Kernel, p: &Params<'k>, access: Access) {
+        let places = ScalePlaces::new(p);
+        let first = k.block_index(0) * (THREADS * CHUNKS) + k.thread_index();
+        let loaded: Vec<_> = (0..CHUNKS)
+            .map(|i| {
+                let [row, chunk] = p.split(first + i * THREADS);
+                let column = chunk * CHUNK;
+                let part = Part::of(access, row.lt(p.rows), column, p.columns);
+                let codes = load_codes(self.code, p.codes_at(row, column, self.code), &part);
+                (row, column, part, codes, self.scales(k, p, &places, row, column))
+            })
+            .collect();
+        for (row, column, part, codes, scales) in loaded {
+            let values = self.code.decode(k, &codes);
+            let values: Vec<F32> = values.iter().zip(&scales).map(|(value, scale)| *value * *scale).collect();
+            self.output.store(k, &values, p.x_at(row, column, self.output.bytes()), &part);
+        }
+    }
+
+    /// The scales of the eight columns of a chunk.
+    #[track_caller]
+    fn scales<'k>(
+        &self,
+        k: &'k Kernel,
+        p: &Params<'k>,
+        places: &ScalePlaces<'k>,
+        row: U32<'k>,
+        column: U32<'k>,
+    ) -> Vec<F32<'k>> {
+        let [row_shift, column_shift] = p.shifts;
+        let scale = |column: U32<'k>| {
+            let wanted = row.lt(p.rows) & column.lt(p.columns);
+            let at = places.offset(row >> row_shift, column >> column_shift);
+            places.load(p.scales.at(at), wanted)
+        };
+        match self.per_column {
+            true => (0..CHUNK).map(|i| scale(column + i)).collect(),
+            false => vec![scale(column + k.constant(0)); CHUNK as usize],
+        }
+    }
+}

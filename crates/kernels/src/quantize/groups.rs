@@ -1,0 +1,242 @@
+//! A scale for 128 or 32 neighbours of a row.
+//!
+//! `scale = max(amax, 1e-4) / largest`, `code = x / scale`. A group is the chunks of a few lanes, so that shuffles find
+//! its largest magnitude. A warp has four chunks a lane in flight, and what they cover is a tile of some rows by some groups
+//! whose shape the launch chooses: along a row where scales are row-major, along the rows where they are MN-major. Either
+//! way the scales of a warp are neighbours in memory, and stored together.
+
+use oxigemm_ptx::warp::Shuffle;
+use oxigemm_ptx::{F32, Kernel, Pred, U32};
+
+use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, store_codes};
+use super::params::{Args, Divisor, Launch, Params, bits, largest};
+use super::scale::{Scale, ScalePlaces};
+use super::{by_access, params};
+use crate::WARP;
+
+/// Threads of a block: few, so that a small matrix reaches every multiprocessor.
+pub const THREADS: u32 = 128;
+/// Chunks that a lane has in flight.
+const CHUNKS: u32 = 4;
+/// log2(e), for the exponential of SwiGLU.
+const LOG2_E: f32 = std::f32::consts::LOG2_E;
+
+/// Where the numbers come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// The matrix.
+    Plain,
+    /// `silu(gate) * up`: each row has the gates and behind them the ups.
+    SwiGlu,
+    /// Rows of the matrix that a list names; none where it names none, and then nothing is stored.
+    Gather,
+}
+
+/// A kernel of this file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// What is quantized.
+    pub input: Input,
+    /// What it becomes.
+    pub code: Code,
+    /// Neighbours that share a scale: 128 or 32.
+    pub width: u32,
+    /// Where the numbers come from.
+    pub source: Source,
+}
+
+impl Config {
+    pub(super) fn all() -> impl Iterator<Item = Config> {
+        let plain = Input::ALL.into_iter().flat_map(|input| {
+            Code::FP8.into_iter().flat_map(move |code| {
+                [128, 32].map(|width| Config { input, code, width, source: Source::Plain })
+            })
+        });
+        let fused = [Source::SwiGlu, Source::Gather].into_iter().flat_map(|source| {
+            Input::ALL.map(|input| Config { input, code: Code::E4m3, width: 128, source })
+        });
+        let fp4 =
+            Input::ALL.map(|input| Config { input, code: Code::E2m1, width: 32, source: Source::Plain });
+        plain.chain(fp4).chain(fused)
+    }
+
+    pub(super) fn name(&self) -> String {
+        let source = match self.source {
+            Source::Plain => "",
+            Source::SwiGlu => "_swiglu",
+            Source::Gather => "_gather",
+        };
+        format!("quantize_1x{}{source}_{}_{}", self.width, self.input.name(), self.code.name())
+    }
+
+    /// Blocks that a multiprocessor should have at a time.
+    pub(super) const fn resident(&self) -> u32 {
+        match (self.source, self.input) {
+            (Source::SwiGlu, Input::F32) => 4,
+            (Source::SwiGlu, _) => 6,
+            (_, Input::F32) => 8,
+            _ => 9,
+        }
+    }
+
+    /// Lanes that share a scale.
+    const fn lanes(&self) -> u32 {
+        self.width / CHUNK
+    }
+
+    /// Groups that the chunks of a warp cover.
+    const fn groups(&self) -> u32 {
+        CHUNKS * WARP / self.lanes()
+    }
+
+    /// The launch, where scales are stored along the rows (`mn_major`) or along a row, and the arguments that go with it.
+    pub fn launch(&self, args: &Args, mn_major: bool) -> (Launch, Args) {
+        let [rows, columns] = args.scale_dims;
+        let wanted = if mn_major { 8 } else { 1 };
+        // Groups that a row does not have would leave lanes idle.
+        let across = (self.groups() / wanted).min(columns.next_power_of_two()).max(1);
+        // Four exponents are one word.
+        let across = if args.flags & params::Flags::BYTES != 0 { across.max(4) } else { across };
+        let down = self.groups() / across;
+        let row_tiles = rows.div_ceil(down);
+        let column_tiles = columns.div_ceil(across);
+        let warps = u64::from(row_tiles) * u64::from(column_tiles);
+        let blocks = warps.div_ceil(u64::from(THREADS / WARP)) as u32;
+        let shifts = [down.trailing_zeros(), across.trailing_zeros()];
+        let args = Args { shifts, across: Divisor::new(column_tiles), ..*args };
+        (Launch { grid: [blocks, 1], threads: THREADS, shared_bytes: 0 }, args)
+    }
+
+    pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
+        by_access(k, p, |access| self.tile(k, p, access));
+    }
+
+    /// One warp's tile.
+    fn tile<'k>(&self, k: &'k Kernel, p: &Params<'k>, access: Access) {
+        let (lanes, lane) = (self.lanes(), k.lane());
+        let warp = k.block_index(0) * (THREADS / WARP) + (k.thread_index() >> 5);
+        let [tile_row, tile_column] = p.split(warp);
+        let [down, across] = p.shifts;
+        let place = |group: U32<'k>| Place {
+            row: (tile_row << down) + (group & ((k.constant(1) << down) - 1)),
+            column: (tile_column << across) + (group >> down),
+        };
+        // A group of each chunk; the lane's chunks are in every (32 / lanes)-th group.
+        let among = lane / lanes;
+        let pieces: Vec<Piece> = (0..CHUNKS)
+            .map(|i| {
+                let place = place(among + i * (WARP / lanes));
+                let column = place.column * self.width + lane % lanes * CHUNK;
+                Piece::load(k, p, self, &place, column, access)
+            })
+            .collect();
+        let mut scales = Vec::new();
+        for piece in &pieces {
+            let (values, magnitude) = piece.values();
+            let scale = Scale::of(p, self.code, across_lanes(k, magnitude, lanes));
+            let codes = scale.encode(k, self.code, &values);
+            store_codes(k, &codes, p.codes_at(piece.row, piece.column, self.code), &piece.part);
+            scales.push(scale.scale);
+        }
+        // The first lanes of a group store one scale each, of different chunks.
+        let [scale_rows, scale_columns] = p.scale_dims;
+        let places = ScalePlaces::new(p);
+        let chunk = lane % lanes;
+        let own = place(among + chunk * (WARP / lanes));
+        let pick = |values: Vec<F32<'k>>| {
+            let mut values = values.into_iter().enumerate();
+            let (_, first) = values.next().expect("there are chunks");
+            values.fold(first, |picked, (i, value)| chunk.eq(i as u32).select(value, picked))
+        };
+        let scale = pick(scales);
+        let real = own.row.lt(p.rows) & (own.column * self.width).lt(p.columns);
+        let wanted = chunk.lt(CHUNKS) & own.row.lt(scale_rows) & own.column.lt(scale_columns);
+        // A scale of rows that come from nowhere is as welcome as their codes.
+        let wanted = match self.source {
+            Source::Plain | Source::SwiGlu => wanted,
+            Source::Gather => wanted & pick(pieces.iter().map(Piece::presence).collect()).gt(0.0),
+        };
+        let at = p.scales.at(places.offset(own.row, own.column));
+        places.store(k, at, real.select(scale, 0f32), wanted);
+    }
+}
+
+/// Where a group is.
+struct Place<'k> {
+    row: U32<'k>,
+    column: U32<'k>,
+}
+
+/// Eight numbers and where their codes go.
+struct Piece<'k> {
+    row: U32<'k>,
+    column: U32<'k>,
+    exists: Pred<'k>,
+    part: Part<'k>,
+    loaded: Vec<Chunk<'k>>,
+}
+
+impl<'k> Piece<'k> {
+    #[track_caller]
+    fn load(
+        k: &'k Kernel,
+        p: &Params<'k>,
+        config: &Config,
+        place: &Place<'k>,
+        column: U32<'k>,
+        access: Access,
+    ) -> Piece<'k> {
+        let (row, inside) = (place.row, place.row.lt(p.rows));
+        let bytes = config.input.bytes();
+        let (source, exists) = match config.source {
+            Source::Plain | Source::SwiGlu => (row, inside),
+            Source::Gather => {
+                let named: U32 = p.from.at(row.widening_mul(4)).load_readonly_if(inside, u32::MAX);
+                // A negative number is a large one.
+                (named, named.lt(p.source_rows))
+            }
+        };
+        let part = Part::of(access, exists, column, p.columns);
+        let load = |column| Chunk::load(k, config.input, p.x_at(source, column, bytes), &part);
+        let mut loaded = vec![load(column)];
+        if config.source == Source::SwiGlu {
+            loaded.push(load(column + p.columns));
+        }
+        Piece { row, column, exists, part, loaded }
+    }
+
+    /// 1 where the row comes from somewhere, else 0.
+    #[track_caller]
+    fn presence(&self) -> F32<'k> {
+        self.exists.select(1f32, 0f32)
+    }
+
+    /// The numbers, and their largest magnitude as bits.
+    #[track_caller]
+    fn values(&self) -> (Vec<F32<'k>>, U32<'k>) {
+        match &self.loaded[..] {
+            [gate, up] => {
+                let values: Vec<F32> =
+                    gate.values().into_iter().zip(up.values()).map(|(gate, up)| silu(gate) * up).collect();
+                let magnitude = largest(values.iter().map(|value| bits(*value) & 0x7fff_ffff));
+                (values, magnitude)
+            }
+            [chunk, ..] => (chunk.values(), chunk.magnitude()),
+            [] => unreachable!("a piece has loaded something"),
+        }
+    }
+}
+
+/// `x / (1 + exp(-x))`.
+#[track_caller]
+fn silu(x: F32<'_>) -> F32<'_> {
+    let falling = (x * -LOG2_E).exp2_approx();
+    x * (falling + 1.0).reciprocal_approx()
+}
+
+/// The largest of some neighbouring lanes' magnitudes, in all of them.
+#[track_caller]
+pub(super) fn across_lanes<'k>(k: &'k Kernel, magnitude: U32<'k>, lanes: u32) -> U32<'k> {
+    let steps = (0..lanes.trailing_zeros()).map(|bit| 1u32 << bit);
+    steps.fold(magnitude, |found, step| found.max(k.shuffle(Shuffle::Xor, found, step)))
+}

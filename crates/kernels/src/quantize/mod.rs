@@ -1,0 +1,149 @@
+//! Quantization to FP8 and FP4 with scales of any granularity, and back; scales from one layout to another.
+//!
+//! Every kernel is the same few steps on [chunks](chunk) of eight neighbours of a row: load, take the largest
+//! magnitude, [`scale`], convert, store. The families differ in who shares a scale, and so in how far the
+//! magnitude travels:
+//!
+//! | file | a scale belongs to | the magnitude goes through |
+//! |---|---|---|
+//! | `groups.rs` | 128 or 32 neighbours of a row | shuffles of a few lanes |
+//! | `tiles.rs` | 128 by 128, or 128 of a column | shared memory of a block |
+//! | `norm.rs` | 128 neighbours of a row, after RMSNorm | shuffles of a few lanes |
+//! | `rows.rs` | a row | shared memory of a block |
+//! | `whole.rs` | the matrix | an atomic maximum, and a second kernel that converts |
+//!
+//! All of them are limited by memory, so a thread has several vectors in flight and nothing else is precious.
+//! Types are compiled in; shapes, strides, the layout of the scales and whether they are powers of two are arguments.
+
+pub mod chunk;
+pub mod dequantize;
+pub mod groups;
+pub mod norm;
+pub mod params;
+pub mod rows;
+pub mod scale;
+pub mod tiles;
+pub mod transform;
+pub mod whole;
+
+pub use chunk::{Code, Input};
+pub use groups::Source;
+pub use params::{Args, Divisor, Flags, Launch};
+
+use oxigemm_ptx::{BuildError, Kernel, Module, Target};
+
+/// A kernel of this family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Config {
+    /// A scale for some neighbours of a row.
+    Groups(groups::Config),
+    /// A scale for 128 by 128, or for 128 of a column.
+    Tiles(tiles::Config),
+    /// A scale for a row.
+    Rows(rows::Config),
+    /// RMSNorm, and a scale for some neighbours of a row.
+    Norm(norm::Config),
+    /// The scale of the whole matrix.
+    WholeScale(whole::ScaleConfig),
+    /// Codes by scales that are already there.
+    WholeCodes(whole::CodesConfig),
+    /// Codes and scales back to numbers.
+    Dequantize(dequantize::Config),
+    /// Scales from one layout to another.
+    Transform,
+}
+
+impl Config {
+    /// Every kernel of this family.
+    pub fn all() -> impl Iterator<Item = Config> {
+        let types = || Input::ALL.into_iter().flat_map(|input| Code::FP8.map(|code| (input, code)));
+        groups::Config::all()
+            .map(Config::Groups)
+            .chain(types().flat_map(|(input, code)| {
+                tiles::Sharing::ALL.map(|sharing| Config::Tiles(tiles::Config { input, code, sharing }))
+            }))
+            .chain(types().flat_map(|(input, code)| {
+                [
+                    Config::Rows(rows::Config { input, code }),
+                    Config::WholeScale(whole::ScaleConfig { input, code }),
+                    Config::WholeCodes(whole::CodesConfig { input, code }),
+                ]
+            }))
+            .chain(types().flat_map(|(output, code)| {
+                [false, true]
+                    .map(|per_column| Config::Dequantize(dequantize::Config { code, output, per_column }))
+            }))
+            .chain(Input::ALL.map(|output| {
+                Config::Dequantize(dequantize::Config { code: Code::E2m1, output, per_column: false })
+            }))
+            .chain(Input::ALL.map(|input| Config::Norm(norm::Config { input })))
+            .chain(std::iter::once(Config::Transform))
+    }
+
+    /// The kernel's name, which is also the entry's.
+    pub fn name(&self) -> String {
+        match self {
+            Config::Groups(config) => config.name(),
+            Config::Tiles(config) => config.name(),
+            Config::Rows(config) => config.name(),
+            Config::Norm(config) => config.name(),
+            Config::WholeScale(config) => config.name(),
+            Config::WholeCodes(config) => config.name(),
+            Config::Dequantize(config) => config.name(),
+            Config::Transform => transform::NAME.to_owned(),
+        }
+    }
+
+    /// Writes the kernel.
+    pub fn build(&self) -> Result<Module, BuildError> {
+        let k = &Kernel::new(&self.name(), Target::Sm90a).threads(self.threads()).resident(self.resident());
+        let p = params::Params::declare(k);
+        // A kernel before this one may still be writing what is read here, or reading what is written.
+        k.grid_dependency_wait();
+        match self {
+            Config::Groups(config) => config.write(k, &p),
+            Config::Tiles(config) => config.write(k, &p),
+            Config::Rows(config) => config.write(k, &p),
+            Config::Norm(config) => config.write(k, &p),
+            Config::WholeScale(config) => config.write(k, &p),
+            Config::WholeCodes(config) => config.write(k, &p),
+            Config::Dequantize(config) => config.write(k, &p),
+            Config::Transform => transform::write(k, &p),
+        }
+        k.finish()
+    }
+
+    /// Blocks that a multiprocessor should have at a time: while one waits for memory, others convert and store.
+    fn resident(&self) -> u32 {
+        match self {
+            Config::Groups(config) => config.resident(),
+            // As many as tiles leave registers for.
+            Config::Tiles(_) => 2,
+            Config::Rows(_) => 4,
+            Config::Norm(_) => 3,
+            Config::WholeScale(_) | Config::WholeCodes(_) => 4,
+            Config::Dequantize(config) if config.per_column => 2,
+            Config::Dequantize(_) => 6,
+            Config::Transform => 8,
+        }
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> u32 {
+        match self {
+            Config::Groups(_) => groups::THREADS,
+            Config::Tiles(_) => tiles::THREADS,
+            Config::Rows(_) => rows::THREADS,
+            Config::Norm(_) => norm::THREADS,
+            Config::WholeScale(_) | Config::WholeCodes(_) => whole::THREADS,
+            Config::Dequantize(_) => dequantize::THREADS,
+            Config::Transform => transform::THREADS,
+        }
+    }
+}
+
+/// How the kernels ask whether they can move whole vectors: the answer is the same for all of a launch.
+#[track_caller]
+fn by_access<'k>(k: &'k Kernel, p: &params::Params<'k>, body: impl Fn(chunk::Access)) {
+    k.if_else(p.has(Flags::VECTORS), || body(chunk::Access::Vectors), || body(chunk::Access::Elements));
+}

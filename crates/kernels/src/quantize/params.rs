@@ -1,0 +1,242 @@
+//! The arguments of every kernel of this family, and its launches.
+
+use oxigemm_ptx::{F32, Global, Kernel, Pred, U32, U64};
+
+use super::chunk::Code;
+use crate::closed_set::Argument;
+
+/// What the bits of [`Args::flags`] mean.
+#[derive(Clone, Copy, Debug)]
+pub struct Flags;
+
+impl Flags {
+    /// Matrices begin at, and have rows of, whole vectors.
+    pub const VECTORS: u32 = 1;
+    /// Scales are rounded up to powers of two.
+    pub const POWER_OF_TWO: u32 = 2;
+    /// Scales are stored as their exponents, a byte each.
+    pub const BYTES: u32 = 4;
+    /// 128 rows of scales by 4 are 512 bytes in the order in which tensor memory holds them.
+    pub const BLOCKED: u32 = 8;
+}
+
+/// A division by a number that only the launch knows, as a multiplication.
+///
+/// ```
+/// use oxigemm_kernels::quantize::Divisor;
+///
+/// let seven = Divisor::new(7);
+/// assert_eq!((seven.divide(20), seven.divide(21), Divisor::new(1).divide(5)), (2, 3, 5));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Divisor {
+    /// The divisor.
+    pub value: u32,
+    /// 2 to the power of `shift` by the divisor, rounded up.
+    pub factor: u32,
+    /// The power of two by which the product is too large.
+    pub shift: u32,
+}
+
+impl Divisor {
+    /// A divisor from 1 to 2³¹, for dividends below 2³¹.
+    pub fn new(value: u32) -> Divisor {
+        let value = value.max(1);
+        let shift = 31 + value.next_power_of_two().trailing_zeros();
+        Divisor { value, factor: (1u64 << shift).div_ceil(value.into()) as u32, shift }
+    }
+
+    /// What the kernel computes.
+    pub fn divide(self, dividend: u32) -> u32 {
+        ((u64::from(dividend) * u64::from(self.factor)) >> self.shift) as u32
+    }
+}
+
+/// The arguments of a launch. Which of them count, and what they mean to it, each kernel says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Args {
+    /// The matrix of numbers.
+    pub x: u64,
+    /// The codes.
+    pub codes: u64,
+    /// The scales.
+    pub scales: u64,
+    /// Where each row comes from, for kernels that gather; weights, for those that normalize; scales that are read, for
+    /// those that transform them.
+    pub from: u64,
+    /// Rows and columns of the matrix of codes.
+    pub dims: [u32; 2],
+    /// Elements from a row of `x` to the next.
+    pub x_pitch: u32,
+    /// Bytes from a row of `codes` to the next.
+    pub codes_pitch: u32,
+    /// Rows and columns of scales that are stored, with those that only fill a layout up.
+    pub scale_dims: [u32; 2],
+    /// Bytes from a row of scales to the next (of 128, where they are blocked), from four of a row to the next four,
+    /// and from one of these to the next.
+    pub scale_strides: [u32; 3],
+    /// See [`Flags`].
+    pub flags: u32,
+    /// Powers of two of rows and columns that share a scale, or of the shape of a warp's tile.
+    pub shifts: [u32; 2],
+    /// Tiles of a row, or chunks.
+    pub across: Divisor,
+    /// Strides, in elements, of scales that are read to be transformed: of a group, a row, a column.
+    pub from_strides: [u32; 3],
+    /// Bytes from a group of scales to the next.
+    pub group_stride: u64,
+    /// Rows that a row may come from.
+    pub source_rows: u32,
+    /// What is added to the mean of squares: the bits of an `f32`.
+    pub epsilon: u32,
+}
+
+impl Args {
+    /// How many there are.
+    pub const COUNT: usize = 25;
+
+    /// All of them, in the order of the kernels' parameters.
+    pub fn list(&self) -> [Argument; Self::COUNT] {
+        let Args { dims, scale_dims, scale_strides, shifts, across, from_strides, .. } = *self;
+        [
+            Argument::U64(self.x),
+            Argument::U64(self.codes),
+            Argument::U64(self.scales),
+            Argument::U64(self.from),
+            Argument::U64(self.group_stride),
+            Argument::U32(dims[0]),
+            Argument::U32(dims[1]),
+            Argument::U32(self.x_pitch),
+            Argument::U32(self.codes_pitch),
+            Argument::U32(scale_dims[0]),
+            Argument::U32(scale_dims[1]),
+            Argument::U32(scale_strides[0]),
+            Argument::U32(scale_strides[1]),
+            Argument::U32(scale_strides[2]),
+            Argument::U32(self.flags),
+            Argument::U32(shifts[0]),
+            Argument::U32(shifts[1]),
+            Argument::U32(across.value),
+            Argument::U32(across.factor),
+            Argument::U32(across.shift),
+            Argument::U32(from_strides[0]),
+            Argument::U32(from_strides[1]),
+            Argument::U32(from_strides[2]),
+            Argument::U32(self.source_rows),
+            Argument::U32(self.epsilon),
+        ]
+    }
+}
+
+/// How a kernel is launched: blocks along x, and along y where there are groups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Launch {
+    /// Blocks.
+    pub grid: [u32; 2],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared_bytes: u32,
+}
+
+/// [`Args`] in a kernel.
+pub(crate) struct Params<'k> {
+    pub x: Global<'k>,
+    pub codes: Global<'k>,
+    pub scales: Global<'k>,
+    pub from: Global<'k>,
+    pub group_stride: U64<'k>,
+    pub rows: U32<'k>,
+    pub columns: U32<'k>,
+    pub x_pitch: U32<'k>,
+    pub codes_pitch: U32<'k>,
+    pub scale_dims: [U32<'k>; 2],
+    pub scale_strides: [U32<'k>; 3],
+    flags: U32<'k>,
+    pub shifts: [U32<'k>; 2],
+    across: [U32<'k>; 3],
+    pub from_strides: [U32<'k>; 3],
+    pub source_rows: U32<'k>,
+    pub epsilon: F32<'k>,
+}
+
+impl<'k> Params<'k> {
+    pub fn declare(k: &'k Kernel) -> Params<'k> {
+        let number = |name: &str| k.param::<u32>(name);
+        Params {
+            x: k.param_pointer("x"),
+            codes: k.param_pointer("codes"),
+            scales: k.param_pointer("scales"),
+            from: k.param_pointer("from"),
+            group_stride: k.param("group_stride"),
+            rows: number("rows"),
+            columns: number("columns"),
+            x_pitch: number("x_pitch"),
+            codes_pitch: number("codes_pitch"),
+            scale_dims: ["scale_rows", "scale_columns"].map(number),
+            scale_strides: ["scale_row", "scale_four", "scale_one"].map(number),
+            flags: number("flags"),
+            shifts: ["shift_rows", "shift_columns"].map(number),
+            across: ["across", "across_factor", "across_shift"].map(number),
+            from_strides: ["from_group", "from_row", "from_column"].map(number),
+            source_rows: number("source_rows"),
+            epsilon: k.param("epsilon"),
+        }
+    }
+
+    /// Whether a flag is set.
+    #[track_caller]
+    pub fn has(&self, flag: u32) -> Pred<'k> {
+        (self.flags & flag).ne(0)
+    }
+
+    /// The quotient and the rest of a division by [`Args::across`].
+    #[track_caller]
+    pub fn split(&self, position: U32<'k>) -> [U32<'k>; 2] {
+        let [value, factor, shift] = self.across;
+        let quotient = (position.widening_mul(factor) >> shift).to_u32();
+        [quotient, position - quotient * value]
+    }
+
+    /// A place in the matrix of numbers.
+    #[track_caller]
+    pub fn x_at(&self, row: U32<'k>, column: U32<'k>, bytes: u32) -> Global<'k> {
+        self.x.at((row.widening_mul(self.x_pitch) + column.to_u64()) * u64::from(bytes))
+    }
+
+    /// A place in the matrix of codes.
+    #[track_caller]
+    pub fn codes_at(&self, row: U32<'k>, column: U32<'k>, code: Code) -> Global<'k> {
+        let bytes = column / code.per_byte();
+        self.codes.at(row.widening_mul(self.codes_pitch) + bytes.to_u64())
+    }
+}
+
+/// The larger of some magnitudes.
+#[track_caller]
+pub(crate) fn largest<'k>(magnitudes: impl IntoIterator<Item = U32<'k>>) -> U32<'k> {
+    magnitudes.into_iter().reduce(|a, b| a.max(b)).expect("there is one at least")
+}
+
+/// The bits of a number.
+#[track_caller]
+pub(crate) fn bits(value: F32<'_>) -> U32<'_> {
+    value.bitcast()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_division_is_exact_for_every_dividend_below_two_to_the_31() {
+        let dividends = [0, 1, 2, 6, 7, 8, 55, 56, 57, 1 << 20, (1 << 31) - 2, (1 << 31) - 1];
+        for divisor in (1..2000).chain([4095, 4096, 4097, 65535, 1 << 20, (1 << 30) + 1, 1 << 31]) {
+            let fast = Divisor::new(divisor);
+            let near = (1..5u32).flat_map(|i| [i.saturating_mul(divisor), i.saturating_mul(divisor) - 1]);
+            for dividend in dividends.into_iter().chain(near).filter(|x| *x < 1 << 31) {
+                assert_eq!(fast.divide(dividend), dividend / divisor, "{dividend} by {divisor}");
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! From the largest magnitude to a scale, and scales to memory.
+
+use oxigemm_ptx::{F32, Global, Kernel, Pred, U32, U64};
+
+use super::chunk::Code;
+use super::params::{Flags, Params, bits};
+
+/// No block has a smaller magnitude than this: one of zeros has a scale too.
+pub const LEAST_MAGNITUDE: f32 = 1e-4;
+const INFINITY: u32 = 0x7f80_0000;
+/// The reciprocal of the largest power of two that is a scale, 2¹²⁷.
+const LEAST_FACTOR: f32 = f32::from_bits(0x0040_0000);
+
+/// A scale, and what numbers are multiplied with to become codes.
+#[derive(Clone, Copy)]
+pub(crate) struct Scale<'k> {
+    pub scale: F32<'k>,
+    pub factor: F32<'k>,
+}
+
+impl<'k> Scale<'k> {
+    /// The scale of numbers up to a magnitude, which is given as the bits of an `f32`.
+    #[track_caller]
+    pub fn of(p: &Params<'k>, code: Code, magnitude: U32<'k>) -> Scale<'k> {
+        let least = LEAST_MAGNITUDE.to_bits();
+        let exact = divide(magnitude.max(least), code.largest());
+        let rounded: F32 = (exponent(exact) << 23).bitcast();
+        let power_of_two = p.has(Flags::POWER_OF_TWO);
+        let scale = power_of_two.select(rounded, exact);
+        // Only infinity and NaN have scales whose reciprocals are not normal numbers.
+        let near = scale.reciprocal_approx();
+        let endless = power_of_two.select(LEAST_FACTOR, near);
+        let factor = magnitude.lt(INFINITY).select(reciprocal(scale, near), endless);
+        Scale { scale, factor }
+    }
+
+    /// A scale that is already known.
+    #[track_caller]
+    pub fn given(scale: F32<'k>) -> Scale<'k> {
+        Scale { scale, factor: scale.reciprocal() }
+    }
+
+    /// The codes of eight numbers.
+    #[track_caller]
+    pub fn encode(&self, k: &'k Kernel, code: Code, values: &[F32<'k>]) -> Vec<U32<'k>> {
+        let scaled: Vec<F32> = values.iter().map(|value| *value * self.factor).collect();
+        code.encode(k, &scaled)
+    }
+}
+
+/// A magnitude, given as its bits, divided by a constant: the correctly rounded quotient. That of infinity is infinite,
+/// that of NaN is NaN.
+///
+/// The product with the reciprocal is at most one unit off, and its remainder is exact: this is how a division ends,
+/// without the checks for numbers that cannot come.
+#[track_caller]
+fn divide<'k>(magnitude: U32<'k>, divisor: f32) -> F32<'k> {
+    let value: F32 = magnitude.bitcast();
+    let near = value * (1.0 / divisor);
+    let remainder = near.fma(-divisor, value);
+    let quotient = remainder.fma(1.0 / divisor, near);
+    magnitude.lt(INFINITY).select(quotient, near)
+}
+
+/// The correctly rounded reciprocal of a positive normal number whose reciprocal is one too, from that of
+/// `rcp.approx`. It is what the assembler makes of `rcp.rn`, without its branch for numbers that cannot come.
+#[track_caller]
+fn reciprocal<'k>(value: F32<'k>, near: F32<'k>) -> F32<'k> {
+    let error = near.fma(value.negate(), 1.0);
+    near.fma(error, near)
+}
+
+/// The biased exponent of the smallest power of two that is not below a positive number, from 1 to 254.
+#[track_caller]
+pub(crate) fn exponent(value: F32<'_>) -> U32<'_> {
+    ((bits(value) + 0x7f_ffff) >> 23).max(1).min(254)
+}
+
+/// Where scales go, or come from.
+pub(crate) struct ScalePlaces<'k> {
+    strides: [U32<'k>; 3],
+    bytes: Pred<'k>,
+    blocked: Pred<'k>,
+}
+
+impl<'k> ScalePlaces<'k> {
+    #[track_caller]
+    pub fn new(p: &Params<'k>) -> ScalePlaces<'k> {
+        ScalePlaces { strides: p.scale_strides, bytes: p.has(Flags::BYTES), blocked: p.has(Flags::BLOCKED) }
+    }
+
+    /// Bytes from the first scale to another.
+    #[track_caller]
+    pub fn offset(&self, row: U32<'k>, column: U32<'k>) -> U64<'k> {
+        let [row_stride, four, one] = self.strides;
+        // 32 rows of 16 bytes: the four of row 0, of row 32, of row 64 and of row 96, then those of row 1...
+        let blocked = (row >> 7).widening_mul(row_stride) + ((row & 31) * 16 + ((row >> 5) & 3) * 4).to_u64();
+        let rows = self.blocked.select(blocked, row.widening_mul(row_stride));
+        rows + (column >> 2).widening_mul(four) + ((column & 3) * one).to_u64()
+    }
+
+    /// Stores a scale: as its exponent, where scales are bytes.
+    #[track_caller]
+    pub fn store(&self, k: &'k Kernel, at: Global<'k>, scale: F32<'k>, wanted: Pred<'k>) {
+        k.guard(wanted & self.bytes, || at.store_byte(bits(scale) >> 23));
+        k.guard(wanted & !self.bytes, || at.store(scale));
+    }
+
+    /// Loads a scale.
+    #[track_caller]
+    pub fn load(&self, at: Global<'k>, wanted: Pred<'k>) -> F32<'k> {
+        let exponent = at.load_readonly_byte_if(wanted & self.bytes);
+        let scale = at.load_readonly_if(wanted & !self.bytes, 0f32);
+        self.bytes.select((exponent << 23).bitcast::<f32>(), scale)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What [`divide`] emits, in Rust.
+    fn quotient(value: f32, divisor: f32) -> f32 {
+        let near = value * (1.0 / divisor);
+        let remainder = near.mul_add(-divisor, value);
+        remainder.mul_add(1.0 / divisor, near)
+    }
+
+    /// Scaling by powers of two changes no rounding, so that one exponent stands for all but the outermost.
+    #[test]
+    fn a_quotient_by_multiplication_is_the_quotient_for_every_mantissa() {
+        for code in Code::ALL {
+            let divisor = code.largest();
+            for mantissa in 0..1 << 23 {
+                let value = f32::from_bits(0x3f80_0000 | mantissa);
+                assert_eq!(quotient(value, divisor), value / divisor, "{value} / {divisor}");
+            }
+            for value in [LEAST_MAGNITUDE, LEAST_MAGNITUDE.next_up(), 1e30, f32::MAX, f32::MAX.next_down()] {
+                assert_eq!(quotient(value, divisor), value / divisor, "{value} / {divisor}");
+            }
+        }
+    }
+
+    /// On a GPU the sequence is that of `rcp.rn`, which starts from the same approximation; elsewhere the start is right.
+    #[test]
+    fn a_right_reciprocal_stays_right() {
+        for mantissa in 0..1 << 23 {
+            let value = f32::from_bits(0x3f80_0000 | mantissa);
+            let right = 1.0 / value;
+            let error = right.mul_add(-value, 1.0);
+            assert_eq!(right.mul_add(error, right), right, "1 / {value}");
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! A scale for 128 rows by 128 columns, or for 128 rows of each column.
+//!
+//! A block has one tile of 128 by 128 in its registers: 16 threads along a row, eight chunks each.
+
+use oxigemm_ptx::warp::Shuffle;
+use oxigemm_ptx::{Global, Kernel, Shared, U32, U64};
+
+use super::by_access;
+use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, store_codes};
+use super::params::{Args, Divisor, Launch, Params, bits, largest};
+use super::scale::{Scale, ScalePlaces};
+use crate::WARP;
+
+/// Threads of a block.
+pub const THREADS: u32 = 256;
+/// Rows and columns of a tile.
+const SIDE: u32 = 128;
+/// Threads along a row.
+const ACROSS: u32 = SIDE / CHUNK;
+/// Chunks of a thread.
+const CHUNKS: u32 = SIDE * ACROSS / THREADS;
+/// Rows from a chunk of a thread to its next.
+const ROWS: u32 = THREADS / ACROSS;
+const WARPS: u32 = THREADS / WARP;
+
+/// Who shares a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sharing {
+    /// The tile.
+    Block,
+    /// The tile's part of a column.
+    Channel,
+}
+
+impl Sharing {
+    /// Both.
+    pub const ALL: [Sharing; 2] = [Sharing::Block, Sharing::Channel];
+}
+
+/// A kernel of this file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// What is quantized.
+    pub input: Input,
+    /// What it becomes.
+    pub code: Code,
+    /// Who shares a scale.
+    pub sharing: Sharing,
+}
+
+impl Config {
+    pub(super) fn name(&self) -> String {
+        let shape = match self.sharing {
+            Sharing::Block => "128x128",
+            Sharing::Channel => "128x1",
+        };
+        format!("quantize_{shape}_{}_{}", self.input.name(), self.code.name())
+    }
+
+    /// The launch, and the arguments that go with it.
+    pub fn launch(&self, args: &Args) -> (Launch, Args) {
+        let [down, across] = args.dims.map(|x| x.div_ceil(SIDE));
+        let words = match self.sharing {
+            Sharing::Block => WARPS,
+            Sharing::Channel => WARPS * SIDE,
+        };
+        let launch = Launch { grid: [down * across, 1], threads: THREADS, shared_bytes: 4 * words };
+        (launch, Args { across: Divisor::new(across), ..*args })
+    }
+
+    pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
+        by_access(k, p, |access| self.tile(k, p, access));
+    }
+
+    fn tile<'k>(&self, k: &'k Kernel, p: &Params<'k>, access: Access) {
+        let [tile_row, tile_column] = p.split(k.block_index(0));
+        let thread = k.thread_index();
+        let column = tile_column * SIDE + thread % ACROSS * CHUNK;
+        let first = tile_row * SIDE + thread / ACROSS;
+        let bytes = self.input.bytes();
+        let x = every(p.x_at(first, column, bytes), p.x_pitch.widening_mul(ROWS * bytes));
+        let pieces: Vec<(Part, Chunk)> = x
+            .enumerate()
+            .map(|(i, at)| {
+                let exists = (first + i as u32 * ROWS).lt(p.rows);
+                let part = Part::of(access, exists, column, p.columns);
+                (part, Chunk::load(k, self.input, at, &part))
+            })
+            .collect();
+        let chunks = pieces.iter().map(|(_, chunk)| chunk);
+        let scales = match self.sharing {
+            Sharing::Block => {
+                let magnitude = of_block(k, largest(chunks.map(Chunk::magnitude)));
+                vec![Scale::of(p, self.code, magnitude); CHUNK as usize]
+            }
+            Sharing::Channel => {
+                let columns = of_columns(k, &chunks.collect::<Vec<_>>());
+                columns.into_iter().map(|magnitude| Scale::of(p, self.code, magnitude)).collect()
+            }
+        };
+        let codes = every(p.codes_at(first, column, self.code), p.codes_pitch.widening_mul(ROWS));
+        for ((part, chunk), at) in pieces.iter().zip(codes) {
+            let scaled: Vec<_> =
+                chunk.values().iter().zip(&scales).map(|(value, scale)| *value * scale.factor).collect();
+            store_codes(k, &self.code.encode(k, &scaled), at, part);
+        }
+        let places = ScalePlaces::new(p);
+        match self.sharing {
+            Sharing::Block => {
+                let at = p.scales.at(places.offset(tile_row, tile_column));
+                places.store(k, at, scales[0].scale, thread.eq(0));
+            }
+            Sharing::Channel => {
+                for (i, scale) in scales.iter().enumerate() {
+                    let column = column + i as u32;
+                    let at = p.scales.at(places.offset(tile_row, column));
+                    places.store(k, at, scale.scale, thread.lt(ACROSS) & column.lt(p.columns));
+                }
+            }
+        }
+    }
+}
+
+/// Where the chunks of a thread are, each a step behind the one before.
+fn every<'k>(first: Global<'k>, step: U64<'k>) -> impl Iterator<Item = Global<'k>> {
+    std::iter::successors(Some(first), move |at| Some(at.at(step))).take(CHUNKS as usize)
+}
+
+/// The largest magnitude of all threads of a block of [`THREADS`], in all of them.
+#[track_caller]
+pub(super) fn of_block<'k>(k: &'k Kernel, magnitude: U32<'k>) -> U32<'k> {
+    let shared = k.dynamic_shared();
+    let of_warp = k.warp_max(magnitude);
+    k.guard(k.lane().eq(0), || shared_word(shared, k.thread_index() >> 5).store(of_warp));
+    k.sync_threads();
+    largest((0..WARPS / 4).flat_map(|i| shared.at(16 * i).load_vec::<u32, 4>()))
+}
+
+/// The largest magnitude of each of the eight columns that a thread has chunks of, over the rows of the block.
+#[track_caller]
+fn of_columns<'k>(k: &'k Kernel, chunks: &[&Chunk<'k>]) -> Vec<U32<'k>> {
+    let shared = k.dynamic_shared();
+    let magnitudes: Vec<Vec<U32>> = chunks
+        .iter()
+        .map(|chunk| chunk.values().into_iter().map(|value| bits(value) & 0x7fff_ffff).collect())
+        .collect();
+    let (warp, lane) = (k.thread_index() >> 5, k.lane());
+    let own = shared.at((warp * SIDE + lane % ACROSS * CHUNK) * 4);
+    let of_warp: Vec<U32> = (0..CHUNK as usize)
+        .map(|column| {
+            let of_thread = largest(magnitudes.iter().map(|chunk| chunk[column]));
+            of_thread.max(k.shuffle(Shuffle::Xor, of_thread, ACROSS))
+        })
+        .collect();
+    for (i, four) in of_warp.chunks(4).enumerate() {
+        let four = [four[0], four[1], four[2], four[3]];
+        k.guard(lane.lt(ACROSS), || own.at(16 * i as u32).store_vec(four));
+    }
+    k.sync_threads();
+    let columns = shared.at(lane % ACROSS * (CHUNK * 4));
+    (0..CHUNK / 4)
+        .flat_map(|four| {
+            let of_warps: Vec<[U32; 4]> =
+                (0..WARPS).map(|warp| columns.at(warp * SIDE * 4 + 16 * four).load_vec()).collect();
+            (0..4).map(|i| largest(of_warps.iter().map(|words| words[i]))).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+fn shared_word<'k>(shared: Shared<'k>, index: U32<'k>) -> Shared<'k> {
+    shared.at(index * 4)
+}

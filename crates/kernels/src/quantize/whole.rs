@@ -1,0 +1,126 @@
+//! One scale for the whole matrix, in two kernels.
+//!
+//! The first finds it. A scale grows with the magnitude, so the scale of all is the largest of the blocks' own scales: an
+//! atomic maximum in memory, which starts as 0, and whose order does not matter. The second converts.
+
+use oxigemm_ptx::memory::AtomicOp;
+use oxigemm_ptx::{Kernel, Scope, U32};
+
+use super::by_access;
+use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, store_codes};
+use super::params::{Args, Divisor, Launch, Params, bits, largest};
+use super::scale::{Scale, ScalePlaces};
+use super::tiles::{self, of_block};
+
+/// Threads of a block.
+pub const THREADS: u32 = tiles::THREADS;
+/// Chunks that a thread has in flight.
+const CHUNKS: u32 = 4;
+/// Blocks of the kernel that finds the scale: more would only contend for it.
+const MOST_BLOCKS: u32 = 1056;
+
+/// The kernel that finds the scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ScaleConfig {
+    /// What is quantized.
+    pub input: Input,
+    /// What it becomes.
+    pub code: Code,
+}
+
+/// The kernel that converts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CodesConfig {
+    /// What is quantized.
+    pub input: Input,
+    /// What it becomes.
+    pub code: Code,
+}
+
+/// Chunks of a matrix, row after row.
+struct Chunks {
+    input: Input,
+    access: Access,
+}
+
+impl Chunks {
+    /// The chunk of a number: its row, its column, what there is of it, and its numbers.
+    #[track_caller]
+    fn load<'k>(
+        &self,
+        k: &'k Kernel,
+        p: &Params<'k>,
+        index: U32<'k>,
+    ) -> (U32<'k>, U32<'k>, Part<'k>, Chunk<'k>) {
+        let [row, chunk] = p.split(index);
+        let column = chunk * CHUNK;
+        let part = Part::of(self.access, row.lt(p.rows), column, p.columns);
+        let chunk = Chunk::load(k, self.input, p.x_at(row, column, self.input.bytes()), &part);
+        (row, column, part, chunk)
+    }
+}
+
+/// Chunks of a row, and blocks for all of them. How many chunks there are fits in 31 bits.
+fn blocks(args: &Args) -> (u32, Args) {
+    let across = args.dims[1].div_ceil(CHUNK);
+    let chunks = u64::from(args.dims[0]) * u64::from(across);
+    let blocks = chunks.div_ceil(u64::from(THREADS * CHUNKS)) as u32;
+    (blocks, Args { across: Divisor::new(across), ..*args })
+}
+
+impl ScaleConfig {
+    pub(super) fn name(&self) -> String {
+        format!("quantize_whole_scale_{}_{}", self.input.name(), self.code.name())
+    }
+
+    /// The launch, and the arguments that go with it.
+    pub fn launch(&self, args: &Args) -> (Launch, Args) {
+        let (blocks, args) = blocks(args);
+        let grid = [blocks.min(MOST_BLOCKS), 1];
+        (Launch { grid, threads: THREADS, shared_bytes: 4 * THREADS / 32 }, args)
+    }
+
+    pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
+        let found = k.var(0u32);
+        by_access(k, p, |access| {
+            let chunks = Chunks { input: self.input, access };
+            let [_, across] = [p.rows, p.columns.div_ceil(CHUNK)];
+            let all = p.rows * across;
+            let step = k.grid_blocks(0) * (THREADS * CHUNKS);
+            let first = k.block_index(0) * (THREADS * CHUNKS) + k.thread_index();
+            k.for_(first, all, step, |index| {
+                let loaded: Vec<_> = (0..CHUNKS).map(|i| chunks.load(k, p, index + i * THREADS)).collect();
+                let magnitude = largest(loaded.iter().map(|(_, _, _, chunk)| chunk.magnitude()));
+                found.set(found.live().max(magnitude));
+            });
+        });
+        let scale = Scale::of(p, self.code, of_block(k, found.get()));
+        k.guard(k.thread_index().eq(0), || p.scales.reduce(AtomicOp::Max, bits(scale.scale), Scope::Gpu));
+    }
+}
+
+impl CodesConfig {
+    pub(super) fn name(&self) -> String {
+        format!("quantize_whole_{}_{}", self.input.name(), self.code.name())
+    }
+
+    /// The launch, and the arguments that go with it.
+    pub fn launch(&self, args: &Args) -> (Launch, Args) {
+        let (blocks, args) = blocks(args);
+        (Launch { grid: [blocks, 1], threads: THREADS, shared_bytes: 0 }, args)
+    }
+
+    pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
+        let places = ScalePlaces::new(p);
+        let scale = Scale::given(places.load(p.scales, k.constant(true)));
+        by_access(k, p, |access| {
+            let chunks = Chunks { input: self.input, access };
+            let first = k.block_index(0) * (THREADS * CHUNKS) + k.thread_index();
+            let loaded: Vec<_> = (0..CHUNKS).map(|i| chunks.load(k, p, first + i * THREADS)).collect();
+            for (row, column, part, chunk) in &loaded {
+                let codes = scale.encode(k, self.code, &chunk.values());
+                store_codes(k, &codes, p.codes_at(*row, *column, self.code), part);
+            }
+        });
+    }
+}

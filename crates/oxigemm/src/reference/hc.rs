@@ -1,0 +1,49 @@
+//! The product before the norm of a hyper-connection, in `f64`.
+
+use oxigemm_kernels::hc_prenorm::BLOCK_K;
+use rayon::prelude::*;
+
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+/// What the tensor core takes of a number: its upper 19 bits.
+#[must_use]
+pub fn tf32(value: f32) -> f32 {
+    f32::from_bits(value.to_bits() & 0xffff_e000)
+}
+
+/// [`tf32_hc_prenorm_gemm`](crate::tf32_hc_prenorm_gemm) on tensors of any device, whose arguments are right.
+pub(crate) fn hc_prenorm_tensors(
+    a: &Tensor,
+    b: &Tensor,
+    d: &mut Tensor,
+    sqr_sum: &mut Tensor,
+    splits: usize,
+) -> Result<()> {
+    let (k, n) = (a.dims()[1], b.dims()[0]);
+    let (a, b) = (a.to_vec_f32()?, b.to_vec_f32()?);
+    let blocks = k.div_ceil(BLOCK_K as usize);
+    let bound = |split: usize| (split * blocks / splits * BLOCK_K as usize).min(k);
+    let mut sums = Vec::new();
+    let mut squares = Vec::new();
+    for range in (0..splits).map(|split| bound(split)..bound(split + 1)) {
+        let rows: Vec<(Vec<f64>, f64)> = a
+            .par_chunks(k)
+            .map(|row| {
+                let row = &row[range.clone()];
+                let sums = b.chunks(k).map(|column| {
+                    let products = row.iter().zip(&column[range.clone()]);
+                    products.map(|(&x, &w)| f64::from(x) * f64::from(tf32(w))).sum()
+                });
+                (sums.collect(), row.iter().map(|&x| f64::from(x) * f64::from(x)).sum())
+            })
+            .collect();
+        debug_assert!(rows.iter().all(|(sums, _)| sums.len() == n));
+        for (row, square) in rows {
+            sums.extend(row);
+            squares.push(square);
+        }
+    }
+    d.write_bytes(&d.dtype().encode_f64(&sums))?;
+    sqr_sum.write_bytes(&sqr_sum.dtype().encode_f64(&squares))
+}

@@ -1,0 +1,508 @@
+//! Quantization in the simulator gives the bytes of the CPU's casts, whatever the shapes, layouts and schedules are.
+
+use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
+use oxigemm::sim::{Options, Policy};
+use oxigemm::{
+    DType, Device, Granularity, LaunchOptions, Sim, Tensor, blocked_scales, dequantize, gather_quantize,
+    get_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_tensor, packed_scales, quantize,
+    random, rms_norm_quantize, swiglu_quantize, tma_aligned_scales, transform_scales,
+};
+
+const INPUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
+const CODES: [DType; 2] = [DType::E4m3, DType::E5m2];
+
+/// How scales lie.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Layout {
+    RowMajor,
+    MnMajor,
+    Packed,
+    Blocked,
+}
+
+impl Layout {
+    const ALL: [Layout; 4] = [Layout::RowMajor, Layout::MnMajor, Layout::Packed, Layout::Blocked];
+
+    fn room(self, [rows, columns]: [usize; 2], device: &Device) -> Tensor {
+        match self {
+            Layout::RowMajor => Tensor::empty(DType::F32, &[rows, columns], device),
+            Layout::MnMajor => tma_aligned_scales(rows, columns, device),
+            Layout::Packed => packed_scales(rows, columns, device),
+            Layout::Blocked => blocked_scales(rows, columns, device),
+        }
+        .unwrap()
+    }
+}
+
+/// A matrix inside of a larger one: `gap` elements behind each row, and `offset` before the first.
+fn matrix(dtype: DType, [rows, columns]: [usize; 2], gap: usize, offset: usize, device: &Device) -> Tensor {
+    let pitch = columns + gap + offset;
+    let whole = Tensor::zeros(dtype, &[rows, pitch.max(1)], device).unwrap();
+    whole.narrow(1, offset, columns).unwrap()
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    dims: [usize; 2],
+    input: DType,
+    code: DType,
+    granularity: Granularity,
+    format: ScaleFormat,
+    layout: Layout,
+    gap: usize,
+    offset: usize,
+}
+
+/// Values of many magnitudes, with zeros, and rows of zeros.
+fn values(seed: u64, [rows, columns]: [usize; 2]) -> Vec<f32> {
+    let normals = random::normals(seed, rows * columns);
+    let spread = |i: usize| 10f32.powi((random::bits(seed, (i / 37) as u64) % 9) as i32 - 5);
+    normals
+        .into_iter()
+        .enumerate()
+        .map(|(i, x)| if i / columns.max(1) % 7 == 3 { 0.0 } else { x * spread(i) })
+        .collect()
+}
+
+/// The codes and the scales, and what they are dequantized to.
+fn run(case: Case, values: &[f32], device: &Device) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
+    let Case { dims, input, code, granularity, format, layout, gap, offset } = case;
+    let mut x = matrix(input, dims, gap, offset, device);
+    x.write_f32(values).unwrap();
+    // Two codes of FP4 are a byte.
+    let bytes = if code == DType::U8 { [dims[0], dims[1] / 2] } else { dims };
+    let mut codes = matrix(code, bytes, gap, offset, device);
+    let mut scales = layout.room(granularity.scale_dims(dims[0], dims[1]), device);
+    let options = LaunchOptions::default();
+    quantize(&x, &mut codes, &mut scales, granularity, format, &options)
+        .unwrap_or_else(|e| panic!("{case:?}: {e}"));
+    let mut back = matrix(input, dims, gap, offset, device);
+    dequantize(&codes, &scales, &mut back, granularity, &options).unwrap_or_else(|e| panic!("{case:?}: {e}"));
+    (codes.to_bytes().unwrap(), scales.to_bytes().unwrap(), back.to_bytes().unwrap())
+}
+
+fn same_as_the_cpu(case: Case, seed: u64, sim: &Device) {
+    let values = values(seed, case.dims);
+    let (expected, found) = (run(case, &values, &Device::Cpu), run(case, &values, sim));
+    for (name, expected, found) in
+        [("scales", expected.1, found.1), ("codes", expected.0, found.0), ("values", expected.2, found.2)]
+    {
+        let wrong = expected.iter().zip(&found).position(|(a, b)| a != b);
+        assert!(wrong.is_none(), "{case:?} seed {seed}: byte {wrong:?} of the {name} differs");
+    }
+}
+
+fn schedules() -> [Options; 3] {
+    let with = |policy, seed| Options { policy, seed, ..Options::default() };
+    [with(Policy::Eager, 0), with(Policy::Lazy, 0), with(Policy::Random, 7)]
+}
+
+/// Every granularity with every type, format and layout that it has, on both sides of where something changes.
+fn every_combination(granularity: Granularity) {
+    let sim = Sim::new();
+    let device = Device::Sim(sim.clone());
+    let shapes: &[[usize; 2]] = match granularity {
+        Granularity::PerToken | Granularity::PerGroup32 => {
+            &[[1, 128], [5, 256], [9, 136], [3, 77], [2, 1100], [130, 40]]
+        }
+        Granularity::PerBlock | Granularity::PerChannel => &[[1, 128], [129, 136], [5, 77], [130, 24]],
+        Granularity::PerRow => &[[1, 128], [5, 264], [3, 77], [2, 8500]],
+        Granularity::PerTensor => &[[1, 128], [17, 264], [3, 77], [9, 1100]],
+    };
+    let groups = matches!(granularity, Granularity::PerToken | Granularity::PerGroup32);
+    let layouts = if groups { &Layout::ALL[..] } else { &Layout::ALL[..2] };
+    let mut turn = 0;
+    for input in INPUTS {
+        for code in CODES {
+            for &layout in layouts {
+                for format in [ScaleFormat::F32, ScaleFormat::PowerOfTwo] {
+                    if format == ScaleFormat::F32 && matches!(layout, Layout::Packed | Layout::Blocked) {
+                        continue;
+                    }
+                    sim.set_options(schedules()[turn % 3].clone());
+                    let dims = shapes[turn % shapes.len()];
+                    // Aligned, with aligned gaps, and not aligned at all.
+                    let (gap, offset) = [(0, 0), (8, 8), (3, 1)][turn / 2 % 3];
+                    let case = Case { dims, input, code, granularity, format, layout, gap, offset };
+                    same_as_the_cpu(case, turn as u64, &device);
+                    turn += 1;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn per_token_is_the_cast() {
+    every_combination(Granularity::PerToken);
+}
+
+#[test]
+fn per_group_of_32_is_the_cast() {
+    every_combination(Granularity::PerGroup32);
+}
+
+#[test]
+fn fp4_is_the_cast() {
+    let device = Device::sim();
+    let shapes = [[1, 32], [5, 256], [9, 136], [3, 70], [130, 40]];
+    for (turn, input) in INPUTS.into_iter().cycle().take(12).enumerate() {
+        let layout = Layout::ALL[turn % 4];
+        let case = Case {
+            dims: shapes[turn % shapes.len()],
+            input,
+            code: DType::U8,
+            granularity: Granularity::PerGroup32,
+            format: ScaleFormat::PowerOfTwo,
+            layout,
+            gap: [0, 8, 3][turn / 2 % 3],
+            offset: [0, 8, 1][turn / 2 % 3],
+        };
+        same_as_the_cpu(case, turn as u64, &device);
+    }
+}
+
+/// Every code and what lies between two of them, against the definition of e2m1: the scale of a block with 6 in it is 1.
+#[test]
+fn fp4_rounds_to_the_nearest_and_ties_to_even() {
+    let numbers = [0.0f32, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let mut cases = vec![(6.0f32, 7u8), (f32::NAN, 7)];
+    for (code, pair) in numbers.windows(2).enumerate() {
+        let (code, middle) = (code as u8, (pair[0] + pair[1]) / 2.0);
+        let even = code + code % 2;
+        cases.extend([
+            (pair[0], code),
+            (middle.next_down(), code),
+            (middle, even),
+            (middle.next_up(), code + 1),
+        ]);
+    }
+    let negative: Vec<_> =
+        cases.iter().filter(|(x, _)| !x.is_nan()).map(|(x, code)| (-x, code | 8)).collect();
+    cases.extend(negative);
+    for device in [Device::Cpu, Device::sim()] {
+        for block in cases.chunks(15) {
+            let mut values: Vec<f32> = block.iter().map(|(x, _)| *x).collect();
+            let nan = values.iter().any(|x| x.is_nan());
+            values.resize(32, 6.0);
+            let x = Tensor::from_slice(&values, &[1, 32], &device).unwrap();
+            let mut codes = Tensor::empty(DType::U8, &[1, 16], &device).unwrap();
+            let mut scales = Tensor::empty(DType::F32, &[1, 1], &device).unwrap();
+            let (granularity, format) = (Granularity::PerGroup32, ScaleFormat::PowerOfTwo);
+            quantize(&x, &mut codes, &mut scales, granularity, format, &LaunchOptions::default()).unwrap();
+            let bytes = codes.to_bytes().unwrap();
+            assert_eq!(scales.to_vec_f32().unwrap(), [if nan { 2f32.powi(127) } else { 1.0 }]);
+            for (i, (value, expected)) in block.iter().enumerate().filter(|(_, (x, _))| !nan || x.is_nan()) {
+                let found = bytes[i / 2] >> (4 * (i % 2)) & 15;
+                assert_eq!(found, *expected, "{value} on {device}");
+            }
+        }
+    }
+}
+
+#[test]
+fn per_block_is_the_cast() {
+    every_combination(Granularity::PerBlock);
+}
+
+#[test]
+fn per_channel_is_the_cast() {
+    every_combination(Granularity::PerChannel);
+}
+
+#[test]
+fn per_row_is_the_cast() {
+    every_combination(Granularity::PerRow);
+}
+
+#[test]
+fn per_tensor_is_the_cast() {
+    every_combination(Granularity::PerTensor);
+}
+
+/// The functions of the peer's names and these are the same casts.
+#[test]
+fn the_cpu_is_the_cast_that_was_there_before() {
+    let (rows, columns) = (130, 300);
+    let values = values(3, [rows, columns]);
+    for format in [ScaleFormat::F32, ScaleFormat::PowerOfTwo] {
+        let old = [
+            (Granularity::PerToken, per_token_cast_to_fp8(&values, rows, columns, format).unwrap()),
+            (Granularity::PerBlock, per_block_cast_to_fp8(&values, rows, columns, format).unwrap()),
+        ];
+        for (granularity, old) in old {
+            let case = Case {
+                dims: [rows, columns],
+                input: DType::F32,
+                code: DType::E4m3,
+                granularity,
+                format,
+                layout: Layout::RowMajor,
+                gap: 0,
+                offset: 0,
+            };
+            let (codes, scales, back) = run(case, &values, &Device::Cpu);
+            assert_eq!(codes, old.codes);
+            assert_eq!(scales, DType::F32.encode(&old.scales));
+            assert_eq!(back, DType::F32.encode(&old.dequantize()));
+        }
+    }
+}
+
+/// Infinities, NaN, subnormals, the largest numbers and zeros, in blocks of their own and beside others.
+#[test]
+fn what_is_not_finite_has_the_result_of_the_cast() {
+    let sim = Device::sim();
+    let specials = [
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+        -f32::NAN,
+        f32::MAX,
+        f32::MIN,
+        f32::MIN_POSITIVE,
+        1e-40,
+        -0.0,
+    ];
+    let (rows, columns) = (2 * specials.len(), 128);
+    let mut values = vec![0.0; rows * columns];
+    for (i, special) in specials.into_iter().enumerate() {
+        values[2 * i * columns + 5 * i] = special;
+        let row = &mut values[(2 * i + 1) * columns..][..columns];
+        row.copy_from_slice(&random::normals(i as u64, columns));
+        row[100] = special;
+    }
+    for granularity in Granularity::ALL {
+        for (input, code) in
+            [(DType::F32, DType::E4m3), (DType::Bf16, DType::E5m2), (DType::F16, DType::E4m3)]
+        {
+            for format in [ScaleFormat::F32, ScaleFormat::PowerOfTwo] {
+                let case = Case {
+                    dims: [rows, columns],
+                    input,
+                    code,
+                    granularity,
+                    format,
+                    layout: Layout::RowMajor,
+                    gap: 0,
+                    offset: 0,
+                };
+                let (expected, found) = (run(case, &values, &Device::Cpu), run(case, &values, &sim));
+                assert_eq!(expected, found, "{case:?}");
+            }
+        }
+    }
+}
+
+/// What the documentation promises of it.
+#[test]
+fn a_block_that_is_not_finite_is_nan_and_no_other_is() {
+    let device = Device::sim();
+    for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut values = vec![1.0f32; 256];
+        values[7] = special;
+        let x = Tensor::from_f32(DType::F32, &values, &[1, 256], &device).unwrap();
+        let mut codes = Tensor::empty(DType::E4m3, &[1, 256], &device).unwrap();
+        let mut scales = Tensor::empty(DType::F32, &[1, 2], &device).unwrap();
+        let mut back = Tensor::empty(DType::F32, &[1, 256], &device).unwrap();
+        let (granularity, options) = (Granularity::PerToken, LaunchOptions::default());
+        for format in [ScaleFormat::F32, ScaleFormat::PowerOfTwo] {
+            quantize(&x, &mut codes, &mut scales, granularity, format, &options).unwrap();
+            dequantize(&codes, &scales, &mut back, granularity, &options).unwrap();
+            let back = back.to_vec_f32().unwrap();
+            assert!(back[128..].iter().all(|x| (x - 1.0).abs() < 0.07));
+            match format {
+                ScaleFormat::F32 => assert!(back[..128].iter().all(|x| x.is_nan())),
+                ScaleFormat::PowerOfTwo => {
+                    assert!(back[..128].iter().enumerate().all(|(i, x)| *x == 0.0 || i == 7));
+                    assert_eq!(back[7].is_nan(), special.is_nan());
+                    assert!(special.is_nan() || back[7].abs() > 1e38);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_are_gathered_and_those_of_nowhere_stay_as_they_are() {
+    let sim = Device::sim();
+    let named = [2i32, -1, 0, 4, 5, 2, i32::MIN, 1, i32::MAX];
+    for (turn, layout) in Layout::ALL.into_iter().enumerate() {
+        let (columns, input) = ([384, 200, 77, 1032][turn], INPUTS[turn % 3]);
+        let run = |device: &Device| {
+            let x =
+                Tensor::from_f32(input, &values(turn as u64, [5, columns]), &[5, columns], device).unwrap();
+            let rows = Tensor::from_slice(&named, &[named.len()], device).unwrap();
+            let mut codes = Tensor::zeros(DType::E4m3, &[named.len(), columns], device).unwrap();
+            let mut scales = layout.room([named.len(), columns.div_ceil(128)], device);
+            let zeros = vec![0u8; scales.len() * 4];
+            scales.write_bytes(&zeros).unwrap();
+            let options = LaunchOptions::default();
+            gather_quantize(&x, &rows, &mut codes, &mut scales, ScaleFormat::PowerOfTwo, &options).unwrap();
+            (codes.to_bytes().unwrap(), scales.to_bytes().unwrap())
+        };
+        assert_eq!(run(&Device::Cpu), run(&sim), "{layout:?}");
+    }
+}
+
+#[test]
+fn swiglu_is_that_of_the_cpu() {
+    let sim = Device::sim();
+    for (turn, dims @ [rows, columns]) in [[3, 128], [9, 264], [2, 77]].into_iter().enumerate() {
+        for input in INPUTS {
+            let run = |device: &Device| {
+                let mut values = random::normals(turn as u64, 2 * rows * columns);
+                values.iter_mut().for_each(|x| *x *= 3.0);
+                values[..4].copy_from_slice(&[100.0, -100.0, 1e30, -1e30]);
+                let x = Tensor::from_f32(input, &values, &[rows, 2 * columns], device).unwrap();
+                let mut codes = Tensor::empty(DType::E4m3, &dims, device).unwrap();
+                let mut scales = Layout::MnMajor.room([rows, columns.div_ceil(128)], device);
+                let options = LaunchOptions::default();
+                swiglu_quantize(&x, &mut codes, &mut scales, ScaleFormat::F32, &options).unwrap();
+                (codes.to_bytes().unwrap(), scales.to_bytes().unwrap())
+            };
+            assert_eq!(run(&Device::Cpu), run(&sim), "{dims:?} {input}");
+        }
+    }
+}
+
+#[test]
+fn rms_norm_is_that_of_the_cpu() {
+    let sim = Device::sim();
+    for (turn, dims @ [rows, columns]) in
+        [[3, 128], [2, 264], [2, 77], [2, 8456], [1, 9]].into_iter().enumerate()
+    {
+        for layout in Layout::ALL {
+            let input = INPUTS[turn % 3];
+            let run = |device: &Device| {
+                let mut values = values(turn as u64, dims);
+                values[0] = if turn == 1 { f32::NAN } else { 1.0 };
+                let x = Tensor::from_f32(input, &values, &dims, device).unwrap();
+                let weight = random::normals(77, columns);
+                let weight = Tensor::from_f32(input, &weight, &[columns], device).unwrap();
+                let mut codes = Tensor::empty(DType::E4m3, &dims, device).unwrap();
+                let mut scales = layout.room([rows, columns.div_ceil(128)], device);
+                let (format, options) = (ScaleFormat::PowerOfTwo, LaunchOptions::default());
+                rms_norm_quantize(&x, &weight, 1e-6, &mut codes, &mut scales, format, &options).unwrap();
+                (codes.to_bytes().unwrap(), scales.to_bytes().unwrap())
+            };
+            assert_eq!(run(&Device::Cpu), run(&sim), "{dims:?} {input} {layout:?}");
+        }
+    }
+}
+
+#[test]
+fn scales_survive_every_transform() {
+    let sim = Device::sim();
+    for (turn, [rows, columns]) in [[1, 1], [33, 5], [130, 9], [64, 56], [4, 17]].into_iter().enumerate() {
+        let powers: Vec<f32> = (0..2 * rows * columns)
+            .map(|i| 2f32.powi((random::bits(turn as u64, i as u64) % 60) as i32 - 30))
+            .collect();
+        for layout in Layout::ALL {
+            for mn_major in [false, true] {
+                let run = |device: &Device| {
+                    let from = Layout::RowMajor.room([rows, columns], device);
+                    let mut from =
+                        if mn_major { Layout::MnMajor.room([rows, columns], device) } else { from };
+                    from.write_f32(&powers[..rows * columns]).unwrap();
+                    let mut to = layout.room([rows, columns], device);
+                    transform_scales(&from, &mut to, &LaunchOptions::default()).unwrap();
+                    to.to_bytes().unwrap()
+                };
+                assert_eq!(run(&Device::Cpu), run(&sim), "{rows} {columns} {layout:?}");
+            }
+        }
+        // Groups, each for itself.
+        let run = |device: &Device| {
+            let from = Tensor::from_f32(DType::F32, &powers, &[2, rows, columns], device).unwrap();
+            let pitch = rows.next_multiple_of(4);
+            let to = Tensor::empty(DType::F32, &[2, columns, pitch], device).unwrap();
+            let mut to = to.transpose(1, 2).unwrap().narrow(1, 0, rows).unwrap();
+            transform_scales(&from, &mut to, &LaunchOptions::default()).unwrap();
+            let mut packed = Tensor::empty(DType::I32, &[2, rows, columns.div_ceil(4)], device).unwrap();
+            transform_scales(&from, &mut packed, &LaunchOptions::default()).unwrap();
+            assert_eq!(to.to_vec_f32().unwrap(), powers);
+            (to.to_bytes().unwrap(), packed.to_bytes().unwrap())
+        };
+        assert_eq!(run(&Device::Cpu), run(&sim));
+        let scales = Tensor::from_f32(DType::F32, &powers[..rows * columns], &[rows, columns], &sim).unwrap();
+        let aligned = get_mn_major_tma_aligned_tensor(&scales).unwrap();
+        assert_eq!(aligned.to_vec_f32().unwrap(), powers[..rows * columns]);
+        assert_eq!(
+            get_mn_major_tma_aligned_packed_ue8m0_tensor(&scales).unwrap().dims(),
+            [rows, columns.div_ceil(4)]
+        );
+    }
+}
+
+/// 1x128 scales of a packed layout, against the definition of a block: `32x4` words of the rows 0, 32, 64, 96, 1, ...
+#[test]
+fn blocks_are_in_the_order_of_tensor_memory() {
+    let device = Device::sim();
+    let exponents: Vec<f32> = (0..130 * 6).map(|i| 2f32.powi(i % 100)).collect();
+    let from = Tensor::from_f32(DType::F32, &exponents, &[130, 6], &device).unwrap();
+    let mut to = blocked_scales(130, 6, &device).unwrap();
+    transform_scales(&from, &mut to, &LaunchOptions::default()).unwrap();
+    let bytes = to.to_bytes().unwrap();
+    assert_eq!(bytes.len(), 2 * 2 * 512);
+    for row in 0..256 {
+        for column in 0..8 {
+            let block = (row / 128 * 2 + column / 4) * 512;
+            let place = block + row % 32 * 16 + row % 128 / 32 * 4 + column % 4;
+            let expected = if row < 130 && column < 6 { 127 + (row * 6 + column) % 100 } else { 0 };
+            assert_eq!(usize::from(bytes[place]), expected, "row {row} column {column}");
+        }
+    }
+}
+
+#[test]
+fn a_graph_quantizes_what_is_there_when_it_is_launched() {
+    let device = Device::sim();
+    let stream = device.new_stream().unwrap();
+    let mut x = Tensor::zeros(DType::Bf16, &[3, 256], &device).unwrap();
+    let mut codes = Tensor::zeros(DType::E4m3, &[3, 256], &device).unwrap();
+    let options = LaunchOptions { stream: Some(stream.clone()), ..Default::default() };
+    for granularity in Granularity::ALL {
+        let [rows, columns] = granularity.scale_dims(3, 256);
+        let mut scales = Tensor::zeros(DType::F32, &[rows, columns], &device).unwrap();
+        let format = ScaleFormat::F32;
+        let graph =
+            stream.capture(|_| quantize(&x, &mut codes, &mut scales, granularity, format, &options)).unwrap();
+        for seed in [1, 2] {
+            let new = values(seed, [3, 256]);
+            x.write_f32(&new).unwrap();
+            graph.launch(&stream).unwrap();
+            let cpu = x.to_device(&Device::Cpu).unwrap();
+            let mut expected = Tensor::zeros(DType::E4m3, &[3, 256], &Device::Cpu).unwrap();
+            let mut expected_scales = Tensor::zeros(DType::F32, &[rows, columns], &Device::Cpu).unwrap();
+            quantize(
+                &cpu,
+                &mut expected,
+                &mut expected_scales,
+                granularity,
+                format,
+                &LaunchOptions::default(),
+            )
+            .unwrap();
+            assert_eq!(codes.to_bytes().unwrap(), expected.to_bytes().unwrap(), "{granularity}");
+            assert_eq!(scales.to_bytes().unwrap(), expected_scales.to_bytes().unwrap());
+        }
+    }
+}
+
+#[test]
+fn nothing_is_quantized_without_elements() {
+    let device = Device::sim();
+    for granularity in Granularity::ALL {
+        for dims @ [rows, columns] in [[0, 128], [3, 0], [0, 0]] {
+            let x = Tensor::zeros(DType::Bf16, &dims, &device).unwrap();
+            let mut codes = Tensor::zeros(DType::E4m3, &dims, &device).unwrap();
+            let scale_dims = granularity.scale_dims(rows, columns);
+            let mut scales = Tensor::zeros(DType::F32, &scale_dims, &device).unwrap();
+            let options = LaunchOptions::default();
+            quantize(&x, &mut codes, &mut scales, granularity, ScaleFormat::F32, &options).unwrap();
+            let mut back = Tensor::zeros(DType::F32, &dims, &device).unwrap();
+            dequantize(&codes, &scales, &mut back, granularity, &options).unwrap();
+        }
+    }
+}
