@@ -11,6 +11,7 @@ use oxigemm_kernels::grouping::GroupLayout;
 use serde::Serialize;
 
 use crate::anchor::Anchor;
+use crate::fused::{EpilogueSpec, FusedSpec};
 use crate::grouped::{GroupOptions, GroupedSpec, RowLayout};
 use crate::kgrouped::KGroupedSpec;
 use crate::output::{print_json, print_line};
@@ -79,6 +80,10 @@ pub struct Size {
     /// Which operands are e5m2, of a dense FP8 product.
     #[arg(long, value_parser = parse_e5m2, value_name = "a|b|both")]
     pub e5m2: Option<E5m2>,
+    /// What is done with the sums of fp8 before they are stored, as words between commas: bias, bias-f32, relu, gelu,
+    /// gelu-tanh, silu, swiglu, geglu, gated, alpha=X, beta=X, fp8, fp8-pow2, heads=left/mid/right.
+    #[arg(long, value_name = "WORDS")]
+    pub epilogue: Option<EpilogueSpec>,
     #[command(flatten)]
     pub groups: GroupOptions,
 }
@@ -111,6 +116,16 @@ impl Size {
             }
         }
         let (op, layout) = (self.op, operands.unwrap_or_default());
+        if let Some(epilogue) = self.epilogue {
+            if op != Op::Fp8 || self.e5m2.is_some() {
+                return Err(format!("{op} has no --epilogue: only fp8 has, of e4m3").into());
+            }
+            if layout != GemmLayout::Nt || rows.is_some() {
+                return Err(format!("{op} has no such --layout with an --epilogue: expected nt").into());
+            }
+            let product = Spec { seed, ..Spec::of(op, layout, dims) };
+            return Ok(Work::Fused(FusedSpec { product, epilogue }));
+        }
         let expected = match (op.dense(), op.groups(rows.unwrap_or_default())) {
             (_, None) if op == Op::Fp8Kgrouped => match self.layout.is_empty() {
                 true => return Ok(Work::KGrouped(self.groups.k_spec(dims, seed))),
@@ -176,6 +191,8 @@ struct Report {
     op: &'static str,
     layout: &'static str,
     groups: Option<usize>,
+    /// Whether sums are finished; the result is compared with the single steps then.
+    epilogue: bool,
     m: u32,
     n: u32,
     k: u32,
@@ -249,6 +266,10 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         Work::Dense(spec) => (spec.layout.name(), spec.d_type, verdict::unquantized_limit(spec)),
         Work::Grouped(spec) => (spec.operands.name(), spec.d_type, verdict::UNQUANTIZED_LIMIT),
         Work::KGrouped(spec) => ("nt", spec.d_type, verdict::UNQUANTIZED_LIMIT),
+        Work::Fused(FusedSpec { product, epilogue }) => {
+            let d_type = if epilogue.quantized.is_some() { DType::E4m3 } else { product.d_type };
+            ("nt", d_type, verdict::UNQUANTIZED_LIMIT)
+        }
     };
     let usual = if op == Op::Fp81d1d { args.c == AddendKind::Inplace } else { d_type == DType::Bf16 };
     let dense = matches!(&work, Work::Dense(spec) if spec.layout == GemmLayout::Nt) && usual;
@@ -258,10 +279,11 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         op: op.name(),
         layout,
         groups: match &work {
-            Work::Dense(_) => None,
+            Work::Dense(_) | Work::Fused(_) => None,
             Work::Grouped(spec) => Some(spec.rows.len()),
             Work::KGrouped(spec) => Some(spec.ks.len()),
         },
+        epilogue: matches!(work, Work::Fused(_)),
         m,
         n,
         k,
@@ -314,6 +336,11 @@ fn work(args: &Args) -> Result<Work, Failure> {
         Work::KGrouped(spec) => {
             Ok(Work::KGrouped(KGroupedSpec { d_type, addend: args.c, scales: [args.sfa, args.sfb], ..spec }))
         }
+        Work::Fused(FusedSpec { product, epilogue }) => {
+            let Args { c: addend, scales, sfa, sfb, .. } = *args;
+            let product = Spec { d_type, addend, scales, sfa, sfb, ..product };
+            Ok(Work::Fused(FusedSpec { product, epilogue }))
+        }
         Work::Grouped(spec) => match (op.dense(), args.c, args.scales, args.sfb) {
             (Op::Bf16 | Op::Fp16, addend, ..) => Ok(Work::Grouped(GroupedSpec { d_type, addend, ..spec })),
             (_, AddendKind::None, ScaleMode::Fine, ScaleOrder::Row) => {
@@ -334,18 +361,23 @@ fn print(report: &Report) {
     if let Some(plan) = &report.plan {
         line("plan", plan.clone());
     }
-    line(
-        "exact product",
-        format!(
-            "diff {:.2e} (below {:.0e}) in {} of {} rows",
-            verdict.diff,
-            verdict::DIFF_LIMIT,
-            verdict.rows,
-            report.computed_rows
-        ),
-    );
+    if report.epilogue {
+        let rows = verdict.rows;
+        line("single steps", format!("diff {:.2e} in {rows} of {} rows", verdict.diff, report.computed_rows));
+    } else {
+        line(
+            "exact product",
+            format!(
+                "diff {:.2e} (below {:.0e}) in {} of {} rows",
+                verdict.diff,
+                verdict::DIFF_LIMIT,
+                verdict.rows,
+                report.computed_rows
+            ),
+        );
+    }
     line("worst element", format!("{:.2} of what is allowed", verdict.worst_element));
-    if op.starts_with("fp8") {
+    if op.starts_with("fp8") && !report.epilogue {
         line(
             "unquantized product",
             format!("diff {:.2e} (below {:.0e})", verdict.diff_unquantized, report.unquantized_limit),

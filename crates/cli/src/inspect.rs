@@ -75,10 +75,13 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         print_line(&sass);
         return Ok(true);
     }
-    let mut ranking = match (&plan.groups, &plan.k_groups) {
-        (None, None) => plan::ranking_of(config.family(), plan.shape, &limits),
-        (None, Some(groups)) => plan::k_grouped_ranking(groups, &limits),
-        (Some(groups), _) => plan::grouped_ranking_of(config.family(), groups, &limits),
+    let mut ranking = match (&plan.groups, &plan.k_groups, &work) {
+        (.., Work::Fused(spec)) => {
+            plan::fused_ranking(config.family(), plan.shape, &spec.epilogue.fused(), &limits)
+        }
+        (None, None, _) => plan::ranking_of(config.family(), plan.shape, &limits),
+        (None, Some(groups), _) => plan::k_grouped_ranking(groups, &limits),
+        (Some(groups), ..) => plan::grouped_ranking_of(config.family(), groups, &limits),
     };
     if args.batch_invariant {
         ranking.retain(|(choice, _)| plan::is_batch_invariant(choice));

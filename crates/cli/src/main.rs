@@ -4,6 +4,7 @@ mod anchor;
 mod bench;
 mod counting;
 mod devices;
+mod fused;
 mod gemm;
 mod grouped;
 mod hc;

@@ -8,9 +8,11 @@ use std::collections::BTreeMap;
 use std::thread;
 
 use indicatif::ProgressBar;
+use oxigemm::cast::ScaleFormat;
 use oxigemm::plan::{self, Choice, Limits};
 use oxigemm::sim::{Options, Policy};
-use oxigemm::{DType, Device, Error, GemmLayout, GemmOptions, Sim};
+use oxigemm::{Activation, DType, Device, Error, GemmLayout, GemmOptions, Sim};
+use oxigemm_kernels::epilogue::fused::Fusion;
 use oxigemm_kernels::grouping::{GroupLayout, Grouping};
 use oxigemm_kernels::launch::Config;
 use oxigemm_kernels::params::ScalesOfB;
@@ -18,6 +20,7 @@ use oxigemm_kernels::{fp8_slim, fp8_wide, half_slim, half_wide};
 use oxigemm_sim::{Mutant, mutants};
 use serde_json::json;
 
+use crate::fused::{EpilogueSpec, FusedSpec};
 use crate::grouped::GroupedSpec;
 use crate::kgrouped::KGroupedSpec;
 use crate::output::{print_json, print_line, progress};
@@ -151,6 +154,7 @@ fn cases(config: Config, limits: &Limits) -> Vec<Case> {
         Config::Transpose => transposed_cases(),
         Config::Wide(wide) if wide.is_grouped() => grouped_cases(wide),
         Config::Wide(wide) if wide.grouping == Grouping::K => k_grouped_cases(wide),
+        Config::Wide(wide) if wide.is_fused() => fused_cases(wide),
         Config::Wide(wide) => {
             let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
             // Beyond the stages and beyond a group of scales, in fours: the copy engine brings all of those.
@@ -304,6 +308,34 @@ fn transposed_cases() -> Vec<Case> {
     let case =
         |layout, dims| Case { work: Work::Dense(Spec::of(Op::Fp8, layout, dims)), choice, num_sms: None };
     vec![case(GemmLayout::Nn, [3, 150, 200]), case(GemmLayout::Tn, [20, 40, 150])]
+}
+
+/// As [`cases`]: rounded and quantized output, of whole tiles and of parts, in one pass and in several.
+fn fused_cases(wide: fp8_wide::Config) -> Vec<Case> {
+    let [block_m, columns] = [wide.block_m, 2 * wide.fusion.sums() * 128].map(|x| x as usize);
+    let depth = (wide.stages as usize + 1).next_multiple_of(4).max(12) * 128 - 16;
+    let product = |k| Spec { sfa: ScaleOrder::RowPadded, ..Spec::new(block_m / 2 + 2, columns, k) };
+    let epilogue = EpilogueSpec {
+        activation: Activation::Silu,
+        gated: wide.fusion == Fusion::Gated,
+        bias: Some(DType::Bf16),
+        ..EpilogueSpec::NONE
+    };
+    let quantized = EpilogueSpec { quantized: Some((ScaleOrder::Row, ScaleFormat::F32)), ..epilogue };
+    let case = |product, epilogue, [cluster_m, cluster_n]: [u32; 2], sms| Case {
+        work: Work::Fused(FusedSpec { product, epilogue }),
+        choice: Choice::Wide { config: wide, cluster_m, cluster_n },
+        num_sms: Some(sms),
+    };
+    let copied = Spec { sfa: ScaleOrder::Odd, sfb: ScaleOrder::Odd, d_type: DType::F32, ..product(depth) };
+    vec![
+        case(product(depth), epilogue, [1, 2], 2),
+        case(product(depth), quantized, [2, 1], 2),
+        case(Spec { addend: AddendKind::Inplace, ..copied }, epilogue, [1, 1], 1),
+        // So short a K that a tile's output is what the next one waits for.
+        case(product(100), epilogue, [1, 1], 1),
+        case(product(100), quantized, [1, 1], 1),
+    ]
 }
 
 /// The same where rows are grouped: every layout of groups, and groups that end inside the rows of a warp, of a

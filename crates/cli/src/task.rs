@@ -3,6 +3,7 @@
 use oxigemm::plan::{Choice, Limits, Plan, Shape};
 use oxigemm::{Device, GemmOptions, Tensor};
 
+use crate::fused::{FusedSpec, FusedTask};
 use crate::grouped::{GroupedHost, GroupedOperands, GroupedSpec};
 use crate::kgrouped::{KGroupedHost, KGroupedOperands, KGroupedSpec};
 use crate::problem::{AddendKind, Host, Operands, Spec};
@@ -18,6 +19,8 @@ pub enum Work {
     Grouped(GroupedSpec),
     /// A product for each group along K.
     KGrouped(KGroupedSpec),
+    /// A product whose sums are finished.
+    Fused(FusedSpec),
 }
 
 impl Work {
@@ -33,21 +36,31 @@ impl Work {
                 .filter(|_| choice.config().family() == spec.family()),
             (Work::KGrouped(spec), None) => Plan::best_k_grouped(&spec.shape(), limits),
             (Work::KGrouped(spec), Some(choice)) => Plan::of_k_grouped(choice, &spec.shape(), limits),
+            (Work::Fused(spec), None) => {
+                let fused = spec.epilogue.fused();
+                Some(Plan::best_fused(spec.product.family(), spec.shape(), &fused, limits))
+            }
+            (Work::Fused(spec), Some(choice)) => {
+                Plan::of_fused(choice, spec.shape(), &spec.epilogue.fused(), limits)
+                    .filter(|_| choice.config().family() == spec.product.family())
+            }
         }
     }
 
-    /// The plan of a batch-invariant call; kernels for groups are all of them.
+    /// The plan of a batch-invariant call; kernels for groups, and those that finish sums, are all of them.
     pub fn batch_invariant_plan(&self, limits: &Limits) -> Option<Plan> {
         match self {
             Work::Dense(spec) => Some(Plan::best_batch_invariant(spec.family(), shape(spec), limits)),
-            Work::Grouped(_) | Work::KGrouped(_) => self.plan(None, limits),
+            Work::Grouped(_) | Work::KGrouped(_) | Work::Fused(_) => self.plan(None, limits),
         }
     }
 
     /// Whether nothing is multiplied, and so nothing planned.
     pub fn is_empty(&self) -> bool {
         match self {
-            Work::Dense(spec) => spec.m == 0 || spec.n == 0 || spec.k == 0,
+            Work::Dense(spec) | Work::Fused(FusedSpec { product: spec, .. }) => {
+                spec.m == 0 || spec.n == 0 || spec.k == 0
+            }
             Work::Grouped(spec) => spec.is_empty(),
             Work::KGrouped(spec) => spec.is_empty(),
         }
@@ -56,7 +69,7 @@ impl Work {
     /// Rows of the result that are computed.
     pub fn rows(&self) -> usize {
         match self {
-            Work::Dense(spec) => spec.m,
+            Work::Dense(spec) | Work::Fused(FusedSpec { product: spec, .. }) => spec.m,
             Work::Grouped(spec) => spec.rows.iter().sum(),
             Work::KGrouped(spec) => spec.ks.len() * spec.m,
         }
@@ -65,7 +78,9 @@ impl Work {
     /// Multiplications and additions.
     pub fn flops(&self) -> f64 {
         match self {
-            Work::Dense(spec) => 2.0 * spec.m as f64 * spec.n as f64 * spec.k as f64,
+            Work::Dense(spec) | Work::Fused(FusedSpec { product: spec, .. }) => {
+                2.0 * spec.m as f64 * spec.n as f64 * spec.k as f64
+            }
             Work::Grouped(spec) => spec.flops(),
             Work::KGrouped(spec) => spec.flops(),
         }
@@ -87,6 +102,7 @@ impl Work {
             }
             Work::Grouped(spec) => spec.bytes(),
             Work::KGrouped(spec) => spec.bytes(),
+            Work::Fused(spec) => spec.bytes(),
         }
     }
 
@@ -108,6 +124,7 @@ impl Work {
                 let operands = host.upload(device)?;
                 Task::KGrouped(Box::new((host, operands)))
             }
+            Work::Fused(spec) => Task::Fused(Box::new(FusedTask::new(*spec, device)?)),
         })
     }
 }
@@ -143,6 +160,7 @@ pub enum Task {
     Dense(Box<(Host, Operands)>),
     Grouped(Box<(GroupedHost, GroupedOperands)>),
     KGrouped(Box<(KGroupedHost, KGroupedOperands)>),
+    Fused(Box<FusedTask>),
 }
 
 impl Task {
@@ -152,6 +170,7 @@ impl Task {
             Task::Dense(task) => task.1.run(options),
             Task::Grouped(task) => task.1.run(options),
             Task::KGrouped(task) => task.1.run(options),
+            Task::Fused(task) => task.run(options),
         }
     }
 
@@ -161,6 +180,7 @@ impl Task {
             Task::Dense(task) => task.1.restore(&task.0),
             Task::Grouped(_) => Ok(()),
             Task::KGrouped(task) => task.1.restore(&task.0),
+            Task::Fused(task) => task.restore(),
         }
     }
 
@@ -170,15 +190,17 @@ impl Task {
             Task::Dense(task) => &mut task.1.d_memory,
             Task::Grouped(task) => &mut task.1.d_memory,
             Task::KGrouped(task) => &mut task.1.d_memory,
+            Task::Fused(task) => &mut task.d_memory,
         }
     }
 
     /// Compares the result with the references.
-    pub fn judge(&self, effort: Effort) -> Result<Verdict, Failure> {
+    pub fn judge(&mut self, effort: Effort) -> Result<Verdict, Failure> {
         match self {
             Task::Dense(task) => verdict::judge(&task.0, &task.1.result()?, effort),
             Task::Grouped(task) => task.0.judge(&task.1, effort),
             Task::KGrouped(task) => task.0.judge(&task.1, effort),
+            Task::Fused(task) => task.judge(),
         }
     }
 
@@ -188,6 +210,7 @@ impl Task {
             Task::Dense(task) => task.1.surroundings_untouched(),
             Task::Grouped(task) => task.1.surroundings_untouched(),
             Task::KGrouped(task) => task.1.surroundings_untouched(),
+            Task::Fused(task) => task.surroundings_untouched(),
         }
     }
 }

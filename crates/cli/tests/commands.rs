@@ -513,9 +513,10 @@ fn the_suite_passes_on_the_cpu_and_says_what_it_skipped() {
 
     let lines = json(&["verify", "--quick", "--device", "cpu", "--json", "--filter", "zero"]);
     let names: Vec<_> = lines.iter().filter_map(|line| line["check"].as_str()).collect();
-    assert_eq!(names, ["sizes of zero", "bf16: sizes of zero", "fp16: sizes of zero"]);
-    assert!(lines[..3].iter().all(|line| line["result"] == "ok"), "{lines:?}");
-    assert_eq!(lines[3]["passed"], 3);
+    let rows = "sizes of zero, a scale for each row";
+    assert_eq!(names, ["sizes of zero", rows, "bf16: sizes of zero", "fp16: sizes of zero"]);
+    assert!(lines[..4].iter().all(|line| line["result"] == "ok"), "{lines:?}");
+    assert_eq!(lines[4]["passed"], 4);
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! a stage is free when all who received it have read it.
 
 use crate::BLOCK_K;
+use crate::epilogue::fused::Pieces;
 use crate::grouping::{ClusterTiles, GroupParams, GroupPlace, Groups};
 use crate::kgroups::{KGroupPlace, KGroups};
 use crate::params::Params;
@@ -22,6 +23,25 @@ pub(crate) struct Place<'k> {
     rank: (U32<'k>, U32<'k>),
     groups: Option<Groups<'k>>,
     k_groups: Option<KGroups<'k>>,
+    passes: Option<Passes<'k>>,
+}
+
+/// How often a block computes as many columns as it does at a time before it takes another tile: see
+/// [`Place::in_passes`].
+#[derive(Clone, Copy)]
+struct Passes<'k> {
+    count: U32<'k>,
+    /// From the columns of one to those of the next.
+    step: u32,
+}
+
+/// A tile of a cluster.
+#[derive(Clone, Copy)]
+pub(crate) struct Turn<'k> {
+    /// Its position in the tile order.
+    pub index: U32<'k>,
+    /// Which of its passes, where there are some.
+    pub pass: Option<U32<'k>>,
 }
 
 /// Where a tile lies.
@@ -37,6 +57,8 @@ pub(crate) struct TilePlace<'k> {
     pub streams_b: Pred<'k>,
     /// Its group, where groups are along K.
     pub k_group: Option<KGroupPlace<'k>>,
+    /// Which of its passes, where there are some.
+    pub pass: Option<U32<'k>>,
 }
 
 impl<'k> TilePlace<'k> {
@@ -90,12 +112,20 @@ impl<'k> Place<'k> {
             rank: (rank_m, rank - rank_m * cluster_n),
             groups: None,
             k_groups: None,
+            passes: None,
         }
     }
 
     /// The same place among the tiles of groups along K. The blocks of a cluster have tiles of one group.
     pub fn among_k_groups(self, groups: KGroups<'k>) -> Self {
         Place { k_groups: Some(groups), ..self }
+    }
+
+    /// The same place among tiles that are computed in some passes, each `step` columns behind the one before.
+    pub fn in_passes(self, p: &Params<'k>, count: U32<'k>, step: u32) -> Self {
+        let n_tiles = p.output.columns.div_ceil(self.cluster.1 * count * self.tile[1]);
+        let passes = Some(Passes { count, step });
+        Place { order: TileOrder { n_tiles, ..self.order }, passes, ..self }
     }
 
     /// The same place among the tiles of groups, whose table is at `table`. The blocks of a cluster have tiles of one
@@ -149,9 +179,22 @@ impl<'k> Place<'k> {
         self.cluster.0 + self.cluster.1 - 1
     }
 
-    /// Runs `body` with the position of every tile of this block's cluster in the tile order.
-    pub fn for_each_turn(&self, k: &'k Kernel, body: impl FnOnce(U32<'k>)) {
-        k.for_(k.cluster_index(), self.turns(), k.grid_clusters(), body);
+    /// Runs `body` with every tile of this block's cluster, in each of its passes.
+    pub fn for_each_turn(&self, k: &'k Kernel, body: impl FnOnce(Turn<'k>)) {
+        k.for_(k.cluster_index(), self.turns(), k.grid_clusters(), |index| match self.passes {
+            None => body(Turn { index, pass: None }),
+            Some(passes) => {
+                k.for_(0, passes.count, 1, |pass| body(Turn { index, pass: Some(pass) }));
+            }
+        });
+    }
+
+    /// Runs `body` in the last pass of a tile.
+    pub fn if_last_pass(&self, k: &'k Kernel, pass: Option<U32<'k>>, body: impl FnOnce()) {
+        match (self.passes, pass) {
+            (Some(passes), Some(pass)) => k.if_((pass + 1).eq(passes.count), body),
+            _ => body(),
+        }
     }
 
     /// Runs `body` where this block has a tile. A grid has no more clusters than tiles, unless rows are grouped: how
@@ -163,34 +206,51 @@ impl<'k> Place<'k> {
         }
     }
 
-    /// Whether this block has a tile after the one at `turn`.
-    pub fn has_another(&self, k: &'k Kernel, turn: U32<'k>) -> Pred<'k> {
-        (turn + k.grid_clusters()).lt(self.turns())
+    /// Whether this block has a tile or a pass after this one.
+    pub fn has_another(&self, k: &'k Kernel, turn: Turn<'k>) -> Pred<'k> {
+        let tile = (turn.index + k.grid_clusters()).lt(self.turns());
+        match (self.passes, turn.pass) {
+            (Some(passes), Some(pass)) => (pass + 1).lt(passes.count) | tile,
+            _ => tile,
+        }
+    }
+
+    /// The first column of this block's tile at an index along N, in one of its passes.
+    fn first_column(&self, n: U32<'k>, pass: Option<U32<'k>>) -> U32<'k> {
+        let index = n * self.cluster.1 + self.rank.1;
+        match (self.passes, pass) {
+            (Some(passes), Some(pass)) => index * (passes.count * self.tile[1]) + pass * passes.step,
+            _ => index * self.tile[1],
+        }
     }
 
     /// Runs `body` with the first row and column of every tile of this block.
     pub fn for_each_tile(&self, k: &'k Kernel, body: impl FnOnce(U32<'k>, U32<'k>)) {
         self.for_each_turn(k, |turn| {
-            let (m, n) = self.order.tile(turn);
-            body(
-                (m * self.cluster.0 + self.rank.0) * self.tile[0],
-                (n * self.cluster.1 + self.rank.1) * self.tile[1],
-            );
+            let (m, n) = self.dense_tile(turn);
+            body(m, n);
         });
+    }
+
+    /// The first row and column of this block's tile, where rows are not grouped.
+    fn dense_tile(&self, turn: Turn<'k>) -> (U32<'k>, U32<'k>) {
+        let (m, n) = self.order.tile(turn.index);
+        ((m * self.cluster.0 + self.rank.0) * self.tile[0], self.first_column(n, turn.pass))
     }
 
     /// Runs `body` with the place of every tile of this block, whether rows are grouped or not.
     pub fn for_each_place(&self, k: &'k Kernel, body: impl FnOnce(TilePlace<'k>)) {
         if let Some(groups) = self.k_groups {
             return self.for_each_turn(k, |turn| {
-                let group = turn / self.order.count();
-                let (m, n) = self.order.tile(turn - group * self.order.count());
+                let group = turn.index / self.order.count();
+                let (m, n) = self.order.tile(turn.index - group * self.order.count());
                 body(TilePlace {
                     m: (m * self.cluster.0 + self.rank.0) * self.tile[0],
-                    n: (n * self.cluster.1 + self.rank.1) * self.tile[1],
+                    n: self.first_column(n, turn.pass),
                     group: None,
                     k_group: Some(groups.place(group)),
                     streams_b: self.order.streams_b(),
+                    pass: turn.pass,
                 });
             });
         }
@@ -198,20 +258,24 @@ impl<'k> Place<'k> {
             return self.for_each_group_tile(k, |tile, _| body(tile));
         }
         let streams_b = self.order.streams_b();
-        self.for_each_tile(k, |m, n| body(TilePlace { m, n, group: None, k_group: None, streams_b }));
+        self.for_each_turn(k, |turn| {
+            let (m, n) = self.dense_tile(turn);
+            body(TilePlace { m, n, group: None, k_group: None, streams_b, pass: turn.pass });
+        });
     }
 
     /// Runs `body` with the place of every tile of this block, and its place in its group, where rows are grouped.
     pub fn for_each_group_tile(&self, k: &'k Kernel, body: impl FnOnce(TilePlace<'k>, GroupPlace<'k>)) {
         let groups = self.groups.expect("rows are grouped");
         self.for_each_turn(k, |turn| {
-            let (m, n, streams_b, group) = groups.tile(turn);
+            let (m, n, streams_b, group) = groups.tile(turn.index);
             let tile = TilePlace {
                 streams_b,
                 m: m + self.rank.0 * self.tile[0],
-                n: (n * self.cluster.1 + self.rank.1) * self.tile[1],
+                n: self.first_column(n, turn.pass),
                 group: Some(group),
                 k_group: None,
+                pass: turn.pass,
             };
             body(tile, group);
         });
@@ -237,12 +301,7 @@ impl<'k> Place<'k> {
         }
     }
 
-    /// And its rows of B every block of a column.
-    pub fn share_of_b(&self) -> Share<'k> {
-        self.part_of_b(self.tile[1])
-    }
-
-    /// The same, where what is shared has this many lines of 128 bytes.
+    /// And its rows of B, of which there are this many lines of 128 bytes, every block of a column.
     pub fn part_of_b(&self, lines: u32) -> Share<'k> {
         let blocks = self.cluster.0;
         let k = blocks.kernel();
@@ -318,6 +377,25 @@ impl<'k> Share<'k> {
             let row = row + offset;
             let row = row.lt(end).select(row, BEFORE_ANY_ROW);
             self.load_box(k, tensor, &[column, row, slab], tile.at(offset * BLOCK_K), full);
+        });
+    }
+
+    /// Loads it where the tile's rows are [pieces](Pieces) of B, of one of its groups if there are some: `n` is the
+    /// tile's first column of D.
+    pub fn load_pieces(
+        &self,
+        k: &'k Kernel,
+        tensor: &TensorMap<'k>,
+        [column, n]: [U32<'k>; 2],
+        (pieces, group): (&Pieces<'k>, Option<U32<'k>>),
+        tile: Shared<'k>,
+        full: MBarrier<'k>,
+    ) {
+        k.for_(0, self.rows, self.rows.min(pieces.columns), |offset| {
+            let offset = self.first_row + offset;
+            let (_, row) = pieces.place(n, offset);
+            let at: Vec<U32<'k>> = [column, row].into_iter().chain(group).collect();
+            self.load_box(k, tensor, &at, tile.at(offset * BLOCK_K), full);
         });
     }
 

@@ -6,7 +6,15 @@
 //! Every other case is staged in FP32 by each warp for itself and goes through [`OutputParams::store_four`], which also
 //! finishes the sums of the kernels that split K.
 
+mod activation;
+mod bias;
+pub mod fused;
+mod heads;
+pub(crate) mod quantized;
 mod within;
+
+pub use activation::Activation;
+pub use heads::Heads;
 
 use crate::half::Half;
 use crate::{WARP, WARPGROUP};
@@ -36,6 +44,10 @@ pub struct OutputParams<'k> {
     pub flags: U32<'k>,
     /// The type of D and C where they are not FP32.
     pub half: Half,
+    /// The factor of C, where the kernel has one.
+    pub beta: Option<F32<'k>>,
+    /// Columns of D that are skipped, where the kernel can.
+    pub heads: Option<Heads<'k>>,
 }
 
 /// Bits of the `flags` argument.
@@ -65,7 +77,14 @@ impl<'k> OutputParams<'k> {
             columns: k.param("n"),
             flags: k.param("output_flags"),
             half: Half::Bf16,
+            beta: None,
+            heads: None,
         }
+    }
+
+    /// The column of D that a column of the product is.
+    fn column_of_d(&self, column: U32<'k>) -> U32<'k> {
+        self.heads.map_or(column, |heads| heads.column(column))
     }
 
     /// Whether a flag is set.
@@ -92,15 +111,24 @@ impl<'k> OutputParams<'k> {
     }
 
     fn store_four_as<T: Element>(&self, k: &'k Kernel, row: U32<'k>, four: &Four<'k>, addend: Pred<'k>) {
+        let first = self.column_of_d(four.column);
         let element = |base: Global<'k>, pitch: U32<'k>| {
-            base.at((row.widening_mul(pitch) + four.column.to_u64()) * u64::from(T::BYTES))
+            base.at((row.widening_mul(pitch) + first.to_u64()) * u64::from(T::BYTES))
         };
         let (c, d) = (element(self.c, self.c_pitch), element(self.d, self.d_pitch));
-        let singles = |base: Global<'k>| [0u32, 1, 2, 3].map(|i| base.at(u64::from(i * T::BYTES)));
+        let singles = |base: Global<'k>| {
+            [0u32, 1, 2, 3].map(|i| match self.heads {
+                None => base.at(u64::from(i * T::BYTES)),
+                Some(heads) => {
+                    let behind = heads.column(four.column + i) - first;
+                    base.at(behind.widening_mul(T::BYTES))
+                }
+            })
+        };
         k.if_else(
             four.whole,
             || {
-                k.if_(addend, || four.add(T::load_four(c)));
+                k.if_(addend, || four.add(self.beta, T::load_four(c)));
                 T::store_four(k, d, four.sums.map(|sum| sum.live()));
             },
             || {
@@ -110,7 +138,7 @@ impl<'k> OutputParams<'k> {
                         .zip(four.inside)
                         .map(|(c, inside)| T::load_if(*c, inside))
                         .collect();
-                    four.add(loaded.try_into().expect("four of them"));
+                    four.add(self.beta, loaded.try_into().expect("four of them"));
                 });
                 for ((d, inside), sum) in singles(d).into_iter().zip(four.inside).zip(four.sums) {
                     let value = T::round(sum.live());
@@ -130,9 +158,12 @@ struct Four<'k> {
 }
 
 impl<'k> Four<'k> {
-    fn add(&self, addends: [F32<'k>; 4]) {
+    fn add(&self, beta: Option<F32<'k>>, addends: [F32<'k>; 4]) {
         for (sum, addend) in self.sums.iter().zip(addends) {
-            sum.set(sum.live() + addend);
+            match beta {
+                None => sum.set(sum.live() + addend),
+                Some(beta) => sum.fma(beta, addend),
+            }
         }
     }
 }
@@ -222,7 +253,7 @@ pub(crate) const ROW_BYTES: u32 = 128;
 /// Bytes of a panel.
 pub(crate) const PANEL_BYTES: u32 = 64 * ROW_BYTES;
 /// Rows of a warp.
-const WARP_ROWS: u32 = 16;
+pub(crate) const WARP_ROWS: u32 = 16;
 /// Bytes of a warp's rows of a panel; a panel of FP32 is that large, and 32 columns wide.
 pub(crate) const WARP_BYTES: u32 = WARP_ROWS * ROW_BYTES;
 /// Fours of columns in a panel of FP32.
@@ -255,7 +286,7 @@ impl<'k> Panels<'k> {
     pub fn store(&self, params: &OutputParams<'k>, columns: u32) {
         for panel in 0..columns / Self::MAP_TILE[1] {
             let (column, staged) = self.panel(panel);
-            params.d_map.store(&[column, self.row], staged);
+            params.d_map.store(&[params.column_of_d(column), self.row], staged);
         }
     }
 }
@@ -324,7 +355,8 @@ impl<'k> WarpOutput<'k, '_> {
             let column = first_column + chunk * 8;
             let (row_of_d, words) =
                 (self.first_row() + row, panel.at(chunk_offset(row, chunk)).load_vec::<u32, 4>());
-            let to = p.d.at((row_of_d.widening_mul(p.d_pitch) + column.to_u64()) * 2);
+            let column_of_d = p.column_of_d(column);
+            let to = p.d.at((row_of_d.widening_mul(p.d_pitch) + column_of_d.to_u64()) * 2);
             let exists = row_of_d.lt(p.rows) & column.lt(p.columns);
             k.guard(exists, || to.store_vec(words));
         }

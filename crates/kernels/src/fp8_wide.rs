@@ -7,21 +7,27 @@
 //!
 //! Rows may be [grouped](crate::grouping), each group with a B of its own: then a tile has rows of one group, and what
 //! lies behind the group's last row is neither loaded nor stored.
+//!
+//! Sums may be [finished](crate::epilogue::fused) before they are stored.
 
 mod math;
+mod output;
 
 use crate::BLOCK_K;
 use crate::cluster::{Place, TilePlace};
-use crate::epilogue::{OutputFlags, OutputParams, PANEL_BYTES, Panels, WarpOutput};
+use crate::epilogue::fused::{FusedParams, Fusion, Pieces};
+use crate::epilogue::quantized::{QuantizedOutput, passes};
+use crate::epilogue::{OutputFlags, Panels};
 use crate::fp8::{self, E5m2};
 use crate::grouping::Grouping;
-use crate::half_output::{Outbox, PartShape};
+use crate::half_output::PartShape;
 use crate::kgroups::{KGroupParams, KGroups, MapRing};
 use crate::many_rows::{MATH_REGISTERS, MATH_WARPGROUPS, MATH_WARPS, ManyRows, PRODUCER_REGISTERS, THREADS};
 use crate::params::{GroupedParams, Params, ScalesOfB};
 use crate::pipeline::Pipeline;
 use crate::scales::{GROUP, ScaleRing, ScaleShape};
 use math::{Math, MathTile};
+use output::Part;
 use oxigemm_ptx::tma::Eviction;
 use oxigemm_ptx::{BuildError, Kernel, Module, Shared, SharedLayout, Target, U32};
 
@@ -40,6 +46,8 @@ pub struct Config {
     pub scales_of_b: ScalesOfB,
     /// Which operands are e5m2, if any is.
     pub e5m2: Option<E5m2>,
+    /// What is done with sums before they are stored.
+    pub fusion: Fusion,
 }
 
 impl Config {
@@ -51,8 +59,35 @@ impl Config {
             Grouping::K => "kgrouped_",
         };
         let scales = if self.scales_of_b == ScalesOfB::Rows { "1d1d_" } else { "" };
-        let types = fp8::prefix(self.e5m2);
-        format!("fp8_gemm_wide_{types}{grouped}{scales}{}x{}_s{}", self.block_m, self.block_n, self.stages)
+        let (types, fused) = (fp8::prefix(self.e5m2), self.fusion.name());
+        let (block_m, block_n, stages) = (self.block_m, self.block_n, self.stages);
+        format!("fp8_gemm_wide_{types}{fused}{grouped}{scales}{block_m}x{block_n}_s{stages}")
+    }
+
+    /// Whether sums are finished before they are stored.
+    pub fn is_fused(&self) -> bool {
+        self.fusion != Fusion::None
+    }
+
+    /// Columns of D that a tile's sums become.
+    pub fn tile_columns(&self) -> u32 {
+        self.block_n / self.fusion.sums()
+    }
+
+    /// How many times a block computes that many columns for D to be quantized.
+    pub fn quantized_passes(&self) -> u32 {
+        if self.is_fused() { passes(self.part_columns()) } else { 1 }
+    }
+
+    /// Columns of D that a warpgroup's sums become.
+    fn part_columns(&self) -> u32 {
+        self.shape().columns() / self.fusion.sums()
+    }
+
+    /// Rows of B that one tensor load brings, for clusters of this many blocks along M.
+    pub fn box_rows_of_b(&self, cluster_m: u32) -> u32 {
+        let share = self.block_n / cluster_m;
+        if self.is_fused() { share.min(self.part_columns()) } else { share }
     }
 
     /// Whether rows are grouped.
@@ -92,7 +127,7 @@ impl Config {
     /// Columns that are sure to share one scale of B, whatever tile and warpgroup they are in.
     fn columns_per_scale(&self) -> u32 {
         match self.scales_of_b {
-            ScalesOfB::Blocks => gcd(self.shape().columns(), BLOCK_K),
+            ScalesOfB::Blocks => gcd(self.part_columns(), BLOCK_K),
             ScalesOfB::Rows => 1,
         }
     }
@@ -105,7 +140,12 @@ impl Config {
 
     /// Bytes of a math warpgroup's staging area.
     fn staging_bytes(&self) -> u32 {
-        self.shape().waves() * Panels::staging_bytes(self.shape().columns())
+        let (waves, columns) = (self.shape().waves(), self.part_columns());
+        let rounded = waves * Panels::staging_bytes(columns);
+        match self.fusion {
+            Fusion::None => rounded,
+            _ => rounded.max(QuantizedOutput::staging_bytes(waves, columns)),
+        }
     }
 
     /// Builds the kernel.
@@ -181,6 +221,7 @@ struct Block<'k, 'c> {
     params: Params<'k>,
     grouped: Option<GroupedParams<'k>>,
     k_groups: Option<KGroups<'k>>,
+    fused: Option<FusedParams<'k>>,
     map: SharedMap,
     shared: Shared<'k>,
     place: Place<'k>,
@@ -202,53 +243,11 @@ impl<'k> Block<'k, '_> {
     fn b(&self, stage: U32<'k>) -> Shared<'k> {
         self.shared.at(self.map.b).at(stage * (self.cfg.block_n * BLOCK_K))
     }
-
-    /// Does what writes a tile's output, unless its group is empty and D is left as it is.
-    fn unless_kept(&self, k_blocks: U32<'k>, write: impl FnOnce()) {
-        match self.k_groups {
-            Some(groups) => self.k.if_(k_blocks.ne(0) | groups.params.keeps_empty.eq(0), write),
-            None => write(),
-        }
-    }
-
-    /// The way of a warpgroup's part to D in rounds, where it takes that.
-    fn outbox_of(
-        &self,
-        warpgroup: U32<'k>,
-        output: &OutputParams<'k>,
-        slab: Option<U32<'k>>,
-    ) -> Option<Outbox<'k>> {
-        (self.cfg.scales_of_b == ScalesOfB::Rows).then(|| Outbox {
-            k: self.k,
-            params: *output,
-            slab,
-            goes_on: false,
-            shape: self.cfg.part(),
-            room: self.cfg.staging_bytes() / PANEL_BYTES,
-            staging: self.shared.at(self.map.staging).at(warpgroup * self.cfg.staging_bytes()),
-            ring: self.outbox,
-            warpgroup,
-        })
-    }
-
-    /// Where each 64 rows of a warpgroup's part of a tile are staged and belong.
-    fn panels(&self, warpgroup: U32<'k>, tile: [U32<'k>; 2]) -> Vec<Panels<'k>> {
-        let cfg = self.cfg;
-        let [row, column] = self.cfg.shape().part_of(warpgroup);
-        let staging = self.shared.at(self.map.staging).at(warpgroup * cfg.staging_bytes());
-        (0..cfg.shape().waves())
-            .map(|wave| Panels {
-                row: tile[0] + row + wave * 64,
-                column: tile[1] + column,
-                staging: staging.at(wave * Panels::staging_bytes(cfg.shape().columns())),
-            })
-            .collect()
-    }
 }
 
 /// `D[m,n] = C[m,n] + sum over 128-wide K blocks of  sfa[m,kb] * sfb[n/128,kb] * (A[m,kb] . B[n,kb])`,
 /// with the B and its scales of the group that row m belongs to, where rows are grouped; with `sfb[n,kb]` where every
-/// row of B has a scale.
+/// row of B has a scale; and finished where that is fused.
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let mut params = Params::declare(k);
@@ -256,16 +255,24 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     if cfg.scales_of_b == ScalesOfB::Rows {
         params = params.with_scales_of_rows(k);
     }
+    let fused = cfg.is_fused().then(|| FusedParams::declare(k));
     let map = SharedMap::new(cfg);
     let shared = k.dynamic_shared();
     map.name(k, cfg);
-    let mut place = Place::new(k, [cfg.block_m, cfg.block_n], &params);
+    let mut place = Place::new(k, [cfg.block_m, cfg.tile_columns()], &params);
     let k_groups = (cfg.grouping == Grouping::K).then(|| {
         let table = shared.at(map.groups);
         KGroups::new(KGroupParams::declare(k), table, (params.k_blocks, BLOCK_K))
     });
     if let Some(groups) = k_groups {
         place = place.among_k_groups(groups);
+    }
+    if let Some(fused) = &fused {
+        let (columns, ups) = (cfg.part_columns(), params.output.columns);
+        let passes = fused.passes(cfg.quantized_passes());
+        params.output = fused.output(params.output);
+        params.pieces = Some(Pieces { fusion: cfg.fusion, columns, stride: passes * columns, ups });
+        place = place.in_passes(&params, passes, columns);
     }
     if let Some(grouped) = &grouped {
         place = place.among_groups(grouped.groups, shared.at(map.groups), params.output.rows);
@@ -275,8 +282,22 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         ScaleRing::new(k, cfg.scales(), shared.at(map.scales), shared.at(map.scale_barriers), &params);
     let (warp, lane) = (k.warp_index(), k.lane());
     let outbox = Pipeline::new(k, shared.at(map.output_barriers), MATH_WARPGROUPS, MATH_WARPGROUPS);
-    let block =
-        Block { k, cfg, params, grouped, k_groups, map, shared, place, pipe, scales, outbox, warp, lane };
+    let block = Block {
+        k,
+        cfg,
+        params,
+        grouped,
+        k_groups,
+        fused,
+        map,
+        shared,
+        place,
+        pipe,
+        scales,
+        outbox,
+        warp,
+        lane,
+    };
 
     let tile_warp = MATH_WARPS;
     let scale_warp = MATH_WARPS + 2;
@@ -324,7 +345,7 @@ impl<'k> Block<'k, '_> {
     /// The producer thread: this block's part of A and B, multicast to the blocks that share them, and scales.
     fn load_tiles(&self) {
         let (k, cfg, p) = (self.k, self.cfg, &self.params);
-        let (a, b) = (self.place.share_of_a(), self.place.share_of_b());
+        let (a, b) = (self.place.share_of_a(), self.place.part_of_b(cfg.block_n));
         let once = k.cache_policy(Eviction::First);
         let cursor = self.pipe.writer();
         self.place.for_each_place(k, |tile| {
@@ -337,13 +358,22 @@ impl<'k> Block<'k, '_> {
                 full.arrive_expecting((cfg.block_m + cfg.block_n) * BLOCK_K);
                 let column = block * BLOCK_K;
                 let TilePlace { m, n, group, .. } = tile;
-                if let Some(place) = group {
-                    let rows = (place.end, cfg.shape().group_box_rows());
-                    a.load_before(k, &p.a, [column, m, place.slab], rows, self.a(stage), full);
-                    b.load_of_slab(k, &p.b, [column, n, place.group], self.b(stage), full);
-                } else {
-                    a.load(k, &p.a, [column, m], self.a(stage), full);
-                    b.load(k, &p.b, [column, n], self.b(stage), full);
+                match group {
+                    Some(place) => {
+                        let rows = (place.end, cfg.shape().group_box_rows());
+                        a.load_before(k, &p.a, [column, m, place.slab], rows, self.a(stage), full);
+                    }
+                    None => a.load(k, &p.a, [column, m], self.a(stage), full),
+                }
+                match (p.pieces, group) {
+                    (Some(pieces), _) => {
+                        let group = group.map(|place| place.group);
+                        b.load_pieces(k, &p.b, [column, n], (&pieces, group), self.b(stage), full);
+                    }
+                    (None, Some(place)) => {
+                        b.load_of_slab(k, &p.b, [column, n, place.group], self.b(stage), full);
+                    }
+                    (None, None) => b.load(k, &p.b, [column, n], self.b(stage), full),
                 }
                 cursor.advance();
             });
@@ -356,7 +386,7 @@ impl<'k> Block<'k, '_> {
     /// tensor maps of a group.
     fn load_tiles_of_groups(&self, groups: KGroups<'k>) {
         let (k, cfg, p) = (self.k, self.cfg, &self.params);
-        let (a, b) = (self.place.share_of_a(), self.place.share_of_b());
+        let (a, b) = (self.place.share_of_a(), self.place.part_of_b(cfg.block_n));
         let cursor = self.pipe.writer();
         let drafts = self.shared.at(self.map.map_drafts);
         let ring = MapRing::claim(groups.params, [p.a, p.b], drafts, self.lane);
@@ -400,7 +430,7 @@ impl<'k> Block<'k, '_> {
 
     /// A math warpgroup: 64-row products of each stage, promoted into FP32 sums with their scales.
     fn multiply(&self) {
-        let (k, cfg, p) = (self.k, self.cfg, &self.params);
+        let k = self.k;
         let math = Math::new(self);
         let warpgroup = self.warp >> 2;
         let first_row = self.cfg.shape().part_of(warpgroup)[0];
@@ -410,7 +440,7 @@ impl<'k> Block<'k, '_> {
         self.place.for_each_turn(k, |turn| {
             math.sums.iter().flatten().for_each(|sum| sum.set(0.0));
             let k_blocks = math.k_blocks();
-            match cfg.grouping {
+            match self.cfg.grouping {
                 Grouping::Dense | Grouping::K => math.multiply_tile(k_blocks),
                 Grouping::Rows => k.if_else(
                     math.has_rows(first_row),
@@ -425,78 +455,17 @@ impl<'k> Block<'k, '_> {
                 math.scales.release();
                 math.load_scales(k.constant(0));
             });
-            let output = OutputParams { rows: end.unwrap_or(p.output.rows), ..p.output };
-            if let Some(outbox) = self.outbox_of(warpgroup, &output, None) {
-                let [row, column] = cfg.shape().part_of(warpgroup);
-                let first = [tile[0] + row, tile[1] + column];
-                self.unless_kept(k_blocks, || {
-                    outbox.write([self.warp & 3, self.lane], first, &math.sums, parity);
-                });
-                return;
-            }
-            let columns = cfg.shape().columns();
-            let part = |place| WarpOutput { params: &output, place, warp: self.warp & 3, lane: self.lane };
-            let parts = self.panels(warpgroup, tile).into_iter().map(part);
-            let parts: Vec<_> = parts.zip(math.sums.iter().map(Vec::as_slice)).collect();
-            k.if_else(
-                p.output.has(OutputFlags::PLAIN),
-                || {
-                    self.outbox.empty(warpgroup).wait(parity.get());
-                    parts.iter().for_each(|(part, sums)| part.stage(k, sums));
-                    k.fence_async_shared();
-                    k.sync_warp();
-                    let full = self.outbox.full(warpgroup);
-                    k.guard(self.lane.eq(0), || full.arrive());
-                    parity.set(parity.live() ^ 1);
-                    for (part, _) in &parts {
-                        match end {
-                            None => part.store_left_over(k, columns),
-                            Some(_) => part.store_within(k, columns),
-                        }
-                    }
-                },
-                || match end {
-                    None => WarpOutput::write_f32(k, &parts),
-                    Some(end) => {
-                        k.if_((tile[0] + first_row).lt(end), || WarpOutput::write_f32(k, &parts));
-                    }
-                },
-            );
+            let part = Part { warpgroup, tile, end, k_blocks, pass: turn.pass };
+            self.write((&part, first_row), &math.sums, parity);
         });
     }
 
     /// The thread that has stored what a math warpgroup has staged, so that none of those ever waits for the copy
     /// engine.
     fn store_tiles(&self) {
-        let (k, output, columns) = (self.k, &self.params.output, self.cfg.shape().columns());
+        let k = self.k;
         let warpgroup = (self.warp - MATH_WARPS) >> 1;
         let parity = k.var(0u32);
-        self.place.for_each_place(k, |tile| {
-            let slab = tile.k_group.map(|group| group.group);
-            if let Some(outbox) = self.outbox_of(warpgroup, output, slab) {
-                let [row, column] = self.cfg.shape().part_of(warpgroup);
-                let k_blocks = tile.k_group.map_or(self.params.k_blocks, |group| group.k);
-                self.unless_kept(k_blocks, || outbox.store([tile.m + row, tile.n + column], parity));
-                return;
-            }
-            self.outbox.full(warpgroup).wait(parity.get());
-            let (row, end) = match tile.group {
-                None => (tile.m, None),
-                Some(group) => {
-                    let d_row = group.d_row();
-                    (d_row + tile.m, Some(d_row + group.end))
-                }
-            };
-            for panels in self.panels(warpgroup, [row, tile.n]) {
-                match end {
-                    None => panels.store(output, columns),
-                    Some(end) => k.if_(panels.is_before(end), || panels.store(output, columns)),
-                }
-            }
-            k.bulk_commit();
-            k.bulk_wait_read(0);
-            self.outbox.empty(warpgroup).arrive();
-            parity.set(parity.live() ^ 1);
-        });
+        self.place.for_each_place(k, |tile| self.store(warpgroup, &tile, parity));
     }
 }

@@ -1,6 +1,7 @@
 //! The closed set of kernels, and how each is launched for a shape.
 
 use crate::epilogue::Panels;
+use crate::epilogue::fused::Fusion;
 use crate::fp8::E5m2;
 use crate::grouping::{Grouping, table_bytes};
 use crate::params::{ScaleLayout, ScalesOfB};
@@ -355,6 +356,7 @@ fn e5m2_kernels() -> impl Iterator<Item = Config> {
                 grouping: Grouping::Dense,
                 scales_of_b: ScalesOfB::Blocks,
                 e5m2,
+                fusion: Fusion::None,
             })
         });
         wide.chain(
@@ -375,20 +377,32 @@ const ROW_SCALES: &[(u32, u32, u32)] = &[(256, 96, 3), (128, 128, 5), (64, 128, 
 /// Those of which groups are along K.
 const K_GROUPED: &[(u32, u32, u32)] = &[(256, 96, 3), (128, 128, 5)];
 
+/// Those whose sums are finished before they are stored.
+const FUSED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 5), (64, 128, 6)];
+
 fn wide(
     tiles: &[(u32, u32, u32)],
     grouping: Grouping,
     scales_of_b: ScalesOfB,
 ) -> impl Iterator<Item = Config> {
     tiles.iter().map(move |&(block_m, block_n, stages)| {
-        Config::Wide(fp8_wide::Config { block_m, block_n, stages, grouping, scales_of_b, e5m2: None })
+        let fusion = Fusion::None;
+        Config::Wide(fp8_wide::Config { block_m, block_n, stages, grouping, scales_of_b, e5m2: None, fusion })
+    })
+}
+
+fn wide_fused(fusion: Fusion) -> impl Iterator<Item = Config> {
+    FUSED.iter().map(move |&(block_m, block_n, stages)| {
+        let (grouping, scales_of_b) = (Grouping::Dense, ScalesOfB::Blocks);
+        Config::Wide(fp8_wide::Config { block_m, block_n, stages, grouping, scales_of_b, e5m2: None, fusion })
     })
 }
 
 impl Config {
     /// Every kernel that exists: no shape ever needs another.
     pub fn all() -> impl Iterator<Item = Config> {
-        Config::dense().chain(Config::grouped()).chain(Config::k_grouped()).chain([Config::Transpose])
+        let products = Config::dense().chain(Config::grouped()).chain(Config::k_grouped());
+        products.chain(Config::fused()).chain([Config::Transpose])
     }
 
     /// The kernels of one product.
@@ -411,12 +425,25 @@ impl Config {
         wide(K_GROUPED, Grouping::K, ScalesOfB::Rows)
     }
 
+    /// The kernels that finish their sums before they store them.
+    pub fn fused() -> impl Iterator<Item = Config> {
+        [Fusion::Elementwise, Fusion::Gated].into_iter().flat_map(wide_fused)
+    }
+
     /// Whether rows are grouped.
     pub fn is_grouped(&self) -> bool {
         match self {
             Config::Wide(config) => config.is_grouped(),
             Config::HalfWide(config) => config.is_grouped(),
             Config::Slim(_) | Config::HalfSlim(_) | Config::Transpose => false,
+        }
+    }
+
+    /// What the kernel does with its sums before it stores them.
+    pub fn fusion(&self) -> Fusion {
+        match self {
+            Config::Wide(config) => config.fusion,
+            Config::Slim(_) | Config::HalfWide(_) | Config::HalfSlim(_) | Config::Transpose => Fusion::None,
         }
     }
 
@@ -478,19 +505,32 @@ impl Choice {
 
     /// The launch for a shape, on a device that runs up to `concurrent` clusters of this choice at a time.
     pub fn launch(&self, shape: Shape, concurrent: u32) -> Launch {
+        self.launch_in_passes(shape, 1, concurrent)
+    }
+
+    /// In how many passes the kernel computes a tile if D is to be quantized.
+    pub fn quantized_passes(&self) -> u32 {
+        match self {
+            Choice::Wide { config, .. } => config.quantized_passes(),
+            Choice::Slim { .. } | Choice::HalfWide { .. } | Choice::HalfSlim { .. } => 1,
+        }
+    }
+
+    /// The launch where tiles are computed in this many passes.
+    pub fn launch_in_passes(&self, shape: Shape, passes: u32, concurrent: u32) -> Launch {
         let family = self.config().family();
         match *self {
             Choice::Wide { config, cluster_m, cluster_n } => Launch {
                 threads: config.threads(),
                 shared_bytes: config.shared_bytes(),
                 tile_a: config.box_rows(cluster_n),
-                tile_b: config.block_n / cluster_m,
+                tile_b: config.box_rows_of_b(cluster_m),
                 scale_rows: config.block_m,
                 scale_columns: config.block_n,
                 ..persistent(
                     family,
                     shape,
-                    [config.block_m, config.block_n],
+                    [config.block_m, config.tile_columns() * passes],
                     [cluster_m, cluster_n],
                     concurrent,
                 )
@@ -530,12 +570,22 @@ impl Choice {
     /// The same where rows are grouped; only kernels with [`Grouping::Rows`] can be launched so. How many tiles there
     /// are only the device knows, so that the grid is as large as the device runs at a time.
     pub fn launch_grouped(&self, shape: &GroupedShape, concurrent: u32) -> Option<Launch> {
+        self.launch_grouped_in_passes(shape, 1, concurrent)
+    }
+
+    /// The same where tiles are computed in this many passes.
+    pub fn launch_grouped_in_passes(
+        &self,
+        shape: &GroupedShape,
+        passes: u32,
+        concurrent: u32,
+    ) -> Option<Launch> {
         if !self.config().is_grouped() {
             return None;
         }
         let (tile_m, tile_n) = match *self {
             Choice::Wide { config, cluster_m, cluster_n } => {
-                (config.block_m * cluster_m, config.block_n * cluster_n)
+                (config.block_m * cluster_m, config.tile_columns() * passes * cluster_n)
             }
             Choice::HalfWide { config, cluster_m, cluster_n } => {
                 (config.block_m * cluster_m, config.block_n * cluster_n)
@@ -544,7 +594,7 @@ impl Choice {
         };
         // As if it were one group, of the rows that a group should have.
         let group = Shape { m: shape.expected.clamp(1, shape.rows.max(1)), ..shape.slab() };
-        let one = self.launch(group, concurrent);
+        let one = self.launch_in_passes(group, passes, concurrent);
         // More clusters than tiles of whole slabs would have nothing to do, whatever the groups are.
         let tiles = |rows: u32| u64::from(rows.div_ceil(tile_m)) * u64::from(shape.n.div_ceil(tile_n));
         let most = match shape.slabs {

@@ -3,6 +3,7 @@
 use crate::BLOCK_K;
 use crate::cluster::TilePlace;
 use crate::epilogue::OutputParams;
+use crate::epilogue::fused::Pieces;
 use crate::grouping::{GroupArgs, GroupParams, GroupPlace};
 use crate::kgroups::KGroupPlace;
 use oxigemm_ptx::tma::TensorMap;
@@ -179,6 +180,8 @@ pub(crate) struct Params<'k> {
     pub group: Option<GroupPlace<'k>>,
     /// The same where groups are along K.
     pub k_group: Option<KGroupPlace<'k>>,
+    /// Which rows of B a tile has, where these are no neighbours.
+    pub pieces: Option<Pieces<'k>>,
 }
 
 /// The arguments of groups inside a kernel.
@@ -257,12 +260,24 @@ impl<'k> Params<'k> {
             tuning,
             group: None,
             k_group: None,
+            pieces: None,
         }
     }
 
     /// Declares the map of B's scales, behind all others.
     pub fn with_scales_of_rows(self, k: &'k Kernel) -> Self {
         Params { sfb_map: Some(k.param_tensor_map("sfb_map")), ..self }
+    }
+
+    /// The column of D and the row of B of one of the sums of a tile whose first column is `n`.
+    pub fn place_of(&self, n: U32<'k>, sum: U32<'k>) -> (U32<'k>, U32<'k>) {
+        match self.pieces {
+            None => {
+                let column = n + sum;
+                (column, column)
+            }
+            Some(pieces) => pieces.place(n, sum),
+        }
     }
 
     /// The arguments of the tile's group: its scales, and its rows as all rows that there are.

@@ -286,10 +286,10 @@ impl<'k> ScaleCopier<'k> {
         self.ring.k.for_(self.lane, GROUP * shape.columns, WARP, |index| {
             let later = index / shape.columns;
             let i = index - later * shape.columns;
-            let column = n + i * shape.columns_per_scale;
+            let (column, row) = params.place_of(n, i * shape.columns_per_scale);
             let exists = column.lt(params.output.columns) & (block + later).lt(end);
             let to = to.at((later * shape.column_pitch() + i) * 4);
-            to.copy_async(params.sfb.at(column / BLOCK_K, block + later), 4, exists);
+            to.copy_async(params.sfb.at(row / BLOCK_K, block + later), 4, exists);
         });
     }
 }

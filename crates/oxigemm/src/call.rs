@@ -3,14 +3,16 @@
 use std::ffi::c_void;
 
 use oxigemm_kernels::BLOCK_K;
-use oxigemm_kernels::epilogue::OutputFlags;
+use oxigemm_kernels::epilogue::fused::{FusedArgs, FusedFlags};
+use oxigemm_kernels::epilogue::{OutputFlags, Panels};
 use oxigemm_kernels::grouping::GroupArgs;
 use oxigemm_kernels::half::Half;
 use oxigemm_kernels::kgroups::KGroupArgs;
 use oxigemm_kernels::launch::{Family, GroupedShape, KGroupedShape, Launch, MatrixMap};
 use oxigemm_kernels::params::{Args, GroupedArgs, SFB_BULK, ScaleLayout, sfb_bulk};
 
-use crate::check::{Accumulate, Groups, KGroups, Problem, ScaleStrides};
+use crate::cast::ScaleFormat;
+use crate::check::{Accumulate, Fused, Groups, KGroups, Problem, ScaleStrides};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::{self, Choice, Limits, Plan, Shape};
@@ -23,6 +25,8 @@ pub(crate) struct PlanKey {
     pub groups: Option<Groups>,
     /// Its groups, where they are along K.
     pub k_groups: Option<KGroups>,
+    /// What is done with its sums, where that is fused.
+    pub fused: Option<Fused>,
     pub choice: Option<Choice>,
     pub sms: u32,
     pub batch_invariant: bool,
@@ -43,6 +47,18 @@ impl PlanKey {
                 None => {
                     Plan::best_k_grouped(&shape, limits).ok_or_else(|| too_many_groups("d", shape.groups))
                 }
+            };
+        }
+        if let Some(fused) = &self.fused {
+            let shape = Shape { m, n, k };
+            return match self.choice {
+                None => Ok(Plan::best_fused(family, shape, fused, limits)),
+                Some(choice) if choice.config().family() != family => Err(Error::ChoiceFamily {
+                    name: plan::name(&choice),
+                    expected: plan::family_name(family),
+                }),
+                Some(choice) => Plan::of_fused(choice, shape, fused, limits)
+                    .ok_or_else(|| refuse(choice, "finished sums of ".to_owned())),
             };
         }
         match (self.choice, self.grouped_shape()) {
@@ -101,6 +117,17 @@ pub(crate) struct Addresses {
     pub groups: u64,
     /// Room for tensor maps; not looked at unless groups are along K.
     pub map_room: u64,
+    /// What is fused; not looked at where nothing is.
+    pub fused: FusedAt,
+}
+
+/// What sums are finished with in one call.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FusedAt {
+    pub alpha: f32,
+    pub beta: f32,
+    pub bias: u64,
+    pub scales: u64,
 }
 
 /// An operand that the copy engine moves, and so has a tensor map.
@@ -155,18 +182,28 @@ pub(crate) struct Maps {
 }
 
 impl Maps {
-    fn new(launch: &Launch, shape: Shape, problem: &Problem, blocks: u32, output: &Output) -> Maps {
+    fn new(
+        launch: &Launch,
+        shape: Shape,
+        problem: &Problem,
+        blocks: u32,
+        output: &Output,
+        fused: Option<&Fused>,
+    ) -> Maps {
         let swizzled = |element, matrix| Map { matrix, element, swizzled: true };
         let scales = |matrix| Map { matrix, element: MapElement::F32, swizzled: false };
         let (a_pitch, b_pitch) = (problem.a_pitch, problem.b_pitch);
+        let rows_of_b = shape.n * fused.map_or(1, |fused| fused.fusion.sums());
+        let of_b = Shape { n: rows_of_b, ..shape };
+        let of_d = Shape { n: fused.map_or(shape.n, |fused| fused.columns_of_d(shape.n)), ..shape };
         let [a, b] = match problem.family {
             Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => {
-                [launch.map_a(shape, a_pitch), launch.map_b(shape, b_pitch)]
+                [launch.map_a(shape, a_pitch), launch.map_b(of_b, b_pitch)]
                     .map(|map| swizzled(MapElement::Byte, map))
             }
             Family::Half(operands) => {
                 let a = launch.map_half(operands.a, [shape.m, shape.k], a_pitch, launch.tile_a);
-                let b = launch.map_half(operands.b, [shape.n, shape.k], b_pitch, launch.tile_b);
+                let b = launch.map_half(operands.b, [of_b.n, shape.k], b_pitch, launch.tile_b);
                 let element = match operands.element {
                     Half::Bf16 => MapElement::Bf16,
                     Half::F16 => MapElement::F16,
@@ -185,7 +222,7 @@ impl Maps {
         let strides = sfb_strides(problem, blocks);
         let along_n = ScaleLayout::of(0, strides) == ScaleLayout::MnMajor;
         let sfb = (problem.family == Family::Fp8Rows && along_n).then(|| launch.map_sfb(shape, strides[1]));
-        let d = output.plain.then(|| launch.map_d(shape, problem.d_pitch, problem.d_type.size() as u32));
+        let d = output.plain.then(|| launch.map_d(of_d, problem.d_pitch, problem.d_type.size() as u32));
         Maps {
             a,
             b,
@@ -216,6 +253,7 @@ pub(crate) struct Arguments {
     output: Output,
     groups: Option<GroupedArgs>,
     k_groups: Option<KGroupArgs>,
+    fused: Option<FusedArgs>,
     /// Whether the copy engine can address every slab of A's scales as it does the first, and every group's of B's.
     scales_alike: [bool; 2],
 }
@@ -228,6 +266,7 @@ pub(crate) struct KernelArgs {
     /// The tensor map of B's scales, where each row has its own.
     pub sfb_map: Option<MapArg>,
     pub k_groups: Option<KGroupArgs>,
+    pub fused: Option<FusedArgs>,
 }
 
 /// A tensor map as a parameter.
@@ -236,7 +275,7 @@ pub(crate) struct KernelArgs {
 pub(crate) struct MapArg(pub [u64; 16]);
 
 impl KernelArgs {
-    const MOST: usize = Args::COUNT + GroupedArgs::COUNT + 1 + KGroupArgs::COUNT;
+    const MOST: usize = Args::COUNT + GroupedArgs::COUNT + 1 + KGroupArgs::COUNT + FusedArgs::COUNT;
 
     /// A pointer to each argument, and how many there are.
     pub fn pointers(&self) -> ([*mut c_void; Self::MOST], usize) {
@@ -256,6 +295,9 @@ impl KernelArgs {
         if let Some(groups) = &self.k_groups {
             add(&groups.pointers());
         }
+        if let Some(fused) = &self.fused {
+            add(&fused.pointers());
+        }
         (all, count)
     }
 }
@@ -263,13 +305,14 @@ impl KernelArgs {
 impl Arguments {
     /// The arguments of a plan, and the tensor maps that go with them.
     pub fn new(plan: &Plan, key: &PlanKey) -> (Arguments, Maps) {
-        let (problem, groups, k_groups) = (&key.problem, key.groups.as_ref(), key.k_groups.as_ref());
+        let (problem, fused) = (&key.problem, key.fused.as_ref());
+        let (groups, k_groups) = (key.groups.as_ref(), key.k_groups.as_ref());
         let (shape, launch) = (Shape { m: problem.m, n: problem.n, k: problem.k }, plan.launch);
         let blocks = k_groups.map_or(problem.k_blocks(), |groups| groups.blocks);
         let (sfa_strides, sfb_strides) = (sfa_strides(problem, blocks), sfb_strides(problem, blocks));
         let d_slab = groups.map_or(0, |groups| groups.d_slab);
-        let output = Output::new(problem, d_slab, plan.choice.stores_f32_panels());
-        let mut maps = Maps::new(&launch, shape, problem, blocks, &output);
+        let output = Output::new(problem, d_slab, plan.choice.stores_f32_panels(), fused);
+        let mut maps = Maps::new(&launch, shape, problem, blocks, &output, fused);
         let mut scales_alike = [true; 2];
         if let Some(groups) = groups {
             let slabs = groups.slabs();
@@ -335,7 +378,8 @@ impl Arguments {
         };
         let k_groups = k_groups.map(|groups| k_group_args(groups, problem));
         let groups = groups.map(|groups| grouped_args(groups, problem));
-        (Arguments { family: problem.family, args, output, groups, k_groups, scales_alike }, maps)
+        let (family, fused) = (problem.family, fused.map(fused_args));
+        (Arguments { family, args, output, groups, k_groups, fused, scales_alike }, maps)
     }
 
     /// The arguments for operands at these addresses. `encode` gives the tensor map of an operand at its address.
@@ -395,7 +439,9 @@ impl Arguments {
             b: at.b,
             ..groups
         });
-        Ok(KernelArgs { product, groups, sfb_map, k_groups })
+        let FusedAt { alpha, beta, bias, scales } = at.fused;
+        let fused = self.fused.map(|fused| FusedArgs { alpha, beta, bias, scales, ..fused });
+        Ok(KernelArgs { product, groups, sfb_map, k_groups, fused })
     }
 }
 
@@ -431,6 +477,44 @@ fn k_group_args(groups: &KGroups, problem: &Problem) -> KGroupArgs {
     }
 }
 
+/// The arguments of what is fused, but for addresses and factors.
+fn fused_args(fused: &Fused) -> FusedArgs {
+    let mut flags = match fused.bias {
+        None => 0,
+        Some(DType::F32) => FusedFlags::BIAS | FusedFlags::BIAS_F32,
+        Some(_) => FusedFlags::BIAS,
+    };
+    if let Some(quantized) = fused.quantized {
+        flags |= FusedFlags::QUANTIZED;
+        if quantized.format == ScaleFormat::PowerOfTwo {
+            flags |= FusedFlags::POWERS_OF_TWO;
+        }
+    }
+    FusedArgs {
+        alpha: 1.0,
+        beta: 1.0,
+        bias: 0,
+        flags,
+        activation: fused.activation as u32,
+        heads: fused.heads.map_or([0, 0, 1], |heads| [heads.left, heads.mid, heads.left + heads.right]),
+        scales: 0,
+        scale_strides: fused.quantized.map_or([0; 2], |quantized| quantized.strides),
+    }
+}
+
+impl Fused {
+    /// The columns of D where these are computed; the check has bounded them.
+    fn columns_of_d(&self, columns: u32) -> u32 {
+        self.heads.map_or(columns, |heads| columns + columns / (heads.left + heads.right) * heads.mid)
+    }
+
+    /// Whether runs of this many columns that are computed together are neighbours in D.
+    fn keeps_together(&self, columns: u32) -> bool {
+        self.heads
+            .is_none_or(|heads| [heads.left, heads.right].iter().all(|part| part.is_multiple_of(columns)))
+    }
+}
+
 /// What decides how D is written.
 #[derive(Clone, Copy, Debug)]
 struct Output {
@@ -444,11 +528,13 @@ struct Output {
     slab: u64,
     /// Whether the copy engine could store D, were its address aligned.
     plain: bool,
+    /// Whether four columns that are computed together are neighbours in D.
+    fours: bool,
 }
 
 impl Output {
     /// `f32_panels`: whether the kernel has the copy engine store FP32, and add it to D.
-    fn new(problem: &Problem, d_slab: u32, f32_panels: bool) -> Output {
+    fn new(problem: &Problem, d_slab: u32, f32_panels: bool, fused: Option<&Fused>) -> Output {
         let c_pitch = match problem.c {
             Accumulate::None | Accumulate::InPlace => problem.d_pitch,
             Accumulate::From { pitch } => pitch,
@@ -469,8 +555,11 @@ impl Output {
         // What the copy engine takes: rows of whole 16-byte vectors.
         let vectors = |elements: u64| (elements * size).is_multiple_of(16);
         let slab = u64::from(d_slab);
-        let plain = kind && vectors(problem.n.into()) && vectors(problem.d_pitch) && vectors(slab);
-        Output { flags, size, pitches: [problem.d_pitch, c_pitch], slab, plain }
+        let together = |columns| fused.is_none_or(|fused| fused.keeps_together(columns));
+        let aligned = vectors(problem.n.into()) && vectors(problem.d_pitch) && vectors(slab);
+        let plain = kind && aligned && together(Panels::MAP_TILE[1]);
+        let fours = together(4) && fused.and_then(|fused| fused.heads).is_none_or(|heads| heads.mid % 4 == 0);
+        Output { flags, size, pitches: [problem.d_pitch, c_pitch], slab, plain, fours }
     }
 
     fn flags(&self, at: &Addresses) -> u32 {
@@ -479,7 +568,8 @@ impl Output {
         };
         let [d_pitch, c_pitch] = self.pitches;
         let mut flags = self.flags;
-        if vector(at.d, d_pitch) && (flags & OutputFlags::ADDEND == 0 || vector(at.c, c_pitch)) {
+        if self.fours && vector(at.d, d_pitch) && (flags & OutputFlags::ADDEND == 0 || vector(at.c, c_pitch))
+        {
             flags |= OutputFlags::VECTORS;
         }
         if self.plain && at.d.is_multiple_of(16) {
@@ -545,13 +635,15 @@ mod tests {
         d: 0x6000,
         groups: 0,
         map_room: 0,
+        fused: FusedAt { alpha: 1.0, beta: 1.0, bias: 0, scales: 0 },
     };
 
     #[test]
     fn the_copy_engine_stores_what_it_can_address_and_nothing_else() {
         const PLAIN: u32 = OutputFlags::PLAIN;
         const VECTORS: u32 = OutputFlags::VECTORS;
-        let flags = |problem: Problem, d: u64| Output::new(&problem, 0, false).flags(&Addresses { d, ..AT });
+        let flags =
+            |problem: Problem, d: u64| Output::new(&problem, 0, false, None).flags(&Addresses { d, ..AT });
         assert_eq!(flags(PROBLEM, 0x6000), PLAIN | VECTORS);
         assert_eq!(flags(PROBLEM, 0x6008), VECTORS, "four elements are still aligned");
         assert_eq!(flags(PROBLEM, 0x6002), 0);
@@ -568,7 +660,8 @@ mod tests {
         const F32: u32 = OutputFlags::F32 | OutputFlags::VECTORS;
         const PLAIN: u32 = OutputFlags::PLAIN;
         let wide = Problem { d_type: DType::F32, ..PROBLEM };
-        let flags = |problem: Problem| Output::new(&problem, 0, true).flags(&Addresses { c: AT.d, ..AT });
+        let flags =
+            |problem: Problem| Output::new(&problem, 0, true, None).flags(&Addresses { c: AT.d, ..AT });
         assert_eq!(flags(wide), F32 | PLAIN);
         assert_eq!(flags(Problem { n: 252, ..wide }), F32 | PLAIN);
         assert_eq!(flags(Problem { n: 254, ..wide }), F32);
@@ -584,7 +677,8 @@ mod tests {
     fn vectors_need_both_d_and_c_aligned() {
         let both = OutputFlags::ADDEND | OutputFlags::VECTORS;
         let problem = Problem { c: Accumulate::From { pitch: 256 }, ..PROBLEM };
-        let flags = |problem: Problem, c: u64| Output::new(&problem, 0, false).flags(&Addresses { c, ..AT });
+        let flags =
+            |problem: Problem, c: u64| Output::new(&problem, 0, false, None).flags(&Addresses { c, ..AT });
         assert_eq!(flags(problem, 0x5000), both);
         assert_eq!(flags(problem, 0x5002), OutputFlags::ADDEND);
         let odd = Problem { c: Accumulate::From { pitch: 259 }, ..PROBLEM };

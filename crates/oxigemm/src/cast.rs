@@ -22,7 +22,7 @@ use crate::tensor::Tensor;
 const K_BLOCK: usize = BLOCK as usize;
 
 /// Which scales a cast may choose.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ScaleFormat {
     /// Any `f32`.
     #[default]

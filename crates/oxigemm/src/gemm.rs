@@ -2,7 +2,7 @@
 
 use oxigemm_kernels::params::ScalesOfB;
 
-use crate::call::{Addresses, PlanKey};
+use crate::call::{Addresses, FusedAt, PlanKey};
 use crate::check::{Checked, Fp8GemmNt, Groups, Operand, Problem, Trivial};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
@@ -249,6 +249,7 @@ impl CallArguments for Fp8GemmNt {
             d: self.d.address,
             groups: 0,
             map_room: 0,
+            fused: FusedAt::default(),
         }
     }
 }
@@ -368,7 +369,7 @@ pub(crate) fn key(
 ) -> PlanKey {
     let sms = options.num_sms.map_or(limits.sms, |sms| sms.clamp(1, limits.sms));
     let GemmOptions { choice, batch_invariant, .. } = *options;
-    PlanKey { problem, groups, k_groups: None, choice, sms, batch_invariant }
+    PlanKey { problem, groups, k_groups: None, fused: None, choice, sms, batch_invariant }
 }
 
 /// The address of a matrix and the bytes from one of its rows to the next, both bounded by the check.

@@ -2,7 +2,7 @@
 
 use oxigemm_kernels::grouping::GroupLayout;
 
-use crate::call::Addresses;
+use crate::call::{Addresses, FusedAt};
 use crate::check::{CheckedGroups, GroupedFp8GemmNt, GroupsArgument, Operand};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
@@ -383,6 +383,7 @@ impl CallArguments for GroupedFp8GemmNt {
             d: self.d.address,
             groups: self.groups.numbers.address,
             map_room: 0,
+            fused: FusedAt::default(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The GEMM functions with BF16 and FP16 operands.
 
-use crate::call::Addresses;
+use crate::call::{Addresses, FusedAt};
 use crate::check::{Checked, GemmLayout, HalfGemm, Operand};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
@@ -213,6 +213,7 @@ impl CallArguments for HalfGemm {
             d: self.d.address,
             groups: 0,
             map_room: 0,
+            fused: FusedAt::default(),
         }
     }
 }

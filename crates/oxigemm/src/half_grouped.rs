@@ -2,7 +2,7 @@
 
 use oxigemm_kernels::grouping::GroupLayout;
 
-use crate::call::Addresses;
+use crate::call::{Addresses, FusedAt};
 use crate::check::{CheckedGroups, GemmLayout, GroupedHalfGemm, GroupsArgument, Operand};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
@@ -304,6 +304,7 @@ impl CallArguments for GroupedHalfGemm {
             d: self.d.address,
             groups: self.groups.map_or(0, |groups| groups.numbers.address),
             map_room: 0,
+            fused: FusedAt::default(),
         }
     }
 }

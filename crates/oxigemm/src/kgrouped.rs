@@ -1,6 +1,6 @@
 //! Products with groups along K: what the weights of a mixture's experts get as gradients.
 
-use crate::call::{Addresses, PlanKey};
+use crate::call::{Addresses, FusedAt, PlanKey};
 use crate::check::{CheckedKGroups, KGroupedFp8GemmNt, Operand, Trivial};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
@@ -267,5 +267,6 @@ fn addresses(arguments: &KGroupedFp8GemmNt<'_>, map_room: u64) -> Addresses {
         d: arguments.d.address,
         groups: arguments.ks.address,
         map_room,
+        fused: FusedAt::default(),
     }
 }

@@ -41,6 +41,8 @@
 //! Gradients of their weights are products with groups along K: [`k_grouped_fp8_gemm_nt_contiguous`].
 //! The indexer of sparse attention has [`fp8_mqa_logits`] and [`fp8_paged_mqa_logits`].
 //!
+//! What follows a product can be part of it: bias, activation, gate, quantization ([`fp8_gemm_nt_fused`]).
+//!
 //! Engines that own their memory call [`fp8_gemm_nt_raw`] and [`m_grouped_fp8_gemm_nt_raw`] with addresses and a
 //! [`Stream`].
 
@@ -52,6 +54,7 @@ mod direct;
 mod dtype;
 mod error;
 mod fp8_layouts;
+mod fused;
 mod gemm;
 mod grouped;
 mod grouped_nn;
@@ -79,12 +82,16 @@ mod tensor;
 mod transposed;
 mod workspace;
 
-pub use check::{GemmLayout, Granularity};
+pub use check::{GemmLayout, Granularity, HeadSplits};
 pub use device::{Device, DeviceId};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use float8::{F8E4M3, F8E5M2};
 pub use fp8_layouts::{fp8_gemm, fp8_gemm_nn, fp8_gemm_raw, fp8_gemm_tn, fp8_gemm_tt};
+pub use fused::{
+    Epilogue, FusedOutput, RawFusedFp8Gemm, fp8_gemm_nt_fused, fp8_gemm_nt_fused_raw,
+    fp8_gemm_nt_skip_head_mid,
+};
 pub use gemm::{Addend, GemmOptions, RawFp8Gemm, fp8_gemm_nt, fp8_gemm_nt_raw};
 pub use grouped::{
     GroupedRows, RawGroupedFp8Gemm, RawGroups, m_grouped_fp8_gemm_nt_contiguous,
@@ -117,6 +124,7 @@ pub use kgrouped::{
     RawKGroupedFp8Gemm, k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous_raw,
 };
 pub use layout::MAX_RANK;
+pub use oxigemm_kernels::epilogue::Activation;
 pub use oxigemm_kernels::params::ScalesOfB;
 pub use plain::LaunchOptions;
 pub use quantize::{

@@ -4,6 +4,7 @@
 //! `f64` it is exact, in any order. The result depends on rounding only where scaled sums are added, 2⁻⁵³ each. With
 //! e5m2 values, of a wider range, such a sum may be rounded as well.
 
+mod fused;
 mod grouped;
 mod half;
 mod hc;
@@ -11,6 +12,7 @@ mod indexer;
 mod kgrouped;
 pub(crate) mod quantize;
 
+pub use fused::{Finish, fp8_gemm_nt_fused_tensors};
 pub use grouped::{m_grouped_fp8_gemm_nt_tensors, m_grouped_half_gemm_tensors};
 pub use half::{gemm_nt, gemm_nt_rows, half_gemm_tensors};
 pub(crate) use hc::hc_prenorm_tensors;

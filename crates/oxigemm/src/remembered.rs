@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::call::{Addresses, KernelArgs, PlanKey};
 use crate::check::{Fp8GemmNt, GroupedFp8GemmNt, GroupedHalfGemm, HalfGemm};
 use crate::error::Result;
+use crate::fused;
 use crate::gemm::GemmOptions;
 use crate::memo::{self, Memo};
 use crate::plan::Choice;
@@ -40,6 +41,7 @@ pub(crate) struct RememberedCalls {
     pub grouped_fp8: Memo<Call<GroupedFp8GemmNt>, Ready>,
     pub half: Memo<Call<HalfGemm>, Ready>,
     pub grouped_half: Memo<Call<GroupedHalfGemm>, Ready>,
+    pub fused_fp8: Memo<Call<fused::Arguments>, Ready>,
 }
 
 /// Launches a call that is remembered, or one that `plan` gives the plan of; without one there is nothing to launch.

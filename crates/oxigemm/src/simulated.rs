@@ -15,6 +15,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 
 use oxigemm_kernels::AnyKernel;
+#[cfg(doc)]
+use oxigemm_kernels::epilogue::fused::FusedArgs;
+#[cfg(doc)]
+use oxigemm_kernels::kgroups::KGroupArgs;
 use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
 use oxigemm_kernels::launch::{Config, MatrixMap};
 use oxigemm_kernels::params::{Args, GroupedArgs};
@@ -388,8 +392,8 @@ fn launch(plan: &Plan, entry: &str, args: &KernelArgs) -> Launch {
 }
 
 /// The parameters in the order of [`Args`], of [`GroupedArgs`] where rows are grouped, and of the map of B's scales
-/// where each row has its own, and of [`KGroupArgs`](oxigemm_kernels::kgroups::KGroupArgs) where groups are along K.
-fn parameters(KernelArgs { product: args, groups, sfb_map, k_groups }: &KernelArgs) -> Vec<Param> {
+/// where each row has its own, of [`KGroupArgs`] where groups are along K, and of [`FusedArgs`] where sums are finished.
+fn parameters(KernelArgs { product: args, groups, sfb_map, k_groups, fused }: &KernelArgs) -> Vec<Param> {
     let map = |map: [u64; 16]| Param::Bytes(map.iter().flat_map(|word| word.to_le_bytes()).collect());
     let maps = [args.a, args.b, args.sfa_map, args.d_map].map(map);
     let pointers = [args.sfa, args.sfb, args.d, args.c].map(Param::U64);
@@ -411,6 +415,12 @@ fn parameters(KernelArgs { product: args, groups, sfb_map, k_groups }: &KernelAr
         let numbers = [groups.groups, groups.extent, groups.d_slab, groups.keeps_empty];
         all.extend(numbers.map(Param::U32));
     }
+    if let Some(fused) = fused {
+        all.extend([Param::F32(fused.alpha), Param::F32(fused.beta), Param::U64(fused.bias)]);
+        all.extend([fused.flags, fused.activation].into_iter().chain(fused.heads).map(Param::U32));
+        all.push(Param::U64(fused.scales));
+        all.extend(fused.scale_strides.map(Param::U32));
+    }
     all
 }
 
@@ -418,6 +428,7 @@ fn parameters(KernelArgs { product: args, groups, sfb_map, k_groups }: &KernelAr
 mod tests {
     use super::*;
     use crate::call::MapArg;
+    use oxigemm_kernels::epilogue::fused::FusedArgs;
     use oxigemm_kernels::grouping::GroupArgs;
     use oxigemm_kernels::kgroups::KGroupArgs;
 
@@ -457,15 +468,27 @@ mod tests {
             d_slab: 32,
             keeps_empty: 33,
         };
+        let fused = FusedArgs {
+            alpha: 34.0,
+            beta: 35.0,
+            bias: 36,
+            flags: 37,
+            activation: 38,
+            heads: [39, 40, 41],
+            scales: 42,
+            scale_strides: [43, 44],
+        };
         let sfb_map = Some(MapArg(map(500)));
+        let none = KernelArgs { product, groups: None, sfb_map: None, k_groups: None, fused: None };
         let each = [
-            (None, None, None),
-            (Some(groups), None, None),
-            (None, sfb_map, None),
-            (None, sfb_map, Some(k_groups)),
+            none,
+            KernelArgs { groups: Some(groups), ..none },
+            KernelArgs { sfb_map, ..none },
+            KernelArgs { sfb_map, k_groups: Some(k_groups), ..none },
+            KernelArgs { fused: Some(fused), ..none },
+            KernelArgs { groups: Some(groups), fused: Some(fused), ..none },
         ];
-        for (groups, sfb_map, k_groups) in each {
-            let args = KernelArgs { product, groups, sfb_map, k_groups };
+        for args in each {
             let (pointers, count) = args.pointers();
             let values = parameters(&args);
             assert_eq!(values.len(), count);
@@ -473,8 +496,8 @@ mod tests {
                 let expected = match value {
                     Param::U32(value) => value.to_le_bytes().to_vec(),
                     Param::U64(value) => value.to_le_bytes().to_vec(),
+                    Param::F32(value) => value.to_le_bytes().to_vec(),
                     Param::Bytes(bytes) => bytes,
-                    other => panic!("parameter {i} is {other:?}"),
                 };
                 // SAFETY: a pointer to a field of `args`, which has the size of its value.
                 let found = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>(), expected.len()) };

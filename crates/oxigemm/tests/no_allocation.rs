@@ -6,8 +6,9 @@ use std::hint::black_box;
 
 use oxigemm::cast::ScaleFormat;
 use oxigemm::check::{
-    Dequantize, Fp8GemmNt, GroupedFp8GemmNt, GroupedHalfGemm, GroupsArgument, HalfGemm, HcPrenormGemm,
-    Logits, MqaLogits, PagedMqaLogits, PagedMqaSchedule, Quantize, QuantizeSource, TransformScales,
+    Dequantize, EpilogueArguments, Fp8GemmNt, GroupedFp8GemmNt, GroupedHalfGemm, GroupsArgument, HalfGemm,
+    HcPrenormGemm, Logits, MqaLogits, PagedMqaLogits, PagedMqaSchedule, Quantize, QuantizeSource,
+    TransformScales,
 };
 use oxigemm::{DType, Device, GemmLayout, Granularity, Tensor};
 use oxigemm_kernels::grouping::GroupLayout;
@@ -63,6 +64,26 @@ fn checks_and_views_allocate_nothing() {
         black_box(arguments.check().unwrap());
     });
     assert_eq!(count, 0);
+    let (bias, codes, scales) =
+        (new(DType::F32, &[256]), new(DType::E4m3, &[64, 128]), new(DType::F32, &[64, 1]));
+    let count = allocations(|| {
+        let arguments = Fp8GemmNt {
+            a: a.describe("a"),
+            sfa: sfa.describe("sfa"),
+            b: b.describe("b"),
+            sfb: sfb.describe("sfb"),
+            c: None,
+            d: codes.describe("d"),
+        };
+        let epilogue = EpilogueArguments {
+            gated: true,
+            bias: Some(bias.describe("bias")),
+            scales: Some((scales.describe("d_scales"), ScaleFormat::F32)),
+            ..Default::default()
+        };
+        black_box(arguments.check_fused(&epilogue).unwrap());
+    });
+    assert_eq!(count, 0, "with finished sums");
     for (layout, a_dims, b_dims) in [
         (GemmLayout::Nn, [64, 512], [512, 256]),
         (GemmLayout::Tt, [512, 64], [256, 512]),

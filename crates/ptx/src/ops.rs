@@ -454,10 +454,14 @@ impl<'k> U32<'k> {
     /// Four bytes of the eight of `self` and `other`, chosen by the hexadecimal digits of `order`, the lowest first: 0 to 3
     /// are those of `self`, 4 to 7 those of `other`.
     #[track_caller]
-    pub fn permute_bytes(self, other: U32<'k>, order: u32) -> U32<'k> {
+    pub fn permute_bytes(self, other: U32<'k>, order: impl Arg<'k, u32>) -> U32<'k> {
+        let order = order.val(self.k);
         let out = self.k.fresh::<u32>();
         let (dst, a, b) = (out.operand(), self.operand(), other.operand());
-        self.k.op(format_args!("prmt.b32 {dst}, {a}, {b}, {order:#x};"));
+        match order.as_constant() {
+            Some(order) => self.k.op(format_args!("prmt.b32 {dst}, {a}, {b}, {order:#x};")),
+            None => self.k.op(format_args!("prmt.b32 {dst}, {a}, {b}, {};", order.operand())),
+        }
         out
     }
 
@@ -499,6 +503,16 @@ impl<'k> F32<'k> {
     #[track_caller]
     pub fn max(self, other: impl Arg<'k, f32>) -> F32<'k> {
         self.k.binary("max", "f32", self, other.val(self.k))
+    }
+
+    /// The larger of the two; NaN where either is.
+    #[track_caller]
+    pub fn max_nan(self, other: impl Arg<'k, f32>) -> F32<'k> {
+        let k = self.k;
+        let (out, other) = (k.fresh::<f32>(), other.val(k));
+        let (dst, a, b) = (out.operand(), self.operand(), other.operand());
+        k.emit(Needs::from_sm(80, 7, 0), format_args!("max.NaN.f32 {dst}, {a}, {b};"));
+        out
     }
 
     /// The absolute value.

@@ -50,6 +50,7 @@ fn arithmetic_and_conversions() {
     let p = (x.lt(y) & !y.ge(5)) | (x.ne(0) ^ signed.gt(2));
     let f = x.to_f32().fma(2.0, y.to_f32()).min(3.0).max(-1.0).abs().negate();
     let f = f.reciprocal_approx() + f.exp2_approx() * f.divide(3.0) - 1.5;
+    let f = f.max_nan(0.25);
     let packed = k.pack_bf16(f, f * 2.0);
     let [low, high] = packed.to_f32();
     let pair = k.pack_f16(low, high).bitcast::<u32>();
@@ -57,7 +58,8 @@ fn arithmetic_and_conversions() {
     out.store(p.select::<u32>(int, wide.to_u32()));
     out.at(4u64).store(signed);
     out.at(8u64).store_vec([low, high]);
-    out.at(16u64).store(pair);
+    let codes = k.join_halves(k.pack_fp8(Fp8::E4m3, low, high), k.pack_fp8(Fp8::E5m2, high, low));
+    out.at(16u64).store(pair.permute_bytes(codes, x));
     out.at(20u64).store(first);
     out.at(22u64).store(k.pack_fp8(Fp8::E4m3, f, low));
     out.at(24u64).store(k.pack_fp8(Fp8::E5m2, f, low));

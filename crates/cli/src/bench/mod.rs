@@ -1,6 +1,7 @@
 //! `oxigemm bench`: the peer's cases, timed as the peer's were.
 
 mod figures;
+mod fused;
 mod grouped;
 mod hc;
 mod indexer;
@@ -70,6 +71,8 @@ enum Suite {
     /// The cases of the peer's benchmark; those of FP8 are dense and grouped.
     #[default]
     Anchor,
+    /// Products whose sums are finished, beside those that store them as they are; FP8.
+    Fused,
     /// Quantization, beside the speed of a copy.
     Quantize,
     /// Those of the peer's benchmark that are logits of an indexer.
@@ -108,6 +111,10 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     };
     match args.suite {
         Suite::Anchor => {}
+        Suite::Fused => {
+            let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
+            return fused::run(common, cuda, args, &mut clock);
+        }
         Suite::Quantize => {
             let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
             return quantize::run(common, cuda, args, &mut clock);

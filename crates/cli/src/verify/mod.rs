@@ -4,6 +4,7 @@
 //! can be repeated from what its line says.
 
 mod forms;
+mod fused;
 mod grouped;
 mod half;
 mod hc;
@@ -206,10 +207,11 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let (watched, patience) = (Arc::clone(&setup), Duration::from_secs(args.patience));
     thread::spawn(move || watched.watch(patience));
     let mut checks = simulator::checks();
+    checks.extend(fused::comparisons());
     if args.compare.is_none() {
         let all = products::checks().into_iter().chain(half::checks()).chain(grouped::checks());
-        let all = all.chain(kgrouped::checks()).chain(forms::checks()).chain(quantize::checks());
-        let all = all.chain(indexer::checks()).chain(hc::checks());
+        let all = all.chain(kgrouped::checks()).chain(forms::checks()).chain(fused::checks());
+        let all = all.chain(quantize::checks()).chain(indexer::checks()).chain(hc::checks());
         checks.splice(..0, all.chain(runtime::checks()));
     }
     checks.retain(|check| args.filter.as_ref().is_none_or(|text| check.name.contains(text.as_str())));

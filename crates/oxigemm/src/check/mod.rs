@@ -4,6 +4,7 @@
 //! raw device pointers alike. What it returns is all that planning and launching need to know of the arguments, in
 //! a form where arguments that mean the same problem compare equal. On the way to success it allocates nothing.
 
+mod fused;
 mod grouped;
 mod half;
 mod half_grouped;
@@ -13,6 +14,7 @@ mod kgrouped;
 mod operand;
 mod quantize;
 
+pub use fused::{CheckedFused, EpilogueArguments, Fused, HeadSplits, QuantizedRows};
 pub use grouped::{CheckedGroups, GroupedFp8GemmNt, Groups, GroupsArgument};
 pub use half::{GemmLayout, HalfGemm};
 pub use half_grouped::GroupedHalfGemm;
@@ -109,7 +111,7 @@ pub struct Problem {
     pub family: Family,
     /// Rows of A and D; at most `i32::MAX`, like `n` and `k`.
     pub m: u32,
-    /// Rows of B, columns of D.
+    /// Columns that are computed: the rows of B, or half of them where there is a gate.
     pub n: u32,
     /// Columns of A and B.
     pub k: u32,
@@ -194,8 +196,12 @@ impl Fp8GemmNt {
     /// # Errors
     /// The first broken rule, with the argument that breaks it.
     pub fn check(&self) -> Result<Checked> {
+        self.check_k_major(None)
+    }
+
+    fn check_k_major(&self, epilogue: Option<&EpilogueArguments>) -> Result<Checked> {
         let k_major = |operand: &Operand| operand.tma_rows().map(|(pitch, memory)| (Major::K, pitch, memory));
-        Ok(self.check_by(k_major)?.0)
+        Ok(self.check_by(k_major, epilogue)?.0)
     }
 
     /// The same for operands that are contiguous along either dimension; also which of them are not K-major. Their
@@ -204,21 +210,26 @@ impl Fp8GemmNt {
     /// # Errors
     /// The first broken rule, with the argument that breaks it.
     pub fn check_either_major(&self) -> Result<(Checked, [Major; 2])> {
-        self.check_by(|operand| operand.tma_either_major(Major::K))
+        self.check_by(|operand| operand.tma_either_major(Major::K), None)
     }
 
+    /// The same by a rule for the rows of A and B. With an `epilogue` sums are finished: D may be of other columns and
+    /// another type, and operands are e4m3 with one scale for 128 rows of B.
     fn check_by(
         &self,
         rows: impl Fn(&Operand) -> Result<(Major, u64, Footprint)>,
+        epilogue: Option<&EpilogueArguments>,
     ) -> Result<(Checked, [Major; 2])> {
         let Fp8GemmNt { a, sfa, b, sfb, c, d } = self;
         let trivial = |trivial| Ok((Checked::Trivial(trivial), [Major::K; 2]));
+        let finish = epilogue.copied().unwrap_or_default();
+        let types = if epilogue.is_some() { &FP8[..1] } else { &FP8 };
 
-        a.expect_dtype(&FP8)?;
-        b.expect_dtype(&FP8)?;
+        a.expect_dtype(types)?;
+        b.expect_dtype(types)?;
         sfa.expect_dtype(&[DType::F32])?;
         sfb.expect_dtype(&[DType::F32])?;
-        d.expect_dtype(&[DType::Bf16, DType::F32])?;
+        d.expect_dtype(finish.d_types())?;
         let [m, k] = a.matrix_dims()?;
         let [n, b_k] = b.matrix_dims()?;
         if b_k != k {
@@ -227,18 +238,22 @@ impl Fp8GemmNt {
         let (k_blocks, n_blocks) = (blocks(k), blocks(n));
         let sfa = &sfa.expect_scales([m, k_blocks], "one per row of `a` and 128 of K")?;
         // One row has one scale either way.
-        let each_row = n > 1 && sfb.dims().first() == Some(&n);
+        let each_row = epilogue.is_none() && n > 1 && sfb.dims().first() == Some(&n);
         let scales_along_n = if each_row { n } else { n_blocks };
-        let sfb = &sfb.expect_scales(
-            [scales_along_n, k_blocks],
-            "one per 128 rows, or each row, of `b` and 128 of K",
-        )?;
+        let sharing = match epilogue {
+            None => "one per 128 rows, or each row, of `b` and 128 of K",
+            Some(_) => "one per 128 rows of `b` and 128 of K",
+        };
+        let sfb = &sfb.expect_scales([scales_along_n, k_blocks], sharing)?;
         let family = if each_row { Family::Fp8Rows } else { fp8_family([a.dtype, b.dtype]) };
         if each_row {
             a.expect_dtype(&[DType::E4m3])?;
             b.expect_dtype(&[DType::E4m3])?;
         }
-        expect_output(d, c.as_ref(), [m, n], "the rows of `a` by the rows of `b`", a, &[sfa, b, sfb, d])?;
+        let columns = finish.columns(b, n, i64::from(BLOCK))?;
+        let dims = [m, finish.columns_of_d(columns)];
+        expect_output(d, c.as_ref(), dims, finish.meaning_of_d(), a, &[sfa, b, sfb, d])?;
+        finish.check_shapes(n, &[m, columns], a, c.as_ref())?;
         if m == 0 || n == 0 {
             return trivial(Trivial::Nothing);
         }
@@ -260,7 +275,7 @@ impl Fp8GemmNt {
             family,
             // matrix_dims has bounded each of them by i32::MAX.
             m: m as u32,
-            n: n as u32,
+            n: columns as u32,
             k: k as u32,
             a_pitch,
             b_pitch,
@@ -274,7 +289,7 @@ impl Fp8GemmNt {
     }
 }
 
-/// The types that FP8 operands may have.
+/// The types that FP8 operands may have, first that of all kernels.
 const FP8: [DType; 2] = [DType::E4m3, DType::E5m2];
 
 /// The kernels for FP8 operands of these types.

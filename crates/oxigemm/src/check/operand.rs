@@ -88,6 +88,11 @@ impl Footprint {
         Footprint { end, pitch: if keeps { self.pitch } else { 0 }, ..self }
     }
 
+    /// Whether elements of a matrix of scales may lie in the same place.
+    pub(super) fn overlaps_itself(&self, dims: &[i64]) -> bool {
+        self.pitch == 0 && dims.iter().product::<i64>() > 1
+    }
+
     fn overlaps(&self, other: &Footprint) -> bool {
         if self.start >= other.end || other.start >= self.end {
             return false;
@@ -264,6 +269,18 @@ impl Operand {
             });
         }
         Ok(matrix.repeated_to(&expected))
+    }
+
+    /// Checks the shape of a matrix of scales that are written: none holds for others.
+    pub(super) fn expect_own_scales(&self, expected: [i64; 2], meaning: &str) -> Result<()> {
+        if self.matrix_dims()? == expected {
+            return Ok(());
+        }
+        Err(Error::ScaleShape {
+            argument: self.name,
+            expected: format!("{expected:?}, {meaning}"),
+            found: format!("{:?}", self.dims()),
+        })
     }
 
     /// The same with these dimensions: where it had 1 of another number, that one again and again.

@@ -69,7 +69,7 @@ pub(super) struct Speeds {
     pub start: f64,
 }
 
-const MANY_ROWS: Speeds =
+pub(super) const MANY_ROWS: Speeds =
     Speeds { tensor: 12.69e6, memory: 3.57e6, l2: 23.5e6, feed: 154e3, output: 121e3, start: 3.92 };
 const FEW_ROWS: Speeds =
     Speeds { tensor: 12.69e6, memory: 3.94e6, l2: 9.83e6, feed: 154e3, output: 121e3, start: 3.43 };
@@ -174,7 +174,7 @@ impl Tile {
 const ROW_BYTES: u32 = BLOCK_K;
 
 /// Bytes that cross the memory bus at least once.
-fn memory_bytes(family: Family, shape: Shape) -> f64 {
+pub(super) fn memory_bytes(family: Family, shape: Shape) -> f64 {
     let [m, n, k] = [shape.m, shape.n, shape.k].map(f64::from);
     let scales = match family {
         Family::Fp8 | Family::Fp8E5m2(_) => f64::from(shape.k_blocks()) * (m + n / f64::from(BLOCK_K)),
@@ -186,7 +186,7 @@ fn memory_bytes(family: Family, shape: Shape) -> f64 {
 
 /// How much of the tensor cores' speed a tile of a many-row kernel keeps. Wide tiles hide the promotion of sums;
 /// tiles that straddle blocks of scales have more of it.
-fn efficiency(tile: &Tile) -> f64 {
+pub(super) fn efficiency(tile: &Tile) -> f64 {
     match tile.family {
         Family::Half(_) => return half_efficiency(tile),
         Family::Fp8Rows => return rows_efficiency(tile),

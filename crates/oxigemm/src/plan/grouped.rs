@@ -3,6 +3,7 @@
 //! How many rows a group has only the device knows. A plan is made for the rows that a group is expected to have, and
 //! computes any others as well, only not as fast.
 
+use oxigemm_kernels::epilogue::fused::Fusion;
 use oxigemm_kernels::launch::Config;
 
 use super::cost::{self, Cost, Persistent, Speeds, Tile};
@@ -77,6 +78,7 @@ fn plan(choice: Choice, estimate: Cost, shape: &GroupedShape, limits: &Limits) -
         shape: shape.slab(),
         groups: Some(*shape),
         k_groups: None,
+        passes: 1,
         choice,
         launch,
         estimate,
@@ -115,6 +117,7 @@ fn grouped_candidates_of(
 fn serves(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> bool {
     let blocks = blocks_of(choice);
     (!limits.restricted || blocks <= limits.sms)
+        && choice.config().fusion() == Fusion::None
         && choice
             .launch_grouped(shape, limits.clusters(blocks))
             .is_some_and(|launch| launch.shared_bytes <= limits.shared_per_block)

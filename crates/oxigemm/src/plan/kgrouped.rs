@@ -36,8 +36,8 @@ impl Plan {
 
 fn plan(choice: Choice, estimate: Cost, shape: &KGroupedShape, limits: &Limits) -> Option<Plan> {
     let launch = choice.launch_k_grouped(shape, limits.clusters(blocks_of(&choice)))?;
-    let (groups, k_groups) = (None, Some(*shape));
-    Some(Plan { shape: shape.group(), groups, k_groups, choice, launch, estimate, why: Why::Asked })
+    let (shape, groups, k_groups, why) = (shape.group(), None, Some(*shape), Why::Asked);
+    Some(Plan { shape, groups, k_groups, passes: 1, choice, launch, estimate, why })
 }
 
 /// Every candidate with its estimate, the cheapest first.

@@ -15,6 +15,7 @@
 //! ```
 
 pub mod cost;
+mod fused;
 mod grouped;
 mod indexer;
 mod kgrouped;
@@ -22,6 +23,7 @@ mod kgrouped;
 use std::fmt;
 
 pub use cost::Cost;
+pub use fused::{fused_candidates, fused_ranking};
 pub use grouped::{grouped_ranking, grouped_ranking_of};
 pub use indexer::MqaPlan;
 pub use kgrouped::k_grouped_ranking;
@@ -121,6 +123,8 @@ pub struct Plan {
     pub groups: Option<GroupedShape>,
     /// The groups it is for, where they are along K.
     pub k_groups: Option<KGroupedShape>,
+    /// In how many passes a tile is computed: several only where D is quantized.
+    pub passes: u32,
     /// The kernel and what its launch chooses.
     pub choice: Choice,
     /// The launch.
@@ -204,15 +208,8 @@ impl Plan {
         }
         let (choice, estimate) = best.expect("many-row kernels serve every shape");
         let launch = choice.launch(shape, limits.clusters(blocks_of(&choice)));
-        Plan {
-            shape,
-            groups: None,
-            k_groups: None,
-            choice,
-            launch,
-            estimate,
-            why: Why::Cheapest { of: count, before },
-        }
+        let why = Why::Cheapest { of: count, before };
+        Plan { shape, groups: None, k_groups: None, passes: 1, choice, launch, estimate, why }
     }
 
     /// A given choice, or `None` where it cannot serve the shape on this device.
@@ -223,19 +220,21 @@ impl Plan {
         }
         let launch = choice.launch(shape, limits.clusters(blocks_of(&choice)));
         let estimate = cost::estimate(choice, shape, limits);
-        Some(Plan { shape, groups: None, k_groups: None, choice, launch, estimate, why: Why::Asked })
+        let why = Why::Asked;
+        Some(Plan { shape, groups: None, k_groups: None, passes: 1, choice, launch, estimate, why })
     }
 
     /// Launches it on a device that runs up to `concurrent` of its clusters at a time.
     pub(crate) fn set_concurrent(&mut self, concurrent: u32) {
         self.launch = match (&self.groups, &self.k_groups) {
-            (None, None) => self.choice.launch(self.shape, concurrent),
+            (None, None) => self.choice.launch_in_passes(self.shape, self.passes, concurrent),
             (None, Some(groups)) => {
                 self.choice.launch_k_grouped(groups, concurrent).expect("the plan has a kernel for groups")
             }
-            (Some(groups), _) => {
-                self.choice.launch_grouped(groups, concurrent).expect("the plan has a kernel for groups")
-            }
+            (Some(groups), _) => self
+                .choice
+                .launch_grouped_in_passes(groups, self.passes, concurrent)
+                .expect("the plan has a kernel for groups"),
         };
     }
 
@@ -382,7 +381,8 @@ fn serves(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
     };
     match *choice {
         Choice::Wide { config, .. } => {
-            config.grouping == Grouping::Dense && config.shared_bytes() <= limits.shared_per_block
+            let plain = config.grouping == Grouping::Dense && !config.is_fused();
+            plain && config.shared_bytes() <= limits.shared_per_block
         }
         Choice::HalfWide { config, .. } => {
             !config.is_grouped() && config.shared_bytes() <= limits.shared_per_block

@@ -1,0 +1,420 @@
+//! Products whose sums are finished before they are stored: what to do with them, data, and whether the result is what
+//! the single steps give.
+
+use std::str::FromStr;
+
+use oxigemm::cast::{Quantized, ScaleFormat};
+use oxigemm::check::{Fused, QuantizedRows};
+use oxigemm::metrics::calc_diff;
+use oxigemm::plan::Shape;
+use oxigemm::reference::Finish;
+use oxigemm::{
+    Activation, Addend, DType, Device, Epilogue, FusedOutput, GemmOptions, HeadSplits, Tensor,
+    fp8_gemm_nt_fused,
+};
+use oxigemm_kernels::epilogue::fused::Fusion;
+
+use crate::Failure;
+use crate::problem::{AddendKind, Host, Operands, POISON, ScaleOrder, Spec, values};
+use crate::verdict::Verdict;
+
+/// What is done with the sums of a product.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EpilogueSpec {
+    pub activation: Activation,
+    pub gated: bool,
+    pub bias: Option<DType>,
+    pub alpha: f32,
+    pub beta: f32,
+    pub heads: Option<HeadSplits>,
+    /// The scales of a quantized D.
+    pub quantized: Option<(ScaleOrder, ScaleFormat)>,
+}
+
+impl EpilogueSpec {
+    /// Nothing.
+    pub const NONE: EpilogueSpec = EpilogueSpec {
+        activation: Activation::None,
+        gated: false,
+        bias: None,
+        alpha: 1.0,
+        beta: 1.0,
+        heads: None,
+        quantized: None,
+    };
+
+    /// Columns that are computed of `n` rows of B.
+    pub fn columns(&self, n: usize) -> usize {
+        if self.gated { n / 2 } else { n }
+    }
+
+    /// Where columns that are computed are in D, and how many D has.
+    fn places(&self, columns: usize) -> (Vec<usize>, usize) {
+        let Some(HeadSplits { left, mid, right }) = self.heads else {
+            return ((0..columns).collect(), columns);
+        };
+        let [left, mid, computed] = [left, mid, left + right].map(|x| x as usize);
+        let place = |j: usize| j + mid * (j / computed + usize::from(j % computed >= left));
+        ((0..columns).map(place).collect(), columns + columns / computed * mid)
+    }
+
+    /// Rows of computed columns as rows of D, with poison in what heads skip.
+    fn laid_out(&self, values: &[f32], columns: usize, d_type: DType) -> Vec<u8> {
+        let ((places, width), size) = (self.places(columns), d_type.size());
+        let mut bytes = vec![POISON; values.len() / columns.max(1) * width * size];
+        for (i, element) in d_type.encode(values).chunks(size).enumerate() {
+            let at = (i / columns * width + places[i % columns]) * size;
+            bytes[at..at + size].copy_from_slice(element);
+        }
+        bytes
+    }
+
+    /// What planning is told.
+    pub fn fused(&self) -> Fused {
+        Fused {
+            fusion: if self.gated { Fusion::Gated } else { Fusion::Elementwise },
+            activation: self.activation,
+            bias: self.bias,
+            heads: self.heads,
+            quantized: self.quantized.map(|(_, format)| QuantizedRows { format, strides: [1, 1] }),
+        }
+    }
+}
+
+impl FromStr for EpilogueSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<EpilogueSpec, String> {
+        let mut spec = EpilogueSpec::NONE;
+        for word in text.split(',').filter(|word| !word.is_empty()) {
+            let number = |text: &str| text.parse::<f32>().map_err(|error| format!("{word}: {error}"));
+            match word {
+                "relu" => spec.activation = Activation::Relu,
+                "gelu" => spec.activation = Activation::Gelu,
+                "gelu-tanh" => spec.activation = Activation::GeluTanh,
+                "silu" => spec.activation = Activation::Silu,
+                "swiglu" => (spec.activation, spec.gated) = (Activation::Silu, true),
+                "geglu" => (spec.activation, spec.gated) = (Activation::Gelu, true),
+                "gated" => spec.gated = true,
+                "bias" => spec.bias = Some(DType::Bf16),
+                "bias-f32" => spec.bias = Some(DType::F32),
+                "fp8" => spec.quantized = Some((ScaleOrder::Mn, ScaleFormat::F32)),
+                "fp8-pow2" => spec.quantized = Some((ScaleOrder::Mn, ScaleFormat::PowerOfTwo)),
+                _ => match word.split_once('=') {
+                    Some(("alpha", value)) => spec.alpha = number(value)?,
+                    Some(("beta", value)) => spec.beta = number(value)?,
+                    Some(("heads", value)) => {
+                        let parts: Result<Vec<u32>, _> = value.split('/').map(str::parse).collect();
+                        let [left, mid, right] = parts
+                            .ok()
+                            .and_then(|parts| <[u32; 3]>::try_from(parts).ok())
+                            .ok_or_else(|| format!("{word}: expected heads=left/mid/right"))?;
+                        spec.heads = Some(HeadSplits { left, mid, right });
+                    }
+                    _ => {
+                        return Err(format!(
+                            "{word} is none of relu, gelu, gelu-tanh, silu, swiglu, geglu, gated, bias, bias-f32, \
+                             alpha=X, beta=X, fp8, fp8-pow2, heads=left/mid/right"
+                        ));
+                    }
+                },
+            }
+        }
+        Ok(spec)
+    }
+}
+
+/// A product and what is done with its sums.
+#[derive(Clone, Copy, Debug)]
+pub struct FusedSpec {
+    /// The product: its N is that of B's rows, its addend and gaps are those of D.
+    pub product: Spec,
+    pub epilogue: EpilogueSpec,
+}
+
+impl FusedSpec {
+    /// As planning sees it.
+    pub fn shape(&self) -> Shape {
+        let Spec { m, n, k, .. } = self.product;
+        let [m, n, k] = [m, self.epilogue.columns(n), k].map(|x| x as u32);
+        Shape { m, n, k }
+    }
+
+    /// Bytes that cross the memory bus at least once.
+    pub fn bytes(&self) -> f64 {
+        let [m, n, k] = [self.product.m, self.product.n, self.product.k].map(|x| x as f64);
+        let columns = self.epilogue.columns(self.product.n) as f64;
+        let scales = 4.0 * (k / 128.0).ceil() * (m + (n / 128.0).ceil());
+        let element = match self.epilogue.quantized {
+            Some(_) => 1.0 + 4.0 / 128.0,
+            None => self.product.d_type.size() as f64,
+        };
+        let outputs = if self.product.addend == AddendKind::None { 1.0 } else { 2.0 };
+        (m + n) * k + scales + outputs * m * columns * element
+    }
+}
+
+impl std::fmt::Display for FusedSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}, finished by {:?}", self.product, self.epilogue)
+    }
+}
+
+/// A fused product with its data on a device.
+pub struct FusedTask {
+    pub spec: FusedSpec,
+    /// The product alone, whose D is the sums.
+    sums: Operands,
+    bias: Option<Tensor>,
+    /// What is added, without what heads skip.
+    c_values: Option<Vec<f32>>,
+    c: Option<Tensor>,
+    pub d: Tensor,
+    pub d_memory: Tensor,
+    scales: Option<Tensor>,
+}
+
+/// Elements of poison before and behind D.
+const GUARD: usize = 1024;
+
+impl FusedTask {
+    /// Draws the data and puts it on a device, with poison wherever the layout has gaps.
+    pub fn new(spec: FusedSpec, device: &Device) -> Result<FusedTask, Failure> {
+        let FusedSpec { product, epilogue } = spec;
+        let plain =
+            Spec { d_type: DType::F32, addend: AddendKind::None, d_padding: 0, d_offset: 0, ..product };
+        let sums = Host::draw(plain)?.upload(device)?;
+        let Spec { m, n, seed, .. } = product;
+        let columns = epilogue.columns(n);
+        let bias = epilogue.bias.map(|dtype| {
+            let values: Vec<f32> = values(dtype, seed, 2, n).iter().map(|x| x * 4.0).collect();
+            Tensor::from_f32(dtype, &values, &[n], device)
+        });
+        let d_type = if epilogue.quantized.is_some() { DType::E4m3 } else { product.d_type };
+        let c_values = (product.addend != AddendKind::None).then(|| {
+            let c = values(d_type, seed, 3, m * columns);
+            c.iter().map(|x| x * 8.0).collect::<Vec<_>>()
+        });
+        let width = epilogue.places(columns).1;
+        // Rows of codes begin at multiples of 16 bytes, as another product reads them.
+        let (padding, offset) = match epilogue.quantized {
+            Some(_) => (width.next_multiple_of(16) - width + product.d_padding * 16, product.d_offset * 16),
+            None => (product.d_padding, product.d_offset),
+        };
+        let matrix = |values: Option<&[f32]>| -> Result<(Tensor, Tensor), Failure> {
+            let pitch = width + padding;
+            let len = GUARD + offset + m * pitch + GUARD;
+            let memory = Tensor::from_bytes(d_type, &vec![POISON; len * d_type.size()], &[len], device)?;
+            let mut d =
+                memory.narrow(0, GUARD + offset, m * pitch)?.view(&[m, pitch])?.narrow(1, 0, width)?;
+            if let Some(values) = values {
+                d.write_bytes(&epilogue.laid_out(values, columns, d_type))?;
+            }
+            Ok((d, memory))
+        };
+        let in_place = c_values.as_deref().filter(|_| product.addend == AddendKind::Inplace);
+        let (d, d_memory) = matrix(in_place)?;
+        let c = match product.addend {
+            AddendKind::Other => Some(matrix(c_values.as_deref())?.0),
+            _ => None,
+        };
+        let scales = match epilogue.quantized {
+            None => None,
+            Some((order, _)) => Some(scales_of_d(order, [m, columns.div_ceil(128)], device)?),
+        };
+        let bias = bias.transpose()?;
+        Ok(FusedTask { spec, sums, bias, c_values, c, d, d_memory, scales })
+    }
+
+    /// Runs it.
+    pub fn run(&mut self, options: &GemmOptions) -> oxigemm::Result<()> {
+        let EpilogueSpec { activation, gated, alpha, beta, heads, quantized, .. } = self.spec.epilogue;
+        let epilogue = Epilogue { alpha, bias: self.bias.as_ref(), activation, gated, beta, heads };
+        let addend = match (&self.c, self.spec.product.addend) {
+            (Some(c), _) => Addend::From(c),
+            (None, AddendKind::Inplace) => Addend::InPlace,
+            (None, _) => Addend::None,
+        };
+        let d = match (&mut self.scales, quantized) {
+            (Some(scales), Some((_, format))) => FusedOutput::Fp8 { d: &mut self.d, scales, format },
+            _ => FusedOutput::Matrix(&mut self.d),
+        };
+        let Some([sfa, sfb]) = &self.sums.scales else { unreachable!("FP8 operands have scales") };
+        fp8_gemm_nt_fused((&self.sums.a, sfa), (&self.sums.b, sfb), addend, d, &epilogue, options)
+    }
+
+    /// The product alone, in BF16, for comparison of times.
+    pub fn plain(&self, device: &Device) -> Result<Operands, Failure> {
+        let Spec { m, n, k, seed, .. } = self.spec.product;
+        Host::draw(Spec { seed, ..Spec::new(m, n, k) })?.upload(device)
+    }
+
+    /// The bytes of the result, and of its scales.
+    pub fn bits(&self) -> Result<Vec<u8>, Failure> {
+        let mut bytes = self.d.to_bytes()?;
+        if let Some(scales) = &self.scales {
+            bytes.extend(scales.to_bytes()?);
+        }
+        Ok(bytes)
+    }
+
+    /// Compares with the single steps, for the sums that the product alone gives on the same device.
+    pub fn judge(&mut self) -> Result<Verdict, Failure> {
+        self.sums.run(&GemmOptions::default())?;
+        let sums: Vec<f64> = self.sums.result()?.into_iter().map(f64::from).collect();
+        let FusedSpec { product, epilogue } = self.spec;
+        let bias = self.bias.as_ref().map(Tensor::to_vec_f32).transpose()?;
+        let EpilogueSpec { activation, gated, alpha, beta, .. } = epilogue;
+        let finish = Finish { alpha, beta, bias: bias.as_deref(), activation, gated };
+        let expected = finish.apply(&sums, product.n, self.c_values.as_deref())?;
+        let columns = epilogue.columns(product.n);
+        let (places, width) = epilogue.places(columns);
+        let (found, scales) = match &self.scales {
+            Some(scales) => {
+                let quantized = Quantized::from_tensors(&self.d, scales, 1)?;
+                (quantized.dequantize(), Some(quantized.scales))
+            }
+            None => {
+                let all = self.d.to_vec_f32()?;
+                let place = |i: usize| i / columns * width + places[i % columns];
+                ((0..expected.len()).map(|i| all[place(i)]).collect(), None)
+            }
+        };
+        let blocks = columns.div_ceil(128);
+        let largest = expected.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
+        // One rounding to the type of D, and what FP32 loses.
+        let lost = 1e-6 * largest + 1e-5;
+        let allowed = |i: usize, x: f64| match (&scales, product.d_type) {
+            (Some(scales), _) => {
+                let scale = f64::from(scales[i / columns * blocks + i % columns / 128]);
+                // A scale that is a power of two may be the next one, where the largest element is near to one.
+                (x.abs() / 16.0).max(scale * 2f64.powi(-10)) * 1.001 + lost
+            }
+            (None, DType::F32) => 3e-5 * x.abs() + lost,
+            (None, _) => x.abs() / 256.0 + lost,
+        };
+        let off = |i: usize| (f64::from(found[i]) - expected[i]).abs() / allowed(i, expected[i]);
+        // NaN is worse than anything.
+        let worse = |worst: f64, error: f64| if error > worst || error.is_nan() { error } else { worst };
+        let worst_element = (0..expected.len()).map(off).fold(0.0, worse);
+        let largest_used = self.scales_use_their_range(&found, scales.as_deref(), [columns, blocks]);
+        let diff = calc_diff(&found, &expected);
+        let right = worst_element <= 1.0 && largest_used;
+        Ok(Verdict { diff, diff_unquantized: diff, worst_element, rows: product.m, right })
+    }
+
+    /// Whether no scale is larger than it has to be: the largest code of its block is near the largest there is.
+    fn scales_use_their_range(
+        &self,
+        found: &[f32],
+        scales: Option<&[f32]>,
+        [columns, blocks]: [usize; 2],
+    ) -> bool {
+        let (Some(scales), Some((_, format))) = (scales, self.spec.epilogue.quantized) else { return true };
+        let least = if format == ScaleFormat::F32 { 440.0 } else { 208.0 };
+        found.chunks(columns.max(1)).enumerate().all(|(row, values)| {
+            values.chunks(128).enumerate().all(|(block, values)| {
+                let scale = scales[row * blocks + block];
+                let largest = values.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+                largest >= least * scale || scale <= 1.1e-4 / 448.0
+            })
+        })
+    }
+
+    /// Whether nothing was written to that is not part of the result.
+    pub fn surroundings_untouched(&self) -> Result<bool, Failure> {
+        let size = self.d.dtype().size();
+        let columns = self.spec.epilogue.columns(self.spec.product.n);
+        let (places, _) = self.spec.epilogue.places(columns);
+        let mut bytes = self.d_memory.to_bytes()?;
+        let first = (self.d.address() - self.d_memory.address()) as usize;
+        let pitch = self.d.strides()[0] * size;
+        for row in 0..self.d.dims()[0] {
+            for place in &places {
+                bytes[first + row * pitch + place * size..][..size].fill(POISON);
+            }
+        }
+        Ok(bytes.iter().all(|byte| *byte == POISON))
+    }
+
+    /// Puts into D what is added to, where it is D.
+    pub fn restore(&mut self) -> Result<(), Failure> {
+        let FusedSpec { product, epilogue } = self.spec;
+        match &self.c_values {
+            Some(values) if product.addend == AddendKind::Inplace => {
+                let columns = epilogue.columns(product.n);
+                Ok(self.d.write_bytes(&epilogue.laid_out(values, columns, self.d.dtype()))?)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Overwrites D, and everything around it, with poison.
+    pub fn poison(&mut self) -> Result<(), Failure> {
+        let bytes = vec![POISON; self.d_memory.len() * self.d_memory.dtype().size()];
+        Ok(self.d_memory.write_bytes(&bytes)?)
+    }
+}
+
+/// Scales of D that hold poison.
+fn scales_of_d(order: ScaleOrder, [rows, blocks]: [usize; 2], device: &Device) -> Result<Tensor, Failure> {
+    let (lines, line, first, pitch) = match order {
+        ScaleOrder::Row => (rows, blocks, 0, blocks),
+        ScaleOrder::RowPadded => (rows, blocks, 0, blocks.next_multiple_of(4)),
+        ScaleOrder::Mn => (blocks, rows, 0, rows.next_multiple_of(4)),
+        ScaleOrder::Odd => (blocks, rows, 1, rows | 1),
+    };
+    let memory =
+        Tensor::from_slice(&vec![f32::NAN; first + lines * pitch], &[first + lines * pitch], device)?;
+    let matrix = memory.narrow(0, first, lines * pitch)?.view(&[lines, pitch])?.narrow(1, 0, line)?;
+    Ok(if lines == rows && matches!(order, ScaleOrder::Row | ScaleOrder::RowPadded) {
+        matrix
+    } else {
+        matrix.transpose(0, 1)?
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_make_an_epilogue() {
+        let spec: EpilogueSpec = "swiglu,bias,alpha=0.5,fp8-pow2".parse().unwrap();
+        assert_eq!(
+            spec,
+            EpilogueSpec {
+                activation: Activation::Silu,
+                gated: true,
+                bias: Some(DType::Bf16),
+                alpha: 0.5,
+                quantized: Some((ScaleOrder::Mn, ScaleFormat::PowerOfTwo)),
+                ..EpilogueSpec::NONE
+            }
+        );
+        let heads: EpilogueSpec = "heads=128/64/128".parse().unwrap();
+        assert_eq!(heads.places(512).1, 512 + 2 * 64);
+        for wrong in ["swish", "alpha=x", "heads=1/2"] {
+            assert!(wrong.parse::<EpilogueSpec>().unwrap_err().contains(wrong.split('=').next().unwrap()));
+        }
+    }
+
+    #[test]
+    fn a_wrong_element_is_found() {
+        for words in ["gelu,bias", "swiglu,fp8", "heads=8/3/8"] {
+            let epilogue = words.parse().unwrap();
+            let product = Spec::new(9, 256, 200);
+            let mut task = FusedTask::new(FusedSpec { product, epilogue }, &Device::cpu()).unwrap();
+            task.run(&GemmOptions::default()).unwrap();
+            let good = task.judge().unwrap();
+            assert!(good.right, "{words}: {good:?}");
+            assert!(task.surroundings_untouched().unwrap(), "{words}");
+            let mut bytes = task.d.to_bytes().unwrap();
+            // The sign, or a large part, of the second element.
+            let size = task.d.dtype().size();
+            bytes[2 * size - 1] ^= 0xc0;
+            task.d.write_bytes(&bytes).unwrap();
+            assert!(!task.judge().unwrap().right, "{words}");
+        }
+    }
+}

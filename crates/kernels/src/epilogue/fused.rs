@@ -1,0 +1,203 @@
+//! What else a kernel may do with its sums before they are stored: `D = act(alpha * A·Bᵀ + bias) + beta * C`.
+//!
+//! A chain of stages, a file each: [bias](super::bias) and alpha, [activation](super::activation) and gate on the sums
+//! in registers, then [quantization](super::quantized) or rounding; [heads](super::heads) move columns. All of it is in
+//! FP32 and rounded once. Which stages take part is told at run time; only that a gate halves the columns is compiled
+//! in.
+
+use super::OutputParams;
+use super::heads::Heads;
+use crate::half::Half;
+use oxigemm_ptx::{F32, Global, Kernel, Pred, U32, Var};
+use std::ffi::c_void;
+
+/// What is compiled into a kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Fusion {
+    /// Sums are stored as they are.
+    #[default]
+    None,
+    /// Every sum becomes an element of D.
+    Elementwise,
+    /// Two sums become an element of D: `act(gate) * up`. B has the rows of all gates, then those of all ups.
+    Gated,
+}
+
+impl Fusion {
+    /// Sums for each element of D.
+    pub const fn sums(self) -> u32 {
+        match self {
+            Fusion::None | Fusion::Elementwise => 1,
+            Fusion::Gated => 2,
+        }
+    }
+
+    /// Its name in that of a kernel.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Fusion::None => "",
+            Fusion::Elementwise => "fused_",
+            Fusion::Gated => "gated_",
+        }
+    }
+}
+
+/// Columns that share a scale where D is quantized.
+pub const SCALED_COLUMNS: u32 = 128;
+
+/// What the host passes to a fused kernel behind all else, in the order of the parameters.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FusedArgs {
+    /// The factor of the product.
+    pub alpha: f32,
+    /// The factor of C.
+    pub beta: f32,
+    /// Address of the bias, one for each row of B.
+    pub bias: u64,
+    /// See [`FusedFlags`].
+    pub flags: u32,
+    /// An [`Activation`](super::Activation), as a number.
+    pub activation: u32,
+    /// Columns of a head before those that are skipped, those, and all that are not. 0, 0, 1 where there are no heads.
+    pub heads: [u32; 3],
+    /// Address of the scales of a quantized D.
+    pub scales: u64,
+    /// Strides of those scales, in elements: along M and along N.
+    pub scale_strides: [u32; 2],
+}
+
+/// Bits of [`FusedArgs::flags`].
+pub struct FusedFlags;
+
+impl FusedFlags {
+    /// There is a bias.
+    pub const BIAS: u32 = 1;
+    /// It is FP32, not of the 16-bit type.
+    pub const BIAS_F32: u32 = 2;
+    /// D is e4m3 with a scale for 128 columns of a row. It is [`PLAIN`](super::OutputFlags::PLAIN) then.
+    pub const QUANTIZED: u32 = 4;
+    /// Its scales are powers of two.
+    pub const POWERS_OF_TWO: u32 = 8;
+}
+
+impl FusedArgs {
+    /// How many parameters they are.
+    pub const COUNT: usize = 11;
+
+    /// A pointer to each argument, as a launch takes them.
+    pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
+        fn to<T>(value: &T) -> *mut c_void {
+            std::ptr::from_ref(value).cast_mut().cast()
+        }
+        [
+            to(&self.alpha),
+            to(&self.beta),
+            to(&self.bias),
+            to(&self.flags),
+            to(&self.activation),
+            to(&self.heads[0]),
+            to(&self.heads[1]),
+            to(&self.heads[2]),
+            to(&self.scales),
+            to(&self.scale_strides[0]),
+            to(&self.scale_strides[1]),
+        ]
+    }
+}
+
+/// The same arguments inside a kernel.
+#[derive(Clone, Copy)]
+pub(crate) struct FusedParams<'k> {
+    pub alpha: F32<'k>,
+    pub beta: F32<'k>,
+    pub bias: Global<'k>,
+    pub flags: U32<'k>,
+    pub activation: U32<'k>,
+    pub heads: Heads<'k>,
+    pub scales: Global<'k>,
+    pub scale_strides: [U32<'k>; 2],
+}
+
+impl<'k> FusedParams<'k> {
+    /// Declares them in the order of [`FusedArgs`].
+    pub fn declare(k: &'k Kernel) -> Self {
+        FusedParams {
+            alpha: k.param("alpha"),
+            beta: k.param("beta"),
+            bias: k.param_pointer("bias"),
+            flags: k.param("fused_flags"),
+            activation: k.param("activation"),
+            heads: Heads::declare(k),
+            scales: k.param_pointer("d_scales"),
+            scale_strides: [k.param("d_scales_stride_m"), k.param("d_scales_stride_n")],
+        }
+    }
+
+    /// Whether a flag is set.
+    pub fn has(&self, flag: u32) -> Pred<'k> {
+        (self.flags & flag).ne(0)
+    }
+
+    /// In how many passes tiles are computed, where D takes this many to be quantized.
+    pub fn passes(&self, quantized: u32) -> U32<'k> {
+        self.has(FusedFlags::QUANTIZED).select(quantized, 1)
+    }
+
+    /// The output with what it has to know of them.
+    pub fn output(&self, output: OutputParams<'k>) -> OutputParams<'k> {
+        OutputParams { beta: Some(self.beta), heads: Some(self.heads), ..output }
+    }
+}
+
+/// A warpgroup's sums of a tile, a fragment for each 64 rows, on their way to D.
+pub(crate) struct Sums<'k, 'p> {
+    pub k: &'k Kernel,
+    pub params: &'p FusedParams<'k>,
+    pub fusion: Fusion,
+    /// The type of a bias that is not FP32.
+    pub half: Half,
+    /// The column of D that the first sums belong to.
+    pub column: U32<'k>,
+    /// Columns of D.
+    pub columns: U32<'k>,
+    pub lane: U32<'k>,
+}
+
+impl<'k> Sums<'k, '_> {
+    /// Turns sums into elements of D but for C. Where there is a gate, they are in the first half of each fragment then.
+    pub fn finish(&self, sums: &[Vec<Var<'k, f32>>]) {
+        self.scale_and_add_bias(sums);
+        let each = self.fusion.sums() as usize;
+        let parts: Vec<_> = sums.iter().map(|sums| sums.split_at(sums.len() / each)).collect();
+        let firsts: Vec<_> = parts.iter().flat_map(|(first, _)| *first).copied().collect();
+        super::activation::activate(self.k, self.params.activation, &firsts);
+        if self.fusion == Fusion::Gated {
+            for (gate, up) in parts.iter().flat_map(|(gates, ups)| gates.iter().zip(*ups)) {
+                gate.set(gate.live() * up.live());
+            }
+        }
+    }
+}
+
+/// Which rows of B a tile's sums belong to, where those do not simply follow each other: a warpgroup has pieces of
+/// `columns` rows, of the gates and of the ups, and warpgroups side by side are `stride` columns of D apart.
+#[derive(Clone, Copy)]
+pub(crate) struct Pieces<'k> {
+    pub fusion: Fusion,
+    /// Columns of D that a warpgroup computes at a time.
+    pub columns: u32,
+    pub stride: U32<'k>,
+    /// Rows of B before the first up: the columns of D.
+    pub ups: U32<'k>,
+}
+
+impl<'k> Pieces<'k> {
+    /// The column of D and the row of B of one of a tile's sums, for a tile whose first column of D is `n`.
+    pub fn place(&self, n: U32<'k>, sum: U32<'k>) -> (U32<'k>, U32<'k>) {
+        let (piece, within) = (sum / self.columns, sum % self.columns);
+        let sums = self.fusion.sums();
+        let column = n + within + (piece / sums) * self.stride;
+        (column, column + (piece % sums) * self.ups)
+    }
+}

@@ -1,0 +1,262 @@
+//! The way of a warpgroup's part of a tile from its sums to D.
+
+use super::Block;
+use crate::WARPGROUP;
+use crate::cluster::TilePlace;
+use crate::epilogue::fused::{FusedFlags, FusedParams, Sums};
+use crate::epilogue::quantized::{QuantizedOutput, panel};
+use crate::epilogue::{OutputFlags, OutputParams, PANEL_BYTES, Panels, WarpOutput};
+use crate::half_output::Outbox;
+use crate::params::ScalesOfB;
+use oxigemm_ptx::warp::Shuffle;
+use oxigemm_ptx::{Shared, U32, Var};
+
+/// A warpgroup's part of a tile.
+#[derive(Clone, Copy)]
+pub(super) struct Part<'k> {
+    pub warpgroup: U32<'k>,
+    /// The first row and column of the tile.
+    pub tile: [U32<'k>; 2],
+    /// The row of D behind the group's last, where rows are grouped.
+    pub end: Option<U32<'k>>,
+    /// The tile's blocks of K.
+    pub k_blocks: U32<'k>,
+    /// Which of its passes, where tiles are computed in some.
+    pub pass: Option<U32<'k>>,
+}
+
+impl<'k> Block<'k, '_> {
+    fn staging(&self, warpgroup: U32<'k>) -> Shared<'k> {
+        self.shared.at(self.map.staging).at(warpgroup * self.cfg.staging_bytes())
+    }
+
+    /// The first row and column of a warpgroup's part, in its tile.
+    fn part_of(&self, warpgroup: U32<'k>) -> [U32<'k>; 2] {
+        let [row, column] = self.cfg.shape().part_of(warpgroup);
+        match (self.params.pieces, column.as_constant()) {
+            (Some(pieces), None) => [row, warpgroup * pieces.stride],
+            _ => [row, column],
+        }
+    }
+
+    /// Where each 64 rows of a part are staged and belong.
+    fn panels(&self, part: &Part<'k>) -> Vec<Panels<'k>> {
+        let ([row, column], staging) = (self.part_of(part.warpgroup), self.staging(part.warpgroup));
+        let bytes = Panels::staging_bytes(self.cfg.part_columns());
+        let wave = |wave| Panels {
+            row: part.tile[0] + row + wave * 64,
+            column: part.tile[1] + column,
+            staging: staging.at(wave * bytes),
+        };
+        (0..self.cfg.shape().waves()).map(wave).collect()
+    }
+
+    /// The same where D is quantized, for the columns of all passes; `part` is of the last.
+    fn quantized_panels(&self, part: &Part<'k>) -> Vec<Panels<'k>> {
+        let ([row, column], staging) = (self.part_of(part.warpgroup), self.staging(part.warpgroup));
+        let before = (self.cfg.quantized_passes() - 1) * self.cfg.part_columns();
+        let first = [part.tile[0] + row, part.tile[1] + column - before];
+        (0..self.cfg.shape().waves()).map(|wave| panel(staging, wave, first)).collect()
+    }
+
+    /// Does what writes a tile's output, unless its group is empty and D is left as it is.
+    fn unless_kept(&self, k_blocks: U32<'k>, write: impl FnOnce()) {
+        match self.k_groups {
+            Some(groups) => self.k.if_(k_blocks.ne(0) | groups.params.keeps_empty.eq(0), write),
+            None => write(),
+        }
+    }
+
+    /// The way of a warpgroup's part to D in rounds, where it takes that.
+    fn outbox_of(
+        &self,
+        warpgroup: U32<'k>,
+        output: &OutputParams<'k>,
+        slab: Option<U32<'k>>,
+    ) -> Option<Outbox<'k>> {
+        (self.cfg.scales_of_b == ScalesOfB::Rows).then(|| Outbox {
+            k: self.k,
+            params: *output,
+            slab,
+            goes_on: false,
+            shape: self.cfg.part(),
+            room: self.cfg.staging_bytes() / PANEL_BYTES,
+            staging: self.staging(warpgroup),
+            ring: self.outbox,
+            warpgroup,
+        })
+    }
+
+    /// A math warp writes its sums of a part, of which `first_row` is the first in the tile, or has them written by a
+    /// thread that does not multiply. `parity` is the warpgroup's place among its outputs, which begins as a writer's.
+    pub(super) fn write(
+        &self,
+        (part, first_row): (&Part<'k>, U32<'k>),
+        sums: &[Vec<Var<'k, f32>>],
+        parity: Var<'k, u32>,
+    ) {
+        let k = self.k;
+        if let Some(outbox) = self.outbox_of(part.warpgroup, &self.output(part), None) {
+            let [row, column] = self.part_of(part.warpgroup);
+            let first = [part.tile[0] + row, part.tile[1] + column];
+            return self.unless_kept(part.k_blocks, || {
+                outbox.write([self.warp & 3, self.lane], first, sums, parity);
+            });
+        }
+        let Some(fused) = &self.fused else {
+            let sums: Vec<_> = sums.iter().map(Vec::as_slice).collect();
+            return self.write_rounded((part, first_row), &sums, parity);
+        };
+        // Read of each tile anew, so that what depends on it takes no registers of the main loop.
+        let fused = &FusedParams { activation: k.shuffle(Shuffle::Index, fused.activation, 0), ..*fused };
+        let output = &self.params.output;
+        let column = part.tile[1] + self.part_of(part.warpgroup)[1];
+        let (fusion, half, columns, lane) = (self.cfg.fusion, output.half, output.columns, self.lane);
+        Sums { k, params: fused, fusion, half, column, columns, lane }.finish(sums);
+        let sums: Vec<_> = sums.iter().map(|sums| &sums[..sums.len() / fusion.sums() as usize]).collect();
+        k.if_else(
+            fused.has(FusedFlags::QUANTIZED),
+            || self.write_quantized(fused, part, &sums, parity),
+            || self.write_rounded((part, first_row), &sums, parity),
+        );
+    }
+
+    /// The output as the rows of the part's group have it.
+    fn output(&self, part: &Part<'k>) -> OutputParams<'k> {
+        let output = self.params.output;
+        OutputParams { rows: part.end.unwrap_or(output.rows), ..output }
+    }
+
+    fn write_rounded(
+        &self,
+        (part, first_row): (&Part<'k>, U32<'k>),
+        sums: &[&[Var<'k, f32>]],
+        parity: Var<'k, u32>,
+    ) {
+        let (k, columns, output) = (self.k, self.cfg.part_columns(), self.output(part));
+        let Part { warpgroup, tile, end, .. } = *part;
+        let rows = |place| WarpOutput { params: &output, place, warp: self.warp & 3, lane: self.lane };
+        let panels = self.panels(part).into_iter().map(rows);
+        let parts: Vec<_> = panels.zip(sums.iter().copied()).collect();
+        k.if_else(
+            output.has(OutputFlags::PLAIN),
+            || {
+                self.outbox.empty(warpgroup).wait(parity.get());
+                parts.iter().for_each(|(part, sums)| part.stage(k, sums));
+                self.announce(warpgroup, parity);
+                for (part, _) in &parts {
+                    match end {
+                        None => part.store_left_over(k, columns),
+                        Some(_) => part.store_within(k, columns),
+                    }
+                }
+            },
+            || match end {
+                None => WarpOutput::write_f32(k, &parts),
+                Some(end) => {
+                    k.if_((tile[0] + first_row).lt(end), || WarpOutput::write_f32(k, &parts));
+                }
+            },
+        );
+    }
+
+    fn write_quantized(
+        &self,
+        fused: &FusedParams<'k>,
+        part: &Part<'k>,
+        sums: &[&[Var<'k, f32>]],
+        parity: Var<'k, u32>,
+    ) {
+        let (k, passes) = (self.k, self.cfg.quantized_passes());
+        let output = self.output(part);
+        let rows = QuantizedOutput {
+            k,
+            params: fused,
+            output: &output,
+            staging: self.staging(part.warpgroup),
+            warp: self.warp & 3,
+            lane: self.lane,
+        };
+        let pass = part.pass.unwrap_or_else(|| k.constant(0));
+        k.if_(pass.eq(0), || self.outbox.empty(part.warpgroup).wait(parity.get()));
+        let finish = || {
+            let waves = rows.complete(sums);
+            if passes > 1 {
+                // Panels lie where other warps keep their values.
+                k.barrier_sync(part.warpgroup + 1, WARPGROUP);
+            }
+            let panels = self.quantized_panels(part);
+            panels.iter().zip(&waves).for_each(|(panel, values)| rows.stage(panel, values));
+            self.announce(part.warpgroup, parity);
+            if let Some(end) = part.end {
+                panels.iter().for_each(|panel| rows.store_within(panel, end));
+            }
+        };
+        match passes {
+            1 => finish(),
+            _ => k.if_else(pass.eq(passes - 1), finish, || rows.keep(pass, sums)),
+        }
+    }
+
+    /// Tells the storing thread that the warp has staged its rows.
+    fn announce(&self, warpgroup: U32<'k>, parity: Var<'k, u32>) {
+        let k = self.k;
+        k.fence_async_shared();
+        k.sync_warp();
+        let full = self.outbox.full(warpgroup);
+        k.guard(self.lane.eq(0), || full.arrive());
+        parity.set(parity.live() ^ 1);
+    }
+
+    /// The storing thread waits for a warpgroup's part of a tile to be staged, and has it stored.
+    pub(super) fn store(&self, warpgroup: U32<'k>, tile: &TilePlace<'k>, parity: Var<'k, u32>) {
+        let (k, output) = (self.k, &self.params.output);
+        let k_blocks = tile.k_group.map_or(self.params.k_blocks, |group| group.k);
+        let slab = tile.k_group.map(|group| group.group);
+        if let Some(outbox) = self.outbox_of(warpgroup, output, slab) {
+            let [row, column] = self.part_of(warpgroup);
+            return self.unless_kept(k_blocks, || outbox.store([tile.m + row, tile.n + column], parity));
+        }
+        self.place.if_last_pass(k, tile.pass, || {
+            self.outbox.full(warpgroup).wait(parity.get());
+            let (row, end) = match tile.group {
+                None => (tile.m, None),
+                Some(group) => {
+                    let d_row = group.d_row();
+                    (d_row + tile.m, Some(d_row + group.end))
+                }
+            };
+            self.store_staged(&Part { warpgroup, tile: [row, tile.n], end, k_blocks, pass: tile.pass });
+            k.bulk_commit();
+            k.bulk_wait_read(0);
+            self.outbox.empty(warpgroup).arrive();
+            parity.set(parity.live() ^ 1);
+        });
+    }
+
+    /// Has the copy engine store what is staged of a part.
+    fn store_staged(&self, part: &Part<'k>) {
+        let (k, output, columns) = (self.k, &self.params.output, self.cfg.part_columns());
+        let each = |panels: Vec<Panels<'k>>, store: &dyn Fn(&Panels<'k>)| {
+            for panels in &panels {
+                match part.end {
+                    None => store(panels),
+                    Some(end) => k.if_(panels.is_before(end), || store(panels)),
+                }
+            }
+        };
+        let rounded = || each(self.panels(part), &|panels| panels.store(output, columns));
+        match &self.fused {
+            None => rounded(),
+            Some(fused) => k.if_else(
+                fused.has(FusedFlags::QUANTIZED),
+                || {
+                    each(self.quantized_panels(part), &|panel| {
+                        output.d_map.store(&[panel.column, panel.row], panel.staging);
+                    });
+                },
+                rounded,
+            ),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! The rules of what is done with sums before they are stored.
+
+use oxigemm_kernels::epilogue::Activation;
+use oxigemm_kernels::epilogue::fused::Fusion;
+
+use super::operand::Footprint;
+use super::{Checked, Fp8GemmNt, Operand, Problem, blocks};
+use crate::cast::ScaleFormat;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// Columns of D that are skipped: `mid` of them in every head, behind the first `left` and before the last `right`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HeadSplits {
+    /// Columns that are computed before those that are skipped.
+    pub left: u32,
+    /// Columns that are left as they are.
+    pub mid: u32,
+    /// Columns that are computed behind them.
+    pub right: u32,
+}
+
+impl HeadSplits {
+    /// Columns of a head that are computed.
+    #[must_use]
+    pub const fn computed(&self) -> u64 {
+        self.left as u64 + self.right as u64
+    }
+}
+
+/// What is done with the sums of a product, as arguments that are not yet checked; the default is nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EpilogueArguments {
+    /// What a sum, or a gate, becomes.
+    pub activation: Activation,
+    /// Whether the first half of the rows of B are gates, and D has half as many columns.
+    pub gated: bool,
+    /// What is added to the product before that: one for each row of B, f32 or bf16.
+    pub bias: Option<Operand>,
+    /// Columns of D that are skipped.
+    pub heads: Option<HeadSplits>,
+    /// The scales of a quantized D, one for each row and 128 columns, and what they may be.
+    pub scales: Option<(Operand, ScaleFormat)>,
+}
+
+/// What is done with the sums of a checked product. Equal ones take the same plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fused {
+    /// How many sums become an element of D.
+    pub fusion: Fusion,
+    /// What a sum, or a gate, becomes.
+    pub activation: Activation,
+    /// The type of the bias, if there is one.
+    pub bias: Option<DType>,
+    /// Columns of D that are skipped.
+    pub heads: Option<HeadSplits>,
+    /// The scales of a quantized D.
+    pub quantized: Option<QuantizedRows>,
+}
+
+/// The scales of a quantized D.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QuantizedRows {
+    /// What they may be.
+    pub format: ScaleFormat,
+    /// From one row to the next, and from one 128 columns to the next, in elements.
+    pub strides: [u32; 2],
+}
+
+/// What a call with good arguments has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckedFused {
+    /// Run a kernel.
+    Launch(Problem, Fused),
+    /// Nothing: D has no elements.
+    Nothing,
+}
+
+impl Fp8GemmNt {
+    /// Checks every rule of the call where sums are finished before they are stored.
+    ///
+    /// # Errors
+    /// The first broken rule, with the argument that breaks it.
+    pub fn check_fused(&self, epilogue: &EpilogueArguments) -> Result<CheckedFused> {
+        let problem = match self.check_k_major(Some(epilogue))? {
+            Checked::Launch(problem) => problem,
+            Checked::Trivial(_) if self.d.dims().contains(&0) => return Ok(CheckedFused::Nothing),
+            // What sums of nothing become may be anything.
+            Checked::Trivial(_) => return Err(self.b.wrong_shape([self.b.dims[0], 1], "or more along K")),
+        };
+        let inputs = [&self.a, &self.sfa, &self.b, &self.sfb];
+        Ok(CheckedFused::Launch(problem, epilogue.check_memory(&self.d, &inputs)?))
+    }
+}
+
+impl EpilogueArguments {
+    fn fusion(&self) -> Fusion {
+        if self.gated { Fusion::Gated } else { Fusion::Elementwise }
+    }
+
+    /// The types that D may have.
+    pub(super) fn d_types(&self) -> &'static [DType] {
+        if self.scales.is_some() { &[DType::E4m3] } else { &[DType::Bf16, DType::F32] }
+    }
+
+    /// The columns that are computed of `n` rows of B; half of them are a multiple of `unit`.
+    pub(super) fn columns(&self, b: &Operand, n: i64, unit: i64) -> Result<i64> {
+        if self.gated && n % (2 * unit) != 0 {
+            return Err(Error::Shape {
+                argument: b.name,
+                expected: format!("gates and as many ups, each a multiple of {unit} rows"),
+                found: format!("{n} rows"),
+            });
+        }
+        if let Some(heads) = self.heads {
+            let computed = heads.computed() as i64;
+            if computed == 0 || n % computed != 0 {
+                return Err(Error::Shape {
+                    argument: "heads",
+                    expected: format!("heads whose computed columns are {} rows of `{}` together", n, b.name),
+                    found: format!("heads of {} and {} columns", heads.left, heads.right),
+                });
+            }
+            if self.gated || self.scales.is_some() {
+                return Err(Error::Shape {
+                    argument: "heads",
+                    expected: "none, as D is gated or quantized".to_owned(),
+                    found: format!("{heads:?}"),
+                });
+            }
+        }
+        Ok(if self.gated { n / 2 } else { n })
+    }
+
+    /// The columns of D where these are computed.
+    pub(super) fn columns_of_d(&self, columns: i64) -> i64 {
+        self.heads.map_or(columns, |heads| {
+            let count = columns / heads.computed() as i64;
+            columns.saturating_add(count.saturating_mul(heads.mid.into()))
+        })
+    }
+
+    /// What the dimensions of D are, for errors.
+    pub(super) fn meaning_of_d(&self) -> &'static str {
+        match (self.gated, self.heads) {
+            (true, _) => "the rows of `a` by half of the rows of `b`",
+            (false, Some(_)) => "the rows of `a` by the rows of `b` and what heads skip",
+            (false, None) => "the rows of `a` by the rows of `b`",
+        }
+    }
+
+    /// Checks the operands beside a product with `n` rows of B, which computes `rows` (a list of dimensions, the last
+    /// that of the columns).
+    pub(super) fn check_shapes(&self, n: i64, rows: &[i64], a: &Operand, c: Option<&Operand>) -> Result<()> {
+        if let Some(bias) = &self.bias {
+            bias.expect_dtype(&[DType::Bf16, DType::F32])?;
+            bias.expect_list(n)?;
+            bias.expect_device(a)?;
+        }
+        let Some((scales, _)) = &self.scales else { return Ok(()) };
+        let (columns, above) = rows.split_last().map_or((0, rows), |(last, above)| (*last, above));
+        if columns % 16 != 0 {
+            return Err(Error::Shape {
+                argument: "d",
+                expected: "a multiple of 16 columns where it is quantized".to_owned(),
+                found: format!("{columns} columns"),
+            });
+        }
+        scales.expect_dtype(&[DType::F32])?;
+        let expected = [above[0], blocks(columns)];
+        scales.expect_own_scales(expected, "one per row of `d` and 128 columns")?;
+        scales.expect_device(a)?;
+        match c {
+            None => Ok(()),
+            Some(c) => Err(Error::Shape {
+                argument: c.name,
+                expected: "nothing to add where `d` is quantized".to_owned(),
+                found: format!("{:?}", &c.dims[..c.rank]),
+            }),
+        }
+    }
+
+    /// Checks where the operands beside a product lie.
+    fn check_memory(&self, d: &Operand, inputs: &[&Operand]) -> Result<Fused> {
+        let d_memory = match self.scales {
+            // The next product reads it.
+            Some(_) => d.tma_rows()?.1,
+            None => d.plain_rows()?.1,
+        };
+        if let Some(bias) = &self.bias {
+            d.expect_apart(&d_memory, bias, &bias.list().plain_rows()?.1)?;
+        }
+        let quantized = match &self.scales {
+            None => None,
+            Some((scales, format)) => {
+                let (strides, memory) = scales.scale_strides()?;
+                if memory.overlaps_itself(scales.dims()) {
+                    return Err(Error::ScaleLayout {
+                        argument: scales.name,
+                        expected: "rows or columns that do not share elements, as they are written to"
+                            .to_owned(),
+                        found: format!("strides {:?} for {:?}", &scales.strides[..2], scales.dims()),
+                    });
+                }
+                self.expect_scales_apart(scales, &memory, d, &d_memory, inputs)?;
+                Some(QuantizedRows { format: *format, strides: [strides.mn, strides.k] })
+            }
+        };
+        let (fusion, activation, heads) = (self.fusion(), self.activation, self.heads);
+        Ok(Fused { fusion, activation, bias: self.bias.map(|bias| bias.dtype), heads, quantized })
+    }
+
+    /// The scales are written to: nothing else may lie there.
+    fn expect_scales_apart(
+        &self,
+        scales: &Operand,
+        memory: &Footprint,
+        d: &Operand,
+        d_memory: &Footprint,
+        inputs: &[&Operand],
+    ) -> Result<()> {
+        scales.expect_apart(memory, d, d_memory)?;
+        for input in inputs {
+            let input_memory = match input.dtype {
+                DType::F32 => input.scale_strides()?.1,
+                _ => input.tma_rows()?.1,
+            };
+            scales.expect_apart(memory, input, &input_memory)?;
+        }
+        if let Some(bias) = &self.bias {
+            scales.expect_apart(memory, bias, &bias.list().plain_rows()?.1)?;
+        }
+        Ok(())
+    }
+}
