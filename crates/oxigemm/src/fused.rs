@@ -113,7 +113,7 @@ impl Epilogue<'_> {
 ///
 /// | argument | shape | type | layout |
 /// |---|---|---|---|
-/// | `a`, `b` and their scales | | | as for `fp8_gemm_nt`; of gates and ups 128 rows each, or a multiple |
+/// | `a`, `b` and their scales | | | as for `fp8_gemm_nt`, of e4m3, with scales for 128 rows of B; of gates and ups 128 rows each, or a multiple |
 /// | `c` | as `d` | as `d` | rows of any pitch; none where D is quantized |
 /// | `d` | `[M, N]`; `[M, N/2]` with a gate; wider by what heads skip | bf16, f32 or e4m3 | rows of any pitch; see [`FusedOutput`] |
 ///

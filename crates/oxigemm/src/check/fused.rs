@@ -168,7 +168,7 @@ impl EpilogueArguments {
         }
         scales.expect_dtype(&[DType::F32])?;
         let expected = [above[0], blocks(columns)];
-        scales.expect_own_scales(expected, "one per row of `d` and 128 columns")?;
+        scales.expect_every_scale(expected, "one per row of `d` and 128 columns")?;
         scales.expect_device(a)?;
         match c {
             None => Ok(()),

@@ -271,18 +271,6 @@ impl Operand {
         Ok(matrix.repeated_to(&expected))
     }
 
-    /// Checks the shape of a matrix of scales that are written: none holds for others.
-    pub(super) fn expect_own_scales(&self, expected: [i64; 2], meaning: &str) -> Result<()> {
-        if self.matrix_dims()? == expected {
-            return Ok(());
-        }
-        Err(Error::ScaleShape {
-            argument: self.name,
-            expected: format!("{expected:?}, {meaning}"),
-            found: format!("{:?}", self.dims()),
-        })
-    }
-
     /// The same with these dimensions: where it had 1 of another number, that one again and again.
     pub(super) fn repeated_to(self, dims: &[i64]) -> Operand {
         let mut repeated = self;
