@@ -513,10 +513,16 @@ fn the_suite_passes_on_the_cpu_and_says_what_it_skipped() {
 
     let lines = json(&["verify", "--quick", "--device", "cpu", "--json", "--filter", "zero"]);
     let names: Vec<_> = lines.iter().filter_map(|line| line["check"].as_str()).collect();
-    let rows = "sizes of zero, a scale for each row";
-    assert_eq!(names, ["sizes of zero", rows, "bf16: sizes of zero", "fp16: sizes of zero"]);
-    assert!(lines[..4].iter().all(|line| line["result"] == "ok"), "{lines:?}");
-    assert_eq!(lines[4]["passed"], 4);
+    let expected = [
+        "sizes of zero",
+        "sizes of zero, a scale for each row",
+        "bf16: sizes of zero",
+        "fp16: sizes of zero",
+        "mqa logits: sizes of zero",
+    ];
+    assert_eq!(names, expected);
+    assert!(lines[..5].iter().all(|line| line["result"] == "ok"), "{lines:?}");
+    assert_eq!(lines[5]["passed"], 5);
 }
 
 #[test]
