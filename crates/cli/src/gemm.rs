@@ -118,7 +118,7 @@ impl Size {
         let (op, layout) = (self.op, operands.unwrap_or_default());
         if let Some(epilogue) = self.epilogue {
             if op != Op::Fp8 || self.e5m2.is_some() {
-                return Err(format!("{op} has no --epilogue: only fp8 has, of e4m3").into());
+                return Err(format!("{op} has no --epilogue: only fp8 of e4m3 has").into());
             }
             if layout != GemmLayout::Nt || rows.is_some() {
                 return Err(format!("{op} has no such --layout with an --epilogue: expected nt").into());

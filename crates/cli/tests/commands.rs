@@ -90,6 +90,19 @@ fn the_closed_set_is_listed() {
 }
 
 #[test]
+fn finished_sums_are_compared_with_the_single_steps() {
+    for extra in [
+        &["--epilogue", "bias,gelu,alpha=0.5,beta=2", "--c", "inplace", "--batch-invariant"][..],
+        &["--epilogue", "swiglu,fp8", "--scales", "tensor"],
+        &["--epilogue", "heads=64/32/64", "--d-type", "f32"],
+    ] {
+        let size = ["gemm", "--device", "sim", "--json", "-m", "5", "-n", "256", "-k", "200"];
+        let found = &json(&[&size[..], extra].concat())[0];
+        assert!(found["epilogue"] == true && found["right"] == true, "{extra:?}: {found}");
+    }
+}
+
+#[test]
 fn a_quantization_is_compared_with_the_cpu() {
     for extra in [
         &["--scales", "mn"][..],
@@ -574,6 +587,10 @@ fn bad_arguments_are_one_clear_sentence() {
         (gemm(&["--d-type", "f16"]), "fp8 gives bf16 or f32, not f16"),
         (gemm(&["--op", "fp16", "--d-type", "bf16"]), "fp16 gives f16 or f32, not bf16"),
         (gemm(&["--layout", "ids"]), "fp8 has no such --layout: expected nt, nn, tn or tt"),
+        (gemm(&["--epilogue", "silly"]), "silly is none of relu, gelu"),
+        (gemm(&["--epilogue", "relu", "--op", "bf16"]), "only fp8 of e4m3 has"),
+        (gemm(&["--epilogue", "relu", "--e5m2", "a"]), "only fp8 of e4m3 has"),
+        (gemm(&["--epilogue", "relu", "--layout", "nn"]), "expected nt"),
         (gemm(&["--op", "bf16", "--layout", "ids"]), "expected nt, nn, tn or tt"),
         (gemm(&["--op", "bf16", "--layout", "mn"]), "expected nt, nn, tn or tt, or ids or ends"),
         (gemm(&["--op", "bf16-masked", "--layout", "tn"]), "expected nt or nn, and ids or ends"),
