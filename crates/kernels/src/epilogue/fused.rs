@@ -1,7 +1,7 @@
 //! What else a kernel may do with its sums before they are stored: `D = act(alpha * A·Bᵀ + bias) + beta * C`.
 //!
-//! A chain of stages, a file each: [bias](super::bias) and alpha, [activation](super::activation) and gate on the sums
-//! in registers, then [quantization](super::quantized) or rounding; [heads](super::heads) move columns. All of it is in
+//! A chain of stages, a file each: bias and alpha, activation and gate on the sums
+//! in registers, then quantization or rounding; heads move columns. All of it is in
 //! FP32 and rounded once. Which stages take part is told at run time; only that a gate halves the columns is compiled
 //! in.
 
