@@ -68,7 +68,7 @@ const BEHIND_FP32: &str =
 
 const OWN_COPIES: &str = "between the wait for copies and the arrival: every lane arrives for its own copies";
 
-const REDUNDANT: [Redundant; 12] = [
+const REDUNDANT: [Redundant; 11] = [
     Redundant { kernel: FAMILIES[0], what: "bar.warp.sync", file: "epilogue.rs", times: 1, why: BEHIND_FP32 },
     Redundant { kernel: FAMILIES[0], what: "bar.warp.sync", file: "scales.rs", times: 1, why: OWN_COPIES },
     Redundant { kernel: FAMILIES[2], what: "bar.warp.sync", file: "scales.rs", times: 1, why: OWN_COPIES },
@@ -78,13 +78,6 @@ const REDUNDANT: [Redundant; 12] = [
         file: "within.rs",
         times: 1,
         why: "behind rows that lanes store: the products of a whole tile come before the area is staged again",
-    },
-    Redundant {
-        kernel: FAMILIES[2],
-        what: "mbarrier.try_wait",
-        file: "pipeline.rs",
-        times: 1,
-        why: "for scales of a tile without rows: in tiles of 64 rows, nobody of the block reads them then",
     },
     Redundant { kernel: FAMILIES[3], what: "bar.warp.sync", file: "epilogue.rs", times: 1, why: BEHIND_FP32 },
     Redundant {

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use oxigemm::cast::{Granularity, Quantized, ScaleFormat, cast_to_fp8};
+use oxigemm::Granularity;
+use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
 use oxigemm::plan::Family;
 use oxigemm::{Addend, DType, Device, GemmLayout, GemmOptions, Tensor, fp8_gemm, half_gemm, random};
 use oxigemm_kernels::fp8::E5m2;
@@ -51,10 +52,10 @@ impl ScaleMode {
     /// That of A and that of B.
     fn granularities(self, op: Op) -> [Granularity; 2] {
         match self {
-            ScaleMode::Fine if op == Op::Fp81d1d => [Granularity::Token, Granularity::Token],
-            ScaleMode::Fine => [Granularity::Token, Granularity::Block],
-            ScaleMode::Row => [Granularity::Row, Granularity::Tensor],
-            ScaleMode::Tensor => [Granularity::Tensor, Granularity::Tensor],
+            ScaleMode::Fine if op == Op::Fp81d1d => [Granularity::PerToken, Granularity::PerToken],
+            ScaleMode::Fine => [Granularity::PerToken, Granularity::PerBlock],
+            ScaleMode::Row => [Granularity::PerRow, Granularity::PerTensor],
+            ScaleMode::Tensor => [Granularity::PerTensor, Granularity::PerTensor],
         }
     }
 }

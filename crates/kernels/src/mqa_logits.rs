@@ -140,19 +140,8 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let (warp, lane) = (k.warp_index(), k.lane());
     let block = Block { k, cfg, params, memory, warp, lane };
     let (key_warp, unit_warp, clearing_warp) = (MATH_WARPS, MATH_WARPS + 1, MATH_WARPS + 2);
-    k.if_(warp.eq(key_warp), || {
-        k.if_(lane.eq(0), || {
-            block.params.queries.prefetch();
-            block.params.keys.prefetch();
-            block.params.scales.prefetch();
-            block.memory.ring.init(1, MATH_WARPS);
-            block.memory.slots.init(1, MATH_WARPS + 1 + CLEARING_WARPS);
-            k.fence_barrier_init();
-        });
-        k.sync_warp();
-    });
-    k.sync_threads();
-    k.grid_dependency_wait();
+    let maps = [&block.params.queries, &block.params.keys, &block.params.scales];
+    block.memory.begin(k, (warp, key_warp), lane, maps, MATH_WARPS + 1 + CLEARING_WARPS);
     k.if_else(
         warp.ge(key_warp),
         || {

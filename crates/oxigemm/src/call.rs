@@ -1,21 +1,26 @@
 //! What a call passes to its kernel: every decision that does not depend on who runs it.
 
+mod maps;
+mod output;
+
 use std::ffi::c_void;
 
 use oxigemm_kernels::BLOCK_K;
+use oxigemm_kernels::epilogue::OutputFlags;
 use oxigemm_kernels::epilogue::fused::{FusedArgs, FusedFlags};
-use oxigemm_kernels::epilogue::{OutputFlags, Panels};
 use oxigemm_kernels::grouping::GroupArgs;
-use oxigemm_kernels::half::Half;
 use oxigemm_kernels::kgroups::KGroupArgs;
-use oxigemm_kernels::launch::{Family, GroupedShape, KGroupedShape, Launch, MatrixMap};
+use oxigemm_kernels::launch::{Family, GroupedShape, KGroupedShape};
 use oxigemm_kernels::params::{Args, GroupedArgs, SFB_BULK, ScaleLayout, sfb_bulk};
 
 use crate::cast::ScaleFormat;
-use crate::check::{Accumulate, Fused, Groups, KGroups, Problem, ScaleStrides};
+use crate::check::{Accumulate, Fused, Groups, KGroups, Problem};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::{self, Choice, Limits, Plan, Shape};
+pub(crate) use maps::{Map, MapElement, Mapped, Maps};
+use maps::{sfa_strides, sfb_strides};
+use output::Output;
 
 /// What decides about a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -128,121 +133,6 @@ pub(crate) struct FusedAt {
     pub beta: f32,
     pub bias: u64,
     pub scales: u64,
-}
-
-/// An operand that the copy engine moves, and so has a tensor map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mapped {
-    A,
-    B,
-    ScalesOfA,
-    /// Where each row of B has its own.
-    ScalesOfB,
-    D,
-}
-
-/// The type of the elements that the copy engine moves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MapElement {
-    Byte,
-    Bf16,
-    F16,
-    F32,
-}
-
-impl MapElement {
-    fn of(dtype: DType) -> MapElement {
-        match dtype {
-            DType::E4m3 | DType::E5m2 | DType::U8 => MapElement::Byte,
-            DType::Bf16 => MapElement::Bf16,
-            DType::F16 => MapElement::F16,
-            // Of 32 bits as well; no operand that is copied as a matrix has it.
-            DType::F32 | DType::I32 => MapElement::F32,
-        }
-    }
-}
-
-/// A tensor map without its address.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Map {
-    pub matrix: MatrixMap,
-    pub element: MapElement,
-    /// 128 bytes, or not at all.
-    pub swizzled: bool,
-}
-
-/// The tensor maps of a problem, without their addresses; none where the copy engine never moves the operand.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Maps {
-    pub a: Map,
-    pub b: Map,
-    pub sfa: Option<Map>,
-    pub sfb: Option<Map>,
-    pub d: Option<Map>,
-}
-
-impl Maps {
-    fn new(
-        launch: &Launch,
-        shape: Shape,
-        problem: &Problem,
-        blocks: u32,
-        output: &Output,
-        fused: Option<&Fused>,
-    ) -> Maps {
-        let swizzled = |element, matrix| Map { matrix, element, swizzled: true };
-        let scales = |matrix| Map { matrix, element: MapElement::F32, swizzled: false };
-        let (a_pitch, b_pitch) = (problem.a_pitch, problem.b_pitch);
-        let rows_of_b = shape.n * fused.map_or(1, |fused| fused.fusion.sums());
-        let of_b = Shape { n: rows_of_b, ..shape };
-        let of_d = Shape { n: fused.map_or(shape.n, |fused| fused.columns_of_d(shape.n)), ..shape };
-        let [a, b] = match problem.family {
-            Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => {
-                [launch.map_a(shape, a_pitch), launch.map_b(of_b, b_pitch)]
-                    .map(|map| swizzled(MapElement::Byte, map))
-            }
-            Family::Half(operands) => {
-                let a = launch.map_half(operands.a, [shape.m, shape.k], a_pitch, launch.tile_a);
-                let b = launch.map_half(operands.b, [of_b.n, shape.k], b_pitch, launch.tile_b);
-                let element = match operands.element {
-                    Half::Bf16 => MapElement::Bf16,
-                    Half::F16 => MapElement::F16,
-                };
-                [a, b].map(|map| swizzled(element, map))
-            }
-        };
-        let sfa = match problem.family {
-            Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => {
-                let strides = sfa_strides(problem, blocks);
-                // An aligned address stands for all aligned ones; the others are copied by threads.
-                launch.map_sfa(shape, ScaleLayout::of(0, strides), strides)
-            }
-            Family::Half(_) => None,
-        };
-        let strides = sfb_strides(problem, blocks);
-        let along_n = ScaleLayout::of(0, strides) == ScaleLayout::MnMajor;
-        let sfb = (problem.family == Family::Fp8Rows && along_n).then(|| launch.map_sfb(shape, strides[1]));
-        let d = output.plain.then(|| launch.map_d(of_d, problem.d_pitch, problem.d_type.size() as u32));
-        Maps {
-            a,
-            b,
-            sfa: sfa.map(scales),
-            sfb: sfb.map(scales),
-            d: d.map(|map| swizzled(MapElement::of(problem.d_type), map)),
-        }
-    }
-
-    /// The map of an operand, which must be one that the copy engine moves.
-    pub fn of(&self, operand: Mapped) -> &Map {
-        let map = match operand {
-            Mapped::A => Some(&self.a),
-            Mapped::B => Some(&self.b),
-            Mapped::ScalesOfA => self.sfa.as_ref(),
-            Mapped::ScalesOfB => self.sfb.as_ref(),
-            Mapped::D => self.d.as_ref(),
-        };
-        map.expect("the arguments ask for maps that they announced")
-    }
 }
 
 /// The arguments of a planned problem as far as they do not depend on addresses, and how these complete them.
@@ -502,204 +392,10 @@ fn fused_args(fused: &Fused) -> FusedArgs {
     }
 }
 
-impl Fused {
-    /// The columns of D where these are computed; the check has bounded them.
-    fn columns_of_d(&self, columns: u32) -> u32 {
-        self.heads.map_or(columns, |heads| columns + columns / (heads.left + heads.right) * heads.mid)
-    }
-
-    /// Whether runs of this many columns that are computed together are neighbours in D.
-    fn keeps_together(&self, columns: u32) -> bool {
-        self.heads
-            .is_none_or(|heads| [heads.left, heads.right].iter().all(|part| part.is_multiple_of(columns)))
-    }
-}
-
-/// What decides how D is written.
-#[derive(Clone, Copy, Debug)]
-struct Output {
-    /// The flags that do not depend on addresses.
-    flags: u32,
-    /// The size of an element.
-    size: u64,
-    /// Elements by which the rows of D, and of C, are apart.
-    pitches: [u64; 2],
-    /// Elements by which their slabs are.
-    slab: u64,
-    /// Whether the copy engine could store D, were its address aligned.
-    plain: bool,
-    /// Whether four columns that are computed together are neighbours in D.
-    fours: bool,
-}
-
-impl Output {
-    /// `f32_panels`: whether the kernel has the copy engine store FP32, and add it to D.
-    fn new(problem: &Problem, d_slab: u32, f32_panels: bool, fused: Option<&Fused>) -> Output {
-        let c_pitch = match problem.c {
-            Accumulate::None | Accumulate::InPlace => problem.d_pitch,
-            Accumulate::From { pitch } => pitch,
-        };
-        let mut flags = 0;
-        if problem.d_type == DType::F32 {
-            flags |= OutputFlags::F32;
-        }
-        if problem.c != Accumulate::None {
-            flags |= OutputFlags::ADDEND;
-        }
-        let size = problem.d_type.size() as u64;
-        let kind = match (problem.d_type, problem.c) {
-            (DType::F32, Accumulate::None | Accumulate::InPlace) => f32_panels,
-            (DType::F32, Accumulate::From { .. }) => false,
-            (_, c) => c == Accumulate::None,
-        };
-        // What the copy engine takes: rows of whole 16-byte vectors.
-        let vectors = |elements: u64| (elements * size).is_multiple_of(16);
-        let slab = u64::from(d_slab);
-        let together = |columns| fused.is_none_or(|fused| fused.keeps_together(columns));
-        let aligned = vectors(problem.n.into()) && vectors(problem.d_pitch) && vectors(slab);
-        let plain = kind && aligned && together(Panels::MAP_TILE[1]);
-        let fours = together(4) && fused.and_then(|fused| fused.heads).is_none_or(|heads| heads.mid % 4 == 0);
-        Output { flags, size, pitches: [problem.d_pitch, c_pitch], slab, plain, fours }
-    }
-
-    fn flags(&self, at: &Addresses) -> u32 {
-        let vector = |address: u64, pitch: u64| {
-            address.is_multiple_of(4 * self.size) && (pitch | self.slab).is_multiple_of(4)
-        };
-        let [d_pitch, c_pitch] = self.pitches;
-        let mut flags = self.flags;
-        if self.fours && vector(at.d, d_pitch) && (flags & OutputFlags::ADDEND == 0 || vector(at.c, c_pitch))
-        {
-            flags |= OutputFlags::VECTORS;
-        }
-        if self.plain && at.d.is_multiple_of(16) {
-            flags |= OutputFlags::PLAIN;
-        }
-        flags
-    }
-}
-
-/// The strides of A's scales, along M and along K, of which there are so many blocks.
-fn sfa_strides(problem: &Problem, blocks: u32) -> [u32; 2] {
-    with_meaning(problem.sfa, problem.m, blocks)
-}
-
-/// The strides of B's scales, along N and along K.
-fn sfb_strides(problem: &Problem, blocks: u32) -> [u32; 2] {
-    match problem.family {
-        Family::Fp8Rows => with_meaning(problem.sfb, problem.n, blocks),
-        _ => [problem.sfb.mn, problem.sfb.k],
-    }
-}
-
-/// The stride of a single row or of a single block of K has no meaning: it becomes one that the copy engine takes.
-fn with_meaning(strides: ScaleStrides, rows: u32, k_blocks: u32) -> [u32; 2] {
-    match (strides.mn, strides.k) {
-        (_, 1) if rows == 1 => [k_blocks.next_multiple_of(4), 1],
-        (1, _) if k_blocks == 1 => [1, rows.next_multiple_of(4)],
-        (mn, k) => [mn, k],
-    }
-}
-
 /// Whether the copy engine brings the scales of B: rows of them or, where each row of B has its own, those along N.
 fn sfb_by_engine(family: Family, address: u64, strides: [u32; 2], k_blocks: u32) -> bool {
     match family {
         Family::Fp8Rows => ScaleLayout::of(address, strides) == ScaleLayout::MnMajor,
         _ => sfb_bulk(address, strides, k_blocks),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const PROBLEM: Problem = Problem {
-        family: Family::Fp8,
-        m: 64,
-        n: 256,
-        k: 512,
-        a_pitch: 512,
-        b_pitch: 512,
-        d_pitch: 256,
-        c: Accumulate::None,
-        sfa: ScaleStrides { mn: 4, k: 1 },
-        sfb: ScaleStrides { mn: 4, k: 1 },
-        d_type: DType::Bf16,
-    };
-    const AT: Addresses = Addresses {
-        a: 0x1000,
-        sfa: 0x2000,
-        b: 0x3000,
-        sfb: 0x4000,
-        c: 0x5000,
-        d: 0x6000,
-        groups: 0,
-        map_room: 0,
-        fused: FusedAt { alpha: 1.0, beta: 1.0, bias: 0, scales: 0 },
-    };
-
-    #[test]
-    fn the_copy_engine_stores_what_it_can_address_and_nothing_else() {
-        const PLAIN: u32 = OutputFlags::PLAIN;
-        const VECTORS: u32 = OutputFlags::VECTORS;
-        let flags =
-            |problem: Problem, d: u64| Output::new(&problem, 0, false, None).flags(&Addresses { d, ..AT });
-        assert_eq!(flags(PROBLEM, 0x6000), PLAIN | VECTORS);
-        assert_eq!(flags(PROBLEM, 0x6008), VECTORS, "four elements are still aligned");
-        assert_eq!(flags(PROBLEM, 0x6002), 0);
-        assert_eq!(flags(Problem { n: 252, ..PROBLEM }, 0x6000), VECTORS);
-        assert_eq!(flags(Problem { d_pitch: 260, ..PROBLEM }, 0x6000), VECTORS);
-        assert_eq!(flags(Problem { d_pitch: 257, ..PROBLEM }, 0x6000), 0);
-        let wide = Problem { d_type: DType::F32, ..PROBLEM };
-        assert_eq!(flags(wide, 0x6000), OutputFlags::F32 | VECTORS);
-        assert_eq!(flags(wide, 0x6008), OutputFlags::F32, "four floats are 16 bytes");
-    }
-
-    #[test]
-    fn the_copy_engine_stores_fp32_and_adds_it_to_d_where_the_kernel_can() {
-        const F32: u32 = OutputFlags::F32 | OutputFlags::VECTORS;
-        const PLAIN: u32 = OutputFlags::PLAIN;
-        let wide = Problem { d_type: DType::F32, ..PROBLEM };
-        let flags =
-            |problem: Problem| Output::new(&problem, 0, true, None).flags(&Addresses { c: AT.d, ..AT });
-        assert_eq!(flags(wide), F32 | PLAIN);
-        assert_eq!(flags(Problem { n: 252, ..wide }), F32 | PLAIN);
-        assert_eq!(flags(Problem { n: 254, ..wide }), F32);
-        let in_place = Problem { c: Accumulate::InPlace, ..wide };
-        assert_eq!(flags(in_place), F32 | PLAIN | OutputFlags::ADDEND);
-        let other = Problem { c: Accumulate::From { pitch: 256 }, ..wide };
-        assert_eq!(flags(other), F32 | OutputFlags::ADDEND, "the copy engine adds to D alone");
-        let narrow = Problem { d_type: DType::Bf16, ..in_place };
-        assert_eq!(flags(narrow), OutputFlags::ADDEND | OutputFlags::VECTORS, "that would round twice");
-    }
-
-    #[test]
-    fn vectors_need_both_d_and_c_aligned() {
-        let both = OutputFlags::ADDEND | OutputFlags::VECTORS;
-        let problem = Problem { c: Accumulate::From { pitch: 256 }, ..PROBLEM };
-        let flags =
-            |problem: Problem, c: u64| Output::new(&problem, 0, false, None).flags(&Addresses { c, ..AT });
-        assert_eq!(flags(problem, 0x5000), both);
-        assert_eq!(flags(problem, 0x5002), OutputFlags::ADDEND);
-        let odd = Problem { c: Accumulate::From { pitch: 259 }, ..PROBLEM };
-        assert_eq!(flags(odd, 0x5000), OutputFlags::ADDEND);
-        let in_place = Problem { c: Accumulate::InPlace, ..PROBLEM };
-        assert_eq!(flags(in_place, AT.d), both);
-        assert_eq!(flags(PROBLEM, 0x5002) & OutputFlags::VECTORS, OutputFlags::VECTORS, "there is no C");
-    }
-
-    #[test]
-    fn strides_without_meaning_become_ones_that_the_copy_engine_takes() {
-        let strides = |problem: &Problem| sfa_strides(problem, problem.k_blocks());
-        let layout = |problem: &Problem| ScaleLayout::of(0x2000, strides(problem));
-        assert_eq!(layout(&PROBLEM), ScaleLayout::RowMajor);
-        let one_row = Problem { m: 1, k: 640, sfa: ScaleStrides { mn: 1, k: 1 }, ..PROBLEM };
-        assert_eq!((strides(&one_row), layout(&one_row)), ([8, 1], ScaleLayout::RowMajor));
-        let one_block = Problem { m: 63, k: 128, sfa: ScaleStrides { mn: 1, k: 1 }, ..PROBLEM };
-        assert_eq!((strides(&one_block), layout(&one_block)), ([1, 64], ScaleLayout::MnMajor));
-        let odd = Problem { sfa: ScaleStrides { mn: 5, k: 1 }, ..PROBLEM };
-        assert_eq!((strides(&odd), layout(&odd)), ([5, 1], ScaleLayout::Copied));
-        let apart = Problem { m: 1, sfa: ScaleStrides { mn: 1, k: 7 }, ..PROBLEM };
-        assert_eq!((strides(&apart), layout(&apart)), ([1, 7], ScaleLayout::Copied));
     }
 }

@@ -12,7 +12,7 @@
 use float8::F8E5M2;
 use rayon::prelude::*;
 
-use crate::check::BLOCK;
+use crate::check::{BLOCK, Granularity};
 use crate::device::Device;
 use crate::dtype::{DType, Element, Fp8Codes};
 use crate::error::{Error, Result};
@@ -29,32 +29,6 @@ pub enum ScaleFormat {
     F32,
     /// Powers of two, rounded up: what fits in UE8M0.
     PowerOfTwo,
-}
-
-/// Which values share a scale.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Granularity {
-    /// 128 of a row: for activations.
-    #[default]
-    Token,
-    /// 128 rows by 128 of K: for weights.
-    Block,
-    /// A row.
-    Row,
-    /// All.
-    Tensor,
-}
-
-impl Granularity {
-    /// Rows and columns that share a scale, of a matrix of so many.
-    fn block(self, rows: usize, k: usize) -> [usize; 2] {
-        match self {
-            Granularity::Token => [1, K_BLOCK],
-            Granularity::Block => [K_BLOCK, K_BLOCK],
-            Granularity::Row => [1, k.max(1)],
-            Granularity::Tensor => [rows.max(1), k.max(1)],
-        }
-    }
 }
 
 /// A matrix `[rows, k]` of FP8 codes with its scales, both row-major and without gaps.
@@ -95,7 +69,7 @@ pub fn per_token_cast_to_fp8<T: Element>(
     k: usize,
     format: ScaleFormat,
 ) -> Result<Quantized> {
-    cast_to_fp8(values, rows, k, DType::E4m3, Granularity::Token, format)
+    cast_to_fp8(values, rows, k, DType::E4m3, Granularity::PerToken, format)
 }
 
 /// Casts each block of 128 rows by 128 of K with a scale of its own: for weights.
@@ -117,7 +91,7 @@ pub fn per_block_cast_to_fp8<T: Element>(
     k: usize,
     format: ScaleFormat,
 ) -> Result<Quantized> {
-    cast_to_fp8(values, rows, k, DType::E4m3, Granularity::Block, format)
+    cast_to_fp8(values, rows, k, DType::E4m3, Granularity::PerBlock, format)
 }
 
 /// Casts to e4m3 or e5m2 with any granularity of scales.
@@ -127,12 +101,13 @@ pub fn per_block_cast_to_fp8<T: Element>(
 ///
 /// ```
 /// use oxigemm::DType;
-/// use oxigemm::cast::{Granularity, ScaleFormat, cast_to_fp8};
+/// use oxigemm::Granularity;
+/// use oxigemm::cast::{ScaleFormat, cast_to_fp8};
 ///
 /// let values = [1.0f32, -0.5, 8.0, 2.0];
-/// let rows = cast_to_fp8(&values, 2, 2, DType::E4m3, Granularity::Row, ScaleFormat::F32)?;
+/// let rows = cast_to_fp8(&values, 2, 2, DType::E4m3, Granularity::PerRow, ScaleFormat::F32)?;
 /// assert_eq!((rows.scale_dims(), &rows.scales[..]), ([2, 1], &[1.0 / 448.0, 8.0 / 448.0][..]));
-/// let one = cast_to_fp8(&values, 2, 2, DType::E5m2, Granularity::Tensor, ScaleFormat::PowerOfTwo)?;
+/// let one = cast_to_fp8(&values, 2, 2, DType::E5m2, Granularity::PerTensor, ScaleFormat::PowerOfTwo)?;
 /// assert_eq!((one.scale_dims(), one.dequantize()), ([1, 1], values.to_vec()));
 /// # Ok::<(), oxigemm::Error>(())
 /// ```
@@ -430,7 +405,7 @@ mod tests {
             let magnitude = 10f32.powi(spread);
             let values: Vec<f32> = crate::random::normals(seed, rows * k).iter().map(|x| x * magnitude).collect();
             let (rows_per_scale, granularity) =
-                if per_block { (128, Granularity::Block) } else { (1, Granularity::Token) };
+                if per_block { (128, Granularity::PerBlock) } else { (1, Granularity::PerToken) };
             let x = cast_to_fp8(&values, rows, k, DType::E4m3, granularity, ScaleFormat::F32).unwrap();
             let scale_dims = x.scale_dims();
             prop_assert_eq!(x.scales.len(), scale_dims[0] * scale_dims[1]);

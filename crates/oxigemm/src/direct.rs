@@ -61,11 +61,7 @@ impl Call<'_> {
                 let stream = sim_stream(sim, options)?;
                 put(sim, stream, sim.work(self, options.programmatic)?)
             }
-            Device::Cpu => Err(Error::Device {
-                argument: "device",
-                expected: "a GPU or the simulator".to_owned(),
-                found: device.to_string(),
-            }),
+            Device::Cpu => Err(Error::no_raw_memory(device)),
         }
     }
     pub fn config(&self, programmatic: bool) -> LaunchConfig {

@@ -198,6 +198,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// A call on addresses, of a device that has tensors only.
+    pub(crate) fn no_raw_memory(device: &crate::device::Device) -> Error {
+        Error::Device {
+            argument: "device",
+            expected: "a GPU or the simulator".to_owned(),
+            found: device.to_string(),
+        }
+    }
+
     /// The argument at fault, or `None` when the failure lies below the arguments.
     ///
     /// ```

@@ -130,11 +130,7 @@ pub unsafe fn fp8_gemm_raw(
         // SAFETY: the caller keeps the operands as described.
         Device::Cuda(cuda) => unsafe { run(cuda, &arguments, options) },
         Device::Sim(sim) => simulate(sim, &arguments, options),
-        Device::Cpu => Err(Error::Device {
-            argument: "device",
-            expected: "a GPU or the simulator".to_owned(),
-            found: device.to_string(),
-        }),
+        Device::Cpu => Err(Error::no_raw_memory(device)),
     }
 }
 

@@ -288,11 +288,7 @@ pub unsafe fn fp8_gemm_nt_fused_raw(
         // SAFETY: the caller keeps the operands as described.
         Device::Cuda(cuda) => unsafe { arguments.launch(cuda, options) },
         Device::Sim(sim) => arguments.simulate(sim, options),
-        Device::Cpu => Err(Error::Device {
-            argument: "device",
-            expected: "a GPU or the simulator".to_owned(),
-            found: device.to_string(),
-        }),
+        Device::Cpu => Err(Error::no_raw_memory(device)),
     }
 }
 

@@ -41,6 +41,43 @@ impl<'a> GroupedRows<'a> {
     }
 }
 
+/// Where the groups of rows are.
+#[derive(Clone, Copy, Debug)]
+pub enum RowGroups<'a> {
+    /// One behind another in one matrix.
+    Contiguous {
+        /// Where each is.
+        rows: GroupedRows<'a>,
+        /// What the first row of every group is a multiple of: 1, 16, 32, 64 or 128.
+        alignment: usize,
+        /// How many rows a group will have, for planning; without it an equal share of all.
+        expected_m: Option<usize>,
+    },
+    /// Each in a matrix of its own, of which the first rows count.
+    Masked {
+        /// `[G]`: how many rows of each group there are.
+        masked_m: &'a Tensor,
+        /// How many rows a group will have, for planning.
+        expected_m: usize,
+    },
+}
+
+impl<'a> RowGroups<'a> {
+    pub(crate) fn describe(&self) -> (GroupsArgument, &'a Tensor) {
+        let (layout, name, numbers, alignment, expected) = match *self {
+            RowGroups::Contiguous { rows, alignment, expected_m } => {
+                let (layout, name, numbers) = rows.numbers();
+                (layout, name, numbers, alignment, expected_m)
+            }
+            RowGroups::Masked { masked_m, expected_m } => {
+                (GroupLayout::Counts, "masked_m", masked_m, 1, Some(expected_m))
+            }
+        };
+        let (alignment, expected) = (int(alignment), expected.map(int));
+        (GroupsArgument { layout, numbers: numbers.describe(name), alignment, expected }, numbers)
+    }
+}
+
 /// D = A·Bᵀ for rows that are grouped one behind another: each group of rows with the B of its own.
 ///
 /// | argument | shape | type | layout |
@@ -96,14 +133,7 @@ pub fn m_grouped_fp8_gemm_nt_contiguous(
     expected_m: Option<usize>,
     options: &GemmOptions,
 ) -> Result<()> {
-    let (layout, name, numbers) = rows.numbers();
-    let argument = GroupsArgument {
-        layout,
-        numbers: numbers.describe(name),
-        alignment: int(alignment),
-        expected: expected_m.map(int),
-    };
-    run(a, b, d, (argument, numbers), options)
+    run(a, b, d, RowGroups::Contiguous { rows, alignment, expected_m }, options)
 }
 
 /// D = A·Bᵀ for groups of rows that each have room for the same number: of each group so many rows as there are.
@@ -157,22 +187,17 @@ pub fn m_grouped_fp8_gemm_nt_masked(
     expected_m: usize,
     options: &GemmOptions,
 ) -> Result<()> {
-    let argument = GroupsArgument {
-        layout: GroupLayout::Counts,
-        numbers: masked_m.describe("masked_m"),
-        alignment: 1,
-        expected: Some(int(expected_m)),
-    };
-    run(a, b, d, (argument, masked_m), options)
+    run(a, b, d, RowGroups::Masked { masked_m, expected_m }, options)
 }
 
 fn run(
     (a, sfa): (&Tensor, &Tensor),
     (b, sfb): (&Tensor, &Tensor),
     d: &mut Tensor,
-    (groups, numbers): (GroupsArgument, &Tensor),
+    rows: RowGroups<'_>,
     options: &GemmOptions,
 ) -> Result<()> {
+    let (groups, numbers) = rows.describe();
     let arguments = GroupedFp8GemmNt {
         a: a.describe("a"),
         sfa: sfa.describe("sfa"),
@@ -401,11 +426,7 @@ pub(crate) unsafe fn run_raw(
         // SAFETY: the caller keeps the operands as described.
         Device::Cuda(cuda) => unsafe { launch(cuda, arguments, options) },
         Device::Sim(sim) => simulate(sim, arguments, options),
-        Device::Cpu => Err(Error::Device {
-            argument: "device",
-            expected: "a GPU or the simulator".to_owned(),
-            found: device.to_string(),
-        }),
+        Device::Cpu => Err(Error::no_raw_memory(device)),
     }
 }
 

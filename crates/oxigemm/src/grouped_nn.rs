@@ -1,13 +1,12 @@
 //! Products whose rows are grouped, with a B of each group that begins with K.
 
-use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::half::Major;
 
-use crate::check::{CheckedGroups, GroupedFp8GemmNt, GroupsArgument};
+use crate::check::{CheckedGroups, GroupedFp8GemmNt};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::gemm::{GemmOptions, refuse_stream};
-use crate::grouped::{self, GroupedRows, RawGroupedFp8Gemm, int};
+use crate::grouped::{self, GroupedRows, RawGroupedFp8Gemm, RowGroups};
 use crate::reference;
 use crate::remembered::CallArguments;
 use crate::runtime::Cuda;
@@ -51,14 +50,7 @@ pub fn m_grouped_fp8_gemm_nn_contiguous(
     expected_m: Option<usize>,
     options: &GemmOptions,
 ) -> Result<()> {
-    let (layout, name, numbers) = rows.numbers();
-    let argument = GroupsArgument {
-        layout,
-        numbers: numbers.describe(name),
-        alignment: int(alignment),
-        expected: expected_m.map(int),
-    };
-    run(a, b, d, (argument, numbers), options)
+    run(a, b, d, RowGroups::Contiguous { rows, alignment, expected_m }, options)
 }
 
 /// D = A·B for groups of rows that each have room for the same number: as
@@ -75,22 +67,17 @@ pub fn m_grouped_fp8_gemm_nn_masked(
     expected_m: usize,
     options: &GemmOptions,
 ) -> Result<()> {
-    let argument = GroupsArgument {
-        layout: GroupLayout::Counts,
-        numbers: masked_m.describe("masked_m"),
-        alignment: 1,
-        expected: Some(int(expected_m)),
-    };
-    run(a, b, d, (argument, masked_m), options)
+    run(a, b, d, RowGroups::Masked { masked_m, expected_m }, options)
 }
 
 fn run(
     (a, sfa): (&Tensor, &Tensor),
     (b, sfb): (&Tensor, &Tensor),
     d: &mut Tensor,
-    (groups, numbers): (GroupsArgument, &Tensor),
+    rows: RowGroups<'_>,
     options: &GemmOptions,
 ) -> Result<()> {
+    let (groups, numbers) = rows.describe();
     let arguments = GroupedFp8GemmNt {
         a: a.describe("a"),
         sfa: sfa.describe("sfa"),
@@ -137,11 +124,7 @@ pub unsafe fn m_grouped_fp8_gemm_nn_raw(
         // SAFETY: the caller keeps the operands as described.
         Device::Cuda(cuda) => unsafe { launch(cuda, &arguments, options) },
         Device::Sim(sim) => simulate(sim, &arguments, options),
-        Device::Cpu => Err(Error::Device {
-            argument: "device",
-            expected: "a GPU or the simulator".to_owned(),
-            found: device.to_string(),
-        }),
+        Device::Cpu => Err(Error::no_raw_memory(device)),
     }
 }
 

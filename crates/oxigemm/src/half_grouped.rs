@@ -1,56 +1,17 @@
 //! Products with BF16 and FP16 operands whose rows are grouped, each group with a B of its own.
 
-use oxigemm_kernels::grouping::GroupLayout;
-
 use crate::call::{Addresses, FusedAt};
-use crate::check::{CheckedGroups, GemmLayout, GroupedHalfGemm, GroupsArgument, Operand};
+use crate::check::{CheckedGroups, GemmLayout, GroupedHalfGemm, Operand};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::gemm::{Addend, GemmOptions, refuse_stream};
-use crate::grouped::{GroupedArguments, GroupedRows, RawGroups, int, launch, run_raw, simulate};
+use crate::grouped::{GroupedArguments, GroupedRows, RawGroups, RowGroups, int, launch, run_raw, simulate};
 use crate::half_gemm::expect_type;
 use crate::memo::Memo;
 use crate::reference;
 use crate::remembered::{Call, CallArguments, Ready, RememberedCalls};
 use crate::tensor::Tensor;
-
-/// Where the groups of rows are.
-#[derive(Clone, Copy, Debug)]
-pub enum RowGroups<'a> {
-    /// One behind another in one matrix.
-    Contiguous {
-        /// Where each is.
-        rows: GroupedRows<'a>,
-        /// What the first row of every group is a multiple of: 1, 16, 32, 64 or 128.
-        alignment: usize,
-        /// How many rows a group will have, for planning; without it an equal share of all.
-        expected_m: Option<usize>,
-    },
-    /// Each in a matrix of its own, of which the first rows count.
-    Masked {
-        /// `[G]`: how many rows of each group there are.
-        masked_m: &'a Tensor,
-        /// How many rows a group will have, for planning.
-        expected_m: usize,
-    },
-}
-
-impl<'a> RowGroups<'a> {
-    fn describe(&self) -> (GroupsArgument, &'a Tensor) {
-        let (layout, name, numbers, alignment, expected) = match *self {
-            RowGroups::Contiguous { rows, alignment, expected_m } => {
-                let (layout, name, numbers) = rows.numbers();
-                (layout, name, numbers, alignment, expected_m)
-            }
-            RowGroups::Masked { masked_m, expected_m } => {
-                (GroupLayout::Counts, "masked_m", masked_m, 1, Some(expected_m))
-            }
-        };
-        let (alignment, expected) = (int(alignment), expected.map(int));
-        (GroupsArgument { layout, numbers: numbers.describe(name), alignment, expected }, numbers)
-    }
-}
 
 /// D = C + A·B with 16-bit operands for groups of rows: each group with the B of its own.
 ///

@@ -141,11 +141,7 @@ fn cluster(problem: &HcProblem, sms: u32) -> u32 {
 /// # Safety
 /// As for [`tf32_hc_prenorm_gemm_raw`].
 unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions) -> Result<()> {
-    let limits = device.limits().ok_or_else(|| Error::Device {
-        argument: "device",
-        expected: "a GPU or the simulator".to_owned(),
-        found: device.to_string(),
-    })?;
+    let limits = device.limits().ok_or_else(|| Error::no_raw_memory(device))?;
     let Some(problem) = arguments.check()? else { return Ok(()) };
     let cluster = cluster(&problem, options.num_sms.map_or(limits.sms, |sms| sms.clamp(1, limits.sms)));
     let HcProblem { config, m, k, splits, a_pitch, b_pitch, d_pitch, d_split } = problem;

@@ -434,11 +434,7 @@ impl Describe {
 
 /// The multiprocessors that a call may use.
 fn multiprocessors(device: &Device, options: &GemmOptions) -> Result<u32> {
-    let limits = device.limits().ok_or_else(|| Error::Device {
-        argument: "device",
-        expected: "a GPU or the simulator".to_owned(),
-        found: device.to_string(),
-    })?;
+    let limits = device.limits().ok_or_else(|| Error::no_raw_memory(device))?;
     Ok(options.num_sms.map_or(limits.sms, |sms| sms.clamp(1, limits.sms)))
 }
 

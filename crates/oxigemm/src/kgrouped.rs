@@ -180,11 +180,7 @@ pub unsafe fn k_grouped_fp8_gemm_nt_contiguous_raw(
         // SAFETY: the caller keeps the operands as described.
         Device::Cuda(cuda) => unsafe { launch(cuda, &arguments, options) },
         Device::Sim(sim) => simulate(sim, &arguments, options),
-        Device::Cpu => Err(Error::Device {
-            argument: "device",
-            expected: "a GPU or the simulator".to_owned(),
-            found: device.to_string(),
-        }),
+        Device::Cpu => Err(Error::no_raw_memory(device)),
     }
 }
 

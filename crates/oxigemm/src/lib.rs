@@ -94,7 +94,7 @@ pub use fused::{
 };
 pub use gemm::{Addend, GemmOptions, RawFp8Gemm, fp8_gemm_nt, fp8_gemm_nt_raw};
 pub use grouped::{
-    GroupedRows, RawGroupedFp8Gemm, RawGroups, m_grouped_fp8_gemm_nt_contiguous,
+    GroupedRows, RawGroupedFp8Gemm, RawGroups, RowGroups, m_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_masked, m_grouped_fp8_gemm_nt_raw,
 };
 pub use grouped_nn::{
@@ -110,7 +110,7 @@ pub use half_gemm::{
     fp16_gemm_tn, fp16_gemm_tt, half_gemm, half_gemm_raw,
 };
 pub use half_grouped::{
-    RawGroupedHalfGemm, RowGroups, m_grouped_bf16_gemm_nn_contiguous, m_grouped_bf16_gemm_nn_masked,
+    RawGroupedHalfGemm, m_grouped_bf16_gemm_nn_contiguous, m_grouped_bf16_gemm_nn_masked,
     m_grouped_bf16_gemm_nt_contiguous, m_grouped_bf16_gemm_nt_masked, m_grouped_fp16_gemm_nn_contiguous,
     m_grouped_fp16_gemm_nn_masked, m_grouped_fp16_gemm_nt_contiguous, m_grouped_fp16_gemm_nt_masked,
     m_grouped_half_gemm, m_grouped_half_gemm_raw,

@@ -85,11 +85,7 @@ pub(crate) unsafe fn run_steps<const N: usize>(
             }
             Ok(())
         }
-        Device::Cpu => Err(Error::Device {
-            argument: "device",
-            expected: "a GPU or the simulator".to_owned(),
-            found: device.to_string(),
-        }),
+        Device::Cpu => Err(Error::no_raw_memory(device)),
     }
 }
 

@@ -2,7 +2,8 @@
 
 mod common;
 
-use oxigemm::cast::{Granularity, Quantized, ScaleFormat, cast_to_fp8};
+use oxigemm::Granularity;
+use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
 use oxigemm::plan::{self, Choice, Family, Limits, Plan, Shape};
 use oxigemm::{
     Addend, DType, Device, Error, GemmLayout, GemmOptions, GroupedRows, Tensor, fp8_gemm_nt, half_gemm,
@@ -32,7 +33,7 @@ fn fp8(n: usize, k: usize, device: &Device) -> Fp8 {
         cast_to_fp8(&values, rows, k, DType::E4m3, granularity, ScaleFormat::F32).unwrap()
     };
     let scales = |x: &Quantized| Tensor::from_slice(&x.scales, &x.scale_dims(), device).unwrap();
-    let (a, b) = (cast(1, MOST, Granularity::Token), cast(2, n, Granularity::Block));
+    let (a, b) = (cast(1, MOST, Granularity::PerToken), cast(2, n, Granularity::PerBlock));
     Fp8 { a: common::codes(&a, device), sfa: scales(&a), b: common::codes(&b, device), sfb: scales(&b), n }
 }
 

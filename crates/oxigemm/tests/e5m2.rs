@@ -3,7 +3,8 @@
 mod common;
 
 use common::{same_bits, schedules};
-use oxigemm::cast::{Granularity, Quantized, ScaleFormat, cast_to_fp8};
+use oxigemm::Granularity;
+use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
 use oxigemm::metrics::calc_diff;
 use oxigemm::plan::{self, Choice, Family};
 use oxigemm::{Addend, DType, Device, Error, GemmOptions, Sim, Tensor, fp8_gemm_nt, random, reference};
@@ -23,8 +24,8 @@ struct Problem {
 
 fn problem([m, n, k]: [usize; 3], [a_type, b_type]: [DType; 2], device: &Device) -> Problem {
     let (a_values, b_values) = (random::normals(1, m * k), random::normals(2, n * k));
-    let a = cast_to_fp8(&a_values, m, k, a_type, Granularity::Token, ScaleFormat::F32).unwrap();
-    let b = cast_to_fp8(&b_values, n, k, b_type, Granularity::Block, ScaleFormat::F32).unwrap();
+    let a = cast_to_fp8(&a_values, m, k, a_type, Granularity::PerToken, ScaleFormat::F32).unwrap();
+    let b = cast_to_fp8(&b_values, n, k, b_type, Granularity::PerBlock, ScaleFormat::F32).unwrap();
     let tensors = |x: &Quantized| {
         let scales = Tensor::from_slice(&x.scales, &x.scale_dims(), device).unwrap();
         (common::codes(x, device), scales)

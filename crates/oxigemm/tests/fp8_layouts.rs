@@ -3,7 +3,8 @@
 mod common;
 
 use common::{same_bits, schedules};
-use oxigemm::cast::{Granularity, Quantized, ScaleFormat, cast_to_fp8};
+use oxigemm::Granularity;
+use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
 use oxigemm::metrics::calc_diff;
 use oxigemm::plan::{self, Choice};
 use oxigemm::sim::FaultKind;
@@ -64,8 +65,8 @@ struct Problem {
 impl Problem {
     fn new([m, n, k]: [usize; 3], device: &Device) -> Problem {
         Problem {
-            a: Operand::new(1, [m, k], Granularity::Token, device),
-            b: Operand::new(2, [n, k], Granularity::Block, device),
+            a: Operand::new(1, [m, k], Granularity::PerToken, device),
+            b: Operand::new(2, [n, k], Granularity::PerBlock, device),
             dims: [m, n, k],
             device: device.clone(),
         }
@@ -196,7 +197,7 @@ fn a_captured_call_transposes_what_is_there_when_it_is_replayed() {
     let device = Device::sim();
     let (first, second) = (Problem::new([9, 70, 200], &device), Problem::new([9, 70, 200], &device));
     let mut b = first.b.given(true);
-    let fresh = Operand::new(7, [70, 200], Granularity::Block, &device);
+    let fresh = Operand::new(7, [70, 200], Granularity::PerBlock, &device);
     let a = first.a.given(false);
     let stream = device.new_stream().unwrap();
     let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };

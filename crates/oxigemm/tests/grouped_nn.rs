@@ -3,7 +3,8 @@
 mod common;
 
 use common::{same_bits, schedules};
-use oxigemm::cast::{Granularity, ScaleFormat, cast_to_fp8};
+use oxigemm::Granularity;
+use oxigemm::cast::{ScaleFormat, cast_to_fp8};
 use oxigemm::{
     DType, Device, Error, GemmOptions, GroupedRows, RawGroupedFp8Gemm, RawGroups, Sim, Tensor,
     m_grouped_fp8_gemm_nn_contiguous, m_grouped_fp8_gemm_nn_masked, m_grouped_fp8_gemm_nn_raw,
@@ -31,13 +32,13 @@ fn problem(device: &Device) -> Problem {
         let values = random::normals(seed, rows * K);
         cast_to_fp8(&values, rows, K, DType::E4m3, granularity, ScaleFormat::F32).unwrap()
     };
-    let a = cast(1, GROUPS * M, Granularity::Token);
+    let a = cast(1, GROUPS * M, Granularity::PerToken);
     let (blocks, n_blocks, pitch) = (K.div_ceil(128), N.div_ceil(128), N.next_multiple_of(16));
     let mut codes = Vec::new();
     let mut turned = vec![0x7f; GROUPS * K * pitch];
     let mut scales = Vec::new();
     for group in 0..GROUPS {
-        let b = cast(10 + group as u64, N, Granularity::Block);
+        let b = cast(10 + group as u64, N, Granularity::PerBlock);
         for (i, code) in b.codes.iter().enumerate() {
             turned[(group * K + i % K) * pitch + i / K] = *code;
         }

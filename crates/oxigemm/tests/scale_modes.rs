@@ -3,7 +3,8 @@
 mod common;
 
 use common::{same_bits, schedules};
-use oxigemm::cast::{Granularity, Quantized, ScaleFormat, cast_to_fp8};
+use oxigemm::Granularity;
+use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
 use oxigemm::metrics::calc_diff;
 use oxigemm::plan::{self, Choice};
 use oxigemm::{
@@ -13,10 +14,10 @@ use oxigemm::{
 
 /// The granularities of A and of B.
 const MODES: [[Granularity; 2]; 4] = [
-    [Granularity::Row, Granularity::Tensor],
-    [Granularity::Tensor, Granularity::Tensor],
-    [Granularity::Row, Granularity::Block],
-    [Granularity::Token, Granularity::Tensor],
+    [Granularity::PerRow, Granularity::PerTensor],
+    [Granularity::PerTensor, Granularity::PerTensor],
+    [Granularity::PerRow, Granularity::PerBlock],
+    [Granularity::PerToken, Granularity::PerTensor],
 ];
 
 fn cast(seed: u64, rows: usize, k: usize, granularity: Granularity) -> Quantized {
@@ -85,7 +86,7 @@ fn shared_scales_are_as_those_written_out_in_every_kernel_family() {
 fn a_single_number_is_a_scale_for_all() {
     for device in [Device::cpu(), Device::sim()] {
         let (m, n, k) = (5, 130, 300);
-        let (a, b) = (cast(3, m, k, Granularity::Tensor), cast(4, n, k, Granularity::Tensor));
+        let (a, b) = (cast(3, m, k, Granularity::PerTensor), cast(4, n, k, Granularity::PerTensor));
         let (a_codes, b_codes) = (common::codes(&a, &device), common::codes(&b, &device));
         let exact = reference::fp8_gemm_nt(&a.as_matrix(), &b.as_matrix(), None).unwrap();
         let number = |x: &Quantized| Tensor::from_slice(&x.scales, &[1], &device).unwrap();
@@ -133,8 +134,8 @@ fn groups_have_a_scale_each_or_one_for_all() {
         x.codes.chunks(k).enumerate().for_each(|(i, row)| bytes[i * pitch..][..k].copy_from_slice(row));
         Tensor::from_bytes(DType::E4m3, &bytes, &[rows, pitch], device).unwrap()
     };
-    let a = cast(5, rows, k, Granularity::Row);
-    let b = cast(6, groups * n, k, Granularity::Tensor);
+    let a = cast(5, rows, k, Granularity::PerRow);
+    let b = cast(6, groups * n, k, Granularity::PerTensor);
     let group_scales = [b.scales[0], 2.0 * b.scales[0], 0.5 * b.scales[0]];
     let mut results: Vec<Vec<f32>> = Vec::new();
     for device in [Device::cpu(), Device::sim()] {

@@ -1,5 +1,7 @@
 //! Whether the GPU and the simulator agree.
 
+use std::fmt::Display;
+
 use oxigemm::plan::{Choice, Plan, Shape};
 use oxigemm::sim::Options;
 use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim};
@@ -36,9 +38,8 @@ pub fn checks() -> Vec<Check> {
 /// The same inputs on the GPU and in the simulator, for every kernel, launch, type, addend and layout in turn.
 fn same_bits(setup: &Setup) -> Result<String, Failure> {
     let limits = setup.limits()?;
-    let simulated = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
     let combinations: Vec<_> = combinations().collect();
-    let (mut cases, mut elements) = (0, 0);
+    let mut compared = Compared::new(setup);
     for (i, config) in Config::dense().enumerate() {
         for case in (0..CASES).step_by(if setup.quick { 4 } else { 1 }) {
             let turn = i + case;
@@ -58,34 +59,59 @@ fn same_bits(setup: &Setup) -> Result<String, Failure> {
             let choices: Vec<Choice> = launches(config).into_iter().filter(fits).collect();
             let options =
                 GemmOptions { choice: Some(choices[turn * 5 % choices.len()]), ..Default::default() };
-            setup.now(format!("{spec} on both"));
             let host = Host::draw(spec)?;
-            let bits = |device: &Device| -> Result<Vec<u8>, Failure> {
+            compared.add(&config, &spec, d_type, |device| {
                 let mut operands = host.upload(device)?;
                 operands.run(&options)?;
                 Ok(operands.d.to_bytes()?)
-            };
-            let differ = differences(&bits(&setup.device)?, &bits(&simulated)?, d_type);
-            ensure(differ == 0, || {
-                let kernel = config.name();
-                format!("{spec} by {kernel}: {differ} of {} elements differ", m * n)
             })?;
-            cases += 1;
-            elements += m * n;
         }
     }
-    Ok(format!("{cases} products, {elements} elements, no bit differs"))
+    Ok(compared.summary())
 }
 
-/// How many elements are not the same.
-fn differences(gpu: &[u8], sim: &[u8], d_type: DType) -> usize {
-    gpu.chunks(d_type.size()).zip(sim.chunks(d_type.size())).filter(|(x, y)| x != y).count()
+/// What was computed on the GPU and in the simulator, and had the same bits.
+struct Compared<'a> {
+    setup: &'a Setup,
+    simulated: Device,
+    cases: usize,
+    elements: usize,
+}
+
+impl<'a> Compared<'a> {
+    fn new(setup: &'a Setup) -> Self {
+        let simulated = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
+        Compared { setup, simulated, cases: 0, elements: 0 }
+    }
+
+    /// Compares what `bits` gives on both devices: elements of a type, of a problem that a kernel serves.
+    fn add(
+        &mut self,
+        kernel: &Config,
+        spec: &impl Display,
+        d_type: DType,
+        bits: impl Fn(&Device) -> Result<Vec<u8>, Failure>,
+    ) -> Result<(), Failure> {
+        self.setup.now(format!("{spec} on both"));
+        let (gpu, sim) = (bits(&self.setup.device)?, bits(&self.simulated)?);
+        let size = d_type.size();
+        ensure(gpu.len() == sim.len(), || format!("{spec}: {} and {} bytes", gpu.len(), sim.len()))?;
+        let differ = gpu.chunks(size).zip(sim.chunks(size)).filter(|(x, y)| x != y).count();
+        let all = gpu.len() / size;
+        ensure(differ == 0, || format!("{spec} by {}: {differ} of {all} elements differ", kernel.name()))?;
+        self.cases += 1;
+        self.elements += all;
+        Ok(())
+    }
+
+    fn summary(&self) -> String {
+        format!("{} products, {} elements, no bit differs", self.cases, self.elements)
+    }
 }
 
 /// The same for every kernel, launch and layout of groups; rows of no group are compared too.
 fn same_bits_of_groups(setup: &Setup) -> Result<String, Failure> {
-    let simulated = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
-    let (mut cases, mut elements) = (0, 0);
+    let mut compared = Compared::new(setup);
     for (i, config) in Config::grouped().enumerate() {
         for (turn, choice) in launches(config).into_iter().enumerate() {
             let options = GemmOptions { choice: Some(choice), ..Default::default() };
@@ -95,53 +121,36 @@ fn same_bits_of_groups(setup: &Setup) -> Result<String, Failure> {
                 let rows = if layout == GroupLayout::All { &[70; 3][..] } else { &[70, 0, 1, 129, 16] };
                 let spec = spec(op, layout, rows, [136, 656], i + turn);
                 let spec = GroupedSpec { operands, ..spec };
-                setup.now(format!("{spec} on both"));
                 let host = GroupedHost::draw(spec)?;
-                let bits = |device: &Device| -> Result<Vec<u8>, Failure> {
+                compared.add(&config, &host.spec, host.spec.d_type, |device| {
                     let mut operands = host.upload(device)?;
                     operands.run(&options)?;
                     Ok(operands.d_memory.to_bytes()?)
-                };
-                let (gpu, sim) = (bits(&setup.device)?, bits(&simulated)?);
-                let differ = differences(&gpu, &sim, host.spec.d_type);
-                ensure(differ == 0, || {
-                    format!("{} by {}: {differ} elements differ", host.spec, config.name())
                 })?;
-                cases += 1;
-                elements += gpu.len() / host.spec.d_type.size();
             }
         }
     }
-    Ok(format!("{cases} products, {elements} elements, no bit differs"))
+    Ok(compared.summary())
 }
 
 /// The same for every kernel and launch with groups along K.
 fn same_bits_of_k_groups(setup: &Setup) -> Result<String, Failure> {
-    let simulated = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
-    let (mut cases, mut elements) = (0, 0);
+    let mut compared = Compared::new(setup);
     for (i, config) in Config::k_grouped().enumerate() {
         for (j, choice) in launches(config).into_iter().enumerate() {
             let options = GemmOptions { choice: Some(choice), ..Default::default() };
             for turn in 0..3 {
                 let spec = kgrouped::spec(&[656, 0, 1, 130, 16], [70, 136], 4 * i + j + turn);
-                setup.now(format!("{spec} on both"));
                 let host = KGroupedHost::draw(spec)?;
-                let bits = |device: &Device| -> Result<Vec<u8>, Failure> {
+                compared.add(&config, &host.spec, host.spec.d_type, |device| {
                     let mut operands = host.upload(device)?;
                     operands.run(&options)?;
                     Ok(operands.d_memory.to_bytes()?)
-                };
-                let (gpu, sim) = (bits(&setup.device)?, bits(&simulated)?);
-                let differ = differences(&gpu, &sim, host.spec.d_type);
-                ensure(differ == 0, || {
-                    format!("{} by {}: {differ} elements differ", host.spec, config.name())
                 })?;
-                cases += 1;
-                elements += gpu.len() / host.spec.d_type.size();
             }
         }
     }
-    Ok(format!("{cases} products, {elements} elements, no bit differs"))
+    Ok(compared.summary())
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! The shared memory of an indexer kernel: a ring of stages with keys, and slots for what its roles know of a unit.
 
 use super::{Heads, Row, TILE_KEYS};
+use crate::many_rows::MATH_WARPS;
 use crate::pipeline::{Cursor, Pipeline};
+use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::{Kernel, Shared, SharedLayout, U32};
 
 /// Units that are laid out at a time.
@@ -124,6 +126,29 @@ impl<'k> Memory<'k> {
         let ring = Pipeline::new(k, shared.at(offsets.stage_barriers), shape.stages, shape.stages);
         let slots = Pipeline::new(k, shared.at(offsets.slot_barriers), SLOTS, SLOTS);
         Memory { k, shape, shared, offsets, ring, slots }
+    }
+
+    /// Until all threads may begin: the maps are on their way, the warp `loader` has initialized the barriers, of which a
+    /// slot has this many readers, and the kernels before are done.
+    pub fn begin(
+        &self,
+        k: &'k Kernel,
+        (warp, loader): (U32<'k>, u32),
+        lane: U32<'k>,
+        maps: [&TensorMap<'k>; 3],
+        slot_readers: u32,
+    ) {
+        k.if_(warp.eq(loader), || {
+            k.if_(lane.eq(0), || {
+                maps.into_iter().for_each(|map| map.prefetch());
+                self.ring.init(1, MATH_WARPS);
+                self.slots.init(1, slot_readers);
+                k.fence_barrier_init();
+            });
+            k.sync_warp();
+        });
+        k.sync_threads();
+        k.grid_dependency_wait();
     }
 
     /// The queries of a slot, a row for each of their heads.
