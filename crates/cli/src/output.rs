@@ -59,6 +59,36 @@ impl Table {
     }
 }
 
+/// A table whose rows are printed as they come, so the widths of its columns are known before their content.
+pub struct LiveTable {
+    widths: Vec<usize>,
+}
+
+impl LiveTable {
+    /// Prints the headings of a table. The first column, of names, is as wide as the longest of them; others are of
+    /// numbers.
+    pub fn new<'a>(headings: impl IntoIterator<Item = &'a str>, longest_name: usize) -> LiveTable {
+        let headings: Vec<&str> = headings.into_iter().collect();
+        let width = |(i, heading): (usize, &&str)| heading.len().max(if i == 0 { longest_name } else { 8 });
+        let table = LiveTable { widths: headings.iter().enumerate().map(width).collect() };
+        print_line(&table.line(headings));
+        table
+    }
+
+    /// Prints a row, past a progress bar.
+    pub fn row(&self, bar: &ProgressBar, cells: impl IntoIterator<Item = String>) {
+        bar.suspend(|| print_line(&self.line(cells)));
+    }
+
+    fn line<T: AsRef<str>>(&self, cells: impl IntoIterator<Item = T>) -> String {
+        let aligned = cells.into_iter().zip(&self.widths).enumerate().map(|(i, (cell, width))| match i {
+            0 => format!("{:<width$}", cell.as_ref()),
+            _ => format!("{:>width$}", cell.as_ref()),
+        });
+        aligned.collect::<Vec<_>>().join("  ")
+    }
+}
+
 /// A progress bar on stderr; nothing where that is not a terminal.
 pub fn progress(steps: usize) -> ProgressBar {
     let bar = ProgressBar::new(steps as u64);
@@ -68,4 +98,16 @@ pub fn progress(steps: usize) -> ProgressBar {
     }
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_left_and_numbers_right_in_every_line() {
+        let table = LiveTable::new(["case", "us"], 6);
+        assert_eq!(table.line(["copy", "12.5"]), "copy        12.5");
+        assert_eq!(table.line(["longer than that", "1"]), "longer than that         1");
+    }
 }

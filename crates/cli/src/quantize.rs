@@ -195,10 +195,6 @@ impl QuantizeSpec {
             let matrix = memory.narrow(1, before, columns)?;
             Ok([memory, matrix])
         };
-        let draw = |count: usize| -> Vec<f32> {
-            let magnitude = |i: usize| 10f32.powi((random::bits(seed, (i / 1000) as u64) % 7) as i32 - 4);
-            random::normals(seed, count).into_iter().enumerate().map(|(i, x)| x * magnitude(i)).collect()
-        };
         let [x_rows, x_columns] = match op {
             QuantizeOp::Swiglu => [m, 2 * k],
             QuantizeOp::Gather => [m.div_ceil(2), k],
@@ -231,9 +227,9 @@ impl QuantizeSpec {
                 from = Tensor::from_slice(&powers, &[m, k], device)?;
             }
             // SwiGLU of large values is infinite, or as good as 0.
-            QuantizeOp::Swiglu => x.write_f32(&random::normals(seed, x.len()))?,
+            QuantizeOp::Swiglu => x.write_f32(&repeated_normals(seed, x.len()))?,
             QuantizeOp::Quantize | QuantizeOp::Gather | QuantizeOp::Rmsnorm => {
-                x.write_f32(&draw(x.len()))?;
+                x.write_f32(&of_many_magnitudes(seed, x.len()))?;
             }
         }
         if op == QuantizeOp::Dequantize {
@@ -254,6 +250,24 @@ impl QuantizeSpec {
             memory: [x_memory, codes_memory, scales_memory],
         })
     }
+}
+
+/// Normal numbers; of many, the first again and again, because it takes long to draw them.
+fn repeated_normals(seed: u64, count: usize) -> Vec<f32> {
+    /// A prime, so that rows differ.
+    const PERIOD: usize = 999_983;
+    let drawn = random::normals(seed, count.min(PERIOD));
+    drawn.iter().copied().cycle().take(count).collect()
+}
+
+/// Numbers whose magnitude changes every 1000.
+fn of_many_magnitudes(seed: u64, count: usize) -> Vec<f32> {
+    let mut values = repeated_normals(seed, count);
+    for (i, values) in values.chunks_mut(1000).enumerate() {
+        let magnitude = 10f32.powi((random::bits(seed, i as u64) % 7) as i32 - 4);
+        values.iter_mut().for_each(|value| *value *= magnitude);
+    }
+    values
 }
 
 /// A spec with its operands on a device.

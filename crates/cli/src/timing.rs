@@ -82,6 +82,18 @@ impl Clock {
         Ok(mean(&us))
     }
 
+    /// The bytes per second, in GB, that a copy of this many bytes reads and writes: by events, as it is no kernel, so it
+    /// has to be long.
+    pub fn copy_gb_per_s(&mut self, bytes: usize, runs: usize) -> Result<f64, Failure> {
+        let gpu = self.stream.device().clone();
+        let (from, mut to) = (gpu.alloc(bytes)?, gpu.alloc(bytes)?);
+        let mut timer = KernelTimer::with_events(&gpu)?;
+        let us = timer.time(&self.stream, runs, Some(&mut self.flush), || {
+            to.copy_from_async(&from, bytes, &self.stream)
+        })?;
+        Ok(2.0 * bytes as f64 / mean(&us) * 1e-3)
+    }
+
     /// The mean time of the calibration product, where there is one.
     pub fn calibration(&mut self, runs: usize) -> Result<Option<f64>, Failure> {
         let Some(calibration) = &self.calibration else { return Ok(None) };

@@ -40,6 +40,9 @@ pub struct Args {
     /// Only cases whose name, such as `m4096 n7168 k2048` or `fp8_masked g32 em20 n7168 k3072`, contains this.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
+    /// All cases of quantization; else those that say whether it is fast.
+    #[arg(long)]
+    all: bool,
     /// Draw the result of the dense cases as an SVG file.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,

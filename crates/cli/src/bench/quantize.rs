@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::Args;
-use crate::output::{Table, print_json, print_line, progress};
+use crate::output::{LiveTable, print_json, print_line, progress};
 use crate::quantize::{COPY_GB_PER_S, Judgement, QuantizeOp, QuantizeSpec, ScaleRoom};
 use crate::timing::Clock;
 use crate::{Common, Failure, Outcome};
@@ -21,12 +21,15 @@ struct Row {
     judgement: Judgement,
 }
 
-/// A small matrix, one of 64 MB of BF16 and a large one for every granularity; types, layouts and fused forms at 64 MB.
-fn specs() -> Vec<QuantizeSpec> {
-    const SMALL: [usize; 2] = [128, 7168];
-    const MIDDLE: [usize; 2] = [4736, 7168];
-    const LARGE: [usize; 2] = [16384, 7168];
-    let plain = |[m, k]: [usize; 2], granularity| QuantizeSpec {
+/// A matrix as small as a batch of decoding, one of 64 MB of BF16, and a large one.
+const SMALL: [usize; 2] = [128, 7168];
+const MIDDLE: [usize; 2] = [4736, 7168];
+const LARGE: [usize; 2] = [16384, 7168];
+/// Bytes of the copy that others are compared with.
+const COPY_BYTES: usize = 1 << 30;
+
+fn plain([m, k]: [usize; 2], granularity: Granularity) -> QuantizeSpec {
+    QuantizeSpec {
         op: QuantizeOp::Quantize,
         m,
         k,
@@ -37,45 +40,67 @@ fn specs() -> Vec<QuantizeSpec> {
         scales: ScaleRoom::Row,
         gaps: [0, 0],
         seed: 0,
-    };
+    }
+}
+
+/// As exponents, in the blocks that tensor memory wants.
+fn blocked(spec: QuantizeSpec) -> QuantizeSpec {
+    QuantizeSpec { scales: ScaleRoom::Blocked, power_of_two: true, ..spec }
+}
+
+fn mxfp4(dims: [usize; 2]) -> QuantizeSpec {
+    QuantizeSpec { code: DType::U8, ..blocked(plain(dims, Granularity::PerGroup32)) }
+}
+
+fn inverse(spec: QuantizeSpec) -> QuantizeSpec {
+    QuantizeSpec { op: QuantizeOp::Dequantize, ..spec }
+}
+
+/// What is done before quantization, with the scales that products read.
+fn fused(dims: [usize; 2]) -> [QuantizeSpec; 3] {
+    [QuantizeOp::Swiglu, QuantizeOp::Rmsnorm, QuantizeOp::Gather].map(|op| QuantizeSpec {
+        op,
+        scales: ScaleRoom::Mn,
+        ..plain(dims, Granularity::PerToken)
+    })
+}
+
+/// Every granularity and format of BF16 at 64 MB, other types once, and the small matrix.
+fn usual() -> Vec<QuantizeSpec> {
+    let of_each = |dims| Granularity::ALL.map(|granularity| plain(dims, granularity));
+    let mut specs = of_each(SMALL).to_vec();
+    specs.push(QuantizeSpec { scales: ScaleRoom::Mn, ..plain(SMALL, Granularity::PerToken) });
+    specs.push(inverse(plain(SMALL, Granularity::PerToken)));
+    specs.extend(fused(SMALL));
+    specs.extend(of_each(MIDDLE));
+    specs.extend(of_each(MIDDLE).map(|spec| QuantizeSpec { code: DType::E5m2, ..spec }));
+    specs.extend(of_each(MIDDLE).map(inverse));
+    let token = plain(MIDDLE, Granularity::PerToken);
+    specs.push(QuantizeSpec { scales: ScaleRoom::Mn, ..token });
+    specs.push(QuantizeSpec { scales: ScaleRoom::Packed, power_of_two: true, ..token });
+    let mxfp8 = blocked(plain(MIDDLE, Granularity::PerGroup32));
+    specs.extend([mxfp8, inverse(mxfp8), mxfp4(MIDDLE), inverse(mxfp4(MIDDLE))]);
+    specs.extend([DType::F16, DType::F32].map(|input| QuantizeSpec { input, ..token }));
+    specs.extend(fused(MIDDLE));
+    specs
+}
+
+/// What the usual ones leave out: the large matrix, other types of every granularity, layouts of scales alone.
+fn unusual() -> Vec<QuantizeSpec> {
     let mut specs = Vec::new();
     for granularity in Granularity::ALL {
-        for dims in [SMALL, MIDDLE, LARGE] {
-            specs.push(plain(dims, granularity));
-            specs.push(QuantizeSpec { op: QuantizeOp::Dequantize, ..plain(dims, granularity) });
-        }
+        specs.extend([plain(LARGE, granularity), inverse(plain(LARGE, granularity))]);
+        specs.extend(
+            [DType::F16, DType::F32].map(|input| QuantizeSpec { input, ..plain(MIDDLE, granularity) }),
+        );
     }
-    for dims in [SMALL, MIDDLE, LARGE] {
-        let token = plain(dims, Granularity::PerToken);
-        for scales in [ScaleRoom::Mn, ScaleRoom::Packed, ScaleRoom::Blocked] {
-            specs.push(QuantizeSpec { scales, power_of_two: scales.is_packed(), ..token });
-        }
-        let blocked = ScaleRoom::Blocked;
-        specs.push(QuantizeSpec {
-            scales: blocked,
-            power_of_two: true,
-            ..plain(dims, Granularity::PerGroup32)
-        });
-        let fp4 = QuantizeSpec {
-            code: DType::U8,
-            scales: blocked,
-            power_of_two: true,
-            ..plain(dims, Granularity::PerGroup32)
-        };
-        specs.push(fp4);
-        specs.push(QuantizeSpec { op: QuantizeOp::Dequantize, ..fp4 });
-        specs.push(QuantizeSpec { op: QuantizeOp::Swiglu, scales: ScaleRoom::Mn, ..token });
-        specs.push(QuantizeSpec { op: QuantizeOp::Gather, scales: ScaleRoom::Mn, ..token });
-        specs.push(QuantizeSpec { op: QuantizeOp::Rmsnorm, scales: ScaleRoom::Mn, ..token });
-        let scales_alone = QuantizeSpec { op: QuantizeOp::Transform, k: dims[1] / 128, ..token };
-        for scales in [ScaleRoom::Mn, ScaleRoom::Packed] {
-            specs.push(QuantizeSpec { scales, ..scales_alone });
-        }
-    }
-    for granularity in Granularity::ALL {
-        for input in [DType::F16, DType::F32] {
-            specs.push(QuantizeSpec { input, ..plain(MIDDLE, granularity) });
-        }
+    specs.extend([mxfp4(LARGE), inverse(mxfp4(LARGE)), mxfp4(SMALL)]);
+    specs.extend(fused(LARGE));
+    for [m, k] in [SMALL, MIDDLE, LARGE] {
+        let scales_alone =
+            QuantizeSpec { op: QuantizeOp::Transform, ..plain([m, k / 128], Granularity::PerToken) };
+        specs
+            .extend([ScaleRoom::Mn, ScaleRoom::Packed].map(|scales| QuantizeSpec { scales, ..scales_alone }));
     }
     specs
 }
@@ -83,53 +108,70 @@ fn specs() -> Vec<QuantizeSpec> {
 /// Runs the suite.
 pub fn run(common: &Common, cuda: &Cuda, args: &Args, clock: &mut Clock) -> Outcome {
     let device = Device::Cuda(cuda.clone());
+    let mut specs = usual();
+    if args.all {
+        specs.extend(unusual());
+    }
     let wanted = |spec: &QuantizeSpec| {
         args.filter.as_ref().is_none_or(|text| spec.to_string().contains(text.as_str()))
     };
-    let specs: Vec<QuantizeSpec> = specs().into_iter().filter(wanted).collect();
+    specs.retain(wanted);
     if specs.is_empty() {
         return Err(format!("no case contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
     }
+    let copy = clock.copy_gb_per_s(COPY_BYTES, args.runs as usize)?;
     let bar = progress(specs.len());
-    let rows = specs
-        .into_iter()
-        .map(|spec| {
-            bar.set_message(spec.to_string());
-            let row = measure(spec, &device, args, clock);
-            bar.inc(1);
-            row
-        })
-        .collect::<Result<Vec<Row>, Failure>>()?;
+    let longest_name = specs.iter().map(|spec| spec.to_string().len()).max().unwrap_or(0);
+    let table = (!common.json).then(|| LiveTable::new(COLUMNS, longest_name));
+    let mut rows = Vec::new();
+    for spec in specs {
+        bar.set_message(spec.to_string());
+        let row = measure(spec, &device, args, clock, copy)?;
+        if let Some(table) = &table {
+            table.row(&bar, row.cells());
+        }
+        bar.inc(1);
+        rows.push(row);
+    }
     bar.finish_and_clear();
     let right = rows.iter().all(|row| row.judgement.right);
     if common.json {
         print_json(&json!({
-            "device": cuda.gpu().name(), "timed_by": clock.method(), "copy_gb_per_s": COPY_GB_PER_S, "cases": rows,
+            "device": cuda.gpu().name(), "timed_by": clock.method(), "copy_gb_per_s": copy,
+            "anchor_copy_gb_per_s": COPY_GB_PER_S, "cases": rows,
         }));
-        return Ok(right);
+    } else {
+        print_line(&format!(
+            "timed by {} on {}; a copy reads and writes {copy:.0} GB/s here, {COPY_GB_PER_S:.0} beside the anchor",
+            clock.method(),
+            cuda.gpu().name()
+        ));
     }
-    let mut table = Table::new(["case", "MB", "us", "GB/s", "of a copy", "result"]);
-    for row in &rows {
-        let verdict = if row.judgement.right { "right" } else { "WRONG" };
-        table.row([
-            row.name.clone(),
-            format!("{:.1}", row.bytes_moved * 1e-6),
-            format!("{:.2}", row.us),
-            format!("{:.0}", row.gb_per_s),
-            format!("{:.3}", row.of_copy),
-            verdict.to_owned(),
-        ]);
-    }
-    table.print();
-    print_line(&format!(
-        "timed by {} on {}; a copy's {COPY_GB_PER_S:.0} GB/s read and written were measured on an H200",
-        clock.method(),
-        cuda.gpu().name()
-    ));
     Ok(right)
 }
 
-fn measure(spec: QuantizeSpec, device: &Device, args: &Args, clock: &mut Clock) -> Result<Row, Failure> {
+const COLUMNS: [&str; 6] = ["case", "MB", "us", "GB/s", "of a copy", "result"];
+
+impl Row {
+    fn cells(&self) -> [String; COLUMNS.len()] {
+        [
+            self.name.clone(),
+            format!("{:.1}", self.bytes_moved * 1e-6),
+            format!("{:.2}", self.us),
+            format!("{:.0}", self.gb_per_s),
+            format!("{:.3}", self.of_copy),
+            if self.judgement.right { "right" } else { "WRONG" }.to_owned(),
+        ]
+    }
+}
+
+fn measure(
+    spec: QuantizeSpec,
+    device: &Device,
+    args: &Args,
+    clock: &mut Clock,
+    copy: f64,
+) -> Result<Row, Failure> {
     let mut task = spec.on(device)?;
     task.run(&LaunchOptions::default())?;
     device.synchronize()?;
@@ -140,5 +182,5 @@ fn measure(spec: QuantizeSpec, device: &Device, args: &Args, clock: &mut Clock) 
     }
     let (bytes_moved, name) = (spec.bytes(), spec.to_string());
     let gb_per_s = bytes_moved / us * 1e-3;
-    Ok(Row { name, spec, bytes_moved, us, gb_per_s, of_copy: gb_per_s / COPY_GB_PER_S, judgement })
+    Ok(Row { name, spec, bytes_moved, us, gb_per_s, of_copy: gb_per_s / copy, judgement })
 }
