@@ -3,7 +3,10 @@
 use oxigemm::plan::Plan;
 use serde::Serialize;
 
+use crate::Common;
+use crate::output::LiveTable;
 use crate::verdict::Verdict;
+use indicatif::ProgressBar;
 
 /// The figures of a case.
 #[derive(Serialize)]
@@ -94,12 +97,12 @@ impl Figures {
     }
 
     /// The titles of [`cells`](Self::cells).
-    pub const COLUMNS: [&str; 11] = [
+    const COLUMNS: [&str; 11] = [
         "us", "anchor", "ratio", "TFLOPS", "GB/s", "roofline", "diff", "anchor's", "exact", "calib.", "plan",
     ];
 
     /// As the last columns of a table.
-    pub fn cells(&self) -> [String; 11] {
+    fn cells(&self) -> [String; 11] {
         [
             format!("{:.2}", self.us),
             format!("{:.2}", self.anchor_us),
@@ -113,5 +116,23 @@ impl Figures {
             self.calibration_us.map_or("-".to_owned(), |us| format!("{us:.1}")),
             self.plan.clone(),
         ]
+    }
+}
+
+/// A table of figures, each printed when it will not change any more; none where a machine reads.
+pub struct Live(Option<LiveTable>);
+
+impl Live {
+    /// A table of cases with these names; nothing is printed where there are none.
+    pub fn new(common: &Common, names: impl Iterator<Item = String>) -> Live {
+        let longest = names.map(|name| name.len()).max().filter(|_| !common.json);
+        Live(longest.map(|longest| LiveTable::new(["case"].into_iter().chain(Figures::COLUMNS), longest)))
+    }
+
+    /// Prints a row.
+    pub fn row(&self, bar: &ProgressBar, name: &str, figures: &Figures) {
+        if let Live(Some(table)) = self {
+            table.row(bar, [name.to_owned()].into_iter().chain(figures.cells()));
+        }
     }
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::Args;
 use crate::fused::{FusedSpec, FusedTask};
-use crate::output::{Table, print_json, print_line, progress};
+use crate::output::{LiveTable, print_json, print_line, progress};
 use crate::problem::Spec;
 use crate::timing::Clock;
 use crate::{Common, Failure, Outcome};
@@ -48,33 +48,42 @@ pub fn run(common: &Common, cuda: &Cuda, args: &Args, clock: &mut Clock) -> Outc
         return Err(format!("no case contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
     }
     let bar = progress(cases.len());
+    let longest_name = cases.iter().map(|(words, dims)| name(words, *dims).len()).max().unwrap_or(0);
+    let table = (!common.json).then(|| LiveTable::new(COLUMNS, longest_name));
     let mut rows = Vec::new();
     for (words, dims) in cases {
         bar.set_message(name(words, dims));
-        rows.push(measure(name(words, dims), words, dims, (cuda, args, clock))?);
+        let row = measure(name(words, dims), words, dims, (cuda, args, clock))?;
         bar.inc(1);
+        match &table {
+            Some(table) => table.row(&bar, row.cells()),
+            None => print_json(&row),
+        }
+        rows.push(row);
     }
     bar.finish_and_clear();
     let right = rows.iter().all(|row| row.right);
     if common.json {
-        rows.iter().for_each(print_json);
         return Ok(right);
     }
-    let mut table = Table::new(["case", "us", "plain", "ratio", "TFLOPS", "result", "plan"]);
-    for row in &rows {
-        table.row([
-            row.case.clone(),
-            format!("{:.2}", row.us),
-            format!("{:.2}", row.plain_us),
-            format!("{:.3}", row.ratio),
-            format!("{:.0}", row.tflops),
-            if row.right { "right" } else { "WRONG" }.to_owned(),
-            row.plan.clone(),
-        ]);
-    }
-    table.print();
     print_line(&format!("timed by {} on {}", clock.method(), cuda.gpu().name()));
     Ok(right)
+}
+
+const COLUMNS: [&str; 7] = ["case", "us", "plain", "ratio", "TFLOPS", "result", "plan"];
+
+impl Row {
+    fn cells(&self) -> [String; COLUMNS.len()] {
+        [
+            self.case.clone(),
+            format!("{:.2}", self.us),
+            format!("{:.2}", self.plain_us),
+            format!("{:.3}", self.ratio),
+            format!("{:.0}", self.tflops),
+            if self.right { "right" } else { "WRONG" }.to_owned(),
+            self.plan.clone(),
+        ]
+    }
 }
 
 fn measure(

@@ -5,15 +5,15 @@ use oxigemm::{Cuda, Device, GemmOptions};
 use serde::Serialize;
 use serde_json::json;
 
-use super::figures::{Figures, Peer, Work};
+use super::figures::{Figures, Live, Peer, Work};
 use super::{Args, Choices, time};
 use crate::anchor::grouped::{Family, GroupedCase};
 use crate::anchor::{Anchor, geometric_mean};
 use crate::grouped::{GroupedHost, GroupedOperands};
-use crate::output::{Table, print_json, print_line, progress};
+use crate::output::{print_json, progress};
 use crate::timing::Clock;
 use crate::verdict::Effort;
-use crate::{Failure, Outcome};
+use crate::{Common, Failure, Outcome};
 
 /// How many candidates are the top.
 const TOP: usize = 6;
@@ -34,23 +34,31 @@ pub struct Row {
 
 /// Times what the planner chooses for each case.
 pub fn rows(
+    common: &Common,
     cuda: &Cuda,
     args: &Args,
     cases: &[&GroupedCase],
     clock: &mut Clock,
 ) -> Result<Vec<Row>, Failure> {
     let bar = progress(cases.len() * args.passes as usize);
+    let live = Live::new(common, cases.iter().map(|case| case.name()));
     let mut measured = Vec::new();
     for case in cases {
         bar.set_message(case.name());
         measured.push(measure(case, cuda, args, clock)?);
         bar.inc(1);
+        if args.passes == 1 {
+            live.row(&bar, &case.name(), &measured[measured.len() - 1].0.figures);
+        }
     }
-    for _ in 1..args.passes {
+    for pass in 1..args.passes {
         for (row, operands) in &mut measured {
             bar.set_message(row.case.clone());
             row.figures.improve(&time(args, clock, |options| operands.run(options))?);
             bar.inc(1);
+            if pass + 1 == args.passes {
+                live.row(&bar, &row.case, &row.figures);
+            }
         }
     }
     bar.finish_and_clear();
@@ -98,16 +106,6 @@ pub fn means(rows: &[Row]) -> Vec<(String, f64, f64)> {
             Some((name, geometric_mean(ratios())?, ratios().reduce(f64::min)?))
         })
         .collect()
-}
-
-/// Prints the cases as a table.
-pub fn print(rows: &[Row]) {
-    let mut table = Table::new(["case"].into_iter().chain(Figures::COLUMNS));
-    for row in rows {
-        table.row([row.case.clone()].into_iter().chain(row.figures.cells()));
-    }
-    table.print();
-    print_line("");
 }
 
 /// Times the candidates of every case, one JSON line each.

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{Args, time};
 use crate::anchor::Anchor;
 use crate::hc::{HcHost, HcSpec};
-use crate::output::{Table, print_json, print_line};
+use crate::output::{LiveTable, print_json, print_line, progress};
 use crate::timing::Clock;
 use crate::verdict::Verdict;
 use crate::{Common, Outcome};
@@ -35,18 +35,37 @@ const CASES: [(usize, usize, Option<usize>); 6] = [
     (137, 7168, None),
 ];
 
+const COLUMNS: [&str; 5] = ["case", "us", "GB/s", "of a copy", "diff"];
+
+impl Row {
+    fn cells(&self) -> [String; COLUMNS.len()] {
+        [
+            self.case.clone(),
+            format!("{:.2}", self.us),
+            format!("{:.0}", self.gb_per_s),
+            format!("{:.2}", self.part_of_copy),
+            format!("{:.1e}{}", self.verdict.diff, if self.verdict.right { "" } else { " WRONG" }),
+        ]
+    }
+}
+
 /// Times the cases.
 pub fn run(common: &Common, cuda: &Cuda, args: &Args) -> Outcome {
     let device = Device::Cuda(cuda.clone());
     let copy = Anchor::dense_fp8().copy_gb_per_s;
     let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
     let mut rows = Vec::new();
-    for (m, k, splits) in CASES {
-        let spec = HcSpec { m, n: 24, k, splits, seed: 1 };
+    let specs = CASES.map(|(m, k, splits)| HcSpec { m, n: 24, k, splits, seed: 1 });
+    let longest_name = specs.iter().map(|spec| spec.to_string().len()).max().unwrap_or(0);
+    let table = (!common.json).then(|| LiveTable::new(COLUMNS, longest_name));
+    let bar = progress(specs.len());
+    for spec in specs {
         let case = spec.to_string();
+        bar.inc(1);
         if args.filter.as_ref().is_some_and(|text| !case.contains(text.as_str())) {
             continue;
         }
+        bar.set_message(case.clone());
         let host = HcHost::draw(spec);
         let mut operands = host.upload(&device)?;
         let mut us = f64::INFINITY;
@@ -55,8 +74,13 @@ pub fn run(common: &Common, cuda: &Cuda, args: &Args) -> Outcome {
         }
         let gb_per_s = spec.bytes() / us * 1e-3;
         let verdict = host.judge(&operands)?;
-        rows.push(Row { case, us, gb_per_s, part_of_copy: gb_per_s / copy, verdict });
+        let row = Row { case, us, gb_per_s, part_of_copy: gb_per_s / copy, verdict };
+        if let Some(table) = &table {
+            table.row(&bar, row.cells());
+        }
+        rows.push(row);
     }
+    bar.finish_and_clear();
     if rows.is_empty() {
         return Err(format!("no case contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
     }
@@ -65,17 +89,6 @@ pub fn run(common: &Common, cuda: &Cuda, args: &Args) -> Outcome {
             "device": cuda.gpu().name(), "timed_by": clock.method(), "copy_gb_per_s": copy, "cases": rows,
         }));
     } else {
-        let mut table = Table::new(["case", "us", "GB/s", "of a copy", "diff"]);
-        for row in &rows {
-            table.row([
-                row.case.clone(),
-                format!("{:.2}", row.us),
-                format!("{:.0}", row.gb_per_s),
-                format!("{:.2}", row.part_of_copy),
-                format!("{:.1e}{}", row.verdict.diff, if row.verdict.right { "" } else { " WRONG" }),
-            ]);
-        }
-        table.print();
         print_line(&format!("timed by {} on {}", clock.method(), cuda.gpu().name()));
     }
     Ok(rows.iter().all(|row| row.verdict.right))

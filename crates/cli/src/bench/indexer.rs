@@ -8,12 +8,12 @@ use oxigemm::{Cuda, Device, GemmOptions};
 use serde::Serialize;
 use serde_json::json;
 
-use super::figures::{Figures, Peer, Work};
+use super::figures::{Figures, Live, Peer, Work};
 use super::{Args, time};
 use crate::anchor::indexer::{IndexerAnchor, IndexerCase};
 use crate::anchor::{Anchor, geometric_mean};
 use crate::indexer::{PagedHost, PagedOperands, PrefillHost, PrefillOperands};
-use crate::output::{Table, print_json, print_line, progress};
+use crate::output::{print_json, print_line, progress};
 use crate::timing::Clock;
 use crate::verdict::Verdict;
 use crate::{Common, Failure, Outcome};
@@ -51,17 +51,24 @@ pub fn run(common: &Common, cuda: &Cuda, args: &Args) -> Outcome {
     }
     let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
     let bar = progress(cases.len() * args.passes as usize);
+    let live = Live::new(common, cases.iter().map(|case| case.name()));
     let mut measured = Vec::new();
     for case in &cases {
         bar.set_message(case.name());
         measured.push(measure(case, cuda, args, &mut clock)?);
         bar.inc(1);
+        if args.passes == 1 {
+            live.row(&bar, &case.name(), &measured[measured.len() - 1].0.figures);
+        }
     }
-    for _ in 1..args.passes {
+    for pass in 1..args.passes {
         for (row, operands) in &mut measured {
             bar.set_message(row.case.clone());
             row.figures.improve(&time(args, &mut clock, |options| operands.run(options))?);
             bar.inc(1);
+            if pass + 1 == args.passes {
+                live.row(&bar, &row.case, &row.figures);
+            }
         }
     }
     bar.finish_and_clear();
@@ -80,11 +87,6 @@ pub fn run(common: &Common, cuda: &Cuda, args: &Args) -> Outcome {
             "cases": rows,
         }));
     } else {
-        let mut table = Table::new(["case"].into_iter().chain(Figures::COLUMNS));
-        for row in &rows {
-            table.row([row.case.clone()].into_iter().chain(row.figures.cells()));
-        }
-        table.print();
         print_line("");
         if let Some(slowest) = slowest {
             print_line(&format!("the slowest at {slowest:.3}x the anchor's speed"));

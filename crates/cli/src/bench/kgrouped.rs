@@ -5,15 +5,15 @@ use oxigemm::{Cuda, Device, GemmOptions};
 use serde::Serialize;
 use serde_json::json;
 
-use super::figures::{self, Figures, Peer};
+use super::figures::{self, Figures, Live, Peer};
 use super::{Args, time};
 use crate::anchor::kgrouped::KGroupedCase;
 use crate::anchor::{Anchor, geometric_mean};
-use crate::output::{Table, print_json, print_line, progress};
+use crate::output::{print_json, progress};
 use crate::task::{Task, Work};
 use crate::timing::Clock;
 use crate::verdict::{Effort, Verdict};
-use crate::{Failure, Outcome};
+use crate::{Common, Failure, Outcome};
 
 /// A case that was timed.
 #[derive(Serialize)]
@@ -26,12 +26,14 @@ pub struct Row {
 
 /// Times what the planner chooses for each case.
 pub fn rows(
+    common: &Common,
     cuda: &Cuda,
     args: &Args,
     cases: &[&KGroupedCase],
     clock: &mut Clock,
 ) -> Result<Vec<Row>, Failure> {
     let bar = progress(cases.len());
+    let live = Live::new(common, cases.iter().map(|case| case.name()));
     let mut rows = Vec::new();
     // One after the other: the operands of all do not fit beside each other everywhere.
     for case in cases {
@@ -49,6 +51,7 @@ pub fn rows(
         for _ in 1..args.passes {
             figures.improve(&time(args, clock, |options| task.run(options))?);
         }
+        live.row(&bar, &case.name(), &figures);
         rows.push(Row { case: case.name(), anchor_calibration_us: case.calibration_us, figures });
         bar.inc(1);
     }
@@ -67,16 +70,6 @@ fn judge(task: &mut Task, options: &GemmOptions, effort: Effort) -> Result<Verdi
 pub fn means(rows: &[Row]) -> Option<(String, f64, f64)> {
     let ratios = || rows.iter().map(|row| row.figures.ratio);
     Some(("fp8_kgrouped".to_owned(), geometric_mean(ratios())?, ratios().reduce(f64::min)?))
-}
-
-/// Prints the cases as a table.
-pub fn print(rows: &[Row]) {
-    let mut table = Table::new(["case"].into_iter().chain(Figures::COLUMNS));
-    for row in rows {
-        table.row([row.case.clone()].into_iter().chain(row.figures.cells()));
-    }
-    table.print();
-    print_line("");
 }
 
 /// Times the candidates of every case, one JSON line each.

@@ -12,7 +12,7 @@ mod sweep;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use figures::{Figures, Peer, Times, Work};
+use figures::{Figures, Live, Peer, Times, Work};
 use oxigemm::plan::{Family, Plan, Shape};
 use oxigemm::{Cuda, DType, Device, GemmLayout, GemmOptions};
 use serde::Serialize;
@@ -21,7 +21,7 @@ use serde_json::json;
 use crate::anchor::grouped::{GroupedAnchor, GroupedCase};
 use crate::anchor::kgrouped::{KGroupedAnchor, KGroupedCase};
 use crate::anchor::{Anchor, Case, geometric_mean};
-use crate::output::{Table, print_json, print_line, progress};
+use crate::output::{print_json, print_line, progress};
 use crate::plot::{Bar, Chart, svg};
 use crate::problem::{AddendKind, Host, Operands, Spec};
 use crate::timing::Clock;
@@ -189,25 +189,32 @@ fn compare(
     clock: &mut Clock,
 ) -> Outcome {
     let bar = progress(cases.len() * args.passes as usize);
+    let live = Live::new(common, cases.iter().map(|case| name(case)));
     let mut measured = Vec::new();
     for case in cases {
         bar.set_message(name(case));
         measured.push(measure(case, cuda, args, anchor, clock)?);
         bar.inc(1);
+        if args.passes == 1 {
+            live.row(&bar, &name(case), &measured[measured.len() - 1].0.figures);
+        }
     }
-    for _ in 1..args.passes {
+    for pass in 1..args.passes {
         for (case, (row, operands)) in cases.iter().zip(&mut measured) {
             bar.set_message(name(case));
             // As if the suite had been started again.
             operands.relocate()?;
             row.figures.improve(&time(args, clock, |options| operands.run(options))?);
             bar.inc(1);
+            if pass + 1 == args.passes {
+                live.row(&bar, &name(case), &row.figures);
+            }
         }
     }
     bar.finish_and_clear();
     let rows: Vec<Row> = measured.into_iter().map(|(row, _)| row).collect();
-    let grouped = grouped::rows(cuda, args, grouped, clock)?;
-    let k_grouped = kgrouped::rows(cuda, args, k_grouped, clock)?;
+    let grouped = grouped::rows(common, cuda, args, grouped, clock)?;
+    let k_grouped = kgrouped::rows(common, cuda, args, k_grouped, clock)?;
     let of_groups = || grouped.iter().map(|row| &row.figures).chain(k_grouped.iter().map(|row| &row.figures));
     let figures = || rows.iter().map(|row| &row.figures).chain(of_groups());
     let calibration = geometric_mean(figures().filter_map(|figures| figures.calibration_us));
@@ -298,6 +305,7 @@ fn groups(rows: &[Row]) -> [(&'static str, Option<f64>, Option<f64>); 2] {
     [group("m >= 4096", |m| m >= 4096), group("m <= 128", |m| m <= 128)]
 }
 
+/// What is said of all cases.
 fn print(
     cuda: &Cuda,
     anchor: &Anchor,
@@ -306,21 +314,7 @@ fn print(
     calibration: Option<f64>,
     clock: &Clock,
 ) {
-    let mut table = Table::new(["m", "n", "k"].into_iter().chain(Figures::COLUMNS));
-    for row in rows {
-        let shape = [row.m, row.n, row.k].map(|x| x.to_string());
-        table.row(shape.into_iter().chain(row.figures.cells()));
-    }
-    if !rows.is_empty() {
-        table.print();
-        print_line("");
-    }
-    if !grouped.is_empty() {
-        grouped::print(grouped);
-    }
-    if !k_grouped.is_empty() {
-        kgrouped::print(k_grouped);
-    }
+    print_line("");
     let dense =
         groups(rows).into_iter().filter_map(|(name, ratio, worst)| Some((name.to_owned(), ratio?, worst?)));
     for (name, ratio, worst) in dense.chain(grouped::means(grouped)).chain(kgrouped::means(k_grouped)) {
