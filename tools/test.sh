@@ -5,3 +5,4 @@ cd "$(dirname "$0")/.."
 export OXIGEMM_PTXAS="${OXIGEMM_PTXAS:-$(tools/ptxas.sh)}"
 cargo test --workspace --locked
 cargo run --locked --quiet --package oxigemm-cli -- verify --quick --device sim
+tools/python.sh

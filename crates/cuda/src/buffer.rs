@@ -10,7 +10,7 @@ use crate::driver::OUT_OF_MEMORY;
 use crate::error::{Error, Result};
 use crate::stream::Stream;
 
-/// A piece of device memory, freed when it is dropped.
+/// A piece of device memory, freed when it is dropped, unless another library owns it.
 ///
 /// The functions without `_async` are for setting up and for checking: they wait for all work of the GPU
 /// before and after they copy, so their result never depends on which stream wrote the memory.
@@ -19,6 +19,7 @@ pub struct Buffer {
     device: Device,
     address: CUdeviceptr,
     len: usize,
+    owned: bool,
 }
 
 impl Device {
@@ -36,7 +37,16 @@ impl Device {
                 other => other?,
             }
         }
-        Ok(Buffer { device: self.clone(), address, len: bytes })
+        Ok(Buffer { device: self.clone(), address, len: bytes, owned: true })
+    }
+
+    /// Memory that another library owns, such as that of a torch tensor. It is never freed here.
+    ///
+    /// # Safety
+    /// `bytes` from `address` on must be memory of this GPU that stays alive as long as the result, and that nobody else
+    /// writes while the result is read, nor uses while it is written.
+    pub unsafe fn buffer_from_raw(&self, address: u64, bytes: usize) -> Buffer {
+        Buffer { device: self.clone(), address, len: bytes, owned: false }
     }
 
     /// Allocates device memory that holds a copy of `data`.
@@ -238,7 +248,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.address == 0 {
+        if self.address == 0 || !self.owned {
             return;
         }
         if let Ok(_current) = self.device.make_current() {

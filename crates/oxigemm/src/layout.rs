@@ -1,7 +1,7 @@
 //! Dimensions and strides: which element of the storage an index means.
 //!
-//! Every layout comes from a contiguous one by transposing, narrowing and reshaping. Two indices of one layout
-//! therefore never mean the same element.
+//! Every layout of memory of our own comes from a contiguous one by transposing, narrowing and reshaping. Two indices of
+//! such a layout therefore never mean the same element.
 
 use crate::error::{Error, Result};
 
@@ -39,6 +39,31 @@ impl Layout {
         layout.dims[..dims.len()].copy_from_slice(dims);
         for i in (1..dims.len()).rev() {
             layout.strides[i - 1] = layout.strides[i] * dims[i].max(1);
+        }
+        Ok(layout)
+    }
+
+    /// Any strides, in elements. Refuses ranks outside 1 to 4, and ends beyond `isize::MAX` bytes.
+    pub fn strided(dims: &[usize], strides: &[usize], element_size: usize) -> Result<Layout> {
+        let mut layout = Layout::contiguous(dims, element_size)?;
+        if strides.len() != dims.len() {
+            return Err(Error::Rank {
+                argument: "strides",
+                expected: format!("as many as dimensions, {}", dims.len()),
+                found: format!("{strides:?}"),
+            });
+        }
+        layout.strides[..strides.len()].copy_from_slice(strides);
+        let last = dims.iter().zip(strides).try_fold(1usize, |last, (&dim, &stride)| {
+            last.checked_add(dim.saturating_sub(1).checked_mul(stride)?)
+        });
+        let bytes = last.and_then(|last| last.checked_mul(element_size));
+        if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
+            return Err(Error::Overflow {
+                argument: "strides",
+                expected: "an end within isize::MAX bytes".to_owned(),
+                found: format!("{strides:?} for {dims:?} of {element_size}-byte elements"),
+            });
         }
         Ok(layout)
     }

@@ -27,6 +27,8 @@ pub(crate) struct Storage {
 
 enum Memory {
     Host(RwLock<Vec<Line>>),
+    /// Host memory of another owner, of so many bytes.
+    Foreign(RwLock<usize>),
     Cuda(RwLock<oxigemm_cuda::Buffer>),
     Sim(SimBuffer),
 }
@@ -35,11 +37,14 @@ enum Memory {
 struct SimBuffer {
     sim: Sim,
     address: u64,
+    owned: bool,
 }
 
 impl Drop for SimBuffer {
     fn drop(&mut self) {
-        self.sim.free(self.address);
+        if self.owned {
+            self.sim.free(self.address);
+        }
     }
 }
 
@@ -56,18 +61,36 @@ impl Storage {
                 (buffer.ptr(), Memory::Cuda(RwLock::new(buffer)))
             }
             Device::Sim(sim) => {
-                let buffer = SimBuffer { sim: sim.clone(), address: sim.allocate(bytes) };
+                let buffer = SimBuffer { sim: sim.clone(), address: sim.allocate(bytes), owned: true };
                 (buffer.address, Memory::Sim(buffer))
             }
         };
         Ok(Storage { device: device.clone(), address, memory })
     }
 
+    /// Memory of another owner.
+    ///
+    /// # Safety
+    /// `bytes` from `address` on must be memory of the device that stays alive as long as the result, and that nobody else
+    /// writes while it is read through the result, nor uses while it is written.
+    pub unsafe fn foreign(device: &Device, address: u64, bytes: usize) -> Storage {
+        let memory = match device {
+            Device::Cpu => Memory::Foreign(RwLock::new(bytes)),
+            Device::Cuda(cuda) => {
+                // SAFETY: the caller keeps the same contract.
+                let buffer = unsafe { cuda.gpu().buffer_from_raw(address, bytes) };
+                Memory::Cuda(RwLock::new(buffer))
+            }
+            Device::Sim(sim) => Memory::Sim(SimBuffer { sim: sim.clone(), address, owned: false }),
+        };
+        Storage { device: device.clone(), address, memory }
+    }
+
     /// Memory full of zero bytes.
     pub fn zeros(device: &Device, bytes: usize) -> Result<Storage> {
         let storage = Storage::empty(device, bytes)?;
         match &storage.memory {
-            Memory::Host(_) => {}
+            Memory::Host(_) | Memory::Foreign(_) => {}
             Memory::Cuda(buffer) => buffer.write().unwrap_or_else(PoisonError::into_inner).fill_u8(0)?,
             Memory::Sim(buffer) => buffer.sim.clear_rows([buffer.address, 0], bytes, 1)?,
         }
@@ -90,13 +113,25 @@ impl Storage {
                 let lines = lines.read().unwrap_or_else(PoisonError::into_inner);
                 Ok(look(&bytemuck::cast_slice(&lines)[range]))
             }
+            Memory::Foreign(len) => {
+                let len = len.read().unwrap_or_else(PoisonError::into_inner);
+                // An empty tensor may have no address.
+                let base = if *len == 0 {
+                    std::ptr::dangling()
+                } else {
+                    std::ptr::with_exposed_provenance(self.address as usize)
+                };
+                // SAFETY: the owner keeps so many bytes here, and does not write them meanwhile.
+                let bytes: &[u8] = unsafe { std::slice::from_raw_parts(base, *len) };
+                Ok(look(&bytes[range]))
+            }
             Memory::Cuda(buffer) => {
                 let mut bytes = vec![0; range.len()];
                 let buffer = buffer.read().unwrap_or_else(PoisonError::into_inner);
                 buffer.copy_to_host_at(range.start, &mut bytes)?;
                 Ok(look(&bytes))
             }
-            Memory::Sim(SimBuffer { sim, address }) => {
+            Memory::Sim(SimBuffer { sim, address, .. }) => {
                 sim.read(address + range.start as u64..address + range.end as u64, look)
             }
         }
@@ -112,13 +147,22 @@ impl Storage {
                     bytes[offset..offset + piece.len()].copy_from_slice(piece);
                 }
             }
+            Memory::Foreign(len) => {
+                let len = len.write().unwrap_or_else(PoisonError::into_inner);
+                for (offset, piece) in pieces {
+                    assert!(offset <= *len && piece.len() <= *len - offset, "a piece outside of the memory");
+                    let to: *mut u8 = std::ptr::with_exposed_provenance_mut(self.address as usize + offset);
+                    // SAFETY: within the bytes that the owner keeps here, which nobody else uses meanwhile.
+                    unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), to, piece.len()) };
+                }
+            }
             Memory::Cuda(buffer) => {
                 let mut buffer = buffer.write().unwrap_or_else(PoisonError::into_inner);
                 for (offset, piece) in pieces {
                     buffer.copy_from_host_at(offset, piece)?;
                 }
             }
-            Memory::Sim(SimBuffer { sim, address }) => {
+            Memory::Sim(SimBuffer { sim, address, .. }) => {
                 sim.write(pieces.map(|(offset, piece)| (address + offset as u64, piece)))?;
             }
         }

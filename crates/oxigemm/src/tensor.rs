@@ -100,6 +100,39 @@ impl Tensor {
         Ok(tensor)
     }
 
+    /// A tensor in memory of another owner, with any strides in elements: an array of numpy, or a tensor of torch.
+    ///
+    /// # Safety
+    /// The elements must be memory of the device that stays alive as long as the tensor and its views, and until work on it
+    /// is done. Nobody else may write it while it is read through the tensor, or use it while it is written.
+    ///
+    /// # Errors
+    /// Ranks outside of 1 to 4; shapes whose end is not within the address space.
+    ///
+    /// ```
+    /// use oxigemm::{DType, Device, Tensor};
+    ///
+    /// let values = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0];
+    /// // SAFETY: the values outlive the tensor, which only reads them.
+    /// let columns = unsafe {
+    ///     Tensor::from_raw_parts(DType::F32, &[2, 2], &[1, 3], values.as_ptr().expose_provenance() as u64, &Device::Cpu)?
+    /// };
+    /// assert_eq!(columns.to_vec_f32()?, [1.0, 4.0, 2.0, 5.0]);
+    /// # Ok::<(), oxigemm::Error>(())
+    /// ```
+    pub unsafe fn from_raw_parts(
+        dtype: DType,
+        dims: &[usize],
+        strides: &[usize],
+        address: u64,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let layout = Layout::strided(dims, strides, dtype.size())?;
+        // SAFETY: the caller keeps the same contract.
+        let storage = unsafe { Storage::foreign(device, address, layout.span() * dtype.size()) };
+        Ok(Tensor { storage: Arc::new(storage), dtype, layout, offset: 0 })
+    }
+
     fn new(dtype: DType, dims: &[usize], allocate: impl FnOnce(usize) -> Result<Storage>) -> Result<Tensor> {
         let layout = Layout::contiguous(dims, dtype.size())?;
         let storage = Arc::new(allocate(layout.len() * dtype.size())?);

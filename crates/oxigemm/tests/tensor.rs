@@ -150,3 +150,21 @@ proptest! {
         prop_assert_eq!(flat.to_vec_f32().unwrap(), elements);
     }
 }
+
+#[test]
+fn foreign_memory_is_read_and_written_in_place_and_not_freed() {
+    let mut values = [0.0f32; 6];
+    let address = values.as_mut_ptr().expose_provenance() as u64;
+    let part = |dims: &[usize], strides: &[usize]| {
+        // SAFETY: the values outlive the tensors, and nobody else uses them meanwhile.
+        unsafe { Tensor::from_raw_parts(DType::F32, dims, strides, address, &Device::Cpu) }
+    };
+    part(&[2, 2], &[1, 3]).unwrap().write_f32(&[1.0, 2.0, 3.0, 4.0]).unwrap();
+    assert_eq!(values, [1.0, 3.0, 0.0, 2.0, 4.0, 0.0]);
+    assert_eq!(part(&[3], &[0]).unwrap().to_vec_f32().unwrap(), [1.0; 3]);
+    assert!(part(&[0, 4], &[4, 1]).unwrap().to_vec_f32().unwrap().is_empty());
+    let error = part(&[2, usize::MAX / 8], &[1, 1 << 40]).unwrap_err();
+    assert!(matches!(error, Error::Overflow { .. }), "{error}");
+    let error = part(&[2, 2], &[1]).unwrap_err();
+    assert!(matches!(error, Error::Rank { argument: "strides", .. }), "{error}");
+}

@@ -1,0 +1,33 @@
+"""Tensor-core kernels for large language models, with only the GPU driver.
+
+``oxigemm.deep_gemm`` has the functions, under the names that engines call. Tensors of torch on a GPU are computed there,
+in torch's current stream. Arrays of the CPU (numpy with ml_dtypes, torch, any DLPack array) are computed by the CPU
+reference, or by the GPU's kernels in a simulator after ``set_device("sim")``.
+
+Importing this touches no GPU and imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import os as _os
+
+from . import _oxigemm
+from ._oxigemm import __version__, get_device, set_device
+from .errors import ArgumentError, ArgumentTypeError, OxigemmError
+
+_oxigemm.set_prebuilt(_os.path.join(_os.path.dirname(_os.path.abspath(__file__)), "cubins"))
+
+from . import config, deep_gemm  # noqa: E402
+from ._install import install_as_deep_gemm  # noqa: E402
+
+__all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
+    "OxigemmError",
+    "__version__",
+    "config",
+    "deep_gemm",
+    "get_device",
+    "install_as_deep_gemm",
+    "set_device",
+]

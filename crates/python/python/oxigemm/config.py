@@ -1,0 +1,56 @@
+"""What is set for the whole process.
+
+Environment variables, read when something first needs them:
+
+====================== ==========================================================================================
+``OXIGEMM_DEVICE``     where arrays of the CPU are computed: ``cpu`` (the default), ``sim``, ``sim:lazy``, ``sim:7``
+``OXIGEMM_CACHE_DIR``  where assembled kernels are kept; ``none`` for nowhere; else ``~/.cache/oxigemm``
+``OXIGEMM_PREBUILT_DIR`` kernels that were built ahead, looked at before those of the package
+``OXIGEMM_PTXAS``      the assembler for kernels that are not prebuilt
+====================== ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, Optional
+
+from . import _oxigemm
+from ._oxigemm import get_batch_invariant, get_device, set_batch_invariant, set_device
+
+__all__ = [
+    "get_batch_invariant",
+    "get_cache_dir",
+    "get_device",
+    "gpu_stats",
+    "load_all",
+    "set_batch_invariant",
+    "set_cache_dir",
+    "set_device",
+]
+
+
+def set_cache_dir(path: Optional[str]) -> None:
+    """Keeps assembled kernels in this directory, or nowhere; for GPUs that are not in use yet."""
+    os.environ["OXIGEMM_CACHE_DIR"] = "none" if path is None else os.fspath(path)
+
+
+def get_cache_dir() -> Optional[str]:
+    """Where assembled kernels are kept, if they are."""
+    path = os.environ.get("OXIGEMM_CACHE_DIR")
+    if path == "none":
+        return None
+    if path:
+        return path
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "oxigemm")
+
+
+def load_all(gpu: int = 0) -> None:
+    """Loads every kernel on a GPU, so that no later call has to."""
+    _oxigemm.load_all(gpu)
+
+
+def gpu_stats(gpu: int = 0) -> Dict[str, int]:
+    """What a GPU has loaded (``kernels``), planned (``plans``) and compiled (``compilations``) so far."""
+    return _oxigemm.gpu_stats(gpu)

@@ -1,0 +1,93 @@
+"""What is set for the whole process, as DeepGEMM has it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Optional, Tuple, Union
+
+from .. import _oxigemm
+from .._oxigemm import get_pdl, set_pdl
+from ..errors import ArgumentError
+
+__all__ = [
+    "get_k_alignment_for_contiguous_layout",
+    "get_m_alignment_for_contiguous_layout",
+    "get_mk_alignment_for_contiguous_layout",
+    "get_num_sms",
+    "get_pdl",
+    "get_tc_util",
+    "get_theoretical_mk_alignment_for_contiguous_layout",
+    "set_block_size_multiple_of",
+    "set_ignore_compile_dims",
+    "set_mk_alignment_for_contiguous_layout",
+    "set_num_sms",
+    "set_pdl",
+    "set_tc_util",
+]
+
+_tc_util = 100
+
+
+def _current_gpu() -> Optional[int]:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    return torch.cuda.current_device()
+
+
+def set_num_sms(new_num_sms: int) -> None:
+    """How many multiprocessors kernels may use; 0 for all. They are those of torch's current GPU, or of the simulated one."""
+    most = _oxigemm.sm_count(_current_gpu())
+    if not 0 <= new_num_sms <= most:
+        raise ArgumentError(f"`new_num_sms` is out of range: expected 0 to {most}, found {new_num_sms}", "new_num_sms")
+    _oxigemm.set_num_sms(new_num_sms)
+
+
+def get_num_sms() -> int:
+    """How many multiprocessors kernels may use."""
+    return _oxigemm.get_num_sms() or _oxigemm.sm_count(_current_gpu())
+
+
+def set_tc_util(new_tc_util: int) -> None:
+    """Remembered and without effect: no kernel for Hopper slows its tensor cores."""
+    global _tc_util
+    if not 0 <= new_tc_util <= 100:
+        raise ArgumentError(f"`new_tc_util` is out of range: expected 0 to 100, found {new_tc_util}", "new_tc_util")
+    _tc_util = new_tc_util or 100
+
+
+def get_tc_util() -> int:
+    """What was set, 100 if nothing was."""
+    return _tc_util
+
+
+def set_ignore_compile_dims(new_value: bool) -> None:
+    """Without effect: no dimension is ever compiled into a kernel."""
+
+
+def set_block_size_multiple_of(new_value: Union[int, Tuple[int, int]]) -> None:
+    """Without effect: tiles are chosen from a closed set of kernels."""
+
+
+def set_mk_alignment_for_contiguous_layout(new_value: int) -> None:
+    """What the first row of every group is a multiple of: 1, 16, 32, 64 or 128."""
+    if new_value not in (1, 16, 32, 64, 128):
+        expected = "1, 16, 32, 64 or 128"
+        raise ArgumentError(f"`new_value` is no alignment: expected {expected}, found {new_value}", "new_value")
+    _oxigemm.set_alignment(new_value)
+
+
+def get_mk_alignment_for_contiguous_layout() -> int:
+    """What the first row of every group is a multiple of: 128 unless it was set."""
+    return _oxigemm.get_alignment()
+
+
+get_m_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
+get_k_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
+
+
+def get_theoretical_mk_alignment_for_contiguous_layout(
+    expected_m: Optional[int] = None, num_groups: Optional[int] = None
+) -> int:
+    """The alignment that suits groups of so many rows best: 128 on Hopper."""
+    return 128

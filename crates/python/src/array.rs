@@ -1,0 +1,286 @@
+//! Arrays and tensors of Python, as the library sees them: an address, a shape, strides, a type and a place.
+
+use std::sync::RwLock;
+
+use oxigemm::{DType, Device, MAX_RANK, Tensor};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+use crate::dlpack::{self, Exchange};
+use crate::error::{argument_error, dtype_error, from_library, type_error};
+
+/// Where memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Of the CPU.
+    Host,
+    /// Of the GPU of this number.
+    Cuda(usize),
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Host => f.write_str("cpu"),
+            Place::Cuda(gpu) => write!(f, "cuda:{gpu}"),
+        }
+    }
+}
+
+/// An array of Python. It owns nothing: the object that it was read from keeps the memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Array {
+    /// The name of the argument.
+    pub name: &'static str,
+    pub dtype: DType,
+    rank: usize,
+    dims: [usize; MAX_RANK],
+    strides: [usize; MAX_RANK],
+    pub address: u64,
+    pub place: Place,
+    pub read_only: bool,
+}
+
+/// How the objects of a class are read.
+#[derive(Clone, Copy)]
+enum Reader {
+    /// By the functions that the class offers.
+    Exchange(Exchange),
+    /// By the attributes of a torch tensor.
+    Torch,
+    /// By the attributes of a numpy array.
+    Numpy,
+    /// By `__dlpack__`.
+    DlPack,
+}
+
+/// The classes that were seen, with how they are read. They are kept alive, so that an address is one of them.
+static READERS: RwLock<Vec<(usize, Reader, Py<PyType>)>> = RwLock::new(Vec::new());
+
+impl Array {
+    pub fn new(
+        py: Python<'_>,
+        name: &'static str,
+        dtype: DType,
+        dims: &[i64],
+        strides: Option<&[i64]>,
+        address: u64,
+        place: Place,
+    ) -> PyResult<Array> {
+        // A number without dimensions is a list of one.
+        let (dims, strides) = if dims.is_empty() { (&[1][..], None) } else { (dims, strides) };
+        let rank = dims.len();
+        let mut array = Array {
+            name,
+            dtype,
+            rank,
+            dims: [1; MAX_RANK],
+            strides: [1; MAX_RANK],
+            address,
+            place,
+            read_only: false,
+        };
+        if rank > MAX_RANK {
+            let expected = format!("at most {MAX_RANK} dimensions");
+            return Err(argument_error(py, name, "has the wrong rank", &expected, &format!("{dims:?}")));
+        }
+        for (to, &from) in array.dims.iter_mut().zip(dims) {
+            *to = usize::try_from(from).unwrap_or(0);
+        }
+        match strides {
+            Some(strides) => {
+                for ((to, &from), &dim) in array.strides.iter_mut().zip(strides).zip(dims) {
+                    // Strides along 1 mean nothing.
+                    *to = match usize::try_from(from) {
+                        Ok(stride) => stride,
+                        Err(_) if dim <= 1 => 1,
+                        Err(_) => {
+                            let found = format!("{strides:?} for {dims:?}");
+                            let problem = "has the wrong strides";
+                            return Err(argument_error(py, name, problem, "strides of 0 or more", &found));
+                        }
+                    };
+                }
+            }
+            None => {
+                for i in (1..rank).rev() {
+                    array.strides[i - 1] = array.strides[i] * array.dims[i].max(1);
+                }
+            }
+        }
+        Ok(array)
+    }
+
+    /// Reads an object; what must be kept beside it is added to `keep`.
+    #[inline]
+    pub fn read<'py>(
+        name: &'static str,
+        object: &Bound<'py, PyAny>,
+        keep: &mut Vec<Bound<'py, PyAny>>,
+    ) -> PyResult<(Array, Option<Exchange>)> {
+        match reader(name, object)? {
+            Reader::Exchange(exchange) => Ok((exchange.read(name, object)?, Some(exchange))),
+            Reader::Torch => Ok((torch(name, object)?, None)),
+            Reader::Numpy => Ok((numpy(name, object)?, None)),
+            Reader::DlPack => {
+                let (array, capsule) = dlpack::read(name, object)?;
+                keep.push(capsule);
+                Ok((array, None))
+            }
+        }
+    }
+
+    pub fn dims(&self) -> &[usize] {
+        &self.dims[..self.rank]
+    }
+
+    pub fn strides(&self) -> &[usize] {
+        &self.strides[..self.rank]
+    }
+
+    /// Refuses elements of another type than that of this name.
+    pub fn expect_type(&self, py: Python<'_>, expected: &str) -> PyResult<()> {
+        if Some(self.dtype) == named(expected) {
+            return Ok(());
+        }
+        let error = oxigemm::Error::DType {
+            argument: self.name,
+            expected: expected.to_owned(),
+            found: self.dtype.to_string(),
+        };
+        Err(from_library(py, &error, &[]))
+    }
+
+    /// Whether both are the same elements.
+    pub fn is_same(&self, other: &Array) -> bool {
+        (self.address, self.dims(), self.strides(), self.dtype)
+            == (other.address, other.dims(), other.strides(), other.dtype)
+    }
+
+    /// The bytes from the first element to the last.
+    pub fn bytes(&self) -> usize {
+        if self.dims().contains(&0) {
+            return 0;
+        }
+        let last = self
+            .dims()
+            .iter()
+            .zip(self.strides())
+            .fold(0usize, |last, (dim, stride)| last.saturating_add((dim - 1).saturating_mul(*stride)));
+        last.saturating_add(1).saturating_mul(self.dtype.size())
+    }
+
+    /// It as a tensor of the library, at some address of a device.
+    ///
+    /// # Safety
+    /// As for [`Tensor::from_raw_parts`].
+    #[inline]
+    pub unsafe fn tensor(&self, address: u64, device: &Device) -> oxigemm::Result<Tensor> {
+        // SAFETY: the caller keeps the same contract.
+        unsafe { Tensor::from_raw_parts(self.dtype, self.dims(), self.strides(), address, device) }
+    }
+}
+
+#[inline]
+fn reader(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Reader> {
+    let class = object.get_type_ptr().addr();
+    let known = READERS.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if let Some((_, reader, _)) = known.iter().find(|(seen, ..)| *seen == class) {
+        return Ok(*reader);
+    }
+    drop(known);
+    let class = object.get_type();
+    let reader = find_reader(name, object)?;
+    let mut known = READERS.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+    known.push((object.get_type_ptr().addr(), reader, class.unbind()));
+    Ok(reader)
+}
+
+#[cold]
+fn find_reader(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Reader> {
+    let class = object.get_type();
+    if let Some(exchange) = Exchange::of(class.as_any()) {
+        return Ok(Reader::Exchange(exchange));
+    }
+    let has = |attribute: &str| class.hasattr(attribute).unwrap_or(false);
+    if has("data_ptr") && has("stride") && has("device") {
+        Ok(Reader::Torch)
+    } else if has("__array_interface__") {
+        Ok(Reader::Numpy)
+    } else if has("__dlpack__") {
+        Ok(Reader::DlPack)
+    } else {
+        let expected = "a torch tensor, a numpy array or an array with __dlpack__";
+        Err(type_error(object.py(), name, expected, &class.fully_qualified_name()?.to_string()))
+    }
+}
+
+/// A torch tensor that offers no functions: one of an older torch.
+fn torch(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Array> {
+    let py = object.py();
+    let dtype = object.getattr(intern!(py, "dtype"))?.to_string();
+    let dtype =
+        named(dtype.strip_prefix("torch.").unwrap_or(&dtype)).ok_or_else(|| dtype_error(py, name, &dtype))?;
+    let dims: Vec<i64> = object.getattr(intern!(py, "shape"))?.extract()?;
+    let strides: Vec<i64> = object.call_method0(intern!(py, "stride"))?.extract()?;
+    let address = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
+    let device = object.getattr(intern!(py, "device"))?;
+    let kind = device.getattr(intern!(py, "type"))?;
+    let place = if kind.eq("cpu")? {
+        Place::Host
+    } else if kind.eq("cuda")? {
+        Place::Cuda(device.getattr(intern!(py, "index"))?.extract()?)
+    } else {
+        let found = device.to_string();
+        return Err(argument_error(py, name, "is on the wrong device", "a CPU or a CUDA GPU", &found));
+    };
+    Array::new(py, name, dtype, &dims, Some(&strides), address, place)
+}
+
+/// A numpy array.
+fn numpy(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Array> {
+    let py = object.py();
+    let dtype = object.getattr(intern!(py, "dtype"))?;
+    let found: String = dtype.getattr(intern!(py, "name"))?.extract()?;
+    let native: bool = dtype.getattr(intern!(py, "isnative"))?.extract()?;
+    let dtype = named(&found).filter(|_| native).ok_or_else(|| dtype_error(py, name, &found))?;
+    let dims: Vec<i64> = object.getattr(intern!(py, "shape"))?.extract()?;
+    let bytes: Vec<i64> = object.getattr(intern!(py, "strides"))?.extract()?;
+    let size = dtype.size() as i64;
+    if bytes.iter().zip(&dims).any(|(stride, dim)| *dim > 1 && stride % size != 0) {
+        let expected = format!("multiples of {size} bytes");
+        return Err(argument_error(
+            py,
+            name,
+            "has the wrong strides",
+            &expected,
+            &format!("{bytes:?} bytes"),
+        ));
+    }
+    let strides: Vec<i64> = bytes.iter().map(|stride| stride / size).collect();
+    let interface = object.getattr(intern!(py, "__array_interface__"))?;
+    let (address, read_only): (u64, bool) = interface.get_item(intern!(py, "data"))?.extract()?;
+    let mut array = Array::new(py, name, dtype, &dims, Some(&strides), address, Place::Host)?;
+    array.read_only = read_only;
+    Ok(array)
+}
+
+/// The element type of this name, as numpy, ml_dtypes and torch say it.
+pub fn named(name: &str) -> Option<DType> {
+    match name {
+        "float8_e4m3fn" => Some(DType::E4m3),
+        "float8_e5m2" => Some(DType::E5m2),
+        "bfloat16" => Some(DType::Bf16),
+        "float16" => Some(DType::F16),
+        "float32" => Some(DType::F32),
+        "int32" => Some(DType::I32),
+        "uint8" | "int8" => Some(DType::U8),
+        _ => None,
+    }
+}
+
+/// Strides and shapes that the library refuses have the name of the argument.
+pub fn refused(py: Python<'_>, error: &oxigemm::Error, name: &'static str) -> PyErr {
+    from_library(py, error, &[("dims", name), ("strides", name)])
+}

@@ -1,0 +1,25 @@
+//! The Python package of oxigemm: what torch tensors, numpy arrays and DLPack arrays are to the library.
+//!
+//! A call reads its arguments ([`array`], [`dlpack`]), finds out where they are computed ([`settings`]), and gives them to
+//! the library as tensors of foreign memory ([`call`]): on a GPU in torch's current stream, on the CPU as the reference,
+//! or in the simulator, where they are copied. Names and defaults of arguments are those of the Python side,
+//! `python/oxigemm`, which calls these functions with all of them.
+
+mod array;
+mod call;
+mod dlpack;
+mod error;
+mod gemm;
+mod grouped;
+mod settings;
+
+use pyo3::prelude::*;
+
+/// What `oxigemm` is made of. Use that.
+#[pymodule]
+fn _oxigemm(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    settings::register(module)?;
+    gemm::register(module)?;
+    grouped::register(module)
+}

@@ -1,0 +1,209 @@
+//! What is set for the whole process: where arrays of the CPU are computed, and how kernels may be launched.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
+
+use oxigemm::{Cuda, Device};
+use oxigemm_cuda::CubinCache;
+use pyo3::prelude::*;
+
+use crate::error::{argument_error, from_library, other};
+
+/// More GPUs than a machine has.
+const GPUS: usize = 64;
+
+static NUM_SMS: AtomicU32 = AtomicU32::new(0);
+static PDL: AtomicBool = AtomicBool::new(false);
+static BATCH_INVARIANT: AtomicBool = AtomicBool::new(false);
+static ALIGNMENT: AtomicU32 = AtomicU32::new(128);
+static HOST: RwLock<Option<Device>> = RwLock::new(None);
+static OPENED: [OnceLock<Device>; GPUS] = [const { OnceLock::new() }; GPUS];
+static OPENING: Mutex<()> = Mutex::new(());
+static PREBUILT: OnceLock<PathBuf> = OnceLock::new();
+
+/// How a product is run.
+pub fn options() -> oxigemm::GemmOptions {
+    let sms = NUM_SMS.load(Relaxed);
+    oxigemm::GemmOptions {
+        num_sms: (sms != 0).then_some(sms),
+        programmatic: PDL.load(Relaxed),
+        batch_invariant: BATCH_INVARIANT.load(Relaxed),
+        ..Default::default()
+    }
+}
+
+/// The rows that the start of a group is a multiple of.
+pub fn alignment() -> usize {
+    ALIGNMENT.load(Relaxed) as usize
+}
+
+/// A GPU, opened at the first call.
+pub fn gpu(py: Python<'_>, ordinal: usize) -> PyResult<&'static Device> {
+    match OPENED.get(ordinal).and_then(OnceLock::get) {
+        Some(device) => Ok(device),
+        None => open(py, ordinal),
+    }
+}
+
+#[cold]
+fn open(py: Python<'_>, ordinal: usize) -> PyResult<&'static Device> {
+    let slot = OPENED.get(ordinal).ok_or_else(|| other(py, format!("there is no GPU {ordinal}")))?;
+    let opened = py.detach(|| {
+        let _one = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = slot.get() {
+            return Ok(device);
+        }
+        let cache = CubinCache::user_default();
+        let cache = PREBUILT.get().map_or(cache.clone(), |path| cache.with_prebuilt(path));
+        let cuda = Cuda::with_cache(ordinal, cache)?;
+        Ok(slot.get_or_init(|| Device::Cuda(cuda)))
+    });
+    let device = opened.map_err(|error: oxigemm::Error| from_library(py, &error, &[]))?;
+    let supported = device.as_cuda().is_some_and(Cuda::is_supported);
+    if !supported {
+        return Err(other(
+            py,
+            format!("the kernels are for Hopper ({}), which cuda:{ordinal} is not", oxigemm::ARCH),
+        ));
+    }
+    Ok(device)
+}
+
+/// Where arrays of the CPU are computed: the CPU, or a simulated GPU.
+pub fn host(py: Python<'_>) -> PyResult<Device> {
+    let set = HOST.read().unwrap_or_else(PoisonError::into_inner).clone();
+    match set {
+        Some(device) => Ok(device),
+        None => {
+            let name = std::env::var("OXIGEMM_DEVICE").unwrap_or_else(|_| "cpu".to_owned());
+            // A GPU computes what is in its memory; arrays of the CPU are not.
+            let name = if name == "auto" || name.starts_with("cuda") { "cpu" } else { &name };
+            set_device(py, name)?;
+            host(py)
+        }
+    }
+}
+
+/// Where arrays of the CPU are computed from now on: "cpu", or "sim" with an optional schedule.
+#[pyfunction]
+fn set_device(py: Python<'_>, name: &str) -> PyResult<()> {
+    let device = match name.split(':').next() {
+        Some("cpu" | "sim") => name.parse().map_err(|error| from_library(py, &error, &[]))?,
+        _ => {
+            let expected =
+                "\"cpu\", \"sim\", \"sim:lazy\" or \"sim:\" and a seed (tensors of a GPU are computed there)";
+            return Err(argument_error(
+                py,
+                "name",
+                "is no device for arrays of the CPU",
+                expected,
+                &format!("{name:?}"),
+            ));
+        }
+    };
+    *HOST.write().unwrap_or_else(PoisonError::into_inner) = Some(device);
+    Ok(())
+}
+
+/// Where arrays of the CPU are computed: "cpu" or "sim".
+#[pyfunction]
+fn get_device(py: Python<'_>) -> PyResult<String> {
+    Ok(host(py)?.to_string())
+}
+
+#[pyfunction]
+fn set_num_sms(num_sms: u32) {
+    NUM_SMS.store(num_sms, Relaxed);
+}
+
+/// What was set; 0 for all of them.
+#[pyfunction]
+fn get_num_sms() -> u32 {
+    NUM_SMS.load(Relaxed)
+}
+
+#[pyfunction]
+fn set_pdl(enable: bool) {
+    PDL.store(enable, Relaxed);
+}
+
+#[pyfunction]
+fn get_pdl() -> bool {
+    PDL.load(Relaxed)
+}
+
+#[pyfunction]
+fn set_batch_invariant(enable: bool) {
+    BATCH_INVARIANT.store(enable, Relaxed);
+}
+
+#[pyfunction]
+fn get_batch_invariant() -> bool {
+    BATCH_INVARIANT.load(Relaxed)
+}
+
+#[pyfunction]
+fn set_alignment(rows: u32) {
+    ALIGNMENT.store(rows, Relaxed);
+}
+
+#[pyfunction]
+fn get_alignment() -> u32 {
+    ALIGNMENT.load(Relaxed)
+}
+
+/// The directory of cubins that came with the package.
+#[pyfunction]
+fn set_prebuilt(path: PathBuf) {
+    // The first one stays: GPUs may have been opened with it.
+    let _ = PREBUILT.set(path);
+}
+
+/// How many multiprocessors the GPU of this number has; those of the simulated one where there is no number.
+#[pyfunction]
+#[pyo3(signature = (gpu_number=None))]
+fn sm_count(py: Python<'_>, gpu_number: Option<usize>) -> PyResult<u32> {
+    let limits = match gpu_number {
+        Some(number) => gpu(py, number)?.limits().map(|limits| limits.sms),
+        None => Device::sim().limits().map(|limits| limits.sms),
+    };
+    Ok(limits.unwrap_or(0))
+}
+
+/// What a GPU has loaded, planned and compiled since it was opened, and where its kernels came from.
+#[pyfunction]
+fn gpu_stats<'py>(py: Python<'py>, ordinal: usize) -> PyResult<Bound<'py, pyo3::types::PyDict>> {
+    let stats = gpu(py, ordinal)?.as_cuda().expect("it is a GPU").stats();
+    let dict = pyo3::types::PyDict::new(py);
+    dict.set_item("kernels", stats.kernels)?;
+    dict.set_item("plans", stats.plans)?;
+    dict.set_item("compilations", stats.compilations())?;
+    dict.set_item("cache_hits", stats.cache.hits)?;
+    Ok(dict)
+}
+
+/// Loads every kernel on a GPU, so that no later call has to.
+#[pyfunction]
+fn load_all(py: Python<'_>, ordinal: usize) -> PyResult<()> {
+    let device = gpu(py, ordinal)?;
+    py.detach(|| device.as_cuda().expect("it is a GPU").load_all())
+        .map_err(|error| from_library(py, &error, &[]))
+}
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(set_device, module)?)?;
+    module.add_function(wrap_pyfunction!(get_device, module)?)?;
+    module.add_function(wrap_pyfunction!(set_num_sms, module)?)?;
+    module.add_function(wrap_pyfunction!(get_num_sms, module)?)?;
+    module.add_function(wrap_pyfunction!(set_pdl, module)?)?;
+    module.add_function(wrap_pyfunction!(get_pdl, module)?)?;
+    module.add_function(wrap_pyfunction!(set_batch_invariant, module)?)?;
+    module.add_function(wrap_pyfunction!(get_batch_invariant, module)?)?;
+    module.add_function(wrap_pyfunction!(set_alignment, module)?)?;
+    module.add_function(wrap_pyfunction!(get_alignment, module)?)?;
+    module.add_function(wrap_pyfunction!(set_prebuilt, module)?)?;
+    module.add_function(wrap_pyfunction!(sm_count, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu_stats, module)?)?;
+    module.add_function(wrap_pyfunction!(load_all, module)?)
+}

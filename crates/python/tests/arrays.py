@@ -1,0 +1,44 @@
+"""Operands of products, and what their products should be, in numpy."""
+
+import ml_dtypes
+import numpy as np
+
+E4M3 = ml_dtypes.float8_e4m3fn
+E5M2 = ml_dtypes.float8_e5m2
+BF16 = ml_dtypes.bfloat16
+
+
+def normals(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def scales(*shape, seed=0):
+    return np.random.default_rng([seed, 1, *shape]).uniform(0.5, 2.0, shape).astype(np.float32)
+
+
+def per_token(*shape, seed=0, dtype=E4M3):
+    """Codes, and a scale for each row and 128 columns."""
+    *rows, k = shape
+    return normals(*shape, seed=seed).astype(dtype), scales(*rows, -(-k // 128), seed=seed)
+
+
+def per_block(*shape, seed=0, dtype=E4M3):
+    """Codes, and a scale for each 128 rows and 128 columns."""
+    *groups, n, k = shape
+    return normals(*shape, seed=seed).astype(dtype), scales(*groups, -(-n // 128), -(-k // 128), seed=seed)
+
+
+def dequantized(pair):
+    """The numbers that codes and scales mean."""
+    codes, factors = pair
+    x = codes.astype(np.float64)
+    for axis in (-2, -1):
+        if factors.shape[axis] != x.shape[axis]:
+            factors = np.repeat(factors, 128, axis).take(np.arange(x.shape[axis]), axis)
+    return x * factors
+
+
+def calc_diff(x, y):
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    norm = (x * x + y * y).sum()
+    return 0.0 if norm == 0 else 1 - 2 * (x * y).sum() / norm

@@ -1,0 +1,91 @@
+"""What importing does and what it does not."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import oxigemm
+from oxigemm import deep_gemm
+
+
+def python(code, **environment):
+    import os
+
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def test_importing_brings_neither_torch_nor_numpy_nor_a_driver():
+    code = """
+import sys, json, oxigemm
+maps = open("/proc/self/maps").read()
+print(json.dumps([name for name in ("torch", "numpy") if name in sys.modules] + (["libcuda"] if "libcuda" in maps else [])))
+"""
+    assert json.loads(python(code)) == []
+
+
+def test_importing_takes_less_than_50_ms():
+    code = "import time; t = time.perf_counter(); import oxigemm; print(time.perf_counter() - t)"
+    assert min(float(python(code)) for _ in range(5)) < 0.05
+
+
+def test_device_from_the_environment():
+    assert python("import oxigemm; print(oxigemm.get_device())") == "cpu"
+    assert python("import oxigemm; print(oxigemm.get_device())", OXIGEMM_DEVICE="sim:lazy") == "sim"
+
+
+def test_names_that_are_no_device():
+    for name in ["cuda", "tpu", "", "sim:never"]:
+        with pytest.raises(oxigemm.OxigemmError):
+            oxigemm.set_device(name)
+
+
+def test_deep_gemm_by_its_own_name():
+    code = """
+import oxigemm
+oxigemm.install_as_deep_gemm()
+import deep_gemm
+from deep_gemm import fp8_gemm_nt
+assert deep_gemm is oxigemm.deep_gemm and fp8_gemm_nt is oxigemm.deep_gemm.fp8_gemm_nt
+assert deep_gemm.__name__ == "oxigemm.deep_gemm"
+import importlib.util
+assert importlib.util.find_spec("deep_gemm") is not None and importlib.util.find_spec("deep_gemm.nothing") is None
+print("same")
+"""
+    assert python(code) == "same"
+
+
+def test_settings():
+    before = deep_gemm.get_num_sms()
+    assert before == 132
+    deep_gemm.set_num_sms(64)
+    assert deep_gemm.get_num_sms() == 64
+    deep_gemm.set_num_sms(0)
+    assert deep_gemm.get_num_sms() == before
+    with pytest.raises(ValueError, match="`new_num_sms` is out of range"):
+        deep_gemm.set_num_sms(before + 1)
+    assert deep_gemm.get_pdl() is False
+    deep_gemm.set_pdl(True)
+    assert deep_gemm.get_pdl() is True
+    deep_gemm.set_pdl(False)
+    deep_gemm.set_tc_util(50)
+    assert deep_gemm.get_tc_util() == 50
+    deep_gemm.set_tc_util(0)
+    assert deep_gemm.get_tc_util() == 100
+    assert deep_gemm.get_mk_alignment_for_contiguous_layout() == 128
+    assert deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(3) == 128
+    deep_gemm.set_mk_alignment_for_contiguous_layout(64)
+    assert deep_gemm.get_m_alignment_for_contiguous_layout() == 64
+    deep_gemm.set_mk_alignment_for_contiguous_layout(128)
+    with pytest.raises(ValueError, match="`new_value` is no alignment"):
+        deep_gemm.set_mk_alignment_for_contiguous_layout(100)
+
+
+def test_what_only_blackwell_has_is_absent():
+    for name in ["fp8_fp4_mega_moe", "get_symm_buffer_for_mega_moe", "k_grouped_fp8_gemm_tn_contiguous"]:
+        assert not hasattr(deep_gemm, name)

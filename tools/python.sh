@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# The tests of the Python package: the wheel is built and installed into a fresh virtual environment, and tested there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+python3 -m venv "$work/venv"
+"$work/venv/bin/pip" install --quiet --disable-pip-version-check 'maturin>=1.9,<2' pytest numpy ml_dtypes
+wheel=$(PATH="$work/venv/bin:$PATH" tools/wheel.sh --dev "$work")
+"$work/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps "$wheel"
+cd crates/python && "$work/venv/bin/python" -m pytest -q -p no:cacheprovider tests "$@"

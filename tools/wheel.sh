@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Builds the wheel into crates/python/dist (or the directory that is given) and prints its path.
+#   tools/wheel.sh [DIR]        what is shipped: optimized, with the cubins of every kernel
+#   tools/wheel.sh --dev [DIR]  what tests need: the profile of `cargo test`, without cubins
+# `maturin` is taken from PATH, or from a virtual environment in .tools/ that is made for it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+profile=release
+if [ "${1:-}" = --dev ]; then
+  profile=dev
+  shift
+fi
+out=$(mkdir -p "${1:-crates/python/dist}" && cd "${1:-crates/python/dist}" && pwd)
+if ! command -v maturin >/dev/null; then
+  [ -x .tools/maturin/bin/maturin ] || python3 -m venv .tools/maturin
+  .tools/maturin/bin/pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2'
+  PATH="$PWD/.tools/maturin/bin:$PATH"
+fi
+cubins=crates/python/python/oxigemm/cubins
+rm -rf "$cubins"
+if [ "$profile" = release ]; then
+  export OXIGEMM_PTXAS="${OXIGEMM_PTXAS:-$(tools/ptxas.sh)}"
+  cargo run --quiet --release --locked --package oxigemm-cli -- prebuild --out "$cubins" >&2
+fi
+rm -f "$out"/oxigemm-*.whl
+maturin build --quiet --locked --profile "$profile" --manifest-path crates/python/Cargo.toml --out "$out" >&2
+ls "$out"/oxigemm-*.whl
