@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use oxigemm::{Addend, DType, Device, GemmOptions, Tensor};
+use oxigemm::{Addend, DType, Device, GemmOptions, LaunchOptions, Tensor};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -47,6 +47,11 @@ impl Operands {
     #[inline]
     pub fn output(&self, index: Index) -> Tensor {
         self.tensors[index.0].clone()
+    }
+
+    /// How a call that is no product is run.
+    pub fn launch_options(&self) -> LaunchOptions {
+        LaunchOptions { stream: self.options.stream.clone(), programmatic: self.options.programmatic }
     }
 
     /// What is added to a product.
@@ -137,6 +142,14 @@ impl<'py> Call<'py> {
         let Some(object) = object else { return Ok(Added::Nothing) };
         let c = self.input("c", object)?;
         Ok(if self.array(c).is_same(self.array(d)) { Added::Output } else { Added::Other(c) })
+    }
+
+    /// Takes bytes of no type as elements of one of the same size.
+    pub fn read_bytes_as(&mut self, index: Index, dtype: DType) {
+        let array = &mut self.arrays[index.0];
+        if array.dtype == DType::U8 && dtype.size() == 1 {
+            array.dtype = dtype;
+        }
     }
 
     pub fn array(&self, index: Index) -> &Array {

@@ -1,6 +1,6 @@
 //! Dense products.
 
-use oxigemm::GemmLayout;
+use oxigemm::{GemmLayout, HeadSplits};
 use pyo3::prelude::*;
 
 use crate::array::Array;
@@ -164,7 +164,46 @@ fn half_gemm<'py>(
     call.run(|x| oxigemm::half_gemm(layout, x.get(a), x.get(b), x.addend(c), &mut x.output(d), &x.options))
 }
 
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+fn fp8_gemm_skip_head_mid<'py>(
+    py: Python<'py>,
+    a: &Bound<'py, PyAny>,
+    b: &Bound<'py, PyAny>,
+    d: &Bound<'py, PyAny>,
+    head_splits: (u32, u32, u32),
+    recipe: Three,
+) -> PyResult<()> {
+    let recipe = Recipe::new(py, recipe, None, None)?;
+    recipe.expect_blocks(py)?;
+    let mut call = Call::new(py, &[("heads", "head_splits")]);
+    let [a, sfa, b, sfb] = scaled_operands(&mut call, a, b, &recipe, [false; 2])?;
+    let d = call.output("d", d)?;
+    let (left, mid, right) = head_splits;
+    call.run(|x| {
+        let (a, b, heads) = ((x.get(a), x.get(sfa)), (x.get(b), x.get(sfb)), HeadSplits { left, mid, right });
+        oxigemm::fp8_gemm_nt_skip_head_mid(a, b, &mut x.output(d), heads, &x.options)
+    })
+}
+
+#[pyfunction]
+fn einsum<'py>(
+    py: Python<'py>,
+    expr: &str,
+    a: &Bound<'py, PyAny>,
+    b: &Bound<'py, PyAny>,
+    d: &Bound<'py, PyAny>,
+    c: Option<&Bound<'py, PyAny>>,
+) -> PyResult<()> {
+    let mut call = Call::new(py, &[("expression", "expr")]);
+    let (a, b, d) = (call.input("a", a)?, call.input("b", b)?, call.output("d", d)?);
+    let c = call.addend(c, d)?;
+    call.run(|x| oxigemm::einsum(expr, x.get(a), x.get(b), x.addend(c), &mut x.output(d), &x.options))
+}
+
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(fp8_gemm, module)?)?;
-    module.add_function(wrap_pyfunction!(half_gemm, module)?)
+    module.add_function(wrap_pyfunction!(half_gemm, module)?)?;
+    module.add_function(wrap_pyfunction!(fp8_gemm_skip_head_mid, module)?)?;
+    module.add_function(wrap_pyfunction!(einsum, module)?)
 }

@@ -11,6 +11,8 @@ mod dlpack;
 mod error;
 mod gemm;
 mod grouped;
+mod indexer;
+mod quantize;
 mod settings;
 
 use pyo3::prelude::*;
@@ -21,5 +23,7 @@ fn _oxigemm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     settings::register(module)?;
     gemm::register(module)?;
-    grouped::register(module)
+    grouped::register(module)?;
+    indexer::register(module)?;
+    quantize::register(module)
 }

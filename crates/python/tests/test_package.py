@@ -30,7 +30,8 @@ print(json.dumps([name for name in ("torch", "numpy") if name in sys.modules] + 
 
 
 def test_importing_takes_less_than_50_ms():
-    code = "import time; t = time.perf_counter(); import oxigemm; print(time.perf_counter() - t)"
+    # The time of the processor: that of the clock depends on who else runs.
+    code = "import time; t = time.process_time(); import oxigemm; print(time.process_time() - t)"
     assert min(float(python(code)) for _ in range(5)) < 0.05
 
 

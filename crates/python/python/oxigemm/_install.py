@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.machinery
 import sys
+from importlib.machinery import ModuleSpec
 
 _NAME = "deep_gemm"
 _TARGET = "oxigemm.deep_gemm"
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _Finder:
     """Finds ``deep_gemm`` and what is in it as the module of the same name here."""
 
     def find_spec(self, fullname, path=None, target=None):
@@ -21,7 +20,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module = importlib.import_module(_TARGET + fullname[len(_NAME) :])
         except ModuleNotFoundError:
             return None
-        spec = importlib.machinery.ModuleSpec(fullname, self, is_package=hasattr(module, "__path__"))
+        spec = ModuleSpec(fullname, self, is_package=hasattr(module, "__path__"))
         spec.loader_state = module
         return spec
 

@@ -8,9 +8,19 @@ from __future__ import annotations
 
 from .._oxigemm import __version__
 from ..errors import OxigemmError
+from . import attention, gemm, grouped, layout, settings
+from .attention import *  # noqa: F403
 from .gemm import *  # noqa: F403
-from .gemm import __all__ as _gemm
+from .grouped import *  # noqa: F403
+from .layout import *  # noqa: F403
 from .settings import *  # noqa: F403
-from .settings import __all__ as _settings
 
-__all__ = ["OxigemmError", "__version__", *_gemm, *_settings]
+__all__ = [
+    "OxigemmError",
+    "__version__",
+    *attention.__all__,
+    *gemm.__all__,
+    *grouped.__all__,
+    *layout.__all__,
+    *settings.__all__,
+]

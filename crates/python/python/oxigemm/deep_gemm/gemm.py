@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Optional, Tuple
 
-from .. import _compile, _ops
+from .. import _call
 from .. import _oxigemm as _C
 
 __all__ = [
@@ -59,8 +59,8 @@ def fp8_fp4_gemm_nt(
     that one holds for all. ``c`` may be ``d`` itself. ``compiled_dims`` and ``disable_ue8m0_cast`` change nothing: no
     dimension is ever compiled in, and scales of Hopper are float32.
     """
-    if _compile.is_compiling():
-        return _ops.fp8_gemm("nt", a, b, d, c, recipe, recipe_a, recipe_b)
+    if _call.is_compiling():
+        return _call.ops().fp8_gemm("nt", *a, *b, d, c, recipe, recipe_a, recipe_b)
     return _C.fp8_gemm("nt", a, b, d, c, recipe, recipe_a, recipe_b)
 
 
@@ -92,8 +92,8 @@ def fp8_fp4_gemm_nn(
     that one holds for all. ``c`` may be ``d`` itself. ``compiled_dims`` and ``disable_ue8m0_cast`` change nothing: no
     dimension is ever compiled in, and scales of Hopper are float32.
     """
-    if _compile.is_compiling():
-        return _ops.fp8_gemm("nn", a, b, d, c, recipe, recipe_a, recipe_b)
+    if _call.is_compiling():
+        return _call.ops().fp8_gemm("nn", *a, *b, d, c, recipe, recipe_a, recipe_b)
     return _C.fp8_gemm("nn", a, b, d, c, recipe, recipe_a, recipe_b)
 
 
@@ -125,8 +125,8 @@ def fp8_fp4_gemm_tn(
     that one holds for all. ``c`` may be ``d`` itself. ``compiled_dims`` and ``disable_ue8m0_cast`` change nothing: no
     dimension is ever compiled in, and scales of Hopper are float32.
     """
-    if _compile.is_compiling():
-        return _ops.fp8_gemm("tn", a, b, d, c, recipe, recipe_a, recipe_b)
+    if _call.is_compiling():
+        return _call.ops().fp8_gemm("tn", *a, *b, d, c, recipe, recipe_a, recipe_b)
     return _C.fp8_gemm("tn", a, b, d, c, recipe, recipe_a, recipe_b)
 
 
@@ -158,8 +158,8 @@ def fp8_fp4_gemm_tt(
     that one holds for all. ``c`` may be ``d`` itself. ``compiled_dims`` and ``disable_ue8m0_cast`` change nothing: no
     dimension is ever compiled in, and scales of Hopper are float32.
     """
-    if _compile.is_compiling():
-        return _ops.fp8_gemm("tt", a, b, d, c, recipe, recipe_a, recipe_b)
+    if _call.is_compiling():
+        return _call.ops().fp8_gemm("tt", *a, *b, d, c, recipe, recipe_a, recipe_b)
     return _C.fp8_gemm("tt", a, b, d, c, recipe, recipe_a, recipe_b)
 
 fp8_gemm_nt = fp8_fp4_gemm_nt
@@ -172,8 +172,8 @@ def bf16_gemm_nt(a: Any, b: Any, d: Any, c: Optional[Any] = None, compiled_dims:
     """D = C + A·Bᵀ with bfloat16 operands: A [M, K], B [N, K], each with a stride of 1 along one dimension and a pitch of
     multiples of 16 bytes; C and D [M, N], bfloat16 or float32, rows of any pitch. ``c`` may be ``d`` itself.
     """
-    if _compile.is_compiling():
-        return _ops.half_gemm("bfloat16", "nt", a, b, d, c)
+    if _call.is_compiling():
+        return _call.ops().half_gemm("bfloat16", "nt", a, b, d, c)
     return _C.half_gemm("bfloat16", "nt", a, b, d, c)
 
 
@@ -181,8 +181,8 @@ def bf16_gemm_nn(a: Any, b: Any, d: Any, c: Optional[Any] = None, compiled_dims:
     """D = C + A·B with bfloat16 operands: A [M, K], B [K, N], each with a stride of 1 along one dimension and a pitch of
     multiples of 16 bytes; C and D [M, N], bfloat16 or float32, rows of any pitch. ``c`` may be ``d`` itself.
     """
-    if _compile.is_compiling():
-        return _ops.half_gemm("bfloat16", "nn", a, b, d, c)
+    if _call.is_compiling():
+        return _call.ops().half_gemm("bfloat16", "nn", a, b, d, c)
     return _C.half_gemm("bfloat16", "nn", a, b, d, c)
 
 
@@ -190,8 +190,8 @@ def bf16_gemm_tn(a: Any, b: Any, d: Any, c: Optional[Any] = None, compiled_dims:
     """D = C + Aᵀ·B with bfloat16 operands: A [K, M], B [K, N], each with a stride of 1 along one dimension and a pitch of
     multiples of 16 bytes; C and D [M, N], bfloat16 or float32, rows of any pitch. ``c`` may be ``d`` itself.
     """
-    if _compile.is_compiling():
-        return _ops.half_gemm("bfloat16", "tn", a, b, d, c)
+    if _call.is_compiling():
+        return _call.ops().half_gemm("bfloat16", "tn", a, b, d, c)
     return _C.half_gemm("bfloat16", "tn", a, b, d, c)
 
 
@@ -199,8 +199,8 @@ def bf16_gemm_tt(a: Any, b: Any, d: Any, c: Optional[Any] = None, compiled_dims:
     """D = C + Aᵀ·Bᵀ with bfloat16 operands: A [K, M], B [N, K], each with a stride of 1 along one dimension and a pitch of
     multiples of 16 bytes; C and D [M, N], bfloat16 or float32, rows of any pitch. ``c`` may be ``d`` itself.
     """
-    if _compile.is_compiling():
-        return _ops.half_gemm("bfloat16", "tt", a, b, d, c)
+    if _call.is_compiling():
+        return _call.ops().half_gemm("bfloat16", "tt", a, b, d, c)
     return _C.half_gemm("bfloat16", "tt", a, b, d, c)
 
 
@@ -208,8 +208,8 @@ def fp16_gemm_nt(a: Any, b: Any, d: Any, c: Optional[Any] = None, compiled_dims:
     """D = C + A·Bᵀ with float16 operands: A [M, K], B [N, K], each with a stride of 1 along one dimension and a pitch of
     multiples of 16 bytes; C and D [M, N], float16 or float32, rows of any pitch. ``c`` may be ``d`` itself.
     """
-    if _compile.is_compiling():
-        return _ops.half_gemm("float16", "nt", a, b, d, c)
+    if _call.is_compiling():
+        return _call.ops().half_gemm("float16", "nt", a, b, d, c)
     return _C.half_gemm("float16", "nt", a, b, d, c)
 
 
@@ -217,8 +217,8 @@ def fp16_gemm_nn(a: Any, b: Any, d: Any, c: Optional[Any] = None, compiled_dims:
     """D = C + A·B with float16 operands: A [M, K], B [K, N], each with a stride of 1 along one dimension and a pitch of
     multiples of 16 bytes; C and D [M, N], float16 or float32, rows of any pitch. ``c`` may be ``d`` itself.
     """
-    if _compile.is_compiling():
-        return _ops.half_gemm("float16", "nn", a, b, d, c)
+    if _call.is_compiling():
+        return _call.ops().half_gemm("float16", "nn", a, b, d, c)
     return _C.half_gemm("float16", "nn", a, b, d, c)
 
 
@@ -226,8 +226,8 @@ def fp16_gemm_tn(a: Any, b: Any, d: Any, c: Optional[Any] = None, compiled_dims:
     """D = C + Aᵀ·B with float16 operands: A [K, M], B [K, N], each with a stride of 1 along one dimension and a pitch of
     multiples of 16 bytes; C and D [M, N], float16 or float32, rows of any pitch. ``c`` may be ``d`` itself.
     """
-    if _compile.is_compiling():
-        return _ops.half_gemm("float16", "tn", a, b, d, c)
+    if _call.is_compiling():
+        return _call.ops().half_gemm("float16", "tn", a, b, d, c)
     return _C.half_gemm("float16", "tn", a, b, d, c)
 
 
@@ -235,6 +235,6 @@ def fp16_gemm_tt(a: Any, b: Any, d: Any, c: Optional[Any] = None, compiled_dims:
     """D = C + Aᵀ·Bᵀ with float16 operands: A [K, M], B [N, K], each with a stride of 1 along one dimension and a pitch of
     multiples of 16 bytes; C and D [M, N], float16 or float32, rows of any pitch. ``c`` may be ``d`` itself.
     """
-    if _compile.is_compiling():
-        return _ops.half_gemm("float16", "tt", a, b, d, c)
+    if _call.is_compiling():
+        return _call.ops().half_gemm("float16", "tt", a, b, d, c)
     return _C.half_gemm("float16", "tt", a, b, d, c)

@@ -1,7 +1,4 @@
-"""Whether torch is tracing a function to compile it.
-
-Calls of the extension cannot be traced; then they are made through the custom operators of ``_ops``, which torch knows.
-"""
+"""From the functions of the package to those of the extension: directly, or through torch's operators while torch traces."""
 
 from __future__ import annotations
 
@@ -18,3 +15,8 @@ def is_compiling() -> bool:
         return True
     globals()["is_compiling"] = torch.compiler.is_compiling
     return False
+
+
+def ops() -> Any:
+    """The operators."""
+    return sys.modules["torch"].ops.oxigemm

@@ -1,0 +1,257 @@
+"""Around the products: logits of an indexer, products of attention, and that of a hyper-connection."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple
+
+from .. import _call
+from .. import _oxigemm as _C
+from .._arrays import dtype_name, empty, rows_of
+from ..errors import ArgumentError, ArgumentTypeError
+
+__all__ = [
+    "einsum",
+    "fp8_fp4_mqa_logits",
+    "fp8_fp4_paged_mqa_logits",
+    "fp8_gemm_nt_skip_head_mid",
+    "fp8_mqa_logits",
+    "fp8_paged_mqa_logits",
+    "get_paged_mqa_logits_metadata",
+    "tf32_hc_prenorm_gemm",
+]
+
+
+def _only_fp8(name: str, pair: Any) -> Any:
+    """The operand of a pair whose scales, those of FP4, are None."""
+    if not isinstance(pair, (tuple, list)):
+        return pair
+    if len(pair) != 2:
+        raise ArgumentTypeError(f"`{name}` has the wrong type: expected (q, None), found {len(pair)} parts", name)
+    if pair[1] is not None:
+        raise ArgumentError(f"`{name}[1]` is for FP4: expected None, found scales", name)
+    return pair[0]
+
+
+def _logits_dtype(dtype: Any) -> str:
+    name = dtype_name(dtype)
+    if name not in ("float32", "bfloat16"):
+        expected = "float32 or bfloat16"
+        raise ArgumentTypeError(f"`logits_dtype` is wrong: expected {expected}, found {name}", "logits_dtype")
+    return name
+
+
+def fp8_fp4_mqa_logits(
+    q: Tuple[Any, None],
+    kv: Tuple[Any, Any],
+    weights: Any,
+    cu_seq_len_k_start: Any,
+    cu_seq_len_k_end: Any,
+    clean_logits: bool = True,
+    max_seqlen_k: int = 0,
+    logits_dtype: Any = None,
+) -> Any:
+    """What queries would attend to: ``logits[i, j] = kv[1][j] * sum over heads of relu(q[i, h] · kv[0][j]) * weights[i, h]``
+    for keys ``cu_seq_len_k_start[i] <= j < cu_seq_len_k_end[i]``.
+
+    ==================== ===================================== ======= ===================================
+    argument             shape                                 type    layout
+    ==================== ===================================== ======= ===================================
+    q[0]                 [S, H, D]; H 8 to 64, D 32, 64 or 128 e4m3    contiguous
+    kv[0]                [SKV, D]                              e4m3    rows of D, pitch multiples of 16 bytes
+    kv[1]                [SKV]                                 float32 contiguous
+    weights              [S, H]                                float32 rows of H, any pitch
+    cu_seq_len_k_start   [S]                                   int32   contiguous
+    cu_seq_len_k_end     [S]                                   int32   contiguous
+    ==================== ===================================== ======= ===================================
+
+    Returns [S, SKV] of ``logits_dtype`` (float32, or bfloat16), with -inf outside of a query's keys, or anything there if
+    ``clean_logits`` is False. With ``max_seqlen_k`` it is [S, max_seqlen_k], of which column 0 is the first key of a query.
+    """
+    query = _only_fp8("q", q)
+    if max_seqlen_k < 0:
+        raise ArgumentError(f"`max_seqlen_k` is out of range: expected 0 or more, found {max_seqlen_k}", "max_seqlen_k")
+    if max_seqlen_k > 0 and clean_logits:
+        message = "`clean_logits` is not for compressed logits: expected False with `max_seqlen_k`, found True"
+        raise ArgumentError(message, "clean_logits")
+    if not isinstance(kv, (tuple, list)) or len(kv) != 2:
+        raise ArgumentTypeError("`kv` has the wrong type: expected a pair of keys and their scales", "kv")
+    keys, scales = kv
+    columns = max_seqlen_k if max_seqlen_k > 0 else keys.shape[0]
+    logits = rows_of(query, query.shape[0], columns, _logits_dtype(logits_dtype))
+    form = "compressed" if max_seqlen_k > 0 else "clean" if clean_logits else "partial"
+    if _call.is_compiling():
+        _call.ops().mqa_logits(query, keys, scales, weights, cu_seq_len_k_start, cu_seq_len_k_end, logits, form)
+    else:
+        _C.mqa_logits(query, keys, scales, weights, cu_seq_len_k_start, cu_seq_len_k_end, logits, form)
+    return logits
+
+
+def fp8_mqa_logits(
+    q: Any,
+    kv: Tuple[Any, Any],
+    weights: Any,
+    cu_seq_len_k_start: Any,
+    cu_seq_len_k_end: Any,
+    clean_logits: bool = True,
+    max_seqlen_k: int = 0,
+) -> Any:
+    """``fp8_fp4_mqa_logits`` with a plain ``q`` and logits of float32."""
+    return fp8_fp4_mqa_logits(
+        (q, None), kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k
+    )
+
+
+def _no_indices(indices: Any) -> None:
+    if indices is not None:
+        raise ArgumentError("`indices` is not for Hopper: expected None, found indices", "indices")
+
+
+def get_paged_mqa_logits_metadata(
+    context_lens: Any, block_kv: int, num_sms: int, indices: Optional[Any] = None
+) -> Any:
+    """Which part of the keys each multiprocessor takes: int32 [num_sms + 1, 2], for ``fp8_paged_mqa_logits``.
+
+    ``context_lens`` is int32 [B, next_n] or [B], contiguous. It is read on the device: the call can be captured into a graph and
+    replayed with other lengths.
+    """
+    _no_indices(indices)
+    if block_kv not in (16, 32, 64, 128):
+        message = f"`block_kv` is wrong: expected 16, 32, 64 or 128 keys of a page, found {block_kv}"
+        raise ArgumentError(message, "block_kv")
+    if not 1 <= num_sms < 1 << 16:
+        raise ArgumentError(f"`num_sms` is out of range: expected 1 to 65535, found {num_sms}", "num_sms")
+    schedule = empty(context_lens, (num_sms + 1, 2), "int32")
+    if _call.is_compiling():
+        _call.ops().paged_mqa_logits_metadata(context_lens, schedule)
+    else:
+        _C.paged_mqa_logits_metadata(context_lens, schedule)
+    return schedule
+
+
+def fp8_fp4_paged_mqa_logits(
+    q: Any,
+    kv_cache: Any,
+    weights: Any,
+    context_lens: Any,
+    block_table: Any,
+    schedule_meta: Any,
+    max_context_len: int,
+    clean_logits: bool = False,
+    logits_dtype: Any = None,
+    indices: Optional[Any] = None,
+) -> Any:
+    """``fp8_fp4_mqa_logits`` for keys in pages, of B sequences that are each asked for by ``next_n`` queries.
+
+    ============= =========================================== ============= ==============================================
+    argument      shape                                       type          layout
+    ============= =========================================== ============= ==============================================
+    q             [B, next_n, H, D], or (that, None); 1 to 4  e4m3          contiguous
+    kv_cache      [pages, block_kv, 1, D + 4]                 uint8 or e4m3 a page: all elements, then all float32 scales
+    weights       [B * next_n, H]                             float32       rows of H, any pitch
+    context_lens  [B, next_n] or [B]                          int32         contiguous
+    block_table   [B, any]                                    int32         rows, any pitch
+    schedule_meta [parts + 1, 2]                              int32         of ``get_paged_mqa_logits_metadata``
+    ============= =========================================== ============= ==============================================
+
+    Returns [B * next_n, max_context_len] of ``logits_dtype``. Behind a query's length there is -inf if ``clean_logits``, else
+    anything.
+    """
+    _no_indices(indices)
+    query = _only_fp8("q", q)
+    if max_context_len < 0:
+        message = f"`max_context_len` is out of range: expected 0 or more, found {max_context_len}"
+        raise ArgumentError(message, "max_context_len")
+    rows = query.shape[0] * query.shape[1]
+    logits = rows_of(query, rows, max_context_len, _logits_dtype(logits_dtype))
+    if _call.is_compiling():
+        _call.ops().paged_mqa_logits(
+            query, kv_cache, weights, context_lens, block_table, schedule_meta, logits, clean_logits
+        )
+    else:
+        _C.paged_mqa_logits(
+            query, kv_cache, weights, context_lens, block_table, schedule_meta, logits, clean_logits
+        )
+    return logits
+
+
+def fp8_paged_mqa_logits(
+    q: Any,
+    kv_cache: Any,
+    weights: Any,
+    context_lens: Any,
+    block_table: Any,
+    schedule_meta: Any,
+    max_context_len: int,
+    clean_logits: bool = False,
+    indices: Optional[Any] = None,
+) -> Any:
+    """``fp8_fp4_paged_mqa_logits`` with logits of float32."""
+    return fp8_fp4_paged_mqa_logits(
+        q,
+        kv_cache,
+        weights,
+        context_lens,
+        block_table,
+        schedule_meta,
+        max_context_len,
+        clean_logits,
+        None,
+        indices,
+    )
+
+
+def fp8_gemm_nt_skip_head_mid(
+    a: Tuple[Any, Any],
+    b: Tuple[Any, Any],
+    d: Any,
+    head_splits: Tuple[int, int, int],
+    recipe: Optional[Tuple[int, int, int]] = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+) -> None:
+    """D = A·Bᵀ, of which every head has columns in the middle that are skipped.
+
+    Operands are those of ``fp8_gemm_nt``. ``head_splits`` is ``(left, mid, right)``: a head has ``left + right`` rows of B,
+    and ``left + mid + right`` columns of D, of which the middle ones stay as they are.
+    """
+    if _call.is_compiling():
+        return _call.ops().fp8_gemm_skip_head_mid(*a, *b, d, head_splits, recipe)
+    return _C.fp8_gemm_skip_head_mid(a, b, d, head_splits, recipe)
+
+
+def einsum(expr: str, a: Any, b: Any, d: Any, c: Optional[Any] = None, use_cublaslt: bool = False) -> None:
+    """Einstein sums of bfloat16 (or float16) operands that are batches of products.
+
+    ================ =========== =========== ===========
+    ``expr``         a           b           d
+    ================ =========== =========== ===========
+    bhr,hdr->bhd     [b, h, r]   [h, d, r]   [b, h, d]
+    bhd,hdr->bhr     [b, h, d]   [h, d, r]   [b, h, r]
+    ================ =========== =========== ===========
+
+    Last dimensions are contiguous, every other stride is free.
+    """
+    if use_cublaslt:
+        raise ArgumentError("`use_cublaslt` is not for this function: expected False, found True", "use_cublaslt")
+    if _call.is_compiling():
+        return _call.ops().einsum(expr, a, b, d, c)
+    return _C.einsum(expr, a, b, d, c)
+
+
+def tf32_hc_prenorm_gemm(a: Any, b: Any, d: Any, sqr_sum: Any, num_splits: Optional[int] = None) -> None:
+    """D = A·Bᵀ with a few columns, and the sum of the squares of every row of A, in one pass.
+
+    ======== ============================== ======== ====================================
+    argument shape                          type     layout
+    ======== ============================== ======== ====================================
+    a        [M, K]                         bfloat16 rows of K, pitch multiples of 16 bytes
+    b        [N, K]; N is 8, 16, 24 or 32   float32  rows of K, pitch multiples of 16 bytes
+    d        [M, N], or [num_splits, M, N]  float32  rows of N, any pitch
+    sqr_sum  [M], or [num_splits, M]        float32  contiguous
+    ======== ============================== ======== ====================================
+
+    With ``num_splits`` each sums its part of K, and whoever uses them adds them.
+    """
+    if _call.is_compiling():
+        return _call.ops().hc_prenorm_gemm(a, b, d, sqr_sum, num_splits)
+    return _C.hc_prenorm_gemm(a, b, d, sqr_sum, num_splits)

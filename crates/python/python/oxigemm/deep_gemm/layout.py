@@ -1,0 +1,112 @@
+"""Scales in the layouts that kernels read fastest. Products take any layout; engines that prepare them call these."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence
+
+from .. import _call
+from .. import _oxigemm as _C
+from .._arrays import dtype_name, empty
+from ..errors import ArgumentError, ArgumentTypeError
+
+__all__ = [
+    "get_mn_major_tma_aligned_packed_ue8m0_tensor",
+    "get_mn_major_tma_aligned_tensor",
+    "get_tma_aligned_size",
+    "transform_sf_into_required_layout",
+]
+
+
+def get_tma_aligned_size(x: int, element_size: int) -> int:
+    """``x`` elements of so many bytes, rounded up to whole 16 bytes."""
+    unit = 16 // element_size
+    return -(-x // unit) * unit
+
+
+def _strides(array: Any) -> Sequence[int]:
+    """In elements, of torch and of numpy."""
+    if callable(getattr(array, "stride", None)):
+        return array.stride()
+    return [stride // array.itemsize for stride in array.strides]
+
+
+def _expect_scales(sf: Any) -> None:
+    if len(sf.shape) not in (2, 3):
+        raise ArgumentError(f"`sf` has the wrong rank: expected 2 or 3 dimensions, found {tuple(sf.shape)}", "sf")
+    if dtype_name(sf.dtype) != "float32":
+        found = dtype_name(sf.dtype)
+        raise ArgumentTypeError(f"`sf` has the wrong element type: expected float32, found {found}", "sf")
+
+
+def _is_mn_major(sf: Any) -> bool:
+    """Whether it is laid out as ``get_mn_major_tma_aligned_tensor`` does."""
+    *_, mn, k = sf.shape
+    pitch = get_tma_aligned_size(mn, 4)
+    *slabs, row, column = _strides(sf)
+    return row == 1 and column == pitch and all(slab == pitch * k for slab in slabs)
+
+
+def _transformed(sf: Any, dtype: str, columns: int) -> Any:
+    *slabs, mn, _ = sf.shape
+    room = empty(sf, (*slabs, columns, get_tma_aligned_size(mn, 4)), dtype)
+    to = room.swapaxes(-1, -2)[..., :mn, :]
+    if _call.is_compiling():
+        _call.ops().transform_scales(sf, to)
+    else:
+        _C.transform_scales(sf, to)
+    return to
+
+
+def get_mn_major_tma_aligned_tensor(sf: Any) -> Any:
+    """Scales [MN, K] or [G, MN, K] of float32 with the same values, contiguous along MN, columns at multiples of 16 bytes.
+
+    Those that already are so are returned as they are.
+    """
+    _expect_scales(sf)
+    return sf if _is_mn_major(sf) else _transformed(sf, "float32", sf.shape[-1])
+
+
+def get_mn_major_tma_aligned_packed_ue8m0_tensor(sf: Any, psum_layout: Optional[Any] = None) -> Any:
+    """Scales [MN, K] or [G, MN, K] of float32 as int32 [MN, K/4] or [G, MN, K/4]: four exponents of a row in each, the first
+    in the lowest byte, contiguous along MN. What is no power of two is rounded up to one.
+    """
+    if psum_layout is not None:
+        raise ArgumentError("`psum_layout` is not for Hopper: expected None, found a layout", "psum_layout")
+    _expect_scales(sf)
+    return _transformed(sf, "int32", -(-sf.shape[-1] // 4))
+
+
+def transform_sf_into_required_layout(
+    sf: Any,
+    mn: int,
+    k: int,
+    recipe: Sequence[int],
+    num_groups: Optional[int] = None,
+    is_sfa: Optional[bool] = None,
+    disable_ue8m0_cast: bool = False,
+    psum_layout: Optional[Any] = None,
+) -> Any:
+    """Scales as kernels for Hopper read them fastest.
+
+    ``recipe`` is ``(rows, columns)`` that share a scale, or with ``is_sfa`` the ``(m, n, k)`` of both operands. Those of
+    ``(1, 128)`` become contiguous along MN (``get_mn_major_tma_aligned_tensor``), those of ``(128, 128)`` stay as they are.
+    """
+    if psum_layout is not None:
+        raise ArgumentError("`psum_layout` is not for Hopper: expected None, found a layout", "psum_layout")
+    if len(recipe) == 3 and is_sfa is not None:
+        rows, columns = (recipe[0] if is_sfa else recipe[1]), recipe[2]
+    elif len(recipe) == 2 and is_sfa is None:
+        rows, columns = recipe
+    else:
+        expected = "two numbers without `is_sfa`, or three with it"
+        raise ArgumentError(f"`recipe` is wrong: expected {expected}, found {tuple(recipe)}", "recipe")
+    if (rows, columns) not in ((1, 128), (128, 128)):
+        expected = "(1, 128) or (128, 128), which Hopper has kernels for"
+        raise ArgumentError(f"`recipe` is wrong: expected {expected}, found {(rows, columns)}", "recipe")
+    _expect_scales(sf)
+    shape = (-(-mn // rows), -(-k // columns))
+    if num_groups is not None:
+        shape = (num_groups, *shape)
+    if tuple(sf.shape) != shape:
+        raise ArgumentError(f"`sf` has the wrong shape: expected {shape}, found {tuple(sf.shape)}", "sf")
+    return get_mn_major_tma_aligned_tensor(sf) if rows == 1 else sf

@@ -1,0 +1,144 @@
+//! Quantization, its inverse, and scales from one layout to another.
+
+use oxigemm::Granularity;
+use oxigemm::cast::ScaleFormat;
+use pyo3::prelude::*;
+
+use crate::call::{Call, Index};
+use crate::error::argument_error;
+
+fn granularity_of(py: Python<'_>, name: &str) -> PyResult<Granularity> {
+    let expected = "1x128, 1x32, 128x128, 128x1, row or tensor";
+    name.parse().map_err(|_| argument_error(py, "granularity", "is unknown", expected, name))
+}
+
+fn format_of(power_of_two: bool) -> ScaleFormat {
+    if power_of_two { ScaleFormat::PowerOfTwo } else { ScaleFormat::F32 }
+}
+
+/// Reads the three tensors that every quantization has.
+fn operands<'py>(
+    call: &mut Call<'py>,
+    x: &Bound<'py, PyAny>,
+    codes: &Bound<'py, PyAny>,
+    scales: &Bound<'py, PyAny>,
+) -> PyResult<[Index; 3]> {
+    Ok([call.input("x", x)?, call.output("codes", codes)?, call.output("scales", scales)?])
+}
+
+#[pyfunction]
+fn quantize<'py>(
+    py: Python<'py>,
+    x: &Bound<'py, PyAny>,
+    codes: &Bound<'py, PyAny>,
+    scales: &Bound<'py, PyAny>,
+    granularity: &str,
+    power_of_two: bool,
+) -> PyResult<()> {
+    let granularity = granularity_of(py, granularity)?;
+    let mut call = Call::new(py, &[]);
+    let [x, codes, scales] = operands(&mut call, x, codes, scales)?;
+    call.run(|t| {
+        let (mut codes, mut scales) = (t.output(codes), t.output(scales));
+        let (format, options) = (format_of(power_of_two), t.launch_options());
+        oxigemm::quantize(t.get(x), &mut codes, &mut scales, granularity, format, &options)
+    })
+}
+
+#[pyfunction]
+fn swiglu_quantize<'py>(
+    py: Python<'py>,
+    x: &Bound<'py, PyAny>,
+    codes: &Bound<'py, PyAny>,
+    scales: &Bound<'py, PyAny>,
+    power_of_two: bool,
+) -> PyResult<()> {
+    let mut call = Call::new(py, &[]);
+    let [x, codes, scales] = operands(&mut call, x, codes, scales)?;
+    call.run(|t| {
+        let (mut codes, mut scales) = (t.output(codes), t.output(scales));
+        let (format, options) = (format_of(power_of_two), t.launch_options());
+        oxigemm::swiglu_quantize(t.get(x), &mut codes, &mut scales, format, &options)
+    })
+}
+
+#[pyfunction]
+fn gather_quantize<'py>(
+    py: Python<'py>,
+    x: &Bound<'py, PyAny>,
+    rows: &Bound<'py, PyAny>,
+    codes: &Bound<'py, PyAny>,
+    scales: &Bound<'py, PyAny>,
+    power_of_two: bool,
+) -> PyResult<()> {
+    let mut call = Call::new(py, &[]);
+    let [x, codes, scales] = operands(&mut call, x, codes, scales)?;
+    let rows = call.input("rows", rows)?;
+    call.run(|t| {
+        let (mut codes, mut scales) = (t.output(codes), t.output(scales));
+        let (format, options) = (format_of(power_of_two), t.launch_options());
+        oxigemm::gather_quantize(t.get(x), t.get(rows), &mut codes, &mut scales, format, &options)
+    })
+}
+
+#[pyfunction]
+fn rms_norm_quantize<'py>(
+    py: Python<'py>,
+    x: &Bound<'py, PyAny>,
+    weight: &Bound<'py, PyAny>,
+    epsilon: f32,
+    codes: &Bound<'py, PyAny>,
+    scales: &Bound<'py, PyAny>,
+    power_of_two: bool,
+) -> PyResult<()> {
+    let mut call = Call::new(py, &[]);
+    let [x, codes, scales] = operands(&mut call, x, codes, scales)?;
+    let weight = call.input("weight", weight)?;
+    call.run(|t| {
+        let (mut codes, mut scales) = (t.output(codes), t.output(scales));
+        let (format, options) = (format_of(power_of_two), t.launch_options());
+        oxigemm::rms_norm_quantize(
+            t.get(x),
+            t.get(weight),
+            epsilon,
+            &mut codes,
+            &mut scales,
+            format,
+            &options,
+        )
+    })
+}
+
+#[pyfunction]
+fn dequantize<'py>(
+    py: Python<'py>,
+    codes: &Bound<'py, PyAny>,
+    scales: &Bound<'py, PyAny>,
+    x: &Bound<'py, PyAny>,
+    granularity: &str,
+) -> PyResult<()> {
+    let granularity = granularity_of(py, granularity)?;
+    let mut call = Call::new(py, &[]);
+    let (codes, scales, x) =
+        (call.input("codes", codes)?, call.input("scales", scales)?, call.output("x", x)?);
+    call.run(|t| {
+        let options = t.launch_options();
+        oxigemm::dequantize(t.get(codes), t.get(scales), &mut t.output(x), granularity, &options)
+    })
+}
+
+#[pyfunction]
+fn transform_scales<'py>(py: Python<'py>, sf: &Bound<'py, PyAny>, to: &Bound<'py, PyAny>) -> PyResult<()> {
+    let mut call = Call::new(py, &[("from", "sf")]);
+    let (from, to) = (call.input("sf", sf)?, call.output("to", to)?);
+    call.run(|t| oxigemm::transform_scales(t.get(from), &mut t.output(to), &t.launch_options()))
+}
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(quantize, module)?)?;
+    module.add_function(wrap_pyfunction!(swiglu_quantize, module)?)?;
+    module.add_function(wrap_pyfunction!(gather_quantize, module)?)?;
+    module.add_function(wrap_pyfunction!(rms_norm_quantize, module)?)?;
+    module.add_function(wrap_pyfunction!(dequantize, module)?)?;
+    module.add_function(wrap_pyfunction!(transform_scales, module)?)
+}

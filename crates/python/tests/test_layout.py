@@ -1,0 +1,69 @@
+"""Scales in the layouts that kernels read."""
+
+import numpy as np
+import pytest
+from arrays import scales
+
+from oxigemm import deep_gemm
+
+
+def strides(array):
+    return [stride // array.itemsize for stride in array.strides]
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (8, 2), (2, 7, 5)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_mn_major(device, shape, turned):
+    sf = scales(*shape)
+    if turned:
+        sf = np.ascontiguousarray(sf.swapaxes(-1, -2)).swapaxes(-1, -2)
+    found = deep_gemm.get_mn_major_tma_aligned_tensor(sf)
+    *slabs, mn, k = shape
+    pitch = deep_gemm.get_tma_aligned_size(mn, 4)
+    assert (found == sf).all()
+    assert strides(found) == [pitch * k] * len(slabs) + [1, pitch]
+    assert deep_gemm.get_mn_major_tma_aligned_tensor(found) is found
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (8, 8), (2, 7, 5)])
+def test_packed(device, shape):
+    exponents = np.random.default_rng(0).integers(-20, 20, shape)
+    sf = np.exp2(exponents).astype(np.float32)
+    found = deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor(sf)
+    *slabs, mn, k = shape
+    columns = -(-k // 4)
+    padded = np.zeros((*slabs, mn, 4 * columns), np.uint8)
+    padded[..., :k] = exponents + 127
+    assert found.dtype == np.int32 and found.shape == (*slabs, mn, columns)
+    assert (found == padded.view(np.int32)).all()
+    assert strides(found)[-2:] == [1, deep_gemm.get_tma_aligned_size(mn, 4)]
+
+
+def test_required_layout(device):
+    sf = scales(6, 2)
+    rows = deep_gemm.transform_sf_into_required_layout(sf, 6, 256, (1, 128, 128), is_sfa=True)
+    assert (rows == sf).all() and strides(rows) == [1, 8]
+    blocks = scales(3, 1, 2)
+    kept = deep_gemm.transform_sf_into_required_layout(blocks, 100, 256, (128, 128), num_groups=3)
+    assert kept is blocks
+
+
+WRONG = [
+    ({"recipe": (1, 128, 128)}, "recipe", "three with it"),
+    ({"is_sfa": True}, "recipe", "two numbers without"),
+    ({"recipe": (1, 32)}, "recipe", "(1, 128) or (128, 128)"),
+    ({"mn": 7}, "sf", "(7, 2)"),
+    ({"num_groups": 1}, "sf", "(1, 6, 2)"),
+    ({"sf": scales(6, 2).astype(np.int32)}, "sf", "float32"),
+    ({"sf": scales(12)}, "sf", "2 or 3 dimensions"),
+    ({"psum_layout": np.zeros(1)}, "psum_layout", "None"),
+]
+
+
+@pytest.mark.parametrize("changes, argument, words", WRONG)
+def test_what_is_wrong_is_named(changes, argument, words):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        deep_gemm.transform_sf_into_required_layout(
+            **{"sf": scales(6, 2), "mn": 6, "k": 256, "recipe": (1, 128), **changes}
+        )
+    assert caught.value.argument == argument and words in str(caught.value)
