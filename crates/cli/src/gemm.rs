@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::anchor::Anchor;
 use crate::fused::{EpilogueSpec, FusedSpec};
 use crate::grouped::{GroupOptions, GroupedSpec, RowLayout};
-use crate::kgrouped::KGroupedSpec;
+use crate::kgrouped::{KGroupedForm, KGroupedSpec};
 use crate::output::{print_json, print_line};
 use crate::problem::{AddendKind, ScaleMode, ScaleOrder, Spec};
 use crate::task::Work;
@@ -127,9 +127,10 @@ impl Size {
             return Ok(Work::Fused(FusedSpec { product, epilogue }));
         }
         let expected = match (op.dense(), op.groups(rows.unwrap_or_default())) {
-            (_, None) if op == Op::Fp8Kgrouped => match self.layout.is_empty() {
-                true => return Ok(Work::KGrouped(self.groups.k_spec(dims, seed))),
-                false => "none",
+            (_, None) if op.is_k_grouped() => match (KGroupedForm::of(op, operands), rows) {
+                (Some(form), None) => return Ok(Work::KGrouped(self.groups.k_spec(form, dims, seed))),
+                _ if op == Op::Fp8Kgrouped => "nt",
+                _ => "tn or nt",
             },
             (Op::Fp81d1d, None) if layout != GemmLayout::Nt || rows.is_some() => {
                 "nt, as its operands are K-major"
@@ -265,7 +266,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let (layout, d_type, unquantized_limit) = match &work {
         Work::Dense(spec) => (spec.layout.name(), spec.d_type, verdict::unquantized_limit(spec)),
         Work::Grouped(spec) => (spec.operands.name(), spec.d_type, verdict::UNQUANTIZED_LIMIT),
-        Work::KGrouped(spec) => ("nt", spec.d_type, verdict::UNQUANTIZED_LIMIT),
+        Work::KGrouped(spec) => (spec.form.layout.name(), spec.d_type, verdict::UNQUANTIZED_LIMIT),
         Work::Fused(FusedSpec { product, epilogue }) => {
             let d_type = if epilogue.quantized.is_some() { DType::E4m3 } else { product.d_type };
             ("nt", d_type, verdict::UNQUANTIZED_LIMIT)

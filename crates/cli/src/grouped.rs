@@ -10,7 +10,7 @@ use oxigemm::{
 };
 use oxigemm_kernels::grouping::GroupLayout;
 
-use crate::kgrouped::KGroupedSpec;
+use crate::kgrouped::{KGroupedForm, KGroupedSpec};
 use crate::problem::{AddendKind, Fp8Pair, Host, POISON, ScaleOrder, Spec, transposed, values};
 use crate::verdict::{self, Effort, Verdict};
 use crate::{Failure, Op};
@@ -47,9 +47,9 @@ pub struct GroupOptions {
 
 impl GroupOptions {
     /// The problem of these options where groups are along K.
-    pub fn k_spec(&self, [m, n, k]: [usize; 3], seed: u64) -> KGroupedSpec {
+    pub fn k_spec(&self, form: KGroupedForm, [m, n, k]: [usize; 3], seed: u64) -> KGroupedSpec {
         let drawn = || spread(self.groups, k, seed).into_iter().map(|k| k.next_multiple_of(128)).collect();
-        KGroupedSpec { seed, ..KGroupedSpec::new(self.ks.clone().unwrap_or_else(drawn), m, n) }
+        KGroupedSpec { seed, ..KGroupedSpec::new(form, self.ks.clone().unwrap_or_else(drawn), m, n) }
     }
 
     /// The problem of these options, for groups that are expected to have `m` rows.

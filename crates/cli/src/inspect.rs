@@ -80,7 +80,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
             plan::fused_ranking(config.family(), plan.shape, &spec.epilogue.fused(), &limits)
         }
         (None, None, _) => plan::ranking_of(config.family(), plan.shape, &limits),
-        (None, Some(groups), _) => plan::k_grouped_ranking(groups, &limits),
+        (None, Some(groups), _) => plan::k_grouped_ranking_of(config.family(), groups, &limits),
         (Some(groups), ..) => plan::grouped_ranking_of(config.family(), groups, &limits),
     };
     if args.batch_invariant {

@@ -1,42 +1,102 @@
 //! Problems with groups along K, with data: drawn from a seed, on the host and on a device.
 
-use oxigemm::plan::KGroupedShape;
-use oxigemm::{Addend, DType, Device, GemmLayout, GemmOptions, Tensor, k_grouped_fp8_gemm_nt_contiguous};
+use oxigemm::plan::{Family, KGroupedShape};
+use oxigemm::{
+    Addend, DType, Device, GemmLayout, GemmOptions, Tensor, k_grouped_fp8_gemm_nt_contiguous,
+    k_grouped_half_gemm,
+};
 use oxigemm_kernels::kgroups::PITCH_UNIT;
 
-use crate::problem::{AddendKind, Fp8Pair, Host, POISON, ScaleOrder, Spec, scale_matrix};
+use crate::problem::{AddendKind, Fp8Pair, Host, POISON, ScaleOrder, Spec, scale_matrix, transposed};
 use crate::verdict::{self, Effort, Verdict};
 use crate::{Failure, Op};
+
+/// A function with groups along K, and how its operands are given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KGroupedForm {
+    pub op: Op,
+    pub layout: GemmLayout,
+}
+
+impl KGroupedForm {
+    pub const FP8_NT: KGroupedForm = KGroupedForm { op: Op::Fp8Kgrouped, layout: GemmLayout::Nt };
+
+    /// Every form that there is.
+    pub const ALL: [KGroupedForm; 5] = [
+        KGroupedForm::FP8_NT,
+        KGroupedForm { op: Op::Bf16Kgrouped, layout: GemmLayout::Tn },
+        KGroupedForm { op: Op::Bf16Kgrouped, layout: GemmLayout::Nt },
+        KGroupedForm { op: Op::Fp16Kgrouped, layout: GemmLayout::Tn },
+        KGroupedForm { op: Op::Fp16Kgrouped, layout: GemmLayout::Nt },
+    ];
+
+    /// The form of a function, the usual one where no layout is given; `None` where it has none in this layout.
+    pub fn of(op: Op, layout: Option<GemmLayout>) -> Option<KGroupedForm> {
+        let is = |form: &KGroupedForm| form.op == op && layout.is_none_or(|layout| form.layout == layout);
+        KGroupedForm::ALL.into_iter().find(is)
+    }
+
+    /// The form that kernels of a family serve.
+    pub fn of_family(family: Family) -> Option<KGroupedForm> {
+        KGroupedForm::ALL.into_iter().find(|form| form.family() == family)
+    }
+
+    /// The kernels that serve it.
+    pub fn family(self) -> Family {
+        self.op.family(self.layout)
+    }
+
+    /// Whether operands have scales.
+    fn has_scales(self) -> bool {
+        self.op == Op::Fp8Kgrouped
+    }
+
+    /// What the K of each group is rounded up to in memory.
+    pub fn unit(self) -> usize {
+        match self.family() {
+            Family::Half(operands) => operands.k_unit() as usize,
+            _ => PITCH_UNIT as usize,
+        }
+    }
+
+    /// The function of one product.
+    fn product(self) -> Op {
+        if self.has_scales() { Op::Fp81d1d } else { self.op.dense() }
+    }
+}
+
+impl std::fmt::Display for KGroupedForm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.op, self.layout)
+    }
+}
 
 /// A problem with groups along K, and its layout.
 #[derive(Clone, Debug)]
 pub struct KGroupedSpec {
+    pub form: KGroupedForm,
     /// The K of each group.
     pub ks: Vec<usize>,
     pub m: usize,
     pub n: usize,
     pub d_type: DType,
     pub addend: AddendKind,
-    /// How the scales of A and of B lie in memory.
+    /// How the scales of A and of B lie in memory, where there are some.
     pub scales: [ScaleOrder; 2],
     /// Rows behind each group of D and C, and elements behind each row.
     pub d_gaps: [usize; 2],
     pub seed: u64,
 }
 
-/// A K as rows are apart in memory.
-fn pitch(k: usize) -> usize {
-    k.next_multiple_of(PITCH_UNIT as usize)
-}
-
 impl KGroupedSpec {
     /// A problem without gaps.
-    pub fn new(ks: Vec<usize>, m: usize, n: usize) -> KGroupedSpec {
+    pub fn new(form: KGroupedForm, ks: Vec<usize>, m: usize, n: usize) -> KGroupedSpec {
         KGroupedSpec {
+            form,
             ks,
             m,
             n,
-            d_type: Op::Fp8Kgrouped.d_types()[0],
+            d_type: form.op.d_types()[0],
             addend: AddendKind::None,
             scales: [ScaleOrder::Row; 2],
             d_gaps: [0, 0],
@@ -44,10 +104,24 @@ impl KGroupedSpec {
         }
     }
 
+    /// The kernels that serve it.
+    pub fn family(&self) -> Family {
+        self.form.family()
+    }
+
+    /// The K of a group with what lies behind it.
+    fn room(&self, k: usize) -> usize {
+        k.next_multiple_of(self.form.unit())
+    }
+
+    /// The K of all groups together.
+    fn extent(&self) -> usize {
+        self.ks.iter().map(|k| self.room(*k)).sum()
+    }
+
     /// What planning is told.
     pub fn shape(&self) -> KGroupedShape {
-        let k: usize = self.ks.iter().map(|k| pitch(*k)).sum();
-        let [groups, m, n, k] = [self.ks.len(), self.m, self.n, k].map(|x| x as u32);
+        let [groups, m, n, k] = [self.ks.len(), self.m, self.n, self.extent()].map(|x| x as u32);
         KGroupedShape { groups, m, n, k }
     }
 
@@ -71,19 +145,25 @@ impl KGroupedSpec {
         let [m, n, groups] = [self.m, self.n, self.ks.len()].map(|x| x as f64);
         let (depth, blocks) = (self.ks.iter().sum::<usize>() as f64, self.blocks() as f64);
         let outputs = if self.addend == AddendKind::None { 1.0 } else { 2.0 };
-        (m + n) * (depth + 4.0 * blocks) + outputs * groups * m * n * self.d_type.size() as f64
+        let scales = if self.form.has_scales() { 4.0 * blocks } else { 0.0 };
+        let element = self.form.op.ab_type().size() as f64;
+        (m + n) * (element * depth + scales) + outputs * groups * m * n * self.d_type.size() as f64
     }
 }
 
 impl std::fmt::Display for KGroupedSpec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let KGroupedSpec { ks, m, n, d_type, addend, scales: [sfa, sfb], d_gaps, seed } = self;
-        write!(f, "{} groups along K, ", ks.len())?;
+        let KGroupedSpec { form, ks, m, n, d_type, addend, scales: [sfa, sfb], d_gaps, seed } = self;
+        write!(f, "{form}, {} groups along K, ", ks.len())?;
         match ks.len() {
             0..=8 => write!(f, "{ks:?}")?,
             _ => write!(f, "{} in all", ks.iter().sum::<usize>())?,
         }
-        write!(f, ", {m}x{n} {d_type}, c {addend:?}, scales {sfa:?}/{sfb:?}, gaps {d_gaps:?}, seed {seed}")
+        write!(f, ", {m}x{n} {d_type}, c {addend:?}, ")?;
+        if form.has_scales() {
+            write!(f, "scales {sfa:?}/{sfb:?}, ")?;
+        }
+        write!(f, "gaps {d_gaps:?}, seed {seed}")
     }
 }
 
@@ -96,10 +176,11 @@ pub struct KGroupedHost {
 impl KGroupedHost {
     /// Draws the data.
     pub fn draw(spec: KGroupedSpec) -> Result<KGroupedHost, Failure> {
-        let KGroupedSpec { m, n, d_type, addend, seed, .. } = spec;
+        let KGroupedSpec { form, m, n, d_type, addend, seed, .. } = spec;
         let of_group = |(group, k): (usize, &usize)| {
             let seed = seed.wrapping_mul(1000).wrapping_add(group as u64);
-            Host::draw(Spec { d_type, addend, seed, ..Spec::of(Op::Fp81d1d, GemmLayout::Nt, [m, n, *k]) })
+            let product = Spec::of(form.product(), GemmLayout::Nt, [m, n, *k]);
+            Host::draw(Spec { d_type, addend, seed, ..product })
         };
         let groups = spec.ks.iter().enumerate().map(of_group).collect::<Result<_, _>>()?;
         Ok(KGroupedHost { spec, groups })
@@ -107,6 +188,60 @@ impl KGroupedHost {
 
     /// Puts the data on a device, with poison wherever the layout has gaps.
     pub fn upload(&self, device: &Device) -> Result<KGroupedOperands, Failure> {
+        let spec = &self.spec;
+        let (a, b, scales) = match spec.form.has_scales() {
+            true => {
+                let ([a, b], scales) = self.quantized(device)?;
+                (a, b, Some(scales))
+            }
+            false => {
+                let values = |of: fn(&Host) -> &[f32]| self.groups.iter().map(of).collect::<Vec<_>>();
+                let a = self.ranges(&values(|host| &host.a_values), spec.m, device)?;
+                (a, self.ranges(&values(|host| &host.b_values), spec.n, device)?, None)
+            }
+        };
+        let ks: Vec<i32> = spec.ks.iter().map(|k| *k as i32).collect();
+        let (d, d_memory) = self.output(device, spec.addend == AddendKind::Inplace)?;
+        Ok(KGroupedOperands {
+            form: spec.form,
+            a,
+            b,
+            scales,
+            c: (spec.addend == AddendKind::Other)
+                .then(|| self.output(device, true))
+                .transpose()?
+                .map(|c| c.0),
+            d,
+            d_memory,
+            ks: Tensor::from_slice(&ks, &[ks.len()], device)?,
+            addend: spec.addend,
+        })
+    }
+
+    /// An operand of 16 bits, as one matrix that groups have ranges of; the rows of each group are `[rows, K]`.
+    fn ranges(&self, groups: &[&[f32]], rows: usize, device: &Device) -> Result<Tensor, Failure> {
+        let (spec, dtype) = (&self.spec, self.spec.form.op.ab_type());
+        let (extent, k_first) = (spec.extent(), spec.form.layout == GemmLayout::Tn);
+        let [lines, length] = if k_first { [extent, rows] } else { [rows, extent] };
+        // Something behind every row, and it begins at 16 bytes.
+        let pitch = (length + 1).next_multiple_of(8);
+        let memory =
+            Tensor::from_bytes(dtype, &vec![POISON; lines * pitch * dtype.size()], &[lines, pitch], device)?;
+        let matrix = memory.narrow(1, 0, length)?;
+        let mut start = 0;
+        for (values, &k) in groups.iter().zip(&spec.ks) {
+            if rows * k > 0 {
+                let range = matrix.narrow(usize::from(!k_first), start, k)?;
+                let turned = if k_first { transposed(values, [rows, k]) } else { values.to_vec() };
+                range.clone().write_f32(&turned)?;
+            }
+            start += spec.room(k);
+        }
+        Ok(matrix)
+    }
+
+    /// The codes of FP8 operands one after the other, and their scales side by side.
+    fn quantized(&self, device: &Device) -> Result<([Tensor; 2], [Tensor; 2]), Failure> {
         let spec = &self.spec;
         let blocks = spec.blocks();
         let (mut codes, mut scales) =
@@ -117,7 +252,7 @@ impl KGroupedHost {
             for (x, (codes, scales)) in [a, b].into_iter().zip(codes.iter_mut().zip(&mut scales)) {
                 for row in x.codes.chunks(k.max(1)) {
                     codes.extend_from_slice(row);
-                    codes.resize(codes.len() + pitch(k) - k, POISON);
+                    codes.resize(codes.len() + spec.room(k) - k, POISON);
                 }
                 let of_group = k.div_ceil(128).max(1);
                 for (i, scale) in x.scales.iter().enumerate() {
@@ -128,22 +263,13 @@ impl KGroupedHost {
         }
         let bytes = |codes: &[u8]| Tensor::from_bytes(DType::E4m3, codes, &[codes.len()], device);
         let [order_a, order_b] = spec.scales;
-        let ks: Vec<i32> = spec.ks.iter().map(|k| *k as i32).collect();
-        let (d, d_memory) = self.output(device, spec.addend == AddendKind::Inplace)?;
-        Ok(KGroupedOperands {
-            a: bytes(&codes[0])?,
-            sfa: scale_matrix(&scales[0], [spec.m, blocks], order_a, device)?,
-            b: bytes(&codes[1])?,
-            sfb: scale_matrix(&scales[1], [spec.n, blocks], order_b, device)?,
-            c: (spec.addend == AddendKind::Other)
-                .then(|| self.output(device, true))
-                .transpose()?
-                .map(|c| c.0),
-            d,
-            d_memory,
-            ks: Tensor::from_slice(&ks, &[ks.len()], device)?,
-            addend: spec.addend,
-        })
+        Ok((
+            [bytes(&codes[0])?, bytes(&codes[1])?],
+            [
+                scale_matrix(&scales[0], [spec.m, blocks], order_a, device)?,
+                scale_matrix(&scales[1], [spec.n, blocks], order_b, device)?,
+            ],
+        ))
     }
 
     /// A tensor like D inside poisoned memory, holding what is added or poison.
@@ -184,10 +310,11 @@ impl KGroupedHost {
 
 /// The operands of a problem on a device.
 pub struct KGroupedOperands {
+    form: KGroupedForm,
     pub a: Tensor,
-    pub sfa: Tensor,
     pub b: Tensor,
-    pub sfb: Tensor,
+    /// Those of A and of B, where operands have scales.
+    pub scales: Option<[Tensor; 2]>,
     pub c: Option<Tensor>,
     pub d: Tensor,
     /// All of the memory that D is a part of.
@@ -205,8 +332,13 @@ impl KGroupedOperands {
             (None, AddendKind::Inplace) => Addend::InPlace,
             (None, _) => Addend::None,
         };
-        let (a, b) = ((&self.a, &self.sfa), (&self.b, &self.sfb));
-        k_grouped_fp8_gemm_nt_contiguous(a, b, addend, &mut self.d, &self.ks, None, options)
+        let (a, b, ks, d) = (&self.a, &self.b, &self.ks, &mut self.d);
+        match &self.scales {
+            Some([sfa, sfb]) => {
+                k_grouped_fp8_gemm_nt_contiguous((a, sfa), (b, sfb), addend, d, ks, None, options)
+            }
+            None => k_grouped_half_gemm(self.form.layout, a, b, addend, d, ks, None, options),
+        }
     }
 
     /// Puts into D what is added to, where it is D.
@@ -236,13 +368,10 @@ impl KGroupedOperands {
     /// Has the device told of other groups, of which the data is `host`'s: as much of it, in the same memory.
     pub fn change_groups(&mut self, host: &KGroupedHost) -> Result<(), Failure> {
         let fresh = host.upload(self.a.device())?;
-        for (to, from) in [
-            (&mut self.a, &fresh.a),
-            (&mut self.sfa, &fresh.sfa),
-            (&mut self.b, &fresh.b),
-            (&mut self.sfb, &fresh.sfb),
-            (&mut self.ks, &fresh.ks),
-        ] {
+        for (to, from) in [(&mut self.a, &fresh.a), (&mut self.b, &fresh.b), (&mut self.ks, &fresh.ks)] {
+            to.copy_from(from)?;
+        }
+        for (to, from) in self.scales.iter_mut().flatten().zip(fresh.scales.iter().flatten()) {
             to.copy_from(from)?;
         }
         Ok(())
@@ -255,13 +384,16 @@ mod tests {
 
     #[test]
     fn what_is_drawn_is_computed_and_nothing_beside_it() {
-        let spec = KGroupedSpec::new(vec![100, 0, 1, 256], 5, 9);
-        for (addend, order) in [
-            (AddendKind::None, ScaleOrder::Row),
-            (AddendKind::Inplace, ScaleOrder::Mn),
-            (AddendKind::Other, ScaleOrder::Odd),
-        ] {
-            let spec = KGroupedSpec { addend, scales: [order; 2], d_gaps: [2, 3], ..spec.clone() };
+        for (form, (addend, order)) in KGroupedForm::ALL.into_iter().flat_map(|form| {
+            [
+                (AddendKind::None, ScaleOrder::Row),
+                (AddendKind::Inplace, ScaleOrder::Mn),
+                (AddendKind::Other, ScaleOrder::Odd),
+            ]
+            .map(|layout| (form, layout))
+        }) {
+            let spec = KGroupedSpec::new(form, vec![100, 0, 1, 256], 5, 9);
+            let spec = KGroupedSpec { addend, scales: [order; 2], d_gaps: [2, 3], ..spec };
             let host = KGroupedHost::draw(spec).unwrap();
             let mut operands = host.upload(&Device::cpu()).unwrap();
             operands.run(&GemmOptions::default()).unwrap();

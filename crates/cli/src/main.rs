@@ -111,6 +111,10 @@ enum Op {
     Fp8Masked,
     /// Groups that share M and N, each with a K of its own, `k_grouped_fp8_gemm_nt_contiguous`.
     Fp8Kgrouped,
+    /// The same of BF16 operands, `k_grouped_bf16_gemm_tn_contiguous` and its kind.
+    Bf16Kgrouped,
+    /// The same of FP16 operands, `k_grouped_fp16_gemm_tn_contiguous` and its kind.
+    Fp16Kgrouped,
     /// The dense GEMM of BF16 operands, `bf16_gemm_nt` and its kind.
     Bf16,
     /// The dense GEMM of FP16 operands, `fp16_gemm_nt` and its kind.
@@ -136,15 +140,21 @@ impl Op {
             Op::Fp8 | Op::Fp8Contiguous | Op::Fp8Masked => Op::Fp8,
             Op::Fp81d1d => Op::Fp81d1d,
             Op::Fp8Kgrouped => Op::Fp8Kgrouped,
-            Op::Bf16 | Op::Bf16Contiguous | Op::Bf16Masked | Op::Bf16Batched => Op::Bf16,
-            Op::Fp16 | Op::Fp16Contiguous | Op::Fp16Masked | Op::Fp16Batched => Op::Fp16,
+            Op::Bf16 | Op::Bf16Contiguous | Op::Bf16Masked | Op::Bf16Batched | Op::Bf16Kgrouped => Op::Bf16,
+            Op::Fp16 | Op::Fp16Contiguous | Op::Fp16Masked | Op::Fp16Batched | Op::Fp16Kgrouped => Op::Fp16,
         }
+    }
+
+    /// Whether groups are along K.
+    fn is_k_grouped(self) -> bool {
+        matches!(self, Op::Fp8Kgrouped | Op::Bf16Kgrouped | Op::Fp16Kgrouped)
     }
 
     /// How the device is told where groups are, of a function that has some: as `rows` says where it can be told so.
     fn groups(self, rows: RowLayout) -> Option<GroupLayout> {
         match self {
-            Op::Fp8 | Op::Fp81d1d | Op::Fp8Kgrouped | Op::Bf16 | Op::Fp16 => None,
+            Op::Fp8 | Op::Fp81d1d | Op::Bf16 | Op::Fp16 => None,
+            Op::Fp8Kgrouped | Op::Bf16Kgrouped | Op::Fp16Kgrouped => None,
             Op::Fp8Contiguous | Op::Bf16Contiguous | Op::Fp16Contiguous => Some(match rows {
                 RowLayout::Ids => GroupLayout::Ids,
                 RowLayout::Ends => GroupLayout::Ends,
@@ -188,11 +198,11 @@ impl Op {
 
     /// The types that D may have; the first is the usual one.
     fn d_types(self) -> [DType; 2] {
-        match self.dense() {
+        let types = match self.dense() {
             Op::Fp16 => [DType::F16, DType::F32],
-            Op::Fp8Kgrouped => [DType::F32, DType::Bf16],
             _ => [DType::Bf16, DType::F32],
-        }
+        };
+        if self.is_k_grouped() { [types[1], types[0]] } else { types }
     }
 }
 

@@ -9,7 +9,7 @@ use std::thread;
 
 use indicatif::ProgressBar;
 use oxigemm::cast::ScaleFormat;
-use oxigemm::plan::{self, Choice, Limits};
+use oxigemm::plan::{self, Choice, Family, Limits};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{Activation, DType, Device, Error, GemmLayout, GemmOptions, Sim};
 use oxigemm_kernels::epilogue::fused::Fusion;
@@ -22,7 +22,7 @@ use serde_json::json;
 
 use crate::fused::{EpilogueSpec, FusedSpec};
 use crate::grouped::GroupedSpec;
-use crate::kgrouped::KGroupedSpec;
+use crate::kgrouped::{KGroupedForm, KGroupedSpec};
 use crate::output::{print_json, print_line, progress};
 use crate::problem::{AddendKind, ScaleOrder, Spec};
 use crate::task::{Task, Work};
@@ -186,6 +186,7 @@ fn cases(config: Config, limits: &Limits) -> Vec<Case> {
             cases
         }
         Config::HalfWide(wide) if wide.is_grouped() => half_grouped_cases(wide),
+        Config::HalfWide(wide) if wide.grouping == Grouping::K => half_k_grouped_cases(wide),
         Config::HalfWide(wide) => {
             let (op, layout) = Op::of(config.family());
             let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
@@ -272,7 +273,7 @@ fn k_grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
     };
     let spec = |ks: &[usize], m, n| KGroupedSpec {
         scales: [ScaleOrder::Mn; 2],
-        ..KGroupedSpec::new(ks.to_vec(), m, n)
+        ..KGroupedSpec::new(KGroupedForm::FP8_NT, ks.to_vec(), m, n)
     };
     let deep = spec(&[depth, 0, 144], block_m / 2 + 2, block_n + 8);
     let copied = KGroupedSpec {
@@ -291,6 +292,34 @@ fn k_grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
         case(added, [2, 1], 2),
         case(halves, [1, 1], 2),
         case(copied, [1, 1], 2),
+        case(short, [1, 1], 1),
+    ]
+}
+
+/// The same of 16-bit operands, with groups of whole stages and others.
+fn half_k_grouped_cases(wide: half_wide::Config) -> Vec<Case> {
+    let form = KGroupedForm::of_family(Family::Half(wide.operands)).expect("every kernel has a form");
+    let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
+    let depth = (wide.stages as usize + 1) * 64 - 8;
+    let case = |spec, [cluster_m, cluster_n]: [u32; 2], sms| Case {
+        work: Work::KGrouped(spec),
+        choice: Choice::HalfWide { config: wide, cluster_m, cluster_n },
+        num_sms: Some(sms),
+    };
+    let spec = |ks: &[usize], m, n| KGroupedSpec::new(form, ks.to_vec(), m, n);
+    let deep = spec(&[depth, 0, 64], block_m / 2 + 2, block_n + 8);
+    let halves = KGroupedSpec { d_type: form.op.d_types()[1], ..deep.clone() };
+    let added = KGroupedSpec { addend: AddendKind::Inplace, ..deep.clone() };
+    // Rows of D that the copy engine cannot address.
+    let odd = KGroupedSpec { addend: AddendKind::Other, d_gaps: [1, 3], ..halves.clone() };
+    // So short a K that maps or a tile's output are what is waited for.
+    let short: Vec<usize> = (0..20).map(|i| [100, 16, 0, 64][i % 4]).collect();
+    let short = spec(&short, block_m / 2 + 2, 24);
+    vec![
+        case(deep, [1, 2], 2),
+        case(added, [2, 1], 2),
+        case(halves, [1, 1], 2),
+        case(odd, [1, 1], 2),
         case(short, [1, 1], 1),
     ]
 }

@@ -34,8 +34,9 @@ impl Work {
             (Work::Grouped(spec), None) => Plan::best_grouped_of(spec.family(), &spec.shape(), limits),
             (Work::Grouped(spec), Some(choice)) => Plan::of_grouped(choice, &spec.shape(), limits)
                 .filter(|_| choice.config().family() == spec.family()),
-            (Work::KGrouped(spec), None) => Plan::best_k_grouped(&spec.shape(), limits),
-            (Work::KGrouped(spec), Some(choice)) => Plan::of_k_grouped(choice, &spec.shape(), limits),
+            (Work::KGrouped(spec), None) => Plan::best_k_grouped_of(spec.family(), &spec.shape(), limits),
+            (Work::KGrouped(spec), Some(choice)) => Plan::of_k_grouped(choice, &spec.shape(), limits)
+                .filter(|_| choice.config().family() == spec.family()),
             (Work::Fused(spec), None) => {
                 let fused = spec.epilogue.fused();
                 Some(Plan::best_fused(spec.product.family(), spec.shape(), &fused, limits))
@@ -138,6 +139,8 @@ impl Op {
             Op::Fp8Contiguous => "fp8-contiguous",
             Op::Fp8Masked => "fp8-masked",
             Op::Fp8Kgrouped => "fp8-kgrouped",
+            Op::Bf16Kgrouped => "bf16-kgrouped",
+            Op::Fp16Kgrouped => "fp16-kgrouped",
             Op::Bf16 => "bf16",
             Op::Fp16 => "fp16",
             Op::Bf16Contiguous => "bf16-contiguous",

@@ -262,7 +262,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let mut place = Place::new(k, [cfg.block_m, cfg.tile_columns()], &params);
     let k_groups = (cfg.grouping == Grouping::K).then(|| {
         let table = shared.at(map.groups);
-        KGroups::new(KGroupParams::declare(k), table, (params.k_blocks, BLOCK_K))
+        KGroups::with_scales(KGroupParams::declare(k), table, (params.k_blocks, BLOCK_K))
     });
     if let Some(groups) = k_groups {
         place = place.among_k_groups(groups);

@@ -79,6 +79,12 @@ impl Operands {
         }
     }
 
+    /// Elements along K that a range of it begins at a multiple of: those of 16 bytes where K is contiguous, because the
+    /// copy engine begins at such.
+    pub fn k_unit(self) -> u32 {
+        if [self.a, self.b].contains(&Major::K) { 8 } else { 1 }
+    }
+
     pub(crate) fn mma_type(self) -> MmaType {
         match self.element {
             Half::Bf16 => MmaType::Bf16,
@@ -108,6 +114,14 @@ impl OperandTile {
         match self.major {
             Major::K => self.rows,
             Major::MN => BLOCK_K,
+        }
+    }
+
+    /// The dimension of the operand's tensor map that K is.
+    pub const fn k_dimension(&self) -> u32 {
+        match self.major {
+            Major::K => 0,
+            Major::MN => 1,
         }
     }
 

@@ -98,6 +98,12 @@ impl<'k> Outbox<'k> {
         Outbox { params: self.params.in_slab(slab, stride, end), slab: Some(slab), goes_on: true, ..self }
     }
 
+    /// The same for rows of D before `end`, and a thread that stores them in one of its slabs: see [`crate::kgroups`].
+    pub fn of_group(self, slab: U32<'k>, end: U32<'k>) -> Self {
+        let params = OutputParams { rows: end, ..self.params };
+        Outbox { params, slab: Some(slab), ..self }
+    }
+
     fn panel(&self, panel: &Panel, [row, column]: [U32<'k>; 2]) -> Panels<'k> {
         Panels {
             row: row + panel.wave * 64,

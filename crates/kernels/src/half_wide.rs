@@ -7,17 +7,19 @@
 //! Clusters of blocks share their operands: each block loads its part of a tile and multicasts it.
 //!
 //! Rows may be [grouped](crate::grouping), each group with a B of its own: then a tile has rows of one group, and what
-//! lies behind the group's last row is neither loaded nor stored.
+//! lies behind the group's last row is neither loaded nor stored. Or groups are [along K](crate::kgroups): then each has
+//! a range of K and a D of its own.
 
-use crate::cluster::{Place, Release, TilePlace};
+use crate::cluster::{Place, Release, Share, TilePlace};
 use crate::epilogue::{OutputFlags, PANEL_BYTES};
 use crate::grouping::{GroupPlace, Grouping};
 use crate::half::{BLOCK_K, OperandTile, Operands, PANEL};
 use crate::half_output::{Outbox, PartShape};
+use crate::kgroups::{KGroupParams, KGroups, MapRing};
 use crate::many_rows::{MATH_REGISTERS, MATH_WARPGROUPS, MATH_WARPS, ManyRows, PRODUCER_REGISTERS, THREADS};
 use crate::params::{GroupedParams, Params};
 use crate::pipeline::{Cursor, Pipeline};
-use oxigemm_ptx::tma::Eviction;
+use oxigemm_ptx::tma::{Eviction, TensorMap};
 use oxigemm_ptx::wgmma::{Descriptor, DescriptorVar, Major, MatrixA};
 use oxigemm_ptx::{BuildError, Kernel, MBarrier, Module, Shared, SharedLayout, Target, U32, Var};
 
@@ -32,7 +34,7 @@ pub struct Config {
     pub block_n: u32,
     /// Stages of the pipeline.
     pub stages: u32,
-    /// Whether rows are grouped; A is K-major then.
+    /// What is grouped; where it is rows, A is K-major.
     pub grouping: Grouping,
 }
 
@@ -41,7 +43,11 @@ impl Config {
     pub fn name(&self) -> String {
         let Config { operands, block_m, block_n, stages, .. } = self;
         let (element, layout) = (operands.element.name(), operands.layout());
-        let grouped = if self.is_grouped() { "grouped_" } else { "" };
+        let grouped = match self.grouping {
+            Grouping::Dense => "",
+            Grouping::Rows => "grouped_",
+            Grouping::K => "kgrouped_",
+        };
         format!("{element}_gemm_wide_{grouped}{layout}_{block_m}x{block_n}_s{stages}")
     }
 
@@ -64,6 +70,11 @@ impl Config {
     fn tiles(&self) -> [OperandTile; 2] {
         let Operands { a, b, .. } = self.operands;
         [OperandTile { major: a, rows: self.block_m }, OperandTile { major: b, rows: self.block_n }]
+    }
+
+    /// Bytes that the loads of a stage bring.
+    fn stage_bytes(&self) -> u32 {
+        self.tiles().iter().map(OperandTile::bytes).sum()
     }
 
     /// Lines that one tensor load of A, and of B, brings to a cluster of `cluster_m` by `cluster_n` blocks.
@@ -103,6 +114,8 @@ struct SharedMap {
     output_barriers: u32,
     /// Of each stage, the place of the tile that it is of, where rows are grouped.
     places: u32,
+    /// Where groups are along K: tensor maps that are being made.
+    map_drafts: u32,
     groups: u32,
     bytes: u32,
 }
@@ -117,8 +130,10 @@ impl SharedMap {
         let output_barriers = layout.place(Pipeline::barrier_bytes(MATH_WARPGROUPS), 8);
         let places = if cfg.is_grouped() { cfg.stages * TilePlace::BYTES } else { 0 };
         let places = layout.place(places, if cfg.is_grouped() { TilePlace::BYTES } else { 1 });
+        let draft_bytes = if cfg.grouping == Grouping::K { MapRing::DRAFT_BYTES } else { 0 };
+        let map_drafts = layout.place(draft_bytes, if draft_bytes > 0 { 128 } else { 1 });
         let bytes = layout.bytes();
-        SharedMap { a, b, staging, barriers, output_barriers, places, groups: bytes, bytes }
+        SharedMap { a, b, staging, barriers, output_barriers, places, map_drafts, groups: bytes, bytes }
     }
 
     /// Gives names to its parts, for the simulator's messages and timeline.
@@ -141,6 +156,7 @@ struct Block<'k, 'c> {
     cfg: &'c Config,
     params: Params<'k>,
     grouped: Option<GroupedParams<'k>>,
+    k_groups: Option<KGroups<'k>>,
     map: SharedMap,
     shared: Shared<'k>,
     place: Place<'k>,
@@ -185,7 +201,7 @@ impl<'k> Block<'k, '_> {
 }
 
 /// `D[m,n] = C[m,n] + sum over k of  A[m,k] * B[n,k]`, with the B of the group that row m belongs to, where rows are
-/// grouped.
+/// grouped; where groups are along K, `D[g,m,n] = C[g,m,n] + ` that sum over the K of group g.
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let mut params = Params::declare(k);
@@ -198,10 +214,15 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     if let Some(grouped) = &grouped {
         place = place.among_groups(grouped.groups, shared.at(map.groups), params.output.rows);
     }
+    let k_groups = (cfg.grouping == Grouping::K)
+        .then(|| KGroups::of_ranges(KGroupParams::declare(k), shared.at(map.groups), cfg.operands.k_unit()));
+    if let Some(groups) = k_groups {
+        place = place.among_k_groups(groups);
+    }
     let pipe = Pipeline::new(k, shared.at(map.barriers), cfg.stages, cfg.stages);
     let staged = Pipeline::new(k, shared.at(map.output_barriers), MATH_WARPGROUPS, MATH_WARPGROUPS);
     let (warp, lane) = (k.warp_index(), k.lane());
-    let block = Block { k, cfg, params, grouped, map, shared, place, pipe, staged, warp, lane };
+    let block = Block { k, cfg, params, grouped, k_groups, map, shared, place, pipe, staged, warp, lane };
 
     let tile_warp = MATH_WARPS;
     let storer = (warp & 1).eq(1) & block.params.output.has(OutputFlags::PLAIN);
@@ -222,7 +243,14 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         warp.ge(tile_warp),
         || {
             k.registers_down(PRODUCER_REGISTERS);
-            k.if_(warp.eq(tile_warp), || k.if_(k.elect(), || k.role("producer", || block.load_tiles())));
+            match block.k_groups {
+                None => k.if_(warp.eq(tile_warp), || {
+                    k.if_(k.elect(), || k.role("producer", || block.load_tiles()))
+                }),
+                Some(groups) => {
+                    k.if_(warp.eq(tile_warp), || k.role("producer", || block.load_tiles_of_groups(groups)));
+                }
+            }
             k.if_(storer, || k.if_(k.elect(), || k.role("output", || block.store_tiles())));
         },
         || {
@@ -237,7 +265,7 @@ impl<'k> Block<'k, '_> {
     /// The producer thread: this block's part of A and B, multicast to the blocks that share them.
     fn load_tiles(&self) {
         let (k, p, tiles) = (self.k, &self.params, self.cfg.tiles());
-        let shares = [self.place.part_of_a(tiles[0].lines()), self.place.part_of_b(tiles[1].lines())];
+        let shares = self.shares();
         let cursor = self.pipe.writer();
         // Every stage of a tile: `tell` is done before its loads, which `load` issues for a depth of K.
         let stages = |tell: &dyn Fn(U32<'k>), load: &dyn Fn([Shared<'k>; 2], U32<'k>, MBarrier<'k>)| {
@@ -246,19 +274,18 @@ impl<'k> Block<'k, '_> {
                 let stage = cursor.stage();
                 let full = self.pipe.full(stage);
                 tell(stage);
-                full.arrive_expecting(tiles.iter().map(OperandTile::bytes).sum::<u32>());
+                full.arrive_expecting(self.cfg.stage_bytes());
                 load(self.stage(stage), block * BLOCK_K, full);
                 cursor.advance();
             });
         };
         match self.cfg.grouping {
             Grouping::Dense => self.place.for_each_tile(k, |m, n| {
-                stages(&|_| {}, &|[a, b], depth, full| {
-                    tiles[0].boxes([m, depth], a).for_each(|(at, to)| shares[0].load(k, &p.a, at, to, full));
-                    tiles[1].boxes([n, depth], b).for_each(|(at, to)| shares[1].load(k, &p.b, at, to, full));
+                stages(&|_| {}, &|operands, depth, full| {
+                    self.load_stage((&shares, [&p.a, &p.b]), [m, n, depth], operands, full);
                 });
             }),
-            Grouping::K => unreachable!("{NO_K_GROUPS}"),
+            Grouping::K => unreachable!("a warp loads the tiles of groups along K"),
             Grouping::Rows => {
                 let once = k.cache_policy(Eviction::First);
                 self.place.for_each_group_tile(k, |TilePlace { m, n, streams_b, .. }, place| {
@@ -279,6 +306,59 @@ impl<'k> Block<'k, '_> {
         cursor.drain();
     }
 
+    /// What this block loads of the tiles of A and B.
+    fn shares(&self) -> [Share<'k>; 2] {
+        let [a, b] = self.cfg.tiles();
+        [self.place.part_of_a(a.lines()), self.place.part_of_b(b.lines())]
+    }
+
+    /// Loads this block's shares of a stage of the tile at row `m` and column `n`, from a depth of K on.
+    fn load_stage(
+        &self,
+        (shares, maps): (&[Share<'k>; 2], [&TensorMap<'k>; 2]),
+        [m, n, depth]: [U32<'k>; 3],
+        operands: [Shared<'k>; 2],
+        full: MBarrier<'k>,
+    ) {
+        let tiles = self.cfg.tiles().into_iter().zip(operands).zip([m, n]);
+        for (((tile, to), first), (share, map)) in tiles.zip(shares.iter().zip(maps)) {
+            tile.boxes([first, depth], to).for_each(|(at, to)| share.load(self.k, map, at, to, full));
+        }
+    }
+
+    /// The producer where groups are along K: a warp, of which one lane loads, because it takes all of them to make a
+    /// tensor map. Where the K of a group is no whole number of stages, the last has maps that end with the group, and
+    /// zeros behind.
+    fn load_tiles_of_groups(&self, groups: KGroups<'k>) {
+        let (k, p, shares) = (self.k, &self.params, self.shares());
+        let cursor = self.pipe.writer();
+        let drafts = self.shared.at(self.map.map_drafts);
+        let ring = MapRing::claim(groups.params, [p.a, p.b], drafts, self.lane);
+        let k_dimensions = self.cfg.tiles().map(|tile| tile.k_dimension());
+        self.place.for_each_place(k, |tile| {
+            let Some(group) = tile.k_group else { return };
+            let load = |maps: [&TensorMap<'k>; 2], block: U32<'k>| {
+                cursor.wait_empty();
+                let stage = cursor.stage();
+                let full = self.pipe.full(stage);
+                full.arrive_expecting(self.cfg.stage_bytes());
+                let depth = group.start + block * BLOCK_K;
+                self.load_stage((&shares, maps), [tile.m, tile.n, depth], self.stage(stage), full);
+                cursor.advance();
+            };
+            let whole = group.k / BLOCK_K;
+            k.if_(self.lane.eq(0), || k.for_(0, whole, 1, |block| load([&p.a, &p.b], block)));
+            k.if_((group.k % BLOCK_K).ne(0), || {
+                ring.end_with(&group, k_dimensions);
+                let [a, b] = ring.maps();
+                k.if_(self.lane.eq(0), || load([&a, &b], whole));
+            });
+        });
+        k.launch_dependents();
+        k.if_(self.lane.eq(0), || cursor.drain());
+        ring.give_back();
+    }
+
     /// A math warpgroup: the products of all stages of a tile, one stage always in flight.
     fn multiply(&self) {
         let k = self.k;
@@ -288,32 +368,47 @@ impl<'k> Block<'k, '_> {
             (self.cfg.shape().part_of(warpgroup), self.outbox(warpgroup));
         // The first tile finds its staging area empty.
         let parity = k.var(1u32);
-        let waves = self.cfg.shape().waves();
+        let (waves, k_blocks) = (self.cfg.shape().waves(), self.params.k_blocks);
         let write = |[m, n]: [U32<'k>; 2], outbox: Outbox<'k>| {
             let first = [m + first_row, n + first_column];
             outbox.write([self.warp & 3, self.lane], first, &math.sums, parity);
         };
         match self.cfg.grouping {
             Grouping::Dense => self.place.for_each_tile(k, |m, n| {
-                math.multiply_tile(waves);
+                math.multiply_tile(waves, k_blocks);
                 write([m, n], outbox);
             }),
-            Grouping::K => unreachable!("{NO_K_GROUPS}"),
+            Grouping::K => self.place.for_each_place(k, |tile| {
+                let Some(group) = tile.k_group else { return };
+                let zeros = || math.sums.iter().flatten().for_each(|sum| sum.set(0.0));
+                let k_blocks = group.k.div_ceil(BLOCK_K);
+                k.if_else(k_blocks.eq(0), zeros, || math.multiply_tile(waves, k_blocks));
+                let outbox = outbox.of_group(group.group, group.d_row + self.params.output.rows);
+                self.unless_kept(group.k, || write([group.d_row + tile.m, tile.n], outbox));
+            }),
             Grouping::Rows => self.place.for_each_turn(k, |_| {
                 let (tile, [end, slab]) = math.told();
                 let row = tile[0] + first_row;
                 let compute = || {
                     match waves {
                         2 => {
-                            k.if_else((row + 64).lt(end), || math.multiply_tile(2), || math.multiply_tile(1))
+                            let all = (row + 64).lt(end);
+                            let some = || math.multiply_tile(1, k_blocks);
+                            k.if_else(all, || math.multiply_tile(2, k_blocks), some)
                         }
-                        waves => math.multiply_tile(waves),
+                        waves => math.multiply_tile(waves, k_blocks),
                     }
                     write(tile, outbox.in_slab(slab, self.d_slab(), end));
                 };
                 k.if_else(row.lt(end), compute, || math.pass_tile_by());
             }),
         }
+    }
+
+    /// Does what writes a tile's output, unless the K of its group is 0 and D is left as it is.
+    fn unless_kept(&self, depth: U32<'k>, write: impl FnOnce()) {
+        let groups = self.k_groups.expect("groups are along K");
+        self.k.if_(depth.ne(0) | groups.params.keeps_empty.eq(0), write);
     }
 
     /// The thread that has stored what a math warpgroup has staged: the copy engine makes whoever asks it wait.
@@ -327,7 +422,12 @@ impl<'k> Block<'k, '_> {
             Grouping::Dense => {
                 self.place.for_each_tile(k, |m, n| outbox.store([m + first_row, n + first_column], parity));
             }
-            Grouping::K => unreachable!("{NO_K_GROUPS}"),
+            Grouping::K => self.place.for_each_place(k, |tile| {
+                let Some(group) = tile.k_group else { return };
+                let outbox = outbox.of_group(group.group, self.params.output.rows);
+                let first = [tile.m + first_row, tile.n + first_column];
+                self.unless_kept(group.k, || outbox.store(first, parity));
+            }),
             Grouping::Rows => self.place.for_each_group_tile(k, |tile, GroupPlace { slab, end, .. }| {
                 let (row, column) = (tile.m + first_row, tile.n + first_column);
                 k.if_(row.lt(end), || {
@@ -337,8 +437,6 @@ impl<'k> Block<'k, '_> {
         }
     }
 }
-
-const NO_K_GROUPS: &str = "no kernel of 16 bits has groups along K";
 
 /// A math warp's state.
 struct Math<'k, 'b, 'c> {
@@ -392,11 +490,11 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         told
     }
 
-    /// All stages of a tile, of which so many waves have rows.
-    fn multiply_tile(&self, waves: u32) {
+    /// All stages of a tile, at least one, of which so many waves have rows.
+    fn multiply_tile(&self, waves: u32, k_blocks: U32<'k>) {
         let (k, sums) = (self.block.k, &self.sums[..waves as usize]);
         self.issue_stage(sums, false);
-        k.for_(1, self.block.params.k_blocks, 1, |_| {
+        k.for_(1, k_blocks, 1, |_| {
             self.issue_stage(sums, true);
             k.wgmma_wait(1);
             self.release_previous();

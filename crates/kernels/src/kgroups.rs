@@ -5,9 +5,10 @@
 //! operands start, and where its scales do. All groups have the same tiles, so a position in the order of all tiles
 //! leads to a group by division.
 //!
-//! The operands of a group are two matrices of `[rows, K]` without gaps, one behind those of the group before. So they
-//! differ in pitch, and a tensor map serves one group: `MapRing` makes those maps on the way, in memory that a block
-//! has to itself.
+//! FP8 operands of a group are two matrices of `[rows, K]` without gaps, one behind those of the group before. So they
+//! differ in pitch, and a tensor map serves one group. Those of 16 bits are matrices of all groups, of which each has a
+//! range along K: one map serves all, but where K is no whole number of stages, the last one needs a map that ends with
+//! the group. `MapRing` makes such maps on the way, in memory that a block has to itself.
 
 use crate::grouping::{exclusive_scan, groups_of_lane};
 use oxigemm_ptx::memory::AtomicOp;
@@ -16,40 +17,57 @@ use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{Global, I32, Kernel, Scope, Shared, U32, U64, Var};
 use std::ffi::c_void;
 
-/// Rows of a group's operands are rounded up to a multiple of this many bytes: the copy engine reads them.
+/// Rows of a group's FP8 operands are rounded up to a multiple of this many bytes: the copy engine reads them.
 pub const PITCH_UNIT: u32 = 16;
 
-/// A group's place, in elements of bytes.
+/// What there is room for in the operands of all groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KRoom {
+    /// The K of all groups together.
+    pub extent: u32,
+    /// What the K of each group is rounded up to: [`PITCH_UNIT`] or [`Operands::k_unit`].
+    ///
+    /// [`Operands::k_unit`]: crate::half::Operands::k_unit
+    pub unit: u32,
+    /// Blocks of scales, and the K of each, where there are scales.
+    pub scales: Option<(u32, u32)>,
+}
+
+/// A group's place, in elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KGroup {
     /// Its K.
     pub k: u32,
-    /// The K of all groups before it, each rounded up to [`PITCH_UNIT`].
+    /// The K of all groups before it, each rounded up to the [`unit`](KRoom::unit).
     pub start: u32,
-    /// Blocks of scales before its first.
+    /// Blocks of scales before its first, where there are scales.
     pub first_block: u32,
 }
 
-/// The groups of these numbers, as the kernel finds them: for operands that have room for a K of `extent` together, and
-/// scales for `blocks` blocks of `block_k`. Numbers below 0 count as 0; what there is no room for is left out.
+/// The groups of these numbers, as the kernel finds them. Numbers below 0 count as 0; what there is no room for is left
+/// out.
 ///
 /// ```
-/// use oxigemm_kernels::kgroups::{KGroup, k_groups};
+/// use oxigemm_kernels::kgroups::{KGroup, KRoom, k_groups};
 ///
-/// let found = k_groups(&[100, -1, 256, 999], 384, 3, 128);
+/// let room = KRoom { extent: 384, unit: 16, scales: Some((3, 128)) };
+/// let found = k_groups(&[100, -1, 256, 999], &room);
 /// assert_eq!(found[0], KGroup { k: 100, start: 0, first_block: 0 });
 /// assert_eq!(found[1], KGroup { k: 0, start: 112, first_block: 1 });
 /// assert_eq!(found[2], KGroup { k: 256, start: 112, first_block: 1 });
 /// assert_eq!(found[3], KGroup { k: 0, start: 368, first_block: 3 });
 /// ```
-pub fn k_groups(ks: &[i32], extent: u32, blocks: u32, block_k: u32) -> Vec<KGroup> {
+pub fn k_groups(ks: &[i32], room: &KRoom) -> Vec<KGroup> {
     let (mut start, mut first_block) = (0u32, 0u32);
     let place = |number: &i32| {
-        let k = u32::try_from(*number).unwrap_or(0).min(extent);
-        let group =
-            KGroup { k: k.min(extent - start).min((blocks - first_block) * block_k), start, first_block };
-        start = (start + k.next_multiple_of(PITCH_UNIT)).min(extent);
-        first_block = (first_block + k.div_ceil(block_k)).min(blocks);
+        let k = u32::try_from(*number).unwrap_or(0).min(room.extent);
+        let fitting = k.min(room.extent - start);
+        let scaled = room.scales.map_or(fitting, |(blocks, block_k)| (blocks - first_block) * block_k);
+        let group = KGroup { k: fitting.min(scaled), start, first_block };
+        start = (start + k.next_multiple_of(room.unit)).min(room.extent);
+        if let Some((blocks, block_k)) = room.scales {
+            first_block = (first_block + k.div_ceil(block_k)).min(blocks);
+        }
         group
     };
     ks.iter().map(place).collect()
@@ -70,7 +88,7 @@ pub struct KGroupArgs {
     pub b: u64,
     /// How many groups there are.
     pub groups: u32,
-    /// The K of all groups together that the operands have room for, a multiple of [`PITCH_UNIT`].
+    /// The K of all groups together that the operands have room for; of FP8 a multiple of [`PITCH_UNIT`].
     pub extent: u32,
     /// Rows of D from one group to the next.
     pub d_slab: u32,
@@ -100,9 +118,9 @@ impl KGroupArgs {
     }
 }
 
-/// Bytes of the table of this many groups.
-pub const fn table_bytes(groups: u32) -> u32 {
-    3 * groups * 4
+/// Bytes of the table of this many groups, whose operands have scales or not.
+pub const fn table_bytes(groups: u32, has_scales: bool) -> u32 {
+    (if has_scales { 3 } else { 2 }) * groups * 4
 }
 
 /// The same arguments inside a kernel.
@@ -141,7 +159,7 @@ pub(crate) struct KGroupPlace<'k> {
     /// Its K.
     pub k: U32<'k>,
     /// As in [`KGroup`].
-    start: U32<'k>,
+    pub start: U32<'k>,
     /// As in [`KGroup`].
     pub first_block: U32<'k>,
     /// The row of D where the group starts.
@@ -153,20 +171,39 @@ pub(crate) struct KGroupPlace<'k> {
 pub(crate) struct KGroups<'k> {
     k: &'k Kernel,
     pub params: KGroupParams<'k>,
+    /// As in [`KRoom`].
+    unit: u32,
+    scales: Option<ScaleTable<'k>>,
+    depth: Shared<'k>,
+    start: Shared<'k>,
+}
+
+/// Where the scales of each group begin.
+#[derive(Clone, Copy)]
+struct ScaleTable<'k> {
     /// Blocks of scales, and the K of each.
     blocks: U32<'k>,
     block_k: u32,
-    depth: Shared<'k>,
-    start: Shared<'k>,
     first_block: Shared<'k>,
 }
 
 impl<'k> KGroups<'k> {
-    /// The table at `table`, for `blocks` blocks of scales of `block_k` each.
-    pub fn new(params: KGroupParams<'k>, table: Shared<'k>, (blocks, block_k): (U32<'k>, u32)) -> Self {
+    /// The table at `table` of groups that are ranges of their operands, which begin at multiples of `unit`.
+    pub fn of_ranges(params: KGroupParams<'k>, table: Shared<'k>, unit: u32) -> Self {
+        let (k, start) = (params.groups.kernel(), table.at(params.groups * 4));
+        KGroups { k, params, unit, scales: None, depth: table, start }
+    }
+
+    /// The same of groups with matrices of their own, and `blocks` blocks of scales of `block_k` each.
+    pub fn with_scales(
+        params: KGroupParams<'k>,
+        table: Shared<'k>,
+        (blocks, block_k): (U32<'k>, u32),
+    ) -> Self {
         let (k, bytes) = (blocks.kernel(), params.groups * 4);
         let start = table.at(bytes);
-        KGroups { k, params, blocks, block_k, depth: table, start, first_block: start.at(bytes) }
+        let scales = Some(ScaleTable { blocks, block_k, first_block: start.at(bytes) });
+        KGroups { k, params, unit: PITCH_UNIT, scales, depth: table, start }
     }
 
     /// How many groups there are.
@@ -189,22 +226,30 @@ impl<'k> KGroups<'k> {
             let number: I32<'k> = p.ks.at(group.widening_mul(4)).load();
             number.max(0).bitcast::<u32>().min(p.extent)
         };
-        let (start, block) = (k.var(0u32), k.var(0u32));
-        let (room, blocks) = (p.extent, self.blocks);
+        let (start, room) = (k.var(0u32), p.extent);
+        let scales = self.scales.map(|scales| (scales, k.var(0u32)));
         let pass = |depth: U32<'k>| {
-            start.set((start.live() + depth.div_ceil(PITCH_UNIT) * PITCH_UNIT).min(room));
-            block.set((block.live() + depth.div_ceil(self.block_k)).min(blocks));
+            start.set((start.live() + depth.div_ceil(self.unit) * self.unit).min(room));
+            if let Some((scales, block)) = scales {
+                block.set((block.live() + depth.div_ceil(scales.block_k)).min(scales.blocks));
+            }
         };
         k.for_(first, last, 1, |group| pass(number(group)));
         start.set(exclusive_scan(k, lane, start.get(), |a, b| (a + b).min(room)));
-        block.set(exclusive_scan(k, lane, block.get(), |a, b| (a + b).min(blocks)));
+        if let Some((scales, block)) = scales {
+            block.set(exclusive_scan(k, lane, block.get(), |a, b| (a + b).min(scales.blocks)));
+        }
         k.for_(first, last, 1, |group| {
             let depth = number(group);
-            let (start, block) = (start.get(), block.get());
-            let scaled = (blocks - block) * self.block_k;
-            self.depth.at(group * 4).store(depth.min(room - start).min(scaled));
+            let (start, block) = (start.get(), scales.map(|(scales, block)| (scales, block.get())));
+            let scaled = block.map(|(scales, block)| (scales.blocks - block) * scales.block_k);
+            let to = self.depth.at(group * 4);
+            let fitting = depth.min(room - start);
+            to.store(scaled.map_or(fitting, |scaled| fitting.min(scaled)));
             self.start.at(group * 4).store(start);
-            self.first_block.at(group * 4).store(block);
+            if let Some((scales, block)) = block {
+                scales.first_block.at(group * 4).store(block);
+            }
             pass(depth);
         });
     }
@@ -216,7 +261,7 @@ impl<'k> KGroups<'k> {
             group,
             k: of(self.depth),
             start: of(self.start),
-            first_block: of(self.first_block),
+            first_block: self.scales.map_or_else(|| self.k.constant(0), |scales| of(scales.first_block)),
             d_row: group * self.params.d_slab,
         }
     }
@@ -296,20 +341,35 @@ impl<'k> MapRing<'k> {
 
     /// Sees to it that the maps are those of a group, whose K is not 0.
     pub fn turn_to(&self, group: &KGroupPlace<'k>, [rows_of_a, rows_of_b]: [U32<'k>; 2]) {
+        self.remake(group, || {
+            let pitch = group.k.div_ceil(PITCH_UNIT) * PITCH_UNIT;
+            let rows = [rows_of_a, rows_of_b];
+            for ((draft, address), rows) in self.drafts.iter().zip(self.params.operands).zip(rows) {
+                let start = address + group.start.widening_mul(rows);
+                draft.replace_map_field(MapField::GlobalAddress, start);
+                draft.replace_map_field(MapField::Dim(0), group.k.to_u64());
+                draft.replace_map_field(MapField::Stride(0), pitch.to_u64());
+            }
+        });
+    }
+
+    /// Sees to it that the maps end with a group, whose K is not 0; K is this dimension of A's and of B's.
+    pub fn end_with(&self, group: &KGroupPlace<'k>, dimensions: [u32; 2]) {
+        self.remake(group, || {
+            let end = (group.start + group.k).to_u64();
+            for (draft, dimension) in self.drafts.iter().zip(dimensions) {
+                draft.replace_map_field(MapField::Dim(dimension), end);
+            }
+        });
+    }
+
+    /// Makes the maps of a group unless they are those of the last one; one lane runs `replace`.
+    fn remake(&self, group: &KGroupPlace<'k>, replace: impl FnOnce()) {
         let k = self.k;
         k.if_(group.group.ne(self.group.get()), || {
             self.group.set(group.group);
             self.place.set((self.place.live() + 1) % KEPT);
-            k.if_(self.lane.eq(0), || {
-                let pitch = group.k.div_ceil(PITCH_UNIT) * PITCH_UNIT;
-                let rows = [rows_of_a, rows_of_b];
-                for ((draft, address), rows) in self.drafts.iter().zip(self.params.operands).zip(rows) {
-                    let start = address + group.start.widening_mul(rows);
-                    draft.replace_map_field(MapField::GlobalAddress, start);
-                    draft.replace_map_field(MapField::Dim(0), group.k.to_u64());
-                    draft.replace_map_field(MapField::Stride(0), pitch.to_u64());
-                }
-            });
+            k.if_(self.lane.eq(0), replace);
             k.sync_warp();
             for (draft, to) in self.drafts.iter().zip(self.memory()) {
                 draft.publish_map(to);
@@ -341,15 +401,18 @@ mod tests {
     #[test]
     fn nothing_lies_outside_of_the_operands() {
         let numbers = [i32::MIN, -1, 0, 1, 15, 16, 17, 128, 129, 1000, i32::MAX];
+        let scales = [None, Some(0), Some(1), Some(5), Some(9)];
         for extent in [0, 16, 160, 1024] {
-            for blocks in [0, 1, 5, 9] {
+            for (unit, blocks) in scales.into_iter().flat_map(|blocks| [(1, blocks), (PITCH_UNIT, blocks)]) {
+                let room = KRoom { extent, unit, scales: blocks.map(|blocks| (blocks, 128)) };
                 for shift in 0..numbers.len() {
                     let ks: Vec<i32> = (0..8).map(|i| numbers[(i * 3 + shift) % numbers.len()]).collect();
-                    for group in k_groups(&ks, extent, blocks, 128) {
+                    for group in k_groups(&ks, &room) {
                         let KGroup { k, start, first_block } = group;
-                        assert!(start.is_multiple_of(PITCH_UNIT));
-                        assert!(start + k.next_multiple_of(PITCH_UNIT) <= extent, "{ks:?} {group:?}");
-                        assert!(first_block + k.div_ceil(128) <= blocks, "{ks:?} {group:?}");
+                        assert!(start.is_multiple_of(unit));
+                        assert!(start + k.next_multiple_of(unit) <= extent, "{ks:?} {group:?}");
+                        let before = first_block + k.div_ceil(128);
+                        assert!(blocks.is_none_or(|blocks| before <= blocks), "{ks:?} {group:?}");
                     }
                 }
             }
@@ -360,8 +423,12 @@ mod tests {
     fn a_block_keeps_more_maps_than_a_pipeline_has_stages() {
         use crate::launch::Config;
         for config in Config::k_grouped() {
-            let Config::Wide(config) = config else { panic!("all have many rows") };
-            assert!(config.stages < KEPT);
+            let stages = match config {
+                Config::Wide(config) => config.stages,
+                Config::HalfWide(config) => config.stages,
+                other => panic!("{other:?} has few rows"),
+            };
+            assert!(stages < KEPT);
         }
     }
 }

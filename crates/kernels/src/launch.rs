@@ -374,6 +374,17 @@ const GROUPED: &[(u32, u32, u32)] =
 /// Tiles of the kernels with a scale for each row of B.
 const ROW_SCALES: &[(u32, u32, u32)] = &[(256, 96, 3), (128, 128, 5), (64, 128, 8)];
 
+/// Tiles of the 16-bit kernels whose groups are along K, where both operands have the same major.
+const HALF_K_GROUPED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 6)];
+
+fn half_k_grouped() -> impl Iterator<Item = Config> {
+    Operands::all().filter(|operands| operands.a == operands.b).flat_map(|operands| {
+        HALF_K_GROUPED.iter().map(move |&(block_m, block_n, stages)| {
+            half_wide(operands, block_m, block_n, stages, Grouping::K)
+        })
+    })
+}
+
 /// Those of which groups are along K.
 const K_GROUPED: &[(u32, u32, u32)] = &[(256, 96, 3), (128, 128, 5)];
 
@@ -422,7 +433,7 @@ impl Config {
 
     /// The kernels whose groups are along K.
     pub fn k_grouped() -> impl Iterator<Item = Config> {
-        wide(K_GROUPED, Grouping::K, ScalesOfB::Rows)
+        wide(K_GROUPED, Grouping::K, ScalesOfB::Rows).chain(half_k_grouped())
     }
 
     /// The kernels that finish their sums before they store them.
@@ -614,19 +625,23 @@ impl Choice {
 impl Choice {
     /// The launch where groups are along K; only kernels with [`Grouping::K`] can be launched so.
     pub fn launch_k_grouped(&self, shape: &KGroupedShape, concurrent: u32) -> Option<Launch> {
-        let Choice::Wide { config, cluster_m, cluster_n } = *self else { return None };
-        if config.grouping != Grouping::K {
+        let (grouping, tile, [cluster_m, cluster_n]) = match *self {
+            Choice::Wide { config, cluster_m, cluster_n } => {
+                (config.grouping, [config.block_m, config.block_n], [cluster_m, cluster_n])
+            }
+            Choice::HalfWide { config, cluster_m, cluster_n } => {
+                (config.grouping, [config.block_m, config.block_n], [cluster_m, cluster_n])
+            }
+            Choice::Slim { .. } | Choice::HalfSlim { .. } => return None,
+        };
+        if grouping != Grouping::K {
             return None;
         }
         let one = self.launch(shape.group(), concurrent);
-        let tiles =
-            shape.m.div_ceil(config.block_m * cluster_m) * shape.n.div_ceil(config.block_n * cluster_n);
+        let tiles = shape.m.div_ceil(tile[0] * cluster_m) * shape.n.div_ceil(tile[1] * cluster_n);
         let clusters = concurrent.min(tiles.saturating_mul(shape.groups)).max(1);
-        Some(Launch {
-            grid: [clusters * one.cluster, 1],
-            shared_bytes: config.shared_bytes() + kgroups::table_bytes(shape.groups),
-            ..one
-        })
+        let table = kgroups::table_bytes(shape.groups, self.config().family().has_scales());
+        Some(Launch { grid: [clusters * one.cluster, 1], shared_bytes: one.shared_bytes + table, ..one })
     }
 }
 
@@ -685,11 +700,14 @@ mod tests {
             let bytes = match config {
                 Config::Wide(config) if config.is_grouped() => config.shared_bytes() + table_bytes(128),
                 Config::Wide(config) if config.grouping == Grouping::K => {
-                    config.shared_bytes() + kgroups::table_bytes(128)
+                    config.shared_bytes() + kgroups::table_bytes(128, true)
                 }
                 Config::Wide(config) => config.shared_bytes(),
                 Config::Slim(config) => config.shared_bytes(2),
                 Config::HalfWide(config) if config.is_grouped() => config.shared_bytes() + table_bytes(128),
+                Config::HalfWide(config) if config.grouping == Grouping::K => {
+                    config.shared_bytes() + kgroups::table_bytes(128, false)
+                }
                 Config::HalfWide(config) => config.shared_bytes(),
                 Config::HalfSlim(config) => config.shared_bytes(2),
                 Config::Transpose => transpose::TILE * transpose::TILE,

@@ -45,31 +45,30 @@ impl PlanKey {
             name: plan::name(&choice),
             shape: format!("{groups}m={m} n={n} k={k} on {} multiprocessors", limits.sms),
         };
+        let wrong_family = |choice: Choice| Error::ChoiceFamily {
+            name: plan::name(&choice),
+            expected: plan::family_name(family),
+        };
         if let Some(shape) = self.k_grouped_shape() {
             return match self.choice {
+                Some(choice) if choice.config().family() != family => Err(wrong_family(choice)),
                 Some(choice) => Plan::of_k_grouped(choice, &shape, limits)
                     .ok_or_else(|| refuse(choice, format!("{} groups along K, ", shape.groups))),
-                None => {
-                    Plan::best_k_grouped(&shape, limits).ok_or_else(|| too_many_groups("d", shape.groups))
-                }
+                None => Plan::best_k_grouped_of(family, &shape, limits)
+                    .ok_or_else(|| too_many_groups("d", shape.groups)),
             };
         }
         if let Some(fused) = &self.fused {
             let shape = Shape { m, n, k };
             return match self.choice {
                 None => Ok(Plan::best_fused(family, shape, fused, limits)),
-                Some(choice) if choice.config().family() != family => Err(Error::ChoiceFamily {
-                    name: plan::name(&choice),
-                    expected: plan::family_name(family),
-                }),
+                Some(choice) if choice.config().family() != family => Err(wrong_family(choice)),
                 Some(choice) => Plan::of_fused(choice, shape, fused, limits)
                     .ok_or_else(|| refuse(choice, "finished sums of ".to_owned())),
             };
         }
         match (self.choice, self.grouped_shape()) {
-            (Some(choice), _) if choice.config().family() != family => {
-                Err(Error::ChoiceFamily { name: plan::name(&choice), expected: plan::family_name(family) })
-            }
+            (Some(choice), _) if choice.config().family() != family => Err(wrong_family(choice)),
             (Some(choice), _) if self.batch_invariant && !plan::is_batch_invariant(&choice) => {
                 Err(Error::ChoiceBatchInvariant { name: plan::name(&choice) })
             }

@@ -175,11 +175,57 @@ pub unsafe fn k_grouped_fp8_gemm_nt_contiguous_raw(
     gemm: &RawKGroupedFp8Gemm<'_>,
     options: &GemmOptions,
 ) -> Result<()> {
-    let arguments = gemm.describe(device.id());
+    // SAFETY: the caller keeps the operands as described.
+    unsafe { run_raw(device, &gemm.describe(device.id()), options) }
+}
+
+/// The arguments of some product with groups along K, not yet checked.
+pub(crate) trait KGroupedArguments {
+    /// Checks every rule of the call.
+    fn check(&self) -> Result<CheckedKGroups>;
+    /// What is added, and the result.
+    fn output(&self) -> (Option<&Operand>, &Operand);
+    /// Where the operands are, but for the room for tensor maps.
+    fn addresses(&self) -> Addresses;
+}
+
+impl KGroupedArguments for KGroupedFp8GemmNt<'_> {
+    fn check(&self) -> Result<CheckedKGroups> {
+        KGroupedFp8GemmNt::check(self)
+    }
+
+    fn output(&self) -> (Option<&Operand>, &Operand) {
+        (self.c.as_ref(), &self.d)
+    }
+
+    fn addresses(&self) -> Addresses {
+        Addresses {
+            a: self.a.address,
+            sfa: self.sfa.address,
+            b: self.b.address,
+            sfb: self.sfb.address,
+            c: self.c.map_or(0, |c| c.address),
+            d: self.d.address,
+            groups: self.ks.address,
+            map_room: 0,
+            fused: FusedAt::default(),
+        }
+    }
+}
+
+/// Runs a product on memory that the caller owns.
+///
+/// # Safety
+/// As for [`k_grouped_fp8_gemm_nt_contiguous_raw`].
+pub(crate) unsafe fn run_raw(
+    device: &Device,
+    arguments: &impl KGroupedArguments,
+    options: &GemmOptions,
+) -> Result<()> {
     match device {
         // SAFETY: the caller keeps the operands as described.
-        Device::Cuda(cuda) => unsafe { launch(cuda, &arguments, options) },
-        Device::Sim(sim) => simulate(sim, &arguments, options),
+        Device::Cuda(cuda) => unsafe { launch(cuda, arguments, options) },
+        Device::Sim(sim) => simulate(sim, arguments, options),
         Device::Cpu => Err(Error::no_raw_memory(device)),
     }
 }
@@ -188,18 +234,23 @@ pub unsafe fn k_grouped_fp8_gemm_nt_contiguous_raw(
 ///
 /// # Safety
 /// As for [`k_grouped_fp8_gemm_nt_contiguous_raw`].
-unsafe fn launch(cuda: &Cuda, arguments: &KGroupedFp8GemmNt<'_>, options: &GemmOptions) -> Result<()> {
+pub(crate) unsafe fn launch(
+    cuda: &Cuda,
+    arguments: &impl KGroupedArguments,
+    options: &GemmOptions,
+) -> Result<()> {
     let stream = cuda_stream(cuda, options)?;
     match arguments.check()? {
         CheckedKGroups::Launch(problem, groups) => {
             let key = PlanKey { k_groups: Some(groups), ..key(cuda.limits(), problem, None, options) };
             let prepared = cuda.prepared(&key)?;
-            let args = prepared.arguments(&addresses(arguments, cuda.map_room()?))?;
+            let at = Addresses { map_room: cuda.map_room()?, ..arguments.addresses() };
+            let args = prepared.arguments(&at)?;
             // SAFETY: the check has compared the operands with the problem; the caller keeps them.
             unsafe { prepared.launch(&args, stream, options.programmatic) }
         }
         CheckedKGroups::Trivial(trivial) => {
-            for (d, c, width, rows) in output_rows(arguments) {
+            for (d, c, width, rows) in output_rows(arguments.output()) {
                 match (trivial, c) {
                     // SAFETY: the check has compared D with its description; the caller keeps it.
                     (Trivial::Zero, _) => unsafe { stream.fill_rows_async(d, width, rows, 0)? },
@@ -214,16 +265,16 @@ unsafe fn launch(cuda: &Cuda, arguments: &KGroupedFp8GemmNt<'_>, options: &GemmO
 }
 
 /// Checks, plans, and does it or has it captured.
-fn simulate(sim: &Sim, arguments: &KGroupedFp8GemmNt<'_>, options: &GemmOptions) -> Result<()> {
+pub(crate) fn simulate(sim: &Sim, arguments: &impl KGroupedArguments, options: &GemmOptions) -> Result<()> {
     let stream = sim_stream(sim, options)?;
     match arguments.check()? {
         CheckedKGroups::Launch(problem, groups) => {
             let key = PlanKey { k_groups: Some(groups), ..key(sim.limits(), problem, None, options) };
-            let work = sim.plan(&key, &addresses(arguments, sim.map_room()?), options.programmatic)?;
-            put(sim, stream, work)
+            let at = Addresses { map_room: sim.map_room()?, ..arguments.addresses() };
+            put(sim, stream, sim.plan(&key, &at, options.programmatic)?)
         }
         CheckedKGroups::Trivial(trivial) => {
-            for (at, c, width, rows) in output_rows(arguments) {
+            for (at, c, width, rows) in output_rows(arguments.output()) {
                 match (trivial, c) {
                     (Trivial::Zero, _) => put(sim, stream, Work::ClearRows { at, width, rows })?,
                     (Trivial::CopyC, Some(from)) => {
@@ -240,9 +291,8 @@ fn simulate(sim: &Sim, arguments: &KGroupedFp8GemmNt<'_>, options: &GemmOptions)
 /// Of each group, where D is and what is added, as an address and bytes from row to row, the bytes of a row, and how
 /// many rows there are.
 fn output_rows(
-    arguments: &KGroupedFp8GemmNt<'_>,
+    (c, d): (Option<&Operand>, &Operand),
 ) -> impl Iterator<Item = ([u64; 2], Option<[u64; 2]>, usize, usize)> {
-    let (c, d) = (arguments.c, arguments.d);
     let [groups, rows, columns, _] = d.dims;
     let size = d.dtype.size() as u64;
     let place = move |operand: &Operand, group: u64| {
@@ -250,19 +300,5 @@ fn output_rows(
         [operand.address + group * slab, row]
     };
     let width = columns as usize * size as usize;
-    (0..groups as u64).map(move |group| (place(&d, group), c.map(|c| place(&c, group)), width, rows as usize))
-}
-
-fn addresses(arguments: &KGroupedFp8GemmNt<'_>, map_room: u64) -> Addresses {
-    Addresses {
-        a: arguments.a.address,
-        sfa: arguments.sfa.address,
-        b: arguments.b.address,
-        sfb: arguments.sfb.address,
-        c: arguments.c.map_or(0, |c| c.address),
-        d: arguments.d.address,
-        groups: arguments.ks.address,
-        map_room,
-        fused: FusedAt::default(),
-    }
+    (0..groups as u64).map(move |group| (place(d, group), c.map(|c| place(c, group)), width, rows as usize))
 }

@@ -61,6 +61,7 @@ mod grouped_nn;
 mod half_batched;
 mod half_gemm;
 mod half_grouped;
+mod half_kgrouped;
 mod hc;
 mod indexer;
 mod kgrouped;
@@ -114,6 +115,11 @@ pub use half_grouped::{
     m_grouped_bf16_gemm_nt_contiguous, m_grouped_bf16_gemm_nt_masked, m_grouped_fp16_gemm_nn_contiguous,
     m_grouped_fp16_gemm_nn_masked, m_grouped_fp16_gemm_nt_contiguous, m_grouped_fp16_gemm_nt_masked,
     m_grouped_half_gemm, m_grouped_half_gemm_raw,
+};
+pub use half_kgrouped::{
+    RawKGroupedHalfGemm, k_grouped_bf16_gemm_nt_contiguous, k_grouped_bf16_gemm_tn_contiguous,
+    k_grouped_fp16_gemm_nt_contiguous, k_grouped_fp16_gemm_tn_contiguous, k_grouped_half_gemm,
+    k_grouped_half_gemm_raw,
 };
 pub use hc::{RawHcPrenormGemm, tf32_hc_prenorm_gemm, tf32_hc_prenorm_gemm_raw};
 pub use indexer::{

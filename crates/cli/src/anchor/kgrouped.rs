@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use oxigemm::DType;
 use serde::Deserialize;
 
-use crate::kgrouped::KGroupedSpec;
+use crate::kgrouped::{KGroupedForm, KGroupedSpec};
 use crate::problem::{AddendKind, ScaleOrder};
 
 /// The peer's figures.
@@ -64,7 +64,7 @@ impl KGroupedCase {
             d_type: DType::F32,
             addend: AddendKind::Inplace,
             scales: [ScaleOrder::Mn; 2],
-            ..KGroupedSpec::new(self.ks.clone(), self.m, self.n)
+            ..KGroupedSpec::new(KGroupedForm::FP8_NT, self.ks.clone(), self.m, self.n)
         }
     }
 }

@@ -77,7 +77,7 @@ pub fn sweep(cuda: &Cuda, args: &Args, cases: &[&KGroupedCase], clock: &mut Cloc
     let mut right = true;
     for case in cases {
         let spec = case.spec();
-        let ranking = plan::k_grouped_ranking(&spec.shape(), cuda.limits());
+        let ranking = plan::k_grouped_ranking_of(spec.family(), &spec.shape(), cuda.limits());
         let mut task = Work::KGrouped(spec).on(&Device::Cuda(cuda.clone()))?;
         let calibration_us = clock.calibration(args.runs as usize)?;
         for (rank, (choice, estimate)) in ranking.into_iter().enumerate() {

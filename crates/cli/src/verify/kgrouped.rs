@@ -1,12 +1,15 @@
 //! Checks of products with groups along K: sizes, layouts, kernels, and groups that change.
 
-use oxigemm::{Addend, DType, Device, GemmOptions, Tensor, k_grouped_fp8_gemm_nt_contiguous, random};
+use oxigemm::{
+    Addend, DType, Device, GemmLayout, GemmOptions, Tensor, k_grouped_fp8_gemm_nt_contiguous,
+    k_grouped_half_gemm, random,
+};
 use oxigemm_kernels::launch::Config;
 
 use super::products::{ADDENDS, ORDERS, launches};
 use super::{Check, Setup, about, ensure, expect_right, tally};
 use crate::Failure;
-use crate::kgrouped::{KGroupedHost, KGroupedOperands, KGroupedSpec};
+use crate::kgrouped::{KGroupedForm, KGroupedHost, KGroupedOperands, KGroupedSpec};
 use crate::verdict::Effort;
 
 pub fn checks() -> Vec<Check> {
@@ -26,15 +29,21 @@ pub fn checks() -> Vec<Check> {
     checks
 }
 
+/// The form that a kernel serves.
+pub fn form(config: &Config) -> Result<KGroupedForm, Failure> {
+    KGroupedForm::of_family(config.family())
+        .ok_or_else(|| format!("{} serves no function", config.name()).into())
+}
+
 /// A problem that nothing may be written beside.
-pub fn spec(ks: &[usize], [m, n]: [usize; 2], turn: usize) -> KGroupedSpec {
+pub fn spec(form: KGroupedForm, ks: &[usize], [m, n]: [usize; 2], turn: usize) -> KGroupedSpec {
     KGroupedSpec {
-        d_type: [DType::F32, DType::Bf16][turn / 3 % 2],
+        d_type: form.op.d_types()[turn / 3 % 2],
         addend: ADDENDS[turn % ADDENDS.len()],
         scales: [ORDERS[(turn + 2) % ORDERS.len()], ORDERS[(turn + 2 + turn / 4) % ORDERS.len()]],
         d_gaps: [[0, 0], [0, 8], [3, 1], [1, 0]][turn % 4],
         seed: turn as u64,
-        ..KGroupedSpec::new(ks.to_vec(), m, n)
+        ..KGroupedSpec::new(form, ks.to_vec(), m, n)
     }
 }
 
@@ -80,20 +89,20 @@ fn sizes(setup: &Setup) -> Result<String, Failure> {
         &[16, 15, 17, 0, 640],
         &[128, 0, 256],
     ];
-    let cases = groups.into_iter().enumerate().flat_map(|(i, ks)| {
-        [[40, 72], [1, 1], [130, 33]]
-            .into_iter()
-            .enumerate()
-            .map(move |(j, size)| (spec(ks, size, i + 5 * j), GemmOptions::default()))
+    let shapes = groups.into_iter().enumerate().flat_map(|(i, ks)| {
+        [[40, 72], [1, 1], [130, 33]].into_iter().enumerate().map(move |(j, size)| (ks, size, i + 5 * j))
     });
-    products(setup, cases.step_by(if setup.quick { 2 } else { 1 }))
+    let cases = shapes.flat_map(|(ks, size, turn)| {
+        KGroupedForm::ALL.map(|form| (spec(form, ks, size, turn), GemmOptions::default()))
+    });
+    products(setup, cases.step_by(if setup.quick { 3 } else { 1 }))
 }
 
 fn random_groups(setup: &Setup) -> Result<String, Failure> {
     let draw = |turn: usize, which: u64, end: usize| {
         (random::bits(setup.seed ^ 0x5c, 1000 * turn as u64 + which) % end as u64) as usize
     };
-    let cases = (0..setup.count(80)).map(|turn| {
+    let cases = (0..setup.count(160)).map(|turn| {
         let groups = 1 + draw(turn, 0, 12);
         let depth = |group: usize| match draw(turn, 10 + group as u64, 4) {
             0 => draw(turn, 30 + group as u64, 3),
@@ -105,23 +114,29 @@ fn random_groups(setup: &Setup) -> Result<String, Failure> {
         while ks.iter().sum::<usize>() * m * n > setup.largest() {
             ks.iter_mut().for_each(|k| *k /= 2);
         }
-        (spec(&ks, [m, n], draw(turn, 3, 60)), GemmOptions::default())
+        let form = KGroupedForm::ALL[turn % KGroupedForm::ALL.len()];
+        (spec(form, &ks, [m, n], draw(turn, 3, 60)), GemmOptions::default())
     });
     products(setup, cases)
 }
 
 fn kernel(setup: &Setup, config: Config) -> Result<String, Failure> {
-    let Config::Wide(wide) = config else { return Err("only many-row kernels have groups".into()) };
-    let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
-    let depth = (wide.stages as usize + 2) * 128 + 512 + 16;
+    let (form, block_k) = (form(&config)?, config.family().block_k() as usize);
+    let [block_m, block_n, stages] = match config {
+        Config::Wide(config) => [config.block_m, config.block_n, config.stages],
+        Config::HalfWide(config) => [config.block_m, config.block_n, config.stages],
+        _ => return Err("only many-row kernels have groups".into()),
+    }
+    .map(|x| x as usize);
+    let depth = (stages + 6) * block_k + 16;
     let mut cases = Vec::new();
     for (i, choice) in launches(config).into_iter().enumerate() {
         for turn in 0..6 {
             let options = |num_sms| GemmOptions { choice: Some(choice), num_sms, ..Default::default() };
             // More tiles than blocks, an odd number of them, more blocks of K than stages and than come together.
             let ks = [depth, 0, 1, 144];
-            cases.push((spec(&ks, [block_m + 3, block_n + 8], i + turn), options(Some(4))));
-            cases.push((spec(&[100, 300], [block_m / 2, 2 * block_n], i + turn + 1), options(None)));
+            cases.push((spec(form, &ks, [block_m + 3, block_n + 8], i + turn), options(Some(4))));
+            cases.push((spec(form, &[100, 300], [block_m / 2, 2 * block_n], i + turn + 1), options(None)));
         }
     }
     // The simulator takes its time for each.
@@ -136,9 +151,9 @@ fn kernel(setup: &Setup, config: Config) -> Result<String, Failure> {
 /// Numbers that the host never sees, and that no caller should pass: they are cut off as the CPU cuts them off.
 fn clamped(setup: &Setup) -> Result<String, Failure> {
     let numbers = [[i32::MAX, 5, 5], [-7, 208, 1000], [0, 0, 0], [416, 1, -1], [304, 304, 304], [1, 1, 1]];
-    let host = KGroupedHost::draw(KGroupedSpec::new(vec![208, 80, 128], 20, 40))?;
-    for numbers in numbers {
-        setup.now(format!("groups along K of {numbers:?}"));
+    for (form, numbers) in KGroupedForm::ALL.into_iter().flat_map(|form| numbers.map(|list| (form, list))) {
+        let host = KGroupedHost::draw(KGroupedSpec::new(form, vec![208, 80, 128], 20, 40))?;
+        setup.now(format!("{form}, groups along K of {numbers:?}"));
         let on = |device: &Device| -> Result<Vec<f32>, Failure> {
             let mut operands = host.upload(device)?;
             operands.ks = Tensor::from_slice(&numbers, &[3], device)?;
@@ -153,7 +168,7 @@ fn clamped(setup: &Setup) -> Result<String, Failure> {
             .position(|(x, y)| (x - y).abs().is_nan() || (x - y).abs() > limit(*y));
         ensure(wrong.is_none(), || {
             let i = wrong.unwrap_or(0);
-            format!("{numbers:?}, element {i}: {}, not {}", found[i], expected[i])
+            format!("{form}, {numbers:?}, element {i}: {}, not {}", found[i], expected[i])
         })?;
     }
     Ok(format!("{} lists, each computed as far as the operands reach", numbers.len()))
@@ -164,14 +179,16 @@ fn repeats(setup: &Setup) -> Result<String, Failure> {
         Some(_) => (&[1024, 0, 512, 2048, 16, 130], [700, 1000]),
         None => (&[130, 0, 16], [20, 40]),
     };
-    let mut operands =
-        KGroupedHost::draw(KGroupedSpec::new(ks.to_vec(), size[0], size[1]))?.upload(&setup.device)?;
-    operands.run(&GemmOptions::default())?;
-    let first = operands.d.to_bytes()?;
-    for repeat in 1..20 {
-        operands.poison()?;
+    for form in KGroupedForm::ALL {
+        let spec = KGroupedSpec::new(form, ks.to_vec(), size[0], size[1]);
+        let mut operands = KGroupedHost::draw(spec)?.upload(&setup.device)?;
         operands.run(&GemmOptions::default())?;
-        ensure(operands.d.to_bytes()? == first, || format!("repeat {repeat} gave other bits"))?;
+        let first = operands.d.to_bytes()?;
+        for repeat in 1..20 {
+            operands.poison()?;
+            operands.run(&GemmOptions::default())?;
+            ensure(operands.d.to_bytes()? == first, || format!("{form}: repeat {repeat} gave other bits"))?;
+        }
     }
     Ok("all alike".to_owned())
 }
@@ -180,21 +197,25 @@ fn repeats(setup: &Setup) -> Result<String, Failure> {
 fn replayed(setup: &Setup) -> Result<String, Failure> {
     let stream = setup.device.new_stream()?;
     let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
-    let turns: [[usize; 3]; 5] = [[128, 0, 256], [0, 384, 0], [127, 0, 255], [384, 0, 0], [128, 128, 128]];
-    let of = |ks: [usize; 3], turn| KGroupedHost::draw(spec(&ks, [70, 136], 3 * turn));
-    let mut operands = of(turns[0], 0)?.upload(&setup.device)?;
-    operands.run(&options)?;
-    let graph = stream.capture(|_| operands.run(&options))?;
-    for (turn, ks) in turns.into_iter().enumerate() {
-        let mut host = of(ks, turn)?;
-        host.spec = KGroupedSpec { ks: ks.to_vec(), ..of(turns[0], 0)?.spec };
-        operands.change_groups(&host)?;
-        operands.poison()?;
-        graph.launch(&stream)?;
-        stream.synchronize()?;
-        judge(&host, &operands, |what| format!("replay {turn} of {ks:?}: {what}"))?;
+    for form in KGroupedForm::ALL {
+        // As much in all, also where what lies between counts.
+        let odd = if form.unit() == 1 { [127, 1, 256] } else { [127, 0, 255] };
+        let turns = [[128, 0, 256], [0, 384, 0], odd, [384, 0, 0], [128, 128, 128]];
+        let of = |ks: [usize; 3], turn| KGroupedHost::draw(spec(form, &ks, [70, 136], 3 * turn));
+        let mut operands = of(turns[0], 0)?.upload(&setup.device)?;
+        operands.run(&options)?;
+        let graph = stream.capture(|_| operands.run(&options))?;
+        for (turn, ks) in turns.into_iter().enumerate() {
+            let mut host = of(ks, turn)?;
+            host.spec = KGroupedSpec { ks: ks.to_vec(), ..of(turns[0], 0)?.spec };
+            operands.change_groups(&host)?;
+            operands.poison()?;
+            graph.launch(&stream)?;
+            stream.synchronize()?;
+            judge(&host, &operands, |what| format!("{form}: replay {turn} of {ks:?}: {what}"))?;
+        }
     }
-    Ok(format!("one graph, launched with {} sets of groups", turns.len()))
+    Ok("one graph of each form, launched with 5 sets of groups".to_owned())
 }
 
 fn bad_arguments(setup: &Setup) -> Result<String, Failure> {
@@ -220,5 +241,23 @@ fn bad_arguments(setup: &Setup) -> Result<String, Failure> {
         })?;
     }
     ensure(run(&a, &sfb, &ks, &[256, 128]).is_ok(), || "good arguments were refused".to_owned())?;
+    let (a, b) = (new(DType::Bf16, &[100, 8])?, new(DType::Bf16, &[100, 16])?);
+    let run = |layout, a: &Tensor, b: &Tensor, ks: &Tensor, host: &[usize]| {
+        let (d, options) = (&mut d.clone(), GemmOptions::default());
+        k_grouped_half_gemm(layout, a, b, Addend::None, d, ks, Some(host), &options)
+    };
+    let tn = GemmLayout::Tn;
+    for (result, argument) in [
+        (run(GemmLayout::Nn, &a, &b, &ks, &[60, 40]), "layout"),
+        (run(tn, &new(DType::Bf16, &[100, 16])?, &b, &ks, &[60, 40]), "a"),
+        (run(tn, &a, &new(DType::Bf16, &[99, 16])?, &ks, &[60, 40]), "b"),
+        (run(tn, &a, &b, &new(DType::I32, &[3])?, &[60, 40]), "ks"),
+        (run(tn, &a, &b, &ks, &[60, 41]), "ks_host"),
+    ] {
+        ensure(matches!(&result, Err(error) if error.argument() == Some(argument)), || {
+            format!("{argument}: {result:?}")
+        })?;
+    }
+    ensure(run(tn, &a, &b, &ks, &[60, 40]).is_ok(), || "good arguments were refused".to_owned())?;
     Ok("refused, each with its name".to_owned())
 }

@@ -137,10 +137,11 @@ fn same_bits_of_groups(setup: &Setup) -> Result<String, Failure> {
 fn same_bits_of_k_groups(setup: &Setup) -> Result<String, Failure> {
     let mut compared = Compared::new(setup);
     for (i, config) in Config::k_grouped().enumerate() {
+        let form = kgrouped::form(&config)?;
         for (j, choice) in launches(config).into_iter().enumerate() {
             let options = GemmOptions { choice: Some(choice), ..Default::default() };
             for turn in 0..3 {
-                let spec = kgrouped::spec(&[656, 0, 1, 130, 16], [70, 136], 4 * i + j + turn);
+                let spec = kgrouped::spec(form, &[656, 0, 1, 130, 16], [70, 136], 4 * i + j + turn);
                 let host = KGroupedHost::draw(spec)?;
                 compared.add(&config, &host.spec, host.spec.d_type, |device| {
                     let mut operands = host.upload(device)?;

@@ -44,7 +44,7 @@ pub enum CheckedKGroups {
 pub struct KGroups {
     /// How many groups there are.
     pub count: u32,
-    /// Blocks of scales of all groups.
+    /// Blocks of scales of all groups; 0 where there are no scales.
     pub blocks: u32,
     /// From one group of D, and of C, to the next, in rows.
     pub d_slab: u32,
@@ -63,27 +63,9 @@ impl KGroupedFp8GemmNt<'_> {
         sfa.expect_dtype(&[DType::F32])?;
         sfb.expect_dtype(&[DType::F32])?;
         d.expect_dtype(&[DType::Bf16, DType::F32])?;
-        ks.expect_dtype(&[DType::I32])?;
-        let [count, m, n] = d.slab_dims(true)?;
-        ks.expect_list(count)?;
-        if count > i64::from(MAX_GROUPS) {
-            return Err(d.too_large(format!("at most {MAX_GROUPS} groups")));
-        }
-        if i128::from(count) * i128::from(m) * i128::from(n) > i128::from(D_ELEMENTS_LIMIT) {
-            return Err(d.too_large(format!("at most {D_ELEMENTS_LIMIT} elements")));
-        }
-        if let Some(c) = c {
-            c.expect_dtype(&[d.dtype])?;
-            if c.slab_dims(true)? != [count, m, n] {
-                return Err(c.wrong_shape([count, m, n], "the shape of `d`"));
-            }
-        }
-        for operand in [sfa, b, sfb, d, ks].into_iter().chain(c) {
-            operand.expect_device(a)?;
-        }
-        if count == 0 || m == 0 || n == 0 {
+        let Some([count, m, n]) = expect_groups(a, &[sfa, b, sfb], c.as_ref(), d, ks)? else {
             return Ok(CheckedKGroups::Trivial(Trivial::Nothing));
-        }
+        };
         let extent = a.extent(m, "M")?;
         if b.extent(n, "N")? != extent {
             let expected = [n * extent];
@@ -96,29 +78,11 @@ impl KGroupedFp8GemmNt<'_> {
         if sfb.matrix_dims()? != [n, blocks] {
             return Err(scale_shape(sfb, [n, blocks]));
         }
-        self.expect_host_numbers(count, extent, blocks)?;
+        expect_host_numbers(self.ks_host, count, (extent, PITCH_UNIT), Some(blocks))?;
 
-        let (d_pitch, d_slab, d_memory) = d.rows_of_groups()?;
-        let accumulate = match c {
-            None => Accumulate::None,
-            Some(c) => {
-                let (pitch, slab, memory) = c.rows_of_groups()?;
-                if c.address == d.address && pitch == d_pitch && slab == d_slab {
-                    Accumulate::InPlace
-                } else if slab != d_slab {
-                    return Err(Error::Stride {
-                        argument: c.name,
-                        expected: format!("groups {d_slab} rows apart, as those of `d`"),
-                        found: format!("{slab} rows"),
-                    });
-                } else {
-                    d.expect_apart(&d_memory, c, &memory)?;
-                    Accumulate::From { pitch }
-                }
-            }
-        };
+        let output = GroupedOutput::of(d, c.as_ref())?;
         if extent == 0 || blocks == 0 {
-            return Ok(CheckedKGroups::Trivial(Trivial::without_product(accumulate)));
+            return Ok(CheckedKGroups::Trivial(Trivial::without_product(output.c)));
         }
         let (_, a_memory) = a.list().tma_rows()?;
         let (_, b_memory) = b.list().tma_rows()?;
@@ -127,7 +91,7 @@ impl KGroupedFp8GemmNt<'_> {
         let (_, ks_memory) = ks.list().plain_rows()?;
         let inputs = [(a, a_memory), (b, b_memory), (sfa, sfa_memory), (sfb, sfb_memory), (ks, ks_memory)];
         for (input, memory) in &inputs {
-            d.expect_apart(&d_memory, input, memory)?;
+            d.expect_apart(&output.memory, input, memory)?;
         }
         let problem = Problem {
             family: Family::Fp8Rows,
@@ -137,39 +101,107 @@ impl KGroupedFp8GemmNt<'_> {
             k: extent as u32,
             a_pitch: extent as u64,
             b_pitch: extent as u64,
-            d_pitch,
-            c: accumulate,
+            d_pitch: output.pitch,
+            c: output.c,
             sfa: sfa_strides,
             sfb: sfb_strides,
             d_type: d.dtype,
         };
-        let groups = KGroups { count: count as u32, blocks: blocks as u32, d_slab };
+        let groups = KGroups { count: count as u32, blocks: blocks as u32, d_slab: output.slab };
         Ok(CheckedKGroups::Launch(problem, groups))
     }
+}
 
-    /// What the host knows of the numbers must fit the operands.
-    fn expect_host_numbers(&self, count: i64, extent: i64, blocks: i64) -> Result<()> {
-        let Some(ks) = self.ks_host else { return Ok(()) };
-        let wrong = |expected: String, found: String| Error::Shape { argument: "ks_host", expected, found };
-        if ks.len() as i64 != count {
-            return Err(wrong(
-                format!("{count} numbers, one of each group"),
-                format!("{} numbers", ks.len()),
-            ));
+/// The rules of C, D and the numbers, and that all operands are where `a` is. Gives the number of groups, M and N, unless
+/// one of them is 0.
+pub(super) fn expect_groups(
+    a: &Operand,
+    others: &[&Operand],
+    c: Option<&Operand>,
+    d: &Operand,
+    ks: &Operand,
+) -> Result<Option<[i64; 3]>> {
+    ks.expect_dtype(&[DType::I32])?;
+    let [count, m, n] = d.slab_dims(true)?;
+    ks.expect_list(count)?;
+    if count > i64::from(MAX_GROUPS) {
+        return Err(d.too_large(format!("at most {MAX_GROUPS} groups")));
+    }
+    if i128::from(count) * i128::from(m) * i128::from(n) > i128::from(D_ELEMENTS_LIMIT) {
+        return Err(d.too_large(format!("at most {D_ELEMENTS_LIMIT} elements")));
+    }
+    if let Some(c) = c {
+        c.expect_dtype(&[d.dtype])?;
+        if c.slab_dims(true)? != [count, m, n] {
+            return Err(c.wrong_shape([count, m, n], "the shape of `d`"));
         }
-        let sum = |of: fn(usize) -> usize| ks.iter().fold(0usize, |sum, k| sum.saturating_add(of(*k)));
-        let depth = sum(|k| k.checked_next_multiple_of(PITCH_UNIT as usize).unwrap_or(usize::MAX));
-        if depth as u128 != extent as u128 {
-            return Err(wrong(
-                format!("numbers that, each rounded up to {PITCH_UNIT}, make {extent}, the K of `a` and `b`"),
-                format!("{depth}"),
-            ));
+    }
+    for operand in others.iter().copied().chain([d, ks]).chain(c) {
+        operand.expect_device(a)?;
+    }
+    Ok((count != 0 && m != 0 && n != 0).then_some([count, m, n]))
+}
+
+/// What the host knows of the numbers must fit the operands: a K of all groups, which begin at multiples of a unit, and
+/// blocks of scales, where there are some.
+pub(super) fn expect_host_numbers(
+    ks: Option<&[usize]>,
+    count: i64,
+    (extent, unit): (i64, u32),
+    blocks: Option<i64>,
+) -> Result<()> {
+    let Some(ks) = ks else { return Ok(()) };
+    let wrong = |expected: String, found: String| Error::Shape { argument: "ks_host", expected, found };
+    if ks.len() as i64 != count {
+        return Err(wrong(format!("{count} numbers, one of each group"), format!("{} numbers", ks.len())));
+    }
+    let unit = unit as usize;
+    let rounded = |end: usize| end.checked_next_multiple_of(unit).unwrap_or(usize::MAX);
+    let numbers = ks.iter().filter(|k| **k > 0);
+    let end = numbers.fold(0usize, |end, k| rounded(end).saturating_add(*k));
+    if ![end, rounded(end)].iter().any(|end| *end as u128 == extent as u128) {
+        let apart = if unit > 1 { format!(", with groups at multiples of {unit},") } else { String::new() };
+        return Err(wrong(
+            format!("numbers that{apart} make {extent}, the K of `a` and `b`"),
+            format!("{end}"),
+        ));
+    }
+    let found = ks.iter().fold(0usize, |sum, k| sum.saturating_add(k.div_ceil(BLOCK as usize)));
+    if blocks.is_some_and(|blocks| found as u128 != blocks as u128) {
+        let blocks = blocks.unwrap_or_default();
+        return Err(wrong(format!("numbers of {blocks} blocks of scales"), format!("{found}")));
+    }
+    Ok(())
+}
+
+/// How D of all groups lies in memory, and what is added to it.
+pub(super) struct GroupedOutput {
+    /// From one row to the next, in elements.
+    pub pitch: u64,
+    /// From one group to the next, in rows.
+    pub slab: u32,
+    pub memory: Footprint,
+    pub c: Accumulate,
+}
+
+impl GroupedOutput {
+    /// That of `d` with `c` added.
+    pub fn of(d: &Operand, c: Option<&Operand>) -> Result<GroupedOutput> {
+        let (pitch, slab, memory) = d.rows_of_groups()?;
+        let Some(c) = c else { return Ok(GroupedOutput { pitch, slab, memory, c: Accumulate::None }) };
+        let (c_pitch, c_slab, c_memory) = c.rows_of_groups()?;
+        if c.address == d.address && c_pitch == pitch && c_slab == slab {
+            return Ok(GroupedOutput { pitch, slab, memory, c: Accumulate::InPlace });
         }
-        let found = sum(|k| k.div_ceil(BLOCK as usize));
-        if found as u128 != blocks as u128 {
-            return Err(wrong(format!("numbers of {blocks} blocks of scales"), format!("{found}")));
+        if c_slab != slab {
+            return Err(Error::Stride {
+                argument: c.name,
+                expected: format!("groups {slab} rows apart, as those of `d`"),
+                found: format!("{c_slab} rows"),
+            });
         }
-        Ok(())
+        d.expect_apart(&memory, c, &c_memory)?;
+        Ok(GroupedOutput { pitch, slab, memory, c: Accumulate::From { pitch: c_pitch } })
     }
 }
 

@@ -8,6 +8,7 @@ mod fused;
 mod grouped;
 mod half;
 mod half_grouped;
+mod half_kgrouped;
 mod hc;
 mod indexer;
 mod kgrouped;
@@ -18,6 +19,7 @@ pub use fused::{CheckedFused, EpilogueArguments, Fused, HeadSplits, QuantizedRow
 pub use grouped::{CheckedGroups, GroupedFp8GemmNt, Groups, GroupsArgument};
 pub use half::{GemmLayout, HalfGemm};
 pub use half_grouped::GroupedHalfGemm;
+pub use half_kgrouped::KGroupedHalfGemm;
 pub use hc::{HcPrenormGemm, HcProblem};
 pub use indexer::{
     Logits, MqaLogits, MqaProblem, PagedMqaLogits, PagedMqaProblem, PagedMqaSchedule, ScheduleProblem,

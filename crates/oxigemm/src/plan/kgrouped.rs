@@ -2,7 +2,7 @@
 //!
 //! How large the K of each group is only the device knows. A plan is made as if all were alike.
 
-use oxigemm_kernels::launch::{Config, KGroupedShape};
+use oxigemm_kernels::launch::{Config, Family, KGroupedShape};
 
 use super::cost::{self, Cost};
 use super::{Choice, Limits, Plan, Why, blocks_of, choices_of};
@@ -11,15 +11,15 @@ impl Plan {
     /// The cheapest candidate of a product with groups along K; `None` where no kernel has room for so many groups.
     ///
     /// ```
-    /// use oxigemm::plan::{KGroupedShape, Limits, Plan};
+    /// use oxigemm::plan::{Family, KGroupedShape, Limits, Plan};
     ///
     /// let shape = KGroupedShape { groups: 4, m: 4096, n: 7168, k: 32768 };
-    /// let plan = Plan::best_k_grouped(&shape, &Limits::h200()).unwrap();
+    /// let plan = Plan::best_k_grouped_of(Family::Fp8Rows, &shape, &Limits::h200()).unwrap();
     /// assert!(plan.name().starts_with("wide_kgrouped_1d1d_"));
     /// ```
     #[must_use]
-    pub fn best_k_grouped(shape: &KGroupedShape, limits: &Limits) -> Option<Plan> {
-        let ranking = k_grouped_ranking(shape, limits);
+    pub fn best_k_grouped_of(family: Family, shape: &KGroupedShape, limits: &Limits) -> Option<Plan> {
+        let ranking = k_grouped_ranking_of(family, shape, limits);
         let (choice, estimate) = *ranking.first()?;
         let before = ranking.get(1).map(|(choice, cost)| (*choice, cost.us));
         let why = Why::Cheapest { of: ranking.len(), before };
@@ -40,10 +40,11 @@ fn plan(choice: Choice, estimate: Cost, shape: &KGroupedShape, limits: &Limits) 
     Some(Plan { shape, groups, k_groups, passes: 1, choice, launch, estimate, why })
 }
 
-/// Every candidate with its estimate, the cheapest first.
+/// Every candidate of a family with its estimate, the cheapest first.
 #[must_use]
-pub fn k_grouped_ranking(shape: &KGroupedShape, limits: &Limits) -> Vec<(Choice, Cost)> {
+pub fn k_grouped_ranking_of(family: Family, shape: &KGroupedShape, limits: &Limits) -> Vec<(Choice, Cost)> {
     let mut all: Vec<_> = Config::k_grouped()
+        .filter(|config| config.family() == family)
         .flat_map(choices_of)
         .filter(|choice| serves(choice, shape, limits))
         .map(|choice| (choice, estimate(choice, shape, limits)))
@@ -71,20 +72,30 @@ fn estimate(choice: Choice, shape: &KGroupedShape, limits: &Limits) -> Cost {
 mod tests {
     use super::*;
     use crate::plan::{name, parse};
+    use oxigemm_kernels::half::{Half, Major, Operands};
+
+    fn families() -> [Family; 3] {
+        let half = |element, major| Family::Half(Operands { element, a: major, b: major });
+        [Family::Fp8Rows, half(Half::Bf16, Major::MN), half(Half::F16, Major::K)]
+    }
 
     #[test]
     fn every_shape_has_a_plan_that_fits_the_device() {
         for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(24)] {
             for (groups, m, n, k) in
-                [(4, 4096, 7168, 32768), (8, 7168, 2048, 32768), (1, 1, 1, 16), (300, 64, 40, 0)]
+                [(4, 4096, 7168, 32768), (8, 7168, 2048, 32768), (1, 1, 1, 16), (1024, 64, 40, 0)]
             {
-                let shape = KGroupedShape { groups, m, n, k };
-                let plan = Plan::best_k_grouped(&shape, &limits).expect("there is one");
-                assert!(plan.launch.shared_bytes <= limits.shared_per_block, "{shape:?}");
-                assert_eq!(plan.launch.grid[0] % plan.launch.cluster, 0, "{shape:?}");
-                assert!((1..=limits.sms).contains(&plan.launch.grid[0]), "{shape:?}: {:?}", plan.launch);
-                assert_eq!(parse(&name(&plan.choice)), Some(plan.choice));
-                assert_eq!(Plan::of_k_grouped(plan.choice, &shape, &limits).unwrap().launch, plan.launch);
+                for family in families() {
+                    let shape = KGroupedShape { groups, m, n, k };
+                    let plan = Plan::best_k_grouped_of(family, &shape, &limits).expect("there is one");
+                    assert_eq!(plan.choice.config().family(), family);
+                    assert!(plan.launch.shared_bytes <= limits.shared_per_block, "{shape:?}");
+                    assert_eq!(plan.launch.grid[0] % plan.launch.cluster, 0, "{shape:?}");
+                    assert!((1..=limits.sms).contains(&plan.launch.grid[0]), "{shape:?}: {:?}", plan.launch);
+                    assert_eq!(parse(&name(&plan.choice)), Some(plan.choice));
+                    let same = Plan::of_k_grouped(plan.choice, &shape, &limits).unwrap();
+                    assert_eq!(same.launch, plan.launch);
+                }
             }
         }
     }
@@ -92,9 +103,12 @@ mod tests {
     #[test]
     fn other_kernels_are_refused() {
         let shape = KGroupedShape { groups: 2, m: 64, n: 64, k: 256 };
-        let dense = parse("wide_1d1d_128x128_s5_c1x1").unwrap();
-        assert!(Plan::of_k_grouped(dense, &shape, &Limits::h200()).is_none());
-        let grouped = Plan::best_k_grouped(&shape, &Limits::h200()).unwrap().choice;
-        assert!(Plan::of(grouped, shape.group(), &Limits::h200()).is_none());
+        for dense in ["wide_1d1d_128x128_s5_c1x1", "bf16_wide_tn_128x128_s6_c1x1"] {
+            assert!(Plan::of_k_grouped(parse(dense).unwrap(), &shape, &Limits::h200()).is_none());
+        }
+        for family in families() {
+            let grouped = Plan::best_k_grouped_of(family, &shape, &Limits::h200()).unwrap().choice;
+            assert!(Plan::of(grouped, shape.group(), &Limits::h200()).is_none());
+        }
     }
 }

@@ -26,7 +26,7 @@ pub use cost::Cost;
 pub use fused::{fused_candidates, fused_ranking};
 pub use grouped::{grouped_ranking, grouped_ranking_of};
 pub use indexer::MqaPlan;
-pub use kgrouped::k_grouped_ranking;
+pub use kgrouped::k_grouped_ranking_of;
 use oxigemm_kernels::grouping::Grouping;
 use oxigemm_kernels::half::Major;
 use oxigemm_kernels::launch::Config;
@@ -385,7 +385,7 @@ fn serves(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
             plain && config.shared_bytes() <= limits.shared_per_block
         }
         Choice::HalfWide { config, .. } => {
-            !config.is_grouped() && config.shared_bytes() <= limits.shared_per_block
+            config.grouping == Grouping::Dense && config.shared_bytes() <= limits.shared_per_block
         }
         Choice::Slim { config, split, stages } => {
             let tile = [config.block_m, config.block_n];

@@ -1,9 +1,10 @@
 //! Products with groups along K.
 
-use oxigemm_kernels::kgroups::{KGroup, PITCH_UNIT, k_groups};
+use oxigemm_kernels::kgroups::{KGroup, KRoom, PITCH_UNIT, k_groups};
+use oxigemm_kernels::launch::Family;
 
-use super::{Fp8Matrix, fp8_gemm_nt, without_product};
-use crate::check::{BLOCK, CheckedKGroups};
+use super::{Fp8Matrix, fp8_gemm_nt, gemm_nt, without_product};
+use crate::check::{BLOCK, CheckedKGroups, GemmLayout};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -24,7 +25,8 @@ pub fn k_grouped_fp8_gemm_nt_tensors(
     let CheckedKGroups::Launch(problem, groups) = checked else {
         return if !d.is_empty() { without_product(c, d) } else { Ok(()) };
     };
-    let found = k_groups(&ks.to_vec::<i32>()?, problem.k, groups.blocks, BLOCK);
+    let room = KRoom { extent: problem.k, unit: PITCH_UNIT, scales: Some((groups.blocks, BLOCK)) };
+    let found = k_groups(&ks.to_vec::<i32>()?, &room);
     let (a, b) = (a.to_bytes()?, b.to_bytes()?);
     let (sfa, sfb) = (sfa.to_vec::<f32>()?, sfb.to_vec::<f32>()?);
     for (group, place) in found.into_iter().enumerate() {
@@ -32,6 +34,41 @@ pub fn k_grouped_fp8_gemm_nt_tensors(
         let of_b = matrix((&b, &sfb), problem.n as usize, groups.blocks as usize, place);
         let of_c = c.map(|c| c.select(group)?.to_vec_f32()).transpose()?;
         let product = fp8_gemm_nt(&of_a, &of_b, of_c.as_deref())?;
+        let mut of_d = d.select(group)?;
+        of_d.write_bytes(&of_d.dtype().encode_f64(&product))?;
+    }
+    Ok(())
+}
+
+/// [`k_grouped_half_gemm`](crate::k_grouped_half_gemm) on tensors of any device, whose arguments were checked: `checked`
+/// is what the check gave.
+///
+/// # Errors
+/// If the tensors are not of the shapes that were checked.
+pub fn k_grouped_half_gemm_tensors(
+    layout: GemmLayout,
+    [a, b]: [&Tensor; 2],
+    c: Option<&Tensor>,
+    d: &mut Tensor,
+    ks: &Tensor,
+    checked: &CheckedKGroups,
+) -> Result<()> {
+    let CheckedKGroups::Launch(problem, _) = checked else {
+        return if !d.is_empty() { without_product(c, d) } else { Ok(()) };
+    };
+    let unit = match problem.family {
+        Family::Half(operands) => operands.k_unit(),
+        _ => PITCH_UNIT,
+    };
+    let along_k = |x: &Tensor, k_first| if k_first { x.transpose(0, 1) } else { Ok(x.clone()) };
+    let (a, b) = (along_k(a, layout.a_begins_with_k())?, along_k(b, layout.b_begins_with_k())?);
+    let room = KRoom { extent: problem.k, unit, scales: None };
+    for (group, KGroup { k, start, .. }) in k_groups(&ks.to_vec::<i32>()?, &room).into_iter().enumerate() {
+        let (k, start) = (k as usize, start as usize);
+        let of_group = |x: &Tensor| x.narrow(1, start, k)?.to_vec_f32();
+        let of_c = c.map(|c| c.select(group)?.to_vec_f32()).transpose()?;
+        let dims = [problem.m as usize, problem.n as usize, k];
+        let product = gemm_nt(&of_group(&a)?, &of_group(&b)?, dims, of_c.as_deref())?;
         let mut of_d = d.select(group)?;
         of_d.write_bytes(&of_d.dtype().encode_f64(&product))?;
     }
