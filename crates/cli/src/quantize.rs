@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use oxigemm::cast::ScaleFormat;
 use oxigemm::{
-    DType, Device, Granularity, LaunchOptions, Tensor, dequantize, gather_quantize, quantize, random,
-    rms_norm_quantize, swiglu_quantize, transform_scales,
+    DType, Device, Granularity, LaunchOptions, Tensor, TensorScale, dequantize, dequantize_nvfp4,
+    gather_quantize, quantize, quantize_nvfp4, random, rms_norm_quantize, swiglu_quantize, transform_scales,
 };
 use oxigemm_cuda::profile::REST;
 use serde::Serialize;
@@ -71,6 +71,19 @@ pub enum QuantizeOp {
     Dequantize,
     /// Scales, one for every `m` and `k`, from row-major to another layout.
     Transform,
+    /// Values to NVFP4, with a scale of all that is given.
+    Nvfp4,
+    /// Values to NVFP4, with a scale of all that is computed.
+    Nvfp4Computed,
+    /// NVFP4 to values.
+    Nvfp4Dequantize,
+}
+
+impl QuantizeOp {
+    /// Whether codes are e2m1, scales e4m3 of 1x16, and there is a scale of all.
+    pub fn is_nvfp4(self) -> bool {
+        matches!(self, QuantizeOp::Nvfp4 | QuantizeOp::Nvfp4Computed | QuantizeOp::Nvfp4Dequantize)
+    }
 }
 
 /// How scales lie.
@@ -96,11 +109,16 @@ impl ScaleRoom {
     }
 
     /// All of the memory, and the scales in it.
-    fn room(self, [rows, columns]: [usize; 2], device: &Device) -> oxigemm::Result<[Tensor; 2]> {
+    fn room(
+        self,
+        plain: DType,
+        [rows, columns]: [usize; 2],
+        device: &Device,
+    ) -> oxigemm::Result<[Tensor; 2]> {
         let fours = columns.div_ceil(4);
         let (dtype, dims) = match self {
-            ScaleRoom::Row => (DType::F32, vec![rows, columns]),
-            ScaleRoom::Mn => (DType::F32, vec![columns, rows.next_multiple_of(4)]),
+            ScaleRoom::Row => (plain, vec![rows, columns]),
+            ScaleRoom::Mn => (plain, vec![columns, rows.next_multiple_of(16 / plain.size())]),
             ScaleRoom::Packed => (DType::I32, vec![fours, rows.next_multiple_of(4)]),
             ScaleRoom::Blocked => (DType::I32, vec![rows.div_ceil(128), fours, 32, 4]),
         };
@@ -146,8 +164,11 @@ impl fmt::Display for QuantizeSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let QuantizeSpec { op, m, k, input, code, granularity, scales, gaps, seed, .. } = self;
         let format = if self.power_of_two { " power of two" } else { "" };
-        let (op, scales) = (format!("{op:?}").to_lowercase(), format!("{scales:?}").to_lowercase());
-        write!(f, "{op} {granularity} {input} {code} m{m} k{k} scales {scales}{format}")?;
+        let [op, scales] = [format!("{op:?}"), format!("{scales:?}")].map(|name| name.to_lowercase());
+        match self.op.is_nvfp4() {
+            true => write!(f, "{op} {input} m{m} k{k} scales {scales}")?,
+            false => write!(f, "{op} {granularity} {input} {code} m{m} k{k} scales {scales}{format}")?,
+        }
         if *gaps != [0, 0] {
             write!(f, " gaps {gaps:?}")?;
         }
@@ -163,9 +184,10 @@ impl QuantizeSpec {
     pub fn bytes(&self) -> f64 {
         let elements = self.m as f64 * self.k as f64;
         let [rows, columns] = self.scale_dims();
-        let scales = rows as f64 * columns as f64 * if self.scales.is_packed() { 1.0 } else { 4.0 };
+        let in_bytes = self.scales.is_packed() || self.op.is_nvfp4();
+        let scales = rows as f64 * columns as f64 * if in_bytes { 1.0 } else { 4.0 };
         let reads = match self.op {
-            QuantizeOp::Swiglu => 2.0,
+            QuantizeOp::Swiglu | QuantizeOp::Nvfp4Computed => 2.0,
             QuantizeOp::Quantize if self.granularity == Granularity::PerTensor => 2.0,
             _ => 1.0,
         };
@@ -183,6 +205,7 @@ impl QuantizeSpec {
     fn scale_dims(&self) -> [usize; 2] {
         match self.op {
             QuantizeOp::Transform => [self.m, self.k],
+            op if op.is_nvfp4() => [self.m, self.k.div_ceil(16)],
             _ => self.granularity.scale_dims(self.m, self.k),
         }
     }
@@ -206,7 +229,10 @@ impl QuantizeSpec {
             QuantizeOp::Transform => matrix(code, 0, 0)?,
             _ => matrix(code, m, self.code_bytes())?,
         };
-        let [scales_memory, mut scales] = self.scales.room(self.scale_dims(), device)?;
+        let plain = if op.is_nvfp4() { DType::E4m3 } else { DType::F32 };
+        let [scales_memory, mut scales] = self.scales.room(plain, self.scale_dims(), device)?;
+        // Some blocks of what is drawn saturate below it, and some vanish.
+        let tensor_scale = Tensor::from_f32(DType::F32, &[0.01], &[1], device)?;
         let mut from = Tensor::zeros(DType::F32, &[0, 0], device)?;
         match op {
             QuantizeOp::Dequantize => {
@@ -217,7 +243,7 @@ impl QuantizeSpec {
                     .map(|i| 2f32.powi((random::bits(seed, !(i as u64)) % 40) as i32 - 20))
                     .collect();
                 let row_major = Tensor::from_slice(&powers, &self.scale_dims(), &Device::Cpu)?;
-                let [_, mut on_host] = self.scales.room(self.scale_dims(), &Device::Cpu)?;
+                let [_, mut on_host] = self.scales.room(plain, self.scale_dims(), &Device::Cpu)?;
                 transform_scales(&row_major, &mut on_host, &LaunchOptions::default())?;
                 scales.write_bytes(&on_host.to_bytes()?)?;
             }
@@ -228,11 +254,22 @@ impl QuantizeSpec {
             }
             // SwiGLU of large values is infinite, or as good as 0.
             QuantizeOp::Swiglu => x.write_f32(&repeated_normals(seed, x.len()))?,
-            QuantizeOp::Quantize | QuantizeOp::Gather | QuantizeOp::Rmsnorm => {
+            QuantizeOp::Nvfp4Dequantize => {
+                let bytes = |count, salt| {
+                    (0..count).map(|i| random::bits(seed ^ salt, i as u64) as u8).collect::<Vec<u8>>()
+                };
+                codes.write_bytes(&bytes(codes.len(), 0))?;
+                scales.write_bytes(&bytes(scales.len() * scales.dtype().size(), 7))?;
+            }
+            QuantizeOp::Quantize
+            | QuantizeOp::Gather
+            | QuantizeOp::Rmsnorm
+            | QuantizeOp::Nvfp4
+            | QuantizeOp::Nvfp4Computed => {
                 x.write_f32(&of_many_magnitudes(seed, x.len()))?;
             }
         }
-        if op == QuantizeOp::Dequantize {
+        if matches!(op, QuantizeOp::Dequantize | QuantizeOp::Nvfp4Dequantize) {
             [x_memory, x] = matrix(input, m, k)?;
         }
         let named: Vec<i32> =
@@ -247,6 +284,7 @@ impl QuantizeSpec {
             named,
             weight,
             from,
+            tensor_scale,
             memory: [x_memory, codes_memory, scales_memory],
         })
     }
@@ -279,6 +317,7 @@ pub struct QuantizeTask {
     named: Tensor,
     weight: Tensor,
     from: Tensor,
+    tensor_scale: Tensor,
     /// What the matrices and the scales are parts of.
     memory: [Tensor; 3],
 }
@@ -286,7 +325,7 @@ pub struct QuantizeTask {
 impl QuantizeTask {
     /// Runs it.
     pub fn run(&mut self, options: &LaunchOptions) -> oxigemm::Result<()> {
-        let QuantizeTask { spec, x, codes, scales, named, weight, from, .. } = self;
+        let QuantizeTask { spec, x, codes, scales, named, weight, from, tensor_scale, .. } = self;
         let format = match spec.power_of_two || spec.scales.is_packed() {
             true => ScaleFormat::PowerOfTwo,
             false => ScaleFormat::F32,
@@ -298,6 +337,11 @@ impl QuantizeTask {
             QuantizeOp::Rmsnorm => rms_norm_quantize(x, weight, 1e-6, codes, scales, format, options),
             QuantizeOp::Dequantize => dequantize(codes, scales, x, spec.granularity, options),
             QuantizeOp::Transform => transform_scales(from, scales, options),
+            QuantizeOp::Nvfp4 => quantize_nvfp4(x, codes, scales, TensorScale::Given(tensor_scale), options),
+            QuantizeOp::Nvfp4Computed => {
+                quantize_nvfp4(x, codes, scales, TensorScale::Computed(tensor_scale), options)
+            }
+            QuantizeOp::Nvfp4Dequantize => dequantize_nvfp4(codes, scales, tensor_scale, x, options),
         }
     }
 
@@ -305,8 +349,9 @@ impl QuantizeTask {
     pub fn bytes(&self) -> Result<Vec<Vec<u8>>, Failure> {
         let [x, codes, scales] = &self.memory;
         let written = match self.spec.op {
-            QuantizeOp::Dequantize => vec![x],
+            QuantizeOp::Dequantize | QuantizeOp::Nvfp4Dequantize => vec![x],
             QuantizeOp::Transform => vec![scales],
+            QuantizeOp::Nvfp4Computed => vec![codes, scales, &self.tensor_scale],
             _ => vec![codes, scales],
         };
         written.into_iter().map(|tensor| Ok(tensor.to_bytes()?)).collect()
@@ -357,7 +402,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         m: args.m,
         k: args.k,
         input: args.input,
-        code: args.code,
+        code: if args.op.is_nvfp4() { DType::U8 } else { args.code },
         granularity: args.granularity,
         power_of_two: args.power_of_two,
         scales: args.scales,

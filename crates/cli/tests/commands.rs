@@ -109,6 +109,9 @@ fn a_quantization_is_compared_with_the_cpu() {
         &["--granularity", "tensor", "--code", "e5m2", "--input", "f32"],
         &["--granularity", "1x32", "--code", "u8", "--scales", "blocked"],
         &["--op", "dequantize", "--granularity", "128x1"],
+        &["--op", "nvfp4", "--scales", "blocked"],
+        &["--op", "nvfp4-computed", "--scales", "mn"],
+        &["--op", "nvfp4-dequantize", "--input", "f32"],
         &["--op", "transform", "--scales", "packed"],
     ] {
         let mut arguments = vec!["quantize", "--device", "sim", "--json", "-m", "3", "-k", "200"];

@@ -216,7 +216,7 @@ impl Blocks {
 }
 
 /// The e2m1 code nearest to `value`: ties to even, saturating at 6, which is also what becomes of NaN.
-fn encode_e2m1(value: f32) -> u8 {
+pub(crate) fn encode_e2m1(value: f32) -> u8 {
     if value.is_nan() {
         return 7;
     }

@@ -134,9 +134,10 @@ pub use oxigemm_kernels::epilogue::Activation;
 pub use oxigemm_kernels::params::ScalesOfB;
 pub use plain::LaunchOptions;
 pub use quantize::{
-    RawQuantize, RawScales, RawSource, RawTransformScales, blocked_scales, dequantize, dequantize_raw,
-    gather_quantize, get_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_tensor,
-    packed_scales, quantize, quantize_raw, rms_norm_quantize, swiglu_quantize, tma_aligned_scales,
+    RawNvfp4, RawQuantize, RawScales, RawSource, RawTransformScales, TensorScale, blocked_scales, dequantize,
+    dequantize_nvfp4, dequantize_nvfp4_raw, dequantize_raw, gather_quantize,
+    get_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_tensor, packed_scales, quantize,
+    quantize_nvfp4, quantize_nvfp4_raw, quantize_raw, rms_norm_quantize, swiglu_quantize, tma_aligned_scales,
     transform_scales, transform_scales_raw,
 };
 pub use runtime::{ARCH, Cuda, Loaded, Stats};

@@ -52,6 +52,11 @@ fn mxfp4(dims: [usize; 2]) -> QuantizeSpec {
     QuantizeSpec { code: DType::U8, ..blocked(plain(dims, Granularity::PerGroup32)) }
 }
 
+fn nvfp4(dims: [usize; 2], op: QuantizeOp) -> QuantizeSpec {
+    let scales = ScaleRoom::Blocked;
+    QuantizeSpec { op, code: DType::U8, scales, ..plain(dims, Granularity::PerToken) }
+}
+
 fn inverse(spec: QuantizeSpec) -> QuantizeSpec {
     QuantizeSpec { op: QuantizeOp::Dequantize, ..spec }
 }
@@ -80,6 +85,8 @@ fn usual() -> Vec<QuantizeSpec> {
     specs.push(QuantizeSpec { scales: ScaleRoom::Packed, power_of_two: true, ..token });
     let mxfp8 = blocked(plain(MIDDLE, Granularity::PerGroup32));
     specs.extend([mxfp8, inverse(mxfp8), mxfp4(MIDDLE), inverse(mxfp4(MIDDLE))]);
+    let of_nvfp4 = [QuantizeOp::Nvfp4, QuantizeOp::Nvfp4Computed, QuantizeOp::Nvfp4Dequantize];
+    specs.extend(of_nvfp4.map(|op| nvfp4(MIDDLE, op)));
     specs.extend([DType::F16, DType::F32].map(|input| QuantizeSpec { input, ..token }));
     specs.extend(fused(MIDDLE));
     specs

@@ -9,12 +9,15 @@ use crate::Failure;
 use crate::counting::allocations;
 use crate::quantize::{QuantizeOp, QuantizeSpec, ScaleRoom};
 
-const OPS: [QuantizeOp; 6] = [
+const OPS: [QuantizeOp; 9] = [
     QuantizeOp::Quantize,
     QuantizeOp::Dequantize,
     QuantizeOp::Transform,
     QuantizeOp::Gather,
     QuantizeOp::Rmsnorm,
+    QuantizeOp::Nvfp4,
+    QuantizeOp::Nvfp4Computed,
+    QuantizeOp::Nvfp4Dequantize,
     QuantizeOp::Swiglu,
 ];
 /// Sizes on both sides of where something changes: chunks, groups, tiles, what a block holds of a row.
@@ -39,11 +42,14 @@ pub fn checks() -> Vec<Check> {
 
 /// Whether it has only one granularity, and one type of codes.
 fn is_fused(op: QuantizeOp) -> bool {
-    matches!(op, QuantizeOp::Swiglu | QuantizeOp::Gather | QuantizeOp::Rmsnorm)
+    matches!(op, QuantizeOp::Swiglu | QuantizeOp::Gather | QuantizeOp::Rmsnorm) || op.is_nvfp4()
 }
 
 fn draw_spec(draw: &mut Draw, op: QuantizeOp, largest: usize) -> QuantizeSpec {
-    let (mut m, k) = (draw.of(&ROWS), draw.of(&COLUMNS));
+    let (mut m, mut k) = (draw.of(&ROWS), draw.of(&COLUMNS));
+    if op.is_nvfp4() {
+        k = k.next_multiple_of(2);
+    }
     while m > 1 && m * k > largest {
         m = m.div_ceil(2);
     }
@@ -55,6 +61,7 @@ fn draw_spec(draw: &mut Draw, op: QuantizeOp, largest: usize) -> QuantizeSpec {
     // A power of two just above or below its limit would differ by all of a step.
     let layouts = if op == QuantizeOp::Swiglu { &ScaleRoom::ALL[..2] } else { layouts };
     let codes: &[DType] = match granularity {
+        _ if op.is_nvfp4() => &[DType::U8],
         _ if fused => &[DType::E4m3],
         Granularity::PerGroup32 if k % 2 == 0 => &[DType::E4m3, DType::E5m2, DType::U8],
         _ => &[DType::E4m3, DType::E5m2],
@@ -156,7 +163,8 @@ fn repeats(setup: &Setup) -> Result<String, Failure> {
                 continue;
             }
             let spec = draw_spec(&mut draw, op, largest);
-            let spec = QuantizeSpec { granularity, scales: ScaleRoom::Mn, code: DType::E4m3, ..spec };
+            let code = if op.is_nvfp4() { DType::U8 } else { DType::E4m3 };
+            let spec = QuantizeSpec { granularity, scales: ScaleRoom::Mn, code, ..spec };
             let mut task = spec.on(&setup.device)?;
             task.run(&LaunchOptions::default())?;
             let first = task.bytes()?;
@@ -243,7 +251,7 @@ fn simulated(setup: &Setup) -> Result<String, Failure> {
     let simulator = Device::sim();
     let mut draw = Draw::new(setup, 83);
     let mut count = 0;
-    for op in &OPS[..5] {
+    for op in &OPS[..OPS.len() - 1] {
         for _ in 0..setup.count(30) {
             let spec = draw_spec(&mut draw, *op, 20_000);
             setup.now(format!("{spec} on both"));

@@ -5,12 +5,23 @@ use oxigemm_ptx::{F32, Kernel, U32};
 use super::by_access;
 use super::chunk::{Access, CHUNK, Code, Input, Part, load_codes};
 use super::params::{Args, Divisor, Launch, Params};
-use super::scale::ScalePlaces;
+use super::scale::{ScalePlaces, TensorScale};
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 /// Chunks that a thread has in flight.
 const CHUNKS: u32 = 4;
+
+/// Whose scales there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scales {
+    /// Neighbours of a chunk share one.
+    PerChunk,
+    /// Every column has one of its own.
+    PerColumn,
+    /// Neighbours of a chunk share one of e4m3, and all share another: NVFP4.
+    TwoLevels,
+}
 
 /// A kernel of this file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,14 +30,18 @@ pub struct Config {
     pub code: Code,
     /// What they become.
     pub output: Input,
-    /// Whether every column has a scale of its own; else neighbours of a chunk share one.
-    pub per_column: bool,
+    /// Whose scales there are.
+    pub scales: Scales,
 }
 
 impl Config {
     pub(super) fn name(&self) -> String {
-        let columns = if self.per_column { "_columns" } else { "" };
-        format!("dequantize{columns}_{}_{}", self.code.name(), self.output.name())
+        let scales = match self.scales {
+            Scales::PerChunk => "",
+            Scales::PerColumn => "_columns",
+            Scales::TwoLevels => "_1x16",
+        };
+        format!("dequantize{scales}_{}_{}", self.code.name(), self.output.name())
     }
 
     /// The launch, and the arguments that go with it.
@@ -44,6 +59,7 @@ impl Config {
 
     fn chunks<'k>(&self, k: &'k Kernel, p: &Params<'k>, access: Access) {
         let places = ScalePlaces::new(p);
+        let tensor = (self.scales == Scales::TwoLevels).then(|| TensorScale::load(p).scale);
         let first = k.block_index(0) * (THREADS * CHUNKS) + k.thread_index();
         let loaded: Vec<_> = (0..CHUNKS)
             .map(|i| {
@@ -51,7 +67,7 @@ impl Config {
                 let column = chunk * CHUNK;
                 let part = Part::of(access, row.lt(p.rows), column, p.columns);
                 let codes = load_codes(self.code, p.codes_at(row, column, self.code), &part);
-                (row, column, part, codes, self.scales(k, p, &places, row, column))
+                (row, column, part, codes, self.scales(k, p, &places, tensor, [row, column]))
             })
             .collect();
         for (row, column, part, codes, scales) in loaded {
@@ -68,18 +84,21 @@ impl Config {
         k: &'k Kernel,
         p: &Params<'k>,
         places: &ScalePlaces<'k>,
-        row: U32<'k>,
-        column: U32<'k>,
+        tensor: Option<F32<'k>>,
+        [row, column]: [U32<'k>; 2],
     ) -> Vec<F32<'k>> {
         let [row_shift, column_shift] = p.shifts;
         let scale = |column: U32<'k>| {
             let wanted = row.lt(p.rows) & column.lt(p.columns);
-            let at = places.offset(row >> row_shift, column >> column_shift);
-            places.load(p.scales.at(at), wanted)
+            let at = p.scales.at(places.offset(row >> row_shift, column >> column_shift));
+            match tensor {
+                None => places.load(at, wanted),
+                Some(tensor) => places.load_e4m3(k, at, wanted) * tensor,
+            }
         };
-        match self.per_column {
-            true => (0..CHUNK).map(|i| scale(column + i)).collect(),
-            false => vec![scale(column + k.constant(0)); CHUNK as usize],
+        match self.scales {
+            Scales::PerColumn => (0..CHUNK).map(|i| scale(column + i)).collect(),
+            Scales::PerChunk | Scales::TwoLevels => vec![scale(column + k.constant(0)); CHUNK as usize],
         }
     }
 }

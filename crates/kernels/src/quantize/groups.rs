@@ -1,16 +1,18 @@
-//! A scale for 128 or 32 neighbours of a row.
+//! A scale for 128, 32 or 16 neighbours of a row.
 //!
 //! `scale = max(amax, 1e-4) / largest`, `code = x / scale`. A group is the chunks of a few lanes, so that shuffles find
 //! its largest magnitude. A warp has four chunks a lane in flight, and what they cover is a tile of some rows by some groups
 //! whose shape the launch chooses: along a row where scales are row-major, along the rows where they are MN-major. Either
 //! way the scales of a warp are neighbours in memory, and stored together.
+//!
+//! Groups of 16 are those of NVFP4: their scales are e4m3, below one scale of the whole matrix.
 
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Kernel, Pred, U32};
 
 use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, store_codes};
 use super::params::{Args, Divisor, Launch, Params, bits, largest};
-use super::scale::{Scale, ScalePlaces};
+use super::scale::{Scale, ScalePlaces, TensorScale};
 use super::{by_access, params};
 use crate::WARP;
 
@@ -18,6 +20,8 @@ use crate::WARP;
 pub const THREADS: u32 = 128;
 /// Chunks that a lane has in flight.
 const CHUNKS: u32 = 4;
+/// Neighbours that share a scale of NVFP4.
+pub const NVFP4_WIDTH: u32 = 16;
 /// log2(e), for the exponential of SwiGLU.
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
@@ -39,7 +43,7 @@ pub struct Config {
     pub input: Input,
     /// What it becomes.
     pub code: Code,
-    /// Neighbours that share a scale: 128 or 32.
+    /// Neighbours that share a scale: 128, 32 or 16.
     pub width: u32,
     /// Where the numbers come from.
     pub source: Source,
@@ -55,8 +59,9 @@ impl Config {
         let fused = [Source::SwiGlu, Source::Gather].into_iter().flat_map(|source| {
             Input::ALL.map(|input| Config { input, code: Code::E4m3, width: 128, source })
         });
-        let fp4 =
-            Input::ALL.map(|input| Config { input, code: Code::E2m1, width: 32, source: Source::Plain });
+        let fp4 = [32, NVFP4_WIDTH].into_iter().flat_map(|width| {
+            Input::ALL.map(|input| Config { input, code: Code::E2m1, width, source: Source::Plain })
+        });
         plain.chain(fp4).chain(fused)
     }
 
@@ -72,6 +77,7 @@ impl Config {
     /// Blocks that a multiprocessor should have at a time.
     pub(super) const fn resident(&self) -> u32 {
         match (self.source, self.input) {
+            _ if self.width == NVFP4_WIDTH => 8,
             (Source::SwiGlu, Input::F32) => 4,
             (Source::SwiGlu, _) => 6,
             (_, Input::F32) => 8,
@@ -130,34 +136,46 @@ impl Config {
                 Piece::load(k, p, self, &place, column, access)
             })
             .collect();
+        let tensor = (self.width == NVFP4_WIDTH).then(|| TensorScale::load(p));
         let mut scales = Vec::new();
         for piece in &pieces {
             let (values, magnitude) = piece.values();
-            let scale = Scale::of(p, self.code, across_lanes(k, magnitude, lanes));
+            let magnitude = across_lanes(k, magnitude, lanes);
+            let scale = match &tensor {
+                None => Scale::of(p, self.code, magnitude),
+                Some(tensor) => tensor.of_block(k, magnitude),
+            };
             let codes = scale.encode(k, self.code, &values);
             store_codes(k, &codes, p.codes_at(piece.row, piece.column, self.code), &piece.part);
             scales.push(scale.scale);
         }
-        // The first lanes of a group store one scale each, of different chunks.
+        // The first lanes of a group store one scale each, of different chunks; where there are fewer lanes, several.
         let [scale_rows, scale_columns] = p.scale_dims;
         let places = ScalePlaces::new(p);
-        let chunk = lane % lanes;
-        let own = place(among + chunk * (WARP / lanes));
-        let pick = |values: Vec<F32<'k>>| {
-            let mut values = values.into_iter().enumerate();
-            let (_, first) = values.next().expect("there are chunks");
-            values.fold(first, |picked, (i, value)| chunk.eq(i as u32).select(value, picked))
-        };
-        let scale = pick(scales);
-        let real = own.row.lt(p.rows) & (own.column * self.width).lt(p.columns);
-        let wanted = chunk.lt(CHUNKS) & own.row.lt(scale_rows) & own.column.lt(scale_columns);
-        // A scale of rows that come from nowhere is as welcome as their codes.
-        let wanted = match self.source {
-            Source::Plain | Source::SwiGlu => wanted,
-            Source::Gather => wanted & pick(pieces.iter().map(Piece::presence).collect()).gt(0.0),
-        };
-        let at = p.scales.at(places.offset(own.row, own.column));
-        places.store(k, at, real.select(scale, 0f32), wanted);
+        for round in 0..CHUNKS.div_ceil(lanes) {
+            let chunk = lane % lanes;
+            let chunk = if round == 0 { chunk } else { chunk + round * lanes };
+            let own = place(among + chunk * (WARP / lanes));
+            let pick = |values: Vec<F32<'k>>| {
+                let mut values = values.into_iter().enumerate();
+                let (_, first) = values.next().expect("there are chunks");
+                values.fold(first, |picked, (i, value)| chunk.eq(i as u32).select(value, picked))
+            };
+            let scale = pick(scales.clone());
+            let real = own.row.lt(p.rows) & (own.column * self.width).lt(p.columns);
+            let wanted = chunk.lt(CHUNKS) & own.row.lt(scale_rows) & own.column.lt(scale_columns);
+            // A scale of rows that come from nowhere is as welcome as their codes.
+            let wanted = match self.source {
+                Source::Plain | Source::SwiGlu => wanted,
+                Source::Gather => wanted & pick(pieces.iter().map(Piece::presence).collect()).gt(0.0),
+            };
+            let at = p.scales.at(places.offset(own.row, own.column));
+            let scale = real.select(scale, 0f32);
+            match tensor {
+                None => places.store(k, at, scale, wanted),
+                Some(_) => places.store_e4m3(k, at, scale, wanted),
+            }
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! | file | a scale belongs to | the magnitude goes through |
 //! |---|---|---|
-//! | `groups.rs` | 128 or 32 neighbours of a row | shuffles of a few lanes |
+//! | `groups.rs` | 128, 32 or 16 neighbours of a row | shuffles of a few lanes |
 //! | `tiles.rs` | 128 by 128, or 128 of a column | shared memory of a block |
 //! | `norm.rs` | 128 neighbours of a row, after RMSNorm | shuffles of a few lanes |
 //! | `rows.rs` | a row | shared memory of a block |
@@ -70,12 +70,14 @@ impl Config {
                 ]
             }))
             .chain(types().flat_map(|(output, code)| {
-                [false, true]
-                    .map(|per_column| Config::Dequantize(dequantize::Config { code, output, per_column }))
+                [dequantize::Scales::PerChunk, dequantize::Scales::PerColumn]
+                    .map(|scales| Config::Dequantize(dequantize::Config { code, output, scales }))
             }))
-            .chain(Input::ALL.map(|output| {
-                Config::Dequantize(dequantize::Config { code: Code::E2m1, output, per_column: false })
+            .chain(Input::ALL.into_iter().flat_map(|output| {
+                [dequantize::Scales::PerChunk, dequantize::Scales::TwoLevels]
+                    .map(|scales| Config::Dequantize(dequantize::Config { code: Code::E2m1, output, scales }))
             }))
+            .chain(Input::ALL.map(|input| Config::WholeScale(whole::ScaleConfig { input, code: Code::E2m1 })))
             .chain(Input::ALL.map(|input| Config::Norm(norm::Config { input })))
             .chain(std::iter::once(Config::Transform))
     }
@@ -122,7 +124,7 @@ impl Config {
             Config::Rows(_) => 4,
             Config::Norm(_) => 3,
             Config::WholeScale(_) | Config::WholeCodes(_) => 4,
-            Config::Dequantize(config) if config.per_column => 2,
+            Config::Dequantize(config) if config.scales == dequantize::Scales::PerColumn => 2,
             Config::Dequantize(_) => 6,
             Config::Transform => 8,
         }

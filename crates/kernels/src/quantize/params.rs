@@ -62,7 +62,7 @@ pub struct Args {
     /// The scales.
     pub scales: u64,
     /// Where each row comes from, for kernels that gather; weights, for those that normalize; scales that are read, for
-    /// those that transform them.
+    /// those that transform them; the scale of all, for NVFP4.
     pub from: u64,
     /// Rows and columns of the matrix of codes.
     pub dims: [u32; 2],

@@ -1,6 +1,6 @@
 //! From the largest magnitude to a scale, and scales to memory.
 
-use oxigemm_ptx::{F32, Global, Kernel, Pred, U32, U64};
+use oxigemm_ptx::{F32, Fp8, Fp8x2, Global, Kernel, Pred, U32, U64};
 
 use super::chunk::Code;
 use super::params::{Flags, Params, bits};
@@ -22,8 +22,14 @@ impl<'k> Scale<'k> {
     /// The scale of numbers up to a magnitude, which is given as the bits of an `f32`.
     #[track_caller]
     pub fn of(p: &Params<'k>, code: Code, magnitude: U32<'k>) -> Scale<'k> {
+        Scale::up_to(p, code.largest(), magnitude)
+    }
+
+    /// The scale by which numbers up to a magnitude become numbers up to `largest`.
+    #[track_caller]
+    pub fn up_to(p: &Params<'k>, largest: f32, magnitude: U32<'k>) -> Scale<'k> {
         let least = LEAST_MAGNITUDE.to_bits();
-        let exact = divide(magnitude.max(least), code.largest());
+        let exact = divide(magnitude.max(least), largest);
         let rounded: F32 = (exponent(exact) << 23).bitcast();
         let power_of_two = p.has(Flags::POWER_OF_TWO);
         let scale = power_of_two.select(rounded, exact);
@@ -48,6 +54,48 @@ impl<'k> Scale<'k> {
     }
 }
 
+/// The scale of all blocks of NVFP4, whose own scales are e4m3.
+#[derive(Clone, Copy)]
+pub(crate) struct TensorScale<'k> {
+    pub scale: F32<'k>,
+    /// What the magnitude of a block is multiplied with to become its scale.
+    per_magnitude: F32<'k>,
+}
+
+impl<'k> TensorScale<'k> {
+    /// What magnitudes are divided by where the scale of all is found: the largest code by the largest scale.
+    pub const LARGEST: f32 = Code::E2m1.largest() * Code::E4m3.largest();
+
+    /// The scale that [`Args::from`](super::Args::from) is the address of.
+    #[track_caller]
+    pub fn load(p: &Params<'k>) -> TensorScale<'k> {
+        let scale: F32 = p.from.load_readonly();
+        TensorScale { scale, per_magnitude: any_reciprocal(scale * Code::E2m1.largest()) }
+    }
+
+    /// The scale of a block up to a magnitude: the nearest e4m3, but never 0.
+    #[track_caller]
+    pub fn of_block(&self, k: &'k Kernel, magnitude: U32<'k>) -> Scale<'k> {
+        let wanted = magnitude.bitcast::<f32>() * self.per_magnitude;
+        let scale = from_e4m3(k, to_e4m3(k, wanted).max(1));
+        Scale { scale, factor: any_reciprocal(scale * self.scale) }
+    }
+}
+
+/// The e4m3 code nearest to a number, ties to even, saturating; that of NaN is 0x7f.
+#[track_caller]
+fn to_e4m3<'k>(k: &'k Kernel, value: F32<'k>) -> U32<'k> {
+    let pair = k.pack_fp8(Fp8::E4m3, value, value);
+    k.join_halves(pair, pair) & 0xff
+}
+
+/// The number of an e4m3 code.
+#[track_caller]
+fn from_e4m3<'k>(k: &'k Kernel, code: U32<'k>) -> F32<'k> {
+    let [value, _] = k.unpack_fp8(Fp8::E4m3, code.to_u16().bitcast::<Fp8x2>()).to_f32();
+    value
+}
+
 /// A magnitude, given as its bits, divided by a constant: the correctly rounded quotient. That of infinity is infinite,
 /// that of NaN is NaN.
 ///
@@ -68,6 +116,15 @@ fn divide<'k>(magnitude: U32<'k>, divisor: f32) -> F32<'k> {
 fn reciprocal<'k>(value: F32<'k>, near: F32<'k>) -> F32<'k> {
     let error = near.fma(value.negate(), 1.0);
     near.fma(error, near)
+}
+
+/// The reciprocal of any positive number; what is subnormal counts as 0, and so does what would be.
+#[track_caller]
+fn any_reciprocal(value: F32<'_>) -> F32<'_> {
+    let near = value.reciprocal_approx();
+    // A reciprocal that is 0 or infinite is as good as it gets.
+    let ordinary = (bits(near) - 1).lt(INFINITY - 1);
+    ordinary.select(reciprocal(value, near), near)
 }
 
 /// The biased exponent of the smallest power of two that is not below a positive number, from 1 to 254.
@@ -97,6 +154,19 @@ impl<'k> ScalePlaces<'k> {
         let blocked = (row >> 7).widening_mul(row_stride) + ((row & 31) * 16 + ((row >> 5) & 3) * 4).to_u64();
         let rows = self.blocked.select(blocked, row.widening_mul(row_stride));
         rows + (column >> 2).widening_mul(four) + ((column & 3) * one).to_u64()
+    }
+
+    /// Stores a scale of NVFP4, as its e4m3 code.
+    #[track_caller]
+    pub fn store_e4m3(&self, k: &'k Kernel, at: Global<'k>, scale: F32<'k>, wanted: Pred<'k>) {
+        let code = to_e4m3(k, scale);
+        k.guard(wanted, || at.store_byte(code));
+    }
+
+    /// Loads a scale of NVFP4.
+    #[track_caller]
+    pub fn load_e4m3(&self, k: &'k Kernel, at: Global<'k>, wanted: Pred<'k>) -> F32<'k> {
+        from_e4m3(k, at.load_readonly_byte_if(wanted))
     }
 
     /// Stores a scale: as its exponent, where scales are bytes.
@@ -129,8 +199,7 @@ mod tests {
     /// Scaling by powers of two changes no rounding, so that one exponent stands for all but the outermost.
     #[test]
     fn a_quotient_by_multiplication_is_the_quotient_for_every_mantissa() {
-        for code in Code::ALL {
-            let divisor = code.largest();
+        for divisor in Code::ALL.map(Code::largest).into_iter().chain([TensorScale::LARGEST]) {
             for mantissa in 0..1 << 23 {
                 let value = f32::from_bits(0x3f80_0000 | mantissa);
                 assert_eq!(quotient(value, divisor), value / divisor, "{value} / {divisor}");

@@ -9,7 +9,7 @@ use oxigemm_ptx::{Kernel, Scope, U32};
 use super::by_access;
 use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, store_codes};
 use super::params::{Args, Divisor, Launch, Params, bits, largest};
-use super::scale::{Scale, ScalePlaces};
+use super::scale::{Scale, ScalePlaces, TensorScale};
 use super::tiles::{self, of_block};
 
 /// Threads of a block.
@@ -24,7 +24,7 @@ const MOST_BLOCKS: u32 = 1056;
 pub struct ScaleConfig {
     /// What is quantized.
     pub input: Input,
-    /// What it becomes.
+    /// What it becomes; of e2m1, whose blocks have scales too, the scale is that of these.
     pub code: Code,
 }
 
@@ -94,7 +94,11 @@ impl ScaleConfig {
                 found.set(found.live().max(magnitude));
             });
         });
-        let scale = Scale::of(p, self.code, of_block(k, found.get()));
+        let largest = match self.code {
+            Code::E4m3 | Code::E5m2 => self.code.largest(),
+            Code::E2m1 => TensorScale::LARGEST,
+        };
+        let scale = Scale::up_to(p, largest, of_block(k, found.get()));
         k.guard(k.thread_index().eq(0), || p.scales.reduce(AtomicOp::Max, bits(scale.scale), Scope::Gpu));
     }
 }

@@ -30,7 +30,10 @@ pub use operand::Operand;
 use oxigemm_kernels::fp8::E5m2;
 use oxigemm_kernels::half::Major;
 use oxigemm_kernels::launch::Family;
-pub use quantize::{CheckedQuantize, Dequantize, Granularity, Quantize, QuantizeSource, TransformScales};
+pub use quantize::{
+    CheckedQuantize, Dequantize, DequantizeNvfp4, Granularity, Quantize, QuantizeNvfp4, QuantizeSource,
+    TransformScales,
+};
 
 use crate::dtype::DType;
 use crate::error::Result;

@@ -181,12 +181,17 @@ pub(crate) fn dequantize(
     };
     let values: Vec<f32> =
         codes.into_iter().enumerate().map(|(i, code)| nan_of_gpu(code * scale(i))).collect();
+    write_values(x, &values)
+}
+
+/// Rounds values to the type of a tensor.
+pub(super) fn write_values(x: &mut Tensor, values: &[f32]) -> Result<()> {
     // Of NaN, the one that a GPU rounds to.
     let bytes = match x.dtype() {
-        DType::F32 => x.dtype().encode(&values),
+        DType::F32 => x.dtype().encode(values),
         dtype => {
-            let mut bytes = dtype.encode(&values);
-            for (half, _) in bytes.chunks_exact_mut(2).zip(&values).filter(|(_, value)| value.is_nan()) {
+            let mut bytes = dtype.encode(values);
+            for (half, _) in bytes.chunks_exact_mut(2).zip(values).filter(|(_, value)| value.is_nan()) {
                 half.copy_from_slice(&0x7fffu16.to_le_bytes());
             }
             bytes
@@ -195,7 +200,7 @@ pub(crate) fn dequantize(
     x.write_bytes(&bytes)
 }
 
-fn nan_of_gpu(value: f32) -> f32 {
+pub(super) fn nan_of_gpu(value: f32) -> f32 {
     if value.is_nan() { f32::from_bits(0x7fff_ffff) } else { value }
 }
 

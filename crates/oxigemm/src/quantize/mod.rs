@@ -1,15 +1,26 @@
-//! Quantization to FP8, its inverse, and scales from one layout to another.
+//! Quantization to FP8 and FP4, its inverse, and scales from one layout to another.
+
+mod nvfp4;
+mod raw;
+mod scales;
+
+pub use nvfp4::{
+    RawNvfp4, TensorScale, dequantize_nvfp4, dequantize_nvfp4_raw, quantize_nvfp4, quantize_nvfp4_raw,
+};
+pub use raw::{RawQuantize, RawScales, RawSource, dequantize_raw, quantize_raw};
+pub use scales::{
+    RawTransformScales, blocked_scales, get_mn_major_tma_aligned_packed_ue8m0_tensor,
+    get_mn_major_tma_aligned_tensor, packed_scales, tma_aligned_scales, transform_scales,
+    transform_scales_raw,
+};
 
 use oxigemm_kernels::AnyKernel;
-use oxigemm_kernels::quantize::{self as kernels, Args, Config, Launch, Source, transform};
+use oxigemm_kernels::quantize::{self as kernels, Args, Config, Launch, Source};
 
 use crate::cast::ScaleFormat;
-use crate::check::{
-    CheckedQuantize, Dequantize, Granularity, Operand, Quantize, QuantizeSource, TransformScales,
-};
-use crate::device::{Device, DeviceId};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::check::{CheckedQuantize, Dequantize, Granularity, Quantize, QuantizeSource};
+use crate::device::Device;
+use crate::error::Result;
 use crate::gemm::no_stream;
 use crate::plain::{LaunchOptions, PlainLaunch, Step, run_steps};
 use crate::reference::quantize as on_cpu;
@@ -211,106 +222,6 @@ pub fn dequantize(
     }
 }
 
-/// Copies scales from any layout to another: `to` has the same values as `from`, which is f32, `[MN, K]` or
-/// `[G, MN, K]`, in any strides.
-///
-/// `to` is f32 of the same shape and any strides; or packed UE8M0, i32 `[MN, ceil(K/4)]` (`[G, MN, ceil(K/4)]`) of any
-/// strides, four of a row in each, the first in the lowest byte; or the same in blocks of 128 by 4, i32
-/// `[ceil(MN/128), ceil(K/4), 32, 4]`. Packed scales are rounded up to powers of two, if they are none, and
-/// what only fills the layout up becomes 0.
-///
-/// # Errors
-/// The first rule that an argument breaks, or what the device reports.
-///
-/// ```
-/// use oxigemm::{DType, Device, LaunchOptions, Tensor, transform_scales};
-///
-/// let device = Device::cpu();
-/// let scales = Tensor::from_f32(DType::F32, &[1.0, 2.0, 4.0, 0.5], &[2, 2], &device)?;
-/// let mut packed = Tensor::empty(DType::I32, &[2, 1], &device)?;
-/// transform_scales(&scales, &mut packed, &LaunchOptions::default())?;
-/// assert_eq!(packed.to_vec::<i32>()?, [127 | 128 << 8, 129 | 126 << 8]);
-/// # Ok::<(), oxigemm::Error>(())
-/// ```
-pub fn transform_scales(from: &Tensor, to: &mut Tensor, options: &LaunchOptions) -> Result<()> {
-    let call = TransformScales { from: from.describe("from"), to: to.describe("to") };
-    match from.device() {
-        Device::Cpu => {
-            no_stream(from.device(), options.stream.as_ref())?;
-            call.check()?;
-            on_cpu::transform_scales(from, to)
-        }
-        // SAFETY: as in `dequantize`.
-        device => unsafe { run_transform(device, &call, options) },
-    }
-}
-
-/// Room for `[mn, k]` f32 scales, MN-major, in columns that begin at multiples of 16 bytes.
-///
-/// # Errors
-/// If the device has no room.
-///
-/// ```
-/// use oxigemm::{Device, tma_aligned_scales};
-///
-/// let scales = tma_aligned_scales(5, 3, &Device::cpu())?;
-/// assert_eq!((scales.dims(), scales.strides()), (&[5, 3][..], &[1, 8][..]));
-/// # Ok::<(), oxigemm::Error>(())
-/// ```
-pub fn tma_aligned_scales(mn: usize, k: usize, device: &Device) -> Result<Tensor> {
-    aligned(DType::F32, mn, k, device)
-}
-
-/// Room for packed UE8M0 scales, `[mn, ceil(k/4)]` i32, MN-major, in columns that begin at multiples of 16 bytes.
-///
-/// # Errors
-/// If the device has no room.
-pub fn packed_scales(mn: usize, k: usize, device: &Device) -> Result<Tensor> {
-    aligned(DType::I32, mn, k.div_ceil(4), device)
-}
-
-/// Room for packed UE8M0 scales in blocks of 128 by 4: `[ceil(mn/128), ceil(k/4), 32, 4]` i32.
-///
-/// # Errors
-/// If the device has no room.
-pub fn blocked_scales(mn: usize, k: usize, device: &Device) -> Result<Tensor> {
-    Tensor::empty(DType::I32, &[mn.div_ceil(128), k.div_ceil(4), 32, 4], device)
-}
-
-/// [`tma_aligned_scales`] with the values of f32 scales, `[MN, K]`, of any strides.
-///
-/// # Errors
-/// As [`transform_scales`].
-pub fn get_mn_major_tma_aligned_tensor(scales: &Tensor) -> Result<Tensor> {
-    let [mn, k] = matrix(scales)?;
-    let mut to = tma_aligned_scales(mn, k, scales.device())?;
-    transform_scales(scales, &mut to, &LaunchOptions::default())?;
-    Ok(to)
-}
-
-/// [`packed_scales`] with the values of f32 scales, `[MN, K]`, of any strides.
-///
-/// # Errors
-/// As [`transform_scales`].
-pub fn get_mn_major_tma_aligned_packed_ue8m0_tensor(scales: &Tensor) -> Result<Tensor> {
-    let [mn, k] = matrix(scales)?;
-    let mut to = packed_scales(mn, k, scales.device())?;
-    transform_scales(scales, &mut to, &LaunchOptions::default())?;
-    Ok(to)
-}
-
-fn matrix(scales: &Tensor) -> Result<[usize; 2]> {
-    <[usize; 2]>::try_from(scales.dims()).map_err(|_| Error::Rank {
-        argument: "scales",
-        expected: "a matrix (2 dimensions)".to_owned(),
-        found: format!("{:?}", scales.dims()),
-    })
-}
-
-fn aligned(dtype: DType, mn: usize, k: usize, device: &Device) -> Result<Tensor> {
-    Tensor::empty(dtype, &[k, mn.next_multiple_of(4)], device)?.transpose(0, 1)?.narrow(0, 0, mn)
-}
-
 /// Where values come from, as tensors.
 #[derive(Clone, Copy)]
 pub(crate) enum SourceTensor<'a> {
@@ -355,231 +266,6 @@ fn fused(
         // SAFETY: as in `dequantize`.
         device => unsafe { run_quantize(device, &call, options) },
     }
-}
-
-/// Where scales lie, for engines that own their memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RawScales {
-    /// f32, with the strides along rows and columns of scales, in elements.
-    F32([usize; 2]),
-    /// UE8M0, four of a row in an i32, with the strides of these.
-    Packed([usize; 2]),
-    /// The same in blocks of 128 rows by 4.
-    Blocked,
-}
-
-/// A quantization on memory that the caller owns. Pitches and strides are in elements.
-///
-/// What the fields mean and how they are checked is told at [`quantize`] and, where values are computed or
-/// gathered, at [`swiglu_quantize`], [`gather_quantize`] and [`rms_norm_quantize`].
-#[derive(Clone, Copy, Debug)]
-pub struct RawQuantize {
-    /// Rows of the codes.
-    pub rows: usize,
-    /// Columns of the codes.
-    pub columns: usize,
-    /// Address of X.
-    pub x: u64,
-    /// The type of X.
-    pub x_type: DType,
-    /// From one row of X to the next.
-    pub x_pitch: usize,
-    /// Address of the codes.
-    pub codes: u64,
-    /// The type of the codes.
-    pub code_type: DType,
-    /// From one row of the codes to the next.
-    pub codes_pitch: usize,
-    /// Address of the scales.
-    pub scales: u64,
-    /// Where the scales lie.
-    pub scale_layout: RawScales,
-    /// Which values share a scale.
-    pub granularity: Granularity,
-    /// Which scales there may be; packed ones are powers of two.
-    pub format: ScaleFormat,
-    /// Where the values come from.
-    pub source: RawSource,
-}
-
-/// Where the values of a [`RawQuantize`] come from.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RawSource {
-    /// X.
-    Matrix,
-    /// SwiGLU of X.
-    SwiGlu,
-    /// Rows of X.
-    Rows {
-        /// Address of as many i32 as there are rows of codes.
-        rows: u64,
-        /// How many rows X has.
-        of: usize,
-    },
-    /// RMSNorm of X.
-    RmsNorm {
-        /// Address of as many weights as there are columns, of the type of X.
-        weight: u64,
-        /// What is added to the mean of squares.
-        epsilon: f32,
-    },
-}
-
-impl RawQuantize {
-    fn scales(&self, device: DeviceId) -> Operand {
-        let [rows, columns] = self.granularity.scale_dims(self.rows, self.columns);
-        scales_operand("scales", self.scale_layout, [rows, columns], self.scales, device)
-    }
-
-    fn describe(&self, device: DeviceId) -> Quantize {
-        let [m, k] = [self.rows, self.columns].map(int);
-        let (x_dims, source) = match self.source {
-            RawSource::Matrix => ([m, k], QuantizeSource::Matrix),
-            RawSource::SwiGlu => ([m, k.saturating_mul(2)], QuantizeSource::SwiGlu),
-            RawSource::Rows { rows, of } => {
-                let list =
-                    Operand { rank: 1, ..Operand::matrix("rows", DType::I32, [m, 1], [1, 1], rows, device) };
-                ([int(of), k], QuantizeSource::Rows(list))
-            }
-            RawSource::RmsNorm { weight, epsilon } => {
-                let list = Operand::matrix("weight", self.x_type, [k, 1], [1, 1], weight, device);
-                ([m, k], QuantizeSource::RmsNorm { weight: Operand { rank: 1, ..list }, epsilon })
-            }
-        };
-        Quantize {
-            x: Operand::matrix("x", self.x_type, x_dims, [int(self.x_pitch), 1], self.x, device),
-            codes: {
-                // Two codes of FP4 are a byte; K is even.
-                let bytes = if self.code_type == DType::U8 { int(self.columns.div_ceil(2)) } else { k };
-                let strides = [int(self.codes_pitch), 1];
-                Operand::matrix("codes", self.code_type, [m, bytes], strides, self.codes, device)
-            },
-            scales: self.scales(device),
-            granularity: self.granularity,
-            format: self.format,
-            source,
-        }
-    }
-}
-
-/// [`quantize`] and its kind on memory that the caller owns. The device is a GPU or the simulator.
-///
-/// # Safety
-/// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
-///
-/// # Errors
-/// As [`quantize`]. The CPU is refused: it has tensors only.
-///
-/// ```
-/// use oxigemm::cast::ScaleFormat;
-/// use oxigemm::{DType, Device, Granularity, LaunchOptions, RawQuantize, RawScales, RawSource, Tensor, quantize_raw};
-///
-/// let device = Device::sim();
-/// let (m, k) = (3, 128);
-/// let x = Tensor::from_f32(DType::Bf16, &vec![1.75; m * k], &[m, k], &device)?;
-/// let codes = Tensor::empty(DType::E4m3, &[m, k], &device)?;
-/// let scales = Tensor::empty(DType::F32, &[m, 1], &device)?;
-/// let call = RawQuantize {
-///     rows: m, columns: k,
-///     x: x.address(), x_type: DType::Bf16, x_pitch: k,
-///     codes: codes.address(), code_type: DType::E4m3, codes_pitch: k,
-///     scales: scales.address(), scale_layout: RawScales::F32([1, 1]),
-///     granularity: Granularity::PerToken, format: ScaleFormat::PowerOfTwo, source: RawSource::Matrix,
-/// };
-/// // SAFETY: the tensors live on, and nobody else uses them.
-/// unsafe { quantize_raw(&device, &call, &LaunchOptions::default())? };
-/// assert_eq!(scales.to_vec_f32()?, [1.0 / 256.0; 3]);
-/// assert_eq!(codes.to_vec_f32()?, vec![448.0; m * k]);
-/// # Ok::<(), oxigemm::Error>(())
-/// ```
-pub unsafe fn quantize_raw(device: &Device, call: &RawQuantize, options: &LaunchOptions) -> Result<()> {
-    // SAFETY: the caller keeps the operands as described.
-    unsafe { run_quantize(device, &call.describe(device.id()), options) }
-}
-
-/// [`dequantize`] on memory that the caller owns: the fields of a [`RawQuantize`] mean the same, and X is written.
-/// Its format and its source do not count.
-///
-/// # Safety
-/// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
-///
-/// # Errors
-/// As [`dequantize`]. The CPU is refused: it has tensors only.
-pub unsafe fn dequantize_raw(device: &Device, call: &RawQuantize, options: &LaunchOptions) -> Result<()> {
-    let Quantize { x, codes, scales, granularity, .. } =
-        RawQuantize { source: RawSource::Matrix, ..*call }.describe(device.id());
-    // SAFETY: the caller keeps the operands as described.
-    unsafe { run_dequantize(device, &Dequantize { codes, scales, x, granularity }, options) }
-}
-
-/// Scales that are transformed, on memory that the caller owns.
-#[derive(Clone, Copy, Debug)]
-pub struct RawTransformScales {
-    /// Rows of scales.
-    pub mn: usize,
-    /// Columns of scales.
-    pub k: usize,
-    /// Address of the f32 scales.
-    pub from: u64,
-    /// Their strides, in elements.
-    pub from_strides: [usize; 2],
-    /// Address of the result.
-    pub to: u64,
-    /// Where it lies.
-    pub to_layout: RawScales,
-}
-
-/// [`transform_scales`] of a matrix on memory that the caller owns.
-///
-/// # Safety
-/// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
-///
-/// # Errors
-/// As [`transform_scales`]. The CPU is refused: it has tensors only.
-pub unsafe fn transform_scales_raw(
-    device: &Device,
-    call: &RawTransformScales,
-    options: &LaunchOptions,
-) -> Result<()> {
-    let (dims, id) = ([call.mn, call.k], device.id());
-    let call = TransformScales {
-        from: scales_operand("from", RawScales::F32(call.from_strides), dims, call.from, id),
-        to: scales_operand("to", call.to_layout, dims, call.to, id),
-    };
-    // SAFETY: the caller keeps the operands as described.
-    unsafe { run_transform(device, &call, options) }
-}
-
-fn scales_operand(
-    name: &'static str,
-    layout: RawScales,
-    [rows, columns]: [usize; 2],
-    address: u64,
-    device: DeviceId,
-) -> Operand {
-    match layout {
-        RawScales::F32(strides) => {
-            Operand::matrix(name, DType::F32, [rows, columns].map(int), strides.map(int), address, device)
-        }
-        RawScales::Packed(strides) => {
-            let dims = [rows, columns.div_ceil(4)].map(int);
-            Operand::matrix(name, DType::I32, dims, strides.map(int), address, device)
-        }
-        RawScales::Blocked => {
-            let [down, across] = [rows.div_ceil(128), columns.div_ceil(4)].map(int);
-            Operand {
-                rank: 4,
-                dims: [down, across, 32, 4],
-                strides: [across.saturating_mul(128), 128, 4, 1],
-                ..Operand::matrix(name, DType::I32, [1, 1], [1, 1], address, device)
-            }
-        }
-    }
-}
-
-/// What does not fit is refused as too large.
-fn int(x: usize) -> i64 {
-    i64::try_from(x).unwrap_or(i64::MAX)
 }
 
 type KernelStep = Step<{ Args::COUNT }>;
@@ -646,18 +332,12 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
 /// As for [`dequantize_raw`].
 unsafe fn run_dequantize(device: &Device, call: &Dequantize, options: &LaunchOptions) -> Result<()> {
     let Some(CheckedQuantize { args, input, code, .. }) = call.check()? else { return Ok(()) };
-    let per_column = call.granularity == Granularity::PerChannel;
-    let config = kernels::dequantize::Config { code, output: input, per_column };
+    let scales = match call.granularity {
+        Granularity::PerChannel => kernels::dequantize::Scales::PerColumn,
+        _ => kernels::dequantize::Scales::PerChunk,
+    };
+    let config = kernels::dequantize::Config { code, output: input, scales };
     let only = step(Config::Dequantize(config), config.launch(&args));
-    // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
-    unsafe { run_steps(device, std::iter::once(only), options) }
-}
-
-/// # Safety
-/// As for [`transform_scales_raw`].
-unsafe fn run_transform(device: &Device, call: &TransformScales, options: &LaunchOptions) -> Result<()> {
-    let Some(CheckedQuantize { args, groups, .. }) = call.check()? else { return Ok(()) };
-    let only = step(Config::Transform, transform::launch(&args, groups));
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }
