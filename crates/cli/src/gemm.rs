@@ -129,7 +129,6 @@ impl Size {
         let expected = match (op.dense(), op.groups(rows.unwrap_or_default())) {
             (_, None) if op.is_k_grouped() => match (KGroupedForm::of(op, operands), rows) {
                 (Some(form), None) => return Ok(Work::KGrouped(self.groups.k_spec(form, dims, seed))),
-                _ if op == Op::Fp8Kgrouped => "nt",
                 _ => "tn or nt",
             },
             (Op::Fp81d1d, None) if layout != GemmLayout::Nt || rows.is_some() => {

@@ -1,13 +1,15 @@
 //! Problems with groups along K, with data: drawn from a seed, on the host and on a device.
 
+use oxigemm::cast::Quantized;
 use oxigemm::plan::{Family, KGroupedShape};
 use oxigemm::{
     Addend, DType, Device, GemmLayout, GemmOptions, Tensor, k_grouped_fp8_gemm_nt_contiguous,
-    k_grouped_half_gemm,
+    k_grouped_fp8_gemm_tn_contiguous, k_grouped_half_gemm,
 };
 use oxigemm_kernels::kgroups::PITCH_UNIT;
+use oxigemm_kernels::transpose_groups::result_extent;
 
-use crate::problem::{AddendKind, Fp8Pair, Host, POISON, ScaleOrder, Spec, scale_matrix, transposed};
+use crate::problem::{AddendKind, Fp8Pair, Host, POISON, ScaleOrder, Spec, scale_matrix};
 use crate::verdict::{self, Effort, Verdict};
 use crate::{Failure, Op};
 
@@ -22,8 +24,9 @@ impl KGroupedForm {
     pub const FP8_NT: KGroupedForm = KGroupedForm { op: Op::Fp8Kgrouped, layout: GemmLayout::Nt };
 
     /// Every form that there is.
-    pub const ALL: [KGroupedForm; 5] = [
+    pub const ALL: [KGroupedForm; 6] = [
         KGroupedForm::FP8_NT,
+        KGroupedForm { op: Op::Fp8Kgrouped, layout: GemmLayout::Tn },
         KGroupedForm { op: Op::Bf16Kgrouped, layout: GemmLayout::Tn },
         KGroupedForm { op: Op::Bf16Kgrouped, layout: GemmLayout::Nt },
         KGroupedForm { op: Op::Fp16Kgrouped, layout: GemmLayout::Tn },
@@ -55,6 +58,7 @@ impl KGroupedForm {
     pub fn unit(self) -> usize {
         match self.family() {
             Family::Half(operands) => operands.k_unit() as usize,
+            _ if self.layout == GemmLayout::Tn => 1,
             _ => PITCH_UNIT as usize,
         }
     }
@@ -122,6 +126,9 @@ impl KGroupedSpec {
     /// What planning is told.
     pub fn shape(&self) -> KGroupedShape {
         let [groups, m, n, k] = [self.ks.len(), self.m, self.n, self.extent()].map(|x| x as u32);
+        // Those that are transposed first are then rounded up.
+        let transposed = self.form.has_scales() && self.form.layout == GemmLayout::Tn;
+        let k = if transposed { result_extent(k.into(), groups) as u32 } else { k };
         KGroupedShape { groups, m, n, k }
     }
 
@@ -195,9 +202,12 @@ impl KGroupedHost {
                 (a, b, Some(scales))
             }
             false => {
-                let values = |of: fn(&Host) -> &[f32]| self.groups.iter().map(of).collect::<Vec<_>>();
-                let a = self.ranges(&values(|host| &host.a_values), spec.m, device)?;
-                (a, self.ranges(&values(|host| &host.b_values), spec.n, device)?, None)
+                let dtype = spec.form.op.ab_type();
+                let of = |values: fn(&Host) -> &[f32], rows| {
+                    let groups: Vec<_> = self.groups.iter().map(|host| dtype.encode(values(host))).collect();
+                    self.ranges(&groups, rows, device)
+                };
+                (of(|host| &host.a_values, spec.m)?, of(|host| &host.b_values, spec.n)?, None)
             }
         };
         let ks: Vec<i32> = spec.ks.iter().map(|k| *k as i32).collect();
@@ -218,58 +228,64 @@ impl KGroupedHost {
         })
     }
 
-    /// An operand of 16 bits, as one matrix that groups have ranges of; the rows of each group are `[rows, K]`.
-    fn ranges(&self, groups: &[&[f32]], rows: usize, device: &Device) -> Result<Tensor, Failure> {
+    /// An operand as one matrix that groups have ranges of; the elements of each group are `[rows, K]`.
+    fn ranges(&self, groups: &[Vec<u8>], rows: usize, device: &Device) -> Result<Tensor, Failure> {
         let (spec, dtype) = (&self.spec, self.spec.form.op.ab_type());
-        let (extent, k_first) = (spec.extent(), spec.form.layout == GemmLayout::Tn);
+        let (extent, size) = (spec.extent(), dtype.size());
+        let k_first = spec.form.layout == GemmLayout::Tn;
         let [lines, length] = if k_first { [extent, rows] } else { [rows, extent] };
         // Something behind every row, and it begins at 16 bytes.
-        let pitch = (length + 1).next_multiple_of(8);
-        let memory =
-            Tensor::from_bytes(dtype, &vec![POISON; lines * pitch * dtype.size()], &[lines, pitch], device)?;
-        let matrix = memory.narrow(1, 0, length)?;
+        let pitch = (length + 1).next_multiple_of(16 / size);
+        let mut memory = vec![POISON; lines * pitch * size];
         let mut start = 0;
-        for (values, &k) in groups.iter().zip(&spec.ks) {
-            if rows * k > 0 {
-                let range = matrix.narrow(usize::from(!k_first), start, k)?;
-                let turned = if k_first { transposed(values, [rows, k]) } else { values.to_vec() };
-                range.clone().write_f32(&turned)?;
+        for (elements, &k) in groups.iter().zip(&spec.ks) {
+            for (i, element) in elements.chunks(size).enumerate() {
+                let (row, depth) = (i / k, start + i % k);
+                let at = if k_first { depth * pitch + row } else { row * pitch + depth };
+                memory[at * size..][..size].copy_from_slice(element);
             }
             start += spec.room(k);
         }
-        Ok(matrix)
+        Ok(Tensor::from_bytes(dtype, &memory, &[lines, pitch], device)?.narrow(1, 0, length)?)
     }
 
-    /// The codes of FP8 operands one after the other, and their scales side by side.
+    /// FP8 operands, and their scales side by side.
     fn quantized(&self, device: &Device) -> Result<([Tensor; 2], [Tensor; 2]), Failure> {
         let spec = &self.spec;
-        let blocks = spec.blocks();
-        let (mut codes, mut scales) =
-            ([Vec::new(), Vec::new()], [spec.m, spec.n].map(|rows| vec![0.0; rows * blocks]));
-        let mut first = 0;
-        for (host, &k) in self.groups.iter().zip(&spec.ks) {
-            let Fp8Pair { a, b } = host.quantized()?;
-            for (x, (codes, scales)) in [a, b].into_iter().zip(codes.iter_mut().zip(&mut scales)) {
-                for row in x.codes.chunks(k.max(1)) {
-                    codes.extend_from_slice(row);
-                    codes.resize(codes.len() + spec.room(k) - k, POISON);
-                }
+        let (blocks, k_first) = (spec.blocks(), spec.form.layout == GemmLayout::Tn);
+        let pairs = self.groups.iter().map(Host::quantized).collect::<Result<Vec<_>, _>>()?;
+        let operand = |of: fn(&Fp8Pair) -> &Quantized, rows: usize, order: ScaleOrder| {
+            let groups: Vec<&Quantized> = pairs.iter().map(|pair| of(pair)).collect();
+            let codes: Vec<Vec<u8>> = groups.iter().map(|x| x.codes.clone()).collect();
+            let codes =
+                if k_first { self.ranges(&codes, rows, device)? } else { self.slabs(&codes, device)? };
+            let mut scales = vec![0.0; rows * blocks];
+            let mut first = 0;
+            for (x, k) in groups.iter().zip(&spec.ks) {
                 let of_group = k.div_ceil(128).max(1);
                 for (i, scale) in x.scales.iter().enumerate() {
                     scales[i / of_group * blocks + first + i % of_group] = *scale;
                 }
+                first += k.div_ceil(128);
             }
-            first += k.div_ceil(128);
+            let scales = scale_matrix(&scales, [rows, blocks], order, device)?;
+            Ok::<_, Failure>((codes, if k_first { scales.transpose(0, 1)? } else { scales }))
+        };
+        let (a, sfa) = operand(|pair| &pair.a, spec.m, spec.scales[0])?;
+        let (b, sfb) = operand(|pair| &pair.b, spec.n, spec.scales[1])?;
+        Ok(([a, b], [sfa, sfb]))
+    }
+
+    /// FP8 operands of all groups, one matrix `[rows, K]` after the other.
+    fn slabs(&self, groups: &[Vec<u8>], device: &Device) -> Result<Tensor, Failure> {
+        let mut all = Vec::new();
+        for (codes, &k) in groups.iter().zip(&self.spec.ks) {
+            for row in codes.chunks(k.max(1)) {
+                all.extend_from_slice(row);
+                all.resize(all.len() + self.spec.room(k) - k, POISON);
+            }
         }
-        let bytes = |codes: &[u8]| Tensor::from_bytes(DType::E4m3, codes, &[codes.len()], device);
-        let [order_a, order_b] = spec.scales;
-        Ok((
-            [bytes(&codes[0])?, bytes(&codes[1])?],
-            [
-                scale_matrix(&scales[0], [spec.m, blocks], order_a, device)?,
-                scale_matrix(&scales[1], [spec.n, blocks], order_b, device)?,
-            ],
-        ))
+        Ok(Tensor::from_bytes(DType::E4m3, &all, &[all.len()], device)?)
     }
 
     /// A tensor like D inside poisoned memory, holding what is added or poison.
@@ -335,7 +351,11 @@ impl KGroupedOperands {
         let (a, b, ks, d) = (&self.a, &self.b, &self.ks, &mut self.d);
         match &self.scales {
             Some([sfa, sfb]) => {
-                k_grouped_fp8_gemm_nt_contiguous((a, sfa), (b, sfb), addend, d, ks, None, options)
+                let function = match self.form.layout {
+                    GemmLayout::Tn => k_grouped_fp8_gemm_tn_contiguous,
+                    _ => k_grouped_fp8_gemm_nt_contiguous,
+                };
+                function((a, sfa), (b, sfb), addend, d, ks, None, options)
             }
             None => k_grouped_half_gemm(self.form.layout, a, b, addend, d, ks, None, options),
         }

@@ -1,6 +1,6 @@
 //! The closed set: every kernel of every family, by one type.
 
-use crate::{hc_prenorm, indexer, launch, quantize};
+use crate::{hc_prenorm, indexer, launch, quantize, transpose_groups};
 use oxigemm_ptx::{BuildError, Module};
 
 /// A kernel of the closed set. A family joins it with a variant that holds its configuration.
@@ -24,6 +24,8 @@ pub enum AnyKernel {
     Indexer(indexer::Config),
     /// The product before the norm of a hyper-connection.
     HcPrenorm(hc_prenorm::Config),
+    /// What makes FP8 operands with groups along K K-major: see [`crate::transpose_groups`].
+    TransposeGroups,
 }
 
 impl AnyKernel {
@@ -32,7 +34,8 @@ impl AnyKernel {
         let products = launch::Config::all().map(AnyKernel::Gemm);
         let quantize = quantize::Config::all().map(AnyKernel::Quantize);
         let logits = indexer::Config::all().map(AnyKernel::Indexer);
-        products.chain(quantize).chain(logits).chain(hc_prenorm::Config::all().map(AnyKernel::HcPrenorm))
+        let hc = hc_prenorm::Config::all().map(AnyKernel::HcPrenorm);
+        products.chain(quantize).chain(logits).chain(hc).chain([AnyKernel::TransposeGroups])
     }
 
     /// The kernel's name, which is also the entry's.
@@ -42,6 +45,7 @@ impl AnyKernel {
             AnyKernel::Quantize(config) => config.name(),
             AnyKernel::Indexer(config) => config.name(),
             AnyKernel::HcPrenorm(config) => config.name(),
+            AnyKernel::TransposeGroups => transpose_groups::NAME.to_owned(),
         }
     }
 
@@ -52,6 +56,7 @@ impl AnyKernel {
             AnyKernel::Quantize(config) => config.build(),
             AnyKernel::Indexer(config) => config.build(),
             AnyKernel::HcPrenorm(config) => config.build(),
+            AnyKernel::TransposeGroups => transpose_groups::build(),
         }
     }
 }

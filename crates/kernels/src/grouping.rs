@@ -349,19 +349,28 @@ impl<'k> Groups<'k> {
 
     /// The last group that no more than `turn` tiles come before.
     fn group_at(&self, turn: U32<'k>) -> U32<'k> {
-        let k = self.k;
-        let (from, to) = (k.var(0u32), k.var_from(self.params.groups));
-        k.while_(
-            || (to.live() - from.live()).gt(1),
-            || {
-                let middle = (from.live() + to.live()) >> 1;
-                let reached = self.before.at(middle * 4).load::<u32>().le(turn);
-                from.set_if(reached, middle);
-                to.set_if(!reached, middle);
-            },
-        );
-        from.get()
+        last_not_above(self.k, self.before, self.params.groups, turn)
     }
+}
+
+/// The last of `count` entries of a table that do not decrease which is not above a number; the first, if all are.
+pub(crate) fn last_not_above<'k>(
+    k: &'k Kernel,
+    table: Shared<'k>,
+    count: U32<'k>,
+    number: U32<'k>,
+) -> U32<'k> {
+    let (from, to) = (k.var(0u32), k.var_from(count));
+    k.while_(
+        || (to.live() - from.live()).gt(1),
+        || {
+            let middle = (from.live() + to.live()) >> 1;
+            let reached = table.at(middle * 4).load::<u32>().le(number);
+            from.set_if(reached, middle);
+            to.set_if(!reached, middle);
+        },
+    );
+    from.get()
 }
 
 /// The first group of a lane, and the one behind its last, where every lane has as many.

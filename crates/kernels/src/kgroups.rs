@@ -10,7 +10,7 @@
 //! range along K: one map serves all, but where K is no whole number of stages, the last one needs a map that ends with
 //! the group. `MapRing` makes such maps on the way, in memory that a block has to itself.
 
-use crate::grouping::{exclusive_scan, groups_of_lane};
+use crate::grouping::{exclusive_scan, groups_of_lane, last_not_above};
 use oxigemm_ptx::memory::AtomicOp;
 use oxigemm_ptx::tma::{MapField, TensorMap};
 use oxigemm_ptx::warp::Shuffle;
@@ -126,25 +126,34 @@ pub const fn table_bytes(groups: u32, has_scales: bool) -> u32 {
 /// The same arguments inside a kernel.
 #[derive(Clone, Copy)]
 pub(crate) struct KGroupParams<'k> {
-    ks: Global<'k>,
+    numbers: KNumbers<'k>,
     map_room: Global<'k>,
     /// Where the operands are.
     operands: [U64<'k>; 2],
-    groups: U32<'k>,
-    extent: U32<'k>,
     d_slab: U32<'k>,
     pub keeps_empty: U32<'k>,
+}
+
+/// What a kernel is told of groups.
+#[derive(Clone, Copy)]
+pub(crate) struct KNumbers<'k> {
+    /// Where the K of each is.
+    pub ks: Global<'k>,
+    /// How many there are.
+    pub groups: U32<'k>,
+    /// As in [`KRoom`].
+    pub extent: U32<'k>,
 }
 
 impl<'k> KGroupParams<'k> {
     /// Declares them in the order of [`KGroupArgs`].
     pub fn declare(k: &'k Kernel) -> Self {
+        let (ks, map_room) = (k.param_pointer("ks"), k.param_pointer("map_room"));
+        let operands = [k.param("address_of_a"), k.param("address_of_b")];
         KGroupParams {
-            ks: k.param_pointer("ks"),
-            map_room: k.param_pointer("map_room"),
-            operands: [k.param("address_of_a"), k.param("address_of_b")],
-            groups: k.param("groups"),
-            extent: k.param("extent"),
+            numbers: KNumbers { ks, groups: k.param("groups"), extent: k.param("extent") },
+            map_room,
+            operands,
             d_slab: k.param("d_slab"),
             keeps_empty: k.param("keeps_empty"),
         }
@@ -166,11 +175,46 @@ pub(crate) struct KGroupPlace<'k> {
     pub d_row: U32<'k>,
 }
 
-/// The table of groups in a block's shared memory.
+/// The table of groups in a block's shared memory, and where their output is.
 #[derive(Clone, Copy)]
 pub(crate) struct KGroups<'k> {
-    k: &'k Kernel,
+    table: KTable<'k>,
     pub params: KGroupParams<'k>,
+}
+
+impl<'k> KGroups<'k> {
+    /// The table at `table` of groups that are ranges of their operands, which begin at multiples of `unit`.
+    pub fn of_ranges(params: KGroupParams<'k>, table: Shared<'k>, unit: u32) -> Self {
+        KGroups { table: KTable::new(params.numbers, table, unit, None), params }
+    }
+
+    /// The same of groups with matrices of their own, and `blocks` blocks of scales of `block_k` each.
+    pub fn with_scales(params: KGroupParams<'k>, table: Shared<'k>, blocks: (U32<'k>, u32)) -> Self {
+        KGroups { table: KTable::new(params.numbers, table, PITCH_UNIT, Some(blocks)), params }
+    }
+
+    /// How many groups there are.
+    pub fn count(&self) -> U32<'k> {
+        self.params.numbers.groups
+    }
+
+    /// Fills the table in: all threads of the block take part.
+    pub fn find(&self) {
+        self.table.find();
+    }
+
+    /// The place of a group's tiles.
+    pub fn place(&self, group: U32<'k>) -> KGroupPlace<'k> {
+        let KRange { k, start, first_block } = self.table.range(group);
+        KGroupPlace { group, k, start, first_block, d_row: group * self.params.d_slab }
+    }
+}
+
+/// The table of groups in a block's shared memory.
+#[derive(Clone, Copy)]
+pub(crate) struct KTable<'k> {
+    k: &'k Kernel,
+    numbers: KNumbers<'k>,
     /// As in [`KRoom`].
     unit: u32,
     scales: Option<ScaleTable<'k>>,
@@ -187,31 +231,27 @@ struct ScaleTable<'k> {
     first_block: Shared<'k>,
 }
 
-impl<'k> KGroups<'k> {
-    /// The table at `table` of groups that are ranges of their operands, which begin at multiples of `unit`.
-    pub fn of_ranges(params: KGroupParams<'k>, table: Shared<'k>, unit: u32) -> Self {
-        let (k, start) = (params.groups.kernel(), table.at(params.groups * 4));
-        KGroups { k, params, unit, scales: None, depth: table, start }
-    }
+/// A [`KGroup`] inside a kernel.
+#[derive(Clone, Copy)]
+pub(crate) struct KRange<'k> {
+    pub k: U32<'k>,
+    pub start: U32<'k>,
+    pub first_block: U32<'k>,
+}
 
-    /// The same of groups with matrices of their own, and `blocks` blocks of scales of `block_k` each.
-    pub fn with_scales(
-        params: KGroupParams<'k>,
-        table: Shared<'k>,
-        (blocks, block_k): (U32<'k>, u32),
-    ) -> Self {
-        let (k, bytes) = (blocks.kernel(), params.groups * 4);
+impl<'k> KTable<'k> {
+    /// Of groups that begin at multiples of `unit`, with blocks of scales, and the K of each, where there are some.
+    pub fn new(numbers: KNumbers<'k>, table: Shared<'k>, unit: u32, scales: Option<(U32<'k>, u32)>) -> Self {
+        let (k, bytes) = (numbers.groups.kernel(), numbers.groups * 4);
         let start = table.at(bytes);
-        let scales = Some(ScaleTable { blocks, block_k, first_block: start.at(bytes) });
-        KGroups { k, params, unit: PITCH_UNIT, scales, depth: table, start }
+        let scales = scales.map(|(blocks, block_k)| {
+            let first_block = start.at(bytes);
+            ScaleTable { blocks, block_k, first_block }
+        });
+        KTable { k, numbers, unit, scales, depth: table, start }
     }
 
-    /// How many groups there are.
-    pub fn count(&self) -> U32<'k> {
-        self.params.groups
-    }
-
-    /// Fills the table in: one warp does it, and all threads of the block take part.
+    /// Fills it in: one warp does it, and all threads of the block take part.
     pub fn find(&self) {
         let k = self.k;
         k.if_(k.warp_index().eq(0), || self.place_behind_each_other(k.lane()));
@@ -220,7 +260,7 @@ impl<'k> KGroups<'k> {
     }
 
     fn place_behind_each_other(&self, lane: U32<'k>) {
-        let (k, p) = (self.k, self.params);
+        let (k, p) = (self.k, self.numbers);
         let (first, last) = groups_of_lane(lane, p.groups);
         let number = |group: U32<'k>| {
             let number: I32<'k> = p.ks.at(group.widening_mul(4)).load();
@@ -254,16 +294,20 @@ impl<'k> KGroups<'k> {
         });
     }
 
-    /// The place of a group's tiles.
-    pub fn place(&self, group: U32<'k>) -> KGroupPlace<'k> {
+    /// What it says of a group.
+    pub fn range(&self, group: U32<'k>) -> KRange<'k> {
         let of = |table: Shared<'k>| table.at(group * 4).load::<u32>();
-        KGroupPlace {
-            group,
+        KRange {
             k: of(self.depth),
             start: of(self.start),
             first_block: self.scales.map_or_else(|| self.k.constant(0), |scales| of(scales.first_block)),
-            d_row: group * self.params.d_slab,
         }
+    }
+
+    /// The group that a block of scales belongs to; the last, if none does.
+    pub fn group_of_block(&self, block: U32<'k>) -> U32<'k> {
+        let scales = self.scales.expect("there are scales");
+        last_not_above(self.k, scales.first_block, self.numbers.groups, block)
     }
 }
 

@@ -44,6 +44,7 @@ pub mod quantize;
 mod scales;
 pub mod schedule;
 pub mod transpose;
+pub mod transpose_groups;
 
 pub use closed_set::{AnyKernel, Argument};
 pub use oxigemm_ptx::wgmma::Swizzle;

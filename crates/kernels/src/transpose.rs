@@ -11,7 +11,7 @@ use crate::launch::Launch;
 
 /// Bytes of a tile along either dimension.
 pub const TILE: u32 = 128;
-const THREADS: u32 = 256;
+pub(crate) const THREADS: u32 = 256;
 /// Bytes that a thread loads, and stores, at a time.
 const VECTOR: u32 = 16;
 
@@ -156,10 +156,43 @@ fn transpose<'k>(k: &'k Kernel, job: &JobParams<'k>, index: U32<'k>, tile: Share
     let from = job.from.at(slab.widening_mul(job.from_slab) << 4);
     let to = job.to.at(slab.widening_mul(job.to_slab) << 4);
 
-    load(k, job, from, [line, column], tile);
+    let from = SourceMatrix { from, pitch: job.from_pitch, lines: job.lines, columns: job.columns };
+    let to = ResultMatrix { to, pitch: job.to_pitch, rows: job.columns, end: None };
+    transpose_tile(k, &from, &to, [line, column], tile);
+}
+
+/// What a tile comes from: lines of bytes.
+pub(crate) struct SourceMatrix<'k> {
+    pub from: Global<'k>,
+    /// From one line to the next.
+    pub pitch: U32<'k>,
+    pub lines: U32<'k>,
+    /// Bytes of a line.
+    pub columns: U32<'k>,
+}
+
+/// What it goes to: a row for each byte of a line.
+pub(crate) struct ResultMatrix<'k> {
+    pub to: Global<'k>,
+    /// From one row to the next.
+    pub pitch: U32<'k>,
+    pub rows: U32<'k>,
+    /// Bytes of a row that are written, in vectors; all of the last tile where there is room.
+    pub end: Option<U32<'k>>,
+}
+
+/// Transposes the tile at a line and a column; what is not there becomes 0. All threads of the block take part.
+pub(crate) fn transpose_tile<'k>(
+    k: &'k Kernel,
+    from: &SourceMatrix<'k>,
+    to: &ResultMatrix<'k>,
+    at: [U32<'k>; 2],
+    tile: Shared<'k>,
+) {
+    load(k, from, at, tile);
     k.copies_wait();
     k.sync_threads();
-    store(k, job, to, [line, column], tile);
+    store(k, to, at, tile);
 }
 
 /// Where a vector of a line lies: vectors trade places so that neither writing lines nor reading columns meets in a bank.
@@ -167,33 +200,21 @@ fn vector_at<'k>(tile: Shared<'k>, line: U32<'k>, vector: U32<'k>) -> Shared<'k>
     tile.at(line * TILE + (vector ^ (line / VECTOR)) * VECTOR)
 }
 
-fn load<'k>(
-    k: &'k Kernel,
-    job: &JobParams<'k>,
-    from: Global<'k>,
-    [line, column]: [U32<'k>; 2],
-    tile: Shared<'k>,
-) {
+fn load<'k>(k: &'k Kernel, matrix: &SourceMatrix<'k>, [line, column]: [U32<'k>; 2], tile: Shared<'k>) {
     let thread = k.thread_index();
     let (vector, first) = (thread % (TILE / VECTOR), thread / (TILE / VECTOR));
     let at = column + vector * VECTOR;
-    let left = at.lt(job.columns).select(job.columns - at, 0).min(VECTOR);
+    let left = at.lt(matrix.columns).select(matrix.columns - at, 0).min(VECTOR);
     for later in (0..TILE).step_by((THREADS / (TILE / VECTOR)) as usize) {
         let line_of_tile = first + later;
         let source = line + line_of_tile;
-        let present = source.lt(job.lines).select(left, 0);
-        let from = from.at(source.widening_mul(job.from_pitch)).at(at.to_u64());
+        let present = source.lt(matrix.lines).select(left, 0);
+        let from = matrix.from.at(source.widening_mul(matrix.pitch)).at(at.to_u64());
         vector_at(tile, line_of_tile, vector).copy_async_part(from, VECTOR, present);
     }
 }
 
-fn store<'k>(
-    k: &'k Kernel,
-    job: &JobParams<'k>,
-    to: Global<'k>,
-    [line, column]: [U32<'k>; 2],
-    tile: Shared<'k>,
-) {
+fn store<'k>(k: &'k Kernel, matrix: &ResultMatrix<'k>, [line, column]: [U32<'k>; 2], tile: Shared<'k>) {
     let (warp, lane) = (k.thread_index() / 32, k.lane());
     // A warp has 16 columns: a lane four of them, and 16 lines.
     let (lines, word) = (lane % 8, lane / 8);
@@ -204,9 +225,11 @@ fn store<'k>(
     let first = column + warp * VECTOR + word * 4;
     for later in 0..4u32 {
         let row = first + later;
-        let to = to.at(row.widening_mul(job.to_pitch)).at((line + lines * VECTOR).to_u64());
+        let to = matrix.to.at(row.widening_mul(matrix.pitch)).at((line + lines * VECTOR).to_u64());
         let bytes = [0, 1, 2, 3].map(|quad: usize| quads[quad][later as usize]);
-        k.guard(row.lt(job.columns), || to.store_vec(bytes));
+        let exists = row.lt(matrix.rows);
+        let exists = matrix.end.map_or(exists, |end| exists & (line + lines * VECTOR).lt(end));
+        k.guard(exists, || to.store_vec(bytes));
     }
 }
 

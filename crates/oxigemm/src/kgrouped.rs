@@ -1,7 +1,7 @@
 //! Products with groups along K: what the weights of a mixture's experts get as gradients.
 
 use crate::call::{Addresses, FusedAt, PlanKey};
-use crate::check::{CheckedKGroups, KGroupedFp8GemmNt, Operand, Trivial};
+use crate::check::{CheckedKGroups, GemmLayout, KGroupedFp8Gemm, KGroups, Operand, Problem, Trivial};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -10,6 +10,7 @@ use crate::reference;
 use crate::runtime::Cuda;
 use crate::simulated::{Sim, Work};
 use crate::tensor::Tensor;
+use crate::transposed_groups::TransposedGroups;
 
 /// D\[g\] = C\[g\] + A_g·B_gᵀ for groups that share M and N and have a K of their own.
 ///
@@ -51,15 +52,78 @@ use crate::tensor::Tensor;
 /// # Ok::<(), oxigemm::Error>(())
 /// ```
 pub fn k_grouped_fp8_gemm_nt_contiguous(
-    (a, sfa): (&Tensor, &Tensor),
-    (b, sfb): (&Tensor, &Tensor),
+    a: (&Tensor, &Tensor),
+    b: (&Tensor, &Tensor),
     c: Addend<'_>,
     d: &mut Tensor,
     ks: &Tensor,
     ks_host: Option<&[usize]>,
     options: &GemmOptions,
 ) -> Result<()> {
-    let arguments = KGroupedFp8GemmNt {
+    run(GemmLayout::Nt, (a, b), c, d, (ks, ks_host), options)
+}
+
+/// D\[g\] = C\[g\] + A_gᵀ·B_g for groups that share M and N and have a range of K each.
+///
+/// | argument | shape | type | layout |
+/// |---|---|---|---|
+/// | `a` | `[K, M]` | e4m3 | rows of M; pitch and address multiples of 16 bytes |
+/// | scales of `a` | `[sum of ceil(K_g/128), M]` | f32 | any strides |
+/// | `b` | `[K, N]` | e4m3 | as `a` |
+/// | scales of `b` | `[sum of ceil(K_g/128), N]` | f32 | any strides |
+/// | `c`, `d`, `ks` | as for [`k_grouped_fp8_gemm_nt_contiguous`] | | |
+///
+/// K is that of all groups, which lie one behind another without gaps. A scale is of 128 steps of K of one group, or of
+/// what is left of them at its end.
+///
+/// The tensor core multiplies FP8 operands that are contiguous along K, so both are transposed first, by one kernel, into
+/// memory of the library that belongs to the stream: see [`fp8_gemm`](crate::fp8_gemm) for what that means to graphs. It
+/// reads and writes all of A and B once more; who can should quantize along K.
+///
+/// # Errors
+/// The first rule that an argument breaks, or what the device reports; that the stream is being captured and its memory
+/// would have to grow.
+///
+/// ```
+/// use oxigemm::{Addend, DType, Device, GemmOptions, Tensor, k_grouped_fp8_gemm_tn_contiguous};
+///
+/// let device = Device::cpu(); // or Device::auto(), which takes a GPU, else the simulator
+/// let (m, n) = (16, 32);
+/// let a = Tensor::from_f32(DType::E4m3, &vec![0.5; 5 * m], &[5, m], &device)?;
+/// let b = Tensor::from_f32(DType::E4m3, &vec![2.0; 5 * n], &[5, n], &device)?;
+/// // The second group has no K, and so no scales.
+/// let sfa = Tensor::from_slice(&[[1.0f32; 16], [2.0; 16]].concat(), &[2, m], &device)?;
+/// let sfb = Tensor::from_slice(&[1.0f32; 64], &[2, n], &device)?;
+/// let mut d = Tensor::zeros(DType::F32, &[3, m, n], &device)?;
+/// let ks = Tensor::from_slice(&[4i32, 0, 1], &[3], &device)?;
+/// let (a, b, options) = ((&a, &sfa), (&b, &sfb), GemmOptions::default());
+/// k_grouped_fp8_gemm_tn_contiguous(a, b, Addend::None, &mut d, &ks, Some(&[4, 0, 1]), &options)?;
+/// let firsts: Vec<f32> = d.to_vec_f32()?.into_iter().step_by(m * n).collect();
+/// assert_eq!(firsts, [4.0, 0.0, 2.0]);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn k_grouped_fp8_gemm_tn_contiguous(
+    a: (&Tensor, &Tensor),
+    b: (&Tensor, &Tensor),
+    c: Addend<'_>,
+    d: &mut Tensor,
+    ks: &Tensor,
+    ks_host: Option<&[usize]>,
+    options: &GemmOptions,
+) -> Result<()> {
+    run(GemmLayout::Tn, (a, b), c, d, (ks, ks_host), options)
+}
+
+fn run(
+    layout: GemmLayout,
+    ((a, sfa), (b, sfb)): ((&Tensor, &Tensor), (&Tensor, &Tensor)),
+    c: Addend<'_>,
+    d: &mut Tensor,
+    (ks, ks_host): (&Tensor, Option<&[usize]>),
+    options: &GemmOptions,
+) -> Result<()> {
+    let arguments = KGroupedFp8Gemm {
+        layout,
         a: a.describe("a"),
         sfa: sfa.describe("sfa"),
         b: b.describe("b"),
@@ -82,7 +146,7 @@ pub fn k_grouped_fp8_gemm_nt_contiguous(
                 Addend::InPlace => Some(&old),
                 Addend::From(c) => Some(c),
             };
-            reference::k_grouped_fp8_gemm_nt_tensors((a, sfa), (b, sfb), c, d, ks, &checked)
+            reference::k_grouped_fp8_gemm_tensors(layout, (a, sfa), (b, sfb), c, d, ks, &checked)
         }
     }
 }
@@ -90,7 +154,8 @@ pub fn k_grouped_fp8_gemm_nt_contiguous(
 /// The operands of a product with groups along K, as addresses, for engines that own their memory. Pitches and strides
 /// are in elements.
 ///
-/// What the fields mean and how they are checked is told at [`k_grouped_fp8_gemm_nt_contiguous`].
+/// What the fields mean and how they are checked is told at [`k_grouped_fp8_gemm_nt_contiguous`] and
+/// [`k_grouped_fp8_gemm_tn_contiguous`]; of the latter, A is `[K, M]` and B `[K, N]` without gaps.
 #[derive(Clone, Copy, Debug)]
 pub struct RawKGroupedFp8Gemm<'a> {
     /// How many groups there are.
@@ -99,7 +164,7 @@ pub struct RawKGroupedFp8Gemm<'a> {
     pub m: usize,
     /// Rows of B, columns of D.
     pub n: usize,
-    /// The K of all groups together, each rounded up to 16: what A and B have room for.
+    /// The K of all groups together, of nt each rounded up to 16: what A and B have room for.
     pub k: usize,
     /// Blocks of scales of all groups.
     pub blocks: usize,
@@ -132,7 +197,7 @@ pub struct RawKGroupedFp8Gemm<'a> {
 }
 
 impl<'a> RawKGroupedFp8Gemm<'a> {
-    fn describe(&self, device: DeviceId) -> KGroupedFp8GemmNt<'a> {
+    fn describe(&self, layout: GemmLayout, device: DeviceId) -> KGroupedFp8Gemm<'a> {
         // What does not fit is refused as too large.
         let int = |x: usize| i64::try_from(x).unwrap_or(i64::MAX);
         let [groups, m, n, k, blocks] = [self.groups, self.m, self.n, self.k, self.blocks].map(int);
@@ -141,16 +206,22 @@ impl<'a> RawKGroupedFp8Gemm<'a> {
             Operand { name, dtype, rank: 1, dims, strides, address, device }
         };
         let scales = |name, rows, strides: [usize; 2], address| {
-            Operand::matrix(name, DType::F32, [rows, blocks], strides.map(int), address, device)
+            let scales = Operand::matrix(name, DType::F32, [rows, blocks], strides.map(int), address, device);
+            if layout == GemmLayout::Tn { scales.transposed() } else { scales }
+        };
+        let operand = |name, rows: i64, address| match layout {
+            GemmLayout::Tn => Operand::matrix(name, DType::E4m3, [k, rows], [rows, 1], address, device),
+            _ => list(name, DType::E4m3, rows.saturating_mul(k), address),
         };
         let output = |name, [group, row]: [usize; 2], address| {
             let (dims, strides) = ([groups, m, n, 1], [int(group), int(row), 1, 1]);
             Operand { name, dtype: self.d_type, rank: 3, dims, strides, address, device }
         };
-        KGroupedFp8GemmNt {
-            a: list("a", DType::E4m3, m.saturating_mul(k), self.a),
+        KGroupedFp8Gemm {
+            layout,
+            a: operand("a", m, self.a),
             sfa: scales("sfa", m, self.sfa_strides, self.sfa),
-            b: list("b", DType::E4m3, n.saturating_mul(k), self.b),
+            b: operand("b", n, self.b),
             sfb: scales("sfb", n, self.sfb_strides, self.sfb),
             c: (self.c != 0).then(|| output("c", self.c_strides, self.c)),
             d: output("d", self.d_strides, self.d),
@@ -176,7 +247,24 @@ pub unsafe fn k_grouped_fp8_gemm_nt_contiguous_raw(
     options: &GemmOptions,
 ) -> Result<()> {
     // SAFETY: the caller keeps the operands as described.
-    unsafe { run_raw(device, &gemm.describe(device.id()), options) }
+    unsafe { run_raw(device, &gemm.describe(GemmLayout::Nt, device.id()), options) }
+}
+
+/// [`k_grouped_fp8_gemm_tn_contiguous`] on memory that the caller owns, on the stream of the options. The device is a GPU
+/// or the simulator, whose addresses are those of its tensors.
+///
+/// # Safety
+/// As for [`k_grouped_fp8_gemm_nt_contiguous_raw`].
+///
+/// # Errors
+/// As for that function. The CPU is refused: it has tensors only.
+pub unsafe fn k_grouped_fp8_gemm_tn_contiguous_raw(
+    device: &Device,
+    gemm: &RawKGroupedFp8Gemm<'_>,
+    options: &GemmOptions,
+) -> Result<()> {
+    // SAFETY: the caller keeps the operands as described.
+    unsafe { run_raw(device, &gemm.describe(GemmLayout::Tn, device.id()), options) }
 }
 
 /// The arguments of some product with groups along K, not yet checked.
@@ -187,11 +275,15 @@ pub(crate) trait KGroupedArguments {
     fn output(&self) -> (Option<&Operand>, &Operand);
     /// Where the operands are, but for the room for tensor maps.
     fn addresses(&self) -> Addresses;
+    /// What makes the operands of a checked product K-major first, where they have to be.
+    fn transposed(&self, _: &Problem, _: &KGroups) -> Result<Option<TransposedGroups>> {
+        Ok(None)
+    }
 }
 
-impl KGroupedArguments for KGroupedFp8GemmNt<'_> {
+impl KGroupedArguments for KGroupedFp8Gemm<'_> {
     fn check(&self) -> Result<CheckedKGroups> {
-        KGroupedFp8GemmNt::check(self)
+        KGroupedFp8Gemm::check(self)
     }
 
     fn output(&self) -> (Option<&Operand>, &Operand) {
@@ -210,6 +302,10 @@ impl KGroupedArguments for KGroupedFp8GemmNt<'_> {
             map_room: 0,
             fused: FusedAt::default(),
         }
+    }
+
+    fn transposed(&self, problem: &Problem, groups: &KGroups) -> Result<Option<TransposedGroups>> {
+        (self.layout == GemmLayout::Tn).then(|| TransposedGroups::new(problem, groups)).transpose()
     }
 }
 
@@ -242,12 +338,24 @@ pub(crate) unsafe fn launch(
     let stream = cuda_stream(cuda, options)?;
     match arguments.check()? {
         CheckedKGroups::Launch(problem, groups) => {
+            let transposed = arguments.transposed(&problem, &groups)?;
+            let problem = transposed.as_ref().map_or(problem, |transposed| transposed.problem);
             let key = PlanKey { k_groups: Some(groups), ..key(cuda.limits(), problem, None, options) };
             let prepared = cuda.prepared(&key)?;
-            let at = Addresses { map_room: cuda.map_room()?, ..arguments.addresses() };
-            let args = prepared.arguments(&at)?;
-            // SAFETY: the check has compared the operands with the problem; the caller keeps them.
-            unsafe { prepared.launch(&args, stream, options.programmatic) }
+            let own = Addresses { map_room: cuda.map_room()?, ..arguments.addresses() };
+            let Some(transposed) = transposed else {
+                let args = prepared.arguments(&own)?;
+                // SAFETY: the check has compared the operands with the problem; the caller keeps them.
+                return unsafe { prepared.launch(&args, stream, options.programmatic) };
+            };
+            let workspace = cuda.workspace(stream, transposed.bytes)?;
+            let args = prepared.arguments(&transposed.addresses(own, workspace))?;
+            // SAFETY: as above, and the device keeps the workspace. The second kernel waits for the first, and so for all
+            // before it.
+            unsafe {
+                transposed.call(own, workspace, |call| cuda.launch(call, stream, options.programmatic))?;
+                prepared.launch(&args, stream, true)
+            }
         }
         CheckedKGroups::Trivial(trivial) => {
             for (d, c, width, rows) in output_rows(arguments.output()) {
@@ -269,9 +377,18 @@ pub(crate) fn simulate(sim: &Sim, arguments: &impl KGroupedArguments, options: &
     let stream = sim_stream(sim, options)?;
     match arguments.check()? {
         CheckedKGroups::Launch(problem, groups) => {
+            let transposed = arguments.transposed(&problem, &groups)?;
+            let problem = transposed.as_ref().map_or(problem, |transposed| transposed.problem);
             let key = PlanKey { k_groups: Some(groups), ..key(sim.limits(), problem, None, options) };
-            let at = Addresses { map_room: sim.map_room()?, ..arguments.addresses() };
-            put(sim, stream, sim.plan(&key, &at, options.programmatic)?)
+            let own = Addresses { map_room: sim.map_room()?, ..arguments.addresses() };
+            let Some(transposed) = transposed else {
+                return put(sim, stream, sim.plan(&key, &own, options.programmatic)?);
+            };
+            let workspace = sim.workspace(transposed.bytes)?;
+            let multiply = sim.plan(&key, &transposed.addresses(own, workspace), true)?;
+            let transpose = transposed.call(own, workspace, |call| sim.work(call, options.programmatic))?;
+            put(sim, stream, transpose)?;
+            put(sim, stream, multiply)
         }
         CheckedKGroups::Trivial(trivial) => {
             for (at, c, width, rows) in output_rows(arguments.output()) {

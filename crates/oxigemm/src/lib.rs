@@ -81,6 +81,7 @@ mod storage;
 mod stream;
 mod tensor;
 mod transposed;
+mod transposed_groups;
 mod workspace;
 
 pub use check::{GemmLayout, Granularity, HeadSplits};
@@ -128,6 +129,7 @@ pub use indexer::{
 };
 pub use kgrouped::{
     RawKGroupedFp8Gemm, k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous_raw,
+    k_grouped_fp8_gemm_tn_contiguous, k_grouped_fp8_gemm_tn_contiguous_raw,
 };
 pub use layout::MAX_RANK;
 pub use oxigemm_kernels::epilogue::Activation;

@@ -20,7 +20,7 @@ pub(crate) use hc::hc_prenorm_tensors;
 pub use hc::tf32;
 pub use indexer::mqa_logit;
 pub(crate) use indexer::{mqa_logits_tensors, paged_mqa_logits_tensors, paged_mqa_schedule_tensors};
-pub use kgrouped::{k_grouped_fp8_gemm_nt_tensors, k_grouped_half_gemm_tensors};
+pub use kgrouped::{k_grouped_fp8_gemm_tensors, k_grouped_half_gemm_tensors};
 use oxigemm_kernels::launch::Family;
 use rayon::prelude::*;
 

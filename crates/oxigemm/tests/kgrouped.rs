@@ -5,8 +5,9 @@ use oxigemm::cast::{ScaleFormat, per_token_cast_to_fp8};
 use oxigemm::plan::{self, Choice};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
-    Addend, DType, Device, GemmOptions, RawKGroupedFp8Gemm, Sim, Tensor, k_grouped_fp8_gemm_nt_contiguous,
-    k_grouped_fp8_gemm_nt_contiguous_raw, random, reference,
+    Addend, DType, Device, GemmLayout, GemmOptions, RawKGroupedFp8Gemm, Sim, Tensor,
+    k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous_raw, k_grouped_fp8_gemm_tn_contiguous,
+    k_grouped_fp8_gemm_tn_contiguous_raw, random, reference,
 };
 use oxigemm_kernels::launch::Config;
 
@@ -83,6 +84,7 @@ impl Data {
 
 /// The operands on a device.
 struct Operands {
+    layout: GemmLayout,
     a: Tensor,
     sfa: Tensor,
     b: Tensor,
@@ -128,6 +130,7 @@ fn upload(data: &Data, device: &Device, d_type: DType, order: Order, gap: usize)
     let ks: Vec<i32> = data.ks.iter().map(|k| *k as i32).collect();
     let bytes = |codes: &[u8]| Tensor::from_bytes(DType::E4m3, codes, &[codes.len()], device).unwrap();
     Operands {
+        layout: GemmLayout::Nt,
         a: bytes(&data.a),
         sfa: scales(&data.sfa, m),
         b: bytes(&data.b),
@@ -146,8 +149,36 @@ impl Operands {
             _ => Addend::From(&self.c),
         };
         let (a, b) = ((&self.a, &self.sfa), (&self.b, &self.sfb));
-        k_grouped_fp8_gemm_nt_contiguous(a, b, addend, &mut self.d, &self.ks, None, options)
+        let function = match self.layout {
+            GemmLayout::Tn => k_grouped_fp8_gemm_tn_contiguous,
+            _ => k_grouped_fp8_gemm_nt_contiguous,
+        };
+        function(a, b, addend, &mut self.d, &self.ks, None, options)
     }
+}
+
+/// The same operands with K first: `[K, M]` and `[K, N]` with NaN behind their rows, scales `[blocks, M]`.
+fn with_k_first(data: &Data, operands: Operands) -> Operands {
+    let device = operands.a.device().clone();
+    let matrix = |codes: &[u8], rows: usize| {
+        let (k, pitch) = (data.ks.iter().sum::<usize>(), (rows + 1).next_multiple_of(16));
+        let mut turned = vec![FP8_NAN; k.max(1) * pitch];
+        let (mut from, mut start) = (0, 0);
+        for &depth in &data.ks {
+            for row in 0..rows {
+                for (i, code) in codes[from..][..depth].iter().enumerate() {
+                    turned[(start + i) * pitch + row] = *code;
+                }
+                from += depth.next_multiple_of(16);
+            }
+            start += depth;
+        }
+        let memory = Tensor::from_bytes(DType::E4m3, &turned, &[k.max(1), pitch], &device).unwrap();
+        memory.narrow(0, 0, k).unwrap().narrow(1, 0, rows).unwrap()
+    };
+    let [sfa, sfb] = [&operands.sfa, &operands.sfb].map(|scales| scales.transpose(0, 1).unwrap());
+    let (a, b) = (matrix(&data.a, data.m), matrix(&data.b, data.n));
+    Operands { layout: GemmLayout::Tn, a, b, sfa, sfb, ..operands }
 }
 
 fn choices() -> impl Iterator<Item = Choice> {
@@ -167,6 +198,75 @@ fn the_cpu_multiplies_every_group() {
         let mut operands = upload(&data, &Device::cpu(), DType::F32, order, addend);
         operands.run(addend, &GemmOptions::default()).unwrap();
         data.expect_right(&operands.d, addend > 0, "cpu");
+        let mut turned = with_k_first(&data, upload(&data, &Device::cpu(), DType::F32, order, addend));
+        turned.run(addend, &GemmOptions::default()).unwrap();
+        assert_eq!(turned.d.to_bytes().unwrap(), operands.d.to_bytes().unwrap(), "it is the same product");
+    }
+}
+
+#[test]
+fn operands_that_begin_with_k_give_the_same_bits() {
+    // More of M than a tile has, groups that are rounded up, none, and one of a single step.
+    for (turn, ks) in
+        [&[1usize, 0, 300, 16, 130][..], &[0, 128, 1, 1, 1], &[77], &[0, 0]].into_iter().enumerate()
+    {
+        let data = Data::new([131, 40], ks);
+        let policy = [Policy::Eager, Policy::Lazy, Policy::Random][turn % 3];
+        let sim = Sim::with_options(Options { policy, seed: turn as u64, ..Options::default() });
+        let device = Device::Sim(sim);
+        let mut expected = upload(&data, &device, DType::F32, ORDERS[turn % 3], 0);
+        let mut turned = with_k_first(&data, upload(&data, &device, DType::F32, ORDERS[turn % 3], 0));
+        for addend in 0..3 {
+            expected.run(addend, &GemmOptions::default()).unwrap();
+            turned.run(addend, &GemmOptions::default()).unwrap();
+            assert_eq!(turned.d.to_bytes().unwrap(), expected.d.to_bytes().unwrap(), "{ks:?} {addend}");
+        }
+    }
+}
+
+#[test]
+fn numbers_that_do_not_fit_operands_that_begin_with_k_are_cut_off() {
+    let data = Data::new([20, 40], &[200, 100, 128]);
+    for numbers in [[i32::MAX, 5, 5], [-7, 200, 1000], [0, 0, 0], [428, 1, -1], [300, 300, 300], [1, 1, 1]] {
+        let [sim, cpu] = [Device::Sim(Sim::new()), Device::cpu()].map(|device| {
+            let mut operands = with_k_first(&data, upload(&data, &device, DType::F32, Order::M, 0));
+            operands.ks = Tensor::from_slice(&numbers, &[3], &device).unwrap();
+            operands.run(0, &GemmOptions::default()).unwrap();
+            operands.d.to_vec_f32().unwrap()
+        });
+        for (i, (sim, cpu)) in sim.iter().zip(&cpu).enumerate() {
+            let allowed = 0.03 * 428f32.sqrt() + cpu.abs() / 256.0;
+            assert!((sim - cpu).abs() <= allowed, "{numbers:?}, element {i}: {sim} {cpu}");
+        }
+    }
+}
+
+#[test]
+fn a_graph_with_operands_that_begin_with_k_is_replayed_with_other_numbers() {
+    let device = Device::Sim(Sim::new());
+    // As many steps and blocks in all.
+    let turns = [[128usize, 100, 157], [157, 128, 100], [130, 0, 255], [1, 384, 0]]
+        .map(|ks| Data::new([20, 40], &ks));
+    let stream = device.new_stream().unwrap();
+    let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
+    let new = |data: &Data| with_k_first(data, upload(data, &device, DType::F32, Order::M, 0));
+    let mut operands = new(&turns[0]);
+    operands.run(0, &options).unwrap();
+    let graph = stream.capture(|_| operands.run(0, &options)).unwrap();
+    for data in &turns {
+        let new = new(data);
+        for (old, new) in [
+            (&operands.a, &new.a),
+            (&operands.b, &new.b),
+            (&operands.sfa, &new.sfa),
+            (&operands.sfb, &new.sfb),
+        ] {
+            old.narrow(0, 0, new.dims()[0]).unwrap().copy_from(new).unwrap();
+        }
+        operands.ks.copy_from(&new.ks).unwrap();
+        graph.launch(&stream).unwrap();
+        stream.synchronize().unwrap();
+        data.expect_right(&operands.d, false, &format!("{:?}", data.ks));
     }
 }
 
@@ -306,6 +406,69 @@ fn raw_operands_are_the_same_product() {
     let refused =
         unsafe { k_grouped_fp8_gemm_nt_contiguous_raw(&Device::cpu(), &gemm, &GemmOptions::default()) };
     assert_eq!(refused.unwrap_err().argument(), Some("device"));
+}
+
+#[test]
+fn raw_operands_that_begin_with_k_are_the_same_product() {
+    let (device, ks) = (Device::Sim(Sim::new()), [200usize, 16]);
+    let data = Data::new([32, 48], &ks);
+    let mut operands = with_k_first(&data, upload(&data, &device, DType::F32, Order::K, 0));
+    operands.run(1, &GemmOptions::default()).unwrap();
+    let dense =
+        |x: &Tensor| Tensor::from_bytes(DType::E4m3, &x.to_bytes().unwrap(), x.dims(), &device).unwrap();
+    let (a, b) = (dense(&operands.a), dense(&operands.b));
+    let expected = operands.d.to_bytes().unwrap();
+    operands.d.write_f32(&data.c).unwrap();
+    let gemm = RawKGroupedFp8Gemm {
+        groups: 2,
+        m: 32,
+        n: 48,
+        k: 216,
+        blocks: 3,
+        a: a.address(),
+        sfa: operands.sfa.address(),
+        sfa_strides: [3, 1],
+        b: b.address(),
+        sfb: operands.sfb.address(),
+        sfb_strides: [3, 1],
+        c: operands.d.address(),
+        c_strides: [32 * 48, 48],
+        d: operands.d.address(),
+        d_strides: [32 * 48, 48],
+        d_type: DType::F32,
+        ks: operands.ks.address(),
+        ks_host: Some(&ks),
+    };
+    // SAFETY: the tensors outlive the call, which in the simulator ends when the kernel does.
+    unsafe { k_grouped_fp8_gemm_tn_contiguous_raw(&device, &gemm, &GemmOptions::default()).unwrap() };
+    assert_eq!(operands.d.to_bytes().unwrap(), expected);
+}
+
+#[test]
+fn operands_that_begin_with_k_and_do_not_fit_together_are_refused() {
+    let device = Device::cpu();
+    let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &device).unwrap();
+    let (a, b) = (new(DType::E4m3, &[300, 16]), new(DType::E4m3, &[300, 32]));
+    let (sfa, sfb) = (new(DType::F32, &[4, 16]), new(DType::F32, &[4, 32]));
+    let (d, ks) = (new(DType::F32, &[2, 16, 32]), new(DType::I32, &[2]));
+    let run = |a: &Tensor, sfa: &Tensor, b: &Tensor, sfb: &Tensor, host: &[usize]| {
+        let (d, options) = (&mut d.clone(), GemmOptions::default());
+        k_grouped_fp8_gemm_tn_contiguous((a, sfa), (b, sfb), Addend::None, d, &ks, Some(host), &options)
+    };
+    assert!(run(&a, &sfa, &b, &sfb, &[129, 171]).is_ok());
+    let refused = [
+        (run(&new(DType::E4m3, &[16, 300]), &sfa, &b, &sfb, &[129, 171]), "a"),
+        (run(&new(DType::E4m3, &[300 * 16]), &sfa, &b, &sfb, &[129, 171]), "a"),
+        (run(&a, &sfa, &new(DType::E4m3, &[299, 32]), &sfb, &[129, 171]), "b"),
+        (run(&a, &new(DType::F32, &[16, 4]), &b, &sfb, &[129, 171]), "sfa"),
+        (run(&a, &sfa, &b, &new(DType::F32, &[3, 32]), &[129, 171]), "sfb"),
+        (run(&a, &sfa, &b, &sfb, &[128, 172]), "ks_host"),
+        (run(&a, &sfa, &b, &sfb, &[129, 170]), "ks_host"),
+    ];
+    for (i, (result, argument)) in refused.into_iter().enumerate() {
+        let error = result.expect_err(argument);
+        assert_eq!(error.argument(), Some(argument), "case {i}: {error}");
+    }
 }
 
 #[test]

@@ -197,10 +197,9 @@ fn repeats(setup: &Setup) -> Result<String, Failure> {
 fn replayed(setup: &Setup) -> Result<String, Failure> {
     let stream = setup.device.new_stream()?;
     let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
+    // As much in all, in blocks and in whatever a group is rounded up to.
+    let turns: [[usize; 3]; 5] = [[128, 0, 252], [0, 380, 0], [124, 0, 256], [380, 0, 0], [128, 128, 124]];
     for form in KGroupedForm::ALL {
-        // As much in all, also where what lies between counts.
-        let odd = if form.unit() == 1 { [127, 1, 256] } else { [127, 0, 255] };
-        let turns = [[128, 0, 256], [0, 384, 0], odd, [384, 0, 0], [128, 128, 128]];
         let of = |ks: [usize; 3], turn| KGroupedHost::draw(spec(form, &ks, [70, 136], 3 * turn));
         let mut operands = of(turns[0], 0)?.upload(&setup.device)?;
         operands.run(&options)?;
@@ -215,7 +214,7 @@ fn replayed(setup: &Setup) -> Result<String, Failure> {
             judge(&host, &operands, |what| format!("{form}: replay {turn} of {ks:?}: {what}"))?;
         }
     }
-    Ok("one graph of each form, launched with 5 sets of groups".to_owned())
+    Ok(format!("one graph of each form, launched with {} sets of groups", turns.len()))
 }
 
 fn bad_arguments(setup: &Setup) -> Result<String, Failure> {

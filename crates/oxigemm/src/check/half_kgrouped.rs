@@ -3,10 +3,10 @@
 use oxigemm_kernels::half::Half;
 use oxigemm_kernels::launch::Family;
 
-use super::kgrouped::{GroupedOutput, expect_groups, expect_host_numbers};
+use super::kgrouped::{GroupedOutput, expect_groups, expect_host_numbers, expect_ranges, k_is_first};
 use super::{CheckedKGroups, GemmLayout, KGroups, Operand, Problem, ScaleStrides, Trivial};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// The arguments of a product with 16-bit operands and groups along K: D\[g\] = C\[g\] + A_g·B_g.
 #[derive(Clone, Copy, Debug)]
@@ -34,32 +34,14 @@ impl KGroupedHalfGemm<'_> {
     /// The first broken rule, with the argument that breaks it.
     pub fn check(&self) -> Result<CheckedKGroups> {
         let KGroupedHalfGemm { layout, a, b, c, d, ks, .. } = self;
-        let k_first = match layout {
-            GemmLayout::Tn => true,
-            GemmLayout::Nt => false,
-            GemmLayout::Nn | GemmLayout::Tt => {
-                return Err(Error::Shape {
-                    argument: "layout",
-                    expected: "tn or nt, as groups are along K of both operands".to_owned(),
-                    found: layout.to_string(),
-                });
-            }
-        };
+        let k_first = k_is_first(*layout)?;
         a.expect_dtype(&[DType::Bf16, DType::F16])?;
         b.expect_dtype(&[a.dtype])?;
         d.expect_dtype(&[a.dtype, DType::F32])?;
         let Some([count, m, n]) = expect_groups(a, &[b], c.as_ref(), d, ks)? else {
             return Ok(CheckedKGroups::Trivial(Trivial::Nothing));
         };
-        let [rows, columns] = a.matrix_dims()?;
-        let extent = if k_first { rows } else { columns };
-        let dims = |rows| if k_first { [extent, rows] } else { [rows, extent] };
-        if [rows, columns] != dims(m) {
-            return Err(a.wrong_shape(dims(m), "the M of `d` and the K of all groups"));
-        }
-        if b.matrix_dims()? != dims(n) {
-            return Err(b.wrong_shape(dims(n), "the N of `d` and the K of `a`"));
-        }
+        let extent = expect_ranges([a, b], k_first, [m, n])?;
         let element = if a.dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 };
         let operands = layout.operands(element);
         expect_host_numbers(self.ks_host, count, (extent, operands.k_unit()), None)?;

@@ -5,20 +5,22 @@ use oxigemm_kernels::kgroups::PITCH_UNIT;
 use oxigemm_kernels::launch::Family;
 
 use super::operand::Footprint;
-use super::{Accumulate, BLOCK, D_ELEMENTS_LIMIT, Operand, Problem, Trivial};
+use super::{Accumulate, BLOCK, D_ELEMENTS_LIMIT, GemmLayout, Operand, Problem, Trivial};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
-/// The arguments of a product with groups along K: D\[g\] = C\[g\] + A_g·B_gᵀ.
+/// The arguments of an FP8 product with groups along K: D\[g\] = C\[g\] + A_g·B_gᵀ, or A_gᵀ·B_g.
 #[derive(Clone, Copy, Debug)]
-pub struct KGroupedFp8GemmNt<'a> {
-    /// All elements of A: of each group `[M, K_g]` e4m3, rows of K_g rounded up to 16 elements.
+pub struct KGroupedFp8Gemm<'a> {
+    /// How A and B are given: nt or tn.
+    pub layout: GemmLayout,
+    /// e4m3. Of nt, all elements: of each group `[M, K_g]`, rows of K_g rounded up to 16 elements. Of tn `[K, M]`.
     pub a: Operand,
-    /// The scales of A: `[M, sum of ceil(K_g/128)]` f32.
+    /// The scales of A: `[M, sum of ceil(K_g/128)]` f32, of tn `[sum of ceil(K_g/128), M]`.
     pub sfa: Operand,
-    /// All elements of B: of each group `[N, K_g]`, like A.
+    /// Like A: `[N, K_g]` of each group, or `[K, N]`.
     pub b: Operand,
-    /// The scales of B: `[N, sum of ceil(K_g/128)]` f32.
+    /// The scales of B, like those of A.
     pub sfb: Operand,
     /// What is added to the product: like D. It may be D itself.
     pub c: Option<Operand>,
@@ -50,13 +52,14 @@ pub struct KGroups {
     pub d_slab: u32,
 }
 
-impl KGroupedFp8GemmNt<'_> {
+impl KGroupedFp8Gemm<'_> {
     /// Checks every rule of the call. What the numbers on the device are is not looked at.
     ///
     /// # Errors
     /// The first broken rule, with the argument that breaks it.
     pub fn check(&self) -> Result<CheckedKGroups> {
-        let KGroupedFp8GemmNt { a, sfa, b, sfb, c, d, ks, .. } = self;
+        let KGroupedFp8Gemm { layout, a, sfa, b, sfb, c, d, ks, .. } = self;
+        let k_first = k_is_first(*layout)?;
 
         a.expect_dtype(&[DType::E4m3])?;
         b.expect_dtype(&[DType::E4m3])?;
@@ -66,28 +69,38 @@ impl KGroupedFp8GemmNt<'_> {
         let Some([count, m, n]) = expect_groups(a, &[sfa, b, sfb], c.as_ref(), d, ks)? else {
             return Ok(CheckedKGroups::Trivial(Trivial::Nothing));
         };
-        let extent = a.extent(m, "M")?;
-        if b.extent(n, "N")? != extent {
+        let (extent, unit) = match k_first {
+            false => (a.extent(m, "M")?, PITCH_UNIT),
+            true => (expect_ranges([a, b], true, [m, n])?, 1),
+        };
+        if !k_first && b.extent(n, "N")? != extent {
             let expected = [n * extent];
             return Err(b.wrong_shape(expected, "N times the K of all groups, as `a` has M times that"));
         }
-        let [sfa_rows, blocks] = sfa.matrix_dims()?;
-        if sfa_rows != m {
-            return Err(scale_shape(sfa, [m, blocks]));
+        let dims = |rows, blocks| if k_first { [blocks, rows] } else { [rows, blocks] };
+        let found = sfa.matrix_dims()?;
+        let blocks = if k_first { found[0] } else { found[1] };
+        for (scales, rows) in [(sfa, m), (sfb, n)] {
+            if scales.matrix_dims()? != dims(rows, blocks) {
+                return Err(scale_shape(scales, dims(rows, blocks)));
+            }
         }
-        if sfb.matrix_dims()? != [n, blocks] {
-            return Err(scale_shape(sfb, [n, blocks]));
-        }
-        expect_host_numbers(self.ks_host, count, (extent, PITCH_UNIT), Some(blocks))?;
+        expect_host_numbers(self.ks_host, count, (extent, unit), Some(blocks))?;
 
         let output = GroupedOutput::of(d, c.as_ref())?;
         if extent == 0 || blocks == 0 {
             return Ok(CheckedKGroups::Trivial(Trivial::without_product(output.c)));
         }
-        let (_, a_memory) = a.list().tma_rows()?;
-        let (_, b_memory) = b.list().tma_rows()?;
-        let (sfa_strides, sfa_memory) = sfa.scale_strides()?;
-        let (sfb_strides, sfb_memory) = sfb.scale_strides()?;
+        let rows = |operand: &Operand| match k_first {
+            false => Ok((extent as u64, operand.list().tma_rows()?.1)),
+            true => operand.tma_rows(),
+        };
+        let ((a_pitch, a_memory), (b_pitch, b_memory)) = (rows(a)?, rows(b)?);
+        let strides = |scales: &Operand| match k_first {
+            false => scales.scale_strides(),
+            true => scales.transposed().scale_strides(),
+        };
+        let ((sfa_strides, sfa_memory), (sfb_strides, sfb_memory)) = (strides(sfa)?, strides(sfb)?);
         let (_, ks_memory) = ks.list().plain_rows()?;
         let inputs = [(a, a_memory), (b, b_memory), (sfa, sfa_memory), (sfb, sfb_memory), (ks, ks_memory)];
         for (input, memory) in &inputs {
@@ -99,8 +112,8 @@ impl KGroupedFp8GemmNt<'_> {
             m: m as u32,
             n: n as u32,
             k: extent as u32,
-            a_pitch: extent as u64,
-            b_pitch: extent as u64,
+            a_pitch,
+            b_pitch,
             d_pitch: output.pitch,
             c: output.c,
             sfa: sfa_strides,
@@ -110,6 +123,33 @@ impl KGroupedFp8GemmNt<'_> {
         let groups = KGroups { count: count as u32, blocks: blocks as u32, d_slab: output.slab };
         Ok(CheckedKGroups::Launch(problem, groups))
     }
+}
+
+/// Whether operands begin with K, in one of the layouts that there are.
+pub(super) fn k_is_first(layout: GemmLayout) -> Result<bool> {
+    match layout {
+        GemmLayout::Tn => Ok(true),
+        GemmLayout::Nt => Ok(false),
+        GemmLayout::Nn | GemmLayout::Tt => Err(Error::Shape {
+            argument: "layout",
+            expected: "tn or nt, as groups are along K of both operands".to_owned(),
+            found: layout.to_string(),
+        }),
+    }
+}
+
+/// The K of all groups, of operands that are one matrix each, of which groups have ranges.
+pub(super) fn expect_ranges([a, b]: [&Operand; 2], k_first: bool, [m, n]: [i64; 2]) -> Result<i64> {
+    let found = a.matrix_dims()?;
+    let extent = if k_first { found[0] } else { found[1] };
+    let dims = |rows| if k_first { [extent, rows] } else { [rows, extent] };
+    if found != dims(m) {
+        return Err(a.wrong_shape(dims(m), "the M of `d` and the K of all groups"));
+    }
+    if b.matrix_dims()? != dims(n) {
+        return Err(b.wrong_shape(dims(n), "the N of `d` and the K of `a`"));
+    }
+    Ok(extent)
 }
 
 /// The rules of C, D and the numbers, and that all operands are where `a` is. Gives the number of groups, M and N, unless

@@ -24,7 +24,7 @@ pub use hc::{HcPrenormGemm, HcProblem};
 pub use indexer::{
     Logits, MqaLogits, MqaProblem, PagedMqaLogits, PagedMqaProblem, PagedMqaSchedule, ScheduleProblem,
 };
-pub use kgrouped::{CheckedKGroups, KGroupedFp8GemmNt, KGroups};
+pub use kgrouped::{CheckedKGroups, KGroupedFp8Gemm, KGroups};
 use operand::Footprint;
 pub use operand::Operand;
 use oxigemm_kernels::fp8::E5m2;

@@ -9,12 +9,13 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// [`k_grouped_fp8_gemm_nt_contiguous`](crate::k_grouped_fp8_gemm_nt_contiguous) on tensors of any device, whose
-/// arguments were checked: `checked` is what the check gave.
+/// [`k_grouped_fp8_gemm_nt_contiguous`](crate::k_grouped_fp8_gemm_nt_contiguous), or the same in the layout `tn`, on tensors
+/// of any device, whose arguments were checked: `checked` is what the check gave.
 ///
 /// # Errors
 /// If the tensors are not of the shapes that were checked.
-pub fn k_grouped_fp8_gemm_nt_tensors(
+pub fn k_grouped_fp8_gemm_tensors(
+    layout: GemmLayout,
     (a, sfa): (&Tensor, &Tensor),
     (b, sfb): (&Tensor, &Tensor),
     c: Option<&Tensor>,
@@ -25,13 +26,23 @@ pub fn k_grouped_fp8_gemm_nt_tensors(
     let CheckedKGroups::Launch(problem, groups) = checked else {
         return if !d.is_empty() { without_product(c, d) } else { Ok(()) };
     };
-    let room = KRoom { extent: problem.k, unit: PITCH_UNIT, scales: Some((groups.blocks, BLOCK)) };
+    let ranges = layout == GemmLayout::Tn;
+    let unit = if ranges { 1 } else { PITCH_UNIT };
+    let room = KRoom { extent: problem.k, unit, scales: Some((groups.blocks, BLOCK)) };
     let found = k_groups(&ks.to_vec::<i32>()?, &room);
-    let (a, b) = (a.to_bytes()?, b.to_bytes()?);
-    let (sfa, sfb) = (sfa.to_vec::<f32>()?, sfb.to_vec::<f32>()?);
+    let by_rows = |x: &Tensor| if ranges { x.transpose(0, 1) } else { Ok(x.clone()) };
+    let (a, b) = (by_rows(a)?.to_bytes()?, by_rows(b)?.to_bytes()?);
+    let (sfa, sfb) = (by_rows(sfa)?.to_vec::<f32>()?, by_rows(sfb)?.to_vec::<f32>()?);
     for (group, place) in found.into_iter().enumerate() {
-        let of_a = matrix((&a, &sfa), problem.m as usize, groups.blocks as usize, place);
-        let of_b = matrix((&b, &sfb), problem.n as usize, groups.blocks as usize, place);
+        let of_group = |codes, scales, rows: u32| {
+            let (start, rows) = (place.start as usize, rows as usize);
+            let (first, pitch) = match ranges {
+                true => (start, problem.k),
+                false => (start * rows, place.k.next_multiple_of(PITCH_UNIT)),
+            };
+            matrix((codes, scales), rows, groups.blocks as usize, place, (first, pitch as usize))
+        };
+        let (of_a, of_b) = (of_group(&a, &sfa, problem.m), of_group(&b, &sfb, problem.n));
         let of_c = c.map(|c| c.select(group)?.to_vec_f32()).transpose()?;
         let product = fp8_gemm_nt(&of_a, &of_b, of_c.as_deref())?;
         let mut of_d = d.select(group)?;
@@ -75,19 +86,20 @@ pub fn k_grouped_half_gemm_tensors(
     Ok(())
 }
 
-/// A group's matrix, of all elements and scales of an operand.
+/// A group's matrix, of all elements and scales of an operand: its first element, and from one row to the next.
 fn matrix<'a>(
     (codes, scales): (&'a [u8], &'a [f32]),
     rows: usize,
     blocks: usize,
-    KGroup { k, start, first_block }: KGroup,
+    KGroup { k, first_block, .. }: KGroup,
+    (first, pitch): (usize, usize),
 ) -> Fp8Matrix<'a> {
     Fp8Matrix {
         dtype: DType::E4m3,
-        codes: &codes[start as usize * rows..],
+        codes: &codes[first..],
         rows,
         k: k as usize,
-        pitch: k.next_multiple_of(PITCH_UNIT) as usize,
+        pitch,
         scales: &scales[first_block as usize..],
         scale_strides: [blocks, 1],
         rows_per_scale: 1,
