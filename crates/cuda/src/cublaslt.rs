@@ -2,8 +2,10 @@
 //!
 //! A GPU at its power cap runs slower than its clock says, by up to a fifth, so two figures can be compared only
 //! where a third one, that never changes, agrees. That one is a product of cuBLASLt: FP8 (e4m3), 4096 in every
-//! dimension, one scale per operand, BF16 out. Nothing else here uses cuBLASLt, and where it is not found the
-//! figures are shown without a calibration.
+//! dimension, one scale per operand, BF16 out. Where cuBLASLt is not found the figures are shown without a
+//! calibration. Its products of other shapes ([`Product`]) are a baseline, and nothing needs them.
+
+mod product;
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -14,6 +16,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::library::{library_functions, symbol, words};
 use crate::stream::Stream;
+pub use product::{Matrix, Number, Product};
 
 /// Rows and columns of both operands and of the result.
 pub const SIZE: usize = 4096;
@@ -29,6 +32,7 @@ library_functions! {
     fn cublasLtMatmulDescDestroy(operation: Handle);
     fn cublasLtMatmulDescSetAttribute(operation: Handle, attribute: c_int, value: *const c_void, bytes: usize);
     fn cublasLtMatrixLayoutCreate(layout: *mut Handle, element: c_int, rows: u64, columns: u64, pitch: i64);
+    fn cublasLtMatrixLayoutSetAttribute(layout: Handle, attribute: c_int, value: *const c_void, bytes: usize);
     fn cublasLtMatrixLayoutDestroy(layout: Handle);
     fn cublasLtMatmulPreferenceCreate(preference: *mut Handle);
     fn cublasLtMatmulPreferenceDestroy(preference: Handle);

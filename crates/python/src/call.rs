@@ -152,6 +152,10 @@ impl<'py> Call<'py> {
         }
     }
 
+    pub fn is_on_gpu(&self) -> bool {
+        self.arrays.first().is_some_and(|array| array.place != Place::Host)
+    }
+
     pub fn array(&self, index: Index) -> &Array {
         &self.arrays[index.0]
     }

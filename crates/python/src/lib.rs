@@ -7,6 +7,7 @@
 
 mod array;
 mod call;
+mod cublaslt;
 mod dlpack;
 mod error;
 mod gemm;
@@ -17,13 +18,21 @@ mod settings;
 
 use pyo3::prelude::*;
 
+/// Runs the command line, and gives its exit status.
+#[pyfunction]
+fn command_line(py: Python<'_>, arguments: Vec<std::ffi::OsString>) -> u8 {
+    py.detach(|| oxigemm_cli::run(arguments))
+}
+
 /// What `oxigemm` is made of. Use that.
 #[pymodule]
 fn _oxigemm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(wrap_pyfunction!(command_line, module)?)?;
     settings::register(module)?;
     gemm::register(module)?;
     grouped::register(module)?;
     indexer::register(module)?;
-    quantize::register(module)
+    quantize::register(module)?;
+    cublaslt::register(module)
 }

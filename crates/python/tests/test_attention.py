@@ -177,7 +177,6 @@ WRONG = [
     (skip, {"recipe": (1, 1, 128)}, "recipe", "(1, 128, 128)"),
     (sums, {"expr": "ab,bc->ac"}, "expr", "bhr,hdr->bhd"),
     (sums, {"a": normals(4, 16).astype(BF16)}, "a", "3 dimensions"),
-    (sums, {"use_cublaslt": True}, "use_cublaslt", "False"),
     (prenorm, {"b": normals(9, 64)}, "b", "8"),
     (prenorm, {"num_splits": 2}, "d", "[2, M, N]"),
     (prenorm, {"d": np.zeros((2, 4, 8), np.float32)}, "d", "[M, N]"),

@@ -90,3 +90,25 @@ def test_settings():
 def test_what_only_blackwell_has_is_absent():
     for name in ["fp8_fp4_mega_moe", "get_symm_buffer_for_mega_moe", "k_grouped_fp8_gemm_tn_contiguous"]:
         assert not hasattr(deep_gemm, name)
+
+
+def test_the_command_line():
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "oxigemm", *arguments], capture_output=True, text=True, timeout=120, check=False
+        )
+
+    help_text = run("--help")
+    assert help_text.returncode == 0 and "Tensor-core kernels" in help_text.stdout
+    assert run("nothing").returncode == 2
+    product = run("gemm", "--op", "fp8", "--m", "3", "--n", "128", "--k", "128", "--device", "sim", "--json")
+    assert product.returncode == 0, product.stderr
+    assert json.loads(product.stdout)
+
+
+def test_cublaslt_needs_a_gpu():
+    import numpy
+
+    x = numpy.zeros((16, 16), numpy.float16)
+    with pytest.raises(RuntimeError, match="cuBLASLt multiplies on a GPU"):
+        deep_gemm.cublaslt_gemm_nt(x, x, x)

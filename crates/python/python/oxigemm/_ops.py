@@ -70,6 +70,7 @@ _OPERATORS = {
         f"str dtype, str layout, {_PLAIN}, Tensor masked_m, int expected_m",
         _C.m_grouped_half_gemm_masked,
     ),
+    "cublaslt_gemm": (f"str layout, {_PLAIN}, Tensor? c", _C.cublaslt_gemm),
     "einsum": (f"str expr, {_PLAIN}, Tensor? c", _C.einsum),
     "hc_prenorm_gemm": (f"{_PLAIN}, Tensor(s!) sqr_sum, int? num_splits", _C.hc_prenorm_gemm),
     "mqa_logits": (

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from .._oxigemm import __version__
 from ..errors import OxigemmError
-from . import attention, gemm, grouped, layout, settings
+from . import attention, baseline, gemm, grouped, layout, settings
 from .attention import *  # noqa: F403
+from .baseline import *  # noqa: F403
 from .gemm import *  # noqa: F403
 from .grouped import *  # noqa: F403
 from .layout import *  # noqa: F403
@@ -19,6 +20,7 @@ __all__ = [
     "OxigemmError",
     "__version__",
     *attention.__all__,
+    *baseline.__all__,
     *gemm.__all__,
     *grouped.__all__,
     *layout.__all__,

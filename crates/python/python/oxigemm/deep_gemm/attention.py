@@ -229,10 +229,17 @@ def einsum(expr: str, a: Any, b: Any, d: Any, c: Optional[Any] = None, use_cubla
     bhd,hdr->bhr     [b, h, d]   [h, d, r]   [b, h, r]
     ================ =========== =========== ===========
 
-    Last dimensions are contiguous, every other stride is free.
+    Last dimensions are contiguous, every other stride is free. ``use_cublaslt`` has the same computed by cuBLASLt, where it is
+    found, for tensors of a GPU.
     """
     if use_cublaslt:
-        raise ArgumentError("`use_cublaslt` is not for this function: expected False, found True", "use_cublaslt")
+        layouts = {"bhr,hdr->bhd": "nt", "bhd,hdr->bhr": "nn"}
+        if expr not in layouts:
+            expected = "bhr,hdr->bhd or bhd,hdr->bhr"
+            raise ArgumentError(f"`expr` is wrong: expected {expected} with `use_cublaslt`, found {expr}", "expr")
+        # The batch comes first.
+        by_head = [None if x is None else x.swapaxes(0, 1) for x in (a, d, c)]
+        return _C.cublaslt_gemm(layouts[expr], by_head[0], b, by_head[1], by_head[2])
     if _call.is_compiling():
         return _call.ops().einsum(expr, a, b, d, c)
     return _C.einsum(expr, a, b, d, c)

@@ -25,7 +25,7 @@ mod trace;
 mod verdict;
 mod verify;
 
-use std::process::ExitCode;
+use std::ffi::OsString;
 
 use clap::{Parser, Subcommand};
 use oxigemm::plan::Family;
@@ -212,13 +212,22 @@ impl std::fmt::Display for Op {
     }
 }
 
-fn main() -> ExitCode {
-    tracing_subscriber::fmt()
+/// Runs the command line that these arguments are, the name of the program among them, and gives the exit status.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    // Whoever runs a second command, or has a subscriber of its own, keeps the first.
+    let _ = tracing_subscriber::fmt()
         .with_max_level(tracing::Level::WARN)
         .with_writer(std::io::stderr)
         .without_time()
-        .init();
-    let Cli { common, command } = Cli::parse();
+        .try_init();
+    let Cli { common, command } = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and versions are not errors; a closed pipe is not one of ours.
+            let _ = error.print();
+            return u8::try_from(error.exit_code()).unwrap_or(2);
+        }
+    };
     let outcome = match command {
         Command::Devices => devices::run(&common),
         Command::Gemm(args) => gemm::run(&common, &args),
@@ -233,11 +242,11 @@ fn main() -> ExitCode {
         Command::Sim(args) => simulate::run(&common, &args),
     };
     match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(true) => 0,
+        Ok(false) => 1,
         Err(failure) => {
             eprintln!("error: {failure}");
-            ExitCode::from(2)
+            2
         }
     }
 }
