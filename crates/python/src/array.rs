@@ -152,6 +152,15 @@ impl Array {
         Err(from_library(py, &error, &[]))
     }
 
+    /// Refuses another number of dimensions.
+    pub fn expect_rank(&self, py: Python<'_>, rank: usize) -> PyResult<()> {
+        if self.rank == rank {
+            return Ok(());
+        }
+        let (expected, found) = (format!("{rank} dimensions"), format!("{:?}", self.dims()));
+        Err(argument_error(py, self.name, "has the wrong rank", &expected, &found))
+    }
+
     /// Whether both are the same elements.
     pub fn is_same(&self, other: &Array) -> bool {
         (self.address, self.dims(), self.strides(), self.dtype)

@@ -1,10 +1,10 @@
 //! Dense products.
 
-use oxigemm::{GemmLayout, HeadSplits};
+use oxigemm::{Addend, GemmLayout, HeadSplits};
 use pyo3::prelude::*;
 
 use crate::array::Array;
-use crate::call::{Call, Index};
+use crate::call::{Added, Call, Index};
 use crate::error::argument_error;
 
 /// What the caller says of scales: the numbers of rows and of columns that share one, of A and of B.
@@ -201,9 +201,63 @@ fn einsum<'py>(
     call.run(|x| oxigemm::einsum(expr, x.get(a), x.get(b), x.addend(c), &mut x.output(d), &x.options))
 }
 
+/// `bhr,hdr->bhd`: a product for each head, on views of the operands.
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+fn fp8_einsum<'py>(
+    py: Python<'py>,
+    expr: &str,
+    a: &Bound<'py, PyAny>,
+    b: &Bound<'py, PyAny>,
+    d: &Bound<'py, PyAny>,
+    c: Option<&Bound<'py, PyAny>>,
+    recipe: Three,
+) -> PyResult<()> {
+    if expr != "bhr,hdr->bhd" {
+        return Err(argument_error(py, "expr", "has no kernels for Hopper", "bhr,hdr->bhd", expr));
+    }
+    let recipe = Recipe::new(py, recipe, None, None)?;
+    recipe.expect_blocks(py)?;
+    let mut call = Call::new(py, &[]);
+    let [a, sfa, b, sfb] = scaled_operands(&mut call, a, b, &recipe, [false; 2])?;
+    let d = call.output("d", d)?;
+    let c = call.addend(c, d)?;
+    let others = match c {
+        Added::Other(c) => Some(c),
+        Added::Nothing | Added::Output => None,
+    };
+    for index in [a, sfa, b, sfb, d].into_iter().chain(others) {
+        call.array(index).expect_rank(py, 3)?;
+    }
+    let heads = call.array(b).dims()[0];
+    for (index, head) in [(a, 1), (sfa, 1), (sfb, 0), (d, 1)].into_iter().chain(others.map(|c| (c, 1))) {
+        let array = call.array(index);
+        if array.dims()[head] != heads {
+            let (expected, found) = (format!("{heads} heads, as `b` has"), format!("{:?}", array.dims()));
+            return Err(argument_error(py, array.name, "has the wrong shape", &expected, &found));
+        }
+    }
+    call.run(|x| {
+        for head in 0..heads {
+            let of_head = |i| x.get(i).transpose(0, 1).and_then(|tensor| tensor.select(head));
+            let (a, sfa, mut d) = (of_head(a)?, of_head(sfa)?, of_head(d)?);
+            let other = others.map(of_head).transpose()?;
+            let c = match (c, &other) {
+                (Added::Output, _) => Addend::InPlace,
+                (_, Some(other)) => Addend::From(other),
+                _ => Addend::None,
+            };
+            let (b, sfb) = (x.get(b).select(head)?, x.get(sfb).select(head)?);
+            oxigemm::fp8_gemm_nt((&a, &sfa), (&b, &sfb), c, &mut d, &x.options)?;
+        }
+        Ok(())
+    })
+}
+
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(fp8_gemm, module)?)?;
     module.add_function(wrap_pyfunction!(half_gemm, module)?)?;
     module.add_function(wrap_pyfunction!(fp8_gemm_skip_head_mid, module)?)?;
-    module.add_function(wrap_pyfunction!(einsum, module)?)
+    module.add_function(wrap_pyfunction!(einsum, module)?)?;
+    module.add_function(wrap_pyfunction!(fp8_einsum, module)?)
 }

@@ -183,6 +183,54 @@ fn m_grouped_half_gemm_masked<'py>(
     })
 }
 
+const K_GROUPED_NAMES: &[(&str, &str)] = &[("ks", "grouped_layout"), ("ks_host", "ks_cpu")];
+
+/// The K of every group, if the host knows them.
+fn known_numbers(py: Python<'_>, ks_cpu: Option<Vec<i64>>) -> PyResult<Option<Vec<usize>>> {
+    let number = |k: i64| {
+        let expected = "numbers of 0 or more";
+        usize::try_from(k)
+            .map_err(|_| argument_error(py, "ks_cpu", "is out of range", expected, &k.to_string()))
+    };
+    let known = ks_cpu.filter(|ks| !ks.is_empty());
+    known.map(|ks| ks.into_iter().map(number).collect()).transpose()
+}
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+fn k_grouped_half_gemm<'py>(
+    py: Python<'py>,
+    dtype: &str,
+    layout_name: &str,
+    a: &Bound<'py, PyAny>,
+    b: &Bound<'py, PyAny>,
+    d: &Bound<'py, PyAny>,
+    ks_cpu: Option<Vec<i64>>,
+    grouped_layout: &Bound<'py, PyAny>,
+    c: Option<&Bound<'py, PyAny>>,
+) -> PyResult<()> {
+    let layout = layout(py, layout_name)?;
+    let ks_host = known_numbers(py, ks_cpu)?;
+    let mut call = Call::new(py, K_GROUPED_NAMES);
+    let (a, b, d) = (call.input("a", a)?, call.input("b", b)?, call.output("d", d)?);
+    call.array(a).expect_type(py, dtype)?;
+    let c = call.addend(c, d)?;
+    let ks = call.input("grouped_layout", grouped_layout)?;
+    call.run(|x| {
+        let (c, ks) = (x.addend(c), x.get(ks));
+        oxigemm::k_grouped_half_gemm(
+            layout,
+            x.get(a),
+            x.get(b),
+            c,
+            &mut x.output(d),
+            ks,
+            ks_host.as_deref(),
+            &x.options,
+        )
+    })
+}
+
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
 fn k_grouped_fp8_gemm<'py>(
@@ -199,16 +247,8 @@ fn k_grouped_fp8_gemm<'py>(
         let problem = "is one that there are no kernels for";
         return Err(argument_error(py, "recipe", problem, "(1, 1, 128)", &format!("{recipe:?}")));
     }
-    let number = |k: i64| {
-        usize::try_from(k).map_err(|_| {
-            argument_error(py, "ks_cpu", "is out of range", "numbers of 0 or more", &k.to_string())
-        })
-    };
-    let ks_host: Option<Vec<usize>> = match ks_cpu.filter(|ks| !ks.is_empty()) {
-        Some(ks) => Some(ks.into_iter().map(number).collect::<PyResult<_>>()?),
-        None => None,
-    };
-    let mut call = Call::new(py, &[("ks", "grouped_layout"), ("ks_host", "ks_cpu")]);
+    let ks_host = known_numbers(py, ks_cpu)?;
+    let mut call = Call::new(py, K_GROUPED_NAMES);
     let [a, sfa] = call.pair(["a", "sfa"], a)?;
     let [b, sfb] = call.pair(["b", "sfb"], b)?;
     let d = call.output("d", d)?;
@@ -234,5 +274,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(m_grouped_fp8_gemm_masked, module)?)?;
     module.add_function(wrap_pyfunction!(m_grouped_half_gemm_contiguous, module)?)?;
     module.add_function(wrap_pyfunction!(m_grouped_half_gemm_masked, module)?)?;
+    module.add_function(wrap_pyfunction!(k_grouped_half_gemm, module)?)?;
     module.add_function(wrap_pyfunction!(k_grouped_fp8_gemm, module)?)
 }

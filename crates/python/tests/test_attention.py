@@ -106,6 +106,31 @@ def test_einsum(device, expr, dtype):
     assert calc_diff(out, np.einsum(expr, left.astype(np.float64), right.astype(np.float64))) < 1e-5
 
 
+@pytest.mark.parametrize("add", [True, False])
+def test_einsum_over_the_batch(device, add):
+    a, b = normals(3, 16, 32).astype(BF16), normals(3, 64, 32, seed=1).astype(BF16)
+    d = normals(16, 64, seed=2)
+    exact = np.einsum("bmk,bnk->mn", a.astype(np.float64), b.astype(np.float64)) + (d if add else 0)
+    deep_gemm.einsum("bmk,bnk->mn", a, b, d, c=d if add else None)
+    assert calc_diff(d, exact) < 1e-10
+
+
+@pytest.mark.parametrize("add", ["nothing", "other", "same"])
+def test_fp8_einsum(device, add):
+    b, h, r, d = 5, 2, 256, 128
+    left, right = per_token(b, h, r), per_block(h, d, r, seed=1)
+    old = normals(b, h, d, seed=2)
+    out = old.copy() if add == "same" else np.zeros((b, h, d), np.float32)
+    c = {"nothing": None, "other": old, "same": out}[add]
+    deep_gemm.fp8_einsum("bhr,hdr->bhd", left, right, out, c=c)
+    exact = np.einsum("bhr,hdr->bhd", dequantized_rows(left), dequantized(right)) + (0 if c is None else old)
+    assert calc_diff(out, exact) < 1e-4
+
+
+def dequantized_rows(pair):
+    return pair[0].astype(np.float64) * np.repeat(pair[1], 128, -1)
+
+
 @pytest.mark.parametrize("splits", [None, 4])
 def test_hc_prenorm(device, splits):
     m, n, k = 13, 24, 256
@@ -151,7 +176,18 @@ def prenorm(**changes):
     deep_gemm.tf32_hc_prenorm_gemm(**{**x, "sqr_sum": np.zeros(4, np.float32), **changes})
 
 
+def fp8_sums(**changes):
+    x = {"a": per_token(4, 2, 128), "b": per_block(2, 128, 128), "d": np.zeros((4, 2, 128), BF16)}
+    deep_gemm.fp8_einsum(**{"expr": "bhr,hdr->bhd", **x, **changes})
+
+
 WRONG = [
+    (fp8_sums, {"expr": "bhd,bhr->hdr"}, "expr", "bhr,hdr->bhd"),
+    (fp8_sums, {"d": np.zeros((4, 3, 128), BF16)}, "d", "2 heads"),
+    (fp8_sums, {"d": np.zeros((4, 128), BF16)}, "d", "3 dimensions"),
+    (fp8_sums, {"recipe": (1, 1, 128)}, "recipe", "(1, 128, 128)"),
+    (fp8_sums, {"b": per_block(2, 128, 256)}, "b", "128"),
+    (sums, {"expr": "bmk,bnk->mn", "a": normals(4, 16).astype(BF16)}, "a", "3 dimensions"),
     (mqa, {"q": normals(5, 7, 64).astype(E4M3)}, "q", "heads"),
     (mqa, {"kv": normals(200, 64).astype(E4M3)}, "kv", "a pair"),
     (mqa, {"kv": (normals(200, 64).astype(E4M3), scales(199))}, "kv[1]", "[200]"),
@@ -193,6 +229,6 @@ def test_what_is_wrong_is_named(device, function, changes, argument, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("function", [mqa, paged, metadata, skip, sums, prenorm])
+@pytest.mark.parametrize("function", [mqa, paged, metadata, skip, sums, fp8_sums, prenorm])
 def test_what_is_right_passes(device, function):
     function()

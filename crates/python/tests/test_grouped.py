@@ -117,6 +117,21 @@ def test_fp8_k_grouped(device, ks, knows):
         assert calc_diff(d[group], exact) < 1e-4
 
 
+@pytest.mark.parametrize("dtype, name", [(BF16, "bf16"), (np.float16, "fp16")])
+@pytest.mark.parametrize("ks", [[64, 128], [40, 0, 24]])
+def test_half_k_grouped(device, dtype, name, ks):
+    m, n = 64, 32
+    a, b = normals(sum(ks), m).astype(dtype), normals(sum(ks), n, seed=1).astype(dtype)
+    old = normals(len(ks), m, n, seed=2)
+    d = old.copy()
+    function = getattr(deep_gemm, f"k_grouped_{name}_gemm_tn_contiguous")
+    function(a, b, d, ks, np.array(ks, np.int32), c=d)
+    ends = np.cumsum(ks)
+    for group, (k, end) in enumerate(zip(ks, ends)):
+        left, right = a[end - k : end].astype(np.float64), b[end - k : end].astype(np.float64)
+        assert calc_diff(d[group], old[group] + left.T @ right) < 1e-10
+
+
 def contiguous(**changes):
     ids, _ = contiguous_rows(COUNTS)
     arguments = {

@@ -41,6 +41,10 @@ def _fp8_k_grouped(a, sfa, b, sfb, d, ks_cpu, groups, c, recipe):
     _C.k_grouped_fp8_gemm((a, sfa), (b, sfb), d, ks_cpu, groups, c, _tuple(recipe))
 
 
+def _fp8_einsum(expr, a, sfa, b, sfb, d, c, recipe):
+    _C.fp8_einsum(expr, (a, sfa), (b, sfb), d, c, _tuple(recipe))
+
+
 _RECIPES = "int[]? recipe, int[]? recipe_a, int[]? recipe_b"
 _SCALED = "Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d"
 _PLAIN = "Tensor a, Tensor b, Tensor(d!) d"
@@ -60,6 +64,11 @@ _OPERATORS = {
     "k_grouped_fp8_gemm": (
         f"{_SCALED}, int[]? ks_cpu, Tensor grouped_layout, Tensor? c, int[]? recipe",
         _fp8_k_grouped,
+    ),
+    "fp8_einsum": (f"str expr, {_SCALED}, Tensor? c, int[]? recipe", _fp8_einsum),
+    "k_grouped_half_gemm": (
+        f"str dtype, str layout, {_PLAIN}, int[]? ks_cpu, Tensor grouped_layout, Tensor? c",
+        _C.k_grouped_half_gemm,
     ),
     "half_gemm": (f"str dtype, str layout, {_PLAIN}, Tensor? c", _C.half_gemm),
     "m_grouped_half_gemm_contiguous": (

@@ -8,9 +8,11 @@ from .. import _call
 from .. import _oxigemm as _C
 from .._arrays import dtype_name, empty, rows_of
 from ..errors import ArgumentError, ArgumentTypeError
+from .gemm import bf16_gemm_nt, fp16_gemm_nt
 
 __all__ = [
     "einsum",
+    "fp8_einsum",
     "fp8_fp4_mqa_logits",
     "fp8_fp4_paged_mqa_logits",
     "fp8_gemm_nt_skip_head_mid",
@@ -227,9 +229,10 @@ def einsum(expr: str, a: Any, b: Any, d: Any, c: Optional[Any] = None, use_cubla
     ================ =========== =========== ===========
     bhr,hdr->bhd     [b, h, r]   [h, d, r]   [b, h, d]
     bhd,hdr->bhr     [b, h, d]   [h, d, r]   [b, h, r]
+    bmk,bnk->mn      [b, m, k]   [b, n, k]   [m, n]
     ================ =========== =========== ===========
 
-    Last dimensions are contiguous, every other stride is free. ``use_cublaslt`` has the same computed by cuBLASLt, where it is
+    Of bmk,bnk->mn both operands are copied first, so that b and k are one dimension. Last dimensions are contiguous, every other stride is free. ``use_cublaslt`` has the same computed by cuBLASLt, where it is
     found, for tensors of a GPU.
     """
     if use_cublaslt:
@@ -240,9 +243,48 @@ def einsum(expr: str, a: Any, b: Any, d: Any, c: Optional[Any] = None, use_cubla
         # The batch comes first.
         by_head = [None if x is None else x.swapaxes(0, 1) for x in (a, d, c)]
         return _C.cublaslt_gemm(layouts[expr], by_head[0], b, by_head[1], by_head[2])
+    if expr == "bmk,bnk->mn":
+        rows = [_batch_along_k(name, x) for name, x in (("a", a), ("b", b))]
+        gemm = fp16_gemm_nt if dtype_name(a.dtype) == "float16" else bf16_gemm_nt
+        return gemm(*rows, d, c)
     if _call.is_compiling():
         return _call.ops().einsum(expr, a, b, d, c)
     return _C.einsum(expr, a, b, d, c)
+
+
+def _batch_along_k(name: str, x: Any) -> Any:
+    """[b, m, k] as [m, b * k]."""
+    if len(x.shape) != 3:
+        raise ArgumentError(f"`{name}` has the wrong rank: expected 3 dimensions, found {tuple(x.shape)}", name)
+    batch, rows, k = x.shape
+    return x.swapaxes(0, 1).reshape(rows, batch * k)
+
+
+def fp8_einsum(
+    expr: str,
+    a: Tuple[Any, Any],
+    b: Tuple[Any, Any],
+    d: Any,
+    c: Optional[Any] = None,
+    recipe: Tuple[int, int, int] = (1, 128, 128),
+) -> None:
+    """``bhr,hdr->bhd`` of FP8 operands with scales: a product for each head.
+
+    ======== ================== =================== =====================================
+    argument shape              type                layout
+    ======== ================== =================== =====================================
+    a[0]     [b, h, r]          e4m3                last dimension contiguous
+    a[1]     [b, h, r/128]      float32             any strides
+    b[0]     [h, d, r]          e4m3                last dimension contiguous
+    b[1]     [h, d/128, r/128]  float32             any strides
+    c, d     [b, h, d]          bfloat16 or float32 last dimension contiguous
+    ======== ================== =================== =====================================
+
+    Nothing is copied; every head is a launch of its own.
+    """
+    if _call.is_compiling():
+        return _call.ops().fp8_einsum(expr, *a, *b, d, c, recipe)
+    return _C.fp8_einsum(expr, a, b, d, c, recipe)
 
 
 def tf32_hc_prenorm_gemm(a: Any, b: Any, d: Any, sqr_sum: Any, num_splits: Optional[int] = None) -> None:

@@ -6,10 +6,13 @@ from typing import Any, Optional, Sequence, Tuple
 
 from .. import _call
 from .. import _oxigemm as _C
+from ..errors import ArgumentError
 
 __all__ = [
     "bf16_m_grouped_gemm_nt_masked",
     "fp8_m_grouped_gemm_nt_masked",
+    "k_grouped_bf16_gemm_tn_contiguous",
+    "k_grouped_fp16_gemm_tn_contiguous",
     "k_grouped_fp8_gemm_nt_contiguous",
     "m_grouped_bf16_gemm_nn_contiguous",
     "m_grouped_bf16_gemm_nt_contiguous",
@@ -233,6 +236,52 @@ def m_grouped_fp16_gemm_nt_masked(
     return _half_masked("float16", "nt", a, b, d, masked_m, expected_m)
 
 
+def _no_psum(use_psum_layout: bool) -> None:
+    if use_psum_layout:
+        message = "`use_psum_layout` is not for groups along K: expected False, found True"
+        raise ArgumentError(message, "use_psum_layout")
+
+
+def _half_k_grouped(dtype, a, b, d, ks_cpu, grouped_layout, c, use_psum_layout) -> None:
+    _no_psum(use_psum_layout)
+    if _call.is_compiling():
+        return _call.ops().k_grouped_half_gemm(dtype, "tn", a, b, d, ks_cpu, grouped_layout, c)
+    return _C.k_grouped_half_gemm(dtype, "tn", a, b, d, ks_cpu, grouped_layout, c)
+
+
+def k_grouped_bf16_gemm_tn_contiguous(
+    a: Any,
+    b: Any,
+    d: Any,
+    ks_cpu: Optional[Sequence[int]],
+    grouped_layout: Any,
+    c: Optional[Any] = None,
+    compiled_dims: str = "mn",
+    use_psum_layout: bool = False,
+) -> None:
+    """D[g] = C[g] + A_gᵀ·B_g for groups that share M and N and have rows of A and B of their own: gradients of weights.
+
+    A [sum of K_g, M] and B [sum of K_g, N] bfloat16, rows of any pitch that is a multiple of 16 bytes; C and D [G, M, N], bfloat16
+    or float32. ``grouped_layout`` is int32 [G]: the K of each group, which may be any. ``ks_cpu`` are the same numbers on the
+    host; None or nothing where it does not know them.
+    """
+    return _half_k_grouped("bfloat16", a, b, d, ks_cpu, grouped_layout, c, use_psum_layout)
+
+
+def k_grouped_fp16_gemm_tn_contiguous(
+    a: Any,
+    b: Any,
+    d: Any,
+    ks_cpu: Optional[Sequence[int]],
+    grouped_layout: Any,
+    c: Optional[Any] = None,
+    compiled_dims: str = "mn",
+    use_psum_layout: bool = False,
+) -> None:
+    """``k_grouped_bf16_gemm_tn_contiguous`` for float16."""
+    return _half_k_grouped("float16", a, b, d, ks_cpu, grouped_layout, c, use_psum_layout)
+
+
 def k_grouped_fp8_gemm_nt_contiguous(
     a: Pair,
     b: Pair,
@@ -260,11 +309,7 @@ def k_grouped_fp8_gemm_nt_contiguous(
     ``ks_cpu`` are the same numbers on the host, compared with the shapes; None or nothing where it does not know them. Any K
     will do, also 0.
     """
-    if use_psum_layout:
-        from ..errors import ArgumentError
-
-        message = "`use_psum_layout` is not for groups along K: expected False, found True"
-        raise ArgumentError(message, "use_psum_layout")
+    _no_psum(use_psum_layout)
     if _call.is_compiling():
         return _call.ops().k_grouped_fp8_gemm(*a, *b, d, ks_cpu, grouped_layout, c, recipe)
     return _C.k_grouped_fp8_gemm(a, b, d, ks_cpu, grouped_layout, c, recipe)
