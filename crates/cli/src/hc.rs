@@ -3,14 +3,14 @@
 use std::fmt;
 
 use oxigemm::metrics::calc_diff;
-use oxigemm::{DType, Device, GemmOptions, Tensor, random, reference, tf32_hc_prenorm_gemm};
+use oxigemm::{DType, Device, GemmOptions, Tensor, random, tf32_hc_prenorm_gemm};
 use rayon::prelude::*;
 
 use crate::Failure;
 use crate::verdict::Verdict;
 
-/// The largest distance from the product with TF32 weights, as the peer's tests have it.
-const DIFF_LIMIT: f64 = 1e-8;
+/// The largest distance from the exact product. (The peer's tests allow 1e-8, from one with TF32 weights.)
+const DIFF_LIMIT: f64 = 1e-9;
 /// Rows of a large case that are looked at.
 const SAMPLED: usize = 64;
 
@@ -87,9 +87,8 @@ impl HcHost {
             .par_iter()
             .map(|&row| {
                 let x = DType::Bf16.decode(&self.a[row * k * 2..][..k * 2]);
-                let product = |w: &[f32]| {
-                    x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(reference::tf32(w))).sum::<f64>()
-                };
+                let product =
+                    |w: &[f32]| x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum::<f64>();
                 let square: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
                 self.b.chunks(k).map(product).chain([square]).collect()
             })
@@ -103,7 +102,7 @@ impl HcHost {
                 let is_square = column == n;
                 let value = if is_square { sum(&squares, 1, row, 0) } else { sum(&d, n, row, column) };
                 // What FP32 sums are truncated to, in parts of a product's deviation, or of the sum of squares.
-                let allowed = if is_square { 1e-5 * exact } else { 0.001 * (k as f64).sqrt() };
+                let allowed = if is_square { 1e-5 * exact } else { 1e-4 * (k as f64).sqrt() };
                 let error = (value - exact).abs() / allowed;
                 worst = if error > worst || error.is_nan() { error } else { worst };
                 found[usize::from(is_square)].push(value);

@@ -1,38 +1,52 @@
 //! The product before the norm of a hyper-connection: a few columns, and the sum of squares of every row on the way.
 //!
-//! `D[m,n] = sum over k of  X[m,k] * W[n,k]`, `squares[m] = sum over k of  X[m,k]²`, for BF16 X and FP32 W, of which the tensor core
-//! takes the upper 19 bits (TF32).
+//! `D[m,n] = sum over k of  X[m,k] * W[n,k]`, `squares[m] = sum over k of  X[m,k]²`, for BF16 X and FP32 W, which is taken as the
+//! sum of two BF16 numbers: `W = upper + lower`, with `upper` the nearest to W and `lower` the nearest to what is left. That
+//! is W to 17 bits or more.
 //!
-//! Reading X is what limits it. A block takes 128 rows and a slice of K; each of two warpgroups reads its 64 rows of a stage
-//! from shared memory into registers, where BF16 becomes TF32 exactly and is squared, and the tensor core takes them from
-//! there. The slices of a cluster are added in their order, so the same call gives the same bits.
+//! Reading X is what limits it, so every block reads the same number of stages: of 128 rows and 64 of K, in the order of
+//! rows and then of K. What a block begins, the next may go on with; their sums are [gathered](crate::gathering).
+//!
+//! Rows of W arrive as FP32. Four warps write over each its upper parts and then its lower parts, in the
+//! place of the 64 numbers that both came from. The tensor core takes them as two columns, which the same thread
+//! holds and adds. While it works, that thread squares its part of X.
 
+use crate::gathering::{Contributors, Gathering, room_bytes};
 use crate::many_rows::{MATH_WARPGROUPS, MATH_WARPS};
 use crate::pipeline::Pipeline;
+use crate::shares::Shares;
 use crate::{WARP, WARPGROUP};
-use oxigemm_ptx::tma::{LoadOptions, TensorMap};
+use oxigemm_ptx::tma::{Eviction, LoadOptions, TensorMap};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::wgmma::{Descriptor, Major, MatrixA, MmaType, Swizzle};
 use oxigemm_ptx::{
-    Bf16, BuildError, F32, Global, Kernel, Module, Shared, SharedLayout, Target, U32, U64, Val, Var,
+    Bf16x2, BuildError, F32, Global, Kernel, MBarrier, Module, Pred, Shared, SharedLayout, Target, U32, U64,
+    Val, Var,
 };
 
-/// Rows of a block.
+/// Rows of a stage.
 pub const BLOCK_M: u32 = 64 * MATH_WARPGROUPS;
-/// Elements of K in a stage: a line of 128 bytes of X, and two of W.
+/// Elements of K in a stage: a line of 128 bytes of X.
 pub const BLOCK_K: u32 = 64;
-/// Elements of a line of W.
-pub const W_LINE: u32 = 32;
-/// Blocks of a cluster, which share out a slice of K.
-pub const CLUSTERS: [u32; 4] = [1, 2, 4, 8];
 /// Numbers of columns that there are kernels for.
 pub const COLUMNS: [u32; 4] = [8, 16, 24, 32];
 
 const LINE: u32 = 128;
-const STAGES: u32 = 8;
-const THREADS: u32 = MATH_WARPGROUPS * WARPGROUP + WARP;
+/// Bytes of a row of W in a stage, in FP32 as in two lines of BF16.
+const W_ROW: u32 = 2 * LINE;
+/// Shared memory for stages; what is left holds barriers.
+const ROOM_FOR_STAGES: u32 = 225 * 1024;
+const PRODUCER: u32 = MATH_WARPS;
+/// Warps that split W, behind the producer.
+const SPLITTERS: u32 = 4;
+const MATH_THREADS: u32 = MATH_WARPGROUPS * WARPGROUP;
+const THREADS: u32 = MATH_THREADS + (1 + SPLITTERS) * WARP;
+/// More than the upper part of any number leaves.
+const LEFT: f32 = 1e38;
+/// The named barrier of the math warps.
+const MATH_BARRIER: u32 = 1;
 
-/// What is compiled in. Shapes and slices are run-time arguments.
+/// What is compiled in. Shapes and shares are run-time arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     /// Columns of D: one of [`COLUMNS`].
@@ -60,23 +74,27 @@ impl Config {
         SharedMap::new(self).bytes
     }
 
+    /// Bytes of global memory in which so many blocks of any of the kernels gather their sums: zeros at first.
+    pub fn room_bytes(blocks: u32) -> u64 {
+        let values = COLUMNS.map(|columns| Config { columns }.values());
+        room_bytes(blocks, MATH_THREADS, values.into_iter().fold(0, u32::max))
+    }
+
     fn x_bytes(&self) -> u32 {
         BLOCK_M * LINE
     }
 
-    /// Bytes of one line of all rows of W.
-    fn w_panel(&self) -> u32 {
-        self.columns * LINE
-    }
-
     fn w_bytes(&self) -> u32 {
-        BLOCK_K / W_LINE * self.w_panel()
+        self.columns * W_ROW
     }
 
-    /// Floats from the partial sums of one row to those of the next: its columns, its square, and what keeps rows apart
-    /// in the banks.
-    fn partial_pitch(&self) -> u32 {
-        self.columns + 5
+    fn stages(&self) -> u32 {
+        ROOM_FOR_STAGES / (self.x_bytes() + self.w_bytes())
+    }
+
+    /// What a thread has of a block's sums: two rows of a quarter of the columns, and the squares of one row.
+    fn values(&self) -> u32 {
+        self.columns / 2 + 1
     }
 
     /// Builds the kernel.
@@ -91,28 +109,34 @@ impl Config {
 struct SharedMap {
     x: u32,
     w: u32,
-    partials: u32,
     barriers: u32,
+    /// A barrier for each stage of W before it is split.
+    landed: u32,
+    word: u32,
     bytes: u32,
 }
 
 impl SharedMap {
     fn new(cfg: &Config) -> Self {
+        let stages = cfg.stages();
         let mut layout = SharedLayout::default();
         // Swizzled tiles repeat every 1024 bytes.
-        let x = layout.place(STAGES * cfg.x_bytes(), 1024);
-        let w = layout.place(STAGES * cfg.w_bytes(), 1024);
-        let partials = layout.place(BLOCK_M * cfg.partial_pitch() * 4, 16);
-        let barriers = layout.place(Pipeline::barrier_bytes(STAGES), 8);
-        SharedMap { x, w, partials, barriers, bytes: layout.bytes() }
+        let x = layout.place(stages * cfg.x_bytes(), 1024);
+        let w = layout.place(stages * cfg.w_bytes(), 1024);
+        let barriers = layout.place(Pipeline::barrier_bytes(stages), 8);
+        let landed = layout.place(stages * MBarrier::BYTES, 8);
+        let word = layout.place(4, 4);
+        SharedMap { x, w, barriers, landed, word, bytes: layout.bytes() }
     }
 
     /// Gives names to its parts, for the simulator's messages and timeline.
     fn name(&self, k: &Kernel, cfg: &Config) {
-        k.name_shared("x", self.x, cfg.x_bytes(), STAGES);
-        k.name_shared("w", self.w, cfg.w_bytes(), STAGES);
-        k.name_shared("partials", self.partials, cfg.partial_pitch() * 4, BLOCK_M);
-        Pipeline::name_barriers(k, ["full", "empty"], self.barriers, STAGES);
+        let stages = cfg.stages();
+        k.name_shared("x", self.x, cfg.x_bytes(), stages);
+        k.name_shared("w", self.w, cfg.w_bytes(), stages);
+        Pipeline::name_barriers(k, ["full", "empty"], self.barriers, stages);
+        k.name_shared("landed", self.landed, MBarrier::BYTES, stages);
+        k.name_shared("word", self.word, 4, 1);
     }
 }
 
@@ -122,12 +146,21 @@ struct Params<'k> {
     w: TensorMap<'k>,
     d: Global<'k>,
     squares: Global<'k>,
+    /// Where blocks gather sums.
+    room: Global<'k>,
     /// Elements from one split of D to the next.
     d_split: U64<'k>,
     /// Elements from one row of D to the next.
     d_pitch: U32<'k>,
     rows: U32<'k>,
     k_blocks: U32<'k>,
+    /// Splits of D, and how the blocks of K are shared out to those that have any.
+    splits: U32<'k>,
+    of_splits: Shares<U32<'k>>,
+    /// Stages of the rows that some blocks share, how many blocks these are, and what each has.
+    shared_stages: U32<'k>,
+    sharing_blocks: U32<'k>,
+    of_blocks: Shares<U32<'k>>,
 }
 
 /// What every role of the kernel works with.
@@ -140,46 +173,58 @@ struct Block<'k, 'c> {
     ring: Pipeline<'k>,
     warp: U32<'k>,
     lane: U32<'k>,
-    /// The first row of this block.
-    row: U32<'k>,
-    /// Which split this block's cluster computes.
-    split: U32<'k>,
-    /// The blocks of K that this block sums: the first, and the one behind the last.
-    slice: [U32<'k>; 2],
+    /// The first of the blocks that share the same rows.
+    first_block: U32<'k>,
+    /// Their first stage.
+    first_stage: U32<'k>,
+    /// The stages of this block: the first, and the one behind the last.
+    begin: U32<'k>,
+    end: U32<'k>,
 }
 
-fn write<'k>(k: &'k Kernel, cfg: &Config) {
+/// Rows and a split: what is summed together.
+struct Unit<'k> {
+    row: U32<'k>,
+    split: U32<'k>,
+    /// Its stages: the first, and the one behind the last.
+    begin: U32<'k>,
+    end: U32<'k>,
+}
+
+fn write(k: &Kernel, cfg: &Config) {
     let params = Params {
         x: k.param_tensor_map("x"),
         w: k.param_tensor_map("w"),
         d: k.param_pointer("d"),
         squares: k.param_pointer("squares"),
+        room: k.param_pointer("room"),
         d_split: k.param("d_split"),
         d_pitch: k.param("d_pitch"),
         rows: k.param("rows"),
         k_blocks: k.param("k_blocks"),
+        splits: k.param("splits"),
+        of_splits: Shares { each: k.param("split_each"), more: k.param("split_more") },
+        shared_stages: k.param("shared_stages"),
+        sharing_blocks: k.param("sharing_blocks"),
+        of_blocks: Shares { each: k.param("block_each"), more: k.param("block_more") },
     };
     let (map, shared) = (SharedMap::new(cfg), k.dynamic_shared());
     map.name(k, cfg);
-    let ring = Pipeline::new(k, shared.at(map.barriers), STAGES, STAGES);
+    let ring = Pipeline::new(k, shared.at(map.barriers), cfg.stages(), cfg.stages());
     let (warp, lane) = (k.warp_index(), k.lane());
-    let (rank, ranks) = (k.cluster_rank(), k.cluster_blocks());
-    let (split, splits) = (k.block_index(1), k.grid_blocks(1));
-    // Slices of splits differ by at most one block.
-    let bound = |nth: U32<'k>| {
-        let slices = (ranks * splits).to_u64();
-        (nth.widening_mul(params.k_blocks) / slices).to_u32()
-    };
-    let nth = split * ranks + rank;
-    let slice = [bound(nth), bound(nth + 1)];
-    let row = (k.block_index(0) / ranks) * BLOCK_M;
-    let block = Block { k, cfg, params, map, shared, ring, warp, lane, row, split, slice };
+    let sharers = k.block_index(0) / params.sharing_blocks;
+    let first_block = sharers * params.sharing_blocks;
+    let first_stage = sharers * params.shared_stages;
+    let nth = k.block_index(0) - first_block;
+    let [begin, end] = [nth, nth + 1].map(|nth| first_stage + params.of_blocks.begin(nth));
+    let block = Block { k, cfg, params, map, shared, ring, warp, lane, first_block, first_stage, begin, end };
 
-    k.if_(warp.eq(MATH_WARPS), || {
+    k.if_(warp.eq(PRODUCER), || {
         k.if_(lane.eq(0), || {
             block.params.x.prefetch();
             block.params.w.prefetch();
-            ring.init(1, MATH_WARPS);
+            ring.init(1 + SPLITTERS, MATH_WARPS);
+            (0..cfg.stages()).for_each(|stage| block.landed(k.constant(stage)).init(1u32));
             k.fence_barrier_init();
         });
         k.sync_warp();
@@ -187,17 +232,19 @@ fn write<'k>(k: &'k Kernel, cfg: &Config) {
     k.sync_threads();
     k.grid_dependency_wait();
     k.if_else(
-        warp.eq(MATH_WARPS),
-        || {
-            k.if_(k.elect(), || k.role("producer", || block.load()));
-            k.sync_warp();
-        },
+        warp.lt(MATH_WARPS),
         || k.role("math", || block.multiply()),
+        || {
+            k.if_else(
+                warp.eq(PRODUCER),
+                || {
+                    k.if_(k.elect(), || k.role("producer", || block.load()));
+                    k.sync_warp();
+                },
+                || k.role("splitter", || block.split()),
+            );
+        },
     );
-    k.cluster_sync();
-    block.add([rank, ranks]);
-    // Nobody leaves while others read its partial sums.
-    k.cluster_sync();
 }
 
 impl<'k> Block<'k, '_> {
@@ -209,114 +256,223 @@ impl<'k> Block<'k, '_> {
         self.shared.at(self.map.w).at(stage * self.cfg.w_bytes())
     }
 
-    fn partial(&self, row: U32<'k>) -> Shared<'k> {
-        self.shared.at(self.map.partials).at(row * (self.cfg.partial_pitch() * 4))
+    /// Ends a phase when W has arrived as FP32.
+    fn landed(&self, stage: U32<'k>) -> MBarrier<'k> {
+        MBarrier(self.shared.at(self.map.landed).at(stage * MBarrier::BYTES))
+    }
+
+    /// What the sums of a stage are part of.
+    fn unit(&self, stage: U32<'k>) -> Unit<'k> {
+        let p = &self.params;
+        let rows = stage / p.k_blocks;
+        let first = rows * p.k_blocks;
+        let split = p.of_splits.part_with(stage - first);
+        let [begin, end] = [split, split + 1].map(|split| first + p.of_splits.begin(split));
+        Unit { row: rows * BLOCK_M, split, begin, end }
+    }
+
+    /// The block that has a stage of the shared rows.
+    fn with_stage(&self, stage: U32<'k>) -> U32<'k> {
+        self.first_block + self.params.of_blocks.part_with(stage - self.first_stage)
     }
 
     /// The thread that loads both operands.
     fn load(&self) {
-        let (k, cfg) = (self.k, self.cfg);
+        let (k, cfg, p) = (self.k, self.cfg, &self.params);
         let cursor = self.ring.writer();
-        let [first, end] = self.slice;
-        k.for_(first, end, 1, |block| {
+        // X is read once.
+        let once = LoadOptions { cache: Some(k.cache_policy(Eviction::First)), ..LoadOptions::default() };
+        let rows = self.begin / p.k_blocks;
+        let row = k.var_from(rows * BLOCK_M);
+        let block = k.var_from(self.begin - rows * p.k_blocks);
+        k.for_(self.begin, self.end, 1, |_| {
             cursor.wait_empty();
             let stage = cursor.stage();
-            let full = self.ring.full(stage);
-            full.arrive_expecting(cfg.x_bytes() + cfg.w_bytes());
-            let column = block * BLOCK_K;
-            self.params.x.load(&[column, self.row], self.x(stage), full, LoadOptions::default());
-            for line in 0..BLOCK_K / W_LINE {
-                let to = self.w(stage).at(line * cfg.w_panel());
-                let at = [column + line * W_LINE, k.constant(0)];
-                self.params.w.load(&at, to, full, LoadOptions::default());
-            }
+            let (landed, full) = (self.landed(stage), self.ring.full(stage));
+            let column = block.live() * BLOCK_K;
+            landed.arrive_expecting(cfg.w_bytes());
+            p.w.load(&[column, k.constant(0)], self.w(stage), landed, LoadOptions::default());
+            full.arrive_expecting(cfg.x_bytes());
+            p.x.load(&[column, row.get()], self.x(stage), full, once);
             cursor.advance();
+            block.set(block.live() + 1);
+            let ended = block.live().eq(p.k_blocks);
+            row.set_if(ended, row.live() + BLOCK_M);
+            block.set_if(ended, 0);
         });
         k.launch_dependents();
     }
 
-    /// A math warpgroup: 64 rows of every stage.
-    fn multiply(&self) {
+    /// A warp that writes the two parts of W over W, half a warp for each row.
+    fn split(&self) {
         let (k, cfg, lane) = (self.k, self.cfg, self.lane);
         let cursor = self.ring.reader();
-        let sums: Vec<Var<'k, f32>> = (0..cfg.columns / 2).map(|_| k.var(0.0f32)).collect();
-        let squares = [(); 2].map(|()| k.var(0.0f32));
-        // A thread has two rows, eight apart, and of every eight of K one and the one four further on.
-        let row = self.warp * 16 + (lane >> 2);
-        let types = MmaType::Tf32;
-        let steps = BLOCK_K / types.k();
-        let chunk = |step: u32| row * LINE + (((lane >> 2) ^ step) << 4) + (lane & 3) * 2;
-        let chunks: Vec<U32<'k>> = (0..steps).map(chunk).collect();
-        let [first, end] = self.slice;
-        k.for_(first, end, 1, |_| {
-            cursor.wait_full();
-            let stage = cursor.stage();
-            let x = self.x(stage);
-            let fragments: Vec<[U32<'k>; 4]> = chunks
-                .iter()
-                .map(|&chunk| {
-                    // The order of a fragment: both rows of the first column, then of the other.
-                    [[0, 0], [1, 0], [0, 1], [1, 1]].map(|[lower, further]: [u32; 2]| {
-                        let at = x.at(chunk).at(lower * 8 * LINE + further * 8);
-                        let value = at.load::<Bf16>().to_f32();
-                        squares[lower as usize].fma(value, value);
-                        value.bitcast::<u32>()
-                    })
-                })
-                .collect();
-            k.wgmma_fence();
-            for (step, fragment) in (0u32..).zip(&fragments) {
-                let per_line = W_LINE / types.k();
-                let panel = self.w(stage).at((step / per_line) * cfg.w_panel());
-                let w = Descriptor::k_major(panel, Swizzle::B128).advance((step % per_line) * types.k() * 4);
-                let majors = (Major::K, Major::K);
-                k.wgmma(types, &sums, MatrixA::Registers(fragment), w, majors, k.constant(true));
-            }
-            k.wgmma_commit();
-            k.wgmma_wait(0);
-            k.sync_warp();
-            k.guard(lane.eq(0), || self.ring.empty(stage).arrive());
-            cursor.advance();
+        let row = (self.warp - (PRODUCER + 1)) * 2 + (lane >> 4);
+        let nth = lane & 15;
+        let from = row * W_ROW + nth * 16;
+        // The lines are swizzled for the tensor core; four numbers are half of what is exchanged.
+        let to = [0, 1].map(|part: u32| {
+            let line = row * 2 + part;
+            line * LINE + (((nth >> 1) ^ (line & 7)) << 4) + (nth & 1) * 8
         });
-        for (lower, square) in (0u32..).zip(squares) {
-            let partial = self.partial(row + lower * 8);
-            for (octet, four) in (0u32..).zip(sums.chunks(4)) {
-                for (column, sum) in (0u32..).zip(&four[2 * lower as usize..][..2]) {
-                    partial.at(((lane & 3) * 2 + (octet * 8 + column)) * 4).store(sum.live());
+        // Rows that the four warps take at a time: a whole number of patterns.
+        const ROWS: u32 = SPLITTERS * 2;
+        k.for_(self.begin, self.end, 1, |_| {
+            let stage = cursor.stage();
+            self.landed(stage).wait(cursor.parity());
+            let w = self.w(stage);
+            let rows = (0..cfg.columns / ROWS).map(|turn| turn * ROWS * W_ROW);
+            let numbers: Vec<[F32<'k>; 4]> = rows.clone().map(|row| w.at(from).at(row).load_vec()).collect();
+            k.sync_warp();
+            for (row, numbers) in rows.zip(numbers) {
+                for (to, part) in to.into_iter().zip(self.parts(numbers)) {
+                    w.at(to).at(row).store_vec(part);
                 }
             }
-            let mut square: F32<'k> = square.get();
-            for distance in [1u32, 2] {
-                square = square + k.shuffle(Shuffle::Xor, square, distance);
-            }
-            k.guard((lane & 3).eq(0), || partial.at(cfg.columns * 4).store(square));
-        }
+            k.fence_async_shared();
+            k.sync_warp();
+            k.guard(lane.eq(0), || self.ring.full(stage).arrive());
+            cursor.advance();
+        });
     }
 
-    /// Adds the slices of the cluster, of some of the rows.
-    fn add(&self, [rank, ranks]: [U32<'k>; 2]) {
-        let (k, cfg, p) = (self.k, self.cfg, &self.params);
-        let share = k.constant(BLOCK_M) / ranks;
-        let per_row = cfg.columns + 1;
-        k.for_(k.thread_index(), share * per_row, THREADS, |index| {
-            let (row, column) = (rank * share + index / per_row, index % per_row);
-            let part = self.partial(row).at(column * 4);
-            let sum = k.var(0.0f32);
-            k.for_(0, ranks, 1, |rank| {
-                let slice: F32<'k> = part.in_block(rank).load();
-                sum.set(sum.live() + slice);
-            });
-            let row = self.row + row;
+    /// The upper and the lower parts of four numbers.
+    fn parts(&self, numbers: [F32<'k>; 4]) -> [[Val<'k, Bf16x2>; 2]; 2] {
+        let pairs = [[numbers[0], numbers[1]], [numbers[2], numbers[3]]];
+        let upper = pairs.map(|[a, b]| self.k.pack_bf16(a, b));
+        let lower = [0, 1].map(|pair| {
+            let (numbers, upper) = (pairs[pair], upper[pair].to_f32());
+            // What is left where the upper part is infinite must be finite: of NaN and a number both give the number.
+            let left = |i: usize| (numbers[i] - upper[i]).max(-LEFT).min(LEFT);
+            self.k.pack_bf16(left(0), left(1))
+        });
+        [upper, lower]
+    }
+
+    /// A math warpgroup: 64 rows of every stage.
+    fn multiply(&self) {
+        let (k, cfg, p, lane) = (self.k, self.cfg, &self.params, self.lane);
+        let gathering = Gathering {
+            k,
+            room: p.room,
+            word: self.shared.at(self.map.word),
+            barrier: MATH_BARRIER,
+            threads: MATH_THREADS,
+            thread: self.warp * WARP + lane,
+            values: cfg.values(),
+        };
+        k.if_(p.sharing_blocks.gt(1), || gathering.warm(k.block_index(0)));
+        let sums = k.fragment::<f32>(cfg.columns as usize);
+        let squares = [(); 4].map(|()| k.var(0.0f32));
+        // Eight neighbouring lanes read the same part of eight rows, which the swizzle puts into different banks.
+        let swizzled = ((lane >> 4) * 4) ^ (lane & 7);
+        let parts = [0u32, 1, 2, 3].map(|part| self.square_row() * LINE + ((swizzled ^ part) << 4));
+        let cursor = self.ring.reader();
+        let stage = k.var_from(self.begin);
+        k.while_(
+            || stage.live().lt(self.end),
+            || {
+                let first = stage.get();
+                let unit = self.unit(first);
+                squares.iter().for_each(|square| square.set(0.0));
+                let end = unit.end.min(self.end);
+                k.do_while(|| {
+                    cursor.wait_full();
+                    self.multiply_stage(cursor.stage(), &sums, stage.live().ne(first));
+                    let x = self.x(cursor.stage());
+                    let words = parts.map(|part| x.at(part).load_vec::<Bf16x2, 4>());
+                    words.into_iter().for_each(|words| square(words, &squares));
+                    k.wgmma_wait(0);
+                    k.sync_warp();
+                    k.guard(lane.eq(0), || self.ring.empty(cursor.stage()).arrive());
+                    cursor.advance();
+                    stage.set(stage.live() + 1);
+                    stage.live().lt(end)
+                });
+                let values = self.values(&sums, &squares);
+                let whole = unit.begin.ge(self.begin) & unit.end.le(self.end);
+                k.if_else(
+                    whole,
+                    || self.store(&unit, &values),
+                    || {
+                        let (first, last) = (self.with_stage(unit.begin), self.with_stage(unit.end - 1));
+                        let blocks = Contributors { first, last, own: k.block_index(0) };
+                        gathering.gather(blocks, &values, |sums| self.store(&unit, &sums));
+                    },
+                );
+            },
+        );
+        self.clear_splits();
+    }
+
+    /// Begins the products of a stage.
+    fn multiply_stage(&self, stage: U32<'k>, sums: &[Var<'k, f32>], accumulate: Pred<'k>) {
+        let (k, types) = (self.k, MmaType::Bf16);
+        let x = self.x(stage).at((self.warp >> 2) * (64 * LINE));
+        let [x, w] = [x, self.w(stage)].map(|tile| Descriptor::k_major(tile, Swizzle::B128));
+        k.wgmma_fence();
+        for step in 0..BLOCK_K / types.k() {
+            let along = step * types.k() * 2;
+            let accumulate = if step == 0 { accumulate } else { k.constant(true) };
+            let a = MatrixA::Shared(x.advance(along));
+            k.wgmma(types, sums, a, w.advance(along), (Major::K, Major::K), accumulate);
+        }
+        k.wgmma_commit();
+    }
+
+    /// The row whose squares a thread adds up, half of them; the other half are those of the lane 16 further on.
+    fn square_row(&self) -> U32<'k> {
+        self.warp * 16 + (self.lane & 15)
+    }
+
+    /// What this thread has of the sums: its columns of two rows, and the squares of a row.
+    fn values(&self, sums: &[Var<'k, f32>], squares: &[Var<'k, f32>; 4]) -> Vec<F32<'k>> {
+        // Neighbours are the products with the two parts of the same number.
+        let products = sums.as_chunks::<2>().0.iter().map(|[upper, lower]| upper.live() + lower.live());
+        let [a, b, c, d] = squares.map(|square| square.live());
+        let square = (a + b) + (c + d);
+        let square = square + self.k.shuffle(Shuffle::Xor, square, 16u32);
+        products.chain([square]).collect()
+    }
+
+    /// Writes the sums of a unit.
+    fn store(&self, unit: &Unit<'k>, values: &[F32<'k>]) {
+        let (k, p, lane) = (self.k, &self.params, self.lane);
+        let (square, products) = values.split_last().expect("a thread has squares");
+        let split = p.d.at(unit.split.to_u64() * p.d_split * 4u64);
+        for lower in 0..2u32 {
+            let row = unit.row + self.warp * 16 + (lane >> 2) + lower * 8;
+            let to = split.at((row.widening_mul(p.d_pitch) + (lane & 3).to_u64()) * 4u64);
             let exists = row.lt(p.rows);
-            let sum: Val<'k, f32> = sum.get();
-            let in_d = self.split.to_u64() * p.d_split + row.widening_mul(p.d_pitch) + column.to_u64();
-            let of_row = self.split.widening_mul(p.rows) + row.to_u64();
-            let is_square = column.eq(cfg.columns);
-            let to_d = p.d.at(in_d * 4u64);
-            let to_squares = p.squares.at(of_row * 4u64);
-            k.guard(exists & !is_square, || to_d.store(sum));
-            k.guard(exists & is_square, || to_squares.store(sum));
+            for (four, products) in (0u32..).zip(products.as_chunks::<2>().0) {
+                let to = to.at(u64::from(four * 16));
+                k.guard(exists, || to.store(products[lower as usize]));
+            }
+        }
+        let row = unit.row + self.square_row();
+        let to = p.squares.at((unit.split.widening_mul(p.rows) + row.to_u64()) * 4u64);
+        k.guard(row.lt(p.rows) & lane.lt(16), || to.store(*square));
+    }
+
+    /// Splits that have no part of K are zeros.
+    fn clear_splits(&self) {
+        let (k, p) = (self.k, &self.params);
+        k.for_(p.k_blocks + k.block_index(0), p.splits, k.grid_blocks(0), |split| {
+            k.for_(self.warp * WARP + self.lane, p.rows, MATH_THREADS, |row| {
+                let in_d = split.to_u64() * p.d_split + row.widening_mul(p.d_pitch);
+                for column in 0..self.cfg.columns {
+                    p.d.at(in_d * 4u64).at(u64::from(column * 4)).store(0.0f32);
+                }
+                p.squares.at((split.widening_mul(p.rows) + row.to_u64()) * 4u64).store(0.0f32);
+            });
         });
         k.sync_warp();
+    }
+}
+
+/// Adds the squares of eight neighbours.
+fn square<'k>(words: [Val<'k, Bf16x2>; 4], squares: &[Var<'k, f32>; 4]) {
+    for (word, square) in words.into_iter().zip(squares) {
+        word.to_f32().into_iter().for_each(|x| square.fma(x, x));
     }
 }

@@ -23,6 +23,7 @@ mod few_rows;
 pub mod fp8;
 pub mod fp8_slim;
 pub mod fp8_wide;
+pub mod gathering;
 pub mod grouping;
 pub mod half;
 mod half_output;
@@ -43,6 +44,7 @@ mod promote;
 pub mod quantize;
 mod scales;
 pub mod schedule;
+pub mod shares;
 pub mod transpose;
 pub mod transpose_groups;
 

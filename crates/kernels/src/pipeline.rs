@@ -93,6 +93,11 @@ impl<'k> Cursor<'k> {
         self.stage.get()
     }
 
+    /// The parity of the phase that a wait for the current stage waits for.
+    pub fn parity(&self) -> U32<'k> {
+        self.parity.get()
+    }
+
     /// Waits until the current stage may be written.
     pub fn wait_empty(&self) {
         self.pipeline.empty(self.stage.get()).wait(self.parity.get());

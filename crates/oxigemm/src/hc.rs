@@ -1,14 +1,15 @@
 //! The product before the norm of a hyper-connection.
 
 use oxigemm_cuda::{Element, L2Promotion, Swizzle, TiledTensor};
-use oxigemm_kernels::hc_prenorm::{BLOCK_K, BLOCK_M, CLUSTERS, W_LINE};
+use oxigemm_kernels::hc_prenorm::{BLOCK_K, BLOCK_M, Config};
+use oxigemm_kernels::shares::Shares;
 
 use crate::check::{HcPrenormGemm, HcProblem, Operand};
 use crate::device::Device;
 use crate::direct::{Argument, Call};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::gemm::{GemmOptions, refuse_stream};
+use crate::gemm::{GemmOptions, cuda_stream, refuse_stream};
 use crate::reference;
 use crate::tensor::Tensor;
 
@@ -21,9 +22,10 @@ use crate::tensor::Tensor;
 /// | `d` | `[M, N]` or `[splits, M, N]` | f32 | rows of N, any pitch |
 /// | `sqr_sum` | `[M]` or `[splits, M]` | f32 | contiguous |
 ///
-/// Of B the tensor core takes TF32: the upper 19 bits, the others are dropped. With splits, each sums its part of K, and whoever
-/// uses them adds them; without, all of K is summed here, in an order that depends on M and K alone. The same call gives
-/// the same bits.
+/// B is taken as the sum of two BF16 numbers: to 17 bits or more, where TF32 has 11. What is larger than the largest BF16 number
+/// counts as infinite. Sums are FP32. With splits, each sums its part of K, and whoever uses them adds them; without, all of
+/// K is summed here, in an order that depends on the shape and on how many multiprocessors there are. The same call
+/// gives the same bits. With [`GemmOptions::batch_invariant`] nothing but K and the splits decides the order.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -126,16 +128,37 @@ pub unsafe fn tf32_hc_prenorm_gemm_raw(
     unsafe { run(device, &arguments, options) }
 }
 
-/// How many blocks sum a split together: as many as there are multiprocessors for, as long as each has a few blocks of K.
-fn cluster(problem: &HcProblem, sms: u32) -> u32 {
-    const FEW: u32 = 4;
-    let row_blocks = problem.m.div_ceil(BLOCK_M);
-    let k_blocks = problem.k.div_ceil(BLOCK_K);
-    let fits = |cluster: &u32| {
-        let blocks = u64::from(row_blocks) * u64::from(problem.splits) * u64::from(*cluster);
-        blocks <= u64::from(sms) && k_blocks >= FEW * problem.splits * cluster
-    };
-    CLUSTERS.into_iter().rev().find(fits).unwrap_or(1)
+/// How the blocks of a grid share out the stages of a product, each of 128 rows and 64 of K.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sharing {
+    /// How often some blocks share some rows.
+    groups: u32,
+    /// Stages of these rows.
+    stages: u32,
+    /// Blocks that share them.
+    blocks: u32,
+}
+
+impl Sharing {
+    /// As many blocks as there are multiprocessors, as long as each has a few stages. Every 128 rows have as many as the
+    /// others, where none of them gets much longer by that than if all blocks shared all rows.
+    fn best(problem: &HcProblem, sms: u32, batch_invariant: bool) -> Option<Sharing> {
+        const FEW: u32 = 8;
+        let (rows, deep) = (problem.m.div_ceil(BLOCK_M), problem.k.div_ceil(BLOCK_K));
+        let apart = |blocks| Sharing { groups: rows, stages: deep, blocks };
+        let stages = rows.checked_mul(deep)?;
+        if batch_invariant {
+            return Some(apart(1));
+        }
+        let blocks = stages.div_ceil(FEW).min(sms);
+        let [alone, together] =
+            [deep.div_ceil((blocks / rows).max(1)), stages.div_ceil(blocks)].map(u64::from);
+        Some(if blocks >= rows && 10 * alone <= 11 * together {
+            apart(blocks / rows)
+        } else {
+            Sharing { groups: 1, stages, blocks }
+        })
+    }
 }
 
 /// # Safety
@@ -143,42 +166,106 @@ fn cluster(problem: &HcProblem, sms: u32) -> u32 {
 unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions) -> Result<()> {
     let limits = device.limits().ok_or_else(|| Error::no_raw_memory(device))?;
     let Some(problem) = arguments.check()? else { return Ok(()) };
-    let cluster = cluster(&problem, options.num_sms.map_or(limits.sms, |sms| sms.clamp(1, limits.sms)));
+    let sms = options.num_sms.map_or(limits.sms, |sms| sms.clamp(1, limits.sms));
+    let too_large = || Error::Overflow {
+        argument: "a",
+        expected: "fewer than 2^32 tiles of 128 rows by 64".to_owned(),
+        found: format!("{} by {}", problem.m, problem.k),
+    };
+    let sharing = Sharing::best(&problem, sms, options.batch_invariant).ok_or_else(too_large)?;
+    // Blocks that share rows gather their sums there.
+    let room = match device {
+        _ if sharing.blocks == 1 => 0,
+        Device::Cuda(cuda) => {
+            cuda.gathering_room(cuda_stream(cuda, options)?, Config::room_bytes(limits.sms))?
+        }
+        Device::Sim(sim) => sim.gathering_room(Config::room_bytes(limits.sms))?,
+        Device::Cpu => return Err(Error::no_raw_memory(device)),
+    };
     let HcProblem { config, m, k, splits, a_pitch, b_pitch, d_pitch, d_split } = problem;
-    let map = |element: Element, address, rows: u32, pitch: u64, tile| TiledTensor {
+    let k_blocks = k.div_ceil(BLOCK_K);
+    let of_splits = Shares::of(k_blocks, splits.min(k_blocks));
+    let of_blocks = Shares::of(sharing.stages, sharing.blocks);
+    let map = |element: Element, address, rows: u32, pitch: u64, swizzle, tile| TiledTensor {
         element,
         rank: 2,
         address,
         dims: [k.into(), rows.into(), 1, 1, 1],
         strides: [pitch * element.bytes(), 0, 0, 0],
         tile,
-        swizzle: Swizzle::B128,
+        swizzle,
         promotion: L2Promotion::B256,
     };
     let list = [
-        Argument::Map(map(Element::Bf16, arguments.a.address, m, a_pitch, [BLOCK_K, BLOCK_M, 1, 1, 1])),
+        Argument::Map(map(
+            Element::Bf16,
+            arguments.a.address,
+            m,
+            a_pitch,
+            Swizzle::B128,
+            [BLOCK_K, BLOCK_M, 1, 1, 1],
+        )),
         Argument::Map(map(
             Element::F32,
             arguments.b.address,
             config.columns,
             b_pitch,
-            [W_LINE, config.columns, 1, 1, 1],
+            Swizzle::None,
+            [BLOCK_K, config.columns, 1, 1, 1],
         )),
         Argument::Address(arguments.d.address),
         Argument::Address(arguments.sqr_sum.address),
+        Argument::Address(room),
         Argument::Address(d_split),
         Argument::Number(d_pitch),
         Argument::Number(m),
-        Argument::Number(k.div_ceil(BLOCK_K)),
+        Argument::Number(k_blocks),
+        Argument::Number(splits),
+        Argument::Number(of_splits.each),
+        Argument::Number(of_splits.more),
+        Argument::Number(sharing.stages),
+        Argument::Number(sharing.blocks),
+        Argument::Number(of_blocks.each),
+        Argument::Number(of_blocks.more),
     ];
     let call = Call {
         kernel: config.into(),
-        grid: [m.div_ceil(BLOCK_M) * cluster, splits],
-        cluster,
+        grid: [sharing.groups * sharing.blocks, 1],
+        cluster: 1,
         threads: config.threads(),
         shared_bytes: config.shared_bytes(),
         arguments: &list,
     };
     // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps them.
     unsafe { call.run(device, options) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_have_the_same_number_of_stages() {
+        let sharing = |m, k, sms, batch_invariant| {
+            let config = Config { columns: 24 };
+            let (a_pitch, b_pitch) = (k, k);
+            let problem =
+                HcProblem { config, m, k: k as u32, splits: 1, a_pitch, b_pitch, d_pitch: 24, d_split: 0 };
+            Sharing::best(&problem, sms, batch_invariant)
+        };
+        for (m, k, sms, groups, stages, blocks) in [
+            (4096, 7168, 132, 32, 112, 4),
+            (4096, 28672, 132, 32, 448, 4),
+            (8192, 7680, 132, 64, 120, 2),
+            (137, 7168, 132, 2, 112, 14),
+            (1, 64, 132, 1, 1, 1),
+            (5000, 7168, 132, 1, 40 * 112, 132),
+            (20000, 7168, 132, 1, 157 * 112, 132),
+            (4096, 7168, 20, 1, 32 * 112, 20),
+        ] {
+            assert_eq!(sharing(m, k, sms, false), Some(Sharing { groups, stages, blocks }), "m={m} k={k}");
+        }
+        assert_eq!(sharing(300, 640, 132, true), Some(Sharing { groups: 3, stages: 10, blocks: 1 }));
+        assert_eq!(sharing(1 << 30, 1 << 30, 132, false), None);
+    }
 }

@@ -54,6 +54,7 @@ struct Inner {
     places: HashMap<AnyKernel, usize>,
     plans: RwLock<HashMap<PlanKey, Arc<Prepared>>>,
     workspaces: Workspaces<Buffer>,
+    gathering_rooms: Workspaces<Buffer>,
     calls: RememberedCalls,
     /// Room for the tensor maps that kernels make, once there is a kernel that does.
     map_room: OnceLock<Buffer>,
@@ -137,6 +138,7 @@ impl Cuda {
                 places: AnyKernel::all().zip(0..).collect(),
                 plans: RwLock::default(),
                 workspaces: Workspaces::default(),
+                gathering_rooms: Workspaces::default(),
                 calls: RememberedCalls::default(),
                 map_room: OnceLock::new(),
             }),
@@ -287,15 +289,28 @@ impl Cuda {
     /// So many bytes for the kernels of one call in a stream.
     pub(crate) fn workspace(&self, stream: &Stream, bytes: u64) -> Result<u64> {
         self.inner.workspaces.at(stream.raw().addr(), bytes, |bytes| {
-            if stream.is_capturing()? {
-                return Err(Error::Stream {
-                    reason: "the workspace of a captured call cannot grow: make the call once before"
-                        .to_owned(),
-                });
-            }
-            let buffer = self.gpu().alloc(bytes as usize)?;
+            let buffer = self.alloc_for(stream, bytes)?;
             Ok((buffer.ptr(), buffer))
         })
+    }
+
+    /// So many bytes in which the blocks of a kernel gather sums: zeros at first, then what the last kernel of the stream
+    /// left there.
+    pub(crate) fn gathering_room(&self, stream: &Stream, bytes: u64) -> Result<u64> {
+        self.inner.gathering_rooms.at(stream.raw().addr(), bytes, |bytes| {
+            let mut buffer = self.alloc_for(stream, bytes)?;
+            buffer.fill_u8(0)?;
+            Ok((buffer.ptr(), buffer))
+        })
+    }
+
+    fn alloc_for(&self, stream: &Stream, bytes: u64) -> Result<Buffer> {
+        if stream.is_capturing()? {
+            return Err(Error::Stream {
+                reason: "the workspace of a captured call cannot grow: make the call once before".to_owned(),
+            });
+        }
+        Ok(self.gpu().alloc(bytes as usize)?)
     }
 
     /// Puts a transposition into a stream.

@@ -84,6 +84,7 @@ struct Inner {
     /// Room for the tensor maps that kernels make.
     map_room: Mutex<Option<u64>>,
     workspaces: Workspaces<()>,
+    gathering_rooms: Workspaces<()>,
 }
 
 /// The threads of every simulated GPU. They run nothing else: a thread that waits for its part of a product never
@@ -114,6 +115,7 @@ impl Sim {
                 last: Mutex::default(),
                 map_room: Mutex::default(),
                 workspaces: Workspaces::default(),
+                gathering_rooms: Workspaces::default(),
             }),
         }
     }
@@ -163,6 +165,15 @@ impl Sim {
     /// So many bytes for the kernels of one call: they are done one after another, whatever their streams are.
     pub(crate) fn workspace(&self, bytes: u64) -> Result<u64> {
         self.inner.workspaces.at(0, bytes, |bytes| Ok((self.allocate(bytes as usize), ())))
+    }
+
+    /// So many bytes in which the blocks of a kernel gather sums: zeros at first, then what the last kernel left there.
+    pub(crate) fn gathering_room(&self, bytes: u64) -> Result<u64> {
+        self.inner.gathering_rooms.at(0, bytes, |bytes| {
+            let address = self.allocate(bytes as usize);
+            self.write(std::iter::once((address, &vec![0; bytes as usize][..])))?;
+            Ok((address, ()))
+        })
     }
 
     /// The work that transposes.

@@ -19,6 +19,10 @@ struct Case {
 impl Case {
     /// D and the sums of squares.
     fn run(&self, device: &Device) -> [Tensor; 2] {
+        self.run_with(device, &GemmOptions::default())
+    }
+
+    fn run_with(&self, device: &Device, options: &GemmOptions) -> [Tensor; 2] {
         let Case { m, n, k, splits } = *self;
         // Rows that are apart, and begin at multiples of 16 bytes.
         let rows = |dtype, seed, rows: usize| {
@@ -36,7 +40,7 @@ impl Case {
         };
         let mut d = Tensor::empty(DType::F32, &d_dims, device).unwrap();
         let mut sqr_sum = Tensor::empty(DType::F32, &s_dims, device).unwrap();
-        tf32_hc_prenorm_gemm(&a, &b, &mut d, &mut sqr_sum, &GemmOptions::default()).unwrap();
+        tf32_hc_prenorm_gemm(&a, &b, &mut d, &mut sqr_sum, options).unwrap();
         [d, sqr_sum]
     }
 }
@@ -48,12 +52,88 @@ fn every_number_of_columns_gives_the_reference() {
         for (j, k) in [8, 200, 1024].into_iter().enumerate() {
             let splits = [None, Some(1), Some(3), Some(16)][(i + j) % 4];
             let case = Case { m: [1, 64, 137][(i + 2 * j) % 3], n, k, splits };
-            for (found, expected) in case.run(&sim).iter().zip(case.run(&Device::Cpu)) {
-                let diff = calc_diff(&found.to_vec_f32().unwrap(), &expected.to_vec_f32().unwrap());
-                assert!(diff < 1e-10, "n={n} k={k} {splits:?}: diff {diff}");
-            }
+            expect_close(&case.run(&sim), &case.run(&Device::Cpu), &format!("n={n} k={k} {splits:?}"));
         }
     }
+}
+
+fn expect_close(found: &[Tensor; 2], expected: &[Tensor; 2], what: &str) {
+    for (found, expected) in found.iter().zip(expected) {
+        let [found, expected] = [found, expected].map(|tensor| tensor.to_vec_f32().unwrap());
+        let diff = calc_diff(&found, &expected);
+        assert!(diff < 1e-11, "{what}: diff {diff}");
+    }
+}
+
+/// Few blocks have parts of several rows and splits each; more splits than blocks of K are zeros.
+#[test]
+fn blocks_may_share_rows_and_splits_in_any_way() {
+    let sim = Device::sim();
+    for (m, k, splits, sms) in [
+        (300, 64 * 20, None, 5),
+        (300, 64 * 20, Some(3), 5),
+        (260, 64 * 9, Some(2), 7),
+        (130, 64 * 11, Some(11), 1),
+        (130, 64 * 3, Some(8), 132),
+    ] {
+        let case = Case { m, n: 8, k, splits };
+        let options = GemmOptions { num_sms: Some(sms), ..GemmOptions::default() };
+        let what = format!("m={m} k={k} {splits:?}, {sms} multiprocessors");
+        expect_close(&case.run_with(&sim, &options), &case.run(&Device::Cpu), &what);
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_in_every_batch_that_asks_for_it() {
+    let sim = Device::sim();
+    let options = GemmOptions { batch_invariant: true, ..GemmOptions::default() };
+    let run = |m| Case { m, n: 16, k: 64 * 20, splits: None }.run_with(&sim, &options);
+    let [few, many] = [run(3), run(137)];
+    for (few, many) in few.iter().zip(many) {
+        let few = few.to_bytes().unwrap();
+        assert_eq!(few, many.to_bytes().unwrap()[..few.len()]);
+    }
+}
+
+#[test]
+fn weights_that_are_not_finite_stay_in_their_columns() {
+    let device = Device::sim();
+    let (m, n, k) = (5, 8, 192);
+    let mut weights = vec![1.0f32; n * k];
+    for (column, weight) in
+        [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, 1e38].into_iter().enumerate()
+    {
+        weights[column * k + 100] = weight;
+    }
+    let a = Tensor::from_f32(DType::Bf16, &vec![1.0; m * k], &[m, k], &device).unwrap();
+    let b = Tensor::from_slice(&weights, &[n, k], &device).unwrap();
+    let mut d = Tensor::zeros(DType::F32, &[m, n], &device).unwrap();
+    let mut sqr_sum = Tensor::zeros(DType::F32, &[m], &device).unwrap();
+    tf32_hc_prenorm_gemm(&a, &b, &mut d, &mut sqr_sum, &GemmOptions::default()).unwrap();
+    for row in d.to_vec_f32().unwrap().chunks(n) {
+        assert_eq!(row[..2], [f32::INFINITY, f32::NEG_INFINITY]);
+        assert!(row[2].is_nan(), "{row:?}");
+        assert_eq!(row[3], f32::INFINITY, "beyond the largest BF16");
+        assert!((row[4] / 1e38 - 1.0).abs() < 1e-5, "{row:?}");
+        assert_eq!(row[5..], [192.0; 3]);
+    }
+    assert_eq!(sqr_sum.to_vec_f32().unwrap(), [192.0; 5]);
+}
+
+/// Products of numbers with a deviation of 1 have one of the square root of K.
+#[test]
+fn sums_are_those_of_fp32_weights() {
+    let case = Case { m: 16, n: 24, k: 7168, splits: None };
+    let [products, squares] = case.run(&Device::sim());
+    let [exact_products, exact_squares] = case.run(&Device::Cpu);
+    let worst = |found: &Tensor, exact: &Tensor, part: &dyn Fn(f32) -> f32| {
+        let (found, exact) = (found.to_vec_f32().unwrap(), exact.to_vec_f32().unwrap());
+        found.iter().zip(exact).map(|(found, exact)| (found - exact).abs() / part(exact)).fold(0.0, f32::max)
+    };
+    let error = worst(&products, &exact_products, &|_| 7168f32.sqrt());
+    assert!(error < 2e-5, "products: {error}");
+    let error = worst(&squares, &exact_squares, &|exact| exact);
+    assert!(error < 1e-6, "squares: {error}");
 }
 
 #[test]

@@ -240,6 +240,23 @@ impl<'k, S: Space> Ptr<'k, S> {
     /// Applies `op` atomically and gives what was there before.
     #[track_caller]
     pub fn atomic<T: Type>(self, op: AtomicOp, value: impl Arg<'k, T>, scope: Scope) -> Val<'k, T> {
+        self.atomic_as("relaxed", op, value, scope)
+    }
+
+    /// [`atomic`](Self::atomic) that releases what came before it, and acquires what others released by theirs.
+    #[track_caller]
+    pub fn atomic_ordered<T: Type>(self, op: AtomicOp, value: impl Arg<'k, T>, scope: Scope) -> Val<'k, T> {
+        self.atomic_as("acq_rel", op, value, scope)
+    }
+
+    #[track_caller]
+    fn atomic_as<T: Type>(
+        self,
+        order: &str,
+        op: AtomicOp,
+        value: impl Arg<'k, T>,
+        scope: Scope,
+    ) -> Val<'k, T> {
         let k = self.kernel();
         let out = k.fresh::<T>();
         let (dst, value) = (out.operand(), value.val(k).operand());
@@ -248,7 +265,7 @@ impl<'k, S: Space> Ptr<'k, S> {
         let (scope_name, op) = (scope.name(), op.name());
         k.emit(
             scope.needs(),
-            format_args!("atom.relaxed.{scope_name}.{}.{op}.{suffix} {dst}, {self}, {value};", S::NAME),
+            format_args!("atom.{order}.{scope_name}.{}.{op}.{suffix} {dst}, {self}, {value};", S::NAME),
         );
         out
     }

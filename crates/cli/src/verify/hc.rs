@@ -18,12 +18,13 @@ pub fn checks() -> Vec<Check> {
     ]
 }
 
-fn check(setup: &Setup, spec: HcSpec) -> Result<f64, Failure> {
-    let about = move |what: &str| format!("{spec} seed {}: {what}", spec.seed);
+fn check(setup: &Setup, spec: HcSpec, options: &GemmOptions) -> Result<f64, Failure> {
+    let sms = options.num_sms;
+    let about = move |what: &str| format!("{spec} seed {} of {sms:?} multiprocessors: {what}", spec.seed);
     setup.now(about("this"));
     let host = HcHost::draw(spec);
     let mut operands = host.upload(&setup.device)?;
-    operands.run(&GemmOptions::default()).map_err(|error| about(&error.to_string()))?;
+    operands.run(options).map_err(|error| about(&error.to_string()))?;
     setup.device.synchronize().map_err(|error| about(&error.to_string()))?;
     let verdict = host.judge(&operands)?;
     expect_right(&verdict, about)?;
@@ -38,7 +39,14 @@ fn random_cases(setup: &Setup) -> Result<String, Failure> {
         // Rows of BF16 begin at multiples of 16 bytes.
         let k = 8 * (1 + draw.below(if simulated { 120 } else { 1200 }));
         let n = COLUMNS[i % COLUMNS.len()];
-        check(setup, HcSpec { m, n, k, splits: draw.of(&SPLITS), seed: draw.below(1 << 20) as u64 })
+        let spec = HcSpec { m, n, k, splits: draw.of(&SPLITS), seed: draw.below(1 << 20) as u64 };
+        // Few blocks have parts of several rows and splits each.
+        let options = GemmOptions {
+            num_sms: draw.of(&[None, None, Some(1), Some(5), Some(50)]),
+            batch_invariant: draw.below(4) == 0,
+            ..GemmOptions::default()
+        };
+        check(setup, spec, &options)
     }))
 }
 
@@ -70,7 +78,8 @@ pub fn same_bits_as_simulated(setup: &Setup) -> Result<String, Failure> {
             let host = HcHost::draw(spec);
             let bits = |device: &Device| -> Result<Vec<u8>, Failure> {
                 let mut operands = host.upload(device)?;
-                operands.run(&GemmOptions::default())?;
+                let num_sms = [None, Some(3), None][j];
+                operands.run(&GemmOptions { num_sms, ..GemmOptions::default() })?;
                 Ok([operands.d.to_bytes()?, operands.sqr_sum.to_bytes()?].concat())
             };
             ensure(bits(&setup.device)? == bits(&simulated)?, || format!("{spec}: the bits differ"))?;

@@ -1,16 +1,11 @@
 //! The product before the norm of a hyper-connection, in `f64`.
 
 use oxigemm_kernels::hc_prenorm::BLOCK_K;
+use oxigemm_kernels::shares::Shares;
 use rayon::prelude::*;
 
 use crate::error::Result;
 use crate::tensor::Tensor;
-
-/// What the tensor core takes of a number: its upper 19 bits.
-#[must_use]
-pub fn tf32(value: f32) -> f32 {
-    f32::from_bits(value.to_bits() & 0xffff_e000)
-}
 
 /// [`tf32_hc_prenorm_gemm`](crate::tf32_hc_prenorm_gemm) on tensors of any device, whose arguments are right.
 pub(crate) fn hc_prenorm_tensors(
@@ -23,7 +18,9 @@ pub(crate) fn hc_prenorm_tensors(
     let (k, n) = (a.dims()[1], b.dims()[0]);
     let (a, b) = (a.to_vec_f32()?, b.to_vec_f32()?);
     let blocks = k.div_ceil(BLOCK_K as usize);
-    let bound = |split: usize| (split * blocks / splits * BLOCK_K as usize).min(k);
+    let shares = Shares::of(blocks as u32, splits.min(blocks) as u32);
+    // Splits beyond the blocks of K have none.
+    let bound = |split: usize| (shares.begin(split.min(blocks) as u32) as usize * BLOCK_K as usize).min(k);
     let mut sums = Vec::new();
     let mut squares = Vec::new();
     for range in (0..splits).map(|split| bound(split)..bound(split + 1)) {
@@ -33,7 +30,7 @@ pub(crate) fn hc_prenorm_tensors(
                 let row = &row[range.clone()];
                 let sums = b.chunks(k).map(|column| {
                     let products = row.iter().zip(&column[range.clone()]);
-                    products.map(|(&x, &w)| f64::from(x) * f64::from(tf32(w))).sum()
+                    products.map(|(&x, &w)| f64::from(x) * f64::from(w)).sum()
                 });
                 (sums.collect(), row.iter().map(|&x| f64::from(x) * f64::from(x)).sum())
             })

@@ -1,0 +1,126 @@
+//! Sums of the same outputs that several blocks have, gathered in global memory.
+//!
+//! Each of the blocks, which follow each other in the grid, leaves what its threads hold, and counts itself. Who comes last
+//! adds up what all have left, in the order of the blocks, so that the result does not depend on who that is. Nobody waits,
+//! and no two of the blocks need to run at one time.
+
+use oxigemm_ptx::memory::{AtomicOp, Scope};
+use oxigemm_ptx::{F32, Global, Kernel, Shared, U32, Var};
+
+/// The most blocks that gather sums: they have a counter each, ahead of what they leave.
+pub const MOST_BLOCKS: u32 = 1024;
+/// What a block leaves twice: of outputs that another has begun, and of those that another goes on with.
+const PLACES: u32 = 2;
+
+/// Bytes of room for so many blocks. It begins as zeros, and the counters are zeros again when a grid ends.
+#[must_use]
+pub fn room_bytes(blocks: u32, threads: u32, values: u32) -> u64 {
+    assert!(blocks <= MOST_BLOCKS, "{blocks} blocks gather sums");
+    u64::from(MOST_BLOCKS) * 4 + u64::from(blocks * PLACES) * u64::from(threads * values * 4)
+}
+
+/// The room as the threads see it that hold the sums.
+pub(crate) struct Gathering<'k> {
+    pub k: &'k Kernel,
+    pub room: Global<'k>,
+    /// A word of shared memory, and a named barrier, of the threads.
+    pub word: Shared<'k>,
+    pub barrier: u32,
+    /// Threads of a block that hold sums, the first ones, and which of them this is.
+    pub threads: u32,
+    pub thread: U32<'k>,
+    /// How many each of them holds.
+    pub values: u32,
+}
+
+/// The blocks that have sums of the same outputs: the first and the last of them, and this one.
+#[derive(Clone, Copy)]
+pub(crate) struct Contributors<'k> {
+    pub first: U32<'k>,
+    pub last: U32<'k>,
+    pub own: U32<'k>,
+}
+
+impl<'k> Gathering<'k> {
+    /// Has the counter of a block in the L2 cache when it is needed.
+    pub fn warm(&self, block: U32<'k>) {
+        let counter = self.counter(block);
+        self.k.guard(self.thread.eq(0), || counter.reduce(AtomicOp::Add, 0u32, Scope::Gpu));
+    }
+
+    /// Leaves this thread's sums; in the block that comes last, `finish` gets the totals.
+    pub fn gather(&self, blocks: Contributors<'k>, sums: &[F32<'k>], finish: impl FnOnce(Vec<F32<'k>>)) {
+        let k = self.k;
+        assert_eq!(sums.len(), self.values as usize);
+        self.leave(self.left_by(blocks.own, blocks.first), sums);
+        k.barrier_sync(self.barrier, self.threads);
+        let others = blocks.last - blocks.first;
+        k.if_(self.thread.eq(0), || {
+            let counter = self.counter(blocks.first);
+            let before = counter.atomic_ordered::<u32>(AtomicOp::Add, 1u32, Scope::Gpu);
+            self.word.store(before);
+            // For the next grid.
+            k.guard(before.eq(others), || counter.store(0u32));
+        });
+        k.sync_warp();
+        k.barrier_sync(self.barrier, self.threads);
+        let before: U32<'k> = self.word.load();
+        k.if_(before.eq(others), || finish(self.add(blocks)));
+    }
+
+    fn counter(&self, block: U32<'k>) -> Global<'k> {
+        self.room.at(block.widening_mul(4))
+    }
+
+    /// Where a block leaves what this thread has.
+    fn left_by(&self, block: U32<'k>, first: U32<'k>) -> Global<'k> {
+        let place = block * PLACES + block.eq(first).select(1u32, 0u32);
+        let places = self.room.at(u64::from(MOST_BLOCKS) * 4);
+        places.at(place.widening_mul(self.threads * self.values * 4))
+    }
+
+    fn leave(&self, to: Global<'k>, sums: &[F32<'k>]) {
+        let (fours, ones) = sums.as_chunks::<4>();
+        for (at, four) in self.fours(to).zip(fours) {
+            at.store_vec(*four);
+        }
+        for (at, one) in self.ones(to).zip(ones) {
+            at.store(*one);
+        }
+    }
+
+    /// The sums of all, some blocks at a time.
+    fn add(&self, blocks: Contributors<'k>) -> Vec<F32<'k>> {
+        const AT_ONCE: u32 = 4;
+        let k = self.k;
+        let sums: Vec<Var<'k, f32>> = (0..self.values).map(|_| k.var(0.0f32)).collect();
+        k.for_(blocks.first, blocks.last + 1, AT_ONCE, |first| {
+            let left: Vec<_> = (0..AT_ONCE)
+                .map(|nth| {
+                    let block = first + nth;
+                    let from = self.left_by(block.min(blocks.last), blocks.first);
+                    let fours = self.fours(from).flat_map(|at| at.load_vec::<f32, 4>());
+                    let ones = self.ones(from).map(|at| at.load::<f32>());
+                    (block.le(blocks.last), fours.chain(ones).collect::<Vec<_>>())
+                })
+                .collect();
+            for (exists, values) in left {
+                for (sum, value) in sums.iter().zip(values) {
+                    sum.set_if(exists, sum.live() + value);
+                }
+            }
+        });
+        sums.iter().map(|sum| sum.get()).collect()
+    }
+
+    /// The places of this thread's sums, four at a time, and of those that are left.
+    fn fours(&self, from: Global<'k>) -> impl Iterator<Item = Global<'k>> {
+        let (own, threads) = (from.at(self.thread.widening_mul(16)), self.threads);
+        (0..self.values / 4).map(move |four| own.at(u64::from(four * threads * 16)))
+    }
+
+    fn ones(&self, from: Global<'k>) -> impl Iterator<Item = Global<'k>> {
+        let (own, threads) = (from.at(self.thread.widening_mul(4)), self.threads);
+        (self.values / 4 * 4..self.values).map(move |one| own.at(u64::from(one * threads * 4)))
+    }
+}
