@@ -138,11 +138,15 @@ fn sums_are_those_of_fp32_weights() {
 
 #[test]
 fn no_schedule_changes_the_bits() {
-    let sim = Sim::new();
-    let case = Case { m: 130, n: 24, k: 64 * 40, splits: None };
-    same_bits("hc", schedules().step_by(2), &sim, |_| {
-        case.run(&Device::Sim(sim.clone())).map(|tensor| tensor.to_bytes().unwrap()).concat()
-    });
+    for (k, splits, num_sms) in [(64 * 40, None, None), (64 * 12, Some(2), Some(3))] {
+        let sim = Sim::new();
+        let case = Case { m: 130, n: 24, k, splits };
+        let options = GemmOptions { num_sms, ..GemmOptions::default() };
+        same_bits("hc", schedules().step_by(2), &sim, |_| {
+            let device = Device::Sim(sim.clone());
+            case.run_with(&device, &options).map(|tensor| tensor.to_bytes().unwrap()).concat()
+        });
+    }
 }
 
 #[test]
