@@ -158,6 +158,10 @@ impl DlTensor {
     unsafe fn array(&self, name: &'static str, py: Python<'_>) -> PyResult<Array> {
         let dtype = self.dtype.known().ok_or_else(|| {
             let DataType { code, bits, lanes } = self.dtype;
+            let kind = ["int", "uint", "float", "opaque", "bfloat", "complex", "bool"].get(code as usize);
+            if let Some(kind) = kind.filter(|_| lanes == 1) {
+                return crate::error::dtype_error(py, name, &format!("{kind}{bits}"));
+            }
             crate::error::dtype_error(
                 py,
                 name,

@@ -1,13 +1,48 @@
-"""Every test that takes ``device`` runs on the CPU's reference and in the simulator."""
+"""Every test that takes ``device`` runs on the CPU's reference and in the simulator, on numpy arrays.
+
+Where torch is installed it runs on torch tensors of the CPU as well, and where there is a GPU that the kernels are for, on that.
+"""
 
 import pytest
 
 import oxigemm
+from oxigemm import deep_gemm
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+HAS_GPU = torch is not None and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+DEVICES = ["cpu", "sim", *(["torch"] if torch else []), *(["cuda"] if HAS_GPU else [])]
+
+collect_ignore = [
+    *([] if torch else ["test_torch.py", "on_torch.py"]),
+    *([] if HAS_GPU else ["test_gpu.py"]),
+]
+
+#: Functions that take no arrays.
+SETTINGS = {*deep_gemm.settings.__all__, "get_tma_aligned_size", "OxigemmError", "__version__"}
 
 
-@pytest.fixture(params=["cpu", "sim"])
-def device(request):
+def pytest_report_header():
+    left_out = [] if torch else ["torch is not installed: nothing of torch is tested"]
+    if torch and not HAS_GPU:
+        left_out.append("there is no Hopper GPU: nothing is tested on one")
+    return [f"oxigemm {oxigemm.__version__} on {', '.join(DEVICES)}", *left_out]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request, monkeypatch):
     before = oxigemm.get_device()
-    oxigemm.set_device(request.param)
+    if request.param in ("cpu", "sim"):
+        oxigemm.set_device(request.param)
+    else:
+        from on_torch import on_torch
+
+        place = torch.device("cpu" if request.param == "torch" else "cuda")
+        oxigemm.set_device("cpu")
+        for name in set(deep_gemm.__all__) - SETTINGS:
+            monkeypatch.setattr(deep_gemm, name, on_torch(getattr(deep_gemm, name), place))
     yield request.param
     oxigemm.set_device(before)

@@ -6,7 +6,7 @@ from typing import Any, Optional, Sequence
 
 from .. import _call
 from .. import _oxigemm as _C
-from .._arrays import dtype_name, empty
+from .._arrays import dtype_name, empty, is_torch
 from ..errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
@@ -25,7 +25,7 @@ def get_tma_aligned_size(x: int, element_size: int) -> int:
 
 def _strides(array: Any) -> Sequence[int]:
     """In elements, of torch and of numpy."""
-    if callable(getattr(array, "stride", None)):
+    if is_torch(array):
         return array.stride()
     return [stride // array.itemsize for stride in array.strides]
 
