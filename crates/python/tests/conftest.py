@@ -22,7 +22,11 @@ collect_ignore = [
 ]
 
 #: Functions that take no arrays.
-SETTINGS = {*deep_gemm.settings.__all__, "get_tma_aligned_size", "OxigemmError", "__version__"}
+SETTINGS = {
+    *deep_gemm.settings.__all__,
+    *deep_gemm.testing.__all__,
+    *["OxigemmError", "__version__", "align", "ceil_div", "get_tma_aligned_size", "testing", "utils"],
+}
 
 
 def pytest_report_header():

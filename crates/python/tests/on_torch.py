@@ -110,9 +110,15 @@ def on_torch(function, device):
             torch.cuda.synchronize()
         for array in arrays:
             memory.copy_back(array)
-        if not isinstance(result, torch.Tensor):
-            return result
-        same = [x for x in arrays if tensors[id(x)] is result]
-        return same[0] if same else to_numpy(result)
+
+        def convert_back(found):
+            if isinstance(found, tuple):
+                return tuple(map(convert_back, found))
+            if not isinstance(found, torch.Tensor):
+                return found
+            same = [x for x in arrays if tensors[id(x)] is found]
+            return same[0] if same else to_numpy(found)
+
+        return convert_back(result)
 
     return run

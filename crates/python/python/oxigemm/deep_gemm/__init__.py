@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from .._oxigemm import __version__
 from ..errors import OxigemmError
-from . import attention, baseline, gemm, grouped, layout, settings
+from . import attention, baseline, gemm, grouped, layout, settings, testing, utils
 from .attention import *  # noqa: F403
 from .baseline import *  # noqa: F403
 from .gemm import *  # noqa: F403
 from .grouped import *  # noqa: F403
 from .layout import *  # noqa: F403
 from .settings import *  # noqa: F403
+from .testing import *  # noqa: F403
+from .utils import *  # noqa: F403
 
 __all__ = [
     "OxigemmError",
@@ -25,4 +27,8 @@ __all__ = [
     *grouped.__all__,
     *layout.__all__,
     *settings.__all__,
+    *testing.__all__,
+    "testing",
+    *utils.__all__,
+    "utils",
 ]

@@ -1,0 +1,106 @@
+"""Timing of kernels with torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any, Callable, Optional, Sequence, Tuple, Union
+
+__all__ = ["bench", "bench_kineto"]
+
+#: Larger than the L2 cache.
+_FLUSH_BYTES = 256 << 20
+#: Larger still, and so a rest for the tensor cores.
+_REST_BYTES = 8 << 30
+
+
+def bench(fn: Callable[[], Any], num_warmups: int = 5, num_tests: int = 10, high_precision: bool = False) -> float:
+    """Seconds of a call on the GPU, by events: the mean of ``num_tests``."""
+    import torch
+
+    torch.cuda.synchronize()
+    torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda").zero_()
+    for _ in range(num_warmups):
+        fn()
+    if high_precision:
+        # The host gets ahead, so that its time is not measured.
+        x = torch.randn(8192, 8192, device="cuda")
+        x @ x
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(num_tests):
+        fn()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / num_tests / 1e3
+
+
+@contextlib.contextmanager
+def _quiet(on: bool):
+    """Without what libraries print."""
+    if not on:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        kept = [os.dup(stream) for stream in (1, 2)]
+        try:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for stream, copy in zip((1, 2), kept):
+                os.dup2(copy, stream)
+                os.close(copy)
+
+
+def bench_kineto(
+    fn: Callable[[], Any],
+    kernel_names: Union[str, Sequence[str]],
+    num_tests: int = 30,
+    suppress_kineto_output: bool = False,
+    trace_path: Optional[str] = None,
+    flush_l2: bool = True,
+    with_multiple_kernels: bool = False,
+    barrier: Optional[Callable[[], Any]] = None,
+) -> Union[float, Tuple[float, ...]]:
+    """Seconds that kernels take whose names contain ``kernel_names``, by torch's profiler: the mean of ``num_tests`` calls.
+
+    Before each call the L2 cache is flushed, unless ``flush_l2`` is False. A name may only be that of one kernel, unless
+    ``with_multiple_kernels``; of a name that is none's the time is 0.
+    """
+    import torch
+
+    names = [kernel_names] if isinstance(kernel_names, str) else list(kernel_names)
+    fn()
+    flush = None
+    if flush_l2:
+        free, _ = torch.cuda.mem_get_info()
+        flush = torch.empty(min(_REST_BYTES, free // 2) // 4, dtype=torch.int32, device="cuda")
+    steps = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+    with _quiet(suppress_kineto_output):
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities, schedule=steps) as profiler:
+            for _ in range(2):
+                for _ in range(num_tests):
+                    if flush is not None:
+                        flush.zero_()
+                    if barrier is not None:
+                        barrier()
+                    fn()
+                torch.cuda.synchronize()
+                profiler.step()
+    if trace_path is not None:
+        profiler.export_chrome_trace(trace_path)
+    rows = [row for row in profiler.key_averages() if row.device_time_total > 0]
+    times = []
+    for name in names:
+        found = [row for row in rows if name in row.key]
+        if len(found) > 1 and not with_multiple_kernels:
+            raise ValueError(f"{name} is in the names of {len(found)} kernels: {[row.key for row in found]}")
+        times.append(sum(row.device_time_total for row in found) / num_tests / 1e6)
+    return times[0] if isinstance(kernel_names, str) else tuple(times)

@@ -1,0 +1,148 @@
+"""Casts to FP8 by the library's kernels, and arithmetic of shapes and scales. Of torch and of numpy."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Sequence, Tuple
+
+from ... import _call
+from ... import _oxigemm as _C
+from ..._arrays import empty, is_torch
+from ...errors import ArgumentError
+
+__all__ = [
+    "align",
+    "ceil_div",
+    "ceil_to_ue8m0",
+    "pack_ue8m0_to_int",
+    "per_block_cast_to_fp8",
+    "per_channel_cast_to_fp8",
+    "per_custom_dims_cast_to_fp8",
+    "per_token_cast_to_fp8",
+    "unpack_ue8m0_from_int",
+]
+
+#: The largest finite e4m3.
+_LARGEST = 448.0
+#: Blocks of smaller values have the scale of this one.
+_SMALLEST = 1e-4
+
+
+def ceil_div(x: int, y: int) -> int:
+    """``x / y``, rounded up."""
+    return -(-x // y)
+
+
+def align(x: int, y: int) -> int:
+    """The first multiple of ``y`` that is not below ``x``."""
+    return ceil_div(x, y) * y
+
+
+def _bits(x: Any, name: str) -> Any:
+    """The same bytes as elements of another type."""
+    if is_torch(x):
+        return x.view(getattr(sys.modules["torch"], name))
+    return x.view(name)
+
+
+def _cast(x: Any, name: str) -> Any:
+    """The same values as elements of another type."""
+    if is_torch(x):
+        return x.to(getattr(sys.modules["torch"], name))
+    if name.startswith("float8"):
+        import ml_dtypes
+
+        return x.astype(getattr(ml_dtypes, name))
+    return x.astype(name)
+
+
+def ceil_to_ue8m0(x: Any) -> Any:
+    """Positive float32 numbers rounded up to powers of two."""
+    bits = _bits(x, "int32")
+    exponent = (bits >> 23) + _cast((bits & 0x7FFFFF) != 0, "int32")
+    return _bits(exponent.clip(1, 254) << 23, "float32")
+
+
+def pack_ue8m0_to_int(x: Any) -> Any:
+    """Powers of two, float32 [..., K] with K a multiple of 4, as int32 [..., K/4]: four exponents in each.
+
+    What is no power of two loses its mantissa; nothing is waited for, so that it can be captured into a graph.
+    """
+    if x.shape[-1] % 4 != 0:
+        raise ArgumentError(f"`x` has the wrong shape: expected a multiple of 4 columns, found {tuple(x.shape)}", "x")
+    exponents = _cast(_bits(x, "int32") >> 23, "uint8")
+    return _bits(exponents, "int32")
+
+
+def unpack_ue8m0_from_int(packed: Any) -> Any:
+    """The powers of two of ``pack_ue8m0_to_int``: float32 [..., 4 * K]."""
+    return _bits(_cast(_bits(packed, "uint8"), "int32") << 23, "float32")
+
+
+def _quantize(x: Any, granularity: str, scales: Sequence[int], use_ue8m0: bool) -> Tuple[Any, Any]:
+    codes, sf = empty(x, x.shape, "float8_e4m3fn"), empty(x, scales, "float32")
+    if _call.is_compiling():
+        _call.ops().quantize(x, codes, sf, granularity, use_ue8m0)
+    else:
+        _C.quantize(x, codes, sf, granularity, use_ue8m0)
+    return codes, sf
+
+
+def _matrix(x: Any) -> Tuple[int, int]:
+    if len(x.shape) != 2:
+        raise ArgumentError(f"`x` has the wrong rank: expected 2 dimensions, found {tuple(x.shape)}", "x")
+    return x.shape[0], x.shape[1]
+
+
+def _expect_gran_k(gran_k: int, allowed: Sequence[int]) -> None:
+    if gran_k not in allowed:
+        expected = " or ".join(map(str, allowed))
+        raise ArgumentError(f"`gran_k` has no kernels: expected {expected}, found {gran_k}", "gran_k")
+
+
+def per_token_cast_to_fp8(
+    x: Any, use_ue8m0: bool, gran_k: int = 128, use_packed_ue8m0: bool = False
+) -> Tuple[Any, Any]:
+    """A matrix [M, K] of bfloat16, float16 or float32 as e4m3 [M, K] and float32 scales [M, K/128]: activations.
+
+    A scale is ``max(amax, 1e-4) / 448``, with ``use_ue8m0`` rounded up to a power of two. With ``use_packed_ue8m0`` four of a row
+    are an int32. ``gran_k``, the columns that share a scale, is 128 or 32.
+    """
+    m, k = _matrix(x)
+    _expect_gran_k(gran_k, (128, 32))
+    if use_packed_ue8m0 and not use_ue8m0:
+        message = "`use_packed_ue8m0` needs powers of two: expected `use_ue8m0`, found False"
+        raise ArgumentError(message, "use_packed_ue8m0")
+    codes, sf = _quantize(x, f"1x{gran_k}", (m, ceil_div(k, gran_k)), use_ue8m0)
+    return codes, pack_ue8m0_to_int(sf) if use_packed_ue8m0 else sf
+
+
+def per_channel_cast_to_fp8(x: Any, use_ue8m0: bool, gran_k: int = 128) -> Tuple[Any, Any]:
+    """A matrix [M, N] as e4m3 [M, N] and float32 scales [M/128, N]: each for 128 rows of a column."""
+    m, n = _matrix(x)
+    _expect_gran_k(gran_k, (128,))
+    if m % gran_k != 0:
+        message = f"`x` has the wrong shape: expected a multiple of {gran_k} rows, found {tuple(x.shape)}"
+        raise ArgumentError(message, "x")
+    return _quantize(x, "128x1", (m // gran_k, n), use_ue8m0)
+
+
+def per_block_cast_to_fp8(x: Any, use_ue8m0: bool, gran_k: int = 128) -> Tuple[Any, Any]:
+    """A matrix [N, K] as e4m3 [N, K] and float32 scales [N/128, K/128]: weights."""
+    n, k = _matrix(x)
+    _expect_gran_k(gran_k, (128,))
+    return _quantize(x, "128x128", (ceil_div(n, gran_k), ceil_div(k, gran_k)), use_ue8m0)
+
+
+def per_custom_dims_cast_to_fp8(x: Any, dims: Sequence[int], use_ue8m0: bool) -> Tuple[Any, Any]:
+    """An array of any rank as e4m3, and float32 scales along ``dims``: all other dimensions share one."""
+    kept = {dim % len(x.shape) for dim in dims}
+    if kept == {0} and len(x.shape) == 2:
+        codes, sf = _quantize(x, "row", (x.shape[0], 1), use_ue8m0)
+        return codes, sf.squeeze()
+    others = tuple(dim for dim in range(len(x.shape)) if dim not in kept)
+    values = _cast(x, "float32")
+    largest = abs(values).amax(dim=others, keepdim=True) if is_torch(x) else abs(values).max(others, keepdims=True)
+    sf = largest.clip(_SMALLEST) / _LARGEST
+    sf = ceil_to_ue8m0(sf) if use_ue8m0 else sf
+    return _cast(values * (1.0 / sf), "float8_e4m3fn"), sf.squeeze()

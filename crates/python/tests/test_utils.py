@@ -1,0 +1,117 @@
+"""Casts, and what is beside them."""
+
+import os
+
+import numpy as np
+import pytest
+from arrays import BF16, E4M3, calc_diff, dequantized, normals
+
+from oxigemm import deep_gemm
+from oxigemm.deep_gemm import testing, utils
+
+
+def scale_of(largest, use_ue8m0):
+    sf = np.maximum(largest, np.float32(1e-4)) / np.float32(448.0)
+    return np.exp2(np.ceil(np.log2(sf.astype(np.float64)))).astype(np.float32) if use_ue8m0 else sf
+
+
+@pytest.mark.parametrize("use_ue8m0", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, np.float32])
+def test_per_token(device, use_ue8m0, dtype):
+    x = (normals(5, 300) * 3).astype(dtype)
+    codes, sf = deep_gemm.per_token_cast_to_fp8(x, use_ue8m0)
+    assert codes.dtype == E4M3 and codes.shape == x.shape and sf.shape == (5, 3)
+    padded = np.zeros((5, 384), np.float32)
+    padded[:, :300] = abs(x.astype(np.float32))
+    assert np.allclose(sf, scale_of(padded.reshape(5, 3, 128).max(2), use_ue8m0), rtol=1e-6)
+    assert calc_diff(dequantized((codes, sf)), x) < 1e-3
+
+
+def test_per_token_of_32_and_packed(device):
+    x = normals(6, 512)
+    codes, sf = deep_gemm.per_token_cast_to_fp8(x, True, gran_k=32)
+    assert sf.shape == (6, 16)
+    _, packed = deep_gemm.per_token_cast_to_fp8(x, True, gran_k=32, use_packed_ue8m0=True)
+    assert packed.shape == (6, 4) and packed.dtype == np.int32
+    assert (deep_gemm.unpack_ue8m0_from_int(packed) == sf).all()
+
+
+@pytest.mark.parametrize("use_ue8m0", [False, True])
+def test_per_block_and_channel(device, use_ue8m0):
+    x = normals(256, 200)
+    codes, sf = deep_gemm.per_block_cast_to_fp8(x, use_ue8m0)
+    assert sf.shape == (2, 2) and calc_diff(dequantized((codes, sf)), x) < 1e-3
+    codes, sf = deep_gemm.per_channel_cast_to_fp8(x, use_ue8m0)
+    assert sf.shape == (2, 200)
+    assert calc_diff(codes.astype(np.float64) * np.repeat(sf, 128, 0), x) < 1e-3
+
+
+@pytest.mark.parametrize("use_ue8m0", [False, True])
+def test_custom_dims(device, use_ue8m0):
+    x = normals(6, 40)
+    codes, sf = deep_gemm.per_custom_dims_cast_to_fp8(x, (0,), use_ue8m0)
+    assert sf.shape == (6,)
+    assert np.allclose(sf, scale_of(abs(x).max(1), use_ue8m0), rtol=1e-6)
+    cube = normals(3, 4, 16)
+    codes, sf = deep_gemm.per_custom_dims_cast_to_fp8(cube, (0, 1), use_ue8m0)
+    assert codes.shape == cube.shape and sf.shape == (3, 4)
+    assert calc_diff(codes.astype(np.float64) * sf[:, :, None], cube) < 1e-3
+
+
+def test_ue8m0():
+    x = np.array([[1.0, 1.5, 2.0, 3e-39], [448.0, 0.1, 1e-30, 1e30]], np.float32)
+    up = deep_gemm.ceil_to_ue8m0(x)
+    assert (up >= x).all() and (up[:, :3] / 2 < x[:, :3]).all()
+    assert (np.frexp(up)[0] == 0.5).all()
+    packed = deep_gemm.pack_ue8m0_to_int(up)
+    assert packed.shape == (2, 1) and (deep_gemm.unpack_ue8m0_from_int(packed) == up).all()
+
+
+WRONG = [
+    (lambda x: deep_gemm.per_token_cast_to_fp8(x, False, gran_k=64), "gran_k", "128 or 32"),
+    (lambda x: deep_gemm.per_token_cast_to_fp8(x, False, use_packed_ue8m0=True), "use_packed_ue8m0", "use_ue8m0"),
+    (lambda x: deep_gemm.per_token_cast_to_fp8(x[0], False), "x", "2 dimensions"),
+    (lambda x: deep_gemm.per_token_cast_to_fp8(x.astype(np.int32), False), "x", "f32"),
+    (lambda x: deep_gemm.per_channel_cast_to_fp8(x, False), "x", "multiple of 128 rows"),
+    (lambda x: deep_gemm.per_block_cast_to_fp8(x, False, gran_k=32), "gran_k", "128"),
+    (lambda x: deep_gemm.pack_ue8m0_to_int(x[:, :3]), "x", "multiple of 4"),
+]
+
+
+@pytest.mark.parametrize("function, argument, words", WRONG)
+def test_what_is_wrong_is_named(function, argument, words):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        function(normals(6, 256))
+    assert caught.value.argument == argument and words in str(caught.value)
+
+
+def test_shapes():
+    assert utils.ceil_div(7, 4) == 2 and utils.align(7, 4) == 8 and utils.align(8, 4) == 8
+    assert utils.get_tma_aligned_size(5, 4) == 8 and utils.layout.get_tma_aligned_size(5, 1) == 16
+
+
+def test_comparing():
+    x = normals(4, 5)
+    assert testing.calc_diff(x, x) == 0 and testing.calc_diff(x, -x) == 2
+    assert testing.calc_diff(np.zeros(3), np.zeros(3)) == 0
+    testing.assert_bitwise_equal(x, x.copy())
+    for other in (x + 1, x[:2], x.astype(np.float64)):
+        with pytest.raises(AssertionError):
+            testing.assert_bitwise_equal(x, other)
+    assert testing.count_bytes(x, (x, None, [x])) == 3 * 80
+
+
+def test_decorators(monkeypatch, capsys):
+    assert testing.get_arch_major() == 9
+
+    @testing.test_filter(lambda: False)
+    def never():
+        raise AssertionError
+
+    never()
+    assert "never" in capsys.readouterr().out
+    assert testing.test_filter(lambda: True)(lambda: 5)() == 5
+    monkeypatch.setenv("OXIGEMM_TEST", "1")
+    look = lambda: os.environ.get("OXIGEMM_TEST")  # noqa: E731
+    assert testing.ignore_env("OXIGEMM_TEST", lambda: True)(look)() is None
+    assert testing.ignore_env("OXIGEMM_TEST", lambda: False)(look)() == "1" == look()
