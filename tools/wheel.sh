@@ -20,8 +20,15 @@ cubins=crates/python/python/oxigemm/cubins
 rm -rf "$cubins"
 if [ "$profile" = release ]; then
   export OXIGEMM_PTXAS="${OXIGEMM_PTXAS:-$(tools/ptxas.sh)}"
-  cargo run --quiet --release --locked --package oxigemm-cli -- prebuild --out "$cubins" >&2
+  cargo run --quiet --release --locked --package oxigemm-cli -- prebuild --out "$cubins" >/dev/null
 fi
 rm -f "$out"/oxigemm-*.whl
 maturin build --quiet --locked --profile "$profile" --manifest-path crates/python/Cargo.toml --out "$out" >&2
+if [ "$profile" = release ]; then
+  # What is in the wheel must be the cubins of the kernels in the wheel.
+  check=$(mktemp -d)
+  trap 'rm -rf "$check"' EXIT
+  python3 -m zipfile -e "$out"/oxigemm-*.whl "$check"
+  PYTHONPATH="$check" python3 -c "from oxigemm import _oxigemm; missing = _oxigemm.missing_cubins(); assert not missing, missing"
+fi
 ls "$out"/oxigemm-*.whl

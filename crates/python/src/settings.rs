@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
 use oxigemm::{Cuda, Device};
-use oxigemm_cuda::CubinCache;
+use oxigemm_cuda::{CubinCache, Key, PtxModule};
+use oxigemm_kernels::AnyKernel;
 use pyo3::prelude::*;
 
 use crate::error::{argument_error, from_library, other};
@@ -112,6 +113,7 @@ fn get_device(py: Python<'_>) -> PyResult<String> {
     Ok(host(py)?.to_string())
 }
 
+/// How many multiprocessors kernels may use; 0 for all of them.
 #[pyfunction]
 fn set_num_sms(num_sms: u32) {
     NUM_SMS.store(num_sms, Relaxed);
@@ -123,31 +125,37 @@ fn get_num_sms() -> u32 {
     NUM_SMS.load(Relaxed)
 }
 
+/// Whether a kernel may start while the one before it in the stream still runs, and wait for its results.
 #[pyfunction]
 fn set_pdl(enable: bool) {
     PDL.store(enable, Relaxed);
 }
 
+/// Whether kernels may start while the one before them still runs.
 #[pyfunction]
 fn get_pdl() -> bool {
     PDL.load(Relaxed)
 }
 
+/// Whether a row of a result must have the same bits however many rows there are.
 #[pyfunction]
 fn set_batch_invariant(enable: bool) {
     BATCH_INVARIANT.store(enable, Relaxed);
 }
 
+/// Whether a row of a result has the same bits however many rows there are.
 #[pyfunction]
 fn get_batch_invariant() -> bool {
     BATCH_INVARIANT.load(Relaxed)
 }
 
+/// What the first row of every group is a multiple of.
 #[pyfunction]
 fn set_alignment(rows: u32) {
     ALIGNMENT.store(rows, Relaxed);
 }
 
+/// What the first row of every group is a multiple of.
 #[pyfunction]
 fn get_alignment() -> u32 {
     ALIGNMENT.load(Relaxed)
@@ -158,6 +166,25 @@ fn get_alignment() -> u32 {
 fn set_prebuilt(path: PathBuf) {
     // The first one stays: GPUs may have been opened with it.
     let _ = PREBUILT.set(path);
+}
+
+/// The kernels whose cubins did not come with the package.
+#[pyfunction]
+fn missing_cubins(py: Python<'_>) -> PyResult<Vec<String>> {
+    let Some(path) = PREBUILT.get() else {
+        return Ok(AnyKernel::all().map(|kernel| kernel.name()).collect());
+    };
+    let cache = CubinCache::disabled().with_prebuilt(path);
+    let mut missing = Vec::new();
+    for kernel in AnyKernel::all() {
+        let name = kernel.name();
+        let ptx = kernel.build().map_err(|error| other(py, format!("{name}: {error}")))?;
+        let module = PtxModule { name: &name, text: &ptx.text, arch: oxigemm::ARCH };
+        if cache.get(&Key::new(&module)).is_none() {
+            missing.push(name);
+        }
+    }
+    Ok(missing)
 }
 
 /// How many multiprocessors the GPU of this number has; those of the simulated one where there is no number.
@@ -203,6 +230,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(set_alignment, module)?)?;
     module.add_function(wrap_pyfunction!(get_alignment, module)?)?;
     module.add_function(wrap_pyfunction!(set_prebuilt, module)?)?;
+    module.add_function(wrap_pyfunction!(missing_cubins, module)?)?;
     module.add_function(wrap_pyfunction!(sm_count, module)?)?;
     module.add_function(wrap_pyfunction!(gpu_stats, module)?)?;
     module.add_function(wrap_pyfunction!(load_all, module)?)

@@ -112,3 +112,38 @@ def test_cublaslt_needs_a_gpu():
     x = numpy.zeros((16, 16), numpy.float16)
     with pytest.raises(RuntimeError, match="cuBLASLt multiplies on a GPU"):
         deep_gemm.cublaslt_gemm_nt(x, x, x)
+
+
+def test_every_function_of_the_extension_has_a_stub():
+    import ast
+    import os
+
+    from oxigemm import _oxigemm
+
+    path = os.path.join(os.path.dirname(oxigemm.__file__), "_oxigemm.pyi")
+    with open(path, encoding="utf-8") as file:
+        stubs = {node.name: node for node in ast.parse(file.read()).body if isinstance(node, ast.FunctionDef)}
+    functions = {name for name in dir(_oxigemm) if callable(getattr(_oxigemm, name)) and not name.startswith("_")}
+    assert functions == set(stubs)
+    for name, node in stubs.items():
+        signature = getattr(_oxigemm, name).__text_signature__
+        assert [argument.arg for argument in node.args.args] == [
+            part.split("=")[0].strip() for part in signature.strip("()").split(",") if part.strip()
+        ], name
+
+
+def test_every_function_says_what_it_does():
+    for name in deep_gemm.__all__:
+        if name not in ("__version__",):
+            assert getattr(deep_gemm, name).__doc__, name
+
+
+def test_the_shim_is_the_package():
+    import pathlib
+
+    shim = pathlib.Path(__file__).parent.parent / "shim"
+    code = "import deep_gemm, oxigemm, deep_gemm.utils.layout; print(deep_gemm is oxigemm.deep_gemm)"
+    import os
+
+    path = os.pathsep.join([str(shim), *filter(None, [os.environ.get("PYTHONPATH")])])
+    assert python(code, PYTHONPATH=path) == "True"

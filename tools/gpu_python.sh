@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# On a machine with a Hopper GPU and torch, without network: installs a wheel beside the installed torch, and tests it there.
+#   tools/gpu_python.sh WHEEL [test|time|anchor ...]     default: test and time
+# ml_dtypes, which the tests of numpy arrays need, is taken from wheels in the directory of WHEEL if it is not installed.
+set -euo pipefail
+wheel=$(realpath "$1")
+shift
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+python3 -m venv --system-site-packages "$work/venv"
+pip() { "$work/venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+pip install --quiet --no-index --no-deps "$wheel"
+for package in pytest ml_dtypes; do
+  "$work/venv/bin/python" -c "import $package" 2>/dev/null ||
+    pip install --quiet --no-index --find-links "$(dirname "$wheel")" "$package"
+done
+export OXIGEMM_CACHE_DIR="$work/cache"
+[ $# -gt 0 ] || set -- test time
+for what in "$@"; do
+  case $what in
+  test) (cd crates/python && "$work/venv/bin/python" -m pytest -q -p no:cacheprovider tests) ;;
+  time) "$work/venv/bin/python" crates/python/bench/host_time.py ;;
+  anchor) "$work/venv/bin/python" crates/python/bench/anchor.py ;;
+  *) echo "expected test, time or anchor, found $what" >&2 && exit 2 ;;
+  esac
+done
