@@ -14,6 +14,7 @@ DTYPES = {
     np.dtype(np.int32): torch.int32,
     np.dtype(np.int16): torch.int16,
     np.dtype(np.uint8): torch.uint8,
+    np.dtype(np.int8): torch.int8,
 }
 BACK = {there: here for here, there in DTYPES.items()}
 

@@ -58,6 +58,27 @@ def test_custom_dims(device, use_ue8m0):
     assert calc_diff(codes.astype(np.float64) * sf[:, :, None], cube) < 1e-3
 
 
+@pytest.mark.parametrize("use_ue8m0, packed", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("gran_k", [128, 32])
+def test_fp4(device, use_ue8m0, packed, gran_k):
+    x = normals(6, 512)
+    codes, sf = deep_gemm.per_token_cast_to_fp4(x, use_ue8m0, gran_k, packed)
+    assert codes.shape == (6, 256) and codes.dtype == np.int8
+    back = deep_gemm.cast_back_from_fp4(codes, sf, gran_k, packed)
+    assert back.shape == x.shape and calc_diff(back, x) < 0.02
+    turned = deep_gemm.transpose_packed_fp4(codes)
+    assert turned.shape == (512, 3)
+    assert (deep_gemm.transpose_packed_fp4(turned) == codes).all()
+
+
+def test_fp4_values():
+    x = np.array([[0.0, 0.5, -1.0, 1.5, 2.0, -3.0, 4.0, 6.0]], np.float32)
+    codes, sf = deep_gemm.per_token_cast_to_fp4(x, False)
+    assert sf[0, 0] == 1.0
+    assert codes.view(np.uint8).tolist() == [[0x10, 0x3A, 0xD4, 0x76]]
+    assert (deep_gemm.cast_back_from_fp4(codes, sf) == x).all()
+
+
 def test_ue8m0():
     x = np.array([[1.0, 1.5, 2.0, 3e-39], [448.0, 0.1, 1e-30, 1e30]], np.float32)
     up = deep_gemm.ceil_to_ue8m0(x)

@@ -23,8 +23,9 @@ pub enum RawScales {
 
 /// A quantization on memory that the caller owns. Pitches and strides are in elements.
 ///
-/// What the fields mean and how they are checked is told at [`quantize`] and, where values are computed or
-/// gathered, at [`swiglu_quantize`], [`gather_quantize`] and [`rms_norm_quantize`].
+/// What the fields mean and how they are checked is told at [`quantize`](crate::quantize) and, where values are
+/// computed or gathered, at [`swiglu_quantize`](crate::swiglu_quantize), [`gather_quantize`](crate::gather_quantize)
+/// and [`rms_norm_quantize`](crate::rms_norm_quantize).
 #[derive(Clone, Copy, Debug)]
 pub struct RawQuantize {
     /// Rows of the codes.
@@ -115,13 +116,13 @@ impl RawQuantize {
     }
 }
 
-/// [`quantize`] and its kind on memory that the caller owns. The device is a GPU or the simulator.
+/// [`quantize`](crate::quantize) and its kind on memory that the caller owns. The device is a GPU or the simulator.
 ///
 /// # Safety
 /// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
 ///
 /// # Errors
-/// As [`quantize`]. The CPU is refused: it has tensors only.
+/// As [`quantize`](crate::quantize). The CPU is refused: it has tensors only.
 ///
 /// ```
 /// use oxigemm::cast::ScaleFormat;
@@ -150,14 +151,15 @@ pub unsafe fn quantize_raw(device: &Device, call: &RawQuantize, options: &Launch
     unsafe { run_quantize(device, &call.describe(device.id()), options) }
 }
 
-/// [`dequantize`] on memory that the caller owns: the fields of a [`RawQuantize`] mean the same, and X is written.
+/// [`dequantize`](crate::dequantize) on memory that the caller owns: the fields of a [`RawQuantize`] mean the same, and
+/// X is written.
 /// Its format and its source do not count.
 ///
 /// # Safety
 /// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
 ///
 /// # Errors
-/// As [`dequantize`]. The CPU is refused: it has tensors only.
+/// As [`dequantize`](crate::dequantize). The CPU is refused: it has tensors only.
 pub unsafe fn dequantize_raw(device: &Device, call: &RawQuantize, options: &LaunchOptions) -> Result<()> {
     let Quantize { x, codes, scales, granularity, .. } =
         RawQuantize { source: RawSource::Matrix, ..*call }.describe(device.id());

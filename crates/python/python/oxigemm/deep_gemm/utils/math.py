@@ -12,18 +12,24 @@ from ...errors import ArgumentError
 
 __all__ = [
     "align",
+    "cast_back_from_fp4",
     "ceil_div",
     "ceil_to_ue8m0",
     "pack_ue8m0_to_int",
     "per_block_cast_to_fp8",
     "per_channel_cast_to_fp8",
     "per_custom_dims_cast_to_fp8",
+    "per_token_cast_to_fp4",
     "per_token_cast_to_fp8",
+    "transpose_packed_fp4",
     "unpack_ue8m0_from_int",
 ]
 
 #: The largest finite e4m3.
 _LARGEST = 448.0
+#: The values of e2m1 without their sign, by their codes, and what lies between two neighbours.
+_FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_FP4_MIDDLES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 #: Blocks of smaller values have the scale of this one.
 _SMALLEST = 1e-4
 
@@ -146,3 +152,77 @@ def per_custom_dims_cast_to_fp8(x: Any, dims: Sequence[int], use_ue8m0: bool) ->
     sf = largest.clip(_SMALLEST) / _LARGEST
     sf = ceil_to_ue8m0(sf) if use_ue8m0 else sf
     return _cast(values * (1.0 / sf), "float8_e4m3fn"), sf.squeeze()
+
+
+def _fp4_codes(values: Any) -> Any:
+    """The nearest e2m1 of every value, as uint8; the smaller one of two that are as near."""
+    if is_torch(values):
+        torch: Any = sys.modules["torch"]
+        middles = torch.tensor(_FP4_MIDDLES, device=values.device, dtype=values.dtype)
+        codes = torch.bucketize(abs(values), middles)
+    else:
+        import numpy
+
+        codes = numpy.searchsorted(numpy.array(_FP4_MIDDLES, values.dtype), abs(values))
+    sign = _cast((values < 0) & (codes != 0), "uint8")
+    return _cast(codes, "uint8") | (sign << 3)
+
+
+def _packed_fp4(codes: Any) -> Any:
+    """Pairs of codes along the last dimension in a byte each, the first in its low half, as int8."""
+    return _bits(codes[..., ::2] | (codes[..., 1::2] << 4), "int8")
+
+
+def _unpacked_fp4(packed: Any) -> Any:
+    """The codes of ``_packed_fp4``."""
+    pairs = _bits(packed, "uint8")
+    codes = empty(packed, (*packed.shape[:-1], 2 * packed.shape[-1]), "uint8")
+    codes[..., ::2], codes[..., 1::2] = pairs & 15, pairs >> 4
+    return codes
+
+
+def per_token_cast_to_fp4(
+    x: Any, use_ue8m0: bool, gran_k: int = 128, use_packed_ue8m0: bool = False
+) -> Tuple[Any, Any]:
+    """A matrix [M, K] as e2m1, int8 [M, K/2] with two of a row in each, and float32 scales [M, K/gran_k].
+
+    A scale is ``max(amax, 1e-4) / 6``, with ``use_ue8m0`` rounded up to a power of two; with ``use_packed_ue8m0`` four of a row are
+    an int32. No product for Hopper takes such operands.
+    """
+    m, k = _matrix(x)
+    if k % 2 != 0:
+        raise ArgumentError(f"`x` has the wrong shape: expected an even number of columns, found {(m, k)}", "x")
+    if use_packed_ue8m0 and not use_ue8m0:
+        message = "`use_packed_ue8m0` needs powers of two: expected `use_ue8m0`, found False"
+        raise ArgumentError(message, "use_packed_ue8m0")
+    values = empty(x, (m, align(k, gran_k)), "float32")
+    values[:, :k], values[:, k:] = _cast(x, "float32"), 0
+    blocks = values.reshape(m, -1, gran_k)
+    largest = abs(blocks).amax(dim=2) if is_torch(x) else abs(blocks).max(2)
+    sf = largest.clip(_SMALLEST) / 6.0
+    sf = ceil_to_ue8m0(sf) if use_ue8m0 else sf
+    codes = _fp4_codes((blocks * (1.0 / sf)[:, :, None]).reshape(m, -1)[:, :k])
+    return _packed_fp4(codes), pack_ue8m0_to_int(sf) if use_packed_ue8m0 else sf
+
+
+def transpose_packed_fp4(packed: Any) -> Any:
+    """A matrix of e2m1, int8 [M, K/2], transposed: int8 [K, M/2]."""
+    codes = _unpacked_fp4(packed).swapaxes(0, 1)
+    return _packed_fp4(codes)
+
+
+def cast_back_from_fp4(packed: Any, sf: Any, gran_k: int = 128, use_packed_ue8m0: bool = False) -> Any:
+    """The float32 [M, K] that ``per_token_cast_to_fp4`` has cast."""
+    codes = _unpacked_fp4(packed)
+    m, k = codes.shape
+    if is_torch(packed):
+        torch: Any = sys.modules["torch"]
+        values = torch.tensor(_FP4_VALUES, device=packed.device)[_cast(codes & 7, "int64")]
+    else:
+        import numpy
+
+        values = numpy.array(_FP4_VALUES, numpy.float32)[codes & 7]
+    signed = values * (1.0 - 2.0 * _cast(codes >> 3, "float32"))
+    scales = unpack_ue8m0_from_int(sf) if use_packed_ue8m0 else sf
+    scales = scales.repeat_interleave(gran_k, 1) if is_torch(scales) else scales.repeat(gran_k, 1)
+    return signed * scales[:, :k]
