@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use oxigemm::cast::ScaleFormat;
 use oxigemm::{
-    DType, Device, Granularity, LaunchOptions, Tensor, TensorScale, dequantize, dequantize_nvfp4,
-    gather_quantize, quantize, quantize_nvfp4, random, rms_norm_quantize, swiglu_quantize, transform_scales,
+    DType, Device, Granularity, LaunchOptions, Tensor, TensorScale, TransposedCopy, dequantize,
+    dequantize_nvfp4, gather_quantize, quantize, quantize_nvfp4, quantize_with_transpose, random,
+    rms_norm_quantize, swiglu_quantize, transform_scales,
 };
 use oxigemm_cuda::profile::REST;
 use serde::Serialize;
@@ -77,6 +78,8 @@ pub enum QuantizeOp {
     Nvfp4Computed,
     /// NVFP4 to values.
     Nvfp4Dequantize,
+    /// Values, and their transpose, to codes and scales of 1x128 or 128x128.
+    Both,
 }
 
 impl QuantizeOp {
@@ -191,9 +194,14 @@ impl QuantizeSpec {
             QuantizeOp::Quantize if self.granularity == Granularity::PerTensor => 2.0,
             _ => 1.0,
         };
+        let codes = (self.m * self.code_bytes()) as f64;
         match self.op {
             QuantizeOp::Transform => 4.0 * elements + scales,
-            _ => elements * reads * self.input.size() as f64 + (self.m * self.code_bytes()) as f64 + scales,
+            QuantizeOp::Both => {
+                let [rows, columns] = self.transposed_scale_dims();
+                elements * self.input.size() as f64 + 2.0 * codes + scales + 4.0 * (rows * columns) as f64
+            }
+            _ => elements * reads * self.input.size() as f64 + codes + scales,
         }
     }
 
@@ -207,6 +215,14 @@ impl QuantizeSpec {
             QuantizeOp::Transform => [self.m, self.k],
             op if op.is_nvfp4() => [self.m, self.k.div_ceil(16)],
             _ => self.granularity.scale_dims(self.m, self.k),
+        }
+    }
+
+    /// Rows and columns of the scales of the transpose, where it has any.
+    fn transposed_scale_dims(&self) -> [usize; 2] {
+        match (self.op, self.granularity) {
+            (QuantizeOp::Both, Granularity::PerToken) => self.granularity.scale_dims(self.k, self.m),
+            _ => [0, 0],
         }
     }
 
@@ -233,6 +249,12 @@ impl QuantizeSpec {
         let [scales_memory, mut scales] = self.scales.room(plain, self.scale_dims(), device)?;
         // Some blocks of what is drawn saturate below it, and some vanish.
         let tensor_scale = Tensor::from_f32(DType::F32, &[0.01], &[1], device)?;
+        let [transposed_memory, transposed] = match op {
+            QuantizeOp::Both => matrix(code, k, m)?,
+            _ => matrix(code, 0, 0)?,
+        };
+        let [transposed_scales_memory, transposed_scales] =
+            self.scales.room(DType::F32, self.transposed_scale_dims(), device)?;
         let mut from = Tensor::zeros(DType::F32, &[0, 0], device)?;
         match op {
             QuantizeOp::Dequantize => {
@@ -265,7 +287,8 @@ impl QuantizeSpec {
             | QuantizeOp::Gather
             | QuantizeOp::Rmsnorm
             | QuantizeOp::Nvfp4
-            | QuantizeOp::Nvfp4Computed => {
+            | QuantizeOp::Nvfp4Computed
+            | QuantizeOp::Both => {
                 x.write_f32(&of_many_magnitudes(seed, x.len()))?;
             }
         }
@@ -285,7 +308,9 @@ impl QuantizeSpec {
             weight,
             from,
             tensor_scale,
-            memory: [x_memory, codes_memory, scales_memory],
+            transposed,
+            transposed_scales,
+            memory: [x_memory, codes_memory, scales_memory, transposed_memory, transposed_scales_memory],
         })
     }
 }
@@ -318,14 +343,17 @@ pub struct QuantizeTask {
     weight: Tensor,
     from: Tensor,
     tensor_scale: Tensor,
+    transposed: Tensor,
+    transposed_scales: Tensor,
     /// What the matrices and the scales are parts of.
-    memory: [Tensor; 3],
+    memory: [Tensor; 5],
 }
 
 impl QuantizeTask {
     /// Runs it.
     pub fn run(&mut self, options: &LaunchOptions) -> oxigemm::Result<()> {
         let QuantizeTask { spec, x, codes, scales, named, weight, from, tensor_scale, .. } = self;
+        let (transposed, transposed_scales) = (&mut self.transposed, &mut self.transposed_scales);
         let format = match spec.power_of_two || spec.scales.is_packed() {
             true => ScaleFormat::PowerOfTwo,
             false => ScaleFormat::F32,
@@ -342,16 +370,22 @@ impl QuantizeTask {
                 quantize_nvfp4(x, codes, scales, TensorScale::Computed(tensor_scale), options)
             }
             QuantizeOp::Nvfp4Dequantize => dequantize_nvfp4(codes, scales, tensor_scale, x, options),
+            QuantizeOp::Both => {
+                let own = (spec.granularity == Granularity::PerToken).then_some(transposed_scales);
+                let copy = TransposedCopy { codes: transposed, scales: own };
+                quantize_with_transpose(x, codes, scales, copy, spec.granularity, format, options)
+            }
         }
     }
 
     /// Everything that was written, with what lies around it.
     pub fn bytes(&self) -> Result<Vec<Vec<u8>>, Failure> {
-        let [x, codes, scales] = &self.memory;
+        let [x, codes, scales, transposed, transposed_scales] = &self.memory;
         let written = match self.spec.op {
             QuantizeOp::Dequantize | QuantizeOp::Nvfp4Dequantize => vec![x],
             QuantizeOp::Transform => vec![scales],
             QuantizeOp::Nvfp4Computed => vec![codes, scales, &self.tensor_scale],
+            QuantizeOp::Both => vec![codes, scales, transposed, transposed_scales],
             _ => vec![codes, scales],
         };
         written.into_iter().map(|tensor| Ok(tensor.to_bytes()?)).collect()

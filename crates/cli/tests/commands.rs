@@ -110,6 +110,8 @@ fn a_quantization_is_compared_with_the_cpu() {
         &["--granularity", "1x32", "--code", "u8", "--scales", "blocked"],
         &["--op", "dequantize", "--granularity", "128x1"],
         &["--op", "nvfp4", "--scales", "blocked"],
+        &["--op", "both", "--scales", "mn"],
+        &["--op", "both", "--granularity", "128x128", "--code", "e5m2"],
         &["--op", "nvfp4-computed", "--scales", "mn"],
         &["--op", "nvfp4-dequantize", "--input", "f32"],
         &["--op", "transform", "--scales", "packed"],

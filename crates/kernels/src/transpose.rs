@@ -13,7 +13,7 @@ use crate::launch::Launch;
 pub const TILE: u32 = 128;
 pub(crate) const THREADS: u32 = 256;
 /// Bytes that a thread loads, and stores, at a time.
-const VECTOR: u32 = 16;
+pub(crate) const VECTOR: u32 = 16;
 
 /// What is transposed: `[slabs, lines, columns]` to `[slabs, columns, lines]`, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -196,7 +196,7 @@ pub(crate) fn transpose_tile<'k>(
 }
 
 /// Where a vector of a line lies: vectors trade places so that neither writing lines nor reading columns meets in a bank.
-fn vector_at<'k>(tile: Shared<'k>, line: U32<'k>, vector: U32<'k>) -> Shared<'k> {
+pub(crate) fn vector_at<'k>(tile: Shared<'k>, line: U32<'k>, vector: U32<'k>) -> Shared<'k> {
     tile.at(line * TILE + (vector ^ (line / VECTOR)) * VECTOR)
 }
 
@@ -215,22 +215,36 @@ fn load<'k>(k: &'k Kernel, matrix: &SourceMatrix<'k>, [line, column]: [U32<'k>; 
 }
 
 fn store<'k>(k: &'k Kernel, matrix: &ResultMatrix<'k>, [line, column]: [U32<'k>; 2], tile: Shared<'k>) {
+    let Transposed { lines, column, vectors } = transposed(k, tile, column);
+    for later in 0..4u32 {
+        let row = column + later;
+        let to = matrix.to.at(row.widening_mul(matrix.pitch)).at((line + lines * VECTOR).to_u64());
+        let exists = row.lt(matrix.rows);
+        let exists = matrix.end.map_or(exists, |end| exists & (line + lines * VECTOR).lt(end));
+        k.guard(exists, || to.store_vec(vectors[later as usize]));
+    }
+}
+
+/// What a thread has of a transposed tile: 16 lines of each of four columns.
+pub(crate) struct Transposed<'k> {
+    /// Which 16 lines.
+    pub lines: U32<'k>,
+    /// The first of the columns.
+    pub column: U32<'k>,
+    /// The lines of each column.
+    pub vectors: [[U32<'k>; 4]; 4],
+}
+
+/// Reads a thread's part of a tile whose first column is `column`, for a block of 256 threads. The tile lies as [`vector_at`] says.
+pub(crate) fn transposed<'k>(k: &'k Kernel, tile: Shared<'k>, column: U32<'k>) -> Transposed<'k> {
     let (warp, lane) = (k.thread_index() / 32, k.lane());
     // A warp has 16 columns: a lane four of them, and 16 lines.
     let (lines, word) = (lane % 8, lane / 8);
     let from = vector_at(tile, lines * VECTOR, warp).at(word * 4);
-    let quads: Vec<[U32<'k>; 4]> = (0..4)
-        .map(|quad| exchange([0, 1, 2, 3].map(|i| from.at((quad * 4 + i) * TILE).load::<u32>())))
-        .collect();
-    let first = column + warp * VECTOR + word * 4;
-    for later in 0..4u32 {
-        let row = first + later;
-        let to = matrix.to.at(row.widening_mul(matrix.pitch)).at((line + lines * VECTOR).to_u64());
-        let bytes = [0, 1, 2, 3].map(|quad: usize| quads[quad][later as usize]);
-        let exists = row.lt(matrix.rows);
-        let exists = matrix.end.map_or(exists, |end| exists & (line + lines * VECTOR).lt(end));
-        k.guard(exists, || to.store_vec(bytes));
-    }
+    let quads = [0, 1, 2, 3]
+        .map(|quad: u32| exchange([0, 1, 2, 3].map(|i| from.at((quad * 4 + i) * TILE).load::<u32>())));
+    let vectors = [0, 1, 2, 3].map(|later: usize| [0, 1, 2, 3].map(|quad: usize| quads[quad][later]));
+    Transposed { lines, column: column + warp * VECTOR + word * 4, vectors }
 }
 
 /// Four words of four bytes, transposed.

@@ -136,11 +136,12 @@ pub use oxigemm_kernels::epilogue::Activation;
 pub use oxigemm_kernels::params::ScalesOfB;
 pub use plain::LaunchOptions;
 pub use quantize::{
-    RawNvfp4, RawQuantize, RawScales, RawSource, RawTransformScales, TensorScale, blocked_scales, dequantize,
-    dequantize_nvfp4, dequantize_nvfp4_raw, dequantize_raw, gather_quantize,
-    get_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_tensor, packed_scales, quantize,
-    quantize_nvfp4, quantize_nvfp4_raw, quantize_raw, rms_norm_quantize, swiglu_quantize, tma_aligned_scales,
-    transform_scales, transform_scales_raw,
+    RawNvfp4, RawQuantize, RawScales, RawSource, RawTransformScales, RawTransposedCopy, TensorScale,
+    TransposedCopy, blocked_scales, dequantize, dequantize_nvfp4, dequantize_nvfp4_raw, dequantize_raw,
+    gather_quantize, get_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_tensor,
+    packed_scales, quantize, quantize_nvfp4, quantize_nvfp4_raw, quantize_raw, quantize_with_transpose,
+    quantize_with_transpose_raw, rms_norm_quantize, swiglu_quantize, tma_aligned_scales, transform_scales,
+    transform_scales_raw,
 };
 pub use runtime::{ARCH, Cuda, Loaded, Stats};
 pub use simulated::Sim;

@@ -87,6 +87,8 @@ fn usual() -> Vec<QuantizeSpec> {
     specs.extend([mxfp8, inverse(mxfp8), mxfp4(MIDDLE), inverse(mxfp4(MIDDLE))]);
     let of_nvfp4 = [QuantizeOp::Nvfp4, QuantizeOp::Nvfp4Computed, QuantizeOp::Nvfp4Dequantize];
     specs.extend(of_nvfp4.map(|op| nvfp4(MIDDLE, op)));
+    let both = [Granularity::PerToken, Granularity::PerBlock].map(|granularity| plain(MIDDLE, granularity));
+    specs.extend(both.map(|spec| QuantizeSpec { op: QuantizeOp::Both, ..spec }));
     specs.extend([DType::F16, DType::F32].map(|input| QuantizeSpec { input, ..token }));
     specs.extend(fused(MIDDLE));
     specs

@@ -9,7 +9,7 @@ use crate::Failure;
 use crate::counting::allocations;
 use crate::quantize::{QuantizeOp, QuantizeSpec, ScaleRoom};
 
-const OPS: [QuantizeOp; 9] = [
+const OPS: [QuantizeOp; 10] = [
     QuantizeOp::Quantize,
     QuantizeOp::Dequantize,
     QuantizeOp::Transform,
@@ -18,6 +18,7 @@ const OPS: [QuantizeOp; 9] = [
     QuantizeOp::Nvfp4,
     QuantizeOp::Nvfp4Computed,
     QuantizeOp::Nvfp4Dequantize,
+    QuantizeOp::Both,
     QuantizeOp::Swiglu,
 ];
 /// Sizes on both sides of where something changes: chunks, groups, tiles, what a block holds of a row.
@@ -54,12 +55,17 @@ fn draw_spec(draw: &mut Draw, op: QuantizeOp, largest: usize) -> QuantizeSpec {
         m = m.div_ceil(2);
     }
     let fused = is_fused(op);
-    let granularity = if fused { Granularity::PerToken } else { draw.of(&Granularity::ALL) };
+    let granularity = match op {
+        _ if fused => Granularity::PerToken,
+        QuantizeOp::Both => draw.of(&[Granularity::PerToken, Granularity::PerBlock]),
+        _ => draw.of(&Granularity::ALL),
+    };
     let groups = matches!(granularity, Granularity::PerToken | Granularity::PerGroup32);
     let layouts =
         if groups || op == QuantizeOp::Transform { &ScaleRoom::ALL[..] } else { &ScaleRoom::ALL[..2] };
     // A power of two just above or below its limit would differ by all of a step.
-    let layouts = if op == QuantizeOp::Swiglu { &ScaleRoom::ALL[..2] } else { layouts };
+    let plain = matches!(op, QuantizeOp::Swiglu | QuantizeOp::Both);
+    let layouts = if plain { &ScaleRoom::ALL[..2] } else { layouts };
     let codes: &[DType] = match granularity {
         _ if op.is_nvfp4() => &[DType::U8],
         _ if fused => &[DType::E4m3],
@@ -159,7 +165,9 @@ fn repeats(setup: &Setup) -> Result<String, Failure> {
     let largest = if setup.device.as_sim().is_some() { 4_000 } else { 2_000_000 };
     for op in OPS {
         for granularity in Granularity::ALL {
-            if is_fused(op) && granularity != Granularity::PerToken {
+            let alone = is_fused(op) && granularity != Granularity::PerToken;
+            let both = matches!(granularity, Granularity::PerToken | Granularity::PerBlock);
+            if alone || (op == QuantizeOp::Both && !both) {
                 continue;
             }
             let spec = draw_spec(&mut draw, op, largest);

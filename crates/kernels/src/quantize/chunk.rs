@@ -54,6 +54,27 @@ impl Input {
         }
     }
 
+    /// The larger magnitudes of two words, each of one number or two.
+    #[track_caller]
+    pub(crate) fn larger<'k>(self, a: U32<'k>, b: U32<'k>) -> U32<'k> {
+        match self {
+            Input::Bf16 | Input::F16 => a.max_halves(b),
+            Input::F32 => a.max(b),
+        }
+    }
+
+    /// The magnitudes that words hold, as the bits of `f32`.
+    #[track_caller]
+    pub(crate) fn widen_magnitudes<'k>(self, k: &'k Kernel, words: &[U32<'k>]) -> Vec<U32<'k>> {
+        match self {
+            Input::F32 => words.to_vec(),
+            Input::Bf16 | Input::F16 => {
+                let halves = words.iter().flat_map(|word| [*word & 0xffff, *word >> 16]);
+                halves.map(|half| self.widen_magnitude(k, half)).collect()
+            }
+        }
+    }
+
     /// Stores eight numbers, rounded to this type.
     #[track_caller]
     pub(crate) fn store<'k>(self, k: &'k Kernel, values: &[F32<'k>], at: Global<'k>, part: &Part<'k>) {
@@ -249,13 +270,19 @@ impl<'k> Chunk<'k> {
     /// The largest magnitude, as the bits of an `f32`: those of NaN are the largest of all.
     #[track_caller]
     pub fn magnitude(&self) -> U32<'k> {
-        let words = self.words.iter();
+        let words = self.magnitude_words().into_iter();
         if self.input == Input::F32 {
-            return largest(words.map(|word| *word & 0x7fff_ffff));
+            return largest(words);
         }
-        let both =
-            words.map(|word| *word & 0x7fff_7fff).reduce(|a, b| a.max_halves(b)).expect("there are words");
+        let both = words.reduce(|a, b| a.max_halves(b)).expect("there are words");
         self.input.widen_magnitude(self.k, (both & 0xffff).max(both >> 16))
+    }
+
+    /// The magnitudes, as they are in memory: one or two in a word.
+    #[track_caller]
+    pub fn magnitude_words(&self) -> Vec<U32<'k>> {
+        let mask = if self.input == Input::F32 { 0x7fff_ffffu32 } else { 0x7fff_7fff };
+        self.words.iter().map(|word| *word & mask).collect()
     }
 
     /// The numbers.

@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | `groups.rs` | 128, 32 or 16 neighbours of a row | shuffles of a few lanes |
 //! | `tiles.rs` | 128 by 128, or 128 of a column | shared memory of a block |
+//! | `both.rs` | either, and the same of the transpose | shuffles, and shared memory of a block |
 //! | `norm.rs` | 128 neighbours of a row, after RMSNorm | shuffles of a few lanes |
 //! | `rows.rs` | a row | shared memory of a block |
 //! | `whole.rs` | the matrix | an atomic maximum, and a second kernel that converts |
@@ -15,6 +16,7 @@
 //! All of them are limited by memory, so a thread has several vectors in flight and nothing else is precious.
 //! Types are compiled in; shapes, strides, the layout of the scales and whether they are powers of two are arguments.
 
+pub mod both;
 pub mod chunk;
 pub mod dequantize;
 pub mod groups;
@@ -39,6 +41,8 @@ pub enum Config {
     Groups(groups::Config),
     /// A scale for 128 by 128, or for 128 of a column.
     Tiles(tiles::Config),
+    /// A matrix and its transpose.
+    Both(both::Config),
     /// A scale for a row.
     Rows(rows::Config),
     /// RMSNorm, and a scale for some neighbours of a row.
@@ -61,6 +65,9 @@ impl Config {
             .map(Config::Groups)
             .chain(types().flat_map(|(input, code)| {
                 tiles::Sharing::ALL.map(|sharing| Config::Tiles(tiles::Config { input, code, sharing }))
+            }))
+            .chain(types().flat_map(|(input, code)| {
+                both::Sharing::ALL.map(|sharing| Config::Both(both::Config { input, code, sharing }))
             }))
             .chain(types().flat_map(|(input, code)| {
                 [
@@ -87,6 +94,7 @@ impl Config {
         match self {
             Config::Groups(config) => config.name(),
             Config::Tiles(config) => config.name(),
+            Config::Both(config) => config.name(),
             Config::Rows(config) => config.name(),
             Config::Norm(config) => config.name(),
             Config::WholeScale(config) => config.name(),
@@ -105,6 +113,7 @@ impl Config {
         match self {
             Config::Groups(config) => config.write(k, &p),
             Config::Tiles(config) => config.write(k, &p),
+            Config::Both(config) => config.write(k, &p),
             Config::Rows(config) => config.write(k, &p),
             Config::Norm(config) => config.write(k, &p),
             Config::WholeScale(config) => config.write(k, &p),
@@ -121,6 +130,7 @@ impl Config {
             Config::Groups(config) => config.resident(),
             // As many as tiles leave registers for.
             Config::Tiles(_) => 2,
+            Config::Both(config) => config.resident(),
             Config::Rows(_) => 4,
             Config::Norm(_) => 3,
             Config::WholeScale(_) | Config::WholeCodes(_) => 4,
@@ -135,6 +145,7 @@ impl Config {
         match self {
             Config::Groups(_) => groups::THREADS,
             Config::Tiles(_) => tiles::THREADS,
+            Config::Both(_) => both::THREADS,
             Config::Rows(_) => rows::THREADS,
             Config::Norm(_) => norm::THREADS,
             Config::WholeScale(_) | Config::WholeCodes(_) => whole::THREADS,

@@ -18,6 +18,8 @@ impl Flags {
     pub const BYTES: u32 = 4;
     /// 128 rows of scales by 4 are 512 bytes in the order in which tensor memory holds them.
     pub const BLOCKED: u32 = 8;
+    /// The transpose begins at, and has rows of, whole vectors.
+    pub const TRANSPOSED_VECTORS: u32 = 16;
 }
 
 /// A division by a number that only the launch knows, as a multiplication.
@@ -62,7 +64,7 @@ pub struct Args {
     /// The scales.
     pub scales: u64,
     /// Where each row comes from, for kernels that gather; weights, for those that normalize; scales that are read, for
-    /// those that transform them; the scale of all, for NVFP4.
+    /// those that transform them; the scale of all, for NVFP4; the codes of the transpose, for those that write it.
     pub from: u64,
     /// Rows and columns of the matrix of codes.
     pub dims: [u32; 2],
@@ -81,9 +83,10 @@ pub struct Args {
     pub shifts: [u32; 2],
     /// Tiles of a row, or chunks.
     pub across: Divisor,
-    /// Strides, in elements, of scales that are read to be transformed: of a group, a row, a column.
+    /// Strides, in elements, of scales that are read to be transformed: of a group, a row, a column. Of the transpose: of a
+    /// row of its codes, of a row of its scales, of a column of these.
     pub from_strides: [u32; 3],
-    /// Bytes from a group of scales to the next.
+    /// Bytes from a group of scales to the next; the address of the scales of the transpose, for kernels that write it.
     pub group_stride: u64,
     /// Rows that a row may come from.
     pub source_rows: u32,

@@ -7,21 +7,23 @@ use oxigemm_ptx::{Global, Kernel, Shared, U32, U64};
 
 use super::by_access;
 use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, store_codes};
-use super::params::{Args, Divisor, Launch, Params, bits, largest};
+use super::params::{Args, Divisor, Launch, Params, largest};
 use super::scale::{Scale, ScalePlaces};
 use crate::WARP;
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 /// Rows and columns of a tile.
-const SIDE: u32 = 128;
+pub(super) const SIDE: u32 = 128;
 /// Threads along a row.
-const ACROSS: u32 = SIDE / CHUNK;
+pub(super) const ACROSS: u32 = SIDE / CHUNK;
 /// Chunks of a thread.
 const CHUNKS: u32 = SIDE * ACROSS / THREADS;
 /// Rows from a chunk of a thread to its next.
-const ROWS: u32 = THREADS / ACROSS;
+pub(super) const ROWS: u32 = THREADS / ACROSS;
 const WARPS: u32 = THREADS / WARP;
+/// Bytes of shared memory that [`of_columns`] and [`of_block`] take at most.
+pub(super) const COLUMN_BYTES: u32 = 4 * WARPS * SIDE;
 
 /// Who shares a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -94,7 +96,7 @@ impl Config {
                 vec![Scale::of(p, self.code, magnitude); CHUNK as usize]
             }
             Sharing::Channel => {
-                let columns = of_columns(k, &chunks.collect::<Vec<_>>());
+                let columns = of_columns(k, self.input, &chunks.collect::<Vec<_>>());
                 columns.into_iter().map(|magnitude| Scale::of(p, self.code, magnitude)).collect()
             }
         };
@@ -122,7 +124,7 @@ impl Config {
 }
 
 /// Where the chunks of a thread are, each a step behind the one before.
-fn every<'k>(first: Global<'k>, step: U64<'k>) -> impl Iterator<Item = Global<'k>> {
+pub(super) fn every<'k>(first: Global<'k>, step: U64<'k>) -> impl Iterator<Item = Global<'k>> {
     std::iter::successors(Some(first), move |at| Some(at.at(step))).take(CHUNKS as usize)
 }
 
@@ -137,34 +139,32 @@ pub(super) fn of_block<'k>(k: &'k Kernel, magnitude: U32<'k>) -> U32<'k> {
 }
 
 /// The largest magnitude of each of the eight columns that a thread has chunks of, over the rows of the block.
+///
+/// Magnitudes of 16 bits travel in pairs.
 #[track_caller]
-fn of_columns<'k>(k: &'k Kernel, chunks: &[&Chunk<'k>]) -> Vec<U32<'k>> {
+pub(super) fn of_columns<'k>(k: &'k Kernel, input: Input, chunks: &[&Chunk<'k>]) -> Vec<U32<'k>> {
     let shared = k.dynamic_shared();
-    let magnitudes: Vec<Vec<U32>> = chunks
-        .iter()
-        .map(|chunk| chunk.values().into_iter().map(|value| bits(value) & 0x7fff_ffff).collect())
-        .collect();
+    let larger = |a: Vec<U32<'k>>, b: Vec<U32<'k>>| -> Vec<U32<'k>> {
+        a.into_iter().zip(b).map(|(a, b)| input.larger(a, b)).collect()
+    };
+    let of_thread =
+        chunks.iter().map(|chunk| chunk.magnitude_words()).reduce(larger).expect("a thread has chunks");
+    let others = of_thread.iter().map(|word| k.shuffle(Shuffle::Xor, *word, ACROSS)).collect();
+    let of_warp = larger(of_thread, others);
     let (warp, lane) = (k.thread_index() >> 5, k.lane());
-    let own = shared.at((warp * SIDE + lane % ACROSS * CHUNK) * 4);
-    let of_warp: Vec<U32> = (0..CHUNK as usize)
-        .map(|column| {
-            let of_thread = largest(magnitudes.iter().map(|chunk| chunk[column]));
-            of_thread.max(k.shuffle(Shuffle::Xor, of_thread, ACROSS))
-        })
-        .collect();
+    let bytes = input.bytes();
+    let own = shared.at((warp * SIDE + lane % ACROSS * CHUNK) * bytes);
     for (i, four) in of_warp.chunks(4).enumerate() {
         let four = [four[0], four[1], four[2], four[3]];
         k.guard(lane.lt(ACROSS), || own.at(16 * i as u32).store_vec(four));
     }
     k.sync_threads();
-    let columns = shared.at(lane % ACROSS * (CHUNK * 4));
-    (0..CHUNK / 4)
-        .flat_map(|four| {
-            let of_warps: Vec<[U32; 4]> =
-                (0..WARPS).map(|warp| columns.at(warp * SIDE * 4 + 16 * four).load_vec()).collect();
-            (0..4).map(|i| largest(of_warps.iter().map(|words| words[i]))).collect::<Vec<_>>()
-        })
-        .collect()
+    let columns = shared.at(lane % ACROSS * (CHUNK * bytes));
+    let of_warps = (0..WARPS).map(|warp| {
+        let fours = (0..bytes / 2).map(|four| columns.at(warp * SIDE * bytes + 16 * four));
+        fours.flat_map(|at| at.load_vec::<u32, 4>()).collect()
+    });
+    input.widen_magnitudes(k, &of_warps.reduce(larger).expect("there are warps"))
 }
 
 fn shared_word<'k>(shared: Shared<'k>, index: U32<'k>) -> Shared<'k> {

@@ -31,8 +31,8 @@ use oxigemm_kernels::fp8::E5m2;
 use oxigemm_kernels::half::Major;
 use oxigemm_kernels::launch::Family;
 pub use quantize::{
-    CheckedQuantize, Dequantize, DequantizeNvfp4, Granularity, Quantize, QuantizeNvfp4, QuantizeSource,
-    TransformScales,
+    CheckedQuantize, Dequantize, DequantizeNvfp4, Granularity, Quantize, QuantizeBoth, QuantizeNvfp4,
+    QuantizeSource, TransformScales,
 };
 
 use crate::dtype::DType;

@@ -1,9 +1,11 @@
 //! Quantization to FP8 and FP4, its inverse, and scales from one layout to another.
 
+mod both;
 mod nvfp4;
 mod raw;
 mod scales;
 
+pub use both::{RawTransposedCopy, TransposedCopy, quantize_with_transpose, quantize_with_transpose_raw};
 pub use nvfp4::{
     RawNvfp4, TensorScale, dequantize_nvfp4, dequantize_nvfp4_raw, quantize_nvfp4, quantize_nvfp4_raw,
 };

@@ -85,7 +85,7 @@ impl RawQuantize {
         scales_operand("scales", self.scale_layout, [rows, columns], self.scales, device)
     }
 
-    fn describe(&self, device: DeviceId) -> Quantize {
+    pub(super) fn describe(&self, device: DeviceId) -> Quantize {
         let [m, k] = [self.rows, self.columns].map(int);
         let (x_dims, source) = match self.source {
             RawSource::Matrix => ([m, k], QuantizeSource::Matrix),

@@ -123,6 +123,11 @@ impl ScaleLayout {
         Ok(scales.scale_strides()?.1)
     }
 
+    /// Strides of the elements of the tensor.
+    pub fn strides(&self) -> [u32; 2] {
+        self.strides
+    }
+
     /// Whether neighbouring rows have neighbouring scales.
     pub fn mn_major(&self) -> bool {
         let [mn, k] = self.strides;

@@ -1,10 +1,12 @@
 //! The argument checks of quantization, of its inverse, and of transforms of scales.
 
+mod both;
 mod granularity;
 mod layout;
 mod nvfp4;
 mod transform;
 
+pub use both::QuantizeBoth;
 pub use granularity::Granularity;
 pub use nvfp4::{DequantizeNvfp4, QuantizeNvfp4};
 pub use transform::TransformScales;
