@@ -187,7 +187,7 @@ impl Blocks {
             for ((codes, block), &scale) in blocks.zip(scales.iter()) {
                 let factor = 1.0 / scale;
                 for (code, value) in codes.iter_mut().zip(block) {
-                    *code = self.encode(value.widen() * factor);
+                    *code = self.encode(value.widen(), factor);
                 }
             }
         }
@@ -204,27 +204,30 @@ impl Blocks {
         }
     }
 
-    /// The code of a scaled value. That of NaN has no sign, as a GPU's.
-    fn encode(&self, value: f32) -> u8 {
-        match self.code {
-            DType::U8 => encode_e2m1(value),
-            _ if value.is_nan() => 0x7f,
-            DType::E5m2 => F8E5M2::from_f32(value).to_bits(),
-            _ => crate::dtype::encode_e4m3(value),
+    /// The code of a value by a factor. That of NaN has no sign in FP8, as a GPU's.
+    fn encode(&self, value: f32, factor: f32) -> u8 {
+        if self.code == DType::U8 {
+            return encode_e2m1(value, factor);
+        }
+        match (self.code, value * factor) {
+            (_, scaled) if scaled.is_nan() => 0x7f,
+            (DType::E5m2, scaled) => F8E5M2::from_f32(scaled).to_bits(),
+            (_, scaled) => crate::dtype::encode_e4m3(scaled),
         }
     }
 }
 
-/// The e2m1 code nearest to `value`: ties to even, saturating at 6, which is also what becomes of NaN.
-pub(crate) fn encode_e2m1(value: f32) -> u8 {
-    if value.is_nan() {
-        return 7;
-    }
+/// The e2m1 code nearest to `value * factor`, which is not rounded before: ties to even, saturating at 6, which is also what
+/// becomes of NaN. Its sign is that of `value`.
+pub(crate) fn encode_e2m1(value: f32, factor: f32) -> u8 {
     // Halfway to the next larger code; where the lower of the two is even, halfway stays.
-    const MIDDLES: [f32; 7] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];
-    let magnitude = value.abs();
-    let above = |(i, middle): (usize, f32)| magnitude > middle || (i % 2 == 1 && magnitude == middle);
-    let code = MIDDLES.into_iter().enumerate().filter(|&pair| above(pair)).count();
+    const MIDDLES: [f64; 7] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];
+    let magnitude = f64::from(value.abs()) * f64::from(factor);
+    let above = |(i, middle): (usize, f64)| magnitude > middle || (i % 2 == 1 && magnitude == middle);
+    let code = match magnitude.is_nan() {
+        true => 7,
+        false => MIDDLES.into_iter().enumerate().filter(|&pair| above(pair)).count(),
+    };
     code as u8 | if value.is_sign_negative() { 8 } else { 0 }
 }
 

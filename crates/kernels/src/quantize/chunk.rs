@@ -159,7 +159,7 @@ impl Code {
         }
     }
 
-    /// The codes of eight numbers, in two words or in one.
+    /// The codes of eight numbers, in two words: those of FP8. A chunk makes [those of e2m1](Chunk::encode_e2m1).
     #[track_caller]
     pub(crate) fn encode<'k>(self, k: &'k Kernel, values: &[F32<'k>]) -> Vec<U32<'k>> {
         let fp8 = |format| {
@@ -169,10 +169,7 @@ impl Code {
         match self {
             Code::E4m3 => fp8(Fp8::E4m3),
             Code::E5m2 => fp8(Fp8::E5m2),
-            Code::E2m1 => {
-                let codes = values.iter().zip(0..).map(|(value, i)| encode_e2m1(*value) << (4 * i));
-                vec![codes.reduce(|a, b| a | b).expect("there are eight")]
-            }
+            Code::E2m1 => unreachable!("a chunk makes these"),
         }
     }
 
@@ -191,17 +188,26 @@ impl Code {
     }
 }
 
-/// The e2m1 code nearest to a number: ties to even, saturating at 6, which is also what becomes of NaN.
+/// The e2m1 codes nearest to the magnitudes of eight numbers by a factor, which is not negative: ties to even, saturating
+/// at 6, which is also what becomes of NaN.
+///
+/// Codes grow with magnitudes `m` along three lines: `2 m` up to 2, `m + 2` up to 4, and `m / 2 + 4`. The code is the lowest of the
+/// three, rounded to an integer; an even integer is an even code, and each line is multiplied and rounded at once.
 #[track_caller]
-fn encode_e2m1(value: F32<'_>) -> U32<'_> {
-    let magnitude = value.abs().min(6.0);
-    // Below 1 codes are halves, and so is the last bit of a sum of this size.
-    let halves = bits(magnitude + 4_194_304.0) & 3;
-    // From 1 on they are the exponent and the first bit of the mantissa, rounded to even.
-    let wide = bits(magnitude);
-    let rounded = ((wide + 0x1f_ffff + ((wide >> 22) & 1)) >> 22) - 252;
-    let code = magnitude.lt(1.0).select(halves, rounded);
-    code | ((bits(value) >> 28) & 8)
+fn encode_e2m1<'k>(values: &[F32<'k>], factor: F32<'k>) -> U32<'k> {
+    /// Numbers of this size have no fraction, and integers in their lowest bits.
+    const INTEGERS: f32 = 12_582_912.0;
+    let lines = [(factor * 2.0, 0.0), (factor, 2.0), (factor * 0.5, 4.0)];
+    let last = (INTEGERS + 7.0).to_bits();
+    let rounded = values.iter().map(|value| {
+        let magnitude = value.abs();
+        let along = lines.map(|(slope, start)| bits(magnitude.fma(slope, INTEGERS + start)));
+        along.into_iter().reduce(|a, b| a.min(b)).expect("there are three").min(last)
+    });
+    // Of each, only the code differs from that of 0, so that the sum of the others can be taken off at the end.
+    let all = rounded.rev().reduce(|high, low| high.mad(16, low)).expect("there are eight");
+    let zeros = (0..CHUNK).fold(0u32, |sum, i| sum.wrapping_add(INTEGERS.to_bits().wrapping_shl(4 * i)));
+    all - zeros
 }
 
 /// The number of the e2m1 code in the lowest four bits.
@@ -283,6 +289,28 @@ impl<'k> Chunk<'k> {
     pub fn magnitude_words(&self) -> Vec<U32<'k>> {
         let mask = if self.input == Input::F32 { 0x7fff_ffffu32 } else { 0x7fff_7fff };
         self.words.iter().map(|word| *word & mask).collect()
+    }
+
+    /// The e2m1 codes of the numbers by a factor: the nearest to the products, which are not rounded before.
+    #[track_caller]
+    pub fn encode_e2m1(&self, factor: F32<'k>) -> Vec<U32<'k>> {
+        vec![encode_e2m1(&self.values(), factor) | self.signs()]
+    }
+
+    /// The signs, each as the highest of four bits: also of NaN, which loses its sign where it is widened.
+    #[track_caller]
+    fn signs(&self) -> U32<'k> {
+        // The highest byte of each of four numbers.
+        let four = |first: usize| match (self.input, &self.words[..]) {
+            (Input::F32, words) => {
+                let pair = |i: usize| words[first + i].permute_bytes(words[first + i + 1], 0x73);
+                pair(0).permute_bytes(pair(2), 0x5410)
+            }
+            (_, words) => words[first / 2].permute_bytes(words[first / 2 + 1], 0x7531),
+        };
+        let (low, high) = (four(0), four(4));
+        let [even, odd] = [0x6420u32, 0x7531].map(|order| low.permute_bytes(high, order) & 0x8080_8080);
+        (even >> 4) | odd
     }
 
     /// The numbers.

@@ -145,7 +145,10 @@ impl Config {
                 None => Scale::of(p, self.code, magnitude),
                 Some(tensor) => tensor.of_block(k, magnitude),
             };
-            let codes = scale.encode(k, self.code, &values);
+            let codes = match self.code {
+                Code::E4m3 | Code::E5m2 => scale.encode(k, self.code, &values),
+                Code::E2m1 => piece.loaded[0].encode_e2m1(scale.factor),
+            };
             store_codes(k, &codes, p.codes_at(piece.row, piece.column, self.code), &piece.part);
             scales.push(scale.scale);
         }

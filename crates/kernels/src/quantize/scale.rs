@@ -46,7 +46,7 @@ impl<'k> Scale<'k> {
         Scale { scale, factor: scale.reciprocal() }
     }
 
-    /// The codes of eight numbers.
+    /// The codes of eight numbers, of FP8.
     #[track_caller]
     pub fn encode(&self, k: &'k Kernel, code: Code, values: &[F32<'k>]) -> Vec<U32<'k>> {
         let scaled: Vec<F32> = values.iter().map(|value| *value * self.factor).collect();

@@ -37,7 +37,7 @@ pub(crate) fn quantize(
         for block in row.chunks(WIDTH) {
             let scale = scale_code(amax(block) * per_magnitude);
             let factor = reciprocal(DType::E4m3.decode(&[scale])[0] * of_all);
-            row_codes.extend(block.iter().map(|value| encode_e2m1(value * factor)));
+            row_codes.extend(block.iter().map(|value| encode_e2m1(*value, factor)));
             new_scales.push(scale);
         }
         new_codes.extend(row_codes.chunks(2).map(|pair| pair[0] | pair[1] << 4));
