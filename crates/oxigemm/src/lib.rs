@@ -68,6 +68,7 @@ mod kgrouped;
 mod layout;
 mod memo;
 pub mod metrics;
+mod moe;
 mod plain;
 pub mod plan;
 mod prepared;
@@ -132,6 +133,10 @@ pub use kgrouped::{
     k_grouped_fp8_gemm_tn_contiguous, k_grouped_fp8_gemm_tn_contiguous_raw,
 };
 pub use layout::MAX_RANK;
+pub use moe::{
+    PermutedRows, RawMoePermute, RawMoeUnpermute, moe_permute, moe_permute_raw, moe_rows, moe_unpermute,
+    moe_unpermute_raw,
+};
 pub use oxigemm_kernels::epilogue::Activation;
 pub use oxigemm_kernels::params::ScalesOfB;
 pub use plain::LaunchOptions;

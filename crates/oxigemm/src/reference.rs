@@ -10,6 +10,7 @@ mod half;
 mod hc;
 mod indexer;
 mod kgrouped;
+pub(crate) mod moe;
 pub(crate) mod nvfp4;
 pub(crate) mod quantize;
 

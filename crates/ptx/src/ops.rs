@@ -471,6 +471,12 @@ impl<'k> U32<'k> {
         self.k.binary("mul.hi", "u32", self, other.val(self.k))
     }
 
+    /// How many bits are set.
+    #[track_caller]
+    pub fn count_ones(self) -> U32<'k> {
+        self.k.unary("popc.b32", self)
+    }
+
     /// The larger of each half, both as unsigned numbers.
     #[track_caller]
     pub fn max_halves(self, other: U32<'k>) -> U32<'k> {

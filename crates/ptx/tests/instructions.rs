@@ -43,7 +43,11 @@ fn arithmetic_and_conversions() {
     let k = &kernel("arithmetic");
     let (x, y, out) = (k.param::<u32>("x"), k.param::<u32>("y"), k.param_pointer("out"));
     let int = ((x + y * 3 - 7) / 5 % 11) ^ ((x & 0xff) | (y << 2)) ^ (x >> 3u32);
-    let int = int.min(9).max(x).mad(y, x) + x.div_ceil(7) + x.mul_high(y) + x.permute_bytes(y, 0x5140);
+    let int = int.min(9).max(x).mad(y, x)
+        + x.div_ceil(7)
+        + x.mul_high(y)
+        + x.permute_bytes(y, 0x5140)
+        + x.count_ones();
     let wide = x.widening_mul(y) + 5u64 * (y.to_u64() % 3u64);
     let signed = k.param::<i32>("s");
     let signed = (signed - 3) / 4 + signed.min(-1);

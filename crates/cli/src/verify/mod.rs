@@ -10,6 +10,7 @@ mod half;
 mod hc;
 mod indexer;
 mod kgrouped;
+mod moe;
 mod products;
 mod quantize;
 mod runtime;
@@ -211,7 +212,8 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     if args.compare.is_none() {
         let all = products::checks().into_iter().chain(half::checks()).chain(grouped::checks());
         let all = all.chain(kgrouped::checks()).chain(forms::checks()).chain(fused::checks());
-        let all = all.chain(quantize::checks()).chain(indexer::checks()).chain(hc::checks());
+        let all =
+            all.chain(quantize::checks()).chain(moe::checks()).chain(indexer::checks()).chain(hc::checks());
         checks.splice(..0, all.chain(runtime::checks()));
     }
     checks.retain(|check| args.filter.as_ref().is_none_or(|text| check.name.contains(text.as_str())));

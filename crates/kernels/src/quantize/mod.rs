@@ -22,6 +22,7 @@ pub mod dequantize;
 pub mod groups;
 pub mod norm;
 pub mod params;
+pub mod permute;
 pub mod rows;
 pub mod scale;
 pub mod tiles;
@@ -55,6 +56,10 @@ pub enum Config {
     Dequantize(dequantize::Config),
     /// Scales from one layout to another.
     Transform,
+    /// Where tokens go that experts are chosen for.
+    Permute,
+    /// The sum of what became of a token.
+    Unpermute,
 }
 
 impl Config {
@@ -86,7 +91,7 @@ impl Config {
             }))
             .chain(Input::ALL.map(|input| Config::WholeScale(whole::ScaleConfig { input, code: Code::E2m1 })))
             .chain(Input::ALL.map(|input| Config::Norm(norm::Config { input })))
-            .chain(std::iter::once(Config::Transform))
+            .chain([Config::Transform, Config::Permute, Config::Unpermute])
     }
 
     /// The kernel's name, which is also the entry's.
@@ -101,6 +106,8 @@ impl Config {
             Config::WholeCodes(config) => config.name(),
             Config::Dequantize(config) => config.name(),
             Config::Transform => transform::NAME.to_owned(),
+            Config::Permute => permute::PERMUTE.to_owned(),
+            Config::Unpermute => permute::UNPERMUTE.to_owned(),
         }
     }
 
@@ -120,6 +127,8 @@ impl Config {
             Config::WholeCodes(config) => config.write(k, &p),
             Config::Dequantize(config) => config.write(k, &p),
             Config::Transform => transform::write(k, &p),
+            Config::Permute => permute::permute(k, &p),
+            Config::Unpermute => permute::unpermute(k, &p),
         }
         k.finish()
     }
@@ -137,6 +146,8 @@ impl Config {
             Config::Dequantize(config) if config.scales == dequantize::Scales::PerColumn => 2,
             Config::Dequantize(_) => 6,
             Config::Transform => 8,
+            Config::Permute => 1,
+            Config::Unpermute => 6,
         }
     }
 
@@ -151,6 +162,8 @@ impl Config {
             Config::WholeScale(_) | Config::WholeCodes(_) => whole::THREADS,
             Config::Dequantize(_) => dequantize::THREADS,
             Config::Transform => transform::THREADS,
+            Config::Permute => permute::THREADS,
+            Config::Unpermute => permute::UNPERMUTE_THREADS,
         }
     }
 }

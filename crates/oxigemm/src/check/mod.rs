@@ -12,6 +12,7 @@ mod half_kgrouped;
 mod hc;
 mod indexer;
 mod kgrouped;
+mod moe;
 mod operand;
 mod quantize;
 
@@ -25,6 +26,7 @@ pub use indexer::{
     Logits, MqaLogits, MqaProblem, PagedMqaLogits, PagedMqaProblem, PagedMqaSchedule, ScheduleProblem,
 };
 pub use kgrouped::{CheckedKGroups, KGroupedFp8Gemm, KGroups};
+pub use moe::{MoePermute, MoeUnpermute};
 use operand::Footprint;
 pub use operand::Operand;
 use oxigemm_kernels::fp8::E5m2;

@@ -270,9 +270,9 @@ fn fused(
     }
 }
 
-type KernelStep = Step<{ Args::COUNT }>;
+pub(crate) type KernelStep = Step<{ Args::COUNT }>;
 
-fn step(config: Config, (launch, args): (Launch, Args)) -> KernelStep {
+pub(crate) fn step(config: Config, (launch, args): (Launch, Args)) -> KernelStep {
     Step::Kernel(PlainLaunch {
         kernel: AnyKernel::Quantize(config),
         grid: launch.grid,

@@ -1,0 +1,259 @@
+//! A mixture of experts: tokens to the places of their experts, and back.
+
+use oxigemm_kernels::quantize::{Config, permute};
+
+use crate::check::{MoePermute, MoeUnpermute, Operand};
+use crate::device::{Device, DeviceId};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::gemm::no_stream;
+use crate::plain::{LaunchOptions, run_steps};
+use crate::quantize::step;
+use crate::reference::moe as on_cpu;
+use crate::tensor::Tensor;
+
+/// Where [`moe_permute`] writes; all are i32.
+#[derive(Debug)]
+pub struct PermutedRows<'a> {
+    /// `[M]`: the token of each row, or -1. What [`gather_quantize`](crate::gather_quantize) takes.
+    pub tokens: &'a mut Tensor,
+    /// `[M]`: the expert of each row, or -1: [`GroupedRows::Ids`](crate::GroupedRows::Ids) of a grouped product.
+    pub groups: &'a mut Tensor,
+    /// `[E]`: the row behind the last of each expert: [`GroupedRows::Ends`](crate::GroupedRows::Ends) of a grouped product.
+    pub ends: &'a mut Tensor,
+    /// `[T, topk]`: the row of each choice, or -1. What [`moe_unpermute`] takes.
+    pub places: &'a mut Tensor,
+}
+
+/// The most rows that [`moe_permute`] may need: some experts have to be rounded up.
+///
+/// ```
+/// assert_eq!(oxigemm::moe_rows(100, 8, 4, 128), (800 + 4 * 127) / 128 * 128);
+/// assert_eq!(oxigemm::moe_rows(2, 1, 256, 128), 2 * 128);
+/// ```
+#[must_use]
+pub fn moe_rows(tokens: usize, topk: usize, experts: usize, alignment: usize) -> usize {
+    let (choices, alignment) = (tokens * topk, alignment.max(1));
+    // Each expert has a multiple of the alignment, and so have all.
+    (choices + experts.min(choices) * (alignment - 1)) / alignment * alignment
+}
+
+/// Sorts tokens by the experts that are chosen for them: where each choice goes, and which token each row is.
+///
+/// `ids` is `[T, topk]` i32: experts from 0 to E - 1. Rows of an expert begin at a multiple of `alignment`, which is 1, 16, 32, 64 or 128, and
+/// follow the order of tokens, and of the choices of a token. Rows that only round an expert up, and those behind
+/// the last, are -1. An id that is no expert has no row, and its place is -1; so are choices for which M is too small:
+/// [`moe_rows`] says what is enough.
+///
+/// One kernel, which needs no memory of its own. The choices are read by it alone: a captured call is replayed with others.
+///
+/// # Errors
+/// The first rule that an argument breaks, or what the device reports.
+///
+/// ```
+/// use oxigemm::{DType, Device, LaunchOptions, PermutedRows, Tensor, moe_permute, moe_rows};
+///
+/// let device = Device::cpu(); // or Device::auto(), which takes a GPU, else the simulator
+/// let ids = Tensor::from_slice(&[1i32, 0, 1, 2, 0, 1], &[3, 2], &device)?; // three tokens, two experts each
+/// let new = |dims: &[usize]| Tensor::empty(DType::I32, dims, &device);
+/// let (mut tokens, mut groups) = (new(&[8])?, new(&[8])?);
+/// let (mut ends, mut places) = (new(&[3])?, new(&[3, 2])?);
+/// let to = PermutedRows { tokens: &mut tokens, groups: &mut groups, ends: &mut ends, places: &mut places };
+/// moe_permute(&ids, 1, to, &LaunchOptions::default())?;
+/// assert_eq!(tokens.to_vec::<i32>()?, [0, 2, 0, 1, 2, 1, -1, -1]);
+/// assert_eq!(groups.to_vec::<i32>()?, [0, 0, 1, 1, 1, 2, -1, -1]);
+/// assert_eq!(ends.to_vec::<i32>()?, [2, 5, 6]);
+/// assert_eq!(places.to_vec::<i32>()?, [2, 0, 3, 5, 1, 4]);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn moe_permute(
+    ids: &Tensor,
+    alignment: usize,
+    to: PermutedRows<'_>,
+    options: &LaunchOptions,
+) -> Result<()> {
+    let call = MoePermute {
+        ids: ids.describe("ids"),
+        alignment,
+        tokens: to.tokens.describe("tokens"),
+        groups: to.groups.describe("groups"),
+        ends: to.ends.describe("ends"),
+        places: to.places.describe("places"),
+    };
+    match ids.device() {
+        Device::Cpu => {
+            no_stream(ids.device(), options.stream.as_ref())?;
+            match call.check()? {
+                Some(_) => on_cpu::permute(ids, alignment, to),
+                None => Ok(()),
+            }
+        }
+        // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
+        device => unsafe { run_permute(device, &call, options) },
+    }
+}
+
+/// Adds the rows that the choices of a token became, each with its weight: `out[t] = sum over k of weights[t, k] * rows[places[t, k]]`.
+///
+/// `rows` is `[M, K]` bf16, `places` `[T, topk]` i32 as [`moe_permute`] writes them, `weights` `[T, topk]` f32 and `out` `[T, K]`
+/// bf16. The sum is f32, in the order of the choices, and rounded once. A place that is no row adds nothing.
+///
+/// # Errors
+/// The first rule that an argument breaks, or what the device reports.
+///
+/// ```
+/// use oxigemm::{DType, Device, LaunchOptions, Tensor, moe_unpermute};
+///
+/// let device = Device::cpu();
+/// let rows = Tensor::from_f32(DType::Bf16, &[1.0, 2.0, 10.0, 20.0], &[2, 2], &device)?;
+/// let places = Tensor::from_slice(&[1i32, 0, -1, 0], &[2, 2], &device)?;
+/// let weights = Tensor::from_f32(DType::F32, &[0.5, 2.0, 3.0, 1.0], &[2, 2], &device)?;
+/// let mut out = Tensor::empty(DType::Bf16, &[2, 2], &device)?;
+/// moe_unpermute(&rows, &places, &weights, &mut out, &LaunchOptions::default())?;
+/// assert_eq!(out.to_vec_f32()?, [7.0, 14.0, 1.0, 2.0]);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn moe_unpermute(
+    rows: &Tensor,
+    places: &Tensor,
+    weights: &Tensor,
+    out: &mut Tensor,
+    options: &LaunchOptions,
+) -> Result<()> {
+    let call = MoeUnpermute {
+        rows: rows.describe("rows"),
+        places: places.describe("places"),
+        weights: weights.describe("weights"),
+        out: out.describe("out"),
+    };
+    match rows.device() {
+        Device::Cpu => {
+            no_stream(rows.device(), options.stream.as_ref())?;
+            match call.check()? {
+                Some(_) => on_cpu::unpermute(rows, places, weights, out),
+                None => Ok(()),
+            }
+        }
+        // SAFETY: as in `moe_permute`.
+        device => unsafe { run_unpermute(device, &call, options) },
+    }
+}
+
+/// A [`moe_permute`] on memory that the caller owns.
+#[derive(Clone, Copy, Debug)]
+pub struct RawMoePermute {
+    /// How many tokens there are.
+    pub token_count: usize,
+    /// Choices of each.
+    pub topk: usize,
+    /// Address of the choices.
+    pub ids: u64,
+    /// How many experts there are.
+    pub experts: usize,
+    /// Where the rows of an expert may begin.
+    pub alignment: usize,
+    /// How many rows there is room for.
+    pub rows: usize,
+    /// Address of the token of each row.
+    pub tokens: u64,
+    /// Address of the expert of each row.
+    pub groups: u64,
+    /// Address of the end of each expert.
+    pub ends: u64,
+    /// Address of the place of each choice.
+    pub places: u64,
+}
+
+/// [`moe_permute`] on memory that the caller owns. The device is a GPU or the simulator.
+///
+/// # Safety
+/// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
+///
+/// # Errors
+/// As [`moe_permute`]. The CPU is refused: it has tensors only.
+pub unsafe fn moe_permute_raw(device: &Device, call: &RawMoePermute, options: &LaunchOptions) -> Result<()> {
+    let id = device.id();
+    let list = |name, length: usize, address| dense((name, DType::I32), &[length], address, id);
+    let choices = |name, address| dense((name, DType::I32), &[call.token_count, call.topk], address, id);
+    let described = MoePermute {
+        ids: choices("ids", call.ids),
+        alignment: call.alignment,
+        tokens: list("tokens", call.rows, call.tokens),
+        groups: list("groups", call.rows, call.groups),
+        ends: list("ends", call.experts, call.ends),
+        places: choices("places", call.places),
+    };
+    // SAFETY: the caller keeps the operands as described.
+    unsafe { run_permute(device, &described, options) }
+}
+
+/// A [`moe_unpermute`] on memory that the caller owns, where no rows have gaps.
+#[derive(Clone, Copy, Debug)]
+pub struct RawMoeUnpermute {
+    /// How many tokens there are.
+    pub token_count: usize,
+    /// Choices of each.
+    pub topk: usize,
+    /// How many rows there are.
+    pub row_count: usize,
+    /// Columns of the rows.
+    pub columns: usize,
+    /// Address of the rows.
+    pub rows: u64,
+    /// Address of the place of each choice.
+    pub places: u64,
+    /// Address of the weight of each choice.
+    pub weights: u64,
+    /// Address of the result.
+    pub out: u64,
+}
+
+/// [`moe_unpermute`] on memory that the caller owns. The device is a GPU or the simulator.
+///
+/// # Safety
+/// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
+///
+/// # Errors
+/// As [`moe_unpermute`]. The CPU is refused: it has tensors only.
+pub unsafe fn moe_unpermute_raw(
+    device: &Device,
+    call: &RawMoeUnpermute,
+    options: &LaunchOptions,
+) -> Result<()> {
+    let id = device.id();
+    let choices = [call.token_count, call.topk];
+    let described = MoeUnpermute {
+        rows: dense(("rows", DType::Bf16), &[call.row_count, call.columns], call.rows, id),
+        places: dense(("places", DType::I32), &choices, call.places, id),
+        weights: dense(("weights", DType::F32), &choices, call.weights, id),
+        out: dense(("out", DType::Bf16), &[call.token_count, call.columns], call.out, id),
+    };
+    // SAFETY: the caller keeps the operands as described.
+    unsafe { run_unpermute(device, &described, options) }
+}
+
+/// An operand without gaps.
+fn dense(kind: (&'static str, DType), dims: &[usize], address: u64, device: DeviceId) -> Operand {
+    let dims: Vec<i64> = dims.iter().map(|dim| i64::try_from(*dim).unwrap_or(i64::MAX)).collect();
+    let strides: Vec<i64> =
+        (0..dims.len()).map(|i| dims[i + 1..].iter().fold(1, |a: i64, b| a.saturating_mul(*b))).collect();
+    Operand::new(kind, &dims, &strides, (address, device))
+}
+
+/// # Safety
+/// As for [`moe_permute_raw`].
+unsafe fn run_permute(device: &Device, call: &MoePermute, options: &LaunchOptions) -> Result<()> {
+    let Some(args) = call.check()? else { return Ok(()) };
+    let only = step(Config::Permute, args.launch());
+    // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
+    unsafe { run_steps(device, std::iter::once(only), options) }
+}
+
+/// # Safety
+/// As for [`moe_unpermute_raw`].
+unsafe fn run_unpermute(device: &Device, call: &MoeUnpermute, options: &LaunchOptions) -> Result<()> {
+    let Some(args) = call.check()? else { return Ok(()) };
+    let only = step(Config::Unpermute, permute::unpermute_launch(&args));
+    // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
+    unsafe { run_steps(device, std::iter::once(only), options) }
+}

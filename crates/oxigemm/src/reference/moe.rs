@@ -1,0 +1,52 @@
+//! Tokens to the places of their experts, and back, on the CPU.
+
+use super::quantize::write_values;
+use crate::error::Result;
+use crate::moe::PermutedRows;
+use crate::tensor::Tensor;
+
+/// The arguments have been checked.
+pub(crate) fn permute(ids: &Tensor, alignment: usize, to: PermutedRows<'_>) -> Result<()> {
+    let of_token = ids.dims()[1];
+    let (experts, capacity) = (to.ends.len(), to.tokens.len());
+    let ids: Vec<i32> = ids.to_vec()?;
+    let mut tokens = vec![-1i32; capacity];
+    let mut groups = vec![-1i32; capacity];
+    let mut places = vec![-1i32; ids.len()];
+    let mut ends = Vec::new();
+    let mut next = 0;
+    for expert in 0..experts as i32 {
+        let mut row = next;
+        for (i, _) in ids.iter().enumerate().filter(|(_, id)| **id == expert) {
+            if row < capacity {
+                (tokens[row], groups[row]) = ((i / of_token) as i32, expert);
+                places[i] = row as i32;
+            }
+            row += 1;
+        }
+        ends.push(row.min(capacity) as i32);
+        next = row.next_multiple_of(alignment);
+    }
+    let written = [(to.tokens, tokens), (to.groups, groups), (to.ends, ends), (to.places, places)];
+    for (tensor, values) in written {
+        tensor.write_bytes(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())?;
+    }
+    Ok(())
+}
+
+/// The arguments have been checked.
+pub(crate) fn unpermute(rows: &Tensor, places: &Tensor, weights: &Tensor, out: &mut Tensor) -> Result<()> {
+    let (available, columns, of_token) = (rows.dims()[0], rows.dims()[1], places.dims()[1]);
+    let (rows, places, weights) = (rows.to_vec_f32()?, places.to_vec::<i32>()?, weights.to_vec_f32()?);
+    let sum = |token: usize, column: usize| {
+        (token * of_token..(token + 1) * of_token).fold(0f32, |sum, choice| {
+            match usize::try_from(places[choice]).ok().filter(|place| *place < available) {
+                Some(place) => rows[place * columns + column].mul_add(weights[choice], sum),
+                // As a row of zeros.
+                None => sum + 0.0,
+            }
+        })
+    };
+    let sums: Vec<f32> = (0..out.len()).map(|i| sum(i / columns, i % columns)).collect();
+    write_values(out, &sums)
+}
