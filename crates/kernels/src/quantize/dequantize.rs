@@ -88,17 +88,21 @@ impl Config {
         [row, column]: [U32<'k>; 2],
     ) -> Vec<F32<'k>> {
         let [row_shift, column_shift] = p.shifts;
-        let scale = |column: U32<'k>| {
-            let wanted = row.lt(p.rows) & column.lt(p.columns);
-            let at = p.scales.at(places.offset(row >> row_shift, column >> column_shift));
-            match tensor {
-                None => places.load(at, wanted),
-                Some(tensor) => places.load_e4m3(k, at, wanted) * tensor,
+        let exists = row.lt(p.rows);
+        let first = p.scales.at(places.offset(row >> row_shift, column >> column_shift));
+        let wanted = exists & column.lt(p.columns);
+        let shared = match (self.scales, tensor) {
+            // These are never bytes, and as far from each other as from the first to the second.
+            (Scales::PerColumn, _) => {
+                let [_, _, one] = p.scale_strides;
+                let inside = |i: u32| exists & (column + i).lt(p.columns);
+                return (0..CHUNK)
+                    .map(|i| first.at(one.widening_mul(i)).load_readonly_if(inside(i), 0f32))
+                    .collect();
             }
+            (_, None) => places.load(first, wanted),
+            (_, Some(tensor)) => places.load_e4m3(k, first, wanted) * tensor,
         };
-        match self.scales {
-            Scales::PerColumn => (0..CHUNK).map(|i| scale(column + i)).collect(),
-            Scales::PerChunk | Scales::TwoLevels => vec![scale(column + k.constant(0)); CHUNK as usize],
-        }
+        vec![shared; CHUNK as usize]
     }
 }

@@ -143,7 +143,7 @@ impl Config {
             Config::Rows(_) => 4,
             Config::Norm(_) => 3,
             Config::WholeScale(_) | Config::WholeCodes(_) => 4,
-            Config::Dequantize(config) if config.scales == dequantize::Scales::PerColumn => 2,
+            Config::Dequantize(config) if config.scales == dequantize::Scales::PerColumn => 3,
             Config::Dequantize(_) => 6,
             Config::Transform => 8,
             Config::Permute => 1,
