@@ -67,7 +67,9 @@ def main():
             m, n, k, there = row["m"], row["n"], row["k"], row["us"]
             call = operands(m, n, k)
             time.sleep(0.4)
-            here = min(deep_gemm.bench_kineto(call, "gemm", num_tests=20, suppress_kineto_output=True) for _ in range(2))
+            here = min(
+                deep_gemm.bench_kineto(call, "gemm", num_tests=20, suppress_kineto_output=True) for _ in range(2)
+            )
             ratio = here * 1e6 / there
             worst = max(worst, abs(ratio - 1))
             print(f"{op} m{m} n{n} k{k}: {here * 1e6:.2f} us, command line {there:.2f} us, {ratio:.3f}")

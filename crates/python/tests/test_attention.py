@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from arrays import BF16, E4M3, calc_diff, dequantized, normals, per_block, per_token, scales
 
 from oxigemm import deep_gemm
+
+from arrays import BF16, E4M3, calc_diff, dequantized, normals, per_block, per_token, scales
 
 
 def mqa_arguments(s=5, h=32, dim=64, keys=200):
@@ -66,9 +67,7 @@ def test_paged_mqa_logits(device, pair):
     meta = deep_gemm.get_paged_mqa_logits_metadata(x["context_lens"], 64, 132)
     assert meta.shape == (133, 2) and meta.dtype == np.int32
     given = {**x, "q": (x["q"], None)} if pair else x
-    logits = deep_gemm.fp8_fp4_paged_mqa_logits(
-        **given, schedule_meta=meta, max_context_len=110, clean_logits=True
-    )
+    logits = deep_gemm.fp8_fp4_paged_mqa_logits(**given, schedule_meta=meta, max_context_len=110, clean_logits=True)
     assert logits.shape == (4, 110)
     for sequence, pages in enumerate(x["block_table"]):
         table, factor = keys[pages].reshape(-1, 64), factors[pages].reshape(-1)

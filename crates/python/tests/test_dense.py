@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from arrays import BF16, E4M3, E5M2, calc_diff, dequantized, normals, per_block, per_token, scales
 
 import oxigemm
 from oxigemm import deep_gemm
+
+from arrays import BF16, E4M3, E5M2, calc_diff, dequantized, normals, per_block, per_token, scales
 
 SHAPES = [(1, 128, 128), (5, 256, 384), (70, 136, 272)]
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from arrays import BF16, calc_diff, dequantized, normals, per_block, per_token, scales
 
 from oxigemm import deep_gemm
+
+from arrays import BF16, calc_diff, dequantized, normals, per_block, per_token, scales
 
 ALIGNMENT = 128
 COUNTS = [3, 0, 130]

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from arrays import scales
 
 from oxigemm import deep_gemm
+
+from arrays import scales
 
 
 def strides(array):

@@ -4,10 +4,11 @@ import os
 
 import numpy as np
 import pytest
-from arrays import BF16, E4M3, calc_diff, dequantized, normals
 
 from oxigemm import deep_gemm
 from oxigemm.deep_gemm import testing, utils
+
+from arrays import BF16, E4M3, calc_diff, dequantized, normals
 
 
 def scale_of(largest, use_ue8m0):

@@ -98,9 +98,7 @@ def fp8_mqa_logits(
     max_seqlen_k: int = 0,
 ) -> Any:
     """``fp8_fp4_mqa_logits`` with a plain ``q`` and logits of float32."""
-    return fp8_fp4_mqa_logits(
-        (q, None), kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k
-    )
+    return fp8_fp4_mqa_logits((q, None), kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k)
 
 
 def _no_indices(indices: Any) -> None:
@@ -108,9 +106,7 @@ def _no_indices(indices: Any) -> None:
         raise ArgumentError("`indices` is not for Hopper: expected None, found indices", "indices")
 
 
-def get_paged_mqa_logits_metadata(
-    context_lens: Any, block_kv: int, num_sms: int, indices: Optional[Any] = None
-) -> Any:
+def get_paged_mqa_logits_metadata(context_lens: Any, block_kv: int, num_sms: int, indices: Optional[Any] = None) -> Any:
     """Which part of the keys each multiprocessor takes: int32 [num_sms + 1, 2], for ``fp8_paged_mqa_logits``.
 
     ``context_lens`` is int32 [B, next_n] or [B], contiguous. It is read on the device: the call can be captured into a graph and
@@ -170,9 +166,7 @@ def fp8_fp4_paged_mqa_logits(
             query, kv_cache, weights, context_lens, block_table, schedule_meta, logits, clean_logits
         )
     else:
-        _C.paged_mqa_logits(
-            query, kv_cache, weights, context_lens, block_table, schedule_meta, logits, clean_logits
-        )
+        _C.paged_mqa_logits(query, kv_cache, weights, context_lens, block_table, schedule_meta, logits, clean_logits)
     return logits
 
 
@@ -244,9 +238,8 @@ def einsum(expr: str, a: Any, b: Any, d: Any, c: Optional[Any] = None, use_cubla
         by_head = [None if x is None else x.swapaxes(0, 1) for x in (a, d, c)]
         return _C.cublaslt_gemm(layouts[expr], by_head[0], b, by_head[1], by_head[2])
     if expr == "bmk,bnk->mn":
-        rows = [_batch_along_k(name, x) for name, x in (("a", a), ("b", b))]
         gemm = fp16_gemm_nt if dtype_name(a.dtype) == "float16" else bf16_gemm_nt
-        return gemm(*rows, d, c)
+        return gemm(_batch_along_k("a", a), _batch_along_k("b", b), d, c)
     if _call.is_compiling():
         return _call.ops().einsum(expr, a, b, d, c)
     return _C.einsum(expr, a, b, d, c)

@@ -162,6 +162,7 @@ def fp8_fp4_gemm_tt(
         return _call.ops().fp8_gemm("tt", *a, *b, d, c, recipe, recipe_a, recipe_b)
     return _C.fp8_gemm("tt", a, b, d, c, recipe, recipe_a, recipe_b)
 
+
 fp8_gemm_nt = fp8_fp4_gemm_nt
 fp8_gemm_nn = fp8_fp4_gemm_nn
 fp8_gemm_tn = fp8_fp4_gemm_tn

@@ -129,9 +129,7 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
     other counts. ``expected_m`` is how many rows a group will have; only the plan depends on it.
     """
     if _call.is_compiling():
-        return _call.ops().m_grouped_fp8_gemm_masked(
-            "nt", *a, *b, d, masked_m, expected_m, recipe, recipe_a, recipe_b
-        )
+        return _call.ops().m_grouped_fp8_gemm_masked("nt", *a, *b, d, masked_m, expected_m, recipe, recipe_a, recipe_b)
     return _C.m_grouped_fp8_gemm_masked("nt", a, b, d, masked_m, expected_m, recipe, recipe_a, recipe_b)
 
 
@@ -169,9 +167,7 @@ def m_grouped_bf16_gemm_nt_contiguous(
 
     Groups are as for ``m_grouped_fp8_gemm_nt_contiguous``. B is contiguous along either of its last dimensions.
     """
-    return _half_contiguous(
-        "bfloat16", "nt", a, b, d, grouped_layout, use_psum_layout, expected_m_for_psum_layout
-    )
+    return _half_contiguous("bfloat16", "nt", a, b, d, grouped_layout, use_psum_layout, expected_m_for_psum_layout)
 
 
 def m_grouped_bf16_gemm_nn_contiguous(
@@ -211,9 +207,7 @@ def m_grouped_fp16_gemm_nt_contiguous(
     expected_m_for_psum_layout: Optional[int] = None,
 ) -> None:
     """``m_grouped_bf16_gemm_nt_contiguous`` for float16."""
-    return _half_contiguous(
-        "float16", "nt", a, b, d, grouped_layout, use_psum_layout, expected_m_for_psum_layout
-    )
+    return _half_contiguous("float16", "nt", a, b, d, grouped_layout, use_psum_layout, expected_m_for_psum_layout)
 
 
 def m_grouped_fp16_gemm_nn_contiguous(

@@ -104,9 +104,8 @@ def transform_sf_into_required_layout(
         expected = "(1, 128) or (128, 128), which Hopper has kernels for"
         raise ArgumentError(f"`recipe` is wrong: expected {expected}, found {(rows, columns)}", "recipe")
     _expect_scales(sf)
-    shape = (-(-mn // rows), -(-k // columns))
-    if num_groups is not None:
-        shape = (num_groups, *shape)
+    groups = () if num_groups is None else (num_groups,)
+    shape = (*groups, -(-mn // rows), -(-k // columns))
     if tuple(sf.shape) != shape:
         raise ArgumentError(f"`sf` has the wrong shape: expected {shape}, found {tuple(sf.shape)}", "sf")
     return get_mn_major_tma_aligned_tensor(sf) if rows == 1 else sf
