@@ -246,3 +246,35 @@ def test_how_engines_call_it():
     grouped = (w[0].unsqueeze(0), w[1].unsqueeze(0))
     deep_gemm.m_grouped_fp8_gemm_nt_contiguous(x, grouped, y, ids, disable_ue8m0_cast=True)
     assert calc_diff(y, exact(x, w)) < 1e-4
+
+
+def test_every_kernel_loads_and_none_is_compiled():
+    import os
+
+    oxigemm.config.load_all(torch.cuda.current_device())
+    stats = oxigemm.config.gpu_stats(torch.cuda.current_device())
+    assert stats["kernels"] >= 210
+    if os.path.isdir(os.path.join(os.path.dirname(oxigemm.__file__), "cubins")):
+        assert stats["compilations"] == 0, stats
+
+
+def test_processes_fork_after_importing():
+    import subprocess
+    import sys
+
+    code = """
+import os, torch, oxigemm
+children = []
+for _ in range(4):
+    child = os.fork()
+    if child == 0:
+        x = torch.ones(8, 64, device="cuda", dtype=torch.bfloat16)
+        d = torch.empty(8, 8, device="cuda")
+        oxigemm.deep_gemm.bf16_gemm_nt(x, x, d)
+        assert (d == 64).all()
+        os._exit(0)
+    children.append(child)
+print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert run.stdout.strip() == "[0, 0, 0, 0]", run.stderr

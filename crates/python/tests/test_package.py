@@ -147,3 +147,23 @@ def test_the_shim_is_the_package():
 
     path = os.pathsep.join([str(shim), *filter(None, [os.environ.get("PYTHONPATH")])])
     assert python(code, PYTHONPATH=path) == "True"
+
+
+def test_processes_fork_after_importing():
+    code = """
+import os, oxigemm
+children = []
+for _ in range(4):
+    child = os.fork()
+    if child == 0:
+        import numpy as np
+        x, d = np.ones((8, 64), np.float16), np.empty((8, 8), np.float32)
+        for device in ("cpu", "sim"):
+            oxigemm.set_device(device)
+            oxigemm.deep_gemm.fp16_gemm_nt(x, x, d)
+            assert (d == 64).all()
+        os._exit(0)
+    children.append(child)
+print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
+"""
+    assert python(code) == "[0, 0, 0, 0]"
