@@ -131,6 +131,15 @@ impl Size {
                 (Some(form), None) => return Ok(Work::KGrouped(self.groups.k_spec(form, dims, seed))),
                 _ => "tn or nt",
             },
+            (op, None) if self.op.is_summed() => match (layout, rows) {
+                (GemmLayout::Nt, None) => {
+                    let slabs = self.groups.groups;
+                    let [m, n, k] = dims;
+                    let spec = Spec::of(op, layout, [m, n, slabs * k]);
+                    return Ok(Work::Dense(Spec { seed, slabs: Some(slabs), ..spec }));
+                }
+                _ => "nt",
+            },
             (Op::Fp81d1d, None) if layout != GemmLayout::Nt || rows.is_some() => {
                 "nt, as its operands are K-major"
             }

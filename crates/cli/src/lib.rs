@@ -131,6 +131,10 @@ enum Op {
     Bf16Batched,
     /// A batch of products of FP16 operands, `fp16_bgemm_nt` and its kind.
     Fp16Batched,
+    /// The sum of a batch of products of BF16 operands, `einsum` of `bmk,bnk->mn`; `--groups` says how many.
+    Bf16Summed,
+    /// The same of FP16 operands.
+    Fp16Summed,
 }
 
 impl Op {
@@ -141,8 +145,15 @@ impl Op {
             Op::Fp81d1d => Op::Fp81d1d,
             Op::Fp8Kgrouped => Op::Fp8Kgrouped,
             Op::Bf16 | Op::Bf16Contiguous | Op::Bf16Masked | Op::Bf16Batched | Op::Bf16Kgrouped => Op::Bf16,
+            Op::Bf16Summed => Op::Bf16,
             Op::Fp16 | Op::Fp16Contiguous | Op::Fp16Masked | Op::Fp16Batched | Op::Fp16Kgrouped => Op::Fp16,
+            Op::Fp16Summed => Op::Fp16,
         }
+    }
+
+    /// Whether the products of a batch are added up.
+    fn is_summed(self) -> bool {
+        matches!(self, Op::Bf16Summed | Op::Fp16Summed)
     }
 
     /// Whether groups are along K.
@@ -155,6 +166,7 @@ impl Op {
         match self {
             Op::Fp8 | Op::Fp81d1d | Op::Bf16 | Op::Fp16 => None,
             Op::Fp8Kgrouped | Op::Bf16Kgrouped | Op::Fp16Kgrouped => None,
+            Op::Bf16Summed | Op::Fp16Summed => None,
             Op::Fp8Contiguous | Op::Bf16Contiguous | Op::Fp16Contiguous => Some(match rows {
                 RowLayout::Ids => GroupLayout::Ids,
                 RowLayout::Ends => GroupLayout::Ends,

@@ -222,6 +222,9 @@ fn cases(config: Config, limits: &Limits) -> Vec<Case> {
             };
             let in_place = Spec { addend: AddendKind::Inplace, ..split };
             let plain = Spec::of(op, layout, [block_m, block_n, 17 * 64 + 40]);
+            // Products whose stages a slice begins and ends among.
+            let slabs = slim.summed.then_some(4);
+            let [split, in_place, plain] = [split, in_place, plain].map(|spec| Spec { slabs, ..spec });
             let case = |spec, split, stages| Case {
                 work: Work::Dense(spec),
                 choice: Choice::HalfSlim { config: slim, split, stages },

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use oxigemm::Granularity;
 use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
 use oxigemm::plan::Family;
-use oxigemm::{Addend, DType, Device, GemmLayout, GemmOptions, Tensor, fp8_gemm, half_gemm, random};
+use oxigemm::{
+    Addend, DType, Device, GemmLayout, GemmOptions, Tensor, fp8_gemm, half_bgemm_nt_summed, half_gemm, random,
+};
 use oxigemm_kernels::fp8::E5m2;
 
 use crate::{Failure, Op};
@@ -74,6 +76,8 @@ pub struct Spec {
     pub scales: ScaleMode,
     /// Which operands of FP8 are e5m2, if any is.
     pub e5m2: Option<E5m2>,
+    /// How many products of 16-bit operands are added up, where some are: each has an equal part of K.
+    pub slabs: Option<usize>,
     pub sfa: ScaleOrder,
     pub sfb: ScaleOrder,
     /// 16-byte units behind each row of A and of B beyond what alignment needs.
@@ -128,6 +132,7 @@ impl Spec {
             addend: AddendKind::None,
             scales: ScaleMode::Fine,
             e5m2: None,
+            slabs: None,
             sfa: ScaleOrder::Row,
             sfb: ScaleOrder::Row,
             ab_padding: 0,
@@ -145,6 +150,9 @@ impl std::fmt::Display for Spec {
         write!(f, "{op} {layout} {m}x{n}x{k} {d_type}, c {addend:?}")?;
         if let Some(e5m2) = self.e5m2 {
             write!(f, ", {}", e5m2.name())?;
+        }
+        if let Some(slabs) = self.slabs {
+            write!(f, ", the sum of {slabs} products")?;
         }
         if !matches!(op, Op::Bf16 | Op::Fp16) {
             write!(f, ", scales {:?} {sfa:?}/{sfb:?}", self.scales)?;
@@ -220,6 +228,9 @@ impl Host {
                 let (a_first, b_first) = (layout.a_begins_with_k(), layout.b_begins_with_k());
                 let both = [scales(a, spec.sfa, a_first)?, scales(b, spec.sfb, b_first)?];
                 (codes(a, a_first)?, codes(b, b_first)?, Some(both))
+            }
+            None if spec.slabs.is_some() => {
+                (slabs(&self.a_values, m, spec, device)?, slabs(&self.b_values, n, spec, device)?, None)
             }
             None => {
                 let lay_out = |values: &[f32], dims: [usize; 2], k_first: bool| match k_first {
@@ -306,6 +317,21 @@ fn matrix(
     Ok(rows.narrow(1, 0, columns)?)
 }
 
+/// An operand `[rows, K]` of products that are added up, as `[slabs, rows, K of each]`, with poison behind every row.
+fn slabs(values: &[f32], rows: usize, spec: &Spec, device: &Device) -> Result<Tensor, Failure> {
+    let (dtype, slabs) = (spec.op.ab_type(), spec.slabs.unwrap_or(1));
+    let k = spec.k / slabs.max(1);
+    let pitch = (k + 1).next_multiple_of(16 / dtype.size());
+    let poison = vec![POISON; slabs * rows * pitch * dtype.size()];
+    let memory = Tensor::from_bytes(dtype, &poison, &[slabs, rows, pitch], device)?;
+    let operand = memory.narrow(2, 0, k)?;
+    if !operand.is_empty() {
+        // Rows first, as they are on the host.
+        operand.transpose(0, 1)?.write_f32(values)?;
+    }
+    Ok(operand)
+}
+
 pub fn transposed<T: Copy>(values: &[T], [rows, columns]: [usize; 2]) -> Vec<T> {
     (0..columns).flat_map(|column| (0..rows).map(move |row| values[row * columns + column])).collect()
 }
@@ -379,6 +405,9 @@ impl Operands {
         match &self.scales {
             Some([sfa, sfb]) => {
                 fp8_gemm(self.layout, (&self.a, sfa), (&self.b, sfb), addend, &mut self.d, options)
+            }
+            None if self.a.dims().len() == 3 => {
+                half_bgemm_nt_summed(&self.a, &self.b, addend, &mut self.d, options)
             }
             None => half_gemm(self.layout, &self.a, &self.b, addend, &mut self.d, options),
         }

@@ -27,6 +27,13 @@ impl Work {
     /// The plan on a device, or `None` where a choice cannot serve it.
     pub fn plan(&self, choice: Option<Choice>, limits: &Limits) -> Option<Plan> {
         match (self, choice) {
+            (Work::Dense(spec), None) if spec.slabs.is_some() => {
+                Plan::best_summed(spec.family(), shape(spec), limits)
+            }
+            (Work::Dense(spec), Some(choice)) if spec.slabs.is_some() => {
+                Plan::of_summed(choice, shape(spec), limits)
+                    .filter(|_| choice.config().family() == spec.family())
+            }
             (Work::Dense(spec), None) => Some(Plan::best_of(spec.family(), shape(spec), limits)),
             (Work::Dense(spec), Some(choice)) => {
                 Plan::of(choice, shape(spec), limits).filter(|_| choice.config().family() == spec.family())
@@ -51,7 +58,10 @@ impl Work {
     /// The plan of a batch-invariant call; kernels for groups, and those that finish sums, are all of them.
     pub fn batch_invariant_plan(&self, limits: &Limits) -> Option<Plan> {
         match self {
-            Work::Dense(spec) => Some(Plan::best_batch_invariant(spec.family(), shape(spec), limits)),
+            Work::Dense(spec) if spec.slabs.is_none() => {
+                Some(Plan::best_batch_invariant(spec.family(), shape(spec), limits))
+            }
+            Work::Dense(_) => None,
             Work::Grouped(_) | Work::KGrouped(_) | Work::Fused(_) => self.plan(None, limits),
         }
     }
@@ -149,13 +159,17 @@ impl Op {
             Op::Fp16Masked => "fp16-masked",
             Op::Bf16Batched => "bf16-batched",
             Op::Fp16Batched => "fp16-batched",
+            Op::Bf16Summed => "bf16-summed",
+            Op::Fp16Summed => "fp16-summed",
         }
     }
 }
 
-fn shape(spec: &Spec) -> Shape {
+/// What planning is told. Products that are added up take whole stages each.
+pub fn shape(spec: &Spec) -> Shape {
     let [m, n, k] = [spec.m, spec.n, spec.k].map(|x| x as u32);
-    Shape { m, n, k }
+    let summed = |slabs: u32| slabs * (k / slabs.max(1)).next_multiple_of(spec.family().block_k());
+    Shape { m, n, k: spec.slabs.map_or(k, |slabs| summed(slabs as u32)) }
 }
 
 /// Work with its data.

@@ -3,13 +3,15 @@
 //! With few rows of A the product is as fast as B can be read. Below 64 rows B's rows take the tensor core's 64-row
 //! side and A's the other, which may be as narrow as 8. Where N alone does not give every multiprocessor work, the
 //! blocks of a cluster take a slice of K each, and exchange their partial sums.
+//!
+//! K may run through a batch of products, which are so added up: then the operands are slabs, and a stage is of one of them.
 
 use crate::WARP;
 use crate::few_rows::{FewRows, Slice, TileOutput};
 use crate::half::{BLOCK_K, OperandTile, Operands};
 use crate::params::Params;
 use crate::pipeline::Pipeline;
-use oxigemm_ptx::tma::{Eviction, LoadOptions};
+use oxigemm_ptx::tma::{Eviction, LoadOptions, TensorMap};
 use oxigemm_ptx::wgmma::{Descriptor, Major, MatrixA};
 use oxigemm_ptx::{BuildError, Kernel, Module, Shared, SharedLayout, Target, U32, Var};
 
@@ -25,6 +27,8 @@ pub struct Config {
     pub block_m: u32,
     /// Rows of B in a tile: 64 or 128.
     pub block_n: u32,
+    /// Whether the products of a batch are added up.
+    pub summed: bool,
 }
 
 /// Stages that the barriers have room for.
@@ -58,9 +62,10 @@ impl SharedMap {
 impl Config {
     /// The kernel's name, unique in the closed set.
     pub fn name(&self) -> String {
-        let Config { operands, block_m, block_n } = self;
+        let Config { operands, block_m, block_n, summed } = self;
         let (element, layout) = (operands.element.name(), operands.layout());
-        format!("{element}_gemm_slim_{layout}_{block_m}x{block_n}")
+        let summed = if *summed { "summed_" } else { "" };
+        format!("{element}_gemm_slim_{summed}{layout}_{block_m}x{block_n}")
     }
 
     /// Threads of a block: the math warpgroups, and a warp that loads tiles.
@@ -122,7 +127,7 @@ impl<'k> Block<'k, '_> {
     }
 }
 
-/// `D[m,n] = C[m,n] + sum over k of  A[m,k] * B[n,k]`
+/// `D[m,n] = C[m,n] + sum over k of  A[m,k] * B[n,k]`, where products are added up also over those of a batch.
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let mut params = Params::declare(k);
@@ -190,15 +195,29 @@ impl<'k> Block<'k, '_> {
             let stage = cursor.stage();
             let full = self.pipe.full(stage);
             full.arrive_expecting(self.cfg.stage_bytes());
-            let ([a, b], depth) = (self.stage(stage), block * BLOCK_K);
+            let ([a, b], (depth, slab)) = (self.stage(stage), self.depth(block));
+            let load = |map: &TensorMap<'k>, [x, y]: [U32<'k>; 2], to, options| {
+                let at: Vec<U32<'k>> = [x, y].into_iter().chain(slab).collect();
+                map.load(&at, to, full, options);
+            };
             let load_b = |options| {
-                b_tile.boxes([n, depth], b).for_each(|(at, to)| p.b.load(&at, to, full, options));
+                b_tile.boxes([n, depth], b).for_each(|(at, to)| load(&p.b, at, to, options));
             };
             k.if_else(stream.ne(0), || load_b(once), || load_b(LoadOptions::default()));
-            a_tile.boxes([m, depth], a).for_each(|(at, to)| p.a.load(&at, to, full, LoadOptions::default()));
+            a_tile.boxes([m, depth], a).for_each(|(at, to)| load(&p.a, at, to, LoadOptions::default()));
             cursor.advance();
         });
         k.launch_dependents();
+    }
+
+    /// The depth of K that a block begins at and, where products are added up, whose it is.
+    fn depth(&self, block: U32<'k>) -> (U32<'k>, Option<U32<'k>>) {
+        if !self.cfg.summed {
+            return (block * BLOCK_K, None);
+        }
+        let [.., of_each] = self.params.tuning;
+        let slab = block / of_each;
+        ((block - slab * of_each) * BLOCK_K, Some(slab))
     }
 
     /// A math warpgroup: 64 rows of one operand against all rows of the other, one stage always in flight.

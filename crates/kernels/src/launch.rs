@@ -319,7 +319,7 @@ fn half_kernels() -> impl Iterator<Item = Config> {
             half_wide(operands, block_m, block_n, stages, Grouping::Dense)
         });
         wide.chain(slim.map(move |&(block_m, block_n)| {
-            Config::HalfSlim(half_slim::Config { operands, block_m, block_n })
+            Config::HalfSlim(half_slim::Config { operands, block_m, block_n, summed: false })
         }))
     })
 }
@@ -374,6 +374,17 @@ const GROUPED: &[(u32, u32, u32)] =
 /// Tiles of the kernels with a scale for each row of B.
 const ROW_SCALES: &[(u32, u32, u32)] = &[(256, 96, 3), (128, 128, 5), (64, 128, 8)];
 
+/// Tiles of the kernels that add the products of a batch up: K-major, as few of them as K is long.
+const HALF_SUMMED: &[(u32, u32)] = &[(64, 64), (128, 128)];
+
+fn half_summed() -> impl Iterator<Item = Config> {
+    Operands::all().filter(|operands| operands.layout() == "nt").flat_map(|operands| {
+        HALF_SUMMED.iter().map(move |&(block_m, block_n)| {
+            Config::HalfSlim(half_slim::Config { operands, block_m, block_n, summed: true })
+        })
+    })
+}
+
 /// Tiles of the 16-bit kernels whose groups are along K, where both operands have the same major.
 const HALF_K_GROUPED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 6)];
 
@@ -413,7 +424,7 @@ impl Config {
     /// Every kernel that exists: no shape ever needs another.
     pub fn all() -> impl Iterator<Item = Config> {
         let products = Config::dense().chain(Config::grouped()).chain(Config::k_grouped());
-        products.chain(Config::fused()).chain([Config::Transpose])
+        products.chain(Config::fused()).chain(Config::summed()).chain([Config::Transpose])
     }
 
     /// The kernels of one product.
@@ -434,6 +445,11 @@ impl Config {
     /// The kernels whose groups are along K.
     pub fn k_grouped() -> impl Iterator<Item = Config> {
         wide(K_GROUPED, Grouping::K, ScalesOfB::Rows).chain(half_k_grouped())
+    }
+
+    /// The kernels that add the products of a batch up.
+    pub fn summed() -> impl Iterator<Item = Config> {
+        half_summed()
     }
 
     /// The kernels that finish their sums before they store them.
@@ -691,7 +707,7 @@ mod tests {
     fn the_set_is_small_and_its_names_are_unique() {
         let names: HashSet<String> = Config::all().map(|config| config.name()).collect();
         assert_eq!(names.len(), Config::all().count());
-        assert!(names.len() <= 120, "{}", names.len());
+        assert!(names.len() <= 130, "{}", names.len());
     }
 
     #[test]

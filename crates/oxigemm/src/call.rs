@@ -14,7 +14,7 @@ use oxigemm_kernels::launch::{Family, GroupedShape, KGroupedShape};
 use oxigemm_kernels::params::{Args, GroupedArgs, SFB_BULK, ScaleLayout, sfb_bulk};
 
 use crate::cast::ScaleFormat;
-use crate::check::{Accumulate, Fused, Groups, KGroups, Problem};
+use crate::check::{Accumulate, Fused, Groups, KGroups, Problem, Summed};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::{self, Choice, Limits, Plan, Shape};
@@ -30,6 +30,8 @@ pub(crate) struct PlanKey {
     pub groups: Option<Groups>,
     /// Its groups, where they are along K.
     pub k_groups: Option<KGroups>,
+    /// The batch that K runs through, where its products are added up.
+    pub summed: Option<Summed>,
     /// What is done with its sums, where that is fused.
     pub fused: Option<Fused>,
     pub choice: Option<Choice>,
@@ -56,6 +58,19 @@ impl PlanKey {
                     .ok_or_else(|| refuse(choice, format!("{} groups along K, ", shape.groups))),
                 None => Plan::best_k_grouped_of(family, &shape, limits)
                     .ok_or_else(|| too_many_groups("d", shape.groups)),
+            };
+        }
+        if let Some(summed) = &self.summed {
+            let shape = Shape { m, n, k: summed.depth(&self.problem) };
+            return match self.choice {
+                Some(choice) if choice.config().family() != family => Err(wrong_family(choice)),
+                Some(choice) => Plan::of_summed(choice, shape, limits)
+                    .ok_or_else(|| refuse(choice, format!("the sum of {} products of ", summed.slabs))),
+                None => Plan::best_summed(family, shape, limits).ok_or_else(|| Error::Overflow {
+                    argument: "d",
+                    expected: "rows that a grid covers".to_owned(),
+                    found: format!("{m} rows"),
+                }),
             };
         }
         if let Some(fused) = &self.fused {
@@ -197,7 +212,11 @@ impl Arguments {
         let (problem, fused) = (&key.problem, key.fused.as_ref());
         let (groups, k_groups) = (key.groups.as_ref(), key.k_groups.as_ref());
         let (shape, launch) = (Shape { m: problem.m, n: problem.n, k: problem.k }, plan.launch);
-        let blocks = k_groups.map_or(problem.k_blocks(), |groups| groups.blocks);
+        let blocks = match (k_groups, &key.summed) {
+            (Some(groups), _) => groups.blocks,
+            (None, Some(summed)) => summed.slabs * problem.k_blocks(),
+            (None, None) => problem.k_blocks(),
+        };
         let (sfa_strides, sfb_strides) = (sfa_strides(problem, blocks), sfb_strides(problem, blocks));
         let d_slab = groups.map_or(0, |groups| groups.d_slab);
         let output = Output::new(problem, d_slab, plan.choice.stores_f32_panels(), fused);
@@ -244,6 +263,12 @@ impl Arguments {
                 d.matrix = d.matrix.in_slabs(groups.count, u64::from(groups.d_slab) * problem.d_pitch);
             }
         }
+        let mut tuning = launch.tuning;
+        if let Some(summed) = &key.summed {
+            maps.a.matrix = maps.a.matrix.in_slabs(summed.slabs, summed.a_slab);
+            maps.b.matrix = maps.b.matrix.in_slabs(summed.slabs, summed.b_slab);
+            tuning[2] = problem.k_blocks();
+        }
         let args = Args {
             a: [0; 16],
             b: [0; 16],
@@ -263,7 +288,7 @@ impl Arguments {
             sfa_strides,
             sfb_strides,
             scale_layouts: ScaleLayout::Copied as u32,
-            tuning: launch.tuning,
+            tuning,
         };
         let k_groups = k_groups.map(|groups| k_group_args(groups, problem));
         let groups = groups.map(|groups| grouped_args(groups, problem));

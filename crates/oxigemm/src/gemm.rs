@@ -3,7 +3,7 @@
 use oxigemm_kernels::params::ScalesOfB;
 
 use crate::call::{Addresses, FusedAt, PlanKey};
-use crate::check::{Checked, Fp8GemmNt, Groups, Operand, Problem, Trivial};
+use crate::check::{Checked, Fp8GemmNt, Groups, Operand, Problem, Summed, Trivial};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -232,6 +232,10 @@ pub(crate) trait GemmArguments: CallArguments {
     fn check(&self) -> Result<Checked>;
     /// What is added, and the result.
     fn output(&self) -> (Option<&Operand>, &Operand);
+    /// The batch that K runs through, of checked arguments, where its products are added up.
+    fn summed(&self) -> Result<Option<Summed>> {
+        Ok(None)
+    }
 }
 
 impl CallArguments for Fp8GemmNt {
@@ -288,7 +292,10 @@ pub(crate) unsafe fn run_raw(
 pub(crate) unsafe fn run(cuda: &Cuda, arguments: &impl GemmArguments, options: &GemmOptions) -> Result<()> {
     let stream = cuda_stream(cuda, options)?;
     let plan = || match arguments.check()? {
-        Checked::Launch(problem) => Ok(Some(key(cuda.limits(), problem, None, options))),
+        Checked::Launch(problem) => {
+            let key = key(cuda.limits(), problem, None, options);
+            Ok(Some(PlanKey { summed: arguments.summed()?, ..key }))
+        }
         // SAFETY: the caller keeps the operands as described.
         Checked::Trivial(trivial) => unsafe { multiply_nothing(trivial, arguments, stream) }.map(|()| None),
     };
@@ -302,6 +309,7 @@ pub(crate) fn simulate(sim: &Sim, arguments: &impl GemmArguments, options: &Gemm
     let work = match arguments.check()? {
         Checked::Launch(problem) => {
             let key = key(sim.limits(), problem, None, options);
+            let key = PlanKey { summed: arguments.summed()?, ..key };
             sim.plan(&key, &arguments.addresses(), options.programmatic)?
         }
         Checked::Trivial(trivial) => {
@@ -365,7 +373,7 @@ pub(crate) fn key(
 ) -> PlanKey {
     let sms = options.num_sms.map_or(limits.sms, |sms| sms.clamp(1, limits.sms));
     let GemmOptions { choice, batch_invariant, .. } = *options;
-    PlanKey { problem, groups, k_groups: None, fused: None, choice, sms, batch_invariant }
+    PlanKey { problem, groups, k_groups: None, summed: None, fused: None, choice, sms, batch_invariant }
 }
 
 /// The address of a matrix and the bytes from one of its rows to the next, both bounded by the check.

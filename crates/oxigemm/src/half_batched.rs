@@ -8,6 +8,7 @@ use crate::gemm::{Addend, GemmOptions};
 use crate::grouped::{int, run_raw};
 use crate::half_gemm::expect_type;
 use crate::half_grouped::run;
+use crate::half_summed::half_bgemm_nt_summed;
 use crate::tensor::Tensor;
 
 /// `D[g] = C[g] + A[g]·B[g]` with 16-bit operands, for every product of a batch.
@@ -90,6 +91,7 @@ named! {
 /// |---|---|---|
 /// | `bhr,hdr->bhd` | `h` | A `[b, r]` with B `[d, r]` |
 /// | `bhd,hdr->bhr` | `h` | A `[b, d]` with B `[d, r]` |
+/// | `bmk,bnk->mn` | `b` | A `[m, k]` with B `[n, k]`, added up: [`half_bgemm_nt_summed`](crate::half_bgemm_nt_summed) |
 ///
 /// Tensors are those of [`half_bgemm`]: of each, the last dimension is contiguous, and every other distance free.
 ///
@@ -119,10 +121,11 @@ pub fn einsum(
     let layout = match expression {
         "bhr,hdr->bhd" => GemmLayout::Nt,
         "bhd,hdr->bhr" => GemmLayout::Nn,
+        "bmk,bnk->mn" => return half_bgemm_nt_summed(a, b, c, d, options),
         other => {
             return Err(Error::Shape {
                 argument: "expression",
-                expected: "bhr,hdr->bhd or bhd,hdr->bhr".to_owned(),
+                expected: "bhr,hdr->bhd, bhd,hdr->bhr or bmk,bnk->mn".to_owned(),
                 found: other.to_owned(),
             });
         }

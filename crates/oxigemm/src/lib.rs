@@ -62,6 +62,7 @@ mod half_batched;
 mod half_gemm;
 mod half_grouped;
 mod half_kgrouped;
+mod half_summed;
 mod hc;
 mod indexer;
 mod kgrouped;
@@ -123,6 +124,7 @@ pub use half_kgrouped::{
     k_grouped_fp16_gemm_nt_contiguous, k_grouped_fp16_gemm_tn_contiguous, k_grouped_half_gemm,
     k_grouped_half_gemm_raw,
 };
+pub use half_summed::{half_bgemm_nt_summed, half_bgemm_nt_summed_raw};
 pub use hc::{RawHcPrenormGemm, tf32_hc_prenorm_gemm, tf32_hc_prenorm_gemm_raw};
 pub use indexer::{
     RawMqaLogits, RawPagedMqaLogits, fp8_mqa_logits, fp8_mqa_logits_raw, fp8_paged_mqa_logits,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::call::{Addresses, KernelArgs, PlanKey};
-use crate::check::{Fp8GemmNt, GroupedFp8GemmNt, GroupedHalfGemm, HalfGemm};
+use crate::check::{Fp8GemmNt, GroupedFp8GemmNt, GroupedHalfGemm, HalfGemm, SummedHalfGemm};
 use crate::error::Result;
 use crate::fused;
 use crate::gemm::GemmOptions;
@@ -41,6 +41,7 @@ pub(crate) struct RememberedCalls {
     pub grouped_fp8: Memo<Call<GroupedFp8GemmNt>, Ready>,
     pub half: Memo<Call<HalfGemm>, Ready>,
     pub grouped_half: Memo<Call<GroupedHalfGemm>, Ready>,
+    pub summed_half: Memo<Call<SummedHalfGemm>, Ready>,
     pub fused_fp8: Memo<Call<fused::Arguments>, Ready>,
 }
 

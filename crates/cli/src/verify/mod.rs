@@ -15,6 +15,7 @@ mod products;
 mod quantize;
 mod runtime;
 mod simulator;
+mod summed;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -211,6 +212,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     checks.extend(fused::comparisons());
     if args.compare.is_none() {
         let all = products::checks().into_iter().chain(half::checks()).chain(grouped::checks());
+        let all = all.chain(summed::checks());
         let all = all.chain(kgrouped::checks()).chain(forms::checks()).chain(fused::checks());
         let all =
             all.chain(quantize::checks()).chain(moe::checks()).chain(indexer::checks()).chain(hc::checks());

@@ -10,10 +10,11 @@ use oxigemm_kernels::launch::Config;
 
 use super::grouped::{LAYOUTS, spec};
 use super::products::{ORDERS, combinations, launches};
-use super::{Check, Setup, ensure, kgrouped};
+use super::{Check, Setup, ensure, kgrouped, summed};
 use crate::grouped::{GroupedHost, GroupedSpec};
 use crate::kgrouped::KGroupedHost;
 use crate::problem::{Host, ScaleMode, Spec};
+use crate::task::shape;
 use crate::{Failure, Op};
 
 /// Cases of each kernel.
@@ -27,6 +28,7 @@ pub fn checks() -> Vec<Check> {
         Check::on_gpu("the simulator gives the same bits", same_bits),
         Check::on_gpu("the simulator gives the same bits of groups", same_bits_of_groups),
         Check::on_gpu("the simulator gives the same bits of groups along K", same_bits_of_k_groups),
+        Check::on_gpu("the simulator gives the same bits of sums of products", same_bits_of_sums),
         Check::on_gpu("the simulator gives the same bits of logits", super::indexer::same_bits_as_simulated),
         Check::on_gpu(
             "the simulator gives the same bits of hyper-connections",
@@ -151,6 +153,29 @@ fn same_bits_of_k_groups(setup: &Setup) -> Result<String, Failure> {
             }
         }
     }
+    Ok(compared.summary())
+}
+
+/// The same for every kernel and launch that adds products up.
+fn same_bits_of_sums(setup: &Setup) -> Result<String, Failure> {
+    let (mut compared, limits) = (Compared::new(setup), setup.limits()?);
+    for config in Config::summed() {
+        let (op, _) = Op::of(config.family());
+        for (turn, choice) in launches(config).into_iter().enumerate() {
+            let spec = summed::spec(op, 5, [66, 136, 100], turn);
+            if Plan::of_summed(choice, shape(&spec), &limits).is_none() {
+                continue;
+            }
+            let options = GemmOptions { choice: Some(choice), ..Default::default() };
+            let host = Host::draw(spec)?;
+            compared.add(&config, &spec, spec.d_type, |device| {
+                let mut operands = host.upload(device)?;
+                operands.run(&options)?;
+                Ok(operands.d.to_bytes()?)
+            })?;
+        }
+    }
+    ensure(compared.cases > 0, || "no launch fits".to_owned())?;
     Ok(compared.summary())
 }
 

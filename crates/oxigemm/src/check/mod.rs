@@ -9,6 +9,7 @@ mod grouped;
 mod half;
 mod half_grouped;
 mod half_kgrouped;
+mod half_summed;
 mod hc;
 mod indexer;
 mod kgrouped;
@@ -21,6 +22,7 @@ pub use grouped::{CheckedGroups, GroupedFp8GemmNt, Groups, GroupsArgument};
 pub use half::{GemmLayout, HalfGemm};
 pub use half_grouped::GroupedHalfGemm;
 pub use half_kgrouped::KGroupedHalfGemm;
+pub use half_summed::{Summed, SummedHalfGemm};
 pub use hc::{HcPrenormGemm, HcProblem};
 pub use indexer::{
     Logits, MqaLogits, MqaProblem, PagedMqaLogits, PagedMqaProblem, PagedMqaSchedule, ScheduleProblem,

@@ -19,6 +19,7 @@ mod fused;
 mod grouped;
 mod indexer;
 mod kgrouped;
+mod summed;
 
 use std::fmt;
 
@@ -32,6 +33,7 @@ use oxigemm_kernels::half::Major;
 use oxigemm_kernels::launch::Config;
 pub use oxigemm_kernels::launch::{Choice, Family, GroupedShape, KGroupedShape, Launch, Shape};
 use oxigemm_kernels::{fp8_slim, half_slim};
+pub use summed::summed_ranking_of;
 
 /// Bytes of shared memory that the system takes of every block.
 const RESERVED_SHARED: u32 = 1024;
@@ -215,13 +217,18 @@ impl Plan {
     /// A given choice, or `None` where it cannot serve the shape on this device.
     #[must_use]
     pub fn of(choice: Choice, shape: Shape, limits: &Limits) -> Option<Plan> {
-        if !serves(&choice, shape, limits) {
+        if is_summed(&choice) || !serves(&choice, shape, limits) {
             return None;
         }
+        Some(Plan::asked(choice, shape, limits))
+    }
+
+    /// A given choice, which serves the shape.
+    fn asked(choice: Choice, shape: Shape, limits: &Limits) -> Plan {
         let launch = choice.launch(shape, limits.clusters(blocks_of(&choice)));
         let estimate = cost::estimate(choice, shape, limits);
         let why = Why::Asked;
-        Some(Plan { shape, groups: None, k_groups: None, passes: 1, choice, launch, estimate, why })
+        Plan { shape, groups: None, k_groups: None, passes: 1, choice, launch, estimate, why }
     }
 
     /// Launches it on a device that runs up to `concurrent` of its clusters at a time.
@@ -396,6 +403,11 @@ fn serves(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
             covers(tile, split, stages, half_slim::MAX_STAGES, config.shared_bytes(stages))
         }
     }
+}
+
+/// Whether a choice is a kernel that adds the products of a batch up.
+fn is_summed(choice: &Choice) -> bool {
+    matches!(choice, Choice::HalfSlim { config, .. } if config.summed)
 }
 
 /// Blocks of a cluster.

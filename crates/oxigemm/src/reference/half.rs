@@ -120,3 +120,26 @@ pub fn half_gemm_tensors(
     let product = gemm_nt(&a.to_vec_f32()?, &b.to_vec_f32()?, dims, c.as_deref())?;
     d.write_bytes(&d.dtype().encode_f64(&product))
 }
+
+/// [`half_bgemm_nt_summed`](crate::half_bgemm_nt_summed) on tensors of any device, whose arguments were checked: `checked` is
+/// what the check gave.
+///
+/// # Errors
+/// If the tensors are not of the shapes that were checked.
+pub fn half_bgemm_nt_summed_tensors(
+    a: &Tensor,
+    b: &Tensor,
+    c: Option<&Tensor>,
+    d: &mut Tensor,
+    checked: &Checked,
+) -> Result<()> {
+    if let Checked::Trivial(_) = checked {
+        return super::without_product(c, d);
+    }
+    // Products side by side are one with the K of all.
+    let side_by_side = |x: &Tensor| x.transpose(0, 1)?.to_vec_f32();
+    let dims = [a.dims()[1], b.dims()[1], a.dims()[0] * a.dims()[2]];
+    let c = c.map(Tensor::to_vec_f32).transpose()?;
+    let product = gemm_nt(&side_by_side(a)?, &side_by_side(b)?, dims, c.as_deref())?;
+    d.write_bytes(&d.dtype().encode_f64(&product))
+}
