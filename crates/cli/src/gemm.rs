@@ -144,7 +144,8 @@ impl Size {
                 "nt, as its operands are K-major"
             }
             (_, None) if rows.is_some() => "nt, nn, tn or tt",
-            (Op::Fp8, Some(_)) if operands.is_some() => "ids or ends",
+            (Op::Fp8, Some(GroupLayout::All)) if layout != GemmLayout::Nt || rows.is_some() => "nt",
+            (Op::Fp8, Some(groups)) if operands.is_some() && groups != GroupLayout::All => "ids or ends",
             (_, Some(GroupLayout::All)) if layout.a_begins_with_k() || rows.is_some() => "nt or nn",
             (_, Some(_)) if layout.a_begins_with_k() => "nt or nn, and ids or ends",
             (op, None) => {

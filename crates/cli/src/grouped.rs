@@ -5,7 +5,7 @@ use std::sync::Arc;
 use oxigemm::cast::{Quantized, ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
 use oxigemm::plan::{Family, GroupedShape};
 use oxigemm::{
-    Addend, DType, Device, GemmLayout, GemmOptions, GroupedRows, RowGroups, Tensor, half_bgemm,
+    Addend, DType, Device, GemmLayout, GemmOptions, GroupedRows, RowGroups, Tensor, fp8_bgemm_nt, half_bgemm,
     m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_masked, m_grouped_half_gemm, random,
 };
 use oxigemm_kernels::grouping::GroupLayout;
@@ -214,6 +214,11 @@ impl GroupedSpec {
             n: self.n as u32,
             k: self.k as u32,
         }
+    }
+
+    /// Whether it is a batch of FP8 products, which have kernels of their own.
+    pub fn is_fp8_batch(&self) -> bool {
+        self.op == Op::Fp8 && self.layout == GroupLayout::All
     }
 
     /// Whether there is anything to multiply, or to plan.
@@ -451,7 +456,13 @@ impl GroupedOperands {
             (None, _) => Addend::None,
         };
         let groups = match self.spec.layout {
-            GroupLayout::All => return half_bgemm(operands, &self.a, &self.b, addend, &mut self.d, options),
+            GroupLayout::All => {
+                let (a, b, d) = (&self.a, &self.b, &mut self.d);
+                return match &self.scales {
+                    Some([sfa, sfb]) => fp8_bgemm_nt((a, sfa), (b, sfb), d, options),
+                    None => half_bgemm(operands, a, b, addend, d, options),
+                };
+            }
             GroupLayout::Counts => RowGroups::Masked { masked_m: &self.numbers, expected_m: expected },
             GroupLayout::Ids => contiguous(GroupedRows::Ids(&self.numbers)),
             GroupLayout::Ends => contiguous(GroupedRows::Ends(&self.numbers)),

@@ -84,6 +84,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         }
         (None, None, _) => plan::ranking_of(config.family(), plan.shape, &limits),
         (None, Some(groups), _) => plan::k_grouped_ranking_of(config.family(), groups, &limits),
+        (Some(groups), ..) if config.is_batched() => plan::batched_ranking(groups, &limits),
         (Some(groups), ..) => plan::grouped_ranking_of(config.family(), groups, &limits),
     };
     if args.batch_invariant {

@@ -109,6 +109,8 @@ enum Op {
     Fp8Contiguous,
     /// The same for groups that each have room for the same number of rows, `m_grouped_fp8_gemm_nt_masked`.
     Fp8Masked,
+    /// A batch of products, `fp8_bgemm_nt`.
+    Fp8Batched,
     /// Groups that share M and N, each with a K of its own, `k_grouped_fp8_gemm_nt_contiguous`.
     Fp8Kgrouped,
     /// The same of BF16 operands, `k_grouped_bf16_gemm_tn_contiguous` and its kind.
@@ -141,7 +143,7 @@ impl Op {
     /// The function of one product with the same operands.
     fn dense(self) -> Op {
         match self {
-            Op::Fp8 | Op::Fp8Contiguous | Op::Fp8Masked => Op::Fp8,
+            Op::Fp8 | Op::Fp8Contiguous | Op::Fp8Masked | Op::Fp8Batched => Op::Fp8,
             Op::Fp81d1d => Op::Fp81d1d,
             Op::Fp8Kgrouped => Op::Fp8Kgrouped,
             Op::Bf16 | Op::Bf16Contiguous | Op::Bf16Masked | Op::Bf16Batched | Op::Bf16Kgrouped => Op::Bf16,
@@ -172,7 +174,7 @@ impl Op {
                 RowLayout::Ends => GroupLayout::Ends,
             }),
             Op::Fp8Masked | Op::Bf16Masked | Op::Fp16Masked => Some(GroupLayout::Counts),
-            Op::Bf16Batched | Op::Fp16Batched => Some(GroupLayout::All),
+            Op::Fp8Batched | Op::Bf16Batched | Op::Fp16Batched => Some(GroupLayout::All),
         }
     }
 

@@ -145,6 +145,7 @@ fn cases(config: Config, limits: &Limits) -> Vec<Case> {
     let fits = |case: &Case| case.work.plan(Some(case.choice), limits).is_some();
     match config {
         Config::Transpose => transposed_cases(),
+        Config::Wide(wide) if wide.d_in_slabs => batched_cases(wide),
         Config::Wide(wide) if wide.is_grouped() => grouped_cases(wide),
         Config::Wide(wide) if wide.grouping == Grouping::K => k_grouped_cases(wide),
         Config::Wide(wide) if wide.is_fused() => fused_cases(wide),
@@ -391,6 +392,24 @@ fn grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
     // So short a K that scales are what the ring waits for.
     let short = spec(GroupLayout::Ends, &[block_m, 1, 17, 2], 3 * block_n + 8, 100);
     vec![case(masked, [1, 2], 2), case(ids, [2, 1], 2), case(copied, [1, 1], 2), case(short, [1, 1], 1)]
+}
+
+/// The same of a batch: every way to D, for products that lie row beside row and one behind another.
+fn batched_cases(wide: fp8_wide::Config) -> Vec<Case> {
+    let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
+    let depth = (wide.stages as usize + 1).next_multiple_of(4).max(12) * 128 - 16;
+    let case = |spec, [cluster_m, cluster_n]: [u32; 2], sms| Case {
+        work: Work::Grouped(spec),
+        choice: Choice::Wide { config: wide, cluster_m, cluster_n },
+        num_sms: Some(sms),
+    };
+    let spec = |rows, products, n, k| GroupedSpec::new(GroupLayout::All, vec![rows; products], n, k);
+    let beside = GroupedSpec { beside: true, ..spec(block_m + 1, 2, block_n + 8, depth) };
+    let behind = GroupedSpec { sfa: ScaleOrder::Mn, ..spec(block_m / 2 + 2, 3, block_n + 8, depth) };
+    let copied = GroupedSpec { sfa: ScaleOrder::Odd, d_type: DType::F32, d_padding: 3, ..behind.clone() };
+    // So short a K that scales are what the ring waits for.
+    let short = spec(block_m, 3, 3 * block_n + 8, 100);
+    vec![case(beside, [1, 2], 2), case(behind, [2, 1], 2), case(copied, [1, 1], 2), case(short, [1, 1], 1)]
 }
 
 /// The same of 16-bit operands: every way to D, for rows that others follow and for those that none does.

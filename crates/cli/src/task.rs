@@ -38,6 +38,10 @@ impl Work {
             (Work::Dense(spec), Some(choice)) => {
                 Plan::of(choice, shape(spec), limits).filter(|_| choice.config().family() == spec.family())
             }
+            (Work::Grouped(spec), None) if spec.is_fp8_batch() => Plan::best_batched(&spec.shape(), limits),
+            (Work::Grouped(spec), Some(choice)) if spec.is_fp8_batch() => {
+                Plan::of_batched(choice, &spec.shape(), limits)
+            }
             (Work::Grouped(spec), None) => Plan::best_grouped_of(spec.family(), &spec.shape(), limits),
             (Work::Grouped(spec), Some(choice)) => Plan::of_grouped(choice, &spec.shape(), limits)
                 .filter(|_| choice.config().family() == spec.family()),
@@ -148,6 +152,7 @@ impl Op {
             Op::Fp81d1d => "fp8-1d1d",
             Op::Fp8Contiguous => "fp8-contiguous",
             Op::Fp8Masked => "fp8-masked",
+            Op::Fp8Batched => "fp8-batched",
             Op::Fp8Kgrouped => "fp8-kgrouped",
             Op::Bf16Kgrouped => "bf16-kgrouped",
             Op::Fp16Kgrouped => "fp16-kgrouped",

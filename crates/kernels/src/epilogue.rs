@@ -284,9 +284,15 @@ impl<'k> Panels<'k> {
     /// One thread has the copy engine store the whole panels of `columns` columns, which drops what lies outside D.
     /// (The caller commits.)
     pub fn store(&self, params: &OutputParams<'k>, columns: u32) {
+        self.store_in(None, params, columns);
+    }
+
+    /// The same in one of the slabs of D, where its map has several.
+    pub fn store_in(&self, slab: Option<U32<'k>>, params: &OutputParams<'k>, columns: u32) {
         for panel in 0..columns / Self::MAP_TILE[1] {
             let (column, staged) = self.panel(panel);
-            params.d_map.store(&[params.column_of_d(column), self.row], staged);
+            let at: Vec<U32<'k>> = [params.column_of_d(column), self.row].into_iter().chain(slab).collect();
+            params.d_map.store(&at, staged);
         }
     }
 }

@@ -42,6 +42,8 @@ pub struct Config {
     pub stages: u32,
     /// Whether rows are grouped.
     pub grouping: Grouping,
+    /// Whether D of groups is stored slab by slab, so that slabs may lie any distance apart: those of a batch.
+    pub d_in_slabs: bool,
     /// What shares one scale of B.
     pub scales_of_b: ScalesOfB,
     /// Which operands are e5m2, if any is.
@@ -55,6 +57,7 @@ impl Config {
     pub fn name(&self) -> String {
         let grouped = match self.grouping {
             Grouping::Dense => "",
+            Grouping::Rows if self.d_in_slabs => "batched_",
             Grouping::Rows => "grouped_",
             Grouping::K => "kgrouped_",
         };
@@ -252,6 +255,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let mut params = Params::declare(k);
     let grouped = cfg.is_grouped().then(|| GroupedParams::declare(k));
+    params.d_in_slabs = cfg.d_in_slabs;
     if cfg.scales_of_b == ScalesOfB::Rows {
         params = params.with_scales_of_rows(k);
     }
@@ -449,13 +453,13 @@ impl<'k> Block<'k, '_> {
                 ),
             }
             // Only now: until here it would take registers.
-            let MathTile { at: tile, end, k_blocks } = math.tile();
+            let MathTile { at: tile, end, slab, k_blocks } = math.tile();
             k.sync_warp();
             k.if_(self.place.has_another(k, turn), || {
                 math.scales.release();
                 math.load_scales(k.constant(0));
             });
-            let part = Part { warpgroup, tile, end, k_blocks, pass: turn.pass };
+            let part = Part { warpgroup, tile, end, slab, k_blocks, pass: turn.pass };
             self.write((&part, first_row), &math.sums, parity);
         });
     }

@@ -354,6 +354,7 @@ fn e5m2_kernels() -> impl Iterator<Item = Config> {
                 block_n,
                 stages,
                 grouping: Grouping::Dense,
+                d_in_slabs: false,
                 scales_of_b: ScalesOfB::Blocks,
                 e5m2,
                 fusion: Fusion::None,
@@ -370,6 +371,9 @@ fn e5m2_kernels() -> impl Iterator<Item = Config> {
 /// Those of which rows are grouped.
 const GROUPED: &[(u32, u32, u32)] =
     &[(256, 128, 3), (128, 128, 5), (128, 192, 4), (64, 64, 12), (64, 96, 10), (64, 128, 8), (64, 256, 4)];
+
+/// Those of batches, whose D may lie row beside row.
+const BATCHED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 5), (64, 128, 8)];
 
 /// Tiles of the kernels with a scale for each row of B.
 const ROW_SCALES: &[(u32, u32, u32)] = &[(256, 96, 3), (128, 128, 5), (64, 128, 8)];
@@ -409,14 +413,34 @@ fn wide(
 ) -> impl Iterator<Item = Config> {
     tiles.iter().map(move |&(block_m, block_n, stages)| {
         let fusion = Fusion::None;
-        Config::Wide(fp8_wide::Config { block_m, block_n, stages, grouping, scales_of_b, e5m2: None, fusion })
+        let (d_in_slabs, e5m2) = (false, None);
+        Config::Wide(fp8_wide::Config {
+            block_m,
+            block_n,
+            stages,
+            grouping,
+            d_in_slabs,
+            scales_of_b,
+            e5m2,
+            fusion,
+        })
     })
 }
 
 fn wide_fused(fusion: Fusion) -> impl Iterator<Item = Config> {
     FUSED.iter().map(move |&(block_m, block_n, stages)| {
         let (grouping, scales_of_b) = (Grouping::Dense, ScalesOfB::Blocks);
-        Config::Wide(fp8_wide::Config { block_m, block_n, stages, grouping, scales_of_b, e5m2: None, fusion })
+        let (d_in_slabs, e5m2) = (false, None);
+        Config::Wide(fp8_wide::Config {
+            block_m,
+            block_n,
+            stages,
+            grouping,
+            d_in_slabs,
+            scales_of_b,
+            e5m2,
+            fusion,
+        })
     })
 }
 
@@ -424,7 +448,8 @@ impl Config {
     /// Every kernel that exists: no shape ever needs another.
     pub fn all() -> impl Iterator<Item = Config> {
         let products = Config::dense().chain(Config::grouped()).chain(Config::k_grouped());
-        products.chain(Config::fused()).chain(Config::summed()).chain([Config::Transpose])
+        let products = products.chain(Config::fused()).chain(Config::summed()).chain(Config::batched());
+        products.chain([Config::Transpose])
     }
 
     /// The kernels of one product.
@@ -447,6 +472,14 @@ impl Config {
         wide(K_GROUPED, Grouping::K, ScalesOfB::Rows).chain(half_k_grouped())
     }
 
+    /// The kernels of batches of FP8 products.
+    pub fn batched() -> impl Iterator<Item = Config> {
+        wide(BATCHED, Grouping::Rows, ScalesOfB::Blocks).map(|config| match config {
+            Config::Wide(config) => Config::Wide(fp8_wide::Config { d_in_slabs: true, ..config }),
+            other => other,
+        })
+    }
+
     /// The kernels that add the products of a batch up.
     pub fn summed() -> impl Iterator<Item = Config> {
         half_summed()
@@ -464,6 +497,11 @@ impl Config {
             Config::HalfWide(config) => config.is_grouped(),
             Config::Slim(_) | Config::HalfSlim(_) | Config::Transpose => false,
         }
+    }
+
+    /// Whether the kernel computes batches and not other groups of rows.
+    pub fn is_batched(&self) -> bool {
+        matches!(self, Config::Wide(config) if config.d_in_slabs)
     }
 
     /// What the kernel does with its sums before it stores them.

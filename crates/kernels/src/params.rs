@@ -178,6 +178,8 @@ pub(crate) struct Params<'k> {
     pub tuning: [U32<'k>; 3],
     /// The group that they are of, where rows are grouped: see [`Params::of`].
     pub group: Option<GroupPlace<'k>>,
+    /// Whether D of groups is stored slab by slab.
+    pub d_in_slabs: bool,
     /// The same where groups are along K.
     pub k_group: Option<KGroupPlace<'k>>,
     /// Which rows of B a tile has, where these are no neighbours.
@@ -259,6 +261,7 @@ impl<'k> Params<'k> {
             k_blocks,
             tuning,
             group: None,
+            d_in_slabs: false,
             k_group: None,
             pieces: None,
         }
@@ -306,7 +309,10 @@ impl<'k> Params<'k> {
         if let Some(group) = self.k_group {
             return to.store_vec([group.d_row + m, n, group.d_row + self.output.rows, self.k_blocks]);
         }
-        TilePlace::tell(to, [m, n], self.group);
+        match self.group {
+            Some(group) if self.d_in_slabs => TilePlace::tell_in_slab(to, [m, n], group),
+            group => TilePlace::tell(to, [m, n], group),
+        }
     }
 }
 

@@ -395,6 +395,11 @@ impl<'k> ScaleReader<'k> {
         TilePlace::told_in_group(self.ring.place(self.slot()))
     }
 
+    /// The same as rows of the group's slab, and which one that is, where D is stored slab by slab.
+    pub fn place_in_slab(&self) -> ([U32<'k>; 2], [U32<'k>; 2]) {
+        TilePlace::told_in_slab(self.ring.place(self.slot()))
+    }
+
     /// The same where groups are along K, and the tile's blocks of K.
     pub fn place_in_k_group(&self) -> ([U32<'k>; 2], U32<'k>, U32<'k>) {
         let [row, column, end, k_blocks] = self.ring.place(self.slot()).load_vec::<u32, 4>();

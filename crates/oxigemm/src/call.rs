@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use oxigemm_kernels::BLOCK_K;
 use oxigemm_kernels::epilogue::OutputFlags;
 use oxigemm_kernels::epilogue::fused::{FusedArgs, FusedFlags};
-use oxigemm_kernels::grouping::GroupArgs;
+use oxigemm_kernels::grouping::{GroupArgs, GroupLayout};
 use oxigemm_kernels::kgroups::KGroupArgs;
 use oxigemm_kernels::launch::{Family, GroupedShape, KGroupedShape};
 use oxigemm_kernels::params::{Args, GroupedArgs, SFB_BULK, ScaleLayout, sfb_bulk};
@@ -94,11 +94,22 @@ impl PlanKey {
                 Ok(Plan::best_batch_invariant(family, Shape { m, n, k }, limits))
             }
             (None, None) => Ok(Plan::best_of(family, Shape { m, n, k }, limits)),
+            (Some(choice), Some(shape)) if self.is_fp8_batch() => Plan::of_batched(choice, &shape, limits)
+                .ok_or_else(|| refuse(choice, format!("a batch of {} products of ", shape.groups))),
+            (None, Some(shape)) if self.is_fp8_batch() => {
+                Plan::best_batched(&shape, limits).ok_or_else(|| too_many_groups("b", shape.groups))
+            }
             (Some(choice), Some(shape)) => Plan::of_grouped(choice, &shape, limits)
                 .ok_or_else(|| refuse(choice, format!("{} groups of ", shape.groups))),
             (None, Some(shape)) => Plan::best_grouped_of(family, &shape, limits)
                 .ok_or_else(|| too_many_groups("b", shape.groups)),
         }
+    }
+
+    /// Whether it is a batch of products with FP8 operands, whose kernels are others than those of groups.
+    fn is_fp8_batch(&self) -> bool {
+        let batch = self.groups.is_some_and(|groups| groups.layout == GroupLayout::All);
+        batch && self.problem.family == Family::Fp8
     }
 
     fn k_grouped_shape(&self) -> Option<KGroupedShape> {
@@ -232,12 +243,12 @@ impl Arguments {
             let size = problem.d_type.size() as u32;
             maps.d = maps.d.map(|d| match problem.family {
                 // The rows of D are those of all slabs.
-                Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => {
+                Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) if !key.is_fp8_batch() => {
                     let rows = (slabs - 1) * groups.d_slab_rows(problem.d_pitch) + shape.m;
                     let matrix = launch.map_d(Shape { m: rows, ..shape }, problem.d_pitch, size);
                     Map { matrix, ..d }
                 }
-                Family::Half(_) => Map { matrix: d.matrix.in_slabs(slabs, groups.d_slab.into()), ..d },
+                _ => Map { matrix: d.matrix.in_slabs(slabs, groups.d_slab.into()), ..d },
             });
             scales_alike = [groups.sfa_slab, groups.sfb_group].map(|stride| stride.is_multiple_of(4));
             // No tensor map has slabs that lie in the same place.
@@ -368,6 +379,7 @@ fn grouped_args(groups: &Groups, problem: &Problem) -> GroupedArgs {
             groups: groups.count,
             alignment: groups.alignment,
             d_slab: match problem.family {
+                _ if groups.layout == GroupLayout::All => groups.d_slab,
                 Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => groups.d_slab_rows(problem.d_pitch),
                 Family::Half(_) => groups.d_slab,
             },

@@ -204,7 +204,7 @@ fn run(
         b: b.describe("b"),
         sfb: sfb.describe("sfb"),
         d: d.describe("d"),
-        groups,
+        groups: Some(groups),
     };
     match a.device() {
         // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
@@ -215,7 +215,7 @@ fn run(
             match arguments.check()? {
                 CheckedGroups::Nothing => Ok(()),
                 CheckedGroups::Launch(_, groups) => {
-                    reference::m_grouped_fp8_gemm_nt_tensors((a, sfa), (b, sfb), d, &groups, numbers)
+                    reference::m_grouped_fp8_gemm_nt_tensors((a, sfa), (b, sfb), d, &groups, Some(numbers))
                 }
             }
         }
@@ -338,7 +338,7 @@ impl RawGroupedFp8Gemm {
             b: cube("b", DType::E4m3, [groups, n, k], [b_group, b_row, 1], self.b, true),
             sfb: cube("sfb", DType::F32, [groups, blocks(n), blocks(k)], self.sfb_strides, self.sfb, true),
             d: cube("d", self.d_type, [groups, m, n], [d_slab, d_row, 1], self.d, masked),
-            groups: self.rows.describe([groups, m], device),
+            groups: Some(self.rows.describe([groups, m], device)),
         }
     }
 }
@@ -406,7 +406,7 @@ impl CallArguments for GroupedFp8GemmNt {
             sfb: self.sfb.address,
             c: 0,
             d: self.d.address,
-            groups: self.groups.numbers.address,
+            groups: self.groups.map_or(0, |groups| groups.numbers.address),
             map_room: 0,
             fused: FusedAt::default(),
         }

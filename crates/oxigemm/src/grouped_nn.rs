@@ -84,12 +84,23 @@ fn run(
         b: b.describe("b").transposed_slabs(),
         sfb: sfb.describe("sfb").transposed_slabs(),
         d: d.describe("d"),
-        groups,
+        groups: Some(groups),
     };
+    multiply((a, sfa), (b, sfb), d, (&arguments, Some(numbers)), options)
+}
+
+/// Runs a product of tensors, described by these arguments, with every B and its scales transposed.
+pub(crate) fn multiply(
+    (a, sfa): (&Tensor, &Tensor),
+    (b, sfb): (&Tensor, &Tensor),
+    d: &mut Tensor,
+    (arguments, numbers): (&GroupedFp8GemmNt, Option<&Tensor>),
+    options: &GemmOptions,
+) -> Result<()> {
     match a.device() {
         // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
-        Device::Cuda(cuda) => unsafe { launch(cuda, &arguments, options) },
-        Device::Sim(sim) => simulate(sim, &arguments, options),
+        Device::Cuda(cuda) => unsafe { launch(cuda, arguments, options) },
+        Device::Sim(sim) => simulate(sim, arguments, options),
         Device::Cpu => {
             refuse_stream(a.device(), options)?;
             let view = |x: &Tensor| if x.dims().len() == 3 { x.transpose(1, 2) } else { Ok(x.clone()) };

@@ -53,6 +53,7 @@ mod device;
 mod direct;
 mod dtype;
 mod error;
+mod fp8_batched;
 mod fp8_layouts;
 mod fused;
 mod gemm;
@@ -91,6 +92,7 @@ pub use device::{Device, DeviceId};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use float8::{F8E4M3, F8E5M2};
+pub use fp8_batched::{RawFp8Bgemm, fp8_bgemm_nn, fp8_bgemm_nt, fp8_bgemm_nt_raw, fp8_einsum};
 pub use fp8_layouts::{fp8_gemm, fp8_gemm_nn, fp8_gemm_raw, fp8_gemm_tn, fp8_gemm_tt};
 pub use fused::{
     Epilogue, FusedOutput, RawFusedFp8Gemm, fp8_gemm_nt_fused, fp8_gemm_nt_fused_raw,

@@ -35,12 +35,12 @@ fn arguments(layout: GroupLayout, [groups, m, n, k]: [i64; 4]) -> GroupedFp8Gemm
         b: operand("b", DType::E4m3, &[groups, n, k], 3),
         sfb: operand("sfb", DType::F32, &[groups, blocks(n), blocks(k)], 4),
         d: slabs("d", DType::Bf16, [groups, m, n], 5),
-        groups: GroupsArgument {
+        groups: Some(GroupsArgument {
             layout,
             numbers: operand(name, DType::I32, &[length], 6),
             alignment: if masked { 1 } else { 16 },
             expected: None,
-        },
+        }),
     }
 }
 
@@ -59,6 +59,10 @@ fn launch(arguments: GroupedFp8GemmNt) -> (Problem, Groups) {
         Ok(CheckedGroups::Launch(problem, groups)) => (problem, groups),
         other => panic!("expected a launch, found {other:?}"),
     }
+}
+
+fn groups(x: &mut GroupedFp8GemmNt) -> &mut GroupsArgument {
+    x.groups.as_mut().expect("there are groups")
 }
 
 /// Breaks good arguments and expects one variant for one argument, with a sentence that names it.
@@ -82,14 +86,14 @@ refused!(b_of_rank_2, contiguous, Rank, "b", |x| x.b.rank = 2);
 refused!(masked_d_of_rank_4, masked, Rank, "d", |x| x.d.rank = 4);
 refused!(masked_scales_of_a_of_rank_2, masked, Rank, "sfa", |x| x.sfa.rank = 2);
 refused!(scales_of_b_of_rank_2, contiguous, Rank, "sfb", |x| x.sfb.rank = 2);
-refused!(ids_of_rank_2, contiguous, Rank, "ids", |x| x.groups.numbers.rank = 2);
+refused!(ids_of_rank_2, contiguous, Rank, "ids", |x| groups(x).numbers.rank = 2);
 
 refused!(a_of_bf16, masked, DType, "a", |x| x.a.dtype = DType::Bf16);
 refused!(b_of_e5m2, contiguous, DType, "b", |x| x.b.dtype = DType::E5m2);
 refused!(d_of_f16, masked, DType, "d", |x| x.d.dtype = DType::F16);
 refused!(scales_of_a_of_i32, masked, DType, "sfa", |x| x.sfa.dtype = DType::I32);
 refused!(scales_of_b_of_bf16, masked, DType, "sfb", |x| x.sfb.dtype = DType::Bf16);
-refused!(counts_of_f32, masked, DType, "masked_m", |x| x.groups.numbers.dtype = DType::F32);
+refused!(counts_of_f32, masked, DType, "masked_m", |x| groups(x).numbers.dtype = DType::F32);
 
 refused!(b_of_negative_groups, masked, Shape, "b", |x| x.b.dims[0] = -1);
 refused!(a_with_other_groups, masked, Shape, "a", |x| x.a.dims[0] = 5);
@@ -102,14 +106,14 @@ refused!(scales_of_a_of_other_groups, masked, ScaleShape, "sfa", |x| x.sfa.dims[
 refused!(scales_of_b_per_row, contiguous, ScaleShape, "sfb", |x| x.sfb.dims[1] = 256);
 refused!(scales_of_b_per_row_and_all_of_k, masked, ScaleShape, "sfb", |x| x.sfb.dims[1..3]
     .copy_from_slice(&[256, 1]));
-refused!(too_few_counts, masked, Shape, "masked_m", |x| x.groups.numbers.dims[0] = 3);
-refused!(ids_of_groups, contiguous, Shape, "ids", |x| x.groups.numbers.dims[0] = 4);
-refused!(an_alignment_of_0, contiguous, Shape, "alignment", |x| x.groups.alignment = 0);
-refused!(an_alignment_of_48, contiguous, Shape, "alignment", |x| x.groups.alignment = 48);
-refused!(a_negative_expectation, masked, Shape, "expected_m", |x| x.groups.expected = Some(-1));
+refused!(too_few_counts, masked, Shape, "masked_m", |x| groups(x).numbers.dims[0] = 3);
+refused!(ids_of_groups, contiguous, Shape, "ids", |x| groups(x).numbers.dims[0] = 4);
+refused!(an_alignment_of_0, contiguous, Shape, "alignment", |x| groups(x).alignment = 0);
+refused!(an_alignment_of_48, contiguous, Shape, "alignment", |x| groups(x).alignment = 48);
+refused!(a_negative_expectation, masked, Shape, "expected_m", |x| groups(x).expected = Some(-1));
 refused!(a_k_of_0, masked, Shape, "b", |x| *x = arguments(GroupLayout::Counts, [4, 64, 256, 0]));
 
-refused!(gaps_between_ids, contiguous, Stride, "ids", |x| x.groups.numbers.strides[0] = 2);
+refused!(gaps_between_ids, contiguous, Stride, "ids", |x| groups(x).numbers.strides[0] = 2);
 refused!(columns_of_a_apart, masked, Stride, "a", |x| x.a.strides[2] = 2);
 refused!(overlapping_rows_of_b, contiguous, Stride, "b", |x| x.b.strides[1] = 496);
 refused!(groups_of_a_in_one_place, masked, Stride, "a", |x| x.a.strides[0] = 0);
@@ -124,10 +128,10 @@ refused!(rows_of_a_off_by_8_bytes, contiguous, Tma, "a", |x| x.a.strides[0] = 52
 
 refused!(a_off_by_8_bytes, masked, Alignment, "a", |x| x.a.address += 8);
 refused!(d_off_by_a_byte, masked, Alignment, "d", |x| x.d.address += 1);
-refused!(ids_off_by_2_bytes, contiguous, Alignment, "ids", |x| x.groups.numbers.address += 2);
+refused!(ids_off_by_2_bytes, contiguous, Alignment, "ids", |x| groups(x).numbers.address += 2);
 refused!(no_a, masked, NullPointer, "a", |x| x.a.address = 0);
-refused!(no_counts, masked, NullPointer, "masked_m", |x| x.groups.numbers.address = 0);
-refused!(ids_elsewhere, contiguous, Device, "ids", |x| x.groups.numbers.device = DeviceId::Cpu);
+refused!(no_counts, masked, NullPointer, "masked_m", |x| groups(x).numbers.address = 0);
+refused!(ids_elsewhere, contiguous, Device, "ids", |x| groups(x).numbers.device = DeviceId::Cpu);
 refused!(b_elsewhere, masked, Device, "b", |x| x.b.device = DeviceId::Cuda(1));
 
 refused!(too_many_groups, masked, Overflow, "b", |x| *x = arguments(GroupLayout::Counts, [1025, 1, 8, 16]));
@@ -140,7 +144,7 @@ refused!(scales_too_far_apart, masked, Overflow, "sfa", |x| x.sfa.strides[0] = 1
 refused!(d_in_a, masked, Overlap, "a", |x| x.a.address = x.d.address + 64);
 refused!(d_in_the_last_group_of_b, masked, Overlap, "b", |x| x.d.address = x.b.address + 3 * 256 * 512);
 refused!(d_in_the_counts, masked, Overlap, "masked_m", |x| {
-    x.groups.numbers.address = x.d.address + 4 * 64 * 256 * 2 - 16;
+    groups(x).numbers.address = x.d.address + 4 * 64 * 256 * 2 - 16;
 });
 
 #[test]
@@ -190,7 +194,7 @@ fn without_groups_rows_or_columns_there_is_nothing_to_do() {
 fn what_is_expected_is_bounded_by_what_there_is() {
     for (expected, found) in [(None, 64), (Some(20), 20), (Some(0), 1), (Some(1 << 40), 64)] {
         let mut arguments = masked();
-        arguments.groups.expected = expected;
+        groups(&mut arguments).expected = expected;
         assert_eq!(launch(arguments).1.expected, found);
     }
 }

@@ -106,12 +106,12 @@ fn checks_and_views_allocate_nothing() {
             b: groups.describe("b"),
             sfb: sfgroups.describe("sfb"),
             d: d.describe("d"),
-            groups: GroupsArgument {
+            groups: Some(GroupsArgument {
                 layout: GroupLayout::Ids,
                 numbers: ids.describe("ids"),
                 alignment: 16,
                 expected: None,
-            },
+            }),
         };
         black_box(arguments.check().unwrap());
     });

@@ -1,5 +1,6 @@
 //! Checks of products whose rows are grouped: groups of all sizes, layouts, kernels, and groups that change.
 
+use oxigemm::plan::Family;
 use oxigemm::{
     Addend, DType, GemmLayout, GemmOptions, GroupedRows, RowGroups, Tensor, einsum, half_gemm,
     m_grouped_fp8_gemm_nt_contiguous, m_grouped_half_gemm, random,
@@ -35,13 +36,15 @@ pub fn checks() -> Vec<Check> {
             repeats(setup, op)
         }));
     }
-    for op in [Op::Bf16, Op::Fp16] {
+    for op in OPS {
         checks.push(Check::anywhere(&format!("{op}: random batches"), move |setup| batches(setup, op)));
+    }
+    for op in [Op::Bf16, Op::Fp16] {
         checks.push(Check::anywhere(&format!("{op}: einsums are batches"), move |setup| einsums(setup, op)));
     }
     checks.push(Check::anywhere("bad arguments of groups", bad_arguments));
     checks.push(Check::anywhere("bad arguments of groups of 16 bits", bad_half_arguments));
-    for config in Config::grouped() {
+    for config in Config::grouped().chain(Config::batched()) {
         checks.push(Check::with_kernels(format!("kernel {}", config.name()), move |setup| {
             kernel(setup, config)
         }));
@@ -213,8 +216,7 @@ fn kernel(setup: &Setup, config: Config) -> Result<String, Failure> {
     let rows = [block_m + 3, 0, 1, block_m / 2, 2 * block_m + 1];
     let mut cases = Vec::new();
     for (i, choice) in launches(config).into_iter().enumerate() {
-        let batch = (op != Op::Fp8).then_some(GroupLayout::All);
-        for (j, layout) in LAYOUTS.into_iter().chain(batch).enumerate() {
+        for (j, layout) in layouts(&config).into_iter().enumerate() {
             let options = |num_sms| GemmOptions { choice: Some(choice), num_sms, ..Default::default() };
             let deep = [2 * block_n + 8, stages as usize + 2];
             // The products of a batch have the same number of rows.
@@ -233,6 +235,15 @@ fn kernel(setup: &Setup, config: Config) -> Result<String, Failure> {
         (false, true) => 7,
     };
     products(setup, cases.into_iter().step_by(step))
+}
+
+/// The layouts of groups that a kernel serves.
+pub fn layouts(config: &Config) -> Vec<GroupLayout> {
+    match config.family() {
+        _ if config.is_batched() => vec![GroupLayout::All],
+        Family::Half(_) => LAYOUTS.into_iter().chain([GroupLayout::All]).collect(),
+        _ => LAYOUTS.to_vec(),
+    }
 }
 
 /// Numbers that the host never sees, and that no caller should pass.

@@ -8,7 +8,7 @@ use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim};
 use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
 
-use super::grouped::{LAYOUTS, spec};
+use super::grouped::{layouts, spec};
 use super::products::{ORDERS, combinations, launches};
 use super::{Check, Setup, ensure, kgrouped, summed};
 use crate::grouped::{GroupedHost, GroupedSpec};
@@ -114,12 +114,11 @@ impl<'a> Compared<'a> {
 /// The same for every kernel, launch and layout of groups; rows of no group are compared too.
 fn same_bits_of_groups(setup: &Setup) -> Result<String, Failure> {
     let mut compared = Compared::new(setup);
-    for (i, config) in Config::grouped().enumerate() {
+    for (i, config) in Config::grouped().chain(Config::batched()).enumerate() {
         for (turn, choice) in launches(config).into_iter().enumerate() {
             let options = GemmOptions { choice: Some(choice), ..Default::default() };
             let (op, operands) = Op::of(config.family());
-            let batch = (op != Op::Fp8).then_some(GroupLayout::All);
-            for layout in LAYOUTS.into_iter().chain(batch) {
+            for layout in layouts(&config) {
                 let rows = if layout == GroupLayout::All { &[70; 3][..] } else { &[70, 0, 1, 129, 16] };
                 let spec = spec(op, layout, rows, [136, 656], i + turn);
                 let spec = GroupedSpec { operands, ..spec };

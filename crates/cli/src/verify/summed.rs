@@ -96,9 +96,12 @@ fn kernel(setup: &Setup, config: Config) -> Result<String, Failure> {
 }
 
 fn repeats(setup: &Setup) -> Result<String, Failure> {
-    let dims = if setup.device.as_cuda().is_some() { [256, 384, 384] } else { [40, 72, 72] };
+    let (slabs, dims) = match setup.device.as_cuda() {
+        Some(_) => (33, [256, 384, 384]),
+        None => (5, [20, 40, 72]),
+    };
     for op in OPS {
-        let mut operands = Host::draw(spec(op, 33, dims, 0))?.upload(&setup.device)?;
+        let mut operands = Host::draw(spec(op, slabs, dims, 0))?.upload(&setup.device)?;
         operands.run(&GemmOptions::default())?;
         let first = operands.d.to_bytes()?;
         for repeat in 1..20 {

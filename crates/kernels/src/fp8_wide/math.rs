@@ -18,6 +18,8 @@ pub(super) struct MathTile<'k> {
     pub at: [U32<'k>; 2],
     /// The row of D behind the group's last, where there are groups.
     pub end: Option<U32<'k>>,
+    /// The slab that these are rows of, where D is stored slab by slab.
+    pub slab: Option<U32<'k>>,
     /// Its blocks of K.
     pub k_blocks: U32<'k>,
 }
@@ -79,14 +81,18 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     pub fn tile(&self) -> MathTile<'k> {
         let k_blocks = self.block.params.k_blocks;
         match self.block.cfg.grouping {
-            Grouping::Dense => MathTile { at: self.scales.place(), end: None, k_blocks },
+            Grouping::Dense => MathTile { at: self.scales.place(), end: None, slab: None, k_blocks },
+            Grouping::Rows if self.block.cfg.d_in_slabs => {
+                let (at, [end, slab]) = self.scales.place_in_slab();
+                MathTile { at, end: Some(end), slab: Some(slab), k_blocks }
+            }
             Grouping::Rows => {
                 let (at, end) = self.scales.place_in_group();
-                MathTile { at, end: Some(end), k_blocks }
+                MathTile { at, end: Some(end), slab: None, k_blocks }
             }
             Grouping::K => {
                 let (at, end, k_blocks) = self.scales.place_in_k_group();
-                MathTile { at, end: Some(end), k_blocks }
+                MathTile { at, end: Some(end), slab: None, k_blocks }
             }
         }
     }

@@ -19,6 +19,8 @@ pub(super) struct Part<'k> {
     pub tile: [U32<'k>; 2],
     /// The row of D behind the group's last, where rows are grouped.
     pub end: Option<U32<'k>>,
+    /// The slab of D that these are rows of, where it is stored slab by slab.
+    pub slab: Option<U32<'k>>,
     /// The tile's blocks of K.
     pub k_blocks: U32<'k>,
     /// Which of its passes, where tiles are computed in some.
@@ -124,7 +126,11 @@ impl<'k> Block<'k, '_> {
     /// The output as the rows of the part's group have it.
     fn output(&self, part: &Part<'k>) -> OutputParams<'k> {
         let output = self.params.output;
-        OutputParams { rows: part.end.unwrap_or(output.rows), ..output }
+        let end = part.end.unwrap_or(output.rows);
+        match (part.slab, &self.grouped) {
+            (Some(slab), Some(grouped)) => output.in_slab(slab, grouped.groups.d_slab, end),
+            _ => OutputParams { rows: end, ..output },
+        }
     }
 
     fn write_rounded(
@@ -219,14 +225,16 @@ impl<'k> Block<'k, '_> {
         }
         self.place.if_last_pass(k, tile.pass, || {
             self.outbox.full(warpgroup).wait(parity.get());
-            let (row, end) = match tile.group {
-                None => (tile.m, None),
+            let (row, end, slab) = match tile.group {
+                None => (tile.m, None, None),
+                Some(group) if self.cfg.d_in_slabs => (tile.m, Some(group.end), Some(group.slab)),
                 Some(group) => {
                     let d_row = group.d_row();
-                    (d_row + tile.m, Some(d_row + group.end))
+                    (d_row + tile.m, Some(d_row + group.end), None)
                 }
             };
-            self.store_staged(&Part { warpgroup, tile: [row, tile.n], end, k_blocks, pass: tile.pass });
+            let pass = tile.pass;
+            self.store_staged(&Part { warpgroup, tile: [row, tile.n], end, slab, k_blocks, pass });
             k.bulk_commit();
             k.bulk_wait_read(0);
             self.outbox.empty(warpgroup).arrive();
@@ -245,7 +253,7 @@ impl<'k> Block<'k, '_> {
                 }
             }
         };
-        let rounded = || each(self.panels(part), &|panels| panels.store(output, columns));
+        let rounded = || each(self.panels(part), &|panels| panels.store_in(part.slab, output, columns));
         match &self.fused {
             None => rounded(),
             Some(fused) => k.if_else(

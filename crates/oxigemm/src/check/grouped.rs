@@ -18,7 +18,8 @@ const TMA_STRIDE_LIMIT: u64 = 1 << 40;
 
 /// The arguments of a product whose rows are grouped: D = A·Bᵀ, each group with its own B.
 ///
-/// Where [`GroupsArgument::layout`] is `Counts`, A, its scales and D have a leading dimension for the groups.
+/// Where [`GroupsArgument::layout`] is `Counts`, or there are no such, A, its scales and D have a leading dimension for the
+/// groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupedFp8GemmNt {
     /// `[M, K]` or `[G, M, K]` e4m3, K-major.
@@ -31,8 +32,8 @@ pub struct GroupedFp8GemmNt {
     pub sfb: Operand,
     /// The result: `[M, N]` or `[G, M, N]` bf16 or f32, row-major.
     pub d: Operand,
-    /// Where the groups are.
-    pub groups: GroupsArgument,
+    /// Where the groups are; without it, each has all rows of its slab: a batch of products.
+    pub groups: Option<GroupsArgument>,
 }
 
 /// The argument that says where the groups are.
@@ -117,15 +118,18 @@ impl GroupedFp8GemmNt {
         rows_of_b: impl Fn(&Operand) -> Result<(Major, u64, Footprint)>,
     ) -> Result<(CheckedGroups, Major)> {
         let GroupedFp8GemmNt { a, sfa, b, sfb, d, groups } = self;
-        let numbers = &groups.numbers;
-        let masked = groups.layout == GroupLayout::Counts;
+        let numbers = groups.as_ref().map(|groups| &groups.numbers);
+        let layout = groups.map_or(GroupLayout::All, |groups| groups.layout);
+        let masked = layout.has_slabs();
 
         a.expect_dtype(&[DType::E4m3])?;
         b.expect_dtype(&[DType::E4m3])?;
         sfa.expect_dtype(&[DType::F32])?;
         sfb.expect_dtype(&[DType::F32])?;
         d.expect_dtype(&[DType::Bf16, DType::F32])?;
-        numbers.expect_dtype(&[DType::I32])?;
+        if let Some(numbers) = numbers {
+            numbers.expect_dtype(&[DType::I32])?;
+        }
         let [count, n, k] = b.slab_dims(true)?;
         let [a_slabs, m, a_k] = a.slab_dims(masked)?;
         if masked && a_slabs != count {
@@ -147,8 +151,11 @@ impl GroupedFp8GemmNt {
             let expected = if masked { vec![count, m, n] } else { vec![m, n] };
             return Err(d.wrong_shape(expected, "the rows of `a` by the rows of a group's `b`"));
         }
-        groups.check(b, d, [slabs, count, m, n])?;
-        for operand in [sfa, b, sfb, d, numbers] {
+        match groups {
+            Some(groups) => groups.check(b, d, [slabs, count, m, n])?,
+            None => expect_sizes(b, d, [slabs, count, m, n])?,
+        }
+        for operand in [sfa, b, sfb, d].into_iter().chain(numbers) {
             operand.expect_device(a)?;
         }
         if count == 0 || m == 0 || n == 0 {
@@ -158,8 +165,13 @@ impl GroupedFp8GemmNt {
             return Err(b.wrong_shape([count, n, 1], "or more along K"));
         }
 
-        let (d_pitch, d_memory) = d.slab().plain_rows()?;
-        let (d_pitch, d_slab, d_memory) = d.whole_rows_apart(d_pitch, d_memory)?;
+        let (d_pitch, d_slab, d_memory) = match layout {
+            GroupLayout::All => d.plain_slabs()?,
+            _ => {
+                let (pitch, memory) = d.slab().plain_rows()?;
+                d.whole_rows_apart(pitch, memory)?
+            }
+        };
         let (a_pitch, a_memory) = a.slab().tma_rows()?;
         let (a_slab, a_memory) = a.tma_slabs(a_pitch, a_memory)?;
         let (b_major, b_pitch, b_memory) = rows_of_b(&b.slab())?;
@@ -168,13 +180,14 @@ impl GroupedFp8GemmNt {
         let (sfa_slab, sfa_memory) = sfa.scale_slabs(sfa_strides, sfa_memory)?;
         let (sfb_strides, sfb_memory) = sfb.slab().scale_strides()?;
         let (sfb_group, sfb_memory) = sfb.scale_slabs(sfb_strides, sfb_memory)?;
-        let (_, numbers_memory) = numbers.list().plain_rows()?;
-        let inputs =
-            [(a, a_memory), (b, b_memory), (sfa, sfa_memory), (sfb, sfb_memory), (numbers, numbers_memory)];
+        let inputs = [(a, a_memory), (b, b_memory), (sfa, sfa_memory), (sfb, sfb_memory)];
         for (input, memory) in &inputs {
             d.expect_apart(&d_memory, input, memory)?;
         }
-        let expected = groups.expected_rows([slabs, count, m]);
+        if let Some(numbers) = numbers {
+            d.expect_apart(&d_memory, numbers, &numbers.list().plain_rows()?.1)?;
+        }
+        let expected = groups.map_or(m as u32, |groups| groups.expected_rows([slabs, count, m]));
         let problem = Problem {
             family: Family::Fp8,
             // slab_dims has bounded each of them by i32::MAX.
@@ -190,9 +203,9 @@ impl GroupedFp8GemmNt {
             d_type: d.dtype,
         };
         let groups = Groups {
-            layout: groups.layout,
+            layout,
             count: count as u32,
-            alignment: groups.alignment as u32,
+            alignment: groups.map_or(1, |groups| groups.alignment as u32),
             expected,
             a_slab,
             b_group,

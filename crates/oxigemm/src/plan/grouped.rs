@@ -55,7 +55,31 @@ impl Plan {
     /// The same of some family.
     #[must_use]
     pub fn best_grouped_of(family: Family, shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
-        let ranking = grouped_ranking_of(family, shape, limits);
+        Plan::first_of(&grouped_ranking_of(family, shape, limits), shape, limits)
+    }
+
+    /// The cheapest candidate of a batch of products with FP8 operands; `None` as above.
+    ///
+    /// ```
+    /// use oxigemm::plan::{GroupedShape, Limits, Plan};
+    ///
+    /// let heads = GroupedShape { groups: 8, slabs: 8, rows: 4096, expected: 4096, n: 1024, k: 4096 };
+    /// let plan = Plan::best_batched(&heads, &Limits::h200()).unwrap();
+    /// assert!(plan.name().starts_with("wide_batched_"));
+    /// ```
+    #[must_use]
+    pub fn best_batched(shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
+        Plan::first_of(&batched_ranking(shape, limits), shape, limits)
+    }
+
+    /// A given choice for a batch of products with FP8 operands, or `None` where it cannot serve it on this device.
+    #[must_use]
+    pub fn of_batched(choice: Choice, shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
+        (choice.config().is_batched() && fits(&choice, shape, limits))
+            .then(|| plan(choice, estimate(&choice, shape, limits), shape, limits))?
+    }
+
+    fn first_of(ranking: &[(Choice, Cost)], shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
         let (choice, estimate) = *ranking.first()?;
         let before = ranking.get(1).map(|(choice, cost)| (*choice, cost.us));
         Some(Plan {
@@ -95,9 +119,22 @@ pub fn grouped_ranking(shape: &GroupedShape, limits: &Limits) -> Vec<(Choice, Co
 /// Every candidate of a family with its estimate, the cheapest first.
 #[must_use]
 pub fn grouped_ranking_of(family: Family, shape: &GroupedShape, limits: &Limits) -> Vec<(Choice, Cost)> {
-    let mut all: Vec<_> = grouped_candidates_of(family, shape, limits)
-        .map(|choice| (choice, estimate(&choice, shape, limits)))
-        .collect();
+    ranked(grouped_candidates_of(family, shape, limits), shape, limits)
+}
+
+/// Every candidate for a batch of products with FP8 operands with its estimate, the cheapest first.
+#[must_use]
+pub fn batched_ranking(shape: &GroupedShape, limits: &Limits) -> Vec<(Choice, Cost)> {
+    let candidates = Config::batched().flat_map(choices_of);
+    ranked(candidates.filter(|choice| fits(choice, shape, limits)), shape, limits)
+}
+
+fn ranked(
+    candidates: impl Iterator<Item = Choice>,
+    shape: &GroupedShape,
+    limits: &Limits,
+) -> Vec<(Choice, Cost)> {
+    let mut all: Vec<_> = candidates.map(|choice| (choice, estimate(&choice, shape, limits))).collect();
     all.sort_by(|(_, a), (_, b)| a.us.total_cmp(&b.us));
     all
 }
@@ -115,6 +152,10 @@ fn grouped_candidates_of(
 }
 
 fn serves(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> bool {
+    !choice.config().is_batched() && fits(choice, shape, limits)
+}
+
+fn fits(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> bool {
     let blocks = blocks_of(choice);
     (!limits.restricted || blocks <= limits.sms)
         && choice.config().fusion() == Fusion::None

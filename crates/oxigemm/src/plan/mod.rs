@@ -25,7 +25,7 @@ use std::fmt;
 
 pub use cost::Cost;
 pub use fused::{fused_candidates, fused_ranking};
-pub use grouped::{grouped_ranking, grouped_ranking_of};
+pub use grouped::{batched_ranking, grouped_ranking, grouped_ranking_of};
 pub use indexer::MqaPlan;
 pub use kgrouped::k_grouped_ranking_of;
 use oxigemm_kernels::grouping::Grouping;

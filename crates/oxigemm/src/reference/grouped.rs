@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use oxigemm_kernels::grouping::GroupLayout;
-
 use super::{fp8_gemm_nt, half_gemm_tensors};
 use crate::cast::Quantized;
 use crate::check::{BLOCK, GemmLayout, Groups};
@@ -13,7 +11,7 @@ use crate::tensor::Tensor;
 
 /// [`m_grouped_fp8_gemm_nt_contiguous`](crate::m_grouped_fp8_gemm_nt_contiguous) or
 /// [`m_grouped_fp8_gemm_nt_masked`](crate::m_grouped_fp8_gemm_nt_masked) on tensors of any device, whose arguments were
-/// checked: `groups` is what the check gave, `numbers` where the groups are.
+/// checked: `groups` is what the check gave, `numbers` where the groups are, if there are any.
 ///
 /// # Errors
 /// If the tensors are not of the shapes that were checked.
@@ -22,15 +20,15 @@ pub fn m_grouped_fp8_gemm_nt_tensors(
     (b, sfb): (&Tensor, &Tensor),
     d: &mut Tensor,
     groups: &Groups,
-    numbers: &Tensor,
+    numbers: Option<&Tensor>,
 ) -> Result<()> {
-    let masked = groups.layout == GroupLayout::Counts;
+    let masked = groups.layout.has_slabs();
     // Of scales, one may hold for all.
     let scales_of = |x: &Tensor, group: usize, several: bool| match x.dims() {
         [groups, _, _] if several => x.select(if *groups == 1 { 0 } else { group }),
         _ => Ok(x.clone()),
     };
-    for (group, rows) in found(groups, a, Some(numbers))? {
+    for (group, rows) in found(groups, a, numbers)? {
         let part = |x: &Tensor| part(groups, x, group, &rows);
         let mut scales = scales_of(sfa, group, masked)?;
         if scales.dims()[0] > 1 {
