@@ -1,0 +1,138 @@
+"""Quantization to FP8 and back, alone and fused with what comes before it. Of torch and of numpy.
+
+DeepGEMM's casts are in ``oxigemm.deep_gemm.utils``; these have every granularity, both FP8 types, and outputs that may be given.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple
+
+from . import _call
+from . import _oxigemm as _C
+from ._arrays import empty
+from .errors import ArgumentError
+
+__all__ = ["dequantize", "gather_quantize", "quantize", "rms_norm_quantize", "swiglu_quantize"]
+
+#: Rows and columns that share a scale; 0 for all.
+_BLOCKS = {
+    "1x128": (1, 128),
+    "1x32": (1, 32),
+    "128x128": (128, 128),
+    "128x1": (128, 1),
+    "row": (1, 0),
+    "tensor": (0, 0),
+}
+
+
+def _ceil_div(x: int, y: int) -> int:
+    return -(-x // y)
+
+
+def _scales_shape(granularity: str, rows: int, columns: int) -> Tuple[int, int]:
+    if granularity not in _BLOCKS:
+        expected = ", ".join(_BLOCKS)
+        message = f"`granularity` is unknown: expected one of {expected}, found {granularity}"
+        raise ArgumentError(message, "granularity")
+    down, across = _BLOCKS[granularity]
+    return _ceil_div(rows, down or max(rows, 1)), _ceil_div(columns, across or max(columns, 1))
+
+
+def _matrix(x: Any) -> Tuple[int, int]:
+    if len(x.shape) != 2:
+        raise ArgumentError(f"`x` has the wrong rank: expected 2 dimensions, found {tuple(x.shape)}", "x")
+    return x.shape[0], x.shape[1]
+
+
+def _outputs(x: Any, rows: int, columns: int, codes: Any, scales: Any) -> Tuple[Any, Any]:
+    """The outputs of 1x128 and e4m3, new where they are not given."""
+    codes = empty(x, (rows, columns), "float8_e4m3fn") if codes is None else codes
+    scales = empty(x, (rows, _ceil_div(columns, 128)), "float32") if scales is None else scales
+    return codes, scales
+
+
+def quantize(
+    x: Any,
+    granularity: str = "1x128",
+    power_of_two: bool = False,
+    dtype: str = "float8_e4m3fn",
+    codes: Optional[Any] = None,
+    scales: Optional[Any] = None,
+) -> Tuple[Any, Any]:
+    """Codes and scales such that ``x ≈ codes * scales``.
+
+    ``x`` is [M, K] of bfloat16, float16 or float32. ``granularity`` is which values share a scale: ``1x128`` (activations), ``1x32``,
+    ``128x128`` (weights), ``128x1``, ``row`` or ``tensor``. Scales are ``max(amax, 1e-4) / largest``, with ``power_of_two`` rounded up to
+    one. ``scales`` that are given may have any strides, or be packed (int32), as the library's ``quantize`` has them.
+    """
+    rows, columns = _matrix(x)
+    shape = _scales_shape(granularity, rows, columns)
+    codes = empty(x, (rows, columns), dtype) if codes is None else codes
+    scales = empty(x, shape, "float32") if scales is None else scales
+    if _call.is_compiling():
+        _call.ops().quantize(x, codes, scales, granularity, power_of_two)
+    else:
+        _C.quantize(x, codes, scales, granularity, power_of_two)
+    return codes, scales
+
+
+def dequantize(
+    codes: Any, scales: Any, granularity: str = "1x128", dtype: str = "bfloat16", x: Optional[Any] = None
+) -> Any:
+    """``codes * scales``, rounded once to ``dtype``: bfloat16, float16 or float32."""
+    if len(codes.shape) != 2:
+        message = f"`codes` has the wrong rank: expected 2 dimensions, found {tuple(codes.shape)}"
+        raise ArgumentError(message, "codes")
+    x = empty(codes, codes.shape, dtype) if x is None else x
+    if _call.is_compiling():
+        _call.ops().dequantize(codes, scales, x, granularity)
+    else:
+        _C.dequantize(codes, scales, x, granularity)
+    return x
+
+
+def swiglu_quantize(
+    x: Any, power_of_two: bool = False, codes: Optional[Any] = None, scales: Optional[Any] = None
+) -> Tuple[Any, Any]:
+    """``silu(gate) * up`` quantized by 1x128, in one kernel; ``x`` is [M, 2K]: the gates of a row, and then its ups."""
+    rows, columns = _matrix(x)
+    codes, scales = _outputs(x, rows, columns // 2, codes, scales)
+    if _call.is_compiling():
+        _call.ops().swiglu_quantize(x, codes, scales, power_of_two)
+    else:
+        _C.swiglu_quantize(x, codes, scales, power_of_two)
+    return codes, scales
+
+
+def gather_quantize(
+    x: Any, rows: Any, power_of_two: bool = False, codes: Optional[Any] = None, scales: Optional[Any] = None
+) -> Tuple[Any, Any]:
+    """Rows ``rows[i]`` of ``x`` quantized by 1x128, in one kernel: tokens copied to the places of their experts.
+
+    ``rows`` is int32 [M], read on the device. Of one that is -1, or no row of ``x``, codes and scales stay as they are.
+    """
+    _, columns = _matrix(x)
+    codes, scales = _outputs(x, rows.shape[0], columns, codes, scales)
+    if _call.is_compiling():
+        _call.ops().gather_quantize(x, rows, codes, scales, power_of_two)
+    else:
+        _C.gather_quantize(x, rows, codes, scales, power_of_two)
+    return codes, scales
+
+
+def rms_norm_quantize(
+    x: Any,
+    weight: Any,
+    epsilon: float,
+    power_of_two: bool = False,
+    codes: Optional[Any] = None,
+    scales: Optional[Any] = None,
+) -> Tuple[Any, Any]:
+    """``x / sqrt(mean(x * x) + epsilon) * weight`` quantized by 1x128, in one kernel; the mean is that of a row of [M, K]."""
+    rows, columns = _matrix(x)
+    codes, scales = _outputs(x, rows, columns, codes, scales)
+    if _call.is_compiling():
+        _call.ops().rms_norm_quantize(x, weight, epsilon, codes, scales, power_of_two)
+    else:
+        _C.rms_norm_quantize(x, weight, epsilon, codes, scales, power_of_two)
+    return codes, scales

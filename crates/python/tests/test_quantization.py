@@ -1,0 +1,77 @@
+"""Quantization and its fused forms."""
+
+import numpy as np
+import pytest
+
+import oxigemm
+from oxigemm import quantization
+
+from arrays import BF16, E4M3, E5M2, calc_diff, normals
+
+
+def run(device, name, *arguments, **named):
+    """A function on the device of a test."""
+    function = getattr(quantization, name)
+    if device in ("torch", "cuda"):
+        import torch
+
+        from on_torch import on_torch
+
+        function = on_torch(function, torch.device("cpu" if device == "torch" else "cuda"))
+    return function(*arguments, **named)
+
+
+@pytest.mark.parametrize("granularity", ["1x128", "1x32", "128x128", "128x1", "row", "tensor"])
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("power_of_two", [False, True])
+def test_there_and_back(device, granularity, dtype, power_of_two):
+    x = normals(130, 256)
+    codes, scales = run(device, "quantize", x, granularity, power_of_two, np.dtype(dtype).name)
+    assert codes.dtype == dtype and codes.shape == x.shape
+    if power_of_two:
+        assert (np.frexp(scales)[0] == 0.5).all()
+    back = run(device, "dequantize", codes, scales, granularity, "float32")
+    assert calc_diff(back, x) < (1e-3 if dtype == E4M3 else 4e-3)
+
+
+def test_swiglu(device):
+    x = normals(5, 512).astype(BF16)
+    codes, scales = run(device, "swiglu_quantize", x)
+    gate, up = np.split(x.astype(np.float64), 2, axis=1)
+    exact = gate / (1 + np.exp(-gate)) * up
+    assert calc_diff(codes.astype(np.float64) * np.repeat(scales, 128, 1), exact) < 1e-3
+
+
+def test_rms_norm(device):
+    x, weight = normals(5, 256), normals(256, seed=1)
+    codes, scales = run(device, "rms_norm_quantize", x, weight, 1e-6)
+    exact = x / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-6) * weight
+    assert calc_diff(codes.astype(np.float64) * np.repeat(scales, 128, 1), exact) < 1e-3
+
+
+def test_gathered_rows(device):
+    x = normals(4, 128)
+    rows = np.array([3, -1, 0, 9], np.int32)
+    codes, scales = np.zeros((4, 128), E4M3), np.full((4, 1), 7.0, np.float32)
+    run(device, "gather_quantize", x, rows, codes=codes, scales=scales)
+    assert scales[1] == 7.0 == scales[3] and (codes[1].astype(np.float32) == 0).all()
+    for i in (0, 2):
+        assert calc_diff(codes[i].astype(np.float64) * scales[i], x[rows[i]]) < 1e-3
+
+
+WRONG = [
+    (lambda x: quantization.quantize(x, "2x2"), "granularity", "1x128"),
+    (lambda x: quantization.quantize(x[0]), "x", "2 dimensions"),
+    (lambda x: quantization.quantize(x, dtype="float16"), "codes", "e4m3"),
+    (lambda x: quantization.quantize(x, scales=np.zeros((3, 3), np.float32)), "scales", "[6, 2]"),
+    (lambda x: quantization.dequantize(x[0], x), "codes", "2 dimensions"),
+    (lambda x: quantization.rms_norm_quantize(x, x[0, :5], 1e-6), "weight", "256"),
+    (lambda x: quantization.gather_quantize(x, np.zeros(3, np.float32)), "rows", "i32"),
+]
+
+
+@pytest.mark.parametrize("function, argument, words", WRONG)
+def test_what_is_wrong_is_named(function, argument, words):
+    with pytest.raises(oxigemm.OxigemmError) as caught:
+        function(normals(6, 256))
+    assert caught.value.argument == argument and words in str(caught.value)
