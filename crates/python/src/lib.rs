@@ -13,6 +13,7 @@ mod error;
 mod gemm;
 mod grouped;
 mod indexer;
+mod logging;
 mod quantize;
 mod settings;
 
@@ -27,6 +28,7 @@ fn command_line(py: Python<'_>, arguments: Vec<std::ffi::OsString>) -> u8 {
 /// What `oxigemm` is made of. Use that.
 #[pymodule]
 fn _oxigemm(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    logging::init();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(command_line, module)?)?;
     settings::register(module)?;

@@ -40,6 +40,21 @@ def test_device_from_the_environment():
     assert python("import oxigemm; print(oxigemm.get_device())", OXIGEMM_DEVICE="sim:lazy") == "sim"
 
 
+def test_logging_is_set_by_the_environment():
+    import os
+
+    for level, words in [("", ""), ("debug", ""), ("loud", "OXIGEMM_LOG is wrong: expected off, error, warn")]:
+        run = subprocess.run(
+            [sys.executable, "-c", "import oxigemm"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OXIGEMM_LOG": level},
+            timeout=120,
+            check=False,
+        )
+        assert run.returncode == 0 and run.stderr.startswith(words) and bool(run.stderr) == bool(words)
+
+
 def test_names_that_are_no_device():
     for name in ["cuda", "tpu", "", "sim:never"]:
         with pytest.raises(oxigemm.OxigemmError):

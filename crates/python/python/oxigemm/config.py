@@ -7,6 +7,7 @@ Environment variables, read when something first needs them:
 ``OXIGEMM_CACHE_DIR``  where assembled kernels are kept; ``none`` for nowhere; else ``~/.cache/oxigemm``
 ``OXIGEMM_PREBUILT_DIR`` kernels that were built ahead, looked at before those of the package
 ``OXIGEMM_PTXAS``      the assembler for kernels that are not prebuilt
+``OXIGEMM_LOG``        what is written to stderr: ``off``, ``error``, ``warn`` (the default), ``info``, ``debug``
 ====================== ==========================================================================================
 """
 
