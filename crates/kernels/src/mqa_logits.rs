@@ -17,6 +17,9 @@ use oxigemm_ptx::{BuildError, F32, Global, I32, Kernel, Module, Target, U32, Var
 /// Warps that write -inf.
 const CLEARING_WARPS: u32 = 2;
 
+/// Tiles between whose products the tensor core does not run dry.
+const UNROLL: u32 = 2;
+
 /// What is compiled in. Shapes, ranges and the output type are run-time arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
@@ -193,7 +196,7 @@ impl<'k> Block<'k, '_> {
                     let column = lane + turn * 32;
                     let (query, head) = (unit.query + column / heads, column % heads);
                     let at = query.widening_mul(p.weights_pitch) + head.to_u64();
-                    p.weights.at(at * 4u64).load_readonly_if(query.lt(p.query_count), 0.0)
+                    Heads::halved(p.weights.at(at * 4u64).load_readonly_if(query.lt(p.query_count), 0.0))
                 })
                 .collect();
 
@@ -323,23 +326,38 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         }
     }
 
-    /// All tiles of a unit. While the products of one half of the heads are summed, the tensor core works on those of the
-    /// other; while these are, on what the other warpgroup has issued.
+    /// All tiles of a unit, some at a time.
     fn multiply_tiles(&self, slot: U32<'k>, [first, end]: [U32<'k>; 2]) {
         let k = self.block.k;
-        k.for_(first, end, 1, |tile| {
-            self.cursor.wait_full();
+        let whole = first + (end - first) / UNROLL * UNROLL;
+        k.for_(first, whole, UNROLL, |tile| self.multiply_some(slot, tile, UNROLL));
+        k.for_(whole, end, 1, |tile| self.multiply_some(slot, tile, 1));
+    }
+
+    /// A few tiles. While the products of one half of the heads are summed, the tensor core works on those of the other, or of
+    /// the next tile; while the very last are, on what the other warpgroup has issued.
+    fn multiply_some(&self, slot: U32<'k>, first: U32<'k>, tiles: u32) {
+        let (k, memory, lane) = (self.block.k, &self.block.memory, self.block.lane);
+        self.cursor.wait_full();
+        self.issue(slot, 0);
+        self.issue(slot, 1);
+        for nth in 0..tiles {
+            let (tile, is_last) = (first + nth, nth + 1 == tiles);
             let (stage, scales) = (self.cursor.stage(), self.scales());
-            k.wgmma_fence();
-            self.issue(slot, 0);
-            self.issue(slot, 1);
             k.wgmma_wait(1);
             self.finish(slot, 0, tile, &scales);
-            k.wgmma_wait(0);
-            self.block.memory.release(stage, self.block.lane);
             self.cursor.advance();
+            if !is_last {
+                self.cursor.wait_full();
+                self.issue(slot, 0);
+            }
+            k.wgmma_wait(u32::from(!is_last));
+            memory.release(stage, lane);
             self.finish(slot, 1, tile, &scales);
-        });
+            if !is_last {
+                self.issue(slot, 1);
+            }
+        }
     }
 
     /// Has the current tile multiplied with half of the heads.
@@ -348,6 +366,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         let keys = self.block.memory.keys(self.cursor.stage()).at((warp >> 2) * (64 * cfg.heads.dim));
         let queries = self.block.memory.queries(slot).at(half * cfg.half() * cfg.heads.dim);
         let [keys, queries] = [keys, queries].map(|tile| Descriptor::k_major(tile, cfg.heads.swizzle()));
+        k.wgmma_fence();
         cfg.heads.multiply(k, &self.products[half as usize], keys, queries);
         k.wgmma_commit();
     }

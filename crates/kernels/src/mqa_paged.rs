@@ -22,6 +22,8 @@ pub const MAX_NEXT: u32 = 4;
 pub const PAGE_SIZES: [u32; 4] = [16, 32, 64, 128];
 /// Warps that write -inf.
 const CLEARING_WARPS: u32 = 2;
+/// Queries whose products are kept at a time.
+const BUFFERS: u32 = 2;
 /// What a block may have of shared memory for stages and slots.
 const SHARED_BYTES: u32 = 220 << 10;
 
@@ -168,7 +170,7 @@ impl<'k> Block<'k, '_> {
                     let column = lane + turn * 32;
                     let query = sequence * next + column / heads;
                     let at = query.widening_mul(p.weights_pitch) + (column % heads).to_u64();
-                    p.weights.at(at * 4u64).load_readonly_if(column.lt(columns), 0.0)
+                    Heads::halved(p.weights.at(at * 4u64).load_readonly_if(column.lt(columns), 0.0))
                 })
                 .collect();
             k.if_(begin.lt(behind), || {
@@ -304,17 +306,12 @@ impl<'k> Block<'k, '_> {
         let math = Math::new(self);
         let slots = memory.slots.reader();
         self.for_each_unit(&slots, |slot, span| {
-            for (query, weights) in (0u32..).zip(&math.weights) {
-                k.if_(p.lengths.next.gt(query), || {
-                    Heads::load_weights(
-                        memory.weights(slot).at(query * self.cfg.heads.heads * 4),
-                        self.lane,
-                        weights,
-                    );
+            for queries in 1..=MAX_NEXT {
+                k.if_(p.lengths.next.eq(queries), || {
+                    math.load_weights(slot, queries);
+                    math.multiply_tiles(slot, span.tiles, queries);
                 });
             }
-            let [first, end] = span.tiles;
-            k.for_(first, end, 1, |tile| math.multiply_tile(slot, tile));
             memory.done(&slots, self.lane);
         });
     }
@@ -328,7 +325,8 @@ struct Math<'k, 'b, 'c> {
     key: U32<'k>,
     scale: U32<'k>,
     share: Share<'k>,
-    products: Vec<Var<'k, f32>>,
+    /// Of one query and of the next.
+    products: [Vec<Var<'k, f32>>; BUFFERS as usize],
     /// Those of every query.
     weights: Vec<Vec<Var<'k, f32>>>,
 }
@@ -346,38 +344,66 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             key,
             scale: (key / page_keys) * block.scale_bytes() + (key % page_keys) * 4,
             share,
-            products: k.fragment(heads / 2),
+            products: [(); BUFFERS as usize].map(|()| k.fragment(heads / 2)),
             weights: (0..MAX_NEXT).map(weights).collect(),
         }
     }
 
-    fn multiply_tile(&self, slot: U32<'k>, tile: U32<'k>) {
-        let &Block { k, cfg, warp, lane, ref memory, ref params } = self.block;
+    fn load_weights(&self, slot: U32<'k>, queries: u32) {
+        let Block { cfg, lane, memory, .. } = self.block;
+        for (query, weights) in (0..queries).zip(&self.weights) {
+            let from = memory.weights(slot).at(query * cfg.heads.heads * 4);
+            Heads::load_weights(from, *lane, weights);
+        }
+    }
+
+    /// All tiles of a unit, whose sequence has this many queries.
+    fn multiply_tiles(&self, slot: U32<'k>, [first, end]: [U32<'k>; 2], queries: u32) {
+        self.block.k.for_(first, end, 1, |tile| self.multiply_tile(slot, tile, queries));
+    }
+
+    /// While the products of one query are summed, the tensor core works on those of the next.
+    fn multiply_tile(&self, slot: U32<'k>, tile: U32<'k>, queries: u32) {
+        let &Block { k, lane, ref memory, .. } = self.block;
         self.cursor.wait_full();
         let stage = self.cursor.stage();
-        let keys = memory.keys(stage).at((warp >> 2) * (64 * cfg.heads.dim));
-        let keys = Descriptor::k_major(keys, cfg.heads.swizzle());
-        let key = self.key;
         let scale: F32<'k> = memory.scales(stage).at(self.scale).load();
-        for (query, weights) in (0u32..).zip(&self.weights) {
-            k.if_(params.lengths.next.gt(query), || {
-                let queries = memory.queries(slot).at(query * cfg.heads.heads * cfg.heads.dim);
-                let row = Row::load(memory.row(slot, k.constant(query)));
-                k.wgmma_fence();
-                cfg.heads.multiply(
-                    k,
-                    &self.products,
-                    keys,
-                    Descriptor::k_major(queries, cfg.heads.swizzle()),
-                );
-                k.wgmma_commit();
-                k.wgmma_wait(0);
-                k.if_(params.lengths.next.eq(query + 1), || memory.release(stage, lane));
-                for sum in cfg.heads.sums(k, lane, &self.products, weights) {
-                    row.put(k, tile * TILE_KEYS + key, sum * scale, params.flags, self.share.stores());
-                }
-            });
+        (0..queries.min(BUFFERS)).for_each(|query| self.issue(slot, query));
+        for query in 0..queries {
+            let behind = queries - query - 1;
+            k.wgmma_wait(behind.min(BUFFERS - 1));
+            if behind == 0 {
+                memory.release(stage, lane);
+            }
+            self.finish(slot, query, tile, scale);
+            if behind >= BUFFERS {
+                self.issue(slot, query + BUFFERS);
+            }
         }
         self.cursor.advance();
+    }
+
+    fn products_of(&self, query: u32) -> &[Var<'k, f32>] {
+        &self.products[(query % BUFFERS) as usize]
+    }
+
+    /// Has the current tile multiplied with the heads of a query.
+    fn issue(&self, slot: U32<'k>, query: u32) {
+        let &Block { k, cfg, warp, ref memory, .. } = self.block;
+        let keys = memory.keys(self.cursor.stage()).at((warp >> 2) * (64 * cfg.heads.dim));
+        let queries = memory.queries(slot).at(query * cfg.heads.heads * cfg.heads.dim);
+        let [keys, queries] = [keys, queries].map(|tile| Descriptor::k_major(tile, cfg.heads.swizzle()));
+        k.wgmma_fence();
+        cfg.heads.multiply(k, self.products_of(query), keys, queries);
+        k.wgmma_commit();
+    }
+
+    /// Sums the products of a query and stores the logits.
+    fn finish(&self, slot: U32<'k>, query: u32, tile: U32<'k>, scale: F32<'k>) {
+        let &Block { k, cfg, lane, ref memory, ref params, .. } = self.block;
+        let row = Row::load(memory.row(slot, k.constant(query)));
+        for sum in cfg.heads.sums(k, lane, self.products_of(query), &self.weights[query as usize]) {
+            row.put(k, tile * TILE_KEYS + self.key, sum * scale, params.flags, self.share.stores());
+        }
     }
 }
