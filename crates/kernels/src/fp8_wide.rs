@@ -109,6 +109,14 @@ impl Config {
         THREADS
     }
 
+    /// Registers of a thread that multiplies, and of one that serves those. A warp that copies scales needs some more.
+    fn registers(&self) -> [u32; 2] {
+        match self.scales_of_b {
+            ScalesOfB::Blocks => [MATH_REGISTERS, PRODUCER_REGISTERS],
+            ScalesOfB::Rows => [MATH_REGISTERS - 8, PRODUCER_REGISTERS + 16],
+        }
+    }
+
     /// Bytes of dynamic shared memory, without the table of groups that follows.
     pub fn shared_bytes(&self) -> u32 {
         SharedMap::new(self).bytes
@@ -145,8 +153,10 @@ impl Config {
     fn staging_bytes(&self) -> u32 {
         let (waves, columns) = (self.shape().waves(), self.part_columns());
         let rounded = waves * Panels::staging_bytes(columns);
-        match self.fusion {
-            Fusion::None => rounded,
+        match (self.fusion, self.scales_of_b) {
+            // What has such scales mostly adds to sums in FP32: room for all of them, where there is.
+            (Fusion::None, ScalesOfB::Rows) if waves == 1 => 2 * rounded,
+            (Fusion::None, _) => rounded,
             _ => rounded.max(QuantizedOutput::staging_bytes(waves, columns)),
         }
     }
@@ -256,9 +266,6 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let mut params = Params::declare(k);
     let grouped = cfg.is_grouped().then(|| GroupedParams::declare(k));
     params.d_in_slabs = cfg.d_in_slabs;
-    if cfg.scales_of_b == ScalesOfB::Rows {
-        params = params.with_scales_of_rows(k);
-    }
     let fused = cfg.is_fused().then(|| FusedParams::declare(k));
     let map = SharedMap::new(cfg);
     let shared = k.dynamic_shared();
@@ -325,7 +332,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     k.if_else(
         warp.ge(tile_warp),
         || {
-            k.registers_down(PRODUCER_REGISTERS);
+            k.registers_down(cfg.registers()[1]);
             match block.k_groups {
                 None => k.if_(warp.eq(tile_warp), || {
                     k.if_(k.elect(), || k.role("producer", || block.load_tiles()))
@@ -338,7 +345,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             k.if_(storer, || k.if_(k.elect(), || k.role("output", || block.store_tiles())));
         },
         || {
-            k.registers_up(MATH_REGISTERS);
+            k.registers_up(cfg.registers()[0]);
             k.role("math", || block.multiply());
         },
     );

@@ -212,8 +212,6 @@ pub struct Launch {
     pub tile_b: u32,
     /// Rows of A whose scales one tensor load brings, where it has scales.
     pub scale_rows: u32,
-    /// Rows of B whose scales one tensor load brings, where each has its own.
-    pub scale_columns: u32,
     /// The kernel's `tuning` arguments.
     pub tuning: [u32; 3],
 }
@@ -256,12 +254,6 @@ impl Launch {
             }
             ScaleLayout::Copied => None,
         }
-    }
-
-    /// The map of B's scales, of FP32 without swizzle, where each row has its own and they lie along N.
-    pub fn map_sfb(&self, shape: Shape, stride_k: u32) -> MatrixMap {
-        let blocks = shape.k_blocks();
-        MatrixMap::new([shape.n, blocks], u64::from(stride_k), [self.scale_columns, loaded_blocks(blocks)])
     }
 
     /// The map of a plain D, of elements of `size` bytes with 128-byte swizzle.
@@ -376,7 +368,7 @@ const GROUPED: &[(u32, u32, u32)] =
 const BATCHED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 5), (64, 128, 8)];
 
 /// Tiles of the kernels with a scale for each row of B.
-const ROW_SCALES: &[(u32, u32, u32)] = &[(256, 96, 3), (128, 128, 5), (64, 128, 8)];
+const ROW_SCALES: &[(u32, u32, u32)] = &[(256, 96, 3), (128, 128, 4), (64, 128, 6)];
 
 /// Tiles of the kernels that add the products of a batch up: K-major, as few of them as K is long.
 const HALF_SUMMED: &[(u32, u32)] = &[(64, 64), (128, 128)];
@@ -401,7 +393,7 @@ fn half_k_grouped() -> impl Iterator<Item = Config> {
 }
 
 /// Those of which groups are along K.
-const K_GROUPED: &[(u32, u32, u32)] = &[(256, 96, 3), (128, 128, 5)];
+const K_GROUPED: &[(u32, u32, u32)] = &[(256, 96, 3), (128, 128, 4)];
 
 /// Those whose sums are finished before they are stored.
 const FUSED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 5), (64, 128, 6)];
@@ -591,7 +583,6 @@ impl Choice {
                 tile_a: config.box_rows(cluster_n),
                 tile_b: config.box_rows_of_b(cluster_m),
                 scale_rows: config.block_m,
-                scale_columns: config.block_n,
                 ..persistent(
                     family,
                     shape,

@@ -52,8 +52,7 @@ pub struct Args {
     pub tuning: [u32; 3],
 }
 
-/// Set in [`Args::scale_layouts`] where the copy engine can bring B's scales: a row of them, see [`sfb_bulk`], or where
-/// each row of B has its own, those that are [`MnMajor`](ScaleLayout::MnMajor).
+/// Set in [`Args::scale_layouts`] where the copy engine can bring B's scales, a row of them: see [`sfb_bulk`].
 pub const SFB_BULK: u32 = 4;
 
 /// Whether the copy engine can bring rows of B's scales at `address` with these strides (in elements, along N and
@@ -166,8 +165,6 @@ pub(crate) struct Params<'k> {
     pub a: TensorMap<'k>,
     pub b: TensorMap<'k>,
     pub sfa_map: TensorMap<'k>,
-    /// The map of B's scales where each row has its own: see [`Params::with_scales_of_rows`].
-    pub sfb_map: Option<TensorMap<'k>>,
     pub sfa: ScaleParams<'k>,
     pub sfb: ScaleParams<'k>,
     pub sfa_layout: U32<'k>,
@@ -209,8 +206,8 @@ impl<'k> GroupedParams<'k> {
 #[derive(Clone, Copy)]
 pub(crate) struct ScaleParams<'k> {
     base: Global<'k>,
-    stride_mn: U32<'k>,
-    stride_k: U32<'k>,
+    pub stride_mn: U32<'k>,
+    pub stride_k: U32<'k>,
 }
 
 impl<'k> ScaleParams<'k> {
@@ -222,6 +219,11 @@ impl<'k> ScaleParams<'k> {
     /// Whether the scales of one row lie side by side.
     pub fn is_row_major(&self) -> Pred<'k> {
         self.stride_k.eq(1)
+    }
+
+    /// Whether those of one block of K do, and each two of them in an aligned vector.
+    pub fn has_pairs_along_mn(&self) -> Pred<'k> {
+        self.stride_mn.eq(1) & (self.stride_k & 1).eq(0) & (self.base.address() & 7u64).eq(0u64)
     }
 
     /// The scale of one row of A (or one or 128 rows of B) and one 128-wide block of K.
@@ -252,7 +254,6 @@ impl<'k> Params<'k> {
             a,
             b,
             sfa_map,
-            sfb_map: None,
             sfa,
             sfb,
             sfa_layout,
@@ -265,11 +266,6 @@ impl<'k> Params<'k> {
             k_group: None,
             pieces: None,
         }
-    }
-
-    /// Declares the map of B's scales, behind all others.
-    pub fn with_scales_of_rows(self, k: &'k Kernel) -> Self {
-        Params { sfb_map: Some(k.param_tensor_map("sfb_map")), ..self }
     }
 
     /// The column of D and the row of B of one of the sums of a tile whose first column is `n`.

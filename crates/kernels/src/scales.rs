@@ -100,8 +100,7 @@ impl<'k> ScaleRing<'k> {
         barriers: Shared<'k>,
         params: &Params<'k>,
     ) -> Self {
-        let brings_columns = shape.columns == 1 || shape.each_column();
-        let columns_by_engine = if brings_columns { params.sfb_bulk } else { k.constant(false) };
+        let columns_by_engine = if shape.columns == 1 { params.sfb_bulk } else { k.constant(false) };
         ScaleRing {
             k,
             shape,
@@ -186,10 +185,7 @@ impl<'k> ScaleWriter<'k> {
         let (slot, full) = (ring.slot(self.cursor.stage()), ring.pipe.full(self.cursor.stage()));
         let [rows, columns] = ring.by_engine;
         let row_bytes: U32<'k> = rows.select(ring.loaded * (ring.shape.rows * 4), 0);
-        let column_bytes: U32<'k> = match ring.shape.each_column() {
-            true => columns.select(ring.loaded * (ring.shape.columns * 4), 0),
-            false => columns.select((params.k_blocks - block).min(GROUP) * 4, 0),
-        };
+        let column_bytes: U32<'k> = columns.select((params.k_blocks - block).min(GROUP) * 4, 0);
         // Scales of a group along K are behind those of others.
         let place_of = |block: U32<'k>| params.k_group.map_or(block, |group| block + group.first_block);
         params.store_place(ring.place(slot), m, n);
@@ -203,10 +199,6 @@ impl<'k> ScaleWriter<'k> {
             params.sfa_map.load(&at, slot, full, LoadOptions::default());
         });
         k.if_(columns, || {
-            if let Some(map) = params.sfb_map {
-                map.load(&[n, place_of(block)], ring.columns(slot), full, LoadOptions::default());
-                return;
-            }
             // A cluster's last tile may lie outside of B.
             let row = n.min(params.output.columns - 1) / BLOCK_K;
             ring.columns(slot).bulk_load(params.sfb.at(row, block), column_bytes, full);
@@ -234,10 +226,10 @@ impl<'k> ScaleCopier<'k> {
         if ring.shape.each_column() {
             let p = &params.output;
             let (rows, columns) = (ring.shape.rows, ring.shape.columns);
-            k.if_(!columns_by_engine, || {
-                self.copy_each(&params.sfb, ring.columns(slot), (n, p.columns, columns), (block, end));
-            });
-            k.if_(!rows_by_engine, || self.copy_each(&params.sfa, slot, (m, p.rows, rows), (block, end)));
+            let columns = Few { first: n, limit: p.columns, count: columns };
+            self.copy_quads(&params.sfb, ring.columns(slot), &columns, (block, end));
+            let rows = Few { first: m, limit: p.rows, count: rows };
+            k.if_(!rows_by_engine, || self.copy_each(&params.sfa, slot, &rows, (block, end), |row| row));
         } else {
             k.if_(!columns_by_engine, || self.copy_columns(params, ring.columns(slot), n, (block, end)));
             k.if_(!rows_by_engine, || self.copy_rows(params, slot, m, (block, end)));
@@ -257,21 +249,71 @@ impl<'k> ScaleCopier<'k> {
         });
     }
 
-    /// Copies the scales of `count` rows of A or B from `first` on, of which those before `limit` exist. Neighbouring
-    /// lanes read neighbours in memory.
+    /// Copies the scales of some rows of A or B one by one, each to its `place` among them.
     fn copy_each(
         &self,
         scales: &ScaleParams<'k>,
         to: Shared<'k>,
-        (first, limit, count): (U32<'k>, U32<'k>, u32),
+        rows: &Few<'k>,
+        (block, end): (U32<'k>, U32<'k>),
+        place: fn(U32<'k>) -> U32<'k>,
+    ) {
+        let (k, lane) = (self.ring.k, self.lane);
+        let copy = |row: U32<'k>, later: U32<'k>| {
+            let exists = rows.has(row) & (block + later).lt(end);
+            let to = to.at((later * rows.count + place(row)) * 4);
+            to.copy_async(scales.at(rows.first + row, block + later), 4, exists);
+        };
+        k.if_else(
+            scales.is_row_major(),
+            || k.for_(lane / GROUP, rows.count, WARP / GROUP, |row| copy(row, lane % GROUP)),
+            || k.for_(0, GROUP, 1, |later| k.for_(lane, rows.count, WARP, |row| copy(row, later))),
+        );
+    }
+
+    /// Copies the scales of rows of B, each of which has its own, [in quads](in_quads).
+    fn copy_quads(
+        &self,
+        scales: &ScaleParams<'k>,
+        to: Shared<'k>,
+        rows: &Few<'k>,
         (block, end): (U32<'k>, U32<'k>),
     ) {
-        let along_k = scales.is_row_major();
-        self.ring.k.for_(self.lane, GROUP * count, WARP, |index| {
-            let later: U32<'k> = along_k.select(index % GROUP, index / count);
-            let row: U32<'k> = along_k.select(index / GROUP, index % count);
-            let exists = (first + row).lt(limit) & (block + later).lt(end);
-            to.at((later * count + row) * 4).copy_async(scales.at(first + row, block + later), 4, exists);
+        let (k, lane) = (self.ring.k, self.lane);
+        let pitch = rows.count * 4;
+        // A lane takes one block of K, and of the rows every fourth.
+        let along_k = || {
+            let (row, later) = (lane / GROUP, lane % GROUP);
+            let exists = (block + later).lt(end);
+            let (from, to) = (scales.at(rows.first + row, block + later), to.at(later * pitch).at(in_quads(row) * 4));
+            for further in (0..rows.count).step_by((WARP / GROUP) as usize) {
+                let from = from.at(scales.stride_mn.widening_mul(further * 4));
+                let exists = exists & rows.has(row + further);
+                to.at(in_quads(k.constant(further)) * 4).copy_async(from, 4, exists);
+            }
+        };
+        // A lane takes pairs of neighbours, of one block of K after another.
+        let along_n = || {
+            for first in (0..rows.count).step_by(2 * WARP as usize) {
+                let row = lane * 2 + first;
+                let exists = rows.has(row);
+                let (from, to) = (scales.at(rows.first + row, block), to.at(in_quads(row) * 4));
+                k.if_(row.lt(rows.count), || {
+                    for later in 0..GROUP {
+                        let from = from.at(scales.stride_k.widening_mul(later * 4));
+                        let exists = exists & (block + later).lt(end);
+                        to.at(later * pitch).copy_async(from, 8, exists);
+                    }
+                });
+            }
+        };
+        let in_pairs = scales.has_pairs_along_mn() & (rows.limit & 1).eq(0);
+        k.if_else(scales.is_row_major(), along_k, || {
+            k.if_else(
+                in_pairs,
+                along_n,
+                || self.copy_each(scales, to, rows, (block, end), in_quads),
+            );
         });
     }
 
@@ -292,6 +334,26 @@ impl<'k> ScaleCopier<'k> {
             to.copy_async(params.sfb.at(row / BLOCK_K, block + later), 4, exists);
         });
     }
+}
+
+/// Some rows of A or B: `count` of them from the `first` on, of which those before `limit` exist.
+struct Few<'k> {
+    first: U32<'k>,
+    limit: U32<'k>,
+    count: u32,
+}
+
+impl<'k> Few<'k> {
+    fn has(&self, row: U32<'k>) -> Pred<'k> {
+        (self.first + row).lt(self.limit)
+    }
+}
+
+/// Where the scale of a column goes where every column has its own: of each sixteen, those of the four columns whose
+/// products one lane has lie together.
+fn in_quads(column: U32<'_>) -> U32<'_> {
+    let (octet, pair) = ((column >> 3) & 1, (column >> 1) & 3);
+    (column & !15u32) | (pair << 2) | (octet << 1) | (column & 1)
 }
 
 /// A math warp's view of the scales.
@@ -381,8 +443,8 @@ impl<'k> ScaleReader<'k> {
     pub fn column_pairs(&self, within: U32<'k>, first: U32<'k>, columns: u32) -> Vec<F32<'k>> {
         let pitch = self.ring.shape.column_pitch();
         let from = self.ring.columns(self.slot()).at(within * (pitch * 4));
-        let from = from.at((first + (self.lane & 3) * 2) * 4);
-        (0..columns / 8).flat_map(|octet| from.at(octet * 32).load_vec::<f32, 2>()).collect()
+        let from = from.at((first + (self.lane & 3) * 4) * 4);
+        (0..columns / 16).flat_map(|quad| from.at(quad * 64).load_vec::<f32, 4>()).collect()
     }
 
     /// The first row and column of the tile that the current group belongs to.

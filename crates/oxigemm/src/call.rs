@@ -178,19 +178,12 @@ pub(crate) struct Arguments {
 pub(crate) struct KernelArgs {
     pub product: Args,
     pub groups: Option<GroupedArgs>,
-    /// The tensor map of B's scales, where each row has its own.
-    pub sfb_map: Option<MapArg>,
     pub k_groups: Option<KGroupArgs>,
     pub fused: Option<FusedArgs>,
 }
 
-/// A tensor map as a parameter.
-#[derive(Clone, Copy, Debug)]
-#[repr(C, align(64))]
-pub(crate) struct MapArg(pub [u64; 16]);
-
 impl KernelArgs {
-    const MOST: usize = Args::COUNT + GroupedArgs::COUNT + 1 + KGroupArgs::COUNT + FusedArgs::COUNT;
+    const MOST: usize = Args::COUNT + GroupedArgs::COUNT + KGroupArgs::COUNT + FusedArgs::COUNT;
 
     /// A pointer to each argument, and how many there are.
     pub fn pointers(&self) -> ([*mut c_void; Self::MOST], usize) {
@@ -203,9 +196,6 @@ impl KernelArgs {
         add(&self.product.pointers());
         if let Some(groups) = &self.groups {
             add(&groups.pointers());
-        }
-        if let Some(map) = &self.sfb_map {
-            add(&[std::ptr::from_ref(map).cast_mut().cast()]);
         }
         if let Some(groups) = &self.k_groups {
             add(&groups.pointers());
@@ -266,9 +256,6 @@ impl Arguments {
             if let Some(map) = &mut maps.sfa {
                 let layout = ScaleLayout::of(0, sfa_strides);
                 map.matrix = launch.map_sfa(scales, layout, sfa_strides).unwrap_or(map.matrix);
-            }
-            if let Some(map) = &mut maps.sfb {
-                map.matrix = launch.map_sfb(scales, sfb_strides[1]);
             }
             if let Some(d) = &mut maps.d {
                 d.matrix = d.matrix.in_slabs(groups.count, u64::from(groups.d_slab) * problem.d_pitch);
@@ -348,12 +335,6 @@ impl Arguments {
             scale_layouts: layout as u32 | if bulk { SFB_BULK } else { 0 },
             ..self.args
         };
-        // As above: a map of something.
-        let sfb_map = match (self.family, bulk) {
-            (Family::Fp8Rows, true) => Some(MapArg(encode(Mapped::ScalesOfB, at.sfb)?)),
-            (Family::Fp8Rows, false) => Some(MapArg(a)),
-            _ => None,
-        };
         let groups = self
             .groups
             .map(|groups| GroupedArgs { groups: GroupArgs { layout: at.groups, ..groups.groups }, ..groups });
@@ -366,7 +347,7 @@ impl Arguments {
         });
         let FusedAt { alpha, beta, bias, scales } = at.fused;
         let fused = self.fused.map(|fused| FusedArgs { alpha, beta, bias, scales, ..fused });
-        Ok(KernelArgs { product, groups, sfb_map, k_groups, fused })
+        Ok(KernelArgs { product, groups, k_groups, fused })
     }
 }
 
@@ -428,10 +409,10 @@ fn fused_args(fused: &Fused) -> FusedArgs {
     }
 }
 
-/// Whether the copy engine brings the scales of B: rows of them or, where each row of B has its own, those along N.
+/// Whether the copy engine brings the scales of B, which it does by rows of them: not where each row of B has its own.
 fn sfb_by_engine(family: Family, address: u64, strides: [u32; 2], k_blocks: u32) -> bool {
     match family {
-        Family::Fp8Rows => ScaleLayout::of(address, strides) == ScaleLayout::MnMajor,
+        Family::Fp8Rows => false,
         _ => sfb_bulk(address, strides, k_blocks),
     }
 }

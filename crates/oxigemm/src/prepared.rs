@@ -23,7 +23,6 @@ struct RememberedMaps {
     a: Remembered,
     b: Remembered,
     sfa: Option<Remembered>,
-    sfb: Option<Remembered>,
     d: Option<Remembered>,
 }
 
@@ -33,7 +32,6 @@ impl RememberedMaps {
             a: Remembered::new(tiled(&maps.a, L2Promotion::B256)),
             b: Remembered::new(tiled(&maps.b, promotion_of_b(&maps.b))),
             sfa: maps.sfa.map(|map| Remembered::new(tiled(&map, L2Promotion::B128))),
-            sfb: maps.sfb.map(|map| Remembered::new(tiled(&map, L2Promotion::B128))),
             d: maps.d.map(|map| Remembered::new(tiled(&map, L2Promotion::None))),
         }
     }
@@ -44,7 +42,6 @@ impl RememberedMaps {
             Mapped::A => Some(&mut self.a),
             Mapped::B => Some(&mut self.b),
             Mapped::ScalesOfA => self.sfa.as_mut(),
-            Mapped::ScalesOfB => self.sfb.as_mut(),
             Mapped::D => self.d.as_mut(),
         };
         Ok(remembered.expect("the arguments ask for maps that they announced").at(address)?.0)

@@ -402,9 +402,8 @@ fn launch(plan: &Plan, entry: &str, args: &KernelArgs) -> Launch {
     }
 }
 
-/// The parameters in the order of [`Args`], of [`GroupedArgs`] where rows are grouped, and of the map of B's scales
-/// where each row has its own, of [`KGroupArgs`] where groups are along K, and of [`FusedArgs`] where sums are finished.
-fn parameters(KernelArgs { product: args, groups, sfb_map, k_groups, fused }: &KernelArgs) -> Vec<Param> {
+/// The parameters in the order of [`Args`], of [`GroupedArgs`] where rows are grouped, of [`KGroupArgs`] where groups are along K, and of [`FusedArgs`] where sums are finished.
+fn parameters(KernelArgs { product: args, groups, k_groups, fused }: &KernelArgs) -> Vec<Param> {
     let map = |map: [u64; 16]| Param::Bytes(map.iter().flat_map(|word| word.to_le_bytes()).collect());
     let maps = [args.a, args.b, args.sfa_map, args.d_map].map(map);
     let pointers = [args.sfa, args.sfb, args.d, args.c].map(Param::U64);
@@ -420,7 +419,6 @@ fn parameters(KernelArgs { product: args, groups, sfb_map, k_groups, fused }: &K
         all.extend(numbers.map(Param::U32));
         debug_assert_eq!(all.len(), Args::COUNT + GroupedArgs::COUNT);
     }
-    all.extend(sfb_map.map(|sfb_map| map(sfb_map.0)));
     if let Some(groups) = k_groups {
         all.extend([groups.ks, groups.map_room, groups.a, groups.b].map(Param::U64));
         let numbers = [groups.groups, groups.extent, groups.d_slab, groups.keeps_empty];
@@ -489,13 +487,11 @@ mod tests {
             scales: 42,
             scale_strides: [43, 44],
         };
-        let sfb_map = Some(MapArg(map(500)));
-        let none = KernelArgs { product, groups: None, sfb_map: None, k_groups: None, fused: None };
+        let none = KernelArgs { product, groups: None, k_groups: None, fused: None };
         let each = [
             none,
             KernelArgs { groups: Some(groups), ..none },
-            KernelArgs { sfb_map, ..none },
-            KernelArgs { sfb_map, k_groups: Some(k_groups), ..none },
+            KernelArgs { k_groups: Some(k_groups), ..none },
             KernelArgs { fused: Some(fused), ..none },
             KernelArgs { groups: Some(groups), fused: Some(fused), ..none },
         ];

@@ -221,6 +221,10 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             let a = a.advance(wave as u32 * 64 * BLOCK_K);
             multiply_stage(k, fp8::types(cfg.e5m2), &self.products, a, b);
             k.wgmma_commit();
+            if cfg.scales_of_b == ScalesOfB::Rows && first_wave.is_some() {
+                // Else the assembler has the last product wait for what is loaded here.
+                k.sync_warp();
+            }
             if let Some((load_columns, ahead)) = first_wave.take() {
                 columns = load_columns();
                 self.advance();

@@ -15,8 +15,6 @@ pub(crate) enum Mapped {
     A,
     B,
     ScalesOfA,
-    /// Where each row of B has its own.
-    ScalesOfB,
     D,
 }
 
@@ -56,7 +54,6 @@ pub(crate) struct Maps {
     pub a: Map,
     pub b: Map,
     pub sfa: Option<Map>,
-    pub sfb: Option<Map>,
     pub d: Option<Map>,
 }
 
@@ -98,15 +95,11 @@ impl Maps {
             }
             Family::Half(_) => None,
         };
-        let strides = sfb_strides(problem, blocks);
-        let along_n = ScaleLayout::of(0, strides) == ScaleLayout::MnMajor;
-        let sfb = (problem.family == Family::Fp8Rows && along_n).then(|| launch.map_sfb(shape, strides[1]));
         let d = output.plain.then(|| launch.map_d(of_d, problem.d_pitch, problem.d_type.size() as u32));
         Maps {
             a,
             b,
             sfa: sfa.map(scales),
-            sfb: sfb.map(scales),
             d: d.map(|map| swizzled(MapElement::of(problem.d_type), map)),
         }
     }
@@ -117,7 +110,6 @@ impl Maps {
             Mapped::A => Some(&self.a),
             Mapped::B => Some(&self.b),
             Mapped::ScalesOfA => self.sfa.as_ref(),
-            Mapped::ScalesOfB => self.sfb.as_ref(),
             Mapped::D => self.d.as_ref(),
         };
         map.expect("the arguments ask for maps that they announced")

@@ -209,7 +209,6 @@ pub(super) fn efficiency(tile: &Tile) -> f64 {
 /// The same where every product has a scale of its own, which costs as much again as adding it.
 fn rows_efficiency(tile: &Tile) -> f64 {
     match (tile.m, tile.n) {
-        (256, _) => 0.88,
         (128, _) => 0.80,
         _ => 0.65,
     }
