@@ -109,11 +109,12 @@ impl Config {
         THREADS
     }
 
-    /// Registers of a thread that multiplies, and of one that serves those. A warp that copies scales needs some more.
+    /// Registers of a thread that multiplies, and of one that serves those: the warp that copies scales of groups along K needs
+    /// some more.
     fn registers(&self) -> [u32; 2] {
-        match self.scales_of_b {
-            ScalesOfB::Blocks => [MATH_REGISTERS, PRODUCER_REGISTERS],
-            ScalesOfB::Rows => [MATH_REGISTERS - 8, PRODUCER_REGISTERS + 16],
+        match self.grouping {
+            Grouping::K => [MATH_REGISTERS - 8, PRODUCER_REGISTERS + 16],
+            Grouping::Dense | Grouping::Rows => [MATH_REGISTERS, PRODUCER_REGISTERS],
         }
     }
 
@@ -134,6 +135,12 @@ impl Config {
     /// Blocks of K that the main loop is unrolled by, two or four: those whose scales are loaded at once. The more, the
     /// faster, as far as registers reach.
     const UNROLL: u32 = 4;
+
+    /// Whether the products of one wave are promoted while the tensor core works on the next, for which there are registers
+    /// where a warpgroup has one wave of a tile: with a scale for each column that takes long.
+    fn overlaps(&self) -> bool {
+        self.scales_of_b == ScalesOfB::Rows && self.shape().waves() == 1
+    }
 
     /// Columns that are sure to share one scale of B, whatever tile and warpgroup they are in.
     fn columns_per_scale(&self) -> u32 {

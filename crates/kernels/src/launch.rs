@@ -368,7 +368,7 @@ const GROUPED: &[(u32, u32, u32)] =
 const BATCHED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 5), (64, 128, 8)];
 
 /// Tiles of the kernels with a scale for each row of B.
-const ROW_SCALES: &[(u32, u32, u32)] = &[(256, 96, 3), (128, 128, 4), (64, 128, 6)];
+const ROW_SCALES: &[(u32, u32, u32)] = &[(128, 128, 4), (64, 128, 6)];
 
 /// Tiles of the kernels that add the products of a batch up: K-major, as few of them as K is long.
 const HALF_SUMMED: &[(u32, u32)] = &[(64, 64), (128, 128)];

@@ -285,7 +285,8 @@ impl<'k> ScaleCopier<'k> {
         let along_k = || {
             let (row, later) = (lane / GROUP, lane % GROUP);
             let exists = (block + later).lt(end);
-            let (from, to) = (scales.at(rows.first + row, block + later), to.at(later * pitch).at(in_quads(row) * 4));
+            let (from, to) =
+                (scales.at(rows.first + row, block + later), to.at(later * pitch).at(in_quads(row) * 4));
             for further in (0..rows.count).step_by((WARP / GROUP) as usize) {
                 let from = from.at(scales.stride_mn.widening_mul(further * 4));
                 let exists = exists & rows.has(row + further);
@@ -309,11 +310,7 @@ impl<'k> ScaleCopier<'k> {
         };
         let in_pairs = scales.has_pairs_along_mn() & (rows.limit & 1).eq(0);
         k.if_else(scales.is_row_major(), along_k, || {
-            k.if_else(
-                in_pairs,
-                along_n,
-                || self.copy_each(scales, to, rows, (block, end), in_quads),
-            );
+            k.if_else(in_pairs, along_n, || self.copy_each(scales, to, rows, (block, end), in_quads));
         });
     }
 
@@ -438,13 +435,12 @@ impl<'k> ScaleReader<'k> {
         vectors.take(count as usize).collect()
     }
 
-    /// The scales of the columns whose products this lane has, where every column has its own: of two neighbours in
-    /// each eight, for one block of the group.
-    pub fn column_pairs(&self, within: U32<'k>, first: U32<'k>, columns: u32) -> Vec<F32<'k>> {
+    /// Where the scales of the columns lie whose products this lane has, where every column has its own, for one block of
+    /// the group.
+    pub fn quads(&self, within: U32<'k>, first: U32<'k>) -> Quads<'k> {
         let pitch = self.ring.shape.column_pitch();
         let from = self.ring.columns(self.slot()).at(within * (pitch * 4));
-        let from = from.at((first + (self.lane & 3) * 4) * 4);
-        (0..columns / 16).flat_map(|quad| from.at(quad * 64).load_vec::<f32, 4>()).collect()
+        Quads { from: from.at((first + (self.lane & 3) * 4) * 4) }
     }
 
     /// The first row and column of the tile that the current group belongs to.
@@ -466,6 +462,18 @@ impl<'k> ScaleReader<'k> {
     pub fn place_in_k_group(&self) -> ([U32<'k>; 2], U32<'k>, U32<'k>) {
         let [row, column, end, k_blocks] = self.ring.place(self.slot()).load_vec::<u32, 4>();
         ([row, column], end, k_blocks)
+    }
+}
+
+/// The scales of a lane's columns, as [`quads`](ScaleReader::quads) has them.
+pub(crate) struct Quads<'k> {
+    from: Shared<'k>,
+}
+
+impl<'k> Quads<'k> {
+    /// Those of the `nth` sixteen columns: of two neighbours in each octet.
+    pub fn load(&self, nth: u32) -> [F32<'k>; 4] {
+        self.from.at(nth * 64).load_vec()
     }
 }
 

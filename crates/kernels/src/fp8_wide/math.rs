@@ -12,6 +12,9 @@ use crate::scales::{GROUP, ScaleReader};
 use oxigemm_ptx::wgmma::{Descriptor, DescriptorVar, Swizzle};
 use oxigemm_ptx::{F32, Pred, U32, Var};
 
+/// How many times the scales of sixteen columns are loaded before the products are there, where every column has its own.
+const QUADS_AHEAD: u32 = 2;
+
 /// A tile, as a math warp is told of it.
 pub(super) struct MathTile<'k> {
     /// Its first row and column of D.
@@ -40,7 +43,8 @@ pub(super) struct Math<'k, 'b, 'c> {
     row_scales: Vec<Vec<Var<'k, f32>>>,
     column_scales: Option<Vec<Var<'k, f32>>>,
     pub scales: ScaleReader<'k>,
-    products: Vec<Var<'k, f32>>,
+    /// The products of a wave; where promoting them takes long, also those of the next.
+    products: Vec<Vec<Var<'k, f32>>>,
     /// The sums of each wave.
     pub sums: Vec<Vec<Var<'k, f32>>>,
     release: Release<'k>,
@@ -59,6 +63,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             Descriptor::k_major(block.a(zero).at(first_row * BLOCK_K), Swizzle::B128),
             Descriptor::k_major(block.b(zero).at(first_column * BLOCK_K), Swizzle::B128),
         ];
+        let buffers = if cfg.overlaps() { 2 } else { 1 };
         let few = || (0..Config::UNROLL).map(|_| k.var(0.0f32)).collect();
         Math {
             block,
@@ -71,7 +76,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             row_scales: (0..2 * waves).map(|_| few()).collect(),
             column_scales: (cfg.scales().columns == 1).then(few),
             scales,
-            products: k.fragment(columns as usize / 2),
+            products: (0..buffers).map(|_| k.fragment(columns as usize / 2)).collect(),
             sums: (0..waves).map(|_| k.fragment(columns as usize / 2)).collect(),
             release: Release::new(k, &block.place, &block.pipe, lane),
         }
@@ -131,11 +136,15 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         self.row_scales.iter().map(scale).collect()
     }
 
-    /// The scales of this warpgroup's columns for a block of the group, where there are several.
+    /// The scales of this warpgroup's columns for a block of the group, where there are several; in the order of the products
+    /// where each column has its own.
     fn block_columns(&self, within: U32<'k>) -> Vec<F32<'k>> {
         let (per_scale, columns) = (self.block.cfg.columns_per_scale(), self.block.cfg.shape().columns());
         match (self.block.cfg.scales_of_b, &self.column_scales) {
-            (ScalesOfB::Rows, _) => self.scales.column_pairs(within, self.first_column, columns),
+            (ScalesOfB::Rows, _) => {
+                let quads = self.scales.quads(within, self.first_column);
+                (0..columns / 16).flat_map(|nth| quads.load(nth)).collect()
+            }
             (ScalesOfB::Blocks, Some(_)) => Vec::new(),
             (ScalesOfB::Blocks, None) => {
                 self.scales.columns(within, self.first_column / per_scale, columns / per_scale)
@@ -148,6 +157,17 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         let k = self.block.k;
         // Tests between unrolled blocks would cost 2 to 4%: what is left over goes one by one.
         let whole = k_blocks - k_blocks % Config::UNROLL;
+        if self.block.cfg.overlaps() {
+            k.for_(0, whole, Config::UNROLL, |first| {
+                self.multiply_overlapped(first % GROUP, Config::UNROLL);
+                self.load_next_scales(first + Config::UNROLL, k_blocks);
+            });
+            k.for_(whole, k_blocks, 1, |block| {
+                self.multiply_overlapped(block % GROUP, 1);
+                self.move_scales_up();
+            });
+            return;
+        }
         k.for_(0, whole, Config::UNROLL, |first| self.multiply_blocks(first, k_blocks));
         k.for_(whole, k_blocks, 1, |block| self.multiply_single(block % GROUP));
     }
@@ -171,7 +191,6 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
 
     /// As many blocks as are unrolled. While the tensor core works on the last, the next scales are loaded.
     fn multiply_blocks(&self, first: U32<'k>, k_blocks: U32<'k>) {
-        let k = self.block.k;
         let unroll = Config::UNROLL;
         for later in 0..unroll {
             self.cursor.wait_full();
@@ -180,17 +199,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             self.multiply_block(&rows, columns, || {
                 let next = first + unroll;
                 if later + 1 == unroll {
-                    k.if_(next.lt(k_blocks), || {
-                        let within = next % GROUP;
-                        k.if_(within.eq(0), || {
-                            // Scales of columns have only just been read.
-                            if self.column_scales.is_none() {
-                                k.sync_warp();
-                            }
-                            self.scales.release();
-                        });
-                        self.load_scales(within);
-                    });
+                    self.load_next_scales(next, k_blocks);
                 }
             });
         }
@@ -201,6 +210,75 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         self.cursor.wait_full();
         let rows = self.block_rows(0);
         self.multiply_block(&rows, || self.block_columns(within), || {});
+        self.move_scales_up();
+    }
+
+    /// Some blocks from the `within`-th of a group on, where promoting a wave takes long: meanwhile the tensor core works on the
+    /// next.
+    fn multiply_overlapped(&self, within: U32<'k>, blocks: u32) {
+        let k = self.block.k;
+        let waves = self.sums.len() as u32;
+        let all: Vec<[u32; 2]> =
+            (0..blocks).flat_map(|block| (0..waves).map(move |wave| [block, wave])).collect();
+        let buffer = |nth: usize| self.products[nth % self.products.len()].as_slice();
+        self.cursor.wait_full();
+        self.issue(0, buffer(0));
+        for (nth, &[block, wave]) in all.iter().enumerate() {
+            let stage = self.cursor.stage();
+            if wave + 1 == waves {
+                self.advance();
+            }
+            match all.get(nth + 1) {
+                Some(&[_, wave]) => {
+                    if wave == 0 {
+                        self.cursor.wait_full();
+                    }
+                    self.issue(wave, buffer(nth + 1));
+                }
+                None => {}
+            }
+            let columns = self.scales.quads(within + block, self.first_column);
+            let ahead: Vec<_> = (0..QUADS_AHEAD).map(|nth| columns.load(nth)).collect();
+            k.wgmma_wait(u32::from(nth + 1 < all.len()));
+            if wave + 1 == waves {
+                self.release.stage(k, stage);
+            }
+            let rows = self.block_rows(block as usize);
+            let rows = [rows[2 * wave as usize], rows[2 * wave as usize + 1]];
+            let columns = |nth: u32| ahead.get(nth as usize).copied().unwrap_or_else(|| columns.load(nth));
+            promote_each(&self.sums[wave as usize], buffer(nth), rows, columns);
+        }
+    }
+
+    /// Has a wave of the current stage multiplied.
+    fn issue(&self, wave: u32, products: &[Var<'k, f32>]) {
+        let (k, cfg) = (self.block.k, self.block.cfg);
+        let [a, b] = self.current.map(DescriptorVar::get);
+        k.wgmma_fence();
+        multiply_stage(k, fp8::types(cfg.e5m2), products, a.advance(wave * 64 * BLOCK_K), b);
+        k.wgmma_commit();
+        // Else the assembler has the last product wait for what is loaded behind it.
+        k.sync_warp();
+    }
+
+    /// Loads the scales of the blocks from `next` on, if there are any.
+    fn load_next_scales(&self, next: U32<'k>, k_blocks: U32<'k>) {
+        let k = self.block.k;
+        k.if_(next.lt(k_blocks), || {
+            let within = next % GROUP;
+            k.if_(within.eq(0), || {
+                // Scales of columns have only just been read.
+                if self.column_scales.is_none() {
+                    k.sync_warp();
+                }
+                self.scales.release();
+            });
+            self.load_scales(within);
+        });
+    }
+
+    /// Makes the scales of the next block those of the first.
+    fn move_scales_up(&self) {
         for scales in self.row_scales.iter().chain(&self.column_scales) {
             for (to, from) in scales.iter().zip(&scales[1..]) {
                 to.set(from.live());
@@ -219,10 +297,9 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         for (wave, (sums, rows)) in self.sums.iter().zip(rows.chunks(2)).enumerate() {
             k.wgmma_fence();
             let a = a.advance(wave as u32 * 64 * BLOCK_K);
-            multiply_stage(k, fp8::types(cfg.e5m2), &self.products, a, b);
+            multiply_stage(k, fp8::types(cfg.e5m2), &self.products[0], a, b);
             k.wgmma_commit();
-            if cfg.scales_of_b == ScalesOfB::Rows && first_wave.is_some() {
-                // Else the assembler has the last product wait for what is loaded here.
+            if cfg.scales_of_b == ScalesOfB::Rows {
                 k.sync_warp();
             }
             if let Some((load_columns, ahead)) = first_wave.take() {
@@ -236,8 +313,11 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             }
             let rows = [rows[0], rows[1]];
             match cfg.scales_of_b {
-                ScalesOfB::Blocks => promote(cfg, sums, &self.products, rows, &columns),
-                ScalesOfB::Rows => promote_each(sums, &self.products, rows, &columns),
+                ScalesOfB::Blocks => promote(cfg, sums, &self.products[0], rows, &columns),
+                ScalesOfB::Rows => {
+                    let quad = |nth: u32| std::array::from_fn(|i| columns[nth as usize * 4 + i]);
+                    promote_each(sums, &self.products[0], rows, quad);
+                }
             }
         }
     }
@@ -279,11 +359,14 @@ fn promote_each<'k>(
     sums: &[Var<'k, f32>],
     products: &[Var<'k, f32>],
     row_scales: [F32<'k>; 2],
-    column_scales: &[F32<'k>],
+    column_scales: impl Fn(u32) -> [F32<'k>; 4],
 ) {
-    for ((sums, products), columns) in sums.chunks(4).zip(products.chunks(4)).zip(column_scales.chunks(2)) {
-        for (i, (sum, product)) in sums.iter().zip(products).enumerate() {
-            sum.fma(product.live(), row_scales[i / 2] * columns[i % 2]);
+    for (nth, (sums, products)) in (0u32..).zip(sums.chunks(8).zip(products.chunks(8))) {
+        let columns = column_scales(nth);
+        for ((sums, products), columns) in sums.chunks(4).zip(products.chunks(4)).zip(columns.chunks(2)) {
+            for (i, (sum, product)) in sums.iter().zip(products).enumerate() {
+                sum.fma(product.live(), row_scales[i / 2] * columns[i % 2]);
+            }
         }
     }
 }

@@ -96,12 +96,7 @@ impl Maps {
             Family::Half(_) => None,
         };
         let d = output.plain.then(|| launch.map_d(of_d, problem.d_pitch, problem.d_type.size() as u32));
-        Maps {
-            a,
-            b,
-            sfa: sfa.map(scales),
-            d: d.map(|map| swizzled(MapElement::of(problem.d_type), map)),
-        }
+        Maps { a, b, sfa: sfa.map(scales), d: d.map(|map| swizzled(MapElement::of(problem.d_type), map)) }
     }
 
     /// The map of an operand, which must be one that the copy engine moves.
