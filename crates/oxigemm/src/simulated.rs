@@ -436,7 +436,6 @@ fn parameters(KernelArgs { product: args, groups, k_groups, fused }: &KernelArgs
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::MapArg;
     use oxigemm_kernels::epilogue::fused::FusedArgs;
     use oxigemm_kernels::grouping::GroupArgs;
     use oxigemm_kernels::kgroups::KGroupArgs;
