@@ -46,7 +46,7 @@ const FAMILIES: [&str; 7] = [
     "bf16_gemm_wide_nt_128x192_s4",
     "bf16_gemm_slim_nn_8x64",
     "fp8_gemm_wide_1d1d_64x128_s8",
-    "fp8_gemm_wide_kgrouped_1d1d_128x128_s5",
+    "fp8_gemm_wide_kgrouped_1d1d_128x128_s4",
 ];
 /// The share of mutants that must be found.
 const BAR: f64 = 0.95;

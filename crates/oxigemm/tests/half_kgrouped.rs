@@ -348,7 +348,7 @@ fn what_does_not_fit_together_is_refused() {
         assert_eq!(error.argument(), Some(argument), "case {i}: {error}");
     }
     let options =
-        GemmOptions { choice: plan::parse("wide_kgrouped_1d1d_128x128_s5_c1x1"), ..Default::default() };
+        GemmOptions { choice: plan::parse("wide_kgrouped_1d1d_128x128_s4_c1x1"), ..Default::default() };
     assert!(options.choice.is_some());
     let sim = Device::Sim(Sim::new());
     let data = Data::new([8, 16], &[3], DType::Bf16);

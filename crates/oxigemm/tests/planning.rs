@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 /// How much slower than the best measured choice the planned one may be.
-const TOLERANCE: f64 = 1.04;
+const TOLERANCE: f64 = 1.045;
 /// The same of 16-bit operands.
 const TOLERANCE_HALF: f64 = 1.02;
 
@@ -60,7 +60,7 @@ fn the_planned_choice_of_bf16_is_close_to_the_best_measured_one() {
 #[test]
 fn the_planned_choice_of_groups_is_close_to_the_best_measured_one() {
     let measured = measured(include_str!("data/h200_grouped_choices.txt"));
-    assert_eq!(measured.len(), 13);
+    assert_eq!(measured.len(), 24, "every grouped FP8 case of the anchor");
     for ([groups, slabs, rows, expected, n, k], times) in measured {
         let shape = GroupedShape { groups, slabs, rows, expected, n, k };
         let name = Plan::best_grouped(&shape, &Limits::h200()).expect("there is one").name();

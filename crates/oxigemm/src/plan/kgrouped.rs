@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn other_kernels_are_refused() {
         let shape = KGroupedShape { groups: 2, m: 64, n: 64, k: 256 };
-        for dense in ["wide_1d1d_128x128_s5_c1x1", "bf16_wide_tn_128x128_s6_c1x1"] {
+        for dense in ["wide_1d1d_128x128_s4_c1x1", "bf16_wide_tn_128x128_s6_c1x1"] {
             assert!(Plan::of_k_grouped(parse(dense).unwrap(), &shape, &Limits::h200()).is_none());
         }
         for family in families() {

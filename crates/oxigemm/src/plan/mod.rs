@@ -422,7 +422,7 @@ pub(crate) fn blocks_of(choice: &Choice) -> u32 {
 
 /// The name of a choice, for people and for the command line: `wide_128x144_s5_c1x2` is the kernel of 128 by 144
 /// tiles and 5 stages with clusters of 1 by 2 blocks, `slim_8x64_k4_s6` that of 8 by 64 tiles with K split in 4 and
-/// 6 stages, `wide_1d1d_128x128_s5_c1x1` one with a scale for each row of B. Those of other operands begin with their type and layout: `bf16_wide_nn_256x128_s3_c1x1`.
+/// 6 stages, `wide_1d1d_128x128_s4_c1x1` one with a scale for each row of B. Those of other operands begin with their type and layout: `bf16_wide_nn_256x128_s3_c1x1`.
 #[must_use]
 pub fn name(choice: &Choice) -> String {
     let config = choice.config().name().replace("_gemm_", "_");
