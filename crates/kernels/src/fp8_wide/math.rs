@@ -213,49 +213,38 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         self.move_scales_up();
     }
 
-    /// Some blocks from the `within`-th of a group on, where promoting a wave takes long: meanwhile the tensor core works on the
-    /// next.
+    /// Some blocks from the `within`-th of a group on. While one is promoted, the tensor core works on the next.
     fn multiply_overlapped(&self, within: U32<'k>, blocks: u32) {
         let k = self.block.k;
-        let waves = self.sums.len() as u32;
-        let all: Vec<[u32; 2]> =
-            (0..blocks).flat_map(|block| (0..waves).map(move |wave| [block, wave])).collect();
-        let buffer = |nth: usize| self.products[nth % self.products.len()].as_slice();
+        let buffer = |block: u32| self.products[block as usize % self.products.len()].as_slice();
         self.cursor.wait_full();
-        self.issue(0, buffer(0));
-        for (nth, &[block, wave]) in all.iter().enumerate() {
+        self.issue(buffer(0));
+        for block in 0..blocks {
             let stage = self.cursor.stage();
-            if wave + 1 == waves {
-                self.advance();
-            }
-            match all.get(nth + 1) {
-                Some(&[_, wave]) => {
-                    if wave == 0 {
-                        self.cursor.wait_full();
-                    }
-                    self.issue(wave, buffer(nth + 1));
-                }
-                None => {}
+            let is_last = block + 1 == blocks;
+            self.advance();
+            if !is_last {
+                self.cursor.wait_full();
+                self.issue(buffer(block + 1));
             }
             let columns = self.scales.quads(within + block, self.first_column);
             let ahead: Vec<_> = (0..QUADS_AHEAD).map(|nth| columns.load(nth)).collect();
-            k.wgmma_wait(u32::from(nth + 1 < all.len()));
-            if wave + 1 == waves {
-                self.release.stage(k, stage);
-            }
+            k.wgmma_wait(u32::from(!is_last));
+            self.release.stage(k, stage);
             let rows = self.block_rows(block as usize);
-            let rows = [rows[2 * wave as usize], rows[2 * wave as usize + 1]];
             let columns = |nth: u32| ahead.get(nth as usize).copied().unwrap_or_else(|| columns.load(nth));
-            promote_each(&self.sums[wave as usize], buffer(nth), rows, columns);
+            for (sums, rows) in self.sums.iter().zip(rows.chunks(2)) {
+                promote_each(sums, buffer(block), [rows[0], rows[1]], columns);
+            }
         }
     }
 
-    /// Has a wave of the current stage multiplied.
-    fn issue(&self, wave: u32, products: &[Var<'k, f32>]) {
+    /// Has the current stage multiplied, of which the warpgroup has a single wave.
+    fn issue(&self, products: &[Var<'k, f32>]) {
         let (k, cfg) = (self.block.k, self.block.cfg);
         let [a, b] = self.current.map(DescriptorVar::get);
         k.wgmma_fence();
-        multiply_stage(k, fp8::types(cfg.e5m2), products, a.advance(wave * 64 * BLOCK_K), b);
+        multiply_stage(k, fp8::types(cfg.e5m2), products, a, b);
         k.wgmma_commit();
         // Else the assembler has the last product wait for what is loaded behind it.
         k.sync_warp();
