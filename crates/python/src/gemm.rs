@@ -201,7 +201,6 @@ fn einsum<'py>(
     call.run(|x| oxigemm::einsum(expr, x.get(a), x.get(b), x.addend(c), &mut x.output(d), &x.options))
 }
 
-/// `bhr,hdr->bhd`: a product for each head, on views of the operands.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
 fn fp8_einsum<'py>(
@@ -213,16 +212,27 @@ fn fp8_einsum<'py>(
     c: Option<&Bound<'py, PyAny>>,
     recipe: Three,
 ) -> PyResult<()> {
-    if expr != "bhr,hdr->bhd" {
-        return Err(argument_error(py, "expr", "has no kernels for Hopper", "bhr,hdr->bhd", expr));
-    }
     let recipe = Recipe::new(py, recipe, None, None)?;
     recipe.expect_blocks(py)?;
-    let mut call = Call::new(py, &[]);
-    let [a, sfa, b, sfb] = scaled_operands(&mut call, a, b, &recipe, [false; 2])?;
+    let mut call = Call::new(py, &[("expression", "expr")]);
+    let [a, sfa, b, sfb] = scaled_operands(&mut call, a, b, &recipe, [false, expr == "bhd,hdr->bhr"])?;
     let d = call.output("d", d)?;
-    let c = call.addend(c, d)?;
-    let others = match c {
+    match call.addend(c, d)? {
+        Added::Nothing => call.run(|x| {
+            let (a, b) = ((x.get(a), x.get(sfa)), (x.get(b), x.get(sfb)));
+            oxigemm::fp8_einsum(expr, a, b, &mut x.output(d), &x.options)
+        }),
+        added => fp8_heads(call, expr, [a, sfa, b, sfb, d], added),
+    }
+}
+
+/// `bhr,hdr->bhd` with something added: a product for each head, on views of the operands.
+fn fp8_heads(call: Call<'_>, expr: &str, [a, sfa, b, sfb, d]: [Index; 5], added: Added) -> PyResult<()> {
+    let py = call.py();
+    if expr != "bhr,hdr->bhd" {
+        return Err(argument_error(py, "expr", "has no kernels that add `c`", "bhr,hdr->bhd", expr));
+    }
+    let others = match added {
         Added::Other(c) => Some(c),
         Added::Nothing | Added::Output => None,
     };
@@ -242,11 +252,7 @@ fn fp8_einsum<'py>(
             let of_head = |i| x.get(i).transpose(0, 1).and_then(|tensor| tensor.select(head));
             let (a, sfa, mut d) = (of_head(a)?, of_head(sfa)?, of_head(d)?);
             let other = others.map(of_head).transpose()?;
-            let c = match (c, &other) {
-                (Added::Output, _) => Addend::InPlace,
-                (_, Some(other)) => Addend::From(other),
-                _ => Addend::None,
-            };
+            let c = other.as_ref().map_or(Addend::InPlace, Addend::From);
             let (b, sfb) = (x.get(b).select(head)?, x.get(sfb).select(head)?);
             oxigemm::fp8_gemm_nt((&a, &sfa), (&b, &sfb), c, &mut d, &x.options)?;
         }

@@ -126,6 +126,15 @@ def test_fp8_einsum(device, add):
     assert calc_diff(out, exact) < 1e-4
 
 
+def test_fp8_einsum_of_the_other_side(device):
+    b, h, r, d = 5, 2, 256, 128
+    left, right = per_token(b, h, d), per_block(h, d, r, seed=1)
+    out = np.zeros((b, h, r), BF16)
+    deep_gemm.fp8_einsum("bhd,hdr->bhr", left, right, out)
+    exact = np.einsum("bhd,hdr->bhr", dequantized_rows(left), dequantized(right))
+    assert calc_diff(out, exact) < 1e-4
+
+
 def dequantized_rows(pair):
     return pair[0].astype(np.float64) * np.repeat(pair[1], 128, -1)
 
@@ -181,10 +190,12 @@ def fp8_sums(**changes):
 
 WRONG = [
     (fp8_sums, {"expr": "bhd,bhr->hdr"}, "expr", "bhr,hdr->bhd"),
-    (fp8_sums, {"d": np.zeros((4, 3, 128), BF16)}, "d", "2 heads"),
+    (fp8_sums, {"d": np.zeros((4, 3, 128), BF16)}, "d", "2"),
     (fp8_sums, {"d": np.zeros((4, 128), BF16)}, "d", "3 dimensions"),
+    (fp8_sums, {"d": np.zeros((4, 3, 128), BF16), "c": np.zeros((4, 3, 128), BF16)}, "d", "2 heads"),
+    (fp8_sums, {"expr": "bhd,hdr->bhr", "c": np.zeros((4, 2, 128), BF16)}, "expr", "bhr,hdr->bhd"),
     (fp8_sums, {"recipe": (1, 1, 128)}, "recipe", "(1, 128, 128)"),
-    (fp8_sums, {"b": per_block(2, 128, 256)}, "b", "128"),
+    (fp8_sums, {"b": per_block(2, 128, 256)}, "a", "256"),
     (sums, {"expr": "bmk,bnk->mn", "a": normals(4, 16).astype(BF16)}, "a", "3 dimensions"),
     (mqa, {"q": normals(5, 7, 64).astype(E4M3)}, "q", "heads"),
     (mqa, {"kv": normals(200, 64).astype(E4M3)}, "kv", "a pair"),

@@ -8,7 +8,6 @@ from .. import _call
 from .. import _oxigemm as _C
 from .._arrays import dtype_name, empty, rows_of
 from ..errors import ArgumentError, ArgumentTypeError
-from .gemm import bf16_gemm_nt, fp16_gemm_nt
 
 __all__ = [
     "einsum",
@@ -226,7 +225,7 @@ def einsum(expr: str, a: Any, b: Any, d: Any, c: Optional[Any] = None, use_cubla
     bmk,bnk->mn      [b, m, k]   [b, n, k]   [m, n]
     ================ =========== =========== ===========
 
-    Of bmk,bnk->mn both operands are copied first, so that b and k are one dimension. Last dimensions are contiguous, every other stride is free. ``use_cublaslt`` has the same computed by cuBLASLt, where it is
+    Last dimensions are contiguous, every other stride is free. ``use_cublaslt`` has the same computed by cuBLASLt, where it is
     found, for tensors of a GPU.
     """
     if use_cublaslt:
@@ -237,20 +236,9 @@ def einsum(expr: str, a: Any, b: Any, d: Any, c: Optional[Any] = None, use_cubla
         # The batch comes first.
         by_head = [None if x is None else x.swapaxes(0, 1) for x in (a, d, c)]
         return _C.cublaslt_gemm(layouts[expr], by_head[0], b, by_head[1], by_head[2])
-    if expr == "bmk,bnk->mn":
-        gemm = fp16_gemm_nt if dtype_name(a.dtype) == "float16" else bf16_gemm_nt
-        return gemm(_batch_along_k("a", a), _batch_along_k("b", b), d, c)
     if _call.is_compiling():
         return _call.ops().einsum(expr, a, b, d, c)
     return _C.einsum(expr, a, b, d, c)
-
-
-def _batch_along_k(name: str, x: Any) -> Any:
-    """[b, m, k] as [m, b * k]."""
-    if len(x.shape) != 3:
-        raise ArgumentError(f"`{name}` has the wrong rank: expected 3 dimensions, found {tuple(x.shape)}", name)
-    batch, rows, k = x.shape
-    return x.swapaxes(0, 1).reshape(rows, batch * k)
 
 
 def fp8_einsum(
@@ -261,7 +249,7 @@ def fp8_einsum(
     c: Optional[Any] = None,
     recipe: Tuple[int, int, int] = (1, 128, 128),
 ) -> None:
-    """``bhr,hdr->bhd`` of FP8 operands with scales: a product for each head.
+    """``bhr,hdr->bhd`` and ``bhd,hdr->bhr`` of FP8 operands with scales: a batch of products, one for each head.
 
     ======== ================== =================== =====================================
     argument shape              type                layout
@@ -273,7 +261,7 @@ def fp8_einsum(
     c, d     [b, h, d]          bfloat16 or float32 last dimension contiguous
     ======== ================== =================== =====================================
 
-    Nothing is copied; every head is a launch of its own.
+    Shapes are those of the first. With ``c``, which only it has, every head is a launch of its own.
     """
     if _call.is_compiling():
         return _call.ops().fp8_einsum(expr, *a, *b, d, c, recipe)
