@@ -101,7 +101,7 @@ impl Config {
         };
         match self.sharing {
             Sharing::Token => {
-                let factors = self.column_factors(k, p, &chunks, [tile_row, column]);
+                let factors = self.column_factors(k, p, &chunks, [tile_row, tile_column]);
                 let [of_row, _, of_column] = p.scale_strides;
                 let scales = p.scales.at(first.widening_mul(of_row) + tile_column.widening_mul(of_column));
                 let scales = every(scales, of_row.widening_mul(ROWS));
@@ -132,26 +132,23 @@ impl Config {
         }
     }
 
-    /// The scales of the columns from `column` on, which are stored, and what a thread's numbers are multiplied with.
+    /// The scales of the columns, which are stored, and what a thread's numbers are multiplied with.
     fn column_factors<'k>(
         &self,
         k: &'k Kernel,
         p: &Params<'k>,
         chunks: &[&Chunk<'k>],
-        [tile_row, column]: [U32<'k>; 2],
+        [tile_row, tile_column]: [U32<'k>; 2],
     ) -> Vec<F32<'k>> {
         let [_, of_row, of_column] = p.from_strides;
-        let first = column.widening_mul(of_row) + tile_row.widening_mul(of_column);
-        let first = Ptr::new(p.group_stride + first * 4u64);
-        let places = std::iter::successors(Some(first), |at: &Global| Some(at.at(of_row.widening_mul(4))));
-        let magnitudes = of_columns(k, self.input, chunks);
-        let scales = magnitudes.into_iter().map(|magnitude| Scale::of(p, self.code, magnitude));
-        let store = |((i, scale), at): ((u32, Scale<'k>), Global<'k>)| {
-            let wanted = k.thread_index().lt(ACROSS) & (column + i).lt(p.columns);
-            k.guard(wanted, || at.store(scale.scale));
+        of_columns(k, self.input, chunks, |of_tile, magnitude| {
+            let column = tile_column * SIDE + of_tile;
+            let place = column.widening_mul(of_row) + tile_row.widening_mul(of_column);
+            let at: Global = Ptr::new(p.group_stride + place * 4u64);
+            let scale = Scale::of(p, self.code, magnitude);
+            k.guard(column.lt(p.columns), || at.store(scale.scale));
             scale.factor
-        };
-        (0..).zip(scales).zip(places).map(store).collect()
+        })
     }
 }
 

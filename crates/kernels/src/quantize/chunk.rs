@@ -2,7 +2,7 @@
 
 use oxigemm_ptx::{F16x2, F32, Fp8, Fp8x2, Global, Kernel, Pred, U32};
 
-use super::params::{bits, largest};
+use super::params::bits;
 use crate::half::Half;
 
 /// Elements of a chunk.
@@ -42,7 +42,7 @@ impl Input {
 
     /// The magnitude of a number, given as the bits without the sign, as those of an `f32`.
     #[track_caller]
-    fn widen_magnitude<'k>(self, k: &'k Kernel, magnitude: U32<'k>) -> U32<'k> {
+    pub(crate) fn widen_magnitude<'k>(self, k: &'k Kernel, magnitude: U32<'k>) -> U32<'k> {
         match self {
             Input::Bf16 => magnitude << 16,
             Input::F16 => {
@@ -63,15 +63,12 @@ impl Input {
         }
     }
 
-    /// The magnitudes that words hold, as the bits of `f32`.
+    /// The larger of the magnitudes that a word holds, as the bits of an `f32`.
     #[track_caller]
-    pub(crate) fn widen_magnitudes<'k>(self, k: &'k Kernel, words: &[U32<'k>]) -> Vec<U32<'k>> {
+    pub(crate) fn widen_larger<'k>(self, k: &'k Kernel, word: U32<'k>) -> U32<'k> {
         match self {
-            Input::F32 => words.to_vec(),
-            Input::Bf16 | Input::F16 => {
-                let halves = words.iter().flat_map(|word| [*word & 0xffff, *word >> 16]);
-                halves.map(|half| self.widen_magnitude(k, half)).collect()
-            }
+            Input::F32 => word,
+            Input::Bf16 | Input::F16 => self.widen_magnitude(k, (word & 0xffff).max(word >> 16)),
         }
     }
 
@@ -276,12 +273,14 @@ impl<'k> Chunk<'k> {
     /// The largest magnitude, as the bits of an `f32`: those of NaN are the largest of all.
     #[track_caller]
     pub fn magnitude(&self) -> U32<'k> {
+        self.input.widen_larger(self.k, self.magnitude_word())
+    }
+
+    /// The largest magnitudes, as they are in memory: one or two in a word.
+    #[track_caller]
+    pub fn magnitude_word(&self) -> U32<'k> {
         let words = self.magnitude_words().into_iter();
-        if self.input == Input::F32 {
-            return largest(words);
-        }
-        let both = words.reduce(|a, b| a.max_halves(b)).expect("there are words");
-        self.input.widen_magnitude(self.k, (both & 0xffff).max(both >> 16))
+        words.reduce(|a, b| self.input.larger(a, b)).expect("there are words")
     }
 
     /// The magnitudes, as they are in memory: one or two in a word.

@@ -6,6 +6,7 @@ use super::by_access;
 use super::chunk::{Access, CHUNK, Code, Input, Part, load_codes};
 use super::params::{Args, Divisor, Launch, Params};
 use super::scale::{ScalePlaces, TensorScale};
+use super::tiles::{ACROSS, ROWS, SIDE, every};
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
@@ -46,6 +47,11 @@ impl Config {
 
     /// The launch, and the arguments that go with it.
     pub fn launch(&self, args: &Args) -> (Launch, Args) {
+        if self.scales == Scales::PerColumn {
+            let [down, across] = args.dims.map(|x| x.div_ceil(SIDE));
+            let launch = Launch { grid: [down * across, 1], threads: THREADS, shared_bytes: 0 };
+            return (launch, Args { across: Divisor::new(across), ..*args });
+        }
         let across = args.dims[1].div_ceil(CHUNK);
         let chunks = u64::from(args.dims[0]) * u64::from(across);
         let blocks = chunks.div_ceil(u64::from(THREADS * CHUNKS)) as u32;
@@ -54,7 +60,35 @@ impl Config {
     }
 
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
-        by_access(k, p, |access| self.chunks(k, p, access));
+        by_access(k, p, |access| match self.scales {
+            Scales::PerColumn => self.tile(k, p, access),
+            Scales::PerChunk | Scales::TwoLevels => self.chunks(k, p, access),
+        });
+    }
+
+    /// A tile of 128 rows, so that a thread has the scales of its columns only once.
+    fn tile<'k>(&self, k: &'k Kernel, p: &Params<'k>, access: Access) {
+        let [tile_row, tile_column] = p.split(k.block_index(0));
+        let thread = k.thread_index();
+        let column = tile_column * SIDE + thread % ACROSS * CHUNK;
+        let first = tile_row * SIDE + thread / ACROSS;
+        let codes = every(p.codes_at(first, column, self.code), p.codes_pitch.widening_mul(ROWS));
+        let loaded: Vec<(Part, Vec<U32>)> = codes
+            .enumerate()
+            .map(|(i, at)| {
+                let exists = (first + i as u32 * ROWS).lt(p.rows);
+                let part = Part::of(access, exists, column, p.columns);
+                (part, load_codes(self.code, at, &part))
+            })
+            .collect();
+        let scales = self.scales(k, p, &ScalePlaces::new(p), None, [tile_row * SIDE, column]);
+        let bytes = self.output.bytes();
+        let x = every(p.x_at(first, column, bytes), p.x_pitch.widening_mul(ROWS * bytes));
+        for ((part, codes), at) in loaded.iter().zip(x) {
+            let values = self.code.decode(k, codes);
+            let values: Vec<F32> = values.iter().zip(&scales).map(|(value, scale)| *value * *scale).collect();
+            self.output.store(k, &values, at, part);
+        }
     }
 
     fn chunks<'k>(&self, k: &'k Kernel, p: &Params<'k>, access: Access) {

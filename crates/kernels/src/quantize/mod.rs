@@ -138,12 +138,13 @@ impl Config {
         match self {
             Config::Groups(config) => config.resident(),
             // As many as tiles leave registers for.
+            Config::Tiles(config) if config.input == Input::Bf16 => 3,
             Config::Tiles(_) => 2,
             Config::Both(config) => config.resident(),
             Config::Rows(_) => 4,
             Config::Norm(_) => 3,
             Config::WholeScale(_) | Config::WholeCodes(_) => 4,
-            Config::Dequantize(config) if config.scales == dequantize::Scales::PerColumn => 3,
+            Config::Dequantize(config) if config.scales == dequantize::Scales::PerColumn => 4,
             Config::Dequantize(_) => 6,
             Config::Transform => 8,
             Config::Permute => 1,

@@ -6,7 +6,7 @@ use oxigemm_ptx::{Kernel, U32};
 
 use super::by_access;
 use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, store_codes};
-use super::params::{Args, Launch, Params, largest};
+use super::params::{Args, Launch, Params};
 use super::scale::{Scale, ScalePlaces};
 use super::tiles::{self, of_block};
 
@@ -47,7 +47,9 @@ impl Config {
             (column, part, Chunk::load(k, self.input, p.x_at(row, column, self.input.bytes()), &part))
         };
         let held: Vec<_> = (0..CHUNKS).map(|i| load(first + i * ROUND)).collect();
-        let found = k.var_from(largest(held.iter().map(|(_, _, chunk)| chunk.magnitude())));
+        let of_held = held.iter().map(|(_, _, chunk)| chunk.magnitude_word());
+        let of_held = of_held.reduce(|a, b| self.input.larger(a, b)).expect("some are held");
+        let found = k.var_from(self.input.widen_larger(k, of_held));
         let rest = first + CHUNKS * ROUND;
         k.for_(rest, p.columns, ROUND, |column| {
             let (_, _, chunk) = load(column);

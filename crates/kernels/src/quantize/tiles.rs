@@ -3,7 +3,7 @@
 //! A block has one tile of 128 by 128 in its registers: 16 threads along a row, eight chunks each.
 
 use oxigemm_ptx::warp::Shuffle;
-use oxigemm_ptx::{Global, Kernel, Shared, U32, U64};
+use oxigemm_ptx::{F32, Global, Kernel, Shared, U32, U64};
 
 use super::by_access;
 use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, store_codes};
@@ -23,7 +23,7 @@ const CHUNKS: u32 = SIDE * ACROSS / THREADS;
 pub(super) const ROWS: u32 = THREADS / ACROSS;
 const WARPS: u32 = THREADS / WARP;
 /// Bytes of shared memory that [`of_columns`] and [`of_block`] take at most.
-pub(super) const COLUMN_BYTES: u32 = 4 * WARPS * SIDE;
+pub(super) const COLUMN_BYTES: u32 = 4 * (WARPS + 1) * SIDE;
 
 /// Who shares a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,11 +62,11 @@ impl Config {
     /// The launch, and the arguments that go with it.
     pub fn launch(&self, args: &Args) -> (Launch, Args) {
         let [down, across] = args.dims.map(|x| x.div_ceil(SIDE));
-        let words = match self.sharing {
-            Sharing::Block => WARPS,
-            Sharing::Channel => WARPS * SIDE,
+        let shared_bytes = match self.sharing {
+            Sharing::Block => 4 * WARPS,
+            Sharing::Channel => COLUMN_BYTES,
         };
-        let launch = Launch { grid: [down * across, 1], threads: THREADS, shared_bytes: 4 * words };
+        let launch = Launch { grid: [down * across, 1], threads: THREADS, shared_bytes };
         (launch, Args { across: Divisor::new(across), ..*args })
     }
 
@@ -90,35 +90,31 @@ impl Config {
             })
             .collect();
         let chunks = pieces.iter().map(|(_, chunk)| chunk);
-        let scales = match self.sharing {
+        let places = ScalePlaces::new(p);
+        let factors = match self.sharing {
             Sharing::Block => {
-                let magnitude = of_block(k, largest(chunks.map(Chunk::magnitude)));
-                vec![Scale::of(p, self.code, magnitude); CHUNK as usize]
+                let words = chunks.map(Chunk::magnitude_word);
+                let word = words.reduce(|a, b| self.input.larger(a, b)).expect("a thread has chunks");
+                let scale = Scale::of(p, self.code, of_block(k, self.input.widen_larger(k, word)));
+                let at = p.scales.at(places.offset(tile_row, tile_column));
+                places.store(k, at, scale.scale, thread.eq(0));
+                vec![scale.factor; CHUNK as usize]
             }
             Sharing::Channel => {
-                let columns = of_columns(k, self.input, &chunks.collect::<Vec<_>>());
-                columns.into_iter().map(|magnitude| Scale::of(p, self.code, magnitude)).collect()
+                of_columns(k, self.input, &chunks.collect::<Vec<_>>(), |of_tile, magnitude| {
+                    let scale = Scale::of(p, self.code, magnitude);
+                    let column = tile_column * SIDE + of_tile;
+                    let at = p.scales.at(places.offset(tile_row, column));
+                    places.store(k, at, scale.scale, column.lt(p.columns));
+                    scale.factor
+                })
             }
         };
         let codes = every(p.codes_at(first, column, self.code), p.codes_pitch.widening_mul(ROWS));
         for ((part, chunk), at) in pieces.iter().zip(codes) {
             let scaled: Vec<_> =
-                chunk.values().iter().zip(&scales).map(|(value, scale)| *value * scale.factor).collect();
+                chunk.values().iter().zip(&factors).map(|(value, factor)| *value * *factor).collect();
             store_codes(k, &self.code.encode(k, &scaled), at, part);
-        }
-        let places = ScalePlaces::new(p);
-        match self.sharing {
-            Sharing::Block => {
-                let at = p.scales.at(places.offset(tile_row, tile_column));
-                places.store(k, at, scales[0].scale, thread.eq(0));
-            }
-            Sharing::Channel => {
-                for (i, scale) in scales.iter().enumerate() {
-                    let column = column + i as u32;
-                    let at = p.scales.at(places.offset(tile_row, column));
-                    places.store(k, at, scale.scale, thread.lt(ACROSS) & column.lt(p.columns));
-                }
-            }
         }
     }
 }
@@ -138,11 +134,17 @@ pub(super) fn of_block<'k>(k: &'k Kernel, magnitude: U32<'k>) -> U32<'k> {
     largest((0..WARPS / 4).flat_map(|i| shared.at(16 * i).load_vec::<u32, 4>()))
 }
 
-/// The largest magnitude of each of the eight columns that a thread has chunks of, over the rows of the block.
+/// The factors of the eight columns that a thread has chunks of. A thread for each column of the tile finds its largest
+/// magnitude over the rows of the block, and `factor` of the column and the magnitude.
 ///
 /// Magnitudes of 16 bits travel in pairs.
 #[track_caller]
-pub(super) fn of_columns<'k>(k: &'k Kernel, input: Input, chunks: &[&Chunk<'k>]) -> Vec<U32<'k>> {
+pub(super) fn of_columns<'k>(
+    k: &'k Kernel,
+    input: Input,
+    chunks: &[&Chunk<'k>],
+    factor: impl Fn(U32<'k>, U32<'k>) -> F32<'k>,
+) -> Vec<F32<'k>> {
     let shared = k.dynamic_shared();
     let larger = |a: Vec<U32<'k>>, b: Vec<U32<'k>>| -> Vec<U32<'k>> {
         a.into_iter().zip(b).map(|(a, b)| input.larger(a, b)).collect()
@@ -151,20 +153,29 @@ pub(super) fn of_columns<'k>(k: &'k Kernel, input: Input, chunks: &[&Chunk<'k>])
         chunks.iter().map(|chunk| chunk.magnitude_words()).reduce(larger).expect("a thread has chunks");
     let others = of_thread.iter().map(|word| k.shuffle(Shuffle::Xor, *word, ACROSS)).collect();
     let of_warp = larger(of_thread, others);
-    let (warp, lane) = (k.thread_index() >> 5, k.lane());
+    let (thread, lane) = (k.thread_index(), k.lane());
     let bytes = input.bytes();
-    let own = shared.at((warp * SIDE + lane % ACROSS * CHUNK) * bytes);
+    let own = shared.at(((thread >> 5) * SIDE + lane % ACROSS * CHUNK) * bytes);
     for (i, four) in of_warp.chunks(4).enumerate() {
         let four = [four[0], four[1], four[2], four[3]];
         k.guard(lane.lt(ACROSS), || own.at(16 * i as u32).store_vec(four));
     }
     k.sync_threads();
-    let columns = shared.at(lane % ACROSS * (CHUNK * bytes));
-    let of_warps = (0..WARPS).map(|warp| {
-        let fours = (0..bytes / 2).map(|four| columns.at(warp * SIDE * bytes + 16 * four));
-        fours.flat_map(|at| at.load_vec::<u32, 4>()).collect()
+    let factors = shared.at(WARPS * SIDE * 4);
+    k.if_(thread.lt(SIDE), || {
+        // A column's word, which of 16 bits is also its neighbour's.
+        let at = shared.at((thread * bytes) & !3);
+        let words = (0..WARPS).map(|warp| at.at(warp * SIDE * bytes).load());
+        let word: U32 = words.reduce(|a, b| input.larger(a, b)).expect("there are warps");
+        let magnitude = match input {
+            Input::F32 => word,
+            Input::Bf16 | Input::F16 => input.widen_magnitude(k, (word >> (thread % 2 * 16)) & 0xffff),
+        };
+        factors.at(thread * 4).store(factor(thread, magnitude));
     });
-    input.widen_magnitudes(k, &of_warps.reduce(larger).expect("there are warps"))
+    k.sync_threads();
+    let columns = factors.at(lane % ACROSS * (CHUNK * 4));
+    (0..CHUNK / 4).flat_map(|four| columns.at(16 * four).load_vec::<f32, 4>()).collect()
 }
 
 fn shared_word<'k>(shared: Shared<'k>, index: U32<'k>) -> Shared<'k> {

@@ -8,7 +8,7 @@ use oxigemm_ptx::{Kernel, Scope, U32};
 
 use super::by_access;
 use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, store_codes};
-use super::params::{Args, Divisor, Launch, Params, bits, largest};
+use super::params::{Args, Divisor, Launch, Params, bits};
 use super::scale::{Scale, ScalePlaces, TensorScale};
 use super::tiles::{self, of_block};
 
@@ -90,8 +90,9 @@ impl ScaleConfig {
             let first = k.block_index(0) * (THREADS * CHUNKS) + k.thread_index();
             k.for_(first, all, step, |index| {
                 let loaded: Vec<_> = (0..CHUNKS).map(|i| chunks.load(k, p, index + i * THREADS)).collect();
-                let magnitude = largest(loaded.iter().map(|(_, _, _, chunk)| chunk.magnitude()));
-                found.set(found.live().max(magnitude));
+                let words = loaded.iter().map(|(_, _, _, chunk)| chunk.magnitude_word());
+                let word = words.reduce(|a, b| self.input.larger(a, b)).expect("there are chunks");
+                found.set(found.live().max(self.input.widen_larger(k, word)));
             });
         });
         let largest = match self.code {
