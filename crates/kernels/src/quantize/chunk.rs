@@ -324,6 +324,13 @@ impl<'k> Chunk<'k> {
     }
 }
 
+/// The largest magnitude of some numbers, as the bits of an `f32`: those of NaN are the largest of all.
+#[track_caller]
+pub(crate) fn magnitude_of<'k>(values: &[F32<'k>]) -> U32<'k> {
+    let magnitudes = values.iter().map(|value| value.abs());
+    bits(magnitudes.reduce(|a, b| a.max_nan(b)).expect("there are numbers"))
+}
+
 /// Stores eight codes.
 #[track_caller]
 pub(crate) fn store_codes<'k>(k: &'k Kernel, codes: &[U32<'k>], at: Global<'k>, part: &Part<'k>) {

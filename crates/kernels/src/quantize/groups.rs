@@ -10,8 +10,8 @@
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Kernel, Pred, U32};
 
-use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, store_codes};
-use super::params::{Args, Divisor, Launch, Params, bits, largest};
+use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, magnitude_of, store_codes};
+use super::params::{Args, Divisor, Launch, Params};
 use super::scale::{Scale, ScalePlaces, TensorScale};
 use super::{by_access, params};
 use crate::WARP;
@@ -77,11 +77,19 @@ impl Config {
     /// Blocks that a multiprocessor should have at a time.
     pub(super) const fn resident(&self) -> u32 {
         match (self.source, self.input) {
-            _ if self.width == NVFP4_WIDTH => 8,
+            _ if self.width == NVFP4_WIDTH => 7,
             (Source::SwiGlu, Input::F32) => 4,
             (Source::SwiGlu, _) => 6,
-            (_, Input::F32) => 8,
-            _ => 9,
+            (Source::Plain, Input::Bf16) => 9,
+            _ => 8,
+        }
+    }
+
+    /// The type of the magnitudes that scales are made of.
+    const fn magnitudes(&self) -> Input {
+        match self.source {
+            Source::SwiGlu => Input::F32,
+            Source::Plain | Source::Gather => self.input,
         }
     }
 
@@ -137,40 +145,34 @@ impl Config {
             })
             .collect();
         let tensor = (self.width == NVFP4_WIDTH).then(|| TensorScale::load(p));
-        let mut scales = Vec::new();
-        for piece in &pieces {
-            let (values, magnitude) = piece.values();
-            let magnitude = across_lanes(k, magnitude, lanes);
-            let scale = match &tensor {
-                None => Scale::of(p, self.code, magnitude),
-                Some(tensor) => tensor.of_block(k, magnitude),
-            };
+        let (values, magnitudes): (Vec<_>, Vec<_>) = pieces.iter().map(Piece::values).unzip();
+        let scales = LaneScales::new(k, lanes, self.magnitudes(), magnitudes, |magnitude| match &tensor {
+            None => Scale::of(p, self.code, magnitude),
+            Some(tensor) => tensor.of_block(k, magnitude),
+        });
+        for (i, (piece, values)) in (0..).zip(pieces.iter().zip(&values)) {
+            let factor = scales.factor(k, i);
             let codes = match self.code {
-                Code::E4m3 | Code::E5m2 => scale.encode(k, self.code, &values),
-                Code::E2m1 => piece.loaded[0].encode_e2m1(scale.factor),
+                Code::E4m3 | Code::E5m2 => {
+                    self.code.encode(k, &values.iter().map(|value| *value * factor).collect::<Vec<_>>())
+                }
+                Code::E2m1 => piece.loaded[0].encode_e2m1(factor),
             };
             store_codes(k, &codes, p.codes_at(piece.row, piece.column, self.code), &piece.part);
-            scales.push(scale.scale);
         }
-        // The first lanes of a group store one scale each, of different chunks; where there are fewer lanes, several.
         let [scale_rows, scale_columns] = p.scale_dims;
         let places = ScalePlaces::new(p);
-        for round in 0..CHUNKS.div_ceil(lanes) {
-            let chunk = lane % lanes;
-            let chunk = if round == 0 { chunk } else { chunk + round * lanes };
+        for (chunk, scale, mine) in scales.own(k) {
             let own = place(among + chunk * (WARP / lanes));
-            let pick = |values: Vec<F32<'k>>| {
-                let mut values = values.into_iter().enumerate();
-                let (_, first) = values.next().expect("there are chunks");
-                values.fold(first, |picked, (i, value)| chunk.eq(i as u32).select(value, picked))
-            };
-            let scale = pick(scales.clone());
             let real = own.row.lt(p.rows) & (own.column * self.width).lt(p.columns);
-            let wanted = chunk.lt(CHUNKS) & own.row.lt(scale_rows) & own.column.lt(scale_columns);
+            let wanted = mine & own.row.lt(scale_rows) & own.column.lt(scale_columns);
             // A scale of rows that come from nowhere is as welcome as their codes.
             let wanted = match self.source {
                 Source::Plain | Source::SwiGlu => wanted,
-                Source::Gather => wanted & pick(pieces.iter().map(Piece::presence).collect()).gt(0.0),
+                Source::Gather => {
+                    let presence: Vec<F32> = pieces.iter().map(Piece::presence).collect();
+                    wanted & pick(chunk, &presence).gt(0.0)
+                }
             };
             let at = p.scales.at(places.offset(own.row, own.column));
             let scale = real.select(scale, 0f32);
@@ -180,6 +182,13 @@ impl Config {
             }
         }
     }
+}
+
+/// One of some values.
+#[track_caller]
+fn pick<'k>(index: U32<'k>, values: &[F32<'k>]) -> F32<'k> {
+    let (first, rest) = values.split_first().expect("there are values");
+    rest.iter().zip(1u32..).fold(*first, |picked, (value, i)| index.eq(i).select(*value, picked))
 }
 
 /// Where a group is.
@@ -232,17 +241,17 @@ impl<'k> Piece<'k> {
         self.exists.select(1f32, 0f32)
     }
 
-    /// The numbers, and their largest magnitude as bits.
+    /// The numbers, and their largest magnitudes, as a chunk has them or of FP32.
     #[track_caller]
     fn values(&self) -> (Vec<F32<'k>>, U32<'k>) {
         match &self.loaded[..] {
             [gate, up] => {
                 let values: Vec<F32> =
                     gate.values().into_iter().zip(up.values()).map(|(gate, up)| silu(gate) * up).collect();
-                let magnitude = largest(values.iter().map(|value| bits(*value) & 0x7fff_ffff));
+                let magnitude = magnitude_of(&values);
                 (values, magnitude)
             }
-            [chunk, ..] => (chunk.values(), chunk.magnitude()),
+            [chunk, ..] => (chunk.values(), chunk.magnitude_word()),
             [] => unreachable!("a piece has loaded something"),
         }
     }
@@ -253,6 +262,66 @@ impl<'k> Piece<'k> {
 fn silu(x: F32<'_>) -> F32<'_> {
     let falling = (x * -LOG2_E).exp2_approx();
     x * (falling + 1.0).reciprocal_approx()
+}
+
+/// The scales of a lane's chunks, each of which some neighbouring lanes share. None is computed twice: the first lane has
+/// the scale of the first chunk, the next lane of the next, and so on around.
+pub(super) struct LaneScales<'k> {
+    lanes: u32,
+    chunks: u32,
+    scales: Vec<Scale<'k>>,
+}
+
+impl<'k> LaneScales<'k> {
+    /// Of the largest magnitudes of each chunk, in words of a type.
+    #[track_caller]
+    pub fn new(
+        k: &'k Kernel,
+        lanes: u32,
+        input: Input,
+        words: Vec<U32<'k>>,
+        scale: impl Fn(U32<'k>) -> Scale<'k>,
+    ) -> LaneScales<'k> {
+        let chunks = words.len() as u32;
+        let own = shared_out(k, lanes, input, words);
+        let scales = own.into_iter().map(|word| scale(input.widen_larger(k, word))).collect();
+        LaneScales { lanes, chunks, scales }
+    }
+
+    /// What the numbers of a chunk are multiplied with.
+    #[track_caller]
+    pub fn factor(&self, k: &'k Kernel, chunk: u32) -> F32<'k> {
+        let first = k.lane() - k.lane() % self.lanes;
+        let held = self.scales[(chunk / self.lanes) as usize].factor;
+        k.shuffle(Shuffle::Index, held, first + chunk % self.lanes)
+    }
+
+    /// The scales to store: of which chunk, what, and whether it is this lane that stores it.
+    #[track_caller]
+    pub fn own(&self, k: &'k Kernel) -> Vec<(U32<'k>, F32<'k>, Pred<'k>)> {
+        let mine = (k.lane() % self.lanes).lt(self.chunks);
+        let chunk = |round: u32| k.lane() % self.lanes.min(self.chunks) + round * self.lanes;
+        self.scales.iter().zip(0..).map(|(scale, round)| (chunk(round), scale.scale, mine)).collect()
+    }
+}
+
+/// The largest of some neighbouring lanes' magnitudes of several chunks, shared out as [`LaneScales`] are.
+#[track_caller]
+fn shared_out<'k>(k: &'k Kernel, lanes: u32, input: Input, chunks: Vec<U32<'k>>) -> Vec<U32<'k>> {
+    let steps = (0..lanes.trailing_zeros()).map(|bit| 1u32 << bit);
+    steps.fold(chunks, |chunks, step| {
+        let second = (k.lane() & step).ne(0);
+        let kept = chunks.chunks(2).map(|pair| match *pair {
+            // Each of two lanes keeps one of two chunks and gives the other away.
+            [even, odd] => {
+                let (kept, given) = (second.select(odd, even), second.select(even, odd));
+                input.larger(kept, k.shuffle(Shuffle::Xor, given, step))
+            }
+            [only, ..] => input.larger(only, k.shuffle(Shuffle::Xor, only, step)),
+            [] => unreachable!("chunks are not empty"),
+        });
+        kept.collect()
+    })
 }
 
 /// The largest of some neighbouring lanes' magnitudes, in all of them.

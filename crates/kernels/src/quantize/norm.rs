@@ -8,9 +8,9 @@ use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Kernel, U32};
 
 use super::by_access;
-use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, store_codes};
-use super::groups::across_lanes;
-use super::params::{Args, Launch, Params, bits, largest};
+use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, magnitude_of, store_codes};
+use super::groups::LaneScales;
+use super::params::{Args, Launch, Params};
 use super::scale::{Scale, ScalePlaces};
 use super::tiles;
 use crate::{BLOCK_K, WARP};
@@ -52,43 +52,64 @@ impl Config {
         let (exists, bytes) = (row.lt(p.rows), self.input.bytes());
         let load = |column: U32<'k>| {
             let part = Part::of(access, exists, column, p.columns);
-            (column, part, Chunk::load(k, self.input, p.x_at(row, column, bytes), &part))
+            let x = Chunk::load(k, self.input, p.x_at(row, column, bytes), &part);
+            Piece { column, part, x }
+        };
+        let weights = |piece: &Piece<'k>| {
+            Chunk::load(k, self.input, p.from.at(piece.column.widening_mul(bytes)), &piece.part)
         };
         let held: Vec<_> = (0..CHUNKS).map(|i| load(first + i * ROUND)).collect();
+        // Nobody should wait for them once the sum is there.
+        let held_weights: Vec<_> = held.iter().map(weights).collect();
         let sum = k.var(0f32);
-        let add = |chunk: &Chunk<'k>| chunk.values().into_iter().for_each(|value| sum.fma(value, value));
-        held.iter().for_each(|(_, _, chunk)| add(chunk));
+        let add = |piece: &Piece<'k>| piece.x.values().into_iter().for_each(|value| sum.fma(value, value));
+        held.iter().for_each(add);
         let rest = first + CHUNKS * ROUND;
-        k.for_(rest, p.columns, ROUND, |column| add(&load(column).2));
+        k.for_(rest, p.columns, ROUND, |column| add(&load(column)));
         let mean = sum_of_block(k, sum.get()).divide(p.columns.to_f32());
         let factor = (mean + p.epsilon).sqrt().reciprocal();
 
         let places = ScalePlaces::new(p);
         let [_, scale_columns] = p.scale_dims;
-        let store = |(column, part, chunk): &(U32<'k>, Part<'k>, Chunk<'k>)| {
-            let weights = p.from.at(column.widening_mul(bytes));
-            let weights = Chunk::load(k, self.input, weights, part).values();
-            let values: Vec<F32> = chunk
-                .values()
-                .into_iter()
-                .zip(weights)
-                .map(|(value, weight)| value * factor * weight)
-                .collect();
-            let magnitude = largest(values.iter().map(|value| bits(*value) & 0x7fff_ffff));
-            let scale = Scale::of(p, Code::E4m3, across_lanes(k, magnitude, LANES));
-            let codes = scale.encode(k, Code::E4m3, &values);
-            store_codes(k, &codes, p.codes_at(row, *column, Code::E4m3), part);
-            let group = *column / BLOCK_K;
-            let at = p.scales.at(places.offset(row, group));
-            let real = exists & column.lt(p.columns);
-            let wanted = (k.lane() % LANES).eq(0) & group.lt(scale_columns);
-            places.store(k, at, real.select(scale.scale, 0f32), wanted);
+        let store = |pieces: &[Piece<'k>], weights: &[Chunk<'k>]| {
+            let normal = |(piece, weights): (&Piece<'k>, &Chunk<'k>)| {
+                let pairs = piece.x.values().into_iter().zip(weights.values());
+                pairs.map(|(value, weight)| value * factor * weight).collect()
+            };
+            let values: Vec<Vec<F32>> = pieces.iter().zip(weights).map(normal).collect();
+            let magnitudes = values.iter().map(|values| magnitude_of(values)).collect();
+            let scale = |magnitude| Scale::of(p, Code::E4m3, magnitude);
+            let scales = LaneScales::new(k, LANES, Input::F32, magnitudes, scale);
+            for (i, (piece, values)) in (0..).zip(pieces.iter().zip(&values)) {
+                let factor = scales.factor(k, i);
+                let scaled: Vec<F32> = values.iter().map(|value| *value * factor).collect();
+                let codes = Code::E4m3.encode(k, &scaled);
+                store_codes(k, &codes, p.codes_at(row, piece.column, Code::E4m3), &piece.part);
+            }
+            for (chunk, scale, mine) in scales.own(k) {
+                let column = pieces[0].column + chunk * ROUND;
+                let group = column / BLOCK_K;
+                let at = p.scales.at(places.offset(row, group));
+                let real = exists & (group * BLOCK_K).lt(p.columns);
+                places.store(k, at, real.select(scale, 0f32), mine & group.lt(scale_columns));
+            }
         };
-        held.iter().for_each(store);
+        store(&held, &held_weights);
         // Whole rounds, so that no warp parts; what fills a layout of scales up is among them.
         let end = (scale_columns * BLOCK_K).div_ceil(ROUND) * ROUND;
-        k.for_(rest, end, ROUND, |column| store(&load(column)));
+        k.for_(rest, end, ROUND, |column| {
+            let piece = load(column);
+            let weights = weights(&piece);
+            store(&[piece], &[weights]);
+        });
     }
+}
+
+/// Eight numbers and where they are in their row.
+struct Piece<'k> {
+    column: U32<'k>,
+    part: Part<'k>,
+    x: Chunk<'k>,
 }
 
 /// The sum of all threads of a block, in all of them.
