@@ -2,8 +2,8 @@
 //!
 //! `scale = max(amax, 1e-4) / largest`, `code = x / scale`. A group is the chunks of a few lanes, so that shuffles find
 //! its largest magnitude. A warp has four chunks a lane in flight, and what they cover is a tile of some rows by some groups
-//! whose shape the launch chooses: along a row where scales are row-major, along the rows where they are MN-major. Either
-//! way the scales of a warp are neighbours in memory, and stored together.
+//! whose shape the launch chooses: along a row where scales are row-major, along the rows where they are MN-major, and every
+//! 32nd of four rows where they are blocked. So the scales of a warp are neighbours in memory, and stored together.
 //!
 //! Groups of 16 are those of NVFP4: their scales are e4m3, below one scale of the whole matrix.
 
@@ -22,6 +22,8 @@ pub const THREADS: u32 = 128;
 const CHUNKS: u32 = 4;
 /// Neighbours that share a scale of NVFP4.
 pub const NVFP4_WIDTH: u32 = 16;
+/// Rows of a block of scales whose scales are neighbours.
+const BLOCKED_ROWS: u32 = 4;
 /// log2(e), for the exponential of SwiGLU.
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
@@ -106,11 +108,18 @@ impl Config {
     /// The launch, where scales are stored along the rows (`mn_major`) or along a row, and the arguments that go with it.
     pub fn launch(&self, args: &Args, mn_major: bool) -> (Launch, Args) {
         let [rows, columns] = args.scale_dims;
-        let wanted = if mn_major { 8 } else { 1 };
+        let has = |flag| args.flags & flag != 0;
+        let blocked = has(params::Flags::BLOCKED);
+        let wanted = match (mn_major, blocked) {
+            (true, _) => 8,
+            (_, true) => BLOCKED_ROWS,
+            (false, false) => 1,
+        };
+        let across = self.groups() / wanted;
         // Groups that a row does not have would leave lanes idle.
-        let across = (self.groups() / wanted).min(columns.next_power_of_two()).max(1);
+        let across = if blocked { across } else { across.min(columns.next_power_of_two()).max(1) };
         // Four exponents are one word.
-        let across = if args.flags & params::Flags::BYTES != 0 { across.max(4) } else { across };
+        let across = if has(params::Flags::BYTES) { across.max(4) } else { across };
         let down = self.groups() / across;
         let row_tiles = rows.div_ceil(down);
         let column_tiles = columns.div_ceil(across);
@@ -131,8 +140,9 @@ impl Config {
         let warp = k.block_index(0) * (THREADS / WARP) + (k.thread_index() >> 5);
         let [tile_row, tile_column] = p.split(warp);
         let [down, across] = p.shifts;
+        let (first_row, step) = rows_of_tile(p, tile_row << down);
         let place = |group: U32<'k>| Place {
-            row: (tile_row << down) + (group & ((k.constant(1) << down) - 1)),
+            row: first_row + (group & ((k.constant(1) << down) - 1)) * step,
             column: (tile_column << across) + (group >> down),
         };
         // A group of each chunk; the lane's chunks are in every (32 / lanes)-th group.
@@ -189,6 +199,15 @@ impl Config {
 fn pick<'k>(index: U32<'k>, values: &[F32<'k>]) -> F32<'k> {
     let (first, rest) = values.split_first().expect("there are values");
     rest.iter().zip(1u32..).fold(*first, |picked, (value, i)| index.eq(i).select(*value, picked))
+}
+
+/// The first row of a tile, and from one row of it to the next: those with blocked scales are neighbours where their
+/// scales are, and these rows are 32 apart.
+#[track_caller]
+fn rows_of_tile<'k>(p: &Params<'k>, first: U32<'k>) -> (U32<'k>, U32<'k>) {
+    let blocked = p.has(params::Flags::BLOCKED);
+    let in_block = ((first & (BLOCKED_ROWS - 1)) << 5) | ((first >> 2) & 31);
+    (blocked.select((first & !127) | in_block, first), blocked.select(32u32, 1u32))
 }
 
 /// Where a group is.
