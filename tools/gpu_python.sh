@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # On a machine with a Hopper GPU and torch, without network: installs a wheel beside the installed torch, and tests it there.
 #   tools/gpu_python.sh WHEEL [test|time|anchor ...]     default: test and time
-# ml_dtypes, which the tests of numpy arrays need, is taken from wheels in the directory of WHEEL if it is not installed.
+# pytest and ml_dtypes, with what they need, are taken from wheels in the directory of WHEEL if they are not installed.
 set -euo pipefail
 wheel=$(realpath "$1")
 shift

@@ -1,11 +1,11 @@
 //! Tokens to the places of their experts, and back.
 //!
-//! [`PERMUTE`] tells where each choice of an expert goes: rows are sorted by expert, and within one by token. A block has 1024 choices
+//! `PERMUTE` tells where each choice of an expert goes: rows are sorted by expert, and within one by token. A block has 1024 choices
 //! and talks to no other. It counts all choices of each expert, and those that come before its own, which is cheap beside
 //! what a launch costs; a prefix sum over the experts, rounded up, gives where each begins. Its warps then take places
 //! one after another, and lanes of one expert in their order, so that the result depends on nothing but the choices.
 //!
-//! [`UNPERMUTE`] adds the rows that a token's choices became, each with its weight, in the order of the choices.
+//! `UNPERMUTE` adds the rows that a token's choices became, each with its weight, in the order of the choices.
 
 use oxigemm_ptx::memory::AtomicOp;
 use oxigemm_ptx::warp::Shuffle;
