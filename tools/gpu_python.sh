@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # On a machine with a Hopper GPU and torch, without network: installs a wheel beside the installed torch, and tests it there.
 #   tools/gpu_python.sh WHEEL [test|time|anchor ...]     default: test and time
-# pytest and ml_dtypes, with what they need, are taken from wheels in the directory of WHEEL if they are not installed.
+# numpy, ml_dtypes and pytest, with what that needs, are taken from wheels in the directory of WHEEL if they are not installed.
 set -euo pipefail
 wheel=$(realpath "$1")
 shift
@@ -11,9 +11,9 @@ trap 'rm -rf "$work"' EXIT
 python3 -m venv --system-site-packages "$work/venv"
 pip() { "$work/venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 pip install --quiet --no-index --no-deps "$wheel"
-for package in pytest ml_dtypes; do
+for package in numpy ml_dtypes packaging pluggy iniconfig pygments pytest; do
   "$work/venv/bin/python" -c "import $package" 2>/dev/null ||
-    pip install --quiet --no-index --find-links "$(dirname "$wheel")" "$package"
+    pip install --quiet --no-index --no-deps --find-links "$(dirname "$wheel")" "$package"
 done
 export OXIGEMM_CACHE_DIR="$work/cache"
 [ $# -gt 0 ] || set -- test time

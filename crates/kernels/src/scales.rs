@@ -5,7 +5,7 @@
 //! of A's rows in either layout, and of B where a tile needs one row of them. A warp copies the rest.
 //!
 //! Where every row of B has a scale of its own, a thread that multiplies needs those of a quarter of the columns in
-//! every block of K. So they lie along N in shared memory, and are brought by the copy engine if they do so in memory.
+//! every block of K. A warp lays them out so that those of four such columns are one vector.
 
 use crate::cluster::TilePlace;
 use crate::params::{Params, ScaleLayout, ScaleParams};
