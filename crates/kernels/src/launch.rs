@@ -1,15 +1,15 @@
 //! The closed set of kernels, and how each is launched for a shape.
 
+mod set;
+
 use crate::epilogue::Panels;
-use crate::epilogue::fused::Fusion;
 use crate::fp8::E5m2;
 use crate::grouping::{Grouping, table_bytes};
 use crate::params::{ScaleLayout, ScalesOfB};
 use crate::scales::loaded_blocks;
 use crate::schedule::best_band;
-use crate::{BLOCK_K, fp8_slim, fp8_wide, half, half_slim, half_wide, kgroups, transpose};
+use crate::{BLOCK_K, fp8_slim, fp8_wide, half, half_slim, half_wide, kgroups};
 use half::{Major, Operands};
-use oxigemm_ptx::{BuildError, Module};
 
 /// A kernel of the closed set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -266,280 +266,6 @@ impl Launch {
 /// An A of this many bytes stays in the L2 cache while B passes by once: one band holds all of its tiles.
 const RESIDENT_A: u64 = 12 << 20;
 
-const WIDE: &[(u32, u32, u32)] = &[
-    (256, 128, 3),
-    (128, 96, 5),
-    (128, 112, 5),
-    (128, 128, 5),
-    (128, 144, 4),
-    (128, 160, 4),
-    (128, 176, 4),
-    (128, 192, 4),
-    (64, 64, 12),
-    (64, 128, 8),
-    (64, 256, 4),
-];
-const SLIM: &[(u32, u32)] = &[
-    (8, 64),
-    (16, 64),
-    (32, 64),
-    (64, 64),
-    (128, 64),
-    (8, 128),
-    (16, 128),
-    (32, 128),
-    (64, 128),
-    (128, 128),
-];
-
-/// Tiles of the many-row kernels of 16-bit operands in every layout, and those of K-major operands alone.
-const HALF_WIDE: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 6)];
-const HALF_WIDE_NT: &[(u32, u32, u32)] =
-    &[(128, 256, 3), (128, 192, 4), (128, 176, 4), (128, 144, 5), (64, 128, 8)];
-/// Tiles of the few-row kernels where A is K-major, and those where B is too.
-const HALF_SLIM: &[(u32, u32)] = &[(8, 64), (64, 64)];
-const HALF_SLIM_NT: &[(u32, u32)] = &[(32, 64), (128, 64), (128, 128)];
-
-/// The kernels of 16-bit operands.
-fn half_kernels() -> impl Iterator<Item = Config> {
-    Operands::all().flat_map(|operands| {
-        let k_major = operands.layout() == "nt";
-        let wide = HALF_WIDE.iter().chain(if k_major { HALF_WIDE_NT } else { &[] });
-        let slim = if operands.a == Major::K { HALF_SLIM } else { &[] };
-        let slim = slim.iter().chain(if k_major { HALF_SLIM_NT } else { &[] });
-        let wide = wide.map(move |&(block_m, block_n, stages)| {
-            half_wide(operands, block_m, block_n, stages, Grouping::Dense)
-        });
-        wide.chain(slim.map(move |&(block_m, block_n)| {
-            Config::HalfSlim(half_slim::Config { operands, block_m, block_n, summed: false })
-        }))
-    })
-}
-
-fn half_wide(operands: Operands, block_m: u32, block_n: u32, stages: u32, grouping: Grouping) -> Config {
-    Config::HalfWide(half_wide::Config { operands, block_m, block_n, stages, grouping })
-}
-
-/// Tiles of the 16-bit kernels whose rows are grouped, where A is K-major, and those where B is too.
-const HALF_GROUPED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 6), (64, 128, 8)];
-const HALF_GROUPED_NT: &[(u32, u32, u32)] = &[(128, 256, 3), (64, 256, 4)];
-
-fn half_grouped() -> impl Iterator<Item = Config> {
-    Operands::all().filter(|operands| operands.a == Major::K).flat_map(|operands| {
-        let more = if operands.b == Major::K { HALF_GROUPED_NT } else { &[] };
-        HALF_GROUPED.iter().chain(more).map(move |&(block_m, block_n, stages)| {
-            half_wide(operands, block_m, block_n, stages, Grouping::Rows)
-        })
-    })
-}
-
-/// Tiles of the kernels with operands that are e5m2: many rows and few.
-const E5M2_WIDE: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 5), (64, 128, 8)];
-const E5M2_SLIM: &[(u32, u32)] = &[(8, 64), (64, 64)];
-
-/// The kernels with operands that are e5m2.
-fn e5m2_kernels() -> impl Iterator<Item = Config> {
-    E5m2::ALL.into_iter().map(Some).flat_map(|e5m2| {
-        let wide = E5M2_WIDE.iter().map(move |&(block_m, block_n, stages)| {
-            Config::Wide(fp8_wide::Config {
-                block_m,
-                block_n,
-                stages,
-                grouping: Grouping::Dense,
-                d_in_slabs: false,
-                scales_of_b: ScalesOfB::Blocks,
-                e5m2,
-                fusion: Fusion::None,
-            })
-        });
-        wide.chain(
-            E5M2_SLIM
-                .iter()
-                .map(move |&(block_m, block_n)| Config::Slim(fp8_slim::Config { block_m, block_n, e5m2 })),
-        )
-    })
-}
-
-/// Those of which rows are grouped.
-const GROUPED: &[(u32, u32, u32)] =
-    &[(256, 128, 3), (128, 128, 5), (128, 192, 4), (64, 64, 12), (64, 96, 10), (64, 128, 8), (64, 256, 4)];
-
-/// Those of batches, whose D may lie row beside row.
-const BATCHED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 5), (64, 128, 8)];
-
-/// Tiles of the kernels with a scale for each row of B.
-const ROW_SCALES: &[(u32, u32, u32)] = &[(128, 128, 4), (64, 128, 6)];
-
-/// Tiles of the kernels that add the products of a batch up: K-major, as few of them as K is long.
-const HALF_SUMMED: &[(u32, u32)] = &[(64, 64), (128, 128)];
-
-fn half_summed() -> impl Iterator<Item = Config> {
-    Operands::all().filter(|operands| operands.layout() == "nt").flat_map(|operands| {
-        HALF_SUMMED.iter().map(move |&(block_m, block_n)| {
-            Config::HalfSlim(half_slim::Config { operands, block_m, block_n, summed: true })
-        })
-    })
-}
-
-/// Tiles of the 16-bit kernels whose groups are along K, where both operands have the same major.
-const HALF_K_GROUPED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 6)];
-
-fn half_k_grouped() -> impl Iterator<Item = Config> {
-    Operands::all().filter(|operands| operands.a == operands.b).flat_map(|operands| {
-        HALF_K_GROUPED.iter().map(move |&(block_m, block_n, stages)| {
-            half_wide(operands, block_m, block_n, stages, Grouping::K)
-        })
-    })
-}
-
-/// Those of which groups are along K.
-const K_GROUPED: &[(u32, u32, u32)] = &[(256, 96, 3), (128, 128, 4)];
-
-/// Those whose sums are finished before they are stored.
-const FUSED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 5), (64, 128, 6)];
-
-fn wide(
-    tiles: &[(u32, u32, u32)],
-    grouping: Grouping,
-    scales_of_b: ScalesOfB,
-) -> impl Iterator<Item = Config> {
-    tiles.iter().map(move |&(block_m, block_n, stages)| {
-        let fusion = Fusion::None;
-        let (d_in_slabs, e5m2) = (false, None);
-        Config::Wide(fp8_wide::Config {
-            block_m,
-            block_n,
-            stages,
-            grouping,
-            d_in_slabs,
-            scales_of_b,
-            e5m2,
-            fusion,
-        })
-    })
-}
-
-fn wide_fused(fusion: Fusion) -> impl Iterator<Item = Config> {
-    FUSED.iter().map(move |&(block_m, block_n, stages)| {
-        let (grouping, scales_of_b) = (Grouping::Dense, ScalesOfB::Blocks);
-        let (d_in_slabs, e5m2) = (false, None);
-        Config::Wide(fp8_wide::Config {
-            block_m,
-            block_n,
-            stages,
-            grouping,
-            d_in_slabs,
-            scales_of_b,
-            e5m2,
-            fusion,
-        })
-    })
-}
-
-impl Config {
-    /// Every kernel that exists: no shape ever needs another.
-    pub fn all() -> impl Iterator<Item = Config> {
-        let products = Config::dense().chain(Config::grouped()).chain(Config::k_grouped());
-        let products = products.chain(Config::fused()).chain(Config::summed()).chain(Config::batched());
-        products.chain([Config::Transpose])
-    }
-
-    /// The kernels of one product.
-    pub fn dense() -> impl Iterator<Item = Config> {
-        let slim = SLIM.iter().map(|&(block_m, block_n)| fp8_slim::Config { block_m, block_n, e5m2: None });
-        wide(WIDE, Grouping::Dense, ScalesOfB::Blocks)
-            .chain(slim.map(Config::Slim))
-            .chain(wide(ROW_SCALES, Grouping::Dense, ScalesOfB::Rows))
-            .chain(half_kernels())
-            .chain(e5m2_kernels())
-    }
-
-    /// The kernels whose rows are grouped.
-    pub fn grouped() -> impl Iterator<Item = Config> {
-        wide(GROUPED, Grouping::Rows, ScalesOfB::Blocks).chain(half_grouped())
-    }
-
-    /// The kernels whose groups are along K.
-    pub fn k_grouped() -> impl Iterator<Item = Config> {
-        wide(K_GROUPED, Grouping::K, ScalesOfB::Rows).chain(half_k_grouped())
-    }
-
-    /// The kernels of batches of FP8 products.
-    pub fn batched() -> impl Iterator<Item = Config> {
-        wide(BATCHED, Grouping::Rows, ScalesOfB::Blocks).map(|config| match config {
-            Config::Wide(config) => Config::Wide(fp8_wide::Config { d_in_slabs: true, ..config }),
-            other => other,
-        })
-    }
-
-    /// The kernels that add the products of a batch up.
-    pub fn summed() -> impl Iterator<Item = Config> {
-        half_summed()
-    }
-
-    /// The kernels that finish their sums before they store them.
-    pub fn fused() -> impl Iterator<Item = Config> {
-        [Fusion::Elementwise, Fusion::Gated].into_iter().flat_map(wide_fused)
-    }
-
-    /// Whether rows are grouped.
-    pub fn is_grouped(&self) -> bool {
-        match self {
-            Config::Wide(config) => config.is_grouped(),
-            Config::HalfWide(config) => config.is_grouped(),
-            Config::Slim(_) | Config::HalfSlim(_) | Config::Transpose => false,
-        }
-    }
-
-    /// Whether the kernel computes batches and not other groups of rows.
-    pub fn is_batched(&self) -> bool {
-        matches!(self, Config::Wide(config) if config.d_in_slabs)
-    }
-
-    /// What the kernel does with its sums before it stores them.
-    pub fn fusion(&self) -> Fusion {
-        match self {
-            Config::Wide(config) => config.fusion,
-            Config::Slim(_) | Config::HalfWide(_) | Config::HalfSlim(_) | Config::Transpose => Fusion::None,
-        }
-    }
-
-    /// What the kernel multiplies, or prepares for those that do.
-    pub fn family(&self) -> Family {
-        match self {
-            Config::Transpose => Family::Fp8,
-            Config::Wide(config) if config.scales_of_b == ScalesOfB::Rows => Family::Fp8Rows,
-            Config::Wide(fp8_wide::Config { e5m2, .. }) | Config::Slim(fp8_slim::Config { e5m2, .. }) => {
-                e5m2.map_or(Family::Fp8, Family::Fp8E5m2)
-            }
-            Config::HalfWide(config) => Family::Half(config.operands),
-            Config::HalfSlim(config) => Family::Half(config.operands),
-        }
-    }
-
-    /// The kernel's name, which is also the entry's.
-    pub fn name(&self) -> String {
-        match self {
-            Config::Transpose => transpose::NAME.to_owned(),
-            Config::Wide(config) => config.name(),
-            Config::Slim(config) => config.name(),
-            Config::HalfWide(config) => config.name(),
-            Config::HalfSlim(config) => config.name(),
-        }
-    }
-
-    /// Writes the kernel.
-    pub fn build(&self) -> Result<Module, BuildError> {
-        match self {
-            Config::Transpose => transpose::build(),
-            Config::Wide(config) => config.build(),
-            Config::Slim(config) => config.build(),
-            Config::HalfWide(config) => config.build(),
-            Config::HalfSlim(config) => config.build(),
-        }
-    }
-}
-
 impl Choice {
     /// The kernel that is launched.
     pub fn config(&self) -> Config {
@@ -730,6 +456,7 @@ fn covering(shape: Shape, [block_m, block_n]: [u32; 2], split: u32, stages: u32)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transpose;
     use std::collections::HashSet;
 
     #[test]
