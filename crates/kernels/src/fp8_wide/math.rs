@@ -246,8 +246,6 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         k.wgmma_fence();
         multiply_stage(k, fp8::types(cfg.e5m2), products, a, b);
         k.wgmma_commit();
-        // Else the assembler has the last product wait for what is loaded behind it.
-        k.sync_warp();
     }
 
     /// Loads the scales of the blocks from `next` on, if there are any.
@@ -289,6 +287,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             multiply_stage(k, fp8::types(cfg.e5m2), &self.products[0], a, b);
             k.wgmma_commit();
             if cfg.scales_of_b == ScalesOfB::Rows {
+                // Else the assembler has the last product wait for what is loaded behind it.
                 k.sync_warp();
             }
             if let Some((load_columns, ahead)) = first_wave.take() {
