@@ -1,11 +1,12 @@
 //! Batches of products with FP8 operands, with any strides from one to the next.
 
+use crate::check::int;
 use crate::check::{CheckedGroups, GroupedFp8GemmNt, Operand};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::gemm::{GemmOptions, refuse_stream};
-use crate::grouped::{int, launch, run_raw, simulate};
+use crate::grouped::{launch, run_raw, simulate};
 use crate::grouped_nn;
 use crate::reference;
 use crate::tensor::Tensor;

@@ -70,11 +70,7 @@ pub fn fp8_gemm(
         Device::Cpu => {
             gemm::refuse_stream(a.device(), options)?;
             let old = d.clone();
-            let c = match c {
-                Addend::None => None,
-                Addend::InPlace => Some(&old),
-                Addend::From(c) => Some(c),
-            };
+            let c = c.tensor(&old);
             reference::fp8_gemm_tensors(layout, (a, sfa), (b, sfb), c, d)
         }
     }

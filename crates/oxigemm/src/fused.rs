@@ -4,6 +4,7 @@ use oxigemm_kernels::epilogue::Activation;
 
 use crate::call::{Addresses, FusedAt, PlanKey};
 use crate::cast::ScaleFormat;
+use crate::check::int;
 use crate::check::{CheckedFused, EpilogueArguments, Fp8GemmNt, HeadSplits, Operand};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
@@ -251,7 +252,6 @@ impl RawFusedFp8Gemm {
         for output in gemm.c.iter_mut().chain([&mut gemm.d]) {
             output.dims[1] = columns.saturating_add(skipped);
         }
-        let int = |x: usize| i64::try_from(x).unwrap_or(i64::MAX);
         let bias =
             Operand { rank: 1, ..Operand::matrix("bias", self.bias_type, [n, 1], [1, 1], self.bias, device) };
         let dims = [gemm.a.dims[0], columns / 128 + i64::from(columns % 128 != 0)];

@@ -3,6 +3,7 @@
 use oxigemm_kernels::params::ScalesOfB;
 
 use crate::call::{Addresses, FusedAt, PlanKey};
+use crate::check::int;
 use crate::check::{Checked, Fp8GemmNt, Groups, Operand, Problem, Summed, Trivial};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
@@ -28,7 +29,16 @@ pub enum Addend<'a> {
     From(&'a Tensor),
 }
 
-impl Addend<'_> {
+impl<'a> Addend<'a> {
+    /// It as a tensor, where `old` is what D held before.
+    pub(crate) fn tensor(self, old: &'a Tensor) -> Option<&'a Tensor> {
+        match self {
+            Addend::None => None,
+            Addend::InPlace => Some(old),
+            Addend::From(c) => Some(c),
+        }
+    }
+
     /// It as the argument `c`, beside D.
     pub(crate) fn describe(&self, d: &Tensor) -> Option<Operand> {
         match self {
@@ -165,8 +175,6 @@ pub struct RawFp8Gemm {
 
 impl RawFp8Gemm {
     pub(crate) fn describe(&self, device: DeviceId) -> Fp8GemmNt {
-        // What does not fit is refused as too large.
-        let int = |x: usize| i64::try_from(x).unwrap_or(i64::MAX);
         let [m, n, k] = [self.m, self.n, self.k].map(int);
         let blocks = |x: i64| x / 128 + i64::from(x % 128 != 0);
         let matrix = |name, dtype, dims: [i64; 2], strides: [usize; 2], address| {
@@ -438,10 +446,6 @@ fn on_cpu(
     d: &mut Tensor,
 ) -> Result<()> {
     let old = d.clone();
-    let c = match c {
-        Addend::None => None,
-        Addend::InPlace => Some(&old),
-        Addend::From(c) => Some(c),
-    };
+    let c = c.tensor(&old);
     reference::fp8_gemm_nt_tensors(a, sfa, b, sfb, c, d)
 }

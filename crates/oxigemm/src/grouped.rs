@@ -3,6 +3,7 @@
 use oxigemm_kernels::grouping::GroupLayout;
 
 use crate::call::{Addresses, FusedAt};
+use crate::check::int;
 use crate::check::{CheckedGroups, GroupedFp8GemmNt, GroupsArgument, Operand};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
@@ -455,9 +456,4 @@ pub(crate) fn simulate(sim: &Sim, arguments: &impl GroupedArguments, options: &G
     let key = key(sim.limits(), problem, Some(groups), options);
     let work = sim.plan(&key, &arguments.addresses(), options.programmatic)?;
     put(sim, stream, work)
-}
-
-/// What does not fit is refused as too large.
-pub(crate) fn int(x: usize) -> i64 {
-    i64::try_from(x).unwrap_or(i64::MAX)
 }

@@ -1,11 +1,12 @@
 //! Batches of products with BF16 and FP16 operands, with any strides from one to the next.
 
+use crate::check::int;
 use crate::check::{GemmLayout, GroupedHalfGemm, Operand};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::gemm::{Addend, GemmOptions};
-use crate::grouped::{int, run_raw};
+use crate::grouped::run_raw;
 use crate::half_gemm::expect_type;
 use crate::half_grouped::run;
 use crate::half_summed::half_bgemm_nt_summed;

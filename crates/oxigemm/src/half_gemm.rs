@@ -1,6 +1,7 @@
 //! The GEMM functions with BF16 and FP16 operands.
 
 use crate::call::{Addresses, FusedAt};
+use crate::check::int;
 use crate::check::{Checked, GemmLayout, HalfGemm, Operand};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
@@ -64,11 +65,7 @@ pub fn half_gemm(
         Device::Cpu => {
             refuse_stream(a.device(), options)?;
             let old = d.clone();
-            let c = match c {
-                Addend::None => None,
-                Addend::InPlace => Some(&old),
-                Addend::From(c) => Some(c),
-            };
+            let c = c.tensor(&old);
             reference::half_gemm_tensors(layout, a, b, c, d)
         }
     }
@@ -147,8 +144,6 @@ pub struct RawHalfGemm {
 
 impl RawHalfGemm {
     fn describe(&self, device: DeviceId) -> HalfGemm {
-        // What does not fit is refused as too large.
-        let int = |x: usize| i64::try_from(x).unwrap_or(i64::MAX);
         let [m, n, k] = [self.m, self.n, self.k].map(int);
         let matrix = |name, dtype, dims: [i64; 2], strides: [usize; 2], address| {
             Operand::matrix(name, dtype, dims, strides.map(int), address, device)

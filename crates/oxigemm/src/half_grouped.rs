@@ -1,12 +1,13 @@
 //! Products with BF16 and FP16 operands whose rows are grouped, each group with a B of its own.
 
 use crate::call::{Addresses, FusedAt};
+use crate::check::int;
 use crate::check::{CheckedGroups, GemmLayout, GroupedHalfGemm, Operand};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::gemm::{Addend, GemmOptions, refuse_stream};
-use crate::grouped::{GroupedArguments, GroupedRows, RawGroups, RowGroups, int, launch, run_raw, simulate};
+use crate::grouped::{GroupedArguments, GroupedRows, RawGroups, RowGroups, launch, run_raw, simulate};
 use crate::half_gemm::expect_type;
 use crate::memo::Memo;
 use crate::reference;

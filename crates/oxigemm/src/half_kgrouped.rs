@@ -1,12 +1,12 @@
 //! Products with BF16 and FP16 operands and groups along K.
 
 use crate::call::{Addresses, FusedAt};
+use crate::check::int;
 use crate::check::{CheckedKGroups, GemmLayout, KGroupedHalfGemm, Operand};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::gemm::{Addend, GemmOptions, refuse_stream};
-use crate::grouped::int;
 use crate::half_gemm::expect_type;
 use crate::kgrouped::{KGroupedArguments, launch, run_raw, simulate};
 use crate::reference;
@@ -78,11 +78,7 @@ pub fn k_grouped_half_gemm(
             refuse_stream(a.device(), options)?;
             let checked = arguments.check()?;
             let old = d.clone();
-            let c = match c {
-                Addend::None => None,
-                Addend::InPlace => Some(&old),
-                Addend::From(c) => Some(c),
-            };
+            let c = c.tensor(&old);
             reference::k_grouped_half_gemm_tensors(layout, [a, b], c, d, ks, &checked)
         }
     }

@@ -1,11 +1,11 @@
 //! Batches of products with BF16 and FP16 operands that are added up.
 
 use crate::call::{Addresses, FusedAt};
+use crate::check::int;
 use crate::check::{Checked, Operand, Summed, SummedHalfGemm};
 use crate::device::{Device, DeviceId};
 use crate::error::Result;
 use crate::gemm::{Addend, GemmArguments, GemmOptions, refuse_stream, run, run_raw, simulate};
-use crate::grouped::int;
 use crate::half_batched::RawHalfBgemm;
 use crate::memo::Memo;
 use crate::reference;
@@ -55,11 +55,7 @@ pub fn half_bgemm_nt_summed(
             refuse_stream(a.device(), options)?;
             let checked = arguments.check()?;
             let old = d.clone();
-            let c = match c {
-                Addend::None => None,
-                Addend::InPlace => Some(&old),
-                Addend::From(c) => Some(c),
-            };
+            let c = c.tensor(&old);
             reference::half_bgemm_nt_summed_tensors(a, b, c, d, &checked)
         }
     }

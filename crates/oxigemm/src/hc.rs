@@ -4,6 +4,7 @@ use oxigemm_cuda::{Element, L2Promotion, Swizzle, TiledTensor};
 use oxigemm_kernels::hc_prenorm::{BLOCK_K, BLOCK_M, Config};
 use oxigemm_kernels::shares::Shares;
 
+use crate::check::int;
 use crate::check::{HcPrenormGemm, HcProblem, Operand};
 use crate::device::Device;
 use crate::direct::{Argument, Call};
@@ -110,8 +111,6 @@ pub unsafe fn tf32_hc_prenorm_gemm_raw(
     raw: &RawHcPrenormGemm,
     options: &GemmOptions,
 ) -> Result<()> {
-    // What does not fit is refused as too large.
-    let int = |x: usize| i64::try_from(x).unwrap_or(i64::MAX);
     let matrix = |name, dtype, dims: [usize; 2], pitch: usize, address| {
         Operand::matrix(name, dtype, dims.map(int), [int(pitch), 1], address, device.id())
     };

@@ -4,6 +4,7 @@ use oxigemm_cuda::{Element, L2Promotion, Swizzle, TiledTensor};
 use oxigemm_kernels::indexer::{Config, Heads, LogitFlags, TILE_KEYS};
 use oxigemm_kernels::{mqa_paged, mqa_schedule};
 
+use crate::check::int;
 use crate::check::{
     Logits, MqaLogits, MqaProblem, Operand, PagedMqaLogits, PagedMqaProblem, PagedMqaSchedule,
     ScheduleProblem,
@@ -398,11 +399,6 @@ pub unsafe fn get_paged_mqa_logits_metadata_raw(
     };
     // SAFETY: the caller keeps the operands as described.
     unsafe { share_out(device, &arguments, options) }
-}
-
-/// What does not fit is refused as too large.
-fn int(x: usize) -> i64 {
-    i64::try_from(x).unwrap_or(i64::MAX)
 }
 
 /// Describes memory of a device.

@@ -1,6 +1,7 @@
 //! Products with groups along K: what the weights of a mixture's experts get as gradients.
 
 use crate::call::{Addresses, FusedAt, PlanKey};
+use crate::check::int;
 use crate::check::{CheckedKGroups, GemmLayout, KGroupedFp8Gemm, KGroups, Operand, Problem, Trivial};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
@@ -141,11 +142,7 @@ fn run(
             refuse_stream(a.device(), options)?;
             let checked = arguments.check()?;
             let old = d.clone();
-            let c = match c {
-                Addend::None => None,
-                Addend::InPlace => Some(&old),
-                Addend::From(c) => Some(c),
-            };
+            let c = c.tensor(&old);
             reference::k_grouped_fp8_gemm_tensors(layout, (a, sfa), (b, sfb), c, d, ks, &checked)
         }
     }
@@ -198,12 +195,9 @@ pub struct RawKGroupedFp8Gemm<'a> {
 
 impl<'a> RawKGroupedFp8Gemm<'a> {
     fn describe(&self, layout: GemmLayout, device: DeviceId) -> KGroupedFp8Gemm<'a> {
-        // What does not fit is refused as too large.
-        let int = |x: usize| i64::try_from(x).unwrap_or(i64::MAX);
         let [groups, m, n, k, blocks] = [self.groups, self.m, self.n, self.k, self.blocks].map(int);
         let list = |name, dtype, length: i64, address| {
-            let (dims, strides) = ([length, 1, 1, 1], [1; 4]);
-            Operand { name, dtype, rank: 1, dims, strides, address, device }
+            Operand::new((name, dtype), &[length], &[1], (address, device))
         };
         let scales = |name, rows, strides: [usize; 2], address| {
             let scales = Operand::matrix(name, DType::F32, [rows, blocks], strides.map(int), address, device);
@@ -214,8 +208,8 @@ impl<'a> RawKGroupedFp8Gemm<'a> {
             _ => list(name, DType::E4m3, rows.saturating_mul(k), address),
         };
         let output = |name, [group, row]: [usize; 2], address| {
-            let (dims, strides) = ([groups, m, n, 1], [int(group), int(row), 1, 1]);
-            Operand { name, dtype: self.d_type, rank: 3, dims, strides, address, device }
+            let dims = [groups, m, n];
+            Operand::new((name, self.d_type), &dims, &[int(group), int(row), 1], (address, device))
         };
         KGroupedFp8Gemm {
             layout,

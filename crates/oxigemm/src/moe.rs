@@ -2,6 +2,7 @@
 
 use oxigemm_kernels::quantize::{Config, permute};
 
+use crate::check::int;
 use crate::check::{MoePermute, MoeUnpermute, Operand};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
@@ -234,7 +235,7 @@ pub unsafe fn moe_unpermute_raw(
 
 /// An operand without gaps.
 fn dense(kind: (&'static str, DType), dims: &[usize], address: u64, device: DeviceId) -> Operand {
-    let dims: Vec<i64> = dims.iter().map(|dim| i64::try_from(*dim).unwrap_or(i64::MAX)).collect();
+    let dims: Vec<i64> = dims.iter().copied().map(int).collect();
     let strides: Vec<i64> =
         (0..dims.len()).map(|i| dims[i + 1..].iter().fold(1, |a: i64, b| a.saturating_mul(*b))).collect();
     Operand::new(kind, &dims, &strides, (address, device))

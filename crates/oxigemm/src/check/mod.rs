@@ -31,6 +31,7 @@ pub use kgrouped::{CheckedKGroups, KGroupedFp8Gemm, KGroups};
 pub use moe::{MoePermute, MoeUnpermute};
 use operand::Footprint;
 pub use operand::Operand;
+pub(crate) use operand::int;
 use oxigemm_kernels::fp8::E5m2;
 use oxigemm_kernels::half::Major;
 use oxigemm_kernels::launch::Family;

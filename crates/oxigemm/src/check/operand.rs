@@ -463,3 +463,7 @@ impl Operand {
         Error::Tma { argument: self.name, reason }
     }
 }
+/// A size as those of operands are: what does not fit is refused as too large.
+pub(crate) fn int(x: usize) -> i64 {
+    i64::try_from(x).unwrap_or(i64::MAX)
+}

@@ -2,9 +2,9 @@
 
 use oxigemm_kernels::quantize::{Config, both};
 
-use super::raw::int;
 use super::{RawQuantize, SourceTensor, step};
 use crate::cast::ScaleFormat;
+use crate::check::int;
 use crate::check::{CheckedQuantize, Granularity, Operand, Quantize, QuantizeBoth, QuantizeSource};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;

@@ -3,8 +3,9 @@
 use oxigemm_kernels::quantize::groups::NVFP4_WIDTH;
 use oxigemm_kernels::quantize::{self as kernels, Args, Code, Config, Source};
 
-use super::raw::{int, scales_operand};
+use super::raw::scales_operand;
 use super::{RawScales, step};
+use crate::check::int;
 use crate::check::{CheckedQuantize, DequantizeNvfp4, Operand, QuantizeNvfp4};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;

@@ -2,6 +2,7 @@
 
 use super::{run_dequantize, run_quantize};
 use crate::cast::ScaleFormat;
+use crate::check::int;
 use crate::check::{Dequantize, Granularity, Operand, Quantize, QuantizeSource};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
@@ -195,9 +196,4 @@ pub(super) fn scales_operand(
             }
         }
     }
-}
-
-/// What does not fit is refused as too large.
-pub(super) fn int(x: usize) -> i64 {
-    i64::try_from(x).unwrap_or(i64::MAX)
 }

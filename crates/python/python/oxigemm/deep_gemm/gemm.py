@@ -75,22 +75,8 @@ def fp8_fp4_gemm_nn(
     compiled_dims: str = "nk",
     disable_ue8m0_cast: bool = False,
 ) -> None:
-    """D = C + A·B with FP8 operands and fine-grained scales.
-
-    ======== ============================== ====================== ==========================================
-    argument shape                          type                   layout
-    ======== ============================== ====================== ==========================================
-    a[0]     [M, K]                         e4m3 or e5m2           one stride 1; pitch multiples of 16 bytes
-    a[1]     [M, K/128]                     float32                any strides
-    b[0]     [K, N]                         e4m3 or e5m2           one stride 1; pitch multiples of 16 bytes
-    b[1]     [K/128, N/128]                 float32                any strides
-    c, d     [M, N]                         bfloat16 or float32    rows of N, any pitch
-    ======== ============================== ====================== ==========================================
-
-    Scales of B with N instead of N/128 belong to single rows. ``recipe`` (or ``recipe_a`` and ``recipe_b``) says so
-    too, and is compared with the shapes: ``(1, 128, 128)`` or ``(1, 1, 128)``. Where scales have 1 along a dimension,
-    that one holds for all. ``c`` may be ``d`` itself. ``compiled_dims`` and ``disable_ue8m0_cast`` change nothing: no
-    dimension is ever compiled in, and scales of Hopper are float32.
+    """``fp8_fp4_gemm_nt`` for D = C + A·B: A [M, K] with scales [M, K/128],
+    B [K, N] with scales [K/128, N/128] (or [K/128, N]).
     """
     if _call.is_compiling():
         return _call.ops().fp8_gemm("nn", *a, *b, d, c, recipe, recipe_a, recipe_b)
@@ -108,22 +94,8 @@ def fp8_fp4_gemm_tn(
     compiled_dims: str = "mn",
     disable_ue8m0_cast: bool = False,
 ) -> None:
-    """D = C + Aᵀ·B with FP8 operands and fine-grained scales.
-
-    ======== ============================== ====================== ==========================================
-    argument shape                          type                   layout
-    ======== ============================== ====================== ==========================================
-    a[0]     [K, M]                         e4m3 or e5m2           one stride 1; pitch multiples of 16 bytes
-    a[1]     [K/128, M]                     float32                any strides
-    b[0]     [K, N]                         e4m3 or e5m2           one stride 1; pitch multiples of 16 bytes
-    b[1]     [K/128, N/128]                 float32                any strides
-    c, d     [M, N]                         bfloat16 or float32    rows of N, any pitch
-    ======== ============================== ====================== ==========================================
-
-    Scales of B with N instead of N/128 belong to single rows. ``recipe`` (or ``recipe_a`` and ``recipe_b``) says so
-    too, and is compared with the shapes: ``(1, 128, 128)`` or ``(1, 1, 128)``. Where scales have 1 along a dimension,
-    that one holds for all. ``c`` may be ``d`` itself. ``compiled_dims`` and ``disable_ue8m0_cast`` change nothing: no
-    dimension is ever compiled in, and scales of Hopper are float32.
+    """``fp8_fp4_gemm_nt`` for D = C + Aᵀ·B: A [K, M] with scales [K/128, M],
+    B [K, N] with scales [K/128, N/128] (or [K/128, N]).
     """
     if _call.is_compiling():
         return _call.ops().fp8_gemm("tn", *a, *b, d, c, recipe, recipe_a, recipe_b)
@@ -141,22 +113,8 @@ def fp8_fp4_gemm_tt(
     compiled_dims: str = "mn",
     disable_ue8m0_cast: bool = False,
 ) -> None:
-    """D = C + Aᵀ·Bᵀ with FP8 operands and fine-grained scales.
-
-    ======== ============================== ====================== ==========================================
-    argument shape                          type                   layout
-    ======== ============================== ====================== ==========================================
-    a[0]     [K, M]                         e4m3 or e5m2           one stride 1; pitch multiples of 16 bytes
-    a[1]     [K/128, M]                     float32                any strides
-    b[0]     [N, K]                         e4m3 or e5m2           one stride 1; pitch multiples of 16 bytes
-    b[1]     [N/128, K/128]                 float32                any strides
-    c, d     [M, N]                         bfloat16 or float32    rows of N, any pitch
-    ======== ============================== ====================== ==========================================
-
-    Scales of B with N instead of N/128 belong to single rows. ``recipe`` (or ``recipe_a`` and ``recipe_b``) says so
-    too, and is compared with the shapes: ``(1, 128, 128)`` or ``(1, 1, 128)``. Where scales have 1 along a dimension,
-    that one holds for all. ``c`` may be ``d`` itself. ``compiled_dims`` and ``disable_ue8m0_cast`` change nothing: no
-    dimension is ever compiled in, and scales of Hopper are float32.
+    """``fp8_fp4_gemm_nt`` for D = C + Aᵀ·Bᵀ: A [K, M] with scales [K/128, M],
+    B [N, K] with scales [N/128, K/128] (or [N, K/128]).
     """
     if _call.is_compiling():
         return _call.ops().fp8_gemm("tt", *a, *b, d, c, recipe, recipe_a, recipe_b)
