@@ -8,20 +8,20 @@ shift
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-python3 -m venv --system-site-packages "$work/venv"
-pip() { "$work/venv/bin/python" -m pip --disable-pip-version-check "$@"; }
-pip install --quiet --no-index --no-deps "$wheel"
+# A directory beside the installed packages and not a virtual environment: one made inside another does not see that one's torch.
+export PYTHONPATH="$work/site"
+install() { python3 -m pip --disable-pip-version-check install --quiet --no-index --no-deps --target "$work/site" "$@"; }
+install "$wheel"
 for package in numpy ml_dtypes packaging pluggy iniconfig pygments pytest; do
-  "$work/venv/bin/python" -c "import $package" 2>/dev/null ||
-    pip install --quiet --no-index --no-deps --find-links "$(dirname "$wheel")" "$package"
+  python3 -c "import $package" 2>/dev/null || install --find-links "$(dirname "$wheel")" "$package"
 done
 export OXIGEMM_CACHE_DIR="$work/cache"
 [ $# -gt 0 ] || set -- test time
 for what in "$@"; do
   case $what in
-  test) (cd crates/python && "$work/venv/bin/python" -m pytest -q -p no:cacheprovider tests) ;;
-  time) "$work/venv/bin/python" crates/python/bench/host_time.py ;;
-  anchor) "$work/venv/bin/python" crates/python/bench/anchor.py ;;
+  test) (cd crates/python && python3 -m pytest -q -p no:cacheprovider tests) ;;
+  time) python3 crates/python/bench/host_time.py ;;
+  anchor) python3 crates/python/bench/anchor.py ;;
   *) echo "expected test, time or anchor, found $what" >&2 && exit 2 ;;
   esac
 done
