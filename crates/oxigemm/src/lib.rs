@@ -138,8 +138,8 @@ pub use kgrouped::{
 };
 pub use layout::MAX_RANK;
 pub use moe::{
-    PermutedRows, RawMoePermute, RawMoeUnpermute, moe_permute, moe_permute_raw, moe_rows, moe_unpermute,
-    moe_unpermute_raw,
+    PermutedRows, RawMoePermute, RawMoeUnpermute, RawPaddingRows, moe_permute, moe_permute_raw, moe_rows,
+    moe_unpermute, moe_unpermute_raw, zero_padding_rows, zero_padding_rows_raw,
 };
 pub use oxigemm_kernels::epilogue::Activation;
 pub use oxigemm_kernels::params::ScalesOfB;

@@ -1,9 +1,9 @@
 //! A mixture of experts: tokens to the places of their experts, and back.
 
-use oxigemm_kernels::quantize::{Config, permute};
+use oxigemm_kernels::quantize::{Config, padding, permute};
 
 use crate::check::int;
-use crate::check::{MoePermute, MoeUnpermute, Operand};
+use crate::check::{MoePermute, MoeUnpermute, Operand, PaddingRows};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -140,6 +140,82 @@ pub fn moe_unpermute(
     }
 }
 
+/// Makes the rows of D zero that belong to no group, which a grouped product leaves as they are.
+///
+/// `ids` is `[M]` i32, as [`GroupedRows::Ids`](crate::GroupedRows::Ids) has them: the group of each row. Whatever is not from 0 to
+/// `groups - 1` is no group. D is `[M, N]` bf16, f16 or f32. Only these rows are written, so the call may stand before the product
+/// or behind it.
+///
+/// # Errors
+/// The first rule that an argument breaks, or what the device reports.
+///
+/// ```
+/// use oxigemm::{DType, Device, LaunchOptions, Tensor, zero_padding_rows};
+///
+/// let device = Device::cpu();
+/// let ids = Tensor::from_slice(&[0i32, -1, 1, 2], &[4], &device)?; // of two groups
+/// let mut d = Tensor::from_f32(DType::Bf16, &[7.0; 8], &[4, 2], &device)?;
+/// zero_padding_rows(&ids, 2, &mut d, &LaunchOptions::default())?;
+/// assert_eq!(d.to_vec_f32()?, [7.0, 7.0, 0.0, 0.0, 7.0, 7.0, 0.0, 0.0]);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn zero_padding_rows(ids: &Tensor, groups: usize, d: &mut Tensor, options: &LaunchOptions) -> Result<()> {
+    let call = PaddingRows { ids: ids.describe("ids"), groups, d: d.describe("d") };
+    match d.device() {
+        Device::Cpu => {
+            no_stream(d.device(), options.stream.as_ref())?;
+            match call.check()? {
+                Some(_) => on_cpu::zero_padding(ids, groups, d),
+                None => Ok(()),
+            }
+        }
+        // SAFETY: as in `moe_permute`.
+        device => unsafe { run_padding(device, &call, options) },
+    }
+}
+
+/// A [`zero_padding_rows`] on memory that the caller owns.
+#[derive(Clone, Copy, Debug)]
+pub struct RawPaddingRows {
+    /// How many rows there are.
+    pub rows: usize,
+    /// Columns of D.
+    pub columns: usize,
+    /// How many groups there are.
+    pub groups: usize,
+    /// Address of the group of each row.
+    pub ids: u64,
+    /// Address of D.
+    pub d: u64,
+    /// The type of its elements.
+    pub d_type: DType,
+    /// Elements from a row of D to the next.
+    pub d_pitch: usize,
+}
+
+/// [`zero_padding_rows`] on memory that the caller owns. The device is a GPU or the simulator.
+///
+/// # Safety
+/// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
+///
+/// # Errors
+/// As [`zero_padding_rows`]. The CPU is refused: it has tensors only.
+pub unsafe fn zero_padding_rows_raw(
+    device: &Device,
+    call: &RawPaddingRows,
+    options: &LaunchOptions,
+) -> Result<()> {
+    let id = device.id();
+    let dims = [call.rows, call.columns].map(int);
+    let described = PaddingRows {
+        ids: dense(("ids", DType::I32), &[call.rows], call.ids, id),
+        groups: call.groups,
+        d: Operand::new(("d", call.d_type), &dims, &[int(call.d_pitch), 1], (call.d, id)),
+    };
+    // SAFETY: the caller keeps the operands as described.
+    unsafe { run_padding(device, &described, options) }
+}
+
 /// A [`moe_permute`] on memory that the caller owns.
 #[derive(Clone, Copy, Debug)]
 pub struct RawMoePermute {
@@ -255,6 +331,15 @@ unsafe fn run_permute(device: &Device, call: &MoePermute, options: &LaunchOption
 unsafe fn run_unpermute(device: &Device, call: &MoeUnpermute, options: &LaunchOptions) -> Result<()> {
     let Some(args) = call.check()? else { return Ok(()) };
     let only = step(Config::Unpermute, permute::unpermute_launch(&args));
+    // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
+    unsafe { run_steps(device, std::iter::once(only), options) }
+}
+
+/// # Safety
+/// As for [`zero_padding_rows_raw`].
+unsafe fn run_padding(device: &Device, call: &PaddingRows, options: &LaunchOptions) -> Result<()> {
+    let Some(args) = call.check()? else { return Ok(()) };
+    let only = step(Config::Padding, padding::launch(&args));
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }

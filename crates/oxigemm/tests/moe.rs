@@ -4,8 +4,9 @@
 use oxigemm::cast::ScaleFormat;
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
-    DType, Device, Error, LaunchOptions, PermutedRows, RawMoePermute, RawMoeUnpermute, Sim, Tensor,
-    gather_quantize, moe_permute, moe_permute_raw, moe_rows, moe_unpermute, moe_unpermute_raw, random,
+    DType, Device, Error, LaunchOptions, PermutedRows, RawMoePermute, RawMoeUnpermute, RawPaddingRows, Sim,
+    Tensor, gather_quantize, moe_permute, moe_permute_raw, moe_rows, moe_unpermute, moe_unpermute_raw,
+    random, zero_padding_rows, zero_padding_rows_raw,
 };
 
 /// Choices, of which a few are no experts.
@@ -106,6 +107,56 @@ fn rows_are_added_as_on_the_cpu() {
         };
         assert!(run(&sim) == run(&Device::Cpu), "{tokens} {topk} {columns}");
     }
+}
+
+/// What is between rows, and rows that are of a group, keep what they held.
+#[test]
+fn rows_of_no_group_become_zero() {
+    let sim = Device::sim();
+    let shapes =
+        [(1, 1, 0), (5, 8, 0), (70, 24, 0), (33, 7, 1), (40, 256, 8), (3, 1000, 24), (0, 8, 0), (4, 0, 0)];
+    for (turn, (rows, columns, gap)) in shapes.into_iter().enumerate() {
+        let ids: Vec<i32> = (0..rows).map(|i| (random::bits(turn as u64, i) % 6) as i32 - 2).collect();
+        for dtype in [DType::Bf16, DType::F16, DType::F32] {
+            let run = |device: &Device| {
+                let ids = Tensor::from_slice(&ids, &[rows as usize], device).unwrap();
+                let (rows, pitch) = (rows as usize, columns + gap);
+                let memory =
+                    Tensor::from_f32(dtype, &vec![7.0; rows * pitch], &[rows, pitch], device).unwrap();
+                let mut d = memory.narrow(1, 0, columns).unwrap();
+                zero_padding_rows(&ids, 3, &mut d, &LaunchOptions::default()).unwrap();
+                memory.to_vec_f32().unwrap()
+            };
+            let expected: Vec<f32> = (ids.iter())
+                .flat_map(|id| {
+                    let inside = if (0..3).contains(id) { 7.0 } else { 0.0 };
+                    (0..columns + gap).map(move |column| if column < columns { inside } else { 7.0 })
+                })
+                .collect();
+            assert_eq!(run(&Device::Cpu), expected, "{rows} {columns} {gap} {dtype}");
+            assert_eq!(run(&sim), expected, "{rows} {columns} {gap} {dtype}");
+        }
+    }
+}
+
+#[test]
+fn rows_of_no_group_become_zero_by_address() {
+    let device = Device::sim();
+    let ids = Tensor::from_slice(&[-1i32, 0, 5], &[3], &device).unwrap();
+    let d = Tensor::from_f32(DType::F32, &[7.0; 12], &[3, 4], &device).unwrap();
+    let (rows, columns) = (3, 4);
+    let addresses = RawPaddingRows {
+        rows,
+        columns,
+        groups: 1,
+        ids: ids.address(),
+        d: d.address(),
+        d_type: DType::F32,
+        d_pitch: columns,
+    };
+    // SAFETY: the tensors live until the device is done.
+    unsafe { zero_padding_rows_raw(&device, &addresses, &LaunchOptions::default()).unwrap() };
+    assert_eq!(d.to_vec_f32().unwrap(), [0., 0., 0., 0., 7., 7., 7., 7., 0., 0., 0., 0.]);
 }
 
 /// The road of a layer: choices, gathered and quantized rows, and back with weights that add up to 1.
@@ -235,4 +286,18 @@ fn bad_arguments_are_refused_by_name() {
     let shared = bf16(&[8, 32]);
     let itself = attempt(shared.clone(), int(&[8, 1]), f32s(&[8, 1]), shared);
     assert!(matches!(itself, Err(Error::Overlap { .. })), "{itself:?}");
+    let attempt = |ids: Tensor, mut d: Tensor| zero_padding_rows(&ids, 2, &mut d, &LaunchOptions::default());
+    attempt(int(&[8]), bf16(&[8, 32])).expect("it is good");
+    let cases = [
+        (attempt(f32s(&[8]), bf16(&[8, 32])), "ids"),
+        (attempt(int(&[7]), bf16(&[8, 32])), "ids"),
+        (attempt(int(&[8, 1]), bf16(&[8, 32])), "ids"),
+        (attempt(int(&[8]), int(&[8, 32])), "d"),
+        (attempt(int(&[8]), bf16(&[8])), "d"),
+        (attempt(int(&[8]), bf16(&[32, 8]).transpose(0, 1).unwrap()), "d"),
+    ];
+    for (i, (result, argument)) in cases.into_iter().enumerate() {
+        let error = result.expect_err("the rule is broken");
+        assert_eq!(error.argument(), Some(argument), "case {i}: {error}");
+    }
 }

@@ -25,6 +25,15 @@ impl Contiguous {
         let numbers = x.get(self.numbers);
         if self.ends { GroupedRows::Ends(numbers) } else { GroupedRows::Ids(numbers) }
     }
+
+    /// Makes rows of no group zero, where every row tells its own: DeepGEMM computes them, and those of A are zero.
+    fn zero_padding(&self, x: &Operands, b: Index, d: Index) -> oxigemm::Result<()> {
+        if self.ends {
+            return Ok(());
+        }
+        let groups = x.get(b).dims()[0];
+        oxigemm::zero_padding_rows(x.get(self.numbers), groups, &mut x.output(d), &x.launch_options())
+    }
 }
 
 fn contiguous<'py>(
@@ -77,12 +86,14 @@ fn m_grouped_fp8_gemm_contiguous<'py>(
     let groups = contiguous(&mut call, grouped_layout, use_psum_layout, expected_m)?;
     let alignment = settings::alignment();
     call.run(|x| {
-        let (a, b, mut d) = ((x.get(a), x.get(sfa)), (x.get(b), x.get(sfb)), x.output(d));
         let run = match layout {
             GemmLayout::Nn => oxigemm::m_grouped_fp8_gemm_nn_contiguous,
             _ => oxigemm::m_grouped_fp8_gemm_nt_contiguous,
         };
-        run(a, b, &mut d, groups.rows(x), alignment, groups.expected_m, &x.options)
+        let (scaled_a, scaled_b) = ((x.get(a), x.get(sfa)), (x.get(b), x.get(sfb)));
+        let rows = groups.rows(x);
+        run(scaled_a, scaled_b, &mut x.output(d), rows, alignment, groups.expected_m, &x.options)?;
+        groups.zero_padding(x, b, d)
     })
 }
 
@@ -147,7 +158,8 @@ fn m_grouped_half_gemm_contiguous<'py>(
             &mut x.output(d),
             rows,
             &x.options,
-        )
+        )?;
+        groups.zero_padding(x, b, d)
     })
 }
 

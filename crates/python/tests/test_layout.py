@@ -40,6 +40,47 @@ def test_packed(device, shape):
     assert strides(found)[-2:] == [1, deep_gemm.get_tma_aligned_size(mn, 4)]
 
 
+@pytest.mark.parametrize("mn", [8, 5])
+def test_packed_of_groups_along_k(device, mn):
+    ks = [512, 0, 128, 640]
+    rows = [k // 128 for k in ks]
+    exponents = np.random.default_rng(0).integers(-20, 20, (sum(rows), mn))
+    found = deep_gemm.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
+        np.exp2(exponents).astype(np.float32), np.array(ks, np.int32), ks, 128, 128
+    )
+    expected, first = [], 0
+    for count in rows:
+        padded = np.zeros((mn, -(-count // 4) * 4), np.uint8)
+        padded[:, :count] = exponents[first : first + count].T + 127
+        expected.append(padded.view(np.int32).T)
+        first += count
+    expected = np.concatenate(expected)
+    assert found.dtype == np.int32 and found.shape == expected.shape
+    assert (found == expected).all()
+    assert strides(found) == [deep_gemm.get_tma_aligned_size(mn, 4), 1]
+
+
+WRONG_GROUPS = [
+    ({"use_psum_layout": True}, "use_psum_layout"),
+    ({"sf": scales(2, 3, 8)}, "sf"),
+    ({"sf": scales(4, 8)}, "sf"),
+    ({"sf": scales(3, 8).astype(np.int32)}, "sf"),
+    ({"ks_cpu": None}, "ks_cpu"),
+    ({"ks_cpu": [100, 256]}, "ks_cpu"),
+    ({"grouped_layout": np.zeros(3, np.int32)}, "grouped_layout"),
+]
+
+
+@pytest.mark.parametrize("changes, argument", WRONG_GROUPS)
+def test_what_is_wrong_with_groups_is_named(changes, argument):
+    right = {"sf": scales(3, 8), "grouped_layout": np.zeros(2, np.int32), "ks_cpu": [128, 256]}
+    with pytest.raises((ValueError, TypeError)) as caught:
+        deep_gemm.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
+            **{**right, "gran_k": 128, "k_alignment": 128, **changes}
+        )
+    assert caught.value.argument == argument
+
+
 def test_required_layout(device):
     sf = scales(6, 2)
     rows = deep_gemm.transform_sf_into_required_layout(sf, 6, 256, (1, 128, 128), is_sfa=True)

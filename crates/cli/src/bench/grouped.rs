@@ -27,6 +27,8 @@ pub struct Row {
     expected: usize,
     n: usize,
     k: usize,
+    /// The rows of each group.
+    rows: Vec<usize>,
     anchor_calibration_us: f64,
     #[serde(flatten)]
     pub figures: Figures,
@@ -90,6 +92,7 @@ fn measure(
         expected: case.expected,
         n: case.n,
         k: case.k,
+        rows: case.rows.clone(),
         anchor_calibration_us: case.calibration_us,
         figures: Figures::new(&plan, work, peer, verdict, &times),
     };

@@ -21,6 +21,9 @@ use crate::{Common, Failure, Outcome};
 #[derive(Serialize)]
 struct Row {
     case: String,
+    /// Keys of each sequence, where they are in pages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lengths: Option<Vec<i32>>,
     anchor_calibration_us: f64,
     #[serde(flatten)]
     figures: Figures,
@@ -140,7 +143,9 @@ fn measure(
     let work = Work { flops, bytes, floor_us };
     let peer = Peer { call_us: case.call_us, main_kernel_us: case.main_kernel_us, diff: case.diff };
     let figures = Figures::of((plan, floor_us), work, peer, verdict, &times);
-    Ok((Row { case: case.name(), anchor_calibration_us: case.calibration_us, figures }, operands))
+    let lengths = case.paged().map(|spec| spec.lengths);
+    let row = Row { case: case.name(), lengths, anchor_calibration_us: case.calibration_us, figures };
+    Ok((row, operands))
 }
 
 /// Whether what is in the operands is right.

@@ -19,6 +19,8 @@ use crate::{Common, Failure, Outcome};
 #[derive(Serialize)]
 pub struct Row {
     case: String,
+    /// The K of each group.
+    ks: Vec<usize>,
     anchor_calibration_us: f64,
     #[serde(flatten)]
     pub figures: Figures,
@@ -52,7 +54,12 @@ pub fn rows(
             figures.improve(&time(args, clock, |options| task.run(options))?);
         }
         live.row(&bar, &case.name(), &figures);
-        rows.push(Row { case: case.name(), anchor_calibration_us: case.calibration_us, figures });
+        rows.push(Row {
+            case: case.name(),
+            ks: case.ks.clone(),
+            anchor_calibration_us: case.calibration_us,
+            figures,
+        });
         bar.inc(1);
     }
     bar.finish_and_clear();

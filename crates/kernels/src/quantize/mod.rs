@@ -21,6 +21,7 @@ pub mod chunk;
 pub mod dequantize;
 pub mod groups;
 pub mod norm;
+pub mod padding;
 pub mod params;
 pub mod permute;
 pub mod rows;
@@ -60,6 +61,8 @@ pub enum Config {
     Permute,
     /// The sum of what became of a token.
     Unpermute,
+    /// Rows of no group become zero.
+    Padding,
 }
 
 impl Config {
@@ -91,7 +94,7 @@ impl Config {
             }))
             .chain(Input::ALL.map(|input| Config::WholeScale(whole::ScaleConfig { input, code: Code::E2m1 })))
             .chain(Input::ALL.map(|input| Config::Norm(norm::Config { input })))
-            .chain([Config::Transform, Config::Permute, Config::Unpermute])
+            .chain([Config::Transform, Config::Permute, Config::Unpermute, Config::Padding])
     }
 
     /// The kernel's name, which is also the entry's.
@@ -108,6 +111,7 @@ impl Config {
             Config::Transform => transform::NAME.to_owned(),
             Config::Permute => permute::PERMUTE.to_owned(),
             Config::Unpermute => permute::UNPERMUTE.to_owned(),
+            Config::Padding => padding::NAME.to_owned(),
         }
     }
 
@@ -129,6 +133,7 @@ impl Config {
             Config::Transform => transform::write(k, &p),
             Config::Permute => permute::permute(k, &p),
             Config::Unpermute => permute::unpermute(k, &p),
+            Config::Padding => padding::write(k, &p),
         }
         k.finish()
     }
@@ -150,6 +155,7 @@ impl Config {
             Config::Transform => 8,
             Config::Permute => 1,
             Config::Unpermute => 6,
+            Config::Padding => 8,
         }
     }
 
@@ -166,6 +172,7 @@ impl Config {
             Config::Transform => transform::THREADS,
             Config::Permute => permute::THREADS,
             Config::Unpermute => permute::UNPERMUTE_THREADS,
+            Config::Padding => padding::THREADS,
         }
     }
 }

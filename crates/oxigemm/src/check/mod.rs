@@ -28,7 +28,7 @@ pub use indexer::{
     Logits, MqaLogits, MqaProblem, PagedMqaLogits, PagedMqaProblem, PagedMqaSchedule, ScheduleProblem,
 };
 pub use kgrouped::{CheckedKGroups, KGroupedFp8Gemm, KGroups};
-pub use moe::{MoePermute, MoeUnpermute};
+pub use moe::{MoePermute, MoeUnpermute, PaddingRows};
 use operand::Footprint;
 pub use operand::Operand;
 pub(crate) use operand::int;

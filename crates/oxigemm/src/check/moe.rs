@@ -1,4 +1,4 @@
-//! The argument checks of moving tokens to the places of their experts, and back.
+//! The argument checks of moving tokens to the places of their experts, and back, and of the rows between experts.
 
 use oxigemm_kernels::quantize::permute::{MOST_EXPERTS, PermuteArgs};
 use oxigemm_kernels::quantize::{Args, Flags};
@@ -39,6 +39,17 @@ pub struct MoeUnpermute {
     pub weights: Operand,
     /// `[T, K]` bf16, row-major.
     pub out: Operand,
+}
+
+/// The arguments of `zero_padding_rows`.
+#[derive(Clone, Copy, Debug)]
+pub struct PaddingRows {
+    /// `[M]` i32.
+    pub ids: Operand,
+    /// How many groups there are.
+    pub groups: usize,
+    /// `[M, N]` bf16, f16 or f32, row-major.
+    pub d: Operand,
 }
 
 impl MoePermute {
@@ -162,6 +173,46 @@ impl MoeUnpermute {
             codes_pitch: out_pitch as u32,
             shifts: [of_token as u32, 0],
             source_rows: available.min(LIMIT) as u32,
+            flags: if whole { Flags::VECTORS } else { 0 },
+            ..Args::default()
+        }))
+    }
+}
+
+impl PaddingRows {
+    /// Checks every rule of the call; nothing has to be done where there are no rows or columns.
+    ///
+    /// # Errors
+    /// The first broken rule, with the argument that breaks it.
+    pub fn check(&self) -> Result<Option<Args>> {
+        let PaddingRows { ids, groups, d } = self;
+        ids.expect_dtype(&[DType::I32])?;
+        d.expect_dtype(&[DType::Bf16, DType::F16, DType::F32])?;
+        let [rows, columns] = d.matrix_dims()?;
+        if list_length(ids)? != rows {
+            return Err(ids.wrong_shape([rows], "the rows of `d`"));
+        }
+        d.expect_device(ids)?;
+        if rows == 0 || columns == 0 {
+            return Ok(None);
+        }
+        let (pitch, memory) = d.plain_rows()?;
+        if let Some(read) = contiguous(ids)? {
+            d.expect_apart(&memory, ids, &read)?;
+        }
+        let size = d.dtype.size() as u64;
+        let (Ok(width), Ok(pitch)) = (u32::try_from(columns as u64 * size), u32::try_from(pitch * size))
+        else {
+            return Err(d.too_large(format!("rows of at most {} bytes", u32::MAX)));
+        };
+        let whole = width.is_multiple_of(16) && pitch.is_multiple_of(16) && d.address.is_multiple_of(16);
+        Ok(Some(Args {
+            from: ids.address,
+            codes: d.address,
+            dims: [rows as u32, width],
+            codes_pitch: pitch,
+            // More than a group's number can be is as good as that.
+            source_rows: (*groups).min(LIMIT as usize) as u32,
             flags: if whole { Flags::VECTORS } else { 0 },
             ..Args::default()
         }))

@@ -50,3 +50,14 @@ pub(crate) fn unpermute(rows: &Tensor, places: &Tensor, weights: &Tensor, out: &
     let sums: Vec<f32> = (0..out.len()).map(|i| sum(i / columns, i % columns)).collect();
     write_values(out, &sums)
 }
+
+/// The arguments have been checked.
+pub(crate) fn zero_padding(ids: &Tensor, groups: usize, d: &mut Tensor) -> Result<()> {
+    let zeros = vec![0.0; d.dims()[1]];
+    for (row, id) in ids.to_vec::<i32>()?.into_iter().enumerate() {
+        if usize::try_from(id).is_err() || id as usize >= groups {
+            d.select(row)?.write_f32(&zeros)?;
+        }
+    }
+    Ok(())
+}

@@ -62,7 +62,8 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
 
     ``grouped_layout`` has the group of every row, -1 for rows of none; with ``use_psum_layout`` the row behind the last
     of every group. The first row of a group is a multiple of ``get_mk_alignment_for_contiguous_layout()``. Rows of no group
-    are left as they are in D and cost nothing. The kernel reads ``grouped_layout``: a graph may be replayed with another.
+    cost no product, whatever they hold in A. Where their group is -1 they become zero in D; with ``use_psum_layout`` they are left
+    as they are. The kernel reads ``grouped_layout``: a graph may be replayed with another.
     ``expected_m_for_psum_layout`` is how many rows a group will have; only the plan depends on it.
     """
     if _call.is_compiling():

@@ -10,6 +10,7 @@ from .._arrays import dtype_name, empty, is_torch
 from ..errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
+    "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor",
     "get_mn_major_tma_aligned_packed_ue8m0_tensor",
     "get_mn_major_tma_aligned_tensor",
     "get_tma_aligned_size",
@@ -46,14 +47,18 @@ def _is_mn_major(sf: Any) -> bool:
     return row == 1 and column == pitch and all(slab == pitch * k for slab in slabs)
 
 
-def _transformed(sf: Any, dtype: str, columns: int) -> Any:
-    *slabs, mn, _ = sf.shape
-    room = empty(sf, (*slabs, columns, get_tma_aligned_size(mn, 4)), dtype)
-    to = room.swapaxes(-1, -2)[..., :mn, :]
+def _transform(sf: Any, to: Any) -> None:
     if _call.is_compiling():
         _call.ops().transform_scales(sf, to)
     else:
         _C.transform_scales(sf, to)
+
+
+def _transformed(sf: Any, dtype: str, columns: int) -> Any:
+    *slabs, mn, _ = sf.shape
+    room = empty(sf, (*slabs, columns, get_tma_aligned_size(mn, 4)), dtype)
+    to = room.swapaxes(-1, -2)[..., :mn, :]
+    _transform(sf, to)
     return to
 
 
@@ -74,6 +79,49 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(sf: Any, psum_layout: Optional[
         raise ArgumentError("`psum_layout` is not for Hopper: expected None, found a layout", "psum_layout")
     _expect_scales(sf)
     return _transformed(sf, "int32", -(-sf.shape[-1] // 4))
+
+
+def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
+    sf: Any,
+    grouped_layout: Any,
+    ks_cpu: Sequence[int],
+    gran_k: int,
+    k_alignment: int,
+    use_psum_layout: bool = False,
+) -> Any:
+    """Scales [sum of K_g/gran_k, MN] of float32, group behind group, as int32 [sum of K_g/(4 * gran_k), MN]: of each group four
+    exponents of a column in each, contiguous along MN, rows at multiples of 16 bytes.
+
+    ``ks_cpu`` are the K of the groups, multiples of ``k_alignment``; ``grouped_layout`` has the same on the device. No product for
+    Hopper reads such scales, so this is a launch for each group.
+    """
+    if use_psum_layout:
+        message = "`use_psum_layout` is not for Hopper: expected False, found True"
+        raise ArgumentError(message, "use_psum_layout")
+    _expect_scales(sf)
+    if len(sf.shape) != 2:
+        raise ArgumentError(f"`sf` has the wrong rank: expected 2 dimensions, found {tuple(sf.shape)}", "sf")
+    if not ks_cpu or any(k < 0 or k % k_alignment for k in ks_cpu):
+        expected = f"multiples of `k_alignment`, {k_alignment}"
+        raise ArgumentError(f"`ks_cpu` is wrong: expected {expected}, found {ks_cpu}", "ks_cpu")
+    if tuple(grouped_layout.shape) != (len(ks_cpu),):
+        found = tuple(grouped_layout.shape)
+        message = f"`grouped_layout` has the wrong shape: expected {(len(ks_cpu),)}, found {found}"
+        raise ArgumentError(message, "grouped_layout")
+    rows = [-(-k // gran_k) for k in ks_cpu]
+    mn = sf.shape[1]
+    if sf.shape[0] != sum(rows):
+        message = f"`sf` has the wrong shape: expected {(sum(rows), mn)}, found {tuple(sf.shape)}"
+        raise ArgumentError(message, "sf")
+    packed = [-(-count // 4) for count in rows]
+    found = empty(sf, (sum(packed), get_tma_aligned_size(mn, 4)), "int32")[:, :mn]
+    first = first_packed = 0
+    for count, count_packed in zip(rows, packed):
+        to = found[first_packed : first_packed + count_packed]
+        if count > 0:
+            _transform(sf[first : first + count].swapaxes(0, 1), to.swapaxes(0, 1))
+        first, first_packed = first + count, first_packed + count_packed
+    return found
 
 
 def transform_sf_into_required_layout(
