@@ -10,10 +10,12 @@ mod call;
 mod cublaslt;
 mod dlpack;
 mod error;
+mod fused;
 mod gemm;
 mod grouped;
 mod indexer;
 mod logging;
+mod moe;
 mod quantize;
 mod settings;
 
@@ -33,8 +35,10 @@ fn _oxigemm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(command_line, module)?)?;
     settings::register(module)?;
     gemm::register(module)?;
+    fused::register(module)?;
     grouped::register(module)?;
     indexer::register(module)?;
     quantize::register(module)?;
+    moe::register(module)?;
     cublaslt::register(module)
 }

@@ -1,7 +1,7 @@
 //! Quantization, its inverse, and scales from one layout to another.
 
-use oxigemm::Granularity;
 use oxigemm::cast::ScaleFormat;
+use oxigemm::{Granularity, TensorScale, TransposedCopy};
 use pyo3::prelude::*;
 
 use crate::call::{Call, Index};
@@ -12,7 +12,7 @@ fn granularity_of(py: Python<'_>, name: &str) -> PyResult<Granularity> {
     name.parse().map_err(|_| argument_error(py, "granularity", "is unknown", expected, name))
 }
 
-fn format_of(power_of_two: bool) -> ScaleFormat {
+pub fn format_of(power_of_two: bool) -> ScaleFormat {
     if power_of_two { ScaleFormat::PowerOfTwo } else { ScaleFormat::F32 }
 }
 
@@ -128,6 +128,90 @@ fn dequantize<'py>(
 }
 
 #[pyfunction]
+#[allow(clippy::too_many_arguments)]
+fn quantize_with_transpose<'py>(
+    py: Python<'py>,
+    x: &Bound<'py, PyAny>,
+    codes: &Bound<'py, PyAny>,
+    scales: &Bound<'py, PyAny>,
+    transposed_codes: &Bound<'py, PyAny>,
+    transposed_scales: Option<&Bound<'py, PyAny>>,
+    granularity: &str,
+    power_of_two: bool,
+) -> PyResult<()> {
+    let granularity = granularity_of(py, granularity)?;
+    let mut call = Call::new(py, &[]);
+    let [x, codes, scales] = operands(&mut call, x, codes, scales)?;
+    let transposed_codes = call.output("transposed_codes", transposed_codes)?;
+    let transposed_scales =
+        transposed_scales.map(|scales| call.output("transposed_scales", scales)).transpose()?;
+    call.run(|t| {
+        let (mut codes, mut scales) = (t.output(codes), t.output(scales));
+        let mut transposed = (t.output(transposed_codes), transposed_scales.map(|scales| t.output(scales)));
+        let copy = TransposedCopy { codes: &mut transposed.0, scales: transposed.1.as_mut() };
+        let (format, options) = (format_of(power_of_two), t.launch_options());
+        oxigemm::quantize_with_transpose(
+            t.get(x),
+            &mut codes,
+            &mut scales,
+            copy,
+            granularity,
+            format,
+            &options,
+        )
+    })
+}
+
+#[pyfunction]
+fn quantize_nvfp4<'py>(
+    py: Python<'py>,
+    x: &Bound<'py, PyAny>,
+    codes: &Bound<'py, PyAny>,
+    scales: &Bound<'py, PyAny>,
+    tensor_scale: &Bound<'py, PyAny>,
+    computed: bool,
+) -> PyResult<()> {
+    let mut call = Call::new(py, &[]);
+    let [x, codes, scales] = operands(&mut call, x, codes, scales)?;
+    let tensor_scale = match computed {
+        true => call.output("tensor_scale", tensor_scale)?,
+        false => call.input("tensor_scale", tensor_scale)?,
+    };
+    call.run(|t| {
+        let (mut codes, mut scales, options) = (t.output(codes), t.output(scales), t.launch_options());
+        let mut written = t.output(tensor_scale);
+        let of_all = match computed {
+            true => TensorScale::Computed(&mut written),
+            false => TensorScale::Given(t.get(tensor_scale)),
+        };
+        oxigemm::quantize_nvfp4(t.get(x), &mut codes, &mut scales, of_all, &options)
+    })
+}
+
+#[pyfunction]
+fn dequantize_nvfp4<'py>(
+    py: Python<'py>,
+    codes: &Bound<'py, PyAny>,
+    scales: &Bound<'py, PyAny>,
+    tensor_scale: &Bound<'py, PyAny>,
+    x: &Bound<'py, PyAny>,
+) -> PyResult<()> {
+    let mut call = Call::new(py, &[]);
+    let (codes, scales) = (call.input("codes", codes)?, call.input("scales", scales)?);
+    let (tensor_scale, x) = (call.input("tensor_scale", tensor_scale)?, call.output("x", x)?);
+    call.run(|t| {
+        let options = t.launch_options();
+        oxigemm::dequantize_nvfp4(
+            t.get(codes),
+            t.get(scales),
+            t.get(tensor_scale),
+            &mut t.output(x),
+            &options,
+        )
+    })
+}
+
+#[pyfunction]
 fn transform_scales<'py>(py: Python<'py>, sf: &Bound<'py, PyAny>, to: &Bound<'py, PyAny>) -> PyResult<()> {
     let mut call = Call::new(py, &[("from", "sf")]);
     let (from, to) = (call.input("sf", sf)?, call.output("to", to)?);
@@ -140,5 +224,8 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(gather_quantize, module)?)?;
     module.add_function(wrap_pyfunction!(rms_norm_quantize, module)?)?;
     module.add_function(wrap_pyfunction!(dequantize, module)?)?;
+    module.add_function(wrap_pyfunction!(quantize_with_transpose, module)?)?;
+    module.add_function(wrap_pyfunction!(quantize_nvfp4, module)?)?;
+    module.add_function(wrap_pyfunction!(dequantize_nvfp4, module)?)?;
     module.add_function(wrap_pyfunction!(transform_scales, module)?)
 }

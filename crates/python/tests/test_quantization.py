@@ -34,6 +34,32 @@ def test_there_and_back(device, granularity, dtype, power_of_two):
     assert calc_diff(back, x) < (1e-3 if dtype == E4M3 else 4e-3)
 
 
+@pytest.mark.parametrize("granularity", ["1x128", "128x128"])
+def test_with_the_transpose(device, granularity):
+    x = normals(130, 256)
+    codes, scales, transposed, of_transposed = run(device, "quantize_with_transpose", x, granularity)
+    for array, pair in [(x, (codes, scales)), (np.ascontiguousarray(x.T), (transposed, of_transposed))]:
+        expected = run(device, "quantize", array, granularity)
+        assert (pair[0].view(np.uint8) == expected[0].view(np.uint8)).all() and (pair[1] == expected[1]).all()
+
+
+@pytest.mark.parametrize("dtype", [BF16, np.float16, np.float32])
+def test_nvfp4_there_and_back(device, dtype):
+    x = normals(33, 64).astype(dtype)
+    codes, scales, tensor_scale = run(device, "quantize_nvfp4", x)
+    assert codes.dtype == np.uint8 and codes.shape == (33, 32) and scales.dtype == E4M3 and scales.shape == (33, 4)
+    assert np.isclose(tensor_scale[0], abs(x.astype(np.float64)).max() / 2688, rtol=1e-6)
+    back = run(device, "dequantize_nvfp4", codes, scales, tensor_scale, np.dtype(dtype).name)
+    assert back.dtype == dtype and calc_diff(back, x) < 1e-2
+
+
+def test_nvfp4_by_a_scale_that_is_given(device):
+    x, given = normals(5, 32), np.array([0.01], np.float32)
+    codes, scales, tensor_scale = run(device, "quantize_nvfp4", x, given)
+    assert tensor_scale is given and given[0] == np.float32(0.01)
+    assert calc_diff(run(device, "dequantize_nvfp4", codes, scales, given, "float32"), x) < 1e-2
+
+
 def test_swiglu(device):
     x = normals(5, 512).astype(BF16)
     codes, scales = run(device, "swiglu_quantize", x)
@@ -66,6 +92,10 @@ WRONG = [
     (lambda x: quantization.quantize(x, scales=np.zeros((3, 3), np.float32)), "scales", "[6, 2]"),
     (lambda x: quantization.dequantize(x[0], x), "codes", "2 dimensions"),
     (lambda x: quantization.rms_norm_quantize(x, x[0, :5], 1e-6), "weight", "256"),
+    (lambda x: quantization.quantize_with_transpose(x, "1x32"), "granularity", "1x128 or 128x128"),
+    (lambda x: quantization.quantize_nvfp4(x[:, :5]), "x", "two columns"),
+    (lambda x: quantization.quantize_nvfp4(x, x[0, :2]), "tensor_scale", "[1]"),
+    (lambda x: quantization.dequantize_nvfp4(x[0], x, x), "codes", "2 dimensions"),
     (lambda x: quantization.gather_quantize(x, np.zeros(3, np.float32)), "rows", "i32"),
 ]
 

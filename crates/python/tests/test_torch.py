@@ -87,6 +87,28 @@ def test_compiled_functions_that_return_something():
     assert found[1].stride() == (1, 8)
 
 
+def test_compiled_layer_of_experts():
+    ids = torch.tensor([[0, 1], [1, 2], [2, 0]], dtype=torch.int32)
+    x, weights = torch.randn(3, 256).bfloat16(), torch.rand(3, 2)
+    b = torch.randn(3, 128, 256).to(torch.float8_e4m3fn), torch.rand(3, 1, 2)
+    w = torch.randn(256, 256).to(torch.float8_e4m3fn), torch.rand(2, 2)
+
+    def layer(ids, x, weights, b, w):
+        permuted = oxigemm.moe.permute(ids, 3)
+        codes, scales = torch.zeros(permuted.tokens.shape[0], 256).to(torch.float8_e4m3fn), torch.zeros(384, 2)
+        oxigemm.quantization.gather_quantize(x, permuted.tokens, codes=codes, scales=scales)
+        rows = torch.empty(384, 128, dtype=torch.bfloat16)
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous((codes, scales), b, rows, permuted.groups)
+        gated = torch.empty(384, 128)
+        oxigemm.fused.fp8_gemm_nt_fused((codes, scales), w, gated, activation="silu", gated=True)
+        packed = oxigemm.quantization.quantize_nvfp4(x)
+        back = oxigemm.quantization.dequantize_nvfp4(*packed)
+        return oxigemm.moe.unpermute(rows, permuted.places, weights), gated, back
+
+    for found, expected in zip(compiled(layer)(ids, x, weights, b, w), layer(ids, x, weights, b, w)):
+        assert torch.equal(found, expected)
+
+
 def test_every_operator_is_sound():
     """That what torch is told of an operator is what it does."""
     a, b, d = operands()

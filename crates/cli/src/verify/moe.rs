@@ -1,7 +1,9 @@
-//! Checks of tokens that go to the places of their experts, and come back: every byte as the CPU has it.
+//! Checks of tokens that go to the places of their experts, and come back, and of rows between experts, which become zero: every
+//! byte as the CPU has it.
 
 use oxigemm::{
     DType, Device, LaunchOptions, PermutedRows, Tensor, moe_permute, moe_rows, moe_unpermute, random,
+    zero_padding_rows,
 };
 
 use super::products::Draw;
@@ -57,6 +59,7 @@ impl Case {
             rows: normals(DType::Bf16, [rows, columns])?,
             weights: normals(DType::F32, [tokens, topk])?,
             out: Tensor::zeros(DType::Bf16, &[tokens, columns], device)?,
+            padded: normals(DType::Bf16, [rows, columns])?,
         })
     }
 }
@@ -67,17 +70,20 @@ struct Operands {
     rows: Tensor,
     weights: Tensor,
     out: Tensor,
+    /// Rows of which those of no expert become zero.
+    padded: Tensor,
 }
 
 impl Operands {
     fn run(&mut self, case: &Case, options: &LaunchOptions) -> oxigemm::Result<()> {
         let [tokens, groups, ends, places] = &mut self.written;
         moe_permute(&self.ids, case.alignment, PermutedRows { tokens, groups, ends, places }, options)?;
-        moe_unpermute(&self.rows, &self.written[3], &self.weights, &mut self.out, options)
+        moe_unpermute(&self.rows, &self.written[3], &self.weights, &mut self.out, options)?;
+        zero_padding_rows(&self.written[1], case.experts, &mut self.padded, options)
     }
 
     fn bytes(&self) -> Result<Vec<Vec<u8>>, Failure> {
-        self.written.iter().chain([&self.out]).map(|tensor| Ok(tensor.to_bytes()?)).collect()
+        self.written.iter().chain([&self.out, &self.padded]).map(|tensor| Ok(tensor.to_bytes()?)).collect()
     }
 }
 
@@ -128,13 +134,15 @@ fn replayed(setup: &Setup) -> Result<String, Failure> {
     operands.run(&case, &options)?;
     stream.synchronize()?;
     let graph = stream.capture(|_| operands.run(&case, &options))?;
+    // Rows that became zero stay so.
+    let mut expected = case.on(&Device::Cpu)?;
+    expected.run(&case, &LaunchOptions::default())?;
     for seed in [2, 3, 4] {
         let ids = case.ids(seed);
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         operands.ids.write_bytes(&bytes)?;
         graph.launch(&stream)?;
         stream.synchronize()?;
-        let mut expected = case.on(&Device::Cpu)?;
         expected.ids.write_bytes(&bytes)?;
         expected.run(&case, &LaunchOptions::default())?;
         ensure(operands.bytes()? == expected.bytes()?, || {

@@ -45,6 +45,19 @@ def _fp8_einsum(expr, a, sfa, b, sfb, d, c, recipe):
     _C.fp8_einsum(expr, (a, sfa), (b, sfb), d, c, _tuple(recipe))
 
 
+def _fp8_fused(a, sfa, b, sfb, d, c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two):
+    finish = alpha, beta, bias, activation, gated, _tuple(head_splits), d_scales, power_of_two
+    _C.fp8_gemm_nt_fused((a, sfa), (b, sfb), d, c, *finish)
+
+
+def _nvfp4(x, codes, scales, tensor_scale):
+    _C.quantize_nvfp4(x, codes, scales, tensor_scale, True)
+
+
+def _nvfp4_by(x, codes, scales, tensor_scale):
+    _C.quantize_nvfp4(x, codes, scales, tensor_scale, False)
+
+
 _RECIPES = "int[]? recipe, int[]? recipe_a, int[]? recipe_b"
 _SCALED = "Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d"
 _PLAIN = "Tensor a, Tensor b, Tensor(d!) d"
@@ -66,6 +79,11 @@ _OPERATORS = {
         _fp8_k_grouped,
     ),
     "fp8_einsum": (f"str expr, {_SCALED}, Tensor? c, int[]? recipe", _fp8_einsum),
+    "fp8_gemm_nt_fused": (
+        f"{_SCALED}, Tensor? c, float alpha, float beta, Tensor? bias, str activation, bool gated, int[]? head_splits, "
+        "Tensor(s!)? d_scales, bool power_of_two",
+        _fp8_fused,
+    ),
     "k_grouped_half_gemm": (
         f"str dtype, str layout, {_PLAIN}, int[]? ks_cpu, Tensor grouped_layout, Tensor? c",
         _C.k_grouped_half_gemm,
@@ -98,6 +116,20 @@ _OPERATORS = {
         _C.quantize,
     ),
     "dequantize": ("Tensor codes, Tensor scales, Tensor(x!) x, str granularity", _C.dequantize),
+    "quantize_with_transpose": (
+        "Tensor x, Tensor(c!) codes, Tensor(s!) scales, Tensor(t!) transposed_codes, Tensor(u!)? transposed_scales, "
+        "str granularity, bool power_of_two",
+        _C.quantize_with_transpose,
+    ),
+    "quantize_nvfp4": ("Tensor x, Tensor(c!) codes, Tensor(s!) scales, Tensor(t!) tensor_scale", _nvfp4),
+    "quantize_nvfp4_by": ("Tensor x, Tensor(c!) codes, Tensor(s!) scales, Tensor tensor_scale", _nvfp4_by),
+    "dequantize_nvfp4": ("Tensor codes, Tensor scales, Tensor tensor_scale, Tensor(x!) x", _C.dequantize_nvfp4),
+    "moe_permute": (
+        "Tensor ids, int alignment, Tensor(t!) tokens, Tensor(g!) groups, Tensor(e!) ends, Tensor(p!) places",
+        _C.moe_permute,
+    ),
+    "moe_unpermute": ("Tensor rows, Tensor places, Tensor weights, Tensor(o!) out", _C.moe_unpermute),
+    "zero_padding_rows": ("Tensor ids, int num_groups, Tensor(d!) d", _C.zero_padding_rows),
     "swiglu_quantize": (
         "Tensor x, Tensor(c!) codes, Tensor(s!) scales, bool power_of_two",
         _C.swiglu_quantize,

@@ -1,4 +1,4 @@
-"""Quantization to FP8 and back, alone and fused with what comes before it. Of torch and of numpy.
+"""Quantization to FP8 and NVFP4 and back, alone and fused with what comes before it. Of torch and of numpy.
 
 DeepGEMM's casts are in ``oxigemm.deep_gemm.utils``; these have every granularity, both FP8 types, and outputs that may be given.
 """
@@ -12,7 +12,16 @@ from . import _oxigemm as _C
 from ._arrays import empty
 from .errors import ArgumentError
 
-__all__ = ["dequantize", "gather_quantize", "quantize", "rms_norm_quantize", "swiglu_quantize"]
+__all__ = [
+    "dequantize",
+    "dequantize_nvfp4",
+    "gather_quantize",
+    "quantize",
+    "quantize_nvfp4",
+    "quantize_with_transpose",
+    "rms_norm_quantize",
+    "swiglu_quantize",
+]
 
 #: Rows and columns that share a scale; 0 for all.
 _BLOCKS = {
@@ -88,6 +97,72 @@ def dequantize(
         _call.ops().dequantize(codes, scales, x, granularity)
     else:
         _C.dequantize(codes, scales, x, granularity)
+    return x
+
+
+def quantize_with_transpose(
+    x: Any, granularity: str = "1x128", power_of_two: bool = False, dtype: str = "float8_e4m3fn"
+) -> Tuple[Any, Any, Any, Any]:
+    """``quantize`` of ``x`` [M, K], and of its transpose, while ``x`` is read once: codes, scales, and those of the transpose.
+
+    ``granularity`` is ``1x128``, with scales [M, K/128] and [K, M/128]; or ``128x128``, of which the transpose has the same codes, and
+    the transpose of the same scales.
+    """
+    rows, columns = _matrix(x)
+    if granularity not in ("1x128", "128x128"):
+        message = f"`granularity` has no kernels: expected 1x128 or 128x128, found {granularity}"
+        raise ArgumentError(message, "granularity")
+    codes, scales = empty(x, (rows, columns), dtype), empty(x, _scales_shape(granularity, rows, columns), "float32")
+    transposed = empty(x, (columns, rows), dtype)
+    own = empty(x, _scales_shape(granularity, columns, rows), "float32") if granularity == "1x128" else None
+    if _call.is_compiling():
+        _call.ops().quantize_with_transpose(x, codes, scales, transposed, own, granularity, power_of_two)
+    else:
+        _C.quantize_with_transpose(x, codes, scales, transposed, own, granularity, power_of_two)
+    return codes, scales, transposed, scales.swapaxes(0, 1) if own is None else own
+
+
+def quantize_nvfp4(
+    x: Any, tensor_scale: Optional[Any] = None, codes: Optional[Any] = None, scales: Optional[Any] = None
+) -> Tuple[Any, Any, Any]:
+    """Codes and scales such that ``x ≈ codes * scales * tensor_scale``: ``(codes, scales, tensor_scale)``.
+
+    ============ ============== =============================== ==========================================================
+    argument     shape          type                            what
+    ============ ============== =============================== ==========================================================
+    x            [M, K], K even bfloat16, float16 or float32    rows of any pitch
+    codes        [M, K/2]       uint8                           two e2m1 each, the first in the low half
+    scales       [M, K/16]      e4m3                            any strides; or packed (int32), as the library has them
+    tensor_scale [1]            float32                         ``max(amax, 1e-4) / 2688`` unless it is given
+    ============ ============== =============================== ==========================================================
+    """
+    rows, columns = _matrix(x)
+    codes = empty(x, (rows, columns // 2), "uint8") if codes is None else codes
+    scales = empty(x, (rows, _ceil_div(columns, 16)), "float8_e4m3fn") if scales is None else scales
+    computed = tensor_scale is None
+    tensor_scale = empty(x, (1,), "float32") if computed else tensor_scale
+    if _call.is_compiling():
+        if computed:
+            _call.ops().quantize_nvfp4(x, codes, scales, tensor_scale)
+        else:
+            _call.ops().quantize_nvfp4_by(x, codes, scales, tensor_scale)
+    else:
+        _C.quantize_nvfp4(x, codes, scales, tensor_scale, computed)
+    return codes, scales, tensor_scale
+
+
+def dequantize_nvfp4(
+    codes: Any, scales: Any, tensor_scale: Any, dtype: str = "bfloat16", x: Optional[Any] = None
+) -> Any:
+    """``codes * scales * tensor_scale`` of ``quantize_nvfp4``, [M, K] of ``dtype``: bfloat16, float16 or float32."""
+    if len(codes.shape) != 2:
+        message = f"`codes` has the wrong rank: expected 2 dimensions, found {tuple(codes.shape)}"
+        raise ArgumentError(message, "codes")
+    x = empty(codes, (codes.shape[0], 2 * codes.shape[1]), dtype) if x is None else x
+    if _call.is_compiling():
+        _call.ops().dequantize_nvfp4(codes, scales, tensor_scale, x)
+    else:
+        _C.dequantize_nvfp4(codes, scales, tensor_scale, x)
     return x
 
 

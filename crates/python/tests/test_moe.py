@@ -1,0 +1,91 @@
+"""Tokens to the places of their experts, and back."""
+
+import numpy as np
+import pytest
+
+import oxigemm
+from oxigemm import moe
+
+from arrays import BF16, calc_diff, normals
+
+
+def run(device, name, *arguments, **named):
+    """A function on the device of a test."""
+    function = getattr(moe, name)
+    if device in ("torch", "cuda"):
+        import torch
+
+        from on_torch import on_torch
+
+        function = on_torch(function, torch.device("cpu" if device == "torch" else "cuda"))
+    return function(*arguments, **named)
+
+
+def choices(tokens, topk, experts):
+    """Different experts for each token, and one that is none."""
+    ids = np.argsort(normals(tokens, experts), 1)[:, :topk].astype(np.int32)
+    ids[0, 0] = -1
+    return ids
+
+
+@pytest.mark.parametrize("alignment", [1, 16, 128])
+def test_rows_are_sorted_by_expert(device, alignment):
+    ids = choices(20, 2, 5)
+    tokens, groups, ends, places = run(device, "permute", ids, 5, alignment)
+    assert len(tokens) == len(groups) == moe.rows_needed(20, 2, 5, alignment)
+    first = 0
+    for expert in range(5):
+        chosen = [token for token in range(20) if expert in ids[token]]
+        first = -(-first // alignment) * alignment
+        assert ends[expert] == first + len(chosen)
+        assert list(tokens[first : ends[expert]]) == chosen and (groups[first : ends[expert]] == expert).all()
+        first = int(ends[expert])
+    assert ((tokens == -1) == (groups == -1)).all() and (tokens >= 0).sum() == 39
+    assert places[0, 0] == -1
+    for token, choice in np.argwhere(ids >= 0):
+        assert tokens[places[token, choice]] == token and groups[places[token, choice]] == ids[token, choice]
+
+
+def test_fewer_rows_than_needed(device):
+    found = run(device, "permute", np.zeros((4, 1), np.int32), 1, 1, rows=2)
+    assert [list(x.ravel()) for x in found] == [[0, 1], [0, 0], [2], [0, 1, -1, -1]]
+
+
+def test_tokens_come_back(device):
+    x = normals(9, 24).astype(BF16)
+    ids, weights = choices(9, 3, 4), normals(9, 3, seed=1)
+    permuted = run(device, "permute", ids, 4, 16)
+    rows = x[permuted[0].clip(0)]
+    exact = (weights * (ids >= 0)).sum(1, keepdims=True) * x.astype(np.float64)
+    found = run(device, "unpermute", rows, permuted[3], weights)
+    assert found.dtype == BF16 and calc_diff(found, exact) < 1e-5
+    out = np.zeros((9, 24), BF16)
+    assert run(device, "unpermute", rows, permuted[3], weights, out) is out
+    assert (out == found).all()
+
+
+@pytest.mark.parametrize("dtype", [BF16, np.float16, np.float32])
+def test_rows_of_no_group_become_zero(device, dtype):
+    ids = np.array([0, -1, 1, 2, 7, 1], np.int32)
+    d = np.full((6, 40), 7.0, dtype)
+    run(device, "zero_padding_rows", ids, 2, d[:, :33])
+    assert (d[[1, 3, 4], :33] == 0).all() and (d[[0, 2, 5]] == 7).all() and (d[:, 33:] == 7).all()
+
+
+WRONG = [
+    (lambda: moe.permute(np.zeros(4, np.int32), 2), "ids"),
+    (lambda: moe.permute(np.zeros((4, 1), np.float32), 2), "ids"),
+    (lambda: moe.permute(np.zeros((4, 1), np.int32), 2, 5), "alignment"),
+    (lambda: moe.permute(np.zeros((4, 1), np.int32), 2000), "ends"),
+    (lambda: moe.unpermute(normals(4, 8), np.zeros((4, 1), np.int32), normals(4, 1)), "rows"),
+    (lambda: moe.unpermute(normals(4, 8).astype(BF16), np.zeros((4, 1), np.int32), normals(4, 2)), "weights"),
+    (lambda: moe.zero_padding_rows(np.zeros(3, np.int32), 1, normals(4, 8)), "ids"),
+    (lambda: moe.zero_padding_rows(np.zeros(4, np.int32), 1, normals(4)), "d"),
+]
+
+
+@pytest.mark.parametrize("call, argument", WRONG)
+def test_what_is_wrong_is_named(call, argument):
+    with pytest.raises(oxigemm.OxigemmError) as caught:
+        call()
+    assert caught.value.argument == argument
