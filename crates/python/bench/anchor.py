@@ -25,9 +25,9 @@ FAMILIES = {
     "bf16": ["--op", "bf16"],
     "indexer": ["--suite", "indexer"],
 }
-#: As many bytes as the command line fills before a call, and how long such a fill takes at least, in microseconds.
+#: As many bytes as the command line fills before a call. Torch fills them in parts, of which each takes so many microseconds at least.
 FLUSH_BYTES = 4 << 30
-FLUSH_US = 400
+FLUSH_US = 100
 REST_S = 0.4
 #: What the rows of masked groups have room for, and the rows that other groups begin at a multiple of.
 ROOM, ALIGNMENT = 4096, 128
@@ -165,10 +165,10 @@ def call_of(family, row):
         return fp8_k_grouped(row["ks"], sizes["m"], sizes["n"])
     if kind in ("fp8_contig", "bf16_contig"):
         build = fp8_contiguous if kind == "fp8_contig" else bf16_contiguous
-        return build(row["rows"], sizes["n"], sizes["k"])
+        return build(row["rows_of_groups"], sizes["n"], sizes["k"])
     if kind in ("fp8_masked", "bf16_masked"):
         build = fp8_masked if kind == "fp8_masked" else bf16_masked
-        return build(row["rows"], sizes["em"], sizes["n"], sizes["k"])
+        return build(row["rows_of_groups"], sizes["em"], sizes["n"], sizes["k"])
     dense = {"fp8": fp8_dense, "fp8-1d1d": fp8_1d1d, "bf16": bf16_dense}
     return dense[family](sizes["m"], sizes["n"], sizes["k"])
 
@@ -187,7 +187,7 @@ def command_line(family, text, runs):
 
 
 def calls_of_cases(events):
-    """The kernels of every call, one list for each case: what is between two fills. A case ends with a fill."""
+    """The times of the kernels of every call: what is between two fills. A case ends with a fill."""
     kernels = sorted(
         (event for event in events if event.device_type == torch.autograd.DeviceType.CUDA),
         key=lambda event: event.time_range.start,
@@ -196,7 +196,8 @@ def calls_of_cases(events):
     for event in kernels:
         us = event.time_range.end - event.time_range.start
         if us > FLUSH_US and ("Memset" in event.name or "FillFunctor" in event.name):
-            calls += [] if call is None else [call]
+            # Another part of the same fill ends nothing.
+            calls += [call] if call else []
             call = []
         elif call is not None:
             call.append(us)
@@ -222,9 +223,11 @@ def times(cases, runs):
             say(f"timed {family} {name(row)}")
             del call
     # Between the last fill of a case and the first of the next there are its operands.
-    calls = [call for i, call in enumerate(calls_of_cases(profiler.events())) if i % (runs + 1) < runs]
-    if len(calls) != runs * len(cases) or not all(calls):
-        raise SystemExit(f"expected {runs * len(cases)} calls, the profiler has seen {len(calls)}")
+    events = profiler.events()
+    calls = [call for i, call in enumerate(calls_of_cases(events)) if i % (runs + 1) < runs]
+    if len(calls) != runs * len(cases):
+        names = sorted({event.name for event in events})
+        raise SystemExit(f"expected {runs * len(cases)} calls, the profiler has seen {len(calls)}, among {names}")
     sums = [sum(call) for call in calls]
     return [sum(sums[i : i + runs]) / runs for i in range(0, len(sums), runs)]
 

@@ -28,7 +28,7 @@ pub struct Row {
     n: usize,
     k: usize,
     /// The rows of each group.
-    rows: Vec<usize>,
+    rows_of_groups: Vec<usize>,
     anchor_calibration_us: f64,
     #[serde(flatten)]
     pub figures: Figures,
@@ -92,7 +92,7 @@ fn measure(
         expected: case.expected,
         n: case.n,
         k: case.k,
-        rows: case.rows.clone(),
+        rows_of_groups: case.rows.clone(),
         anchor_calibration_us: case.calibration_us,
         figures: Figures::new(&plan, work, peer, verdict, &times),
     };

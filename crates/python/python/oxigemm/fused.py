@@ -51,6 +51,4 @@ def fp8_gemm_nt_fused(
             *a, *b, d, c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two
         )
     else:
-        _C.fp8_gemm_nt_fused(
-            a, b, d, c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two
-        )
+        _C.fp8_gemm_nt_fused(a, b, d, c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two)
