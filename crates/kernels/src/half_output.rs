@@ -218,6 +218,22 @@ impl<'k> Outbox<'k> {
         });
     }
 
+    /// Has the L2 cache fetch what a tile's sums will be added to, so that adding them need not wait for memory.
+    pub fn prefetch(&self, first: [U32<'k>; 2]) {
+        let (k, p) = (self.k, &self.params);
+        let panels: Vec<_> = self.shape.panels_of(Kind::F32).collect();
+        k.if_(p.has(OutputFlags::F32) & p.has(OutputFlags::ADDEND), || {
+            for panel in panels.iter().filter(|panel| panel.columns == Kind::F32.columns()) {
+                p.d_map.prefetch_tile(&self.place(&self.panel(panel, first)));
+            }
+        });
+    }
+
+    /// Where a panel is in D's map.
+    fn place(&self, at: &Panels<'k>) -> Vec<U32<'k>> {
+        [at.column, at.row].into_iter().chain(self.slab).collect()
+    }
+
     /// The storing thread's side of one tile, whose part begins at `first`. `parity` is its place in the ring, which
     /// begins as a reader's.
     pub fn store(&self, first: [U32<'k>; 2], parity: Var<'k, u32>) {
@@ -242,12 +258,9 @@ impl<'k> Outbox<'k> {
                     }
                 }
             };
-            let place = |at: &Panels<'k>| -> Vec<U32<'k>> {
-                [at.column, at.row].into_iter().chain(self.slab).collect()
-            };
-            let store = || each(&|at| p.d_map.store(&place(at), at.staging));
+            let store = || each(&|at| p.d_map.store(&self.place(at), at.staging));
             // What is added to FP32 is D itself, and the copy engine adds it.
-            let add = || each(&|at| p.d_map.store_reducing(StoreReduction::Add, &place(at), at.staging));
+            let add = || each(&|at| p.d_map.store_reducing(StoreReduction::Add, &self.place(at), at.staging));
             match kind {
                 Kind::Half => store(),
                 Kind::F32 => k.if_else(p.has(OutputFlags::ADDEND), add, store),

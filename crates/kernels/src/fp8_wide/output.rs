@@ -221,7 +221,11 @@ impl<'k> Block<'k, '_> {
         let slab = tile.k_group.map(|group| group.group);
         if let Some(outbox) = self.outbox_of(warpgroup, output, slab) {
             let [row, column] = self.part_of(warpgroup);
-            return self.unless_kept(k_blocks, || outbox.store([tile.m + row, tile.n + column], parity));
+            let first = [tile.m + row, tile.n + column];
+            return self.unless_kept(k_blocks, || {
+                outbox.prefetch(first);
+                outbox.store(first, parity);
+            });
         }
         self.place.if_last_pass(k, tile.pass, || {
             self.outbox.full(warpgroup).wait(parity.get());
