@@ -82,6 +82,9 @@ pub(crate) struct Outbox<'k> {
     pub slab: Option<U32<'k>>,
     /// Whether D may go on behind the last of its [`rows`](OutputParams::rows), with those of another group.
     pub goes_on: bool,
+    /// Whether what is added to FP32 finds it in the L2 cache, and goes there panel by panel: else the loads of the next tile
+    /// wait behind it in the copy engine.
+    pub adds_gently: bool,
     pub shape: PartShape,
     /// Panels that the staging area holds.
     pub room: u32,
@@ -218,13 +221,13 @@ impl<'k> Outbox<'k> {
         });
     }
 
-    /// Has the L2 cache fetch what a tile's sums will be added to, so that adding them need not wait for memory.
-    pub fn prefetch(&self, first: [U32<'k>; 2]) {
-        let (k, p) = (self.k, &self.params);
-        let panels: Vec<_> = self.shape.panels_of(Kind::F32).collect();
-        k.if_(p.has(OutputFlags::F32) & p.has(OutputFlags::ADDEND), || {
-            for panel in panels.iter().filter(|panel| panel.columns == Kind::F32.columns()) {
-                p.d_map.prefetch_tile(&self.place(&self.panel(panel, first)));
+    /// Has the L2 cache fetch what the sums of the part that begins at `first` will be added to.
+    fn prefetch(&self, first: [U32<'k>; 2]) {
+        let p = &self.params;
+        self.k.if_(p.has(OutputFlags::ADDEND), || {
+            let whole = |panel: &Panel| panel.columns == Kind::F32.columns();
+            for panel in self.shape.panels_of(Kind::F32).filter(whole) {
+                p.d_map.prefetch_tile(&self.place(&self.panel(&panel, first)));
             }
         });
     }
@@ -239,7 +242,12 @@ impl<'k> Outbox<'k> {
     pub fn store(&self, first: [U32<'k>; 2], parity: Var<'k, u32>) {
         self.k.if_else(
             self.params.has(OutputFlags::F32),
-            || self.store_rounds(Kind::F32, first, parity),
+            || {
+                if self.adds_gently {
+                    self.prefetch(first);
+                }
+                self.store_rounds(Kind::F32, first, parity);
+            },
             || self.store_rounds(Kind::Half, first, parity),
         );
     }
@@ -260,7 +268,15 @@ impl<'k> Outbox<'k> {
             };
             let store = || each(&|at| p.d_map.store(&self.place(at), at.staging));
             // What is added to FP32 is D itself, and the copy engine adds it.
-            let add = || each(&|at| p.d_map.store_reducing(StoreReduction::Add, &self.place(at), at.staging));
+            let add = || {
+                each(&|at| {
+                    p.d_map.store_reducing(StoreReduction::Add, &self.place(at), at.staging);
+                    if self.adds_gently {
+                        k.bulk_commit();
+                        k.bulk_wait_read(0);
+                    }
+                });
+            };
             match kind {
                 Kind::Half => store(),
                 Kind::F32 => k.if_else(p.has(OutputFlags::ADDEND), add, store),

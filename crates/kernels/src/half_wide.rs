@@ -175,6 +175,7 @@ impl<'k> Block<'k, '_> {
             params: self.params.output,
             slab: None,
             goes_on: false,
+            adds_gently: false,
             shape: self.cfg.part(),
             room: self.cfg.part().panels(),
             staging: self.shared.at(self.map.staging).at(warpgroup * self.cfg.staging_bytes()),

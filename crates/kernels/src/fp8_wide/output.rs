@@ -6,6 +6,7 @@ use crate::cluster::TilePlace;
 use crate::epilogue::fused::{FusedFlags, FusedParams, Sums};
 use crate::epilogue::quantized::{QuantizedOutput, panel};
 use crate::epilogue::{OutputFlags, OutputParams, PANEL_BYTES, Panels, WarpOutput};
+use crate::grouping::Grouping;
 use crate::half_output::Outbox;
 use crate::params::ScalesOfB;
 use oxigemm_ptx::warp::Shuffle;
@@ -81,6 +82,8 @@ impl<'k> Block<'k, '_> {
             params: *output,
             slab,
             goes_on: false,
+            // Of groups along K, tiles are so long that fetching ahead only takes place in the cache.
+            adds_gently: self.cfg.grouping == Grouping::Dense,
             shape: self.cfg.part(),
             room: self.cfg.staging_bytes() / PANEL_BYTES,
             staging: self.staging(warpgroup),
@@ -221,11 +224,7 @@ impl<'k> Block<'k, '_> {
         let slab = tile.k_group.map(|group| group.group);
         if let Some(outbox) = self.outbox_of(warpgroup, output, slab) {
             let [row, column] = self.part_of(warpgroup);
-            let first = [tile.m + row, tile.n + column];
-            return self.unless_kept(k_blocks, || {
-                outbox.prefetch(first);
-                outbox.store(first, parity);
-            });
+            return self.unless_kept(k_blocks, || outbox.store([tile.m + row, tile.n + column], parity));
         }
         self.place.if_last_pass(k, tile.pass, || {
             self.outbox.full(warpgroup).wait(parity.get());
