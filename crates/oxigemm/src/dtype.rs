@@ -11,6 +11,7 @@ use std::sync::LazyLock;
 use bytemuck::Pod;
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
+use rayon::prelude::*;
 
 use crate::error::{Error, Result};
 
@@ -97,7 +98,7 @@ impl DType {
     #[must_use]
     pub fn decode(self, bytes: &[u8]) -> Vec<f32> {
         match self {
-            DType::E4m3 => bytes.iter().map(|&code| E4M3_VALUES[code as usize]).collect(),
+            DType::E4m3 => each(bytes, |&code| E4M3_VALUES[code as usize]),
             DType::E5m2 => decode_as::<F8E5M2>(bytes),
             DType::Bf16 => decode_as::<bf16>(bytes),
             DType::F16 => decode_as::<f16>(bytes),
@@ -117,7 +118,7 @@ impl DType {
     #[must_use]
     pub fn encode(self, values: &[f32]) -> Vec<u8> {
         match self {
-            DType::E4m3 => values.iter().map(|&value| encode_e4m3(value)).collect(),
+            DType::E4m3 => each(values, |&value| encode_e4m3(value)),
             DType::E5m2 => encode_as::<F8E5M2>(values),
             DType::Bf16 => encode_as::<bf16>(values),
             DType::F16 => encode_as::<f16>(values),
@@ -204,12 +205,28 @@ pub(crate) fn encode_e4m3(value: f32) -> u8 {
 }
 
 fn decode_as<T: Element>(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks_exact(size_of::<T>()).map(|raw| bytemuck::pod_read_unaligned::<T>(raw).widen()).collect()
+    let read = |raw: &[u8]| bytemuck::pod_read_unaligned::<T>(raw).widen();
+    let size = size_of::<T>();
+    if bytes.len() / size < MANY {
+        return bytes.chunks_exact(size).map(read).collect();
+    }
+    bytes.par_chunks_exact(size).map(read).collect()
 }
 
 fn encode_as<T: Element>(values: &[f32]) -> Vec<u8> {
-    let rounded: Vec<T> = values.iter().map(|&value| T::nearest(value)).collect();
-    bytemuck::cast_slice(&rounded).to_vec()
+    bytemuck::cast_slice(&each(values, |&value| T::nearest(value))).to_vec()
+}
+
+/// From here on elements are converted by several threads.
+const MANY: usize = 1 << 20;
+
+/// What becomes of every item.
+fn each<S: Sync, T: Send>(items: &[S], convert: impl Fn(&S) -> T + Sync + Send) -> Vec<T> {
+    if items.len() < MANY {
+        items.iter().map(convert).collect()
+    } else {
+        items.par_iter().map(convert).collect()
+    }
 }
 
 /// A Rust type that is the element of a tensor.

@@ -23,7 +23,7 @@ pub struct Figures {
     pub calibration_us: Option<f64>,
     anchor_diff: f64,
     #[serde(flatten)]
-    pub verdict: Verdict,
+    verdict: Option<Verdict>,
     #[serde(skip)]
     work: Work,
 }
@@ -53,7 +53,7 @@ pub struct Times {
 
 impl Figures {
     /// Of a first pass.
-    pub fn new(plan: &Plan, work: Work, peer: Peer, verdict: Verdict, times: &Times) -> Figures {
+    pub fn new(plan: &Plan, work: Work, peer: Peer, verdict: Option<Verdict>, times: &Times) -> Figures {
         Figures::of((plan.name(), plan.estimate.us), work, peer, verdict, times)
     }
 
@@ -62,7 +62,7 @@ impl Figures {
         (plan, estimate_us): (String, f64),
         work: Work,
         peer: Peer,
-        verdict: Verdict,
+        verdict: Option<Verdict>,
         times: &Times,
     ) -> Figures {
         let mut figures = Figures {
@@ -96,6 +96,11 @@ impl Figures {
         }
     }
 
+    /// Whether nothing was found to be wrong.
+    pub fn is_right(&self) -> bool {
+        self.verdict.as_ref().is_none_or(|verdict| verdict.right)
+    }
+
     /// The titles of [`cells`](Self::cells).
     const COLUMNS: [&str; 11] = [
         "us", "anchor", "ratio", "TFLOPS", "GB/s", "roofline", "diff", "anchor's", "exact", "calib.", "plan",
@@ -110,9 +115,13 @@ impl Figures {
             format!("{:.0}", self.tflops),
             format!("{:.0}", self.gb_per_s),
             format!("{:.2}", self.roofline),
-            format!("{:.2e}", self.verdict.diff_unquantized),
+            self.verdict
+                .as_ref()
+                .map_or("-".to_owned(), |verdict| format!("{:.2e}", verdict.diff_unquantized)),
             format!("{:.2e}", self.anchor_diff),
-            format!("{:.1e}{}", self.verdict.diff, if self.verdict.right { "" } else { " WRONG" }),
+            self.verdict.as_ref().map_or("-".to_owned(), |verdict| {
+                format!("{:.1e}{}", verdict.diff, if verdict.right { "" } else { " WRONG" })
+            }),
             self.calibration_us.map_or("-".to_owned(), |us| format!("{us:.1}")),
             self.plan.clone(),
         ]

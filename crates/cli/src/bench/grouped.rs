@@ -81,7 +81,7 @@ fn measure(
     let host = GroupedHost::draw(spec)?;
     let mut operands = host.upload(&Device::Cuda(cuda.clone()))?;
     let times = time(args, clock, |options| operands.run(options))?;
-    let verdict = host.judge(&operands, Effort::BENCH)?;
+    let verdict = args.judged(|| host.judge(&operands, Effort::BENCH))?;
     let (flops, bytes) = (host.spec.flops(), host.spec.bytes());
     let work = Work { flops, bytes, floor_us: anchor.roofline().floor_us(flops, bytes) };
     let peer = Peer { call_us: case.call_us, main_kernel_us: case.main_kernel_us, diff: case.diff };

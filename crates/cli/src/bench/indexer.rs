@@ -100,7 +100,7 @@ pub fn run(common: &Common, cuda: &Cuda, args: &Args) -> Outcome {
             &calibration.map_or("no calibration".to_owned(), |us| format!("calibration {us:.1} us: {word}")),
         );
     }
-    Ok(rows.iter().all(|row| row.figures.verdict.right))
+    Ok(rows.iter().all(|row| row.figures.is_right()))
 }
 
 /// The first pass, with its verdict, and the operands for others.
@@ -137,7 +137,7 @@ fn measure(
         });
     }
     let times = time(args, clock, |options| operands.run(options))?;
-    let verdict = judge(&operands)?;
+    let verdict = args.judged(|| judge(&operands))?;
     let flops = 2.0 * pairs * (case.heads * case.dim) as f64;
     let floor_us = Anchor::dense_fp8().roofline().floor_us(flops, bytes);
     let work = Work { flops, bytes, floor_us };

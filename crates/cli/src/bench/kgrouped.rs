@@ -44,7 +44,7 @@ pub fn rows(
         let plan = work.plan(None, cuda.limits()).ok_or("no kernel has room for the groups")?;
         let mut task = work.on(&Device::Cuda(cuda.clone()))?;
         let times = time(args, clock, |options| task.run(options))?;
-        let verdict = judge(&mut task, &GemmOptions::default(), Effort::BENCH)?;
+        let verdict = args.judged(|| judge(&mut task, &GemmOptions::default(), Effort::BENCH))?;
         let (flops, bytes) = (work.flops(), work.bytes());
         let floor_us = Anchor::dense_fp8().roofline().floor_us(flops, bytes);
         let peer = Peer { call_us: case.call_us, main_kernel_us: case.main_kernel_us, diff: case.diff };

@@ -61,12 +61,22 @@ pub struct Args {
     /// Which candidates to sweep.
     #[arg(long, value_enum, default_value_t, requires = "sweep")]
     choices: Choices,
-    /// Do not check the results.
-    #[arg(long, requires = "sweep")]
+    /// Do not check the results, of the anchor's cases or of a sweep.
+    #[arg(long)]
     unchecked: bool,
+    /// Do not time the calibration product beside each case.
+    #[arg(long)]
+    uncalibrated: bool,
     /// Measure nothing: read what `--sweep` wrote and show how good the plans are.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["sweep", "plot", "filter"])]
     replay: Option<PathBuf>,
+}
+
+impl Args {
+    /// The verdict, where results are checked.
+    fn judged(&self, judge: impl FnOnce() -> Result<Verdict, Failure>) -> Result<Option<Verdict>, Failure> {
+        (!self.unchecked).then(judge).transpose()
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -221,7 +231,7 @@ fn compare(
     if let Some(path) = &args.plot {
         draw(path, cuda, args.op, anchor, &rows, calibration, &clock.method())?;
     }
-    let right = figures().all(|figures| figures.verdict.right);
+    let right = figures().all(Figures::is_right);
     if common.json {
         print_json(&json!({
             "device": cuda.gpu().name(),
@@ -259,7 +269,8 @@ fn time(
     call: impl FnMut(&GemmOptions) -> oxigemm::Result<()>,
 ) -> Result<Times, Failure> {
     let us = clock.calls(&GemmOptions::default(), args.runs as usize, call)?;
-    Ok(Times { us, calibration_us: clock.calibration(args.runs as usize)? })
+    let calibration_us = if args.uncalibrated { None } else { clock.calibration(args.runs as usize)? };
+    Ok(Times { us, calibration_us })
 }
 
 /// The first pass, with its verdict, and the operands for others.
@@ -273,7 +284,7 @@ fn measure(
     let (host, mut operands) = prepare(args.op, case, cuda)?;
     let plan = Plan::best_of(family(args.op), shape(case), cuda.limits());
     let times = time(args, clock, |options| operands.run(options))?;
-    let verdict = judge(&host, &mut operands, &GemmOptions::default(), Effort::BENCH)?;
+    let verdict = args.judged(|| judge(&host, &mut operands, &GemmOptions::default(), Effort::BENCH))?;
     let (flops, bytes) = (case.flops(), case.bytes(args.op));
     let work = Work { flops, bytes, floor_us: anchor.roofline().floor_us(flops, bytes) };
     let peer = Peer { call_us: case.call_us, main_kernel_us: case.main_kernel_us, diff: case.diff };
