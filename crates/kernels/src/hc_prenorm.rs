@@ -1,8 +1,7 @@
 //! The product before the norm of a hyper-connection: a few columns, and the sum of squares of every row on the way.
 //!
-//! `D[m,n] = sum over k of  X[m,k] * W[n,k]`, `squares[m] = sum over k of  X[m,k]²`, for BF16 X and FP32 W, which is taken as the
-//! sum of two BF16 numbers: `W = upper + lower`, with `upper` the nearest to W and `lower` the nearest to what is left. That
-//! is W to 17 bits or more.
+//! `D[m,n] = sum over k of  X[m,k] * W[n,k]`, `squares[m] = sum over k of  X[m,k]²`, for BF16 X and FP32 W, which is rounded to
+//! TF32. The 11 bits of that are the sum of two BF16 numbers: `upper`, the nearest, and `lower`, what is left.
 //!
 //! Reading X is what limits it, so every block reads the same number of stages: of 128 rows and 64 of K, in the order of
 //! rows and then of K. What a block begins, the next may go on with; their sums are [gathered](crate::gathering).
@@ -336,8 +335,9 @@ impl<'k> Block<'k, '_> {
         });
     }
 
-    /// The upper and the lower parts of four numbers.
+    /// The upper and the lower parts of four numbers, which are rounded to TF32.
     fn parts(&self, numbers: [F32<'k>; 4]) -> [[Val<'k, Bf16x2>; 2]; 2] {
+        let numbers = numbers.map(|number| number.to_tf32().bitcast::<f32>());
         let pairs = [[numbers[0], numbers[1]], [numbers[2], numbers[3]]];
         let upper = pairs.map(|[a, b]| self.k.pack_bf16(a, b));
         let lower = [0, 1].map(|pair| {

@@ -23,7 +23,7 @@ use crate::tensor::Tensor;
 /// | `d` | `[M, N]` or `[splits, M, N]` | f32 | rows of N, any pitch |
 /// | `sqr_sum` | `[M]` or `[splits, M]` | f32 | contiguous |
 ///
-/// B is taken as the sum of two BF16 numbers: to 17 bits or more, where TF32 has 11. What is larger than the largest BF16 number
+/// B is rounded to TF32, 11 bits. What is then larger than the largest BF16 number
 /// counts as infinite. Sums are FP32. With splits, each sums its part of K, and whoever uses them adds them; without, all of
 /// K is summed here, in an order that depends on the shape and on how many multiprocessors there are. The same call
 /// gives the same bits. With [`GemmOptions::batch_invariant`] nothing but K and the splits decides the order.

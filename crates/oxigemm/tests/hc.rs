@@ -114,7 +114,7 @@ fn weights_that_are_not_finite_stay_in_their_columns() {
         assert_eq!(row[..2], [f32::INFINITY, f32::NEG_INFINITY]);
         assert!(row[2].is_nan(), "{row:?}");
         assert_eq!(row[3], f32::INFINITY, "beyond the largest BF16");
-        assert!((row[4] / 1e38 - 1.0).abs() < 1e-5, "{row:?}");
+        assert!((row[4] / 1e38 - 1.0).abs() < 1e-3, "{row:?}");
         assert_eq!(row[5..], [192.0; 3]);
     }
     assert_eq!(sqr_sum.to_vec_f32().unwrap(), [192.0; 5]);
@@ -122,7 +122,7 @@ fn weights_that_are_not_finite_stay_in_their_columns() {
 
 /// Products of numbers with a deviation of 1 have one of the square root of K.
 #[test]
-fn sums_are_those_of_fp32_weights() {
+fn sums_are_those_of_tf32_weights() {
     let case = Case { m: 16, n: 24, k: 7168, splits: None };
     let [products, squares] = case.run(&Device::sim());
     let [exact_products, exact_squares] = case.run(&Device::Cpu);

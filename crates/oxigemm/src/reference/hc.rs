@@ -16,7 +16,7 @@ pub(crate) fn hc_prenorm_tensors(
     splits: usize,
 ) -> Result<()> {
     let (k, n) = (a.dims()[1], b.dims()[0]);
-    let (a, b) = (a.to_vec_f32()?, b.to_vec_f32()?);
+    let (a, b) = (a.to_vec_f32()?, b.to_vec_f32()?.into_iter().map(tf32).collect::<Vec<_>>());
     let blocks = k.div_ceil(BLOCK_K as usize);
     let shares = Shares::of(blocks as u32, splits.min(blocks) as u32);
     // Splits beyond the blocks of K have none.
@@ -43,4 +43,34 @@ pub(crate) fn hc_prenorm_tensors(
     }
     d.write_bytes(&d.dtype().encode_f64(&sums))?;
     sqr_sum.write_bytes(&sqr_sum.dtype().encode_f64(&squares))
+}
+
+/// Rounded to the 11 bits of TF32, ties away from zero.
+fn tf32(x: f32) -> f32 {
+    const LOST: u32 = 13;
+    match x.is_finite() {
+        true => f32::from_bits((x.to_bits() + (1 << (LOST - 1))) >> LOST << LOST),
+        false => x,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tf32;
+
+    #[test]
+    fn eleven_bits_are_kept() {
+        let ulp = 2f32.powi(-10);
+        for (x, rounded) in [
+            (1.0 + ulp, 1.0 + ulp),
+            (1.0 + ulp / 2.0, 1.0 + ulp),
+            (-1.0 - ulp / 2.0, -1.0 - ulp),
+            (1.0 + ulp * 0.49, 1.0),
+            (2.0 - ulp / 4.0, 2.0),
+            (f32::INFINITY, f32::INFINITY),
+        ] {
+            assert_eq!(tf32(x), rounded, "{x}");
+        }
+        assert!(tf32(f32::NAN).is_nan());
+    }
 }
