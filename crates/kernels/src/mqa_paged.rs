@@ -24,8 +24,9 @@ pub const PAGE_SIZES: [u32; 4] = [16, 32, 64, 128];
 const CLEARING_WARPS: u32 = 2;
 /// Queries whose products are kept at a time.
 const BUFFERS: u32 = 2;
-/// What a block may have of shared memory for stages and slots.
-const SHARED_BYTES: u32 = 220 << 10;
+/// Bytes of stages that a block has at most. More loads in flight than it takes to hide how long memory takes only drive more
+/// out of the L2 cache, which then has to be written.
+const IN_FLIGHT: u32 = 100 << 10;
 
 /// Bytes between the scales of two pages in shared memory: the copy engine writes to multiples of 128.
 const fn scale_bytes(page_keys: u32) -> u32 {
@@ -59,8 +60,7 @@ impl Config {
         let scale_pitch =
             PAGE_SIZES.map(|keys| TILE_KEYS / keys * scale_bytes(keys)).into_iter().max().unwrap_or(0);
         let one = MemoryShape { heads: self.heads, queries: MAX_NEXT, stages: 1, scale_pitch };
-        let stages = 1 + (SHARED_BYTES - one.bytes()) / (one.stage_bytes() + scale_pitch);
-        MemoryShape { stages: stages.min(16), ..one }
+        MemoryShape { stages: (IN_FLIGHT / one.stage_bytes()).min(16), ..one }
     }
 
     /// Builds the kernel.
@@ -133,7 +133,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let block = Block { k, cfg, params, memory, warp, lane };
     let (key_warp, unit_warp, clearing_warp) = (MATH_WARPS, MATH_WARPS + 1, MATH_WARPS + 2);
     let maps = [&block.params.queries, &block.params.keys, &block.params.scales];
-    block.memory.begin(k, (warp, key_warp), lane, maps, MATH_WARPS + 1);
+    block.memory.begin(k, (warp, key_warp), lane, maps, MATH_WARPS);
     k.if_else(
         warp.ge(key_warp),
         || {
@@ -147,20 +147,31 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
 }
 
 impl<'k> Block<'k, '_> {
-    /// The warp that says which sequences this block has a part of, and what their queries, weights and lengths are.
-    fn lay_out_units(&self) {
-        let (k, p, memory, lane) = (self.k, &self.params, &self.memory, self.lane);
-        let (heads, next) = (self.cfg.heads.heads, p.lengths.next);
-        let cursor = memory.slots.writer();
+    /// What the schedule gives this block, as its warps that load read it for themselves: sequences, the first tile of each
+    /// and the one behind the last, and how many keys some query sees. `body` may be called for a sequence without tiles.
+    fn for_each_sequence(&self, body: impl FnOnce(Span<'k>, U32<'k>)) {
+        let (k, p) = (self.k, &self.params);
         let part = p.schedule.at(k.block_index(0).widening_mul(8));
         // Read as loads of one word each: the caller's schedule may lie anywhere.
         let [first, first_tile, last, last_end] =
             [0u32, 4, 8, 12].map(|at| part.at(u64::from(at)).load_readonly());
         let end = (last + last_end.ne(0).select(1u32, 0u32)).min(p.lengths.sequences);
         k.for_(first, end, 1, |sequence| {
-            let tiles = self.limited(p.lengths.longest(sequence)).div_ceil(TILE_KEYS);
+            let longest = self.limited(p.lengths.longest(sequence));
+            let tiles = longest.div_ceil(TILE_KEYS);
             let begin: U32<'k> = sequence.eq(first).select(first_tile, 0u32);
             let behind: U32<'k> = sequence.eq(last).select(last_end.min(tiles), tiles);
+            body(Span { tiles: [begin, behind], sequence, is_unit: k.constant(1) }, longest);
+        });
+    }
+
+    /// The warp that says which sequences this block has a part of, and what their queries, weights and lengths are.
+    fn lay_out_units(&self) {
+        let (k, p, memory, lane) = (self.k, &self.params, &self.memory, self.lane);
+        let (heads, next) = (self.cfg.heads.heads, p.lengths.next);
+        let cursor = memory.slots.writer();
+        self.for_each_sequence(|span, _| {
+            let Span { tiles: [begin, behind], sequence, .. } = span;
             let query = sequence * next + lane;
             let is_query = lane.lt(next);
             let row = self.row(query, self.limited(p.lengths.of_query_if(is_query, sequence, lane)));
@@ -183,7 +194,6 @@ impl<'k> Block<'k, '_> {
                         memory.weights(slot).at(column * 4).store(*weight);
                     });
                 }
-                let span = Span { tiles: [begin, behind], sequence, is_unit: k.constant(1) };
                 k.if_(lane.eq(0), || memory.set_span(slot, &span));
                 k.sync_warp();
                 k.if_(lane.eq(0), || {
@@ -246,23 +256,23 @@ impl<'k> Block<'k, '_> {
     /// longest of a sequence's lengths.
     fn load_keys(&self) {
         let (k, p, memory, lane) = (self.k, &self.params, &self.memory, self.lane);
-        let (cursor, slots) = (memory.ring.writer(), memory.slots.reader());
+        let cursor = memory.ring.writer();
         let per_tile = k.constant(TILE_KEYS) / p.page_keys;
-        self.for_each_unit(&slots, |_, span| {
-            memory.done(&slots, lane);
+        // What the table has for a sequence, whatever its length.
+        let table_pages = p.lengths.limit.div_ceil(p.page_keys);
+        self.for_each_sequence(|span, longest| {
             let Span { tiles: [first, end], sequence, .. } = span;
-            let pages = self.limited(p.lengths.longest(sequence)).div_ceil(p.page_keys);
+            let pages = longest.div_ceil(p.page_keys);
             let table = p.table.at(sequence.widening_mul(p.table_pitch) * 4u64);
-            let some = k.var(0u32);
+            // A lane for each of 32 pages, which a few tiles share. The first do not wait for the length.
+            let entries = |page: U32<'k>| {
+                let nth = (page & !31u32) + lane;
+                table.at(nth.widening_mul(4)).load_readonly_if::<u32>(nth.lt(table_pages), u32::MAX)
+            };
+            let some = k.var_from(entries(first * per_tile));
             k.for_(first, end, 1, |tile| {
                 let page = tile * per_tile;
-                // A lane for each of 32 pages, which a few tiles share.
-                k.if_((page & 31).eq(0) | tile.eq(first), || {
-                    let nth = (page & !31u32) + lane;
-                    let entry =
-                        table.at(nth.widening_mul(4)).load_readonly_if::<u32>(nth.lt(pages), u32::MAX);
-                    some.set(entry);
-                });
+                k.if_((page & 31).eq(0) & tile.ne(first), || some.set(entries(page)));
                 let entry = k.shuffle(Shuffle::Index, some.get(), (page + lane) & 31);
                 cursor.wait_empty();
                 let stage = cursor.stage();

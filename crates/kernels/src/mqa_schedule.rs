@@ -22,7 +22,7 @@ pub(crate) struct Lengths<'k> {
     /// 1 where every query has a length.
     per_query: U32<'k>,
     /// What a length may be at most: anything above counts as this.
-    limit: U32<'k>,
+    pub limit: U32<'k>,
 }
 
 impl<'k> Lengths<'k> {
