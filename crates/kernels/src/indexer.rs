@@ -5,6 +5,7 @@
 //! query: it sums those in registers, and the four threads of a key then share out the queries between them.
 
 mod memory;
+mod parts;
 
 use crate::many_rows::MATH_WARPGROUPS;
 use crate::{mqa_logits, mqa_paged, mqa_schedule};
@@ -12,6 +13,7 @@ pub(crate) use memory::{Memory, MemoryShape, Span};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::wgmma::{Descriptor, Major, MatrixA, MmaType, Swizzle};
 use oxigemm_ptx::{BuildError, F32, Fp8, Global, Kernel, Module, Pred, Shared, U32, U64, Var};
+pub(crate) use parts::{Counting, Part, Ranges};
 
 /// Numbers of heads that there are kernels for.
 pub const HEADS: [u32; 4] = [8, 16, 32, 64];
@@ -148,10 +150,7 @@ impl Heads {
         }
     }
 
-    /// The weighted sums over heads of the columns in `products`, shared out among the four threads of a key.
-    ///
-    /// Twice the positive part of `x` is `x + |x|`, exactly, and so the weights are [halved](Self::halved): additions are twice as
-    /// fast as maxima.
+    /// The weighted sums over heads of the columns in `products`, [shared out](Self::share_out) among the four threads of a key.
     pub(crate) fn sums<'k>(
         &self,
         k: &'k Kernel,
@@ -159,6 +158,14 @@ impl Heads {
         products: &[Var<'k, f32>],
         weights: &[Var<'k, f32>],
     ) -> Vec<F32<'k>> {
+        Self::share_out(k, lane, self.own_sums(products, weights))
+    }
+
+    /// The same of a thread's own heads, of two keys for each query.
+    ///
+    /// Twice the positive part of `x` is `x + |x|`, exactly, and so the weights are [halved](Self::halved): additions are twice as
+    /// fast as maxima.
+    pub(crate) fn own_sums<'k>(&self, products: &[Var<'k, f32>], weights: &[Var<'k, f32>]) -> Vec<F32<'k>> {
         let octets = (self.heads / 8) as usize;
         let mut sums = Vec::new();
         for (products, weights) in products.chunks(octets * 4).zip(weights.chunks(octets * 2)) {
@@ -176,6 +183,11 @@ impl Heads {
                 sums.extend(sum);
             }
         }
+        sums
+    }
+
+    /// Adds the sums of four threads, so that each ends up with some of them.
+    pub(crate) fn share_out<'k>(k: &'k Kernel, lane: U32<'k>, mut sums: Vec<F32<'k>>) -> Vec<F32<'k>> {
         for distance in [1u32, 2] {
             if let [last] = sums[..] {
                 sums = vec![last + k.shuffle(Shuffle::Xor, last, distance)];

@@ -59,7 +59,14 @@ impl Config {
     fn memory(&self) -> MemoryShape {
         let scale_pitch =
             PAGE_SIZES.map(|keys| TILE_KEYS / keys * scale_bytes(keys)).into_iter().max().unwrap_or(0);
-        let one = MemoryShape { heads: self.heads, queries: MAX_NEXT, stages: 1, scale_pitch };
+        let one = MemoryShape {
+            heads: self.heads,
+            queries: MAX_NEXT,
+            stages: 1,
+            scale_pitch,
+            math_warps: MATH_WARPS,
+            words: 0,
+        };
         MemoryShape { stages: (IN_FLIGHT / one.stage_bytes()).min(16), ..one }
     }
 
@@ -206,12 +213,7 @@ impl<'k> Block<'k, '_> {
                 cursor.advance();
             });
         });
-        cursor.wait_empty();
-        let none = k.constant(0);
-        k.if_(lane.eq(0), || {
-            memory.set_span(cursor.stage(), &Span { tiles: [none; 2], sequence: none, is_unit: none });
-            memory.slots.full(cursor.stage()).arrive();
-        });
+        memory.end_units(&cursor, lane);
     }
 
     /// Bytes between the scales of two pages in shared memory.
@@ -236,20 +238,6 @@ impl<'k> Block<'k, '_> {
             stored_count: clean.select(p.columns, count),
             at: p.logits.address() + start,
         }
-    }
-
-    /// This block's units, each with its slot. `body` lets go of it.
-    fn for_each_unit(&self, slots: &Cursor<'k>, body: impl FnOnce(U32<'k>, Span<'k>)) {
-        let k = self.k;
-        let more = k.var(1u32);
-        k.while_(
-            || more.live().ne(0),
-            || {
-                let (slot, span) = self.memory.known(slots);
-                more.set(span.is_unit);
-                k.if_(span.is_unit.ne(0), || body(slot, span));
-            },
-        );
     }
 
     /// The warp that loads pages. What the table names outside of the cache reads as zeros, as does what lies behind the
@@ -315,7 +303,7 @@ impl<'k> Block<'k, '_> {
         let (k, p, memory) = (self.k, &self.params, &self.memory);
         let math = Math::new(self);
         let slots = memory.slots.reader();
-        self.for_each_unit(&slots, |slot, span| {
+        memory.for_each_unit(&slots, |slot, span| {
             for queries in 1..=MAX_NEXT {
                 k.if_(p.lengths.next.eq(queries), || {
                     math.load_weights(slot, queries);

@@ -528,7 +528,6 @@ unsafe fn prefill(device: &Device, arguments: &MqaLogits, options: &GemmOptions)
         Argument::Number(keys),
         Argument::Number(columns),
         Argument::Number(form | type_flag(logits_type)),
-        Argument::Number(plan.chunk),
     ];
     // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps them.
     unsafe { launch(Config::Prefill(plan.config), plan.blocks, &list).run(device, options) }

@@ -108,6 +108,22 @@ fn every_number_of_heads_and_every_dimension_gives_the_reference() {
 }
 
 #[test]
+fn tiles_are_shared_out_whatever_queries_see() {
+    let sim = Sim::new();
+    // A warp looks at more than 32 queries; most of them see nothing, and some blocks of the grid nothing but those.
+    let few = |i: usize| [[0, 0], [40, 300], [130, 131], [299, 300]][if i % 37 == 5 { i % 4 } else { 0 }];
+    let last = |i: usize| if i < 650 { [7, 3] } else { [0, 299] };
+    for (heads, ranges) in [(64, (0..1300).map(few).collect()), (8, (0..669).map(last).collect())] {
+        let ranges: Vec<[i32; 2]> = ranges;
+        for (form, columns) in [(Logits::Clean, 300), (Logits::Compressed, 129)] {
+            let case =
+                Prefill { heads, dim: 32, ranges: ranges.clone(), keys: 300, form, columns, ..PREFILL };
+            check(&sim, DType::F32, |device| case.run(device));
+        }
+    }
+}
+
+#[test]
 fn no_schedule_changes_the_bits_of_a_prefill() {
     for (heads, dim) in [(64, 128), (16, 32)] {
         // More tiles than stages, units without keys, a last tile that is not full.

@@ -170,5 +170,5 @@ fn describe(
     };
     let problem = arguments.check()?.ok_or("there is nothing to compute")?;
     let plan = MqaPlan::best(&problem, cuda.limits().sms);
-    Ok(format!("{} blocks, chunks of {}", plan.blocks, plan.chunk))
+    Ok(format!("{} blocks", plan.blocks))
 }

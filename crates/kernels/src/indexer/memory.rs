@@ -1,7 +1,6 @@
 //! The shared memory of an indexer kernel: a ring of stages with keys, and slots for what its roles know of a unit.
 
 use super::{Heads, Row, TILE_KEYS};
-use crate::many_rows::MATH_WARPS;
 use crate::pipeline::{Cursor, Pipeline};
 use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::{Kernel, Shared, SharedLayout, U32};
@@ -20,6 +19,10 @@ pub(crate) struct MemoryShape {
     pub stages: u32,
     /// Bytes between the scales of two stages.
     pub scale_pitch: u32,
+    /// Warps that read the stages.
+    pub math_warps: u32,
+    /// Words that warps leave for each other.
+    pub words: u32,
 }
 
 impl MemoryShape {
@@ -66,6 +69,7 @@ struct Offsets {
     spans: u32,
     stage_barriers: u32,
     slot_barriers: u32,
+    words: u32,
     bytes: u32,
 }
 
@@ -81,8 +85,9 @@ impl Offsets {
         let spans = layout.place(SLOTS * SPAN_BYTES, 16);
         let stage_barriers = layout.place(Pipeline::barrier_bytes(shape.stages), 8);
         let slot_barriers = layout.place(Pipeline::barrier_bytes(SLOTS), 8);
+        let words = layout.place(shape.words * 4, 4);
         let bytes = layout.bytes();
-        Offsets { keys, queries, scales, weights, rows, spans, stage_barriers, slot_barriers, bytes }
+        Offsets { keys, queries, scales, weights, rows, spans, stage_barriers, slot_barriers, words, bytes }
     }
 
     /// Gives names to its parts, for the simulator's messages and timeline.
@@ -95,6 +100,9 @@ impl Offsets {
         k.name_shared("spans", self.spans, SPAN_BYTES, SLOTS);
         Pipeline::name_barriers(k, ["full", "empty"], self.stage_barriers, shape.stages);
         Pipeline::name_barriers(k, ["known", "done"], self.slot_barriers, SLOTS);
+        if shape.words > 0 {
+            k.name_shared("words", self.words, 4, shape.words);
+        }
     }
 }
 
@@ -141,7 +149,7 @@ impl<'k> Memory<'k> {
         k.if_(warp.eq(loader), || {
             k.if_(lane.eq(0), || {
                 maps.into_iter().for_each(|map| map.prefetch());
-                self.ring.init(1, MATH_WARPS);
+                self.ring.init(1, self.shape.math_warps);
                 self.slots.init(1, slot_readers);
                 k.fence_barrier_init();
             });
@@ -166,6 +174,11 @@ impl<'k> Memory<'k> {
         self.shared.at(self.offsets.rows).at(slot * self.shape.row_bytes()).at(query * Row::BYTES)
     }
 
+    /// Bytes between the keys of two stages.
+    pub fn key_bytes(&self) -> u32 {
+        self.shape.key_bytes()
+    }
+
     /// The keys of a stage.
     pub fn keys(&self, stage: U32<'k>) -> Shared<'k> {
         self.shared.at(self.offsets.keys).at(stage * self.shape.key_bytes())
@@ -174,6 +187,11 @@ impl<'k> Memory<'k> {
     /// The scales of those.
     pub fn scales(&self, stage: U32<'k>) -> Shared<'k> {
         self.shared.at(self.offsets.scales).at(stage * self.shape.scale_pitch)
+    }
+
+    /// What warps leave for each other.
+    pub fn words(&self) -> Shared<'k> {
+        self.shared.at(self.offsets.words)
     }
 
     fn span(&self, slot: U32<'k>) -> Shared<'k> {
@@ -193,6 +211,31 @@ impl<'k> Memory<'k> {
         let slot = slots.stage();
         let [first, end, sequence, is_unit] = self.span(slot).load_vec();
         (slot, Span { tiles: [first, end], sequence, is_unit })
+    }
+
+    /// All units of this block, each with its slot, which `body` lets go of.
+    pub fn for_each_unit(&self, slots: &Cursor<'k>, body: impl FnOnce(U32<'k>, Span<'k>)) {
+        let k = self.k;
+        let more = k.var(1u32);
+        k.while_(
+            || more.live().ne(0),
+            || {
+                let (slot, span) = self.known(slots);
+                more.set(span.is_unit);
+                k.if_(span.is_unit.ne(0), || body(slot, span));
+            },
+        );
+    }
+
+    /// One warp says that there are no more units.
+    pub fn end_units(&self, cursor: &Cursor<'k>, lane: U32<'k>) {
+        let k = self.k;
+        cursor.wait_empty();
+        let none = k.constant(0);
+        k.if_(lane.eq(0), || {
+            self.set_span(cursor.stage(), &Span { tiles: [none; 2], sequence: none, is_unit: none });
+            self.slots.full(cursor.stage()).arrive();
+        });
     }
 
     /// A warp is done with a unit.
