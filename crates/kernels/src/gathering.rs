@@ -1,14 +1,18 @@
 //! Sums of the same outputs that several blocks have, gathered in global memory.
 //!
-//! Each of the blocks, which follow each other in the grid, leaves what its threads hold, and counts itself. Who comes last
-//! adds up what all have left, in the order of the blocks, so that the result does not depend on who that is. Nobody waits,
-//! and no two of the blocks need to run at one time.
+//! Each warp of the blocks, which follow each other in the grid, leaves what its threads hold, and counts itself. Of the same warps
+//! of all blocks the one that comes last adds up what they have left, in the order of the blocks, so that the result does not depend on
+//! who that is. Nobody waits, and no two of the blocks need to run at one time.
 
+use crate::WARP;
 use oxigemm_ptx::memory::{AtomicOp, Scope};
-use oxigemm_ptx::{F32, Global, Kernel, Shared, U32, Var};
+use oxigemm_ptx::warp::Shuffle;
+use oxigemm_ptx::{F32, Global, Kernel, Pred, U32, Var};
 
-/// The most blocks that gather sums: they have a counter each, ahead of what they leave.
+/// The most blocks that gather sums, and the most warps of each: they have a counter each, ahead of what they leave.
 pub const MOST_BLOCKS: u32 = 1024;
+const MOST_WARPS: u32 = 8;
+const COUNTER_BYTES: u64 = (MOST_BLOCKS * MOST_WARPS * 4) as u64;
 /// What a block leaves twice: of outputs that another has begun, and of those that another goes on with.
 const PLACES: u32 = 2;
 
@@ -16,16 +20,14 @@ const PLACES: u32 = 2;
 #[must_use]
 pub fn room_bytes(blocks: u32, threads: u32, values: u32) -> u64 {
     assert!(blocks <= MOST_BLOCKS, "{blocks} blocks gather sums");
-    u64::from(MOST_BLOCKS) * 4 + u64::from(blocks * PLACES) * u64::from(threads * values * 4)
+    assert!(threads <= MOST_WARPS * WARP, "{threads} threads of a block hold sums");
+    COUNTER_BYTES + u64::from(blocks * PLACES) * u64::from(threads * values * 4)
 }
 
 /// The room as the threads see it that hold the sums.
 pub(crate) struct Gathering<'k> {
     pub k: &'k Kernel,
     pub room: Global<'k>,
-    /// A word of shared memory, and a named barrier, of the threads.
-    pub word: Shared<'k>,
-    pub barrier: u32,
     /// Threads of a block that hold sums, the first ones, and which of them this is.
     pub threads: u32,
     pub thread: U32<'k>,
@@ -42,40 +44,44 @@ pub(crate) struct Contributors<'k> {
 }
 
 impl<'k> Gathering<'k> {
-    /// Has the counter of a block in the L2 cache when it is needed.
+    /// Has the counters of a block in the L2 cache when they are needed.
     pub fn warm(&self, block: U32<'k>) {
         let counter = self.counter(block);
-        self.k.guard(self.thread.eq(0), || counter.reduce(AtomicOp::Add, 0u32, Scope::Gpu));
+        self.k.guard(self.is_first_of_warp(), || counter.reduce(AtomicOp::Add, 0u32, Scope::Gpu));
     }
 
-    /// Leaves this thread's sums; in the block that comes last, `finish` gets the totals.
+    /// Leaves this thread's sums; in the warp that comes last, `finish` gets the totals.
     pub fn gather(&self, blocks: Contributors<'k>, sums: &[F32<'k>], finish: impl FnOnce(Vec<F32<'k>>)) {
         let k = self.k;
         assert_eq!(sums.len(), self.values as usize);
         self.leave(self.left_by(blocks.own, blocks.first), sums);
-        k.barrier_sync(self.barrier, self.threads);
+        k.sync_warp();
         let others = blocks.last - blocks.first;
-        k.if_(self.thread.eq(0), || {
+        let before = k.var(0u32);
+        k.if_(self.is_first_of_warp(), || {
             let counter = self.counter(blocks.first);
-            let before = counter.atomic_ordered::<u32>(AtomicOp::Add, 1u32, Scope::Gpu);
-            self.word.store(before);
+            before.set(counter.atomic_ordered::<u32>(AtomicOp::Add, 1u32, Scope::Gpu));
             // For the next grid.
-            k.guard(before.eq(others), || counter.store(0u32));
+            k.guard(before.live().eq(others), || counter.store(0u32));
         });
         k.sync_warp();
-        k.barrier_sync(self.barrier, self.threads);
-        let before: U32<'k> = self.word.load();
+        let before = k.shuffle(Shuffle::Index, before.get(), 0u32);
         k.if_(before.eq(others), || finish(self.add(blocks)));
     }
 
+    fn is_first_of_warp(&self) -> Pred<'k> {
+        (self.thread % WARP).eq(0)
+    }
+
+    /// That of this thread's warp.
     fn counter(&self, block: U32<'k>) -> Global<'k> {
-        self.room.at(block.widening_mul(4))
+        self.room.at((block * MOST_WARPS + self.thread / WARP).widening_mul(4))
     }
 
     /// Where a block leaves what this thread has.
     fn left_by(&self, block: U32<'k>, first: U32<'k>) -> Global<'k> {
         let place = block * PLACES + block.eq(first).select(1u32, 0u32);
-        let places = self.room.at(u64::from(MOST_BLOCKS) * 4);
+        let places = self.room.at(COUNTER_BYTES);
         places.at(place.widening_mul(self.threads * self.values * 4))
     }
 

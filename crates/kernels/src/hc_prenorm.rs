@@ -33,8 +33,9 @@ pub const COLUMNS: [u32; 4] = [8, 16, 24, 32];
 const LINE: u32 = 128;
 /// Bytes of a row of W in a stage, in FP32 as in two lines of BF16.
 const W_ROW: u32 = 2 * LINE;
-/// Shared memory for stages; what is left holds barriers.
-const ROOM_FOR_STAGES: u32 = 225 * 1024;
+/// Stages of the ring. More loads in flight than it takes to hide how long memory takes only drive more out of the L2 cache, which then
+/// has to be written.
+const STAGES: u32 = 4;
 const PRODUCER: u32 = MATH_WARPS;
 /// Warps that split W, behind the producer.
 const SPLITTERS: u32 = 4;
@@ -42,8 +43,6 @@ const MATH_THREADS: u32 = MATH_WARPGROUPS * WARPGROUP;
 const THREADS: u32 = MATH_THREADS + (1 + SPLITTERS) * WARP;
 /// More than the upper part of any number leaves.
 const LEFT: f32 = 1e38;
-/// The named barrier of the math warps.
-const MATH_BARRIER: u32 = 1;
 
 /// What is compiled in. Shapes and shares are run-time arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -87,10 +86,6 @@ impl Config {
         self.columns * W_ROW
     }
 
-    fn stages(&self) -> u32 {
-        ROOM_FOR_STAGES / (self.x_bytes() + self.w_bytes())
-    }
-
     /// What a thread has of a block's sums: two rows of a quarter of the columns, and the squares of one row.
     fn values(&self) -> u32 {
         self.columns / 2 + 1
@@ -111,31 +106,26 @@ struct SharedMap {
     barriers: u32,
     /// A barrier for each stage of W before it is split.
     landed: u32,
-    word: u32,
     bytes: u32,
 }
 
 impl SharedMap {
     fn new(cfg: &Config) -> Self {
-        let stages = cfg.stages();
         let mut layout = SharedLayout::default();
         // Swizzled tiles repeat every 1024 bytes.
-        let x = layout.place(stages * cfg.x_bytes(), 1024);
-        let w = layout.place(stages * cfg.w_bytes(), 1024);
-        let barriers = layout.place(Pipeline::barrier_bytes(stages), 8);
-        let landed = layout.place(stages * MBarrier::BYTES, 8);
-        let word = layout.place(4, 4);
-        SharedMap { x, w, barriers, landed, word, bytes: layout.bytes() }
+        let x = layout.place(STAGES * cfg.x_bytes(), 1024);
+        let w = layout.place(STAGES * cfg.w_bytes(), 1024);
+        let barriers = layout.place(Pipeline::barrier_bytes(STAGES), 8);
+        let landed = layout.place(STAGES * MBarrier::BYTES, 8);
+        SharedMap { x, w, barriers, landed, bytes: layout.bytes() }
     }
 
     /// Gives names to its parts, for the simulator's messages and timeline.
     fn name(&self, k: &Kernel, cfg: &Config) {
-        let stages = cfg.stages();
-        k.name_shared("x", self.x, cfg.x_bytes(), stages);
-        k.name_shared("w", self.w, cfg.w_bytes(), stages);
-        Pipeline::name_barriers(k, ["full", "empty"], self.barriers, stages);
-        k.name_shared("landed", self.landed, MBarrier::BYTES, stages);
-        k.name_shared("word", self.word, 4, 1);
+        k.name_shared("x", self.x, cfg.x_bytes(), STAGES);
+        k.name_shared("w", self.w, cfg.w_bytes(), STAGES);
+        Pipeline::name_barriers(k, ["full", "empty"], self.barriers, STAGES);
+        k.name_shared("landed", self.landed, MBarrier::BYTES, STAGES);
     }
 }
 
@@ -209,7 +199,7 @@ fn write(k: &Kernel, cfg: &Config) {
     };
     let (map, shared) = (SharedMap::new(cfg), k.dynamic_shared());
     map.name(k, cfg);
-    let ring = Pipeline::new(k, shared.at(map.barriers), cfg.stages(), cfg.stages());
+    let ring = Pipeline::new(k, shared.at(map.barriers), STAGES, STAGES);
     let (warp, lane) = (k.warp_index(), k.lane());
     let sharers = k.block_index(0) / params.sharing_blocks;
     let first_block = sharers * params.sharing_blocks;
@@ -223,7 +213,7 @@ fn write(k: &Kernel, cfg: &Config) {
             block.params.x.prefetch();
             block.params.w.prefetch();
             ring.init(1 + SPLITTERS, MATH_WARPS);
-            (0..cfg.stages()).for_each(|stage| block.landed(k.constant(stage)).init(1u32));
+            (0..STAGES).for_each(|stage| block.landed(k.constant(stage)).init(1u32));
             k.fence_barrier_init();
         });
         k.sync_warp();
@@ -355,8 +345,6 @@ impl<'k> Block<'k, '_> {
         let gathering = Gathering {
             k,
             room: p.room,
-            word: self.shared.at(self.map.word),
-            barrier: MATH_BARRIER,
             threads: MATH_THREADS,
             thread: self.warp * WARP + lane,
             values: cfg.values(),
