@@ -189,21 +189,23 @@ impl Code {
 /// at 6, which is also what becomes of NaN.
 ///
 /// Codes grow with magnitudes `m` along three lines: `2 m` up to 2, `m + 2` up to 4, and `m / 2 + 4`. The code is the lowest of the
-/// three, rounded to an integer; an even integer is an even code, and each line is multiplied and rounded at once.
+/// three, rounded to an integer; an even integer is an even code, and each line is multiplied and rounded at once. Where `m`
+/// passes 4, the sum of the second line passes a power of two, from where on numbers are 2 apart: it goes on as the third.
 #[track_caller]
 fn encode_e2m1<'k>(values: &[F32<'k>], factor: F32<'k>) -> U32<'k> {
-    /// Numbers of this size have no fraction, and integers in their lowest bits.
-    const INTEGERS: f32 = 12_582_912.0;
-    let lines = [(factor * 2.0, 0.0), (factor, 2.0), (factor * 0.5, 4.0)];
-    let last = (INTEGERS + 7.0).to_bits();
+    /// The first number whose neighbour is 2 above it; the code of 4, which is 6, has its bits.
+    const BEND: f32 = 16_777_216.0;
+    const ZERO: u32 = BEND.to_bits() - 6;
+    let twice = factor * 2.0;
     let rounded = values.iter().map(|value| {
         let magnitude = value.abs();
-        let along = lines.map(|(slope, start)| bits(magnitude.fma(slope, INTEGERS + start)));
-        along.into_iter().reduce(|a, b| a.min(b)).expect("there are three").min(last)
+        let [first, others] =
+            [magnitude.fma(twice, BEND - 6.0), magnitude.fma(factor, BEND - 4.0)].map(bits);
+        first.min(others).min(ZERO + 7)
     });
     // Of each, only the code differs from that of 0, so that the sum of the others can be taken off at the end.
     let all = rounded.rev().reduce(|high, low| high.mad(16, low)).expect("there are eight");
-    let zeros = (0..CHUNK).fold(0u32, |sum, i| sum.wrapping_add(INTEGERS.to_bits().wrapping_shl(4 * i)));
+    let zeros = (0..CHUNK).fold(0u32, |sum, i| sum.wrapping_add(ZERO.wrapping_shl(4 * i)));
     all - zeros
 }
 
