@@ -100,6 +100,32 @@ fn every_type_and_alignment_is_two_quantizations() {
     }
 }
 
+/// Of a matrix with more tiles than there are blocks, a block has several, and what it does with one is under way while
+/// it has another.
+#[test]
+fn a_block_has_one_tile_after_another() {
+    let sim = Sim::new();
+    let device = Device::Sim(sim.clone());
+    let of_tiles = |granularity, gap| Case {
+        dims: [4 * 128 + 1, 53 * 128],
+        input: DType::Bf16,
+        code: DType::E4m3,
+        granularity,
+        format: ScaleFormat::F32,
+        mn_major: false,
+        gap,
+    };
+    let with = |policy| Options { policy, ..Options::default() };
+    for (case, policy) in [
+        (of_tiles(Granularity::PerToken, 0), Policy::Lazy),
+        (of_tiles(Granularity::PerBlock, 0), Policy::Random),
+    ] {
+        sim.set_options(with(policy));
+        let values = values(3, case.dims[0] * case.dims[1]);
+        assert!(run(case, &values, &device) == run(case, &values, &Device::Cpu), "{case:?}");
+    }
+}
+
 #[test]
 fn what_is_not_finite_is_so_in_its_row_and_in_its_column() {
     let dims = [130, 140];

@@ -4,6 +4,7 @@ use crate::kernel::Kernel;
 use crate::mbarrier::RemoteMBarrier;
 use crate::ops::Int;
 use crate::target::Needs;
+use crate::tma::CachePolicy;
 use crate::value::{Arg, Class, Pred, Source, Type, U32, U64, Val};
 use std::fmt;
 
@@ -314,15 +315,36 @@ impl<'k> Global<'k> {
         self,
         condition: Pred<'k>,
         otherwise: T,
+        policy: Option<CachePolicy<'k>>,
     ) -> [Val<'k, T>; N] {
         const { assert!(N == 2 || N == 4) };
         let k = self.kernel();
         let out = [(); N].map(|()| k.var(otherwise).live());
         let list = out.map(|v| v.operand().to_string()).join(", ");
+        let (hint, policy) = hint(policy);
         k.guard(condition, || {
-            k.emit(self.needs(), format_args!("ld.global.nc.v{N}.{} {{{list}}}, {self};", T::RAW));
+            let raw = T::RAW;
+            k.emit(self.needs(), format_args!("ld.global.nc{hint}.v{N}.{raw} {{{list}}}, {self}{policy};"));
         });
         out
+    }
+
+    /// [`store`](Self::store) of what the cache treats by a policy.
+    #[track_caller]
+    pub fn store_by<T: Type>(self, value: Val<'k, T>, policy: CachePolicy<'k>) {
+        let (hint, policy) = hint(Some(policy));
+        let (k, value) = (self.kernel(), value.operand());
+        k.emit(self.needs(), format_args!("st.global{hint}.{} {self}, {value}{policy};", T::RAW));
+    }
+
+    /// [`store_vec`](Self::store_vec) of what the cache treats by a policy.
+    #[track_caller]
+    pub fn store_vec_by<T: Type, const N: usize>(self, values: [Val<'k, T>; N], policy: CachePolicy<'k>) {
+        const { assert!(N == 2 || N == 4) };
+        let list = values.map(|v| v.operand().to_string()).join(", ");
+        let (hint, policy) = hint(Some(policy));
+        let (k, raw) = (self.kernel(), T::RAW);
+        k.emit(self.needs(), format_args!("st.global{hint}.v{N}.{raw} {self}, {{{list}}}{policy};"));
     }
 
     /// Loads a byte through the read-only path where the condition holds, and gives 0 elsewhere.
@@ -424,13 +446,44 @@ impl<'k> Shared<'k> {
         let present = present.operand();
         k.op(format_args!("cp.async.ca.shared.global {self}, {from}, {bytes}, {present};"));
     }
+
+    /// [`copy_async`](Self::copy_async) of 16 bytes that pass the first cache by.
+    ///
+    /// It takes no cache policy: with one, and an offset of shared memory in a uniform register, ptxas 13.0 encodes an
+    /// instruction that is illegal.
+    #[track_caller]
+    pub fn copy_vector_async(self, from: Global<'k>, valid: Pred<'k>) {
+        let k = from.kernel();
+        let present = valid.select(16u32, 0).operand();
+        k.op(format_args!("cp.async.cg.shared.global {self}, {from}, 16, {present};"));
+    }
 }
 
 impl Kernel {
+    /// Makes a group of those [copies](Shared::copy_async) of this thread that have none yet; there may be none.
+    #[track_caller]
+    pub fn copies_commit(&self) {
+        self.op(format_args!("cp.async.commit_group;"));
+    }
+
+    /// Waits until no more than the newest `pending` [groups](Self::copies_commit) of this thread are under way.
+    #[track_caller]
+    pub fn copies_wait_but(&self, pending: u32) {
+        self.op(format_args!("cp.async.wait_group {pending};"));
+    }
+
     /// Waits until every [`copy_async`](Shared::copy_async) of this thread has landed.
     #[track_caller]
     pub fn copies_wait(&self) {
         self.op(format_args!("cp.async.wait_all;"));
+    }
+}
+
+/// What a cache policy adds to the name of an instruction, and to its operands.
+fn hint(policy: Option<CachePolicy<'_>>) -> (&'static str, String) {
+    match policy {
+        Some(CachePolicy(policy)) => (".L2::cache_hint", format!(", {}", policy.operand())),
+        None => ("", String::new()),
     }
 }
 

@@ -25,7 +25,7 @@ pub enum Eviction {
 
 /// A cache policy in a register, made by [`Kernel::cache_policy`].
 #[derive(Clone, Copy)]
-pub struct CachePolicy<'k>(U64<'k>);
+pub struct CachePolicy<'k>(pub(crate) U64<'k>);
 
 /// What a tensor load may ask for beside its coordinates.
 #[derive(Clone, Copy, Default)]

@@ -69,7 +69,7 @@ fn arithmetic_and_conversions() {
     out.at(24u64).store(k.pack_fp8(Fp8::E5m2, f, low));
     let codes = k.pack_fp8(Fp8::E4m3, f.sqrt().reciprocal(), low);
     let joined = k.join_halves(codes, codes).max_halves(k.unpack_fp8(Fp8::E4m3, codes).bitcast());
-    let [a, b] = out.at(40u64).load_readonly_vec_if::<u32, 2>(p, 0);
+    let [a, b] = out.at(40u64).load_readonly_vec_if::<u32, 2>(p, 0, None);
     out.at(28u64).store(joined + a + b);
     out.at(32u64).store_byte(out.at(33u64).load_readonly_byte_if(p));
     out.at(26u64).store(f.to_bf16());
@@ -101,7 +101,14 @@ fn memory_atomics_and_copies() {
     g.reduce::<f32>(AtomicOp::Add, 1.0, Scope::Gpu);
     g.reduce::<u32>(AtomicOp::Max, old, Scope::Sys);
     s.at(128).copy_async(g, 16, n.gt(0));
+    s.at(144).copy_vector_async(g, n.gt(0));
+    k.copies_commit();
+    k.copies_wait_but(1);
     k.copies_wait();
+    let kept = k.cache_policy(Eviction::Last);
+    let two = g.load_readonly_vec_if::<u32, 2>(n.gt(0), 0, Some(k.cache_policy(Eviction::First)));
+    g.store_by(two[0], kept);
+    g.store_vec_by(two, kept);
     let pairs = s.load_matrices::<u32, 4>(Layout::Transposed);
     s.store_matrices(Layout::Rows, pairs);
     s.store_matrices(Layout::Transposed, [pairs[0], pairs[1]]);

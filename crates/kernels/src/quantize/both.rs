@@ -1,6 +1,6 @@
 //! A matrix and its transpose, quantized in one pass: what forward and backward products read.
 //!
-//! A block has one tile of 128 by 128 in its registers, as in `tiles.rs`. Where scales are those of 1x128, the rows of the
+//! A block has one tile of 128 by 128 in its registers, as in `tiles.rs`, and its next tile under way. Where scales are those of 1x128, the rows of the
 //! tile have the scales of the matrix and its columns those of the transpose, so each number is converted twice; where
 //! the tile has one scale, once. Codes of the transpose pass through shared memory, from where they leave as vectors
 //! along the rows of the matrix.
@@ -9,14 +9,18 @@ use oxigemm_ptx::{F32, Global, Kernel, Pred, Ptr, U32};
 
 use super::by_access;
 use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, store_codes};
+use super::flight::Flight;
 use super::groups::across_lanes;
 use super::params::{Args, Divisor, Flags, Launch, Params, largest};
 use super::scale::{Scale, ScalePlaces};
-use super::tiles::{ACROSS, COLUMN_BYTES, ROWS, SIDE, every, of_block, of_columns};
+use super::tiles::{ACROSS, CHUNKS, COLUMN_BYTES, ROWS, SIDE, every, of_block, of_columns};
 use crate::transpose::{VECTOR, transposed, vector_at};
 
 /// Threads of a block.
 pub const THREADS: u32 = super::tiles::THREADS;
+
+/// Where codes of the transpose are in shared memory.
+const STAGED: u32 = COLUMN_BYTES;
 
 /// Who shares a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,44 +56,93 @@ impl Config {
         format!("quantize_{shape}_both_{}_{}", self.input.name(), self.code.name())
     }
 
-    /// Blocks that a multiprocessor should have at a time, by the registers that tiles need.
+    /// Blocks that a multiprocessor should have at a time, by the registers and the memory that tiles need.
     pub(super) const fn resident(&self) -> u32 {
         match (self.sharing, self.input) {
-            (Sharing::Token, Input::F16 | Input::F32) => 1,
+            (Sharing::Token, Input::F16) | (_, Input::F32) => 1,
             _ => 2,
         }
     }
 
-    /// The launch, and the arguments that go with it.
-    pub fn launch(&self, args: &Args) -> (Launch, Args) {
+    /// What a thread has under way.
+    const fn flight(&self) -> Flight {
+        Flight { threads: THREADS, vectors: CHUNKS * self.input.vectors() }
+    }
+
+    /// The launch on `sms` multiprocessors, and the arguments that go with it.
+    pub fn launch(&self, args: &Args, sms: u32) -> (Launch, Args) {
         let [down, across] = args.dims.map(|x| x.div_ceil(SIDE));
-        let shared_bytes = COLUMN_BYTES + SIDE * SIDE;
-        let launch = Launch { grid: [down * across, 1], threads: THREADS, shared_bytes };
-        (launch, Args { across: Divisor::new(across), ..*args })
+        let shared_bytes = STAGED + SIDE * SIDE + self.flight().bytes();
+        let grid = [(down * across).min(sms * self.resident()), 1];
+        (Launch { grid, threads: THREADS, shared_bytes }, Args { across: Divisor::new(across), ..*args })
     }
 
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
-        by_access(k, p, |access| self.tile(k, p, access));
-        k.sync_threads();
-        let [tile_row, tile_column] = p.split(k.block_index(0));
-        store_transposed(k, p, [tile_row * SIDE, tile_column * SIDE]);
+        let tiles = p.rows.div_ceil(SIDE) * p.columns.div_ceil(SIDE);
+        let rounds = [k.block_index(0), tiles, k.grid_blocks(0)];
+        by_access(k, p, |access| match access {
+            Access::Vectors => self.flight().rounds(
+                k,
+                k.dynamic_shared().at(STAGED + SIDE * SIDE),
+                rounds,
+                |tile, slots| {
+                    for (i, (at, part)) in (0..).zip(self.origins(k, p, access, tile)) {
+                        let Part::Vector { inside } = part else { unreachable!("these are vectors") };
+                        Chunk::ask(at, inside, slots.of(self.input, i));
+                    }
+                },
+                |tile, slots| {
+                    let chunk = |i, _, _: &_| Chunk::arrived(k, self.input, slots.of(self.input, i));
+                    self.tile(k, p, access, tile, chunk);
+                },
+            ),
+            Access::Elements => {
+                let [first, end, step] = rounds;
+                k.for_(first, end, step, |tile| {
+                    let chunk = |_, at, part: &_| Chunk::load(k, self.input, at, part, None);
+                    self.tile(k, p, access, tile, chunk);
+                });
+            }
+        });
     }
 
-    /// Quantizes a tile; the codes of the transpose are left in shared memory.
-    fn tile<'k>(&self, k: &'k Kernel, p: &Params<'k>, access: Access) {
-        let [tile_row, tile_column] = p.split(k.block_index(0));
+    /// Where the chunks of a thread are, and which part of them there is.
+    fn origins<'k>(
+        &self,
+        k: &'k Kernel,
+        p: &Params<'k>,
+        access: Access,
+        tile: U32<'k>,
+    ) -> Vec<(Global<'k>, Part<'k>)> {
+        let [tile_row, tile_column] = p.split(tile);
+        let thread = k.thread_index();
+        let column = tile_column * SIDE + thread % ACROSS * CHUNK;
+        let first = tile_row * SIDE + thread / ACROSS;
+        let bytes = self.input.bytes();
+        let x = every(p.x_at(first, column, bytes), p.x_pitch.widening_mul(ROWS * bytes));
+        let part = |i: u32| Part::of(access, (first + i * ROWS).lt(p.rows), column, p.columns);
+        (0..).zip(x).map(|(i, at)| (at, part(i))).collect()
+    }
+
+    /// Quantizes a tile and its transpose.
+    fn tile<'k>(
+        &self,
+        k: &'k Kernel,
+        p: &Params<'k>,
+        access: Access,
+        tile: U32<'k>,
+        chunk: impl Fn(u32, Global<'k>, &Part<'k>) -> Chunk<'k>,
+    ) {
+        let [tile_row, tile_column] = p.split(tile);
         let thread = k.thread_index();
         let (among, row_of_tile) = (thread % ACROSS, thread / ACROSS);
         let column = tile_column * SIDE + among * CHUNK;
         let first = tile_row * SIDE + row_of_tile;
-        let bytes = self.input.bytes();
-        let x = every(p.x_at(first, column, bytes), p.x_pitch.widening_mul(ROWS * bytes));
-        let pieces: Vec<Piece> = x
-            .enumerate()
-            .map(|(i, at)| {
-                let exists = (first + i as u32 * ROWS).lt(p.rows);
-                let part = Part::of(access, exists, column, p.columns);
-                Piece { exists, part, chunk: Chunk::load(k, self.input, at, &part) }
+        let pieces: Vec<Piece> = (0..)
+            .zip(self.origins(k, p, access, tile))
+            .map(|(i, (at, part))| {
+                let exists = (first + i * ROWS).lt(p.rows);
+                Piece { exists, part, chunk: chunk(i, at, &part) }
             })
             .collect();
         let chunks: Vec<&Chunk> = pieces.iter().map(|piece| &piece.chunk).collect();
@@ -97,7 +150,7 @@ impl Config {
         // Half of a vector of shared memory is a chunk.
         let staged = |i: u32| {
             let line = row_of_tile + i * ROWS;
-            vector_at(k.dynamic_shared().at(COLUMN_BYTES), line, among / 2).at(among % 2 * CHUNK)
+            vector_at(k.dynamic_shared().at(STAGED), line, among / 2).at(among % 2 * CHUNK)
         };
         match self.sharing {
             Sharing::Token => {
@@ -109,7 +162,7 @@ impl Config {
                     let magnitude = across_lanes(k, piece.chunk.magnitude(), ACROSS);
                     let scale = Scale::of(p, self.code, magnitude);
                     let values = piece.chunk.values();
-                    store_codes(k, &scale.encode(k, self.code, &values), at, &piece.part);
+                    store_codes(k, &scale.encode(k, self.code, &values), at, &piece.part, p.kept);
                     k.guard(among.eq(0) & piece.exists, || scale_at.store(scale.scale));
                     let scaled: Vec<F32> =
                         values.iter().zip(&factors).map(|(value, factor)| *value * *factor).collect();
@@ -122,7 +175,7 @@ impl Config {
                 let scale = Scale::of(p, self.code, magnitude);
                 for ((i, piece), at) in (0..).zip(&pieces).zip(codes) {
                     let codes = scale.encode(k, self.code, &piece.chunk.values());
-                    store_codes(k, &codes, at, &piece.part);
+                    store_codes(k, &codes, at, &piece.part, p.kept);
                     staged(i).store_vec([codes[0], codes[1]]);
                 }
                 let places = ScalePlaces::new(p);
@@ -130,6 +183,8 @@ impl Config {
                 places.store(k, at, scale.scale, thread.eq(0));
             }
         }
+        k.sync_threads();
+        store_transposed(k, p, [tile_row * SIDE, tile_column * SIDE]);
     }
 
     /// The scales of the columns, which are stored, and what a thread's numbers are multiplied with.
@@ -161,7 +216,7 @@ struct Piece<'k> {
 
 /// The tile from shared memory to the transpose: vectors where its rows are made of them, else bytes.
 fn store_transposed<'k>(k: &'k Kernel, p: &Params<'k>, [row, column]: [U32<'k>; 2]) {
-    let tile = transposed(k, k.dynamic_shared().at(COLUMN_BYTES), column);
+    let tile = transposed(k, k.dynamic_shared().at(STAGED), column);
     let [pitch, ..] = p.from_strides;
     let line = row + tile.lines * VECTOR;
     let places: Vec<(U32, Global)> = (0..4u32)
@@ -172,7 +227,7 @@ fn store_transposed<'k>(k: &'k Kernel, p: &Params<'k>, [row, column]: [U32<'k>; 
         .collect();
     let vectors = || {
         for (later, (row, to)) in places.iter().enumerate() {
-            k.guard(row.lt(p.columns) & line.lt(p.rows), || to.store_vec(tile.vectors[later]));
+            k.guard(row.lt(p.columns) & line.lt(p.rows), || to.store_vec_by(tile.vectors[later], p.kept));
         }
     };
     let bytes = || {

@@ -1,12 +1,15 @@
 //! Eight neighbours of a row, in the registers of one lane.
 
-use oxigemm_ptx::{F16x2, F32, Fp8, Fp8x2, Global, Kernel, Pred, U32};
+use oxigemm_ptx::tma::CachePolicy;
+use oxigemm_ptx::{F16x2, F32, Fp8, Fp8x2, Global, Kernel, Pred, Shared, U32};
 
 use super::params::bits;
 use crate::half::Half;
 
 /// Elements of a chunk.
 pub const CHUNK: u32 = 8;
+/// Bytes that a lane moves at a time.
+pub(crate) const VECTOR: u32 = 16;
 
 /// The type of numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,6 +41,11 @@ impl Input {
             Input::Bf16 | Input::F16 => 2,
             Input::F32 => 4,
         }
+    }
+
+    /// Vectors of a chunk.
+    pub(crate) const fn vectors(self) -> u32 {
+        self.bytes() * CHUNK / VECTOR
     }
 
     /// The magnitude of a number, given as the bits without the sign, as those of an `f32`.
@@ -74,16 +82,23 @@ impl Input {
 
     /// Stores eight numbers, rounded to this type.
     #[track_caller]
-    pub(crate) fn store<'k>(self, k: &'k Kernel, values: &[F32<'k>], at: Global<'k>, part: &Part<'k>) {
+    pub(crate) fn store<'k>(
+        self,
+        k: &'k Kernel,
+        values: &[F32<'k>],
+        at: Global<'k>,
+        part: &Part<'k>,
+        policy: CachePolicy<'k>,
+    ) {
         let half = match self {
             Input::Bf16 => Half::Bf16,
             Input::F16 => Half::F16,
-            Input::F32 => return store_f32(k, values, at, part),
+            Input::F32 => return store_f32(k, values, at, part, policy),
         };
         let words: Vec<U32> = values.chunks(2).map(|pair| half.pack(k, pair[0], pair[1])).collect();
         match part {
             Part::Vector { inside } => {
-                k.guard(*inside, || at.store_vec([words[0], words[1], words[2], words[3]]))
+                k.guard(*inside, || at.store_vec_by([words[0], words[1], words[2], words[3]], policy))
             }
             Part::Elements { count } => {
                 for i in 0..CHUNK {
@@ -97,12 +112,18 @@ impl Input {
 
 /// FP32 goes out as two vectors, or one by one.
 #[track_caller]
-fn store_f32<'k>(k: &'k Kernel, values: &[F32<'k>], at: Global<'k>, part: &Part<'k>) {
+fn store_f32<'k>(
+    k: &'k Kernel,
+    values: &[F32<'k>],
+    at: Global<'k>,
+    part: &Part<'k>,
+    policy: CachePolicy<'k>,
+) {
     match part {
         Part::Vector { inside } => {
             for (i, four) in values.chunks(4).enumerate() {
                 let four = [four[0], four[1], four[2], four[3]];
-                k.guard(*inside, || at.at(16 * i as u64).store_vec(four));
+                k.guard(*inside, || at.at(16 * i as u64).store_vec_by(four, policy));
             }
         }
         Part::Elements { count } => {
@@ -199,8 +220,7 @@ fn encode_e2m1<'k>(values: &[F32<'k>], factor: F32<'k>) -> U32<'k> {
     let twice = factor * 2.0;
     let rounded = values.iter().map(|value| {
         let magnitude = value.abs();
-        let [first, others] =
-            [magnitude.fma(twice, BEND - 6.0), magnitude.fma(factor, BEND - 4.0)].map(bits);
+        let [first, others] = [magnitude.fma(twice, BEND - 6.0), magnitude.fma(factor, BEND - 4.0)].map(bits);
         first.min(others).min(ZERO + 7)
     });
     // Of each, only the code differs from that of 0, so that the sum of the others can be taken off at the end.
@@ -255,12 +275,19 @@ pub(crate) struct Chunk<'k> {
 impl<'k> Chunk<'k> {
     /// Loads; nothing waits for it before the chunk is looked at.
     #[track_caller]
-    pub fn load(k: &'k Kernel, input: Input, at: Global<'k>, part: &Part<'k>) -> Chunk<'k> {
+    pub fn load(
+        k: &'k Kernel,
+        input: Input,
+        at: Global<'k>,
+        part: &Part<'k>,
+        policy: Option<CachePolicy<'k>>,
+    ) -> Chunk<'k> {
         let bytes = input.bytes();
         let words = match part {
-            Part::Vector { inside } => (0..bytes / 2)
-                .flat_map(|i| at.at(u64::from(16 * i)).load_readonly_vec_if::<u32, 4>(*inside, 0))
-                .collect(),
+            Part::Vector { inside } => {
+                let vector = |i| at.at(u64::from(16 * i)).load_readonly_vec_if::<u32, 4>(*inside, 0, policy);
+                (0..bytes / 2).flat_map(vector).collect()
+            }
             Part::Elements { count } if input == Input::F32 => {
                 (0..CHUNK).map(|i| at.at(u64::from(4 * i)).load_readonly_if(count.gt(i), 0u32)).collect()
             }
@@ -270,6 +297,20 @@ impl<'k> Chunk<'k> {
             }
         };
         Chunk { k, input, words }
+    }
+
+    /// Starts copies of its vectors to shared memory, from where [`arrived`](Self::arrived) has them.
+    #[track_caller]
+    pub fn ask(at: Global<'k>, inside: Pred<'k>, to: impl IntoIterator<Item = Shared<'k>>) {
+        for (i, to) in (0..).zip(to) {
+            to.copy_vector_async(at.at(u64::from(VECTOR) * i), inside);
+        }
+    }
+
+    /// Of the vectors that have come to shared memory.
+    #[track_caller]
+    pub fn arrived(k: &'k Kernel, input: Input, from: impl IntoIterator<Item = Shared<'k>>) -> Chunk<'k> {
+        Chunk { k, input, words: from.into_iter().flat_map(|at| at.load_vec::<u32, 4>()).collect() }
     }
 
     /// The largest magnitude, as the bits of an `f32`: those of NaN are the largest of all.
@@ -335,10 +376,18 @@ pub(crate) fn magnitude_of<'k>(values: &[F32<'k>]) -> U32<'k> {
 
 /// Stores eight codes.
 #[track_caller]
-pub(crate) fn store_codes<'k>(k: &'k Kernel, codes: &[U32<'k>], at: Global<'k>, part: &Part<'k>) {
+pub(crate) fn store_codes<'k>(
+    k: &'k Kernel,
+    codes: &[U32<'k>],
+    at: Global<'k>,
+    part: &Part<'k>,
+    policy: CachePolicy<'k>,
+) {
     match (part, codes) {
-        (Part::Vector { inside }, &[first, second]) => k.guard(*inside, || at.store_vec([first, second])),
-        (Part::Vector { inside }, _) => k.guard(*inside, || at.store(codes[0])),
+        (Part::Vector { inside }, &[first, second]) => {
+            k.guard(*inside, || at.store_vec_by([first, second], policy));
+        }
+        (Part::Vector { inside }, _) => k.guard(*inside, || at.store_by(codes[0], policy)),
         (Part::Elements { count }, _) => {
             let per_byte = 2 / codes.len() as u32;
             for i in 0..CHUNK / per_byte {
@@ -351,10 +400,17 @@ pub(crate) fn store_codes<'k>(k: &'k Kernel, codes: &[U32<'k>], at: Global<'k>, 
 
 /// Loads eight codes.
 #[track_caller]
-pub(crate) fn load_codes<'k>(code: Code, at: Global<'k>, part: &Part<'k>) -> Vec<U32<'k>> {
+pub(crate) fn load_codes<'k>(
+    code: Code,
+    at: Global<'k>,
+    part: &Part<'k>,
+    policy: CachePolicy<'k>,
+) -> Vec<U32<'k>> {
     let per_byte = code.per_byte();
     match part {
-        Part::Vector { inside } if per_byte == 1 => at.load_readonly_vec_if::<u32, 2>(*inside, 0).to_vec(),
+        Part::Vector { inside } if per_byte == 1 => {
+            at.load_readonly_vec_if::<u32, 2>(*inside, 0, Some(policy)).to_vec()
+        }
         Part::Vector { inside } => vec![at.load_readonly_if(*inside, 0u32)],
         Part::Elements { count } => (0..2 / per_byte)
             .map(|word| {

@@ -78,7 +78,7 @@ impl Config {
             .map(|(i, at)| {
                 let exists = (first + i as u32 * ROWS).lt(p.rows);
                 let part = Part::of(access, exists, column, p.columns);
-                (part, load_codes(self.code, at, &part))
+                (part, load_codes(self.code, at, &part, p.read_once))
             })
             .collect();
         let scales = self.scales(k, p, &ScalePlaces::new(p), None, [tile_row * SIDE, column]);
@@ -87,7 +87,7 @@ impl Config {
         for ((part, codes), at) in loaded.iter().zip(x) {
             let values = self.code.decode(k, codes);
             let values: Vec<F32> = values.iter().zip(&scales).map(|(value, scale)| *value * *scale).collect();
-            self.output.store(k, &values, at, part);
+            self.output.store(k, &values, at, part, p.kept);
         }
     }
 
@@ -100,14 +100,14 @@ impl Config {
                 let [row, chunk] = p.split(first + i * THREADS);
                 let column = chunk * CHUNK;
                 let part = Part::of(access, row.lt(p.rows), column, p.columns);
-                let codes = load_codes(self.code, p.codes_at(row, column, self.code), &part);
+                let codes = load_codes(self.code, p.codes_at(row, column, self.code), &part, p.read_once);
                 (row, column, part, codes, self.scales(k, p, &places, tensor, [row, column]))
             })
             .collect();
         for (row, column, part, codes, scales) in loaded {
             let values = self.code.decode(k, &codes);
             let values: Vec<F32> = values.iter().zip(&scales).map(|(value, scale)| *value * *scale).collect();
-            self.output.store(k, &values, p.x_at(row, column, self.output.bytes()), &part);
+            self.output.store(k, &values, p.x_at(row, column, self.output.bytes()), &part, p.kept);
         }
     }
 

@@ -168,7 +168,7 @@ impl Config {
                 }
                 Code::E2m1 => piece.loaded[0].encode_e2m1(factor),
             };
-            store_codes(k, &codes, p.codes_at(piece.row, piece.column, self.code), &piece.part);
+            store_codes(k, &codes, p.codes_at(piece.row, piece.column, self.code), &piece.part, p.kept);
         }
         let [scale_rows, scale_columns] = p.scale_dims;
         let places = ScalePlaces::new(p);
@@ -246,7 +246,12 @@ impl<'k> Piece<'k> {
             }
         };
         let part = Part::of(access, exists, column, p.columns);
-        let load = |column| Chunk::load(k, config.input, p.x_at(source, column, bytes), &part);
+        let policy = match config.source {
+            Source::Plain | Source::SwiGlu => Some(p.read_once),
+            // Several experts may want it.
+            Source::Gather => None,
+        };
+        let load = |column| Chunk::load(k, config.input, p.x_at(source, column, bytes), &part, policy);
         let mut loaded = vec![load(column)];
         if config.source == Source::SwiGlu {
             loaded.push(load(column + p.columns));

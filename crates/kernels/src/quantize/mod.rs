@@ -13,12 +13,14 @@
 //! | `rows.rs` | a row | shared memory of a block |
 //! | `whole.rs` | the matrix | an atomic maximum, and a second kernel that converts |
 //!
-//! All of them are limited by memory, so a thread has several vectors in flight and nothing else is precious.
+//! All of them are limited by memory, so a thread has several vectors in flight; where blocks are few and have to meet, what
+//! they read next is under way meanwhile (`flight.rs`). What is read once leaves the cache first, and results stay in it.
 //! Types are compiled in; shapes, strides, the layout of the scales and whether they are powers of two are arguments.
 
 pub mod both;
 pub mod chunk;
 pub mod dequantize;
+mod flight;
 pub mod groups;
 pub mod norm;
 pub mod padding;
@@ -147,8 +149,7 @@ impl Config {
             Config::Tiles(_) => 2,
             Config::Both(config) => config.resident(),
             Config::Rows(_) => 4,
-            Config::Norm(config) if config.input == Input::Bf16 => 3,
-            Config::Norm(_) => 2,
+            Config::Norm(_) => norm::RESIDENT,
             Config::WholeScale(_) | Config::WholeCodes(_) => 4,
             Config::Dequantize(config) if config.scales == dequantize::Scales::PerColumn => 4,
             Config::Dequantize(_) => 6,

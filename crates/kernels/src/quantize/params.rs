@@ -1,5 +1,6 @@
 //! The arguments of every kernel of this family, and its launches.
 
+use oxigemm_ptx::tma::{CachePolicy, Eviction};
 use oxigemm_ptx::{F32, Global, Kernel, Pred, U32, U64};
 
 use super::chunk::Code;
@@ -161,6 +162,10 @@ pub(crate) struct Params<'k> {
     pub from_strides: [U32<'k>; 3],
     pub source_rows: U32<'k>,
     pub epsilon: F32<'k>,
+    /// For what nobody reads a second time: it leaves the cache before anything else does.
+    pub read_once: CachePolicy<'k>,
+    /// For results: who reads them comes next, and the cache should have them until then.
+    pub kept: CachePolicy<'k>,
 }
 
 impl<'k> Params<'k> {
@@ -184,6 +189,8 @@ impl<'k> Params<'k> {
             from_strides: ["from_group", "from_row", "from_column"].map(number),
             source_rows: number("source_rows"),
             epsilon: k.param("epsilon"),
+            read_once: k.cache_policy(Eviction::First),
+            kept: k.cache_policy(Eviction::Last),
         }
     }
 

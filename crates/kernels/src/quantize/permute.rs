@@ -242,7 +242,7 @@ fn add_rows<'k>(k: &'k Kernel, p: &Params<'k>, access: Access) {
                 let exists = place.lt(p.source_rows);
                 let weight = p.scales.at(at).load_readonly_if(exists, 0f32);
                 let part = Part::of(access, exists, column, p.columns);
-                (weight, Chunk::load(k, Input::Bf16, p.x_at(place, column, bytes), &part))
+                (weight, Chunk::load(k, Input::Bf16, p.x_at(place, column, bytes), &part, Some(p.read_once)))
             })
             .collect();
         for (weight, row) in &rows {
@@ -254,5 +254,5 @@ fn add_rows<'k>(k: &'k Kernel, p: &Params<'k>, access: Access) {
     let part = Part::of(access, k.constant(true), column, p.columns);
     let to = p.codes.at((token.widening_mul(p.codes_pitch) + column.to_u64()) * u64::from(bytes));
     let values: Vec<F32> = sums.iter().map(|sum| sum.get()).collect();
-    Input::Bf16.store(k, &values, to, &part);
+    Input::Bf16.store(k, &values, to, &part, p.kept);
 }

@@ -44,7 +44,11 @@ impl Config {
         let (row, first) = (k.block_index(0), k.thread_index() * CHUNK);
         let load = |column: U32<'k>| {
             let part = Part::of(access, k.constant(true), column, p.columns);
-            (column, part, Chunk::load(k, self.input, p.x_at(row, column, self.input.bytes()), &part))
+            (
+                column,
+                part,
+                Chunk::load(k, self.input, p.x_at(row, column, self.input.bytes()), &part, Some(p.read_once)),
+            )
         };
         let held: Vec<_> = (0..CHUNKS).map(|i| load(first + i * ROUND)).collect();
         let of_held = held.iter().map(|(_, _, chunk)| chunk.magnitude_word());
@@ -58,7 +62,7 @@ impl Config {
         let scale = Scale::of(p, self.code, of_block(k, found.get()));
         let store = |(column, part, chunk): &(U32<'k>, Part<'k>, Chunk<'k>)| {
             let codes = scale.encode(k, self.code, &chunk.values());
-            store_codes(k, &codes, p.codes_at(row, *column, self.code), part);
+            store_codes(k, &codes, p.codes_at(row, *column, self.code), part, p.kept);
         };
         held.iter().for_each(store);
         k.for_(rest, p.columns, ROUND, |column| store(&load(column)));

@@ -18,7 +18,7 @@ pub(super) const SIDE: u32 = 128;
 /// Threads along a row.
 pub(super) const ACROSS: u32 = SIDE / CHUNK;
 /// Chunks of a thread.
-const CHUNKS: u32 = SIDE * ACROSS / THREADS;
+pub(super) const CHUNKS: u32 = SIDE * ACROSS / THREADS;
 /// Rows from a chunk of a thread to its next.
 pub(super) const ROWS: u32 = THREADS / ACROSS;
 const WARPS: u32 = THREADS / WARP;
@@ -86,7 +86,7 @@ impl Config {
             .map(|(i, at)| {
                 let exists = (first + i as u32 * ROWS).lt(p.rows);
                 let part = Part::of(access, exists, column, p.columns);
-                (part, Chunk::load(k, self.input, at, &part))
+                (part, Chunk::load(k, self.input, at, &part, Some(p.read_once)))
             })
             .collect();
         let chunks = pieces.iter().map(|(_, chunk)| chunk);
@@ -114,7 +114,7 @@ impl Config {
         for ((part, chunk), at) in pieces.iter().zip(codes) {
             let scaled: Vec<_> =
                 chunk.values().iter().zip(&factors).map(|(value, factor)| *value * *factor).collect();
-            store_codes(k, &self.code.encode(k, &scaled), at, part);
+            store_codes(k, &self.code.encode(k, &scaled), at, part, p.kept);
         }
     }
 }

@@ -4,6 +4,7 @@
 //! atomic maximum in memory, which starts as 0, and whose order does not matter. The second converts.
 
 use oxigemm_ptx::memory::AtomicOp;
+use oxigemm_ptx::tma::CachePolicy;
 use oxigemm_ptx::{Kernel, Scope, U32};
 
 use super::by_access;
@@ -38,24 +39,20 @@ pub struct CodesConfig {
 }
 
 /// Chunks of a matrix, row after row.
-struct Chunks {
+struct Chunks<'k> {
     input: Input,
     access: Access,
+    policy: Option<CachePolicy<'k>>,
 }
 
-impl Chunks {
+impl<'k> Chunks<'k> {
     /// The chunk of a number: its row, its column, what there is of it, and its numbers.
     #[track_caller]
-    fn load<'k>(
-        &self,
-        k: &'k Kernel,
-        p: &Params<'k>,
-        index: U32<'k>,
-    ) -> (U32<'k>, U32<'k>, Part<'k>, Chunk<'k>) {
+    fn load(&self, k: &'k Kernel, p: &Params<'k>, index: U32<'k>) -> (U32<'k>, U32<'k>, Part<'k>, Chunk<'k>) {
         let [row, chunk] = p.split(index);
         let column = chunk * CHUNK;
         let part = Part::of(self.access, row.lt(p.rows), column, p.columns);
-        let chunk = Chunk::load(k, self.input, p.x_at(row, column, self.input.bytes()), &part);
+        let chunk = Chunk::load(k, self.input, p.x_at(row, column, self.input.bytes()), &part, self.policy);
         (row, column, part, chunk)
     }
 }
@@ -83,7 +80,7 @@ impl ScaleConfig {
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
         let found = k.var(0u32);
         by_access(k, p, |access| {
-            let chunks = Chunks { input: self.input, access };
+            let chunks = Chunks { input: self.input, access, policy: None };
             let [_, across] = [p.rows, p.columns.div_ceil(CHUNK)];
             let all = p.rows * across;
             let step = k.grid_blocks(0) * (THREADS * CHUNKS);
@@ -119,12 +116,14 @@ impl CodesConfig {
         let places = ScalePlaces::new(p);
         let scale = Scale::given(places.load(p.scales, k.constant(true)));
         by_access(k, p, |access| {
-            let chunks = Chunks { input: self.input, access };
-            let first = k.block_index(0) * (THREADS * CHUNKS) + k.thread_index();
+            let chunks = Chunks { input: self.input, access, policy: Some(p.read_once) };
+            // What the other kernel has read last may still be in the cache.
+            let block = k.grid_blocks(0) - 1 - k.block_index(0);
+            let first = block * (THREADS * CHUNKS) + k.thread_index();
             let loaded: Vec<_> = (0..CHUNKS).map(|i| chunks.load(k, p, first + i * THREADS)).collect();
             for (row, column, part, chunk) in &loaded {
                 let codes = scale.encode(k, self.code, &chunk.values());
-                store_codes(k, &codes, p.codes_at(*row, *column, self.code), part);
+                store_codes(k, &codes, p.codes_at(*row, *column, self.code), part, p.kept);
             }
         });
     }

@@ -2,7 +2,7 @@
 
 use oxigemm_kernels::quantize::{Config, both};
 
-use super::{RawQuantize, SourceTensor, step};
+use super::{RawQuantize, SourceTensor, multiprocessors, step};
 use crate::cast::ScaleFormat;
 use crate::check::int;
 use crate::check::{CheckedQuantize, Granularity, Operand, Quantize, QuantizeBoth, QuantizeSource};
@@ -147,7 +147,7 @@ unsafe fn run(device: &Device, call: &QuantizeBoth, options: &LaunchOptions) -> 
         None => both::Sharing::Block,
     };
     let config = both::Config { input, code, sharing };
-    let only = step(Config::Both(config), config.launch(&args));
+    let only = step(Config::Both(config), config.launch(&args, multiprocessors(device)?));
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }

@@ -22,7 +22,7 @@ use oxigemm_kernels::quantize::{self as kernels, Args, Config, Launch, Source};
 use crate::cast::ScaleFormat;
 use crate::check::{CheckedQuantize, Dequantize, Granularity, Quantize, QuantizeSource};
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gemm::no_stream;
 use crate::plain::{LaunchOptions, PlainLaunch, Step, run_steps};
 use crate::reference::quantize as on_cpu;
@@ -270,6 +270,11 @@ fn fused(
     }
 }
 
+/// The multiprocessors of a device.
+pub(crate) fn multiprocessors(device: &Device) -> Result<u32> {
+    Ok(device.limits().ok_or_else(|| Error::no_raw_memory(device))?.sms)
+}
+
 pub(crate) type KernelStep = Step<{ Args::COUNT }>;
 
 pub(crate) fn step(config: Config, (launch, args): (Launch, Args)) -> KernelStep {
@@ -292,7 +297,7 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
         QuantizeSource::Rows(_) => Source::Gather,
         QuantizeSource::RmsNorm { .. } => {
             let config = kernels::norm::Config { input };
-            let only = step(Config::Norm(config), config.launch(&args));
+            let only = step(Config::Norm(config), config.launch(&args, multiprocessors(device)?));
             // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
             return unsafe { run_steps(device, std::iter::once(only), options) };
         }
