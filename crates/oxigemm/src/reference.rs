@@ -18,6 +18,7 @@ pub use fused::{Finish, fp8_gemm_nt_fused_tensors};
 pub use grouped::{m_grouped_fp8_gemm_nt_tensors, m_grouped_half_gemm_tensors};
 pub use half::{gemm_nt, gemm_nt_rows, half_bgemm_nt_summed_tensors, half_gemm_tensors};
 pub(crate) use hc::hc_prenorm_tensors;
+pub use hc::tf32;
 pub use indexer::mqa_logit;
 pub(crate) use indexer::{mqa_logits_tensors, paged_mqa_logits_tensors, paged_mqa_schedule_tensors};
 pub use kgrouped::{k_grouped_fp8_gemm_tensors, k_grouped_half_gemm_tensors};

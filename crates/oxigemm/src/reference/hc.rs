@@ -46,7 +46,12 @@ pub(crate) fn hc_prenorm_tensors(
 }
 
 /// Rounded to the 11 bits of TF32, ties away from zero.
-fn tf32(x: f32) -> f32 {
+///
+/// ```
+/// assert_eq!(oxigemm::reference::tf32(1.0 + 0.6 / 1024.0), 1.0 + 1.0 / 1024.0);
+/// ```
+#[must_use]
+pub fn tf32(x: f32) -> f32 {
     const LOST: u32 = 13;
     match x.is_finite() {
         true => f32::from_bits((x.to_bits() + (1 << (LOST - 1))) >> LOST << LOST),
