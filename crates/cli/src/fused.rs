@@ -75,8 +75,9 @@ impl EpilogueSpec {
             fusion: if self.gated { Fusion::Gated } else { Fusion::Elementwise },
             activation: self.activation,
             bias: self.bias,
+            bias_group: 0,
             heads: self.heads,
-            quantized: self.quantized.map(|(_, format)| QuantizedRows { format, strides: [1, 1] }),
+            quantized: self.quantized.map(|(_, format)| QuantizedRows { format, strides: [1, 1], slab: 0 }),
         }
     }
 }

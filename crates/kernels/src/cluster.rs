@@ -77,6 +77,12 @@ impl<'k> TilePlace<'k> {
         }
     }
 
+    /// The same with the group, where rows are grouped and the group is asked for.
+    pub fn tell_with_group(to: Shared<'k>, [m, n]: [U32<'k>; 2], group: GroupPlace<'k>) {
+        let d_row = group.d_row();
+        to.store_vec([d_row + m, n, d_row + group.end, group.group]);
+    }
+
     /// What they were told where rows are grouped.
     pub fn told_in_group(from: Shared<'k>) -> ([U32<'k>; 2], U32<'k>) {
         let [row, column, end, _] = from.load_vec::<u32, 4>();
@@ -88,10 +94,11 @@ impl<'k> TilePlace<'k> {
         to.store_vec([m, n, group.end, group.slab]);
     }
 
-    /// What they were told so: the first row and column, the row behind the group's last, and the slab.
-    pub fn told_in_slab(from: Shared<'k>) -> ([U32<'k>; 2], [U32<'k>; 2]) {
-        let [row, column, end, slab] = from.load_vec::<u32, 4>();
-        ([row, column], [end, slab])
+    /// What they were told in either way: the first row and column, the row behind the group's last, and the slab or the
+    /// group.
+    pub fn told_whose(from: Shared<'k>) -> ([U32<'k>; 2], [U32<'k>; 2]) {
+        let [row, column, end, whose] = from.load_vec::<u32, 4>();
+        ([row, column], [end, whose])
     }
 }
 

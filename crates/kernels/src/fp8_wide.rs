@@ -15,7 +15,7 @@ mod output;
 
 use crate::BLOCK_K;
 use crate::cluster::{Place, TilePlace};
-use crate::epilogue::fused::{FusedParams, Fusion, Pieces};
+use crate::epilogue::fused::{FusedGroupParams, FusedParams, Fusion, Pieces};
 use crate::epilogue::quantized::{QuantizedOutput, passes};
 use crate::epilogue::{OutputFlags, Panels};
 use crate::fp8::{self, E5m2};
@@ -242,6 +242,7 @@ struct Block<'k, 'c> {
     grouped: Option<GroupedParams<'k>>,
     k_groups: Option<KGroups<'k>>,
     fused: Option<FusedParams<'k>>,
+    fused_groups: Option<FusedGroupParams<'k>>,
     map: SharedMap,
     shared: Shared<'k>,
     place: Place<'k>,
@@ -274,6 +275,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let grouped = cfg.is_grouped().then(|| GroupedParams::declare(k));
     params.d_in_slabs = cfg.d_in_slabs;
     let fused = cfg.is_fused().then(|| FusedParams::declare(k));
+    let fused_groups = (cfg.is_fused() && cfg.is_grouped()).then(|| FusedGroupParams::declare(k));
     let map = SharedMap::new(cfg);
     let shared = k.dynamic_shared();
     map.name(k, cfg);
@@ -307,6 +309,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         grouped,
         k_groups,
         fused,
+        fused_groups,
         map,
         shared,
         place,
@@ -467,13 +470,13 @@ impl<'k> Block<'k, '_> {
                 ),
             }
             // Only now: until here it would take registers.
-            let MathTile { at: tile, end, slab, k_blocks } = math.tile();
+            let MathTile { at: tile, end, slab, group, k_blocks } = math.tile();
             k.sync_warp();
             k.if_(self.place.has_another(k, turn), || {
                 math.scales.release();
                 math.load_scales(k.constant(0));
             });
-            let part = Part { warpgroup, tile, end, slab, k_blocks, pass: turn.pass };
+            let part = Part { warpgroup, tile, end, slab, group, k_blocks, pass: turn.pass };
             self.write((&part, first_row), &math.sums, parity);
         });
     }

@@ -152,6 +152,12 @@ impl<'k> GroupParams<'k> {
         self.kind.eq(layout as u32)
     }
 
+    /// The slab of a group.
+    pub fn slab_of(&self, group: U32<'k>) -> U32<'k> {
+        let has_slabs = self.is(GroupLayout::Counts) | self.is(GroupLayout::All);
+        has_slabs.select(group, 0)
+    }
+
     fn number(&self, index: U32<'k>) -> Global<'k> {
         self.layout.at(index.widening_mul(4))
     }
@@ -342,8 +348,8 @@ impl<'k> Groups<'k> {
         let m_tiles = (end - first).div_ceil(self.tiles.rows);
         let order = TileOrder { m_tiles, n_tiles: self.tiles.n_tiles, band: self.tiles.band };
         let (m, n) = order.tile(turn - self.before.at(group * 4).load::<u32>());
-        let has_slabs = self.params.is(GroupLayout::Counts) | self.params.is(GroupLayout::All);
-        let place = GroupPlace { group, slab: has_slabs.select(group, 0), end, d_slab: self.params.d_slab };
+        let slab = self.params.slab_of(group);
+        let place = GroupPlace { group, slab, end, d_slab: self.params.d_slab };
         (first + m * self.tiles.rows, n, order.streams_b(), place)
     }
 

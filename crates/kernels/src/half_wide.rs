@@ -485,7 +485,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     /// are grouped.
     fn told(&self) -> ([U32<'k>; 2], [U32<'k>; 2]) {
         self.cursor.wait_full();
-        let told = TilePlace::told_in_slab(self.block.told(self.cursor.stage()));
+        let told = TilePlace::told_whose(self.block.told(self.cursor.stage()));
         // One lane lets go of the stage for all.
         self.block.k.sync_warp();
         told

@@ -307,6 +307,8 @@ impl<'k> Params<'k> {
         }
         match self.group {
             Some(group) if self.d_in_slabs => TilePlace::tell_in_slab(to, [m, n], group),
+            // What sums are finished with may be the group's own.
+            Some(group) if self.pieces.is_some() => TilePlace::tell_with_group(to, [m, n], group),
             group => TilePlace::tell(to, [m, n], group),
         }
     }

@@ -453,9 +453,10 @@ impl<'k> ScaleReader<'k> {
         TilePlace::told_in_group(self.ring.place(self.slot()))
     }
 
-    /// The same as rows of the group's slab, and which one that is, where D is stored slab by slab.
-    pub fn place_in_slab(&self) -> ([U32<'k>; 2], [U32<'k>; 2]) {
-        TilePlace::told_in_slab(self.ring.place(self.slot()))
+    /// The same with the slab, whose rows they are then, where D is stored slab by slab; with the group where sums are
+    /// finished.
+    pub fn place_and_whose(&self) -> ([U32<'k>; 2], [U32<'k>; 2]) {
+        TilePlace::told_whose(self.ring.place(self.slot()))
     }
 
     /// The same where groups are along K, and the tile's blocks of K.

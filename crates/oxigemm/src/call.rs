@@ -7,14 +7,14 @@ use std::ffi::c_void;
 
 use oxigemm_kernels::BLOCK_K;
 use oxigemm_kernels::epilogue::OutputFlags;
-use oxigemm_kernels::epilogue::fused::{FusedArgs, FusedFlags};
+use oxigemm_kernels::epilogue::fused::{FusedArgs, FusedFlags, FusedGroupArgs};
 use oxigemm_kernels::grouping::{GroupArgs, GroupLayout};
 use oxigemm_kernels::kgroups::KGroupArgs;
 use oxigemm_kernels::launch::{Family, GroupedShape, KGroupedShape};
 use oxigemm_kernels::params::{Args, GroupedArgs, SFB_BULK, ScaleLayout, sfb_bulk};
 
 use crate::cast::ScaleFormat;
-use crate::check::{Accumulate, Fused, Groups, KGroups, Problem, Summed};
+use crate::check::{Accumulate, EpilogueArguments, Fused, Groups, KGroups, Problem, Summed};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::{self, Choice, Limits, Plan, Shape};
@@ -71,6 +71,15 @@ impl PlanKey {
                     expected: "rows that a grid covers".to_owned(),
                     found: format!("{m} rows"),
                 }),
+            };
+        }
+        if let (Some(fused), Some(shape)) = (&self.fused, self.grouped_shape()) {
+            return match self.choice {
+                None => Plan::best_fused_grouped(family, &shape, fused, limits)
+                    .ok_or_else(|| too_many_groups("b", shape.groups)),
+                Some(choice) if choice.config().family() != family => Err(wrong_family(choice)),
+                Some(choice) => Plan::of_fused_grouped(choice, &shape, fused, limits)
+                    .ok_or_else(|| refuse(choice, format!("finished sums of {} groups of ", shape.groups))),
             };
         }
         if let Some(fused) = &self.fused {
@@ -160,6 +169,18 @@ pub(crate) struct FusedAt {
     pub scales: u64,
 }
 
+impl FusedAt {
+    /// Those of arguments, with factors of the product and of C.
+    pub fn of(epilogue: &EpilogueArguments, alpha: f32, beta: f32) -> FusedAt {
+        FusedAt {
+            alpha,
+            beta,
+            bias: epilogue.bias.map_or(0, |bias| bias.address),
+            scales: epilogue.scales.map_or(0, |(scales, _)| scales.address),
+        }
+    }
+}
+
 /// The arguments of a planned problem as far as they do not depend on addresses, and how these complete them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arguments {
@@ -169,6 +190,7 @@ pub(crate) struct Arguments {
     groups: Option<GroupedArgs>,
     k_groups: Option<KGroupArgs>,
     fused: Option<FusedArgs>,
+    fused_groups: Option<FusedGroupArgs>,
     /// Whether the copy engine can address every slab of A's scales as it does the first, and every group's of B's.
     scales_alike: [bool; 2],
 }
@@ -180,10 +202,12 @@ pub(crate) struct KernelArgs {
     pub groups: Option<GroupedArgs>,
     pub k_groups: Option<KGroupArgs>,
     pub fused: Option<FusedArgs>,
+    pub fused_groups: Option<FusedGroupArgs>,
 }
 
 impl KernelArgs {
-    const MOST: usize = Args::COUNT + GroupedArgs::COUNT + KGroupArgs::COUNT + FusedArgs::COUNT;
+    const MOST: usize =
+        Args::COUNT + GroupedArgs::COUNT + KGroupArgs::COUNT + FusedArgs::COUNT + FusedGroupArgs::COUNT;
 
     /// A pointer to each argument, and how many there are.
     pub fn pointers(&self) -> ([*mut c_void; Self::MOST], usize) {
@@ -202,6 +226,9 @@ impl KernelArgs {
         }
         if let Some(fused) = &self.fused {
             add(&fused.pointers());
+        }
+        if let Some(groups) = &self.fused_groups {
+            add(&groups.pointers());
         }
         (all, count)
     }
@@ -235,8 +262,8 @@ impl Arguments {
                 // The rows of D are those of all slabs.
                 Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) if !key.is_fp8_batch() => {
                     let rows = (slabs - 1) * groups.d_slab_rows(problem.d_pitch) + shape.m;
-                    let matrix = launch.map_d(Shape { m: rows, ..shape }, problem.d_pitch, size);
-                    Map { matrix, ..d }
+                    let all = Shape { m: rows, n: d.matrix.dims[0], ..shape };
+                    Map { matrix: launch.map_d(all, problem.d_pitch, size), ..d }
                 }
                 _ => Map { matrix: d.matrix.in_slabs(slabs, groups.d_slab.into()), ..d },
             });
@@ -289,9 +316,10 @@ impl Arguments {
             tuning,
         };
         let k_groups = k_groups.map(|groups| k_group_args(groups, problem));
+        let fused_groups = groups.and(fused).map(fused_group_args);
         let groups = groups.map(|groups| grouped_args(groups, problem));
         let (family, fused) = (problem.family, fused.map(fused_args));
-        (Arguments { family, args, output, groups, k_groups, fused, scales_alike }, maps)
+        (Arguments { family, args, output, groups, k_groups, fused, fused_groups, scales_alike }, maps)
     }
 
     /// The arguments for operands at these addresses. `encode` gives the tensor map of an operand at its address.
@@ -347,7 +375,7 @@ impl Arguments {
         });
         let FusedAt { alpha, beta, bias, scales } = at.fused;
         let fused = self.fused.map(|fused| FusedArgs { alpha, beta, bias, scales, ..fused });
-        Ok(KernelArgs { product, groups, k_groups, fused })
+        Ok(KernelArgs { product, groups, k_groups, fused, fused_groups: self.fused_groups })
     }
 }
 
@@ -406,6 +434,14 @@ fn fused_args(fused: &Fused) -> FusedArgs {
         heads: fused.heads.map_or([0, 0, 1], |heads| [heads.left, heads.mid, heads.left + heads.right]),
         scales: 0,
         scale_strides: fused.quantized.map_or([0; 2], |quantized| quantized.strides),
+    }
+}
+
+/// The arguments of what is fused where rows are grouped.
+fn fused_group_args(fused: &Fused) -> FusedGroupArgs {
+    FusedGroupArgs {
+        bias_group: fused.bias_group,
+        scales_slab: fused.quantized.map_or(0, |quantized| quantized.slab),
     }
 }
 

@@ -338,13 +338,7 @@ impl CallArguments for Arguments {
     }
 
     fn addresses(&self) -> Addresses {
-        let EpilogueArguments { bias, scales, .. } = &self.epilogue;
-        let fused = FusedAt {
-            alpha: self.alpha,
-            beta: self.beta,
-            bias: bias.map_or(0, |bias| bias.address),
-            scales: scales.map_or(0, |(scales, _)| scales.address),
-        };
+        let fused = FusedAt::of(&self.epilogue, self.alpha, self.beta);
         Addresses { fused, ..self.gemm.addresses() }
     }
 }

@@ -2,7 +2,7 @@
 
 use oxigemm_kernels::grouping::GroupLayout;
 
-use crate::call::{Addresses, FusedAt};
+use crate::call::{Addresses, FusedAt, PlanKey};
 use crate::check::int;
 use crate::check::{CheckedGroups, GroupedFp8GemmNt, GroupsArgument, Operand};
 use crate::device::{Device, DeviceId};
@@ -10,6 +10,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::gemm::{GemmOptions, cuda_stream, key, put, refuse_stream, sim_stream};
 use crate::memo::Memo;
+use crate::plan::Limits;
 use crate::reference;
 use crate::remembered::{self, Call, CallArguments, Ready, RememberedCalls};
 use crate::runtime::Cuda;
@@ -384,13 +385,23 @@ pub unsafe fn m_grouped_fp8_gemm_nt_raw(
 
 /// The arguments of some product whose rows are grouped, not yet checked.
 pub(crate) trait GroupedArguments: CallArguments {
-    /// Checks every rule of the call.
-    fn check(&self) -> Result<CheckedGroups>;
+    /// Checks every rule of the call; gives what decides about the plan, if there is something to do.
+    fn key(&self, limits: &Limits, options: &GemmOptions) -> Result<Option<PlanKey>>;
 }
 
 impl GroupedArguments for GroupedFp8GemmNt {
-    fn check(&self) -> Result<CheckedGroups> {
-        GroupedFp8GemmNt::check(self)
+    fn key(&self, limits: &Limits, options: &GemmOptions) -> Result<Option<PlanKey>> {
+        Ok(self.check()?.key(limits, options))
+    }
+}
+
+impl CheckedGroups {
+    /// What decides about the plan of a call that was checked, if there is something to do.
+    pub(crate) fn key(self, limits: &Limits, options: &GemmOptions) -> Option<PlanKey> {
+        match self {
+            CheckedGroups::Nothing => None,
+            CheckedGroups::Launch(problem, groups) => Some(key(limits, problem, Some(groups), options)),
+        }
     }
 }
 
@@ -441,10 +452,7 @@ pub(crate) unsafe fn launch(
     options: &GemmOptions,
 ) -> Result<()> {
     let stream = cuda_stream(cuda, options)?;
-    let plan = || {
-        let CheckedGroups::Launch(problem, groups) = arguments.check()? else { return Ok(None) };
-        Ok(Some(key(cuda.limits(), problem, Some(groups), options)))
-    };
+    let plan = || arguments.key(cuda.limits(), options);
     // SAFETY: the caller keeps the operands as described, and the plan is that of the check.
     unsafe { remembered::launch(cuda, arguments, stream, options, plan) }
 }
@@ -452,8 +460,7 @@ pub(crate) unsafe fn launch(
 /// Checks, plans, and does it or has it captured.
 pub(crate) fn simulate(sim: &Sim, arguments: &impl GroupedArguments, options: &GemmOptions) -> Result<()> {
     let stream = sim_stream(sim, options)?;
-    let CheckedGroups::Launch(problem, groups) = arguments.check()? else { return Ok(()) };
-    let key = key(sim.limits(), problem, Some(groups), options);
+    let Some(key) = arguments.key(sim.limits(), options)? else { return Ok(()) };
     let work = sim.plan(&key, &arguments.addresses(), options.programmatic)?;
     put(sim, stream, work)
 }

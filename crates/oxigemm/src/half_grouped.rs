@@ -1,6 +1,6 @@
 //! Products with BF16 and FP16 operands whose rows are grouped, each group with a B of its own.
 
-use crate::call::{Addresses, FusedAt};
+use crate::call::{Addresses, FusedAt, PlanKey};
 use crate::check::int;
 use crate::check::{CheckedGroups, GemmLayout, GroupedHalfGemm, Operand};
 use crate::device::{Device, DeviceId};
@@ -10,6 +10,7 @@ use crate::gemm::{Addend, GemmOptions, refuse_stream};
 use crate::grouped::{GroupedArguments, GroupedRows, RawGroups, RowGroups, launch, run_raw, simulate};
 use crate::half_gemm::expect_type;
 use crate::memo::Memo;
+use crate::plan::Limits;
 use crate::reference;
 use crate::remembered::{Call, CallArguments, Ready, RememberedCalls};
 use crate::tensor::Tensor;
@@ -246,8 +247,8 @@ pub unsafe fn m_grouped_half_gemm_raw(
 }
 
 impl GroupedArguments for GroupedHalfGemm {
-    fn check(&self) -> Result<CheckedGroups> {
-        GroupedHalfGemm::check(self)
+    fn key(&self, limits: &Limits, options: &GemmOptions) -> Result<Option<PlanKey>> {
+        Ok(self.check()?.key(limits, options))
     }
 }
 

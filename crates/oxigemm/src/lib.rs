@@ -56,6 +56,7 @@ mod error;
 mod fp8_batched;
 mod fp8_layouts;
 mod fused;
+mod fused_grouped;
 mod gemm;
 mod grouped;
 mod grouped_nn;
@@ -97,6 +98,9 @@ pub use fp8_layouts::{fp8_gemm, fp8_gemm_nn, fp8_gemm_raw, fp8_gemm_tn, fp8_gemm
 pub use fused::{
     Epilogue, FusedOutput, RawFusedFp8Gemm, fp8_gemm_nt_fused, fp8_gemm_nt_fused_raw,
     fp8_gemm_nt_skip_head_mid,
+};
+pub use fused_grouped::{
+    RawEpilogue, RawFusedGroupedFp8Gemm, m_grouped_fp8_gemm_nt_fused, m_grouped_fp8_gemm_nt_fused_raw,
 };
 pub use gemm::{Addend, GemmOptions, RawFp8Gemm, fp8_gemm_nt, fp8_gemm_nt_raw};
 pub use grouped::{

@@ -6,6 +6,7 @@ use crate::call::{Addresses, KernelArgs, PlanKey};
 use crate::check::{Fp8GemmNt, GroupedFp8GemmNt, GroupedHalfGemm, HalfGemm, SummedHalfGemm};
 use crate::error::Result;
 use crate::fused;
+use crate::fused_grouped;
 use crate::gemm::GemmOptions;
 use crate::memo::{self, Memo};
 use crate::plan::Choice;
@@ -43,6 +44,7 @@ pub(crate) struct RememberedCalls {
     pub grouped_half: Memo<Call<GroupedHalfGemm>, Ready>,
     pub summed_half: Memo<Call<SummedHalfGemm>, Ready>,
     pub fused_fp8: Memo<Call<fused::Arguments>, Ready>,
+    pub fused_grouped_fp8: Memo<Call<fused_grouped::Arguments>, Ready>,
 }
 
 /// Launches a call that is remembered, or one that `plan` gives the plan of; without one there is nothing to launch.

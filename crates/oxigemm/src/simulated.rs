@@ -16,7 +16,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 
 use oxigemm_kernels::AnyKernel;
 #[cfg(doc)]
-use oxigemm_kernels::epilogue::fused::FusedArgs;
+use oxigemm_kernels::epilogue::fused::{FusedArgs, FusedGroupArgs};
 #[cfg(doc)]
 use oxigemm_kernels::kgroups::KGroupArgs;
 use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
@@ -402,8 +402,9 @@ fn launch(plan: &Plan, entry: &str, args: &KernelArgs) -> Launch {
     }
 }
 
-/// The parameters in the order of [`Args`], of [`GroupedArgs`] where rows are grouped, of [`KGroupArgs`] where groups are along K, and of [`FusedArgs`] where sums are finished.
-fn parameters(KernelArgs { product: args, groups, k_groups, fused }: &KernelArgs) -> Vec<Param> {
+/// The parameters in the order of [`Args`], of [`GroupedArgs`] where rows are grouped, of [`KGroupArgs`] where groups are along K, and of [`FusedArgs`] and [`FusedGroupArgs`] where sums are finished.
+fn parameters(args: &KernelArgs) -> Vec<Param> {
+    let KernelArgs { product: args, groups, k_groups, fused, fused_groups } = args;
     let map = |map: [u64; 16]| Param::Bytes(map.iter().flat_map(|word| word.to_le_bytes()).collect());
     let maps = [args.a, args.b, args.sfa_map, args.d_map].map(map);
     let pointers = [args.sfa, args.sfb, args.d, args.c].map(Param::U64);
@@ -430,13 +431,15 @@ fn parameters(KernelArgs { product: args, groups, k_groups, fused }: &KernelArgs
         all.push(Param::U64(fused.scales));
         all.extend(fused.scale_strides.map(Param::U32));
     }
+    if let Some(groups) = fused_groups {
+        all.extend([groups.bias_group, groups.scales_slab].map(Param::U32));
+    }
     all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oxigemm_kernels::epilogue::fused::FusedArgs;
     use oxigemm_kernels::grouping::GroupArgs;
     use oxigemm_kernels::kgroups::KGroupArgs;
 
@@ -486,13 +489,14 @@ mod tests {
             scales: 42,
             scale_strides: [43, 44],
         };
-        let none = KernelArgs { product, groups: None, k_groups: None, fused: None };
+        let fused_groups = Some(FusedGroupArgs { bias_group: 45, scales_slab: 46 });
+        let none = KernelArgs { product, groups: None, k_groups: None, fused: None, fused_groups: None };
         let each = [
             none,
             KernelArgs { groups: Some(groups), ..none },
             KernelArgs { k_groups: Some(k_groups), ..none },
             KernelArgs { fused: Some(fused), ..none },
-            KernelArgs { groups: Some(groups), fused: Some(fused), ..none },
+            KernelArgs { groups: Some(groups), fused: Some(fused), fused_groups, ..none },
         ];
         for args in each {
             let (pointers, count) = args.pointers();

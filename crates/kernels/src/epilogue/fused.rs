@@ -6,6 +6,7 @@
 
 use super::OutputParams;
 use super::heads::Heads;
+use crate::grouping::GroupParams;
 use crate::half::Half;
 use oxigemm_ptx::{F32, Global, Kernel, Pred, U32, Var};
 use std::ffi::c_void;
@@ -105,7 +106,53 @@ impl FusedArgs {
     }
 }
 
+/// What the host passes behind [`FusedArgs`] where rows are grouped, in the order of the parameters.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FusedGroupArgs {
+    /// From the bias of one group to that of the next, in elements; 0 where all have the same.
+    pub bias_group: u32,
+    /// From one slab of the scales of a quantized D to the next, in elements.
+    pub scales_slab: u32,
+}
+
+impl FusedGroupArgs {
+    /// How many parameters they are.
+    pub const COUNT: usize = 2;
+
+    /// A pointer to each argument, as a launch takes them.
+    pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
+        [&self.bias_group, &self.scales_slab].map(|x| std::ptr::from_ref(x).cast_mut().cast())
+    }
+}
+
 /// The same arguments inside a kernel.
+#[derive(Clone, Copy)]
+pub(crate) struct FusedGroupParams<'k> {
+    bias_group: U32<'k>,
+    scales_slab: U32<'k>,
+}
+
+impl<'k> FusedGroupParams<'k> {
+    /// Declares them in the order of [`FusedGroupArgs`].
+    pub fn declare(k: &'k Kernel) -> Self {
+        FusedGroupParams { bias_group: k.param("bias_group"), scales_slab: k.param("d_scales_slab") }
+    }
+
+    /// What sums of a group are finished with.
+    pub fn of(&self, fused: &FusedParams<'k>, group: U32<'k>, groups: &GroupParams<'k>) -> FusedParams<'k> {
+        let slab = groups.slab_of(group);
+        let bias = group.widening_mul(self.bias_group) << fused.has(FusedFlags::BIAS_F32).select::<u32>(2, 1);
+        FusedParams {
+            bias: fused.bias.at(bias),
+            scales: fused.scales.at(slab.widening_mul(self.scales_slab) << 2),
+            scales_row: Some(slab * groups.d_slab),
+            ..*fused
+        }
+    }
+}
+
+/// The arguments of what is fused, inside a kernel.
 #[derive(Clone, Copy)]
 pub(crate) struct FusedParams<'k> {
     pub alpha: F32<'k>,
@@ -116,6 +163,8 @@ pub(crate) struct FusedParams<'k> {
     pub heads: Heads<'k>,
     pub scales: Global<'k>,
     pub scale_strides: [U32<'k>; 2],
+    /// The row of D that the first scales are of, where that is not the first.
+    pub scales_row: Option<U32<'k>>,
 }
 
 impl<'k> FusedParams<'k> {
@@ -130,6 +179,7 @@ impl<'k> FusedParams<'k> {
             heads: Heads::declare(k),
             scales: k.param_pointer("d_scales"),
             scale_strides: [k.param("d_scales_stride_m"), k.param("d_scales_stride_n")],
+            scales_row: None,
         }
     }
 

@@ -110,7 +110,8 @@ impl<'k> QuantizedOutput<'k, '_> {
     fn store_scale(&self, [row, column]: [U32<'k>; 2], scale: F32<'k>) {
         let p = self.params;
         let [stride_m, stride_n] = p.scale_strides;
-        let index = row.widening_mul(stride_m) + (column / SCALED_COLUMNS).widening_mul(stride_n);
+        let scales_row = p.scales_row.map_or(row, |first| row - first);
+        let index = scales_row.widening_mul(stride_m) + (column / SCALED_COLUMNS).widening_mul(stride_n);
         let exists = row.lt(self.output.rows) & column.lt(self.output.columns) & (self.lane & 3).eq(0);
         let to = p.scales.at(index << 2);
         self.k.guard(exists, || to.store(scale));

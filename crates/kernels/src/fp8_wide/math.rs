@@ -23,6 +23,8 @@ pub(super) struct MathTile<'k> {
     pub end: Option<U32<'k>>,
     /// The slab that these are rows of, where D is stored slab by slab.
     pub slab: Option<U32<'k>>,
+    /// The group, where its sums are finished.
+    pub group: Option<U32<'k>>,
     /// Its blocks of K.
     pub k_blocks: U32<'k>,
 }
@@ -85,19 +87,24 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     /// The current tile.
     pub fn tile(&self) -> MathTile<'k> {
         let k_blocks = self.block.params.k_blocks;
+        let tile = |at, end| MathTile { at, end, slab: None, group: None, k_blocks };
         match self.block.cfg.grouping {
-            Grouping::Dense => MathTile { at: self.scales.place(), end: None, slab: None, k_blocks },
+            Grouping::Dense => tile(self.scales.place(), None),
             Grouping::Rows if self.block.cfg.d_in_slabs => {
-                let (at, [end, slab]) = self.scales.place_in_slab();
-                MathTile { at, end: Some(end), slab: Some(slab), k_blocks }
+                let (at, [end, slab]) = self.scales.place_and_whose();
+                MathTile { slab: Some(slab), ..tile(at, Some(end)) }
+            }
+            Grouping::Rows if self.block.cfg.is_fused() => {
+                let (at, [end, group]) = self.scales.place_and_whose();
+                MathTile { group: Some(group), ..tile(at, Some(end)) }
             }
             Grouping::Rows => {
                 let (at, end) = self.scales.place_in_group();
-                MathTile { at, end: Some(end), slab: None, k_blocks }
+                tile(at, Some(end))
             }
             Grouping::K => {
                 let (at, end, k_blocks) = self.scales.place_in_k_group();
-                MathTile { at, end: Some(end), slab: None, k_blocks }
+                MathTile { k_blocks, ..tile(at, Some(end)) }
             }
         }
     }

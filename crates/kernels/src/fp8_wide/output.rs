@@ -22,6 +22,8 @@ pub(super) struct Part<'k> {
     pub end: Option<U32<'k>>,
     /// The slab of D that these are rows of, where it is stored slab by slab.
     pub slab: Option<U32<'k>>,
+    /// The group that these are rows of, where it is asked for.
+    pub group: Option<U32<'k>>,
     /// The tile's blocks of K.
     pub k_blocks: U32<'k>,
     /// Which of its passes, where tiles are computed in some.
@@ -114,6 +116,7 @@ impl<'k> Block<'k, '_> {
         };
         // Read of each tile anew, so that what depends on it takes no registers of the main loop.
         let fused = &FusedParams { activation: k.shuffle(Shuffle::Index, fused.activation, 0), ..*fused };
+        let fused = &self.of_group(fused, part.group);
         let output = &self.params.output;
         let column = part.tile[1] + self.part_of(part.warpgroup)[1];
         let (fusion, half, columns, lane) = (self.cfg.fusion, output.half, output.columns, self.lane);
@@ -124,6 +127,14 @@ impl<'k> Block<'k, '_> {
             || self.write_quantized(fused, part, &sums, parity),
             || self.write_rounded((part, first_row), &sums, parity),
         );
+    }
+
+    /// What sums of a group are finished with.
+    fn of_group(&self, fused: &FusedParams<'k>, group: Option<U32<'k>>) -> FusedParams<'k> {
+        match (group, &self.fused_groups, &self.grouped) {
+            (Some(group), Some(strides), Some(grouped)) => strides.of(fused, group, &grouped.groups),
+            _ => *fused,
+        }
     }
 
     /// The output as the rows of the part's group have it.
@@ -196,10 +207,12 @@ impl<'k> Block<'k, '_> {
             }
             let panels = self.quantized_panels(part);
             panels.iter().zip(&waves).for_each(|(panel, values)| rows.stage(panel, values));
-            self.announce(part.warpgroup, parity);
             if let Some(end) = part.end {
+                // Before it is announced: what others keep next may lie in this warp's rows.
+                k.sync_warp();
                 panels.iter().for_each(|panel| rows.store_within(panel, end));
             }
+            self.announce(part.warpgroup, parity);
         };
         match passes {
             1 => finish(),
@@ -237,7 +250,15 @@ impl<'k> Block<'k, '_> {
                 }
             };
             let pass = tile.pass;
-            self.store_staged(&Part { warpgroup, tile: [row, tile.n], end, slab, k_blocks, pass });
+            self.store_staged(&Part {
+                warpgroup,
+                tile: [row, tile.n],
+                end,
+                slab,
+                group: None,
+                k_blocks,
+                pass,
+            });
             k.bulk_commit();
             k.bulk_wait_read(0);
             self.outbox.empty(warpgroup).arrive();

@@ -162,9 +162,9 @@ fn wide(
     })
 }
 
-fn wide_fused(fusion: Fusion) -> impl Iterator<Item = Config> {
+fn wide_fused(fusion: Fusion, grouping: Grouping) -> impl Iterator<Item = Config> {
     FUSED.iter().map(move |&(block_m, block_n, stages)| {
-        let (grouping, scales_of_b) = (Grouping::Dense, ScalesOfB::Blocks);
+        let scales_of_b = ScalesOfB::Blocks;
         let (d_in_slabs, e5m2) = (false, None);
         Config::Wide(fp8_wide::Config {
             block_m,
@@ -184,7 +184,7 @@ impl Config {
     pub fn all() -> impl Iterator<Item = Config> {
         let products = Config::dense().chain(Config::grouped()).chain(Config::k_grouped());
         let products = products.chain(Config::fused()).chain(Config::summed()).chain(Config::batched());
-        products.chain([Config::Transpose])
+        products.chain(Config::fused_grouped()).chain([Config::Transpose])
     }
 
     /// The kernels of one product.
@@ -222,7 +222,14 @@ impl Config {
 
     /// The kernels that finish their sums before they store them.
     pub fn fused() -> impl Iterator<Item = Config> {
-        [Fusion::Elementwise, Fusion::Gated].into_iter().flat_map(wide_fused)
+        [Fusion::Elementwise, Fusion::Gated]
+            .into_iter()
+            .flat_map(|fusion| wide_fused(fusion, Grouping::Dense))
+    }
+
+    /// The same whose rows are grouped.
+    pub fn fused_grouped() -> impl Iterator<Item = Config> {
+        [Fusion::Elementwise, Fusion::Gated].into_iter().flat_map(|fusion| wide_fused(fusion, Grouping::Rows))
     }
 
     /// Whether rows are grouped.

@@ -4,7 +4,7 @@ use oxigemm_kernels::epilogue::Activation;
 use oxigemm_kernels::epilogue::fused::Fusion;
 
 use super::operand::Footprint;
-use super::{Checked, Fp8GemmNt, Operand, Problem, blocks};
+use super::{Checked, CheckedGroups, Fp8GemmNt, GroupedFp8GemmNt, Groups, Operand, Problem, blocks};
 use crate::cast::ScaleFormat;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -52,6 +52,8 @@ pub struct Fused {
     pub activation: Activation,
     /// The type of the bias, if there is one.
     pub bias: Option<DType>,
+    /// From the bias of one group to that of the next, in elements; 0 where there are no groups, or all have the same.
+    pub bias_group: u32,
     /// Columns of D that are skipped.
     pub heads: Option<HeadSplits>,
     /// The scales of a quantized D.
@@ -65,6 +67,8 @@ pub struct QuantizedRows {
     pub format: ScaleFormat,
     /// From one row to the next, and from one 128 columns to the next, in elements.
     pub strides: [u32; 2],
+    /// From those of one slab of D to the next, in elements; 0 where there is one.
+    pub slab: u32,
 }
 
 /// What a call with good arguments has to do.
@@ -74,6 +78,35 @@ pub enum CheckedFused {
     Launch(Problem, Fused),
     /// Nothing: D has no elements.
     Nothing,
+}
+
+/// What a call with good arguments has to do whose rows are grouped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckedGroupedFused {
+    /// Run a kernel. The problem is that of a slab, as in [`CheckedGroups`].
+    Launch(Problem, Groups, Fused),
+    /// Nothing: there are no groups, no rows or no columns.
+    Nothing,
+}
+
+impl GroupedFp8GemmNt {
+    /// Checks every rule of the call where sums are finished before they are stored, and `c` is added.
+    ///
+    /// # Errors
+    /// The first broken rule, with the argument that breaks it.
+    pub fn check_fused(
+        &self,
+        c: Option<&Operand>,
+        epilogue: &EpilogueArguments,
+    ) -> Result<CheckedGroupedFused> {
+        let CheckedGroups::Launch(problem, groups) = self.check_finished(c, epilogue)? else {
+            return Ok(CheckedGroupedFused::Nothing);
+        };
+        let GroupedFp8GemmNt { a, sfa, b, sfb, d, groups: argument } = self;
+        let numbers = argument.as_ref().map(|groups| &groups.numbers);
+        let fused = epilogue.check_memory(d, [a, sfa, b, sfb].into_iter().chain(numbers))?;
+        Ok(CheckedGroupedFused::Launch(problem, groups, fused))
+    }
 }
 
 impl Fp8GemmNt {
@@ -89,7 +122,7 @@ impl Fp8GemmNt {
             Checked::Trivial(_) => return Err(self.b.wrong_shape([self.b.dims[0], 1], "or more along K")),
         };
         let inputs = [&self.a, &self.sfa, &self.b, &self.sfb];
-        Ok(CheckedFused::Launch(problem, epilogue.check_memory(&self.d, &inputs)?))
+        Ok(CheckedFused::Launch(problem, epilogue.check_memory(&self.d, inputs.into_iter())?))
     }
 }
 
@@ -149,12 +182,23 @@ impl EpilogueArguments {
         }
     }
 
-    /// Checks the operands beside a product with `n` rows of B, which computes `rows` (a list of dimensions, the last
-    /// that of the columns).
-    pub(super) fn check_shapes(&self, n: i64, rows: &[i64], a: &Operand, c: Option<&Operand>) -> Result<()> {
+    /// Checks the operands beside a product with `n` rows of B, or of each of so many groups, which computes `rows` (a
+    /// list of dimensions, the last that of the columns).
+    pub(super) fn check_shapes(
+        &self,
+        (groups, n): (Option<i64>, i64),
+        rows: &[i64],
+        a: &Operand,
+        c: Option<&Operand>,
+    ) -> Result<()> {
         if let Some(bias) = &self.bias {
             bias.expect_dtype(&[DType::Bf16, DType::F32])?;
-            bias.expect_list(n)?;
+            match groups {
+                Some(count) if bias.rank != 1 => {
+                    bias.expect_shape(&[count, n], "one for each group and row of its `b`")?;
+                }
+                _ => bias.expect_list(n)?,
+            }
             bias.expect_device(a)?;
         }
         let Some((scales, _)) = &self.scales else { return Ok(()) };
@@ -167,8 +211,9 @@ impl EpilogueArguments {
             });
         }
         scales.expect_dtype(&[DType::F32])?;
-        let expected = [above[0], blocks(columns)];
-        scales.expect_every_scale(expected, "one per row of `d` and 128 columns")?;
+        let mut expected = [blocks(columns); 3];
+        expected[..above.len()].copy_from_slice(above);
+        scales.expect_every_scale(&expected[..rows.len()], "one per row of `d` and 128 columns")?;
         scales.expect_device(a)?;
         match c {
             None => Ok(()),
@@ -181,55 +226,88 @@ impl EpilogueArguments {
     }
 
     /// Checks where the operands beside a product lie.
-    fn check_memory(&self, d: &Operand, inputs: &[&Operand]) -> Result<Fused> {
-        let d_memory = match self.scales {
-            // The next product reads it.
-            Some(_) => d.tma_rows()?.1,
-            None => d.plain_rows()?.1,
-        };
+    fn check_memory<'a>(&self, d: &Operand, inputs: impl Iterator<Item = &'a Operand>) -> Result<Fused> {
+        let d_memory = self.memory_of_d(d)?;
+        let mut bias_group = 0;
         if let Some(bias) = &self.bias {
-            d.expect_apart(&d_memory, bias, &bias.list().plain_rows()?.1)?;
+            let (pitch, memory) = rows_of_bias(bias)?;
+            d.expect_apart(&d_memory, bias, &memory)?;
+            // Rows are at most that far apart: `plain_rows` has seen to it.
+            bias_group = if bias.rank == 1 { 0 } else { pitch as u32 };
         }
         let quantized = match &self.scales {
             None => None,
             Some((scales, format)) => {
-                let (strides, memory) = scales.scale_strides()?;
-                if memory.overlaps_itself(scales.dims()) {
-                    return Err(Error::ScaleLayout {
-                        argument: scales.name,
-                        expected: "rows or columns that do not share elements, as they are written to"
-                            .to_owned(),
-                        found: format!("strides {:?} for {:?}", &scales.strides[..2], scales.dims()),
-                    });
+                let (strides, first) = scales.slab().scale_strides()?;
+                let in_itself = || Error::ScaleLayout {
+                    argument: scales.name,
+                    expected: "rows or columns that do not share elements, as they are written to".to_owned(),
+                    found: format!("strides {:?} for {:?}", &scales.strides[..scales.rank], scales.dims()),
+                };
+                if first.overlaps_itself(scales.slab().dims()) {
+                    return Err(in_itself());
                 }
-                self.expect_scales_apart(scales, &memory, d, &d_memory, inputs)?;
-                Some(QuantizedRows { format: *format, strides: [strides.mn, strides.k] })
+                let length = first.length();
+                let (slab, memory) = scales.scale_slabs(strides, first)?;
+                if scales.rank == 3 && scales.dims[0] > 1 && u64::from(slab) * 4 < length {
+                    return Err(in_itself());
+                }
+                self.expect_scales_apart(scales, &memory, (d, &d_memory), inputs)?;
+                let slab = if scales.rank == 3 { slab } else { 0 };
+                Some(QuantizedRows { format: *format, strides: [strides.mn, strides.k], slab })
             }
         };
         let (fusion, activation, heads) = (self.fusion(), self.activation, self.heads);
-        Ok(Fused { fusion, activation, bias: self.bias.map(|bias| bias.dtype), heads, quantized })
+        let bias = self.bias.map(|bias| bias.dtype);
+        Ok(Fused { fusion, activation, bias, bias_group, heads, quantized })
+    }
+
+    /// The bytes of D, once its layout was checked.
+    fn memory_of_d(&self, d: &Operand) -> Result<Footprint> {
+        // The next product reads what is quantized.
+        if self.scales.is_some() {
+            let (pitch, memory) = d.slab().tma_rows()?;
+            return Ok(d.tma_slabs(pitch, memory)?.1);
+        }
+        let (pitch, memory) = d.slab().plain_rows()?;
+        Ok(d.whole_rows_apart(pitch, memory)?.2)
     }
 
     /// The scales are written to: nothing else may lie there.
-    fn expect_scales_apart(
+    fn expect_scales_apart<'a>(
         &self,
         scales: &Operand,
         memory: &Footprint,
-        d: &Operand,
-        d_memory: &Footprint,
-        inputs: &[&Operand],
+        (d, d_memory): (&Operand, &Footprint),
+        inputs: impl Iterator<Item = &'a Operand>,
     ) -> Result<()> {
         scales.expect_apart(memory, d, d_memory)?;
         for input in inputs {
-            let input_memory = match input.dtype {
-                DType::F32 => input.scale_strides()?.1,
-                _ => input.tma_rows()?.1,
-            };
-            scales.expect_apart(memory, input, &input_memory)?;
+            scales.expect_apart(memory, input, &memory_of_input(input)?)?;
         }
         if let Some(bias) = &self.bias {
-            scales.expect_apart(memory, bias, &bias.list().plain_rows()?.1)?;
+            scales.expect_apart(memory, bias, &rows_of_bias(bias)?.1)?;
         }
         Ok(())
+    }
+}
+
+/// From one row of a bias to the next, and its bytes.
+fn rows_of_bias(bias: &Operand) -> Result<(u64, Footprint)> {
+    if bias.rank == 1 { bias.list().plain_rows() } else { bias.plain_rows() }
+}
+
+/// The bytes of an operand, of scales, or of the numbers that tell where groups are.
+fn memory_of_input(input: &Operand) -> Result<Footprint> {
+    match input.dtype {
+        DType::I32 => Ok(input.list().plain_rows()?.1),
+        DType::F32 => {
+            let (strides, first) = input.slab().scale_strides()?;
+            Ok(input.scale_slabs(strides, first)?.1)
+        }
+        _ => {
+            let (pitch, first) = input.slab().tma_rows()?;
+            Ok(input.tma_slabs(pitch, first)?.1)
+        }
     }
 }

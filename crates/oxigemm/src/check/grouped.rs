@@ -5,7 +5,7 @@ use oxigemm_kernels::half::Major;
 use oxigemm_kernels::launch::Family;
 
 use super::operand::Footprint;
-use super::{Accumulate, D_ELEMENTS_LIMIT, Operand, Problem, ScaleStrides, blocks};
+use super::{Accumulate, BLOCK, D_ELEMENTS_LIMIT, EpilogueArguments, Operand, Problem, ScaleStrides, blocks};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::layout::MAX_RANK;
@@ -101,7 +101,17 @@ impl GroupedFp8GemmNt {
     /// The first broken rule, with the argument that breaks it.
     pub fn check(&self) -> Result<CheckedGroups> {
         let k_major = |operand: &Operand| operand.tma_rows().map(|(pitch, memory)| (Major::K, pitch, memory));
-        Ok(self.check_by(k_major)?.0)
+        Ok(self.check_by(k_major, None, None)?.0)
+    }
+
+    /// The same where sums are finished and `c` is added, but for where the operands of the epilogue lie.
+    pub(super) fn check_finished(
+        &self,
+        c: Option<&Operand>,
+        epilogue: &EpilogueArguments,
+    ) -> Result<CheckedGroups> {
+        let k_major = |operand: &Operand| operand.tma_rows().map(|(pitch, memory)| (Major::K, pitch, memory));
+        Ok(self.check_by(k_major, c, Some(epilogue))?.0)
     }
 
     /// The same for a B that is contiguous along K or along N; also along which. Where it is N, its pitch is from one
@@ -110,23 +120,26 @@ impl GroupedFp8GemmNt {
     /// # Errors
     /// The first broken rule, with the argument that breaks it.
     pub fn check_either_major(&self) -> Result<(CheckedGroups, Major)> {
-        self.check_by(|operand| operand.tma_either_major(Major::K))
+        self.check_by(|operand| operand.tma_either_major(Major::K), None, None)
     }
 
     fn check_by(
         &self,
         rows_of_b: impl Fn(&Operand) -> Result<(Major, u64, Footprint)>,
+        c: Option<&Operand>,
+        epilogue: Option<&EpilogueArguments>,
     ) -> Result<(CheckedGroups, Major)> {
         let GroupedFp8GemmNt { a, sfa, b, sfb, d, groups } = self;
         let numbers = groups.as_ref().map(|groups| &groups.numbers);
         let layout = groups.map_or(GroupLayout::All, |groups| groups.layout);
         let masked = layout.has_slabs();
+        let finish = epilogue.copied().unwrap_or_default();
 
         a.expect_dtype(&[DType::E4m3])?;
         b.expect_dtype(&[DType::E4m3])?;
         sfa.expect_dtype(&[DType::F32])?;
         sfb.expect_dtype(&[DType::F32])?;
-        d.expect_dtype(&[DType::Bf16, DType::F32])?;
+        d.expect_dtype(finish.d_types())?;
         if let Some(numbers) = numbers {
             numbers.expect_dtype(&[DType::I32])?;
         }
@@ -147,17 +160,32 @@ impl GroupedFp8GemmNt {
             [count, n_blocks, k_blocks],
             "one per group, 128 rows of `b` and 128 of K",
         )?;
-        if d.slab_dims(masked)? != [slabs, m, n] {
-            let expected = if masked { vec![count, m, n] } else { vec![m, n] };
-            return Err(d.wrong_shape(expected, "the rows of `a` by the rows of a group's `b`"));
+        let columns = finish.columns(b, n, i64::from(BLOCK))?;
+        let d_dims = [slabs, m, finish.columns_of_d(columns)];
+        let expect_dims = |operand: &Operand, meaning: &str| {
+            if operand.slab_dims(masked)? == d_dims {
+                return Ok(());
+            }
+            Err(operand.wrong_shape(&d_dims[usize::from(!masked)..], meaning))
+        };
+        let meaning = if epilogue.is_some() {
+            finish.meaning_of_d()
+        } else {
+            "the rows of `a` by the rows of a group's `b`"
+        };
+        expect_dims(d, meaning)?;
+        if let Some(c) = c {
+            c.expect_dtype(&[d.dtype])?;
+            expect_dims(c, "the shape of `d`")?;
         }
         match groups {
-            Some(groups) => groups.check(b, d, [slabs, count, m, n])?,
-            None => expect_sizes(b, d, [slabs, count, m, n])?,
+            Some(groups) => groups.check(b, d, [slabs, count, m, d_dims[2]])?,
+            None => expect_sizes(b, d, [slabs, count, m, d_dims[2]])?,
         }
-        for operand in [sfa, b, sfb, d].into_iter().chain(numbers) {
+        for operand in [sfa, b, sfb, d].into_iter().chain(numbers).chain(c) {
             operand.expect_device(a)?;
         }
+        finish.check_shapes((Some(count), n), &[slabs, m, columns][usize::from(!masked)..], a, c)?;
         if count == 0 || m == 0 || n == 0 {
             return Ok((CheckedGroups::Nothing, Major::K));
         }
@@ -187,17 +215,21 @@ impl GroupedFp8GemmNt {
         if let Some(numbers) = numbers {
             d.expect_apart(&d_memory, numbers, &numbers.list().plain_rows()?.1)?;
         }
+        let accumulate = match c {
+            None => Accumulate::None,
+            Some(c) => addend(c, d, (d_pitch, d_slab), &d_memory)?,
+        };
         let expected = groups.map_or(m as u32, |groups| groups.expected_rows([slabs, count, m]));
         let problem = Problem {
             family: Family::Fp8,
             // slab_dims has bounded each of them by i32::MAX.
             m: m as u32,
-            n: n as u32,
+            n: columns as u32,
             k: k as u32,
             a_pitch,
             b_pitch,
             d_pitch,
-            c: Accumulate::None,
+            c: accumulate,
             sfa: sfa_strides,
             sfb: sfb_strides,
             d_type: d.dtype,
@@ -215,6 +247,30 @@ impl GroupedFp8GemmNt {
         };
         Ok((CheckedGroups::Launch(problem, groups), b_major))
     }
+}
+
+/// What is added to a D whose rows, and slabs of rows, are so far apart.
+fn addend(
+    c: &Operand,
+    d: &Operand,
+    (d_pitch, d_slab): (u64, u32),
+    d_memory: &Footprint,
+) -> Result<Accumulate> {
+    let (pitch, memory) = c.slab().plain_rows()?;
+    let (pitch, slab, memory) = c.whole_rows_apart(pitch, memory)?;
+    // A row of C has the number of the row of D.
+    if u64::from(slab) / pitch != u64::from(d_slab) / d_pitch {
+        return Err(Error::Stride {
+            argument: "c",
+            expected: format!("groups {} rows apart, as those of `d`", u64::from(d_slab) / d_pitch),
+            found: format!("groups {} rows apart", u64::from(slab) / pitch),
+        });
+    }
+    if c.address == d.address && pitch == d_pitch {
+        return Ok(Accumulate::InPlace);
+    }
+    d.expect_apart(d_memory, c, &memory)?;
+    Ok(Accumulate::From { pitch })
 }
 
 impl GroupsArgument {
@@ -453,7 +509,7 @@ impl Operand {
 
     /// Checks matrices of scales; gives the elements from one to the next, 0 where all groups have the same, and the
     /// bytes of all.
-    fn scale_slabs(&self, strides: ScaleStrides, first: Footprint) -> Result<(u32, Footprint)> {
+    pub(super) fn scale_slabs(&self, strides: ScaleStrides, first: Footprint) -> Result<(u32, Footprint)> {
         if self.rank == 3 && self.dims[0] > 1 && self.strides[0] == 0 {
             return Ok((0, first));
         }

@@ -17,7 +17,7 @@ mod moe;
 mod operand;
 mod quantize;
 
-pub use fused::{CheckedFused, EpilogueArguments, Fused, HeadSplits, QuantizedRows};
+pub use fused::{CheckedFused, CheckedGroupedFused, EpilogueArguments, Fused, HeadSplits, QuantizedRows};
 pub use grouped::{CheckedGroups, GroupedFp8GemmNt, Groups, GroupsArgument};
 pub use half::{GemmLayout, HalfGemm};
 pub use half_grouped::GroupedHalfGemm;
@@ -263,7 +263,7 @@ impl Fp8GemmNt {
         let columns = finish.columns(b, n, i64::from(BLOCK))?;
         let dims = [m, finish.columns_of_d(columns)];
         expect_output(d, c.as_ref(), dims, finish.meaning_of_d(), a, &[sfa, b, sfb, d])?;
-        finish.check_shapes(n, &[m, columns], a, c.as_ref())?;
+        finish.check_shapes((None, n), &[m, columns], a, c.as_ref())?;
         if m == 0 || n == 0 {
             return trivial(Trivial::Nothing);
         }

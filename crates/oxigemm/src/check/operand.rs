@@ -108,7 +108,7 @@ impl Footprint {
 }
 
 impl Operand {
-    pub(super) fn dims(&self) -> &[i64] {
+    pub(crate) fn dims(&self) -> &[i64] {
         &self.dims[..self.rank.min(MAX_RANK)]
     }
 
@@ -244,8 +244,9 @@ impl Operand {
     }
 
     /// Checks the shape of a scale matrix that has every scale of its own.
-    pub(super) fn expect_every_scale(&self, expected: [i64; 2], meaning: &str) -> Result<()> {
-        if self.matrix_dims()? == expected {
+    pub(super) fn expect_every_scale(&self, expected: &[i64], meaning: &str) -> Result<()> {
+        self.expect_rank(expected.len(), meaning)?;
+        if self.dims() == expected {
             return Ok(());
         }
         Err(Error::ScaleShape {

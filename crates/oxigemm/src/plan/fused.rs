@@ -37,7 +37,7 @@ fn plan(choice: Choice, estimate: Cost, shape: Shape, fused: &Fused, limits: &Li
     Plan { shape, groups: None, k_groups: None, passes, choice, launch, estimate, why: Why::Asked }
 }
 
-fn passes(choice: &Choice, fused: &Fused) -> u32 {
+pub(super) fn passes(choice: &Choice, fused: &Fused) -> u32 {
     if fused.quantized.is_some() { choice.quantized_passes() } else { 1 }
 }
 
@@ -98,12 +98,13 @@ mod tests {
     use oxigemm_kernels::epilogue::fused::Fusion;
 
     fn all() -> impl Iterator<Item = Fused> {
-        let rows = QuantizedRows { format: ScaleFormat::F32, strides: [1, 1] };
+        let rows = QuantizedRows { format: ScaleFormat::F32, strides: [1, 1], slab: 0 };
         [Fusion::Elementwise, Fusion::Gated].into_iter().flat_map(move |fusion| {
             [None, Some(rows)].map(|quantized| Fused {
                 fusion,
                 activation: Activation::Silu,
                 bias: None,
+                bias_group: 0,
                 heads: None,
                 quantized,
             })

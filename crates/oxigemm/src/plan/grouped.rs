@@ -8,6 +8,7 @@ use oxigemm_kernels::launch::Config;
 
 use super::cost::{self, Cost, Persistent, Speeds, Tile};
 use super::{Choice, Family, GroupedShape, Limits, Plan, Why, blocks_of, choices_of};
+use crate::check::Fused;
 
 /// Numbers of rows that a group may turn out to have, in parts of what is expected: tokens are not shared out evenly.
 const SPREAD: [f64; 7] = [0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3];
@@ -82,7 +83,7 @@ impl Plan {
     #[must_use]
     pub fn of_batched(choice: Choice, shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
         (choice.config().is_batched() && fits(&choice, shape, limits))
-            .then(|| plan(choice, estimate(&choice, shape, limits), shape, limits))?
+            .then(|| plan(choice, estimate(&choice, shape, None, limits), shape, limits))?
     }
 
     fn first_of(ranking: &[(Choice, Cost)], shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
@@ -98,7 +99,7 @@ impl Plan {
     #[must_use]
     pub fn of_grouped(choice: Choice, shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
         serves(&choice, shape, limits)
-            .then(|| plan(choice, estimate(&choice, shape, limits), shape, limits))?
+            .then(|| plan(choice, estimate(&choice, shape, None, limits), shape, limits))?
     }
 }
 
@@ -140,7 +141,7 @@ fn ranked(
     shape: &GroupedShape,
     limits: &Limits,
 ) -> Vec<(Choice, Cost)> {
-    let mut all: Vec<_> = candidates.map(|choice| (choice, estimate(&choice, shape, limits))).collect();
+    let mut all: Vec<_> = candidates.map(|choice| (choice, estimate(&choice, shape, None, limits))).collect();
     all.sort_by(|(_, a), (_, b)| a.us.total_cmp(&b.us));
     all
 }
@@ -162,16 +163,28 @@ fn serves(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> bool {
 }
 
 fn fits(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> bool {
+    choice.config().fusion() == Fusion::None && has_room(choice, shape, limits)
+}
+
+/// Whether a choice can be launched for such groups on a device.
+pub(super) fn has_room(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> bool {
     let blocks = blocks_of(choice);
     (!limits.restricted || blocks <= limits.sms)
-        && choice.config().fusion() == Fusion::None
         && choice
             .launch_grouped(shape, limits.clusters(blocks))
             .is_some_and(|launch| launch.shared_bytes <= limits.shared_per_block)
 }
 
-fn estimate(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> Cost {
+/// The estimate for a choice; what is done with sums, where that is `fused`, takes the time of some output, alike for all.
+pub(super) fn estimate(
+    choice: &Choice,
+    shape: &GroupedShape,
+    fused: Option<&Fused>,
+    limits: &Limits,
+) -> Cost {
     let family = choice.config().family();
+    let sums = fused.map_or(1, |fused| fused.fusion.sums());
+    let passes = fused.map_or(1, |fused| super::fused::passes(choice, fused));
     let (m, n, stages, [cluster_m, cluster_n]) = match *choice {
         Choice::Wide { config, cluster_m, cluster_n } => {
             (config.block_m, config.block_n, config.stages, [cluster_m, cluster_n])
@@ -203,8 +216,9 @@ fn estimate(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> Cost {
         (rows / high).ceil() - if half { 1.0 - HALF_TILE } else { 0.0 }
     });
     let groups = f64::from(shape.groups);
-    let tiles = groups * tiles_m * f64::from(shape.n.div_ceil(tile.n * cluster_n));
-    let [n, k] = [shape.n, shape.k].map(f64::from);
+    let columns = tile.n / sums * passes * cluster_n;
+    let tiles = groups * tiles_m * f64::from(shape.n.div_ceil(columns));
+    let ([n, k], rows_of_b) = ([shape.n, shape.k].map(f64::from), f64::from(shape.n) * f64::from(sums));
     let (read_again, finding, speeds) = match is_fp8 {
         true => (READ_AGAIN, FINDING_GROUPS, &GROUPED),
         false => (READ_AGAIN_HALF, FINDING_GROUPS_HALF, &GROUPED_HALF),
@@ -214,8 +228,8 @@ fn estimate(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> Cost {
     let scales = if is_fp8 { k / 32.0 } else { 0.0 };
     let work = Persistent {
         tiles,
-        k_blocks: family.k_blocks(shape.k),
-        memory: groups * (n * k * bytes * read + rows * (k * bytes + 2.0 * n + scales)),
+        k_blocks: family.k_blocks(shape.k) * passes,
+        memory: groups * (rows_of_b * k * bytes * read + rows * (k * bytes + 2.0 * n + scales)),
         multiplied: multiplied / tiles_m,
         efficiency: efficiency(&tile),
         overlaps: false,

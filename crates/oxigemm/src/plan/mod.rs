@@ -16,6 +16,7 @@
 
 pub mod cost;
 mod fused;
+mod fused_grouped;
 mod grouped;
 mod indexer;
 mod kgrouped;
@@ -25,6 +26,7 @@ use std::fmt;
 
 pub use cost::Cost;
 pub use fused::{fused_candidates, fused_ranking};
+pub use fused_grouped::fused_grouped_ranking;
 pub use grouped::{batched_ranking, grouped_ranking, grouped_ranking_of};
 pub use indexer::MqaPlan;
 pub use kgrouped::k_grouped_ranking_of;

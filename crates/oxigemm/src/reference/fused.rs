@@ -180,7 +180,7 @@ fn parts(d: &Tensor, heads: Option<HeadSplits>) -> Result<Vec<(usize, usize, Ten
 }
 
 /// The values of a matrix like D, without the columns that are skipped.
-fn computed(x: &Tensor, heads: Option<HeadSplits>) -> Result<Vec<f32>> {
+pub(super) fn computed(x: &Tensor, heads: Option<HeadSplits>) -> Result<Vec<f32>> {
     let parts = parts(x, heads)?;
     let columns: usize = parts.iter().map(|(_, width, _)| width).sum();
     let rows = x.dims()[0];

@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 
+use super::fused::{computed, finish_into};
 use super::{fp8_gemm_nt, half_gemm_tensors};
 use crate::cast::Quantized;
 use crate::check::{BLOCK, GemmLayout, Groups};
 use crate::error::Result;
+use crate::fused::{Epilogue, FusedOutput};
 use crate::gemm::Addend;
 use crate::tensor::Tensor;
 
@@ -21,6 +23,60 @@ pub fn m_grouped_fp8_gemm_nt_tensors(
     d: &mut Tensor,
     groups: &Groups,
     numbers: Option<&Tensor>,
+) -> Result<()> {
+    each_product((a, sfa), (b, sfb), groups, numbers, |group, rows, product| {
+        let mut of_d = part(groups, d, group, rows)?;
+        of_d.write_bytes(&of_d.dtype().encode_f64(product))
+    })
+}
+
+/// [`m_grouped_fp8_gemm_nt_fused`](crate::m_grouped_fp8_gemm_nt_fused) on tensors of any device, whose arguments were
+/// checked: `groups` is what the check gave, `numbers` where the groups are. A quantized D is rounded to `f32` before it is
+/// cast.
+///
+/// # Errors
+/// If the tensors are not of the shapes that were checked.
+pub fn m_grouped_fp8_gemm_nt_fused_tensors(
+    a: (&Tensor, &Tensor),
+    b: (&Tensor, &Tensor),
+    c: Addend<'_>,
+    d: &FusedOutput<'_>,
+    (groups, numbers): (&Groups, &Tensor),
+    epilogue: &Epilogue<'_>,
+) -> Result<()> {
+    let n = b.0.dims()[1];
+    each_product(a, b, groups, Some(numbers), |group, rows, product| {
+        let part = |x: &Tensor| part(groups, x, group, rows);
+        let mut of_d = part(d.d())?;
+        let c = match c {
+            Addend::None => None,
+            Addend::InPlace => Some(computed(&of_d, epilogue.heads)?),
+            Addend::From(c) => Some(computed(&part(c)?, epilogue.heads)?),
+        };
+        let bias = match epilogue.bias {
+            Some(bias) if bias.dims().len() == 2 => Some(bias.select(group)?),
+            bias => bias.cloned(),
+        };
+        let epilogue = Epilogue { bias: bias.as_ref(), ..*epilogue };
+        let mut of_scales = match d {
+            FusedOutput::Matrix(_) => None,
+            FusedOutput::Fp8 { scales, format, .. } => Some((part(scales)?, *format)),
+        };
+        let to = match &mut of_scales {
+            None => FusedOutput::Matrix(&mut of_d),
+            Some((scales, format)) => FusedOutput::Fp8 { d: &mut of_d, scales, format: *format },
+        };
+        finish_into(product, [rows.len(), n], c.as_deref(), to, &epilogue)
+    })
+}
+
+/// Runs `body` with every group that has rows, these, and the exact product.
+fn each_product(
+    (a, sfa): (&Tensor, &Tensor),
+    (b, sfb): (&Tensor, &Tensor),
+    groups: &Groups,
+    numbers: Option<&Tensor>,
+    mut body: impl FnMut(usize, &Range<u32>, &[f64]) -> Result<()>,
 ) -> Result<()> {
     let masked = groups.layout.has_slabs();
     // Of scales, one may hold for all.
@@ -38,8 +94,7 @@ pub fn m_grouped_fp8_gemm_nt_tensors(
         let scales = scales_of(sfb, group, true)?;
         let of_b = Quantized::from_tensors(&b.select(group)?, &scales, BLOCK as usize)?;
         let product = fp8_gemm_nt(&of_a.as_matrix(), &of_b.as_matrix(), None)?;
-        let mut of_d = part(d)?;
-        of_d.write_bytes(&of_d.dtype().encode_f64(&product))?;
+        body(group, &rows, &product)?;
     }
     Ok(())
 }

@@ -98,6 +98,7 @@ pub fn ends(sizes: &[usize], alignment: usize) -> Vec<i32> {
 }
 
 /// The operands of a case on a simulated device, and its parts on the host.
+#[derive(Clone)]
 pub struct Problem {
     pub case: Case,
     pub device: Device,
@@ -156,6 +157,20 @@ impl Problem {
             device,
             case,
         }
+    }
+
+    /// The sums of all rows in FP32; what belongs to no group is no number.
+    pub fn sums(&self) -> Vec<f32> {
+        let mut all = self.clone();
+        all.case = Case { d_type: DType::F32, gap: 0, ..self.case.clone() };
+        let (mut sums, memory) = all.output();
+        all.run(&mut sums, None, None).unwrap();
+        memory.to_vec_f32().unwrap()
+    }
+
+    /// What B of each group means, row by row.
+    pub fn b_values(&self) -> Vec<Vec<f32>> {
+        self.host_b.iter().map(Quantized::dequantize).collect()
     }
 
     /// D in poisoned memory, and all of that memory.

@@ -92,7 +92,7 @@ impl ScaleLayout {
             Form::Words => ([rows, ceil(columns, 4)], "four packed scales each"),
             _ => ([rows, columns], "one each"),
         };
-        scales.expect_every_scale(wanted, meaning)?;
+        scales.expect_every_scale(&wanted, meaning)?;
         if wanted.contains(&0) {
             return Ok(ScaleLayout { dims, form, strides: [1, 1] });
         }
