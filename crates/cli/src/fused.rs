@@ -3,7 +3,7 @@
 
 use std::str::FromStr;
 
-use oxigemm::cast::{Quantized, ScaleFormat};
+use oxigemm::cast::ScaleFormat;
 use oxigemm::check::{Fused, QuantizedRows};
 use oxigemm::metrics::calc_diff;
 use oxigemm::plan::Shape;
@@ -48,8 +48,18 @@ impl EpilogueSpec {
         if self.gated { n / 2 } else { n }
     }
 
+    /// The next number of B's rows that it takes.
+    pub fn fitting(&self, n: usize) -> usize {
+        match (self.gated, self.heads, self.quantized) {
+            (true, ..) => n.next_multiple_of(256),
+            (_, Some(heads), _) => n.next_multiple_of((heads.left + heads.right) as usize),
+            (_, _, Some(_)) => n.next_multiple_of(16),
+            _ => n,
+        }
+    }
+
     /// Where columns that are computed are in D, and how many D has.
-    fn places(&self, columns: usize) -> (Vec<usize>, usize) {
+    pub fn places(&self, columns: usize) -> (Vec<usize>, usize) {
         let Some(HeadSplits { left, mid, right }) = self.heads else {
             return ((0..columns).collect(), columns);
         };
@@ -59,7 +69,7 @@ impl EpilogueSpec {
     }
 
     /// Rows of computed columns as rows of D, with poison in what heads skip.
-    fn laid_out(&self, values: &[f32], columns: usize, d_type: DType) -> Vec<u8> {
+    pub fn laid_out(&self, values: &[f32], columns: usize, d_type: DType) -> Vec<u8> {
         let ((places, width), size) = (self.places(columns), d_type.size());
         let mut bytes = vec![POISON; values.len() / columns.max(1) * width * size];
         for (i, element) in d_type.encode(values).chunks(size).enumerate() {
@@ -244,12 +254,6 @@ impl FusedTask {
         fp8_gemm_nt_fused((&self.sums.a, sfa), (&self.sums.b, sfb), addend, d, &epilogue, options)
     }
 
-    /// The product alone, in BF16, for comparison of times.
-    pub fn plain(&self, device: &Device) -> Result<Operands, Failure> {
-        let Spec { m, n, k, seed, .. } = self.spec.product;
-        Host::draw(Spec { seed, ..Spec::new(m, n, k) })?.upload(device)
-    }
-
     /// The bytes of the result, and of its scales.
     pub fn bits(&self) -> Result<Vec<u8>, Failure> {
         let mut bytes = self.d.to_bytes()?;
@@ -270,56 +274,12 @@ impl FusedTask {
         let expected = finish.apply(&sums, product.n, self.c_values.as_deref())?;
         let columns = epilogue.columns(product.n);
         let (places, width) = epilogue.places(columns);
-        let (found, scales) = match &self.scales {
-            Some(scales) => {
-                let quantized = Quantized::from_tensors(&self.d, scales, 1)?;
-                (quantized.dequantize(), Some(quantized.scales))
-            }
-            None => {
-                let all = self.d.to_vec_f32()?;
-                let place = |i: usize| i / columns * width + places[i % columns];
-                ((0..expected.len()).map(|i| all[place(i)]).collect(), None)
-            }
-        };
-        let blocks = columns.div_ceil(128);
-        let largest = expected.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
-        // One rounding to the type of D, and what FP32 loses.
-        let lost = 1e-6 * largest + 1e-5;
-        let allowed = |i: usize, x: f64| match (&scales, product.d_type) {
-            (Some(scales), _) => {
-                let scale = f64::from(scales[i / columns * blocks + i % columns / 128]);
-                // A scale that is a power of two may be the next one, where the largest element is near to one.
-                (x.abs() / 16.0).max(scale * 2f64.powi(-10)) * 1.001 + lost
-            }
-            (None, DType::F32) => 3e-5 * x.abs() + lost,
-            (None, _) => x.abs() / 256.0 + lost,
-        };
-        let off = |i: usize| (f64::from(found[i]) - expected[i]).abs() / allowed(i, expected[i]);
-        // NaN is worse than anything.
-        let worse = |worst: f64, error: f64| if error > worst || error.is_nan() { error } else { worst };
-        let worst_element = (0..expected.len()).map(off).fold(0.0, worse);
-        let largest_used = self.scales_use_their_range(&found, scales.as_deref(), [columns, blocks]);
-        let diff = calc_diff(&found, &expected);
-        let right = worst_element <= 1.0 && largest_used;
-        Ok(Verdict { diff, diff_unquantized: diff, worst_element, rows: product.m, right })
-    }
-
-    /// Whether no scale is larger than it has to be: the largest code of its block is near the largest there is.
-    fn scales_use_their_range(
-        &self,
-        found: &[f32],
-        scales: Option<&[f32]>,
-        [columns, blocks]: [usize; 2],
-    ) -> bool {
-        let (Some(scales), Some((_, format))) = (scales, self.spec.epilogue.quantized) else { return true };
-        let least = if format == ScaleFormat::F32 { 440.0 } else { 208.0 };
-        found.chunks(columns.max(1)).enumerate().all(|(row, values)| {
-            values.chunks(128).enumerate().all(|(block, values)| {
-                let scale = scales[row * blocks + block];
-                let largest = values.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
-                largest >= least * scale || scale <= 1.1e-4 / 448.0
-            })
-        })
+        let all = self.d.to_vec_f32()?;
+        let place = |i: usize| i / columns * width + places[i % columns];
+        let found = (0..expected.len()).map(|i| all[place(i)]).collect();
+        let scales = self.scales.as_ref().map(Tensor::to_vec_f32).transpose()?;
+        let quantized = scales.as_deref().zip(epilogue.quantized.map(|(_, format)| format));
+        Ok(Finished { columns, d_type: product.d_type, quantized }.judge(&expected, found))
     }
 
     /// Whether nothing was written to that is not part of the result.
@@ -354,6 +314,60 @@ impl FusedTask {
     pub fn poison(&mut self) -> Result<(), Failure> {
         let bytes = vec![POISON; self.d_memory.len() * self.d_memory.dtype().size()];
         Ok(self.d_memory.write_bytes(&bytes)?)
+    }
+}
+
+/// Rows of a result whose sums were finished.
+pub struct Finished<'a> {
+    /// Columns that were computed.
+    pub columns: usize,
+    /// The type of D, where it is not quantized.
+    pub d_type: DType,
+    /// The scales of all rows and what they may be, where it is.
+    pub quantized: Option<(&'a [f32], ScaleFormat)>,
+}
+
+impl Finished<'_> {
+    /// Compares what was found, of which the codes of a quantized result are not yet scaled, with the single steps.
+    pub fn judge(&self, expected: &[f64], mut found: Vec<f32>) -> Verdict {
+        let columns = self.columns.max(1);
+        let blocks = columns.div_ceil(128);
+        let scale =
+            |i: usize| self.quantized.map(|(scales, _)| scales[i / columns * blocks + i % columns / 128]);
+        for (i, value) in found.iter_mut().enumerate() {
+            *value *= scale(i).unwrap_or(1.0);
+        }
+        let largest = expected.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
+        // One rounding to the type of D, and what FP32 loses.
+        let lost = 1e-6 * largest + 1e-5;
+        let allowed = |i: usize, x: f64| match (scale(i), self.d_type) {
+            // A scale that is a power of two may be the next one, where the largest element is near to one.
+            (Some(scale), _) => (x.abs() / 16.0).max(f64::from(scale) * 2f64.powi(-10)) * 1.001 + lost,
+            (None, DType::F32) => 3e-5 * x.abs() + lost,
+            (None, _) => x.abs() / 256.0 + lost,
+        };
+        let off = |i: usize| (f64::from(found[i]) - expected[i]).abs() / allowed(i, expected[i]);
+        // NaN is worse than anything.
+        let worse = |worst: f64, error: f64| if error > worst || error.is_nan() { error } else { worst };
+        let worst_element = (0..expected.len()).map(off).fold(0.0, worse);
+        let diff = calc_diff(&found, expected);
+        let right = worst_element <= 1.0 && self.scales_use_their_range(&found);
+        Verdict { diff, diff_unquantized: diff, worst_element, rows: expected.len() / columns, right }
+    }
+
+    /// Whether no scale is larger than it has to be: the largest code of its block is near the largest there is.
+    fn scales_use_their_range(&self, found: &[f32]) -> bool {
+        let Some((scales, format)) = self.quantized else { return true };
+        let least = if format == ScaleFormat::F32 { 440.0 } else { 208.0 };
+        let columns = self.columns.max(1);
+        let blocks = columns.div_ceil(128);
+        found.chunks(columns).enumerate().all(|(row, values)| {
+            values.chunks(128).enumerate().all(|(block, values)| {
+                let scale = scales[row * blocks + block];
+                let largest = values.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+                largest >= least * scale || scale <= 1.1e-4 / 448.0
+            })
+        })
     }
 }
 

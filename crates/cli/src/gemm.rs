@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::anchor::Anchor;
 use crate::fused::{EpilogueSpec, FusedSpec};
+use crate::fused_grouped::FusedGroupedSpec;
 use crate::grouped::{GroupOptions, GroupedSpec, RowLayout};
 use crate::kgrouped::{KGroupedForm, KGroupedSpec};
 use crate::output::{print_json, print_line};
@@ -80,7 +81,7 @@ pub struct Size {
     /// Which operands are e5m2, of a dense FP8 product.
     #[arg(long, value_parser = parse_e5m2, value_name = "a|b|both")]
     pub e5m2: Option<E5m2>,
-    /// What is done with the sums of fp8 before they are stored, as words between commas: bias, bias-f32, relu, gelu,
+    /// What is done with the sums of fp8, fp8-contiguous and fp8-masked before they are stored, as words between commas: bias, bias-f32, relu, gelu,
     /// gelu-tanh, silu, swiglu, geglu, gated, alpha=X, beta=X, fp8, fp8-pow2, heads=left/mid/right.
     #[arg(long, value_name = "WORDS")]
     pub epilogue: Option<EpilogueSpec>,
@@ -117,11 +118,16 @@ impl Size {
         }
         let (op, layout) = (self.op, operands.unwrap_or_default());
         if let Some(epilogue) = self.epilogue {
-            if op != Op::Fp8 || self.e5m2.is_some() {
-                return Err(format!("{op} has no --epilogue: only fp8 of e4m3 has").into());
+            if !matches!(op, Op::Fp8 | Op::Fp8Contiguous | Op::Fp8Masked) || self.e5m2.is_some() {
+                let which = "only fp8, fp8-contiguous and fp8-masked of e4m3 have";
+                return Err(format!("{op} has no --epilogue: {which}").into());
             }
-            if layout != GemmLayout::Nt || rows.is_some() {
+            if layout != GemmLayout::Nt || (rows.is_some() && op != Op::Fp8Contiguous) {
                 return Err(format!("{op} has no such --layout with an --epilogue: expected nt").into());
+            }
+            if let Some(groups) = op.groups(rows.unwrap_or_default()) {
+                let product = self.groups.spec(groups, dims, seed).of(op.dense(), layout);
+                return Ok(Work::FusedGrouped(FusedGroupedSpec { product, epilogue }));
             }
             let product = Spec { seed, ..Spec::of(op, layout, dims) };
             return Ok(Work::Fused(FusedSpec { product, epilogue }));
@@ -280,6 +286,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
             let d_type = if epilogue.quantized.is_some() { DType::E4m3 } else { product.d_type };
             ("nt", d_type, verdict::UNQUANTIZED_LIMIT)
         }
+        Work::FusedGrouped(spec) => ("nt", spec.d_type(), verdict::UNQUANTIZED_LIMIT),
     };
     let usual = if op == Op::Fp81d1d { args.c == AddendKind::Inplace } else { d_type == DType::Bf16 };
     let dense = matches!(&work, Work::Dense(spec) if spec.layout == GemmLayout::Nt) && usual;
@@ -290,10 +297,12 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         layout,
         groups: match &work {
             Work::Dense(_) | Work::Fused(_) => None,
-            Work::Grouped(spec) => Some(spec.rows.len()),
+            Work::Grouped(spec) | Work::FusedGrouped(FusedGroupedSpec { product: spec, .. }) => {
+                Some(spec.rows.len())
+            }
             Work::KGrouped(spec) => Some(spec.ks.len()),
         },
-        epilogue: matches!(work, Work::Fused(_)),
+        epilogue: matches!(work, Work::Fused(_) | Work::FusedGrouped(_)),
         m,
         n,
         k,
@@ -351,6 +360,13 @@ fn work(args: &Args) -> Result<Work, Failure> {
             let product = Spec { d_type, addend, scales, sfa, sfb, ..product };
             Ok(Work::Fused(FusedSpec { product, epilogue }))
         }
+        Work::FusedGrouped(FusedGroupedSpec { product, epilogue }) => match (args.scales, args.sfb) {
+            (ScaleMode::Fine, ScaleOrder::Row) => {
+                let product = GroupedSpec { d_type, addend: args.c, sfa: args.sfa, ..product };
+                Ok(Work::FusedGrouped(FusedGroupedSpec { product, epilogue }))
+            }
+            _ => Err("scales of FP8 rows that are grouped are fine, and those of B lie along K".into()),
+        },
         Work::Grouped(spec) => match (op.dense(), args.c, args.scales, args.sfb) {
             (Op::Bf16 | Op::Fp16, addend, ..) => Ok(Work::Grouped(GroupedSpec { d_type, addend, ..spec })),
             (_, AddendKind::None, ScaleMode::Fine, ScaleOrder::Row) => {

@@ -169,13 +169,24 @@ impl GroupedSpec {
     }
 
     /// Slabs of A and D, and rows of each.
-    fn slabs(&self) -> (usize, usize) {
+    pub fn slabs(&self) -> (usize, usize) {
         if self.is_masked() {
             return (self.rows.len(), self.room);
         }
         let ends = self.firsts().into_iter().zip(&self.rows).filter(|(_, rows)| **rows > 0);
         let end = ends.map(|(first, rows)| first + rows).max().unwrap_or(0);
         (1, end.next_multiple_of(self.alignment) + self.behind)
+    }
+
+    /// Of the rows of all slabs, whether each belongs to a group.
+    pub fn belongs(&self) -> Vec<bool> {
+        let (slabs, rows) = self.slabs();
+        let mut belongs = vec![false; slabs * rows];
+        for (group, first) in self.firsts().into_iter().enumerate() {
+            let first = if self.is_masked() { group * rows } else { first };
+            belongs[first..first + self.rows[group]].fill(true);
+        }
+        belongs
     }
 
     /// What the device is told.
@@ -377,7 +388,13 @@ impl GroupedHost {
     }
 
     /// Memory of poison or of zeros.
-    fn filled(&self, dtype: DType, poison: u8, dims: &[usize], device: &Device) -> Result<Tensor, Failure> {
+    pub fn filled(
+        &self,
+        dtype: DType,
+        poison: u8,
+        dims: &[usize],
+        device: &Device,
+    ) -> Result<Tensor, Failure> {
         let bytes = dims.iter().product::<usize>() * dtype.size();
         Ok(match self.spec.poison {
             true => Tensor::from_bytes(dtype, &vec![poison; bytes], dims, device)?,
@@ -386,7 +403,7 @@ impl GroupedHost {
     }
 
     /// Memory for matrices of scales.
-    fn scales(
+    pub fn scales(
         &self,
         [slabs, rows, blocks]: [usize; 3],
         order: ScaleOrder,
@@ -448,41 +465,47 @@ pub struct GroupedOperands {
 impl GroupedOperands {
     /// Runs the product.
     pub fn run(&mut self, options: &GemmOptions) -> oxigemm::Result<()> {
-        let GroupedSpec { alignment, expected, operands, .. } = self.spec;
-        let contiguous = |rows| RowGroups::Contiguous { rows, alignment, expected_m: None };
+        let GroupedSpec { operands, .. } = self.spec;
         let addend = match (&self.c, self.spec.addend) {
             (Some(c), _) => Addend::From(c),
             (None, AddendKind::Inplace) => Addend::InPlace,
             (None, _) => Addend::None,
         };
-        let groups = match self.spec.layout {
-            GroupLayout::All => {
-                let (a, b, d) = (&self.a, &self.b, &mut self.d);
-                return match &self.scales {
-                    Some([sfa, sfb]) => fp8_bgemm_nt((a, sfa), (b, sfb), d, options),
-                    None => half_bgemm(operands, a, b, addend, d, options),
-                };
-            }
-            GroupLayout::Counts => RowGroups::Masked { masked_m: &self.numbers, expected_m: expected },
-            GroupLayout::Ids => contiguous(GroupedRows::Ids(&self.numbers)),
-            GroupLayout::Ends => contiguous(GroupedRows::Ends(&self.numbers)),
+        let (a, b, mut d) = (&self.a, &self.b, self.d.clone());
+        let Some(groups) = self.row_groups() else {
+            return match &self.scales {
+                Some([sfa, sfb]) => fp8_bgemm_nt((a, sfa), (b, sfb), &mut d, options),
+                None => half_bgemm(operands, a, b, addend, &mut d, options),
+            };
         };
         let Some([sfa, sfb]) = &self.scales else {
-            return m_grouped_half_gemm(operands, &self.a, &self.b, addend, &mut self.d, groups, options);
+            return m_grouped_half_gemm(operands, a, b, addend, &mut d, groups, options);
         };
-        let (a, b) = ((&self.a, sfa), (&self.b, sfb));
+        let (a, b) = ((a, sfa), (b, sfb));
         match groups {
             RowGroups::Masked { masked_m, expected_m } => {
-                m_grouped_fp8_gemm_nt_masked(a, b, &mut self.d, masked_m, expected_m, options)
+                m_grouped_fp8_gemm_nt_masked(a, b, &mut d, masked_m, expected_m, options)
             }
             RowGroups::Contiguous { rows, alignment, expected_m } => {
-                m_grouped_fp8_gemm_nt_contiguous(a, b, &mut self.d, rows, alignment, expected_m, options)
+                m_grouped_fp8_gemm_nt_contiguous(a, b, &mut d, rows, alignment, expected_m, options)
             }
         }
     }
 
+    /// Where the groups are; none of a batch.
+    pub fn row_groups(&self) -> Option<RowGroups<'_>> {
+        let GroupedSpec { alignment, expected, .. } = self.spec;
+        let contiguous = |rows| RowGroups::Contiguous { rows, alignment, expected_m: None };
+        match self.spec.layout {
+            GroupLayout::All => None,
+            GroupLayout::Counts => Some(RowGroups::Masked { masked_m: &self.numbers, expected_m: expected }),
+            GroupLayout::Ids => Some(contiguous(GroupedRows::Ids(&self.numbers))),
+            GroupLayout::Ends => Some(contiguous(GroupedRows::Ends(&self.numbers))),
+        }
+    }
+
     /// The rows of a group, of a tensor that has slabs.
-    fn rows_of(&self, tensor: &Tensor, group: usize) -> oxigemm::Result<Tensor> {
+    pub fn rows_of(&self, tensor: &Tensor, group: usize) -> oxigemm::Result<Tensor> {
         let slab = if self.spec.is_masked() { group } else { 0 };
         let slab = if tensor.dims().len() == 3 { tensor.select(slab)? } else { tensor.clone() };
         slab.narrow(0, self.spec.firsts()[group], self.spec.rows[group])
@@ -501,12 +524,7 @@ impl GroupedOperands {
         }
         let (bytes, size) = (self.d_memory.to_bytes()?, self.spec.d_type.size());
         let pitch = (self.spec.n + self.spec.d_padding) * size;
-        let (_, rows) = self.spec.slabs();
-        let mut belongs = vec![false; bytes.len() / pitch.max(1)];
-        for (group, first) in self.spec.firsts().into_iter().enumerate() {
-            let first = if self.spec.is_masked() { group * rows } else { first };
-            belongs[first..first + self.spec.rows[group]].fill(true);
-        }
+        let belongs = self.spec.belongs();
         let line = |(line, belongs): (&[u8], &bool)| {
             let outside = if *belongs { &line[self.spec.n * size..] } else { line };
             outside.iter().all(|byte| *byte == POISON)

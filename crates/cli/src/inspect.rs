@@ -79,6 +79,9 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         (.., Work::Fused(spec)) => {
             plan::fused_ranking(config.family(), plan.shape, &spec.epilogue.fused(), &limits)
         }
+        (Some(groups), _, Work::FusedGrouped(spec)) => {
+            plan::fused_grouped_ranking(config.family(), groups, &spec.epilogue.fused(), &limits)
+        }
         (None, None, Work::Dense(spec)) if spec.slabs.is_some() => {
             plan::summed_ranking_of(config.family(), plan.shape, &limits)
         }

@@ -5,6 +5,7 @@ mod bench;
 mod counting;
 mod devices;
 mod fused;
+mod fused_grouped;
 mod gemm;
 mod grouped;
 mod hc;

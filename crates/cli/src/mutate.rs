@@ -21,6 +21,7 @@ use oxigemm_sim::{Mutant, mutants};
 use serde_json::json;
 
 use crate::fused::{EpilogueSpec, FusedSpec};
+use crate::fused_grouped::FusedGroupedSpec;
 use crate::grouped::GroupedSpec;
 use crate::kgrouped::{KGroupedForm, KGroupedSpec};
 use crate::output::{print_json, print_line, progress};
@@ -150,6 +151,7 @@ fn cases(config: Config, limits: &Limits) -> Vec<Case> {
     match config {
         Config::Transpose => transposed_cases(),
         Config::Wide(wide) if wide.d_in_slabs => batched_cases(wide),
+        Config::Wide(wide) if wide.is_grouped() && wide.is_fused() => fused_grouped_cases(wide),
         Config::Wide(wide) if wide.is_grouped() => grouped_cases(wide),
         Config::Wide(wide) if wide.grouping == Grouping::K => k_grouped_cases(wide),
         Config::Wide(wide) if wide.is_fused() => fused_cases(wide),
@@ -365,6 +367,44 @@ fn fused_cases(wide: fp8_wide::Config) -> Vec<Case> {
         // So short a K that a tile's output is what the next one waits for.
         case(product(100), epilogue, [1, 1], 1),
         case(product(100), quantized, [1, 1], 1),
+    ]
+}
+
+/// The same where rows are grouped.
+fn fused_grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
+    let [block_m, columns] = [wide.block_m, 2 * wide.fusion.sums() * 128].map(|x| x as usize);
+    let depth = (wide.stages as usize + 1).next_multiple_of(4).max(12) * 128 - 16;
+    let rows = [block_m / 2 + 2, 0, block_m + 1];
+    let product = |layout, rows: &[usize], k| {
+        let spec = GroupedSpec::new(layout, rows.to_vec(), columns, k);
+        GroupedSpec { alignment: if layout == GroupLayout::Counts { 1 } else { 16 }, ..spec }
+    };
+    let epilogue = EpilogueSpec {
+        activation: Activation::Silu,
+        gated: wide.fusion == Fusion::Gated,
+        bias: Some(DType::Bf16),
+        ..EpilogueSpec::NONE
+    };
+    let quantized = EpilogueSpec { quantized: Some((ScaleOrder::Row, ScaleFormat::F32)), ..epilogue };
+    let case = |product, epilogue, [cluster_m, cluster_n]: [u32; 2], sms| Case {
+        work: Work::FusedGrouped(FusedGroupedSpec { product, epilogue }),
+        choice: Choice::Wide { config: wide, cluster_m, cluster_n },
+        num_sms: Some(sms),
+    };
+    let masked = GroupedSpec { sfa: ScaleOrder::RowPadded, ..product(GroupLayout::Counts, &rows, depth) };
+    let ids = product(GroupLayout::Ids, &rows, depth);
+    let ids = GroupedSpec { sfa: ScaleOrder::Mn, alignment: 1, ..ids };
+    let copied = product(GroupLayout::Ends, &rows[..2], depth);
+    let copied =
+        GroupedSpec { sfa: ScaleOrder::Odd, d_type: DType::F32, addend: AddendKind::Inplace, ..copied };
+    // So short a K that a tile's output is what the next one waits for.
+    let short = product(GroupLayout::Ends, &[block_m, 1, 17, 2], 100);
+    vec![
+        case(masked, epilogue, [1, 2], 2),
+        case(ids, quantized, [2, 1], 2),
+        case(copied, epilogue, [1, 1], 2),
+        case(short.clone(), epilogue, [1, 1], 1),
+        case(short, quantized, [1, 1], 1),
     ]
 }
 

@@ -4,6 +4,7 @@ use oxigemm::plan::{Choice, Limits, Plan, Shape};
 use oxigemm::{Device, GemmOptions, Tensor};
 
 use crate::fused::{FusedSpec, FusedTask};
+use crate::fused_grouped::{FusedGroupedSpec, FusedGroupedTask};
 use crate::grouped::{GroupedHost, GroupedOperands, GroupedSpec};
 use crate::kgrouped::{KGroupedHost, KGroupedOperands, KGroupedSpec};
 use crate::problem::{AddendKind, Host, Operands, Spec};
@@ -21,6 +22,8 @@ pub enum Work {
     KGrouped(KGroupedSpec),
     /// A product whose sums are finished.
     Fused(FusedSpec),
+    /// The same for each group of rows.
+    FusedGrouped(FusedGroupedSpec),
 }
 
 impl Work {
@@ -56,6 +59,13 @@ impl Work {
                 Plan::of_fused(choice, spec.shape(), &spec.epilogue.fused(), limits)
                     .filter(|_| choice.config().family() == spec.product.family())
             }
+            (Work::FusedGrouped(spec), None) => {
+                Plan::best_fused_grouped(spec.family(), &spec.shape(), &spec.epilogue.fused(), limits)
+            }
+            (Work::FusedGrouped(spec), Some(choice)) => {
+                Plan::of_fused_grouped(choice, &spec.shape(), &spec.epilogue.fused(), limits)
+                    .filter(|_| choice.config().family() == spec.family())
+            }
         }
     }
 
@@ -66,7 +76,9 @@ impl Work {
                 Some(Plan::best_batch_invariant(spec.family(), shape(spec), limits))
             }
             Work::Dense(_) => None,
-            Work::Grouped(_) | Work::KGrouped(_) | Work::Fused(_) => self.plan(None, limits),
+            Work::Grouped(_) | Work::KGrouped(_) | Work::Fused(_) | Work::FusedGrouped(_) => {
+                self.plan(None, limits)
+            }
         }
     }
 
@@ -76,7 +88,9 @@ impl Work {
             Work::Dense(spec) | Work::Fused(FusedSpec { product: spec, .. }) => {
                 spec.m == 0 || spec.n == 0 || spec.k == 0
             }
-            Work::Grouped(spec) => spec.is_empty(),
+            Work::Grouped(spec) | Work::FusedGrouped(FusedGroupedSpec { product: spec, .. }) => {
+                spec.is_empty()
+            }
             Work::KGrouped(spec) => spec.is_empty(),
         }
     }
@@ -85,7 +99,9 @@ impl Work {
     pub fn rows(&self) -> usize {
         match self {
             Work::Dense(spec) | Work::Fused(FusedSpec { product: spec, .. }) => spec.m,
-            Work::Grouped(spec) => spec.rows.iter().sum(),
+            Work::Grouped(spec) | Work::FusedGrouped(FusedGroupedSpec { product: spec, .. }) => {
+                spec.rows.iter().sum()
+            }
             Work::KGrouped(spec) => spec.ks.len() * spec.m,
         }
     }
@@ -96,7 +112,7 @@ impl Work {
             Work::Dense(spec) | Work::Fused(FusedSpec { product: spec, .. }) => {
                 2.0 * spec.m as f64 * spec.n as f64 * spec.k as f64
             }
-            Work::Grouped(spec) => spec.flops(),
+            Work::Grouped(spec) | Work::FusedGrouped(FusedGroupedSpec { product: spec, .. }) => spec.flops(),
             Work::KGrouped(spec) => spec.flops(),
         }
     }
@@ -118,6 +134,7 @@ impl Work {
             Work::Grouped(spec) => spec.bytes(),
             Work::KGrouped(spec) => spec.bytes(),
             Work::Fused(spec) => spec.bytes(),
+            Work::FusedGrouped(spec) => spec.bytes(),
         }
     }
 
@@ -140,6 +157,9 @@ impl Work {
                 Task::KGrouped(Box::new((host, operands)))
             }
             Work::Fused(spec) => Task::Fused(Box::new(FusedTask::new(*spec, device)?)),
+            Work::FusedGrouped(spec) => {
+                Task::FusedGrouped(Box::new(FusedGroupedTask::new(spec.clone(), device)?))
+            }
         })
     }
 }
@@ -183,6 +203,7 @@ pub enum Task {
     Grouped(Box<(GroupedHost, GroupedOperands)>),
     KGrouped(Box<(KGroupedHost, KGroupedOperands)>),
     Fused(Box<FusedTask>),
+    FusedGrouped(Box<FusedGroupedTask>),
 }
 
 impl Task {
@@ -193,6 +214,7 @@ impl Task {
             Task::Grouped(task) => task.1.run(options),
             Task::KGrouped(task) => task.1.run(options),
             Task::Fused(task) => task.run(options),
+            Task::FusedGrouped(task) => task.run(options),
         }
     }
 
@@ -203,6 +225,7 @@ impl Task {
             Task::Grouped(_) => Ok(()),
             Task::KGrouped(task) => task.1.restore(&task.0),
             Task::Fused(task) => task.restore(),
+            Task::FusedGrouped(task) => task.restore(),
         }
     }
 
@@ -213,6 +236,7 @@ impl Task {
             Task::Grouped(task) => &mut task.1.d_memory,
             Task::KGrouped(task) => &mut task.1.d_memory,
             Task::Fused(task) => &mut task.d_memory,
+            Task::FusedGrouped(task) => &mut task.d_memory,
         }
     }
 
@@ -223,6 +247,7 @@ impl Task {
             Task::Grouped(task) => task.0.judge(&task.1, effort),
             Task::KGrouped(task) => task.0.judge(&task.1, effort),
             Task::Fused(task) => task.judge(),
+            Task::FusedGrouped(task) => task.judge(),
         }
     }
 
@@ -233,6 +258,7 @@ impl Task {
             Task::Grouped(task) => task.1.surroundings_untouched(),
             Task::KGrouped(task) => task.1.surroundings_untouched(),
             Task::Fused(task) => task.surroundings_untouched(),
+            Task::FusedGrouped(task) => task.surroundings_untouched(),
         }
     }
 }

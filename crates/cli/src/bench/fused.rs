@@ -1,14 +1,18 @@
 //! What finishing sums costs: each case beside the product of the same size that stores them as they are.
 
-use oxigemm::plan::Plan;
 use oxigemm::{Cuda, Device, GemmOptions};
+use oxigemm_kernels::grouping::GroupLayout;
 use serde::Serialize;
 
 use super::Args;
-use crate::fused::{FusedSpec, FusedTask};
+use crate::fused::FusedSpec;
+use crate::fused_grouped::FusedGroupedSpec;
+use crate::grouped::GroupedSpec;
 use crate::output::{LiveTable, print_json, print_line, progress};
-use crate::problem::Spec;
+use crate::problem::{ScaleOrder, Spec};
+use crate::task::Work;
 use crate::timing::Clock;
+use crate::verdict::Effort;
 use crate::{Common, Failure, Outcome};
 
 /// What is done with the sums of which sizes; N is that of B's rows.
@@ -30,30 +34,79 @@ struct Row {
     right: bool,
 }
 
-fn cases() -> impl Iterator<Item = (&'static str, [usize; 3])> {
+/// The first product of experts: groups, rows that are expected of each, and rows of B by K.
+const EXPERTS: [[usize; 2]; 3] = [[32, 20], [32, 192], [6, 1024]];
+const EXPERT_SIZES: [[usize; 2]; 2] = [[4096, 7168], [6144, 7168]];
+const EXPERT_EPILOGUES: [&str; 2] = ["swiglu", "swiglu,fp8"];
+
+/// A case: one product, or one for each of some groups, whose rows are masked.
+#[derive(Clone, Copy)]
+struct Case {
+    words: &'static str,
+    groups: Option<usize>,
+    dims: [usize; 3],
+}
+
+impl Case {
+    fn name(&self) -> String {
+        let (Case { words, groups, .. }, [m, n, k]) = (self, self.dims);
+        let groups = groups.map_or(String::new(), |groups| format!("g{groups} "));
+        format!("{words} {groups}m{m} n{n} k{k}")
+    }
+
+    fn work(&self) -> Result<Work, Failure> {
+        let (epilogue, [m, n, k]) = (self.words.parse()?, self.dims);
+        Ok(match self.groups {
+            None => Work::Fused(FusedSpec { product: Spec::new(m, n, k), epilogue }),
+            Some(groups) => {
+                Work::FusedGrouped(FusedGroupedSpec { product: experts(groups, [m, n, k]), epilogue })
+            }
+        })
+    }
+
+    /// The product alone, which stores its sums in BF16.
+    fn plain(&self) -> Work {
+        let [m, n, k] = self.dims;
+        match self.groups {
+            None => Work::Dense(Spec::new(m, n, k)),
+            Some(groups) => Work::Grouped(experts(groups, self.dims)),
+        }
+    }
+}
+
+/// So many experts, all of as many rows, that share a B. (Drawing is slow.)
+fn experts(groups: usize, [m, n, k]: [usize; 3]) -> GroupedSpec {
+    let spec = GroupedSpec::new(GroupLayout::Counts, vec![m; groups], n, k);
+    GroupedSpec { sfa: ScaleOrder::Mn, different: 1, poison: false, ..spec }
+}
+
+fn cases() -> impl Iterator<Item = Case> {
     let sizes = ROWS.into_iter().flat_map(|m| SIZES.map(|[n, k]| [m, n, k]));
-    let common = sizes.flat_map(|dims| EPILOGUES.map(|words| (words, dims)));
-    let (heads, [n, k]) = HEADS;
-    common.chain([128, 4096].map(|m| (heads, [m, n, k])))
+    let common = sizes.flat_map(|dims| EPILOGUES.map(|words| Case { words, groups: None, dims }));
+    let (words, [n, k]) = HEADS;
+    let heads = [128, 4096].map(|m| Case { words, groups: None, dims: [m, n, k] });
+    let experts = EXPERTS.into_iter().flat_map(|[groups, m]| {
+        EXPERT_SIZES.into_iter().flat_map(move |[n, k]| {
+            EXPERT_EPILOGUES.map(|words| Case { words, groups: Some(groups), dims: [m, n, k] })
+        })
+    });
+    common.chain(heads).chain(experts)
 }
 
 /// Runs the suite.
 pub fn run(common: &Common, cuda: &Cuda, args: &Args, clock: &mut Clock) -> Outcome {
-    let name = |words: &str, [m, n, k]: [usize; 3]| format!("{words} m{m} n{n} k{k}");
-    let wanted = |(words, dims): &(&str, [usize; 3])| {
-        args.filter.as_ref().is_none_or(|text| name(words, *dims).contains(text.as_str()))
-    };
+    let wanted = |case: &Case| args.filter.as_ref().is_none_or(|text| case.name().contains(text.as_str()));
     let cases: Vec<_> = cases().filter(wanted).collect();
     if cases.is_empty() {
         return Err(format!("no case contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
     }
     let bar = progress(cases.len());
-    let longest_name = cases.iter().map(|(words, dims)| name(words, *dims).len()).max().unwrap_or(0);
+    let longest_name = cases.iter().map(|case| case.name().len()).max().unwrap_or(0);
     let table = (!common.json).then(|| LiveTable::new(COLUMNS, longest_name));
     let mut rows = Vec::new();
-    for (words, dims) in cases {
-        bar.set_message(name(words, dims));
-        let row = measure(name(words, dims), words, dims, (cuda, args, clock))?;
+    for case in cases {
+        bar.set_message(case.name());
+        let row = measure(&case, (cuda, args, clock))?;
         bar.inc(1);
         match &table {
             Some(table) => table.row(&bar, row.cells()),
@@ -86,24 +139,17 @@ impl Row {
     }
 }
 
-fn measure(
-    case: String,
-    words: &str,
-    [m, n, k]: [usize; 3],
-    (cuda, args, clock): (&Cuda, &Args, &mut Clock),
-) -> Result<Row, Failure> {
+fn measure(case: &Case, (cuda, args, clock): (&Cuda, &Args, &mut Clock)) -> Result<Row, Failure> {
     let device = Device::Cuda(cuda.clone());
-    let spec = FusedSpec { product: Spec::new(m, n, k), epilogue: words.parse()? };
-    let plan = Plan::best_fused(spec.product.family(), spec.shape(), &spec.epilogue.fused(), cuda.limits());
-    let mut task = FusedTask::new(spec, &device)?;
-    let mut plain = task.plain(&device)?;
-    let runs = args.runs as usize;
+    let (work, options, runs) = (case.work()?, GemmOptions::default(), args.runs as usize);
+    let plan = work.plan(None, cuda.limits()).ok_or("no kernel has room for the groups")?;
+    let (mut task, mut plain) = (work.on(&device)?, case.plain().on(&device)?);
     let (mut us, mut plain_us) = (f64::INFINITY, f64::INFINITY);
     for _ in 0..args.passes {
-        us = us.min(clock.calls(&GemmOptions::default(), runs, |options| task.run(options))?);
-        plain_us = plain_us.min(clock.product(&mut plain, &GemmOptions::default(), runs)?);
+        us = us.min(clock.calls(&options, runs, |options| task.run(options))?);
+        plain_us = plain_us.min(clock.calls(&options, runs, |options| plain.run(options))?);
     }
-    let right = task.judge()?.right;
-    let tflops = 2.0 * m as f64 * n as f64 * k as f64 / us * 1e-6;
-    Ok(Row { case, plan: plan.name(), us, plain_us, ratio: us / plain_us, tflops, right })
+    let (right, tflops) = (task.judge(Effort::QUICK)?.right, work.flops() / us * 1e-6);
+    let (case, plan, ratio) = (case.name(), plan.name(), us / plain_us);
+    Ok(Row { case, plan, us, plain_us, ratio, tflops, right })
 }

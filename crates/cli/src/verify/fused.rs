@@ -13,10 +13,10 @@ use crate::fused::{EpilogueSpec, FusedSpec, FusedTask};
 use crate::problem::{AddendKind, Spec};
 use crate::{Failure, Op};
 
-const ACTIVATIONS: [Activation; 5] =
+pub const ACTIVATIONS: [Activation; 5] =
     [Activation::None, Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu];
-const BIASES: [Option<DType>; 3] = [None, Some(DType::Bf16), Some(DType::F32)];
-const FORMATS: [ScaleFormat; 2] = [ScaleFormat::F32, ScaleFormat::PowerOfTwo];
+pub const BIASES: [Option<DType>; 3] = [None, Some(DType::Bf16), Some(DType::F32)];
+pub const FORMATS: [ScaleFormat; 2] = [ScaleFormat::F32, ScaleFormat::PowerOfTwo];
 
 pub fn checks() -> Vec<Check> {
     let mut checks = vec![
@@ -38,7 +38,7 @@ pub fn comparisons() -> Vec<Check> {
 
 impl Draw {
     /// What is done with sums, as a kernel can; `gated` if it has a gate.
-    fn epilogue(&mut self, gated: bool) -> EpilogueSpec {
+    pub fn epilogue(&mut self, gated: bool) -> EpilogueSpec {
         let quantized = (self.below(3) == 0).then(|| (self.of(&ORDERS), self.of(&FORMATS)));
         let heads = (!gated && quantized.is_none() && self.below(3) == 0).then(|| {
             let unit = self.of(&[1, 4, 64]);
@@ -63,15 +63,7 @@ impl Draw {
         let spec = self.spec_of(Op::Fp8, GemmLayout::Nt);
         let (sfa, sfb) = (self.of(&ORDERS), self.of(&ORDERS));
         let mut product = Spec { sfa, sfb, ..spec };
-        product.n = match (gated, epilogue.heads, epilogue.quantized) {
-            (true, ..) => product.n.next_multiple_of(256),
-            (_, Some(heads), _) => {
-                let computed = (heads.left + heads.right) as usize;
-                computed * product.n.div_ceil(computed)
-            }
-            (_, _, Some(_)) => product.n.next_multiple_of(16),
-            _ => product.n,
-        };
+        product.n = epilogue.fitting(product.n);
         if epilogue.quantized.is_some() {
             product.addend = AddendKind::None;
         }

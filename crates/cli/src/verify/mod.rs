@@ -5,6 +5,7 @@
 
 mod forms;
 mod fused;
+mod fused_grouped;
 mod grouped;
 mod half;
 mod hc;
@@ -210,10 +211,12 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     thread::spawn(move || watched.watch(patience));
     let mut checks = simulator::checks();
     checks.extend(fused::comparisons());
+    checks.extend(fused_grouped::comparisons());
     if args.compare.is_none() {
         let all = products::checks().into_iter().chain(half::checks()).chain(grouped::checks());
         let all = all.chain(summed::checks());
         let all = all.chain(kgrouped::checks()).chain(forms::checks()).chain(fused::checks());
+        let all = all.chain(fused_grouped::checks());
         let all =
             all.chain(quantize::checks()).chain(moe::checks()).chain(indexer::checks()).chain(hc::checks());
         checks.splice(..0, all.chain(runtime::checks()));
