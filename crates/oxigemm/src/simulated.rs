@@ -440,6 +440,7 @@ fn parameters(args: &KernelArgs) -> Vec<Param> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oxigemm_kernels::epilogue::fused::{FusedArgs, FusedGroupArgs};
     use oxigemm_kernels::grouping::GroupArgs;
     use oxigemm_kernels::kgroups::KGroupArgs;
 

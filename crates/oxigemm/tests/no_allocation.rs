@@ -98,7 +98,7 @@ fn checks_and_views_allocate_nothing() {
         assert_eq!(count, 0, "{layout}");
     }
     let (groups, ids) = (new(DType::E4m3, &[3, 256, 512]), new(DType::I32, &[64]));
-    let sfgroups = new(DType::F32, &[3, 2, 4]);
+    let (sfgroups, each_bias) = (new(DType::F32, &[3, 2, 4]), new(DType::F32, &[3, 256]));
     let count = allocations(|| {
         let arguments = GroupedFp8GemmNt {
             a: a.describe("a"),
@@ -114,6 +114,14 @@ fn checks_and_views_allocate_nothing() {
             }),
         };
         black_box(arguments.check().unwrap());
+        let epilogue = EpilogueArguments {
+            gated: true,
+            bias: Some(each_bias.describe("bias")),
+            scales: Some((scales.describe("d_scales"), ScaleFormat::F32)),
+            ..Default::default()
+        };
+        let finished = GroupedFp8GemmNt { d: codes.describe("d"), ..arguments };
+        black_box(finished.check_fused(None, &epilogue).unwrap());
     });
     assert_eq!(count, 0);
     let (a_half, b_half) = (new(DType::Bf16, &[64, 512]), new(DType::Bf16, &[3, 512, 256]));
