@@ -118,7 +118,8 @@ impl<'k> QuantizedOutput<'k, '_> {
     }
 
     /// After the warp has staged its rows of a panel and met: where the copy engine may not store it, because rows of
-    /// another group follow from `end` on, the lanes store those of the warp's rows that lie before.
+    /// another group follow from `end` on, the lanes store those of the warp's rows that lie before. (The caller has the warp
+    /// meet again.)
     pub fn store_within(&self, place: &Panels<'k>, end: U32<'k>) {
         let (k, p) = (self.k, self.output);
         k.if_(!place.is_before(end), || {
@@ -133,7 +134,6 @@ impl<'k> QuantizedOutput<'k, '_> {
                 k.guard(row.lt(end) & column.lt(p.columns), || to.store_vec(words));
             }
         });
-        k.sync_warp();
     }
 }
 
