@@ -1,6 +1,7 @@
 //! Rows that belong to no group become zero.
 //!
-//! A warp has a few rows: it reads whose they are, all at once, and writes those that are nobody's.
+//! A warp has a few rows: it reads whose they are, all at once, and writes those that are nobody's. They lie far apart, because
+//! such rows are neighbours: all multiprocessors share them.
 
 use oxigemm_ptx::{Kernel, U32};
 
@@ -14,6 +15,7 @@ pub(super) const NAME: &str = "zero_padding_rows";
 pub const THREADS: u32 = 256;
 /// Rows of a warp.
 const ROWS: u32 = 4;
+const BLOCK_ROWS: u32 = ROWS * (THREADS / WARP);
 /// Bytes that a vector has, and those of the smallest element.
 const VECTOR: u32 = 16;
 const ELEMENT: u32 = 2;
@@ -21,15 +23,15 @@ const ELEMENT: u32 = 2;
 /// The launch, and the arguments that go with it: `from` are the groups of the rows, of which `source_rows` exist, and `codes` the
 /// rows, whose columns are bytes.
 pub fn launch(args: &Args) -> (Launch, Args) {
-    let of_block = ROWS * (THREADS / WARP);
-    (Launch { grid: [args.dims[0].div_ceil(of_block), 1], threads: THREADS, shared_bytes: 0 }, *args)
+    (Launch { grid: [args.dims[0].div_ceil(BLOCK_ROWS), 1], threads: THREADS, shared_bytes: 0 }, *args)
 }
 
 pub(super) fn write<'k>(k: &'k Kernel, p: &Params<'k>) {
-    let first = (k.block_index(0) * (THREADS / WARP) + (k.thread_index() >> 5)) * ROWS;
+    let first = k.block_index(0) * (THREADS / WARP) + (k.thread_index() >> 5);
+    let warps = p.rows.div_ceil(BLOCK_ROWS) * (THREADS / WARP);
     let rows: Vec<(U32, U32)> = (0..ROWS)
         .map(|i| {
-            let row = first + i;
+            let row = first + warps * i;
             // Behind the last row all are of a group.
             (row, p.from.at(row.widening_mul(4)).load_readonly_if(row.lt(p.rows), 0u32))
         })
