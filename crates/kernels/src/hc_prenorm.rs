@@ -33,8 +33,8 @@ pub const COLUMNS: [u32; 4] = [8, 16, 24, 32];
 const LINE: u32 = 128;
 /// Bytes of a row of W in a stage, in FP32 as in two lines of BF16.
 const W_ROW: u32 = 2 * LINE;
-/// Stages of the ring. More loads in flight than it takes to hide how long memory takes only drive more out of the L2 cache, which then
-/// has to be written.
+/// Stages of the ring. With more, an H200 was slower: perhaps as loads that are not needed yet drive more out of the L2 cache, which
+/// then has to be written.
 const STAGES: u32 = 4;
 const PRODUCER: u32 = MATH_WARPS;
 /// Warps that split W, behind the producer.

@@ -24,7 +24,7 @@ pub const PAGE_SIZES: [u32; 4] = [16, 32, 64, 128];
 const CLEARING_WARPS: u32 = 2;
 /// Queries whose products are kept at a time.
 const BUFFERS: u32 = 2;
-/// Bytes of stages that a block has at most. More loads in flight than it takes to hide how long memory takes only drive more
+/// Bytes of stages that a block has at most. With more, an H200 was slower: perhaps as loads that are not needed yet drive more
 /// out of the L2 cache, which then has to be written.
 const IN_FLIGHT: u32 = 100 << 10;
 
