@@ -631,8 +631,14 @@ fn bad_arguments_are_one_clear_sentence() {
         (gemm(&["--op", "fp16", "--d-type", "bf16"]), "fp16 gives f16 or f32, not bf16"),
         (gemm(&["--layout", "ids"]), "fp8 has no such --layout: expected nt, nn, tn or tt"),
         (gemm(&["--epilogue", "silly"]), "silly is none of relu, gelu"),
-        (gemm(&["--epilogue", "relu", "--op", "bf16"]), "only fp8 of e4m3 has"),
-        (gemm(&["--epilogue", "relu", "--e5m2", "a"]), "only fp8 of e4m3 has"),
+        (
+            gemm(&["--epilogue", "relu", "--op", "bf16"]),
+            "only fp8, fp8-contiguous and fp8-masked of e4m3 have",
+        ),
+        (
+            gemm(&["--epilogue", "relu", "--e5m2", "a"]),
+            "only fp8, fp8-contiguous and fp8-masked of e4m3 have",
+        ),
         (gemm(&["--epilogue", "relu", "--layout", "nn"]), "expected nt"),
         (gemm(&["--op", "bf16", "--layout", "ids"]), "expected nt, nn, tn or tt"),
         (gemm(&["--op", "bf16", "--layout", "mn"]), "expected nt, nn, tn or tt, or ids or ends"),

@@ -201,24 +201,36 @@ impl<'k> Outbox<'k> {
         [row, column]: [U32<'k>; 2],
         round: &[Panel],
     ) {
-        let (k, shape) = (self.k, self.shape);
-        debug_assert!(shape.columns.is_multiple_of(kind.columns()), "panels are whole");
-        let across = shape.columns / kind.columns();
-        let before = round[0].wave * across + round[0].first_column / kind.columns();
+        let k = self.k;
         k.for_(0, round.len() as u32, 1, |slot| {
-            let panel = slot + before;
-            let wave = panel / across;
-            let place = Panels {
-                row: row + wave * 64,
-                column: column + (panel - wave * across) * kind.columns(),
-                staging: self.staging.at(slot * PANEL_BYTES),
-            };
+            let place = self.nth_panel(kind, [row, column], round, slot);
             let rows = WarpOutput { params: &self.params, place, warp, lane };
             match kind {
                 Kind::Half => rows.store_within(k, kind.columns()),
                 Kind::F32 => rows.store_f32_within(k),
             }
         });
+    }
+
+    /// The panel of a round that is in a slot of the staging area; all of the part are whole.
+    fn nth_panel(
+        &self,
+        kind: Kind,
+        [row, column]: [U32<'k>; 2],
+        round: &[Panel],
+        slot: U32<'k>,
+    ) -> Panels<'k> {
+        let shape = self.shape;
+        debug_assert!(shape.columns.is_multiple_of(kind.columns()), "panels are whole");
+        let across = shape.columns / kind.columns();
+        let before = round[0].wave * across + round[0].first_column / kind.columns();
+        let panel = slot + before;
+        let wave = panel / across;
+        Panels {
+            row: row + wave * 64,
+            column: column + (panel - wave * across) * kind.columns(),
+            staging: self.staging.at(slot * PANEL_BYTES),
+        }
     }
 
     /// Has the L2 cache fetch what the sums of the part that begins at `first` will be added to.
@@ -268,21 +280,32 @@ impl<'k> Outbox<'k> {
             };
             let store = || each(&|at| p.d_map.store(&self.place(at), at.staging));
             // What is added to FP32 is D itself, and the copy engine adds it.
-            let add = || {
-                each(&|at| {
-                    p.d_map.store_reducing(StoreReduction::Add, &self.place(at), at.staging);
-                    if self.adds_gently {
-                        k.bulk_commit();
-                        k.bulk_wait_read(0);
-                    }
+            let add = || each(&|at| p.d_map.store_reducing(StoreReduction::Add, &self.place(at), at.staging));
+            let wait_until_read = || {
+                k.bulk_commit();
+                k.bulk_wait_read(0);
+            };
+            let add_gently = || {
+                k.for_(0, round.len() as u32, 1, |slot| {
+                    let at = self.nth_panel(kind, first, &round, slot);
+                    p.d_map.store_reducing(StoreReduction::Add, &self.place(&at), at.staging);
+                    wait_until_read();
                 });
             };
             match kind {
-                Kind::Half => store(),
-                Kind::F32 => k.if_else(p.has(OutputFlags::ADDEND), add, store),
+                Kind::F32 if self.adds_gently => k.if_else(p.has(OutputFlags::ADDEND), add_gently, || {
+                    store();
+                    wait_until_read();
+                }),
+                Kind::F32 => {
+                    k.if_else(p.has(OutputFlags::ADDEND), add, store);
+                    wait_until_read();
+                }
+                Kind::Half => {
+                    store();
+                    wait_until_read();
+                }
             }
-            k.bulk_commit();
-            k.bulk_wait_read(0);
             self.ring.empty(self.warpgroup).arrive();
             parity.set(parity.live() ^ 1);
         }
