@@ -4,5 +4,14 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export OXIGEMM_PTXAS="${OXIGEMM_PTXAS:-$(tools/ptxas.sh)}"
 cargo test --workspace --locked --no-fail-fast
-cargo run --locked --quiet --package oxigemm-cli -- verify --quick --device sim
-tools/python.sh
+# Both take minutes and hardly more than a core each: side by side.
+cargo build --locked --quiet --package oxigemm-cli
+report=$(mktemp)
+trap 'rm -f "$report"' EXIT
+cargo run --locked --quiet --package oxigemm-cli -- verify --quick --device sim >"$report" 2>&1 &
+verify=$!
+tools/python.sh || { kill "$verify"; exit 1; }
+status=0
+wait "$verify" || status=$?
+cat "$report"
+exit "$status"
