@@ -31,6 +31,15 @@ pub struct EpilogueSpec {
     pub quantized: Option<(ScaleOrder, ScaleFormat)>,
 }
 
+/// What is added: C if there is one apart from D, or D itself.
+pub fn addend(c: Option<&Tensor>, kind: AddendKind) -> Addend<'_> {
+    match (c, kind) {
+        (Some(c), _) => Addend::From(c),
+        (None, AddendKind::Inplace) => Addend::InPlace,
+        (None, _) => Addend::None,
+    }
+}
+
 impl EpilogueSpec {
     /// Nothing.
     pub const NONE: EpilogueSpec = EpilogueSpec {
@@ -42,6 +51,20 @@ impl EpilogueSpec {
         heads: None,
         quantized: None,
     };
+
+    /// The same for the library, with a bias if there is one.
+    pub fn with<'a>(&self, bias: Option<&'a Tensor>) -> Epilogue<'a> {
+        let EpilogueSpec { activation, gated, alpha, beta, heads, .. } = *self;
+        Epilogue { alpha, bias, activation, gated, beta, heads }
+    }
+
+    /// D, with its scales where it is quantized.
+    pub fn output<'a>(&self, d: &'a mut Tensor, scales: Option<&'a mut Tensor>) -> FusedOutput<'a> {
+        match (scales, self.quantized) {
+            (Some(scales), Some((_, format))) => FusedOutput::Fp8 { d, scales, format },
+            _ => FusedOutput::Matrix(d),
+        }
+    }
 
     /// Columns that are computed of `n` rows of B.
     pub fn columns(&self, n: usize) -> usize {
@@ -239,17 +262,10 @@ impl FusedTask {
 
     /// Runs it.
     pub fn run(&mut self, options: &GemmOptions) -> oxigemm::Result<()> {
-        let EpilogueSpec { activation, gated, alpha, beta, heads, quantized, .. } = self.spec.epilogue;
-        let epilogue = Epilogue { alpha, bias: self.bias.as_ref(), activation, gated, beta, heads };
-        let addend = match (&self.c, self.spec.product.addend) {
-            (Some(c), _) => Addend::From(c),
-            (None, AddendKind::Inplace) => Addend::InPlace,
-            (None, _) => Addend::None,
-        };
-        let d = match (&mut self.scales, quantized) {
-            (Some(scales), Some((_, format))) => FusedOutput::Fp8 { d: &mut self.d, scales, format },
-            _ => FusedOutput::Matrix(&mut self.d),
-        };
+        let spec = &self.spec.epilogue;
+        let (epilogue, addend) =
+            (spec.with(self.bias.as_ref()), addend(self.c.as_ref(), self.spec.product.addend));
+        let d = spec.output(&mut self.d, self.scales.as_mut());
         let Some([sfa, sfb]) = &self.sums.scales else { unreachable!("FP8 operands have scales") };
         fp8_gemm_nt_fused((&self.sums.a, sfa), (&self.sums.b, sfb), addend, d, &epilogue, options)
     }

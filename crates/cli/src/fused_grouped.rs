@@ -2,12 +2,10 @@
 //! give.
 
 use oxigemm::plan::{Family, GroupedShape};
-use oxigemm::{
-    Addend, DType, Device, Epilogue, FusedOutput, GemmOptions, Tensor, m_grouped_fp8_gemm_nt_fused,
-};
+use oxigemm::{DType, Device, GemmOptions, Tensor, m_grouped_fp8_gemm_nt_fused};
 
 use crate::Failure;
-use crate::fused::{EpilogueSpec, Finished};
+use crate::fused::{EpilogueSpec, Finished, addend};
 use crate::grouped::{GroupedHost, GroupedOperands, GroupedSpec};
 use crate::problem::{AddendKind, POISON, values};
 use crate::verdict::Verdict;
@@ -132,17 +130,10 @@ impl FusedGroupedTask {
 
     /// Runs it.
     pub fn run(&mut self, options: &GemmOptions) -> oxigemm::Result<()> {
-        let EpilogueSpec { activation, gated, alpha, beta, heads, quantized, .. } = self.spec.epilogue;
-        let epilogue = Epilogue { alpha, bias: self.bias.as_ref(), activation, gated, beta, heads };
-        let addend = match (&self.c, self.spec.product.addend) {
-            (Some(c), _) => Addend::From(c),
-            (None, AddendKind::Inplace) => Addend::InPlace,
-            (None, _) => Addend::None,
-        };
-        let d = match (&mut self.scales, quantized) {
-            (Some(scales), Some((_, format))) => FusedOutput::Fp8 { d: &mut self.d, scales, format },
-            _ => FusedOutput::Matrix(&mut self.d),
-        };
+        let spec = &self.spec.epilogue;
+        let (epilogue, addend) =
+            (spec.with(self.bias.as_ref()), addend(self.c.as_ref(), self.spec.product.addend));
+        let d = spec.output(&mut self.d, self.scales.as_mut());
         let Some([sfa, sfb]) = &self.sums.scales else { unreachable!("FP8 operands have scales") };
         let Some(groups) = self.sums.row_groups() else { unreachable!("a batch has no epilogue") };
         let (a, b) = ((&self.sums.a, sfa), (&self.sums.b, sfb));

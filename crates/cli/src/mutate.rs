@@ -342,18 +342,28 @@ fn transposed_cases() -> Vec<Case> {
     vec![case(GemmLayout::Nn, [3, 150, 200]), case(GemmLayout::Tn, [20, 40, 150])]
 }
 
-/// As [`cases`]: rounded and quantized output, of whole tiles and of parts, in one pass and in several.
-fn fused_cases(wide: fp8_wide::Config) -> Vec<Case> {
-    let [block_m, columns] = [wide.block_m, 2 * wide.fusion.sums() * 128].map(|x| x as usize);
-    let depth = (wide.stages as usize + 1).next_multiple_of(4).max(12) * 128 - 16;
-    let product = |k| Spec { sfa: ScaleOrder::RowPadded, ..Spec::new(block_m / 2 + 2, columns, k) };
-    let epilogue = EpilogueSpec {
+/// Rows of a tile, columns of two for every warpgroup, and a K that goes around the stages.
+fn fused_extents(wide: &fp8_wide::Config) -> [usize; 3] {
+    let depth = (wide.stages + 1).next_multiple_of(4).max(12) * 128 - 16;
+    [wide.block_m, 2 * wide.fusion.sums() * 128, depth].map(|x| x as usize)
+}
+
+/// What a kernel does with sums that it rounds, and that it quantizes.
+fn epilogues(fusion: Fusion) -> [EpilogueSpec; 2] {
+    let rounded = EpilogueSpec {
         activation: Activation::Silu,
-        gated: wide.fusion == Fusion::Gated,
+        gated: fusion == Fusion::Gated,
         bias: Some(DType::Bf16),
         ..EpilogueSpec::NONE
     };
-    let quantized = EpilogueSpec { quantized: Some((ScaleOrder::Row, ScaleFormat::F32)), ..epilogue };
+    [rounded, EpilogueSpec { quantized: Some((ScaleOrder::Row, ScaleFormat::F32)), ..rounded }]
+}
+
+/// As [`cases`]: rounded and quantized output, of whole tiles and of parts, in one pass and in several.
+fn fused_cases(wide: fp8_wide::Config) -> Vec<Case> {
+    let [block_m, columns, depth] = fused_extents(&wide);
+    let product = |k| Spec { sfa: ScaleOrder::RowPadded, ..Spec::new(block_m / 2 + 2, columns, k) };
+    let [epilogue, quantized] = epilogues(wide.fusion);
     let case = |product, epilogue, [cluster_m, cluster_n]: [u32; 2], sms| Case {
         work: Work::Fused(FusedSpec { product, epilogue }),
         choice: Choice::Wide { config: wide, cluster_m, cluster_n },
@@ -372,20 +382,13 @@ fn fused_cases(wide: fp8_wide::Config) -> Vec<Case> {
 
 /// The same where rows are grouped.
 fn fused_grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
-    let [block_m, columns] = [wide.block_m, 2 * wide.fusion.sums() * 128].map(|x| x as usize);
-    let depth = (wide.stages as usize + 1).next_multiple_of(4).max(12) * 128 - 16;
+    let [block_m, columns, depth] = fused_extents(&wide);
     let rows = [block_m / 2 + 2, 0, block_m + 1];
     let product = |layout, rows: &[usize], k| {
         let spec = GroupedSpec::new(layout, rows.to_vec(), columns, k);
         GroupedSpec { alignment: if layout == GroupLayout::Counts { 1 } else { 16 }, ..spec }
     };
-    let epilogue = EpilogueSpec {
-        activation: Activation::Silu,
-        gated: wide.fusion == Fusion::Gated,
-        bias: Some(DType::Bf16),
-        ..EpilogueSpec::NONE
-    };
-    let quantized = EpilogueSpec { quantized: Some((ScaleOrder::Row, ScaleFormat::F32)), ..epilogue };
+    let [epilogue, quantized] = epilogues(wide.fusion);
     let case = |product, epilogue, [cluster_m, cluster_n]: [u32; 2], sms| Case {
         work: Work::FusedGrouped(FusedGroupedSpec { product, epilogue }),
         choice: Choice::Wide { config: wide, cluster_m, cluster_n },

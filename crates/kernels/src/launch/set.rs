@@ -145,37 +145,23 @@ fn wide(
     tiles: &[(u32, u32, u32)],
     grouping: Grouping,
     scales_of_b: ScalesOfB,
-) -> impl Iterator<Item = Config> {
-    tiles.iter().map(move |&(block_m, block_n, stages)| {
-        let fusion = Fusion::None;
-        let (d_in_slabs, e5m2) = (false, None);
-        Config::Wide(fp8_wide::Config {
-            block_m,
-            block_n,
-            stages,
-            grouping,
-            d_in_slabs,
-            scales_of_b,
-            e5m2,
-            fusion,
-        })
+) -> impl Iterator<Item = fp8_wide::Config> {
+    tiles.iter().map(move |&(block_m, block_n, stages)| fp8_wide::Config {
+        block_m,
+        block_n,
+        stages,
+        grouping,
+        d_in_slabs: false,
+        scales_of_b,
+        e5m2: None,
+        fusion: Fusion::None,
     })
 }
 
-fn wide_fused(fusion: Fusion, grouping: Grouping) -> impl Iterator<Item = Config> {
-    FUSED.iter().map(move |&(block_m, block_n, stages)| {
-        let scales_of_b = ScalesOfB::Blocks;
-        let (d_in_slabs, e5m2) = (false, None);
-        Config::Wide(fp8_wide::Config {
-            block_m,
-            block_n,
-            stages,
-            grouping,
-            d_in_slabs,
-            scales_of_b,
-            e5m2,
-            fusion,
-        })
+fn wide_fused(grouping: Grouping) -> impl Iterator<Item = Config> {
+    [Fusion::Elementwise, Fusion::Gated].into_iter().flat_map(move |fusion| {
+        wide(FUSED, grouping, ScalesOfB::Blocks)
+            .map(move |config| Config::Wide(fp8_wide::Config { fusion, ..config }))
     })
 }
 
@@ -191,28 +177,27 @@ impl Config {
     pub fn dense() -> impl Iterator<Item = Config> {
         let slim = SLIM.iter().map(|&(block_m, block_n)| fp8_slim::Config { block_m, block_n, e5m2: None });
         wide(WIDE, Grouping::Dense, ScalesOfB::Blocks)
+            .map(Config::Wide)
             .chain(slim.map(Config::Slim))
-            .chain(wide(ROW_SCALES, Grouping::Dense, ScalesOfB::Rows))
+            .chain(wide(ROW_SCALES, Grouping::Dense, ScalesOfB::Rows).map(Config::Wide))
             .chain(half_kernels())
             .chain(e5m2_kernels())
     }
 
     /// The kernels whose rows are grouped.
     pub fn grouped() -> impl Iterator<Item = Config> {
-        wide(GROUPED, Grouping::Rows, ScalesOfB::Blocks).chain(half_grouped())
+        wide(GROUPED, Grouping::Rows, ScalesOfB::Blocks).map(Config::Wide).chain(half_grouped())
     }
 
     /// The kernels whose groups are along K.
     pub fn k_grouped() -> impl Iterator<Item = Config> {
-        wide(K_GROUPED, Grouping::K, ScalesOfB::Rows).chain(half_k_grouped())
+        wide(K_GROUPED, Grouping::K, ScalesOfB::Rows).map(Config::Wide).chain(half_k_grouped())
     }
 
     /// The kernels of batches of FP8 products.
     pub fn batched() -> impl Iterator<Item = Config> {
-        wide(BATCHED, Grouping::Rows, ScalesOfB::Blocks).map(|config| match config {
-            Config::Wide(config) => Config::Wide(fp8_wide::Config { d_in_slabs: true, ..config }),
-            other => other,
-        })
+        wide(BATCHED, Grouping::Rows, ScalesOfB::Blocks)
+            .map(|config| Config::Wide(fp8_wide::Config { d_in_slabs: true, ..config }))
     }
 
     /// The kernels that add the products of a batch up.
@@ -222,14 +207,12 @@ impl Config {
 
     /// The kernels that finish their sums before they store them.
     pub fn fused() -> impl Iterator<Item = Config> {
-        [Fusion::Elementwise, Fusion::Gated]
-            .into_iter()
-            .flat_map(|fusion| wide_fused(fusion, Grouping::Dense))
+        wide_fused(Grouping::Dense)
     }
 
     /// The same whose rows are grouped.
     pub fn fused_grouped() -> impl Iterator<Item = Config> {
-        [Fusion::Elementwise, Fusion::Gated].into_iter().flat_map(|fusion| wide_fused(fusion, Grouping::Rows))
+        wide_fused(Grouping::Rows)
     }
 
     /// Whether rows are grouped.

@@ -88,33 +88,35 @@ fn estimate(choice: &Choice, shape: Shape, fused: &Fused, limits: &Limits) -> Co
     cost::persistent(&tile, [cluster_m, cluster_n], config.stages, &work, &cost::MANY_ROWS, limits)
 }
 
+/// One of each kind that plans tell apart.
+#[cfg(test)]
+pub(super) fn samples() -> impl Iterator<Item = Fused> {
+    use crate::check::QuantizedRows;
+    use oxigemm_kernels::epilogue::{Activation, fused::Fusion};
+
+    let rows = QuantizedRows { format: crate::cast::ScaleFormat::F32, strides: [1, 1], slab: 0 };
+    [Fusion::Elementwise, Fusion::Gated].into_iter().flat_map(move |fusion| {
+        [None, Some(rows)].map(|quantized| Fused {
+            fusion,
+            activation: Activation::Silu,
+            bias: None,
+            bias_group: 0,
+            heads: None,
+            quantized,
+        })
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cast::ScaleFormat;
-    use crate::check::QuantizedRows;
     use crate::plan::{name, parse};
-    use oxigemm_kernels::epilogue::Activation;
     use oxigemm_kernels::epilogue::fused::Fusion;
-
-    fn all() -> impl Iterator<Item = Fused> {
-        let rows = QuantizedRows { format: ScaleFormat::F32, strides: [1, 1], slab: 0 };
-        [Fusion::Elementwise, Fusion::Gated].into_iter().flat_map(move |fusion| {
-            [None, Some(rows)].map(|quantized| Fused {
-                fusion,
-                activation: Activation::Silu,
-                bias: None,
-                bias_group: 0,
-                heads: None,
-                quantized,
-            })
-        })
-    }
 
     #[test]
     fn every_shape_has_a_plan_that_fits_the_device_and_leads_the_ranking() {
         for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(1)] {
-            for fused in all() {
+            for fused in samples() {
                 for [m, n, k] in [[1, 128, 1], [64, 2048, 7168], [130, 24576, 1536], [4096, 3072, 7168]] {
                     let shape = Shape { m, n, k };
                     let plan = Plan::best_fused(Family::Fp8, shape, &fused, &limits);
@@ -141,7 +143,7 @@ mod tests {
     #[test]
     fn kernels_serve_what_they_are_made_for_and_nothing_else() {
         let (shape, limits) = (Shape { m: 100, n: 256, k: 256 }, Limits::h200());
-        for fused in all() {
+        for fused in samples() {
             for choice in fused_candidates(Family::Fp8, &fused, &limits) {
                 assert_eq!(parse(&name(&choice)), Some(choice));
                 assert!(Plan::of(choice, shape, &limits).is_none(), "{} for a plain call", name(&choice));
@@ -154,7 +156,7 @@ mod tests {
             }
         }
         let plain = parse("wide_128x128_s5_c1x1").unwrap();
-        assert!(all().all(|fused| Plan::of_fused(plain, shape, &fused, &limits).is_none()));
+        assert!(samples().all(|fused| Plan::of_fused(plain, shape, &fused, &limits).is_none()));
     }
 
     #[test]

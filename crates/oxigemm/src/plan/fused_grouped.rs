@@ -76,32 +76,15 @@ fn serves(choice: &Choice, shape: &GroupedShape, fused: &Fused, limits: &Limits)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cast::ScaleFormat;
-    use crate::check::QuantizedRows;
+    use crate::plan::fused::samples;
     use crate::plan::{Shape, name, parse};
-    use oxigemm_kernels::epilogue::Activation;
-    use oxigemm_kernels::epilogue::fused::Fusion;
-
-    fn all() -> impl Iterator<Item = Fused> {
-        let rows = QuantizedRows { format: ScaleFormat::F32, strides: [1, 1], slab: 0 };
-        [Fusion::Elementwise, Fusion::Gated].into_iter().flat_map(move |fusion| {
-            [None, Some(rows)].map(|quantized| Fused {
-                fusion,
-                activation: Activation::Silu,
-                bias: None,
-                bias_group: 0,
-                heads: None,
-                quantized,
-            })
-        })
-    }
 
     #[test]
     fn every_shape_has_a_plan_that_fits_the_device_and_leads_the_ranking() {
         let groups =
             [[32, 32, 4096, 20], [6, 6, 4096, 1024], [8, 1, 32768, 4096], [1024, 1024, 3, 1], [1, 1, 1, 1]];
         for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(1)] {
-            for fused in all() {
+            for fused in samples() {
                 for [groups, slabs, rows, expected] in groups {
                     for [n, k] in [[128, 1], [2048, 7168], [3072, 4096]] {
                         let shape = GroupedShape { groups, slabs, rows, expected, n, k };
@@ -125,7 +108,7 @@ mod tests {
     fn kernels_serve_what_they_are_made_for_and_nothing_else() {
         let shape = GroupedShape { groups: 3, slabs: 3, rows: 100, expected: 50, n: 256, k: 256 };
         let (one, limits) = (Shape { m: 100, n: 256, k: 256 }, Limits::h200());
-        for fused in all() {
+        for fused in samples() {
             for (choice, _) in fused_grouped_ranking(Family::Fp8, &shape, &fused, &limits) {
                 assert_eq!(parse(&name(&choice)), Some(choice));
                 assert!(Plan::of(choice, one, &limits).is_none(), "{}", name(&choice));
@@ -143,7 +126,7 @@ mod tests {
 
     #[test]
     fn few_rows_of_many_groups_take_low_tiles() {
-        for fused in all() {
+        for fused in samples() {
             for [expected, high] in [[20, 64], [1024, 128]] {
                 let shape = GroupedShape { groups: 32, slabs: 32, rows: 4096, expected, n: 3072, k: 7168 };
                 let plan = Plan::best_fused_grouped(Family::Fp8, &shape, &fused, &Limits::h200()).unwrap();
