@@ -10,13 +10,13 @@ use oxigemm::plan::Shape;
 use oxigemm::reference::Finish;
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, FusedOutput, GemmOptions, HeadSplits, Tensor,
-    fp8_gemm_nt_fused,
+    fp8_gemm_nt_fused, half_gemm_nt_fused,
 };
 use oxigemm_kernels::epilogue::fused::Fusion;
 
-use crate::Failure;
 use crate::problem::{AddendKind, Host, Operands, POISON, ScaleOrder, Spec, values};
 use crate::verdict::Verdict;
+use crate::{Failure, Op};
 
 /// What is done with the sums of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -71,10 +71,13 @@ impl EpilogueSpec {
         if self.gated { n / 2 } else { n }
     }
 
-    /// The next number of B's rows that it takes.
-    pub fn fitting(&self, n: usize) -> usize {
+    /// The next number of B's rows that it takes, in a product of some function.
+    pub fn fitting(&self, n: usize, op: Op) -> usize {
         match (self.gated, self.heads, self.quantized) {
-            (true, ..) => n.next_multiple_of(256),
+            // 128 gates share a scale, and 128 ups.
+            (true, ..) if op == Op::Fp8 => n.next_multiple_of(256),
+            (true, _, Some(_)) => n.next_multiple_of(32),
+            (true, ..) => n.next_multiple_of(2),
             (_, Some(heads), _) => n.next_multiple_of((heads.left + heads.right) as usize),
             (_, _, Some(_)) => n.next_multiple_of(16),
             _ => n,
@@ -100,6 +103,12 @@ impl EpilogueSpec {
             bytes[at..at + size].copy_from_slice(element);
         }
         bytes
+    }
+
+    /// The same beside a function: a bias that is not FP32 has its 16-bit type.
+    pub fn beside(self, op: Op) -> EpilogueSpec {
+        let bias = self.bias.map(|dtype| if dtype == DType::F32 { dtype } else { op.dense().rounding() });
+        EpilogueSpec { bias, ..self }
     }
 
     /// What planning is told.
@@ -178,13 +187,17 @@ impl FusedSpec {
     pub fn bytes(&self) -> f64 {
         let [m, n, k] = [self.product.m, self.product.n, self.product.k].map(|x| x as f64);
         let columns = self.epilogue.columns(self.product.n) as f64;
-        let scales = 4.0 * (k / 128.0).ceil() * (m + (n / 128.0).ceil());
+        let scales = match self.product.op {
+            Op::Bf16 | Op::Fp16 => 0.0,
+            _ => 4.0 * (k / 128.0).ceil() * (m + (n / 128.0).ceil()),
+        };
         let element = match self.epilogue.quantized {
             Some(_) => 1.0 + 4.0 / 128.0,
             None => self.product.d_type.size() as f64,
         };
         let outputs = if self.product.addend == AddendKind::None { 1.0 } else { 2.0 };
-        (m + n) * k + scales + outputs * m * columns * element
+        let operands = (m + n) * k * self.product.op.ab_type().size() as f64;
+        operands + scales + outputs * m * columns * element
     }
 }
 
@@ -266,8 +279,11 @@ impl FusedTask {
         let (epilogue, addend) =
             (spec.with(self.bias.as_ref()), addend(self.c.as_ref(), self.spec.product.addend));
         let d = spec.output(&mut self.d, self.scales.as_mut());
-        let Some([sfa, sfb]) = &self.sums.scales else { unreachable!("FP8 operands have scales") };
-        fp8_gemm_nt_fused((&self.sums.a, sfa), (&self.sums.b, sfb), addend, d, &epilogue, options)
+        let Operands { a, b, scales, .. } = &self.sums;
+        match scales {
+            Some([sfa, sfb]) => fp8_gemm_nt_fused((a, sfa), (b, sfb), addend, d, &epilogue, options),
+            None => half_gemm_nt_fused(a, b, addend, d, &epilogue, options),
+        }
     }
 
     /// The bytes of the result, and of its scales.
@@ -281,7 +297,8 @@ impl FusedTask {
 
     /// Compares with the single steps, for the sums that the product alone gives on the same device.
     pub fn judge(&mut self) -> Result<Verdict, Failure> {
-        self.sums.run(&GemmOptions::default())?;
+        // K is not split: these are the very sums that were finished.
+        self.sums.run(&GemmOptions { batch_invariant: true, ..Default::default() })?;
         let sums: Vec<f64> = self.sums.result()?.into_iter().map(f64::from).collect();
         let FusedSpec { product, epilogue } = self.spec;
         let bias = self.bias.as_ref().map(Tensor::to_vec_f32).transpose()?;
@@ -360,6 +377,7 @@ impl Finished<'_> {
             // A scale that is a power of two may be the next one, where the largest element is near to one.
             (Some(scale), _) => (x.abs() / 16.0).max(f64::from(scale) * 2f64.powi(-10)) * 1.001 + lost,
             (None, DType::F32) => 3e-5 * x.abs() + lost,
+            (None, DType::F16) => (2f64.powi(-11) + 3e-5) * x.abs() + lost,
             (None, _) => x.abs() / 256.0 + lost,
         };
         let off = |i: usize| (f64::from(found[i]) - expected[i]).abs() / allowed(i, expected[i]);
@@ -408,6 +426,7 @@ fn scales_of_d(order: ScaleOrder, [rows, blocks]: [usize; 2], device: &Device) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oxigemm::GemmLayout;
 
     #[test]
     fn words_make_an_epilogue() {
@@ -432,9 +451,10 @@ mod tests {
 
     #[test]
     fn a_wrong_element_is_found() {
-        for words in ["gelu,bias", "swiglu,fp8", "heads=8/3/8"] {
-            let epilogue = words.parse().unwrap();
-            let product = Spec::new(9, 256, 200);
+        let cases = ["gelu,bias", "swiglu,fp8", "heads=8/3/8"];
+        for (op, words) in [Op::Fp8, Op::Bf16, Op::Fp16].into_iter().flat_map(|op| cases.map(|x| (op, x))) {
+            let epilogue = words.parse::<EpilogueSpec>().unwrap().beside(op);
+            let product = Spec::of(op, GemmLayout::Nt, [9, 256, 200]);
             let mut task = FusedTask::new(FusedSpec { product, epilogue }, &Device::cpu()).unwrap();
             task.run(&GemmOptions::default()).unwrap();
             let good = task.judge().unwrap();

@@ -194,6 +194,7 @@ fn cases(config: Config, limits: &Limits) -> Vec<Case> {
         }
         Config::HalfWide(wide) if wide.is_grouped() => half_grouped_cases(wide),
         Config::HalfWide(wide) if wide.grouping == Grouping::K => half_k_grouped_cases(wide),
+        Config::HalfWide(wide) if wide.is_fused() => half_fused_cases(wide),
         Config::HalfWide(wide) => {
             let (op, layout) = Op::of(config.family());
             let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
@@ -377,6 +378,29 @@ fn fused_cases(wide: fp8_wide::Config) -> Vec<Case> {
         // So short a K that a tile's output is what the next one waits for.
         case(product(100), epilogue, [1, 1], 1),
         case(product(100), quantized, [1, 1], 1),
+    ]
+}
+
+/// The same of 16-bit operands.
+fn half_fused_cases(wide: half_wide::Config) -> Vec<Case> {
+    let (op, layout) = Op::of(Family::Half(wide.operands));
+    let [block_m, columns, depth] =
+        [wide.block_m, 2 * wide.fusion.sums() * 128, (wide.stages + 1) * 64 - 8].map(|x| x as usize);
+    let product = |k| Spec::of(op, layout, [block_m / 2 + 2, columns, k]);
+    let [epilogue, quantized] = epilogues(wide.fusion).map(|epilogue| epilogue.beside(op));
+    let case = |product, epilogue, [cluster_m, cluster_n]: [u32; 2], sms| Case {
+        work: Work::Fused(FusedSpec { product, epilogue }),
+        choice: Choice::HalfWide { config: wide, cluster_m, cluster_n },
+        num_sms: Some(sms),
+    };
+    let wide_type = Spec { d_type: DType::F32, addend: AddendKind::Inplace, ..product(depth) };
+    vec![
+        case(product(depth), epilogue, [1, 2], 2),
+        case(product(depth), quantized, [2, 1], 2),
+        case(wide_type, epilogue, [1, 1], 1),
+        // So short a K that a tile's output is what the next one waits for.
+        case(product(40), epilogue, [1, 1], 1),
+        case(product(40), quantized, [1, 1], 1),
     ]
 }
 

@@ -83,7 +83,7 @@ impl<'k> OutputParams<'k> {
     }
 
     /// The column of D that a column of the product is.
-    fn column_of_d(&self, column: U32<'k>) -> U32<'k> {
+    pub(crate) fn column_of_d(&self, column: U32<'k>) -> U32<'k> {
         self.heads.map_or(column, |heads| heads.column(column))
     }
 

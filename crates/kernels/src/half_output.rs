@@ -85,6 +85,8 @@ pub(crate) struct Outbox<'k> {
     /// Whether what is added to FP32 finds it in the L2 cache, and goes there panel by panel: else the loads of the next tile
     /// wait behind it in the copy engine.
     pub adds_gently: bool,
+    /// Whether the copy engine stores FP32 as well, and adds it: what has a factor it cannot.
+    pub stores_f32: bool,
     pub shape: PartShape,
     /// Panels that the staging area holds.
     pub room: u32,
@@ -121,23 +123,23 @@ impl<'k> Outbox<'k> {
         &self,
         [warp, lane]: [U32<'k>; 2],
         first: [U32<'k>; 2],
-        sums: &[Vec<Var<'k, f32>>],
+        sums: &[&[Var<'k, f32>]],
         parity: Var<'k, u32>,
     ) {
         let (k, p) = (self.k, &self.params);
         k.if_else(
             p.has(OutputFlags::PLAIN),
             || {
-                k.if_else(
-                    p.has(OutputFlags::F32),
-                    || self.write_rounds(Kind::F32, [warp, lane], first, sums, parity),
-                    || self.write_rounds(Kind::Half, [warp, lane], first, sums, parity),
-                );
+                let rounds = |kind| self.write_rounds(kind, [warp, lane], first, sums, parity);
+                match self.stores_f32 {
+                    true => k.if_else(p.has(OutputFlags::F32), || rounds(Kind::F32), || rounds(Kind::Half)),
+                    false => rounds(Kind::Half),
+                }
             },
             || {
                 let whole = |wave| Panel { wave, first_column: 0, columns: self.shape.columns, slot: 0 };
                 let rows = |wave| self.rows([warp, lane], &whole(wave), first);
-                let parts = (0u32..).zip(sums).map(|(wave, sums)| (rows(wave), sums.as_slice()));
+                let parts = (0u32..).zip(sums).map(|(wave, sums)| (rows(wave), *sums));
                 WarpOutput::write_f32(k, &parts.collect::<Vec<_>>());
             },
         );
@@ -153,7 +155,7 @@ impl<'k> Outbox<'k> {
         kind: Kind,
         [warp, lane]: [U32<'k>; 2],
         first: [U32<'k>; 2],
-        sums: &[Vec<Var<'k, f32>>],
+        sums: &[&[Var<'k, f32>]],
         parity: Var<'k, u32>,
     ) {
         let k = self.k;
@@ -175,11 +177,7 @@ impl<'k> Outbox<'k> {
                     Kind::F32 => {}
                 }
             }
-            k.fence_async_shared();
-            k.sync_warp();
-            let full = self.ring.full(self.warpgroup);
-            k.guard(lane.eq(0), || full.arrive());
-            parity.set(parity.live() ^ 1);
+            self.ring.announce(self.warpgroup, lane, parity);
             // Columns that are no whole panel are stored by the lanes.
             for (panel, rows, sums) in staged.iter().filter(|(panel, ..)| !whole(panel)) {
                 match kind {
@@ -246,12 +244,15 @@ impl<'k> Outbox<'k> {
 
     /// Where a panel is in D's map.
     fn place(&self, at: &Panels<'k>) -> Vec<U32<'k>> {
-        [at.column, at.row].into_iter().chain(self.slab).collect()
+        [self.params.column_of_d(at.column), at.row].into_iter().chain(self.slab).collect()
     }
 
     /// The storing thread's side of one tile, whose part begins at `first`. `parity` is its place in the ring, which
     /// begins as a reader's.
     pub fn store(&self, first: [U32<'k>; 2], parity: Var<'k, u32>) {
+        if !self.stores_f32 {
+            return self.store_rounds(Kind::Half, first, parity);
+        }
         self.k.if_else(
             self.params.has(OutputFlags::F32),
             || {

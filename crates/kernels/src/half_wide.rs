@@ -9,8 +9,13 @@
 //! Rows may be [grouped](crate::grouping), each group with a B of its own: then a tile has rows of one group, and what
 //! lies behind the group's last row is neither loaded nor stored. Or groups are [along K](crate::kgroups): then each has
 //! a range of K and a D of its own.
+//!
+//! Sums may be [finished](crate::epilogue::fused) before they are stored.
+
+mod fused;
 
 use crate::cluster::{Place, Release, Share, TilePlace};
+use crate::epilogue::fused::{FusedParams, Fusion};
 use crate::epilogue::{OutputFlags, PANEL_BYTES};
 use crate::grouping::{GroupPlace, Grouping};
 use crate::half::{BLOCK_K, OperandTile, Operands, PANEL};
@@ -36,6 +41,8 @@ pub struct Config {
     pub stages: u32,
     /// What is grouped; where it is rows, A is K-major.
     pub grouping: Grouping,
+    /// What is done with sums before they are stored.
+    pub fusion: Fusion,
 }
 
 impl Config {
@@ -48,7 +55,8 @@ impl Config {
             Grouping::Rows => "grouped_",
             Grouping::K => "kgrouped_",
         };
-        format!("{element}_gemm_wide_{grouped}{layout}_{block_m}x{block_n}_s{stages}")
+        let fused = self.fusion.name();
+        format!("{element}_gemm_wide_{fused}{grouped}{layout}_{block_m}x{block_n}_s{stages}")
     }
 
     /// Whether rows are grouped.
@@ -82,21 +90,22 @@ impl Config {
         let [a, b] = self.tiles();
         let share = a.lines() / cluster_n;
         let of_a = if self.is_grouped() { share.min(self.shape().group_box_rows()) } else { share };
-        [of_a, b.lines() / cluster_m]
+        let of_b = b.lines() / cluster_m;
+        [of_a, if self.is_fused() { of_b.min(self.part().columns) } else { of_b }]
     }
 
     fn shape(&self) -> ManyRows {
         ManyRows { block_m: self.block_m, block_n: self.block_n }
     }
 
-    /// What a warpgroup computes of a tile.
+    /// What a warpgroup computes of a tile: columns of D.
     fn part(&self) -> PartShape {
-        PartShape { waves: self.shape().waves(), columns: self.shape().columns() }
+        PartShape { waves: self.shape().waves(), columns: self.shape().columns() / self.fusion.sums() }
     }
 
     /// Bytes of a math warpgroup's staging area.
     fn staging_bytes(&self) -> u32 {
-        self.part().panels() * PANEL_BYTES
+        (self.part().panels() * PANEL_BYTES).max(self.quantized_bytes())
     }
 
     /// Builds the kernel.
@@ -157,6 +166,7 @@ struct Block<'k, 'c> {
     params: Params<'k>,
     grouped: Option<GroupedParams<'k>>,
     k_groups: Option<KGroups<'k>>,
+    fused: Option<FusedParams<'k>>,
     map: SharedMap,
     shared: Shared<'k>,
     place: Place<'k>,
@@ -176,12 +186,17 @@ impl<'k> Block<'k, '_> {
             slab: None,
             goes_on: false,
             adds_gently: false,
+            stores_f32: !self.cfg.is_fused(),
             shape: self.cfg.part(),
             room: self.cfg.part().panels(),
-            staging: self.shared.at(self.map.staging).at(warpgroup * self.cfg.staging_bytes()),
+            staging: self.staging(warpgroup),
             ring: self.staged,
             warpgroup,
         }
+    }
+
+    fn staging(&self, warpgroup: U32<'k>) -> Shared<'k> {
+        self.shared.at(self.map.staging).at(warpgroup * self.cfg.staging_bytes())
     }
 
     /// The tiles of A and B in a stage.
@@ -202,16 +217,23 @@ impl<'k> Block<'k, '_> {
 }
 
 /// `D[m,n] = C[m,n] + sum over k of  A[m,k] * B[n,k]`, with the B of the group that row m belongs to, where rows are
-/// grouped; where groups are along K, `D[g,m,n] = C[g,m,n] + ` that sum over the K of group g.
+/// grouped; where groups are along K, `D[g,m,n] = C[g,m,n] + ` that sum over the K of group g. Finished where that is fused.
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let mut params = Params::declare(k);
     params.output.half = cfg.operands.element;
     let grouped = cfg.is_grouped().then(|| GroupedParams::declare(k));
+    let fused = cfg.is_fused().then(|| FusedParams::declare(k));
     let map = SharedMap::new(cfg);
     let shared = k.dynamic_shared();
     map.name(k, cfg);
-    let mut place = Place::new(k, [cfg.block_m, cfg.block_n], &params);
+    let mut place = Place::new(k, [cfg.block_m, cfg.tile_columns()], &params);
+    if let Some(fused) = &fused {
+        let passes = fused.passes(cfg.quantized_passes());
+        params.output = fused.output(params.output);
+        params.pieces = Some(cfg.pieces(&params, passes));
+        place = place.in_passes(&params, passes, cfg.part().columns);
+    }
     if let Some(grouped) = &grouped {
         place = place.among_groups(grouped.groups, shared.at(map.groups), params.output.rows);
     }
@@ -223,7 +245,8 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let pipe = Pipeline::new(k, shared.at(map.barriers), cfg.stages, cfg.stages);
     let staged = Pipeline::new(k, shared.at(map.output_barriers), MATH_WARPGROUPS, MATH_WARPGROUPS);
     let (warp, lane) = (k.warp_index(), k.lane());
-    let block = Block { k, cfg, params, grouped, k_groups, map, shared, place, pipe, staged, warp, lane };
+    let block =
+        Block { k, cfg, params, grouped, k_groups, fused, map, shared, place, pipe, staged, warp, lane };
 
     let tile_warp = MATH_WARPS;
     let storer = (warp & 1).eq(1) & block.params.output.has(OutputFlags::PLAIN);
@@ -283,6 +306,10 @@ impl<'k> Block<'k, '_> {
         match self.cfg.grouping {
             Grouping::Dense => self.place.for_each_tile(k, |m, n| {
                 stages(&|_| {}, &|operands, depth, full| {
+                    if let Some(pieces) = &p.pieces {
+                        shares[0].load(k, &p.a, [depth, m], operands[0], full);
+                        return shares[1].load_pieces(k, &p.b, [depth, n], (pieces, None), operands[1], full);
+                    }
                     self.load_stage((&shares, [&p.a, &p.b]), [m, n, depth], operands, full);
                 });
             }),
@@ -372,8 +399,15 @@ impl<'k> Block<'k, '_> {
         let (waves, k_blocks) = (self.cfg.shape().waves(), self.params.k_blocks);
         let write = |[m, n]: [U32<'k>; 2], outbox: Outbox<'k>| {
             let first = [m + first_row, n + first_column];
-            outbox.write([self.warp & 3, self.lane], first, &math.sums, parity);
+            let sums: Vec<_> = math.sums.iter().map(Vec::as_slice).collect();
+            outbox.write([self.warp & 3, self.lane], first, &sums, parity);
         };
+        if let Some(fused) = &self.fused {
+            return self.place.for_each_place(k, |tile| {
+                math.multiply_tile(waves, k_blocks);
+                self.finish((fused, warpgroup), &tile, &math.sums, parity);
+            });
+        }
         match self.cfg.grouping {
             Grouping::Dense => self.place.for_each_tile(k, |m, n| {
                 math.multiply_tile(waves, k_blocks);
@@ -419,6 +453,11 @@ impl<'k> Block<'k, '_> {
         let ([first_row, first_column], outbox) =
             (self.cfg.shape().part_of(warpgroup), self.outbox(warpgroup));
         let parity = k.var(0u32);
+        if let Some(fused) = &self.fused {
+            return self
+                .place
+                .for_each_place(k, |tile| self.store_finished((fused, warpgroup), &tile, parity));
+        }
         match self.cfg.grouping {
             Grouping::Dense => {
                 self.place.for_each_tile(k, |m, n| outbox.store([m + first_row, n + first_column], parity));

@@ -281,7 +281,7 @@ impl Choice {
     pub fn stores_f32_panels(&self) -> bool {
         match self {
             Choice::Wide { config, .. } => config.scales_of_b == ScalesOfB::Rows,
-            Choice::HalfWide { .. } => true,
+            Choice::HalfWide { config, .. } => !config.is_fused(),
             Choice::Slim { .. } | Choice::HalfSlim { .. } => false,
         }
     }
@@ -295,7 +295,8 @@ impl Choice {
     pub fn quantized_passes(&self) -> u32 {
         match self {
             Choice::Wide { config, .. } => config.quantized_passes(),
-            Choice::Slim { .. } | Choice::HalfWide { .. } | Choice::HalfSlim { .. } => 1,
+            Choice::HalfWide { config, .. } => config.quantized_passes(),
+            Choice::Slim { .. } | Choice::HalfSlim { .. } => 1,
         }
     }
 
@@ -318,7 +319,8 @@ impl Choice {
                 )
             },
             Choice::HalfWide { config, cluster_m, cluster_n } => {
-                let (tile, cluster) = ([config.block_m, config.block_n], [cluster_m, cluster_n]);
+                let tile = [config.block_m, config.tile_columns() * passes];
+                let cluster = [cluster_m, cluster_n];
                 let [tile_a, tile_b] = config.loaded_lines(cluster);
                 Launch {
                     threads: config.threads(),
@@ -370,7 +372,7 @@ impl Choice {
                 (config.block_m * cluster_m, config.tile_columns() * passes * cluster_n)
             }
             Choice::HalfWide { config, cluster_m, cluster_n } => {
-                (config.block_m * cluster_m, config.block_n * cluster_n)
+                (config.block_m * cluster_m, config.tile_columns() * passes * cluster_n)
             }
             Choice::Slim { .. } | Choice::HalfSlim { .. } => return None,
         };

@@ -63,6 +63,17 @@ impl<'k> Pipeline<'k> {
         self.cursor(0)
     }
 
+    /// A warp has written its part of a stage that the copy engine reads next: tells so. `parity` is its place among those
+    /// who write this stage.
+    pub fn announce(&self, stage: U32<'k>, lane: U32<'k>, parity: Var<'k, u32>) {
+        let k = self.k;
+        k.fence_async_shared();
+        k.sync_warp();
+        let full = self.full(stage);
+        k.guard(lane.eq(0), || full.arrive());
+        parity.set(parity.live() ^ 1);
+    }
+
     fn cursor(&self, parity: u32) -> Cursor<'k> {
         Cursor { pipeline: *self, stage: self.k.var(0), parity: self.k.var(parity) }
     }

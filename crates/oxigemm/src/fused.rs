@@ -38,7 +38,7 @@ use crate::tensor::Tensor;
 pub struct Epilogue<'a> {
     /// The factor of the product.
     pub alpha: f32,
-    /// One number for each row of B, `[N]` of bf16 or f32, without gaps.
+    /// One number for each row of B, `[N]` of the 16-bit type of the product (bf16 for FP8) or f32, without gaps.
     pub bias: Option<&'a Tensor>,
     /// What a sum, or a gate, becomes.
     pub activation: Activation,
@@ -66,7 +66,7 @@ impl Default for Epilogue<'_> {
 /// Where the result of a fused product goes.
 #[derive(Debug)]
 pub enum FusedOutput<'a> {
-    /// A matrix of bf16 or f32: rows of any pitch.
+    /// A matrix of the 16-bit type of the product (bf16 for FP8) or f32: rows of any pitch.
     Matrix(&'a mut Tensor),
     /// A matrix of e4m3, which another product can read: the rule is that of
     /// [`per_token_cast_to_fp8`](crate::cast::per_token_cast_to_fp8), applied to the result in FP32.
@@ -163,20 +163,9 @@ pub fn fp8_gemm_nt_fused(
     };
     let (alpha, beta) = (epilogue.alpha, epilogue.beta);
     let arguments = Arguments { gemm, epilogue: epilogue.describe(&d), alpha, beta };
-    match a.device() {
-        // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
-        Device::Cuda(cuda) => unsafe { arguments.launch(cuda, options) },
-        Device::Sim(sim) => arguments.simulate(sim, options),
-        Device::Cpu => {
-            refuse_stream(a.device(), options)?;
-            match arguments.check()? {
-                CheckedFused::Nothing => Ok(()),
-                CheckedFused::Launch(..) => {
-                    reference::fp8_gemm_nt_fused_tensors((a, sfa), (b, sfb), c, d, epilogue)
-                }
-            }
-        }
-    }
+    let on_cpu = || reference::fp8_gemm_nt_fused_tensors((a, sfa), (b, sfb), c, d, epilogue);
+    // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
+    unsafe { arguments.run(a.device(), options, on_cpu) }
 }
 
 /// D = A·Bᵀ, of which every head has columns in the middle that are skipped: [`fp8_gemm_nt_fused`] with
@@ -241,7 +230,7 @@ pub struct RawFusedFp8Gemm {
 }
 
 impl RawFusedFp8Gemm {
-    fn describe(&self, device: DeviceId) -> Arguments {
+    fn describe(&self, device: DeviceId) -> Arguments<Fp8GemmNt> {
         let mut gemm = self.gemm.describe(device);
         let n = gemm.b.dims[0];
         let columns = if self.gated { n / 2 } else { n };
@@ -283,27 +272,73 @@ pub unsafe fn fp8_gemm_nt_fused_raw(
     gemm: &RawFusedFp8Gemm,
     options: &GemmOptions,
 ) -> Result<()> {
-    let arguments = gemm.describe(device.id());
-    match device {
-        // SAFETY: the caller keeps the operands as described.
-        Device::Cuda(cuda) => unsafe { arguments.launch(cuda, options) },
-        Device::Sim(sim) => arguments.simulate(sim, options),
-        Device::Cpu => Err(Error::no_raw_memory(device)),
+    // SAFETY: the caller keeps the operands as described.
+    unsafe { gemm.describe(device.id()).run_raw(device, options) }
+}
+
+/// A product whose sums can be finished, not yet checked.
+pub(crate) trait FusedGemm: CallArguments {
+    /// Checks every rule of the call.
+    fn check_fused(&self, epilogue: &EpilogueArguments) -> Result<CheckedFused>;
+    /// Where calls of the function are remembered.
+    fn remembered_fused(calls: &RememberedCalls) -> &Memo<Call<Arguments<Self>>, Ready>;
+}
+
+impl FusedGemm for Fp8GemmNt {
+    fn check_fused(&self, epilogue: &EpilogueArguments) -> Result<CheckedFused> {
+        Fp8GemmNt::check_fused(self, epilogue)
+    }
+
+    fn remembered_fused(calls: &RememberedCalls) -> &Memo<Call<Arguments<Self>>, Ready> {
+        &calls.fused_fp8
     }
 }
 
 /// The arguments of a fused product, not yet checked.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) struct Arguments {
-    gemm: Fp8GemmNt,
-    epilogue: EpilogueArguments,
-    alpha: f32,
-    beta: f32,
+pub(crate) struct Arguments<G> {
+    pub gemm: G,
+    pub epilogue: EpilogueArguments,
+    pub alpha: f32,
+    pub beta: f32,
 }
 
-impl Arguments {
-    fn check(&self) -> Result<CheckedFused> {
-        self.gemm.check_fused(&self.epilogue)
+impl<G: FusedGemm> Arguments<G> {
+    /// Checks, plans and launches, or simulates, or does what is done on the CPU for checked arguments.
+    ///
+    /// # Safety
+    /// As for [`fp8_gemm_nt_fused_raw`].
+    pub unsafe fn run(
+        &self,
+        device: &Device,
+        options: &GemmOptions,
+        on_cpu: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        match device {
+            // SAFETY: the caller keeps the operands.
+            Device::Cuda(cuda) => unsafe { self.launch(cuda, options) },
+            Device::Sim(sim) => self.simulate(sim, options),
+            Device::Cpu => {
+                refuse_stream(device, options)?;
+                match self.gemm.check_fused(&self.epilogue)? {
+                    CheckedFused::Nothing => Ok(()),
+                    CheckedFused::Launch(..) => on_cpu(),
+                }
+            }
+        }
+    }
+
+    /// The same for addresses, which the CPU has none of.
+    ///
+    /// # Safety
+    /// As for [`fp8_gemm_nt_fused_raw`].
+    pub unsafe fn run_raw(&self, device: &Device, options: &GemmOptions) -> Result<()> {
+        match device {
+            // SAFETY: the caller keeps the operands.
+            Device::Cuda(cuda) => unsafe { self.launch(cuda, options) },
+            Device::Sim(sim) => self.simulate(sim, options),
+            Device::Cpu => Err(Error::no_raw_memory(device)),
+        }
     }
 
     /// Checks, plans and launches.
@@ -327,14 +362,16 @@ impl Arguments {
 
     /// What decides about the plan, if there is something to do.
     fn key(&self, limits: &Limits, options: &GemmOptions) -> Result<Option<PlanKey>> {
-        let CheckedFused::Launch(problem, fused) = self.check()? else { return Ok(None) };
+        let CheckedFused::Launch(problem, fused) = self.gemm.check_fused(&self.epilogue)? else {
+            return Ok(None);
+        };
         Ok(Some(PlanKey { fused: Some(fused), ..key(limits, problem, None, options) }))
     }
 }
 
-impl CallArguments for Arguments {
+impl<G: FusedGemm> CallArguments for Arguments<G> {
     fn remembered(calls: &RememberedCalls) -> &Memo<Call<Self>, Ready> {
-        &calls.fused_fp8
+        G::remembered_fused(calls)
     }
 
     fn addresses(&self) -> Addresses {

@@ -124,9 +124,9 @@ pub struct RawEpilogue {
     pub beta: f32,
     /// Address of the bias, or 0.
     pub bias: u64,
-    /// The type of the bias: bf16 or f32.
+    /// The type of the bias: the 16-bit type of the product (bf16 for FP8) or f32.
     pub bias_type: DType,
-    /// From the bias of one group to that of the next; 0 where all have the same.
+    /// From the bias of one group to that of the next; 0 where all have the same, and where there are none.
     pub bias_stride: usize,
     /// What a sum, or a gate, becomes.
     pub activation: Activation,
@@ -162,7 +162,7 @@ impl Default for RawEpilogue {
 
 impl RawEpilogue {
     /// Columns that are computed of `n` rows of B, and those of D.
-    fn columns(&self, n: i64) -> [i64; 2] {
+    pub(crate) fn columns(&self, n: i64) -> [i64; 2] {
         let columns = if self.gated { n / 2 } else { n };
         let skipped = self.heads.map_or(0, |heads| {
             let count = columns.checked_div(heads.computed() as i64).unwrap_or(0);
@@ -173,7 +173,7 @@ impl RawEpilogue {
 
     /// It as arguments, for products with `n` rows of B for each of so many groups, and D of these slabs and rows, of which
     /// only the rows count unless they are masked.
-    fn describe(
+    pub(crate) fn describe(
         &self,
         [groups, n]: [i64; 2],
         (masked, rows): (bool, i64),

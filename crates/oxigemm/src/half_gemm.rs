@@ -143,7 +143,7 @@ pub struct RawHalfGemm {
 }
 
 impl RawHalfGemm {
-    fn describe(&self, device: DeviceId) -> HalfGemm {
+    pub(crate) fn describe(&self, device: DeviceId) -> HalfGemm {
         let [m, n, k] = [self.m, self.n, self.k].map(int);
         let matrix = |name, dtype, dims: [i64; 2], strides: [usize; 2], address| {
             Operand::matrix(name, dtype, dims, strides.map(int), address, device)

@@ -61,6 +61,7 @@ mod gemm;
 mod grouped;
 mod grouped_nn;
 mod half_batched;
+mod half_fused;
 mod half_gemm;
 mod half_grouped;
 mod half_kgrouped;
@@ -114,6 +115,9 @@ pub use half::{bf16, f16};
 pub use half_batched::{
     RawHalfBgemm, bf16_bgemm_nn, bf16_bgemm_nt, einsum, fp16_bgemm_nn, fp16_bgemm_nt, half_bgemm,
     half_bgemm_raw,
+};
+pub use half_fused::{
+    RawFusedHalfGemm, bf16_gemm_nt_fused, fp16_gemm_nt_fused, half_gemm_nt_fused, half_gemm_nt_fused_raw,
 };
 pub use half_gemm::{
     RawHalfGemm, bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn, bf16_gemm_tt, fp16_gemm_nn, fp16_gemm_nt,

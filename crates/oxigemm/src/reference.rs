@@ -14,7 +14,7 @@ pub(crate) mod moe;
 pub(crate) mod nvfp4;
 pub(crate) mod quantize;
 
-pub use fused::{Finish, fp8_gemm_nt_fused_tensors};
+pub use fused::{Finish, fp8_gemm_nt_fused_tensors, half_gemm_nt_fused_tensors};
 pub use grouped::{
     m_grouped_fp8_gemm_nt_fused_tensors, m_grouped_fp8_gemm_nt_tensors, m_grouped_half_gemm_tensors,
 };

@@ -43,7 +43,8 @@ pub(crate) struct RememberedCalls {
     pub half: Memo<Call<HalfGemm>, Ready>,
     pub grouped_half: Memo<Call<GroupedHalfGemm>, Ready>,
     pub summed_half: Memo<Call<SummedHalfGemm>, Ready>,
-    pub fused_fp8: Memo<Call<fused::Arguments>, Ready>,
+    pub fused_fp8: Memo<Call<fused::Arguments<Fp8GemmNt>>, Ready>,
+    pub fused_half: Memo<Call<fused::Arguments<HalfGemm>>, Ready>,
     pub fused_grouped_fp8: Memo<Call<fused_grouped::Arguments>, Ready>,
 }
 

@@ -3,40 +3,16 @@
 
 mod common;
 
-use common::{C, Case, PLAIN, Problem, Scales, output, same_bits, schedules};
-use oxigemm::cast::{Quantized, ScaleFormat, per_token_cast_to_fp8};
+use common::fused::{ACTIVATIONS, Finished, NOTHING, What};
+use common::{C, Case, PLAIN, Problem, Scales, same_bits, schedules};
+use oxigemm::cast::ScaleFormat;
 use oxigemm::plan::{self, Choice};
-use oxigemm::reference::Finish;
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, HeadSplits, RawFp8Gemm,
     RawFusedFp8Gemm, ScalesOfB, Sim, Tensor, fp8_gemm_nt, fp8_gemm_nt_fused, fp8_gemm_nt_fused_raw, random,
 };
 use oxigemm_kernels::epilogue::fused::Fusion;
 use oxigemm_kernels::launch::Config;
-
-const ACTIVATIONS: [Activation; 5] =
-    [Activation::None, Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu];
-
-/// What is fused, beside the product of a [`Case`].
-#[derive(Clone, Copy, Debug)]
-struct What {
-    activation: Activation,
-    gated: bool,
-    bias: Option<DType>,
-    factors: [f32; 2],
-    heads: Option<HeadSplits>,
-    /// Scales of D: how they lie and what they are.
-    quantized: Option<(Scales, ScaleFormat)>,
-}
-
-const NOTHING: What = What {
-    activation: Activation::None,
-    gated: false,
-    bias: None,
-    factors: [1.0, 1.0],
-    heads: None,
-    quantized: None,
-};
 
 /// A product with what is fused, and the sums that the product alone gives.
 struct Fused {
@@ -73,23 +49,7 @@ impl Fused {
     }
 
     fn epilogue(&self) -> Epilogue<'_> {
-        let What { activation, gated, factors: [alpha, beta], heads, .. } = self.what;
-        Epilogue { alpha, bias: self.bias.as_ref(), activation, gated, beta, heads }
-    }
-
-    /// Columns that are computed.
-    fn columns(&self) -> usize {
-        self.problem.case.dims[1] / if self.what.gated { 2 } else { 1 }
-    }
-
-    /// What the single steps give.
-    fn expected(&self) -> Vec<f64> {
-        let bias = self.bias.as_ref().map(|bias| bias.to_vec_f32().unwrap());
-        let What { activation, gated, factors: [alpha, beta], .. } = self.what;
-        let finish = Finish { alpha, beta, bias: bias.as_deref(), activation, gated };
-        let (m, columns) = (self.problem.case.dims[0], self.columns());
-        let c = (!matches!(self.problem.case.c, C::None)).then(|| &self.problem.c[..m * columns]);
-        finish.apply(&self.sums, self.problem.case.dims[1], c).unwrap()
+        self.what.epilogue(self.bias.as_ref())
     }
 
     fn options(&self, choice: Option<Choice>) -> GemmOptions {
@@ -103,101 +63,19 @@ impl Fused {
 
     /// The bits of D and of its scales, once they were found right.
     fn checked(&self, choice: Option<Choice>, about: &str) -> Vec<u8> {
-        match self.what.quantized {
-            None => self.checked_matrix(choice, about),
-            Some((layout, format)) => self.checked_codes(choice, layout, format, about),
-        }
-    }
-
-    fn checked_matrix(&self, choice: Option<Choice>, about: &str) -> Vec<u8> {
-        let Case { dims: [m, ..], d_type, c, gaps, .. } = self.problem.case;
-        let columns = self.columns();
-        let HeadSplits { left, mid, right } =
-            self.what.heads.unwrap_or(HeadSplits { left: columns as u32, mid: 0, right: 0 });
-        let computed = (left + right) as usize;
-        let width = columns / computed * (computed + mid as usize);
-        // The column of D that each column is.
-        let places: Vec<usize> = (0..columns)
-            .map(|j| {
-                let (head, within) = (j / computed, j % computed);
-                j + mid as usize * (head + usize::from(within >= left as usize))
-            })
-            .collect();
-        let skipped = -77.0;
-        let spread = |values: &[f32]| {
-            let mut all = vec![skipped; m * width];
-            for (i, value) in values.iter().enumerate() {
-                all[i / columns * width + places[i % columns]] = *value;
-            }
-            all
+        let Case { dims: [m, n, _], d_type, c, gaps, .. } = self.problem.case;
+        let finished = Finished {
+            what: self.what,
+            dims: [m, n],
+            d_type,
+            c,
+            added: &self.problem.c,
+            gaps,
+            device: &self.problem.device,
+            bias: self.bias.as_ref(),
+            sums: &self.sums,
         };
-        let new = || output(d_type, [m, width, 0], gaps, &self.problem.device);
-        let (mut d, mut other) = (new(), new());
-        d.write_f32(&vec![skipped; m * width]).unwrap();
-        let addend = c.addend(&spread(&self.problem.c[..m * columns]), &mut d, &mut other).unwrap();
-        self.run(addend, FusedOutput::Matrix(&mut d), choice)
-            .unwrap_or_else(|error| panic!("{about}: {error}"));
-        let found = d.to_vec_f32().unwrap();
-        let rounding = if d_type == DType::F32 { 1e-5 } else { 1.0 / 256.0 };
-        let expected = self.expected();
-        let largest = expected.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
-        for (i, expected) in expected.iter().enumerate() {
-            let found = f64::from(found[i / columns * width + places[i % columns]]);
-            let allowed = rounding * expected.abs() + 1e-6 * largest + 1e-5;
-            assert!(
-                (found - expected).abs() <= allowed,
-                "{about}: element {i} is {found} and not {expected}"
-            );
-        }
-        let untouched = found.iter().filter(|x| **x == skipped).count();
-        assert!(untouched >= m * (width - columns), "{about}: skipped columns were written to");
-        d.to_bytes().unwrap()
-    }
-
-    fn checked_codes(
-        &self,
-        choice: Option<Choice>,
-        layout: Scales,
-        format: ScaleFormat,
-        about: &str,
-    ) -> Vec<u8> {
-        let (device, [m, ..], columns) = (&self.problem.device, self.problem.case.dims, self.columns());
-        let behind = self.problem.case.gaps[1] * 16;
-        let mut d = output(DType::E4m3, [m, columns, 0], [0, behind], device);
-        let blocks = columns.div_ceil(128);
-        let mut scales = match layout {
-            Scales::RowMajor => output(DType::F32, [m, blocks, 0], [0, 0], device),
-            Scales::MnMajor => output(DType::F32, [blocks, m, 0], [0, 3], device).transpose(0, 1).unwrap(),
-            Scales::Odd => output(DType::F32, [m, blocks, 0], [1, 2], device),
-        };
-        let to = FusedOutput::Fp8 { d: &mut d, scales: &mut scales, format };
-        self.run(Addend::None, to, choice).unwrap_or_else(|error| panic!("{about}: {error}"));
-        let found = Quantized::from_tensors(&d, &scales, 1).unwrap();
-        let expected = self.expected();
-        let exact = per_token_cast_to_fp8(
-            &expected.iter().map(|x| *x as f32).collect::<Vec<_>>(),
-            m,
-            columns,
-            format,
-        )
-        .unwrap();
-        for (i, (found, exact)) in found.scales.iter().zip(&exact.scales).enumerate() {
-            // Where the largest element is a power of two, the next one may be taken.
-            let close = (found / exact - 1.0).abs() < 1e-4;
-            let power = format == ScaleFormat::PowerOfTwo && [0.5, 2.0].contains(&(found / exact));
-            assert!(close || power, "{about}: scale {i} is {found} and not {exact}");
-        }
-        let values = found.dequantize();
-        for (i, (found_value, expected)) in values.iter().zip(&expected).enumerate() {
-            let scale = f64::from(found.scales[i / columns * blocks + i % columns / 128]);
-            // Half of the distance of e4m3 numbers, in normal ones or in the smallest.
-            let allowed = (expected.abs() / 16.0).max(scale * 2f64.powi(-10)) * 1.001 + 1e-6;
-            let error = (f64::from(*found_value) - expected).abs();
-            assert!(error <= allowed, "{about}: element {i} is {found_value} and not {expected}");
-        }
-        let mut bytes = d.to_bytes().unwrap();
-        bytes.extend(scales.to_bytes().unwrap());
-        bytes
+        finished.checked(about, |c, d| self.run(c, d, choice))
     }
 }
 

@@ -84,6 +84,19 @@ fn checks_and_views_allocate_nothing() {
         black_box(arguments.check_fused(&epilogue).unwrap());
     });
     assert_eq!(count, 0, "with finished sums");
+    let (a_half, b_half) = (new(DType::F16, &[64, 512]), new(DType::F16, &[256, 512]));
+    let count = allocations(|| {
+        let (layout, d) = (GemmLayout::Nt, codes.describe("d"));
+        let arguments = HalfGemm { layout, a: a_half.describe("a"), b: b_half.describe("b"), c: None, d };
+        let epilogue = EpilogueArguments {
+            gated: true,
+            bias: Some(bias.describe("bias")),
+            scales: Some((scales.describe("d_scales"), ScaleFormat::F32)),
+            ..Default::default()
+        };
+        black_box(arguments.check_fused(&epilogue).unwrap());
+    });
+    assert_eq!(count, 0, "with finished sums of 16-bit operands");
     for (layout, a_dims, b_dims) in [
         (GemmLayout::Nn, [64, 512], [512, 256]),
         (GemmLayout::Tt, [512, 64], [256, 512]),

@@ -1,11 +1,11 @@
 //! What finishing sums costs: each case beside the product of the same size that stores them as they are.
 
-use oxigemm::{Cuda, Device, GemmOptions};
+use oxigemm::{Cuda, Device, GemmLayout, GemmOptions};
 use oxigemm_kernels::grouping::GroupLayout;
 use serde::Serialize;
 
 use super::Args;
-use crate::fused::FusedSpec;
+use crate::fused::{EpilogueSpec, FusedSpec};
 use crate::fused_grouped::FusedGroupedSpec;
 use crate::grouped::GroupedSpec;
 use crate::output::{LiveTable, print_json, print_line, progress};
@@ -13,7 +13,7 @@ use crate::problem::{ScaleOrder, Spec};
 use crate::task::Work;
 use crate::timing::Clock;
 use crate::verdict::Effort;
-use crate::{Common, Failure, Outcome};
+use crate::{Common, Failure, Op, Outcome};
 
 /// What is done with the sums of which sizes; N is that of B's rows.
 const EPILOGUES: [&str; 6] = ["bias", "bias,relu", "bias,gelu", "fp8", "swiglu", "swiglu,fp8"];
@@ -39,9 +39,14 @@ const EXPERTS: [[usize; 2]; 3] = [[32, 20], [32, 192], [6, 1024]];
 const EXPERT_SIZES: [[usize; 2]; 2] = [[4096, 7168], [6144, 7168]];
 const EXPERT_EPILOGUES: [&str; 2] = ["swiglu", "swiglu,fp8"];
 
+/// The same of BF16.
+const BF16_SIZES: [[usize; 2]; 2] = [[4096, 4096], [7168, 2048]];
+const BF16_EPILOGUES: [&str; 5] = ["bias", "bias,gelu", "fp8", "swiglu", "swiglu,fp8"];
+
 /// A case: one product, or one for each of some groups, whose rows are masked.
 #[derive(Clone, Copy)]
 struct Case {
+    op: Op,
     words: &'static str,
     groups: Option<usize>,
     dims: [usize; 3],
@@ -49,26 +54,30 @@ struct Case {
 
 impl Case {
     fn name(&self) -> String {
-        let (Case { words, groups, .. }, [m, n, k]) = (self, self.dims);
+        let (Case { op, words, groups, .. }, [m, n, k]) = (self, self.dims);
+        let op = if *op == Op::Fp8 { String::new() } else { format!("{op} ") };
         let groups = groups.map_or(String::new(), |groups| format!("g{groups} "));
-        format!("{words} {groups}m{m} n{n} k{k}")
+        format!("{op}{words} {groups}m{m} n{n} k{k}")
     }
 
     fn work(&self) -> Result<Work, Failure> {
-        let (epilogue, [m, n, k]) = (self.words.parse()?, self.dims);
+        let epilogue = self.words.parse::<EpilogueSpec>()?.beside(self.op);
         Ok(match self.groups {
-            None => Work::Fused(FusedSpec { product: Spec::new(m, n, k), epilogue }),
+            None => Work::Fused(FusedSpec { product: self.product(), epilogue }),
             Some(groups) => {
-                Work::FusedGrouped(FusedGroupedSpec { product: experts(groups, [m, n, k]), epilogue })
+                Work::FusedGrouped(FusedGroupedSpec { product: experts(groups, self.dims), epilogue })
             }
         })
     }
 
+    fn product(&self) -> Spec {
+        Spec::of(self.op, GemmLayout::Nt, self.dims)
+    }
+
     /// The product alone, which stores its sums in BF16.
     fn plain(&self) -> Work {
-        let [m, n, k] = self.dims;
         match self.groups {
-            None => Work::Dense(Spec::new(m, n, k)),
+            None => Work::Dense(self.product()),
             Some(groups) => Work::Grouped(experts(groups, self.dims)),
         }
     }
@@ -82,15 +91,19 @@ fn experts(groups: usize, [m, n, k]: [usize; 3]) -> GroupedSpec {
 
 fn cases() -> impl Iterator<Item = Case> {
     let sizes = ROWS.into_iter().flat_map(|m| SIZES.map(|[n, k]| [m, n, k]));
-    let common = sizes.flat_map(|dims| EPILOGUES.map(|words| Case { words, groups: None, dims }));
+    let op = Op::Fp8;
+    let common = sizes.flat_map(move |dims| EPILOGUES.map(|words| Case { op, words, groups: None, dims }));
     let (words, [n, k]) = HEADS;
-    let heads = [128, 4096].map(|m| Case { words, groups: None, dims: [m, n, k] });
-    let experts = EXPERTS.into_iter().flat_map(|[groups, m]| {
+    let heads = [128, 4096].map(|m| Case { op, words, groups: None, dims: [m, n, k] });
+    let experts = EXPERTS.into_iter().flat_map(move |[groups, m]| {
         EXPERT_SIZES.into_iter().flat_map(move |[n, k]| {
-            EXPERT_EPILOGUES.map(|words| Case { words, groups: Some(groups), dims: [m, n, k] })
+            EXPERT_EPILOGUES.map(|words| Case { op, words, groups: Some(groups), dims: [m, n, k] })
         })
     });
-    common.chain(heads).chain(experts)
+    let sizes = ROWS.into_iter().flat_map(|m| BF16_SIZES.map(|[n, k]| [m, n, k]));
+    let bf16 =
+        sizes.flat_map(|dims| BF16_EPILOGUES.map(|words| Case { op: Op::Bf16, words, groups: None, dims }));
+    common.chain(heads).chain(experts).chain(bf16)
 }
 
 /// Runs the suite.

@@ -18,11 +18,15 @@ pub const ACTIVATIONS: [Activation; 5] =
 pub const BIASES: [Option<DType>; 3] = [None, Some(DType::Bf16), Some(DType::F32)];
 pub const FORMATS: [ScaleFormat; 2] = [ScaleFormat::F32, ScaleFormat::PowerOfTwo];
 
+const OPS: [Op; 3] = [Op::Fp8, Op::Bf16, Op::Fp16];
+
 pub fn checks() -> Vec<Check> {
-    let mut checks = vec![
-        Check::anywhere("fused: random epilogues", random_cases),
-        Check::anywhere("fused: 20 repeats give the same bits", repeats),
-    ];
+    let mut checks = Vec::new();
+    for op in OPS {
+        let name = |what: &str| format!("fused {op}: {what}");
+        checks.push(Check::anywhere(&name("random epilogues"), move |setup| random_cases(setup, op)));
+        checks.push(Check::anywhere(&name("20 repeats give the same bits"), move |setup| repeats(setup, op)));
+    }
     for config in Config::fused() {
         checks.push(Check::with_kernels(format!("kernel {}", config.name()), move |setup| {
             kernel(setup, config)
@@ -57,13 +61,17 @@ impl Draw {
         }
     }
 
-    /// A product whose N, addend and gaps its epilogue takes.
-    fn fused(&mut self, gated: bool) -> FusedSpec {
-        let epilogue = self.epilogue(gated);
-        let spec = self.spec_of(Op::Fp8, GemmLayout::Nt);
+    /// A product of some function whose N, addend and gaps its epilogue takes.
+    fn fused(&mut self, op: Op, gated: bool) -> FusedSpec {
+        let mut epilogue = self.epilogue(gated).beside(op);
+        if op == Op::Fp16 && gated {
+            // Products of two sums stay within the range of FP16.
+            epilogue.alpha = self.of(&[0.25, -0.125]);
+        }
+        let spec = self.spec_of(op, GemmLayout::Nt);
         let (sfa, sfb) = (self.of(&ORDERS), self.of(&ORDERS));
         let mut product = Spec { sfa, sfb, ..spec };
-        product.n = epilogue.fitting(product.n);
+        product.n = epilogue.fitting(product.n, op);
         if epilogue.quantized.is_some() {
             product.addend = AddendKind::None;
         }
@@ -84,9 +92,9 @@ fn finished(setup: &Setup, spec: FusedSpec, options: &GemmOptions) -> Result<f64
     Ok(verdict.worst_element)
 }
 
-fn random_cases(setup: &Setup) -> Result<String, Failure> {
+fn random_cases(setup: &Setup, op: Op) -> Result<String, Failure> {
     let mut draw = Draw::new(setup, 41);
-    let cases = (0..setup.count(200)).map(|i| draw.fused(i % 2 == 1));
+    let cases = (0..setup.count(if op == Op::Fp8 { 200 } else { 120 })).map(|i| draw.fused(op, i % 2 == 1));
     tally(cases.map(|spec| finished(setup, spec, &GemmOptions::default())))
 }
 
@@ -94,12 +102,12 @@ fn random_cases(setup: &Setup) -> Result<String, Failure> {
 fn kernel(setup: &Setup, config: Config) -> Result<String, Failure> {
     let limits = setup.limits()?;
     let mut draw = Draw::new(setup, 42);
-    let gated = config.fusion() == Fusion::Gated;
+    let (gated, (op, _)) = (config.fusion() == Fusion::Gated, Op::of(config.family()));
     let count = if setup.device.as_sim().is_some() { 1 } else { 10 };
     let mut cases = Vec::new();
     for choice in launches(config) {
         for _ in 0..count {
-            let spec = draw.fused(gated);
+            let spec = draw.fused(op, gated);
             let fits = Plan::of_fused(choice, spec.shape(), &spec.epilogue.fused(), &limits).is_some();
             ensure(fits, || format!("{spec}: no plan by {}", oxigemm::plan::name(&choice)))?;
             cases.push((spec, GemmOptions { choice: Some(choice), ..Default::default() }));
@@ -108,14 +116,15 @@ fn kernel(setup: &Setup, config: Config) -> Result<String, Failure> {
     tally(cases.into_iter().map(|(spec, options)| finished(setup, spec, &options)))
 }
 
-fn repeats(setup: &Setup) -> Result<String, Failure> {
+fn repeats(setup: &Setup, op: Op) -> Result<String, Failure> {
     let gpu = setup.device.as_cuda().is_some();
     let shapes: &[[usize; 3]] =
         if gpu { &[[1, 512, 7168], [300, 1024, 1000], [4096, 4096, 512]] } else { &[[17, 256, 300]] };
     let epilogues = ["gelu,bias", "swiglu", "swiglu,fp8", "fp8-pow2,bias-f32", "heads=64/32/64"];
     for &[m, n, k] in shapes {
         for words in epilogues {
-            let spec = FusedSpec { product: Spec::new(m, n, k), epilogue: words.parse()? };
+            let epilogue = words.parse::<EpilogueSpec>()?.beside(op);
+            let spec = FusedSpec { product: Spec::of(op, GemmLayout::Nt, [m, n, k]), epilogue };
             let mut task = FusedTask::new(spec, &setup.device)?;
             task.run(&GemmOptions::default())?;
             let first = task.bits()?;
@@ -135,7 +144,7 @@ fn same_bits(setup: &Setup) -> Result<String, Failure> {
     let simulated = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
     let mut cases = 0;
     for (i, config) in Config::fused().enumerate() {
-        let gated = config.fusion() == Fusion::Gated;
+        let (gated, (op, layout)) = (config.fusion() == Fusion::Gated, Op::of(config.family()));
         for (turn, choice) in launches(config).into_iter().enumerate() {
             let turn = i + turn;
             let quantized = (turn % 2 == 0).then_some((ORDERS[turn % 4], FORMATS[turn / 2 % 2]));
@@ -146,8 +155,9 @@ fn same_bits(setup: &Setup) -> Result<String, Failure> {
                 alpha: 0.5,
                 quantized,
                 ..EpilogueSpec::NONE
-            };
-            let product = Spec { seed: turn as u64, ..Spec::new(66, 512, 656) };
+            }
+            .beside(op);
+            let product = Spec { seed: turn as u64, ..Spec::of(op, layout, [66, 512, 656]) };
             let spec = FusedSpec { product, epilogue };
             let options = GemmOptions { choice: Some(choice), ..Default::default() };
             setup.now(format!("{spec} on both"));

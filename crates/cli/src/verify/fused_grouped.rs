@@ -46,7 +46,7 @@ impl Draw {
                 _ => self.below(70),
             })
             .collect();
-        let (n, k) = (epilogue.fitting(16 * (1 + self.below(40))), 16 * (1 + self.below(40)));
+        let (n, k) = (epilogue.fitting(16 * (1 + self.below(40)), Op::Fp8), 16 * (1 + self.below(40)));
         while rows.iter().sum::<usize>() * n * k > self.largest() {
             rows.iter_mut().for_each(|rows| *rows /= 2);
         }

@@ -8,6 +8,7 @@ use super::OutputParams;
 use super::heads::Heads;
 use crate::grouping::GroupParams;
 use crate::half::Half;
+use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Global, Kernel, Pred, U32, Var};
 use std::ffi::c_void;
 
@@ -188,6 +189,11 @@ impl<'k> FusedParams<'k> {
         (self.flags & flag).ne(0)
     }
 
+    /// The same for one tile: read anew, so that what depends on it takes no registers of the main loop.
+    pub fn anew(&self, k: &'k Kernel) -> Self {
+        FusedParams { activation: k.shuffle(Shuffle::Index, self.activation, 0), ..*self }
+    }
+
     /// In how many passes tiles are computed, where D takes this many to be quantized.
     pub fn passes(&self, quantized: u32) -> U32<'k> {
         self.has(FusedFlags::QUANTIZED).select(quantized, 1)
@@ -214,8 +220,8 @@ pub(crate) struct Sums<'k, 'p> {
 }
 
 impl<'k> Sums<'k, '_> {
-    /// Turns sums into elements of D but for C. Where there is a gate, they are in the first half of each fragment then.
-    pub fn finish(&self, sums: &[Vec<Var<'k, f32>>]) {
+    /// Turns sums into elements of D but for C, and tells where these are: with a gate, in the first half of each fragment.
+    pub fn finish<'s>(&self, sums: &'s [Vec<Var<'k, f32>>]) -> Vec<&'s [Var<'k, f32>]> {
         self.scale_and_add_bias(sums);
         let each = self.fusion.sums() as usize;
         let parts: Vec<_> = sums.iter().map(|sums| sums.split_at(sums.len() / each)).collect();
@@ -226,6 +232,7 @@ impl<'k> Sums<'k, '_> {
                 gate.set(gate.live() * up.live());
             }
         }
+        parts.into_iter().map(|(first, _)| first).collect()
     }
 }
 

@@ -7,6 +7,7 @@
 
 use super::fused::{FusedFlags, FusedParams, SCALED_COLUMNS};
 use super::{OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_BYTES, WARP_ROWS, chunk_offset};
+use crate::pipeline::Pipeline;
 use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Fp8, Kernel, Shared, U32, Var};
@@ -24,6 +25,9 @@ pub(crate) struct QuantizedOutput<'k, 'p> {
     pub output: &'p OutputParams<'k>,
     /// The warpgroup's staging area, aligned to 1024.
     pub staging: Shared<'k>,
+    /// The staging areas of the warpgroups, as if each were a stage of a ring: `full` when it holds a tile's output.
+    pub ring: Pipeline<'k>,
+    pub warpgroup: U32<'k>,
     /// Which of the warpgroup's four warps.
     pub warp: U32<'k>,
     pub lane: U32<'k>,
@@ -42,8 +46,42 @@ impl<'k> QuantizedOutput<'k, '_> {
         self.staging.at(thread * 4).at(pass * (values * WARPGROUP * 4))
     }
 
+    /// What the warp has computed of each 64 rows in a pass, if there are several: keeps it, or has it stored with all else
+    /// in the panels that it is asked for with the last. Of those that rows of another group follow in from `end` on, the lanes
+    /// store what lies before. `parity` is the warpgroup's place among its outputs, which begins as a writer's.
+    pub fn write(
+        &self,
+        waves: &[&[Var<'k, f32>]],
+        (pass, end): (Option<U32<'k>>, Option<U32<'k>>),
+        panels: impl FnOnce() -> Vec<Panels<'k>>,
+        parity: Var<'k, u32>,
+    ) {
+        let (k, passes) = (self.k, passes(waves[0].len() as u32 * 2));
+        let pass = pass.unwrap_or_else(|| k.constant(0));
+        k.if_(pass.eq(0), || self.ring.empty(self.warpgroup).wait(parity.get()));
+        let finish = || {
+            let values = self.complete(waves);
+            if passes > 1 {
+                // Panels lie where other warps keep their values.
+                k.barrier_sync(self.warpgroup + 1, WARPGROUP);
+            }
+            let panels = panels();
+            panels.iter().zip(&values).for_each(|(panel, values)| self.stage(panel, values));
+            if let Some(end) = end {
+                // Before it is announced: what others keep next may lie in this warp's rows.
+                k.sync_warp();
+                panels.iter().for_each(|panel| self.store_within(panel, end));
+            }
+            self.ring.announce(self.warpgroup, self.lane, parity);
+        };
+        match passes {
+            1 => finish(),
+            _ => k.if_else(pass.eq(passes - 1), finish, || self.keep(pass, waves)),
+        }
+    }
+
     /// Keeps what was computed in a pass: values of each 64 rows.
-    pub fn keep(&self, pass: U32<'k>, waves: &[&[Var<'k, f32>]]) {
+    fn keep(&self, pass: U32<'k>, waves: &[&[Var<'k, f32>]]) {
         let values: Vec<_> = waves.iter().flat_map(|values| values.iter()).collect();
         let to = self.kept_at(pass, values.len() as u32);
         for (i, value) in (0u32..).zip(values) {
@@ -52,7 +90,7 @@ impl<'k> QuantizedOutput<'k, '_> {
     }
 
     /// The values of all passes of each 64 rows, of which those of the last are given.
-    pub fn complete(&self, last: &[&[Var<'k, f32>]]) -> Vec<Vec<F32<'k>>> {
+    fn complete(&self, last: &[&[Var<'k, f32>]]) -> Vec<Vec<F32<'k>>> {
         let each = last[0].len();
         let passes = SCALED_COLUMNS as usize / 2 / each;
         let load = |pass: usize, wave: usize| {
@@ -67,7 +105,7 @@ impl<'k> QuantizedOutput<'k, '_> {
     }
 
     /// Stages 128 columns of the warp's rows in a panel, and stores their scales.
-    pub fn stage(&self, place: &Panels<'k>, values: &[F32<'k>]) {
+    fn stage(&self, place: &Panels<'k>, values: &[F32<'k>]) {
         let k = self.k;
         let row = self.lane >> 2;
         // Of two octets, an even lane stores a word of the first and an odd one of the second, so that each has a word:
@@ -120,7 +158,7 @@ impl<'k> QuantizedOutput<'k, '_> {
     /// After the warp has staged its rows of a panel and met: where the copy engine may not store it, because rows of
     /// another group follow from `end` on, the lanes store those of the warp's rows that lie before. (The caller has the warp
     /// meet again.)
-    pub fn store_within(&self, place: &Panels<'k>, end: U32<'k>) {
+    fn store_within(&self, place: &Panels<'k>, end: U32<'k>) {
         let (k, p) = (self.k, self.output);
         k.if_(!place.is_before(end), || {
             let chunks = ROW_BYTES / 16;
@@ -137,9 +175,16 @@ impl<'k> QuantizedOutput<'k, '_> {
     }
 }
 
-/// The panel of a wave of a part of a tile that begins at this row and column, in the warpgroup's staging area.
-pub(crate) fn panel<'k>(staging: Shared<'k>, wave: u32, [row, column]: [U32<'k>; 2]) -> Panels<'k> {
-    Panels { row: row + wave * 64, column, staging: staging.at(wave * PANEL_BYTES) }
+/// The panels of a part of a tile in the warpgroup's staging area: so many times 64 rows of the columns of all passes, of
+/// which the last has `columns` and begins at this place.
+pub(crate) fn panels<'k>(
+    staging: Shared<'k>,
+    (waves, columns): (u32, u32),
+    [row, column]: [U32<'k>; 2],
+) -> Vec<Panels<'k>> {
+    let column = column - (passes(columns) - 1) * columns;
+    let panel = |wave| Panels { row: row + wave * 64, column, staging: staging.at(wave * PANEL_BYTES) };
+    (0..waves).map(panel).collect()
 }
 
 /// How many times a warpgroup that computes `columns` columns at a time computes some, for 128.

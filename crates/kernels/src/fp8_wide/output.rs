@@ -1,15 +1,13 @@
 //! The way of a warpgroup's part of a tile from its sums to D.
 
 use super::Block;
-use crate::WARPGROUP;
 use crate::cluster::TilePlace;
 use crate::epilogue::fused::{FusedFlags, FusedParams, Sums};
-use crate::epilogue::quantized::{QuantizedOutput, panel};
+use crate::epilogue::quantized::{QuantizedOutput, panels};
 use crate::epilogue::{OutputFlags, OutputParams, PANEL_BYTES, Panels, WarpOutput};
 use crate::grouping::Grouping;
 use crate::half_output::Outbox;
 use crate::params::ScalesOfB;
-use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{Shared, U32, Var};
 
 /// A warpgroup's part of a tile.
@@ -59,9 +57,8 @@ impl<'k> Block<'k, '_> {
     /// The same where D is quantized, for the columns of all passes; `part` is of the last.
     fn quantized_panels(&self, part: &Part<'k>) -> Vec<Panels<'k>> {
         let ([row, column], staging) = (self.part_of(part.warpgroup), self.staging(part.warpgroup));
-        let before = (self.cfg.quantized_passes() - 1) * self.cfg.part_columns();
-        let first = [part.tile[0] + row, part.tile[1] + column - before];
-        (0..self.cfg.shape().waves()).map(|wave| panel(staging, wave, first)).collect()
+        let shape = (self.cfg.shape().waves(), self.cfg.part_columns());
+        panels(staging, shape, [part.tile[0] + row, part.tile[1] + column])
     }
 
     /// Does what writes a tile's output, unless its group is empty and D is left as it is.
@@ -86,6 +83,7 @@ impl<'k> Block<'k, '_> {
             goes_on: false,
             // Of groups along K, tiles are so long that fetching ahead only takes place in the cache.
             adds_gently: self.cfg.grouping == Grouping::Dense,
+            stores_f32: true,
             shape: self.cfg.part(),
             room: self.cfg.staging_bytes() / PANEL_BYTES,
             staging: self.staging(warpgroup),
@@ -103,25 +101,22 @@ impl<'k> Block<'k, '_> {
         parity: Var<'k, u32>,
     ) {
         let k = self.k;
+        let slices = || sums.iter().map(Vec::as_slice).collect::<Vec<_>>();
         if let Some(outbox) = self.outbox_of(part.warpgroup, &self.output(part), None) {
             let [row, column] = self.part_of(part.warpgroup);
             let first = [part.tile[0] + row, part.tile[1] + column];
             return self.unless_kept(part.k_blocks, || {
-                outbox.write([self.warp & 3, self.lane], first, sums, parity);
+                outbox.write([self.warp & 3, self.lane], first, &slices(), parity);
             });
         }
         let Some(fused) = &self.fused else {
-            let sums: Vec<_> = sums.iter().map(Vec::as_slice).collect();
-            return self.write_rounded((part, first_row), &sums, parity);
+            return self.write_rounded((part, first_row), &slices(), parity);
         };
-        // Read of each tile anew, so that what depends on it takes no registers of the main loop.
-        let fused = &FusedParams { activation: k.shuffle(Shuffle::Index, fused.activation, 0), ..*fused };
-        let fused = &self.of_group(fused, part.group);
+        let fused = &self.of_group(&fused.anew(k), part.group);
         let output = &self.params.output;
         let column = part.tile[1] + self.part_of(part.warpgroup)[1];
         let (fusion, half, columns, lane) = (self.cfg.fusion, output.half, output.columns, self.lane);
-        Sums { k, params: fused, fusion, half, column, columns, lane }.finish(sums);
-        let sums: Vec<_> = sums.iter().map(|sums| &sums[..sums.len() / fusion.sums() as usize]).collect();
+        let sums = Sums { k, params: fused, fusion, half, column, columns, lane }.finish(sums);
         k.if_else(
             fused.has(FusedFlags::QUANTIZED),
             || self.write_quantized(fused, part, &sums, parity),
@@ -163,7 +158,7 @@ impl<'k> Block<'k, '_> {
             || {
                 self.outbox.empty(warpgroup).wait(parity.get());
                 parts.iter().for_each(|(part, sums)| part.stage(k, sums));
-                self.announce(warpgroup, parity);
+                self.outbox.announce(warpgroup, self.lane, parity);
                 for (part, _) in &parts {
                     match end {
                         None => part.store_left_over(k, columns),
@@ -187,47 +182,17 @@ impl<'k> Block<'k, '_> {
         sums: &[&[Var<'k, f32>]],
         parity: Var<'k, u32>,
     ) {
-        let (k, passes) = (self.k, self.cfg.quantized_passes());
-        let output = self.output(part);
         let rows = QuantizedOutput {
-            k,
+            k: self.k,
             params: fused,
-            output: &output,
+            output: &self.output(part),
             staging: self.staging(part.warpgroup),
+            ring: self.outbox,
+            warpgroup: part.warpgroup,
             warp: self.warp & 3,
             lane: self.lane,
         };
-        let pass = part.pass.unwrap_or_else(|| k.constant(0));
-        k.if_(pass.eq(0), || self.outbox.empty(part.warpgroup).wait(parity.get()));
-        let finish = || {
-            let waves = rows.complete(sums);
-            if passes > 1 {
-                // Panels lie where other warps keep their values.
-                k.barrier_sync(part.warpgroup + 1, WARPGROUP);
-            }
-            let panels = self.quantized_panels(part);
-            panels.iter().zip(&waves).for_each(|(panel, values)| rows.stage(panel, values));
-            if let Some(end) = part.end {
-                // Before it is announced: what others keep next may lie in this warp's rows.
-                k.sync_warp();
-                panels.iter().for_each(|panel| rows.store_within(panel, end));
-            }
-            self.announce(part.warpgroup, parity);
-        };
-        match passes {
-            1 => finish(),
-            _ => k.if_else(pass.eq(passes - 1), finish, || rows.keep(pass, sums)),
-        }
-    }
-
-    /// Tells the storing thread that the warp has staged its rows.
-    fn announce(&self, warpgroup: U32<'k>, parity: Var<'k, u32>) {
-        let k = self.k;
-        k.fence_async_shared();
-        k.sync_warp();
-        let full = self.outbox.full(warpgroup);
-        k.guard(self.lane.eq(0), || full.arrive());
-        parity.set(parity.live() ^ 1);
+        rows.write(sums, (part.pass, part.end), || self.quantized_panels(part), parity);
     }
 
     /// The storing thread waits for a warpgroup's part of a tile to be staged, and has it stored.

@@ -60,7 +60,7 @@ fn half_kernels() -> impl Iterator<Item = Config> {
 }
 
 fn half_wide(operands: Operands, block_m: u32, block_n: u32, stages: u32, grouping: Grouping) -> Config {
-    Config::HalfWide(half_wide::Config { operands, block_m, block_n, stages, grouping })
+    Config::HalfWide(half_wide::Config { operands, block_m, block_n, stages, grouping, fusion: Fusion::None })
 }
 
 /// Tiles of the 16-bit kernels whose rows are grouped, where A is K-major, and those where B is too.
@@ -138,6 +138,31 @@ fn half_k_grouped() -> impl Iterator<Item = Config> {
 /// Those of which groups are along K.
 const K_GROUPED: &[(u32, u32, u32)] = &[(256, 96, 3), (128, 128, 4)];
 
+/// Tiles of the 16-bit kernels whose sums are finished before they are stored, as they are or with a gate: high ones, in which a
+/// warpgroup has the 128 columns of D that share a scale, and low ones.
+const HALF_FUSED: &[(u32, u32, u32)] = &[(256, 128, 3), (64, 128, 8)];
+const HALF_GATED: &[(u32, u32, u32)] = &[(128, 256, 4), (64, 128, 7)];
+
+fn half_fused() -> impl Iterator<Item = Config> {
+    Operands::all().filter(|operands| operands.layout() == "nt").flat_map(|operands| {
+        [(Fusion::Elementwise, HALF_FUSED), (Fusion::Gated, HALF_GATED)].into_iter().flat_map(
+            move |(fusion, tiles)| {
+                tiles.iter().map(move |&(block_m, block_n, stages)| {
+                    let grouping = Grouping::Dense;
+                    Config::HalfWide(half_wide::Config {
+                        operands,
+                        block_m,
+                        block_n,
+                        stages,
+                        grouping,
+                        fusion,
+                    })
+                })
+            },
+        )
+    })
+}
+
 /// Those whose sums are finished before they are stored.
 const FUSED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 5), (64, 128, 6)];
 
@@ -207,7 +232,7 @@ impl Config {
 
     /// The kernels that finish their sums before they store them.
     pub fn fused() -> impl Iterator<Item = Config> {
-        wide_fused(Grouping::Dense)
+        wide_fused(Grouping::Dense).chain(half_fused())
     }
 
     /// The same whose rows are grouped.
@@ -233,7 +258,8 @@ impl Config {
     pub fn fusion(&self) -> Fusion {
         match self {
             Config::Wide(config) => config.fusion,
-            Config::Slim(_) | Config::HalfWide(_) | Config::HalfSlim(_) | Config::Transpose => Fusion::None,
+            Config::HalfWide(config) => config.fusion,
+            Config::Slim(_) | Config::HalfSlim(_) | Config::Transpose => Fusion::None,
         }
     }
 

@@ -4,7 +4,9 @@ use oxigemm_kernels::epilogue::Activation;
 use oxigemm_kernels::epilogue::fused::Fusion;
 
 use super::operand::Footprint;
-use super::{Checked, CheckedGroups, Fp8GemmNt, GroupedFp8GemmNt, Groups, Operand, Problem, blocks};
+use super::{
+    Checked, CheckedGroups, Fp8GemmNt, GroupedFp8GemmNt, Groups, HalfGemm, Operand, Problem, blocks,
+};
 use crate::cast::ScaleFormat;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -35,7 +37,7 @@ pub struct EpilogueArguments {
     pub activation: Activation,
     /// Whether the first half of the rows of B are gates, and D has half as many columns.
     pub gated: bool,
-    /// What is added to the product before that: one for each row of B, f32 or bf16.
+    /// What is added to the product before that: one for each row of B, f32 or of 16 bits.
     pub bias: Option<Operand>,
     /// Columns of D that are skipped.
     pub heads: Option<HeadSplits>,
@@ -126,14 +128,33 @@ impl Fp8GemmNt {
     }
 }
 
+impl HalfGemm {
+    /// Checks every rule of the call where sums are finished before they are stored. Both operands are K-major.
+    ///
+    /// # Errors
+    /// The first broken rule, with the argument that breaks it.
+    pub fn check_fused(&self, epilogue: &EpilogueArguments) -> Result<CheckedFused> {
+        let [a, b] = self.along_k();
+        let problem = match self.check_finished(Some(epilogue))? {
+            Checked::Launch(problem) => problem,
+            Checked::Trivial(_) if self.d.dims().contains(&0) => return Ok(CheckedFused::Nothing),
+            Checked::Trivial(_) => return Err(b.wrong_shape([b.dims[0], 1], "or more along K")),
+        };
+        Ok(CheckedFused::Launch(problem, epilogue.check_memory(&self.d, [&a, &b].into_iter())?))
+    }
+}
+
 impl EpilogueArguments {
     fn fusion(&self) -> Fusion {
         if self.gated { Fusion::Gated } else { Fusion::Elementwise }
     }
 
-    /// The types that D may have.
-    pub(super) fn d_types(&self) -> &'static [DType] {
-        if self.scales.is_some() { &[DType::E4m3] } else { &[DType::Bf16, DType::F32] }
+    /// D is e4m3 with scales, of the 16-bit type that goes with A, or f32.
+    pub(super) fn expect_type_of_d(&self, d: &Operand, a: &Operand) -> Result<()> {
+        match self.scales {
+            Some(_) => d.expect_dtype(&[DType::E4m3]),
+            None => d.expect_dtype(&[half_beside(a), DType::F32]),
+        }
     }
 
     /// The columns that are computed of `n` rows of B; half of them are a multiple of `unit`.
@@ -192,7 +213,7 @@ impl EpilogueArguments {
         c: Option<&Operand>,
     ) -> Result<()> {
         if let Some(bias) = &self.bias {
-            bias.expect_dtype(&[DType::Bf16, DType::F32])?;
+            bias.expect_dtype(&[half_beside(a), DType::F32])?;
             match groups {
                 Some(count) if bias.rank != 1 => {
                     bias.expect_shape(&[count, n], "one for each group and row of its `b`")?;
@@ -290,6 +311,11 @@ impl EpilogueArguments {
         }
         Ok(())
     }
+}
+
+/// The 16-bit type of what goes with A: its own, or bf16.
+fn half_beside(a: &Operand) -> DType {
+    if a.dtype == DType::F16 { DType::F16 } else { DType::Bf16 }
 }
 
 /// From one row of a bias to the next, and its bytes.

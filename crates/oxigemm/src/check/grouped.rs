@@ -139,7 +139,7 @@ impl GroupedFp8GemmNt {
         b.expect_dtype(&[DType::E4m3])?;
         sfa.expect_dtype(&[DType::F32])?;
         sfb.expect_dtype(&[DType::F32])?;
-        d.expect_dtype(finish.d_types())?;
+        finish.expect_type_of_d(d, a)?;
         if let Some(numbers) = numbers {
             numbers.expect_dtype(&[DType::I32])?;
         }

@@ -6,7 +6,9 @@ use std::str::FromStr;
 use oxigemm_kernels::half::{Half, Major, Operands};
 use oxigemm_kernels::launch::Family;
 
-use super::{Checked, Operand, Problem, ScaleStrides, Trivial, accumulation, expect_output};
+use super::{
+    Checked, EpilogueArguments, Operand, Problem, ScaleStrides, Trivial, accumulation, expect_output,
+};
 use crate::dtype::DType;
 use crate::error::Result;
 
@@ -125,10 +127,22 @@ impl HalfGemm {
     /// # Errors
     /// The first broken rule, with the argument that breaks it.
     pub fn check(&self) -> Result<Checked> {
+        self.check_finished(None)
+    }
+
+    /// A as `[M, K]` and B as `[N, K]`.
+    pub(super) fn along_k(&self) -> [Operand; 2] {
+        let view = |operand: &Operand, k_first| if k_first { operand.transposed() } else { *operand };
+        [view(&self.a, self.layout.a_begins_with_k()), view(&self.b, self.layout.b_begins_with_k())]
+    }
+
+    /// The same; with an `epilogue` sums are finished: D may be of other columns and another type, and operands are K-major.
+    pub(super) fn check_finished(&self, epilogue: Option<&EpilogueArguments>) -> Result<Checked> {
         let HalfGemm { layout, a, b, c, d } = self;
+        let finish = epilogue.copied().unwrap_or_default();
         a.expect_dtype(&[DType::Bf16, DType::F16])?;
         b.expect_dtype(&[a.dtype])?;
-        d.expect_dtype(&[a.dtype, DType::F32])?;
+        finish.expect_type_of_d(d, a)?;
         let ([rows, columns], a_first) = (a.matrix_dims()?, layout.a_begins_with_k());
         let [m, k] = if a_first { [columns, rows] } else { [rows, columns] };
         let ([rows, columns], b_first) = (b.matrix_dims()?, layout.b_begins_with_k());
@@ -136,7 +150,10 @@ impl HalfGemm {
         if b_k != k {
             return Err(b.wrong_shape(if b_first { [k, n] } else { [n, k] }, "with the K of `a`"));
         }
-        expect_output(d, c.as_ref(), [m, n], "the M of `a` by the N of `b`", a, &[b, d])?;
+        let columns = finish.columns(b, n, 1)?;
+        let meaning = epilogue.map_or("the M of `a` by the N of `b`", EpilogueArguments::meaning_of_d);
+        expect_output(d, c.as_ref(), [m, finish.columns_of_d(columns)], meaning, a, &[b, d])?;
+        finish.check_shapes((None, n), &[m, columns], a, c.as_ref())?;
         if m == 0 || n == 0 {
             return Ok(Checked::Trivial(Trivial::Nothing));
         }
@@ -145,12 +162,14 @@ impl HalfGemm {
             return Ok(Checked::Trivial(Trivial::without_product(accumulate)));
         }
 
-        let majors = |operand: &Operand, k_first| match k_first {
-            false => operand.tma_either_major(Major::K),
-            true => operand.transposed().tma_either_major(Major::MN),
+        let majors = |along_k: &Operand, k_first| match (epilogue, k_first) {
+            (Some(_), _) => along_k.tma_rows().map(|(pitch, memory)| (Major::K, pitch, memory)),
+            (None, false) => along_k.tma_either_major(Major::K),
+            (None, true) => along_k.tma_either_major(Major::MN),
         };
-        let (a_major, a_pitch, a_memory) = majors(a, a_first)?;
-        let (b_major, b_pitch, b_memory) = majors(b, b_first)?;
+        let [along_a, along_b] = self.along_k();
+        let (a_major, a_pitch, a_memory) = majors(&along_a, a_first)?;
+        let (b_major, b_pitch, b_memory) = majors(&along_b, b_first)?;
         for (input, memory) in [(a, &a_memory), (b, &b_memory)] {
             d.expect_apart(&d_memory, input, memory)?;
         }
@@ -159,7 +178,7 @@ impl HalfGemm {
             family: Family::Half(Operands { element, a: a_major, b: b_major }),
             // matrix_dims has bounded each of them by i32::MAX.
             m: m as u32,
-            n: n as u32,
+            n: columns as u32,
             k: k as u32,
             a_pitch,
             b_pitch,

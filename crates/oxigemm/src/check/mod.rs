@@ -239,7 +239,7 @@ impl Fp8GemmNt {
         b.expect_dtype(types)?;
         sfa.expect_dtype(&[DType::F32])?;
         sfb.expect_dtype(&[DType::F32])?;
-        d.expect_dtype(finish.d_types())?;
+        finish.expect_type_of_d(d, a)?;
         let [m, k] = a.matrix_dims()?;
         let [n, b_k] = b.matrix_dims()?;
         if b_k != k {

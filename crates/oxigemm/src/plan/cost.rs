@@ -69,7 +69,7 @@ pub(super) struct Speeds {
     pub start: f64,
 }
 
-pub(super) const MANY_ROWS: Speeds =
+const MANY_ROWS: Speeds =
     Speeds { tensor: 12.69e6, memory: 3.57e6, l2: 23.5e6, feed: 154e3, output: 121e3, start: 3.92 };
 const FEW_ROWS: Speeds =
     Speeds { tensor: 12.69e6, memory: 3.94e6, l2: 9.83e6, feed: 154e3, output: 121e3, start: 3.43 };
@@ -227,6 +227,11 @@ pub(super) fn half_efficiency(tile: &Tile) -> f64 {
     }
 }
 
+/// The speeds that kernels of many rows reach.
+pub(super) fn many_rows(tile: &Tile) -> &'static Speeds {
+    if tile.promotes() { &MANY_ROWS } else { &MANY_ROWS_HALF }
+}
+
 /// A persistent grid: each block takes tiles until none is left.
 fn wide(tile: &Tile, [cluster_m, cluster_n]: [u32; 2], stages: u32, shape: Shape, limits: &Limits) -> Cost {
     let tiles =
@@ -240,8 +245,7 @@ fn wide(tile: &Tile, [cluster_m, cluster_n]: [u32; 2], stages: u32, shape: Shape
         // Low and broad ones do.
         overlaps: (tile.m, tile.n) == (64, 256),
     };
-    let speeds = if tile.promotes() { &MANY_ROWS } else { &MANY_ROWS_HALF };
-    persistent(tile, [cluster_m, cluster_n], stages, &work, speeds, limits)
+    persistent(tile, [cluster_m, cluster_n], stages, &work, many_rows(tile), limits)
 }
 
 /// What a persistent grid has to do.

@@ -1,5 +1,6 @@
 //! Plans of products whose sums are finished before they are stored.
 
+use oxigemm_kernels::grouping::Grouping;
 use oxigemm_kernels::launch::Config;
 
 use super::cost::{self, Cost, Persistent, Tile};
@@ -63,19 +64,30 @@ fn serves(choice: &Choice, fused: &Fused, limits: &Limits) -> bool {
     let config = choice.config();
     let fits = match config {
         Config::Wide(config) => !config.is_grouped() && config.shared_bytes() <= limits.shared_per_block,
-        Config::Slim(_) | Config::HalfWide(_) | Config::HalfSlim(_) | Config::Transpose => false,
+        Config::HalfWide(config) => {
+            config.grouping == Grouping::Dense && config.shared_bytes() <= limits.shared_per_block
+        }
+        Config::Slim(_) | Config::HalfSlim(_) | Config::Transpose => false,
     };
     fits && config.fusion() == fused.fusion && (!limits.restricted || blocks_of(choice) <= limits.sms)
 }
 
 /// As a product that stores its sums. What is done with them takes the time of some output, alike for all choices.
 fn estimate(choice: &Choice, shape: Shape, fused: &Fused, limits: &Limits) -> Cost {
-    let Choice::Wide { config, cluster_m, cluster_n } = *choice else {
-        unreachable!("only many-row kernels finish sums: `serves` has seen to it")
+    let (m, n, stages, [cluster_m, cluster_n]) = match *choice {
+        Choice::Wide { config, cluster_m, cluster_n } => {
+            (config.block_m, config.block_n, config.stages, [cluster_m, cluster_n])
+        }
+        Choice::HalfWide { config, cluster_m, cluster_n } => {
+            (config.block_m, config.block_n, config.stages, [cluster_m, cluster_n])
+        }
+        Choice::Slim { .. } | Choice::HalfSlim { .. } => {
+            unreachable!("only many-row kernels finish sums: `serves` has seen to it")
+        }
     };
     let (family, passes) = (choice.config().family(), passes(choice, fused));
-    let tile = Tile { family, m: config.block_m, n: config.block_n };
-    let columns = config.tile_columns() * passes * cluster_n;
+    let tile = Tile { family, m, n };
+    let columns = tile.n / fused.fusion.sums() * passes * cluster_n;
     let whole = Shape { n: shape.n * fused.fusion.sums(), ..shape };
     let work = Persistent {
         tiles: f64::from(shape.m.div_ceil(tile.m * cluster_m)) * f64::from(shape.n.div_ceil(columns)),
@@ -85,7 +97,7 @@ fn estimate(choice: &Choice, shape: Shape, fused: &Fused, limits: &Limits) -> Co
         efficiency: cost::efficiency(&tile),
         overlaps: false,
     };
-    cost::persistent(&tile, [cluster_m, cluster_n], config.stages, &work, &cost::MANY_ROWS, limits)
+    cost::persistent(&tile, [cluster_m, cluster_n], stages, &work, cost::many_rows(&tile), limits)
 }
 
 /// One of each kind that plans tell apart.
@@ -112,24 +124,41 @@ mod tests {
     use super::*;
     use crate::plan::{name, parse};
     use oxigemm_kernels::epilogue::fused::Fusion;
+    use oxigemm_kernels::half::{Half, Major, Operands};
+
+    const FAMILIES: [Family; 3] = [Family::Fp8, half(Half::Bf16), half(Half::F16)];
+
+    const fn half(element: Half) -> Family {
+        Family::Half(Operands { element, a: Major::K, b: Major::K })
+    }
+
+    /// Rows and columns of D that a cluster computes at a time.
+    fn cluster_tile(plan: &Plan) -> [u32; 2] {
+        match plan.choice {
+            Choice::Wide { config, cluster_m, cluster_n } => {
+                [config.block_m * cluster_m, config.tile_columns() * plan.passes * cluster_n]
+            }
+            Choice::HalfWide { config, cluster_m, cluster_n } => {
+                [config.block_m * cluster_m, config.tile_columns() * plan.passes * cluster_n]
+            }
+            _ => panic!("{}", plan.name()),
+        }
+    }
 
     #[test]
     fn every_shape_has_a_plan_that_fits_the_device_and_leads_the_ranking() {
         for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(1)] {
-            for fused in samples() {
+            for (fused, family) in samples().flat_map(|fused| FAMILIES.map(|family| (fused, family))) {
                 for [m, n, k] in [[1, 128, 1], [64, 2048, 7168], [130, 24576, 1536], [4096, 3072, 7168]] {
                     let shape = Shape { m, n, k };
-                    let plan = Plan::best_fused(Family::Fp8, shape, &fused, &limits);
-                    let ranking = fused_ranking(Family::Fp8, shape, &fused, &limits);
+                    let plan = Plan::best_fused(family, shape, &fused, &limits);
+                    let ranking = fused_ranking(family, shape, &fused, &limits);
                     assert_eq!(plan.choice, ranking[0].0, "{shape:?}");
                     assert!(plan.launch.shared_bytes <= limits.shared_per_block, "{shape:?}");
                     assert!((1..=limits.sms).contains(&plan.launch.grid[0]), "{shape:?}: {:?}", plan.launch);
-                    let Choice::Wide { config, cluster_m, cluster_n } = plan.choice else {
-                        panic!("{}", plan.name())
-                    };
                     // A cluster without a tile would wait for scales that nobody brings.
-                    let columns = config.tile_columns() * plan.passes * cluster_n;
-                    let tiles = m.div_ceil(config.block_m * cluster_m) * n.div_ceil(columns);
+                    let [rows, columns] = cluster_tile(&plan);
+                    let tiles = m.div_ceil(rows) * n.div_ceil(columns);
                     assert!(
                         plan.launch.grid[0] / plan.launch.cluster <= tiles,
                         "{shape:?}: {:?}",
@@ -143,8 +172,8 @@ mod tests {
     #[test]
     fn kernels_serve_what_they_are_made_for_and_nothing_else() {
         let (shape, limits) = (Shape { m: 100, n: 256, k: 256 }, Limits::h200());
-        for fused in samples() {
-            for choice in fused_candidates(Family::Fp8, &fused, &limits) {
+        for (fused, family) in samples().flat_map(|fused| FAMILIES.map(|family| (fused, family))) {
+            for choice in fused_candidates(family, &fused, &limits) {
                 assert_eq!(parse(&name(&choice)), Some(choice));
                 assert!(Plan::of(choice, shape, &limits).is_none(), "{} for a plain call", name(&choice));
                 let other = match fused.fusion {
@@ -155,8 +184,13 @@ mod tests {
                 assert!(Plan::of_fused(choice, shape, &other, &limits).is_none(), "{}", name(&choice));
             }
         }
-        let plain = parse("wide_128x128_s5_c1x1").unwrap();
-        assert!(samples().all(|fused| Plan::of_fused(plain, shape, &fused, &limits).is_none()));
+        for plain in ["wide_128x128_s5_c1x1", "bf16_wide_nt_256x128_s3_c1x1"] {
+            let choice = parse(plain).unwrap();
+            assert!(
+                samples().all(|fused| Plan::of_fused(choice, shape, &fused, &limits).is_none()),
+                "{plain}"
+            );
+        }
     }
 
     #[test]
@@ -166,5 +200,21 @@ mod tests {
         assert_eq!(passes("wide_fused_64x128_s6_c1x1"), 2, "warpgroups share the columns");
         assert_eq!(passes("wide_gated_128x128_s5_c1x1"), 2);
         assert_eq!(passes("wide_gated_64x128_s6_c1x1"), 4);
+        assert_eq!(passes("bf16_wide_fused_nt_256x128_s3_c1x1"), 1);
+        assert_eq!(passes("bf16_wide_gated_nt_128x256_s4_c1x1"), 1);
+        assert_eq!(passes("fp16_wide_gated_nt_64x128_s7_c1x1"), 4);
+    }
+
+    #[test]
+    fn few_rows_of_16_bits_take_low_tiles_and_many_high_ones() {
+        // Quantized, low tiles take more passes than there are multiprocessors to share them.
+        for fused in samples().filter(|fused| fused.quantized.is_none()) {
+            for [m, high] in [[32, 64], [4096, 128]] {
+                let shape = Shape { m, n: 2048, k: 4096 };
+                let plan = Plan::best_fused(half(Half::Bf16), shape, &fused, &Limits::h200());
+                let Choice::HalfWide { config, .. } = plan.choice else { panic!("{}", plan.name()) };
+                assert_eq!(config.block_m > 64, high > 64, "{}", plan.name());
+            }
+        }
     }
 }

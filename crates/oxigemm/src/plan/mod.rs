@@ -394,7 +394,8 @@ fn serves(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
             plain && config.shared_bytes() <= limits.shared_per_block
         }
         Choice::HalfWide { config, .. } => {
-            config.grouping == Grouping::Dense && config.shared_bytes() <= limits.shared_per_block
+            let plain = config.grouping == Grouping::Dense && !config.is_fused();
+            plain && config.shared_bytes() <= limits.shared_per_block
         }
         Choice::Slim { config, split, stages } => {
             let tile = [config.block_m, config.block_n];

@@ -3,7 +3,7 @@
 use oxigemm_kernels::epilogue::Activation;
 use std::f64::consts::{FRAC_1_PI, PI, SQRT_2};
 
-use super::fp8_gemm_nt;
+use super::{fp8_gemm_nt, gemm_nt};
 use crate::cast::{Quantized, per_token_cast_to_fp8};
 use crate::check::{BLOCK, HeadSplits};
 use crate::error::{Error, Result};
@@ -120,15 +120,33 @@ pub fn fp8_gemm_nt_fused_tensors(
     d: FusedOutput<'_>,
     epilogue: &Epilogue<'_>,
 ) -> Result<()> {
-    let c = match c {
-        Addend::None => None,
-        Addend::InPlace => Some(computed(d.d(), epilogue.heads)?),
-        Addend::From(c) => Some(computed(c, epilogue.heads)?),
-    };
+    let c = added(c, d.d(), epilogue.heads)?;
     let a = Quantized::from_tensors(a, sfa, 1)?;
     let b = Quantized::from_tensors(b, sfb, BLOCK as usize)?;
     let product = fp8_gemm_nt(&a.as_matrix(), &b.as_matrix(), None)?;
     finish_into(&product, [a.rows, b.rows], c.as_deref(), d, epilogue)
+}
+
+/// [`half_gemm_nt_fused`](crate::half_gemm_nt_fused) in the same way.
+///
+/// # Errors
+/// If the tensors are not of the shapes that were checked.
+pub fn half_gemm_nt_fused_tensors(
+    a: &Tensor,
+    b: &Tensor,
+    c: Addend<'_>,
+    d: FusedOutput<'_>,
+    epilogue: &Epilogue<'_>,
+) -> Result<()> {
+    let c = added(c, d.d(), epilogue.heads)?;
+    let [m, n, k] = [a.dims()[0], b.dims()[0], a.dims()[1]];
+    let product = gemm_nt(&a.to_vec_f32()?, &b.to_vec_f32()?, [m, n, k], None)?;
+    finish_into(&product, [m, n], c.as_deref(), d, epilogue)
+}
+
+/// What is added to the columns that are computed.
+fn added(c: Addend<'_>, d: &Tensor, heads: Option<HeadSplits>) -> Result<Option<Vec<f32>>> {
+    c.tensor(d).map(|c| computed(c, heads)).transpose()
 }
 
 /// Finishes `m` rows of `n` sums and stores them.

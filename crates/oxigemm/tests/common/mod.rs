@@ -2,6 +2,7 @@
 
 #![allow(dead_code)]
 
+pub mod fused;
 pub mod grouped;
 pub mod half;
 pub mod half_grouped;
