@@ -12,16 +12,19 @@ use crate::settings;
 const NAMES: &[(&str, &str)] =
     &[("ids", "grouped_layout"), ("ends", "grouped_layout"), ("ks", "grouped_layout")];
 
+/// The rows that each group should have, of groups one behind another.
+const EXPECTED_M: &str = "expected_m_for_psum_layout";
+
 /// How groups one behind another are told.
 #[derive(Clone, Copy)]
-struct Contiguous {
+pub struct Contiguous {
     numbers: Index,
     ends: bool,
-    expected_m: Option<usize>,
+    pub expected_m: Option<usize>,
 }
 
 impl Contiguous {
-    fn rows<'a>(&self, x: &'a Operands) -> GroupedRows<'a> {
+    pub fn rows<'a>(&self, x: &'a Operands) -> GroupedRows<'a> {
         let numbers = x.get(self.numbers);
         if self.ends { GroupedRows::Ends(numbers) } else { GroupedRows::Ids(numbers) }
     }
@@ -36,13 +39,13 @@ impl Contiguous {
     }
 }
 
-fn contiguous<'py>(
+/// Reads where groups are, and how many rows each should have, by the name of that argument.
+pub fn contiguous<'py>(
     call: &mut Call<'py>,
     grouped_layout: &Bound<'py, PyAny>,
     use_psum_layout: bool,
-    expected_m: Option<i64>,
+    (name, expected_m): (&str, Option<i64>),
 ) -> PyResult<Contiguous> {
-    let name = "expected_m_for_psum_layout";
     if expected_m.is_some() && !use_psum_layout {
         let expected = "None, as `use_psum_layout` is False";
         return Err(argument_error(call.py(), name, "means nothing", expected, &format!("{expected_m:?}")));
@@ -55,7 +58,7 @@ fn contiguous<'py>(
     })
 }
 
-fn positive(py: Python<'_>, name: &str, number: i64) -> PyResult<usize> {
+pub fn positive(py: Python<'_>, name: &str, number: i64) -> PyResult<usize> {
     usize::try_from(number)
         .ok()
         .filter(|number| *number > 0)
@@ -83,7 +86,7 @@ fn m_grouped_fp8_gemm_contiguous<'py>(
     let mut call = Call::new(py, NAMES);
     let [a, sfa, b, sfb] = scaled_operands(&mut call, a, b, &recipe, [false, layout.b_begins_with_k()])?;
     let d = call.output("d", d)?;
-    let groups = contiguous(&mut call, grouped_layout, use_psum_layout, expected_m)?;
+    let groups = contiguous(&mut call, grouped_layout, use_psum_layout, (EXPECTED_M, expected_m))?;
     let alignment = settings::alignment();
     call.run(|x| {
         let run = match layout {
@@ -146,7 +149,7 @@ fn m_grouped_half_gemm_contiguous<'py>(
     let mut call = Call::new(py, NAMES);
     let (a, b, d) = (call.input("a", a)?, call.input("b", b)?, call.output("d", d)?);
     call.array(a).expect_type(py, dtype)?;
-    let groups = contiguous(&mut call, grouped_layout, use_psum_layout, expected_m)?;
+    let groups = contiguous(&mut call, grouped_layout, use_psum_layout, (EXPECTED_M, expected_m))?;
     let alignment = settings::alignment();
     call.run(|x| {
         let rows = RowGroups::Contiguous { rows: groups.rows(x), alignment, expected_m: groups.expected_m };

@@ -19,9 +19,9 @@ ACTIVATIONS = {
 }
 
 
-def run(device, *arguments, **named):
-    """The function on the device of a test."""
-    function = fused.fp8_gemm_nt_fused
+def run(device, *arguments, name="fp8_gemm_nt_fused", **named):
+    """A function on the device of a test."""
+    function = getattr(fused, name)
     if device in ("torch", "cuda"):
         import torch
 
@@ -80,6 +80,83 @@ def test_skipped_columns(device):
     assert calc_diff(np.delete(d, np.s_[128:192], axis=1), exact) < 1e-5
 
 
+HALVES = [(BF16, "bf16_gemm_nt_fused"), (np.float16, "fp16_gemm_nt_fused")]
+
+
+def half_operands(dtype, m=5, n=250, k=136):
+    a, b = normals(m, k).astype(dtype), normals(n, k, seed=1).astype(dtype)
+    return a, b, a.astype(np.float64) @ b.astype(np.float64).T
+
+
+@pytest.mark.parametrize("dtype, name", HALVES)
+@pytest.mark.parametrize("out", ["same", "float32"])
+def test_half_with_everything_that_is_elementwise(device, dtype, name, out):
+    a, b, exact = half_operands(dtype)
+    to = dtype if out == "same" else np.float32
+    bias, c = normals(250, seed=2).astype(dtype), normals(5, 250, seed=3).astype(to)
+    d = np.zeros((5, 250), to)
+    run(device, a, b, d, c=c, alpha=0.05, beta=2.0, bias=bias, activation="gelu", name=name)
+    expected = ACTIVATIONS["gelu"](0.05 * exact + bias.astype(np.float64)) + 2.0 * c.astype(np.float64)
+    assert calc_diff(d, expected) < (1e-5 if out == "same" else 1e-9)
+
+
+@pytest.mark.parametrize("dtype, name", HALVES)
+def test_half_swiglu(device, dtype, name):
+    a, b, exact = half_operands(dtype)
+    d = np.zeros((5, 125), dtype)
+    run(device, a, b, d, alpha=0.1, activation="silu", gated=True, name=name)
+    gate, up = np.split(0.1 * exact, 2, axis=1)
+    assert calc_diff(d, ACTIVATIONS["silu"](gate) * up) < 1e-5
+
+
+@pytest.mark.parametrize("dtype, name", HALVES)
+def test_half_quantized_and_skipped(device, dtype, name):
+    a, b, exact = half_operands(dtype, n=256)
+    codes, scales = np.zeros((5, 256), E4M3), np.zeros((5, 2), np.float32)
+    run(device, a, b, codes, d_scales=scales, name=name)
+    assert calc_diff(codes.astype(np.float64) * np.repeat(scales, 128, 1), exact) < 1e-3
+    d = np.full((5, 256 + 64), 7.0, dtype)
+    run(device, a, b, d, head_splits=(128, 64, 128), name=name)
+    assert (d[:, 128:192] == 7.0).all()
+    assert calc_diff(np.delete(d, np.s_[128:192], axis=1), exact) < 1e-5
+
+
+GROUPS = "m_grouped_fp8_gemm_nt_fused"
+
+
+def swiglu(sums):
+    gate, up = np.split(0.05 * sums, 2, axis=-1)
+    return ACTIVATIONS["silu"](gate) * up
+
+
+def test_masked_groups_quantized(device):
+    masked, (m, n, k) = np.array([3, 0, 8], np.int32), (8, 256, 256)
+    a, b = per_token(3, m, k), per_block(3, n, k, seed=1)
+    codes, scales = np.zeros((3, m, 128), E4M3), np.full((3, m, 1), 7.0, np.float32)
+    finish = dict(alpha=0.05, activation="silu", gated=True, d_scales=scales)
+    run(device, a, b, codes, masked_m=masked, expected_m=4, name=GROUPS, **finish)
+    expected = swiglu(dequantized(a) @ dequantized(b).swapaxes(1, 2))
+    for group, rows in enumerate(masked):
+        found = codes[group, :rows].astype(np.float64) * scales[group, :rows]
+        assert calc_diff(found, expected[group, :rows]) < 1e-3
+        assert (scales[group, rows:] == 7.0).all(), "rows of no group"
+
+
+@pytest.mark.parametrize("psum", [False, True])
+def test_contiguous_groups_with_a_bias_of_each(device, psum):
+    ids = np.array([0] * 3 + [-1] * 125 + [2] * 5, np.int32)
+    a, b, bias = per_token(len(ids), 128), per_block(3, 128, 128, seed=1), normals(3, 128, seed=2)
+    d = np.full((len(ids), 128), 7.0, BF16)
+    told = {"grouped_layout": np.array([3, 3, 133], np.int32), "use_psum_layout": True, "expected_m": 4}
+    told = told if psum else {"grouped_layout": ids}
+    run(device, a, b, d, **told, bias=bias, activation="relu", name=GROUPS)
+    for group in (0, 2):
+        rows = ids == group
+        exact = dequantized(a)[rows] @ dequantized(b)[group].T + bias[group]
+        assert calc_diff(d[rows], np.maximum(exact, 0)) < 1e-5
+    assert (d[ids < 0] == 7.0).all(), "rows of no group"
+
+
 WRONG = [
     ({"activation": "tanh"}, "activation", "gelu_tanh"),
     ({"bias": normals(255)}, "bias", "256"),
@@ -97,4 +174,42 @@ def test_what_is_wrong_is_named(changes, argument, words):
     a, b, _ = operands()
     with pytest.raises(oxigemm.OxigemmError) as caught:
         fused.fp8_gemm_nt_fused(**{"a": a, "b": b, "d": np.zeros((5, 256), np.float32), **changes})
+    assert caught.value.argument == argument and words in str(caught.value), str(caught.value)
+
+
+WRONG_HALVES = [
+    ({"a": normals(5, 136)}, "a", "bfloat16"),
+    ({"b": normals(250, 136).astype(np.float16)}, "b", "bf16"),
+    ({"d": np.zeros((5, 250), np.float16)}, "d", "bf16"),
+    ({"bias": normals(250).astype(np.float16)}, "bias", "bf16"),
+    ({"gated": True}, "d", "125"),
+    ({"activation": "tanh"}, "activation", "gelu_tanh"),
+]
+
+
+@pytest.mark.parametrize("changes, argument, words", WRONG_HALVES)
+def test_what_is_wrong_of_halves_is_named(changes, argument, words):
+    a, b, _ = half_operands(BF16)
+    with pytest.raises(oxigemm.OxigemmError) as caught:
+        fused.bf16_gemm_nt_fused(**{"a": a, "b": b, "d": np.zeros((5, 250), np.float32), **changes})
+    assert caught.value.argument == argument and words in str(caught.value), str(caught.value)
+
+
+IDS = np.zeros(5, np.int32)
+WRONG_GROUPS = [
+    ({}, "grouped_layout", "neither"),
+    ({"grouped_layout": IDS, "masked_m": IDS[:3]}, "grouped_layout", "more"),
+    ({"masked_m": IDS[:3], "use_psum_layout": True}, "grouped_layout", "more"),
+    ({"grouped_layout": IDS, "expected_m": 4}, "expected_m", "use_psum_layout"),
+    ({"grouped_layout": IDS[:3], "use_psum_layout": True, "expected_m": 0}, "expected_m", "1 or more"),
+    ({"grouped_layout": IDS[:4]}, "grouped_layout", "5"),
+    ({"grouped_layout": IDS, "bias": normals(2, 128)}, "bias", "[3, 128]"),
+]
+
+
+@pytest.mark.parametrize("changes, argument, words", WRONG_GROUPS)
+def test_what_is_wrong_of_groups_is_named(changes, argument, words):
+    a, b, d = per_token(5, 128), per_block(3, 128, 128, seed=1), np.zeros((5, 128), np.float32)
+    with pytest.raises(oxigemm.OxigemmError) as caught:
+        fused.m_grouped_fp8_gemm_nt_fused(a, b, d, **changes)
     assert caught.value.argument == argument and words in str(caught.value), str(caught.value)

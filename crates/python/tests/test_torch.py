@@ -92,8 +92,9 @@ def test_compiled_layer_of_experts():
     x, weights = torch.randn(3, 256).bfloat16(), torch.rand(3, 2)
     b = torch.randn(3, 128, 256).to(torch.float8_e4m3fn), torch.rand(3, 1, 2)
     w = torch.randn(256, 256).to(torch.float8_e4m3fn), torch.rand(2, 2)
+    pairs = torch.randn(3, 256, 256).to(torch.float8_e4m3fn), torch.rand(3, 2, 2)
 
-    def layer(ids, x, weights, b, w):
+    def layer(ids, x, weights, b, w, pairs):
         permuted = oxigemm.moe.permute(ids, 3)
         codes, scales = torch.zeros(permuted.tokens.shape[0], 256).to(torch.float8_e4m3fn), torch.zeros(384, 2)
         oxigemm.quantization.gather_quantize(x, permuted.tokens, codes=codes, scales=scales)
@@ -101,11 +102,15 @@ def test_compiled_layer_of_experts():
         deep_gemm.m_grouped_fp8_gemm_nt_contiguous((codes, scales), b, rows, permuted.groups)
         gated = torch.empty(384, 128)
         oxigemm.fused.fp8_gemm_nt_fused((codes, scales), w, gated, activation="silu", gated=True)
+        groups = {"grouped_layout": permuted.groups, "activation": "silu", "gated": True}
+        oxigemm.fused.m_grouped_fp8_gemm_nt_fused((codes, scales), pairs, gated, **groups)
+        relu = torch.empty(3, 3)
+        oxigemm.fused.bf16_gemm_nt_fused(x, x, relu, activation="relu")
         packed = oxigemm.quantization.quantize_nvfp4(x)
         back = oxigemm.quantization.dequantize_nvfp4(*packed)
-        return oxigemm.moe.unpermute(rows, permuted.places, weights), gated, back
+        return oxigemm.moe.unpermute(rows, permuted.places, weights), gated, relu, back
 
-    for found, expected in zip(compiled(layer)(ids, x, weights, b, w), layer(ids, x, weights, b, w)):
+    for found, expected in zip(compiled(layer)(ids, x, weights, b, w, pairs), layer(ids, x, weights, b, w, pairs)):
         assert torch.equal(found, expected)
 
 

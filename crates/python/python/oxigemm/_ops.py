@@ -45,9 +45,20 @@ def _fp8_einsum(expr, a, sfa, b, sfb, d, c, recipe):
     _C.fp8_einsum(expr, (a, sfa), (b, sfb), d, c, _tuple(recipe))
 
 
-def _fp8_fused(a, sfa, b, sfb, d, c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two):
-    finish = alpha, beta, bias, activation, gated, _tuple(head_splits), d_scales, power_of_two
-    _C.fp8_gemm_nt_fused((a, sfa), (b, sfb), d, c, *finish)
+def _finish(c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two):
+    return c, alpha, beta, bias, activation, gated, _tuple(head_splits), d_scales, power_of_two
+
+
+def _fp8_fused(a, sfa, b, sfb, d, *finish):
+    _C.fp8_gemm_nt_fused((a, sfa), (b, sfb), d, *_finish(*finish))
+
+
+def _half_fused(dtype, a, b, d, *finish):
+    _C.half_gemm_nt_fused(dtype, a, b, d, *_finish(*finish))
+
+
+def _fp8_grouped_fused(a, sfa, b, sfb, d, groups, masked_m, expected_m, psum, *finish):
+    _C.m_grouped_fp8_gemm_nt_fused((a, sfa), (b, sfb), d, groups, masked_m, expected_m, psum, *_finish(*finish))
 
 
 def _nvfp4(x, codes, scales, tensor_scale):
@@ -61,6 +72,10 @@ def _nvfp4_by(x, codes, scales, tensor_scale):
 _RECIPES = "int[]? recipe, int[]? recipe_a, int[]? recipe_b"
 _SCALED = "Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d"
 _PLAIN = "Tensor a, Tensor b, Tensor(d!) d"
+_FINISH = (
+    "Tensor? c, float alpha, float beta, Tensor? bias, str activation, bool gated, int[]? head_splits, "
+    "Tensor(s!)? d_scales, bool power_of_two"
+)
 
 #: Every operator: its arguments, and what it calls.
 _OPERATORS = {
@@ -79,10 +94,11 @@ _OPERATORS = {
         _fp8_k_grouped,
     ),
     "fp8_einsum": (f"str expr, {_SCALED}, Tensor? c, int[]? recipe", _fp8_einsum),
-    "fp8_gemm_nt_fused": (
-        f"{_SCALED}, Tensor? c, float alpha, float beta, Tensor? bias, str activation, bool gated, int[]? head_splits, "
-        "Tensor(s!)? d_scales, bool power_of_two",
-        _fp8_fused,
+    "fp8_gemm_nt_fused": (f"{_SCALED}, {_FINISH}", _fp8_fused),
+    "half_gemm_nt_fused": (f"str dtype, {_PLAIN}, {_FINISH}", _half_fused),
+    "m_grouped_fp8_gemm_nt_fused": (
+        f"{_SCALED}, Tensor? grouped_layout, Tensor? masked_m, int? expected_m, bool psum, {_FINISH}",
+        _fp8_grouped_fused,
     ),
     "k_grouped_half_gemm": (
         f"str dtype, str layout, {_PLAIN}, int[]? ks_cpu, Tensor grouped_layout, Tensor? c",
