@@ -10,7 +10,7 @@ use crate::grouping::{ClusterTiles, GroupParams, GroupPlace, Groups};
 use crate::kgroups::{KGroupPlace, KGroups};
 use crate::params::Params;
 use crate::pipeline::{Pipeline, RemoteEmpty};
-use crate::schedule::{KernelTileOrder, TileOrder};
+use crate::schedule::{KernelTileOrder, TileOrder, streams_b};
 use oxigemm_ptx::tma::{CachePolicy, LoadOptions, TensorMap};
 use oxigemm_ptx::{Kernel, MBarrier, Pred, Shared, U16, U32};
 
@@ -21,6 +21,8 @@ pub(crate) struct Place<'k> {
     order: KernelTileOrder<'k>,
     cluster: (U32<'k>, U32<'k>),
     rank: (U32<'k>, U32<'k>),
+    /// Rows of D.
+    rows: U32<'k>,
     groups: Option<Groups<'k>>,
     k_groups: Option<KGroups<'k>>,
     passes: Option<Passes<'k>>,
@@ -117,6 +119,7 @@ impl<'k> Place<'k> {
             },
             cluster: (cluster_m, cluster_n),
             rank: (rank_m, rank - rank_m * cluster_n),
+            rows: p.output.rows,
             groups: None,
             k_groups: None,
             passes: None,
@@ -256,7 +259,7 @@ impl<'k> Place<'k> {
                     n: self.first_column(n, turn.pass),
                     group: None,
                     k_group: Some(groups.place(group)),
-                    streams_b: self.order.streams_b(),
+                    streams_b: streams_b(self.rows),
                     pass: turn.pass,
                 });
             });
@@ -264,7 +267,7 @@ impl<'k> Place<'k> {
         if self.groups.is_some() {
             return self.for_each_group_tile(k, |tile, _| body(tile));
         }
-        let streams_b = self.order.streams_b();
+        let streams_b = streams_b(self.rows);
         self.for_each_turn(k, |turn| {
             let (m, n) = self.dense_tile(turn);
             body(TilePlace { m, n, group: None, k_group: None, streams_b, pass: turn.pass });

@@ -9,7 +9,7 @@
 //! D to itself, all others share one. Groups that have all rows of their slabs are a batch of products.
 
 use crate::WARP;
-use crate::schedule::TileOrder;
+use crate::schedule::{TileOrder, streams_b};
 use oxigemm_ptx::memory::AtomicOp;
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{Global, I32, Kernel, Pred, Scope, Shared, U32, Var};
@@ -350,7 +350,7 @@ impl<'k> Groups<'k> {
         let (m, n) = order.tile(turn - self.before.at(group * 4).load::<u32>());
         let slab = self.params.slab_of(group);
         let place = GroupPlace { group, slab, end, d_slab: self.params.d_slab };
-        (first + m * self.tiles.rows, n, order.streams_b(), place)
+        (first + m * self.tiles.rows, n, streams_b(end - first), place)
     }
 
     /// The last group that no more than `turn` tiles come before.

@@ -64,11 +64,10 @@ impl<T: Index> TileOrder<T> {
 /// A tile order of kernel values.
 pub type KernelTileOrder<'k> = TileOrder<U32<'k>>;
 
-impl<'k> KernelTileOrder<'k> {
-    /// Whether the tiles that share rows of B are so few that they run at the same time: B passes by once.
-    pub(crate) fn streams_b(&self) -> Pred<'k> {
-        self.m_tiles.le(2)
-    }
+/// Whether so few rows have a B to themselves that their tiles run at one time and wait for it: B passes by once. Where there
+/// are more, what the L2 cache fetches beside a piece of B is wanted later, and must not leave first.
+pub(crate) fn streams_b(rows: U32<'_>) -> Pred<'_> {
+    rows.le(128)
 }
 
 /// The band that keeps the least data in flight: `concurrent` tiles of `tile_m` by `tile_n` as a block of
