@@ -366,29 +366,49 @@ fn swiglu_is_that_of_the_cpu() {
     }
 }
 
+/// RMSNorm and quantization: codes and scales.
+fn rms_norm(
+    device: &Device,
+    input: DType,
+    values: &[f32],
+    [rows, columns]: [usize; 2],
+    layout: Layout,
+) -> [Vec<u8>; 2] {
+    let x = Tensor::from_f32(input, values, &[rows, columns], device).unwrap();
+    let weight = Tensor::from_f32(input, &random::normals(77, columns), &[columns], device).unwrap();
+    let mut codes = Tensor::empty(DType::E4m3, &[rows, columns], device).unwrap();
+    let mut scales = layout.room([rows, columns.div_ceil(128)], device);
+    let (format, options) = (ScaleFormat::PowerOfTwo, LaunchOptions::default());
+    rms_norm_quantize(&x, &weight, 1e-6, &mut codes, &mut scales, format, &options).unwrap();
+    [codes.to_bytes().unwrap(), scales.to_bytes().unwrap()]
+}
+
 #[test]
 fn rms_norm_is_that_of_the_cpu() {
     let sim = Device::sim();
-    for (turn, dims @ [rows, columns]) in
-        // The last has more rows than there are blocks.
-        [[3, 128], [2, 264], [2, 77], [2, 8456], [1, 9], [265, 8]].into_iter().enumerate()
-    {
+    // Rows of one warp and of several, such as a block cannot hold, and such as are no vectors.
+    let all = [[3, 128], [2, 264], [2, 77], [2, 8456], [1, 9], [2, 16392], [3, 7168], [2, 1032], [1, 17001]];
+    for (turn, dims) in all.into_iter().enumerate() {
         for layout in Layout::ALL {
             let input = INPUTS[turn % 3];
-            let run = |device: &Device| {
-                let mut values = values(turn as u64, dims);
-                values[0] = if turn == 1 { f32::NAN } else { 1.0 };
-                let x = Tensor::from_f32(input, &values, &dims, device).unwrap();
-                let weight = random::normals(77, columns);
-                let weight = Tensor::from_f32(input, &weight, &[columns], device).unwrap();
-                let mut codes = Tensor::empty(DType::E4m3, &dims, device).unwrap();
-                let mut scales = layout.room([rows, columns.div_ceil(128)], device);
-                let (format, options) = (ScaleFormat::PowerOfTwo, LaunchOptions::default());
-                rms_norm_quantize(&x, &weight, 1e-6, &mut codes, &mut scales, format, &options).unwrap();
-                (codes.to_bytes().unwrap(), scales.to_bytes().unwrap())
-            };
+            let mut values = values(turn as u64, dims);
+            values[0] = if turn == 1 { f32::NAN } else { 1.0 };
+            let run = |device: &Device| rms_norm(device, input, &values, dims, layout);
             assert_eq!(run(&Device::Cpu), run(&sim), "{dims:?} {input} {layout:?}");
         }
+    }
+}
+
+/// Blocks of 16 warps, one for each multiprocessor, with three rows and more each.
+#[test]
+fn rows_of_rms_norm_follow_each_other_on_every_schedule() {
+    let dims = [270, 15368];
+    let values = values(3, dims);
+    let run = |device: &Device| rms_norm(device, DType::Bf16, &values, dims, Layout::MnMajor);
+    let expected = run(&Device::Cpu);
+    for options in schedules() {
+        let found = run(&Device::Sim(Sim::with_options(options.clone())));
+        assert!(found == expected, "{options:?}");
     }
 }
 

@@ -4,7 +4,7 @@ use crate::kernel::Kernel;
 use crate::mbarrier::MBarrier;
 use crate::memory::{Global, Shared};
 use crate::target::{Needs, PtxVersion};
-use crate::value::{Arg, U16, U32, U64};
+use crate::value::{Arg, Pred, U16, U32, U64};
 
 /// A tensor map: the description of a tensor in global memory that the copy engine reads.
 #[derive(Clone, Copy)]
@@ -26,6 +26,14 @@ pub enum Eviction {
 /// A cache policy in a register, made by [`Kernel::cache_policy`].
 #[derive(Clone, Copy)]
 pub struct CachePolicy<'k>(pub(crate) U64<'k>);
+
+impl<'k> CachePolicy<'k> {
+    /// This policy where a condition holds, else another.
+    #[track_caller]
+    pub fn when(self, condition: Pred<'k>, otherwise: CachePolicy<'k>) -> CachePolicy<'k> {
+        CachePolicy(condition.select(self.0, otherwise.0))
+    }
+}
 
 /// What a tensor load may ask for beside its coordinates.
 #[derive(Clone, Copy, Default)]
@@ -254,12 +262,28 @@ impl<'k> Shared<'k> {
     /// Copies bytes of global memory here; they count towards `barrier`. All multiples of 16.
     #[track_caller]
     pub fn bulk_load(self, from: Global<'k>, bytes: impl Arg<'k, u32>, barrier: MBarrier<'k>) {
+        self.bulk_load_by(from, bytes, barrier, None);
+    }
+
+    /// The same, with a policy for the L2 cache.
+    #[track_caller]
+    pub fn bulk_load_by(
+        self,
+        from: Global<'k>,
+        bytes: impl Arg<'k, u32>,
+        barrier: MBarrier<'k>,
+        policy: Option<CachePolicy<'k>>,
+    ) {
         let k = from.address().kernel();
         let bytes = bytes.val(k).operand();
+        let (flag, hint) = match policy {
+            Some(CachePolicy(policy)) => (".L2::cache_hint", format!(", {}", policy.operand())),
+            None => ("", String::new()),
+        };
         k.emit(
             Needs::SM90,
             format_args!(
-                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes {self}, {from}, {bytes}, {};",
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes{flag} {self}, {from}, {bytes}, {}{hint};",
                 barrier.0
             ),
         );

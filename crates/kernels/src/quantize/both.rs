@@ -5,12 +5,12 @@
 //! the tile has one scale, once. Codes of the transpose pass through shared memory, from where they leave as vectors
 //! along the rows of the matrix.
 
-use oxigemm_ptx::{F32, Global, Kernel, Pred, Ptr, U32};
+use oxigemm_ptx::{F32, Global, Kernel, Ptr, U32};
 
 use super::by_access;
 use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, store_codes};
 use super::flight::Flight;
-use super::groups::across_lanes;
+use super::groups::LaneMagnitudes;
 use super::params::{Args, Divisor, Flags, Launch, Params, largest};
 use super::scale::{Scale, ScalePlaces};
 use super::tiles::{ACROSS, CHUNKS, COLUMN_BYTES, ROWS, SIDE, every, of_block, of_columns};
@@ -140,10 +140,7 @@ impl Config {
         let first = tile_row * SIDE + row_of_tile;
         let pieces: Vec<Piece> = (0..)
             .zip(self.origins(k, p, access, tile))
-            .map(|(i, (at, part))| {
-                let exists = (first + i * ROWS).lt(p.rows);
-                Piece { exists, part, chunk: chunk(i, at, &part) }
-            })
+            .map(|(i, (at, part))| Piece { part, chunk: chunk(i, at, &part) })
             .collect();
         let chunks: Vec<&Chunk> = pieces.iter().map(|piece| &piece.chunk).collect();
         let codes = every(p.codes_at(first, column, self.code), p.codes_pitch.widening_mul(ROWS));
@@ -156,18 +153,25 @@ impl Config {
             Sharing::Token => {
                 let factors = self.column_factors(k, p, &chunks, [tile_row, tile_column]);
                 let [of_row, _, of_column] = p.scale_strides;
-                let scales = p.scales.at(first.widening_mul(of_row) + tile_column.widening_mul(of_column));
-                let scales = every(scales, of_row.widening_mul(ROWS));
-                for (((i, piece), at), scale_at) in (0..).zip(&pieces).zip(codes).zip(scales) {
-                    let magnitude = across_lanes(k, piece.chunk.magnitude(), ACROSS);
-                    let scale = Scale::of(p, self.code, magnitude);
+                let scales = p.scales.at(tile_column.widening_mul(of_column));
+                let words = chunks.iter().map(|chunk| chunk.magnitude_word()).collect();
+                let of_rows = LaneMagnitudes::new(k, ACROSS, self.input, words)
+                    .scales(|magnitude| Scale::of(p, self.code, magnitude).parts());
+                for ((i, piece), at) in (0..).zip(&pieces).zip(codes) {
                     let values = piece.chunk.values();
-                    store_codes(k, &scale.encode(k, self.code, &values), at, &piece.part, p.kept);
-                    k.guard(among.eq(0) & piece.exists, || scale_at.store(scale.scale));
-                    let scaled: Vec<F32> =
-                        values.iter().zip(&factors).map(|(value, factor)| *value * *factor).collect();
-                    let codes = self.code.encode(k, &scaled);
+                    let scaled = |factor: &dyn Fn(usize) -> F32<'k>| -> Vec<F32<'k>> {
+                        values.iter().enumerate().map(|(i, value)| *value * factor(i)).collect()
+                    };
+                    let of_row = of_rows.factor(k, i);
+                    let codes = self.code.encode(k, &scaled(&|_| of_row));
+                    store_codes(k, &codes, at, &piece.part, p.kept);
+                    let codes = self.code.encode(k, &scaled(&|column| factors[column]));
                     staged(i).store_vec([codes[0], codes[1]]);
+                }
+                for (chunk, scale, mine) in of_rows.own(k) {
+                    let row = first + chunk * ROWS;
+                    let at = scales.at(row.widening_mul(of_row));
+                    k.guard(mine & row.lt(p.rows), || at.store(scale));
                 }
             }
             Sharing::Block => {
@@ -207,9 +211,8 @@ impl Config {
     }
 }
 
-/// Eight numbers of a row that exists or not.
+/// Eight numbers, and which of them there are.
 struct Piece<'k> {
-    exists: Pred<'k>,
     part: Part<'k>,
     chunk: Chunk<'k>,
 }

@@ -76,7 +76,18 @@ impl Input {
     pub(crate) fn widen_larger<'k>(self, k: &'k Kernel, word: U32<'k>) -> U32<'k> {
         match self {
             Input::F32 => word,
-            Input::Bf16 | Input::F16 => self.widen_magnitude(k, (word & 0xffff).max(word >> 16)),
+            Input::Bf16 => (word & 0xffff_0000).max(word << 16),
+            Input::F16 => self.widen_magnitude(k, (word & 0xffff).max(word >> 16)),
+        }
+    }
+
+    /// One of the two magnitudes of 16 bits that a word holds, as the bits of an `f32`.
+    #[track_caller]
+    pub(crate) fn widen_half<'k>(self, k: &'k Kernel, word: U32<'k>, high: bool) -> U32<'k> {
+        match (self, high) {
+            (Input::Bf16, true) => word & 0xffff_0000,
+            (_, true) => self.widen_magnitude(k, word >> 16),
+            (_, false) => self.widen_magnitude(k, word & 0xffff),
         }
     }
 
@@ -336,12 +347,15 @@ impl<'k> Chunk<'k> {
     /// The e2m1 codes of the numbers by a factor: the nearest to the products, which are not rounded before.
     #[track_caller]
     pub fn encode_e2m1(&self, factor: F32<'k>) -> Vec<U32<'k>> {
-        vec![encode_e2m1(&self.values(), factor) | self.signs()]
+        let codes = encode_e2m1(&self.values(), factor);
+        let [even, odd] = self.signs();
+        vec![codes | (even & 0x0808_0808) | (odd & 0x8080_8080)]
     }
 
-    /// The signs, each as the highest of four bits: also of NaN, which loses its sign where it is widened.
+    /// The signs of the even numbers and those of the odd ones, each in all bits of a byte: also of NaN, which loses its sign
+    /// where it is widened.
     #[track_caller]
-    fn signs(&self) -> U32<'k> {
+    fn signs(&self) -> [U32<'k>; 2] {
         // The highest byte of each of four numbers.
         let four = |first: usize| match (self.input, &self.words[..]) {
             (Input::F32, words) => {
@@ -351,8 +365,8 @@ impl<'k> Chunk<'k> {
             (_, words) => words[first / 2].permute_bytes(words[first / 2 + 1], 0x7531),
         };
         let (low, high) = (four(0), four(4));
-        let [even, odd] = [0x6420u32, 0x7531].map(|order| low.permute_bytes(high, order) & 0x8080_8080);
-        (even >> 4) | odd
+        // An 8 more asks for the sign of a byte.
+        [0xeca8u32, 0xfdb9].map(|order| low.permute_bytes(high, order))
     }
 
     /// The numbers.

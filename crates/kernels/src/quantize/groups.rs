@@ -1,14 +1,14 @@
 //! A scale for 128, 32 or 16 neighbours of a row.
 //!
 //! `scale = max(amax, 1e-4) / largest`, `code = x / scale`. A group is the chunks of a few lanes, so that shuffles find
-//! its largest magnitude. A warp has four chunks a lane in flight, and what they cover is a tile of some rows by some groups
+//! its largest magnitude. A warp has some chunks a lane in flight, and what they cover is a tile of some rows by some groups
 //! whose shape the launch chooses: along a row where scales are row-major, along the rows where they are MN-major, and every
 //! 32nd of four rows where they are blocked. So the scales of a warp are neighbours in memory, and stored together.
 //!
 //! Groups of 16 are those of NVFP4: their scales are e4m3, below one scale of the whole matrix.
 
 use oxigemm_ptx::warp::Shuffle;
-use oxigemm_ptx::{F32, Kernel, Pred, U32};
+use oxigemm_ptx::{F32, Global, Kernel, Pred, U32, U64};
 
 use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, magnitude_of, store_codes};
 use super::params::{Args, Divisor, Launch, Params};
@@ -18,8 +18,6 @@ use crate::WARP;
 
 /// Threads of a block: few, so that a small matrix reaches every multiprocessor.
 pub const THREADS: u32 = 128;
-/// Chunks that a lane has in flight.
-const CHUNKS: u32 = 4;
 /// Neighbours that share a scale of NVFP4.
 pub const NVFP4_WIDTH: u32 = 16;
 /// Rows of a block of scales whose scales are neighbours.
@@ -79,9 +77,9 @@ impl Config {
     /// Blocks that a multiprocessor should have at a time.
     pub(super) const fn resident(&self) -> u32 {
         match (self.source, self.input) {
-            _ if self.width == NVFP4_WIDTH => 7,
-            (Source::SwiGlu, Input::F32) => 4,
-            (Source::SwiGlu, _) => 6,
+            (_, Input::F16 | Input::F32) if self.width == NVFP4_WIDTH => 7,
+            (Source::SwiGlu, Input::F32) => 7,
+            (Source::SwiGlu, _) => 10,
             (Source::Plain, Input::Bf16) => 9,
             _ => 8,
         }
@@ -100,9 +98,23 @@ impl Config {
         self.width / CHUNK
     }
 
+    /// Groups from a chunk of a lane to its next.
+    const fn apart(&self) -> u32 {
+        WARP / self.lanes()
+    }
+
     /// Groups that the chunks of a warp cover.
     const fn groups(&self) -> u32 {
-        CHUNKS * WARP / self.lanes()
+        self.chunks() * WARP / self.lanes()
+    }
+
+    /// Chunks that a lane has in flight.
+    const fn chunks(&self) -> u32 {
+        match self.source {
+            Source::Plain | Source::Gather => 4,
+            // Of two vectors each.
+            Source::SwiGlu => 2,
+        }
     }
 
     /// The launch, where scales are stored along the rows (`mn_major`) or along a row, and the arguments that go with it.
@@ -115,18 +127,21 @@ impl Config {
             (_, true) => BLOCKED_ROWS,
             (false, false) => 1,
         };
-        let across = self.groups() / wanted;
+        let across = (self.groups() / wanted).max(1);
         // Groups that a row does not have would leave lanes idle.
         let across = if blocked { across } else { across.min(columns.next_power_of_two()).max(1) };
-        // Four exponents are one word.
-        let across = if has(params::Flags::BYTES) { across.max(4) } else { across };
+        // Four exponents are one word; and the chunks of a lane follow each other along a row, or down a column.
+        let across = if has(params::Flags::BYTES) || across > 1 { across.max(self.chunks()) } else { across };
         let down = self.groups() / across;
+        let apart = self.apart();
+        let row_step = if blocked { WARP } else { 1 };
+        let chunk_step = [apart % down * row_step, apart / down, 0];
         let row_tiles = rows.div_ceil(down);
         let column_tiles = columns.div_ceil(across);
         let warps = u64::from(row_tiles) * u64::from(column_tiles);
         let blocks = warps.div_ceil(u64::from(THREADS / WARP)) as u32;
         let shifts = [down.trailing_zeros(), across.trailing_zeros()];
-        let args = Args { shifts, across: Divisor::new(column_tiles), ..*args };
+        let args = Args { shifts, across: Divisor::new(column_tiles), from_strides: chunk_step, ..*args };
         (Launch { grid: [blocks, 1], threads: THREADS, shared_bytes: 0 }, args)
     }
 
@@ -141,26 +156,26 @@ impl Config {
         let [tile_row, tile_column] = p.split(warp);
         let [down, across] = p.shifts;
         let (first_row, step) = rows_of_tile(p, tile_row << down);
-        let place = |group: U32<'k>| Place {
-            row: first_row + (group & ((k.constant(1) << down) - 1)) * step,
-            column: (tile_column << across) + (group >> down),
-        };
-        // A group of each chunk; the lane's chunks are in every (32 / lanes)-th group.
         let among = lane / lanes;
-        let pieces: Vec<Piece> = (0..CHUNKS)
-            .map(|i| {
-                let place = place(among + i * (WARP / lanes));
-                let column = place.column * self.width + lane % lanes * CHUNK;
-                Piece::load(k, p, self, &place, column, access)
-            })
-            .collect();
+        let [row_step, group_step, _] = p.from_strides;
+        let places = Places {
+            row: first_row + (among & ((k.constant(1) << down) - 1)) * step,
+            group: (tile_column << across) + (among >> down),
+            row_step,
+            group_step,
+        };
+        let pieces = self.pieces(k, p, &places, access);
         let tensor = (self.width == NVFP4_WIDTH).then(|| TensorScale::load(p));
         let (values, magnitudes): (Vec<_>, Vec<_>) = pieces.iter().map(Piece::values).unzip();
-        let scales = LaneScales::new(k, lanes, self.magnitudes(), magnitudes, |magnitude| match &tensor {
-            None => Scale::of(p, self.code, magnitude),
+        let found = LaneMagnitudes::new(k, lanes, self.magnitudes(), magnitudes);
+        let scales = found.scales(|magnitude| match &tensor {
+            None => Scale::of(p, self.code, magnitude).parts(),
             Some(tensor) => tensor.of_block(k, magnitude),
         });
-        for (i, (piece, values)) in (0..).zip(pieces.iter().zip(&values)) {
+        let code_step = row_step.widening_mul(p.codes_pitch)
+            + (group_step * (self.width / self.code.per_byte())).to_u64();
+        let codes_at = every(self.chunks(), p.codes_at(places.row, pieces[0].column, self.code), code_step);
+        for (((i, piece), values), at) in (0..).zip(&pieces).zip(&values).zip(codes_at) {
             let factor = scales.factor(k, i);
             let codes = match self.code {
                 Code::E4m3 | Code::E5m2 => {
@@ -168,14 +183,14 @@ impl Config {
                 }
                 Code::E2m1 => piece.loaded[0].encode_e2m1(factor),
             };
-            store_codes(k, &codes, p.codes_at(piece.row, piece.column, self.code), &piece.part, p.kept);
+            store_codes(k, &codes, at, &piece.part, p.kept);
         }
         let [scale_rows, scale_columns] = p.scale_dims;
-        let places = ScalePlaces::new(p);
+        let scale_places = ScalePlaces::new(p);
         for (chunk, scale, mine) in scales.own(k) {
-            let own = place(among + chunk * (WARP / lanes));
-            let real = own.row.lt(p.rows) & (own.column * self.width).lt(p.columns);
-            let wanted = mine & own.row.lt(scale_rows) & own.column.lt(scale_columns);
+            let [row, group] = places.of(chunk);
+            let real = row.lt(p.rows) & (group * self.width).lt(p.columns);
+            let wanted = mine & row.lt(scale_rows) & group.lt(scale_columns);
             // A scale of rows that come from nowhere is as welcome as their codes.
             let wanted = match self.source {
                 Source::Plain | Source::SwiGlu => wanted,
@@ -184,13 +199,52 @@ impl Config {
                     wanted & pick(chunk, &presence).gt(0.0)
                 }
             };
-            let at = p.scales.at(places.offset(own.row, own.column));
-            let scale = real.select(scale, 0f32);
+            let at = p.scales.at(scale_places.offset(row, group));
             match tensor {
-                None => places.store(k, at, scale, wanted),
-                Some(_) => places.store_e4m3(k, at, scale, wanted),
+                None => scale_places.store(k, at, real.select(scale, 0u32).bitcast(), wanted),
+                Some(_) => k.guard(wanted, || at.store_byte(real.select(scale, 0u32))),
             }
         }
+    }
+
+    /// What a lane has of its warp's tile.
+    fn pieces<'k>(
+        &self,
+        k: &'k Kernel,
+        p: &Params<'k>,
+        places: &Places<'k>,
+        access: Access,
+    ) -> Vec<Piece<'k>> {
+        let column = places.group * self.width + k.lane() % self.lanes() * CHUNK;
+        let bytes = self.input.bytes();
+        let apart = places.row_step.widening_mul(p.x_pitch) + (places.group_step * self.width).to_u64();
+        let x = every(self.chunks(), p.x_at(places.row, column, bytes), apart * u64::from(bytes));
+        let policy = match self.source {
+            Source::Plain | Source::SwiGlu => Some(p.read_once),
+            // Several experts may want it.
+            Source::Gather => None,
+        };
+        let piece = |(i, at): (u32, Global<'k>)| {
+            let row = places.row + places.row_step * i;
+            let column = column + places.group_step * (i * self.width);
+            let inside = row.lt(p.rows);
+            let (at, exists) = match self.source {
+                Source::Plain | Source::SwiGlu => (at, inside),
+                Source::Gather => {
+                    let named: U32 = p.from.at(row.widening_mul(4)).load_readonly_if(inside, u32::MAX);
+                    // A negative number is a large one.
+                    (p.x_at(named, column, bytes), named.lt(p.source_rows))
+                }
+            };
+            let part = Part::of(access, exists, column, p.columns);
+            let mut loaded = vec![Chunk::load(k, self.input, at, &part, policy)];
+            if self.source == Source::SwiGlu {
+                let up = at.at(p.columns.widening_mul(bytes));
+                loaded.push(Chunk::load(k, self.input, up, &part, policy));
+            }
+            Piece { column, exists, part, loaded }
+        };
+        (0..).zip(x).map(piece).collect()
     }
 }
 
@@ -210,15 +264,29 @@ fn rows_of_tile<'k>(p: &Params<'k>, first: U32<'k>) -> (U32<'k>, U32<'k>) {
     (blocked.select((first & !127) | in_block, first), blocked.select(32u32, 1u32))
 }
 
-/// Where a group is.
-struct Place<'k> {
+/// Where the groups are that a lane has a chunk of each of.
+struct Places<'k> {
     row: U32<'k>,
-    column: U32<'k>,
+    group: U32<'k>,
+    row_step: U32<'k>,
+    group_step: U32<'k>,
 }
 
-/// Eight numbers and where their codes go.
+impl<'k> Places<'k> {
+    /// The row and the group of a chunk.
+    #[track_caller]
+    fn of(&self, chunk: U32<'k>) -> [U32<'k>; 2] {
+        [self.row + chunk * self.row_step, self.group + chunk * self.group_step]
+    }
+}
+
+/// Where the chunks of a lane are, each a step behind the one before.
+fn every<'k>(count: u32, first: Global<'k>, step: U64<'k>) -> impl Iterator<Item = Global<'k>> {
+    std::iter::successors(Some(first), move |at| Some(at.at(step))).take(count as usize)
+}
+
+/// Eight numbers and where they are in their row.
 struct Piece<'k> {
-    row: U32<'k>,
     column: U32<'k>,
     exists: Pred<'k>,
     part: Part<'k>,
@@ -226,39 +294,6 @@ struct Piece<'k> {
 }
 
 impl<'k> Piece<'k> {
-    #[track_caller]
-    fn load(
-        k: &'k Kernel,
-        p: &Params<'k>,
-        config: &Config,
-        place: &Place<'k>,
-        column: U32<'k>,
-        access: Access,
-    ) -> Piece<'k> {
-        let (row, inside) = (place.row, place.row.lt(p.rows));
-        let bytes = config.input.bytes();
-        let (source, exists) = match config.source {
-            Source::Plain | Source::SwiGlu => (row, inside),
-            Source::Gather => {
-                let named: U32 = p.from.at(row.widening_mul(4)).load_readonly_if(inside, u32::MAX);
-                // A negative number is a large one.
-                (named, named.lt(p.source_rows))
-            }
-        };
-        let part = Part::of(access, exists, column, p.columns);
-        let policy = match config.source {
-            Source::Plain | Source::SwiGlu => Some(p.read_once),
-            // Several experts may want it.
-            Source::Gather => None,
-        };
-        let load = |column| Chunk::load(k, config.input, p.x_at(source, column, bytes), &part, policy);
-        let mut loaded = vec![load(column)];
-        if config.source == Source::SwiGlu {
-            loaded.push(load(column + p.columns));
-        }
-        Piece { row, column, exists, part, loaded }
-    }
-
     /// 1 where the row comes from somewhere, else 0.
     #[track_caller]
     fn presence(&self) -> F32<'k> {
@@ -288,44 +323,62 @@ fn silu(x: F32<'_>) -> F32<'_> {
     x * (falling + 1.0).reciprocal_approx()
 }
 
-/// The scales of a lane's chunks, each of which some neighbouring lanes share. None is computed twice: the first lane has
-/// the scale of the first chunk, the next lane of the next, and so on around.
+/// The largest magnitudes of a lane's chunks, each of which some neighbouring lanes share. Every lane keeps its part of them:
+/// the first lane has that of the first chunk, the next lane of the next, and so on around.
+pub(super) struct LaneMagnitudes<'k> {
+    lanes: u32,
+    chunks: u32,
+    /// As the bits of an `f32`.
+    found: Vec<U32<'k>>,
+}
+
+impl<'k> LaneMagnitudes<'k> {
+    /// Of each lane's largest magnitudes of each chunk, in words of a type.
+    #[track_caller]
+    pub fn new(k: &'k Kernel, lanes: u32, input: Input, words: Vec<U32<'k>>) -> LaneMagnitudes<'k> {
+        let chunks = words.len() as u32;
+        let found = match input {
+            Input::Bf16 | Input::F16 if chunks.is_power_of_two() && chunks > 1 => {
+                halves_shared_out(k, lanes, input, &words)
+            }
+            _ => {
+                let own = shared_out(k, lanes, input, words);
+                own.into_iter().map(|word| input.widen_larger(k, word)).collect()
+            }
+        };
+        LaneMagnitudes { lanes, chunks, found }
+    }
+
+    /// Their scales; `scale` has what is stored of a scale, and the factor.
+    #[track_caller]
+    pub fn scales(self, scale: impl Fn(U32<'k>) -> (U32<'k>, F32<'k>)) -> LaneScales<'k> {
+        let LaneMagnitudes { lanes, chunks, found } = self;
+        LaneScales { lanes, chunks, scales: found.into_iter().map(scale).collect() }
+    }
+}
+
+/// The scales of a lane's chunks, shared out as [`LaneMagnitudes`] are: none is computed twice.
 pub(super) struct LaneScales<'k> {
     lanes: u32,
     chunks: u32,
-    scales: Vec<Scale<'k>>,
+    scales: Vec<(U32<'k>, F32<'k>)>,
 }
 
 impl<'k> LaneScales<'k> {
-    /// Of the largest magnitudes of each chunk, in words of a type.
-    #[track_caller]
-    pub fn new(
-        k: &'k Kernel,
-        lanes: u32,
-        input: Input,
-        words: Vec<U32<'k>>,
-        scale: impl Fn(U32<'k>) -> Scale<'k>,
-    ) -> LaneScales<'k> {
-        let chunks = words.len() as u32;
-        let own = shared_out(k, lanes, input, words);
-        let scales = own.into_iter().map(|word| scale(input.widen_larger(k, word))).collect();
-        LaneScales { lanes, chunks, scales }
-    }
-
     /// What the numbers of a chunk are multiplied with.
     #[track_caller]
     pub fn factor(&self, k: &'k Kernel, chunk: u32) -> F32<'k> {
         let first = k.lane() - k.lane() % self.lanes;
-        let held = self.scales[(chunk / self.lanes) as usize].factor;
+        let (_, held) = self.scales[(chunk / self.lanes) as usize];
         k.shuffle(Shuffle::Index, held, first + chunk % self.lanes)
     }
 
     /// The scales to store: of which chunk, what, and whether it is this lane that stores it.
     #[track_caller]
-    pub fn own(&self, k: &'k Kernel) -> Vec<(U32<'k>, F32<'k>, Pred<'k>)> {
+    pub fn own(&self, k: &'k Kernel) -> Vec<(U32<'k>, U32<'k>, Pred<'k>)> {
         let mine = (k.lane() % self.lanes).lt(self.chunks);
         let chunk = |round: u32| k.lane() % self.lanes.min(self.chunks) + round * self.lanes;
-        self.scales.iter().zip(0..).map(|(scale, round)| (chunk(round), scale.scale, mine)).collect()
+        self.scales.iter().zip(0..).map(|((stored, _), round)| (chunk(round), *stored, mine)).collect()
     }
 }
 
@@ -348,9 +401,21 @@ fn shared_out<'k>(k: &'k Kernel, lanes: u32, input: Input, chunks: Vec<U32<'k>>)
     })
 }
 
-/// The largest of some neighbouring lanes' magnitudes, in all of them.
+/// The same of magnitudes of 16 bits, of which two chunks share a word: each lane has half as many to exchange.
 #[track_caller]
-pub(super) fn across_lanes<'k>(k: &'k Kernel, magnitude: U32<'k>, lanes: u32) -> U32<'k> {
-    let steps = (0..lanes.trailing_zeros()).map(|bit| 1u32 << bit);
-    steps.fold(magnitude, |found, step| found.max(k.shuffle(Shuffle::Xor, found, step)))
+fn halves_shared_out<'k>(k: &'k Kernel, lanes: u32, input: Input, chunks: &[U32<'k>]) -> Vec<U32<'k>> {
+    let (first, second) = chunks.split_at(chunks.len() / 2);
+    let pairs = first.iter().zip(second).map(|(a, b)| {
+        let [low, high] = [0x5410u32, 0x7632].map(|order| a.permute_bytes(*b, order));
+        input.larger(low, high)
+    });
+    let words = shared_out(k, lanes, input, pairs.collect());
+    let [low, high] =
+        [false, true].map(|high| words.iter().map(move |word| input.widen_half(k, *word, high)));
+    let words_before = chunks.len() as u32 / 2;
+    if lanes <= words_before {
+        return low.chain(high).collect();
+    }
+    let second = (k.lane() & words_before).ne(0);
+    low.zip(high).map(|(low, high)| second.select(high, low)).collect()
 }

@@ -1,35 +1,46 @@
 //! RMSNorm, and a scale for 128 neighbours of a row of its result.
 //!
-//! `y = x * (1 / sqrt(mean(x * x) + epsilon)) * weight`, all in FP32. A block has a row at a time, and its next row is under
-//! way; the weights stay in its registers. The order in which squares are added is fixed: the chunks of a thread one after another, the lanes of a warp as a
+//! `y = x * weight * (1 / sqrt(mean(x * x) + epsilon))`, all in FP32. A block has a row at a time and as many warps as can hold
+//! it, and its next rows are under way; the weights stay in registers. Rows that no block can hold are read twice.
+//!
+//! The order in which squares are added is fixed: the chunks of a thread one after another, the lanes of a warp as a
 //! butterfly, then the warps. So the result is the same everywhere, to the bit.
 
 use oxigemm_ptx::warp::Shuffle;
-use oxigemm_ptx::{F32, Global, Kernel, U32, Var};
+use oxigemm_ptx::{F32, Kernel, MBarrier, Shared, U32, Var};
 
 use super::by_access;
-use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, magnitude_of, store_codes};
-use super::flight::Flight;
-use super::groups::LaneScales;
-use super::params::{Args, Launch, Params};
+use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, VECTOR, magnitude_of, store_codes};
+use super::groups::LaneMagnitudes;
+use super::params::{Args, Flags, Launch, Params, bits};
 use super::scale::{Scale, ScalePlaces};
-use super::tiles;
 use crate::{BLOCK_K, WARP};
 
-/// Threads of a block.
-pub const THREADS: u32 = tiles::THREADS;
-/// Warps of a block.
-pub const WARPS: u32 = THREADS / WARP;
-/// Blocks that a multiprocessor has at a time.
-pub(super) const RESIDENT: u32 = 2;
-/// Chunks that a thread holds; a longer row is read again.
+/// Warps of a block at most.
+const WARPS: u32 = 16;
+/// Threads of a block at most.
+pub const THREADS: u32 = WARPS * WARP;
+/// Warps that a multiprocessor has registers for.
+const RESIDENT_WARPS: u32 = 18;
+/// Chunks that a thread holds.
 const CHUNKS: u32 = 4;
-/// Columns that a block has one chunk of each thread for.
-pub const ROUND: u32 = THREADS * CHUNK;
-/// Bytes of shared memory for the sums of warps, of one row and the next.
-const SUMS: u32 = 2 * 4 * WARPS;
+/// Columns that a warp holds.
+const WARP_COLUMNS: u32 = CHUNKS * CHUNK * WARP;
+/// Rows of a block that are there or under way.
+const STAGES: u32 = 2;
+/// Bytes of shared memory for the sums of warps of one row.
+const SUMS: u32 = 4 * WARPS;
+/// Where barriers are in shared memory, behind the sums of one row and the next.
+const BARRIERS: u32 = 2 * SUMS;
+/// Where rows are in shared memory.
+const ROWS: u32 = BARRIERS + 128;
 /// Lanes that share a scale.
 const LANES: u32 = BLOCK_K / CHUNK;
+
+/// Warps that a row of some columns has: as many as can hold it, or all.
+pub fn warps(columns: u32) -> u32 {
+    columns.div_ceil(WARP_COLUMNS).clamp(1, WARPS)
+}
 
 /// A kernel of this file; its codes are e4m3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,57 +54,101 @@ impl Config {
         format!("quantize_1x128_rmsnorm_{}_e4m3", self.input.name())
     }
 
-    /// What a thread has under way.
-    const fn flight(&self) -> Flight {
-        Flight { threads: THREADS, vectors: CHUNKS * self.input.vectors() }
-    }
-
     /// The launch on `sms` multiprocessors, and the arguments that go with it.
     pub fn launch(&self, args: &Args, sms: u32) -> (Launch, Args) {
-        let grid = [args.scale_dims[0].min(sms * RESIDENT), 1];
-        let shared_bytes = SUMS + self.flight().bytes();
-        (Launch { grid, threads: THREADS, shared_bytes }, *args)
+        let [rows, columns] = [args.scale_dims[0], args.dims[1]];
+        let warps = warps(columns);
+        let row_bytes = warps * WARP_COLUMNS * self.input.bytes();
+        let grid = [rows.min(sms * (RESIDENT_WARPS / warps)), 1];
+        let shared_bytes = ROWS + STAGES * row_bytes;
+        let args = Args {
+            from_strides: [warps * WARP * CHUNK, row_bytes, (1.0 / columns as f32).to_bits()],
+            ..*args
+        };
+        (Launch { grid, threads: warps * WARP, shared_bytes }, args)
     }
 
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
-        by_access(k, p, |access| self.rows(k, p, access));
+        let row = Row::of(p);
+        let held = p.has(Flags::VECTORS) & p.columns.le(row.round * CHUNKS);
+        k.if_else(held, || self.held(k, p, &row), || by_access(k, p, |access| self.long(k, p, &row, access)));
     }
 
-    fn rows<'k>(&self, k: &'k Kernel, p: &Params<'k>, access: Access) {
-        let first = k.thread_index() * CHUNK;
-        let columns = || (0..CHUNKS).map(|i| first + i * ROUND);
-        let weights: Vec<_> = columns().map(|column| self.weights(k, p, access, column)).collect();
-        let turn = k.var(0u32);
-        let rounds = [k.block_index(0), p.scale_dims[0], k.grid_blocks(0)];
-        match access {
-            Access::Vectors => self.flight().rounds(
-                k,
-                k.dynamic_shared().at(SUMS),
-                rounds,
-                |row, slots| {
-                    let x = every(p.x_at(row, first, self.input.bytes()), self.input.bytes());
-                    for (i, (at, column)) in (0..).zip(x.zip(columns())) {
-                        let inside = row.lt(p.rows) & column.lt(p.columns);
-                        Chunk::ask(at, inside, slots.of(self.input, i));
-                    }
-                },
-                |row, slots| {
-                    let held = (0..).zip(columns()).map(|(i, column)| Piece {
-                        column,
-                        part: Part::of(access, row.lt(p.rows), column, p.columns),
-                        values: Chunk::arrived(k, self.input, slots.of(self.input, i)).values(),
-                    });
-                    self.row(k, p, access, turn, row, &held.collect::<Vec<_>>(), &weights);
-                },
-            ),
-            Access::Elements => {
-                let [start, end, step] = rounds;
-                k.for_(start, end, step, |row| {
-                    let held: Vec<_> = columns().map(|column| self.load(k, p, access, row, column)).collect();
-                    self.row(k, p, access, turn, row, &held, &weights);
-                });
+    /// Rows that a block holds.
+    fn held<'k>(&self, k: &'k Kernel, p: &Params<'k>, row: &Row<'k>) {
+        let (first, step) = (k.block_index(0), k.grid_blocks(0));
+        let stages = Stages { k, p, bytes: self.input.bytes(), pitch: p.from_strides[1] };
+        let leads = k.thread_index().eq(0);
+        k.if_(leads, || stages.begin(first, step));
+        k.sync_warp();
+        let columns: Vec<U32> = row.columns(k).collect();
+        let weights: Vec<_> = columns.iter().map(|at| self.weights(k, p, Access::Vectors, *at)).collect();
+        clear_sums(k);
+        // What a row leaves of its place stays 0.
+        for column in &columns {
+            for stage in 0..STAGES {
+                for at in self.vectors(stages.row(k.constant(stage)), *column) {
+                    k.guard(column.ge(p.columns), || at.store_vec([k.constant(0u32); 4]));
+                }
             }
         }
+        k.sync_threads();
+
+        let (turn, stage, parity) = (k.var(0u32), k.var(0u32), k.var(0u32));
+        k.for_(first, p.rows, step, |index| {
+            let now = stage.get();
+            stages.barrier(now).wait(parity.get());
+            let piece = |column: &U32<'k>| Piece {
+                column: *column,
+                part: Part::Vector { inside: column.lt(p.columns) },
+                values: Chunk::arrived(k, self.input, self.vectors(stages.row(now), *column)).values(),
+            };
+            let pieces: Vec<Piece> = columns.iter().map(piece).collect();
+            let sum = k.var(0f32);
+            pieces.iter().for_each(|piece| piece.add_squares(sum));
+            let weighted = Weighted::new(k, pieces, &weights);
+            let sum = row.sum_of_block(k, turn, sum.get());
+            // All have met, so all have read.
+            k.if_(leads, || stages.copy(index + step * STAGES, now));
+            k.sync_warp();
+            let last = now.eq(STAGES - 1);
+            stage.set(last.select(0u32, now + 1));
+            parity.set_if(last, parity.live() ^ 1);
+            self.store(k, p, row, index, factor(p, sum), weighted);
+        });
+        store_padding(k, p, row);
+    }
+
+    /// Rows of any length.
+    fn long<'k>(&self, k: &'k Kernel, p: &Params<'k>, row: &Row<'k>, access: Access) {
+        let [scale_rows, scale_columns] = p.scale_dims;
+        clear_sums(k);
+        k.sync_threads();
+        let turn = k.var(0u32);
+        k.for_(k.block_index(0), scale_rows, k.grid_blocks(0), |index| {
+            let load = |column| self.load(k, p, access, index, column);
+            let held: Vec<_> = row.columns(k).map(load).collect();
+            let sum = k.var(0f32);
+            held.iter().for_each(|piece| piece.add_squares(sum));
+            let rest = held[0].column + row.round * CHUNKS;
+            k.for_(rest, p.columns, row.round, |column| load(column).add_squares(sum));
+            let weights: Vec<_> = row.columns(k).map(|column| self.weights(k, p, access, column)).collect();
+            let weighted = Weighted::new(k, held, &weights);
+            let factor = factor(p, row.sum_of_block(k, turn, sum.get()));
+            self.store(k, p, row, index, factor, weighted);
+            // Whole rounds, so that no warp parts; what fills a layout of scales up is among them.
+            let end = (scale_columns * BLOCK_K).div_ceil(row.round) * row.round;
+            k.for_(rest, end, row.round, |column| {
+                let weights = self.weights(k, p, access, column);
+                self.store(k, p, row, index, factor, Weighted::new(k, vec![load(column)], &[weights]));
+            });
+        });
+    }
+
+    /// Where a chunk is in a row of shared memory.
+    fn vectors<'k>(&self, row: Shared<'k>, column: U32<'k>) -> impl Iterator<Item = Shared<'k>> {
+        let first = row.at(column * self.input.bytes());
+        (0..self.input.vectors()).map(move |vector| first.at(vector * VECTOR))
     }
 
     #[track_caller]
@@ -117,67 +172,110 @@ impl Config {
         Piece { column, part, values: x.values() }
     }
 
-    /// A row, of which a thread holds some chunks.
-    #[expect(clippy::too_many_arguments)]
-    fn row<'k>(
+    /// Normalizes, quantizes and stores chunks of a row, one of each round.
+    fn store<'k>(
         &self,
         k: &'k Kernel,
         p: &Params<'k>,
-        access: Access,
-        turn: Var<'k, u32>,
-        row: U32<'k>,
-        held: &[Piece<'k>],
-        held_weights: &[Vec<F32<'k>>],
+        row: &Row<'k>,
+        index: U32<'k>,
+        factor: F32<'k>,
+        Weighted { pieces, magnitudes }: Weighted<'k>,
     ) {
-        let exists = row.lt(p.rows);
-        let sum = k.var(0f32);
-        let add = |piece: &Piece<'k>| piece.values.iter().for_each(|value| sum.fma(*value, *value));
-        held.iter().for_each(add);
-        let rest = held[0].column + CHUNKS * ROUND;
-        k.for_(rest, p.columns, ROUND, |column| add(&self.load(k, p, access, row, column)));
-        let mean = sum_of_block(k, turn, sum.get()).divide(p.columns.to_f32());
-        let factor = (mean + p.epsilon).sqrt().reciprocal();
-
+        // Rounding keeps the order, so that the largest of the products is the product of the largest.
+        let scales = magnitudes
+            .scales(|magnitude| Scale::of(p, Code::E4m3, bits(magnitude.bitcast::<f32>() * factor)).parts());
+        let codes = p.codes_at(index, pieces[0].column, Code::E4m3);
+        for (i, piece) in (0..).zip(&pieces) {
+            let of_group = scales.factor(k, i);
+            let scaled: Vec<F32> = piece.values.iter().map(|value| *value * factor * of_group).collect();
+            let at = codes.at((row.round * i).to_u64());
+            store_codes(k, &Code::E4m3.encode(k, &scaled), at, &piece.part, p.kept);
+        }
         let places = ScalePlaces::new(p);
         let [_, scale_columns] = p.scale_dims;
-        let store = |pieces: &[Piece<'k>], weights: &[Vec<F32<'k>>]| {
-            let normal = |(piece, weights): (&Piece<'k>, &Vec<F32<'k>>)| {
-                let pairs = piece.values.iter().zip(weights);
-                pairs.map(|(value, weight)| *value * factor * *weight).collect()
-            };
-            let values: Vec<Vec<F32>> = pieces.iter().zip(weights).map(normal).collect();
-            let magnitudes = values.iter().map(|values| magnitude_of(values)).collect();
-            let scale = |magnitude| Scale::of(p, Code::E4m3, magnitude);
-            let scales = LaneScales::new(k, LANES, Input::F32, magnitudes, scale);
-            let codes_at = every(p.codes_at(row, pieces[0].column, Code::E4m3), 1);
-            for ((i, (piece, values)), at) in (0..).zip(pieces.iter().zip(&values)).zip(codes_at) {
-                let factor = scales.factor(k, i);
-                let scaled: Vec<F32> = values.iter().map(|value| *value * factor).collect();
-                let codes = Code::E4m3.encode(k, &scaled);
-                store_codes(k, &codes, at, &piece.part, p.kept);
-            }
-            for (chunk, scale, mine) in scales.own(k) {
-                let column = pieces[0].column + chunk * ROUND;
-                let group = column / BLOCK_K;
-                let at = p.scales.at(places.offset(row, group));
-                let real = exists & (group * BLOCK_K).lt(p.columns);
-                places.store(k, at, real.select(scale, 0f32), mine & group.lt(scale_columns));
-            }
-        };
-        store(held, held_weights);
-        // Whole rounds, so that no warp parts; what fills a layout of scales up is among them.
-        let end = (scale_columns * BLOCK_K).div_ceil(ROUND) * ROUND;
-        k.for_(rest, end, ROUND, |column| {
-            let piece = self.load(k, p, access, row, column);
-            let weights = self.weights(k, p, access, column);
-            store(&[piece], &[weights]);
-        });
+        for (chunk, scale, mine) in scales.own(k) {
+            let group = (pieces[0].column + chunk * row.round) / BLOCK_K;
+            let at = p.scales.at(places.offset(index, group));
+            let real = index.lt(p.rows) & (group * BLOCK_K).lt(p.columns);
+            places.store(k, at, real.select(scale, 0u32).bitcast(), mine & group.lt(scale_columns));
+        }
     }
 }
 
-/// Where the chunks of a thread are in a row.
-fn every(first: Global<'_>, bytes: u32) -> impl Iterator<Item = Global<'_>> {
-    (0..u64::from(CHUNKS)).map(move |i| first.at(i * u64::from(ROUND * bytes)))
+/// How the threads of a block share a row.
+struct Row<'k> {
+    /// Columns that there is one chunk of each thread for.
+    round: U32<'k>,
+}
+
+impl<'k> Row<'k> {
+    fn of(p: &Params<'k>) -> Row<'k> {
+        Row { round: p.from_strides[0] }
+    }
+
+    /// Where the chunks are that a thread holds.
+    fn columns(&self, k: &'k Kernel) -> impl Iterator<Item = U32<'k>> {
+        (0..CHUNKS).map(|i| k.thread_index() * CHUNK + self.round * i)
+    }
+
+    /// The sum of all threads of a block, in all of them. Blocks add by turns in two places, so that one meeting is enough.
+    #[track_caller]
+    fn sum_of_block(&self, k: &'k Kernel, turn: Var<'k, u32>, value: F32<'k>) -> F32<'k> {
+        let shared = k.dynamic_shared().at(turn.get());
+        turn.set(turn.live() ^ SUMS);
+        let steps = (0..WARP.trailing_zeros()).map(|bit| 1u32 << bit);
+        let of_warp = steps.fold(value, |sum, step| sum + k.shuffle(Shuffle::Xor, sum, step));
+        k.guard(k.lane().eq(0), || shared.at((k.thread_index() >> 5) * 4).store(of_warp));
+        k.sync_threads();
+        let of_warps =
+            |vectors: std::ops::Range<u32>| vectors.flat_map(move |i| shared.at(16 * i).load_vec::<f32, 4>());
+        let first = of_warps(0..WARPS / 8).reduce(|a, b| a + b).expect("there are warps");
+        let sum = k.var_from(first);
+        // Blocks that have no more warps than these are the usual ones.
+        k.if_(self.round.gt(THREADS / 2 * CHUNK), || {
+            of_warps(WARPS / 8..WARPS / 4).for_each(|other| sum.set(sum.live() + other));
+        });
+        sum.get()
+    }
+}
+
+/// The rows of a block that are under way.
+struct Stages<'a, 'k> {
+    k: &'k Kernel,
+    p: &'a Params<'k>,
+    /// Bytes of an element.
+    bytes: u32,
+    /// Bytes from a row of shared memory to the next.
+    pitch: U32<'k>,
+}
+
+impl<'k> Stages<'_, 'k> {
+    fn barrier(&self, stage: U32<'k>) -> MBarrier<'k> {
+        MBarrier(self.k.dynamic_shared().at(BARRIERS).at(stage * MBarrier::BYTES))
+    }
+
+    fn row(&self, stage: U32<'k>) -> Shared<'k> {
+        self.k.dynamic_shared().at(ROWS).at(stage * self.pitch)
+    }
+
+    /// One thread starts the first copies.
+    fn begin(&self, first: U32<'k>, step: U32<'k>) {
+        let stages = || (0..STAGES).map(|stage| self.k.constant(stage));
+        stages().for_each(|stage| self.barrier(stage).init(1));
+        self.k.fence_barrier_init();
+        stages().for_each(|stage| self.copy(first + step * stage, stage));
+    }
+
+    /// One thread starts to copy a row, if there is one.
+    fn copy(&self, row: U32<'k>, stage: U32<'k>) {
+        let bytes = self.p.columns * self.bytes;
+        self.k.if_(row.lt(self.p.rows), || {
+            self.barrier(stage).arrive_expecting(bytes);
+            let x = self.p.x_at(row, self.k.constant(0), self.bytes);
+            self.row(stage).bulk_load_by(x, bytes, self.barrier(stage), Some(self.p.read_once));
+        });
+    }
 }
 
 /// Eight numbers and where they are in their row.
@@ -187,15 +285,53 @@ struct Piece<'k> {
     values: Vec<F32<'k>>,
 }
 
-/// The sum of all threads of a block, in all of them. Blocks add by turns in two places, so that one meeting is enough.
+impl<'k> Piece<'k> {
+    #[track_caller]
+    fn add_squares(&self, sum: Var<'k, f32>) {
+        self.values.iter().for_each(|value| sum.fma(*value, *value));
+    }
+}
+
+/// What a thread has of a row times its weights, and the largest magnitudes.
+struct Weighted<'k> {
+    pieces: Vec<Piece<'k>>,
+    magnitudes: LaneMagnitudes<'k>,
+}
+
+impl<'k> Weighted<'k> {
+    #[track_caller]
+    fn new(k: &'k Kernel, pieces: Vec<Piece<'k>>, weights: &[Vec<F32<'k>>]) -> Weighted<'k> {
+        let weigh = |(piece, weights): (Piece<'k>, &Vec<F32<'k>>)| {
+            let pairs = piece.values.iter().zip(weights);
+            Piece { values: pairs.map(|(value, weight)| *value * *weight).collect(), ..piece }
+        };
+        let pieces: Vec<Piece> = pieces.into_iter().zip(weights).map(weigh).collect();
+        let words = pieces.iter().map(|piece| magnitude_of(&piece.values)).collect();
+        Weighted { magnitudes: LaneMagnitudes::new(k, LANES, Input::F32, words), pieces }
+    }
+}
+
+/// `1 / sqrt(mean + epsilon)`, of the sum of squares.
 #[track_caller]
-fn sum_of_block<'k>(k: &'k Kernel, turn: Var<'k, u32>, value: F32<'k>) -> F32<'k> {
-    let shared = k.dynamic_shared().at(turn.get());
-    turn.set(turn.live() ^ (SUMS / 2));
-    let steps = (0..WARP.trailing_zeros()).map(|bit| 1u32 << bit);
-    let of_warp = steps.fold(value, |sum, step| sum + k.shuffle(Shuffle::Xor, sum, step));
-    k.guard(k.lane().eq(0), || shared.at((k.thread_index() >> 5) * 4).store(of_warp));
-    k.sync_threads();
-    let of_warps = (0..WARPS / 4).flat_map(|i| shared.at(16 * i).load_vec::<f32, 4>());
-    of_warps.reduce(|a, b| a + b).expect("there are warps")
+fn factor<'k>(p: &Params<'k>, sum: F32<'k>) -> F32<'k> {
+    let per_column: F32 = p.from_strides[2].bitcast();
+    (sum * per_column + p.epsilon).sqrt().reciprocal()
+}
+
+/// The sums of warps that a block does not have are 0.
+fn clear_sums(k: &Kernel) {
+    let thread = k.thread_index();
+    k.guard(thread.lt(2 * WARPS), || k.dynamic_shared().at(thread * 4).store(0u32));
+}
+
+/// Rows of scales that only fill a layout up.
+fn store_padding<'k>(k: &'k Kernel, p: &Params<'k>, row: &Row<'k>) {
+    let places = ScalePlaces::new(p);
+    let [scale_rows, scale_columns] = p.scale_dims;
+    k.for_(p.rows + k.block_index(0), scale_rows, k.grid_blocks(0), |index| {
+        k.for_(k.thread_index(), scale_columns, row.round / CHUNK, |group| {
+            let at = p.scales.at(places.offset(index, group));
+            places.store(k, at, k.constant(0f32), k.constant(true));
+        });
+    });
 }

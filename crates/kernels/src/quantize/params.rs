@@ -85,7 +85,8 @@ pub struct Args {
     /// Tiles of a row, or chunks.
     pub across: Divisor,
     /// Strides, in elements, of scales that are read to be transformed: of a group, a row, a column. Of the transpose: of a
-    /// row of its codes, of a row of its scales, of a column of these.
+    /// row of its codes, of a row of its scales, of a column of these. Of groups: rows and groups from a chunk of a lane to its
+    /// next. Of kernels that normalize: columns from a chunk of a thread to its next, bytes of a row of shared memory.
     pub from_strides: [u32; 3],
     /// Bytes from a group of scales to the next; the address of the scales of the transpose, for kernels that write it.
     pub group_stride: u64,

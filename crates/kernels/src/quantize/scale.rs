@@ -40,6 +40,12 @@ impl<'k> Scale<'k> {
         Scale { scale, factor }
     }
 
+    /// The bits of the scale, and the factor.
+    #[track_caller]
+    pub fn parts(self) -> (U32<'k>, F32<'k>) {
+        (bits(self.scale), self.factor)
+    }
+
     /// A scale that is already known.
     #[track_caller]
     pub fn given(scale: F32<'k>) -> Scale<'k> {
@@ -73,20 +79,21 @@ impl<'k> TensorScale<'k> {
         TensorScale { scale, per_magnitude: any_reciprocal(scale * Code::E2m1.largest()) }
     }
 
-    /// The scale of a block up to a magnitude: the nearest e4m3, but never 0.
+    /// The code of the scale of a block up to a magnitude, the nearest e4m3, but never 0; and what its numbers are
+    /// multiplied with.
     #[track_caller]
-    pub fn of_block(&self, k: &'k Kernel, magnitude: U32<'k>) -> Scale<'k> {
+    pub fn of_block(&self, k: &'k Kernel, magnitude: U32<'k>) -> (U32<'k>, F32<'k>) {
         let wanted = magnitude.bitcast::<f32>() * self.per_magnitude;
-        let scale = from_e4m3(k, to_e4m3(k, wanted).max(1));
-        Scale { scale, factor: any_reciprocal(scale * self.scale) }
+        let code = to_e4m3(k, wanted).max(1);
+        (code, any_reciprocal(from_e4m3(k, code) * self.scale))
     }
 }
 
 /// The e4m3 code nearest to a number, ties to even, saturating; that of NaN is 0x7f.
 #[track_caller]
 fn to_e4m3<'k>(k: &'k Kernel, value: F32<'k>) -> U32<'k> {
-    let pair = k.pack_fp8(Fp8::E4m3, value, value);
-    k.join_halves(pair, pair) & 0xff
+    let zero = k.constant(0f32);
+    k.join_halves(k.pack_fp8(Fp8::E4m3, value, zero), k.pack_fp8(Fp8::E4m3, zero, zero))
 }
 
 /// The number of an e4m3 code.
@@ -154,13 +161,6 @@ impl<'k> ScalePlaces<'k> {
         let blocked = (row >> 7).widening_mul(row_stride) + ((row & 31) * 16 + ((row >> 5) & 3) * 4).to_u64();
         let rows = self.blocked.select(blocked, row.widening_mul(row_stride));
         rows + (column >> 2).widening_mul(four) + ((column & 3) * one).to_u64()
-    }
-
-    /// Stores a scale of NVFP4, as its e4m3 code.
-    #[track_caller]
-    pub fn store_e4m3(&self, k: &'k Kernel, at: Global<'k>, scale: F32<'k>, wanted: Pred<'k>) {
-        let code = to_e4m3(k, scale);
-        k.guard(wanted, || at.store_byte(code));
     }
 
     /// Loads a scale of NVFP4.

@@ -17,8 +17,10 @@ use super::tiles::{self, of_block};
 pub const THREADS: u32 = tiles::THREADS;
 /// Chunks that a thread has in flight.
 const CHUNKS: u32 = 4;
-/// Blocks of the kernel that finds the scale: more would only contend for it.
-const MOST_BLOCKS: u32 = 1056;
+/// Blocks of the kernel that finds the scale on a multiprocessor: all that there is room for, at once.
+pub(super) const RESIDENT: u32 = 6;
+/// Bytes at the end of the matrix that the kernel that converts should find in the cache.
+const KEPT: u32 = 20 << 20;
 
 /// The kernel that finds the scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,22 +72,23 @@ impl ScaleConfig {
         format!("quantize_whole_scale_{}_{}", self.input.name(), self.code.name())
     }
 
-    /// The launch, and the arguments that go with it.
-    pub fn launch(&self, args: &Args) -> (Launch, Args) {
+    /// The launch on `sms` multiprocessors, and the arguments that go with it.
+    pub fn launch(&self, args: &Args, sms: u32) -> (Launch, Args) {
         let (blocks, args) = blocks(args);
-        let grid = [blocks.min(MOST_BLOCKS), 1];
+        let grid = [blocks.min(sms * RESIDENT), 1];
         (Launch { grid, threads: THREADS, shared_bytes: 4 * THREADS / 32 }, args)
     }
 
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
         let found = k.var(0u32);
         by_access(k, p, |access| {
-            let chunks = Chunks { input: self.input, access, policy: None };
-            let [_, across] = [p.rows, p.columns.div_ceil(CHUNK)];
-            let all = p.rows * across;
+            let all = p.rows * p.columns.div_ceil(CHUNK);
             let step = k.grid_blocks(0) * (THREADS * CHUNKS);
             let first = k.block_index(0) * (THREADS * CHUNKS) + k.thread_index();
             k.for_(first, all, step, |index| {
+                let late = (index + KEPT / (CHUNK * self.input.bytes())).ge(all);
+                let policy = Some(p.kept.when(late, p.read_once));
+                let chunks = Chunks { input: self.input, access, policy };
                 let loaded: Vec<_> = (0..CHUNKS).map(|i| chunks.load(k, p, index + i * THREADS)).collect();
                 let words = loaded.iter().map(|(_, _, _, chunk)| chunk.magnitude_word());
                 let word = words.reduce(|a, b| self.input.larger(a, b)).expect("there are chunks");

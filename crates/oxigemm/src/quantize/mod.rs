@@ -148,7 +148,7 @@ pub fn gather_quantize(
 }
 
 /// RMSNorm and quantization in one: the values of [`quantize`] are
-/// `x * (1 / sqrt(mean(x * x) + epsilon)) * weight`, where the mean is that of a row of `x`, `[M, K]`, and `weight` is `[K]`
+/// `x * weight * (1 / sqrt(mean(x * x) + epsilon))`, where the mean is that of a row of `x`, `[M, K]`, and `weight` is `[K]`
 /// of the same type. Scales are of 1x128, codes e4m3.
 ///
 /// All of it is FP32, and squares are added in an order that depends on nothing: every device gives the same bytes.
@@ -324,7 +324,7 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
                 (kernels::whole::ScaleConfig { input, code }, kernels::whole::CodesConfig { input, code });
             let steps = [
                 Step::Zero { address: args.scales, bytes: 4 },
-                step(Config::WholeScale(find), find.launch(&args)),
+                step(Config::WholeScale(find), find.launch(&args, multiprocessors(device)?)),
                 step(Config::WholeCodes(convert), convert.launch(&args)),
             ];
             // SAFETY: the check has compared the operands with the arguments; the caller keeps them.

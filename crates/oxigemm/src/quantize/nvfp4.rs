@@ -4,7 +4,7 @@ use oxigemm_kernels::quantize::groups::NVFP4_WIDTH;
 use oxigemm_kernels::quantize::{self as kernels, Args, Code, Config, Source};
 
 use super::raw::scales_operand;
-use super::{RawScales, step};
+use super::{RawScales, multiprocessors, step};
 use crate::check::int;
 use crate::check::{CheckedQuantize, DequantizeNvfp4, Operand, QuantizeNvfp4};
 use crate::device::{Device, DeviceId};
@@ -245,7 +245,7 @@ unsafe fn run_quantize(
     let find_args = Args { scales: args.from, ..args };
     let steps = [
         Step::Zero { address: args.from, bytes: 4 },
-        step(Config::WholeScale(find), find.launch(&find_args)),
+        step(Config::WholeScale(find), find.launch(&find_args, multiprocessors(device)?)),
         convert,
     ];
     // SAFETY: as above.

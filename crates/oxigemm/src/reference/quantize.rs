@@ -77,8 +77,8 @@ fn silu(x: f32) -> f32 {
 /// RMSNorm of a row, with squares added in the order of the kernel.
 fn normalized(row: &[f32], weights: &[f32], epsilon: f32) -> Vec<f32> {
     const LANES: usize = WARP as usize;
-    let mut sums = [0.0f32; norm::THREADS as usize];
-    for round in row.chunks(norm::ROUND as usize) {
+    let mut sums = vec![0.0f32; norm::warps(row.len() as u32) as usize * LANES];
+    for round in row.chunks(sums.len() * CHUNK as usize) {
         for (sum, chunk) in sums.iter_mut().zip(round.chunks(CHUNK as usize)) {
             *sum = chunk.iter().fold(*sum, |sum, value| value.mul_add(*value, sum));
         }
@@ -90,8 +90,8 @@ fn normalized(row: &[f32], weights: &[f32], epsilon: f32) -> Vec<f32> {
         }
     }
     let sum = sums.chunks(LANES).map(|warp| warp[0]).reduce(|a, b| a + b).unwrap_or(0.0);
-    let factor = 1.0 / (sum / row.len() as f32 + epsilon).sqrt();
-    row.iter().zip(weights).map(|(value, weight)| value * factor * weight).collect()
+    let factor = 1.0 / (sum * (1.0 / row.len() as f32) + epsilon).sqrt();
+    row.iter().zip(weights).map(|(value, weight)| value * weight * factor).collect()
 }
 
 /// The scales of one row of a tensor of any layout.
