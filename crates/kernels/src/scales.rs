@@ -52,9 +52,14 @@ impl ScaleShape {
         self.columns_per_scale == 1
     }
 
-    /// Floats from the column scales of one block of K to those of the next.
+    /// Floats from the column scales of one block of K to those of the next. Where lanes copy those of one column for
+    /// eight blocks at once, they go to other banks of shared memory.
     fn column_pitch(&self) -> u32 {
-        if self.columns == 1 { 1 } else { self.columns.next_multiple_of(4) }
+        match self.columns {
+            1 => 1,
+            columns if self.each_column() => columns + 8,
+            columns => columns.next_multiple_of(4),
+        }
     }
 
     fn row_bytes(&self) -> u32 {
@@ -226,9 +231,10 @@ impl<'k> ScaleCopier<'k> {
         if ring.shape.each_column() {
             let p = &params.output;
             let (rows, columns) = (ring.shape.rows, ring.shape.columns);
-            let columns = Few { first: n, limit: p.columns, count: columns };
+            let columns =
+                Few { first: n, limit: p.columns, count: columns, pitch: ring.shape.column_pitch() };
             self.copy_quads(&params.sfb, ring.columns(slot), &columns, (block, end));
-            let rows = Few { first: m, limit: p.rows, count: rows };
+            let rows = Few { first: m, limit: p.rows, count: rows, pitch: rows };
             k.if_(!rows_by_engine, || self.copy_each(&params.sfa, slot, &rows, (block, end), |row| row));
         } else {
             k.if_(!columns_by_engine, || self.copy_columns(params, ring.columns(slot), n, (block, end)));
@@ -261,7 +267,7 @@ impl<'k> ScaleCopier<'k> {
         let (k, lane) = (self.ring.k, self.lane);
         let copy = |row: U32<'k>, later: U32<'k>| {
             let exists = rows.has(row) & (block + later).lt(end);
-            let to = to.at((later * rows.count + place(row)) * 4);
+            let to = to.at((later * rows.pitch + place(row)) * 4);
             to.copy_async(scales.at(rows.first + row, block + later), 4, exists);
         };
         k.if_else(
@@ -280,7 +286,7 @@ impl<'k> ScaleCopier<'k> {
         (block, end): (U32<'k>, U32<'k>),
     ) {
         let (k, lane) = (self.ring.k, self.lane);
-        let pitch = rows.count * 4;
+        let pitch = rows.pitch * 4;
         // A lane takes one block of K, and of the rows every fourth.
         let along_k = || {
             let (row, later) = (lane / GROUP, lane % GROUP);
@@ -333,11 +339,13 @@ impl<'k> ScaleCopier<'k> {
     }
 }
 
-/// Some rows of A or B: `count` of them from the `first` on, of which those before `limit` exist.
+/// Some rows of A or B: `count` of them from the `first` on, of which those before `limit` exist. Their scales of one block of K
+/// lie `pitch` floats before those of the next.
 struct Few<'k> {
     first: U32<'k>,
     limit: U32<'k>,
     count: u32,
+    pitch: u32,
 }
 
 impl<'k> Few<'k> {
