@@ -35,10 +35,10 @@ impl ManyRows {
         (self.block_m * self.warpgroups_n()) / (MATH_WARPGROUPS * 64)
     }
 
-    /// Rows of A that one tensor load brings where rows are grouped: few, because those behind a group's last are left
-    /// out by whole loads.
+    /// Rows of A that one tensor load brings where rows are grouped: not too many, because those behind a group's last
+    /// are left out by whole loads. Every load takes its time of the thread that asks for it.
     pub const fn group_box_rows(&self) -> u32 {
-        if self.block_m == 64 { 16 } else { 64 }
+        if self.block_m == 64 { 32 } else { 128 }
     }
 
     /// The first row and column of a warpgroup's part.
