@@ -2,13 +2,15 @@
 //! give.
 
 use oxigemm::plan::{Family, GroupedShape};
-use oxigemm::{DType, Device, GemmOptions, Tensor, m_grouped_fp8_gemm_nt_fused};
+use oxigemm::{
+    DType, Device, GemmOptions, Tensor, m_grouped_fp8_gemm_nt_fused, m_grouped_half_gemm_nt_fused,
+};
 
-use crate::Failure;
 use crate::fused::{EpilogueSpec, Finished, addend};
 use crate::grouped::{GroupedHost, GroupedOperands, GroupedSpec};
 use crate::problem::{AddendKind, POISON, values};
 use crate::verdict::Verdict;
+use crate::{Failure, Op};
 use oxigemm::reference::Finish;
 
 /// A product and what is done with its sums.
@@ -96,7 +98,9 @@ impl FusedGroupedTask {
             Ok((if product.is_masked() { d } else { d.select(0)? }, memory))
         };
         let (d, d_memory) = rows(padding)?;
-        let c = if addend == AddendKind::Other { Some(rows(padding + 8)?.0) } else { None };
+        // Groups of C are as many rows apart as those of D, of 16-bit operands as many elements.
+        let padding_of_c = if product.op == Op::Fp8 { padding + 8 } else { padding };
+        let c = if addend == AddendKind::Other { Some(rows(padding_of_c)?.0) } else { None };
         let added = |(group, rows): (usize, &usize)| {
             (addend != AddendKind::None).then(|| {
                 let c = values(d_type, seed.wrapping_add(group as u64), 3, rows * columns);
@@ -134,10 +138,14 @@ impl FusedGroupedTask {
         let (epilogue, addend) =
             (spec.with(self.bias.as_ref()), addend(self.c.as_ref(), self.spec.product.addend));
         let d = spec.output(&mut self.d, self.scales.as_mut());
-        let Some([sfa, sfb]) = &self.sums.scales else { unreachable!("FP8 operands have scales") };
         let Some(groups) = self.sums.row_groups() else { unreachable!("a batch has no epilogue") };
-        let (a, b) = ((&self.sums.a, sfa), (&self.sums.b, sfb));
-        m_grouped_fp8_gemm_nt_fused(a, b, addend, d, groups, &epilogue, options)
+        let (a, b) = (&self.sums.a, &self.sums.b);
+        match &self.sums.scales {
+            Some([sfa, sfb]) => {
+                m_grouped_fp8_gemm_nt_fused((a, sfa), (b, sfb), addend, d, groups, &epilogue, options)
+            }
+            None => m_grouped_half_gemm_nt_fused(a, b, addend, d, groups, &epilogue, options),
+        }
     }
 
     /// The bytes of the result, and of its scales.

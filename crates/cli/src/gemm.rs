@@ -81,7 +81,7 @@ pub struct Size {
     /// Which operands are e5m2, of a dense FP8 product.
     #[arg(long, value_parser = parse_e5m2, value_name = "a|b|both")]
     pub e5m2: Option<E5m2>,
-    /// What is done with the sums of fp8, bf16, fp16, fp8-contiguous and fp8-masked before they are stored, as words between commas: bias, bias-f32, relu, gelu,
+    /// What is done with the sums of fp8, bf16 and fp16, and of their contiguous and masked groups, before they are stored, as words between commas: bias, bias-f32, relu, gelu,
     /// gelu-tanh, silu, swiglu, geglu, gated, alpha=X, beta=X, fp8, fp8-pow2, heads=left/mid/right.
     #[arg(long, value_name = "WORDS")]
     pub epilogue: Option<EpilogueSpec>,
@@ -118,16 +118,19 @@ impl Size {
         }
         let (op, layout) = (self.op, operands.unwrap_or_default());
         if let Some(epilogue) = self.epilogue {
-            let fp8 = matches!(op, Op::Fp8 | Op::Fp8Contiguous | Op::Fp8Masked) && self.e5m2.is_none();
-            if !fp8 && !matches!(op, Op::Bf16 | Op::Fp16) {
-                let which = "only bf16, fp16, and fp8, fp8-contiguous and fp8-masked of e4m3 have";
+            let groups = op.groups(rows.unwrap_or_default());
+            let batch = groups == Some(GroupLayout::All) || op.is_summed() || op.is_k_grouped();
+            if batch || op == Op::Fp81d1d || self.e5m2.is_some() {
+                let which =
+                    "only products of e4m3, bf16 and fp16 have, and their contiguous and masked groups";
                 return Err(format!("{op} has no --epilogue: {which}").into());
             }
-            if layout != GemmLayout::Nt || (rows.is_some() && op != Op::Fp8Contiguous) {
+            let contiguous = matches!(groups, Some(GroupLayout::Ids | GroupLayout::Ends));
+            if layout != GemmLayout::Nt || (rows.is_some() && !contiguous) {
                 return Err(format!("{op} has no such --layout with an --epilogue: expected nt").into());
             }
             let epilogue = epilogue.beside(op);
-            if let Some(groups) = op.groups(rows.unwrap_or_default()) {
+            if let Some(groups) = groups {
                 let product = self.groups.spec(groups, dims, seed).of(op.dense(), layout);
                 return Ok(Work::FusedGrouped(FusedGroupedSpec { product, epilogue }));
             }

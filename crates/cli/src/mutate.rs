@@ -192,6 +192,7 @@ fn cases(config: Config, limits: &Limits) -> Vec<Case> {
             }
             cases
         }
+        Config::HalfWide(wide) if wide.is_grouped() && wide.is_fused() => half_fused_grouped_cases(wide),
         Config::HalfWide(wide) if wide.is_grouped() => half_grouped_cases(wide),
         Config::HalfWide(wide) if wide.grouping == Grouping::K => half_k_grouped_cases(wide),
         Config::HalfWide(wide) if wide.is_fused() => half_fused_cases(wide),
@@ -405,6 +406,35 @@ fn half_fused_cases(wide: half_wide::Config) -> Vec<Case> {
 }
 
 /// The same where rows are grouped.
+fn half_fused_grouped_cases(wide: half_wide::Config) -> Vec<Case> {
+    let (op, layout) = Op::of(Family::Half(wide.operands));
+    let [block_m, columns, depth] =
+        [wide.block_m, 2 * wide.fusion.sums() * 128, (wide.stages + 1) * 64 - 8].map(|x| x as usize);
+    let product = |groups, rows: &[usize], k| {
+        let spec = GroupedSpec::new(groups, rows.to_vec(), columns, k).of(op, layout);
+        GroupedSpec { alignment: if groups == GroupLayout::Counts { 1 } else { 16 }, ..spec }
+    };
+    let [epilogue, quantized] = epilogues(wide.fusion).map(|epilogue| epilogue.beside(op));
+    let case = |product, epilogue, [cluster_m, cluster_n]: [u32; 2], sms| Case {
+        work: Work::FusedGrouped(FusedGroupedSpec { product, epilogue }),
+        choice: Choice::HalfWide { config: wide, cluster_m, cluster_n },
+        num_sms: Some(sms),
+    };
+    let rows = [block_m / 2 + 2, 0, block_m + 1];
+    let added = product(GroupLayout::Ends, &rows[..2], depth);
+    let added = GroupedSpec { d_type: DType::F32, addend: AddendKind::Inplace, ..added };
+    // So short a K that a tile's output is what the next one waits for.
+    let short = product(GroupLayout::Ends, &[block_m, 1, 17, 2], 40);
+    vec![
+        case(product(GroupLayout::Counts, &rows, depth), epilogue, [1, 2], 2),
+        case(GroupedSpec { alignment: 1, ..product(GroupLayout::Ids, &rows, depth) }, quantized, [2, 1], 2),
+        case(added, epilogue, [1, 1], 2),
+        case(short.clone(), epilogue, [1, 1], 1),
+        case(short, quantized, [1, 1], 1),
+    ]
+}
+
+/// The same of FP8.
 fn fused_grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
     let [block_m, columns, depth] = fused_extents(&wide);
     let rows = [block_m / 2 + 2, 0, block_m + 1];

@@ -96,6 +96,11 @@ impl<'k> TilePlace<'k> {
         to.store_vec([m, n, group.end, group.slab]);
     }
 
+    /// The same with the group in the place of the slab, where the group is asked for.
+    pub fn tell_in_slab_of_group(to: Shared<'k>, [m, n]: [U32<'k>; 2], group: GroupPlace<'k>) {
+        to.store_vec([m, n, group.end, group.group]);
+    }
+
     /// What they were told in either way: the first row and column, the row behind the group's last, and the slab or the
     /// group.
     pub fn told_whose(from: Shared<'k>) -> ([U32<'k>; 2], [U32<'k>; 2]) {

@@ -14,8 +14,10 @@
 
 mod fused;
 
+use fused::FinishedTile;
+
 use crate::cluster::{Place, Release, Share, TilePlace};
-use crate::epilogue::fused::{FusedParams, Fusion};
+use crate::epilogue::fused::{FusedGroupParams, FusedParams, Fusion};
 use crate::epilogue::{OutputFlags, PANEL_BYTES};
 use crate::grouping::{GroupPlace, Grouping};
 use crate::half::{BLOCK_K, OperandTile, Operands, PANEL};
@@ -167,6 +169,7 @@ struct Block<'k, 'c> {
     grouped: Option<GroupedParams<'k>>,
     k_groups: Option<KGroups<'k>>,
     fused: Option<FusedParams<'k>>,
+    fused_groups: Option<FusedGroupParams<'k>>,
     map: SharedMap,
     shared: Shared<'k>,
     place: Place<'k>,
@@ -224,6 +227,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     params.output.half = cfg.operands.element;
     let grouped = cfg.is_grouped().then(|| GroupedParams::declare(k));
     let fused = cfg.is_fused().then(|| FusedParams::declare(k));
+    let fused_groups = (cfg.is_fused() && cfg.is_grouped()).then(|| FusedGroupParams::declare(k));
     let map = SharedMap::new(cfg);
     let shared = k.dynamic_shared();
     map.name(k, cfg);
@@ -245,8 +249,22 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let pipe = Pipeline::new(k, shared.at(map.barriers), cfg.stages, cfg.stages);
     let staged = Pipeline::new(k, shared.at(map.output_barriers), MATH_WARPGROUPS, MATH_WARPGROUPS);
     let (warp, lane) = (k.warp_index(), k.lane());
-    let block =
-        Block { k, cfg, params, grouped, k_groups, fused, map, shared, place, pipe, staged, warp, lane };
+    let block = Block {
+        k,
+        cfg,
+        params,
+        grouped,
+        k_groups,
+        fused,
+        fused_groups,
+        map,
+        shared,
+        place,
+        pipe,
+        staged,
+        warp,
+        lane,
+    };
 
     let tile_warp = MATH_WARPS;
     let storer = (warp & 1).eq(1) & block.params.output.has(OutputFlags::PLAIN);
@@ -319,10 +337,17 @@ impl<'k> Block<'k, '_> {
                 self.place.for_each_group_tile(k, |TilePlace { m, n, streams_b, .. }, place| {
                     // What is not read again leaves the L2 cache before what others have there.
                     let of_b = shares[1].streamed(streams_b, once);
-                    let tell = |stage| TilePlace::tell_in_slab(self.told(stage), [m, n], place);
+                    let tell = |stage| match &p.pieces {
+                        None => TilePlace::tell_in_slab(self.told(stage), [m, n], place),
+                        Some(_) => TilePlace::tell_in_slab_of_group(self.told(stage), [m, n], place),
+                    };
                     stages(&tell, &|[a, b], depth, full| {
                         let rows = (place.end, self.cfg.shape().group_box_rows());
                         shares[0].load_before(k, &p.a, [depth, m, place.slab], rows, a, full);
+                        if let Some(pieces) = &p.pieces {
+                            let pieces = (pieces, Some(place.group));
+                            return of_b.load_pieces(k, &p.b, [depth, n], pieces, b, full);
+                        }
                         tiles[1].boxes([n, depth], b).for_each(|([x, y], to)| {
                             of_b.load_of_slab(k, &p.b, [x, y, place.group], to, full);
                         });
@@ -402,13 +427,11 @@ impl<'k> Block<'k, '_> {
             let sums: Vec<_> = math.sums.iter().map(Vec::as_slice).collect();
             outbox.write([self.warp & 3, self.lane], first, &sums, parity);
         };
-        if let Some(fused) = &self.fused {
-            return self.place.for_each_place(k, |tile| {
-                math.multiply_tile(waves, k_blocks);
-                self.finish((fused, warpgroup), &tile, &math.sums, parity);
-            });
-        }
         match self.cfg.grouping {
+            Grouping::Dense if self.fused.is_some() => self.place.for_each_place(k, |tile| {
+                math.multiply_tile(waves, k_blocks);
+                self.finish(warpgroup, &FinishedTile::of(&tile), &math.sums, parity);
+            }),
             Grouping::Dense => self.place.for_each_tile(k, |m, n| {
                 math.multiply_tile(waves, k_blocks);
                 write([m, n], outbox);
@@ -421,7 +444,7 @@ impl<'k> Block<'k, '_> {
                 let outbox = outbox.of_group(group.group, group.d_row + self.params.output.rows);
                 self.unless_kept(group.k, || write([group.d_row + tile.m, tile.n], outbox));
             }),
-            Grouping::Rows => self.place.for_each_turn(k, |_| {
+            Grouping::Rows => self.place.for_each_turn(k, |turn| {
                 let (tile, [end, slab]) = math.told();
                 let row = tile[0] + first_row;
                 let compute = || {
@@ -433,7 +456,13 @@ impl<'k> Block<'k, '_> {
                         }
                         waves => math.multiply_tile(waves, k_blocks),
                     }
-                    write(tile, outbox.in_slab(slab, self.d_slab(), end));
+                    match self.fused {
+                        None => write(tile, outbox.in_slab(slab, self.d_slab(), end)),
+                        Some(_) => {
+                            let tile = FinishedTile { at: tile, pass: turn.pass, rows: Some([slab, end]) };
+                            self.finish(warpgroup, &tile, &math.sums, parity);
+                        }
+                    }
                 };
                 k.if_else(row.lt(end), compute, || math.pass_tile_by());
             }),
@@ -453,10 +482,10 @@ impl<'k> Block<'k, '_> {
         let ([first_row, first_column], outbox) =
             (self.cfg.shape().part_of(warpgroup), self.outbox(warpgroup));
         let parity = k.var(0u32);
-        if let Some(fused) = &self.fused {
+        if self.fused.is_some() {
             return self
                 .place
-                .for_each_place(k, |tile| self.store_finished((fused, warpgroup), &tile, parity));
+                .for_each_place(k, |tile| self.store_finished(warpgroup, &FinishedTile::of(&tile), parity));
         }
         match self.cfg.grouping {
             Grouping::Dense => {

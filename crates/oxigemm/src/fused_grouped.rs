@@ -5,7 +5,7 @@ use oxigemm_kernels::epilogue::Activation;
 use crate::call::{Addresses, FusedAt, PlanKey};
 use crate::cast::ScaleFormat;
 use crate::check::int;
-use crate::check::{CheckedGroupedFused, EpilogueArguments, GroupedFp8GemmNt, HeadSplits, Operand};
+use crate::check::{CheckedGroupedFused, EpilogueArguments, GroupedFp8GemmNt, Groups, HeadSplits, Operand};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -91,28 +91,12 @@ pub fn m_grouped_fp8_gemm_nt_fused(
     };
     let (alpha, beta) = (epilogue.alpha, epilogue.beta);
     let arguments = Arguments { gemm, c: c.describe(d.d()), epilogue: epilogue.describe(&d), alpha, beta };
-    match a.device() {
-        // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
-        Device::Cuda(cuda) => unsafe { launch(cuda, &arguments, options) },
-        Device::Sim(sim) => simulate(sim, &arguments, options),
-        Device::Cpu => {
-            refuse_stream(a.device(), options)?;
-            match arguments.check()? {
-                CheckedGroupedFused::Nothing => Ok(()),
-                CheckedGroupedFused::Launch(_, groups, _) => {
-                    let groups = (&groups, numbers);
-                    reference::m_grouped_fp8_gemm_nt_fused_tensors(
-                        (a, sfa),
-                        (b, sfb),
-                        c,
-                        &d,
-                        groups,
-                        epilogue,
-                    )
-                }
-            }
-        }
-    }
+    let on_cpu = |groups: &Groups| {
+        let groups = (groups, numbers);
+        reference::m_grouped_fp8_gemm_nt_fused_tensors((a, sfa), (b, sfb), c, &d, groups, epilogue)
+    };
+    // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
+    unsafe { arguments.run(a.device(), options, on_cpu) }
 }
 
 /// What is done with the sums of a product, as addresses; strides are in elements. See [`Epilogue`] and [`FusedOutput`].
@@ -220,7 +204,7 @@ pub struct RawFusedGroupedFp8Gemm {
 }
 
 impl RawFusedGroupedFp8Gemm {
-    fn describe(&self, device: DeviceId) -> Arguments {
+    fn describe(&self, device: DeviceId) -> Arguments<GroupedFp8GemmNt> {
         let mut gemm = self.gemm.describe(device);
         let [groups, n] = [gemm.b.dims[0], gemm.b.dims[1]];
         let masked = self.gemm.rows.are_masked();
@@ -282,32 +266,71 @@ pub unsafe fn m_grouped_fp8_gemm_nt_fused_raw(
     unsafe { run_raw(device, &gemm.describe(device.id()), options) }
 }
 
-/// The arguments of a product whose rows are grouped and whose sums are finished, not yet checked.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) struct Arguments {
-    gemm: GroupedFp8GemmNt,
-    c: Option<Operand>,
-    epilogue: EpilogueArguments,
-    alpha: f32,
-    beta: f32,
+/// A product whose rows are grouped and whose sums can be finished, not yet checked.
+pub(crate) trait FusedGroupedGemm: CallArguments {
+    /// Checks every rule of the call where `c` is added.
+    fn check_fused(&self, c: Option<&Operand>, epilogue: &EpilogueArguments) -> Result<CheckedGroupedFused>;
+    /// Where calls of the function are remembered.
+    fn remembered_fused(calls: &RememberedCalls) -> &Memo<Call<Arguments<Self>>, Ready>;
 }
 
-impl Arguments {
-    fn check(&self) -> Result<CheckedGroupedFused> {
-        self.gemm.check_fused(self.c.as_ref(), &self.epilogue)
+impl FusedGroupedGemm for GroupedFp8GemmNt {
+    fn check_fused(&self, c: Option<&Operand>, epilogue: &EpilogueArguments) -> Result<CheckedGroupedFused> {
+        GroupedFp8GemmNt::check_fused(self, c, epilogue)
+    }
+
+    fn remembered_fused(calls: &RememberedCalls) -> &Memo<Call<Arguments<Self>>, Ready> {
+        &calls.fused_grouped_fp8
     }
 }
 
-impl GroupedArguments for Arguments {
+/// The arguments of a product whose rows are grouped and whose sums are finished, not yet checked.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) struct Arguments<G> {
+    pub gemm: G,
+    pub c: Option<Operand>,
+    pub epilogue: EpilogueArguments,
+    pub alpha: f32,
+    pub beta: f32,
+}
+
+impl<G: FusedGroupedGemm> Arguments<G> {
+    /// Checks, plans and launches, or simulates, or does what is done on the CPU for checked groups.
+    ///
+    /// # Safety
+    /// As for [`m_grouped_fp8_gemm_nt_fused_raw`].
+    pub unsafe fn run(
+        &self,
+        device: &Device,
+        options: &GemmOptions,
+        on_cpu: impl FnOnce(&Groups) -> Result<()>,
+    ) -> Result<()> {
+        match device {
+            // SAFETY: the caller keeps the operands.
+            Device::Cuda(cuda) => unsafe { launch(cuda, self, options) },
+            Device::Sim(sim) => simulate(sim, self, options),
+            Device::Cpu => {
+                refuse_stream(device, options)?;
+                match self.gemm.check_fused(self.c.as_ref(), &self.epilogue)? {
+                    CheckedGroupedFused::Nothing => Ok(()),
+                    CheckedGroupedFused::Launch(_, groups, _) => on_cpu(&groups),
+                }
+            }
+        }
+    }
+}
+
+impl<G: FusedGroupedGemm> GroupedArguments for Arguments<G> {
     fn key(&self, limits: &Limits, options: &GemmOptions) -> Result<Option<PlanKey>> {
-        let CheckedGroupedFused::Launch(problem, groups, fused) = self.check()? else { return Ok(None) };
+        let checked = self.gemm.check_fused(self.c.as_ref(), &self.epilogue)?;
+        let CheckedGroupedFused::Launch(problem, groups, fused) = checked else { return Ok(None) };
         Ok(Some(PlanKey { fused: Some(fused), ..key(limits, problem, Some(groups), options) }))
     }
 }
 
-impl CallArguments for Arguments {
+impl<G: FusedGroupedGemm> CallArguments for Arguments<G> {
     fn remembered(calls: &RememberedCalls) -> &Memo<Call<Self>, Ready> {
-        &calls.fused_grouped_fp8
+        G::remembered_fused(calls)
     }
 
     fn addresses(&self) -> Addresses {

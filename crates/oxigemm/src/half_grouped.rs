@@ -186,7 +186,7 @@ pub struct RawGroupedHalfGemm {
 }
 
 impl RawGroupedHalfGemm {
-    fn describe(&self, device: DeviceId) -> GroupedHalfGemm {
+    pub(crate) fn describe(&self, device: DeviceId) -> GroupedHalfGemm {
         let [groups, m, n, k] = [self.groups, self.m, self.n, self.k].map(int);
         let from = usize::from(!self.rows.are_masked());
         let slabs = |name, dtype, dims: [i64; 3], [slab, row]: [usize; 2], address| {

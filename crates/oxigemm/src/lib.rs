@@ -62,6 +62,7 @@ mod grouped;
 mod grouped_nn;
 mod half_batched;
 mod half_fused;
+mod half_fused_grouped;
 mod half_gemm;
 mod half_grouped;
 mod half_kgrouped;
@@ -118,6 +119,10 @@ pub use half_batched::{
 };
 pub use half_fused::{
     RawFusedHalfGemm, bf16_gemm_nt_fused, fp16_gemm_nt_fused, half_gemm_nt_fused, half_gemm_nt_fused_raw,
+};
+pub use half_fused_grouped::{
+    RawFusedGroupedHalfGemm, m_grouped_bf16_gemm_nt_fused, m_grouped_fp16_gemm_nt_fused,
+    m_grouped_half_gemm_nt_fused, m_grouped_half_gemm_nt_fused_raw,
 };
 pub use half_gemm::{
     RawHalfGemm, bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn, bf16_gemm_tt, fp16_gemm_nn, fp16_gemm_nt,

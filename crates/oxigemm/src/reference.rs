@@ -16,7 +16,8 @@ pub(crate) mod quantize;
 
 pub use fused::{Finish, fp8_gemm_nt_fused_tensors, half_gemm_nt_fused_tensors};
 pub use grouped::{
-    m_grouped_fp8_gemm_nt_fused_tensors, m_grouped_fp8_gemm_nt_tensors, m_grouped_half_gemm_tensors,
+    m_grouped_fp8_gemm_nt_fused_tensors, m_grouped_fp8_gemm_nt_tensors, m_grouped_half_gemm_nt_fused_tensors,
+    m_grouped_half_gemm_tensors,
 };
 pub use half::{gemm_nt, gemm_nt_rows, half_bgemm_nt_summed_tensors, half_gemm_tensors};
 pub(crate) use hc::hc_prenorm_tensors;

@@ -45,7 +45,8 @@ pub(crate) struct RememberedCalls {
     pub summed_half: Memo<Call<SummedHalfGemm>, Ready>,
     pub fused_fp8: Memo<Call<fused::Arguments<Fp8GemmNt>>, Ready>,
     pub fused_half: Memo<Call<fused::Arguments<HalfGemm>>, Ready>,
-    pub fused_grouped_fp8: Memo<Call<fused_grouped::Arguments>, Ready>,
+    pub fused_grouped_fp8: Memo<Call<fused_grouped::Arguments<GroupedFp8GemmNt>>, Ready>,
+    pub fused_grouped_half: Memo<Call<fused_grouped::Arguments<GroupedHalfGemm>>, Ready>,
 }
 
 /// Launches a call that is remembered, or one that `plan` gives the plan of; without one there is nothing to launch.

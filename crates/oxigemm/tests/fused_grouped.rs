@@ -3,277 +3,55 @@
 
 mod common;
 
+use common::fused_grouped::{self, CODES, Fused, NOTHING, Product, SWIGLU, What};
 use common::grouped::{Case, POISON, Problem, ends, ids};
-use common::{C, Scales, same_bits, schedules};
-use oxigemm::cast::{ScaleFormat, per_token_cast_to_fp8};
+use common::{C, Scales};
+use oxigemm::cast::ScaleFormat;
 use oxigemm::plan::{self, Choice};
-use oxigemm::reference::Finish;
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, GroupedRows, HeadSplits,
     RawEpilogue, RawFusedGroupedFp8Gemm, RawGroupedFp8Gemm, RawGroups, RowGroups, Sim, Tensor,
     m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_fused, m_grouped_fp8_gemm_nt_fused_raw,
-    m_grouped_fp8_gemm_nt_masked, random,
+    m_grouped_fp8_gemm_nt_masked,
 };
 use oxigemm_kernels::epilogue::fused::Fusion;
 use oxigemm_kernels::fp8_wide;
 use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
 
-/// What is fused, beside the product of a [`Case`].
-#[derive(Clone, Copy, Debug)]
-struct What {
-    activation: Activation,
-    gated: bool,
-    /// Its type, and whether each group has its own.
-    bias: Option<(DType, bool)>,
-    factors: [f32; 2],
-    heads: Option<HeadSplits>,
-    c: C,
-    /// Scales of D: how they lie and what they are.
-    quantized: Option<(Scales, ScaleFormat)>,
-}
-
-const NOTHING: What = What {
-    activation: Activation::None,
-    gated: false,
-    bias: None,
-    factors: [1.0, 1.0],
-    heads: None,
-    c: C::None,
-    quantized: None,
-};
-const SWIGLU: What = What { activation: Activation::Silu, gated: true, ..NOTHING };
-const CODES: What = What { quantized: Some((Scales::RowMajor, ScaleFormat::F32)), ..SWIGLU };
-
-/// A tensor for the rows of all slabs, and the memory that it is a part of.
-struct Rows {
-    tensor: Tensor,
-    memory: Tensor,
-}
-
-/// A product with what is fused, and the sums that the product alone gives.
-struct Fused {
-    what: What,
-    problem: Problem,
-    bias: Option<Tensor>,
-    sums: Vec<f32>,
-}
-
-impl Fused {
-    fn new(case: Case, what: What, sim: &Sim) -> Fused {
-        let problem = Problem::new(case.clone(), sim);
-        sim.set_options(Default::default());
-        let sums = problem.sums();
-        let bias = what.bias.map(|(dtype, each)| {
-            let dims = if each { vec![case.groups, case.n] } else { vec![case.n] };
-            let values: Vec<f32> =
-                random::normals(7, dims.iter().product()).iter().map(|x| x * 4.0).collect();
-            Tensor::from_f32(dtype, &values, &dims, &problem.device).unwrap()
-        });
-        Fused { what, problem, bias, sums }
-    }
-
+impl Product for Problem {
     fn case(&self) -> &Case {
-        &self.problem.case
+        &self.case
     }
 
-    fn epilogue(&self) -> Epilogue<'_> {
-        let What { activation, gated, factors: [alpha, beta], heads, .. } = self.what;
-        Epilogue { alpha, bias: self.bias.as_ref(), activation, gated, beta, heads }
+    fn device(&self) -> &Device {
+        &self.device
     }
 
-    fn groups(&self) -> RowGroups<'_> {
-        let contiguous =
-            |rows| RowGroups::Contiguous { rows, alignment: self.case().alignment, expected_m: None };
-        match self.case().layout {
-            GroupLayout::Counts => RowGroups::Masked { masked_m: &self.problem.numbers, expected_m: 20 },
-            GroupLayout::Ends => contiguous(GroupedRows::Ends(&self.problem.numbers)),
-            GroupLayout::Ids => contiguous(GroupedRows::Ids(&self.problem.numbers)),
-            GroupLayout::All => panic!("these have numbers"),
-        }
+    fn numbers(&self) -> &Tensor {
+        &self.numbers
     }
 
-    /// Columns that are computed, and which column of D each is, of how many.
-    fn columns(&self) -> (usize, Vec<usize>, usize) {
-        let columns = self.case().n / if self.what.gated { 2 } else { 1 };
-        let HeadSplits { left, mid, right } =
-            self.what.heads.unwrap_or(HeadSplits { left: columns as u32, mid: 0, right: 0 });
-        let (computed, mid) = ((left + right) as usize, mid as usize);
-        let place = |j: usize| j + mid * (j / computed + usize::from(j % computed >= left as usize));
-        (columns, (0..columns).map(place).collect(), columns / computed * (computed + mid))
+    fn sums(&self) -> Vec<f32> {
+        Problem::sums(self)
     }
 
-    /// Poisoned rows of so many columns, and of gaps behind them.
-    fn rows(&self, dtype: DType, columns: usize, gap: usize) -> Rows {
-        let (case, pitch) = (self.case(), columns + gap);
-        let dims = [case.slabs(), case.rows, pitch];
-        let poison = vec![POISON; dims.iter().product::<usize>() * dtype.size()];
-        let memory = Tensor::from_bytes(dtype, &poison, &dims, &self.problem.device).unwrap();
-        Rows { tensor: self.shaped(memory.narrow(2, 0, columns).unwrap()), memory }
-    }
-
-    /// Without a leading dimension where there are no slabs.
-    fn shaped(&self, x: Tensor) -> Tensor {
-        if self.case().is_masked() { x } else { x.select(0).unwrap() }
-    }
-
-    /// What the single steps give for the rows of every group, and which row each is.
-    fn expected(&self, c: Option<&[f32]>) -> Vec<(usize, Vec<f64>)> {
-        let What { activation, gated, factors: [alpha, beta], .. } = self.what;
-        let (n, (columns, ..)) = (self.case().n, self.columns());
-        let bias = self.bias.as_ref().map(|bias| bias.to_vec_f32().unwrap());
-        let mut all = Vec::new();
-        for (group, rows) in self.case().found(&self.case().numbers).into_iter().enumerate() {
-            let own = self.what.bias.is_some_and(|(_, each)| each);
-            let bias = bias.as_ref().map(|bias| &bias[if own { group * n } else { 0 }..][..n]);
-            let finish = Finish { alpha, beta, bias, activation, gated };
-            for row in rows {
-                let sums: Vec<f64> = self.sums[row * n..][..n].iter().map(|x| f64::from(*x)).collect();
-                let c = c.map(|c| &c[row * columns..][..columns]);
-                all.push((row, finish.apply(&sums, n, c).unwrap()));
-            }
-        }
-        all
-    }
-
-    fn run(&self, c: Addend<'_>, d: FusedOutput<'_>, choice: Option<Choice>) -> oxigemm::Result<()> {
-        let p = &self.problem;
-        let options = GemmOptions { choice, num_sms: self.case().num_sms, ..Default::default() };
-        let (a, b) = ((&p.a, &p.sfa), (&p.b, &p.sfb));
-        m_grouped_fp8_gemm_nt_fused(a, b, c, d, self.groups(), &self.epilogue(), &options)
-    }
-
-    /// The bits of D's memory and of that of its scales, once they were found right.
-    fn checked(&self, choice: Option<Choice>, about: &str) -> Vec<u8> {
-        match self.what.quantized {
-            None => self.checked_matrix(choice, about),
-            Some((layout, format)) => self.checked_codes(choice, layout, format, about),
-        }
-    }
-
-    fn checked_matrix(&self, choice: Option<Choice>, about: &str) -> Vec<u8> {
-        let (case, (columns, places, width)) = (self.case(), self.columns());
-        let size = case.d_type.size();
-        let (mut d, mut other) = (self.rows(case.d_type, width, case.gap), self.rows(case.d_type, width, 3));
-        let values: Vec<f32> = random::normals(5, case.slabs() * case.rows * columns)
-            .iter()
-            .map(|x| (x * 8.0).round())
-            .collect();
-        let spread = |rows: &mut Rows| {
-            let mut all = rows.tensor.to_vec_f32().unwrap();
-            for (i, value) in values.iter().enumerate() {
-                all[i / columns * width + places[i % columns]] = *value;
-            }
-            rows.tensor.write_f32(&all).unwrap();
-        };
-        let c = match self.what.c {
-            C::None => Addend::None,
-            C::InPlace => {
-                spread(&mut d);
-                Addend::InPlace
-            }
-            C::Other => {
-                spread(&mut other);
-                Addend::From(&other.tensor)
-            }
-        };
-        let before = d.memory.to_bytes().unwrap();
-        self.run(c, FusedOutput::Matrix(&mut d.tensor), choice)
-            .unwrap_or_else(|error| panic!("{about}: {error}"));
-        let bytes = d.memory.to_bytes().unwrap();
-        let mut rest = bytes.clone();
-        let rounding = if case.d_type == DType::F32 { 1e-5 } else { 1.0 / 256.0 };
-        let expected = self.expected((!matches!(self.what.c, C::None)).then_some(&values));
-        let largest =
-            expected.iter().flat_map(|(_, row)| row).fold(0.0f64, |largest, x| largest.max(x.abs()));
-        for (row, expected) in expected {
-            for (column, expected) in expected.into_iter().enumerate() {
-                let at = (row * (width + case.gap) + places[column]) * size;
-                let found = f64::from(case.d_type.decode(&bytes[at..at + size])[0]);
-                let allowed = rounding * expected.abs() + 1e-6 * largest + 1e-5;
-                assert!(
-                    (found - expected).abs() <= allowed,
-                    "{about}: row {row} column {column} is {found} and not {expected}"
-                );
-                rest[at..at + size].copy_from_slice(&before[at..at + size]);
-            }
-        }
-        assert!(rest == before, "{about}: something else was written to");
-        bytes
-    }
-
-    /// Poisoned scales of D.
-    fn scales(&self, layout: Scales, blocks: usize) -> Rows {
-        let case = self.case();
-        match layout {
-            Scales::RowMajor => self.rows(DType::F32, blocks, 0),
-            Scales::Odd => self.rows(DType::F32, blocks, 3),
-            Scales::MnMajor => {
-                let dims = [case.slabs(), blocks, case.rows + 3];
-                let poison = vec![POISON; dims.iter().product::<usize>() * 4];
-                let memory = Tensor::from_bytes(DType::F32, &poison, &dims, &self.problem.device).unwrap();
-                let lines = memory.narrow(2, 0, case.rows).unwrap().transpose(1, 2).unwrap();
-                Rows { tensor: self.shaped(lines), memory }
-            }
-        }
-    }
-
-    fn checked_codes(
+    fn run_fused(
         &self,
-        choice: Option<Choice>,
-        layout: Scales,
-        format: ScaleFormat,
-        about: &str,
-    ) -> Vec<u8> {
-        let (columns, ..) = self.columns();
-        let blocks = columns.div_ceil(128);
-        let (mut d, mut scales) =
-            (self.rows(DType::E4m3, columns, 16 * self.case().gap), self.scales(layout, blocks));
-        let to = FusedOutput::Fp8 { d: &mut d.tensor, scales: &mut scales.tensor, format };
-        self.run(Addend::None, to, choice).unwrap_or_else(|error| panic!("{about}: {error}"));
-        let (codes, found) = (d.tensor.to_bytes().unwrap(), scales.tensor.to_vec_f32().unwrap());
-        let expected = self.expected(None);
-        for (row, expected) in &expected {
-            let values: Vec<f32> = expected.iter().map(|x| *x as f32).collect();
-            let exact = per_token_cast_to_fp8(&values, 1, columns, format).unwrap();
-            let found = &found[row * blocks..][..blocks];
-            for (found, exact) in found.iter().zip(&exact.scales) {
-                // Where the largest element is a power of two, the next one may be taken.
-                let close = (found / exact - 1.0).abs() < 1e-4;
-                let power = format == ScaleFormat::PowerOfTwo && [0.5, 2.0].contains(&(found / exact));
-                assert!(close || power, "{about}: a scale of row {row} is {found} and not {exact}");
-            }
-            let codes = DType::E4m3.decode(&codes[row * columns..][..columns]);
-            for (column, (code, expected)) in codes.iter().zip(expected).enumerate() {
-                let scale = f64::from(found[column / 128]);
-                // Half of the distance of e4m3 numbers, in normal ones or in the smallest.
-                let allowed = (expected.abs() / 16.0).max(scale * 2f64.powi(-10)) * 1.001 + 1e-6;
-                let found = f64::from(*code) * scale;
-                assert!(
-                    (found - expected).abs() <= allowed,
-                    "{about}: row {row} column {column} is {found} and not {expected}"
-                );
-            }
-        }
-        let is_written: Vec<bool> = (0..self.case().slabs() * self.case().rows)
-            .map(|row| expected.iter().any(|(written, _)| *written == row))
-            .collect();
-        let kept = |bytes: &[u8], width: usize| {
-            bytes.chunks(width).zip(&is_written).all(|(row, w)| *w || row.iter().all(|x| *x == POISON))
-        };
-        assert!(kept(&codes, columns), "{about}: codes of no group were written");
-        assert!(
-            kept(&scales.tensor.to_bytes().unwrap(), blocks * 4),
-            "{about}: scales of no group were written"
-        );
-        let (mut bytes, of_scales) = (d.memory.to_bytes().unwrap(), scales.memory.to_bytes().unwrap());
-        let written = is_written.iter().filter(|written| **written).count();
-        // Gaps between rows are poison too; e4m3 has one code that is, and no result.
-        let poison = |bytes: &[u8]| bytes.iter().filter(|byte| **byte == POISON).count();
-        assert!(poison(&bytes) >= bytes.len() - written * columns, "{about}: gaps of D were written to");
-        bytes.extend(of_scales);
-        bytes
+        c: Addend<'_>,
+        d: FusedOutput<'_>,
+        groups: RowGroups<'_>,
+        epilogue: &Epilogue<'_>,
+        options: &GemmOptions,
+    ) -> oxigemm::Result<()> {
+        let (a, b) = ((&self.a, &self.sfa), (&self.b, &self.sfb));
+        m_grouped_fp8_gemm_nt_fused(a, b, c, d, groups, epilogue, options)
     }
+}
+
+fn fused(case: Case, what: What, sim: &Sim) -> Fused<Problem> {
+    sim.set_options(Default::default());
+    Fused::new(Problem::new(case, sim), what)
 }
 
 fn every_schedule_gives_the_same_bits(
@@ -283,10 +61,7 @@ fn every_schedule_gives_the_same_bits(
     step: usize,
     sim: &Sim,
 ) {
-    let name = choice.map_or(String::new(), |choice| plan::name(&choice));
-    let about = format!("{name} {case:?} {what:?}");
-    let fused = Fused::new(case, what, sim);
-    same_bits(&about, schedules().step_by(step), sim, |about| fused.checked(choice, about));
+    fused_grouped::every_schedule_gives_the_same_bits(&fused(case, what, sim), choice, step, sim);
 }
 
 /// Every kernel with a cluster; over the set every cluster occurs.
@@ -404,7 +179,7 @@ fn an_epilogue_that_does_nothing_gives_the_bits_of_the_product() {
         Case::masked(&[65, 0, 3], [70, 200, 400]),
         Case { d_type: DType::F32, ..Case::ids(&ids(&[65, 0, 3], 16), 3, 16, [72, 144]) },
     ] {
-        let fused = Fused::new(case.clone(), NOTHING, &sim);
+        let fused = fused(case.clone(), NOTHING, &sim);
         let plain = Problem::new(case.clone(), &sim).checked(None, "the product alone");
         assert_eq!(fused.checked(None, "finished"), plain, "{case:?}");
     }
@@ -419,7 +194,7 @@ fn the_next_product_reads_what_was_quantized() {
         Case::masked(&sizes.map(|x| x as i32), [72, 2 * hidden, 272]),
         Case::ids(&ids(&sizes, 16), 3, 16, [2 * hidden, 272]),
     ] {
-        let fused = Fused::new(case.clone(), CODES, &sim);
+        let fused = fused(case.clone(), CODES, &sim);
         let blocks = hidden / 128;
         // As engines have them: along M, columns padded to 16 bytes.
         let dims = [case.slabs(), blocks, case.rows.next_multiple_of(4)];
@@ -471,7 +246,7 @@ fn the_cpu_computes_the_same() {
             What { heads: Some(HeadSplits { left: 5, mid: 3, right: 3 }), c: C::InPlace, ..NOTHING },
         ] {
             let n = if what.heads.is_some() { 64 } else { case.n };
-            let mut fused = Fused::new(Case { n, ..case.clone() }, what, &sim);
+            let mut fused = fused(Case { n, ..case.clone() }, what, &sim);
             let cpu = Device::cpu();
             let p = &mut fused.problem;
             for x in [&mut p.a, &mut p.sfa, &mut p.b, &mut p.sfb, &mut p.numbers]
@@ -491,7 +266,7 @@ fn the_cpu_computes_the_same() {
 #[test]
 fn a_graph_is_replayed_with_other_groups() {
     let sim = Sim::new();
-    let mut fused = Fused::new(Case::masked(&[3, 0, 9], [70, 256, 272]), CODES, &sim);
+    let mut fused = fused(Case::masked(&[3, 0, 9], [70, 256, 272]), CODES, &sim);
     let stream = fused.problem.device.new_stream().unwrap();
     let (mut d, mut scales) = (fused.rows(DType::E4m3, 128, 0), fused.scales(Scales::RowMajor, 1));
     let graph = {
@@ -539,7 +314,7 @@ fn raw_addresses_give_the_bits_of_tensors() {
         Case::ends(&ends(&sizes, 16), 16, [40, 512, 256]),
     ] {
         let what = What { bias: Some((DType::Bf16, true)), factors: [0.25, 1.0], ..CODES };
-        let fused = Fused::new(case.clone(), what, &sim);
+        let fused = fused(case.clone(), what, &sim);
         let by_tensors = fused.checked(None, "tensors");
         let p = &fused.problem;
         let (d, scales) = (fused.rows(DType::E4m3, 256, 0), fused.scales(Scales::RowMajor, 2));

@@ -137,6 +137,30 @@ fn checks_and_views_allocate_nothing() {
         black_box(finished.check_fused(None, &epilogue).unwrap());
     });
     assert_eq!(count, 0);
+    let (b_half, each) = (new(DType::F16, &[3, 256, 512]), new(DType::F16, &[3, 256]));
+    let count = allocations(|| {
+        let arguments = GroupedHalfGemm {
+            layout: GemmLayout::Nt,
+            a: a_half.describe("a"),
+            b: b_half.describe("b"),
+            c: None,
+            d: codes.describe("d"),
+            groups: Some(GroupsArgument {
+                layout: GroupLayout::Ids,
+                numbers: ids.describe("ids"),
+                alignment: 16,
+                expected: None,
+            }),
+        };
+        let epilogue = EpilogueArguments {
+            gated: true,
+            bias: Some(each.describe("bias")),
+            scales: Some((scales.describe("d_scales"), ScaleFormat::F32)),
+            ..Default::default()
+        };
+        black_box(arguments.check_fused(&epilogue).unwrap());
+    });
+    assert_eq!(count, 0, "with finished sums of groups of 16-bit operands");
     let (a_half, b_half) = (new(DType::Bf16, &[64, 512]), new(DType::Bf16, &[3, 512, 256]));
     let count = allocations(|| {
         let arguments = GroupedHalfGemm {

@@ -64,9 +64,7 @@ impl Case {
         let epilogue = self.words.parse::<EpilogueSpec>()?.beside(self.op);
         Ok(match self.groups {
             None => Work::Fused(FusedSpec { product: self.product(), epilogue }),
-            Some(groups) => {
-                Work::FusedGrouped(FusedGroupedSpec { product: experts(groups, self.dims), epilogue })
-            }
+            Some(groups) => Work::FusedGrouped(FusedGroupedSpec { product: self.experts(groups), epilogue }),
         })
     }
 
@@ -78,15 +76,16 @@ impl Case {
     fn plain(&self) -> Work {
         match self.groups {
             None => Work::Dense(self.product()),
-            Some(groups) => Work::Grouped(experts(groups, self.dims)),
+            Some(groups) => Work::Grouped(self.experts(groups)),
         }
     }
-}
 
-/// So many experts, all of as many rows, that share a B. (Drawing is slow.)
-fn experts(groups: usize, [m, n, k]: [usize; 3]) -> GroupedSpec {
-    let spec = GroupedSpec::new(GroupLayout::Counts, vec![m; groups], n, k);
-    GroupedSpec { sfa: ScaleOrder::Mn, different: 1, poison: false, ..spec }
+    /// So many experts, all of as many rows, that share a B. (Drawing is slow.)
+    fn experts(&self, groups: usize) -> GroupedSpec {
+        let [m, n, k] = self.dims;
+        let spec = GroupedSpec::new(GroupLayout::Counts, vec![m; groups], n, k).of(self.op, GemmLayout::Nt);
+        GroupedSpec { sfa: ScaleOrder::Mn, different: 1, poison: false, ..spec }
+    }
 }
 
 fn cases() -> impl Iterator<Item = Case> {
@@ -103,7 +102,11 @@ fn cases() -> impl Iterator<Item = Case> {
     let sizes = ROWS.into_iter().flat_map(|m| BF16_SIZES.map(|[n, k]| [m, n, k]));
     let bf16 =
         sizes.flat_map(|dims| BF16_EPILOGUES.map(|words| Case { op: Op::Bf16, words, groups: None, dims }));
-    common.chain(heads).chain(experts).chain(bf16)
+    let bf16_experts = EXPERTS.into_iter().flat_map(|[groups, m]| {
+        let [n, k] = EXPERT_SIZES[0];
+        EXPERT_EPILOGUES.map(|words| Case { op: Op::Bf16, words, groups: Some(groups), dims: [m, n, k] })
+    });
+    common.chain(heads).chain(experts).chain(bf16).chain(bf16_experts)
 }
 
 /// Runs the suite.

@@ -1,7 +1,7 @@
 //! Checks of products whose rows are grouped and whose sums are finished before they are stored.
 
 use oxigemm::sim::Options;
-use oxigemm::{DType, Device, GemmOptions, Sim};
+use oxigemm::{Device, GemmLayout, GemmOptions, Sim};
 use oxigemm_kernels::epilogue::fused::Fusion;
 use oxigemm_kernels::launch::Config;
 
@@ -15,12 +15,21 @@ use crate::grouped::GroupedSpec;
 use crate::problem::AddendKind;
 use crate::{Failure, Op};
 
+const OPS: [Op; 3] = [Op::Fp8, Op::Bf16, Op::Fp16];
+
 pub fn checks() -> Vec<Check> {
-    let mut checks = vec![
-        Check::anywhere("fused: random epilogues of groups", random_cases),
-        Check::anywhere("fused: 20 repeats of groups give the same bits", repeats),
-        Check::with_kernels("fused: a graph is replayed with other groups".to_owned(), replayed),
-    ];
+    let mut checks = Vec::new();
+    for op in OPS {
+        let name = |what: &str| format!("fused {op}: {what}");
+        checks
+            .push(Check::anywhere(&name("random epilogues of groups"), move |setup| random_cases(setup, op)));
+        checks.push(Check::anywhere(&name("20 repeats of groups give the same bits"), move |setup| {
+            repeats(setup, op)
+        }));
+        checks.push(Check::with_kernels(name("a graph is replayed with other groups"), move |setup| {
+            replayed(setup, op)
+        }));
+    }
     for config in Config::fused_grouped() {
         checks.push(Check::with_kernels(format!("kernel {}", config.name()), move |setup| {
             kernel(setup, config)
@@ -36,8 +45,12 @@ pub fn comparisons() -> Vec<Check> {
 
 impl Draw {
     /// A product whose rows, N, addend and gaps its epilogue takes: rows around a tile of so many, or fewer.
-    fn fused_groups(&mut self, gated: bool, tile: usize) -> FusedGroupedSpec {
-        let epilogue = self.epilogue(gated);
+    fn fused_groups(&mut self, op: Op, gated: bool, tile: usize) -> FusedGroupedSpec {
+        let mut epilogue = self.epilogue(gated).beside(op);
+        if op == Op::Fp16 && gated {
+            // Products of two sums stay within the range of FP16.
+            epilogue.alpha = self.of(&[0.25, -0.125]);
+        }
         let groups = 1 + self.below(6);
         let mut rows: Vec<usize> = (0..groups)
             .map(|_| match self.below(4) {
@@ -46,18 +59,23 @@ impl Draw {
                 _ => self.below(70),
             })
             .collect();
-        let (n, k) = (epilogue.fitting(16 * (1 + self.below(40)), Op::Fp8), 16 * (1 + self.below(40)));
+        let (n, k) = (epilogue.fitting(16 * (1 + self.below(40)), op), 16 * (1 + self.below(40)));
         while rows.iter().sum::<usize>() * n * k > self.largest() {
             rows.iter_mut().for_each(|rows| *rows /= 2);
         }
         let turn = self.below(240);
-        let product = spec(Op::Fp8, LAYOUTS[self.below(3)], &rows, [n, k], turn);
+        let product = k_major(spec(op, LAYOUTS[self.below(3)], &rows, [n, k], turn));
         let addend = match epilogue.quantized {
             Some(_) => AddendKind::None,
             None => self.of(&[AddendKind::None, AddendKind::Inplace, AddendKind::Other]),
         };
         FusedGroupedSpec { product: GroupedSpec { addend, ..product }, epilogue }
     }
+}
+
+/// The same with operands that are K-major, and nothing added.
+fn k_major(product: GroupedSpec) -> GroupedSpec {
+    GroupedSpec { operands: GemmLayout::Nt, addend: AddendKind::None, ..product }
 }
 
 /// Runs a case and compares every element; what belongs to no group starts as poison, and must stay so.
@@ -77,36 +95,41 @@ fn judge(task: &mut FusedGroupedTask, about: impl Fn(&str) -> String) -> Result<
     Ok(verdict.worst_element)
 }
 
-fn random_cases(setup: &Setup) -> Result<String, Failure> {
+fn random_cases(setup: &Setup, op: Op) -> Result<String, Failure> {
     let mut draw = Draw::new(setup, 43);
-    let cases: Vec<_> = (0..setup.count(120)).map(|i| draw.fused_groups(i % 2 == 1, 128)).collect();
+    let cases: Vec<_> = (0..setup.count(120)).map(|i| draw.fused_groups(op, i % 2 == 1, 128)).collect();
     tally(cases.into_iter().map(|spec| finished(setup, spec, &GemmOptions::default())))
 }
 
 /// One kernel, forced: every launch, with epilogues and groups of all kinds.
 fn kernel(setup: &Setup, config: Config) -> Result<String, Failure> {
-    let Config::Wide(wide) = config else { return Err("only FP8 kernels finish sums of groups".into()) };
+    let block_m = match config {
+        Config::Wide(wide) => wide.block_m,
+        Config::HalfWide(wide) => wide.block_m,
+        _ => return Err("only kernels of many rows finish sums of groups".into()),
+    };
+    let (gated, (op, _)) = (config.fusion() == Fusion::Gated, Op::of(config.family()));
     let mut draw = Draw::new(setup, 44);
     let count = if setup.device.as_sim().is_some() { 1 } else { 10 };
     let mut cases = Vec::new();
     for choice in launches(config) {
         for _ in 0..count {
-            let spec = draw.fused_groups(wide.fusion == Fusion::Gated, wide.block_m as usize);
+            let spec = draw.fused_groups(op, gated, block_m as usize);
             cases.push((spec, GemmOptions { choice: Some(choice), ..Default::default() }));
         }
     }
     tally(cases.into_iter().map(|(spec, options)| finished(setup, spec, &options)))
 }
 
-fn repeats(setup: &Setup) -> Result<String, Failure> {
+fn repeats(setup: &Setup, op: Op) -> Result<String, Failure> {
     let gpu = setup.device.as_cuda().is_some();
     let rows: &[usize] = if gpu { &[200, 0, 1, 77, 300, 129] } else { &[20, 0, 1] };
     let dims = if gpu { [1024, 1536] } else { [256, 200] };
     let epilogues = ["gelu,bias", "swiglu", "swiglu,fp8", "fp8-pow2,bias-f32"];
     for words in epilogues {
         for (turn, layout) in LAYOUTS.into_iter().enumerate() {
-            let product = spec(Op::Fp8, layout, rows, dims, 6 * turn);
-            let spec = FusedGroupedSpec { product, epilogue: words.parse()? };
+            let product = k_major(spec(op, layout, rows, dims, 6 * turn));
+            let spec = FusedGroupedSpec { product, epilogue: words.parse::<EpilogueSpec>()?.beside(op) };
             let mut task = FusedGroupedTask::new(spec.clone(), &setup.device)?;
             task.run(&GemmOptions::default())?;
             let first = task.bits()?;
@@ -121,13 +144,13 @@ fn repeats(setup: &Setup) -> Result<String, Failure> {
 }
 
 /// A graph that was captured once, launched with groups that change, on memory that changes with them.
-fn replayed(setup: &Setup) -> Result<String, Failure> {
+fn replayed(setup: &Setup, op: Op) -> Result<String, Failure> {
     let stream = setup.device.new_stream()?;
     let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
     let turns: [[usize; 4]; 5] = [[30, 0, 7, 3], [0, 40, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [10, 10, 10, 10]];
     for layout in LAYOUTS {
         let of = |rows: [usize; 4], turn: usize| {
-            let spec = GroupedSpec::new(layout, rows.to_vec(), 512, 400);
+            let spec = GroupedSpec::new(layout, rows.to_vec(), 512, 400).of(op, GemmLayout::Nt);
             let mut spec = GroupedSpec { alignment: 1, room: 64, seed: turn as u64, ..spec };
             spec.behind = 64 - rows.iter().sum::<usize>().min(64);
             spec
@@ -154,6 +177,7 @@ fn same_bits(setup: &Setup) -> Result<String, Failure> {
     let simulated = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
     let mut cases = 0;
     for (i, config) in Config::fused_grouped().enumerate() {
+        let (op, _) = Op::of(config.family());
         for (turn, choice) in launches(config).into_iter().enumerate() {
             let turn = i + turn;
             let epilogue = EpilogueSpec {
@@ -163,9 +187,11 @@ fn same_bits(setup: &Setup) -> Result<String, Failure> {
                 alpha: 0.5,
                 quantized: (turn % 2 == 0).then_some((ORDERS[turn % 4], FORMATS[turn / 2 % 2])),
                 ..EpilogueSpec::NONE
-            };
-            let product = spec(Op::Fp8, LAYOUTS[turn % 3], &[66, 0, 3], [512, 656], turn);
-            let spec = FusedGroupedSpec { product: GroupedSpec { d_type: DType::Bf16, ..product }, epilogue };
+            }
+            .beside(op);
+            let product = k_major(spec(op, LAYOUTS[turn % 3], &[66, 0, 3], [512, 656], turn));
+            let product = GroupedSpec { d_type: op.rounding(), ..product };
+            let spec = FusedGroupedSpec { product, epilogue };
             let options = GemmOptions { choice: Some(choice), ..Default::default() };
             setup.now(format!("{spec} on both"));
             let bits = |device: &Device| -> Result<Vec<u8>, Failure> {

@@ -143,11 +143,16 @@ impl<'k> FusedGroupParams<'k> {
     /// What sums of a group are finished with.
     pub fn of(&self, fused: &FusedParams<'k>, group: U32<'k>, groups: &GroupParams<'k>) -> FusedParams<'k> {
         let slab = groups.slab_of(group);
+        let in_slab = self.in_slab(fused, [group, slab]);
+        FusedParams { scales_row: Some(slab * groups.d_slab), ..in_slab }
+    }
+
+    /// The same where rows are those of the group's slab.
+    pub fn in_slab(&self, fused: &FusedParams<'k>, [group, slab]: [U32<'k>; 2]) -> FusedParams<'k> {
         let bias = group.widening_mul(self.bias_group) << fused.has(FusedFlags::BIAS_F32).select::<u32>(2, 1);
         FusedParams {
             bias: fused.bias.at(bias),
             scales: fused.scales.at(slab.widening_mul(self.scales_slab) << 2),
-            scales_row: Some(slab * groups.d_slab),
             ..*fused
         }
     }

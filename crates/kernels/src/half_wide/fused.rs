@@ -2,9 +2,10 @@
 
 use super::{Block, Config};
 use crate::cluster::TilePlace;
-use crate::epilogue::Panels;
 use crate::epilogue::fused::{FusedFlags, FusedParams, Fusion, Pieces, Sums};
 use crate::epilogue::quantized::{QuantizedOutput, panels, passes};
+use crate::epilogue::{OutputParams, Panels};
+use crate::half_output::Outbox;
 use crate::params::Params;
 use oxigemm_ptx::{U32, Var};
 
@@ -37,69 +38,133 @@ impl Config {
     }
 }
 
+/// A tile whose sums are finished.
+pub(super) struct FinishedTile<'k> {
+    /// Its first row, of the slab of its group if rows are grouped, and its first column of D.
+    pub at: [U32<'k>; 2],
+    /// Which of its passes, where there are some.
+    pub pass: Option<U32<'k>>,
+    /// Its group and the row behind the group's last, where rows are grouped.
+    pub rows: Option<[U32<'k>; 2]>,
+}
+
+impl<'k> FinishedTile<'k> {
+    pub fn of(tile: &TilePlace<'k>) -> Self {
+        let rows = tile.group.map(|place| [place.group, place.end]);
+        FinishedTile { at: [tile.m, tile.n], pass: tile.pass, rows }
+    }
+}
+
+/// Where the rows of a group are, as the way to D needs it.
+#[derive(Clone, Copy)]
+struct GroupRows<'k> {
+    group: U32<'k>,
+    slab: U32<'k>,
+    end: U32<'k>,
+}
+
 impl<'k> Block<'k, '_> {
+    fn rows_of(&self, tile: &FinishedTile<'k>) -> Option<GroupRows<'k>> {
+        let (Some(grouped), Some([group, end])) = (&self.grouped, tile.rows) else { return None };
+        Some(GroupRows { group, slab: grouped.groups.slab_of(group), end })
+    }
+
     /// The first row and column of D of a warpgroup's part of a tile.
-    fn first_finished(&self, warpgroup: U32<'k>, tile: &TilePlace<'k>) -> [U32<'k>; 2] {
+    fn first_finished(&self, warpgroup: U32<'k>, tile: &FinishedTile<'k>) -> [U32<'k>; 2] {
         let [row, column] = self.cfg.shape().part_of(warpgroup);
         let column = match (self.params.pieces, column.as_constant()) {
             (Some(pieces), None) => warpgroup * pieces.stride,
             _ => column,
         };
-        [tile.m + row, tile.n + column]
+        [tile.at[0] + row, tile.at[1] + column]
     }
 
     /// The panels of a part in e4m3, with the last pass of its tile.
-    fn quantized_panels(&self, warpgroup: U32<'k>, tile: &TilePlace<'k>) -> Vec<Panels<'k>> {
+    fn quantized_panels(&self, warpgroup: U32<'k>, tile: &FinishedTile<'k>) -> Vec<Panels<'k>> {
         let part = self.cfg.part();
         panels(self.staging(warpgroup), (part.waves, part.columns), self.first_finished(warpgroup, tile))
+    }
+
+    /// The way of a part to D where it is rounded.
+    fn rounded(&self, warpgroup: U32<'k>, rows: Option<GroupRows<'k>>) -> Outbox<'k> {
+        let outbox = self.outbox(warpgroup);
+        rows.map_or(outbox, |GroupRows { slab, end, .. }| outbox.in_slab(slab, self.d_slab(), end))
+    }
+
+    /// The output where it is quantized.
+    fn quantized(&self, rows: Option<GroupRows<'k>>) -> OutputParams<'k> {
+        let output = self.params.output;
+        rows.map_or(output, |GroupRows { slab, end, .. }| OutputParams {
+            d: output.d.at(slab.widening_mul(self.d_slab())),
+            rows: end,
+            ..output
+        })
+    }
+
+    fn fused(&self) -> &FusedParams<'k> {
+        self.fused.as_ref().expect("sums are finished")
     }
 
     /// A math warp finishes its sums of a tile, and writes them or has them stored. `parity` is the warpgroup's place among
     /// its outputs, which begins as a writer's.
     pub(super) fn finish(
         &self,
-        (fused, warpgroup): (&FusedParams<'k>, U32<'k>),
-        tile: &TilePlace<'k>,
+        warpgroup: U32<'k>,
+        tile: &FinishedTile<'k>,
         sums: &[Vec<Var<'k, f32>>],
         parity: Var<'k, u32>,
     ) {
         let (k, output, fusion, lane) = (self.k, &self.params.output, self.cfg.fusion, self.lane);
-        let (params, first) = (&fused.anew(k), self.first_finished(warpgroup, tile));
-        let (half, [_, column], columns) = (output.half, first, output.columns);
+        let (rows, first) = (self.rows_of(tile), self.first_finished(warpgroup, tile));
+        let params = match (rows, &self.fused_groups) {
+            (Some(rows), Some(groups)) => groups.in_slab(&self.fused().anew(k), [rows.group, rows.slab]),
+            _ => self.fused().anew(k),
+        };
+        let (params, half, [_, column], columns) = (&params, output.half, first, output.columns);
         let sums = Sums { k, params, fusion, half, column, columns, lane }.finish(sums);
         let (warp, staging, ring) = (self.warp & 3, self.staging(warpgroup), self.staged);
         k.if_else(
-            fused.has(FusedFlags::QUANTIZED),
+            params.has(FusedFlags::QUANTIZED),
             || {
-                let rows = QuantizedOutput { k, params, output, staging, ring, warpgroup, warp, lane };
-                rows.write(&sums, (tile.pass, None), || self.quantized_panels(warpgroup, tile), parity);
+                let output = &self.quantized(rows);
+                let end = rows.map(|rows| rows.end);
+                let quantized = QuantizedOutput { k, params, output, staging, ring, warpgroup, warp, lane };
+                quantized.write(&sums, (tile.pass, end), || self.quantized_panels(warpgroup, tile), parity);
             },
-            || self.outbox(warpgroup).write([warp, lane], first, &sums, parity),
+            || self.rounded(warpgroup, rows).write([warp, lane], first, &sums, parity),
         );
     }
 
     /// The storing thread's side of the same. `parity` begins as a reader's.
-    pub(super) fn store_finished(
-        &self,
-        (fused, warpgroup): (&FusedParams<'k>, U32<'k>),
-        tile: &TilePlace<'k>,
-        parity: Var<'k, u32>,
-    ) {
-        let k = self.k;
+    pub(super) fn store_finished(&self, warpgroup: U32<'k>, tile: &FinishedTile<'k>, parity: Var<'k, u32>) {
+        let (k, d_map) = (self.k, &self.params.output.d_map);
+        let (rows, first) = (self.rows_of(tile), self.first_finished(warpgroup, tile));
         let quantized = || {
             self.staged.full(warpgroup).wait(parity.get());
             for panel in self.quantized_panels(warpgroup, tile) {
-                self.params.output.d_map.store(&[panel.column, panel.row], panel.staging);
+                match rows {
+                    None => d_map.store(&[panel.column, panel.row], panel.staging),
+                    Some(GroupRows { slab, end, .. }) => k.if_(panel.is_before(end), || {
+                        d_map.store(&[panel.column, panel.row, slab], panel.staging);
+                    }),
+                }
             }
             k.bulk_commit();
             k.bulk_wait_read(0);
             self.staged.empty(warpgroup).arrive();
             parity.set(parity.live() ^ 1);
         };
-        k.if_else(
-            fused.has(FusedFlags::QUANTIZED),
-            || self.place.if_last_pass(k, tile.pass, quantized),
-            || self.outbox(warpgroup).store(self.first_finished(warpgroup, tile), parity),
-        );
+        let store = || {
+            k.if_else(
+                self.fused().has(FusedFlags::QUANTIZED),
+                || self.place.if_last_pass(k, tile.pass, quantized),
+                || self.rounded(warpgroup, rows).store(first, parity),
+            );
+        };
+        match rows {
+            None => store(),
+            // Of a part without rows nothing is staged.
+            Some(rows) => k.if_(first[0].lt(rows.end), store),
+        }
     }
 }

@@ -143,12 +143,19 @@ const K_GROUPED: &[(u32, u32, u32)] = &[(256, 96, 3), (128, 128, 4)];
 const HALF_FUSED: &[(u32, u32, u32)] = &[(256, 128, 3), (64, 128, 8)];
 const HALF_GATED: &[(u32, u32, u32)] = &[(128, 256, 4), (64, 128, 7)];
 
-fn half_fused() -> impl Iterator<Item = Config> {
-    Operands::all().filter(|operands| operands.layout() == "nt").flat_map(|operands| {
-        [(Fusion::Elementwise, HALF_FUSED), (Fusion::Gated, HALF_GATED)].into_iter().flat_map(
+/// The same where rows are grouped: one each, of which a warpgroup without rows multiplies nothing.
+const HALF_FUSED_GROUPED: &[(u32, u32, u32)] = &[(128, 128, 5)];
+const HALF_GATED_GROUPED: &[(u32, u32, u32)] = &[(128, 256, 3)];
+
+fn half_fused(grouping: Grouping) -> impl Iterator<Item = Config> {
+    let [elementwise, gated] = match grouping {
+        Grouping::Rows => [HALF_FUSED_GROUPED, HALF_GATED_GROUPED],
+        Grouping::Dense | Grouping::K => [HALF_FUSED, HALF_GATED],
+    };
+    Operands::all().filter(|operands| operands.layout() == "nt").flat_map(move |operands| {
+        [(Fusion::Elementwise, elementwise), (Fusion::Gated, gated)].into_iter().flat_map(
             move |(fusion, tiles)| {
                 tiles.iter().map(move |&(block_m, block_n, stages)| {
-                    let grouping = Grouping::Dense;
                     Config::HalfWide(half_wide::Config {
                         operands,
                         block_m,
@@ -232,12 +239,12 @@ impl Config {
 
     /// The kernels that finish their sums before they store them.
     pub fn fused() -> impl Iterator<Item = Config> {
-        wide_fused(Grouping::Dense).chain(half_fused())
+        wide_fused(Grouping::Dense).chain(half_fused(Grouping::Dense))
     }
 
     /// The same whose rows are grouped.
     pub fn fused_grouped() -> impl Iterator<Item = Config> {
-        wide_fused(Grouping::Rows)
+        wide_fused(Grouping::Rows).chain(half_fused(Grouping::Rows))
     }
 
     /// Whether rows are grouped.

@@ -5,7 +5,8 @@ use oxigemm_kernels::epilogue::fused::Fusion;
 
 use super::operand::Footprint;
 use super::{
-    Checked, CheckedGroups, Fp8GemmNt, GroupedFp8GemmNt, Groups, HalfGemm, Operand, Problem, blocks,
+    Checked, CheckedGroups, Fp8GemmNt, GroupedFp8GemmNt, GroupedHalfGemm, Groups, HalfGemm, Operand, Problem,
+    blocks,
 };
 use crate::cast::ScaleFormat;
 use crate::dtype::DType;
@@ -141,6 +142,21 @@ impl HalfGemm {
             Checked::Trivial(_) => return Err(b.wrong_shape([b.dims[0], 1], "or more along K")),
         };
         Ok(CheckedFused::Launch(problem, epilogue.check_memory(&self.d, [&a, &b].into_iter())?))
+    }
+}
+
+impl GroupedHalfGemm {
+    /// Checks every rule of the call where sums are finished before they are stored. B is `[G, N, K]`, K-major.
+    ///
+    /// # Errors
+    /// The first broken rule, with the argument that breaks it.
+    pub fn check_fused(&self, epilogue: &EpilogueArguments) -> Result<CheckedGroupedFused> {
+        let CheckedGroups::Launch(problem, groups) = self.check_finished(Some(epilogue))? else {
+            return Ok(CheckedGroupedFused::Nothing);
+        };
+        let numbers = self.groups.as_ref().map(|groups| &groups.numbers);
+        let fused = epilogue.check_memory(&self.d, [&self.a, &self.b].into_iter().chain(numbers))?;
+        Ok(CheckedGroupedFused::Launch(problem, groups, fused))
     }
 }
 
@@ -290,8 +306,7 @@ impl EpilogueArguments {
             let (pitch, memory) = d.slab().tma_rows()?;
             return Ok(d.tma_slabs(pitch, memory)?.1);
         }
-        let (pitch, memory) = d.slab().plain_rows()?;
-        Ok(d.whole_rows_apart(pitch, memory)?.2)
+        Ok(d.plain_slabs()?.2)
     }
 
     /// The scales are written to: nothing else may lie there.

@@ -6,7 +6,10 @@ use oxigemm_kernels::launch::Family;
 
 use super::grouped::expect_sizes;
 use super::operand::Footprint;
-use super::{Accumulate, CheckedGroups, GemmLayout, Groups, GroupsArgument, Operand, Problem, ScaleStrides};
+use super::{
+    Accumulate, CheckedGroups, EpilogueArguments, GemmLayout, Groups, GroupsArgument, Operand, Problem,
+    ScaleStrides,
+};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
@@ -35,10 +38,16 @@ impl GroupedHalfGemm {
     /// # Errors
     /// The first broken rule, with the argument that breaks it.
     pub fn check(&self) -> Result<CheckedGroups> {
+        self.check_finished(None)
+    }
+
+    /// The same; with an `epilogue` sums are finished: D may be of other columns and another type, and B is K-major.
+    pub(super) fn check_finished(&self, epilogue: Option<&EpilogueArguments>) -> Result<CheckedGroups> {
         let GroupedHalfGemm { layout, a, b, c, d, groups } = self;
         let numbers = groups.as_ref().map(|groups| &groups.numbers);
         let group_layout = groups.map_or(GroupLayout::All, |groups| groups.layout);
         let masked = group_layout.has_slabs();
+        let finish = epilogue.copied().unwrap_or_default();
 
         if layout.a_begins_with_k() {
             return Err(Error::Shape {
@@ -49,7 +58,7 @@ impl GroupedHalfGemm {
         }
         a.expect_dtype(&[DType::Bf16, DType::F16])?;
         b.expect_dtype(&[a.dtype])?;
-        d.expect_dtype(&[a.dtype, DType::F32])?;
+        finish.expect_type_of_d(d, a)?;
         if let Some(numbers) = numbers {
             numbers.expect_dtype(&[DType::I32])?;
         }
@@ -64,25 +73,30 @@ impl GroupedHalfGemm {
             let expected = if masked { vec![count, m, k] } else { vec![m, k] };
             return Err(a.wrong_shape(expected, "with the K of `b`"));
         }
+        let columns = finish.columns(b, n, 1)?;
+        let d_dims = [slabs, m, finish.columns_of_d(columns)];
         let expect_dims = |operand: &Operand, meaning: &str| {
-            if operand.slab_dims(masked)? == [slabs, m, n] {
+            if operand.slab_dims(masked)? == d_dims {
                 return Ok(());
             }
-            let expected = if masked { vec![count, m, n] } else { vec![m, n] };
-            Err(operand.wrong_shape(expected, meaning))
+            Err(operand.wrong_shape(&d_dims[usize::from(!masked)..], meaning))
         };
-        expect_dims(d, "the rows of `a` by the N of a group's `b`")?;
+        let meaning =
+            epilogue.map_or("the rows of `a` by the N of a group's `b`", EpilogueArguments::meaning_of_d);
+        expect_dims(d, meaning)?;
         if let Some(c) = c {
             c.expect_dtype(&[d.dtype])?;
             expect_dims(c, "the shape of `d`")?;
         }
         match groups {
-            Some(groups) => groups.check(b, d, [slabs, count, m, n])?,
-            None => expect_sizes(b, d, [slabs, count, m, n])?,
+            Some(groups) => groups.check(b, d, [slabs, count, m, d_dims[2]])?,
+            None => expect_sizes(b, d, [slabs, count, m, d_dims[2]])?,
         }
         for operand in [Some(b), c.as_ref(), Some(d), numbers].into_iter().flatten() {
             operand.expect_device(a)?;
         }
+        let rows = &[slabs, m, columns][usize::from(!masked)..];
+        finish.check_shapes((Some(count), n), rows, a, c.as_ref())?;
         if count == 0 || m == 0 || n == 0 {
             return Ok(CheckedGroups::Nothing);
         }
@@ -94,9 +108,11 @@ impl GroupedHalfGemm {
         let (d_pitch, d_slab, d_memory, accumulate) = output(d, c.as_ref())?;
         let (a_pitch, a_memory) = a.slab().tma_rows()?;
         let (a_slab, a_memory) = a.tma_slabs(a_pitch, a_memory)?;
-        let (b_major, b_pitch, b_memory) = match k_first {
-            false => b.slab().tma_either_major(Major::K)?,
-            true => b.slab().transposed().tma_either_major(Major::MN)?,
+        let b_rows = if k_first { b.slab().transposed() } else { b.slab() };
+        let (b_major, b_pitch, b_memory) = match (epilogue, k_first) {
+            (Some(_), _) => b_rows.tma_rows().map(|(pitch, memory)| (Major::K, pitch, memory))?,
+            (None, false) => b_rows.tma_either_major(Major::K)?,
+            (None, true) => b_rows.tma_either_major(Major::MN)?,
         };
         let (b_group, b_memory) = b.tma_slabs(b_pitch, b_memory)?;
         for (input, memory) in [(a, &a_memory), (b, &b_memory)] {
@@ -110,7 +126,7 @@ impl GroupedHalfGemm {
             family: Family::Half(Operands { element, a: Major::K, b: b_major }),
             // slab_dims has bounded each of them by i32::MAX.
             m: m as u32,
-            n: n as u32,
+            n: columns as u32,
             k: k as u32,
             a_pitch,
             b_pitch,

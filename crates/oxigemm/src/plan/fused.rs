@@ -1,6 +1,8 @@
 //! Plans of products whose sums are finished before they are stored.
 
 use oxigemm_kernels::grouping::Grouping;
+#[cfg(test)]
+use oxigemm_kernels::half::{Half, Major, Operands};
 use oxigemm_kernels::launch::Config;
 
 use super::cost::{self, Cost, Persistent, Tile};
@@ -100,6 +102,15 @@ fn estimate(choice: &Choice, shape: Shape, fused: &Fused, limits: &Limits) -> Co
     cost::persistent(&tile, [cluster_m, cluster_n], stages, &work, cost::many_rows(&tile), limits)
 }
 
+/// The families that have such kernels.
+#[cfg(test)]
+pub(super) const FAMILIES: [Family; 3] = [Family::Fp8, half(Half::Bf16), half(Half::F16)];
+
+#[cfg(test)]
+const fn half(element: Half) -> Family {
+    Family::Half(Operands { element, a: Major::K, b: Major::K })
+}
+
 /// One of each kind that plans tell apart.
 #[cfg(test)]
 pub(super) fn samples() -> impl Iterator<Item = Fused> {
@@ -124,13 +135,6 @@ mod tests {
     use super::*;
     use crate::plan::{name, parse};
     use oxigemm_kernels::epilogue::fused::Fusion;
-    use oxigemm_kernels::half::{Half, Major, Operands};
-
-    const FAMILIES: [Family; 3] = [Family::Fp8, half(Half::Bf16), half(Half::F16)];
-
-    const fn half(element: Half) -> Family {
-        Family::Half(Operands { element, a: Major::K, b: Major::K })
-    }
 
     /// Rows and columns of D that a cluster computes at a time.
     fn cluster_tile(plan: &Plan) -> [u32; 2] {

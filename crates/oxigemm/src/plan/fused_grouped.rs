@@ -76,7 +76,7 @@ fn serves(choice: &Choice, shape: &GroupedShape, fused: &Fused, limits: &Limits)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::fused::samples;
+    use crate::plan::fused::{FAMILIES, samples};
     use crate::plan::{Shape, name, parse};
 
     #[test]
@@ -84,13 +84,13 @@ mod tests {
         let groups =
             [[32, 32, 4096, 20], [6, 6, 4096, 1024], [8, 1, 32768, 4096], [1024, 1024, 3, 1], [1, 1, 1, 1]];
         for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(1)] {
-            for fused in samples() {
+            for (fused, family) in samples().flat_map(|fused| FAMILIES.map(|family| (fused, family))) {
                 for [groups, slabs, rows, expected] in groups {
                     for [n, k] in [[128, 1], [2048, 7168], [3072, 4096]] {
                         let shape = GroupedShape { groups, slabs, rows, expected, n, k };
-                        let plan = Plan::best_fused_grouped(Family::Fp8, &shape, &fused, &limits)
-                            .expect("there is one");
-                        let ranking = fused_grouped_ranking(Family::Fp8, &shape, &fused, &limits);
+                        let plan =
+                            Plan::best_fused_grouped(family, &shape, &fused, &limits).expect("there is one");
+                        let ranking = fused_grouped_ranking(family, &shape, &fused, &limits);
                         assert_eq!(plan.choice, ranking[0].0, "{shape:?}");
                         assert!(plan.launch.shared_bytes <= limits.shared_per_block, "{shape:?}");
                         assert!(
@@ -108,16 +108,20 @@ mod tests {
     fn kernels_serve_what_they_are_made_for_and_nothing_else() {
         let shape = GroupedShape { groups: 3, slabs: 3, rows: 100, expected: 50, n: 256, k: 256 };
         let (one, limits) = (Shape { m: 100, n: 256, k: 256 }, Limits::h200());
-        for fused in samples() {
-            for (choice, _) in fused_grouped_ranking(Family::Fp8, &shape, &fused, &limits) {
+        for (fused, family) in samples().flat_map(|fused| FAMILIES.map(|family| (fused, family))) {
+            for (choice, _) in fused_grouped_ranking(family, &shape, &fused, &limits) {
                 assert_eq!(parse(&name(&choice)), Some(choice));
                 assert!(Plan::of(choice, one, &limits).is_none(), "{}", name(&choice));
                 assert!(Plan::of_grouped(choice, &shape, &limits).is_none(), "{}", name(&choice));
                 assert!(Plan::of_fused(choice, one, &fused, &limits).is_none(), "{}", name(&choice));
             }
-            for other in
-                ["wide_grouped_128x128_s5_c1x1", "wide_fused_128x128_s5_c1x1", "wide_128x128_s5_c1x1"]
-            {
+            for other in [
+                "wide_grouped_128x128_s5_c1x1",
+                "wide_fused_128x128_s5_c1x1",
+                "wide_128x128_s5_c1x1",
+                "bf16_wide_grouped_nt_128x128_s6_c1x1",
+                "bf16_wide_fused_nt_256x128_s3_c1x1",
+            ] {
                 let choice = parse(other).expect("the name of a choice");
                 assert!(Plan::of_fused_grouped(choice, &shape, &fused, &limits).is_none(), "{other}");
             }

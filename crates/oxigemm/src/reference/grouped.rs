@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::fused::{computed, finish_into};
-use super::{fp8_gemm_nt, half_gemm_tensors};
+use super::{fp8_gemm_nt, gemm_nt, half_gemm_tensors};
 use crate::cast::Quantized;
 use crate::check::{BLOCK, GemmLayout, Groups};
 use crate::error::Result;
@@ -46,28 +46,59 @@ pub fn m_grouped_fp8_gemm_nt_fused_tensors(
 ) -> Result<()> {
     let n = b.0.dims()[1];
     each_product(a, b, groups, Some(numbers), |group, rows, product| {
-        let part = |x: &Tensor| part(groups, x, group, rows);
-        let mut of_d = part(d.d())?;
-        let c = match c {
-            Addend::None => None,
-            Addend::InPlace => Some(computed(&of_d, epilogue.heads)?),
-            Addend::From(c) => Some(computed(&part(c)?, epilogue.heads)?),
-        };
-        let bias = match epilogue.bias {
-            Some(bias) if bias.dims().len() == 2 => Some(bias.select(group)?),
-            bias => bias.cloned(),
-        };
-        let epilogue = Epilogue { bias: bias.as_ref(), ..*epilogue };
-        let mut of_scales = match d {
-            FusedOutput::Matrix(_) => None,
-            FusedOutput::Fp8 { scales, format, .. } => Some((part(scales)?, *format)),
-        };
-        let to = match &mut of_scales {
-            None => FusedOutput::Matrix(&mut of_d),
-            Some((scales, format)) => FusedOutput::Fp8 { d: &mut of_d, scales, format: *format },
-        };
-        finish_into(product, [rows.len(), n], c.as_deref(), to, &epilogue)
+        finish_group((groups, group, rows), (product, n), c, d, epilogue)
     })
+}
+
+/// [`m_grouped_half_gemm_nt_fused`](crate::m_grouped_half_gemm_nt_fused) in the same way.
+///
+/// # Errors
+/// If the tensors are not of the shapes that were checked.
+pub fn m_grouped_half_gemm_nt_fused_tensors(
+    [a, b]: [&Tensor; 2],
+    c: Addend<'_>,
+    d: &FusedOutput<'_>,
+    (groups, numbers): (&Groups, &Tensor),
+    epilogue: &Epilogue<'_>,
+) -> Result<()> {
+    let [n, k] = [b.dims()[1], b.dims()[2]];
+    for (group, rows) in found(groups, a, Some(numbers))? {
+        let of_a = part(groups, a, group, &rows)?.to_vec_f32()?;
+        let product = gemm_nt(&of_a, &b.select(group)?.to_vec_f32()?, [rows.len(), n, k], None)?;
+        finish_group((groups, group, &rows), (&product, n), c, d, epilogue)?;
+    }
+    Ok(())
+}
+
+/// Finishes the sums of a group's rows, `n` in each, and stores them.
+fn finish_group(
+    (groups, group, rows): (&Groups, usize, &Range<u32>),
+    (product, n): (&[f64], usize),
+    c: Addend<'_>,
+    d: &FusedOutput<'_>,
+    epilogue: &Epilogue<'_>,
+) -> Result<()> {
+    let part = |x: &Tensor| part(groups, x, group, rows);
+    let mut of_d = part(d.d())?;
+    let c = match c {
+        Addend::None => None,
+        Addend::InPlace => Some(computed(&of_d, epilogue.heads)?),
+        Addend::From(c) => Some(computed(&part(c)?, epilogue.heads)?),
+    };
+    let bias = match epilogue.bias {
+        Some(bias) if bias.dims().len() == 2 => Some(bias.select(group)?),
+        bias => bias.cloned(),
+    };
+    let epilogue = Epilogue { bias: bias.as_ref(), ..*epilogue };
+    let mut of_scales = match d {
+        FusedOutput::Matrix(_) => None,
+        FusedOutput::Fp8 { scales, format, .. } => Some((part(scales)?, *format)),
+    };
+    let to = match &mut of_scales {
+        None => FusedOutput::Matrix(&mut of_d),
+        Some((scales, format)) => FusedOutput::Fp8 { d: &mut of_d, scales, format: *format },
+    };
+    finish_into(product, [rows.len(), n], c.as_deref(), to, &epilogue)
 }
 
 /// Runs `body` with every group that has rows, these, and the exact product.

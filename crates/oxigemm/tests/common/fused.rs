@@ -36,6 +36,15 @@ impl What {
     }
 }
 
+/// How far rounding to a type may move a number, in parts of it.
+pub fn rounding(d_type: DType) -> f64 {
+    match d_type {
+        DType::F32 => 1e-5,
+        DType::F16 => 2f64.powi(-11) + 3e-5,
+        _ => 1.0 / 256.0,
+    }
+}
+
 /// A product whose sums are known.
 pub struct Finished<'a> {
     pub what: What,
@@ -112,11 +121,7 @@ impl Finished<'_> {
         let addend = c.addend(&spread(&added[..m * columns]), &mut d, &mut other).unwrap();
         run(addend, FusedOutput::Matrix(&mut d)).unwrap_or_else(|error| panic!("{about}: {error}"));
         let found = d.to_vec_f32().unwrap();
-        let rounding = match d_type {
-            DType::F32 => 1e-5,
-            DType::F16 => 2f64.powi(-11) + 3e-5,
-            _ => 1.0 / 256.0,
-        };
+        let rounding = rounding(d_type);
         let expected = self.expected();
         let largest = expected.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
         for (i, expected) in expected.iter().enumerate() {

@@ -95,23 +95,27 @@ impl Problem {
         (if self.case.of.is_masked() { d } else { d.select(0).unwrap() }, memory)
     }
 
-    pub fn run(&self, d: &mut Tensor, choice: Option<Choice>, stream: Option<Stream>) -> Result<()> {
-        let options = GemmOptions { choice, num_sms: self.case.of.num_sms, stream, ..Default::default() };
+    /// Where the groups are.
+    pub fn groups(&self) -> RowGroups<'_> {
         let contiguous =
             |rows| RowGroups::Contiguous { rows, alignment: self.case.of.alignment, expected_m: None };
-        let groups = match self.case.of.layout {
+        match self.case.of.layout {
             GroupLayout::Counts => RowGroups::Masked { masked_m: &self.numbers, expected_m: 20 },
             GroupLayout::Ends => contiguous(GroupedRows::Ends(&self.numbers)),
             GroupLayout::Ids => contiguous(GroupedRows::Ids(&self.numbers)),
             GroupLayout::All => panic!("these have numbers"),
-        };
+        }
+    }
+
+    pub fn run(&self, d: &mut Tensor, choice: Option<Choice>, stream: Option<Stream>) -> Result<()> {
+        let options = GemmOptions { choice, num_sms: self.case.of.num_sms, stream, ..Default::default() };
         let other = self.output(true).0;
         let c = match self.case.c {
             C::None => Addend::None,
             C::InPlace => Addend::InPlace,
             C::Other => Addend::From(&other),
         };
-        m_grouped_half_gemm(self.case.layout, &self.a, &self.b, c, d, groups, &options)
+        m_grouped_half_gemm(self.case.layout, &self.a, &self.b, c, d, self.groups(), &options)
     }
 
     /// The bits of all of D's memory, once what belongs to groups was found right and the rest untouched.

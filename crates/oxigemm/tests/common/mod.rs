@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod fused;
+pub mod fused_grouped;
 pub mod grouped;
 pub mod half;
 pub mod half_grouped;
