@@ -88,7 +88,7 @@ fn values(seed: u64, [rows, columns]: [usize; 2]) -> Vec<f32> {
 fn every_type_layout_and_alignment_is_that_of_the_cpu() {
     let sim = Sim::new();
     let device = Device::Sim(sim.clone());
-    let shapes = [[1, 16], [5, 256], [9, 136], [3, 70], [130, 40], [2, 1100], [1, 2]];
+    let shapes = [[1, 16], [5, 256], [9, 136], [3, 70], [130, 40], [2, 1100], [1, 2], [128, 256], [4, 1024]];
     let with = |policy, seed| Options { policy, seed, ..Options::default() };
     let schedules = [with(Policy::Eager, 0), with(Policy::Lazy, 0), with(Policy::Random, 7)];
     let mut turn = 0;
@@ -97,7 +97,7 @@ fn every_type_layout_and_alignment_is_that_of_the_cpu() {
             for given in [None, Some(1e-3), None, Some(12.5)] {
                 sim.set_options(schedules[turn % 3].clone());
                 let case =
-                    Case { dims: shapes[turn % 7], input, layout, given, gap: [0, 8, 3][turn / 2 % 3] };
+                    Case { dims: shapes[turn % 9], input, layout, given, gap: [0, 8, 3][turn / 2 % 3] };
                 same_as_the_cpu(case, &values(turn as u64, case.dims), &device);
                 turn += 1;
             }

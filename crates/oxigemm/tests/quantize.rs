@@ -103,7 +103,8 @@ fn every_combination(granularity: Granularity) {
     let device = Device::Sim(sim.clone());
     let shapes: &[[usize; 2]] = match granularity {
         Granularity::PerToken | Granularity::PerGroup32 => {
-            &[[1, 128], [5, 256], [9, 136], [3, 77], [2, 1100], [130, 40]]
+            // Of the last all tiles are whole.
+            &[[1, 128], [5, 256], [9, 136], [3, 77], [2, 1100], [130, 40], [128, 256]]
         }
         Granularity::PerBlock | Granularity::PerChannel => &[[1, 128], [129, 136], [5, 77], [130, 24]],
         Granularity::PerRow => &[[1, 128], [5, 264], [3, 77], [2, 8500]],
@@ -409,6 +410,19 @@ fn rows_of_rms_norm_follow_each_other_on_every_schedule() {
     for options in schedules() {
         let found = run(&Device::Sim(Sim::with_options(options.clone())));
         assert!(found == expected, "{options:?}");
+    }
+}
+
+/// Eight rows and more for each block, whose scales are stored together where they are neighbours.
+#[test]
+fn scales_of_neighbouring_rows_are_stored_together() {
+    let dims = [19_030, 8];
+    let values = values(5, dims);
+    for (layout, options) in
+        [Layout::MnMajor, Layout::RowMajor].into_iter().zip(schedules().into_iter().skip(1))
+    {
+        let run = |device: &Device| rms_norm(device, DType::F32, &values, dims, layout);
+        assert!(run(&Device::Sim(Sim::with_options(options))) == run(&Device::Cpu), "{layout:?}");
     }
 }
 

@@ -100,6 +100,24 @@ fn every_type_and_alignment_is_two_quantizations() {
     }
 }
 
+/// A block has four tiles along the rows, and stores their scales together.
+#[test]
+fn scales_of_neighbouring_tiles_are_stored_together() {
+    let case = Case {
+        dims: [100 * 128 - 5, 512],
+        input: DType::F16,
+        code: DType::E4m3,
+        granularity: Granularity::PerToken,
+        format: ScaleFormat::F32,
+        mn_major: false,
+        gap: 0,
+    };
+    let values = values(9, case.dims[0] * case.dims[1]);
+    let lazy = Options { policy: Policy::Lazy, ..Options::default() };
+    let found = run(case, &values, &Device::Sim(Sim::with_options(lazy)));
+    assert!(found == run(case, &values, &Device::Cpu));
+}
+
 /// Of a matrix with more tiles than there are blocks, a block has several, and what it does with one is under way while
 /// it has another.
 #[test]

@@ -12,6 +12,7 @@ use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, store_codes};
 use super::flight::Flight;
 use super::groups::LaneMagnitudes;
 use super::params::{Args, Divisor, Flags, Launch, Params, largest};
+use super::runs::{RUN, Run};
 use super::scale::{Scale, ScalePlaces};
 use super::tiles::{ACROSS, CHUNKS, COLUMN_BYTES, ROWS, SIDE, every, of_block, of_columns};
 use crate::transpose::{VECTOR, transposed, vector_at};
@@ -21,6 +22,10 @@ pub const THREADS: u32 = super::tiles::THREADS;
 
 /// Where codes of the transpose are in shared memory.
 const STAGED: u32 = COLUMN_BYTES;
+/// Where scales of tiles are that follow each other.
+const KEPT: u32 = STAGED + SIDE * SIDE;
+/// Where tiles are that are under way.
+const NEXT: u32 = KEPT + SIDE * Run::BYTES;
 
 /// Who shares a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,35 +77,53 @@ impl Config {
     /// The launch on `sms` multiprocessors, and the arguments that go with it.
     pub fn launch(&self, args: &Args, sms: u32) -> (Launch, Args) {
         let [down, across] = args.dims.map(|x| x.div_ceil(SIDE));
-        let shared_bytes = STAGED + SIDE * SIDE + self.flight().bytes();
-        let grid = [(down * across).min(sms * self.resident()), 1];
-        (Launch { grid, threads: THREADS, shared_bytes }, Args { across: Divisor::new(across), ..*args })
+        let shared_bytes = NEXT + self.flight().bytes();
+        let (tiles, most) = (down * across, sms * self.resident());
+        // A block has tiles that follow each other along the rows, where that costs no round and their scales are vectors.
+        let [row, _, one] = args.scale_strides;
+        let vectors = one == 4 && (args.scales | u64::from(row)).is_multiple_of(u64::from(VECTOR));
+        let rounds = |run: u32| (tiles / run).div_ceil(most) * run;
+        let runs = vectors && across.is_multiple_of(RUN) && rounds(RUN) <= rounds(1);
+        let runs = runs && self.sharing == Sharing::Token;
+        let (run, flag) = if runs { (RUN, Flags::RUNS) } else { (1, 0) };
+        let args = Args {
+            across: Divisor::new(across),
+            shifts: [run.trailing_zeros(), 0],
+            flags: args.flags | flag,
+            ..*args
+        };
+        (Launch { grid: [(tiles / run).min(most), 1], threads: THREADS, shared_bytes }, args)
     }
 
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
-        let tiles = p.rows.div_ceil(SIDE) * p.columns.div_ceil(SIDE);
-        let rounds = [k.block_index(0), tiles, k.grid_blocks(0)];
+        let [run, _] = p.shifts;
+        let runs = (p.rows.div_ceil(SIDE) * p.columns.div_ceil(SIDE)) >> run;
+        let (block, blocks) = (k.block_index(0), k.grid_blocks(0));
+        let rounds = [k.constant(0), (runs - block).div_ceil(blocks) << run, k.constant(1)];
+        let tile_of = |round: U32<'k>| {
+            (((round >> run) * blocks + block) << run) + (round & ((k.constant(1) << run) - 1))
+        };
         by_access(k, p, |access| match access {
             Access::Vectors => self.flight().rounds(
                 k,
-                k.dynamic_shared().at(STAGED + SIDE * SIDE),
+                k.dynamic_shared().at(NEXT),
                 rounds,
-                |tile, slots| {
-                    for (i, (at, part)) in (0..).zip(self.origins(k, p, access, tile)) {
+                |round, slots| {
+                    for (i, (at, part)) in (0..).zip(self.origins(k, p, access, tile_of(round))) {
                         let Part::Vector { inside } = part else { unreachable!("these are vectors") };
                         Chunk::ask(at, inside, slots.of(self.input, i));
                     }
                 },
-                |tile, slots| {
+                |round, slots| {
                     let chunk = |i, _, _: &_| Chunk::arrived(k, self.input, slots.of(self.input, i));
-                    self.tile(k, p, access, tile, chunk);
+                    self.tile(k, p, access, tile_of(round), chunk);
                 },
             ),
             Access::Elements => {
                 let [first, end, step] = rounds;
-                k.for_(first, end, step, |tile| {
+                k.for_(first, end, step, |round| {
                     let chunk = |_, at, part: &_| Chunk::load(k, self.input, at, part, None);
-                    self.tile(k, p, access, tile, chunk);
+                    self.tile(k, p, access, tile_of(round), chunk);
                 });
             }
         });
@@ -153,7 +176,6 @@ impl Config {
             Sharing::Token => {
                 let factors = self.column_factors(k, p, &chunks, [tile_row, tile_column]);
                 let [of_row, _, of_column] = p.scale_strides;
-                let scales = p.scales.at(tile_column.widening_mul(of_column));
                 let words = chunks.iter().map(|chunk| chunk.magnitude_word()).collect();
                 let of_rows = LaneMagnitudes::new(k, ACROSS, self.input, words)
                     .scales(|magnitude| Scale::of(p, self.code, magnitude).parts());
@@ -169,9 +191,18 @@ impl Config {
                     staged(i).store_vec([codes[0], codes[1]]);
                 }
                 for (chunk, scale, mine) in of_rows.own(k) {
-                    let row = first + chunk * ROWS;
-                    let at = scales.at(row.widening_mul(of_row));
-                    k.guard(mine & row.lt(p.rows), || at.store(scale));
+                    let row_of_tile = row_of_tile + chunk * ROWS;
+                    let row = tile_row * SIDE + row_of_tile;
+                    let scales = p.scales.at(row.widening_mul(of_row));
+                    let alone = scales.at(tile_column.widening_mul(of_column));
+                    let wanted = mine & row.lt(p.rows);
+                    let run = Run(k.dynamic_shared().at(KEPT).at(row_of_tile * Run::BYTES));
+                    let in_run = || {
+                        k.guard(mine, || run.keep(tile_column, scale));
+                        let of_run = scales.at((tile_column - tile_column % RUN).widening_mul(4));
+                        k.if_((tile_column % RUN).eq(RUN - 1), || run.store(k, of_run, wanted));
+                    };
+                    k.if_else(p.has(Flags::RUNS), in_run, || k.guard(wanted, || alone.store(scale)));
                 }
             }
             Sharing::Block => {
@@ -243,4 +274,24 @@ fn store_transposed<'k>(k: &'k Kernel, p: &Params<'k>, [row, column]: [U32<'k>; 
         }
     };
     k.if_else(p.has(Flags::TRANSPOSED_VECTORS), vectors, bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_has_tiles_of_a_run_where_that_costs_no_round() {
+        let launch = |dims: [u32; 2], scales| {
+            let scale_strides = [dims[1] / 128 * 4, 16, 4];
+            let config = Config { input: Input::Bf16, code: Code::E4m3, sharing: Sharing::Token };
+            let (launch, args) = config.launch(&Args { dims, scales, scale_strides, ..Args::default() }, 132);
+            (launch.grid[0], 1 << args.shifts[0])
+        };
+        assert_eq!(launch([4736, 7168], 0), (264, RUN));
+        assert_eq!(launch([4096, 4096], 0), (256, RUN));
+        assert_eq!(launch([4096, 4096], 4), (264, 1), "the first scale is no vector");
+        assert_eq!(launch([1024, 4096], 0), (256, 1), "four rounds instead of one");
+        assert_eq!(launch([4736, 7040], 0), (264, 1), "55 tiles of a row");
+    }
 }

@@ -141,16 +141,29 @@ impl Config {
         let warps = u64::from(row_tiles) * u64::from(column_tiles);
         let blocks = warps.div_ceil(u64::from(THREADS / WARP)) as u32;
         let shifts = [down.trailing_zeros(), across.trailing_zeros()];
-        let args = Args { shifts, across: Divisor::new(column_tiles), from_strides: chunk_step, ..*args };
+        let rows_of_tiles = if blocked { BLOCKED_ROWS * WARP } else { down };
+        let whole = has(params::Flags::VECTORS)
+            && args.dims[0].is_multiple_of(rows_of_tiles)
+            && args.dims[1].is_multiple_of(across * self.width)
+            && warps.is_multiple_of(u64::from(THREADS / WARP))
+            && args.scale_dims == [args.dims[0], args.dims[1] / self.width];
+        let flags = args.flags | if whole { params::Flags::WHOLE } else { 0 };
+        let across = Divisor::new(column_tiles);
+        let args = Args { shifts, across, from_strides: chunk_step, flags, ..*args };
         (Launch { grid: [blocks, 1], threads: THREADS, shared_bytes: 0 }, args)
     }
 
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
-        by_access(k, p, |access| self.tile(k, p, access));
+        let parts = || by_access(k, p, |access| self.tile(k, p, Tiles::Parts(access)));
+        match self.code {
+            Code::E4m3 | Code::E5m2 => parts(),
+            // These are limited by instructions as much as by memory.
+            Code::E2m1 => k.if_else(p.has(params::Flags::WHOLE), || self.tile(k, p, Tiles::Whole), parts),
+        }
     }
 
     /// One warp's tile.
-    fn tile<'k>(&self, k: &'k Kernel, p: &Params<'k>, access: Access) {
+    fn tile<'k>(&self, k: &'k Kernel, p: &Params<'k>, tiles: Tiles) {
         let (lanes, lane) = (self.lanes(), k.lane());
         let warp = k.block_index(0) * (THREADS / WARP) + (k.thread_index() >> 5);
         let [tile_row, tile_column] = p.split(warp);
@@ -164,7 +177,7 @@ impl Config {
             row_step,
             group_step,
         };
-        let pieces = self.pieces(k, p, &places, access);
+        let pieces = self.pieces(k, p, &places, tiles);
         let tensor = (self.width == NVFP4_WIDTH).then(|| TensorScale::load(p));
         let (values, magnitudes): (Vec<_>, Vec<_>) = pieces.iter().map(Piece::values).unzip();
         let found = LaneMagnitudes::new(k, lanes, self.magnitudes(), magnitudes);
@@ -191,6 +204,10 @@ impl Config {
             let [row, group] = places.of(chunk);
             let real = row.lt(p.rows) & (group * self.width).lt(p.columns);
             let wanted = mine & row.lt(scale_rows) & group.lt(scale_columns);
+            let (real, wanted) = match tiles {
+                Tiles::Whole => (k.constant(true), mine),
+                Tiles::Parts(_) => (real, wanted),
+            };
             // A scale of rows that come from nowhere is as welcome as their codes.
             let wanted = match self.source {
                 Source::Plain | Source::SwiGlu => wanted,
@@ -208,13 +225,7 @@ impl Config {
     }
 
     /// What a lane has of its warp's tile.
-    fn pieces<'k>(
-        &self,
-        k: &'k Kernel,
-        p: &Params<'k>,
-        places: &Places<'k>,
-        access: Access,
-    ) -> Vec<Piece<'k>> {
+    fn pieces<'k>(&self, k: &'k Kernel, p: &Params<'k>, places: &Places<'k>, tiles: Tiles) -> Vec<Piece<'k>> {
         let column = places.group * self.width + k.lane() % self.lanes() * CHUNK;
         let bytes = self.input.bytes();
         let apart = places.row_step.widening_mul(p.x_pitch) + (places.group_step * self.width).to_u64();
@@ -227,7 +238,10 @@ impl Config {
         let piece = |(i, at): (u32, Global<'k>)| {
             let row = places.row + places.row_step * i;
             let column = column + places.group_step * (i * self.width);
-            let inside = row.lt(p.rows);
+            let inside = match tiles {
+                Tiles::Whole => k.constant(true),
+                Tiles::Parts(_) => row.lt(p.rows),
+            };
             let (at, exists) = match self.source {
                 Source::Plain | Source::SwiGlu => (at, inside),
                 Source::Gather => {
@@ -236,7 +250,10 @@ impl Config {
                     (p.x_at(named, column, bytes), named.lt(p.source_rows))
                 }
             };
-            let part = Part::of(access, exists, column, p.columns);
+            let part = match tiles {
+                Tiles::Whole => Part::Vector { inside: exists },
+                Tiles::Parts(access) => Part::of(access, exists, column, p.columns),
+            };
             let mut loaded = vec![Chunk::load(k, self.input, at, &part, policy)];
             if self.source == Source::SwiGlu {
                 let up = at.at(p.columns.widening_mul(bytes));
@@ -262,6 +279,15 @@ fn rows_of_tile<'k>(p: &Params<'k>, first: U32<'k>) -> (U32<'k>, U32<'k>) {
     let blocked = p.has(params::Flags::BLOCKED);
     let in_block = ((first & (BLOCKED_ROWS - 1)) << 5) | ((first >> 2) & 31);
     (blocked.select((first & !127) | in_block, first), blocked.select(32u32, 1u32))
+}
+
+/// What is known of the tiles of a launch.
+#[derive(Clone, Copy)]
+enum Tiles {
+    /// All of them are whole, and there is one for each warp.
+    Whole,
+    /// Some may be in part outside of the matrix.
+    Parts(Access),
 }
 
 /// Where the groups are that a lane has a chunk of each of.
@@ -418,4 +444,27 @@ fn halves_shared_out<'k>(k: &'k Kernel, lanes: u32, input: Input, chunks: &[U32<
     }
     let second = (k.lane() & words_before).ne(0);
     low.zip(high).map(|(low, high)| second.select(high, low)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quantize::Flags;
+
+    #[test]
+    fn tiles_are_whole_where_nothing_is_left_over() {
+        let whole = |dims: [u32; 2], scale_rows, flags| {
+            let config = Config { input: Input::Bf16, code: Code::E2m1, width: 16, source: Source::Plain };
+            let scale_dims = [scale_rows, dims[1].div_ceil(16)];
+            let (_, args) = config.launch(&Args { dims, scale_dims, flags, ..Args::default() }, false);
+            args.flags & Flags::WHOLE != 0
+        };
+        let blocked = Flags::VECTORS | Flags::BLOCKED;
+        assert!(whole([4736, 7168], 4736, blocked));
+        assert!(whole([4, 1024], 4, Flags::VECTORS), "a warp has a row");
+        assert!(!whole([3, 1024], 3, Flags::VECTORS), "a block has four warps");
+        assert!(!whole([4, 1024], 4, 0), "not as vectors");
+        assert!(!whole([4, 1008], 4, Flags::VECTORS), "columns are left over");
+        assert!(!whole([132, 7168], 256, blocked), "rows are left over");
+    }
 }

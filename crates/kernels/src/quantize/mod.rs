@@ -27,6 +27,7 @@ pub mod padding;
 pub mod params;
 pub mod permute;
 pub mod rows;
+mod runs;
 pub mod scale;
 pub mod tiles;
 pub mod transform;
@@ -150,7 +151,7 @@ impl Config {
             Config::Both(config) => config.resident(),
             Config::Rows(_) => 4,
             Config::Norm(_) => 1,
-            Config::WholeScale(_) => whole::RESIDENT,
+            Config::WholeScale(config) => config.resident(),
             Config::WholeCodes(_) => 4,
             Config::Dequantize(config) if config.scales == dequantize::Scales::PerColumn => 4,
             Config::Dequantize(_) => 6,

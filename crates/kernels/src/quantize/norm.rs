@@ -1,7 +1,7 @@
 //! RMSNorm, and a scale for 128 neighbours of a row of its result.
 //!
 //! `y = x * weight * (1 / sqrt(mean(x * x) + epsilon))`, all in FP32. A block has a row at a time and as many warps as can hold
-//! it, and its next rows are under way; the weights stay in registers. Rows that no block can hold are read twice.
+//! it, and the rows behind it are under way; the weights stay in registers. Rows that no block can hold are read twice.
 //!
 //! The order in which squares are added is fixed: the chunks of a thread one after another, the lanes of a warp as a
 //! butterfly, then the warps. So the result is the same everywhere, to the bit.
@@ -12,7 +12,8 @@ use oxigemm_ptx::{F32, Kernel, MBarrier, Shared, U32, Var};
 use super::by_access;
 use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, VECTOR, magnitude_of, store_codes};
 use super::groups::LaneMagnitudes;
-use super::params::{Args, Flags, Launch, Params, bits};
+use super::params::{Args, Divisor, Flags, Launch, Params, bits};
+use super::runs::{RUN, Run};
 use super::scale::{Scale, ScalePlaces};
 use crate::{BLOCK_K, WARP};
 
@@ -32,8 +33,10 @@ const STAGES: u32 = 2;
 const SUMS: u32 = 4 * WARPS;
 /// Where barriers are in shared memory, behind the sums of one row and the next.
 const BARRIERS: u32 = 2 * SUMS;
+/// Where scales of rows are that follow each other.
+const KEPT: u32 = BARRIERS + 128;
 /// Where rows are in shared memory.
-const ROWS: u32 = BARRIERS + 128;
+const ROWS: u32 = KEPT + THREADS / LANES * CHUNKS * Run::BYTES;
 /// Lanes that share a scale.
 const LANES: u32 = BLOCK_K / CHUNK;
 
@@ -59,13 +62,18 @@ impl Config {
         let [rows, columns] = [args.scale_dims[0], args.dims[1]];
         let warps = warps(columns);
         let row_bytes = warps * WARP_COLUMNS * self.input.bytes();
-        let grid = [rows.min(sms * (RESIDENT_WARPS / warps)), 1];
+        let blocks = rows.min(sms * (RESIDENT_WARPS / warps));
         let shared_bytes = ROWS + STAGES * row_bytes;
+        let [row, four, one] = args.scale_strides;
+        let vectors = (args.scales | u64::from(four | one)).is_multiple_of(u64::from(VECTOR));
+        let runs = row == 4 && vectors && args.flags & (Flags::BYTES | Flags::BLOCKED) == 0;
         let args = Args {
+            flags: args.flags | if runs { Flags::RUNS } else { 0 },
+            across: Divisor::new(RUN * blocks),
             from_strides: [warps * WARP * CHUNK, row_bytes, (1.0 / columns as f32).to_bits()],
             ..*args
         };
-        (Launch { grid, threads: warps * WARP, shared_bytes }, args)
+        (Launch { grid: [blocks, 1], threads: warps * WARP, shared_bytes }, args)
     }
 
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
@@ -76,10 +84,10 @@ impl Config {
 
     /// Rows that a block holds.
     fn held<'k>(&self, k: &'k Kernel, p: &Params<'k>, row: &Row<'k>) {
-        let (first, step) = (k.block_index(0), k.grid_blocks(0));
+        let turns = Turns::of(k, p);
         let stages = Stages { k, p, bytes: self.input.bytes(), pitch: p.from_strides[1] };
         let leads = k.thread_index().eq(0);
-        k.if_(leads, || stages.begin(first, step));
+        k.if_(leads, || stages.begin(&turns));
         k.sync_warp();
         let columns: Vec<U32> = row.columns(k).collect();
         let weights: Vec<_> = columns.iter().map(|at| self.weights(k, p, Access::Vectors, *at)).collect();
@@ -94,8 +102,9 @@ impl Config {
         }
         k.sync_threads();
 
-        let (turn, stage, parity) = (k.var(0u32), k.var(0u32), k.var(0u32));
-        k.for_(first, p.rows, step, |index| {
+        let (sums, stage, parity) = (k.var(0u32), k.var(0u32), k.var(0u32));
+        k.for_(0, turns.count, 1, |turn| {
+            let index = turns.row(turn);
             let now = stage.get();
             stages.barrier(now).wait(parity.get());
             let piece = |column: &U32<'k>| Piece {
@@ -107,14 +116,14 @@ impl Config {
             let sum = k.var(0f32);
             pieces.iter().for_each(|piece| piece.add_squares(sum));
             let weighted = Weighted::new(k, pieces, &weights);
-            let sum = row.sum_of_block(k, turn, sum.get());
+            let sum = row.sum_of_block(k, sums, sum.get());
             // All have met, so all have read.
-            k.if_(leads, || stages.copy(index + step * STAGES, now));
+            k.if_(leads, || stages.copy(&turns, turn + STAGES, now));
             k.sync_warp();
             let last = now.eq(STAGES - 1);
             stage.set(last.select(0u32, now + 1));
             parity.set_if(last, parity.live() ^ 1);
-            self.store(k, p, row, index, factor(p, sum), weighted);
+            self.store(k, p, row, index, factor(p, sum), weighted, Some((&turns, turn)));
         });
         store_padding(k, p, row);
     }
@@ -135,12 +144,13 @@ impl Config {
             let weights: Vec<_> = row.columns(k).map(|column| self.weights(k, p, access, column)).collect();
             let weighted = Weighted::new(k, held, &weights);
             let factor = factor(p, row.sum_of_block(k, turn, sum.get()));
-            self.store(k, p, row, index, factor, weighted);
+            self.store(k, p, row, index, factor, weighted, None);
             // Whole rounds, so that no warp parts; what fills a layout of scales up is among them.
             let end = (scale_columns * BLOCK_K).div_ceil(row.round) * row.round;
             k.for_(rest, end, row.round, |column| {
                 let weights = self.weights(k, p, access, column);
-                self.store(k, p, row, index, factor, Weighted::new(k, vec![load(column)], &[weights]));
+                let weighted = Weighted::new(k, vec![load(column)], &[weights]);
+                self.store(k, p, row, index, factor, weighted, None);
             });
         });
     }
@@ -172,7 +182,8 @@ impl Config {
         Piece { column, part, values: x.values() }
     }
 
-    /// Normalizes, quantizes and stores chunks of a row, one of each round.
+    /// Normalizes, quantizes and stores chunks of a row, one of each round; of a turn of the block, if it has turns.
+    #[expect(clippy::too_many_arguments)]
     fn store<'k>(
         &self,
         k: &'k Kernel,
@@ -181,6 +192,7 @@ impl Config {
         index: U32<'k>,
         factor: F32<'k>,
         Weighted { pieces, magnitudes }: Weighted<'k>,
+        turn: Option<(&Turns<'k>, U32<'k>)>,
     ) {
         // Rounding keeps the order, so that the largest of the products is the product of the largest.
         let scales = magnitudes
@@ -198,7 +210,22 @@ impl Config {
             let group = (pieces[0].column + chunk * row.round) / BLOCK_K;
             let at = p.scales.at(places.offset(index, group));
             let real = index.lt(p.rows) & (group * BLOCK_K).lt(p.columns);
-            places.store(k, at, real.select(scale, 0u32).bitcast(), mine & group.lt(scale_columns));
+            let (scale, wanted) = (real.select(scale, 0u32), mine & group.lt(scale_columns));
+            let alone = || places.store(k, at, scale.bitcast(), wanted);
+            let Some((turns, turn)) = turn else {
+                alone();
+                continue;
+            };
+            let kept = k.thread_index() / LANES * CHUNKS + chunk;
+            let run = Run(k.dynamic_shared().at(KEPT).at(kept * Run::BYTES));
+            let in_run = || {
+                k.guard(mine, || run.keep(index, scale));
+                k.if_((turn % RUN).eq(RUN - 1), || {
+                    let at = p.scales.at(places.offset(index - (RUN - 1), group));
+                    run.store(k, at, wanted);
+                });
+            };
+            k.if_else(turn.lt(turns.in_runs), in_run, alone);
         }
     }
 }
@@ -240,6 +267,35 @@ impl<'k> Row<'k> {
     }
 }
 
+/// The rows that a block has, one after another. Where scales are stored together these are runs of neighbours, as long as every
+/// block has a whole one; for the rest, and elsewhere, neighbours are those of other blocks.
+struct Turns<'k> {
+    block: U32<'k>,
+    blocks: U32<'k>,
+    /// Turns that belong to runs.
+    in_runs: U32<'k>,
+    /// All of them.
+    count: U32<'k>,
+}
+
+impl<'k> Turns<'k> {
+    fn of(k: &'k Kernel, p: &Params<'k>) -> Turns<'k> {
+        let (block, blocks) = (k.block_index(0), k.grid_blocks(0));
+        let [runs, _] = p.split(p.rows);
+        let in_runs = p.has(Flags::RUNS).select(runs * RUN, 0u32);
+        let rest = p.rows - in_runs * blocks;
+        // A block that is not among the first of them has one less.
+        let more = (rest + blocks - 1 - block) / blocks;
+        Turns { block, blocks, in_runs, count: in_runs + more }
+    }
+
+    fn row(&self, turn: U32<'k>) -> U32<'k> {
+        let of_run = turn % RUN;
+        let in_run = (turn - of_run) * self.blocks + self.block * RUN + of_run;
+        turn.lt(self.in_runs).select(in_run, turn * self.blocks + self.block)
+    }
+}
+
 /// The rows of a block that are under way.
 struct Stages<'a, 'k> {
     k: &'k Kernel,
@@ -260,19 +316,19 @@ impl<'k> Stages<'_, 'k> {
     }
 
     /// One thread starts the first copies.
-    fn begin(&self, first: U32<'k>, step: U32<'k>) {
+    fn begin(&self, turns: &Turns<'k>) {
         let stages = || (0..STAGES).map(|stage| self.k.constant(stage));
         stages().for_each(|stage| self.barrier(stage).init(1));
         self.k.fence_barrier_init();
-        stages().for_each(|stage| self.copy(first + step * stage, stage));
+        stages().for_each(|stage| self.copy(turns, stage, stage));
     }
 
-    /// One thread starts to copy a row, if there is one.
-    fn copy(&self, row: U32<'k>, stage: U32<'k>) {
+    /// One thread starts to copy the row of a turn, if there is one.
+    fn copy(&self, turns: &Turns<'k>, turn: U32<'k>, stage: U32<'k>) {
         let bytes = self.p.columns * self.bytes;
-        self.k.if_(row.lt(self.p.rows), || {
+        self.k.if_(turn.lt(turns.count), || {
             self.barrier(stage).arrive_expecting(bytes);
-            let x = self.p.x_at(row, self.k.constant(0), self.bytes);
+            let x = self.p.x_at(turns.row(turn), self.k.constant(0), self.bytes);
             self.row(stage).bulk_load_by(x, bytes, self.barrier(stage), Some(self.p.read_once));
         });
     }
@@ -334,4 +390,29 @@ fn store_padding<'k>(k: &'k Kernel, p: &Params<'k>, row: &Row<'k>) {
             places.store(k, at, k.constant(0f32), k.constant(true));
         });
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_has_the_warps_that_hold_a_row() {
+        assert_eq!([8, 1024, 1032, 7168, 16384, 20000].map(warps), [1, 1, 2, 7, 16, 16]);
+    }
+
+    #[test]
+    fn scales_are_stored_together_where_they_are_vectors() {
+        let runs = |[row, one]: [u32; 2], scales| {
+            let (dims, scale_dims) = ([4736, 7168], [4736, 56]);
+            let args =
+                Args { dims, scale_dims, scales, scale_strides: [row, 4 * one, one], ..Args::default() };
+            let (_, args) = Config { input: Input::Bf16 }.launch(&args, 132);
+            args.flags & Flags::RUNS != 0
+        };
+        assert!(runs([4, 4 * 4736], 256));
+        assert!(!runs([224, 4], 256), "along a row");
+        assert!(!runs([4, 4 * 4737], 256), "columns are no vectors");
+        assert!(!runs([4, 4 * 4736], 260), "the first is none");
+    }
 }

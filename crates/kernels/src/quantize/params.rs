@@ -21,6 +21,10 @@ impl Flags {
     pub const BLOCKED: u32 = 8;
     /// The transpose begins at, and has rows of, whole vectors.
     pub const TRANSPOSED_VECTORS: u32 = 16;
+    /// Scales that a lane finds one after another are vectors in memory.
+    pub const RUNS: u32 = 32;
+    /// Every tile of every warp is whole.
+    pub const WHOLE: u32 = 64;
 }
 
 /// A division by a number that only the launch knows, as a multiplication.
@@ -80,9 +84,10 @@ pub struct Args {
     pub scale_strides: [u32; 3],
     /// See [`Flags`].
     pub flags: u32,
-    /// Powers of two of rows and columns that share a scale, or of the shape of a warp's tile.
+    /// Powers of two of rows and columns that share a scale, or of the shape of a warp's tile, or of the tiles that a block has
+    /// one after another.
     pub shifts: [u32; 2],
-    /// Tiles of a row, or chunks.
+    /// Tiles of a row, or chunks; blocks, for kernels that normalize.
     pub across: Divisor,
     /// Strides, in elements, of scales that are read to be transformed: of a group, a row, a column. Of the transpose: of a
     /// row of its codes, of a row of its scales, of a column of these. Of groups: rows and groups from a chunk of a lane to its

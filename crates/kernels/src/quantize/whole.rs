@@ -17,9 +17,7 @@ use super::tiles::{self, of_block};
 pub const THREADS: u32 = tiles::THREADS;
 /// Chunks that a thread has in flight.
 const CHUNKS: u32 = 4;
-/// Blocks of the kernel that finds the scale on a multiprocessor: all that there is room for, at once.
-pub(super) const RESIDENT: u32 = 6;
-/// Bytes at the end of the matrix that the kernel that converts should find in the cache.
+/// Bytes at the beginning of the matrix that the kernel that converts should find in the cache.
 const KEPT: u32 = 20 << 20;
 
 /// The kernel that finds the scale.
@@ -72,10 +70,18 @@ impl ScaleConfig {
         format!("quantize_whole_scale_{}_{}", self.input.name(), self.code.name())
     }
 
+    /// Blocks that a multiprocessor has at a time, which are all that there are.
+    pub(super) const fn resident(&self) -> u32 {
+        match self.input {
+            Input::Bf16 | Input::F16 => 6,
+            Input::F32 => 5,
+        }
+    }
+
     /// The launch on `sms` multiprocessors, and the arguments that go with it.
     pub fn launch(&self, args: &Args, sms: u32) -> (Launch, Args) {
         let (blocks, args) = blocks(args);
-        let grid = [blocks.min(sms * RESIDENT), 1];
+        let grid = [blocks.min(sms * self.resident()), 1];
         (Launch { grid, threads: THREADS, shared_bytes: 4 * THREADS / 32 }, args)
     }
 
@@ -88,8 +94,10 @@ impl ScaleConfig {
             k.for_(first, all, step, |index| {
                 let late = (index + KEPT / (CHUNK * self.input.bytes())).ge(all);
                 let policy = Some(p.kept.when(late, p.read_once));
+                // From the end, so that the kernel that converts finds its first ones in the cache.
+                let last = all - 1 - index;
                 let chunks = Chunks { input: self.input, access, policy };
-                let loaded: Vec<_> = (0..CHUNKS).map(|i| chunks.load(k, p, index + i * THREADS)).collect();
+                let loaded: Vec<_> = (0..CHUNKS).map(|i| chunks.load(k, p, last - i * THREADS)).collect();
                 let words = loaded.iter().map(|(_, _, _, chunk)| chunk.magnitude_word());
                 let word = words.reduce(|a, b| self.input.larger(a, b)).expect("there are chunks");
                 found.set(found.live().max(self.input.widen_larger(k, word)));
@@ -120,9 +128,7 @@ impl CodesConfig {
         let scale = Scale::given(places.load(p.scales, k.constant(true)));
         by_access(k, p, |access| {
             let chunks = Chunks { input: self.input, access, policy: Some(p.read_once) };
-            // What the other kernel has read last may still be in the cache.
-            let block = k.grid_blocks(0) - 1 - k.block_index(0);
-            let first = block * (THREADS * CHUNKS) + k.thread_index();
+            let first = k.block_index(0) * (THREADS * CHUNKS) + k.thread_index();
             let loaded: Vec<_> = (0..CHUNKS).map(|i| chunks.load(k, p, first + i * THREADS)).collect();
             for (row, column, part, chunk) in &loaded {
                 let codes = scale.encode(k, self.code, &chunk.values());
