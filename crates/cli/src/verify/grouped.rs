@@ -232,7 +232,7 @@ fn kernel(setup: &Setup, config: Config) -> Result<String, Failure> {
     let step = match (setup.device.as_cuda().is_some(), setup.quick) {
         (true, _) => 1,
         (false, false) => 3,
-        (false, true) => 7,
+        (false, true) => 13,
     };
     products(setup, cases.into_iter().step_by(step))
 }
