@@ -14,7 +14,7 @@ use super::groups::LaneMagnitudes;
 use super::params::{Args, Divisor, Flags, Launch, Params, largest};
 use super::runs::{RUN, Run};
 use super::scale::{Scale, ScalePlaces};
-use super::tiles::{ACROSS, CHUNKS, COLUMN_BYTES, ROWS, SIDE, every, of_block, of_columns};
+use super::tiles::{ACROSS, CHUNKS, COLUMN_BYTES, ROWS, SIDE, every_chunk, of_block, of_columns};
 use crate::transpose::{VECTOR, transposed, vector_at};
 
 /// Threads of a block.
@@ -142,7 +142,7 @@ impl Config {
         let column = tile_column * SIDE + thread % ACROSS * CHUNK;
         let first = tile_row * SIDE + thread / ACROSS;
         let bytes = self.input.bytes();
-        let x = every(p.x_at(first, column, bytes), p.x_pitch.widening_mul(ROWS * bytes));
+        let x = every_chunk(p.x_at(first, column, bytes), p.x_pitch.widening_mul(ROWS * bytes));
         let part = |i: u32| Part::of(access, (first + i * ROWS).lt(p.rows), column, p.columns);
         (0..).zip(x).map(|(i, at)| (at, part(i))).collect()
     }
@@ -166,7 +166,7 @@ impl Config {
             .map(|(i, (at, part))| Piece { part, chunk: chunk(i, at, &part) })
             .collect();
         let chunks: Vec<&Chunk> = pieces.iter().map(|piece| &piece.chunk).collect();
-        let codes = every(p.codes_at(first, column, self.code), p.codes_pitch.widening_mul(ROWS));
+        let codes = every_chunk(p.codes_at(first, column, self.code), p.codes_pitch.widening_mul(ROWS));
         // Half of a vector of shared memory is a chunk.
         let staged = |i: u32| {
             let line = row_of_tile + i * ROWS;

@@ -1,7 +1,7 @@
 //! Eight neighbours of a row, in the registers of one lane.
 
 use oxigemm_ptx::tma::CachePolicy;
-use oxigemm_ptx::{F16x2, F32, Fp8, Fp8x2, Global, Kernel, Pred, Shared, U32};
+use oxigemm_ptx::{F16x2, F32, Fp8, Fp8x2, Global, Kernel, Pred, Shared, U32, U64};
 
 use super::params::bits;
 use crate::half::Half;
@@ -386,6 +386,11 @@ impl<'k> Chunk<'k> {
 pub(crate) fn magnitude_of<'k>(values: &[F32<'k>]) -> U32<'k> {
     let magnitudes = values.iter().map(|value| value.abs());
     bits(magnitudes.reduce(|a, b| a.max_nan(b)).expect("there are numbers"))
+}
+
+/// Where some chunks are, each a step behind the one before.
+pub(super) fn every<'k>(count: u32, first: Global<'k>, step: U64<'k>) -> impl Iterator<Item = Global<'k>> {
+    std::iter::successors(Some(first), move |at| Some(at.at(step))).take(count as usize)
 }
 
 /// Stores eight codes.

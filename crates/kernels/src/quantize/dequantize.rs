@@ -6,7 +6,7 @@ use super::by_access;
 use super::chunk::{Access, CHUNK, Code, Input, Part, load_codes};
 use super::params::{Args, Divisor, Launch, Params};
 use super::scale::{ScalePlaces, TensorScale};
-use super::tiles::{ACROSS, ROWS, SIDE, every};
+use super::tiles::{ACROSS, ROWS, SIDE, every_chunk};
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
@@ -72,7 +72,7 @@ impl Config {
         let thread = k.thread_index();
         let column = tile_column * SIDE + thread % ACROSS * CHUNK;
         let first = tile_row * SIDE + thread / ACROSS;
-        let codes = every(p.codes_at(first, column, self.code), p.codes_pitch.widening_mul(ROWS));
+        let codes = every_chunk(p.codes_at(first, column, self.code), p.codes_pitch.widening_mul(ROWS));
         let loaded: Vec<(Part, Vec<U32>)> = codes
             .enumerate()
             .map(|(i, at)| {
@@ -83,7 +83,7 @@ impl Config {
             .collect();
         let scales = self.scales(k, p, &ScalePlaces::new(p), None, [tile_row * SIDE, column]);
         let bytes = self.output.bytes();
-        let x = every(p.x_at(first, column, bytes), p.x_pitch.widening_mul(ROWS * bytes));
+        let x = every_chunk(p.x_at(first, column, bytes), p.x_pitch.widening_mul(ROWS * bytes));
         for ((part, codes), at) in loaded.iter().zip(x) {
             let values = self.code.decode(k, codes);
             let values: Vec<F32> = values.iter().zip(&scales).map(|(value, scale)| *value * *scale).collect();

@@ -8,9 +8,9 @@
 //! Groups of 16 are those of NVFP4: their scales are e4m3, below one scale of the whole matrix.
 
 use oxigemm_ptx::warp::Shuffle;
-use oxigemm_ptx::{F32, Global, Kernel, Pred, U32, U64};
+use oxigemm_ptx::{F32, Global, Kernel, Pred, U32};
 
-use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, magnitude_of, store_codes};
+use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, every, magnitude_of, store_codes};
 use super::params::{Args, Divisor, Launch, Params};
 use super::scale::{Scale, ScalePlaces, TensorScale};
 use super::{by_access, params};
@@ -304,11 +304,6 @@ impl<'k> Places<'k> {
     fn of(&self, chunk: U32<'k>) -> [U32<'k>; 2] {
         [self.row + chunk * self.row_step, self.group + chunk * self.group_step]
     }
-}
-
-/// Where the chunks of a lane are, each a step behind the one before.
-fn every<'k>(count: u32, first: Global<'k>, step: U64<'k>) -> impl Iterator<Item = Global<'k>> {
-    std::iter::successors(Some(first), move |at| Some(at.at(step))).take(count as usize)
 }
 
 /// Eight numbers and where they are in their row.

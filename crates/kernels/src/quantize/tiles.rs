@@ -6,7 +6,7 @@ use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Global, Kernel, Shared, U32, U64};
 
 use super::by_access;
-use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, store_codes};
+use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, every, store_codes};
 use super::params::{Args, Divisor, Launch, Params, largest};
 use super::scale::{Scale, ScalePlaces};
 use crate::WARP;
@@ -80,7 +80,7 @@ impl Config {
         let column = tile_column * SIDE + thread % ACROSS * CHUNK;
         let first = tile_row * SIDE + thread / ACROSS;
         let bytes = self.input.bytes();
-        let x = every(p.x_at(first, column, bytes), p.x_pitch.widening_mul(ROWS * bytes));
+        let x = every_chunk(p.x_at(first, column, bytes), p.x_pitch.widening_mul(ROWS * bytes));
         let pieces: Vec<(Part, Chunk)> = x
             .enumerate()
             .map(|(i, at)| {
@@ -110,7 +110,7 @@ impl Config {
                 })
             }
         };
-        let codes = every(p.codes_at(first, column, self.code), p.codes_pitch.widening_mul(ROWS));
+        let codes = every_chunk(p.codes_at(first, column, self.code), p.codes_pitch.widening_mul(ROWS));
         for ((part, chunk), at) in pieces.iter().zip(codes) {
             let scaled: Vec<_> =
                 chunk.values().iter().zip(&factors).map(|(value, factor)| *value * *factor).collect();
@@ -120,8 +120,8 @@ impl Config {
 }
 
 /// Where the chunks of a thread are, each a step behind the one before.
-pub(super) fn every<'k>(first: Global<'k>, step: U64<'k>) -> impl Iterator<Item = Global<'k>> {
-    std::iter::successors(Some(first), move |at| Some(at.at(step))).take(CHUNKS as usize)
+pub(super) fn every_chunk<'k>(first: Global<'k>, step: U64<'k>) -> impl Iterator<Item = Global<'k>> {
+    every(CHUNKS, first, step)
 }
 
 /// The largest magnitude of all threads of a block of [`THREADS`], in all of them.
