@@ -1,6 +1,7 @@
 //! What the many-row kernels share: the warpgroups of a block, and who computes which part of a tile.
 
 use crate::WARPGROUP;
+use crate::epilogue::fused::Pieces;
 use oxigemm_ptx::U32;
 
 /// Warpgroups that multiply; one more serves them.
@@ -47,6 +48,15 @@ impl ManyRows {
         match self.warpgroups_n() {
             1 => [warpgroup * (self.waves() * 64), zero],
             _ => [zero, warpgroup * self.columns()],
+        }
+    }
+
+    /// The same in D, where a tile's rows of B may be [pieces](Pieces).
+    pub fn part_of_d<'k>(&self, warpgroup: U32<'k>, pieces: Option<Pieces<'k>>) -> [U32<'k>; 2] {
+        let [row, column] = self.part_of(warpgroup);
+        match (pieces, column.as_constant()) {
+            (Some(pieces), None) => [row, warpgroup * pieces.stride],
+            _ => [row, column],
         }
     }
 }

@@ -35,11 +35,7 @@ impl<'k> Block<'k, '_> {
 
     /// The first row and column of a warpgroup's part, in its tile.
     fn part_of(&self, warpgroup: U32<'k>) -> [U32<'k>; 2] {
-        let [row, column] = self.cfg.shape().part_of(warpgroup);
-        match (self.params.pieces, column.as_constant()) {
-            (Some(pieces), None) => [row, warpgroup * pieces.stride],
-            _ => [row, column],
-        }
+        self.cfg.shape().part_of_d(warpgroup, self.params.pieces)
     }
 
     /// Where each 64 rows of a part are staged and belong.

@@ -71,11 +71,7 @@ impl<'k> Block<'k, '_> {
 
     /// The first row and column of D of a warpgroup's part of a tile.
     fn first_finished(&self, warpgroup: U32<'k>, tile: &FinishedTile<'k>) -> [U32<'k>; 2] {
-        let [row, column] = self.cfg.shape().part_of(warpgroup);
-        let column = match (self.params.pieces, column.as_constant()) {
-            (Some(pieces), None) => warpgroup * pieces.stride,
-            _ => column,
-        };
+        let [row, column] = self.cfg.shape().part_of_d(warpgroup, self.params.pieces);
         [tile.at[0] + row, tile.at[1] + column]
     }
 
