@@ -1,7 +1,7 @@
 //! Instructions and multiply-adds per second: an FP8 GEMM of 256x256x1024 with and without hazard checks,
 //! and a kernel without tensor cores.
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../tests/it/common/mod.rs"]
 mod common;
 
 use common::{Problem, tile};

@@ -1,0 +1,162 @@
+//! In the batch-invariant mode a row has the same bits alone and in any batch.
+
+use crate::common;
+use oxigemm::Granularity;
+use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
+use oxigemm::plan::{self, Choice, Family, Limits, Plan, Shape};
+use oxigemm::{
+    Addend, DType, Device, Error, GemmLayout, GemmOptions, GroupedRows, Tensor, fp8_gemm_nt, half_gemm,
+    m_grouped_fp8_gemm_nt_contiguous, random,
+};
+use oxigemm_kernels::half::Half;
+use proptest::prelude::*;
+
+const MOST: usize = 300;
+const BATCHES: [usize; 5] = [1, 7, 64, 130, MOST];
+
+fn invariant(choice: Option<Choice>) -> GemmOptions {
+    GemmOptions { choice, batch_invariant: true, ..Default::default() }
+}
+
+struct Fp8 {
+    a: Tensor,
+    sfa: Tensor,
+    b: Tensor,
+    sfb: Tensor,
+    n: usize,
+}
+
+fn fp8(n: usize, k: usize, device: &Device) -> Fp8 {
+    let cast = |seed, rows, granularity| {
+        let values = random::normals(seed, rows * k);
+        cast_to_fp8(&values, rows, k, DType::E4m3, granularity, ScaleFormat::F32).unwrap()
+    };
+    let scales = |x: &Quantized| Tensor::from_slice(&x.scales, &x.scale_dims(), device).unwrap();
+    let (a, b) = (cast(1, MOST, Granularity::PerToken), cast(2, n, Granularity::PerBlock));
+    Fp8 { a: common::codes(&a, device), sfa: scales(&a), b: common::codes(&b, device), sfb: scales(&b), n }
+}
+
+impl Fp8 {
+    /// The rows of D for `count` rows of A from `first` on.
+    fn rows(&self, first: usize, count: usize, options: &GemmOptions) -> oxigemm::Result<Vec<u8>> {
+        let part = |x: &Tensor| x.narrow(0, first, count);
+        let mut d = Tensor::zeros(DType::F32, &[count, self.n], self.a.device())?;
+        let (a, sfa) = (part(&self.a)?, part(&self.sfa)?);
+        fp8_gemm_nt((&a, &sfa), (&self.b, &self.sfb), Addend::InPlace, &mut d, options)?;
+        d.to_bytes()
+    }
+}
+
+#[test]
+fn rows_of_fp8_products_have_the_same_bits_in_every_batch() {
+    let device = Device::sim();
+    // Deep and narrow: a plan for few rows would split K.
+    let x = fp8(40, 4000, &device);
+    let limits = Limits::h200();
+    let few = Plan::best(Shape { m: 7, n: 40, k: 4000 }, &limits).choice;
+    assert!(!plan::is_batch_invariant(&few), "{}", plan::name(&few));
+    let whole = x.rows(0, MOST, &invariant(None)).unwrap();
+    let mut kernels = std::collections::HashSet::new();
+    for count in BATCHES {
+        let first = (MOST - count) / 2;
+        let found = x.rows(first, count, &invariant(None)).unwrap();
+        let width = x.n * 4;
+        assert!(found == whole[first * width..(first + count) * width], "{count} rows have other bits");
+        let shape = Shape { m: count as u32, n: 40, k: 4000 };
+        kernels.insert(Plan::best_batch_invariant(Family::Fp8, shape, &limits).choice.config());
+    }
+    assert!(kernels.len() > 1, "different batches take different kernels: {kernels:?}");
+}
+
+#[test]
+fn rows_of_groups_are_those_of_a_product_alone() {
+    let device = Device::sim();
+    let (n, k) = (72, 400);
+    let x = fp8(n, k, &device);
+    let (rows, options) = (130, invariant(None));
+    let part = |t: &Tensor, count| t.narrow(0, 0, count).unwrap();
+    let cube = |t: &Tensor| {
+        let [rows, columns] = [t.dims()[0], t.dims()[1]];
+        let pitch = columns.next_multiple_of(16);
+        let mut whole =
+            Tensor::zeros(t.dtype(), &[1, rows, pitch], &device).unwrap().narrow(2, 0, columns).unwrap();
+        whole.write_bytes(&t.to_bytes().unwrap()).unwrap();
+        whole
+    };
+    let (b, sfb) = (cube(&x.b), cube(&x.sfb));
+    let mut d = Tensor::zeros(DType::F32, &[rows, n], &device).unwrap();
+    let ends = Tensor::from_slice(&[rows as i32], &[1], &device).unwrap();
+    let (a, sfa) = (part(&x.a, rows), part(&x.sfa, rows));
+    let groups = GroupedRows::Ends(&ends);
+    m_grouped_fp8_gemm_nt_contiguous((&a, &sfa), (&b, &sfb), &mut d, groups, 1, None, &options).unwrap();
+    let grouped = d.to_bytes().unwrap();
+    for count in [1, 9, rows] {
+        let alone = x.rows(0, count, &options).unwrap();
+        assert!(alone == grouped[..count * n * 4], "{count} rows have other bits");
+    }
+}
+
+#[test]
+fn rows_of_16_bit_products_have_the_same_bits_in_every_batch() {
+    let device = Device::sim();
+    let (n, k) = (40, 4000);
+    for (element, dtype, layout) in
+        [(Half::Bf16, DType::Bf16, GemmLayout::Nt), (Half::F16, DType::F16, GemmLayout::Nn)]
+    {
+        let a = Tensor::from_f32(dtype, &random::normals(3, MOST * k), &[MOST, k], &device).unwrap();
+        let b_dims = if layout == GemmLayout::Nt { [n, k] } else { [k, n] };
+        let b = Tensor::from_f32(dtype, &random::normals(4, n * k), &b_dims, &device).unwrap();
+        let family = Family::Half(layout.operands(element));
+        let few = Plan::best_of(family, Shape { m: 7, n: n as u32, k: k as u32 }, &Limits::h200()).choice;
+        assert!(!plan::is_batch_invariant(&few), "{}", plan::name(&few));
+        let rows = |first: usize, count: usize| {
+            let mut d = Tensor::zeros(DType::F32, &[count, n], &device).unwrap();
+            let a = a.narrow(0, first, count).unwrap();
+            half_gemm(layout, &a, &b, Addend::None, &mut d, &invariant(None)).unwrap();
+            d.to_bytes().unwrap()
+        };
+        let whole = rows(0, MOST);
+        for count in BATCHES {
+            let first = (MOST - count) / 2;
+            let same = rows(first, count) == whole[first * n * 4..(first + count) * n * 4];
+            assert!(same, "{dtype} {layout}: {count} rows have other bits");
+        }
+    }
+}
+
+#[test]
+fn a_choice_that_splits_k_is_refused() {
+    let x = fp8(64, 512, &Device::sim());
+    let error = x.rows(0, 3, &invariant(plan::parse("slim_8x64_k2_s2"))).unwrap_err();
+    assert!(matches!(error, Error::ChoiceBatchInvariant { .. }), "{error}");
+    assert!(error.to_string().contains("slim_8x64_k2_s2"), "{error}");
+    let one = x.rows(0, 3, &invariant(plan::parse("slim_8x64_k1_s2"))).unwrap();
+    assert_eq!(one, x.rows(0, 3, &invariant(plan::parse("wide_128x176_s4_c2x1"))).unwrap());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    /// Any rows of any batch, in kernels that planning would never take for them.
+    #[test]
+    fn every_kernel_that_does_not_split_k_gives_the_same_bits(
+        (n, k) in (1..200usize, 1..700usize),
+        (first, count) in (0..100usize, 1..80usize),
+        (one, other) in (any::<prop::sample::Index>(), any::<prop::sample::Index>()),
+    ) {
+        let x = fp8(n, k, &Device::sim());
+        let limits = Limits::h200();
+        let shape = Shape { m: count as u32, n: n as u32, k: k as u32 };
+        let all = |shape: Shape| -> Vec<Choice> {
+            plan::candidates(shape, limits).filter(plan::is_batch_invariant).collect()
+        };
+        let larger = Shape { m: 200, ..shape };
+        let (one, other) = (*one.get(&all(shape)), *other.get(&all(larger)));
+        let found = x.rows(first, count, &invariant(Some(one))).unwrap();
+        let whole = x.rows(0, 200, &invariant(Some(other))).unwrap();
+        prop_assert!(
+            found == whole[first * n * 4..(first + count) * n * 4],
+            "{} and {}", plan::name(&one), plan::name(&other)
+        );
+    }
+}

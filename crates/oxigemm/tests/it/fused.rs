@@ -1,0 +1,442 @@
+//! Products whose sums are finished, in the simulator: whatever the schedule, the same bits, no hazard, and what the
+//! single steps give for the same sums, rounded once.
+
+use crate::common::fused::{ACTIVATIONS, Finished, NOTHING, What};
+use crate::common::{C, Case, PLAIN, Problem, Scales, same_bits, schedules};
+use oxigemm::cast::ScaleFormat;
+use oxigemm::plan::{self, Choice};
+use oxigemm::{
+    Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, HeadSplits, RawFp8Gemm,
+    RawFusedFp8Gemm, ScalesOfB, Sim, Tensor, fp8_gemm_nt, fp8_gemm_nt_fused, fp8_gemm_nt_fused_raw, random,
+};
+use oxigemm_kernels::epilogue::fused::Fusion;
+use oxigemm_kernels::launch::Config;
+
+/// A product with what is fused, and the sums that the product alone gives.
+struct Fused {
+    what: What,
+    problem: Problem,
+    bias: Option<Tensor>,
+    sums: Vec<f64>,
+}
+
+impl Fused {
+    fn new(case: Case, what: What, sim: &Sim) -> Fused {
+        let problem = Problem::new(Case { c: C::None, ..case }, sim);
+        Fused::of(Problem { case, ..problem }, what, sim)
+    }
+
+    fn of(problem: Problem, what: What, sim: &Sim) -> Fused {
+        let [m, n, _] = problem.case.dims;
+        let bias = what.bias.map(|dtype| {
+            let values: Vec<f32> = random::normals(7, n).iter().map(|x| x * 4.0).collect();
+            Tensor::from_f32(dtype, &values, &[n], &problem.device).unwrap()
+        });
+        sim.set_options(Default::default());
+        let mut sums = Tensor::empty(DType::F32, &[m, n], &problem.device).unwrap();
+        fp8_gemm_nt(
+            (&problem.a, &problem.sfa),
+            (&problem.b, &problem.sfb),
+            Addend::None,
+            &mut sums,
+            &GemmOptions::default(),
+        )
+        .unwrap();
+        let sums = sums.to_vec_f32().unwrap().into_iter().map(f64::from).collect();
+        Fused { what, problem, bias, sums }
+    }
+
+    fn epilogue(&self) -> Epilogue<'_> {
+        self.what.epilogue(self.bias.as_ref())
+    }
+
+    fn options(&self, choice: Option<Choice>) -> GemmOptions {
+        GemmOptions { choice, num_sms: self.problem.case.num_sms, ..Default::default() }
+    }
+
+    fn run(&self, c: Addend<'_>, d: FusedOutput<'_>, choice: Option<Choice>) -> oxigemm::Result<()> {
+        let p = &self.problem;
+        fp8_gemm_nt_fused((&p.a, &p.sfa), (&p.b, &p.sfb), c, d, &self.epilogue(), &self.options(choice))
+    }
+
+    /// The bits of D and of its scales, once they were found right.
+    fn checked(&self, choice: Option<Choice>, about: &str) -> Vec<u8> {
+        let Case { dims: [m, n, _], d_type, c, gaps, .. } = self.problem.case;
+        let finished = Finished {
+            what: self.what,
+            dims: [m, n],
+            d_type,
+            c,
+            added: &self.problem.c,
+            gaps,
+            device: &self.problem.device,
+            bias: self.bias.as_ref(),
+            sums: &self.sums,
+        };
+        finished.checked(about, |c, d| self.run(c, d, choice))
+    }
+}
+
+fn every_schedule_gives_the_same_bits(
+    case: Case,
+    what: What,
+    choice: Option<Choice>,
+    step: usize,
+    sim: &Sim,
+) {
+    let fused = Fused::new(case, what, sim);
+    let name = choice.map_or(String::new(), |choice| plan::name(&choice));
+    same_bits(&format!("{name} {case:?} {what:?}"), schedules().step_by(step), sim, |about| {
+        fused.checked(choice, about)
+    });
+}
+
+/// Every kernel with each kind of output; over the set every cluster.
+fn kernels(fusion: Fusion) {
+    let sim = Sim::new();
+    for (i, config) in Config::fused().filter(|config| config.fusion() == fusion).enumerate() {
+        let Config::Wide(wide) = config else { continue };
+        if wide.is_grouped() {
+            continue;
+        }
+        let (cluster_m, cluster_n) = [(1, 2), (2, 1), (1, 1)][i % 3];
+        let choice = Choice::Wide { config: wide, cluster_m, cluster_n };
+        let gated = fusion == Fusion::Gated;
+        let m = (wide.block_m * cluster_m) as usize - 3;
+        let n = if gated { 512 } else { 120 };
+        let case = Case { dims: [m, n, (wide.stages as usize + 1) * 128 - 112], ..PLAIN };
+        let what = What { activation: Activation::Silu, gated, bias: Some(DType::Bf16), ..NOTHING };
+        every_schedule_gives_the_same_bits(case, what, Some(choice), 3, &sim);
+        let what = What { factors: [0.5, -2.0], bias: Some(DType::F32), ..what };
+        let unaligned = Case { gaps: [1, 3], c: C::Other, scales: Scales::MnMajor, ..case };
+        every_schedule_gives_the_same_bits(unaligned, what, Some(choice), 9, &sim);
+        let quantized = What { quantized: Some((Scales::RowMajor, ScaleFormat::F32)), ..what };
+        let wider = Case { dims: [m, if gated { 768 } else { 272 }, case.dims[2]], ..case };
+        every_schedule_gives_the_same_bits(wider, quantized, Some(choice), 4, &sim);
+    }
+}
+
+#[test]
+fn every_elementwise_kernel_with_every_output() {
+    kernels(Fusion::Elementwise);
+}
+
+#[test]
+fn every_gated_kernel_with_every_output() {
+    kernels(Fusion::Gated);
+}
+
+#[test]
+fn every_activation_bias_and_type() {
+    let sim = Sim::new();
+    let biases = [None, Some(DType::Bf16), Some(DType::F32)];
+    for (i, activation) in ACTIVATIONS.into_iter().enumerate() {
+        for gated in [false, true] {
+            let what = What { activation, gated, bias: biases[i % 3], factors: [0.1, 3.0], ..NOTHING };
+            let c = [C::None, C::InPlace, C::Other][(i + usize::from(gated)) % 3];
+            let d_type = if i % 2 == 0 { DType::F32 } else { DType::Bf16 };
+            let case = Case { dims: [5, 256, 144], c, d_type, ..PLAIN };
+            every_schedule_gives_the_same_bits(case, what, None, 9, &sim);
+        }
+    }
+}
+
+#[test]
+fn quantized_output_of_many_tiles_in_any_layout() {
+    let sim = Sim::new();
+    let choices = ["wide_fused_64x128_s6_c1x1", "wide_gated_64x128_s6_c1x2", "wide_gated_128x128_s5_c2x1"];
+    for (i, name) in choices.into_iter().enumerate() {
+        let choice = plan::parse(name).expect("the name of a choice");
+        for (layout, format) in [(Scales::MnMajor, ScaleFormat::F32), (Scales::Odd, ScaleFormat::PowerOfTwo)]
+        {
+            let gated = name.contains("gated");
+            let what =
+                What { gated, quantized: Some((layout, format)), activation: ACTIVATIONS[i + 1], ..NOTHING };
+            let case = Case { dims: [131, 768, 272], gaps: [0, i], num_sms: Some(2), ..PLAIN };
+            every_schedule_gives_the_same_bits(case, what, Some(choice), 4, &sim);
+        }
+    }
+}
+
+#[test]
+fn heads_skip_their_middle() {
+    let sim = Sim::new();
+    for (left, mid, right, heads) in
+        [(64, 64, 64, 2), (128, 64, 64, 1), (5, 3, 7, 11), (0, 8, 16, 5), (12, 4, 0, 9)]
+    {
+        let splits = HeadSplits { left, mid, right };
+        let what = What { heads: Some(splits), activation: Activation::Relu, ..NOTHING };
+        for (d_type, c) in [(DType::Bf16, C::None), (DType::Bf16, C::Other), (DType::F32, C::InPlace)] {
+            let case = Case { dims: [66, (left + right) as usize * heads, 144], d_type, c, ..PLAIN };
+            every_schedule_gives_the_same_bits(case, what, None, 9, &sim);
+        }
+    }
+}
+
+#[test]
+fn an_epilogue_that_does_nothing_gives_the_bits_of_the_product() {
+    let sim = Sim::new();
+    for dims in [[70, 200, 400], [3, 8, 130]] {
+        let fused = Fused::new(Case { dims, ..PLAIN }, NOTHING, &sim);
+        let choice = plan::parse("wide_128x128_s5_c1x1");
+        let plain = fused.problem.checked(choice, "the product alone");
+        assert_eq!(fused.checked(None, "finished"), plain, "{dims:?}");
+    }
+}
+
+#[test]
+fn the_cpu_computes_the_same() {
+    let sim = Sim::new();
+    for (gated, quantized) in
+        [(false, None), (true, None), (true, Some((Scales::RowMajor, ScaleFormat::F32)))]
+    {
+        let what = What { gated, quantized, activation: Activation::Gelu, bias: Some(DType::F32), ..NOTHING };
+        let mut fused = Fused::new(Case { dims: [9, 256, 300], ..PLAIN }, what, &sim);
+        let cpu = Device::cpu();
+        let move_to_cpu = |x: &Tensor| x.to_device(&cpu).unwrap();
+        let p = &mut fused.problem;
+        // Rows of codes begin at multiples of 16 bytes.
+        let padded = |x: &Tensor| {
+            let [rows, columns] = [x.dims()[0], x.dims()[1]];
+            let mut copy = Tensor::zeros(DType::E4m3, &[rows, columns.next_multiple_of(16)], &cpu)
+                .unwrap()
+                .narrow(1, 0, columns)
+                .unwrap();
+            copy.write_bytes(&x.to_bytes().unwrap()).unwrap();
+            copy
+        };
+        (p.a, p.b) = (padded(&p.a), padded(&p.b));
+        (p.sfa, p.sfb) = (move_to_cpu(&p.sfa), move_to_cpu(&p.sfb));
+        p.device = cpu.clone();
+        fused.bias = fused.bias.as_ref().map(move_to_cpu);
+        // The exact sums, which those of the tensor core are near to.
+        fused.sums = fused.problem.exact.clone();
+        fused.checked(None, "on the CPU");
+    }
+}
+
+#[test]
+fn raw_addresses_give_the_bits_of_tensors() {
+    let sim = Sim::new();
+    let what = What { gated: true, activation: Activation::Silu, bias: Some(DType::Bf16), ..NOTHING };
+    let what =
+        What { quantized: Some((Scales::RowMajor, ScaleFormat::PowerOfTwo)), factors: [0.25, 1.0], ..what };
+    let fused = Fused::new(Case { dims: [20, 512, 256], ..PLAIN }, what, &sim);
+    let by_tensors = fused.checked(None, "tensors");
+    let p = &fused.problem;
+    let d = Tensor::empty(DType::E4m3, &[20, 256], &p.device).unwrap();
+    let scales = Tensor::empty(DType::F32, &[20, 2], &p.device).unwrap();
+    let strides = |x: &Tensor| [x.strides()[0], x.strides()[1]];
+    let raw = RawFusedFp8Gemm {
+        gemm: RawFp8Gemm {
+            m: 20,
+            n: 512,
+            k: 256,
+            ab_types: [DType::E4m3; 2],
+            a: p.a.address(),
+            a_pitch: p.a.strides()[0],
+            sfa: p.sfa.address(),
+            sfa_strides: strides(&p.sfa),
+            b: p.b.address(),
+            b_pitch: p.b.strides()[0],
+            sfb: p.sfb.address(),
+            sfb_strides: strides(&p.sfb),
+            scales_of_b: ScalesOfB::Blocks,
+            c: 0,
+            c_pitch: 0,
+            d: d.address(),
+            d_pitch: 256,
+            d_type: DType::E4m3,
+        },
+        alpha: 0.25,
+        beta: 1.0,
+        bias: fused.bias.as_ref().unwrap().address(),
+        bias_type: DType::Bf16,
+        activation: Activation::Silu,
+        gated: true,
+        heads: None,
+        d_scales: scales.address(),
+        d_scales_strides: [2, 1],
+        d_scales_format: ScaleFormat::PowerOfTwo,
+    };
+    // SAFETY: the operands are tensors of this device, which checks every access.
+    unsafe { fp8_gemm_nt_fused_raw(&p.device, &raw, &GemmOptions::default()).unwrap() };
+    let mut bytes = d.to_bytes().unwrap();
+    bytes.extend(scales.to_bytes().unwrap());
+    assert_eq!(bytes, by_tensors);
+    let null = RawFusedFp8Gemm { d_scales: 0, ..raw };
+    // SAFETY: a null pointer is refused.
+    let refused = unsafe { fp8_gemm_nt_fused_raw(&p.device, &null, &GemmOptions::default()) };
+    assert!(matches!(refused, Err(Error::NullPointer { argument: "d_scales", .. })), "{refused:?}");
+    let shared = RawFusedFp8Gemm { d_scales_strides: [1, 1], ..raw };
+    // SAFETY: scales that share elements are refused.
+    let refused = unsafe { fp8_gemm_nt_fused_raw(&p.device, &shared, &GemmOptions::default()) };
+    assert!(matches!(refused, Err(Error::ScaleLayout { argument: "d_scales", .. })), "{refused:?}");
+}
+
+#[test]
+fn one_scale_may_hold_for_all_rows_or_all_of_k() {
+    let sim = Sim::new();
+    let swiglu = What { gated: true, activation: Activation::Silu, ..NOTHING };
+    let codes = What { quantized: Some((Scales::MnMajor, ScaleFormat::F32)), ..swiglu };
+    let case = Case { dims: [20, 512, 400], ..PLAIN };
+    for what in [What { bias: Some(DType::F32), ..NOTHING }, swiglu, codes] {
+        let problem = Problem::new(case, &sim);
+        // Of A one for each row, of B one for all.
+        let sfa = problem.sfa.narrow(1, 0, 1).unwrap();
+        let sfb = problem.sfb.narrow(0, 0, 1).unwrap().narrow(1, 0, 1).unwrap();
+        Fused::of(Problem { sfa, sfb, ..problem }, what, &sim).checked(None, &format!("{what:?}"));
+    }
+}
+
+#[test]
+fn a_graph_is_replayed_with_another_bias() {
+    let sim = Sim::new();
+    let what = What { activation: Activation::Relu, bias: Some(DType::F32), ..NOTHING };
+    let mut fused = Fused::new(Case { dims: [7, 136, 200], ..PLAIN }, what, &sim);
+    let stream = fused.problem.device.new_stream().unwrap();
+    let mut d = fused.problem.output();
+    let graph = {
+        let p = &fused.problem;
+        let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
+        let output = FusedOutput::Matrix(&mut d);
+        stream
+            .capture(|_| {
+                let epilogue = fused.epilogue();
+                fp8_gemm_nt_fused((&p.a, &p.sfa), (&p.b, &p.sfb), Addend::None, output, &epilogue, &options)
+            })
+            .unwrap()
+    };
+    for seed in [1, 2] {
+        fused.bias.as_mut().unwrap().write_f32(&random::normals(seed, 136)).unwrap();
+        graph.launch(&stream).unwrap();
+        assert_eq!(d.to_bytes().unwrap(), fused.checked(None, "at once"), "seed {seed}");
+    }
+}
+
+/// D and its scales, what is fused and added, the argument that is refused, and the kind of the error.
+type BadCase<'a> = ((Tensor, Option<Tensor>), Epilogue<'a>, Addend<'a>, &'a str, &'a str);
+
+#[test]
+fn bad_arguments_are_refused_by_name() {
+    let cpu = Device::cpu();
+    let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &cpu).unwrap();
+    let (a, sfa) = (new(DType::E4m3, &[8, 256]), new(DType::F32, &[8, 2]));
+    let (b, sfb) = (new(DType::E4m3, &[512, 256]), new(DType::F32, &[4, 2]));
+    let none = Epilogue::default();
+    let gated = Epilogue { gated: true, ..none };
+    let matrix = |columns: usize| (new(DType::Bf16, &[8, columns]), None);
+    let codes = |columns: usize, scales: Tensor| (new(DType::E4m3, &[8, columns]), Some(scales));
+    let scales = |dims: &[usize]| new(DType::F32, dims);
+    let heads = |left, mid, right| Some(HeadSplits { left, mid, right });
+    let (short, wrong) = (new(DType::F32, &[511]), new(DType::I32, &[512]));
+    let flat = new(DType::F32, &[1, 512]);
+    let spread = new(DType::F32, &[512, 2]).transpose(0, 1).unwrap().select(0).unwrap();
+    let with_bias = |bias| Epilogue { bias: Some(bias), ..none };
+    let c = new(DType::E4m3, &[8, 512]);
+    let cases: Vec<BadCase<'_>> = vec![
+        (matrix(512), gated, Addend::None, "d", "shape"),
+        (matrix(511), none, Addend::None, "d", "shape"),
+        (codes(512, scales(&[8, 3])), none, Addend::None, "d_scales", "scale shape"),
+        (codes(512, scales(&[8, 1])), none, Addend::None, "d_scales", "scale shape"),
+        (codes(512, scales(&[1, 4])), none, Addend::None, "d_scales", "scale shape"),
+        (codes(512, new(DType::Bf16, &[8, 4])), none, Addend::None, "d_scales", "type"),
+        (codes(512, scales(&[8, 4])), none, Addend::From(&c), "c", "shape"),
+        (codes(256, scales(&[8, 4])), gated, Addend::None, "d_scales", "scale shape"),
+        ((new(DType::Bf16, &[8, 512]), Some(scales(&[8, 4]))), none, Addend::None, "d", "type"),
+        ((new(DType::E4m3, &[8, 512]), None), none, Addend::None, "d", "type"),
+        (
+            (new(DType::E4m3, &[8, 520]).narrow(1, 0, 512).unwrap(), Some(scales(&[8, 4]))),
+            none,
+            Addend::None,
+            "d",
+            "tma",
+        ),
+        (matrix(512), with_bias(&short), Addend::None, "bias", "shape"),
+        (matrix(512), with_bias(&wrong), Addend::None, "bias", "type"),
+        (matrix(512), with_bias(&flat), Addend::None, "bias", "rank"),
+        (matrix(512), with_bias(&spread), Addend::None, "bias", "stride"),
+        (matrix(512), Epilogue { heads: heads(100, 8, 100), ..none }, Addend::None, "heads", "shape"),
+        (matrix(512), Epilogue { heads: heads(0, 8, 0), ..none }, Addend::None, "heads", "shape"),
+        (matrix(512), Epilogue { heads: heads(64, 8, 64), ..none }, Addend::None, "d", "shape"),
+        (matrix(256), Epilogue { heads: heads(64, 8, 64), ..gated }, Addend::None, "heads", "shape"),
+        (
+            codes(512, scales(&[8, 4])),
+            Epilogue { heads: heads(64, 0, 64), ..none },
+            Addend::None,
+            "heads",
+            "shape",
+        ),
+    ];
+    for (i, ((mut d, scales), epilogue, c, argument, kind)) in cases.into_iter().enumerate() {
+        let mut scales = scales;
+        let to = match &mut scales {
+            None => FusedOutput::Matrix(&mut d),
+            Some(scales) => FusedOutput::Fp8 { d: &mut d, scales, format: ScaleFormat::F32 },
+        };
+        let result = fp8_gemm_nt_fused((&a, &sfa), (&b, &sfb), c, to, &epilogue, &GemmOptions::default());
+        let error = result.expect_err(&format!("case {i}"));
+        assert_eq!(error.argument(), Some(argument), "case {i}: {error}");
+        let right = match kind {
+            "shape" => matches!(error, Error::Shape { .. }),
+            "scale shape" => matches!(error, Error::ScaleShape { .. }),
+            "type" => matches!(error, Error::DType { .. }),
+            "tma" => matches!(error, Error::Tma { .. }),
+            "rank" => matches!(error, Error::Rank { .. }),
+            _ => matches!(error, Error::Stride { .. }),
+        };
+        assert!(right, "case {i}: {error}");
+    }
+    // Gates of 100 rows, and sums of nothing.
+    let (b100, sfb100) = (new(DType::E4m3, &[200, 256]), new(DType::F32, &[2, 2]));
+    let mut d = new(DType::Bf16, &[8, 100]);
+    let to = FusedOutput::Matrix(&mut d);
+    let options = GemmOptions::default();
+    let error =
+        fp8_gemm_nt_fused((&a, &sfa), (&b100, &sfb100), Addend::None, to, &gated, &options).unwrap_err();
+    assert!(matches!(error, Error::Shape { argument: "b", .. }), "{error}");
+    let (a0, sf0) = (new(DType::E4m3, &[8, 0]), new(DType::F32, &[8, 0]));
+    let (b0, sfb0) = (new(DType::E4m3, &[512, 0]), new(DType::F32, &[4, 0]));
+    let mut d = new(DType::Bf16, &[8, 512]);
+    let to = FusedOutput::Matrix(&mut d);
+    let error =
+        fp8_gemm_nt_fused((&a0, &sf0), (&b0, &sfb0), Addend::InPlace, to, &none, &options).unwrap_err();
+    assert!(matches!(error, Error::Shape { argument: "b", .. }), "{error}");
+    // What other products take: operands of e5m2, and a scale for each row of B.
+    let e5m2 = |dims: &[usize]| new(DType::E5m2, dims);
+    let each_row = new(DType::F32, &[512, 2]);
+    let refused = |a: &Tensor, b: &Tensor, sfb: &Tensor| {
+        let mut d = new(DType::Bf16, &[8, 512]);
+        let to = FusedOutput::Matrix(&mut d);
+        fp8_gemm_nt_fused((a, &sfa), (b, sfb), Addend::None, to, &none, &options).unwrap_err()
+    };
+    let error = refused(&e5m2(&[8, 256]), &b, &sfb);
+    assert!(matches!(error, Error::DType { argument: "a", .. }), "{error}");
+    let error = refused(&a, &e5m2(&[512, 256]), &sfb);
+    assert!(matches!(error, Error::DType { argument: "b", .. }), "{error}");
+    let error = refused(&a, &b, &each_row);
+    assert!(matches!(error, Error::ScaleShape { argument: "sfb", .. }), "{error}");
+    // Scales that lie in an input.
+    let d = new(DType::E4m3, &[8, 512]);
+    let mut inside = sfb.clone().view(&[1, 8]).unwrap().transpose(0, 1).unwrap();
+    let (b128, sfb128) = (new(DType::E4m3, &[128, 256]), sfb.narrow(0, 0, 1).unwrap());
+    let mut d128 = d.narrow(1, 0, 128).unwrap();
+    let to = FusedOutput::Fp8 { d: &mut d128, scales: &mut inside, format: ScaleFormat::F32 };
+    let error =
+        fp8_gemm_nt_fused((&a, &sfa), (&b128, &sfb128), Addend::None, to, &none, &options).unwrap_err();
+    assert!(matches!(error, Error::Overlap { argument: "sfb", with: "d_scales", .. }), "{error}");
+}
+
+#[test]
+fn what_has_no_elements_needs_no_kernel() {
+    let sim = Sim::new();
+    let device = Device::Sim(sim.clone());
+    let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &device).unwrap();
+    let (a, sfa) = (new(DType::E4m3, &[0, 256]), new(DType::F32, &[0, 2]));
+    let (b, sfb) = (new(DType::E4m3, &[256, 256]), new(DType::F32, &[2, 2]));
+    let (mut d, mut scales) = (new(DType::E4m3, &[0, 128]), new(DType::F32, &[0, 1]));
+    let gated = Epilogue { gated: true, activation: Activation::Silu, ..Default::default() };
+    let to = FusedOutput::Fp8 { d: &mut d, scales: &mut scales, format: ScaleFormat::F32 };
+    fp8_gemm_nt_fused((&a, &sfa), (&b, &sfb), Addend::None, to, &gated, &GemmOptions::default()).unwrap();
+    assert!(sim.last_report().is_none(), "no kernel has run");
+}

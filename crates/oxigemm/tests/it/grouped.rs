@@ -1,0 +1,371 @@
+//! Products whose rows are grouped, in the simulator: whatever the schedule, the same bits, no hazard, the product of
+//! each group with its own B, and nothing else written to.
+
+use crate::common::grouped::{Case, POISON, Problem, ends, ids};
+use crate::common::{Scales, same_bits, schedules};
+use oxigemm::plan::{self, Choice};
+use oxigemm::sim::{Options, Policy};
+use oxigemm::{
+    Addend, DType, Device, Error, GemmOptions, RawGroupedFp8Gemm, RawGroups, Sim, Tensor, fp8_gemm_nt,
+    m_grouped_fp8_gemm_nt_raw,
+};
+use oxigemm_kernels::fp8_wide;
+use oxigemm_kernels::grouping::GroupLayout;
+use oxigemm_kernels::launch::Config;
+use proptest::prelude::*;
+
+/// Runs a case under some schedules, which must all give the same, right bits.
+fn every_schedule_gives_the_same_bits(
+    case: Case,
+    choice: Choice,
+    schedules: impl Iterator<Item = Options>,
+    sim: &Sim,
+) {
+    let what = format!("{} {case:?}", plan::name(&choice));
+    let problem = Problem::new(case, sim);
+    same_bits(&what, schedules, sim, |about| problem.checked(Some(choice), about));
+}
+
+/// Every grouped kernel of FP8.
+fn configs() -> impl Iterator<Item = fp8_wide::Config> {
+    Config::grouped().filter_map(|config| match config {
+        Config::Wide(config) => Some(config),
+        _ => None,
+    })
+}
+
+/// The same with a cluster; over the set all clusters occur.
+fn kernels() -> impl Iterator<Item = (u32, u32, u32, Choice)> {
+    configs().enumerate().map(|(i, config)| {
+        let (cluster_m, cluster_n) = [(2, 1), (1, 2), (1, 1)][i % 3];
+        (config.block_m, config.block_n, config.stages, Choice::Wide { config, cluster_m, cluster_n })
+    })
+}
+
+/// A K of more blocks than stages, with a tail.
+fn depth(stages: u32) -> usize {
+    (stages as usize + 1) * 128 - 112
+}
+
+#[test]
+fn every_kernel_with_masked_groups_under_ten_schedules() {
+    let sim = Sim::new();
+    for (block_m, block_n, stages, choice) in kernels() {
+        // Rows for one warpgroup and a bit, none, and one row. The last tile lies partly outside of B.
+        let rows = block_m as usize / 2 + 5;
+        let case = Case::masked(&[rows as i32 - 2, 0, 1], [rows, block_n as usize + 8, depth(stages)]);
+        every_schedule_gives_the_same_bits(case, choice, schedules(), &sim);
+    }
+}
+
+#[test]
+fn every_kernel_with_groups_behind_each_other_under_ten_schedules() {
+    let sim = Sim::new();
+    for (i, (block_m, block_n, stages, choice)) in kernels().enumerate() {
+        let alignment = [1, 16, 32, 64, 128][i % 5];
+        let sizes = [block_m as usize / 2 + 5, 0, 1];
+        let ids = ids(&sizes, alignment);
+        let case = Case::ids(&ids, sizes.len(), alignment, [block_n as usize - 8, depth(stages)]);
+        // The schedules are dealt to both layouts.
+        every_schedule_gives_the_same_bits(case.clone(), choice, schedules().step_by(2), &sim);
+        let case = Case::ends(&ends(&sizes, alignment), alignment, [ids.len(), case.n, case.k]);
+        every_schedule_gives_the_same_bits(case, choice, schedules().skip(1).step_by(2), &sim);
+    }
+}
+
+#[test]
+fn groups_of_several_tiles_and_one_huge_one() {
+    let sim = Sim::new();
+    for (i, (block_m, _, _, choice)) in kernels().enumerate() {
+        let block_m = block_m as usize;
+        // An odd number of tiles: a cluster of two along M has one that lies behind the group's last row.
+        let sizes = [3, 2 * block_m + 1, 0, 1];
+        let rows = 2 * block_m + 20;
+        let case = match i % 2 {
+            0 => Case::masked(&sizes.map(|x| x as i32), [rows, 200, 160]),
+            _ => Case::ids(&ids(&sizes, 16), 4, 16, [200, 160]),
+        };
+        every_schedule_gives_the_same_bits(case, choice, schedules().step_by(5), &sim);
+    }
+}
+
+#[test]
+fn what_is_no_group_is_clamped() {
+    let sim = Sim::new();
+    let cases = [
+        Case::masked(&[-1, i32::MIN, 41, i32::MAX, 40], [40, 24, 128]),
+        // Behind the rows, behind the next, before the rows.
+        Case::ends(&[10, 5, 1000, 40, -7], 16, [50, 24, 128]),
+        Case::ends(&[i32::MAX, 3], 1, [50, 24, 128]),
+        Case::ends(&[i32::MIN, 50], 128, [50, 24, 128]),
+        // No group, one that comes again, and one with a gap.
+        Case::ids(&[7, 7, -2, 0, 0, i32::MIN, 2, 2, 0, 0, i32::MAX, 3, 1, -1, 1, 1], 4, 1, [24, 128]),
+        Case::ids(&[-1; 40], 3, 16, [24, 128]),
+        // Padding that carries the number of its group.
+        Case::ids(&[vec![1; 16], vec![0; 16], vec![2; 9]].concat(), 3, 16, [24, 128]),
+    ];
+    for case in cases {
+        let choice = plan::parse("wide_grouped_64x128_s8_c2x1").expect("the name of a choice");
+        every_schedule_gives_the_same_bits(case, choice, schedules().step_by(4), &sim);
+    }
+}
+
+#[test]
+fn groups_without_rows_need_no_tile() {
+    let sim = Sim::new();
+    for (counts, num_sms) in [(&[0, 0, 0][..], Some(4)), (&[0, 1, 0], Some(8)), (&[0], None)] {
+        for name in ["wide_grouped_64x256_s4_c1x2", "wide_grouped_128x128_s5_c1x1"] {
+            let choice = plan::parse(name).expect("the name of a choice");
+            let case = Case { num_sms, ..Case::masked(counts, [30, 40, 200]) };
+            every_schedule_gives_the_same_bits(case, choice, schedules().step_by(5), &sim);
+        }
+    }
+}
+
+#[test]
+fn many_groups() {
+    let sim = Sim::new();
+    let counts: Vec<i32> = (0..300).map(|i| if i % 7 == 0 { i % 3 } else { 0 }).collect();
+    let sizes: Vec<usize> = counts.iter().map(|count| *count as usize).collect();
+    let choice = plan::parse("wide_grouped_64x128_s8_c1x1").expect("the name of a choice");
+    for case in [
+        Case::masked(&counts, [3, 8, 16]),
+        Case::ids(&ids(&sizes, 1), counts.len(), 1, [8, 16]),
+        Case::ends(&ends(&sizes, 16), 16, [ids(&sizes, 16).len(), 8, 16]),
+    ] {
+        every_schedule_gives_the_same_bits(case, choice, schedules().step_by(9), &sim);
+    }
+}
+
+/// What rows of no group hold, numbers or not, changes no bit of the others.
+#[test]
+fn rows_of_no_group_are_never_used() {
+    let sim = Sim::new();
+    let sizes = [21, 0, 70, 5];
+    for case in [
+        Case::masked(&sizes.map(|x| x as i32), [73, 136, 272]),
+        Case::ids(&ids(&sizes, 32), 4, 32, [136, 272]),
+        Case { scales: Scales::MnMajor, ..Case::masked(&sizes.map(|x| x as i32), [73, 136, 272]) },
+    ] {
+        let (plain, poisoned) = (Problem::new(case.clone(), &sim), Problem::poisoned(case.clone(), &sim));
+        let about = format!("{case:?}");
+        assert_eq!(plain.checked(None, &about), poisoned.checked(None, &about), "{about}");
+    }
+}
+
+/// The kernel reads where the groups are: a graph that was captured once serves any groups.
+#[test]
+fn a_graph_is_replayed_with_other_groups() {
+    let sim = Sim::new();
+    let device = Device::Sim(sim.clone());
+    let turns = |case: &Case| -> Vec<Vec<i32>> {
+        match case.layout {
+            GroupLayout::Counts => vec![vec![0, 64, 1], vec![70, 0, 0], vec![0, 0, 0], vec![5, 6, 7]],
+            GroupLayout::Ends => vec![vec![0, 64, 70], vec![70, 70, 70], vec![0, 0, 0], vec![16, 16, 33]],
+            GroupLayout::All => panic!("these have numbers"),
+            GroupLayout::Ids => {
+                [[70, 0, 0], [1, 2, 3], [0, 60, 0]].map(|sizes| padded(ids(&sizes, 16), 70)).to_vec()
+            }
+        }
+    };
+    for case in [
+        Case::masked(&[3, 0, 9], [70, 136, 272]),
+        Case::ends(&[3, 20, 29], 16, [70, 136, 272]),
+        Case::ids(&padded(ids(&[3, 20, 9], 16), 70), 3, 16, [136, 272]),
+    ] {
+        let mut problem = Problem::new(case.clone(), &sim);
+        let (mut d, mut memory) = problem.output();
+        let stream = device.new_stream().unwrap();
+        let graph = stream.capture(|_| problem.run(&mut d, None, Some(stream.clone()))).unwrap();
+        for numbers in turns(&case) {
+            let poison = vec![POISON; memory.to_bytes().unwrap().len()];
+            memory.write_bytes(&poison).unwrap();
+            let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+            problem.numbers.write_bytes(&bytes).unwrap();
+            graph.launch(&stream).unwrap();
+            stream.synchronize().unwrap();
+            problem.check(&memory.to_bytes().unwrap(), &numbers, &format!("{case:?} with {numbers:?}"));
+        }
+    }
+}
+
+#[test]
+fn raw_pointers_are_addresses_of_the_simulated_memory() {
+    let sim = Sim::new();
+    let sizes = [3, 0, 20];
+    let counts = sizes.map(|x| x as i32);
+    for case in [
+        Case::masked(&counts, [20, 64, 256]),
+        Case::ids(&ids(&sizes, 16), 3, 16, [64, 256]),
+        Case::ends(&ends(&sizes, 16), 16, [40, 64, 256]),
+    ] {
+        let p = Problem::new(case.clone(), &sim);
+        let expected = p.checked(None, "tensors");
+        let (d, memory) = p.output();
+        // Strides along groups, rows and columns; those along groups count only where rows are masked.
+        let strides = |tensor: &Tensor| -> [usize; 3] {
+            let strides = tensor.strides();
+            [
+                if strides.len() == 3 { strides[0] } else { 0 },
+                strides[strides.len() - 2],
+                strides[strides.len() - 1],
+            ]
+        };
+        let outer = |tensor: &Tensor| [strides(tensor)[0], strides(tensor)[1]];
+        let (numbers, alignment) = (p.numbers.address(), case.alignment);
+        let gemm = RawGroupedFp8Gemm {
+            groups: case.groups,
+            m: case.rows,
+            n: case.n,
+            k: case.k,
+            a: p.a.address(),
+            a_strides: outer(&p.a),
+            sfa: p.sfa.address(),
+            sfa_strides: strides(&p.sfa),
+            b: p.b.address(),
+            b_strides: outer(&p.b),
+            sfb: p.sfb.address(),
+            sfb_strides: strides(&p.sfb),
+            d: d.address(),
+            d_strides: outer(&d),
+            d_type: case.d_type,
+            rows: match case.layout {
+                GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
+                GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
+                GroupLayout::Ends => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
+                GroupLayout::All => panic!("these have numbers"),
+            },
+        };
+        let options = GemmOptions { num_sms: case.num_sms, ..Default::default() };
+        // SAFETY: the simulator checks every access.
+        unsafe { m_grouped_fp8_gemm_nt_raw(&p.device, &gemm, &options) }.unwrap();
+        assert_eq!(memory.to_bytes().unwrap(), expected, "{case:?}");
+        // SAFETY: it is refused.
+        let refused = unsafe { m_grouped_fp8_gemm_nt_raw(&Device::Cpu, &gemm, &options) };
+        assert!(matches!(refused, Err(Error::Device { argument: "device", .. })));
+        let nowhere = RawGroupedFp8Gemm { a: 0, ..gemm };
+        // SAFETY: it is refused.
+        let refused = unsafe { m_grouped_fp8_gemm_nt_raw(&p.device, &nowhere, &options) };
+        assert!(matches!(refused, Err(Error::NullPointer { argument: "a", .. })), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_kernel_without_groups_is_refused_and_so_is_one_with_them_for_a_plain_product() {
+    let sim = Sim::new();
+    let problem = Problem::new(Case::masked(&[3], [4, 64, 128]), &sim);
+    let (mut d, _) = problem.output();
+    for name in ["wide_64x128_s8_c1x1", "slim_8x64_k1_s2"] {
+        let refused = problem.run(&mut d, plan::parse(name), None);
+        assert!(matches!(&refused, Err(Error::Choice { name: found, .. }) if found == name), "{refused:?}");
+    }
+    let one = |x: &Tensor| x.select(0).unwrap();
+    let (a, sfa, b, sfb) = (one(&problem.a), one(&problem.sfa), one(&problem.b), one(&problem.sfb));
+    let options = GemmOptions { choice: plan::parse("wide_grouped_64x128_s8_c1x1"), ..Default::default() };
+    let refused = fp8_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut one(&d), &options);
+    assert!(matches!(refused, Err(Error::Choice { .. })), "{refused:?}");
+}
+
+/// Ids, with rows of no group up to a number of rows.
+fn padded(mut ids: Vec<i32>, rows: usize) -> Vec<i32> {
+    ids.resize(rows, -1);
+    ids
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Any numbers at all: what the rules make of them is computed, and nothing else is touched.
+    #[test]
+    fn any_numbers(
+        numbers in proptest::collection::vec(prop_oneof![-2..4i32, -10..90i32, any::<i32>()], 1..80),
+        layout in 0..3usize, alignment in 0..5usize, groups in 1..6usize, seed: u64,
+    ) {
+        let sim = Sim::with_options(Options { policy: Policy::Random, seed, ..Options::default() });
+        let alignment = [1, 16, 32, 64, 128][alignment];
+        let first = &numbers[..groups.min(numbers.len())];
+        let case = match layout {
+            0 => Case::masked(first, [70, 72, 144]),
+            1 => Case::ends(first, alignment, [85, 72, 144]),
+            // Only where every row is looked at is a group sure to end where its number does.
+            _ => Case::ids(&numbers, groups, 1, [72, 144]),
+        };
+        let about = format!("{case:?}");
+        Problem::new(case, &sim).checked(None, &about);
+        if layout == 2 {
+            let coarse = Problem::new(Case::ids(&numbers, groups, alignment, [72, 144]), &sim);
+            let (mut d, _) = coarse.output();
+            prop_assert!(coarse.run(&mut d, None, None).is_ok(), "{about}");
+        }
+    }
+
+    /// Any groups, by the kernel that is planned for them.
+    #[test]
+    fn any_groups(
+        sizes in proptest::collection::vec(prop_oneof![Just(0usize), Just(1), 0..40usize, 60..200usize], 1..6),
+        layout in 0..3usize, alignment in 0..5usize, n in 1..150usize, k in 1..300usize, seed: u64,
+    ) {
+        let sim = Sim::with_options(Options { policy: Policy::Random, seed, ..Options::default() });
+        let alignment = [1, 16, 32, 64, 128][alignment];
+        let ids = ids(&sizes, alignment);
+        let counts: Vec<i32> = sizes.iter().map(|size| *size as i32).collect();
+        let most = *sizes.iter().max().expect("one at least");
+        let case = match layout {
+            0 => Case::masked(&counts, [most + seed as usize % 7, n, k]),
+            1 => Case::ids(&ids, sizes.len(), alignment, [n, k]),
+            _ => Case::ends(&ends(&sizes, alignment), alignment, [ids.len(), n, k]),
+        };
+        if case.rows > 0 {
+            let about = format!("{case:?}");
+            Problem::new(case, &sim).checked(None, &about);
+        }
+    }
+}
+
+/// Whatever the tiles and clusters, and whatever else is computed beside it, a row has the bits that the plain product
+/// of its group has.
+#[test]
+fn neither_tiles_nor_other_groups_change_a_bit() {
+    let sim = Sim::with_options(Options { hazards: false, ..Options::default() });
+    let case = Case { scales: Scales::MnMajor, ..Case::masked(&[70, 0, 3, 21], [73, 200, 656]) };
+    let problem = Problem::new(case.clone(), &sim);
+    let (mut d, _) = problem.output();
+    let expected = problem.output().0;
+    for (group, &rows) in case.numbers.iter().enumerate().filter(|(_, rows)| **rows > 0) {
+        let part = |x: &Tensor| x.select(group).unwrap().narrow(0, 0, rows as usize).unwrap();
+        let options = GemmOptions { choice: plan::parse("wide_128x144_s4_c1x1"), ..Default::default() };
+        let (a, b) = ((&part(&problem.a), &part(&problem.sfa)), (&problem.b, &problem.sfb));
+        let b = (&b.0.select(group).unwrap(), &b.1.select(group).unwrap());
+        fp8_gemm_nt(a, b, Addend::None, &mut part(&expected), &options).unwrap();
+    }
+    for config in configs() {
+        for (cluster_m, cluster_n) in [(1, 1), (1, 2), (2, 1)] {
+            let choice = Choice::Wide { config, cluster_m, cluster_n };
+            problem.run(&mut d, Some(choice), None).unwrap();
+            assert_eq!(d.to_bytes().unwrap(), expected.to_bytes().unwrap(), "{}", plan::name(&choice));
+        }
+    }
+}
+
+/// Every type and layout of scales, on aligned and on unaligned outputs.
+#[test]
+fn features_of_grouped_kernels() {
+    let sim = Sim::new();
+    let choices =
+        ["wide_grouped_64x128_s8_c1x1", "wide_grouped_64x128_s8_c1x2", "wide_grouped_64x128_s8_c2x1"];
+    let mut i = 0;
+    for d_type in [DType::Bf16, DType::F32] {
+        for scales in [Scales::RowMajor, Scales::MnMajor, Scales::Odd] {
+            for (gap, masked) in [(0, true), (3, false), (8, true)] {
+                let case = match masked {
+                    true => Case::masked(&[21, 0, 70], [73, 136, 272]),
+                    false => Case::ends(&[21, 21, 91], 16, [95, 136, 272]),
+                };
+                let case = Case { d_type, scales, gap, ..case };
+                let choice = plan::parse(choices[i % 3]).expect("the name of a choice");
+                every_schedule_gives_the_same_bits(case, choice, schedules().skip(i % 3).step_by(3), &sim);
+                i += 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! Products of 16-bit operands whose sums are finished, in the simulator: whatever the schedule, the same bits, no hazard,
+//! and what the single steps give for the same sums, rounded once.
+
+use crate::common::fused::{ACTIVATIONS, Finished, NOTHING, What};
+use crate::common::half::{Case, PLAIN, Problem};
+use crate::common::{C, Scales, same_bits, schedules};
+use oxigemm::cast::ScaleFormat;
+use oxigemm::plan::{self, Choice};
+use oxigemm::{
+    Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmLayout, GemmOptions, HeadSplits,
+    RawEpilogue, RawFusedHalfGemm, RawHalfGemm, Sim, Tensor, bf16_gemm_nt_fused, fp16_gemm_nt_fused,
+    half_gemm, half_gemm_nt_fused, half_gemm_nt_fused_raw, random,
+};
+use oxigemm_kernels::epilogue::fused::Fusion;
+use oxigemm_kernels::half::Half;
+use oxigemm_kernels::launch::Config;
+
+const F16: Case = Case { ab_type: DType::F16, d_type: DType::F16, ..PLAIN };
+
+/// A product with what is fused, and the sums that the product alone gives.
+struct Fused {
+    what: What,
+    problem: Problem,
+    bias: Option<Tensor>,
+    sums: Vec<f64>,
+}
+
+impl Fused {
+    fn new(case: Case, what: What, sim: &Sim) -> Fused {
+        let problem = Problem { case, ..Problem::new(Case { c: C::None, ..case }, sim) };
+        let [m, n, _] = case.dims;
+        let bias = what.bias.map(|dtype| {
+            let values: Vec<f32> = random::normals(7, n).iter().map(|x| x * 4.0).collect();
+            Tensor::from_f32(dtype, &values, &[n], &problem.device).unwrap()
+        });
+        sim.set_options(Default::default());
+        let mut sums = Tensor::empty(DType::F32, &[m, n], &problem.device).unwrap();
+        // K is not split: these are the very sums that are finished.
+        let options = GemmOptions { batch_invariant: true, ..Default::default() };
+        half_gemm(GemmLayout::Nt, &problem.a, &problem.b, Addend::None, &mut sums, &options).unwrap();
+        let sums = sums.to_vec_f32().unwrap().into_iter().map(f64::from).collect();
+        Fused { what, problem, bias, sums }
+    }
+
+    fn run(&self, c: Addend<'_>, d: FusedOutput<'_>, choice: Option<Choice>) -> oxigemm::Result<()> {
+        let (p, epilogue) = (&self.problem, self.what.epilogue(self.bias.as_ref()));
+        let options = GemmOptions { choice, num_sms: p.case.num_sms, ..Default::default() };
+        half_gemm_nt_fused(&p.a, &p.b, c, d, &epilogue, &options)
+    }
+
+    /// The bits of D and of its scales, once they were found right.
+    fn checked(&self, choice: Option<Choice>, about: &str) -> Vec<u8> {
+        let Case { dims: [m, n, _], d_type, c, gaps, .. } = self.problem.case;
+        let finished = Finished {
+            what: self.what,
+            dims: [m, n],
+            d_type,
+            c,
+            added: &self.problem.c,
+            gaps,
+            device: &self.problem.device,
+            bias: self.bias.as_ref(),
+            sums: &self.sums,
+        };
+        finished.checked(about, |c, d| self.run(c, d, choice))
+    }
+}
+
+fn every_schedule_gives_the_same_bits(
+    case: Case,
+    what: What,
+    choice: Option<Choice>,
+    step: usize,
+    sim: &Sim,
+) {
+    let fused = Fused::new(case, what, sim);
+    let name = choice.map_or(String::new(), |choice| plan::name(&choice));
+    same_bits(&format!("{name} {case:?} {what:?}"), schedules().step_by(step), sim, |about| {
+        fused.checked(choice, about)
+    });
+}
+
+/// Every kernel with each kind of output; over the set every cluster.
+fn kernels(fusion: Fusion) {
+    let sim = Sim::new();
+    let configs = Config::fused().filter_map(|config| match config {
+        Config::HalfWide(config) if config.fusion == fusion => Some(config),
+        _ => None,
+    });
+    for (i, config) in configs.enumerate() {
+        let plain = if config.operands.element == Half::Bf16 { PLAIN } else { F16 };
+        let (cluster_m, cluster_n) = [(1, 2), (2, 1), (2, 1), (1, 2)][i % 4];
+        let choice = Choice::HalfWide { config, cluster_m, cluster_n };
+        let gated = fusion == Fusion::Gated;
+        let m = (config.block_m * cluster_m) as usize - 3;
+        // Half of a tile's columns is not the end of one.
+        let n = if gated { 464 } else { 120 };
+        let case = Case { dims: [m, n, (config.stages as usize + 1) * 64 - 56], ..plain };
+        let what = What { activation: Activation::Silu, gated, bias: Some(plain.d_type), ..NOTHING };
+        every_schedule_gives_the_same_bits(case, what, Some(choice), 3, &sim);
+        let what = What { factors: [0.5, -2.0], bias: Some(DType::F32), ..what };
+        let unaligned = Case { gaps: [1, 3], c: C::Other, ..case };
+        every_schedule_gives_the_same_bits(unaligned, what, Some(choice), 9, &sim);
+        let quantized = What { quantized: Some((Scales::RowMajor, ScaleFormat::F32)), ..what };
+        let wider = Case { dims: [m, if gated { 768 } else { 272 }, case.dims[2]], ..case };
+        every_schedule_gives_the_same_bits(wider, quantized, Some(choice), 4, &sim);
+    }
+}
+
+#[test]
+fn every_elementwise_kernel_with_every_output() {
+    kernels(Fusion::Elementwise);
+}
+
+#[test]
+fn every_gated_kernel_with_every_output() {
+    kernels(Fusion::Gated);
+}
+
+#[test]
+fn every_activation_bias_and_type() {
+    let sim = Sim::new();
+    for (i, activation) in ACTIVATIONS.into_iter().enumerate() {
+        for gated in [false, true] {
+            let plain = if (i % 2 == 0) == gated { PLAIN } else { F16 };
+            let biases = [None, Some(plain.d_type), Some(DType::F32)];
+            let what = What { activation, gated, bias: biases[i % 3], factors: [0.1, 3.0], ..NOTHING };
+            let c = [C::None, C::InPlace, C::Other][(i + usize::from(gated)) % 3];
+            let d_type = if i % 2 == 0 { DType::F32 } else { plain.d_type };
+            let case = Case { dims: [5, 254, 144], c, d_type, ..plain };
+            every_schedule_gives_the_same_bits(case, what, None, 9, &sim);
+        }
+    }
+}
+
+/// In FP32 the copy engine could add D to D, but it knows no factors.
+#[test]
+fn d_has_its_factor_where_it_is_added_to() {
+    let sim = Sim::new();
+    for (i, c) in [C::InPlace, C::Other, C::None].into_iter().enumerate() {
+        for choice in ["bf16_wide_fused_nt_256x128_s3_c1x1", "bf16_wide_gated_nt_128x256_s4_c1x1"] {
+            let choice = plan::parse(choice).expect("the name of a choice");
+            let gated = choice.config().fusion() == Fusion::Gated;
+            let what = What { factors: [2.0, 0.25], gated, ..NOTHING };
+            let case = Case { dims: [70, 512, 128], c, d_type: DType::F32, gaps: [0, 4 * i], ..PLAIN };
+            every_schedule_gives_the_same_bits(case, what, Some(choice), 5, &sim);
+        }
+    }
+}
+
+#[test]
+fn quantized_output_of_many_tiles_in_any_layout() {
+    let sim = Sim::new();
+    let choices = [
+        "bf16_wide_fused_nt_64x128_s8_c1x1",
+        "fp16_wide_gated_nt_64x128_s7_c1x2",
+        "bf16_wide_gated_nt_128x256_s4_c2x1",
+        "fp16_wide_fused_nt_256x128_s3_c1x1",
+    ];
+    for (i, name) in choices.into_iter().enumerate() {
+        let choice = plan::parse(name).expect("the name of a choice");
+        let plain = if name.starts_with("bf16") { PLAIN } else { F16 };
+        for (layout, format) in [(Scales::MnMajor, ScaleFormat::F32), (Scales::Odd, ScaleFormat::PowerOfTwo)]
+        {
+            let gated = name.contains("gated");
+            let what =
+                What { gated, quantized: Some((layout, format)), activation: ACTIVATIONS[i + 1], ..NOTHING };
+            let case = Case { dims: [131, 800, 136], gaps: [0, i], num_sms: Some(2), ..plain };
+            every_schedule_gives_the_same_bits(case, what, Some(choice), 4, &sim);
+        }
+    }
+}
+
+#[test]
+fn heads_skip_their_middle() {
+    let sim = Sim::new();
+    for (i, (left, mid, right, heads)) in
+        [(64, 64, 64, 2), (128, 64, 64, 1), (5, 3, 7, 11), (0, 8, 16, 5), (12, 4, 0, 9)]
+            .into_iter()
+            .enumerate()
+    {
+        let splits = HeadSplits { left, mid, right };
+        let what = What { heads: Some(splits), activation: Activation::Relu, ..NOTHING };
+        let plain = if i % 2 == 0 { PLAIN } else { F16 };
+        for (d_type, c) in [(plain.d_type, C::None), (plain.d_type, C::Other), (DType::F32, C::InPlace)] {
+            let case = Case { dims: [66, (left + right) as usize * heads, 144], d_type, c, ..plain };
+            every_schedule_gives_the_same_bits(case, what, None, 9, &sim);
+        }
+    }
+}
+
+#[test]
+fn an_epilogue_that_does_nothing_gives_the_bits_of_the_product() {
+    let sim = Sim::new();
+    for (plain, choice) in [(PLAIN, "bf16_wide_nt_128x128_s6_c1x1"), (F16, "fp16_wide_nt_128x128_s6_c1x1")] {
+        for dims in [[70, 200, 400], [3, 8, 130]] {
+            let fused = Fused::new(Case { dims, ..plain }, NOTHING, &sim);
+            let product = fused.problem.checked(plan::parse(choice), "the product alone");
+            assert_eq!(fused.checked(None, "finished"), product, "{dims:?}");
+        }
+    }
+}
+
+#[test]
+fn the_cpu_computes_the_same() {
+    let sim = Sim::new();
+    for (gated, quantized) in
+        [(false, None), (true, None), (true, Some((Scales::RowMajor, ScaleFormat::F32)))]
+    {
+        let what = What { gated, quantized, activation: Activation::Gelu, bias: Some(DType::F32), ..NOTHING };
+        let mut fused = Fused::new(Case { dims: [9, 256, 304], ..F16 }, what, &sim);
+        let cpu = Device::cpu();
+        let move_to_cpu = |x: &Tensor| x.to_device(&cpu).unwrap();
+        let p = &mut fused.problem;
+        (p.a, p.b, p.device) = (move_to_cpu(&p.a), move_to_cpu(&p.b), cpu.clone());
+        fused.bias = fused.bias.as_ref().map(move_to_cpu);
+        // The exact sums, which those of the tensor core are near to.
+        fused.sums = fused.problem.exact.clone();
+        fused.checked(None, "on the CPU");
+    }
+}
+
+#[test]
+fn raw_addresses_give_the_bits_of_tensors() {
+    let sim = Sim::new();
+    let what = What { gated: true, activation: Activation::Silu, bias: Some(DType::Bf16), ..NOTHING };
+    let what =
+        What { quantized: Some((Scales::RowMajor, ScaleFormat::PowerOfTwo)), factors: [0.25, 1.0], ..what };
+    let fused = Fused::new(Case { dims: [20, 512, 256], ..PLAIN }, what, &sim);
+    let by_tensors = fused.checked(None, "tensors");
+    let p = &fused.problem;
+    let d = Tensor::empty(DType::E4m3, &[20, 256], &p.device).unwrap();
+    let scales = Tensor::empty(DType::F32, &[20, 2], &p.device).unwrap();
+    let gemm = RawHalfGemm {
+        m: 20,
+        n: 512,
+        k: 256,
+        ab_type: DType::Bf16,
+        a: p.a.address(),
+        a_strides: [p.a.strides()[0], 1],
+        b: p.b.address(),
+        b_strides: [p.b.strides()[0], 1],
+        c: 0,
+        c_pitch: 0,
+        d: d.address(),
+        d_pitch: 256,
+        d_type: DType::E4m3,
+    };
+    let epilogue = RawEpilogue {
+        alpha: 0.25,
+        bias: fused.bias.as_ref().unwrap().address(),
+        activation: Activation::Silu,
+        gated: true,
+        d_scales: scales.address(),
+        d_scales_strides: [0, 2, 1],
+        d_scales_format: ScaleFormat::PowerOfTwo,
+        ..Default::default()
+    };
+    let run = |gemm, epilogue| {
+        // SAFETY: the operands are tensors of this device, which checks every access; what is not is refused.
+        unsafe {
+            half_gemm_nt_fused_raw(&p.device, &RawFusedHalfGemm { gemm, epilogue }, &GemmOptions::default())
+        }
+    };
+    run(gemm, epilogue).unwrap();
+    let mut bytes = d.to_bytes().unwrap();
+    bytes.extend(scales.to_bytes().unwrap());
+    assert_eq!(bytes, by_tensors);
+    let refused = run(gemm, RawEpilogue { d_scales: 0, ..epilogue });
+    assert!(matches!(refused, Err(Error::NullPointer { argument: "d_scales", .. })), "{refused:?}");
+    let refused = run(gemm, RawEpilogue { d_scales_strides: [0, 1, 1], ..epilogue });
+    assert!(matches!(refused, Err(Error::ScaleLayout { argument: "d_scales", .. })), "{refused:?}");
+    let refused = run(RawHalfGemm { b_strides: [1, 512], ..gemm }, epilogue);
+    assert!(matches!(refused, Err(Error::Stride { argument: "b", .. })), "{refused:?}");
+}
+
+#[test]
+fn a_graph_is_replayed_with_another_bias() {
+    let sim = Sim::new();
+    let what = What { activation: Activation::Relu, bias: Some(DType::F16), ..NOTHING };
+    let mut fused = Fused::new(Case { dims: [7, 136, 200], ..F16 }, what, &sim);
+    let stream = fused.problem.device.new_stream().unwrap();
+    let mut d = fused.problem.output();
+    let graph = {
+        let p = &fused.problem;
+        let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
+        let output = FusedOutput::Matrix(&mut d);
+        stream
+            .capture(|_| {
+                let epilogue = fused.what.epilogue(fused.bias.as_ref());
+                half_gemm_nt_fused(&p.a, &p.b, Addend::None, output, &epilogue, &options)
+            })
+            .unwrap()
+    };
+    for seed in [1, 2] {
+        fused.bias.as_mut().unwrap().write_f32(&random::normals(seed, 136)).unwrap();
+        graph.launch(&stream).unwrap();
+        assert_eq!(d.to_bytes().unwrap(), fused.checked(None, "at once"), "seed {seed}");
+    }
+}
+
+/// D and its scales, what is fused and added, the argument that is refused, and the kind of the error.
+type BadCase<'a> = ((Tensor, Option<Tensor>), Epilogue<'a>, Addend<'a>, &'a str, &'a str);
+
+fn kind(error: &Error) -> &'static str {
+    match error {
+        Error::Shape { .. } => "shape",
+        Error::ScaleShape { .. } => "scale shape",
+        Error::DType { .. } => "type",
+        Error::Tma { .. } => "tma",
+        Error::Stride { .. } => "stride",
+        Error::Overlap { .. } => "overlap",
+        _ => "other",
+    }
+}
+
+#[test]
+fn bad_arguments_are_refused_by_name() {
+    let cpu = Device::cpu();
+    let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &cpu).unwrap();
+    let (a, b) = (new(DType::F16, &[8, 256]), new(DType::F16, &[512, 256]));
+    let none = Epilogue::default();
+    let gated = Epilogue { gated: true, ..none };
+    let matrix = |columns: usize| (new(DType::F16, &[8, columns]), None);
+    let codes = |columns: usize, scales: Tensor| (new(DType::E4m3, &[8, columns]), Some(scales));
+    let scales = |dims: &[usize]| new(DType::F32, dims);
+    let heads = |left, mid, right| Some(HeadSplits { left, mid, right });
+    let (short, other) = (new(DType::F16, &[511]), new(DType::Bf16, &[512]));
+    let with_bias = |bias| Epilogue { bias: Some(bias), ..none };
+    let c = new(DType::E4m3, &[8, 512]);
+    let odd = (new(DType::E4m3, &[8, 520]).narrow(1, 0, 512).unwrap(), Some(scales(&[8, 4])));
+    let cases: Vec<BadCase<'_>> = vec![
+        (matrix(512), gated, Addend::None, "d", "shape"),
+        (matrix(511), none, Addend::None, "d", "shape"),
+        ((new(DType::Bf16, &[8, 512]), None), none, Addend::None, "d", "type"),
+        ((new(DType::E4m3, &[8, 512]), None), none, Addend::None, "d", "type"),
+        ((new(DType::F16, &[8, 512]), Some(scales(&[8, 4]))), none, Addend::None, "d", "type"),
+        (codes(512, scales(&[8, 3])), none, Addend::None, "d_scales", "scale shape"),
+        (codes(512, new(DType::F16, &[8, 4])), none, Addend::None, "d_scales", "type"),
+        (codes(512, scales(&[8, 4])), none, Addend::From(&c), "c", "shape"),
+        (odd, none, Addend::None, "d", "tma"),
+        (matrix(512), with_bias(&short), Addend::None, "bias", "shape"),
+        (matrix(512), with_bias(&other), Addend::None, "bias", "type"),
+        (matrix(512), Epilogue { heads: heads(100, 8, 100), ..none }, Addend::None, "heads", "shape"),
+        (matrix(512), Epilogue { heads: heads(64, 8, 64), ..none }, Addend::None, "d", "shape"),
+        (matrix(256), Epilogue { heads: heads(64, 8, 64), ..gated }, Addend::None, "heads", "shape"),
+    ];
+    let options = GemmOptions::default();
+    for (i, ((mut d, scales), epilogue, c, argument, expected)) in cases.into_iter().enumerate() {
+        let mut scales = scales;
+        let to = match &mut scales {
+            None => FusedOutput::Matrix(&mut d),
+            Some(scales) => FusedOutput::Fp8 { d: &mut d, scales, format: ScaleFormat::F32 },
+        };
+        let error = half_gemm_nt_fused(&a, &b, c, to, &epilogue, &options).expect_err(&format!("case {i}"));
+        assert_eq!((error.argument(), kind(&error)), (Some(argument), expected), "case {i}: {error}");
+    }
+    // Operands of other types and layouts, an odd number of gates and ups, and sums of nothing.
+    let bf16 = new(DType::Bf16, &[512, 256]);
+    let across = new(DType::F16, &[256, 512]).transpose(0, 1).unwrap();
+    let (empty_a, empty_b) = (new(DType::F16, &[8, 0]), new(DType::F16, &[512, 0]));
+    let refused = |a: &Tensor, b: &Tensor, epilogue: &Epilogue<'_>| {
+        let mut d = new(DType::F16, &[8, 512]);
+        half_gemm_nt_fused(a, b, Addend::None, FusedOutput::Matrix(&mut d), epilogue, &options).unwrap_err()
+    };
+    for (error, argument, expected) in [
+        (refused(&a, &bf16, &none), "b", "type"),
+        (refused(&new(DType::E4m3, &[8, 256]), &b, &none), "a", "type"),
+        (refused(&a, &across, &none), "b", "stride"),
+        (refused(&a, &new(DType::F16, &[511, 256]), &gated), "b", "shape"),
+        (refused(&a, &new(DType::F16, &[512, 128]), &none), "b", "shape"),
+        (refused(&empty_a, &empty_b, &none), "b", "shape"),
+    ] {
+        assert_eq!((error.argument(), kind(&error)), (Some(argument), expected), "{error}");
+    }
+    // Each name takes its own type.
+    type Call =
+        fn(&Tensor, &Tensor, Addend<'_>, FusedOutput<'_>, &Epilogue<'_>, &GemmOptions) -> oxigemm::Result<()>;
+    for (call, dtype) in [(bf16_gemm_nt_fused as Call, DType::Bf16), (fp16_gemm_nt_fused as Call, DType::F16)]
+    {
+        let run = |dtype| {
+            let (a, b) = (new(dtype, &[2, 8]), new(dtype, &[4, 8]));
+            call(&a, &b, Addend::None, FusedOutput::Matrix(&mut new(dtype, &[2, 4])), &none, &options)
+        };
+        run(dtype).unwrap();
+        let other = if dtype == DType::F16 { DType::Bf16 } else { DType::F16 };
+        assert!(matches!(run(other), Err(Error::DType { argument: "a", .. })));
+    }
+}
+
+#[test]
+fn what_has_no_elements_needs_no_kernel() {
+    let sim = Sim::new();
+    let device = Device::Sim(sim.clone());
+    let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &device).unwrap();
+    let (a, b) = (new(DType::Bf16, &[0, 256]), new(DType::Bf16, &[256, 256]));
+    let (mut d, mut scales) = (new(DType::E4m3, &[0, 128]), new(DType::F32, &[0, 1]));
+    let gated = Epilogue { gated: true, activation: Activation::Silu, ..Default::default() };
+    let to = FusedOutput::Fp8 { d: &mut d, scales: &mut scales, format: ScaleFormat::F32 };
+    half_gemm_nt_fused(&a, &b, Addend::None, to, &gated, &GemmOptions::default()).unwrap();
+    assert!(sim.last_report().is_none(), "no kernel has run");
+}

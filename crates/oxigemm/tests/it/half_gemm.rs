@@ -1,0 +1,229 @@
+//! Every kernel of 16-bit operands in the simulator, through the public function: whatever the schedule, the same
+//! bits, no hazard, and the product.
+
+use crate::common::half::{Case, PLAIN, Problem};
+use crate::common::{C, same_bits, schedules};
+use oxigemm::plan::{self, Choice, Family};
+use oxigemm::sim::Options;
+use oxigemm::{Addend, DType, Device, Error, GemmLayout, GemmOptions, Sim, Tensor, half_gemm};
+use oxigemm_kernels::half::{Half, Operands};
+use oxigemm_kernels::launch::Config;
+
+/// Runs a case under some schedules, which must all give the same, right bits.
+fn every_schedule_gives_the_same_bits(
+    case: Case,
+    choice: Choice,
+    schedules: impl Iterator<Item = Options>,
+    sim: &Sim,
+) {
+    let problem = Problem::new(case, sim);
+    let what = format!("{} {case:?}", plan::name(&choice));
+    same_bits(&what, schedules, sim, |about| problem.checked(Some(choice), about));
+}
+
+fn layout_of(operands: Operands) -> GemmLayout {
+    operands.layout().parse().expect("the same names")
+}
+
+fn dtype_of(element: Half) -> DType {
+    match element {
+        Half::Bf16 => DType::Bf16,
+        Half::F16 => DType::F16,
+    }
+}
+
+/// A small shape with tails of M, N and K, more blocks of K than stages, and a launch; over the set they cover every
+/// cluster and split.
+fn small(i: usize, config: Config) -> Option<(Choice, Case)> {
+    let Family::Half(operands) = config.family() else { return None };
+    let dtype = dtype_of(operands.element);
+    let plain = Case { layout: layout_of(operands), ab_type: dtype, d_type: dtype, ..PLAIN };
+    let depth = |blocks: u32| blocks as usize * 64 - 56;
+    Some(match config {
+        Config::HalfWide(config) => {
+            let (cluster_m, cluster_n) = [(1, 1), (1, 2), (2, 1)][i % 3];
+            let choice = Choice::HalfWide { config, cluster_m, cluster_n };
+            let (m, n) = (config.block_m * cluster_m - 3, config.block_n * cluster_n - 8);
+            (choice, Case { dims: [m as usize, n as usize, depth(config.stages + 2)], ..plain })
+        }
+        Config::HalfSlim(config) => {
+            let split = [4, 1, 2][i % 3];
+            let stages = 2 + i as u32 % 2;
+            let choice = Choice::HalfSlim { config, split, stages };
+            let (m, n) = (config.block_m - 1, config.block_n + 8);
+            (choice, Case { dims: [m as usize, n as usize, depth(split * (stages + 2))], ..plain })
+        }
+        Config::Wide(_) | Config::Slim(_) | Config::Transpose => return None,
+    })
+}
+
+/// Tests run side by side: the set is dealt to two of them.
+fn part_of_the_set(part: usize, parts: usize) {
+    let sim = Sim::new();
+    let kernels = Config::dense().enumerate().filter_map(|(i, config)| small(i, config));
+    for (choice, case) in kernels.skip(part).step_by(parts) {
+        every_schedule_gives_the_same_bits(case, choice, schedules(), &sim);
+    }
+}
+
+#[test]
+fn every_kernel_under_ten_schedules_first_part() {
+    part_of_the_set(0, 2);
+}
+
+#[test]
+fn every_kernel_under_ten_schedules_second_part() {
+    part_of_the_set(1, 2);
+}
+
+/// Every type of D and addend, on aligned and on unaligned outputs, in every layout and type of operands.
+fn features(dims: [usize; 3], num_sms: Option<u32>, choice: impl Fn(usize, DType, GemmLayout) -> String) {
+    let sim = Sim::new();
+    let mut i = 0;
+    for ab_type in [DType::Bf16, DType::F16] {
+        for (wide, c) in
+            [false, true].into_iter().flat_map(|wide| [C::None, C::InPlace, C::Other].map(|c| (wide, c)))
+        {
+            let d_type = if wide { DType::F32 } else { ab_type };
+            for gaps in [[0, 0], [1, 3], [4, 4], [0, 8]] {
+                let layout = GemmLayout::ALL[i % 4];
+                let case = Case { layout, ab_type, dims, d_type, c, gaps, num_sms };
+                let name = choice(i, ab_type, layout);
+                let choice = plan::parse(&name).unwrap_or_else(|| panic!("{name} is no choice"));
+                every_schedule_gives_the_same_bits(case, choice, schedules().skip(i % 3).step_by(4), &sim);
+                i += 1;
+            }
+        }
+        i += 1;
+    }
+}
+
+fn type_name(dtype: DType) -> &'static str {
+    if dtype == DType::Bf16 { "bf16" } else { "fp16" }
+}
+
+#[test]
+fn features_of_the_many_row_kernels() {
+    // More tiles than blocks: each walks several.
+    features([129, 272, 144], Some(2), |i, dtype, layout| {
+        let cluster = ["1x1", "1x2", "2x1"][i % 3];
+        format!("{}_wide_{layout}_128x128_s6_c{cluster}", type_name(dtype))
+    });
+}
+
+#[test]
+fn features_of_the_few_row_kernels() {
+    features([9, 72, 328], None, |i, dtype, layout| {
+        let launch = ["k1_s2", "k2_s3", "k4_s2"][i % 3];
+        match layout {
+            GemmLayout::Nt => format!("{}_slim_nt_32x64_{launch}", type_name(dtype)),
+            GemmLayout::Nn => format!("{}_slim_nn_8x64_{launch}", type_name(dtype)),
+            // An M-major A has no few-row kernels.
+            _ => format!("{}_wide_{layout}_128x128_s6_c1x1", type_name(dtype)),
+        }
+    });
+}
+
+#[test]
+fn slices_of_no_blocks_do_nothing() {
+    // More slices than blocks of K: a forced choice, which planning never makes.
+    let sim = Sim::new();
+    for name in ["bf16_slim_nt_128x128_k8_s2", "bf16_slim_nt_8x64_k8_s2"] {
+        let choice = plan::parse(name).expect("the name of a choice");
+        let case = Case { dims: [66, 136, 320], ..PLAIN };
+        every_schedule_gives_the_same_bits(case, choice, schedules(), &sim);
+    }
+}
+
+#[test]
+fn a_block_walks_many_tiles_through_a_short_pipeline() {
+    let sim = Sim::new();
+    for (name, d_type) in [
+        ("bf16_wide_nt_256x128_s3_c1x1", DType::Bf16),
+        ("bf16_wide_nt_128x176_s4_c1x2", DType::F32),
+        ("bf16_wide_nt_128x144_s5_c2x1", DType::Bf16),
+    ] {
+        let choice = plan::parse(name).expect("the name of a choice");
+        for k in [40, 440] {
+            let case = Case { dims: [260, 360, k], d_type, num_sms: Some(2), ..PLAIN };
+            every_schedule_gives_the_same_bits(case, choice, schedules().step_by(4), &sim);
+        }
+    }
+}
+
+#[test]
+fn the_planned_kernel_serves_any_shape() {
+    let sim = Sim::new();
+    for dims in [[1, 1, 1], [1, 576, 100], [2, 7, 129], [65, 8, 384], [33, 200, 16], [8, 8, 1]] {
+        for layout in GemmLayout::ALL {
+            for ab_type in [DType::Bf16, DType::F16] {
+                let case = Case { layout, ab_type, d_type: ab_type, dims, ..PLAIN };
+                Problem::new(case, &sim).checked(None, &format!("{case:?}"));
+                let report = sim.last_report().expect("a kernel has run");
+                assert!(report.instructions > 0 && report.macs > 0, "{report:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_captured_call_does_nothing_and_each_launch_reads_what_is_there() {
+    let sim = Sim::new();
+    let device = Device::Sim(sim.clone());
+    let stream = device.new_stream().unwrap();
+    let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
+    let case = Case { layout: GemmLayout::Nn, dims: [5, 64, 128], ..PLAIN };
+    let problem = Problem::new(case, &sim);
+    let expected = problem.checked(None, "not captured");
+    let mut d = Tensor::zeros(DType::Bf16, &[5, 64], &device).unwrap();
+    let graph = stream
+        .capture(|_| half_gemm(case.layout, &problem.a, &problem.b, Addend::None, &mut d, &options))
+        .unwrap();
+    assert!(d.to_bytes().unwrap().iter().all(|byte| *byte == 0), "nothing was done yet");
+    graph.launch(&stream).unwrap();
+    assert_eq!(d.to_bytes().unwrap(), expected);
+    let zeros = vec![0; problem.a.len() * 2];
+    problem.a.clone().write_bytes(&zeros).unwrap();
+    graph.launch(&stream).unwrap();
+    assert!(d.to_vec_f32().unwrap().iter().all(|x| *x == 0.0), "the launch reads A as it is now");
+}
+
+#[test]
+fn a_choice_for_other_operands_is_refused() {
+    let sim = Sim::new();
+    let problem = Problem::new(Case { dims: [8, 64, 64], ..PLAIN }, &sim);
+    for (name, fits) in [
+        ("bf16_slim_nt_8x64_k1_s2", true),
+        ("bf16_slim_nn_8x64_k1_s2", false),
+        ("fp16_slim_nt_8x64_k1_s2", false),
+        ("slim_8x64_k1_s2", false),
+    ] {
+        let result = problem.run(plan::parse(name));
+        assert_eq!(result.is_ok(), fits, "{name}");
+        if let Err(error) = result {
+            assert!(matches!(error, Error::ChoiceFamily { .. }), "{error}");
+            assert!(error.to_string().contains("bf16 operands, A K-major and B K-major"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn what_multiplies_nothing_needs_no_kernel() {
+    let sim = Sim::new();
+    let device = Device::Sim(sim.clone());
+    for layout in GemmLayout::ALL {
+        for [m, n, k] in [[0, 64, 128], [4, 0, 128], [3, 5, 0]] {
+            let dims = |k_first, rows| if k_first { [k, rows] } else { [rows, k] };
+            let new = |dims: [usize; 2]| Tensor::zeros(DType::F16, &dims, &device).unwrap();
+            let (a, b) = (new(dims(layout.a_begins_with_k(), m)), new(dims(layout.b_begins_with_k(), n)));
+            let filled = |value| Tensor::from_f32(DType::F16, &vec![value; m * n], &[m, n], &device).unwrap();
+            let c = filled(2.5);
+            for (addend, expected) in [(Addend::None, 0.0), (Addend::From(&c), 2.5), (Addend::InPlace, 7.0)] {
+                let mut d = filled(7.0);
+                half_gemm(layout, &a, &b, addend, &mut d, &GemmOptions::default()).unwrap();
+                assert_eq!(d.to_vec_f32().unwrap(), vec![expected; m * n], "{layout}");
+            }
+        }
+    }
+    assert!(sim.last_report().is_none(), "no kernel has run");
+}

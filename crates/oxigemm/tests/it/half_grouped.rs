@@ -1,0 +1,355 @@
+//! Products with 16-bit operands whose rows are grouped, in the simulator: whatever the schedule, the same bits, no
+//! hazard, the product of each group with its own B, and nothing else written to.
+
+use crate::common::grouped::{Case as Rows, POISON, ends, ids};
+use crate::common::half_grouped::{Case, Problem};
+use crate::common::{C, same_bits, schedules};
+use oxigemm::plan::{self, Choice, Family};
+use oxigemm::sim::{Options, Policy};
+use oxigemm::{
+    Addend, DType, Device, Error, GemmLayout, GemmOptions, RawGroupedHalfGemm, RawGroups, Sim, Tensor,
+    half_gemm, m_grouped_fp16_gemm_nn_masked, m_grouped_half_gemm_raw,
+};
+use oxigemm_kernels::grouping::GroupLayout;
+use oxigemm_kernels::half::Half;
+use oxigemm_kernels::half_wide;
+use oxigemm_kernels::launch::Config;
+use proptest::prelude::*;
+
+/// Runs a case under some schedules, which must all give the same, right bits.
+fn every_schedule_gives_the_same_bits(
+    case: Case,
+    choice: Choice,
+    schedules: impl Iterator<Item = Options>,
+    sim: &Sim,
+) {
+    let what = format!("{} {case:?}", plan::name(&choice));
+    let problem = Problem::new(case, sim);
+    same_bits(&what, schedules, sim, |about| problem.checked(Some(choice), about));
+}
+
+/// Every grouped kernel of 16-bit operands.
+fn configs() -> impl Iterator<Item = half_wide::Config> {
+    Config::grouped().filter_map(|config| match config {
+        Config::HalfWide(config) => Some(config),
+        _ => None,
+    })
+}
+
+/// The same with a cluster; over the set all clusters occur.
+fn kernels() -> impl Iterator<Item = (half_wide::Config, Choice)> {
+    configs().enumerate().map(|(i, config)| {
+        let (cluster_m, cluster_n) = [(2, 1), (1, 2), (1, 1)][i % 3];
+        (config, Choice::HalfWide { config, cluster_m, cluster_n })
+    })
+}
+
+/// A case of a kernel's operands.
+fn case_of(config: &half_wide::Config, of: Rows) -> Case {
+    let ab_type = if config.operands.element == Half::Bf16 { DType::Bf16 } else { DType::F16 };
+    let layout: GemmLayout = config.operands.layout().parse().expect("the same names");
+    Case { of: Rows { d_type: ab_type, ..of }, layout, ab_type, c: C::None }
+}
+
+/// All schedules for BF16; kernels of FP16 differ in the name of a type.
+fn some_schedules(config: &half_wide::Config) -> impl Iterator<Item = Options> + use<> {
+    schedules().step_by(if config.operands.element == Half::Bf16 { 1 } else { 4 })
+}
+
+/// A K of more blocks than stages, with a tail.
+fn depth(stages: u32) -> usize {
+    (stages as usize + 1) * 64 - 56
+}
+
+#[test]
+fn every_kernel_with_masked_groups_under_ten_schedules() {
+    let sim = Sim::new();
+    for (config, choice) in kernels() {
+        // Rows for one warpgroup and a bit, none, and one row. The last tile lies partly outside of B.
+        let rows = config.block_m as usize / 2 + 5;
+        let n = config.block_n as usize + 8;
+        let of = Rows::masked(&[rows as i32 - 2, 0, 1], [rows, n, depth(config.stages)]);
+        every_schedule_gives_the_same_bits(case_of(&config, of), choice, some_schedules(&config), &sim);
+    }
+}
+
+#[test]
+fn every_kernel_with_groups_behind_each_other_under_ten_schedules() {
+    let sim = Sim::new();
+    for (i, (config, choice)) in kernels().enumerate() {
+        let alignment = [1, 16, 32, 64, 128][i % 5];
+        let sizes = [config.block_m as usize / 2 + 5, 0, 1];
+        let ids = ids(&sizes, alignment);
+        let (n, k) = (config.block_n as usize - 8, depth(config.stages));
+        let of = Rows::ids(&ids, sizes.len(), alignment, [n, k]);
+        // The schedules are dealt to both layouts.
+        every_schedule_gives_the_same_bits(
+            case_of(&config, of),
+            choice,
+            some_schedules(&config).step_by(2),
+            &sim,
+        );
+        let of = Rows::ends(&ends(&sizes, alignment), alignment, [ids.len(), n, k]);
+        every_schedule_gives_the_same_bits(
+            case_of(&config, of),
+            choice,
+            some_schedules(&config).skip(1).step_by(2),
+            &sim,
+        );
+    }
+}
+
+#[test]
+fn groups_of_several_tiles_and_one_huge_one() {
+    let sim = Sim::new();
+    for (i, (config, choice)) in kernels().enumerate() {
+        let block_m = config.block_m as usize;
+        // An odd number of tiles: a cluster of two along M has one that lies behind the group's last row.
+        let sizes = [3, 2 * block_m + 1, 0, 1];
+        let of = match i % 2 {
+            0 => Rows::masked(&sizes.map(|x| x as i32), [2 * block_m + 20, 200, 96]),
+            _ => Rows::ids(&ids(&sizes, 16), 4, 16, [200, 96]),
+        };
+        every_schedule_gives_the_same_bits(case_of(&config, of), choice, schedules().step_by(5), &sim);
+    }
+}
+
+/// Every type of D and addend, on aligned and on unaligned outputs, where a group ends at every part of a tile.
+#[test]
+fn features_of_grouped_kernels() {
+    let sim = Sim::new();
+    let mut i = 0;
+    for d_wide in [false, true] {
+        for c in [C::None, C::InPlace, C::Other] {
+            for (gap, masked) in [(0, true), (3, false), (8, true)] {
+                let (element, ab_type) = [("bf16", DType::Bf16), ("fp16", DType::F16)][i % 2];
+                let (name, layout) = [("nt", GemmLayout::Nt), ("nn", GemmLayout::Nn)][i / 2 % 2];
+                let of = match masked {
+                    true => Rows::masked(&[21, 0, 70, 130], [133, 136, 144]),
+                    false => Rows::ends(&[21, 21, 91, 200], 16, [205, 136, 144]),
+                };
+                let of = Rows { d_type: if d_wide { DType::F32 } else { ab_type }, gap, ..of };
+                let tile = ["128x128_s6", "64x128_s8", "256x128_s3"][i % 3];
+                let cluster = ["1x1", "1x2", "2x1"][i / 3 % 3];
+                let name = format!("{element}_wide_grouped_{name}_{tile}_c{cluster}");
+                let choice = plan::parse(&name).unwrap_or_else(|| panic!("{name} is no choice"));
+                let case = Case { of, layout, ab_type, c };
+                every_schedule_gives_the_same_bits(case, choice, schedules().skip(i % 3).step_by(4), &sim);
+                i += 1;
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_no_group_is_clamped() {
+    let sim = Sim::new();
+    let cases = [
+        Rows::masked(&[-1, i32::MIN, 41, i32::MAX, 40], [40, 24, 72]),
+        Rows::ends(&[10, 5, 1000, 40, -7], 16, [50, 24, 72]),
+        Rows::ends(&[i32::MIN, 50], 128, [50, 24, 72]),
+        Rows::ids(&[7, 7, -2, 0, 0, i32::MIN, 2, 2, 0, 0, i32::MAX, 3, 1, -1, 1, 1], 4, 1, [24, 72]),
+        Rows::ids(&[-1; 40], 3, 16, [24, 72]),
+    ];
+    for of in cases {
+        let choice = plan::parse("bf16_wide_grouped_nt_64x128_s8_c2x1").expect("the name of a choice");
+        every_schedule_gives_the_same_bits(Case::new(of), choice, schedules().step_by(4), &sim);
+    }
+}
+
+#[test]
+fn groups_without_rows_need_no_tile() {
+    let sim = Sim::new();
+    for (counts, num_sms) in [(&[0, 0, 0][..], Some(4)), (&[0, 1, 0], Some(8)), (&[0], None)] {
+        for name in ["bf16_wide_grouped_nt_64x256_s4_c1x2", "bf16_wide_grouped_nt_128x128_s6_c1x1"] {
+            let choice = plan::parse(name).expect("the name of a choice");
+            let case = Case::new(Rows { num_sms, ..Rows::masked(counts, [30, 40, 200]) });
+            every_schedule_gives_the_same_bits(case, choice, schedules().step_by(5), &sim);
+        }
+    }
+}
+
+/// What rows of no group hold, numbers or not, changes no bit of the others.
+#[test]
+fn rows_of_no_group_are_never_used() {
+    let sim = Sim::new();
+    let sizes = [21, 0, 70, 5];
+    for of in [
+        Rows::masked(&sizes.map(|x| x as i32), [73, 136, 136]),
+        Rows::ids(&ids(&sizes, 32), 4, 32, [136, 136]),
+    ] {
+        let case = Case::new(of);
+        let (plain, poisoned) = (Problem::new(case.clone(), &sim), Problem::poisoned(case.clone(), &sim));
+        let about = format!("{case:?}");
+        assert_eq!(plain.checked(None, &about), poisoned.checked(None, &about), "{about}");
+    }
+}
+
+/// The kernel reads where the groups are: a graph that was captured once serves any groups.
+#[test]
+fn a_graph_is_replayed_with_other_groups() {
+    let sim = Sim::new();
+    let device = Device::Sim(sim.clone());
+    for (of, turns) in [
+        (Rows::masked(&[3, 0, 9], [70, 136, 136]), [vec![0, 64, 1], vec![70, 0, 0], vec![0, 0, 0]]),
+        (Rows::ends(&[3, 20, 29], 16, [70, 136, 136]), [vec![0, 64, 70], vec![70, 70, 70], vec![16, 16, 33]]),
+    ] {
+        let mut problem = Problem::new(Case::new(of), &sim);
+        let (mut d, mut memory) = problem.output(false);
+        let stream = device.new_stream().unwrap();
+        let graph = stream.capture(|_| problem.run(&mut d, None, Some(stream.clone()))).unwrap();
+        let before = vec![POISON; memory.to_bytes().unwrap().len()];
+        for numbers in turns {
+            memory.write_bytes(&before).unwrap();
+            let bytes: Vec<u8> = numbers.iter().flat_map(|number: &i32| number.to_le_bytes()).collect();
+            problem.numbers.write_bytes(&bytes).unwrap();
+            graph.launch(&stream).unwrap();
+            stream.synchronize().unwrap();
+            let about = format!("{:?} with {numbers:?}", problem.case);
+            problem.check(&before, &memory.to_bytes().unwrap(), &numbers, &about);
+        }
+    }
+}
+
+#[test]
+fn raw_pointers_are_addresses_of_the_simulated_memory() {
+    let sim = Sim::new();
+    let sizes = [3, 0, 20];
+    for (of, layout) in [
+        (Rows::masked(&sizes.map(|x| x as i32), [20, 64, 128]), GemmLayout::Nn),
+        (Rows::ids(&ids(&sizes, 16), 3, 16, [64, 128]), GemmLayout::Nt),
+        (Rows::ends(&ends(&sizes, 16), 16, [40, 64, 128]), GemmLayout::Nt),
+    ] {
+        let case = Case { layout, ..Case::new(of) };
+        let p = Problem::new(case.clone(), &sim);
+        let expected = p.checked(None, "tensors");
+        let (d, memory) = p.output(false);
+        // Strides along groups and rows; those along groups count only where rows are masked.
+        let outer = |tensor: &Tensor| match *tensor.strides() {
+            [slab, row, _] => [slab, row],
+            [row, _] => [0, row],
+            _ => panic!("a matrix, or several"),
+        };
+        let [group, first, second] = [0, 1, 2].map(|i| p.b.strides()[i]);
+        let (numbers, alignment) = (p.numbers.address(), case.of.alignment);
+        let gemm = RawGroupedHalfGemm {
+            groups: case.of.groups,
+            m: case.of.rows,
+            n: case.of.n,
+            k: case.of.k,
+            ab_type: case.ab_type,
+            a: p.a.address(),
+            a_strides: outer(&p.a),
+            b: p.b.address(),
+            b_strides: if layout.b_begins_with_k() { [group, second, first] } else { [group, first, second] },
+            c: 0,
+            c_strides: [0, 0],
+            d: d.address(),
+            d_strides: outer(&d),
+            d_type: case.of.d_type,
+            rows: match case.of.layout {
+                GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
+                GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
+                GroupLayout::Ends => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
+                GroupLayout::All => panic!("these have numbers"),
+            },
+        };
+        let options = GemmOptions { num_sms: case.of.num_sms, ..Default::default() };
+        // SAFETY: the simulator checks every access.
+        unsafe { m_grouped_half_gemm_raw(&p.device, &gemm, &options) }.unwrap();
+        assert_eq!(memory.to_bytes().unwrap(), expected, "{case:?}");
+        // SAFETY: it is refused.
+        let refused = unsafe { m_grouped_half_gemm_raw(&Device::Cpu, &gemm, &options) };
+        assert!(matches!(refused, Err(Error::Device { argument: "device", .. })));
+        let nowhere = RawGroupedHalfGemm { a: 0, ..gemm };
+        // SAFETY: it is refused.
+        let refused = unsafe { m_grouped_half_gemm_raw(&p.device, &nowhere, &options) };
+        assert!(matches!(refused, Err(Error::NullPointer { argument: "a", .. })), "{refused:?}");
+    }
+}
+
+#[test]
+fn kernels_and_types_for_something_else_are_refused() {
+    let sim = Sim::new();
+    let problem = Problem::new(Case::new(Rows::masked(&[3], [4, 64, 64])), &sim);
+    let (mut d, _) = problem.output(false);
+    for name in ["bf16_wide_nt_64x128_s8_c1x1", "bf16_slim_nt_8x64_k1_s2"] {
+        let refused = problem.run(&mut d, plan::parse(name), None);
+        assert!(matches!(&refused, Err(Error::Choice { name: found, .. }) if found == name), "{refused:?}");
+    }
+    for name in ["wide_grouped_64x128_s8_c1x1", "bf16_wide_grouped_nn_64x128_s8_c1x1"] {
+        let refused = problem.run(&mut d, plan::parse(name), None);
+        assert!(matches!(&refused, Err(Error::ChoiceFamily { name: found, .. }) if found == name));
+    }
+    let one = |x: &Tensor| x.select(0).unwrap();
+    let choice = plan::parse("bf16_wide_grouped_nt_64x128_s8_c1x1");
+    let options = GemmOptions { choice, ..Default::default() };
+    let (a, b) = (one(&problem.a), one(&problem.b));
+    let refused = half_gemm(GemmLayout::Nt, &a, &b, Addend::None, &mut one(&d), &options);
+    assert!(matches!(refused, Err(Error::Choice { .. })), "{refused:?}");
+    let options = GemmOptions::default();
+    let refused =
+        m_grouped_fp16_gemm_nn_masked(&problem.a, &problem.b, &mut d, &problem.numbers, 1, &options);
+    assert!(matches!(refused, Err(Error::DType { argument: "a", .. })), "{refused:?}");
+}
+
+/// Whatever the tiles and clusters, and whatever else is computed beside it, a row has the bits that the plain product
+/// of its group has.
+#[test]
+fn neither_tiles_nor_other_groups_change_a_bit() {
+    let sim = Sim::with_options(Options { hazards: false, ..Options::default() });
+    for layout in [GemmLayout::Nt, GemmLayout::Nn] {
+        let case = Case { layout, ..Case::new(Rows::masked(&[70, 0, 3, 21], [73, 200, 328])) };
+        let problem = Problem::new(case.clone(), &sim);
+        let expected = problem.output(false).0;
+        for (group, &rows) in case.of.numbers.iter().enumerate().filter(|(_, rows)| **rows > 0) {
+            let part = |x: &Tensor| x.select(group).unwrap().narrow(0, 0, rows as usize).unwrap();
+            let name = format!("bf16_wide_{layout}_128x128_s6_c1x1");
+            let options = GemmOptions { choice: plan::parse(&name), ..Default::default() };
+            let b = problem.b.select(group).unwrap();
+            half_gemm(layout, &part(&problem.a), &b, Addend::None, &mut part(&expected), &options).unwrap();
+        }
+        let family = Family::Half(layout.operands(Half::Bf16));
+        for config in configs().filter(|config| Family::Half(config.operands) == family) {
+            for (cluster_m, cluster_n) in [(1, 1), (1, 2), (2, 1)] {
+                let choice = Choice::HalfWide { config, cluster_m, cluster_n };
+                let (mut d, _) = problem.output(false);
+                problem.run(&mut d, Some(choice), None).unwrap();
+                assert_eq!(d.to_bytes().unwrap(), expected.to_bytes().unwrap(), "{}", plan::name(&choice));
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Any groups, by the kernel that is planned for them.
+    #[test]
+    fn any_groups(
+        sizes in proptest::collection::vec(prop_oneof![Just(0usize), Just(1), 0..40usize, 60..200usize], 1..6),
+        layout in 0..3usize, alignment in 0..5usize, n in 1..150usize, k in 1..150usize,
+        nn: bool, c in 0..3usize, wide: bool, seed: u64,
+    ) {
+        let sim = Sim::with_options(Options { policy: Policy::Random, seed, ..Options::default() });
+        let alignment = [1, 16, 32, 64, 128][alignment];
+        let ids = ids(&sizes, alignment);
+        let counts: Vec<i32> = sizes.iter().map(|size| *size as i32).collect();
+        let most = *sizes.iter().max().expect("one at least");
+        let of = match layout {
+            0 => Rows::masked(&counts, [most + seed as usize % 7, n, k]),
+            1 => Rows::ids(&ids, sizes.len(), alignment, [n, k]),
+            _ => Rows::ends(&ends(&sizes, alignment), alignment, [ids.len(), n, k]),
+        };
+        if of.rows > 0 {
+            let case = Case {
+                of: Rows { d_type: if wide { DType::F32 } else { DType::Bf16 }, ..of },
+                layout: if nn { GemmLayout::Nn } else { GemmLayout::Nt },
+                ab_type: DType::Bf16,
+                c: [C::None, C::InPlace, C::Other][c],
+            };
+            let about = format!("{case:?}");
+            Problem::new(case, &sim).checked(None, &about);
+        }
+    }
+}

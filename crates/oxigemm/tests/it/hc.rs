@@ -1,0 +1,237 @@
+//! The product before the norm of a hyper-connection: the kernels in the simulator against the reference.
+
+use crate::common::{same_bits, schedules};
+use oxigemm::metrics::calc_diff;
+use oxigemm::{
+    DType, Device, GemmOptions, RawHcPrenormGemm, Sim, Tensor, random, tf32_hc_prenorm_gemm,
+    tf32_hc_prenorm_gemm_raw,
+};
+
+struct Case {
+    m: usize,
+    n: usize,
+    k: usize,
+    splits: Option<usize>,
+}
+
+impl Case {
+    /// D and the sums of squares.
+    fn run(&self, device: &Device) -> [Tensor; 2] {
+        self.run_with(device, &GemmOptions::default())
+    }
+
+    fn run_with(&self, device: &Device, options: &GemmOptions) -> [Tensor; 2] {
+        let Case { m, n, k, splits } = *self;
+        // Rows that are apart, and begin at multiples of 16 bytes.
+        let rows = |dtype, seed, rows: usize| {
+            let mut part = Tensor::empty(dtype, &[rows, k.next_multiple_of(8) + 8], device)
+                .unwrap()
+                .narrow(1, 0, k)
+                .unwrap();
+            part.write_f32(&random::normals(seed, rows * k)).unwrap();
+            part
+        };
+        let (a, b) = (rows(DType::Bf16, 1, m), rows(DType::F32, 2, n));
+        let [d_dims, s_dims] = match splits {
+            None => [vec![m, n], vec![m]],
+            Some(splits) => [vec![splits, m, n], vec![splits, m]],
+        };
+        let mut d = Tensor::empty(DType::F32, &d_dims, device).unwrap();
+        let mut sqr_sum = Tensor::empty(DType::F32, &s_dims, device).unwrap();
+        tf32_hc_prenorm_gemm(&a, &b, &mut d, &mut sqr_sum, options).unwrap();
+        [d, sqr_sum]
+    }
+}
+
+#[test]
+fn every_number_of_columns_gives_the_reference() {
+    let sim = Device::sim();
+    for (i, n) in [8, 16, 24, 32].into_iter().enumerate() {
+        for (j, k) in [8, 200, 1024].into_iter().enumerate() {
+            let splits = [None, Some(1), Some(3), Some(16)][(i + j) % 4];
+            let case = Case { m: [1, 64, 137][(i + 2 * j) % 3], n, k, splits };
+            expect_close(&case.run(&sim), &case.run(&Device::Cpu), &format!("n={n} k={k} {splits:?}"));
+        }
+    }
+}
+
+fn expect_close(found: &[Tensor; 2], expected: &[Tensor; 2], what: &str) {
+    for (found, expected) in found.iter().zip(expected) {
+        let [found, expected] = [found, expected].map(|tensor| tensor.to_vec_f32().unwrap());
+        let diff = calc_diff(&found, &expected);
+        assert!(diff < 1e-11, "{what}: diff {diff}");
+    }
+}
+
+/// Few blocks have parts of several rows and splits each; more splits than blocks of K are zeros.
+#[test]
+fn blocks_may_share_rows_and_splits_in_any_way() {
+    let sim = Device::sim();
+    for (m, k, splits, sms) in [
+        (300, 64 * 20, None, 5),
+        (300, 64 * 20, Some(3), 5),
+        (260, 64 * 9, Some(2), 7),
+        (130, 64 * 11, Some(11), 1),
+        (130, 64 * 3, Some(8), 132),
+    ] {
+        let case = Case { m, n: 8, k, splits };
+        let options = GemmOptions { num_sms: Some(sms), ..GemmOptions::default() };
+        let what = format!("m={m} k={k} {splits:?}, {sms} multiprocessors");
+        expect_close(&case.run_with(&sim, &options), &case.run(&Device::Cpu), &what);
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_in_every_batch_that_asks_for_it() {
+    let sim = Device::sim();
+    let options = GemmOptions { batch_invariant: true, ..GemmOptions::default() };
+    let run = |m| Case { m, n: 16, k: 64 * 20, splits: None }.run_with(&sim, &options);
+    let [few, many] = [run(3), run(137)];
+    for (few, many) in few.iter().zip(many) {
+        let few = few.to_bytes().unwrap();
+        assert_eq!(few, many.to_bytes().unwrap()[..few.len()]);
+    }
+}
+
+#[test]
+fn weights_that_are_not_finite_stay_in_their_columns() {
+    let device = Device::sim();
+    let (m, n, k) = (5, 8, 192);
+    let mut weights = vec![1.0f32; n * k];
+    for (column, weight) in
+        [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, 1e38].into_iter().enumerate()
+    {
+        weights[column * k + 100] = weight;
+    }
+    let a = Tensor::from_f32(DType::Bf16, &vec![1.0; m * k], &[m, k], &device).unwrap();
+    let b = Tensor::from_slice(&weights, &[n, k], &device).unwrap();
+    let mut d = Tensor::zeros(DType::F32, &[m, n], &device).unwrap();
+    let mut sqr_sum = Tensor::zeros(DType::F32, &[m], &device).unwrap();
+    tf32_hc_prenorm_gemm(&a, &b, &mut d, &mut sqr_sum, &GemmOptions::default()).unwrap();
+    for row in d.to_vec_f32().unwrap().chunks(n) {
+        assert_eq!(row[..2], [f32::INFINITY, f32::NEG_INFINITY]);
+        assert!(row[2].is_nan(), "{row:?}");
+        assert_eq!(row[3], f32::INFINITY, "beyond the largest BF16");
+        assert!((row[4] / 1e38 - 1.0).abs() < 1e-3, "{row:?}");
+        assert_eq!(row[5..], [192.0; 3]);
+    }
+    assert_eq!(sqr_sum.to_vec_f32().unwrap(), [192.0; 5]);
+}
+
+/// Products of numbers with a deviation of 1 have one of the square root of K.
+#[test]
+fn sums_are_those_of_tf32_weights() {
+    let case = Case { m: 16, n: 24, k: 7168, splits: None };
+    let [products, squares] = case.run(&Device::sim());
+    let [exact_products, exact_squares] = case.run(&Device::Cpu);
+    let worst = |found: &Tensor, exact: &Tensor, part: &dyn Fn(f32) -> f32| {
+        let (found, exact) = (found.to_vec_f32().unwrap(), exact.to_vec_f32().unwrap());
+        found.iter().zip(exact).map(|(found, exact)| (found - exact).abs() / part(exact)).fold(0.0, f32::max)
+    };
+    let error = worst(&products, &exact_products, &|_| 7168f32.sqrt());
+    assert!(error < 2e-5, "products: {error}");
+    let error = worst(&squares, &exact_squares, &|exact| exact);
+    assert!(error < 1e-6, "squares: {error}");
+}
+
+#[test]
+fn no_schedule_changes_the_bits() {
+    for (k, splits, num_sms) in [(64 * 40, None, None), (64 * 12, Some(2), Some(3))] {
+        let sim = Sim::new();
+        let case = Case { m: 130, n: 24, k, splits };
+        let options = GemmOptions { num_sms, ..GemmOptions::default() };
+        same_bits("hc", schedules().step_by(2), &sim, |_| {
+            let device = Device::Sim(sim.clone());
+            case.run_with(&device, &options).map(|tensor| tensor.to_bytes().unwrap()).concat()
+        });
+    }
+}
+
+#[test]
+fn raw_pointers_give_the_bits_of_tensors() {
+    let device = Device::sim();
+    let (m, n, k, splits) = (66, 24, 192, 2);
+    let (a, b) = (random::normals(1, m * k), random::normals(2, n * k));
+    let a = Tensor::from_f32(DType::Bf16, &a, &[m, k], &device).unwrap();
+    let b = Tensor::from_slice(&b, &[n, k], &device).unwrap();
+    let outputs = || {
+        [vec![splits, m, n], vec![splits, m]].map(|dims| Tensor::zeros(DType::F32, &dims, &device).unwrap())
+    };
+    let [[mut d, mut squares], [raw_d, raw_squares]] = [outputs(), outputs()];
+    tf32_hc_prenorm_gemm(&a, &b, &mut d, &mut squares, &GemmOptions::default()).unwrap();
+    let raw = RawHcPrenormGemm {
+        m,
+        n,
+        k,
+        splits,
+        a: a.address(),
+        a_pitch: k,
+        b: b.address(),
+        b_pitch: k,
+        d: raw_d.address(),
+        d_pitch: n,
+        d_split: m * n,
+        sqr_sum: raw_squares.address(),
+    };
+    // SAFETY: the tensors live until the simulator is done, which is when the call returns; null is refused.
+    let refused = unsafe {
+        tf32_hc_prenorm_gemm_raw(&device, &raw, &GemmOptions::default()).unwrap();
+        tf32_hc_prenorm_gemm_raw(&device, &RawHcPrenormGemm { a: 0, ..raw }, &GemmOptions::default())
+    };
+    assert_eq!(refused.unwrap_err().argument(), Some("a"));
+    assert_eq!(d.to_bytes().unwrap(), raw_d.to_bytes().unwrap());
+    assert_eq!(squares.to_bytes().unwrap(), raw_squares.to_bytes().unwrap());
+}
+
+#[test]
+fn what_breaks_a_rule_is_refused_by_name() {
+    let device = Device::cpu();
+    let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &device).unwrap();
+    let (bf16, f32) = (DType::Bf16, DType::F32);
+    let (a, b, d, s) = (new(bf16, &[4, 64]), new(f32, &[24, 64]), new(f32, &[4, 24]), new(f32, &[4]));
+    let shared = new(f32, &[4, 64]);
+    let cases = [
+        ("a", "f32 rows", new(f32, &[4, 64]), b.clone(), d.clone(), s.clone()),
+        ("a", "no columns", new(bf16, &[4, 0]), new(f32, &[24, 0]), d.clone(), s.clone()),
+        (
+            "a",
+            "a pitch of 8 bytes",
+            new(bf16, &[4, 68]).narrow(1, 0, 64).unwrap(),
+            b.clone(),
+            d.clone(),
+            s.clone(),
+        ),
+        ("b", "bf16", a.clone(), new(bf16, &[24, 64]), d.clone(), s.clone()),
+        ("b", "another K", a.clone(), new(f32, &[24, 128]), d.clone(), s.clone()),
+        ("b", "20 rows", a.clone(), new(f32, &[20, 64]), new(f32, &[4, 20]), s.clone()),
+        ("b", "40 rows", a.clone(), new(f32, &[40, 64]), new(f32, &[4, 40]), s.clone()),
+        ("b", "at 8 bytes", a.clone(), new(f32, &[24, 72]).narrow(1, 2, 64).unwrap(), d.clone(), s.clone()),
+        ("d", "bf16", a.clone(), b.clone(), new(bf16, &[4, 24]), s.clone()),
+        ("d", "another shape", a.clone(), b.clone(), new(f32, &[4, 25]), s.clone()),
+        ("d", "one dimension", a.clone(), b.clone(), new(f32, &[96]), s.clone()),
+        ("d", "no splits", a.clone(), b.clone(), new(f32, &[0, 4, 24]), new(f32, &[0, 4])),
+        ("d", "columns first", a.clone(), b.clone(), new(f32, &[24, 4]).transpose(0, 1).unwrap(), s.clone()),
+        ("sqr_sum", "splits of D alone", a.clone(), b.clone(), new(f32, &[2, 4, 24]), s.clone()),
+        ("sqr_sum", "too many", a.clone(), b.clone(), d.clone(), new(f32, &[5])),
+        (
+            "sqr_sum",
+            "apart",
+            a.clone(),
+            b.clone(),
+            d.clone(),
+            new(f32, &[4, 2]).transpose(0, 1).unwrap().select(0).unwrap(),
+        ),
+        (
+            "sqr_sum",
+            "inside of D",
+            a.clone(),
+            b.clone(),
+            shared.narrow(1, 0, 24).unwrap(),
+            shared.view(&[256]).unwrap().narrow(0, 1, 4).unwrap(),
+        ),
+    ];
+    for (argument, what, a, b, mut d, mut s) in cases {
+        let error = tf32_hc_prenorm_gemm(&a, &b, &mut d, &mut s, &GemmOptions::default()).expect_err(what);
+        assert_eq!(error.argument(), Some(argument), "{what}: {error}");
+    }
+}

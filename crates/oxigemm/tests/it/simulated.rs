@@ -1,0 +1,253 @@
+//! Every FP8 kernel of the closed set in the simulator, through the public function: whatever the schedule, the same
+//! bits, no hazard, and the product.
+
+use crate::common::{C, Case, PLAIN, Problem, Scales, same_bits, schedules};
+use oxigemm::plan::{self, Choice, Family};
+use oxigemm::sim::{FaultKind, Options};
+use oxigemm::{Addend, DType, Device, Error, GemmOptions, Sim, Tensor, fp8_gemm_nt};
+use oxigemm_kernels::launch::Config;
+
+/// Runs a case under some schedules, which must all give the same, right bits.
+fn every_schedule_gives_the_same_bits(
+    case: Case,
+    choice: Choice,
+    schedules: impl Iterator<Item = Options>,
+    sim: &Sim,
+) {
+    let problem = Problem::new(case, sim);
+    let what = format!("{} {case:?}", plan::name(&choice));
+    same_bits(&what, schedules, sim, |about| problem.checked(Some(choice), about));
+}
+
+/// A small shape with tails of M, N and K, more blocks of K than stages, and a launch; over the set they cover every
+/// cluster and split.
+fn small(i: usize, config: Config) -> Option<(Choice, Case)> {
+    let depth = |blocks: u32| blocks as usize * 128 - 112;
+    if config.family() != Family::Fp8 {
+        return None;
+    }
+    Some(match config {
+        Config::Wide(config) => {
+            let (cluster_m, cluster_n) = [(1, 1), (1, 2), (2, 1)][i % 3];
+            let choice = Choice::Wide { config, cluster_m, cluster_n };
+            let (m, n) = (config.block_m * cluster_m - 3, config.block_n * cluster_n - 8);
+            (choice, Case { dims: [m as usize, n as usize, depth(config.stages + 2)], ..PLAIN })
+        }
+        Config::Slim(config) => {
+            let split = [4, 1, 2][i % 3];
+            let stages = 2 + i as u32 % 2;
+            let choice = Choice::Slim { config, split, stages };
+            let (m, n) = (config.block_m - 1, config.block_n + 8);
+            (choice, Case { dims: [m as usize, n as usize, depth(split * (stages + 2))], ..PLAIN })
+        }
+        Config::HalfWide(_) | Config::HalfSlim(_) | Config::Transpose => return None,
+    })
+}
+
+/// Tests run side by side: the set is dealt to two of them.
+fn part_of_the_set(part: usize, parts: usize) {
+    let sim = Sim::new();
+    let kernels = Config::dense().enumerate().filter_map(|(i, config)| small(i, config));
+    for (choice, case) in kernels.skip(part).step_by(parts) {
+        every_schedule_gives_the_same_bits(case, choice, schedules(), &sim);
+    }
+}
+
+#[test]
+fn every_kernel_under_ten_schedules_first_part() {
+    part_of_the_set(0, 2);
+}
+
+#[test]
+fn every_kernel_under_ten_schedules_second_part() {
+    part_of_the_set(1, 2);
+}
+
+/// Every type, addend and layout of scales, on aligned and on unaligned outputs.
+fn features(choices: &[&str], dims: [usize; 3], num_sms: Option<u32>) {
+    let sim = Sim::new();
+    let mut i = 0;
+    for (d_type, c) in [
+        (DType::Bf16, C::None),
+        (DType::Bf16, C::InPlace),
+        (DType::Bf16, C::Other),
+        (DType::F32, C::None),
+        (DType::F32, C::InPlace),
+        (DType::F32, C::Other),
+    ] {
+        for scales in [Scales::RowMajor, Scales::MnMajor, Scales::Odd] {
+            let gaps = [[0, 0], [1, 3], [4, 4], [0, 8]][i % 4];
+            let case = Case { dims, d_type, c, scales, gaps, num_sms };
+            let choice = plan::parse(choices[i % choices.len()]).expect("the name of a choice");
+            every_schedule_gives_the_same_bits(case, choice, schedules().skip(i % 3).step_by(3), &sim);
+            i += 1;
+        }
+    }
+}
+
+#[test]
+fn features_of_the_many_row_kernels() {
+    // More tiles than blocks: each walks several.
+    let choices = ["wide_64x64_s12_c1x1", "wide_64x64_s12_c1x2", "wide_64x64_s12_c2x1"];
+    features(&choices, [129, 137, 144], Some(2));
+}
+
+#[test]
+fn features_of_the_few_row_kernels() {
+    let choices = ["slim_8x64_k1_s2", "slim_16x64_k2_s3", "slim_8x64_k4_s2", "slim_32x64_k2_s2"];
+    features(&choices, [9, 69, 656], None);
+}
+
+#[test]
+fn a_block_walks_many_tiles_through_a_short_pipeline() {
+    let sim = Sim::new();
+    for name in ["wide_256x128_s3_c1x1", "wide_128x96_s5_c1x2"] {
+        let choice = plan::parse(name).expect("the name of a choice");
+        let case = Case { dims: [260, 260, 640], num_sms: Some(2), ..PLAIN };
+        every_schedule_gives_the_same_bits(case, choice, schedules().step_by(4), &sim);
+    }
+}
+
+#[test]
+fn the_copy_engine_brings_every_scale() {
+    // K in fours of blocks: half a group, and one and a half. The last block of a cluster lies outside of B.
+    let sim = Sim::new();
+    for (name, num_sms) in [
+        ("wide_256x128_s3_c1x2", Some(2)),
+        ("wide_128x128_s5_c2x1", Some(2)),
+        ("slim_8x64_k2_s3", None),
+        ("slim_64x64_k1_s2", None),
+    ] {
+        let choice = plan::parse(name).expect("the name of a choice");
+        for k in [512, 1536] {
+            let case = Case { dims: [270, 120, k], num_sms, ..PLAIN };
+            every_schedule_gives_the_same_bits(case, choice, schedules().step_by(2), &sim);
+        }
+    }
+}
+
+#[test]
+fn slices_of_no_blocks_do_nothing() {
+    // More slices than blocks of K: a forced choice, which planning never makes.
+    let sim = Sim::new();
+    for name in ["slim_128x128_k8_s2", "slim_8x64_k8_s2"] {
+        let choice = plan::parse(name).expect("the name of a choice");
+        let case = Case { dims: [66, 136, 640], ..PLAIN };
+        every_schedule_gives_the_same_bits(case, choice, schedules(), &sim);
+    }
+}
+
+#[test]
+fn the_planned_kernel_serves_any_shape() {
+    let sim = Sim::new();
+    for dims in [[1, 1, 1], [1, 576, 100], [2, 7, 129], [65, 8, 384], [33, 200, 16]] {
+        Problem::new(Case { dims, ..PLAIN }, &sim).checked(None, &format!("{dims:?}"));
+        let report = sim.last_report().expect("a kernel has run");
+        assert!(report.instructions > 0 && report.macs > 0, "{report:?}");
+    }
+}
+
+#[test]
+fn what_multiplies_nothing_needs_no_kernel() {
+    let sim = Sim::new();
+    let device = Device::Sim(sim.clone());
+    for (dims, d_type) in [([0, 64, 128], DType::Bf16), ([4, 0, 128], DType::F32), ([3, 5, 0], DType::F32)] {
+        let [m, n, k] = dims;
+        let new = |dtype, dims: [usize; 2]| Tensor::zeros(dtype, &dims, &device).unwrap();
+        let (a, sfa) = (new(DType::E4m3, [m, k]), new(DType::F32, [m, k.div_ceil(128)]));
+        let (b, sfb) = (new(DType::E4m3, [n, k]), new(DType::F32, [n.div_ceil(128), k.div_ceil(128)]));
+        let c = Tensor::from_f32(d_type, &vec![2.5; m * n], &[m, n], &device).unwrap();
+        for (addend, expected) in [(Addend::None, 0.0), (Addend::From(&c), 2.5), (Addend::InPlace, 7.0)] {
+            let mut d = Tensor::from_f32(d_type, &vec![7.0; m * n], &[m, n], &device).unwrap();
+            fp8_gemm_nt((&a, &sfa), (&b, &sfb), addend, &mut d, &GemmOptions::default()).unwrap();
+            assert_eq!(d.to_vec_f32().unwrap(), vec![expected; m * n], "{dims:?}");
+        }
+    }
+    assert!(sim.last_report().is_none(), "no kernel has run");
+}
+
+#[test]
+fn a_hazard_is_an_error_that_names_the_source() {
+    let sim = Sim::new();
+    let problem = Problem::new(Case { dims: [8, 64, 128], d_type: DType::F32, ..PLAIN }, &sim);
+    // D was never written to, and is added to.
+    let mut d = problem.output();
+    let error = fp8_gemm_nt(
+        (&problem.a, &problem.sfa),
+        (&problem.b, &problem.sfb),
+        Addend::InPlace,
+        &mut d,
+        &GemmOptions::default(),
+    )
+    .unwrap_err();
+    let Error::Fault { kernel, fault } = &error else { panic!("{error}") };
+    assert!(kernel.starts_with("fp8_gemm_"), "{kernel}");
+    assert_eq!(fault.kind, FaultKind::Uninitialized);
+    assert!(error.to_string().contains(".rs:"), "{error}");
+    // The device is as good as before.
+    problem.checked(None, "after a fault");
+}
+
+#[test]
+fn two_simulated_devices_share_nothing() {
+    let case = Case { dims: [8, 64, 128], ..PLAIN };
+    let (here, there) = (Problem::new(case, &Sim::new()), Problem::new(case, &Sim::new()));
+    let mut d = here.output();
+    let error = fp8_gemm_nt(
+        (&here.a, &here.sfa),
+        (&there.b, &there.sfb),
+        Addend::None,
+        &mut d,
+        &GemmOptions::default(),
+    );
+    assert!(matches!(error, Err(Error::Device { argument: "b", .. })), "{error:?}");
+}
+
+#[test]
+fn calls_from_a_thread_pool_wait_for_each_other() {
+    use rayon::prelude::*;
+    let sim = Sim::new();
+    let problem = Problem::new(Case { dims: [8, 64, 256], ..PLAIN }, &sim);
+    let results: Vec<Vec<u8>> = (0..16).into_par_iter().map(|_| problem.checked(None, "pool")).collect();
+    assert!(results.windows(2).all(|pair| pair[0] == pair[1]));
+}
+
+#[test]
+fn a_dependent_kernel_waits_for_the_one_before() {
+    for name in ["wide_64x64_s12_c1x2", "slim_8x64_k2_s2", "slim_64x64_k1_s2"] {
+        let choice = plan::parse(name).expect("the name of a choice");
+        let config = choice.config();
+        let ptx = config.build().expect("it is built").text;
+        let sim = Sim::new();
+        let problem = Problem::new(Case { dims: [40, 72, 256], d_type: DType::F32, ..PLAIN }, &sim);
+        // The second adds to what the first has written, and may start while that still runs.
+        let twice = || {
+            let mut d = problem.output();
+            for (addend, programmatic) in [(Addend::None, false), (Addend::InPlace, true)] {
+                let options = GemmOptions { choice: Some(choice), programmatic, ..Default::default() };
+                fp8_gemm_nt(
+                    (&problem.a, &problem.sfa),
+                    (&problem.b, &problem.sfb),
+                    addend,
+                    &mut d,
+                    &options,
+                )?;
+            }
+            Ok::<(), Error>(())
+        };
+        for options in schedules().step_by(3) {
+            sim.set_options(options);
+            twice().unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+        let waits = ptx.matches("griddepcontrol.wait;").count();
+        assert!(waits > 0, "{name}");
+        sim.replace_kernel(config, &ptx.replace("griddepcontrol.wait;", "")).expect("it is PTX");
+        for options in schedules().step_by(3) {
+            sim.set_options(options);
+            let error = twice().expect_err(name);
+            let Error::Fault { fault, .. } = &error else { panic!("{error}") };
+            assert_eq!(fault.kind, FaultKind::Race, "{error}");
+            assert!(fault.message.contains("before griddepcontrol.wait"), "{error}");
+        }
+    }
+}

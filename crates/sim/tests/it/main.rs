@@ -1,0 +1,21 @@
+//! The integration tests in one program, which links once and runs the tests of all files side by side.
+
+mod arithmetic;
+mod asynchronous;
+mod broken;
+mod common;
+mod conversions;
+mod dependents;
+mod fuzz;
+mod gemm;
+mod hazards;
+mod instructions;
+mod kernel;
+mod mma;
+mod mutations;
+mod nvcc;
+mod parser;
+mod robust;
+mod scopes;
+mod stochastic;
+mod tensor;
