@@ -71,6 +71,7 @@ mod hc;
 mod indexer;
 mod kgrouped;
 mod layout;
+mod meeting;
 mod memo;
 pub mod metrics;
 mod moe;

@@ -287,7 +287,7 @@ impl Grid<'_> {
             idle_rounds = if self.progress == before.0 { idle_rounds + 1 } else { 0 };
             if self.report.instructions == before.1 || idle_rounds >= 3 {
                 idle_rounds = 0;
-                if !self.complete_one(cluster)? && self.report.instructions == before.1 {
+                if !self.complete_one(cluster)? {
                     return Ok(());
                 }
             }

@@ -200,9 +200,11 @@ impl Config {
                     let in_run = || {
                         k.guard(mine, || run.keep(tile_column, scale));
                         let of_run = scales.at((tile_column - tile_column % RUN).widening_mul(4));
-                        k.if_((tile_column % RUN).eq(RUN - 1), || run.store(k, of_run, wanted));
+                        k.if_((tile_column % RUN).eq(RUN - 1), || run.store(k, of_run, wanted, Some(p.kept)));
                     };
-                    k.if_else(p.has(Flags::RUNS), in_run, || k.guard(wanted, || alone.store(scale)));
+                    k.if_else(p.has(Flags::RUNS), in_run, || {
+                        k.guard(wanted, || alone.store_by(scale, p.kept))
+                    });
                 }
             }
             Sharing::Block => {
@@ -236,7 +238,8 @@ impl Config {
             let place = column.widening_mul(of_row) + tile_row.widening_mul(of_column);
             let at: Global = Ptr::new(p.group_stride + place * 4u64);
             let scale = Scale::of(p, self.code, magnitude);
-            k.guard(column.lt(p.columns), || at.store(scale.scale));
+            // Those of other rows, which lie beside it, come soon.
+            k.guard(column.lt(p.columns), || at.store_by(scale.scale, p.kept));
             scale.factor
         })
     }

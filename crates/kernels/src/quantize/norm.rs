@@ -1,7 +1,7 @@
 //! RMSNorm, and a scale for 128 neighbours of a row of its result.
 //!
 //! `y = x * weight * (1 / sqrt(mean(x * x) + epsilon))`, all in FP32. A block has a row at a time and as many warps as can hold
-//! it, and the rows behind it are under way; the weights stay in registers. Rows that no block can hold are read twice.
+//! it, and the rows behind it are under way, if it has any; the weights stay in registers. Rows that no block can hold are read twice.
 //!
 //! The order in which squares are added is fixed: the chunks of a thread one after another, the lanes of a warp as a
 //! butterfly, then the warps. So the result is the same everywhere, to the bit.
@@ -12,7 +12,7 @@ use oxigemm_ptx::{F32, Kernel, MBarrier, Shared, U32, Var};
 use super::by_access;
 use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, VECTOR, magnitude_of, store_codes};
 use super::groups::LaneMagnitudes;
-use super::params::{Args, Divisor, Flags, Launch, Params, bits};
+use super::params::{Args, Flags, Launch, Params, bits};
 use super::runs::{RUN, Run};
 use super::scale::{Scale, ScalePlaces};
 use crate::{BLOCK_K, WARP};
@@ -67,9 +67,10 @@ impl Config {
         let [row, four, one] = args.scale_strides;
         let vectors = (args.scales | u64::from(four | one)).is_multiple_of(u64::from(VECTOR));
         let runs = row == 4 && vectors && args.flags & (Flags::BYTES | Flags::BLOCKED) == 0;
+        let turns = args.dims[0] / blocks;
         let args = Args {
-            flags: args.flags | if runs { Flags::RUNS } else { 0 },
-            across: Divisor::new(RUN * blocks),
+            shifts: [turns, if runs { turns / RUN * RUN } else { 0 }],
+            source_rows: args.dims[0] % blocks,
             from_strides: [warps * WARP * CHUNK, row_bytes, (1.0 / columns as f32).to_bits()],
             ..*args
         };
@@ -85,9 +86,31 @@ impl Config {
     /// Rows that a block holds.
     fn held<'k>(&self, k: &'k Kernel, p: &Params<'k>, row: &Row<'k>) {
         let turns = Turns::of(k, p);
+        let only = || k.if_(turns.count.eq(1), || self.only(k, p, row, turns.row(k.constant(0))));
+        k.if_else(turns.count.gt(1), || self.in_turns(k, p, row, &turns), only);
+        store_padding(k, p, row);
+    }
+
+    /// The only row of a block: loads are there sooner than copies.
+    fn only<'k>(&self, k: &'k Kernel, p: &Params<'k>, row: &Row<'k>, index: U32<'k>) {
+        let load = |column| self.load(k, p, Access::Vectors, index, column);
+        let pieces: Vec<Piece> = row.columns(k).map(load).collect();
+        let weights: Vec<_> =
+            row.columns(k).map(|column| self.weights(k, p, Access::Vectors, column)).collect();
+        clear_sums(k);
+        k.sync_threads();
+        let sum = k.var(0f32);
+        pieces.iter().for_each(|piece| piece.add_squares(sum));
+        let weighted = Weighted::new(k, pieces, &weights);
+        let sum = row.sum_of_block(k, k.var(0u32), sum.get());
+        self.store(k, p, row, index, factor(p, sum), weighted, None);
+    }
+
+    /// Rows one after another, while the next are under way.
+    fn in_turns<'k>(&self, k: &'k Kernel, p: &Params<'k>, row: &Row<'k>, turns: &Turns<'k>) {
         let stages = Stages { k, p, bytes: self.input.bytes(), pitch: p.from_strides[1] };
         let leads = k.thread_index().eq(0);
-        k.if_(leads, || stages.begin(&turns));
+        k.if_(leads, || stages.begin(turns));
         k.sync_warp();
         let columns: Vec<U32> = row.columns(k).collect();
         let weights: Vec<_> = columns.iter().map(|at| self.weights(k, p, Access::Vectors, *at)).collect();
@@ -118,14 +141,13 @@ impl Config {
             let weighted = Weighted::new(k, pieces, &weights);
             let sum = row.sum_of_block(k, sums, sum.get());
             // All have met, so all have read.
-            k.if_(leads, || stages.copy(&turns, turn + STAGES, now));
+            k.if_(leads, || stages.copy(turns, turn + STAGES, now));
             k.sync_warp();
             let last = now.eq(STAGES - 1);
             stage.set(last.select(0u32, now + 1));
             parity.set_if(last, parity.live() ^ 1);
-            self.store(k, p, row, index, factor(p, sum), weighted, Some((&turns, turn)));
+            self.store(k, p, row, index, factor(p, sum), weighted, Some((turns, turn)));
         });
-        store_padding(k, p, row);
     }
 
     /// Rows of any length.
@@ -222,7 +244,7 @@ impl Config {
                 k.guard(mine, || run.keep(index, scale));
                 k.if_((turn % RUN).eq(RUN - 1), || {
                     let at = p.scales.at(places.offset(index - (RUN - 1), group));
-                    run.store(k, at, wanted);
+                    run.store(k, at, wanted, None);
                 });
             };
             k.if_else(turn.lt(turns.in_runs), in_run, alone);
@@ -281,12 +303,10 @@ struct Turns<'k> {
 impl<'k> Turns<'k> {
     fn of(k: &'k Kernel, p: &Params<'k>) -> Turns<'k> {
         let (block, blocks) = (k.block_index(0), k.grid_blocks(0));
-        let [runs, _] = p.split(p.rows);
-        let in_runs = p.has(Flags::RUNS).select(runs * RUN, 0u32);
-        let rest = p.rows - in_runs * blocks;
-        // A block that is not among the first of them has one less.
-        let more = (rest + blocks - 1 - block) / blocks;
-        Turns { block, blocks, in_runs, count: in_runs + more }
+        let [each, in_runs] = p.shifts;
+        // The first of them have one more.
+        let count = each + block.lt(p.source_rows).select(1u32, 0u32);
+        Turns { block, blocks, in_runs, count }
     }
 
     fn row(&self, turn: U32<'k>) -> U32<'k> {
@@ -408,7 +428,7 @@ mod tests {
             let args =
                 Args { dims, scale_dims, scales, scale_strides: [row, 4 * one, one], ..Args::default() };
             let (_, args) = Config { input: Input::Bf16 }.launch(&args, 132);
-            args.flags & Flags::RUNS != 0
+            args.shifts[1] != 0
         };
         assert!(runs([4, 4 * 4736], 256));
         assert!(!runs([224, 4], 256), "along a row");

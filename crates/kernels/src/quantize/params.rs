@@ -25,6 +25,8 @@ impl Flags {
     pub const RUNS: u32 = 32;
     /// Every tile of every warp is whole.
     pub const WHOLE: u32 = 64;
+    /// All blocks run at one time, hold the matrix, and find its scale.
+    pub const MEETING: u32 = 128;
 }
 
 /// A division by a number that only the launch knows, as a multiplication.
@@ -85,17 +87,18 @@ pub struct Args {
     /// See [`Flags`].
     pub flags: u32,
     /// Powers of two of rows and columns that share a scale, or of the shape of a warp's tile, or of the tiles that a block has
-    /// one after another.
+    /// one after another. Of kernels that normalize: rows that every block has at least, and how many of these are in runs.
     pub shifts: [u32; 2],
-    /// Tiles of a row, or chunks; blocks, for kernels that normalize.
+    /// Tiles of a row, or chunks.
     pub across: Divisor,
     /// Strides, in elements, of scales that are read to be transformed: of a group, a row, a column. Of the transpose: of a
     /// row of its codes, of a row of its scales, of a column of these. Of groups: rows and groups from a chunk of a lane to its
     /// next. Of kernels that normalize: columns from a chunk of a thread to its next, bytes of a row of shared memory.
     pub from_strides: [u32; 3],
-    /// Bytes from a group of scales to the next; the address of the scales of the transpose, for kernels that write it.
+    /// Bytes from a group of scales to the next; the address of the scales of the transpose, for kernels that write it, and of the
+    /// room where blocks meet.
     pub group_stride: u64,
-    /// Rows that a row may come from.
+    /// Rows that a row may come from; blocks that have a row more than others, for kernels that normalize.
     pub source_rows: u32,
     /// What is added to the mean of squares: the bits of an `f32`.
     pub epsilon: u32,

@@ -75,7 +75,11 @@ pub(super) fn access(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active:
         }
         _ => {}
     }
-    Ok(Next::Step)
+    Ok(match op {
+        // What others may store at the same time may be waited for: they have their turn first.
+        Op::Load { sem, .. } if sem.strong.is_some() => Next::Yield,
+        _ => Next::Step,
+    })
 }
 
 /// `st.bulk` and `discard`.

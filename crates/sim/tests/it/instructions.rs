@@ -389,3 +389,19 @@ fn barriers_count_threads() {
         "setp.gt.u32 p0, t, 9; bar.red.popc.u32 o, 0, p0; bar.red.and.pred p1, 0, p0; selp.u32 o2, 1, 0, p1;";
     assert!(run(body, &[0], &Shape { block: 64, ..WARP }).iter().all(|o| *o == [54, 0]));
 }
+
+#[test]
+fn blocks_that_wait_for_each_other_give_way() {
+    let body = "atom.relaxed.gpu.global.add.u32 r0, [inp], 1; mov.u32 r2, %nctaid.x;
+        L: ld.relaxed.gpu.global.u32 r1, [inp]; setp.ne.u32 p0, r1, r2; @p0 bra L; mov.u32 o, r1;";
+    let meet = |grid, options: &Options| {
+        let shape = Shape { grid, cluster: 1, block: 1 };
+        launch(body, &[0], &shape, &Options { instruction_limit: 200_000, ..options.clone() })
+    };
+    for options in policies() {
+        let out = meet(132, &options).unwrap_or_else(|fault| panic!("{:?}: {fault}", options.policy));
+        assert!(out.iter().all(|o| o[0] == 132));
+        let few = Options { resident_ctas: 131, ..options };
+        assert!(meet(132, &few).is_err(), "one of them never begins");
+    }
+}
