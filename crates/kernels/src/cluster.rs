@@ -253,6 +253,15 @@ impl<'k> Place<'k> {
         ((m * self.cluster.0 + self.rank.0) * self.tile[0], self.first_column(n, turn.pass))
     }
 
+    /// The threads where `fetches` holds ask for the beginning of the first tile's rows of B, where nothing is grouped and all
+    /// wait for B: of many rows, tiles take so long that it costs more than it gains.
+    pub fn fetch_early(&self, k: &'k Kernel, fetches: Pred<'k>, p: &Params<'k>) {
+        k.if_(fetches & streams_b(self.rows), || {
+            let (_, n) = self.dense_tile(Turn { index: k.cluster_index(), pass: None });
+            p.b_rows.fetch(k, (n, self.tile[1]), [k.constant(0), p.k_blocks]);
+        });
+    }
+
     /// Runs `body` with the place of every tile of this block, whether rows are grouped or not.
     pub fn for_each_place(&self, k: &'k Kernel, body: impl FnOnce(TilePlace<'k>)) {
         if let Some(groups) = self.k_groups {

@@ -149,11 +149,10 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         warp.eq(tile_warp),
         || {
             // The loads start as soon as their barriers exist; nobody else is waited for.
+            pipe.init_by_lanes(lane, 1, math_warps);
             k.if_(lane.eq(0), || {
                 block.params.a.prefetch();
                 block.params.b.prefetch();
-                pipe.init(1, math_warps);
-                k.fence_barrier_init();
             });
             k.sync_warp();
             k.barrier_arrive(0, cfg.threads());
@@ -162,6 +161,9 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             k.sync_warp();
         },
         || {
+            if cfg.operands.b == Major::K && !cfg.summed {
+                block.params.b_rows.fetch(k, (tile[1], cfg.block_n), slice.blocks);
+            }
             k.barrier_sync(0, cfg.threads());
             k.grid_dependency_wait();
         },

@@ -279,6 +279,9 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         });
         k.sync_warp();
     });
+    if cfg.grouping == Grouping::Dense && !cfg.is_fused() && cfg.operands.b == Major::K {
+        place.fetch_early(k, warp.lt(MATH_WARPS), &block.params);
+    }
     place.begin(k, (warp, tile_warp), cfg.threads());
 
     k.if_else(

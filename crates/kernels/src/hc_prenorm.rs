@@ -10,6 +10,7 @@
 //! place of the 64 numbers that both came from. The tensor core takes them as two columns, which the same thread
 //! holds and adds. While it works, that thread squares its part of X.
 
+use crate::early::Rows;
 use crate::gathering::{Contributors, Gathering, room_bytes};
 use crate::many_rows::{MATH_WARPGROUPS, MATH_WARPS};
 use crate::pipeline::Pipeline;
@@ -150,6 +151,9 @@ struct Params<'k> {
     shared_stages: U32<'k>,
     sharing_blocks: U32<'k>,
     of_blocks: Shares<U32<'k>>,
+    /// X as threads see it, and bytes from one row to the next.
+    x_rows: Global<'k>,
+    x_pitch: U32<'k>,
 }
 
 /// What every role of the kernel works with.
@@ -196,6 +200,8 @@ fn write(k: &Kernel, cfg: &Config) {
         shared_stages: k.param("shared_stages"),
         sharing_blocks: k.param("sharing_blocks"),
         of_blocks: Shares { each: k.param("block_each"), more: k.param("block_more") },
+        x_rows: k.param_pointer("x_rows"),
+        x_pitch: k.param("x_pitch"),
     };
     let (map, shared) = (SharedMap::new(cfg), k.dynamic_shared());
     map.name(k, cfg);
@@ -218,6 +224,7 @@ fn write(k: &Kernel, cfg: &Config) {
         });
         k.sync_warp();
     });
+    k.if_(warp.lt(MATH_WARPS), || block.fetch_early());
     k.sync_threads();
     k.grid_dependency_wait();
     k.if_else(
@@ -263,6 +270,15 @@ impl<'k> Block<'k, '_> {
     /// The block that has a stage of the shared rows.
     fn with_stage(&self, stage: U32<'k>) -> U32<'k> {
         self.first_block + self.params.of_blocks.part_with(stage - self.first_stage)
+    }
+
+    /// The math warps ask for the beginning of the first rows.
+    fn fetch_early(&self) {
+        let p = &self.params;
+        let rows = self.begin / p.k_blocks;
+        let block = self.begin - rows * p.k_blocks;
+        let x = Rows { at: p.x_rows, pitch: p.x_pitch, count: p.rows };
+        x.fetch(self.k, (rows * BLOCK_M, BLOCK_M), [block, p.k_blocks]);
     }
 
     /// The thread that loads both operands.

@@ -18,6 +18,7 @@
 
 mod closed_set;
 mod cluster;
+mod early;
 pub mod epilogue;
 mod few_rows;
 pub mod fp8;

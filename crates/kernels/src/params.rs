@@ -2,6 +2,7 @@
 
 use crate::BLOCK_K;
 use crate::cluster::TilePlace;
+use crate::early::Rows;
 use crate::epilogue::OutputParams;
 use crate::epilogue::fused::Pieces;
 use crate::grouping::{GroupArgs, GroupParams, GroupPlace};
@@ -50,6 +51,10 @@ pub struct Args {
     pub scale_layouts: u32,
     /// What the kernel family makes of them: see [`crate::launch::Launch::tuning`].
     pub tuning: [u32; 3],
+    /// Address of B, for threads.
+    pub b_rows: u64,
+    /// Bytes from one row of B to the next; 0 where that is too much to say.
+    pub b_pitch: u32,
 }
 
 /// Set in [`Args::scale_layouts`] where the copy engine can bring B's scales, a row of them: see [`sfb_bulk`].
@@ -99,7 +104,7 @@ impl ScaleLayout {
 
 impl Args {
     /// How many parameters a kernel has.
-    pub const COUNT: usize = 22;
+    pub const COUNT: usize = 24;
 
     /// A pointer to each argument, as a launch takes them.
     pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
@@ -129,6 +134,8 @@ impl Args {
             to(&self.tuning[0]),
             to(&self.tuning[1]),
             to(&self.tuning[2]),
+            to(&self.b_rows),
+            to(&self.b_pitch),
         ]
     }
 }
@@ -173,6 +180,8 @@ pub(crate) struct Params<'k> {
     pub output: OutputParams<'k>,
     pub k_blocks: U32<'k>,
     pub tuning: [U32<'k>; 3],
+    /// B as threads see it, where it is K-major.
+    pub b_rows: Rows<'k>,
     /// The group that they are of, where rows are grouped: see [`Params::of`].
     pub group: Option<GroupPlace<'k>>,
     /// Whether D of groups is stored slab by slab.
@@ -250,6 +259,8 @@ impl<'k> Params<'k> {
         let layouts: U32<'k> = k.param("scale_layouts");
         let (sfa_layout, sfb_bulk) = (layouts & (SFB_BULK - 1), (layouts & SFB_BULK).ne(0));
         let tuning = [k.param("tuning_0"), k.param("tuning_1"), k.param("tuning_2")];
+        let (at, pitch) = (k.param_pointer("b_rows"), k.param("b_pitch"));
+        let b_rows = Rows { at, pitch, count: output.columns };
         Params {
             a,
             b,
@@ -261,6 +272,7 @@ impl<'k> Params<'k> {
             output,
             k_blocks,
             tuning,
+            b_rows,
             group: None,
             d_in_slabs: false,
             k_group: None,

@@ -1,5 +1,6 @@
 //! The ring of shared-memory stages between the warps that fill tiles and the warps that multiply them.
 
+use crate::WARP;
 use oxigemm_ptx::{Arg, Kernel, MBarrier, Pred, RemoteMBarrier, Shared, U32, Var};
 
 /// Two barriers per stage: `full` ends a phase when the stage's data has landed, `empty` when every reader
@@ -36,6 +37,16 @@ impl<'k> Pipeline<'k> {
             self.full(self.k.constant(stage)).init(full);
             self.empty(self.k.constant(stage)).init(empty);
         }
+    }
+
+    /// The same by the lanes of one warp, which then meets: each has a stage, and only those of the ring.
+    pub fn init_by_lanes(&self, lane: U32<'k>, full_arrivals: u32, empty_arrivals: u32) {
+        assert!(self.max_stages <= WARP, "{} stages", self.max_stages);
+        self.k.if_(lane.lt(self.stages), || {
+            self.full(lane).init(full_arrivals);
+            self.empty(lane).init(empty_arrivals);
+            self.k.fence_barrier_init();
+        });
     }
 
     /// Ends a phase when the stage's data has landed.

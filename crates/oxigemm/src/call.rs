@@ -314,6 +314,8 @@ impl Arguments {
             sfb_strides,
             scale_layouts: ScaleLayout::Copied as u32,
             tuning,
+            b_rows: 0,
+            b_pitch: maps.b.pitch_bytes(),
         };
         let k_groups = k_groups.map(|groups| k_group_args(groups, problem));
         let fused_groups = groups.and(fused).map(fused_group_args);
@@ -361,6 +363,7 @@ impl Arguments {
             c: at.c,
             output_flags,
             scale_layouts: layout as u32 | if bulk { SFB_BULK } else { 0 },
+            b_rows: at.b,
             ..self.args
         };
         let groups = self

@@ -226,6 +226,9 @@ unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions)
         Argument::Number(sharing.blocks),
         Argument::Number(of_blocks.each),
         Argument::Number(of_blocks.more),
+        Argument::Address(arguments.a.address),
+        // Threads ask for nothing where rows are too far apart to say.
+        Argument::Number(u32::try_from(a_pitch * 2).unwrap_or(0)),
     ];
     let call = Call {
         kernel: config.into(),

@@ -422,7 +422,8 @@ fn parameters(args: &KernelArgs) -> Vec<Param> {
     let [[sfa_mn, sfa_k], [sfb_mn, sfb_k]] = [args.sfa_strides, args.sfb_strides];
     let scales = [sfa_mn, sfa_k, sfb_mn, sfb_k, args.scale_layouts];
     let numbers = output.into_iter().chain(scales).chain(args.tuning).map(Param::U32);
-    let mut all: Vec<Param> = maps.into_iter().chain(pointers).chain(numbers).collect();
+    let rows = [Param::U64(args.b_rows), Param::U32(args.b_pitch)];
+    let mut all: Vec<Param> = maps.into_iter().chain(pointers).chain(numbers).chain(rows).collect();
     debug_assert_eq!(all.len(), Args::COUNT);
     if let Some(GroupedArgs { groups, sfa_slab, sfb_group }) = *groups {
         all.push(Param::U64(groups.layout));
@@ -477,6 +478,8 @@ mod tests {
             sfb_strides: [13, 14],
             scale_layouts: 15,
             tuning: [16, 17, 18],
+            b_rows: 19,
+            b_pitch: 20,
         };
         let groups = GroupArgs { layout: 19, kind: 20, groups: 21, alignment: 22, d_slab: 23 };
         let groups = GroupedArgs { groups, sfa_slab: 24, sfb_group: 25 };

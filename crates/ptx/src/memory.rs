@@ -313,6 +313,12 @@ impl<'k, S: Space> Ptr<'k, S> {
 }
 
 impl<'k> Global<'k> {
+    /// Has the L2 cache fetch the line that this lies in.
+    #[track_caller]
+    pub fn prefetch(self) {
+        self.kernel().emit(Needs::BASE, format_args!("prefetch.global.L2 {self};"));
+    }
+
     /// Loads through the read-only path: nothing in this grid may write the location.
     #[track_caller]
     pub fn load_readonly<T: Type>(self) -> Val<'k, T> {

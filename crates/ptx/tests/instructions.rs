@@ -88,6 +88,7 @@ fn memory_atomics_and_copies() {
     let s = k.dynamic_shared();
     let far = s.at(64).in_block(n % 2);
     let [a, b, c, d] = g.load_readonly_vec::<f32, 4>();
+    g.prefetch();
     s.store_vec([a, b, c, d]);
     far.at(16).store(far.load::<u32>() + 1);
     let counted_at = MBarrier(s.at(256)).in_block(n % 2);

@@ -28,6 +28,15 @@ pub(crate) enum MapElement {
 }
 
 impl MapElement {
+    /// Bytes of one.
+    fn size(self) -> u64 {
+        match self {
+            MapElement::Byte => 1,
+            MapElement::Bf16 | MapElement::F16 => 2,
+            MapElement::F32 => 4,
+        }
+    }
+
     fn of(dtype: DType) -> MapElement {
         match dtype {
             DType::E4m3 | DType::E5m2 | DType::U8 => MapElement::Byte,
@@ -46,6 +55,13 @@ pub(crate) struct Map {
     pub element: MapElement,
     /// 128 bytes, or not at all.
     pub swizzled: bool,
+}
+
+impl Map {
+    /// Bytes from one row to the next; 0 where that is too much to say.
+    pub fn pitch_bytes(&self) -> u32 {
+        u32::try_from(self.matrix.pitch * self.element.size()).unwrap_or(0)
+    }
 }
 
 /// The tensor maps of a problem, without their addresses; none where the copy engine never moves the operand.

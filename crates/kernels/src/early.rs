@@ -1,0 +1,36 @@
+//! What a block needs first, asked for before anything else.
+//!
+//! The copy engine brings nothing until barriers exist and it has read a tensor map. Threads have the L2 cache fetch the
+//! beginning of the rows meanwhile. It does not take many of them: what is fetched like this drives out what others have there.
+
+use oxigemm_ptx::{Global, Kernel, U32};
+
+/// Bytes of a row that are a block of K, of numbers of any width.
+const LINE: u32 = 128;
+/// Rows of which two blocks of K are asked for. Of more rows, an H200 was faster with one.
+const ROWS_OF_TWO: u32 = 64;
+
+/// An operand as it lies in memory, K-major.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'k> {
+    pub at: Global<'k>,
+    /// Bytes from one row to the next; 0 where that is not known.
+    pub pitch: U32<'k>,
+    /// How many there are.
+    pub count: U32<'k>,
+}
+
+impl<'k> Rows<'k> {
+    /// The first threads of the block ask for the `rows` of a tile, from row `first` on: for the first of their blocks of K,
+    /// `blocks[0]` to before `blocks[1]`.
+    pub fn fetch(&self, k: &'k Kernel, (first, rows): (U32<'k>, u32), blocks: [U32<'k>; 2]) {
+        let thread = k.thread_index();
+        let row = first + thread;
+        let asks = thread.lt(rows) & row.lt(self.count) & self.pitch.ne(0);
+        let line = self.at.at(row.widening_mul(self.pitch)).at(blocks[0].widening_mul(LINE));
+        for nth in 0..if rows <= ROWS_OF_TWO { 2 } else { 1 } {
+            let line = line.at(u64::from(nth * LINE));
+            k.guard(asks & (blocks[0] + nth).lt(blocks[1]), || line.prefetch());
+        }
+    }
+}
