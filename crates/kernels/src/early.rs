@@ -7,8 +7,8 @@ use oxigemm_ptx::{Global, Kernel, U32};
 
 /// Bytes of a row that are a block of K, of numbers of any width.
 const LINE: u32 = 128;
-/// Rows of which two blocks of K are asked for. Of more rows, an H200 was faster with one.
-const ROWS_OF_TWO: u32 = 64;
+/// Bytes that a block asks for, at most, where others run beside it: with more, an H200 was slower.
+const BYTES: u32 = 16 << 10;
 
 /// An operand as it lies in memory, K-major.
 #[derive(Clone, Copy)]
@@ -23,12 +23,23 @@ pub(crate) struct Rows<'k> {
 impl<'k> Rows<'k> {
     /// The first threads of the block ask for the `rows` of a tile, from row `first` on: for the first of their blocks of K,
     /// `blocks[0]` to before `blocks[1]`.
-    pub fn fetch(&self, k: &'k Kernel, (first, rows): (U32<'k>, u32), blocks: [U32<'k>; 2]) {
+    pub fn fetch(&self, k: &'k Kernel, tile: (U32<'k>, u32), blocks: [U32<'k>; 2]) {
+        self.fetch_lines(k, tile, blocks, (BYTES / (tile.1 * LINE)).max(1));
+    }
+
+    /// The same for a number of blocks of K.
+    pub fn fetch_lines(
+        &self,
+        k: &'k Kernel,
+        (first, rows): (U32<'k>, u32),
+        blocks: [U32<'k>; 2],
+        lines: u32,
+    ) {
         let thread = k.thread_index();
         let row = first + thread;
         let asks = thread.lt(rows) & row.lt(self.count) & self.pitch.ne(0);
         let line = self.at.at(row.widening_mul(self.pitch)).at(blocks[0].widening_mul(LINE));
-        for nth in 0..if rows <= ROWS_OF_TWO { 2 } else { 1 } {
+        for nth in 0..lines {
             let line = line.at(u64::from(nth * LINE));
             k.guard(asks & (blocks[0] + nth).lt(blocks[1]), || line.prefetch());
         }

@@ -278,7 +278,7 @@ impl<'k> Block<'k, '_> {
         let rows = self.begin / p.k_blocks;
         let block = self.begin - rows * p.k_blocks;
         let x = Rows { at: p.x_rows, pitch: p.x_pitch, count: p.rows };
-        x.fetch(self.k, (rows * BLOCK_M, BLOCK_M), [block, p.k_blocks]);
+        x.fetch_lines(self.k, (rows * BLOCK_M, BLOCK_M), [block, p.k_blocks], 2);
     }
 
     /// The thread that loads both operands.
