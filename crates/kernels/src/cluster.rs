@@ -257,8 +257,11 @@ impl<'k> Place<'k> {
     /// wait for B: of many rows, tiles take so long that it costs more than it gains.
     pub fn fetch_early(&self, k: &'k Kernel, fetches: Pred<'k>, p: &Params<'k>) {
         k.if_(fetches & streams_b(self.rows), || {
-            let (_, n) = self.dense_tile(Turn { index: k.cluster_index(), pass: None });
-            p.b_rows.fetch(k, (n, self.tile[1]), [k.constant(0), p.k_blocks]);
+            // So few rows are one or two tiles high, which follow each other. No division, as they take long.
+            let two_high = self.rows.gt(self.cluster.0 * self.tile[0]).select::<u32>(1, 0);
+            let rank = k.cluster_rank() & (self.cluster.1 - 1);
+            let n = (k.cluster_index() >> two_high) * self.cluster.1 + rank;
+            p.b_rows.fetch(k, (n * self.tile[1], self.tile[1]), [k.constant(0), p.k_blocks]);
         });
     }
 

@@ -166,8 +166,9 @@ struct Block<'k, 'c> {
     ring: Pipeline<'k>,
     warp: U32<'k>,
     lane: U32<'k>,
-    /// The first of the blocks that share the same rows.
+    /// The first of the blocks that share the same rows, and this one.
     first_block: U32<'k>,
+    block: U32<'k>,
     /// Their first stage.
     first_stage: U32<'k>,
     /// The stages of this block: the first, and the one behind the last.
@@ -207,12 +208,25 @@ fn write(k: &Kernel, cfg: &Config) {
     map.name(k, cfg);
     let ring = Pipeline::new(k, shared.at(map.barriers), STAGES, STAGES);
     let (warp, lane) = (k.warp_index(), k.lane());
-    let sharers = k.block_index(0) / params.sharing_blocks;
+    let [sharers, nth] = [0, 1].map(|dimension| k.block_index(dimension));
     let first_block = sharers * params.sharing_blocks;
     let first_stage = sharers * params.shared_stages;
-    let nth = k.block_index(0) - first_block;
     let [begin, end] = [nth, nth + 1].map(|nth| first_stage + params.of_blocks.begin(nth));
-    let block = Block { k, cfg, params, map, shared, ring, warp, lane, first_block, first_stage, begin, end };
+    let block = Block {
+        k,
+        cfg,
+        params,
+        map,
+        shared,
+        ring,
+        warp,
+        lane,
+        first_block,
+        block: first_block + nth,
+        first_stage,
+        begin,
+        end,
+    };
 
     k.if_(warp.eq(PRODUCER), || {
         k.if_(lane.eq(0), || {
@@ -224,7 +238,9 @@ fn write(k: &Kernel, cfg: &Config) {
         });
         k.sync_warp();
     });
-    k.if_(warp.lt(MATH_WARPS), || block.fetch_early());
+    // Where rows are shared by blocks that have none else. A division would take longer than is gained.
+    let of_one_tile = block.params.shared_stages.eq(block.params.k_blocks);
+    k.if_(warp.lt(MATH_WARPS) & of_one_tile, || block.fetch_early());
     k.sync_threads();
     k.grid_dependency_wait();
     k.if_else(
@@ -275,8 +291,7 @@ impl<'k> Block<'k, '_> {
     /// The math warps ask for the beginning of the first rows.
     fn fetch_early(&self) {
         let p = &self.params;
-        let rows = self.begin / p.k_blocks;
-        let block = self.begin - rows * p.k_blocks;
+        let (rows, block) = (self.k.block_index(0), self.begin - self.first_stage);
         let x = Rows { at: p.x_rows, pitch: p.x_pitch, count: p.rows };
         x.fetch_lines(self.k, (rows * BLOCK_M, BLOCK_M), [block, p.k_blocks], 2);
     }
@@ -365,7 +380,7 @@ impl<'k> Block<'k, '_> {
             thread: self.warp * WARP + lane,
             values: cfg.values(),
         };
-        k.if_(p.sharing_blocks.gt(1), || gathering.warm(k.block_index(0)));
+        k.if_(p.sharing_blocks.gt(1), || gathering.warm(self.block));
         let sums = k.fragment::<f32>(cfg.columns as usize);
         let squares = [(); 4].map(|()| k.var(0.0f32));
         // Eight neighbouring lanes read the same part of eight rows, which the swizzle puts into different banks.
@@ -400,7 +415,7 @@ impl<'k> Block<'k, '_> {
                     || self.store(&unit, &values),
                     || {
                         let (first, last) = (self.with_stage(unit.begin), self.with_stage(unit.end - 1));
-                        let blocks = Contributors { first, last, own: k.block_index(0) };
+                        let blocks = Contributors { first, last, own: self.block };
                         gathering.gather(blocks, &values, |sums| self.store(&unit, &sums));
                     },
                 );
@@ -461,7 +476,8 @@ impl<'k> Block<'k, '_> {
     /// Splits that have no part of K are zeros.
     fn clear_splits(&self) {
         let (k, p) = (self.k, &self.params);
-        k.for_(p.k_blocks + k.block_index(0), p.splits, k.grid_blocks(0), |split| {
+        let blocks = k.grid_blocks(0) * k.grid_blocks(1);
+        k.for_(p.k_blocks + self.block, p.splits, blocks, |split| {
             k.for_(self.warp * WARP + self.lane, p.rows, MATH_THREADS, |row| {
                 let in_d = split.to_u64() * p.d_split + row.widening_mul(p.d_pitch);
                 for column in 0..self.cfg.columns {

@@ -232,7 +232,7 @@ unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions)
     ];
     let call = Call {
         kernel: config.into(),
-        grid: [sharing.groups * sharing.blocks, 1],
+        grid: [sharing.groups, sharing.blocks],
         cluster: 1,
         threads: config.threads(),
         shared_bytes: config.shared_bytes(),
