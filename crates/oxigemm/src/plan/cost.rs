@@ -51,6 +51,11 @@ impl Cost {
         let busy: f64 = units.iter().map(|unit| unit.powi(sharpness)).sum();
         Cost { us: busy.powf(1.0 / f64::from(sharpness)) + self.output + self.start, ..self }
     }
+
+    /// The same begun so much sooner.
+    fn sooner(self, us: f64) -> Cost {
+        Cost { us: self.us - us, start: self.start - us, ..self }
+    }
 }
 
 /// Speeds, in bytes or operations per microsecond, and times in microseconds, as a family of kernels reaches them.
@@ -79,6 +84,11 @@ const MANY_ROWS_HALF: Speeds =
     Speeds { tensor: TENSOR_HALF, memory: 3.98e6, l2: 23.5e6, feed: 130e3, output: 121e3, start: 4.22 };
 const FEW_ROWS_HALF: Speeds =
     Speeds { tensor: TENSOR_HALF, memory: 3.79e6, l2: 10.5e6, feed: 182e3, output: 121e3, start: 2.75 };
+
+/// What is gained where B is asked for before the copy engine can bring it: of few rows, and of those where several blocks with
+/// much of B run on one multiprocessor.
+const EARLY: f64 = 0.35;
+const EARLY_AMONG_OTHERS: f64 = 0.1;
 
 /// From asking the memory to the answer, under load; of FP8 and of 16-bit operands.
 const LATENCY: f64 = 0.766;
@@ -245,7 +255,8 @@ fn wide(tile: &Tile, [cluster_m, cluster_n]: [u32; 2], stages: u32, shape: Shape
         // Low and broad ones do.
         overlaps: (tile.m, tile.n) == (64, 256),
     };
-    persistent(tile, [cluster_m, cluster_n], stages, &work, many_rows(tile), limits)
+    let cost = persistent(tile, [cluster_m, cluster_n], stages, &work, many_rows(tile), limits);
+    cost.sooner(if shape.m <= 128 { EARLY } else { 0.0 })
 }
 
 /// What a persistent grid has to do.
@@ -365,4 +376,5 @@ fn slim(tile: &Tile, split: u32, [stages, shared, threads]: [u32; 3], shape: Sha
         us: 0.0,
     }
     .add_up(8)
+    .sooner(if tile.m < 64 || tile.n == 64 { EARLY } else { EARLY_AMONG_OTHERS })
 }
