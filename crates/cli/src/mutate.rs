@@ -5,6 +5,7 @@
 //! that survives is a miss of the simulator, or an instruction that the kernel could do without.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::thread;
 
 use indicatif::ProgressBar;
@@ -18,6 +19,7 @@ use oxigemm_kernels::launch::Config;
 use oxigemm_kernels::params::ScalesOfB;
 use oxigemm_kernels::{fp8_slim, fp8_wide, half_slim, half_wide};
 use oxigemm_sim::{Mutant, mutants};
+use rayon::prelude::*;
 use serde_json::json;
 
 use crate::fused::{EpilogueSpec, FusedSpec};
@@ -558,49 +560,68 @@ fn schedules() -> impl Iterator<Item = Options> {
     })
 }
 
-/// A case with the lines that it executes and the bits that the kernel gives.
+/// What the kernel itself does in a case.
 struct Known {
-    task: Task,
-    options: GemmOptions,
-    /// D before the product.
-    before: Vec<u8>,
+    case: Case,
+    /// How long it takes.
+    instructions: u64,
+    /// The lines of PTX that it executes.
     lines: Vec<u32>,
     bits: Vec<u8>,
 }
 
 impl Known {
-    fn new(case: &Case, sim: &Sim) -> Result<Known, Failure> {
-        let mut task = case.work.on(&Device::Sim(sim.clone()))?;
-        let options = GemmOptions { choice: Some(case.choice), num_sms: case.num_sms, ..Default::default() };
-        let before = task.memory().to_bytes()?;
-        let (mut lines, mut bits) = (Vec::new(), Vec::new());
-        // The kernel itself must be free of faults, or nothing could be said of its mutants.
+    /// The kernel itself must be free of faults, or nothing could be said of its mutants.
+    fn of(case: &Case) -> Result<Known, Failure> {
+        let sim = Sim::new();
+        let mut trial = Trial::new(case, &sim)?;
+        let (mut instructions, mut lines, mut bits) = (0, Vec::new(), Vec::new());
         for schedule in schedules() {
-            sim.set_options(schedule);
-            task.memory().write_bytes(&before)?;
-            task.run(&options)?;
-            lines = sim.last_report().ok_or("no kernel has run")?.lines;
-            bits = task.memory().to_bytes()?;
+            trial.run(&sim, schedule)??;
+            let report = sim.last_report().ok_or("no kernel has run")?;
+            (instructions, lines) = (report.instructions, report.lines);
+            bits = trial.task.memory().to_bytes()?;
         }
-        let verdict = task.judge(Effort::QUICK)?;
+        let verdict = trial.task.judge(Effort::QUICK)?;
         if !verdict.right {
             return Err(format!("{:?}: {verdict:?}", case.work).into());
         }
-        Ok(Known { task, options, before, lines, bits })
+        Ok(Known { case: case.clone(), instructions, lines, bits })
     }
 
     fn executes(&self, mutant: &Mutant) -> bool {
         self.lines.binary_search(&mutant.line).is_ok()
     }
+}
 
-    /// What a schedule finds wrong, if anything.
-    fn verdict(&mut self, sim: &Sim, schedule: Options) -> Result<Option<String>, Failure> {
+/// A case on a simulated device, to be run again and again.
+struct Trial {
+    task: Task,
+    options: GemmOptions,
+    /// D before the product.
+    before: Vec<u8>,
+}
+
+impl Trial {
+    fn new(case: &Case, sim: &Sim) -> Result<Trial, Failure> {
+        let mut task = case.work.on(&Device::Sim(sim.clone()))?;
+        let options = GemmOptions { choice: Some(case.choice), num_sms: case.num_sms, ..Default::default() };
+        let before = task.memory().to_bytes()?;
+        Ok(Trial { task, options, before })
+    }
+
+    fn run(&mut self, sim: &Sim, schedule: Options) -> Result<Result<(), Error>, Failure> {
         sim.set_options(schedule);
         self.task.memory().write_bytes(&self.before)?;
-        match self.task.run(&self.options) {
+        Ok(self.task.run(&self.options))
+    }
+
+    /// What a schedule finds wrong, if anything.
+    fn verdict(&mut self, sim: &Sim, schedule: Options, known: &Known) -> Result<Option<String>, Failure> {
+        match self.run(sim, schedule)? {
             Err(Error::Fault { fault, .. }) => Ok(Some(format!("{:?}", fault.kind))),
             Err(error) => Err(error.into()),
-            Ok(()) => Ok((self.task.memory().to_bytes()? != self.bits).then(|| "other bits".to_owned())),
+            Ok(()) => Ok((self.task.memory().to_bytes()? != known.bits).then(|| "other bits".to_owned())),
         }
     }
 }
@@ -612,22 +633,26 @@ enum Fate {
     Survived,
 }
 
-/// Runs mutants of a kernel, one after another.
-fn fates(
+/// Runs mutants of a kernel, one after another, until the queue is empty.
+fn fates<'a>(
     config: Config,
-    cases: &[Case],
-    mutants: &[&Mutant],
+    known: &[Known],
+    queue: &Mutex<impl Iterator<Item = &'a Mutant>>,
     bar: &ProgressBar,
-) -> Result<Vec<Fate>, Failure> {
+) -> Result<Vec<(&'a Mutant, Fate)>, Failure> {
     let sim = Sim::new();
-    let mut known = cases.iter().map(|case| Known::new(case, &sim)).collect::<Result<Vec<_>, _>>()?;
+    let mut trials = known
+        .iter()
+        .map(|known| Ok((known, Trial::new(&known.case, &sim)?)))
+        .collect::<Result<Vec<_>, Failure>>()?;
     let mut fates = Vec::new();
-    for mutant in mutants {
+    let next = || queue.lock().expect("no thread panics with it").next();
+    while let Some(mutant) = next() {
         sim.replace_kernel(config, &mutant.text)?;
         let mut fate = Fate::NotExecuted;
         'found: for schedule in schedules() {
-            for known in known.iter_mut().filter(|known| known.executes(mutant)) {
-                fate = match known.verdict(&sim, schedule.clone())? {
+            for (known, trial) in trials.iter_mut().filter(|(known, _)| known.executes(mutant)) {
+                fate = match trial.verdict(&sim, schedule.clone(), known)? {
                     Some(kind) => Fate::Found(kind),
                     None => Fate::Survived,
                 };
@@ -636,7 +661,7 @@ fn fates(
                 }
             }
         }
-        fates.push(fate);
+        fates.push((mutant, fate));
         bar.inc(1);
     }
     Ok(fates)
@@ -664,16 +689,17 @@ impl Score {
     fn of(config: Config, limits: &Limits) -> Result<Score, Failure> {
         let text = config.build()?.text;
         let (mutants, sources) = (mutants(&text), sources(&text));
-        let cases = cases(config, limits);
+        // What is quickly done finds most of them: it comes first.
+        let mut known = cases(config, limits).par_iter().map(Known::of).collect::<Result<Vec<_>, _>>()?;
+        known.sort_by_key(|known| known.instructions);
         let threads = thread::available_parallelism().map_or(1, usize::from).min(8);
-        let parts: Vec<Vec<&Mutant>> =
-            (0..threads).map(|part| mutants.iter().skip(part).step_by(threads).collect()).collect();
+        let queue = Mutex::new(mutants.iter());
         let bar = progress(mutants.len());
         bar.set_message(config.name());
         let done = thread::scope(|scope| {
-            let run = |part| fates(config, &cases, part, &bar);
-            let handles: Vec<_> = parts.iter().map(|part| scope.spawn(move || run(part))).collect();
-            let join = |handle: thread::ScopedJoinHandle<'_, Result<Vec<Fate>, Failure>>| {
+            let run = || fates(config, &known, &queue, &bar);
+            let handles: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
+            let join = |handle: thread::ScopedJoinHandle<'_, Result<Vec<_>, Failure>>| {
                 handle.join().map_err(|_| Failure::from("a thread panicked"))?
             };
             handles.into_iter().map(join).collect::<Result<Vec<_>, _>>()
@@ -681,8 +707,7 @@ impl Score {
         bar.finish_and_clear();
         let mut score =
             Score { kernel: config.name(), kinds: BTreeMap::new(), survivors: Vec::new(), not_executed: 0 };
-        let done = parts.iter().zip(done?).flat_map(|(part, fates)| part.iter().zip(fates));
-        for (mutant, fate) in done {
+        for (mutant, fate) in done?.into_iter().flatten() {
             match fate {
                 Fate::NotExecuted => score.not_executed += 1,
                 Fate::Found(kind) => *score.kinds.entry(kind).or_default() += 1,
@@ -694,7 +719,7 @@ impl Score {
                 }),
             }
         }
-        score.survivors.sort_by_key(|survivor| survivor.line);
+        score.survivors.sort_by(|a, b| (a.line, &a.what).cmp(&(b.line, &b.what)));
         score.explain();
         Ok(score)
     }
