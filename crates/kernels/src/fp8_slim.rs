@@ -147,10 +147,10 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         warp.eq(tile_warp),
         || {
             // The loads start as soon as their barriers exist; nobody else is waited for.
-            pipe.init_by_lanes(lane, 1, math_warps);
             k.if_(lane.eq(0), || {
                 block.params.a.prefetch();
                 block.params.b.prefetch();
+                pipe.init_in_use(1, math_warps);
                 scales.init(math_warps);
                 k.fence_barrier_init();
             });

@@ -1,6 +1,5 @@
 //! The ring of shared-memory stages between the warps that fill tiles and the warps that multiply them.
 
-use crate::WARP;
 use oxigemm_ptx::{Arg, Kernel, MBarrier, Pred, RemoteMBarrier, Shared, U32, Var};
 
 /// Two barriers per stage: `full` ends a phase when the stage's data has landed, `empty` when every reader
@@ -39,13 +38,15 @@ impl<'k> Pipeline<'k> {
         }
     }
 
-    /// The same by the lanes of one warp, which then meets: each has a stage, and only those of the ring.
-    pub fn init_by_lanes(&self, lane: U32<'k>, full_arrivals: u32, empty_arrivals: u32) {
-        assert!(self.max_stages <= WARP, "{} stages", self.max_stages);
-        self.k.if_(lane.lt(self.stages), || {
-            self.full(lane).init(full_arrivals);
-            self.empty(lane).init(empty_arrivals);
-            self.k.fence_barrier_init();
+    /// The same where the number of stages is known at run time only: few take less time.
+    pub fn init_in_use(&self, full_arrivals: u32, empty_arrivals: u32) {
+        const AT_ONCE: u32 = 4;
+        assert!(self.max_stages.is_multiple_of(AT_ONCE), "{} stages", self.max_stages);
+        self.k.for_(0, self.stages, AT_ONCE, |first| {
+            for stage in (0..AT_ONCE).map(|nth| first + nth) {
+                self.full(stage).init(full_arrivals);
+                self.empty(stage).init(empty_arrivals);
+            }
         });
     }
 
