@@ -145,6 +145,49 @@ fn half_gemm_nt_fused<'py>(
     })
 }
 
+/// Where the groups are, as it was given.
+struct GivenGroups<'a, 'py> {
+    grouped_layout: Option<&'a Bound<'py, PyAny>>,
+    masked_m: Option<&'a Bound<'py, PyAny>>,
+    expected_m: Option<i64>,
+    use_psum_layout: bool,
+}
+
+impl<'py> GivenGroups<'_, 'py> {
+    /// Runs a product of an `a` with them.
+    fn run(
+        &self,
+        mut call: Call<'py>,
+        a: Index,
+        product: impl FnOnce(&Operands, RowGroups<'_>) -> oxigemm::Result<()> + Send,
+    ) -> PyResult<()> {
+        let py = call.py();
+        match (self.grouped_layout, self.masked_m) {
+            (None, Some(masked_m)) if !self.use_psum_layout => {
+                let expected_m = self.expected_m.map(|rows| positive(py, "expected_m", rows)).transpose()?;
+                // Without one, slabs are expected to be full.
+                let expected_m =
+                    expected_m.unwrap_or_else(|| call.array(a).dims().get(1).map_or(1, |m| (*m).max(1)));
+                let masked_m = call.input("masked_m", masked_m)?;
+                call.run(|x| product(x, RowGroups::Masked { masked_m: x.get(masked_m), expected_m }))
+            }
+            (Some(layout), None) => {
+                let expected_m = ("expected_m", self.expected_m);
+                let groups = contiguous(&mut call, layout, self.use_psum_layout, expected_m)?;
+                let (alignment, expected_m) = (settings::alignment(), groups.expected_m);
+                call.run(|x| {
+                    product(x, RowGroups::Contiguous { rows: groups.rows(x), alignment, expected_m })
+                })
+            }
+            _ => {
+                let expected = "either it, with or without `use_psum_layout`, or `masked_m`";
+                let found = if self.masked_m.is_some() { "more" } else { "neither" };
+                Err(argument_error(py, "grouped_layout", "does not tell where groups are", expected, found))
+            }
+        }
+    }
+}
+
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
 fn m_grouped_fp8_gemm_nt_fused<'py>(
@@ -170,36 +213,53 @@ fn m_grouped_fp8_gemm_nt_fused<'py>(
     let mut call = Call::new(py, NAMES);
     let [a, sfa, b, sfb] = scaled_operands(&mut call, a, b, &Recipe::default(), [false; 2])?;
     let finish = given.read(&mut call, d)?;
-    let product = |x: &Operands, rows: RowGroups<'_>| {
+    let groups = GivenGroups { grouped_layout, masked_m, expected_m, use_psum_layout };
+    groups.run(call, a, |x, rows| {
         let (a, b) = ((x.get(a), x.get(sfa)), (x.get(b), x.get(sfb)));
         finish.run(x, |c, d, epilogue| {
             oxigemm::m_grouped_fp8_gemm_nt_fused(a, b, c, d, rows, epilogue, &x.options)
         })
-    };
-    match (grouped_layout, masked_m) {
-        (None, Some(masked_m)) if !use_psum_layout => {
-            let expected_m = expected_m.map(|rows| positive(py, "expected_m", rows)).transpose()?;
-            // Without one, slabs are expected to be full.
-            let expected_m =
-                expected_m.unwrap_or_else(|| call.array(a).dims().get(1).map_or(1, |m| (*m).max(1)));
-            let masked_m = call.input("masked_m", masked_m)?;
-            call.run(|x| product(x, RowGroups::Masked { masked_m: x.get(masked_m), expected_m }))
-        }
-        (Some(layout), None) => {
-            let groups = contiguous(&mut call, layout, use_psum_layout, ("expected_m", expected_m))?;
-            let (alignment, expected_m) = (settings::alignment(), groups.expected_m);
-            call.run(|x| product(x, RowGroups::Contiguous { rows: groups.rows(x), alignment, expected_m }))
-        }
-        _ => {
-            let expected = "either it, with or without `use_psum_layout`, or `masked_m`";
-            let found = if masked_m.is_some() { "more" } else { "neither" };
-            Err(argument_error(py, "grouped_layout", "does not tell where groups are", expected, found))
-        }
-    }
+    })
+}
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+fn m_grouped_half_gemm_nt_fused<'py>(
+    py: Python<'py>,
+    dtype: &str,
+    a: &Bound<'py, PyAny>,
+    b: &Bound<'py, PyAny>,
+    d: &Bound<'py, PyAny>,
+    grouped_layout: Option<&Bound<'py, PyAny>>,
+    masked_m: Option<&Bound<'py, PyAny>>,
+    expected_m: Option<i64>,
+    use_psum_layout: bool,
+    c: Option<&Bound<'py, PyAny>>,
+    alpha: f32,
+    beta: f32,
+    bias: Option<&Bound<'py, PyAny>>,
+    activation: &str,
+    gated: bool,
+    head_splits: Option<(u32, u32, u32)>,
+    d_scales: Option<&Bound<'py, PyAny>>,
+    power_of_two: bool,
+) -> PyResult<()> {
+    let given = Given { c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two };
+    let mut call = Call::new(py, NAMES);
+    let (a, b) = (call.input("a", a)?, call.input("b", b)?);
+    call.array(a).expect_type(py, dtype)?;
+    let finish = given.read(&mut call, d)?;
+    let groups = GivenGroups { grouped_layout, masked_m, expected_m, use_psum_layout };
+    groups.run(call, a, |x, rows| {
+        finish.run(x, |c, d, epilogue| {
+            oxigemm::m_grouped_half_gemm_nt_fused(x.get(a), x.get(b), c, d, rows, epilogue, &x.options)
+        })
+    })
 }
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(fp8_gemm_nt_fused, module)?)?;
     module.add_function(wrap_pyfunction!(half_gemm_nt_fused, module)?)?;
-    module.add_function(wrap_pyfunction!(m_grouped_fp8_gemm_nt_fused, module)?)
+    module.add_function(wrap_pyfunction!(m_grouped_fp8_gemm_nt_fused, module)?)?;
+    module.add_function(wrap_pyfunction!(m_grouped_half_gemm_nt_fused, module)?)
 }

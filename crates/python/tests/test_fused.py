@@ -157,6 +157,39 @@ def test_contiguous_groups_with_a_bias_of_each(device, psum):
     assert (d[ids < 0] == 7.0).all(), "rows of no group"
 
 
+GROUPED_HALVES = [(dtype, f"m_grouped_{name}") for dtype, name in HALVES]
+
+
+@pytest.mark.parametrize("dtype, name", GROUPED_HALVES)
+def test_masked_groups_of_halves_quantized(device, dtype, name):
+    masked, (m, n, k) = np.array([3, 0, 8], np.int32), (8, 256, 136)
+    a, b = normals(3, m, k).astype(dtype), normals(3, n, k, seed=1).astype(dtype)
+    codes, scales = np.zeros((3, m, 128), E4M3), np.full((3, m, 1), 7.0, np.float32)
+    finish = dict(alpha=0.05, activation="silu", gated=True, d_scales=scales)
+    run(device, a, b, codes, masked_m=masked, expected_m=4, name=name, **finish)
+    expected = swiglu(a.astype(np.float64) @ b.astype(np.float64).swapaxes(1, 2))
+    for group, rows in enumerate(masked):
+        found = codes[group, :rows].astype(np.float64) * scales[group, :rows]
+        assert calc_diff(found, expected[group, :rows]) < 1e-3
+        assert (scales[group, rows:] == 7.0).all(), "rows of no group"
+
+
+@pytest.mark.parametrize("dtype, name", GROUPED_HALVES)
+@pytest.mark.parametrize("psum", [False, True])
+def test_contiguous_groups_of_halves_with_a_bias_of_each(device, dtype, name, psum):
+    ids = np.array([0] * 3 + [-1] * 125 + [2] * 5, np.int32)
+    a, b = normals(len(ids), 72).astype(dtype), normals(3, 136, 72, seed=1).astype(dtype)
+    bias, d = normals(3, 136, seed=2), np.full((len(ids), 136), 7.0, dtype)
+    told = {"grouped_layout": np.array([3, 3, 133], np.int32), "use_psum_layout": True, "expected_m": 4}
+    told = told if psum else {"grouped_layout": ids}
+    run(device, a, b, d, **told, bias=bias, activation="relu", name=name)
+    for group in (0, 2):
+        rows = ids == group
+        exact = a.astype(np.float64)[rows] @ b.astype(np.float64)[group].T + bias[group]
+        assert calc_diff(d[rows], np.maximum(exact, 0)) < 1e-5
+    assert (d[ids < 0] == 7.0).all(), "rows of no group"
+
+
 WRONG = [
     ({"activation": "tanh"}, "activation", "gelu_tanh"),
     ({"bias": normals(255)}, "bias", "256"),
@@ -212,4 +245,21 @@ def test_what_is_wrong_of_groups_is_named(changes, argument, words):
     a, b, d = per_token(5, 128), per_block(3, 128, 128, seed=1), np.zeros((5, 128), np.float32)
     with pytest.raises(oxigemm.OxigemmError) as caught:
         fused.m_grouped_fp8_gemm_nt_fused(a, b, d, **changes)
+    assert caught.value.argument == argument and words in str(caught.value), str(caught.value)
+
+
+WRONG_GROUPED_HALVES = [
+    ({}, "grouped_layout", "neither"),
+    ({"a": normals(5, 72), "grouped_layout": IDS}, "a", "bfloat16"),
+    ({"grouped_layout": IDS[:4]}, "grouped_layout", "5"),
+    ({"grouped_layout": IDS, "bias": normals(2, 128)}, "bias", "[3, 128]"),
+    ({"grouped_layout": IDS, "gated": True}, "d", "64"),
+]
+
+
+@pytest.mark.parametrize("changes, argument, words", WRONG_GROUPED_HALVES)
+def test_what_is_wrong_of_groups_of_halves_is_named(changes, argument, words):
+    a, b = normals(5, 72).astype(BF16), normals(3, 128, 72, seed=1).astype(BF16)
+    with pytest.raises(oxigemm.OxigemmError) as caught:
+        fused.m_grouped_bf16_gemm_nt_fused(**{"a": a, "b": b, "d": np.zeros((5, 128), np.float32), **changes})
     assert caught.value.argument == argument and words in str(caught.value), str(caught.value)

@@ -61,6 +61,10 @@ def _fp8_grouped_fused(a, sfa, b, sfb, d, groups, masked_m, expected_m, psum, *f
     _C.m_grouped_fp8_gemm_nt_fused((a, sfa), (b, sfb), d, groups, masked_m, expected_m, psum, *_finish(*finish))
 
 
+def _half_grouped_fused(dtype, a, b, d, groups, masked_m, expected_m, psum, *finish):
+    _C.m_grouped_half_gemm_nt_fused(dtype, a, b, d, groups, masked_m, expected_m, psum, *_finish(*finish))
+
+
 def _nvfp4(x, codes, scales, tensor_scale):
     _C.quantize_nvfp4(x, codes, scales, tensor_scale, True)
 
@@ -72,6 +76,7 @@ def _nvfp4_by(x, codes, scales, tensor_scale):
 _RECIPES = "int[]? recipe, int[]? recipe_a, int[]? recipe_b"
 _SCALED = "Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d"
 _PLAIN = "Tensor a, Tensor b, Tensor(d!) d"
+_GROUPS = "Tensor? grouped_layout, Tensor? masked_m, int? expected_m, bool psum"
 _FINISH = (
     "Tensor? c, float alpha, float beta, Tensor? bias, str activation, bool gated, int[]? head_splits, "
     "Tensor(s!)? d_scales, bool power_of_two"
@@ -96,10 +101,8 @@ _OPERATORS = {
     "fp8_einsum": (f"str expr, {_SCALED}, Tensor? c, int[]? recipe", _fp8_einsum),
     "fp8_gemm_nt_fused": (f"{_SCALED}, {_FINISH}", _fp8_fused),
     "half_gemm_nt_fused": (f"str dtype, {_PLAIN}, {_FINISH}", _half_fused),
-    "m_grouped_fp8_gemm_nt_fused": (
-        f"{_SCALED}, Tensor? grouped_layout, Tensor? masked_m, int? expected_m, bool psum, {_FINISH}",
-        _fp8_grouped_fused,
-    ),
+    "m_grouped_fp8_gemm_nt_fused": (f"{_SCALED}, {_GROUPS}, {_FINISH}", _fp8_grouped_fused),
+    "m_grouped_half_gemm_nt_fused": (f"str dtype, {_PLAIN}, {_GROUPS}, {_FINISH}", _half_grouped_fused),
     "k_grouped_half_gemm": (
         f"str dtype, str layout, {_PLAIN}, int[]? ks_cpu, Tensor grouped_layout, Tensor? c",
         _C.k_grouped_half_gemm,

@@ -77,6 +77,25 @@ def m_grouped_fp8_gemm_nt_fused(
     d_scales: Any,
     power_of_two: bool,
 ) -> None: ...
+def m_grouped_half_gemm_nt_fused(
+    dtype: str,
+    a: Any,
+    b: Any,
+    d: Any,
+    grouped_layout: Any,
+    masked_m: Any,
+    expected_m: Optional[int],
+    use_psum_layout: bool,
+    c: Any,
+    alpha: float,
+    beta: float,
+    bias: Any,
+    activation: str,
+    gated: bool,
+    head_splits: _Three,
+    d_scales: Any,
+    power_of_two: bool,
+) -> None: ...
 def einsum(expr: str, a: Any, b: Any, d: Any, c: Any) -> None: ...
 def fp8_einsum(expr: str, a: _Pair, b: _Pair, d: Any, c: Any, recipe: _Three) -> None: ...
 def m_grouped_fp8_gemm_contiguous(

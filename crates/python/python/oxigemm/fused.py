@@ -7,7 +7,14 @@ from typing import Any, Optional, Tuple
 from . import _call
 from . import _oxigemm as _C
 
-__all__ = ["bf16_gemm_nt_fused", "fp16_gemm_nt_fused", "fp8_gemm_nt_fused", "m_grouped_fp8_gemm_nt_fused"]
+__all__ = [
+    "bf16_gemm_nt_fused",
+    "fp16_gemm_nt_fused",
+    "fp8_gemm_nt_fused",
+    "m_grouped_bf16_gemm_nt_fused",
+    "m_grouped_fp16_gemm_nt_fused",
+    "m_grouped_fp8_gemm_nt_fused",
+]
 
 
 def fp8_gemm_nt_fused(
@@ -145,3 +152,61 @@ def m_grouped_fp8_gemm_nt_fused(
         _call.ops().m_grouped_fp8_gemm_nt_fused(*a, *b, d, *groups, *finish)
     else:
         _C.m_grouped_fp8_gemm_nt_fused(a, b, d, *groups, *finish)
+
+
+def _grouped_half(dtype: str, a: Any, b: Any, d: Any, *rest: Any) -> None:
+    if _call.is_compiling():
+        _call.ops().m_grouped_half_gemm_nt_fused(dtype, a, b, d, *rest)
+    else:
+        _C.m_grouped_half_gemm_nt_fused(dtype, a, b, d, *rest)
+
+
+def m_grouped_bf16_gemm_nt_fused(
+    a: Any,
+    b: Any,
+    d: Any,
+    grouped_layout: Optional[Any] = None,
+    masked_m: Optional[Any] = None,
+    expected_m: Optional[int] = None,
+    use_psum_layout: bool = False,
+    c: Optional[Any] = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    bias: Optional[Any] = None,
+    activation: str = "none",
+    gated: bool = False,
+    head_splits: Optional[Tuple[int, int, int]] = None,
+    d_scales: Optional[Any] = None,
+    power_of_two: bool = False,
+) -> None:
+    """``bf16_gemm_nt_fused`` for rows that are grouped, each group with a B of its own.
+
+    A is [M, K] or, masked, [G, M, K]; B is [G, N, K]. All else is as for ``m_grouped_fp8_gemm_nt_fused``.
+    """
+    groups = grouped_layout, masked_m, expected_m, use_psum_layout
+    finish = c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two
+    _grouped_half("bfloat16", a, b, d, *groups, *finish)
+
+
+def m_grouped_fp16_gemm_nt_fused(
+    a: Any,
+    b: Any,
+    d: Any,
+    grouped_layout: Optional[Any] = None,
+    masked_m: Optional[Any] = None,
+    expected_m: Optional[int] = None,
+    use_psum_layout: bool = False,
+    c: Optional[Any] = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    bias: Optional[Any] = None,
+    activation: str = "none",
+    gated: bool = False,
+    head_splits: Optional[Tuple[int, int, int]] = None,
+    d_scales: Optional[Any] = None,
+    power_of_two: bool = False,
+) -> None:
+    """``m_grouped_bf16_gemm_nt_fused`` with float16 wherever that has bfloat16."""
+    groups = grouped_layout, masked_m, expected_m, use_psum_layout
+    finish = c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two
+    _grouped_half("float16", a, b, d, *groups, *finish)
