@@ -71,7 +71,6 @@ mod hc;
 mod indexer;
 mod kgrouped;
 mod layout;
-mod meeting;
 mod memo;
 pub mod metrics;
 mod moe;

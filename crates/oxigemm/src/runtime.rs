@@ -18,7 +18,6 @@ use oxigemm_kernels::transpose;
 use crate::call::PlanKey;
 use crate::direct::Call;
 use crate::error::{Error, Result};
-use crate::meeting::MeetingRooms;
 use crate::plan::{Choice, Limits, Plan};
 use crate::prepared::Prepared;
 use crate::remembered::RememberedCalls;
@@ -56,7 +55,6 @@ struct Inner {
     plans: RwLock<HashMap<PlanKey, Arc<Prepared>>>,
     workspaces: Workspaces<Buffer>,
     gathering_rooms: Workspaces<Buffer>,
-    meeting_rooms: MeetingRooms<Buffer>,
     calls: RememberedCalls,
     /// Room for the tensor maps that kernels make, once there is a kernel that does.
     map_room: OnceLock<Buffer>,
@@ -141,7 +139,6 @@ impl Cuda {
                 plans: RwLock::default(),
                 workspaces: Workspaces::default(),
                 gathering_rooms: Workspaces::default(),
-                meeting_rooms: MeetingRooms::default(),
                 calls: RememberedCalls::default(),
                 map_room: OnceLock::new(),
             }),
@@ -302,15 +299,6 @@ impl Cuda {
     pub(crate) fn gathering_room(&self, stream: &Stream, bytes: u64) -> Result<u64> {
         self.inner.gathering_rooms.at(stream.raw().addr(), bytes, |bytes| {
             let mut buffer = self.alloc_for(stream, bytes)?;
-            buffer.fill_u8(0)?;
-            Ok((buffer.ptr(), buffer))
-        })
-    }
-
-    /// Where the blocks of a kernel in a stream meet, if they can.
-    pub(crate) fn meeting_room(&self, stream: &Stream) -> Result<Option<u64>> {
-        self.inner.meeting_rooms.at(stream.raw().addr(), stream.is_capturing()?, |bytes| {
-            let mut buffer = self.gpu().alloc(bytes as usize)?;
             buffer.fill_u8(0)?;
             Ok((buffer.ptr(), buffer))
         })

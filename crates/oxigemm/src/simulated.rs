@@ -29,7 +29,6 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, PlanKey};
 use crate::direct::Call;
 use crate::error::{Error, Result};
-use crate::meeting::MeetingRooms;
 use crate::plan::{Limits, Plan};
 use crate::workspace::Workspaces;
 
@@ -86,7 +85,6 @@ struct Inner {
     map_room: Mutex<Option<u64>>,
     workspaces: Workspaces<()>,
     gathering_rooms: Workspaces<()>,
-    meeting_rooms: MeetingRooms<()>,
 }
 
 /// The threads of every simulated GPU. They run nothing else: a thread that waits for its part of a product never
@@ -118,7 +116,6 @@ impl Sim {
                 map_room: Mutex::default(),
                 workspaces: Workspaces::default(),
                 gathering_rooms: Workspaces::default(),
-                meeting_rooms: MeetingRooms::default(),
             }),
         }
     }
@@ -172,18 +169,11 @@ impl Sim {
 
     /// So many bytes in which the blocks of a kernel gather sums: zeros at first, then what the last kernel left there.
     pub(crate) fn gathering_room(&self, bytes: u64) -> Result<u64> {
-        self.inner.gathering_rooms.at(0, bytes, |bytes| Ok((self.zeros(bytes)?, ())))
-    }
-
-    /// Where the blocks of a kernel meet: one room, as kernels are done one after another.
-    pub(crate) fn meeting_room(&self) -> Result<Option<u64>> {
-        self.inner.meeting_rooms.at(0, false, |bytes| Ok((self.zeros(bytes)?, ())))
-    }
-
-    fn zeros(&self, bytes: u64) -> Result<u64> {
-        let address = self.allocate(bytes as usize);
-        self.write(std::iter::once((address, &vec![0; bytes as usize][..])))?;
-        Ok(address)
+        self.inner.gathering_rooms.at(0, bytes, |bytes| {
+            let address = self.allocate(bytes as usize);
+            self.write(std::iter::once((address, &vec![0; bytes as usize][..])))?;
+            Ok((address, ()))
+        })
     }
 
     /// The work that transposes.

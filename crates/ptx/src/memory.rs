@@ -216,28 +216,6 @@ impl<'k, S: Space> Ptr<'k, S> {
         self.kernel().emit(self.needs(), format_args!("st.{}.v{N}.{} {self}, {{{list}}};", S::NAME, T::RAW));
     }
 
-    /// Loads what others may store at the same time, in no order with anything else.
-    #[track_caller]
-    pub fn load_relaxed<T: Type>(self, scope: Scope) -> Val<'k, T> {
-        let out = self.kernel().fresh::<T>();
-        let dst = out.operand();
-        self.kernel().emit(
-            scope.needs(),
-            format_args!("ld.relaxed.{}.{}.{} {dst}, {self};", scope.name(), S::NAME, T::RAW),
-        );
-        out
-    }
-
-    /// Stores what others may load at the same time, in no order with anything else.
-    #[track_caller]
-    pub fn store_relaxed<T: Type>(self, value: impl Arg<'k, T>, scope: Scope) {
-        let value = value.val(self.kernel()).operand();
-        self.kernel().emit(
-            scope.needs(),
-            format_args!("st.relaxed.{}.{}.{} {self}, {value};", scope.name(), S::NAME, T::RAW),
-        );
-    }
-
     /// Loads with acquire order.
     #[track_caller]
     pub fn load_acquire<T: Type>(self, scope: Scope) -> Val<'k, T> {

@@ -236,7 +236,7 @@ fn replayed(setup: &Setup) -> Result<String, Failure> {
     Ok("three replays of each granularity, every byte as on the CPU".to_owned())
 }
 
-/// Calls of one scale for all, whose blocks wait for each other, in some streams and in graphs of these that run in others.
+/// Calls of one scale for all in some streams and in graphs of these that run in others.
 fn side_by_side(setup: &Setup) -> Result<String, Failure> {
     let (rows, columns, rounds) =
         if matches!(setup.device, Device::Cuda(_)) { (128, 7168, 50) } else { (9, 1000, 2) };

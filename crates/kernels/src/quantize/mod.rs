@@ -11,7 +11,7 @@
 //! | `both.rs` | either, and the same of the transpose | shuffles, and shared memory of a block |
 //! | `norm.rs` | 128 neighbours of a row, after RMSNorm | shuffles of a few lanes |
 //! | `rows.rs` | a row | shared memory of a block |
-//! | `whole.rs` | the matrix | a meeting of all blocks, or an atomic maximum and a second kernel that converts |
+//! | `whole.rs` | the matrix | an atomic maximum, and a second kernel that converts |
 //!
 //! All of them are limited by memory, so a thread has several vectors in flight; where blocks are few and have to meet, what
 //! they read next is under way meanwhile (`flight.rs`). What is read once leaves the cache first, and results stay in it.
@@ -22,7 +22,6 @@ pub mod chunk;
 pub mod dequantize;
 mod flight;
 pub mod groups;
-pub mod meeting;
 pub mod norm;
 pub mod padding;
 pub mod params;

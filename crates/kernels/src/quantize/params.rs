@@ -25,8 +25,6 @@ impl Flags {
     pub const RUNS: u32 = 32;
     /// Every tile of every warp is whole.
     pub const WHOLE: u32 = 64;
-    /// All blocks run at one time, hold the matrix, and find its scale.
-    pub const MEETING: u32 = 128;
 }
 
 /// A division by a number that only the launch knows, as a multiplication.
@@ -95,8 +93,7 @@ pub struct Args {
     /// row of its codes, of a row of its scales, of a column of these. Of groups: rows and groups from a chunk of a lane to its
     /// next. Of kernels that normalize: columns from a chunk of a thread to its next, bytes of a row of shared memory.
     pub from_strides: [u32; 3],
-    /// Bytes from a group of scales to the next; the address of the scales of the transpose, for kernels that write it, and of the
-    /// room where blocks meet.
+    /// Bytes from a group of scales to the next; the address of the scales of the transpose, for kernels that write it.
     pub group_stride: u64,
     /// Rows that a row may come from; blocks that have a row more than others, for kernels that normalize.
     pub source_rows: u32,

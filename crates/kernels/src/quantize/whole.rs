@@ -1,17 +1,15 @@
-//! One scale for the whole matrix.
+//! One scale for the whole matrix, in two kernels.
 //!
-//! Where the multiprocessors hold the matrix among them, one kernel reads it once: its blocks [meet](super::meeting) to find the scale,
-//! and convert. A larger one is read twice, by two kernels. The first finds the scale. A scale grows with the magnitude, so the scale of all is the largest of the blocks' own scales: an
+//! The first finds it. A scale grows with the magnitude, so the scale of all is the largest of the blocks' own scales: an
 //! atomic maximum in memory, which starts as 0, and whose order does not matter. The second converts.
 
 use oxigemm_ptx::memory::AtomicOp;
 use oxigemm_ptx::tma::CachePolicy;
-use oxigemm_ptx::{F32, Kernel, Ptr, Scope, U32};
+use oxigemm_ptx::{Kernel, Scope, U32};
 
 use super::by_access;
 use super::chunk::{Access, CHUNK, Chunk, Code, Input, Part, store_codes};
-use super::meeting::{self, Meeting};
-use super::params::{Args, Divisor, Flags, Launch, Params, bits};
+use super::params::{Args, Divisor, Launch, Params, bits};
 use super::scale::{Scale, ScalePlaces, TensorScale};
 use super::tiles::{self, of_block};
 
@@ -40,9 +38,6 @@ pub struct CodesConfig {
     pub code: Code,
 }
 
-/// Chunks: row, column, what there is, and the numbers.
-type Loaded<'k> = Vec<(U32<'k>, U32<'k>, Part<'k>, Chunk<'k>)>;
-
 /// Chunks of a matrix, row after row.
 struct Chunks<'k> {
     input: Input,
@@ -62,11 +57,12 @@ impl<'k> Chunks<'k> {
     }
 }
 
-/// Blocks that are enough if each has so many chunks, and the arguments that go with them. How many chunks there are fits in 31 bits.
-fn blocks(args: &Args, chunks_each: u32) -> (u32, Args) {
+/// Chunks of a row, and blocks for all of them. How many chunks there are fits in 31 bits.
+fn blocks(args: &Args) -> (u32, Args) {
     let across = args.dims[1].div_ceil(CHUNK);
     let chunks = u64::from(args.dims[0]) * u64::from(across);
-    (chunks.div_ceil(u64::from(chunks_each)) as u32, Args { across: Divisor::new(across), ..*args })
+    let blocks = chunks.div_ceil(u64::from(THREADS * CHUNKS)) as u32;
+    (blocks, Args { across: Divisor::new(across), ..*args })
 }
 
 impl ScaleConfig {
@@ -84,7 +80,7 @@ impl ScaleConfig {
 
     /// The launch on `sms` multiprocessors, and the arguments that go with it.
     pub fn launch(&self, args: &Args, sms: u32) -> (Launch, Args) {
-        let (blocks, args) = blocks(args, THREADS * CHUNKS);
+        let (blocks, args) = blocks(args);
         let grid = [blocks.min(sms * self.resident()), 1];
         (Launch { grid, threads: THREADS, shared_bytes: 4 * THREADS / 32 }, args)
     }
@@ -123,95 +119,21 @@ impl CodesConfig {
 
     /// The launch, and the arguments that go with it.
     pub fn launch(&self, args: &Args) -> (Launch, Args) {
-        let (blocks, args) = blocks(args, THREADS * CHUNKS);
+        let (blocks, args) = blocks(args);
         (Launch { grid: [blocks, 1], threads: THREADS, shared_bytes: 0 }, args)
     }
 
-    /// The launch on `sms` multiprocessors that finds the scale too, where they hold the matrix and it is made of vectors, and the
-    /// arguments that go with it; but for the room of [`ROOM_BYTES`](meeting::ROOM_BYTES) where the blocks meet, whose address is `group_stride`.
-    pub fn launch_alone(&self, args: &Args, sms: u32) -> Option<(Launch, Args)> {
-        let (blocks, args) = blocks(args, THREADS);
-        let most = sms.min(meeting::MOST_BLOCKS);
-        let launch =
-            Launch { grid: [blocks.min(most), 1], threads: THREADS, shared_bytes: meeting::SHARED_BYTES };
-        let args = Args { flags: args.flags | Flags::MEETING, ..args };
-        let held = args.flags & Flags::VECTORS != 0 && blocks <= most * CHUNKS;
-        held.then_some((launch, args))
-    }
-
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
-        let meets = p.has(Flags::MEETING);
-        k.if_else(meets, || self.meet(k, p), || by_access(k, p, |access| self.convert(k, p, access)));
-    }
-
-    /// What a thread has, by a scale that is there.
-    fn convert<'k>(&self, k: &'k Kernel, p: &Params<'k>, access: Access) {
-        let first = k.block_index(0) * (THREADS * CHUNKS) + k.thread_index();
-        let loaded = self.load(k, p, access, first, k.constant(THREADS));
-        let scale = ScalePlaces::new(p).load(p.scales, k.constant(true));
-        self.store(k, p, &loaded, scale);
-    }
-
-    /// What a thread has, by a scale that the blocks find.
-    fn meet<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
-        let meeting = Meeting { k, room: Ptr::new(p.group_stride) };
-        let turn = meeting.turn();
-        let first = k.block_index(0) * THREADS + k.thread_index();
-        let loaded = self.load(k, p, Access::Vectors, first, k.grid_blocks(0) * THREADS);
-        let words = loaded.iter().map(|(_, _, _, chunk)| chunk.magnitude_word());
-        let word = words.reduce(|a, b| self.input.larger(a, b)).expect("a thread has chunks");
-        let own = meeting.tell(turn, self.input.widen_larger(k, word));
-        let scale = k.var_from(Scale::of(p, self.code, own).scale);
-        // Before a block hears the others it converts by its own scale: then codes have their places in the cache, and instructions too,
-        // when they are waited for.
-        k.for_(0, 2, 1, |pass| {
-            self.store(k, p, &loaded, scale.get());
-            k.if_(pass.eq(0), || {
-                let of_all = Scale::of(p, self.code, meeting.hear(turn)).scale;
-                k.guard((k.thread_index() | k.block_index(0)).eq(0), || p.scales.store(of_all));
-                scale.set(of_all);
-            });
+        let places = ScalePlaces::new(p);
+        let scale = Scale::given(places.load(p.scales, k.constant(true)));
+        by_access(k, p, |access| {
+            let chunks = Chunks { input: self.input, access, policy: Some(p.read_once) };
+            let first = k.block_index(0) * (THREADS * CHUNKS) + k.thread_index();
+            let loaded: Vec<_> = (0..CHUNKS).map(|i| chunks.load(k, p, first + i * THREADS)).collect();
+            for (row, column, part, chunk) in &loaded {
+                let codes = scale.encode(k, self.code, &chunk.values());
+                store_codes(k, &codes, p.codes_at(*row, *column, self.code), part, p.kept);
+            }
         });
-    }
-
-    #[track_caller]
-    fn load<'k>(
-        &self,
-        k: &'k Kernel,
-        p: &Params<'k>,
-        access: Access,
-        first: U32<'k>,
-        step: U32<'k>,
-    ) -> Loaded<'k> {
-        let chunks = Chunks { input: self.input, access, policy: Some(p.read_once) };
-        (0..CHUNKS).map(|i| chunks.load(k, p, first + step * i)).collect()
-    }
-
-    #[track_caller]
-    fn store<'k>(&self, k: &'k Kernel, p: &Params<'k>, loaded: &Loaded<'k>, scale: F32<'k>) {
-        let scale = Scale::given(scale);
-        for (row, column, part, chunk) in loaded {
-            let codes = scale.encode(k, self.code, &chunk.values());
-            store_codes(k, &codes, p.codes_at(*row, *column, self.code), part, p.kept);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn blocks_meet_where_multiprocessors_hold_the_matrix() {
-        let config = CodesConfig { input: Input::Bf16, code: Code::E4m3 };
-        let blocks = |dims, sms| {
-            let args = Args { dims, flags: Flags::VECTORS, ..Args::default() };
-            let launch = config.launch_alone(&args, sms);
-            launch.map(|(launch, _)| launch.grid[0])
-        };
-        assert_eq!([blocks([1, 8], 132), blocks([3, 2048], 132)], [Some(1), Some(3)]);
-        assert_eq!([blocks([128, 7168], 132), blocks([132, 8192], 132)], [Some(132); 2]);
-        assert_eq!([blocks([132, 8193], 132), blocks([128, 7168], 100)], [None; 2]);
-        assert_eq!([blocks([256, 8192], 300), blocks([257, 8192], 300)], [Some(256), None]);
     }
 }

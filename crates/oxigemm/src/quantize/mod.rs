@@ -23,7 +23,7 @@ use crate::cast::ScaleFormat;
 use crate::check::{CheckedQuantize, Dequantize, Granularity, Quantize, QuantizeSource};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::gemm::{no_stream, stream_on_cuda};
+use crate::gemm::no_stream;
 use crate::plain::{LaunchOptions, PlainLaunch, Step, run_steps};
 use crate::reference::quantize as on_cpu;
 use crate::tensor::Tensor;
@@ -275,15 +275,6 @@ pub(crate) fn multiprocessors(device: &Device) -> Result<u32> {
     Ok(device.limits().ok_or_else(|| Error::no_raw_memory(device))?.sms)
 }
 
-/// Where the blocks of a kernel meet, if they can.
-fn meeting_room(device: &Device, options: &LaunchOptions) -> Result<Option<u64>> {
-    match device {
-        Device::Cuda(cuda) => cuda.meeting_room(stream_on_cuda(cuda, options.stream.as_ref())?),
-        Device::Sim(sim) => sim.meeting_room(),
-        Device::Cpu => Err(Error::no_raw_memory(device)),
-    }
-}
-
 pub(crate) type KernelStep = Step<{ Args::COUNT }>;
 
 pub(crate) fn step(config: Config, (launch, args): (Launch, Args)) -> KernelStep {
@@ -331,17 +322,9 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
         Granularity::PerTensor => {
             let (find, convert) =
                 (kernels::whole::ScaleConfig { input, code }, kernels::whole::CodesConfig { input, code });
-            let sms = multiprocessors(device)?;
-            if let Some((launch, args)) = convert.launch_alone(&args, sms)
-                && let Some(room) = meeting_room(device, options)?
-            {
-                let only = step(Config::WholeCodes(convert), (launch, Args { group_stride: room, ..args }));
-                // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
-                return unsafe { run_steps(device, std::iter::once(only), options) };
-            }
             let steps = [
                 Step::Zero { address: args.scales, bytes: 4 },
-                step(Config::WholeScale(find), find.launch(&args, sms)),
+                step(Config::WholeScale(find), find.launch(&args, multiprocessors(device)?)),
                 step(Config::WholeCodes(convert), convert.launch(&args)),
             ];
             // SAFETY: the check has compared the operands with the arguments; the caller keeps them.

@@ -222,29 +222,6 @@ fn per_tensor_is_the_cast() {
 }
 
 /// The functions of the peer's names and these are the same casts.
-/// Grids of few blocks and of many follow each other in one room; of the last two, one is read by two kernels.
-#[test]
-fn blocks_meet_to_find_the_scale_of_a_matrix() {
-    let sim = Sim::new();
-    let device = Device::Sim(sim.clone());
-    let small = [[3, 256], [130, 900], [1, 8], [64, 1032], [9, 2048], [3, 77]];
-    let at_most = [[132, 8192], [133, 8192]];
-    for (turn, dims) in (0..).zip(small.into_iter().cycle().take(3 * small.len()).chain(at_most)) {
-        sim.set_options(schedules()[turn % 3].clone());
-        let case = Case {
-            dims,
-            input: INPUTS[turn % 3],
-            code: CODES[turn % 2],
-            granularity: Granularity::PerTensor,
-            format: ScaleFormat::F32,
-            layout: Layout::RowMajor,
-            gap: 0,
-            offset: 0,
-        };
-        same_as_the_cpu(case, turn as u64, &device);
-    }
-}
-
 #[test]
 fn the_cpu_is_the_cast_that_was_there_before() {
     let (rows, columns) = (130, 300);
