@@ -11,7 +11,7 @@ use crate::Failure;
 use crate::problem::Operands;
 use crate::quantize::QuantizeTask;
 
-/// A timer with its stream, its flush buffer and the calibration product.
+/// A timer with its stream, its flush buffer and, where that is asked for, the calibration product.
 pub struct Clock {
     pub stream: Stream,
     timer: KernelTimer,
@@ -22,27 +22,32 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock that rests this long before each case.
+    /// A clock that rests this long before each case, without the calibration product: no kernels run but those that are timed.
     pub fn new(cuda: &Cuda, rest: Duration) -> Result<Clock, Failure> {
         let gpu = cuda.gpu();
-        let stream = gpu.new_stream()?;
+        Ok(Clock {
+            stream: gpu.new_stream()?,
+            timer: KernelTimer::new(gpu)?.with_rest(rest),
+            flush: gpu.alloc(FLUSH_BYTES)?,
+            calibration: None,
+            why_not_calibrated: Some("not asked for".to_owned()),
+        })
+    }
+
+    /// The same with the calibration product, where it can run.
+    pub fn calibrated(cuda: &Cuda, rest: Duration) -> Result<Clock, Failure> {
+        let clock = Clock::new(cuda, rest)?;
         // Launched once here: what cannot run is left out, with its reason, and not found in the middle of a suite.
-        let tried = Calibration::new(gpu, Accumulation::Fast).and_then(|calibration| {
-            calibration.launch(&stream)?;
-            stream.synchronize()?;
+        let tried = Calibration::new(cuda.gpu(), Accumulation::Fast).and_then(|calibration| {
+            calibration.launch(&clock.stream)?;
+            clock.stream.synchronize()?;
             Ok(calibration)
         });
         let (calibration, why_not_calibrated) = match tried {
             Ok(calibration) => (Some(calibration), None),
             Err(error) => (None, Some(error.to_string())),
         };
-        Ok(Clock {
-            stream,
-            timer: KernelTimer::new(gpu)?.with_rest(rest),
-            flush: gpu.alloc(FLUSH_BYTES)?,
-            calibration,
-            why_not_calibrated,
-        })
+        Ok(Clock { calibration, why_not_calibrated, ..clock })
     }
 
     /// How times are taken, for people.

@@ -1,7 +1,5 @@
 //! The product before the norm of a hyper-connection: the part of a copy's bandwidth that it reaches.
 
-use std::time::Duration;
-
 use oxigemm::{Cuda, Device, GemmOptions};
 use serde::Serialize;
 use serde_json::json;
@@ -10,7 +8,6 @@ use super::{Args, time};
 use crate::anchor::Anchor;
 use crate::hc::{HcHost, HcSpec};
 use crate::output::{LiveTable, print_json, print_line, progress};
-use crate::timing::Clock;
 use crate::verdict::Verdict;
 use crate::{Common, Outcome};
 
@@ -26,9 +23,10 @@ struct Row {
 }
 
 /// Shapes of the peer's tests: rows, depth, splits.
-const CASES: [(usize, usize, Option<usize>); 6] = [
+const CASES: [(usize, usize, Option<usize>); 7] = [
     (4096, 7168, None),
     (4096, 28672, None),
+    (4096, 7168, Some(4)),
     (4096, 7168, Some(16)),
     (4096, 28672, Some(16)),
     (8192, 7680, None),
@@ -53,7 +51,7 @@ impl Row {
 pub fn run(common: &Common, cuda: &Cuda, args: &Args) -> Outcome {
     let device = Device::Cuda(cuda.clone());
     let copy = Anchor::dense_fp8().copy_gb_per_s;
-    let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
+    let mut clock = args.clock(cuda)?;
     let mut rows = Vec::new();
     let specs = CASES.map(|(m, k, splits)| HcSpec { m, n: 24, k, splits, seed: 1 });
     let longest_name = specs.iter().map(|spec| spec.to_string().len()).max().unwrap_or(0);

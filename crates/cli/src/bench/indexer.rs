@@ -1,7 +1,5 @@
 //! The peer's cases of indexer logits.
 
-use std::time::Duration;
-
 use oxigemm::check::MqaLogits;
 use oxigemm::plan::MqaPlan;
 use oxigemm::{Cuda, Device, GemmOptions};
@@ -52,7 +50,7 @@ pub fn run(common: &Common, cuda: &Cuda, args: &Args) -> Outcome {
     if cases.is_empty() {
         return Err(format!("no case contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
     }
-    let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
+    let mut clock = args.clock(cuda)?;
     let bar = progress(cases.len() * args.passes as usize);
     let live = Live::new(common, cases.iter().map(|case| case.name()));
     let mut measured = Vec::new();

@@ -73,6 +73,12 @@ pub struct Args {
 }
 
 impl Args {
+    /// A clock as the arguments want it.
+    fn clock(&self, cuda: &Cuda) -> Result<Clock, Failure> {
+        let rest = Duration::from_millis(self.rest_ms);
+        if self.uncalibrated { Clock::new(cuda, rest) } else { Clock::calibrated(cuda, rest) }
+    }
+
     /// The verdict, where results are checked.
     fn judged(&self, judge: impl FnOnce() -> Result<Verdict, Failure>) -> Result<Option<Verdict>, Failure> {
         (!self.unchecked).then(judge).transpose()
@@ -125,11 +131,11 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     match args.suite {
         Suite::Anchor => {}
         Suite::Fused => {
-            let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
+            let mut clock = args.clock(cuda)?;
             return fused::run(common, cuda, args, &mut clock);
         }
         Suite::Quantize => {
-            let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
+            let mut clock = args.clock(cuda)?;
             return quantize::run(common, cuda, args, &mut clock);
         }
         Suite::Indexer => return indexer::run(common, cuda, args),
@@ -155,7 +161,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     if cases.is_empty() && args.plot.is_some() {
         return Err("only dense cases are drawn, and the filter leaves none".into());
     }
-    let mut clock = Clock::new(cuda, Duration::from_millis(args.rest_ms))?;
+    let mut clock = args.clock(cuda)?;
     if args.sweep {
         Ok(sweep::run(cuda, args, &cases, &mut clock)?
             & grouped::sweep(cuda, args, &grouped, &mut clock)?
@@ -269,7 +275,7 @@ fn time(
     call: impl FnMut(&GemmOptions) -> oxigemm::Result<()>,
 ) -> Result<Times, Failure> {
     let us = clock.calls(&GemmOptions::default(), args.runs as usize, call)?;
-    let calibration_us = if args.uncalibrated { None } else { clock.calibration(args.runs as usize)? };
+    let calibration_us = clock.calibration(args.runs as usize)?;
     Ok(Times { us, calibration_us })
 }
 
