@@ -42,7 +42,7 @@ pub struct Args {
 }
 
 /// The kernels that stand for their families.
-const FAMILIES: [&str; 7] = [
+const FAMILIES: [&str; 10] = [
     "fp8_gemm_wide_256x128_s3",
     "fp8_gemm_slim_8x64",
     "fp8_gemm_wide_grouped_64x128_s8",
@@ -50,6 +50,9 @@ const FAMILIES: [&str; 7] = [
     "bf16_gemm_slim_nn_8x64",
     "fp8_gemm_wide_1d1d_64x128_s6",
     "fp8_gemm_wide_kgrouped_1d1d_128x128_s4",
+    "fp8_gemm_wide_fused_64x128_s6",
+    "fp8_gemm_wide_fused_grouped_64x128_s6",
+    "bf16_gemm_wide_fused_nt_64x128_s8",
 ];
 /// The share of mutants that must be found.
 const BAR: f64 = 0.95;
@@ -73,24 +76,22 @@ const FENCED_BEFORE: &str =
     "of the second block of a few: the fence of the first is behind all that touched its products";
 const OWN_COPIES: &str = "between the wait for copies and the arrival: every lane arrives for its own copies";
 
-const REDUNDANT: [Redundant; 13] = [
+const BEHIND_ROWS: &str =
+    "behind rows that lanes store: the products of a whole tile come before the area is staged again";
+const BETWEEN_STAGES: &str = "between the stages of a tile only products touch the sums";
+
+const REDUNDANT: [Redundant; 18] = [
     Redundant { kernel: FAMILIES[0], what: "bar.warp.sync", file: "epilogue.rs", times: 1, why: BEHIND_FP32 },
     Redundant { kernel: FAMILIES[0], what: "bar.warp.sync", file: "scales.rs", times: 1, why: OWN_COPIES },
     Redundant { kernel: FAMILIES[2], what: "bar.warp.sync", file: "scales.rs", times: 1, why: OWN_COPIES },
-    Redundant {
-        kernel: FAMILIES[2],
-        what: "bar.warp.sync",
-        file: "within.rs",
-        times: 1,
-        why: "behind rows that lanes store: the products of a whole tile come before the area is staged again",
-    },
+    Redundant { kernel: FAMILIES[2], what: "bar.warp.sync", file: "within.rs", times: 1, why: BEHIND_ROWS },
     Redundant { kernel: FAMILIES[3], what: "bar.warp.sync", file: "epilogue.rs", times: 1, why: BEHIND_FP32 },
     Redundant {
         kernel: FAMILIES[3],
         what: "wgmma.fence",
         file: "half_wide.rs",
         times: 1,
-        why: "between the stages of a tile only products touch the sums",
+        why: BETWEEN_STAGES,
     },
     Redundant { kernel: FAMILIES[5], what: "bar.warp.sync", file: "epilogue.rs", times: 1, why: BEHIND_FP32 },
     Redundant { kernel: FAMILIES[5], what: "bar.warp.sync", file: "scales.rs", times: 1, why: OWN_COPIES },
@@ -104,6 +105,17 @@ const REDUNDANT: [Redundant; 13] = [
         file: "kgroups.rs",
         times: 1,
         why: "behind the claim of a place for tensor maps: blocks of one launch have different places",
+    },
+    Redundant { kernel: FAMILIES[7], what: "bar.warp.sync", file: "scales.rs", times: 1, why: OWN_COPIES },
+    Redundant { kernel: FAMILIES[8], what: "bar.warp.sync", file: "scales.rs", times: 1, why: OWN_COPIES },
+    Redundant { kernel: FAMILIES[8], what: "bar.warp.sync", file: "within.rs", times: 1, why: BEHIND_ROWS },
+    Redundant { kernel: FAMILIES[8], what: "bar.warp.sync", file: "epilogue.rs", times: 1, why: BEHIND_FP32 },
+    Redundant {
+        kernel: FAMILIES[9],
+        what: "wgmma.fence",
+        file: "half_wide.rs",
+        times: 1,
+        why: BETWEEN_STAGES,
     },
 ];
 
@@ -374,13 +386,14 @@ fn fused_cases(wide: fp8_wide::Config) -> Vec<Case> {
         num_sms: Some(sms),
     };
     let copied = Spec { sfa: ScaleOrder::Odd, sfb: ScaleOrder::Odd, d_type: DType::F32, ..product(depth) };
+    // So short a K that a tile's output is what the next one waits for.
+    let short = Spec { m: 2 * block_m, n: 2 * columns, ..product(100) };
     vec![
         case(product(depth), epilogue, [1, 2], 2),
         case(product(depth), quantized, [2, 1], 2),
         case(Spec { addend: AddendKind::Inplace, ..copied }, epilogue, [1, 1], 1),
-        // So short a K that a tile's output is what the next one waits for.
-        case(product(100), epilogue, [1, 1], 1),
-        case(product(100), quantized, [1, 1], 1),
+        case(short, epilogue, [1, 1], 1),
+        case(short, quantized, [1, 1], 1),
     ]
 }
 
