@@ -1,0 +1,430 @@
+//! What mutants of a kernel are run on.
+
+use oxigemm::cast::ScaleFormat;
+use oxigemm::plan::{self, Choice, Family, Limits};
+use oxigemm::{Activation, DType, GemmLayout};
+use oxigemm_kernels::epilogue::fused::Fusion;
+use oxigemm_kernels::grouping::{GroupLayout, Grouping};
+use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::params::ScalesOfB;
+use oxigemm_kernels::{fp8_slim, fp8_wide, half_slim, half_wide};
+
+use crate::Op;
+use crate::fused::{EpilogueSpec, FusedSpec};
+use crate::fused_grouped::FusedGroupedSpec;
+use crate::grouped::GroupedSpec;
+use crate::kgrouped::{KGroupedForm, KGroupedSpec};
+use crate::problem::{AddendKind, ScaleOrder, Spec};
+use crate::task::Work;
+
+/// A problem and how it is launched.
+#[derive(Clone)]
+pub(super) struct Case {
+    pub work: Work,
+    pub choice: Choice,
+    pub num_sms: Option<u32>,
+}
+
+/// Problems that together execute every instruction of a kernel: more tiles than blocks, more blocks of K than
+/// stages, every layout of scales, edges inside the rows of a warp.
+pub(super) fn cases(config: Config, limits: &Limits) -> Vec<Case> {
+    let fits = |case: &Case| case.work.plan(Some(case.choice), limits).is_some();
+    match config {
+        Config::Transpose => transposed_cases(),
+        Config::Wide(wide) if wide.d_in_slabs => batched_cases(wide),
+        Config::Wide(wide) if wide.is_grouped() && wide.is_fused() => fused_grouped_cases(wide),
+        Config::Wide(wide) if wide.is_grouped() => grouped_cases(wide),
+        Config::Wide(wide) if wide.grouping == Grouping::K => k_grouped_cases(wide),
+        Config::Wide(wide) if wide.is_fused() => fused_cases(wide),
+        Config::Wide(wide) => {
+            let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
+            // Beyond the stages and beyond a group of scales, in fours: the copy engine brings all of those.
+            let depth = (wide.stages as usize + 1).next_multiple_of(4).max(12) * 128 - 16;
+            let padded =
+                |m, n, k| Spec { sfa: ScaleOrder::RowPadded, ..Spec::of_family(config.family(), [m, n, k]) };
+            let plain = padded(block_m / 2 + 2, 2 * block_n + 8, depth);
+            let copied = Spec {
+                m: block_m * 3 / 4 + 2,
+                sfa: ScaleOrder::Odd,
+                sfb: ScaleOrder::Odd,
+                d_type: DType::F32,
+                addend: AddendKind::Inplace,
+                ..plain
+            };
+            // So short a K that scales are what the ring waits for.
+            let short = padded(block_m / 2 + 2, 5 * block_n + 8, 100);
+            let case = |spec, cluster_m, cluster_n, sms| Case {
+                work: Work::Dense(spec),
+                choice: Choice::Wide { config: wide, cluster_m, cluster_n },
+                num_sms: Some(sms),
+            };
+            let mut cases = vec![
+                case(plain, 1, 2, 2),
+                case(Spec { sfa: ScaleOrder::Mn, ..plain }, 2, 1, 2),
+                case(copied, 1, 1, 2),
+                case(short, 1, 1, 1),
+            ];
+            if wide.scales_of_b == ScalesOfB::Rows {
+                // FP32 by the copy engine, and scales that it brings; rows of D that it cannot address.
+                let along = Spec { sfa: ScaleOrder::Mn, sfb: ScaleOrder::Mn, d_type: DType::F32, ..short };
+                cases.push(case(along, 1, 1, 1));
+                cases.push(case(Spec { addend: AddendKind::Inplace, ..along }, 2, 1, 2));
+                cases.push(case(Spec { d_padding: 1, ..along }, 1, 1, 1));
+            }
+            cases
+        }
+        Config::HalfWide(wide) if wide.is_grouped() && wide.is_fused() => half_fused_grouped_cases(wide),
+        Config::HalfWide(wide) if wide.is_grouped() => half_grouped_cases(wide),
+        Config::HalfWide(wide) if wide.grouping == Grouping::K => half_k_grouped_cases(wide),
+        Config::HalfWide(wide) if wide.is_fused() => half_fused_cases(wide),
+        Config::HalfWide(wide) => {
+            let (op, layout) = Op::of(config.family());
+            let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
+            let depth = (wide.stages as usize + 1) * 64 - 8;
+            let plain = Spec::of(op, layout, [block_m / 2 + 2, block_n + 8, depth]);
+            let wide_type = Spec { d_type: DType::F32, ..plain };
+            let added = Spec { m: block_m * 3 / 4 + 2, addend: AddendKind::Inplace, ..wide_type };
+            // Rows of D that the copy engine cannot address.
+            let odd = Spec { d_padding: 1, addend: AddendKind::Other, ..plain };
+            // So short a K that a tile's output is what the next one waits for.
+            let short = Spec { m: block_m + 8, k: 40, ..plain };
+            let case = |spec, cluster_m, cluster_n, sms| Case {
+                work: Work::Dense(spec),
+                choice: Choice::HalfWide { config: wide, cluster_m, cluster_n },
+                num_sms: Some(sms),
+            };
+            vec![
+                case(plain, 1, 2, 2),
+                case(wide_type, 2, 1, 2),
+                case(added, 1, 1, 1),
+                case(odd, 1, 1, 1),
+                case(short, 1, 1, 1),
+                case(Spec { d_type: DType::F32, ..short }, 1, 1, 1),
+            ]
+        }
+        Config::HalfSlim(slim) => {
+            let (op, layout) = Op::of(config.family());
+            let [block_m, block_n] = [slim.block_m, slim.block_n].map(|x| x as usize);
+            let split = Spec {
+                d_type: DType::F32,
+                addend: AddendKind::Other,
+                ..Spec::of(op, layout, [block_m + 5, block_n + 8, 1024])
+            };
+            let in_place = Spec { addend: AddendKind::Inplace, ..split };
+            let plain = Spec::of(op, layout, [block_m, block_n, 17 * 64 + 40]);
+            // Products whose stages a slice begins and ends among.
+            let slabs = slim.summed.then_some(4);
+            let [split, in_place, plain] = [split, in_place, plain].map(|spec| Spec { slabs, ..spec });
+            let case = |spec, split, stages| Case {
+                work: Work::Dense(spec),
+                choice: Choice::HalfSlim { config: slim, split, stages },
+                num_sms: None,
+            };
+            // As many stages as fit, all of them used again; and as few as there can be.
+            let most = (2..=half_slim::MAX_STAGES).rev().map(|stages| case(plain, 1, stages)).find(fits);
+            // Tall tiles are also written without a detour in every type.
+            let direct = (block_m >= 64).then(|| case(split, 1, 2));
+            most.into_iter().chain(direct).chain([case(split, 2, 2), case(in_place, 4, 2)]).collect()
+        }
+        Config::Slim(slim) => {
+            let [block_m, block_n] = [slim.block_m, slim.block_n].map(|x| x as usize);
+            let copied = Spec {
+                sfa: ScaleOrder::Odd,
+                sfb: ScaleOrder::Odd,
+                d_type: DType::F32,
+                addend: AddendKind::Other,
+                ..Spec::of_family(config.family(), [block_m + 5, block_n + 8, 2048])
+            };
+            let in_place = Spec { sfa: ScaleOrder::Mn, addend: AddendKind::Inplace, ..copied };
+            let plain = Spec {
+                sfa: ScaleOrder::RowPadded,
+                ..Spec::of_family(config.family(), [block_m, block_n, 4240])
+            };
+            let case = |spec, split, stages| Case {
+                work: Work::Dense(spec),
+                choice: Choice::Slim { config: slim, split, stages },
+                num_sms: None,
+            };
+            // As many stages as fit, all of them used again; and as few as there can be.
+            let most = (2..=fp8_slim::MAX_STAGES).rev().map(|stages| case(plain, 1, stages)).find(fits);
+            // Tall tiles are also written without a detour in every type.
+            let direct = (block_m >= 64).then(|| case(copied, 1, 2));
+            let split = [case(copied, 2, 2), case(in_place, 4, 2)];
+            most.into_iter().chain(direct).chain(split).collect()
+        }
+    }
+}
+
+/// The same where groups are along K: groups without any, of which a block comes by several, and more than it has maps.
+fn k_grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
+    let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
+    let depth = (wide.stages as usize + 1).next_multiple_of(4).max(12) * 128 - 16;
+    let case = |spec, [cluster_m, cluster_n]: [u32; 2], sms| Case {
+        work: Work::KGrouped(spec),
+        choice: Choice::Wide { config: wide, cluster_m, cluster_n },
+        num_sms: Some(sms),
+    };
+    let spec = |ks: &[usize], m, n| KGroupedSpec {
+        scales: [ScaleOrder::Mn; 2],
+        ..KGroupedSpec::new(KGroupedForm::FP8_NT, ks.to_vec(), m, n)
+    };
+    let deep = spec(&[depth, 0, 144], block_m / 2 + 2, block_n + 8);
+    let copied = KGroupedSpec {
+        scales: [ScaleOrder::Odd, ScaleOrder::Row],
+        addend: AddendKind::Other,
+        d_gaps: [1, 3],
+        ..deep.clone()
+    };
+    let halves = KGroupedSpec { d_type: DType::Bf16, ..deep.clone() };
+    let added = KGroupedSpec { addend: AddendKind::Inplace, ..deep.clone() };
+    // So short a K that scales, maps or a tile's output are what is waited for.
+    let short: Vec<usize> = (0..20).map(|i| [100, 16, 0, 130][i % 4]).collect();
+    let short = spec(&short, block_m / 2 + 2, 24);
+    vec![
+        case(deep, [1, 2], 2),
+        case(added, [2, 1], 2),
+        case(halves, [1, 1], 2),
+        case(copied, [1, 1], 2),
+        case(short, [1, 1], 1),
+    ]
+}
+
+/// The same of 16-bit operands, with groups of whole stages and others.
+fn half_k_grouped_cases(wide: half_wide::Config) -> Vec<Case> {
+    let form = KGroupedForm::of_family(Family::Half(wide.operands)).expect("every kernel has a form");
+    let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
+    let depth = (wide.stages as usize + 1) * 64 - 8;
+    let case = |spec, [cluster_m, cluster_n]: [u32; 2], sms| Case {
+        work: Work::KGrouped(spec),
+        choice: Choice::HalfWide { config: wide, cluster_m, cluster_n },
+        num_sms: Some(sms),
+    };
+    let spec = |ks: &[usize], m, n| KGroupedSpec::new(form, ks.to_vec(), m, n);
+    let deep = spec(&[depth, 0, 64], block_m / 2 + 2, block_n + 8);
+    let halves = KGroupedSpec { d_type: form.op.d_types()[1], ..deep.clone() };
+    let added = KGroupedSpec { addend: AddendKind::Inplace, ..deep.clone() };
+    // Rows of D that the copy engine cannot address.
+    let odd = KGroupedSpec { addend: AddendKind::Other, d_gaps: [1, 3], ..halves.clone() };
+    // So short a K that maps or a tile's output are what is waited for.
+    let short: Vec<usize> = (0..20).map(|i| [100, 16, 0, 64][i % 4]).collect();
+    let short = spec(&short, block_m / 2 + 2, 24);
+    vec![
+        case(deep, [1, 2], 2),
+        case(added, [2, 1], 2),
+        case(halves, [1, 1], 2),
+        case(odd, [1, 1], 2),
+        case(short, [1, 1], 1),
+    ]
+}
+
+/// Operands that are transposed first, one and both, with edges in both directions.
+fn transposed_cases() -> Vec<Case> {
+    let choice = plan::parse("slim_8x64_k1_s2").expect("it is one of the set");
+    let case =
+        |layout, dims| Case { work: Work::Dense(Spec::of(Op::Fp8, layout, dims)), choice, num_sms: None };
+    vec![case(GemmLayout::Nn, [3, 150, 200]), case(GemmLayout::Tn, [20, 40, 150])]
+}
+
+/// Rows of a tile, columns of two for every warpgroup, and a K that goes around the stages.
+fn fused_extents(wide: &fp8_wide::Config) -> [usize; 3] {
+    let depth = (wide.stages + 1).next_multiple_of(4).max(12) * 128 - 16;
+    [wide.block_m, 2 * wide.fusion.sums() * 128, depth].map(|x| x as usize)
+}
+
+/// What a kernel does with sums that it rounds, and that it quantizes.
+fn epilogues(fusion: Fusion) -> [EpilogueSpec; 2] {
+    let rounded = EpilogueSpec {
+        activation: Activation::Silu,
+        gated: fusion == Fusion::Gated,
+        bias: Some(DType::Bf16),
+        ..EpilogueSpec::NONE
+    };
+    [rounded, EpilogueSpec { quantized: Some((ScaleOrder::Row, ScaleFormat::F32)), ..rounded }]
+}
+
+/// As [`cases`]: rounded and quantized output, of whole tiles and of parts, in one pass and in several.
+fn fused_cases(wide: fp8_wide::Config) -> Vec<Case> {
+    let [block_m, columns, depth] = fused_extents(&wide);
+    let product = |k| Spec { sfa: ScaleOrder::RowPadded, ..Spec::new(block_m / 2 + 2, columns, k) };
+    let [epilogue, quantized] = epilogues(wide.fusion);
+    let case = |product, epilogue, [cluster_m, cluster_n]: [u32; 2], sms| Case {
+        work: Work::Fused(FusedSpec { product, epilogue }),
+        choice: Choice::Wide { config: wide, cluster_m, cluster_n },
+        num_sms: Some(sms),
+    };
+    let copied = Spec { sfa: ScaleOrder::Odd, sfb: ScaleOrder::Odd, d_type: DType::F32, ..product(depth) };
+    // So short a K that a tile's output is what the next one waits for.
+    let short = Spec { m: 2 * block_m, n: 2 * columns, ..product(100) };
+    vec![
+        case(product(depth), epilogue, [1, 2], 2),
+        case(product(depth), quantized, [2, 1], 2),
+        case(Spec { addend: AddendKind::Inplace, ..copied }, epilogue, [1, 1], 1),
+        case(short, epilogue, [1, 1], 1),
+        case(short, quantized, [1, 1], 1),
+    ]
+}
+
+/// The same of 16-bit operands.
+fn half_fused_cases(wide: half_wide::Config) -> Vec<Case> {
+    let (op, layout) = Op::of(Family::Half(wide.operands));
+    let [block_m, columns, depth] =
+        [wide.block_m, 2 * wide.fusion.sums() * 128, (wide.stages + 1) * 64 - 8].map(|x| x as usize);
+    let product = |k| Spec::of(op, layout, [block_m / 2 + 2, columns, k]);
+    let [epilogue, quantized] = epilogues(wide.fusion).map(|epilogue| epilogue.beside(op));
+    let case = |product, epilogue, [cluster_m, cluster_n]: [u32; 2], sms| Case {
+        work: Work::Fused(FusedSpec { product, epilogue }),
+        choice: Choice::HalfWide { config: wide, cluster_m, cluster_n },
+        num_sms: Some(sms),
+    };
+    let wide_type = Spec { d_type: DType::F32, addend: AddendKind::Inplace, ..product(depth) };
+    // So short a K that a tile's output is what the next one waits for.
+    let short = Spec { m: block_m + 8, ..product(40) };
+    vec![
+        case(product(depth), epilogue, [1, 2], 2),
+        case(product(depth), quantized, [2, 1], 2),
+        case(wide_type, epilogue, [1, 1], 1),
+        case(short, epilogue, [1, 1], 1),
+        case(short, quantized, [1, 1], 1),
+    ]
+}
+
+/// The same where rows are grouped.
+fn half_fused_grouped_cases(wide: half_wide::Config) -> Vec<Case> {
+    let (op, layout) = Op::of(Family::Half(wide.operands));
+    let [block_m, columns, depth] =
+        [wide.block_m, 2 * wide.fusion.sums() * 128, (wide.stages + 1) * 64 - 8].map(|x| x as usize);
+    let product = |groups, rows: &[usize], k| {
+        let spec = GroupedSpec::new(groups, rows.to_vec(), columns, k).of(op, layout);
+        GroupedSpec { alignment: if groups == GroupLayout::Counts { 1 } else { 16 }, ..spec }
+    };
+    let [epilogue, quantized] = epilogues(wide.fusion).map(|epilogue| epilogue.beside(op));
+    let case = |product, epilogue, [cluster_m, cluster_n]: [u32; 2], sms| Case {
+        work: Work::FusedGrouped(FusedGroupedSpec { product, epilogue }),
+        choice: Choice::HalfWide { config: wide, cluster_m, cluster_n },
+        num_sms: Some(sms),
+    };
+    let rows = [block_m / 2 + 2, 0, block_m + 1];
+    let added = product(GroupLayout::Ends, &rows[..2], depth);
+    let added = GroupedSpec { d_type: DType::F32, addend: AddendKind::Inplace, ..added };
+    // So short a K that a tile's output is what the next one waits for.
+    let short = product(GroupLayout::Ends, &[block_m, 1, 17, 2], 40);
+    vec![
+        case(product(GroupLayout::Counts, &rows, depth), epilogue, [1, 2], 2),
+        case(GroupedSpec { alignment: 1, ..product(GroupLayout::Ids, &rows, depth) }, quantized, [2, 1], 2),
+        case(added, epilogue, [1, 1], 2),
+        case(short.clone(), epilogue, [1, 1], 1),
+        case(short, quantized, [1, 1], 1),
+    ]
+}
+
+/// The same of FP8.
+fn fused_grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
+    let [block_m, columns, depth] = fused_extents(&wide);
+    let rows = [block_m / 2 + 2, 0, block_m + 1];
+    let product = |layout, rows: &[usize], k| {
+        let spec = GroupedSpec::new(layout, rows.to_vec(), columns, k);
+        GroupedSpec { alignment: if layout == GroupLayout::Counts { 1 } else { 16 }, ..spec }
+    };
+    let [epilogue, quantized] = epilogues(wide.fusion);
+    let case = |product, epilogue, [cluster_m, cluster_n]: [u32; 2], sms| Case {
+        work: Work::FusedGrouped(FusedGroupedSpec { product, epilogue }),
+        choice: Choice::Wide { config: wide, cluster_m, cluster_n },
+        num_sms: Some(sms),
+    };
+    let masked = GroupedSpec { sfa: ScaleOrder::RowPadded, ..product(GroupLayout::Counts, &rows, depth) };
+    let ids = product(GroupLayout::Ids, &rows, depth);
+    let ids = GroupedSpec { sfa: ScaleOrder::Mn, alignment: 1, ..ids };
+    let copied = product(GroupLayout::Ends, &rows[..2], depth);
+    let copied =
+        GroupedSpec { sfa: ScaleOrder::Odd, d_type: DType::F32, addend: AddendKind::Inplace, ..copied };
+    // So short a K that a tile's output is what the next one waits for.
+    let short = product(GroupLayout::Ends, &[block_m, 1, 17, 2], 100);
+    vec![
+        case(masked, epilogue, [1, 2], 2),
+        case(ids, quantized, [2, 1], 2),
+        case(copied, epilogue, [1, 1], 2),
+        case(short.clone(), epilogue, [1, 1], 1),
+        case(short, quantized, [1, 1], 1),
+    ]
+}
+
+/// The same where rows are grouped: every layout of groups, and groups that end inside the rows of a warp, of a
+/// warpgroup, and of a cluster.
+fn grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
+    let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
+    let depth = (wide.stages as usize + 1).next_multiple_of(4).max(12) * 128 - 16;
+    let case = |spec, [cluster_m, cluster_n]: [u32; 2], sms| Case {
+        work: Work::Grouped(spec),
+        choice: Choice::Wide { config: wide, cluster_m, cluster_n },
+        num_sms: Some(sms),
+    };
+    let spec = |layout, rows: &[usize], n, k| {
+        let spec = GroupedSpec::new(layout, rows.to_vec(), n, k);
+        GroupedSpec { alignment: if layout == GroupLayout::Counts { 1 } else { 16 }, ..spec }
+    };
+    let rows = [block_m / 2 + 2, 0, block_m + 1];
+    let masked =
+        GroupedSpec { sfa: ScaleOrder::RowPadded, ..spec(GroupLayout::Counts, &rows, block_n + 8, depth) };
+    // So many rows to look at that several warps do.
+    let ids = spec(GroupLayout::Ids, &rows, block_n + 8, depth);
+    let ids = GroupedSpec { sfa: ScaleOrder::Mn, alignment: 1, ..ids };
+    let copied = GroupedSpec {
+        sfa: ScaleOrder::Odd,
+        d_type: DType::F32,
+        ..spec(GroupLayout::Ends, &rows[..2], 2 * block_n + 8, depth)
+    };
+    // So short a K that scales are what the ring waits for.
+    let short = spec(GroupLayout::Ends, &[block_m, 1, 17, 2], 3 * block_n + 8, 100);
+    vec![case(masked, [1, 2], 2), case(ids, [2, 1], 2), case(copied, [1, 1], 2), case(short, [1, 1], 1)]
+}
+
+/// The same of a batch: every way to D, for products that lie row beside row and one behind another.
+fn batched_cases(wide: fp8_wide::Config) -> Vec<Case> {
+    let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
+    let depth = (wide.stages as usize + 1).next_multiple_of(4).max(12) * 128 - 16;
+    let case = |spec, [cluster_m, cluster_n]: [u32; 2], sms| Case {
+        work: Work::Grouped(spec),
+        choice: Choice::Wide { config: wide, cluster_m, cluster_n },
+        num_sms: Some(sms),
+    };
+    let spec = |rows, products, n, k| GroupedSpec::new(GroupLayout::All, vec![rows; products], n, k);
+    let beside = GroupedSpec { beside: true, ..spec(block_m + 1, 2, block_n + 8, depth) };
+    let behind = GroupedSpec { sfa: ScaleOrder::Mn, ..spec(block_m / 2 + 2, 3, block_n + 8, depth) };
+    let copied = GroupedSpec { sfa: ScaleOrder::Odd, d_type: DType::F32, d_padding: 3, ..behind.clone() };
+    // So short a K that scales are what the ring waits for.
+    let short = spec(block_m, 3, 3 * block_n + 8, 100);
+    vec![case(beside, [1, 2], 2), case(behind, [2, 1], 2), case(copied, [1, 1], 2), case(short, [1, 1], 1)]
+}
+
+/// The same of 16-bit operands: every way to D, for rows that others follow and for those that none does.
+fn half_grouped_cases(wide: half_wide::Config) -> Vec<Case> {
+    let (op, layout) = Op::of(Config::HalfWide(wide).family());
+    let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
+    let depth = (wide.stages as usize + 1) * 64 - 8;
+    let case = |spec: GroupedSpec, [cluster_m, cluster_n]: [u32; 2], sms| Case {
+        work: Work::Grouped(spec),
+        choice: Choice::HalfWide { config: wide, cluster_m, cluster_n },
+        num_sms: Some(sms),
+    };
+    let rows = [block_m / 2 + 2, 0, block_m + 1];
+    let spec = |groups, rows: &[usize], k| {
+        let spec = GroupedSpec::new(groups, rows.to_vec(), block_n + 8, k).of(op, layout);
+        GroupedSpec { alignment: if groups == GroupLayout::Counts { 1 } else { 16 }, ..spec }
+    };
+    let masked = spec(GroupLayout::Counts, &rows, depth);
+    // So many rows to look at that several warps do.
+    let ids = GroupedSpec { alignment: 1, d_type: DType::F32, ..spec(GroupLayout::Ids, &rows, depth) };
+    let added = GroupedSpec { addend: AddendKind::Inplace, ..ids.clone() };
+    let odd = spec(GroupLayout::Ends, &rows[..2], depth);
+    let odd = GroupedSpec { d_padding: 1, addend: AddendKind::Other, ..odd };
+    // So short a K that a tile's output is what the next one waits for.
+    let short = spec(GroupLayout::Ends, &[block_m, 1, 17, 2], 40);
+    vec![
+        case(masked, [1, 2], 2),
+        case(ids, [2, 1], 2),
+        case(added, [1, 1], 1),
+        case(odd, [1, 1], 1),
+        case(short.clone(), [1, 1], 1),
+        case(GroupedSpec { d_type: DType::F32, ..short }, [1, 1], 1),
+    ]
+}
