@@ -440,15 +440,12 @@ impl<'k> Block<'k, '_> {
     /// The warp that brings the scales, as far ahead of the tiles as its ring allows.
     fn bring_scales(&self) {
         let (k, p) = (self.k, &self.params);
-        let (writer, copier) = (self.scales.writer(), self.scales.copier(self.lane));
+        let bringer = self.scales.bringer(self.lane);
         self.place.for_each_place(k, |tile| {
             let (p, at) = (&p.of(&tile, self.grouped.as_ref()), [tile.m, tile.n]);
             // A tile of an empty group has a place too.
             let blocks = if tile.k_group.is_some() { p.k_blocks.max(1) } else { p.k_blocks };
-            k.for_(0, blocks, GROUP, |block| {
-                k.if_(self.lane.eq(0), || writer.load(p, at, block));
-                k.if_(self.scales.copied(), || copier.copy(p, at, block, p.k_blocks));
-            });
+            k.for_(0, blocks, GROUP, |block| bringer.bring(p, at, block));
         });
     }
 

@@ -235,6 +235,11 @@ impl<'k> ScaleParams<'k> {
         self.stride_mn.eq(1) & (self.stride_k & 1).eq(0) & (self.base.address() & 7u64).eq(0u64)
     }
 
+    /// Whether those of one row do, and each two of them in an aligned vector.
+    pub fn has_pairs_along_k(&self) -> Pred<'k> {
+        self.is_row_major() & (self.stride_mn & 1).eq(0) & (self.base.address() & 7u64).eq(0u64)
+    }
+
     /// The scale of one row of A (or one or 128 rows of B) and one 128-wide block of K.
     pub fn at(&self, row: U32<'k>, block: U32<'k>) -> Global<'k> {
         let index = row.widening_mul(self.stride_mn) + block.widening_mul(self.stride_k);

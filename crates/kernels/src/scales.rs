@@ -154,6 +154,14 @@ impl<'k> ScaleRing<'k> {
         ScaleCopier { ring: *self, cursor: self.pipe.writer(), lane }
     }
 
+    /// The side of a warp that does both.
+    pub fn bringer(&self, lane: U32<'k>) -> ScaleBringer<'k> {
+        let cursor = self.pipe.writer();
+        let (writer, copier) =
+            (ScaleWriter { ring: *self, cursor }, ScaleCopier { ring: *self, cursor, lane });
+        ScaleBringer { writer, copier }
+    }
+
     /// A math warp's side.
     pub fn reader(&self, lane: U32<'k>) -> ScaleReader<'k> {
         // Row scales lie as the copy engine found them; lanes that copy lay them out as if M were contiguous.
@@ -183,10 +191,15 @@ impl<'k> ScaleWriter<'k> {
     }
 
     /// Brings the tile's place and the scales of the group of `block`, where the copy engine can.
-    pub fn load(&self, params: &Params<'k>, [m, n]: [U32<'k>; 2], block: U32<'k>) {
-        let (ring, k) = (&self.ring, self.ring.k);
-        let block = group_start(block);
+    pub fn load(&self, params: &Params<'k>, at: [U32<'k>; 2], block: U32<'k>) {
         self.cursor.wait_empty();
+        self.load_now(params, at, group_start(block));
+        self.cursor.advance();
+    }
+
+    /// The same for the group that begins with `block`, into a slot that is empty.
+    fn load_now(&self, params: &Params<'k>, [m, n]: [U32<'k>; 2], block: U32<'k>) {
+        let (ring, k) = (&self.ring, self.ring.k);
         let (slot, full) = (ring.slot(self.cursor.stage()), ring.pipe.full(self.cursor.stage()));
         let [rows, columns] = ring.by_engine;
         let row_bytes: U32<'k> = rows.select(ring.loaded * (ring.shape.rows * 4), 0);
@@ -208,7 +221,6 @@ impl<'k> ScaleWriter<'k> {
             let row = n.min(params.output.columns - 1) / BLOCK_K;
             ring.columns(slot).bulk_load(params.sfb.at(row, block), column_bytes, full);
         });
-        self.cursor.advance();
     }
 }
 
@@ -220,12 +232,17 @@ pub(crate) struct ScaleCopier<'k> {
 }
 
 impl<'k> ScaleCopier<'k> {
-    /// Copies for the group of `block`, of a tile's blocks up to before `end`. Every lane arrives itself, because the
-    /// sanitizer does not take the word of one for the others.
-    pub fn copy(&self, params: &Params<'k>, [m, n]: [U32<'k>; 2], block: U32<'k>, end: U32<'k>) {
-        let (ring, k) = (&self.ring, self.ring.k);
-        let block = group_start(block);
+    /// Copies for the group of `block`, of a tile's blocks up to before `end`.
+    pub fn copy(&self, params: &Params<'k>, at: [U32<'k>; 2], block: U32<'k>, end: U32<'k>) {
         self.cursor.wait_empty();
+        self.copy_now(params, at, (group_start(block), end));
+        self.cursor.advance();
+    }
+
+    /// The same for the group that begins with `block`, into a slot that is empty. Every lane arrives itself, because the
+    /// sanitizer does not take the word of one for the others.
+    fn copy_now(&self, params: &Params<'k>, [m, n]: [U32<'k>; 2], (block, end): (U32<'k>, U32<'k>)) {
+        let (ring, k) = (&self.ring, self.ring.k);
         let slot = ring.slot(self.cursor.stage());
         let [rows_by_engine, columns_by_engine] = ring.by_engine;
         if ring.shape.each_column() {
@@ -243,7 +260,6 @@ impl<'k> ScaleCopier<'k> {
         k.copies_wait();
         k.sync_warp();
         ring.pipe.full(self.cursor.stage()).arrive();
-        self.cursor.advance();
     }
 
     fn copy_rows(&self, params: &Params<'k>, to: Shared<'k>, m: U32<'k>, (block, end): (U32<'k>, U32<'k>)) {
@@ -287,18 +303,6 @@ impl<'k> ScaleCopier<'k> {
     ) {
         let (k, lane) = (self.ring.k, self.lane);
         let pitch = rows.pitch * 4;
-        // A lane takes one block of K, and of the rows every fourth.
-        let along_k = || {
-            let (row, later) = (lane / GROUP, lane % GROUP);
-            let exists = (block + later).lt(end);
-            let (from, to) =
-                (scales.at(rows.first + row, block + later), to.at(later * pitch).at(in_quads(row) * 4));
-            for further in (0..rows.count).step_by((WARP / GROUP) as usize) {
-                let from = from.at(scales.stride_mn.widening_mul(further * 4));
-                let exists = exists & rows.has(row + further);
-                to.at(in_quads(k.constant(further)) * 4).copy_async(from, 4, exists);
-            }
-        };
         // A lane takes pairs of neighbours, of one block of K after another.
         let along_n = || {
             for first in (0..rows.count).step_by(2 * WARP as usize) {
@@ -315,8 +319,38 @@ impl<'k> ScaleCopier<'k> {
             }
         };
         let in_pairs = scales.has_pairs_along_mn() & (rows.limit & 1).eq(0);
-        k.if_else(scales.is_row_major(), along_k, || {
-            k.if_else(in_pairs, along_n, || self.copy_each(scales, to, rows, (block, end), in_quads));
+        let whole = (rows.first + rows.count).le(rows.limit);
+        let turned = scales.has_pairs_along_k() & (end & 1).eq(0) & whole;
+        let copied =
+            || k.if_else(in_pairs, along_n, || self.copy_each(scales, to, rows, (block, end), in_quads));
+        k.if_else(turned, || self.turn_quads(scales, to, rows, (block, end)), copied);
+    }
+
+    /// The same by way of registers, where all rows exist and the scales of two blocks of K are one vector: a lane has the four
+    /// columns of a quad, and turns their vectors into one for each block. This takes few instructions, and what a warp
+    /// issues here is taken from those that multiply.
+    fn turn_quads(
+        &self,
+        scales: &ScaleParams<'k>,
+        to: Shared<'k>,
+        rows: &Few<'k>,
+        (block, end): (U32<'k>, U32<'k>),
+    ) {
+        const AT_ONCE: u32 = 2;
+        let (k, lane) = (self.ring.k, self.lane);
+        debug_assert!(rows.count <= 4 * WARP, "a quad for each lane");
+        k.if_(lane.lt(rows.count / 4), || {
+            let from = scales.at(rows.first + (lane >> 2) * 16 + (lane & 3) * 2, block);
+            let to = to.at(lane * 16);
+            k.for_(0, (end - block).min(GROUP), AT_ONCE, |later| {
+                let column = |further: u32| from.at(scales.stride_mn.widening_mul(further * 4));
+                let each = [0, 1, 8, 9]
+                    .map(|further| column(further).at(later.widening_mul(4)).load_vec::<f32, 2>());
+                for nth in 0..AT_ONCE {
+                    let quad = each.map(|blocks| blocks[nth as usize]);
+                    to.at((later + nth) * (rows.pitch * 4)).store_vec(quad);
+                }
+            });
         });
     }
 
@@ -336,6 +370,25 @@ impl<'k> ScaleCopier<'k> {
             let to = to.at((later * shape.column_pitch() + i) * 4);
             to.copy_async(params.sfb.at(row / BLOCK_K, block + later), 4, exists);
         });
+    }
+}
+
+/// A warp that brings scales: one of its lanes has the copy engine bring what it can, and all copy the rest.
+pub(crate) struct ScaleBringer<'k> {
+    /// Both with the same cursor.
+    writer: ScaleWriter<'k>,
+    copier: ScaleCopier<'k>,
+}
+
+impl<'k> ScaleBringer<'k> {
+    /// Brings those of the group that begins with `block`, of a tile at `at`.
+    pub fn bring(&self, params: &Params<'k>, at: [U32<'k>; 2], block: U32<'k>) {
+        let (writer, copier) = (&self.writer, &self.copier);
+        let (ring, k) = (&writer.ring, writer.ring.k);
+        writer.cursor.wait_empty();
+        k.if_(copier.lane.eq(0), || writer.load_now(params, at, block));
+        k.if_(ring.copied(), || copier.copy_now(params, at, (block, params.k_blocks)));
+        writer.cursor.advance();
     }
 }
 

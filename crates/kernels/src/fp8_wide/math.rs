@@ -241,7 +241,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             let rows = self.block_rows(block as usize);
             let columns = |nth: u32| ahead.get(nth as usize).copied().unwrap_or_else(|| columns.load(nth));
             for (sums, rows) in self.sums.iter().zip(rows.chunks(2)) {
-                promote_each(sums, buffer(block), [rows[0], rows[1]], columns);
+                promote_each(self.block.cfg, sums, buffer(block), [rows[0], rows[1]], columns);
             }
         }
     }
@@ -311,7 +311,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
                 ScalesOfB::Blocks => promote(cfg, sums, &self.products[0], rows, &columns),
                 ScalesOfB::Rows => {
                     let quad = |nth: u32| std::array::from_fn(|i| columns[nth as usize * 4 + i]);
-                    promote_each(sums, &self.products[0], rows, quad);
+                    promote_each(cfg, sums, &self.products[0], rows, quad);
                 }
             }
         }
@@ -350,7 +350,11 @@ fn promote<'k>(
 }
 
 /// The same where every column has a scale: of each eight columns a thread has two neighbours, in two rows.
+///
+/// Products times columns first are 2% faster than rows times columns, but the assembler keeps more of them at a time: too many
+/// where groups are along K.
 fn promote_each<'k>(
+    cfg: &Config,
     sums: &[Var<'k, f32>],
     products: &[Var<'k, f32>],
     row_scales: [F32<'k>; 2],
@@ -360,7 +364,11 @@ fn promote_each<'k>(
         let columns = column_scales(nth);
         for ((sums, products), columns) in sums.chunks(4).zip(products.chunks(4)).zip(columns.chunks(2)) {
             for (i, (sum, product)) in sums.iter().zip(products).enumerate() {
-                sum.fma(product.live(), row_scales[i / 2] * columns[i % 2]);
+                let (product, row, column) = (product.live(), row_scales[i / 2], columns[i % 2]);
+                match cfg.grouping {
+                    Grouping::Dense => sum.fma(product * column, row),
+                    Grouping::Rows | Grouping::K => sum.fma(product, row * column),
+                }
             }
         }
     }
