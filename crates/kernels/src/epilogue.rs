@@ -276,6 +276,11 @@ impl<'k> Panels<'k> {
         columns.div_ceil(Self::MAP_TILE[1]) * PANEL_BYTES
     }
 
+    /// Whether some panels of `columns` columns are whole: those the copy engine stores, and the lanes what is left over.
+    pub(crate) const fn some_are_whole(columns: u32) -> bool {
+        columns >= Self::MAP_TILE[1]
+    }
+
     /// The column and the staged copy of a panel.
     fn panel(&self, panel: u32) -> (U32<'k>, Shared<'k>) {
         (self.column + panel * Self::MAP_TILE[1], self.staging.at(panel * PANEL_BYTES))
@@ -341,13 +346,12 @@ impl<'k> WarpOutput<'k, '_> {
     }
 
     /// After the warp has staged its rows and met: its lanes store the columns that are no whole panel, if there are
-    /// any.
+    /// any. (It meets again with the products of a tile, before it stages others.)
     pub fn store_left_over(&self, k: &'k Kernel, columns: u32) {
         let left_over = columns % Panels::MAP_TILE[1];
         if left_over > 0 {
             let panel = columns / Panels::MAP_TILE[1];
             self.copy_bf16(k, self.place.panel(panel).0, self.rows_of(panel), left_over / 8);
-            k.sync_warp();
         }
     }
 

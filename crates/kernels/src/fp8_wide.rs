@@ -15,9 +15,9 @@ mod output;
 
 use crate::BLOCK_K;
 use crate::cluster::{Place, TilePlace};
+use crate::epilogue::Panels;
 use crate::epilogue::fused::{FusedGroupParams, FusedParams, Fusion, Pieces};
 use crate::epilogue::quantized::{QuantizedOutput, passes};
-use crate::epilogue::{OutputFlags, Panels};
 use crate::fp8::{self, E5m2};
 use crate::grouping::Grouping;
 use crate::half_output::PartShape;
@@ -323,7 +323,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let tile_warp = MATH_WARPS;
     let scale_warp = MATH_WARPS + 2;
     // Those that serve and are left.
-    let storer = (warp & 1).eq(1) & block.params.output.has(OutputFlags::PLAIN);
+    let storer = (warp & 1).eq(1) & block.params.output.is_copied(cfg.part_columns(), block.fused.as_ref());
     k.if_(warp.eq(tile_warp), || {
         k.if_(lane.eq(0), || {
             block.params.a.prefetch();

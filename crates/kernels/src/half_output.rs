@@ -169,15 +169,22 @@ impl<'k> Outbox<'k> {
                 })
                 .collect();
             let whole = |panel: &Panel| panel.columns == kind.columns();
-            self.ring.empty(self.warpgroup).wait(parity.get());
-            for (panel, rows, sums) in &staged {
-                match kind {
-                    Kind::Half => rows.stage(k, sums),
-                    Kind::F32 if whole(panel) => stage_f32(rows, sums),
-                    Kind::F32 => {}
+            let stage = || {
+                for (panel, rows, sums) in &staged {
+                    match kind {
+                        Kind::Half => rows.stage(k, sums),
+                        Kind::F32 if whole(panel) => stage_f32(rows, sums),
+                        Kind::F32 => {}
+                    }
+                }
+            };
+            match self.shape.columns >= kind.columns() {
+                true => self.ring.hand_over(self.warpgroup, lane, parity, stage),
+                false => {
+                    stage();
+                    k.sync_warp();
                 }
             }
-            self.ring.announce(self.warpgroup, lane, parity);
             // Columns that are no whole panel are stored by the lanes.
             for (panel, rows, sums) in staged.iter().filter(|(panel, ..)| !whole(panel)) {
                 match kind {

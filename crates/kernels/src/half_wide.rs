@@ -17,8 +17,8 @@ mod fused;
 use fused::FinishedTile;
 
 use crate::cluster::{Place, Release, Share, TilePlace};
+use crate::epilogue::PANEL_BYTES;
 use crate::epilogue::fused::{FusedGroupParams, FusedParams, Fusion};
-use crate::epilogue::{OutputFlags, PANEL_BYTES};
 use crate::grouping::{GroupPlace, Grouping};
 use crate::half::{BLOCK_K, OperandTile, Operands, PANEL};
 use crate::half_output::{Outbox, PartShape};
@@ -267,7 +267,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     };
 
     let tile_warp = MATH_WARPS;
-    let storer = (warp & 1).eq(1) & block.params.output.has(OutputFlags::PLAIN);
+    let storer = (warp & 1).eq(1) & block.params.output.is_copied(cfg.part().columns, block.fused.as_ref());
     k.if_(warp.eq(tile_warp), || {
         k.if_(lane.eq(0), || {
             block.params.a.prefetch();
@@ -556,17 +556,19 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     /// are grouped.
     fn told(&self) -> ([U32<'k>; 2], [U32<'k>; 2]) {
         self.cursor.wait_full();
-        let told = TilePlace::told_whose(self.block.told(self.cursor.stage()));
-        // One lane lets go of the stage for all.
-        self.block.k.sync_warp();
-        told
+        TilePlace::told_whose(self.block.told(self.cursor.stage()))
     }
 
     /// All stages of a tile, at least one, of which so many waves have rows.
     fn multiply_tile(&self, waves: u32, k_blocks: U32<'k>) {
         let (k, sums) = (self.block.k, &self.sums[..waves as usize]);
+        // Where rows are grouped, what is told of a tile has come with its first stage.
+        if !self.block.cfg.is_grouped() {
+            self.cursor.wait_full();
+        }
         self.issue_stage(sums, false);
         k.for_(1, k_blocks, 1, |_| {
+            self.cursor.wait_full();
             self.issue_stage(sums, true);
             k.wgmma_wait(1);
             self.release_previous();
@@ -580,19 +582,18 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         let k = self.block.k;
         k.for_(0, self.block.params.k_blocks, 1, |_| {
             self.cursor.wait_full();
-            // No lane may still wait for what another has let go of.
+            // No lane may still wait for what another has let go of, or read what it tells.
             k.sync_warp();
             self.release.stage(k, self.cursor.stage());
             self.advance();
         });
     }
 
-    /// Waits for a stage and issues its products as one group. The first of a tile begin new sums.
+    /// Issues the products of a stage that has come, as one group. The first of a tile begin new sums.
     fn issue_stage(&self, sums: &[Vec<Var<'k, f32>>], accumulate: bool) {
         let (k, cfg) = (self.block.k, self.block.cfg);
         let Operands { a: major_a, b: major_b, .. } = cfg.operands;
         let (types, [a_tile, b_tile]) = (cfg.operands.mma_type(), cfg.tiles());
-        self.cursor.wait_full();
         let [a, b] = self.current.map(DescriptorVar::get);
         // Between stages only products touch the sums, but the assembler wants the fence in every block of code.
         k.wgmma_fence();

@@ -75,6 +75,14 @@ impl<'k> Pipeline<'k> {
         self.cursor(0)
     }
 
+    /// A warp writes its part of a stage that the copy engine reads next, when it may, and tells so. `parity` is its place
+    /// among those who write this stage.
+    pub fn hand_over(&self, stage: U32<'k>, lane: U32<'k>, parity: Var<'k, u32>, write: impl FnOnce()) {
+        self.empty(stage).wait(parity.get());
+        write();
+        self.announce(stage, lane, parity);
+    }
+
     /// A warp has written its part of a stage that the copy engine reads next: tells so. `parity` is its place among those
     /// who write this stage.
     pub fn announce(&self, stage: U32<'k>, lane: U32<'k>, parity: Var<'k, u32>) {

@@ -4,8 +4,8 @@
 //! rounding; heads move columns. All of it is in FP32 and rounded once. Which stages take part is told at run time; only
 //! that a gate halves the columns is compiled in.
 
-use super::OutputParams;
 use super::heads::Heads;
+use super::{OutputFlags, OutputParams, Panels};
 use crate::grouping::GroupParams;
 use crate::half::Half;
 use oxigemm_ptx::warp::Shuffle;
@@ -204,9 +204,29 @@ impl<'k> FusedParams<'k> {
         self.has(FusedFlags::QUANTIZED).select(quantized, 1)
     }
 
+    /// Has a part of a tile with so many columns stored by the copy engine, which leaves it to the lanes where D is rounded and no
+    /// panel is whole.
+    pub fn store(&self, k: &'k Kernel, columns: u32, quantized: impl FnOnce(), rounded: impl FnOnce()) {
+        match Panels::some_are_whole(columns) {
+            true => k.if_else(self.has(FusedFlags::QUANTIZED), quantized, rounded),
+            false => quantized(),
+        }
+    }
+
     /// The output with what it has to know of them.
     pub fn output(&self, output: OutputParams<'k>) -> OutputParams<'k> {
         OutputParams { beta: Some(self.beta), heads: Some(self.heads), ..output }
+    }
+}
+
+impl<'k> OutputParams<'k> {
+    /// Whether the copy engine stores some of a part of a tile with so many columns: see [`FusedParams::store`].
+    pub(crate) fn is_copied(&self, columns: u32, fused: Option<&FusedParams<'k>>) -> Pred<'k> {
+        match fused {
+            _ if Panels::some_are_whole(columns) => self.has(OutputFlags::PLAIN),
+            Some(fused) => fused.has(FusedFlags::QUANTIZED),
+            None => self.flags.kernel().constant(false),
+        }
     }
 }
 

@@ -67,12 +67,21 @@ impl<'k> QuantizedOutput<'k, '_> {
             }
             let panels = panels();
             panels.iter().zip(&values).for_each(|(panel, values)| self.stage(panel, values));
-            if let Some(end) = end {
-                // Before it is announced: what others keep next may lie in this warp's rows.
-                k.sync_warp();
-                panels.iter().for_each(|panel| self.store_within(panel, end));
+            let announce = || self.ring.announce(self.warpgroup, self.lane, parity);
+            let store_within = |end| panels.iter().for_each(|panel| self.store_within(panel, end));
+            match end {
+                None => announce(),
+                Some(end) if passes > 1 => {
+                    // Before it is announced: what others keep next may lie in this warp's rows.
+                    k.sync_warp();
+                    store_within(end);
+                    announce();
+                }
+                Some(end) => {
+                    announce();
+                    store_within(end);
+                }
             }
-            self.ring.announce(self.warpgroup, self.lane, parity);
         };
         match passes {
             1 => finish(),
@@ -156,8 +165,7 @@ impl<'k> QuantizedOutput<'k, '_> {
     }
 
     /// After the warp has staged its rows of a panel and met: where the copy engine may not store it, because rows of
-    /// another group follow from `end` on, the lanes store those of the warp's rows that lie before. (The caller has the warp
-    /// meet again.)
+    /// another group follow from `end` on, the lanes store those of the warp's rows that lie before.
     fn store_within(&self, place: &Panels<'k>, end: U32<'k>) {
         let (k, p) = (self.k, self.output);
         k.if_(!place.is_before(end), || {

@@ -40,7 +40,6 @@ impl<'k> WarpOutput<'k, '_> {
                         self.copy_bf16(k, self.place.column + column, staged, chunks);
                     }
                 });
-                k.sync_warp();
             },
         );
     }

@@ -152,9 +152,14 @@ impl<'k> Block<'k, '_> {
         k.if_else(
             output.has(OutputFlags::PLAIN),
             || {
-                self.outbox.empty(warpgroup).wait(parity.get());
-                parts.iter().for_each(|(part, sums)| part.stage(k, sums));
-                self.outbox.announce(warpgroup, self.lane, parity);
+                let stage = || parts.iter().for_each(|(part, sums)| part.stage(k, sums));
+                match Panels::some_are_whole(columns) {
+                    true => self.outbox.hand_over(warpgroup, self.lane, parity, stage),
+                    false => {
+                        stage();
+                        k.sync_warp();
+                    }
+                }
                 for (part, _) in &parts {
                     match end {
                         None => part.store_left_over(k, columns),
@@ -241,15 +246,14 @@ impl<'k> Block<'k, '_> {
         let rounded = || each(self.panels(part), &|panels| panels.store_in(part.slab, output, columns));
         match &self.fused {
             None => rounded(),
-            Some(fused) => k.if_else(
-                fused.has(FusedFlags::QUANTIZED),
-                || {
+            Some(fused) => {
+                let quantized = || {
                     each(self.quantized_panels(part), &|panel| {
                         output.d_map.store(&[panel.column, panel.row], panel.staging);
                     });
-                },
-                rounded,
-            ),
+                };
+                fused.store(k, columns, quantized, rounded);
+            }
         }
     }
 }

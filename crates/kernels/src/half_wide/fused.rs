@@ -151,8 +151,9 @@ impl<'k> Block<'k, '_> {
             parity.set(parity.live() ^ 1);
         };
         let store = || {
-            k.if_else(
-                self.fused().has(FusedFlags::QUANTIZED),
+            self.fused().store(
+                k,
+                self.cfg.part().columns,
                 || self.place.if_last_pass(k, tile.pass, quantized),
                 || self.rounded(warpgroup, rows).store(first, parity),
             );
