@@ -43,8 +43,10 @@ pub(super) fn cases(config: Config, limits: &Limits) -> Vec<Case> {
             let padded =
                 |m, n, k| Spec { sfa: ScaleOrder::RowPadded, ..Spec::of_family(config.family(), [m, n, k]) };
             let plain = padded(block_m / 2 + 2, 2 * block_n + 8, depth);
+            let [m, n] = parting([block_m, block_n]);
             let copied = Spec {
-                m: block_m * 3 / 4 + 2,
+                m,
+                n,
                 sfa: ScaleOrder::Odd,
                 sfb: ScaleOrder::Odd,
                 d_type: DType::F32,
@@ -61,7 +63,7 @@ pub(super) fn cases(config: Config, limits: &Limits) -> Vec<Case> {
             let mut cases = vec![
                 case(plain, 1, 2, 2),
                 case(Spec { sfa: ScaleOrder::Mn, ..plain }, 2, 1, 2),
-                case(copied, 1, 1, 2),
+                case(copied, 1, 1, 1),
                 case(short, 1, 1, 1),
             ];
             if wide.scales_of_b == ScalesOfB::Rows {
@@ -69,7 +71,8 @@ pub(super) fn cases(config: Config, limits: &Limits) -> Vec<Case> {
                 let along = Spec { sfa: ScaleOrder::Mn, sfb: ScaleOrder::Mn, d_type: DType::F32, ..short };
                 cases.push(case(along, 1, 1, 1));
                 cases.push(case(Spec { addend: AddendKind::Inplace, ..along }, 2, 1, 2));
-                cases.push(case(Spec { d_padding: 1, ..along }, 1, 1, 1));
+                let odd = Spec { m: along.m + 1, n: along.n - 2, d_padding: 2, ..along };
+                cases.push(case(odd, 1, 1, 1));
             }
             cases
         }
@@ -84,8 +87,9 @@ pub(super) fn cases(config: Config, limits: &Limits) -> Vec<Case> {
             let plain = Spec::of(op, layout, [block_m / 2 + 2, block_n + 8, depth]);
             let wide_type = Spec { d_type: DType::F32, ..plain };
             let added = Spec { m: block_m * 3 / 4 + 2, addend: AddendKind::Inplace, ..wide_type };
-            // Rows of D that the copy engine cannot address.
-            let odd = Spec { d_padding: 1, addend: AddendKind::Other, ..plain };
+            // Rows of D that the copy engine cannot address, and lanes can in fours.
+            let [m, n] = parting([block_m, block_n]);
+            let odd = Spec { m, n, d_padding: 4, addend: AddendKind::Other, ..plain };
             // So short a K that a tile's output is what the next one waits for.
             let short = Spec { m: block_m + 8, k: 40, ..plain };
             let case = |spec, cluster_m, cluster_n, sms| Case {
@@ -155,6 +159,12 @@ pub(super) fn cases(config: Config, limits: &Limits) -> Vec<Case> {
     }
 }
 
+/// Rows and columns of D that end inside a tile, in its last 64 rows, so that lanes of a warp that store in FP32 part; there is
+/// a tile more.
+fn parting([block_m, columns]: [usize; 2]) -> [usize; 2] {
+    [2 * block_m - 61, columns - 8]
+}
+
 /// The same where groups are along K: groups without any, of which a block comes by several, and more than it has maps.
 fn k_grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
     let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
@@ -169,10 +179,12 @@ fn k_grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
         ..KGroupedSpec::new(KGroupedForm::FP8_NT, ks.to_vec(), m, n)
     };
     let deep = spec(&[depth, 0, 144], block_m / 2 + 2, block_n + 8);
+    // Lanes part at the last columns; a tile of the next group follows.
     let copied = KGroupedSpec {
+        n: block_n - 8,
         scales: [ScaleOrder::Odd, ScaleOrder::Row],
         addend: AddendKind::Other,
-        d_gaps: [1, 3],
+        d_gaps: [4, 8],
         ..deep.clone()
     };
     let halves = KGroupedSpec { d_type: DType::Bf16, ..deep.clone() };
@@ -184,7 +196,7 @@ fn k_grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
         case(deep, [1, 2], 2),
         case(added, [2, 1], 2),
         case(halves, [1, 1], 2),
-        case(copied, [1, 1], 2),
+        case(copied, [1, 1], 1),
         case(short, [1, 1], 1),
     ]
 }
@@ -231,6 +243,18 @@ fn fused_extents(wide: &fp8_wide::Config) -> [usize; 3] {
     [wide.block_m, 2 * wide.fusion.sums() * 128, depth].map(|x| x as usize)
 }
 
+/// As [`parting`], for sums that are finished: rows of A and of B, whose gates are multiples of 128.
+fn fused_parting(wide: &fp8_wide::Config) -> [usize; 2] {
+    let [m, n] = parting([wide.block_m as usize, 128]);
+    [m, if wide.fusion == Fusion::Gated { 2 * 128 } else { n }]
+}
+
+/// The same of 16-bit operands, whose gates are any.
+fn half_fused_parting(wide: &half_wide::Config) -> [usize; 2] {
+    let [m, n] = parting([wide.block_m as usize, 128]);
+    [m, n * wide.fusion.sums() as usize]
+}
+
 /// What a kernel does with sums that it rounds, and that it quantizes.
 fn epilogues(fusion: Fusion) -> [EpilogueSpec; 2] {
     let rounded = EpilogueSpec {
@@ -252,13 +276,22 @@ fn fused_cases(wide: fp8_wide::Config) -> Vec<Case> {
         choice: Choice::Wide { config: wide, cluster_m, cluster_n },
         num_sms: Some(sms),
     };
-    let copied = Spec { sfa: ScaleOrder::Odd, sfb: ScaleOrder::Odd, d_type: DType::F32, ..product(depth) };
+    let [m, n] = fused_parting(&wide);
+    let copied = Spec {
+        m,
+        n,
+        sfa: ScaleOrder::Odd,
+        sfb: ScaleOrder::Odd,
+        d_type: DType::F32,
+        addend: AddendKind::Inplace,
+        ..product(depth)
+    };
     // So short a K that a tile's output is what the next one waits for.
     let short = Spec { m: 2 * block_m, n: 2 * columns, ..product(100) };
     vec![
         case(product(depth), epilogue, [1, 2], 2),
         case(product(depth), quantized, [2, 1], 2),
-        case(Spec { addend: AddendKind::Inplace, ..copied }, epilogue, [1, 1], 1),
+        case(copied, epilogue, [1, 1], 1),
         case(short, epilogue, [1, 1], 1),
         case(short, quantized, [1, 1], 1),
     ]
@@ -276,7 +309,8 @@ fn half_fused_cases(wide: half_wide::Config) -> Vec<Case> {
         choice: Choice::HalfWide { config: wide, cluster_m, cluster_n },
         num_sms: Some(sms),
     };
-    let wide_type = Spec { d_type: DType::F32, addend: AddendKind::Inplace, ..product(depth) };
+    let [m, n] = half_fused_parting(&wide);
+    let wide_type = Spec { m, n, d_type: DType::F32, addend: AddendKind::Inplace, ..product(depth) };
     // So short a K that a tile's output is what the next one waits for.
     let short = Spec { m: block_m + 8, ..product(40) };
     vec![
@@ -304,14 +338,15 @@ fn half_fused_grouped_cases(wide: half_wide::Config) -> Vec<Case> {
         num_sms: Some(sms),
     };
     let rows = [block_m / 2 + 2, 0, block_m + 1];
-    let added = product(GroupLayout::Ends, &rows[..2], depth);
-    let added = GroupedSpec { d_type: DType::F32, addend: AddendKind::Inplace, ..added };
+    let [m, n] = half_fused_parting(&wide);
+    let added = product(GroupLayout::Ends, &[m, 0], depth);
+    let added = GroupedSpec { n, d_type: DType::F32, addend: AddendKind::Inplace, ..added };
     // So short a K that a tile's output is what the next one waits for.
     let short = product(GroupLayout::Ends, &[block_m, 1, 17, 2], 40);
     vec![
         case(product(GroupLayout::Counts, &rows, depth), epilogue, [1, 2], 2),
         case(GroupedSpec { alignment: 1, ..product(GroupLayout::Ids, &rows, depth) }, quantized, [2, 1], 2),
-        case(added, epilogue, [1, 1], 2),
+        case(added, epilogue, [1, 1], 1),
         case(short.clone(), epilogue, [1, 1], 1),
         case(short, quantized, [1, 1], 1),
     ]
@@ -334,15 +369,16 @@ fn fused_grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
     let masked = GroupedSpec { sfa: ScaleOrder::RowPadded, ..product(GroupLayout::Counts, &rows, depth) };
     let ids = product(GroupLayout::Ids, &rows, depth);
     let ids = GroupedSpec { sfa: ScaleOrder::Mn, alignment: 1, ..ids };
-    let copied = product(GroupLayout::Ends, &rows[..2], depth);
+    let [m, n] = fused_parting(&wide);
+    let copied = product(GroupLayout::Ends, &[m, 0], depth);
     let copied =
-        GroupedSpec { sfa: ScaleOrder::Odd, d_type: DType::F32, addend: AddendKind::Inplace, ..copied };
+        GroupedSpec { n, sfa: ScaleOrder::Odd, d_type: DType::F32, addend: AddendKind::Inplace, ..copied };
     // So short a K that a tile's output is what the next one waits for.
     let short = product(GroupLayout::Ends, &[block_m, 1, 17, 2], 100);
     vec![
         case(masked, epilogue, [1, 2], 2),
         case(ids, quantized, [2, 1], 2),
-        case(copied, epilogue, [1, 1], 2),
+        case(copied, epilogue, [1, 1], 1),
         case(short.clone(), epilogue, [1, 1], 1),
         case(short, quantized, [1, 1], 1),
     ]
