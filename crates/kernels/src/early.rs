@@ -24,18 +24,18 @@ impl<'k> Rows<'k> {
     /// The first threads of the block ask for the `rows` of a tile, from row `first` on: for the first of their blocks of K,
     /// `blocks[0]` to before `blocks[1]`.
     pub fn fetch(&self, k: &'k Kernel, tile: (U32<'k>, u32), blocks: [U32<'k>; 2]) {
-        self.fetch_lines(k, tile, blocks, (BYTES / (tile.1 * LINE)).max(1));
+        self.fetch_lines(k, k.thread_index(), tile, blocks, (BYTES / (tile.1 * LINE)).max(1));
     }
 
-    /// The same for a number of blocks of K.
+    /// The same for a number of blocks of K, by other threads: `thread` is which of them this is.
     pub fn fetch_lines(
         &self,
         k: &'k Kernel,
+        thread: U32<'k>,
         (first, rows): (U32<'k>, u32),
         blocks: [U32<'k>; 2],
         lines: u32,
     ) {
-        let thread = k.thread_index();
         let row = first + thread;
         let asks = thread.lt(rows) & row.lt(self.count) & self.pitch.ne(0);
         let line = self.at.at(row.widening_mul(self.pitch)).at(blocks[0].widening_mul(LINE));

@@ -8,7 +8,8 @@
 //!
 //! Rows of W arrive as FP32. Four warps write over each its upper parts and then its lower parts, in the
 //! place of the 64 numbers that both came from. The tensor core takes them as two columns, which the same thread
-//! holds and adds. While it works, that thread squares its part of X.
+//! holds and adds. While it works, that thread squares its part of X. Rows of W come in an order in which the columns of D that a
+//! thread holds are neighbours.
 
 use crate::early::Rows;
 use crate::gathering::{Contributors, Gathering, room_bytes};
@@ -31,9 +32,13 @@ pub const BLOCK_K: u32 = 64;
 /// Numbers of columns that there are kernels for.
 pub const COLUMNS: [u32; 4] = [8, 16, 24, 32];
 
+/// Threads that share a row of the tensor core's sums.
+pub const QUAD: u32 = 4;
+
 const LINE: u32 = 128;
 /// Bytes of a row of W in a stage, in FP32 as in two lines of BF16.
-const W_ROW: u32 = 2 * LINE;
+const W_ROW: u32 = W_LINES * LINE;
+const W_LINES: u32 = 2;
 /// Stages of the ring. With more, an H200 was slower: perhaps as loads that are not needed yet drive more out of the L2 cache, which
 /// then has to be written.
 const STAGES: u32 = 4;
@@ -87,9 +92,15 @@ impl Config {
         self.columns * W_ROW
     }
 
+    /// Neighbouring columns of D that a thread holds, of two rows. The tensor core deals columns out to four threads in
+    /// turn, so W is loaded as `[QUAD, run, K]` with its first two dimensions exchanged.
+    pub fn run(&self) -> u32 {
+        self.columns / QUAD
+    }
+
     /// What a thread has of a block's sums: two rows of a quarter of the columns, and the squares of one row.
     fn values(&self) -> u32 {
-        self.columns / 2 + 1
+        2 * self.run() + 1
     }
 
     /// Builds the kernel.
@@ -154,6 +165,9 @@ struct Params<'k> {
     /// X as threads see it, and bytes from one row to the next.
     x_rows: Global<'k>,
     x_pitch: U32<'k>,
+    /// The same of W.
+    w_rows: Global<'k>,
+    w_pitch: U32<'k>,
 }
 
 /// What every role of the kernel works with.
@@ -203,6 +217,8 @@ fn write(k: &Kernel, cfg: &Config) {
         of_blocks: Shares { each: k.param("block_each"), more: k.param("block_more") },
         x_rows: k.param_pointer("x_rows"),
         x_pitch: k.param("x_pitch"),
+        w_rows: k.param_pointer("w_rows"),
+        w_pitch: k.param("w_pitch"),
     };
     let (map, shared) = (SharedMap::new(cfg), k.dynamic_shared());
     map.name(k, cfg);
@@ -240,7 +256,7 @@ fn write(k: &Kernel, cfg: &Config) {
     });
     // Where rows are shared by blocks that have none else. A division would take longer than is gained.
     let of_one_tile = block.params.shared_stages.eq(block.params.k_blocks);
-    k.if_(warp.lt(MATH_WARPS) & of_one_tile, || block.fetch_early());
+    k.if_(warp.ne(PRODUCER) & of_one_tile, || block.fetch_early());
     k.sync_threads();
     k.grid_dependency_wait();
     k.if_else(
@@ -288,12 +304,22 @@ impl<'k> Block<'k, '_> {
         self.first_block + self.params.of_blocks.part_with(stage - self.first_stage)
     }
 
-    /// The math warps ask for the beginning of the first rows.
+    /// The math warps ask for the beginning of the first rows, those that split W for that of W.
     fn fetch_early(&self) {
-        let p = &self.params;
-        let (rows, block) = (self.k.block_index(0), self.begin - self.first_stage);
+        let (k, p) = (self.k, &self.params);
+        let (rows, block) = (k.block_index(0), self.begin - self.first_stage);
         let x = Rows { at: p.x_rows, pitch: p.x_pitch, count: p.rows };
-        x.fetch_lines(self.k, (rows * BLOCK_M, BLOCK_M), [block, p.k_blocks], 2);
+        let w = Rows { at: p.w_rows, pitch: p.w_pitch, count: k.constant(self.cfg.columns) };
+        k.if_else(
+            self.warp.lt(MATH_WARPS),
+            || x.fetch_lines(k, k.thread_index(), (rows * BLOCK_M, BLOCK_M), [block, p.k_blocks], 2),
+            || {
+                let thread = k.thread_index() - (PRODUCER + 1) * WARP;
+                // Of the last block of K there may be one line only.
+                let lines = [block * W_LINES, p.k_blocks * W_LINES - (W_LINES - 1)];
+                w.fetch_lines(k, thread, (k.constant(0), self.cfg.columns), lines, 2 * W_LINES);
+            },
+        );
     }
 
     /// The thread that loads both operands.
@@ -311,7 +337,7 @@ impl<'k> Block<'k, '_> {
             let (landed, full) = (self.landed(stage), self.ring.full(stage));
             let column = block.live() * BLOCK_K;
             landed.arrive_expecting(cfg.w_bytes());
-            p.w.load(&[column, k.constant(0)], self.w(stage), landed, LoadOptions::default());
+            p.w.load(&[column, k.constant(0), k.constant(0)], self.w(stage), landed, LoadOptions::default());
             full.arrive_expecting(cfg.x_bytes());
             p.x.load(&[column, row.get()], self.x(stage), full, once);
             cursor.advance();
@@ -459,14 +485,24 @@ impl<'k> Block<'k, '_> {
         let (k, p, lane) = (self.k, &self.params, self.lane);
         let (square, products) = values.split_last().expect("a thread has squares");
         let split = p.d.at(unit.split.to_u64() * p.d_split * 4u64);
+        let aligned = (p.d.address() | (p.d_split * 4u64) | p.d_pitch.widening_mul(4)) & 7u64;
         for lower in 0..2u32 {
             let row = unit.row + self.warp * 16 + (lane >> 2) + lower * 8;
-            let to = split.at((row.widening_mul(p.d_pitch) + (lane & 3).to_u64()) * 4u64);
+            let column = lane % QUAD * self.cfg.run();
+            let to = split.at((row.widening_mul(p.d_pitch) + column.to_u64()) * 4u64);
+            let own: Vec<F32> = products.iter().skip(lower as usize).step_by(2).copied().collect();
             let exists = row.lt(p.rows);
-            for (four, products) in (0u32..).zip(products.as_chunks::<2>().0) {
-                let to = to.at(u64::from(four * 16));
-                k.guard(exists, || to.store(products[lower as usize]));
-            }
+            let pairs = || {
+                for (nth, pair) in (0u64..).zip(own.as_chunks::<2>().0) {
+                    k.guard(exists, || to.at(nth * 8).store_vec(*pair));
+                }
+            };
+            let ones = || {
+                for (nth, one) in (0u64..).zip(&own) {
+                    k.guard(exists, || to.at(nth * 4).store(*one));
+                }
+            };
+            k.if_else(aligned.eq(0u64), pairs, ones);
         }
         let row = unit.row + self.square_row();
         let to = p.squares.at((unit.split.widening_mul(p.rows) + row.to_u64()) * 4u64);

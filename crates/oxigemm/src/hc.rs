@@ -1,7 +1,7 @@
 //! The product before the norm of a hyper-connection.
 
 use oxigemm_cuda::{Element, L2Promotion, Swizzle, TiledTensor};
-use oxigemm_kernels::hc_prenorm::{BLOCK_K, BLOCK_M, Config};
+use oxigemm_kernels::hc_prenorm::{BLOCK_K, BLOCK_M, Config, QUAD};
 use oxigemm_kernels::shares::Shares;
 
 use crate::check::int;
@@ -185,33 +185,31 @@ unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions)
     let k_blocks = k.div_ceil(BLOCK_K);
     let of_splits = Shares::of(k_blocks, splits.min(k_blocks));
     let of_blocks = Shares::of(sharing.stages, sharing.blocks);
-    let map = |element: Element, address, rows: u32, pitch: u64, swizzle, tile| TiledTensor {
-        element,
+    let x = TiledTensor {
+        element: Element::Bf16,
         rank: 2,
-        address,
-        dims: [k.into(), rows.into(), 1, 1, 1],
-        strides: [pitch * element.bytes(), 0, 0, 0],
-        tile,
-        swizzle,
+        address: arguments.a.address,
+        dims: [k.into(), m.into(), 1, 1, 1],
+        strides: [a_pitch * 2, 0, 0, 0],
+        tile: [BLOCK_K, BLOCK_M, 1, 1, 1],
+        swizzle: Swizzle::B128,
+        promotion: L2Promotion::B256,
+    };
+    // Rows in an order in which a thread gets neighbouring columns of D.
+    let run = config.run();
+    let w = TiledTensor {
+        element: Element::F32,
+        rank: 3,
+        address: arguments.b.address,
+        dims: [k.into(), QUAD.into(), run.into(), 1, 1],
+        strides: [u64::from(run) * b_pitch * 4, b_pitch * 4, 0, 0],
+        tile: [BLOCK_K, QUAD, run, 1, 1],
+        swizzle: Swizzle::None,
         promotion: L2Promotion::B256,
     };
     let list = [
-        Argument::Map(map(
-            Element::Bf16,
-            arguments.a.address,
-            m,
-            a_pitch,
-            Swizzle::B128,
-            [BLOCK_K, BLOCK_M, 1, 1, 1],
-        )),
-        Argument::Map(map(
-            Element::F32,
-            arguments.b.address,
-            config.columns,
-            b_pitch,
-            Swizzle::None,
-            [BLOCK_K, config.columns, 1, 1, 1],
-        )),
+        Argument::Map(x),
+        Argument::Map(w),
         Argument::Address(arguments.d.address),
         Argument::Address(arguments.sqr_sum.address),
         Argument::Address(room),
@@ -229,6 +227,8 @@ unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions)
         Argument::Address(arguments.a.address),
         // Threads ask for nothing where rows are too far apart to say.
         Argument::Number(u32::try_from(a_pitch * 2).unwrap_or(0)),
+        Argument::Address(arguments.b.address),
+        Argument::Number(u32::try_from(b_pitch * 4).unwrap_or(0)),
     ];
     let call = Call {
         kernel: config.into(),

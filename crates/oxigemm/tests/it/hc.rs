@@ -147,6 +147,25 @@ fn no_schedule_changes_the_bits() {
     }
 }
 
+/// Neighbours are stored together only where they are aligned.
+#[test]
+fn rows_of_d_may_begin_anywhere() {
+    let device = Device::sim();
+    let (m, n, k) = (66, 24, 192);
+    let a = Tensor::from_f32(DType::Bf16, &random::normals(1, m * k), &[m, k], &device).unwrap();
+    let b = Tensor::from_slice(&random::normals(2, n * k), &[n, k], &device).unwrap();
+    let with_gap = |gap: usize| {
+        let room = Tensor::zeros(DType::F32, &[m, n + gap], &device).unwrap();
+        let (mut d, mut squares) =
+            (room.narrow(1, gap, n).unwrap(), Tensor::zeros(DType::F32, &[m], &device).unwrap());
+        tf32_hc_prenorm_gemm(&a, &b, &mut d, &mut squares, &GemmOptions::default()).unwrap();
+        d.to_vec_f32().unwrap()
+    };
+    let together = with_gap(0);
+    assert_eq!(with_gap(1), together, "odd rows");
+    assert_eq!(with_gap(2), together);
+}
+
 #[test]
 fn raw_pointers_give_the_bits_of_tensors() {
     let device = Device::sim();
