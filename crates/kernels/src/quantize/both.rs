@@ -1,6 +1,6 @@
 //! A matrix and its transpose, quantized in one pass: what forward and backward products read.
 //!
-//! A block has one tile of 128 by 128 in its registers, as in `tiles.rs`, and its next tile under way. Where scales are those of 1x128, the rows of the
+//! A block has one tile of 128 by 128 in its registers, as in `tiles.rs`, and its next two tiles under way. Where scales are those of 1x128, the rows of the
 //! tile have the scales of the matrix and its columns those of the transpose, so each number is converted twice; where
 //! the tile has one scale, once. Codes of the transpose pass through shared memory, from where they leave as vectors
 //! along the rows of the matrix.
@@ -101,7 +101,7 @@ impl Config {
         let (block, blocks) = (k.block_index(0), k.grid_blocks(0));
         let rounds = [k.constant(0), (runs - block).div_ceil(blocks) << run, k.constant(1)];
         let tile_of = |round: U32<'k>| {
-            (((round >> run) * blocks + block) << run) + (round & ((k.constant(1) << run) - 1))
+            p.split((((round >> run) * blocks + block) << run) + (round & ((k.constant(1) << run) - 1)))
         };
         by_access(k, p, |access| match access {
             Access::Vectors => self.flight().rounds(
@@ -116,14 +116,16 @@ impl Config {
                 },
                 |round, slots| {
                     let chunk = |i, _, _: &_| Chunk::arrived(k, self.input, slots.of(self.input, i));
-                    self.tile(k, p, access, tile_of(round), chunk);
+                    self.pieces(k, p, access, tile_of(round), chunk)
                 },
+                |round, pieces| self.tile(k, p, tile_of(round), &pieces),
             ),
             Access::Elements => {
                 let [first, end, step] = rounds;
                 k.for_(first, end, step, |round| {
                     let chunk = |_, at, part: &_| Chunk::load(k, self.input, at, part, None);
-                    self.tile(k, p, access, tile_of(round), chunk);
+                    let tile = tile_of(round);
+                    self.tile(k, p, tile, &self.pieces(k, p, access, tile, chunk));
                 });
             }
         });
@@ -135,9 +137,8 @@ impl Config {
         k: &'k Kernel,
         p: &Params<'k>,
         access: Access,
-        tile: U32<'k>,
+        [tile_row, tile_column]: [U32<'k>; 2],
     ) -> Vec<(Global<'k>, Part<'k>)> {
-        let [tile_row, tile_column] = p.split(tile);
         let thread = k.thread_index();
         let column = tile_column * SIDE + thread % ACROSS * CHUNK;
         let first = tile_row * SIDE + thread / ACROSS;
@@ -147,24 +148,31 @@ impl Config {
         (0..).zip(x).map(|(i, at)| (at, part(i))).collect()
     }
 
+    /// What a thread has of a tile.
+    fn pieces<'k>(
+        &self,
+        k: &'k Kernel,
+        p: &Params<'k>,
+        access: Access,
+        tile: [U32<'k>; 2],
+        chunk: impl Fn(u32, Global<'k>, &Part<'k>) -> Chunk<'k>,
+    ) -> Vec<Piece<'k>> {
+        let origins = (0..).zip(self.origins(k, p, access, tile));
+        origins.map(|(i, (at, part))| Piece { part, chunk: chunk(i, at, &part) }).collect()
+    }
+
     /// Quantizes a tile and its transpose.
     fn tile<'k>(
         &self,
         k: &'k Kernel,
         p: &Params<'k>,
-        access: Access,
-        tile: U32<'k>,
-        chunk: impl Fn(u32, Global<'k>, &Part<'k>) -> Chunk<'k>,
+        [tile_row, tile_column]: [U32<'k>; 2],
+        pieces: &[Piece<'k>],
     ) {
-        let [tile_row, tile_column] = p.split(tile);
         let thread = k.thread_index();
         let (among, row_of_tile) = (thread % ACROSS, thread / ACROSS);
         let column = tile_column * SIDE + among * CHUNK;
         let first = tile_row * SIDE + row_of_tile;
-        let pieces: Vec<Piece> = (0..)
-            .zip(self.origins(k, p, access, tile))
-            .map(|(i, (at, part))| Piece { part, chunk: chunk(i, at, &part) })
-            .collect();
         let chunks: Vec<&Chunk> = pieces.iter().map(|piece| &piece.chunk).collect();
         let codes = every_chunk(p.codes_at(first, column, self.code), p.codes_pitch.widening_mul(ROWS));
         // Half of a vector of shared memory is a chunk.
@@ -179,7 +187,7 @@ impl Config {
                 let words = chunks.iter().map(|chunk| chunk.magnitude_word()).collect();
                 let of_rows = LaneMagnitudes::new(k, ACROSS, self.input, words)
                     .scales(|magnitude| Scale::of(p, self.code, magnitude).parts());
-                for ((i, piece), at) in (0..).zip(&pieces).zip(codes) {
+                for ((i, piece), at) in (0..).zip(pieces).zip(codes) {
                     let values = piece.chunk.values();
                     let scaled = |factor: &dyn Fn(usize) -> F32<'k>| -> Vec<F32<'k>> {
                         values.iter().enumerate().map(|(i, value)| *value * factor(i)).collect()
@@ -210,7 +218,7 @@ impl Config {
             Sharing::Block => {
                 let magnitude = of_block(k, largest(chunks.iter().map(|chunk| chunk.magnitude())));
                 let scale = Scale::of(p, self.code, magnitude);
-                for ((i, piece), at) in (0..).zip(&pieces).zip(codes) {
+                for ((i, piece), at) in (0..).zip(pieces).zip(codes) {
                     let codes = scale.encode(k, self.code, &piece.chunk.values());
                     store_codes(k, &codes, at, &piece.part, p.kept);
                     staged(i).store_vec([codes[0], codes[1]]);

@@ -1,14 +1,14 @@
 //! What a thread reads next, on its way while it converts what it has.
 //!
 //! Every thread has places of its own in shared memory, so that none waits for another. Registers are only for what is
-//! being converted, and the code is there once.
+//! being converted, and the code is there once. What is in registers leaves its places to what comes next but one.
 
 use oxigemm_ptx::{Kernel, Shared, U32};
 
 use super::chunk::{Input, VECTOR};
 
 /// Rounds that are under way while one is converted.
-const AHEAD: u32 = 1;
+const AHEAD: u32 = 2;
 
 /// The vectors of a round, for every thread of a block.
 #[derive(Clone, Copy, Debug)]
@@ -42,18 +42,20 @@ impl Flight {
 
     /// Bytes of shared memory.
     pub const fn bytes(self) -> u32 {
-        (AHEAD + 1) * self.round_bytes()
+        AHEAD * self.round_bytes()
     }
 
-    /// Goes from `first` to `end` in steps: `ask` starts the copies of a round, and `convert` finds them in their places.
+    /// Goes from `first` to `end` in steps: `ask` starts the copies of a round, `take` has them from their places to registers, and
+    /// `convert` does the rest.
     #[track_caller]
-    pub fn rounds<'k>(
+    pub fn rounds<'k, T>(
         self,
         k: &'k Kernel,
         memory: Shared<'k>,
         [first, end, step]: [U32<'k>; 3],
         ask: impl Fn(U32<'k>, Slots<'k>),
-        convert: impl FnOnce(U32<'k>, Slots<'k>),
+        take: impl FnOnce(U32<'k>, Slots<'k>) -> T,
+        convert: impl FnOnce(U32<'k>, T),
     ) {
         let own = memory.at(k.thread_index() * VECTOR);
         let slots = |offset: U32<'k>| Slots { first: own.at(offset), threads: self.threads };
@@ -71,10 +73,11 @@ impl Flight {
         };
         (0..AHEAD).for_each(|_| ask_next());
         k.for_(first, end, step, |at| {
-            ask_next();
-            k.copies_wait_but(AHEAD);
+            k.copies_wait_but(AHEAD - 1);
             // What comes next of those asked for is the oldest.
-            convert(at, slots(offset.get()));
+            let taken = take(at, slots(offset.get()));
+            ask_next();
+            convert(at, taken);
         });
         // Of rounds behind the end nothing is read, but they were asked for.
         k.copies_wait();
