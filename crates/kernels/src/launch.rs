@@ -277,6 +277,15 @@ impl Choice {
         }
     }
 
+    /// Stages that a K takes, those behind its end included.
+    pub fn k_blocks(&self, k: u32) -> u32 {
+        let blocks = self.config().family().k_blocks(k);
+        match self {
+            Choice::Wide { config, .. } => config.padded_blocks(blocks),
+            Choice::Slim { .. } | Choice::HalfWide { .. } | Choice::HalfSlim { .. } => blocks,
+        }
+    }
+
     /// Whether the kernel has the copy engine store FP32 where it can address D, and add it to D where that is C.
     pub fn stores_f32_panels(&self) -> bool {
         match self {

@@ -258,7 +258,6 @@ impl<'k> ScaleCopier<'k> {
             k.if_(!rows_by_engine, || self.copy_rows(params, slot, m, (block, end)));
         }
         k.copies_wait();
-        k.sync_warp();
         ring.pipe.full(self.cursor.stage()).arrive();
     }
 

@@ -109,10 +109,10 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         }
     }
 
-    /// The blocks of K of the current tile.
+    /// The blocks of K of the current tile, those behind the end of K included.
     pub fn k_blocks(&self) -> U32<'k> {
         match self.block.cfg.grouping {
-            Grouping::Dense | Grouping::Rows => self.block.params.k_blocks,
+            Grouping::Dense | Grouping::Rows => self.block.padded_blocks(),
             Grouping::K => self.tile().k_blocks,
         }
     }
@@ -162,6 +162,9 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     /// All blocks of a tile.
     pub fn multiply_tile(&self, k_blocks: U32<'k>) {
         let k = self.block.k;
+        if self.block.cfg.pads_k() {
+            return k.for_(0, k_blocks, Config::UNROLL, |first| self.multiply_blocks(first, k_blocks));
+        }
         // Tests between unrolled blocks would cost 2 to 4%: what is left over goes one by one.
         let whole = k_blocks - k_blocks % Config::UNROLL;
         if self.block.cfg.overlaps() {
@@ -181,7 +184,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
 
     /// Lets go of all blocks of a tile in which no row of this warpgroup belongs to the tile's group.
     pub fn pass_tile_by(&self) {
-        let (k, k_blocks) = (self.block.k, self.block.params.k_blocks);
+        let (k, k_blocks) = (self.block.k, self.block.padded_blocks());
         k.for_(0, k_blocks, 1, |block| {
             self.cursor.wait_full();
             // No lane may still wait for what another has let go of.

@@ -149,31 +149,29 @@ impl<'k> Block<'k, '_> {
         let rows = |place| WarpOutput { params: &output, place, warp: self.warp & 3, lane: self.lane };
         let panels = self.panels(part).into_iter().map(rows);
         let parts: Vec<_> = panels.zip(sums.iter().copied()).collect();
-        k.if_else(
-            output.has(OutputFlags::PLAIN),
-            || {
-                let stage = || parts.iter().for_each(|(part, sums)| part.stage(k, sums));
-                match Panels::some_are_whole(columns) {
-                    true => self.outbox.hand_over(warpgroup, self.lane, parity, stage),
-                    false => {
-                        stage();
-                        k.sync_warp();
-                    }
+        let by_engine = || {
+            let stage = || parts.iter().for_each(|(part, sums)| part.stage(k, sums));
+            match Panels::some_are_whole(columns) {
+                true => self.outbox.hand_over(warpgroup, self.lane, parity, stage),
+                false => {
+                    stage();
+                    k.sync_warp();
                 }
-                for (part, _) in &parts {
-                    match end {
-                        None => part.store_left_over(k, columns),
-                        Some(_) => part.store_within(k, columns),
-                    }
+            }
+            for (part, _) in &parts {
+                match end {
+                    None => part.store_left_over(k, columns),
+                    Some(_) => part.store_within(k, columns),
                 }
-            },
-            || match end {
-                None => WarpOutput::write_f32(k, &parts),
-                Some(end) => {
-                    k.if_((tile[0] + first_row).lt(end), || WarpOutput::write_f32(k, &parts));
-                }
-            },
-        );
+            }
+        };
+        let in_f32 = || match end {
+            None => WarpOutput::write_f32(k, &parts),
+            Some(end) => {
+                k.if_((tile[0] + first_row).lt(end), || WarpOutput::write_f32(k, &parts));
+            }
+        };
+        k.if_else(output.has(OutputFlags::PLAIN), by_engine, in_f32);
     }
 
     fn write_quantized(

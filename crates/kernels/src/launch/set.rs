@@ -83,18 +83,8 @@ const E5M2_SLIM: &[(u32, u32)] = &[(8, 64), (64, 64)];
 /// The kernels with operands that are e5m2.
 fn e5m2_kernels() -> impl Iterator<Item = Config> {
     E5m2::ALL.into_iter().map(Some).flat_map(|e5m2| {
-        let wide = E5M2_WIDE.iter().map(move |&(block_m, block_n, stages)| {
-            Config::Wide(fp8_wide::Config {
-                block_m,
-                block_n,
-                stages,
-                grouping: Grouping::Dense,
-                d_in_slabs: false,
-                scales_of_b: ScalesOfB::Blocks,
-                e5m2,
-                fusion: Fusion::None,
-            })
-        });
+        let wide = wide(E5M2_WIDE, Grouping::Dense, ScalesOfB::Blocks)
+            .map(move |config| Config::Wide(fp8_wide::Config { e5m2, ..config }));
         wide.chain(
             E5M2_SLIM
                 .iter()

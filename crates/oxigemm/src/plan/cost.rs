@@ -117,15 +117,15 @@ const STEP_HALF: f64 = 0.013;
 /// The estimate for a choice. It knows outputs of 16 bits; the others differ alike for all choices.
 #[must_use]
 pub fn estimate(choice: Choice, shape: Shape, limits: &Limits) -> Cost {
-    let family = choice.config().family();
+    let (family, k_blocks) = (choice.config().family(), choice.k_blocks(shape.k));
     match choice {
         Choice::Wide { cluster_m, cluster_n, config } => {
             let tile = Tile { family, m: config.block_m, n: config.block_n };
-            wide(&tile, [cluster_m, cluster_n], config.stages, shape, limits)
+            wide(&tile, [cluster_m, cluster_n], (config.stages, k_blocks), shape, limits)
         }
         Choice::HalfWide { cluster_m, cluster_n, config } => {
             let tile = Tile { family, m: config.block_m, n: config.block_n };
-            wide(&tile, [cluster_m, cluster_n], config.stages, shape, limits)
+            wide(&tile, [cluster_m, cluster_n], (config.stages, k_blocks), shape, limits)
         }
         Choice::Slim { config, split, stages } => {
             let tile = Tile { family, m: config.block_m, n: config.block_n };
@@ -243,12 +243,18 @@ pub(super) fn many_rows(tile: &Tile) -> &'static Speeds {
 }
 
 /// A persistent grid: each block takes tiles until none is left.
-fn wide(tile: &Tile, [cluster_m, cluster_n]: [u32; 2], stages: u32, shape: Shape, limits: &Limits) -> Cost {
+fn wide(
+    tile: &Tile,
+    [cluster_m, cluster_n]: [u32; 2],
+    (stages, k_blocks): (u32, u32),
+    shape: Shape,
+    limits: &Limits,
+) -> Cost {
     let tiles =
         f64::from(shape.m.div_ceil(tile.m * cluster_m)) * f64::from(shape.n.div_ceil(tile.n * cluster_n));
     let work = Persistent {
         tiles,
-        k_blocks: tile.family.k_blocks(shape.k),
+        k_blocks,
         memory: memory_bytes(tile.family, shape),
         multiplied: 1.0,
         efficiency: efficiency(tile),

@@ -93,7 +93,7 @@ fn estimate(choice: &Choice, shape: Shape, fused: &Fused, limits: &Limits) -> Co
     let whole = Shape { n: shape.n * fused.fusion.sums(), ..shape };
     let work = Persistent {
         tiles: f64::from(shape.m.div_ceil(tile.m * cluster_m)) * f64::from(shape.n.div_ceil(columns)),
-        k_blocks: family.k_blocks(shape.k) * passes,
+        k_blocks: choice.k_blocks(shape.k) * passes,
         memory: cost::memory_bytes(family, whole),
         multiplied: 1.0,
         efficiency: cost::efficiency(&tile),

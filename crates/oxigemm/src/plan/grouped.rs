@@ -228,7 +228,7 @@ pub(super) fn estimate(
     let scales = if is_fp8 { k / 32.0 } else { 0.0 };
     let work = Persistent {
         tiles,
-        k_blocks: family.k_blocks(shape.k) * passes,
+        k_blocks: choice.k_blocks(shape.k) * passes,
         memory: groups * (rows_of_b * k * bytes * read + rows * (k * bytes + 2.0 * n + scales)),
         multiplied: multiplied / tiles_m,
         efficiency: efficiency(&tile),
