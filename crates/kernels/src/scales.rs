@@ -236,6 +236,8 @@ impl<'k> ScaleCopier<'k> {
     pub fn copy(&self, params: &Params<'k>, at: [U32<'k>; 2], block: U32<'k>, end: U32<'k>) {
         self.cursor.wait_empty();
         self.copy_now(params, at, (group_start(block), end));
+        // Its lanes have gone ways of their own, and go on to meet other warps.
+        self.ring.k.sync_warp();
         self.cursor.advance();
     }
 

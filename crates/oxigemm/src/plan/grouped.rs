@@ -33,7 +33,7 @@ fn efficiency(tile: &Tile) -> f64 {
         return cost::half_efficiency(tile);
     }
     match (tile.m, tile.n) {
-        (256, _) => 0.9283,
+        (256, _) => 0.96,
         (128, 192) => 0.9696,
         (128, _) => 0.717,
         (_, 256) => 0.642,
