@@ -67,15 +67,9 @@ struct Redundant {
 
 const FENCED_BEFORE: &str =
     "of the second block of a few: the fence of the first is behind all that touched its products";
-const OWN_COPIES: &str = "between the wait for copies and the arrival: every lane arrives for its own copies";
 const BETWEEN_STAGES: &str = "between the stages of a tile only products touch the sums";
 
-/// What many-row kernels of FP8 can do without.
-const fn of_scales(kernel: &'static str) -> Redundant {
-    Redundant { kernel, what: "bar.warp.sync", file: "scales.rs", times: 1, why: OWN_COPIES }
-}
-
-/// The same of those with a scale for each row of B.
+/// What many-row kernels with a scale for each row of B can do without.
 const fn of_products(kernel: &'static str) -> Redundant {
     Redundant { kernel, what: "wgmma.fence", file: "math.rs", times: 1, why: FENCED_BEFORE }
 }
@@ -85,13 +79,9 @@ const fn of_stages(kernel: &'static str) -> Redundant {
     Redundant { kernel, what: "wgmma.fence", file: "half_wide.rs", times: 1, why: BETWEEN_STAGES }
 }
 
-const REDUNDANT: [Redundant; 14] = [
-    of_scales(FAMILIES[0]),
-    of_scales(FAMILIES[2]),
+const REDUNDANT: [Redundant; 7] = [
     of_stages(FAMILIES[3]),
-    of_scales(FAMILIES[5]),
     of_products(FAMILIES[5]),
-    of_scales(FAMILIES[6]),
     of_products(FAMILIES[6]),
     Redundant {
         kernel: FAMILIES[6],
@@ -100,10 +90,7 @@ const REDUNDANT: [Redundant; 14] = [
         times: 1,
         why: "behind the claim of a place for tensor maps: blocks of one launch have different places",
     },
-    of_scales(FAMILIES[7]),
-    of_scales(FAMILIES[8]),
     of_stages(FAMILIES[9]),
-    of_scales(FAMILIES[10]),
     of_stages(FAMILIES[11]),
     of_stages(FAMILIES[12]),
 ];
