@@ -7,7 +7,7 @@
 use crate::epilogue::{
     OutputFlags, OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_BYTES, WarpOutput, chunk_offset,
 };
-use crate::pipeline::Pipeline;
+use crate::pipeline::{Pipeline, Reader};
 use oxigemm_ptx::tma::StoreReduction;
 use oxigemm_ptx::{Kernel, Shared, U32, Var};
 
@@ -178,13 +178,8 @@ impl<'k> Outbox<'k> {
                     }
                 }
             };
-            match self.shape.columns >= kind.columns() {
-                true => self.ring.hand_over(self.warpgroup, lane, parity, stage),
-                false => {
-                    stage();
-                    k.sync_warp();
-                }
-            }
+            let reader = Reader::of_panels(self.shape.columns >= kind.columns());
+            self.ring.hand_over(reader, (self.warpgroup, lane), parity, stage);
             // Columns that are no whole panel are stored by the lanes.
             for (panel, rows, sums) in staged.iter().filter(|(panel, ..)| !whole(panel)) {
                 match kind {

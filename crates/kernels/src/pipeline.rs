@@ -75,12 +75,26 @@ impl<'k> Pipeline<'k> {
         self.cursor(0)
     }
 
-    /// A warp writes its part of a stage that the copy engine reads next, when it may, and tells so. `parity` is its place
-    /// among those who write this stage.
-    pub fn hand_over(&self, stage: U32<'k>, lane: U32<'k>, parity: Var<'k, u32>, write: impl FnOnce()) {
-        self.empty(stage).wait(parity.get());
-        write();
-        self.announce(stage, lane, parity);
+    /// A warp writes its part of a stage for `reader`. If that is the copy engine, it writes when it may and tells so; `parity` is its
+    /// place among those who write this stage.
+    pub fn hand_over(
+        &self,
+        reader: Reader,
+        (stage, lane): (U32<'k>, U32<'k>),
+        parity: Var<'k, u32>,
+        write: impl FnOnce(),
+    ) {
+        match reader {
+            Reader::CopyEngine => {
+                self.empty(stage).wait(parity.get());
+                write();
+                self.announce(stage, lane, parity);
+            }
+            Reader::OwnLanes => {
+                write();
+                self.k.sync_warp();
+            }
+        }
     }
 
     /// A warp has written its part of a stage that the copy engine reads next: tells so. `parity` is its place among those
@@ -96,6 +110,22 @@ impl<'k> Pipeline<'k> {
 
     fn cursor(&self, parity: u32) -> Cursor<'k> {
         Cursor { pipeline: *self, stage: self.k.var(0), parity: self.k.var(parity) }
+    }
+}
+
+/// Who reads what a warp writes to a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// The copy engine, for a thread that waits until the stage is full.
+    CopyEngine,
+    /// The lanes of the same warp, and nobody else.
+    OwnLanes,
+}
+
+impl Reader {
+    /// The reader of a part of a tile of which panels are whole or none is.
+    pub fn of_panels(some_are_whole: bool) -> Reader {
+        if some_are_whole { Reader::CopyEngine } else { Reader::OwnLanes }
     }
 }
 

@@ -270,12 +270,6 @@ fn epilogues(fusion: Fusion) -> [EpilogueSpec; 2] {
 fn fused_cases(wide: fp8_wide::Config) -> Vec<Case> {
     let [block_m, columns, depth] = fused_extents(&wide);
     let product = |k| Spec { sfa: ScaleOrder::RowPadded, ..Spec::new(block_m / 2 + 2, columns, k) };
-    let [epilogue, quantized] = epilogues(wide.fusion);
-    let case = |product, epilogue, [cluster_m, cluster_n]: [u32; 2], sms| Case {
-        work: Work::Fused(FusedSpec { product, epilogue }),
-        choice: Choice::Wide { config: wide, cluster_m, cluster_n },
-        num_sms: Some(sms),
-    };
     let [m, n] = fused_parting(&wide);
     let copied = Spec {
         m,
@@ -288,45 +282,53 @@ fn fused_cases(wide: fp8_wide::Config) -> Vec<Case> {
     };
     // So short a K that a tile's output is what the next one waits for.
     let short = Spec { m: 2 * block_m, n: 2 * columns, ..product(100) };
+    let choice = |[cluster_m, cluster_n]: [u32; 2]| Choice::Wide { config: wide, cluster_m, cluster_n };
+    finished([product(depth), copied, short], epilogues(wide.fusion), choice)
+}
+
+/// A deep product in clusters, one that lanes store, and one whose K is short, with sums rounded and quantized.
+fn finished(
+    [deep, copied, short]: [Spec; 3],
+    [rounded, quantized]: [EpilogueSpec; 2],
+    choice: impl Fn([u32; 2]) -> Choice,
+) -> Vec<Case> {
+    let case = |product, epilogue, cluster, sms| Case {
+        work: Work::Fused(FusedSpec { product, epilogue }),
+        choice: choice(cluster),
+        num_sms: Some(sms),
+    };
     vec![
-        case(product(depth), epilogue, [1, 2], 2),
-        case(product(depth), quantized, [2, 1], 2),
-        case(copied, epilogue, [1, 1], 1),
-        case(short, epilogue, [1, 1], 1),
+        case(deep, rounded, [1, 2], 2),
+        case(deep, quantized, [2, 1], 2),
+        case(copied, rounded, [1, 1], 1),
+        case(short, rounded, [1, 1], 1),
         case(short, quantized, [1, 1], 1),
     ]
 }
 
-/// The same of 16-bit operands.
+/// As [`fused_extents`], of 16-bit operands.
+fn half_fused_extents(wide: &half_wide::Config) -> [usize; 3] {
+    [wide.block_m, 2 * wide.fusion.sums() * 128, (wide.stages + 1) * 64 - 8].map(|x| x as usize)
+}
+
+/// As [`fused_cases`], of 16-bit operands.
 fn half_fused_cases(wide: half_wide::Config) -> Vec<Case> {
     let (op, layout) = Op::of(Family::Half(wide.operands));
-    let [block_m, columns, depth] =
-        [wide.block_m, 2 * wide.fusion.sums() * 128, (wide.stages + 1) * 64 - 8].map(|x| x as usize);
+    let [block_m, columns, depth] = half_fused_extents(&wide);
     let product = |k| Spec::of(op, layout, [block_m / 2 + 2, columns, k]);
-    let [epilogue, quantized] = epilogues(wide.fusion).map(|epilogue| epilogue.beside(op));
-    let case = |product, epilogue, [cluster_m, cluster_n]: [u32; 2], sms| Case {
-        work: Work::Fused(FusedSpec { product, epilogue }),
-        choice: Choice::HalfWide { config: wide, cluster_m, cluster_n },
-        num_sms: Some(sms),
-    };
     let [m, n] = half_fused_parting(&wide);
     let wide_type = Spec { m, n, d_type: DType::F32, addend: AddendKind::Inplace, ..product(depth) };
     // So short a K that a tile's output is what the next one waits for.
     let short = Spec { m: block_m + 8, ..product(40) };
-    vec![
-        case(product(depth), epilogue, [1, 2], 2),
-        case(product(depth), quantized, [2, 1], 2),
-        case(wide_type, epilogue, [1, 1], 1),
-        case(short, epilogue, [1, 1], 1),
-        case(short, quantized, [1, 1], 1),
-    ]
+    let choice = |[cluster_m, cluster_n]: [u32; 2]| Choice::HalfWide { config: wide, cluster_m, cluster_n };
+    let epilogues = epilogues(wide.fusion).map(|epilogue| epilogue.beside(op));
+    finished([product(depth), wide_type, short], epilogues, choice)
 }
 
 /// The same where rows are grouped.
 fn half_fused_grouped_cases(wide: half_wide::Config) -> Vec<Case> {
     let (op, layout) = Op::of(Family::Half(wide.operands));
-    let [block_m, columns, depth] =
-        [wide.block_m, 2 * wide.fusion.sums() * 128, (wide.stages + 1) * 64 - 8].map(|x| x as usize);
+    let [block_m, columns, depth] = half_fused_extents(&wide);
     let product = |groups, rows: &[usize], k| {
         let spec = GroupedSpec::new(groups, rows.to_vec(), columns, k).of(op, layout);
         GroupedSpec { alignment: if groups == GroupLayout::Counts { 1 } else { 16 }, ..spec }

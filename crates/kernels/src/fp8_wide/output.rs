@@ -8,6 +8,7 @@ use crate::epilogue::{OutputFlags, OutputParams, PANEL_BYTES, Panels, WarpOutput
 use crate::grouping::Grouping;
 use crate::half_output::Outbox;
 use crate::params::ScalesOfB;
+use crate::pipeline::Reader;
 use oxigemm_ptx::{Shared, U32, Var};
 
 /// A warpgroup's part of a tile.
@@ -151,13 +152,8 @@ impl<'k> Block<'k, '_> {
         let parts: Vec<_> = panels.zip(sums.iter().copied()).collect();
         let by_engine = || {
             let stage = || parts.iter().for_each(|(part, sums)| part.stage(k, sums));
-            match Panels::some_are_whole(columns) {
-                true => self.outbox.hand_over(warpgroup, self.lane, parity, stage),
-                false => {
-                    stage();
-                    k.sync_warp();
-                }
-            }
+            let reader = Reader::of_panels(Panels::some_are_whole(columns));
+            self.outbox.hand_over(reader, (warpgroup, self.lane), parity, stage);
             for (part, _) in &parts {
                 match end {
                     None => part.store_left_over(k, columns),
