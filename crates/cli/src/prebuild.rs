@@ -91,8 +91,8 @@ fn list(common: &Common, kernels: &[AnyKernel]) {
 fn build(kernel: &AnyKernel, ptxas: &Ptxas, cache: &CubinCache) -> Result<Built, Failure> {
     let started = Instant::now();
     let name = kernel.name();
-    let module = kernel.build()?;
-    let ptx = PtxModule { name: &name, text: &module.text, arch: ARCH };
+    let text = kernel.code_text()?;
+    let ptx = PtxModule { name: &name, text: &text, arch: ARCH };
     // Assembled even where an older assembler's cubin is there: it then comes first.
     let assembled = ptxas.assemble(&ptx)?;
     if !cache.put(&Key::new(&ptx), ptxas.version(), &assembled.cubin) {

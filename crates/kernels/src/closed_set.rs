@@ -59,6 +59,26 @@ impl AnyKernel {
             AnyKernel::TransposeGroups => transpose_groups::build(),
         }
     }
+
+    /// The kernel as it is assembled, compiled and looked up in caches.
+    ///
+    /// Where the environment has `OXIGEMM_LINES`, and it is neither empty nor 0, it says which line of Rust wrote which
+    /// instruction, as [`build`](Self::build) does, and Nsight Compute and compute-sanitizer show it. Elsewhere it does not: an
+    /// assembler takes less time then. The code is the same.
+    ///
+    /// ```
+    /// use oxigemm_kernels::AnyKernel;
+    ///
+    /// let kernel = AnyKernel::TransposeGroups;
+    /// assert!(kernel.build()?.text.contains(".loc "));
+    /// assert!(!kernel.code_text()?.contains(".loc "));
+    /// # Ok::<(), oxigemm_ptx::BuildError>(())
+    /// ```
+    pub fn code_text(&self) -> Result<String, BuildError> {
+        let module = self.build()?;
+        let lines = std::env::var_os("OXIGEMM_LINES").is_some_and(|value| !value.is_empty() && value != "0");
+        Ok(if lines { module.text } else { module.without_lines() })
+    }
 }
 
 /// An argument of a kernel that takes plain numbers and addresses alone.

@@ -367,11 +367,11 @@ impl Slot {
         }
         let started = std::time::Instant::now();
         let name = self.member.name();
-        let ptx = self
+        let text = self
             .member
-            .build()
+            .code_text()
             .map_err(|error| Error::Kernel { name: name.clone(), reason: error.to_string() })?;
-        let module = inner.gpu.load(&inner.cache, &PtxModule { name: &name, text: &ptx.text, arch: ARCH })?;
+        let module = inner.gpu.load(&inner.cache, &PtxModule { name: &name, text: &text, arch: ARCH })?;
         let function = module.function(&name)?;
         let attributes = function.attributes();
         function.allow_dynamic_shared(inner.limits.shared_per_block - attributes.shared_bytes)?;

@@ -178,8 +178,8 @@ fn missing_cubins(py: Python<'_>) -> PyResult<Vec<String>> {
     let mut missing = Vec::new();
     for kernel in AnyKernel::all() {
         let name = kernel.name();
-        let ptx = kernel.build().map_err(|error| other(py, format!("{name}: {error}")))?;
-        let module = PtxModule { name: &name, text: &ptx.text, arch: oxigemm::ARCH };
+        let text = kernel.code_text().map_err(|error| other(py, format!("{name}: {error}")))?;
+        let module = PtxModule { name: &name, text: &text, arch: oxigemm::ARCH };
         if cache.get(&Key::new(&module)).is_none() {
             missing.push(name);
         }
