@@ -65,24 +65,15 @@ struct Redundant {
     why: &'static str,
 }
 
-const FENCED_BEFORE: &str =
-    "of the second block of a few: the fence of the first is behind all that touched its products";
 const BETWEEN_STAGES: &str = "between the stages of a tile only products touch the sums";
 
-/// What many-row kernels with a scale for each row of B can do without.
-const fn of_products(kernel: &'static str) -> Redundant {
-    Redundant { kernel, what: "wgmma.fence", file: "math.rs", times: 1, why: FENCED_BEFORE }
-}
-
-/// The same of 16-bit operands.
+/// What many-row kernels of 16-bit operands can do without.
 const fn of_stages(kernel: &'static str) -> Redundant {
     Redundant { kernel, what: "wgmma.fence", file: "half_wide.rs", times: 1, why: BETWEEN_STAGES }
 }
 
-const REDUNDANT: [Redundant; 7] = [
+const REDUNDANT: [Redundant; 5] = [
     of_stages(FAMILIES[3]),
-    of_products(FAMILIES[5]),
-    of_products(FAMILIES[6]),
     Redundant {
         kernel: FAMILIES[6],
         what: "fence.acq_rel",

@@ -11,6 +11,7 @@
 //! Sums may be [finished](crate::epilogue::fused) before they are stored.
 
 mod math;
+mod outer;
 mod output;
 
 use crate::BLOCK_K;
@@ -112,9 +113,9 @@ impl Config {
     /// Registers of a thread that multiplies, and of one that serves those: the warp that copies scales of groups along K needs
     /// some more.
     fn registers(&self) -> [u32; 2] {
-        match self.grouping {
-            Grouping::K => [MATH_REGISTERS - 8, PRODUCER_REGISTERS + 16],
-            Grouping::Dense | Grouping::Rows => [MATH_REGISTERS, PRODUCER_REGISTERS],
+        match self.scales_of_b {
+            ScalesOfB::Rows => [MATH_REGISTERS - 24, PRODUCER_REGISTERS + 48],
+            ScalesOfB::Blocks => [MATH_REGISTERS, PRODUCER_REGISTERS],
         }
     }
 
@@ -149,12 +150,6 @@ impl Config {
         if self.pads_k() { k_blocks.next_multiple_of(Self::UNROLL) } else { k_blocks }
     }
 
-    /// Whether the products of one wave are promoted while the tensor core works on the next, for which there are registers
-    /// where a warpgroup has one wave of a tile: with a scale for each column that takes long.
-    fn overlaps(&self) -> bool {
-        self.scales_of_b == ScalesOfB::Rows && self.shape().waves() == 1
-    }
-
     /// Columns that are sure to share one scale of B, whatever tile and warpgroup they are in.
     fn columns_per_scale(&self) -> u32 {
         match self.scales_of_b {
@@ -163,7 +158,26 @@ impl Config {
         }
     }
 
+    /// Bytes of the [operands](outer) that a stage has beside its tiles: scales of rows, then of columns.
+    fn scale_operand_bytes(&self) -> u32 {
+        match self.scales_of_b {
+            ScalesOfB::Blocks => 0,
+            ScalesOfB::Rows => outer::bytes(self.block_m + self.block_n),
+        }
+    }
+
+    /// Bytes of the zeros that these operands share.
+    fn scale_zero_bytes(&self) -> u32 {
+        match self.scales_of_b {
+            ScalesOfB::Blocks => 0,
+            ScalesOfB::Rows => outer::bytes(self.shape().columns().max(64)),
+        }
+    }
+
     fn scales(&self) -> ScaleShape {
+        if self.scales_of_b == ScalesOfB::Rows {
+            return ScaleShape::PLACES;
+        }
         let columns_per_scale = self.columns_per_scale();
         let columns = self.block_n / columns_per_scale;
         ScaleShape { rows: self.block_m, columns_per_scale, columns }
@@ -196,6 +210,8 @@ struct SharedMap {
     a: u32,
     b: u32,
     staging: u32,
+    scale_operands: u32,
+    scale_zeros: u32,
     scales: u32,
     barriers: u32,
     scale_barriers: u32,
@@ -213,6 +229,8 @@ impl SharedMap {
         let a = layout.place(cfg.stages * cfg.block_m * BLOCK_K, 1024);
         let b = layout.place(cfg.stages * cfg.block_n * BLOCK_K, 1024);
         let staging = layout.place(MATH_WARPGROUPS * cfg.staging_bytes(), 1024);
+        let scale_operands = layout.place(cfg.stages * cfg.scale_operand_bytes(), 128);
+        let scale_zeros = layout.place(cfg.scale_zero_bytes(), 128);
         let scales = layout.place(cfg.scales().bytes(), 128);
         let barriers = layout.place(Pipeline::barrier_bytes(cfg.stages), 8);
         let scale_barriers = layout.place(ScaleShape::BARRIER_BYTES, 8);
@@ -225,6 +243,8 @@ impl SharedMap {
             a,
             b,
             staging,
+            scale_operands,
+            scale_zeros,
             scales,
             barriers,
             scale_barriers,
@@ -240,6 +260,10 @@ impl SharedMap {
         k.name_shared("a", self.a, cfg.block_m * BLOCK_K, cfg.stages);
         k.name_shared("b", self.b, cfg.block_n * BLOCK_K, cfg.stages);
         k.name_shared("staging", self.staging, cfg.staging_bytes(), MATH_WARPGROUPS);
+        if cfg.scale_operand_bytes() > 0 {
+            k.name_shared("scale_operands", self.scale_operands, cfg.scale_operand_bytes(), cfg.stages);
+            k.name_shared("scale_zeros", self.scale_zeros, cfg.scale_zero_bytes(), 1);
+        }
         cfg.scales().name(k, self.scales);
         Pipeline::name_barriers(k, ["full", "empty"], self.barriers, cfg.stages);
         ScaleRing::name_barriers(k, self.scale_barriers);
@@ -282,6 +306,18 @@ impl<'k> Block<'k, '_> {
     /// `block_n` rows of B in a stage.
     fn b(&self, stage: U32<'k>) -> Shared<'k> {
         self.shared.at(self.map.b).at(stage * (self.cfg.block_n * BLOCK_K))
+    }
+
+    /// The [operands](outer) of the scales in a stage: of rows, and of columns.
+    fn scale_operands(&self, stage: U32<'k>) -> [Shared<'k>; 2] {
+        let rows = self.shared.at(self.map.scale_operands).at(stage * self.cfg.scale_operand_bytes());
+        [rows, rows.at(outer::bytes(self.cfg.block_m))]
+    }
+
+    /// How far behind those of the first stage zeros lie.
+    fn zeros_behind_scale_operands(&self) -> [u32; 2] {
+        let rows = self.map.scale_zeros - self.map.scale_operands;
+        [rows, rows - outer::bytes(self.cfg.block_m)]
     }
 }
 
@@ -340,16 +376,24 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     };
 
     let tile_warp = MATH_WARPS;
+    // The others that serve: one or two bring scales, and one for each warpgroup that multiplies, or for both, has what is staged stored.
     let scale_warp = MATH_WARPS + 2;
-    // Those that serve and are left.
-    let storer = (warp & 1).eq(1) & block.params.output.is_copied(cfg.part_columns(), block.fused.as_ref());
+    let (brings_scales, stores) = match cfg.scales_of_b {
+        ScalesOfB::Blocks => (warp.eq(scale_warp), (warp & 1).eq(1)),
+        ScalesOfB::Rows => (warp.ge(scale_warp), warp.eq(MATH_WARPS + 1)),
+    };
+    let storer = stores & block.params.output.is_copied(cfg.part_columns(), block.fused.as_ref());
     k.if_(warp.eq(tile_warp), || {
         k.if_(lane.eq(0), || {
             block.params.a.prefetch();
             block.params.b.prefetch();
             block.params.sfa_map.prefetch();
             block.params.output.d_map.prefetch();
-            pipe.init(1, place.sharers() * MATH_WARPS);
+            let writers = match cfg.scales_of_b {
+                ScalesOfB::Blocks => 1,
+                ScalesOfB::Rows => 1 + outer::CARRIERS,
+            };
+            pipe.init(writers, place.sharers() * MATH_WARPS);
             scales.init(MATH_WARPS);
             outbox.init(MATH_WARPS / MATH_WARPGROUPS, 1);
             k.fence_barrier_init();
@@ -373,7 +417,12 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
                     k.if_(warp.eq(tile_warp), || k.role("producer", || block.load_tiles_of_groups(groups)));
                 }
             }
-            k.if_(warp.eq(scale_warp), || k.role("scales", || block.bring_scales()));
+            k.if_(brings_scales, || {
+                k.role("scales", || match cfg.scales_of_b {
+                    ScalesOfB::Blocks => block.bring_scales(),
+                    ScalesOfB::Rows => block.carry_scales(warp - scale_warp),
+                });
+            });
             k.if_(storer, || k.if_(k.elect(), || k.role("output", || block.store_tiles())));
         },
         || {
@@ -504,8 +553,19 @@ impl<'k> Block<'k, '_> {
     /// engine.
     fn store_tiles(&self) {
         let k = self.k;
-        let warpgroup = (self.warp - MATH_WARPS) >> 1;
-        let parity = k.var(0u32);
-        self.place.for_each_place(k, |tile| self.store(warpgroup, &tile, parity));
+        match self.cfg.scales_of_b {
+            ScalesOfB::Blocks => {
+                let (warpgroup, parity) = ((self.warp - MATH_WARPS) >> 1, k.var(0u32));
+                self.place.for_each_place(k, |tile| self.store(warpgroup, &tile, parity));
+            }
+            ScalesOfB::Rows => {
+                let both = (0..MATH_WARPGROUPS).map(|warpgroup| (k.constant(warpgroup), k.var(0u32)));
+                let both: Vec<_> = both.collect();
+                self.place.for_each_place(k, |tile| {
+                    both.iter().for_each(|&(warpgroup, _)| self.fetch_addend(warpgroup, &tile));
+                    both.iter().for_each(|&(warpgroup, parity)| self.store(warpgroup, &tile, parity));
+                });
+            }
+        }
     }
 }

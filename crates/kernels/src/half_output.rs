@@ -233,10 +233,13 @@ impl<'k> Outbox<'k> {
         }
     }
 
-    /// Has the L2 cache fetch what the sums of the part that begins at `first` will be added to.
-    fn prefetch(&self, first: [U32<'k>; 2]) {
+    /// Has the L2 cache fetch what the sums of the part that begins at `first` will be added to, where that pays.
+    pub fn prefetch(&self, first: [U32<'k>; 2]) {
+        if !self.adds_gently {
+            return;
+        }
         let p = &self.params;
-        self.k.if_(p.has(OutputFlags::ADDEND), || {
+        self.k.if_(p.has(OutputFlags::F32) & p.has(OutputFlags::ADDEND), || {
             let whole = |panel: &Panel| panel.columns == Kind::F32.columns();
             for panel in self.shape.panels_of(Kind::F32).filter(whole) {
                 p.d_map.prefetch_tile(&self.place(&self.panel(&panel, first)));
@@ -257,12 +260,7 @@ impl<'k> Outbox<'k> {
         }
         self.k.if_else(
             self.params.has(OutputFlags::F32),
-            || {
-                if self.adds_gently {
-                    self.prefetch(first);
-                }
-                self.store_rounds(Kind::F32, first, parity);
-            },
+            || self.store_rounds(Kind::F32, first, parity),
             || self.store_rounds(Kind::Half, first, parity),
         );
     }

@@ -230,14 +230,9 @@ impl<'k> ScaleParams<'k> {
         self.stride_k.eq(1)
     }
 
-    /// Whether those of one block of K do, and each two of them in an aligned vector.
-    pub fn has_pairs_along_mn(&self) -> Pred<'k> {
-        self.stride_mn.eq(1) & (self.stride_k & 1).eq(0) & (self.base.address() & 7u64).eq(0u64)
-    }
-
-    /// Whether those of one row do, and each two of them in an aligned vector.
-    pub fn has_pairs_along_k(&self) -> Pred<'k> {
-        self.is_row_major() & (self.stride_mn & 1).eq(0) & (self.base.address() & 7u64).eq(0u64)
+    /// Whether they do, and each four of them in an aligned vector.
+    pub fn has_fours_along_k(&self) -> Pred<'k> {
+        self.is_row_major() & (self.stride_mn & 3).eq(0) & (self.base.address() & 15u64).eq(0u64)
     }
 
     /// The scale of one row of A (or one or 128 rows of B) and one 128-wide block of K.

@@ -3,12 +3,9 @@
 //! A tile arrives just in time; scales come a few blocks of K at a time and run ahead, so that a math warp finds them
 //! when it looks for the next ones while the tensor core works. The copy engine brings what it can address: the scales
 //! of A's rows in either layout, and of B where a tile needs one row of them. A warp copies the rest.
-//!
-//! Where every row of B has a scale of its own, a thread that multiplies needs those of a quarter of the columns in
-//! every block of K. A warp lays them out so that those of four such columns are one vector.
 
 use crate::cluster::TilePlace;
-use crate::params::{Params, ScaleLayout, ScaleParams};
+use crate::params::{Params, ScaleLayout};
 use crate::pipeline::{Cursor, Pipeline};
 use crate::{BLOCK_K, WARP};
 use oxigemm_ptx::tma::LoadOptions;
@@ -47,17 +44,10 @@ impl ScaleShape {
     /// Bytes of the ring's barriers.
     pub const BARRIER_BYTES: u32 = Pipeline::barrier_bytes(SLOTS);
 
-    /// Whether every column has a scale of its own.
-    fn each_column(&self) -> bool {
-        self.columns_per_scale == 1
-    }
-
-    /// Floats from the column scales of one block of K to those of the next. Where lanes copy those of one column for
-    /// eight blocks at once, they go to other banks of shared memory.
+    /// Floats from the column scales of one block of K to those of the next.
     fn column_pitch(&self) -> u32 {
         match self.columns {
             1 => 1,
-            columns if self.each_column() => columns + 8,
             columns => columns.next_multiple_of(4),
         }
     }
@@ -96,6 +86,11 @@ pub(crate) struct ScaleRing<'k> {
     loaded: U32<'k>,
 }
 
+impl ScaleShape {
+    /// No scales: the ring tells the math warps where tiles are, and nothing else.
+    pub const PLACES: ScaleShape = ScaleShape { rows: 0, columns_per_scale: 1, columns: 0 };
+}
+
 impl<'k> ScaleRing<'k> {
     /// The ring at `slots`, with its barriers at `barriers`.
     pub fn new(
@@ -105,14 +100,20 @@ impl<'k> ScaleRing<'k> {
         barriers: Shared<'k>,
         params: &Params<'k>,
     ) -> Self {
-        let columns_by_engine = if shape.columns == 1 { params.sfb_bulk } else { k.constant(false) };
+        let by_engine = match shape.columns {
+            0 => [k.constant(true); 2],
+            columns => [
+                params.sfa_layout.ne(ScaleLayout::Copied as u32),
+                if columns == 1 { params.sfb_bulk } else { k.constant(false) },
+            ],
+        };
         ScaleRing {
             k,
             shape,
             slots,
             pipe: Pipeline::new(k, barriers, SLOTS, SLOTS),
             layout: params.sfa_layout,
-            by_engine: [params.sfa_layout.ne(ScaleLayout::Copied as u32), columns_by_engine],
+            by_engine,
             loaded: params.k_blocks.le(GROUP / 2).select(GROUP / 2, GROUP),
         }
     }
@@ -197,7 +198,18 @@ impl<'k> ScaleWriter<'k> {
         self.cursor.advance();
     }
 
-    /// The same for the group that begins with `block`, into a slot that is empty.
+    /// Tells where a tile is, where there are no scales. Unless it is `awaited`, something else says when.
+    pub fn tell_place(&self, params: &Params<'k>, [m, n]: [U32<'k>; 2], awaited: bool) {
+        self.cursor.wait_empty();
+        let ring = &self.ring;
+        params.store_place(ring.place(ring.slot(self.cursor.stage())), m, n);
+        if awaited {
+            ring.pipe.full(self.cursor.stage()).arrive();
+        }
+        self.cursor.advance();
+    }
+
+    /// [`load`](Self::load) for the group that begins with `block`, into a slot that is empty.
     fn load_now(&self, params: &Params<'k>, [m, n]: [U32<'k>; 2], block: U32<'k>) {
         let (ring, k) = (&self.ring, self.ring.k);
         let (slot, full) = (ring.slot(self.cursor.stage()), ring.pipe.full(self.cursor.stage()));
@@ -247,18 +259,8 @@ impl<'k> ScaleCopier<'k> {
         let (ring, k) = (&self.ring, self.ring.k);
         let slot = ring.slot(self.cursor.stage());
         let [rows_by_engine, columns_by_engine] = ring.by_engine;
-        if ring.shape.each_column() {
-            let p = &params.output;
-            let (rows, columns) = (ring.shape.rows, ring.shape.columns);
-            let columns =
-                Few { first: n, limit: p.columns, count: columns, pitch: ring.shape.column_pitch() };
-            self.copy_quads(&params.sfb, ring.columns(slot), &columns, (block, end));
-            let rows = Few { first: m, limit: p.rows, count: rows, pitch: rows };
-            k.if_(!rows_by_engine, || self.copy_each(&params.sfa, slot, &rows, (block, end), |row| row));
-        } else {
-            k.if_(!columns_by_engine, || self.copy_columns(params, ring.columns(slot), n, (block, end)));
-            k.if_(!rows_by_engine, || self.copy_rows(params, slot, m, (block, end)));
-        }
+        k.if_(!columns_by_engine, || self.copy_columns(params, ring.columns(slot), n, (block, end)));
+        k.if_(!rows_by_engine, || self.copy_rows(params, slot, m, (block, end)));
         k.copies_wait();
         ring.pipe.full(self.cursor.stage()).arrive();
     }
@@ -269,89 +271,6 @@ impl<'k> ScaleCopier<'k> {
             let (later, row) = (index / rows, index % rows);
             let exists = (m + row).lt(params.output.rows) & (block + later).lt(end);
             to.at(index * 4).copy_async(params.sfa.at(m + row, block + later), 4, exists);
-        });
-    }
-
-    /// Copies the scales of some rows of A or B one by one, each to its `place` among them.
-    fn copy_each(
-        &self,
-        scales: &ScaleParams<'k>,
-        to: Shared<'k>,
-        rows: &Few<'k>,
-        (block, end): (U32<'k>, U32<'k>),
-        place: fn(U32<'k>) -> U32<'k>,
-    ) {
-        let (k, lane) = (self.ring.k, self.lane);
-        let copy = |row: U32<'k>, later: U32<'k>| {
-            let exists = rows.has(row) & (block + later).lt(end);
-            let to = to.at((later * rows.pitch + place(row)) * 4);
-            to.copy_async(scales.at(rows.first + row, block + later), 4, exists);
-        };
-        k.if_else(
-            scales.is_row_major(),
-            || k.for_(lane / GROUP, rows.count, WARP / GROUP, |row| copy(row, lane % GROUP)),
-            || k.for_(0, GROUP, 1, |later| k.for_(lane, rows.count, WARP, |row| copy(row, later))),
-        );
-    }
-
-    /// Copies the scales of rows of B, each of which has its own, [in quads](in_quads).
-    fn copy_quads(
-        &self,
-        scales: &ScaleParams<'k>,
-        to: Shared<'k>,
-        rows: &Few<'k>,
-        (block, end): (U32<'k>, U32<'k>),
-    ) {
-        let (k, lane) = (self.ring.k, self.lane);
-        let pitch = rows.pitch * 4;
-        // A lane takes pairs of neighbours, of one block of K after another.
-        let along_n = || {
-            for first in (0..rows.count).step_by(2 * WARP as usize) {
-                let row = lane * 2 + first;
-                let exists = rows.has(row);
-                let (from, to) = (scales.at(rows.first + row, block), to.at(in_quads(row) * 4));
-                k.if_(row.lt(rows.count), || {
-                    for later in 0..GROUP {
-                        let from = from.at(scales.stride_k.widening_mul(later * 4));
-                        let exists = exists & (block + later).lt(end);
-                        to.at(later * pitch).copy_async(from, 8, exists);
-                    }
-                });
-            }
-        };
-        let in_pairs = scales.has_pairs_along_mn() & (rows.limit & 1).eq(0);
-        let whole = (rows.first + rows.count).le(rows.limit);
-        let turned = scales.has_pairs_along_k() & (end & 1).eq(0) & whole;
-        let copied =
-            || k.if_else(in_pairs, along_n, || self.copy_each(scales, to, rows, (block, end), in_quads));
-        k.if_else(turned, || self.turn_quads(scales, to, rows, (block, end)), copied);
-    }
-
-    /// The same by way of registers, where all rows exist and the scales of two blocks of K are one vector: a lane has the four
-    /// columns of a quad, and turns their vectors into one for each block. This takes few instructions, and what a warp
-    /// issues here is taken from those that multiply.
-    fn turn_quads(
-        &self,
-        scales: &ScaleParams<'k>,
-        to: Shared<'k>,
-        rows: &Few<'k>,
-        (block, end): (U32<'k>, U32<'k>),
-    ) {
-        const AT_ONCE: u32 = 2;
-        let (k, lane) = (self.ring.k, self.lane);
-        debug_assert!(rows.count <= 4 * WARP, "a quad for each lane");
-        k.if_(lane.lt(rows.count / 4), || {
-            let from = scales.at(rows.first + (lane >> 2) * 16 + (lane & 3) * 2, block);
-            let to = to.at(lane * 16);
-            k.for_(0, (end - block).min(GROUP), AT_ONCE, |later| {
-                let column = |further: u32| from.at(scales.stride_mn.widening_mul(further * 4));
-                let each = [0, 1, 8, 9]
-                    .map(|further| column(further).at(later.widening_mul(4)).load_vec::<f32, 2>());
-                for nth in 0..AT_ONCE {
-                    let quad = each.map(|blocks| blocks[nth as usize]);
-                    to.at((later + nth) * (rows.pitch * 4)).store_vec(quad);
-                }
-            });
         });
     }
 
@@ -391,28 +310,6 @@ impl<'k> ScaleBringer<'k> {
         k.if_(ring.copied(), || copier.copy_now(params, at, (block, params.k_blocks)));
         writer.cursor.advance();
     }
-}
-
-/// Some rows of A or B: `count` of them from the `first` on, of which those before `limit` exist. Their scales of one block of K
-/// lie `pitch` floats before those of the next.
-struct Few<'k> {
-    first: U32<'k>,
-    limit: U32<'k>,
-    count: u32,
-    pitch: u32,
-}
-
-impl<'k> Few<'k> {
-    fn has(&self, row: U32<'k>) -> Pred<'k> {
-        (self.first + row).lt(self.limit)
-    }
-}
-
-/// Where the scale of a column goes where every column has its own: of each sixteen, those of the four columns whose
-/// products one lane has lie together.
-fn in_quads(column: U32<'_>) -> U32<'_> {
-    let (octet, pair) = ((column >> 3) & 1, (column >> 1) & 3);
-    (column & !15u32) | (pair << 2) | (octet << 1) | (column & 1)
 }
 
 /// A math warp's view of the scales.
@@ -497,14 +394,6 @@ impl<'k> ScaleReader<'k> {
         vectors.take(count as usize).collect()
     }
 
-    /// Where the scales of the columns lie whose products this lane has, where every column has its own, for one block of
-    /// the group.
-    pub fn quads(&self, within: U32<'k>, first: U32<'k>) -> Quads<'k> {
-        let pitch = self.ring.shape.column_pitch();
-        let from = self.ring.columns(self.slot()).at(within * (pitch * 4));
-        Quads { from: from.at((first + (self.lane & 3) * 4) * 4) }
-    }
-
     /// The first row and column of the tile that the current group belongs to.
     pub fn place(&self) -> [U32<'k>; 2] {
         self.ring.place(self.slot()).load_vec::<u32, 2>()
@@ -525,18 +414,6 @@ impl<'k> ScaleReader<'k> {
     pub fn place_in_k_group(&self) -> ([U32<'k>; 2], U32<'k>, U32<'k>) {
         let [row, column, end, k_blocks] = self.ring.place(self.slot()).load_vec::<u32, 4>();
         ([row, column], end, k_blocks)
-    }
-}
-
-/// The scales of a lane's columns, as [`quads`](ScaleReader::quads) has them.
-pub(crate) struct Quads<'k> {
-    from: Shared<'k>,
-}
-
-impl<'k> Quads<'k> {
-    /// Those of the `nth` sixteen columns: of two neighbours in each octet.
-    pub fn load(&self, nth: u32) -> [F32<'k>; 4] {
-        self.from.at(nth * 64).load_vec()
     }
 }
 

@@ -94,6 +94,14 @@ impl<'k> Descriptor<'k> {
         Descriptor { low: self.low + (bytes >> 4), ..self }
     }
 
+    /// The same where only the start is this many bytes further on, a multiple of 16: what the leading offset leads to stays where it is.
+    #[track_caller]
+    pub fn advance_start(self, bytes: impl crate::Arg<'k, u32>) -> Self {
+        let sixteens = bytes.val(self.low.kernel()) >> 4;
+        // The leading offset is in the upper half of the word.
+        Descriptor { low: self.low - sixteens * 0xffffu32, ..self }
+    }
+
     /// A variable that holds this descriptor, and later others of the same layout.
     #[track_caller]
     pub fn var(self) -> DescriptorVar<'k> {

@@ -73,6 +73,9 @@ pub(super) fn cases(config: Config, limits: &Limits) -> Vec<Case> {
                 cases.push(case(Spec { addend: AddendKind::Inplace, ..along }, 2, 1, 2));
                 let odd = Spec { m: along.m + 1, n: along.n - 2, d_padding: 2, ..along };
                 cases.push(case(odd, 1, 1, 1));
+                // A single block of K behind those whose scales are written in twos, in a stage that was used before.
+                let fours = wide.stages.next_multiple_of(4) as usize;
+                cases.extend([1, 3].map(|more| case(Spec { k: (fours + more) * 128, ..along }, 1, 1, 1)));
             }
             cases
         }
@@ -178,7 +181,7 @@ fn k_grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
         scales: [ScaleOrder::Mn; 2],
         ..KGroupedSpec::new(KGroupedForm::FP8_NT, ks.to_vec(), m, n)
     };
-    let deep = spec(&[depth, 0, 144], block_m / 2 + 2, block_n + 8);
+    let deep = spec(&[depth, 0, 272], block_m / 2 + 2, block_n + 8);
     // Lanes part at the last columns; a tile of the next group follows.
     let copied = KGroupedSpec {
         n: block_n - 8,

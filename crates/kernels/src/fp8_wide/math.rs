@@ -1,6 +1,6 @@
 //! The warps of the many-row kernel that multiply.
 
-use super::{Block, Config};
+use super::{Block, Config, outer};
 use crate::BLOCK_K;
 use crate::cluster::Release;
 use crate::fp8;
@@ -10,10 +10,7 @@ use crate::pipeline::Cursor;
 use crate::promote::multiply_stage;
 use crate::scales::{GROUP, ScaleReader};
 use oxigemm_ptx::wgmma::{Descriptor, DescriptorVar, Swizzle};
-use oxigemm_ptx::{F32, Pred, U32, Var};
-
-/// How many times the scales of sixteen columns are loaded before the products are there, where every column has its own.
-const QUADS_AHEAD: u32 = 2;
+use oxigemm_ptx::{F32, Pred, Shared, U32, Var};
 
 /// A tile, as a math warp is told of it.
 pub(super) struct MathTile<'k> {
@@ -29,14 +26,43 @@ pub(super) struct MathTile<'k> {
     pub k_blocks: U32<'k>,
 }
 
+/// An operand in the first stage, and in the one that is multiplied next.
+#[derive(Clone, Copy)]
+struct Operand<'k> {
+    first: Descriptor<'k>,
+    next: DescriptorVar<'k>,
+    stage_bytes: u32,
+    advance: fn(Descriptor<'k>, U32<'k>) -> Descriptor<'k>,
+}
+
+impl<'k> Operand<'k> {
+    fn new(first: Descriptor<'k>, stage_bytes: u32) -> Self {
+        Operand { first, next: first.var(), stage_bytes, advance: Descriptor::advance }
+    }
+
+    /// The same of scales.
+    fn of_scales(first: Descriptor<'k>, stage_bytes: u32) -> Self {
+        Operand { advance: Descriptor::advance_start, ..Self::new(first, stage_bytes) }
+    }
+
+    fn turn_to(&self, stage: U32<'k>) {
+        self.next.set((self.advance)(self.first, stage * self.stage_bytes));
+    }
+
+    fn get(self) -> Descriptor<'k> {
+        self.next.get()
+    }
+}
+
 /// A math warp's state.
 pub(super) struct Math<'k, 'b, 'c> {
     block: &'b Block<'k, 'c>,
     /// The first column of the part of a tile that the warpgroup computes.
     first_column: U32<'k>,
-    /// The operands in the first stage, and in the cursor's.
-    operands: [Descriptor<'k>; 2],
-    current: [DescriptorVar<'k>; 2],
+    /// A and B.
+    operands: [Operand<'k>; 2],
+    /// Their scales, where the tensor core [multiplies](outer) those too.
+    scale_operands: Option<[Operand<'k>; 2]>,
     cursor: Cursor<'k>,
     /// Where the scale of this thread's first row lies, and how far below it the others are: two for each wave.
     first_scale: U32<'k>,
@@ -45,8 +71,10 @@ pub(super) struct Math<'k, 'b, 'c> {
     row_scales: Vec<Vec<Var<'k, f32>>>,
     column_scales: Option<Vec<Var<'k, f32>>>,
     pub scales: ScaleReader<'k>,
-    /// The products of a wave; where promoting them takes long, also those of the next.
-    products: Vec<Vec<Var<'k, f32>>>,
+    /// The products of a wave.
+    products: Vec<Var<'k, f32>>,
+    /// Their scales, where each has its own.
+    product_scales: Vec<Var<'k, f32>>,
     /// The sums of each wave.
     pub sums: Vec<Vec<Var<'k, f32>>>,
     release: Release<'k>,
@@ -61,24 +89,35 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         // The row of this thread's first accumulators within a 64-row product.
         let row = (warp & 3) * 16 + (lane >> 2);
         let scales = block.scales.reader(lane);
+        let operand = |tile: Shared<'k>, first: U32<'k>, rows: u32| {
+            Operand::new(Descriptor::k_major(tile.at(first * BLOCK_K), Swizzle::B128), rows * BLOCK_K)
+        };
         let operands = [
-            Descriptor::k_major(block.a(zero).at(first_row * BLOCK_K), Swizzle::B128),
-            Descriptor::k_major(block.b(zero).at(first_column * BLOCK_K), Swizzle::B128),
+            operand(block.a(zero), first_row, cfg.block_m),
+            operand(block.b(zero), first_column, cfg.block_n),
         ];
-        let buffers = if cfg.overlaps() { 2 } else { 1 };
+        let each = cfg.scales_of_b == ScalesOfB::Rows;
+        let scale_operands = each.then(|| {
+            let [rows, columns] = block.scale_operands(zero);
+            let [behind_rows, behind_columns] = block.zeros_behind_scale_operands();
+            let rows = outer::descriptor(rows, behind_rows, first_row);
+            let columns = outer::descriptor(columns, behind_columns, first_column);
+            [rows, columns].map(|first| Operand::of_scales(first, cfg.scale_operand_bytes()))
+        });
         let few = || (0..Config::UNROLL).map(|_| k.var(0.0f32)).collect();
         Math {
             block,
             first_column,
             operands,
-            current: operands.map(Descriptor::var),
+            scale_operands,
             cursor: block.pipe.reader(),
             first_scale: scales.row_offset(first_row + row),
             below: (0..waves).flat_map(|wave| [wave * 64, wave * 64 + 8]).collect(),
-            row_scales: (0..2 * waves).map(|_| few()).collect(),
+            row_scales: (0..if each { 0 } else { 2 * waves }).map(|_| few()).collect(),
             column_scales: (cfg.scales().columns == 1).then(few),
             scales,
-            products: (0..buffers).map(|_| k.fragment(columns as usize / 2)).collect(),
+            products: k.fragment(columns as usize / 2),
+            product_scales: k.fragment(if each { columns as usize / 2 } else { 0 }),
             sums: (0..waves).map(|_| k.fragment(columns as usize / 2)).collect(),
             release: Release::new(k, &block.place, &block.pipe, lane),
         }
@@ -123,9 +162,14 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         (tile[0] + first_row).lt(end)
     }
 
-    /// Loads the scales of a few blocks, from the `within`-th of a group on.
+    /// Loads the scales of a few blocks, from the `within`-th of a group on, or waits for what else a tile begins with.
     pub fn load_scales(&self, within: U32<'k>) {
-        self.block.k.if_(within.eq(0), || self.scales.wait());
+        match (self.block.cfg.scales_of_b, self.block.cfg.grouping) {
+            (ScalesOfB::Blocks, _) => self.block.k.if_(within.eq(0), || self.scales.wait()),
+            // How many blocks of K there are; else a tile's place is told before its first stage.
+            (ScalesOfB::Rows, Grouping::K) => return self.scales.wait(),
+            (ScalesOfB::Rows, _) => return,
+        }
         self.scales.load_rows(within, self.first_scale, &self.below, &self.row_scales);
         if let Some(vars) = &self.column_scales {
             vars.iter().zip(self.scales.column(within, vars.len())).for_each(|(var, scale)| var.set(scale));
@@ -143,41 +187,28 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         self.row_scales.iter().map(scale).collect()
     }
 
-    /// The scales of this warpgroup's columns for a block of the group, where there are several; in the order of the products
-    /// where each column has its own.
+    /// The scales of this warpgroup's columns for a block of the group, where there are several.
     fn block_columns(&self, within: U32<'k>) -> Vec<F32<'k>> {
         let (per_scale, columns) = (self.block.cfg.columns_per_scale(), self.block.cfg.shape().columns());
-        match (self.block.cfg.scales_of_b, &self.column_scales) {
-            (ScalesOfB::Rows, _) => {
-                let quads = self.scales.quads(within, self.first_column);
-                (0..columns / 16).flat_map(|nth| quads.load(nth)).collect()
-            }
-            (ScalesOfB::Blocks, Some(_)) => Vec::new(),
-            (ScalesOfB::Blocks, None) => {
-                self.scales.columns(within, self.first_column / per_scale, columns / per_scale)
-            }
+        match self.column_scales {
+            Some(_) => Vec::new(),
+            None => self.scales.columns(within, self.first_column / per_scale, columns / per_scale),
         }
     }
 
     /// All blocks of a tile.
     pub fn multiply_tile(&self, k_blocks: U32<'k>) {
         let k = self.block.k;
+        if let Some(scales) = self.scale_operands {
+            let whole = k_blocks & !1u32;
+            k.for_(0, whole, 2, |_| (0..2).for_each(|_| self.multiply_each(scales)));
+            return k.for_(whole, k_blocks, 1, |_| self.multiply_each(scales));
+        }
         if self.block.cfg.pads_k() {
             return k.for_(0, k_blocks, Config::UNROLL, |first| self.multiply_blocks(first, k_blocks));
         }
         // Tests between unrolled blocks would cost 2 to 4%: what is left over goes one by one.
         let whole = k_blocks - k_blocks % Config::UNROLL;
-        if self.block.cfg.overlaps() {
-            k.for_(0, whole, Config::UNROLL, |first| {
-                self.multiply_overlapped(first % GROUP, Config::UNROLL);
-                self.load_next_scales(first + Config::UNROLL, k_blocks);
-            });
-            k.for_(whole, k_blocks, 1, |block| {
-                self.multiply_overlapped(block % GROUP, 1);
-                self.move_scales_up();
-            });
-            return;
-        }
         k.for_(0, whole, Config::UNROLL, |first| self.multiply_blocks(first, k_blocks));
         k.for_(whole, k_blocks, 1, |block| self.multiply_single(block % GROUP));
     }
@@ -223,39 +254,23 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         self.move_scales_up();
     }
 
-    /// Some blocks from the `within`-th of a group on. While one is promoted, the tensor core works on the next.
-    fn multiply_overlapped(&self, within: U32<'k>, blocks: u32) {
-        let k = self.block.k;
-        let buffer = |block: u32| self.products[block as usize % self.products.len()].as_slice();
-        self.cursor.wait_full();
-        self.issue(buffer(0));
-        for block in 0..blocks {
-            let stage = self.cursor.stage();
-            let is_last = block + 1 == blocks;
-            self.advance();
-            if !is_last {
-                self.cursor.wait_full();
-                self.issue(buffer(block + 1));
-            }
-            let columns = self.scales.quads(within + block, self.first_column);
-            let ahead: Vec<_> = (0..QUADS_AHEAD).map(|nth| columns.load(nth)).collect();
-            k.wgmma_wait(u32::from(!is_last));
-            self.release.stage(k, stage);
-            let rows = self.block_rows(block as usize);
-            let columns = |nth: u32| ahead.get(nth as usize).copied().unwrap_or_else(|| columns.load(nth));
-            for (sums, rows) in self.sums.iter().zip(rows.chunks(2)) {
-                promote_each(self.block.cfg, sums, buffer(block), [rows[0], rows[1]], columns);
-            }
-        }
-    }
-
-    /// Has the current stage multiplied, of which the warpgroup has a single wave.
-    fn issue(&self, products: &[Var<'k, f32>]) {
+    /// One block of K where every product has a scale of its own, a product as well. While one warpgroup promotes, the tensor core works
+    /// for the other.
+    fn multiply_each(&self, scales: [Operand<'k>; 2]) {
         let (k, cfg) = (self.block.k, self.block.cfg);
-        let [a, b] = self.current.map(DescriptorVar::get);
+        self.cursor.wait_full();
+        let stage = self.cursor.stage();
+        let [a, b] = self.operands.map(Operand::get);
         k.wgmma_fence();
-        multiply_stage(k, fp8::types(cfg.e5m2), products, a, b);
+        outer::multiply(k, &self.product_scales, scales.map(Operand::get));
+        multiply_stage(k, fp8::types(cfg.e5m2), &self.products, a, b);
         k.wgmma_commit();
+        self.advance();
+        k.wgmma_wait(0);
+        self.release.stage(k, stage);
+        for ((sum, product), scale) in self.sums[0].iter().zip(&self.products).zip(&self.product_scales) {
+            sum.fma(product.live(), scale.live());
+        }
     }
 
     /// Loads the scales of the blocks from `next` on, if there are any.
@@ -288,18 +303,14 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     fn multiply_block(&self, rows: &[F32<'k>], columns: impl FnOnce() -> Vec<F32<'k>>, ahead: impl FnOnce()) {
         let (k, cfg) = (self.block.k, self.block.cfg);
         let stage = self.cursor.stage();
-        let [a, b] = self.current.map(DescriptorVar::get);
+        let [a, b] = self.operands.map(Operand::get);
         let mut first_wave = Some((columns, ahead));
         let mut columns = Vec::new();
         for (wave, (sums, rows)) in self.sums.iter().zip(rows.chunks(2)).enumerate() {
             k.wgmma_fence();
             let a = a.advance(wave as u32 * 64 * BLOCK_K);
-            multiply_stage(k, fp8::types(cfg.e5m2), &self.products[0], a, b);
+            multiply_stage(k, fp8::types(cfg.e5m2), &self.products, a, b);
             k.wgmma_commit();
-            if cfg.scales_of_b == ScalesOfB::Rows {
-                // Else the assembler has the last product wait for what is loaded behind it.
-                k.sync_warp();
-            }
             if let Some((load_columns, ahead)) = first_wave.take() {
                 columns = load_columns();
                 self.advance();
@@ -310,24 +321,15 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
                 self.release.stage(k, stage);
             }
             let rows = [rows[0], rows[1]];
-            match cfg.scales_of_b {
-                ScalesOfB::Blocks => promote(cfg, sums, &self.products[0], rows, &columns),
-                ScalesOfB::Rows => {
-                    let quad = |nth: u32| std::array::from_fn(|i| columns[nth as usize * 4 + i]);
-                    promote_each(cfg, sums, &self.products[0], rows, quad);
-                }
-            }
+            promote(cfg, sums, &self.products, rows, &columns);
         }
     }
 
     /// Moves to the next stage.
     fn advance(&self) {
         self.cursor.advance();
-        let (stage, cfg) = (self.cursor.stage(), self.block.cfg);
-        for ((current, first), rows) in self.current.iter().zip(self.operands).zip([cfg.block_m, cfg.block_n])
-        {
-            current.set(first.advance(stage * (rows * BLOCK_K)));
-        }
+        let operands = self.operands.iter().chain(self.scale_operands.iter().flatten());
+        operands.for_each(|operand| operand.turn_to(self.cursor.stage()));
     }
 }
 
@@ -348,31 +350,6 @@ fn promote<'k>(
         };
         for (i, (sum, product)) in sums.iter().zip(products).enumerate() {
             sum.fma(product.live(), scales[(i / 2) % 2]);
-        }
-    }
-}
-
-/// The same where every column has a scale: of each eight columns a thread has two neighbours, in two rows.
-///
-/// Products times columns first are 2% faster than rows times columns, but the assembler keeps more of them at a time: too many
-/// where groups are along K.
-fn promote_each<'k>(
-    cfg: &Config,
-    sums: &[Var<'k, f32>],
-    products: &[Var<'k, f32>],
-    row_scales: [F32<'k>; 2],
-    column_scales: impl Fn(u32) -> [F32<'k>; 4],
-) {
-    for (nth, (sums, products)) in (0u32..).zip(sums.chunks(8).zip(products.chunks(8))) {
-        let columns = column_scales(nth);
-        for ((sums, products), columns) in sums.chunks(4).zip(products.chunks(4)).zip(columns.chunks(2)) {
-            for (i, (sum, product)) in sums.iter().zip(products).enumerate() {
-                let (product, row, column) = (product.live(), row_scales[i / 2], columns[i % 2]);
-                match cfg.grouping {
-                    Grouping::Dense => sum.fma(product * column, row),
-                    Grouping::Rows | Grouping::K => sum.fma(product, row * column),
-                }
-            }
         }
     }
 }

@@ -190,6 +190,14 @@ impl<'k> Block<'k, '_> {
         rows.write(sums, (part.pass, part.end), || self.quantized_panels(part), parity);
     }
 
+    /// The storing thread has what a warpgroup's part of a tile will be added to fetched, where that pays.
+    pub(super) fn fetch_addend(&self, warpgroup: U32<'k>, tile: &TilePlace<'k>) {
+        if let Some(outbox) = self.outbox_of(warpgroup, &self.params.output, None) {
+            let [row, column] = self.part_of(warpgroup);
+            outbox.prefetch([tile.m + row, tile.n + column]);
+        }
+    }
+
     /// The storing thread waits for a warpgroup's part of a tile to be staged, and has it stored.
     pub(super) fn store(&self, warpgroup: U32<'k>, tile: &TilePlace<'k>, parity: Var<'k, u32>) {
         let (k, output) = (self.k, &self.params.output);

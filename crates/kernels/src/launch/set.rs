@@ -126,7 +126,7 @@ fn half_k_grouped() -> impl Iterator<Item = Config> {
 }
 
 /// Those of which groups are along K.
-const K_GROUPED: &[(u32, u32, u32)] = &[(256, 96, 3), (128, 128, 4)];
+const K_GROUPED: &[(u32, u32, u32)] = &[(128, 128, 4)];
 
 /// Tiles of the 16-bit kernels whose sums are finished before they are stored, as they are or with a gate: high ones, in which a
 /// warpgroup has the 128 columns of D that share a scale, and low ones.

@@ -109,7 +109,7 @@ mod tests {
         for (groups, m, n, k) in [(4, 4096, 7168, 32768), (8, 7168, 2048, 32768)] {
             let shape = KGroupedShape { groups, m, n, k };
             let plan = Plan::best_k_grouped_of(Family::Fp8Rows, &shape, &Limits::h200()).unwrap();
-            assert_eq!(plan.name(), "wide_kgrouped_1d1d_256x96_s3_c1x2");
+            assert_eq!(plan.name(), "wide_kgrouped_1d1d_128x128_s4_c1x2");
         }
     }
 

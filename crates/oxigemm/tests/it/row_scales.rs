@@ -115,6 +115,45 @@ fn schedules_kernels_and_layouts_give_the_same_bits() {
     }
 }
 
+/// Ones, each 128 of a row with a scale of all 24 bits.
+fn scaled_ones(seed: u64, [rows, k]: [usize; 2]) -> Quantized {
+    let ones = vec![1.0; rows * k];
+    let mut x = per_token_cast_to_fp8(&ones, rows, k, ScaleFormat::F32).unwrap();
+    let one = DType::E4m3.encode(&[1.0])[0];
+    x.codes.fill(one);
+    // Of many magnitudes, and all positive: so what is lost of one is not lost beside another.
+    let scales = random::normals(seed, x.scales.len());
+    x.scales = scales.iter().map(|x| (x.abs() + 0.01) * 2f32.powi((x * 1e4) as i32 % 20)).collect();
+    x
+}
+
+#[test]
+fn all_bits_of_scales_count() {
+    let (a, b) = (scaled_ones(5, [70, 384]), scaled_ones(6, [136, 384]));
+    let exact = reference::fp8_gemm_nt(&a.as_matrix(), &b.as_matrix(), None).unwrap();
+    let data = Data { a, b, c: vec![0.0; 70 * 136], exact };
+    let d = run(&data, &Device::Sim(Sim::new()), [0, 0, 0], &GemmOptions::default());
+    for (found, exact) in d.to_vec_f32().unwrap().iter().zip(&data.exact) {
+        let lost = (f64::from(*found) - exact).abs() / exact;
+        assert!(lost < 2f64.powi(-21), "{found} {exact}: {lost:e}");
+    }
+}
+
+#[test]
+fn a_scale_that_is_no_number_is_that_of_its_row_or_column_alone() {
+    for bad in [f32::NAN, f32::INFINITY] {
+        let mut data = Data::new([70, 136, 300]);
+        let blocks = data.a.scale_dims()[1];
+        data.a.scales[3 * blocks + 1] = bad;
+        data.b.scales[135 * blocks] = bad;
+        let d = run(&data, &Device::Sim(Sim::new()), [0, 0, 0], &GemmOptions::default());
+        for (i, found) in d.to_vec_f32().unwrap().iter().enumerate() {
+            let touched = i / 136 == 3 || i % 136 == 135;
+            assert_eq!(found.is_nan(), touched, "{bad}: element {i} is {found}");
+        }
+    }
+}
+
 #[test]
 fn raw_operands_say_what_shares_a_scale() {
     let data = Data::new([20, 130, 300]);
