@@ -2,8 +2,9 @@
 //!
 //! A block computes tiles of `block_m` by `block_n`. Two warpgroups multiply: each its own half of the rows, or
 //! of the columns where a tile has 64 rows. A third one serves them: one thread issues the tensor loads, a warp
-//! brings the scales, and two threads have what the others have staged stored. Clusters of blocks share their operands:
-//! each block loads its part of a tile and multicasts it.
+//! brings the scales, and two threads have what the others have staged stored; or two warps make operands of the scales (`outer.rs`), and
+//! one thread stores, where every row of B has a scale. Clusters of blocks share their operands: each block loads its part of a tile and
+//! multicasts it.
 //!
 //! Rows may be [grouped](crate::grouping), each group with a B of its own: then a tile has rows of one group, and what
 //! lies behind the group's last row is neither loaded nor stored.
@@ -110,8 +111,8 @@ impl Config {
         THREADS
     }
 
-    /// Registers of a thread that multiplies, and of one that serves those: the warp that copies scales of groups along K needs
-    /// some more.
+    /// Registers of a thread that multiplies, and of one that serves those: warps that carry scales need some more, and those that multiply
+    /// hold none then.
     fn registers(&self) -> [u32; 2] {
         match self.scales_of_b {
             ScalesOfB::Rows => [MATH_REGISTERS - 24, PRODUCER_REGISTERS + 48],
@@ -150,12 +151,9 @@ impl Config {
         if self.pads_k() { k_blocks.next_multiple_of(Self::UNROLL) } else { k_blocks }
     }
 
-    /// Columns that are sure to share one scale of B, whatever tile and warpgroup they are in.
+    /// Columns that are sure to share one scale of B, whatever tile and warpgroup they are in, where 128 rows of B share one.
     fn columns_per_scale(&self) -> u32 {
-        match self.scales_of_b {
-            ScalesOfB::Blocks => gcd(self.part_columns(), BLOCK_K),
-            ScalesOfB::Rows => 1,
-        }
+        gcd(self.part_columns(), BLOCK_K)
     }
 
     /// Bytes of the [operands](outer) that a stage has beside its tiles: scales of rows, then of columns.
@@ -189,7 +187,7 @@ impl Config {
         let rounded = waves * Panels::staging_bytes(columns);
         match (self.fusion, self.scales_of_b) {
             // What has such scales mostly adds to sums in FP32: room for all of them, where there is.
-            (Fusion::None, ScalesOfB::Rows) if waves == 1 => 2 * rounded,
+            (Fusion::None, ScalesOfB::Rows) => 2 * rounded,
             (Fusion::None, _) => rounded,
             _ => rounded.max(QuantizedOutput::staging_bytes(waves, columns)),
         }
@@ -511,9 +509,7 @@ impl<'k> Block<'k, '_> {
         let bringer = self.scales.bringer(self.lane);
         self.place.for_each_place(k, |tile| {
             let (p, at) = (&p.of(&tile, self.grouped.as_ref()), [tile.m, tile.n]);
-            // A tile of an empty group has a place too.
-            let blocks = if tile.k_group.is_some() { p.k_blocks.max(1) } else { p.k_blocks };
-            k.for_(0, blocks, GROUP, |block| bringer.bring(p, at, block));
+            k.for_(0, p.k_blocks, GROUP, |block| bringer.bring(p, at, block));
         });
     }
 

@@ -216,13 +216,10 @@ impl<'k> ScaleWriter<'k> {
         let [rows, columns] = ring.by_engine;
         let row_bytes: U32<'k> = rows.select(ring.loaded * (ring.shape.rows * 4), 0);
         let column_bytes: U32<'k> = columns.select((params.k_blocks - block).min(GROUP) * 4, 0);
-        // Scales of a group along K are behind those of others.
-        let place_of = |block: U32<'k>| params.k_group.map_or(block, |group| block + group.first_block);
         params.store_place(ring.place(slot), m, n);
         full.arrive_expecting(row_bytes + column_bytes);
         k.if_(rows, || {
             let by_rows = ring.layout.eq(ScaleLayout::RowMajor as u32);
-            let block = place_of(block);
             let at = [by_rows.select(block, m), by_rows.select(m, block)];
             let slab = params.group.map(|group| group.slab);
             let at: Vec<U32<'k>> = at.into_iter().chain(slab).collect();

@@ -5,7 +5,6 @@ mod output;
 
 use std::ffi::c_void;
 
-use oxigemm_kernels::BLOCK_K;
 use oxigemm_kernels::epilogue::OutputFlags;
 use oxigemm_kernels::epilogue::fused::{FusedArgs, FusedFlags, FusedGroupArgs};
 use oxigemm_kernels::grouping::{GroupArgs, GroupLayout};
@@ -277,16 +276,13 @@ impl Arguments {
                 maps.sfa = None;
             }
         }
-        if let Some(groups) = k_groups {
-            // Scales lie by blocks, of which groups have more than their K together.
-            let scales = Shape { k: groups.blocks * BLOCK_K, ..shape };
-            if let Some(map) = &mut maps.sfa {
-                let layout = ScaleLayout::of(0, sfa_strides);
-                map.matrix = launch.map_sfa(scales, layout, sfa_strides).unwrap_or(map.matrix);
-            }
-            if let Some(d) = &mut maps.d {
-                d.matrix = d.matrix.in_slabs(groups.count, u64::from(groups.d_slab) * problem.d_pitch);
-            }
+        if problem.family == Family::Fp8Rows {
+            // Warps carry those.
+            scales_alike[0] = false;
+            maps.sfa = None;
+        }
+        if let (Some(groups), Some(d)) = (k_groups, &mut maps.d) {
+            d.matrix = d.matrix.in_slabs(groups.count, u64::from(groups.d_slab) * problem.d_pitch);
         }
         let mut tuning = launch.tuning;
         if let Some(summed) = &key.summed {
@@ -336,11 +332,6 @@ impl Arguments {
         let layout = match self.scales_alike[0] {
             true => ScaleLayout::of(at.sfa, self.args.sfa_strides),
             false => ScaleLayout::Copied,
-        };
-        // A group along K may begin with any block, and the copy engine begins at multiples of 16 bytes.
-        let layout = match (layout, &self.k_groups) {
-            (ScaleLayout::RowMajor, Some(_)) => ScaleLayout::Copied,
-            _ => layout,
         };
         let (strides, k_blocks) = (self.args.sfb_strides, self.args.k_blocks);
         let bulk = self.scales_alike[1] && sfb_by_engine(self.family, at.sfb, strides, k_blocks);
