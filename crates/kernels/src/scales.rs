@@ -43,6 +43,8 @@ pub(crate) struct ScaleShape {
 impl ScaleShape {
     /// Bytes of the ring's barriers.
     pub const BARRIER_BYTES: u32 = Pipeline::barrier_bytes(SLOTS);
+    /// No scales: the ring tells the math warps where tiles are, and nothing else.
+    pub const PLACES: ScaleShape = ScaleShape { rows: 0, columns_per_scale: 1, columns: 0 };
 
     /// Floats from the column scales of one block of K to those of the next.
     fn column_pitch(&self) -> u32 {
@@ -84,11 +86,6 @@ pub(crate) struct ScaleRing<'k> {
     by_engine: [Pred<'k>; 2],
     /// As [`loaded_blocks`].
     loaded: U32<'k>,
-}
-
-impl ScaleShape {
-    /// No scales: the ring tells the math warps where tiles are, and nothing else.
-    pub const PLACES: ScaleShape = ScaleShape { rows: 0, columns_per_scale: 1, columns: 0 };
 }
 
 impl<'k> ScaleRing<'k> {

@@ -160,6 +160,7 @@ struct Carrier<'k> {
 impl<'k> Carrier<'k> {
     /// The part of so many rows or columns that one of the [`CARRIERS`] has.
     fn new(k: &'k Kernel, side: Side, all: u32, (carrier, lane): (U32<'k>, U32<'k>)) -> Self {
+        assert!(all.is_multiple_of(CARRIERS * WARP), "each lane has as many of {all}");
         let count = all / CARRIERS;
         let each = 0..count / WARP;
         let some = || each.clone().map(|_| (0..AT_ONCE).map(|_| k.var(0.0f32)).collect()).collect();
