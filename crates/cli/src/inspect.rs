@@ -138,6 +138,7 @@ fn as_json(
         "launch": {
             "grid": launch.grid, "threads": launch.threads, "cluster": launch.cluster,
             "shared_bytes": launch.shared_bytes, "tuning": launch.tuning,
+            "tiles_left_over": launch.tail.tiles, "helpers": launch.tail.helpers,
         },
         "candidates": ranking.iter().map(|(choice, estimate)| json!({
             "choice": plan::name(choice), "estimate": cost(estimate),
@@ -189,6 +190,15 @@ fn print(
             launch.tuning
         ),
     );
+    if launch.tail.tiles > 0 {
+        line(
+            "last round",
+            format!(
+                "{} tiles of clusters are left over; {} clusters without one help their owners, and leave sums in {} bytes",
+                launch.tail.tiles, launch.tail.helpers, launch.room_bytes
+            ),
+        );
+    }
     line(
         "assembled",
         match assembled.and_then(|assembled| assembled.report.entries.first()) {

@@ -36,7 +36,7 @@ pub struct Args {
 
 /// The kernels that stand for their families.
 const FAMILIES: [&str; 13] = [
-    "fp8_gemm_wide_256x128_s3",
+    "fp8_gemm_wide_shared_256x128_s3",
     "fp8_gemm_slim_8x64",
     "fp8_gemm_wide_grouped_64x128_s8",
     "bf16_gemm_wide_nt_128x192_s4",
@@ -72,7 +72,16 @@ const fn of_stages(kernel: &'static str) -> Redundant {
     Redundant { kernel, what: "wgmma.fence", file: "half_wide.rs", times: 1, why: BETWEEN_STAGES }
 }
 
-const REDUNDANT: [Redundant; 5] = [
+const PASSED_BY: &str =
+    "lanes that pass a tile by part by no more than a round of stages, as each lets go of scales";
+
+/// What kernels of FP8 groups whose scales are let go of by every lane can do without here; not with fewer stages.
+const fn of_tiles_passed_by(kernel: &'static str) -> Redundant {
+    Redundant { kernel, what: "bar.warp.sync", file: "math.rs", times: 1, why: PASSED_BY }
+}
+
+const REDUNDANT: [Redundant; 7] = [
+    of_tiles_passed_by(FAMILIES[2]),
     of_stages(FAMILIES[3]),
     Redundant {
         kernel: FAMILIES[6],
@@ -81,6 +90,7 @@ const REDUNDANT: [Redundant; 5] = [
         times: 1,
         why: "behind the claim of a place for tensor maps: blocks of one launch have different places",
     },
+    of_tiles_passed_by(FAMILIES[8]),
     of_stages(FAMILIES[9]),
     of_stages(FAMILIES[11]),
     of_stages(FAMILIES[12]),

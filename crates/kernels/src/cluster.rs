@@ -11,6 +11,7 @@ use crate::kgroups::{KGroupPlace, KGroups};
 use crate::params::Params;
 use crate::pipeline::{Pipeline, RemoteEmpty};
 use crate::schedule::{KernelTileOrder, TileOrder, streams_b};
+use crate::tail::{KPart, TailParams, TailTurns};
 use oxigemm_ptx::tma::{CachePolicy, LoadOptions, TensorMap};
 use oxigemm_ptx::{Kernel, MBarrier, Pred, Shared, U16, U32};
 
@@ -26,6 +27,7 @@ pub(crate) struct Place<'k> {
     groups: Option<Groups<'k>>,
     k_groups: Option<KGroups<'k>>,
     passes: Option<Passes<'k>>,
+    tail: Option<TailTurns<'k>>,
 }
 
 /// How often a block computes as many columns as it does at a time before it takes another tile: see
@@ -40,7 +42,7 @@ struct Passes<'k> {
 /// A tile of a cluster.
 #[derive(Clone, Copy)]
 pub(crate) struct Turn<'k> {
-    /// Its position in the tile order.
+    /// Its position in the tile order; among the cluster's own turns where tiles are shared out.
     pub index: U32<'k>,
     /// Which of its passes, where there are some.
     pub pass: Option<U32<'k>>,
@@ -61,6 +63,8 @@ pub(crate) struct TilePlace<'k> {
     pub k_group: Option<KGroupPlace<'k>>,
     /// Which of its passes, where there are some.
     pub pass: Option<U32<'k>>,
+    /// Its blocks of K, where tiles are shared out along K.
+    pub part: Option<KPart<'k>>,
 }
 
 impl<'k> TilePlace<'k> {
@@ -128,7 +132,18 @@ impl<'k> Place<'k> {
             groups: None,
             k_groups: None,
             passes: None,
+            tail: None,
         }
+    }
+
+    /// The same place where some tiles are shared out along K.
+    pub fn with_tail(self, k: &'k Kernel, tail: TailParams<'k>, k_blocks: U32<'k>) -> Self {
+        Place { tail: Some(tail.turns(k, self.order.count(), k_blocks)), ..self }
+    }
+
+    /// This block's rank in its cluster, and the blocks of that.
+    pub fn among_blocks(&self) -> [U32<'k>; 2] {
+        [self.rank.0 * self.cluster.1 + self.rank.1, self.cluster.0 * self.cluster.1]
     }
 
     /// The same place among the tiles of groups along K. The blocks of a cluster have tiles of one group.
@@ -196,6 +211,9 @@ impl<'k> Place<'k> {
 
     /// Runs `body` with every tile of this block's cluster, in each of its passes.
     pub fn for_each_turn(&self, k: &'k Kernel, body: impl FnOnce(Turn<'k>)) {
+        if let Some(tail) = self.tail {
+            return k.for_(0, tail.count, 1, |index| body(Turn { index, pass: None }));
+        }
         k.for_(k.cluster_index(), self.turns(), k.grid_clusters(), |index| match self.passes {
             None => body(Turn { index, pass: None }),
             Some(passes) => {
@@ -223,6 +241,9 @@ impl<'k> Place<'k> {
 
     /// Whether this block has a tile or a pass after this one.
     pub fn has_another(&self, k: &'k Kernel, turn: Turn<'k>) -> Pred<'k> {
+        if let Some(tail) = self.tail {
+            return (turn.index + 1).lt(tail.count);
+        }
         let tile = (turn.index + k.grid_clusters()).lt(self.turns());
         match (self.passes, turn.pass) {
             (Some(passes), Some(pass)) => (pass + 1).lt(passes.count) | tile,
@@ -249,7 +270,8 @@ impl<'k> Place<'k> {
 
     /// The first row and column of this block's tile, where rows are not grouped.
     fn dense_tile(&self, turn: Turn<'k>) -> (U32<'k>, U32<'k>) {
-        let (m, n) = self.order.tile(turn.index);
+        let index = self.tail.map_or(turn.index, |tail| tail.tile(turn.index.kernel(), turn.index));
+        let (m, n) = self.order.tile(index);
         ((m * self.cluster.0 + self.rank.0) * self.tile[0], self.first_column(n, turn.pass))
     }
 
@@ -278,6 +300,7 @@ impl<'k> Place<'k> {
                     k_group: Some(groups.place(group)),
                     streams_b: streams_b(self.rows),
                     pass: turn.pass,
+                    part: None,
                 });
             });
         }
@@ -287,7 +310,8 @@ impl<'k> Place<'k> {
         let streams_b = streams_b(self.rows);
         self.for_each_turn(k, |turn| {
             let (m, n) = self.dense_tile(turn);
-            body(TilePlace { m, n, group: None, k_group: None, streams_b, pass: turn.pass });
+            let part = self.tail.map(|tail| tail.part(k, turn.index));
+            body(TilePlace { m, n, group: None, k_group: None, streams_b, pass: turn.pass, part });
         });
     }
 
@@ -303,6 +327,7 @@ impl<'k> Place<'k> {
                 group: Some(group),
                 k_group: None,
                 pass: turn.pass,
+                part: None,
             };
             body(tile, group);
         });

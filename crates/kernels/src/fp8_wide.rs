@@ -14,6 +14,7 @@
 mod math;
 mod outer;
 mod output;
+mod shared_tile;
 
 use crate::BLOCK_K;
 use crate::cluster::{Place, TilePlace};
@@ -27,7 +28,8 @@ use crate::kgroups::{KGroupParams, KGroups, MapRing};
 use crate::many_rows::{MATH_REGISTERS, MATH_WARPGROUPS, MATH_WARPS, ManyRows, PRODUCER_REGISTERS, THREADS};
 use crate::params::{GroupedParams, Params, ScalesOfB};
 use crate::pipeline::Pipeline;
-use crate::scales::{GROUP, ScaleRing, ScaleShape};
+use crate::scales::{GROUP, ScaleRing, ScaleShape, group_start};
+use crate::tail::{Tail, TailParams};
 use math::{Math, MathTile};
 use output::Part;
 use oxigemm_ptx::tma::Eviction;
@@ -52,6 +54,8 @@ pub struct Config {
     pub e5m2: Option<E5m2>,
     /// What is done with sums before they are stored.
     pub fusion: Fusion,
+    /// Whether tiles that fill no round are [shared out](crate::tail) along K.
+    pub shares_tail: bool,
 }
 
 impl Config {
@@ -64,6 +68,7 @@ impl Config {
             Grouping::K => "kgrouped_",
         };
         let scales = if self.scales_of_b == ScalesOfB::Rows { "1d1d_" } else { "" };
+        let grouped = if self.shares_tail { "shared_" } else { grouped };
         let (types, fused) = (fp8::prefix(self.e5m2), self.fusion.name());
         let (block_m, block_n, stages) = (self.block_m, self.block_n, self.stages);
         format!("fp8_gemm_wide_{types}{fused}{grouped}{scales}{block_m}x{block_n}_s{stages}")
@@ -151,6 +156,24 @@ impl Config {
         if self.pads_k() { k_blocks.next_multiple_of(Self::UNROLL) } else { k_blocks }
     }
 
+    /// The same inside a kernel.
+    fn padded<'k>(&self, k_blocks: U32<'k>) -> U32<'k> {
+        if self.pads_k() { k_blocks.div_ceil(Self::UNROLL) * Self::UNROLL } else { k_blocks }
+    }
+
+    /// Sums of all threads of a block.
+    pub fn sums(&self) -> u32 {
+        self.block_m * self.block_n
+    }
+
+    /// What is shared out of so many tiles of clusters.
+    pub fn tail(&self, tiles: u32, k_blocks: u32, clusters: u32) -> Tail<u32> {
+        match self.shares_tail {
+            true => Tail::of(tiles, self.padded_blocks(k_blocks), clusters),
+            false => Tail::default(),
+        }
+    }
+
     /// Columns that are sure to share one scale of B, whatever tile and warpgroup they are in, where 128 rows of B share one.
     fn columns_per_scale(&self) -> u32 {
         gcd(self.part_columns(), BLOCK_K)
@@ -214,6 +237,8 @@ struct SharedMap {
     barriers: u32,
     scale_barriers: u32,
     output_barriers: u32,
+    /// Where tiles are shared out: a [word](shared_tile) for each warpgroup that multiplies, and one for each that stores for it.
+    meetings: u32,
     /// Where groups are along K: tensor maps that are being made.
     map_drafts: u32,
     groups: u32,
@@ -233,6 +258,7 @@ impl SharedMap {
         let barriers = layout.place(Pipeline::barrier_bytes(cfg.stages), 8);
         let scale_barriers = layout.place(ScaleShape::BARRIER_BYTES, 8);
         let output_barriers = layout.place(Pipeline::barrier_bytes(MATH_WARPGROUPS), 8);
+        let meetings = layout.place(if cfg.shares_tail { shared_tile::SHARED_BYTES } else { 0 }, 4);
         let draft_bytes = if cfg.grouping == Grouping::K { MapRing::DRAFT_BYTES } else { 0 };
         let map_drafts = layout.place(draft_bytes, if draft_bytes > 0 { 128 } else { 1 });
         let groups = layout.bytes();
@@ -247,6 +273,7 @@ impl SharedMap {
             barriers,
             scale_barriers,
             output_barriers,
+            meetings,
             map_drafts,
             groups,
             bytes,
@@ -276,6 +303,7 @@ struct Block<'k, 'c> {
     params: Params<'k>,
     grouped: Option<GroupedParams<'k>>,
     k_groups: Option<KGroups<'k>>,
+    tail: Option<TailParams<'k>>,
     fused: Option<FusedParams<'k>>,
     fused_groups: Option<FusedGroupParams<'k>>,
     map: SharedMap,
@@ -292,8 +320,15 @@ struct Block<'k, 'c> {
 impl<'k> Block<'k, '_> {
     /// [`Config::padded_blocks`] of every tile, where groups are not along K.
     fn padded_blocks(&self) -> U32<'k> {
-        let k_blocks = self.params.k_blocks;
-        if self.cfg.pads_k() { k_blocks.div_ceil(Config::UNROLL) * Config::UNROLL } else { k_blocks }
+        self.cfg.padded(self.params.k_blocks)
+    }
+
+    /// The blocks of K that are computed of a tile: the first, and the one behind the last.
+    fn blocks_of(&self, tile: &TilePlace<'k>) -> [U32<'k>; 2] {
+        match tile.part {
+            Some(part) => [part.first, part.end],
+            None => [self.k.constant(0), self.padded_blocks()],
+        }
     }
 
     /// `block_m` rows of A in a stage, 128 bytes each, swizzled.
@@ -340,6 +375,10 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     if let Some(groups) = k_groups {
         place = place.among_k_groups(groups);
     }
+    let tail = cfg.shares_tail.then(|| TailParams::declare(k));
+    if let Some(tail) = tail {
+        place = place.with_tail(k, tail, cfg.padded(params.k_blocks));
+    }
     if let Some(fused) = &fused {
         let (columns, ups) = (cfg.part_columns(), params.output.columns);
         let passes = fused.passes(cfg.quantized_passes());
@@ -361,6 +400,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         params,
         grouped,
         k_groups,
+        tail,
         fused,
         fused_groups,
         map,
@@ -441,7 +481,8 @@ impl<'k> Block<'k, '_> {
         self.place.for_each_place(k, |tile| {
             // What is not read again leaves the L2 cache before what others have there.
             let b = b.streamed(tile.streams_b, once);
-            k.for_(0, self.padded_blocks(), 1, |block| {
+            let [first, end] = self.blocks_of(&tile);
+            k.for_(first, end, 1, |block| {
                 cursor.wait_empty();
                 let stage = cursor.stage();
                 let full = self.pipe.full(stage);
@@ -509,7 +550,11 @@ impl<'k> Block<'k, '_> {
         let bringer = self.scales.bringer(self.lane);
         self.place.for_each_place(k, |tile| {
             let (p, at) = (&p.of(&tile, self.grouped.as_ref()), [tile.m, tile.n]);
-            k.for_(0, p.k_blocks, GROUP, |block| bringer.bring(p, at, block));
+            let [first, end] = match tile.part {
+                Some(part) => [group_start(part.first), part.end],
+                None => [k.constant(0), p.k_blocks],
+            };
+            k.for_(first, end, GROUP, |block| bringer.bring(p, at, block));
         });
     }
 
@@ -521,26 +566,24 @@ impl<'k> Block<'k, '_> {
         let first_row = self.cfg.shape().part_of(warpgroup)[0];
         // The first tile finds its staging area empty.
         let parity = k.var(1u32);
-        self.place.if_any_tile(k, || math.load_scales(k.constant(0)));
+        self.place.if_any_tile(k, || math.load_first_scales());
         self.place.for_each_turn(k, |turn| {
             math.sums.iter().flatten().for_each(|sum| sum.set(0.0));
-            let k_blocks = math.k_blocks();
+            let blocks = math.blocks();
             match self.cfg.grouping {
-                Grouping::Dense | Grouping::K => math.multiply_tile(k_blocks),
-                Grouping::Rows => k.if_else(
-                    math.has_rows(first_row),
-                    || math.multiply_tile(k_blocks),
-                    || math.pass_tile_by(),
-                ),
+                Grouping::Dense | Grouping::K => math.multiply_tile(blocks),
+                Grouping::Rows => {
+                    k.if_else(math.has_rows(first_row), || math.multiply_tile(blocks), || math.pass_tile_by())
+                }
             }
             // Only now: until here it would take registers.
-            let MathTile { at: tile, end, slab, group, k_blocks } = math.tile();
-            k.sync_warp();
+            let MathTile { at: tile, end, slab, group, k_blocks, meeting } = math.tile();
             k.if_(self.place.has_another(k, turn), || {
                 math.scales.release();
-                math.load_scales(k.constant(0));
+                math.load_first_scales();
             });
-            let part = Part { warpgroup, tile, end, slab, group, k_blocks, pass: turn.pass };
+            let complete = meeting.map(|place| self.complete(place, &math.sums));
+            let part = Part { warpgroup, tile, end, slab, group, k_blocks, pass: turn.pass, complete };
             self.write((&part, first_row), &math.sums, parity);
         });
     }

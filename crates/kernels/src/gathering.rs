@@ -12,7 +12,8 @@ use oxigemm_ptx::{F32, Global, Kernel, Pred, U32, Var};
 /// The most blocks that gather sums, and the most warps of each: they have a counter each, ahead of what they leave.
 pub const MOST_BLOCKS: u32 = 1024;
 const MOST_WARPS: u32 = 8;
-const COUNTER_BYTES: u64 = (MOST_BLOCKS * MOST_WARPS * 4) as u64;
+pub(crate) const MOST_COUNTERS: u32 = MOST_BLOCKS * MOST_WARPS;
+pub(crate) const COUNTER_BYTES: u64 = (MOST_COUNTERS * 4) as u64;
 /// What a block leaves twice: of outputs that another has begun, and of those that another goes on with.
 const PLACES: u32 = 2;
 

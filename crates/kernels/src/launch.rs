@@ -8,6 +8,7 @@ use crate::grouping::{Grouping, table_bytes};
 use crate::params::{ScaleLayout, ScalesOfB};
 use crate::scales::loaded_blocks;
 use crate::schedule::best_band;
+use crate::tail::Tail;
 use crate::{BLOCK_K, fp8_slim, fp8_wide, half, half_slim, half_wide, kgroups};
 use half::{Major, Operands};
 
@@ -214,6 +215,10 @@ pub struct Launch {
     pub scale_rows: u32,
     /// The kernel's `tuning` arguments.
     pub tuning: [u32; 3],
+    /// What is shared out of the tiles, where the kernel does that.
+    pub tail: Tail<u32>,
+    /// Bytes that its blocks leave sums in.
+    pub room_bytes: u64,
 }
 
 impl Launch {
@@ -286,6 +291,11 @@ impl Choice {
         }
     }
 
+    /// Whether the kernel may share out tiles along K.
+    pub fn shares_tail(&self) -> bool {
+        matches!(self, Choice::Wide { config, .. } if config.shares_tail)
+    }
+
     /// Whether the kernel has the copy engine store FP32 where it can address D, and add it to D where that is C.
     pub fn stores_f32_panels(&self) -> bool {
         match self {
@@ -313,20 +323,23 @@ impl Choice {
     pub fn launch_in_passes(&self, shape: Shape, passes: u32, concurrent: u32) -> Launch {
         let family = self.config().family();
         match *self {
-            Choice::Wide { config, cluster_m, cluster_n } => Launch {
-                threads: config.threads(),
-                shared_bytes: config.shared_bytes(),
-                tile_a: config.box_rows(cluster_n),
-                tile_b: config.box_rows_of_b(cluster_m),
-                scale_rows: config.block_m,
-                ..persistent(
-                    family,
-                    shape,
-                    [config.block_m, config.tile_columns() * passes],
-                    [cluster_m, cluster_n],
-                    concurrent,
-                )
-            },
+            Choice::Wide { config, cluster_m, cluster_n } => {
+                let (tile, cluster) =
+                    ([config.block_m, config.tile_columns() * passes], [cluster_m, cluster_n]);
+                let grid = persistent(family, shape, tile, cluster, concurrent);
+                let clusters = grid.grid[0] / grid.cluster;
+                let tail = config.tail(tiles_of(shape, tile, cluster), shape.k_blocks(), clusters);
+                Launch {
+                    threads: config.threads(),
+                    shared_bytes: config.shared_bytes(),
+                    tile_a: config.box_rows(cluster_n),
+                    tile_b: config.box_rows_of_b(cluster_m),
+                    scale_rows: config.block_m,
+                    tail,
+                    room_bytes: tail.room_bytes(grid.cluster, config.sums()),
+                    ..grid
+                }
+            }
             Choice::HalfWide { config, cluster_m, cluster_n } => {
                 let tile = [config.block_m, config.tile_columns() * passes];
                 let cluster = [cluster_m, cluster_n];
@@ -425,6 +438,11 @@ impl Choice {
         let table = kgroups::table_bytes(shape.groups, self.config().family().has_scales());
         Some(Launch { grid: [clusters * one.cluster, 1], shared_bytes: one.shared_bytes + table, ..one })
     }
+}
+
+/// Tiles of whole clusters.
+fn tiles_of(shape: Shape, tile: [u32; 2], cluster: [u32; 2]) -> u32 {
+    shape.m.div_ceil(tile[0] * cluster[0]) * shape.n.div_ceil(tile[1] * cluster[1])
 }
 
 /// The grid of a persistent kernel, for tiles and clusters of these dimensions and up to `concurrent` clusters at a

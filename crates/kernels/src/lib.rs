@@ -46,6 +46,7 @@ pub mod quantize;
 mod scales;
 pub mod schedule;
 pub mod shares;
+pub mod tail;
 pub mod transpose;
 pub mod transpose_groups;
 

@@ -7,6 +7,7 @@ use crate::epilogue::OutputParams;
 use crate::epilogue::fused::Pieces;
 use crate::grouping::{GroupArgs, GroupParams, GroupPlace};
 use crate::kgroups::KGroupPlace;
+use crate::tail::KPart;
 use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::{Global, Kernel, Pred, Shared, U32};
 use std::ffi::c_void;
@@ -188,6 +189,8 @@ pub(crate) struct Params<'k> {
     pub d_in_slabs: bool,
     /// The same where groups are along K.
     pub k_group: Option<KGroupPlace<'k>>,
+    /// The part of a tile that they are of, where tiles are shared out along K.
+    pub part: Option<KPart<'k>>,
     /// Which rows of B a tile has, where these are no neighbours.
     pub pieces: Option<Pieces<'k>>,
 }
@@ -276,6 +279,7 @@ impl<'k> Params<'k> {
             group: None,
             d_in_slabs: false,
             k_group: None,
+            part: None,
             pieces: None,
         }
     }
@@ -302,7 +306,9 @@ impl<'k> Params<'k> {
                 ..*self
             };
         }
-        let (Some(place), Some(grouped)) = (tile.group, grouped) else { return *self };
+        let (Some(place), Some(grouped)) = (tile.group, grouped) else {
+            return Params { part: tile.part, ..*self };
+        };
         Params {
             sfa: self.sfa.moved(place.slab, grouped.sfa_slab),
             sfb: self.sfb.moved(place.group, grouped.sfb_group),
@@ -316,6 +322,9 @@ impl<'k> Params<'k> {
     pub fn store_place(&self, to: Shared<'k>, m: U32<'k>, n: U32<'k>) {
         if let Some(group) = self.k_group {
             return to.store_vec([group.d_row + m, n, group.d_row + self.output.rows, self.k_blocks]);
+        }
+        if let Some(part) = self.part {
+            return part.tell(to, [m, n]);
         }
         match self.group {
             Some(group) if self.d_in_slabs => TilePlace::tell_in_slab(to, [m, n], group),

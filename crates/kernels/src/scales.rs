@@ -7,6 +7,7 @@
 use crate::cluster::TilePlace;
 use crate::params::{Params, ScaleLayout};
 use crate::pipeline::{Cursor, Pipeline};
+use crate::tail::KPart;
 use crate::{BLOCK_K, WARP};
 use oxigemm_ptx::tma::LoadOptions;
 use oxigemm_ptx::warp::Shuffle;
@@ -122,7 +123,7 @@ impl<'k> ScaleRing<'k> {
 
     /// Initializes the barriers; `readers` warps read the scales. The caller fences.
     pub fn init(&self, readers: u32) {
-        self.pipe.init(self.copied().select(1 + WARP, 1), readers);
+        self.pipe.init(self.copied().select(1 + WARP, 1), readers * WARP);
     }
 
     /// Whether a warp has to copy scales.
@@ -167,7 +168,6 @@ impl<'k> ScaleRing<'k> {
         ScaleReader {
             ring: *self,
             cursor: self.pipe.reader(),
-            lane,
             by_rows,
             row_stride: by_rows.select(self.loaded * 4, 4),
             block_stride: by_rows.select(4, self.shape.rows * 4),
@@ -310,7 +310,6 @@ impl<'k> ScaleBringer<'k> {
 pub(crate) struct ScaleReader<'k> {
     ring: ScaleRing<'k>,
     cursor: Cursor<'k>,
-    lane: U32<'k>,
     by_rows: Pred<'k>,
     row_stride: U32<'k>,
     block_stride: U32<'k>,
@@ -325,12 +324,10 @@ impl<'k> ScaleReader<'k> {
         self.cursor.wait_full();
     }
 
-    /// Lets go of the current group and moves to the next. All lanes must have used what they read: a product since
-    /// then, for which they wait together, sees to that.
+    /// Lets go of the current group and moves to the next. Every lane arrives itself for what it has read: that costs nothing, needs no
+    /// meeting of theirs, and a sanitizer takes the word of none for the others.
     pub fn release(&self) {
-        let k = self.ring.k;
-        let empty = self.ring.pipe.empty(self.cursor.stage());
-        k.guard(self.lane.eq(0), || empty.arrive());
+        self.ring.pipe.empty(self.cursor.stage()).arrive();
         self.cursor.advance();
     }
 
@@ -402,6 +399,11 @@ impl<'k> ScaleReader<'k> {
     /// finished.
     pub fn place_and_whose(&self) -> ([U32<'k>; 2], [U32<'k>; 2]) {
         TilePlace::told_whose(self.ring.place(self.slot()))
+    }
+
+    /// The same where tiles are shared out along K, and the part.
+    pub fn place_and_part(&self) -> ([U32<'k>; 2], KPart<'k>) {
+        KPart::told(self.ring.place(self.slot()))
     }
 
     /// The same where groups are along K, and the tile's blocks of K.

@@ -26,11 +26,17 @@ pub trait Index:
 {
     /// The smaller of the two.
     fn smaller(self, other: Self) -> Self;
+    /// One of two, where it is less than the other and elsewhere.
+    fn if_less(self, other: Self, then: Self, otherwise: Self) -> Self;
 }
 
 impl Index for u32 {
     fn smaller(self, other: u32) -> u32 {
         self.min(other)
+    }
+
+    fn if_less(self, other: u32, then: u32, otherwise: u32) -> u32 {
+        if self < other { then } else { otherwise }
     }
 }
 
@@ -40,6 +46,10 @@ where
 {
     fn smaller(self, other: Self) -> Self {
         self.min(other)
+    }
+
+    fn if_less(self, other: Self, then: Self, otherwise: Self) -> Self {
+        self.lt(other).select(then, otherwise)
     }
 }
 

@@ -11,6 +11,7 @@ use oxigemm_kernels::grouping::{GroupArgs, GroupLayout};
 use oxigemm_kernels::kgroups::KGroupArgs;
 use oxigemm_kernels::launch::{Family, GroupedShape, KGroupedShape};
 use oxigemm_kernels::params::{Args, GroupedArgs, SFB_BULK, ScaleLayout, sfb_bulk};
+use oxigemm_kernels::tail::{Tail, TailArgs};
 
 use crate::cast::ScaleFormat;
 use crate::check::{Accumulate, EpilogueArguments, Fused, Groups, KGroups, Problem, Summed};
@@ -190,6 +191,7 @@ pub(crate) struct Arguments {
     k_groups: Option<KGroupArgs>,
     fused: Option<FusedArgs>,
     fused_groups: Option<FusedGroupArgs>,
+    tail: Option<TailArgs>,
     /// Whether the copy engine can address every slab of A's scales as it does the first, and every group's of B's.
     scales_alike: [bool; 2],
 }
@@ -202,11 +204,25 @@ pub(crate) struct KernelArgs {
     pub k_groups: Option<KGroupArgs>,
     pub fused: Option<FusedArgs>,
     pub fused_groups: Option<FusedGroupArgs>,
+    pub tail: Option<TailArgs>,
 }
 
 impl KernelArgs {
-    const MOST: usize =
-        Args::COUNT + GroupedArgs::COUNT + KGroupArgs::COUNT + FusedArgs::COUNT + FusedGroupArgs::COUNT;
+    const MOST: usize = Args::COUNT
+        + GroupedArgs::COUNT
+        + KGroupArgs::COUNT
+        + FusedArgs::COUNT
+        + FusedGroupArgs::COUNT
+        + TailArgs::COUNT;
+
+    /// The same where blocks leave sums in that room; where there is none, tiles are not shared out.
+    pub fn in_room(self, room: Option<u64>) -> KernelArgs {
+        let tail = self.tail.map(|TailArgs { tail, .. }| match room {
+            Some(room) => TailArgs { room, tail },
+            None => TailArgs { room: 0, tail: Tail::default() },
+        });
+        KernelArgs { tail, ..self }
+    }
 
     /// A pointer to each argument, and how many there are.
     pub fn pointers(&self) -> ([*mut c_void; Self::MOST], usize) {
@@ -228,6 +244,9 @@ impl KernelArgs {
         }
         if let Some(groups) = &self.fused_groups {
             add(&groups.pointers());
+        }
+        if let Some(tail) = &self.tail {
+            add(&tail.pointers());
         }
         (all, count)
     }
@@ -317,7 +336,8 @@ impl Arguments {
         let fused_groups = groups.and(fused).map(fused_group_args);
         let groups = groups.map(|groups| grouped_args(groups, problem));
         let (family, fused) = (problem.family, fused.map(fused_args));
-        (Arguments { family, args, output, groups, k_groups, fused, fused_groups, scales_alike }, maps)
+        let tail = plan.choice.shares_tail().then_some(TailArgs { room: 0, tail: launch.tail });
+        (Arguments { family, args, output, groups, k_groups, fused, fused_groups, tail, scales_alike }, maps)
     }
 
     /// The arguments for operands at these addresses. `encode` gives the tensor map of an operand at its address.
@@ -369,7 +389,7 @@ impl Arguments {
         });
         let FusedAt { alpha, beta, bias, scales } = at.fused;
         let fused = self.fused.map(|fused| FusedArgs { alpha, beta, bias, scales, ..fused });
-        Ok(KernelArgs { product, groups, k_groups, fused, fused_groups: self.fused_groups })
+        Ok(KernelArgs { product, groups, k_groups, fused, fused_groups: self.fused_groups, tail: self.tail })
     }
 }
 

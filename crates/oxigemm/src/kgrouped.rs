@@ -340,7 +340,7 @@ pub(crate) unsafe fn launch(
             let Some(transposed) = transposed else {
                 let args = prepared.arguments(&own)?;
                 // SAFETY: the check has compared the operands with the problem; the caller keeps them.
-                return unsafe { prepared.launch(&args, stream, options.programmatic) };
+                return unsafe { prepared.launch(cuda, &args, stream, options.programmatic) };
             };
             let workspace = cuda.workspace(stream, transposed.bytes)?;
             let args = prepared.arguments(&transposed.addresses(own, workspace))?;
@@ -348,7 +348,7 @@ pub(crate) unsafe fn launch(
             // before it.
             unsafe {
                 transposed.call(own, workspace, |call| cuda.launch(call, stream, options.programmatic))?;
-                prepared.launch(&args, stream, true)
+                prepared.launch(cuda, &args, stream, true)
             }
         }
         CheckedKGroups::Trivial(trivial) => {

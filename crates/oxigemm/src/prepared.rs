@@ -7,6 +7,7 @@ use oxigemm_cuda::{Element, Function, L2Promotion, LaunchConfig, Stream, Swizzle
 use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, Mapped, Maps, PlanKey};
 use crate::error::Result;
 use crate::plan::Plan;
+use crate::runtime::Cuda;
 
 /// Tensor maps are kept for this many addresses of each operand.
 const REMEMBERED: usize = 4;
@@ -17,6 +18,8 @@ pub(crate) struct Prepared {
     config: LaunchConfig,
     arguments: Arguments,
     maps: Mutex<RememberedMaps>,
+    /// Bytes in which blocks leave sums.
+    room_bytes: u64,
 }
 
 struct RememberedMaps {
@@ -60,7 +63,7 @@ impl Prepared {
             shared_bytes: launch.shared_bytes,
             programmatic: false,
         };
-        Prepared { function, config, arguments, maps: Mutex::new(maps) }
+        Prepared { function, config, arguments, maps: Mutex::new(maps), room_bytes: launch.room_bytes }
     }
 
     /// The arguments of the kernel for operands at these addresses.
@@ -76,7 +79,30 @@ impl Prepared {
     /// describes them; they must stay there until the kernel is done or, where the stream is being captured, whenever
     /// the graph is launched.
     #[inline]
-    pub unsafe fn launch(&self, args: &KernelArgs, stream: &Stream, programmatic: bool) -> Result<()> {
+    pub unsafe fn launch(
+        &self,
+        cuda: &Cuda,
+        args: &KernelArgs,
+        stream: &Stream,
+        programmatic: bool,
+    ) -> Result<()> {
+        if self.room_bytes == 0 {
+            // SAFETY: the caller's promise.
+            return unsafe { self.launch_in_room(args, stream, programmatic) };
+        }
+        // A graph may run beside what its stream does later, and so must not use its room. Without memory for one, it goes without.
+        let room = match stream.is_capturing()? {
+            true => None,
+            false => cuda.gathering_room(stream, self.room_bytes).ok(),
+        };
+        // SAFETY: the caller's promise; the room is this stream's, whose kernels follow each other.
+        unsafe { self.launch_in_room(&args.in_room(room), stream, programmatic) }
+    }
+
+    /// # Safety
+    /// As for [`launch`](Self::launch), and the room is as large as the plan says, and no other kernel's at that time.
+    #[inline]
+    unsafe fn launch_in_room(&self, args: &KernelArgs, stream: &Stream, programmatic: bool) -> Result<()> {
         let config = LaunchConfig { programmatic, ..self.config };
         let (pointers, count) = args.pointers();
         // SAFETY: `KernelArgs` are the parameters of every kernel of the set, in order, and live for the call; the

@@ -73,8 +73,8 @@ pub(crate) unsafe fn launch<A: CallArguments>(
     };
     let hash = memo::mix([at.a, at.sfa, at.b, at.sfb, at.c, at.d, at.groups]);
     // SAFETY: equal arguments were checked before; the caller keeps the operands.
-    let known =
-        memo.recall(hash, is, |ready| unsafe { ready.prepared.launch(&ready.args, stream, programmatic) });
+    let known = memo
+        .recall(hash, is, |ready| unsafe { ready.prepared.launch(cuda, &ready.args, stream, programmatic) });
     if let Some(result) = known {
         return result;
     }
@@ -82,7 +82,7 @@ pub(crate) unsafe fn launch<A: CallArguments>(
     let prepared = cuda.prepared(&key)?;
     let args = prepared.arguments(&at)?;
     // SAFETY: the check has compared the operands with the problem; the caller keeps them.
-    unsafe { prepared.launch(&args, stream, programmatic)? };
+    unsafe { prepared.launch(cuda, &args, stream, programmatic)? };
     let call = Call { arguments: *arguments, choice, num_sms, batch_invariant };
     memo.remember(hash, call, Ready { prepared, args });
     Ok(())

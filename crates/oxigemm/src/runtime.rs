@@ -288,7 +288,7 @@ impl Cuda {
 
     /// So many bytes for the kernels of one call in a stream.
     pub(crate) fn workspace(&self, stream: &Stream, bytes: u64) -> Result<u64> {
-        self.inner.workspaces.at(stream.raw().addr(), bytes, |bytes| {
+        self.inner.workspaces.at(identity(stream), bytes, |bytes| {
             let buffer = self.alloc_for(stream, bytes)?;
             Ok((buffer.ptr(), buffer))
         })
@@ -297,7 +297,7 @@ impl Cuda {
     /// So many bytes in which the blocks of a kernel gather sums: zeros at first, then what the last kernel of the stream
     /// left there.
     pub(crate) fn gathering_room(&self, stream: &Stream, bytes: u64) -> Result<u64> {
-        self.inner.gathering_rooms.at(stream.raw().addr(), bytes, |bytes| {
+        self.inner.gathering_rooms.at(identity(stream), bytes, |bytes| {
             let mut buffer = self.alloc_for(stream, bytes)?;
             buffer.fill_u8(0)?;
             Ok((buffer.ptr(), buffer))
@@ -413,5 +413,17 @@ impl Slot {
 impl std::fmt::Debug for Cuda {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Cuda({:?}, {:?})", self.gpu(), self.stats())
+    }
+}
+
+/// What tells streams apart whose kernels may run at one time. One handle means a stream of each thread's own.
+fn identity(stream: &Stream) -> usize {
+    const OF_EACH_THREAD: usize = 2;
+    thread_local! {
+        static OWN: u8 = const { 0 };
+    }
+    match stream.raw().addr() {
+        OF_EACH_THREAD => OWN.with(|own| std::ptr::from_ref(own).addr()),
+        handle => handle,
     }
 }

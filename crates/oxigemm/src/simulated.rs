@@ -159,6 +159,10 @@ impl Sim {
         let args = arguments.at(at, |operand, address| {
             map_spec(maps.of(operand), address).encode().map(words).map_err(fault)
         })?;
+        let args = match plan.launch.room_bytes {
+            0 => args,
+            bytes => args.in_room(Some(self.gathering_room(bytes)?)),
+        };
         Ok(Work::Kernel { module, launch: launch(&plan, &name, &args), programmatic })
     }
 
@@ -404,7 +408,7 @@ fn launch(plan: &Plan, entry: &str, args: &KernelArgs) -> Launch {
 
 /// The parameters in the order of [`Args`], of [`GroupedArgs`] where rows are grouped, of [`KGroupArgs`] where groups are along K, and of [`FusedArgs`] and [`FusedGroupArgs`] where sums are finished.
 fn parameters(args: &KernelArgs) -> Vec<Param> {
-    let KernelArgs { product: args, groups, k_groups, fused, fused_groups } = args;
+    let KernelArgs { product: args, groups, k_groups, fused, fused_groups, tail } = args;
     let map = |map: [u64; 16]| Param::Bytes(map.iter().flat_map(|word| word.to_le_bytes()).collect());
     let maps = [args.a, args.b, args.sfa_map, args.d_map].map(map);
     let pointers = [args.sfa, args.sfb, args.d, args.c].map(Param::U64);
@@ -434,6 +438,10 @@ fn parameters(args: &KernelArgs) -> Vec<Param> {
     }
     if let Some(groups) = fused_groups {
         all.extend([groups.bias_group, groups.scales_slab].map(Param::U32));
+    }
+    if let Some(tail) = tail {
+        all.push(Param::U64(tail.room));
+        all.extend(tail.numbers().map(|number| Param::U32(*number)));
     }
     all
 }
@@ -494,7 +502,8 @@ mod tests {
             scale_strides: [43, 44],
         };
         let fused_groups = Some(FusedGroupArgs { bias_group: 45, scales_slab: 46 });
-        let none = KernelArgs { product, groups: None, k_groups: None, fused: None, fused_groups: None };
+        let none =
+            KernelArgs { product, groups: None, k_groups: None, fused: None, fused_groups: None, tail: None };
         let each = [
             none,
             KernelArgs { groups: Some(groups), ..none },

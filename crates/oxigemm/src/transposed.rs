@@ -145,7 +145,7 @@ impl TransposedProduct {
         // so for all before it.
         unsafe {
             cuda.transpose(&self.transposition.at(workspace), stream, options.programmatic)?;
-            prepared.launch(&args, stream, true)
+            prepared.launch(cuda, &args, stream, true)
         }
     }
 

@@ -66,6 +66,14 @@ pub(super) fn cases(config: Config, limits: &Limits) -> Vec<Case> {
                 case(copied, 1, 1, 1),
                 case(short, 1, 1, 1),
             ];
+            if wide.shares_tail {
+                // Three tiles for two clusters, and a K for which one helps the other.
+                let shared = |m, n| Spec { k: 2048, ..padded(m, n, 0) };
+                cases.push(case(shared(2 * block_m + 8, block_n - 28), 1, 1, 2));
+                let added =
+                    Spec { d_type: DType::F32, addend: AddendKind::Inplace, ..shared(200, 3 * block_n) };
+                cases.push(case(added, 1, 1, 2));
+            }
             if wide.scales_of_b == ScalesOfB::Rows {
                 // FP32 by the copy engine, and scales that it brings; rows of D that it cannot address.
                 let along = Spec { sfa: ScaleOrder::Mn, sfb: ScaleOrder::Mn, d_type: DType::F32, ..short };

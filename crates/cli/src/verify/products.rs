@@ -30,6 +30,8 @@ pub fn checks() -> Vec<Check> {
         Check::anywhere("bad arguments", bad_arguments),
         Check::anywhere("20 repeats give the same bits", repeats),
         Check::with_kernels("a limited number of multiprocessors", limited),
+        Check::with_kernels("tiles that two clusters compute", shared_tiles),
+        Check::on_gpu("tiles that two clusters compute, in streams and graphs", shared_tiles_side_by_side),
     ];
     checks.extend([
         Check::anywhere("sizes of zero, a scale for each row", |setup| {
@@ -304,6 +306,91 @@ fn limited(setup: &Setup) -> Result<String, Failure> {
     let cases = [1, 2, 3, 24, 64, all - 1, all, all + 7]
         .map(|sms| (draw.spec(), GemmOptions { num_sms: Some(sms), ..Default::default() }));
     products(setup, cases.into_iter())
+}
+
+/// Problems with tiles that clusters share out, where there are so many multiprocessors.
+fn problems_that_share(setup: &Setup) -> Result<Vec<(Spec, GemmOptions)>, Failure> {
+    let all: &[(&str, [usize; 3], Option<u32>)] = &[
+        ("c1x1", [520, 100, 2000], Some(2)),
+        ("c1x2", [520, 136, 2048], Some(4)),
+        ("c2x1", [258, 264, 2300], Some(4)),
+        ("c1x1", [1100, 72, 4096], Some(3)),
+        ("c1x2", [5120, 5120, 5120], None),
+        ("c2x1", [2300, 1200, 4096], Some(24)),
+    ];
+    let few = setup.device.as_cuda().is_none();
+    let draw = |(i, &(cluster, dims, num_sms)): (usize, &(&str, [usize; 3], Option<u32>))| {
+        let choice = plan::parse(&format!("wide_shared_256x128_s3_{cluster}")).expect("the name of a choice");
+        let [m, n, k] = dims.map(|dim| dim as u32);
+        let limits = setup.limits()?.restricted_to(num_sms.unwrap_or(u32::MAX));
+        let plan = plan::Plan::of(choice, Shape { m, n, k }, &limits);
+        ensure(plan.is_some_and(|plan| plan.launch.tail.tiles > 0), || {
+            format!("{dims:?}: nothing is shared")
+        })?;
+        let (d_type, addend) = (D_TYPES[i % 2], ADDENDS[i % 3]);
+        let spec = Spec { d_type, addend, sfa: ORDERS[i % 4], ..Spec::of(Op::Fp8, GemmLayout::Nt, dims) };
+        Ok((spec, GemmOptions { choice: Some(choice), num_sms, ..Default::default() }))
+    };
+    all.iter().take(if few { 2 } else { all.len() }).enumerate().map(draw).collect()
+}
+
+fn shared_tiles(setup: &Setup) -> Result<String, Failure> {
+    let (problems, repeats) =
+        (problems_that_share(setup)?, if setup.device.as_cuda().is_some() { 20 } else { 2 });
+    for (spec, options) in &problems {
+        let host = Host::draw(*spec)?;
+        let mut first = None;
+        for repeat in 0..repeats {
+            let mut operands = host.upload(&setup.device)?;
+            operands.run(options)?;
+            let found = operands.d.to_bytes()?;
+            if first.is_none() {
+                let verdict = verdict::judge(&host, &operands.result()?, Effort::QUICK)?;
+                ensure(verdict.right, || format!("{spec}: {verdict:?}"))?;
+            }
+            ensure(*first.get_or_insert_with(|| found.clone()) == found, || {
+                format!("{spec}: repeat {repeat} gave other bits")
+            })?;
+        }
+    }
+    Ok(format!("{} problems, {repeats} times each", problems.len()))
+}
+
+/// Each stream has memory of its own for sums that blocks leave, and graphs have none.
+fn shared_tiles_side_by_side(setup: &Setup) -> Result<String, Failure> {
+    let rounds = if setup.device.as_cuda().is_some() { 20 } else { 1 };
+    let streams = (0..3).map(|_| setup.device.new_stream()).collect::<Result<Vec<_>, _>>()?;
+    for (spec, options) in problems_that_share(setup)? {
+        // What is added to would be another number each time.
+        let host = Host::draw(Spec { addend: AddendKind::None, ..spec })?;
+        let mut called = Vec::new();
+        let mut graphs = Vec::new();
+        for stream in &streams {
+            let options = GemmOptions { stream: Some(stream.clone()), ..options.clone() };
+            let (mut own, mut captured) = (host.upload(&setup.device)?, host.upload(&setup.device)?);
+            own.run(&options)?;
+            let graph = stream.capture(|_| captured.run(&options))?;
+            called.push((own, options));
+            graphs.push((captured, graph));
+        }
+        for _ in 0..rounds {
+            for (i, (own, options)) in called.iter_mut().enumerate() {
+                own.run(options)?;
+                graphs[i].1.launch(&streams[(i + 1) % streams.len()])?;
+            }
+        }
+        setup.device.synchronize()?;
+        let [expected, replayed] = [called[0].0.d.to_bytes()?, graphs[0].0.d.to_bytes()?];
+        for ((own, _), (captured, _)) in called.iter().zip(&graphs) {
+            let same = own.d.to_bytes()? == expected && captured.d.to_bytes()? == replayed;
+            ensure(same, || format!("{spec}: streams have other bits than the first"))?;
+        }
+        for operands in [&called[0].0, &graphs[0].0] {
+            let verdict = verdict::judge(&host, &operands.result()?, Effort::QUICK)?;
+            ensure(verdict.right, || format!("{spec}: {verdict:?}"))?;
+        }
+    }
+    Ok(format!("three streams and three graphs, {rounds} times"))
 }
 
 fn bad_arguments(setup: &Setup) -> Result<String, Failure> {

@@ -9,6 +9,7 @@ use crate::params::ScalesOfB;
 use crate::pipeline::Cursor;
 use crate::promote::multiply_stage;
 use crate::scales::{GROUP, ScaleReader};
+use crate::tail::MeetingPlace;
 use oxigemm_ptx::wgmma::{Descriptor, DescriptorVar, Swizzle};
 use oxigemm_ptx::{F32, Pred, Shared, U32, Var};
 
@@ -24,6 +25,8 @@ pub(super) struct MathTile<'k> {
     pub group: Option<U32<'k>>,
     /// Its blocks of K.
     pub k_blocks: U32<'k>,
+    /// Where sums of the part that was computed may be left, where tiles are shared out along K.
+    pub meeting: Option<MeetingPlace<'k>>,
 }
 
 /// An operand in the first stage, and in the one that is multiplied next.
@@ -126,8 +129,12 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     /// The current tile.
     pub fn tile(&self) -> MathTile<'k> {
         let k_blocks = self.block.params.k_blocks;
-        let tile = |at, end| MathTile { at, end, slab: None, group: None, k_blocks };
+        let tile = |at, end| MathTile { at, end, slab: None, group: None, k_blocks, meeting: None };
         match self.block.cfg.grouping {
+            Grouping::Dense if self.block.tail.is_some() => {
+                let (at, part) = self.scales.place_and_part();
+                MathTile { meeting: Some(part.meeting), ..tile(at, None) }
+            }
             Grouping::Dense => tile(self.scales.place(), None),
             Grouping::Rows if self.block.cfg.d_in_slabs => {
                 let (at, [end, slab]) = self.scales.place_and_whose();
@@ -148,12 +155,28 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         }
     }
 
-    /// The blocks of K of the current tile, those behind the end of K included.
-    pub fn k_blocks(&self) -> U32<'k> {
+    /// The blocks of K of the current tile, those behind the end of K included: from one on to before another. They are counted from the
+    /// beginning of the first one's group of scales.
+    pub fn blocks(&self) -> [U32<'k>; 2] {
+        let zero = self.block.k.constant(0);
         match self.block.cfg.grouping {
-            Grouping::Dense | Grouping::Rows => self.block.padded_blocks(),
-            Grouping::K => self.tile().k_blocks,
+            Grouping::Dense if self.block.tail.is_some() => {
+                let (_, part) = self.scales.place_and_part();
+                [part.first, part.end]
+            }
+            Grouping::Dense | Grouping::Rows => [zero, self.block.padded_blocks()],
+            Grouping::K => [zero, self.tile().k_blocks],
         }
+    }
+
+    /// Loads the scales that a tile begins with.
+    pub fn load_first_scales(&self) {
+        let zero = self.block.k.constant(0);
+        if self.block.tail.is_none() {
+            return self.load_scales(zero);
+        }
+        self.scales.wait();
+        self.load_waited_scales(self.blocks()[0]);
     }
 
     /// Whether the part of the current tile from its `first_row` on has rows of the tile's group.
@@ -170,6 +193,11 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             (ScalesOfB::Rows, Grouping::K) => return self.scales.wait(),
             (ScalesOfB::Rows, _) => return,
         }
+        self.load_waited_scales(within);
+    }
+
+    /// The same of a group that is there.
+    fn load_waited_scales(&self, within: U32<'k>) {
         self.scales.load_rows(within, self.first_scale, &self.below, &self.row_scales);
         if let Some(vars) = &self.column_scales {
             vars.iter().zip(self.scales.column(within, vars.len())).for_each(|(var, scale)| var.set(scale));
@@ -197,7 +225,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     }
 
     /// All blocks of a tile.
-    pub fn multiply_tile(&self, k_blocks: U32<'k>) {
+    pub fn multiply_tile(&self, [first, k_blocks]: [U32<'k>; 2]) {
         let k = self.block.k;
         if let Some(scales) = self.scale_operands {
             let whole = k_blocks & !1u32;
@@ -205,7 +233,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             return k.for_(whole, k_blocks, 1, |_| self.multiply_each(scales));
         }
         if self.block.cfg.pads_k() {
-            return k.for_(0, k_blocks, Config::UNROLL, |first| self.multiply_blocks(first, k_blocks));
+            return k.for_(first, k_blocks, Config::UNROLL, |first| self.multiply_blocks(first, k_blocks));
         }
         // Tests between unrolled blocks would cost 2 to 4%: what is left over goes one by one.
         let whole = k_blocks - k_blocks % Config::UNROLL;
@@ -278,13 +306,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         let k = self.block.k;
         k.if_(next.lt(k_blocks), || {
             let within = next % GROUP;
-            k.if_(within.eq(0), || {
-                // Scales of columns have only just been read.
-                if self.column_scales.is_none() {
-                    k.sync_warp();
-                }
-                self.scales.release();
-            });
+            k.if_(within.eq(0), || self.scales.release());
             self.load_scales(within);
         });
     }

@@ -9,7 +9,7 @@ use crate::grouping::Grouping;
 use crate::half_output::Outbox;
 use crate::params::ScalesOfB;
 use crate::pipeline::Reader;
-use oxigemm_ptx::{Shared, U32, Var};
+use oxigemm_ptx::{Pred, Shared, U32, Var};
 
 /// A warpgroup's part of a tile.
 #[derive(Clone, Copy)]
@@ -27,6 +27,8 @@ pub(super) struct Part<'k> {
     pub k_blocks: U32<'k>,
     /// Which of its passes, where tiles are computed in some.
     pub pass: Option<U32<'k>>,
+    /// Whether its sums are all of K's, where tiles are shared out along K: else they are not written.
+    pub complete: Option<Pred<'k>>,
 }
 
 impl<'k> Block<'k, '_> {
@@ -151,18 +153,23 @@ impl<'k> Block<'k, '_> {
         let panels = self.panels(part).into_iter().map(rows);
         let parts: Vec<_> = panels.zip(sums.iter().copied()).collect();
         let by_engine = || {
-            let stage = || parts.iter().for_each(|(part, sums)| part.stage(k, sums));
+            let stage = || {
+                self.tell_storer(part);
+                self.if_complete(part, || parts.iter().for_each(|(part, sums)| part.stage(k, sums)));
+            };
             let reader = Reader::of_panels(Panels::some_are_whole(columns));
             self.outbox.hand_over(reader, (warpgroup, self.lane), parity, stage);
-            for (part, _) in &parts {
-                match end {
-                    None => part.store_left_over(k, columns),
-                    Some(_) => part.store_within(k, columns),
+            self.if_complete(part, || {
+                for (part, _) in &parts {
+                    match end {
+                        None => part.store_left_over(k, columns),
+                        Some(_) => part.store_within(k, columns),
+                    }
                 }
-            }
+            });
         };
         let in_f32 = || match end {
-            None => WarpOutput::write_f32(k, &parts),
+            None => self.if_complete(part, || WarpOutput::write_f32(k, &parts)),
             Some(end) => {
                 k.if_((tile[0] + first_row).lt(end), || WarpOutput::write_f32(k, &parts));
             }
@@ -218,15 +225,10 @@ impl<'k> Block<'k, '_> {
                 }
             };
             let pass = tile.pass;
-            self.store_staged(&Part {
-                warpgroup,
-                tile: [row, tile.n],
-                end,
-                slab,
-                group: None,
-                k_blocks,
-                pass,
-            });
+            let complete = tile.part.map(|part| self.is_told_to_store(warpgroup, part));
+            let part =
+                Part { warpgroup, tile: [row, tile.n], end, slab, group: None, k_blocks, pass, complete };
+            self.if_complete(&part, || self.store_staged(&part));
             k.bulk_commit();
             k.bulk_wait_read(0);
             self.outbox.empty(warpgroup).arrive();

@@ -177,8 +177,12 @@ fn wide(
         scales_of_b,
         e5m2: None,
         fusion: Fusion::None,
+        shares_tail: false,
     })
 }
+
+/// Tiles of the kernels that share out those that fill no round.
+const SHARED: &[(u32, u32, u32)] = &[(256, 128, 3)];
 
 fn wide_fused(grouping: Grouping) -> impl Iterator<Item = Config> {
     [Fusion::Elementwise, Fusion::Gated].into_iter().flat_map(move |fusion| {
@@ -199,6 +203,10 @@ impl Config {
     pub fn dense() -> impl Iterator<Item = Config> {
         let slim = SLIM.iter().map(|&(block_m, block_n)| fp8_slim::Config { block_m, block_n, e5m2: None });
         wide(WIDE, Grouping::Dense, ScalesOfB::Blocks)
+            .chain(
+                wide(SHARED, Grouping::Dense, ScalesOfB::Blocks)
+                    .map(|config| fp8_wide::Config { shares_tail: true, ..config }),
+            )
             .map(Config::Wide)
             .chain(slim.map(Config::Slim))
             .chain(wide(ROW_SCALES, Grouping::Dense, ScalesOfB::Rows).map(Config::Wide))

@@ -8,6 +8,7 @@
 
 use oxigemm_kernels::BLOCK_K;
 use oxigemm_kernels::launch::{Choice, Family, Shape};
+use oxigemm_kernels::tail::Tail;
 
 use super::{Limits, RESERVED_SHARED};
 
@@ -110,6 +111,11 @@ const SHARED: f64 = 376e3;
 /// a little faster then.
 const LAST_ROUND: f64 = 0.915;
 
+/// How much of the tensor cores' speed a kernel keeps that may share out tiles, and one whose tiles are the highest and have no neighbour
+/// to share operands with.
+const SHARING: f64 = 0.998;
+const ALONE: f64 = 0.993;
+
 /// 16-bit operations of one multiprocessor in a microsecond, and [`STEP`] where products are only issued.
 const TENSOR_HALF: f64 = 6.3e6;
 const STEP_HALF: f64 = 0.013;
@@ -121,11 +127,14 @@ pub fn estimate(choice: Choice, shape: Shape, limits: &Limits) -> Cost {
     match choice {
         Choice::Wide { cluster_m, cluster_n, config } => {
             let tile = Tile { family, m: config.block_m, n: config.block_n };
-            wide(&tile, [cluster_m, cluster_n], (config.stages, k_blocks), shape, limits)
+            let cluster = [cluster_m, cluster_n];
+            let clusters = limits.clusters(cluster_m * cluster_n);
+            let tail = config.shares_tail.then(|| choice.launch(shape, clusters).tail);
+            wide(&tile, cluster, (config.stages, k_blocks), tail, shape, limits)
         }
         Choice::HalfWide { cluster_m, cluster_n, config } => {
             let tile = Tile { family, m: config.block_m, n: config.block_n };
-            wide(&tile, [cluster_m, cluster_n], (config.stages, k_blocks), shape, limits)
+            wide(&tile, [cluster_m, cluster_n], (config.stages, k_blocks), None, shape, limits)
         }
         Choice::Slim { config, split, stages } => {
             let tile = Tile { family, m: config.block_m, n: config.block_n };
@@ -243,6 +252,7 @@ fn wide(
     tile: &Tile,
     [cluster_m, cluster_n]: [u32; 2],
     (stages, k_blocks): (u32, u32),
+    tail: Option<Tail<u32>>,
     shape: Shape,
     limits: &Limits,
 ) -> Cost {
@@ -253,9 +263,14 @@ fn wide(
         k_blocks,
         memory: memory_bytes(tile.family, shape),
         multiplied: 1.0,
-        efficiency: efficiency(tile),
+        efficiency: efficiency(tile)
+            * if tail.is_some() { SHARING } else { 1.0 }
+            * if (tile.m, cluster_m * cluster_n) == (256, 1) && tile.promotes() { ALONE } else { 1.0 },
         // Low and broad ones do.
         overlaps: (tile.m, tile.n) == (64, 256),
+        last_round: tail
+            .filter(|tail| tail.tiles > 0)
+            .map(|tail| f64::from(tail.blocks(k_blocks)) / f64::from(k_blocks)),
     };
     let cost = persistent(tile, [cluster_m, cluster_n], stages, &work, many_rows(tile), limits);
     cost.sooner(if shape.m <= 128 { EARLY } else { 0.0 })
@@ -275,6 +290,8 @@ pub(super) struct Persistent {
     pub efficiency: f64,
     /// Whether tiles overlap some of their start with the tile before.
     pub overlaps: bool,
+    /// What the last round takes, in parts of a whole one, where its tiles are shared out.
+    pub last_round: Option<f64>,
 }
 
 pub(super) fn persistent(
@@ -289,7 +306,11 @@ pub(super) fn persistent(
     let several = cluster_m * cluster_n > 1;
     let clusters = f64::from(limits.clusters(cluster_m * cluster_n));
     let rounds = (tiles / clusters).ceil();
-    let busy = if rounds > 1.0 { rounds - (1.0 - LAST_ROUND) * (rounds - tiles / clusters) } else { rounds };
+    let busy = match work.last_round {
+        Some(last) => rounds - 1.0 + last,
+        None if rounds > 1.0 => rounds - (1.0 - LAST_ROUND) * (rounds - tiles / clusters),
+        None => rounds,
+    };
     let steps = busy * f64::from(work.k_blocks);
     let active = clusters.min(tiles) * f64::from(cluster_m * cluster_n);
     // What a block of a cluster receives by multicast is read from the L2 cache once.

@@ -98,6 +98,7 @@ fn estimate(choice: &Choice, shape: Shape, fused: &Fused, limits: &Limits) -> Co
         multiplied: 1.0,
         efficiency: cost::efficiency(&tile),
         overlaps: false,
+        last_round: None,
     };
     cost::persistent(&tile, [cluster_m, cluster_n], stages, &work, cost::many_rows(&tile), limits)
 }

@@ -233,6 +233,7 @@ pub(super) fn estimate(
         multiplied: multiplied / tiles_m,
         efficiency: efficiency(&tile),
         overlaps: false,
+        last_round: None,
     };
     let cost = cost::persistent(&tile, [cluster_m, cluster_n], stages, &work, speeds, limits);
     Cost { us: cost.us + finding, start: cost.start + finding, ..cost }

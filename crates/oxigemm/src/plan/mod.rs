@@ -294,7 +294,8 @@ pub fn candidates_of(family: Family, shape: Shape, limits: Limits) -> impl Itera
 #[must_use]
 pub fn is_batch_invariant(choice: &Choice) -> bool {
     match choice {
-        Choice::Wide { .. } | Choice::HalfWide { .. } => true,
+        Choice::Wide { config, .. } => !config.shares_tail,
+        Choice::HalfWide { .. } => true,
         Choice::Slim { split, .. } | Choice::HalfSlim { split, .. } => *split == 1,
     }
 }

@@ -2,7 +2,7 @@
 //! bits, no hazard, and the product.
 
 use crate::common::{C, Case, PLAIN, Problem, Scales, same_bits, schedules};
-use oxigemm::plan::{self, Choice, Family};
+use oxigemm::plan::{self, Choice, Family, Limits, Plan, Shape};
 use oxigemm::sim::{FaultKind, Options};
 use oxigemm::{Addend, DType, Device, Error, GemmOptions, Sim, Tensor, fp8_gemm_nt};
 use oxigemm_kernels::launch::Config;
@@ -124,6 +124,40 @@ fn the_copy_engine_brings_every_scale() {
             every_schedule_gives_the_same_bits(case, choice, schedules().step_by(2), &sim);
         }
     }
+}
+
+/// Tiles that clusters share out.
+fn tiles_left_over(choice: Choice, case: &Case) -> u32 {
+    let [m, n, k] = case.dims.map(|dim| dim as u32);
+    let limits = Limits::h200().restricted_to(case.num_sms.unwrap_or(u32::MAX));
+    Plan::of(choice, Shape { m, n, k }, &limits).expect("it serves the shape").launch.tail.tiles
+}
+
+#[test]
+fn clusters_without_a_tile_help_others() {
+    // Three tiles for two clusters: the second of these helps the owner of the last.
+    let sim = Sim::new();
+    let added = Case { d_type: DType::F32, c: C::InPlace, scales: Scales::Odd, ..PLAIN };
+    for (name, sms, case) in [
+        ("wide_shared_256x128_s3_c1x1", 2, Case { dims: [520, 100, 2000], ..PLAIN }),
+        ("wide_shared_256x128_s3_c1x1", 2, Case { dims: [257, 264, 2048], ..added }),
+        ("wide_shared_256x128_s3_c1x2", 4, Case { dims: [520, 136, 2048], scales: Scales::MnMajor, ..PLAIN }),
+        ("wide_shared_256x128_s3_c2x1", 4, Case { dims: [258, 264, 2048], c: C::Other, ..PLAIN }),
+    ] {
+        let choice = plan::parse(name).expect("the name of a choice");
+        let case = Case { num_sms: Some(sms), ..case };
+        assert_eq!(tiles_left_over(choice, &case), 1);
+        every_schedule_gives_the_same_bits(case, choice, schedules().step_by(2), &sim);
+    }
+}
+
+#[test]
+fn a_cluster_helps_two_owners() {
+    let sim = Sim::new();
+    let choice = plan::parse("wide_shared_256x128_s3_c1x1").expect("the name of a choice");
+    let case = Case { dims: [1100, 72, 4096], num_sms: Some(3), ..PLAIN };
+    assert_eq!(tiles_left_over(choice, &case), 2);
+    every_schedule_gives_the_same_bits(case, choice, schedules().take(4), &sim);
 }
 
 #[test]
