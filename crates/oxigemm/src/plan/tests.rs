@@ -56,6 +56,23 @@ fn the_best_plan_is_the_first_of_the_ranking() {
 }
 
 #[test]
+fn the_last_round_is_shared_out_where_that_pays() {
+    let limits = Limits::h200();
+    let of = |[m, n, k]: [u32; 3]| Plan::best(Shape { m, n, k }, &limits);
+    let shared = of([8192; 3]);
+    assert!(shared.choice.shares_tail() && !is_batch_invariant(&shared.choice), "{}", shared.name());
+    assert!(shared.launch.tail.tiles > 0 && shared.launch.room_bytes > 0);
+    // Rounds that are full, and a short K.
+    for whole in [of([8448, 8192, 8192]), of([4096, 7168, 2048])] {
+        assert!(!whole.choice.shares_tail() && whole.launch.room_bytes == 0, "{}", whole.name());
+    }
+    let invariant = Plan::best_batch_invariant(Family::Fp8, shared.shape, &limits);
+    assert!(!invariant.choice.shares_tail());
+    let planned = shapes().map(|shape| Plan::best(shape, &limits)).filter(|plan| plan.choice.shares_tail());
+    assert!(planned.into_iter().all(|plan| plan.launch.tail.tiles > 0), "else another kernel is as good");
+}
+
+#[test]
 fn few_rows_take_slim_kernels_and_many_take_wide_ones() {
     for (n, k) in ANCHOR {
         let kind = |m| matches!(Plan::best(Shape { m, n, k }, &Limits::h200()).choice, Choice::Slim { .. });
