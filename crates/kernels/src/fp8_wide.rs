@@ -9,6 +9,9 @@
 //! Rows may be [grouped](crate::grouping), each group with a B of its own: then a tile has rows of one group, and what
 //! lies behind the group's last row is neither loaded nor stored.
 //!
+//! Tiles that fill no round may be [shared out](crate::tail) along K: a block then leaves its sums of a part of K, or adds what another has
+//! left (`shared_tile.rs`), before it stores them.
+//!
 //! Sums may be [finished](crate::epilogue::fused) before they are stored.
 
 mod math;

@@ -90,10 +90,13 @@ impl Prepared {
             // SAFETY: the caller's promise.
             return unsafe { self.launch_in_room(args, stream, programmatic) };
         }
-        // A graph may run beside what its stream does later, and so must not use its room. Without memory for one, it goes without.
+        // A graph may run beside what its stream does later, and so must not use its room. Without memory for one, tiles are computed whole.
         let room = match stream.is_capturing()? {
             true => None,
-            false => cuda.gathering_room(stream, self.room_bytes).ok(),
+            false => cuda
+                .gathering_room(stream, self.room_bytes)
+                .inspect_err(|error| tracing::warn!(%error, bytes = self.room_bytes, "the last round is not shared out"))
+                .ok(),
         };
         // SAFETY: the caller's promise; the room is this stream's, whose kernels follow each other.
         unsafe { self.launch_in_room(&args.in_room(room), stream, programmatic) }

@@ -452,6 +452,7 @@ mod tests {
     use oxigemm_kernels::epilogue::fused::{FusedArgs, FusedGroupArgs};
     use oxigemm_kernels::grouping::GroupArgs;
     use oxigemm_kernels::kgroups::KGroupArgs;
+    use oxigemm_kernels::tail::{Tail, TailArgs};
 
     /// A GPU is given pointers, the simulator values: both must mean the same parameters.
     #[test]
@@ -502,6 +503,8 @@ mod tests {
             scale_strides: [43, 44],
         };
         let fused_groups = Some(FusedGroupArgs { bias_group: 45, scales_slab: 46 });
+        let tail = Tail { tiles: 70, helpers: 71, owners: [72, 73], help: [74, 75] };
+        let tail = TailArgs { room: 69, tail };
         let none =
             KernelArgs { product, groups: None, k_groups: None, fused: None, fused_groups: None, tail: None };
         let each = [
@@ -509,6 +512,7 @@ mod tests {
             KernelArgs { groups: Some(groups), ..none },
             KernelArgs { k_groups: Some(k_groups), ..none },
             KernelArgs { fused: Some(fused), ..none },
+            KernelArgs { tail: Some(tail), ..none },
             KernelArgs { groups: Some(groups), fused: Some(fused), fused_groups, ..none },
         ];
         for args in each {
