@@ -54,7 +54,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         true => work.batch_invariant_plan(&limits),
         false => work.plan(args.choice, &limits),
     };
-    let plan = plan.ok_or_else(|| match args.choice {
+    let mut plan = plan.ok_or_else(|| match args.choice {
         Some(choice) => {
             format!("{} cannot compute {} m={m} n={n} k={k} here", plan::name(&choice), op.name())
         }
@@ -92,6 +92,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     };
     if args.batch_invariant {
         ranking.retain(|(choice, _)| plan::is_batch_invariant(choice));
+        plan.launch = plan.launch.straight_on();
     }
     if common.json {
         print_json(&as_json(*op, &plan, &of, &ranking[..ranking.len().min(args.top)], assembled.as_ref()));
@@ -138,6 +139,7 @@ fn as_json(
         "launch": {
             "grid": launch.grid, "threads": launch.threads, "cluster": launch.cluster,
             "shared_bytes": launch.shared_bytes, "tuning": launch.tuning,
+            "turns_back": launch.turns_back(),
             "tiles_left_over": launch.tail.tiles, "helpers": launch.tail.helpers,
         },
         "candidates": ranking.iter().map(|(choice, estimate)| json!({
@@ -190,6 +192,9 @@ fn print(
             launch.tuning
         ),
     );
+    if launch.turns_back() {
+        line("order of K", "every other tile of a block takes it from its end".to_owned());
+    }
     if launch.tail.tiles > 0 {
         line(
             "last round",

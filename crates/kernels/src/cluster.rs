@@ -10,10 +10,11 @@ use crate::grouping::{ClusterTiles, GroupParams, GroupPlace, Groups};
 use crate::kgroups::{KGroupPlace, KGroups};
 use crate::params::Params;
 use crate::pipeline::{Pipeline, RemoteEmpty};
+use crate::scales::GROUP;
 use crate::schedule::{KernelTileOrder, TileOrder, streams_b};
 use crate::tail::{KPart, TailParams, TailTurns};
 use oxigemm_ptx::tma::{CachePolicy, LoadOptions, TensorMap};
-use oxigemm_ptx::{Kernel, MBarrier, Pred, Shared, U16, U32};
+use oxigemm_ptx::{Kernel, MBarrier, Pred, Shared, U16, U32, Var};
 
 /// The block's place in its cluster, and the tiles that it takes.
 #[derive(Clone, Copy)]
@@ -28,6 +29,8 @@ pub(crate) struct Place<'k> {
     k_groups: Option<KGroups<'k>>,
     passes: Option<Passes<'k>>,
     tail: Option<TailTurns<'k>>,
+    /// 1 where every other tile takes K from its end, else 0; in kernels that can.
+    turns_back: Option<U32<'k>>,
 }
 
 /// How often a block computes as many columns as it does at a time before it takes another tile: see
@@ -65,6 +68,45 @@ pub(crate) struct TilePlace<'k> {
     pub pass: Option<U32<'k>>,
     /// Its blocks of K, where tiles are shared out along K.
     pub part: Option<KPart<'k>>,
+    /// Whether it takes K from the end, in kernels that can.
+    pub back: Option<Pred<'k>>,
+}
+
+/// The order in which a tile takes its blocks of K: group after group of those whose scales come together. Every other tile of a cluster may
+/// begin with the last group: then it finds in the L2 cache what the tiles before it have read last.
+#[derive(Clone, Copy)]
+pub(crate) struct KOrder<'k> {
+    /// The first block, and the one behind the last.
+    blocks: [U32<'k>; 2],
+    back: Option<Pred<'k>>,
+}
+
+impl<'k> KOrder<'k> {
+    /// Of a tile's blocks from the first to before the last. What is no whole number of groups is taken from the beginning.
+    pub fn new(tile: &TilePlace<'k>, blocks: [U32<'k>; 2]) -> Self {
+        KOrder { blocks, back: tile.back.map(|back| back & (blocks[1] % GROUP).eq(0)) }
+    }
+
+    /// The first block of the group that is taken in the place of the one that begins with `start`.
+    pub fn group(self, start: U32<'k>) -> U32<'k> {
+        let [_, end] = self.blocks;
+        self.back.map_or(start, |back| back.select(end - GROUP - start, start))
+    }
+
+    /// Runs `body` with each block.
+    pub fn for_each(self, k: &'k Kernel, body: impl FnOnce(U32<'k>)) {
+        let [first, end] = self.blocks;
+        let Some(back) = self.back else { return k.for_(first, end, 1, body) };
+        let block = k.var_from(back.select(end - GROUP, first));
+        // From behind a group to the one before it, or no further.
+        let turn: U32<'k> = back.select((2 * GROUP).wrapping_neg(), 0);
+        k.for_(first, end, 1, |_| {
+            let now = block.get();
+            body(now);
+            let next = now + 1;
+            block.set(next + (next % GROUP).eq(0).select(turn, 0));
+        });
+    }
 }
 
 impl<'k> TilePlace<'k> {
@@ -116,7 +158,7 @@ impl<'k> TilePlace<'k> {
 impl<'k> Place<'k> {
     /// For tiles of `tile` rows and columns.
     pub fn new(k: &'k Kernel, tile: [u32; 2], p: &Params<'k>) -> Self {
-        let [cluster_m, cluster_n, band] = p.tuning;
+        let [cluster_m, cluster_n, band, _] = p.tuning;
         let rank = k.cluster_rank();
         let rank_m = rank / cluster_n;
         Place {
@@ -133,7 +175,14 @@ impl<'k> Place<'k> {
             k_groups: None,
             passes: None,
             tail: None,
+            turns_back: None,
         }
+    }
+
+    /// The same place in a kernel that can take K from its end.
+    pub fn turning_back(self, p: &Params<'k>) -> Self {
+        let [.., turns_back] = p.tuning;
+        Place { turns_back: Some(turns_back), ..self }
     }
 
     /// The same place where some tiles are shared out along K.
@@ -289,6 +338,7 @@ impl<'k> Place<'k> {
 
     /// Runs `body` with the place of every tile of this block, whether rows are grouped or not.
     pub fn for_each_place(&self, k: &'k Kernel, body: impl FnOnce(TilePlace<'k>)) {
+        let turned = self.turned(k);
         if let Some(groups) = self.k_groups {
             return self.for_each_turn(k, |turn| {
                 let group = turn.index / self.order.count();
@@ -301,6 +351,7 @@ impl<'k> Place<'k> {
                     streams_b: streams_b(self.rows),
                     pass: turn.pass,
                     part: None,
+                    back: None,
                 });
             });
         }
@@ -311,13 +362,22 @@ impl<'k> Place<'k> {
         self.for_each_turn(k, |turn| {
             let (m, n) = self.dense_tile(turn);
             let part = self.tail.map(|tail| tail.part(k, turn.index));
-            body(TilePlace { m, n, group: None, k_group: None, streams_b, pass: turn.pass, part });
+            let whole = part.map(|part| !part.meeting.exists());
+            let back = turned.now(whole);
+            body(TilePlace { m, n, group: None, k_group: None, streams_b, pass: turn.pass, part, back });
+            turned.turn();
         });
+    }
+
+    /// Whether the tiles of a loop take K from its end, in turn.
+    fn turned(&self, k: &'k Kernel) -> Turned<'k> {
+        Turned(self.turns_back.map(|by| (k.var(0u32), by)))
     }
 
     /// Runs `body` with the place of every tile of this block, and its place in its group, where rows are grouped.
     pub fn for_each_group_tile(&self, k: &'k Kernel, body: impl FnOnce(TilePlace<'k>, GroupPlace<'k>)) {
         let groups = self.groups.expect("rows are grouped");
+        let turned = self.turned(k);
         self.for_each_turn(k, |turn| {
             let (m, n, streams_b, group) = groups.tile(turn.index);
             let tile = TilePlace {
@@ -328,8 +388,10 @@ impl<'k> Place<'k> {
                 k_group: None,
                 pass: turn.pass,
                 part: None,
+                back: turned.now(None),
             };
             body(tile, group);
+            turned.turn();
         });
     }
 
@@ -365,6 +427,24 @@ impl<'k> Place<'k> {
             several: blocks.gt(1),
             streamed: None,
             blocks: ((other_row | 1) << self.rank.1).to_u16(),
+        }
+    }
+}
+
+/// See [`Place::turned`]: 1 or 0, and what it changes by.
+struct Turned<'k>(Option<(Var<'k, u32>, U32<'k>)>);
+
+impl<'k> Turned<'k> {
+    /// Whether this tile does, of those that may.
+    fn now(&self, may: Option<Pred<'k>>) -> Option<Pred<'k>> {
+        let (turned, _) = self.0?;
+        let turned = turned.get().ne(0);
+        Some(may.map_or(turned, |may| turned & may))
+    }
+
+    fn turn(&self) {
+        if let Some((turned, by)) = self.0 {
+            turned.set(turned.live() ^ by);
         }
     }
 }

@@ -187,7 +187,7 @@ impl<'k> Block<'k, '_> {
     fn load_tiles(&self) {
         let (k, p) = (self.k, &self.params);
         // Where every row of B is read once, it need not stay in the L2 cache.
-        let [_, stream, _] = p.tuning;
+        let [_, stream, ..] = p.tuning;
         let once = LoadOptions { cache: Some(k.cache_policy(Eviction::First)), ..Default::default() };
         let (cursor, scales) = (self.pipe.writer(), self.scales.writer());
         let [m, n] = self.tile;

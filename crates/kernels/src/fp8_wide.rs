@@ -20,7 +20,7 @@ mod output;
 mod shared_tile;
 
 use crate::BLOCK_K;
-use crate::cluster::{Place, TilePlace};
+use crate::cluster::{KOrder, Place, TilePlace};
 use crate::epilogue::Panels;
 use crate::epilogue::fused::{FusedGroupParams, FusedParams, Fusion, Pieces};
 use crate::epilogue::quantized::{QuantizedOutput, passes};
@@ -126,6 +126,11 @@ impl Config {
             ScalesOfB::Rows => [MATH_REGISTERS - 24, PRODUCER_REGISTERS + 48],
             ScalesOfB::Blocks => [MATH_REGISTERS, PRODUCER_REGISTERS],
         }
+    }
+
+    /// Whether it can take K from its end. (With a scale for each row of B nothing was gained.)
+    pub fn turns_back(&self) -> bool {
+        self.scales_of_b == ScalesOfB::Blocks && self.grouping != Grouping::K && !self.is_fused()
     }
 
     /// Bytes of dynamic shared memory, without the table of groups that follows.
@@ -371,6 +376,9 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let shared = k.dynamic_shared();
     map.name(k, cfg);
     let mut place = Place::new(k, [cfg.block_m, cfg.tile_columns()], &params);
+    if cfg.turns_back() {
+        place = place.turning_back(&params);
+    }
     let k_groups = (cfg.grouping == Grouping::K).then(|| {
         let table = shared.at(map.groups);
         KGroups::with_scales(KGroupParams::declare(k), table, (params.k_blocks, BLOCK_K))
@@ -484,8 +492,7 @@ impl<'k> Block<'k, '_> {
         self.place.for_each_place(k, |tile| {
             // What is not read again leaves the L2 cache before what others have there.
             let b = b.streamed(tile.streams_b, once);
-            let [first, end] = self.blocks_of(&tile);
-            k.for_(first, end, 1, |block| {
+            KOrder::new(&tile, self.blocks_of(&tile)).for_each(k, |block| {
                 cursor.wait_empty();
                 let stage = cursor.stage();
                 let full = self.pipe.full(stage);
@@ -557,7 +564,8 @@ impl<'k> Block<'k, '_> {
                 Some(part) => [group_start(part.first), part.end],
                 None => [k.constant(0), p.k_blocks],
             };
-            k.for_(first, end, GROUP, |block| bringer.bring(p, at, block));
+            let order = KOrder::new(&tile, [first, self.cfg.padded(end)]);
+            k.for_(first, end, GROUP, |start| bringer.bring(p, at, order.group(start)));
         });
     }
 

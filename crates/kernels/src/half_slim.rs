@@ -189,7 +189,7 @@ impl<'k> Block<'k, '_> {
     fn load_tiles(&self) {
         let (k, p) = (self.k, &self.params);
         // Where every row of B is read once, it need not stay in the L2 cache.
-        let [_, stream, _] = p.tuning;
+        let [_, stream, ..] = p.tuning;
         let once = LoadOptions { cache: Some(k.cache_policy(Eviction::First)), ..Default::default() };
         let ([a_tile, b_tile], [m, n]) = (self.cfg.tiles(), self.tile);
         let cursor = self.pipe.writer();
@@ -218,7 +218,7 @@ impl<'k> Block<'k, '_> {
         if !self.cfg.summed {
             return (block * BLOCK_K, None);
         }
-        let [.., of_each] = self.params.tuning;
+        let [_, _, of_each, _] = self.params.tuning;
         let slab = block / of_each;
         ((block - slab * of_each) * BLOCK_K, Some(slab))
     }

@@ -28,7 +28,7 @@ use crate::params::{GroupedParams, Params};
 use crate::pipeline::{Cursor, Pipeline};
 use oxigemm_ptx::tma::{Eviction, TensorMap};
 use oxigemm_ptx::wgmma::{Descriptor, DescriptorVar, Major, MatrixA};
-use oxigemm_ptx::{BuildError, Kernel, MBarrier, Module, Shared, SharedLayout, Target, U32, Var};
+use oxigemm_ptx::{BuildError, Kernel, MBarrier, Module, Pred, Shared, SharedLayout, Target, U32, Var};
 
 /// What is compiled in. Shapes, strides, the cluster's dimensions and whether D is FP32 are run-time arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,6 +64,11 @@ impl Config {
     /// Whether rows are grouped.
     pub fn is_grouped(&self) -> bool {
         self.grouping == Grouping::Rows
+    }
+
+    /// Whether it can take K from its end.
+    pub fn turns_back(&self) -> bool {
+        self.grouping != Grouping::K && !self.is_fused()
     }
 
     /// Threads of a block.
@@ -232,6 +237,9 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let shared = k.dynamic_shared();
     map.name(k, cfg);
     let mut place = Place::new(k, [cfg.block_m, cfg.tile_columns()], &params);
+    if cfg.turns_back() {
+        place = place.turning_back(&params);
+    }
     if let Some(fused) = &fused {
         let passes = fused.passes(cfg.quantized_passes());
         params.output = fused.output(params.output);
@@ -313,8 +321,10 @@ impl<'k> Block<'k, '_> {
         let shares = self.shares();
         let cursor = self.pipe.writer();
         // Every stage of a tile: `tell` is done before its loads, which `load` issues for a depth of K.
-        let stages = |tell: &dyn Fn(U32<'k>), load: &dyn Fn([Shared<'k>; 2], U32<'k>, MBarrier<'k>)| {
-            k.for_(0, p.k_blocks, 1, |block| {
+        type Load<'a, 'k> = &'a dyn Fn([Shared<'k>; 2], U32<'k>, MBarrier<'k>);
+        let stages = |back: Option<Pred<'k>>, tell: &dyn Fn(U32<'k>), load: Load<'_, 'k>| {
+            k.for_(0, p.k_blocks, 1, |nth| {
+                let block = back.map_or(nth, |back| back.select(p.k_blocks - 1 - nth, nth));
                 cursor.wait_empty();
                 let stage = cursor.stage();
                 let full = self.pipe.full(stage);
@@ -325,8 +335,8 @@ impl<'k> Block<'k, '_> {
             });
         };
         match self.cfg.grouping {
-            Grouping::Dense => self.place.for_each_tile(k, |m, n| {
-                stages(&|_| {}, &|operands, depth, full| {
+            Grouping::Dense => self.place.for_each_place(k, |TilePlace { m, n, back, .. }| {
+                stages(back, &|_| {}, &|operands, depth, full| {
                     if let Some(pieces) = &p.pieces {
                         shares[0].load(k, &p.a, [depth, m], operands[0], full);
                         return shares[1].load_pieces(k, &p.b, [depth, n], (pieces, None), operands[1], full);
@@ -337,14 +347,14 @@ impl<'k> Block<'k, '_> {
             Grouping::K => unreachable!("a warp loads the tiles of groups along K"),
             Grouping::Rows => {
                 let once = k.cache_policy(Eviction::First);
-                self.place.for_each_group_tile(k, |TilePlace { m, n, streams_b, .. }, place| {
+                self.place.for_each_group_tile(k, |TilePlace { m, n, streams_b, back, .. }, place| {
                     // What is not read again leaves the L2 cache before what others have there.
                     let of_b = shares[1].streamed(streams_b, once);
                     let tell = |stage| match &p.pieces {
                         None => TilePlace::tell_in_slab(self.told(stage), [m, n], place),
                         Some(_) => TilePlace::tell_in_slab_of_group(self.told(stage), [m, n], place),
                     };
-                    stages(&tell, &|[a, b], depth, full| {
+                    stages(back, &tell, &|[a, b], depth, full| {
                         let rows = (place.end, self.cfg.shape().group_box_rows());
                         shares[0].load_before(k, &p.a, [depth, m, place.slab], rows, a, full);
                         if let Some(pieces) = &p.pieces {

@@ -413,6 +413,8 @@ impl<'k> MapRing<'k> {
         k.if_(group.group.ne(self.group.get()), || {
             self.group.set(group.group);
             self.place.set((self.place.live() + 1) % KEPT);
+            // All lanes have written the drafts, and read those of the group before.
+            k.sync_warp();
             k.if_(self.lane.eq(0), replace);
             k.sync_warp();
             for (draft, to) in self.drafts.iter().zip(self.memory()) {

@@ -51,7 +51,7 @@ pub struct Args {
     /// A [`ScaleLayout`], as a number, and [`SFB_BULK`] where it holds.
     pub scale_layouts: u32,
     /// What the kernel family makes of them: see [`crate::launch::Launch::tuning`].
-    pub tuning: [u32; 3],
+    pub tuning: [u32; 4],
     /// Address of B, for threads.
     pub b_rows: u64,
     /// Bytes from one row of B to the next; 0 where that is too much to say.
@@ -105,7 +105,7 @@ impl ScaleLayout {
 
 impl Args {
     /// How many parameters a kernel has.
-    pub const COUNT: usize = 24;
+    pub const COUNT: usize = 25;
 
     /// A pointer to each argument, as a launch takes them.
     pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
@@ -135,6 +135,7 @@ impl Args {
             to(&self.tuning[0]),
             to(&self.tuning[1]),
             to(&self.tuning[2]),
+            to(&self.tuning[3]),
             to(&self.b_rows),
             to(&self.b_pitch),
         ]
@@ -180,7 +181,7 @@ pub(crate) struct Params<'k> {
     pub sfb_bulk: Pred<'k>,
     pub output: OutputParams<'k>,
     pub k_blocks: U32<'k>,
-    pub tuning: [U32<'k>; 3],
+    pub tuning: [U32<'k>; 4],
     /// B as threads see it, where it is K-major.
     pub b_rows: Rows<'k>,
     /// The group that they are of, where rows are grouped: see [`Params::of`].
@@ -261,7 +262,7 @@ impl<'k> Params<'k> {
         let (sfa, sfb) = (scales(sfa, "sfa"), scales(sfb, "sfb"));
         let layouts: U32<'k> = k.param("scale_layouts");
         let (sfa_layout, sfb_bulk) = (layouts & (SFB_BULK - 1), (layouts & SFB_BULK).ne(0));
-        let tuning = [k.param("tuning_0"), k.param("tuning_1"), k.param("tuning_2")];
+        let tuning = [0, 1, 2, 3].map(|nth| k.param(&format!("tuning_{nth}")));
         let (at, pitch) = (k.param_pointer("b_rows"), k.param("b_pitch"));
         let b_rows = Rows { at, pitch, count: output.columns };
         Params {

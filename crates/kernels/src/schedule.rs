@@ -80,14 +80,60 @@ pub(crate) fn streams_b(rows: U32<'_>) -> Pred<'_> {
     rows.le(128)
 }
 
-/// The band that keeps the least data in flight: `concurrent` tiles of `tile_m` by `tile_n` as a block of
-/// `band` rows and as many columns as that takes.
-pub fn best_band(m_tiles: u32, n_tiles: u32, concurrent: u32, tile_m: u32, tile_n: u32) -> u32 {
-    let footprint = |band: &u32| {
-        let columns = concurrent.div_ceil(*band).min(n_tiles.max(1));
-        u64::from(*band) * u64::from(tile_m) + u64::from(columns) * u64::from(tile_n)
-    };
-    (1..=m_tiles.clamp(1, 64)).min_by_key(footprint).unwrap_or(1)
+/// What a persistent grid reads while it takes tiles in bands, round after round.
+///
+/// A round has as many tiles as run at a time: the rows of one band and as many columns as that takes. The rows of A stay the same until the band
+/// ends, and B passes by once for each band.
+#[derive(Clone, Copy, Debug)]
+pub struct Sweep {
+    /// Tiles along M and along N.
+    pub tiles: [u32; 2],
+    /// Bytes of A that a row of tiles reads, and of B that a column does.
+    pub bytes: [u64; 2],
+    /// Tiles that run at a time.
+    pub concurrent: u32,
+}
+
+impl Sweep {
+    /// Bytes that the L2 cache of an H200 keeps for all of its multiprocessors: half of what it has, as each half of it
+    /// has a copy of what the multiprocessors next to it read.
+    const KEPT: u64 = 25 << 20;
+
+    fn bands(&self) -> impl Iterator<Item = u32> {
+        1..=self.tiles[0].clamp(1, 64)
+    }
+
+    /// Bytes that a round reads.
+    fn round_bytes(&self, band: u32) -> u64 {
+        let columns = self.concurrent.div_ceil(band).min(self.tiles[1].max(1));
+        u64::from(band) * self.bytes[0] + u64::from(columns) * self.bytes[1]
+    }
+
+    /// The band whose rounds read the least.
+    pub fn smallest_round(&self) -> u32 {
+        self.bands().min_by_key(|band| self.round_bytes(*band)).unwrap_or(1)
+    }
+
+    /// The band that is read the least for from memory, where each round begins with what the one before has read last: of the rows that both
+    /// have, it finds as much as is kept. Where all of B is kept, it is the one whose rounds read the least.
+    pub fn best_band(&self) -> u32 {
+        let smallest = self.smallest_round();
+        let all_of_b = u64::from(self.tiles[1]) * self.bytes[1];
+        if u64::from(smallest) * self.bytes[0] + all_of_b <= Self::KEPT {
+            return smallest;
+        }
+        let read_of = |rows: u32| {
+            let (a, round) = (u64::from(rows) * self.bytes[0], self.round_bytes(rows));
+            let lost = round.saturating_sub(Self::KEPT) as f64 / round as f64;
+            let rounds = f64::from(rows) * f64::from(self.tiles[1]) / f64::from(self.concurrent);
+            all_of_b as f64 + a as f64 * (1.0 + lost * (rounds - 1.0).max(0.0))
+        };
+        let read = |band: u32| {
+            let (bands, rest) = (self.tiles[0] / band, self.tiles[0] % band);
+            f64::from(bands) * read_of(band) + if rest > 0 { read_of(rest) } else { 0.0 }
+        };
+        self.bands().min_by(|a, b| read(*a).total_cmp(&read(*b))).unwrap_or(1)
+    }
 }
 
 #[cfg(test)]
@@ -112,8 +158,25 @@ mod tests {
     #[test]
     fn the_band_balances_rows_and_columns() {
         // 132 square tiles in flight: about 11 by 12.
-        let band = best_band(64, 64, 132, 128, 128);
+        let sweep = Sweep { tiles: [64, 64], bytes: [128 * 1024; 2], concurrent: 132 };
+        let band = sweep.smallest_round();
         assert!((10..=13).contains(&band), "{band}");
-        assert_eq!(best_band(1, 64, 132, 128, 128), 1);
+        assert_eq!(Sweep { tiles: [1, 64], ..sweep }.best_band(), 1);
+    }
+
+    /// The bands that were fastest on an H200, of 256x128 tiles in clusters of 1x2.
+    #[test]
+    fn the_band_reads_the_least_from_memory() {
+        let best = |m: u32, n: u32, k: u64| {
+            let sweep = Sweep { tiles: [m / 256, n / 256], bytes: [256 * k; 2], concurrent: 66 };
+            sweep.best_band()
+        };
+        assert_eq!(best(8192, 8192, 8192), 11);
+        assert_eq!(best(4096, 7168, 16384), 8);
+        assert_eq!(best(8192, 6144, 7168), 11);
+        // All rows of A are kept, and B passes by once.
+        assert_eq!(best(4096, 7168, 3072), 16);
+        // All of B is kept, and A passes by.
+        assert_eq!(best(8192, 4096, 4096), 1);
     }
 }

@@ -303,7 +303,7 @@ impl Arguments {
         if let (Some(groups), Some(d)) = (k_groups, &mut maps.d) {
             d.matrix = d.matrix.in_slabs(groups.count, u64::from(groups.d_slab) * problem.d_pitch);
         }
-        let mut tuning = launch.tuning;
+        let mut tuning = if key.batch_invariant { launch.straight_on().tuning } else { launch.tuning };
         if let Some(summed) = &key.summed {
             maps.a.matrix = maps.a.matrix.in_slabs(summed.slabs, summed.a_slab);
             maps.b.matrix = maps.b.matrix.in_slabs(summed.slabs, summed.b_slab);

@@ -63,8 +63,8 @@ pub struct GemmOptions {
     /// what would be too early.
     pub programmatic: bool,
     /// Whether a row of D must have the same bits however many rows A has, and whatever the others hold. Kernels that
-    /// split K are then left out, which costs time where rows are few, and so are those that share tiles out along K: the others all
-    /// add up K in the same order.
+    /// split K are then left out, which costs time where rows are few, and so are those that share tiles out along K. The others all
+    /// add up K in the same order, in every tile: else every other one may begin with the end of K.
     pub batch_invariant: bool,
 }
 

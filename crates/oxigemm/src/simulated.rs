@@ -476,7 +476,7 @@ mod tests {
             sfa_strides: [11, 12],
             sfb_strides: [13, 14],
             scale_layouts: 15,
-            tuning: [16, 17, 18],
+            tuning: [16, 17, 18, 47],
             b_rows: 19,
             b_pitch: 20,
         };

@@ -60,9 +60,11 @@ pub(super) fn cases(config: Config, limits: &Limits) -> Vec<Case> {
                 choice: Choice::Wide { config: wide, cluster_m, cluster_n },
                 num_sms: Some(sms),
             };
+            // Two groups of scales, which every other tile takes from the end.
+            let turning = Spec { sfa: ScaleOrder::Mn, k: plain.k.next_multiple_of(1024), ..plain };
             let mut cases = vec![
                 case(plain, 1, 2, 2),
-                case(Spec { sfa: ScaleOrder::Mn, ..plain }, 2, 1, 2),
+                case(turning, 2, 1, 2),
                 case(copied, 1, 1, 1),
                 case(short, 1, 1, 1),
             ];

@@ -288,8 +288,8 @@ pub fn candidates_of(family: Family, shape: Shape, limits: Limits) -> impl Itera
         })
 }
 
-/// Whether a row's result depends neither on the number of rows nor on the others. All kernels of a family add up K in the
-/// same order, block by block, unless they split it: then the number of slices, which planning chooses by the number of
+/// Whether a row's result depends neither on the number of rows nor on the others, where no tile [turns back](Launch::turns_back). All kernels of
+/// a family then add up K in the same order, block by block, unless they split it: then the number of slices, which planning chooses by the number of
 /// rows as well, decides what is added to what.
 #[must_use]
 pub fn is_batch_invariant(choice: &Choice) -> bool {

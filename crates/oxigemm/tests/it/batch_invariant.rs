@@ -69,6 +69,24 @@ fn rows_of_fp8_products_have_the_same_bits_in_every_batch() {
 }
 
 #[test]
+fn rows_have_the_same_bits_in_every_tile_of_a_block() {
+    let x = fp8(40, 2048, &Device::sim());
+    let rows = |first, count, batch_invariant| {
+        let options = GemmOptions {
+            num_sms: Some(1),
+            batch_invariant,
+            ..invariant(plan::parse("wide_128x128_s5_c1x1"))
+        };
+        x.rows(first, count, &options).unwrap()
+    };
+    // The second tile of the block, which is the first of another product.
+    let (tile, width) = (128, x.n * 4);
+    let second = |whole: &[u8]| whole[tile * width..2 * tile * width].to_vec();
+    assert!(second(&rows(0, MOST, true)) == rows(tile, tile, true), "rows have other bits");
+    assert!(second(&rows(0, MOST, false)) != rows(tile, tile, false), "it takes K from its end");
+}
+
+#[test]
 fn rows_of_groups_are_those_of_a_product_alone() {
     let device = Device::sim();
     let (n, k) = (72, 400);

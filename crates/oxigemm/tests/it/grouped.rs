@@ -90,6 +90,16 @@ fn groups_of_several_tiles_and_one_huge_one() {
 }
 
 #[test]
+fn every_other_tile_of_groups_takes_a_long_k_from_its_end() {
+    let sim = Sim::new();
+    // As many rows of tiles as it takes.
+    let case = Case::ids(&ids(&[500], 1), 1, 1, [40, 6144]);
+    let choice = plan::parse("wide_grouped_64x128_s8_c1x1").expect("the name of a choice");
+    let case = Case { scales: Scales::MnMajor, num_sms: Some(4), ..case };
+    every_schedule_gives_the_same_bits(case, choice, schedules().step_by(5), &sim);
+}
+
+#[test]
 fn what_is_no_group_is_clamped() {
     let sim = Sim::new();
     let cases = [

@@ -152,6 +152,22 @@ fn clusters_without_a_tile_help_others() {
 }
 
 #[test]
+fn every_other_tile_takes_k_from_its_end() {
+    // Two groups of scales; one block of K less, which tiles of 256x128 make up for; behind two whole tiles of each block, one that is shared out.
+    let sim = Sim::new();
+    for (name, sms, case) in [
+        ("wide_256x128_s3_c1x1", 1, Case { dims: [260, 100, 2048], ..PLAIN }),
+        ("wide_256x128_s3_c1x2", 2, Case { dims: [260, 200, 1900], scales: Scales::Odd, ..PLAIN }),
+        ("wide_128x192_s4_c2x1", 2, Case { dims: [300, 200, 2048], scales: Scales::MnMajor, ..PLAIN }),
+        ("wide_shared_256x128_s3_c1x1", 2, Case { dims: [1034, 100, 2048], ..PLAIN }),
+    ] {
+        let choice = plan::parse(name).expect("the name of a choice");
+        let case = Case { num_sms: Some(sms), ..case };
+        every_schedule_gives_the_same_bits(case, choice, schedules().step_by(5), &sim);
+    }
+}
+
+#[test]
 fn a_cluster_helps_two_owners() {
     let sim = Sim::new();
     let choice = plan::parse("wide_shared_256x128_s3_c1x1").expect("the name of a choice");
