@@ -10,7 +10,7 @@ use crate::grouping::{ClusterTiles, GroupParams, GroupPlace, Groups};
 use crate::kgroups::{KGroupPlace, KGroups};
 use crate::params::Params;
 use crate::pipeline::{Pipeline, RemoteEmpty};
-use crate::scales::GROUP;
+use crate::scales::{GROUP, group_start};
 use crate::schedule::{KernelTileOrder, TileOrder, streams_b};
 use crate::tail::{KPart, TailParams, TailTurns};
 use oxigemm_ptx::tma::{CachePolicy, LoadOptions, TensorMap};
@@ -96,15 +96,12 @@ impl<'k> KOrder<'k> {
     /// Runs `body` with each block.
     pub fn for_each(self, k: &'k Kernel, body: impl FnOnce(U32<'k>)) {
         let [first, end] = self.blocks;
-        let Some(back) = self.back else { return k.for_(first, end, 1, body) };
-        let block = k.var_from(back.select(end - GROUP, first));
-        // From behind a group to the one before it, or no further.
-        let turn: U32<'k> = back.select((2 * GROUP).wrapping_neg(), 0);
-        k.for_(first, end, 1, |_| {
-            let now = block.get();
-            body(now);
-            let next = now + 1;
-            block.set(next + (next % GROUP).eq(0).select(turn, 0));
+        if self.back.is_none() {
+            return k.for_(first, end, 1, body);
+        }
+        k.for_(group_start(first), end, GROUP, |start| {
+            let further = self.group(start) - start;
+            k.for_(first.max(start) + further, end.min(start + GROUP) + further, 1, body);
         });
     }
 }

@@ -66,9 +66,9 @@ impl Config {
         self.grouping == Grouping::Rows
     }
 
-    /// Whether it can take K from its end.
+    /// Whether it can take K from its end. (Groups of few rows are slower with it.)
     pub fn turns_back(&self) -> bool {
-        self.grouping != Grouping::K && !self.is_fused()
+        self.grouping == Grouping::Dense && !self.is_fused()
     }
 
     /// Threads of a block.
