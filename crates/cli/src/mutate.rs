@@ -80,7 +80,7 @@ const fn of_tiles_passed_by(kernel: &'static str) -> Redundant {
     Redundant { kernel, what: "bar.warp.sync", file: "math.rs", times: 1, why: PASSED_BY }
 }
 
-const REDUNDANT: [Redundant; 8] = [
+const REDUNDANT: [Redundant; 7] = [
     of_tiles_passed_by(FAMILIES[2]),
     of_stages(FAMILIES[3]),
     Redundant {
@@ -89,13 +89,6 @@ const REDUNDANT: [Redundant; 8] = [
         file: "kgroups.rs",
         times: 1,
         why: "behind the claim of a place for tensor maps: blocks of one launch have different places",
-    },
-    Redundant {
-        kernel: FAMILIES[6],
-        what: "bar.warp.sync",
-        file: "kgroups.rs",
-        times: 1,
-        why: "before tensor maps are changed: a shuffle, or copying the last ones together, has brought the lanes together",
     },
     of_tiles_passed_by(FAMILIES[8]),
     of_stages(FAMILIES[9]),

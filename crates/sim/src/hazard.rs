@@ -2,8 +2,8 @@
 //!
 //! Time is a vector clock. Its components are *agents*: the lanes of a warp that are in step, and every unit
 //! that works on its own (a warp's `wgmma`, its bulk stores, its `cp.async`, and each mbarrier for the copies
-//! that report to it). Lanes are in step after an instruction that all of them take part in (`bar.warp.sync`,
-//! a shuffle, anything `.aligned`); they part when only some of them wait, arrive, fence or copy, and no lane
+//! that report to it). Lanes are in step after `bar.warp.sync` and anything `.aligned` (not after a shuffle or a vote, which
+//! do not order memory); they part when only some of them wait, arrive, fence or copy, and no lane
 //! may then rely on what another has done. Between two such instructions, one lane's access to a word that
 //! another lane has touched is a race as well. A [`View`] says up to which tick of every
 //! agent lanes have synchronized: as such, and through a proxy fence for shared and for global memory. A

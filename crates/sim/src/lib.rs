@@ -77,8 +77,8 @@
 //! vector clock of what it has synchronized with (`hazard`): races, missing proxy fences, sources and
 //! destinations of copies touched too early. Registers are tracked for `wgmma` in flight and for reads of
 //! what was never written. mbarriers are checked for their counts, CTAs for what they leave behind. Lanes
-//! of a warp are ordered by any instruction that all of them take part in (`bar.warp.sync`, shuffles and
-//! votes, everything `.aligned`). Groups of `cp.async` are counted per warp. Clusters are ordered by what they
+//! of a warp are ordered by `bar.warp.sync` and by what is `.aligned`; shuffles, votes and elections bring them
+//! together, and order nothing that they did in memory. Groups of `cp.async` are counted per warp. Clusters are ordered by what they
 //! release and acquire in global memory.
 //!
 //! [`mutants`] gives every variant of a kernel with one synchronization instruction deleted or weakened; a

@@ -480,8 +480,13 @@ fn other(
         | Op::ActiveMask { .. }
         | Op::WarpSync { .. } => {
             let next = lanes::exchange(warp, op, mask, active)?;
-            if matches!(next, Next::Step) && !matches!(op, Op::ActiveMask { .. }) {
-                in_step(warp, cx, active);
+            if matches!(next, Next::Step) {
+                match op {
+                    Op::ActiveMask { .. } => {}
+                    Op::WarpSync { .. } => in_step(warp, cx, active),
+                    // They are together, but what one did in memory is not behind the others.
+                    _ => warp.convergence.join(active | warp.exited),
+                }
             }
             Ok(next)
         }

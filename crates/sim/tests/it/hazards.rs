@@ -34,8 +34,17 @@ fn lanes_of_one_warp_are_threads_too() {
         )
     };
     correct(&neighbours("bar.warp.sync -1;"), 32, 1);
-    correct(&neighbours("shfl.sync.idx.b32 r9, t, 0, 31, -1;"), 32, 1);
     broken(&neighbours(""), 32, 1, FaultKind::Race);
+    // What brings lanes together need not order what they did in memory.
+    for together in [
+        "shfl.sync.idx.b32 r9, t, 0, 31, -1;",
+        "vote.sync.ballot.b32 r9, p0, -1;",
+        "elect.sync r9|p3, -1;",
+        "redux.sync.add.u32 r9, t, -1;",
+    ] {
+        broken(&neighbours(together), 32, 1, FaultKind::Race);
+        correct(&neighbours(&format!("{together} bar.warp.sync -1;")), 32, 1);
+    }
     // Its own word needs nothing.
     correct(&neighbours("").replace("xor.b32 r1, r0, 4;", "mov.u32 r1, r0;"), 32, 1);
     // One lane arrives for all, with and without waiting for them; warp 1 then overwrites.
