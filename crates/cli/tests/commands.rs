@@ -591,6 +591,15 @@ fn the_suite_passes_on_the_cpu_and_says_what_it_skipped() {
     assert_eq!(names, expected);
     assert!(lines[..5].iter().all(|line| line["result"] == "ok"), "{lines:?}");
     assert_eq!(lines[5]["passed"], 5);
+
+    for (part, expected) in
+        [("1/2", vec![expected[0], expected[2], expected[4]]), ("2/2", vec![expected[1], expected[3]])]
+    {
+        let lines =
+            json(&["verify", "--quick", "--device", "cpu", "--json", "--filter", "zero", "--part", part]);
+        let names: Vec<_> = lines.iter().filter_map(|line| line["check"].as_str()).collect();
+        assert_eq!(names, expected);
+    }
 }
 
 #[test]
@@ -662,6 +671,8 @@ fn bad_arguments_are_one_clear_sentence() {
         (vec!["bench", "--device", "cpu"], "bench needs a GPU"),
         (vec!["bench", "--runs", "0"], "--runs"),
         (vec!["verify", "--device", "cpu", "--filter", "nothing like it"], "no check contains"),
+        (vec!["verify", "--device", "cpu", "--part", "3/2"], "such as 1/2"),
+        (vec!["verify", "--device", "cpu", "--part", "0/0"], "such as 1/2"),
         (vec!["inspect", "-m", "0", "-n", "1", "-k", "1"], "at least 1"),
         (vec!["prebuild", "--arch", "sm_80", "--list"], "no kernel is written for sm_80"),
         (vec!["compile"], "unrecognized subcommand"),

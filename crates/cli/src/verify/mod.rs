@@ -40,6 +40,9 @@ pub struct Args {
     /// Only checks whose name contains this.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
+    /// Only a part of the checks, such as 1/2, so that processes can share them out.
+    #[arg(long, value_name = "NTH/PARTS")]
+    part: Option<Part>,
     /// Compare a GPU with this, bit for bit, and check nothing else.
     #[arg(long, value_name = "WITH", conflicts_with_all = ["filter", "quick"])]
     compare: Option<Compare>,
@@ -49,6 +52,32 @@ pub struct Args {
     /// Give up when one case takes longer than this: a kernel that hangs never comes back.
     #[arg(long, default_value_t = 120, value_name = "SECONDS")]
     patience: u64,
+}
+
+/// Every so many-th check, from one on.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    nth: usize,
+    parts: usize,
+}
+
+impl std::str::FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Part, String> {
+        let numbers =
+            text.split_once('/').and_then(|(nth, parts)| Some((nth.parse().ok()?, parts.parse().ok()?)));
+        match numbers {
+            Some((nth, parts)) if (1..=parts).contains(&nth) => Ok(Part { nth, parts }),
+            _ => Err("expected a part and how many there are, such as 1/2".to_owned()),
+        }
+    }
+}
+
+impl Part {
+    fn has(self, index: usize) -> bool {
+        index % self.parts == self.nth - 1
+    }
 }
 
 /// What a GPU is compared with.
@@ -224,6 +253,10 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     checks.retain(|check| args.filter.as_ref().is_none_or(|text| check.name.contains(text.as_str())));
     if checks.is_empty() {
         return Err(format!("no check contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
+    }
+    if let Some(part) = args.part {
+        let mut indices = 0..;
+        checks.retain(|_| indices.next().is_some_and(|index| part.has(index)));
     }
     let bar = progress(checks.len());
     let mut marks = Vec::new();
