@@ -10,7 +10,6 @@ use crate::grouping::{ClusterTiles, GroupParams, GroupPlace, Groups};
 use crate::kgroups::{KGroupPlace, KGroups};
 use crate::params::Params;
 use crate::pipeline::{Pipeline, RemoteEmpty};
-use crate::scales::{GROUP, group_start};
 use crate::schedule::{KernelTileOrder, TileOrder, streams_b};
 use crate::tail::{KPart, TailParams, TailTurns};
 use oxigemm_ptx::tma::{CachePolicy, LoadOptions, TensorMap};
@@ -68,42 +67,8 @@ pub(crate) struct TilePlace<'k> {
     pub pass: Option<U32<'k>>,
     /// Its blocks of K, where tiles are shared out along K.
     pub part: Option<KPart<'k>>,
-    /// Whether it takes K from the end, in kernels that can.
+    /// Whether it takes K from the end, in kernels that can: see [`KOrder`](crate::schedule::KOrder).
     pub back: Option<Pred<'k>>,
-}
-
-/// The order in which a tile takes its blocks of K: group after group of those whose scales come together. Every other tile of a cluster may
-/// begin with the last group: then it finds in the L2 cache what the tiles before it have read last.
-#[derive(Clone, Copy)]
-pub(crate) struct KOrder<'k> {
-    /// The first block, and the one behind the last.
-    blocks: [U32<'k>; 2],
-    back: Option<Pred<'k>>,
-}
-
-impl<'k> KOrder<'k> {
-    /// Of a tile's blocks from the first to before the last. What is no whole number of groups is taken from the beginning.
-    pub fn new(tile: &TilePlace<'k>, blocks: [U32<'k>; 2]) -> Self {
-        KOrder { blocks, back: tile.back.map(|back| back & (blocks[1] % GROUP).eq(0)) }
-    }
-
-    /// The first block of the group that is taken in the place of the one that begins with `start`.
-    pub fn group(self, start: U32<'k>) -> U32<'k> {
-        let [_, end] = self.blocks;
-        self.back.map_or(start, |back| back.select(end - GROUP - start, start))
-    }
-
-    /// Runs `body` with each block.
-    pub fn for_each(self, k: &'k Kernel, body: impl FnOnce(U32<'k>)) {
-        let [first, end] = self.blocks;
-        if self.back.is_none() {
-            return k.for_(first, end, 1, body);
-        }
-        k.for_(group_start(first), end, GROUP, |start| {
-            let further = self.group(start) - start;
-            k.for_(first.max(start) + further, end.min(start + GROUP) + further, 1, body);
-        });
-    }
 }
 
 impl<'k> TilePlace<'k> {

@@ -20,7 +20,7 @@ mod output;
 mod shared_tile;
 
 use crate::BLOCK_K;
-use crate::cluster::{KOrder, Place, TilePlace};
+use crate::cluster::{Place, TilePlace};
 use crate::epilogue::Panels;
 use crate::epilogue::fused::{FusedGroupParams, FusedParams, Fusion, Pieces};
 use crate::epilogue::quantized::{QuantizedOutput, passes};
@@ -32,6 +32,7 @@ use crate::many_rows::{MATH_REGISTERS, MATH_WARPGROUPS, MATH_WARPS, ManyRows, PR
 use crate::params::{GroupedParams, Params, ScalesOfB};
 use crate::pipeline::Pipeline;
 use crate::scales::{GROUP, ScaleRing, ScaleShape, group_start};
+use crate::schedule::KOrder;
 use crate::tail::{Tail, TailParams};
 use math::{Math, MathTile};
 use output::Part;
@@ -492,7 +493,7 @@ impl<'k> Block<'k, '_> {
         self.place.for_each_place(k, |tile| {
             // What is not read again leaves the L2 cache before what others have there.
             let b = b.streamed(tile.streams_b, once);
-            KOrder::new(&tile, self.blocks_of(&tile)).for_each(k, |block| {
+            KOrder::new(tile.back, self.blocks_of(&tile), GROUP).for_each(k, |block| {
                 cursor.wait_empty();
                 let stage = cursor.stage();
                 let full = self.pipe.full(stage);
@@ -564,7 +565,7 @@ impl<'k> Block<'k, '_> {
                 Some(part) => [group_start(part.first), part.end],
                 None => [k.constant(0), p.k_blocks],
             };
-            let order = KOrder::new(&tile, [first, self.cfg.padded(end)]);
+            let order = KOrder::new(tile.back, [first, self.cfg.padded(end)], GROUP);
             k.for_(first, end, GROUP, |start| bringer.bring(p, at, order.group(start)));
         });
     }

@@ -26,6 +26,7 @@ use crate::kgroups::{KGroupParams, KGroups, MapRing};
 use crate::many_rows::{MATH_REGISTERS, MATH_WARPGROUPS, MATH_WARPS, ManyRows, PRODUCER_REGISTERS, THREADS};
 use crate::params::{GroupedParams, Params};
 use crate::pipeline::{Cursor, Pipeline};
+use crate::schedule::KOrder;
 use oxigemm_ptx::tma::{Eviction, TensorMap};
 use oxigemm_ptx::wgmma::{Descriptor, DescriptorVar, Major, MatrixA};
 use oxigemm_ptx::{BuildError, Kernel, MBarrier, Module, Pred, Shared, SharedLayout, Target, U32, Var};
@@ -323,8 +324,7 @@ impl<'k> Block<'k, '_> {
         // Every stage of a tile: `tell` is done before its loads, which `load` issues for a depth of K.
         type Load<'a, 'k> = &'a dyn Fn([Shared<'k>; 2], U32<'k>, MBarrier<'k>);
         let stages = |back: Option<Pred<'k>>, tell: &dyn Fn(U32<'k>), load: Load<'_, 'k>| {
-            k.for_(0, p.k_blocks, 1, |nth| {
-                let block = back.map_or(nth, |back| back.select(p.k_blocks - 1 - nth, nth));
+            KOrder::new(back, [k.constant(0), p.k_blocks], 1).for_each(k, |block| {
                 cursor.wait_empty();
                 let stage = cursor.stage();
                 let full = self.pipe.full(stage);

@@ -1,6 +1,6 @@
-//! The order in which a persistent grid takes output tiles.
+//! The order in which a persistent grid takes output tiles, and a tile its blocks of K.
 
-use oxigemm_ptx::{Arg, Int, Pred, U32, Val};
+use oxigemm_ptx::{Arg, Int, Kernel, Pred, U32, Val};
 
 /// Tiles in bands: `band` rows of tiles are swept along N before the next rows begin, so that the tiles in
 /// flight at one time share their rows of A and their rows of B in the L2 cache.
@@ -78,6 +78,47 @@ pub type KernelTileOrder<'k> = TileOrder<U32<'k>>;
 /// are more, what the L2 cache fetches beside a piece of B is wanted later, and must not leave first.
 pub(crate) fn streams_b(rows: U32<'_>) -> Pred<'_> {
     rows.le(128)
+}
+
+/// The order in which a tile takes its blocks of K: from the beginning or, every other tile of a cluster, from the end, so that it finds in the L2 cache
+/// what the tiles before it have read last.
+#[derive(Clone, Copy)]
+pub(crate) struct KOrder<'k> {
+    /// Whether from the end, in kernels that can.
+    back: Option<Pred<'k>>,
+    /// The first block, and the one behind the last.
+    blocks: [U32<'k>; 2],
+    /// Blocks that stay in their order, as their scales come together.
+    group: u32,
+}
+
+impl<'k> KOrder<'k> {
+    /// Of a tile's blocks from the first to before the last. What is no whole number of groups is taken from the beginning.
+    pub fn new(back: Option<Pred<'k>>, blocks: [U32<'k>; 2], group: u32) -> Self {
+        let whole = |back: Pred<'k>| if group > 1 { back & (blocks[1] % group).eq(0) } else { back };
+        KOrder { back: back.map(whole), blocks, group }
+    }
+
+    /// The first block of the group that is taken in the place of the one that begins with `start`.
+    pub fn group(self, start: U32<'k>) -> U32<'k> {
+        let [_, end] = self.blocks;
+        self.back.map_or(start, |back| back.select(end - self.group - start, start))
+    }
+
+    /// Runs `body` with each block.
+    pub fn for_each(self, k: &'k Kernel, body: impl FnOnce(U32<'k>)) {
+        let ([first, end], group) = (self.blocks, self.group);
+        if self.back.is_none() {
+            return k.for_(first, end, 1, body);
+        }
+        if group == 1 {
+            return k.for_(first, end, 1, |nth| body(self.group(nth)));
+        }
+        k.for_(first - first % group, end, group, |start| {
+            let further = self.group(start) - start;
+            k.for_(first.max(start) + further, end.min(start + group) + further, 1, body);
+        });
+    }
 }
 
 /// What a persistent grid reads while it takes tiles in bands, round after round.

@@ -256,7 +256,11 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     }
     if let Some(part) = args.part {
         let mut indices = 0..;
+        let all = checks.len();
         checks.retain(|_| indices.next().is_some_and(|index| part.has(index)));
+        if checks.is_empty() {
+            return Err(format!("part {}/{} of {all} checks has none", part.nth, part.parts).into());
+        }
     }
     let bar = progress(checks.len());
     let mut marks = Vec::new();

@@ -87,6 +87,25 @@ fn rows_have_the_same_bits_in_every_tile_of_a_block() {
 }
 
 #[test]
+fn rows_of_16_bits_have_the_same_bits_in_every_tile_of_a_block() {
+    let (device, n, k, tile) = (Device::sim(), 40, 640, 128);
+    let a = Tensor::from_f32(DType::Bf16, &random::normals(3, MOST * k), &[MOST, k], &device).unwrap();
+    let b = Tensor::from_f32(DType::Bf16, &random::normals(4, n * k), &[n, k], &device).unwrap();
+    let rows = |first: usize, count: usize, batch_invariant| {
+        let choice = plan::parse("bf16_wide_nt_128x256_s3_c1x1");
+        assert!(choice.is_some());
+        let options = GemmOptions { num_sms: Some(1), batch_invariant, ..invariant(choice) };
+        let mut d = Tensor::zeros(DType::F32, &[count, n], &device).unwrap();
+        let a = a.narrow(0, first, count).unwrap();
+        half_gemm(GemmLayout::Nt, &a, &b, Addend::None, &mut d, &options).unwrap();
+        d.to_bytes().unwrap()
+    };
+    let second = |whole: &[u8]| whole[tile * n * 4..2 * tile * n * 4].to_vec();
+    assert!(second(&rows(0, MOST, true)) == rows(tile, tile, true), "rows have other bits");
+    assert!(second(&rows(0, MOST, false)) != rows(tile, tile, false), "it takes K from its end");
+}
+
+#[test]
 fn rows_of_groups_are_those_of_a_product_alone() {
     let device = Device::sim();
     let (n, k) = (72, 400);

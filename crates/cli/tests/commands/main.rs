@@ -1,0 +1,238 @@
+//! The command line on a machine that may have no GPU.
+
+mod computing;
+mod simulating;
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn oxigemm(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_oxigemm")).args(arguments).output().expect("the program starts")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("the output is text")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("messages are text")
+}
+
+/// Runs a command that must succeed, and reads its JSON lines.
+fn json(arguments: &[&str]) -> Vec<Value> {
+    let output = oxigemm(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
+    stdout(&output).lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+}
+
+/// Runs a command that must fail, and gives its exit status and message.
+fn refused(arguments: &[&str]) -> (i32, String) {
+    let output = oxigemm(arguments);
+    assert!(!output.status.success(), "{arguments:?} succeeded: {}", stdout(&output));
+    (output.status.code().expect("it was not killed"), stderr(&output))
+}
+
+#[test]
+fn help_names_every_command_and_the_common_flags() {
+    let help = stdout(&oxigemm(&["--help"]));
+    for word in [
+        "devices", "gemm", "quantize", "logits", "verify", "bench", "inspect", "prebuild", "trace", "mutate",
+        "sim", "--device", "--json",
+    ] {
+        assert!(help.contains(word), "{word} in\n{help}");
+    }
+    for command in [
+        "devices", "gemm", "quantize", "logits", "verify", "bench", "inspect", "prebuild", "trace", "mutate",
+        "sim",
+    ] {
+        assert!(oxigemm(&[command, "--help"]).status.success(), "{command}");
+    }
+    assert_eq!(refused(&[]).0, 2, "without a command there is help, and no success");
+}
+
+#[test]
+fn devices_are_shown_or_why_there_are_none() {
+    let text = stdout(&oxigemm(&["devices"]));
+    assert!(text.starts_with("cpu "), "{text}");
+    assert!(text.contains("\nsim ") && text.contains("\ncuda"), "{text}");
+    let found = &json(&["devices", "--json"])[0];
+    let gpus = found["cuda"].as_array().expect("a list of GPUs");
+    assert_eq!(gpus.is_empty(), found["why_no_cuda"].is_string(), "{found}");
+}
+
+#[test]
+fn the_closed_set_is_listed() {
+    let text = stdout(&oxigemm(&["prebuild", "--list"]));
+    let names: Vec<&str> = text.lines().collect();
+    for (element, most) in [("fp8", 70), ("bf16", 40), ("fp16", 40)] {
+        let of = names.iter().filter(|name| name.starts_with(&format!("{element}_gemm_"))).count();
+        assert!(of > 5 && of <= most, "{of} of {element}: {text}");
+    }
+    for (family, count) in [("fp8_mqa_logits_", 12), ("fp8_paged_mqa_logits_", 12), ("tf32_hc_prenorm_", 4)] {
+        assert_eq!(names.iter().filter(|name| name.starts_with(family)).count(), count, "{family}: {text}");
+    }
+    assert!(names.len() <= 270, "{text}");
+    let listed = &json(&["prebuild", "--list", "--json"])[0];
+    assert_eq!(listed["kernels"].as_array().map(Vec::len), Some(names.len()));
+    assert_eq!(listed["arch"], "sm_90a");
+}
+
+#[test]
+fn the_suite_runs_kernels_in_the_simulator() {
+    let lines = json(&["verify", "--quick", "--device", "sim", "--json", "--filter", "slim_8x64"]);
+    assert_eq!((&lines[0]["result"], &lines[1]["passed"]), (&"ok".into(), &1.into()), "{lines:?}");
+    let output = oxigemm(&["verify", "--quick", "--device", "sim", "--filter", "programmatic"]);
+    assert!(stdout(&output).contains("skipped  programmatic launches: this needs a GPU"));
+}
+
+#[test]
+fn a_comparison_with_the_simulator_needs_a_gpu() {
+    for device in ["sim", "cpu"] {
+        let (code, text) = refused(&["verify", "--compare", "sim", "--device", device]);
+        assert_eq!(code, 2);
+        assert!(text.contains("on a GPU of sm_90a and in the simulator") && text.contains(device), "{text}");
+    }
+    assert!(refused(&["verify", "--compare", "cpu"]).1.contains("possible values: sim"));
+}
+
+#[test]
+fn only_kernels_of_the_closed_set_have_mutants() {
+    assert!(refused(&["mutate", "--kernel", "gemm"]).1.contains("prebuild --list"));
+    assert!(refused(&["mutate", "--device", "cpu"]).1.contains("only the simulator"));
+}
+
+#[test]
+fn the_suite_passes_on_the_cpu_and_says_what_it_skipped() {
+    let output = oxigemm(&["verify", "--quick", "--device", "cpu"]);
+    let text = stdout(&output);
+    assert!(output.status.success(), "{text}");
+    let last = text.lines().last().unwrap_or_default();
+    assert!(last.contains(" passed, 0 failed") && last.contains("skipped"), "{text}");
+    assert!(text.contains("ok       random shapes and layouts"), "{text}");
+    assert!(text.contains("skipped  programmatic launches: this needs a GPU"), "{text}");
+
+    let lines = json(&["verify", "--quick", "--device", "cpu", "--json", "--filter", "zero"]);
+    let names: Vec<_> = lines.iter().filter_map(|line| line["check"].as_str()).collect();
+    let expected = [
+        "sizes of zero",
+        "sizes of zero, a scale for each row",
+        "bf16: sizes of zero",
+        "fp16: sizes of zero",
+        "mqa logits: sizes of zero",
+    ];
+    assert_eq!(names, expected);
+    assert!(lines[..5].iter().all(|line| line["result"] == "ok"), "{lines:?}");
+    assert_eq!(lines[5]["passed"], 5);
+
+    for (part, expected) in
+        [("1/2", vec![expected[0], expected[2], expected[4]]), ("2/2", vec![expected[1], expected[3]])]
+    {
+        let lines =
+            json(&["verify", "--quick", "--device", "cpu", "--json", "--filter", "zero", "--part", part]);
+        let names: Vec<_> = lines.iter().filter_map(|line| line["check"].as_str()).collect();
+        assert_eq!(names, expected);
+    }
+}
+
+#[test]
+fn nothing_but_skipped_checks_is_no_success() {
+    let output = oxigemm(&["verify", "--device", "cpu", "--filter", "raw pointers"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+}
+
+#[test]
+fn a_plan_is_shown_without_a_gpu() {
+    let found = &json(&["inspect", "--device", "cpu", "--json", "-m", "1", "-n", "7168", "-k", "2048"])[0];
+    assert!(found["choice"].as_str().is_some_and(|name| name.starts_with("slim_")), "{found}");
+    assert!(found["why"].as_str().is_some_and(|why| why.contains("candidates")), "{found}");
+    let candidates = found["candidates"].as_array().expect("a list of candidates");
+    assert_eq!(candidates[0]["choice"], found["choice"]);
+    let best = found["estimate"]["us"].as_f64().expect("a time");
+    assert!(candidates.iter().all(|candidate| candidate["estimate"]["us"].as_f64() >= Some(best)));
+
+    let choice = candidates[1]["choice"].as_str().expect("a name");
+    let other = &json(&["inspect", "--json", "-m", "1", "-n", "7168", "-k", "2048", "--choice", choice])[0];
+    assert_eq!((&other["choice"], &other["why"]), (&choice.into(), &"it was asked for".into()));
+
+    let ptx = stdout(&oxigemm(&["inspect", "-m", "4096", "-n", "7168", "-k", "2048", "--ptx"]));
+    assert!(ptx.contains(".entry fp8_gemm_wide_"), "{}", &ptx[..ptx.len().min(400)]);
+}
+
+#[test]
+fn a_sweep_is_replayed_without_a_gpu() {
+    let dir = tempfile::tempdir().expect("a place for a file");
+    let file = dir.path().join("sweep.jsonl");
+    let line = r#"{"m":1,"n":576,"k":7168,"choice":"slim_8x64_k4_s6","us":7.5,"anchor_us":11.2,"terms":{}}"#;
+    std::fs::write(&file, format!("{line}\n")).expect("a file can be written");
+    let path = file.to_str().expect("a path of plain characters");
+    let found = &json(&["bench", "--replay", path, "--json"])[0][0];
+    assert_eq!((&found["best"], &found["best_us"]), (&"slim_8x64_k4_s6".into(), &7.5.into()));
+    assert!(stdout(&oxigemm(&["bench", "--replay", path])).contains("plans reach"));
+    std::fs::write(&file, "not a sweep").expect("a file can be written");
+    assert!(refused(&["bench", "--replay", path]).1.contains("no line of a sweep"));
+}
+
+#[test]
+fn bad_arguments_are_one_clear_sentence() {
+    let gemm = |extra: &[&'static str]| [&["gemm", "-m", "1", "-n", "1", "-k", "1"], extra].concat();
+    for (arguments, words) in [
+        (gemm(&["--device", "sim:late"]), "expected eager, lazy or the seed"),
+        (gemm(&["--device", "tpu"]), "expected auto, cpu, sim, cuda or cuda:N"),
+        (gemm(&["--device", "cuda:x"]), "the number of a GPU"),
+        (gemm(&["--d-type", "e4m3"]), "expected bf16, f16 or f32"),
+        (gemm(&["--d-type", "f16"]), "fp8 gives bf16 or f32, not f16"),
+        (gemm(&["--op", "fp16", "--d-type", "bf16"]), "fp16 gives f16 or f32, not bf16"),
+        (gemm(&["--layout", "ids"]), "fp8 has no such --layout: expected nt, nn, tn or tt"),
+        (gemm(&["--epilogue", "silly"]), "silly is none of relu, gelu"),
+        (gemm(&["--epilogue", "relu", "--op", "bf16-batched"]), "only products of e4m3, bf16 and fp16 have"),
+        (gemm(&["--epilogue", "relu", "--e5m2", "a"]), "only products of e4m3, bf16 and fp16 have"),
+        (gemm(&["--epilogue", "relu", "--layout", "nn"]), "expected nt"),
+        (gemm(&["--epilogue", "relu", "--op", "fp16", "--layout", "tn"]), "expected nt"),
+        (gemm(&["--op", "bf16", "--layout", "ids"]), "expected nt, nn, tn or tt"),
+        (gemm(&["--op", "bf16", "--layout", "mn"]), "expected nt, nn, tn or tt, or ids or ends"),
+        (gemm(&["--op", "bf16-masked", "--layout", "tn"]), "expected nt or nn, and ids or ends"),
+        (gemm(&["--op", "bf16-masked", "--layout", "nt,nn"]), "--layout names the same twice"),
+        (gemm(&["--op", "bf16-batched", "--layout", "ids"]), "expected nt or nn"),
+        (
+            gemm(&["--device", "sim", "--op", "bf16", "--choice", "slim_8x64_k4_s6"]),
+            "expected a choice for bf16 operands, A K-major and B K-major",
+        ),
+        (gemm(&["--choice", "best"]), "expected a name like"),
+        (vec!["gemm", "-m", "1", "-n", "1"], "--k"),
+        (vec!["gemm", "-m", "-1", "-n", "1", "-k", "1"], "-1"),
+        (vec!["bench", "--device", "cpu"], "bench needs a GPU"),
+        (vec!["bench", "--runs", "0"], "--runs"),
+        (vec!["verify", "--device", "cpu", "--filter", "nothing like it"], "no check contains"),
+        (vec!["verify", "--device", "cpu", "--part", "3/2"], "such as 1/2"),
+        (vec!["verify", "--device", "cpu", "--part", "0/0"], "such as 1/2"),
+        (
+            vec!["verify", "--device", "cpu", "--filter", "zero", "--part", "6/6"],
+            "part 6/6 of 5 checks has none",
+        ),
+        (vec!["inspect", "-m", "0", "-n", "1", "-k", "1"], "at least 1"),
+        (vec!["prebuild", "--arch", "sm_80", "--list"], "no kernel is written for sm_80"),
+        (vec!["compile"], "unrecognized subcommand"),
+    ] {
+        let (status, message) = refused(&arguments);
+        assert_eq!(status, 2, "{arguments:?}");
+        assert!(message.contains(words), "{arguments:?}: {message}");
+        assert!(!message.contains("panicked"), "{message}");
+    }
+}
+
+#[test]
+fn the_closed_set_is_built_ahead_where_there_is_an_assembler() {
+    if oxigemm_cuda::assemble::Ptxas::find().is_none() {
+        let (_, message) = refused(&["prebuild"]);
+        assert!(message.contains("needs ptxas"), "{message}");
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a place for cubins");
+    let out = dir.path().to_str().expect("a path of plain characters");
+    let built = &json(&["prebuild", "--json", "--out", out])[0];
+    let kernels = built["kernels"].as_array().expect("a list of kernels");
+    assert!(kernels.iter().all(|kernel| kernel["cubin_bytes"].as_u64() > Some(1000)), "{built}");
+    let entries = std::fs::read_dir(dir.path().join("sm_90a")).expect("the entries of the architecture");
+    assert_eq!(entries.count(), kernels.len());
+}
