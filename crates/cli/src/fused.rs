@@ -6,7 +6,7 @@ use std::str::FromStr;
 use oxigemm::cast::ScaleFormat;
 use oxigemm::check::{Fused, QuantizedRows};
 use oxigemm::metrics::calc_diff;
-use oxigemm::plan::Shape;
+use oxigemm::plan::{self, Choice, Plan, Shape};
 use oxigemm::reference::Finish;
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, FusedOutput, GemmOptions, HeadSplits, Tensor,
@@ -219,6 +219,8 @@ pub struct FusedTask {
     pub d: Tensor,
     pub d_memory: Tensor,
     scales: Option<Tensor>,
+    /// How it was run last.
+    last: GemmOptions,
 }
 
 /// Elements of poison before and behind D.
@@ -270,11 +272,12 @@ impl FusedTask {
             Some((order, _)) => Some(scales_of_d(order, [m, columns.div_ceil(128)], device)?),
         };
         let bias = bias.transpose()?;
-        Ok(FusedTask { spec, sums, bias, c_values, c, d, d_memory, scales })
+        Ok(FusedTask { spec, sums, bias, c_values, c, d, d_memory, scales, last: GemmOptions::default() })
     }
 
     /// Runs it.
     pub fn run(&mut self, options: &GemmOptions) -> oxigemm::Result<()> {
+        self.last = options.clone();
         let spec = &self.spec.epilogue;
         let (epilogue, addend) =
             (spec.with(self.bias.as_ref()), addend(self.c.as_ref(), self.spec.product.addend));
@@ -295,10 +298,34 @@ impl FusedTask {
         Ok(bytes)
     }
 
+    /// How the product alone gives the very sums that the last run has finished: with K split alike.
+    fn same_sums(&self) -> GemmOptions {
+        let unsplit = GemmOptions { batch_invariant: true, ..Default::default() };
+        // The CPU splits nothing.
+        let Some(limits) = self.d.device().limits() else { return unsplit };
+        let limits = self.last.num_sms.map_or(*limits, |sms| limits.restricted_to(sms));
+        let (family, fused) = (self.spec.product.family(), self.spec.epilogue.fused());
+        let best = match self.last.batch_invariant {
+            true => Plan::best_batch_invariant_fused,
+            false => Plan::best_fused,
+        };
+        let choice =
+            self.last.choice.unwrap_or_else(|| best(family, self.spec.shape(), &fused, &limits).choice);
+        match choice {
+            Choice::Slim { split, .. } if split > 1 => {
+                GemmOptions { choice: plan::parse(&format!("slim_64x64_k{split}_s2")), ..Default::default() }
+            }
+            Choice::HalfSlim { config, split, .. } if split > 1 => {
+                let name = format!("{}_slim_nt_64x64_k{split}_s2", config.operands.element.name());
+                GemmOptions { choice: plan::parse(&name), ..Default::default() }
+            }
+            _ => unsplit,
+        }
+    }
+
     /// Compares with the single steps, for the sums that the product alone gives on the same device.
     pub fn judge(&mut self) -> Result<Verdict, Failure> {
-        // K is not split: these are the very sums that were finished.
-        self.sums.run(&GemmOptions { batch_invariant: true, ..Default::default() })?;
+        self.sums.run(&self.same_sums())?;
         let sums: Vec<f64> = self.sums.result()?.into_iter().map(f64::from).collect();
         let FusedSpec { product, epilogue } = self.spec;
         let bias = self.bias.as_ref().map(Tensor::to_vec_f32).transpose()?;

@@ -35,7 +35,7 @@ pub struct Args {
 }
 
 /// The kernels that stand for their families.
-const FAMILIES: [&str; 13] = [
+const FAMILIES: [&str; 15] = [
     "fp8_gemm_wide_shared_256x128_s3",
     "fp8_gemm_slim_8x64",
     "fp8_gemm_wide_grouped_64x128_s8",
@@ -49,6 +49,8 @@ const FAMILIES: [&str; 13] = [
     "fp8_gemm_wide_gated_64x128_s6",
     "bf16_gemm_wide_gated_nt_64x128_s7",
     "bf16_gemm_wide_fused_grouped_nt_128x128_s5",
+    "fp8_gemm_slim_fused_32x128",
+    "bf16_gemm_slim_gated_nt_8x256",
 ];
 /// The share of mutants that must be found.
 const BAR: f64 = 0.95;

@@ -3,6 +3,7 @@
 //! The copy engine brings nothing until barriers exist and it has read a tensor map. Threads have the L2 cache fetch the
 //! beginning of the rows meanwhile. It does not take many of them: what is fetched like this drives out what others have there.
 
+use crate::epilogue::fused::Fusion;
 use oxigemm_ptx::{Global, Kernel, U32};
 
 /// Bytes of a row that are a block of K, of numbers of any width.
@@ -25,6 +26,21 @@ impl<'k> Rows<'k> {
     /// `blocks[0]` to before `blocks[1]`.
     pub fn fetch(&self, k: &'k Kernel, tile: (U32<'k>, u32), blocks: [U32<'k>; 2]) {
         self.fetch_lines(k, k.thread_index(), tile, blocks, (BYTES / (tile.1 * LINE)).max(1));
+    }
+
+    /// The same where each sum of a column of D has a part of the tile's rows: `columns` of B's rows lie between those of its parts.
+    pub fn fetch_parts(
+        &self,
+        k: &'k Kernel,
+        (first, rows): (U32<'k>, u32),
+        fusion: Fusion,
+        blocks: [U32<'k>; 2],
+    ) {
+        let (parts, columns) = (fusion.sums(), self.count);
+        for part in 0..parts {
+            let rows_of_parts = Rows { count: columns * (part + 1), ..*self };
+            rows_of_parts.fetch(k, (first + columns * part, rows / parts), blocks);
+        }
     }
 
     /// The same for a number of blocks of K, by other threads: `thread` is which of them this is.

@@ -8,6 +8,7 @@
 
 mod activation;
 mod bias;
+pub(crate) mod few_rows;
 pub mod fused;
 mod heads;
 pub(crate) mod quantized;
@@ -108,6 +109,22 @@ impl<'k> OutputParams<'k> {
                 Half::F16 => self.store_four_as::<F16>(k, row, &place, addend),
             },
         );
+    }
+
+    /// The same of a row, if it exists, where the output is [`PLAIN`](OutputFlags::PLAIN).
+    pub(crate) fn store_plain_four(
+        &self,
+        k: &'k Kernel,
+        (row, exists): (U32<'k>, Pred<'k>),
+        column: U32<'k>,
+        values: [F32<'k>; 4],
+    ) {
+        let element = row.widening_mul(self.d_pitch) + self.column_of_d(column).to_u64();
+        let (to, inside) = (self.d.at(element * 2u64), exists & column.lt(self.columns));
+        k.guard(inside, || match self.half {
+            Half::Bf16 => Bf16::store_four(k, to, values),
+            Half::F16 => F16::store_four(k, to, values),
+        });
     }
 
     fn store_four_as<T: Element>(&self, k: &'k Kernel, row: U32<'k>, four: &Four<'k>, addend: Pred<'k>) {

@@ -1,6 +1,8 @@
 //! What the few-row kernels share: how a tile lies on the tensor core, which slice of K a block has, and the way of the
 //! sums to D.
 
+use crate::epilogue::few_rows::FinishedRows;
+use crate::epilogue::fused::{FusedParams, Fusion};
 use crate::epilogue::{OutputFlags, OutputParams, Panels, SwappedOutput, WarpOutput};
 use crate::partials::{PartialShape, Partials};
 use crate::{WARP, WARPGROUP};
@@ -11,6 +13,8 @@ use oxigemm_ptx::{Kernel, Shared, U32, Var};
 pub(crate) struct FewRows {
     pub block_m: u32,
     pub block_n: u32,
+    /// What is done with its sums.
+    pub fusion: Fusion,
 }
 
 impl FewRows {
@@ -19,14 +23,37 @@ impl FewRows {
         self.block_m < 64
     }
 
-    /// Rows of the tile along the 64-row side, and along the other.
-    pub const fn sides(&self) -> (u32, u32) {
-        if self.swapped() { (self.block_n, self.block_m) } else { (self.block_m, self.block_n) }
+    /// Columns of D that a tile becomes.
+    pub const fn columns(&self) -> u32 {
+        self.block_n / self.fusion.sums()
     }
 
-    /// Threads that multiply: a warpgroup for each 64 rows of that side.
+    /// Warpgroups side by side on the 64-row side, each with as many rows of the other: gates and ups have one each, so that a thread
+    /// does not hold more than it has registers for. Swapped, they lie along the 64-row side.
+    const fn beside(&self) -> u32 {
+        if self.swapped() { 1 } else { self.fusion.sums() }
+    }
+
+    /// Rows of the tile along the 64-row side, and along the other as far as one warpgroup has them.
+    pub const fn sides(&self) -> (u32, u32) {
+        match self.swapped() {
+            true => (self.block_n, self.block_m),
+            false => (self.block_m, self.block_n / self.beside()),
+        }
+    }
+
+    /// Which 64 rows of the 64-row side a warpgroup has, and which of the parts of the other.
+    pub fn parts_of<'k>(&self, warpgroup: U32<'k>) -> [U32<'k>; 2] {
+        let zero = warpgroup.kernel().constant(0);
+        match self.beside() {
+            1 => [warpgroup, zero],
+            _ => [zero, warpgroup],
+        }
+    }
+
+    /// Threads that multiply: a warpgroup for each 64 rows of that side, and for each of those side by side.
     pub const fn math_threads(&self) -> u32 {
-        self.sides().0 / 64 * WARPGROUP
+        self.sides().0 / 64 * self.beside() * WARPGROUP
     }
 
     pub const fn math_warps(&self) -> u32 {
@@ -39,6 +66,7 @@ impl FewRows {
             rows: self.block_m,
             columns: self.block_n,
             swapped: self.swapped(),
+            beside: self.beside(),
             threads: self.math_threads(),
         }
     }
@@ -84,6 +112,8 @@ pub(crate) struct TileOutput<'k, 'p> {
     pub area: Shared<'k>,
     pub warp: U32<'k>,
     pub lane: U32<'k>,
+    /// What its sums are finished with, where they are.
+    pub fused: Option<FusedParams<'k>>,
 }
 
 impl<'k> TileOutput<'k, '_> {
@@ -91,11 +121,15 @@ impl<'k> TileOutput<'k, '_> {
     pub fn finish(&self, multiply: impl FnOnce() -> Vec<Var<'k, f32>>) {
         let (k, shape) = (self.k, self.shape);
         let Slice { split, rank, .. } = self.slice;
-        let partials = Partials { shape: shape.partials(), at: self.area, split, rank };
+        let finished = self.fused.is_some();
+        let partials = Partials { shape: shape.partials(), at: self.area, split, rank, finished };
         // One slice needs no detour (with operands swapped: in the plain output type): each warp writes its part.
         let writable = if shape.swapped() { self.params.has(OutputFlags::PLAIN) } else { k.constant(true) };
-        let direct = split.eq(1) & writable;
+        let direct = if finished { k.constant(false) } else { split.eq(1) & writable };
+        let rows = self.fused.map(|fused| self.finished_rows(fused));
         k.if_(self.warp.lt(shape.math_warps()), || {
+            // Long before they are needed.
+            rows.iter().for_each(FinishedRows::load_biases);
             let sums = k.role("math", multiply);
             // What comes next takes the place of the tiles: no warpgroup may still read those.
             k.barrier_sync(1, shape.math_threads());
@@ -108,10 +142,22 @@ impl<'k> TileOutput<'k, '_> {
             let loaded = partials.load(k, math, self.params, self.tile);
             // Nobody leaves while another block still reads its shared memory.
             k.cluster_arrive();
-            k.if_(math, || partials.add(k, &loaded, self.params, self.tile));
+            k.if_(math, || match &rows {
+                None => partials.add(k, &loaded, self.params, self.tile),
+                Some(rows) => {
+                    let end = partials.rows(self.params, self.tile);
+                    rows.finish(self.tile[0], &partials.rows_to_finish(k, &loaded, end, shape.fusion.sums()));
+                }
+            });
             k.sync_warp();
             k.cluster_wait();
         });
+    }
+
+    /// What is known of all rows that are finished.
+    fn finished_rows(&self, fused: FusedParams<'k>) -> FinishedRows<'k> {
+        let (output, column) = (fused.output(*self.params), self.tile[1] + self.lane * 4);
+        FinishedRows::new(self.k, fused, output, self.shape.fusion, [column, self.lane])
     }
 
     /// Writes the sums of the only slice to D.
@@ -151,7 +197,7 @@ mod tests {
     fn partial_sums_take_more_room_than_staged_output() {
         for block_m in [8, 16, 32, 64, 128] {
             for block_n in [64, 128] {
-                let shape = FewRows { block_m, block_n };
+                let shape = FewRows { block_m, block_n, fusion: Fusion::None };
                 let staged = shape.math_threads() / WARPGROUP * shape.output_bytes();
                 assert!(staged <= shape.partials().bytes(), "{shape:?}");
             }

@@ -5,6 +5,7 @@
 //! work, the blocks of a cluster take a slice of K each. Their partial sums meet in distributed shared memory and
 //! are added in the order of the slices, so the result does not depend on timing.
 
+use crate::epilogue::fused::{FusedParams, Fusion, Pieces};
 use crate::few_rows::{FewRows, Slice, TileOutput};
 use crate::fp8::{self, E5m2};
 use crate::params::Params;
@@ -23,10 +24,12 @@ use oxigemm_ptx::{BuildError, F32, Kernel, Module, Shared, SharedLayout, Target,
 pub struct Config {
     /// Rows of A in a tile: 8, 16, 32, 64 or 128.
     pub block_m: u32,
-    /// Rows of B in a tile: 64 or 128.
+    /// Rows of B in a tile: 64 or 128; 256 with a gate, half of them gates.
     pub block_n: u32,
     /// Which operands are e5m2, if any is.
     pub e5m2: Option<E5m2>,
+    /// What is done with the sums; where that is something, a tile becomes 128 columns of D.
+    pub fusion: Fusion,
 }
 
 /// Stages that the barriers have room for.
@@ -66,7 +69,8 @@ impl SharedMap {
 impl Config {
     /// The kernel's name, unique in the closed set.
     pub fn name(&self) -> String {
-        format!("fp8_gemm_slim_{}{}x{}", fp8::prefix(self.e5m2), self.block_m, self.block_n)
+        let (types, fusion) = (fp8::prefix(self.e5m2), self.fusion.name());
+        format!("fp8_gemm_slim_{types}{fusion}{}x{}", self.block_m, self.block_n)
     }
 
     /// Threads of a block: the math warpgroups, a warp that loads tiles and one that copies scales.
@@ -85,11 +89,29 @@ impl Config {
     }
 
     fn scales(&self) -> ScaleShape {
-        ScaleShape { rows: self.block_m, columns_per_scale: self.block_n, columns: 1 }
+        let columns = self.fusion.sums();
+        ScaleShape { rows: self.block_m, columns_per_scale: self.tile_columns(), columns }
+    }
+
+    /// Columns of D that a tile becomes.
+    pub fn tile_columns(&self) -> u32 {
+        self.shape().columns()
+    }
+
+    /// Which rows of B a tile's sums belong to.
+    fn pieces<'k>(&self, params: &Params<'k>) -> Pieces<'k> {
+        let columns = self.tile_columns();
+        let stride = params.k_blocks.kernel().constant(columns);
+        Pieces { fusion: self.fusion, columns, stride, ups: params.output.columns }
+    }
+
+    /// Whether sums are finished before they are stored.
+    pub fn is_fused(&self) -> bool {
+        self.fusion != Fusion::None
     }
 
     fn shape(&self) -> FewRows {
-        FewRows { block_m: self.block_m, block_n: self.block_n }
+        FewRows { block_m: self.block_m, block_n: self.block_n, fusion: self.fusion }
     }
 
     /// Builds the kernel.
@@ -127,7 +149,9 @@ impl<'k> Block<'k, '_> {
 /// `D[m,n] = C[m,n] + sum over 128-wide K blocks of  sfa[m,kb] * sfb[n/128,kb] * (A[m,kb] . B[n,kb])`
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
-    let params = Params::declare(k);
+    let mut params = Params::declare(k);
+    let fused = cfg.is_fused().then(|| FusedParams::declare(k));
+    params.pieces = cfg.is_fused().then(|| cfg.pieces(&params));
     let shared = k.dynamic_shared();
     let map = SharedMap::new(cfg);
     map.name(k, cfg);
@@ -137,7 +161,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let scales = ScaleRing::new(k, cfg.scales(), ring, ring_barriers, &params);
     let tiles = shared.at(map.tiles);
     let slice = Slice::new(k, params.k_blocks);
-    let tile = [k.block_index(1) * cfg.block_m, k.cluster_index() * cfg.block_n];
+    let tile = [k.block_index(1) * cfg.block_m, k.cluster_index() * cfg.tile_columns()];
     let (warp, lane) = (k.warp_index(), k.lane());
     let block = Block { k, cfg, params, tiles, pipe, scales, tile, slice, warp, lane };
     let math_warps = cfg.shape().math_warps();
@@ -161,7 +185,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             k.sync_warp();
         },
         || {
-            block.params.b_rows.fetch(k, (tile[1], cfg.block_n), slice.blocks);
+            block.params.b_rows.fetch_parts(k, (tile[1], cfg.block_n), cfg.fusion, slice.blocks);
             k.barrier_sync(0, cfg.threads());
             k.grid_dependency_wait();
         },
@@ -177,6 +201,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         area: tiles,
         warp,
         lane,
+        fused,
     };
     output.finish(|| block.multiply());
     k.finish()
@@ -197,11 +222,13 @@ impl<'k> Block<'k, '_> {
             let full = self.pipe.full(stage);
             full.arrive_expecting(self.cfg.stage_bytes());
             let column = block * BLOCK_K;
-            k.if_else(
-                stream.ne(0),
-                || p.b.load(&[column, n], self.b(stage), full, once),
-                || p.b.load(&[column, n], self.b(stage), full, LoadOptions::default()),
-            );
+            let load_b = |options| {
+                for part in 0..self.cfg.fusion.sums() {
+                    let to = self.b(stage).at(part * self.cfg.tile_columns() * BLOCK_K);
+                    p.b.load(&[column, n + p.output.columns * part], to, full, options);
+                }
+            };
+            k.if_else(stream.ne(0), || load_b(once), || load_b(LoadOptions::default()));
             p.a.load(&[column, m], self.a(stage), full, LoadOptions::default());
             let begins_group = ScaleWriter::begins_group(block, self.slice.blocks[0]);
             k.if_(begins_group, || scales.load(p, self.tile, block));
@@ -228,9 +255,11 @@ impl<'k> Block<'k, '_> {
             true => ([b_type, a_type], self.b(zero), self.a(zero)),
             false => ([a_type, b_type], self.a(zero), self.b(zero)),
         };
-        let tall = Descriptor::k_major(tall.at((self.warp >> 2) * 64 * BLOCK_K), Swizzle::B128);
-        let other = Descriptor::k_major(other, Swizzle::B128);
-        let products = k.fragment::<f32>(cfg.shape().sides().1 as usize / 2);
+        let ([tall_part, other_part], (_, columns)) =
+            (cfg.shape().parts_of(self.warp >> 2), cfg.shape().sides());
+        let tall = Descriptor::k_major(tall.at(tall_part * 64 * BLOCK_K), Swizzle::B128);
+        let other = Descriptor::k_major(other.at(other_part * columns * BLOCK_K), Swizzle::B128);
+        let products = k.fragment::<f32>(columns as usize / 2);
         let sums: Vec<Var<'k, f32>> = products.iter().map(|_| k.var(0.0f32)).collect();
 
         let (cursor, scales) = (self.pipe.reader(), self.scales.reader(lane));
@@ -259,16 +288,27 @@ impl<'k> Block<'k, '_> {
         sums
     }
 
+    /// Which of the scales of columns is that of this warp's: gates have one, and ups.
+    fn columns_part(&self) -> U32<'k> {
+        match self.cfg.fusion {
+            Fusion::None | Fusion::Elementwise => self.k.constant(0),
+            Fusion::Gated => self.warp / (self.cfg.shape().math_warps() / 2),
+        }
+    }
+
     /// The scales of the rows that this thread holds, in pairs, those of the columns multiplied in.
     fn row_scales(&self, scales: &ScaleReader<'k>, within: U32<'k>) -> Vec<[F32<'k>; 2]> {
-        let zero = self.k.constant(0);
-        let [column] = scales.columns(within, zero, 1)[..] else { unreachable!("one was asked for") };
+        let [column] = scales.columns(within, self.columns_part(), 1)[..] else {
+            unreachable!("one was asked for")
+        };
         let scale = |row: U32<'k>| scales.row(within, scales.row_offset(row)) * column;
         if self.cfg.shape().swapped() {
             let first = (self.lane & 3) * 2;
             (0..self.cfg.block_m / 8).map(|octet| [0, 1].map(|i| scale(first + (octet * 8 + i)))).collect()
         } else {
-            let first = self.warp * 16 + (self.lane >> 2);
+            // Warpgroups side by side have the same rows.
+            let warp = if self.cfg.fusion == Fusion::Gated { self.warp & 3 } else { self.warp };
+            let first = warp * 16 + (self.lane >> 2);
             vec![[0, 8].map(|below| scale(first + below))]
         }
     }

@@ -7,6 +7,7 @@
 //! K may run through a batch of products, which are so added up: then the operands are slabs, and a stage is of one of them.
 
 use crate::WARP;
+use crate::epilogue::fused::{FusedParams, Fusion};
 use crate::few_rows::{FewRows, Slice, TileOutput};
 use crate::half::{BLOCK_K, OperandTile, Operands};
 use crate::params::Params;
@@ -25,10 +26,12 @@ pub struct Config {
     pub operands: Operands,
     /// Rows of A in a tile: 8, 16, 32, 64 or 128.
     pub block_m: u32,
-    /// Rows of B in a tile: 64 or 128.
+    /// Rows of B in a tile: 64 or 128; 256 with a gate, half of them gates.
     pub block_n: u32,
     /// Whether the products of a batch are added up.
     pub summed: bool,
+    /// What is done with the sums; where that is something, a tile becomes 128 columns of D.
+    pub fusion: Fusion,
 }
 
 /// Stages that the barriers have room for.
@@ -62,10 +65,10 @@ impl SharedMap {
 impl Config {
     /// The kernel's name, unique in the closed set.
     pub fn name(&self) -> String {
-        let Config { operands, block_m, block_n, summed } = self;
-        let (element, layout) = (operands.element.name(), operands.layout());
+        let Config { operands, block_m, block_n, summed, fusion } = self;
+        let (element, layout, fusion) = (operands.element.name(), operands.layout(), fusion.name());
         let summed = if *summed { "summed_" } else { "" };
-        format!("{element}_gemm_slim_{summed}{layout}_{block_m}x{block_n}")
+        format!("{element}_gemm_slim_{summed}{fusion}{layout}_{block_m}x{block_n}")
     }
 
     /// Threads of a block: the math warpgroups, and a warp that loads tiles.
@@ -89,13 +92,28 @@ impl Config {
         [OperandTile { major: a, rows: self.block_m }, OperandTile { major: b, rows: self.block_n }]
     }
 
+    /// A part of B in a stage whose rows are neighbours: all of it, or gates or ups.
+    fn part_of_b(&self) -> OperandTile {
+        OperandTile { major: self.operands.b, rows: self.tile_columns() }
+    }
+
     /// Lines that one tensor load of A, and of B, brings.
     pub(crate) fn loaded_lines(&self) -> [u32; 2] {
-        self.tiles().map(|tile| tile.lines())
+        [self.tiles()[0].lines(), self.part_of_b().lines()]
+    }
+
+    /// Columns of D that a tile becomes.
+    pub fn tile_columns(&self) -> u32 {
+        self.shape().columns()
+    }
+
+    /// Whether sums are finished before they are stored.
+    pub fn is_fused(&self) -> bool {
+        self.fusion != Fusion::None
     }
 
     fn shape(&self) -> FewRows {
-        FewRows { block_m: self.block_m, block_n: self.block_n }
+        FewRows { block_m: self.block_m, block_n: self.block_n, fusion: self.fusion }
     }
 
     /// Builds the kernel.
@@ -132,6 +150,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let mut params = Params::declare(k);
     params.output.half = cfg.operands.element;
+    let fused = cfg.is_fused().then(|| FusedParams::declare(k));
     let shared = k.dynamic_shared();
     let map = SharedMap::new();
     map.name(k, cfg);
@@ -139,7 +158,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let pipe = Pipeline::new(k, shared.at(map.barriers), stages, MAX_STAGES);
     let tiles = shared.at(map.tiles);
     let slice = Slice::new(k, params.k_blocks);
-    let tile = [k.block_index(1) * cfg.block_m, k.cluster_index() * cfg.block_n];
+    let tile = [k.block_index(1) * cfg.block_m, k.cluster_index() * cfg.tile_columns()];
     let (warp, lane) = (k.warp_index(), k.lane());
     let block = Block { k, cfg, params, tiles, pipe, tile, slice, warp, lane };
     let math_warps = cfg.shape().math_warps();
@@ -163,7 +182,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         },
         || {
             if cfg.operands.b == Major::K && !cfg.summed {
-                block.params.b_rows.fetch(k, (tile[1], cfg.block_n), slice.blocks);
+                block.params.b_rows.fetch_parts(k, (tile[1], cfg.block_n), cfg.fusion, slice.blocks);
             }
             k.barrier_sync(0, cfg.threads());
             k.grid_dependency_wait();
@@ -179,6 +198,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         area: tiles,
         warp,
         lane,
+        fused,
     };
     output.finish(|| block.multiply());
     k.finish()
@@ -191,7 +211,8 @@ impl<'k> Block<'k, '_> {
         // Where every row of B is read once, it need not stay in the L2 cache.
         let [_, stream, ..] = p.tuning;
         let once = LoadOptions { cache: Some(k.cache_policy(Eviction::First)), ..Default::default() };
-        let ([a_tile, b_tile], [m, n]) = (self.cfg.tiles(), self.tile);
+        let ([a_tile, _], [m, n]) = (self.cfg.tiles(), self.tile);
+        let (b_part, b_parts) = (self.cfg.part_of_b(), self.cfg.fusion.sums());
         let cursor = self.pipe.writer();
         k.for_(self.slice.blocks[0], self.slice.blocks[1], 1, |block| {
             cursor.wait_empty();
@@ -204,7 +225,10 @@ impl<'k> Block<'k, '_> {
                 map.load(&at, to, full, options);
             };
             let load_b = |options| {
-                b_tile.boxes([n, depth], b).for_each(|(at, to)| load(&p.b, at, to, options));
+                for part in 0..b_parts {
+                    let (row, to) = (n + p.output.columns * part, b.at(part * b_part.bytes()));
+                    b_part.boxes([row, depth], to).for_each(|(at, to)| load(&p.b, at, to, options));
+                }
             };
             k.if_else(stream.ne(0), || load_b(once), || load_b(LoadOptions::default()));
             a_tile.boxes([m, depth], a).for_each(|(at, to)| load(&p.a, at, to, LoadOptions::default()));
@@ -230,10 +254,13 @@ impl<'k> Block<'k, '_> {
         let ([a, b], [a_tile, b_tile]) = (self.stage(k.constant(0)), cfg.tiles());
         let ((tall, tall_tile), (other, other_tile)) =
             if cfg.shape().swapped() { ((b, b_tile), (a, a_tile)) } else { ((a, a_tile), (b, b_tile)) };
-        let tall = tall_tile.descriptor(tall.at((self.warp >> 2) * OperandTile::row_offset(64)));
-        let other: Descriptor<'k> = other_tile.descriptor(other);
+        let ([tall_part, other_part], (_, columns)) =
+            (cfg.shape().parts_of(self.warp >> 2), cfg.shape().sides());
+        let tall = tall_tile.descriptor(tall.at(tall_part * OperandTile::row_offset(64)));
+        let other: Descriptor<'k> =
+            other_tile.descriptor(other.at(other_part * OperandTile::row_offset(columns)));
         let majors: (Major, Major) = (tall_tile.major, other_tile.major);
-        let sums = k.fragment::<f32>(cfg.shape().sides().1 as usize / 2);
+        let sums = k.fragment::<f32>(columns as usize / 2);
         sums.iter().for_each(|sum| sum.set(0.0));
 
         let (cursor, previous) = (self.pipe.reader(), k.var(0u32));

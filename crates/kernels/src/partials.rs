@@ -3,6 +3,7 @@
 //! Every block of a cluster lays its sums out in its own shared memory; then the blocks take turns to add them up, always
 //! in the order of the slices, so that the result does not depend on timing.
 
+use crate::WARP;
 use crate::epilogue::OutputParams;
 use oxigemm_ptx::{F32, Kernel, Pred, Shared, U32, Var};
 
@@ -16,7 +17,9 @@ pub(crate) struct PartialShape {
     pub columns: u32,
     /// Whether the rows of the fragment are D's columns.
     pub swapped: bool,
-    /// Threads that hold the fragment: 128 for each 64 of its rows.
+    /// Warpgroups side by side, each with as many columns; one where it is swapped.
+    pub beside: u32,
+    /// Threads that hold the fragment: 128 for each 64 of its rows, and for each of those side by side.
     pub threads: u32,
 }
 
@@ -31,6 +34,16 @@ impl PartialShape {
     pub const fn bytes(&self) -> u32 {
         self.rows * self.pitch() * 4
     }
+
+    /// Rows that all threads of a block take at a time.
+    const fn rows_at_a_time(&self) -> u32 {
+        self.threads * 4 / self.columns
+    }
+
+    /// Rows that there are for each warp, where no other block takes some.
+    const fn rows_of_a_warp(&self) -> u32 {
+        self.rows / (self.threads / WARP)
+    }
 }
 
 /// A block's partial sums in shared memory, and its place among the slices.
@@ -40,6 +53,8 @@ pub(crate) struct Partials<'k> {
     /// Slices of K, and which of them is this block's.
     pub split: U32<'k>,
     pub rank: U32<'k>,
+    /// Whether sums are finished here, in the shared memory of the block that adds them up.
+    pub finished: bool,
 }
 
 impl<'k> Partials<'k> {
@@ -48,7 +63,14 @@ impl<'k> Partials<'k> {
         let pitch = self.shape.pitch();
         // Element (i, j) of the fragment is D's (row, column), or the reverse.
         let place = |i: U32<'k>, j: U32<'k>| if self.shape.swapped { j * pitch + i } else { i * pitch + j };
-        let to = self.at.at(place(warp * 16 + (lane >> 2), (lane & 3) * 2) * 4);
+        let (row, column) = (lane >> 2, (lane & 3) * 2);
+        let to = self.at.at(match self.shape.beside {
+            1 => place(warp * 16 + row, column) * 4,
+            beside => {
+                let first = (warp >> 2) * (self.shape.columns / beside);
+                place((warp & 3) * 16 + row, first + column) * 4
+            }
+        });
         for (octet, sums) in (0u32..).zip(sums.chunks(4)) {
             for (index, sum) in (0u32..).zip(sums) {
                 let (i, j) = (k.constant((index / 2) * 8), k.constant(octet * 8 + index % 2));
@@ -72,12 +94,12 @@ impl<'k> Partials<'k> {
         for split in self.ways() {
             let turns = self.turns(split);
             let four_of = |turn: u32| self.four(k, split, turn);
-            // Where there are several turns, rows that do not exist are as good as any other, and not stored.
+            // Several turns end with the tile. Rows of it that D does not have are as good as any other, and not stored.
             let takes_part = if turns > 1 { math } else { math & four_of(0).0.lt(rows) };
             k.if_(takes_part & self.split.eq(split), || {
                 for (turn, slices) in (0..turns).zip(loaded.chunks(split as usize)) {
                     let (row, column) = four_of(turn);
-                    let from = self.at.at((row.min(rows - 1) * self.shape.pitch() + column) * 4);
+                    let from = self.at.at((row * self.shape.pitch() + column) * 4);
                     for (rank, four) in (0u32..).zip(slices) {
                         let part: [F32<'k>; 4] = from.in_block(rank).load_vec();
                         four.iter().zip(part).for_each(|(var, part)| var.set(part));
@@ -85,13 +107,64 @@ impl<'k> Partials<'k> {
                 }
             });
         }
-        k.sync_warp();
+        // Rows that are finished are whole warps'; else lanes have parted.
+        if !self.finished {
+            k.sync_warp();
+        }
         loaded
     }
 
     /// Adds the slices in order and writes D, whose tile begins at `tile`.
     pub fn add(&self, k: &'k Kernel, loaded: &Loaded<'k>, output: &OutputParams<'k>, tile: [U32<'k>; 2]) {
-        let rows = self.rows(output, tile);
+        self.add_to(k, loaded, self.rows(output, tile), |row, column, sums| {
+            output.store_four(k, tile[0] + row, tile[1] + column, sums);
+        });
+    }
+
+    /// Adds the slices in order and leaves the sums in this block's shared memory, in place of its own slice of them: no other block
+    /// reads there.
+    fn add_in_place(&self, k: &'k Kernel, loaded: &Loaded<'k>, rows: U32<'k>) {
+        self.add_to(k, loaded, rows, |row, column, sums| {
+            self.at.at((row * self.shape.pitch() + column) * 4).store_vec(sums);
+        });
+    }
+
+    /// Adds the slices in order, and tells which rows of the sums are this warp's to finish. A lane has four neighbours of each of `parts` equal
+    /// parts of their columns.
+    pub fn rows_to_finish(
+        &self,
+        k: &'k Kernel,
+        loaded: &Loaded<'k>,
+        end: U32<'k>,
+        parts: u32,
+    ) -> SummedRows<'k> {
+        let PartialShape { columns, threads, .. } = self.shape;
+        assert_eq!(columns / parts, WARP * 4, "a warp has a row");
+        self.add_in_place(k, loaded, end);
+        if parts > 1 {
+            // Each part of a row was added up by another warp.
+            k.barrier_sync(1, threads);
+        }
+        let (each, warp) = (self.shape.rows_at_a_time(), k.warp_index());
+        SummedRows {
+            k,
+            shape: self.shape,
+            parts,
+            at: self.at.at(k.lane() * 16),
+            first: warp % each + ((warp / each) * self.split + self.rank) * each,
+            step: self.split * (parts * each),
+            end,
+        }
+    }
+
+    /// Adds the slices in order and hands the sums of every four that this thread takes over.
+    fn add_to(
+        &self,
+        k: &'k Kernel,
+        loaded: &Loaded<'k>,
+        rows: U32<'k>,
+        take: impl Fn(U32<'k>, U32<'k>, [F32<'k>; 4]),
+    ) {
         for split in self.ways() {
             k.if_(self.split.eq(split), || {
                 for (turn, slices) in (0..self.turns(split)).zip(loaded.chunks(split as usize)) {
@@ -99,16 +172,17 @@ impl<'k> Partials<'k> {
                     let sums = std::array::from_fn(|i| {
                         slices.iter().fold(k.constant(0.0f32), |sum, slice| sum + slice[i].live())
                     });
-                    k.if_(row.lt(rows), || output.store_four(k, tile[0] + row, tile[1] + column, sums));
+                    k.if_(row.lt(rows), || take(row, column, sums));
                 }
             });
         }
     }
 
-    /// The ways K may be split that get here: without operands swapped, a single slice is written at once.
+    /// The ways K may be split in which there is something to add: a single slice is written at once without operands swapped, and is
+    /// where it has to be where sums are finished.
     fn ways(&self) -> impl Iterator<Item = u32> {
-        let swapped = self.shape.swapped;
-        SPLITS.into_iter().filter(move |split| swapped || *split > 1)
+        let single = self.shape.swapped && !self.finished;
+        SPLITS.into_iter().filter(move |split| single || *split > 1)
     }
 
     /// How often a thread takes four neighbours.
@@ -124,8 +198,71 @@ impl<'k> Partials<'k> {
     }
 
     /// Rows of the tile that exist.
-    fn rows(&self, output: &OutputParams<'k>, tile: [U32<'k>; 2]) -> U32<'k> {
+    pub fn rows(&self, output: &OutputParams<'k>, tile: [U32<'k>; 2]) -> U32<'k> {
         (output.rows - tile[0]).min(self.shape.rows)
+    }
+}
+
+/// Rows of sums in shared memory that a warp finishes.
+pub(crate) struct SummedRows<'k> {
+    k: &'k Kernel,
+    shape: PartialShape,
+    parts: u32,
+    /// Where this lane's part of the tile's first row lies.
+    at: Shared<'k>,
+    /// The first row of the tile that is this warp's, and from one to the next.
+    first: U32<'k>,
+    step: U32<'k>,
+    /// The row behind the last that D has.
+    end: U32<'k>,
+}
+
+/// A row of sums, as far as a lane has it.
+pub(crate) struct SummedRow<'k> {
+    /// Which of the tile's.
+    pub row: U32<'k>,
+    /// Whether D has it.
+    pub exists: Pred<'k>,
+    /// Four neighbours of each part of its columns.
+    pub sums: Vec<[F32<'k>; 4]>,
+    at: Shared<'k>,
+}
+
+impl<'k> SummedRow<'k> {
+    /// Leaves what the sums of its first part have become in their place, if D has the row.
+    pub fn put_back(&self, k: &'k Kernel, values: [F32<'k>; 4]) {
+        k.guard(self.exists, || self.at.store_vec(values));
+    }
+}
+
+impl<'k> SummedRows<'k> {
+    /// Rows that a warp takes at a time, so that none has to be waited for alone.
+    const IN_FLIGHT: u32 = 4;
+
+    fn at(&self, row: U32<'k>) -> Shared<'k> {
+        self.at.at(row * (self.shape.pitch() * 4))
+    }
+
+    /// All rows, a few at a time, of which the last may not exist.
+    pub fn for_each_few(&self, take: impl FnOnce(&[SummedRow<'k>])) {
+        let count = self.shape.rows_of_a_warp().clamp(1, Self::IN_FLIGHT);
+        let part = self.shape.columns / self.parts * 4;
+        self.k.for_(self.first, self.end, self.step * count, |first| {
+            let row = |nth: u32| {
+                let row = first + self.step * nth;
+                let exists = row.lt(self.end);
+                // Others may write to what is not this warp's.
+                let at = self.at(exists.select(row, first));
+                let sums = (0..self.parts).map(|nth| at.at(nth * part).load_vec()).collect();
+                SummedRow { row, exists, sums, at }
+            };
+            take(&(0..count).map(row).collect::<Vec<_>>());
+        });
+    }
+
+    /// All rows, one at a time: what lies in their first part.
+    pub fn for_each(&self, take: impl FnOnce(U32<'k>, [F32<'k>; 4])) {
+        self.k.for_(self.first, self.end, self.step, |row| take(row, self.at(row).load_vec()));
     }
 }
 

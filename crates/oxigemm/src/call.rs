@@ -85,8 +85,14 @@ impl PlanKey {
         if let Some(fused) = &self.fused {
             let shape = Shape { m, n, k };
             return match self.choice {
+                None if self.batch_invariant => {
+                    Ok(Plan::best_batch_invariant_fused(family, shape, fused, limits))
+                }
                 None => Ok(Plan::best_fused(family, shape, fused, limits)),
                 Some(choice) if choice.config().family() != family => Err(wrong_family(choice)),
+                Some(choice) if self.batch_invariant && !plan::is_batch_invariant(&choice) => {
+                    Err(Error::ChoiceBatchInvariant { name: plan::name(&choice) })
+                }
                 Some(choice) => Plan::of_fused(choice, shape, fused, limits)
                     .ok_or_else(|| refuse(choice, "finished sums of ".to_owned())),
             };

@@ -1,10 +1,13 @@
 //! What finishing sums costs: each case beside the product of the same size that stores them as they are.
 
+use oxigemm::plan::{self, fused_ranking};
 use oxigemm::{Cuda, Device, GemmLayout, GemmOptions};
 use oxigemm_kernels::grouping::GroupLayout;
 use serde::Serialize;
+use serde_json::json;
 
-use super::Args;
+use super::sweep::TOP;
+use super::{Args, Choices};
 use crate::fused::{EpilogueSpec, FusedSpec};
 use crate::fused_grouped::FusedGroupedSpec;
 use crate::grouped::GroupedSpec;
@@ -18,7 +21,7 @@ use crate::{Common, Failure, Op, Outcome};
 /// What is done with the sums of which sizes; N is that of B's rows.
 const EPILOGUES: [&str; 6] = ["bias", "bias,relu", "bias,gelu", "fp8", "swiglu", "swiglu,fp8"];
 const SIZES: [[usize; 2]; 3] = [[4096, 7168], [7168, 2048], [24576, 1536]];
-const ROWS: [usize; 3] = [64, 128, 4096];
+const ROWS: [usize; 4] = [8, 64, 128, 4096];
 /// The peer's case of skipped columns.
 const HEADS: (&str, [usize; 2]) = ("heads=128/64/128", [32768, 512]);
 
@@ -116,6 +119,9 @@ pub fn run(common: &Common, cuda: &Cuda, args: &Args, clock: &mut Clock) -> Outc
     if cases.is_empty() {
         return Err(format!("no case contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
     }
+    if args.sweep {
+        return sweep(cuda, args, &cases, clock);
+    }
     let bar = progress(cases.len());
     let longest_name = cases.iter().map(|case| case.name().len()).max().unwrap_or(0);
     let table = (!common.json).then(|| LiveTable::new(COLUMNS, longest_name));
@@ -136,6 +142,31 @@ pub fn run(common: &Common, cuda: &Cuda, args: &Args, clock: &mut Clock) -> Outc
         return Ok(right);
     }
     print_line(&format!("timed by {} on {}", clock.method(), cuda.gpu().name()));
+    Ok(right)
+}
+
+/// Times the candidates of every case without groups, to see how good the estimates are.
+fn sweep(cuda: &Cuda, args: &Args, cases: &[Case], clock: &mut Clock) -> Outcome {
+    let (device, limits) = (Device::Cuda(cuda.clone()), cuda.limits());
+    let mut right = true;
+    for case in cases {
+        let Work::Fused(spec) = case.work()? else { continue };
+        let (family, fused) = (spec.product.family(), spec.epilogue.fused());
+        let count = if args.choices == Choices::All { usize::MAX } else { TOP };
+        let mut task = Work::Fused(spec).on(&device)?;
+        for (nth, (choice, estimate)) in
+            fused_ranking(family, spec.shape(), &fused, limits).into_iter().take(count).enumerate()
+        {
+            let options = GemmOptions { choice: Some(choice), ..Default::default() };
+            let us = clock.calls(&options, args.runs as usize, |options| task.run(options))?;
+            let verdict = args.judged(|| task.judge(Effort::SWEEP))?.map(|verdict| verdict.right);
+            right &= verdict.unwrap_or(true);
+            print_json(&json!({
+                "case": case.name(), "choice": plan::name(&choice), "planned": nth == 0,
+                "us": us, "estimate_us": estimate.us, "right": verdict,
+            }));
+        }
+    }
     Ok(right)
 }
 

@@ -16,7 +16,7 @@ use crate::verdict::Effort;
 use crate::{Common, Failure, Op, Outcome};
 
 /// How many candidates are the top.
-const TOP: usize = 10;
+pub const TOP: usize = 10;
 
 /// Times candidates, to see how good the estimates are.
 pub fn run(cuda: &Cuda, args: &Args, cases: &[&Case], clock: &mut Clock) -> Outcome {

@@ -119,6 +119,14 @@ pub(super) fn cases(config: Config, limits: &Limits) -> Vec<Case> {
                 case(Spec { d_type: DType::F32, ..short }, 1, 1, 1),
             ]
         }
+        Config::HalfSlim(slim) if slim.is_fused() => {
+            let choice = |split, stages| Choice::HalfSlim { config: slim, split, stages };
+            slim_fused_cases(config, slim.block_m as usize, choice, fits)
+        }
+        Config::Slim(slim) if slim.is_fused() => {
+            let choice = |split, stages| Choice::Slim { config: slim, split, stages };
+            slim_fused_cases(config, slim.block_m as usize, choice, fits)
+        }
         Config::HalfSlim(slim) => {
             let (op, layout) = Op::of(config.family());
             let [block_m, block_n] = [slim.block_m, slim.block_n].map(|x| x as usize);
@@ -317,6 +325,38 @@ fn finished(
         case(short, rounded, [1, 1], 1),
         case(short, quantized, [1, 1], 1),
     ]
+}
+
+/// As [`fused_cases`], of few rows: with K split and not, rounded and quantized, and as lanes store it one by one.
+fn slim_fused_cases(
+    config: Config,
+    block_m: usize,
+    choice: impl Fn(u32, u32) -> Choice,
+    fits: impl Fn(&Case) -> bool,
+) -> Vec<Case> {
+    let (op, layout) = Op::of(config.family());
+    let [rounded, quantized] = epilogues(config.fusion()).map(|epilogue| epilogue.beside(op));
+    // Columns that end inside a tile, where that is allowed, and a K that goes around all rings.
+    let columns = if config.family() == Family::Fp8 && config.fusion() == Fusion::Gated { 256 } else { 240 };
+    let product = |m| {
+        let (n, k) =
+            (columns * config.fusion().sums() as usize, 33 * config.family().block_k() as usize + 16);
+        let dims = [m, n, k];
+        Spec { sfa: ScaleOrder::RowPadded, ..Spec::of(op, layout, dims) }
+    };
+    let copied = Spec { sfa: ScaleOrder::Odd, sfb: ScaleOrder::Odd, ..product(block_m + 5) };
+    let added = Spec { d_type: DType::F32, addend: AddendKind::Inplace, ..copied };
+    let case = |product, epilogue, split, stages| Case {
+        work: Work::Fused(FusedSpec { product, epilogue }),
+        choice: choice(split, stages),
+        num_sms: None,
+    };
+    // As many stages as fit, all of them used again; and as few as there can be.
+    let stages = (2..=half_slim::MAX_STAGES).rev();
+    let most = stages.map(|stages| case(product(block_m), rounded, 1, stages)).find(fits);
+    let few =
+        [case(product(block_m), quantized, 2, 2), case(copied, quantized, 4, 2), case(added, rounded, 2, 2)];
+    most.into_iter().chain(few).collect()
 }
 
 /// As [`fused_extents`], of 16-bit operands.

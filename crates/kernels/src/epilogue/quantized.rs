@@ -10,10 +10,10 @@ use super::{OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_BYTES, WARP_ROWS,
 use crate::pipeline::Pipeline;
 use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::warp::Shuffle;
-use oxigemm_ptx::{F32, Fp8, Kernel, Shared, U32, Var};
+use oxigemm_ptx::{F32, Fp8, Global, Kernel, Shared, U32, Var};
 
 /// The smallest magnitude that a scale is made for.
-const SMALLEST: f32 = 1e-4;
+pub(super) const SMALLEST: f32 = 1e-4;
 /// The largest e4m3 number.
 const LARGEST: f32 = 448.0;
 
@@ -147,20 +147,12 @@ impl<'k> QuantizedOutput<'k, '_> {
         for distance in [1, 2] {
             largest = largest.max_nan(k.shuffle(Shuffle::Xor, largest, distance));
         }
-        let scale = largest.divide(LARGEST);
-        let bits = scale.bitcast::<u32>();
-        let exponent = (bits >> 23) + (bits & 0x7f_ffff).ne(0).select::<u32>(1, 0);
-        let power = (exponent.max(1).min(254) << 23).bitcast::<f32>();
-        self.params.has(FusedFlags::POWERS_OF_TWO).select(power, scale)
+        scale_of(self.params, largest)
     }
 
     fn store_scale(&self, [row, column]: [U32<'k>; 2], scale: F32<'k>) {
-        let p = self.params;
-        let [stride_m, stride_n] = p.scale_strides;
-        let scales_row = p.scales_row.map_or(row, |first| row - first);
-        let index = scales_row.widening_mul(stride_m) + (column / SCALED_COLUMNS).widening_mul(stride_n);
+        let to = scale_at(self.params, [row, column]);
         let exists = row.lt(self.output.rows) & column.lt(self.output.columns) & (self.lane & 3).eq(0);
-        let to = p.scales.at(index << 2);
         self.k.guard(exists, || to.store(scale));
     }
 
@@ -181,6 +173,23 @@ impl<'k> QuantizedOutput<'k, '_> {
             }
         });
     }
+}
+
+/// The scale of 128 columns of a row whose largest magnitude is this.
+pub(super) fn scale_of<'k>(params: &FusedParams<'k>, largest: F32<'k>) -> F32<'k> {
+    let scale = largest.divide(LARGEST);
+    let bits = scale.bitcast::<u32>();
+    let exponent = (bits >> 23) + (bits & 0x7f_ffff).ne(0).select::<u32>(1, 0);
+    let power = (exponent.max(1).min(254) << 23).bitcast::<f32>();
+    params.has(FusedFlags::POWERS_OF_TWO).select(power, scale)
+}
+
+/// Where the scale of the 128 columns of a row that begin at this place lies.
+pub(super) fn scale_at<'k>(params: &FusedParams<'k>, [row, column]: [U32<'k>; 2]) -> Global<'k> {
+    let [stride_m, stride_n] = params.scale_strides;
+    let row = params.scales_row.map_or(row, |first| row - first);
+    let index = row.widening_mul(stride_m) + (column / SCALED_COLUMNS).widening_mul(stride_n);
+    params.scales.at(index << 2)
 }
 
 /// The panels of a part of a tile in the warpgroup's staging area: so many times 64 rows of the columns of all passes, of

@@ -53,10 +53,14 @@ fn half_kernels() -> impl Iterator<Item = Config> {
         let wide = wide.map(move |&(block_m, block_n, stages)| {
             half_wide(operands, block_m, block_n, stages, Grouping::Dense)
         });
-        wide.chain(slim.map(move |&(block_m, block_n)| {
-            Config::HalfSlim(half_slim::Config { operands, block_m, block_n, summed: false })
-        }))
+        wide.chain(
+            slim.map(move |&(block_m, block_n)| Config::HalfSlim(half_slim(operands, block_m, block_n))),
+        )
     })
+}
+
+fn half_slim(operands: Operands, block_m: u32, block_n: u32) -> half_slim::Config {
+    half_slim::Config { operands, block_m, block_n, summed: false, fusion: Fusion::None }
 }
 
 fn half_wide(operands: Operands, block_m: u32, block_n: u32, stages: u32, grouping: Grouping) -> Config {
@@ -85,11 +89,7 @@ fn e5m2_kernels() -> impl Iterator<Item = Config> {
     E5m2::ALL.into_iter().map(Some).flat_map(|e5m2| {
         let wide = wide(E5M2_WIDE, Grouping::Dense, ScalesOfB::Blocks)
             .map(move |config| Config::Wide(fp8_wide::Config { e5m2, ..config }));
-        wide.chain(
-            E5M2_SLIM
-                .iter()
-                .map(move |&(block_m, block_n)| Config::Slim(fp8_slim::Config { block_m, block_n, e5m2 })),
-        )
+        wide.chain(E5M2_SLIM.iter().map(move |&tile| Config::Slim(fp8_slim::Config { e5m2, ..slim(tile) })))
     })
 }
 
@@ -109,7 +109,7 @@ const HALF_SUMMED: &[(u32, u32)] = &[(64, 64), (128, 128)];
 fn half_summed() -> impl Iterator<Item = Config> {
     Operands::all().filter(|operands| operands.layout() == "nt").flat_map(|operands| {
         HALF_SUMMED.iter().map(move |&(block_m, block_n)| {
-            Config::HalfSlim(half_slim::Config { operands, block_m, block_n, summed: true })
+            Config::HalfSlim(half_slim::Config { summed: true, ..half_slim(operands, block_m, block_n) })
         })
     })
 }
@@ -181,6 +181,39 @@ fn wide(
     })
 }
 
+fn slim((block_m, block_n): (u32, u32)) -> fp8_slim::Config {
+    fp8_slim::Config { block_m, block_n, e5m2: None, fusion: Fusion::None }
+}
+
+/// Tiles of the few-row kernels whose sums are finished, as they are or with a gate: 128 columns of D, which share a scale.
+const SLIM_FUSED: &[(u32, u32)] = &[(8, 128), (32, 128), (64, 128), (128, 128)];
+const SLIM_GATED: &[(u32, u32)] = &[(8, 256), (32, 256), (64, 256)];
+
+fn slim_tiles(fusion: Fusion) -> impl Iterator<Item = (u32, u32)> {
+    let tiles = match fusion {
+        Fusion::None => &[],
+        Fusion::Elementwise => SLIM_FUSED,
+        Fusion::Gated => SLIM_GATED,
+    };
+    tiles.iter().copied()
+}
+
+/// The few-row kernels whose sums are finished.
+fn slim_fused() -> impl Iterator<Item = Config> {
+    let fusions = [Fusion::Elementwise, Fusion::Gated];
+    let fp8 = fusions.into_iter().flat_map(|fusion| {
+        slim_tiles(fusion).map(move |tile| Config::Slim(fp8_slim::Config { fusion, ..slim(tile) }))
+    });
+    let half = Operands::all().filter(|operands| operands.layout() == "nt").flat_map(move |operands| {
+        fusions.into_iter().flat_map(move |fusion| {
+            slim_tiles(fusion).map(move |(block_m, block_n)| {
+                Config::HalfSlim(half_slim::Config { fusion, ..half_slim(operands, block_m, block_n) })
+            })
+        })
+    });
+    fp8.chain(half)
+}
+
 /// Tiles of the kernels that share out those that fill no round.
 const SHARED: &[(u32, u32, u32)] = &[(256, 128, 3)];
 
@@ -201,7 +234,7 @@ impl Config {
 
     /// The kernels of one product.
     pub fn dense() -> impl Iterator<Item = Config> {
-        let slim = SLIM.iter().map(|&(block_m, block_n)| fp8_slim::Config { block_m, block_n, e5m2: None });
+        let slim = SLIM.iter().copied().map(slim);
         wide(WIDE, Grouping::Dense, ScalesOfB::Blocks)
             .chain(
                 wide(SHARED, Grouping::Dense, ScalesOfB::Blocks)
@@ -237,7 +270,7 @@ impl Config {
 
     /// The kernels that finish their sums before they store them.
     pub fn fused() -> impl Iterator<Item = Config> {
-        wide_fused(Grouping::Dense).chain(half_fused(Grouping::Dense))
+        wide_fused(Grouping::Dense).chain(half_fused(Grouping::Dense)).chain(slim_fused())
     }
 
     /// The same whose rows are grouped.
@@ -254,6 +287,11 @@ impl Config {
         }
     }
 
+    /// Whether the kernel is one for few rows.
+    pub fn has_few_rows(&self) -> bool {
+        matches!(self, Config::Slim(_) | Config::HalfSlim(_))
+    }
+
     /// Whether the kernel computes batches and not other groups of rows.
     pub fn is_batched(&self) -> bool {
         matches!(self, Config::Wide(config) if config.d_in_slabs)
@@ -264,7 +302,9 @@ impl Config {
         match self {
             Config::Wide(config) => config.fusion,
             Config::HalfWide(config) => config.fusion,
-            Config::Slim(_) | Config::HalfSlim(_) | Config::Transpose => Fusion::None,
+            Config::Slim(config) => config.fusion,
+            Config::HalfSlim(config) => config.fusion,
+            Config::Transpose => Fusion::None,
         }
     }
 

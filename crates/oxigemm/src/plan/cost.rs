@@ -6,9 +6,9 @@
 //! tiles. The constants are fitted to times measured on an H200; `oxigemm bench --replay` compares them with a
 //! sweep.
 
-use oxigemm_kernels::BLOCK_K;
 use oxigemm_kernels::launch::{Choice, Family, Shape};
 use oxigemm_kernels::tail::Tail;
+use oxigemm_kernels::{BLOCK_K, WARP, WARPGROUP};
 
 use super::{Limits, RESERVED_SHARED};
 
@@ -105,6 +105,12 @@ const MEETING: f64 = 1.0;
 const LARGER_MEETING_HALF: f64 = 0.04;
 /// Partial sums from the shared memory of one multiprocessor to that of another, in bytes per microsecond.
 const EXCHANGE: f64 = 25.2e3;
+/// What a warp of a few-row kernel takes to finish a row.
+const FINISHED_ROW: f64 = 0.06;
+/// How much longer two stages take to be filled again where no other block runs meanwhile.
+const TWO_STAGES: f64 = 1.5;
+/// How much more is read of memory where two blocks of such a kernel have the same rows of B.
+const READ_TWICE: f64 = 1.5;
 /// Giving a block its shared memory, in bytes per microsecond.
 const SHARED: f64 = 376e3;
 /// What a round takes in which some multiprocessors have nothing to do, between nothing and a whole one: the others run
@@ -137,24 +143,28 @@ pub fn estimate(choice: Choice, shape: Shape, limits: &Limits) -> Cost {
             wide(&tile, [cluster_m, cluster_n], (config.stages, k_blocks), None, shape, limits)
         }
         Choice::Slim { config, split, stages } => {
+            let shape = Shape { n: shape.n * config.fusion.sums(), ..shape };
             let tile = Tile { family, m: config.block_m, n: config.block_n };
             let block = [stages, config.shared_bytes(stages), config.threads()];
-            slim(&tile, split, block, shape, limits)
+            slim(&tile, split, block, config.is_fused(), shape, limits)
         }
         Choice::HalfSlim { config, split, stages } => {
+            let shape = Shape { n: shape.n * config.fusion.sums(), ..shape };
             let tile = Tile { family, m: config.block_m, n: config.block_n };
             let block = [stages, config.shared_bytes(stages), config.threads()];
-            slim(&tile, split, block, shape, limits)
+            slim(&tile, split, block, config.is_fused(), shape, limits)
         }
     }
 }
 
 /// How many blocks of a few-row kernel the registers of a multiprocessor hold: a sum for every two elements of a
 /// 64-row part of the tile and, where sums are promoted, as many products.
-fn blocks_by_registers(tile: &Tile, threads: u32) -> u32 {
-    let side = if tile.m < 64 { tile.m } else { tile.n };
-    let sums = if tile.promotes() { side } else { side / 2 };
-    65_536 / (threads * (sums + 40).next_multiple_of(8))
+fn blocks_by_registers(tile: &Tile, threads: u32, finishes: bool) -> u32 {
+    // Other warps than those that multiply fill no warpgroup.
+    let multiplying = threads - threads % WARPGROUP;
+    let sums = tile.m * tile.n / multiplying * if tile.promotes() { 2 } else { 1 };
+    let others = if finishes && tile.m < 64 { 56 } else { 40 };
+    65_536 / (threads * (sums + others).next_multiple_of(8))
 }
 
 pub(super) struct Tile {
@@ -338,10 +348,17 @@ pub(super) fn persistent(
     .add_up(if tile.promotes() { 4 } else { 8 })
 }
 
-/// A block, with these stages, bytes of shared memory and threads, for every tile and slice of K.
-fn slim(tile: &Tile, split: u32, [stages, shared, threads]: [u32; 3], shape: Shape, limits: &Limits) -> Cost {
+/// A block, with these stages, bytes of shared memory and threads, for every tile and slice of K. Whether it `finishes` its sums makes it slower.
+fn slim(
+    tile: &Tile,
+    split: u32,
+    [stages, shared, threads]: [u32; 3],
+    finishes: bool,
+    shape: Shape,
+    limits: &Limits,
+) -> Cost {
     let by_shared = limits.shared_per_sm / (shared + RESERVED_SHARED);
-    let per_sm = by_shared.min(blocks_by_registers(tile, threads));
+    let per_sm = by_shared.min(blocks_by_registers(tile, threads, finishes));
     let k_blocks = f64::from(tile.family.k_blocks(shape.k));
     let speed = if tile.promotes() { &FEW_ROWS } else { &FEW_ROWS_HALF };
     let m_tiles = f64::from(shape.m.div_ceil(tile.m));
@@ -358,13 +375,10 @@ fn slim(tile: &Tile, split: u32, [stages, shared, threads]: [u32; 3], shape: Sha
         false => (tiles / f64::from(limits.clusters(split))).ceil(),
     };
     let resident = per_sm.min(most);
-    // A block cannot ask for more than its stages hold.
     let (latency, on_their_way) = match tile.promotes() {
         true => (LATENCY, IN_FLIGHT),
         false => (LATENCY_HALF, IN_FLIGHT_HALF),
     };
-    let refill = latency + tile.step_bytes() / speed.feed;
-    let refills = steps * refill / f64::from(stages).min(steps);
     // What is on its way at a time bounds the bandwidth.
     let in_flight = blocks.min(sms * resident) * f64::from(stages).min(steps) * tile.step_bytes();
     let bandwidth = speed.memory.min(in_flight / (on_their_way * latency));
@@ -374,10 +388,29 @@ fn slim(tile: &Tile, split: u32, [stages, shared, threads]: [u32; 3], shape: Sha
     // One warpgroup alone leaves the tensor cores idle while it promotes; two take turns.
     let alone = tile.m == 64;
     let (step, turns) = match tile.promotes() {
-        true => (STEP, if alone { 0.71 } else { 0.75 }),
+        true => (
+            STEP,
+            if alone {
+                0.71
+            } else if finishes {
+                0.9
+            } else {
+                0.75
+            },
+        ),
         false => (STEP_HALF, if alone { 0.9 } else { 1.0 }),
     };
     let multiply = tile.step_ops() * narrow / (tile.tensor_speed(speed.tensor) * turns);
+    // A block cannot ask for more than its stages hold; with large tiles, that is not asked for before the last is multiplied.
+    let refill = latency + tile.step_bytes() / speed.feed;
+    let refill = match finishes {
+        true => {
+            (refill + step + resident * multiply)
+                * if stages == 2 && resident < 2.0 { TWO_STAGES } else { 1.0 }
+        }
+        false => refill,
+    };
+    let refills = steps * refill / f64::from(stages).min(steps);
     let partial = f64::from(tile.m.min(shape.m)) * f64::from(tile.n) * 4.0;
     let exchange = match split {
         // Without operands swapped, a block waits for the copy engine to have stored its tile.
@@ -388,10 +421,16 @@ fn slim(tile: &Tile, split: u32, [stages, shared, threads]: [u32; 3], shape: Sha
             MEETING + larger + most * partial / EXCHANGE
         }
     };
-    let output = most * tile.output_bytes() / f64::from(split) / speed.output;
+    let finishing = match finishes {
+        true => rounds * FINISHED_ROW * f64::from(tile.m.min(shape.m)) / f64::from(split * (threads / WARP)),
+        false => 0.0,
+    };
+    // Blocks that read the same of B at the same time are in each other's way.
+    let again = if finishes && m_tiles > 1.0 { READ_TWICE } else { 1.0 };
+    let output = most * tile.output_bytes() / f64::from(split) / speed.output + finishing;
     Cost {
         tensor: rounds * steps * (step + resident * multiply),
-        memory: memory_bytes(tile.family, shape) / bandwidth,
+        memory: memory_bytes(tile.family, shape) * again / bandwidth,
         l2: read / speed.l2,
         feed: (most * steps * tile.step_bytes() / speed.feed).max(rounds * refills),
         output: output + exchange + (rounds - 1.0) * 1.76,

@@ -1,12 +1,15 @@
 //! Plans of products whose sums are finished before they are stored.
 
-use oxigemm_kernels::grouping::Grouping;
+use oxigemm_kernels::epilogue::fused::Fusion;
 #[cfg(test)]
 use oxigemm_kernels::half::{Half, Major, Operands};
 use oxigemm_kernels::launch::Config;
 
 use super::cost::{self, Cost, Persistent, Tile};
-use super::{Choice, Family, Limits, Plan, Shape, Why, blocks_of, choices_of};
+use super::{
+    Choice, Family, Limits, Plan, Shape, Why, blocks_of, choices_of, fits, fits_device, has_idle_slices,
+    is_batch_invariant, with_stages,
+};
 use crate::check::Fused;
 
 impl Plan {
@@ -17,7 +20,27 @@ impl Plan {
     /// Where a family has no such kernels: the check of a call sees to that.
     #[must_use]
     pub fn best_fused(family: Family, shape: Shape, fused: &Fused, limits: &Limits) -> Plan {
-        let ranking = fused_ranking(family, shape, fused, limits);
+        Plan::best_fused_among(family, shape, fused, limits, |_| true)
+    }
+
+    /// The cheapest of those in which a row's result does not depend on which others there are.
+    ///
+    /// # Panics
+    /// As [`best_fused`](Plan::best_fused).
+    #[must_use]
+    pub fn best_batch_invariant_fused(family: Family, shape: Shape, fused: &Fused, limits: &Limits) -> Plan {
+        Plan::best_fused_among(family, shape, fused, limits, is_batch_invariant)
+    }
+
+    fn best_fused_among(
+        family: Family,
+        shape: Shape,
+        fused: &Fused,
+        limits: &Limits,
+        allowed: impl Fn(&Choice) -> bool,
+    ) -> Plan {
+        let mut ranking = fused_ranking(family, shape, fused, limits);
+        ranking.retain(|(choice, _)| allowed(choice));
         let (choice, estimate) = *ranking.first().expect("many-row kernels serve every shape");
         let before = ranking.get(1).map(|(choice, cost)| (*choice, cost.us));
         Plan {
@@ -29,7 +52,7 @@ impl Plan {
     /// A given choice for a product whose sums are finished, or `None` where it cannot serve it on this device.
     #[must_use]
     pub fn of_fused(choice: Choice, shape: Shape, fused: &Fused, limits: &Limits) -> Option<Plan> {
-        serves(&choice, fused, limits)
+        serves(&choice, shape, fused, limits)
             .then(|| plan(choice, estimate(&choice, shape, fused, limits), shape, fused, limits))
     }
 }
@@ -47,7 +70,7 @@ pub(super) fn passes(choice: &Choice, fused: &Fused) -> u32 {
 /// Every candidate with its estimate, the cheapest first.
 #[must_use]
 pub fn fused_ranking(family: Family, shape: Shape, fused: &Fused, limits: &Limits) -> Vec<(Choice, Cost)> {
-    let mut all: Vec<_> = fused_candidates(family, fused, limits)
+    let mut all: Vec<_> = fused_candidates(family, shape, fused, limits)
         .map(|choice| (choice, estimate(&choice, shape, fused, limits)))
         .collect();
     all.sort_by(|(_, a), (_, b)| a.us.total_cmp(&b.us));
@@ -55,23 +78,39 @@ pub fn fused_ranking(family: Family, shape: Shape, fused: &Fused, limits: &Limit
 }
 
 /// Every choice of a family that can serve a product whose sums are finished, in a fixed order.
-pub fn fused_candidates(family: Family, fused: &Fused, limits: &Limits) -> impl Iterator<Item = Choice> {
+pub fn fused_candidates(
+    family: Family,
+    shape: Shape,
+    fused: &Fused,
+    limits: &Limits,
+) -> impl Iterator<Item = Choice> {
     Config::fused()
-        .filter(move |config| config.family() == family)
+        // There is a many-row kernel or two of each kind, and any number of rows may take them.
+        .filter(move |config| config.family() == family && (!config.has_few_rows() || fits(config, shape)))
         .flat_map(choices_of)
-        .filter(move |choice| serves(choice, fused, limits))
+        .flat_map(move |choice| with_stages(choice, shape, *limits))
+        .filter(move |choice| !has_idle_slices(choice, shape) && serves(choice, shape, fused, limits))
 }
 
-fn serves(choice: &Choice, fused: &Fused, limits: &Limits) -> bool {
-    let config = choice.config();
-    let fits = match config {
-        Config::Wide(config) => !config.is_grouped() && config.shared_bytes() <= limits.shared_per_block,
-        Config::HalfWide(config) => {
-            config.grouping == Grouping::Dense && config.shared_bytes() <= limits.shared_per_block
+fn serves(choice: &Choice, shape: Shape, fused: &Fused, limits: &Limits) -> bool {
+    choice.config().fusion() == fused.fusion && fits_device(choice, shape, limits)
+}
+
+/// How much of the speed of a tile one keeps whose sums are finished.
+fn kept(tile: &Tile, fusion: Fusion, cluster: u32) -> f64 {
+    match (tile.m, tile.family, fusion) {
+        (64, Family::Half(_), Fusion::Gated) if cluster == 1 => 0.5,
+        (64, Family::Half(_), _) => 0.75,
+        (64, _, Fusion::Gated) => {
+            if cluster == 1 {
+                0.4
+            } else {
+                0.5
+            }
         }
-        Config::Slim(_) | Config::HalfSlim(_) | Config::Transpose => false,
-    };
-    fits && config.fusion() == fused.fusion && (!limits.restricted || blocks_of(choice) <= limits.sms)
+        (64, ..) => 0.5,
+        _ => 1.0,
+    }
 }
 
 /// As a product that stores its sums. What is done with them takes the time of some output, alike for all choices.
@@ -83,9 +122,7 @@ fn estimate(choice: &Choice, shape: Shape, fused: &Fused, limits: &Limits) -> Co
         Choice::HalfWide { config, cluster_m, cluster_n } => {
             (config.block_m, config.block_n, config.stages, [cluster_m, cluster_n])
         }
-        Choice::Slim { .. } | Choice::HalfSlim { .. } => {
-            unreachable!("only many-row kernels finish sums: `serves` has seen to it")
-        }
+        Choice::Slim { .. } | Choice::HalfSlim { .. } => return cost::estimate(*choice, shape, limits),
     };
     let (family, passes) = (choice.config().family(), passes(choice, fused));
     let tile = Tile { family, m, n };
@@ -96,7 +133,7 @@ fn estimate(choice: &Choice, shape: Shape, fused: &Fused, limits: &Limits) -> Co
         k_blocks: choice.k_blocks(shape.k) * passes,
         memory: cost::memory_bytes(family, whole),
         multiplied: 1.0,
-        efficiency: cost::efficiency(&tile),
+        efficiency: cost::efficiency(&tile) * kept(&tile, fused.fusion, cluster_m * cluster_n),
         overlaps: false,
         last_round: None,
     };
@@ -146,7 +183,8 @@ mod tests {
             Choice::HalfWide { config, cluster_m, cluster_n } => {
                 [config.block_m * cluster_m, config.tile_columns() * plan.passes * cluster_n]
             }
-            _ => panic!("{}", plan.name()),
+            Choice::Slim { config, .. } => [config.block_m, config.tile_columns()],
+            Choice::HalfSlim { config, .. } => [config.block_m, config.tile_columns()],
         }
     }
 
@@ -160,15 +198,16 @@ mod tests {
                     let ranking = fused_ranking(family, shape, &fused, &limits);
                     assert_eq!(plan.choice, ranking[0].0, "{shape:?}");
                     assert!(plan.launch.shared_bytes <= limits.shared_per_block, "{shape:?}");
-                    assert!((1..=limits.sms).contains(&plan.launch.grid[0]), "{shape:?}: {:?}", plan.launch);
-                    // A cluster without a tile would wait for scales that nobody brings.
                     let [rows, columns] = cluster_tile(&plan);
-                    let tiles = m.div_ceil(rows) * n.div_ceil(columns);
-                    assert!(
-                        plan.launch.grid[0] / plan.launch.cluster <= tiles,
-                        "{shape:?}: {:?}",
-                        plan.launch
-                    );
+                    let (tiles, [x, y]) = (m.div_ceil(rows) * n.div_ceil(columns), plan.launch.grid);
+                    if plan.choice.config().has_few_rows() {
+                        assert_eq!(x / plan.launch.cluster * y, tiles, "{shape:?}: {:?}", plan.launch);
+                        assert!(!limits.restricted || x * y <= limits.sms, "{shape:?}: {:?}", plan.launch);
+                        continue;
+                    }
+                    assert!((1..=limits.sms).contains(&x), "{shape:?}: {:?}", plan.launch);
+                    // A cluster without a tile would wait for scales that nobody brings.
+                    assert!(x / plan.launch.cluster <= tiles, "{shape:?}: {:?}", plan.launch);
                 }
             }
         }
@@ -178,7 +217,7 @@ mod tests {
     fn kernels_serve_what_they_are_made_for_and_nothing_else() {
         let (shape, limits) = (Shape { m: 100, n: 256, k: 256 }, Limits::h200());
         for (fused, family) in samples().flat_map(|fused| FAMILIES.map(|family| (fused, family))) {
-            for choice in fused_candidates(family, &fused, &limits) {
+            for choice in fused_candidates(family, shape, &fused, &limits) {
                 assert_eq!(parse(&name(&choice)), Some(choice));
                 assert!(Plan::of(choice, shape, &limits).is_none(), "{} for a plain call", name(&choice));
                 let other = match fused.fusion {
@@ -189,7 +228,7 @@ mod tests {
                 assert!(Plan::of_fused(choice, shape, &other, &limits).is_none(), "{}", name(&choice));
             }
         }
-        for plain in ["wide_128x128_s5_c1x1", "bf16_wide_nt_256x128_s3_c1x1"] {
+        for plain in ["wide_128x128_s5_c1x1", "bf16_wide_nt_256x128_s3_c1x1", "slim_64x128_k2_s4"] {
             let choice = parse(plain).unwrap();
             assert!(
                 samples().all(|fused| Plan::of_fused(choice, shape, &fused, &limits).is_none()),
@@ -211,15 +250,17 @@ mod tests {
     }
 
     #[test]
-    fn few_rows_of_16_bits_take_low_tiles_and_many_high_ones() {
-        // Quantized, low tiles take more passes than there are multiprocessors to share them.
-        for fused in samples().filter(|fused| fused.quantized.is_none()) {
-            for [m, high] in [[32, 64], [4096, 128]] {
-                let shape = Shape { m, n: 2048, k: 4096 };
-                let plan = Plan::best_fused(half(Half::Bf16), shape, &fused, &Limits::h200());
-                let Choice::HalfWide { config, .. } = plan.choice else { panic!("{}", plan.name()) };
-                assert_eq!(config.block_m > 64, high > 64, "{}", plan.name());
+    fn few_rows_take_kernels_that_split_k_and_many_do_not() {
+        for (fused, family) in samples().flat_map(|fused| FAMILIES.map(|family| (fused, family))) {
+            for m in [1, 24, 64] {
+                let shape = Shape { m, n: 2048, k: 7168 };
+                let plan = Plan::best_fused(family, shape, &fused, &Limits::h200());
+                assert!(!is_batch_invariant(&plan.choice), "{shape:?}: {}", plan.name());
+                let plan = Plan::best_batch_invariant_fused(family, shape, &fused, &Limits::h200());
+                assert!(is_batch_invariant(&plan.choice), "{shape:?}: {}", plan.name());
             }
+            let plan = Plan::best_fused(family, Shape { m: 4096, n: 2048, k: 7168 }, &fused, &Limits::h200());
+            assert!(!plan.choice.config().has_few_rows(), "{}", plan.name());
         }
     }
 }

@@ -30,6 +30,7 @@ pub use fused_grouped::fused_grouped_ranking;
 pub use grouped::{batched_ranking, grouped_ranking, grouped_ranking_of};
 pub use indexer::MqaPlan;
 pub use kgrouped::k_grouped_ranking_of;
+use oxigemm_kernels::epilogue::fused::Fusion;
 use oxigemm_kernels::grouping::Grouping;
 use oxigemm_kernels::half::Major;
 use oxigemm_kernels::launch::Config;
@@ -281,11 +282,13 @@ pub fn candidates_of(family: Family, shape: Shape, limits: Limits) -> impl Itera
         .filter(move |config| config.family() == family && fits(config, shape))
         .flat_map(choices_of)
         .flat_map(move |choice| with_stages(choice, shape, limits))
-        .filter(move |choice| {
-            let k_blocks = family.k_blocks(shape.k);
-            let idle = matches!(choice, Choice::Slim { split, .. } | Choice::HalfSlim { split, .. } if *split > k_blocks);
-            !idle && serves(choice, shape, &limits)
-        })
+        .filter(move |choice| !has_idle_slices(choice, shape) && serves(choice, shape, &limits))
+}
+
+/// Whether K is split into more slices than it has blocks.
+fn has_idle_slices(choice: &Choice, shape: Shape) -> bool {
+    let k_blocks = choice.config().family().k_blocks(shape.k);
+    matches!(choice, Choice::Slim { split, .. } | Choice::HalfSlim { split, .. } if *split > k_blocks)
 }
 
 /// Whether a row's result depends neither on the number of rows nor on the others, where no tile [turns back](Launch::turns_back). All kernels of
@@ -306,7 +309,8 @@ fn fits(config: &Config, shape: Shape) -> bool {
         // It multiplies nothing.
         Config::Transpose => false,
         Config::Wide(config) => config.block_m <= 64 || shape.m > config.block_m / 2,
-        // There are few of them.
+        // There are few of those two kinds.
+        Config::Slim(config) if config.is_fused() => fits_few_tiles(config.block_m, shape),
         Config::Slim(config) if config.e5m2.is_some() => (config.block_m == 8) == (shape.m <= 8),
         Config::Slim(config) if config.block_m < 64 => {
             config.block_m >= shape.m && (config.block_m == 8 || config.block_m / 2 < shape.m)
@@ -314,12 +318,17 @@ fn fits(config: &Config, shape: Shape) -> bool {
         Config::Slim(config) => shape.m > 32 && (config.block_m == 64 || shape.m > 64),
         // Not every layout has low tiles.
         Config::HalfWide(config) => config.block_m <= 128 || shape.m > config.block_m / 2,
-        Config::HalfSlim(config) => match config.block_m {
-            8 => shape.m <= 8,
-            32 => (9..=32).contains(&shape.m),
-            64 => shape.m > 8,
-            _ => shape.m > 64,
-        },
+        Config::HalfSlim(config) => fits_few_tiles(config.block_m, shape),
+    }
+}
+
+/// The same of few-row kernels that do not have tiles of every height.
+fn fits_few_tiles(block_m: u32, shape: Shape) -> bool {
+    match block_m {
+        8 => shape.m <= 8,
+        32 => (9..=32).contains(&shape.m),
+        64 => shape.m > 8,
+        _ => shape.m > 64,
     }
 }
 
@@ -376,6 +385,11 @@ fn with_stages(choice: Choice, shape: Shape, limits: Limits) -> Vec<Choice> {
 
 /// Whether a choice computes a shape on a device at all.
 fn serves(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
+    choice.config().fusion() == Fusion::None && fits_device(choice, shape, limits)
+}
+
+/// Whether a choice of a kernel without groups fits a device.
+fn fits_device(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
     if limits.restricted && blocks_of(choice) > limits.sms {
         return false;
     }
@@ -391,19 +405,17 @@ fn serves(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
     };
     match *choice {
         Choice::Wide { config, .. } => {
-            let plain = config.grouping == Grouping::Dense && !config.is_fused();
-            plain && config.shared_bytes() <= limits.shared_per_block
+            config.grouping == Grouping::Dense && config.shared_bytes() <= limits.shared_per_block
         }
         Choice::HalfWide { config, .. } => {
-            let plain = config.grouping == Grouping::Dense && !config.is_fused();
-            plain && config.shared_bytes() <= limits.shared_per_block
+            config.grouping == Grouping::Dense && config.shared_bytes() <= limits.shared_per_block
         }
         Choice::Slim { config, split, stages } => {
-            let tile = [config.block_m, config.block_n];
+            let tile = [config.block_m, config.tile_columns()];
             covers(tile, split, stages, fp8_slim::MAX_STAGES, config.shared_bytes(stages))
         }
         Choice::HalfSlim { config, split, stages } => {
-            let tile = [config.block_m, config.block_n];
+            let tile = [config.block_m, config.tile_columns()];
             covers(tile, split, stages, half_slim::MAX_STAGES, config.shared_bytes(stages))
         }
     }

@@ -5,8 +5,8 @@ use oxigemm::Granularity;
 use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
 use oxigemm::plan::{self, Choice, Family, Limits, Plan, Shape};
 use oxigemm::{
-    Addend, DType, Device, Error, GemmLayout, GemmOptions, GroupedRows, Tensor, fp8_gemm_nt, half_gemm,
-    m_grouped_fp8_gemm_nt_contiguous, random,
+    Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmLayout, GemmOptions, GroupedRows,
+    Tensor, fp8_gemm_nt, fp8_gemm_nt_fused, half_gemm, m_grouped_fp8_gemm_nt_contiguous, random,
 };
 use oxigemm_kernels::half::Half;
 use proptest::prelude::*;
@@ -66,6 +66,32 @@ fn rows_of_fp8_products_have_the_same_bits_in_every_batch() {
         kernels.insert(Plan::best_batch_invariant(Family::Fp8, shape, &limits).choice.config());
     }
     assert!(kernels.len() > 1, "different batches take different kernels: {kernels:?}");
+}
+
+#[test]
+fn finished_rows_have_the_same_bits_in_every_batch() {
+    let device = Device::sim();
+    let x = fp8(256, 4000, &device);
+    let rows = |first, count, options: &GemmOptions| {
+        let part = |x: &Tensor| x.narrow(0, first, count);
+        let (a, sfa) = (part(&x.a)?, part(&x.sfa)?);
+        let mut d = Tensor::zeros(DType::F32, &[count, 128], &device)?;
+        let swiglu = Epilogue { activation: Activation::Silu, gated: true, ..Default::default() };
+        let output = FusedOutput::Matrix(&mut d);
+        fp8_gemm_nt_fused((&a, &sfa), (&x.b, &x.sfb), Addend::None, output, &swiglu, options)?;
+        d.to_bytes()
+    };
+    let (whole, width) = (rows(0, MOST, &invariant(None)).unwrap(), 128 * 4);
+    for count in BATCHES {
+        let first = (MOST - count) / 2;
+        let found = rows(first, count, &invariant(None)).unwrap();
+        assert!(found == whole[first * width..(first + count) * width], "{count} rows have other bits");
+    }
+    // Elsewhere few rows split K, which is refused here.
+    let alone = rows(0, 1, &GemmOptions::default()).unwrap();
+    assert!(alone != whole[..width], "K was not split");
+    let error = rows(0, 1, &invariant(plan::parse("slim_gated_8x256_k8_s2"))).unwrap_err();
+    assert!(matches!(error, Error::ChoiceBatchInvariant { .. }), "{error}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Products whose sums are finished, in the simulator: whatever the schedule, the same bits, no hazard, and what the
 //! single steps give for the same sums, rounded once.
 
-use crate::common::fused::{ACTIVATIONS, Finished, NOTHING, What};
+use crate::common::fused::{ACTIVATIONS, Finished, NOTHING, What, same_sums};
 use crate::common::{C, Case, PLAIN, Problem, Scales, same_bits, schedules};
 use oxigemm::cast::ScaleFormat;
 use oxigemm::plan::{self, Choice};
@@ -10,6 +10,7 @@ use oxigemm::{
     RawFusedFp8Gemm, ScalesOfB, Sim, Tensor, fp8_gemm_nt, fp8_gemm_nt_fused, fp8_gemm_nt_fused_raw, random,
 };
 use oxigemm_kernels::epilogue::fused::Fusion;
+use oxigemm_kernels::fp8_slim;
 use oxigemm_kernels::launch::Config;
 
 /// A product with what is fused, and the sums that the product alone gives.
@@ -22,11 +23,16 @@ struct Fused {
 
 impl Fused {
     fn new(case: Case, what: What, sim: &Sim) -> Fused {
-        let problem = Problem::new(Case { c: C::None, ..case }, sim);
-        Fused::of(Problem { case, ..problem }, what, sim)
+        Fused::by(None, case, what, sim)
     }
 
-    fn of(problem: Problem, what: What, sim: &Sim) -> Fused {
+    /// One that a choice is to compute.
+    fn by(choice: Option<Choice>, case: Case, what: What, sim: &Sim) -> Fused {
+        let problem = Problem::new(Case { c: C::None, ..case }, sim);
+        Fused::of(Problem { case, ..problem }, what, choice, sim)
+    }
+
+    fn of(problem: Problem, what: What, choice: Option<Choice>, sim: &Sim) -> Fused {
         let [m, n, _] = problem.case.dims;
         let bias = what.bias.map(|dtype| {
             let values: Vec<f32> = random::normals(7, n).iter().map(|x| x * 4.0).collect();
@@ -39,7 +45,7 @@ impl Fused {
             (&problem.b, &problem.sfb),
             Addend::None,
             &mut sums,
-            &GemmOptions::default(),
+            &same_sums(choice, "slim_64x64"),
         )
         .unwrap();
         let sums = sums.to_vec_f32().unwrap().into_iter().map(f64::from).collect();
@@ -51,7 +57,8 @@ impl Fused {
     }
 
     fn options(&self, choice: Option<Choice>) -> GemmOptions {
-        GemmOptions { choice, num_sms: self.problem.case.num_sms, ..Default::default() }
+        let batch_invariant = choice.is_none();
+        GemmOptions { choice, num_sms: self.problem.case.num_sms, batch_invariant, ..Default::default() }
     }
 
     fn run(&self, c: Addend<'_>, d: FusedOutput<'_>, choice: Option<Choice>) -> oxigemm::Result<()> {
@@ -84,7 +91,7 @@ fn every_schedule_gives_the_same_bits(
     step: usize,
     sim: &Sim,
 ) {
-    let fused = Fused::new(case, what, sim);
+    let fused = Fused::by(choice, case, what, sim);
     let name = choice.map_or(String::new(), |choice| plan::name(&choice));
     same_bits(&format!("{name} {case:?} {what:?}"), schedules().step_by(step), sim, |about| {
         fused.checked(choice, about)
@@ -124,6 +131,36 @@ fn every_elementwise_kernel_with_every_output() {
 #[test]
 fn every_gated_kernel_with_every_output() {
     kernels(Fusion::Gated);
+}
+
+/// Every few-row kernel with each kind of output; over the set every way to split K.
+#[test]
+fn every_few_row_kernel_with_every_output() {
+    let sim = Sim::new();
+    let configs = Config::fused().filter_map(|config| match config {
+        Config::Slim(config) => Some(config),
+        _ => None,
+    });
+    for (i, config) in configs.enumerate() {
+        let gated = config.fusion == Fusion::Gated;
+        let choice = |nth: usize| {
+            let split = fp8_slim::SPLITS[(i + nth) % fp8_slim::SPLITS.len()];
+            Some(Choice::Slim { config, split, stages: 2 })
+        };
+        // A tile more, of few rows.
+        let m = config.block_m as usize + 3;
+        let case = Case { dims: [m, if gated { 512 } else { 120 }, 1100], ..PLAIN };
+        let what = What { activation: Activation::Silu, gated, bias: Some(DType::Bf16), ..NOTHING };
+        every_schedule_gives_the_same_bits(case, what, choice(0), 5, &sim);
+        let what = What { factors: [0.5, -2.0], bias: Some(DType::F32), ..what };
+        let unaligned = Case { gaps: [1, 3], c: C::Other, scales: Scales::MnMajor, ..case };
+        every_schedule_gives_the_same_bits(unaligned, what, choice(1), 9, &sim);
+        let quantized = What { quantized: Some((Scales::RowMajor, ScaleFormat::F32)), ..what };
+        let wider = Case { dims: [m, if gated { 768 } else { 272 }, 1100], ..case };
+        every_schedule_gives_the_same_bits(wider, quantized, choice(2), 7, &sim);
+        let quantized = What { quantized: Some((Scales::MnMajor, ScaleFormat::PowerOfTwo)), ..what };
+        every_schedule_gives_the_same_bits(wider, quantized, choice(3), 13, &sim);
+    }
 }
 
 #[test]
@@ -285,7 +322,7 @@ fn one_scale_may_hold_for_all_rows_or_all_of_k() {
         // Of A one for each row, of B one for all.
         let sfa = problem.sfa.narrow(1, 0, 1).unwrap();
         let sfb = problem.sfb.narrow(0, 0, 1).unwrap().narrow(1, 0, 1).unwrap();
-        Fused::of(Problem { sfa, sfb, ..problem }, what, &sim).checked(None, &format!("{what:?}"));
+        Fused::of(Problem { sfa, sfb, ..problem }, what, None, &sim).checked(None, &format!("{what:?}"));
     }
 }
 

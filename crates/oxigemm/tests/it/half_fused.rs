@@ -1,7 +1,7 @@
 //! Products of 16-bit operands whose sums are finished, in the simulator: whatever the schedule, the same bits, no hazard,
 //! and what the single steps give for the same sums, rounded once.
 
-use crate::common::fused::{ACTIVATIONS, Finished, NOTHING, What};
+use crate::common::fused::{ACTIVATIONS, Finished, NOTHING, What, same_sums};
 use crate::common::half::{Case, PLAIN, Problem};
 use crate::common::{C, Scales, same_bits, schedules};
 use oxigemm::cast::ScaleFormat;
@@ -13,6 +13,7 @@ use oxigemm::{
 };
 use oxigemm_kernels::epilogue::fused::Fusion;
 use oxigemm_kernels::half::Half;
+use oxigemm_kernels::half_slim;
 use oxigemm_kernels::launch::Config;
 
 const F16: Case = Case { ab_type: DType::F16, d_type: DType::F16, ..PLAIN };
@@ -27,6 +28,11 @@ struct Fused {
 
 impl Fused {
     fn new(case: Case, what: What, sim: &Sim) -> Fused {
+        Fused::by(None, case, what, sim)
+    }
+
+    /// One that a choice is to compute.
+    fn by(choice: Option<Choice>, case: Case, what: What, sim: &Sim) -> Fused {
         let problem = Problem { case, ..Problem::new(Case { c: C::None, ..case }, sim) };
         let [m, n, _] = case.dims;
         let bias = what.bias.map(|dtype| {
@@ -35,8 +41,8 @@ impl Fused {
         });
         sim.set_options(Default::default());
         let mut sums = Tensor::empty(DType::F32, &[m, n], &problem.device).unwrap();
-        // K is not split: these are the very sums that are finished.
-        let options = GemmOptions { batch_invariant: true, ..Default::default() };
+        let plain = if case.ab_type == DType::F16 { "fp16_slim_nt_64x64" } else { "bf16_slim_nt_64x64" };
+        let options = same_sums(choice, plain);
         half_gemm(GemmLayout::Nt, &problem.a, &problem.b, Addend::None, &mut sums, &options).unwrap();
         let sums = sums.to_vec_f32().unwrap().into_iter().map(f64::from).collect();
         Fused { what, problem, bias, sums }
@@ -44,7 +50,8 @@ impl Fused {
 
     fn run(&self, c: Addend<'_>, d: FusedOutput<'_>, choice: Option<Choice>) -> oxigemm::Result<()> {
         let (p, epilogue) = (&self.problem, self.what.epilogue(self.bias.as_ref()));
-        let options = GemmOptions { choice, num_sms: p.case.num_sms, ..Default::default() };
+        let (num_sms, batch_invariant) = (p.case.num_sms, choice.is_none());
+        let options = GemmOptions { choice, num_sms, batch_invariant, ..Default::default() };
         half_gemm_nt_fused(&p.a, &p.b, c, d, &epilogue, &options)
     }
 
@@ -73,7 +80,7 @@ fn every_schedule_gives_the_same_bits(
     step: usize,
     sim: &Sim,
 ) {
-    let fused = Fused::new(case, what, sim);
+    let fused = Fused::by(choice, case, what, sim);
     let name = choice.map_or(String::new(), |choice| plan::name(&choice));
     same_bits(&format!("{name} {case:?} {what:?}"), schedules().step_by(step), sim, |about| {
         fused.checked(choice, about)
@@ -115,6 +122,35 @@ fn every_elementwise_kernel_with_every_output() {
 #[test]
 fn every_gated_kernel_with_every_output() {
     kernels(Fusion::Gated);
+}
+
+/// Every few-row kernel with each kind of output; over the set every way to split K.
+#[test]
+fn every_few_row_kernel_with_every_output() {
+    let sim = Sim::new();
+    let configs = Config::fused().filter_map(|config| match config {
+        Config::HalfSlim(config) => Some(config),
+        _ => None,
+    });
+    for (i, config) in configs.enumerate() {
+        let plain = if config.operands.element == Half::Bf16 { PLAIN } else { F16 };
+        let gated = config.fusion == Fusion::Gated;
+        let choice = |nth: usize| {
+            let split = half_slim::SPLITS[(i + nth) % half_slim::SPLITS.len()];
+            Some(Choice::HalfSlim { config, split, stages: 2 })
+        };
+        // A tile more, of few rows; gates that end inside a tile, where ups begin.
+        let m = config.block_m as usize + 3;
+        let case = Case { dims: [m, if gated { 464 } else { 120 }, 600], ..plain };
+        let what = What { activation: Activation::Silu, gated, bias: Some(plain.d_type), ..NOTHING };
+        every_schedule_gives_the_same_bits(case, what, choice(0), 5, &sim);
+        let what = What { factors: [0.5, -2.0], bias: Some(DType::F32), ..what };
+        let unaligned = Case { gaps: [1, 3], c: C::Other, ..case };
+        every_schedule_gives_the_same_bits(unaligned, what, choice(1), 9, &sim);
+        let quantized = What { quantized: Some((Scales::RowMajor, ScaleFormat::F32)), ..what };
+        let wider = Case { dims: [m, if gated { 544 } else { 272 }, 600], ..case };
+        every_schedule_gives_the_same_bits(wider, quantized, choice(2), 7, &sim);
+    }
 }
 
 #[test]

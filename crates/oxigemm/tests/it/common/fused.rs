@@ -2,8 +2,11 @@
 
 use super::{C, Scales, output};
 use oxigemm::cast::{Quantized, ScaleFormat, per_token_cast_to_fp8};
+use oxigemm::plan::{self, Choice};
 use oxigemm::reference::Finish;
-use oxigemm::{Activation, Addend, DType, Device, Epilogue, FusedOutput, HeadSplits, Result, Tensor};
+use oxigemm::{
+    Activation, Addend, DType, Device, Epilogue, FusedOutput, GemmOptions, HeadSplits, Result, Tensor,
+};
 
 pub const ACTIVATIONS: [Activation; 5] =
     [Activation::None, Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu];
@@ -180,5 +183,18 @@ impl Finished<'_> {
         let mut bytes = d.to_bytes().unwrap();
         bytes.extend(scales.to_bytes().unwrap());
         bytes
+    }
+}
+
+/// How the product alone gives the very sums that a choice finishes: with K split alike. `plain` is the name of a few-row kernel. Without a
+/// choice, K is not split.
+pub fn same_sums(choice: Option<Choice>, plain: &str) -> GemmOptions {
+    match choice {
+        Some(Choice::Slim { split, .. } | Choice::HalfSlim { split, .. }) if split > 1 => {
+            let choice = plan::parse(&format!("{plain}_k{split}_s2"));
+            assert!(choice.is_some(), "{plain}");
+            GemmOptions { choice, ..Default::default() }
+        }
+        _ => GemmOptions { batch_invariant: true, ..Default::default() },
     }
 }
