@@ -23,7 +23,7 @@ use crate::tensor::Tensor;
 /// | `c` | as `d` | as `d` | rows of any pitch; none where D is quantized |
 /// | `d` | `[M, N]`; `[M, N/2]` with a gate; wider by what heads skip | that of `a`, f32 or e4m3 | rows of any pitch; see [`FusedOutput`] |
 ///
-/// The result is that of the single steps in FP32, rounded once: of the same sums as `half_gemm` computes without splitting K.
+/// The result is that of the single steps in FP32, rounded once: of the same sums as `half_gemm` computes with K split as often, which planning decides for both.
 /// Heads are skipped in matrices without gate that are not quantized. K must not be 0.
 ///
 /// # Errors
