@@ -337,7 +337,7 @@ fn slim_fused_cases(
     let (op, layout) = Op::of(config.family());
     let [rounded, quantized] = epilogues(config.fusion()).map(|epilogue| epilogue.beside(op));
     // Columns that end inside a tile, where that is allowed, and a K that goes around all rings.
-    let columns = if config.family() == Family::Fp8 && config.fusion() == Fusion::Gated { 256 } else { 240 };
+    let columns = if config.family() == Family::Fp8 && config.fusion() == Fusion::Gated { 128 } else { 112 };
     let product = |m| {
         let (n, k) =
             (columns * config.fusion().sums() as usize, 33 * config.family().block_k() as usize + 16);

@@ -65,14 +65,14 @@ fn devices_are_shown_or_why_there_are_none() {
 fn the_closed_set_is_listed() {
     let text = stdout(&oxigemm(&["prebuild", "--list"]));
     let names: Vec<&str> = text.lines().collect();
-    for (element, most) in [("fp8", 70), ("bf16", 40), ("fp16", 40)] {
+    for (element, most) in [("fp8", 70), ("bf16", 50), ("fp16", 50)] {
         let of = names.iter().filter(|name| name.starts_with(&format!("{element}_gemm_"))).count();
         assert!(of > 5 && of <= most, "{of} of {element}: {text}");
     }
     for (family, count) in [("fp8_mqa_logits_", 12), ("fp8_paged_mqa_logits_", 12), ("tf32_hc_prenorm_", 4)] {
         assert_eq!(names.iter().filter(|name| name.starts_with(family)).count(), count, "{family}: {text}");
     }
-    assert!(names.len() <= 270, "{text}");
+    assert!(names.len() <= 290, "{text}");
     let listed = &json(&["prebuild", "--list", "--json"])[0];
     assert_eq!(listed["kernels"].as_array().map(Vec::len), Some(names.len()));
     assert_eq!(listed["arch"], "sm_90a");
