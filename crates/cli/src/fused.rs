@@ -311,16 +311,18 @@ impl FusedTask {
         };
         let choice =
             self.last.choice.unwrap_or_else(|| best(family, self.spec.shape(), &fused, &limits).choice);
-        match choice {
-            Choice::Slim { split, .. } if split > 1 => {
-                GemmOptions { choice: plan::parse(&format!("slim_64x64_k{split}_s2")), ..Default::default() }
+        let (operands, split) = match choice {
+            Choice::Slim { split, .. } => ("slim".to_owned(), split),
+            Choice::HalfSlim { config, split, .. } => {
+                (format!("{}_slim_nt", config.operands.element.name()), split)
             }
-            Choice::HalfSlim { config, split, .. } if split > 1 => {
-                let name = format!("{}_slim_nt_64x64_k{split}_s2", config.operands.element.name());
-                GemmOptions { choice: plan::parse(&name), ..Default::default() }
-            }
-            _ => unsplit,
+            Choice::Wide { .. } | Choice::HalfWide { .. } => return unsplit,
+        };
+        if split == 1 {
+            return unsplit;
         }
+        let plain = plan::parse(&format!("{operands}_64x64_k{split}_s2")).expect("it is one of the set");
+        GemmOptions { choice: Some(plain), ..Default::default() }
     }
 
     /// Compares with the single steps, for the sums that the product alone gives on the same device.

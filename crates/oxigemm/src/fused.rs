@@ -118,7 +118,7 @@ impl Epilogue<'_> {
 /// | `c` | as `d` | as `d` | rows of any pitch; none where D is quantized |
 /// | `d` | `[M, N]`; `[M, N/2]` with a gate; wider by what heads skip | bf16, f32 or e4m3 | rows of any pitch; see [`FusedOutput`] |
 ///
-/// The result is that of the single steps in FP32, rounded once: of the same sums as `fp8_gemm_nt` computes. Heads are
+/// The result is that of the single steps in FP32, rounded once: of the same sums as `fp8_gemm_nt` computes with K split as often. Heads are
 /// skipped in matrices without gate that are not quantized. K must not be 0.
 ///
 /// # Errors

@@ -388,16 +388,9 @@ fn slim(
     // One warpgroup alone leaves the tensor cores idle while it promotes; two take turns.
     let alone = tile.m == 64;
     let (step, turns) = match tile.promotes() {
-        true => (
-            STEP,
-            if alone {
-                0.71
-            } else if finishes {
-                0.9
-            } else {
-                0.75
-            },
-        ),
+        true if alone => (STEP, 0.71),
+        true if finishes => (STEP, 0.9),
+        true => (STEP, 0.75),
         false => (STEP_HALF, if alone { 0.9 } else { 1.0 }),
     };
     let multiply = tile.step_ops() * narrow / (tile.tensor_speed(speed.tensor) * turns);

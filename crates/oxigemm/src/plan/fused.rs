@@ -101,13 +101,7 @@ fn kept(tile: &Tile, fusion: Fusion, cluster: u32) -> f64 {
     match (tile.m, tile.family, fusion) {
         (64, Family::Half(_), Fusion::Gated) if cluster == 1 => 0.5,
         (64, Family::Half(_), _) => 0.75,
-        (64, _, Fusion::Gated) => {
-            if cluster == 1 {
-                0.4
-            } else {
-                0.5
-            }
-        }
+        (64, _, Fusion::Gated) if cluster == 1 => 0.4,
         (64, ..) => 0.5,
         _ => 1.0,
     }
