@@ -262,6 +262,15 @@ impl<'k> Place<'k> {
         }
     }
 
+    /// How many blocks of K later than the others this cluster may begin: fewer than the `blocks` of a last tile where it has a tile less than
+    /// others, spread over all such clusters; else none.
+    pub fn late_by(&self, k: &'k Kernel, blocks: U32<'k>) -> U32<'k> {
+        let (index, clusters) = (k.cluster_index(), k.grid_clusters());
+        let busy = self.turns() % clusters;
+        let has_less = busy.ne(0) & index.ge(busy);
+        has_less.select((index - busy) * blocks / (clusters - busy), 0)
+    }
+
     /// The first column of this block's tile at an index along N, in one of its passes.
     fn first_column(&self, n: U32<'k>, pass: Option<U32<'k>>) -> U32<'k> {
         let index = n * self.cluster.1 + self.rank.1;

@@ -490,6 +490,9 @@ impl<'k> Block<'k, '_> {
         let (a, b) = (self.place.share_of_a(), self.place.part_of_b(cfg.block_n));
         let once = k.cache_policy(Eviction::First);
         let cursor = self.pipe.writer();
+        if cfg.scales_of_b == ScalesOfB::Rows {
+            self.begin_late(p.k_blocks);
+        }
         self.place.for_each_place(k, |tile| {
             // What is not read again leaves the L2 cache before what others have there.
             let b = b.streamed(tile.streams_b, once);
@@ -532,6 +535,7 @@ impl<'k> Block<'k, '_> {
         let cursor = self.pipe.writer();
         let drafts = self.shared.at(self.map.map_drafts);
         let ring = MapRing::claim(groups.params, [p.a, p.b], drafts, self.lane);
+        self.begin_late(groups.place(groups.count() - 1).k.div_ceil(BLOCK_K));
         self.place.for_each_place(k, |tile| {
             let Some(group) = tile.k_group else { return };
             k.if_(group.k.gt(0), || {
@@ -553,6 +557,14 @@ impl<'k> Block<'k, '_> {
         k.launch_dependents();
         k.if_(self.lane.eq(0), || cursor.drain());
         ring.give_back();
+    }
+
+    /// Where a cluster has a tile less than others, it begins later instead of ending earlier: not all add to memory at one time then. `blocks` are
+    /// those of a last tile.
+    fn begin_late(&self, blocks: U32<'k>) {
+        // About what a block takes: half a microsecond where a tile has 128 rows.
+        let block_ns = self.cfg.block_m * 3;
+        self.k.for_(0, self.place.late_by(self.k, blocks), 1, |_| self.k.sleep(block_ns));
     }
 
     /// The warp that brings the scales, as far ahead of the tiles as its ring allows.

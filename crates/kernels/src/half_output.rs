@@ -73,6 +73,19 @@ impl PartShape {
     }
 }
 
+/// How the copy engine is asked to add sums to FP32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Adding {
+    /// All panels at once.
+    AtOnce,
+    /// A panel when the one before it has been read, to what the L2 cache has fetched while the tile was computed: else the loads
+    /// of the next tile wait behind all of them in the copy engine.
+    Fetched,
+    /// A panel when the one before it is in memory. All multiprocessors add at about the same time, and loads wait for that; a long
+    /// tile leaves the time, and what was fetched ahead would only take place in the cache.
+    OneByOne,
+}
+
 /// The way of a warpgroup's part of a tile to D.
 #[derive(Clone, Copy)]
 pub(crate) struct Outbox<'k> {
@@ -82,9 +95,7 @@ pub(crate) struct Outbox<'k> {
     pub slab: Option<U32<'k>>,
     /// Whether D may go on behind the last of its [`rows`](OutputParams::rows), with those of another group.
     pub goes_on: bool,
-    /// Whether what is added to FP32 finds it in the L2 cache, and goes there panel by panel: else the loads of the next tile
-    /// wait behind it in the copy engine.
-    pub adds_gently: bool,
+    pub adding: Adding,
     /// Whether the copy engine stores FP32 as well, and adds it: what has a factor it cannot.
     pub stores_f32: bool,
     pub shape: PartShape,
@@ -235,7 +246,7 @@ impl<'k> Outbox<'k> {
 
     /// Has the L2 cache fetch what the sums of the part that begins at `first` will be added to, where that pays.
     pub fn prefetch(&self, first: [U32<'k>; 2]) {
-        if !self.adds_gently {
+        if self.adding != Adding::Fetched {
             return;
         }
         let p = &self.params;
@@ -279,33 +290,34 @@ impl<'k> Outbox<'k> {
                     }
                 }
             };
-            let store = || each(&|at| p.d_map.store(&self.place(at), at.staging));
-            // What is added to FP32 is D itself, and the copy engine adds it.
-            let add = || each(&|at| p.d_map.store_reducing(StoreReduction::Add, &self.place(at), at.staging));
             let wait_until_read = || {
                 k.bulk_commit();
                 k.bulk_wait_read(0);
             };
-            let add_gently = || {
-                k.for_(0, round.len() as u32, 1, |slot| {
-                    let at = self.nth_panel(kind, first, &round, slot);
-                    p.d_map.store_reducing(StoreReduction::Add, &self.place(&at), at.staging);
+            // What is added to FP32 is D itself, and the copy engine adds it.
+            let add_panel =
+                |at: &Panels<'k>| p.d_map.store_reducing(StoreReduction::Add, &self.place(at), at.staging);
+            let add = || match self.adding {
+                Adding::AtOnce => {
+                    each(&add_panel);
                     wait_until_read();
-                });
+                }
+                Adding::Fetched | Adding::OneByOne => k.for_(0, round.len() as u32, 1, |slot| {
+                    add_panel(&self.nth_panel(kind, first, &round, slot));
+                    k.bulk_commit();
+                    match self.adding {
+                        Adding::OneByOne => k.bulk_wait(0),
+                        _ => k.bulk_wait_read(0),
+                    }
+                }),
+            };
+            let store = || {
+                each(&|at| p.d_map.store(&self.place(at), at.staging));
+                wait_until_read();
             };
             match kind {
-                Kind::F32 if self.adds_gently => k.if_else(p.has(OutputFlags::ADDEND), add_gently, || {
-                    store();
-                    wait_until_read();
-                }),
-                Kind::F32 => {
-                    k.if_else(p.has(OutputFlags::ADDEND), add, store);
-                    wait_until_read();
-                }
-                Kind::Half => {
-                    store();
-                    wait_until_read();
-                }
+                Kind::F32 => k.if_else(p.has(OutputFlags::ADDEND), add, store),
+                Kind::Half => store(),
             }
             self.ring.empty(self.warpgroup).arrive();
             parity.set(parity.live() ^ 1);
@@ -314,14 +326,22 @@ impl<'k> Outbox<'k> {
 }
 
 /// Lays a warp's rows of a panel out in FP32, as the copy engine reads them.
+///
+/// Half of a warp stores to four rows at a time, eight numbers of each. Of those, two neighbours would meet in the same banks; so odd rows
+/// take the octets of columns in another order than even ones.
 fn stage_f32<'k>(rows: &WarpOutput<'k, '_>, sums: &[Var<'k, f32>]) {
+    const APART: usize = 2;
     let (row, pair) = (rows.lane >> 2, rows.lane & 3);
+    let odd = (row & 1).eq(1);
     let panel = rows.place.staging.at(rows.warp * WARP_BYTES).at((pair & 1) * 8);
-    for (octet, sums) in (0u32..).zip(sums.chunks(4)) {
-        let upper = panel.at(chunk_offset(row, (pair >> 1) + octet * 2));
-        for (below, pair) in [0, 8 * ROW_BYTES].into_iter().zip(sums.chunks(2)) {
-            upper.at(below).store_vec([pair[0].live(), pair[1].live()]);
-        }
+    let first_chunk = (pair >> 1) ^ odd.select(APART as u32 * 2, 0);
+    let octets: Vec<_> = sums.chunks(4).collect();
+    for (octet, even_row) in octets.iter().enumerate() {
+        let odd_row = octets[octet ^ APART];
+        let sum = |i: usize| odd.select(odd_row[i].live(), even_row[i].live());
+        let upper = panel.at(chunk_offset(row, first_chunk ^ (octet as u32 * 2)));
+        upper.store_vec([sum(0), sum(1)]);
+        upper.at(8 * ROW_BYTES).store_vec([sum(2), sum(3)]);
     }
 }
 

@@ -21,7 +21,7 @@ use crate::epilogue::PANEL_BYTES;
 use crate::epilogue::fused::{FusedGroupParams, FusedParams, Fusion};
 use crate::grouping::{GroupPlace, Grouping};
 use crate::half::{BLOCK_K, OperandTile, Operands, PANEL};
-use crate::half_output::{Outbox, PartShape};
+use crate::half_output::{Adding, Outbox, PartShape};
 use crate::kgroups::{KGroupParams, KGroups, MapRing};
 use crate::many_rows::{MATH_REGISTERS, MATH_WARPGROUPS, MATH_WARPS, ManyRows, PRODUCER_REGISTERS, THREADS};
 use crate::params::{GroupedParams, Params};
@@ -194,7 +194,7 @@ impl<'k> Block<'k, '_> {
             params: self.params.output,
             slab: None,
             goes_on: false,
-            adds_gently: false,
+            adding: Adding::AtOnce,
             stores_f32: !self.cfg.is_fused(),
             shape: self.cfg.part(),
             room: self.cfg.part().panels(),

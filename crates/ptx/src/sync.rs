@@ -99,6 +99,14 @@ impl Kernel {
         self.emit(Needs::from_sm(90, 7, 8), format_args!("griddepcontrol.wait;"));
     }
 
+    /// Suspends the thread for about so many nanoseconds, a million at most: between none and twice as many.
+    #[track_caller]
+    pub fn sleep(&self, nanoseconds: u32) {
+        const LONGEST: u32 = 1_000_000;
+        self.require(nanoseconds <= LONGEST, || format!("{nanoseconds} ns are more than {LONGEST}"));
+        self.emit(Needs::from_sm(70, 6, 3), format_args!("nanosleep.u32 {nanoseconds};"));
+    }
+
     /// Lets the grids that depend on this one start.
     #[track_caller]
     pub fn launch_dependents(&self) {

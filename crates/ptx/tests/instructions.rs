@@ -176,6 +176,7 @@ fn barriers_copies_by_the_engine_and_products() {
     k.fence_async();
     k.fence(Scope::Cluster);
     k.grid_dependency_wait();
+    k.sleep(400);
     k.launch_dependents();
     assemble(&k.finish().expect("valid"));
 }
@@ -278,6 +279,7 @@ fn illegal_operands_are_errors() {
         }),
         ("setmaxnreg", |k| k.registers_up(100)),
         ("named barriers are 0 to 15", |k| k.barrier_sync(16, 128)),
+        ("more than 1000000", |k| k.sleep(1_000_001)),
         ("whole warps", |k| k.barrier_sync(1, 100)),
         ("cannot exchange", |k| k.param_pointer("p").reduce::<u32>(AtomicOp::Exchange, 1, Scope::Gpu)),
         ("guard inside a guard", |k| {

@@ -21,7 +21,7 @@ pub fn checks() -> Vec<Check> {
         checks
             .push(Check::anywhere(&name("random shapes and layouts"), move |setup| random_cases(setup, op)));
         checks.push(Check::anywhere(&name("bad arguments"), move |setup| bad_arguments(setup, op)));
-        checks.push(Check::anywhere(&name("20 repeats give the same bits"), move |setup| {
+        checks.push(Check::anywhere(&name("repeats give the same bits"), move |setup| {
             each_layout(|layout| same_bits_again(setup, op, layout))
         }));
         checks.push(Check::with_kernels(name("a limited number of multiprocessors"), move |setup| {

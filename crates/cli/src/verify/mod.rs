@@ -18,6 +18,7 @@ mod runtime;
 mod simulator;
 mod summed;
 
+use std::fmt::Display;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -102,6 +103,20 @@ struct Doing {
 }
 
 impl Setup {
+    /// Whether a run gives the same bits again and again: 20 times on a GPU, a few times where nothing depends on the time that things take.
+    fn same_bits_again<B: PartialEq>(
+        &self,
+        what: &dyn Display,
+        mut run: impl FnMut() -> Result<B, Failure>,
+    ) -> Result<(), Failure> {
+        let runs = if self.device.as_cuda().is_some() { 20 } else { 3 };
+        let first = run()?;
+        for repeat in 1..runs {
+            ensure(run()? == first, || format!("{what}: repeat {repeat} gave other bits"))?;
+        }
+        Ok(())
+    }
+
     /// Says what is run from now on.
     fn now(&self, what: String) {
         let mut doing = self.doing.lock().unwrap_or_else(PoisonError::into_inner);

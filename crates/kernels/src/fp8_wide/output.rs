@@ -6,7 +6,7 @@ use crate::epilogue::fused::{FusedFlags, FusedParams, Sums};
 use crate::epilogue::quantized::{QuantizedOutput, panels};
 use crate::epilogue::{OutputFlags, OutputParams, PANEL_BYTES, Panels, WarpOutput};
 use crate::grouping::Grouping;
-use crate::half_output::Outbox;
+use crate::half_output::{Adding, Outbox};
 use crate::params::ScalesOfB;
 use crate::pipeline::Reader;
 use oxigemm_ptx::{Pred, Shared, U32, Var};
@@ -80,8 +80,10 @@ impl<'k> Block<'k, '_> {
             params: *output,
             slab,
             goes_on: false,
-            // Of groups along K, tiles are so long that fetching ahead only takes place in the cache.
-            adds_gently: self.cfg.grouping == Grouping::Dense,
+            adding: match self.cfg.grouping {
+                Grouping::Dense => Adding::Fetched,
+                Grouping::Rows | Grouping::K => Adding::OneByOne,
+            },
             stores_f32: true,
             shape: self.cfg.part(),
             room: self.cfg.staging_bytes() / PANEL_BYTES,
