@@ -264,7 +264,7 @@ fn a_version_limit_is_kept() {
 #[test]
 fn illegal_operands_are_errors() {
     type Mistake = (&'static str, fn(&Kernel));
-    let mistakes: [Mistake; 7] = [
+    let mistakes: [Mistake; 8] = [
         ("columns", |k| {
             let d = Descriptor::k_major(k.dynamic_shared(), Swizzle::B128);
             let types = MmaType::Fp8(Fp8::E4m3, Fp8::E4m3);
