@@ -218,7 +218,8 @@ impl Cx<'_> {
                 id
             }
         };
-        h.access(event, Some(lane), cta, offset, len, write).map_err(|c| self.conflict(c, cta, write))
+        let range = std::iter::once((offset, len));
+        h.access(event, Some(lane), cta, range, write).map_err(|c| self.conflict(c, cta, write))
     }
 
     /// Records an access of an asynchronous unit.
@@ -233,12 +234,8 @@ impl Cx<'_> {
         let Some(h) = &mut self.cluster.hazards else { return Ok(()) };
         h.make_room();
         let id = h.event(event);
-        for (offset, len) in ranges {
-            if let Err(c) = h.access(id, lane.map(|l| l as u8), cta, offset, len, write) {
-                return Err(self.conflict(c, cta, write));
-            }
-        }
-        Ok(())
+        let lane = lane.map(|l| l as u8);
+        h.access(id, lane, cta, ranges, write).map_err(|c| self.conflict(c, cta, write))
     }
 
     /// Records a generic access to global memory.

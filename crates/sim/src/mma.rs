@@ -116,8 +116,7 @@ pub(crate) fn load_floats(
     d: &mut [f32],
 ) {
     for (r, s) in from.iter().enumerate() {
-        for lane in 0..LANES {
-            let word = warp.value(*s, lane);
+        for (lane, word) in warp.all(*s).into_iter().enumerate() {
             if accumulator == Accumulator::F16 {
                 d[place(2 * r, lane)] = from_f16(word);
                 d[place(2 * r + 1, lane)] = from_f16(word >> 16);

@@ -197,11 +197,7 @@ impl Product<'_> {
         scratch.b.fill(self.b, self.k, self.b_type, self.negate_b, true);
         let (a, b) = (&scratch.a, &scratch.b);
         let rows = d.len() / n;
-        let work = |first: usize, d: &mut [f32]| {
-            for (i, row) in d.chunks_mut(n).enumerate() {
-                self.row(a, b, first + i, row);
-            }
-        };
+        let work = |first: usize, d: &mut [f32]| self.rows(a, b, first, d, n);
         if d.len() * self.k >= 1 << 15 {
             let half = rows / 2;
             let (low, high) = d.split_at_mut(half * n);
@@ -211,6 +207,30 @@ impl Product<'_> {
         }
     }
 
+    /// Adds rows from `first` on. The same code is there for wider vectors, with the same bits: nothing is fused.
+    fn rows(&self, a: &Decoded, b: &Decoded, first: usize, d: &mut [f32], n: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor has AVX2.
+            return unsafe { self.rows_avx2(a, b, first, d, n) };
+        }
+        self.rows_anywhere(a, b, first, d, n);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    fn rows_avx2(&self, a: &Decoded, b: &Decoded, first: usize, d: &mut [f32], n: usize) {
+        self.rows_anywhere(a, b, first, d, n);
+    }
+
+    #[inline(always)]
+    fn rows_anywhere(&self, a: &Decoded, b: &Decoded, first: usize, d: &mut [f32], n: usize) {
+        for (i, row) in d.chunks_mut(n).enumerate() {
+            self.row(a, b, first + i, row);
+        }
+    }
+
+    #[inline(always)]
     fn row(&self, a: &Decoded, b: &Decoded, m: usize, d: &mut [f32]) {
         let k = self.k;
         let (av, ap) = (&a.value[m * k..][..k], &a.power[m * k..][..k]);
@@ -247,6 +267,7 @@ fn special_sum(av: &[f32], bv: &[f32], acc: f32) -> f32 {
 }
 
 /// Eight columns of FP8: terms and result of 13 bits.
+#[inline(always)]
 fn narrow(av: &[f32], ap: &[f32], bv: &[f32], bp: &[f32], acc: &[f32; LANES]) -> [f32; LANES] {
     let mut top = [0f32; LANES];
     for j in 0..LANES {
@@ -264,12 +285,12 @@ fn narrow(av: &[f32], ap: &[f32], bv: &[f32], bp: &[f32], acc: &[f32; LANES]) ->
         let e = (top[j].to_bits() >> 23) as i32;
         scale[j] = f32::from_bits((267 - e).clamp(1, 254).cast_unsigned() << 23);
     }
-    let mut sum = [0i32; LANES];
+    let mut sum = [0f32; LANES];
     for (a, row) in av.iter().zip(bv.chunks_exact(LANES)) {
         for j in 0..LANES {
-            // Below 2^15 in magnitude: the conversion truncates and never saturates. A sum with an infinity is
-            // replaced later, so it may wrap here.
-            sum[j] = sum[j].wrapping_add((a * row[j] * scale[j]) as i32);
+            // Integers below 2^15 in magnitude, and at most 32 of them: their sum is exact. (Converted one by one, they
+            // would saturate, which is not vectorized.) A sum with an infinity is replaced later.
+            sum[j] += (a * row[j] * scale[j]).trunc();
         }
     }
     let mut out = [0f32; LANES];
@@ -280,10 +301,12 @@ fn narrow(av: &[f32], ap: &[f32], bv: &[f32], bp: &[f32], acc: &[f32; LANES]) ->
         let significand = if field == 0 { fraction } else { fraction | 1 << 23 };
         let shift = (10 + e - field.max(1)) as u32;
         let term = if shift < 32 { (significand >> shift) as i32 } else { 0 };
-        let total = sum[j].wrapping_add(if acc[j].is_sign_negative() { -term } else { term });
+        let total = (sum[j] as i32).wrapping_add(if acc[j].is_sign_negative() { -term } else { term });
         // At most 21 bits: exact in f32, then cut to 13 mantissa bits.
         let kept = f32::from_bits((total as f32).to_bits() & !0x3ff);
-        out[j] = if e > 13 {
+        out[j] = if kept == 0.0 {
+            0.0
+        } else if e > 13 {
             kept * f32::from_bits(((e - 13) as u32) << 23)
         } else {
             encode_toward_zero(f64::from(kept) * power(e - 127 - 13))
@@ -297,6 +320,7 @@ fn encode_toward_zero(x: f64) -> f32 {
 }
 
 /// Eight columns with terms of up to 30 fractional bits.
+#[inline(always)]
 fn wide(av: &[f32], ap: &[f32], bv: &[f32], bp: &[f32], acc: &[f32; LANES], widths: Widths) -> [f32; LANES] {
     let smallest = f64::from(f32::MIN_POSITIVE);
     let mut top = [smallest; LANES];
@@ -313,30 +337,30 @@ fn wide(av: &[f32], ap: &[f32], bv: &[f32], bp: &[f32], acc: &[f32; LANES], widt
             top[j] = if x > top[j] { x } else { top[j] };
         }
     }
-    let one = power(widths.term as i32);
+    let (one, unit) = (power(widths.term as i32), power(-(widths.term as i32)));
+    let drop = 52 - widths.result;
     let mut scale = [0f64; LANES];
     for j in 0..LANES {
         scale[j] = one / top[j];
     }
-    let mut sum = [0i64; LANES];
+    let mut sum = [0f64; LANES];
     for (a, row) in av.iter().zip(bv.chunks_exact(LANES)) {
         let a = f64::from(*a);
         for j in 0..LANES {
-            sum[j] += i64::from((a * f64::from(row[j]) * scale[j]) as i32);
+            // Integers of at most 32 bits: their sum is exact.
+            sum[j] += (a * f64::from(row[j]) * scale[j]).trunc();
         }
     }
     let mut out = [0f32; LANES];
     for j in 0..LANES {
-        // An infinite accumulator saturates here; its result is replaced later.
-        let total = sum[j].wrapping_add((f64::from(acc[j]) * scale[j]) as i64);
-        let magnitude = total.unsigned_abs();
-        let bits = 64 - magnitude.leading_zeros();
-        let drop = bits.saturating_sub(widths.result + 1);
-        let kept = (magnitude >> drop << drop) as f64;
-        let value = kept * (top[j] / one);
-        let value = if total < 0 { -value } else { value };
+        // An integer below 2^53, of which the bits behind the result's are cut off. A sum with an infinity is replaced
+        // later.
+        let total = sum[j] + (f64::from(acc[j]) * scale[j]).trunc();
+        let kept = f64::from_bits(total.to_bits() >> drop << drop);
+        let value = kept * (top[j] * unit);
         // A number of at most 24 bits converts exactly unless it is subnormal.
-        out[j] = if value.abs() < smallest { encode_toward_zero(value) } else { value as f32 };
+        out[j] =
+            if value.abs() < smallest && value != 0.0 { encode_toward_zero(value) } else { value as f32 };
     }
     out
 }
@@ -398,8 +422,12 @@ mod tests {
         let widths = Widths::hopper(ta);
         let product = Product { a, b, k, a_type: ta, b_type: tb, negate_a: false, negate_b: false, widths };
         let n = b.len() / k;
-        let mut d = acc[..2 * n].to_vec();
-        product.accumulate(&mut d, &mut Scratch::default());
+        let (mut d, mut scratch) = (acc[..2 * n].to_vec(), Scratch::default());
+        product.accumulate(&mut d, &mut scratch);
+        let mut anywhere = acc[..2 * n].to_vec();
+        product.rows_anywhere(&scratch.a, &scratch.b, 0, &mut anywhere, n);
+        let bits = |d: &[f32]| d.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&d), bits(&anywhere), "wider vectors give other bits");
         for i in 0..2 {
             for j in 0..n {
                 let want = reference(&a[i * k..][..k], &b[j * k..][..k], acc[i * n + j], ta, tb, widths);

@@ -1,6 +1,6 @@
-//! FP8 operands of which one or both are e5m2: every kernel under all schedules, the plan, and the reference.
+//! FP8 operands of which one or both are e5m2: every kernel under all policies, the plan, and the reference.
 
-use crate::common::{self, same_bits, schedules};
+use crate::common::{self, policies, same_bits};
 use oxigemm::Granularity;
 use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
 use oxigemm::metrics::calc_diff;
@@ -45,7 +45,7 @@ fn run(x: &Problem, choice: Option<Choice>) -> oxigemm::Result<Tensor> {
 }
 
 #[test]
-fn every_kernel_under_ten_schedules() {
+fn every_kernel_under_every_policy() {
     let sim = Sim::new();
     let device = Device::Sim(sim.clone());
     for (i, config) in Config::dense().enumerate() {
@@ -66,7 +66,7 @@ fn every_kernel_under_ten_schedules() {
             _ => panic!("{} has no FP8 operands", config.name()),
         };
         let x = problem(dims.map(|x| x as usize), types(mix), &device);
-        same_bits(&config.name(), schedules(), &sim, |about| {
+        same_bits(&config.name(), policies(i), &sim, |about| {
             let d = run(&x, Some(choice)).unwrap_or_else(|error| panic!("{about}: {error}"));
             let diff = calc_diff(&d.to_vec_f32().unwrap(), &x.exact);
             assert!(diff < 1e-6, "{about}: {diff}");

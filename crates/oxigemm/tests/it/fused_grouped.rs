@@ -119,9 +119,9 @@ fn many_tiles_of_groups_one_behind_another() {
     .enumerate()
     {
         let choice = plan::parse(name).expect("the name of a choice");
-        let sizes = [70, 3, 0, 65, 131];
+        let sizes = [65, 3, 0, 131];
         let rows = ids(&sizes, 1).len();
-        let case = Case::ends(&ends(&sizes, 1), 1, [rows + 9, 768, 272]);
+        let case = Case::ends(&ends(&sizes, 1), 1, [rows + 9, 512, 272]);
         let what = What { gated: name.contains("gated"), activation: Activation::Gelu, ..CODES };
         every_schedule_gives_the_same_bits(case.clone(), what, Some(choice), 3 + i, &sim);
         let matrix = What { quantized: None, c: C::InPlace, factors: [1.0, 0.5], ..what };

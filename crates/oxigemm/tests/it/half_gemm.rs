@@ -2,7 +2,7 @@
 //! bits, no hazard, and the product.
 
 use crate::common::half::{Case, PLAIN, Problem};
-use crate::common::{C, same_bits, schedules};
+use crate::common::{C, policies, same_bits, schedules};
 use oxigemm::plan::{self, Choice, Family};
 use oxigemm::sim::Options;
 use oxigemm::{Addend, DType, Device, Error, GemmLayout, GemmOptions, Sim, Tensor, half_gemm};
@@ -44,14 +44,14 @@ fn small(i: usize, config: Config) -> Option<(Choice, Case)> {
             let (cluster_m, cluster_n) = [(1, 1), (1, 2), (2, 1)][i % 3];
             let choice = Choice::HalfWide { config, cluster_m, cluster_n };
             let (m, n) = (config.block_m * cluster_m - 3, config.block_n * cluster_n - 8);
-            (choice, Case { dims: [m as usize, n as usize, depth(config.stages + 2)], ..plain })
+            (choice, Case { dims: [m as usize, n as usize, depth(config.stages + 1)], ..plain })
         }
         Config::HalfSlim(config) => {
             let split = [4, 1, 2][i % 3];
             let stages = 2 + i as u32 % 2;
             let choice = Choice::HalfSlim { config, split, stages };
             let (m, n) = (config.block_m - 1, config.block_n + 8);
-            (choice, Case { dims: [m as usize, n as usize, depth(split * (stages + 2))], ..plain })
+            (choice, Case { dims: [m as usize, n as usize, depth(split * (stages + 1))], ..plain })
         }
         Config::Wide(_) | Config::Slim(_) | Config::Transpose => return None,
     })
@@ -61,32 +61,47 @@ fn small(i: usize, config: Config) -> Option<(Choice, Case)> {
 fn part_of_the_set(part: usize, parts: usize) {
     let sim = Sim::new();
     let kernels = Config::dense().enumerate().filter_map(|(i, config)| small(i, config));
-    for (choice, case) in kernels.skip(part).step_by(parts) {
-        every_schedule_gives_the_same_bits(case, choice, schedules(), &sim);
+    for (i, (choice, case)) in kernels.skip(part).step_by(parts).enumerate() {
+        // Those of FP16 are those of BF16 with other types.
+        if case.ab_type == DType::F16 {
+            every_schedule_gives_the_same_bits(case, choice, policies(i), &sim);
+        } else {
+            every_schedule_gives_the_same_bits(case, choice, schedules(), &sim);
+        }
     }
 }
 
 #[test]
-fn every_kernel_under_ten_schedules_first_part() {
+fn every_kernel_under_many_schedules_first_part() {
     part_of_the_set(0, 2);
 }
 
 #[test]
-fn every_kernel_under_ten_schedules_second_part() {
+fn every_kernel_under_many_schedules_second_part() {
     part_of_the_set(1, 2);
 }
 
-/// Every type of D and addend, on aligned and on unaligned outputs, in every layout and type of operands.
-fn features(dims: [usize; 3], num_sms: Option<u32>, choice: impl Fn(usize, DType, GemmLayout) -> String) {
+/// Every type of D and addend, on aligned and on unaligned outputs, in some layouts and every type of operands.
+fn features(
+    dims: [usize; 3],
+    num_sms: Option<u32>,
+    layouts: &[GemmLayout],
+    choice: impl Fn(usize, DType, GemmLayout) -> String,
+) {
     let sim = Sim::new();
+    let all_gaps = [[0, 0], [1, 3], [4, 4], [0, 8]];
     let mut i = 0;
     for ab_type in [DType::Bf16, DType::F16] {
-        for (wide, c) in
-            [false, true].into_iter().flat_map(|wide| [C::None, C::InPlace, C::Other].map(|c| (wide, c)))
+        for (output, (wide, c)) in [false, true]
+            .into_iter()
+            .flat_map(|wide| [C::None, C::InPlace, C::Other].map(|c| (wide, c)))
+            .enumerate()
         {
             let d_type = if wide { DType::F32 } else { ab_type };
-            for gaps in [[0, 0], [1, 3], [4, 4], [0, 8]] {
-                let layout = GemmLayout::ALL[i % 4];
+            // What FP16 has of its own are conversions: of single elements, and of pairs.
+            let some_gaps = [all_gaps[1], all_gaps[[0, 2, 3][(output + output / 3) % 3]]];
+            for &gaps in if ab_type == DType::Bf16 { &all_gaps[..] } else { &some_gaps } {
+                let layout = layouts[(i + i / 4) % layouts.len()];
                 let case = Case { layout, ab_type, dims, d_type, c, gaps, num_sms };
                 let name = choice(i, ab_type, layout);
                 let choice = plan::parse(&name).unwrap_or_else(|| panic!("{name} is no choice"));
@@ -105,7 +120,7 @@ fn type_name(dtype: DType) -> &'static str {
 #[test]
 fn features_of_the_many_row_kernels() {
     // More tiles than blocks: each walks several.
-    features([129, 272, 144], Some(2), |i, dtype, layout| {
+    features([129, 272, 144], Some(2), &GemmLayout::ALL, |i, dtype, layout| {
         let cluster = ["1x1", "1x2", "2x1"][i % 3];
         format!("{}_wide_{layout}_128x128_s6_c{cluster}", type_name(dtype))
     });
@@ -113,14 +128,11 @@ fn features_of_the_many_row_kernels() {
 
 #[test]
 fn features_of_the_few_row_kernels() {
-    features([9, 72, 328], None, |i, dtype, layout| {
+    // An M-major A has no few-row kernels.
+    features([9, 72, 328], None, &[GemmLayout::Nt, GemmLayout::Nn], |i, dtype, layout| {
         let launch = ["k1_s2", "k2_s3", "k4_s2"][i % 3];
-        match layout {
-            GemmLayout::Nt => format!("{}_slim_nt_32x64_{launch}", type_name(dtype)),
-            GemmLayout::Nn => format!("{}_slim_nn_8x64_{launch}", type_name(dtype)),
-            // An M-major A has no few-row kernels.
-            _ => format!("{}_wide_{layout}_128x128_s6_c1x1", type_name(dtype)),
-        }
+        let tile = if layout == GemmLayout::Nt { "32x64" } else { "8x64" };
+        format!("{}_slim_{layout}_{tile}_{launch}", type_name(dtype))
     });
 }
 
@@ -128,9 +140,9 @@ fn features_of_the_few_row_kernels() {
 fn slices_of_no_blocks_do_nothing() {
     // More slices than blocks of K: a forced choice, which planning never makes.
     let sim = Sim::new();
-    for name in ["bf16_slim_nt_128x128_k8_s2", "bf16_slim_nt_8x64_k8_s2"] {
+    for (name, [m, n]) in [("bf16_slim_nt_128x128_k8_s2", [66, 136]), ("bf16_slim_nt_8x64_k8_s2", [10, 72])] {
         let choice = plan::parse(name).expect("the name of a choice");
-        let case = Case { dims: [66, 136, 320], ..PLAIN };
+        let case = Case { dims: [m, n, 320], ..PLAIN };
         every_schedule_gives_the_same_bits(case, choice, schedules(), &sim);
     }
 }

@@ -158,71 +158,72 @@ impl Hazards {
         self.shadow.events.len() as u32 - 1
     }
 
-    /// Checks and records one access to `len` bytes of a CTA's shared memory, by one lane or (`None`) by an
-    /// asynchronous unit.
+    /// Checks and records one access to ranges of a CTA's shared memory, offsets and lengths, by one lane or (`None`) by
+    /// an asynchronous unit.
     pub(crate) fn access(
         &mut self,
         event: u32,
         lane: Option<u8>,
         cta: usize,
-        offset: u32,
-        len: u32,
+        ranges: impl Iterator<Item = (u32, u32)>,
         write: bool,
     ) -> Result<(), Conflict> {
-        if len == 0 {
-            return Ok(());
-        }
         let lane = lane.unwrap_or(MANY);
-        let start = offset - self.shadow.base;
-        let (first, last) = (start / 4, (start + len - 1) / 4);
-        let (mut fine_write, mut fine_reads) = (0, 0);
+        // What was found in order, and what reads became: neighbours mostly have the same.
+        let mut fine_write = (0, MANY);
         let (mut from, mut to) = (u32::MAX, 0);
-        for c in first..=last {
-            let low = start.max(c * 4) - c * 4;
-            let high = (start + len).min(c * 4 + 4) - c * 4;
-            let bytes = ((1u8 << (high - low)) - 1) << low;
-            let mut cell = self.shadow.cells[cta][c as usize];
-            if cell.write != 0 && cell.write != fine_write && cell.write_bytes & bytes != 0 {
-                self.ordered(cell.write, event, [cell.write_lane, lane], true, write).map_err(|missing| {
-                    Conflict {
-                        earlier: self.shadow.events[cell.write as usize].event,
-                        earlier_writes: true,
-                        missing,
-                        offset: c * 4 + self.shadow.base,
+        for (offset, len) in ranges.filter(|(_, len)| *len > 0) {
+            let start = offset - self.shadow.base;
+            let (first, last) = (start / 4, (start + len - 1) / 4);
+            let mut fine_reads = 0;
+            for c in first..=last {
+                let low = start.max(c * 4) - c * 4;
+                let high = (start + len).min(c * 4 + 4) - c * 4;
+                let bytes = ((1u8 << (high - low)) - 1) << low;
+                let mut cell = self.shadow.cells[cta][c as usize];
+                let written = (cell.write, cell.write_lane);
+                if cell.write != 0 && written != fine_write && cell.write_bytes & bytes != 0 {
+                    self.ordered(cell.write, event, [cell.write_lane, lane], true, write).map_err(
+                        |missing| Conflict {
+                            earlier: self.shadow.events[cell.write as usize].event,
+                            earlier_writes: true,
+                            missing,
+                            offset: c * 4 + self.shadow.base,
+                        },
+                    )?;
+                    fine_write = written;
+                }
+                if write {
+                    if cell.reads != 0 && cell.reads != fine_reads && cell.read_bytes & bytes != 0 {
+                        for r in &self.shadow.sets[cell.reads as usize] {
+                            self.ordered(*r, event, [cell.read_lane, lane], false, write).map_err(
+                                |missing| Conflict {
+                                    earlier: self.shadow.events[*r as usize].event,
+                                    earlier_writes: false,
+                                    missing,
+                                    offset: c * 4 + self.shadow.base,
+                                },
+                            )?;
+                        }
+                        fine_reads = cell.reads;
                     }
-                })?;
-                fine_write = if lane == MANY { cell.write } else { 0 };
-            }
-            if write {
-                if cell.reads != 0 && cell.reads != fine_reads && cell.read_bytes & bytes != 0 {
-                    for r in &self.shadow.sets[cell.reads as usize] {
-                        self.ordered(*r, event, [cell.read_lane, lane], false, write).map_err(|missing| {
-                            Conflict {
-                                earlier: self.shadow.events[*r as usize].event,
-                                earlier_writes: false,
-                                missing,
-                                offset: c * 4 + self.shadow.base,
-                            }
-                        })?;
+                    cell = Cell { write: event, write_bytes: bytes, write_lane: lane, ..Cell::default() };
+                } else {
+                    if cell.reads == 0 {
+                        cell.read_bytes = 0;
+                        cell.read_lane = lane;
+                    } else if cell.read_lane != lane {
+                        cell.read_lane = MANY;
                     }
-                    fine_reads = cell.reads;
+                    if cell.reads != from || from == u32::MAX {
+                        from = cell.reads;
+                        to = self.extend(from, event);
+                    }
+                    cell.reads = to;
+                    cell.read_bytes |= bytes;
                 }
-                cell = Cell { write: event, write_bytes: bytes, write_lane: lane, ..Cell::default() };
-            } else {
-                if cell.reads == 0 {
-                    cell.read_bytes = 0;
-                    cell.read_lane = lane;
-                } else if cell.read_lane != lane {
-                    cell.read_lane = MANY;
-                }
-                if cell.reads != from || from == u32::MAX {
-                    from = cell.reads;
-                    to = self.extend(from, event);
-                }
-                cell.reads = to;
-                cell.read_bytes |= bytes;
+                self.shadow.cells[cta][c as usize] = cell;
             }
-            self.shadow.cells[cta][c as usize] = cell;
         }
         Ok(())
     }
