@@ -271,7 +271,7 @@ impl Launch {
             ScaleLayout::MnMajor => {
                 Some(MatrixMap::new([m, k], u64::from(stride_k), [self.scale_rows, loaded_blocks(k)]))
             }
-            ScaleLayout::Copied => None,
+            ScaleLayout::Copied | ScaleLayout::Packed => None,
         }
     }
 

@@ -131,6 +131,11 @@ impl<'k> ScaleRing<'k> {
         !(self.by_engine[0] & self.by_engine[1])
     }
 
+    /// Whether the scales of a tile's rows are one piece.
+    fn packed(&self) -> Pred<'k> {
+        self.layout.eq(ScaleLayout::Packed as u32)
+    }
+
     fn slot(&self, slot: U32<'k>) -> Shared<'k> {
         self.slots.at(slot * self.shape.slot_bytes())
     }
@@ -164,7 +169,7 @@ impl<'k> ScaleRing<'k> {
     /// A math warp's side.
     pub fn reader(&self, lane: U32<'k>) -> ScaleReader<'k> {
         // Row scales lie as the copy engine found them; lanes that copy lay them out as if M were contiguous.
-        let by_rows = self.layout.eq(ScaleLayout::RowMajor as u32);
+        let by_rows = self.layout.eq(ScaleLayout::RowMajor as u32) | self.packed();
         ScaleReader {
             ring: *self,
             cursor: self.pipe.reader(),
@@ -215,12 +220,21 @@ impl<'k> ScaleWriter<'k> {
         let column_bytes: U32<'k> = columns.select((params.k_blocks - block).min(GROUP) * 4, 0);
         params.store_place(ring.place(slot), m, n);
         full.arrive_expecting(row_bytes + column_bytes);
-        k.if_(rows, || {
+        let load_by_rows = || {
             let by_rows = ring.layout.eq(ScaleLayout::RowMajor as u32);
             let at = [by_rows.select(block, m), by_rows.select(m, block)];
             let slab = params.group.map(|group| group.slab);
             let at: Vec<U32<'k>> = at.into_iter().chain(slab).collect();
             params.sfa_map.load(&at, slot, full, LoadOptions::default());
+        };
+        let load_piece = || {
+            // A cluster's last tile may lie outside of A.
+            let row = m.min(params.output.rows - ring.shape.rows);
+            slot.bulk_load(params.sfa.at(row, block), row_bytes, full);
+        };
+        k.if_(rows, || match params.group {
+            None => k.if_else(ring.packed(), load_piece, load_by_rows),
+            Some(_) => load_by_rows(),
         });
         k.if_(columns, || {
             // A cluster's last tile may lie outside of B.

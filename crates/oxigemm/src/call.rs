@@ -200,6 +200,8 @@ pub(crate) struct Arguments {
     tail: Option<TailArgs>,
     /// Whether the copy engine can address every slab of A's scales as it does the first, and every group's of B's.
     scales_alike: [bool; 2],
+    /// Rows of A in a tile, where its scales may be loaded as one piece; else 0.
+    scale_rows: u32,
 }
 
 /// What a kernel is launched with.
@@ -338,12 +340,25 @@ impl Arguments {
             b_rows: 0,
             b_pitch: maps.b.pitch_bytes(),
         };
+        let scale_rows = if groups.is_none() && k_groups.is_none() { launch.scale_rows } else { 0 };
         let k_groups = k_groups.map(|groups| k_group_args(groups, problem));
         let fused_groups = groups.and(fused).map(fused_group_args);
         let groups = groups.map(|groups| grouped_args(groups, problem));
         let (family, fused) = (problem.family, fused.map(fused_args));
         let tail = plan.choice.shares_tail().then_some(TailArgs { room: 0, tail: launch.tail });
-        (Arguments { family, args, output, groups, k_groups, fused, fused_groups, tail, scales_alike }, maps)
+        let arguments = Arguments {
+            family,
+            args,
+            output,
+            groups,
+            k_groups,
+            fused,
+            fused_groups,
+            tail,
+            scales_alike,
+            scale_rows,
+        };
+        (arguments, maps)
     }
 
     /// The arguments for operands at these addresses. `encode` gives the tensor map of an operand at its address.
@@ -355,11 +370,14 @@ impl Arguments {
     ) -> Result<KernelArgs> {
         let output_flags = self.output.flags(at);
         // Operands without scales have strides of 0, which no copy takes.
+        let (strides, k_blocks) = (self.args.sfa_strides, self.args.k_blocks);
         let layout = match self.scales_alike[0] {
-            true => ScaleLayout::of(at.sfa, self.args.sfa_strides),
+            true => {
+                ScaleLayout::of(at.sfa, strides).in_tiles(strides, k_blocks, [self.args.m, self.scale_rows])
+            }
             false => ScaleLayout::Copied,
         };
-        let (strides, k_blocks) = (self.args.sfb_strides, self.args.k_blocks);
+        let strides = self.args.sfb_strides;
         let bulk = self.scales_alike[1] && sfb_by_engine(self.family, at.sfb, strides, k_blocks);
         let (a, b) = (encode(Mapped::A, at.a)?, encode(Mapped::B, at.b)?);
         let product = Args {
@@ -367,8 +385,8 @@ impl Arguments {
             b,
             // A kernel may prefetch a map that it then does not use: each is a map of something.
             sfa_map: match layout {
-                ScaleLayout::Copied => a,
-                _ => encode(Mapped::ScalesOfA, at.sfa)?,
+                ScaleLayout::Copied | ScaleLayout::Packed => a,
+                ScaleLayout::RowMajor | ScaleLayout::MnMajor => encode(Mapped::ScalesOfA, at.sfa)?,
             },
             d_map: match output_flags & OutputFlags::PLAIN {
                 0 => a,

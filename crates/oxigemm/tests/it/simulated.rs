@@ -126,6 +126,27 @@ fn the_copy_engine_brings_every_scale() {
     }
 }
 
+#[test]
+fn scales_of_a_tile_that_are_one_piece() {
+    // Whole tiles, and K of four or eight blocks, which come at once. The second block of a cluster lies outside of A.
+    let sim = Sim::new();
+    for (name, dims, num_sms) in [
+        ("wide_64x256_s4_c1x1", [128, 250, 512], Some(1)),
+        ("wide_64x128_s8_c2x1", [64, 120, 1000], None),
+        ("wide_256x128_s3_c1x2", [512, 200, 1024], Some(2)),
+        ("slim_64x64_k2_s3", [64, 60, 1024], None),
+        ("slim_8x64_k1_s2", [16, 60, 500], None),
+    ] {
+        let choice = plan::parse(name).expect("the name of a choice");
+        every_schedule_gives_the_same_bits(
+            Case { dims, num_sms, ..PLAIN },
+            choice,
+            schedules().step_by(3),
+            &sim,
+        );
+    }
+}
+
 /// Tiles that clusters share out.
 fn tiles_left_over(choice: Choice, case: &Case) -> u32 {
     let [m, n, k] = case.dims.map(|dim| dim as u32);
