@@ -2,7 +2,7 @@
 //!
 //! A tile arrives just in time; scales come a few blocks of K at a time and run ahead, so that a math warp finds them
 //! when it looks for the next ones while the tensor core works. The copy engine brings what it can address: the scales
-//! of A's rows in either layout, and of B where a tile needs one row of them. A warp copies the rest.
+//! of A's rows in either layout, by a tensor map or as one piece, and of B where a tile needs one row of them. A warp copies the rest.
 
 use crate::cluster::TilePlace;
 use crate::params::{Params, ScaleLayout};
