@@ -33,7 +33,7 @@ use crate::params::{GroupedParams, Params, ScalesOfB};
 use crate::pipeline::Pipeline;
 use crate::scales::{GROUP, ScaleRing, ScaleShape, group_start};
 use crate::schedule::KOrder;
-use crate::tail::{Tail, TailParams};
+use crate::tail::{self, Tail, TailParams};
 use math::{Math, MathTile};
 use output::Part;
 use oxigemm_ptx::tma::Eviction;
@@ -148,11 +148,17 @@ impl Config {
         PartShape { waves: self.shape().waves(), columns: self.shape().columns() }
     }
 
-    /// Blocks of K that the main loop is unrolled by, two or four: those whose scales are loaded at once. The more, the
-    /// faster, as far as registers reach.
-    const UNROLL: u32 = 4;
+    /// Blocks of K that the main loop is unrolled by: those whose scales are loaded at once. With a second wave, the step into the next
+    /// round is taken behind products of the first, and unrolling gains little; where tiles are shared out, half a percent.
+    fn unroll(&self) -> u32 {
+        match (self.shape().waves(), self.shares_tail) {
+            (1, _) => 4,
+            (_, true) => tail::UNIT,
+            (_, false) => 1,
+        }
+    }
 
-    /// Whether a tile has a multiple of [`UNROLL`](Self::UNROLL) blocks of K: those behind the end of K are zero. Large tiles, whose
+    /// Whether a tile has a multiple of [`unroll`](Self::unroll) blocks of K: those behind the end of K are zero. Large tiles, whose
     /// products fill the registers, are 1 to 2% faster without a loop for what is left over, and assembled sooner; low and
     /// narrow ones are there for a K that would waste too much.
     fn pads_k(&self) -> bool {
@@ -162,12 +168,12 @@ impl Config {
 
     /// The blocks of K that a tile has where K has that many.
     pub fn padded_blocks(&self, k_blocks: u32) -> u32 {
-        if self.pads_k() { k_blocks.next_multiple_of(Self::UNROLL) } else { k_blocks }
+        if self.pads_k() { k_blocks.next_multiple_of(self.unroll()) } else { k_blocks }
     }
 
     /// The same inside a kernel.
     fn padded<'k>(&self, k_blocks: U32<'k>) -> U32<'k> {
-        if self.pads_k() { k_blocks.div_ceil(Self::UNROLL) * Self::UNROLL } else { k_blocks }
+        if self.pads_k() { k_blocks.div_ceil(self.unroll()) * self.unroll() } else { k_blocks }
     }
 
     /// Sums of all threads of a block.

@@ -359,10 +359,16 @@ impl<'k> ScaleReader<'k> {
         self.slot().at(within * self.block_stride).at(offset).load::<f32>()
     }
 
-    /// Loads the scales of some rows for a few blocks of the group from the `within`-th on: of rows that lie `below`
+    /// Loads the scales of some rows for one, two or four blocks of the group from the `within`-th on: of rows that lie `below`
     /// one, by its [`row_offset`](Self::row_offset). Where K is contiguous, those of a row are one vector.
     pub fn load_rows(&self, within: U32<'k>, offset: U32<'k>, below: &[u32], to: &[Vec<Var<'k, f32>>]) {
         let slot = self.slot().at(within * self.block_stride).at(offset);
+        if to.iter().all(|to| to.len() == 1) {
+            for (&below, to) in below.iter().zip(to.iter().flatten()) {
+                to.set(slot.at(self.row_stride * below).load::<f32>());
+            }
+            return;
+        }
         self.ring.k.if_else(
             self.by_rows,
             || {
@@ -381,7 +387,7 @@ impl<'k> ScaleReader<'k> {
         );
     }
 
-    /// The scale that all columns share, for a few blocks of the group from the `within`-th on: two or four.
+    /// The scale that all columns share, for one, two or four blocks of the group from the `within`-th on.
     pub fn column(&self, within: U32<'k>, blocks: usize) -> Vec<F32<'k>> {
         load_few(self.ring.columns(self.slot()).at(within * 4).at(self.lane_zero), blocks)
     }
@@ -427,9 +433,10 @@ impl<'k> ScaleReader<'k> {
     }
 }
 
-/// Two or four neighbours.
+/// One, two or four neighbours.
 fn load_few(from: Shared<'_>, count: usize) -> Vec<F32<'_>> {
     match count {
+        1 => vec![from.load::<f32>()],
         2 => from.load_vec::<f32, 2>().to_vec(),
         _ => from.load_vec::<f32, 4>().to_vec(),
     }

@@ -14,8 +14,8 @@ use crate::schedule::Index;
 use crate::shares::Shares;
 use oxigemm_ptx::{Global, Kernel, Pred, Shared, U32};
 
-/// What blocks of K are shared out by.
-const UNIT: u32 = 4;
+/// What blocks of K are shared out by: those that the main loop is unrolled by.
+pub(crate) const UNIT: u32 = 2;
 /// What leaving sums, and adding those that were left, takes as long as: so many blocks of K of a 256x128 tile.
 const LEAVING: u32 = 6;
 const ADDING: u32 = 6;
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!([132, 65].map(|tiles| Tail::of(tiles, 64, 66)), [none; 2], "full rounds, and none");
         assert_eq!([Tail::of(67, 8, 66), Tail::of(131, 64, 66)], [none; 2], "it would not pay");
         let Tail { tiles, helpers, owners, help } = Tail::of(1024, 64, 66);
-        assert_eq!((tiles, helpers, owners, help), (34, 32, [1, 2], [32, 20]));
+        assert_eq!((tiles, helpers, owners, help), (34, 32, [1, 2], [32, 18]));
         let alone = Tail::of(67, 64, 66);
         assert_eq!((alone.helpers, alone.help[0]), (1, 32), "a tile has one helper at most");
     }

@@ -107,7 +107,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             let columns = outer::descriptor(columns, behind_columns, first_column);
             [rows, columns].map(|first| Operand::of_scales(first, cfg.scale_operand_bytes()))
         });
-        let few = || (0..Config::UNROLL).map(|_| k.var(0.0f32)).collect();
+        let few = || (0..cfg.unroll()).map(|_| k.var(0.0f32)).collect();
         Math {
             block,
             first_column,
@@ -232,12 +232,16 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             k.for_(0, whole, 2, |_| (0..2).for_each(|_| self.multiply_each(scales)));
             return k.for_(whole, k_blocks, 1, |_| self.multiply_each(scales));
         }
+        if self.sums.len() > 1 {
+            return self.multiply_waves([first, k_blocks]);
+        }
+        let unroll = self.block.cfg.unroll();
         if self.block.cfg.pads_k() {
-            return k.for_(first, k_blocks, Config::UNROLL, |first| self.multiply_blocks(first, k_blocks));
+            return k.for_(first, k_blocks, unroll, |first| self.multiply_blocks(first, k_blocks));
         }
         // Tests between unrolled blocks would cost 2 to 4%: what is left over goes one by one.
-        let whole = k_blocks - k_blocks % Config::UNROLL;
-        k.for_(0, whole, Config::UNROLL, |first| self.multiply_blocks(first, k_blocks));
+        let whole = k_blocks - k_blocks % unroll;
+        k.for_(0, whole, unroll, |first| self.multiply_blocks(first, k_blocks));
         k.for_(whole, k_blocks, 1, |block| self.multiply_single(block % GROUP));
     }
 
@@ -260,7 +264,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
 
     /// As many blocks as are unrolled. While the tensor core works on the last, the next scales are loaded.
     fn multiply_blocks(&self, first: U32<'k>, k_blocks: U32<'k>) {
-        let unroll = Config::UNROLL;
+        let unroll = self.block.cfg.unroll();
         for later in 0..unroll {
             self.cursor.wait_full();
             let rows = self.block_rows(later as usize);
@@ -323,28 +327,83 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     /// One block of K. While the tensor core works, `columns` gives the scales of the columns where there are
     /// several, and `ahead` prepares what comes next.
     fn multiply_block(&self, rows: &[F32<'k>], columns: impl FnOnce() -> Vec<F32<'k>>, ahead: impl FnOnce()) {
+        let (k, cfg, stage) = (self.block.k, self.block.cfg, self.cursor.stage());
+        self.issue(self.operands.map(Operand::get), 0);
+        let columns = columns();
+        self.advance();
+        ahead();
+        k.wgmma_wait(0);
+        self.release.stage(k, stage);
+        promote(cfg, &self.sums[0], &self.products, [rows[0], rows[1]], &columns);
+    }
+
+    /// Has the tensor core compute the products of a wave.
+    fn issue(&self, [a, b]: [Descriptor<'k>; 2], wave: u32) {
+        let k = self.block.k;
+        k.wgmma_fence();
+        let a = a.advance(wave * 64 * BLOCK_K);
+        multiply_stage(k, fp8::types(self.block.cfg.e5m2), &self.products, a, b);
+        k.wgmma_commit();
+    }
+
+    /// All blocks of a tile of several waves. The step into the next round takes a while: it is taken while the tensor core works on the
+    /// first wave.
+    fn multiply_waves(&self, [first, k_blocks]: [U32<'k>; 2]) {
+        let k = self.block.k;
+        let (block, is_full) = (k.var_from(first), k.var(false));
+        let begin = || {
+            k.if_(!is_full.get(), || self.cursor.wait_full());
+            self.issue(self.operands.map(Operand::get), 0);
+        };
+        begin();
+        k.while_(
+            || {
+                let last = self.block.cfg.unroll() - 1;
+                for later in 0..last {
+                    self.complete_waves(block.get(), later, is_full, || {});
+                    begin();
+                }
+                self.complete_waves(block.get(), last, is_full, || {
+                    block.set(block.live() + last + 1);
+                    self.turn_to_scales(block.get(), k_blocks);
+                });
+                block.live().lt(k_blocks)
+            },
+            begin,
+        );
+    }
+
+    /// What is left of a block of K, so many `later` than the first of its round, when the tensor core has its first wave. While it works
+    /// on the last, `ahead` prepares what comes next, and the next stage is asked whether it is full.
+    fn complete_waves(&self, first: U32<'k>, later: u32, is_full: Var<'k, bool>, ahead: impl FnOnce()) {
         let (k, cfg) = (self.block.k, self.block.cfg);
-        let stage = self.cursor.stage();
-        let [a, b] = self.operands.map(Operand::get);
-        let mut first_wave = Some((columns, ahead));
-        let mut columns = Vec::new();
-        for (wave, (sums, rows)) in self.sums.iter().zip(rows.chunks(2)).enumerate() {
-            k.wgmma_fence();
-            let a = a.advance(wave as u32 * 64 * BLOCK_K);
-            multiply_stage(k, fp8::types(cfg.e5m2), &self.products, a, b);
-            k.wgmma_commit();
-            if let Some((load_columns, ahead)) = first_wave.take() {
-                columns = load_columns();
-                self.advance();
-                ahead();
-            }
+        let (stage, operands) = (self.cursor.stage(), self.operands.map(Operand::get));
+        let (rows, columns) = (self.block_rows(later as usize), self.block_columns(first % GROUP + later));
+        self.advance();
+        let promote = |wave: usize| {
+            promote(cfg, &self.sums[wave], &self.products, [rows[2 * wave], rows[2 * wave + 1]], &columns);
+        };
+        let last = self.sums.len() - 1;
+        for wave in 0..last {
             k.wgmma_wait(0);
-            if wave + 1 == self.sums.len() {
-                self.release.stage(k, stage);
-            }
-            let rows = [rows[0], rows[1]];
-            promote(cfg, sums, &self.products, rows, &columns);
+            promote(wave);
+            self.issue(operands, wave as u32 + 1);
         }
+        ahead();
+        is_full.set(self.cursor.is_full());
+        k.wgmma_wait(0);
+        self.release.stage(k, stage);
+        promote(last);
+    }
+
+    /// Loads the scales of a round that begins with the block `next`. Behind a tile's last, what is loaded is not used.
+    fn turn_to_scales(&self, next: U32<'k>, k_blocks: U32<'k>) {
+        let within = next % GROUP;
+        self.block.k.if_(within.eq(0) & next.lt(k_blocks), || {
+            self.scales.release();
+            self.scales.wait();
+        });
+        self.load_waited_scales(within);
     }
 
     /// Moves to the next stage.

@@ -110,8 +110,8 @@ impl<'k> Block<'k, '_> {
     /// A math warp tells the thread that stores whether there is something to store.
     pub(super) fn tell_storer(&self, part: &Part<'k>) {
         if let Some(complete) = part.complete {
-            let word = self.storer_word(part.warpgroup);
-            self.k.guard(self.leads(), || word.store(complete.select(1u32, 0)));
+            let (word, stores) = (self.storer_word(part.warpgroup), complete.select::<u32>(1, 0));
+            self.k.guard(self.leads(), || word.store(stores));
         }
     }
 
