@@ -13,6 +13,7 @@
 
 use crate::minifloat::{self, Format, Round, power};
 use crate::types::Ty;
+use multiversion::multiversion;
 
 /// An input type of a matrix instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -197,36 +198,13 @@ impl Product<'_> {
         scratch.b.fill(self.b, self.k, self.b_type, self.negate_b, true);
         let (a, b) = (&scratch.a, &scratch.b);
         let rows = d.len() / n;
-        let work = |first: usize, d: &mut [f32]| self.rows(a, b, first, d, n);
+        let work = |first: usize, d: &mut [f32]| add_rows(self, a, b, first, d, n);
         if d.len() * self.k >= 1 << 15 {
             let half = rows / 2;
             let (low, high) = d.split_at_mut(half * n);
             rayon::join(|| work(0, low), || work(half, high));
         } else {
             work(0, d);
-        }
-    }
-
-    /// Adds rows from `first` on. The same code is there for wider vectors, with the same bits: nothing is fused.
-    fn rows(&self, a: &Decoded, b: &Decoded, first: usize, d: &mut [f32], n: usize) {
-        #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has AVX2.
-            return unsafe { self.rows_avx2(a, b, first, d, n) };
-        }
-        self.rows_anywhere(a, b, first, d, n);
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2")]
-    fn rows_avx2(&self, a: &Decoded, b: &Decoded, first: usize, d: &mut [f32], n: usize) {
-        self.rows_anywhere(a, b, first, d, n);
-    }
-
-    #[inline(always)]
-    fn rows_anywhere(&self, a: &Decoded, b: &Decoded, first: usize, d: &mut [f32], n: usize) {
-        for (i, row) in d.chunks_mut(n).enumerate() {
-            self.row(a, b, first + i, row);
         }
     }
 
@@ -254,6 +232,14 @@ impl Product<'_> {
             }
             out.copy_from_slice(&result[..out.len()]);
         }
+    }
+}
+
+/// Adds rows from `first` on. There is the same code for wider vectors, with the same bits: nothing is fused.
+#[multiversion(targets("x86_64+avx2"))]
+fn add_rows<'a>(product: &Product<'a>, a: &Decoded, b: &Decoded, first: usize, d: &mut [f32], n: usize) {
+    for (i, row) in d.chunks_mut(n).enumerate() {
+        product.row(a, b, first + i, row);
     }
 }
 
@@ -425,7 +411,7 @@ mod tests {
         let (mut d, mut scratch) = (acc[..2 * n].to_vec(), Scratch::default());
         product.accumulate(&mut d, &mut scratch);
         let mut anywhere = acc[..2 * n].to_vec();
-        product.rows_anywhere(&scratch.a, &scratch.b, 0, &mut anywhere, n);
+        anywhere.chunks_mut(n).enumerate().for_each(|(i, row)| product.row(&scratch.a, &scratch.b, i, row));
         let bits = |d: &[f32]| d.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&d), bits(&anywhere), "wider vectors give other bits");
         for i in 0..2 {
