@@ -12,7 +12,7 @@ use crate::params::Params;
 pub use crate::partials::SPLITS;
 use crate::pipeline::Pipeline;
 use crate::promote::multiply_stage;
-use crate::scales::{GROUP, ScaleReader, ScaleRing, ScaleShape, ScaleWriter, group_start};
+use crate::scales::{ScaleReader, ScaleRing, ScaleShape, group_start};
 use crate::{BLOCK_K, WARP};
 use oxigemm_ptx::tma::{Eviction, LoadOptions};
 use oxigemm_ptx::wgmma::{Descriptor, Swizzle};
@@ -230,8 +230,7 @@ impl<'k> Block<'k, '_> {
             };
             k.if_else(stream.ne(0), || load_b(once), || load_b(LoadOptions::default()));
             p.a.load(&[column, m], self.a(stage), full, LoadOptions::default());
-            let begins_group = ScaleWriter::begins_group(block, self.slice.blocks[0]);
-            k.if_(begins_group, || scales.load(p, self.tile, block));
+            k.if_(scales.begins_group(block, self.slice.blocks[0]), || scales.load(p, self.tile, block));
             cursor.advance();
         });
         k.launch_dependents();
@@ -242,8 +241,9 @@ impl<'k> Block<'k, '_> {
         let (k, [first, end]) = (self.k, self.slice.blocks);
         let copier = self.scales.copier(self.lane);
         // A slice of no blocks has no group, even where it lies inside one.
-        let start = first.lt(end).select(group_start(first), end);
-        k.for_(start, end, GROUP, |block| copier.copy(&self.params, self.tile, block, end));
+        let group = self.cfg.scales().group();
+        let start = first.lt(end).select(group_start(first, group), end);
+        k.for_(start, end, group, |block| copier.copy(&self.params, self.tile, block, end));
     }
 
     /// A math warpgroup: 64 rows of one operand against all rows of the other, promoted into FP32 sums.
@@ -262,7 +262,7 @@ impl<'k> Block<'k, '_> {
         let products = k.fragment::<f32>(columns as usize / 2);
         let sums: Vec<Var<'k, f32>> = products.iter().map(|_| k.var(0.0f32)).collect();
 
-        let (cursor, scales) = (self.pipe.reader(), self.scales.reader(lane));
+        let (cursor, scales, group) = (self.pipe.reader(), self.scales.reader(lane), cfg.scales().group());
         k.for_(self.slice.blocks[0], self.slice.blocks[1], 1, |block| {
             cursor.wait_full();
             let stage = cursor.stage();
@@ -270,7 +270,7 @@ impl<'k> Block<'k, '_> {
             k.wgmma_fence();
             multiply_stage(k, types, &products, tall.advance(offset), other.advance(offset));
             k.wgmma_commit();
-            let within = block % GROUP;
+            let within = block % group;
             k.if_(within.eq(0) | block.eq(self.slice.blocks[0]), || scales.wait());
             let rows = self.row_scales(&scales, within);
             k.wgmma_wait(0);
@@ -282,7 +282,7 @@ impl<'k> Block<'k, '_> {
                 sum.fma(product.live(), scale);
             }
             let next = block + 1;
-            k.if_((next % GROUP).eq(0) | next.eq(self.slice.blocks[1]), || scales.release());
+            k.if_((next % group).eq(0) | next.eq(self.slice.blocks[1]), || scales.release());
             cursor.advance();
         });
         sums

@@ -395,6 +395,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     }
     let tail = cfg.shares_tail.then(|| TailParams::declare(k));
     if let Some(tail) = tail {
+        assert_eq!(cfg.scales().group(), GROUP, "a part of a tile is told by such groups");
         place = place.with_tail(k, tail, cfg.padded(params.k_blocks));
     }
     if let Some(fused) = &fused {
@@ -502,7 +503,7 @@ impl<'k> Block<'k, '_> {
         self.place.for_each_place(k, |tile| {
             // What is not read again leaves the L2 cache before what others have there.
             let b = b.streamed(tile.streams_b, once);
-            KOrder::new(tile.back, self.blocks_of(&tile), GROUP).for_each(k, |block| {
+            KOrder::new(tile.back, self.blocks_of(&tile), cfg.scales().group()).for_each(k, |block| {
                 cursor.wait_empty();
                 let stage = cursor.stage();
                 let full = self.pipe.full(stage);
@@ -575,16 +576,16 @@ impl<'k> Block<'k, '_> {
 
     /// The warp that brings the scales, as far ahead of the tiles as its ring allows.
     fn bring_scales(&self) {
-        let (k, p) = (self.k, &self.params);
+        let (k, p, group) = (self.k, &self.params, self.cfg.scales().group());
         let bringer = self.scales.bringer(self.lane);
         self.place.for_each_place(k, |tile| {
             let (p, at) = (&p.of(&tile, self.grouped.as_ref()), [tile.m, tile.n]);
             let [first, end] = match tile.part {
-                Some(part) => [group_start(part.first), part.end],
+                Some(part) => [group_start(part.first, group), part.end],
                 None => [k.constant(0), p.k_blocks],
             };
-            let order = KOrder::new(tile.back, [first, self.cfg.padded(end)], GROUP);
-            k.for_(first, end, GROUP, |start| bringer.bring(p, at, order.group(start)));
+            let order = KOrder::new(tile.back, [first, self.cfg.padded(end)], group);
+            k.for_(first, end, group, |start| bringer.bring(p, at, order.group(start)));
         });
     }
 

@@ -6,7 +6,7 @@ use crate::epilogue::Panels;
 use crate::fp8::E5m2;
 use crate::grouping::{Grouping, table_bytes};
 use crate::params::{ScaleLayout, ScalesOfB};
-use crate::scales::loaded_blocks;
+use crate::scales::{group_of, loaded_blocks};
 use crate::schedule::Sweep;
 use crate::tail::Tail;
 use crate::{BLOCK_K, fp8_slim, fp8_wide, half, half_slim, half_wide, kgroups};
@@ -263,14 +263,11 @@ impl Launch {
         layout: ScaleLayout,
         [stride_m, stride_k]: [u32; 2],
     ) -> Option<MatrixMap> {
-        let (m, k) = (shape.m, shape.k_blocks());
+        let (m, k, rows) = (shape.m, shape.k_blocks(), self.scale_rows);
+        let blocks = loaded_blocks(k, group_of(rows));
         match layout {
-            ScaleLayout::RowMajor => {
-                Some(MatrixMap::new([k, m], u64::from(stride_m), [loaded_blocks(k), self.scale_rows]))
-            }
-            ScaleLayout::MnMajor => {
-                Some(MatrixMap::new([m, k], u64::from(stride_k), [self.scale_rows, loaded_blocks(k)]))
-            }
+            ScaleLayout::RowMajor => Some(MatrixMap::new([k, m], u64::from(stride_m), [blocks, rows])),
+            ScaleLayout::MnMajor => Some(MatrixMap::new([m, k], u64::from(stride_k), [rows, blocks])),
             ScaleLayout::Copied | ScaleLayout::Packed => None,
         }
     }

@@ -7,7 +7,7 @@ use crate::epilogue::OutputParams;
 use crate::epilogue::fused::Pieces;
 use crate::grouping::{GroupArgs, GroupParams, GroupPlace};
 use crate::kgroups::KGroupPlace;
-use crate::scales::loaded_blocks;
+use crate::scales::group_of;
 use crate::tail::KPart;
 use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::{Global, Kernel, Pred, Shared, U32};
@@ -88,7 +88,7 @@ pub enum ScaleLayout {
     MnMajor = 1,
     /// Any other strides, also 0, which no tensor map has: copied by threads.
     Copied = 2,
-    /// K is contiguous, and what is loaded of a row at a time is all of it: the rows of a tile are one piece.
+    /// K is contiguous, and what comes of a row at a time is all of it: the rows of a tile are one piece.
     Packed = 3,
 }
 
@@ -110,7 +110,7 @@ impl ScaleLayout {
     /// The copy engine asks for every row of a tensor map by itself. Where all blocks of a grid want the same few rows, these
     /// may lie in one slice of the L2 cache, which is then busy with nothing else: packed scales are asked for as one piece.
     pub fn in_tiles(self, strides: [u32; 2], k_blocks: u32, [rows, tile_rows]: [u32; 2]) -> ScaleLayout {
-        let one_piece = strides == [k_blocks, 1] && k_blocks == loaded_blocks(k_blocks);
+        let one_piece = strides == [k_blocks, 1] && k_blocks <= group_of(tile_rows);
         let whole_tiles = tile_rows > 0 && rows.is_multiple_of(tile_rows);
         match self {
             ScaleLayout::RowMajor if one_piece && whole_tiles => ScaleLayout::Packed,
@@ -367,15 +367,18 @@ mod tests {
     }
 
     #[test]
-    fn scales_of_whole_tiles_that_are_loaded_at_once_are_packed() {
+    fn scales_of_whole_tiles_that_come_together_are_packed() {
         let packed = |strides, k_blocks, rows| {
             ScaleLayout::of(0x100, strides).in_tiles(strides, k_blocks, rows) == ScaleLayout::Packed
         };
         assert!(packed([4, 1], 4, [64, 64]));
         assert!(packed([8, 1], 8, [512, 128]));
         assert!(!packed([8, 1], 4, [64, 64]), "gaps between rows");
-        assert!(!packed([12, 1], 12, [64, 64]), "more than is loaded at once");
-        assert!(!packed([3, 1], 3, [64, 64]), "less than is loaded at once");
+        assert!(packed([12, 1], 12, [64, 64]));
+        assert!(packed([16, 1], 16, [128, 128]));
+        assert!(!packed([20, 1], 20, [64, 64]), "more than comes together");
+        assert!(!packed([12, 1], 12, [256, 256]), "more than comes together of high tiles");
+        assert!(!packed([3, 1], 3, [64, 64]), "a pitch that the copy engine cannot have");
         assert!(!packed([4, 1], 4, [65, 64]), "a tile that is not whole");
         assert!(!packed([1, 64], 4, [64, 64]), "along M");
         let odd = ScaleLayout::of(0x104, [4, 1]).in_tiles([4, 1], 4, [64, 64]);

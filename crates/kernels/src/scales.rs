@@ -13,21 +13,33 @@ use oxigemm_ptx::tma::LoadOptions;
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Kernel, Pred, Shared, U32, Var};
 
-/// Blocks of K whose scales come together: 32 bytes of a row, one sector of the L2 cache. The copy engine works row by
-/// row, so the fewer groups the better. Groups start at multiples of it; a tile may start inside one.
+/// Blocks of K whose scales come together: 32 bytes of a row, one sector of the L2 cache. Groups start at multiples of it; a tile may
+/// start inside one.
 pub(crate) const GROUP: u32 = 8;
+/// The same of tiles of at most [`LOW_ROWS`]. The copy engine works row by row, so the fewer groups the better, as far as shared memory
+/// reaches.
+const LONG_GROUP: u32 = 16;
+const LOW_ROWS: u32 = 128;
 /// Groups in flight.
 const SLOTS: u32 = 2;
 
-/// Blocks of K whose scales one load brings: a whole group, or half of one where K has no more.
-pub(crate) const fn loaded_blocks(k_blocks: u32) -> u32 {
-    if k_blocks <= GROUP / 2 { GROUP / 2 } else { GROUP }
+/// Blocks of K whose scales come together where tiles have so many rows.
+pub(crate) const fn group_of(rows: u32) -> u32 {
+    if rows <= LOW_ROWS { LONG_GROUP } else { GROUP }
 }
+
+/// Blocks of K whose scales one load brings by a tensor map: a whole group, or less where K has no more.
+pub(crate) fn loaded_blocks(k_blocks: u32, group: u32) -> u32 {
+    k_blocks.next_power_of_two().clamp(LEAST_LOADED, group)
+}
+
+/// Of those at least: 16 bytes of a row.
+const LEAST_LOADED: u32 = 4;
 
 /// The first block of a block's group.
 #[track_caller]
-pub(crate) fn group_start(block: U32<'_>) -> U32<'_> {
-    block - block % GROUP
+pub(crate) fn group_start(block: U32<'_>, group: u32) -> U32<'_> {
+    block - block % group
 }
 
 /// The scales of a tile, as far as they are compiled in.
@@ -42,6 +54,11 @@ pub(crate) struct ScaleShape {
 }
 
 impl ScaleShape {
+    /// Blocks of K whose scales come together.
+    pub fn group(&self) -> u32 {
+        group_of(self.rows)
+    }
+
     /// Bytes of the ring's barriers.
     pub const BARRIER_BYTES: u32 = Pipeline::barrier_bytes(SLOTS);
     /// No scales: the ring tells the math warps where tiles are, and nothing else.
@@ -56,12 +73,12 @@ impl ScaleShape {
     }
 
     fn row_bytes(&self) -> u32 {
-        GROUP * self.rows * 4
+        self.group() * self.rows * 4
     }
 
     /// Bytes of one slot: row scales, column scales, and the tile's place.
     fn slot_bytes(&self) -> u32 {
-        (self.row_bytes() + GROUP * self.column_pitch() * 4 + TilePlace::BYTES).next_multiple_of(128)
+        (self.row_bytes() + self.group() * self.column_pitch() * 4 + TilePlace::BYTES).next_multiple_of(128)
     }
 
     /// Gives a name to the ring's slots, `offset` bytes into dynamic shared memory.
@@ -85,7 +102,7 @@ pub(crate) struct ScaleRing<'k> {
     layout: U32<'k>,
     /// Whether the copy engine brings the scales of A, and of B.
     by_engine: [Pred<'k>; 2],
-    /// As [`loaded_blocks`].
+    /// Blocks of K whose scales of rows one load brings.
     loaded: U32<'k>,
 }
 
@@ -105,15 +122,20 @@ impl<'k> ScaleRing<'k> {
                 if columns == 1 { params.sfb_bulk } else { k.constant(false) },
             ],
         };
-        ScaleRing {
+        let ring = ScaleRing {
             k,
             shape,
             slots,
             pipe: Pipeline::new(k, barriers, SLOTS, SLOTS),
             layout: params.sfa_layout,
             by_engine,
-            loaded: params.k_blocks.le(GROUP / 2).select(GROUP / 2, GROUP),
-        }
+            loaded: k.constant(shape.group()),
+        };
+        // As `loaded_blocks`; what is packed has no other blocks in between.
+        let whole = k.constant(shape.group());
+        let less = |loaded: U32<'k>, most: u32| params.k_blocks.le(most).select(most, loaded);
+        let loaded = [GROUP, LEAST_LOADED].into_iter().filter(|most| *most < shape.group()).fold(whole, less);
+        ScaleRing { loaded: ring.packed().select(params.k_blocks, loaded), ..ring }
     }
 
     /// Gives names to the barriers, `offset` bytes into dynamic shared memory.
@@ -145,7 +167,7 @@ impl<'k> ScaleRing<'k> {
     }
 
     fn place(&self, slot: Shared<'k>) -> Shared<'k> {
-        self.columns(slot).at(GROUP * self.shape.column_pitch() * 4)
+        self.columns(slot).at(self.shape.group() * self.shape.column_pitch() * 4)
     }
 
     /// The side of the thread that has the copy engine bring scales.
@@ -189,14 +211,14 @@ pub(crate) struct ScaleWriter<'k> {
 
 impl<'k> ScaleWriter<'k> {
     /// Whether a tile's blocks from `first` on begin a group with `block`.
-    pub fn begins_group(block: U32<'k>, first: U32<'k>) -> Pred<'k> {
-        (block % GROUP).eq(0) | block.eq(first)
+    pub fn begins_group(&self, block: U32<'k>, first: U32<'k>) -> Pred<'k> {
+        (block % self.ring.shape.group()).eq(0) | block.eq(first)
     }
 
     /// Brings the tile's place and the scales of the group of `block`, where the copy engine can.
     pub fn load(&self, params: &Params<'k>, at: [U32<'k>; 2], block: U32<'k>) {
         self.cursor.wait_empty();
-        self.load_now(params, at, group_start(block));
+        self.load_now(params, at, group_start(block, self.ring.shape.group()));
         self.cursor.advance();
     }
 
@@ -217,7 +239,7 @@ impl<'k> ScaleWriter<'k> {
         let (slot, full) = (ring.slot(self.cursor.stage()), ring.pipe.full(self.cursor.stage()));
         let [rows, columns] = ring.by_engine;
         let row_bytes: U32<'k> = rows.select(ring.loaded * (ring.shape.rows * 4), 0);
-        let column_bytes: U32<'k> = columns.select((params.k_blocks - block).min(GROUP) * 4, 0);
+        let column_bytes: U32<'k> = columns.select((params.k_blocks - block).min(ring.shape.group()) * 4, 0);
         params.store_place(ring.place(slot), m, n);
         full.arrive_expecting(row_bytes + column_bytes);
         let load_by_rows = || {
@@ -255,7 +277,7 @@ impl<'k> ScaleCopier<'k> {
     /// Copies for the group of `block`, of a tile's blocks up to before `end`.
     pub fn copy(&self, params: &Params<'k>, at: [U32<'k>; 2], block: U32<'k>, end: U32<'k>) {
         self.cursor.wait_empty();
-        self.copy_now(params, at, (group_start(block), end));
+        self.copy_now(params, at, (group_start(block, self.ring.shape.group()), end));
         // Its lanes have gone ways of their own, and go on to meet other warps.
         self.ring.k.sync_warp();
         self.cursor.advance();
@@ -275,7 +297,7 @@ impl<'k> ScaleCopier<'k> {
 
     fn copy_rows(&self, params: &Params<'k>, to: Shared<'k>, m: U32<'k>, (block, end): (U32<'k>, U32<'k>)) {
         let rows = self.ring.shape.rows;
-        self.ring.k.for_(self.lane, GROUP * rows, WARP, |index| {
+        self.ring.k.for_(self.lane, self.ring.shape.group() * rows, WARP, |index| {
             let (later, row) = (index / rows, index % rows);
             let exists = (m + row).lt(params.output.rows) & (block + later).lt(end);
             to.at(index * 4).copy_async(params.sfa.at(m + row, block + later), 4, exists);
@@ -290,7 +312,7 @@ impl<'k> ScaleCopier<'k> {
         (block, end): (U32<'k>, U32<'k>),
     ) {
         let shape = self.ring.shape;
-        self.ring.k.for_(self.lane, GROUP * shape.columns, WARP, |index| {
+        self.ring.k.for_(self.lane, shape.group() * shape.columns, WARP, |index| {
             let later = index / shape.columns;
             let i = index - later * shape.columns;
             let (column, row) = params.place_of(n, i * shape.columns_per_scale);

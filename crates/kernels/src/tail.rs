@@ -163,7 +163,8 @@ impl<'k> KPart<'k> {
     /// Tells other warps of the block of a part of the tile at row `m` and column `n`, its blocks of K counted from the beginning of the
     /// first one's group of scales.
     pub fn tell(&self, to: Shared<'k>, [m, n]: [U32<'k>; 2]) {
-        let (begin, within) = (group_start(self.first), self.first % GROUP);
+        // Tiles that are shared out have so many rows that no more scales come together.
+        let (begin, within) = (group_start(self.first, GROUP), self.first % GROUP);
         to.store_vec([m, n, self.end - begin, self.meeting.0 * GROUP + within]);
     }
 

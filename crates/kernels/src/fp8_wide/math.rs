@@ -8,7 +8,7 @@ use crate::grouping::Grouping;
 use crate::params::ScalesOfB;
 use crate::pipeline::Cursor;
 use crate::promote::multiply_stage;
-use crate::scales::{GROUP, ScaleReader};
+use crate::scales::ScaleReader;
 use crate::tail::MeetingPlace;
 use oxigemm_ptx::wgmma::{Descriptor, DescriptorVar, Swizzle};
 use oxigemm_ptx::{F32, Pred, Shared, U32, Var};
@@ -124,6 +124,11 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             sums: (0..waves).map(|_| k.fragment(columns as usize / 2)).collect(),
             release: Release::new(k, &block.place, &block.pipe, lane),
         }
+    }
+
+    /// Blocks of K whose scales come together.
+    fn group(&self) -> u32 {
+        self.block.cfg.scales().group()
     }
 
     /// The current tile.
@@ -242,7 +247,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         // Tests between unrolled blocks would cost 2 to 4%: what is left over goes one by one.
         let whole = k_blocks - k_blocks % unroll;
         k.for_(0, whole, unroll, |first| self.multiply_blocks(first, k_blocks));
-        k.for_(whole, k_blocks, 1, |block| self.multiply_single(block % GROUP));
+        k.for_(whole, k_blocks, 1, |block| self.multiply_single(block % self.group()));
     }
 
     /// Lets go of all blocks of a tile in which no row of this warpgroup belongs to the tile's group.
@@ -255,7 +260,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             self.release.stage(k, self.cursor.stage());
             self.advance();
             let next = block + 1;
-            k.if_((next % GROUP).eq(0) & next.lt(k_blocks), || {
+            k.if_((next % self.group()).eq(0) & next.lt(k_blocks), || {
                 self.scales.release();
                 self.scales.wait();
             });
@@ -268,7 +273,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         for later in 0..unroll {
             self.cursor.wait_full();
             let rows = self.block_rows(later as usize);
-            let columns = || self.block_columns(first % GROUP + later);
+            let columns = || self.block_columns(first % self.group() + later);
             self.multiply_block(&rows, columns, || {
                 let next = first + unroll;
                 if later + 1 == unroll {
@@ -309,7 +314,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     fn load_next_scales(&self, next: U32<'k>, k_blocks: U32<'k>) {
         let k = self.block.k;
         k.if_(next.lt(k_blocks), || {
-            let within = next % GROUP;
+            let within = next % self.group();
             k.if_(within.eq(0), || self.scales.release());
             self.load_scales(within);
         });
@@ -378,7 +383,8 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     fn complete_waves(&self, first: U32<'k>, later: u32, is_full: Var<'k, bool>, ahead: impl FnOnce()) {
         let (k, cfg) = (self.block.k, self.block.cfg);
         let (stage, operands) = (self.cursor.stage(), self.operands.map(Operand::get));
-        let (rows, columns) = (self.block_rows(later as usize), self.block_columns(first % GROUP + later));
+        let (rows, columns) =
+            (self.block_rows(later as usize), self.block_columns(first % self.group() + later));
         self.advance();
         let promote = |wave: usize| {
             promote(cfg, &self.sums[wave], &self.products, [rows[2 * wave], rows[2 * wave + 1]], &columns);
@@ -398,7 +404,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
 
     /// Loads the scales of a round that begins with the block `next`. Behind a tile's last, what is loaded is not used.
     fn turn_to_scales(&self, next: U32<'k>, k_blocks: U32<'k>) {
-        let within = next % GROUP;
+        let within = next % self.group();
         self.block.k.if_(within.eq(0) & next.lt(k_blocks), || {
             self.scales.release();
             self.scales.wait();

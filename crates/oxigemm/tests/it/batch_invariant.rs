@@ -96,7 +96,7 @@ fn finished_rows_have_the_same_bits_in_every_batch() {
 
 #[test]
 fn rows_have_the_same_bits_in_every_tile_of_a_block() {
-    let x = fp8(40, 2048, &Device::sim());
+    let x = fp8(40, 4096, &Device::sim());
     let rows = |first, count, batch_invariant| {
         let options = GemmOptions {
             num_sms: Some(1),

@@ -110,16 +110,18 @@ fn a_block_walks_many_tiles_through_a_short_pipeline() {
 
 #[test]
 fn the_copy_engine_brings_every_scale() {
-    // K in fours of blocks: half a group, and one and a half. The last block of a cluster lies outside of B.
+    // K in fours of blocks: a part of a group, more than one, more than the ring has room for. The last block of a cluster lies outside
+    // of B.
     let sim = Sim::new();
-    for (name, m, num_sms) in [
-        ("wide_256x128_s3_c1x2", 270, Some(2)),
-        ("wide_128x128_s5_c2x1", 270, Some(2)),
-        ("slim_8x64_k2_s3", 20, None),
-        ("slim_64x64_k1_s2", 70, None),
+    for (name, m, num_sms, ks) in [
+        ("wide_256x128_s3_c1x2", 270, Some(2), [512, 1536]),
+        ("wide_128x128_s5_c2x1", 270, Some(2), [512, 2560]),
+        ("slim_8x64_k2_s3", 20, None, [1024, 5120]),
+        ("slim_8x64_k1_s2", 5, None, [1536, 4608]),
+        ("slim_64x64_k1_s2", 70, None, [512, 2560]),
     ] {
         let choice = plan::parse(name).expect("the name of a choice");
-        for k in [512, 1536] {
+        for k in ks {
             let case = Case { dims: [m, 120, k], num_sms, ..PLAIN };
             every_schedule_gives_the_same_bits(case, choice, schedules().step_by(2), &sim);
         }
@@ -128,14 +130,16 @@ fn the_copy_engine_brings_every_scale() {
 
 #[test]
 fn scales_of_a_tile_that_are_one_piece() {
-    // Whole tiles, and K of four or eight blocks, which come at once. The second block of a cluster lies outside of A.
+    // Whole tiles, and a K of up to 16 blocks in fours, or 8 where a tile has 256 rows. The second block of a cluster lies outside of A.
     let sim = Sim::new();
     for (name, dims, num_sms) in [
         ("wide_64x256_s4_c1x1", [128, 250, 512], Some(1)),
         ("wide_64x128_s8_c2x1", [64, 120, 1000], None),
         ("wide_256x128_s3_c1x2", [512, 200, 1024], Some(2)),
-        ("slim_64x64_k2_s3", [64, 60, 1024], None),
+        ("wide_128x192_s4_c1x1", [128, 200, 1500], None),
+        ("slim_64x64_k2_s3", [64, 60, 2048], None),
         ("slim_8x64_k1_s2", [16, 60, 500], None),
+        ("slim_32x64_k2_s2", [32, 60, 1024], None),
     ] {
         let choice = plan::parse(name).expect("the name of a choice");
         every_schedule_gives_the_same_bits(
