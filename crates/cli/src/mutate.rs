@@ -82,7 +82,16 @@ const fn of_tiles_passed_by(kernel: &'static str) -> Redundant {
     Redundant { kernel, what: "bar.warp.sync", file: "math.rs", times: 1, why: PASSED_BY }
 }
 
-const REDUNDANT: [Redundant; 7] = [
+const STAGES_TELL: &str =
+    "a thread that loads tiles as well has waited for a stage that was let go of behind those scales";
+
+/// What few-row kernels, whose stages are no more than the blocks of K whose scales come together, can do without.
+const fn of_few_rows(kernel: &'static str) -> Redundant {
+    Redundant { kernel, what: "does not wait", file: "pipeline.rs", times: 1, why: STAGES_TELL }
+}
+
+const REDUNDANT: [Redundant; 9] = [
+    of_few_rows(FAMILIES[1]),
     of_tiles_passed_by(FAMILIES[2]),
     of_stages(FAMILIES[3]),
     Redundant {
@@ -96,6 +105,7 @@ const REDUNDANT: [Redundant; 7] = [
     of_stages(FAMILIES[9]),
     of_stages(FAMILIES[11]),
     of_stages(FAMILIES[12]),
+    of_few_rows(FAMILIES[13]),
 ];
 
 /// Runs the command.

@@ -88,9 +88,14 @@ impl Config {
         (self.block_n + self.block_m) * BLOCK_K
     }
 
+    /// Blocks of K whose scales come together.
+    pub fn scale_blocks(&self) -> u32 {
+        self.scales().group
+    }
+
     fn scales(&self) -> ScaleShape {
         let columns = self.fusion.sums();
-        ScaleShape { rows: self.block_m, columns_per_scale: self.tile_columns(), columns }
+        ScaleShape::dense(self.block_m, self.tile_columns(), columns)
     }
 
     /// Columns of D that a tile becomes.
@@ -241,7 +246,7 @@ impl<'k> Block<'k, '_> {
         let (k, [first, end]) = (self.k, self.slice.blocks);
         let copier = self.scales.copier(self.lane);
         // A slice of no blocks has no group, even where it lies inside one.
-        let group = self.cfg.scales().group();
+        let group = self.cfg.scales().group;
         let start = first.lt(end).select(group_start(first, group), end);
         k.for_(start, end, group, |block| copier.copy(&self.params, self.tile, block, end));
     }
@@ -262,7 +267,7 @@ impl<'k> Block<'k, '_> {
         let products = k.fragment::<f32>(columns as usize / 2);
         let sums: Vec<Var<'k, f32>> = products.iter().map(|_| k.var(0.0f32)).collect();
 
-        let (cursor, scales, group) = (self.pipe.reader(), self.scales.reader(lane), cfg.scales().group());
+        let (cursor, scales, group) = (self.pipe.reader(), self.scales.reader(lane), cfg.scales().group);
         k.for_(self.slice.blocks[0], self.slice.blocks[1], 1, |block| {
             cursor.wait_full();
             let stage = cursor.stage();

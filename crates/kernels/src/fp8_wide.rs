@@ -134,6 +134,12 @@ impl Config {
         self.scales_of_b == ScalesOfB::Blocks && self.grouping != Grouping::K && !self.is_fused()
     }
 
+    /// Whether that is another order where K has so many blocks: several whole groups of scales.
+    pub fn turns_back_in(&self, k_blocks: u32) -> bool {
+        let (blocks, group) = (self.padded_blocks(k_blocks), self.scale_blocks());
+        self.turns_back() && blocks > group && blocks.is_multiple_of(group)
+    }
+
     /// Bytes of dynamic shared memory, without the table of groups that follows.
     pub fn shared_bytes(&self) -> u32 {
         SharedMap::new(self).bytes
@@ -163,7 +169,8 @@ impl Config {
     /// narrow ones are there for a K that would waste too much.
     fn pads_k(&self) -> bool {
         const LARGE: u32 = 176;
-        self.scales_of_b == ScalesOfB::Blocks && self.shape().waves() * self.shape().columns() >= LARGE
+        let large = self.shape().waves() * self.shape().columns() >= LARGE;
+        self.scales_of_b == ScalesOfB::Blocks && self.unroll() > 1 && large
     }
 
     /// The blocks of K that a tile has where K has that many.
@@ -210,13 +217,21 @@ impl Config {
         }
     }
 
+    /// Blocks of K whose scales come together.
+    pub fn scale_blocks(&self) -> u32 {
+        self.scales().group
+    }
+
     fn scales(&self) -> ScaleShape {
         if self.scales_of_b == ScalesOfB::Rows {
             return ScaleShape::PLACES;
         }
         let columns_per_scale = self.columns_per_scale();
         let columns = self.block_n / columns_per_scale;
-        ScaleShape { rows: self.block_m, columns_per_scale, columns }
+        match self.grouping {
+            Grouping::Dense => ScaleShape::dense(self.block_m, columns_per_scale, columns),
+            Grouping::Rows | Grouping::K => ScaleShape::grouped(self.block_m, columns_per_scale, columns),
+        }
     }
 
     /// Bytes of a math warpgroup's staging area.
@@ -395,7 +410,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     }
     let tail = cfg.shares_tail.then(|| TailParams::declare(k));
     if let Some(tail) = tail {
-        assert_eq!(cfg.scales().group(), GROUP, "a part of a tile is told by such groups");
+        assert_eq!(cfg.scales().group, GROUP, "a part of a tile is told by such groups");
         place = place.with_tail(k, tail, cfg.padded(params.k_blocks));
     }
     if let Some(fused) = &fused {
@@ -503,7 +518,7 @@ impl<'k> Block<'k, '_> {
         self.place.for_each_place(k, |tile| {
             // What is not read again leaves the L2 cache before what others have there.
             let b = b.streamed(tile.streams_b, once);
-            KOrder::new(tile.back, self.blocks_of(&tile), cfg.scales().group()).for_each(k, |block| {
+            KOrder::new(tile.back, self.blocks_of(&tile), cfg.scales().group).for_each(k, |block| {
                 cursor.wait_empty();
                 let stage = cursor.stage();
                 let full = self.pipe.full(stage);
@@ -576,7 +591,7 @@ impl<'k> Block<'k, '_> {
 
     /// The warp that brings the scales, as far ahead of the tiles as its ring allows.
     fn bring_scales(&self) {
-        let (k, p, group) = (self.k, &self.params, self.cfg.scales().group());
+        let (k, p, group) = (self.k, &self.params, self.cfg.scales().group);
         let bringer = self.scales.bringer(self.lane);
         self.place.for_each_place(k, |tile| {
             let (p, at) = (&p.of(&tile, self.grouped.as_ref()), [tile.m, tile.n]);

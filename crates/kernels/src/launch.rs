@@ -6,7 +6,7 @@ use crate::epilogue::Panels;
 use crate::fp8::E5m2;
 use crate::grouping::{Grouping, table_bytes};
 use crate::params::{ScaleLayout, ScalesOfB};
-use crate::scales::{group_of, loaded_blocks};
+use crate::scales::loaded_blocks;
 use crate::schedule::Sweep;
 use crate::tail::Tail;
 use crate::{BLOCK_K, fp8_slim, fp8_wide, half, half_slim, half_wide, kgroups};
@@ -213,6 +213,8 @@ pub struct Launch {
     pub tile_b: u32,
     /// Rows of A whose scales one tensor load brings, where it has scales.
     pub scale_rows: u32,
+    /// Blocks of K whose scales come together.
+    pub scale_blocks: u32,
     /// The kernel's `tuning` arguments: of many rows, blocks of a cluster along M and along N, rows of tiles in a band, and whether it
     /// [turns back](Self::turns_back); of few, stages, and whether B passes by once.
     pub tuning: [u32; 4],
@@ -264,7 +266,7 @@ impl Launch {
         [stride_m, stride_k]: [u32; 2],
     ) -> Option<MatrixMap> {
         let (m, k, rows) = (shape.m, shape.k_blocks(), self.scale_rows);
-        let blocks = loaded_blocks(k, group_of(rows));
+        let blocks = loaded_blocks(k, self.scale_blocks);
         match layout {
             ScaleLayout::RowMajor => Some(MatrixMap::new([k, m], u64::from(stride_m), [blocks, rows])),
             ScaleLayout::MnMajor => Some(MatrixMap::new([m, k], u64::from(stride_k), [rows, blocks])),
@@ -346,12 +348,14 @@ impl Choice {
                 let grid = persistent((family, turning), shape, tile, cluster, concurrent);
                 let clusters = grid.grid[0] / grid.cluster;
                 let tail = config.tail(tiles_of(shape, tile, cluster), shape.k_blocks(), clusters);
+                let grid = if config.turns_back_in(shape.k_blocks()) { grid } else { grid.straight_on() };
                 Launch {
                     threads: config.threads(),
                     shared_bytes: config.shared_bytes(),
                     tile_a: config.box_rows(cluster_n),
                     tile_b: config.box_rows_of_b(cluster_m),
                     scale_rows: config.block_m,
+                    scale_blocks: config.scale_blocks(),
                     tail,
                     room_bytes: tail.room_bytes(grid.cluster, config.sums()),
                     ..grid
@@ -376,6 +380,7 @@ impl Choice {
                 tile_a: config.block_m,
                 tile_b: config.tile_columns(),
                 scale_rows: config.block_m,
+                scale_blocks: config.scale_blocks(),
                 ..covering(shape, [config.block_m, config.tile_columns()], split, stages)
             },
             Choice::HalfSlim { config, split, stages } => {

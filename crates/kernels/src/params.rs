@@ -7,7 +7,6 @@ use crate::epilogue::OutputParams;
 use crate::epilogue::fused::Pieces;
 use crate::grouping::{GroupArgs, GroupParams, GroupPlace};
 use crate::kgroups::KGroupPlace;
-use crate::scales::group_of;
 use crate::tail::KPart;
 use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::{Global, Kernel, Pred, Shared, U32};
@@ -105,12 +104,18 @@ impl ScaleLayout {
         }
     }
 
-    /// The same where tiles have `tile_rows` of the `rows` of A, each with `k_blocks` scales.
+    /// The same where tiles have `tile_rows` of the `rows` of A, each with `k_blocks` scales, of which `together` come together.
     ///
     /// The copy engine asks for every row of a tensor map by itself. Where all blocks of a grid want the same few rows, these
     /// may lie in one slice of the L2 cache, which is then busy with nothing else: packed scales are asked for as one piece.
-    pub fn in_tiles(self, strides: [u32; 2], k_blocks: u32, [rows, tile_rows]: [u32; 2]) -> ScaleLayout {
-        let one_piece = strides == [k_blocks, 1] && k_blocks <= group_of(tile_rows);
+    pub fn in_tiles(
+        self,
+        strides: [u32; 2],
+        k_blocks: u32,
+        rows: u32,
+        [tile_rows, together]: [u32; 2],
+    ) -> ScaleLayout {
+        let one_piece = strides == [k_blocks, 1] && k_blocks <= together;
         let whole_tiles = tile_rows > 0 && rows.is_multiple_of(tile_rows);
         match self {
             ScaleLayout::RowMajor if one_piece && whole_tiles => ScaleLayout::Packed,
@@ -368,20 +373,20 @@ mod tests {
 
     #[test]
     fn scales_of_whole_tiles_that_come_together_are_packed() {
-        let packed = |strides, k_blocks, rows| {
-            ScaleLayout::of(0x100, strides).in_tiles(strides, k_blocks, rows) == ScaleLayout::Packed
+        let packed = |strides, k_blocks, rows, tile| {
+            ScaleLayout::of(0x100, strides).in_tiles(strides, k_blocks, rows, tile) == ScaleLayout::Packed
         };
-        assert!(packed([4, 1], 4, [64, 64]));
-        assert!(packed([8, 1], 8, [512, 128]));
-        assert!(!packed([8, 1], 4, [64, 64]), "gaps between rows");
-        assert!(packed([12, 1], 12, [64, 64]));
-        assert!(packed([16, 1], 16, [128, 128]));
-        assert!(!packed([20, 1], 20, [64, 64]), "more than comes together");
-        assert!(!packed([12, 1], 12, [256, 256]), "more than comes together of high tiles");
-        assert!(!packed([3, 1], 3, [64, 64]), "a pitch that the copy engine cannot have");
-        assert!(!packed([4, 1], 4, [65, 64]), "a tile that is not whole");
-        assert!(!packed([1, 64], 4, [64, 64]), "along M");
-        let odd = ScaleLayout::of(0x104, [4, 1]).in_tiles([4, 1], 4, [64, 64]);
+        assert!(packed([4, 1], 4, 64, [64, 16]));
+        assert!(packed([8, 1], 8, 512, [256, 8]));
+        assert!(packed([12, 1], 12, 64, [64, 16]));
+        assert!(packed([16, 1], 16, 256, [128, 16]));
+        assert!(!packed([8, 1], 4, 64, [64, 16]), "gaps between rows");
+        assert!(!packed([20, 1], 20, 64, [64, 16]), "more than comes together");
+        assert!(!packed([12, 1], 12, 256, [256, 8]), "more than comes together of high tiles");
+        assert!(!packed([3, 1], 3, 64, [64, 16]), "a pitch that the copy engine cannot have");
+        assert!(!packed([4, 1], 4, 65, [64, 16]), "a tile that is not whole");
+        assert!(!packed([1, 64], 4, 64, [64, 16]), "along M");
+        let odd = ScaleLayout::of(0x104, [4, 1]).in_tiles([4, 1], 4, 64, [64, 16]);
         assert_eq!(odd, ScaleLayout::Copied, "the address");
     }
 }

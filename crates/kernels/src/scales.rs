@@ -16,25 +16,24 @@ use oxigemm_ptx::{F32, Kernel, Pred, Shared, U32, Var};
 /// Blocks of K whose scales come together: 32 bytes of a row, one sector of the L2 cache. Groups start at multiples of it; a tile may
 /// start inside one.
 pub(crate) const GROUP: u32 = 8;
-/// The same of tiles of at most [`LOW_ROWS`]. The copy engine works row by row, so the fewer groups the better, as far as shared memory
-/// reaches.
+/// The same of dense tiles of at most [`LOW_ROWS`]. The copy engine works row by row, so the fewer groups the better, as far as shared
+/// memory reaches: where rows are grouped, it has a table of the groups as well.
 const LONG_GROUP: u32 = 16;
 const LOW_ROWS: u32 = 128;
+/// Blocks of K whose scales one load by a tensor map may bring, the most first; 16 bytes of a row at least.
+const LOADS: [u32; 3] = [16, 8, 4];
 /// Groups in flight.
 const SLOTS: u32 = 2;
 
-/// Blocks of K whose scales come together where tiles have so many rows.
-pub(crate) const fn group_of(rows: u32) -> u32 {
-    if rows <= LOW_ROWS { LONG_GROUP } else { GROUP }
+/// Those of [`LOADS`] that are a group or a part of one.
+fn loads(group: u32) -> impl Iterator<Item = u32> {
+    LOADS.into_iter().filter(move |blocks| *blocks <= group)
 }
 
-/// Blocks of K whose scales one load brings by a tensor map: a whole group, or less where K has no more.
+/// Blocks of K whose scales one load by a tensor map brings: a whole group, or less where K has no more.
 pub(crate) fn loaded_blocks(k_blocks: u32, group: u32) -> u32 {
-    k_blocks.next_power_of_two().clamp(LEAST_LOADED, group)
+    loads(group).filter(|blocks| k_blocks <= *blocks).last().unwrap_or(group)
 }
-
-/// Of those at least: 16 bytes of a row.
-const LEAST_LOADED: u32 = 4;
 
 /// The first block of a block's group.
 #[track_caller]
@@ -51,18 +50,28 @@ pub(crate) struct ScaleShape {
     pub columns_per_scale: u32,
     /// Scales of B for one block of K.
     pub columns: u32,
+    /// Blocks of K whose scales come together.
+    pub group: u32,
+    /// Whether those of a tile's rows may be [one piece](ScaleLayout::Packed).
+    pub one_piece: bool,
 }
 
 impl ScaleShape {
-    /// Blocks of K whose scales come together.
-    pub fn group(&self) -> u32 {
-        group_of(self.rows)
-    }
-
     /// Bytes of the ring's barriers.
     pub const BARRIER_BYTES: u32 = Pipeline::barrier_bytes(SLOTS);
     /// No scales: the ring tells the math warps where tiles are, and nothing else.
-    pub const PLACES: ScaleShape = ScaleShape { rows: 0, columns_per_scale: 1, columns: 0 };
+    pub const PLACES: ScaleShape = ScaleShape::grouped(0, 1, 0);
+
+    /// Where one product has all rows.
+    pub const fn dense(rows: u32, columns_per_scale: u32, columns: u32) -> Self {
+        let group = if rows <= LOW_ROWS { LONG_GROUP } else { GROUP };
+        ScaleShape { rows, columns_per_scale, columns, group, one_piece: true }
+    }
+
+    /// Where rows are grouped.
+    pub const fn grouped(rows: u32, columns_per_scale: u32, columns: u32) -> Self {
+        ScaleShape { rows, columns_per_scale, columns, group: GROUP, one_piece: false }
+    }
 
     /// Floats from the column scales of one block of K to those of the next.
     fn column_pitch(&self) -> u32 {
@@ -73,12 +82,12 @@ impl ScaleShape {
     }
 
     fn row_bytes(&self) -> u32 {
-        self.group() * self.rows * 4
+        self.group * self.rows * 4
     }
 
     /// Bytes of one slot: row scales, column scales, and the tile's place.
     fn slot_bytes(&self) -> u32 {
-        (self.row_bytes() + self.group() * self.column_pitch() * 4 + TilePlace::BYTES).next_multiple_of(128)
+        (self.row_bytes() + self.group * self.column_pitch() * 4 + TilePlace::BYTES).next_multiple_of(128)
     }
 
     /// Gives a name to the ring's slots, `offset` bytes into dynamic shared memory.
@@ -122,6 +131,10 @@ impl<'k> ScaleRing<'k> {
                 if columns == 1 { params.sfb_bulk } else { k.constant(false) },
             ],
         };
+        let whole = k.constant(shape.group);
+        let by_map = loads(shape.group)
+            .skip(1)
+            .fold(whole, |loaded, most| params.k_blocks.le(most).select(most, loaded));
         let ring = ScaleRing {
             k,
             shape,
@@ -129,13 +142,12 @@ impl<'k> ScaleRing<'k> {
             pipe: Pipeline::new(k, barriers, SLOTS, SLOTS),
             layout: params.sfa_layout,
             by_engine,
-            loaded: k.constant(shape.group()),
+            loaded: by_map,
         };
-        // As `loaded_blocks`; what is packed has no other blocks in between.
-        let whole = k.constant(shape.group());
-        let less = |loaded: U32<'k>, most: u32| params.k_blocks.le(most).select(most, loaded);
-        let loaded = [GROUP, LEAST_LOADED].into_iter().filter(|most| *most < shape.group()).fold(whole, less);
-        ScaleRing { loaded: ring.packed().select(params.k_blocks, loaded), ..ring }
+        match shape.one_piece {
+            true => ScaleRing { loaded: ring.packed().select(params.k_blocks, by_map), ..ring },
+            false => ring,
+        }
     }
 
     /// Gives names to the barriers, `offset` bytes into dynamic shared memory.
@@ -167,7 +179,7 @@ impl<'k> ScaleRing<'k> {
     }
 
     fn place(&self, slot: Shared<'k>) -> Shared<'k> {
-        self.columns(slot).at(self.shape.group() * self.shape.column_pitch() * 4)
+        self.columns(slot).at(self.shape.group * self.shape.column_pitch() * 4)
     }
 
     /// The side of the thread that has the copy engine bring scales.
@@ -212,13 +224,13 @@ pub(crate) struct ScaleWriter<'k> {
 impl<'k> ScaleWriter<'k> {
     /// Whether a tile's blocks from `first` on begin a group with `block`.
     pub fn begins_group(&self, block: U32<'k>, first: U32<'k>) -> Pred<'k> {
-        (block % self.ring.shape.group()).eq(0) | block.eq(first)
+        (block % self.ring.shape.group).eq(0) | block.eq(first)
     }
 
     /// Brings the tile's place and the scales of the group of `block`, where the copy engine can.
     pub fn load(&self, params: &Params<'k>, at: [U32<'k>; 2], block: U32<'k>) {
         self.cursor.wait_empty();
-        self.load_now(params, at, group_start(block, self.ring.shape.group()));
+        self.load_now(params, at, group_start(block, self.ring.shape.group));
         self.cursor.advance();
     }
 
@@ -239,7 +251,7 @@ impl<'k> ScaleWriter<'k> {
         let (slot, full) = (ring.slot(self.cursor.stage()), ring.pipe.full(self.cursor.stage()));
         let [rows, columns] = ring.by_engine;
         let row_bytes: U32<'k> = rows.select(ring.loaded * (ring.shape.rows * 4), 0);
-        let column_bytes: U32<'k> = columns.select((params.k_blocks - block).min(ring.shape.group()) * 4, 0);
+        let column_bytes: U32<'k> = columns.select((params.k_blocks - block).min(ring.shape.group) * 4, 0);
         params.store_place(ring.place(slot), m, n);
         full.arrive_expecting(row_bytes + column_bytes);
         let load_by_rows = || {
@@ -254,9 +266,9 @@ impl<'k> ScaleWriter<'k> {
             let row = m.min(params.output.rows - ring.shape.rows);
             slot.bulk_load(params.sfa.at(row, block), row_bytes, full);
         };
-        k.if_(rows, || match params.group {
-            None => k.if_else(ring.packed(), load_piece, load_by_rows),
-            Some(_) => load_by_rows(),
+        k.if_(rows, || match ring.shape.one_piece {
+            true => k.if_else(ring.packed(), load_piece, load_by_rows),
+            false => load_by_rows(),
         });
         k.if_(columns, || {
             // A cluster's last tile may lie outside of B.
@@ -277,7 +289,7 @@ impl<'k> ScaleCopier<'k> {
     /// Copies for the group of `block`, of a tile's blocks up to before `end`.
     pub fn copy(&self, params: &Params<'k>, at: [U32<'k>; 2], block: U32<'k>, end: U32<'k>) {
         self.cursor.wait_empty();
-        self.copy_now(params, at, (group_start(block, self.ring.shape.group()), end));
+        self.copy_now(params, at, (group_start(block, self.ring.shape.group), end));
         // Its lanes have gone ways of their own, and go on to meet other warps.
         self.ring.k.sync_warp();
         self.cursor.advance();
@@ -297,7 +309,7 @@ impl<'k> ScaleCopier<'k> {
 
     fn copy_rows(&self, params: &Params<'k>, to: Shared<'k>, m: U32<'k>, (block, end): (U32<'k>, U32<'k>)) {
         let rows = self.ring.shape.rows;
-        self.ring.k.for_(self.lane, self.ring.shape.group() * rows, WARP, |index| {
+        self.ring.k.for_(self.lane, self.ring.shape.group * rows, WARP, |index| {
             let (later, row) = (index / rows, index % rows);
             let exists = (m + row).lt(params.output.rows) & (block + later).lt(end);
             to.at(index * 4).copy_async(params.sfa.at(m + row, block + later), 4, exists);
@@ -312,7 +324,7 @@ impl<'k> ScaleCopier<'k> {
         (block, end): (U32<'k>, U32<'k>),
     ) {
         let shape = self.ring.shape;
-        self.ring.k.for_(self.lane, shape.group() * shape.columns, WARP, |index| {
+        self.ring.k.for_(self.lane, shape.group * shape.columns, WARP, |index| {
             let later = index / shape.columns;
             let i = index - later * shape.columns;
             let (column, row) = params.place_of(n, i * shape.columns_per_scale);

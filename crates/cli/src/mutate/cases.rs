@@ -38,8 +38,7 @@ pub(super) fn cases(config: Config, limits: &Limits) -> Vec<Case> {
         Config::Wide(wide) if wide.is_fused() => fused_cases(wide),
         Config::Wide(wide) => {
             let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
-            // Beyond the stages and beyond a group of scales, in fours: the copy engine brings all of those.
-            let depth = (wide.stages as usize + 1).next_multiple_of(4).max(12) * 128 - 16;
+            let depth = depth(&wide);
             let padded =
                 |m, n, k| Spec { sfa: ScaleOrder::RowPadded, ..Spec::of_family(config.family(), [m, n, k]) };
             let plain = padded(block_m / 2 + 2, 2 * block_n + 8, depth);
@@ -61,7 +60,11 @@ pub(super) fn cases(config: Config, limits: &Limits) -> Vec<Case> {
                 num_sms: Some(sms),
             };
             // Two groups of scales, which every other tile takes from the end.
-            let turning = Spec { sfa: ScaleOrder::Mn, k: plain.k.next_multiple_of(1024), ..plain };
+            let turning = Spec {
+                sfa: ScaleOrder::Mn,
+                k: plain.k.next_multiple_of(wide.scale_blocks() as usize * 128),
+                ..plain
+            };
             let mut cases = vec![
                 case(plain, 1, 2, 2),
                 case(turning, 2, 1, 2),
@@ -189,7 +192,7 @@ fn parting([block_m, columns]: [usize; 2]) -> [usize; 2] {
 /// The same where groups are along K: groups without any, of which a block comes by several, and more than it has maps.
 fn k_grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
     let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
-    let depth = (wide.stages as usize + 1).next_multiple_of(4).max(12) * 128 - 16;
+    let depth = depth(&wide);
     let case = |spec, [cluster_m, cluster_n]: [u32; 2], sms| Case {
         work: Work::KGrouped(spec),
         choice: Choice::Wide { config: wide, cluster_m, cluster_n },
@@ -258,10 +261,16 @@ fn transposed_cases() -> Vec<Case> {
     vec![case(GemmLayout::Nn, [3, 150, 200]), case(GemmLayout::Tn, [20, 40, 150])]
 }
 
+/// A K beyond the stages and beyond a group of scales, in fours of blocks: the copy engine brings all of those.
+fn depth(wide: &fp8_wide::Config) -> usize {
+    let blocks = (wide.stages + 1).next_multiple_of(4).max(wide.scale_blocks() + 4);
+    blocks as usize * 128 - 16
+}
+
 /// Rows of a tile, columns of two for every warpgroup, and a K that goes around the stages.
 fn fused_extents(wide: &fp8_wide::Config) -> [usize; 3] {
-    let depth = (wide.stages + 1).next_multiple_of(4).max(12) * 128 - 16;
-    [wide.block_m, 2 * wide.fusion.sums() * 128, depth].map(|x| x as usize)
+    let [m, n] = [wide.block_m, 2 * wide.fusion.sums() * 128].map(|x| x as usize);
+    [m, n, depth(wide)]
 }
 
 /// As [`parting`], for sums that are finished: rows of A and of B, whose gates are multiples of 128.
@@ -443,7 +452,7 @@ fn fused_grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
 /// warpgroup, and of a cluster.
 fn grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
     let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
-    let depth = (wide.stages as usize + 1).next_multiple_of(4).max(12) * 128 - 16;
+    let depth = depth(&wide);
     let case = |spec, [cluster_m, cluster_n]: [u32; 2], sms| Case {
         work: Work::Grouped(spec),
         choice: Choice::Wide { config: wide, cluster_m, cluster_n },
@@ -472,7 +481,7 @@ fn grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
 /// The same of a batch: every way to D, for products that lie row beside row and one behind another.
 fn batched_cases(wide: fp8_wide::Config) -> Vec<Case> {
     let [block_m, block_n] = [wide.block_m, wide.block_n].map(|x| x as usize);
-    let depth = (wide.stages as usize + 1).next_multiple_of(4).max(12) * 128 - 16;
+    let depth = depth(&wide);
     let case = |spec, [cluster_m, cluster_n]: [u32; 2], sms| Case {
         work: Work::Grouped(spec),
         choice: Choice::Wide { config: wide, cluster_m, cluster_n },

@@ -128,7 +128,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
 
     /// Blocks of K whose scales come together.
     fn group(&self) -> u32 {
-        self.block.cfg.scales().group()
+        self.block.cfg.scale_blocks()
     }
 
     /// The current tile.
@@ -351,8 +351,8 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         k.wgmma_commit();
     }
 
-    /// All blocks of a tile of several waves. The step into the next round takes a while: it is taken while the tensor core works on the
-    /// first wave.
+    /// All blocks of a tile of several waves, of which there is at least one. The step into the next round takes a while: it is taken
+    /// while the tensor core works on the first wave, so a round ends between a block and the issue of the next.
     fn multiply_waves(&self, [first, k_blocks]: [U32<'k>; 2]) {
         let k = self.block.k;
         let (block, is_full) = (k.var_from(first), k.var(false));
@@ -378,8 +378,8 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         );
     }
 
-    /// What is left of a block of K, so many `later` than the first of its round, when the tensor core has its first wave. While it works
-    /// on the last, `ahead` prepares what comes next, and the next stage is asked whether it is full.
+    /// The rest of a block whose first wave is issued, so much `later` than the `first` of its round. While the tensor core works on the
+    /// last wave, `ahead` prepares what comes next, and the next stage is asked whether it is full.
     fn complete_waves(&self, first: U32<'k>, later: u32, is_full: Var<'k, bool>, ahead: impl FnOnce()) {
         let (k, cfg) = (self.block.k, self.block.cfg);
         let (stage, operands) = (self.cursor.stage(), self.operands.map(Operand::get));

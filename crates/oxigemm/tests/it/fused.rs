@@ -156,7 +156,8 @@ fn every_few_row_kernel_with_every_output() {
         let unaligned = Case { gaps: [1, 3], c: C::Other, scales: Scales::MnMajor, ..case };
         every_schedule_gives_the_same_bits(unaligned, what, choice(1), 9, &sim);
         let quantized = What { quantized: Some((Scales::RowMajor, ScaleFormat::F32)), ..what };
-        let wider = Case { dims: [m, if gated { 512 } else { 272 }, 1100], ..case };
+        // More blocks of K than scales come together of.
+        let wider = Case { dims: [m, if gated { 512 } else { 272 }, 2200], ..case };
         every_schedule_gives_the_same_bits(wider, quantized, choice(2), 7, &sim);
         let quantized = What { quantized: Some((Scales::MnMajor, ScaleFormat::PowerOfTwo)), ..what };
         every_schedule_gives_the_same_bits(wider, quantized, choice(3), 13, &sim);

@@ -5,7 +5,7 @@ use crate::common::{C, Case, PLAIN, Problem, Scales, same_bits, schedules};
 use oxigemm::plan::{self, Choice, Family, Limits, Plan, Shape};
 use oxigemm::sim::{FaultKind, Options};
 use oxigemm::{Addend, DType, Device, Error, GemmOptions, Sim, Tensor, fp8_gemm_nt};
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::launch::{Config, Launch};
 
 /// Runs a case under some schedules, which must all give the same, right bits.
 fn every_schedule_gives_the_same_bits(
@@ -151,11 +151,21 @@ fn scales_of_a_tile_that_are_one_piece() {
     }
 }
 
-/// Tiles that clusters share out.
-fn tiles_left_over(choice: Choice, case: &Case) -> u32 {
+/// The launch of a case.
+fn launch_of(choice: Choice, case: &Case) -> Launch {
     let [m, n, k] = case.dims.map(|dim| dim as u32);
     let limits = Limits::h200().restricted_to(case.num_sms.unwrap_or(u32::MAX));
-    Plan::of(choice, Shape { m, n, k }, &limits).expect("it serves the shape").launch.tail.tiles
+    Plan::of(choice, Shape { m, n, k }, &limits).expect("it serves the shape").launch
+}
+
+/// Tiles that clusters share out.
+fn tiles_left_over(choice: Choice, case: &Case) -> u32 {
+    launch_of(choice, case).tail.tiles
+}
+
+/// Whether every other tile takes K from its end.
+fn turns_back(choice: Choice, case: &Case) -> bool {
+    launch_of(choice, case).turns_back()
 }
 
 #[test]
@@ -182,18 +192,23 @@ fn clusters_without_a_tile_help_others() {
 
 #[test]
 fn every_other_tile_takes_k_from_its_end() {
-    // Two groups of scales; one block of K less, which tiles of 256x128 make up for; behind two whole tiles of each block, one that is shared out.
+    // Two groups of scales, of eight blocks of K or of sixteen; one block less, which is made up for; behind two whole tiles of each block,
+    // one that is shared out.
     let sim = Sim::new();
     for (name, sms, case) in [
         ("wide_256x128_s3_c1x1", 1, Case { dims: [260, 100, 2048], ..PLAIN }),
-        ("wide_256x128_s3_c1x2", 2, Case { dims: [260, 200, 1900], scales: Scales::Odd, ..PLAIN }),
-        ("wide_128x192_s4_c2x1", 2, Case { dims: [300, 200, 2048], scales: Scales::MnMajor, ..PLAIN }),
+        ("wide_256x128_s3_c1x2", 2, Case { dims: [260, 200, 2048], scales: Scales::Odd, ..PLAIN }),
+        ("wide_128x192_s4_c2x1", 2, Case { dims: [300, 200, 4096], scales: Scales::MnMajor, ..PLAIN }),
+        ("wide_128x176_s4_c1x1", 1, Case { dims: [140, 180, 3900], scales: Scales::Odd, ..PLAIN }),
         ("wide_shared_256x128_s3_c1x1", 2, Case { dims: [1034, 100, 2048], ..PLAIN }),
     ] {
         let choice = plan::parse(name).expect("the name of a choice");
         let case = Case { num_sms: Some(sms), ..case };
+        assert!(turns_back(choice, &case), "{name}");
         every_schedule_gives_the_same_bits(case, choice, schedules().step_by(5), &sim);
     }
+    let straight_on = Case { dims: [260, 100, 1900], num_sms: Some(1), ..PLAIN };
+    assert!(!turns_back(plan::parse("wide_256x128_s3_c1x1").expect("a choice"), &straight_on));
 }
 
 #[test]
