@@ -93,6 +93,11 @@ impl Config {
         self.scales().group
     }
 
+    /// Rows of A and blocks of K whose scales may come as one piece.
+    pub fn scale_piece(&self) -> [u32; 2] {
+        self.scales().piece()
+    }
+
     fn scales(&self) -> ScaleShape {
         let columns = self.fusion.sums();
         ScaleShape::dense(self.block_m, self.tile_columns(), columns)
@@ -246,7 +251,7 @@ impl<'k> Block<'k, '_> {
         let (k, [first, end]) = (self.k, self.slice.blocks);
         let copier = self.scales.copier(self.lane);
         // A slice of no blocks has no group, even where it lies inside one.
-        let group = self.cfg.scales().group;
+        let group = self.cfg.scale_blocks();
         let start = first.lt(end).select(group_start(first, group), end);
         k.for_(start, end, group, |block| copier.copy(&self.params, self.tile, block, end));
     }
@@ -267,7 +272,7 @@ impl<'k> Block<'k, '_> {
         let products = k.fragment::<f32>(columns as usize / 2);
         let sums: Vec<Var<'k, f32>> = products.iter().map(|_| k.var(0.0f32)).collect();
 
-        let (cursor, scales, group) = (self.pipe.reader(), self.scales.reader(lane), cfg.scales().group);
+        let (cursor, scales, group) = (self.pipe.reader(), self.scales.reader(lane), cfg.scale_blocks());
         k.for_(self.slice.blocks[0], self.slice.blocks[1], 1, |block| {
             cursor.wait_full();
             let stage = cursor.stage();

@@ -134,7 +134,7 @@ impl Config {
         self.scales_of_b == ScalesOfB::Blocks && self.grouping != Grouping::K && !self.is_fused()
     }
 
-    /// Whether that is another order where K has so many blocks: several whole groups of scales.
+    /// Whether that is another [order](KOrder) where K has so many blocks: several whole groups of scales.
     pub fn turns_back_in(&self, k_blocks: u32) -> bool {
         let (blocks, group) = (self.padded_blocks(k_blocks), self.scale_blocks());
         self.turns_back() && blocks > group && blocks.is_multiple_of(group)
@@ -220,6 +220,11 @@ impl Config {
     /// Blocks of K whose scales come together.
     pub fn scale_blocks(&self) -> u32 {
         self.scales().group
+    }
+
+    /// Rows of A and blocks of K whose scales may come as one piece; none where rows are grouped.
+    pub fn scale_piece(&self) -> [u32; 2] {
+        self.scales().piece()
     }
 
     fn scales(&self) -> ScaleShape {
@@ -410,7 +415,11 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     }
     let tail = cfg.shares_tail.then(|| TailParams::declare(k));
     if let Some(tail) = tail {
-        assert_eq!(cfg.scales().group, GROUP, "a part of a tile is told by such groups");
+        assert_eq!(
+            [cfg.scale_blocks(), cfg.unroll()],
+            [GROUP, tail::UNIT],
+            "parts of tiles begin at such blocks"
+        );
         place = place.with_tail(k, tail, cfg.padded(params.k_blocks));
     }
     if let Some(fused) = &fused {
@@ -518,7 +527,7 @@ impl<'k> Block<'k, '_> {
         self.place.for_each_place(k, |tile| {
             // What is not read again leaves the L2 cache before what others have there.
             let b = b.streamed(tile.streams_b, once);
-            KOrder::new(tile.back, self.blocks_of(&tile), cfg.scales().group).for_each(k, |block| {
+            KOrder::new(tile.back, self.blocks_of(&tile), cfg.scale_blocks()).for_each(k, |block| {
                 cursor.wait_empty();
                 let stage = cursor.stage();
                 let full = self.pipe.full(stage);
@@ -591,7 +600,7 @@ impl<'k> Block<'k, '_> {
 
     /// The warp that brings the scales, as far ahead of the tiles as its ring allows.
     fn bring_scales(&self) {
-        let (k, p, group) = (self.k, &self.params, self.cfg.scales().group);
+        let (k, p, group) = (self.k, &self.params, self.cfg.scale_blocks());
         let bringer = self.scales.bringer(self.lane);
         self.place.for_each_place(k, |tile| {
             let (p, at) = (&p.of(&tile, self.grouped.as_ref()), [tile.m, tile.n]);

@@ -215,6 +215,8 @@ pub struct Launch {
     pub scale_rows: u32,
     /// Blocks of K whose scales come together.
     pub scale_blocks: u32,
+    /// Rows of A and blocks of K whose scales may come as one piece; none where they never do.
+    pub scale_piece: [u32; 2],
     /// The kernel's `tuning` arguments: of many rows, blocks of a cluster along M and along N, rows of tiles in a band, and whether it
     /// [turns back](Self::turns_back); of few, stages, and whether B passes by once.
     pub tuning: [u32; 4],
@@ -356,6 +358,7 @@ impl Choice {
                     tile_b: config.box_rows_of_b(cluster_m),
                     scale_rows: config.block_m,
                     scale_blocks: config.scale_blocks(),
+                    scale_piece: config.scale_piece(),
                     tail,
                     room_bytes: tail.room_bytes(grid.cluster, config.sums()),
                     ..grid
@@ -381,6 +384,7 @@ impl Choice {
                 tile_b: config.tile_columns(),
                 scale_rows: config.block_m,
                 scale_blocks: config.scale_blocks(),
+                scale_piece: config.scale_piece(),
                 ..covering(shape, [config.block_m, config.tile_columns()], split, stages)
             },
             Choice::HalfSlim { config, split, stages } => {

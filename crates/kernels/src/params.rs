@@ -104,7 +104,8 @@ impl ScaleLayout {
         }
     }
 
-    /// The same where tiles have `tile_rows` of the `rows` of A, each with `k_blocks` scales, of which `together` come together.
+    /// The same of the `rows` of A, each with `k_blocks` scales, where those of `piece_rows` and `piece_blocks` may come as one
+    /// piece: the rows of a tile.
     ///
     /// The copy engine asks for every row of a tensor map by itself. Where all blocks of a grid want the same few rows, these
     /// may lie in one slice of the L2 cache, which is then busy with nothing else: packed scales are asked for as one piece.
@@ -113,10 +114,10 @@ impl ScaleLayout {
         strides: [u32; 2],
         k_blocks: u32,
         rows: u32,
-        [tile_rows, together]: [u32; 2],
+        [piece_rows, piece_blocks]: [u32; 2],
     ) -> ScaleLayout {
-        let one_piece = strides == [k_blocks, 1] && k_blocks <= together;
-        let whole_tiles = tile_rows > 0 && rows.is_multiple_of(tile_rows);
+        let one_piece = strides == [k_blocks, 1] && k_blocks <= piece_blocks;
+        let whole_tiles = piece_rows > 0 && rows.is_multiple_of(piece_rows);
         match self {
             ScaleLayout::RowMajor if one_piece && whole_tiles => ScaleLayout::Packed,
             other => other,
@@ -386,6 +387,7 @@ mod tests {
         assert!(!packed([3, 1], 3, 64, [64, 16]), "a pitch that the copy engine cannot have");
         assert!(!packed([4, 1], 4, 65, [64, 16]), "a tile that is not whole");
         assert!(!packed([1, 64], 4, 64, [64, 16]), "along M");
+        assert!(!packed([4, 1], 4, 64, [0, 0]), "grouped rows");
         let odd = ScaleLayout::of(0x104, [4, 1]).in_tiles([4, 1], 4, 64, [64, 16]);
         assert_eq!(odd, ScaleLayout::Copied, "the address");
     }

@@ -73,6 +73,11 @@ impl ScaleShape {
         ScaleShape { rows, columns_per_scale, columns, group: GROUP, one_piece: false }
     }
 
+    /// Rows and blocks of K whose scales may be one piece; none where they never are.
+    pub fn piece(&self) -> [u32; 2] {
+        if self.one_piece { [self.rows, self.group] } else { [0; 2] }
+    }
+
     /// Floats from the column scales of one block of K to those of the next.
     fn column_pitch(&self) -> u32 {
         match self.columns {
@@ -473,5 +478,24 @@ fn load_few(from: Shared<'_>, count: usize) -> Vec<F32<'_>> {
         1 => vec![from.load::<f32>()],
         2 => from.load_vec::<f32, 2>().to_vec(),
         _ => from.load_vec::<f32, 4>().to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_brings_no_more_than_k_has_room_for() {
+        let loaded = |group| [1, 4, 5, 8, 9, 16, 17, 56].map(|k_blocks| loaded_blocks(k_blocks, group));
+        assert_eq!(loaded(GROUP), [4, 4, 8, 8, 8, 8, 8, 8]);
+        assert_eq!(loaded(LONG_GROUP), [4, 4, 8, 8, 16, 16, 16, 16]);
+    }
+
+    #[test]
+    fn scales_of_grouped_rows_are_never_one_piece() {
+        assert_eq!(ScaleShape::dense(64, 128, 1).piece(), [64, LONG_GROUP]);
+        assert_eq!(ScaleShape::dense(256, 128, 1).piece(), [256, GROUP]);
+        assert_eq!(ScaleShape::grouped(64, 128, 1).piece(), [0; 2]);
     }
 }

@@ -200,8 +200,8 @@ pub(crate) struct Arguments {
     tail: Option<TailArgs>,
     /// Whether the copy engine can address every slab of A's scales as it does the first, and every group's of B's.
     scales_alike: [bool; 2],
-    /// Rows of A whose scales may come as one piece, and blocks of K; none where there are groups.
-    scale_tile: [u32; 2],
+    /// As [`Launch::scale_piece`](oxigemm_kernels::launch::Launch::scale_piece).
+    scale_piece: [u32; 2],
 }
 
 /// What a kernel is launched with.
@@ -340,10 +340,6 @@ impl Arguments {
             b_rows: 0,
             b_pitch: maps.b.pitch_bytes(),
         };
-        let scale_tile = match (groups, k_groups) {
-            (None, None) => [launch.scale_rows, launch.scale_blocks],
-            _ => [0; 2],
-        };
         let k_groups = k_groups.map(|groups| k_group_args(groups, problem));
         let fused_groups = groups.and(fused).map(fused_group_args);
         let groups = groups.map(|groups| grouped_args(groups, problem));
@@ -359,7 +355,7 @@ impl Arguments {
             fused_groups,
             tail,
             scales_alike,
-            scale_tile,
+            scale_piece: launch.scale_piece,
         };
         (arguments, maps)
     }
@@ -376,7 +372,7 @@ impl Arguments {
         let (strides, k_blocks) = (self.args.sfa_strides, self.args.k_blocks);
         let layout = match self.scales_alike[0] {
             true => {
-                ScaleLayout::of(at.sfa, strides).in_tiles(strides, k_blocks, self.args.m, self.scale_tile)
+                ScaleLayout::of(at.sfa, strides).in_tiles(strides, k_blocks, self.args.m, self.scale_piece)
             }
             false => ScaleLayout::Copied,
         };

@@ -402,7 +402,8 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         promote(last);
     }
 
-    /// Loads the scales of a round that begins with the block `next`. Behind a tile's last, what is loaded is not used.
+    /// Loads the scales of a round that begins with the block `next`, without a branch around the loads: behind a tile's last block,
+    /// what they give is not used.
     fn turn_to_scales(&self, next: U32<'k>, k_blocks: U32<'k>) {
         let within = next % self.group();
         self.block.k.if_(within.eq(0) & next.lt(k_blocks), || {
