@@ -134,7 +134,7 @@ impl Config {
         self.scales_of_b == ScalesOfB::Blocks && self.grouping != Grouping::K && !self.is_fused()
     }
 
-    /// Whether that is another [order](KOrder) where K has so many blocks: several whole groups of scales.
+    /// Whether that is another order (`KOrder`) where K has so many blocks: several whole groups of scales.
     pub fn turns_back_in(&self, k_blocks: u32) -> bool {
         let (blocks, group) = (self.padded_blocks(k_blocks), self.scale_blocks());
         self.turns_back() && blocks > group && blocks.is_multiple_of(group)
