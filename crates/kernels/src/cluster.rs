@@ -5,6 +5,7 @@
 //! a stage is free when all who received it have read it.
 
 use crate::BLOCK_K;
+use crate::dispatch::{Dispatch, Leader};
 use crate::epilogue::fused::Pieces;
 use crate::grouping::{ClusterTiles, GroupParams, GroupPlace, Groups};
 use crate::kgroups::{KGroupPlace, KGroups};
@@ -28,6 +29,7 @@ pub(crate) struct Place<'k> {
     k_groups: Option<KGroups<'k>>,
     passes: Option<Passes<'k>>,
     tail: Option<TailTurns<'k>>,
+    dispatch: Option<Dispatch<'k>>,
     /// 1 where every other tile takes K from its end, else 0; in kernels that can.
     turns_back: Option<U32<'k>>,
 }
@@ -87,6 +89,16 @@ impl<'k> TilePlace<'k> {
         }
     }
 
+    /// Tells them that no tile follows.
+    pub fn tell_end(k: &'k Kernel, to: Shared<'k>) {
+        to.store_vec([k.constant(NO_ROW); 4]);
+    }
+
+    /// Whether they were told so.
+    pub fn is_told_end(from: Shared<'k>) -> Pred<'k> {
+        from.load::<u32>().eq(NO_ROW)
+    }
+
     /// The same with the group, where rows are grouped and the group is asked for.
     pub fn tell_with_group(to: Shared<'k>, [m, n]: [U32<'k>; 2], group: GroupPlace<'k>) {
         let d_row = group.d_row();
@@ -137,6 +149,7 @@ impl<'k> Place<'k> {
             k_groups: None,
             passes: None,
             tail: None,
+            dispatch: None,
             turns_back: None,
         }
     }
@@ -150,6 +163,11 @@ impl<'k> Place<'k> {
     /// The same place where some tiles are shared out along K.
     pub fn with_tail(self, k: &'k Kernel, tail: TailParams<'k>, k_blocks: U32<'k>) -> Self {
         Place { tail: Some(tail.turns(k, self.order.count(), k_blocks)), ..self }
+    }
+
+    /// The same place where clusters take tiles of groups as they get done.
+    pub fn with_dispatch(self, dispatch: Dispatch<'k>) -> Self {
+        Place { dispatch: Some(dispatch), ..self }
     }
 
     /// This block's rank in its cluster, and the blocks of that.
@@ -225,6 +243,9 @@ impl<'k> Place<'k> {
         if let Some(tail) = self.tail {
             return k.for_(0, tail.count, 1, |index| body(Turn { index, pass: None }));
         }
+        if let Some(dispatch) = self.dispatch {
+            return dispatch.follow(self.turns(), |index| body(Turn { index, pass: None }));
+        }
         k.for_(k.cluster_index(), self.turns(), k.grid_clusters(), |index| match self.passes {
             None => body(Turn { index, pass: None }),
             Some(passes) => {
@@ -246,8 +267,13 @@ impl<'k> Place<'k> {
     pub fn if_any_tile(&self, k: &'k Kernel, body: impl FnOnce()) {
         match self.groups {
             None => body(),
-            Some(groups) => k.if_(k.cluster_index().lt(groups.count()), body),
+            Some(_) => k.if_(self.has_any_tile(k), body),
         }
+    }
+
+    /// Whether this block has one.
+    pub fn has_any_tile(&self, k: &'k Kernel) -> Pred<'k> {
+        k.cluster_index().lt(self.turns())
     }
 
     /// Whether this block has a tile or a pass after this one.
@@ -347,23 +373,54 @@ impl<'k> Place<'k> {
 
     /// Runs `body` with the place of every tile of this block, and its place in its group, where rows are grouped.
     pub fn for_each_group_tile(&self, k: &'k Kernel, body: impl FnOnce(TilePlace<'k>, GroupPlace<'k>)) {
-        let groups = self.groups.expect("rows are grouped");
+        if self.dispatch.is_some() {
+            return self.for_each_turn(k, |turn| {
+                let (tile, group) = self.group_tile(turn, self.turned_at(k, turn.index));
+                body(tile, group);
+            });
+        }
         let turned = self.turned(k);
         self.for_each_turn(k, |turn| {
-            let (m, n, streams_b, group) = groups.tile(turn.index);
-            let tile = TilePlace {
-                streams_b,
-                m: m + self.rank.0 * self.tile[0],
-                n: self.first_column(n, turn.pass),
-                group: Some(group),
-                k_group: None,
-                pass: turn.pass,
-                part: None,
-                back: turned.now(None),
-            };
+            let (tile, group) = self.group_tile(turn, turned.now(None));
             body(tile, group);
             turned.turn();
         });
+    }
+
+    /// [`for_each_place`](Self::for_each_place) for the warp of a block that is ahead of all others: where clusters take tiles as they get
+    /// done, `body` asks for the next some time before it is done, and `end` is run when there is none.
+    pub fn lead_places(
+        &self,
+        k: &'k Kernel,
+        lane: U32<'k>,
+        body: impl FnOnce(TilePlace<'k>, Option<&Leader<'k, '_>>),
+        end: impl FnOnce(),
+    ) {
+        let Some(dispatch) = self.dispatch else { return self.for_each_place(k, |tile| body(tile, None)) };
+        let tile = |index| self.group_tile(Turn { index, pass: None }, self.turned_at(k, index)).0;
+        dispatch.lead(lane, self.turns(), |index, leader| body(tile(index), Some(leader)), end);
+    }
+
+    /// Where a tile is, and its place in its group, where rows are grouped.
+    fn group_tile(&self, turn: Turn<'k>, back: Option<Pred<'k>>) -> (TilePlace<'k>, GroupPlace<'k>) {
+        let groups = self.groups.expect("rows are grouped");
+        let (m, n, streams_b, group) = groups.tile(turn.index);
+        let tile = TilePlace {
+            streams_b,
+            m: m + self.rank.0 * self.tile[0],
+            n: self.first_column(n, turn.pass),
+            group: Some(group),
+            k_group: None,
+            pass: turn.pass,
+            part: None,
+            back,
+        };
+        (tile, group)
+    }
+
+    /// Whether a tile takes K from its end, whichever cluster has it: as if each had every so-many-th.
+    fn turned_at(&self, k: &'k Kernel, tile: U32<'k>) -> Option<Pred<'k>> {
+        self.turns_back.map(|turns_back| ((tile / k.grid_clusters()) & turns_back).ne(0))
     }
 
     /// A tile's rows of A serve every block of a row of the cluster: each loads an equal part for all of them.
@@ -524,6 +581,9 @@ impl<'k> Share<'k> {
         }
     }
 }
+
+/// A row that no tile begins with.
+const NO_ROW: u32 = u32::MAX;
 
 /// A row, as a signed number, that no box of a tile reaches a tensor's first from.
 const BEFORE_ANY_ROW: u32 = (-256i32).cast_unsigned();

@@ -20,7 +20,8 @@ mod output;
 mod shared_tile;
 
 use crate::BLOCK_K;
-use crate::cluster::{Place, TilePlace};
+use crate::cluster::{Place, TilePlace, Turn};
+use crate::dispatch::{Dispatch, Leader};
 use crate::epilogue::Panels;
 use crate::epilogue::fused::{FusedGroupParams, FusedParams, Fusion, Pieces};
 use crate::epilogue::quantized::{QuantizedOutput, passes};
@@ -188,6 +189,11 @@ impl Config {
         self.block_m * self.block_n
     }
 
+    /// Whether clusters take tiles [as they get done](crate::dispatch): where groups end within tiles, those take less time.
+    pub fn hands_out_tiles(&self) -> bool {
+        self.is_grouped() && self.shape().waves() > 1 && !self.is_fused() && !self.d_in_slabs
+    }
+
     /// What is shared out of so many tiles of clusters.
     pub fn tail(&self, tiles: u32, k_blocks: u32, clusters: u32) -> Tail<u32> {
         match self.shares_tail {
@@ -274,6 +280,8 @@ struct SharedMap {
     output_barriers: u32,
     /// Where tiles are shared out: a [word](shared_tile) for each warpgroup that multiplies, and one for each that stores for it.
     meetings: u32,
+    /// Where clusters take tiles as they get done: the ring that tells which is next, and its barriers.
+    next_tiles: [u32; 2],
     /// Where groups are along K: tensor maps that are being made.
     map_drafts: u32,
     groups: u32,
@@ -294,6 +302,9 @@ impl SharedMap {
         let scale_barriers = layout.place(ScaleShape::BARRIER_BYTES, 8);
         let output_barriers = layout.place(Pipeline::barrier_bytes(MATH_WARPGROUPS), 8);
         let meetings = layout.place(if cfg.shares_tail { shared_tile::SHARED_BYTES } else { 0 }, 4);
+        let ring_bytes = [Dispatch::BYTES, Dispatch::BARRIER_BYTES];
+        let next_tiles =
+            ring_bytes.map(|bytes| layout.place(if cfg.hands_out_tiles() { bytes } else { 0 }, 8));
         let draft_bytes = if cfg.grouping == Grouping::K { MapRing::DRAFT_BYTES } else { 0 };
         let map_drafts = layout.place(draft_bytes, if draft_bytes > 0 { 128 } else { 1 });
         let groups = layout.bytes();
@@ -309,6 +320,7 @@ impl SharedMap {
             scale_barriers,
             output_barriers,
             meetings,
+            next_tiles,
             map_drafts,
             groups,
             bytes,
@@ -328,6 +340,10 @@ impl SharedMap {
         Pipeline::name_barriers(k, ["full", "empty"], self.barriers, cfg.stages);
         ScaleRing::name_barriers(k, self.scale_barriers);
         Pipeline::name_barriers(k, ["staged", "stored"], self.output_barriers, MATH_WARPGROUPS);
+        if cfg.hands_out_tiles() {
+            let [slots, barriers] = self.next_tiles;
+            Dispatch::name(k, slots, barriers);
+        }
     }
 }
 
@@ -432,6 +448,13 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     if let Some(grouped) = &grouped {
         place = place.among_groups(grouped.groups, shared.at(map.groups), params.output.rows);
     }
+    let dispatch = cfg.hands_out_tiles().then(|| {
+        let [slots, barriers] = map.next_tiles.map(|offset| shared.at(offset));
+        Dispatch::declare(k, slots, barriers, place.among_blocks())
+    });
+    if let Some(dispatch) = dispatch {
+        place = place.with_dispatch(dispatch);
+    }
     let pipe = Pipeline::new(k, shared.at(map.barriers), cfg.stages, cfg.stages);
     let scales =
         ScaleRing::new(k, cfg.scales(), shared.at(map.scales), shared.at(map.scale_barriers), &params);
@@ -477,6 +500,9 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             pipe.init(writers, place.sharers() * MATH_WARPS);
             scales.init(MATH_WARPS);
             outbox.init(MATH_WARPS / MATH_WARPGROUPS, 1);
+            if let Some(dispatch) = dispatch {
+                dispatch.init();
+            }
             k.fence_barrier_init();
         });
         k.sync_warp();
@@ -602,15 +628,21 @@ impl<'k> Block<'k, '_> {
     fn bring_scales(&self) {
         let (k, p, group) = (self.k, &self.params, self.cfg.scale_blocks());
         let bringer = self.scales.bringer(self.lane);
-        self.place.for_each_place(k, |tile| {
+        let bring = |tile: TilePlace<'k>, leader: Option<&Leader<'k, '_>>| {
             let (p, at) = (&p.of(&tile, self.grouped.as_ref()), [tile.m, tile.n]);
             let [first, end] = match tile.part {
                 Some(part) => [group_start(part.first, group), part.end],
                 None => [k.constant(0), p.k_blocks],
             };
             let order = KOrder::new(tile.back, [first, self.cfg.padded(end)], group);
-            k.for_(first, end, group, |start| bringer.bring(p, at, order.group(start)));
-        });
+            k.for_(first, end, group, |start| {
+                if let Some(leader) = leader {
+                    k.if_((start + group).ge(end), || leader.ask());
+                }
+                bringer.bring(p, at, order.group(start));
+            });
+        };
+        self.place.lead_places(k, self.lane, bring, || bringer.end());
     }
 
     /// A math warpgroup: 64-row products of each stage, promoted into FP32 sums with their scales.
@@ -618,29 +650,44 @@ impl<'k> Block<'k, '_> {
         let k = self.k;
         let math = Math::new(self);
         let warpgroup = self.warp >> 2;
-        let first_row = self.cfg.shape().part_of(warpgroup)[0];
+        let (first_row, waves) = (self.cfg.shape().part_of(warpgroup)[0], self.cfg.shape().waves());
         // The first tile finds its staging area empty.
         let parity = k.var(1u32);
         self.place.if_any_tile(k, || math.load_first_scales());
-        self.place.for_each_turn(k, |turn| {
+        // How math warps learn whether a tile follows, where only those who ask for it know.
+        let follows = self.cfg.hands_out_tiles().then(|| k.var_from(self.place.has_any_tile(k)));
+        let compute = |turn: Turn<'k>| {
             math.sums.iter().flatten().for_each(|sum| sum.set(0.0));
             let blocks = math.blocks();
             match self.cfg.grouping {
-                Grouping::Dense | Grouping::K => math.multiply_tile(blocks),
-                Grouping::Rows => {
-                    k.if_else(math.has_rows(first_row), || math.multiply_tile(blocks), || math.pass_tile_by())
-                }
+                Grouping::Dense | Grouping::K => math.multiply_tile(waves, blocks),
+                Grouping::Rows => math.multiply_rows(waves, first_row, blocks),
             }
             // Only now: until here it would take registers.
             let MathTile { at: tile, end, slab, group, k_blocks, meeting } = math.tile();
-            k.if_(self.place.has_another(k, turn), || {
-                math.scales.release();
-                math.load_first_scales();
-            });
+            match follows {
+                Some(follows) => {
+                    math.scales.release();
+                    math.scales.wait();
+                    follows.set(math.scales.has_tile());
+                    k.if_(follows.get(), || math.load_first_scales());
+                }
+                None => k.if_(self.place.has_another(k, turn), || {
+                    math.scales.release();
+                    math.load_first_scales();
+                }),
+            }
             let complete = meeting.map(|place| self.complete(place, &math.sums));
             let part = Part { warpgroup, tile, end, slab, group, k_blocks, pass: turn.pass, complete };
             self.write((&part, first_row), &math.sums, parity);
-        });
+        };
+        match follows {
+            Some(follows) => {
+                let turn = Turn { index: k.constant(0), pass: None };
+                k.while_(|| follows.live(), || compute(turn));
+            }
+            None => self.place.for_each_turn(k, compute),
+        }
     }
 
     /// The thread that has stored what a math warpgroup has staged, so that none of those ever waits for the copy

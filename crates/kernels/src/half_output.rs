@@ -7,6 +7,7 @@
 use crate::epilogue::{
     OutputFlags, OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_BYTES, WarpOutput, chunk_offset,
 };
+use crate::many_rows::WAVE_ROWS;
 use crate::pipeline::{Pipeline, Reader};
 use oxigemm_ptx::tma::StoreReduction;
 use oxigemm_ptx::{Kernel, Shared, U32, Var};
@@ -122,7 +123,7 @@ impl<'k> Outbox<'k> {
 
     fn panel(&self, panel: &Panel, [row, column]: [U32<'k>; 2]) -> Panels<'k> {
         Panels {
-            row: row + panel.wave * 64,
+            row: row + panel.wave * WAVE_ROWS,
             column: column + panel.first_column,
             staging: self.staging.at(panel.slot * PANEL_BYTES),
         }
@@ -238,7 +239,7 @@ impl<'k> Outbox<'k> {
         let panel = slot + before;
         let wave = panel / across;
         Panels {
-            row: row + wave * 64,
+            row: row + wave * WAVE_ROWS,
             column: column + (panel - wave * across) * kind.columns(),
             staging: self.staging.at(slot * PANEL_BYTES),
         }

@@ -23,7 +23,9 @@ use crate::grouping::{GroupPlace, Grouping};
 use crate::half::{BLOCK_K, OperandTile, Operands, PANEL};
 use crate::half_output::{Adding, Outbox, PartShape};
 use crate::kgroups::{KGroupParams, KGroups, MapRing};
-use crate::many_rows::{MATH_REGISTERS, MATH_WARPGROUPS, MATH_WARPS, ManyRows, PRODUCER_REGISTERS, THREADS};
+use crate::many_rows::{
+    MATH_REGISTERS, MATH_WARPGROUPS, MATH_WARPS, ManyRows, PRODUCER_REGISTERS, THREADS, WAVE_ROWS,
+};
 use crate::params::{GroupedParams, Params};
 use crate::pipeline::{Cursor, Pipeline};
 use crate::schedule::KOrder;
@@ -463,7 +465,7 @@ impl<'k> Block<'k, '_> {
                 let compute = || {
                     match waves {
                         2 => {
-                            let all = (row + 64).lt(end);
+                            let all = (row + WAVE_ROWS).lt(end);
                             let some = || math.multiply_tile(1, k_blocks);
                             k.if_else(all, || math.multiply_tile(2, k_blocks), some)
                         }
@@ -610,7 +612,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         for depth in (0..BLOCK_K).step_by(types.k() as usize) {
             let b = b.advance(b_tile.depth_offset(depth));
             for (wave, sums) in (0u32..).zip(sums) {
-                let a = a.advance(OperandTile::row_offset(wave * 64) + a_tile.depth_offset(depth));
+                let a = a.advance(OperandTile::row_offset(wave * WAVE_ROWS) + a_tile.depth_offset(depth));
                 let adds = k.constant(accumulate || depth > 0);
                 k.wgmma(types, sums, MatrixA::Shared(a), b, (major_a, major_b), adds);
             }

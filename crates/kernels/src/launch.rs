@@ -9,7 +9,7 @@ use crate::params::{ScaleLayout, ScalesOfB};
 use crate::scales::loaded_blocks;
 use crate::schedule::Sweep;
 use crate::tail::Tail;
-use crate::{BLOCK_K, fp8_slim, fp8_wide, half, half_slim, half_wide, kgroups};
+use crate::{BLOCK_K, dispatch, fp8_slim, fp8_wide, half, half_slim, half_wide, kgroups};
 use half::{Major, Operands};
 
 /// A kernel of the closed set.
@@ -222,7 +222,7 @@ pub struct Launch {
     pub tuning: [u32; 4],
     /// What is shared out of the tiles, where the kernel does that.
     pub tail: Tail<u32>,
-    /// Bytes that its blocks leave sums in.
+    /// Bytes that its blocks leave sums in, or count tiles.
     pub room_bytes: u64,
 }
 
@@ -316,6 +316,11 @@ impl Choice {
         matches!(self, Choice::Wide { config, .. } if config.shares_tail)
     }
 
+    /// Whether clusters take tiles [as they get done](crate::dispatch).
+    pub fn hands_out_tiles(&self) -> bool {
+        matches!(self, Choice::Wide { config, .. } if config.hands_out_tiles())
+    }
+
     /// Whether the kernel has the copy engine store FP32 where it can address D, and add it to D where that is C.
     pub fn stores_f32_panels(&self) -> bool {
         match self {
@@ -360,7 +365,10 @@ impl Choice {
                     scale_blocks: config.scale_blocks(),
                     scale_piece: config.scale_piece(),
                     tail,
-                    room_bytes: tail.room_bytes(grid.cluster, config.sums()),
+                    room_bytes: match config.hands_out_tiles() {
+                        true => dispatch::ROOM_BYTES,
+                        false => tail.room_bytes(grid.cluster, config.sums()),
+                    },
                     ..grid
                 }
             }

@@ -18,6 +18,7 @@
 
 mod closed_set;
 mod cluster;
+pub mod dispatch;
 mod early;
 pub mod epilogue;
 mod few_rows;

@@ -12,8 +12,11 @@ pub(crate) const THREADS: u32 = (MATH_WARPGROUPS + 1) * WARPGROUP;
 /// Registers of a thread that serves, and of one that multiplies: together what the block was launched with.
 pub(crate) const PRODUCER_REGISTERS: u32 = 40;
 pub(crate) const MATH_REGISTERS: u32 = 232;
+/// From a warpgroup's 64 rows of one wave to those of its next: waves go down a tile, in each both warpgroups side by side. So where only
+/// the upper half of a tile has rows, both have one wave to compute.
+pub(crate) const WAVE_ROWS: u32 = MATH_WARPGROUPS * 64;
 
-/// A tile as its two warpgroups share it: each has half of the rows or, of 64 rows, half of the columns.
+/// A tile as its two warpgroups share it: each has half of the rows, in turns of 64, or, of 64 rows, half of the columns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ManyRows {
     pub block_m: u32,
@@ -33,7 +36,7 @@ impl ManyRows {
 
     /// 64-row products that a warpgroup makes of each stage.
     pub const fn waves(&self) -> u32 {
-        (self.block_m * self.warpgroups_n()) / (MATH_WARPGROUPS * 64)
+        (self.block_m * self.warpgroups_n()) / WAVE_ROWS
     }
 
     /// Rows of A that one tensor load brings where rows are grouped: not too many, because those behind a group's last
@@ -46,7 +49,7 @@ impl ManyRows {
     pub fn part_of<'k>(&self, warpgroup: U32<'k>) -> [U32<'k>; 2] {
         let zero = warpgroup.kernel().constant(0);
         match self.warpgroups_n() {
-            1 => [warpgroup * (self.waves() * 64), zero],
+            1 => [warpgroup * 64, zero],
             _ => [zero, warpgroup * self.columns()],
         }
     }

@@ -164,6 +164,11 @@ impl<'k> Cursor<'k> {
         self.pipeline.empty(self.stage.get()).wait(self.parity.get());
     }
 
+    /// The same where threads of other blocks have read it.
+    pub fn wait_empty_in_cluster(&self) {
+        self.pipeline.empty(self.stage.get()).wait_for_cluster(self.parity.get());
+    }
+
     /// Waits until the current stage may be read.
     pub fn wait_full(&self) {
         self.pipeline.full(self.stage.get()).wait(self.parity.get());

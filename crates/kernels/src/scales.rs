@@ -357,6 +357,19 @@ impl<'k> ScaleBringer<'k> {
         k.if_(ring.copied(), || copier.copy_now(params, at, (block, params.k_blocks)));
         writer.cursor.advance();
     }
+
+    /// Tells that no tile follows.
+    pub fn end(&self) {
+        let (writer, copier) = (&self.writer, &self.copier);
+        let (ring, k, stage) = (&writer.ring, writer.ring.k, writer.cursor.stage());
+        let (place, full) = (ring.place(ring.slot(stage)), ring.pipe.full(stage));
+        writer.cursor.wait_empty();
+        k.if_(copier.lane.eq(0), || {
+            TilePlace::tell_end(k, place);
+            full.arrive();
+        });
+        k.if_(ring.copied(), || full.arrive());
+    }
 }
 
 /// A math warp's view of the scales.
@@ -452,6 +465,11 @@ impl<'k> ScaleReader<'k> {
     /// The same where rows are grouped, and the row of D behind the group's last.
     pub fn place_in_group(&self) -> ([U32<'k>; 2], U32<'k>) {
         TilePlace::told_in_group(self.ring.place(self.slot()))
+    }
+
+    /// Whether it belongs to a tile at all: what it is where rows are grouped and no tile follows.
+    pub fn has_tile(&self) -> Pred<'k> {
+        !TilePlace::is_told_end(self.ring.place(self.slot()))
     }
 
     /// The same with the slab, whose rows they are then, where D is stored slab by slab; with the group where sums are

@@ -5,6 +5,7 @@ mod output;
 
 use std::ffi::c_void;
 
+use oxigemm_kernels::dispatch::DispatchArgs;
 use oxigemm_kernels::epilogue::OutputFlags;
 use oxigemm_kernels::epilogue::fused::{FusedArgs, FusedFlags, FusedGroupArgs};
 use oxigemm_kernels::grouping::{GroupArgs, GroupLayout};
@@ -198,6 +199,7 @@ pub(crate) struct Arguments {
     fused: Option<FusedArgs>,
     fused_groups: Option<FusedGroupArgs>,
     tail: Option<TailArgs>,
+    dispatch: Option<DispatchArgs>,
     /// Whether the copy engine can address every slab of A's scales as it does the first, and every group's of B's.
     scales_alike: [bool; 2],
     /// As [`Launch::scale_piece`](oxigemm_kernels::launch::Launch::scale_piece).
@@ -213,6 +215,7 @@ pub(crate) struct KernelArgs {
     pub fused: Option<FusedArgs>,
     pub fused_groups: Option<FusedGroupArgs>,
     pub tail: Option<TailArgs>,
+    pub dispatch: Option<DispatchArgs>,
 }
 
 impl KernelArgs {
@@ -221,15 +224,18 @@ impl KernelArgs {
         + KGroupArgs::COUNT
         + FusedArgs::COUNT
         + FusedGroupArgs::COUNT
-        + TailArgs::COUNT;
+        + TailArgs::COUNT
+        + DispatchArgs::COUNT;
 
-    /// The same where blocks leave sums in that room; where there is none, tiles are not shared out.
+    /// The same where blocks leave sums and count tiles in that room; where there is none, tiles are not shared out, and every cluster has
+    /// each so-many-th.
     pub fn in_room(self, room: Option<u64>) -> KernelArgs {
         let tail = self.tail.map(|TailArgs { tail, .. }| match room {
             Some(room) => TailArgs { room, tail },
             None => TailArgs { room: 0, tail: Tail::default() },
         });
-        KernelArgs { tail, ..self }
+        let dispatch = self.dispatch.map(|_| DispatchArgs { counter: room.unwrap_or(0) });
+        KernelArgs { tail, dispatch, ..self }
     }
 
     /// A pointer to each argument, and how many there are.
@@ -255,6 +261,9 @@ impl KernelArgs {
         }
         if let Some(tail) = &self.tail {
             add(&tail.pointers());
+        }
+        if let Some(dispatch) = &self.dispatch {
+            add(&dispatch.pointers());
         }
         (all, count)
     }
@@ -345,6 +354,7 @@ impl Arguments {
         let groups = groups.map(|groups| grouped_args(groups, problem));
         let (family, fused) = (problem.family, fused.map(fused_args));
         let tail = plan.choice.shares_tail().then_some(TailArgs { room: 0, tail: launch.tail });
+        let dispatch = plan.choice.hands_out_tiles().then_some(DispatchArgs { counter: 0 });
         let arguments = Arguments {
             family,
             args,
@@ -354,6 +364,7 @@ impl Arguments {
             fused,
             fused_groups,
             tail,
+            dispatch,
             scales_alike,
             scale_piece: launch.scale_piece,
         };
@@ -412,7 +423,15 @@ impl Arguments {
         });
         let FusedAt { alpha, beta, bias, scales } = at.fused;
         let fused = self.fused.map(|fused| FusedArgs { alpha, beta, bias, scales, ..fused });
-        Ok(KernelArgs { product, groups, k_groups, fused, fused_groups: self.fused_groups, tail: self.tail })
+        Ok(KernelArgs {
+            product,
+            groups,
+            k_groups,
+            fused,
+            fused_groups: self.fused_groups,
+            tail: self.tail,
+            dispatch: self.dispatch,
+        })
     }
 }
 

@@ -18,7 +18,7 @@ pub(crate) struct Prepared {
     config: LaunchConfig,
     arguments: Arguments,
     maps: Mutex<RememberedMaps>,
-    /// Bytes in which blocks leave sums.
+    /// Bytes in which blocks leave sums, or count tiles.
     room_bytes: u64,
 }
 
@@ -90,12 +90,15 @@ impl Prepared {
             // SAFETY: the caller's promise.
             return unsafe { self.launch_in_room(args, stream, programmatic) };
         }
-        // A graph may run beside what its stream does later, and so must not use its room. Without memory for one, tiles are computed whole.
+        // A graph may run beside what its stream does later, and so must not use its room. Without memory for one, tiles are computed whole,
+        // by clusters in turn.
         let room = match stream.is_capturing()? {
             true => None,
             false => cuda
                 .gathering_room(stream, self.room_bytes)
-                .inspect_err(|error| tracing::warn!(%error, bytes = self.room_bytes, "the last round is not shared out"))
+                .inspect_err(
+                    |error| tracing::warn!(%error, bytes = self.room_bytes, "tiles are not shared out"),
+                )
                 .ok(),
         };
         // SAFETY: the caller's promise; the room is this stream's, whose kernels follow each other.

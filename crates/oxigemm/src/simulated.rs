@@ -408,7 +408,7 @@ fn launch(plan: &Plan, entry: &str, args: &KernelArgs) -> Launch {
 
 /// The parameters in the order of [`Args`], of [`GroupedArgs`] where rows are grouped, of [`KGroupArgs`] where groups are along K, and of [`FusedArgs`] and [`FusedGroupArgs`] where sums are finished.
 fn parameters(args: &KernelArgs) -> Vec<Param> {
-    let KernelArgs { product: args, groups, k_groups, fused, fused_groups, tail } = args;
+    let KernelArgs { product: args, groups, k_groups, fused, fused_groups, tail, dispatch } = args;
     let map = |map: [u64; 16]| Param::Bytes(map.iter().flat_map(|word| word.to_le_bytes()).collect());
     let maps = [args.a, args.b, args.sfa_map, args.d_map].map(map);
     let pointers = [args.sfa, args.sfb, args.d, args.c].map(Param::U64);
@@ -443,12 +443,16 @@ fn parameters(args: &KernelArgs) -> Vec<Param> {
         all.push(Param::U64(tail.room));
         all.extend(tail.numbers().map(|number| Param::U32(*number)));
     }
+    if let Some(dispatch) = dispatch {
+        all.push(Param::U64(dispatch.counter));
+    }
     all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oxigemm_kernels::dispatch::DispatchArgs;
     use oxigemm_kernels::epilogue::fused::{FusedArgs, FusedGroupArgs};
     use oxigemm_kernels::grouping::GroupArgs;
     use oxigemm_kernels::kgroups::KGroupArgs;
@@ -505,11 +509,19 @@ mod tests {
         let fused_groups = Some(FusedGroupArgs { bias_group: 45, scales_slab: 46 });
         let tail = Tail { tiles: 70, helpers: 71, owners: [72, 73], help: [74, 75] };
         let tail = TailArgs { room: 69, tail };
-        let none =
-            KernelArgs { product, groups: None, k_groups: None, fused: None, fused_groups: None, tail: None };
+        let none = KernelArgs {
+            product,
+            groups: None,
+            k_groups: None,
+            fused: None,
+            fused_groups: None,
+            tail: None,
+            dispatch: None,
+        };
         let each = [
             none,
             KernelArgs { groups: Some(groups), ..none },
+            KernelArgs { groups: Some(groups), dispatch: Some(DispatchArgs { counter: 76 }), ..none },
             KernelArgs { k_groups: Some(k_groups), ..none },
             KernelArgs { fused: Some(fused), ..none },
             KernelArgs { tail: Some(tail), ..none },

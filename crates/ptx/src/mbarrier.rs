@@ -77,12 +77,17 @@ impl<'k> MBarrier<'k> {
     /// Whether the phase of this parity has ended; may sleep for a bounded time first.
     #[track_caller]
     pub fn try_wait(self, parity: impl Arg<'k, u32>) -> Pred<'k> {
+        self.emit_try_wait("", parity)
+    }
+
+    #[track_caller]
+    fn emit_try_wait(self, order: &str, parity: impl Arg<'k, u32>) -> Pred<'k> {
         let k = self.kernel();
         let (out, parity) = (k.fresh::<bool>(), parity.val(k).operand());
         let dst = out.operand();
         k.emit(
             Needs::SM90,
-            format_args!("mbarrier.try_wait.parity.shared::cta.b64 {dst}, {}, {parity};", self.0),
+            format_args!("mbarrier.try_wait.parity{order}.shared::cta.b64 {dst}, {}, {parity};", self.0),
         );
         out
     }
@@ -103,11 +108,23 @@ impl<'k> MBarrier<'k> {
     /// Waits until the phase of this parity has ended.
     #[track_caller]
     pub fn wait(self, parity: impl Arg<'k, u32>) {
+        self.emit_wait("", parity);
+    }
+
+    /// The same with acquire order in the cluster: what other blocks did before they [arrived](RemoteMBarrier::arrive_release) has been
+    /// done.
+    #[track_caller]
+    pub fn wait_for_cluster(self, parity: impl Arg<'k, u32>) {
+        self.emit_wait(".acquire.cluster", parity);
+    }
+
+    #[track_caller]
+    fn emit_wait(self, order: &str, parity: impl Arg<'k, u32>) {
         let k = self.kernel();
         let parity: U32<'k> = parity.val(k);
         let again = k.label();
         k.place(again);
-        let done = self.try_wait(parity);
+        let done = self.emit_try_wait(order, parity);
         k.branch_unless(done, again);
     }
 

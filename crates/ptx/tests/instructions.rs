@@ -151,6 +151,7 @@ fn barriers_copies_by_the_engine_and_products() {
         k.bulk_wait(0);
     });
     full.wait(0);
+    full.wait_for_cluster(0);
     k.if_(empty.test_wait(1), || empty.arrive());
     empty.in_block(1).arrive();
     empty.in_block(1).arrive_release();

@@ -7,6 +7,7 @@
 
 use super::fused::{FusedFlags, FusedParams, SCALED_COLUMNS};
 use super::{OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_BYTES, WARP_ROWS, chunk_offset};
+use crate::many_rows::WAVE_ROWS;
 use crate::pipeline::Pipeline;
 use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::warp::Shuffle;
@@ -200,7 +201,8 @@ pub(crate) fn panels<'k>(
     [row, column]: [U32<'k>; 2],
 ) -> Vec<Panels<'k>> {
     let column = column - (passes(columns) - 1) * columns;
-    let panel = |wave| Panels { row: row + wave * 64, column, staging: staging.at(wave * PANEL_BYTES) };
+    let panel =
+        |wave| Panels { row: row + wave * WAVE_ROWS, column, staging: staging.at(wave * PANEL_BYTES) };
     (0..waves).map(panel).collect()
 }
 

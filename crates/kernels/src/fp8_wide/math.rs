@@ -5,6 +5,7 @@ use crate::BLOCK_K;
 use crate::cluster::Release;
 use crate::fp8;
 use crate::grouping::Grouping;
+use crate::many_rows::WAVE_ROWS;
 use crate::params::ScalesOfB;
 use crate::pipeline::Cursor;
 use crate::promote::multiply_stage;
@@ -115,7 +116,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             scale_operands,
             cursor: block.pipe.reader(),
             first_scale: scales.row_offset(first_row + row),
-            below: (0..waves).flat_map(|wave| [wave * 64, wave * 64 + 8]).collect(),
+            below: (0..waves).flat_map(|wave| [wave * WAVE_ROWS, wave * WAVE_ROWS + 8]).collect(),
             row_scales: (0..if each { 0 } else { 2 * waves }).map(|_| few()).collect(),
             column_scales: (cfg.scales().columns == 1).then(few),
             scales,
@@ -229,8 +230,18 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         }
     }
 
-    /// All blocks of a tile.
-    pub fn multiply_tile(&self, [first, k_blocks]: [U32<'k>; 2]) {
+    /// All blocks of a tile, of those of `waves` waves that have rows of the tile's group. The first is at the tile's `first_row`.
+    pub fn multiply_rows(&self, waves: u32, first_row: U32<'k>, blocks: [U32<'k>; 2]) {
+        let last = first_row + (waves - 1) * WAVE_ROWS;
+        let fewer = || match waves {
+            1 => self.pass_tile_by(),
+            _ => self.multiply_rows(waves - 1, first_row, blocks),
+        };
+        self.block.k.if_else(self.has_rows(last), || self.multiply_tile(waves, blocks), fewer);
+    }
+
+    /// All blocks of a tile, of its first `waves`.
+    pub fn multiply_tile(&self, waves: u32, [first, k_blocks]: [U32<'k>; 2]) {
         let k = self.block.k;
         if let Some(scales) = self.scale_operands {
             let whole = k_blocks & !1u32;
@@ -238,7 +249,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             return k.for_(whole, k_blocks, 1, |_| self.multiply_each(scales));
         }
         if self.sums.len() > 1 {
-            return self.multiply_waves([first, k_blocks]);
+            return self.multiply_waves(waves as usize, [first, k_blocks]);
         }
         let unroll = self.block.cfg.unroll();
         if self.block.cfg.pads_k() {
@@ -346,14 +357,14 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     fn issue(&self, [a, b]: [Descriptor<'k>; 2], wave: u32) {
         let k = self.block.k;
         k.wgmma_fence();
-        let a = a.advance(wave * 64 * BLOCK_K);
+        let a = a.advance(wave * WAVE_ROWS * BLOCK_K);
         multiply_stage(k, fp8::types(self.block.cfg.e5m2), &self.products, a, b);
         k.wgmma_commit();
     }
 
     /// All blocks of a tile of several waves, of which there is at least one. The step into the next round takes a while: it is taken
     /// while the tensor core works on the first wave, so a round ends between a block and the issue of the next.
-    fn multiply_waves(&self, [first, k_blocks]: [U32<'k>; 2]) {
+    fn multiply_waves(&self, waves: usize, [first, k_blocks]: [U32<'k>; 2]) {
         let k = self.block.k;
         let (block, is_full) = (k.var_from(first), k.var(false));
         let begin = || {
@@ -365,10 +376,10 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             || {
                 let last = self.block.cfg.unroll() - 1;
                 for later in 0..last {
-                    self.complete_waves(block.get(), later, is_full, || {});
+                    self.complete_waves(waves, (block.get(), later), is_full, || {});
                     begin();
                 }
-                self.complete_waves(block.get(), last, is_full, || {
+                self.complete_waves(waves, (block.get(), last), is_full, || {
                     block.set(block.live() + last + 1);
                     self.turn_to_scales(block.get(), k_blocks);
                 });
@@ -380,7 +391,13 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
 
     /// The rest of a block whose first wave is issued, so much `later` than the `first` of its round. While the tensor core works on the
     /// last wave, `ahead` prepares what comes next, and the next stage is asked whether it is full.
-    fn complete_waves(&self, first: U32<'k>, later: u32, is_full: Var<'k, bool>, ahead: impl FnOnce()) {
+    fn complete_waves(
+        &self,
+        waves: usize,
+        (first, later): (U32<'k>, u32),
+        is_full: Var<'k, bool>,
+        ahead: impl FnOnce(),
+    ) {
         let (k, cfg) = (self.block.k, self.block.cfg);
         let (stage, operands) = (self.cursor.stage(), self.operands.map(Operand::get));
         let (rows, columns) =
@@ -389,7 +406,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         let promote = |wave: usize| {
             promote(cfg, &self.sums[wave], &self.products, [rows[2 * wave], rows[2 * wave + 1]], &columns);
         };
-        let last = self.sums.len() - 1;
+        let last = waves - 1;
         for wave in 0..last {
             k.wgmma_wait(0);
             promote(wave);

@@ -7,6 +7,7 @@ use crate::epilogue::quantized::{QuantizedOutput, panels};
 use crate::epilogue::{OutputFlags, OutputParams, PANEL_BYTES, Panels, WarpOutput};
 use crate::grouping::Grouping;
 use crate::half_output::{Adding, Outbox};
+use crate::many_rows::WAVE_ROWS;
 use crate::params::ScalesOfB;
 use crate::pipeline::Reader;
 use oxigemm_ptx::{Pred, Shared, U32, Var};
@@ -46,7 +47,7 @@ impl<'k> Block<'k, '_> {
         let ([row, column], staging) = (self.part_of(part.warpgroup), self.staging(part.warpgroup));
         let bytes = Panels::staging_bytes(self.cfg.part_columns());
         let wave = |wave| Panels {
-            row: part.tile[0] + row + wave * 64,
+            row: part.tile[0] + row + wave * WAVE_ROWS,
             column: part.tile[1] + column,
             staging: staging.at(wave * bytes),
         };
