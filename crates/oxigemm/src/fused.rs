@@ -356,7 +356,7 @@ impl<G: FusedGemm> Arguments<G> {
     fn simulate(&self, sim: &Sim, options: &GemmOptions) -> Result<()> {
         let stream = sim_stream(sim, options)?;
         let Some(key) = self.key(sim.limits(), options)? else { return Ok(()) };
-        let work = sim.plan(&key, &self.addresses(), options.programmatic)?;
+        let work = sim.plan(&key, &self.addresses(), stream, options.programmatic)?;
         put(sim, stream, work)
     }
 

@@ -319,7 +319,7 @@ pub(crate) fn simulate(sim: &Sim, arguments: &impl GemmArguments, options: &Gemm
         Checked::Launch(problem) => {
             let key = key(sim.limits(), problem, None, options);
             let key = PlanKey { summed: arguments.summed()?, ..key };
-            sim.plan(&key, &arguments.addresses(), options.programmatic)?
+            sim.plan(&key, &arguments.addresses(), stream, options.programmatic)?
         }
         Checked::Trivial(trivial) => {
             let (c, d) = arguments.output();

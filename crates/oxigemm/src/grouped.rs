@@ -461,6 +461,6 @@ pub(crate) unsafe fn launch(
 pub(crate) fn simulate(sim: &Sim, arguments: &impl GroupedArguments, options: &GemmOptions) -> Result<()> {
     let stream = sim_stream(sim, options)?;
     let Some(key) = arguments.key(sim.limits(), options)? else { return Ok(()) };
-    let work = sim.plan(&key, &arguments.addresses(), options.programmatic)?;
+    let work = sim.plan(&key, &arguments.addresses(), stream, options.programmatic)?;
     put(sim, stream, work)
 }

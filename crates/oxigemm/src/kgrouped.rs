@@ -376,10 +376,10 @@ pub(crate) fn simulate(sim: &Sim, arguments: &impl KGroupedArguments, options: &
             let key = PlanKey { k_groups: Some(groups), ..key(sim.limits(), problem, None, options) };
             let own = Addresses { map_room: sim.map_room()?, ..arguments.addresses() };
             let Some(transposed) = transposed else {
-                return put(sim, stream, sim.plan(&key, &own, options.programmatic)?);
+                return put(sim, stream, sim.plan(&key, &own, stream, options.programmatic)?);
             };
             let workspace = sim.workspace(transposed.bytes)?;
-            let multiply = sim.plan(&key, &transposed.addresses(own, workspace), true)?;
+            let multiply = sim.plan(&key, &transposed.addresses(own, workspace), stream, true)?;
             let transpose = transposed.call(own, workspace, |call| sim.work(call, options.programmatic))?;
             put(sim, stream, transpose)?;
             put(sim, stream, multiply)

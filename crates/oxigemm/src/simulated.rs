@@ -30,6 +30,7 @@ use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, PlanKey};
 use crate::direct::Call;
 use crate::error::{Error, Result};
 use crate::plan::{Limits, Plan};
+use crate::stream::SimStream;
 use crate::workspace::Workspaces;
 
 /// A simulated GPU with its memory and its kernels. Clones are cheap and share them.
@@ -148,8 +149,14 @@ impl Sim {
         self.inner.number
     }
 
-    /// Plans a problem: the work that computes it.
-    pub(crate) fn plan(&self, key: &PlanKey, at: &Addresses, programmatic: bool) -> Result<Work> {
+    /// Plans a problem: the work that computes it in a stream, if there is one.
+    pub(crate) fn plan(
+        &self,
+        key: &PlanKey,
+        at: &Addresses,
+        stream: Option<&SimStream>,
+        programmatic: bool,
+    ) -> Result<Work> {
         let plan = key.plan(&self.inner.limits.restricted_to(key.sms))?;
         let config = plan.choice.config();
         let module = self.module(&config.into())?;
@@ -161,6 +168,8 @@ impl Sim {
         })?;
         let args = match plan.launch.room_bytes {
             0 => args,
+            // As on a GPU.
+            _ if stream.is_some_and(SimStream::is_captured) => args.in_room(None),
             bytes => args.in_room(Some(self.gathering_room(bytes)?)),
         };
         Ok(Work::Kernel { module, launch: launch(&plan, &name, &args), programmatic })

@@ -152,7 +152,7 @@ impl Stream {
     pub fn is_capturing(&self) -> Result<bool> {
         match self {
             Stream::Cuda(stream) => Ok(stream.is_capturing()?),
-            Stream::Sim(stream) => Ok(stream.lock().is_some()),
+            Stream::Sim(stream) => Ok(stream.is_captured()),
         }
     }
 
@@ -227,6 +227,10 @@ impl SimStream {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Vec<Work>>> {
         self.captured.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_captured(&self) -> bool {
+        self.lock().is_some()
     }
 
     fn refuse_while_captured(&self, reason: &str) -> Result<()> {

@@ -154,7 +154,7 @@ impl TransposedProduct {
         let stream = sim_stream(sim, options)?;
         let workspace = sim.workspace(self.transposition.bytes)?;
         let key = key(sim.limits(), self.problem, self.groups, options);
-        let multiply = sim.plan(&key, &self.addresses(own, workspace), true)?;
+        let multiply = sim.plan(&key, &self.addresses(own, workspace), stream, true)?;
         put(sim, stream, sim.transpose(&self.transposition.at(workspace), options.programmatic)?)?;
         put(sim, stream, multiply)
     }

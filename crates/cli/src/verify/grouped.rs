@@ -1,6 +1,6 @@
 //! Checks of products whose rows are grouped: groups of all sizes, layouts, kernels, and groups that change.
 
-use oxigemm::plan::Family;
+use oxigemm::plan::{self, Family};
 use oxigemm::{
     Addend, DType, GemmLayout, GemmOptions, GroupedRows, RowGroups, Tensor, einsum, half_gemm,
     m_grouped_fp8_gemm_nt_contiguous, m_grouped_half_gemm, random,
@@ -276,9 +276,16 @@ fn clamped(setup: &Setup, op: Op) -> Result<String, Failure> {
 /// A graph that was captured once, launched with groups that change, on memory that changes with them.
 fn replayed(setup: &Setup, op: Op) -> Result<String, Failure> {
     let stream = setup.device.new_stream()?;
-    let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
+    let planned = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
+    // Clusters take its tiles as they get done, but in a graph in turn.
+    let tall = GemmOptions {
+        choice: Some(plan::parse("wide_grouped_256x128_s3_c1x2").expect("it is one of the set")),
+        num_sms: Some(2),
+        ..planned.clone()
+    };
+    let all = if op == Op::Fp8 { vec![planned, tall] } else { vec![planned] };
     let turns: [[usize; 4]; 5] = [[30, 0, 7, 3], [0, 40, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [10, 10, 10, 10]];
-    for layout in LAYOUTS {
+    for (layout, options) in LAYOUTS.into_iter().flat_map(|layout| all.iter().map(move |all| (layout, all))) {
         let of = |rows: [usize; 4], turn: usize| {
             let spec = GroupedSpec::new(layout, rows.to_vec(), 136, 400).of(op, GemmLayout::Nt);
             let mut spec = GroupedSpec { alignment: 1, room: 64, seed: turn as u64, ..spec };
@@ -286,8 +293,8 @@ fn replayed(setup: &Setup, op: Op) -> Result<String, Failure> {
             GroupedHost::draw(spec)
         };
         let mut operands = of(turns[0], 0)?.upload(&setup.device)?;
-        operands.run(&options)?;
-        let graph = stream.capture(|_| operands.run(&options))?;
+        operands.run(options)?;
+        let graph = stream.capture(|_| operands.run(options))?;
         for (turn, rows) in turns.into_iter().enumerate() {
             let host = of(rows, turn)?;
             operands.change_groups(&host)?;
@@ -297,7 +304,7 @@ fn replayed(setup: &Setup, op: Op) -> Result<String, Failure> {
             judge(&host, &operands, |what| format!("replay {turn} of {}: {what}", host.spec))?;
         }
     }
-    Ok(format!("{} graphs, each launched with {} sets of groups", LAYOUTS.len(), turns.len()))
+    Ok(format!("{} graphs, each launched with {} sets of groups", LAYOUTS.len() * all.len(), turns.len()))
 }
 
 /// The same call, again and again.

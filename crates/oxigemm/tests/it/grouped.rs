@@ -163,7 +163,8 @@ fn rows_of_no_group_are_never_used() {
     }
 }
 
-/// The kernel reads where the groups are: a graph that was captured once serves any groups.
+/// The kernel reads where the groups are: a graph that was captured once serves any groups. (Whose clusters take tiles as they get done
+/// elsewhere take them in turn there.)
 #[test]
 fn a_graph_is_replayed_with_other_groups() {
     let sim = Sim::new();
@@ -183,19 +184,38 @@ fn a_graph_is_replayed_with_other_groups() {
         Case::ends(&[3, 20, 29], 16, [70, 136, 272]),
         Case::ids(&padded(ids(&[3, 20, 9], 16), 70), 3, 16, [136, 272]),
     ] {
-        let mut problem = Problem::new(case.clone(), &sim);
-        let (mut d, mut memory) = problem.output();
-        let stream = device.new_stream().unwrap();
-        let graph = stream.capture(|_| problem.run(&mut d, None, Some(stream.clone()))).unwrap();
-        for numbers in turns(&case) {
-            let poison = vec![POISON; memory.to_bytes().unwrap().len()];
-            memory.write_bytes(&poison).unwrap();
-            let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-            problem.numbers.write_bytes(&bytes).unwrap();
-            graph.launch(&stream).unwrap();
-            stream.synchronize().unwrap();
-            problem.check(&memory.to_bytes().unwrap(), &numbers, &format!("{case:?} with {numbers:?}"));
+        let few = Case { num_sms: Some(2), ..case.clone() };
+        let tall = plan::parse("wide_grouped_256x128_s3_c1x2").unwrap();
+        for (case, choice) in [(case, None), (few, Some(tall))] {
+            let mut problem = Problem::new(case.clone(), &sim);
+            let (mut d, mut memory) = problem.output();
+            let stream = device.new_stream().unwrap();
+            let graph = stream.capture(|_| problem.run(&mut d, choice, Some(stream.clone()))).unwrap();
+            for numbers in turns(&case) {
+                let poison = vec![POISON; memory.to_bytes().unwrap().len()];
+                memory.write_bytes(&poison).unwrap();
+                let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+                problem.numbers.write_bytes(&bytes).unwrap();
+                graph.launch(&stream).unwrap();
+                stream.synchronize().unwrap();
+                problem.check(&memory.to_bytes().unwrap(), &numbers, &format!("{case:?} with {numbers:?}"));
+            }
         }
+    }
+}
+
+/// What counts tiles that were handed out is zero again when a grid ends: other calls count from there. Tiles of no rows in their lower half,
+/// in any quarter, and of one row, for as many clusters, fewer and more.
+#[test]
+fn clusters_take_tiles_as_they_get_done_again_and_again() {
+    let sim = Sim::new();
+    let sizes = [300, 0, 60, 130, 1, 200, 256, 70];
+    for (cluster, sms) in [("c1x1", 3), ("c1x2", 4), ("c2x1", 4), ("c1x1", 132)] {
+        let choice = plan::parse(&format!("wide_grouped_256x128_s3_{cluster}")).unwrap();
+        let case = Case { num_sms: Some(sms), ..Case::ends(&ends(&sizes, 16), 16, [1100, 392, 200]) };
+        let problem = Problem::new(case, &sim);
+        let bits = [(); 3].map(|()| problem.checked(Some(choice), cluster));
+        assert!(bits[1..].iter().all(|again| *again == bits[0]), "{cluster} of {sms}");
     }
 }
 
