@@ -195,6 +195,9 @@ fn print(
     if launch.turns_back() {
         line("order of K", "every other tile of a block takes it from its end".to_owned());
     }
+    if plan.choice.hands_out_tiles() {
+        line("tiles", "clusters take them as they get done; in a graph, each in turn".to_owned());
+    }
     if launch.tail.tiles > 0 {
         line(
             "last round",
