@@ -91,7 +91,7 @@ const fn of_few_rows(kernel: &'static str) -> Redundant {
     Redundant { kernel, what: "does not wait", file: "pipeline.rs", times: 1, why: STAGES_TELL }
 }
 
-const REDUNDANT: [Redundant; 10] = [
+const REDUNDANT: [Redundant; 12] = [
     of_few_rows(FAMILIES[1]),
     of_tiles_passed_by(FAMILIES[2]),
     of_stages(FAMILIES[3]),
@@ -107,12 +107,20 @@ const REDUNDANT: [Redundant; 10] = [
     of_stages(FAMILIES[11]),
     of_stages(FAMILIES[12]),
     of_few_rows(FAMILIES[13]),
+    of_tiles_passed_by(FAMILIES[15]),
     Redundant {
         kernel: FAMILIES[15],
         what: "does not wait",
         file: "pipeline.rs",
         times: 1,
         why: "before it has stored a tile it has been told of the next, as math warps stage one when scales of the next have come",
+    },
+    Redundant {
+        kernel: FAMILIES[15],
+        what: "does not wait",
+        file: "pipeline.rs",
+        times: 1,
+        why: "math warps have waited for a tile's first scales before, when they looked whether it follows",
     },
 ];
 

@@ -99,7 +99,7 @@ impl<'k> TilePlace<'k> {
         from.load::<u32>().eq(NO_ROW)
     }
 
-    /// The same with the group, where rows are grouped and the group is asked for.
+    /// [Tells](Self::tell) them of a tile and its group, where rows are grouped and the group is asked for.
     pub fn tell_with_group(to: Shared<'k>, [m, n]: [U32<'k>; 2], group: GroupPlace<'k>) {
         let d_row = group.d_row();
         to.store_vec([d_row + m, n, d_row + group.end, group.group]);

@@ -25,7 +25,7 @@ const SLOT_BYTES: u32 = 4;
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct DispatchArgs {
-    /// Address of the counter, the first word of [`ROOM_BYTES`]; 0 where there is none: then every cluster has each so-many-th tile.
+    /// Address of the counter; 0 where there is none: then every cluster has each so-many-th tile.
     pub counter: u64,
 }
 
@@ -33,6 +33,12 @@ pub struct DispatchArgs {
 pub const ROOM_BYTES: u64 = COUNTER_BYTES;
 
 impl DispatchArgs {
+    /// With the last counter of a room: what else counts there begins with the first.
+    #[must_use]
+    pub fn in_room(room: Option<u64>) -> Self {
+        DispatchArgs { counter: room.map_or(0, |room| room + ROOM_BYTES - 4) }
+    }
+
     /// How many parameters they are.
     pub const COUNT: usize = 1;
 

@@ -1,7 +1,7 @@
 //! FP8 GEMM with fine-grained scales, for many rows: persistent, warp-specialized, multicast.
 //!
-//! A block computes tiles of `block_m` by `block_n`. Two warpgroups multiply: each its own half of the rows, or
-//! of the columns where a tile has 64 rows. A third one serves them: one thread issues the tensor loads, a warp
+//! A block computes tiles of `block_m` by `block_n`. Two warpgroups multiply: each its own half of the rows, in
+//! turns of 64, or of the columns where a tile has 64 rows. A third one serves them: one thread issues the tensor loads, a warp
 //! brings the scales, and two threads have what the others have staged stored; or two warps make operands of the scales (`outer.rs`), and
 //! one thread stores, where every row of B has a scale. Clusters of blocks share their operands: each block loads its part of a tile and
 //! multicasts it.
@@ -11,6 +11,8 @@
 //!
 //! Tiles that fill no round may be [shared out](crate::tail) along K: a block then leaves its sums of a part of K, or adds what another has
 //! left (`shared_tile.rs`), before it stores them.
+//!
+//! Tiles of groups may take different times: clusters then take them [as they get done](crate::dispatch).
 //!
 //! Sums may be [finished](crate::epilogue::fused) before they are stored.
 

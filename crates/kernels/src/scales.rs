@@ -472,7 +472,7 @@ impl<'k> ScaleReader<'k> {
         !TilePlace::is_told_end(self.ring.place(self.slot()))
     }
 
-    /// The same with the slab, whose rows they are then, where D is stored slab by slab; with the group where sums are
+    /// The first row and column and the row behind the group's last with the slab, whose rows they are then, where D is stored slab by slab; with the group where sums are
     /// finished.
     pub fn place_and_whose(&self) -> ([U32<'k>; 2], [U32<'k>; 2]) {
         TilePlace::told_whose(self.ring.place(self.slot()))

@@ -234,7 +234,7 @@ impl KernelArgs {
             Some(room) => TailArgs { room, tail },
             None => TailArgs { room: 0, tail: Tail::default() },
         });
-        let dispatch = self.dispatch.map(|_| DispatchArgs { counter: room.unwrap_or(0) });
+        let dispatch = self.dispatch.map(|_| DispatchArgs::in_room(room));
         KernelArgs { tail, dispatch, ..self }
     }
 
@@ -354,7 +354,7 @@ impl Arguments {
         let groups = groups.map(|groups| grouped_args(groups, problem));
         let (family, fused) = (problem.family, fused.map(fused_args));
         let tail = plan.choice.shares_tail().then_some(TailArgs { room: 0, tail: launch.tail });
-        let dispatch = plan.choice.hands_out_tiles().then_some(DispatchArgs { counter: 0 });
+        let dispatch = plan.choice.hands_out_tiles().then_some(DispatchArgs::in_room(None));
         let arguments = Arguments {
             family,
             args,

@@ -294,7 +294,7 @@ impl Cuda {
         })
     }
 
-    /// So many bytes in which the blocks of a kernel gather sums: zeros at first, then what the last kernel of the stream
+    /// So many bytes in which the blocks of a kernel gather sums or count tiles: zeros at first, then what the last kernel of the stream
     /// left there.
     pub(crate) fn gathering_room(&self, stream: &Stream, bytes: u64) -> Result<u64> {
         self.inner.gathering_rooms.at(identity(stream), bytes, |bytes| {

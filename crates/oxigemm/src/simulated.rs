@@ -22,7 +22,7 @@ use oxigemm_kernels::kgroups::KGroupArgs;
 use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
 use oxigemm_kernels::launch::{Config, MatrixMap};
 use oxigemm_kernels::params::{Args, GroupedArgs};
-use oxigemm_kernels::transpose;
+use oxigemm_kernels::{dispatch, transpose};
 use oxigemm_sim::{Element, Launch, Machine, Module, Options, Param, Report, Swizzle, TensorMapSpec};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -180,13 +180,20 @@ impl Sim {
         self.inner.workspaces.at(0, bytes, |bytes| Ok((self.allocate(bytes as usize), ())))
     }
 
-    /// So many bytes in which the blocks of a kernel gather sums: zeros at first, then what the last kernel left there.
+    /// So many bytes in which the blocks of a kernel gather sums or count tiles: zeros at first, then what the last kernel left there.
     pub(crate) fn gathering_room(&self, bytes: u64) -> Result<u64> {
         self.inner.gathering_rooms.at(0, bytes, |bytes| {
             let address = self.allocate(bytes as usize);
             self.write(std::iter::once((address, &vec![0; bytes as usize][..])))?;
             Ok((address, ()))
         })
+    }
+
+    /// A kernel that was stopped has not left the counters of a room as the next one expects them.
+    fn clear_counters(&self) -> Result<()> {
+        let zeros = [0; dispatch::ROOM_BYTES as usize];
+        let rooms = self.inner.gathering_rooms.addresses();
+        self.write(rooms.into_iter().map(|room| (room, &zeros[..])))
     }
 
     /// The work that transposes.
@@ -230,10 +237,13 @@ impl Sim {
         match work {
             Work::Kernel { module, launch, programmatic } => {
                 let kernel = launch.entry.clone();
-                let report = self
-                    .execute(Arc::clone(module), launch.clone(), *programmatic)
-                    .map_err(|fault| Error::Fault { kernel, fault: Box::new(fault) })?;
-                *lock(&self.inner.last) = Some(report);
+                match self.execute(Arc::clone(module), launch.clone(), *programmatic) {
+                    Ok(report) => *lock(&self.inner.last) = Some(report),
+                    Err(fault) => {
+                        self.clear_counters()?;
+                        return Err(Error::Fault { kernel, fault: Box::new(fault) });
+                    }
+                }
                 Ok(())
             }
             Work::ClearRows { at, width, rows } => self.clear_rows(*at, *width, *rows),
@@ -415,7 +425,7 @@ fn launch(plan: &Plan, entry: &str, args: &KernelArgs) -> Launch {
     }
 }
 
-/// The parameters in the order of [`Args`], of [`GroupedArgs`] where rows are grouped, of [`KGroupArgs`] where groups are along K, and of [`FusedArgs`] and [`FusedGroupArgs`] where sums are finished.
+/// The parameters in the order of [`Args`], of [`GroupedArgs`] where rows are grouped, of [`KGroupArgs`] where groups are along K, of [`FusedArgs`] and [`FusedGroupArgs`] where sums are finished, of tiles that are shared out, and of those that are handed out.
 fn parameters(args: &KernelArgs) -> Vec<Param> {
     let KernelArgs { product: args, groups, k_groups, fused, fused_groups, tail, dispatch } = args;
     let map = |map: [u64; 16]| Param::Bytes(map.iter().flat_map(|word| word.to_le_bytes()).collect());

@@ -50,6 +50,12 @@ impl<B> Workspaces<B> {
         }
         Ok(address)
     }
+
+    /// Where those of all streams are.
+    pub fn addresses(&self) -> Vec<u64> {
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.iter().map(|workspace| workspace.address).collect()
+    }
 }
 
 #[cfg(test)]

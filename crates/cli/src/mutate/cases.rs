@@ -475,7 +475,16 @@ fn grouped_cases(wide: fp8_wide::Config) -> Vec<Case> {
     };
     // So short a K that scales are what the ring waits for.
     let short = spec(GroupLayout::Ends, &[block_m, 1, 17, 2], 3 * block_n + 8, 100);
-    vec![case(masked, [1, 2], 2), case(ids, [2, 1], 2), case(copied, [1, 1], 2), case(short, [1, 1], 1)]
+    let mut cases =
+        vec![case(masked, [1, 2], 2), case(ids, [2, 1], 2), case(copied, [1, 1], 2), case(short, [1, 1], 1)];
+    if wide.hands_out_tiles() {
+        // So many for a cluster that what tells of them goes round; lanes that store in FP32 part.
+        let rows = [block_m - 61, 1, block_m / 2 - 3, 17, block_m / 2 + 2];
+        let many = spec(GroupLayout::Ends, &rows, 4 * block_n + 8, 100);
+        let wide_type = GroupedSpec { d_type: DType::F32, ..many.clone() };
+        cases.extend([case(many, [1, 2], 2), case(wide_type, [1, 1], 1)]);
+    }
+    cases
 }
 
 /// The same of a batch: every way to D, for products that lie row beside row and one behind another.

@@ -12,7 +12,8 @@ use crate::check::Fused;
 
 /// Numbers of rows that a group may turn out to have, in parts of what is expected: tokens are not shared out evenly.
 const SPREAD: [f64; 7] = [0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3];
-/// What a tile takes of which one warpgroup has no rows, in parts of a whole one: only its loads count.
+/// What half of a tile takes that has no rows, in parts of a whole one: only its loads count. (Fitted when one warpgroup had all rows of the
+/// other half.)
 const HALF_TILE: f64 = 0.047;
 /// Reading where the groups are, laying out the table and looking tiles up, in microseconds; of FP8 and of 16-bit operands.
 const FINDING_GROUPS: f64 = 1.19;
