@@ -54,10 +54,8 @@ pub(crate) struct Dispatch<'k> {
     k: &'k Kernel,
     counter: Global<'k>,
     slots: Shared<'k>,
-    /// Its `full` barriers say that a slot tells of a tile.
-    told: Pipeline<'k>,
-    /// Its `empty` barriers, of the first block, say that the warps that are ahead in each block have read of one.
-    read: Pipeline<'k>,
+    /// A slot is `full` when it tells of a tile, and, in the first block, `empty` when the warps that are ahead in each block have read of it.
+    ring: Pipeline<'k>,
     /// This block's rank in its cluster, and the blocks of that.
     rank: U32<'k>,
     blocks: U32<'k>,
@@ -74,7 +72,7 @@ pub(crate) struct Leader<'k, 'd> {
 impl<'k> Dispatch<'k> {
     /// Bytes of the ring, and of its barriers.
     pub const BYTES: u32 = SLOTS * SLOT_BYTES;
-    pub const BARRIER_BYTES: u32 = Pipeline::barrier_bytes(SLOTS) + Pipeline::barrier_bytes(AHEAD);
+    pub const BARRIER_BYTES: u32 = Pipeline::barrier_bytes(SLOTS);
 
     /// The ring at `slots`, with its barriers at `barriers`. Declares the parameter of [`DispatchArgs`].
     pub fn declare(
@@ -87,8 +85,7 @@ impl<'k> Dispatch<'k> {
             k,
             counter: k.param_pointer("tile_counter"),
             slots,
-            told: Pipeline::new(k, barriers, SLOTS, SLOTS),
-            read: Pipeline::new(k, barriers.at(Pipeline::barrier_bytes(SLOTS)), AHEAD, AHEAD),
+            ring: Pipeline::new(k, barriers, SLOTS, SLOTS),
             rank,
             blocks,
         }
@@ -97,20 +94,17 @@ impl<'k> Dispatch<'k> {
     /// Gives names to the ring and its barriers, so many bytes into dynamic shared memory.
     pub fn name(k: &Kernel, slots: u32, barriers: u32) {
         k.name_shared("next_tiles", slots, SLOT_BYTES, SLOTS);
-        Pipeline::name_barriers(k, ["next_tile_told", "not_used"], barriers, SLOTS);
-        let read = barriers + Pipeline::barrier_bytes(SLOTS);
-        Pipeline::name_barriers(k, ["not_used", "next_tile_read"], read, AHEAD);
+        Pipeline::name_barriers(k, ["next_tile_told", "next_tile_read"], barriers, SLOTS);
     }
 
     /// Initializes the barriers. The caller fences.
     pub fn init(&self) {
-        self.told.init(1, 1);
-        self.read.init(1, self.blocks);
+        self.ring.init(1, self.blocks);
     }
 
     /// Runs `body` with every tile of this block's cluster, of so many in all: for one thread that is told of them.
     pub fn follow(&self, tiles: U32<'k>, body: impl FnOnce(U32<'k>)) {
-        let (k, cursor) = (self.k, self.told.reader());
+        let (k, cursor) = (self.k, self.ring.reader());
         let tile = k.var_from(k.cluster_index());
         k.while_(
             || tile.live().lt(tiles),
@@ -130,39 +124,40 @@ impl<'k> Dispatch<'k> {
         body: impl FnOnce(U32<'k>, &Leader<'k, '_>),
         end: impl FnOnce(),
     ) {
-        let (k, cursor, pace) = (self.k, self.told.reader(), self.read.writer());
+        let (k, cursor, pace) = (self.k, self.ring.reader(), self.ring.writer_of(AHEAD, SLOTS));
         let (tile, first) = (k.var_from(k.cluster_index()), lane.eq(0));
         let leader = Leader { dispatch: self, asks: first & self.rank.eq(0), before: k.var(0u32) };
-        let read = self.read.empty_in_block(k.constant(0));
+        let read = self.ring.empty_in_block(k.constant(0));
         k.while_(
             || tile.live().lt(tiles),
             || {
                 leader.before.set(tile.get());
                 body(tile.get(), &leader);
                 k.if_(first, || {
+                    let slot = cursor.stage();
                     k.if_else(
                         leader.asks,
                         || {
                             pace.wait_empty_in_cluster();
-                            self.tell(cursor.stage(), leader.answer(tiles));
+                            pace.advance();
+                            self.tell(slot, leader.answer(tiles));
                         },
-                        || self.told.full(cursor.stage()).arrive_expecting(SLOT_BYTES),
+                        || self.ring.full(slot).arrive_expecting(SLOT_BYTES),
                     );
                     tile.set(self.next(&cursor));
-                    read.at(pace.stage()).arrive_release();
-                    pace.advance();
+                    read.at(slot).arrive_release();
                 });
                 tile.set(k.shuffle(Shuffle::Index, tile.get(), 0u32));
             },
         );
         end();
         // The others arrive at barriers of this block.
-        k.if_(leader.asks, || pace.drain());
+        k.if_(leader.asks, || pace.drain_of(AHEAD));
     }
 
     /// Tells all blocks of the cluster of a tile.
     fn tell(&self, slot: U32<'k>, tile: U32<'k>) {
-        let (to, told) = (self.slots.at(slot * SLOT_BYTES), self.told.full(slot));
+        let (to, told) = (self.slots.at(slot * SLOT_BYTES), self.ring.full(slot));
         to.store(tile);
         told.arrive();
         self.k.for_(1, self.blocks, 1, |rank| to.in_block(rank).store_async(tile, told.in_block(rank)));

@@ -69,9 +69,9 @@ impl Config {
         self.grouping == Grouping::Rows
     }
 
-    /// Whether it can take K from its end. (Groups of few rows are slower with it.)
+    /// Whether it can take K from its end.
     pub fn turns_back(&self) -> bool {
-        self.grouping == Grouping::Dense && !self.is_fused()
+        self.grouping != Grouping::K && !self.is_fused()
     }
 
     /// Threads of a block.

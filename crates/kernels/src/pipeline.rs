@@ -70,6 +70,12 @@ impl<'k> Pipeline<'k> {
         self.cursor(1)
     }
 
+    /// The place of a writer that never has more than so many stages under way, fewer than `stages`, which is known when the kernel is built:
+    /// it waits for the one that it has written as many ago.
+    pub fn writer_of(&self, under_way: u32, stages: u32) -> Cursor<'k> {
+        Cursor { stage: self.k.var(stages - under_way), ..self.writer() }
+    }
+
     /// A reader's place in the ring.
     pub fn reader(&self) -> Cursor<'k> {
         self.cursor(0)
@@ -190,7 +196,12 @@ impl<'k> Cursor<'k> {
     /// Waits, in ring order, until every stage has been let go. A block of a cluster does this before it ends,
     /// because the other blocks write to its memory and arrive at its barriers.
     pub fn drain(&self) {
-        self.pipeline.k.for_(0, self.pipeline.stages, 1, |_| {
+        self.drain_of(self.pipeline.stages);
+    }
+
+    /// The same of a [writer](Pipeline::writer_of) that has this many stages under way.
+    pub fn drain_of(&self, under_way: impl Arg<'k, u32>) {
+        self.pipeline.k.for_(0, under_way, 1, |_| {
             self.wait_empty();
             self.advance();
         });

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use oxigemm::plan::{Choice, Plan, Shape};
+use oxigemm::plan::{Choice, Family, Limits, Plan, Shape};
 use oxigemm::sim::Options;
 use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim};
 use oxigemm_kernels::grouping::GroupLayout;
@@ -40,36 +40,48 @@ pub fn checks() -> Vec<Check> {
 /// The same inputs on the GPU and in the simulator, for every kernel, launch, type, addend and layout in turn.
 fn same_bits(setup: &Setup) -> Result<String, Failure> {
     let limits = setup.limits()?;
-    let combinations: Vec<_> = combinations().collect();
     let mut compared = Compared::new(setup);
     for (i, config) in Config::dense().enumerate() {
         for case in (0..CASES).step_by(if setup.quick { 4 } else { 1 }) {
-            let turn = i + case;
-            let [m, n, k] = SHAPES[turn % SHAPES.len()];
-            // Steps that have no divisor in common with the lists reach all of their entries.
-            let (d_type, addend, sfa) = combinations[turn * 5 % combinations.len()];
-            let sfb = ORDERS[(turn + turn / 4) % ORDERS.len()];
-            let spec = Spec::of_family(config.family(), [m, n, k]);
-            // The other type of FP16 is its own.
-            let d_type = if d_type == DType::F32 { d_type } else { spec.d_type };
-            let scales = [ScaleMode::Fine, ScaleMode::Row, ScaleMode::Fine, ScaleMode::Tensor][case % 4];
-            // Every layout in turn, where they share kernels.
-            let layout = if config.family().has_scales() { GemmLayout::ALL[turn % 4] } else { spec.layout };
-            let spec = Spec { d_type, addend, scales, layout, sfa, sfb, seed: turn as u64, ..spec };
-            let shape = Shape { m: m as u32, n: n as u32, k: k as u32 };
-            let fits = |choice: &Choice| Plan::of(*choice, shape, &limits).is_some();
-            let choices: Vec<Choice> = launches(config).into_iter().filter(fits).collect();
-            let options =
-                GemmOptions { choice: Some(choices[turn * 5 % choices.len()]), ..Default::default() };
+            let (spec, options) = dense_case(config, [i, case], &limits);
             let host = Host::draw(spec)?;
-            compared.add(&config, &spec, d_type, |device| {
-                let mut operands = host.upload(device)?;
-                operands.run(&options)?;
-                Ok(operands.d.to_bytes()?)
-            })?;
+            compared.add(&config, &spec, spec.d_type, |device| dense_bits(&host, &options, device))?;
         }
     }
     Ok(compared.summary())
+}
+
+/// One of the [`CASES`] of the `i`-th kernel.
+fn dense_case(config: Config, [i, case]: [usize; 2], limits: &Limits) -> (Spec, GemmOptions) {
+    let combinations: Vec<_> = combinations().collect();
+    let (turn, family) = (i + case, config.family());
+    let [m, n, k] = SHAPES[turn % SHAPES.len()];
+    // Steps that have no divisor in common with the lists reach all of their entries.
+    let (d_type, addend, sfa) = combinations[turn * 5 % combinations.len()];
+    let sfb = ORDERS[(turn + turn / 4) % ORDERS.len()];
+    let spec = Spec::of_family(family, [m, n, k]);
+    // The other type of FP16 is its own.
+    let d_type = if d_type == DType::F32 { d_type } else { spec.d_type };
+    let scales = match family {
+        // What has a scale for each row of B has no other.
+        Family::Fp8Rows => ScaleMode::Fine,
+        _ => [ScaleMode::Fine, ScaleMode::Row, ScaleMode::Fine, ScaleMode::Tensor][case % 4],
+    };
+    // Every layout in turn, where they share kernels.
+    let layout = if family.has_scales() { GemmLayout::ALL[turn % 4] } else { spec.layout };
+    let spec = Spec { d_type, addend, scales, layout, sfa, sfb, seed: turn as u64, ..spec };
+    let shape = Shape { m: m as u32, n: n as u32, k: k as u32 };
+    let fits = |choice: &Choice| Plan::of(*choice, shape, limits).is_some();
+    let choices: Vec<Choice> = launches(config).into_iter().filter(fits).collect();
+    let choice = Some(choices[turn * 5 % choices.len()]);
+    (spec, GemmOptions { choice, ..Default::default() })
+}
+
+/// The bits of a product on a device.
+fn dense_bits(host: &Host, options: &GemmOptions, device: &Device) -> Result<Vec<u8>, Failure> {
+    let mut operands = host.upload(device)?;
+    operands.run(options)?;
+    Ok(operands.d.to_bytes()?)
 }
 
 /// What was computed on the GPU and in the simulator, and had the same bits.
@@ -185,5 +197,25 @@ mod tests {
     #[test]
     fn at_least_a_hundred_products_are_compared() {
         assert!(Config::dense().count() * CASES >= 100);
+    }
+
+    /// The first kernel of every family multiplies the operands of its cases: as many as there are kinds of scales.
+    #[test]
+    fn kernels_multiply_the_operands_that_are_drawn_for_them() {
+        let device = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
+        let limits = device.limits().expect("the simulator has some");
+        let mut families = Vec::new();
+        for (i, config) in Config::dense().enumerate() {
+            if families.contains(&config.family()) {
+                continue;
+            }
+            families.push(config.family());
+            for case in 0..CASES / 2 {
+                let (spec, options) = dense_case(config, [i, case], limits);
+                let bits = Host::draw(spec).and_then(|host| dense_bits(&host, &options, &device));
+                assert!(bits.is_ok(), "{spec} by {}: {}", config.name(), bits.unwrap_err());
+            }
+        }
+        assert!(families.contains(&Family::Fp8Rows) && families.len() > 3);
     }
 }

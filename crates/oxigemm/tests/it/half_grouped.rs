@@ -4,7 +4,7 @@
 use crate::common::grouped::{Case as Rows, POISON, ends, ids};
 use crate::common::half_grouped::{Case, Problem};
 use crate::common::{C, same_bits, schedules};
-use oxigemm::plan::{self, Choice, Family};
+use oxigemm::plan::{self, Choice, Family, GroupedShape, Limits, Plan};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
     Addend, DType, Device, Error, GemmLayout, GemmOptions, RawGroupedHalfGemm, RawGroups, Sim, Tensor,
@@ -110,6 +110,29 @@ fn groups_of_several_tiles_and_one_huge_one() {
             0 => Rows::masked(&sizes.map(|x| x as i32), [2 * block_m + 20, 200, 96]),
             _ => Rows::ids(&ids(&sizes, 16), 4, 16, [200, 96]),
         };
+        every_schedule_gives_the_same_bits(case_of(&config, of), choice, schedules().step_by(5), &sim);
+    }
+}
+
+/// Where groups have many tiles and K is long, every other tile of a cluster takes K from its end.
+#[test]
+fn every_other_tile_of_long_groups_takes_k_from_its_end() {
+    let sim = Sim::new();
+    let k = 3080;
+    for (name, of, turns_back) in [
+        ("bf16_wide_grouped_nt_64x128_s8_c1x1", Rows::masked(&[500, 0, 65], [512, 100, k]), true),
+        ("fp16_wide_grouped_nn_64x128_s8_c1x2", Rows::ends(&[450], 16, [460, 200, k]), true),
+        ("bf16_wide_grouped_nt_64x128_s8_c2x1", Rows::ids(&ids(&[900], 64), 1, 64, [100, k]), true),
+        ("bf16_wide_grouped_nt_64x128_s8_c1x1", Rows::masked(&[130, 200], [200, 100, k]), false),
+    ] {
+        let choice = plan::parse(name).expect("the name of a choice");
+        let Choice::HalfWide { config, .. } = choice else { panic!("{name} has few rows") };
+        let (groups, slabs) = (of.groups as u32, if of.is_masked() { of.groups as u32 } else { 1 });
+        let (rows, n, k) = (of.rows as u32, of.n as u32, of.k as u32);
+        let expected = if of.is_masked() { rows } else { rows / groups };
+        let shape = GroupedShape { groups, slabs, rows, expected, n, k };
+        let plan = Plan::of_grouped(choice, &shape, &Limits::h200()).expect("it serves the shape");
+        assert_eq!(plan.launch.turns_back(), turns_back, "{name} {shape:?}");
         every_schedule_gives_the_same_bits(case_of(&config, of), choice, schedules().step_by(5), &sim);
     }
 }
