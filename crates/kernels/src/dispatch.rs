@@ -55,6 +55,7 @@ pub(crate) struct Dispatch<'k> {
     counter: Global<'k>,
     slots: Shared<'k>,
     /// A slot is `full` when it tells of a tile, and, in the first block, `empty` when the warps that are ahead in each block have read of it.
+    /// The others read it later, but before it is written again.
     ring: Pipeline<'k>,
     /// This block's rank in its cluster, and the blocks of that.
     rank: U32<'k>,

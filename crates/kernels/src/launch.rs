@@ -498,15 +498,15 @@ fn persistent(
         bytes: [tile_m, tile_n].map(|rows| u64::from(rows) * line),
         concurrent: clusters,
     };
-    let band = match grouping {
-        _ if u64::from(shape.m) * line <= RESIDENT_A => m_tiles,
-        Some(_) => sweep.best_band(),
-        None => sweep.smallest_round(),
-    };
     let turns_back = match grouping {
         Some(Grouping::Dense) => true,
         Some(_) => line >= LONG_ROW && m_tiles >= MANY_TILES,
         None => false,
+    };
+    let band = match grouping {
+        _ if u64::from(shape.m) * line <= RESIDENT_A => m_tiles,
+        Some(_) if turns_back || family.has_scales() => sweep.best_band(),
+        _ => sweep.smallest_round(),
     };
     Launch {
         grid: [clusters * cluster, 1],

@@ -70,8 +70,8 @@ impl<'k> Pipeline<'k> {
         self.cursor(1)
     }
 
-    /// The place of a writer that never has more than so many stages under way, fewer than `stages`, which is known when the kernel is built:
-    /// it waits for the one that it has written as many ago.
+    /// The pace of a writer that never has more than so many of the `stages` under way, which are known when the kernel is built: its stage is
+    /// not the one to be written, but the one that was written so many ago, which it waits for.
     pub fn writer_of(&self, under_way: u32, stages: u32) -> Cursor<'k> {
         Cursor { stage: self.k.var(stages - under_way), ..self.writer() }
     }

@@ -25,8 +25,9 @@ use crate::tensor::Tensor;
 /// | the groups | `[M]` or `[G]` | i32 | without gaps |
 ///
 /// The layout is `nt` or `nn`. Rows of no group cost nothing and are left as they are in D. They may be read, and must
-/// be memory, but nothing depends on what they hold. What is expected decides about the plan alone. Where M, N or the
-/// number of groups is 0 nothing is done; K must not be 0. There are at most 1024 groups.
+/// be memory, but nothing depends on what they hold. What is expected decides about the plan, and where groups are large
+/// and K is long about the order of its blocks, and so about last bits (not in the batch-invariant mode). Where M, N or the number of groups
+/// is 0 nothing is done; K must not be 0. There are at most 1024 groups.
 ///
 /// The kernel itself reads where the groups are, so that a captured call can be replayed with others.
 ///

@@ -199,7 +199,7 @@ mod tests {
         assert!(Config::dense().count() * CASES >= 100);
     }
 
-    /// The first kernel of every family multiplies the operands of its cases: as many as there are kinds of scales.
+    /// The first kernel of every family multiplies the operands of its cases, of which these have all kinds of scales.
     #[test]
     fn kernels_multiply_the_operands_that_are_drawn_for_them() {
         let device = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));

@@ -8,7 +8,7 @@ use oxigemm::plan::{self, Choice, Family, GroupedShape, Limits, Plan};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
     Addend, DType, Device, Error, GemmLayout, GemmOptions, RawGroupedHalfGemm, RawGroups, Sim, Tensor,
-    half_gemm, m_grouped_fp16_gemm_nn_masked, m_grouped_half_gemm_raw,
+    half_gemm, m_grouped_fp16_gemm_nn_masked, m_grouped_half_gemm, m_grouped_half_gemm_raw,
 };
 use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::half::Half;
@@ -48,7 +48,7 @@ fn kernels() -> impl Iterator<Item = (half_wide::Config, Choice)> {
 fn case_of(config: &half_wide::Config, of: Rows) -> Case {
     let ab_type = if config.operands.element == Half::Bf16 { DType::Bf16 } else { DType::F16 };
     let layout: GemmLayout = config.operands.layout().parse().expect("the same names");
-    Case { of: Rows { d_type: ab_type, ..of }, layout, ab_type, c: C::None }
+    Case { layout, ab_type, ..Case::new(Rows { d_type: ab_type, ..of }) }
 }
 
 /// All schedules for BF16; kernels of FP16 differ in the name of a type.
@@ -114,27 +114,64 @@ fn groups_of_several_tiles_and_one_huge_one() {
     }
 }
 
-/// Where groups have many tiles and K is long, every other tile of a cluster takes K from its end.
+/// The plan of a choice for groups that are expected to have so many rows each.
+fn planned(choice: Choice, of: &Rows, expected: u32) -> Plan {
+    let (groups, slabs) = (of.groups as u32, of.slabs() as u32);
+    let (rows, n, k) = (of.rows as u32, of.n as u32, of.k as u32);
+    let shape = GroupedShape { groups, slabs, rows, expected, n, k };
+    Plan::of_grouped(choice, &shape, &Limits::h200()).expect("it serves the shape")
+}
+
+/// Where groups have many tiles and K is long, every other tile of a cluster takes K from its end, but not in the batch-invariant mode.
 #[test]
 fn every_other_tile_of_long_groups_takes_k_from_its_end() {
     let sim = Sim::new();
     let k = 3080;
-    for (name, of, turns_back) in [
-        ("bf16_wide_grouped_nt_64x128_s8_c1x1", Rows::masked(&[500, 0, 65], [512, 100, k]), true),
-        ("fp16_wide_grouped_nn_64x128_s8_c1x2", Rows::ends(&[450], 16, [460, 200, k]), true),
-        ("bf16_wide_grouped_nt_64x128_s8_c2x1", Rows::ids(&ids(&[900], 64), 1, 64, [100, k]), true),
-        ("bf16_wide_grouped_nt_64x128_s8_c1x1", Rows::masked(&[130, 200], [200, 100, k]), false),
+    for (name, of) in [
+        ("bf16_wide_grouped_nt_64x128_s8_c1x1", Rows::masked(&[500, 0, 65], [512, 100, k])),
+        ("fp16_wide_grouped_nn_64x128_s8_c1x2", Rows::ends(&[450], 16, [460, 200, k])),
+        ("bf16_wide_grouped_nt_64x128_s8_c2x1", Rows::ids(&ids(&[900], 64), 1, 64, [100, k])),
     ] {
         let choice = plan::parse(name).expect("the name of a choice");
         let Choice::HalfWide { config, .. } = choice else { panic!("{name} has few rows") };
-        let (groups, slabs) = (of.groups as u32, if of.is_masked() { of.groups as u32 } else { 1 });
-        let (rows, n, k) = (of.rows as u32, of.n as u32, of.k as u32);
-        let expected = if of.is_masked() { rows } else { rows / groups };
-        let shape = GroupedShape { groups, slabs, rows, expected, n, k };
-        let plan = Plan::of_grouped(choice, &shape, &Limits::h200()).expect("it serves the shape");
-        assert_eq!(plan.launch.turns_back(), turns_back, "{name} {shape:?}");
-        every_schedule_gives_the_same_bits(case_of(&config, of), choice, schedules().step_by(5), &sim);
+        let expected = (of.rows * of.slabs() / of.groups) as u32;
+        assert!(planned(choice, &of, expected).launch.turns_back(), "{name}");
+        let case = case_of(&config, of);
+        let case = Case { of: Rows { d_type: DType::F32, ..case.of }, expected_m: expected as usize, ..case };
+        every_schedule_gives_the_same_bits(case.clone(), choice, schedules().step_by(5), &sim);
+        let problem = Problem::new(case, &sim);
+        let bits = |num_sms, batch_invariant| {
+            let choice = Some(choice);
+            let options = GemmOptions { choice, num_sms, batch_invariant, ..Default::default() };
+            let (mut d, memory) = problem.output(false);
+            let Case { layout, .. } = problem.case;
+            m_grouped_half_gemm(
+                layout,
+                &problem.a,
+                &problem.b,
+                Addend::None,
+                &mut d,
+                problem.groups(),
+                &options,
+            )
+            .unwrap();
+            memory.to_bytes().unwrap()
+        };
+        // Of all multiprocessors every cluster has one tile at most, which it takes from the beginning.
+        let straight_on = bits(None, false);
+        assert_eq!(bits(Some(2), true), straight_on, "{name}");
+        assert_ne!(bits(Some(2), false), straight_on, "{name}");
     }
+}
+
+#[test]
+fn short_groups_and_short_ks_go_straight_on() {
+    let choice = plan::parse("bf16_wide_grouped_nt_64x128_s8_c1x1").expect("the name of a choice");
+    let turns_back =
+        |expected, k| planned(choice, &Rows::masked(&[1, 1], [4096, 512, k]), expected).launch.turns_back();
+    assert!(turns_back(449, 3072));
+    assert!(!turns_back(448, 3072), "seven tiles");
+    assert!(!turns_back(449, 3071), "rows of less than 6 KB");
 }
 
 /// Every type of D and addend, on aligned and on unaligned outputs, where a group ends at every part of a tile.
@@ -156,7 +193,7 @@ fn features_of_grouped_kernels() {
                 let cluster = ["1x1", "1x2", "2x1"][i / 3 % 3];
                 let name = format!("{element}_wide_grouped_{name}_{tile}_c{cluster}");
                 let choice = plan::parse(&name).unwrap_or_else(|| panic!("{name} is no choice"));
-                let case = Case { of, layout, ab_type, c };
+                let case = Case { layout, ab_type, c, ..Case::new(of) };
                 every_schedule_gives_the_same_bits(case, choice, schedules().skip(i % 3).step_by(4), &sim);
                 i += 1;
             }
@@ -365,12 +402,9 @@ proptest! {
             _ => Rows::ends(&ends(&sizes, alignment), alignment, [ids.len(), n, k]),
         };
         if of.rows > 0 {
-            let case = Case {
-                of: Rows { d_type: if wide { DType::F32 } else { DType::Bf16 }, ..of },
-                layout: if nn { GemmLayout::Nn } else { GemmLayout::Nt },
-                ab_type: DType::Bf16,
-                c: [C::None, C::InPlace, C::Other][c],
-            };
+            let of = Rows { d_type: if wide { DType::F32 } else { DType::Bf16 }, ..of };
+            let layout = if nn { GemmLayout::Nn } else { GemmLayout::Nt };
+            let case = Case { layout, c: [C::None, C::InPlace, C::Other][c], ..Case::new(of) };
             let about = format!("{case:?}");
             Problem::new(case, &sim).checked(None, &about);
         }

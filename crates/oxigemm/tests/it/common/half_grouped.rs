@@ -17,12 +17,14 @@ pub struct Case {
     pub layout: GemmLayout,
     pub ab_type: DType,
     pub c: C,
+    /// Where groups are masked.
+    pub expected_m: usize,
 }
 
 impl Case {
     /// BF16 of layout `nt`, nothing added.
     pub fn new(of: grouped::Case) -> Case {
-        Case { of, layout: GemmLayout::Nt, ab_type: DType::Bf16, c: C::None }
+        Case { of, layout: GemmLayout::Nt, ab_type: DType::Bf16, c: C::None, expected_m: 20 }
     }
 }
 
@@ -100,7 +102,9 @@ impl Problem {
         let contiguous =
             |rows| RowGroups::Contiguous { rows, alignment: self.case.of.alignment, expected_m: None };
         match self.case.of.layout {
-            GroupLayout::Counts => RowGroups::Masked { masked_m: &self.numbers, expected_m: 20 },
+            GroupLayout::Counts => {
+                RowGroups::Masked { masked_m: &self.numbers, expected_m: self.case.expected_m }
+            }
             GroupLayout::Ends => contiguous(GroupedRows::Ends(&self.numbers)),
             GroupLayout::Ids => contiguous(GroupedRows::Ids(&self.numbers)),
             GroupLayout::All => panic!("these have numbers"),
