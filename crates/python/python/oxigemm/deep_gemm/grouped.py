@@ -64,7 +64,8 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
     of every group. The first row of a group is a multiple of ``get_mk_alignment_for_contiguous_layout()``. Rows of no group
     cost no product, whatever they hold in A. Where their group is -1 they become zero in D; with ``use_psum_layout`` they are left
     as they are. The kernel reads ``grouped_layout``: a graph may be replayed with another.
-    ``expected_m_for_psum_layout`` is how many rows a group will have: the plan depends on it, and with that the last bits of large groups.
+    ``expected_m_for_psum_layout`` is how many rows a group will have: the plan depends on it, and with that the last bits
+    of large groups.
     """
     if _call.is_compiling():
         return _call.ops().m_grouped_fp8_gemm_contiguous(
@@ -127,7 +128,8 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
     ======== ================= =================== =======================================================
 
     Further rows are left as they are in D and cost nothing. The kernel reads ``masked_m``: a graph may be replayed with
-    other counts. ``expected_m`` is how many rows a group will have: the plan depends on it, and with that the last bits of large groups.
+    other counts. ``expected_m`` is how many rows a group will have: the plan depends on it, and with that the last bits of
+    large groups.
     """
     if _call.is_compiling():
         return _call.ops().m_grouped_fp8_gemm_masked("nt", *a, *b, d, masked_m, expected_m, recipe, recipe_a, recipe_b)
