@@ -125,7 +125,7 @@ impl<'k> Dispatch<'k> {
         body: impl FnOnce(U32<'k>, &Leader<'k, '_>),
         end: impl FnOnce(),
     ) {
-        let (k, cursor, pace) = (self.k, self.ring.reader(), self.ring.writer_of(AHEAD, SLOTS));
+        let (k, cursor, pace) = (self.k, self.ring.reader(), self.ring.writer_of(AHEAD));
         let (tile, first) = (k.var_from(k.cluster_index()), lane.eq(0));
         let leader = Leader { dispatch: self, asks: first & self.rank.eq(0), before: k.var(0u32) };
         let read = self.ring.empty_in_block(k.constant(0));

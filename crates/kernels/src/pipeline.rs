@@ -70,10 +70,10 @@ impl<'k> Pipeline<'k> {
         self.cursor(1)
     }
 
-    /// The pace of a writer that never has more than so many of the `stages` under way, which are known when the kernel is built: its stage is
+    /// The pace of a writer that never has more than so many stages under way, of a ring that has all it can have: its stage is
     /// not the one to be written, but the one that was written so many ago, which it waits for.
-    pub fn writer_of(&self, under_way: u32, stages: u32) -> Cursor<'k> {
-        Cursor { stage: self.k.var(stages - under_way), ..self.writer() }
+    pub fn writer_of(&self, under_way: u32) -> Cursor<'k> {
+        Cursor { stage: self.k.var(self.max_stages - under_way), ..self.writer() }
     }
 
     /// A reader's place in the ring.

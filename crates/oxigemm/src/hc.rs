@@ -193,7 +193,8 @@ unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions)
         strides: [a_pitch * 2, 0, 0, 0],
         tile: [BLOCK_K, BLOCK_M, 1, 1, 1],
         swizzle: Swizzle::B128,
-        promotion: L2Promotion::B256,
+        // Twice as much would drive twice as much out of the L2 cache, which then has to be written.
+        promotion: L2Promotion::B128,
     };
     // Rows in an order in which a thread gets neighbouring columns of D.
     let run = config.run();

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use oxigemm::plan::{Choice, Family, Limits, Plan, Shape};
+use oxigemm::plan::{self, Choice, Family, Limits, Plan, Shape};
 use oxigemm::sim::Options;
 use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim};
 use oxigemm_kernels::grouping::GroupLayout;
@@ -28,6 +28,10 @@ pub fn checks() -> Vec<Check> {
         Check::on_gpu("the simulator gives the same bits", same_bits),
         Check::on_gpu("the simulator gives the same bits of groups", same_bits_of_groups),
         Check::on_gpu("the simulator gives the same bits of groups along K", same_bits_of_k_groups),
+        Check::on_gpu(
+            "the simulator gives the same bits where tiles take K from its end",
+            same_bits_from_the_end,
+        ),
         Check::on_gpu("the simulator gives the same bits of sums of products", same_bits_of_sums),
         Check::on_gpu("the simulator gives the same bits of logits", super::indexer::same_bits_as_simulated),
         Check::on_gpu(
@@ -45,7 +49,7 @@ fn same_bits(setup: &Setup) -> Result<String, Failure> {
         for case in (0..CASES).step_by(if setup.quick { 4 } else { 1 }) {
             let (spec, options) = dense_case(config, [i, case], &limits);
             let host = Host::draw(spec)?;
-            compared.add(&config, &spec, spec.d_type, |device| dense_bits(&host, &options, device))?;
+            compared.add(&config.name(), &spec, spec.d_type, |device| dense_bits(&host, &options, device))?;
         }
     }
     Ok(compared.summary())
@@ -101,7 +105,7 @@ impl<'a> Compared<'a> {
     /// Compares what `bits` gives on both devices: elements of a type, of a problem that a kernel serves.
     fn add(
         &mut self,
-        kernel: &Config,
+        kernel: &str,
         spec: &impl Display,
         d_type: DType,
         bits: impl Fn(&Device) -> Result<Vec<u8>, Failure>,
@@ -112,7 +116,7 @@ impl<'a> Compared<'a> {
         ensure(gpu.len() == sim.len(), || format!("{spec}: {} and {} bytes", gpu.len(), sim.len()))?;
         let differ = gpu.chunks(size).zip(sim.chunks(size)).filter(|(x, y)| x != y).count();
         let all = gpu.len() / size;
-        ensure(differ == 0, || format!("{spec} by {}: {differ} of {all} elements differ", kernel.name()))?;
+        ensure(differ == 0, || format!("{spec} by {kernel}: {differ} of {all} elements differ"))?;
         self.cases += 1;
         self.elements += all;
         Ok(())
@@ -135,15 +139,20 @@ fn same_bits_of_groups(setup: &Setup) -> Result<String, Failure> {
                 let spec = spec(op, layout, rows, [136, 656], i + turn);
                 let spec = GroupedSpec { operands, ..spec };
                 let host = GroupedHost::draw(spec)?;
-                compared.add(&config, &host.spec, host.spec.d_type, |device| {
-                    let mut operands = host.upload(device)?;
-                    operands.run(&options)?;
-                    Ok(operands.d_memory.to_bytes()?)
+                compared.add(&config.name(), &host.spec, host.spec.d_type, |device| {
+                    grouped_bits(&host, &options, device)
                 })?;
             }
         }
     }
     Ok(compared.summary())
+}
+
+/// The bits of groups on a device, with what is of no group.
+fn grouped_bits(host: &GroupedHost, options: &GemmOptions, device: &Device) -> Result<Vec<u8>, Failure> {
+    let mut operands = host.upload(device)?;
+    operands.run(options)?;
+    Ok(operands.d_memory.to_bytes()?)
 }
 
 /// The same for every kernel and launch with groups along K.
@@ -156,7 +165,7 @@ fn same_bits_of_k_groups(setup: &Setup) -> Result<String, Failure> {
             for turn in 0..3 {
                 let spec = kgrouped::spec(form, &[656, 0, 1, 130, 16], [70, 136], 4 * i + j + turn);
                 let host = KGroupedHost::draw(spec)?;
-                compared.add(&config, &host.spec, host.spec.d_type, |device| {
+                compared.add(&config.name(), &host.spec, host.spec.d_type, |device| {
                     let mut operands = host.upload(device)?;
                     operands.run(&options)?;
                     Ok(operands.d_memory.to_bytes()?)
@@ -165,6 +174,70 @@ fn same_bits_of_k_groups(setup: &Setup) -> Result<String, Failure> {
         }
     }
     Ok(compared.summary())
+}
+
+/// The same where every other tile of a cluster takes K from its end.
+fn same_bits_from_the_end(setup: &Setup) -> Result<String, Failure> {
+    let mut compared = Compared::new(setup);
+    for case in FROM_THE_END {
+        let (spec, options) = case.dense()?;
+        let host = Host::draw(spec)?;
+        compared.add(case.choice, &spec, spec.d_type, |device| dense_bits(&host, &options, device))?;
+    }
+    for case in GROUPS_FROM_THE_END {
+        let (spec, options) = case.grouped()?;
+        let host = GroupedHost::draw(spec)?;
+        compared
+            .add(case.choice, &host.spec, host.spec.d_type, |device| grouped_bits(&host, &options, device))?;
+    }
+    Ok(compared.summary())
+}
+
+/// A product of which few blocks have several tiles.
+#[derive(Clone, Copy)]
+struct Turning {
+    choice: &'static str,
+    num_sms: u32,
+    dims: [usize; 3],
+}
+
+/// Two whole groups of scales and more of K; the last are tiles that clusters share out.
+const FROM_THE_END: [Turning; 5] = [
+    Turning { choice: "wide_256x128_s3_c1x1", num_sms: 1, dims: [260, 100, 2048] },
+    Turning { choice: "wide_128x192_s4_c2x1", num_sms: 2, dims: [300, 200, 4096] },
+    Turning { choice: "bf16_wide_nt_128x256_s3_c1x1", num_sms: 1, dims: [140, 260, 1100] },
+    Turning { choice: "fp16_wide_nn_128x128_s6_c1x2", num_sms: 2, dims: [140, 260, 1100] },
+    Turning { choice: "wide_shared_256x128_s3_c1x1", num_sms: 2, dims: [1034, 100, 2048] },
+];
+
+/// Groups turn where they have eight tiles or more, and rows 6 KB.
+const GROUPS_FROM_THE_END: [Turning; 4] = [
+    Turning { choice: "wide_grouped_64x128_s8_c1x1", num_sms: 2, dims: [500, 100, 6144] },
+    Turning { choice: "wide_grouped_256x128_s3_c1x2", num_sms: 4, dims: [1900, 200, 6144] },
+    Turning { choice: "bf16_wide_grouped_nt_64x128_s8_c1x1", num_sms: 2, dims: [500, 100, 3080] },
+    Turning { choice: "fp16_wide_grouped_nn_64x128_s8_c2x1", num_sms: 4, dims: [1000, 100, 3080] },
+];
+
+impl Turning {
+    fn options(&self) -> Result<(Family, GemmOptions), Failure> {
+        let choice =
+            plan::parse(self.choice).ok_or_else(|| format!("no choice is called {}", self.choice))?;
+        let options = GemmOptions { choice: Some(choice), num_sms: Some(self.num_sms), ..Default::default() };
+        Ok((choice.config().family(), options))
+    }
+
+    fn dense(&self) -> Result<(Spec, GemmOptions), Failure> {
+        let (family, options) = self.options()?;
+        Ok((Spec::of_family(family, self.dims), options))
+    }
+
+    fn grouped(&self) -> Result<(GroupedSpec, GemmOptions), Failure> {
+        let (family, options) = self.options()?;
+        let [rows, n, k] = self.dims;
+        let (op, operands) = Op::of(family);
+        let spec = GroupedSpec::new(GroupLayout::Ends, vec![rows], n, k);
+        Ok((GroupedSpec { operands, ..spec.of(op, operands) }, options))
+    }
 }
 
 /// The same for every kernel and launch that adds products up.
@@ -179,7 +252,7 @@ fn same_bits_of_sums(setup: &Setup) -> Result<String, Failure> {
             }
             let options = GemmOptions { choice: Some(choice), ..Default::default() };
             let host = Host::draw(spec)?;
-            compared.add(&config, &spec, spec.d_type, |device| {
+            compared.add(&config.name(), &spec, spec.d_type, |device| {
                 let mut operands = host.upload(device)?;
                 operands.run(&options)?;
                 Ok(operands.d.to_bytes()?)
@@ -193,6 +266,21 @@ fn same_bits_of_sums(setup: &Setup) -> Result<String, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_said_to_take_k_from_its_end_does() {
+        let limits = |case: &Turning| Limits { sms: case.num_sms, ..Limits::h200() };
+        for case in FROM_THE_END {
+            let (spec, options) = case.dense().unwrap();
+            let planned = Plan::of(options.choice.unwrap(), shape(&spec), &limits(&case));
+            assert!(planned.expect("it serves the shape").launch.turns_back(), "{}", case.choice);
+        }
+        for case in GROUPS_FROM_THE_END {
+            let (spec, options) = case.grouped().unwrap();
+            let planned = Plan::of_grouped(options.choice.unwrap(), &spec.shape(), &limits(&case));
+            assert!(planned.expect("it serves the shape").launch.turns_back(), "{}", case.choice);
+        }
+    }
 
     #[test]
     fn at_least_a_hundred_products_are_compared() {
