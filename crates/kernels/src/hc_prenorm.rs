@@ -3,8 +3,10 @@
 //! `D[m,n] = sum over k of  X[m,k] * W[n,k]`, `squares[m] = sum over k of  X[m,k]²`, for BF16 X and FP32 W, which is rounded to
 //! TF32. The 11 bits of that are the sum of two BF16 numbers: `upper`, the nearest, and `lower`, what is left.
 //!
-//! Reading X is what limits it, so every block reads the same number of stages: of 128 rows and 64 of K, in the order of
-//! rows and then of K. What a block begins, the next may go on with; their sums are [gathered](crate::gathering).
+//! Reading X is what limits it, so every block reads the same number of stages, of 128 rows and 64 of K, one behind another. What a
+//! block begins, the next may go on with; their sums are [gathered](crate::gathering). The stages of some rows are dealt out to
+//! hands, one stage to each in turn, and those of a hand are one behind another. A hand is a split of D, or else what one of the blocks that
+//! share the rows has: so blocks that run beside each other read neighbouring lines of memory at one time.
 //!
 //! Rows of W arrive as FP32. Four warps write over each its upper parts and then its lower parts, in the
 //! place of the 64 numbers that both came from. The tensor core takes them as two columns, which the same thread
@@ -155,9 +157,13 @@ struct Params<'k> {
     d_pitch: U32<'k>,
     rows: U32<'k>,
     k_blocks: U32<'k>,
-    /// Splits of D, and how the blocks of K are shared out to those that have any.
+    /// Splits of D, and how the stages of some rows are shared out to those that have any.
     splits: U32<'k>,
     of_splits: Shares<U32<'k>>,
+    /// Hands that these stages are dealt out to, how many each has, and how many are from the first of one block to that of the next.
+    hands: U32<'k>,
+    of_hands: Shares<U32<'k>>,
+    hands_of_block: U32<'k>,
     /// Stages of the rows that some blocks share, how many blocks these are, and what each has.
     shared_stages: U32<'k>,
     sharing_blocks: U32<'k>,
@@ -190,6 +196,14 @@ struct Block<'k, 'c> {
     end: U32<'k>,
 }
 
+/// Where a stage is of X and W.
+struct Dealt<'k> {
+    row: Var<'k, u32>,
+    /// The hand that it was dealt to, and the block of K.
+    hand: Var<'k, u32>,
+    block: Var<'k, u32>,
+}
+
 /// Rows and a split: what is summed together.
 struct Unit<'k> {
     row: U32<'k>,
@@ -212,6 +226,9 @@ fn write(k: &Kernel, cfg: &Config) {
         k_blocks: k.param("k_blocks"),
         splits: k.param("splits"),
         of_splits: Shares { each: k.param("split_each"), more: k.param("split_more") },
+        hands: k.param("hands"),
+        of_hands: Shares { each: k.param("hand_each"), more: k.param("hand_more") },
+        hands_of_block: k.param("hands_of_block"),
         shared_stages: k.param("shared_stages"),
         sharing_blocks: k.param("sharing_blocks"),
         of_blocks: Shares { each: k.param("block_each"), more: k.param("block_more") },
@@ -304,22 +321,52 @@ impl<'k> Block<'k, '_> {
         self.first_block + self.params.of_blocks.part_with(stage - self.first_stage)
     }
 
-    /// The math warps ask for the beginning of the first rows, those that split W for that of W.
+    /// The math warps ask for the first two lines of the first rows, those that split W for those of W.
     fn fetch_early(&self) {
         let (k, p) = (self.k, &self.params);
-        let (rows, block) = (k.block_index(0), self.begin - self.first_stage);
+        let [rows, nth] = [0, 1].map(|dimension| k.block_index(dimension));
+        let first = nth * p.hands_of_block;
         let x = Rows { at: p.x_rows, pitch: p.x_pitch, count: p.rows };
         let w = Rows { at: p.w_rows, pitch: p.w_pitch, count: k.constant(self.cfg.columns) };
         k.if_else(
             self.warp.lt(MATH_WARPS),
-            || x.fetch_lines(k, k.thread_index(), (rows * BLOCK_M, BLOCK_M), [block, p.k_blocks], 2),
+            || {
+                for block in [first, first + p.hands] {
+                    let tile = (rows * BLOCK_M, BLOCK_M);
+                    x.fetch_lines(k, k.thread_index(), tile, [block, p.k_blocks], 1);
+                }
+            },
             || {
                 let thread = k.thread_index() - (PRODUCER + 1) * WARP;
-                // Of the last block of K there may be one line only.
-                let lines = [block * W_LINES, p.k_blocks * W_LINES - (W_LINES - 1)];
-                w.fetch_lines(k, thread, (k.constant(0), self.cfg.columns), lines, 2 * W_LINES);
+                for block in [first, first + p.hands] {
+                    // Of the last block of K there may be one line only.
+                    let lines = [block * W_LINES, p.k_blocks * W_LINES - (W_LINES - 1)];
+                    w.fetch_lines(k, thread, (k.constant(0), self.cfg.columns), lines, W_LINES);
+                }
             },
         );
+    }
+
+    /// Where this block's first stage is.
+    fn first_dealt(&self) -> Dealt<'k> {
+        let (k, p) = (self.k, &self.params);
+        let rows = self.begin / p.k_blocks;
+        let nth = self.begin - rows * p.k_blocks;
+        let hand = p.of_hands.part_with(nth);
+        let block = hand + (nth - p.of_hands.begin(hand)) * p.hands;
+        Dealt { row: k.var_from(rows * BLOCK_M), hand: k.var_from(hand), block: k.var_from(block) }
+    }
+
+    /// Moves on to the next.
+    fn deal(&self, Dealt { row, hand, block }: &Dealt<'k>) {
+        let p = &self.params;
+        block.set(block.live() + p.hands);
+        let has_all = block.live().ge(p.k_blocks);
+        hand.set_if(has_all, hand.live() + 1);
+        let ended = hand.live().eq(p.hands);
+        row.set_if(ended, row.live() + BLOCK_M);
+        hand.set_if(ended, 0);
+        block.set_if(has_all, hand.live());
     }
 
     /// The thread that loads both operands.
@@ -328,23 +375,18 @@ impl<'k> Block<'k, '_> {
         let cursor = self.ring.writer();
         // X is read once.
         let once = LoadOptions { cache: Some(k.cache_policy(Eviction::First)), ..LoadOptions::default() };
-        let rows = self.begin / p.k_blocks;
-        let row = k.var_from(rows * BLOCK_M);
-        let block = k.var_from(self.begin - rows * p.k_blocks);
+        let dealt = self.first_dealt();
         k.for_(self.begin, self.end, 1, |_| {
             cursor.wait_empty();
             let stage = cursor.stage();
             let (landed, full) = (self.landed(stage), self.ring.full(stage));
-            let column = block.live() * BLOCK_K;
+            let column = dealt.block.live() * BLOCK_K;
             landed.arrive_expecting(cfg.w_bytes());
             p.w.load(&[column, k.constant(0), k.constant(0)], self.w(stage), landed, LoadOptions::default());
             full.arrive_expecting(cfg.x_bytes());
-            p.x.load(&[column, row.get()], self.x(stage), full, once);
+            p.x.load(&[column, dealt.row.get()], self.x(stage), full, once);
             cursor.advance();
-            block.set(block.live() + 1);
-            let ended = block.live().eq(p.k_blocks);
-            row.set_if(ended, row.live() + BLOCK_M);
-            block.set_if(ended, 0);
+            self.deal(&dealt);
         });
         k.launch_dependents();
     }

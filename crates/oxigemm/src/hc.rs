@@ -24,8 +24,8 @@ use crate::tensor::Tensor;
 /// | `sqr_sum` | `[M]` or `[splits, M]` | f32 | contiguous |
 ///
 /// B is rounded to TF32, 11 bits. What is then larger than the largest BF16 number
-/// counts as infinite. Sums are FP32. With splits, each sums its part of K, and whoever uses them adds them; without, all of
-/// K is summed here, in an order that depends on the shape and on how many multiprocessors there are. The same call
+/// counts as infinite. Sums are FP32. With splits, whoever uses them adds them; each sums its part of K: of the blocks of 64 the first has the
+/// first, the second has the second, and so on in turn. Without, all of K is summed here, in an order that depends on the shape and on how many multiprocessors there are. The same call
 /// gives the same bits. With [`GemmOptions::batch_invariant`] nothing but K and the splits decides the order.
 ///
 /// # Errors
@@ -160,6 +160,25 @@ impl Sharing {
     }
 }
 
+/// How the stages of some rows are dealt out, each hand one in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Hands {
+    count: u32,
+    /// Those of a block, where it has whole ones and as many as every other.
+    of_block: Option<u32>,
+}
+
+impl Hands {
+    /// One for each of so many splits; where there is one only, for each of the blocks that share rows and have no others.
+    fn of(splits: u32, k_blocks: u32, sharing: &Sharing) -> Hands {
+        let alone = sharing.stages == k_blocks;
+        let count = if splits == 1 && alone { sharing.blocks } else { splits };
+        let whole = count == sharing.blocks
+            || (k_blocks.is_multiple_of(count) && count.is_multiple_of(sharing.blocks));
+        Hands { count, of_block: (alone && whole).then(|| count / sharing.blocks) }
+    }
+}
+
 /// # Safety
 /// As for [`tf32_hc_prenorm_gemm_raw`].
 unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions) -> Result<()> {
@@ -185,6 +204,13 @@ unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions)
     let k_blocks = k.div_ceil(BLOCK_K);
     let of_splits = Shares::of(k_blocks, splits.min(k_blocks));
     let of_blocks = Shares::of(sharing.stages, sharing.blocks);
+    let hands = Hands::of(splits.min(k_blocks), k_blocks, &sharing);
+    let of_hands = Shares::of(k_blocks, hands.count);
+    // Threads ask for nothing early where they would have to divide, or where rows are too far apart to say.
+    let early = |pitch_bytes: u64| match hands.of_block {
+        Some(_) => u32::try_from(pitch_bytes).unwrap_or(0),
+        None => 0,
+    };
     let x = TiledTensor {
         element: Element::Bf16,
         rank: 2,
@@ -221,15 +247,18 @@ unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions)
         Argument::Number(splits),
         Argument::Number(of_splits.each),
         Argument::Number(of_splits.more),
+        Argument::Number(hands.count),
+        Argument::Number(of_hands.each),
+        Argument::Number(of_hands.more),
+        Argument::Number(hands.of_block.unwrap_or(0)),
         Argument::Number(sharing.stages),
         Argument::Number(sharing.blocks),
         Argument::Number(of_blocks.each),
         Argument::Number(of_blocks.more),
         Argument::Address(arguments.a.address),
-        // Threads ask for nothing where rows are too far apart to say.
-        Argument::Number(u32::try_from(a_pitch * 2).unwrap_or(0)),
+        Argument::Number(early(a_pitch * 2)),
         Argument::Address(arguments.b.address),
-        Argument::Number(u32::try_from(b_pitch * 4).unwrap_or(0)),
+        Argument::Number(early(b_pitch * 4)),
     ];
     let call = Call {
         kernel: config.into(),
@@ -246,6 +275,22 @@ unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions)
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hands_are_splits_or_what_blocks_have() {
+        let sharing = |groups, stages, blocks| Sharing { groups, stages, blocks };
+        let hands = |splits, k_blocks, sharing| {
+            let Hands { count, of_block } = Hands::of(splits, k_blocks, &sharing);
+            (count, of_block)
+        };
+        assert_eq!(hands(1, 112, sharing(32, 112, 4)), (4, Some(1)), "blocks deal to each other");
+        assert_eq!(hands(4, 112, sharing(32, 112, 4)), (4, Some(1)));
+        assert_eq!(hands(16, 112, sharing(32, 112, 4)), (16, Some(4)));
+        assert_eq!(hands(3, 112, sharing(32, 112, 4)), (3, None), "a block ends within a split");
+        assert_eq!(hands(16, 120, sharing(32, 120, 4)), (16, None), "splits are of two lengths");
+        assert_eq!(hands(1, 112, sharing(1, 40 * 112, 132)), (1, None), "blocks have parts of several rows");
+        assert_eq!(hands(5, 10, sharing(3, 10, 1)), (5, Some(5)));
+    }
 
     #[test]
     fn blocks_have_the_same_number_of_stages() {

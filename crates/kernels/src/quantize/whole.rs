@@ -86,9 +86,8 @@ impl ScaleConfig {
     }
 
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
-        let found = k.var(0u32);
         by_access(k, p, |access| {
-            let all = p.rows * p.columns.div_ceil(CHUNK);
+            let (found, all) = (k.var(0u32), p.rows * p.columns.div_ceil(CHUNK));
             let step = k.grid_blocks(0) * (THREADS * CHUNKS);
             let first = k.block_index(0) * (THREADS * CHUNKS) + k.thread_index();
             k.for_(first, all, step, |index| {
@@ -102,12 +101,18 @@ impl ScaleConfig {
                 let word = words.reduce(|a, b| self.input.larger(a, b)).expect("there are chunks");
                 found.set(found.live().max(self.input.widen_larger(k, word)));
             });
+            // Here, and not behind both kinds of access: what is jumped to is fetched late.
+            self.add_scale(k, p, found.get());
         });
+    }
+
+    /// Makes the scale at least that of a magnitude, which each thread has found one of.
+    fn add_scale<'k>(&self, k: &'k Kernel, p: &Params<'k>, found: U32<'k>) {
         let largest = match self.code {
             Code::E4m3 | Code::E5m2 => self.code.largest(),
             Code::E2m1 => TensorScale::LARGEST,
         };
-        let scale = Scale::up_to(p, largest, of_block(k, found.get()));
+        let scale = Scale::up_to(p, largest, of_block(k, found));
         k.guard(k.thread_index().eq(0), || p.scales.reduce(AtomicOp::Max, bits(scale.scale), Scope::Gpu));
     }
 }
@@ -124,12 +129,12 @@ impl CodesConfig {
     }
 
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
-        let places = ScalePlaces::new(p);
-        let scale = Scale::given(places.load(p.scales, k.constant(true)));
         by_access(k, p, |access| {
             let chunks = Chunks { input: self.input, access, policy: Some(p.read_once) };
             let first = k.block_index(0) * (THREADS * CHUNKS) + k.thread_index();
             let loaded: Vec<_> = (0..CHUNKS).map(|i| chunks.load(k, p, first + i * THREADS)).collect();
+            // Only now: what decides how it is stored would wait for it.
+            let scale = Scale::given(ScalePlaces::new(p).load(p.scales, k.constant(true)));
             for (row, column, part, chunk) in &loaded {
                 let codes = scale.encode(k, self.code, &chunk.values());
                 store_codes(k, &codes, p.codes_at(*row, *column, self.code), part, p.kept);

@@ -1,7 +1,6 @@
 //! The product before the norm of a hyper-connection, in `f64`.
 
 use oxigemm_kernels::hc_prenorm::BLOCK_K;
-use oxigemm_kernels::shares::Shares;
 use rayon::prelude::*;
 
 use crate::error::Result;
@@ -17,19 +16,22 @@ pub(crate) fn hc_prenorm_tensors(
 ) -> Result<()> {
     let (k, n) = (a.dims()[1], b.dims()[0]);
     let (a, b) = (a.to_vec_f32()?, b.to_vec_f32()?.into_iter().map(tf32).collect::<Vec<_>>());
-    let blocks = k.div_ceil(BLOCK_K as usize);
-    let shares = Shares::of(blocks as u32, splits.min(blocks) as u32);
-    // Splits beyond the blocks of K have none.
-    let bound = |split: usize| (shares.begin(split.min(blocks) as u32) as usize * BLOCK_K as usize).min(k);
+    let parts = splits.min(k.div_ceil(BLOCK_K as usize));
     let mut sums = Vec::new();
     let mut squares = Vec::new();
-    for range in (0..splits).map(|split| bound(split)..bound(split + 1)) {
+    for split in 0..splits {
+        // Splits beyond the blocks of K have none, the others take them in turn.
+        let part = |row: &[f32]| -> Vec<f32> {
+            let blocks = row.chunks(BLOCK_K as usize).enumerate();
+            blocks.filter(|(block, _)| block % parts == split).flat_map(|(_, block)| block.to_vec()).collect()
+        };
+        let columns: Vec<Vec<f32>> = b.chunks(k).map(part).collect();
         let rows: Vec<(Vec<f64>, f64)> = a
             .par_chunks(k)
             .map(|row| {
-                let row = &row[range.clone()];
-                let sums = b.chunks(k).map(|column| {
-                    let products = row.iter().zip(&column[range.clone()]);
+                let row = part(row);
+                let sums = columns.iter().map(|column| {
+                    let products = row.iter().zip(column);
                     products.map(|(&x, &w)| f64::from(x) * f64::from(w)).sum()
                 });
                 (sums.collect(), row.iter().map(|&x| f64::from(x) * f64::from(x)).sum())
