@@ -5,8 +5,8 @@
 //!
 //! Reading X is what limits it, so every block reads the same number of stages, of 128 rows and 64 of K, one behind another. What a
 //! block begins, the next may go on with; their sums are [gathered](crate::gathering). The stages of some rows are dealt out to
-//! hands, one stage to each in turn, and those of a hand are one behind another. A hand is a split of D, or else what one of the blocks that
-//! share the rows has: so blocks that run beside each other read neighbouring lines of memory at one time.
+//! hands, one stage to each in turn, and those of a hand are one behind another. A hand is a split of D; where there is one split, what one
+//! of the blocks that share no other rows has. So where each block has a hand, they read neighbouring lines of memory at one time.
 //!
 //! Rows of W arrive as FP32. Four warps write over each its upper parts and then its lower parts, in the
 //! place of the 64 numbers that both came from. The tensor core takes them as two columns, which the same thread
@@ -160,7 +160,7 @@ struct Params<'k> {
     /// Splits of D, and how the stages of some rows are shared out to those that have any.
     splits: U32<'k>,
     of_splits: Shares<U32<'k>>,
-    /// Hands that these stages are dealt out to, how many each has, and how many are from the first of one block to that of the next.
+    /// Hands that these stages are dealt out to, how many each has, and how many of them a block has where something is fetched early.
     hands: U32<'k>,
     of_hands: Shares<U32<'k>>,
     hands_of_block: U32<'k>,
@@ -168,7 +168,7 @@ struct Params<'k> {
     shared_stages: U32<'k>,
     sharing_blocks: U32<'k>,
     of_blocks: Shares<U32<'k>>,
-    /// X as threads see it, and bytes from one row to the next.
+    /// X as threads see it, and bytes from one row to the next; 0 where they ask for nothing.
     x_rows: Global<'k>,
     x_pitch: U32<'k>,
     /// The same of W.
@@ -321,7 +321,7 @@ impl<'k> Block<'k, '_> {
         self.first_block + self.params.of_blocks.part_with(stage - self.first_stage)
     }
 
-    /// The math warps ask for the first two lines of the first rows, those that split W for those of W.
+    /// The math warps ask for X of the first two stages, those that split W for W of these.
     fn fetch_early(&self) {
         let (k, p) = (self.k, &self.params);
         let [rows, nth] = [0, 1].map(|dimension| k.block_index(dimension));

@@ -77,7 +77,7 @@ pub struct RawHcPrenormGemm {
     pub n: usize,
     /// Columns of both.
     pub k: usize,
-    /// Parts of K, each with a D and sums of squares of its own, one behind another.
+    /// Parts of K, as [`tf32_hc_prenorm_gemm`] deals it out, each with a D and sums of squares of its own; those lie one behind another.
     pub splits: usize,
     /// Address of A.
     pub a: u64,
@@ -173,7 +173,8 @@ impl Hands {
     fn of(splits: u32, k_blocks: u32, sharing: &Sharing) -> Hands {
         let alone = sharing.stages == k_blocks;
         let count = if splits == 1 && alone { sharing.blocks } else { splits };
-        let whole = count == sharing.blocks
+        let whole = sharing.blocks == 1
+            || count == sharing.blocks
             || (k_blocks.is_multiple_of(count) && count.is_multiple_of(sharing.blocks));
         Hands { count, of_block: (alone && whole).then(|| count / sharing.blocks) }
     }
@@ -219,7 +220,7 @@ unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions)
         strides: [a_pitch * 2, 0, 0, 0],
         tile: [BLOCK_K, BLOCK_M, 1, 1, 1],
         swizzle: Swizzle::B128,
-        // Twice as much would drive twice as much out of the L2 cache, which then has to be written.
+        // With 256 an H200 was slower: perhaps as lines that come before they are needed drive more out of the L2 cache, which then has to be written.
         promotion: L2Promotion::B128,
     };
     // Rows in an order in which a thread gets neighbouring columns of D.
@@ -289,7 +290,9 @@ mod tests {
         assert_eq!(hands(3, 112, sharing(32, 112, 4)), (3, None), "a block ends within a split");
         assert_eq!(hands(16, 120, sharing(32, 120, 4)), (16, None), "splits are of two lengths");
         assert_eq!(hands(1, 112, sharing(1, 40 * 112, 132)), (1, None), "blocks have parts of several rows");
-        assert_eq!(hands(5, 10, sharing(3, 10, 1)), (5, Some(5)));
+        assert_eq!(hands(1, 20, sharing(1, 20, 3)), (3, Some(1)), "the last has one less");
+        assert_eq!(hands(3, 112, sharing(1, 40 * 112, 132)), (3, None));
+        assert_eq!(hands(3, 10, sharing(3, 10, 1)), (3, Some(3)), "the block begins with the first");
     }
 
     #[test]

@@ -201,7 +201,7 @@ struct Turning {
     dims: [usize; 3],
 }
 
-/// Two whole groups of scales and more of K; the last are tiles that clusters share out.
+/// FP8 turns where K is whole groups of scales, here two of them; of the last, a tile is shared out by clusters.
 const FROM_THE_END: [Turning; 5] = [
     Turning { choice: "wide_256x128_s3_c1x1", num_sms: 1, dims: [260, 100, 2048] },
     Turning { choice: "wide_128x192_s4_c2x1", num_sms: 2, dims: [300, 200, 4096] },
@@ -236,7 +236,7 @@ impl Turning {
         let [rows, n, k] = self.dims;
         let (op, operands) = Op::of(family);
         let spec = GroupedSpec::new(GroupLayout::Ends, vec![rows], n, k);
-        Ok((GroupedSpec { operands, ..spec.of(op, operands) }, options))
+        Ok((spec.of(op, operands), options))
     }
 }
 
@@ -266,20 +266,40 @@ fn same_bits_of_sums(setup: &Setup) -> Result<String, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oxigemm_kernels::launch::Launch;
 
     #[test]
     fn what_is_said_to_take_k_from_its_end_does() {
-        let limits = |case: &Turning| Limits { sms: case.num_sms, ..Limits::h200() };
+        let turns = |case: &Turning, plan: Option<Plan>, tiles: [u32; 2]| {
+            let Launch { grid, cluster, .. } = plan.as_ref().expect("it serves the shape").launch;
+            assert!(plan.is_some_and(|plan| plan.launch.turns_back()), "{}", case.choice);
+            assert!(
+                tiles[0] * tiles[1] > grid[0],
+                "{}: a tile for each of {grid:?} by {cluster}",
+                case.choice
+            );
+        };
+        let limits = |case: &Turning| Limits::h200().restricted_to(case.num_sms);
         for case in FROM_THE_END {
             let (spec, options) = case.dense().unwrap();
-            let planned = Plan::of(options.choice.unwrap(), shape(&spec), &limits(&case));
-            assert!(planned.expect("it serves the shape").launch.turns_back(), "{}", case.choice);
+            let choice = options.choice.unwrap();
+            turns(&case, Plan::of(choice, shape(&spec), &limits(&case)), tiles(choice, case.dims));
         }
         for case in GROUPS_FROM_THE_END {
             let (spec, options) = case.grouped().unwrap();
-            let planned = Plan::of_grouped(options.choice.unwrap(), &spec.shape(), &limits(&case));
-            assert!(planned.expect("it serves the shape").launch.turns_back(), "{}", case.choice);
+            let choice = options.choice.unwrap();
+            turns(&case, Plan::of_grouped(choice, &spec.shape(), &limits(&case)), tiles(choice, case.dims));
         }
+    }
+
+    /// Tiles of blocks along M and N.
+    fn tiles(choice: Choice, [m, n, _]: [usize; 3]) -> [u32; 2] {
+        let tile = match choice.config() {
+            Config::Wide(config) => [config.block_m, config.block_n],
+            Config::HalfWide(config) => [config.block_m, config.block_n],
+            other => panic!("{} has few rows", other.name()),
+        };
+        [(m as u32).div_ceil(tile[0]), (n as u32).div_ceil(tile[1])]
     }
 
     #[test]

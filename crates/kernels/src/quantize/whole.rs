@@ -106,7 +106,7 @@ impl ScaleConfig {
         });
     }
 
-    /// Makes the scale at least that of a magnitude, which each thread has found one of.
+    /// Makes the scale at least that of the largest magnitude that a thread of the block has `found`.
     fn add_scale<'k>(&self, k: &'k Kernel, p: &Params<'k>, found: U32<'k>) {
         let largest = match self.code {
             Code::E4m3 | Code::E5m2 => self.code.largest(),
@@ -133,7 +133,7 @@ impl CodesConfig {
             let chunks = Chunks { input: self.input, access, policy: Some(p.read_once) };
             let first = k.block_index(0) * (THREADS * CHUNKS) + k.thread_index();
             let loaded: Vec<_> = (0..CHUNKS).map(|i| chunks.load(k, p, first + i * THREADS)).collect();
-            // Only now: what decides how it is stored would wait for it.
+            // Only now: the scale is looked at when it comes, and loads behind that would wait.
             let scale = Scale::given(ScalePlaces::new(p).load(p.scales, k.constant(true)));
             for (row, column, part, chunk) in &loaded {
                 let codes = scale.encode(k, self.code, &chunk.values());

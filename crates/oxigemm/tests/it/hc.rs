@@ -55,6 +55,28 @@ fn every_number_of_columns_gives_the_reference() {
     }
 }
 
+#[test]
+fn splits_take_blocks_of_k_in_turn() {
+    let (n, blocks, splits) = (8, 5, 2);
+    let k = 64 * blocks;
+    for device in [Device::sim(), Device::Cpu] {
+        let b = Tensor::from_slice(&vec![1f32; n * k], &[n, k], &device).unwrap();
+        for block in 0..blocks {
+            // One number that is not 0.
+            let row: Vec<f32> = (0..k).map(|i| if i == 64 * block + 3 { 2.0 } else { 0.0 }).collect();
+            let a = Tensor::from_f32(DType::Bf16, &row, &[1, k], &device).unwrap();
+            let mut d = Tensor::zeros(DType::F32, &[splits, 1, n], &device).unwrap();
+            let mut sqr_sum = Tensor::zeros(DType::F32, &[splits, 1], &device).unwrap();
+            tf32_hc_prenorm_gemm(&a, &b, &mut d, &mut sqr_sum, &GemmOptions::default()).unwrap();
+            let mut expected = [[0f32; 8]; 2];
+            expected[block % splits] = [2.0; 8];
+            assert_eq!(d.to_vec_f32().unwrap(), expected.as_flattened(), "block {block}");
+            let squares = expected.map(|split| split[0] * split[0]);
+            assert_eq!(sqr_sum.to_vec_f32().unwrap(), squares, "block {block}");
+        }
+    }
+}
+
 fn expect_close(found: &[Tensor; 2], expected: &[Tensor; 2], what: &str) {
     for (found, expected) in found.iter().zip(expected) {
         let [found, expected] = [found, expected].map(|tensor| tensor.to_vec_f32().unwrap());
@@ -63,7 +85,7 @@ fn expect_close(found: &[Tensor; 2], expected: &[Tensor; 2], what: &str) {
     }
 }
 
-/// Few blocks have parts of several rows and splits each; more splits than blocks of K are zeros.
+/// Few blocks have parts of several rows and splits each, or do not share K evenly; more splits than blocks of K are zeros.
 #[test]
 fn blocks_may_share_rows_and_splits_in_any_way() {
     let sim = Device::sim();
@@ -73,6 +95,8 @@ fn blocks_may_share_rows_and_splits_in_any_way() {
         (260, 64 * 9, Some(2), 7),
         (130, 64 * 11, Some(11), 1),
         (130, 64 * 3, Some(8), 132),
+        (16, 64 * 20, None, 132),
+        (16, 64 * 20 - 24, Some(3), 132),
     ] {
         let case = Case { m, n: 8, k, splits };
         let options = GemmOptions { num_sms: Some(sms), ..GemmOptions::default() };

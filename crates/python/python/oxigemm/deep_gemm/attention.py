@@ -280,7 +280,8 @@ def tf32_hc_prenorm_gemm(a: Any, b: Any, d: Any, sqr_sum: Any, num_splits: Optio
     sqr_sum  [M], or [num_splits, M]        float32  contiguous
     ======== ============================== ======== ====================================
 
-    B is rounded to TF32. With ``num_splits`` each sums its part of K, and whoever uses them adds them.
+    B is rounded to TF32. With ``num_splits`` each sums its part of K (blocks of 64, in turn), and whoever uses them
+    adds them.
     """
     if _call.is_compiling():
         return _call.ops().hc_prenorm_gemm(a, b, d, sqr_sum, num_splits)
