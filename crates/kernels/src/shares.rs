@@ -4,8 +4,8 @@ use std::ops::Add;
 
 use crate::schedule::Index;
 
-/// The first `more` parts have one more than `each`, which is at least 1. One function of the host, of kernels and of
-/// references.
+/// The first `more` parts have one more than `each`, which is at least 1. One function of the host and of
+/// kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shares<T> {
     /// Things of a part.

@@ -252,11 +252,7 @@ fn same_bits_of_sums(setup: &Setup) -> Result<String, Failure> {
             }
             let options = GemmOptions { choice: Some(choice), ..Default::default() };
             let host = Host::draw(spec)?;
-            compared.add(&config.name(), &spec, spec.d_type, |device| {
-                let mut operands = host.upload(device)?;
-                operands.run(&options)?;
-                Ok(operands.d.to_bytes()?)
-            })?;
+            compared.add(&config.name(), &spec, spec.d_type, |device| dense_bits(&host, &options, device))?;
         }
     }
     ensure(compared.cases > 0, || "no launch fits".to_owned())?;

@@ -101,7 +101,7 @@ impl ScaleConfig {
                 let word = words.reduce(|a, b| self.input.larger(a, b)).expect("there are chunks");
                 found.set(found.live().max(self.input.widen_larger(k, word)));
             });
-            // Here, and not behind both kinds of access: what is jumped to is fetched late.
+            // Here, and not behind both kinds of access, so that its instructions follow the loop's.
             self.add_scale(k, p, found.get());
         });
     }
