@@ -7,6 +7,7 @@
 mod share;
 
 use crate::dispatch::{Dispatch, Leader};
+use crate::epilogue::fused::Fusion;
 use crate::grouping::{ClusterTiles, GroupParams, GroupPlace, Groups};
 use crate::kgroups::{KGroupPlace, KGroups};
 use crate::params::Params;
@@ -329,7 +330,10 @@ impl<'k> Place<'k> {
             let two_high = self.rows.gt(self.cluster.0 * self.tile[0]).select::<u32>(1, 0);
             let rank = k.cluster_rank() & (self.cluster.1 - 1);
             let n = (k.cluster_index() >> two_high) * self.cluster.1 + rank;
-            p.b_rows.fetch(k, (n * self.tile[1], self.tile[1]), [k.constant(0), p.k_blocks]);
+            let columns = self.passes.map_or(k.constant(self.tile[1]), |passes| passes.count * self.tile[1]);
+            let fusion = p.pieces.map_or(Fusion::None, |pieces| pieces.fusion);
+            let rows = self.tile[1] * fusion.sums();
+            p.b_rows.fetch_parts(k, (n * columns, rows), fusion, [k.constant(0), p.k_blocks]);
         });
     }
 

@@ -94,9 +94,10 @@ impl<'k> Slice<'k> {
     /// An equal share of the blocks of K, of one of [`SPLITS`](crate::partials::SPLITS).
     pub fn new(k: &'k Kernel, k_blocks: U32<'k>) -> Self {
         let (split, rank) = (k.cluster_blocks(), k.cluster_rank());
-        // The logarithm of 1, 2, 4 and 8: everything waits for this, and a division takes long.
+        // The logarithm of 1, 2, 4 and 8: everything waits for this, and a division takes long, but for one by a constant.
         let halvings = (split >> 1) - (split >> 3);
-        Slice { split, rank, blocks: [rank, rank + 1].map(|nth| (nth * k_blocks) >> halvings) }
+        let share = |all: U32<'k>| split.eq(3).select(all / 3, all >> halvings);
+        Slice { split, rank, blocks: [rank, rank + 1].map(|nth| share(nth * k_blocks)) }
     }
 }
 

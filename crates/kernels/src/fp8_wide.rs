@@ -201,7 +201,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         });
         k.sync_warp();
     });
-    if cfg.grouping == Grouping::Dense && !cfg.is_fused() {
+    if cfg.grouping == Grouping::Dense {
         place.fetch_early(k, warp.lt(MATH_WARPS), &block.params);
     }
     place.begin(k, (warp, tile_warp), cfg.threads());
@@ -247,6 +247,7 @@ impl<'k> Block<'k, '_> {
         self.place.for_each_place(k, |tile| {
             // What is not read again leaves the L2 cache before what others have there.
             let b = b.streamed(tile.streams_b, once);
+            let boxes = p.pieces.map(|pieces| b.boxes(&pieces, cfg.block_n, tile.n));
             KOrder::new(tile.back, self.blocks_of(&tile), cfg.scale_blocks()).for_each(k, |block| {
                 cursor.wait_empty();
                 let stage = cursor.stage();
@@ -261,10 +262,10 @@ impl<'k> Block<'k, '_> {
                     }
                     None => a.load(k, &p.a, [column, m], self.a(stage), full),
                 }
-                match (p.pieces, group) {
-                    (Some(pieces), _) => {
+                match (&boxes, group) {
+                    (Some(boxes), _) => {
                         let group = group.map(|place| place.group);
-                        b.load_pieces(k, &p.b, [column, n], (&pieces, group), self.b(stage), full);
+                        b.load_boxes(k, &p.b, (column, group), boxes, self.b(stage), full);
                     }
                     (None, Some(place)) => {
                         b.load_of_slab(k, &p.b, [column, n, place.group], self.b(stage), full);

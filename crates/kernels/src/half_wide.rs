@@ -18,7 +18,7 @@ use fused::FinishedTile;
 
 use crate::cluster::{Place, Release, Share, TilePlace};
 use crate::epilogue::PANEL_BYTES;
-use crate::epilogue::fused::{FusedGroupParams, FusedParams, Fusion};
+use crate::epilogue::fused::{BoxOfB, FusedGroupParams, FusedParams, Fusion};
 use crate::grouping::{GroupPlace, Grouping};
 use crate::half::{BLOCK_K, OperandTile, Operands, PANEL};
 use crate::half_output::{Adding, Outbox, PartShape};
@@ -95,13 +95,15 @@ impl Config {
         self.tiles().iter().map(OperandTile::bytes).sum()
     }
 
-    /// Lines that one tensor load of A, and of B, brings to a cluster of `cluster_m` by `cluster_n` blocks.
-    pub(crate) fn loaded_lines(&self, [cluster_m, cluster_n]: [u32; 2]) -> [u32; 2] {
-        let [a, b] = self.tiles();
-        let share = a.lines() / cluster_n;
-        let of_a = if self.is_grouped() { share.min(self.shape().group_box_rows()) } else { share };
-        let of_b = b.lines() / cluster_m;
-        [of_a, if self.is_fused() { of_b.min(self.part().columns) } else { of_b }]
+    /// Lines that one tensor load of A brings to a cluster of so many blocks along N.
+    pub(crate) fn loaded_lines_of_a(&self, cluster_n: u32) -> u32 {
+        let share = self.tiles()[0].lines() / cluster_n;
+        if self.is_grouped() { share.min(self.shape().group_box_rows()) } else { share }
+    }
+
+    /// What one tensor load brings of B, in lines, to a cluster of so many blocks along M.
+    pub(crate) fn box_of_b(&self, cluster_m: u32, passes: u32) -> BoxOfB {
+        BoxOfB::of(self.fusion, self.tiles()[1].lines() / cluster_m, self.part().columns, passes)
     }
 
     fn shape(&self) -> ManyRows {
@@ -290,7 +292,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         });
         k.sync_warp();
     });
-    if cfg.grouping == Grouping::Dense && !cfg.is_fused() && cfg.operands.b == Major::K {
+    if cfg.grouping == Grouping::Dense && cfg.operands.b == Major::K {
         place.fetch_early(k, warp.lt(MATH_WARPS), &block.params);
     }
     place.begin(k, (warp, tile_warp), cfg.threads());
@@ -338,10 +340,11 @@ impl<'k> Block<'k, '_> {
         };
         match self.cfg.grouping {
             Grouping::Dense => self.place.for_each_place(k, |TilePlace { m, n, back, .. }| {
+                let boxes = p.pieces.map(|pieces| shares[1].boxes(&pieces, self.cfg.block_n, n));
                 stages(back, &|_| {}, &|operands, depth, full| {
-                    if let Some(pieces) = &p.pieces {
+                    if let Some(boxes) = &boxes {
                         shares[0].load(k, &p.a, [depth, m], operands[0], full);
-                        return shares[1].load_pieces(k, &p.b, [depth, n], (pieces, None), operands[1], full);
+                        return shares[1].load_boxes(k, &p.b, (depth, None), boxes, operands[1], full);
                     }
                     self.load_stage((&shares, [&p.a, &p.b]), [m, n, depth], operands, full);
                 });
@@ -356,12 +359,12 @@ impl<'k> Block<'k, '_> {
                         None => TilePlace::tell_in_slab(self.told(stage), [m, n], place),
                         Some(_) => TilePlace::tell_in_slab_of_group(self.told(stage), [m, n], place),
                     };
+                    let boxes = p.pieces.map(|pieces| of_b.boxes(&pieces, self.cfg.block_n, n));
                     stages(back, &tell, &|[a, b], depth, full| {
                         let rows = (place.end, self.cfg.shape().group_box_rows());
                         shares[0].load_before(k, &p.a, [depth, m, place.slab], rows, a, full);
-                        if let Some(pieces) = &p.pieces {
-                            let pieces = (pieces, Some(place.group));
-                            return of_b.load_pieces(k, &p.b, [depth, n], pieces, b, full);
+                        if let Some(boxes) = &boxes {
+                            return of_b.load_boxes(k, &p.b, (depth, Some(place.group)), boxes, b, full);
                         }
                         tiles[1].boxes([n, depth], b).for_each(|([x, y], to)| {
                             of_b.load_of_slab(k, &p.b, [x, y, place.group], to, full);

@@ -180,19 +180,48 @@ pub struct MatrixMap {
     pub pitch: u64,
     /// Elements of a tile along the same dimensions.
     pub tile: [u32; 2],
-    /// How many such matrices there are, and elements from one to the next: a third dimension, of which a tile has 1.
-    pub slabs: Option<(u32, u64)>,
+    /// Such matrices of which a tile has something of each, or of one: gates and ups.
+    pub parts: Option<Outer>,
+    /// Those of which a tile is of one.
+    pub slabs: Option<Outer>,
+}
+
+/// A dimension beyond those of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outer {
+    /// How many matrices there are.
+    pub count: u32,
+    /// Elements from one to the next.
+    pub pitch: u64,
+    /// How many of them a tile has something of.
+    pub tile: u32,
 }
 
 impl MatrixMap {
     fn new(dims: [u32; 2], pitch: u64, tile: [u32; 2]) -> MatrixMap {
-        MatrixMap { dims, pitch, tile, slabs: None }
+        MatrixMap { dims, pitch, tile, parts: None, slabs: None }
     }
 
     /// The same matrix several times, `pitch` elements apart.
     #[must_use]
     pub fn in_slabs(self, count: u32, pitch: u64) -> MatrixMap {
-        MatrixMap { slabs: Some((count, pitch)), ..self }
+        MatrixMap { slabs: Some(Outer { count, pitch, tile: 1 }), ..self }
+    }
+
+    /// A matrix of which the rows are those of several one behind another, of which a tile has the same of so many, or of one; as it is where that is 0.
+    #[must_use]
+    pub fn in_parts(self, count: u32, of_tile: u32) -> MatrixMap {
+        if of_tile == 0 {
+            return self;
+        }
+        let [columns, rows] = [self.dims[0], self.dims[1] / count];
+        let parts = Some(Outer { count, pitch: u64::from(rows) * self.pitch, tile: of_tile });
+        MatrixMap { dims: [columns, rows], parts, ..self }
+    }
+
+    /// The dimensions beyond those of one matrix.
+    pub fn outer(&self) -> impl Iterator<Item = Outer> + Clone {
+        self.parts.into_iter().chain(self.slabs)
     }
 }
 
@@ -211,6 +240,8 @@ pub struct Launch {
     pub tile_a: u32,
     /// Rows of B that one tensor load brings; where it is N-major, lines along K.
     pub tile_b: u32,
+    /// Of how many parts of B it brings so many: gates and ups. 0 where B is one matrix.
+    pub parts_of_b: u32,
     /// Rows of A whose scales one tensor load brings, where it has scales.
     pub scale_rows: u32,
     /// Blocks of K whose scales come together.
@@ -356,11 +387,13 @@ impl Choice {
                 let clusters = grid.grid[0] / grid.cluster;
                 let tail = config.tail(tiles_of(shape, tile, cluster), shape.k_blocks(), clusters);
                 let grid = if config.turns_back_in(shape.k_blocks()) { grid } else { grid.straight_on() };
+                let of_b = config.box_of_b(cluster_m, passes);
                 Launch {
                     threads: config.threads(),
                     shared_bytes: config.shared_bytes(),
                     tile_a: config.box_rows(cluster_n),
-                    tile_b: config.box_rows_of_b(cluster_m),
+                    tile_b: of_b.rows,
+                    parts_of_b: of_b.parts,
                     scale_rows: config.block_m,
                     scale_blocks: config.scale_blocks(),
                     scale_piece: config.scale_piece(),
@@ -375,13 +408,14 @@ impl Choice {
             Choice::HalfWide { config, cluster_m, cluster_n } => {
                 let tile = [config.block_m, config.tile_columns() * passes];
                 let cluster = [cluster_m, cluster_n];
-                let [tile_a, tile_b] = config.loaded_lines(cluster);
+                let of_b = config.box_of_b(cluster_m, passes);
                 let turning = config.turns_back().then_some(config.grouping);
                 Launch {
                     threads: config.threads(),
                     shared_bytes: config.shared_bytes(),
-                    tile_a,
-                    tile_b,
+                    tile_a: config.loaded_lines_of_a(cluster_n),
+                    tile_b: of_b.rows,
+                    parts_of_b: of_b.parts,
                     ..persistent((family, turning), shape, tile, cluster, concurrent)
                 }
             }

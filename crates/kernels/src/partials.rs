@@ -8,7 +8,7 @@ use crate::epilogue::OutputParams;
 use oxigemm_ptx::{F32, Kernel, Pred, Shared, U32, Var};
 
 /// The ways K may be split: clusters of this many blocks.
-pub const SPLITS: [u32; 4] = [1, 2, 4, 8];
+pub const SPLITS: [u32; 5] = [1, 2, 3, 4, 8];
 
 /// The shape of a block's partial sums.
 #[derive(Clone, Copy, Debug)]
@@ -94,15 +94,22 @@ impl<'k> Partials<'k> {
         for split in self.ways() {
             let turns = self.turns(split);
             let four_of = |turn: u32| self.four(k, split, turn);
-            // Several turns end with the tile. Rows of it that D does not have are as good as any other, and not stored.
+            // Rows of the tile that D does not have are as good as any other, and not stored.
             let takes_part = if turns > 1 { math } else { math & four_of(0).0.lt(rows) };
             k.if_(takes_part & self.split.eq(split), || {
                 for (turn, slices) in (0..turns).zip(loaded.chunks(split as usize)) {
                     let (row, column) = four_of(turn);
                     let from = self.at.at((row * self.shape.pitch() + column) * 4);
-                    for (rank, four) in (0u32..).zip(slices) {
-                        let part: [F32<'k>; 4] = from.in_block(rank).load_vec();
-                        four.iter().zip(part).for_each(|(var, part)| var.set(part));
+                    let load = || {
+                        for (rank, four) in (0u32..).zip(slices) {
+                            let part: [F32<'k>; 4] = from.in_block(rank).load_vec();
+                            four.iter().zip(part).for_each(|(var, part)| var.set(part));
+                        }
+                    };
+                    // Several turns may end behind the tile.
+                    match self.ends_behind(split, turn) {
+                        true => k.if_(row.lt(self.shape.rows), load),
+                        false => load(),
                     }
                 }
             });
@@ -188,6 +195,11 @@ impl<'k> Partials<'k> {
     /// How often a thread takes four neighbours.
     fn turns(&self, split: u32) -> u32 {
         (self.shape.rows * self.shape.columns / 4).div_ceil(split * self.shape.threads)
+    }
+
+    /// Whether some threads of the cluster have none left of a tile the `turn`-th time, where that is not the first.
+    fn ends_behind(&self, split: u32, turn: u32) -> bool {
+        turn > 0 && (turn + 1) * split * self.shape.threads > self.shape.rows * self.shape.columns / 4
     }
 
     /// The row and column of the four neighbours that this thread takes the `turn`-th time.

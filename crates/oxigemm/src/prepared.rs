@@ -145,17 +145,24 @@ fn tiled(map: &Map, promotion: L2Promotion) -> TiledTensor {
         MapElement::F32 => Element::F32,
     };
     let matrix = map.matrix;
-    let (slabs, slab_pitch) = matrix.slabs.unwrap_or((1, 0));
-    TiledTensor {
+    let mut tensor = TiledTensor {
         element,
-        rank: if matrix.slabs.is_some() { 3 } else { 2 },
+        rank: 2,
         address: 0,
-        dims: [matrix.dims[0].into(), matrix.dims[1].into(), slabs.into(), 1, 1],
-        strides: [matrix.pitch * element.bytes(), slab_pitch * element.bytes(), 0, 0],
+        dims: [matrix.dims[0].into(), matrix.dims[1].into(), 1, 1, 1],
+        strides: [matrix.pitch * element.bytes(), 0, 0, 0],
         tile: [matrix.tile[0], matrix.tile[1], 1, 1, 1],
         swizzle: if map.swizzled { Swizzle::B128 } else { Swizzle::None },
         promotion,
+    };
+    for outer in matrix.outer() {
+        let nth = tensor.rank;
+        tensor.dims[nth] = outer.count.into();
+        tensor.strides[nth - 1] = outer.pitch * element.bytes();
+        tensor.tile[nth] = outer.tile;
+        tensor.rank += 1;
     }
+    tensor
 }
 
 /// The tensor maps of one operand at the addresses where it was last.

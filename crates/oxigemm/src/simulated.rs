@@ -394,17 +394,17 @@ fn map_spec(map: &Map, address: u64) -> TensorMapSpec {
         MapElement::F16 => Element::F16,
         MapElement::F32 => Element::F32,
     };
-    let MatrixMap { dims, pitch, tile, slabs } = map.matrix;
-    let third = slabs.into_iter();
+    let MatrixMap { dims, pitch, tile, .. } = map.matrix;
+    let outer = map.matrix.outer();
     TensorMapSpec {
         address,
         element,
-        dims: dims.map(u64::from).into_iter().chain(third.clone().map(|(count, _)| count.into())).collect(),
+        dims: dims.into_iter().chain(outer.clone().map(|outer| outer.count)).map(u64::from).collect(),
         strides: std::iter::once(pitch)
-            .chain(third.clone().map(|(_, pitch)| pitch))
+            .chain(outer.clone().map(|outer| outer.pitch))
             .map(|pitch| pitch * element.bytes())
             .collect(),
-        box_dims: tile.into_iter().chain(third.map(|_| 1)).collect(),
+        box_dims: tile.into_iter().chain(outer.map(|outer| outer.tile)).collect(),
         swizzle: if map.swizzled { Swizzle::B128 } else { Swizzle::None },
     }
 }

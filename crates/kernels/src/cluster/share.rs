@@ -1,7 +1,7 @@
 //! What a block loads of the operands of its cluster.
 
 use crate::BLOCK_K;
-use crate::epilogue::fused::Pieces;
+use crate::epilogue::fused::{Fusion, Pieces};
 use oxigemm_ptx::tma::{CachePolicy, LoadOptions, TensorMap};
 use oxigemm_ptx::{Kernel, MBarrier, Pred, Shared, U16, U32};
 
@@ -17,6 +17,18 @@ pub(crate) struct Share<'k> {
     pub(super) blocks: U16<'k>,
     /// Whether it need not stay in the L2 cache, and the policy of what need not.
     pub(super) streamed: Option<(Pred<'k>, CachePolicy<'k>)>,
+}
+
+/// A box of a tile whose rows are [pieces](Pieces) of B.
+#[derive(Clone, Copy)]
+pub(crate) struct PieceBox<'k> {
+    /// Whether this block loads it.
+    exists: Pred<'k>,
+    /// Its first row of the tile.
+    in_tile: U32<'k>,
+    /// The column of D that this belongs to, and which of its sums, where it has several.
+    column: U32<'k>,
+    part: Option<U32<'k>>,
 }
 
 impl<'k> Share<'k> {
@@ -71,22 +83,39 @@ impl<'k> Share<'k> {
         });
     }
 
-    /// Loads it where the tile's rows are [pieces](Pieces) of B, of one of its groups if there are some: `n` is the
-    /// tile's first column of D.
-    pub fn load_pieces(
+    /// The boxes that it is where the rows of a tile of so many are [pieces](Pieces) of B. To find them takes about as long as to load them: once for all
+    /// blocks of K. `n` is the tile's first column of D.
+    pub fn boxes(&self, pieces: &Pieces<'k>, tile_rows: u32, n: U32<'k>) -> Vec<PieceBox<'k>> {
+        let rows = pieces.box_rows(self.rows);
+        let most = (tile_rows / (pieces.columns * pieces.fusion.sums())).max(1);
+        let place = |nth: u32| {
+            let offset = rows * nth;
+            let in_tile = self.first_row + offset;
+            let [column, part] = pieces.place_in_part(n, in_tile);
+            let part = (pieces.fusion == Fusion::Gated).then_some(part);
+            PieceBox { exists: offset.lt(self.rows), in_tile, column, part }
+        };
+        (0..most).map(place).collect()
+    }
+
+    /// Loads such boxes, of one of B's groups if there are some.
+    pub fn load_boxes(
         &self,
         k: &'k Kernel,
         tensor: &TensorMap<'k>,
-        [column, n]: [U32<'k>; 2],
-        (pieces, group): (&Pieces<'k>, Option<U32<'k>>),
+        (depth, group): (U32<'k>, Option<U32<'k>>),
+        boxes: &[PieceBox<'k>],
         tile: Shared<'k>,
         full: MBarrier<'k>,
     ) {
-        k.for_(0, self.rows, self.rows.min(pieces.columns), |offset| {
-            let offset = self.first_row + offset;
-            let (_, row) = pieces.place(n, offset);
-            let at: Vec<U32<'k>> = [column, row].into_iter().chain(group).collect();
-            self.load_box(k, tensor, &at, tile.at(offset * BLOCK_K), full);
+        self.load_by(k, |options| {
+            for (nth, piece) in boxes.iter().enumerate() {
+                let at: Vec<U32<'k>> =
+                    [depth, piece.column].into_iter().chain(piece.part).chain(group).collect();
+                let load = || tensor.load(&at, tile.at(piece.in_tile * BLOCK_K), full, options);
+                // A block loads one at least.
+                if nth == 0 { load() } else { k.if_(piece.exists, load) }
+            }
         });
     }
 
@@ -98,13 +127,15 @@ impl<'k> Share<'k> {
         to: Shared<'k>,
         full: MBarrier<'k>,
     ) {
+        self.load_by(k, |options| tensor.load(at, to, full, options));
+    }
+
+    /// Has something loaded as it is to be: for the blocks that share it, and with the policy that it has.
+    fn load_by(&self, k: &'k Kernel, load: impl Fn(LoadOptions<'k>)) {
         let load = |cache| {
             let alone = LoadOptions { cache, multicast: None };
-            k.if_else(
-                self.several,
-                || tensor.load(at, to, full, LoadOptions { multicast: Some(self.blocks), ..alone }),
-                || tensor.load(at, to, full, alone),
-            );
+            let shared = LoadOptions { multicast: Some(self.blocks), ..alone };
+            k.if_else(self.several, || load(shared), || load(alone));
         };
         match self.streamed {
             None => load(None),

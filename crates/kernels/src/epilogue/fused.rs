@@ -43,6 +43,31 @@ impl Fusion {
     }
 }
 
+/// What one tensor load brings of the rows of B.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoxOfB {
+    /// Rows, of each part.
+    pub rows: u32,
+    /// Parts, gates and ups, that it has rows of; 0 where B is one matrix.
+    pub parts: u32,
+}
+
+impl BoxOfB {
+    /// A box of the `share` of a tile's rows that a block loads, where a warpgroup has so many columns of D at a time: all of what a warpgroup has, gates
+    /// before ups, and all of the share where its rows follow each other. (See [`Pieces`] for where they do not.)
+    pub fn of(fusion: Fusion, share: u32, columns: u32, passes: u32) -> BoxOfB {
+        match fusion {
+            Fusion::None => BoxOfB { rows: share, parts: 0 },
+            Fusion::Elementwise => {
+                BoxOfB { rows: if passes == 1 { share } else { share.min(columns) }, parts: 0 }
+            }
+            Fusion::Gated => {
+                BoxOfB { rows: share.min(columns), parts: (share / columns).clamp(1, fusion.sums()) }
+            }
+        }
+    }
+}
+
 /// Columns that share a scale where D is quantized.
 pub const SCALED_COLUMNS: u32 = 128;
 
@@ -261,7 +286,7 @@ impl<'k> Sums<'k, '_> {
     }
 }
 
-/// Which rows of B a tile's sums belong to, where those do not simply follow each other: a warpgroup has pieces of
+/// Which rows of B a tile's sums belong to, where those need not simply follow each other: a warpgroup has pieces of
 /// `columns` rows, of the gates and of the ups, and warpgroups side by side are `stride` columns of D apart.
 #[derive(Clone, Copy)]
 pub(crate) struct Pieces<'k> {
@@ -276,9 +301,23 @@ pub(crate) struct Pieces<'k> {
 impl<'k> Pieces<'k> {
     /// The column of D and the row of B of one of a tile's sums, for a tile whose first column of D is `n`.
     pub fn place(&self, n: U32<'k>, sum: U32<'k>) -> (U32<'k>, U32<'k>) {
+        let [column, part] = self.place_in_part(n, sum);
+        (column, column + part * self.ups)
+    }
+
+    /// The same as the column of D, and which of its sums it is.
+    pub fn place_in_part(&self, n: U32<'k>, sum: U32<'k>) -> [U32<'k>; 2] {
         let (piece, within) = (sum / self.columns, sum % self.columns);
         let sums = self.fusion.sums();
-        let column = n + within + (piece / sums) * self.stride;
-        (column, column + (piece % sums) * self.ups)
+        [n + within + (piece / sums) * self.stride, piece % sums]
+    }
+
+    /// Rows of a tile that one load brings of the `share` that a block has of them: as [`BoxOfB::of`].
+    pub fn box_rows(&self, share: U32<'k>) -> U32<'k> {
+        let of_warpgroup = share.min(self.columns * self.fusion.sums());
+        match self.fusion {
+            Fusion::Gated => of_warpgroup,
+            Fusion::None | Fusion::Elementwise => self.stride.eq(self.columns).select(share, of_warpgroup),
+        }
     }
 }

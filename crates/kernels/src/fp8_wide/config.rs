@@ -4,7 +4,7 @@ use super::{outer, shared_tile};
 use crate::BLOCK_K;
 use crate::dispatch::Dispatch;
 use crate::epilogue::Panels;
-use crate::epilogue::fused::Fusion;
+use crate::epilogue::fused::{BoxOfB, Fusion};
 use crate::epilogue::quantized::{QuantizedOutput, passes};
 use crate::fp8::{self, E5m2};
 use crate::grouping::Grouping;
@@ -76,10 +76,9 @@ impl Config {
         self.shape().columns() / self.fusion.sums()
     }
 
-    /// Rows of B that one tensor load brings, for clusters of this many blocks along M.
-    pub fn box_rows_of_b(&self, cluster_m: u32) -> u32 {
-        let share = self.block_n / cluster_m;
-        if self.is_fused() { share.min(self.part_columns()) } else { share }
+    /// What one tensor load brings of B, for clusters of this many blocks along M.
+    pub fn box_of_b(&self, cluster_m: u32, passes: u32) -> BoxOfB {
+        BoxOfB::of(self.fusion, self.block_n / cluster_m, self.part_columns(), passes)
     }
 
     /// Whether rows are grouped.

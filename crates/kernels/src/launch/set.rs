@@ -131,7 +131,7 @@ const K_GROUPED: &[(u32, u32, u32)] = &[(128, 128, 4)];
 /// Tiles of the 16-bit kernels whose sums are finished before they are stored, as they are or with a gate: high ones, in which a
 /// warpgroup has the 128 columns of D that share a scale, and low ones.
 const HALF_FUSED: &[(u32, u32, u32)] = &[(256, 128, 3), (64, 128, 8)];
-const HALF_GATED: &[(u32, u32, u32)] = &[(128, 256, 4), (64, 128, 7)];
+const HALF_GATED: &[(u32, u32, u32)] = &[(128, 256, 4), (64, 128, 7), (64, 64, 10)];
 
 /// The same where rows are grouped: one each, of which a warpgroup without rows multiplies nothing.
 const HALF_FUSED_GROUPED: &[(u32, u32, u32)] = &[(128, 128, 5)];
@@ -160,8 +160,9 @@ fn half_fused(grouping: Grouping) -> impl Iterator<Item = Config> {
     })
 }
 
-/// Those whose sums are finished before they are stored.
+/// Those whose sums are finished before they are stored; and a small one, for few rows of a B that is not wide, where rows are not grouped.
 const FUSED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 5), (64, 128, 6)];
+const FUSED_DENSE: &[(u32, u32, u32)] = &[(64, 64, 10)];
 
 fn wide(
     tiles: &[(u32, u32, u32)],
@@ -218,9 +219,11 @@ fn slim_fused() -> impl Iterator<Item = Config> {
 const SHARED: &[(u32, u32, u32)] = &[(256, 128, 3)];
 
 fn wide_fused(grouping: Grouping) -> impl Iterator<Item = Config> {
+    let more = if grouping == Grouping::Dense { FUSED_DENSE } else { &[] };
     [Fusion::Elementwise, Fusion::Gated].into_iter().flat_map(move |fusion| {
-        wide(FUSED, grouping, ScalesOfB::Blocks)
-            .map(move |config| Config::Wide(fp8_wide::Config { fusion, ..config }))
+        let configs =
+            [FUSED, more].into_iter().flat_map(move |tiles| wide(tiles, grouping, ScalesOfB::Blocks));
+        configs.map(move |config| Config::Wide(fp8_wide::Config { fusion, ..config }))
     })
 }
 

@@ -85,10 +85,10 @@ impl Maps {
         let swizzled = |element, matrix| Map { matrix, element, swizzled: true };
         let scales = |matrix| Map { matrix, element: MapElement::F32, swizzled: false };
         let (a_pitch, b_pitch) = (problem.a_pitch, problem.b_pitch);
-        let rows_of_b = shape.n * fused.map_or(1, |fused| fused.fusion.sums());
-        let of_b = Shape { n: rows_of_b, ..shape };
+        let parts_of_b = fused.map_or(1, |fused| fused.fusion.sums());
+        let of_b = Shape { n: shape.n * parts_of_b, ..shape };
         let of_d = Shape { n: fused.map_or(shape.n, |fused| fused.columns_of_d(shape.n)), ..shape };
-        let [a, b] = match problem.family {
+        let [a, mut b] = match problem.family {
             Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => {
                 [launch.map_a(shape, a_pitch), launch.map_b(of_b, b_pitch)]
                     .map(|map| swizzled(MapElement::Byte, map))
@@ -103,6 +103,7 @@ impl Maps {
                 [a, b].map(|map| swizzled(element, map))
             }
         };
+        b.matrix = b.matrix.in_parts(parts_of_b, launch.parts_of_b);
         let sfa = match problem.family {
             Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => {
                 let strides = sfa_strides(problem, blocks);

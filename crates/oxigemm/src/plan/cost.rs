@@ -8,7 +8,7 @@
 
 use oxigemm_kernels::launch::{Choice, Family, Shape};
 use oxigemm_kernels::tail::Tail;
-use oxigemm_kernels::{BLOCK_K, WARP, WARPGROUP};
+use oxigemm_kernels::{BLOCK_K, WARPGROUP};
 
 use super::{Limits, RESERVED_SHARED};
 
@@ -54,7 +54,7 @@ impl Cost {
     }
 
     /// The same begun so much sooner.
-    fn sooner(self, us: f64) -> Cost {
+    pub(super) fn sooner(self, us: f64) -> Cost {
         Cost { us: self.us - us, start: self.start - us, ..self }
     }
 }
@@ -105,12 +105,14 @@ const MEETING: f64 = 1.0;
 const LARGER_MEETING_HALF: f64 = 0.04;
 /// Partial sums from the shared memory of one multiprocessor to that of another, in bytes per microsecond.
 const EXCHANGE: f64 = 25.2e3;
-/// What a warp of a few-row kernel takes to finish a row.
-const FINISHED_ROW: f64 = 0.06;
-/// How much longer two stages take to be filled again where no other block runs meanwhile.
+/// The same where sums are finished, which the blocks of a cluster share: a meeting, what it takes longer for every doubling, and the exchange.
+const MEETING_FINISHED: f64 = 0.6;
+const LARGER_MEETING_FINISHED: f64 = 0.51;
+const EXCHANGE_FINISHED: f64 = 61e3;
+/// How much longer two stages take to be filled again; where sums are finished, if no other block runs meanwhile.
 const TWO_STAGES: f64 = 1.5;
 /// How much more is read of memory where two blocks of such a kernel have the same rows of B.
-const READ_TWICE: f64 = 1.5;
+const READ_TWICE: f64 = 1.44;
 /// Giving a block its shared memory, in bytes per microsecond.
 const SHARED: f64 = 376e3;
 /// What a round takes in which some multiprocessors have nothing to do, between nothing and a whole one: the others run
@@ -248,6 +250,7 @@ pub(super) fn half_efficiency(tile: &Tile) -> f64 {
         (128, 176) => 0.975,
         (128, 144) => 0.955,
         (128, _) => 0.94,
+        (64, 64) => 0.45,
         _ => 0.747,
     }
 }
@@ -283,7 +286,12 @@ fn wide(
             .map(|tail| f64::from(tail.blocks(k_blocks)) / f64::from(k_blocks)),
     };
     let cost = persistent(tile, [cluster_m, cluster_n], stages, &work, many_rows(tile), limits);
-    cost.sooner(if shape.m <= 128 { EARLY } else { 0.0 })
+    cost.sooner(if fetches_early(shape) { EARLY } else { 0.0 })
+}
+
+/// Whether kernels of many rows ask for B before the copy engine can bring it.
+pub(super) fn fetches_early(shape: Shape) -> bool {
+    shape.m <= 128
 }
 
 /// What a persistent grid has to do.
@@ -368,12 +376,8 @@ fn slim(
     let sms = f64::from(limits.sms);
     let per_sm = f64::from(per_sm.max(1));
     let rounds = (tiles / (f64::from(limits.clusters(split)) * per_sm)).ceil();
-    // Of the multiprocessor with the most blocks.
-    let most = match tile.promotes() {
-        true => (blocks / sms).ceil(),
-        // Clusters leave some multiprocessors out.
-        false => (tiles / f64::from(limits.clusters(split))).ceil(),
-    };
+    // Of the multiprocessor with the most blocks: clusters leave some multiprocessors out.
+    let most = (tiles / f64::from(limits.clusters(split))).ceil();
     let resident = per_sm.min(most);
     let (latency, on_their_way) = match tile.promotes() {
         true => (LATENCY, IN_FLIGHT),
@@ -389,38 +393,36 @@ fn slim(
     let alone = tile.m == 64;
     let (step, turns) = match tile.promotes() {
         true if alone => (STEP, 0.71),
-        true if finishes => (STEP, 0.9),
+        true if finishes => (STEP, 0.67),
         true => (STEP, 0.75),
         false => (STEP_HALF, if alone { 0.9 } else { 1.0 }),
     };
     let multiply = tile.step_ops() * narrow / (tile.tensor_speed(speed.tensor) * turns);
     // A block cannot ask for more than its stages hold; with large tiles, that is not asked for before the last is multiplied.
     let refill = latency + tile.step_bytes() / speed.feed;
-    let refill = match finishes {
-        true => {
-            (refill + step + resident * multiply)
-                * if stages == 2 && resident < 2.0 { TWO_STAGES } else { 1.0 }
-        }
-        false => refill,
-    };
+    let refill = if finishes || tile.m >= 128 { refill + step + resident * multiply } else { refill };
+    let empty = stages == 2 && (resident < 2.0 || !finishes);
+    let refill = refill * if empty { TWO_STAGES } else { 1.0 };
     let refills = steps * refill / f64::from(stages).min(steps);
     let partial = f64::from(tile.m.min(shape.m)) * f64::from(tile.n) * 4.0;
-    let exchange = match split {
+    let exchange = match (split, finishes) {
+        (1, true) if tile.m >= 64 => 0.95,
+        (1, true) => 0.56,
         // Without operands swapped, a block waits for the copy engine to have stored its tile.
-        1 if tile.m >= 64 => 0.9 + (most - 1.0) * 0.4,
-        1 => 0.3,
-        _ => {
+        (1, false) if tile.m >= 64 => 0.9 + (most - 1.0) * 0.2,
+        (1, false) => 0.3,
+        (_, true) => {
+            let larger = LARGER_MEETING_FINISHED * f64::from(split).log2();
+            MEETING_FINISHED + larger + most * partial / EXCHANGE_FINISHED
+        }
+        (_, false) => {
             let larger = if tile.promotes() { 0.0 } else { LARGER_MEETING_HALF * f64::from(split).log2() };
             MEETING + larger + most * partial / EXCHANGE
         }
     };
-    let finishing = match finishes {
-        true => rounds * FINISHED_ROW * f64::from(tile.m.min(shape.m)) / f64::from(split * (threads / WARP)),
-        false => 0.0,
-    };
     // Blocks that read the same of B at the same time are in each other's way.
     let again = if finishes && m_tiles > 1.0 { READ_TWICE } else { 1.0 };
-    let output = most * tile.output_bytes() / f64::from(split) / speed.output + finishing;
+    let output = most * tile.output_bytes() / f64::from(split) / speed.output;
     Cost {
         tensor: rounds * steps * (step + resident * multiply),
         memory: memory_bytes(tile.family, shape) * again / bandwidth,

@@ -139,7 +139,7 @@ fn names_are_unique_and_lead_back() {
         assert_eq!(parse(&name(&choice)), Some(choice));
     }
     for wrong in
-        ["", "wide", "wide_128x128", "slim_8x64_k4_s60", "slim_8x64_k3_s6", "fp8_gemm_wide_128x128_s5"]
+        ["", "wide", "wide_128x128", "slim_8x64_k4_s60", "slim_8x64_k5_s6", "fp8_gemm_wide_128x128_s5"]
     {
         assert_eq!(parse(wrong), None, "{wrong}");
     }

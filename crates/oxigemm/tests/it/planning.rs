@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 /// How much slower than the best measured choice the planned one may be.
-const TOLERANCE: f64 = 1.045;
+const TOLERANCE: f64 = 1.05;
 /// The same of 16-bit operands.
 const TOLERANCE_HALF: f64 = 1.02;
 
