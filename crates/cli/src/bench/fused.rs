@@ -1,12 +1,15 @@
 //! What finishing sums costs: each case beside the product of the same size that stores them as they are.
 
-use oxigemm::plan::{self, fused_ranking};
+use std::collections::HashMap;
+use std::path::Path;
+
+use oxigemm::plan::{self, Limits, fused_ranking};
 use oxigemm::{Cuda, Device, GemmLayout, GemmOptions};
 use oxigemm_kernels::grouping::GroupLayout;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::sweep::TOP;
+use super::sweep::{self, Regret, TOP, Took};
 use super::{Args, Choices};
 use crate::fused::{EpilogueSpec, FusedSpec};
 use crate::fused_grouped::FusedGroupedSpec;
@@ -120,7 +123,7 @@ pub fn run(common: &Common, cuda: &Cuda, args: &Args, clock: &mut Clock) -> Outc
         return Err(format!("no case contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
     }
     if args.sweep {
-        return sweep(cuda, args, &cases, clock);
+        return time_all(cuda, args, &cases, clock);
     }
     let bar = progress(cases.len());
     let longest_name = cases.iter().map(|case| case.name().len()).max().unwrap_or(0);
@@ -146,7 +149,7 @@ pub fn run(common: &Common, cuda: &Cuda, args: &Args, clock: &mut Clock) -> Outc
 }
 
 /// Times the candidates of every case without groups, to see how good the estimates are.
-fn sweep(cuda: &Cuda, args: &Args, cases: &[Case], clock: &mut Clock) -> Outcome {
+fn time_all(cuda: &Cuda, args: &Args, cases: &[Case], clock: &mut Clock) -> Outcome {
     let (device, limits) = (Device::Cuda(cuda.clone()), cuda.limits());
     let mut right = true;
     // Those of groups have no ranking of few rows to compare.
@@ -173,6 +176,29 @@ fn sweep(cuda: &Cuda, args: &Args, cases: &[Case], clock: &mut Clock) -> Outcome
         }
     }
     Ok(right)
+}
+
+/// What is read back of a line that a sweep wrote.
+#[derive(Deserialize)]
+struct Timed {
+    case: String,
+    #[serde(flatten)]
+    took: Took,
+}
+
+/// Shows what today's plans would have taken, by the times of a sweep.
+pub fn replay(common: &Common, path: &Path) -> Outcome {
+    let mut times: HashMap<String, Vec<Took>> = HashMap::new();
+    for Timed { case, took } in sweep::lines(path)? {
+        times.entry(case).or_default().push(took);
+    }
+    let regret = |case: Case| -> Option<Result<Regret, Failure>> {
+        let times = times.get(&case.name())?;
+        let plan = case.work().map(|work| work.plan(None, &Limits::h200()).expect("it has no groups"));
+        plan.map(|plan| Regret::new(case.name(), plan.name(), times)).transpose()
+    };
+    let regrets: Vec<Regret> = cases().filter_map(regret).collect::<Result<_, _>>()?;
+    sweep::show(common, path, &regrets)
 }
 
 const COLUMNS: [&str; 7] = ["case", "us", "plain", "ratio", "TFLOPS", "result", "plan"];

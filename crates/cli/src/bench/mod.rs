@@ -122,7 +122,10 @@ struct Row {
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
     if let Some(path) = &args.replay {
-        return sweep::replay(common, path, args.op);
+        return match args.suite {
+            Suite::Fused => fused::replay(common, path),
+            _ => sweep::replay(common, path, args.op),
+        };
     }
     let device = common.device()?;
     let Device::Cuda(cuda) = &device else {

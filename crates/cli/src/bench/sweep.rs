@@ -6,6 +6,7 @@ use std::path::Path;
 use oxigemm::plan::{self, Choice, Limits, Plan, Shape};
 use oxigemm::{Cuda, GemmOptions};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::{Args, Choices, family, judge, name, prepare, shape};
@@ -70,37 +71,59 @@ struct Timed {
     m: u32,
     n: u32,
     k: u32,
-    choice: String,
-    us: f64,
+    #[serde(flatten)]
+    took: Took,
     anchor_us: f64,
+}
+
+/// The time of a choice.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Took {
+    pub choice: String,
+    pub us: f64,
 }
 
 /// The plan of a case beside the best that was measured.
 #[derive(Debug, serde::Serialize)]
-struct Regret {
-    m: u32,
-    n: u32,
-    k: u32,
+pub struct Regret {
+    case: String,
     planned: String,
     planned_us: Option<f64>,
     best: String,
     best_us: f64,
-    anchor_us: f64,
+    /// The peer's, where it has the case.
+    anchor_us: Option<f64>,
 }
 
-/// Shows what today's plans would have taken, by the times of a sweep.
-pub fn replay(common: &Common, path: &Path, op: Op) -> Outcome {
+impl Regret {
+    /// Of a plan, by the times of its case, of which there are some.
+    pub fn new(case: String, planned: String, times: &[Took]) -> Option<Regret> {
+        let best = times.iter().min_by(|a, b| a.us.total_cmp(&b.us))?.clone();
+        let planned_us = times.iter().find(|took| took.choice == planned).map(|took| took.us);
+        Some(Regret { case, planned, planned_us, best: best.choice, best_us: best.us, anchor_us: None })
+    }
+}
+
+/// The lines that a sweep wrote to a file.
+pub fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, Failure> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| format!("could not read {}: {error}", path.display()))?;
-    let timed = text
-        .lines()
+    text.lines()
         .filter(|line| !line.trim().is_empty())
         .map(|line| {
             serde_json::from_str(line)
                 .map_err(|error| format!("{line:?} is no line of a sweep: {error}").into())
         })
-        .collect::<Result<Vec<Timed>, Failure>>()?;
-    let regrets = regrets(op, &timed, &Limits::h200());
+        .collect()
+}
+
+/// Shows what today's plans would have taken, by the times of a sweep.
+pub fn replay(common: &Common, path: &Path, op: Op) -> Outcome {
+    show(common, path, &regrets(op, lines(path)?, &Limits::h200()))
+}
+
+/// Shows plans beside the best that was measured in the file.
+pub fn show(common: &Common, path: &Path, regrets: &[Regret]) -> Outcome {
     if regrets.is_empty() {
         return Err(format!("{} has no times", path.display()).into());
     }
@@ -109,21 +132,19 @@ pub fn replay(common: &Common, path: &Path, op: Op) -> Outcome {
         return Ok(true);
     }
     let mut table =
-        Table::new(["m", "n", "k", "planned", "us", "best", "us", "best/planned", "ratio", "best ratio"]);
+        Table::new(["case", "planned", "us", "best", "us", "best/planned", "ratio", "best ratio"]);
     let number =
         |value: Option<f64>, digits: usize| value.map_or("-".to_owned(), |value| format!("{value:.digits$}"));
-    for regret in &regrets {
+    for regret in regrets {
         table.row([
-            regret.m.to_string(),
-            regret.n.to_string(),
-            regret.k.to_string(),
+            regret.case.clone(),
             regret.planned.clone(),
             number(regret.planned_us, 2),
             regret.best.clone(),
             format!("{:.2}", regret.best_us),
             number(regret.planned_us.map(|us| regret.best_us / us), 3),
-            number(regret.planned_us.map(|us| regret.anchor_us / us), 3),
-            format!("{:.3}", regret.anchor_us / regret.best_us),
+            number(regret.anchor_us.zip(regret.planned_us).map(|(anchor, us)| anchor / us), 3),
+            number(regret.anchor_us.map(|anchor| anchor / regret.best_us), 3),
         ]);
     }
     table.print();
@@ -133,24 +154,15 @@ pub fn replay(common: &Common, path: &Path, op: Op) -> Outcome {
     Ok(true)
 }
 
-fn regrets(op: Op, timed: &[Timed], limits: &Limits) -> Vec<Regret> {
-    let mut cases: BTreeMap<(u32, u32, u32), Vec<&Timed>> = BTreeMap::new();
-    for one in timed {
-        cases.entry((one.m, one.n, one.k)).or_default().push(one);
+fn regrets(op: Op, timed: Vec<Timed>, limits: &Limits) -> Vec<Regret> {
+    let mut cases: BTreeMap<(u32, u32, u32), (f64, Vec<Took>)> = BTreeMap::new();
+    for Timed { m, n, k, took, anchor_us } in timed {
+        cases.entry((m, n, k)).or_insert((anchor_us, Vec::new())).1.push(took);
     }
-    let regret = |((m, n, k), times): ((u32, u32, u32), Vec<&Timed>)| {
-        let best = times.iter().min_by(|a, b| a.us.total_cmp(&b.us))?;
+    let regret = |((m, n, k), (anchor_us, times)): ((u32, u32, u32), (f64, Vec<Took>))| {
         let planned = Plan::best_of(family(op), Shape { m, n, k }, limits).name();
-        Some(Regret {
-            m,
-            n,
-            k,
-            planned_us: times.iter().find(|one| one.choice == planned).map(|one| one.us),
-            planned,
-            best: best.choice.clone(),
-            best_us: best.us,
-            anchor_us: best.anchor_us,
-        })
+        let regret = Regret::new(format!("m{m} n{n} k{k}"), planned, &times)?;
+        Some(Regret { anchor_us: Some(anchor_us), ..regret })
     };
     cases.into_iter().filter_map(regret).collect()
 }
@@ -163,19 +175,15 @@ mod tests {
     fn the_plan_is_found_among_the_times() {
         let shape = Shape { m: 1, n: 7168, k: 2048 };
         let ranking = plan::ranking(shape, &Limits::h200());
-        let timed = |index: usize, us: f64| Timed {
-            m: 1,
-            n: 7168,
-            k: 2048,
-            choice: plan::name(&ranking[index].0),
-            us,
-            anchor_us: 9.16,
+        let timed = |index: usize, us: f64| {
+            let took = Took { choice: plan::name(&ranking[index].0), us };
+            Timed { m: 1, n: 7168, k: 2048, took, anchor_us: 9.16 }
         };
-        let found = regrets(Op::Fp8, &[timed(1, 6.0), timed(0, 8.0), timed(2, 7.0)], &Limits::h200());
+        let found = regrets(Op::Fp8, vec![timed(1, 6.0), timed(0, 8.0), timed(2, 7.0)], &Limits::h200());
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].planned_us, found[0].best_us), (Some(8.0), 6.0));
         assert_eq!(found[0].best, plan::name(&ranking[1].0));
-        let found = regrets(Op::Fp8, &[timed(5, 6.0)], &Limits::h200());
+        let found = regrets(Op::Fp8, vec![timed(5, 6.0)], &Limits::h200());
         assert_eq!(found[0].planned_us, None, "the planned one was not timed");
     }
 }
