@@ -8,7 +8,7 @@ use oxigemm_ptx::{Global, Kernel, U32};
 
 /// Bytes of a row that are a block of K, of numbers of any width.
 const LINE: u32 = 128;
-/// Bytes that a block asks for, at most, where others run beside it: with more, an H200 was slower.
+/// Bytes that a block asks for of each part of its rows, at most: where others run beside it an H200 was slower with more.
 const BYTES: u32 = 16 << 10;
 
 /// An operand as it lies in memory, K-major.

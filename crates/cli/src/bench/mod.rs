@@ -90,7 +90,7 @@ enum Suite {
     /// The cases of the peer's benchmark; those of FP8 are dense and grouped.
     #[default]
     Anchor,
-    /// Products whose sums are finished, beside those that store them as they are; FP8.
+    /// Products whose sums are finished, beside those that store them as they are.
     Fused,
     /// Quantization, beside the speed of a copy.
     Quantize,

@@ -169,6 +169,11 @@ fn a_sweep_is_replayed_without_a_gpu() {
     let found = &json(&["bench", "--replay", path, "--json"])[0][0];
     assert_eq!((&found["best"], &found["best_us"]), (&"slim_8x64_k4_s6".into(), &7.5.into()));
     assert!(stdout(&oxigemm(&["bench", "--replay", path])).contains("plans reach"));
+    let line =
+        r#"{"case":"bias m8 n4096 k7168","choice":"slim_fused_8x128_k2_s6","us":12.5,"estimate_us":12.0}"#;
+    std::fs::write(&file, line).expect("a file can be written");
+    let found = &json(&["bench", "--suite", "fused", "--replay", path, "--json"])[0][0];
+    assert_eq!((&found["case"], &found["best_us"]), (&"bias m8 n4096 k7168".into(), &12.5.into()));
     std::fs::write(&file, "not a sweep").expect("a file can be written");
     assert!(refused(&["bench", "--replay", path]).1.contains("no line of a sweep"));
 }

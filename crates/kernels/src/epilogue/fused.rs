@@ -54,7 +54,7 @@ pub struct BoxOfB {
 
 impl BoxOfB {
     /// A box of the `share` of a tile's rows that a block loads, where a warpgroup has so many columns of D at a time: all of what a warpgroup has, gates
-    /// before ups, and all of the share where its rows follow each other. (See [`Pieces`] for where they do not.)
+    /// before ups, and all of the share where its rows follow each other. (See `Pieces` for where they do not.)
     pub fn of(fusion: Fusion, share: u32, columns: u32, passes: u32) -> BoxOfB {
         match fusion {
             Fusion::None => BoxOfB { rows: share, parts: 0 },

@@ -160,7 +160,7 @@ fn half_fused(grouping: Grouping) -> impl Iterator<Item = Config> {
     })
 }
 
-/// Those whose sums are finished before they are stored; and a small one, for few rows of a B that is not wide, where rows are not grouped.
+/// Those whose sums are finished before they are stored; and a small one for few rows, which are not grouped.
 const FUSED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 5), (64, 128, 6)];
 const FUSED_DENSE: &[(u32, u32, u32)] = &[(64, 64, 10)];
 

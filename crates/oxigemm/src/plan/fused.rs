@@ -85,7 +85,7 @@ pub fn fused_candidates(
     limits: &Limits,
 ) -> impl Iterator<Item = Choice> {
     Config::fused()
-        // There is a many-row kernel or two of each kind, and any number of rows may take them.
+        // There are few many-row kernels of each kind, and any number of rows may take them.
         .filter(move |config| config.family() == family && (!config.has_few_rows() || fits(config, shape)))
         .flat_map(choices_of)
         .flat_map(move |choice| with_stages(choice, shape, *limits))
@@ -246,6 +246,7 @@ mod tests {
         assert_eq!(passes("wide_fused_64x128_s6_c1x1"), 2, "warpgroups share the columns");
         assert_eq!(passes("wide_gated_128x128_s5_c1x1"), 2);
         assert_eq!(passes("wide_gated_64x128_s6_c1x1"), 4);
+        assert_eq!(passes("wide_gated_64x64_s10_c1x1"), 8);
         assert_eq!(passes("bf16_wide_fused_nt_256x128_s3_c1x1"), 1);
         assert_eq!(passes("bf16_wide_gated_nt_128x256_s4_c1x1"), 1);
         assert_eq!(passes("fp16_wide_gated_nt_64x128_s7_c1x1"), 4);

@@ -106,7 +106,7 @@ fn kernels(fusion: Fusion) {
         if wide.is_grouped() {
             continue;
         }
-        let (cluster_m, cluster_n) = [(1, 2), (2, 1), (1, 1)][i % 3];
+        let (cluster_m, cluster_n) = [(1, 2), (2, 1), (1, 1), (2, 1)][i % 4];
         let choice = Choice::Wide { config: wide, cluster_m, cluster_n };
         let gated = fusion == Fusion::Gated;
         let m = (wide.block_m * cluster_m) as usize - 3;
