@@ -192,6 +192,9 @@ pub fn replay(common: &Common, path: &Path) -> Outcome {
     for Timed { case, took } in sweep::lines(path)? {
         times.entry(case).or_default().push(took);
     }
+    if let Some(unknown) = times.keys().find(|name| cases().all(|case| case.name() != **name)) {
+        return Err(format!("{unknown:?} is no case of this suite: was another swept?").into());
+    }
     let regret = |case: Case| -> Option<Result<Regret, Failure>> {
         let times = times.get(&case.name())?;
         let plan = case.work().map(|work| work.plan(None, &Limits::h200()).expect("it has no groups"));

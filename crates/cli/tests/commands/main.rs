@@ -174,6 +174,8 @@ fn a_sweep_is_replayed_without_a_gpu() {
     std::fs::write(&file, line).expect("a file can be written");
     let found = &json(&["bench", "--suite", "fused", "--replay", path, "--json"])[0][0];
     assert_eq!((&found["case"], &found["best_us"]), (&"bias m8 n4096 k7168".into(), &12.5.into()));
+    std::fs::write(&file, line.replace("m8", "m9")).expect("a file can be written");
+    assert!(refused(&["bench", "--suite", "fused", "--replay", path]).1.contains("no case of this suite"));
     std::fs::write(&file, "not a sweep").expect("a file can be written");
     assert!(refused(&["bench", "--replay", path]).1.contains("no line of a sweep"));
 }

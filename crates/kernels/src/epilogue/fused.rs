@@ -321,3 +321,44 @@ impl<'k> Pieces<'k> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::Config;
+    use oxigemm_ptx::Target;
+
+    /// Columns of D that a warpgroup has, rows of a tile, and passes where D is quantized, of every many-row kernel whose sums are finished.
+    fn tiles() -> impl Iterator<Item = (Fusion, u32, u32, u32)> {
+        Config::fused().chain(Config::fused_grouped()).filter_map(|config| {
+            let (rows, passes) = match config {
+                Config::Wide(wide) => (wide.block_n, wide.quantized_passes()),
+                Config::HalfWide(half) => (half.block_n, half.quantized_passes()),
+                Config::Slim(_) | Config::HalfSlim(_) | Config::Transpose => return None,
+            };
+            Some((config.fusion(), SCALED_COLUMNS / passes, rows, passes))
+        })
+    }
+
+    #[test]
+    fn the_host_and_the_kernel_mean_the_same_box() {
+        let k = &Kernel::new("boxes", Target::Sm90a);
+        let mut seen = 0;
+        for (fusion, columns, rows, quantized) in tiles() {
+            for (cluster_m, passes) in [(1, 1), (2, 1), (1, quantized), (2, quantized)] {
+                let share = rows / cluster_m;
+                let host = BoxOfB::of(fusion, share, columns, passes);
+                let ups = k.constant(4096);
+                let pieces = Pieces { fusion, columns, stride: k.constant(passes * columns), ups };
+                let kernel = pieces.box_rows(k.constant(share)).as_constant().expect("all of it is known");
+                let about =
+                    format!("{fusion:?} {columns} columns, {rows} rows, {cluster_m}, {passes} passes");
+                assert_eq!(host.rows * host.parts.max(1), kernel, "{about}");
+                assert!(share.is_multiple_of(kernel), "{about}");
+                assert!(share / kernel <= (rows / (columns * fusion.sums())).max(1), "{about}");
+                seen += 1;
+            }
+        }
+        assert!(seen >= 4 * 12, "{seen}");
+    }
+}
