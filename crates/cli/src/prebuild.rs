@@ -7,6 +7,7 @@ use oxigemm::ARCH;
 use oxigemm_cuda::assemble::Ptxas;
 use oxigemm_cuda::{CubinCache, Key, PtxModule};
 use oxigemm_kernels::AnyKernel;
+use rayon::iter::Either;
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::json;
@@ -52,15 +53,15 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let cache = args.out.as_ref().map_or_else(CubinCache::user_default, CubinCache::at);
     let root = cache.root().ok_or("there is no directory to build into: give one with --out")?.to_owned();
     let bar = progress(kernels.len());
-    let built = kernels
-        .par_iter()
-        .map(|kernel| {
-            let built = build(kernel, &ptxas, &cache);
-            bar.inc(1);
-            built
-        })
-        .collect::<Result<Vec<Built>, Failure>>()?;
+    let (built, faults): (Vec<Built>, Vec<String>) = kernels.par_iter().partition_map(|kernel| {
+        let built = build(kernel, &ptxas, &cache);
+        bar.inc(1);
+        built.map_or_else(|fault| Either::Right(fault.to_string()), Either::Left)
+    });
     bar.finish_and_clear();
+    if !faults.is_empty() {
+        return Err(faults.join("\n").into());
+    }
     if common.json {
         print_json(&json!({ "assembler": ptxas.version(), "directory": root, "kernels": built }));
     } else {
@@ -98,8 +99,9 @@ fn build(kernel: &AnyKernel, ptxas: &Ptxas, cache: &CubinCache) -> Result<Built,
     if !cache.put(&Key::new(&ptx), ptxas.version(), &assembled.cubin) {
         return Err(format!("the cubin of {name} could not be written").into());
     }
+    let entry = assembled.report.entries.iter().find(|entry| entry.name == name);
     Ok(Built {
-        registers: assembled.report.entries.iter().map(|entry| entry.registers).max().unwrap_or(0),
+        registers: entry.ok_or_else(|| format!("the cubin has no kernel {name}"))?.registers,
         cubin_bytes: assembled.cubin.len(),
         ms: started.elapsed().as_secs_f64() * 1e3,
         kernel: name,

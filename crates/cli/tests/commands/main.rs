@@ -5,6 +5,7 @@ mod simulating;
 
 use std::process::{Command, Output};
 
+use oxigemm_kernels::AnyKernel;
 use serde_json::Value;
 
 fn oxigemm(arguments: &[&str]) -> Output {
@@ -228,9 +229,16 @@ fn bad_arguments_are_one_clear_sentence() {
     }
 }
 
+/// Every kernel of the closed set becomes good code: no spill, no stack, no dropped `setmaxnreg`, no serialized
+/// `wgmma`. The assembler's wrapper makes each of them an error.
 #[test]
 fn the_closed_set_is_built_ahead_where_there_is_an_assembler() {
     if oxigemm_cuda::assemble::Ptxas::find().is_none() {
+        assert!(
+            std::env::var_os("OXIGEMM_PTXAS").is_none_or(|path| path == "none"),
+            "OXIGEMM_PTXAS does not name an assembler that runs"
+        );
+        eprintln!("no ptxas here: nothing was assembled");
         let (_, message) = refused(&["prebuild"]);
         assert!(message.contains("needs ptxas"), "{message}");
         return;
@@ -239,6 +247,8 @@ fn the_closed_set_is_built_ahead_where_there_is_an_assembler() {
     let out = dir.path().to_str().expect("a path of plain characters");
     let built = &json(&["prebuild", "--json", "--out", out])[0];
     let kernels = built["kernels"].as_array().expect("a list of kernels");
+    let names = kernels.iter().map(|kernel| kernel["kernel"].as_str().expect("a name").to_owned());
+    assert!(names.eq(AnyKernel::all().map(|kernel| kernel.name())), "{built}");
     assert!(kernels.iter().all(|kernel| kernel["cubin_bytes"].as_u64() > Some(1000)), "{built}");
     let entries = std::fs::read_dir(dir.path().join("sm_90a")).expect("the entries of the architecture");
     assert_eq!(entries.count(), kernels.len());
