@@ -18,9 +18,9 @@ use crate::transposed_groups::TransposedGroups;
 /// | argument | shape | type | layout |
 /// |---|---|---|---|
 /// | `a` | all elements, one after the other: of each group `[M, K_g]` | e4m3 | rows of K_g, rounded up to 16 elements; the address a multiple of 16 bytes |
-/// | scales of `a` | `[M, sum of ceil(K_g/128)]` | f32 | any strides; along M the copy engine brings them |
+/// | scales of `a` | `[M, sum of ceil(K_g/128)]` | f32 | any strides; along M they are read fastest |
 /// | `b` | all elements: of each group `[N, K_g]` | e4m3 | as `a` |
-/// | scales of `b` | `[N, sum of ceil(K_g/128)]` | f32 | any strides |
+/// | scales of `b` | `[N, sum of ceil(K_g/128)]` | f32 | any strides; along N they are read fastest |
 /// | `c`, `d` | `[G, M, N]` | bf16 or f32, the same | rows of N, any pitch; groups whole rows apart |
 /// | `ks` | `[G]` | i32 | on the device, without gaps |
 ///
