@@ -1,5 +1,7 @@
 //! A problem of any function, with its data on the host and on a device.
 
+use std::fmt;
+
 use oxigemm::plan::{Choice, Limits, Plan, Shape};
 use oxigemm::{Device, GemmOptions, Tensor};
 
@@ -24,6 +26,18 @@ pub enum Work {
     Fused(FusedSpec),
     /// The same for each group of rows.
     FusedGrouped(FusedGroupedSpec),
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Work::Dense(spec) => spec.fmt(f),
+            Work::Grouped(spec) => spec.fmt(f),
+            Work::KGrouped(spec) => spec.fmt(f),
+            Work::Fused(spec) => spec.fmt(f),
+            Work::FusedGrouped(spec) => spec.fmt(f),
+        }
+    }
 }
 
 impl Work {

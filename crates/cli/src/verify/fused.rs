@@ -8,9 +8,10 @@ use oxigemm_kernels::epilogue::fused::Fusion;
 use oxigemm_kernels::launch::Config;
 
 use super::products::{Draw, ORDERS, launches};
-use super::{Check, Setup, about, ensure, expect_right, tally};
+use super::{Check, Setup, computed, ensure, tally};
 use crate::fused::{EpilogueSpec, FusedSpec, FusedTask};
 use crate::problem::{AddendKind, Spec};
+use crate::task::Work;
 use crate::{Failure, Op};
 
 pub const ACTIVATIONS: [Activation; 5] =
@@ -79,17 +80,8 @@ impl Draw {
     }
 }
 
-/// Runs a case and compares every element; D starts as poison, and so does everything around it.
 fn finished(setup: &Setup, spec: FusedSpec, options: &GemmOptions) -> Result<f64, Failure> {
-    let about = about(&spec, options);
-    setup.now(about("this"));
-    let mut task = FusedTask::new(spec, &setup.device)?;
-    task.run(options).map_err(|error| about(&error.to_string()))?;
-    setup.device.synchronize().map_err(|error| about(&error.to_string()))?;
-    let verdict = task.judge()?;
-    expect_right(&verdict, &about)?;
-    ensure(task.surroundings_untouched()?, || about("memory outside of D was written to"))?;
-    Ok(verdict.worst_element)
+    computed(setup, &Work::Fused(spec), options)
 }
 
 fn random_cases(setup: &Setup, op: Op) -> Result<String, Failure> {

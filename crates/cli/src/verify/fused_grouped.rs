@@ -8,11 +8,12 @@ use oxigemm_kernels::launch::Config;
 use super::fused::{ACTIVATIONS, BIASES, FORMATS};
 use super::grouped::{LAYOUTS, spec};
 use super::products::{Draw, ORDERS, launches};
-use super::{Check, Setup, about, ensure, expect_right, tally};
+use super::{Check, Setup, accept, computed, ensure, tally};
 use crate::fused::EpilogueSpec;
 use crate::fused_grouped::{FusedGroupedSpec, FusedGroupedTask};
 use crate::grouped::GroupedSpec;
 use crate::problem::AddendKind;
+use crate::task::Work;
 use crate::{Failure, Op};
 
 const OPS: [Op; 3] = [Op::Fp8, Op::Bf16, Op::Fp16];
@@ -78,21 +79,8 @@ fn k_major(product: GroupedSpec) -> GroupedSpec {
     GroupedSpec { operands: GemmLayout::Nt, addend: AddendKind::None, ..product }
 }
 
-/// Runs a case and compares every element; what belongs to no group starts as poison, and must stay so.
 fn finished(setup: &Setup, spec: FusedGroupedSpec, options: &GemmOptions) -> Result<f64, Failure> {
-    let about = about(&spec, options);
-    setup.now(about("this"));
-    let mut task = FusedGroupedTask::new(spec, &setup.device)?;
-    task.run(options).map_err(|error| about(&error.to_string()))?;
-    setup.device.synchronize().map_err(|error| about(&error.to_string()))?;
-    judge(&mut task, about)
-}
-
-fn judge(task: &mut FusedGroupedTask, about: impl Fn(&str) -> String) -> Result<f64, Failure> {
-    let verdict = task.judge()?;
-    expect_right(&verdict, &about)?;
-    ensure(task.surroundings_untouched()?, || about("what belongs to no group was written to"))?;
-    Ok(verdict.worst_element)
+    computed(setup, &Work::FusedGrouped(spec), options)
 }
 
 fn random_cases(setup: &Setup, op: Op) -> Result<String, Failure> {
@@ -163,7 +151,9 @@ fn replayed(setup: &Setup, op: Op) -> Result<String, Failure> {
             graph.launch(&stream)?;
             stream.synchronize()?;
             let about = task.spec.to_string();
-            judge(&mut task, |what| format!("replay {turn} of {about}: {what}"))?;
+            accept(&task.judge()?, task.surroundings_untouched()?, |what| {
+                format!("replay {turn} of {about}: {what}")
+            })?;
         }
     }
     Ok(format!("{} graphs, each launched with {} sets of groups", LAYOUTS.len(), turns.len()))

@@ -9,8 +9,9 @@ use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
 
 use super::products::{ADDENDS, ORDERS, launches};
-use super::{Check, Setup, about, ensure, expect_right, tally};
+use super::{Check, Setup, about, accept, computed, ensure, tally};
 use crate::grouped::{GroupedHost, GroupedOperands, GroupedSpec};
+use crate::task::Work;
 use crate::verdict::Effort;
 use crate::{Failure, Op};
 
@@ -75,33 +76,19 @@ pub fn spec(op: Op, layout: GroupLayout, rows: &[usize], [n, k]: [usize; 2], tur
     }
 }
 
-/// Runs a problem and compares every row; what belongs to no group starts as poison, and must stay so.
-fn product(setup: &Setup, spec: GroupedSpec, options: &GemmOptions) -> Result<f64, Failure> {
-    let about = about(&spec, options);
-    setup.now(about("this"));
-    let host = GroupedHost::draw(spec)?;
-    let mut operands = host.upload(&setup.device)?;
-    operands.run(options).map_err(|error| about(&error.to_string()))?;
-    setup.device.synchronize().map_err(|error| about(&error.to_string()))?;
-    judge(&host, &operands, about)
-}
-
 fn judge(
     host: &GroupedHost,
     operands: &GroupedOperands,
     about: impl Fn(&str) -> String,
 ) -> Result<f64, Failure> {
-    let verdict = host.judge(operands, Effort::QUICK)?;
-    expect_right(&verdict, &about)?;
-    ensure(operands.surroundings_untouched()?, || about("what belongs to no group was written to"))?;
-    Ok(verdict.worst_element)
+    accept(&host.judge(operands, Effort::QUICK)?, operands.surroundings_untouched()?, about)
 }
 
 fn products(
     setup: &Setup,
     cases: impl IntoIterator<Item = (GroupedSpec, GemmOptions)>,
 ) -> Result<String, Failure> {
-    tally(cases.into_iter().map(|(spec, options)| product(setup, spec, &options)))
+    tally(cases.into_iter().map(|(spec, options)| computed(setup, &Work::Grouped(spec), &options)))
 }
 
 fn sizes(setup: &Setup, op: Op) -> Result<String, Failure> {

@@ -7,9 +7,10 @@ use oxigemm::{
 use oxigemm_kernels::launch::Config;
 
 use super::products::{ADDENDS, ORDERS, launches};
-use super::{Check, Setup, about, ensure, expect_right, tally};
+use super::{Check, Setup, accept, computed, ensure, tally};
 use crate::Failure;
 use crate::kgrouped::{KGroupedForm, KGroupedHost, KGroupedOperands, KGroupedSpec};
+use crate::task::Work;
 use crate::verdict::Effort;
 
 pub fn checks() -> Vec<Check> {
@@ -47,33 +48,19 @@ pub fn spec(form: KGroupedForm, ks: &[usize], [m, n]: [usize; 2], turn: usize) -
     }
 }
 
-/// Runs a problem and compares every group; what belongs to none starts as poison, and must stay so.
-fn product(setup: &Setup, spec: KGroupedSpec, options: &GemmOptions) -> Result<f64, Failure> {
-    let about = about(&spec, options);
-    setup.now(about("this"));
-    let host = KGroupedHost::draw(spec)?;
-    let mut operands = host.upload(&setup.device)?;
-    operands.run(options).map_err(|error| about(&error.to_string()))?;
-    setup.device.synchronize().map_err(|error| about(&error.to_string()))?;
-    judge(&host, &operands, about)
-}
-
 fn judge(
     host: &KGroupedHost,
     operands: &KGroupedOperands,
     about: impl Fn(&str) -> String,
 ) -> Result<f64, Failure> {
-    let verdict = host.judge(operands, Effort::QUICK)?;
-    expect_right(&verdict, &about)?;
-    ensure(operands.surroundings_untouched()?, || about("what belongs to no group was written to"))?;
-    Ok(verdict.worst_element)
+    accept(&host.judge(operands, Effort::QUICK)?, operands.surroundings_untouched()?, about)
 }
 
 fn products(
     setup: &Setup,
     cases: impl IntoIterator<Item = (KGroupedSpec, GemmOptions)>,
 ) -> Result<String, Failure> {
-    tally(cases.into_iter().map(|(spec, options)| product(setup, spec, &options)))
+    tally(cases.into_iter().map(|(spec, options)| computed(setup, &Work::KGrouped(spec), &options)))
 }
 
 fn sizes(setup: &Setup) -> Result<String, Failure> {

@@ -29,7 +29,8 @@ use oxigemm_cuda::assemble::Ptxas;
 use serde_json::json;
 
 use crate::output::{print_json, print_line, progress};
-use crate::verdict::Verdict;
+use crate::task::Work;
+use crate::verdict::{Effort, Verdict};
 use crate::{Common, Failure, Outcome};
 
 /// Arguments of `verify`.
@@ -334,6 +335,23 @@ fn about(spec: &dyn std::fmt::Display, options: &GemmOptions) -> impl Fn(&str) -
 fn expect_right(verdict: &Verdict, about: impl Fn(&str) -> String) -> Result<(), Failure> {
     let Verdict { right, diff, worst_element, .. } = verdict;
     ensure(*right, || about(&format!("diff {diff:.2e}, worst element {worst_element:.2} of what is allowed")))
+}
+
+/// What the worst element of a result is of what is allowed. Fails where it is wrong, or memory that is no part of it was written to.
+fn accept(verdict: &Verdict, untouched: bool, about: impl Fn(&str) -> String) -> Result<f64, Failure> {
+    expect_right(verdict, &about)?;
+    ensure(untouched, || about("memory that is no part of the result was written to"))?;
+    Ok(verdict.worst_element)
+}
+
+/// Runs work and compares all of its result, which starts as poison, as everything around it does.
+fn computed(setup: &Setup, work: &Work, options: &GemmOptions) -> Result<f64, Failure> {
+    let about = about(work, options);
+    setup.now(about("this"));
+    let mut task = work.on(&setup.device)?;
+    task.run(options).map_err(|error| about(&error.to_string()))?;
+    setup.device.synchronize().map_err(|error| about(&error.to_string()))?;
+    accept(&task.judge(Effort::QUICK)?, task.surroundings_untouched()?, about)
 }
 
 /// Counts products, each given as what its worst element is of what is allowed.

@@ -5,8 +5,9 @@ use oxigemm::{Addend, DType, GemmLayout, GemmOptions, Tensor, fp8_gemm_nt, rando
 use oxigemm_kernels::launch::Config;
 use oxigemm_kernels::{fp8_slim, half_slim};
 
-use super::{Check, Setup, about, ensure, expect_right, tally};
+use super::{Check, Setup, computed, ensure, tally};
 use crate::problem::{AddendKind, Host, ScaleOrder, Spec};
+use crate::task::Work;
 use crate::verdict::{self, Effort};
 use crate::{Failure, Op};
 
@@ -115,25 +116,11 @@ impl Draw {
     }
 }
 
-/// Runs a problem and compares every element; D starts as poison, and so does everything around it.
-fn product(setup: &Setup, spec: Spec, options: &GemmOptions) -> Result<f64, Failure> {
-    let about = about(&spec, options);
-    setup.now(about("this"));
-    let host = Host::draw(spec)?;
-    let mut operands = host.upload(&setup.device)?;
-    operands.run(options).map_err(|error| about(&error.to_string()))?;
-    setup.device.synchronize().map_err(|error| about(&error.to_string()))?;
-    let verdict = verdict::judge(&host, &operands.result()?, Effort::QUICK)?;
-    expect_right(&verdict, &about)?;
-    ensure(operands.surroundings_untouched()?, || about("memory outside of D was written to"))?;
-    Ok(verdict.worst_element)
-}
-
 pub(super) fn products(
     setup: &Setup,
     cases: impl Iterator<Item = (Spec, GemmOptions)>,
 ) -> Result<String, Failure> {
-    tally(cases.map(|(spec, options)| product(setup, spec, &options)))
+    tally(cases.map(|(spec, options)| computed(setup, &Work::Dense(spec), &options)))
 }
 
 fn random_cases(setup: &Setup) -> Result<String, Failure> {
