@@ -229,6 +229,29 @@ fn bad_arguments_are_one_clear_sentence() {
     }
 }
 
+/// One kernel that cannot be assembled does not hide the others.
+#[test]
+#[cfg(unix)]
+fn every_kernel_that_cannot_be_assembled_is_named() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let dir = tempfile::tempdir().expect("a directory");
+    let assembler = dir.path().join("ptxas");
+    let script =
+        "#!/bin/sh\n[ \"$1\" = --version ] && echo 'release 13.0, V13.0.88' && exit\necho no >&2\nexit 255\n";
+    std::fs::write(&assembler, script).expect("a script");
+    std::fs::set_permissions(&assembler, PermissionsExt::from_mode(0o755)).expect("it may be run");
+    let output = Command::new(env!("CARGO_BIN_EXE_oxigemm"))
+        .args(["prebuild", "--out"])
+        .arg(dir.path().join("built"))
+        .env("OXIGEMM_PTXAS", &assembler)
+        .output()
+        .expect("the program starts");
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(AnyKernel::all().all(|kernel| message.contains(&kernel.name())), "{message}");
+}
+
 /// Every kernel of the closed set becomes good code: no spill, no stack, no dropped `setmaxnreg`, no serialized
 /// `wgmma`. The assembler's wrapper makes each of them an error.
 #[test]
