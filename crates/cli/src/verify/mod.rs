@@ -344,7 +344,8 @@ fn accept(verdict: &Verdict, untouched: bool, about: impl Fn(&str) -> String) ->
     Ok(verdict.worst_element)
 }
 
-/// Runs work and compares all of its result, which starts as poison, as everything around it does.
+/// Runs work and compares its result, as many rows of a large one as a check among many has time for. The result starts as poison, and so does everything
+/// around it, which is compared whole.
 fn computed(setup: &Setup, work: &Work, options: &GemmOptions) -> Result<f64, Failure> {
     let about = about(work, options);
     setup.now(about("this"));
