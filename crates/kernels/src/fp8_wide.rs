@@ -2,8 +2,8 @@
 //!
 //! A block computes tiles of `block_m` by `block_n`. Two warpgroups multiply: each its own half of the rows, in
 //! turns of 64, or of the columns where a tile has 64 rows. A third one serves them: one thread issues the tensor loads, a warp
-//! brings the scales, and two threads have what the others have staged stored; or two warps make operands of the scales (`outer.rs`), and
-//! one thread stores, where every row of B has a scale. Clusters of blocks share their operands: each block loads its part of a tile and
+//! brings the scales, and two threads have what the others have staged stored; or, where every row of B has a scale, one thread stores, and the
+//! warps of a fourth one make operands of the scales (`outer.rs`). Clusters of blocks share their operands: each block loads its part of a tile and
 //! multicasts it.
 //!
 //! Rows may be [grouped](crate::grouping), each group with a B of its own: then a tile has rows of one group, and what
@@ -174,11 +174,15 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     };
 
     let tile_warp = MATH_WARPS;
-    // The others that serve: one or two bring scales, and one for each warpgroup that multiplies, or for both, has what is staged stored.
-    let scale_warp = MATH_WARPS + 2;
-    let (brings_scales, stores) = match cfg.scales_of_b {
-        ScalesOfB::Blocks => (warp.eq(scale_warp), (warp & 1).eq(1)),
-        ScalesOfB::Rows => (warp.ge(scale_warp), warp.eq(MATH_WARPS + 1)),
+    // The others that serve: one brings scales, and one for each warpgroup that multiplies has what is staged stored; or a warpgroup of their own
+    // carries scales, and one stores for both.
+    let (scale_warp, stores) = match cfg.scales_of_b {
+        ScalesOfB::Blocks => (MATH_WARPS + 2, (warp & 1).eq(1)),
+        ScalesOfB::Rows => (MATH_WARPS + 4, warp.eq(MATH_WARPS + 1)),
+    };
+    let brings_scales = match cfg.scales_of_b {
+        ScalesOfB::Blocks => warp.eq(scale_warp),
+        ScalesOfB::Rows => warp.ge(scale_warp) & warp.lt(scale_warp + cfg.carriers()),
     };
     let storer = stores & block.params.output.is_copied(cfg.part_columns(), block.fused.as_ref());
     k.if_(warp.eq(tile_warp), || {
@@ -187,11 +191,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             block.params.b.prefetch();
             block.params.sfa_map.prefetch();
             block.params.output.d_map.prefetch();
-            let writers = match cfg.scales_of_b {
-                ScalesOfB::Blocks => 1,
-                ScalesOfB::Rows => 1 + outer::CARRIERS,
-            };
-            pipe.init(writers, place.sharers() * MATH_WARPS);
+            pipe.init(1 + cfg.carriers(), place.sharers() * MATH_WARPS);
             scales.init(MATH_WARPS);
             outbox.init(MATH_WARPS / MATH_WARPGROUPS, 1);
             if let Some(dispatch) = dispatch {
@@ -293,7 +293,8 @@ impl<'k> Block<'k, '_> {
             k.if_(group.k.gt(0), || {
                 ring.turn_to(&group, [p.output.rows, p.output.columns]);
                 let [map_a, map_b] = ring.maps();
-                k.if_(self.lane.eq(0), || {
+                // By the lane that is elected: the assembler knows that it is one, and its loads take fewer instructions.
+                k.if_(k.elect(), || {
                     k.for_(0, group.k.div_ceil(BLOCK_K), 1, |block| {
                         cursor.wait_empty();
                         let stage = cursor.stage();
@@ -307,8 +308,10 @@ impl<'k> Block<'k, '_> {
             });
         });
         k.launch_dependents();
-        k.if_(self.lane.eq(0), || cursor.drain());
-        ring.give_back();
+        k.if_(k.elect(), || {
+            cursor.drain();
+            ring.give_back();
+        });
     }
 
     /// Where a cluster has a tile less than others, it begins later instead of ending earlier: not all add to memory at one time then. `blocks` are

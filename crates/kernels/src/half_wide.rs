@@ -397,7 +397,7 @@ impl<'k> Block<'k, '_> {
         }
     }
 
-    /// The producer where groups are along K: a warp, of which one lane loads, because it takes all of them to make a
+    /// The producer where groups are along K: a warp, of which one elected lane loads, because it takes all of them to make a
     /// tensor map. Where the K of a group is no whole number of stages, the last has maps that end with the group, and
     /// zeros behind.
     fn load_tiles_of_groups(&self, groups: KGroups<'k>) {
@@ -418,16 +418,18 @@ impl<'k> Block<'k, '_> {
                 cursor.advance();
             };
             let whole = group.k / BLOCK_K;
-            k.if_(self.lane.eq(0), || k.for_(0, whole, 1, |block| load([&p.a, &p.b], block)));
+            k.if_(k.elect(), || k.for_(0, whole, 1, |block| load([&p.a, &p.b], block)));
             k.if_((group.k % BLOCK_K).ne(0), || {
                 ring.end_with(&group, k_dimensions);
                 let [a, b] = ring.maps();
-                k.if_(self.lane.eq(0), || load([&a, &b], whole));
+                k.if_(k.elect(), || load([&a, &b], whole));
             });
         });
         k.launch_dependents();
-        k.if_(self.lane.eq(0), || cursor.drain());
-        ring.give_back();
+        k.if_(k.elect(), || {
+            cursor.drain();
+            ring.give_back();
+        });
     }
 
     /// A math warpgroup: the products of all stages of a tile, one stage always in flight.

@@ -325,7 +325,7 @@ const BLOCK_BYTES: u32 = KEPT * PAIR_BYTES;
 /// Bytes for the tensor maps of all blocks that run at a time, and a flag of each that says it is taken.
 pub const MAP_ROOM_BYTES: u32 = CLAIMS * (BLOCK_BYTES + 4);
 
-/// Tensor maps of the groups that a block comes by, made by the warp that loads tiles. All of its lanes call this.
+/// Tensor maps of the groups that a block comes by, made by the warp that loads tiles. All of its lanes call this, but for the end.
 pub(crate) struct MapRing<'k> {
     k: &'k Kernel,
     params: KGroupParams<'k>,
@@ -434,9 +434,9 @@ impl<'k> MapRing<'k> {
         self.memory().map(TensorMap::in_global)
     }
 
-    /// Gives the part of the room back, when the lane that loads has seen all loads done.
+    /// Gives the part of the room back: the lane that loads does, when it has seen all loads done.
     pub fn give_back(&self) {
-        self.k.if_(self.lane.eq(0), || self.flag.store_release::<u32>(0, Scope::Gpu));
+        self.flag.store_release::<u32>(0, Scope::Gpu);
     }
 }
 

@@ -1,7 +1,6 @@
 //! What is compiled into a kernel for many rows of FP8, and where its parts lie in shared memory.
 
 use super::{outer, shared_tile};
-use crate::BLOCK_K;
 use crate::dispatch::Dispatch;
 use crate::epilogue::Panels;
 use crate::epilogue::fused::{BoxOfB, Fusion};
@@ -15,6 +14,7 @@ use crate::params::ScalesOfB;
 use crate::pipeline::Pipeline;
 use crate::scales::{ScaleRing, ScaleShape};
 use crate::tail::{self, Tail};
+use crate::{BLOCK_K, WARPGROUP};
 use oxigemm_ptx::{BuildError, Kernel, Module, SharedLayout, U32};
 
 /// What is compiled in. Shapes, strides, the cluster's dimensions and the output type are run-time arguments.
@@ -94,14 +94,25 @@ impl Config {
 
     /// Threads of a block.
     pub fn threads(&self) -> u32 {
-        THREADS
+        match self.scales_of_b {
+            ScalesOfB::Rows => THREADS + WARPGROUP,
+            ScalesOfB::Blocks => THREADS,
+        }
+    }
+
+    /// Warps that [carry scales](outer).
+    pub(super) fn carriers(&self) -> u32 {
+        match self.scales_of_b {
+            ScalesOfB::Rows => outer::carriers([self.block_m, self.block_n]),
+            ScalesOfB::Blocks => 0,
+        }
     }
 
     /// Registers of a thread that multiplies, and of one that serves those: warps that carry scales need some more, and those that multiply
     /// hold none then.
     pub(super) fn registers(&self) -> [u32; 2] {
         match self.scales_of_b {
-            ScalesOfB::Rows => [MATH_REGISTERS - 24, PRODUCER_REGISTERS + 48],
+            ScalesOfB::Rows => [MATH_REGISTERS - 32, PRODUCER_REGISTERS + 16],
             ScalesOfB::Blocks => [MATH_REGISTERS, PRODUCER_REGISTERS],
         }
     }
@@ -319,6 +330,24 @@ impl SharedMap {
         if cfg.hands_out_tiles() {
             let [slots, barriers] = self.next_tiles;
             Dispatch::name(k, slots, barriers);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch;
+
+    #[test]
+    fn registers_that_are_shared_out_are_those_of_the_launch() {
+        let wide = |config| if let launch::Config::Wide(config) = config { Some(config) } else { None };
+        for config in launch::Config::all().filter_map(wide) {
+            let warpgroups = config.threads() / WARPGROUP;
+            let launched = 65_536 / config.threads() / 8 * 8;
+            let [math, serving] = config.registers();
+            let shared_out = MATH_WARPGROUPS * math + (warpgroups - MATH_WARPGROUPS) * serving;
+            assert_eq!(shared_out, warpgroups * launched, "{}", config.name());
         }
     }
 }

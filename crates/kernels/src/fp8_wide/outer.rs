@@ -14,7 +14,7 @@ use crate::WARP;
 use crate::grouping::Grouping;
 use crate::params::{Params, ScaleParams};
 use oxigemm_ptx::wgmma::{Descriptor, Major, MatrixA, MmaType, Swizzle};
-use oxigemm_ptx::{F32, Global, Kernel, MBarrier, Shared, U32, Var};
+use oxigemm_ptx::{F32, Global, Kernel, MBarrier, Pred, Shared, U32, Var};
 
 /// Bytes of a row of an operand: half of the K of one instruction.
 const ROW_BYTES: u32 = 16;
@@ -37,33 +37,38 @@ pub(super) fn multiply<'k>(k: &'k Kernel, scales: &[Var<'k, f32>], [rows, column
     k.wgmma(MmaType::Tf32, scales, MatrixA::Shared(rows), columns, (Major::K, Major::K), k.constant(false));
 }
 
+/// Scales of a block of K that a lane of a carrier has: one of each 32 rows (or columns).
+const OF_LANE: u32 = 2;
+/// Rows (or columns) whose scales a carrier carries. A warp of each partition of a multiprocessor carries as many as that of another: a
+/// warpgroup is as slow as the slowest of its four warps, which carriers take time from.
+const OF_CARRIER: u32 = OF_LANE * WARP;
+
+/// Warps that carry the scales of so many rows and columns.
+pub(super) const fn carriers([rows, columns]: [u32; 2]) -> u32 {
+    assert!(rows.is_multiple_of(OF_CARRIER) && columns.is_multiple_of(OF_CARRIER), "each carries as many");
+    (rows + columns) / OF_CARRIER
+}
+
 impl<'k> Block<'k, '_> {
-    /// One of the [`CARRIERS`]: a warp that makes operands of scales, stage by stage.
+    /// One of the [`carriers`]: a warp that makes operands of scales, stage by stage.
     pub(super) fn carry_scales(&self, carrier: U32<'k>) {
         let (k, cfg, lane) = (self.k, self.cfg, self.lane);
         let (places, cursor) = (self.scales.writer(), self.pipe.writer());
         // Tiles of an empty group have no stages; else the first is announced behind the tile's place.
         let awaited = cfg.grouping == Grouping::K;
-        let mine = Carried {
-            k,
-            rows: Carrier::new(k, Side::Rows, cfg.block_m, (carrier, lane)),
-            columns: Carrier::new(k, Side::Columns, cfg.block_n, (carrier, lane)),
-        };
+        let mine = Carrier::new(k, cfg.block_m, (carrier, lane));
         // What is announced first, these are announced with.
         let zeros = self.shared.at(self.map.scale_zeros);
-        k.for_(
-            (carrier * WARP + lane) * ROW_BYTES,
-            cfg.scale_zero_bytes(),
-            CARRIERS * WARP * ROW_BYTES,
-            |at| {
-                zeros.at(at).store_vec([k.constant(0.0f32); 4]);
-            },
-        );
+        let lanes = cfg.carriers() * WARP;
+        k.for_((carrier * WARP + lane) * ROW_BYTES, cfg.scale_zero_bytes(), lanes * ROW_BYTES, |at| {
+            zeros.at(at).store_vec([k.constant(0.0f32); 4]);
+        });
+        let operands = self.scale_operands(k.constant(0))[0].at(mine.first * ROW_BYTES);
         // Writes the scales of the `nth` of the blocks that are held, and gives the barrier that is to be told.
         let put = |nth: u32| {
             cursor.wait_empty();
             let stage = cursor.stage();
-            mine.put(nth, self.scale_operands(stage));
+            mine.put(nth, operands.at(stage * cfg.scale_operand_bytes()));
             cursor.advance();
             self.pipe.full(stage)
         };
@@ -76,152 +81,135 @@ impl<'k> Block<'k, '_> {
             let p = &self.params.of(&tile, self.grouped.as_ref());
             k.if_(carrier.eq(0) & lane.eq(0), || places.tell_place(p, [tile.m, tile.n], awaited));
             mine.turn_to(p, [tile.m, tile.n]);
-            k.if_(p.k_blocks.gt(0), || mine.fetch(p, k.constant(0)));
-            k.for_(0, p.k_blocks, AT_ONCE, |block| {
+            k.if_(p.k_blocks.gt(0), || mine.fetch(p.k_blocks));
+            let left_over = p.k_blocks % AT_ONCE;
+            k.for_(0, p.k_blocks - left_over, AT_ONCE, |block| {
                 mine.take();
+                // By twos, as fences take long.
+                announce(&[put(0), put(1)]);
                 let left = p.k_blocks - block;
-                for nth in (0..AT_ONCE).step_by(2) {
-                    // By twos, as fences take long.
-                    k.if_(left.gt(nth + 1), || announce(&[put(nth), put(nth + 1)]));
-                    k.if_(left.eq(nth + 1), || announce(&[put(nth)]));
-                    if nth == 0 {
-                        k.if_(left.gt(AT_ONCE), || mine.fetch(p, block + AT_ONCE));
-                    }
-                }
+                k.if_(left.gt(AT_ONCE), || mine.fetch(left - AT_ONCE));
+                announce(&[put(2), put(3)]);
             });
+            mine.take();
+            (0..AT_ONCE - 1).for_each(|nth| k.if_(left_over.gt(nth), || announce(&[put(nth)])));
         });
     }
 }
 
-/// What one warp carries of a tile.
-struct Carried<'k> {
-    k: &'k Kernel,
-    rows: Carrier<'k>,
-    columns: Carrier<'k>,
-}
-
-impl<'k> Carried<'k> {
-    fn turn_to(&self, p: &Params<'k>, [m, n]: [U32<'k>; 2]) {
-        self.rows.turn_to(&p.sfa, m, p.output.rows);
-        self.columns.turn_to(&p.sfb, n, p.output.columns);
-    }
-
-    /// Asks for the scales of the blocks of K from `block` on, of which there is at least one.
-    fn fetch(&self, p: &Params<'k>, block: U32<'k>) {
-        let vectors = p.sfa.has_fours_along_k() & p.sfb.has_fours_along_k();
-        self.k.if_else(
-            vectors & (block + AT_ONCE).le(p.k_blocks),
-            || {
-                self.rows.fetch_vectors(block);
-                self.columns.fetch_vectors(block);
-            },
-            || {
-                self.rows.fetch_each(&p.sfa, block, p.k_blocks);
-                self.columns.fetch_each(&p.sfb, block, p.k_blocks);
-            },
-        );
-    }
-
-    fn take(&self) {
-        self.rows.take();
-        self.columns.take();
-    }
-
-    fn put(&self, nth: u32, [rows, columns]: [Shared<'k>; 2]) {
-        self.rows.put(nth, rows);
-        self.columns.put(nth, columns);
-    }
-}
-
-/// Which operand of the outer product.
-#[derive(Clone, Copy)]
-enum Side {
-    Rows,
-    Columns,
-}
-
-/// Warps that carry scales.
-pub(super) const CARRIERS: u32 = 2;
-
-/// The scales of a part of a tile's rows, or of its columns, on their way through the registers of a warp: a lane has every 32nd of
-/// them, for a few blocks of K.
+/// The scales of some of a tile's rows, or of its columns, on their way through the registers of a warp, for a few blocks of K.
 struct Carrier<'k> {
     k: &'k Kernel,
-    side: Side,
-    /// The first of them that the lane has.
+    side: Side<'k>,
+    /// The first that the lane has, of rows and then columns.
     first: U32<'k>,
-    /// Where those of the lane's rows begin in memory.
-    rows: Vec<Var<'k, u64>>,
-    held: Vec<Vec<Var<'k, f32>>>,
+    lane: Vec<Carried<'k>>,
+    /// Elements from the scale of a block to that of the next.
+    stride: Var<'k, u32>,
+    /// Whether those of a few blocks come as a vector.
+    vectors: Var<'k, bool>,
+}
+
+/// A row (or column) of a lane.
+struct Carried<'k> {
+    /// Where the scale is in memory that is asked for next.
+    next: Var<'k, u64>,
+    held: Vec<Var<'k, f32>>,
     /// Those of the blocks behind, on their way from memory.
-    ahead: Vec<Vec<Var<'k, f32>>>,
+    ahead: Vec<Var<'k, f32>>,
 }
 
 impl<'k> Carrier<'k> {
-    /// The part of so many rows or columns that one of the [`CARRIERS`] has.
-    fn new(k: &'k Kernel, side: Side, all: u32, (carrier, lane): (U32<'k>, U32<'k>)) -> Self {
-        assert!(all.is_multiple_of(CARRIERS * WARP), "each lane has as many of {all}");
-        let count = all / CARRIERS;
-        let each = 0..count / WARP;
-        let some = || each.clone().map(|_| (0..AT_ONCE).map(|_| k.var(0.0f32)).collect()).collect();
-        let rows = each.clone().map(|_| k.var(0u64)).collect();
-        Carrier { k, side, first: carrier * count + lane, rows, held: some(), ahead: some() }
-    }
-
-    /// Turns to the tile that begins with the row or column `tile`, of which the ones before `limit` exist. (The others take the scale
-    /// of the last: nobody stores what becomes of it.)
-    fn turn_to(&self, scales: &ScaleParams<'k>, tile: U32<'k>, limit: U32<'k>) {
-        for (nth, from) in (0u32..).zip(&self.rows) {
-            let row = (tile + self.first + nth * WARP).min(limit - 1);
-            from.set(scales.at(row, self.k.constant(0)).address());
+    /// Of a tile of so many rows.
+    fn new(k: &'k Kernel, rows: u32, (carrier, lane): (U32<'k>, U32<'k>)) -> Self {
+        let few = || (0..AT_ONCE).map(|_| k.var(0.0f32)).collect();
+        let carried = (0..OF_LANE).map(|_| Carried { next: k.var(0u64), held: few(), ahead: few() });
+        Carrier {
+            k,
+            side: Side { rows, is_rows: carrier.lt(rows / OF_CARRIER) },
+            first: carrier * OF_CARRIER + lane,
+            lane: carried.collect(),
+            stride: k.var(0u32),
+            vectors: k.var(false),
         }
     }
 
-    /// Asks for those of the blocks of K from `block` on, a vector of each row.
-    fn fetch_vectors(&self, block: U32<'k>) {
-        let offset = block.widening_mul(4);
-        for (row, ahead) in self.rows.iter().zip(&self.ahead) {
-            let scales = Global::new(row.get()).at(offset).load_readonly_vec::<f32, { AT_ONCE as usize }>();
-            ahead.iter().zip(scales).for_each(|(ahead, scale)| ahead.set(scale));
-        }
+    /// Turns to the tile that begins at a row and a column.
+    fn turn_to(&self, p: &Params<'k>, [m, n]: [U32<'k>; 2]) {
+        let Side { rows, is_rows } = self.side;
+        let (of_rows, of_columns) = (m + self.first, n + self.first - rows);
+        self.k.if_else(
+            is_rows,
+            || self.begin(&p.sfa, of_rows, p.output.rows),
+            || self.begin(&p.sfb, of_columns, p.output.columns),
+        );
     }
 
-    /// The same one by one, of those before `end`.
-    fn fetch_each(&self, scales: &ScaleParams<'k>, block: U32<'k>, end: U32<'k>) {
-        for later in 0..AT_ONCE {
-            let offset = (block + later).min(end - 1).widening_mul(scales.stride_k) << 2;
-            for (row, ahead) in self.rows.iter().zip(&self.ahead) {
-                ahead[later as usize].set(Global::new(row.get()).at(offset).load_readonly::<f32>());
+    /// Begins with the scales of the row `first`, of those before `limit`. (The others take the scale of the last: nobody stores what becomes
+    /// of it.)
+    fn begin(&self, scales: &ScaleParams<'k>, first: U32<'k>, limit: U32<'k>) {
+        for (nth, carried) in (0u32..).zip(&self.lane) {
+            let row = (first + nth * WARP).min(limit - 1);
+            carried.next.set(scales.at(row, self.k.constant(0)).address());
+        }
+        self.stride.set(scales.stride_k);
+        self.vectors.set(scales.has_fours_along_k());
+    }
+
+    /// Asks for the scales of the next blocks of K, of which so many are left: at least one.
+    fn fetch(&self, left: U32<'k>) {
+        let (k, step) = (self.k, self.stride.get().widening_mul(4));
+        let each = |later: u32| {
+            for Carried { next, ahead, .. } in &self.lane {
+                let from = Global::new(next.get()).at(step * u64::from(later));
+                ahead[later as usize].set(from.load_readonly::<f32>());
             }
-        }
+        };
+        let vectors = || {
+            for Carried { next, ahead, .. } in &self.lane {
+                let scales = Global::new(next.get()).load_readonly_vec::<f32, { AT_ONCE as usize }>();
+                ahead.iter().zip(scales).for_each(|(ahead, scale)| ahead.set(scale));
+            }
+        };
+        let all = || k.if_else(self.vectors.get(), vectors, || (0..AT_ONCE).for_each(each));
+        let some = || (0..AT_ONCE - 1).for_each(|later| k.if_(left.gt(later), || each(later)));
+        k.if_else(left.ge(AT_ONCE), all, some);
+        self.lane
+            .iter()
+            .for_each(|carried| carried.next.set(carried.next.live() + step * u64::from(AT_ONCE)));
     }
 
     /// Takes what was asked for.
     fn take(&self) {
-        for (held, ahead) in self.held.iter().flatten().zip(self.ahead.iter().flatten()) {
-            held.set(ahead.live());
+        for Carried { held, ahead, .. } in &self.lane {
+            held.iter().zip(ahead).for_each(|(held, ahead)| held.set(ahead.live()));
         }
     }
 
-    /// Writes those of the `nth` of the blocks to the operand `to`.
+    /// Writes those of the `nth` of the blocks to the operands; `to` is where the lane's first belongs.
     fn put(&self, nth: u32, to: Shared<'k>) {
-        let mine = to.at(self.first * ROW_BYTES);
-        for (further, held) in (0u32..).step_by((WARP * ROW_BYTES) as usize).zip(&self.held) {
-            mine.at(further).store_vec(self.side.row(held[nth as usize].get()));
+        for (further, carried) in (0u32..).step_by((WARP * ROW_BYTES) as usize).zip(&self.lane) {
+            to.at(further).store_vec(self.side.row(carried.held[nth as usize].get()));
         }
     }
 }
 
-impl Side {
+/// Which operand of the outer product: that of so many rows, or the one of columns behind it.
+#[derive(Clone, Copy)]
+struct Side<'k> {
+    rows: u32,
+    is_rows: Pred<'k>,
+}
+
+impl<'k> Side<'k> {
     /// A row of the operand: the parts of a scale, in such an order that the sum of the products with those of the
     /// other side is the product of both.
-    fn row<'k>(self, scale: F32<'k>) -> [F32<'k>; 4] {
+    fn row(self, scale: F32<'k>) -> [F32<'k>; 4] {
         let high = to_tf32(scale);
         let low = scale - high;
-        match self {
-            Side::Rows => [high, high, low, low],
-            Side::Columns => [high, low, high, low],
-        }
+        let [second, third] =
+            [(high, low), (low, high)].map(|(rows, columns)| self.is_rows.select(rows, columns));
+        [high, second, third, low]
     }
 }
 
