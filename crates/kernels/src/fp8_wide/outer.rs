@@ -39,8 +39,8 @@ pub(super) fn multiply<'k>(k: &'k Kernel, scales: &[Var<'k, f32>], [rows, column
 
 /// Scales of a block of K that a lane of a carrier has: one of each 32 rows (or columns).
 const OF_LANE: u32 = 2;
-/// Rows (or columns) whose scales a carrier carries. A warp of each partition of a multiprocessor carries as many as that of another: a
-/// warpgroup is as slow as the slowest of its four warps, which carriers take time from.
+/// Rows (or columns) whose scales a carrier carries. So 128x128 tiles have one in each partition of a multiprocessor: a warpgroup is as slow as
+/// the slowest of its four warps, which carriers take time from.
 const OF_CARRIER: u32 = OF_LANE * WARP;
 
 /// Warps that carry the scales of so many rows and columns.
