@@ -46,6 +46,7 @@ const OF_CARRIER: u32 = OF_LANE * WARP;
 /// Warps that carry the scales of so many rows and columns.
 pub(super) const fn carriers([rows, columns]: [u32; 2]) -> u32 {
     assert!(rows.is_multiple_of(OF_CARRIER) && columns.is_multiple_of(OF_CARRIER), "each carries as many");
+    assert!(rows + columns <= 4 * OF_CARRIER, "they are a warpgroup at most");
     (rows + columns) / OF_CARRIER
 }
 
