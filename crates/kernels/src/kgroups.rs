@@ -325,7 +325,8 @@ const BLOCK_BYTES: u32 = KEPT * PAIR_BYTES;
 /// Bytes for the tensor maps of all blocks that run at a time, and a flag of each that says it is taken.
 pub const MAP_ROOM_BYTES: u32 = CLAIMS * (BLOCK_BYTES + 4);
 
-/// Tensor maps of the groups that a block comes by, made by the warp that loads tiles. All of its lanes call this, but for the end.
+/// Tensor maps of the groups that a block comes by, made by the warp that loads tiles. All of its lanes call what is here, but for
+/// [`give_back`](Self::give_back).
 pub(crate) struct MapRing<'k> {
     k: &'k Kernel,
     params: KGroupParams<'k>,

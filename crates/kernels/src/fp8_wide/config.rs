@@ -108,8 +108,8 @@ impl Config {
         }
     }
 
-    /// Registers of a thread that multiplies, and of one that serves those: warps that carry scales need some more, and those that multiply
-    /// hold none then.
+    /// Registers of a thread that multiplies, and of one that serves those. Where a warpgroup more carries scales, there are fewer for each: those
+    /// that multiply hold no scales then.
     pub(super) fn registers(&self) -> [u32; 2] {
         match self.scales_of_b {
             ScalesOfB::Rows => [MATH_REGISTERS - 32, PRODUCER_REGISTERS + 16],

@@ -64,6 +64,7 @@ impl<'k> Block<'k, '_> {
         k.for_((carrier * WARP + lane) * ROW_BYTES, cfg.scale_zero_bytes(), lanes * ROW_BYTES, |at| {
             zeros.at(at).store_vec([k.constant(0.0f32); 4]);
         });
+        // The operand of columns lies behind that of rows.
         let operands = self.scale_operands(k.constant(0))[0].at(mine.first * ROW_BYTES);
         // Writes the scales of the `nth` of the blocks that are held, and gives the barrier that is to be told.
         let put = |nth: u32| {
@@ -104,7 +105,8 @@ struct Carrier<'k> {
     side: Side<'k>,
     /// The first that the lane has, of rows and then columns.
     first: U32<'k>,
-    lane: Vec<Carried<'k>>,
+    /// What the lane has: the rows (or columns) from there on, 32 apart.
+    carried: Vec<Carried<'k>>,
     /// Elements from the scale of a block to that of the next.
     stride: Var<'k, u32>,
     /// Whether those of a few blocks come as a vector.
@@ -129,7 +131,7 @@ impl<'k> Carrier<'k> {
             k,
             side: Side { rows, is_rows: carrier.lt(rows / OF_CARRIER) },
             first: carrier * OF_CARRIER + lane,
-            lane: carried.collect(),
+            carried: carried.collect(),
             stride: k.var(0u32),
             vectors: k.var(false),
         }
@@ -149,7 +151,7 @@ impl<'k> Carrier<'k> {
     /// Begins with the scales of the row `first`, of those before `limit`. (The others take the scale of the last: nobody stores what becomes
     /// of it.)
     fn begin(&self, scales: &ScaleParams<'k>, first: U32<'k>, limit: U32<'k>) {
-        for (nth, carried) in (0u32..).zip(&self.lane) {
+        for (nth, carried) in (0u32..).zip(&self.carried) {
             let row = (first + nth * WARP).min(limit - 1);
             carried.next.set(scales.at(row, self.k.constant(0)).address());
         }
@@ -161,13 +163,13 @@ impl<'k> Carrier<'k> {
     fn fetch(&self, left: U32<'k>) {
         let (k, step) = (self.k, self.stride.get().widening_mul(4));
         let each = |later: u32| {
-            for Carried { next, ahead, .. } in &self.lane {
+            for Carried { next, ahead, .. } in &self.carried {
                 let from = Global::new(next.get()).at(step * u64::from(later));
                 ahead[later as usize].set(from.load_readonly::<f32>());
             }
         };
         let vectors = || {
-            for Carried { next, ahead, .. } in &self.lane {
+            for Carried { next, ahead, .. } in &self.carried {
                 let scales = Global::new(next.get()).load_readonly_vec::<f32, { AT_ONCE as usize }>();
                 ahead.iter().zip(scales).for_each(|(ahead, scale)| ahead.set(scale));
             }
@@ -175,21 +177,21 @@ impl<'k> Carrier<'k> {
         let all = || k.if_else(self.vectors.get(), vectors, || (0..AT_ONCE).for_each(each));
         let some = || (0..AT_ONCE - 1).for_each(|later| k.if_(left.gt(later), || each(later)));
         k.if_else(left.ge(AT_ONCE), all, some);
-        self.lane
+        self.carried
             .iter()
             .for_each(|carried| carried.next.set(carried.next.live() + step * u64::from(AT_ONCE)));
     }
 
     /// Takes what was asked for.
     fn take(&self) {
-        for Carried { held, ahead, .. } in &self.lane {
+        for Carried { held, ahead, .. } in &self.carried {
             held.iter().zip(ahead).for_each(|(held, ahead)| held.set(ahead.live()));
         }
     }
 
     /// Writes those of the `nth` of the blocks to the operands; `to` is where the lane's first belongs.
     fn put(&self, nth: u32, to: Shared<'k>) {
-        for (further, carried) in (0u32..).step_by((WARP * ROW_BYTES) as usize).zip(&self.lane) {
+        for (further, carried) in (0u32..).step_by((WARP * ROW_BYTES) as usize).zip(&self.carried) {
             to.at(further).store_vec(self.side.row(carried.held[nth as usize].get()));
         }
     }
