@@ -28,6 +28,8 @@ pub struct LaunchConfig {
     /// Programmatic dependent launch: the kernel may start before the one ahead of it in the stream is done,
     /// and waits for it by itself (`griddepcontrol.wait`).
     pub programmatic: bool,
+    /// Cooperative launch: all blocks run at one time, or the launch is refused, so that they may wait for each other.
+    pub cooperative: bool,
 }
 
 impl LaunchConfig {
@@ -39,6 +41,7 @@ impl LaunchConfig {
             cluster: [1, 1, 1],
             shared_bytes: 0,
             programmatic: false,
+            cooperative: false,
         }
     }
 
@@ -58,13 +61,19 @@ impl LaunchConfig {
             AttributeId::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             AttributeValue { programmaticStreamSerializationAllowed: 1 },
         );
-        let mut attributes = [cluster, programmatic];
+        let cooperative =
+            attribute(AttributeId::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, AttributeValue { cooperative: 1 });
+        let mut attributes = [cluster, programmatic, cooperative];
         let mut count = 0;
         if always_cluster || self.cluster != [1, 1, 1] {
             count += 1;
         }
         if self.programmatic {
             attributes[count] = programmatic;
+            count += 1;
+        }
+        if self.cooperative {
+            attributes[count] = cooperative;
             count += 1;
         }
         let raw = CUlaunchConfig {

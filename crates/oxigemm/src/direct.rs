@@ -71,6 +71,7 @@ impl Call<'_> {
             cluster: [self.cluster, 1, 1],
             shared_bytes: self.shared_bytes,
             programmatic,
+            cooperative: false,
         }
     }
 

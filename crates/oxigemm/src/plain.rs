@@ -42,6 +42,8 @@ pub(crate) struct PlainLaunch<const N: usize> {
     pub grid: [u32; 2],
     pub threads: u32,
     pub shared_bytes: u32,
+    /// Whether all blocks have to run at one time.
+    pub together: bool,
     pub arguments: [Argument; N],
 }
 
@@ -107,7 +109,9 @@ impl<const N: usize> PlainLaunch<N> {
             block: [self.threads, 1, 1],
             cluster: [1, 1, 1],
             shared_bytes: self.shared_bytes,
-            programmatic,
+            // A kernel that needs the whole device waits until it has it.
+            programmatic: programmatic && !self.together,
+            cooperative: self.together,
         };
         // SAFETY: the arguments are the kernel's parameters in order and live for the call; the caller keeps the rest.
         unsafe { function.launch(stream, &config, &pointers[..N])? };

@@ -63,6 +63,7 @@ impl Prepared {
             cluster: [launch.cluster, 1, 1],
             shared_bytes: launch.shared_bytes,
             programmatic: false,
+            cooperative: false,
         };
         Prepared { function, config, arguments, maps: Mutex::new(maps), room_bytes: launch.room_bytes }
     }

@@ -13,6 +13,7 @@ use oxigemm_cuda::{Buffer, CacheStats, CubinCache, Function, LaunchConfig, Prove
 use oxigemm_kernels::AnyKernel;
 use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
 use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::quantize::meeting;
 use oxigemm_kernels::transpose;
 
 use crate::call::PlanKey;
@@ -55,6 +56,7 @@ struct Inner {
     plans: RwLock<HashMap<PlanKey, Arc<Prepared>>>,
     workspaces: Workspaces<Buffer>,
     gathering_rooms: Workspaces<Buffer>,
+    meeting_rooms: Workspaces<Buffer>,
     calls: RememberedCalls,
     /// Room for the tensor maps that kernels make, once there is a kernel that does.
     map_room: OnceLock<Buffer>,
@@ -139,6 +141,7 @@ impl Cuda {
                 plans: RwLock::default(),
                 workspaces: Workspaces::default(),
                 gathering_rooms: Workspaces::default(),
+                meeting_rooms: Workspaces::default(),
                 calls: RememberedCalls::default(),
                 map_room: OnceLock::new(),
             }),
@@ -297,7 +300,16 @@ impl Cuda {
     /// So many bytes in which the blocks of a kernel gather sums or count tiles: zeros at first, then what the last kernel of the stream
     /// left there.
     pub(crate) fn gathering_room(&self, stream: &Stream, bytes: u64) -> Result<u64> {
-        self.inner.gathering_rooms.at(identity(stream), bytes, |bytes| {
+        self.room(&self.inner.gathering_rooms, stream, bytes)
+    }
+
+    /// The room in which the blocks of a kernel meet: zeros at first, then what the last such kernel of the stream left there.
+    pub(crate) fn meeting_room(&self, stream: &Stream) -> Result<u64> {
+        self.room(&self.inner.meeting_rooms, stream, meeting::ROOM_BYTES)
+    }
+
+    fn room(&self, rooms: &Workspaces<Buffer>, stream: &Stream, bytes: u64) -> Result<u64> {
+        rooms.at(identity(stream), bytes, |bytes| {
             let mut buffer = self.alloc_for(stream, bytes)?;
             buffer.fill_u8(0)?;
             Ok((buffer.ptr(), buffer))
@@ -332,6 +344,7 @@ impl Cuda {
             cluster: [launch.cluster, 1, 1],
             shared_bytes: launch.shared_bytes,
             programmatic,
+            cooperative: false,
         };
         // SAFETY: these are the parameters of the kernel, in order, and live for the call; the caller keeps the memory.
         unsafe { function.launch(stream, &config, &args.pointers())? };
@@ -404,6 +417,7 @@ impl Slot {
             cluster: [cluster, 1, 1],
             shared_bytes: plan.launch.shared_bytes,
             programmatic: false,
+            cooperative: false,
         })?;
         state.resident.push((cluster, count));
         Ok(count)

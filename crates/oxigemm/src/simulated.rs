@@ -22,6 +22,7 @@ use oxigemm_kernels::kgroups::KGroupArgs;
 use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
 use oxigemm_kernels::launch::{Config, MatrixMap};
 use oxigemm_kernels::params::{Args, GroupedArgs};
+use oxigemm_kernels::quantize::meeting;
 use oxigemm_kernels::{dispatch, transpose};
 use oxigemm_sim::{Element, Launch, Machine, Module, Options, Param, Report, Swizzle, TensorMapSpec};
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -86,6 +87,7 @@ struct Inner {
     map_room: Mutex<Option<u64>>,
     workspaces: Workspaces<()>,
     gathering_rooms: Workspaces<()>,
+    meeting_rooms: Workspaces<()>,
 }
 
 /// The threads of every simulated GPU. They run nothing else: a thread that waits for its part of a product never
@@ -117,6 +119,7 @@ impl Sim {
                 map_room: Mutex::default(),
                 workspaces: Workspaces::default(),
                 gathering_rooms: Workspaces::default(),
+                meeting_rooms: Workspaces::default(),
             }),
         }
     }
@@ -182,7 +185,16 @@ impl Sim {
 
     /// So many bytes in which the blocks of a kernel gather sums or count tiles: zeros at first, then what the last kernel left there.
     pub(crate) fn gathering_room(&self, bytes: u64) -> Result<u64> {
-        self.inner.gathering_rooms.at(0, bytes, |bytes| {
+        self.room(&self.inner.gathering_rooms, bytes)
+    }
+
+    /// The room in which the blocks of a kernel meet: zeros at first, then what the last such kernel left there.
+    pub(crate) fn meeting_room(&self) -> Result<u64> {
+        self.room(&self.inner.meeting_rooms, meeting::ROOM_BYTES)
+    }
+
+    fn room(&self, rooms: &Workspaces<()>, bytes: u64) -> Result<u64> {
+        rooms.at(0, bytes, |bytes| {
             let address = self.allocate(bytes as usize);
             self.write(std::iter::once((address, &vec![0; bytes as usize][..])))?;
             Ok((address, ()))
@@ -191,9 +203,11 @@ impl Sim {
 
     /// A kernel that was stopped has not left the counters of a room as the next one expects them.
     fn clear_counters(&self) -> Result<()> {
-        let zeros = [0; dispatch::ROOM_BYTES as usize];
-        let rooms = self.inner.gathering_rooms.addresses();
-        self.write(rooms.into_iter().map(|room| (room, &zeros[..])))
+        let zeros = |bytes: u64| vec![0; bytes as usize];
+        let (counters, words) = (zeros(dispatch::ROOM_BYTES), zeros(meeting::ROOM_BYTES));
+        let of = |rooms: &Workspaces<()>| rooms.addresses().into_iter();
+        let counters = of(&self.inner.gathering_rooms).map(|room| (room, &counters[..]));
+        self.write(counters.chain(of(&self.inner.meeting_rooms).map(|room| (room, &words[..]))))
     }
 
     /// The work that transposes.

@@ -216,25 +216,47 @@ impl<'k, S: Space> Ptr<'k, S> {
         self.kernel().emit(self.needs(), format_args!("st.{}.v{N}.{} {self}, {{{list}}};", S::NAME, T::RAW));
     }
 
+    /// Loads what others may store at that time, in no order with anything else.
+    #[track_caller]
+    pub fn load_relaxed<T: Type>(self, scope: Scope) -> Val<'k, T> {
+        self.load_ordered("relaxed", scope)
+    }
+
     /// Loads with acquire order.
     #[track_caller]
     pub fn load_acquire<T: Type>(self, scope: Scope) -> Val<'k, T> {
+        self.load_ordered("acquire", scope)
+    }
+
+    #[track_caller]
+    fn load_ordered<T: Type>(self, order: &str, scope: Scope) -> Val<'k, T> {
         let out = self.kernel().fresh::<T>();
         let dst = out.operand();
         self.kernel().emit(
             scope.needs(),
-            format_args!("ld.acquire.{}.{}.{} {dst}, {self};", scope.name(), S::NAME, T::RAW),
+            format_args!("ld.{order}.{}.{}.{} {dst}, {self};", scope.name(), S::NAME, T::RAW),
         );
         out
+    }
+
+    /// Stores what others may load at that time, in no order with anything else.
+    #[track_caller]
+    pub fn store_relaxed<T: Type>(self, value: impl Arg<'k, T>, scope: Scope) {
+        self.store_ordered("relaxed", value, scope);
     }
 
     /// Stores with release order.
     #[track_caller]
     pub fn store_release<T: Type>(self, value: impl Arg<'k, T>, scope: Scope) {
+        self.store_ordered("release", value, scope);
+    }
+
+    #[track_caller]
+    fn store_ordered<T: Type>(self, order: &str, value: impl Arg<'k, T>, scope: Scope) {
         let value = value.val(self.kernel()).operand();
         self.kernel().emit(
             scope.needs(),
-            format_args!("st.release.{}.{}.{} {self}, {value};", scope.name(), S::NAME, T::RAW),
+            format_args!("st.{order}.{}.{}.{} {self}, {value};", scope.name(), S::NAME, T::RAW),
         );
     }
 

@@ -97,6 +97,7 @@ fn memory_atomics_and_copies() {
     g.store_vec(far.load_vec::<u32, 2>());
     g.store(g.load_if(n.gt(3), 7u32) + g.load_readonly_if::<u32>(n.gt(4), 0));
     g.store_release(g.load_acquire::<u32>(Scope::Gpu), Scope::Cluster);
+    g.store_relaxed(g.load_relaxed::<u32>(Scope::Gpu), Scope::Sys);
     let old =
         g.atomic::<u32>(AtomicOp::Add, 1, Scope::Gpu) + s.atomic::<u32>(AtomicOp::Exchange, n, Scope::Cta);
     g.reduce::<f32>(AtomicOp::Add, 1.0, Scope::Gpu);

@@ -12,6 +12,7 @@
 //! | `norm.rs` | 128 neighbours of a row, after RMSNorm | shuffles of a few lanes |
 //! | `rows.rs` | a row | shared memory of a block |
 //! | `whole.rs` | the matrix | an atomic maximum, and a second kernel that converts |
+//! | `meeting.rs` | a small matrix | words in memory, for which all blocks wait |
 //!
 //! All of them are limited by memory, so a thread has several vectors in flight; where blocks are few and have to meet, what
 //! they read next is under way meanwhile (`flight.rs`). What is read once leaves the cache first, and results stay in it.
@@ -22,6 +23,7 @@ pub mod chunk;
 pub mod dequantize;
 mod flight;
 pub mod groups;
+pub mod meeting;
 pub mod norm;
 pub mod padding;
 pub mod params;
@@ -56,6 +58,8 @@ pub enum Config {
     WholeScale(whole::ScaleConfig),
     /// Codes by scales that are already there.
     WholeCodes(whole::CodesConfig),
+    /// A scale for a whole matrix that one grid can hold.
+    Meeting(meeting::Config),
     /// Codes and scales back to numbers.
     Dequantize(dequantize::Config),
     /// Scales from one layout to another.
@@ -85,6 +89,7 @@ impl Config {
                     Config::Rows(rows::Config { input, code }),
                     Config::WholeScale(whole::ScaleConfig { input, code }),
                     Config::WholeCodes(whole::CodesConfig { input, code }),
+                    Config::Meeting(meeting::Config { input, code }),
                 ]
             }))
             .chain(types().flat_map(|(output, code)| {
@@ -110,6 +115,7 @@ impl Config {
             Config::Norm(config) => config.name(),
             Config::WholeScale(config) => config.name(),
             Config::WholeCodes(config) => config.name(),
+            Config::Meeting(config) => config.name(),
             Config::Dequantize(config) => config.name(),
             Config::Transform => transform::NAME.to_owned(),
             Config::Permute => permute::PERMUTE.to_owned(),
@@ -132,6 +138,7 @@ impl Config {
             Config::Norm(config) => config.write(k, &p),
             Config::WholeScale(config) => config.write(k, &p),
             Config::WholeCodes(config) => config.write(k, &p),
+            Config::Meeting(config) => config.write(k, &p),
             Config::Dequantize(config) => config.write(k, &p),
             Config::Transform => transform::write(k, &p),
             Config::Permute => permute::permute(k, &p),
@@ -153,6 +160,7 @@ impl Config {
             Config::Norm(_) => 1,
             Config::WholeScale(config) => config.resident(),
             Config::WholeCodes(_) => 4,
+            Config::Meeting(_) => 1,
             Config::Dequantize(config) if config.scales == dequantize::Scales::PerColumn => 4,
             Config::Dequantize(_) => 6,
             Config::Transform => 8,
@@ -160,6 +168,11 @@ impl Config {
             Config::Unpermute => 6,
             Config::Padding => 8,
         }
+    }
+
+    /// Whether its blocks wait for each other, so that all of them have to run at one time.
+    pub const fn meets(&self) -> bool {
+        matches!(self, Config::Meeting(_))
     }
 
     /// Threads of a block.
@@ -171,6 +184,7 @@ impl Config {
             Config::Rows(_) => rows::THREADS,
             Config::Norm(_) => norm::THREADS,
             Config::WholeScale(_) | Config::WholeCodes(_) => whole::THREADS,
+            Config::Meeting(_) => meeting::THREADS,
             Config::Dequantize(_) => dequantize::THREADS,
             Config::Transform => transform::THREADS,
             Config::Permute => permute::THREADS,

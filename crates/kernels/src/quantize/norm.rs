@@ -3,8 +3,8 @@
 //! `y = x * weight * (1 / sqrt(mean(x * x) + epsilon))`, all in FP32. A block has a row at a time and as many warps as can hold
 //! it, and the rows behind it are under way, if it has any; the weights stay in registers. Rows that no block can hold are read twice.
 //!
-//! The order in which squares are added is fixed: the chunks of a thread one after another, the lanes of a warp as a
-//! butterfly, then the warps. So the result is the same everywhere, to the bit.
+//! The order in which squares are added is fixed: those of a chunk, the chunks of a thread one after another, the lanes of a warp as
+//! a butterfly, then the warps in pairs, and pairs of pairs. So the result is the same everywhere, to the bit.
 
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Kernel, MBarrier, Shared, U32, Var};
@@ -63,14 +63,15 @@ impl Config {
         let warps = warps(columns);
         let row_bytes = warps * WARP_COLUMNS * self.input.bytes();
         let blocks = rows.min(sms * (RESIDENT_WARPS / warps));
-        let shared_bytes = ROWS + STAGES * row_bytes;
         let [row, four, one] = args.scale_strides;
         let vectors = (args.scales | u64::from(four | one)).is_multiple_of(u64::from(VECTOR));
         let runs = row == 4 && vectors && args.flags & (Flags::BYTES | Flags::BLOCKED) == 0;
-        let turns = args.dims[0] / blocks;
+        let (turns, less) = (args.dims[0].div_ceil(blocks), args.dims[0] / blocks);
+        // A block's only row is in registers.
+        let shared_bytes = if turns <= 1 { BARRIERS } else { ROWS + STAGES * row_bytes };
         let args = Args {
-            shifts: [turns, if runs { turns / RUN * RUN } else { 0 }],
-            source_rows: args.dims[0] % blocks,
+            shifts: [turns, if runs { less / RUN * RUN } else { 0 }],
+            source_rows: args.dims[0] - less * blocks,
             from_strides: [warps * WARP * CHUNK, row_bytes, (1.0 / columns as f32).to_bits()],
             ..*args
         };
@@ -85,9 +86,9 @@ impl Config {
 
     /// Rows that a block holds.
     fn held<'k>(&self, k: &'k Kernel, p: &Params<'k>, row: &Row<'k>) {
-        let turns = Turns::of(k, p);
-        let only = || k.if_(turns.count.eq(1), || self.only(k, p, row, turns.row(k.constant(0))));
-        k.if_else(turns.count.gt(1), || self.in_turns(k, p, row, &turns), only);
+        // The only row first, so that its instructions follow these.
+        let only = || k.if_(k.block_index(0).lt(p.rows), || self.only(k, p, row, k.block_index(0)));
+        k.if_else(p.shifts[0].le(1), only, || self.in_turns(k, p, row, &Turns::of(k, p)));
         store_padding(k, p, row);
     }
 
@@ -97,12 +98,9 @@ impl Config {
         let pieces: Vec<Piece> = row.columns(k).map(load).collect();
         let weights: Vec<_> =
             row.columns(k).map(|column| self.weights(k, p, Access::Vectors, column)).collect();
-        clear_sums(k);
-        k.sync_threads();
-        let sum = k.var(0f32);
-        pieces.iter().for_each(|piece| piece.add_squares(sum));
+        let sum = sum_of_squares(&pieces);
         let weighted = Weighted::new(k, pieces, &weights);
-        let sum = row.sum_of_block(k, k.var(0u32), sum.get());
+        let sum = row.sum_of_block(k, k.var(0u32), sum);
         self.store(k, p, row, index, factor(p, sum), weighted, None);
     }
 
@@ -114,7 +112,6 @@ impl Config {
         k.sync_warp();
         let columns: Vec<U32> = row.columns(k).collect();
         let weights: Vec<_> = columns.iter().map(|at| self.weights(k, p, Access::Vectors, *at)).collect();
-        clear_sums(k);
         // What a row leaves of its place stays 0.
         for column in &columns {
             for stage in 0..STAGES {
@@ -136,10 +133,9 @@ impl Config {
                 values: Chunk::arrived(k, self.input, self.vectors(stages.row(now), *column)).values(),
             };
             let pieces: Vec<Piece> = columns.iter().map(piece).collect();
-            let sum = k.var(0f32);
-            pieces.iter().for_each(|piece| piece.add_squares(sum));
+            let sum = sum_of_squares(&pieces);
             let weighted = Weighted::new(k, pieces, &weights);
-            let sum = row.sum_of_block(k, sums, sum.get());
+            let sum = row.sum_of_block(k, sums, sum);
             // All have met, so all have read.
             k.if_(leads, || stages.copy(turns, turn + STAGES, now));
             k.sync_warp();
@@ -153,16 +149,13 @@ impl Config {
     /// Rows of any length.
     fn long<'k>(&self, k: &'k Kernel, p: &Params<'k>, row: &Row<'k>, access: Access) {
         let [scale_rows, scale_columns] = p.scale_dims;
-        clear_sums(k);
-        k.sync_threads();
         let turn = k.var(0u32);
         k.for_(k.block_index(0), scale_rows, k.grid_blocks(0), |index| {
             let load = |column| self.load(k, p, access, index, column);
             let held: Vec<_> = row.columns(k).map(load).collect();
-            let sum = k.var(0f32);
-            held.iter().for_each(|piece| piece.add_squares(sum));
+            let sum = k.var_from(sum_of_squares(&held));
             let rest = held[0].column + row.round * CHUNKS;
-            k.for_(rest, p.columns, row.round, |column| load(column).add_squares(sum));
+            k.for_(rest, p.columns, row.round, |column| sum.set(sum.live() + load(column).squares()));
             let weights: Vec<_> = row.columns(k).map(|column| self.weights(k, p, access, column)).collect();
             let weighted = Weighted::new(k, held, &weights);
             let factor = factor(p, row.sum_of_block(k, turn, sum.get()));
@@ -275,15 +268,19 @@ impl<'k> Row<'k> {
         turn.set(turn.live() ^ SUMS);
         let steps = (0..WARP.trailing_zeros()).map(|bit| 1u32 << bit);
         let of_warp = steps.fold(value, |sum, step| sum + k.shuffle(Shuffle::Xor, sum, step));
-        k.guard(k.lane().eq(0), || shared.at((k.thread_index() >> 5) * 4).store(of_warp));
+        // The lanes of the last warp store zeros for the warps that a block does not have.
+        let (lane, warp) = (k.lane(), k.thread_index() / WARP);
+        let (first, place) = (lane.eq(0), warp + lane);
+        let missing = ((warp + 1) * (WARP * CHUNK)).eq(self.round) & place.lt(WARPS);
+        k.guard(first | missing, || shared.at(place * 4).store(first.select(of_warp, 0f32)));
         k.sync_threads();
-        let of_warps =
-            |vectors: std::ops::Range<u32>| vectors.flat_map(move |i| shared.at(16 * i).load_vec::<f32, 4>());
-        let first = of_warps(0..WARPS / 8).reduce(|a, b| a + b).expect("there are warps");
-        let sum = k.var_from(first);
+        let of_warps = |vectors: std::ops::Range<u32>| {
+            in_pairs(vectors.flat_map(move |i| shared.at(16 * i).load_vec::<f32, 4>()).collect())
+        };
+        let sum = k.var_from(of_warps(0..WARPS / 8));
         // Blocks that have no more warps than these are the usual ones.
         k.if_(self.round.gt(THREADS / 2 * CHUNK), || {
-            of_warps(WARPS / 8..WARPS / 4).for_each(|other| sum.set(sum.live() + other));
+            sum.set(sum.live() + of_warps(WARPS / 8..WARPS / 4));
         });
         sum.get()
     }
@@ -303,9 +300,10 @@ struct Turns<'k> {
 impl<'k> Turns<'k> {
     fn of(k: &'k Kernel, p: &Params<'k>) -> Turns<'k> {
         let (block, blocks) = (k.block_index(0), k.grid_blocks(0));
-        let [each, in_runs] = p.shifts;
-        // The first of them have one more.
-        let count = each + block.lt(p.source_rows).select(1u32, 0u32);
+        let [most, in_runs] = p.shifts;
+        // Where not all have as many, the first of them have one more.
+        let less = p.source_rows.ne(0) & block.ge(p.source_rows);
+        let count = most - less.select(1u32, 0u32);
         Turns { block, blocks, in_runs, count }
     }
 
@@ -362,9 +360,26 @@ struct Piece<'k> {
 }
 
 impl<'k> Piece<'k> {
+    /// The sum of their squares.
     #[track_caller]
-    fn add_squares(&self, sum: Var<'k, f32>) {
-        self.values.iter().for_each(|value| sum.fma(*value, *value));
+    fn squares(&self) -> F32<'k> {
+        let (first, others) = self.values.split_first().expect("there are numbers");
+        others.iter().fold(*first * *first, |sum, value| value.fma(*value, sum))
+    }
+}
+
+/// Of all that a thread has.
+#[track_caller]
+fn sum_of_squares<'k>(pieces: &[Piece<'k>]) -> F32<'k> {
+    pieces.iter().map(Piece::squares).reduce(|a, b| a + b).expect("there are pieces")
+}
+
+/// The sum of numbers, as many as a power of two: of pairs, of pairs of pairs, and so on.
+#[track_caller]
+fn in_pairs(numbers: Vec<F32<'_>>) -> F32<'_> {
+    match numbers[..] {
+        [only] => only,
+        _ => in_pairs(numbers.chunks(2).map(|pair| pair[0] + pair[1]).collect()),
     }
 }
 
@@ -392,12 +407,6 @@ impl<'k> Weighted<'k> {
 fn factor<'k>(p: &Params<'k>, sum: F32<'k>) -> F32<'k> {
     let per_column: F32 = p.from_strides[2].bitcast();
     (sum * per_column + p.epsilon).sqrt().reciprocal()
-}
-
-/// The sums of warps that a block does not have are 0.
-fn clear_sums(k: &Kernel) {
-    let thread = k.thread_index();
-    k.guard(thread.lt(2 * WARPS), || k.dynamic_shared().at(thread * 4).store(0u32));
 }
 
 /// Rows of scales that only fill a layout up.

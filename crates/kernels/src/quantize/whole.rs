@@ -1,4 +1,4 @@
-//! One scale for the whole matrix, in two kernels.
+//! One scale for the whole matrix, in two kernels; small ones have [one](super::meeting).
 //!
 //! The first finds it. A scale grows with the magnitude, so the scale of all is the largest of the blocks' own scales: an
 //! atomic maximum in memory, which starts as 0, and whose order does not matter. The second converts.
@@ -39,16 +39,21 @@ pub struct CodesConfig {
 }
 
 /// Chunks of a matrix, row after row.
-struct Chunks<'k> {
-    input: Input,
-    access: Access,
-    policy: Option<CachePolicy<'k>>,
+pub(super) struct Chunks<'k> {
+    pub input: Input,
+    pub access: Access,
+    pub policy: Option<CachePolicy<'k>>,
 }
 
 impl<'k> Chunks<'k> {
     /// The chunk of a number: its row, its column, what there is of it, and its numbers.
     #[track_caller]
-    fn load(&self, k: &'k Kernel, p: &Params<'k>, index: U32<'k>) -> (U32<'k>, U32<'k>, Part<'k>, Chunk<'k>) {
+    pub fn load(
+        &self,
+        k: &'k Kernel,
+        p: &Params<'k>,
+        index: U32<'k>,
+    ) -> (U32<'k>, U32<'k>, Part<'k>, Chunk<'k>) {
         let [row, chunk] = p.split(index);
         let column = chunk * CHUNK;
         let part = Part::of(self.access, row.lt(p.rows), column, p.columns);
@@ -57,12 +62,17 @@ impl<'k> Chunks<'k> {
     }
 }
 
-/// Chunks of a row, and blocks for all of them. How many chunks there are fits in 31 bits.
-fn blocks(args: &Args) -> (u32, Args) {
+/// How many chunks there are, and the arguments by which they are found. The number fits in 31 bits.
+pub(super) fn split_by_rows(args: &Args) -> (u64, Args) {
     let across = args.dims[1].div_ceil(CHUNK);
     let chunks = u64::from(args.dims[0]) * u64::from(across);
-    let blocks = chunks.div_ceil(u64::from(THREADS * CHUNKS)) as u32;
-    (blocks, Args { across: Divisor::new(across), ..*args })
+    (chunks, Args { across: Divisor::new(across), ..*args })
+}
+
+/// Blocks for all chunks, and the arguments by which these are found.
+fn blocks(args: &Args) -> (u32, Args) {
+    let (chunks, args) = split_by_rows(args);
+    (chunks.div_ceil(u64::from(THREADS * CHUNKS)) as u32, args)
 }
 
 impl ScaleConfig {

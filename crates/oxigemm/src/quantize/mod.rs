@@ -17,15 +17,16 @@ pub use scales::{
 };
 
 use oxigemm_kernels::AnyKernel;
-use oxigemm_kernels::quantize::{self as kernels, Args, Config, Launch, Source};
+use oxigemm_kernels::quantize::{self as kernels, Args, Code, Config, Input, Launch, Source};
 
 use crate::cast::ScaleFormat;
 use crate::check::{CheckedQuantize, Dequantize, Granularity, Quantize, QuantizeSource};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::gemm::no_stream;
+use crate::gemm::{no_stream, stream_on_cuda, stream_on_sim};
 use crate::plain::{LaunchOptions, PlainLaunch, Step, run_steps};
 use crate::reference::quantize as on_cpu;
+use crate::stream::SimStream;
 use crate::tensor::Tensor;
 
 /// Quantizes a matrix: `codes` and `scales` such that `x ≈ codes * scales`.
@@ -48,8 +49,9 @@ use crate::tensor::Tensor;
 /// code of NaN. (e2m1 has none: there NaN becomes 6.)
 ///
 /// One kernel that reads `x` once, or two [per tensor](Granularity::PerTensor). Rows that begin at multiples of 16 bytes, and
-/// a K that is a multiple of 8, are read and written as vectors; any others one by one. The same call gives the same bits,
-/// and it can be captured into a graph once its kernel is loaded. Where M or K is 0 nothing is done.
+/// a K that is a multiple of 8, are read and written as vectors; any others one by one. Up to about 4 million such numbers have one
+/// kernel per tensor too, outside of graphs: its blocks meet, and so it starts when all of them can run. The same call gives the same bits,
+/// and it can be captured into a graph once its kernels are loaded. Where M or K is 0 nothing is done.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -283,6 +285,7 @@ pub(crate) fn step(config: Config, (launch, args): (Launch, Args)) -> KernelStep
         grid: launch.grid,
         threads: launch.threads,
         shared_bytes: launch.shared_bytes,
+        together: config.meets(),
         arguments: args.list(),
     })
 }
@@ -320,6 +323,10 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
             step(Config::Rows(config), config.launch(&args))
         }
         Granularity::PerTensor => {
+            if let Some(only) = in_one_kernel(device, &args, (input, code), options)? {
+                // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
+                return unsafe { run_steps(device, std::iter::once(only), options) };
+            }
             let (find, convert) =
                 (kernels::whole::ScaleConfig { input, code }, kernels::whole::CodesConfig { input, code });
             let steps = [
@@ -333,6 +340,29 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
     };
     // SAFETY: as above.
     unsafe { run_steps(device, std::iter::once(only), options) }
+}
+
+/// One scale for a small matrix: the kernel whose blocks meet. A graph may run beside what its stream does later, and has no room for that.
+fn in_one_kernel(
+    device: &Device,
+    args: &Args,
+    (input, code): (Input, Code),
+    options: &LaunchOptions,
+) -> Result<Option<KernelStep>> {
+    let config = kernels::meeting::Config { input, code };
+    let Some((launch, args)) = config.launch(args, multiprocessors(device)?) else { return Ok(None) };
+    let room = match device {
+        Device::Cuda(cuda) => {
+            let stream = stream_on_cuda(cuda, options.stream.as_ref())?;
+            if stream.is_capturing()? { None } else { Some(cuda.meeting_room(stream)?) }
+        }
+        Device::Sim(sim) => {
+            let captured = stream_on_sim(sim, options.stream.as_ref())?.is_some_and(SimStream::is_captured);
+            if captured { None } else { Some(sim.meeting_room()?) }
+        }
+        Device::Cpu => None,
+    };
+    Ok(room.map(|room| step(Config::Meeting(config), (launch, Args { from: room, ..args }))))
 }
 
 /// # Safety

@@ -80,7 +80,7 @@ fn normalized(row: &[f32], weights: &[f32], epsilon: f32) -> Vec<f32> {
     let mut sums = vec![0.0f32; norm::warps(row.len() as u32) as usize * LANES];
     for round in row.chunks(sums.len() * CHUNK as usize) {
         for (sum, chunk) in sums.iter_mut().zip(round.chunks(CHUNK as usize)) {
-            *sum = chunk.iter().fold(*sum, |sum, value| value.mul_add(*value, sum));
+            *sum += chunk.iter().fold(0.0, |sum, value| value.mul_add(*value, sum));
         }
     }
     for warp in sums.chunks_mut(LANES) {
@@ -89,7 +89,12 @@ fn normalized(row: &[f32], weights: &[f32], epsilon: f32) -> Vec<f32> {
             (0..LANES).for_each(|lane| warp[lane] = before[lane] + before[lane ^ step]);
         }
     }
-    let sum = sums.chunks(LANES).map(|warp| warp[0]).reduce(|a, b| a + b).unwrap_or(0.0);
+    let mut sums: Vec<f32> = sums.chunks(LANES).map(|warp| warp[0]).collect();
+    sums.resize(sums.len().next_power_of_two(), 0.0);
+    while sums.len() > 1 {
+        sums = sums.chunks(2).map(|pair| pair[0] + pair[1]).collect();
+    }
+    let sum = sums[0];
     let factor = 1.0 / (sum * (1.0 / row.len() as f32) + epsilon).sqrt();
     row.iter().zip(weights).map(|(value, weight)| value * weight * factor).collect()
 }

@@ -108,7 +108,8 @@ fn every_combination(granularity: Granularity) {
         }
         Granularity::PerBlock | Granularity::PerChannel => &[[1, 128], [129, 136], [5, 77], [130, 24]],
         Granularity::PerRow => &[[1, 128], [5, 264], [3, 77], [2, 8500]],
-        Granularity::PerTensor => &[[1, 128], [17, 264], [3, 77], [9, 1100]],
+        // Of one block that meets nobody, of several, not of vectors, and of as many blocks as there can be.
+        Granularity::PerTensor => &[[1, 128], [17, 264], [3, 77], [9, 1100], [129, 264]],
     };
     let groups = matches!(granularity, Granularity::PerToken | Granularity::PerGroup32);
     let layouts = if groups { &Layout::ALL[..] } else { &Layout::ALL[..2] };
@@ -219,6 +220,34 @@ fn per_row_is_the_cast() {
 #[test]
 fn per_tensor_is_the_cast() {
     every_combination(Granularity::PerTensor);
+}
+
+/// A graph may run beside what its stream does later, and so its blocks have no room to meet in: two kernels that do not meet.
+#[test]
+fn per_tensor_in_a_graph_is_the_cast_of_what_is_there_when_it_runs() {
+    let sim = Sim::new();
+    let device = Device::Sim(sim.clone());
+    let stream = device.new_stream().unwrap();
+    let options = LaunchOptions { stream: Some(stream.clone()), ..LaunchOptions::default() };
+    let dims = [17, 264];
+    let mut x = Tensor::zeros(DType::Bf16, &dims, &device).unwrap();
+    let mut codes = Tensor::empty(DType::E4m3, &dims, &device).unwrap();
+    let mut scale = Tensor::empty(DType::F32, &[1, 1], &device).unwrap();
+    let (granularity, format) = (Granularity::PerTensor, ScaleFormat::F32);
+    let graph =
+        stream.capture(|_| quantize(&x, &mut codes, &mut scale, granularity, format, &options)).unwrap();
+    for seed in 1..4 {
+        let values = Tensor::from_f32(DType::Bf16, &values(seed, dims), &dims, &Device::Cpu).unwrap();
+        x.write_bytes(&values.to_bytes().unwrap()).unwrap();
+        graph.launch(&stream).unwrap();
+        stream.synchronize().unwrap();
+        let mut expected = Tensor::empty(DType::E4m3, &dims, &Device::Cpu).unwrap();
+        let mut expected_scale = Tensor::empty(DType::F32, &[1, 1], &Device::Cpu).unwrap();
+        let on_cpu = LaunchOptions::default();
+        quantize(&values, &mut expected, &mut expected_scale, granularity, format, &on_cpu).unwrap();
+        assert_eq!(codes.to_bytes().unwrap(), expected.to_bytes().unwrap(), "seed {seed}");
+        assert_eq!(scale.to_bytes().unwrap(), expected_scale.to_bytes().unwrap(), "seed {seed}");
+    }
 }
 
 /// The functions of the peer's names and these are the same casts.
