@@ -6,8 +6,8 @@ use std::time::Instant;
 use oxigemm::cast::ScaleFormat;
 use oxigemm::{
     DType, Device, Granularity, LaunchOptions, Tensor, TensorScale, TransposedCopy, dequantize,
-    dequantize_nvfp4, gather_quantize, quantize, quantize_nvfp4, quantize_with_transpose, random,
-    rms_norm_quantize, swiglu_quantize, transform_scales,
+    dequantize_nvfp4, gather_quantize, quantize, quantize_by_scale, quantize_nvfp4, quantize_with_transpose,
+    random, rms_norm_quantize, swiglu_quantize, transform_scales,
 };
 use oxigemm_cuda::profile::REST;
 use serde::Serialize;
@@ -80,6 +80,8 @@ pub enum QuantizeOp {
     Nvfp4Dequantize,
     /// Values, and their transpose, to codes and scales of 1x128 or 128x128.
     Both,
+    /// Values to codes by one scale that is given.
+    ByScale,
 }
 
 impl QuantizeOp {
@@ -283,6 +285,11 @@ impl QuantizeSpec {
                 codes.write_bytes(&bytes(codes.len(), 0))?;
                 scales.write_bytes(&bytes(scales.len() * scales.dtype().size(), 7))?;
             }
+            QuantizeOp::ByScale => {
+                x.write_f32(&of_many_magnitudes(seed, x.len()))?;
+                // Some of what is drawn saturates, and some vanishes.
+                scales.write_f32(&[0.01])?;
+            }
             QuantizeOp::Quantize
             | QuantizeOp::Gather
             | QuantizeOp::Rmsnorm
@@ -370,6 +377,7 @@ impl QuantizeTask {
                 quantize_nvfp4(x, codes, scales, TensorScale::Computed(tensor_scale), options)
             }
             QuantizeOp::Nvfp4Dequantize => dequantize_nvfp4(codes, scales, tensor_scale, x, options),
+            QuantizeOp::ByScale => quantize_by_scale(x, scales, codes, options),
             QuantizeOp::Both => {
                 let own = (spec.granularity == Granularity::PerToken).then_some(transposed_scales);
                 let copy = TransposedCopy { codes: transposed, scales: own };
@@ -437,7 +445,10 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         k: args.k,
         input: args.input,
         code: if args.op.is_nvfp4() { DType::U8 } else { args.code },
-        granularity: args.granularity,
+        granularity: match args.op {
+            QuantizeOp::ByScale => Granularity::PerTensor,
+            _ => args.granularity,
+        },
         power_of_two: args.power_of_two,
         scales: args.scales,
         gaps: [0, 0],

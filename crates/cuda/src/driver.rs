@@ -102,6 +102,14 @@ driver_functions! {
     fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint);
     fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
     fn cuStreamIsCapturing(stream: CUstream, status: *mut c_uint);
+    fn cuStreamGetCaptureInfo_v2(
+        stream: CUstream,
+        status: *mut c_uint,
+        id: *mut u64,
+        graph: *mut CUgraph,
+        dependencies: *mut *const c_void,
+        count: *mut usize,
+    );
     fn cuEventCreate(event: *mut CUevent, flags: c_uint);
     fn cuEventDestroy_v2(event: CUevent);
     fn cuEventRecord(event: CUevent, stream: CUstream);

@@ -113,6 +113,26 @@ impl Stream {
         Ok(status != 0)
     }
 
+    /// The number of the capture that records it, here or by another library; no two captures of a process have the same.
+    pub fn capture_id(&self) -> Result<Option<u64>> {
+        let _current = self.device.make_current()?;
+        let (mut status, mut id) = (0, 0);
+        let (graph, dependencies, count) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+        // SAFETY: `status` and `id` are valid places to write to, the others may be null, the handle is a live stream of the current context.
+        unsafe {
+            let driver = self.device.driver();
+            driver.cuStreamGetCaptureInfo_v2(
+                self.handle,
+                &mut status,
+                &mut id,
+                graph,
+                dependencies,
+                count,
+            )?;
+        }
+        Ok((status != 0).then_some(id))
+    }
+
     /// Puts an event into it, which happens when everything before it is done.
     pub fn record(&self, event: &Event) -> Result<()> {
         self.device.expect("the event", &event.device)?;

@@ -205,7 +205,7 @@ impl Blocks {
     }
 
     /// The code of a value by a factor. That of NaN has no sign in FP8, as a GPU's.
-    fn encode(&self, value: f32, factor: f32) -> u8 {
+    pub fn encode(&self, value: f32, factor: f32) -> u8 {
         if self.code == DType::U8 {
             return encode_e2m1(value, factor);
         }

@@ -13,7 +13,6 @@ use oxigemm_cuda::{Buffer, CacheStats, CubinCache, Function, LaunchConfig, Prove
 use oxigemm_kernels::AnyKernel;
 use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
 use oxigemm_kernels::launch::Config;
-use oxigemm_kernels::quantize::meeting;
 use oxigemm_kernels::transpose;
 
 use crate::call::PlanKey;
@@ -22,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::plan::{Choice, Limits, Plan};
 use crate::prepared::Prepared;
 use crate::remembered::RememberedCalls;
+use crate::rooms::{self, Rooms, Tenant};
 use crate::workspace::Workspaces;
 
 /// The architecture that the kernels are written for.
@@ -56,7 +56,7 @@ struct Inner {
     plans: RwLock<HashMap<PlanKey, Arc<Prepared>>>,
     workspaces: Workspaces<Buffer>,
     gathering_rooms: Workspaces<Buffer>,
-    meeting_rooms: Workspaces<Buffer>,
+    meeting_rooms: Rooms<Buffer>,
     calls: RememberedCalls,
     /// Room for the tensor maps that kernels make, once there is a kernel that does.
     map_room: OnceLock<Buffer>,
@@ -141,7 +141,7 @@ impl Cuda {
                 plans: RwLock::default(),
                 workspaces: Workspaces::default(),
                 gathering_rooms: Workspaces::default(),
-                meeting_rooms: Workspaces::default(),
+                meeting_rooms: Rooms::default(),
                 calls: RememberedCalls::default(),
                 map_room: OnceLock::new(),
             }),
@@ -300,17 +300,19 @@ impl Cuda {
     /// So many bytes in which the blocks of a kernel gather sums or count tiles: zeros at first, then what the last kernel of the stream
     /// left there.
     pub(crate) fn gathering_room(&self, stream: &Stream, bytes: u64) -> Result<u64> {
-        self.room(&self.inner.gathering_rooms, stream, bytes)
-    }
-
-    /// The room in which the blocks of a kernel meet: zeros at first, then what the last such kernel of the stream left there.
-    pub(crate) fn meeting_room(&self, stream: &Stream) -> Result<u64> {
-        self.room(&self.inner.meeting_rooms, stream, meeting::ROOM_BYTES)
-    }
-
-    fn room(&self, rooms: &Workspaces<Buffer>, stream: &Stream, bytes: u64) -> Result<u64> {
-        rooms.at(identity(stream), bytes, |bytes| {
+        self.inner.gathering_rooms.at(identity(stream), bytes, |bytes| {
             let mut buffer = self.alloc_for(stream, bytes)?;
+            buffer.fill_u8(0)?;
+            Ok((buffer.ptr(), buffer))
+        })
+    }
+
+    /// The room in which the blocks of a kernel meet, if there is one for this stream, or for what is captured of it: zeros at first, then
+    /// what the last such kernel left there.
+    pub(crate) fn meeting_room(&self, stream: &Stream) -> Result<Option<u64>> {
+        let tenant = Tenant { stream: identity(stream), capture: stream.capture_id()? };
+        self.inner.meeting_rooms.of(tenant, || {
+            let mut buffer = self.alloc_for(stream, rooms::BYTES)?;
             buffer.fill_u8(0)?;
             Ok((buffer.ptr(), buffer))
         })

@@ -22,7 +22,7 @@ use oxigemm_kernels::kgroups::KGroupArgs;
 use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
 use oxigemm_kernels::launch::{Config, MatrixMap};
 use oxigemm_kernels::params::{Args, GroupedArgs};
-use oxigemm_kernels::quantize::meeting;
+use oxigemm_kernels::quantize::meeting::ROOM_BYTES;
 use oxigemm_kernels::{dispatch, transpose};
 use oxigemm_sim::{Element, Launch, Machine, Module, Options, Param, Report, Swizzle, TensorMapSpec};
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -31,6 +31,7 @@ use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, PlanKey};
 use crate::direct::Call;
 use crate::error::{Error, Result};
 use crate::plan::{Limits, Plan};
+use crate::rooms::{self, Rooms, Tenant};
 use crate::stream::SimStream;
 use crate::workspace::Workspaces;
 
@@ -87,7 +88,7 @@ struct Inner {
     map_room: Mutex<Option<u64>>,
     workspaces: Workspaces<()>,
     gathering_rooms: Workspaces<()>,
-    meeting_rooms: Workspaces<()>,
+    meeting_rooms: Rooms<()>,
 }
 
 /// The threads of every simulated GPU. They run nothing else: a thread that waits for its part of a product never
@@ -119,7 +120,7 @@ impl Sim {
                 map_room: Mutex::default(),
                 workspaces: Workspaces::default(),
                 gathering_rooms: Workspaces::default(),
-                meeting_rooms: Workspaces::default(),
+                meeting_rooms: Rooms::default(),
             }),
         }
     }
@@ -185,29 +186,30 @@ impl Sim {
 
     /// So many bytes in which the blocks of a kernel gather sums or count tiles: zeros at first, then what the last kernel left there.
     pub(crate) fn gathering_room(&self, bytes: u64) -> Result<u64> {
-        self.room(&self.inner.gathering_rooms, bytes)
+        self.inner.gathering_rooms.at(0, bytes, |bytes| Ok((self.zeros(bytes)?, ())))
     }
 
-    /// The room in which the blocks of a kernel meet: zeros at first, then what the last such kernel left there.
-    pub(crate) fn meeting_room(&self) -> Result<u64> {
-        self.room(&self.inner.meeting_rooms, meeting::ROOM_BYTES)
+    /// The room in which the blocks of a kernel meet: zeros at first, then what the last such kernel left there. Kernels are done one after
+    /// another, whatever their streams and graphs are.
+    pub(crate) fn meeting_room(&self) -> Result<Option<u64>> {
+        let all = Tenant { stream: 0, capture: None };
+        self.inner.meeting_rooms.of(all, || Ok((self.zeros(rooms::BYTES)?, ())))
     }
 
-    fn room(&self, rooms: &Workspaces<()>, bytes: u64) -> Result<u64> {
-        rooms.at(0, bytes, |bytes| {
-            let address = self.allocate(bytes as usize);
-            self.write(std::iter::once((address, &vec![0; bytes as usize][..])))?;
-            Ok((address, ()))
-        })
+    fn zeros(&self, bytes: u64) -> Result<u64> {
+        let address = self.allocate(bytes as usize);
+        self.write(std::iter::once((address, &vec![0; bytes as usize][..])))?;
+        Ok(address)
     }
 
     /// A kernel that was stopped has not left the counters of a room as the next one expects them.
     fn clear_counters(&self) -> Result<()> {
-        let zeros = |bytes: u64| vec![0; bytes as usize];
-        let (counters, words) = (zeros(dispatch::ROOM_BYTES), zeros(meeting::ROOM_BYTES));
-        let of = |rooms: &Workspaces<()>| rooms.addresses().into_iter();
-        let counters = of(&self.inner.gathering_rooms).map(|room| (room, &counters[..]));
-        self.write(counters.chain(of(&self.inner.meeting_rooms).map(|room| (room, &words[..]))))
+        let zeros = [0; dispatch::ROOM_BYTES as usize];
+        let gathering = self.inner.gathering_rooms.addresses().into_iter();
+        let gathering = gathering.map(|room| (room, &zeros[..]));
+        // One room is all that is used.
+        let meeting = self.inner.meeting_rooms.address().map(|room| (room, &zeros[..ROOM_BYTES as usize]));
+        self.write(gathering.chain(meeting))
     }
 
     /// The work that transposes.

@@ -110,6 +110,21 @@ fn rms_norm_quantize<'py>(
 }
 
 #[pyfunction]
+fn quantize_by_scale<'py>(
+    py: Python<'py>,
+    x: &Bound<'py, PyAny>,
+    scale: &Bound<'py, PyAny>,
+    codes: &Bound<'py, PyAny>,
+) -> PyResult<()> {
+    let mut call = Call::new(py, &[]);
+    let (x, scale, codes) = (call.input("x", x)?, call.input("scale", scale)?, call.output("codes", codes)?);
+    call.run(|t| {
+        let options = t.launch_options();
+        oxigemm::quantize_by_scale(t.get(x), t.get(scale), &mut t.output(codes), &options)
+    })
+}
+
+#[pyfunction]
 fn dequantize<'py>(
     py: Python<'py>,
     codes: &Bound<'py, PyAny>,
@@ -223,6 +238,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(swiglu_quantize, module)?)?;
     module.add_function(wrap_pyfunction!(gather_quantize, module)?)?;
     module.add_function(wrap_pyfunction!(rms_norm_quantize, module)?)?;
+    module.add_function(wrap_pyfunction!(quantize_by_scale, module)?)?;
     module.add_function(wrap_pyfunction!(dequantize, module)?)?;
     module.add_function(wrap_pyfunction!(quantize_with_transpose, module)?)?;
     module.add_function(wrap_pyfunction!(quantize_nvfp4, module)?)?;

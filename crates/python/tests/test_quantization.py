@@ -34,6 +34,16 @@ def test_there_and_back(device, granularity, dtype, power_of_two):
     assert calc_diff(back, x) < (1e-3 if dtype == E4M3 else 4e-3)
 
 
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_by_a_scale_that_is_given(device, dtype):
+    x, name = normals(130, 256), np.dtype(dtype).name
+    codes, scale = run(device, "quantize", x, "tensor", False, name)
+    again = run(device, "quantize_by_scale", x, scale, name)
+    assert again.dtype == dtype and (again.view(np.uint8) == codes.view(np.uint8)).all()
+    small = run(device, "quantize_by_scale", x, np.full((1, 1), 1e-4, np.float32), name)
+    assert np.isfinite(small.astype(np.float32)).all() and small.astype(np.float32).max() == {E4M3: 448, E5M2: 57344}[dtype]
+
+
 @pytest.mark.parametrize("granularity", ["1x128", "128x128"])
 def test_with_the_transpose(device, granularity):
     x = normals(130, 256)
@@ -91,6 +101,7 @@ WRONG = [
     (lambda x: quantization.quantize(x, dtype="float16"), "codes", "e4m3"),
     (lambda x: quantization.quantize(x, scales=np.zeros((3, 3), np.float32)), "scales", "[6, 2]"),
     (lambda x: quantization.dequantize(x[0], x), "codes", "2 dimensions"),
+    (lambda x: quantization.quantize_by_scale(x, x[:2, :1]), "scale", "[1, 1]"),
     (lambda x: quantization.rms_norm_quantize(x, x[0, :5], 1e-6), "weight", "256"),
     (lambda x: quantization.quantize_with_transpose(x, "1x32"), "granularity", "1x128 or 128x128"),
     (lambda x: quantization.quantize_nvfp4(x[:, :5]), "x", "two columns"),

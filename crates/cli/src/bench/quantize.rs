@@ -70,14 +70,19 @@ fn fused(dims: [usize; 2]) -> [QuantizeSpec; 3] {
     })
 }
 
+fn by_scale(dims: [usize; 2]) -> QuantizeSpec {
+    QuantizeSpec { op: QuantizeOp::ByScale, ..plain(dims, Granularity::PerTensor) }
+}
+
 /// Every granularity and format of BF16 at 64 MB, other types once, and the small matrix.
 fn usual() -> Vec<QuantizeSpec> {
     let of_each = |dims| Granularity::ALL.map(|granularity| plain(dims, granularity));
     let mut specs = of_each(SMALL).to_vec();
     specs.push(QuantizeSpec { scales: ScaleRoom::Mn, ..plain(SMALL, Granularity::PerToken) });
-    specs.push(inverse(plain(SMALL, Granularity::PerToken)));
+    specs.extend([by_scale(SMALL), inverse(plain(SMALL, Granularity::PerToken))]);
     specs.extend(fused(SMALL));
     specs.extend(of_each(MIDDLE));
+    specs.push(by_scale(MIDDLE));
     specs.extend(of_each(MIDDLE).map(|spec| QuantizeSpec { code: DType::E5m2, ..spec }));
     specs.extend(of_each(MIDDLE).map(inverse));
     let token = plain(MIDDLE, Granularity::PerToken);

@@ -9,8 +9,9 @@ use crate::Failure;
 use crate::counting::allocations;
 use crate::quantize::{QuantizeOp, QuantizeSpec, ScaleRoom};
 
-const OPS: [QuantizeOp; 10] = [
+const OPS: [QuantizeOp; 11] = [
     QuantizeOp::Quantize,
+    QuantizeOp::ByScale,
     QuantizeOp::Dequantize,
     QuantizeOp::Transform,
     QuantizeOp::Gather,
@@ -59,6 +60,7 @@ fn draw_spec(draw: &mut Draw, op: QuantizeOp, largest: usize) -> QuantizeSpec {
     let granularity = match op {
         _ if fused => Granularity::PerToken,
         QuantizeOp::Both => draw.of(&[Granularity::PerToken, Granularity::PerBlock]),
+        QuantizeOp::ByScale => Granularity::PerTensor,
         _ => draw.of(&Granularity::ALL),
     };
     let groups = matches!(granularity, Granularity::PerToken | Granularity::PerGroup32);
@@ -166,7 +168,10 @@ fn repeats(setup: &Setup) -> Result<String, Failure> {
     let largest = if setup.device.as_sim().is_some() { 4_000 } else { 2_000_000 };
     for op in OPS {
         for granularity in Granularity::ALL {
-            let alone = is_fused(op) && granularity != Granularity::PerToken;
+            let alone = match op {
+                QuantizeOp::ByScale => granularity != Granularity::PerTensor,
+                _ => is_fused(op) && granularity != Granularity::PerToken,
+            };
             let both = matches!(granularity, Granularity::PerToken | Granularity::PerBlock);
             if alone || (op == QuantizeOp::Both && !both) {
                 continue;

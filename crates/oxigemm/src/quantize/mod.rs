@@ -9,7 +9,7 @@ pub use both::{RawTransposedCopy, TransposedCopy, quantize_with_transpose, quant
 pub use nvfp4::{
     RawNvfp4, TensorScale, dequantize_nvfp4, dequantize_nvfp4_raw, quantize_nvfp4, quantize_nvfp4_raw,
 };
-pub use raw::{RawQuantize, RawScales, RawSource, dequantize_raw, quantize_raw};
+pub use raw::{RawQuantize, RawScales, RawSource, dequantize_raw, quantize_by_scale_raw, quantize_raw};
 pub use scales::{
     RawTransformScales, blocked_scales, get_mn_major_tma_aligned_packed_ue8m0_tensor,
     get_mn_major_tma_aligned_tensor, packed_scales, tma_aligned_scales, transform_scales,
@@ -23,10 +23,9 @@ use crate::cast::ScaleFormat;
 use crate::check::{CheckedQuantize, Dequantize, Granularity, Quantize, QuantizeSource};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::gemm::{no_stream, stream_on_cuda, stream_on_sim};
+use crate::gemm::{no_stream, stream_on_cuda};
 use crate::plain::{LaunchOptions, PlainLaunch, Step, run_steps};
 use crate::reference::quantize as on_cpu;
-use crate::stream::SimStream;
 use crate::tensor::Tensor;
 
 /// Quantizes a matrix: `codes` and `scales` such that `x ≈ codes * scales`.
@@ -50,8 +49,9 @@ use crate::tensor::Tensor;
 ///
 /// One kernel that reads `x` once, or two [per tensor](Granularity::PerTensor). Rows that begin at multiples of 16 bytes, and
 /// a K that is a multiple of 8, are read and written as vectors; any others one by one. Up to about 4 million such numbers have one
-/// kernel per tensor too, outside of graphs: its blocks meet, and so it starts when all of them can run. The same call gives the same bits,
-/// and it can be captured into a graph once its kernels are loaded. Where M or K is 0 nothing is done.
+/// kernel per tensor too: its blocks meet, and so it starts when all of them can run. (In a graph, if such a call was made before it was
+/// captured; do not instantiate a graph twice and run both at one time.) The same call gives the same bits,
+/// and it can be captured into a graph once its kernel is loaded. Where M or K is 0 nothing is done.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -226,6 +226,59 @@ pub fn dequantize(
     }
 }
 
+/// Quantizes by one scale that is given, such as one from calibration: the nearest codes to `x * (1 / scale)`, ties to even; what is larger than
+/// the largest code becomes that.
+///
+/// | argument | shape | type | layout |
+/// |---|---|---|---|
+/// | `x` | `[M, K]` | bf16, f16 or f32 | rows of K, any pitch |
+/// | `scale` | `[1, 1]` | f32 | as [`quantize`] leaves it [per tensor](Granularity::PerTensor) |
+/// | `codes` | `[M, K]` | e4m3 or e5m2 | as `x` |
+///
+/// One kernel, which reads the scale: a graph can be replayed with another. The scale is a positive number that is not subnormal; of any
+/// other, codes are what the product is.
+///
+/// # Errors
+/// As [`quantize`].
+///
+/// ```
+/// use oxigemm::{DType, Device, LaunchOptions, Tensor, quantize_by_scale};
+///
+/// let device = Device::cpu();
+/// let x = Tensor::from_f32(DType::Bf16, &[1.0, -3.0, 1000.0], &[1, 3], &device)?;
+/// let scale = Tensor::from_f32(DType::F32, &[0.5], &[1, 1], &device)?;
+/// let mut codes = Tensor::empty(DType::E4m3, &[1, 3], &device)?;
+/// quantize_by_scale(&x, &scale, &mut codes, &LaunchOptions::default())?;
+/// assert_eq!(codes.to_vec_f32()?, [2.0, -6.0, 448.0]);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn quantize_by_scale(
+    x: &Tensor,
+    scale: &Tensor,
+    codes: &mut Tensor,
+    options: &LaunchOptions,
+) -> Result<()> {
+    let call = Quantize {
+        x: x.describe("x"),
+        codes: codes.describe("codes"),
+        scales: scale.describe("scale"),
+        granularity: Granularity::PerTensor,
+        format: ScaleFormat::F32,
+        source: QuantizeSource::Matrix,
+    };
+    match x.device() {
+        Device::Cpu => {
+            no_stream(x.device(), options.stream.as_ref())?;
+            match call.check()? {
+                Some(_) => on_cpu::quantize_by_scale(x, scale, codes),
+                None => Ok(()),
+            }
+        }
+        // SAFETY: as in `dequantize`.
+        device => unsafe { run_by_scale(device, &call, options) },
+    }
+}
+
 /// Where values come from, as tensors.
 #[derive(Clone, Copy)]
 pub(crate) enum SourceTensor<'a> {
@@ -342,7 +395,7 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
     unsafe { run_steps(device, std::iter::once(only), options) }
 }
 
-/// One scale for a small matrix: the kernel whose blocks meet. A graph may run beside what its stream does later, and has no room for that.
+/// One scale for a small matrix: the kernel whose blocks meet, where there is a room for that.
 fn in_one_kernel(
     device: &Device,
     args: &Args,
@@ -352,17 +405,21 @@ fn in_one_kernel(
     let config = kernels::meeting::Config { input, code };
     let Some((launch, args)) = config.launch(args, multiprocessors(device)?) else { return Ok(None) };
     let room = match device {
-        Device::Cuda(cuda) => {
-            let stream = stream_on_cuda(cuda, options.stream.as_ref())?;
-            if stream.is_capturing()? { None } else { Some(cuda.meeting_room(stream)?) }
-        }
-        Device::Sim(sim) => {
-            let captured = stream_on_sim(sim, options.stream.as_ref())?.is_some_and(SimStream::is_captured);
-            if captured { None } else { Some(sim.meeting_room()?) }
-        }
+        Device::Cuda(cuda) => cuda.meeting_room(stream_on_cuda(cuda, options.stream.as_ref())?)?,
+        Device::Sim(sim) => sim.meeting_room()?,
         Device::Cpu => None,
     };
     Ok(room.map(|room| step(Config::Meeting(config), (launch, Args { from: room, ..args }))))
+}
+
+/// # Safety
+/// As for [`quantize_by_scale_raw`].
+unsafe fn run_by_scale(device: &Device, call: &Quantize, options: &LaunchOptions) -> Result<()> {
+    let Some(CheckedQuantize { args, input, code, .. }) = call.check()? else { return Ok(()) };
+    let config = kernels::whole::CodesConfig { input, code };
+    let only = step(Config::WholeCodes(config), config.launch(&args));
+    // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
+    unsafe { run_steps(device, std::iter::once(only), options) }
 }
 
 /// # Safety

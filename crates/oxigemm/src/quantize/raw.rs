@@ -1,6 +1,6 @@
 //! Quantization on memory that the caller owns.
 
-use super::{run_dequantize, run_quantize};
+use super::{run_by_scale, run_dequantize, run_quantize};
 use crate::cast::ScaleFormat;
 use crate::check::int;
 use crate::check::{Dequantize, Granularity, Operand, Quantize, QuantizeSource};
@@ -166,6 +166,26 @@ pub unsafe fn dequantize_raw(device: &Device, call: &RawQuantize, options: &Laun
         RawQuantize { source: RawSource::Matrix, ..*call }.describe(device.id());
     // SAFETY: the caller keeps the operands as described.
     unsafe { run_dequantize(device, &Dequantize { codes, scales, x, granularity }, options) }
+}
+
+/// [`quantize_by_scale`](crate::quantize_by_scale) on memory that the caller owns: the fields of a [`RawQuantize`] mean the same, and
+/// its one scale is read.
+/// Its granularity, its format and its source do not count.
+///
+/// # Safety
+/// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
+///
+/// # Errors
+/// As [`quantize_by_scale`](crate::quantize_by_scale). The CPU is refused: it has tensors only.
+pub unsafe fn quantize_by_scale_raw(
+    device: &Device,
+    call: &RawQuantize,
+    options: &LaunchOptions,
+) -> Result<()> {
+    let (granularity, format, source) = (Granularity::PerTensor, ScaleFormat::F32, RawSource::Matrix);
+    let call = RawQuantize { granularity, format, source, ..*call };
+    // SAFETY: the caller keeps the operands as described.
+    unsafe { run_by_scale(device, &call.describe(device.id()), options) }
 }
 
 pub(super) fn scales_operand(

@@ -166,6 +166,14 @@ fn scale_values(scales: &Tensor, [rows, columns]: [usize; 2]) -> Result<Vec<f32>
         .collect())
 }
 
+/// The codes by one scale. The arguments have been checked.
+pub(crate) fn quantize_by_scale(x: &Tensor, scale: &Tensor, codes: &mut Tensor) -> Result<()> {
+    let blocks = Blocks { rows: 1, columns: 1, code: codes.dtype(), format: ScaleFormat::F32 };
+    let factor = 1.0 / scale.to_vec_f32()?[0];
+    let new: Vec<u8> = x.to_vec_f32()?.into_iter().map(|value| blocks.encode(value, factor)).collect();
+    codes.write_bytes(&new)
+}
+
 /// The arguments have been checked.
 pub(crate) fn dequantize(
     codes: &Tensor,

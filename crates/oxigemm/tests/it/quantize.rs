@@ -5,7 +5,7 @@ use oxigemm::sim::{Options, Policy};
 use oxigemm::{
     DType, Device, Granularity, LaunchOptions, Sim, Tensor, blocked_scales, dequantize, gather_quantize,
     get_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_tensor, packed_scales, quantize,
-    random, rms_norm_quantize, swiglu_quantize, tma_aligned_scales, transform_scales,
+    quantize_by_scale, random, rms_norm_quantize, swiglu_quantize, tma_aligned_scales, transform_scales,
 };
 
 const INPUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
@@ -222,7 +222,31 @@ fn per_tensor_is_the_cast() {
     every_combination(Granularity::PerTensor);
 }
 
-/// A graph may run beside what its stream does later, and so its blocks have no room to meet in: two kernels that do not meet.
+#[test]
+fn codes_by_a_scale_that_is_given_are_those_of_the_cpu() {
+    let device = Device::sim();
+    let of = |device: &Device, input, code, dims: [usize; 2], scale: f32| {
+        let mut numbers = values(5, dims);
+        numbers.extend([f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.0, -0.0, 1e-40, f32::MAX, f32::MIN]);
+        let dims = [1, numbers.len()];
+        let x = Tensor::from_f32(input, &numbers, &dims, device).unwrap();
+        let scale = Tensor::from_f32(DType::F32, &[scale], &[1, 1], device).unwrap();
+        let mut codes = Tensor::empty(code, &dims, device).unwrap();
+        quantize_by_scale(&x, &scale, &mut codes, &LaunchOptions::default()).unwrap();
+        codes.to_bytes().unwrap()
+    };
+    for (turn, input) in INPUTS.into_iter().enumerate() {
+        for code in CODES {
+            for scale in [1.0, 0.01, 3e30, f32::INFINITY, f32::NAN, 0.0] {
+                let dims = [[3, 264], [1, 77], [9, 1100]][turn];
+                let [found, expected] =
+                    [&device, &Device::Cpu].map(|device| of(device, input, code, dims, scale));
+                assert_eq!(found, expected, "{input} {code} by {scale}");
+            }
+        }
+    }
+}
+
 #[test]
 fn per_tensor_in_a_graph_is_the_cast_of_what_is_there_when_it_runs() {
     let sim = Sim::new();

@@ -134,6 +134,7 @@ _OPERATORS = {
         "Tensor x, Tensor(c!) codes, Tensor(s!) scales, str granularity, bool power_of_two",
         _C.quantize,
     ),
+    "quantize_by_scale": ("Tensor x, Tensor scale, Tensor(c!) codes", _C.quantize_by_scale),
     "dequantize": ("Tensor codes, Tensor scales, Tensor(x!) x, str granularity", _C.dequantize),
     "quantize_with_transpose": (
         "Tensor x, Tensor(c!) codes, Tensor(s!) scales, Tensor(t!) transposed_codes, Tensor(u!)? transposed_scales, "

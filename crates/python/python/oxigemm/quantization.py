@@ -17,6 +17,7 @@ __all__ = [
     "dequantize_nvfp4",
     "gather_quantize",
     "quantize",
+    "quantize_by_scale",
     "quantize_nvfp4",
     "quantize_with_transpose",
     "rms_norm_quantize",
@@ -83,6 +84,19 @@ def quantize(
     else:
         _C.quantize(x, codes, scales, granularity, power_of_two)
     return codes, scales
+
+
+def quantize_by_scale(x: Any, scale: Any, dtype: str = "float8_e4m3fn", codes: Optional[Any] = None) -> Any:
+    """Codes of ``x`` [M, K] by one scale that is given, such as one from calibration: ``x / scale``, rounded and saturated.
+
+    ``scale`` is [1, 1] of float32, as ``quantize`` has it of ``tensor``, and is read on the device.
+    """
+    codes = empty(x, _matrix(x), dtype) if codes is None else codes
+    if _call.is_compiling():
+        _call.ops().quantize_by_scale(x, scale, codes)
+    else:
+        _C.quantize_by_scale(x, scale, codes)
+    return codes
 
 
 def dequantize(
