@@ -66,17 +66,22 @@ impl OutputFlags {
 }
 
 impl<'k> OutputParams<'k> {
-    /// Declares them, in the order in which the host passes them.
-    pub fn declare(k: &'k Kernel, d_map: TensorMap<'k>) -> Self {
+    /// Declares where D and C are, which the host passes last.
+    pub fn declare(
+        k: &'k Kernel,
+        d_map: TensorMap<'k>,
+        [rows, columns]: [U32<'k>; 2],
+        flags: U32<'k>,
+    ) -> Self {
         OutputParams {
             d_map,
+            rows,
+            columns,
+            flags,
             d: k.param_pointer("d"),
             c: k.param_pointer("c"),
             d_pitch: k.param("d_pitch"),
             c_pitch: k.param("c_pitch"),
-            rows: k.param("m"),
-            columns: k.param("n"),
-            flags: k.param("output_flags"),
             half: Half::Bf16,
             beta: None,
             heads: None,

@@ -86,6 +86,8 @@ pub(crate) struct Slice<'k> {
     /// Slices, and which of them this is.
     split: U32<'k>,
     rank: U32<'k>,
+    /// Its cluster.
+    pub cluster: U32<'k>,
     /// Its first block of K, and the one behind its last.
     pub blocks: [U32<'k>; 2],
 }
@@ -94,12 +96,22 @@ impl<'k> Slice<'k> {
     /// An equal share of the blocks of K, of one of [`SPLITS`](crate::partials::SPLITS).
     pub fn new(k: &'k Kernel, k_blocks: U32<'k>) -> Self {
         let (split, rank) = (k.cluster_blocks(), k.cluster_rank());
-        // The logarithm of 1, 2, 4 and 8: everything waits for this, and a division takes long, but for one by a constant.
+        // The logarithm of 1, 2, 4 and 8: everything waits for this, and a division takes long, as does asking for the cluster, which
+        // is a division by a number that a multiprocessor has to fetch first.
         let halvings = (split >> 1) - (split >> 3);
-        let share = |all: U32<'k>| split.eq(3).select(all / 3, all >> halvings);
-        Slice { split, rank, blocks: [rank, rank + 1].map(|nth| share(nth * k_blocks)) }
+        let share = |all: U32<'k>| split.eq(3).select(third(all), all >> halvings);
+        let blocks = [rank, rank + 1].map(|nth| share(nth * k_blocks));
+        Slice { split, rank, cluster: share(k.block_index(0)), blocks }
     }
 }
+
+/// A third of any number, rounded down.
+fn third(number: U32<'_>) -> U32<'_> {
+    (number.widening_mul(THIRD) >> 33).to_u32()
+}
+
+/// A third of 2 to the power of 33, rounded up.
+const THIRD: u32 = (1u64 << 33).div_ceil(3) as u32;
 
 /// A block's tile on its way to D.
 pub(crate) struct TileOutput<'k, 'p> {
@@ -193,6 +205,15 @@ impl<'k> TileOutput<'k, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_third_is_one_for_every_number() {
+        let third = |number: u32| ((u64::from(number) * u64::from(THIRD)) >> 33) as u32;
+        let many = (0..=u32::MAX).step_by(9973).flat_map(|number| [number, number / 3 * 3]);
+        for number in (0..10_000).chain(u32::MAX - 10_000..=u32::MAX).chain(many) {
+            assert_eq!(third(number), number / 3);
+        }
+    }
 
     #[test]
     fn partial_sums_take_more_room_than_staged_output() {

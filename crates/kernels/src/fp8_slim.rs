@@ -171,7 +171,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let scales = ScaleRing::new(k, cfg.scales(), ring, ring_barriers, &params);
     let tiles = shared.at(map.tiles);
     let slice = Slice::new(k, params.k_blocks);
-    let tile = [k.block_index(1) * cfg.block_m, k.cluster_index() * cfg.tile_columns()];
+    let tile = [k.block_index(1) * cfg.block_m, slice.cluster * cfg.tile_columns()];
     let (warp, lane) = (k.warp_index(), k.lane());
     let block = Block { k, cfg, params, tiles, pipe, scales, tile, slice, warp, lane };
     let math_warps = cfg.shape().math_warps();

@@ -158,7 +158,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let pipe = Pipeline::new(k, shared.at(map.barriers), stages, MAX_STAGES);
     let tiles = shared.at(map.tiles);
     let slice = Slice::new(k, params.k_blocks);
-    let tile = [k.block_index(1) * cfg.block_m, k.cluster_index() * cfg.tile_columns()];
+    let tile = [k.block_index(1) * cfg.block_m, slice.cluster * cfg.tile_columns()];
     let (warp, lane) = (k.warp_index(), k.lane());
     let block = Block { k, cfg, params, tiles, pipe, tile, slice, warp, lane };
     let math_warps = cfg.shape().math_warps();

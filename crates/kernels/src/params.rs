@@ -12,7 +12,7 @@ use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::{Global, Kernel, Pred, Shared, U32};
 use std::ffi::c_void;
 
-/// What the host passes, in the order of the parameters.
+/// What the host passes; [`pointers`](Self::pointers) has the order of the parameters.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct Args {
@@ -129,7 +129,8 @@ impl Args {
     /// How many parameters a kernel has.
     pub const COUNT: usize = 25;
 
-    /// A pointer to each argument, as a launch takes them.
+    /// A pointer to each argument, as a launch takes them: behind the maps, the 64 bytes that first loads wait for. A multiprocessor
+    /// fetches so much at a time when it first needs some of it.
     pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
         fn to<T>(value: &T) -> *mut c_void {
             std::ptr::from_ref(value).cast_mut().cast()
@@ -141,16 +142,11 @@ impl Args {
             to(&self.d_map),
             to(&self.sfa),
             to(&self.sfb),
-            to(&self.d),
-            to(&self.c),
-            to(&self.d_pitch),
-            to(&self.c_pitch),
+            to(&self.b_rows),
             to(&self.m),
             to(&self.n),
-            to(&self.output_flags),
             to(&self.k_blocks),
-            to(&self.sfa_strides[0]),
-            to(&self.sfa_strides[1]),
+            to(&self.b_pitch),
             to(&self.sfb_strides[0]),
             to(&self.sfb_strides[1]),
             to(&self.scale_layouts),
@@ -158,8 +154,13 @@ impl Args {
             to(&self.tuning[1]),
             to(&self.tuning[2]),
             to(&self.tuning[3]),
-            to(&self.b_rows),
-            to(&self.b_pitch),
+            to(&self.output_flags),
+            to(&self.sfa_strides[0]),
+            to(&self.sfa_strides[1]),
+            to(&self.d),
+            to(&self.c),
+            to(&self.d_pitch),
+            to(&self.c_pitch),
         ]
     }
 }
@@ -269,27 +270,25 @@ impl<'k> ScaleParams<'k> {
 }
 
 impl<'k> Params<'k> {
-    /// Declares them in the order of [`Args`].
+    /// Declares them in the order of [`Args::pointers`].
     pub fn declare(k: &'k Kernel) -> Self {
-        let (a, b) = (k.param_tensor_map("a"), k.param_tensor_map("b"));
+        let (a, b_map) = (k.param_tensor_map("a"), k.param_tensor_map("b"));
         let (sfa_map, d_map) = (k.param_tensor_map("sfa_map"), k.param_tensor_map("d_map"));
-        let (sfa, sfb) = (k.param_pointer("sfa"), k.param_pointer("sfb"));
-        let output = OutputParams::declare(k, d_map);
-        let k_blocks = k.param("k_blocks");
-        let scales = |base, name: &str| ScaleParams {
-            base,
-            stride_mn: k.param(&format!("{name}_stride_mn")),
-            stride_k: k.param(&format!("{name}_stride_k")),
-        };
-        let (sfa, sfb) = (scales(sfa, "sfa"), scales(sfb, "sfb"));
-        let layouts: U32<'k> = k.param("scale_layouts");
+        let number = |name: &str| k.param::<u32>(name);
+        let [sfa, sfb, b] = ["sfa", "sfb", "b_rows"].map(|name| k.param_pointer(name));
+        let [m, n, k_blocks, b_pitch] = ["m", "n", "k_blocks", "b_pitch"].map(number);
+        let [sfb_mn, sfb_k, layouts] = ["sfb_stride_mn", "sfb_stride_k", "scale_layouts"].map(number);
+        let tuning = [0, 1, 2, 3].map(|nth| number(&format!("tuning_{nth}")));
+        let flags = number("output_flags");
+        let [sfa_mn, sfa_k] = ["sfa_stride_mn", "sfa_stride_k"].map(number);
+        let output = OutputParams::declare(k, d_map, [m, n], flags);
+        let sfa = ScaleParams { base: sfa, stride_mn: sfa_mn, stride_k: sfa_k };
+        let sfb = ScaleParams { base: sfb, stride_mn: sfb_mn, stride_k: sfb_k };
         let (sfa_layout, sfb_bulk) = (layouts & (SFB_BULK - 1), (layouts & SFB_BULK).ne(0));
-        let tuning = [0, 1, 2, 3].map(|nth| k.param(&format!("tuning_{nth}")));
-        let (at, pitch) = (k.param_pointer("b_rows"), k.param("b_pitch"));
-        let b_rows = Rows { at, pitch, count: output.columns };
+        let b_rows = Rows { at: b, pitch: b_pitch, count: n };
         Params {
             a,
-            b,
+            b: b_map,
             sfa_map,
             sfa,
             sfb,

@@ -441,18 +441,24 @@ fn launch(plan: &Plan, entry: &str, args: &KernelArgs) -> Launch {
     }
 }
 
-/// The parameters in the order of [`Args`], of [`GroupedArgs`] where rows are grouped, of [`KGroupArgs`] where groups are along K, of [`FusedArgs`] and [`FusedGroupArgs`] where sums are finished, of tiles that are shared out, and of those that are handed out.
+/// The parameters in the order of [`Args::pointers`], of [`GroupedArgs`] where rows are grouped, of [`KGroupArgs`] where groups are along K, of [`FusedArgs`] and [`FusedGroupArgs`] where sums are finished, of tiles that are shared out, and of those that are handed out.
 fn parameters(args: &KernelArgs) -> Vec<Param> {
     let KernelArgs { product: args, groups, k_groups, fused, fused_groups, tail, dispatch } = args;
     let map = |map: [u64; 16]| Param::Bytes(map.iter().flat_map(|word| word.to_le_bytes()).collect());
     let maps = [args.a, args.b, args.sfa_map, args.d_map].map(map);
-    let pointers = [args.sfa, args.sfb, args.d, args.c].map(Param::U64);
-    let output = [args.d_pitch, args.c_pitch, args.m, args.n, args.output_flags, args.k_blocks];
     let [[sfa_mn, sfa_k], [sfb_mn, sfb_k]] = [args.sfa_strides, args.sfb_strides];
-    let scales = [sfa_mn, sfa_k, sfb_mn, sfb_k, args.scale_layouts];
-    let numbers = output.into_iter().chain(scales).chain(args.tuning).map(Param::U32);
-    let rows = [Param::U64(args.b_rows), Param::U32(args.b_pitch)];
-    let mut all: Vec<Param> = maps.into_iter().chain(pointers).chain(numbers).chain(rows).collect();
+    let numbers = |numbers: &[u32]| numbers.iter().copied().map(Param::U32).collect::<Vec<_>>();
+    let addresses = |addresses: &[u64]| addresses.iter().copied().map(Param::U64).collect::<Vec<_>>();
+    let all = [
+        maps.to_vec(),
+        addresses(&[args.sfa, args.sfb, args.b_rows]),
+        numbers(&[args.m, args.n, args.k_blocks, args.b_pitch, sfb_mn, sfb_k, args.scale_layouts]),
+        numbers(&args.tuning),
+        numbers(&[args.output_flags, sfa_mn, sfa_k]),
+        addresses(&[args.d, args.c]),
+        numbers(&[args.d_pitch, args.c_pitch]),
+    ];
+    let mut all: Vec<Param> = all.into_iter().flatten().collect();
     debug_assert_eq!(all.len(), Args::COUNT);
     if let Some(GroupedArgs { groups, sfa_slab, sfb_group }) = *groups {
         all.push(Param::U64(groups.layout));
