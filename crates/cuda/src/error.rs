@@ -1,5 +1,7 @@
 //! What can go wrong, as types: every text is one sentence that a caller can act on.
 
+use cudarc::driver::sys::CUresult;
+
 use crate::launch::LaunchConfig;
 use crate::tensor_map::TensorMapRule;
 
@@ -224,5 +226,25 @@ impl Error {
             Self::Driver { code, .. } | Self::Launch { code, .. } => Some(*code),
             _ => None,
         }
+    }
+
+    /// Whether a cooperative launch was refused because its blocks cannot all run at one time.
+    ///
+    /// ```
+    /// use oxigemm_cuda::{Error, LaunchConfig};
+    ///
+    /// let refused = |code| Error::Launch {
+    ///     kernel: "k".to_owned(),
+    ///     config: LaunchConfig::linear(1 << 20, 1024),
+    ///     code,
+    ///     name: String::new(),
+    ///     text: String::new(),
+    /// };
+    /// assert!(refused(720).is_too_large_together());
+    /// assert!(!refused(1).is_too_large_together());
+    /// ```
+    pub fn is_too_large_together(&self) -> bool {
+        const TOO_LARGE: i32 = CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE as i32;
+        matches!(self, Self::Launch { code: TOO_LARGE, .. })
     }
 }

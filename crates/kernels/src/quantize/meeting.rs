@@ -2,7 +2,8 @@
 //!
 //! All of a small matrix is in the registers of one grid. Each block leaves the largest magnitude that it has in a word of its own, and
 //! waits for the words of all others; so all of them have to run at one time. Which of two bits makes a word one of this launch
-//! is in memory too, and block 0 changes it when it has seen all words: by then all blocks have read it.
+//! is in memory too, and block 0 changes it when it has seen all words: by then all blocks have read it. Every launch on a device has
+//! as many blocks, also where some have nothing to do, so that no word is older than the last launch.
 
 use oxigemm_ptx::{Global, Kernel, Scope, Shared, U32};
 
@@ -55,12 +56,10 @@ impl Config {
         if args.flags & Flags::VECTORS == 0 || chunks > held {
             return None;
         }
-        let of_threads = chunks.div_ceil(u64::from(CHUNKS)) as u32;
-        let threads = of_threads.div_ceil(most).next_multiple_of(WARP);
-        let blocks = of_threads.div_ceil(threads);
+        let threads = (chunks.div_ceil(u64::from(most * CHUNKS)) as u32).next_multiple_of(WARP);
         let args = Args { from_strides: [threads, 0, 0], ..args };
         let shared_bytes = OF_ALL + 4;
-        Some((Launch { grid: [blocks, 1], threads, shared_bytes }, args))
+        Some((Launch { grid: [most, 1], threads, shared_bytes }, args))
     }
 
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
@@ -168,7 +167,7 @@ mod tests {
     fn a_grid_holds_a_small_matrix_and_runs_at_one_time() {
         let shape = |dims, sms| launch(dims, Flags::VECTORS, sms).map(|it| (it.grid[0], it.threads));
         assert_eq!(shape([128, 7168], 132), Some((128, 224)));
-        assert_eq!(shape([1, 8], 132), Some((1, 32)));
+        assert_eq!(shape([1, 8], 132), Some((128, 32)), "always as many blocks");
         assert_eq!(shape([585, 7168], 132), Some((128, 1024)));
         assert_eq!(shape([586, 7168], 132), None, "it is too large");
         assert_eq!(shape([128, 7168], 8), None, "these are too few");
@@ -185,7 +184,7 @@ mod tests {
                 else {
                     continue;
                 };
-                assert!(blocks * threads * CHUNKS >= chunks && threads <= THREADS && blocks <= BLOCKS);
+                assert!(blocks * threads * CHUNKS >= chunks && threads <= THREADS && blocks == BLOCKS);
             }
         }
     }

@@ -378,7 +378,12 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
         Granularity::PerTensor => {
             if let Some(only) = in_one_kernel(device, &args, (input, code), options)? {
                 // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
-                return unsafe { run_steps(device, std::iter::once(only), options) };
+                let done = unsafe { run_steps(device, std::iter::once(only), options) };
+                // A process may have a part of the multiprocessors alone; two kernels that do not meet then do it.
+                match done {
+                    Err(Error::Cuda(error)) if error.is_too_large_together() => {}
+                    done => return done,
+                }
             }
             let (find, convert) =
                 (kernels::whole::ScaleConfig { input, code }, kernels::whole::CodesConfig { input, code });

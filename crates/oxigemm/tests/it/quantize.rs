@@ -108,7 +108,7 @@ fn every_combination(granularity: Granularity) {
         }
         Granularity::PerBlock | Granularity::PerChannel => &[[1, 128], [129, 136], [5, 77], [130, 24]],
         Granularity::PerRow => &[[1, 128], [5, 264], [3, 77], [2, 8500]],
-        // Of one block that meets nobody, of several, not of vectors, and of as many blocks as there can be.
+        // Of numbers for one block, for several, and not of vectors.
         Granularity::PerTensor => &[[1, 128], [17, 264], [3, 77], [9, 1100], [129, 264]],
     };
     let groups = matches!(granularity, Granularity::PerToken | Granularity::PerGroup32);
@@ -220,6 +220,27 @@ fn per_row_is_the_cast() {
 #[test]
 fn per_tensor_is_the_cast() {
     every_combination(Granularity::PerTensor);
+}
+
+/// What blocks of one call have left is not taken for what those of another leave, however large both are.
+#[test]
+fn calls_of_other_sizes_in_between_change_nothing() {
+    let device = Device::sim();
+    let scale_of = |dims: [usize; 2], number: f32| {
+        let x = Tensor::from_f32(DType::Bf16, &vec![number; dims[0] * dims[1]], &dims, &device).unwrap();
+        let mut codes = Tensor::empty(DType::E4m3, &dims, &device).unwrap();
+        let mut scale = Tensor::empty(DType::F32, &[1, 1], &device).unwrap();
+        let (granularity, format) = (Granularity::PerTensor, ScaleFormat::PowerOfTwo);
+        quantize(&x, &mut codes, &mut scale, granularity, format, &LaunchOptions::default()).unwrap();
+        scale.to_vec_f32().unwrap()[0]
+    };
+    for between in 0..4 {
+        assert_eq!(scale_of([129, 264], 448.0), 1.0, "{between} in between");
+        for _ in 0..between {
+            assert_eq!(scale_of([1, 8], 3.5), 1.0 / 128.0, "{between} in between");
+        }
+        assert_eq!(scale_of([129, 264], 7.0), 1.0 / 64.0, "{between} in between");
+    }
 }
 
 #[test]
