@@ -1,11 +1,12 @@
 //! Quantization in the simulator gives the bytes of the CPU's casts, whatever the shapes, layouts and schedules are.
 
 use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
-use oxigemm::sim::{Options, Policy};
+use oxigemm::sim::{FaultKind, Options, Policy};
 use oxigemm::{
-    DType, Device, Granularity, LaunchOptions, Sim, Tensor, blocked_scales, dequantize, gather_quantize,
-    get_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_tensor, packed_scales, quantize,
-    quantize_by_scale, random, rms_norm_quantize, swiglu_quantize, tma_aligned_scales, transform_scales,
+    DType, Device, Error, Granularity, LaunchOptions, Sim, Tensor, blocked_scales, dequantize,
+    gather_quantize, get_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_tensor,
+    packed_scales, quantize, quantize_by_scale, random, rms_norm_quantize, swiglu_quantize,
+    tma_aligned_scales, transform_scales,
 };
 
 const INPUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
@@ -241,6 +242,31 @@ fn calls_of_other_sizes_in_between_change_nothing() {
         }
         assert_eq!(scale_of([129, 264], 7.0), 1.0 / 64.0, "{between} in between");
     }
+}
+
+/// What a GPU would refuse to launch, the simulator finds waiting; and what such a call has left is gone before the next.
+#[test]
+fn blocks_that_cannot_all_run_are_found_and_leave_nothing() {
+    let sim = Sim::new();
+    let device = Device::Sim(sim.clone());
+    let scale_of = |number: f32| {
+        let dims = [17, 264];
+        let x = Tensor::from_f32(DType::Bf16, &vec![number; dims[0] * dims[1]], &dims, &device).unwrap();
+        let mut codes = Tensor::empty(DType::E4m3, &dims, &device).unwrap();
+        let mut scale = Tensor::empty(DType::F32, &[1, 1], &device).unwrap();
+        let (granularity, format) = (Granularity::PerTensor, ScaleFormat::PowerOfTwo);
+        quantize(&x, &mut codes, &mut scale, granularity, format, &LaunchOptions::default())?;
+        Ok(scale.to_vec_f32()?[0])
+    };
+    sim.set_options(Options { resident_ctas: 4, ..Options::default() });
+    let stopped: oxigemm::Result<f32> = scale_of(448.0);
+    let kind = match &stopped {
+        Err(Error::Fault { fault, .. }) => Some(fault.kind),
+        _ => None,
+    };
+    assert_eq!(kind, Some(FaultKind::Deadlock), "{stopped:?}");
+    sim.set_options(Options::default());
+    assert_eq!(scale_of(7.0).unwrap(), 1.0 / 64.0);
 }
 
 #[test]
