@@ -10,6 +10,7 @@ use oxigemm::{
     random, rms_norm_quantize, swiglu_quantize, transform_scales,
 };
 use oxigemm_cuda::profile::REST;
+use oxigemm_kernels::quantize::meeting::MOST_NUMBERS;
 use serde::Serialize;
 use serde_json::json;
 
@@ -185,7 +186,7 @@ impl fmt::Display for QuantizeSpec {
 }
 
 impl QuantizeSpec {
-    /// Bytes that cross the memory bus at least once; of a whole tensor, values twice.
+    /// Bytes that cross the memory bus at least once; of a whole tensor that no grid can hold, values twice.
     pub fn bytes(&self) -> f64 {
         let elements = self.m as f64 * self.k as f64;
         let [rows, columns] = self.scale_dims();
@@ -193,7 +194,11 @@ impl QuantizeSpec {
         let scales = rows as f64 * columns as f64 * if in_bytes { 1.0 } else { 4.0 };
         let reads = match self.op {
             QuantizeOp::Swiglu | QuantizeOp::Nvfp4Computed => 2.0,
-            QuantizeOp::Quantize if self.granularity == Granularity::PerTensor => 2.0,
+            QuantizeOp::Quantize
+                if self.granularity == Granularity::PerTensor && self.m * self.k > MOST_NUMBERS =>
+            {
+                2.0
+            }
             _ => 1.0,
         };
         let codes = (self.m * self.code_bytes()) as f64;

@@ -7,7 +7,7 @@
 
 use oxigemm_ptx::{Global, Kernel, Scope, Shared, U32};
 
-use super::chunk::{Access, Code, Input, store_codes};
+use super::chunk::{Access, CHUNK, Code, Input, store_codes};
 use super::params::{Args, Flags, Launch, Params, largest};
 use super::scale::Scale;
 use super::whole::{Chunks, split_by_rows};
@@ -29,6 +29,9 @@ const LAST: u64 = (BLOCKS * APART) as u64;
 const PATIENCE: u32 = 200;
 /// Where the largest magnitude of all is in shared memory, behind those of the warps.
 const OF_ALL: u32 = 4 * THREADS / WARP;
+
+/// Numbers that a grid of as many blocks can hold.
+pub const MOST_NUMBERS: usize = (BLOCKS * THREADS * CHUNKS * CHUNK) as usize;
 
 /// Bytes of room for words. It begins as zeros, and is the next launch's as this one leaves it.
 pub const ROOM_BYTES: u64 = LAST + 128;
@@ -155,7 +158,6 @@ impl<'k> Meeting<'k> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::chunk::CHUNK;
     use super::*;
 
     fn launch([rows, columns]: [u32; 2], flags: u32, sms: u32) -> Option<Launch> {

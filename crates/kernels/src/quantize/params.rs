@@ -50,10 +50,10 @@ pub struct Divisor {
 
 impl Divisor {
     /// A divisor from 1 to 2³¹, for dividends below 2³¹.
-    pub fn new(value: u32) -> Divisor {
-        let value = value.max(1);
+    pub const fn new(value: u32) -> Divisor {
+        let value = if value == 0 { 1 } else { value };
         let shift = 31 + value.next_power_of_two().trailing_zeros();
-        Divisor { value, factor: (1u64 << shift).div_ceil(value.into()) as u32, shift }
+        Divisor { value, factor: (1u64 << shift).div_ceil(value as u64) as u32, shift }
     }
 
     /// What the kernel computes.

@@ -381,7 +381,9 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
                 let done = unsafe { run_steps(device, std::iter::once(only), options) };
                 // A process may have a part of the multiprocessors alone; two kernels that do not meet then do it.
                 match done {
-                    Err(Error::Cuda(error)) if error.is_too_large_together() => {}
+                    Err(Error::Cuda(error)) if error.is_too_large_together() => {
+                        tracing::warn!(%error, "one scale for a matrix takes two kernels");
+                    }
                     done => return done,
                 }
             }

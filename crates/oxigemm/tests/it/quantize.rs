@@ -3,10 +3,10 @@
 use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
 use oxigemm::sim::{FaultKind, Options, Policy};
 use oxigemm::{
-    DType, Device, Error, Granularity, LaunchOptions, Sim, Tensor, blocked_scales, dequantize,
-    gather_quantize, get_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_tensor,
-    packed_scales, quantize, quantize_by_scale, random, rms_norm_quantize, swiglu_quantize,
-    tma_aligned_scales, transform_scales,
+    DType, Device, Error, Granularity, LaunchOptions, RawQuantize, RawScales, RawSource, Sim, Tensor,
+    blocked_scales, dequantize, gather_quantize, get_mn_major_tma_aligned_packed_ue8m0_tensor,
+    get_mn_major_tma_aligned_tensor, packed_scales, quantize, quantize_by_scale, quantize_by_scale_raw,
+    random, rms_norm_quantize, swiglu_quantize, tma_aligned_scales, transform_scales,
 };
 
 const INPUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
@@ -223,24 +223,27 @@ fn per_tensor_is_the_cast() {
     every_combination(Granularity::PerTensor);
 }
 
+/// The scale of a matrix of one number, a power of two.
+fn scale_of_all(device: &Device, dims: [usize; 2], number: f32) -> oxigemm::Result<f32> {
+    let x = Tensor::from_f32(DType::Bf16, &vec![number; dims[0] * dims[1]], &dims, device)?;
+    let mut codes = Tensor::empty(DType::E4m3, &dims, device)?;
+    let mut scale = Tensor::empty(DType::F32, &[1, 1], device)?;
+    let (granularity, format) = (Granularity::PerTensor, ScaleFormat::PowerOfTwo);
+    quantize(&x, &mut codes, &mut scale, granularity, format, &LaunchOptions::default())?;
+    Ok(scale.to_vec_f32()?[0])
+}
+
 /// What blocks of one call have left is not taken for what those of another leave, however large both are.
 #[test]
 fn calls_of_other_sizes_in_between_change_nothing() {
     let device = Device::sim();
-    let scale_of = |dims: [usize; 2], number: f32| {
-        let x = Tensor::from_f32(DType::Bf16, &vec![number; dims[0] * dims[1]], &dims, &device).unwrap();
-        let mut codes = Tensor::empty(DType::E4m3, &dims, &device).unwrap();
-        let mut scale = Tensor::empty(DType::F32, &[1, 1], &device).unwrap();
-        let (granularity, format) = (Granularity::PerTensor, ScaleFormat::PowerOfTwo);
-        quantize(&x, &mut codes, &mut scale, granularity, format, &LaunchOptions::default()).unwrap();
-        scale.to_vec_f32().unwrap()[0]
-    };
+    let scale = |dims, number| scale_of_all(&device, dims, number).unwrap();
     for between in 0..4 {
-        assert_eq!(scale_of([129, 264], 448.0), 1.0, "{between} in between");
+        assert_eq!(scale([129, 264], 448.0), 1.0, "{between} in between");
         for _ in 0..between {
-            assert_eq!(scale_of([1, 8], 3.5), 1.0 / 128.0, "{between} in between");
+            assert_eq!(scale([1, 8], 3.5), 1.0 / 128.0, "{between} in between");
         }
-        assert_eq!(scale_of([129, 264], 7.0), 1.0 / 64.0, "{between} in between");
+        assert_eq!(scale([129, 264], 7.0), 1.0 / 64.0, "{between} in between");
     }
 }
 
@@ -249,24 +252,69 @@ fn calls_of_other_sizes_in_between_change_nothing() {
 fn blocks_that_cannot_all_run_are_found_and_leave_nothing() {
     let sim = Sim::new();
     let device = Device::Sim(sim.clone());
-    let scale_of = |number: f32| {
-        let dims = [17, 264];
-        let x = Tensor::from_f32(DType::Bf16, &vec![number; dims[0] * dims[1]], &dims, &device).unwrap();
-        let mut codes = Tensor::empty(DType::E4m3, &dims, &device).unwrap();
-        let mut scale = Tensor::empty(DType::F32, &[1, 1], &device).unwrap();
-        let (granularity, format) = (Granularity::PerTensor, ScaleFormat::PowerOfTwo);
-        quantize(&x, &mut codes, &mut scale, granularity, format, &LaunchOptions::default())?;
-        Ok(scale.to_vec_f32()?[0])
-    };
     sim.set_options(Options { resident_ctas: 4, ..Options::default() });
-    let stopped: oxigemm::Result<f32> = scale_of(448.0);
+    let stopped = scale_of_all(&device, [17, 264], 448.0);
     let kind = match &stopped {
         Err(Error::Fault { fault, .. }) => Some(fault.kind),
         _ => None,
     };
     assert_eq!(kind, Some(FaultKind::Deadlock), "{stopped:?}");
     sim.set_options(Options::default());
-    assert_eq!(scale_of(7.0).unwrap(), 1.0 / 64.0);
+    assert_eq!(scale_of_all(&device, [17, 264], 7.0).unwrap(), 1.0 / 64.0);
+}
+
+#[test]
+fn what_is_wrong_with_a_scale_that_is_given_is_named() {
+    for device in [Device::Cpu, Device::sim()] {
+        let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &device).unwrap();
+        let (x, scale) = (new(DType::Bf16, &[3, 16]), new(DType::F32, &[1, 1]));
+        let refused = |x: &Tensor, scale: &Tensor, codes: &mut Tensor, argument| {
+            let result = quantize_by_scale(x, scale, codes, &LaunchOptions::default());
+            let named = result.as_ref().err().and_then(Error::argument);
+            assert_eq!(named, Some(argument), "{result:?} on {device}");
+        };
+        let codes = &mut new(DType::E4m3, &[3, 16]);
+        refused(&x, &new(DType::F32, &[3, 1]), codes, "scale");
+        refused(&x, &new(DType::F32, &[1]), codes, "scale");
+        refused(&x, &new(DType::I32, &[1, 1]), codes, "scale");
+        refused(&x, &new(DType::Bf16, &[1, 1]), codes, "scale");
+        refused(&new(DType::E4m3, &[3, 16]), &scale, codes, "x");
+        refused(&x.transpose(0, 1).unwrap(), &scale, &mut new(DType::E4m3, &[16, 3]), "x");
+        refused(&x, &scale, &mut new(DType::E4m3, &[3, 8]), "x");
+        refused(&x, &scale, &mut new(DType::U8, &[3, 8]), "codes");
+        refused(&x, &scale, &mut new(DType::Bf16, &[3, 16]), "codes");
+    }
+}
+
+#[test]
+fn codes_by_a_scale_at_an_address_are_those_of_tensors() {
+    let (device, dims) = (Device::sim(), [5, 264]);
+    let x = Tensor::from_f32(DType::F16, &values(9, dims), &dims, &device).unwrap();
+    let scale = Tensor::from_f32(DType::F32, &[0.02], &[1, 1], &device).unwrap();
+    let [mut expected, found] = [(); 2].map(|()| Tensor::zeros(DType::E5m2, &dims, &device).unwrap());
+    quantize_by_scale(&x, &scale, &mut expected, &LaunchOptions::default()).unwrap();
+    let call = RawQuantize {
+        rows: dims[0],
+        columns: dims[1],
+        x: x.address(),
+        x_type: DType::F16,
+        x_pitch: dims[1],
+        codes: found.address(),
+        code_type: DType::E5m2,
+        codes_pitch: dims[1],
+        scales: scale.address(),
+        scale_layout: RawScales::F32([1, 1]),
+        // Neither of these counts.
+        granularity: Granularity::PerToken,
+        format: ScaleFormat::PowerOfTwo,
+        source: RawSource::SwiGlu,
+    };
+    // SAFETY: the tensors live on, and nobody else uses them.
+    unsafe { quantize_by_scale_raw(&device, &call, &LaunchOptions::default()).unwrap() };
+    assert_eq!(found.to_bytes().unwrap(), expected.to_bytes().unwrap());
+    // SAFETY: as above; it is refused.
+    let on_cpu = unsafe { quantize_by_scale_raw(&Device::Cpu, &call, &LaunchOptions::default()) };
+    assert!(on_cpu.is_err(), "the CPU has tensors only");
 }
 
 #[test]
