@@ -101,6 +101,7 @@ driver_functions! {
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
     fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint);
     fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
+    fn cuStreamGetId(stream: CUstream, id: *mut u64);
     fn cuStreamIsCapturing(stream: CUstream, status: *mut c_uint);
     fn cuStreamGetCaptureInfo_v2(
         stream: CUstream,

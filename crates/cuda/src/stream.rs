@@ -104,6 +104,15 @@ impl Stream {
         is_ready(unsafe { self.device.driver().cuStreamQuery(self.handle) })
     }
 
+    /// Its number, which no other stream of a process ever has; a handle may be that of a stream which was destroyed before.
+    pub fn id(&self) -> Result<u64> {
+        let _current = self.device.make_current()?;
+        let mut id = 0;
+        // SAFETY: `id` is a valid place to write to, the handle a live stream of the current context.
+        unsafe { self.device.driver().cuStreamGetId(self.handle, &mut id)? };
+        Ok(id)
+    }
+
     /// Whether it is being captured into a graph, here or by another library.
     pub fn is_capturing(&self) -> Result<bool> {
         let _current = self.device.make_current()?;

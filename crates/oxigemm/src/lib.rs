@@ -86,6 +86,7 @@ mod runtime;
 mod simulated;
 mod storage;
 mod stream;
+mod stream_places;
 mod tensor;
 mod transposed;
 mod transposed_groups;

@@ -22,6 +22,7 @@ use crate::plan::{Choice, Limits, Plan};
 use crate::prepared::Prepared;
 use crate::remembered::RememberedCalls;
 use crate::rooms::{self, Rooms, Tenant};
+use crate::stream_places::{self, StreamPlaces};
 use crate::workspace::Workspaces;
 
 /// The architecture that the kernels are written for.
@@ -54,6 +55,7 @@ struct Inner {
     /// Where each kernel is among them.
     places: HashMap<AnyKernel, usize>,
     plans: RwLock<HashMap<PlanKey, Arc<Prepared>>>,
+    streams: StreamPlaces,
     workspaces: Workspaces<Buffer>,
     gathering_rooms: Workspaces<Buffer>,
     meeting_rooms: Rooms<Buffer>,
@@ -139,6 +141,7 @@ impl Cuda {
                 kernels: AnyKernel::all().map(|member| Slot { member, state: Mutex::default() }).collect(),
                 places: AnyKernel::all().zip(0..).collect(),
                 plans: RwLock::default(),
+                streams: StreamPlaces::default(),
                 workspaces: Workspaces::default(),
                 gathering_rooms: Workspaces::default(),
                 meeting_rooms: Rooms::default(),
@@ -291,7 +294,7 @@ impl Cuda {
 
     /// So many bytes for the kernels of one call in a stream.
     pub(crate) fn workspace(&self, stream: &Stream, bytes: u64) -> Result<u64> {
-        self.inner.workspaces.at(identity(stream), bytes, |bytes| {
+        self.inner.workspaces.at(self.inner.streams.of(stream)?, bytes, |bytes| {
             let buffer = self.alloc_for(stream, bytes)?;
             Ok((buffer.ptr(), buffer))
         })
@@ -300,7 +303,7 @@ impl Cuda {
     /// So many bytes in which the blocks of a kernel gather sums or count tiles: zeros at first, then what the last kernel of the stream
     /// left there.
     pub(crate) fn gathering_room(&self, stream: &Stream, bytes: u64) -> Result<u64> {
-        self.inner.gathering_rooms.at(identity(stream), bytes, |bytes| {
+        self.inner.gathering_rooms.at(self.inner.streams.of(stream)?, bytes, |bytes| {
             let mut buffer = self.alloc_for(stream, bytes)?;
             buffer.fill_u8(0)?;
             Ok((buffer.ptr(), buffer))
@@ -310,7 +313,11 @@ impl Cuda {
     /// The room in which the blocks of a kernel meet, if there is one for this stream, or for what is captured of it: zeros at first, then
     /// what the last such kernel left there.
     pub(crate) fn meeting_room(&self, stream: &Stream) -> Result<Option<u64>> {
-        let tenant = Tenant { stream: identity(stream), capture: stream.capture_id()? };
+        let capture = stream.capture_id()?;
+        // Nobody had the room of a capture before.
+        let place =
+            if capture.is_some() { stream_places::place(stream) } else { self.inner.streams.of(stream)? };
+        let tenant = Tenant { stream: place, capture };
         self.inner.meeting_rooms.of(tenant, || {
             let mut buffer = self.alloc_for(stream, rooms::BYTES)?;
             buffer.fill_u8(0)?;
@@ -429,17 +436,5 @@ impl Slot {
 impl std::fmt::Debug for Cuda {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Cuda({:?}, {:?})", self.gpu(), self.stats())
-    }
-}
-
-/// What tells streams apart whose kernels may run at one time. One handle means a stream of each thread's own.
-fn identity(stream: &Stream) -> usize {
-    const OF_EACH_THREAD: usize = 2;
-    thread_local! {
-        static OWN: u8 = const { 0 };
-    }
-    match stream.raw().addr() {
-        OF_EACH_THREAD => OWN.with(|own| std::ptr::from_ref(own).addr()),
-        handle => handle,
     }
 }

@@ -38,6 +38,7 @@ pub fn checks() -> Vec<Check> {
     checks.push(Check::anywhere("quantize: bad arguments", bad_arguments));
     checks.push(Check::with_kernels("quantize: a graph reads what is there when it is launched", replayed));
     checks.push(Check::with_kernels("quantize: matrices in several streams at a time", side_by_side));
+    checks.push(Check::on_gpu("quantize: streams that are dropped while they have work", dropped_streams));
     checks.push(Check::on_gpu("quantize: a second call allocates nothing", no_allocations));
     checks.push(Check::on_gpu("quantize: the simulator gives the same bits", simulated));
     checks
@@ -239,43 +240,78 @@ fn replayed(setup: &Setup) -> Result<String, Failure> {
     Ok("three replays of each granularity, every byte as on the CPU".to_owned())
 }
 
+/// A matrix that has one scale, its codes and that scale.
+struct ByOneScale {
+    seed: u64,
+    dims: [usize; 2],
+    x: Tensor,
+    codes: Tensor,
+    scale: Tensor,
+}
+
+impl ByOneScale {
+    fn new(seed: u64, dims: [usize; 2], device: &Device) -> Result<ByOneScale, Failure> {
+        let values = oxigemm::random::normals(seed, dims.iter().product());
+        let x = Tensor::from_f32(DType::Bf16, &values, &dims, device)?;
+        let codes = Tensor::zeros(DType::E4m3, &dims, device)?;
+        Ok(ByOneScale { seed, dims, x, codes, scale: Tensor::zeros(DType::F32, &[1, 1], device)? })
+    }
+
+    fn quantize(&mut self, stream: Option<oxigemm::Stream>) -> oxigemm::Result<()> {
+        let options = LaunchOptions { stream, ..Default::default() };
+        let (granularity, format) = (Granularity::PerTensor, ScaleFormat::F32);
+        quantize(&self.x, &mut self.codes, &mut self.scale, granularity, format, &options)
+    }
+
+    fn is_as_on_the_cpu(&self) -> Result<(), Failure> {
+        let mut expected = ByOneScale::new(self.seed, self.dims, &Device::Cpu)?;
+        expected.quantize(None)?;
+        let bytes = |it: &ByOneScale| Ok::<_, Failure>((it.codes.to_bytes()?, it.scale.to_bytes()?));
+        ensure(bytes(self)? == bytes(&expected)?, || {
+            format!("matrix {} has other bytes than on the CPU", self.seed)
+        })
+    }
+}
+
 /// Calls of one scale for all in some streams and in graphs of these that run in others.
 fn side_by_side(setup: &Setup) -> Result<String, Failure> {
-    let (rows, columns, rounds) =
-        if matches!(setup.device, Device::Cuda(_)) { (128, 7168, 50) } else { (9, 1000, 2) };
-    let (granularity, format) = (Granularity::PerTensor, ScaleFormat::F32);
-    let quantized = |seed: u64, device: &Device| -> Result<[Tensor; 3], Failure> {
-        let values = oxigemm::random::normals(seed, rows * columns);
-        let x = Tensor::from_f32(DType::Bf16, &values, &[rows, columns], device)?;
-        let codes = Tensor::zeros(DType::E4m3, &[rows, columns], device)?;
-        Ok([x, codes, Tensor::zeros(DType::F32, &[1, 1], device)?])
-    };
-    let call = |[x, codes, scales]: &mut [Tensor; 3], stream: Option<oxigemm::Stream>| {
-        let options = LaunchOptions { stream, ..Default::default() };
-        quantize(x, codes, scales, granularity, format, &options)
-    };
+    let (dims, rounds) =
+        if matches!(setup.device, Device::Cuda(_)) { ([128, 7168], 50) } else { ([9, 1000], 2) };
+    let quantized = |seed| ByOneScale::new(seed, dims, &setup.device);
     let streams = (0..4).map(|_| setup.device.new_stream()).collect::<Result<Vec<_>, _>>()?;
-    let mut of_streams = (0..4).map(|i| quantized(i, &setup.device)).collect::<Result<Vec<_>, _>>()?;
-    let mut of_graphs = (4..8).map(|i| quantized(i, &setup.device)).collect::<Result<Vec<_>, _>>()?;
+    let mut of_streams = (0..4).map(quantized).collect::<Result<Vec<_>, _>>()?;
+    let mut of_graphs = (4..8).map(quantized).collect::<Result<Vec<_>, _>>()?;
     let mut graphs = Vec::new();
     for ((stream, own), captured) in streams.iter().zip(&mut of_streams).zip(&mut of_graphs) {
-        call(own, Some(stream.clone()))?;
-        graphs.push(stream.capture(|stream| call(captured, Some(stream.clone())))?);
+        own.quantize(Some(stream.clone()))?;
+        graphs.push(stream.capture(|stream| captured.quantize(Some(stream.clone())))?);
     }
     for _ in 0..rounds {
         for (i, (stream, own)) in streams.iter().zip(&mut of_streams).enumerate() {
-            call(own, Some(stream.clone()))?;
+            own.quantize(Some(stream.clone()))?;
             graphs[i].launch(&streams[(i + 1) % streams.len()])?;
         }
     }
     setup.device.synchronize()?;
-    for (seed, found) in (0..).zip(of_streams.iter().chain(&of_graphs)) {
-        let mut expected = quantized(seed, &Device::Cpu)?;
-        call(&mut expected, None)?;
-        let same = |i: usize| Ok::<_, Failure>(found[i].to_bytes()? == expected[i].to_bytes()?);
-        ensure(same(1)? && same(2)?, || format!("matrix {seed} has other bytes than on the CPU"))?;
-    }
+    of_streams.iter().chain(&of_graphs).try_for_each(ByOneScale::is_as_on_the_cpu)?;
     Ok(format!("{} calls in four streams, half of them replayed, every byte as on the CPU", 8 * rounds))
+}
+
+/// Streams that live as long as it takes to give them work: the driver gives their handles to those that follow.
+fn dropped_streams(setup: &Setup) -> Result<String, Failure> {
+    let (streams, calls) = (100, 10);
+    let mut matrices =
+        (0..4).map(|i| ByOneScale::new(i, [585, 7168], &setup.device)).collect::<Result<Vec<_>, _>>()?;
+    for i in 0..streams {
+        let stream = setup.device.new_stream()?;
+        let count = matrices.len();
+        for _ in 0..calls {
+            matrices[i % count].quantize(Some(stream.clone()))?;
+        }
+    }
+    setup.device.synchronize()?;
+    matrices.iter().try_for_each(ByOneScale::is_as_on_the_cpu)?;
+    Ok(format!("{streams} streams of {calls} calls, every byte as on the CPU"))
 }
 
 fn no_allocations(setup: &Setup) -> Result<String, Failure> {
