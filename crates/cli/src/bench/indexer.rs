@@ -4,27 +4,27 @@ use oxigemm::check::MqaLogits;
 use oxigemm::plan::MqaPlan;
 use oxigemm::{Cuda, Device, GemmOptions};
 use serde::Serialize;
-use serde_json::json;
 
 use super::figures::{Figures, Live, Peer, Work};
 use super::{Args, time};
-use crate::anchor::indexer::{IndexerAnchor, IndexerCase};
+use crate::anchor::indexer::IndexerCase;
 use crate::anchor::{Anchor, geometric_mean};
 use crate::indexer::{PagedHost, PagedOperands, PrefillHost, PrefillOperands};
-use crate::output::{print_json, print_line, progress};
+use crate::output::progress;
 use crate::timing::Clock;
 use crate::verdict::Verdict;
-use crate::{Common, Failure, Outcome};
+use crate::{Common, Failure};
 
+/// A case that was timed.
 #[derive(Serialize)]
-struct Row {
+pub struct Row {
     case: String,
     /// Keys of each sequence, where they are in pages.
     #[serde(skip_serializing_if = "Option::is_none")]
     lengths: Option<Vec<i32>>,
     anchor_calibration_us: f64,
     #[serde(flatten)]
-    figures: Figures,
+    pub figures: Figures,
 }
 
 /// The operands of a case.
@@ -42,21 +42,20 @@ impl Operands {
     }
 }
 
-/// Times the cases and compares with the anchor.
-pub fn run(common: &Common, cuda: &Cuda, args: &Args) -> Outcome {
-    let wanted =
-        |case: &&IndexerCase| args.filter.as_ref().is_none_or(|text| case.name().contains(text.as_str()));
-    let cases: Vec<&IndexerCase> = IndexerAnchor::fp8().cases.iter().filter(wanted).collect();
-    if cases.is_empty() {
-        return Err(format!("no case contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
-    }
-    let mut clock = args.clock(cuda)?;
+/// Times each case.
+pub fn rows(
+    common: &Common,
+    cuda: &Cuda,
+    args: &Args,
+    cases: &[&IndexerCase],
+    clock: &mut Clock,
+) -> Result<Vec<Row>, Failure> {
     let bar = progress(cases.len() * args.passes as usize);
     let live = Live::new(common, cases.iter().map(|case| case.name()));
     let mut measured = Vec::new();
-    for case in &cases {
+    for case in cases {
         bar.set_message(case.name());
-        measured.push(measure(case, cuda, args, &mut clock)?);
+        measured.push(measure(case, cuda, args, clock)?);
         bar.inc(1);
         if args.passes == 1 {
             live.row(&bar, &case.name(), &measured[measured.len() - 1].0.figures);
@@ -65,7 +64,7 @@ pub fn run(common: &Common, cuda: &Cuda, args: &Args) -> Outcome {
     for pass in 1..args.passes {
         for (row, operands) in &mut measured {
             bar.set_message(row.case.clone());
-            row.figures.improve(&time(args, &mut clock, |options| operands.run(options))?);
+            row.figures.improve(&time(args, clock, |options| operands.run(options))?);
             bar.inc(1);
             if pass + 1 == args.passes {
                 live.row(&bar, &row.case, &row.figures);
@@ -73,32 +72,13 @@ pub fn run(common: &Common, cuda: &Cuda, args: &Args) -> Outcome {
         }
     }
     bar.finish_and_clear();
-    let rows: Vec<Row> = measured.into_iter().map(|(row, _)| row).collect();
-    let calibration = geometric_mean(rows.iter().filter_map(|row| row.figures.calibration_us));
-    let comparable = calibration.is_some_and(|us| Anchor::dense_fp8().is_comparable(us));
-    let slowest = rows.iter().map(|row| row.figures.ratio).reduce(f64::min);
-    if common.json {
-        print_json(&json!({
-            "device": cuda.gpu().name(),
-            "timed_by": clock.method(),
-            "calibration_us": calibration,
-            "comparable": comparable,
-            "anchor": { "note": IndexerAnchor::fp8().note },
-            "slowest": slowest,
-            "cases": rows,
-        }));
-    } else {
-        print_line("");
-        if let Some(slowest) = slowest {
-            print_line(&format!("the slowest at {slowest:.3}x the anchor's speed"));
-        }
-        print_line(&format!("timed by {} on {}", clock.method(), cuda.gpu().name()));
-        let word = if comparable { "comparable" } else { "NOT comparable" };
-        print_line(
-            &calibration.map_or("no calibration".to_owned(), |us| format!("calibration {us:.1} us: {word}")),
-        );
-    }
-    Ok(rows.iter().all(|row| row.figures.is_right()))
+    Ok(measured.into_iter().map(|(row, _)| row).collect())
+}
+
+/// The mean ratio and the worst one, if there are any.
+pub fn means(rows: &[Row]) -> Option<(String, f64, f64)> {
+    let ratios = || rows.iter().map(|row| row.figures.ratio);
+    Some(("logits".to_owned(), geometric_mean(ratios())?, ratios().reduce(f64::min)?))
 }
 
 /// The first pass, with its verdict, and the operands for others.

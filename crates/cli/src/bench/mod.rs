@@ -19,6 +19,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::anchor::grouped::{GroupedAnchor, GroupedCase};
+use crate::anchor::indexer::{IndexerAnchor, IndexerCase};
 use crate::anchor::kgrouped::{KGroupedAnchor, KGroupedCase};
 use crate::anchor::{Anchor, Case, geometric_mean};
 use crate::output::{print_json, print_line, progress};
@@ -37,7 +38,7 @@ pub struct Args {
     /// The function, of those that the peer has dense cases of.
     #[arg(long, value_enum, default_value_t)]
     op: Op,
-    /// Only cases whose name, such as `m4096 n7168 k2048` or `fp8_masked g32 em20 n7168 k3072`, contains this.
+    /// Only cases whose name, such as `m4096 n7168 k2048`, `fp8_masked g32 em20 n7168 k3072` or `paged_mqa ...`, contains this.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
     /// All cases of quantization; else those that say whether it is fast.
@@ -87,15 +88,13 @@ impl Args {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum Suite {
-    /// The cases of the peer's benchmark; those of FP8 are dense and grouped.
+    /// The cases of the peer's benchmark; those of FP8 are dense and grouped products, and logits of an indexer.
     #[default]
     Anchor,
     /// Products whose sums are finished, beside those that store them as they are.
     Fused,
     /// Quantization, beside the speed of a copy.
     Quantize,
-    /// Those of the peer's benchmark that are logits of an indexer.
-    Indexer,
     /// The product before the norm of a hyper-connection, beside the bandwidth of a copy.
     Hc,
 }
@@ -141,24 +140,23 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
             let mut clock = args.clock(cuda)?;
             return quantize::run(common, cuda, args, &mut clock);
         }
-        Suite::Indexer => return indexer::run(common, cuda, args),
         Suite::Hc => return hc::run(common, cuda, args),
     }
     // The figures of groups along K are beside those of the same scales.
     let anchor_op = if args.op == Op::Fp8Kgrouped { Op::Fp81d1d } else { args.op };
     let anchor = Anchor::of(anchor_op).ok_or_else(|| format!("the peer has no {}", args.op))?;
-    let wanted = |case: &&Case| args.filter.as_ref().is_none_or(|text| name(case).contains(text.as_str()));
-    let cases: Vec<&Case> = anchor.cases.iter().filter(|_| args.op == anchor_op).filter(wanted).collect();
-    let wanted =
-        |case: &&GroupedCase| args.filter.as_ref().is_none_or(|text| case.name().contains(text.as_str()));
+    let wanted = |name: String| args.filter.as_ref().is_none_or(|text| name.contains(text.as_str()));
+    let dense = anchor.cases.iter().filter(|_| args.op == anchor_op);
+    let cases: Vec<&Case> = dense.filter(|case| wanted(name(case))).collect();
     let grouped = GroupedAnchor::of(args.op).map_or(&[][..], |anchor| &anchor.cases);
-    let grouped: Vec<&GroupedCase> = grouped.iter().filter(wanted).collect();
-    let wanted =
-        |case: &&KGroupedCase| args.filter.as_ref().is_none_or(|text| case.name().contains(text.as_str()));
+    let grouped: Vec<&GroupedCase> = grouped.iter().filter(|case| wanted(case.name())).collect();
     let k_grouped =
         KGroupedAnchor::fp8().cases.iter().filter(|_| matches!(args.op, Op::Fp8 | Op::Fp8Kgrouped));
-    let k_grouped: Vec<&KGroupedCase> = k_grouped.filter(wanted).collect();
-    if cases.is_empty() && grouped.is_empty() && k_grouped.is_empty() {
+    let k_grouped: Vec<&KGroupedCase> = k_grouped.filter(|case| wanted(case.name())).collect();
+    // A sweep times candidates, of which logits have none.
+    let logits = IndexerAnchor::fp8().cases.iter().filter(|_| args.op == Op::Fp8 && !args.sweep);
+    let logits: Vec<&IndexerCase> = logits.filter(|case| wanted(case.name())).collect();
+    if cases.is_empty() && grouped.is_empty() && k_grouped.is_empty() && logits.is_empty() {
         return Err(format!("no case contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
     }
     if cases.is_empty() && args.plot.is_some() {
@@ -170,7 +168,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
             & grouped::sweep(cuda, args, &grouped, &mut clock)?
             & kgrouped::sweep(cuda, args, &k_grouped, &mut clock)?)
     } else {
-        compare(common, cuda, args, anchor, (&cases, &grouped, &k_grouped), &mut clock)
+        compare(common, cuda, args, anchor, (&cases, &grouped, &k_grouped, &logits), &mut clock)
     }
 }
 
@@ -204,7 +202,7 @@ fn compare(
     cuda: &Cuda,
     args: &Args,
     anchor: &Anchor,
-    (cases, grouped, k_grouped): (&[&Case], &[&GroupedCase], &[&KGroupedCase]),
+    (cases, grouped, k_grouped, logits): (&[&Case], &[&GroupedCase], &[&KGroupedCase], &[&IndexerCase]),
     clock: &mut Clock,
 ) -> Outcome {
     let bar = progress(cases.len() * args.passes as usize);
@@ -234,8 +232,10 @@ fn compare(
     let rows: Vec<Row> = measured.into_iter().map(|(row, _)| row).collect();
     let grouped = grouped::rows(common, cuda, args, grouped, clock)?;
     let k_grouped = kgrouped::rows(common, cuda, args, k_grouped, clock)?;
+    let logits = indexer::rows(common, cuda, args, logits, clock)?;
     let of_groups = || grouped.iter().map(|row| &row.figures).chain(k_grouped.iter().map(|row| &row.figures));
-    let figures = || rows.iter().map(|row| &row.figures).chain(of_groups());
+    let of_products = || rows.iter().map(|row| &row.figures).chain(of_groups());
+    let figures = || of_products().chain(logits.iter().map(|row| &row.figures));
     let calibration = geometric_mean(figures().filter_map(|figures| figures.calibration_us));
     if let Some(path) = &args.plot {
         draw(path, cuda, args.op, anchor, &rows, calibration, &clock.method())?;
@@ -264,9 +264,11 @@ fn compare(
             "grouped": grouped,
             "k_grouped_anchor": { "note": KGroupedAnchor::fp8().note },
             "k_grouped": k_grouped,
+            "logits_anchor": { "note": IndexerAnchor::fp8().note },
+            "logits": logits,
         }));
     } else {
-        print(cuda, anchor, &rows, (&grouped, &k_grouped), calibration, clock);
+        print(cuda, anchor, &rows, (&grouped, &k_grouped, &logits), calibration, clock);
     }
     Ok(right)
 }
@@ -330,14 +332,15 @@ fn print(
     cuda: &Cuda,
     anchor: &Anchor,
     rows: &[Row],
-    (grouped, k_grouped): (&[grouped::Row], &[kgrouped::Row]),
+    (grouped, k_grouped, logits): (&[grouped::Row], &[kgrouped::Row], &[indexer::Row]),
     calibration: Option<f64>,
     clock: &Clock,
 ) {
     print_line("");
     let dense =
         groups(rows).into_iter().filter_map(|(name, ratio, worst)| Some((name.to_owned(), ratio?, worst?)));
-    for (name, ratio, worst) in dense.chain(grouped::means(grouped)).chain(kgrouped::means(k_grouped)) {
+    let of_groups = grouped::means(grouped).into_iter().chain(kgrouped::means(k_grouped));
+    for (name, ratio, worst) in dense.chain(of_groups).chain(indexer::means(logits)) {
         print_line(&format!(
             "{name}: geometric mean {ratio:.3}x the anchor's speed, the slowest {worst:.3}x"
         ));
