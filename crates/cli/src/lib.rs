@@ -4,6 +4,7 @@ mod anchor;
 mod bench;
 mod counting;
 mod devices;
+mod found;
 mod fused;
 mod fused_grouped;
 mod gemm;
@@ -17,6 +18,7 @@ mod mutate;
 mod output;
 mod plot;
 mod prebuild;
+mod prenorm;
 mod problem;
 mod quantize;
 mod simulate;
@@ -81,6 +83,8 @@ enum Command {
     Quantize(quantize::Args),
     /// Compute the logits of an indexer for one problem, check them, and time it.
     Logits(logits::Args),
+    /// Compute the product before the norm of a hyper-connection, check it, and time it.
+    Hc(prenorm::Args),
     /// Run the correctness suite.
     Verify(verify::Args),
     /// Time the peer's cases and compare with its figures.
@@ -248,6 +252,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Gemm(args) => gemm::run(&common, &args),
         Command::Quantize(args) => quantize::run(&common, &args),
         Command::Logits(args) => logits::run(&common, &args),
+        Command::Hc(args) => prenorm::run(&common, &args),
         Command::Verify(args) => verify::run(&common, &args),
         Command::Bench(args) => bench::run(&common, &args),
         Command::Inspect(args) => inspect::run(&common, &args),

@@ -1,15 +1,10 @@
 //! `oxigemm logits`: the logits of an indexer for one problem, checked and timed.
 
-use std::time::Duration;
-
 use oxigemm::check::Logits;
 use oxigemm::{DType, Device, GemmOptions};
-use serde_json::json;
 
+use crate::found::{Found, call_us};
 use crate::indexer::{PagedHost, PagedSpec, PrefillHost, PrefillSpec, Ranges};
-use crate::output::{print_json, print_line};
-use crate::timing::Clock;
-use crate::verdict::Verdict;
 use crate::{Common, Failure, Outcome};
 
 /// Arguments of `logits`.
@@ -61,19 +56,9 @@ enum Form {
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
     let device = common.device()?;
-    let (what, verdict, us) =
-        if args.paged.is_empty() { prefill(args, &device)? } else { paged(args, &device)? };
-    if common.json {
-        print_json(&json!({ "problem": what, "device": device.to_string(), "us": us, "verdict": verdict }));
-    } else {
-        let word = if verdict.right { "right" } else { "WRONG" };
-        let time = us.map_or(String::new(), |us| format!(", {us:.2} us"));
-        print_line(&format!("{what} on {device}: {word}, diff {:.1e}{time}", verdict.diff));
-    }
-    Ok(verdict.right)
+    let found = if args.paged.is_empty() { prefill(args, &device)? } else { paged(args, &device)? };
+    Ok(found.print(common, &device))
 }
-
-type Found = (String, Verdict, Option<f64>);
 
 fn prefill(args: &Args, device: &Device) -> Result<Found, Failure> {
     let form = match args.form {
@@ -91,8 +76,8 @@ fn prefill(args: &Args, device: &Device) -> Result<Found, Failure> {
     let host = PrefillHost::draw(spec);
     let mut operands = host.upload(device)?;
     operands.run(&GemmOptions::default())?;
-    let us = timed(device, |options| operands.run(options))?;
-    Ok((spec.to_string(), host.judge(&operands)?, us))
+    let us = call_us(device, |options| operands.run(options))?;
+    Ok(Found { problem: spec.to_string(), verdict: host.judge(&operands)?, us })
 }
 
 fn paged(args: &Args, device: &Device) -> Result<Found, Failure> {
@@ -102,22 +87,11 @@ fn paged(args: &Args, device: &Device) -> Result<Found, Failure> {
         seed: args.seed,
         ..PagedSpec::new([args.heads, args.dim], args.next, args.paged.clone())
     };
-    let what = spec.to_string();
+    let problem = spec.to_string();
     let host = PagedHost::draw(spec);
     let mut operands = host.upload(device)?;
     operands.plan(&GemmOptions::default())?;
     operands.run(&GemmOptions::default())?;
-    let us = timed(device, |options| operands.run(options))?;
-    Ok((what, host.judge(&operands)?, us))
-}
-
-/// The time of a call, on a GPU.
-fn timed(
-    device: &Device,
-    call: impl FnMut(&GemmOptions) -> oxigemm::Result<()>,
-) -> Result<Option<f64>, Failure> {
-    let Some(cuda) = device.as_cuda() else { return Ok(None) };
-    device.synchronize()?;
-    let mut clock = Clock::new(cuda, Duration::from_millis(100))?;
-    Ok(Some(clock.calls(&GemmOptions::default(), 20, call)?))
+    let us = call_us(device, |options| operands.run(options))?;
+    Ok(Found { problem, verdict: host.judge(&operands)?, us })
 }

@@ -17,6 +17,19 @@ fn logits_are_computed_checked_and_refused() {
 }
 
 #[test]
+fn hyper_connections_are_computed_checked_and_refused() {
+    fn hc<'a>(size: &[&'a str]) -> Vec<&'a str> {
+        [&["hc", "--device", "sim", "--json"], size].concat()
+    }
+    for size in [&["-m", "70", "-k", "200"][..], &["-m", "5", "-n", "8", "-k", "136", "--splits", "3"]] {
+        let found = &json(&hc(size))[0];
+        assert!(found["verdict"]["right"] == true && found["us"].is_null(), "{size:?}: {found}");
+    }
+    assert!(refused(&hc(&["-m", "5", "-n", "9", "-k", "64"])).1.contains("`b` has the wrong shape"));
+    assert!(refused(&hc(&["-m", "5", "-k", "0"])).1.contains("`a` has the wrong shape"));
+}
+
+#[test]
 fn finished_sums_are_compared_with_the_single_steps() {
     for extra in [
         &["--epilogue", "bias,gelu,alpha=0.5,beta=2", "--c", "inplace", "--batch-invariant"][..],

@@ -1,0 +1,45 @@
+//! What a command found of one problem.
+
+use std::time::Duration;
+
+use oxigemm::{Device, GemmOptions};
+use serde_json::json;
+
+use crate::output::{print_json, print_line};
+use crate::timing::Clock;
+use crate::verdict::Verdict;
+use crate::{Common, Failure};
+
+/// A problem, whether its result is right, and the time of a call, on a GPU.
+pub struct Found {
+    pub problem: String,
+    pub verdict: Verdict,
+    pub us: Option<f64>,
+}
+
+impl Found {
+    /// Prints it, and says whether the result is right.
+    pub fn print(&self, common: &Common, device: &Device) -> bool {
+        let Found { problem, verdict, us } = self;
+        if common.json {
+            let device = device.to_string();
+            print_json(&json!({ "problem": problem, "device": device, "us": us, "verdict": verdict }));
+        } else {
+            let word = if verdict.right { "right" } else { "WRONG" };
+            let time = us.map_or(String::new(), |us| format!(", {us:.2} us"));
+            print_line(&format!("{problem} on {device}: {word}, diff {:.1e}{time}", verdict.diff));
+        }
+        verdict.right
+    }
+}
+
+/// The time of a call, on a GPU.
+pub fn call_us(
+    device: &Device,
+    call: impl FnMut(&GemmOptions) -> oxigemm::Result<()>,
+) -> Result<Option<f64>, Failure> {
+    let Some(cuda) = device.as_cuda() else { return Ok(None) };
+    device.synchronize()?;
+    let mut clock = Clock::new(cuda, Duration::from_millis(100))?;
+    Ok(Some(clock.calls(&GemmOptions::default(), 20, call)?))
+}

@@ -1,0 +1,40 @@
+//! `oxigemm hc`: the product before the norm of a hyper-connection for one problem, checked and timed.
+
+use oxigemm::GemmOptions;
+
+use crate::found::{Found, call_us};
+use crate::hc::{HcHost, HcSpec};
+use crate::{Common, Outcome};
+
+/// Arguments of `hc`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Rows of A.
+    #[arg(short, long)]
+    m: usize,
+    /// Rows of B: 8, 16, 24 or 32.
+    #[arg(short, long, default_value_t = 24)]
+    n: usize,
+    /// Columns of both.
+    #[arg(short, long)]
+    k: usize,
+    /// Parts of K that are left apart, for the caller to add.
+    #[arg(long)]
+    splits: Option<usize>,
+    /// What the operands are drawn from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// Runs the command.
+pub fn run(common: &Common, args: &Args) -> Outcome {
+    let Args { m, n, k, splits, seed } = *args;
+    let device = common.device()?;
+    let spec = HcSpec { m, n, k, splits, seed };
+    let host = HcHost::draw(spec);
+    let mut operands = host.upload(&device)?;
+    operands.run(&GemmOptions::default())?;
+    let us = call_us(&device, |options| operands.run(options))?;
+    let found = Found { problem: spec.to_string(), verdict: host.judge(&operands)?, us };
+    Ok(found.print(common, &device))
+}
