@@ -33,13 +33,14 @@ impl Found {
     }
 }
 
-/// The time of a call, on a GPU.
+/// The time of a call, on a GPU, from so many of them.
 pub fn call_us(
     device: &Device,
+    runs: usize,
     call: impl FnMut(&GemmOptions) -> oxigemm::Result<()>,
 ) -> Result<Option<f64>, Failure> {
-    let Some(cuda) = device.as_cuda() else { return Ok(None) };
+    let (Some(cuda), 1..) = (device.as_cuda(), runs) else { return Ok(None) };
     device.synchronize()?;
     let mut clock = Clock::new(cuda, Duration::from_millis(100))?;
-    Ok(Some(clock.calls(&GemmOptions::default(), 20, call)?))
+    Ok(Some(clock.calls(&GemmOptions::default(), runs, call)?))
 }

@@ -40,6 +40,9 @@ pub struct Args {
     /// What the operands are drawn from.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Calls that are timed on a GPU; 0 for none.
+    #[arg(long, default_value_t = 20)]
+    runs: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -76,7 +79,7 @@ fn prefill(args: &Args, device: &Device) -> Result<Found, Failure> {
     let host = PrefillHost::draw(spec);
     let mut operands = host.upload(device)?;
     operands.run(&GemmOptions::default())?;
-    let us = call_us(device, |options| operands.run(options))?;
+    let us = call_us(device, args.runs, |options| operands.run(options))?;
     Ok(Found { problem: spec.to_string(), verdict: host.judge(&operands)?, us })
 }
 
@@ -92,6 +95,6 @@ fn paged(args: &Args, device: &Device) -> Result<Found, Failure> {
     let mut operands = host.upload(device)?;
     operands.plan(&GemmOptions::default())?;
     operands.run(&GemmOptions::default())?;
-    let us = call_us(device, |options| operands.run(options))?;
+    let us = call_us(device, args.runs, |options| operands.run(options))?;
     Ok(Found { problem, verdict: host.judge(&operands)?, us })
 }

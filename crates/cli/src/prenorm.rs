@@ -24,17 +24,20 @@ pub struct Args {
     /// What the operands are drawn from.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Calls that are timed on a GPU; 0 for none.
+    #[arg(long, default_value_t = 20)]
+    runs: usize,
 }
 
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
-    let Args { m, n, k, splits, seed } = *args;
+    let Args { m, n, k, splits, seed, .. } = *args;
     let device = common.device()?;
     let spec = HcSpec { m, n, k, splits, seed };
     let host = HcHost::draw(spec);
     let mut operands = host.upload(&device)?;
     operands.run(&GemmOptions::default())?;
-    let us = call_us(&device, |options| operands.run(options))?;
+    let us = call_us(&device, args.runs, |options| operands.run(options))?;
     let found = Found { problem: spec.to_string(), verdict: host.judge(&operands)?, us };
     Ok(found.print(common, &device))
 }

@@ -28,6 +28,7 @@ pub fn checks() -> Vec<Check> {
         Check::with_kernels("a transposed product is that of K-major operands", same_as_k_major),
         Check::with_kernels("a graph transposes what is there when it is replayed", replayed),
         Check::anywhere("groups with a B that is not K-major", grouped_nn),
+        Check::on_gpu("transposed products in streams that are dropped while they work", dropped_streams),
         Check::on_gpu("a transposed product that was made before allocates nothing", no_allocation),
     ];
     for (op, layout) in [(Op::Fp8, GemmLayout::Nt), (Op::Bf16, GemmLayout::Nt), (Op::Fp16, GemmLayout::Nn)] {
@@ -172,6 +173,31 @@ fn grouped_nn(setup: &Setup) -> Result<String, Failure> {
         ensure(x.d_memory.to_bytes()? == expected, || format!("{}: other bits than nt", host.spec))?;
     }
     Ok(format!("{} layouts of groups", LAYOUTS.len()))
+}
+
+/// Streams that live as long as it takes to give them work. The driver gives their handles to those that follow, whose products are
+/// of other operands: what one transposes must not be where the one before still reads.
+fn dropped_streams(setup: &Setup) -> Result<String, Failure> {
+    const STREAMS: usize = 24;
+    let draw = |seed| Host::draw(Spec { seed, ..Spec::of(Op::Fp8, GemmLayout::Nn, [1024, 2048, 4096]) });
+    let hosts = [draw(1)?, draw(2)?];
+    let upload = |host: &Host| host.upload(&setup.device);
+    let mut expected = [upload(&hosts[0])?, upload(&hosts[1])?];
+    for operands in &mut expected {
+        operands.run(&GemmOptions::default())?;
+        setup.device.synchronize()?;
+    }
+    let mut found = (0..STREAMS).map(|i| upload(&hosts[i % 2])).collect::<Result<Vec<_>, _>>()?;
+    for operands in &mut found {
+        let options = GemmOptions { stream: Some(setup.device.new_stream()?), ..Default::default() };
+        (0..4).try_for_each(|_| operands.run(&options))?;
+    }
+    setup.device.synchronize()?;
+    for (i, operands) in found.iter().enumerate() {
+        let same = operands.d.to_bytes()? == expected[i % 2].d.to_bytes()?;
+        ensure(same, || format!("the product of stream {i} has other bits than alone"))?;
+    }
+    Ok(format!("{STREAMS} streams, every bit as alone"))
 }
 
 fn no_allocation(setup: &Setup) -> Result<String, Failure> {
