@@ -7,6 +7,7 @@
 //! query after another. A third one serves them: a warp loads pages, one lays out what is to be known of the next sequence,
 //! and two write -inf behind the sequences' ends.
 
+use crate::WARP;
 use crate::indexer::{Heads, LogitFlags, Memory, MemoryShape, Row, Share, Span, TILE_KEYS, logit_size};
 use crate::many_rows::{MATH_WARPS, THREADS};
 use crate::mqa_schedule::Lengths;
@@ -140,7 +141,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let block = Block { k, cfg, params, memory, warp, lane };
     let (key_warp, unit_warp, clearing_warp) = (MATH_WARPS, MATH_WARPS + 1, MATH_WARPS + 2);
     let maps = [&block.params.queries, &block.params.keys, &block.params.scales];
-    block.memory.begin(k, (warp, key_warp), lane, maps, MATH_WARPS);
+    block.memory.begin(k, (warp, key_warp), lane, maps, MATH_WARPS * WARP);
     k.if_else(
         warp.ge(key_warp),
         || {
@@ -202,14 +203,10 @@ impl<'k> Block<'k, '_> {
                     });
                 }
                 k.if_(lane.eq(0), || memory.set_span(slot, &span));
-                k.sync_warp();
-                k.if_(lane.eq(0), || {
-                    let known = memory.slots.full(slot);
-                    known.arrive_expecting(columns * self.cfg.heads.dim);
+                memory.announce(slot, lane, columns * self.cfg.heads.dim, |known| {
                     let at = [k.constant(0), sequence * columns];
                     p.queries.load(&at, memory.queries(slot), known, LoadOptions::default());
                 });
-                k.sync_warp();
                 cursor.advance();
             });
         });
@@ -310,7 +307,7 @@ impl<'k> Block<'k, '_> {
                     math.multiply_tiles(slot, span.tiles, queries);
                 });
             }
-            memory.done(&slots, self.lane);
+            memory.done(&slots);
         });
     }
 }

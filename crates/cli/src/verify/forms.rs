@@ -179,7 +179,7 @@ fn grouped_nn(setup: &Setup) -> Result<String, Failure> {
 /// of other operands: what one transposes must not be where the one before still reads.
 fn dropped_streams(setup: &Setup) -> Result<String, Failure> {
     const STREAMS: usize = 24;
-    let draw = |seed| Host::draw(Spec { seed, ..Spec::of(Op::Fp8, GemmLayout::Nn, [1024, 2048, 4096]) });
+    let draw = |seed| Host::draw(Spec { seed, ..Spec::of(Op::Fp8, GemmLayout::Nn, [64, 256, 32768]) });
     let hosts = [draw(1)?, draw(2)?];
     let upload = |host: &Host| host.upload(&setup.device);
     let mut expected = [upload(&hosts[0])?, upload(&hosts[1])?];

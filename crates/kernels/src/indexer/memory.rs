@@ -1,9 +1,10 @@
 //! The shared memory of an indexer kernel: a ring of stages with keys, and slots for what its roles know of a unit.
 
 use super::{Heads, Row, TILE_KEYS};
+use crate::WARP;
 use crate::pipeline::{Cursor, Pipeline};
 use oxigemm_ptx::tma::TensorMap;
-use oxigemm_ptx::{Kernel, Shared, SharedLayout, U32};
+use oxigemm_ptx::{Kernel, MBarrier, Shared, SharedLayout, U32};
 
 /// Units that are laid out at a time.
 const SLOTS: u32 = 2;
@@ -137,7 +138,7 @@ impl<'k> Memory<'k> {
     }
 
     /// Until all threads may begin: the maps are on their way, the warp `loader` has initialized the barriers, of which a
-    /// slot has this many readers, and the kernels before are done.
+    /// slot has this many threads that read, and the kernels before are done.
     pub fn begin(
         &self,
         k: &'k Kernel,
@@ -150,7 +151,7 @@ impl<'k> Memory<'k> {
             k.if_(lane.eq(0), || {
                 maps.into_iter().for_each(|map| map.prefetch());
                 self.ring.init(1, self.shape.math_warps);
-                self.slots.init(1, slot_readers);
+                self.slots.init(WARP, slot_readers);
                 k.fence_barrier_init();
             });
             k.sync_warp();
@@ -227,6 +228,18 @@ impl<'k> Memory<'k> {
         );
     }
 
+    /// One warp has laid out a unit, of which `load` brings so many bytes of queries. Every lane says so, and every one that is
+    /// [`done`](Self::done) with it: a sanitizer takes the word of none for the others.
+    pub fn announce(&self, slot: U32<'k>, lane: U32<'k>, bytes: U32<'k>, load: impl FnOnce(MBarrier<'k>)) {
+        let known = self.slots.full(slot);
+        let first = || {
+            known.arrive_expecting(bytes);
+            load(known);
+        };
+        self.k.if_else(lane.eq(0), first, || known.arrive());
+        self.k.sync_warp();
+    }
+
     /// One warp says that there are no more units.
     pub fn end_units(&self, cursor: &Cursor<'k>, lane: U32<'k>) {
         let k = self.k;
@@ -234,14 +247,13 @@ impl<'k> Memory<'k> {
         let none = k.constant(0);
         k.if_(lane.eq(0), || {
             self.set_span(cursor.stage(), &Span { tiles: [none; 2], sequence: none, is_unit: none });
-            self.slots.full(cursor.stage()).arrive();
         });
+        self.slots.full(cursor.stage()).arrive();
     }
 
-    /// A warp is done with a unit.
-    pub fn done(&self, slots: &Cursor<'k>, lane: U32<'k>) {
-        self.k.sync_warp();
-        self.k.guard(lane.eq(0), || self.slots.empty(slots.stage()).arrive());
+    /// A lane is done with a unit.
+    pub fn done(&self, slots: &Cursor<'k>) {
+        self.slots.empty(slots.stage()).arrive();
         slots.advance();
     }
 
