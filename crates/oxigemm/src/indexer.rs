@@ -589,15 +589,16 @@ unsafe fn paged(device: &Device, arguments: &PagedMqaLogits, options: &GemmOptio
 unsafe fn share_out(device: &Device, arguments: &PagedMqaSchedule, options: &GemmOptions) -> Result<()> {
     multiprocessors(device, options)?;
     let ScheduleProblem { sequences, next, lengths_per_query, parts } = arguments.check()?;
+    let config = mqa_schedule::Config;
     let list = [
         Argument::Address(arguments.schedule.address),
         Argument::Address(arguments.context_lens.address),
         Argument::Number(sequences),
         Argument::Number(next),
         Argument::Number(lengths_per_query.into()),
-        Argument::Number(i32::MAX as u32),
+        Argument::Number(config.longest(sequences)),
         Argument::Number(parts),
     ];
     // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps them.
-    unsafe { launch(Config::Schedule(mqa_schedule::Config), 1, &list).run(device, options) }
+    unsafe { launch(Config::Schedule(config), 1, &list).run(device, options) }
 }

@@ -1,6 +1,7 @@
 //! Logits of an indexer, in `f64`.
 
 use oxigemm_kernels::indexer::TILE_KEYS;
+use oxigemm_kernels::mqa_schedule::Config;
 use rayon::prelude::*;
 
 use crate::check::Logits;
@@ -105,10 +106,11 @@ pub(crate) fn paged_mqa_logits_tensors(
 pub(crate) fn paged_mqa_schedule_tensors(context_lens: &Tensor, schedule: &mut Tensor) -> Result<()> {
     let next = context_lens.dims().get(1).copied().unwrap_or(1);
     let lengths = context_lens.to_vec::<i32>()?;
+    let longest = Config.longest((lengths.len() / next) as u32);
     let tiles: Vec<u64> = lengths
         .chunks(next)
-        .map(|lengths| lengths.iter().map(|&length| length.max(0) as u64).max().unwrap_or(0))
-        .map(|length| length.div_ceil(TILE_KEYS.into()))
+        .map(|lengths| lengths.iter().map(|&length| length.max(0) as u32).max().unwrap_or(0))
+        .map(|length| length.min(longest).div_ceil(TILE_KEYS).into())
         .collect();
     let (total, parts) = (tiles.iter().sum::<u64>(), schedule.dims()[0] as u64 - 1);
     let entry = |part: u64| {
