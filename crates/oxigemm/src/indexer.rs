@@ -34,6 +34,10 @@ use crate::tensor::Tensor;
 /// columns, and what a longer range has behind them is not stored. Ranges are numbers of the device that nobody else
 /// reads: what lies outside of `0..SKV` is cut off, and a range that ends before it starts is empty.
 ///
+/// Codes, scales and weights may be anything. A NaN among them makes logits NaN: one in a query or in its weights those of all keys that it
+/// sees, one in a key or in its scale those of all queries that see the key. (So NaN has a positive part, which is NaN.) An infinite
+/// weight of a head whose product is not above 0, and an infinite scale of a sum of 0, are NaN as well. Other logits stay as they are.
+///
 /// The tensor core multiplies, FP32 registers sum over heads; the same call gives the same bits. The call returns when the kernel
 /// is in the stream; it can be captured once the kernel is loaded. Of the options, `choice` means nothing here.
 ///
@@ -185,6 +189,9 @@ pub unsafe fn fp8_mqa_logits_raw(device: &Device, raw: &RawMqaLogits, options: &
 /// Lengths and pages are numbers of the device that nobody else reads. A length below 0 is 0, one above what logits have columns for
 /// or the table has pages for is cut off there; a page that is not one of the cache reads as zeros. Nothing outside of the
 /// operands is ever touched, also where the schedule is of other lengths, of which then some logits are not computed.
+///
+/// What is not finite does as told at [`fp8_mqa_logits`]; a page of zeros gives NaN to queries that have a NaN or a weight that is not
+/// finite.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.

@@ -1,6 +1,7 @@
 //! Logits of an indexer: the kernels in the simulator against the reference, whatever the schedule and the numbers.
 
 mod lengths;
+mod odd;
 mod refused;
 
 use crate::common::{same_bits, schedules, some_schedules};
