@@ -314,8 +314,12 @@ pub unsafe fn fp8_paged_mqa_logits_raw(
 ) -> Result<()> {
     let describe = Describe(device.id());
     let queries = raw.sequences.saturating_mul(raw.next);
-    let mut kv_cache =
-        describe.dense("kv_cache", DType::E4m3, &[raw.pages, raw.page_keys, 1, raw.dim + 4], raw.kv_cache);
+    let mut kv_cache = describe.dense(
+        "kv_cache",
+        DType::E4m3,
+        &[raw.pages, raw.page_keys, 1, raw.dim.saturating_add(4)],
+        raw.kv_cache,
+    );
     kv_cache.strides[0] = int(raw.page_pitch);
     let lengths = [raw.sequences, raw.next];
     let rank = if raw.lengths_per_query { 2 } else { 1 };

@@ -2,7 +2,8 @@
 
 use oxigemm::check::Logits;
 use oxigemm::{
-    DType, Device, GemmOptions, Tensor, fp8_mqa_logits, fp8_paged_mqa_logits, get_paged_mqa_logits_metadata,
+    DType, Device, GemmOptions, RawPagedMqaLogits, Tensor, fp8_mqa_logits, fp8_paged_mqa_logits,
+    fp8_paged_mqa_logits_raw, get_paged_mqa_logits_metadata,
 };
 
 /// The arguments of a prefill that are right.
@@ -148,5 +149,41 @@ fn what_breaks_a_rule_of_pages_is_refused_by_name() {
     ] {
         let result = get_paged_mqa_logits_metadata(&lengths, &mut schedule, &GemmOptions::default());
         assert_eq!(result.unwrap_err().argument(), Some(argument));
+    }
+}
+
+#[test]
+fn a_head_dimension_beyond_all_numbers_is_refused() {
+    let device = Device::sim();
+    let raw = RawPagedMqaLogits {
+        sequences: 1,
+        next: 1,
+        heads: 8,
+        dim: 32,
+        pages: 1,
+        page_keys: 16,
+        table_pages: 1,
+        columns: 16,
+        parts: 1,
+        q: 0,
+        kv_cache: 0,
+        page_pitch: 16 * 36,
+        weights: 0,
+        weights_pitch: 8,
+        context_lens: 0,
+        lengths_per_query: false,
+        block_table: 0,
+        table_pitch: 1,
+        schedule: 0,
+        logits: 0,
+        logits_pitch: 16,
+        logits_type: DType::F32,
+        clean: true,
+    };
+    for dim in [usize::MAX, usize::MAX - 3, i64::MAX as usize] {
+        let raw = RawPagedMqaLogits { dim, ..raw };
+        // SAFETY: what is refused touches nothing.
+        let refused = unsafe { fp8_paged_mqa_logits_raw(&device, &raw, &GemmOptions::default()) };
+        assert_eq!(refused.unwrap_err().argument(), Some("q"));
     }
 }
