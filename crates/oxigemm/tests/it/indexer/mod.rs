@@ -1,5 +1,6 @@
 //! Logits of an indexer: the kernels in the simulator against the reference, whatever the schedule and the numbers.
 
+mod layouts;
 mod lengths;
 mod odd;
 mod refused;
