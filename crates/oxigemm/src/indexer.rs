@@ -356,6 +356,9 @@ pub unsafe fn fp8_paged_mqa_logits_raw(
 /// threads: there should be as many as multiprocessors. It is computed on the device, and so can be captured together with
 /// the logits and replayed when lengths have changed.
 ///
+/// A length below 0 is 0. Lengths may be any above the columns of the logits, which are computed all the same; but the parts are then
+/// of unequal work, as the columns are not known here.
+///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
 ///
