@@ -44,3 +44,15 @@ pub fn call_us(
     let mut clock = Clock::new(cuda, Duration::from_millis(100))?;
     Ok(Some(clock.calls(&GemmOptions::default(), runs, call)?))
 }
+
+/// Elements that an operand may have: it is drawn on the host.
+const LARGEST: usize = 1 << 32;
+
+/// Refuses an operand that is too large, by the arguments that make it so.
+pub fn expect_room(arguments: &str, sizes: &[usize]) -> Result<(), Failure> {
+    let elements = sizes.iter().try_fold(1usize, |elements, &size| elements.checked_mul(size));
+    match elements {
+        Some(elements) if elements <= LARGEST => Ok(()),
+        _ => Err(format!("{arguments}: {sizes:?} are more than {LARGEST} elements").into()),
+    }
+}

@@ -7,6 +7,7 @@ use oxigemm::{DType, Device, GemmOptions, Tensor, random, reference, tf32_hc_pre
 use rayon::prelude::*;
 
 use crate::Failure;
+use crate::problem::dense;
 use crate::verdict::Verdict;
 
 /// The largest distance from the exact product with weights of TF32. (The peer's tests allow 1e-8, from torch's.)
@@ -21,10 +22,16 @@ pub struct HcSpec {
     pub n: usize,
     pub k: usize,
     pub splits: Option<usize>,
+    /// Whether operands end where their memory does.
+    pub at_end: bool,
     pub seed: u64,
 }
 
 impl HcSpec {
+    pub fn new([m, n, k]: [usize; 3], splits: Option<usize>, seed: u64) -> HcSpec {
+        HcSpec { m, n, k, splits, at_end: false, seed }
+    }
+
     /// Bytes that cross the memory bus at least once.
     pub fn bytes(&self) -> f64 {
         let splits = self.splits.unwrap_or(1);
@@ -35,7 +42,8 @@ impl HcSpec {
 impl fmt::Display for HcSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "hc m{} n{} k{}", self.m, self.n, self.k)?;
-        self.splits.map_or(Ok(()), |splits| write!(f, " splits{splits}"))
+        self.splits.map_or(Ok(()), |splits| write!(f, " splits{splits}"))?;
+        f.write_str(if self.at_end { " at the end of memory" } else { "" })
     }
 }
 
@@ -61,22 +69,26 @@ impl HcHost {
     }
 
     pub fn upload(&self, device: &Device) -> Result<HcOperands, Failure> {
-        let HcSpec { m, n, k, splits, .. } = self.spec;
+        let HcSpec { m, n, k, splits, at_end, .. } = self.spec;
         let [d, sqr_sum] = match splits {
             None => [vec![m, n], vec![m]],
             Some(splits) => [vec![splits, m, n], vec![splits, m]],
         };
+        let zeros = |dims: &[usize]| {
+            let bytes = vec![0; dims.iter().product::<usize>() * DType::F32.size()];
+            dense(DType::F32, &bytes, dims, at_end, device)
+        };
         Ok(HcOperands {
-            a: Tensor::from_bytes(DType::Bf16, &self.a, &[m, k], device)?,
-            b: Tensor::from_slice(&self.b, &[n, k], device)?,
-            d: Tensor::zeros(DType::F32, &d, device)?,
-            sqr_sum: Tensor::zeros(DType::F32, &sqr_sum, device)?,
+            a: dense(DType::Bf16, &self.a, &[m, k], at_end, device)?,
+            b: dense(DType::F32, &DType::F32.encode(&self.b), &[n, k], at_end, device)?,
+            d: zeros(&d)?,
+            sqr_sum: zeros(&sqr_sum)?,
         })
     }
 
     /// Compares some rows, whose splits are added.
     pub fn judge(&self, operands: &HcOperands) -> Result<Verdict, Failure> {
-        let HcSpec { m, n, k, splits, seed } = self.spec;
+        let HcSpec { m, n, k, splits, seed, .. } = self.spec;
         let (d, squares) = (operands.d.to_vec_f32()?, operands.sqr_sum.to_vec_f32()?);
         let rows: Vec<usize> = match m {
             0..=SAMPLED => (0..m).collect(),

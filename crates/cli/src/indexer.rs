@@ -1,6 +1,6 @@
 //! Logits of an indexer: drawn operands, their upload, the call, and whether the result is right.
 
-use std::fmt;
+mod spec;
 
 use oxigemm::check::Logits;
 use oxigemm::metrics::calc_diff;
@@ -10,7 +10,9 @@ use oxigemm::{
 };
 
 use crate::Failure;
+use crate::problem::dense;
 use crate::verdict::{UNQUANTIZED_LIMIT, Verdict};
+pub use spec::{PagedSpec, PrefillSpec, Ranges};
 
 /// The largest distance from the logits of the quantized operands, as the peer's tests have it.
 const DIFF_LIMIT: f64 = 5e-6;
@@ -25,166 +27,6 @@ const UNTOUCHED: f32 = 7.0;
 const DISTINCT: usize = 1 << 16;
 /// Queries of a large case that are looked at, and keys of each.
 const SAMPLED: [usize; 2] = [24, 512];
-
-/// Which keys queries see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ranges {
-    /// All before the query's own, as if they were the last of the keys.
-    Causal,
-    /// Any, also outside of the keys and backwards.
-    Wild,
-}
-
-/// Logits of a prefill.
-#[derive(Clone, Copy, Debug)]
-pub struct PrefillSpec {
-    pub heads: usize,
-    pub dim: usize,
-    pub queries: usize,
-    pub keys: usize,
-    pub ranges: Ranges,
-    pub form: Logits,
-    pub dtype: DType,
-    pub seed: u64,
-}
-
-/// Logits of keys in pages.
-#[derive(Clone, Debug)]
-pub struct PagedSpec {
-    pub heads: usize,
-    pub dim: usize,
-    pub next: usize,
-    /// One for each sequence, or for each query.
-    pub lengths: Vec<i32>,
-    pub per_query: bool,
-    pub page_keys: usize,
-    /// Columns of the logits.
-    pub columns: usize,
-    /// Whether the table names some pages that do not exist.
-    pub wild: bool,
-    pub clean: bool,
-    pub dtype: DType,
-    pub parts: Option<usize>,
-    pub seed: u64,
-}
-
-impl PrefillSpec {
-    pub fn new([heads, dim]: [usize; 2], [queries, keys]: [usize; 2], ranges: Ranges) -> PrefillSpec {
-        let (form, dtype) = (Logits::Clean, DType::F32);
-        PrefillSpec { heads, dim, queries, keys, ranges, form, dtype, seed: 1 }
-    }
-
-    fn range(&self, query: usize) -> [i32; 2] {
-        match self.ranges {
-            Ranges::Causal => [0, (self.keys + query) as i32 + 1 - self.queries as i32],
-            Ranges::Wild => [0, 1].map(|end| {
-                let bits = random::bits(self.seed + 77, (2 * query + end) as u64);
-                match bits >> 56 {
-                    0..8 => i32::MIN,
-                    8..16 => i32::MAX,
-                    _ => (bits % (self.keys as u64 + 40)) as i32 - 20,
-                }
-            }),
-        }
-    }
-
-    /// The keys that a query sees.
-    fn seen(&self, query: usize) -> std::ops::Range<usize> {
-        let [start, end] = self.range(query).map(|bound| (bound.max(0) as usize).min(self.keys));
-        start..end.max(start)
-    }
-
-    /// Pairs of a query and a key that it sees.
-    pub fn pairs(&self) -> f64 {
-        (0..self.queries).map(|query| self.seen(query).len() as f64).sum()
-    }
-
-    /// Bytes that cross the memory bus at least once.
-    pub fn bytes(&self) -> f64 {
-        let PrefillSpec { heads, dim, queries, keys, .. } = *self;
-        let logits = queries * keys * self.dtype.size();
-        (queries * heads * (dim + 4) + keys * (dim + 4) + queries * 8 + logits) as f64
-    }
-}
-
-impl fmt::Display for PrefillSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PrefillSpec { heads, dim, queries, keys, ranges, form, dtype, seed } = self;
-        write!(f, "mqa sq{queries} sk{keys} h{heads} d{dim} {ranges:?} {form:?} {dtype} seed {seed}")
-    }
-}
-
-impl PagedSpec {
-    pub fn new([heads, dim]: [usize; 2], next: usize, lengths: Vec<i32>) -> PagedSpec {
-        let columns = lengths.iter().copied().max().unwrap_or(0).max(1) as usize;
-        PagedSpec {
-            heads,
-            dim,
-            next,
-            lengths,
-            per_query: false,
-            page_keys: 64,
-            columns,
-            wild: false,
-            clean: true,
-            dtype: DType::F32,
-            parts: None,
-            seed: 1,
-        }
-    }
-
-    pub fn sequences(&self) -> usize {
-        if self.per_query { self.lengths.len() / self.next } else { self.lengths.len() }
-    }
-
-    fn queries(&self) -> usize {
-        self.sequences() * self.next
-    }
-
-    fn table_pages(&self) -> usize {
-        self.columns.div_ceil(self.page_keys)
-    }
-
-    /// Pages of the cache: about as many as the sequences have together.
-    fn pages(&self) -> usize {
-        let keys: usize = self.lengths.iter().map(|&length| length.max(0) as usize).sum();
-        (keys / self.page_keys / if self.per_query { self.next } else { 1 }).clamp(3, 1 << 20)
-    }
-
-    /// How many keys a query sees.
-    fn seen(&self, query: usize) -> usize {
-        let length = match self.per_query {
-            true => i64::from(self.lengths[query]),
-            false => i64::from(self.lengths[query / self.next]) - (self.next - 1 - query % self.next) as i64,
-        };
-        (length.max(0) as usize).min(self.columns)
-    }
-
-    /// Pairs of a query and a key that it sees.
-    pub fn pairs(&self) -> f64 {
-        (0..self.queries()).map(|query| self.seen(query) as f64).sum()
-    }
-
-    /// Bytes that cross the memory bus at least once.
-    pub fn bytes(&self) -> f64 {
-        let longest = |sequence: usize| (0..self.next).map(|n| self.seen(sequence * self.next + n)).max();
-        let keys: usize = (0..self.sequences()).filter_map(longest).sum();
-        let logits = self.pairs() * self.dtype.size() as f64;
-        (keys * (self.dim + 4) + self.queries() * self.heads * (self.dim + 4)) as f64 + logits
-    }
-}
-
-impl fmt::Display for PagedSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PagedSpec { heads, dim, next, per_query, page_keys, columns, wild, clean, dtype, seed, .. } =
-            self;
-        write!(f, "paged_mqa b{} n{next} h{heads} d{dim} pages of {page_keys}", self.sequences())?;
-        write!(
-            f,
-            " {columns} columns, per query {per_query}, wild {wild}, clean {clean}, {dtype} seed {seed}"
-        )
-    }
-}
 
 /// Rows that are quantized with a scale each.
 struct Rows {
@@ -336,20 +178,21 @@ impl PrefillHost {
     }
 
     pub fn upload(&self, device: &Device) -> Result<PrefillOperands, Failure> {
-        let PrefillSpec { heads, dim, queries, keys, form, dtype, .. } = self.spec;
+        let PrefillSpec { heads, dim, queries, keys, form, dtype, at_end, .. } = self.spec;
+        let upload = Upload { at_end, device };
         let bounds = [0, 1].map(|end| {
             let bounds: Vec<i32> = (0..queries).map(|query| self.spec.range(query)[end]).collect();
-            Tensor::from_slice(&bounds, &[queries], device)
+            upload.integers(&bounds, &[queries])
         });
         let [starts, ends] = bounds;
         Ok(PrefillOperands {
             form,
-            q: Tensor::from_bytes(DType::E4m3, &self.queries.codes, &[queries, heads, dim], device)?,
-            kv: Tensor::from_bytes(DType::E4m3, &self.keys.codes, &[keys, dim], device)?,
-            kv_scales: Tensor::from_slice(&self.keys.scales, &[keys], device)?,
-            weights: Tensor::from_slice(&self.queries.weights, &[queries, heads], device)?,
+            q: upload.codes(&self.queries.codes, &[queries, heads, dim])?,
+            kv: upload.codes(&self.keys.codes, &[keys, dim])?,
+            kv_scales: upload.floats(DType::F32, &self.keys.scales, &[keys])?,
+            weights: upload.floats(DType::F32, &self.queries.weights, &[queries, heads])?,
             bounds: [starts?, ends?],
-            logits: untouched(dtype, [queries, keys], device)?,
+            logits: upload.untouched(dtype, [queries, keys])?,
         })
     }
 
@@ -381,8 +224,33 @@ impl PrefillOperands {
     }
 }
 
-fn untouched(dtype: DType, [rows, columns]: [usize; 2], device: &Device) -> Result<Tensor, Failure> {
-    Ok(Tensor::from_f32(dtype, &vec![UNTOUCHED; rows * columns], &[rows, columns], device)?)
+/// Where operands are put.
+struct Upload<'a> {
+    at_end: bool,
+    device: &'a Device,
+}
+
+impl Upload<'_> {
+    fn bytes(&self, dtype: DType, bytes: &[u8], dims: &[usize]) -> Result<Tensor, Failure> {
+        dense(dtype, bytes, dims, self.at_end, self.device)
+    }
+
+    fn codes(&self, codes: &[u8], dims: &[usize]) -> Result<Tensor, Failure> {
+        self.bytes(DType::E4m3, codes, dims)
+    }
+
+    fn floats(&self, dtype: DType, values: &[f32], dims: &[usize]) -> Result<Tensor, Failure> {
+        self.bytes(dtype, &dtype.encode(values), dims)
+    }
+
+    fn integers(&self, values: &[i32], dims: &[usize]) -> Result<Tensor, Failure> {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.bytes(DType::I32, &bytes, dims)
+    }
+
+    fn untouched(&self, dtype: DType, [rows, columns]: [usize; 2]) -> Result<Tensor, Failure> {
+        self.floats(dtype, &vec![UNTOUCHED; rows * columns], &[rows, columns])
+    }
 }
 
 /// Sequences with their data.
@@ -430,15 +298,16 @@ impl PagedHost {
         let dims = if spec.per_query { vec![sequences, next] } else { vec![sequences] };
         // As many parts as multiprocessors; the reference computes everything whatever they are.
         let parts = spec.parts.unwrap_or_else(|| device.limits().map_or(1, |limits| limits.sms as usize));
+        let upload = Upload { at_end: spec.at_end, device };
         Ok(PagedOperands {
             clean: spec.clean,
-            q: Tensor::from_bytes(DType::E4m3, &self.queries.codes, &[sequences, next, heads, dim], device)?,
-            kv_cache: Tensor::from_bytes(DType::E4m3, &cache, &[pages, page_keys, 1, dim + 4], device)?,
-            weights: Tensor::from_slice(&self.queries.weights, &[queries, heads], device)?,
-            lengths: Tensor::from_slice(&spec.lengths, &dims, device)?,
-            table: Tensor::from_slice(&self.table, &[sequences, spec.table_pages()], device)?,
-            schedule: Tensor::zeros(DType::I32, &[parts + 1, 2], device)?,
-            logits: untouched(spec.dtype, [queries, columns], device)?,
+            q: upload.codes(&self.queries.codes, &[sequences, next, heads, dim])?,
+            kv_cache: upload.codes(&cache, &[pages, page_keys, 1, dim + 4])?,
+            weights: upload.floats(DType::F32, &self.queries.weights, &[queries, heads])?,
+            lengths: upload.integers(&spec.lengths, &dims)?,
+            table: upload.integers(&self.table, &[sequences, spec.table_pages()])?,
+            schedule: upload.integers(&vec![0; 2 * (parts + 1)], &[parts + 1, 2])?,
+            logits: upload.untouched(spec.dtype, [queries, columns])?,
         })
     }
 

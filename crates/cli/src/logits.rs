@@ -2,8 +2,10 @@
 
 use oxigemm::check::Logits;
 use oxigemm::{DType, Device, GemmOptions};
+use oxigemm_kernels::indexer::{DIMS, HEADS};
+use oxigemm_kernels::mqa_paged::{MAX_NEXT, PAGE_SIZES};
 
-use crate::found::{Found, call_us};
+use crate::found::{Found, call_us, expect_room};
 use crate::indexer::{PagedHost, PagedSpec, PrefillHost, PrefillSpec, Ranges};
 use crate::{Common, Failure, Outcome};
 
@@ -11,10 +13,10 @@ use crate::{Common, Failure, Outcome};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Heads of a query: 8, 16, 32 or 64.
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, value_parser = one_of(HEADS))]
     heads: usize,
     /// Elements of a head: 32, 64 or 128.
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 128, value_parser = one_of(DIMS))]
     dim: usize,
     /// Queries of a prefill, of which each sees the keys before its own.
     #[arg(long, default_value_t = 16)]
@@ -29,20 +31,30 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', value_name = "LENGTHS")]
     paged: Vec<i32>,
     /// Queries of each of those: 1 to 4.
-    #[arg(long, default_value_t = 1, requires = "paged")]
+    #[arg(long, default_value_t = 1, requires = "paged", value_parser = one_of([1, 2, 3, MAX_NEXT]))]
     next: usize,
     /// Keys of a page: 16, 32, 64 or 128.
-    #[arg(long, default_value_t = 64, requires = "paged")]
+    #[arg(long, default_value_t = 64, requires = "paged", value_parser = one_of(PAGE_SIZES))]
     page: usize,
     /// The type of the logits: f32 or bf16.
     #[arg(long, default_value = "f32")]
     logits: DType,
     /// What the operands are drawn from.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(..1 << 63))]
     seed: u64,
     /// Calls that are timed on a GPU; 0 for none.
     #[arg(long, default_value_t = 20)]
     runs: usize,
+}
+
+/// Reads a size that there are kernels for.
+fn one_of<const N: usize>(
+    sizes: [u32; N],
+) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
+    move |word| match word.parse() {
+        Ok(size) if sizes.contains(&size) => Ok(size as usize),
+        _ => Err(format!("expected one of {sizes:?}")),
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -69,12 +81,15 @@ fn prefill(args: &Args, device: &Device) -> Result<Found, Failure> {
         Form::Partial => Logits::Partial,
         Form::Compressed => Logits::Compressed,
     };
-    let sizes = ([args.heads, args.dim], [args.queries, args.keys]);
+    let Args { heads, dim, queries, keys, .. } = *args;
+    expect_room("--queries", &[queries, heads, dim])?;
+    expect_room("--keys", &[keys, dim])?;
+    expect_room("--queries and --keys", &[queries, keys])?;
     let spec = PrefillSpec {
         form,
         dtype: args.logits,
         seed: args.seed,
-        ..PrefillSpec::new(sizes.0, sizes.1, Ranges::Causal)
+        ..PrefillSpec::new([heads, dim], [queries, keys], Ranges::Causal)
     };
     let host = PrefillHost::draw(spec);
     let mut operands = host.upload(device)?;
@@ -90,6 +105,9 @@ fn paged(args: &Args, device: &Device) -> Result<Found, Failure> {
         seed: args.seed,
         ..PagedSpec::new([args.heads, args.dim], args.next, args.paged.clone())
     };
+    let keys = spec.lengths.iter().map(|&length| length.max(0) as usize).sum();
+    expect_room("--paged", &[keys, spec.dim])?;
+    expect_room("--paged", &[spec.sequences(), spec.next, spec.columns])?;
     let problem = spec.to_string();
     let host = PagedHost::draw(spec);
     let mut operands = host.upload(device)?;

@@ -2,7 +2,7 @@
 
 use oxigemm::GemmOptions;
 
-use crate::found::{Found, call_us};
+use crate::found::{Found, call_us, expect_room};
 use crate::hc::{HcHost, HcSpec};
 use crate::{Common, Outcome};
 
@@ -32,6 +32,9 @@ pub struct Args {
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
     let Args { m, n, k, splits, seed, .. } = *args;
+    expect_room("-m and -k", &[m, k])?;
+    expect_room("-n and -k", &[n, k])?;
+    expect_room("--splits, -m and -n", &[splits.unwrap_or(1), m, n])?;
     let device = common.device()?;
     let spec = HcSpec { m, n, k, splits, seed };
     let host = HcHost::draw(spec);

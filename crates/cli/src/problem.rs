@@ -305,16 +305,30 @@ fn matrix(
 ) -> Result<Tensor, Failure> {
     let size = dtype.size();
     let pitch = ((columns * size).div_ceil(16) + spec.ab_padding) * 16;
-    let span = rows * pitch;
-    let len = if spec.at_end { span.next_multiple_of(PAGE) } else { span };
-    let mut bytes = vec![POISON; len];
-    let first = len - span;
+    let mut bytes = vec![POISON; rows * pitch];
     for (row, elements) in elements.chunks((columns * size).max(1)).enumerate() {
-        bytes[first + row * pitch..][..elements.len()].copy_from_slice(elements);
+        bytes[row * pitch..][..elements.len()].copy_from_slice(elements);
     }
-    let memory = Tensor::from_bytes(dtype, &bytes, &[len / size], device)?;
-    let rows = memory.narrow(0, first / size, span / size)?.view(&[rows, pitch / size])?;
-    Ok(rows.narrow(1, 0, columns)?)
+    Ok(dense(dtype, &bytes, &[rows, pitch / size], spec.at_end, device)?.narrow(1, 0, columns)?)
+}
+
+/// A tensor without gaps. At the end, there is poison before it, and behind it no memory at all.
+pub fn dense(
+    dtype: DType,
+    bytes: &[u8],
+    dims: &[usize],
+    at_end: bool,
+    device: &Device,
+) -> Result<Tensor, Failure> {
+    if !at_end {
+        return Ok(Tensor::from_bytes(dtype, bytes, dims, device)?);
+    }
+    let (len, size) = (bytes.len().next_multiple_of(PAGE), dtype.size());
+    let first = len - bytes.len();
+    let mut all = vec![POISON; len];
+    all[first..].copy_from_slice(bytes);
+    let memory = Tensor::from_bytes(dtype, &all, &[len / size], device)?;
+    Ok(memory.narrow(0, first / size, bytes.len() / size)?.view(dims)?)
 }
 
 /// An operand `[rows, K]` of products that are added up, as `[slabs, rows, K of each]`, with poison behind every row.

@@ -96,6 +96,13 @@ impl Config {
         SharedMap::new().bytes
     }
 
+    /// What a length counts as at most, so that the tiles of so many sequences are counted in 32 bits. Logits of more keys than
+    /// that would take a terabyte.
+    pub fn longest(&self, sequences: u32) -> u32 {
+        let tiles = u32::MAX / sequences.max(1);
+        tiles.saturating_mul(TILE_KEYS).min(i32::MAX as u32)
+    }
+
     /// Builds the kernel.
     pub fn build(&self) -> Result<Module, BuildError> {
         build(self)
@@ -206,5 +213,22 @@ impl<'k> Scan<'k> {
         }
         k.sync_threads();
         (before + up_to - own, all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_are_counted_in_32_bits_and_those_of_any_logits_are_all_counted() {
+        for sequences in [0, 1, 2, 255, 256, 257, 300, 1 << 20, i32::MAX as u32] {
+            let longest = Config.longest(sequences);
+            let tiles = u64::from(sequences) * u64::from(longest.div_ceil(TILE_KEYS));
+            assert!(tiles <= u32::MAX.into(), "{sequences} sequences");
+            // A key more of each, in BF16.
+            let bytes = u64::from(sequences) * (u64::from(longest) + 1) * 2;
+            assert!(longest == i32::MAX as u32 || bytes > 1 << 39, "{sequences} sequences");
+        }
     }
 }

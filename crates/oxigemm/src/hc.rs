@@ -24,7 +24,7 @@ use crate::tensor::Tensor;
 /// | `sqr_sum` | `[M]` or `[splits, M]` | f32 | contiguous |
 ///
 /// B is rounded to TF32, 11 bits. What is then larger than the largest BF16 number
-/// counts as infinite. Sums are FP32. With splits, whoever uses them adds them; each sums its part of K: of the blocks of 64 the first has the
+/// counts as infinite. What is not finite gives sums that are infinite or NaN, of its row or of its column alone. Sums are FP32. With splits, whoever uses them adds them; each sums its part of K: of the blocks of 64 the first has the
 /// first, the second has the second, and so on in turn. Without, all of K is summed here, in an order that depends on the shape and on how many multiprocessors there are. The same call
 /// gives the same bits. With [`GemmOptions::batch_invariant`] nothing but K and the splits decides the order.
 ///

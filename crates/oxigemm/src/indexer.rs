@@ -34,6 +34,10 @@ use crate::tensor::Tensor;
 /// columns, and what a longer range has behind them is not stored. Ranges are numbers of the device that nobody else
 /// reads: what lies outside of `0..SKV` is cut off, and a range that ends before it starts is empty.
 ///
+/// Codes, scales and weights may be anything. A NaN among them makes logits NaN: one in a query or in its weights those of all keys that it
+/// sees, one in a key or in its scale those of all queries that see the key. (So NaN has a positive part, which is NaN.) An infinite
+/// weight of a head whose product is not above 0, and an infinite scale of a sum of 0, are NaN as well. Other logits stay as they are.
+///
 /// The tensor core multiplies, FP32 registers sum over heads; the same call gives the same bits. The call returns when the kernel
 /// is in the stream; it can be captured once the kernel is loaded. Of the options, `choice` means nothing here.
 ///
@@ -186,6 +190,9 @@ pub unsafe fn fp8_mqa_logits_raw(device: &Device, raw: &RawMqaLogits, options: &
 /// or the table has pages for is cut off there; a page that is not one of the cache reads as zeros. Nothing outside of the
 /// operands is ever touched, also where the schedule is of other lengths, of which then some logits are not computed.
 ///
+/// What is not finite does as told at [`fp8_mqa_logits`]; a page of zeros gives NaN to queries that have a NaN or a weight that is not
+/// finite.
+///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
 ///
@@ -307,8 +314,12 @@ pub unsafe fn fp8_paged_mqa_logits_raw(
 ) -> Result<()> {
     let describe = Describe(device.id());
     let queries = raw.sequences.saturating_mul(raw.next);
-    let mut kv_cache =
-        describe.dense("kv_cache", DType::E4m3, &[raw.pages, raw.page_keys, 1, raw.dim + 4], raw.kv_cache);
+    let mut kv_cache = describe.dense(
+        "kv_cache",
+        DType::E4m3,
+        &[raw.pages, raw.page_keys, 1, raw.dim.saturating_add(4)],
+        raw.kv_cache,
+    );
     kv_cache.strides[0] = int(raw.page_pitch);
     let lengths = [raw.sequences, raw.next];
     let rank = if raw.lengths_per_query { 2 } else { 1 };
@@ -344,6 +355,9 @@ pub unsafe fn fp8_paged_mqa_logits_raw(
 /// `context_lens` is `[B]` or `[B, N]` i32, `schedule` `[parts + 1, 2]` i32, both contiguous. A part is computed by one block of
 /// threads: there should be as many as multiprocessors. It is computed on the device, and so can be captured together with
 /// the logits and replayed when lengths have changed.
+///
+/// A length below 0 is 0. Lengths may be any above the columns of the logits, which are computed all the same; but the parts are then
+/// of unequal work, as the columns are not known here.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -589,15 +603,16 @@ unsafe fn paged(device: &Device, arguments: &PagedMqaLogits, options: &GemmOptio
 unsafe fn share_out(device: &Device, arguments: &PagedMqaSchedule, options: &GemmOptions) -> Result<()> {
     multiprocessors(device, options)?;
     let ScheduleProblem { sequences, next, lengths_per_query, parts } = arguments.check()?;
+    let config = mqa_schedule::Config;
     let list = [
         Argument::Address(arguments.schedule.address),
         Argument::Address(arguments.context_lens.address),
         Argument::Number(sequences),
         Argument::Number(next),
         Argument::Number(lengths_per_query.into()),
-        Argument::Number(i32::MAX as u32),
+        Argument::Number(config.longest(sequences)),
         Argument::Number(parts),
     ];
     // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps them.
-    unsafe { launch(Config::Schedule(mqa_schedule::Config), 1, &list).run(device, options) }
+    unsafe { launch(Config::Schedule(config), 1, &list).run(device, options) }
 }

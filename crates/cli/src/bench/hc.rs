@@ -53,7 +53,7 @@ pub fn run(common: &Common, cuda: &Cuda, args: &Args) -> Outcome {
     let copy = Anchor::dense_fp8().copy_gb_per_s;
     let mut clock = args.clock(cuda)?;
     let mut rows = Vec::new();
-    let specs = CASES.map(|(m, k, splits)| HcSpec { m, n: 24, k, splits, seed: 1 });
+    let specs = CASES.map(|(m, k, splits)| HcSpec::new([m, 24, k], splits, 1));
     let longest_name = specs.iter().map(|spec| spec.to_string().len()).max().unwrap_or(0);
     let table = (!common.json).then(|| LiveTable::new(COLUMNS, longest_name));
     let bar = progress(specs.len());

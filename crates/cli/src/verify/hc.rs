@@ -14,6 +14,7 @@ const SPLITS: [Option<usize>; 5] = [None, Some(1), Some(2), Some(16), Some(100)]
 pub fn checks() -> Vec<Check> {
     vec![
         Check::anywhere("hc prenorm: random shapes", random_cases),
+        Check::anywhere("hc prenorm: operands at the end of memory", at_the_end),
         Check::anywhere("hc prenorm: repeats give the same bits", repeats),
     ]
 }
@@ -39,7 +40,7 @@ fn random_cases(setup: &Setup) -> Result<String, Failure> {
         // Rows of BF16 begin at multiples of 16 bytes.
         let k = 8 * (1 + draw.below(if simulated { 120 } else { 1200 }));
         let n = COLUMNS[i % COLUMNS.len()];
-        let spec = HcSpec { m, n, k, splits: draw.of(&SPLITS), seed: draw.below(1 << 20) as u64 };
+        let spec = HcSpec::new([m, n, k], draw.of(&SPLITS), draw.below(1 << 20) as u64);
         // Few blocks have parts of several rows and splits each.
         let options = GemmOptions {
             num_sms: draw.of(&[None, None, Some(1), Some(5), Some(50)]),
@@ -50,10 +51,19 @@ fn random_cases(setup: &Setup) -> Result<String, Failure> {
     }))
 }
 
+fn at_the_end(setup: &Setup) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup, 52);
+    tally((0..setup.count(24)).map(|i| {
+        let (m, k) = (1 + draw.below(300), 8 * (1 + draw.below(100)));
+        let spec = HcSpec::new([m, COLUMNS[i % COLUMNS.len()], k], draw.of(&SPLITS), i as u64);
+        check(setup, HcSpec { at_end: true, ..spec }, &GemmOptions::default())
+    }))
+}
+
 fn repeats(setup: &Setup) -> Result<String, Failure> {
     let m = if setup.device.as_cuda().is_some() { 1000 } else { 130 };
     for k in [640, 7168].into_iter().take(if setup.device.as_cuda().is_some() { 2 } else { 1 }) {
-        let host = HcHost::draw(HcSpec { m, n: 24, k, splits: None, seed: 3 });
+        let host = HcHost::draw(HcSpec::new([m, 24, k], None, 3));
         let mut operands = host.upload(&setup.device)?;
         setup.same_bits_again(&format_args!("k={k}"), || {
             operands.run(&GemmOptions::default())?;
@@ -69,7 +79,7 @@ pub fn same_bits_as_simulated(setup: &Setup) -> Result<String, Failure> {
     let mut cases = 0;
     for (i, n) in COLUMNS.into_iter().enumerate() {
         for (j, k) in [64, 200, 2048].into_iter().enumerate() {
-            let spec = HcSpec { m: 150, n, k, splits: SPLITS[(i + j) % 4], seed: 5 };
+            let spec = HcSpec::new([150, n, k], SPLITS[(i + j) % 4], 5);
             setup.now(format!("{spec} on both"));
             let host = HcHost::draw(spec);
             let bits = |device: &Device| -> Result<Vec<u8>, Failure> {

@@ -22,12 +22,14 @@ const PAGES: [usize; 4] = [16, 32, 64, 128];
 pub fn checks() -> Vec<Check> {
     vec![
         Check::anywhere("mqa logits: random shapes and ranges", random_prefills),
+        Check::anywhere("mqa logits: operands at the end of memory", prefills_at_the_end),
         Check::anywhere("mqa logits: repeats give the same bits", prefill_repeats),
         Check::anywhere("mqa logits: sizes of zero", prefills_of_nothing),
         Check::anywhere("mqa logits: bad arguments", bad_arguments),
         Check::with_kernels("mqa logits: a limited number of multiprocessors", limited),
         Check::with_kernels("mqa logits: raw pointers", raw_prefill),
         Check::anywhere("paged mqa logits: random shapes, lengths and pages", random_pages),
+        Check::anywhere("paged mqa logits: operands at the end of memory", pages_at_the_end),
         Check::anywhere("paged mqa logits: repeats give the same bits", paged_repeats),
         Check::anywhere("paged mqa logits: no keys at all", pages_of_nothing),
         Check::with_kernels("paged mqa logits: a graph is replayed with other lengths", replayed),
@@ -139,6 +141,25 @@ fn random_pages(setup: &Setup) -> Result<String, Failure> {
         let Heads { heads, dim } = all[i * 5 % all.len()];
         let spec = paged(&mut draw, [heads as usize, dim as usize]);
         check_paged(setup, spec)
+    }))
+}
+
+fn prefills_at_the_end(setup: &Setup) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup, 44);
+    tally((0..setup.count(40)).map(|_| {
+        let heads = heads(&mut draw);
+        let spec = prefill(&mut draw, heads);
+        // Scales begin at a multiple of 16 bytes, and are to end at one.
+        let spec = PrefillSpec { keys: spec.keys.next_multiple_of(4), at_end: true, ..spec };
+        check_prefill(setup, spec, &GemmOptions::default())
+    }))
+}
+
+fn pages_at_the_end(setup: &Setup) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup, 45);
+    tally((0..setup.count(40)).map(|_| {
+        let heads = heads(&mut draw);
+        check_paged(setup, PagedSpec { at_end: true, ..paged(&mut draw, heads) })
     }))
 }
 
@@ -316,7 +337,7 @@ fn no_allocations(setup: &Setup) -> Result<String, Failure> {
     let mut prefill =
         PrefillHost::draw(PrefillSpec::new([64, 128], [8, 300], Ranges::Wild)).upload(device)?;
     let mut paged = PagedHost::draw(PagedSpec::new([64, 128], 1, vec![300, 70])).upload(device)?;
-    let mut hc = HcHost::draw(HcSpec { m: 40, n: 24, k: 640, splits: None, seed: 1 }).upload(device)?;
+    let mut hc = HcHost::draw(HcSpec::new([40, 24, 640], None, 1)).upload(device)?;
     let mut calls = || {
         prefill.run(&options)?;
         paged.plan(&options)?;
@@ -400,14 +421,19 @@ pub fn same_bits_as_simulated(setup: &Setup) -> Result<String, Failure> {
                 Ok(operands.logits.to_bytes()?)
             };
             compare(bits(&setup.device)?, bits(&simulated)?, spec.to_string())?;
+            let (next, per_query) = (1 + (i + turn) % 4, (i / 4 + turn) % 2 == 1);
+            // Longer and shorter queries of one sequence, and some that see nothing.
+            let lengths = [700, 0, 33, 128, 400, 699, -1, 257].into_iter().cycle();
             let spec = PagedSpec {
+                per_query,
                 page_keys: PAGES[(i + turn) % 4],
                 columns: 700,
                 wild: true,
+                clean: (i / 2 + turn) % 2 == 0,
                 dtype: TYPES[(i + turn) % 2],
                 parts: Some(5),
                 seed: i as u64,
-                ..PagedSpec::new(sizes, 1 + (i + turn) % 4, vec![700, 0, 33, 128, 400])
+                ..PagedSpec::new(sizes, next, lengths.take(if per_query { 5 * next } else { 5 }).collect())
             };
             let what = spec.to_string();
             setup.now(format!("{what} on both"));

@@ -12,7 +12,6 @@ fn logits_are_computed_checked_and_refused() {
         ["logits", "--device", "sim", "--heads", "8", "--dim", "32", "--paged", "100,0,33", "--page", "16"];
     let text = stdout(&oxigemm(&[&paged[..], &["--next", "2", "--logits", "bf16"]].concat()));
     assert!(text.contains("right"), "{text}");
-    assert!(refused(&["logits", "--device", "sim", "--heads", "9"]).1.contains("`q` has the wrong shape"));
     assert!(refused(&["logits", "--device", "sim", "--page", "16"]).1.contains("--paged"));
 }
 
@@ -27,6 +26,43 @@ fn hyper_connections_are_computed_checked_and_refused() {
     }
     assert!(refused(&hc(&["-m", "5", "-n", "9", "-k", "64"])).1.contains("`b` has the wrong shape"));
     assert!(refused(&hc(&["-m", "5", "-k", "0"])).1.contains("`a` has the wrong shape"));
+    let huge = usize::MAX.to_string();
+    for (name, size) in [("-m", ["-m", &huge, "-k", "64"]), ("-k", ["-m", "1", "-k", &huge])] {
+        assert!(refused(&hc(&size)).1.contains(name), "{size:?}");
+    }
+}
+
+#[test]
+fn logits_of_nothing_are_right_and_sizes_without_a_kernel_or_room_are_refused_by_name() {
+    for nothing in [&["--queries", "0"][..], &["--keys", "0"], &["--paged", "0,0"], &["--paged=-5"]] {
+        let arguments = ["logits", "--device", "sim", "--heads", "8", "--dim", "32"];
+        let text = stdout(&oxigemm(&[&arguments[..], nothing].concat()));
+        assert!(text.contains("right"), "{nothing:?}: {text}");
+    }
+    let huge = usize::MAX.to_string();
+    for (name, value) in [
+        ("--heads", "0"),
+        ("--heads", "9"),
+        ("--heads", &huge),
+        ("--dim", "0"),
+        ("--dim", "33"),
+        ("--dim", &huge),
+        ("--page", "0"),
+        ("--page", "48"),
+        ("--page", &huge),
+        ("--next", "0"),
+        ("--next", "5"),
+        ("--next", &huge),
+        ("--queries", &huge),
+        ("--queries", "100000000000"),
+        ("--keys", &huge),
+        ("--paged", "2147483647"),
+        ("--seed", &huge),
+    ] {
+        let paged = if ["--page", "--next"].contains(&name) { &["--paged", "100"][..] } else { &[] };
+        let (status, message) = refused(&[&["logits", "--device", "sim", name, value][..], paged].concat());
+        assert!(status == 2 && message.contains(name), "{name} {value}: {message}");
+    }
 }
 
 #[test]

@@ -1,19 +1,21 @@
 //! Logits of an indexer, in `f64`.
 
 use oxigemm_kernels::indexer::TILE_KEYS;
+use oxigemm_kernels::mqa_schedule::Config;
 use rayon::prelude::*;
 
 use crate::check::Logits;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// `scale * sum over heads of relu(q[h] · key) * weights[h]` for one query and one key.
+/// `scale * sum over heads of relu(q[h] · key) * weights[h]` for one query and one key. NaN has no positive part but is NaN, as
+/// in the kernels.
 #[must_use]
 pub fn mqa_logit(q: &[f32], weights: &[f32], key: &[f32], scale: f32) -> f64 {
     let heads = q.chunks(key.len()).zip(weights).map(|(head, &weight)| {
         let product: f64 = head.iter().zip(key).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
-        // As on the GPU, a NaN is not above 0.
-        product.max(0.0) * f64::from(weight)
+        // Twice the positive part, and NaN of NaN: a maximum would be 0.
+        (product + product.abs()) * (0.5 * f64::from(weight))
     });
     heads.sum::<f64>() * f64::from(scale)
 }
@@ -73,6 +75,8 @@ pub(crate) fn paged_mqa_logits_tensors(
     let (lengths, table) = (context_lens.to_vec::<i32>()?, block_table.to_vec::<i32>()?);
     let (q, weights, cache) = (q.to_vec_f32()?, weights.to_vec_f32()?, kv_cache.to_bytes()?);
     let (dtype, page_bytes) = (kv_cache.dtype(), page_keys * (dim + 4));
+    // What a page reads as that does not exist.
+    let zeros = vec![0; page_bytes];
     let mut values: Vec<f64> = logits.to_vec_f32()?.into_iter().map(f64::from).collect();
     values.par_chunks_mut(columns).enumerate().for_each(|(query, values)| {
         let (sequence, nth) = (query / next, query % next);
@@ -87,11 +91,9 @@ pub(crate) fn paged_mqa_logits_tensors(
         let (q, weights) = (&q[query * row..][..row], &weights[query * heads..][..heads]);
         for (key, value) in values[..length].iter_mut().enumerate() {
             let page = table[sequence * table_pages + key / page_keys];
-            let Some(page) = usize::try_from(page).ok().filter(|&page| page < pages) else {
-                *value = 0.0;
-                continue;
-            };
-            let (page, at) = (&cache[page * page_bytes..][..page_bytes], key % page_keys);
+            let page = usize::try_from(page).ok().filter(|&page| page < pages);
+            let page = page.map_or(&zeros[..], |page| &cache[page * page_bytes..][..page_bytes]);
+            let at = key % page_keys;
             let scale = &page[page_keys * dim + at * 4..][..4];
             let scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
             *value = mqa_logit(q, weights, &dtype.decode(&page[at * dim..][..dim]), scale);
@@ -105,10 +107,11 @@ pub(crate) fn paged_mqa_logits_tensors(
 pub(crate) fn paged_mqa_schedule_tensors(context_lens: &Tensor, schedule: &mut Tensor) -> Result<()> {
     let next = context_lens.dims().get(1).copied().unwrap_or(1);
     let lengths = context_lens.to_vec::<i32>()?;
+    let longest = Config.longest((lengths.len() / next) as u32);
     let tiles: Vec<u64> = lengths
         .chunks(next)
-        .map(|lengths| lengths.iter().map(|&length| length.max(0) as u64).max().unwrap_or(0))
-        .map(|length| length.div_ceil(TILE_KEYS.into()))
+        .map(|lengths| lengths.iter().map(|&length| length.max(0) as u32).max().unwrap_or(0))
+        .map(|length| length.min(longest).div_ceil(TILE_KEYS).into())
         .collect();
     let (total, parts) = (tiles.iter().sum::<u64>(), schedule.dims()[0] as u64 - 1);
     let entry = |part: u64| {

@@ -1,6 +1,6 @@
 //! The product before the norm of a hyper-connection: the kernels in the simulator against the reference.
 
-use crate::common::{same_bits, schedules};
+use crate::common::{same_bits, some_schedules};
 use oxigemm::metrics::calc_diff;
 use oxigemm::{
     DType, Device, GemmOptions, RawHcPrenormGemm, Sim, Tensor, random, tf32_hc_prenorm_gemm,
@@ -142,6 +142,48 @@ fn weights_that_are_not_finite_stay_in_their_columns() {
     assert_eq!(sqr_sum.to_vec_f32().unwrap(), [192.0; 5]);
 }
 
+#[test]
+fn no_rows_are_no_work() {
+    for device in [Device::sim(), Device::Cpu] {
+        for splits in [None, Some(3)] {
+            let case = Case { m: 0, n: 16, k: 200, splits };
+            assert!(case.run(&device).iter().all(|tensor| tensor.is_empty()), "{device}");
+        }
+    }
+}
+
+#[test]
+fn rows_that_are_not_finite_do_not_touch_others() {
+    let (m, n, k) = (140, 8, 192);
+    let mut rows = random::normals(1, m * k);
+    let odd = [(3, f32::NAN), (64, f32::INFINITY), (139, f32::NEG_INFINITY)];
+    for (row, value) in odd {
+        rows[row * k + 100] = value;
+    }
+    let weights = random::normals(2, n * k);
+    let [found, expected] = [Device::sim(), Device::Cpu].map(|device| {
+        let a = Tensor::from_f32(DType::Bf16, &rows, &[m, k], &device).unwrap();
+        let b = Tensor::from_slice(&weights, &[n, k], &device).unwrap();
+        let mut d = Tensor::zeros(DType::F32, &[m, n], &device).unwrap();
+        let mut sqr_sum = Tensor::zeros(DType::F32, &[m], &device).unwrap();
+        tf32_hc_prenorm_gemm(&a, &b, &mut d, &mut sqr_sum, &GemmOptions::default()).unwrap();
+        let (d, mut squares) = (d.to_vec_f32().unwrap(), sqr_sum.to_vec_f32().unwrap());
+        for (row, value) in odd {
+            // Infinity times the two parts of a weight may be infinity or NaN.
+            assert!(d[row * n..][..n].iter().all(|x| !x.is_finite()), "{device}: row {row}");
+            let square = std::mem::take(&mut squares[row]);
+            assert!(
+                if value.is_nan() { square.is_nan() } else { square == f32::INFINITY },
+                "{device}: {square}"
+            );
+        }
+        let others = (0..m).filter(|row| odd.iter().all(|(odd, _)| odd != row));
+        let d: Vec<f32> = others.flat_map(|row| d[row * n..][..n].to_vec()).collect();
+        [d, squares].map(|values| Tensor::from_slice(&values, &[values.len()], &Device::Cpu).unwrap())
+    });
+    expect_close(&found, &expected, "rows that are finite");
+}
+
 /// Products of numbers with a deviation of 1 have one of the square root of K.
 #[test]
 fn sums_are_those_of_tf32_weights() {
@@ -164,7 +206,7 @@ fn no_schedule_changes_the_bits() {
         let sim = Sim::new();
         let case = Case { m: 130, n: 24, k, splits };
         let options = GemmOptions { num_sms, ..GemmOptions::default() };
-        same_bits("hc", schedules().step_by(2), &sim, |_| {
+        same_bits("hc", some_schedules(), &sim, |_| {
             let device = Device::Sim(sim.clone());
             case.run_with(&device, &options).map(|tensor| tensor.to_bytes().unwrap()).concat()
         });

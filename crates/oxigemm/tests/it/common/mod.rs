@@ -193,6 +193,11 @@ pub fn schedules() -> impl Iterator<Item = Options> {
         .chain((0..8).map(move |seed| options(Policy::Random, seed)))
 }
 
+/// Eager, lazy, and three random schedules: for a kernel that takes long.
+pub fn some_schedules() -> impl Iterator<Item = Options> {
+    schedules().take(5)
+}
+
 /// A schedule of each policy: for a kernel that differs only in types from one that has run under all [`schedules`]. The random
 /// one goes by a seed.
 pub fn policies(seed: usize) -> impl Iterator<Item = Options> {

@@ -1,6 +1,11 @@
 //! Logits of an indexer: the kernels in the simulator against the reference, whatever the schedule and the numbers.
 
-use crate::common::{same_bits, schedules};
+mod layouts;
+mod lengths;
+mod odd;
+mod refused;
+
+use crate::common::{same_bits, schedules, some_schedules};
 use oxigemm::check::Logits;
 use oxigemm::metrics::calc_diff;
 use oxigemm::{
@@ -8,8 +13,8 @@ use oxigemm::{
     get_paged_mqa_logits_metadata, random,
 };
 
-/// What is outside of a range holds this until it is written.
-const UNTOUCHED: f32 = 7.0;
+/// What is outside of a range holds this until it is written: more than any logit is.
+const UNTOUCHED: f32 = 1048576.0;
 
 fn integers(seed: u64, count: usize, from: i32, to: i32) -> Vec<i32> {
     let number = |i| from + (random::bits(seed, i) % (to - from) as u64) as i32;
@@ -24,6 +29,42 @@ fn positives(seed: u64, count: usize) -> Vec<f32> {
     random::normals(seed, count).iter().map(|x| x.abs() + 0.1).collect()
 }
 
+/// A matrix with as many elements behind each row, all bytes of which are 0xff: a NaN, or -1.
+fn rows(dtype: DType, bytes: &[u8], [rows, columns]: [usize; 2], gap: usize, device: &Device) -> Tensor {
+    let (width, pitch) = (columns * dtype.size(), (columns + gap) * dtype.size());
+    let mut all = vec![0xff; rows * pitch];
+    for (to, from) in all.chunks_mut(pitch.max(1)).zip(bytes.chunks(width.max(1))) {
+        to[..width].copy_from_slice(from);
+    }
+    let room = Tensor::from_bytes(dtype, &all, &[rows, columns + gap], device).unwrap();
+    room.narrow(1, 0, columns).unwrap()
+}
+
+/// A matrix of weights.
+fn weights(values: &[f32], dims: [usize; 2], gap: usize, device: &Device) -> Tensor {
+    rows(DType::F32, &DType::F32.encode(values), dims, gap, device)
+}
+
+/// What has room for logits: their matrix, and that with the gaps behind its rows. All is untouched.
+fn room(dtype: DType, [rows, columns]: [usize; 2], gap: usize, device: &Device) -> [Tensor; 2] {
+    let untouched = vec![UNTOUCHED; rows * (columns + gap)];
+    let room = Tensor::from_f32(dtype, &untouched, &[rows, columns + gap], device).unwrap();
+    [room.narrow(1, 0, columns).unwrap(), room]
+}
+
+/// Numbers of a query, a head or a key that are something else than drawn.
+#[derive(Clone, Copy)]
+enum Odd {
+    /// A code of a query's first head is NaN.
+    Query(usize),
+    /// A code of a key.
+    Key(usize),
+    /// The scale of a key.
+    Scale(usize, f32),
+    /// The weight of a query's head.
+    Weight([usize; 2], f32),
+}
+
 struct Prefill {
     heads: usize,
     dim: usize,
@@ -32,25 +73,39 @@ struct Prefill {
     form: Logits,
     columns: usize,
     dtype: DType,
+    /// Elements between rows: of keys 16 times as many.
+    gap: usize,
+    odd: Vec<Odd>,
 }
 
 impl Prefill {
+    /// The logits and what lies in the gaps between their rows.
     fn run(&self, device: &Device) -> Tensor {
-        let Prefill { heads, dim, ref ranges, keys, form, columns, dtype } = *self;
+        let Prefill { heads, dim, ref ranges, keys, form, columns, dtype, gap, ref odd } = *self;
         let queries = ranges.len();
-        let (q, kv) = (fp8(1, &[queries, heads, dim], device), fp8(2, &[keys, dim], device));
-        let scales = Tensor::from_slice(&positives(3, keys), &[keys], device).unwrap();
-        let weights =
-            Tensor::from_slice(&random::normals(4, queries * heads), &[queries, heads], device).unwrap();
+        let mut q = random::normals(1, queries * heads * dim);
+        let mut kv = random::normals(2, keys * dim);
+        let (mut scales, mut factors) = (positives(3, keys), random::normals(4, queries * heads));
+        for odd in odd {
+            match *odd {
+                Odd::Query(query) => q[query * heads * dim + 5] = f32::NAN,
+                Odd::Key(key) => kv[key * dim + 3] = f32::NAN,
+                Odd::Scale(key, scale) => scales[key] = scale,
+                Odd::Weight([query, head], weight) => factors[query * heads + head] = weight,
+            }
+        }
+        let q = Tensor::from_f32(DType::E4m3, &q, &[queries, heads, dim], device).unwrap();
+        let kv = rows(DType::E4m3, &DType::E4m3.encode(&kv), [keys, dim], 16 * gap, device);
+        let scales = Tensor::from_slice(&scales, &[keys], device).unwrap();
+        let weights = weights(&factors, [queries, heads], gap, device);
         let bound = |i: usize| {
             let bounds: Vec<i32> = ranges.iter().map(|range| range[i]).collect();
             Tensor::from_slice(&bounds, &[queries], device).unwrap()
         };
-        let untouched = vec![UNTOUCHED; queries * columns];
-        let mut logits = Tensor::from_f32(dtype, &untouched, &[queries, columns], device).unwrap();
+        let [mut logits, room] = room(dtype, [queries, columns], gap, device);
         let (bounds, options) = ([&bound(0), &bound(1)], GemmOptions::default());
         fp8_mqa_logits(&q, (&kv, &scales), &weights, bounds, &mut logits, form, &options).unwrap();
-        logits
+        room
     }
 }
 
@@ -61,12 +116,14 @@ fn check(sim: &Sim, dtype: DType, run: impl Fn(&Device) -> Tensor) {
     expect_close(&found, &expected, dtype);
 }
 
-/// The same -inf and the same untouched values; the rest as close as the tensor core's few bits allow.
+/// The same infinities, NaNs and untouched values; the rest as close as the tensor core's few bits allow.
 fn expect_close(found: &[f32], expected: &[f32], dtype: DType) {
-    let special = |x: f32| x == UNTOUCHED || x == f32::NEG_INFINITY;
+    let special = |x: f32| x == UNTOUCHED || !x.is_finite();
+    assert_eq!(found.len(), expected.len());
     for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
         if special(*expected) {
-            assert_eq!(found, expected, "element {i}");
+            let same = found == expected || (found.is_nan() && expected.is_nan());
+            assert!(same, "element {i} is {found} and not {expected}");
         }
     }
     let rest = |values: &[f32]| -> Vec<f32> {
@@ -89,6 +146,8 @@ const PREFILL: Prefill = Prefill {
     form: Logits::Clean,
     columns: 150,
     dtype: DType::F32,
+    gap: 0,
+    odd: Vec::new(),
 };
 
 #[test]
@@ -128,7 +187,7 @@ fn no_schedule_changes_the_bits_of_a_prefill() {
         let ranges = (0..11).map(|i| [[0, 1800], [700, 900], [1500, 1700], [5, 5]][i % 4]).collect();
         let case = Prefill { heads, dim, ranges, keys: 1797, columns: 1797, ..PREFILL };
         let sim = Sim::new();
-        same_bits("prefill", schedules().step_by(2), &sim, |_| {
+        same_bits("prefill", some_schedules(), &sim, |_| {
             case.run(&Device::Sim(sim.clone())).to_bytes().unwrap()
         });
     }
@@ -150,35 +209,70 @@ struct Paged {
     columns: usize,
     clean: bool,
     dtype: DType,
+    /// Elements between rows: of pages 16 keys for each.
+    gap: usize,
+    /// Keys are those of the first page.
+    odd: Vec<Odd>,
+    /// The lengths that the schedule is made for, where these are others: one for each sequence.
+    scheduled: Option<Vec<i32>>,
 }
 
 impl Paged {
-    fn run(&self, device: &Device) -> Tensor {
-        let Paged { heads, dim, next, page_keys, pages, table_pages, parts, columns, .. } = *self;
-        let sequences = if self.per_query { self.lengths.len() / next } else { self.lengths.len() };
-        let queries = sequences * next;
-        let q = fp8(1, &[sequences, next, heads, dim], device);
+    fn sequences(&self) -> usize {
+        if self.per_query { self.lengths.len() / self.next } else { self.lengths.len() }
+    }
+
+    /// The cache, whose pages may be apart.
+    fn cache(&self, device: &Device) -> Tensor {
+        let Paged { dim, page_keys, pages, gap, .. } = *self;
         let page = |i: usize| {
-            let keys = random::normals(10 + i as u64, page_keys * dim);
-            let scales = positives(1000 + i as u64, page_keys);
-            [DType::E4m3.encode(&keys), DType::F32.encode(&scales)].concat()
+            let mut keys = random::normals(10 + i as u64, page_keys * dim);
+            let mut scales = positives(1000 + i as u64, page_keys);
+            for odd in self.odd.iter().filter(|_| i == 0) {
+                match *odd {
+                    Odd::Key(key) => keys[key * dim + 3] = f32::NAN,
+                    Odd::Scale(key, scale) => scales[key] = scale,
+                    Odd::Query(_) | Odd::Weight(..) => {}
+                }
+            }
+            [DType::E4m3.encode(&keys), DType::F32.encode(&scales), vec![0xff; 16 * gap * (dim + 4)]].concat()
         };
         let bytes: Vec<u8> = (0..pages).flat_map(page).collect();
-        let cache = Tensor::from_bytes(DType::E4m3, &bytes, &[pages, page_keys, 1, dim + 4], device).unwrap();
-        let weights =
-            Tensor::from_slice(&random::normals(4, queries * heads), &[queries, heads], device).unwrap();
+        let dims = [pages, page_keys + 16 * gap, 1, dim + 4];
+        Tensor::from_bytes(DType::E4m3, &bytes, &dims, device).unwrap().narrow(1, 0, page_keys).unwrap()
+    }
+
+    /// The logits and what lies in the gaps between their rows.
+    fn run(&self, device: &Device) -> Tensor {
+        let Paged { heads, dim, next, table_pages, parts, columns, gap, .. } = *self;
+        let (sequences, queries) = (self.sequences(), self.sequences() * next);
+        let (mut q, mut factors) =
+            (random::normals(1, queries * heads * dim), random::normals(4, queries * heads));
+        for odd in &self.odd {
+            match *odd {
+                Odd::Query(query) => q[query * heads * dim + 5] = f32::NAN,
+                Odd::Weight([query, head], weight) => factors[query * heads + head] = weight,
+                Odd::Key(_) | Odd::Scale(..) => {}
+            }
+        }
+        let q = Tensor::from_f32(DType::E4m3, &q, &[sequences, next, heads, dim], device).unwrap();
+        let weights = weights(&factors, [queries, heads], gap, device);
         let dims = if self.per_query { vec![sequences, next] } else { vec![sequences] };
         let lengths = Tensor::from_slice(&self.lengths, &dims, device).unwrap();
         let table = integers(5, sequences * table_pages, self.named[0], self.named[1]);
-        let table = Tensor::from_slice(&table, &[sequences, table_pages], device).unwrap();
-        let mut schedule = Tensor::empty(DType::I32, &[parts + 1, 2], device).unwrap();
-        let untouched = vec![UNTOUCHED; queries * columns];
-        let mut logits = Tensor::from_f32(self.dtype, &untouched, &[queries, columns], device).unwrap();
-        let options = GemmOptions::default();
-        get_paged_mqa_logits_metadata(&lengths, &mut schedule, &options).unwrap();
-        let lists = [&lengths, &table, &schedule];
+        let bytes: Vec<u8> = table.iter().flat_map(|page| page.to_le_bytes()).collect();
+        let table = rows(DType::I32, &bytes, [sequences, table_pages], gap, device);
+        let (scheduled, dims) = match &self.scheduled {
+            None => (&self.lengths, dims),
+            Some(lengths) => (lengths, vec![lengths.len()]),
+        };
+        let schedule = share_out(scheduled, &dims, parts, device);
+        let schedule = Tensor::from_slice(&schedule, &[parts + 1, 2], device).unwrap();
+        let [mut logits, room] = room(self.dtype, [queries, columns], gap, device);
+        let (cache, lists, options) =
+            (self.cache(device), [&lengths, &table, &schedule], GemmOptions::default());
         fp8_paged_mqa_logits(&q, &cache, &weights, lists, &mut logits, self.clean, &options).unwrap();
-        logits
+        room
     }
 }
 
@@ -197,6 +291,9 @@ fn plain_pages() -> Paged {
         columns: 333,
         clean: true,
         dtype: DType::F32,
+        gap: 0,
+        odd: Vec::new(),
+        scheduled: None,
     }
 }
 
@@ -246,9 +343,15 @@ fn every_query_may_have_a_length_and_pages_that_do_not_exist_read_as_zeros() {
 fn no_schedule_changes_the_bits_of_pages() {
     let case = Paged { next: 2, page_keys: 16, table_pages: 130, columns: 2000, parts: 3, ..plain_pages() };
     let sim = Sim::new();
-    same_bits("pages", schedules().step_by(2), &sim, |_| {
-        case.run(&Device::Sim(sim.clone())).to_bytes().unwrap()
-    });
+    same_bits("pages", some_schedules(), &sim, |_| case.run(&Device::Sim(sim.clone())).to_bytes().unwrap());
+}
+
+/// The schedule of these lengths.
+fn share_out(lengths: &[i32], dims: &[usize], parts: usize, device: &Device) -> Vec<i32> {
+    let lengths = Tensor::from_slice(lengths, dims, device).unwrap();
+    let mut schedule = Tensor::empty(DType::I32, &[parts + 1, 2], device).unwrap();
+    get_paged_mqa_logits_metadata(&lengths, &mut schedule, &GemmOptions::default()).unwrap();
+    schedule.to_vec().unwrap()
 }
 
 #[test]
@@ -259,14 +362,23 @@ fn the_device_shares_out_tiles_as_the_reference_does() {
         for longest in [1, 3000] {
             let lengths = integers(count as u64, count * next, -20, longest);
             let dims = if next > 1 { vec![count, next] } else { vec![count] };
-            let [found, expected] = [&sim, &Device::Cpu].map(|device| {
-                let lengths = Tensor::from_slice(&lengths, &dims, device).unwrap();
-                let mut schedule = Tensor::empty(DType::I32, &[parts + 1, 2], device).unwrap();
-                get_paged_mqa_logits_metadata(&lengths, &mut schedule, &GemmOptions::default()).unwrap();
-                schedule.to_vec::<i32>().unwrap()
-            });
+            let [found, expected] =
+                [&sim, &Device::Cpu].map(|device| share_out(&lengths, &dims, parts, device));
             assert_eq!(found, expected, "{count} sequences of up to {longest} in {parts} parts");
         }
+    }
+}
+
+#[test]
+fn no_schedule_changes_how_tiles_are_shared_out() {
+    // More sequences than threads, and more parts.
+    let (lengths, parts) = (integers(1, 1100 * 2, -20, 3000), 700);
+    let run = |device: &Device| share_out(&lengths, &[1100, 2], parts, device);
+    let (sim, expected) = (Sim::new(), run(&Device::Cpu));
+    for options in schedules() {
+        let about = format!("{:?} {}", options.policy, options.seed);
+        sim.set_options(options);
+        assert_eq!(run(&Device::Sim(sim.clone())), expected, "{about}");
     }
 }
 
@@ -302,151 +414,5 @@ fn a_graph_is_replayed_with_other_lengths() {
             assert_eq!(finite, length as usize);
             assert!(row[finite..].iter().all(|x| *x == f32::NEG_INFINITY));
         }
-    }
-}
-
-/// The arguments of a prefill that are right.
-struct Good {
-    q: Tensor,
-    kv: Tensor,
-    scales: Tensor,
-    weights: Tensor,
-    starts: Tensor,
-    ends: Tensor,
-    logits: Tensor,
-    form: Logits,
-}
-
-#[test]
-fn what_breaks_a_rule_of_a_prefill_is_refused_by_name() {
-    let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &Device::Cpu).unwrap();
-    let (e4m3, f32, i32) = (DType::E4m3, DType::F32, DType::I32);
-    let good = || Good {
-        q: new(e4m3, &[4, 8, 32]),
-        kv: new(e4m3, &[50, 32]),
-        scales: new(f32, &[50]),
-        weights: new(f32, &[4, 8]),
-        starts: new(i32, &[4]),
-        ends: new(i32, &[4]),
-        logits: new(f32, &[4, 50]),
-        form: Logits::Clean,
-    };
-    let run = |mut good: Good| {
-        let bounds = [&good.starts, &good.ends];
-        let (kv, options) = ((&good.kv, &good.scales), GemmOptions::default());
-        fp8_mqa_logits(&good.q, kv, &good.weights, bounds, &mut good.logits, good.form, &options)
-    };
-    run(good()).unwrap();
-    run(Good { form: Logits::Compressed, logits: new(f32, &[4, 3]), ..good() }).unwrap();
-    let sim = Device::sim();
-    let elsewhere = Tensor::zeros(f32, &[50], &sim).unwrap();
-    let shared = new(f32, &[4, 80]);
-    let cases = [
-        ("q", "f32", Good { q: new(f32, &[4, 8, 32]), ..good() }),
-        ("q", "12 heads", Good { q: new(e4m3, &[4, 12, 32]), ..good() }),
-        ("q", "48 elements", Good { q: new(e4m3, &[4, 8, 48]), ..good() }),
-        ("q", "two dimensions", Good { q: new(e4m3, &[4, 256]), ..good() }),
-        ("q", "gaps", Good { q: new(e4m3, &[4, 16, 32]).narrow(1, 0, 8).unwrap(), ..good() }),
-        ("kv", "other heads", Good { kv: new(e4m3, &[50, 64]), ..good() }),
-        ("kv", "a pitch of 40 bytes", Good { kv: new(e4m3, &[50, 40]).narrow(1, 0, 32).unwrap(), ..good() }),
-        ("kv", "keys that are apart", Good { kv: new(e4m3, &[32, 50]).transpose(0, 1).unwrap(), ..good() }),
-        ("kv_scales", "too many", Good { scales: new(f32, &[51]), ..good() }),
-        ("kv_scales", "at 4 bytes", Good { scales: new(f32, &[51]).narrow(0, 1, 50).unwrap(), ..good() }),
-        ("kv_scales", "another device", Good { scales: elsewhere, ..good() }),
-        ("weights", "too many", Good { weights: new(f32, &[4, 9]), ..good() }),
-        ("weights", "bf16", Good { weights: new(DType::Bf16, &[4, 8]), ..good() }),
-        ("starts", "f32", Good { starts: new(f32, &[4]), ..good() }),
-        ("ends", "too few", Good { ends: new(i32, &[3]), ..good() }),
-        ("ends", "a matrix", Good { ends: new(i32, &[4, 1]), ..good() }),
-        ("logits", "f16", Good { logits: new(DType::F16, &[4, 50]), ..good() }),
-        ("logits", "too few columns", Good { logits: new(f32, &[4, 49]), ..good() }),
-        ("logits", "columns first", Good { logits: new(f32, &[50, 4]).transpose(0, 1).unwrap(), ..good() }),
-        (
-            "weights",
-            "inside of the logits",
-            Good {
-                logits: shared.narrow(1, 0, 50).unwrap(),
-                weights: shared.narrow(1, 49, 8).unwrap(),
-                ..good()
-            },
-        ),
-    ];
-    for (argument, what, case) in cases {
-        let error = run(case).expect_err(what);
-        assert_eq!(error.argument(), Some(argument), "{what}: {error}");
-    }
-}
-
-#[test]
-fn what_breaks_a_rule_of_pages_is_refused_by_name() {
-    let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &Device::Cpu).unwrap();
-    let (e4m3, f32, i32) = (DType::E4m3, DType::F32, DType::I32);
-    // In order: q, kv_cache, weights, context_lens, block_table, schedule, logits.
-    let good = || {
-        [
-            new(e4m3, &[3, 2, 8, 32]),
-            new(e4m3, &[5, 16, 1, 36]),
-            new(f32, &[6, 8]),
-            new(i32, &[3, 2]),
-            new(i32, &[3, 7]),
-            new(i32, &[4, 2]),
-            new(f32, &[6, 100]),
-        ]
-    };
-    let run = |[q, cache, weights, lengths, table, schedule, mut logits]: [Tensor; 7]| {
-        let lists = [&lengths, &table, &schedule];
-        fp8_paged_mqa_logits(&q, &cache, &weights, lists, &mut logits, true, &GemmOptions::default())
-    };
-    run(good()).unwrap();
-    let gaps = new(e4m3, &[5, 32, 1, 36]);
-    let cases = [
-        (0, "q", "f32", new(f32, &[3, 2, 8, 32])),
-        (0, "q", "five queries", new(e4m3, &[3, 5, 8, 32])),
-        (0, "q", "no queries", new(e4m3, &[3, 0, 8, 32])),
-        (0, "q", "three dimensions", new(e4m3, &[6, 8, 32])),
-        (1, "kv_cache", "pages of 24", new(e4m3, &[5, 24, 1, 36])),
-        (1, "kv_cache", "other heads", new(e4m3, &[5, 16, 1, 68])),
-        (1, "kv_cache", "two heads of keys", new(e4m3, &[5, 16, 2, 36])),
-        (
-            1,
-            "kv_cache",
-            "keys that are apart",
-            gaps.transpose(0, 1)
-                .unwrap()
-                .narrow(0, 0, 16)
-                .unwrap()
-                .transpose(0, 1)
-                .unwrap()
-                .transpose(1, 3)
-                .unwrap(),
-        ),
-        (2, "weights", "too few", new(f32, &[3, 8])),
-        (3, "context_lens", "f32", new(f32, &[3, 2])),
-        (3, "context_lens", "too many queries", new(i32, &[3, 3])),
-        (3, "context_lens", "too many sequences", new(i32, &[4])),
-        (3, "context_lens", "three dimensions", new(i32, &[3, 2, 1])),
-        (4, "block_table", "too few sequences", new(i32, &[2, 7])),
-        (4, "block_table", "f32", new(f32, &[3, 7])),
-        (4, "block_table", "columns first", new(i32, &[7, 3]).transpose(0, 1).unwrap()),
-        (5, "schedule", "one column", new(i32, &[4, 1])),
-        (5, "schedule", "no part", new(i32, &[1, 2])),
-        (5, "schedule", "gaps", new(i32, &[4, 4]).narrow(1, 0, 2).unwrap()),
-        (6, "logits", "too few rows", new(f32, &[3, 100])),
-        (6, "logits", "i32", new(i32, &[6, 100])),
-    ];
-    for (place, argument, what, wrong) in cases {
-        let mut case = good();
-        case[place] = wrong;
-        let error = run(case).expect_err(what);
-        assert_eq!(error.argument(), Some(argument), "{what}: {error}");
-    }
-    for (argument, lengths, mut schedule) in [
-        ("context_lens", new(i32, &[3, 5]), new(i32, &[4, 2])),
-        ("context_lens", new(f32, &[3]), new(i32, &[4, 2])),
-        ("schedule", new(i32, &[3]), new(i32, &[4, 3])),
-        ("schedule", new(i32, &[3]), new(f32, &[4, 2])),
-    ] {
-        let result = get_paged_mqa_logits_metadata(&lengths, &mut schedule, &GemmOptions::default());
-        assert_eq!(result.unwrap_err().argument(), Some(argument));
     }
 }
