@@ -36,7 +36,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     expect_room("-n and -k", &[n, k])?;
     expect_room("--splits, -m and -n", &[splits.unwrap_or(1), m, n])?;
     let device = common.device()?;
-    let spec = HcSpec { m, n, k, splits, seed };
+    let spec = HcSpec { m, n, k, splits, seed, at_end: false };
     let host = HcHost::draw(spec);
     let mut operands = host.upload(&device)?;
     operands.run(&GemmOptions::default())?;
