@@ -160,8 +160,7 @@ pub fn gather_quantize(
 /// All of it is FP32, and squares are added in an order that depends on nothing: every device gives the same bytes.
 ///
 /// NaN makes its row NaN. An infinity makes the mean infinite: it becomes NaN, and all else in its row 0. So does a number beyond 1.8e19, whose
-/// square is infinite; it becomes 0 where its product with the weight is finite. With an `epsilon` of 0, a row whose squares are 0 is not finite, and
-/// its scales are infinite or NaN.
+/// square is infinite; it becomes 0 where its product with the weight is finite. With an `epsilon` of 0, a row whose squares are 0 is NaN.
 ///
 /// # Errors
 /// As [`quantize`].

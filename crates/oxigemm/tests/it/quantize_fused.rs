@@ -196,6 +196,34 @@ fn gathered_rows_that_are_not_finite_are_those_of_the_matrix() {
     }
 }
 
+/// Zeros, and numbers whose squares are 0, alone and beside zeros.
+#[test]
+fn rows_whose_squares_vanish_are_nan_by_an_epsilon_of_zero() {
+    let sim = Sim::new();
+    let device = Device::Sim(sim.clone());
+    let dims = [4, 256];
+    let mut values = vec![0.0f32; 256];
+    values.extend((0..256).map(|i| if i == 7 { 1e-30 } else { 0.0 }));
+    values.extend([1e-30; 256]);
+    values.extend([2.0; 256]);
+    for (turn, (layout, format)) in KINDS.into_iter().enumerate() {
+        sim.set_options(schedule(turn));
+        let run = |device: &Device| {
+            let x = Tensor::from_f32(DType::F32, &values, &dims, device).unwrap();
+            let weight = Tensor::from_f32(DType::F32, &[1.0; 256], &[256], device).unwrap();
+            let mut codes = Tensor::empty(DType::E4m3, &dims, device).unwrap();
+            let mut scales = layout.room([4, 2], device);
+            let options = LaunchOptions::default();
+            rms_norm_quantize(&x, &weight, 0.0, &mut codes, &mut scales, format, &options).unwrap();
+            [codes.to_bytes().unwrap(), scales.to_bytes().unwrap()]
+        };
+        let [codes, scales] = run(&device);
+        assert_eq!(run(&Device::Cpu), [codes.clone(), scales], "{layout:?} {format:?}");
+        assert!(codes[..3 * 256].iter().all(|code| *code == 0x7f), "NaN");
+        assert!(codes[3 * 256..].iter().all(|code| *code == codes[3 * 256] && *code != 0x7f));
+    }
+}
+
 /// What the documentation promises: values of rows that have an ordinary number, NaN, an infinity or a number whose square is
 /// infinite among ones.
 #[test]
