@@ -71,7 +71,11 @@ mod tests {
         let places = StreamPlaces::default();
         let waits = |place, id| {
             let mut waited = false;
-            places.take(place, id, || Ok(waited = true)).unwrap();
+            let wait = || {
+                waited = true;
+                Ok(())
+            };
+            places.take(place, id, wait).unwrap();
             waited
         };
         assert_eq!([(0x10, 1), (0x20, 2), (0x10, 1)].map(|(place, id)| waits(place, id)), [false; 3]);
