@@ -592,6 +592,10 @@ fn what_is_not_finite_in_fp4_is_as_documented() {
         // 1 is 4 of 0.25, and nothing beside what is so large.
         assert_eq!(codes[16 * i], if scale == 0.25 { 0x66 } else { 0 }, "{special}");
     }
+    // Subnormal numbers alone have the scale of zeros, and their signs.
+    let alone: Vec<f32> = [1e-40, -1e-40].into_iter().cycle().take(32).collect();
+    let (codes, scales, _) = run(Case { dims: [1, 32], ..of(ScaleFormat::PowerOfTwo) }, &alone, &device);
+    assert_eq!((codes, scales), (vec![0x80; 16], 2f32.powi(-15).to_le_bytes().to_vec()));
     let (_, scales, back) = run(of(ScaleFormat::F32), &values, &device);
     let (scales, back) = (DType::F32.decode(&scales), DType::F32.decode(&back));
     for (i, row) in back.chunks(32).enumerate() {

@@ -152,7 +152,7 @@ fn any_bits_are_packed_as_on_the_cpu() {
                 transform_scales(&from, &mut to, &LaunchOptions::default()).unwrap();
                 to.to_bytes().unwrap()
             };
-            assert_eq!(run(&Device::Cpu), run(&device), "{dims:?} {layout:?}");
+            assert!(run(&Device::Cpu) == run(&device), "{dims:?} {layout:?}");
         }
     }
 }
