@@ -293,7 +293,7 @@ const GUARD: usize = 1024;
 /// As bytes this is NaN in every type.
 pub const POISON: u8 = 0xff;
 /// Memory is mapped in pages of this size.
-const PAGE: usize = 2 << 20;
+pub const PAGE: usize = 2 << 20;
 
 /// A matrix of these elements, in rows that begin at multiples of 16 bytes, with poison between them.
 fn matrix(

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::Args;
 use crate::output::{LiveTable, print_json, print_line, progress};
-use crate::quantize::{COPY_GB_PER_S, Judgement, QuantizeOp, QuantizeSpec, ScaleRoom};
+use crate::quantize::{COPY_GB_PER_S, Judgement, Numbers, QuantizeOp, QuantizeSpec, ScaleRoom};
 use crate::timing::Clock;
 use crate::{Common, Failure, Outcome};
 
@@ -39,6 +39,8 @@ fn plain([m, k]: [usize; 2], granularity: Granularity) -> QuantizeSpec {
         power_of_two: false,
         scales: ScaleRoom::Row,
         gaps: [0, 0],
+        numbers: Numbers::Drawn,
+        page: 1,
         seed: 0,
     }
 }

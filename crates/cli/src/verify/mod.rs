@@ -257,6 +257,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let mut checks = simulator::checks();
     checks.extend(fused::comparisons());
     checks.extend(fused_grouped::comparisons());
+    checks.extend(quantize::comparisons());
     if args.compare.is_none() {
         let all = products::checks().into_iter().chain(half::checks()).chain(grouped::checks());
         let all = all.chain(summed::checks());

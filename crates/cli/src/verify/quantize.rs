@@ -7,7 +7,8 @@ use super::products::Draw;
 use super::{Check, Setup, ensure};
 use crate::Failure;
 use crate::counting::allocations;
-use crate::quantize::{QuantizeOp, QuantizeSpec, ScaleRoom};
+use crate::problem::PAGE;
+use crate::quantize::{Numbers, QuantizeOp, QuantizeSpec, ScaleRoom};
 
 const OPS: [QuantizeOp; 11] = [
     QuantizeOp::Quantize,
@@ -33,15 +34,20 @@ pub fn checks() -> Vec<Check> {
         checks.push(Check::anywhere(&name, move |setup| random_cases(setup, op)));
     }
     checks.push(Check::anywhere("quantize: large matrices", large));
-    checks.push(Check::anywhere("quantize: what is not finite", not_finite));
+    checks.push(Check::anywhere("quantize: matrices at the end of their memory", at_the_end));
+    checks.push(Check::anywhere("quantize: zeros and what is not finite", not_finite));
     checks.push(Check::anywhere("quantize: repeats give the same bits", repeats));
     checks.push(Check::anywhere("quantize: bad arguments", bad_arguments));
     checks.push(Check::with_kernels("quantize: a graph reads what is there when it is launched", replayed));
     checks.push(Check::with_kernels("quantize: matrices in several streams at a time", side_by_side));
     checks.push(Check::on_gpu("quantize: streams that are dropped while they have work", dropped_streams));
     checks.push(Check::on_gpu("quantize: a second call allocates nothing", no_allocations));
-    checks.push(Check::on_gpu("quantize: the simulator gives the same bits", simulated));
     checks
+}
+
+/// Comparisons with the simulator.
+pub fn comparisons() -> Vec<Check> {
+    vec![Check::on_gpu("quantize: the simulator gives the same bits", simulated)]
 }
 
 /// Whether it has only one granularity, and one type of codes.
@@ -86,6 +92,8 @@ fn draw_spec(draw: &mut Draw, op: QuantizeOp, largest: usize) -> QuantizeSpec {
         power_of_two: op != QuantizeOp::Swiglu && draw.below(2) == 0,
         scales: draw.of(layouts),
         gaps: draw.of(&[[0, 0], [0, 0], [8, 16], [0, 8], [1, 0], [3, 2]]),
+        numbers: Numbers::Drawn,
+        page: 1,
         seed: draw.below(1 << 20) as u64,
     }
 }
@@ -126,42 +134,97 @@ fn large(setup: &Setup) -> Result<String, Failure> {
             power_of_two: false,
             scales: ScaleRoom::Mn,
             gaps: [0, 0],
+            numbers: Numbers::Drawn,
+            page: 1,
             seed: 9,
         })
     });
     tally(specs.map(|spec| check(setup, &spec)))
 }
 
+/// Every operand ends where its pages end, so that what is read or written behind it is no memory.
+fn at_the_end(setup: &Setup) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup, 84);
+    // The simulator knows where memory ends to the byte.
+    let page = if setup.device.as_cuda().is_some() { PAGE } else { 4096 };
+    let specs = (0..setup.count(6)).flat_map(|_| OPS).map(|op| {
+        let spec = draw_spec(&mut draw, op, 20_000);
+        QuantizeSpec { gaps: [spec.gaps[0], 0], page, ..spec }
+    });
+    tally(specs.map(|spec| check(setup, &spec)))
+}
+
 fn not_finite(setup: &Setup) -> Result<String, Failure> {
-    let specials = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN, 1e-40, -0.0, 0.0];
-    let (rows, columns) = (specials.len(), 256);
-    let mut values = vec![0.5f32; rows * columns];
-    for (i, special) in specials.into_iter().enumerate() {
-        values[i * columns + 17 * i] = special;
-    }
-    let mut count = 0;
-    for granularity in Granularity::ALL {
-        for input in [DType::Bf16, DType::F16, DType::F32] {
-            for format in [ScaleFormat::F32, ScaleFormat::PowerOfTwo] {
-                let run = |device: &Device| -> Result<[Vec<u8>; 3], Failure> {
-                    let x = Tensor::from_f32(input, &values, &[rows, columns], device)?;
-                    let mut codes = Tensor::zeros(DType::E4m3, &[rows, columns], device)?;
-                    let mut scales =
-                        Tensor::zeros(DType::F32, &granularity.scale_dims(rows, columns), device)?;
-                    let mut back = Tensor::zeros(input, &[rows, columns], device)?;
-                    let options = LaunchOptions::default();
-                    quantize(&x, &mut codes, &mut scales, granularity, format, &options)?;
-                    dequantize(&codes, &scales, &mut back, granularity, &options)?;
-                    Ok([codes.to_bytes()?, scales.to_bytes()?, back.to_bytes()?])
-                };
-                ensure(run(&setup.device)? == run(&Device::Cpu)?, || {
-                    format!("{granularity} {input} {format:?}: other bytes than on the CPU")
-                })?;
-                count += 1;
+    let specials = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN, f32::MAX, f32::MIN, 1e-40, -0.0];
+    let numbers: Vec<Numbers> = specials.map(Numbers::With).into_iter().chain([Numbers::Zeros]).collect();
+    let inputs = [DType::Bf16, DType::F16, DType::F32];
+    let kinds = OPS.into_iter().flat_map(kinds);
+    let specs = kinds.enumerate().flat_map(|(kind, spec)| {
+        let input = move |i: usize| inputs[(kind + i) % inputs.len()];
+        (0..).zip(&numbers).map(move |(i, numbers)| QuantizeSpec {
+            numbers: *numbers,
+            input: input(i),
+            ..spec
+        })
+    });
+    // Steps that have no divisor in common with how many numbers there are.
+    let step = match (setup.quick, setup.device.as_cuda()) {
+        (true, None) => 31,
+        (true, Some(_)) => 7,
+        (false, None) => 4,
+        (false, Some(_)) => 1,
+    };
+    tally(specs.step_by(step).map(|spec| check(setup, &spec)))
+}
+
+/// Every granularity, type of codes, format and layout of scales that an operation has.
+fn kinds(op: QuantizeOp) -> Vec<QuantizeSpec> {
+    let granularities = match op {
+        QuantizeOp::Quantize | QuantizeOp::Dequantize => &Granularity::ALL[..],
+        QuantizeOp::Both => &[Granularity::PerToken, Granularity::PerBlock],
+        QuantizeOp::ByScale => &[Granularity::PerTensor],
+        _ => &[Granularity::PerToken],
+    };
+    let mut kinds = Vec::new();
+    for &granularity in granularities {
+        let codes: &[DType] = match granularity {
+            _ if op.is_nvfp4() => &[DType::U8],
+            _ if is_fused(op) || op == QuantizeOp::Transform => &[DType::E4m3],
+            Granularity::PerGroup32 => &[DType::E4m3, DType::E5m2, DType::U8],
+            _ => &[DType::E4m3, DType::E5m2],
+        };
+        let layouts = match granularity {
+            // One scale has no layout, and those of SwiGLU and of a transpose are f32, as is said in `draw_spec`.
+            Granularity::PerTensor => &ScaleRoom::ALL[..1],
+            _ if matches!(op, QuantizeOp::Swiglu | QuantizeOp::Both) => &ScaleRoom::ALL[..2],
+            Granularity::PerToken | Granularity::PerGroup32 => &ScaleRoom::ALL[..],
+            _ => &ScaleRoom::ALL[..2],
+        };
+        for &code in codes {
+            for &scales in layouts {
+                let both = matches!(
+                    op,
+                    QuantizeOp::Quantize | QuantizeOp::Both | QuantizeOp::Gather | QuantizeOp::Rmsnorm
+                );
+                let formats = if both && !scales.is_packed() { &[false, true][..] } else { &[false] };
+                kinds.extend(formats.iter().map(|&power_of_two| QuantizeSpec {
+                    op,
+                    m: 33,
+                    k: 264,
+                    input: DType::Bf16,
+                    code,
+                    granularity,
+                    power_of_two,
+                    scales,
+                    gaps: [0, 0],
+                    numbers: Numbers::Drawn,
+                    page: 1,
+                    seed: 5,
+                }));
             }
         }
     }
-    Ok(format!("{count} calls, every byte as on the CPU"))
+    kinds
 }
 
 fn repeats(setup: &Setup) -> Result<String, Failure> {

@@ -141,6 +141,11 @@ fn a_quantization_is_compared_with_the_cpu() {
         &["--op", "nvfp4-computed", "--scales", "mn"],
         &["--op", "nvfp4-dequantize", "--input", "f32"],
         &["--op", "transform", "--scales", "packed"],
+        &["--op", "swiglu", "--scales", "mn"],
+        &["--op", "swiglu", "--scales", "blocked", "--input", "f16"],
+        &["--op", "gather", "--scales", "packed"],
+        &["--op", "rmsnorm", "--scales", "mn", "--input", "f32"],
+        &["--op", "by-scale", "--code", "e5m2"],
     ] {
         let mut arguments = vec!["quantize", "--device", "sim", "--json", "-m", "3", "-k", "200"];
         arguments.extend(extra);

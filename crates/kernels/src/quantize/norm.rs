@@ -402,11 +402,14 @@ impl<'k> Weighted<'k> {
     }
 }
 
-/// `1 / sqrt(mean + epsilon)`, of the sum of squares.
+/// `1 / sqrt(mean + epsilon)`, of the sum of squares; NaN where that is infinite. Infinity times 0 is NaN, and the largest product
+/// would not be that of the largest number.
 #[track_caller]
 fn factor<'k>(p: &Params<'k>, sum: F32<'k>) -> F32<'k> {
     let per_column: F32 = p.from_strides[2].bitcast();
-    (sum * per_column + p.epsilon).sqrt().reciprocal()
+    let factor = (sum * per_column + p.epsilon).sqrt().reciprocal();
+    // A finite factor stays as it is.
+    factor.fma(0.0, factor)
 }
 
 /// Rows of scales that only fill a layout up.

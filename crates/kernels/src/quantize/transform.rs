@@ -6,7 +6,7 @@
 
 use oxigemm_ptx::{F32, Kernel, Ptr};
 
-use super::params::{Args, Divisor, Flags, Launch, Params};
+use super::params::{Args, Divisor, Flags, Launch, Params, bits};
 use super::scale::{ScalePlaces, exponent};
 use crate::WARP;
 
@@ -44,7 +44,9 @@ pub(super) fn write<'k>(k: &'k Kernel, p: &Params<'k>) {
     for (i, scale) in loaded.into_iter().enumerate() {
         let column = first + i as u32;
         let real = row.lt(p.rows) & column.lt(p.columns);
-        let rounded: F32 = (real.select(exponent(scale), 0u32) << 23).bitcast();
+        // Callers may have any number for a scale, also NaN with a sign.
+        let magnitude: F32 = (bits(scale) & 0x7fff_ffff).bitcast();
+        let rounded: F32 = (real.select(exponent(magnitude), 0u32) << 23).bitcast();
         let scale = p.has(Flags::POWER_OF_TWO).select(rounded, scale);
         let wanted = row.lt(scale_rows) & column.lt(scale_columns);
         places.store(k, to.at(places.offset(row, column)), scale, wanted);

@@ -45,7 +45,7 @@ use crate::tensor::Tensor;
 ///
 /// What is not finite: an infinity makes the scale infinite and NaN makes it NaN, so that all of the block is NaN
 /// when it is dequantized; scales that are powers of two become 2¹²⁷ instead, an infinity then saturates and NaN has the
-/// code of NaN. (e2m1 has none: there NaN becomes 6.)
+/// code of NaN. (e2m1 has none: there NaN becomes 6, and infinity stays infinite by an infinite scale.)
 ///
 /// One kernel that reads `x` once, or two [per tensor](Granularity::PerTensor). Rows that begin at multiples of 16 bytes, and
 /// a K that is a multiple of 8, are read and written as vectors; any others one by one. Up to about 4 million such numbers have one
@@ -87,6 +87,9 @@ pub fn quantize(
 ///
 /// `silu(x) = x / (1 + exp(-x))` in f32, with the exponential and the reciprocal of the GPU.
 ///
+/// What is not finite is what the formula gives: NaN of NaN, infinity of an infinite gate or up, but NaN where that is multiplied with 0,
+/// as `silu` is of 0 and of gates below -88. A gate of -∞ gives NaN. No other block notices.
+///
 /// # Errors
 /// As [`quantize`].
 ///
@@ -119,7 +122,8 @@ pub fn swiglu_quantize(
 /// [`m_grouped_fp8_gemm_nt_contiguous`](crate::m_grouped_fp8_gemm_nt_contiguous) reads.
 ///
 /// `rows` is `[M]` i32 and read by the kernel: a graph can be replayed with others. A row that is -1, or not below T, is
-/// none: its codes and its scales stay as they are. (Of packed scales, which are bytes, too.)
+/// none: its codes and its scales stay as they are. (Of packed scales, which are bytes, too.) What is not finite is so in its block of its
+/// row alone, as in [`quantize`].
 ///
 /// # Errors
 /// As [`quantize`].
@@ -154,6 +158,9 @@ pub fn gather_quantize(
 /// of the same type. Scales are of 1x128, codes e4m3.
 ///
 /// All of it is FP32, and squares are added in an order that depends on nothing: every device gives the same bytes.
+///
+/// NaN makes its row NaN. An infinity makes the mean infinite: it becomes NaN, and all else in its row 0. So does a number beyond 1.8e19, whose
+/// square is infinite; it becomes 0 where its product with the weight is finite. With an `epsilon` of 0, a row whose squares are 0 is NaN.
 ///
 /// # Errors
 /// As [`quantize`].

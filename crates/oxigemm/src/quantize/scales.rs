@@ -19,7 +19,8 @@ use crate::tensor::Tensor;
 /// `to` is f32 of the same shape and any strides; or packed UE8M0, i32 `[MN, ceil(K/4)]` (`[G, MN, ceil(K/4)]`) of any
 /// strides, four of a row in each, the first in the lowest byte; or the same in blocks of 128 by 4, i32
 /// `[ceil(MN/128), ceil(K/4), 32, 4]`. Packed scales are rounded up to powers of two, if they are none, and
-/// what only fills the layout up becomes 0.
+/// what only fills the layout up becomes 0. There is no exponent for everything: 0 and subnormals become 2⁻¹²⁶, infinity and NaN
+/// 2¹²⁷, and a sign is dropped.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -79,34 +80,71 @@ pub fn blocked_scales(mn: usize, k: usize, device: &Device) -> Result<Tensor> {
     Tensor::empty(DType::I32, &[mn.div_ceil(128), k.div_ceil(4), 32, 4], device)
 }
 
-/// [`tma_aligned_scales`] with the values of f32 scales, `[MN, K]`, of any strides.
+/// [`tma_aligned_scales`] with the values of f32 scales, `[MN, K]` of any strides; of `[G, MN, K]`, group behind group.
 ///
 /// # Errors
 /// As [`transform_scales`].
-pub fn get_mn_major_tma_aligned_tensor(scales: &Tensor) -> Result<Tensor> {
-    let [mn, k] = matrix(scales)?;
-    let mut to = tma_aligned_scales(mn, k, scales.device())?;
-    transform_scales(scales, &mut to, &LaunchOptions::default())?;
-    Ok(to)
+///
+/// ```
+/// use oxigemm::{Device, LaunchOptions, Tensor, get_mn_major_tma_aligned_tensor};
+///
+/// let scales: Vec<f32> = (0..30).map(|i| i as f32).collect();
+/// let scales = Tensor::from_slice(&scales, &[2, 5, 3], &Device::cpu())?; // two groups
+/// let found = get_mn_major_tma_aligned_tensor(&scales, &LaunchOptions::default())?;
+/// assert_eq!((found.dims(), found.strides()), (&[2, 5, 3][..], &[24, 1, 8][..]));
+/// assert_eq!(found.to_vec_f32()?, scales.to_vec_f32()?);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn get_mn_major_tma_aligned_tensor(scales: &Tensor, options: &LaunchOptions) -> Result<Tensor> {
+    in_new_memory(DType::F32, scales, options)
 }
 
-/// [`packed_scales`] with the values of f32 scales, `[MN, K]`, of any strides.
+/// [`packed_scales`] with the values of f32 scales, `[MN, K]` of any strides, rounded up to powers of two; of `[G, MN, K]`, group
+/// behind group.
 ///
 /// # Errors
 /// As [`transform_scales`].
-pub fn get_mn_major_tma_aligned_packed_ue8m0_tensor(scales: &Tensor) -> Result<Tensor> {
-    let [mn, k] = matrix(scales)?;
-    let mut to = packed_scales(mn, k, scales.device())?;
-    transform_scales(scales, &mut to, &LaunchOptions::default())?;
-    Ok(to)
+///
+/// ```
+/// use oxigemm::{Device, LaunchOptions, Tensor, get_mn_major_tma_aligned_packed_ue8m0_tensor};
+///
+/// let scales = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 0.5], &[1, 5], &Device::cpu())?;
+/// let found = get_mn_major_tma_aligned_packed_ue8m0_tensor(&scales, &LaunchOptions::default())?;
+/// assert_eq!((found.dims(), found.strides()), (&[1, 2][..], &[1, 4][..]));
+/// assert_eq!(found.to_bytes()?, [127, 128, 129, 129, 126, 0, 0, 0]);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn get_mn_major_tma_aligned_packed_ue8m0_tensor(
+    scales: &Tensor,
+    options: &LaunchOptions,
+) -> Result<Tensor> {
+    in_new_memory(DType::I32, scales, options)
 }
 
-fn matrix(scales: &Tensor) -> Result<[usize; 2]> {
-    <[usize; 2]>::try_from(scales.dims()).map_err(|_| Error::Rank {
-        argument: "scales",
-        expected: "a matrix (2 dimensions)".to_owned(),
-        found: format!("{:?}", scales.dims()),
-    })
+/// Scales, or packed scales, MN-major.
+fn in_new_memory(dtype: DType, scales: &Tensor, options: &LaunchOptions) -> Result<Tensor> {
+    let (groups, mn, k) = match *scales.dims() {
+        [mn, k] => (None, mn, k),
+        [groups, mn, k] => (Some(groups), mn, k),
+        _ => {
+            return Err(Error::Rank {
+                argument: "scales",
+                expected: "a matrix (2 dimensions), or groups of them (3 dimensions)".to_owned(),
+                found: format!("{:?}", scales.dims()),
+            });
+        }
+    };
+    let k = if dtype == DType::I32 { k.div_ceil(4) } else { k };
+    let device = scales.device();
+    let mut to = match groups {
+        None => aligned(dtype, mn, k, device)?,
+        Some(groups) => {
+            let memory = Tensor::empty(dtype, &[groups, k, mn.next_multiple_of(4)], device)?;
+            memory.transpose(1, 2)?.narrow(1, 0, mn)?
+        }
+    };
+    transform_scales(scales, &mut to, options)?;
+    Ok(to)
 }
 
 fn aligned(dtype: DType, mn: usize, k: usize, device: &Device) -> Result<Tensor> {

@@ -96,6 +96,7 @@ fn normalized(row: &[f32], weights: &[f32], epsilon: f32) -> Vec<f32> {
     }
     let sum = sums[0];
     let factor = 1.0 / (sum * (1.0 / row.len() as f32) + epsilon).sqrt();
+    let factor = if factor.is_infinite() { f32::NAN } else { factor };
     row.iter().zip(weights).map(|(value, weight)| value * weight * factor).collect()
 }
 

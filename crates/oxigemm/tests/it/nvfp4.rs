@@ -175,6 +175,26 @@ fn zeros_and_what_is_not_finite_are_as_documented_everywhere() {
 }
 
 #[test]
+fn a_matrix_of_zeros_has_the_smallest_scales() {
+    let sim = Device::sim();
+    for (turn, layout) in Layout::ALL.into_iter().enumerate() {
+        for (given, of_all) in [(None, 1e-4 / 2688.0), (Some(12.5), 12.5f32)] {
+            let input = [DType::Bf16, DType::F16, DType::F32][turn % 3];
+            let case = Case { dims: [130, 64], input, layout, given, gap: 0 };
+            for device in [&Device::Cpu, &sim] {
+                let [codes, scales, found, back] = run(case, &[0.0; 130 * 64], device);
+                assert_eq!(found, of_all.to_le_bytes(), "{case:?} on {device}");
+                assert!(codes.iter().chain(&back).all(|byte| *byte == 0), "{case:?} on {device}");
+                // Of blocks, rows 130 to 255 only fill up.
+                let smallest = scales.iter().filter(|scale| **scale == 1).count();
+                let rest = scales.iter().filter(|scale| **scale == 0).count();
+                assert_eq!([smallest, rest], [130 * 4, scales.len() - 130 * 4], "{case:?} on {device}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_matrix_without_elements_is_left_alone() {
     for device in [Device::Cpu, Device::sim()] {
         for [rows, columns] in [[0, 32], [3, 0]] {

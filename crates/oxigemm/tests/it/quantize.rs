@@ -4,17 +4,16 @@ use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
 use oxigemm::sim::{FaultKind, Options, Policy};
 use oxigemm::{
     DType, Device, Error, Granularity, LaunchOptions, RawQuantize, RawScales, RawSource, Sim, Tensor,
-    blocked_scales, dequantize, gather_quantize, get_mn_major_tma_aligned_packed_ue8m0_tensor,
-    get_mn_major_tma_aligned_tensor, packed_scales, quantize, quantize_by_scale, quantize_by_scale_raw,
-    random, rms_norm_quantize, swiglu_quantize, tma_aligned_scales, transform_scales,
+    blocked_scales, dequantize, packed_scales, quantize, quantize_by_scale, quantize_by_scale_raw, random,
+    tma_aligned_scales,
 };
 
-const INPUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
+pub const INPUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
 const CODES: [DType; 2] = [DType::E4m3, DType::E5m2];
 
 /// How scales lie.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Layout {
+pub enum Layout {
     RowMajor,
     MnMajor,
     Packed,
@@ -22,9 +21,9 @@ enum Layout {
 }
 
 impl Layout {
-    const ALL: [Layout; 4] = [Layout::RowMajor, Layout::MnMajor, Layout::Packed, Layout::Blocked];
+    pub const ALL: [Layout; 4] = [Layout::RowMajor, Layout::MnMajor, Layout::Packed, Layout::Blocked];
 
-    fn room(self, [rows, columns]: [usize; 2], device: &Device) -> Tensor {
+    pub fn room(self, [rows, columns]: [usize; 2], device: &Device) -> Tensor {
         match self {
             Layout::RowMajor => Tensor::empty(DType::F32, &[rows, columns], device),
             Layout::MnMajor => tma_aligned_scales(rows, columns, device),
@@ -55,7 +54,7 @@ struct Case {
 }
 
 /// Values of many magnitudes, with zeros, and rows of zeros.
-fn values(seed: u64, [rows, columns]: [usize; 2]) -> Vec<f32> {
+pub fn values(seed: u64, [rows, columns]: [usize; 2]) -> Vec<f32> {
     let normals = random::normals(seed, rows * columns);
     let spread = |i: usize| 10f32.powi((random::bits(seed, (i / 37) as u64) % 9) as i32 - 5);
     normals
@@ -93,9 +92,14 @@ fn same_as_the_cpu(case: Case, seed: u64, sim: &Device) {
     }
 }
 
-fn schedules() -> [Options; 3] {
+pub fn schedules() -> [Options; 3] {
     let with = |policy, seed| Options { policy, seed, ..Options::default() };
     [with(Policy::Eager, 0), with(Policy::Lazy, 0), with(Policy::Random, 7)]
+}
+
+/// One of the schedules after another.
+pub fn schedule(turn: usize) -> Options {
+    schedules()[turn % 3].clone()
 }
 
 /// Every granularity with every type, format and layout that it has, on both sides of where something changes.
@@ -122,7 +126,7 @@ fn every_combination(granularity: Granularity) {
                     if format == ScaleFormat::F32 && matches!(layout, Layout::Packed | Layout::Blocked) {
                         continue;
                     }
-                    sim.set_options(schedules()[turn % 3].clone());
+                    sim.set_options(schedule(turn));
                     let dims = shapes[turn % shapes.len()];
                     // Aligned, with aligned gaps, and not aligned at all.
                     let (gap, offset) = [(0, 0), (8, 8), (3, 1)][turn / 2 % 3];
@@ -147,10 +151,12 @@ fn per_group_of_32_is_the_cast() {
 
 #[test]
 fn fp4_is_the_cast() {
-    let device = Device::sim();
+    let sim = Sim::new();
+    let device = Device::Sim(sim.clone());
     let shapes = [[1, 32], [5, 256], [9, 136], [3, 70], [130, 40]];
     for (turn, input) in INPUTS.into_iter().cycle().take(12).enumerate() {
         let layout = Layout::ALL[turn % 4];
+        sim.set_options(schedule(turn / 3));
         let case = Case {
             dims: shapes[turn % shapes.len()],
             input,
@@ -319,7 +325,8 @@ fn codes_by_a_scale_at_an_address_are_those_of_tensors() {
 
 #[test]
 fn codes_by_a_scale_that_is_given_are_those_of_the_cpu() {
-    let device = Device::sim();
+    let sim = Sim::new();
+    let device = Device::Sim(sim.clone());
     let of = |device: &Device, input, code, dims: [usize; 2], scale: f32| {
         let mut numbers = values(5, dims);
         numbers.extend([f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.0, -0.0, 1e-40, f32::MAX, f32::MIN]);
@@ -332,7 +339,8 @@ fn codes_by_a_scale_that_is_given_are_those_of_the_cpu() {
     };
     for (turn, input) in INPUTS.into_iter().enumerate() {
         for code in CODES {
-            for scale in [1.0, 0.01, 3e30, f32::INFINITY, f32::NAN, 0.0] {
+            for (i, scale) in [1.0, 0.01, 3e30, f32::INFINITY, f32::NAN, 0.0].into_iter().enumerate() {
+                sim.set_options(schedule(turn + i));
                 let dims = [[3, 264], [1, 77], [9, 1100]][turn];
                 let [found, expected] =
                     [&device, &Device::Cpu].map(|device| of(device, input, code, dims, scale));
@@ -472,169 +480,135 @@ fn a_block_that_is_not_finite_is_nan_and_no_other_is() {
     }
 }
 
-#[test]
-fn rows_are_gathered_and_those_of_nowhere_stay_as_they_are() {
-    let sim = Device::sim();
-    let named = [2i32, -1, 0, 4, 5, 2, i32::MIN, 1, i32::MAX];
-    for (turn, layout) in Layout::ALL.into_iter().enumerate() {
-        let (columns, input) = ([384, 200, 77, 1032][turn], INPUTS[turn % 3]);
-        let run = |device: &Device| {
-            let x =
-                Tensor::from_f32(input, &values(turn as u64, [5, columns]), &[5, columns], device).unwrap();
-            let rows = Tensor::from_slice(&named, &[named.len()], device).unwrap();
-            let mut codes = Tensor::zeros(DType::E4m3, &[named.len(), columns], device).unwrap();
-            let mut scales = layout.room([named.len(), columns.div_ceil(128)], device);
-            let zeros = vec![0u8; scales.len() * 4];
-            scales.write_bytes(&zeros).unwrap();
-            let options = LaunchOptions::default();
-            gather_quantize(&x, &rows, &mut codes, &mut scales, ScaleFormat::PowerOfTwo, &options).unwrap();
-            (codes.to_bytes().unwrap(), scales.to_bytes().unwrap())
-        };
-        assert_eq!(run(&Device::Cpu), run(&sim), "{layout:?}");
+/// The largest magnitude of a code.
+fn largest(code: DType) -> f32 {
+    match code {
+        DType::E4m3 => 448.0,
+        DType::E5m2 => 57344.0,
+        _ => 6.0,
     }
 }
 
 #[test]
-fn swiglu_is_that_of_the_cpu() {
-    let sim = Device::sim();
-    for (turn, dims @ [rows, columns]) in [[3, 128], [9, 264], [2, 77]].into_iter().enumerate() {
-        for input in INPUTS {
-            let run = |device: &Device| {
-                let mut values = random::normals(turn as u64, 2 * rows * columns);
-                values.iter_mut().for_each(|x| *x *= 3.0);
-                values[..4].copy_from_slice(&[100.0, -100.0, 1e30, -1e30]);
-                let x = Tensor::from_f32(input, &values, &[rows, 2 * columns], device).unwrap();
-                let mut codes = Tensor::empty(DType::E4m3, &dims, device).unwrap();
-                let mut scales = Layout::MnMajor.room([rows, columns.div_ceil(128)], device);
-                let options = LaunchOptions::default();
-                swiglu_quantize(&x, &mut codes, &mut scales, ScaleFormat::F32, &options).unwrap();
-                (codes.to_bytes().unwrap(), scales.to_bytes().unwrap())
-            };
-            assert_eq!(run(&Device::Cpu), run(&sim), "{dims:?} {input}");
-        }
-    }
-}
-
-/// RMSNorm and quantization: codes and scales.
-fn rms_norm(
-    device: &Device,
-    input: DType,
-    values: &[f32],
-    [rows, columns]: [usize; 2],
-    layout: Layout,
-) -> [Vec<u8>; 2] {
-    let x = Tensor::from_f32(input, values, &[rows, columns], device).unwrap();
-    let weight = Tensor::from_f32(input, &random::normals(77, columns), &[columns], device).unwrap();
-    let mut codes = Tensor::empty(DType::E4m3, &[rows, columns], device).unwrap();
-    let mut scales = layout.room([rows, columns.div_ceil(128)], device);
-    let (format, options) = (ScaleFormat::PowerOfTwo, LaunchOptions::default());
-    rms_norm_quantize(&x, &weight, 1e-6, &mut codes, &mut scales, format, &options).unwrap();
-    [codes.to_bytes().unwrap(), scales.to_bytes().unwrap()]
-}
-
-#[test]
-fn rms_norm_is_that_of_the_cpu() {
-    let sim = Device::sim();
-    // Rows of one warp and of several, such as a block cannot hold, and such as are no vectors.
-    let all = [[3, 128], [2, 264], [2, 77], [2, 8456], [1, 9], [2, 16392], [3, 7168], [2, 1032], [1, 17001]];
-    for (turn, dims) in all.into_iter().enumerate() {
-        for layout in Layout::ALL {
-            let input = INPUTS[turn % 3];
-            let mut values = values(turn as u64, dims);
-            values[0] = if turn == 1 { f32::NAN } else { 1.0 };
-            let run = |device: &Device| rms_norm(device, input, &values, dims, layout);
-            assert_eq!(run(&Device::Cpu), run(&sim), "{dims:?} {input} {layout:?}");
-        }
-    }
-}
-
-/// Blocks of 16 warps, one for each multiprocessor, with three rows and more each.
-#[test]
-fn rows_of_rms_norm_follow_each_other_on_every_schedule() {
-    let dims = [270, 15368];
-    let values = values(3, dims);
-    let run = |device: &Device| rms_norm(device, DType::Bf16, &values, dims, Layout::MnMajor);
-    let expected = run(&Device::Cpu);
-    for options in schedules() {
-        let found = run(&Device::Sim(Sim::with_options(options.clone())));
-        assert!(found == expected, "{options:?}");
-    }
-}
-
-/// Eight rows and more for each block, whose scales are stored together where they are neighbours.
-#[test]
-fn scales_of_neighbouring_rows_are_stored_together() {
-    let dims = [19_030, 8];
-    let values = values(5, dims);
-    for (layout, options) in
-        [Layout::MnMajor, Layout::RowMajor].into_iter().zip(schedules().into_iter().skip(1))
-    {
-        let run = |device: &Device| rms_norm(device, DType::F32, &values, dims, layout);
-        assert!(run(&Device::Sim(Sim::with_options(options))) == run(&Device::Cpu), "{layout:?}");
-    }
-}
-
-#[test]
-fn scales_survive_every_transform() {
-    let sim = Device::sim();
-    for (turn, [rows, columns]) in [[1, 1], [33, 5], [130, 9], [64, 56], [4, 17]].into_iter().enumerate() {
-        let powers: Vec<f32> = (0..2 * rows * columns)
-            .map(|i| 2f32.powi((random::bits(turn as u64, i as u64) % 60) as i32 - 30))
-            .collect();
-        for layout in Layout::ALL {
-            for mn_major in [false, true] {
-                let run = |device: &Device| {
-                    let from = Layout::RowMajor.room([rows, columns], device);
-                    let mut from =
-                        if mn_major { Layout::MnMajor.room([rows, columns], device) } else { from };
-                    from.write_f32(&powers[..rows * columns]).unwrap();
-                    let mut to = layout.room([rows, columns], device);
-                    transform_scales(&from, &mut to, &LaunchOptions::default()).unwrap();
-                    to.to_bytes().unwrap()
-                };
-                assert_eq!(run(&Device::Cpu), run(&sim), "{rows} {columns} {layout:?}");
+fn zeros_have_the_smallest_scale_and_codes_of_zero() {
+    let sim = Sim::new();
+    let device = Device::Sim(sim.clone());
+    let dims = [130, 136];
+    let every = Granularity::ALL.into_iter().flat_map(|granularity| CODES.map(|code| (granularity, code)));
+    let fp4 = (Granularity::PerGroup32, DType::U8);
+    for (turn, (granularity, code)) in every.chain([fp4]).enumerate() {
+        for (format, smallest) in [
+            (ScaleFormat::F32, 1e-4 / largest(code)),
+            (ScaleFormat::PowerOfTwo, (1e-4 / largest(code)).log2().ceil().exp2()),
+        ] {
+            let (input, layout) = (INPUTS[turn % 3], Layout::ALL[turn % 2]);
+            let case = Case { dims, input, code, granularity, format, layout, gap: 0, offset: 0 };
+            sim.set_options(schedule(turn / 2));
+            for device in [&Device::Cpu, &device] {
+                let (codes, scales, back) = run(case, &[0.0; 130 * 136], device);
+                let scales = DType::F32.decode(&scales);
+                assert!(scales.iter().all(|scale| *scale == smallest), "{case:?}: {}", scales[0]);
+                assert!(codes.iter().chain(&back).all(|byte| *byte == 0), "{case:?} on {device}");
             }
         }
-        // Groups, each for itself.
-        let run = |device: &Device| {
-            let from = Tensor::from_f32(DType::F32, &powers, &[2, rows, columns], device).unwrap();
-            let pitch = rows.next_multiple_of(4);
-            let to = Tensor::empty(DType::F32, &[2, columns, pitch], device).unwrap();
-            let mut to = to.transpose(1, 2).unwrap().narrow(1, 0, rows).unwrap();
-            transform_scales(&from, &mut to, &LaunchOptions::default()).unwrap();
-            let mut packed = Tensor::empty(DType::I32, &[2, rows, columns.div_ceil(4)], device).unwrap();
-            transform_scales(&from, &mut packed, &LaunchOptions::default()).unwrap();
-            assert_eq!(to.to_vec_f32().unwrap(), powers);
-            (to.to_bytes().unwrap(), packed.to_bytes().unwrap())
-        };
-        assert_eq!(run(&Device::Cpu), run(&sim));
-        let scales = Tensor::from_f32(DType::F32, &powers[..rows * columns], &[rows, columns], &sim).unwrap();
-        let aligned = get_mn_major_tma_aligned_tensor(&scales).unwrap();
-        assert_eq!(aligned.to_vec_f32().unwrap(), powers[..rows * columns]);
-        assert_eq!(
-            get_mn_major_tma_aligned_packed_ue8m0_tensor(&scales).unwrap().dims(),
-            [rows, columns.div_ceil(4)]
-        );
     }
 }
 
-/// 1x128 scales of a packed layout, against the definition of a block: `32x4` words of the rows 0, 32, 64, 96, 1, ...
+/// Blocks of zeros beside others, of every granularity that has several blocks.
 #[test]
-fn blocks_are_in_the_order_of_tensor_memory() {
-    let device = Device::sim();
-    let exponents: Vec<f32> = (0..130 * 6).map(|i| 2f32.powi(i % 100)).collect();
-    let from = Tensor::from_f32(DType::F32, &exponents, &[130, 6], &device).unwrap();
-    let mut to = blocked_scales(130, 6, &device).unwrap();
-    transform_scales(&from, &mut to, &LaunchOptions::default()).unwrap();
-    let bytes = to.to_bytes().unwrap();
-    assert_eq!(bytes.len(), 2 * 2 * 512);
-    for row in 0..256 {
-        for column in 0..8 {
-            let block = (row / 128 * 2 + column / 4) * 512;
-            let place = block + row % 32 * 16 + row % 128 / 32 * 4 + column % 4;
-            let expected = if row < 130 && column < 6 { 127 + (row * 6 + column) % 100 } else { 0 };
-            assert_eq!(usize::from(bytes[place]), expected, "row {row} column {column}");
+fn zeros_keep_their_scale_beside_other_blocks() {
+    let sim = Sim::new();
+    let device = Device::Sim(sim.clone());
+    for (turn, granularity) in Granularity::ALL.into_iter().enumerate() {
+        let (rows, columns) = (130, 136);
+        // Only the last row and the last column are no zeros: of one scale for all there is no such block.
+        let values: Vec<f32> = (0..rows * columns)
+            .map(|i| if i / columns == rows - 1 || i % columns == columns - 1 { 448.0 } else { 0.0 })
+            .collect();
+        let (format, layout) = (ScaleFormat::F32, Layout::RowMajor);
+        let (input, code) = (INPUTS[turn % 3], DType::E4m3);
+        let case =
+            Case { dims: [rows, columns], input, code, granularity, format, layout, gap: 0, offset: 0 };
+        sim.set_options(schedule(turn));
+        let (_, scales, back) = run(case, &values, &device);
+        let scales = DType::F32.decode(&scales);
+        let alone = matches!(granularity, Granularity::PerTensor | Granularity::PerRow);
+        assert_eq!(scales[0], if alone { 1.0 } else { 1e-4 / 448.0 }, "{granularity}");
+        assert_eq!(scales[scales.len() - 1], 1.0, "{granularity}");
+        assert_eq!(input.decode(&back), values, "{granularity}");
+    }
+}
+
+/// What the documentation promises of MXFP4: the scale of a block of ones that has a number in it, and the number's code.
+#[test]
+fn what_is_not_finite_in_fp4_is_as_documented() {
+    let sim = Sim::new();
+    let device = Device::Sim(sim.clone());
+    let end = 2f32.powi(127);
+    let cases = [
+        (f32::INFINITY, end, 7u8),
+        (f32::NEG_INFINITY, end, 15),
+        (f32::NAN, end, 7),
+        (-f32::NAN, end, 15),
+        (f32::MAX, 2f32.powi(126), 6),
+        (f32::MIN, 2f32.powi(126), 14),
+        (1e-40, 0.25, 0),
+        (-1e-40, 0.25, 8),
+        (f32::MIN_POSITIVE, 0.25, 0),
+        (-0.0, 0.25, 8),
+    ];
+    let dims = [cases.len(), 32];
+    let mut values = vec![1.0f32; cases.len() * 32];
+    for (row, (special, ..)) in values.chunks_mut(32).zip(cases) {
+        row[5] = special;
+    }
+    for (turn, layout) in Layout::ALL.into_iter().enumerate() {
+        sim.set_options(schedule(turn));
+        for format in [ScaleFormat::F32, ScaleFormat::PowerOfTwo] {
+            if format == ScaleFormat::F32 && matches!(layout, Layout::Packed | Layout::Blocked) {
+                continue;
+            }
+            for input in INPUTS {
+                let (code, granularity) = (DType::U8, Granularity::PerGroup32);
+                let case = Case { dims, input, code, granularity, format, layout, gap: 0, offset: 0 };
+                assert_eq!(run(case, &values, &Device::Cpu), run(case, &values, &device), "{case:?}");
+            }
         }
+    }
+    let of = |format| Case {
+        dims,
+        input: DType::F32,
+        code: DType::U8,
+        granularity: Granularity::PerGroup32,
+        format,
+        layout: Layout::RowMajor,
+        gap: 0,
+        offset: 0,
+    };
+    let (codes, scales, _) = run(of(ScaleFormat::PowerOfTwo), &values, &device);
+    let scales = DType::F32.decode(&scales);
+    for (i, (special, scale, code)) in cases.into_iter().enumerate() {
+        assert_eq!((scales[i], codes[16 * i + 2] >> 4), (scale, code), "{special}");
+        // 1 is 4 of 0.25, and nothing beside what is so large.
+        assert_eq!(codes[16 * i], if scale == 0.25 { 0x66 } else { 0 }, "{special}");
+    }
+    // Subnormal numbers alone have the scale of zeros, and their signs.
+    let alone: Vec<f32> = [1e-40, -1e-40].into_iter().cycle().take(32).collect();
+    let (codes, scales, _) = run(Case { dims: [1, 32], ..of(ScaleFormat::PowerOfTwo) }, &alone, &device);
+    assert_eq!((codes, scales), (vec![0x80; 16], 2f32.powi(-15).to_le_bytes().to_vec()));
+    let (_, scales, back) = run(of(ScaleFormat::F32), &values, &device);
+    let (scales, back) = (DType::F32.decode(&scales), DType::F32.decode(&back));
+    for (i, row) in back.chunks(32).enumerate() {
+        let special = cases[i].0;
+        let others = [&row[..5], &row[6..]].concat();
+        assert_eq!(others.iter().all(|x| x.is_nan()), !special.is_finite(), "{special}");
+        assert_eq!(scales[i].is_nan(), special.is_nan());
+        assert_eq!(scales[i] == f32::INFINITY, special.is_infinite());
+        // e2m1 has no NaN: six times an infinite scale is infinite.
+        assert!(
+            special.is_finite() || row[5] == special || (special.is_nan() && row[5].is_nan()),
+            "{special}"
+        );
     }
 }
 

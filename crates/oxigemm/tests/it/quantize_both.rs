@@ -164,6 +164,32 @@ fn what_is_not_finite_is_so_in_its_row_and_in_its_column() {
 }
 
 #[test]
+fn zeros_have_the_smallest_scale_and_codes_of_zero_both_ways() {
+    let sim = Device::sim();
+    for (turn, granularity) in [Granularity::PerToken, Granularity::PerBlock].into_iter().enumerate() {
+        for (code, largest) in [(DType::E4m3, 448.0), (DType::E5m2, 57344.0)] {
+            for (format, smallest) in [
+                (ScaleFormat::F32, 1e-4f32 / largest),
+                (ScaleFormat::PowerOfTwo, (1e-4f32 / largest).log2().ceil().exp2()),
+            ] {
+                let (dims, input) = ([130, 140], [DType::Bf16, DType::F32][turn]);
+                let case = Case { dims, input, code, granularity, format, mn_major: turn == 0, gap: 0 };
+                for device in [&Device::Cpu, &sim] {
+                    let written = run(case, &[0.0; 130 * 140], device);
+                    for codes in written.iter().step_by(2) {
+                        assert!(codes.iter().all(|code| *code == 0), "{case:?} on {device}");
+                    }
+                    for scales in written.iter().skip(1).step_by(2) {
+                        let scales = DType::F32.decode(scales);
+                        assert!(scales.iter().all(|scale| *scale == smallest), "{case:?} on {device}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn addresses_give_the_bytes_of_tensors() {
     let device = Device::sim();
     let dims @ [rows, columns] = [33, 136];

@@ -31,7 +31,7 @@ pub enum QuantizeSource {
     SwiGlu,
     /// From rows of `x`, `[T, K]`, which `[M]` i32 name; a row that is not among them stays as it is.
     Rows(Operand),
-    /// They are `x * (1 / sqrt(mean(x * x) + epsilon)) * weight`, where the mean is that of the row.
+    /// They are `x * weight * (1 / sqrt(mean(x * x) + epsilon))`, where the mean is that of the row.
     RmsNorm {
         /// `[K]`, of the type of `x`.
         weight: Operand,
