@@ -40,7 +40,6 @@ pub fn checks() -> Vec<Check> {
     checks.push(Check::anywhere("quantize: bad arguments", bad_arguments));
     checks.push(Check::with_kernels("quantize: a graph reads what is there when it is launched", replayed));
     checks.push(Check::with_kernels("quantize: matrices in several streams at a time", side_by_side));
-    checks.push(Check::on_gpu("quantize: streams that are dropped while they have work", dropped_streams));
     checks.push(Check::on_gpu("quantize: a second call allocates nothing", no_allocations));
     checks
 }
@@ -358,23 +357,6 @@ fn side_by_side(setup: &Setup) -> Result<String, Failure> {
     setup.device.synchronize()?;
     of_streams.iter().chain(&of_graphs).try_for_each(ByOneScale::is_as_on_the_cpu)?;
     Ok(format!("{} calls in four streams, half of them replayed, every byte as on the CPU", 8 * rounds))
-}
-
-/// Streams that live as long as it takes to give them work: the driver gives their handles to those that follow.
-fn dropped_streams(setup: &Setup) -> Result<String, Failure> {
-    let (streams, calls) = (100, 10);
-    let mut matrices =
-        (0..4).map(|i| ByOneScale::new(i, [585, 7168], &setup.device)).collect::<Result<Vec<_>, _>>()?;
-    for i in 0..streams {
-        let stream = setup.device.new_stream()?;
-        let count = matrices.len();
-        for _ in 0..calls {
-            matrices[i % count].quantize(Some(stream.clone()))?;
-        }
-    }
-    setup.device.synchronize()?;
-    matrices.iter().try_for_each(ByOneScale::is_as_on_the_cpu)?;
-    Ok(format!("{streams} streams of {calls} calls, every byte as on the CPU"))
 }
 
 fn no_allocations(setup: &Setup) -> Result<String, Failure> {
