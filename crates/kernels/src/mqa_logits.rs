@@ -160,7 +160,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let block = Block { k, cfg, params, memory, ranges, warp, lane };
     let (key_warp, unit_warp, clearing_warp) = (MATH_WARPS, MATH_WARPS + 1, MATH_WARPS + 2);
     let maps = [&block.params.queries, &block.params.keys, &block.params.scales];
-    block.memory.begin(k, (warp, key_warp), lane, maps, MATH_WARPS * WARP + 1);
+    block.memory.begin(k, (warp, key_warp), lane, maps, MATH_WARPS + 1);
     counting.count(k, warp, lane);
     k.sync_threads();
     k.if_else(
@@ -269,8 +269,9 @@ impl<'k> Block<'k, '_> {
     fn load_keys(&self) {
         let (k, p, memory) = (self.k, &self.params, &self.memory);
         let (cursor, slots) = (memory.ring.writer(), memory.slots.reader());
-        memory.for_each_unit(&slots, |_, Span { tiles: [first, end], .. }| {
-            memory.done(&slots);
+        memory.for_each_unit(&slots, |slot, Span { tiles: [first, end], .. }| {
+            memory.slots.empty(slot).arrive();
+            slots.advance();
             k.for_(first, end, 1, |tile| {
                 cursor.wait_empty();
                 let stage = cursor.stage();
@@ -312,7 +313,7 @@ impl<'k> Block<'k, '_> {
         memory.for_each_unit(&slots, |slot, Span { tiles: [first, end], .. }| {
             let unit = math.begin(slot);
             k.for_(first, end, 1, |tile| math.multiply_tile(&unit, tile));
-            memory.done(&slots);
+            memory.done(&slots, self.lane);
         });
     }
 }

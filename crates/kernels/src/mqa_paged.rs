@@ -7,7 +7,6 @@
 //! query after another. A third one serves them: a warp loads pages, one lays out what is to be known of the next sequence,
 //! and two write -inf behind the sequences' ends.
 
-use crate::WARP;
 use crate::indexer::{Heads, LogitFlags, Memory, MemoryShape, Row, Share, Span, TILE_KEYS, logit_size};
 use crate::many_rows::{MATH_WARPS, THREADS};
 use crate::mqa_schedule::Lengths;
@@ -141,7 +140,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let block = Block { k, cfg, params, memory, warp, lane };
     let (key_warp, unit_warp, clearing_warp) = (MATH_WARPS, MATH_WARPS + 1, MATH_WARPS + 2);
     let maps = [&block.params.queries, &block.params.keys, &block.params.scales];
-    block.memory.begin(k, (warp, key_warp), lane, maps, MATH_WARPS * WARP);
+    block.memory.begin(k, (warp, key_warp), lane, maps, MATH_WARPS);
     k.if_else(
         warp.ge(key_warp),
         || {
@@ -307,7 +306,7 @@ impl<'k> Block<'k, '_> {
                     math.multiply_tiles(slot, span.tiles, queries);
                 });
             }
-            memory.done(&slots);
+            memory.done(&slots, self.lane);
         });
     }
 }

@@ -138,7 +138,7 @@ impl<'k> Memory<'k> {
     }
 
     /// Until all threads may begin: the maps are on their way, the warp `loader` has initialized the barriers, of which a
-    /// slot has this many threads that read, and the kernels before are done.
+    /// slot has this many readers, and the kernels before are done.
     pub fn begin(
         &self,
         k: &'k Kernel,
@@ -228,8 +228,8 @@ impl<'k> Memory<'k> {
         );
     }
 
-    /// One warp has laid out a unit, of which `load` brings so many bytes of queries. Every lane says so, and every one that is
-    /// [`done`](Self::done) with it: a sanitizer takes the word of none for the others.
+    /// One warp has laid out a unit, of which `load` brings so many bytes of queries. Every lane says so: a sanitizer takes the word of
+    /// none for the others.
     pub fn announce(&self, slot: U32<'k>, lane: U32<'k>, bytes: U32<'k>, load: impl FnOnce(MBarrier<'k>)) {
         let known = self.slots.full(slot);
         let first = || {
@@ -251,9 +251,10 @@ impl<'k> Memory<'k> {
         self.slots.full(cursor.stage()).arrive();
     }
 
-    /// A lane is done with a unit.
-    pub fn done(&self, slots: &Cursor<'k>) {
-        self.slots.empty(slots.stage()).arrive();
+    /// A warp is done with a unit. One lane says so: where all did, the assembler put the loop over tiles in another order, 4% slower.
+    pub fn done(&self, slots: &Cursor<'k>, lane: U32<'k>) {
+        self.k.sync_warp();
+        self.k.guard(lane.eq(0), || self.slots.empty(slots.stage()).arrive());
         slots.advance();
     }
 
