@@ -34,6 +34,27 @@ def test_there_and_back(device, granularity, dtype, power_of_two):
     assert calc_diff(back, x) < (1e-3 if dtype == E4M3 else 4e-3)
 
 
+def test_mxfp4_there_and_back(device):
+    # Numbers of e2m1, of which each block has the largest, times a power of two.
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.5, -1, -1.5, -2, -3, -4, -6, 6], np.float32)
+    x = np.tile(values, (33, 6)) * np.exp2(np.arange(33, dtype=np.float32) - 12)[:, None]
+    codes, scales = run(device, "quantize", x, "1x32", True, "uint8")
+    assert codes.dtype == np.uint8 and codes.shape == (33, 48) and scales.shape == (33, 3)
+    assert codes[0, :4].tolist() == [0x10, 0x32, 0x54, 0x76]
+    assert (run(device, "dequantize", codes, scales, "1x32", "float32") == x).all()
+
+
+def test_mxfp4_with_packed_scales(device):
+    x = normals(5, 256)
+    expected, scales = run(device, "quantize", x, "1x32", True, "uint8")
+    # MN-major: four scales of a row in each, rows that follow each other.
+    packed = np.zeros((2, 8), np.int32).T[:5]
+    codes, _ = run(device, "quantize", x, "1x32", True, "uint8", scales=packed)
+    assert (codes == expected).all()
+    exponents = np.ascontiguousarray(packed).view(np.uint8).reshape(5, 8)
+    assert (np.exp2(exponents.astype(np.float32) - 127) == scales).all()
+
+
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 def test_by_a_scale_that_is_given(device, dtype):
     x, name = normals(130, 256), np.dtype(dtype).name
@@ -102,6 +123,8 @@ WRONG = [
     (lambda x: quantization.quantize(x, "2x2"), "granularity", "1x128"),
     (lambda x: quantization.quantize(x[0]), "x", "2 dimensions"),
     (lambda x: quantization.quantize(x, dtype="float16"), "codes", "e4m3"),
+    (lambda x: quantization.quantize(x, "1x128", dtype="uint8"), "codes", "e4m3"),
+    (lambda x: quantization.quantize(x[:, :5], "1x32", dtype="uint8"), "x", "two columns"),
     (lambda x: quantization.quantize(x, scales=np.zeros((3, 3), np.float32)), "scales", "[6, 2]"),
     (lambda x: quantization.dequantize(x[0], x), "codes", "2 dimensions"),
     (lambda x: quantization.quantize_by_scale(x, x[:2, :1]), "scale", "[1, 1]"),

@@ -1,4 +1,4 @@
-"""Quantization to FP8 and NVFP4 and back, alone and fused with what comes before it. Of torch and of numpy.
+"""Quantization to FP8, MXFP4 and NVFP4 and back, alone and fused with what comes before it. Of torch and of numpy.
 
 DeepGEMM's casts are in ``oxigemm.deep_gemm.utils``; these have every granularity, both FP8 types, and outputs that may be given.
 """
@@ -9,7 +9,7 @@ from typing import Any, Optional, Tuple
 
 from . import _call
 from . import _oxigemm as _C
-from ._arrays import empty
+from ._arrays import dtype_name, empty
 from .errors import ArgumentError
 
 __all__ = [
@@ -54,6 +54,11 @@ def _matrix(x: Any) -> Tuple[int, int]:
     return x.shape[0], x.shape[1]
 
 
+def _per_code(dtype: Any) -> int:
+    """Values of an element of codes: two of FP4 are in a byte."""
+    return 2 if dtype_name(dtype) in ("uint8", "int8") else 1
+
+
 def _outputs(x: Any, rows: int, columns: int, codes: Any, scales: Any) -> Tuple[Any, Any]:
     """The outputs of 1x128 and e4m3, new where they are not given."""
     codes = empty(x, (rows, columns), "float8_e4m3fn") if codes is None else codes
@@ -74,10 +79,17 @@ def quantize(
     ``x`` is [M, K] of bfloat16, float16 or float32. ``granularity`` is which values share a scale: ``1x128`` (activations), ``1x32``,
     ``128x128`` (weights), ``128x1``, ``row`` or ``tensor``. Scales are ``max(amax, 1e-4) / largest``, with ``power_of_two`` rounded up to
     one. ``scales`` that are given may have any strides, or be packed (int32), as the library's ``quantize`` has them.
+
+    ``dtype`` is ``float8_e4m3fn`` or ``float8_e5m2``; or, of ``1x32`` and an even K, ``uint8``: codes [M, K/2] of FP4 (e2m1), the first of two
+    in the low half.
     """
     rows, columns = _matrix(x)
     shape = _scales_shape(granularity, rows, columns)
-    codes = empty(x, (rows, columns), dtype) if codes is None else codes
+    if codes is None:
+        if columns % _per_code(dtype) != 0:
+            message = f"`x` has the wrong shape: expected two columns for each byte of codes, found {tuple(x.shape)}"
+            raise ArgumentError(message, "x")
+        codes = empty(x, (rows, columns // _per_code(dtype)), dtype)
     scales = empty(x, shape, "float32") if scales is None else scales
     if _call.is_compiling():
         _call.ops().quantize(x, codes, scales, granularity, power_of_two)
@@ -102,11 +114,12 @@ def quantize_by_scale(x: Any, scale: Any, dtype: str = "float8_e4m3fn", codes: O
 def dequantize(
     codes: Any, scales: Any, granularity: str = "1x128", dtype: str = "bfloat16", x: Optional[Any] = None
 ) -> Any:
-    """``codes * scales``, rounded once to ``dtype``: bfloat16, float16 or float32."""
+    """``codes * scales``, rounded once to ``dtype``: bfloat16, float16 or float32. Codes of uint8 are two of FP4 each."""
     if len(codes.shape) != 2:
         message = f"`codes` has the wrong rank: expected 2 dimensions, found {tuple(codes.shape)}"
         raise ArgumentError(message, "codes")
-    x = empty(codes, codes.shape, dtype) if x is None else x
+    rows, columns = codes.shape
+    x = empty(codes, (rows, columns * _per_code(codes.dtype)), dtype) if x is None else x
     if _call.is_compiling():
         _call.ops().dequantize(codes, scales, x, granularity)
     else:
