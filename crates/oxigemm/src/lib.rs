@@ -162,10 +162,11 @@ pub use plain::LaunchOptions;
 pub use quantize::{
     RawNvfp4, RawQuantize, RawScales, RawSource, RawTransformScales, RawTransposedCopy, TensorScale,
     TransposedCopy, blocked_scales, dequantize, dequantize_nvfp4, dequantize_nvfp4_raw, dequantize_raw,
-    gather_quantize, get_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_tensor,
+    gather_quantize, get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
+    get_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_tensor, get_tma_aligned_size,
     packed_scales, quantize, quantize_by_scale, quantize_by_scale_raw, quantize_nvfp4, quantize_nvfp4_raw,
     quantize_raw, quantize_with_transpose, quantize_with_transpose_raw, rms_norm_quantize, swiglu_quantize,
-    tma_aligned_scales, transform_scales, transform_scales_raw,
+    tma_aligned_scales, transform_scales, transform_scales_raw, transform_sf_into_required_layout,
 };
 pub use runtime::{ARCH, Cuda, Loaded, Stats};
 pub use simulated::Sim;

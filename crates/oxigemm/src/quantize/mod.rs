@@ -3,6 +3,7 @@
 mod both;
 mod nvfp4;
 mod raw;
+mod required;
 mod scales;
 
 pub use both::{RawTransposedCopy, TransposedCopy, quantize_with_transpose, quantize_with_transpose_raw};
@@ -10,6 +11,10 @@ pub use nvfp4::{
     RawNvfp4, TensorScale, dequantize_nvfp4, dequantize_nvfp4_raw, quantize_nvfp4, quantize_nvfp4_raw,
 };
 pub use raw::{RawQuantize, RawScales, RawSource, dequantize_raw, quantize_by_scale_raw, quantize_raw};
+pub use required::{
+    get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor, get_tma_aligned_size,
+    transform_sf_into_required_layout,
+};
 pub use scales::{
     RawTransformScales, blocked_scales, get_mn_major_tma_aligned_packed_ue8m0_tensor,
     get_mn_major_tma_aligned_tensor, packed_scales, tma_aligned_scales, transform_scales,

@@ -2,7 +2,8 @@
 
 use oxigemm::{
     DType, Device, Error, LaunchOptions, Sim, Tensor, blocked_scales,
-    get_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_tensor, random, transform_scales,
+    get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor, get_mn_major_tma_aligned_packed_ue8m0_tensor,
+    get_mn_major_tma_aligned_tensor, random, transform_scales, transform_sf_into_required_layout,
 };
 
 use crate::quantize::{Layout, schedule};
@@ -228,4 +229,74 @@ fn new_memory_is_written_in_the_stream_that_is_given() {
     let found = get_mn_major_tma_aligned_packed_ue8m0_tensor(&scales, &on(&device)).unwrap();
     assert_eq!(found.to_vec::<i32>().unwrap(), [127, 129]);
     assert!(get_mn_major_tma_aligned_tensor(&scales, &on(&other)).is_err());
+}
+
+#[test]
+fn scales_of_a_recipe_are_laid_out_once() {
+    let options = LaunchOptions::default();
+    let required = |sf: &Tensor, [mn, k]: [usize; 2], recipe, groups| {
+        transform_sf_into_required_layout(sf, mn, k, recipe, groups, &options)
+    };
+    for device in [Device::Cpu, Device::sim()] {
+        let numbers: Vec<f32> = (0..30).map(|i| i as f32).collect();
+        let groups = Tensor::from_slice(&numbers, &[2, 5, 3], &device).unwrap();
+        let found = required(&groups, [5, 300], [1, 128], Some(2)).unwrap();
+        assert_eq!((found.strides(), found.to_vec_f32().unwrap()), (&[24, 1, 8][..], numbers.clone()));
+        // What is so already, and scales of blocks, are not copied.
+        let again = required(&found, [5, 300], [1, 128], Some(2)).unwrap();
+        assert_eq!(again.address(), found.address());
+        let matrix = groups.select(0).unwrap();
+        let blocks = required(&matrix, [600, 300], [128, 128], None).unwrap();
+        assert_eq!((blocks.address(), blocks.strides()), (matrix.address(), matrix.strides()));
+        for (wrong, argument) in [
+            (required(&matrix, [5, 300], [1, 64], None), "recipe"),
+            (required(&matrix, [6, 300], [1, 128], None), "sf"),
+            (required(&matrix, [5, 300], [1, 128], Some(1)), "sf"),
+            (required(&Tensor::zeros(DType::I32, &[5, 3], &device).unwrap(), [5, 300], [1, 128], None), "sf"),
+        ] {
+            assert_eq!(wrong.unwrap_err().argument(), Some(argument));
+        }
+    }
+}
+
+#[test]
+fn groups_along_k_are_packed_each_for_itself() {
+    let options = LaunchOptions::default();
+    let simulator = Sim::new();
+    // Five, none, one and four scales of each column.
+    let (ks, mn) = ([640, 0, 128, 512], 6);
+    let powers: Vec<f32> = (0..10 * mn).map(|i| 2f32.powi(i as i32 - 30)).collect();
+    for (turn, device) in
+        [Device::Cpu, Device::Sim(simulator.clone()), Device::Sim(simulator.clone())].iter().enumerate()
+    {
+        simulator.set_options(schedule(turn));
+        let sf = Tensor::from_slice(&powers, &[10, mn], device).unwrap();
+        let packed = |ks: &[usize], gran_k, alignment| {
+            get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(&sf, ks, gran_k, alignment, &options)
+        };
+        let found = packed(&ks, 128, 128).unwrap();
+        assert_eq!((found.dims(), found.strides()), (&[4, mn][..], &[8, 1][..]));
+        let bytes = found.to_bytes().unwrap();
+        let rows = [
+            [Some(0), Some(1), Some(2), Some(3)],
+            [Some(4), None, None, None],
+            [Some(5), None, None, None],
+            [Some(6), Some(7), Some(8), Some(9)],
+        ];
+        for (row, of_row) in rows.iter().enumerate() {
+            for column in 0..mn {
+                let exponent = |scale: &Option<usize>| scale.map_or(0, |row| (row * mn + column + 97) as u8);
+                let expected: Vec<u8> = of_row.iter().map(exponent).collect();
+                assert_eq!(bytes[(row * mn + column) * 4..][..4], expected, "{row} {column}");
+            }
+        }
+        for (wrong, argument) in [
+            (packed(&[640, 0, 100, 512], 128, 128), "ks"),
+            (packed(&ks, 128, 0), "ks"),
+            (packed(&ks, 0, 128), "gran_k"),
+            (packed(&[640, 640, 128], 128, 128), "sf"),
+        ] {
+            assert_eq!(wrong.unwrap_err().argument(), Some(argument));
+        }
+    }
 }
