@@ -406,24 +406,26 @@ fn the_cpu_is_the_cast_that_was_there_before() {
     }
 }
 
+/// Numbers that are no ordinary ones.
+pub const SPECIALS: [f32; 9] = [
+    f32::INFINITY,
+    f32::NEG_INFINITY,
+    f32::NAN,
+    -f32::NAN,
+    f32::MAX,
+    f32::MIN,
+    f32::MIN_POSITIVE,
+    1e-40,
+    -0.0,
+];
+
 /// Infinities, NaN, subnormals, the largest numbers and zeros, in blocks of their own and beside others.
 #[test]
 fn what_is_not_finite_has_the_result_of_the_cast() {
     let sim = Device::sim();
-    let specials = [
-        f32::INFINITY,
-        f32::NEG_INFINITY,
-        f32::NAN,
-        -f32::NAN,
-        f32::MAX,
-        f32::MIN,
-        f32::MIN_POSITIVE,
-        1e-40,
-        -0.0,
-    ];
-    let (rows, columns) = (2 * specials.len(), 128);
+    let (rows, columns) = (2 * SPECIALS.len(), 128);
     let mut values = vec![0.0; rows * columns];
-    for (i, special) in specials.into_iter().enumerate() {
+    for (i, special) in SPECIALS.into_iter().enumerate() {
         values[2 * i * columns + 5 * i] = special;
         let row = &mut values[(2 * i + 1) * columns..][..columns];
         row.copy_from_slice(&random::normals(i as u64, columns));

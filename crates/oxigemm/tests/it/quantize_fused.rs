@@ -7,7 +7,7 @@ use oxigemm::{
     rms_norm_quantize, swiglu_quantize,
 };
 
-use crate::quantize::{INPUTS, Layout, schedule, schedules, values};
+use crate::quantize::{INPUTS, Layout, SPECIALS, schedule, schedules, values};
 
 /// Every layout of scales, with each format that it has.
 const KINDS: [(Layout, ScaleFormat); 6] = [
@@ -99,19 +99,6 @@ fn swiglu_is_that_of_the_cpu() {
         }
     }
 }
-
-/// Numbers that are no ordinary ones.
-const SPECIALS: [f32; 9] = [
-    f32::INFINITY,
-    f32::NEG_INFINITY,
-    f32::NAN,
-    -f32::NAN,
-    f32::MAX,
-    f32::MIN,
-    f32::MIN_POSITIVE,
-    1e-40,
-    -0.0,
-];
 
 /// Ordinary rows, one for each special number, which is at two places of it.
 fn with_specials(columns: usize) -> Vec<f32> {
