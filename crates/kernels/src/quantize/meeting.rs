@@ -93,7 +93,7 @@ struct Meeting<'k> {
 }
 
 impl<'k> Meeting<'k> {
-    /// The bit of this launch. The L2 cache fetches the words meanwhile.
+    /// The bit of this launch. The L2 cache is asked for the words, too; but the assembler puts that behind the wait for numbers.
     fn begin(&self) -> U32<'k> {
         const LINE: u32 = 128;
         let k = self.k;

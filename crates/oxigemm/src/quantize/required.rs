@@ -13,9 +13,17 @@ use crate::tensor::Tensor;
 /// ```
 ///
 /// # Panics
-/// If an element has no bytes, or more than 16.
+/// If 16 bytes are no whole number of elements.
+///
+/// ```should_panic
+/// oxigemm::get_tma_aligned_size(5, 12);
+/// ```
 #[must_use]
 pub fn get_tma_aligned_size(x: usize, element_size: usize) -> usize {
+    assert!(
+        [1, 2, 4, 8, 16].contains(&element_size),
+        "`element_size` has to divide 16, found {element_size}"
+    );
     x.next_multiple_of(16 / element_size)
 }
 
