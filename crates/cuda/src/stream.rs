@@ -20,12 +20,13 @@ pub struct Stream {
     device: Device,
     handle: CUstream,
     /// Present where the stream is ours: its last clone destroys it.
-    _owned: Option<Arc<Owned>>,
+    owned: Option<Arc<Owned>>,
 }
 
 struct Owned {
     device: Device,
     handle: CUstream,
+    id: u64,
 }
 
 // SAFETY: stream handles may be used from every thread.
@@ -40,7 +41,7 @@ unsafe impl Sync for Owned {}
 impl Device {
     /// The default stream, which libraries such as torch use unless they are told otherwise.
     pub fn default_stream(&self) -> Stream {
-        Stream { device: self.clone(), handle: ptr::null_mut(), _owned: None }
+        Stream { device: self.clone(), handle: ptr::null_mut(), owned: None }
     }
 
     /// A stream of its own, which does not wait for the default stream.
@@ -50,8 +51,10 @@ impl Device {
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
         // SAFETY: `handle` is a valid place to write to, and the context is current.
         unsafe { self.driver().cuStreamCreate(&mut handle, flags)? };
-        let owned = Arc::new(Owned { device: self.clone(), handle });
-        Ok(Stream { device: self.clone(), handle, _owned: Some(owned) })
+        let mut owned = Owned { device: self.clone(), handle, id: 0 };
+        // SAFETY: `id` is a valid place to write to, the handle a live stream of the current context.
+        unsafe { self.driver().cuStreamGetId(handle, &mut owned.id)? };
+        Ok(Stream { device: self.clone(), handle, owned: Some(Arc::new(owned)) })
     }
 
     /// A stream that another library owns, such as torch's current stream. It is never destroyed here.
@@ -60,7 +63,7 @@ impl Device {
     /// `raw` must be a `CUstream` (or `cudaStream_t`) of this GPU's primary context, and must stay alive as
     /// long as the result or a clone of it is used.
     pub unsafe fn stream_from_raw(&self, raw: *mut c_void) -> Stream {
-        Stream { device: self.clone(), handle: raw.cast(), _owned: None }
+        Stream { device: self.clone(), handle: raw.cast(), owned: None }
     }
 
     /// An event that can tell times.
@@ -104,13 +107,21 @@ impl Stream {
         is_ready(unsafe { self.device.driver().cuStreamQuery(self.handle) })
     }
 
-    /// Its number, which no other stream of a process ever has; a handle may be that of a stream which was destroyed before.
-    pub fn id(&self) -> Result<u64> {
+    /// The stream's id, which no other stream of a process ever has; a handle may be that of a stream destroyed before.
+    ///
+    /// `None` where another library's stream is being captured: the driver does not permit the query then.
+    pub fn id(&self) -> Result<Option<u64>> {
+        if let Some(owned) = &self.owned {
+            return Ok(Some(owned.id));
+        }
+        if self.is_capturing()? {
+            return Ok(None);
+        }
         let _current = self.device.make_current()?;
         let mut id = 0;
         // SAFETY: `id` is a valid place to write to, the handle a live stream of the current context.
         unsafe { self.device.driver().cuStreamGetId(self.handle, &mut id)? };
-        Ok(id)
+        Ok(Some(id))
     }
 
     /// Whether it is being captured into a graph, here or by another library.

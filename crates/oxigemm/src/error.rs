@@ -207,6 +207,13 @@ impl Error {
         }
     }
 
+    /// A captured call that needs more memory than a call before it has made.
+    pub(crate) fn workspace_in_capture() -> Error {
+        Error::Stream {
+            reason: "the workspace of a captured call cannot grow: make the call once before".to_owned(),
+        }
+    }
+
     /// The argument at fault, or `None` when the failure lies below the arguments.
     ///
     /// ```

@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::direct::{Argument, Call};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::gemm::{GemmOptions, cuda_stream, refuse_stream};
+use crate::gemm::{GemmOptions, cuda_stream, refuse_stream, sim_stream};
 use crate::reference;
 use crate::tensor::Tensor;
 
@@ -198,7 +198,7 @@ unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions)
         Device::Cuda(cuda) => {
             cuda.gathering_room(cuda_stream(cuda, options)?, Config::room_bytes(limits.sms))?
         }
-        Device::Sim(sim) => sim.gathering_room(Config::room_bytes(limits.sms))?,
+        Device::Sim(sim) => sim.gathering_room(sim_stream(sim, options)?, Config::room_bytes(limits.sms))?,
         Device::Cpu => return Err(Error::no_raw_memory(device)),
     };
     let HcProblem { config, m, k, splits, a_pitch, b_pitch, d_pitch, d_split } = problem;

@@ -336,7 +336,7 @@ pub(crate) unsafe fn launch(
             let problem = transposed.as_ref().map_or(problem, |transposed| transposed.problem);
             let key = PlanKey { k_groups: Some(groups), ..key(cuda.limits(), problem, None, options) };
             let prepared = cuda.prepared(&key)?;
-            let own = Addresses { map_room: cuda.map_room()?, ..arguments.addresses() };
+            let own = Addresses { map_room: cuda.map_room(stream)?, ..arguments.addresses() };
             let Some(transposed) = transposed else {
                 let args = prepared.arguments(&own)?;
                 // SAFETY: the check has compared the operands with the problem; the caller keeps them.
@@ -378,7 +378,7 @@ pub(crate) fn simulate(sim: &Sim, arguments: &impl KGroupedArguments, options: &
             let Some(transposed) = transposed else {
                 return put(sim, stream, sim.plan(&key, &own, stream, options.programmatic)?);
             };
-            let workspace = sim.workspace(transposed.bytes)?;
+            let workspace = sim.workspace(stream, transposed.bytes)?;
             let multiply = sim.plan(&key, &transposed.addresses(own, workspace), stream, true)?;
             let transpose = transposed.call(own, workspace, |call| sim.work(call, options.programmatic))?;
             put(sim, stream, transpose)?;

@@ -152,11 +152,11 @@ impl Cuda {
     }
 
     /// The address of room for the tensor maps that kernels make, of all who run at a time.
-    pub(crate) fn map_room(&self) -> Result<u64> {
+    pub(crate) fn map_room(&self, stream: &Stream) -> Result<u64> {
         if let Some(room) = self.inner.map_room.get() {
             return Ok(room.ptr());
         }
-        let mut room = self.inner.gpu.alloc(MAP_ROOM_BYTES as usize)?;
+        let mut room = self.alloc_for(stream, MAP_ROOM_BYTES.into())?;
         room.fill_u8(0)?;
         // Another thread may have been faster; nothing has used this one yet.
         Ok(self.inner.map_room.get_or_init(|| room).ptr())
@@ -327,9 +327,7 @@ impl Cuda {
 
     fn alloc_for(&self, stream: &Stream, bytes: u64) -> Result<Buffer> {
         if stream.is_capturing()? {
-            return Err(Error::Stream {
-                reason: "the workspace of a captured call cannot grow: make the call once before".to_owned(),
-            });
+            return Err(Error::workspace_in_capture());
         }
         Ok(self.gpu().alloc(bytes as usize)?)
     }

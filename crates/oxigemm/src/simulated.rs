@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::ThreadId;
 
 use oxigemm_kernels::AnyKernel;
 #[cfg(doc)]
@@ -89,6 +90,8 @@ struct Inner {
     workspaces: Workspaces<()>,
     gathering_rooms: Workspaces<()>,
     meeting_rooms: Rooms<()>,
+    /// Threads that capture a stream, once for each capture.
+    capturing: Mutex<Vec<ThreadId>>,
 }
 
 /// The threads of every simulated GPU. They run nothing else: a thread that waits for its part of a product never
@@ -121,6 +124,7 @@ impl Sim {
                 workspaces: Workspaces::default(),
                 gathering_rooms: Workspaces::default(),
                 meeting_rooms: Rooms::default(),
+                capturing: Mutex::default(),
             }),
         }
     }
@@ -174,32 +178,63 @@ impl Sim {
             0 => args,
             // As on a GPU.
             _ if stream.is_some_and(SimStream::is_captured) => args.in_room(None),
-            bytes => args.in_room(Some(self.gathering_room(bytes)?)),
+            bytes => args.in_room(Some(self.gathering_room(stream, bytes)?)),
         };
         Ok(Work::Kernel { module, launch: launch(&plan, &name, &args), programmatic })
     }
 
-    /// So many bytes for the kernels of one call: they are done one after another, whatever their streams are.
-    pub(crate) fn workspace(&self, bytes: u64) -> Result<u64> {
-        self.inner.workspaces.at(0, bytes, |bytes| Ok((self.allocate(bytes as usize), ())))
+    /// So many bytes for the kernels of one call in a stream: each stream has its own, as on a GPU.
+    pub(crate) fn workspace(&self, stream: Option<&SimStream>, bytes: u64) -> Result<u64> {
+        self.inner.workspaces.at(SimStream::place(stream), bytes, |bytes| {
+            refuse_growth(stream)?;
+            Ok((self.allocate(bytes as usize)?, ()))
+        })
     }
 
     /// So many bytes in which the blocks of a kernel gather sums or count tiles: zeros at first, then what the last kernel left there.
-    pub(crate) fn gathering_room(&self, bytes: u64) -> Result<u64> {
-        self.inner.gathering_rooms.at(0, bytes, |bytes| Ok((self.zeros(bytes)?, ())))
+    pub(crate) fn gathering_room(&self, stream: Option<&SimStream>, bytes: u64) -> Result<u64> {
+        self.inner.gathering_rooms.at(SimStream::place(stream), bytes, |bytes| {
+            refuse_growth(stream)?;
+            Ok((self.zeros(bytes)?, ()))
+        })
     }
 
     /// The room in which the blocks of a kernel meet: zeros at first, then what the last such kernel left there. Kernels are done one after
     /// another, whatever their streams and graphs are.
-    pub(crate) fn meeting_room(&self) -> Result<Option<u64>> {
+    pub(crate) fn meeting_room(&self, stream: Option<&SimStream>) -> Result<Option<u64>> {
+        if stream.is_some_and(SimStream::is_captured) && self.inner.meeting_rooms.address().is_none() {
+            return Ok(None);
+        }
         let all = Tenant { stream: 0, capture: None };
         self.inner.meeting_rooms.of(all, || Ok((self.zeros(rooms::BYTES)?, ())))
     }
 
     fn zeros(&self, bytes: u64) -> Result<u64> {
-        let address = self.allocate(bytes as usize);
+        let address = self.allocate(bytes as usize)?;
         self.write(std::iter::once((address, &vec![0; bytes as usize][..])))?;
         Ok(address)
+    }
+
+    /// A thread of this device begins to capture a stream.
+    pub(crate) fn begin_capture(&self) {
+        lock(&self.inner.capturing).push(std::thread::current().id());
+    }
+
+    /// A capture of this thread ends.
+    pub(crate) fn end_capture(&self) {
+        let (mut capturing, own) = (lock(&self.inner.capturing), std::thread::current().id());
+        if let Some(nth) = capturing.iter().position(|thread| *thread == own) {
+            capturing.swap_remove(nth);
+        }
+    }
+
+    /// Refuses what the driver refuses to a thread that captures a stream.
+    fn refuse_in_capture(&self, what: &str) -> Result<()> {
+        if !lock(&self.inner.capturing).contains(&std::thread::current().id()) {
+            return Ok(());
+        }
+        let reason = format!("{what} is not permitted while this thread captures a stream");
+        Err(Error::Stream { reason })
     }
 
     /// A kernel that was stopped has not left the counters of a room as the next one expects them.
@@ -326,15 +361,15 @@ impl Sim {
         if let Some(address) = *room {
             return Ok(address);
         }
-        let address = self.allocate(MAP_ROOM_BYTES as usize);
-        self.write(std::iter::once((address, &vec![0; MAP_ROOM_BYTES as usize][..])))?;
+        let address = self.zeros(MAP_ROOM_BYTES.into())?;
         *room = Some(address);
         Ok(address)
     }
 
     /// Memory that nothing was written to yet.
-    pub(crate) fn allocate(&self, bytes: usize) -> u64 {
-        lock(&self.inner.machine).memory.allocate(bytes)
+    pub(crate) fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.refuse_in_capture("an allocation")?;
+        Ok(lock(&self.inner.machine).memory.allocate(bytes))
     }
 
     pub(crate) fn free(&self, address: u64) {
@@ -344,6 +379,7 @@ impl Sim {
 
     /// Shows bytes to `look`.
     pub(crate) fn read<R>(&self, at: Range<u64>, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        self.refuse_in_capture("a read by the host")?;
         let mut machine = lock(&self.inner.machine);
         // The host and copies in the stream wait for the kernels before them.
         machine.synchronize();
@@ -352,6 +388,7 @@ impl Sim {
 
     /// Writes pieces, each at its address.
     pub(crate) fn write<'a>(&self, pieces: impl Iterator<Item = (u64, &'a [u8])>) -> Result<()> {
+        self.refuse_in_capture("a write by the host")?;
         let mut machine = lock(&self.inner.machine);
         machine.synchronize();
         for (address, piece) in pieces {
@@ -397,6 +434,14 @@ impl fmt::Debug for Sim {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The workspace of a captured call is the one that a call before it has made.
+fn refuse_growth(stream: Option<&SimStream>) -> Result<()> {
+    if stream.is_some_and(SimStream::is_captured) {
+        return Err(Error::workspace_in_capture());
+    }
+    Ok(())
 }
 
 fn host_access(fault: oxigemm_sim::Fault) -> Error {

@@ -61,7 +61,7 @@ impl Storage {
                 (buffer.ptr(), Memory::Cuda(RwLock::new(buffer)))
             }
             Device::Sim(sim) => {
-                let buffer = SimBuffer { sim: sim.clone(), address: sim.allocate(bytes), owned: true };
+                let buffer = SimBuffer { sim: sim.clone(), address: sim.allocate(bytes)?, owned: true };
                 (buffer.address, Memory::Sim(buffer))
             }
         };

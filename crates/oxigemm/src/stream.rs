@@ -1,5 +1,6 @@
 //! Streams, events and graphs: the order of work on a device, the same on a GPU and in the simulator.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -46,6 +47,8 @@ pub enum Stream {
 #[derive(Clone, Debug)]
 pub struct SimStream {
     sim: Sim,
+    /// Which stream it is; the default stream is 0.
+    number: usize,
     /// What was recorded so far, while it is being captured.
     captured: Arc<Mutex<Option<Vec<Work>>>>,
 }
@@ -96,7 +99,7 @@ impl Device {
         match self {
             Device::Cpu => Err(no_streams()),
             Device::Cuda(cuda) => Ok(Stream::Cuda(cuda.new_stream()?)),
-            Device::Sim(sim) => Ok(Stream::Sim(SimStream { sim: sim.clone(), captured: Arc::default() })),
+            Device::Sim(sim) => Ok(Stream::Sim(SimStream::new(sim))),
         }
     }
 
@@ -195,8 +198,7 @@ impl Stream {
             Stream::Cuda(stream) => Ok(Graph::Cuda(stream.capture(|_| work(self))?)),
             Stream::Sim(stream) => {
                 stream.refuse_while_captured("the stream is being captured already")?;
-                *stream.lock() = Some(Vec::new());
-                let capture = Capture(stream);
+                let capture = Capture::begin(stream);
                 work(self)?;
                 let work = capture.0.lock().take().unwrap_or_default();
                 Ok(Graph::Sim(SimGraph { sim: stream.sim.clone(), work }))
@@ -212,13 +214,33 @@ impl Stream {
 /// A capture that has begun; dropping it ends it.
 struct Capture<'s>(&'s SimStream);
 
+impl<'s> Capture<'s> {
+    fn begin(stream: &'s SimStream) -> Capture<'s> {
+        *stream.lock() = Some(Vec::new());
+        stream.sim.begin_capture();
+        Capture(stream)
+    }
+}
+
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
         self.0.lock().take();
+        self.0.sim.end_capture();
     }
 }
 
 impl SimStream {
+    fn new(sim: &Sim) -> SimStream {
+        static CREATED: AtomicUsize = AtomicUsize::new(0);
+        let number = 1 + CREATED.fetch_add(1, Ordering::Relaxed);
+        SimStream { sim: sim.clone(), number, captured: Arc::default() }
+    }
+
+    /// What tells streams apart that have memory of their own.
+    pub(crate) fn place(stream: Option<&SimStream>) -> usize {
+        stream.map_or(0, |stream| stream.number)
+    }
+
     /// The device it belongs to.
     #[must_use]
     pub fn device(&self) -> DeviceId {

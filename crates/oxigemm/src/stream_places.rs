@@ -35,8 +35,12 @@ impl StreamPlaces {
         Ok(place)
     }
 
-    /// Gives a place to the stream of a number; `wait` is for all that was given to the one that had it.
-    fn take(&self, place: usize, id: u64, wait: impl FnOnce() -> Result<()>) -> Result<()> {
+    /// Gives a place to the stream with an id; `wait` is for all that was given to the one that had it.
+    ///
+    /// A stream of another library that is being captured tells no id. It keeps the place that its handle has: memory was given to
+    /// that place by a call before the capture, which did compare ids.
+    fn take(&self, place: usize, id: Option<u64>, wait: impl FnOnce() -> Result<()>) -> Result<()> {
+        let Some(id) = id else { return Ok(()) };
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         match known.iter_mut().find(|known| known.place == place) {
             Some(known) if known.id == id => {}
@@ -75,7 +79,7 @@ mod tests {
                 waited = true;
                 Ok(())
             };
-            places.take(place, id, wait).unwrap();
+            places.take(place, Some(id), wait).unwrap();
             waited
         };
         assert_eq!([(0x10, 1), (0x20, 2), (0x10, 1)].map(|(place, id)| waits(place, id)), [false; 3]);
@@ -85,9 +89,18 @@ mod tests {
     #[test]
     fn who_cannot_wait_has_no_place() {
         let places = StreamPlaces::default();
-        places.take(0x10, 1, || Ok(())).unwrap();
+        places.take(0x10, Some(1), || Ok(())).unwrap();
         let refuse = || Err(Error::Stream { reason: "no".to_owned() });
-        assert!(places.take(0x10, 2, refuse).is_err());
-        assert!(places.take(0x10, 2, refuse).is_err(), "it is still the first one's");
+        assert!(places.take(0x10, Some(2), refuse).is_err());
+        assert!(places.take(0x10, Some(2), refuse).is_err(), "it is still the first one's");
+    }
+
+    #[test]
+    fn a_captured_stream_of_another_library_keeps_the_place_of_its_handle() {
+        let places = StreamPlaces::default();
+        places.take(0x10, Some(1), || Ok(())).unwrap();
+        let refuse = || Err(Error::Stream { reason: "no".to_owned() });
+        places.take(0x10, None, refuse).unwrap();
+        places.take(0x10, Some(1), refuse).unwrap();
     }
 }

@@ -152,7 +152,7 @@ impl TransposedProduct {
     /// Does both, or has them captured.
     pub fn simulate(&self, sim: &Sim, own: Addresses, options: &GemmOptions) -> Result<()> {
         let stream = sim_stream(sim, options)?;
-        let workspace = sim.workspace(self.transposition.bytes)?;
+        let workspace = sim.workspace(stream, self.transposition.bytes)?;
         let key = key(sim.limits(), self.problem, self.groups, options);
         let multiply = sim.plan(&key, &self.addresses(own, workspace), stream, true)?;
         put(sim, stream, sim.transpose(&self.transposition.at(workspace), options.programmatic)?)?;

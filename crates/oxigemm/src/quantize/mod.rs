@@ -28,7 +28,7 @@ use crate::cast::ScaleFormat;
 use crate::check::{CheckedQuantize, Dequantize, Granularity, Quantize, QuantizeSource};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::gemm::{no_stream, stream_on_cuda};
+use crate::gemm::{no_stream, stream_on_cuda, stream_on_sim};
 use crate::plain::{LaunchOptions, PlainLaunch, Step, run_steps};
 use crate::reference::quantize as on_cpu;
 use crate::tensor::Tensor;
@@ -425,7 +425,7 @@ fn in_one_kernel(
     let Some((launch, args)) = config.launch(args, multiprocessors(device)?) else { return Ok(None) };
     let room = match device {
         Device::Cuda(cuda) => cuda.meeting_room(stream_on_cuda(cuda, options.stream.as_ref())?)?,
-        Device::Sim(sim) => sim.meeting_room()?,
+        Device::Sim(sim) => sim.meeting_room(stream_on_sim(sim, options.stream.as_ref())?)?,
         Device::Cpu => None,
     };
     Ok(room.map(|room| step(Config::Meeting(config), (launch, Args { from: room, ..args }))))
