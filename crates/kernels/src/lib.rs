@@ -7,7 +7,7 @@
 //! This crate knows nothing of devices: it gives PTX text, [`launch::Launch`] numbers and [`params::Args`].
 //!
 //! ```
-//! use oxigemm_kernels::launch::Config;
+//! use oxigemm_kernels::gemm::launch::Config;
 //!
 //! for config in Config::dense() {
 //!     let module = config.build()?;
@@ -16,44 +16,16 @@
 //! # Ok::<(), oxigemm_ptx::BuildError>(())
 //! ```
 
-mod closed_set;
-mod cluster;
-pub mod dispatch;
-mod early;
-pub mod epilogue;
-mod few_rows;
-pub mod fp8;
-pub mod fp8_slim;
-pub mod fp8_wide;
-pub mod gathering;
-pub mod grouping;
-pub mod half;
-mod half_output;
-pub mod half_slim;
-pub mod half_wide;
-pub mod hc_prenorm;
-pub mod indexer;
-pub mod kgroups;
-pub mod launch;
-mod many_rows;
-pub mod mqa_logits;
-pub mod mqa_paged;
-pub mod mqa_schedule;
-pub mod params;
-mod partials;
-pub mod pipeline;
-mod promote;
+pub mod attention;
+pub mod common;
+pub mod gemm;
+pub mod hyper_connection;
 pub mod quantize;
-mod scales;
-pub mod schedule;
-pub mod shares;
-pub mod tail;
-pub mod transpose;
-pub mod transpose_groups;
+mod registry;
 
-pub use closed_set::{AnyKernel, Argument};
 pub use oxigemm_ptx::wgmma::Swizzle;
 pub use oxigemm_ptx::{BuildError, Module, Target};
+pub use registry::{AnyKernel, Argument};
 
 /// Elements of K that share one scale, and the K extent of a pipeline stage.
 pub const BLOCK_K: u32 = 128;

@@ -5,14 +5,14 @@ mod output;
 
 use std::ffi::c_void;
 
-use oxigemm_kernels::dispatch::DispatchArgs;
-use oxigemm_kernels::epilogue::OutputFlags;
-use oxigemm_kernels::epilogue::fused::{FusedArgs, FusedFlags, FusedGroupArgs};
-use oxigemm_kernels::grouping::{GroupArgs, GroupLayout};
-use oxigemm_kernels::kgroups::KGroupArgs;
-use oxigemm_kernels::launch::{Family, GroupedShape, KGroupedShape};
-use oxigemm_kernels::params::{Args, GroupedArgs, SFB_BULK, ScaleLayout, sfb_bulk};
-use oxigemm_kernels::tail::{Tail, TailArgs};
+use oxigemm_kernels::gemm::epilogue::OutputFlags;
+use oxigemm_kernels::gemm::epilogue::fusion::{FusedArgs, FusedFlags, FusedGroupArgs};
+use oxigemm_kernels::gemm::launch::{Family, GroupedShape, KGroupedShape};
+use oxigemm_kernels::gemm::params::{Args, GroupedArgs, SFB_BULK, ScaleLayout, sfb_bulk};
+use oxigemm_kernels::gemm::scheduler::dynamic::DispatchArgs;
+use oxigemm_kernels::gemm::scheduler::k_grouped::KGroupArgs;
+use oxigemm_kernels::gemm::scheduler::m_grouped::{GroupArgs, GroupLayout};
+use oxigemm_kernels::gemm::scheduler::stream_k::{Tail, TailArgs};
 
 use crate::cast::ScaleFormat;
 use crate::check::{Accumulate, EpilogueArguments, Fused, Groups, KGroups, Problem, Summed};
@@ -202,7 +202,7 @@ pub(crate) struct Arguments {
     dispatch: Option<DispatchArgs>,
     /// Whether the copy engine can address every slab of A's scales as it does the first, and every group's of B's.
     scales_alike: [bool; 2],
-    /// As [`Launch::scale_piece`](oxigemm_kernels::launch::Launch::scale_piece).
+    /// As [`Launch::scale_piece`](oxigemm_kernels::gemm::launch::Launch::scale_piece).
     scale_piece: [u32; 2],
 }
 

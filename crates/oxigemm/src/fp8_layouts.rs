@@ -1,6 +1,6 @@
 //! The FP8 GEMM for operands in any layout.
 
-use oxigemm_kernels::half::Major;
+use oxigemm_kernels::gemm::operand::f16::Major;
 
 use crate::check::{Checked, Fp8GemmNt, GemmLayout, Operand};
 use crate::device::Device;

@@ -1,6 +1,6 @@
 //! Products whose sums are finished before they are stored: bias, activation, gate, quantization, skipped columns.
 
-use oxigemm_kernels::epilogue::Activation;
+use oxigemm_kernels::gemm::epilogue::Activation;
 
 use crate::call::{Addresses, FusedAt, PlanKey};
 use crate::cast::ScaleFormat;

@@ -1,6 +1,6 @@
 //! Products whose rows are grouped and whose sums are finished before they are stored: the first layer of experts.
 
-use oxigemm_kernels::epilogue::Activation;
+use oxigemm_kernels::gemm::epilogue::Activation;
 
 use crate::call::{Addresses, FusedAt, PlanKey};
 use crate::cast::ScaleFormat;

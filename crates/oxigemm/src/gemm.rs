@@ -1,6 +1,6 @@
 //! The GEMM functions.
 
-use oxigemm_kernels::params::ScalesOfB;
+use oxigemm_kernels::gemm::params::ScalesOfB;
 
 use crate::call::{Addresses, FusedAt, PlanKey};
 use crate::check::int;

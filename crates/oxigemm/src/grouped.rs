@@ -1,6 +1,6 @@
 //! Products whose rows are grouped, each group with a B of its own: the experts of a mixture.
 
-use oxigemm_kernels::grouping::GroupLayout;
+use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 
 use crate::call::{Addresses, FusedAt, PlanKey};
 use crate::check::int;

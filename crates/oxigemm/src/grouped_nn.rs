@@ -1,6 +1,6 @@
 //! Products whose rows are grouped, with a B of each group that begins with K.
 
-use oxigemm_kernels::half::Major;
+use oxigemm_kernels::gemm::operand::f16::Major;
 
 use crate::check::{CheckedGroups, GroupedFp8GemmNt};
 use crate::device::Device;

@@ -1,8 +1,8 @@
 //! The product before the norm of a hyper-connection.
 
 use oxigemm_cuda::{Element, L2Promotion, Swizzle, TiledTensor};
-use oxigemm_kernels::hc_prenorm::{BLOCK_K, BLOCK_M, Config, QUAD};
-use oxigemm_kernels::shares::Shares;
+use oxigemm_kernels::common::even_split::Shares;
+use oxigemm_kernels::hyper_connection::{BLOCK_K, BLOCK_M, Config, QUAD};
 
 use crate::check::int;
 use crate::check::{HcPrenormGemm, HcProblem, Operand};

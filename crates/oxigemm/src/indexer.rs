@@ -1,8 +1,9 @@
 //! The logits of an indexer: which keys a query should attend to.
 
 use oxigemm_cuda::{Element, L2Promotion, Swizzle, TiledTensor};
-use oxigemm_kernels::indexer::{Config, Heads, LogitFlags, TILE_KEYS};
-use oxigemm_kernels::{mqa_paged, mqa_schedule};
+use oxigemm_kernels::attention::paged_metadata;
+use oxigemm_kernels::attention::paged_mqa_logits;
+use oxigemm_kernels::attention::{Config, Heads, LogitFlags, TILE_KEYS};
 
 use crate::check::int;
 use crate::check::{
@@ -593,7 +594,7 @@ unsafe fn paged(device: &Device, arguments: &PagedMqaLogits, options: &GemmOptio
         Argument::Number(pages),
         Argument::Number(flags | type_flag(problem.logits_type)),
     ];
-    let config = Config::Paged(mqa_paged::Config { heads });
+    let config = Config::Paged(paged_mqa_logits::Config { heads });
     // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps them.
     unsafe { launch(config, problem.parts, &list).run(device, options) }
 }
@@ -603,7 +604,7 @@ unsafe fn paged(device: &Device, arguments: &PagedMqaLogits, options: &GemmOptio
 unsafe fn share_out(device: &Device, arguments: &PagedMqaSchedule, options: &GemmOptions) -> Result<()> {
     multiprocessors(device, options)?;
     let ScheduleProblem { sequences, next, lengths_per_query, parts } = arguments.check()?;
-    let config = mqa_schedule::Config;
+    let config = paged_metadata::Config;
     let list = [
         Argument::Address(arguments.schedule.address),
         Argument::Address(arguments.context_lens.address),

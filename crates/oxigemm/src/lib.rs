@@ -156,8 +156,8 @@ pub use moe::{
     PermutedRows, RawMoePermute, RawMoeUnpermute, RawPaddingRows, moe_permute, moe_permute_raw, moe_rows,
     moe_unpermute, moe_unpermute_raw, zero_padding_rows, zero_padding_rows_raw,
 };
-pub use oxigemm_kernels::epilogue::Activation;
-pub use oxigemm_kernels::params::ScalesOfB;
+pub use oxigemm_kernels::gemm::epilogue::Activation;
+pub use oxigemm_kernels::gemm::params::ScalesOfB;
 pub use plain::LaunchOptions;
 pub use quantize::{
     RawNvfp4, RawQuantize, RawScales, RawSource, RawTransformScales, RawTransposedCopy, TensorScale,

@@ -1,6 +1,6 @@
 //! A mixture of experts: tokens to the places of their experts, and back.
 
-use oxigemm_kernels::quantize::{Config, padding, permute};
+use oxigemm_kernels::quantize::{Config, moe_permute, zero_padding};
 
 use crate::check::int;
 use crate::check::{MoePermute, MoeUnpermute, Operand, PaddingRows};
@@ -330,7 +330,7 @@ unsafe fn run_permute(device: &Device, call: &MoePermute, options: &LaunchOption
 /// As for [`moe_unpermute_raw`].
 unsafe fn run_unpermute(device: &Device, call: &MoeUnpermute, options: &LaunchOptions) -> Result<()> {
     let Some(args) = call.check()? else { return Ok(()) };
-    let only = step(Config::Unpermute, permute::unpermute_launch(&args));
+    let only = step(Config::Unpermute, moe_permute::unpermute_launch(&args));
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }
@@ -339,7 +339,7 @@ unsafe fn run_unpermute(device: &Device, call: &MoeUnpermute, options: &LaunchOp
 /// As for [`zero_padding_rows_raw`].
 unsafe fn run_padding(device: &Device, call: &PaddingRows, options: &LaunchOptions) -> Result<()> {
     let Some(args) = call.check()? else { return Ok(()) };
-    let only = step(Config::Padding, padding::launch(&args));
+    let only = step(Config::Padding, zero_padding::launch(&args));
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }

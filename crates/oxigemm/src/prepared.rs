@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use oxigemm_cuda::{Element, Function, L2Promotion, LaunchConfig, Stream, Swizzle, TensorMap, TiledTensor};
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::gemm::launch::Config;
 
 use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, Mapped, Maps, PlanKey};
 use crate::error::Result;
@@ -193,8 +193,8 @@ impl Remembered {
 mod tests {
     use super::*;
     use crate::plan::{GroupedShape, Limits};
-    use oxigemm_kernels::launch::MatrixMap;
-    use oxigemm_kernels::params::ScaleLayout;
+    use oxigemm_kernels::gemm::launch::MatrixMap;
+    use oxigemm_kernels::gemm::params::ScaleLayout;
 
     fn tensor(element: MapElement, swizzled: bool, matrix: MatrixMap) -> TiledTensor {
         tiled(&Map { matrix, element, swizzled }, L2Promotion::None)

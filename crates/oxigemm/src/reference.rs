@@ -25,7 +25,7 @@ pub use hc::tf32;
 pub use indexer::mqa_logit;
 pub(crate) use indexer::{mqa_logits_tensors, paged_mqa_logits_tensors, paged_mqa_schedule_tensors};
 pub use kgrouped::{k_grouped_fp8_gemm_tensors, k_grouped_half_gemm_tensors};
-use oxigemm_kernels::launch::Family;
+use oxigemm_kernels::gemm::launch::Family;
 use rayon::prelude::*;
 
 use crate::cast::Quantized;

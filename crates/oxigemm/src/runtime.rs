@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use oxigemm_cuda::{Buffer, CacheStats, CubinCache, Function, LaunchConfig, Provenance, PtxModule, Stream};
 use oxigemm_kernels::AnyKernel;
-use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
-use oxigemm_kernels::launch::Config;
-use oxigemm_kernels::transpose;
+use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::scheduler::k_grouped::MAP_ROOM_BYTES;
+use oxigemm_kernels::gemm::transpose;
 
 use crate::call::PlanKey;
 use crate::direct::Call;

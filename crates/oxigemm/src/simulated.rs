@@ -17,14 +17,15 @@ use std::thread::ThreadId;
 
 use oxigemm_kernels::AnyKernel;
 #[cfg(doc)]
-use oxigemm_kernels::epilogue::fused::{FusedArgs, FusedGroupArgs};
+use oxigemm_kernels::gemm::epilogue::fusion::{FusedArgs, FusedGroupArgs};
+use oxigemm_kernels::gemm::launch::{Config, MatrixMap};
+use oxigemm_kernels::gemm::params::{Args, GroupedArgs};
+use oxigemm_kernels::gemm::scheduler::dynamic;
 #[cfg(doc)]
-use oxigemm_kernels::kgroups::KGroupArgs;
-use oxigemm_kernels::kgroups::MAP_ROOM_BYTES;
-use oxigemm_kernels::launch::{Config, MatrixMap};
-use oxigemm_kernels::params::{Args, GroupedArgs};
-use oxigemm_kernels::quantize::meeting::ROOM_BYTES;
-use oxigemm_kernels::{dispatch, transpose};
+use oxigemm_kernels::gemm::scheduler::k_grouped::KGroupArgs;
+use oxigemm_kernels::gemm::scheduler::k_grouped::MAP_ROOM_BYTES;
+use oxigemm_kernels::gemm::transpose;
+use oxigemm_kernels::quantize::per_tensor_single::ROOM_BYTES;
 use oxigemm_sim::{Element, Launch, Machine, Module, Options, Param, Report, Swizzle, TensorMapSpec};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -239,7 +240,7 @@ impl Sim {
 
     /// A kernel that was stopped has not left the counters of a room as the next one expects them.
     fn clear_counters(&self) -> Result<()> {
-        let zeros = [0; dispatch::ROOM_BYTES as usize];
+        let zeros = [0; dynamic::ROOM_BYTES as usize];
         let gathering = self.inner.gathering_rooms.addresses().into_iter();
         let gathering = gathering.map(|room| (room, &zeros[..]));
         // One room is all that is used.
@@ -538,11 +539,11 @@ fn parameters(args: &KernelArgs) -> Vec<Param> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oxigemm_kernels::dispatch::DispatchArgs;
-    use oxigemm_kernels::epilogue::fused::{FusedArgs, FusedGroupArgs};
-    use oxigemm_kernels::grouping::GroupArgs;
-    use oxigemm_kernels::kgroups::KGroupArgs;
-    use oxigemm_kernels::tail::{Tail, TailArgs};
+    use oxigemm_kernels::gemm::epilogue::fusion::{FusedArgs, FusedGroupArgs};
+    use oxigemm_kernels::gemm::scheduler::dynamic::DispatchArgs;
+    use oxigemm_kernels::gemm::scheduler::k_grouped::KGroupArgs;
+    use oxigemm_kernels::gemm::scheduler::m_grouped::GroupArgs;
+    use oxigemm_kernels::gemm::scheduler::stream_k::{Tail, TailArgs};
 
     /// A GPU is given pointers, the simulator values: both must mean the same parameters.
     #[test]

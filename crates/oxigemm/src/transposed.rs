@@ -1,6 +1,6 @@
 //! Operands that are made K-major first, in memory that the library owns.
 
-use oxigemm_kernels::transpose::{Args, Job, TILE};
+use oxigemm_kernels::gemm::transpose::{Args, Job, TILE};
 
 use crate::call::Addresses;
 use crate::check::{Groups, Problem};

@@ -1,7 +1,7 @@
 //! Operands with groups along K that are made K-major first, in memory that the library owns.
 
 use oxigemm_kernels::AnyKernel;
-use oxigemm_kernels::transpose_groups::{result_extent, shared_bytes, threads, tiles_across};
+use oxigemm_kernels::gemm::transpose_k_grouped::{result_extent, shared_bytes, threads, tiles_across};
 
 use crate::call::Addresses;
 use crate::check::{KGroups, Problem};
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use crate::check::{Accumulate, ScaleStrides};
     use crate::dtype::DType;
-    use oxigemm_kernels::launch::Family;
+    use oxigemm_kernels::gemm::launch::Family;
 
     const PROBLEM: Problem = Problem {
         family: Family::Fp8Rows,

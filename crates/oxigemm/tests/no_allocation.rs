@@ -11,7 +11,7 @@ use oxigemm::check::{
     TransformScales,
 };
 use oxigemm::{DType, Device, GemmLayout, Granularity, Tensor};
-use oxigemm_kernels::grouping::GroupLayout;
+use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 
 struct Counting;
 

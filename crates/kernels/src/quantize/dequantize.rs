@@ -2,11 +2,11 @@
 
 use oxigemm_ptx::{F32, Kernel, U32};
 
+use super::block_128x128::{ACROSS, ROWS, SIDE, every_chunk};
 use super::by_access;
-use super::chunk::{Access, CHUNK, Code, Input, Part, load_codes};
 use super::params::{Args, Divisor, Launch, Params};
 use super::scale::{ScalePlaces, TensorScale};
-use super::tiles::{ACROSS, ROWS, SIDE, every_chunk};
+use super::vec8::{Access, CHUNK, Code, Input, Part, load_codes};
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;

@@ -18,26 +18,26 @@
 //! they read next is under way meanwhile (`flight.rs`). What is read once leaves the cache first, and results stay in it.
 //! Types are compiled in; shapes, strides, the layout of the scales and whether they are powers of two are arguments.
 
-pub mod both;
-pub mod chunk;
+mod async_copy;
+pub mod block_128x128;
+pub mod block_1x128;
 pub mod dequantize;
-mod flight;
-pub mod groups;
-pub mod meeting;
-pub mod norm;
-pub mod padding;
+pub mod dual;
+pub mod moe_permute;
 pub mod params;
-pub mod permute;
-pub mod rows;
-mod runs;
+pub mod per_row;
+pub mod per_tensor;
+pub mod per_tensor_single;
+pub mod rms_norm;
 pub mod scale;
-pub mod tiles;
-pub mod transform;
-pub mod whole;
+pub mod scale_layout;
+mod scale_writer;
+pub mod vec8;
+pub mod zero_padding;
 
-pub use chunk::{Code, Input};
-pub use groups::Source;
+pub use block_1x128::Source;
 pub use params::{Args, Divisor, Flags, Launch};
+pub use vec8::{Code, Input};
 
 use oxigemm_ptx::{BuildError, Kernel, Module, Target};
 
@@ -45,21 +45,21 @@ use oxigemm_ptx::{BuildError, Kernel, Module, Target};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Config {
     /// A scale for some neighbours of a row.
-    Groups(groups::Config),
+    Groups(block_1x128::Config),
     /// A scale for 128 by 128, or for 128 of a column.
-    Tiles(tiles::Config),
+    Tiles(block_128x128::Config),
     /// A matrix and its transpose.
-    Both(both::Config),
+    Both(dual::Config),
     /// A scale for a row.
-    Rows(rows::Config),
+    Rows(per_row::Config),
     /// RMSNorm, and a scale for some neighbours of a row.
-    Norm(norm::Config),
+    Norm(rms_norm::Config),
     /// The scale of the whole matrix.
-    WholeScale(whole::ScaleConfig),
+    WholeScale(per_tensor::ScaleConfig),
     /// Codes by scales that are already there.
-    WholeCodes(whole::CodesConfig),
+    WholeCodes(per_tensor::CodesConfig),
     /// A scale for a whole matrix that one grid can hold.
-    Meeting(meeting::Config),
+    Meeting(per_tensor_single::Config),
     /// Codes and scales back to numbers.
     Dequantize(dequantize::Config),
     /// Scales from one layout to another.
@@ -76,20 +76,21 @@ impl Config {
     /// Every kernel of this family.
     pub fn all() -> impl Iterator<Item = Config> {
         let types = || Input::ALL.into_iter().flat_map(|input| Code::FP8.map(|code| (input, code)));
-        groups::Config::all()
+        block_1x128::Config::all()
             .map(Config::Groups)
             .chain(types().flat_map(|(input, code)| {
-                tiles::Sharing::ALL.map(|sharing| Config::Tiles(tiles::Config { input, code, sharing }))
+                block_128x128::Sharing::ALL
+                    .map(|sharing| Config::Tiles(block_128x128::Config { input, code, sharing }))
             }))
             .chain(types().flat_map(|(input, code)| {
-                both::Sharing::ALL.map(|sharing| Config::Both(both::Config { input, code, sharing }))
+                dual::Sharing::ALL.map(|sharing| Config::Both(dual::Config { input, code, sharing }))
             }))
             .chain(types().flat_map(|(input, code)| {
                 [
-                    Config::Rows(rows::Config { input, code }),
-                    Config::WholeScale(whole::ScaleConfig { input, code }),
-                    Config::WholeCodes(whole::CodesConfig { input, code }),
-                    Config::Meeting(meeting::Config { input, code }),
+                    Config::Rows(per_row::Config { input, code }),
+                    Config::WholeScale(per_tensor::ScaleConfig { input, code }),
+                    Config::WholeCodes(per_tensor::CodesConfig { input, code }),
+                    Config::Meeting(per_tensor_single::Config { input, code }),
                 ]
             }))
             .chain(types().flat_map(|(output, code)| {
@@ -100,8 +101,11 @@ impl Config {
                 [dequantize::Scales::PerChunk, dequantize::Scales::TwoLevels]
                     .map(|scales| Config::Dequantize(dequantize::Config { code: Code::E2m1, output, scales }))
             }))
-            .chain(Input::ALL.map(|input| Config::WholeScale(whole::ScaleConfig { input, code: Code::E2m1 })))
-            .chain(Input::ALL.map(|input| Config::Norm(norm::Config { input })))
+            .chain(
+                Input::ALL
+                    .map(|input| Config::WholeScale(per_tensor::ScaleConfig { input, code: Code::E2m1 })),
+            )
+            .chain(Input::ALL.map(|input| Config::Norm(rms_norm::Config { input })))
             .chain([Config::Transform, Config::Permute, Config::Unpermute, Config::Padding])
     }
 
@@ -117,10 +121,10 @@ impl Config {
             Config::WholeCodes(config) => config.name(),
             Config::Meeting(config) => config.name(),
             Config::Dequantize(config) => config.name(),
-            Config::Transform => transform::NAME.to_owned(),
-            Config::Permute => permute::PERMUTE.to_owned(),
-            Config::Unpermute => permute::UNPERMUTE.to_owned(),
-            Config::Padding => padding::NAME.to_owned(),
+            Config::Transform => scale_layout::NAME.to_owned(),
+            Config::Permute => moe_permute::PERMUTE.to_owned(),
+            Config::Unpermute => moe_permute::UNPERMUTE.to_owned(),
+            Config::Padding => zero_padding::NAME.to_owned(),
         }
     }
 
@@ -140,10 +144,10 @@ impl Config {
             Config::WholeCodes(config) => config.write(k, &p),
             Config::Meeting(config) => config.write(k, &p),
             Config::Dequantize(config) => config.write(k, &p),
-            Config::Transform => transform::write(k, &p),
-            Config::Permute => permute::permute(k, &p),
-            Config::Unpermute => permute::unpermute(k, &p),
-            Config::Padding => padding::write(k, &p),
+            Config::Transform => scale_layout::write(k, &p),
+            Config::Permute => moe_permute::permute(k, &p),
+            Config::Unpermute => moe_permute::unpermute(k, &p),
+            Config::Padding => zero_padding::write(k, &p),
         }
         k.finish()
     }
@@ -178,24 +182,24 @@ impl Config {
     /// Threads of a block.
     pub fn threads(&self) -> u32 {
         match self {
-            Config::Groups(_) => groups::THREADS,
-            Config::Tiles(_) => tiles::THREADS,
-            Config::Both(_) => both::THREADS,
-            Config::Rows(_) => rows::THREADS,
-            Config::Norm(_) => norm::THREADS,
-            Config::WholeScale(_) | Config::WholeCodes(_) => whole::THREADS,
-            Config::Meeting(_) => meeting::THREADS,
+            Config::Groups(_) => block_1x128::THREADS,
+            Config::Tiles(_) => block_128x128::THREADS,
+            Config::Both(_) => dual::THREADS,
+            Config::Rows(_) => per_row::THREADS,
+            Config::Norm(_) => rms_norm::THREADS,
+            Config::WholeScale(_) | Config::WholeCodes(_) => per_tensor::THREADS,
+            Config::Meeting(_) => per_tensor_single::THREADS,
             Config::Dequantize(_) => dequantize::THREADS,
-            Config::Transform => transform::THREADS,
-            Config::Permute => permute::THREADS,
-            Config::Unpermute => permute::UNPERMUTE_THREADS,
-            Config::Padding => padding::THREADS,
+            Config::Transform => scale_layout::THREADS,
+            Config::Permute => moe_permute::THREADS,
+            Config::Unpermute => moe_permute::UNPERMUTE_THREADS,
+            Config::Padding => zero_padding::THREADS,
         }
     }
 }
 
 /// How the kernels ask whether they can move whole vectors: the answer is the same for all of a launch.
 #[track_caller]
-fn by_access<'k>(k: &'k Kernel, p: &params::Params<'k>, body: impl Fn(chunk::Access)) {
-    k.if_else(p.has(Flags::VECTORS), || body(chunk::Access::Vectors), || body(chunk::Access::Elements));
+fn by_access<'k>(k: &'k Kernel, p: &params::Params<'k>, body: impl Fn(vec8::Access)) {
+    k.if_else(p.has(Flags::VECTORS), || body(vec8::Access::Vectors), || body(vec8::Access::Elements));
 }

@@ -3,8 +3,8 @@
 use oxigemm_ptx::tma::{CachePolicy, Eviction};
 use oxigemm_ptx::{F32, Global, Kernel, Pred, U32, U64};
 
-use super::chunk::Code;
-use crate::closed_set::Argument;
+use super::vec8::Code;
+use crate::registry::Argument;
 
 /// Where the shift of [`Args::across`] is in the parameter that flags are in.
 const SHIFT_OF_ACROSS: u32 = 16;

@@ -2,8 +2,8 @@
 
 use oxigemm_ptx::{F32, Fp8, Fp8x2, Global, Kernel, Pred, U32, U64};
 
-use super::chunk::Code;
 use super::params::{Flags, Params, bits};
+use super::vec8::Code;
 
 /// No block has a smaller magnitude than this: one of zeros has a scale too.
 pub const LEAST_MAGNITUDE: f32 = 1e-4;

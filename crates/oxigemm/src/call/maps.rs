@@ -1,8 +1,8 @@
 //! The tensor maps of a call, without their addresses.
 
-use oxigemm_kernels::half::Half;
-use oxigemm_kernels::launch::{Family, Launch, MatrixMap};
-use oxigemm_kernels::params::ScaleLayout;
+use oxigemm_kernels::gemm::launch::{Family, Launch, MatrixMap};
+use oxigemm_kernels::gemm::operand::f16::Half;
+use oxigemm_kernels::gemm::params::ScaleLayout;
 
 use super::output::Output;
 use crate::check::{Fused, Problem, ScaleStrides};

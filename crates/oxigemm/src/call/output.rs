@@ -1,6 +1,6 @@
 //! How a call writes D: what decides between the copy engine, vectors and single elements.
 
-use oxigemm_kernels::epilogue::{OutputFlags, Panels};
+use oxigemm_kernels::gemm::epilogue::{OutputFlags, Panels};
 
 use super::Addresses;
 use crate::check::{Accumulate, Fused, Problem};
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
     use crate::call::FusedAt;
     use crate::check::ScaleStrides;
-    use oxigemm_kernels::launch::Family;
+    use oxigemm_kernels::gemm::launch::Family;
 
     const PROBLEM: Problem = Problem {
         family: Family::Fp8,

@@ -1,7 +1,7 @@
 //! The rules of what is done with sums before they are stored.
 
-use oxigemm_kernels::epilogue::Activation;
-use oxigemm_kernels::epilogue::fused::Fusion;
+use oxigemm_kernels::gemm::epilogue::Activation;
+use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
 
 use super::operand::Footprint;
 use super::{

@@ -1,8 +1,8 @@
 //! The argument checks of products whose rows are grouped.
 
-use oxigemm_kernels::grouping::{GroupLayout, MAX_GROUPS};
-use oxigemm_kernels::half::Major;
-use oxigemm_kernels::launch::Family;
+use oxigemm_kernels::gemm::launch::Family;
+use oxigemm_kernels::gemm::operand::f16::Major;
+use oxigemm_kernels::gemm::scheduler::m_grouped::{GroupLayout, MAX_GROUPS};
 
 use super::operand::Footprint;
 use super::{Accumulate, BLOCK, D_ELEMENTS_LIMIT, EpilogueArguments, Operand, Problem, ScaleStrides, blocks};

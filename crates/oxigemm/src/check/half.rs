@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use oxigemm_kernels::half::{Half, Major, Operands};
-use oxigemm_kernels::launch::Family;
+use oxigemm_kernels::gemm::launch::Family;
+use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 
 use super::{
     Checked, EpilogueArguments, Operand, Problem, ScaleStrides, Trivial, accumulation, expect_output,

@@ -1,8 +1,8 @@
 //! The checks of products with 16-bit operands whose rows are grouped.
 
-use oxigemm_kernels::grouping::GroupLayout;
-use oxigemm_kernels::half::{Half, Major, Operands};
-use oxigemm_kernels::launch::Family;
+use oxigemm_kernels::gemm::launch::Family;
+use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
+use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 
 use super::grouped::expect_sizes;
 use super::operand::Footprint;

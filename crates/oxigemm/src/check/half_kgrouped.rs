@@ -1,7 +1,7 @@
 //! The argument checks of products with 16-bit operands and groups along K.
 
-use oxigemm_kernels::half::Half;
-use oxigemm_kernels::launch::Family;
+use oxigemm_kernels::gemm::launch::Family;
+use oxigemm_kernels::gemm::operand::f16::Half;
 
 use super::kgrouped::{GroupedOutput, expect_groups, expect_host_numbers, expect_ranges, k_is_first};
 use super::{CheckedKGroups, GemmLayout, KGroups, Operand, Problem, ScaleStrides, Trivial};

@@ -1,7 +1,7 @@
 //! The checks of batches of products with 16-bit operands that are added up.
 
-use oxigemm_kernels::half::{Half, Major, Operands};
-use oxigemm_kernels::launch::Family;
+use oxigemm_kernels::gemm::launch::Family;
+use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 
 use super::{Checked, Operand, Problem, ScaleStrides, Trivial, accumulation, expect_output};
 use crate::dtype::DType;

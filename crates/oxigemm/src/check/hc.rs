@@ -1,6 +1,6 @@
 //! The checks of the product before the norm of a hyper-connection.
 
-use oxigemm_kernels::hc_prenorm::{COLUMNS, Config};
+use oxigemm_kernels::hyper_connection::{COLUMNS, Config};
 
 use super::Operand;
 use crate::dtype::DType;

@@ -1,8 +1,8 @@
 //! The argument checks of products with groups along K.
 
-use oxigemm_kernels::grouping::MAX_GROUPS;
-use oxigemm_kernels::kgroups::PITCH_UNIT;
-use oxigemm_kernels::launch::Family;
+use oxigemm_kernels::gemm::launch::Family;
+use oxigemm_kernels::gemm::scheduler::k_grouped::PITCH_UNIT;
+use oxigemm_kernels::gemm::scheduler::m_grouped::MAX_GROUPS;
 
 use super::operand::Footprint;
 use super::{Accumulate, BLOCK, D_ELEMENTS_LIMIT, GemmLayout, Operand, Problem, Trivial};

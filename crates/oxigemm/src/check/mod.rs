@@ -32,9 +32,9 @@ pub use moe::{MoePermute, MoeUnpermute, PaddingRows};
 use operand::Footprint;
 pub use operand::Operand;
 pub(crate) use operand::int;
-use oxigemm_kernels::fp8::E5m2;
-use oxigemm_kernels::half::Major;
-use oxigemm_kernels::launch::Family;
+use oxigemm_kernels::gemm::launch::Family;
+use oxigemm_kernels::gemm::operand::f16::Major;
+use oxigemm_kernels::gemm::operand::fp8::E5m2;
 pub use quantize::{
     CheckedQuantize, Dequantize, DequantizeNvfp4, Granularity, Quantize, QuantizeBoth, QuantizeNvfp4,
     QuantizeSource, TransformScales,

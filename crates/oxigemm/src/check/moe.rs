@@ -1,6 +1,6 @@
 //! The argument checks of moving tokens to the places of their experts, and back, and of the rows between experts.
 
-use oxigemm_kernels::quantize::permute::{MOST_EXPERTS, PermuteArgs};
+use oxigemm_kernels::quantize::moe_permute::{MOST_EXPERTS, PermuteArgs};
 use oxigemm_kernels::quantize::{Args, Flags};
 
 use super::Operand;

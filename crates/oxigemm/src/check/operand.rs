@@ -5,7 +5,7 @@ use crate::device::DeviceId;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::layout::MAX_RANK;
-use oxigemm_kernels::half::Major;
+use oxigemm_kernels::gemm::operand::f16::Major;
 
 /// TMA takes base addresses and row pitches in multiples of this many bytes.
 const TMA_ALIGNMENT: u64 = 16;

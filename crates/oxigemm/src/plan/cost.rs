@@ -6,8 +6,8 @@
 //! tiles. The constants are fitted to times measured on an H200; `oxigemm bench --replay` compares them with a
 //! sweep.
 
-use oxigemm_kernels::launch::{Choice, Family, Shape};
-use oxigemm_kernels::tail::Tail;
+use oxigemm_kernels::gemm::launch::{Choice, Family, Shape};
+use oxigemm_kernels::gemm::scheduler::stream_k::Tail;
 use oxigemm_kernels::{BLOCK_K, WARPGROUP};
 
 use super::{Limits, RESERVED_SHARED};

@@ -1,9 +1,9 @@
 //! Plans of products whose sums are finished before they are stored.
 
-use oxigemm_kernels::epilogue::fused::Fusion;
+use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
+use oxigemm_kernels::gemm::launch::Config;
 #[cfg(test)]
-use oxigemm_kernels::half::{Half, Major, Operands};
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 
 use super::cost::{self, Cost, Persistent, Tile};
 use super::{
@@ -155,7 +155,7 @@ const fn half(element: Half) -> Family {
 #[cfg(test)]
 pub(super) fn samples() -> impl Iterator<Item = Fused> {
     use crate::check::QuantizedRows;
-    use oxigemm_kernels::epilogue::{Activation, fused::Fusion};
+    use oxigemm_kernels::gemm::epilogue::{Activation, fusion::Fusion};
 
     let rows = QuantizedRows { format: crate::cast::ScaleFormat::F32, strides: [1, 1], slab: 0 };
     [Fusion::Elementwise, Fusion::Gated].into_iter().flat_map(move |fusion| {
@@ -174,7 +174,7 @@ pub(super) fn samples() -> impl Iterator<Item = Fused> {
 mod tests {
     use super::*;
     use crate::plan::{name, parse};
-    use oxigemm_kernels::epilogue::fused::Fusion;
+    use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
 
     /// Rows and columns of D that a cluster computes at a time.
     fn cluster_tile(plan: &Plan) -> [u32; 2] {

@@ -1,6 +1,6 @@
 //! Plans of products whose rows are grouped and whose sums are finished before they are stored.
 
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::gemm::launch::Config;
 
 use super::cost::Cost;
 use super::fused::passes;

@@ -3,8 +3,8 @@
 //! How many rows a group has only the device knows. A plan is made for the rows that a group is expected to have, and
 //! computes any others as well, only not as fast.
 
-use oxigemm_kernels::epilogue::fused::Fusion;
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
+use oxigemm_kernels::gemm::launch::Config;
 
 use super::cost::{self, Cost, Persistent, Speeds, Tile};
 use super::{Choice, Family, GroupedShape, Limits, Plan, Why, blocks_of, choices_of};
@@ -244,7 +244,7 @@ pub(super) fn estimate(
 mod tests {
     use super::*;
     use crate::plan::{name, parse};
-    use oxigemm_kernels::half::{Half, Major, Operands};
+    use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
     use std::collections::HashSet;
 
     const NT: Family = Family::Half(Operands { element: Half::Bf16, a: Major::K, b: Major::K });

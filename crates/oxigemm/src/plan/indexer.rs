@@ -1,7 +1,7 @@
 //! Plans of indexer logits: how many blocks a prefill has.
 
-use oxigemm_kernels::indexer::TILE_KEYS;
-use oxigemm_kernels::mqa_logits;
+use oxigemm_kernels::attention::TILE_KEYS;
+use oxigemm_kernels::attention::mqa_logits;
 
 use crate::check::MqaProblem;
 
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
     use crate::DType;
     use crate::check::Logits;
-    use oxigemm_kernels::indexer::Heads;
+    use oxigemm_kernels::attention::Heads;
 
     fn plan(queries: u32, keys: u32) -> MqaPlan {
         let problem = MqaProblem {

@@ -2,7 +2,7 @@
 //!
 //! How large the K of each group is only the device knows. A plan is made as if all were alike.
 
-use oxigemm_kernels::launch::{Config, Family, KGroupedShape};
+use oxigemm_kernels::gemm::launch::{Config, Family, KGroupedShape};
 
 use super::cost::{self, Cost};
 use super::{Choice, Limits, Plan, Why, blocks_of, choices_of};
@@ -76,7 +76,7 @@ fn estimate(choice: Choice, shape: &KGroupedShape, limits: &Limits) -> Cost {
 mod tests {
     use super::*;
     use crate::plan::{name, parse};
-    use oxigemm_kernels::half::{Half, Major, Operands};
+    use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 
     fn families() -> [Family; 3] {
         let half = |element, major| Family::Half(Operands { element, a: major, b: major });

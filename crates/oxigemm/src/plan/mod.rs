@@ -30,12 +30,12 @@ pub use fused_grouped::fused_grouped_ranking;
 pub use grouped::{batched_ranking, grouped_ranking, grouped_ranking_of};
 pub use indexer::MqaPlan;
 pub use kgrouped::k_grouped_ranking_of;
-use oxigemm_kernels::epilogue::fused::Fusion;
-use oxigemm_kernels::grouping::Grouping;
-use oxigemm_kernels::half::Major;
-use oxigemm_kernels::launch::Config;
-pub use oxigemm_kernels::launch::{Choice, Family, GroupedShape, KGroupedShape, Launch, Shape};
-use oxigemm_kernels::{fp8_slim, half_slim};
+use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
+use oxigemm_kernels::gemm::launch::Config;
+pub use oxigemm_kernels::gemm::launch::{Choice, Family, GroupedShape, KGroupedShape, Launch, Shape};
+use oxigemm_kernels::gemm::operand::f16::Major;
+use oxigemm_kernels::gemm::scheduler::m_grouped::Grouping;
+use oxigemm_kernels::gemm::sm90::split_k;
 pub use summed::summed_ranking_of;
 
 /// Bytes of shared memory that the system takes of every block.
@@ -165,7 +165,7 @@ impl Plan {
     ///
     /// ```
     /// use oxigemm::plan::{Family, Limits, Plan, Shape};
-    /// use oxigemm_kernels::half::{Half, Major, Operands};
+    /// use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
     ///
     /// let operands = Operands { element: Half::Bf16, a: Major::K, b: Major::K };
     /// let plan = Plan::best_of(Family::Half(operands), Shape { m: 4096, n: 7168, k: 2048 }, &Limits::h200());
@@ -340,13 +340,13 @@ fn choices_of(config: Config) -> Vec<Choice> {
             .map(|(cluster_m, cluster_n)| Choice::Wide { config, cluster_m, cluster_n })
             .to_vec(),
         Config::Slim(config) => {
-            fp8_slim::SPLITS.map(|split| Choice::Slim { config, split, stages: 0 }).to_vec()
+            split_k::fp8::SPLITS.map(|split| Choice::Slim { config, split, stages: 0 }).to_vec()
         }
         Config::HalfWide(config) => [(1, 1), (1, 2), (2, 1)]
             .map(|(cluster_m, cluster_n)| Choice::HalfWide { config, cluster_m, cluster_n })
             .to_vec(),
         Config::HalfSlim(config) => {
-            half_slim::SPLITS.map(|split| Choice::HalfSlim { config, split, stages: 0 }).to_vec()
+            split_k::f16::SPLITS.map(|split| Choice::HalfSlim { config, split, stages: 0 }).to_vec()
         }
     }
 }
@@ -369,13 +369,13 @@ fn with_stages(choice: Choice, shape: Shape, limits: Limits) -> Vec<Choice> {
     match choice {
         Choice::Wide { .. } | Choice::HalfWide { .. } => vec![choice],
         Choice::Slim { config, split, .. } => {
-            numbers(family, split, fp8_slim::MAX_STAGES, &|stages| config.shared_bytes(stages))
+            numbers(family, split, split_k::fp8::MAX_STAGES, &|stages| config.shared_bytes(stages))
                 .into_iter()
                 .map(|stages| Choice::Slim { config, split, stages })
                 .collect()
         }
         Choice::HalfSlim { config, split, .. } => {
-            numbers(family, split, half_slim::MAX_STAGES, &|stages| config.shared_bytes(stages))
+            numbers(family, split, split_k::f16::MAX_STAGES, &|stages| config.shared_bytes(stages))
                 .into_iter()
                 .map(|stages| Choice::HalfSlim { config, split, stages })
                 .collect()
@@ -412,11 +412,11 @@ fn fits_device(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
         }
         Choice::Slim { config, split, stages } => {
             let tile = [config.block_m, config.tile_columns()];
-            covers(tile, split, stages, fp8_slim::MAX_STAGES, config.shared_bytes(stages))
+            covers(tile, split, stages, split_k::fp8::MAX_STAGES, config.shared_bytes(stages))
         }
         Choice::HalfSlim { config, split, stages } => {
             let tile = [config.block_m, config.tile_columns()];
-            covers(tile, split, stages, half_slim::MAX_STAGES, config.shared_bytes(stages))
+            covers(tile, split, stages, split_k::f16::MAX_STAGES, config.shared_bytes(stages))
         }
     }
 }
@@ -488,14 +488,14 @@ pub fn parse(wanted: &str) -> Option<Choice> {
     };
     let slices = |max_stages| {
         let stages = move |split| (MIN_STAGES..=max_stages).map(move |stages| (split, stages));
-        fp8_slim::SPLITS.into_iter().flat_map(stages)
+        split_k::fp8::SPLITS.into_iter().flat_map(stages)
     };
     let slim = |config| -> Vec<Choice> {
-        let all = slices(fp8_slim::MAX_STAGES);
+        let all = slices(split_k::fp8::MAX_STAGES);
         all.map(|(split, stages)| Choice::Slim { config, split, stages }).collect()
     };
     let half_slim = |config| -> Vec<Choice> {
-        let all = slices(half_slim::MAX_STAGES);
+        let all = slices(split_k::f16::MAX_STAGES);
         all.map(|(split, stages)| Choice::HalfSlim { config, split, stages }).collect()
     };
     Config::all()

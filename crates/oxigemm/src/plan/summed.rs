@@ -2,7 +2,7 @@
 //!
 //! K of the whole batch is as that of one product. Where D has few tiles it is split over clusters.
 
-use oxigemm_kernels::launch::{Config, Family};
+use oxigemm_kernels::gemm::launch::{Config, Family};
 
 use super::cost::{self, Cost};
 use super::{Choice, Limits, Plan, Shape, Why, choices_of, is_summed, serves, with_stages};
@@ -13,7 +13,7 @@ impl Plan {
     ///
     /// ```
     /// use oxigemm::plan::{Family, Limits, Plan, Shape};
-    /// use oxigemm_kernels::half::{Half, Major, Operands};
+    /// use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
     ///
     /// let family = Family::Half(Operands { element: Half::Bf16, a: Major::K, b: Major::K });
     /// let plan = Plan::best_summed(family, Shape { m: 128, n: 384, k: 4096 * 128 }, &Limits::h200()).unwrap();
@@ -55,7 +55,7 @@ pub fn summed_ranking_of(family: Family, shape: Shape, limits: &Limits) -> Vec<(
 mod tests {
     use super::*;
     use crate::plan::{name, parse};
-    use oxigemm_kernels::half::{Half, Major, Operands};
+    use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 
     #[test]
     fn every_shape_has_a_plan() {

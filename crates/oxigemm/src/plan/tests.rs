@@ -1,6 +1,6 @@
 use super::*;
-use oxigemm_kernels::fp8::E5m2;
-use oxigemm_kernels::half::{Half, Operands};
+use oxigemm_kernels::gemm::operand::f16::{Half, Operands};
+use oxigemm_kernels::gemm::operand::fp8::E5m2;
 use std::collections::HashSet;
 
 const ANCHOR: [(u32, u32); 7] =

@@ -1,6 +1,6 @@
 //! A matrix and its transpose, quantized in one pass.
 
-use oxigemm_kernels::quantize::{Config, both};
+use oxigemm_kernels::quantize::{Config, dual};
 
 use super::{RawQuantize, SourceTensor, multiprocessors, step};
 use crate::cast::ScaleFormat;
@@ -143,10 +143,10 @@ fn describe(call: &RawQuantize, copy: &RawTransposedCopy, device: DeviceId) -> Q
 unsafe fn run(device: &Device, call: &QuantizeBoth, options: &LaunchOptions) -> Result<()> {
     let Some(CheckedQuantize { args, input, code, .. }) = call.check()? else { return Ok(()) };
     let sharing = match call.transposed_scales {
-        Some(_) => both::Sharing::Token,
-        None => both::Sharing::Block,
+        Some(_) => dual::Sharing::Token,
+        None => dual::Sharing::Block,
     };
-    let config = both::Config { input, code, sharing };
+    let config = dual::Config { input, code, sharing };
     let only = step(Config::Both(config), config.launch(&args, multiprocessors(device)?));
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }

@@ -364,27 +364,27 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
         QuantizeSource::SwiGlu => Source::SwiGlu,
         QuantizeSource::Rows(_) => Source::Gather,
         QuantizeSource::RmsNorm { .. } => {
-            let config = kernels::norm::Config { input };
+            let config = kernels::rms_norm::Config { input };
             let only = step(Config::Norm(config), config.launch(&args, multiprocessors(device)?));
             // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
             return unsafe { run_steps(device, std::iter::once(only), options) };
         }
     };
     let groups = |width| {
-        let config = kernels::groups::Config { input, code, width, source };
+        let config = kernels::block_1x128::Config { input, code, width, source };
         step(Config::Groups(config), config.launch(&args, mn_major))
     };
     let tiles = |sharing| {
-        let config = kernels::tiles::Config { input, code, sharing };
+        let config = kernels::block_128x128::Config { input, code, sharing };
         step(Config::Tiles(config), config.launch(&args))
     };
     let only = match call.granularity {
         Granularity::PerToken => groups(128),
         Granularity::PerGroup32 => groups(32),
-        Granularity::PerBlock => tiles(kernels::tiles::Sharing::Block),
-        Granularity::PerChannel => tiles(kernels::tiles::Sharing::Channel),
+        Granularity::PerBlock => tiles(kernels::block_128x128::Sharing::Block),
+        Granularity::PerChannel => tiles(kernels::block_128x128::Sharing::Channel),
         Granularity::PerRow => {
-            let config = kernels::rows::Config { input, code };
+            let config = kernels::per_row::Config { input, code };
             step(Config::Rows(config), config.launch(&args))
         }
         Granularity::PerTensor => {
@@ -399,8 +399,10 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
                     done => return done,
                 }
             }
-            let (find, convert) =
-                (kernels::whole::ScaleConfig { input, code }, kernels::whole::CodesConfig { input, code });
+            let (find, convert) = (
+                kernels::per_tensor::ScaleConfig { input, code },
+                kernels::per_tensor::CodesConfig { input, code },
+            );
             let steps = [
                 Step::Zero { address: args.scales, bytes: 4 },
                 step(Config::WholeScale(find), find.launch(&args, multiprocessors(device)?)),
@@ -421,7 +423,7 @@ fn in_one_kernel(
     (input, code): (Input, Code),
     options: &LaunchOptions,
 ) -> Result<Option<KernelStep>> {
-    let config = kernels::meeting::Config { input, code };
+    let config = kernels::per_tensor_single::Config { input, code };
     let Some((launch, args)) = config.launch(args, multiprocessors(device)?) else { return Ok(None) };
     let room = match device {
         Device::Cuda(cuda) => cuda.meeting_room(stream_on_cuda(cuda, options.stream.as_ref())?)?,
@@ -435,7 +437,7 @@ fn in_one_kernel(
 /// As for [`quantize_by_scale_raw`].
 unsafe fn run_by_scale(device: &Device, call: &Quantize, options: &LaunchOptions) -> Result<()> {
     let Some(CheckedQuantize { args, input, code, .. }) = call.check()? else { return Ok(()) };
-    let config = kernels::whole::CodesConfig { input, code };
+    let config = kernels::per_tensor::CodesConfig { input, code };
     let only = step(Config::WholeCodes(config), config.launch(&args));
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }

@@ -1,6 +1,6 @@
 //! NVFP4: codes of e2m1, a scale of e4m3 for 16 of a row, and one of f32 for all.
 
-use oxigemm_kernels::quantize::groups::NVFP4_WIDTH;
+use oxigemm_kernels::quantize::block_1x128::NVFP4_WIDTH;
 use oxigemm_kernels::quantize::{self as kernels, Args, Code, Config, Source};
 
 use super::raw::scales_operand;
@@ -235,13 +235,13 @@ unsafe fn run_quantize(
 ) -> Result<()> {
     let Some(CheckedQuantize { args, input, mn_major, .. }) = call.check()? else { return Ok(()) };
     let config =
-        kernels::groups::Config { input, code: Code::E2m1, width: NVFP4_WIDTH, source: Source::Plain };
+        kernels::block_1x128::Config { input, code: Code::E2m1, width: NVFP4_WIDTH, source: Source::Plain };
     let convert = step(Config::Groups(config), config.launch(&args, mn_major));
     if !computed {
         // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
         return unsafe { run_steps(device, std::iter::once(convert), options) };
     }
-    let find = kernels::whole::ScaleConfig { input, code: Code::E2m1 };
+    let find = kernels::per_tensor::ScaleConfig { input, code: Code::E2m1 };
     let find_args = Args { scales: args.from, ..args };
     let steps = [
         Step::Zero { address: args.from, bytes: 4 },

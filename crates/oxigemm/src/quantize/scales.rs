@@ -1,6 +1,6 @@
 //! Scales: room for them, and from one layout to another.
 
-use oxigemm_kernels::quantize::{Config, transform};
+use oxigemm_kernels::quantize::{Config, scale_layout};
 
 use super::raw::{RawScales, scales_operand};
 use super::step;
@@ -193,7 +193,7 @@ pub unsafe fn transform_scales_raw(
 /// As for [`transform_scales_raw`].
 unsafe fn run_transform(device: &Device, call: &TransformScales, options: &LaunchOptions) -> Result<()> {
     let Some(CheckedQuantize { args, groups, .. }) = call.check()? else { return Ok(()) };
-    let only = step(Config::Transform, transform::launch(&args, groups));
+    let only = step(Config::Transform, scale_layout::launch(&args, groups));
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }

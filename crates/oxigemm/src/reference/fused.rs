@@ -1,6 +1,6 @@
 //! What follows a product, in `f64`.
 
-use oxigemm_kernels::epilogue::Activation;
+use oxigemm_kernels::gemm::epilogue::Activation;
 use std::f64::consts::{FRAC_1_PI, PI, SQRT_2};
 
 use super::{fp8_gemm_nt, gemm_nt};

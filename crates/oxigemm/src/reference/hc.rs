@@ -1,6 +1,6 @@
 //! The product before the norm of a hyper-connection, in `f64`.
 
-use oxigemm_kernels::hc_prenorm::BLOCK_K;
+use oxigemm_kernels::hyper_connection::BLOCK_K;
 use rayon::prelude::*;
 
 use crate::error::Result;

@@ -1,7 +1,7 @@
 //! Logits of an indexer, in `f64`.
 
-use oxigemm_kernels::indexer::TILE_KEYS;
-use oxigemm_kernels::mqa_schedule::Config;
+use oxigemm_kernels::attention::TILE_KEYS;
+use oxigemm_kernels::attention::paged_metadata::Config;
 use rayon::prelude::*;
 
 use crate::check::Logits;

@@ -1,7 +1,7 @@
 //! Products with groups along K.
 
-use oxigemm_kernels::kgroups::{KGroup, KRoom, PITCH_UNIT, k_groups};
-use oxigemm_kernels::launch::Family;
+use oxigemm_kernels::gemm::launch::Family;
+use oxigemm_kernels::gemm::scheduler::k_grouped::{KGroup, KRoom, PITCH_UNIT, k_groups};
 
 use super::{Fp8Matrix, fp8_gemm_nt, gemm_nt, without_product};
 use crate::check::{BLOCK, CheckedKGroups, GemmLayout};

@@ -1,6 +1,6 @@
 //! NVFP4 on the CPU.
 
-use oxigemm_kernels::quantize::groups::NVFP4_WIDTH;
+use oxigemm_kernels::quantize::block_1x128::NVFP4_WIDTH;
 
 use super::quantize::{nan_of_gpu, write_values};
 use crate::cast::{decode_e2m1, encode_e2m1};

@@ -1,8 +1,8 @@
 //! Quantization on the CPU: the casts, on tensors.
 
 use oxigemm_kernels::WARP;
-use oxigemm_kernels::quantize::chunk::CHUNK;
-use oxigemm_kernels::quantize::norm;
+use oxigemm_kernels::quantize::rms_norm;
+use oxigemm_kernels::quantize::vec8::CHUNK;
 
 use crate::cast::{Blocks, ScaleFormat, ceil_to_power_of_two, decode_e2m1};
 use crate::check::Granularity;
@@ -77,7 +77,7 @@ fn silu(x: f32) -> f32 {
 /// RMSNorm of a row, with squares added in the order of the kernel.
 fn normalized(row: &[f32], weights: &[f32], epsilon: f32) -> Vec<f32> {
     const LANES: usize = WARP as usize;
-    let mut sums = vec![0.0f32; norm::warps(row.len() as u32) as usize * LANES];
+    let mut sums = vec![0.0f32; rms_norm::warps(row.len() as u32) as usize * LANES];
     for round in row.chunks(sums.len() * CHUNK as usize) {
         for (sum, chunk) in sums.iter_mut().zip(round.chunks(CHUNK as usize)) {
             *sum += chunk.iter().fold(0.0, |sum, value| value.mul_add(*value, sum));

@@ -8,7 +8,7 @@ use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmLayout, GemmOptions, GroupedRows,
     Tensor, fp8_gemm_nt, fp8_gemm_nt_fused, half_gemm, m_grouped_fp8_gemm_nt_contiguous, random,
 };
-use oxigemm_kernels::half::Half;
+use oxigemm_kernels::gemm::operand::f16::Half;
 use proptest::prelude::*;
 
 const MOST: usize = 300;

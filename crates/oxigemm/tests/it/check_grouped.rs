@@ -3,7 +3,7 @@
 
 use oxigemm::check::{CheckedGroups, GroupedFp8GemmNt, Groups, GroupsArgument, Operand, Problem};
 use oxigemm::{DType, DeviceId, Error, MAX_RANK};
-use oxigemm_kernels::grouping::GroupLayout;
+use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 
 const GPU: DeviceId = DeviceId::Cuda(0);
 

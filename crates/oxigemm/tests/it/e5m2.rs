@@ -6,8 +6,8 @@ use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
 use oxigemm::metrics::calc_diff;
 use oxigemm::plan::{self, Choice, Family};
 use oxigemm::{Addend, DType, Device, Error, GemmOptions, Sim, Tensor, fp8_gemm_nt, random, reference};
-use oxigemm_kernels::fp8::E5m2;
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::operand::fp8::E5m2;
 
 fn types(mix: E5m2) -> [DType; 2] {
     mix.operands().map(|e5m2| if e5m2 { DType::E5m2 } else { DType::E4m3 })

@@ -7,7 +7,7 @@ use oxigemm::{
     DType, Device, GemmOptions, RawFp8Bgemm, Sim, Tensor, fp8_bgemm_nn, fp8_bgemm_nt, fp8_bgemm_nt_raw,
     fp8_einsum, random, reference,
 };
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::gemm::launch::Config;
 
 struct Data {
     dims: [usize; 4],

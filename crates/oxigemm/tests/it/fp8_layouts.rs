@@ -10,7 +10,7 @@ use oxigemm::{
     Addend, DType, Device, Error, GemmLayout, GemmOptions, RawFp8Gemm, Sim, Tensor, fp8_gemm, fp8_gemm_nn,
     fp8_gemm_nt, fp8_gemm_raw, fp8_gemm_tn, fp8_gemm_tt, random, reference,
 };
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::gemm::launch::Config;
 
 /// A matrix whose rows begin at multiples of 16 bytes and end in NaN.
 fn padded(dtype: DType, bytes: &[u8], [rows, columns]: [usize; 2], device: &Device) -> Tensor {

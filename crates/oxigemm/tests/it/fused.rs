@@ -9,9 +9,9 @@ use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, HeadSplits, RawFp8Gemm,
     RawFusedFp8Gemm, ScalesOfB, Sim, Tensor, fp8_gemm_nt, fp8_gemm_nt_fused, fp8_gemm_nt_fused_raw, random,
 };
-use oxigemm_kernels::epilogue::fused::Fusion;
-use oxigemm_kernels::fp8_slim;
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
+use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::sm90::split_k;
 
 /// A product with what is fused, and the sums that the product alone gives.
 struct Fused {
@@ -144,7 +144,7 @@ fn every_few_row_kernel_with_every_output() {
     for (i, config) in configs.enumerate() {
         let gated = config.fusion == Fusion::Gated;
         let choice = |nth: usize| {
-            let split = fp8_slim::SPLITS[(i + nth) % fp8_slim::SPLITS.len()];
+            let split = split_k::fp8::SPLITS[(i + nth) % split_k::fp8::SPLITS.len()];
             Some(Choice::Slim { config, split, stages: 2 })
         };
         // A tile more, of few rows.

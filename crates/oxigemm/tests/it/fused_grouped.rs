@@ -12,10 +12,10 @@ use oxigemm::{
     m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_fused, m_grouped_fp8_gemm_nt_fused_raw,
     m_grouped_fp8_gemm_nt_masked,
 };
-use oxigemm_kernels::epilogue::fused::Fusion;
-use oxigemm_kernels::fp8_wide;
-use oxigemm_kernels::grouping::GroupLayout;
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
+use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
+use oxigemm_kernels::gemm::sm90::fp8_persistent;
 
 impl Product for Problem {
     fn case(&self) -> &Case {
@@ -63,7 +63,7 @@ fn every_schedule_gives_the_same_bits(
 }
 
 /// Every kernel with a cluster; over the set every cluster occurs.
-fn kernels(fusion: Fusion) -> impl Iterator<Item = (fp8_wide::Config, Choice)> {
+fn kernels(fusion: Fusion) -> impl Iterator<Item = (fp8_persistent::Config, Choice)> {
     let all = Config::fused_grouped().filter(move |config| config.fusion() == fusion);
     all.enumerate().filter_map(|(i, config)| {
         let Config::Wide(config) = config else { return None };

@@ -9,9 +9,9 @@ use oxigemm::{
     Addend, DType, Device, Error, GemmOptions, RawGroupedFp8Gemm, RawGroups, Sim, Tensor, fp8_gemm_nt,
     m_grouped_fp8_gemm_nt_raw,
 };
-use oxigemm_kernels::fp8_wide;
-use oxigemm_kernels::grouping::GroupLayout;
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
+use oxigemm_kernels::gemm::sm90::fp8_persistent;
 use proptest::prelude::*;
 
 /// Runs a case under some schedules, which must all give the same, right bits.
@@ -27,7 +27,7 @@ fn every_schedule_gives_the_same_bits(
 }
 
 /// Every grouped kernel of FP8.
-fn configs() -> impl Iterator<Item = fp8_wide::Config> {
+fn configs() -> impl Iterator<Item = fp8_persistent::Config> {
     Config::grouped().filter_map(|config| match config {
         Config::Wide(config) => Some(config),
         _ => None,

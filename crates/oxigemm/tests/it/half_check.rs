@@ -7,7 +7,7 @@ use oxigemm::{
     Addend, DType, Device, DeviceId, Error, GemmLayout, GemmOptions, Tensor, bf16_gemm_nn, bf16_gemm_nt,
     bf16_gemm_tn, bf16_gemm_tt, fp16_gemm_nn, fp16_gemm_nt, fp16_gemm_tn, fp16_gemm_tt, half_gemm,
 };
-use oxigemm_kernels::half::{Half, Major};
+use oxigemm_kernels::gemm::operand::f16::{Half, Major};
 use proptest::prelude::*;
 
 const GPU: DeviceId = DeviceId::Cuda(0);

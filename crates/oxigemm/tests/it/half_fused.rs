@@ -11,10 +11,10 @@ use oxigemm::{
     RawEpilogue, RawFusedHalfGemm, RawHalfGemm, Sim, Tensor, bf16_gemm_nt_fused, fp16_gemm_nt_fused,
     half_gemm, half_gemm_nt_fused, half_gemm_nt_fused_raw, random,
 };
-use oxigemm_kernels::epilogue::fused::Fusion;
-use oxigemm_kernels::half::Half;
-use oxigemm_kernels::half_slim;
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
+use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::operand::f16::Half;
+use oxigemm_kernels::gemm::sm90::split_k;
 
 const F16: Case = Case { ab_type: DType::F16, d_type: DType::F16, ..PLAIN };
 
@@ -136,7 +136,7 @@ fn every_few_row_kernel_with_every_output() {
         let plain = if config.operands.element == Half::Bf16 { PLAIN } else { F16 };
         let gated = config.fusion == Fusion::Gated;
         let choice = |nth: usize| {
-            let split = half_slim::SPLITS[(i + nth) % half_slim::SPLITS.len()];
+            let split = split_k::f16::SPLITS[(i + nth) % split_k::f16::SPLITS.len()];
             Some(Choice::HalfSlim { config, split, stages: 2 })
         };
         // A tile more, of few rows; gates that end inside a tile, where ups begin.

@@ -13,8 +13,8 @@ use oxigemm::{
     m_grouped_bf16_gemm_nt_fused, m_grouped_fp16_gemm_nt_fused, m_grouped_half_gemm,
     m_grouped_half_gemm_nt_fused, m_grouped_half_gemm_nt_fused_raw,
 };
-use oxigemm_kernels::half::Half;
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::operand::f16::Half;
 
 impl Product for Problem {
     fn case(&self) -> &grouped::Case {

@@ -6,8 +6,8 @@ use crate::common::{C, policies, same_bits, schedules};
 use oxigemm::plan::{self, Choice, Family};
 use oxigemm::sim::Options;
 use oxigemm::{Addend, DType, Device, Error, GemmLayout, GemmOptions, Sim, Tensor, half_gemm};
-use oxigemm_kernels::half::{Half, Operands};
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::operand::f16::{Half, Operands};
 
 /// Runs a case under some schedules, which must all give the same, right bits.
 fn every_schedule_gives_the_same_bits(

@@ -10,10 +10,10 @@ use oxigemm::{
     Addend, DType, Device, Error, GemmLayout, GemmOptions, RawGroupedHalfGemm, RawGroups, Sim, Tensor,
     half_gemm, m_grouped_fp16_gemm_nn_masked, m_grouped_half_gemm, m_grouped_half_gemm_raw,
 };
-use oxigemm_kernels::grouping::GroupLayout;
-use oxigemm_kernels::half::Half;
-use oxigemm_kernels::half_wide;
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::operand::f16::Half;
+use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
+use oxigemm_kernels::gemm::sm90::f16_persistent;
 use proptest::prelude::*;
 
 /// Runs a case under some schedules, which must all give the same, right bits.
@@ -29,7 +29,7 @@ fn every_schedule_gives_the_same_bits(
 }
 
 /// Every grouped kernel of 16-bit operands.
-fn configs() -> impl Iterator<Item = half_wide::Config> {
+fn configs() -> impl Iterator<Item = f16_persistent::Config> {
     Config::grouped().filter_map(|config| match config {
         Config::HalfWide(config) => Some(config),
         _ => None,
@@ -37,7 +37,7 @@ fn configs() -> impl Iterator<Item = half_wide::Config> {
 }
 
 /// The same with a cluster; over the set all clusters occur.
-fn kernels() -> impl Iterator<Item = (half_wide::Config, Choice)> {
+fn kernels() -> impl Iterator<Item = (f16_persistent::Config, Choice)> {
     configs().enumerate().map(|(i, config)| {
         let (cluster_m, cluster_n) = [(2, 1), (1, 2), (1, 1)][i % 3];
         (config, Choice::HalfWide { config, cluster_m, cluster_n })
@@ -45,14 +45,14 @@ fn kernels() -> impl Iterator<Item = (half_wide::Config, Choice)> {
 }
 
 /// A case of a kernel's operands.
-fn case_of(config: &half_wide::Config, of: Rows) -> Case {
+fn case_of(config: &f16_persistent::Config, of: Rows) -> Case {
     let ab_type = if config.operands.element == Half::Bf16 { DType::Bf16 } else { DType::F16 };
     let layout: GemmLayout = config.operands.layout().parse().expect("the same names");
     Case { layout, ab_type, ..Case::new(Rows { d_type: ab_type, ..of }) }
 }
 
 /// All schedules for BF16; kernels of FP16 differ in the name of a type.
-fn some_schedules(config: &half_wide::Config) -> impl Iterator<Item = Options> + use<> {
+fn some_schedules(config: &f16_persistent::Config) -> impl Iterator<Item = Options> + use<> {
     schedules().step_by(if config.operands.element == Half::Bf16 { 1 } else { 4 })
 }
 

@@ -4,8 +4,8 @@
 use oxigemm::check::{Accumulate, CheckedGroups, GroupedHalfGemm, Groups, GroupsArgument, Operand, Problem};
 use oxigemm::plan::Family;
 use oxigemm::{DType, DeviceId, Error, GemmLayout, MAX_RANK};
-use oxigemm_kernels::grouping::GroupLayout;
-use oxigemm_kernels::half::Major;
+use oxigemm_kernels::gemm::operand::f16::Major;
+use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 
 const GPU: DeviceId = DeviceId::Cuda(0);
 

@@ -8,8 +8,8 @@ use oxigemm::{
     k_grouped_bf16_gemm_nt_contiguous, k_grouped_bf16_gemm_tn_contiguous, k_grouped_fp16_gemm_nt_contiguous,
     k_grouped_fp16_gemm_tn_contiguous, k_grouped_half_gemm, k_grouped_half_gemm_raw, random, reference,
 };
-use oxigemm_kernels::half::{Half, Major};
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::operand::f16::{Half, Major};
 
 /// The operands of each group as `[M, K]` and `[N, K]`, and the products.
 struct Data {

@@ -6,8 +6,8 @@ use oxigemm::{
     Addend, DType, Device, GemmOptions, RawHalfBgemm, Sim, Tensor, einsum, half_bgemm_nt_summed,
     half_bgemm_nt_summed_raw, random, reference,
 };
-use oxigemm_kernels::half::Half;
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::operand::f16::Half;
 
 /// Operands of each product, and their sum.
 struct Data {

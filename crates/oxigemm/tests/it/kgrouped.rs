@@ -9,7 +9,7 @@ use oxigemm::{
     k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous_raw, k_grouped_fp8_gemm_tn_contiguous,
     k_grouped_fp8_gemm_tn_contiguous_raw, random, reference,
 };
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::gemm::launch::Config;
 
 /// The operands of all groups: codes one after the other, scales side by side.
 struct Data {

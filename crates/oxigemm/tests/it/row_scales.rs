@@ -8,7 +8,7 @@ use oxigemm::{
     Addend, DType, Device, GemmOptions, RawFp8Gemm, ScalesOfB, Sim, Tensor, fp8_gemm_nt, fp8_gemm_nt_raw,
     random, reference,
 };
-use oxigemm_kernels::launch::Config;
+use oxigemm_kernels::gemm::launch::Config;
 
 /// Operands of a product.
 struct Data {

@@ -5,7 +5,7 @@ use crate::common::{C, Case, PLAIN, Problem, Scales, same_bits, schedules};
 use oxigemm::plan::{self, Choice, Family, Limits, Plan, Shape};
 use oxigemm::sim::{FaultKind, Options};
 use oxigemm::{Addend, DType, Device, Error, GemmOptions, Sim, Tensor, fp8_gemm_nt};
-use oxigemm_kernels::launch::{Config, Launch};
+use oxigemm_kernels::gemm::launch::{Config, Launch};
 
 /// Runs a case under some schedules, which must all give the same, right bits.
 fn every_schedule_gives_the_same_bits(

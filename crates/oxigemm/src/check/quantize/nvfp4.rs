@@ -1,6 +1,6 @@
 //! The argument checks of NVFP4.
 
-use oxigemm_kernels::quantize::groups::NVFP4_WIDTH;
+use oxigemm_kernels::quantize::block_1x128::NVFP4_WIDTH;
 use oxigemm_kernels::quantize::{Args, Code, Input};
 
 use super::layout::{ScaleLayout, ceil};

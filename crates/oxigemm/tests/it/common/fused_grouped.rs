@@ -11,7 +11,7 @@ use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, FusedOutput, GemmOptions, GroupedRows, HeadSplits, Result,
     RowGroups, Sim, Tensor, random,
 };
-use oxigemm_kernels::grouping::GroupLayout;
+use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 
 /// A product whose rows are grouped, with its operands on a device.
 pub trait Product {

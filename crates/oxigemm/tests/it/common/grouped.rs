@@ -8,7 +8,7 @@ use oxigemm::{
     DType, Device, GemmOptions, GroupedRows, Result, Sim, Stream, Tensor, m_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_masked, random, reference,
 };
-use oxigemm_kernels::grouping::GroupLayout;
+use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 
 /// As bytes this is NaN in BF16 and FP32.
 pub const POISON: u8 = 0xff;

@@ -8,7 +8,7 @@ use oxigemm::{
     Addend, DType, Device, GemmLayout, GemmOptions, GroupedRows, Result, RowGroups, Sim, Stream, Tensor,
     m_grouped_half_gemm, random, reference,
 };
-use oxigemm_kernels::grouping::GroupLayout;
+use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 
 #[derive(Clone, Debug)]
 pub struct Case {

@@ -1,0 +1,6 @@
+//! Parts that kernels of every operation share.
+
+pub mod even_split;
+pub(crate) mod l2_prefetch;
+pub mod pipeline;
+pub mod workspace_reduce;

@@ -1,0 +1,196 @@
+//! Tiles that clusters take as they get done.
+//!
+//! A tile in which a group of rows ends takes less time than another. If every cluster had each so-many-th tile, some would be done long
+//! before others, and tiles that share rows of B would no longer read them at one time. So a counter in memory says which tile is next. In
+//! a cluster, the warp of its first block that brings scales asks for it, as it is ahead of all others, and tells the other roles and
+//! blocks by a small ring in the shared memory of each block. What a tile's result is does not depend on who computes it.
+
+use crate::common::pipeline::{Cursor, Pipeline};
+use crate::common::workspace_reduce::COUNTER_BYTES;
+use oxigemm_ptx::memory::{AtomicOp, Scope};
+use oxigemm_ptx::warp::Shuffle;
+use oxigemm_ptx::{Global, Kernel, Pred, Shared, U32, Var};
+use std::ffi::c_void;
+
+/// Tiles that the one who asks may be ahead of its like in the other blocks.
+const AHEAD: u32 = 3;
+/// Tiles that the slowest role of a block may be behind the one that is ahead. That brought the scales of a tile when those of the second
+/// group before them had been read, at the end of a tile; the tile before that was staged then, when what was staged before it was stored.
+const BEHIND: u32 = 5;
+/// Tiles that the ring tells of: when a slot is written again, all have read it.
+const SLOTS: u32 = AHEAD + BEHIND;
+const SLOT_BYTES: u32 = 4;
+
+/// What the host passes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct DispatchArgs {
+    /// Address of the counter; 0 where there is none: then every cluster has each so-many-th tile.
+    pub counter: u64,
+}
+
+/// Bytes of the room that has the counter. It begins as zeros, and has zeros there again when a grid ends.
+pub const ROOM_BYTES: u64 = COUNTER_BYTES;
+
+impl DispatchArgs {
+    /// With the last counter of a room: what else counts there begins with the first.
+    #[must_use]
+    pub fn in_room(room: Option<u64>) -> Self {
+        DispatchArgs { counter: room.map_or(0, |room| room + ROOM_BYTES - 4) }
+    }
+
+    /// How many parameters they are.
+    pub const COUNT: usize = 1;
+
+    /// A pointer to each argument, as a launch takes them.
+    pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
+        [std::ptr::from_ref(&self.counter).cast_mut().cast()]
+    }
+}
+
+/// The ring of a block, and the counter.
+#[derive(Clone, Copy)]
+pub(crate) struct Dispatch<'k> {
+    k: &'k Kernel,
+    counter: Global<'k>,
+    slots: Shared<'k>,
+    /// A slot is `full` when it tells of a tile, and, in the first block, `empty` when the warps that are ahead in each block have read of it.
+    /// The others read it later, but before it is written again.
+    ring: Pipeline<'k>,
+    /// This block's rank in its cluster, and the blocks of that.
+    rank: U32<'k>,
+    blocks: U32<'k>,
+}
+
+/// The tile of a warp that is ahead, and how it asks for the next.
+pub(crate) struct Leader<'k, 'd> {
+    dispatch: &'d Dispatch<'k>,
+    /// Whether this thread asks, and what it was told: how many had asked before.
+    asks: Pred<'k>,
+    before: Var<'k, u32>,
+}
+
+impl<'k> Dispatch<'k> {
+    /// Bytes of the ring, and of its barriers.
+    pub const BYTES: u32 = SLOTS * SLOT_BYTES;
+    pub const BARRIER_BYTES: u32 = Pipeline::barrier_bytes(SLOTS);
+
+    /// The ring at `slots`, with its barriers at `barriers`. Declares the parameter of [`DispatchArgs`].
+    pub fn declare(
+        k: &'k Kernel,
+        slots: Shared<'k>,
+        barriers: Shared<'k>,
+        [rank, blocks]: [U32<'k>; 2],
+    ) -> Self {
+        Dispatch {
+            k,
+            counter: k.param_pointer("tile_counter"),
+            slots,
+            ring: Pipeline::new(k, barriers, SLOTS, SLOTS),
+            rank,
+            blocks,
+        }
+    }
+
+    /// Gives names to the ring and its barriers, so many bytes into dynamic shared memory.
+    pub fn name(k: &Kernel, slots: u32, barriers: u32) {
+        k.name_shared("next_tiles", slots, SLOT_BYTES, SLOTS);
+        Pipeline::name_barriers(k, ["next_tile_told", "next_tile_read"], barriers, SLOTS);
+    }
+
+    /// Initializes the barriers. The caller fences.
+    pub fn init(&self) {
+        self.ring.init(1, self.blocks);
+    }
+
+    /// Runs `body` with every tile of this block's cluster, of so many in all: for one thread that is told of them.
+    pub fn follow(&self, tiles: U32<'k>, body: impl FnOnce(U32<'k>)) {
+        let (k, cursor) = (self.k, self.ring.reader());
+        let tile = k.var_from(k.cluster_index());
+        k.while_(
+            || tile.live().lt(tiles),
+            || {
+                body(tile.get());
+                tile.set(self.next(&cursor));
+            },
+        );
+    }
+
+    /// The same for the warp of each block that is ahead of all others. `body` [asks](Leader::ask) for the next tile some time before it is done
+    /// with one. Runs `end` when there is none.
+    pub fn lead(
+        &self,
+        lane: U32<'k>,
+        tiles: U32<'k>,
+        body: impl FnOnce(U32<'k>, &Leader<'k, '_>),
+        end: impl FnOnce(),
+    ) {
+        let (k, cursor, pace) = (self.k, self.ring.reader(), self.ring.writer_of(AHEAD));
+        let (tile, first) = (k.var_from(k.cluster_index()), lane.eq(0));
+        let leader = Leader { dispatch: self, asks: first & self.rank.eq(0), before: k.var(0u32) };
+        let read = self.ring.empty_in_block(k.constant(0));
+        k.while_(
+            || tile.live().lt(tiles),
+            || {
+                leader.before.set(tile.get());
+                body(tile.get(), &leader);
+                k.if_(first, || {
+                    let slot = cursor.stage();
+                    k.if_else(
+                        leader.asks,
+                        || {
+                            pace.wait_empty_in_cluster();
+                            pace.advance();
+                            self.tell(slot, leader.answer(tiles));
+                        },
+                        || self.ring.full(slot).arrive_expecting(SLOT_BYTES),
+                    );
+                    tile.set(self.next(&cursor));
+                    read.at(slot).arrive_release();
+                });
+                tile.set(k.shuffle(Shuffle::Index, tile.get(), 0u32));
+            },
+        );
+        end();
+        // The others arrive at barriers of this block.
+        k.if_(leader.asks, || pace.drain_of(AHEAD));
+    }
+
+    /// Tells all blocks of the cluster of a tile.
+    fn tell(&self, slot: U32<'k>, tile: U32<'k>) {
+        let (to, told) = (self.slots.at(slot * SLOT_BYTES), self.ring.full(slot));
+        to.store(tile);
+        told.arrive();
+        self.k.for_(1, self.blocks, 1, |rank| to.in_block(rank).store_async(tile, told.in_block(rank)));
+    }
+
+    /// The tile that a reader is told of next.
+    fn next(&self, cursor: &Cursor<'k>) -> U32<'k> {
+        cursor.wait_full();
+        let tile = self.slots.at(cursor.stage() * SLOT_BYTES).load();
+        cursor.advance();
+        tile
+    }
+}
+
+impl<'k> Leader<'k, '_> {
+    /// Asks for the tile that comes next.
+    pub fn ask(&self) {
+        let Dispatch { k, counter, .. } = *self.dispatch;
+        k.if_(self.asks & counter.address().ne(0u64), || {
+            self.before.set(counter.atomic::<u32>(AtomicOp::Add, 1u32, Scope::Gpu));
+        });
+    }
+
+    /// That tile, of so many in all; one behind the last if there is none.
+    fn answer(&self, tiles: U32<'k>) -> U32<'k> {
+        let Dispatch { k, counter, .. } = *self.dispatch;
+        let before = self.before.get();
+        // Every cluster begins with a tile that it does not ask for, if there is one, and is told once that there are no more: all
+        // of them ask as often as there are tiles. The last leaves a zero for the next grid.
+        k.if_((before + 1).eq(tiles) & counter.address().ne(0u64), || {
+            counter.reduce(AtomicOp::Add, k.constant(0) - tiles, Scope::Gpu);
+        });
+        before + k.grid_clusters()
+    }
+}

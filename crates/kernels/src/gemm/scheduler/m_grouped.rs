@@ -1,0 +1,403 @@
+//! Groups of rows: matrix products of one launch that share N and K, each with a B of its own.
+//!
+//! Where the groups lie only the device knows, so that a captured graph can be launched again with other groups.
+//! Every block of the grid reads that when it starts and lays a table out in shared memory: of each group the first
+//! row, the end, and how many tiles come before it. Then a position in the order of all tiles leads to a group by
+//! binary search, and within the group to a tile by the same [`TileOrder`] that other kernels have.
+//!
+//! The operands lie in slabs: a group of [`Counts`](GroupLayout::Counts) or [`All`](GroupLayout::All) has a slab of A and
+//! D to itself, all others share one. Groups that have all rows of their slabs are a batch of products.
+
+use crate::WARP;
+use crate::gemm::scheduler::order::{TileOrder, streams_b};
+use oxigemm_ptx::memory::AtomicOp;
+use oxigemm_ptx::warp::Shuffle;
+use oxigemm_ptx::{Global, I32, Kernel, Pred, Scope, Shared, U32, Var};
+use std::ffi::c_void;
+use std::ops::Range;
+
+/// Whether the rows of a kernel are grouped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Grouping {
+    /// All rows are multiplied with the same B.
+    #[default]
+    Dense,
+    /// Rows belong to groups.
+    Rows,
+    /// Groups share the rows of D, and each has a K and a D of its own: see [`crate::gemm::scheduler::k_grouped`].
+    K,
+}
+
+/// How the device says where groups lie, as numbers of type `i32`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum GroupLayout {
+    /// Each group has a slab of rows; of each group, how many of them there are. Counts are clamped to the rows of a
+    /// slab, and to 0.
+    Counts = 0,
+    /// All groups share one slab; of each group, the row behind its last. A group starts where the one before it ends,
+    /// rounded up to the alignment. Ends are clamped to the rows of the slab; one that is not behind the group's start
+    /// makes it empty, and the groups behind it start as if it were not there.
+    Ends = 1,
+    /// All groups share one slab; of each row, the group. Other numbers, such as -1, mark rows of no group. The rows
+    /// of a group follow each other and start at a multiple of the alignment; of a group that does not keep to this
+    /// only the rows of its first run count.
+    Ids = 2,
+    /// Each group has a slab of rows, and all of them. There are no numbers.
+    All = 3,
+}
+
+impl GroupLayout {
+    /// Whether each group has a slab of A and D to itself.
+    pub const fn has_slabs(self) -> bool {
+        matches!(self, GroupLayout::Counts | GroupLayout::All)
+    }
+
+    /// The rows of each group's slab that belong to it, by the rules above: what the kernel finds.
+    ///
+    /// ```
+    /// use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
+    ///
+    /// assert_eq!(GroupLayout::Counts.rows(&[3, -1, 9], 3, 8, 1), [0..3, 0..0, 0..8]);
+    /// assert_eq!(GroupLayout::Ends.rows(&[3, 3, 9], 3, 8, 4), [0..3, 4..4, 4..8]);
+    /// assert_eq!(GroupLayout::Ids.rows(&[1, 1, 1, -1, 0, 0, 0, 0], 3, 8, 4), [4..8, 0..3, 0..0]);
+    /// ```
+    pub fn rows(self, numbers: &[i32], groups: u32, rows: u32, alignment: u32) -> Vec<Range<u32>> {
+        let clamped = |number: &i32| u32::try_from(*number).unwrap_or(0).min(rows);
+        match self {
+            GroupLayout::Counts => numbers.iter().map(|count| 0..clamped(count)).collect(),
+            GroupLayout::All => vec![0..rows; groups as usize],
+            GroupLayout::Ends => {
+                let mut reached = 0u32;
+                let place = |end: u32| {
+                    let start = reached.next_multiple_of(alignment).min(rows);
+                    reached = reached.max(end);
+                    start..end.max(start)
+                };
+                numbers.iter().map(clamped).map(place).collect()
+            }
+            GroupLayout::Ids => {
+                let run = |group: u32| -> Option<Range<u32>> {
+                    let is = |row: u32| numbers[row as usize] == group as i32;
+                    let first = (0..rows).step_by(alignment as usize).find(|&row| is(row))?;
+                    let end = (first..rows).find(|&row| !is(row)).unwrap_or(rows);
+                    Some(first..end)
+                };
+                (0..groups).map(|group| run(group).unwrap_or(0..0)).collect()
+            }
+        }
+    }
+}
+
+/// What the host passes to a grouped kernel beside the arguments of the product, in the order of the parameters.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct GroupArgs {
+    /// Address of the counts, ends or ids, if there are any.
+    pub layout: u64,
+    /// A [`GroupLayout`], as a number.
+    pub kind: u32,
+    /// How many groups there are.
+    pub groups: u32,
+    /// What the first row of a group is a multiple of.
+    pub alignment: u32,
+    /// From one slab of D to the next: in rows of FP8 products, in elements of those with 16-bit operands.
+    pub d_slab: u32,
+}
+
+impl GroupArgs {
+    /// How many parameters they are.
+    pub const COUNT: usize = 5;
+
+    /// A pointer to each argument, as a launch takes them.
+    pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
+        fn to<T>(value: &T) -> *mut c_void {
+            std::ptr::from_ref(value).cast_mut().cast()
+        }
+        [to(&self.layout), to(&self.kind), to(&self.groups), to(&self.alignment), to(&self.d_slab)]
+    }
+}
+
+/// The most groups of a launch.
+pub const MAX_GROUPS: u32 = 1024;
+
+/// Bytes of the table of this many groups.
+pub const fn table_bytes(groups: u32) -> u32 {
+    (3 * groups + 1) * 4
+}
+
+/// The same arguments inside a kernel.
+#[derive(Clone, Copy)]
+pub(crate) struct GroupParams<'k> {
+    layout: Global<'k>,
+    kind: U32<'k>,
+    groups: U32<'k>,
+    alignment: U32<'k>,
+    pub d_slab: U32<'k>,
+}
+
+impl<'k> GroupParams<'k> {
+    /// Declares them in the order of [`GroupArgs`].
+    pub fn declare(k: &'k Kernel) -> Self {
+        GroupParams {
+            layout: k.param_pointer("group_layout"),
+            kind: k.param("group_kind"),
+            groups: k.param("groups"),
+            alignment: k.param("group_alignment"),
+            d_slab: k.param("d_slab"),
+        }
+    }
+
+    fn is(&self, layout: GroupLayout) -> Pred<'k> {
+        self.kind.eq(layout as u32)
+    }
+
+    /// The slab of a group.
+    pub fn slab_of(&self, group: U32<'k>) -> U32<'k> {
+        let has_slabs = self.is(GroupLayout::Counts) | self.is(GroupLayout::All);
+        has_slabs.select(group, 0)
+    }
+
+    fn number(&self, index: U32<'k>) -> Global<'k> {
+        self.layout.at(index.widening_mul(4))
+    }
+
+    /// A number of the layout, within `0..=rows`.
+    fn clamped(&self, index: U32<'k>, rows: U32<'k>) -> U32<'k> {
+        let number: I32<'k> = self.number(index).load();
+        number.max(0).bitcast::<u32>().min(rows)
+    }
+}
+
+/// A tile's place in its group.
+#[derive(Clone, Copy)]
+pub(crate) struct GroupPlace<'k> {
+    /// The group, which is also that of B.
+    pub group: U32<'k>,
+    /// The slab of A and D.
+    pub slab: U32<'k>,
+    /// The row of the slab behind the group's last.
+    pub end: U32<'k>,
+    /// From one slab of D to the next: see [`GroupArgs`].
+    pub d_slab: U32<'k>,
+}
+
+impl<'k> GroupPlace<'k> {
+    /// The row of D where the slab starts, where slabs are whole rows apart.
+    pub fn d_row(&self) -> U32<'k> {
+        self.slab * self.d_slab
+    }
+}
+
+/// What a tile of all blocks of a cluster measures, and how many of them lie side by side.
+#[derive(Clone, Copy)]
+pub(crate) struct ClusterTiles<'k> {
+    /// Rows of such a tile.
+    pub rows: U32<'k>,
+    /// Such tiles along N.
+    pub n_tiles: U32<'k>,
+    /// As in [`TileOrder`].
+    pub band: U32<'k>,
+}
+
+/// The table of groups in a block's shared memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Groups<'k> {
+    k: &'k Kernel,
+    params: GroupParams<'k>,
+    tiles: ClusterTiles<'k>,
+    /// Rows of a slab.
+    rows: U32<'k>,
+    first: Shared<'k>,
+    end: Shared<'k>,
+    /// Tiles before each group, and behind the last.
+    before: Shared<'k>,
+}
+
+impl<'k> Groups<'k> {
+    /// The table at `table`, for slabs of `rows` rows.
+    pub fn new(params: GroupParams<'k>, table: Shared<'k>, rows: U32<'k>, tiles: ClusterTiles<'k>) -> Self {
+        let (k, bytes) = (rows.kernel(), params.groups * 4);
+        let end = table.at(bytes);
+        Groups { k, params, tiles, rows, first: table, end, before: end.at(bytes) }
+    }
+
+    /// Fills the table in; all `threads` threads of the block take part.
+    pub fn find(&self, threads: u32) {
+        let (k, p) = (self.k, self.params);
+        let thread = k.thread_index();
+        k.if_else(
+            p.is(GroupLayout::Ids),
+            || self.find_runs(thread, threads),
+            || {
+                k.for_(thread, p.groups, threads, |group| {
+                    let end = k.var_from(self.rows);
+                    k.if_(!p.is(GroupLayout::All), || end.set(p.clamped(group, self.rows)));
+                    self.first.at(group * 4).store(0u32);
+                    self.end.at(group * 4).store(end.get());
+                });
+            },
+        );
+        self.meet();
+        k.if_(k.warp_index().eq(0), || {
+            k.if_(p.is(GroupLayout::Ends), || self.place_behind_each_other(k.lane()));
+            self.count_tiles(k.lane());
+        });
+        self.meet();
+    }
+
+    /// Waits for every thread of the block, whose lanes went apart in loops.
+    fn meet(&self) {
+        self.k.sync_warp();
+        self.k.sync_threads();
+    }
+
+    /// The first run of each group. A thread looks at two rows that are one alignment apart: where the group changes, a
+    /// run starts, or ends in between.
+    fn find_runs(&self, thread: U32<'k>, threads: u32) {
+        let (k, p, rows) = (self.k, self.params, self.rows);
+        const NONE: u32 = u32::MAX;
+        k.for_(thread, p.groups, threads, |group| {
+            self.first.at(group * 4).store(NONE);
+            self.end.at(group * 4).store(NONE);
+        });
+        self.meet();
+        k.for_(thread, rows.div_ceil(p.alignment), threads, |step| {
+            let row = step * p.alignment;
+            let next = row + p.alignment;
+            let id: U32<'k> = p.number(row).load();
+            let before = p.number(row - p.alignment).load_if(step.ne(0), NONE);
+            let behind = p.number(next).load_if(next.lt(rows), NONE);
+            let exists = id.lt(p.groups);
+            k.if_(exists & before.ne(id), || {
+                self.first.at(id * 4).reduce(AtomicOp::Min, row, Scope::Cta);
+            });
+            k.if_(exists & behind.ne(id), || {
+                let (inside, outside) = (k.var_from(row), k.var_from(next.min(rows)));
+                k.while_(
+                    || (outside.live() - inside.live()).gt(1),
+                    || {
+                        let middle = (inside.live() + outside.live()) >> 1;
+                        let same = p.number(middle).load::<u32>().eq(id);
+                        inside.set_if(same, middle);
+                        outside.set_if(!same, middle);
+                    },
+                );
+                self.end.at(id * 4).reduce(AtomicOp::Min, outside.live(), Scope::Cta);
+            });
+        });
+    }
+
+    /// The groups of a lane, which follow each other.
+    fn of_lane(&self, lane: U32<'k>) -> (U32<'k>, U32<'k>) {
+        groups_of_lane(lane, self.params.groups)
+    }
+
+    /// Where each group starts, by the ends of those before it: a warp does it.
+    fn place_behind_each_other(&self, lane: U32<'k>) {
+        let (k, p) = (self.k, self.params);
+        let (first, last) = self.of_lane(lane);
+        let reached = k.var(0u32);
+        let reach = |end: U32<'k>| reached.set(reached.live().max(end));
+        k.for_(first, last, 1, |group| reach(self.end.at(group * 4).load()));
+        reached.set(exclusive_scan(k, lane, reached.get(), |a, b| a.max(b)));
+        k.for_(first, last, 1, |group| {
+            let start = (reached.live().div_ceil(p.alignment) * p.alignment).min(self.rows);
+            let end = self.end.at(group * 4).load::<u32>();
+            reach(end);
+            self.first.at(group * 4).store(start);
+            self.end.at(group * 4).store(start.max(end));
+        });
+    }
+
+    /// Tiles before each group: a warp does it.
+    fn count_tiles(&self, lane: U32<'k>) {
+        let k = self.k;
+        let (first, last) = self.of_lane(lane);
+        let before = k.var(0u32);
+        let add = |group: U32<'k>| before.set(before.live() + self.tiles_of(group) * self.tiles.n_tiles);
+        k.for_(first, last, 1, add);
+        before.set(exclusive_scan(k, lane, before.get(), |a, b| a + b));
+        k.for_(first, last, 1, |group| {
+            self.before.at(group * 4).store(before.live());
+            add(group);
+        });
+        k.guard(lane.eq(WARP - 1), || self.before.at(self.params.groups * 4).store(before.live()));
+    }
+
+    /// Tiles of a group along M.
+    fn tiles_of(&self, group: U32<'k>) -> U32<'k> {
+        let (first, end) = self.rows_of(group);
+        (end - first).div_ceil(self.tiles.rows)
+    }
+
+    fn rows_of(&self, group: U32<'k>) -> (U32<'k>, U32<'k>) {
+        (self.first.at(group * 4).load(), self.end.at(group * 4).load())
+    }
+
+    /// Tiles of all groups.
+    pub fn count(&self) -> U32<'k> {
+        self.before.at(self.params.groups * 4).load()
+    }
+
+    /// The first row (of the group's slab) and the index along N of the tile at `turn`, whether the group's B passes
+    /// by once, and the group.
+    pub fn tile(&self, turn: U32<'k>) -> (U32<'k>, U32<'k>, Pred<'k>, GroupPlace<'k>) {
+        let group = self.group_at(turn);
+        let (first, end) = self.rows_of(group);
+        let m_tiles = (end - first).div_ceil(self.tiles.rows);
+        let order = TileOrder { m_tiles, n_tiles: self.tiles.n_tiles, band: self.tiles.band };
+        let (m, n) = order.tile(turn - self.before.at(group * 4).load::<u32>());
+        let slab = self.params.slab_of(group);
+        let place = GroupPlace { group, slab, end, d_slab: self.params.d_slab };
+        (first + m * self.tiles.rows, n, streams_b(end - first), place)
+    }
+
+    /// The last group that no more than `turn` tiles come before.
+    fn group_at(&self, turn: U32<'k>) -> U32<'k> {
+        last_not_above(self.k, self.before, self.params.groups, turn)
+    }
+}
+
+/// The last of `count` entries of a table that do not decrease which is not above a number; the first, if all are.
+pub(crate) fn last_not_above<'k>(
+    k: &'k Kernel,
+    table: Shared<'k>,
+    count: U32<'k>,
+    number: U32<'k>,
+) -> U32<'k> {
+    let (from, to) = (k.var(0u32), k.var_from(count));
+    k.while_(
+        || (to.live() - from.live()).gt(1),
+        || {
+            let middle = (from.live() + to.live()) >> 1;
+            let reached = table.at(middle * 4).load::<u32>().le(number);
+            from.set_if(reached, middle);
+            to.set_if(!reached, middle);
+        },
+    );
+    from.get()
+}
+
+/// The first group of a lane, and the one behind its last, where every lane has as many.
+pub(crate) fn groups_of_lane<'k>(lane: U32<'k>, groups: U32<'k>) -> (U32<'k>, U32<'k>) {
+    let each = groups.div_ceil(WARP);
+    let first = (lane * each).min(groups);
+    (first, (first + each).min(groups))
+}
+
+/// What `combine` makes of the values of the lanes below; 0 for the first.
+pub(crate) fn exclusive_scan<'k>(
+    k: &'k Kernel,
+    lane: U32<'k>,
+    value: U32<'k>,
+    combine: impl Fn(U32<'k>, U32<'k>) -> U32<'k>,
+) -> U32<'k> {
+    let sum: Var<'k, u32> = k.var_from(value);
+    for distance in [1, 2, 4, 8, 16] {
+        let below = k.shuffle(Shuffle::Up, sum.get(), distance);
+        sum.set(combine(sum.live(), lane.ge(distance).select(below, 0)));
+    }
+    let below = k.shuffle(Shuffle::Up, sum.get(), 1);
+    lane.ge(1).select(below, 0)
+}

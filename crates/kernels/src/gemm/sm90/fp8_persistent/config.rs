@@ -1,0 +1,353 @@
+//! What is compiled into a kernel for many rows of FP8, and where its parts lie in shared memory.
+
+use super::{scales_1d1d, stream_k};
+use crate::common::pipeline::Pipeline;
+use crate::gemm::epilogue::Panels;
+use crate::gemm::epilogue::fp8_output::{QuantizedOutput, passes};
+use crate::gemm::epilogue::fusion::{BoxOfB, Fusion};
+use crate::gemm::operand::fp8::{self, E5m2};
+use crate::gemm::params::ScalesOfB;
+use crate::gemm::scheduler::dynamic::Dispatch;
+use crate::gemm::scheduler::k_grouped::MapRing;
+use crate::gemm::scheduler::m_grouped::Grouping;
+use crate::gemm::scheduler::stream_k::{Tail, UNIT};
+use crate::gemm::sm90::scale_pipeline::{ScaleRing, ScaleShape};
+use crate::gemm::sm90::store_pipeline::PartShape;
+use crate::gemm::sm90::warpgroups::{MATH_REGISTERS, MATH_WARPGROUPS, ManyRows, PRODUCER_REGISTERS, THREADS};
+use crate::{BLOCK_K, WARPGROUP};
+use oxigemm_ptx::{BuildError, Kernel, Module, SharedLayout, U32};
+
+/// What is compiled in. Shapes, strides, the cluster's dimensions and the output type are run-time arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// Rows of a tile: 64, 128 or 256.
+    pub block_m: u32,
+    /// Columns of a tile: a multiple of 16, of 32 where it has 64 rows.
+    pub block_n: u32,
+    /// Stages of the pipeline.
+    pub stages: u32,
+    /// Whether rows are grouped.
+    pub grouping: Grouping,
+    /// Whether D of groups is stored slab by slab, so that slabs may lie any distance apart: those of a batch.
+    pub d_in_slabs: bool,
+    /// What shares one scale of B.
+    pub scales_of_b: ScalesOfB,
+    /// Which operands are e5m2, if any is.
+    pub e5m2: Option<E5m2>,
+    /// What is done with sums before they are stored.
+    pub fusion: Fusion,
+    /// Whether tiles that fill no round are [shared out](crate::gemm::scheduler::stream_k) along K.
+    pub shares_tail: bool,
+}
+
+impl Config {
+    /// The kernel's name, unique in the closed set.
+    pub fn name(&self) -> String {
+        let grouped = match self.grouping {
+            Grouping::Dense => "",
+            Grouping::Rows if self.d_in_slabs => "batched_",
+            Grouping::Rows => "grouped_",
+            Grouping::K => "kgrouped_",
+        };
+        let scales = if self.scales_of_b == ScalesOfB::Rows { "1d1d_" } else { "" };
+        let grouped = if self.shares_tail { "shared_" } else { grouped };
+        let (types, fused) = (fp8::prefix(self.e5m2), self.fusion.name());
+        let (block_m, block_n, stages) = (self.block_m, self.block_n, self.stages);
+        format!("fp8_gemm_wide_{types}{fused}{grouped}{scales}{block_m}x{block_n}_s{stages}")
+    }
+
+    /// Whether sums are finished before they are stored.
+    pub fn is_fused(&self) -> bool {
+        self.fusion != Fusion::None
+    }
+
+    /// Columns of D that a tile's sums become.
+    pub fn tile_columns(&self) -> u32 {
+        self.block_n / self.fusion.sums()
+    }
+
+    /// How many times a block computes that many columns for D to be quantized.
+    pub fn quantized_passes(&self) -> u32 {
+        if self.is_fused() { passes(self.part_columns()) } else { 1 }
+    }
+
+    /// Columns of D that a warpgroup's sums become.
+    pub(super) fn part_columns(&self) -> u32 {
+        self.shape().columns() / self.fusion.sums()
+    }
+
+    /// What one tensor load brings of B, for clusters of this many blocks along M.
+    pub fn box_of_b(&self, cluster_m: u32, passes: u32) -> BoxOfB {
+        BoxOfB::of(self.fusion, self.block_n / cluster_m, self.part_columns(), passes)
+    }
+
+    /// Whether rows are grouped.
+    pub fn is_grouped(&self) -> bool {
+        self.grouping == Grouping::Rows
+    }
+
+    /// Rows of A that one tensor load brings, for clusters of this many blocks along N.
+    pub fn box_rows(&self, cluster_n: u32) -> u32 {
+        let share = self.block_m / cluster_n;
+        if self.is_grouped() { share.min(self.shape().group_box_rows()) } else { share }
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> u32 {
+        match self.scales_of_b {
+            ScalesOfB::Rows => THREADS + WARPGROUP,
+            ScalesOfB::Blocks => THREADS,
+        }
+    }
+
+    /// Warps that [carry scales](outer).
+    pub(super) fn carriers(&self) -> u32 {
+        match self.scales_of_b {
+            ScalesOfB::Rows => scales_1d1d::carriers([self.block_m, self.block_n]),
+            ScalesOfB::Blocks => 0,
+        }
+    }
+
+    /// Registers of a thread that multiplies, and of one that serves those. Where a warpgroup more carries scales, there are fewer for each: those
+    /// that multiply hold no scales then.
+    pub(super) fn registers(&self) -> [u32; 2] {
+        match self.scales_of_b {
+            ScalesOfB::Rows => [MATH_REGISTERS - 32, PRODUCER_REGISTERS + 16],
+            ScalesOfB::Blocks => [MATH_REGISTERS, PRODUCER_REGISTERS],
+        }
+    }
+
+    /// Whether it can take K from its end. (With a scale for each row of B nothing was gained.)
+    pub fn turns_back(&self) -> bool {
+        self.scales_of_b == ScalesOfB::Blocks && self.grouping != Grouping::K && !self.is_fused()
+    }
+
+    /// Whether that is another order (`KOrder`) where K has so many blocks: several whole groups of scales.
+    pub fn turns_back_in(&self, k_blocks: u32) -> bool {
+        let (blocks, group) = (self.padded_blocks(k_blocks), self.scale_blocks());
+        self.turns_back() && blocks > group && blocks.is_multiple_of(group)
+    }
+
+    /// Bytes of dynamic shared memory, without the table of groups that follows.
+    pub fn shared_bytes(&self) -> u32 {
+        SharedMap::new(self).bytes
+    }
+
+    pub(super) fn shape(&self) -> ManyRows {
+        ManyRows { block_m: self.block_m, block_n: self.block_n }
+    }
+
+    /// What a warpgroup computes of a tile.
+    pub(super) fn part(&self) -> PartShape {
+        PartShape { waves: self.shape().waves(), columns: self.shape().columns() }
+    }
+
+    /// Blocks of K that the main loop is unrolled by: those whose scales are loaded at once. With a second wave, the step into the next
+    /// round is taken behind products of the first, and unrolling gains little; where tiles are shared out, half a percent.
+    pub(super) fn unroll(&self) -> u32 {
+        match (self.shape().waves(), self.shares_tail) {
+            (1, _) => 4,
+            (_, true) => UNIT,
+            (_, false) => 1,
+        }
+    }
+
+    /// Whether a tile has a multiple of [`unroll`](Self::unroll) blocks of K: those behind the end of K are zero. Large tiles, whose
+    /// products fill the registers, are 1 to 2% faster without a loop for what is left over, and assembled sooner; low and
+    /// narrow ones are there for a K that would waste too much.
+    pub(super) fn pads_k(&self) -> bool {
+        const LARGE: u32 = 176;
+        let large = self.shape().waves() * self.shape().columns() >= LARGE;
+        self.scales_of_b == ScalesOfB::Blocks && self.unroll() > 1 && large
+    }
+
+    /// The blocks of K that a tile has where K has that many.
+    pub fn padded_blocks(&self, k_blocks: u32) -> u32 {
+        if self.pads_k() { k_blocks.next_multiple_of(self.unroll()) } else { k_blocks }
+    }
+
+    /// The same inside a kernel.
+    pub(super) fn padded<'k>(&self, k_blocks: U32<'k>) -> U32<'k> {
+        if self.pads_k() { k_blocks.div_ceil(self.unroll()) * self.unroll() } else { k_blocks }
+    }
+
+    /// Sums of all threads of a block.
+    pub fn sums(&self) -> u32 {
+        self.block_m * self.block_n
+    }
+
+    /// Whether clusters take tiles [as they get done](crate::gemm::scheduler::dynamic): where groups end within tiles, those take less time.
+    pub fn hands_out_tiles(&self) -> bool {
+        self.is_grouped() && self.shape().waves() > 1 && !self.is_fused() && !self.d_in_slabs
+    }
+
+    /// What is shared out of so many tiles of clusters.
+    pub fn tail(&self, tiles: u32, k_blocks: u32, clusters: u32) -> Tail<u32> {
+        match self.shares_tail {
+            true => Tail::of(tiles, self.padded_blocks(k_blocks), clusters),
+            false => Tail::default(),
+        }
+    }
+
+    /// Columns that are sure to share one scale of B, whatever tile and warpgroup they are in, where 128 rows of B share one.
+    pub(super) fn columns_per_scale(&self) -> u32 {
+        gcd(self.part_columns(), BLOCK_K)
+    }
+
+    /// Bytes of the [operands](outer) that a stage has beside its tiles: scales of rows, then of columns.
+    pub(super) fn scale_operand_bytes(&self) -> u32 {
+        match self.scales_of_b {
+            ScalesOfB::Blocks => 0,
+            ScalesOfB::Rows => scales_1d1d::bytes(self.block_m + self.block_n),
+        }
+    }
+
+    /// Bytes of the zeros that these operands share.
+    pub(super) fn scale_zero_bytes(&self) -> u32 {
+        match self.scales_of_b {
+            ScalesOfB::Blocks => 0,
+            ScalesOfB::Rows => scales_1d1d::bytes(self.shape().columns().max(64)),
+        }
+    }
+
+    /// Blocks of K whose scales come together.
+    pub fn scale_blocks(&self) -> u32 {
+        self.scales().group
+    }
+
+    /// Rows of A and blocks of K whose scales may come as one piece; none where rows are grouped.
+    pub fn scale_piece(&self) -> [u32; 2] {
+        self.scales().piece()
+    }
+
+    pub(super) fn scales(&self) -> ScaleShape {
+        if self.scales_of_b == ScalesOfB::Rows {
+            return ScaleShape::PLACES;
+        }
+        let columns_per_scale = self.columns_per_scale();
+        let columns = self.block_n / columns_per_scale;
+        match self.grouping {
+            Grouping::Dense => ScaleShape::dense(self.block_m, columns_per_scale, columns),
+            Grouping::Rows | Grouping::K => ScaleShape::grouped(self.block_m, columns_per_scale, columns),
+        }
+    }
+
+    /// Bytes of a math warpgroup's staging area.
+    pub(super) fn staging_bytes(&self) -> u32 {
+        let (waves, columns) = (self.shape().waves(), self.part_columns());
+        let rounded = waves * Panels::staging_bytes(columns);
+        match (self.fusion, self.scales_of_b) {
+            // What has such scales mostly adds to sums in FP32: room for all of them, where there is.
+            (Fusion::None, ScalesOfB::Rows) => 2 * rounded,
+            (Fusion::None, _) => rounded,
+            _ => rounded.max(QuantizedOutput::staging_bytes(waves, columns)),
+        }
+    }
+
+    /// Builds the kernel.
+    pub fn build(&self) -> Result<Module, BuildError> {
+        super::build(self)
+    }
+}
+
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Shared memory, every offset in one place.
+pub(super) struct SharedMap {
+    pub a: u32,
+    pub b: u32,
+    pub staging: u32,
+    pub scale_operands: u32,
+    pub scale_zeros: u32,
+    pub scales: u32,
+    pub barriers: u32,
+    pub scale_barriers: u32,
+    pub output_barriers: u32,
+    /// Where tiles are shared out: a [word](shared_tile) for each warpgroup that multiplies, and one for each that stores for it.
+    pub meetings: u32,
+    /// Where clusters take tiles as they get done: the ring that tells which is next, and its barriers.
+    pub next_tiles: [u32; 2],
+    /// Where groups are along K: tensor maps that are being made.
+    pub map_drafts: u32,
+    pub groups: u32,
+    pub bytes: u32,
+}
+
+impl SharedMap {
+    pub(super) fn new(cfg: &Config) -> Self {
+        let mut layout = SharedLayout::default();
+        // Swizzled tiles repeat every 1024 bytes.
+        let a = layout.place(cfg.stages * cfg.block_m * BLOCK_K, 1024);
+        let b = layout.place(cfg.stages * cfg.block_n * BLOCK_K, 1024);
+        let staging = layout.place(MATH_WARPGROUPS * cfg.staging_bytes(), 1024);
+        let scale_operands = layout.place(cfg.stages * cfg.scale_operand_bytes(), 128);
+        let scale_zeros = layout.place(cfg.scale_zero_bytes(), 128);
+        let scales = layout.place(cfg.scales().bytes(), 128);
+        let barriers = layout.place(Pipeline::barrier_bytes(cfg.stages), 8);
+        let scale_barriers = layout.place(ScaleShape::BARRIER_BYTES, 8);
+        let output_barriers = layout.place(Pipeline::barrier_bytes(MATH_WARPGROUPS), 8);
+        let meetings = layout.place(if cfg.shares_tail { stream_k::SHARED_BYTES } else { 0 }, 4);
+        let ring_bytes = [Dispatch::BYTES, Dispatch::BARRIER_BYTES];
+        let next_tiles =
+            ring_bytes.map(|bytes| layout.place(if cfg.hands_out_tiles() { bytes } else { 0 }, 8));
+        let draft_bytes = if cfg.grouping == Grouping::K { MapRing::DRAFT_BYTES } else { 0 };
+        let map_drafts = layout.place(draft_bytes, if draft_bytes > 0 { 128 } else { 1 });
+        let groups = layout.bytes();
+        let bytes = layout.bytes();
+        SharedMap {
+            a,
+            b,
+            staging,
+            scale_operands,
+            scale_zeros,
+            scales,
+            barriers,
+            scale_barriers,
+            output_barriers,
+            meetings,
+            next_tiles,
+            map_drafts,
+            groups,
+            bytes,
+        }
+    }
+
+    /// Gives names to its parts, for the simulator's messages and timeline.
+    pub(super) fn name(&self, k: &Kernel, cfg: &Config) {
+        k.name_shared("a", self.a, cfg.block_m * BLOCK_K, cfg.stages);
+        k.name_shared("b", self.b, cfg.block_n * BLOCK_K, cfg.stages);
+        k.name_shared("staging", self.staging, cfg.staging_bytes(), MATH_WARPGROUPS);
+        if cfg.scale_operand_bytes() > 0 {
+            k.name_shared("scale_operands", self.scale_operands, cfg.scale_operand_bytes(), cfg.stages);
+            k.name_shared("scale_zeros", self.scale_zeros, cfg.scale_zero_bytes(), 1);
+        }
+        cfg.scales().name(k, self.scales);
+        Pipeline::name_barriers(k, ["full", "empty"], self.barriers, cfg.stages);
+        ScaleRing::name_barriers(k, self.scale_barriers);
+        Pipeline::name_barriers(k, ["staged", "stored"], self.output_barriers, MATH_WARPGROUPS);
+        if cfg.hands_out_tiles() {
+            let [slots, barriers] = self.next_tiles;
+            Dispatch::name(k, slots, barriers);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gemm::launch;
+
+    #[test]
+    fn registers_that_are_shared_out_are_those_of_the_launch() {
+        let wide = |config| if let launch::Config::Wide(config) = config { Some(config) } else { None };
+        for config in launch::Config::all().filter_map(wide) {
+            let warpgroups = config.threads() / WARPGROUP;
+            let launched = 65_536 / config.threads() / 8 * 8;
+            let [math, serving] = config.registers();
+            let shared_out = MATH_WARPGROUPS * math + (warpgroups - MATH_WARPGROUPS) * serving;
+            assert_eq!(shared_out, warpgroups * launched, "{}", config.name());
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Scales of rows and columns as operands of a product, where every row of B has a scale of its own.
+//!
+//! Then every element of a tile has another scale, `sfa[m] * sfb[n]`, in every block of K. A thread that multiplies has the
+//! sums of a quarter of the columns; to load the scales of those would take shared memory half of the time that the
+//! products take, beside the operands, which take three quarters. So the tensor core is asked for the scales too: as the
+//! outer product of those of rows and those of columns, which lie in each stage beside the tiles. It comes as the products
+//! come, element by element in the same registers of the same thread, and costs a quarter of their time.
+//!
+//! TF32 has 11 bits of the 24: a scale is the sum of two such numbers, of which the second has a sign of its own and so lacks one
+//! bit at most, the last; a product of scales is the sum of four products.
+
+use super::Block;
+use crate::WARP;
+use crate::gemm::params::{Params, ScaleParams};
+use crate::gemm::scheduler::m_grouped::Grouping;
+use oxigemm_ptx::wgmma::{Descriptor, Major, MatrixA, MmaType, Swizzle};
+use oxigemm_ptx::{F32, Global, Kernel, MBarrier, Pred, Shared, U32, Var};
+
+/// Bytes of a row of an operand: half of the K of one instruction.
+const ROW_BYTES: u32 = 16;
+/// Blocks of K whose scales are loaded at once: one vector of a row.
+const AT_ONCE: u32 = 4;
+
+/// Bytes of the operand that has the scales of so many rows (or columns).
+pub(super) const fn bytes(rows: u32) -> u32 {
+    rows * ROW_BYTES
+}
+
+/// The operand at `at`, from its row `first` on. The other half of its K, which an instruction has whether it is wanted or not, is zero: in
+/// every operand the same [`bytes`] of zeros, that lie `zeros` bytes behind `at`.
+pub(super) fn descriptor<'k>(at: Shared<'k>, zeros: u32, first: U32<'k>) -> Descriptor<'k> {
+    Descriptor::new(at, Swizzle::None, zeros, 8 * ROW_BYTES).advance_start(first * ROW_BYTES)
+}
+
+/// Issues `scales = sfa · sfbᵀ`. (The caller fences, commits and waits.)
+pub(super) fn multiply<'k>(k: &'k Kernel, scales: &[Var<'k, f32>], [rows, columns]: [Descriptor<'k>; 2]) {
+    k.wgmma(MmaType::Tf32, scales, MatrixA::Shared(rows), columns, (Major::K, Major::K), k.constant(false));
+}
+
+/// Scales of a block of K that a lane of a carrier has: one of each 32 rows (or columns).
+const OF_LANE: u32 = 2;
+/// Rows (or columns) whose scales a carrier carries. So 128x128 tiles have one in each partition of a multiprocessor: a warpgroup is as slow as
+/// the slowest of its four warps, which carriers take time from.
+const OF_CARRIER: u32 = OF_LANE * WARP;
+
+/// Warps that carry the scales of so many rows and columns.
+pub(super) const fn carriers([rows, columns]: [u32; 2]) -> u32 {
+    assert!(rows.is_multiple_of(OF_CARRIER) && columns.is_multiple_of(OF_CARRIER), "each carries as many");
+    assert!(rows + columns <= 4 * OF_CARRIER, "they are a warpgroup at most");
+    (rows + columns) / OF_CARRIER
+}
+
+impl<'k> Block<'k, '_> {
+    /// One of the [`carriers`]: a warp that makes operands of scales, stage by stage.
+    pub(super) fn carry_scales(&self, carrier: U32<'k>) {
+        let (k, cfg, lane) = (self.k, self.cfg, self.lane);
+        let (places, cursor) = (self.scales.writer(), self.pipe.writer());
+        // Tiles of an empty group have no stages; else the first is announced behind the tile's place.
+        let awaited = cfg.grouping == Grouping::K;
+        let mine = Carrier::new(k, cfg.block_m, (carrier, lane));
+        // What is announced first, these are announced with.
+        let zeros = self.shared.at(self.map.scale_zeros);
+        let lanes = cfg.carriers() * WARP;
+        k.for_((carrier * WARP + lane) * ROW_BYTES, cfg.scale_zero_bytes(), lanes * ROW_BYTES, |at| {
+            zeros.at(at).store_vec([k.constant(0.0f32); 4]);
+        });
+        // The operand of columns lies behind that of rows.
+        let operands = self.scale_operands(k.constant(0))[0].at(mine.first * ROW_BYTES);
+        // Writes the scales of the `nth` of the blocks that are held, and gives the barrier that is to be told.
+        let put = |nth: u32| {
+            cursor.wait_empty();
+            let stage = cursor.stage();
+            mine.put(nth, operands.at(stage * cfg.scale_operand_bytes()));
+            cursor.advance();
+            self.pipe.full(stage)
+        };
+        let announce = |stages: &[MBarrier<'k>]| {
+            k.fence_async_shared();
+            k.sync_warp();
+            k.if_(lane.eq(0), || stages.iter().for_each(|full| full.arrive()));
+        };
+        self.place.for_each_place(k, |tile| {
+            let p = &self.params.of(&tile, self.grouped.as_ref());
+            k.if_(carrier.eq(0) & lane.eq(0), || places.tell_place(p, [tile.m, tile.n], awaited));
+            mine.turn_to(p, [tile.m, tile.n]);
+            k.if_(p.k_blocks.gt(0), || mine.fetch(p.k_blocks));
+            let left_over = p.k_blocks % AT_ONCE;
+            k.for_(0, p.k_blocks - left_over, AT_ONCE, |block| {
+                mine.take();
+                // By twos, as fences take long.
+                announce(&[put(0), put(1)]);
+                let left = p.k_blocks - block;
+                k.if_(left.gt(AT_ONCE), || mine.fetch(left - AT_ONCE));
+                announce(&[put(2), put(3)]);
+            });
+            mine.take();
+            (0..AT_ONCE - 1).for_each(|nth| k.if_(left_over.gt(nth), || announce(&[put(nth)])));
+        });
+    }
+}
+
+/// The scales of some of a tile's rows, or of its columns, on their way through the registers of a warp, for a few blocks of K.
+struct Carrier<'k> {
+    k: &'k Kernel,
+    side: Side<'k>,
+    /// The first that the lane has, of rows and then columns.
+    first: U32<'k>,
+    /// What the lane has: the rows (or columns) from there on, 32 apart.
+    carried: Vec<Carried<'k>>,
+    /// Elements from the scale of a block to that of the next.
+    stride: Var<'k, u32>,
+    /// Whether those of a few blocks come as a vector.
+    vectors: Var<'k, bool>,
+}
+
+/// A row (or column) of a lane.
+struct Carried<'k> {
+    /// Where the scale is in memory that is asked for next.
+    next: Var<'k, u64>,
+    held: Vec<Var<'k, f32>>,
+    /// Those of the blocks behind, on their way from memory.
+    ahead: Vec<Var<'k, f32>>,
+}
+
+impl<'k> Carrier<'k> {
+    /// Of a tile of so many rows.
+    fn new(k: &'k Kernel, rows: u32, (carrier, lane): (U32<'k>, U32<'k>)) -> Self {
+        let few = || (0..AT_ONCE).map(|_| k.var(0.0f32)).collect();
+        let carried = (0..OF_LANE).map(|_| Carried { next: k.var(0u64), held: few(), ahead: few() });
+        Carrier {
+            k,
+            side: Side { rows, is_rows: carrier.lt(rows / OF_CARRIER) },
+            first: carrier * OF_CARRIER + lane,
+            carried: carried.collect(),
+            stride: k.var(0u32),
+            vectors: k.var(false),
+        }
+    }
+
+    /// Turns to the tile that begins at a row and a column.
+    fn turn_to(&self, p: &Params<'k>, [m, n]: [U32<'k>; 2]) {
+        let Side { rows, is_rows } = self.side;
+        let (of_rows, of_columns) = (m + self.first, n + self.first - rows);
+        self.k.if_else(
+            is_rows,
+            || self.begin(&p.sfa, of_rows, p.output.rows),
+            || self.begin(&p.sfb, of_columns, p.output.columns),
+        );
+    }
+
+    /// Begins with the scales of the row `first`, of those before `limit`. (The others take the scale of the last: nobody stores what becomes
+    /// of it.)
+    fn begin(&self, scales: &ScaleParams<'k>, first: U32<'k>, limit: U32<'k>) {
+        for (nth, carried) in (0u32..).zip(&self.carried) {
+            let row = (first + nth * WARP).min(limit - 1);
+            carried.next.set(scales.at(row, self.k.constant(0)).address());
+        }
+        self.stride.set(scales.stride_k);
+        self.vectors.set(scales.has_fours_along_k());
+    }
+
+    /// Asks for the scales of the next blocks of K, of which so many are left: at least one.
+    fn fetch(&self, left: U32<'k>) {
+        let (k, step) = (self.k, self.stride.get().widening_mul(4));
+        let each = |later: u32| {
+            for Carried { next, ahead, .. } in &self.carried {
+                let from = Global::new(next.get()).at(step * u64::from(later));
+                ahead[later as usize].set(from.load_readonly::<f32>());
+            }
+        };
+        let vectors = || {
+            for Carried { next, ahead, .. } in &self.carried {
+                let scales = Global::new(next.get()).load_readonly_vec::<f32, { AT_ONCE as usize }>();
+                ahead.iter().zip(scales).for_each(|(ahead, scale)| ahead.set(scale));
+            }
+        };
+        let all = || k.if_else(self.vectors.get(), vectors, || (0..AT_ONCE).for_each(each));
+        let some = || (0..AT_ONCE - 1).for_each(|later| k.if_(left.gt(later), || each(later)));
+        k.if_else(left.ge(AT_ONCE), all, some);
+        self.carried
+            .iter()
+            .for_each(|carried| carried.next.set(carried.next.live() + step * u64::from(AT_ONCE)));
+    }
+
+    /// Takes what was asked for.
+    fn take(&self) {
+        for Carried { held, ahead, .. } in &self.carried {
+            held.iter().zip(ahead).for_each(|(held, ahead)| held.set(ahead.live()));
+        }
+    }
+
+    /// Writes those of the `nth` of the blocks to the operands; `to` is where the lane's first belongs.
+    fn put(&self, nth: u32, to: Shared<'k>) {
+        for (further, carried) in (0u32..).step_by((WARP * ROW_BYTES) as usize).zip(&self.carried) {
+            to.at(further).store_vec(self.side.row(carried.held[nth as usize].get()));
+        }
+    }
+}
+
+/// Which operand of the outer product: that of so many rows, or the one of columns behind it.
+#[derive(Clone, Copy)]
+struct Side<'k> {
+    rows: u32,
+    is_rows: Pred<'k>,
+}
+
+impl<'k> Side<'k> {
+    /// A row of the operand: the parts of a scale, in such an order that the sum of the products with those of the
+    /// other side is the product of both.
+    fn row(self, scale: F32<'k>) -> [F32<'k>; 4] {
+        let high = to_tf32(scale);
+        let low = scale - high;
+        let [second, third] =
+            [(high, low), (low, high)].map(|(rows, columns)| self.is_rows.select(rows, columns));
+        [high, second, third, low]
+    }
+}
+
+/// Rounds to TF32, to nearest. (The instruction for that takes several, of which most are for what is not a number.)
+fn to_tf32(x: F32<'_>) -> F32<'_> {
+    const LOST: u32 = 13;
+    ((x.bitcast::<u32>() + (1 << (LOST - 1))) & (u32::MAX << LOST)).bitcast()
+}

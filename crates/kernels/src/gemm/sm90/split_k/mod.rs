@@ -1,0 +1,221 @@
+//! What the few-row kernels share: how a tile lies on the tensor core, which slice of K a block has, and the way of the
+//! sums to D.
+
+pub mod f16;
+pub mod fp8;
+
+use crate::gemm::epilogue::fusion::{FusedParams, Fusion};
+use crate::gemm::epilogue::split_k::FinishedRows;
+use crate::gemm::epilogue::{OutputFlags, OutputParams, Panels, SwappedOutput, WarpOutput};
+use crate::gemm::sm90::dsmem_reduce::{PartialShape, Partials};
+use crate::quantize::Divisor;
+use crate::{WARP, WARPGROUP};
+use oxigemm_ptx::{Kernel, Shared, U32, Var};
+
+/// A tile: rows of A and rows of B. Below 64 rows of A the operands are swapped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FewRows {
+    pub block_m: u32,
+    pub block_n: u32,
+    /// What is done with its sums.
+    pub fusion: Fusion,
+}
+
+impl FewRows {
+    /// Whether B's rows take the 64-row side of the tensor core.
+    pub const fn swapped(&self) -> bool {
+        self.block_m < 64
+    }
+
+    /// Columns of D that a tile becomes.
+    pub const fn columns(&self) -> u32 {
+        self.block_n / self.fusion.sums()
+    }
+
+    /// Warpgroups side by side on the 64-row side, each with as many rows of the other: gates and ups have one each, so that a thread
+    /// does not hold more than it has registers for. Swapped, they lie along the 64-row side.
+    const fn beside(&self) -> u32 {
+        if self.swapped() { 1 } else { self.fusion.sums() }
+    }
+
+    /// Rows of the tile along the 64-row side, and along the other as far as one warpgroup has them.
+    pub const fn sides(&self) -> (u32, u32) {
+        match self.swapped() {
+            true => (self.block_n, self.block_m),
+            false => (self.block_m, self.block_n / self.beside()),
+        }
+    }
+
+    /// Which 64 rows of the 64-row side a warpgroup has, and which of the parts of the other.
+    pub fn parts_of<'k>(&self, warpgroup: U32<'k>) -> [U32<'k>; 2] {
+        let zero = warpgroup.kernel().constant(0);
+        match self.beside() {
+            1 => [warpgroup, zero],
+            _ => [zero, warpgroup],
+        }
+    }
+
+    /// Threads that multiply: a warpgroup for each 64 rows of that side, and for each of those side by side.
+    pub const fn math_threads(&self) -> u32 {
+        self.sides().0 / 64 * self.beside() * WARPGROUP
+    }
+
+    pub const fn math_warps(&self) -> u32 {
+        self.math_threads() / WARP
+    }
+
+    /// The tile as partial sums: they take more room than what is staged of it.
+    pub const fn partials(&self) -> PartialShape {
+        PartialShape {
+            rows: self.block_m,
+            columns: self.block_n,
+            swapped: self.swapped(),
+            beside: self.beside(),
+            threads: self.math_threads(),
+        }
+    }
+
+    /// Bytes that a warpgroup stages its output in.
+    fn output_bytes(&self) -> u32 {
+        match self.swapped() {
+            true => (self.block_m * 128).next_multiple_of(1024),
+            false => Panels::staging_bytes(self.block_n),
+        }
+    }
+}
+
+/// The slice of K that a block of a cluster has.
+#[derive(Clone, Copy)]
+pub(crate) struct Slice<'k> {
+    /// Slices, and which of them this is.
+    split: U32<'k>,
+    rank: U32<'k>,
+    /// Its cluster.
+    pub cluster: U32<'k>,
+    /// Its first block of K, and the one behind its last.
+    pub blocks: [U32<'k>; 2],
+}
+
+impl<'k> Slice<'k> {
+    /// An equal share of the blocks of K, of one of [`SPLITS`](crate::gemm::sm90::dsmem_reduce::SPLITS).
+    pub fn new(k: &'k Kernel, k_blocks: U32<'k>) -> Self {
+        let (split, rank) = (k.cluster_blocks(), k.cluster_rank());
+        // The logarithm of 1, 2, 4 and 8: everything waits for this, and a division takes long, as does asking for the cluster, which
+        // is a division by a number that a multiprocessor has to fetch first.
+        let halvings = (split >> 1) - (split >> 3);
+        let share = |all: U32<'k>| split.eq(3).select(third(all), all >> halvings);
+        let blocks = [rank, rank + 1].map(|nth| share(nth * k_blocks));
+        Slice { split, rank, cluster: share(k.block_index(0)), blocks }
+    }
+}
+
+/// A third of a number below 2³¹, rounded down.
+fn third(number: U32<'_>) -> U32<'_> {
+    const THREE: Divisor = Divisor::new(3);
+    (number.widening_mul(THREE.factor) >> THREE.shift).to_u32()
+}
+
+/// A block's tile on its way to D.
+pub(crate) struct TileOutput<'k, 'p> {
+    pub k: &'k Kernel,
+    pub shape: FewRows,
+    pub params: &'p OutputParams<'k>,
+    pub slice: Slice<'k>,
+    /// The tile's first row and column.
+    pub tile: [U32<'k>; 2],
+    /// Shared memory that is free when all stages have been read.
+    pub area: Shared<'k>,
+    pub warp: U32<'k>,
+    pub lane: U32<'k>,
+    /// What its sums are finished with, where they are.
+    pub fused: Option<FusedParams<'k>>,
+}
+
+impl<'k> TileOutput<'k, '_> {
+    /// All warps come here; those that multiply do so, and then write the tile or exchange its slices.
+    pub fn finish(&self, multiply: impl FnOnce() -> Vec<Var<'k, f32>>) {
+        let (k, shape) = (self.k, self.shape);
+        let Slice { split, rank, .. } = self.slice;
+        let finished = self.fused.is_some();
+        let partials = Partials { shape: shape.partials(), at: self.area, split, rank, finished };
+        // One slice needs no detour (with operands swapped: in the plain output type): each warp writes its part.
+        let writable = if shape.swapped() { self.params.has(OutputFlags::PLAIN) } else { k.constant(true) };
+        let direct = if finished { k.constant(false) } else { split.eq(1) & writable };
+        let rows = self.fused.map(|fused| self.finished_rows(fused));
+        k.if_(self.warp.lt(shape.math_warps()), || {
+            // Long before they are needed.
+            rows.iter().for_each(FinishedRows::load_biases);
+            let sums = k.role("math", multiply);
+            // What comes next takes the place of the tiles: no warpgroup may still read those.
+            k.barrier_sync(1, shape.math_threads());
+            k.if_else(direct, || self.write(&sums), || partials.share(k, self.warp, self.lane, &sums));
+        });
+        k.if_(!direct, || {
+            let math = self.warp.lt(shape.math_warps());
+            // Every slice's partial sums are in place, and visible to the cluster.
+            k.cluster_sync();
+            let loaded = partials.load(k, math, self.params, self.tile);
+            // Nobody leaves while another block still reads its shared memory.
+            k.cluster_arrive();
+            k.if_(math, || match &rows {
+                None => partials.add(k, &loaded, self.params, self.tile),
+                Some(rows) => {
+                    let end = partials.rows(self.params, self.tile);
+                    rows.finish(self.tile[0], &partials.rows_to_finish(k, &loaded, end, shape.fusion.sums()));
+                }
+            });
+            k.sync_warp();
+            k.cluster_wait();
+        });
+    }
+
+    /// What is known of all rows that are finished.
+    fn finished_rows(&self, fused: FusedParams<'k>) -> FinishedRows<'k> {
+        let (output, column) = (fused.output(*self.params), self.tile[1] + self.lane * 4);
+        FinishedRows::new(self.k, fused, output, self.shape.fusion, [column, self.lane])
+    }
+
+    /// Writes the sums of the only slice to D.
+    fn write(&self, sums: &[Var<'k, f32>]) {
+        let (k, shape, params, [m, n]) = (self.k, self.shape, self.params, self.tile);
+        let (warpgroup, warp, thread) = (self.warp >> 2, self.warp & 3, k.thread_index() % WARPGROUP);
+        let staging = self.area.at(warpgroup * shape.output_bytes());
+        if shape.swapped() {
+            let (column, barrier) = (n + warpgroup * 64, (1, shape.math_threads()));
+            SwappedOutput { params, row: m, column, staging, thread, barrier }.write(k, sums);
+            return;
+        }
+        let place = Panels { row: m + warpgroup * 64, column: n, staging };
+        let output = WarpOutput { params, place, warp, lane: self.lane };
+        k.if_else(
+            params.has(OutputFlags::PLAIN),
+            || {
+                output.stage(k, sums);
+                k.fence_async_shared();
+                k.barrier_sync(1, shape.math_threads());
+                k.if_(thread.eq(0), || {
+                    place.store(params, shape.block_n);
+                    k.bulk_commit();
+                    k.bulk_wait_read(0);
+                });
+            },
+            || WarpOutput::write_f32(k, &[(output, sums)]),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partial_sums_take_more_room_than_staged_output() {
+        for block_m in [8, 16, 32, 64, 128] {
+            for block_n in [64, 128] {
+                let shape = FewRows { block_m, block_n, fusion: Fusion::None };
+                let staged = shape.math_threads() / WARPGROUP * shape.output_bytes();
+                assert!(staged <= shape.partials().bytes(), "{shape:?}");
+            }
+        }
+    }
+}

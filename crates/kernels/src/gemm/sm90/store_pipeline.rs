@@ -1,0 +1,373 @@
+//! From accumulators to memory in rounds: of 16-bit products, and of FP8 ones with a scale for each row of B.
+//!
+//! A warpgroup has a staging area of some panels: 64 rows of 128 bytes. Where the copy engine can store D, the
+//! warpgroup fills the area, and a thread that does not multiply has it stored; a part of a tile that is larger than the
+//! area, as it is in FP32 most of all, takes several such rounds. Math and storing threads go through the same list.
+
+use crate::common::pipeline::{Pipeline, Reader};
+use crate::gemm::epilogue::{
+    OutputFlags, OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_BYTES, WarpOutput, chunk_offset,
+};
+use crate::gemm::sm90::warpgroups::WAVE_ROWS;
+use oxigemm_ptx::tma::StoreReduction;
+use oxigemm_ptx::{Kernel, Shared, U32, Var};
+
+/// What a warpgroup computes of a tile: as many times 64 rows as there are waves, all of the same columns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PartShape {
+    pub waves: u32,
+    pub columns: u32,
+}
+
+/// What a panel holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// 64 columns of a 16-bit type.
+    Half,
+    /// 32 columns of FP32.
+    F32,
+}
+
+impl Kind {
+    const fn columns(self) -> u32 {
+        match self {
+            Kind::Half => ROW_BYTES / 2,
+            Kind::F32 => ROW_BYTES / 4,
+        }
+    }
+}
+
+/// A panel of a part: its columns of one wave, and its place in the staging area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Panel {
+    wave: u32,
+    first_column: u32,
+    columns: u32,
+    slot: u32,
+}
+
+impl PartShape {
+    /// Panels of the whole part, in 16 bits.
+    pub fn panels(&self) -> u32 {
+        self.panels_of(Kind::Half).count() as u32
+    }
+
+    fn panels_of(&self, kind: Kind) -> impl Iterator<Item = Panel> {
+        let (waves, columns, width) = (self.waves, self.columns, kind.columns());
+        (0..waves).flat_map(move |wave| {
+            (0..columns).step_by(width as usize).map(move |first_column| Panel {
+                wave,
+                first_column,
+                columns: width.min(columns - first_column),
+                slot: 0,
+            })
+        })
+    }
+
+    /// The panels in rounds of as many as the staging area has room for.
+    fn rounds(&self, kind: Kind, room: u32) -> Vec<Vec<Panel>> {
+        let panels: Vec<Panel> = self.panels_of(kind).collect();
+        let round = |panels: &[Panel]| {
+            (0u32..).zip(panels).map(|(slot, panel)| Panel { slot, ..*panel }).collect::<Vec<_>>()
+        };
+        panels.chunks(room as usize).map(round).collect()
+    }
+}
+
+/// How the copy engine is asked to add sums to FP32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Adding {
+    /// All panels at once.
+    AtOnce,
+    /// A panel when the one before it has been read, to what the L2 cache has fetched while the tile was computed: else the loads
+    /// of the next tile wait behind all of them in the copy engine.
+    Fetched,
+    /// A panel when the one before it is in memory. All multiprocessors add at about the same time, and loads wait for that; a long
+    /// tile leaves the time, and what was fetched ahead would only take place in the cache.
+    OneByOne,
+}
+
+/// The way of a warpgroup's part of a tile to D.
+#[derive(Clone, Copy)]
+pub(crate) struct Outbox<'k> {
+    pub k: &'k Kernel,
+    pub params: OutputParams<'k>,
+    /// The slab of D, where its map has several.
+    pub slab: Option<U32<'k>>,
+    /// Whether D may go on behind the last of its [`rows`](OutputParams::rows), with those of another group.
+    pub goes_on: bool,
+    pub adding: Adding,
+    /// Whether the copy engine stores FP32 as well, and adds it: what has a factor it cannot.
+    pub stores_f32: bool,
+    pub shape: PartShape,
+    /// Panels that the staging area holds.
+    pub room: u32,
+    /// The warpgroup's staging area, aligned to 1024.
+    pub staging: Shared<'k>,
+    /// The staging areas of the warpgroups, as if each were a stage of a ring: `full` when it holds a round.
+    pub ring: Pipeline<'k>,
+    pub warpgroup: U32<'k>,
+}
+
+impl<'k> Outbox<'k> {
+    /// The same for rows before `end` of one of D's slabs, which are `stride` elements apart.
+    pub fn in_slab(self, slab: U32<'k>, stride: U32<'k>, end: U32<'k>) -> Self {
+        Outbox { params: self.params.in_slab(slab, stride, end), slab: Some(slab), goes_on: true, ..self }
+    }
+
+    /// The same for rows of D before `end`, and a thread that stores them in one of its slabs: see [`crate::gemm::scheduler::k_grouped`].
+    pub fn of_group(self, slab: U32<'k>, end: U32<'k>) -> Self {
+        let params = OutputParams { rows: end, ..self.params };
+        Outbox { params, slab: Some(slab), ..self }
+    }
+
+    fn panel(&self, panel: &Panel, [row, column]: [U32<'k>; 2]) -> Panels<'k> {
+        Panels {
+            row: row + panel.wave * WAVE_ROWS,
+            column: column + panel.first_column,
+            staging: self.staging.at(panel.slot * PANEL_BYTES),
+        }
+    }
+
+    /// A math warp's rows of the part that begins at `first`: a fragment of sums for each wave. `parity` is the
+    /// warpgroup's place in the ring, which begins as a writer's.
+    pub fn write(
+        &self,
+        [warp, lane]: [U32<'k>; 2],
+        first: [U32<'k>; 2],
+        sums: &[&[Var<'k, f32>]],
+        parity: Var<'k, u32>,
+    ) {
+        let (k, p) = (self.k, &self.params);
+        k.if_else(
+            p.has(OutputFlags::PLAIN),
+            || {
+                let rounds = |kind| self.write_rounds(kind, [warp, lane], first, sums, parity);
+                match self.stores_f32 {
+                    true => k.if_else(p.has(OutputFlags::F32), || rounds(Kind::F32), || rounds(Kind::Half)),
+                    false => rounds(Kind::Half),
+                }
+            },
+            || {
+                let whole = |wave| Panel { wave, first_column: 0, columns: self.shape.columns, slot: 0 };
+                let rows = |wave| self.rows([warp, lane], &whole(wave), first);
+                let parts = (0u32..).zip(sums).map(|(wave, sums)| (rows(wave), *sums));
+                WarpOutput::write_f32(k, &parts.collect::<Vec<_>>());
+            },
+        );
+    }
+
+    /// A warp's rows of a panel.
+    fn rows(&self, [warp, lane]: [U32<'k>; 2], panel: &Panel, first: [U32<'k>; 2]) -> WarpOutput<'k, '_> {
+        WarpOutput { params: &self.params, place: self.panel(panel, first), warp, lane }
+    }
+
+    fn write_rounds(
+        &self,
+        kind: Kind,
+        [warp, lane]: [U32<'k>; 2],
+        first: [U32<'k>; 2],
+        sums: &[&[Var<'k, f32>]],
+        parity: Var<'k, u32>,
+    ) {
+        let k = self.k;
+        for round in self.shape.rounds(kind, self.room) {
+            let staged: Vec<_> = round
+                .iter()
+                .map(|panel| {
+                    let [from, end] = [panel.first_column, panel.first_column + panel.columns];
+                    let sums = &sums[panel.wave as usize][from as usize / 2..end as usize / 2];
+                    (panel, self.rows([warp, lane], panel, first), sums)
+                })
+                .collect();
+            let whole = |panel: &Panel| panel.columns == kind.columns();
+            let stage = || {
+                for (panel, rows, sums) in &staged {
+                    match kind {
+                        Kind::Half => rows.stage(k, sums),
+                        Kind::F32 if whole(panel) => stage_f32(rows, sums),
+                        Kind::F32 => {}
+                    }
+                }
+            };
+            let reader = Reader::of_panels(self.shape.columns >= kind.columns());
+            self.ring.hand_over(reader, (self.warpgroup, lane), parity, stage);
+            // Columns that are no whole panel are stored by the lanes.
+            for (panel, rows, sums) in staged.iter().filter(|(panel, ..)| !whole(panel)) {
+                match kind {
+                    Kind::Half => rows.store_left_over(k, panel.columns),
+                    Kind::F32 => WarpOutput::write_f32(k, &[(*rows, *sums)]),
+                }
+            }
+            if self.goes_on {
+                self.store_within(kind, [warp, lane], first, &round);
+            }
+        }
+    }
+
+    /// A warp's rows of those panels of a round that rows of another group follow in: the lanes store them.
+    fn store_within(
+        &self,
+        kind: Kind,
+        [warp, lane]: [U32<'k>; 2],
+        [row, column]: [U32<'k>; 2],
+        round: &[Panel],
+    ) {
+        let k = self.k;
+        k.for_(0, round.len() as u32, 1, |slot| {
+            let place = self.nth_panel(kind, [row, column], round, slot);
+            let rows = WarpOutput { params: &self.params, place, warp, lane };
+            match kind {
+                Kind::Half => rows.store_within(k, kind.columns()),
+                Kind::F32 => rows.store_f32_within(k),
+            }
+        });
+    }
+
+    /// The panel of a round that is in a slot of the staging area; all of the part are whole.
+    fn nth_panel(
+        &self,
+        kind: Kind,
+        [row, column]: [U32<'k>; 2],
+        round: &[Panel],
+        slot: U32<'k>,
+    ) -> Panels<'k> {
+        let shape = self.shape;
+        debug_assert!(shape.columns.is_multiple_of(kind.columns()), "panels are whole");
+        let across = shape.columns / kind.columns();
+        let before = round[0].wave * across + round[0].first_column / kind.columns();
+        let panel = slot + before;
+        let wave = panel / across;
+        Panels {
+            row: row + wave * WAVE_ROWS,
+            column: column + (panel - wave * across) * kind.columns(),
+            staging: self.staging.at(slot * PANEL_BYTES),
+        }
+    }
+
+    /// Has the L2 cache fetch what the sums of the part that begins at `first` will be added to, where that pays.
+    pub fn prefetch(&self, first: [U32<'k>; 2]) {
+        if self.adding != Adding::Fetched {
+            return;
+        }
+        let p = &self.params;
+        self.k.if_(p.has(OutputFlags::F32) & p.has(OutputFlags::ADDEND), || {
+            let whole = |panel: &Panel| panel.columns == Kind::F32.columns();
+            for panel in self.shape.panels_of(Kind::F32).filter(whole) {
+                p.d_map.prefetch_tile(&self.place(&self.panel(&panel, first)));
+            }
+        });
+    }
+
+    /// Where a panel is in D's map.
+    fn place(&self, at: &Panels<'k>) -> Vec<U32<'k>> {
+        [self.params.column_of_d(at.column), at.row].into_iter().chain(self.slab).collect()
+    }
+
+    /// The storing thread's side of one tile, whose part begins at `first`. `parity` is its place in the ring, which
+    /// begins as a reader's.
+    pub fn store(&self, first: [U32<'k>; 2], parity: Var<'k, u32>) {
+        if !self.stores_f32 {
+            return self.store_rounds(Kind::Half, first, parity);
+        }
+        self.k.if_else(
+            self.params.has(OutputFlags::F32),
+            || self.store_rounds(Kind::F32, first, parity),
+            || self.store_rounds(Kind::Half, first, parity),
+        );
+    }
+
+    fn store_rounds(&self, kind: Kind, first: [U32<'k>; 2], parity: Var<'k, u32>) {
+        let (k, p) = (self.k, &self.params);
+        for round in self.shape.rounds(kind, self.room) {
+            let whole = round.iter().filter(|panel| panel.columns == kind.columns());
+            let panels: Vec<_> = whole.map(|panel| self.panel(panel, first)).collect();
+            self.ring.full(self.warpgroup).wait(parity.get());
+            let each = |store: &dyn Fn(&Panels<'k>)| {
+                for at in &panels {
+                    match self.goes_on {
+                        false => store(at),
+                        true => k.if_(at.is_before(p.rows), || store(at)),
+                    }
+                }
+            };
+            let wait_until_read = || {
+                k.bulk_commit();
+                k.bulk_wait_read(0);
+            };
+            // What is added to FP32 is D itself, and the copy engine adds it.
+            let add_panel =
+                |at: &Panels<'k>| p.d_map.store_reducing(StoreReduction::Add, &self.place(at), at.staging);
+            let add = || match self.adding {
+                Adding::AtOnce => {
+                    each(&add_panel);
+                    wait_until_read();
+                }
+                Adding::Fetched | Adding::OneByOne => k.for_(0, round.len() as u32, 1, |slot| {
+                    add_panel(&self.nth_panel(kind, first, &round, slot));
+                    k.bulk_commit();
+                    match self.adding {
+                        Adding::OneByOne => k.bulk_wait(0),
+                        _ => k.bulk_wait_read(0),
+                    }
+                }),
+            };
+            let store = || {
+                each(&|at| p.d_map.store(&self.place(at), at.staging));
+                wait_until_read();
+            };
+            match kind {
+                Kind::F32 => k.if_else(p.has(OutputFlags::ADDEND), add, store),
+                Kind::Half => store(),
+            }
+            self.ring.empty(self.warpgroup).arrive();
+            parity.set(parity.live() ^ 1);
+        }
+    }
+}
+
+/// Lays a warp's rows of a panel out in FP32, as the copy engine reads them.
+///
+/// Half of a warp stores to four rows at a time, eight numbers of each. Of those, two neighbours would meet in the same banks; so odd rows
+/// take the octets of columns in another order than even ones.
+fn stage_f32<'k>(rows: &WarpOutput<'k, '_>, sums: &[Var<'k, f32>]) {
+    const APART: usize = 2;
+    let (row, pair) = (rows.lane >> 2, rows.lane & 3);
+    let odd = (row & 1).eq(1);
+    let panel = rows.place.staging.at(rows.warp * WARP_BYTES).at((pair & 1) * 8);
+    let first_chunk = (pair >> 1) ^ odd.select(APART as u32 * 2, 0);
+    let octets: Vec<_> = sums.chunks(4).collect();
+    for (octet, even_row) in octets.iter().enumerate() {
+        let odd_row = octets[octet ^ APART];
+        let sum = |i: usize| odd.select(odd_row[i].live(), even_row[i].live());
+        let upper = panel.at(chunk_offset(row, first_chunk ^ (octet as u32 * 2)));
+        upper.store_vec([sum(0), sum(1)]);
+        upper.at(8 * ROW_BYTES).store_vec([sum(2), sum(3)]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_column_is_in_one_panel_and_every_round_fits() {
+        for (waves, columns) in [(2, 128), (1, 256), (1, 192), (1, 176), (1, 144), (1, 128), (1, 64)] {
+            let shape = PartShape { waves, columns };
+            for (kind, room) in [(Kind::Half, shape.panels()), (Kind::F32, shape.panels()), (Kind::F32, 1)] {
+                let rounds = shape.rounds(kind, room);
+                let mut covered = vec![0; (waves * columns) as usize];
+                for panel in rounds.iter().flatten() {
+                    let first = panel.wave * columns + panel.first_column;
+                    covered[first as usize..][..panel.columns as usize].iter_mut().for_each(|x| *x += 1);
+                }
+                assert!(covered.iter().all(|x| *x == 1), "{shape:?} {kind:?}");
+                for round in &rounds {
+                    assert!(round.len() as u32 <= room);
+                    assert!((0u32..).zip(round).all(|(slot, panel)| panel.slot == slot));
+                }
+            }
+            assert_eq!(shape.rounds(Kind::Half, shape.panels()).len(), 1, "16 bits take one round");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The closed set: every kernel of every family, by one type.
+
+use crate::attention;
+use crate::gemm::launch;
+use crate::gemm::transpose_k_grouped;
+use crate::hyper_connection;
+use crate::quantize;
+use oxigemm_ptx::{BuildError, Module};
+
+/// A kernel of the closed set. A family joins it with a variant that holds its configuration.
+///
+/// What is listed, built ahead, loaded, assembled in tests and kept by a simulated device is this set. How a kernel is
+/// launched, and with which arguments, is its family's own business.
+///
+/// ```
+/// use oxigemm_kernels::AnyKernel;
+///
+/// let names: Vec<String> = AnyKernel::all().map(|kernel| kernel.name()).collect();
+/// assert!(names.iter().any(|name| name == "fp8_gemm_slim_8x64"));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AnyKernel {
+    /// A matrix product.
+    Gemm(launch::Config),
+    /// Quantization, and what belongs to it.
+    Quantize(quantize::Config),
+    /// Logits of an indexer.
+    Indexer(attention::Config),
+    /// The product before the norm of a hyper-connection.
+    HcPrenorm(hyper_connection::Config),
+    /// What makes FP8 operands with groups along K K-major: see [`crate::gemm::transpose_k_grouped`].
+    TransposeGroups,
+}
+
+impl AnyKernel {
+    /// Every kernel that exists: no call ever needs another.
+    pub fn all() -> impl Iterator<Item = AnyKernel> {
+        let products = launch::Config::all().map(AnyKernel::Gemm);
+        let quantize = quantize::Config::all().map(AnyKernel::Quantize);
+        let logits = attention::Config::all().map(AnyKernel::Indexer);
+        let hc = hyper_connection::Config::all().map(AnyKernel::HcPrenorm);
+        products.chain(quantize).chain(logits).chain(hc).chain([AnyKernel::TransposeGroups])
+    }
+
+    /// The kernel's name, which is also the entry's.
+    pub fn name(&self) -> String {
+        match self {
+            AnyKernel::Gemm(config) => config.name(),
+            AnyKernel::Quantize(config) => config.name(),
+            AnyKernel::Indexer(config) => config.name(),
+            AnyKernel::HcPrenorm(config) => config.name(),
+            AnyKernel::TransposeGroups => transpose_k_grouped::NAME.to_owned(),
+        }
+    }
+
+    /// Writes the kernel.
+    pub fn build(&self) -> Result<Module, BuildError> {
+        match self {
+            AnyKernel::Gemm(config) => config.build(),
+            AnyKernel::Quantize(config) => config.build(),
+            AnyKernel::Indexer(config) => config.build(),
+            AnyKernel::HcPrenorm(config) => config.build(),
+            AnyKernel::TransposeGroups => transpose_k_grouped::build(),
+        }
+    }
+
+    /// The kernel as it is assembled, compiled and looked up in caches.
+    ///
+    /// Where the environment has `OXIGEMM_LINES`, and it is neither empty nor 0, it says which line of Rust wrote which
+    /// instruction, as [`build`](Self::build) does, and Nsight Compute and compute-sanitizer show it. Elsewhere it does not: an
+    /// assembler takes less time then. The code is the same.
+    ///
+    /// ```
+    /// use oxigemm_kernels::AnyKernel;
+    ///
+    /// let kernel = AnyKernel::TransposeGroups;
+    /// assert!(kernel.build()?.text.contains(".loc "));
+    /// assert!(!kernel.code_text()?.contains(".loc "));
+    /// # Ok::<(), oxigemm_ptx::BuildError>(())
+    /// ```
+    pub fn code_text(&self) -> Result<String, BuildError> {
+        let module = self.build()?;
+        let lines = std::env::var_os("OXIGEMM_LINES").is_some_and(|value| !value.is_empty() && value != "0");
+        Ok(if lines { module.text } else { module.without_lines() })
+    }
+}
+
+/// An argument of a kernel that takes plain numbers and addresses alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Argument {
+    /// A number.
+    U32(u32),
+    /// An address, or a large number.
+    U64(u64),
+}
+
+impl From<launch::Config> for AnyKernel {
+    fn from(config: launch::Config) -> AnyKernel {
+        AnyKernel::Gemm(config)
+    }
+}
+
+impl From<quantize::Config> for AnyKernel {
+    fn from(config: quantize::Config) -> AnyKernel {
+        AnyKernel::Quantize(config)
+    }
+}
+
+impl From<attention::Config> for AnyKernel {
+    fn from(config: attention::Config) -> AnyKernel {
+        AnyKernel::Indexer(config)
+    }
+}
+
+impl From<hyper_connection::Config> for AnyKernel {
+    fn from(config: hyper_connection::Config) -> AnyKernel {
+        AnyKernel::HcPrenorm(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn the_names_are_unique() {
+        let names: HashSet<String> = AnyKernel::all().map(|kernel| kernel.name()).collect();
+        assert_eq!(names.len(), AnyKernel::all().count());
+    }
+}
