@@ -2,14 +2,14 @@
 //!
 //! One file per kernel family, written on shared parts: the [`pipeline`] between loading and multiplying warps,
 //! the [`schedule`] of tiles, the [groups](grouping) of rows, the [`epilogue`]. Shapes, strides, cluster sizes, splits
-//! and output types are arguments of the kernels, so the set of kernels is closed and small: [`AnyKernel::all`].
+//! and output types are arguments of the kernels, so the set of kernels is closed and small: [`KernelId::all`].
 //!
 //! This crate knows nothing of devices: it gives PTX text, [`launch::Launch`] numbers and [`params::Args`].
 //!
 //! ```
-//! use oxigemm_kernels::gemm::launch::Config;
+//! use oxigemm_kernels::gemm::launch::GemmKernel;
 //!
-//! for config in Config::dense() {
+//! for config in GemmKernel::dense() {
 //!     let module = config.build()?;
 //!     assert!(module.text.contains("wgmma.mma_async"));
 //! }
@@ -25,7 +25,7 @@ mod registry;
 
 pub use oxigemm_ptx::wgmma::Swizzle;
 pub use oxigemm_ptx::{BuildError, Module, Target};
-pub use registry::{AnyKernel, Argument};
+pub use registry::{Argument, KernelId};
 
 /// Elements of K that share one scale, and the K extent of a pipeline stage.
 pub const BLOCK_K: u32 = 128;

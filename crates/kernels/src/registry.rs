@@ -13,15 +13,15 @@ use oxigemm_ptx::{BuildError, Module};
 /// launched, and with which arguments, is its family's own business.
 ///
 /// ```
-/// use oxigemm_kernels::AnyKernel;
+/// use oxigemm_kernels::KernelId;
 ///
-/// let names: Vec<String> = AnyKernel::all().map(|kernel| kernel.name()).collect();
+/// let names: Vec<String> = KernelId::all().map(|kernel| kernel.name()).collect();
 /// assert!(names.iter().any(|name| name == "fp8_gemm_slim_8x64"));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum AnyKernel {
+pub enum KernelId {
     /// A matrix product.
-    Gemm(launch::Config),
+    Gemm(launch::GemmKernel),
     /// Quantization, and what belongs to it.
     Quantize(quantize::Config),
     /// Logits of an indexer.
@@ -32,35 +32,35 @@ pub enum AnyKernel {
     TransposeGroups,
 }
 
-impl AnyKernel {
+impl KernelId {
     /// Every kernel that exists: no call ever needs another.
-    pub fn all() -> impl Iterator<Item = AnyKernel> {
-        let products = launch::Config::all().map(AnyKernel::Gemm);
-        let quantize = quantize::Config::all().map(AnyKernel::Quantize);
-        let logits = attention::Config::all().map(AnyKernel::Indexer);
-        let hc = hyper_connection::Config::all().map(AnyKernel::HcPrenorm);
-        products.chain(quantize).chain(logits).chain(hc).chain([AnyKernel::TransposeGroups])
+    pub fn all() -> impl Iterator<Item = KernelId> {
+        let products = launch::GemmKernel::all().map(KernelId::Gemm);
+        let quantize = quantize::Config::all().map(KernelId::Quantize);
+        let logits = attention::Config::all().map(KernelId::Indexer);
+        let hc = hyper_connection::Config::all().map(KernelId::HcPrenorm);
+        products.chain(quantize).chain(logits).chain(hc).chain([KernelId::TransposeGroups])
     }
 
     /// The kernel's name, which is also the entry's.
     pub fn name(&self) -> String {
         match self {
-            AnyKernel::Gemm(config) => config.name(),
-            AnyKernel::Quantize(config) => config.name(),
-            AnyKernel::Indexer(config) => config.name(),
-            AnyKernel::HcPrenorm(config) => config.name(),
-            AnyKernel::TransposeGroups => transpose_k_grouped::NAME.to_owned(),
+            KernelId::Gemm(config) => config.name(),
+            KernelId::Quantize(config) => config.name(),
+            KernelId::Indexer(config) => config.name(),
+            KernelId::HcPrenorm(config) => config.name(),
+            KernelId::TransposeGroups => transpose_k_grouped::NAME.to_owned(),
         }
     }
 
     /// Writes the kernel.
     pub fn build(&self) -> Result<Module, BuildError> {
         match self {
-            AnyKernel::Gemm(config) => config.build(),
-            AnyKernel::Quantize(config) => config.build(),
-            AnyKernel::Indexer(config) => config.build(),
-            AnyKernel::HcPrenorm(config) => config.build(),
-            AnyKernel::TransposeGroups => transpose_k_grouped::build(),
+            KernelId::Gemm(config) => config.build(),
+            KernelId::Quantize(config) => config.build(),
+            KernelId::Indexer(config) => config.build(),
+            KernelId::HcPrenorm(config) => config.build(),
+            KernelId::TransposeGroups => transpose_k_grouped::build(),
         }
     }
 
@@ -71,9 +71,9 @@ impl AnyKernel {
     /// assembler takes less time then. The code is the same.
     ///
     /// ```
-    /// use oxigemm_kernels::AnyKernel;
+    /// use oxigemm_kernels::KernelId;
     ///
-    /// let kernel = AnyKernel::TransposeGroups;
+    /// let kernel = KernelId::TransposeGroups;
     /// assert!(kernel.build()?.text.contains(".loc "));
     /// assert!(!kernel.code_text()?.contains(".loc "));
     /// # Ok::<(), oxigemm_ptx::BuildError>(())
@@ -94,27 +94,27 @@ pub enum Argument {
     U64(u64),
 }
 
-impl From<launch::Config> for AnyKernel {
-    fn from(config: launch::Config) -> AnyKernel {
-        AnyKernel::Gemm(config)
+impl From<launch::GemmKernel> for KernelId {
+    fn from(config: launch::GemmKernel) -> KernelId {
+        KernelId::Gemm(config)
     }
 }
 
-impl From<quantize::Config> for AnyKernel {
-    fn from(config: quantize::Config) -> AnyKernel {
-        AnyKernel::Quantize(config)
+impl From<quantize::Config> for KernelId {
+    fn from(config: quantize::Config) -> KernelId {
+        KernelId::Quantize(config)
     }
 }
 
-impl From<attention::Config> for AnyKernel {
-    fn from(config: attention::Config) -> AnyKernel {
-        AnyKernel::Indexer(config)
+impl From<attention::Config> for KernelId {
+    fn from(config: attention::Config) -> KernelId {
+        KernelId::Indexer(config)
     }
 }
 
-impl From<hyper_connection::Config> for AnyKernel {
-    fn from(config: hyper_connection::Config) -> AnyKernel {
-        AnyKernel::HcPrenorm(config)
+impl From<hyper_connection::Config> for KernelId {
+    fn from(config: hyper_connection::Config) -> KernelId {
+        KernelId::HcPrenorm(config)
     }
 }
 
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn the_names_are_unique() {
-        let names: HashSet<String> = AnyKernel::all().map(|kernel| kernel.name()).collect();
-        assert_eq!(names.len(), AnyKernel::all().count());
+        let names: HashSet<String> = KernelId::all().map(|kernel| kernel.name()).collect();
+        assert_eq!(names.len(), KernelId::all().count());
     }
 }

@@ -3,14 +3,14 @@
 //! Names do not count: the entry and its parameters are numbered before hashing, and source lines are left out. After a wanted
 //! change of the code, `OXIGEMM_UPDATE_MANIFEST=1 cargo test -p oxigemm-kernels --test ptx_manifest` writes the file anew.
 
-use oxigemm_kernels::AnyKernel;
+use oxigemm_kernels::KernelId;
 use std::collections::HashMap;
 use std::path::Path;
 
 const MANIFEST: &str = "tests/data/ptx_manifest.txt";
 
 /// The PTX of a kernel without source lines and without the names that it chooses.
-fn normalized(kernel: &AnyKernel) -> String {
+fn normalized(kernel: &KernelId) -> String {
     let text = kernel.build().expect("it builds").without_lines();
     let mut numbers = HashMap::from([(kernel.name(), "kernel".to_owned())]);
     for line in text.lines().filter(|line| line.trim_start().starts_with(".param ")) {
@@ -35,11 +35,11 @@ fn normalized(kernel: &AnyKernel) -> String {
 
 #[test]
 fn no_instruction_of_any_kernel_has_changed() {
-    let line = |kernel: AnyKernel| {
+    let line = |kernel: KernelId| {
         let hash = blake3::hash(normalized(&kernel).as_bytes()).to_hex();
         format!("{} {}\n", &hash[..32], kernel.name())
     };
-    let mut lines: Vec<String> = AnyKernel::all().map(line).collect();
+    let mut lines: Vec<String> = KernelId::all().map(line).collect();
     lines.sort();
     let (found, path) = (lines.concat(), Path::new(env!("CARGO_MANIFEST_DIR")).join(MANIFEST));
     if std::env::var_os("OXIGEMM_UPDATE_MANIFEST").is_some() {

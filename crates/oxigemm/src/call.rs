@@ -7,7 +7,7 @@ use std::ffi::c_void;
 
 use oxigemm_kernels::gemm::epilogue::OutputFlags;
 use oxigemm_kernels::gemm::epilogue::fusion::{FusedArgs, FusedFlags, FusedGroupArgs};
-use oxigemm_kernels::gemm::launch::{Family, GroupedShape, KGroupedShape};
+use oxigemm_kernels::gemm::launch::{KGroupedShape, MGroupedShape, OperandKind};
 use oxigemm_kernels::gemm::params::{Args, GroupedArgs, SFB_BULK, ScaleLayout, sfb_bulk};
 use oxigemm_kernels::gemm::scheduler::dynamic::DispatchArgs;
 use oxigemm_kernels::gemm::scheduler::k_grouped::KGroupArgs;
@@ -18,7 +18,7 @@ use crate::cast::ScaleFormat;
 use crate::check::{Accumulate, EpilogueArguments, Fused, Groups, KGroups, Problem, Summed};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::plan::{self, Choice, Limits, Plan, Shape};
+use crate::plan::{self, GemmConfig, GemmShape, Limits, Plan};
 pub(crate) use maps::{Map, MapElement, Mapped, Maps};
 use maps::{sfa_strides, sfb_strides};
 use output::Output;
@@ -35,7 +35,7 @@ pub(crate) struct PlanKey {
     pub summed: Option<Summed>,
     /// What is done with its sums, where that is fused.
     pub fused: Option<Fused>,
-    pub choice: Option<Choice>,
+    pub choice: Option<GemmConfig>,
     pub sms: u32,
     pub batch_invariant: bool,
 }
@@ -44,11 +44,11 @@ impl PlanKey {
     /// The plan, on a device with these limits.
     pub fn plan(&self, limits: &Limits) -> Result<Plan> {
         let Problem { family, m, n, k, .. } = self.problem;
-        let refuse = |choice: Choice, groups: String| Error::Choice {
+        let refuse = |choice: GemmConfig, groups: String| Error::Config {
             name: plan::name(&choice),
             shape: format!("{groups}m={m} n={n} k={k} on {} multiprocessors", limits.sms),
         };
-        let wrong_family = |choice: Choice| Error::ChoiceFamily {
+        let wrong_family = |choice: GemmConfig| Error::ConfigOperands {
             name: plan::name(&choice),
             expected: plan::family_name(family),
         };
@@ -62,7 +62,7 @@ impl PlanKey {
             };
         }
         if let Some(summed) = &self.summed {
-            let shape = Shape { m, n, k: summed.depth(&self.problem) };
+            let shape = GemmShape { m, n, k: summed.depth(&self.problem) };
             return match self.choice {
                 Some(choice) if choice.config().family() != family => Err(wrong_family(choice)),
                 Some(choice) => Plan::of_summed(choice, shape, limits)
@@ -84,7 +84,7 @@ impl PlanKey {
             };
         }
         if let Some(fused) = &self.fused {
-            let shape = Shape { m, n, k };
+            let shape = GemmShape { m, n, k };
             return match self.choice {
                 None if self.batch_invariant => {
                     Ok(Plan::best_batch_invariant_fused(family, shape, fused, limits))
@@ -92,7 +92,7 @@ impl PlanKey {
                 None => Ok(Plan::best_fused(family, shape, fused, limits)),
                 Some(choice) if choice.config().family() != family => Err(wrong_family(choice)),
                 Some(choice) if self.batch_invariant && !plan::is_batch_invariant(&choice) => {
-                    Err(Error::ChoiceBatchInvariant { name: plan::name(&choice) })
+                    Err(Error::ConfigBatchInvariant { name: plan::name(&choice) })
                 }
                 Some(choice) => Plan::of_fused(choice, shape, fused, limits)
                     .ok_or_else(|| refuse(choice, "finished sums of ".to_owned())),
@@ -101,15 +101,15 @@ impl PlanKey {
         match (self.choice, self.grouped_shape()) {
             (Some(choice), _) if choice.config().family() != family => Err(wrong_family(choice)),
             (Some(choice), _) if self.batch_invariant && !plan::is_batch_invariant(&choice) => {
-                Err(Error::ChoiceBatchInvariant { name: plan::name(&choice) })
+                Err(Error::ConfigBatchInvariant { name: plan::name(&choice) })
             }
             (Some(choice), None) => {
-                Plan::of(choice, Shape { m, n, k }, limits).ok_or_else(|| refuse(choice, String::new()))
+                Plan::of(choice, GemmShape { m, n, k }, limits).ok_or_else(|| refuse(choice, String::new()))
             }
             (None, None) if self.batch_invariant => {
-                Ok(Plan::best_batch_invariant(family, Shape { m, n, k }, limits))
+                Ok(Plan::best_batch_invariant(family, GemmShape { m, n, k }, limits))
             }
-            (None, None) => Ok(Plan::best_of(family, Shape { m, n, k }, limits)),
+            (None, None) => Ok(Plan::best_of(family, GemmShape { m, n, k }, limits)),
             (Some(choice), Some(shape)) if self.is_fp8_batch() => Plan::of_batched(choice, &shape, limits)
                 .ok_or_else(|| refuse(choice, format!("a batch of {} products of ", shape.groups))),
             (None, Some(shape)) if self.is_fp8_batch() => {
@@ -125,7 +125,7 @@ impl PlanKey {
     /// Whether it is a batch of products with FP8 operands, whose kernels are others than those of groups.
     fn is_fp8_batch(&self) -> bool {
         let batch = self.groups.is_some_and(|groups| groups.layout == GroupLayout::All);
-        batch && self.problem.family == Family::Fp8
+        batch && self.problem.family == OperandKind::Fp8
     }
 
     fn k_grouped_shape(&self) -> Option<KGroupedShape> {
@@ -133,11 +133,11 @@ impl PlanKey {
         Some(KGroupedShape { groups: self.k_groups?.count, m, n, k })
     }
 
-    fn grouped_shape(&self) -> Option<GroupedShape> {
+    fn grouped_shape(&self) -> Option<MGroupedShape> {
         let Problem { m, n, k, .. } = self.problem;
         let groups = self.groups?;
         let (slabs, expected) = (groups.slabs(), groups.expected);
-        Some(GroupedShape { groups: groups.count, slabs, rows: m, expected, n, k })
+        Some(MGroupedShape { groups: groups.count, slabs, rows: m, expected, n, k })
     }
 }
 
@@ -191,7 +191,7 @@ impl FusedAt {
 /// The arguments of a planned problem as far as they do not depend on addresses, and how these complete them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arguments {
-    family: Family,
+    family: OperandKind,
     args: Args,
     output: Output,
     groups: Option<GroupedArgs>,
@@ -274,7 +274,7 @@ impl Arguments {
     pub fn new(plan: &Plan, key: &PlanKey) -> (Arguments, Maps) {
         let (problem, fused) = (&key.problem, key.fused.as_ref());
         let (groups, k_groups) = (key.groups.as_ref(), key.k_groups.as_ref());
-        let (shape, launch) = (Shape { m: problem.m, n: problem.n, k: problem.k }, plan.launch);
+        let (shape, launch) = (GemmShape { m: problem.m, n: problem.n, k: problem.k }, plan.launch);
         let blocks = match (k_groups, &key.summed) {
             (Some(groups), _) => groups.blocks,
             (None, Some(summed)) => summed.slabs * problem.k_blocks(),
@@ -295,9 +295,9 @@ impl Arguments {
             let size = problem.d_type.size() as u32;
             maps.d = maps.d.map(|d| match problem.family {
                 // The rows of D are those of all slabs.
-                Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) if !key.is_fp8_batch() => {
+                OperandKind::Fp8 | OperandKind::Fp8Rows | OperandKind::Fp8E5m2(_) if !key.is_fp8_batch() => {
                     let rows = (slabs - 1) * groups.d_slab_rows(problem.d_pitch) + shape.m;
-                    let all = Shape { m: rows, n: d.matrix.dims[0], ..shape };
+                    let all = GemmShape { m: rows, n: d.matrix.dims[0], ..shape };
                     Map { matrix: launch.map_d(all, problem.d_pitch, size), ..d }
                 }
                 _ => Map { matrix: d.matrix.in_slabs(slabs, groups.d_slab.into()), ..d },
@@ -312,7 +312,7 @@ impl Arguments {
                 maps.sfa = None;
             }
         }
-        if problem.family == Family::Fp8Rows {
+        if problem.family == OperandKind::Fp8Rows {
             // Warps carry those.
             scales_alike[0] = false;
             maps.sfa = None;
@@ -445,8 +445,10 @@ fn grouped_args(groups: &Groups, problem: &Problem) -> GroupedArgs {
             alignment: groups.alignment,
             d_slab: match problem.family {
                 _ if groups.layout == GroupLayout::All => groups.d_slab,
-                Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => groups.d_slab_rows(problem.d_pitch),
-                Family::Half(_) => groups.d_slab,
+                OperandKind::Fp8 | OperandKind::Fp8Rows | OperandKind::Fp8E5m2(_) => {
+                    groups.d_slab_rows(problem.d_pitch)
+                }
+                OperandKind::Half(_) => groups.d_slab,
             },
         },
         sfa_slab: groups.sfa_slab,
@@ -502,9 +504,9 @@ fn fused_group_args(fused: &Fused) -> FusedGroupArgs {
 }
 
 /// Whether the copy engine brings the scales of B, which it does by rows of them: not where each row of B has its own.
-fn sfb_by_engine(family: Family, address: u64, strides: [u32; 2], k_blocks: u32) -> bool {
+fn sfb_by_engine(family: OperandKind, address: u64, strides: [u32; 2], k_blocks: u32) -> bool {
     match family {
-        Family::Fp8Rows => false,
+        OperandKind::Fp8Rows => false,
         _ => sfb_bulk(address, strides, k_blocks),
     }
 }

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use oxigemm_cuda::{LaunchConfig, TensorMap, TiledTensor};
-use oxigemm_kernels::AnyKernel;
+use oxigemm_kernels::KernelId;
 use oxigemm_sim::{Element, Param, Swizzle, TensorMapSpec};
 
 use crate::device::Device;
@@ -27,7 +27,7 @@ pub(crate) enum Argument {
 /// A kernel with its grid and arguments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call<'a> {
-    pub kernel: AnyKernel,
+    pub kernel: KernelId,
     pub grid: [u32; 2],
     /// Blocks of a cluster.
     pub cluster: u32,

@@ -150,7 +150,7 @@ pub enum Error {
     },
     /// A kernel was asked for that cannot serve the problem.
     #[error("{name} cannot compute {shape}: its grid or its shared memory would be too large")]
-    Choice {
+    Config {
         /// The choice, as [`crate::plan::name`] writes it.
         name: String,
         /// The problem and where.
@@ -158,7 +158,7 @@ pub enum Error {
     },
     /// A kernel was asked for that multiplies other operands.
     #[error("{name} does not multiply these operands: expected a choice for {expected}")]
-    ChoiceFamily {
+    ConfigOperands {
         /// The choice, as [`crate::plan::name`] writes it.
         name: String,
         /// What the operands are.
@@ -166,7 +166,7 @@ pub enum Error {
     },
     /// A kernel was asked for that splits K, in a call whose result must not depend on the number of rows.
     #[error("{name} splits K: expected a choice that does not, as the call is batch-invariant")]
-    ChoiceBatchInvariant {
+    ConfigBatchInvariant {
         /// The choice, as [`crate::plan::name`] writes it.
         name: String,
     },
@@ -237,9 +237,9 @@ impl Error {
             | Error::Overflow { argument, .. }
             | Error::Tma { argument, .. } => Some(argument),
             Error::DeviceName { .. }
-            | Error::Choice { .. }
-            | Error::ChoiceFamily { .. }
-            | Error::ChoiceBatchInvariant { .. }
+            | Error::Config { .. }
+            | Error::ConfigOperands { .. }
+            | Error::ConfigBatchInvariant { .. }
             | Error::Stream { .. }
             | Error::Kernel { .. }
             | Error::Fault { .. }

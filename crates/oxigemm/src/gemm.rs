@@ -9,7 +9,7 @@ use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memo::Memo;
-use crate::plan::{Choice, Limits};
+use crate::plan::{GemmConfig, Limits};
 use crate::reference;
 use crate::remembered::{Call, CallArguments, Ready, RememberedCalls, launch};
 use crate::runtime::Cuda;
@@ -55,7 +55,7 @@ pub struct GemmOptions {
     /// The stream to put it into; the default stream where there is none. Only for a GPU or the simulator.
     pub stream: Option<Stream>,
     /// The kernel and its launch, instead of the planned one.
-    pub choice: Option<Choice>,
+    pub choice: Option<GemmConfig>,
     /// How many multiprocessors it may use at most; all where there is none.
     pub num_sms: Option<u32>,
     /// Whether the kernel may start while the one before it in the stream still runs. It then sets itself up, and

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use oxigemm_cuda::LaunchConfig;
-use oxigemm_kernels::{AnyKernel, Argument};
+use oxigemm_kernels::{Argument, KernelId};
 use oxigemm_sim::Param;
 
 use crate::device::Device;
@@ -38,7 +38,7 @@ pub(crate) enum Step<const N: usize> {
 /// A kernel with its arguments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlainLaunch<const N: usize> {
-    pub kernel: AnyKernel,
+    pub kernel: KernelId,
     pub grid: [u32; 2],
     pub threads: u32,
     pub shared_bytes: u32,

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use oxigemm_cuda::{Element, Function, L2Promotion, LaunchConfig, Stream, Swizzle, TensorMap, TiledTensor};
-use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 
 use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, Mapped, Maps, PlanKey};
 use crate::error::Result;
@@ -31,7 +31,7 @@ struct RememberedMaps {
 }
 
 impl RememberedMaps {
-    fn new(maps: &Maps, kernel: Config) -> RememberedMaps {
+    fn new(maps: &Maps, kernel: GemmKernel) -> RememberedMaps {
         RememberedMaps {
             a: Remembered::new(tiled(&maps.a, promotion_of_a(kernel))),
             b: Remembered::new(tiled(&maps.b, promotion_of_b(&maps.b))),
@@ -121,9 +121,9 @@ impl Prepared {
 }
 
 /// How much the L2 cache fetches when a piece of A is missing there. (Groups of 192 rows of 16 bits were half a percent faster with less.)
-fn promotion_of_a(kernel: Config) -> L2Promotion {
+fn promotion_of_a(kernel: GemmKernel) -> L2Promotion {
     match kernel {
-        Config::HalfWide(config) if config.is_grouped() => L2Promotion::B128,
+        GemmKernel::HalfWide(config) if config.is_grouped() => L2Promotion::B128,
         _ => L2Promotion::B256,
     }
 }
@@ -192,7 +192,7 @@ impl Remembered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{GroupedShape, Limits};
+    use crate::plan::{Limits, MGroupedShape};
     use oxigemm_kernels::gemm::launch::MatrixMap;
     use oxigemm_kernels::gemm::params::ScaleLayout;
 
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn maps_of_groups_are_ones_that_the_driver_takes() {
         for (slabs, rows) in [(32, 4096), (1, 34_304), (3, 1)] {
-            let shape = GroupedShape { groups: 32, slabs, rows, expected: 200, n: 6144, k: 7168 };
+            let shape = MGroupedShape { groups: 32, slabs, rows, expected: 200, n: 6144, k: 7168 };
             let plan = Plan::best_grouped(&shape, &Limits::h200()).expect("there is one");
             let (launch, slab) = (plan.launch, shape.slab());
             let a = launch.map_a(slab, 7168).in_slabs(slabs, 7168 * u64::from(rows));

@@ -9,7 +9,7 @@ use crate::fused;
 use crate::fused_grouped;
 use crate::gemm::GemmOptions;
 use crate::memo::{self, Memo};
-use crate::plan::Choice;
+use crate::plan::GemmConfig;
 use crate::prepared::Prepared;
 use crate::runtime::Cuda;
 
@@ -24,7 +24,7 @@ pub(crate) trait CallArguments: Copy + PartialEq {
 /// All that decides what is launched.
 pub(crate) struct Call<A> {
     arguments: A,
-    choice: Option<Choice>,
+    choice: Option<GemmConfig>,
     num_sms: Option<u32>,
     batch_invariant: bool,
 }

@@ -10,15 +10,15 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use oxigemm_cuda::{Buffer, CacheStats, CubinCache, Function, LaunchConfig, Provenance, PtxModule, Stream};
-use oxigemm_kernels::AnyKernel;
-use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::KernelId;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 use oxigemm_kernels::gemm::scheduler::k_grouped::MAP_ROOM_BYTES;
 use oxigemm_kernels::gemm::transpose;
 
 use crate::call::PlanKey;
 use crate::direct::Call;
 use crate::error::{Error, Result};
-use crate::plan::{Choice, Limits, Plan};
+use crate::plan::{GemmConfig, Limits, Plan};
 use crate::prepared::Prepared;
 use crate::remembered::RememberedCalls;
 use crate::rooms::{self, Rooms, Tenant};
@@ -53,7 +53,7 @@ struct Inner {
     limits: Limits,
     kernels: Vec<Slot>,
     /// Where each kernel is among them.
-    places: HashMap<AnyKernel, usize>,
+    places: HashMap<KernelId, usize>,
     plans: RwLock<HashMap<PlanKey, Arc<Prepared>>>,
     streams: StreamPlaces,
     workspaces: Workspaces<Buffer>,
@@ -66,7 +66,7 @@ struct Inner {
 
 /// A kernel of the closed set, loaded or not.
 struct Slot {
-    member: AnyKernel,
+    member: KernelId,
     state: Mutex<State>,
 }
 
@@ -138,8 +138,8 @@ impl Cuda {
                 limits: Limits::hopper(gpu.sm_count(), gpu.max_shared_per_block()),
                 gpu,
                 cache,
-                kernels: AnyKernel::all().map(|member| Slot { member, state: Mutex::default() }).collect(),
-                places: AnyKernel::all().zip(0..).collect(),
+                kernels: KernelId::all().map(|member| Slot { member, state: Mutex::default() }).collect(),
+                places: KernelId::all().zip(0..).collect(),
                 plans: RwLock::default(),
                 streams: StreamPlaces::default(),
                 workspaces: Workspaces::default(),
@@ -234,7 +234,7 @@ impl Cuda {
     ///
     /// # Errors
     /// If it cannot be assembled or loaded, or is not of the set.
-    pub fn load(&self, kernel: impl Into<AnyKernel>) -> Result<Loaded> {
+    pub fn load(&self, kernel: impl Into<KernelId>) -> Result<Loaded> {
         Ok(self.slot(&kernel.into())?.load(&self.inner)?.loaded)
     }
 
@@ -244,7 +244,7 @@ impl Cuda {
     }
 
     /// The function of a kernel, which is loaded if it is not yet.
-    pub(crate) fn function(&self, kernel: &AnyKernel) -> Result<Function> {
+    pub(crate) fn function(&self, kernel: &KernelId) -> Result<Function> {
         self.slot(kernel)?.function(&self.inner)
     }
 
@@ -343,7 +343,7 @@ impl Cuda {
         stream: &Stream,
         programmatic: bool,
     ) -> Result<()> {
-        let function = self.function(&AnyKernel::Gemm(Config::Transpose))?;
+        let function = self.function(&KernelId::Gemm(GemmKernel::Transpose))?;
         let launch = args.launch();
         let config = LaunchConfig {
             grid: [launch.grid[0], launch.grid[1], 1],
@@ -358,7 +358,7 @@ impl Cuda {
         Ok(())
     }
 
-    fn slot(&self, kernel: &AnyKernel) -> Result<&Slot> {
+    fn slot(&self, kernel: &KernelId) -> Result<&Slot> {
         let place = self.inner.places.get(kernel);
         place.map(|place| &self.inner.kernels[*place]).ok_or_else(|| Error::Kernel {
             name: kernel.name(),
@@ -411,7 +411,7 @@ impl Slot {
     /// second block.
     fn resident(&self, function: &Function, plan: &Plan) -> Result<u32> {
         let cluster = plan.launch.cluster;
-        if matches!(plan.choice, Choice::Slim { .. } | Choice::HalfSlim { .. }) {
+        if matches!(plan.choice, GemmConfig::Slim { .. } | GemmConfig::HalfSlim { .. }) {
             return Ok(1);
         }
         let mut state = self.lock();

@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::ThreadId;
 
-use oxigemm_kernels::AnyKernel;
+use oxigemm_kernels::KernelId;
 #[cfg(doc)]
 use oxigemm_kernels::gemm::epilogue::fusion::{FusedArgs, FusedGroupArgs};
-use oxigemm_kernels::gemm::launch::{Config, MatrixMap};
+use oxigemm_kernels::gemm::launch::{GemmKernel, MatrixMap};
 use oxigemm_kernels::gemm::params::{Args, GroupedArgs};
 use oxigemm_kernels::gemm::scheduler::dynamic;
 #[cfg(doc)]
@@ -84,7 +84,7 @@ struct Inner {
     limits: Limits,
     machine: Mutex<Machine>,
     options: Mutex<Options>,
-    kernels: Mutex<HashMap<AnyKernel, Arc<Module>>>,
+    kernels: Mutex<HashMap<KernelId, Arc<Module>>>,
     last: Mutex<Option<Report>>,
     /// Room for the tensor maps that kernels make.
     map_room: Mutex<Option<u64>>,
@@ -250,7 +250,7 @@ impl Sim {
 
     /// The work that transposes.
     pub(crate) fn transpose(&self, args: &transpose::Args, programmatic: bool) -> Result<Work> {
-        let (config, launch) = (AnyKernel::Gemm(Config::Transpose), args.launch());
+        let (config, launch) = (KernelId::Gemm(GemmKernel::Transpose), args.launch());
         let module = self.module(&config)?;
         let params = |job: &transpose::Job| {
             let (addresses, numbers) = job.arguments();
@@ -329,7 +329,7 @@ impl Sim {
     }
 
     /// A kernel of the closed set, written and parsed once.
-    pub(crate) fn module(&self, kernel: &AnyKernel) -> Result<Arc<Module>> {
+    pub(crate) fn module(&self, kernel: &KernelId) -> Result<Arc<Module>> {
         let mut kernels = lock(&self.inner.kernels);
         if let Some(module) = kernels.get(kernel) {
             return Ok(Arc::clone(module));
@@ -348,7 +348,7 @@ impl Sim {
     ///
     /// # Errors
     /// If it is not PTX that the simulator has, with the line.
-    pub fn replace_kernel(&self, kernel: impl Into<AnyKernel>, ptx: &str) -> Result<()> {
+    pub fn replace_kernel(&self, kernel: impl Into<KernelId>, ptx: &str) -> Result<()> {
         let kernel = kernel.into();
         let module = Module::parse(ptx)
             .map_err(|error| Error::Kernel { name: kernel.name(), reason: error.to_string() })?;

@@ -1,6 +1,6 @@
 //! Operands with groups along K that are made K-major first, in memory that the library owns.
 
-use oxigemm_kernels::AnyKernel;
+use oxigemm_kernels::KernelId;
 use oxigemm_kernels::gemm::transpose_k_grouped::{result_extent, shared_bytes, threads, tiles_across};
 
 use crate::call::Addresses;
@@ -87,7 +87,7 @@ impl TransposedGroups {
             Argument::Number(self.groups.blocks),
         ];
         run(&Call {
-            kernel: AnyKernel::TransposeGroups,
+            kernel: KernelId::TransposeGroups,
             grid: [self.tiles, 1],
             cluster: 1,
             threads: threads(),
@@ -102,10 +102,10 @@ mod tests {
     use super::*;
     use crate::check::{Accumulate, ScaleStrides};
     use crate::dtype::DType;
-    use oxigemm_kernels::gemm::launch::Family;
+    use oxigemm_kernels::gemm::launch::OperandKind;
 
     const PROBLEM: Problem = Problem {
-        family: Family::Fp8Rows,
+        family: OperandKind::Fp8Rows,
         m: 48,
         n: 200,
         k: 300,

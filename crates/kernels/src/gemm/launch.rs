@@ -18,7 +18,7 @@ use f16::{Major, Operands};
 
 /// A kernel of the closed set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Config {
+pub enum GemmKernel {
     /// Many rows.
     Wide(fp8_persistent::Config),
     /// Few rows.
@@ -33,7 +33,7 @@ pub enum Config {
 
 /// What a kernel multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Family {
+pub enum OperandKind {
     /// FP8 with fine-grained scales, both operands e4m3 and K-major: one for a row of A, one for 128 rows of B.
     Fp8,
     /// The same with one scale for each row of B, as A has them.
@@ -44,26 +44,26 @@ pub enum Family {
     Half(Operands),
 }
 
-impl Family {
+impl OperandKind {
     /// Elements of K in one stage.
     pub const fn block_k(self) -> u32 {
         match self {
-            Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => BLOCK_K,
-            Family::Half(_) => f16::BLOCK_K,
+            OperandKind::Fp8 | OperandKind::Fp8Rows | OperandKind::Fp8E5m2(_) => BLOCK_K,
+            OperandKind::Half(_) => f16::BLOCK_K,
         }
     }
 
     /// Bytes of an element of A or B.
     pub const fn element_bytes(self) -> u32 {
         match self {
-            Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => 1,
-            Family::Half(_) => 2,
+            OperandKind::Fp8 | OperandKind::Fp8Rows | OperandKind::Fp8E5m2(_) => 1,
+            OperandKind::Half(_) => 2,
         }
     }
 
     /// Whether the operands have scales.
     pub const fn has_scales(self) -> bool {
-        matches!(self, Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_))
+        matches!(self, OperandKind::Fp8 | OperandKind::Fp8Rows | OperandKind::Fp8E5m2(_))
     }
 
     /// Stages that K takes, the tail included.
@@ -74,7 +74,7 @@ impl Family {
 
 /// A kernel and what its launch chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Choice {
+pub enum GemmConfig {
     /// Many rows: clusters of `cluster_m` by `cluster_n` blocks, each 1 or 2.
     Wide {
         /// The kernel.
@@ -115,7 +115,7 @@ pub enum Choice {
 
 /// What a launch needs to know of a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Shape {
+pub struct GemmShape {
     /// Rows of A and D.
     pub m: u32,
     /// Rows of B, columns of D.
@@ -124,7 +124,7 @@ pub struct Shape {
     pub k: u32,
 }
 
-impl Shape {
+impl GemmShape {
     /// 128-wide blocks of K, the tail included.
     pub fn k_blocks(&self) -> u32 {
         self.k.div_ceil(BLOCK_K)
@@ -133,7 +133,7 @@ impl Shape {
 
 /// What a launch needs to know of a problem whose rows are grouped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct GroupedShape {
+pub struct MGroupedShape {
     /// How many groups there are.
     pub groups: u32,
     /// Slabs of A and D: one for each group, or one for all.
@@ -148,10 +148,10 @@ pub struct GroupedShape {
     pub k: u32,
 }
 
-impl GroupedShape {
+impl MGroupedShape {
     /// One slab, as the shape of a product.
-    pub fn slab(&self) -> Shape {
-        Shape { m: self.rows, n: self.n, k: self.k }
+    pub fn slab(&self) -> GemmShape {
+        GemmShape { m: self.rows, n: self.n, k: self.k }
     }
 }
 
@@ -170,8 +170,8 @@ pub struct KGroupedShape {
 
 impl KGroupedShape {
     /// One group, as the shape of a product, if all were equal.
-    pub fn group(&self) -> Shape {
-        Shape { m: self.m, n: self.n, k: self.k.div_ceil(self.groups.max(1)).max(1) }
+    pub fn group(&self) -> GemmShape {
+        GemmShape { m: self.m, n: self.n, k: self.k.div_ceil(self.groups.max(1)).max(1) }
     }
 }
 
@@ -276,12 +276,12 @@ impl Launch {
     }
 
     /// The map of A, of bytes with 128-byte swizzle.
-    pub fn map_a(&self, shape: Shape, pitch: u64) -> MatrixMap {
+    pub fn map_a(&self, shape: GemmShape, pitch: u64) -> MatrixMap {
         MatrixMap::new([shape.k, shape.m], pitch, [BLOCK_K, self.tile_a])
     }
 
     /// The map of B, of bytes with 128-byte swizzle.
-    pub fn map_b(&self, shape: Shape, pitch: u64) -> MatrixMap {
+    pub fn map_b(&self, shape: GemmShape, pitch: u64) -> MatrixMap {
         MatrixMap::new([shape.k, shape.n], pitch, [BLOCK_K, self.tile_b])
     }
 
@@ -298,7 +298,7 @@ impl Launch {
     /// The map of A's scales, of FP32 without swizzle; none where threads copy them.
     pub fn map_sfa(
         &self,
-        shape: Shape,
+        shape: GemmShape,
         layout: ScaleLayout,
         [stride_m, stride_k]: [u32; 2],
     ) -> Option<MatrixMap> {
@@ -312,7 +312,7 @@ impl Launch {
     }
 
     /// The map of a plain D, of elements of `size` bytes with 128-byte swizzle.
-    pub fn map_d(&self, shape: Shape, pitch: u64, size: u32) -> MatrixMap {
+    pub fn map_d(&self, shape: GemmShape, pitch: u64, size: u32) -> MatrixMap {
         let [rows, halves] = Panels::MAP_TILE;
         MatrixMap::new([shape.n, shape.m], pitch, [halves * 2 / size, rows])
     }
@@ -326,14 +326,14 @@ const RESIDENT_A: u64 = 12 << 20;
 const LONG_ROW: u64 = 6 << 10;
 const MANY_TILES: u32 = 8;
 
-impl Choice {
+impl GemmConfig {
     /// The kernel that is launched.
-    pub fn config(&self) -> Config {
+    pub fn config(&self) -> GemmKernel {
         match *self {
-            Choice::Wide { config, .. } => Config::Wide(config),
-            Choice::Slim { config, .. } => Config::Slim(config),
-            Choice::HalfWide { config, .. } => Config::HalfWide(config),
-            Choice::HalfSlim { config, .. } => Config::HalfSlim(config),
+            GemmConfig::Wide { config, .. } => GemmKernel::Wide(config),
+            GemmConfig::Slim { config, .. } => GemmKernel::Slim(config),
+            GemmConfig::HalfWide { config, .. } => GemmKernel::HalfWide(config),
+            GemmConfig::HalfSlim { config, .. } => GemmKernel::HalfSlim(config),
         }
     }
 
@@ -341,49 +341,49 @@ impl Choice {
     pub fn k_blocks(&self, k: u32) -> u32 {
         let blocks = self.config().family().k_blocks(k);
         match self {
-            Choice::Wide { config, .. } => config.padded_blocks(blocks),
-            Choice::Slim { .. } | Choice::HalfWide { .. } | Choice::HalfSlim { .. } => blocks,
+            GemmConfig::Wide { config, .. } => config.padded_blocks(blocks),
+            GemmConfig::Slim { .. } | GemmConfig::HalfWide { .. } | GemmConfig::HalfSlim { .. } => blocks,
         }
     }
 
     /// Whether the kernel may share out tiles along K.
     pub fn shares_tail(&self) -> bool {
-        matches!(self, Choice::Wide { config, .. } if config.shares_tail)
+        matches!(self, GemmConfig::Wide { config, .. } if config.shares_tail)
     }
 
     /// Whether clusters take tiles [as they get done](crate::gemm::scheduler::dynamic).
     pub fn hands_out_tiles(&self) -> bool {
-        matches!(self, Choice::Wide { config, .. } if config.hands_out_tiles())
+        matches!(self, GemmConfig::Wide { config, .. } if config.hands_out_tiles())
     }
 
     /// Whether the kernel has the copy engine store FP32 where it can address D, and add it to D where that is C.
     pub fn stores_f32_panels(&self) -> bool {
         match self {
-            Choice::Wide { config, .. } => config.scales_of_b == ScalesOfB::Rows,
-            Choice::HalfWide { config, .. } => !config.is_fused(),
-            Choice::Slim { .. } | Choice::HalfSlim { .. } => false,
+            GemmConfig::Wide { config, .. } => config.scales_of_b == ScalesOfB::Rows,
+            GemmConfig::HalfWide { config, .. } => !config.is_fused(),
+            GemmConfig::Slim { .. } | GemmConfig::HalfSlim { .. } => false,
         }
     }
 
     /// The launch for a shape, on a device that runs up to `concurrent` clusters of this choice at a time.
-    pub fn launch(&self, shape: Shape, concurrent: u32) -> Launch {
+    pub fn launch(&self, shape: GemmShape, concurrent: u32) -> Launch {
         self.launch_in_passes(shape, 1, concurrent)
     }
 
     /// In how many passes the kernel computes a tile if D is to be quantized.
     pub fn quantized_passes(&self) -> u32 {
         match self {
-            Choice::Wide { config, .. } => config.quantized_passes(),
-            Choice::HalfWide { config, .. } => config.quantized_passes(),
-            Choice::Slim { .. } | Choice::HalfSlim { .. } => 1,
+            GemmConfig::Wide { config, .. } => config.quantized_passes(),
+            GemmConfig::HalfWide { config, .. } => config.quantized_passes(),
+            GemmConfig::Slim { .. } | GemmConfig::HalfSlim { .. } => 1,
         }
     }
 
     /// The launch where tiles are computed in this many passes.
-    pub fn launch_in_passes(&self, shape: Shape, passes: u32, concurrent: u32) -> Launch {
+    pub fn launch_in_passes(&self, shape: GemmShape, passes: u32, concurrent: u32) -> Launch {
         let family = self.config().family();
         match *self {
-            Choice::Wide { config, cluster_m, cluster_n } => {
+            GemmConfig::Wide { config, cluster_m, cluster_n } => {
                 let (tile, cluster) =
                     ([config.block_m, config.tile_columns() * passes], [cluster_m, cluster_n]);
                 let turning = config.turns_back().then_some(config.grouping);
@@ -409,7 +409,7 @@ impl Choice {
                     ..grid
                 }
             }
-            Choice::HalfWide { config, cluster_m, cluster_n } => {
+            GemmConfig::HalfWide { config, cluster_m, cluster_n } => {
                 let tile = [config.block_m, config.tile_columns() * passes];
                 let cluster = [cluster_m, cluster_n];
                 let of_b = config.box_of_b(cluster_m, passes);
@@ -423,7 +423,7 @@ impl Choice {
                     ..persistent((family, turning), shape, tile, cluster, concurrent)
                 }
             }
-            Choice::Slim { config, split, stages } => Launch {
+            GemmConfig::Slim { config, split, stages } => Launch {
                 threads: config.threads(),
                 shared_bytes: config.shared_bytes(stages),
                 tile_a: config.block_m,
@@ -433,7 +433,7 @@ impl Choice {
                 scale_piece: config.scale_piece(),
                 ..covering(shape, [config.block_m, config.tile_columns()], split, stages)
             },
-            Choice::HalfSlim { config, split, stages } => {
+            GemmConfig::HalfSlim { config, split, stages } => {
                 let [tile_a, tile_b] = config.loaded_lines();
                 Launch {
                     threads: config.threads(),
@@ -448,14 +448,14 @@ impl Choice {
 
     /// The same where rows are grouped; only kernels with [`Grouping::Rows`] can be launched so. How many tiles there
     /// are only the device knows, so that the grid is as large as the device runs at a time.
-    pub fn launch_grouped(&self, shape: &GroupedShape, concurrent: u32) -> Option<Launch> {
+    pub fn launch_grouped(&self, shape: &MGroupedShape, concurrent: u32) -> Option<Launch> {
         self.launch_grouped_in_passes(shape, 1, concurrent)
     }
 
     /// The same where tiles are computed in this many passes.
     pub fn launch_grouped_in_passes(
         &self,
-        shape: &GroupedShape,
+        shape: &MGroupedShape,
         passes: u32,
         concurrent: u32,
     ) -> Option<Launch> {
@@ -463,16 +463,16 @@ impl Choice {
             return None;
         }
         let (tile_m, tile_n) = match *self {
-            Choice::Wide { config, cluster_m, cluster_n } => {
+            GemmConfig::Wide { config, cluster_m, cluster_n } => {
                 (config.block_m * cluster_m, config.tile_columns() * passes * cluster_n)
             }
-            Choice::HalfWide { config, cluster_m, cluster_n } => {
+            GemmConfig::HalfWide { config, cluster_m, cluster_n } => {
                 (config.block_m * cluster_m, config.tile_columns() * passes * cluster_n)
             }
-            Choice::Slim { .. } | Choice::HalfSlim { .. } => return None,
+            GemmConfig::Slim { .. } | GemmConfig::HalfSlim { .. } => return None,
         };
         // As if it were one group, of the rows that a group should have.
-        let group = Shape { m: shape.expected.clamp(1, shape.rows.max(1)), ..shape.slab() };
+        let group = GemmShape { m: shape.expected.clamp(1, shape.rows.max(1)), ..shape.slab() };
         let one = self.launch_in_passes(group, passes, concurrent);
         // More clusters than tiles of whole slabs would have nothing to do, whatever the groups are.
         let tiles = |rows: u32| u64::from(rows.div_ceil(tile_m)) * u64::from(shape.n.div_ceil(tile_n));
@@ -490,17 +490,17 @@ impl Choice {
     }
 }
 
-impl Choice {
+impl GemmConfig {
     /// The launch where groups are along K; only kernels with [`Grouping::K`] can be launched so.
     pub fn launch_k_grouped(&self, shape: &KGroupedShape, concurrent: u32) -> Option<Launch> {
         let (grouping, tile, [cluster_m, cluster_n]) = match *self {
-            Choice::Wide { config, cluster_m, cluster_n } => {
+            GemmConfig::Wide { config, cluster_m, cluster_n } => {
                 (config.grouping, [config.block_m, config.block_n], [cluster_m, cluster_n])
             }
-            Choice::HalfWide { config, cluster_m, cluster_n } => {
+            GemmConfig::HalfWide { config, cluster_m, cluster_n } => {
                 (config.grouping, [config.block_m, config.block_n], [cluster_m, cluster_n])
             }
-            Choice::Slim { .. } | Choice::HalfSlim { .. } => return None,
+            GemmConfig::Slim { .. } | GemmConfig::HalfSlim { .. } => return None,
         };
         if grouping != Grouping::K {
             return None;
@@ -514,15 +514,15 @@ impl Choice {
 }
 
 /// Tiles of whole clusters.
-fn tiles_of(shape: Shape, tile: [u32; 2], cluster: [u32; 2]) -> u32 {
+fn tiles_of(shape: GemmShape, tile: [u32; 2], cluster: [u32; 2]) -> u32 {
     shape.m.div_ceil(tile[0] * cluster[0]) * shape.n.div_ceil(tile[1] * cluster[1])
 }
 
 /// The grid of a persistent kernel, for tiles and clusters of these dimensions and up to `concurrent` clusters at a
 /// time. `grouping` is that of a kernel that can take K from its end. What the kernel itself decides is left open.
 fn persistent(
-    (family, grouping): (Family, Option<Grouping>),
-    shape: Shape,
+    (family, grouping): (OperandKind, Option<Grouping>),
+    shape: GemmShape,
     [block_m, block_n]: [u32; 2],
     [cluster_m, cluster_n]: [u32; 2],
     concurrent: u32,
@@ -555,7 +555,7 @@ fn persistent(
 }
 
 /// The grid of a kernel that takes one tile and one slice of K for each block.
-fn covering(shape: Shape, [block_m, block_n]: [u32; 2], split: u32, stages: u32) -> Launch {
+fn covering(shape: GemmShape, [block_m, block_n]: [u32; 2], split: u32, stages: u32) -> Launch {
     let m_tiles = shape.m.div_ceil(block_m);
     Launch {
         grid: [shape.n.div_ceil(block_n) * split, m_tiles],
@@ -573,28 +573,30 @@ mod tests {
 
     #[test]
     fn the_set_is_small_and_its_names_are_unique() {
-        let names: HashSet<String> = Config::all().map(|config| config.name()).collect();
-        assert_eq!(names.len(), Config::all().count());
+        let names: HashSet<String> = GemmKernel::all().map(|config| config.name()).collect();
+        assert_eq!(names.len(), GemmKernel::all().count());
         assert!(names.len() <= 170, "{}", names.len());
     }
 
     #[test]
     fn every_kernel_fits_the_shared_memory_of_a_block() {
-        for config in Config::all() {
+        for config in GemmKernel::all() {
             let bytes = match config {
-                Config::Wide(config) if config.is_grouped() => config.shared_bytes() + table_bytes(128),
-                Config::Wide(config) if config.grouping == Grouping::K => {
+                GemmKernel::Wide(config) if config.is_grouped() => config.shared_bytes() + table_bytes(128),
+                GemmKernel::Wide(config) if config.grouping == Grouping::K => {
                     config.shared_bytes() + k_grouped::table_bytes(128, true)
                 }
-                Config::Wide(config) => config.shared_bytes(),
-                Config::Slim(config) => config.shared_bytes(2),
-                Config::HalfWide(config) if config.is_grouped() => config.shared_bytes() + table_bytes(128),
-                Config::HalfWide(config) if config.grouping == Grouping::K => {
+                GemmKernel::Wide(config) => config.shared_bytes(),
+                GemmKernel::Slim(config) => config.shared_bytes(2),
+                GemmKernel::HalfWide(config) if config.is_grouped() => {
+                    config.shared_bytes() + table_bytes(128)
+                }
+                GemmKernel::HalfWide(config) if config.grouping == Grouping::K => {
                     config.shared_bytes() + k_grouped::table_bytes(128, false)
                 }
-                Config::HalfWide(config) => config.shared_bytes(),
-                Config::HalfSlim(config) => config.shared_bytes(2),
-                Config::Transpose => transpose::TILE * transpose::TILE,
+                GemmKernel::HalfWide(config) => config.shared_bytes(),
+                GemmKernel::HalfSlim(config) => config.shared_bytes(2),
+                GemmKernel::Transpose => transpose::TILE * transpose::TILE,
             };
             assert!(bytes <= 232_448, "{} needs {bytes} bytes", config.name());
         }

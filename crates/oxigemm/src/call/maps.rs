@@ -1,13 +1,13 @@
 //! The tensor maps of a call, without their addresses.
 
-use oxigemm_kernels::gemm::launch::{Family, Launch, MatrixMap};
+use oxigemm_kernels::gemm::launch::{Launch, MatrixMap, OperandKind};
 use oxigemm_kernels::gemm::operand::f16::Half;
 use oxigemm_kernels::gemm::params::ScaleLayout;
 
 use super::output::Output;
 use crate::check::{Fused, Problem, ScaleStrides};
 use crate::dtype::DType;
-use crate::plan::Shape;
+use crate::plan::GemmShape;
 
 /// An operand that the copy engine moves, and so has a tensor map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ pub(crate) struct Maps {
 impl Maps {
     pub(super) fn new(
         launch: &Launch,
-        shape: Shape,
+        shape: GemmShape,
         problem: &Problem,
         blocks: u32,
         output: &Output,
@@ -86,14 +86,14 @@ impl Maps {
         let scales = |matrix| Map { matrix, element: MapElement::F32, swizzled: false };
         let (a_pitch, b_pitch) = (problem.a_pitch, problem.b_pitch);
         let parts_of_b = fused.map_or(1, |fused| fused.fusion.sums());
-        let of_b = Shape { n: shape.n * parts_of_b, ..shape };
-        let of_d = Shape { n: fused.map_or(shape.n, |fused| fused.columns_of_d(shape.n)), ..shape };
+        let of_b = GemmShape { n: shape.n * parts_of_b, ..shape };
+        let of_d = GemmShape { n: fused.map_or(shape.n, |fused| fused.columns_of_d(shape.n)), ..shape };
         let [a, mut b] = match problem.family {
-            Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => {
+            OperandKind::Fp8 | OperandKind::Fp8Rows | OperandKind::Fp8E5m2(_) => {
                 [launch.map_a(shape, a_pitch), launch.map_b(of_b, b_pitch)]
                     .map(|map| swizzled(MapElement::Byte, map))
             }
-            Family::Half(operands) => {
+            OperandKind::Half(operands) => {
                 let a = launch.map_half(operands.a, [shape.m, shape.k], a_pitch, launch.tile_a);
                 let b = launch.map_half(operands.b, [of_b.n, shape.k], b_pitch, launch.tile_b);
                 let element = match operands.element {
@@ -105,12 +105,12 @@ impl Maps {
         };
         b.matrix = b.matrix.in_parts(parts_of_b, launch.parts_of_b);
         let sfa = match problem.family {
-            Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => {
+            OperandKind::Fp8 | OperandKind::Fp8Rows | OperandKind::Fp8E5m2(_) => {
                 let strides = sfa_strides(problem, blocks);
                 // An aligned address stands for all aligned ones; the others are copied by threads.
                 launch.map_sfa(shape, ScaleLayout::of(0, strides), strides)
             }
-            Family::Half(_) => None,
+            OperandKind::Half(_) => None,
         };
         let d = output.plain.then(|| launch.map_d(of_d, problem.d_pitch, problem.d_type.size() as u32));
         Maps { a, b, sfa: sfa.map(scales), d: d.map(|map| swizzled(MapElement::of(problem.d_type), map)) }
@@ -136,7 +136,7 @@ pub(super) fn sfa_strides(problem: &Problem, blocks: u32) -> [u32; 2] {
 /// The strides of B's scales, along N and along K.
 pub(super) fn sfb_strides(problem: &Problem, blocks: u32) -> [u32; 2] {
     match problem.family {
-        Family::Fp8Rows => with_meaning(problem.sfb, problem.n, blocks),
+        OperandKind::Fp8Rows => with_meaning(problem.sfb, problem.n, blocks),
         _ => [problem.sfb.mn, problem.sfb.k],
     }
 }
@@ -156,7 +156,7 @@ mod tests {
     use crate::check::Accumulate;
 
     const PROBLEM: Problem = Problem {
-        family: Family::Fp8,
+        family: OperandKind::Fp8,
         m: 64,
         n: 256,
         k: 512,

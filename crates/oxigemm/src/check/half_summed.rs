@@ -1,6 +1,6 @@
 //! The checks of batches of products with 16-bit operands that are added up.
 
-use oxigemm_kernels::gemm::launch::Family;
+use oxigemm_kernels::gemm::launch::OperandKind;
 use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 
 use super::{Checked, Operand, Problem, ScaleStrides, Trivial, accumulation, expect_output};
@@ -71,7 +71,7 @@ impl SummedHalfGemm {
         }
         let element = if a.dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 };
         Ok(Checked::Launch(Problem {
-            family: Family::Half(Operands { element, a: Major::K, b: Major::K }),
+            family: OperandKind::Half(Operands { element, a: Major::K, b: Major::K }),
             // slab_dims has bounded each of them by i32::MAX.
             m: m as u32,
             n: n as u32,

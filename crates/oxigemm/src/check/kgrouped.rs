@@ -1,6 +1,6 @@
 //! The argument checks of products with groups along K.
 
-use oxigemm_kernels::gemm::launch::Family;
+use oxigemm_kernels::gemm::launch::OperandKind;
 use oxigemm_kernels::gemm::scheduler::k_grouped::PITCH_UNIT;
 use oxigemm_kernels::gemm::scheduler::m_grouped::MAX_GROUPS;
 
@@ -107,7 +107,7 @@ impl KGroupedFp8Gemm<'_> {
             d.expect_apart(&output.memory, input, memory)?;
         }
         let problem = Problem {
-            family: Family::Fp8Rows,
+            family: OperandKind::Fp8Rows,
             // Every one of them is bounded by i32::MAX.
             m: m as u32,
             n: n as u32,

@@ -32,7 +32,7 @@ pub use moe::{MoePermute, MoeUnpermute, PaddingRows};
 use operand::Footprint;
 pub use operand::Operand;
 pub(crate) use operand::int;
-use oxigemm_kernels::gemm::launch::Family;
+use oxigemm_kernels::gemm::launch::OperandKind;
 use oxigemm_kernels::gemm::operand::f16::Major;
 use oxigemm_kernels::gemm::operand::fp8::E5m2;
 pub use quantize::{
@@ -118,7 +118,7 @@ pub enum Trivial {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Problem {
     /// What is multiplied.
-    pub family: Family,
+    pub family: OperandKind,
     /// Rows of A and D; at most `i32::MAX`, like `n` and `k`.
     pub m: u32,
     /// Columns that are computed: the rows of B, or half of them where there is a gate.
@@ -188,11 +188,11 @@ impl Problem {
     pub fn bytes(&self) -> f64 {
         let [m, n, k] = [self.m, self.n, self.k].map(f64::from);
         let scales = match self.family {
-            Family::Fp8 | Family::Fp8E5m2(_) => {
+            OperandKind::Fp8 | OperandKind::Fp8E5m2(_) => {
                 f64::from(self.k_blocks()) * (m + f64::from(self.n.div_ceil(BLOCK)))
             }
-            Family::Fp8Rows => f64::from(self.k_blocks()) * (m + n),
-            Family::Half(_) => 0.0,
+            OperandKind::Fp8Rows => f64::from(self.k_blocks()) * (m + n),
+            OperandKind::Half(_) => 0.0,
         };
         let outputs = if self.c == Accumulate::None { 1.0 } else { 2.0 };
         let operands = (m + n) * k * f64::from(self.family.element_bytes());
@@ -255,7 +255,7 @@ impl Fp8GemmNt {
             Some(_) => "one per 128 rows of `b` and 128 of K",
         };
         let sfb = &sfb.expect_scales([scales_along_n, k_blocks], sharing)?;
-        let family = if each_row { Family::Fp8Rows } else { fp8_family([a.dtype, b.dtype]) };
+        let family = if each_row { OperandKind::Fp8Rows } else { fp8_family([a.dtype, b.dtype]) };
         if each_row {
             a.expect_dtype(&[DType::E4m3])?;
             b.expect_dtype(&[DType::E4m3])?;
@@ -303,8 +303,8 @@ impl Fp8GemmNt {
 const FP8: [DType; 2] = [DType::E4m3, DType::E5m2];
 
 /// The kernels for FP8 operands of these types.
-fn fp8_family(types: [DType; 2]) -> Family {
-    E5m2::of(types.map(|dtype| dtype == DType::E5m2)).map_or(Family::Fp8, Family::Fp8E5m2)
+fn fp8_family(types: [DType; 2]) -> OperandKind {
+    E5m2::of(types.map(|dtype| dtype == DType::E5m2)).map_or(OperandKind::Fp8, OperandKind::Fp8E5m2)
 }
 
 impl Trivial {

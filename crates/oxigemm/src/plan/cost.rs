@@ -6,7 +6,7 @@
 //! tiles. The constants are fitted to times measured on an H200; `oxigemm bench --replay` compares them with a
 //! sweep.
 
-use oxigemm_kernels::gemm::launch::{Choice, Family, Shape};
+use oxigemm_kernels::gemm::launch::{GemmConfig, GemmShape, OperandKind};
 use oxigemm_kernels::gemm::scheduler::stream_k::Tail;
 use oxigemm_kernels::{BLOCK_K, WARPGROUP};
 
@@ -130,28 +130,28 @@ const STEP_HALF: f64 = 0.013;
 
 /// The estimate for a choice. It knows outputs of 16 bits; the others differ alike for all choices.
 #[must_use]
-pub fn estimate(choice: Choice, shape: Shape, limits: &Limits) -> Cost {
+pub fn estimate(choice: GemmConfig, shape: GemmShape, limits: &Limits) -> Cost {
     let (family, k_blocks) = (choice.config().family(), choice.k_blocks(shape.k));
     match choice {
-        Choice::Wide { cluster_m, cluster_n, config } => {
+        GemmConfig::Wide { cluster_m, cluster_n, config } => {
             let tile = Tile { family, m: config.block_m, n: config.block_n };
             let cluster = [cluster_m, cluster_n];
             let clusters = limits.clusters(cluster_m * cluster_n);
             let tail = config.shares_tail.then(|| choice.launch(shape, clusters).tail);
             wide(&tile, cluster, (config.stages, k_blocks), tail, shape, limits)
         }
-        Choice::HalfWide { cluster_m, cluster_n, config } => {
+        GemmConfig::HalfWide { cluster_m, cluster_n, config } => {
             let tile = Tile { family, m: config.block_m, n: config.block_n };
             wide(&tile, [cluster_m, cluster_n], (config.stages, k_blocks), None, shape, limits)
         }
-        Choice::Slim { config, split, stages } => {
-            let shape = Shape { n: shape.n * config.fusion.sums(), ..shape };
+        GemmConfig::Slim { config, split, stages } => {
+            let shape = GemmShape { n: shape.n * config.fusion.sums(), ..shape };
             let tile = Tile { family, m: config.block_m, n: config.block_n };
             let block = [stages, config.shared_bytes(stages), config.threads()];
             slim(&tile, split, block, config.is_fused(), shape, limits)
         }
-        Choice::HalfSlim { config, split, stages } => {
-            let shape = Shape { n: shape.n * config.fusion.sums(), ..shape };
+        GemmConfig::HalfSlim { config, split, stages } => {
+            let shape = GemmShape { n: shape.n * config.fusion.sums(), ..shape };
             let tile = Tile { family, m: config.block_m, n: config.block_n };
             let block = [stages, config.shared_bytes(stages), config.threads()];
             slim(&tile, split, block, config.is_fused(), shape, limits)
@@ -170,7 +170,7 @@ fn blocks_by_registers(tile: &Tile, threads: u32, finishes: bool) -> u32 {
 }
 
 pub(super) struct Tile {
-    pub family: Family,
+    pub family: OperandKind,
     pub m: u32,
     pub n: u32,
 }
@@ -205,12 +205,14 @@ impl Tile {
 const ROW_BYTES: u32 = BLOCK_K;
 
 /// Bytes that cross the memory bus at least once.
-pub(super) fn memory_bytes(family: Family, shape: Shape) -> f64 {
+pub(super) fn memory_bytes(family: OperandKind, shape: GemmShape) -> f64 {
     let [m, n, k] = [shape.m, shape.n, shape.k].map(f64::from);
     let scales = match family {
-        Family::Fp8 | Family::Fp8E5m2(_) => f64::from(shape.k_blocks()) * (m + n / f64::from(BLOCK_K)),
-        Family::Fp8Rows => f64::from(shape.k_blocks()) * (m + n),
-        Family::Half(_) => 0.0,
+        OperandKind::Fp8 | OperandKind::Fp8E5m2(_) => {
+            f64::from(shape.k_blocks()) * (m + n / f64::from(BLOCK_K))
+        }
+        OperandKind::Fp8Rows => f64::from(shape.k_blocks()) * (m + n),
+        OperandKind::Half(_) => 0.0,
     };
     (m + n) * k * f64::from(family.element_bytes()) + 4.0 * scales + 2.0 * m * n
 }
@@ -219,9 +221,9 @@ pub(super) fn memory_bytes(family: Family, shape: Shape) -> f64 {
 /// tiles that straddle blocks of scales have more of it.
 pub(super) fn efficiency(tile: &Tile) -> f64 {
     match tile.family {
-        Family::Half(_) => return half_efficiency(tile),
-        Family::Fp8Rows => return rows_efficiency(tile),
-        Family::Fp8 | Family::Fp8E5m2(_) => {}
+        OperandKind::Half(_) => return half_efficiency(tile),
+        OperandKind::Fp8Rows => return rows_efficiency(tile),
+        OperandKind::Fp8 | OperandKind::Fp8E5m2(_) => {}
     }
     match (tile.m, tile.n) {
         (256, 128) => 0.957,
@@ -266,7 +268,7 @@ fn wide(
     [cluster_m, cluster_n]: [u32; 2],
     (stages, k_blocks): (u32, u32),
     tail: Option<Tail<u32>>,
-    shape: Shape,
+    shape: GemmShape,
     limits: &Limits,
 ) -> Cost {
     let tiles =
@@ -290,7 +292,7 @@ fn wide(
 }
 
 /// Whether kernels of many rows ask for B before the copy engine can bring it.
-pub(super) fn fetches_early(shape: Shape) -> bool {
+pub(super) fn fetches_early(shape: GemmShape) -> bool {
     shape.m <= 128
 }
 
@@ -362,7 +364,7 @@ fn slim(
     split: u32,
     [stages, shared, threads]: [u32; 3],
     finishes: bool,
-    shape: Shape,
+    shape: GemmShape,
     limits: &Limits,
 ) -> Cost {
     let by_shared = limits.shared_per_sm / (shared + RESERVED_SHARED);

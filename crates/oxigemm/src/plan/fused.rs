@@ -1,14 +1,14 @@
 //! Plans of products whose sums are finished before they are stored.
 
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
-use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 #[cfg(test)]
 use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 
 use super::cost::{self, Cost, Persistent, Tile};
 use super::{
-    Choice, Family, Limits, Plan, Shape, Why, blocks_of, choices_of, fits, fits_device, has_idle_slices,
-    is_batch_invariant, with_stages,
+    GemmConfig, GemmShape, Limits, OperandKind, Plan, Why, blocks_of, choices_of, fits, fits_device,
+    has_idle_slices, is_batch_invariant, with_stages,
 };
 use crate::check::Fused;
 
@@ -19,7 +19,7 @@ impl Plan {
     /// # Panics
     /// Where a family has no such kernels: the check of a call sees to that.
     #[must_use]
-    pub fn best_fused(family: Family, shape: Shape, fused: &Fused, limits: &Limits) -> Plan {
+    pub fn best_fused(family: OperandKind, shape: GemmShape, fused: &Fused, limits: &Limits) -> Plan {
         Plan::best_fused_among(family, shape, fused, limits, |_| true)
     }
 
@@ -28,16 +28,21 @@ impl Plan {
     /// # Panics
     /// As [`best_fused`](Plan::best_fused).
     #[must_use]
-    pub fn best_batch_invariant_fused(family: Family, shape: Shape, fused: &Fused, limits: &Limits) -> Plan {
+    pub fn best_batch_invariant_fused(
+        family: OperandKind,
+        shape: GemmShape,
+        fused: &Fused,
+        limits: &Limits,
+    ) -> Plan {
         Plan::best_fused_among(family, shape, fused, limits, is_batch_invariant)
     }
 
     fn best_fused_among(
-        family: Family,
-        shape: Shape,
+        family: OperandKind,
+        shape: GemmShape,
         fused: &Fused,
         limits: &Limits,
-        allowed: impl Fn(&Choice) -> bool,
+        allowed: impl Fn(&GemmConfig) -> bool,
     ) -> Plan {
         let mut ranking = fused_ranking(family, shape, fused, limits);
         ranking.retain(|(choice, _)| allowed(choice));
@@ -51,25 +56,30 @@ impl Plan {
 
     /// A given choice for a product whose sums are finished, or `None` where it cannot serve it on this device.
     #[must_use]
-    pub fn of_fused(choice: Choice, shape: Shape, fused: &Fused, limits: &Limits) -> Option<Plan> {
+    pub fn of_fused(choice: GemmConfig, shape: GemmShape, fused: &Fused, limits: &Limits) -> Option<Plan> {
         serves(&choice, shape, fused, limits)
             .then(|| plan(choice, estimate(&choice, shape, fused, limits), shape, fused, limits))
     }
 }
 
-fn plan(choice: Choice, estimate: Cost, shape: Shape, fused: &Fused, limits: &Limits) -> Plan {
+fn plan(choice: GemmConfig, estimate: Cost, shape: GemmShape, fused: &Fused, limits: &Limits) -> Plan {
     let passes = passes(&choice, fused);
     let launch = choice.launch_in_passes(shape, passes, limits.clusters(blocks_of(&choice)));
     Plan { shape, groups: None, k_groups: None, passes, choice, launch, estimate, why: Why::Asked }
 }
 
-pub(super) fn passes(choice: &Choice, fused: &Fused) -> u32 {
+pub(super) fn passes(choice: &GemmConfig, fused: &Fused) -> u32 {
     if fused.quantized.is_some() { choice.quantized_passes() } else { 1 }
 }
 
 /// Every candidate with its estimate, the cheapest first.
 #[must_use]
-pub fn fused_ranking(family: Family, shape: Shape, fused: &Fused, limits: &Limits) -> Vec<(Choice, Cost)> {
+pub fn fused_ranking(
+    family: OperandKind,
+    shape: GemmShape,
+    fused: &Fused,
+    limits: &Limits,
+) -> Vec<(GemmConfig, Cost)> {
     let mut all: Vec<_> = fused_candidates(family, shape, fused, limits)
         .map(|choice| (choice, estimate(&choice, shape, fused, limits)))
         .collect();
@@ -79,12 +89,12 @@ pub fn fused_ranking(family: Family, shape: Shape, fused: &Fused, limits: &Limit
 
 /// Every choice of a family that can serve a product whose sums are finished, in a fixed order.
 pub fn fused_candidates(
-    family: Family,
-    shape: Shape,
+    family: OperandKind,
+    shape: GemmShape,
     fused: &Fused,
     limits: &Limits,
-) -> impl Iterator<Item = Choice> {
-    Config::fused()
+) -> impl Iterator<Item = GemmConfig> {
+    GemmKernel::fused()
         // There are few many-row kernels of each kind, and any number of rows may take them.
         .filter(move |config| config.family() == family && (!config.has_few_rows() || fits(config, shape)))
         .flat_map(choices_of)
@@ -92,7 +102,7 @@ pub fn fused_candidates(
         .filter(move |choice| !has_idle_slices(choice, shape) && serves(choice, shape, fused, limits))
 }
 
-fn serves(choice: &Choice, shape: Shape, fused: &Fused, limits: &Limits) -> bool {
+fn serves(choice: &GemmConfig, shape: GemmShape, fused: &Fused, limits: &Limits) -> bool {
     choice.config().fusion() == fused.fusion && fits_device(choice, shape, limits)
 }
 
@@ -104,9 +114,9 @@ fn kept(tile: &Tile, fusion: Fusion, cluster: u32) -> f64 {
     let alone = cluster == 1;
     match (tile.m, tile.family, fusion) {
         (256, ..) if alone => 0.893,
-        (64, Family::Half(_), Fusion::Gated) if alone => 1.0,
-        (64, Family::Half(_), Fusion::Gated) => 0.755,
-        (64, Family::Half(_), _) => 0.855,
+        (64, OperandKind::Half(_), Fusion::Gated) if alone => 1.0,
+        (64, OperandKind::Half(_), Fusion::Gated) => 0.755,
+        (64, OperandKind::Half(_), _) => 0.855,
         (64, _, Fusion::Gated) if alone => 0.8,
         (64, _, Fusion::Gated) => 0.5,
         (64, ..) => 0.84,
@@ -115,20 +125,22 @@ fn kept(tile: &Tile, fusion: Fusion, cluster: u32) -> f64 {
 }
 
 /// As a product that stores its sums. What is done with them takes the time of some output, alike for all choices.
-fn estimate(choice: &Choice, shape: Shape, fused: &Fused, limits: &Limits) -> Cost {
+fn estimate(choice: &GemmConfig, shape: GemmShape, fused: &Fused, limits: &Limits) -> Cost {
     let (m, n, stages, [cluster_m, cluster_n]) = match *choice {
-        Choice::Wide { config, cluster_m, cluster_n } => {
+        GemmConfig::Wide { config, cluster_m, cluster_n } => {
             (config.block_m, config.block_n, config.stages, [cluster_m, cluster_n])
         }
-        Choice::HalfWide { config, cluster_m, cluster_n } => {
+        GemmConfig::HalfWide { config, cluster_m, cluster_n } => {
             (config.block_m, config.block_n, config.stages, [cluster_m, cluster_n])
         }
-        Choice::Slim { .. } | Choice::HalfSlim { .. } => return cost::estimate(*choice, shape, limits),
+        GemmConfig::Slim { .. } | GemmConfig::HalfSlim { .. } => {
+            return cost::estimate(*choice, shape, limits);
+        }
     };
     let (family, passes) = (choice.config().family(), passes(choice, fused));
     let tile = Tile { family, m, n };
     let columns = tile.n / fused.fusion.sums() * passes * cluster_n;
-    let whole = Shape { n: shape.n * fused.fusion.sums(), ..shape };
+    let whole = GemmShape { n: shape.n * fused.fusion.sums(), ..shape };
     let work = Persistent {
         tiles: f64::from(shape.m.div_ceil(tile.m * cluster_m)) * f64::from(shape.n.div_ceil(columns)),
         k_blocks: choice.k_blocks(shape.k) * passes,
@@ -144,11 +156,11 @@ fn estimate(choice: &Choice, shape: Shape, fused: &Fused, limits: &Limits) -> Co
 
 /// The families that have such kernels.
 #[cfg(test)]
-pub(super) const FAMILIES: [Family; 3] = [Family::Fp8, half(Half::Bf16), half(Half::F16)];
+pub(super) const FAMILIES: [OperandKind; 3] = [OperandKind::Fp8, half(Half::Bf16), half(Half::F16)];
 
 #[cfg(test)]
-const fn half(element: Half) -> Family {
-    Family::Half(Operands { element, a: Major::K, b: Major::K })
+const fn half(element: Half) -> OperandKind {
+    OperandKind::Half(Operands { element, a: Major::K, b: Major::K })
 }
 
 /// One of each kind that plans tell apart.
@@ -179,14 +191,14 @@ mod tests {
     /// Rows and columns of D that a cluster computes at a time.
     fn cluster_tile(plan: &Plan) -> [u32; 2] {
         match plan.choice {
-            Choice::Wide { config, cluster_m, cluster_n } => {
+            GemmConfig::Wide { config, cluster_m, cluster_n } => {
                 [config.block_m * cluster_m, config.tile_columns() * plan.passes * cluster_n]
             }
-            Choice::HalfWide { config, cluster_m, cluster_n } => {
+            GemmConfig::HalfWide { config, cluster_m, cluster_n } => {
                 [config.block_m * cluster_m, config.tile_columns() * plan.passes * cluster_n]
             }
-            Choice::Slim { config, .. } => [config.block_m, config.tile_columns()],
-            Choice::HalfSlim { config, .. } => [config.block_m, config.tile_columns()],
+            GemmConfig::Slim { config, .. } => [config.block_m, config.tile_columns()],
+            GemmConfig::HalfSlim { config, .. } => [config.block_m, config.tile_columns()],
         }
     }
 
@@ -195,7 +207,7 @@ mod tests {
         for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(1)] {
             for (fused, family) in samples().flat_map(|fused| FAMILIES.map(|family| (fused, family))) {
                 for [m, n, k] in [[1, 128, 1], [64, 2048, 7168], [130, 24576, 1536], [4096, 3072, 7168]] {
-                    let shape = Shape { m, n, k };
+                    let shape = GemmShape { m, n, k };
                     let plan = Plan::best_fused(family, shape, &fused, &limits);
                     let ranking = fused_ranking(family, shape, &fused, &limits);
                     assert_eq!(plan.choice, ranking[0].0, "{shape:?}");
@@ -217,7 +229,7 @@ mod tests {
 
     #[test]
     fn kernels_serve_what_they_are_made_for_and_nothing_else() {
-        let (shape, limits) = (Shape { m: 100, n: 256, k: 256 }, Limits::h200());
+        let (shape, limits) = (GemmShape { m: 100, n: 256, k: 256 }, Limits::h200());
         for (fused, family) in samples().flat_map(|fused| FAMILIES.map(|family| (fused, family))) {
             for choice in fused_candidates(family, shape, &fused, &limits) {
                 assert_eq!(parse(&name(&choice)), Some(choice));
@@ -256,13 +268,14 @@ mod tests {
     fn few_rows_take_kernels_that_split_k_and_many_do_not() {
         for (fused, family) in samples().flat_map(|fused| FAMILIES.map(|family| (fused, family))) {
             for m in [1, 24, 64] {
-                let shape = Shape { m, n: 2048, k: 7168 };
+                let shape = GemmShape { m, n: 2048, k: 7168 };
                 let plan = Plan::best_fused(family, shape, &fused, &Limits::h200());
                 assert!(!is_batch_invariant(&plan.choice), "{shape:?}: {}", plan.name());
                 let plan = Plan::best_batch_invariant_fused(family, shape, &fused, &Limits::h200());
                 assert!(is_batch_invariant(&plan.choice), "{shape:?}: {}", plan.name());
             }
-            let plan = Plan::best_fused(family, Shape { m: 4096, n: 2048, k: 7168 }, &fused, &Limits::h200());
+            let plan =
+                Plan::best_fused(family, GemmShape { m: 4096, n: 2048, k: 7168 }, &fused, &Limits::h200());
             assert!(!plan.choice.config().has_few_rows(), "{}", plan.name());
         }
     }

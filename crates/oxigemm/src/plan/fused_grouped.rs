@@ -1,11 +1,11 @@
 //! Plans of products whose rows are grouped and whose sums are finished before they are stored.
 
-use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 
 use super::cost::Cost;
 use super::fused::passes;
 use super::grouped::{estimate, has_room};
-use super::{Choice, Family, GroupedShape, Limits, Plan, Why, blocks_of, choices_of};
+use super::{GemmConfig, Limits, MGroupedShape, OperandKind, Plan, Why, blocks_of, choices_of};
 use crate::check::Fused;
 
 impl Plan {
@@ -13,8 +13,8 @@ impl Plan {
     /// of the columns that are computed.
     #[must_use]
     pub fn best_fused_grouped(
-        family: Family,
-        shape: &GroupedShape,
+        family: OperandKind,
+        shape: &MGroupedShape,
         fused: &Fused,
         limits: &Limits,
     ) -> Option<Plan> {
@@ -28,8 +28,8 @@ impl Plan {
     /// A given choice, or `None` where it cannot serve such a product on this device.
     #[must_use]
     pub fn of_fused_grouped(
-        choice: Choice,
-        shape: &GroupedShape,
+        choice: GemmConfig,
+        shape: &MGroupedShape,
         fused: &Fused,
         limits: &Limits,
     ) -> Option<Plan> {
@@ -39,9 +39,9 @@ impl Plan {
 }
 
 fn plan(
-    choice: Choice,
+    choice: GemmConfig,
     estimate: Cost,
-    shape: &GroupedShape,
+    shape: &MGroupedShape,
     fused: &Fused,
     limits: &Limits,
 ) -> Option<Plan> {
@@ -54,12 +54,12 @@ fn plan(
 /// Every candidate with its estimate, the cheapest first.
 #[must_use]
 pub fn fused_grouped_ranking(
-    family: Family,
-    shape: &GroupedShape,
+    family: OperandKind,
+    shape: &MGroupedShape,
     fused: &Fused,
     limits: &Limits,
-) -> Vec<(Choice, Cost)> {
-    let mut all: Vec<_> = Config::fused_grouped()
+) -> Vec<(GemmConfig, Cost)> {
+    let mut all: Vec<_> = GemmKernel::fused_grouped()
         .filter(|config| config.family() == family)
         .flat_map(choices_of)
         .filter(|choice| serves(choice, shape, fused, limits))
@@ -69,7 +69,7 @@ pub fn fused_grouped_ranking(
     all
 }
 
-fn serves(choice: &Choice, shape: &GroupedShape, fused: &Fused, limits: &Limits) -> bool {
+fn serves(choice: &GemmConfig, shape: &MGroupedShape, fused: &Fused, limits: &Limits) -> bool {
     choice.config().fusion() == fused.fusion && has_room(choice, shape, limits)
 }
 
@@ -77,7 +77,7 @@ fn serves(choice: &Choice, shape: &GroupedShape, fused: &Fused, limits: &Limits)
 mod tests {
     use super::*;
     use crate::plan::fused::{FAMILIES, samples};
-    use crate::plan::{Shape, name, parse};
+    use crate::plan::{GemmShape, name, parse};
 
     #[test]
     fn every_shape_has_a_plan_that_fits_the_device_and_leads_the_ranking() {
@@ -87,7 +87,7 @@ mod tests {
             for (fused, family) in samples().flat_map(|fused| FAMILIES.map(|family| (fused, family))) {
                 for [groups, slabs, rows, expected] in groups {
                     for [n, k] in [[128, 1], [2048, 7168], [3072, 4096]] {
-                        let shape = GroupedShape { groups, slabs, rows, expected, n, k };
+                        let shape = MGroupedShape { groups, slabs, rows, expected, n, k };
                         let plan =
                             Plan::best_fused_grouped(family, &shape, &fused, &limits).expect("there is one");
                         let ranking = fused_grouped_ranking(family, &shape, &fused, &limits);
@@ -106,8 +106,8 @@ mod tests {
 
     #[test]
     fn kernels_serve_what_they_are_made_for_and_nothing_else() {
-        let shape = GroupedShape { groups: 3, slabs: 3, rows: 100, expected: 50, n: 256, k: 256 };
-        let (one, limits) = (Shape { m: 100, n: 256, k: 256 }, Limits::h200());
+        let shape = MGroupedShape { groups: 3, slabs: 3, rows: 100, expected: 50, n: 256, k: 256 };
+        let (one, limits) = (GemmShape { m: 100, n: 256, k: 256 }, Limits::h200());
         for (fused, family) in samples().flat_map(|fused| FAMILIES.map(|family| (fused, family))) {
             for (choice, _) in fused_grouped_ranking(family, &shape, &fused, &limits) {
                 assert_eq!(parse(&name(&choice)), Some(choice));
@@ -132,9 +132,10 @@ mod tests {
     fn few_rows_of_many_groups_take_low_tiles() {
         for fused in samples() {
             for [expected, high] in [[20, 64], [1024, 128]] {
-                let shape = GroupedShape { groups: 32, slabs: 32, rows: 4096, expected, n: 3072, k: 7168 };
-                let plan = Plan::best_fused_grouped(Family::Fp8, &shape, &fused, &Limits::h200()).unwrap();
-                let Choice::Wide { config, .. } = plan.choice else { panic!("{}", plan.name()) };
+                let shape = MGroupedShape { groups: 32, slabs: 32, rows: 4096, expected, n: 3072, k: 7168 };
+                let plan =
+                    Plan::best_fused_grouped(OperandKind::Fp8, &shape, &fused, &Limits::h200()).unwrap();
+                let GemmConfig::Wide { config, .. } = plan.choice else { panic!("{}", plan.name()) };
                 assert_eq!(config.block_m > 64, high > 64, "{}", plan.name());
             }
         }

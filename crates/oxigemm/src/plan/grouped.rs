@@ -4,10 +4,10 @@
 //! computes any others as well, only not as fast.
 
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
-use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 
 use super::cost::{self, Cost, Persistent, Speeds, Tile};
-use super::{Choice, Family, GroupedShape, Limits, Plan, Why, blocks_of, choices_of};
+use super::{GemmConfig, Limits, MGroupedShape, OperandKind, Plan, Why, blocks_of, choices_of};
 use crate::check::Fused;
 
 /// Numbers of rows that a group may turn out to have, in parts of what is expected: tokens are not shared out evenly.
@@ -30,7 +30,7 @@ const GROUPED_HALF: Speeds =
 
 /// How much of the tensor cores' speed a tile keeps.
 fn efficiency(tile: &Tile) -> f64 {
-    if tile.family != Family::Fp8 {
+    if tile.family != OperandKind::Fp8 {
         return cost::half_efficiency(tile);
     }
     match (tile.m, tile.n) {
@@ -49,45 +49,45 @@ impl Plan {
     /// so many groups.
     ///
     /// ```
-    /// use oxigemm::plan::{GroupedShape, Limits, Plan};
+    /// use oxigemm::plan::{MGroupedShape, Limits, Plan};
     ///
-    /// let few = GroupedShape { groups: 32, slabs: 32, rows: 4096, expected: 20, n: 7168, k: 2048 };
+    /// let few = MGroupedShape { groups: 32, slabs: 32, rows: 4096, expected: 20, n: 7168, k: 2048 };
     /// let plan = Plan::best_grouped(&few, &Limits::h200()).unwrap();
     /// assert!(plan.name().starts_with("wide_grouped_64x"));
     /// ```
     #[must_use]
-    pub fn best_grouped(shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
-        Plan::best_grouped_of(Family::Fp8, shape, limits)
+    pub fn best_grouped(shape: &MGroupedShape, limits: &Limits) -> Option<Plan> {
+        Plan::best_grouped_of(OperandKind::Fp8, shape, limits)
     }
 
     /// The same of some family.
     #[must_use]
-    pub fn best_grouped_of(family: Family, shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
+    pub fn best_grouped_of(family: OperandKind, shape: &MGroupedShape, limits: &Limits) -> Option<Plan> {
         Plan::first_of(&grouped_ranking_of(family, shape, limits), shape, limits)
     }
 
     /// The cheapest candidate of a batch of products with FP8 operands; `None` as above.
     ///
     /// ```
-    /// use oxigemm::plan::{GroupedShape, Limits, Plan};
+    /// use oxigemm::plan::{MGroupedShape, Limits, Plan};
     ///
-    /// let heads = GroupedShape { groups: 8, slabs: 8, rows: 4096, expected: 4096, n: 1024, k: 4096 };
+    /// let heads = MGroupedShape { groups: 8, slabs: 8, rows: 4096, expected: 4096, n: 1024, k: 4096 };
     /// let plan = Plan::best_batched(&heads, &Limits::h200()).unwrap();
     /// assert!(plan.name().starts_with("wide_batched_"));
     /// ```
     #[must_use]
-    pub fn best_batched(shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
+    pub fn best_batched(shape: &MGroupedShape, limits: &Limits) -> Option<Plan> {
         Plan::first_of(&batched_ranking(shape, limits), shape, limits)
     }
 
     /// A given choice for a batch of products with FP8 operands, or `None` where it cannot serve it on this device.
     #[must_use]
-    pub fn of_batched(choice: Choice, shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
+    pub fn of_batched(choice: GemmConfig, shape: &MGroupedShape, limits: &Limits) -> Option<Plan> {
         (choice.config().is_batched() && fits(&choice, shape, limits))
             .then(|| plan(choice, estimate(&choice, shape, None, limits), shape, limits))?
     }
 
-    fn first_of(ranking: &[(Choice, Cost)], shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
+    fn first_of(ranking: &[(GemmConfig, Cost)], shape: &MGroupedShape, limits: &Limits) -> Option<Plan> {
         let (choice, estimate) = *ranking.first()?;
         let before = ranking.get(1).map(|(choice, cost)| (*choice, cost.us));
         Some(Plan {
@@ -98,13 +98,13 @@ impl Plan {
 
     /// A given choice for a product whose rows are grouped, or `None` where it cannot serve it on this device.
     #[must_use]
-    pub fn of_grouped(choice: Choice, shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
+    pub fn of_grouped(choice: GemmConfig, shape: &MGroupedShape, limits: &Limits) -> Option<Plan> {
         serves(&choice, shape, limits)
             .then(|| plan(choice, estimate(&choice, shape, None, limits), shape, limits))?
     }
 }
 
-fn plan(choice: Choice, estimate: Cost, shape: &GroupedShape, limits: &Limits) -> Option<Plan> {
+fn plan(choice: GemmConfig, estimate: Cost, shape: &MGroupedShape, limits: &Limits) -> Option<Plan> {
     let launch = choice.launch_grouped(shape, limits.clusters(blocks_of(&choice)))?;
     Some(Plan {
         shape: shape.slab(),
@@ -120,28 +120,32 @@ fn plan(choice: Choice, estimate: Cost, shape: &GroupedShape, limits: &Limits) -
 
 /// Every candidate for FP8 operands with its estimate, the cheapest first.
 #[must_use]
-pub fn grouped_ranking(shape: &GroupedShape, limits: &Limits) -> Vec<(Choice, Cost)> {
-    grouped_ranking_of(Family::Fp8, shape, limits)
+pub fn grouped_ranking(shape: &MGroupedShape, limits: &Limits) -> Vec<(GemmConfig, Cost)> {
+    grouped_ranking_of(OperandKind::Fp8, shape, limits)
 }
 
 /// Every candidate of a family with its estimate, the cheapest first.
 #[must_use]
-pub fn grouped_ranking_of(family: Family, shape: &GroupedShape, limits: &Limits) -> Vec<(Choice, Cost)> {
+pub fn grouped_ranking_of(
+    family: OperandKind,
+    shape: &MGroupedShape,
+    limits: &Limits,
+) -> Vec<(GemmConfig, Cost)> {
     ranked(grouped_candidates_of(family, shape, limits), shape, limits)
 }
 
 /// Every candidate for a batch of products with FP8 operands with its estimate, the cheapest first.
 #[must_use]
-pub fn batched_ranking(shape: &GroupedShape, limits: &Limits) -> Vec<(Choice, Cost)> {
-    let candidates = Config::batched().flat_map(choices_of);
+pub fn batched_ranking(shape: &MGroupedShape, limits: &Limits) -> Vec<(GemmConfig, Cost)> {
+    let candidates = GemmKernel::batched().flat_map(choices_of);
     ranked(candidates.filter(|choice| fits(choice, shape, limits)), shape, limits)
 }
 
 fn ranked(
-    candidates: impl Iterator<Item = Choice>,
-    shape: &GroupedShape,
+    candidates: impl Iterator<Item = GemmConfig>,
+    shape: &MGroupedShape,
     limits: &Limits,
-) -> Vec<(Choice, Cost)> {
+) -> Vec<(GemmConfig, Cost)> {
     let mut all: Vec<_> = candidates.map(|choice| (choice, estimate(&choice, shape, None, limits))).collect();
     all.sort_by(|(_, a), (_, b)| a.us.total_cmp(&b.us));
     all
@@ -149,26 +153,26 @@ fn ranked(
 
 /// Every choice of a family that can serve a product whose rows are grouped, in a fixed order.
 fn grouped_candidates_of(
-    family: Family,
-    shape: &GroupedShape,
+    family: OperandKind,
+    shape: &MGroupedShape,
     limits: &Limits,
-) -> impl Iterator<Item = Choice> {
-    Config::grouped()
+) -> impl Iterator<Item = GemmConfig> {
+    GemmKernel::grouped()
         .filter(move |config| config.family() == family)
         .flat_map(choices_of)
         .filter(move |choice| serves(choice, shape, limits))
 }
 
-fn serves(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> bool {
+fn serves(choice: &GemmConfig, shape: &MGroupedShape, limits: &Limits) -> bool {
     !choice.config().is_batched() && fits(choice, shape, limits)
 }
 
-fn fits(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> bool {
+fn fits(choice: &GemmConfig, shape: &MGroupedShape, limits: &Limits) -> bool {
     choice.config().fusion() == Fusion::None && has_room(choice, shape, limits)
 }
 
 /// Whether a choice can be launched for such groups on a device.
-pub(super) fn has_room(choice: &Choice, shape: &GroupedShape, limits: &Limits) -> bool {
+pub(super) fn has_room(choice: &GemmConfig, shape: &MGroupedShape, limits: &Limits) -> bool {
     let blocks = blocks_of(choice);
     (!limits.restricted || blocks <= limits.sms)
         && choice
@@ -178,8 +182,8 @@ pub(super) fn has_room(choice: &Choice, shape: &GroupedShape, limits: &Limits) -
 
 /// The estimate for a choice; what is done with sums, where that is `fused`, takes the time of some output, alike for all.
 pub(super) fn estimate(
-    choice: &Choice,
-    shape: &GroupedShape,
+    choice: &GemmConfig,
+    shape: &MGroupedShape,
     fused: Option<&Fused>,
     limits: &Limits,
 ) -> Cost {
@@ -187,13 +191,13 @@ pub(super) fn estimate(
     let sums = fused.map_or(1, |fused| fused.fusion.sums());
     let passes = fused.map_or(1, |fused| super::fused::passes(choice, fused));
     let (m, n, stages, [cluster_m, cluster_n]) = match *choice {
-        Choice::Wide { config, cluster_m, cluster_n } => {
+        GemmConfig::Wide { config, cluster_m, cluster_n } => {
             (config.block_m, config.block_n, config.stages, [cluster_m, cluster_n])
         }
-        Choice::HalfWide { config, cluster_m, cluster_n } => {
+        GemmConfig::HalfWide { config, cluster_m, cluster_n } => {
             (config.block_m, config.block_n, config.stages, [cluster_m, cluster_n])
         }
-        Choice::Slim { .. } | Choice::HalfSlim { .. } => {
+        GemmConfig::Slim { .. } | GemmConfig::HalfSlim { .. } => {
             unreachable!("only many-row kernels have groups: `serves` has seen to it")
         }
     };
@@ -205,7 +209,7 @@ pub(super) fn estimate(
         SPREAD.iter().map(|part| of((rows * part).ceil())).sum::<f64>() / SPREAD.len() as f64
     };
     let tiles_m = mean(&|rows| (rows / high).ceil());
-    let is_fp8 = family == Family::Fp8;
+    let is_fp8 = family == OperandKind::Fp8;
     let multiplied = mean(&|rows| {
         if !is_fp8 || cluster_m > 1 {
             // Every 64 rows without a row are left out, of FP8 every half of a tile.
@@ -247,7 +251,7 @@ mod tests {
     use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
     use std::collections::HashSet;
 
-    const NT: Family = Family::Half(Operands { element: Half::Bf16, a: Major::K, b: Major::K });
+    const NT: OperandKind = OperandKind::Half(Operands { element: Half::Bf16, a: Major::K, b: Major::K });
 
     /// The peer's shapes: groups, slabs, rows of a slab, rows expected of a group.
     const GROUPS: [[u32; 4]; 6] = [
@@ -260,19 +264,20 @@ mod tests {
     ];
     const MATRICES: [[u32; 2]; 4] = [[6144, 7168], [7168, 3072], [4096, 4096], [4096, 2048]];
 
-    fn shapes() -> impl Iterator<Item = GroupedShape> {
+    fn shapes() -> impl Iterator<Item = MGroupedShape> {
         let odd = [[1, 1, 1, 1], [1, 1, 7, 7], [1024, 1024, 3, 1], [300, 1, 100_003, 333]];
         let all = GROUPS.into_iter().chain(odd);
         all.flat_map(|[groups, slabs, rows, expected]| {
             let matrices = MATRICES.into_iter().chain([[1, 1], [130, 16], [8, 100_000]]);
-            matrices.map(move |[n, k]| GroupedShape { groups, slabs, rows, expected, n, k })
+            matrices.map(move |[n, k]| MGroupedShape { groups, slabs, rows, expected, n, k })
         })
     }
 
     #[test]
     fn every_shape_has_a_plan_that_fits_the_device() {
         for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(24)] {
-            for (shape, family) in shapes().flat_map(|shape| [Family::Fp8, NT].map(|family| (shape, family)))
+            for (shape, family) in
+                shapes().flat_map(|shape| [OperandKind::Fp8, NT].map(|family| (shape, family)))
             {
                 let plan = Plan::best_grouped_of(family, &shape, &limits).expect("there is one");
                 assert_eq!(plan, Plan::best_grouped_of(family, &shape, &limits).unwrap(), "{shape:?}");
@@ -305,12 +310,12 @@ mod tests {
             GROUPS.into_iter().filter(|[groups, _, _, rows]| groups * rows > 120)
         {
             for [n, k] in MATRICES {
-                let shape = GroupedShape { groups, slabs, rows, expected, n, k };
+                let shape = MGroupedShape { groups, slabs, rows, expected, n, k };
                 let plan = Plan::best_grouped(&shape, &Limits::h200()).unwrap();
-                let Choice::Wide { config, .. } = plan.choice else { panic!("{}", plan.name()) };
+                let GemmConfig::Wide { config, .. } = plan.choice else { panic!("{}", plan.name()) };
                 assert_eq!(config.block_m == 64, expected <= 64, "{shape:?}: {}", plan.name());
                 let plan = Plan::best_grouped_of(NT, &shape, &Limits::h200()).unwrap();
-                let Choice::HalfWide { config, .. } = plan.choice else { panic!("{}", plan.name()) };
+                let GemmConfig::HalfWide { config, .. } = plan.choice else { panic!("{}", plan.name()) };
                 assert_eq!(config.block_m == 64, expected <= 64, "{shape:?}: {}", plan.name());
             }
         }
@@ -318,12 +323,13 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_lead_back() {
-        let shape = GroupedShape { groups: 3, slabs: 3, rows: 100, expected: 50, n: 256, k: 256 };
-        let families: HashSet<Family> = Config::grouped().map(|config| config.family()).collect();
-        let candidates =
-            |family: &Family| grouped_candidates_of(*family, &shape, &Limits::h200()).collect::<Vec<_>>();
-        let all: Vec<Choice> = families.iter().flat_map(candidates).collect();
-        assert_eq!(all.len(), Config::grouped().count() * 3, "three clusters each");
+        let shape = MGroupedShape { groups: 3, slabs: 3, rows: 100, expected: 50, n: 256, k: 256 };
+        let families: HashSet<OperandKind> = GemmKernel::grouped().map(|config| config.family()).collect();
+        let candidates = |family: &OperandKind| {
+            grouped_candidates_of(*family, &shape, &Limits::h200()).collect::<Vec<_>>()
+        };
+        let all: Vec<GemmConfig> = families.iter().flat_map(candidates).collect();
+        assert_eq!(all.len(), GemmKernel::grouped().count() * 3, "three clusters each");
         for choice in all {
             assert_eq!(parse(&name(&choice)), Some(choice));
         }
@@ -331,10 +337,10 @@ mod tests {
 
     #[test]
     fn kernels_without_room_for_the_groups_are_left_out() {
-        let shape = GroupedShape { groups: 1024, slabs: 1024, rows: 256, expected: 256, n: 4096, k: 4096 };
+        let shape = MGroupedShape { groups: 1024, slabs: 1024, rows: 256, expected: 256, n: 4096, k: 4096 };
         let high = parse("wide_grouped_256x128_s3_c1x1").unwrap();
         assert!(Plan::of_grouped(high, &shape, &Limits::h200()).is_none());
-        assert!(Plan::of_grouped(high, &GroupedShape { groups: 128, ..shape }, &Limits::h200()).is_some());
+        assert!(Plan::of_grouped(high, &MGroupedShape { groups: 128, ..shape }, &Limits::h200()).is_some());
         assert!(Plan::best_grouped(&shape, &Limits::h200()).is_some());
     }
 
@@ -351,10 +357,10 @@ mod tests {
     #[test]
     fn the_grid_has_no_block_that_could_never_have_a_tile() {
         let choice = parse("wide_grouped_128x128_s5_c1x1").unwrap();
-        let shape = GroupedShape { groups: 2, slabs: 2, rows: 100, expected: 100, n: 256, k: 256 };
+        let shape = MGroupedShape { groups: 2, slabs: 2, rows: 100, expected: 100, n: 256, k: 256 };
         assert_eq!(Plan::of_grouped(choice, &shape, &Limits::h200()).unwrap().launch.grid, [4, 1]);
         // Two groups in one slab may have three tiles, wherever they start.
-        let shared = GroupedShape { slabs: 1, ..shape };
+        let shared = MGroupedShape { slabs: 1, ..shape };
         assert_eq!(Plan::of_grouped(choice, &shared, &Limits::h200()).unwrap().launch.grid, [6, 1]);
     }
 }

@@ -2,23 +2,23 @@
 //!
 //! How large the K of each group is only the device knows. A plan is made as if all were alike.
 
-use oxigemm_kernels::gemm::launch::{Config, Family, KGroupedShape};
+use oxigemm_kernels::gemm::launch::{GemmKernel, KGroupedShape, OperandKind};
 
 use super::cost::{self, Cost};
-use super::{Choice, Limits, Plan, Why, blocks_of, choices_of};
+use super::{GemmConfig, Limits, Plan, Why, blocks_of, choices_of};
 
 impl Plan {
     /// The cheapest candidate of a product with groups along K; `None` where no kernel has room for so many groups.
     ///
     /// ```
-    /// use oxigemm::plan::{Family, KGroupedShape, Limits, Plan};
+    /// use oxigemm::plan::{OperandKind, KGroupedShape, Limits, Plan};
     ///
     /// let shape = KGroupedShape { groups: 4, m: 4096, n: 7168, k: 32768 };
-    /// let plan = Plan::best_k_grouped_of(Family::Fp8Rows, &shape, &Limits::h200()).unwrap();
+    /// let plan = Plan::best_k_grouped_of(OperandKind::Fp8Rows, &shape, &Limits::h200()).unwrap();
     /// assert!(plan.name().starts_with("wide_kgrouped_1d1d_"));
     /// ```
     #[must_use]
-    pub fn best_k_grouped_of(family: Family, shape: &KGroupedShape, limits: &Limits) -> Option<Plan> {
+    pub fn best_k_grouped_of(family: OperandKind, shape: &KGroupedShape, limits: &Limits) -> Option<Plan> {
         let ranking = k_grouped_ranking_of(family, shape, limits);
         let (choice, estimate) = *ranking.first()?;
         let before = ranking.get(1).map(|(choice, cost)| (*choice, cost.us));
@@ -28,13 +28,13 @@ impl Plan {
 
     /// A given choice for a product with groups along K, or `None` where it cannot serve it on this device.
     #[must_use]
-    pub fn of_k_grouped(choice: Choice, shape: &KGroupedShape, limits: &Limits) -> Option<Plan> {
+    pub fn of_k_grouped(choice: GemmConfig, shape: &KGroupedShape, limits: &Limits) -> Option<Plan> {
         serves(&choice, shape, limits)
             .then(|| plan(choice, estimate(choice, shape, limits), shape, limits))?
     }
 }
 
-fn plan(choice: Choice, estimate: Cost, shape: &KGroupedShape, limits: &Limits) -> Option<Plan> {
+fn plan(choice: GemmConfig, estimate: Cost, shape: &KGroupedShape, limits: &Limits) -> Option<Plan> {
     let launch = choice.launch_k_grouped(shape, limits.clusters(blocks_of(&choice)))?;
     let (shape, groups, k_groups, why) = (shape.group(), None, Some(*shape), Why::Asked);
     Some(Plan { shape, groups, k_groups, passes: 1, choice, launch, estimate, why })
@@ -42,8 +42,12 @@ fn plan(choice: Choice, estimate: Cost, shape: &KGroupedShape, limits: &Limits) 
 
 /// Every candidate of a family with its estimate, the cheapest first.
 #[must_use]
-pub fn k_grouped_ranking_of(family: Family, shape: &KGroupedShape, limits: &Limits) -> Vec<(Choice, Cost)> {
-    let mut all: Vec<_> = Config::k_grouped()
+pub fn k_grouped_ranking_of(
+    family: OperandKind,
+    shape: &KGroupedShape,
+    limits: &Limits,
+) -> Vec<(GemmConfig, Cost)> {
+    let mut all: Vec<_> = GemmKernel::k_grouped()
         .filter(|config| config.family() == family)
         .flat_map(choices_of)
         .filter(|choice| serves(choice, shape, limits))
@@ -53,7 +57,7 @@ pub fn k_grouped_ranking_of(family: Family, shape: &KGroupedShape, limits: &Limi
     all
 }
 
-fn serves(choice: &Choice, shape: &KGroupedShape, limits: &Limits) -> bool {
+fn serves(choice: &GemmConfig, shape: &KGroupedShape, limits: &Limits) -> bool {
     let blocks = blocks_of(choice);
     (!limits.restricted || blocks <= limits.sms)
         && choice
@@ -65,9 +69,9 @@ fn serves(choice: &Choice, shape: &KGroupedShape, limits: &Limits) -> bool {
 const L2_SEEN: f64 = 0.28;
 
 /// As one product with the rows of all groups, one below another: as many tiles, each as deep as a group.
-fn estimate(choice: Choice, shape: &KGroupedShape, limits: &Limits) -> Cost {
+fn estimate(choice: GemmConfig, shape: &KGroupedShape, limits: &Limits) -> Cost {
     let rows = u64::from(shape.m) * u64::from(shape.groups);
-    let all = super::Shape { m: u32::try_from(rows).unwrap_or(u32::MAX), ..shape.group() };
+    let all = super::GemmShape { m: u32::try_from(rows).unwrap_or(u32::MAX), ..shape.group() };
     let cost = cost::estimate(choice, all, limits);
     Cost { us: cost.us + L2_SEEN * cost.l2, ..cost }
 }
@@ -78,9 +82,9 @@ mod tests {
     use crate::plan::{name, parse};
     use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 
-    fn families() -> [Family; 3] {
-        let half = |element, major| Family::Half(Operands { element, a: major, b: major });
-        [Family::Fp8Rows, half(Half::Bf16, Major::MN), half(Half::F16, Major::K)]
+    fn families() -> [OperandKind; 3] {
+        let half = |element, major| OperandKind::Half(Operands { element, a: major, b: major });
+        [OperandKind::Fp8Rows, half(Half::Bf16, Major::MN), half(Half::F16, Major::K)]
     }
 
     #[test]
@@ -108,7 +112,7 @@ mod tests {
     fn blocks_share_the_larger_operand() {
         for (groups, m, n, k) in [(4, 4096, 7168, 32768), (8, 7168, 2048, 32768)] {
             let shape = KGroupedShape { groups, m, n, k };
-            let plan = Plan::best_k_grouped_of(Family::Fp8Rows, &shape, &Limits::h200()).unwrap();
+            let plan = Plan::best_k_grouped_of(OperandKind::Fp8Rows, &shape, &Limits::h200()).unwrap();
             assert_eq!(plan.name(), "wide_kgrouped_1d1d_128x128_s4_c1x2");
         }
     }

@@ -5,11 +5,11 @@
 //! [`estimate`](cost::estimate) of its time, and the cheapest is taken. Equal arguments give equal plans.
 //!
 //! ```
-//! use oxigemm::plan::{Limits, Plan, Shape};
+//! use oxigemm::plan::{Limits, Plan, GemmShape};
 //!
 //! let limits = Limits::h200();
-//! let few = Plan::best(Shape { m: 1, n: 7168, k: 2048 }, &limits);
-//! let many = Plan::best(Shape { m: 4096, n: 7168, k: 2048 }, &limits);
+//! let few = Plan::best(GemmShape { m: 1, n: 7168, k: 2048 }, &limits);
+//! let many = Plan::best(GemmShape { m: 4096, n: 7168, k: 2048 }, &limits);
 //! assert!(few.name().starts_with("slim_"));
 //! assert!(many.name().starts_with("wide_"));
 //! ```
@@ -31,8 +31,10 @@ pub use grouped::{batched_ranking, grouped_ranking, grouped_ranking_of};
 pub use indexer::MqaPlan;
 pub use kgrouped::k_grouped_ranking_of;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
-use oxigemm_kernels::gemm::launch::Config;
-pub use oxigemm_kernels::gemm::launch::{Choice, Family, GroupedShape, KGroupedShape, Launch, Shape};
+use oxigemm_kernels::gemm::launch::GemmKernel;
+pub use oxigemm_kernels::gemm::launch::{
+    GemmConfig, GemmShape, KGroupedShape, Launch, MGroupedShape, OperandKind,
+};
 use oxigemm_kernels::gemm::operand::f16::Major;
 use oxigemm_kernels::gemm::scheduler::m_grouped::Grouping;
 use oxigemm_kernels::gemm::sm90::split_k;
@@ -123,15 +125,15 @@ impl Limits {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
     /// The shape it is for; where rows are grouped, that of a slab.
-    pub shape: Shape,
+    pub shape: GemmShape,
     /// The groups it is for, where rows are grouped.
-    pub groups: Option<GroupedShape>,
+    pub groups: Option<MGroupedShape>,
     /// The groups it is for, where they are along K.
     pub k_groups: Option<KGroupedShape>,
     /// In how many passes a tile is computed: several only where D is quantized.
     pub passes: u32,
     /// The kernel and what its launch chooses.
-    pub choice: Choice,
+    pub choice: GemmConfig,
     /// The launch.
     pub launch: Launch,
     /// The time it should take.
@@ -150,29 +152,29 @@ pub enum Why {
         /// How many others there were.
         of: usize,
         /// The next best, with its estimate in microseconds.
-        before: Option<(Choice, f64)>,
+        before: Option<(GemmConfig, f64)>,
     },
 }
 
 impl Plan {
     /// The cheapest candidate for FP8 operands. A shape with elements always has one.
     #[must_use]
-    pub fn best(shape: Shape, limits: &Limits) -> Plan {
-        Plan::best_of(Family::Fp8, shape, limits)
+    pub fn best(shape: GemmShape, limits: &Limits) -> Plan {
+        Plan::best_of(OperandKind::Fp8, shape, limits)
     }
 
     /// The cheapest candidate of a family.
     ///
     /// ```
-    /// use oxigemm::plan::{Family, Limits, Plan, Shape};
+    /// use oxigemm::plan::{OperandKind, Limits, Plan, GemmShape};
     /// use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
     ///
     /// let operands = Operands { element: Half::Bf16, a: Major::K, b: Major::K };
-    /// let plan = Plan::best_of(Family::Half(operands), Shape { m: 4096, n: 7168, k: 2048 }, &Limits::h200());
+    /// let plan = Plan::best_of(OperandKind::Half(operands), GemmShape { m: 4096, n: 7168, k: 2048 }, &Limits::h200());
     /// assert!(plan.name().starts_with("bf16_wide_nt_"));
     /// ```
     #[must_use]
-    pub fn best_of(family: Family, shape: Shape, limits: &Limits) -> Plan {
+    pub fn best_of(family: OperandKind, shape: GemmShape, limits: &Limits) -> Plan {
         Plan::best_among(family, shape, limits, |_| true)
     }
 
@@ -180,21 +182,26 @@ impl Plan {
     /// [`is_batch_invariant`].
     ///
     /// ```
-    /// use oxigemm::plan::{self, Family, Limits, Plan, Shape};
+    /// use oxigemm::plan::{self, OperandKind, Limits, Plan, GemmShape};
     ///
-    /// let shape = Shape { m: 1, n: 576, k: 7168 };
+    /// let shape = GemmShape { m: 1, n: 576, k: 7168 };
     /// assert!(!plan::is_batch_invariant(&Plan::best(shape, &Limits::h200()).choice));
-    /// let plan = Plan::best_batch_invariant(Family::Fp8, shape, &Limits::h200());
+    /// let plan = Plan::best_batch_invariant(OperandKind::Fp8, shape, &Limits::h200());
     /// assert!(plan::is_batch_invariant(&plan.choice));
     /// ```
     #[must_use]
-    pub fn best_batch_invariant(family: Family, shape: Shape, limits: &Limits) -> Plan {
+    pub fn best_batch_invariant(family: OperandKind, shape: GemmShape, limits: &Limits) -> Plan {
         Plan::best_among(family, shape, limits, is_batch_invariant)
     }
 
-    fn best_among(family: Family, shape: Shape, limits: &Limits, allowed: impl Fn(&Choice) -> bool) -> Plan {
-        let mut best: Option<(Choice, Cost)> = None;
-        let mut before: Option<(Choice, f64)> = None;
+    fn best_among(
+        family: OperandKind,
+        shape: GemmShape,
+        limits: &Limits,
+        allowed: impl Fn(&GemmConfig) -> bool,
+    ) -> Plan {
+        let mut best: Option<(GemmConfig, Cost)> = None;
+        let mut before: Option<(GemmConfig, f64)> = None;
         let mut count = 0;
         for choice in candidates_of(family, shape, *limits).filter(|choice| allowed(choice)) {
             count += 1;
@@ -219,7 +226,7 @@ impl Plan {
 
     /// A given choice, or `None` where it cannot serve the shape on this device.
     #[must_use]
-    pub fn of(choice: Choice, shape: Shape, limits: &Limits) -> Option<Plan> {
+    pub fn of(choice: GemmConfig, shape: GemmShape, limits: &Limits) -> Option<Plan> {
         if is_summed(&choice) || !serves(&choice, shape, limits) {
             return None;
         }
@@ -227,7 +234,7 @@ impl Plan {
     }
 
     /// A given choice, which serves the shape.
-    fn asked(choice: Choice, shape: Shape, limits: &Limits) -> Plan {
+    fn asked(choice: GemmConfig, shape: GemmShape, limits: &Limits) -> Plan {
         let launch = choice.launch(shape, limits.clusters(blocks_of(&choice)));
         let estimate = cost::estimate(choice, shape, limits);
         let why = Why::Asked;
@@ -257,13 +264,13 @@ impl Plan {
 
 /// Every candidate for FP8 operands with its estimate, the cheapest first: what [`Plan::best`] chose from.
 #[must_use]
-pub fn ranking(shape: Shape, limits: &Limits) -> Vec<(Choice, Cost)> {
-    ranking_of(Family::Fp8, shape, limits)
+pub fn ranking(shape: GemmShape, limits: &Limits) -> Vec<(GemmConfig, Cost)> {
+    ranking_of(OperandKind::Fp8, shape, limits)
 }
 
 /// Every candidate of a family with its estimate, the cheapest first: what [`Plan::best_of`] chose from.
 #[must_use]
-pub fn ranking_of(family: Family, shape: Shape, limits: &Limits) -> Vec<(Choice, Cost)> {
+pub fn ranking_of(family: OperandKind, shape: GemmShape, limits: &Limits) -> Vec<(GemmConfig, Cost)> {
     let mut all: Vec<_> = candidates_of(family, shape, *limits)
         .map(|choice| (choice, cost::estimate(choice, shape, limits)))
         .collect();
@@ -272,13 +279,17 @@ pub fn ranking_of(family: Family, shape: Shape, limits: &Limits) -> Vec<(Choice,
 }
 
 /// Every choice for FP8 operands that is worth an estimate for a shape, in a fixed order.
-pub fn candidates(shape: Shape, limits: Limits) -> impl Iterator<Item = Choice> {
-    candidates_of(Family::Fp8, shape, limits)
+pub fn candidates(shape: GemmShape, limits: Limits) -> impl Iterator<Item = GemmConfig> {
+    candidates_of(OperandKind::Fp8, shape, limits)
 }
 
 /// Every choice of a family that is worth an estimate for a shape, in a fixed order.
-pub fn candidates_of(family: Family, shape: Shape, limits: Limits) -> impl Iterator<Item = Choice> {
-    Config::dense()
+pub fn candidates_of(
+    family: OperandKind,
+    shape: GemmShape,
+    limits: Limits,
+) -> impl Iterator<Item = GemmConfig> {
+    GemmKernel::dense()
         .filter(move |config| config.family() == family && fits(config, shape))
         .flat_map(choices_of)
         .flat_map(move |choice| with_stages(choice, shape, limits))
@@ -286,44 +297,44 @@ pub fn candidates_of(family: Family, shape: Shape, limits: Limits) -> impl Itera
 }
 
 /// Whether K is split into more slices than it has blocks.
-fn has_idle_slices(choice: &Choice, shape: Shape) -> bool {
+fn has_idle_slices(choice: &GemmConfig, shape: GemmShape) -> bool {
     let k_blocks = choice.config().family().k_blocks(shape.k);
-    matches!(choice, Choice::Slim { split, .. } | Choice::HalfSlim { split, .. } if *split > k_blocks)
+    matches!(choice, GemmConfig::Slim { split, .. } | GemmConfig::HalfSlim { split, .. } if *split > k_blocks)
 }
 
 /// Whether a row's result depends neither on the number of rows nor on the others, where no tile [turns back](Launch::turns_back). All kernels of
 /// a family then add up K in the same order, block by block, unless they split it: then the number of slices, which planning chooses by the number of
 /// rows as well, decides what is added to what.
 #[must_use]
-pub fn is_batch_invariant(choice: &Choice) -> bool {
+pub fn is_batch_invariant(choice: &GemmConfig) -> bool {
     match choice {
-        Choice::Wide { config, .. } => !config.shares_tail,
-        Choice::HalfWide { .. } => true,
-        Choice::Slim { split, .. } | Choice::HalfSlim { split, .. } => *split == 1,
+        GemmConfig::Wide { config, .. } => !config.shares_tail,
+        GemmConfig::HalfWide { .. } => true,
+        GemmConfig::Slim { split, .. } | GemmConfig::HalfSlim { split, .. } => *split == 1,
     }
 }
 
 /// Whether a kernel's tiles are not needlessly high: a few-row kernel of twice the height computes the same rows.
-fn fits(config: &Config, shape: Shape) -> bool {
+fn fits(config: &GemmKernel, shape: GemmShape) -> bool {
     match config {
         // It multiplies nothing.
-        Config::Transpose => false,
-        Config::Wide(config) => config.block_m <= 64 || shape.m > config.block_m / 2,
+        GemmKernel::Transpose => false,
+        GemmKernel::Wide(config) => config.block_m <= 64 || shape.m > config.block_m / 2,
         // There are few of those two kinds.
-        Config::Slim(config) if config.is_fused() => fits_few_tiles(config.block_m, shape),
-        Config::Slim(config) if config.e5m2.is_some() => (config.block_m == 8) == (shape.m <= 8),
-        Config::Slim(config) if config.block_m < 64 => {
+        GemmKernel::Slim(config) if config.is_fused() => fits_few_tiles(config.block_m, shape),
+        GemmKernel::Slim(config) if config.e5m2.is_some() => (config.block_m == 8) == (shape.m <= 8),
+        GemmKernel::Slim(config) if config.block_m < 64 => {
             config.block_m >= shape.m && (config.block_m == 8 || config.block_m / 2 < shape.m)
         }
-        Config::Slim(config) => shape.m > 32 && (config.block_m == 64 || shape.m > 64),
+        GemmKernel::Slim(config) => shape.m > 32 && (config.block_m == 64 || shape.m > 64),
         // Not every layout has low tiles.
-        Config::HalfWide(config) => config.block_m <= 128 || shape.m > config.block_m / 2,
-        Config::HalfSlim(config) => fits_few_tiles(config.block_m, shape),
+        GemmKernel::HalfWide(config) => config.block_m <= 128 || shape.m > config.block_m / 2,
+        GemmKernel::HalfSlim(config) => fits_few_tiles(config.block_m, shape),
     }
 }
 
 /// The same of few-row kernels that do not have tiles of every height.
-fn fits_few_tiles(block_m: u32, shape: Shape) -> bool {
+fn fits_few_tiles(block_m: u32, shape: GemmShape) -> bool {
     match block_m {
         8 => shape.m <= 8,
         32 => (9..=32).contains(&shape.m),
@@ -333,27 +344,27 @@ fn fits_few_tiles(block_m: u32, shape: Shape) -> bool {
 }
 
 /// The choices of a kernel; those with a run-time number of stages have none yet.
-fn choices_of(config: Config) -> Vec<Choice> {
+fn choices_of(config: GemmKernel) -> Vec<GemmConfig> {
     match config {
-        Config::Transpose => Vec::new(),
-        Config::Wide(config) => [(1, 1), (1, 2), (2, 1)]
-            .map(|(cluster_m, cluster_n)| Choice::Wide { config, cluster_m, cluster_n })
+        GemmKernel::Transpose => Vec::new(),
+        GemmKernel::Wide(config) => [(1, 1), (1, 2), (2, 1)]
+            .map(|(cluster_m, cluster_n)| GemmConfig::Wide { config, cluster_m, cluster_n })
             .to_vec(),
-        Config::Slim(config) => {
-            split_k::fp8::SPLITS.map(|split| Choice::Slim { config, split, stages: 0 }).to_vec()
+        GemmKernel::Slim(config) => {
+            split_k::fp8::SPLITS.map(|split| GemmConfig::Slim { config, split, stages: 0 }).to_vec()
         }
-        Config::HalfWide(config) => [(1, 1), (1, 2), (2, 1)]
-            .map(|(cluster_m, cluster_n)| Choice::HalfWide { config, cluster_m, cluster_n })
+        GemmKernel::HalfWide(config) => [(1, 1), (1, 2), (2, 1)]
+            .map(|(cluster_m, cluster_n)| GemmConfig::HalfWide { config, cluster_m, cluster_n })
             .to_vec(),
-        Config::HalfSlim(config) => {
-            split_k::f16::SPLITS.map(|split| Choice::HalfSlim { config, split, stages: 0 }).to_vec()
+        GemmKernel::HalfSlim(config) => {
+            split_k::f16::SPLITS.map(|split| GemmConfig::HalfSlim { config, split, stages: 0 }).to_vec()
         }
     }
 }
 
 /// The choice with every number of stages that lets another number of blocks share a multiprocessor.
-fn with_stages(choice: Choice, shape: Shape, limits: Limits) -> Vec<Choice> {
-    let numbers = |family: Family, split, max_stages, shared_bytes: &dyn Fn(u32) -> u32| {
+fn with_stages(choice: GemmConfig, shape: GemmShape, limits: Limits) -> Vec<GemmConfig> {
+    let numbers = |family: OperandKind, split, max_stages, shared_bytes: &dyn Fn(u32) -> u32| {
         let needed = family.k_blocks(shape.k).div_ceil(split).clamp(MIN_STAGES, max_stages);
         let mut found: Vec<u32> = BLOCKS_PER_SM
             .filter_map(|blocks| {
@@ -367,29 +378,29 @@ fn with_stages(choice: Choice, shape: Shape, limits: Limits) -> Vec<Choice> {
     };
     let family = choice.config().family();
     match choice {
-        Choice::Wide { .. } | Choice::HalfWide { .. } => vec![choice],
-        Choice::Slim { config, split, .. } => {
+        GemmConfig::Wide { .. } | GemmConfig::HalfWide { .. } => vec![choice],
+        GemmConfig::Slim { config, split, .. } => {
             numbers(family, split, split_k::fp8::MAX_STAGES, &|stages| config.shared_bytes(stages))
                 .into_iter()
-                .map(|stages| Choice::Slim { config, split, stages })
+                .map(|stages| GemmConfig::Slim { config, split, stages })
                 .collect()
         }
-        Choice::HalfSlim { config, split, .. } => {
+        GemmConfig::HalfSlim { config, split, .. } => {
             numbers(family, split, split_k::f16::MAX_STAGES, &|stages| config.shared_bytes(stages))
                 .into_iter()
-                .map(|stages| Choice::HalfSlim { config, split, stages })
+                .map(|stages| GemmConfig::HalfSlim { config, split, stages })
                 .collect()
         }
     }
 }
 
 /// Whether a choice computes a shape on a device at all.
-fn serves(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
+fn serves(choice: &GemmConfig, shape: GemmShape, limits: &Limits) -> bool {
     choice.config().fusion() == Fusion::None && fits_device(choice, shape, limits)
 }
 
 /// Whether a choice of a kernel without groups fits a device.
-fn fits_device(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
+fn fits_device(choice: &GemmConfig, shape: GemmShape, limits: &Limits) -> bool {
     if limits.restricted && blocks_of(choice) > limits.sms {
         return false;
     }
@@ -404,17 +415,17 @@ fn fits_device(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
             && (!limits.restricted || blocks <= u64::from(limits.sms))
     };
     match *choice {
-        Choice::Wide { config, .. } => {
+        GemmConfig::Wide { config, .. } => {
             config.grouping == Grouping::Dense && config.shared_bytes() <= limits.shared_per_block
         }
-        Choice::HalfWide { config, .. } => {
+        GemmConfig::HalfWide { config, .. } => {
             config.grouping == Grouping::Dense && config.shared_bytes() <= limits.shared_per_block
         }
-        Choice::Slim { config, split, stages } => {
+        GemmConfig::Slim { config, split, stages } => {
             let tile = [config.block_m, config.tile_columns()];
             covers(tile, split, stages, split_k::fp8::MAX_STAGES, config.shared_bytes(stages))
         }
-        Choice::HalfSlim { config, split, stages } => {
+        GemmConfig::HalfSlim { config, split, stages } => {
             let tile = [config.block_m, config.tile_columns()];
             covers(tile, split, stages, split_k::f16::MAX_STAGES, config.shared_bytes(stages))
         }
@@ -422,17 +433,17 @@ fn fits_device(choice: &Choice, shape: Shape, limits: &Limits) -> bool {
 }
 
 /// Whether a choice is a kernel that adds the products of a batch up.
-fn is_summed(choice: &Choice) -> bool {
-    matches!(choice, Choice::HalfSlim { config, .. } if config.summed)
+fn is_summed(choice: &GemmConfig) -> bool {
+    matches!(choice, GemmConfig::HalfSlim { config, .. } if config.summed)
 }
 
 /// Blocks of a cluster.
-pub(crate) fn blocks_of(choice: &Choice) -> u32 {
+pub(crate) fn blocks_of(choice: &GemmConfig) -> u32 {
     match *choice {
-        Choice::Wide { cluster_m, cluster_n, .. } | Choice::HalfWide { cluster_m, cluster_n, .. } => {
+        GemmConfig::Wide { cluster_m, cluster_n, .. } | GemmConfig::HalfWide { cluster_m, cluster_n, .. } => {
             cluster_m * cluster_n
         }
-        Choice::Slim { split, .. } | Choice::HalfSlim { split, .. } => split,
+        GemmConfig::Slim { split, .. } | GemmConfig::HalfSlim { split, .. } => split,
     }
 }
 
@@ -440,14 +451,14 @@ pub(crate) fn blocks_of(choice: &Choice) -> u32 {
 /// tiles and 5 stages with clusters of 1 by 2 blocks, `slim_8x64_k4_s6` that of 8 by 64 tiles with K split in 4 and
 /// 6 stages, `wide_1d1d_128x128_s4_c1x1` one with a scale for each row of B. Those of other operands begin with their type and layout: `bf16_wide_nn_256x128_s3_c1x1`.
 #[must_use]
-pub fn name(choice: &Choice) -> String {
+pub fn name(choice: &GemmConfig) -> String {
     let config = choice.config().name().replace("_gemm_", "_");
     let kernel = config.strip_prefix("fp8_").unwrap_or(&config);
     match choice {
-        Choice::Wide { cluster_m, cluster_n, .. } | Choice::HalfWide { cluster_m, cluster_n, .. } => {
+        GemmConfig::Wide { cluster_m, cluster_n, .. } | GemmConfig::HalfWide { cluster_m, cluster_n, .. } => {
             format!("{kernel}_c{cluster_m}x{cluster_n}")
         }
-        Choice::Slim { split, stages, .. } | Choice::HalfSlim { split, stages, .. } => {
+        GemmConfig::Slim { split, stages, .. } | GemmConfig::HalfSlim { split, stages, .. } => {
             format!("{kernel}_k{split}_s{stages}")
         }
     }
@@ -455,12 +466,14 @@ pub fn name(choice: &Choice) -> String {
 
 /// The name of a family, for people: its operands.
 #[must_use]
-pub fn family_name(family: Family) -> String {
+pub fn family_name(family: OperandKind) -> String {
     match family {
-        Family::Fp8 => "fp8 operands with scales".to_owned(),
-        Family::Fp8Rows => "fp8 operands with a scale for each row of both".to_owned(),
-        Family::Fp8E5m2(e5m2) => format!("fp8 operands with scales, {}", e5m2.name().replace('_', " and ")),
-        Family::Half(operands) => {
+        OperandKind::Fp8 => "fp8 operands with scales".to_owned(),
+        OperandKind::Fp8Rows => "fp8 operands with a scale for each row of both".to_owned(),
+        OperandKind::Fp8E5m2(e5m2) => {
+            format!("fp8 operands with scales, {}", e5m2.name().replace('_', " and "))
+        }
+        OperandKind::Half(operands) => {
             let major = |major, other| if major == Major::K { 'K' } else { other };
             let (a, b) = (major(operands.a, 'M'), major(operands.b, 'N'));
             format!("{} operands, A {a}-major and B {b}-major", operands.element.name())
@@ -478,33 +491,33 @@ pub fn family_name(family: Family) -> String {
 /// assert!(plan::parse("slim_9x64_k4_s6").is_none());
 /// ```
 #[must_use]
-pub fn parse(wanted: &str) -> Option<Choice> {
+pub fn parse(wanted: &str) -> Option<GemmConfig> {
     let clusters = [(1, 1), (1, 2), (2, 1), (2, 2)];
     let wide = |config| {
-        clusters.map(|(cluster_m, cluster_n)| Choice::Wide { config, cluster_m, cluster_n }).to_vec()
+        clusters.map(|(cluster_m, cluster_n)| GemmConfig::Wide { config, cluster_m, cluster_n }).to_vec()
     };
     let half_wide = |config| {
-        clusters.map(|(cluster_m, cluster_n)| Choice::HalfWide { config, cluster_m, cluster_n }).to_vec()
+        clusters.map(|(cluster_m, cluster_n)| GemmConfig::HalfWide { config, cluster_m, cluster_n }).to_vec()
     };
     let slices = |max_stages| {
         let stages = move |split| (MIN_STAGES..=max_stages).map(move |stages| (split, stages));
         split_k::fp8::SPLITS.into_iter().flat_map(stages)
     };
-    let slim = |config| -> Vec<Choice> {
+    let slim = |config| -> Vec<GemmConfig> {
         let all = slices(split_k::fp8::MAX_STAGES);
-        all.map(|(split, stages)| Choice::Slim { config, split, stages }).collect()
+        all.map(|(split, stages)| GemmConfig::Slim { config, split, stages }).collect()
     };
-    let half_slim = |config| -> Vec<Choice> {
+    let half_slim = |config| -> Vec<GemmConfig> {
         let all = slices(split_k::f16::MAX_STAGES);
-        all.map(|(split, stages)| Choice::HalfSlim { config, split, stages }).collect()
+        all.map(|(split, stages)| GemmConfig::HalfSlim { config, split, stages }).collect()
     };
-    Config::all()
+    GemmKernel::all()
         .flat_map(|config| match config {
-            Config::Wide(config) => wide(config),
-            Config::Slim(config) => slim(config),
-            Config::HalfWide(config) => half_wide(config),
-            Config::HalfSlim(config) => half_slim(config),
-            Config::Transpose => Vec::new(),
+            GemmKernel::Wide(config) => wide(config),
+            GemmKernel::Slim(config) => slim(config),
+            GemmKernel::HalfWide(config) => half_wide(config),
+            GemmKernel::HalfSlim(config) => half_slim(config),
+            GemmKernel::Transpose => Vec::new(),
         })
         .find(|choice| name(choice) == wanted)
 }

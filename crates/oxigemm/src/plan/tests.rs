@@ -7,20 +7,21 @@ const ANCHOR: [(u32, u32); 7] =
     [(2112, 7168), (576, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048)];
 
 /// FP8 in every mix of types, and both 16-bit types in every layout.
-fn families() -> impl Iterator<Item = Family> {
-    let e5m2 = E5m2::ALL.map(Family::Fp8E5m2);
-    std::iter::once(Family::Fp8).chain(Operands::all().map(Family::Half)).chain(e5m2)
+fn families() -> impl Iterator<Item = OperandKind> {
+    let e5m2 = E5m2::ALL.map(OperandKind::Fp8E5m2);
+    std::iter::once(OperandKind::Fp8).chain(Operands::all().map(OperandKind::Half)).chain(e5m2)
 }
 
-fn half(layout: &str) -> Family {
+fn half(layout: &str) -> OperandKind {
     let same = |operands: &Operands| operands.element == Half::Bf16 && operands.layout() == layout;
-    Family::Half(Operands::all().find(same).expect("one of four layouts"))
+    OperandKind::Half(Operands::all().find(same).expect("one of four layouts"))
 }
 
-fn shapes() -> impl Iterator<Item = Shape> {
+fn shapes() -> impl Iterator<Item = GemmShape> {
     let rows = [1, 2, 7, 8, 9, 63, 64, 65, 128, 129, 1000, 4096, 100_003];
     let others = [(1, 1), (1, 128), (17, 129), (64, 100), (129, 4097)];
-    rows.into_iter().flat_map(move |m| ANCHOR.into_iter().chain(others).map(move |(n, k)| Shape { m, n, k }))
+    rows.into_iter()
+        .flat_map(move |m| ANCHOR.into_iter().chain(others).map(move |(n, k)| GemmShape { m, n, k }))
 }
 
 #[test]
@@ -58,7 +59,7 @@ fn the_best_plan_is_the_first_of_the_ranking() {
 #[test]
 fn the_last_round_is_shared_out_where_that_pays() {
     let limits = Limits::h200();
-    let of = |[m, n, k]: [u32; 3]| Plan::best(Shape { m, n, k }, &limits);
+    let of = |[m, n, k]: [u32; 3]| Plan::best(GemmShape { m, n, k }, &limits);
     let shared = of([8192; 3]);
     assert!(shared.choice.shares_tail() && !is_batch_invariant(&shared.choice), "{}", shared.name());
     assert!(shared.launch.tail.tiles > 0 && shared.launch.room_bytes > 0);
@@ -66,7 +67,7 @@ fn the_last_round_is_shared_out_where_that_pays() {
     for whole in [of([8448, 8192, 8192]), of([4096, 7168, 2048])] {
         assert!(!whole.choice.shares_tail() && whole.launch.room_bytes == 0, "{}", whole.name());
     }
-    let invariant = Plan::best_batch_invariant(Family::Fp8, shared.shape, &limits);
+    let invariant = Plan::best_batch_invariant(OperandKind::Fp8, shared.shape, &limits);
     assert!(!invariant.choice.shares_tail());
     let planned = shapes().map(|shape| Plan::best(shape, &limits)).filter(|plan| plan.choice.shares_tail());
     assert!(planned.into_iter().all(|plan| plan.launch.tail.tiles > 0), "else another kernel is as good");
@@ -75,7 +76,8 @@ fn the_last_round_is_shared_out_where_that_pays() {
 #[test]
 fn few_rows_take_slim_kernels_and_many_take_wide_ones() {
     for (n, k) in ANCHOR {
-        let kind = |m| matches!(Plan::best(Shape { m, n, k }, &Limits::h200()).choice, Choice::Slim { .. });
+        let kind =
+            |m| matches!(Plan::best(GemmShape { m, n, k }, &Limits::h200()).choice, GemmConfig::Slim { .. });
         assert!(kind(1), "m=1 n={n} k={k}");
         assert!(!kind(8192), "m=8192 n={n} k={k}");
     }
@@ -84,35 +86,38 @@ fn few_rows_take_slim_kernels_and_many_take_wide_ones() {
 #[test]
 fn few_rows_of_16_bits_take_slim_kernels_and_many_take_wide_ones() {
     for (n, k) in ANCHOR {
-        let choice = |layout, m| Plan::best_of(half(layout), Shape { m, n, k }, &Limits::h200()).choice;
+        let choice = |layout, m| Plan::best_of(half(layout), GemmShape { m, n, k }, &Limits::h200()).choice;
         for layout in ["nt", "nn"] {
-            assert!(matches!(choice(layout, 1), Choice::HalfSlim { .. }), "{layout} m=1 n={n} k={k}");
+            assert!(matches!(choice(layout, 1), GemmConfig::HalfSlim { .. }), "{layout} m=1 n={n} k={k}");
         }
         for layout in ["nt", "nn", "tn", "tt"] {
-            assert!(matches!(choice(layout, 8192), Choice::HalfWide { .. }), "{layout} m=8192 n={n} k={k}");
+            assert!(
+                matches!(choice(layout, 8192), GemmConfig::HalfWide { .. }),
+                "{layout} m=8192 n={n} k={k}"
+            );
         }
     }
 }
 
 #[test]
 fn large_products_of_16_bits_take_the_tiles_that_read_least() {
-    for shape in [Shape { m: 4096, n: 7168, k: 16384 }, Shape { m: 8192, n: 8192, k: 8192 }] {
+    for shape in [GemmShape { m: 4096, n: 7168, k: 16384 }, GemmShape { m: 8192, n: 8192, k: 8192 }] {
         let plan = Plan::best_of(half("nt"), shape, &Limits::h200());
-        let Choice::HalfWide { config, .. } = plan.choice else { panic!("{}", plan.name()) };
+        let GemmConfig::HalfWide { config, .. } = plan.choice else { panic!("{}", plan.name()) };
         assert_eq!(config.block_m * config.block_n, 256 * 128, "{}", plan.name());
     }
     // Twelve tiles of 176 columns are 2112: three rounds that are nearly full.
-    let plan = Plan::best_of(half("nt"), Shape { m: 4096, n: 2112, k: 7168 }, &Limits::h200());
+    let plan = Plan::best_of(half("nt"), GemmShape { m: 4096, n: 2112, k: 7168 }, &Limits::h200());
     assert!(plan.name().contains("128x176"), "{}", plan.name());
 }
 
 #[test]
 fn a_small_n_is_split_along_k() {
-    let shape = Shape { m: 1, n: 576, k: 7168 };
+    let shape = GemmShape { m: 1, n: 576, k: 7168 };
     let plan = Plan::best(shape, &Limits::h200());
-    assert!(matches!(plan.choice, Choice::Slim { split: 4.., .. }), "{}", plan.name());
+    assert!(matches!(plan.choice, GemmConfig::Slim { split: 4.., .. }), "{}", plan.name());
     let plan = Plan::best_of(half("nt"), shape, &Limits::h200());
-    assert!(matches!(plan.choice, Choice::HalfSlim { split: 4.., .. }), "{}", plan.name());
+    assert!(matches!(plan.choice, GemmConfig::HalfSlim { split: 4.., .. }), "{}", plan.name());
 }
 
 #[test]
@@ -133,7 +138,7 @@ fn names_are_unique_and_lead_back() {
     let mut seen = HashSet::new();
     let of = |shape| families().flat_map(move |family| candidates_of(family, shape, Limits::h200()));
     let all = shapes().flat_map(of);
-    let unique: HashSet<Choice> = all.collect();
+    let unique: HashSet<GemmConfig> = all.collect();
     for choice in unique {
         assert!(seen.insert(name(&choice)), "{} twice", name(&choice));
         assert_eq!(parse(&name(&choice)), Some(choice));
@@ -149,11 +154,11 @@ fn names_are_unique_and_lead_back() {
 fn what_cannot_serve_is_refused() {
     let limits = Limits::h200();
     let slim = parse("slim_8x64_k1_s4").unwrap();
-    assert!(Plan::of(slim, Shape { m: 8 * 65_535, n: 64, k: 64 }, &limits).is_some());
-    assert!(Plan::of(slim, Shape { m: 8 * 65_535 + 1, n: 64, k: 64 }, &limits).is_none());
+    assert!(Plan::of(slim, GemmShape { m: 8 * 65_535, n: 64, k: 64 }, &limits).is_some());
+    assert!(Plan::of(slim, GemmShape { m: 8 * 65_535 + 1, n: 64, k: 64 }, &limits).is_none());
     let deep = parse("slim_128x128_k1_s16").unwrap();
     assert!(
-        Plan::of(deep, Shape { m: 1, n: 64, k: 64 }, &limits).is_none(),
+        Plan::of(deep, GemmShape { m: 1, n: 64, k: 64 }, &limits).is_none(),
         "more shared memory than there is"
     );
 }

@@ -21,7 +21,7 @@ pub use scales::{
     transform_scales_raw,
 };
 
-use oxigemm_kernels::AnyKernel;
+use oxigemm_kernels::KernelId;
 use oxigemm_kernels::quantize::{self as kernels, Args, Code, Config, Input, Launch, Source};
 
 use crate::cast::ScaleFormat;
@@ -346,7 +346,7 @@ pub(crate) type KernelStep = Step<{ Args::COUNT }>;
 
 pub(crate) fn step(config: Config, (launch, args): (Launch, Args)) -> KernelStep {
     Step::Kernel(PlainLaunch {
-        kernel: AnyKernel::Quantize(config),
+        kernel: KernelId::Quantize(config),
         grid: launch.grid,
         threads: launch.threads,
         shared_bytes: launch.shared_bytes,

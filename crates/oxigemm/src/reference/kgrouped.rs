@@ -1,6 +1,6 @@
 //! Products with groups along K.
 
-use oxigemm_kernels::gemm::launch::Family;
+use oxigemm_kernels::gemm::launch::OperandKind;
 use oxigemm_kernels::gemm::scheduler::k_grouped::{KGroup, KRoom, PITCH_UNIT, k_groups};
 
 use super::{Fp8Matrix, fp8_gemm_nt, gemm_nt, without_product};
@@ -68,7 +68,7 @@ pub fn k_grouped_half_gemm_tensors(
         return if !d.is_empty() { without_product(c, d) } else { Ok(()) };
     };
     let unit = match problem.family {
-        Family::Half(operands) => operands.k_unit(),
+        OperandKind::Half(operands) => operands.k_unit(),
         _ => PITCH_UNIT,
     };
     let along_k = |x: &Tensor, k_first| if k_first { x.transpose(0, 1) } else { Ok(x.clone()) };

@@ -3,7 +3,7 @@
 use crate::common;
 use oxigemm::Granularity;
 use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
-use oxigemm::plan::{self, Choice, Family, Limits, Plan, Shape};
+use oxigemm::plan::{self, GemmConfig, GemmShape, Limits, OperandKind, Plan};
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmLayout, GemmOptions, GroupedRows,
     Tensor, fp8_gemm_nt, fp8_gemm_nt_fused, half_gemm, m_grouped_fp8_gemm_nt_contiguous, random,
@@ -14,7 +14,7 @@ use proptest::prelude::*;
 const MOST: usize = 300;
 const BATCHES: [usize; 5] = [1, 7, 64, 130, MOST];
 
-fn invariant(choice: Option<Choice>) -> GemmOptions {
+fn invariant(choice: Option<GemmConfig>) -> GemmOptions {
     GemmOptions { choice, batch_invariant: true, ..Default::default() }
 }
 
@@ -53,7 +53,7 @@ fn rows_of_fp8_products_have_the_same_bits_in_every_batch() {
     // Deep and narrow: a plan for few rows would split K.
     let x = fp8(40, 4000, &device);
     let limits = Limits::h200();
-    let few = Plan::best(Shape { m: 7, n: 40, k: 4000 }, &limits).choice;
+    let few = Plan::best(GemmShape { m: 7, n: 40, k: 4000 }, &limits).choice;
     assert!(!plan::is_batch_invariant(&few), "{}", plan::name(&few));
     let whole = x.rows(0, MOST, &invariant(None)).unwrap();
     let mut kernels = std::collections::HashSet::new();
@@ -62,8 +62,8 @@ fn rows_of_fp8_products_have_the_same_bits_in_every_batch() {
         let found = x.rows(first, count, &invariant(None)).unwrap();
         let width = x.n * 4;
         assert!(found == whole[first * width..(first + count) * width], "{count} rows have other bits");
-        let shape = Shape { m: count as u32, n: 40, k: 4000 };
-        kernels.insert(Plan::best_batch_invariant(Family::Fp8, shape, &limits).choice.config());
+        let shape = GemmShape { m: count as u32, n: 40, k: 4000 };
+        kernels.insert(Plan::best_batch_invariant(OperandKind::Fp8, shape, &limits).choice.config());
     }
     assert!(kernels.len() > 1, "different batches take different kernels: {kernels:?}");
 }
@@ -91,7 +91,7 @@ fn finished_rows_have_the_same_bits_in_every_batch() {
     let alone = rows(0, 1, &GemmOptions::default()).unwrap();
     assert!(alone != whole[..width], "K was not split");
     let error = rows(0, 1, &invariant(plan::parse("slim_gated_8x256_k8_s2"))).unwrap_err();
-    assert!(matches!(error, Error::ChoiceBatchInvariant { .. }), "{error}");
+    assert!(matches!(error, Error::ConfigBatchInvariant { .. }), "{error}");
 }
 
 #[test]
@@ -169,8 +169,8 @@ fn rows_of_16_bit_products_have_the_same_bits_in_every_batch() {
         let a = Tensor::from_f32(dtype, &random::normals(3, MOST * k), &[MOST, k], &device).unwrap();
         let b_dims = if layout == GemmLayout::Nt { [n, k] } else { [k, n] };
         let b = Tensor::from_f32(dtype, &random::normals(4, n * k), &b_dims, &device).unwrap();
-        let family = Family::Half(layout.operands(element));
-        let few = Plan::best_of(family, Shape { m: 7, n: n as u32, k: k as u32 }, &Limits::h200()).choice;
+        let family = OperandKind::Half(layout.operands(element));
+        let few = Plan::best_of(family, GemmShape { m: 7, n: n as u32, k: k as u32 }, &Limits::h200()).choice;
         assert!(!plan::is_batch_invariant(&few), "{}", plan::name(&few));
         let rows = |first: usize, count: usize| {
             let mut d = Tensor::zeros(DType::F32, &[count, n], &device).unwrap();
@@ -191,7 +191,7 @@ fn rows_of_16_bit_products_have_the_same_bits_in_every_batch() {
 fn a_choice_that_splits_k_is_refused() {
     let x = fp8(64, 512, &Device::sim());
     let error = x.rows(0, 3, &invariant(plan::parse("slim_8x64_k2_s2"))).unwrap_err();
-    assert!(matches!(error, Error::ChoiceBatchInvariant { .. }), "{error}");
+    assert!(matches!(error, Error::ConfigBatchInvariant { .. }), "{error}");
     assert!(error.to_string().contains("slim_8x64_k2_s2"), "{error}");
     let one = x.rows(0, 3, &invariant(plan::parse("slim_8x64_k1_s2"))).unwrap();
     assert_eq!(one, x.rows(0, 3, &invariant(plan::parse("wide_128x176_s4_c2x1"))).unwrap());
@@ -209,11 +209,11 @@ proptest! {
     ) {
         let x = fp8(n, k, &Device::sim());
         let limits = Limits::h200();
-        let shape = Shape { m: count as u32, n: n as u32, k: k as u32 };
-        let all = |shape: Shape| -> Vec<Choice> {
+        let shape = GemmShape { m: count as u32, n: n as u32, k: k as u32 };
+        let all = |shape: GemmShape| -> Vec<GemmConfig> {
             plan::candidates(shape, limits).filter(plan::is_batch_invariant).collect()
         };
-        let larger = Shape { m: 200, ..shape };
+        let larger = GemmShape { m: 200, ..shape };
         let (one, other) = (*one.get(&all(shape)), *other.get(&all(larger)));
         let found = x.rows(first, count, &invariant(Some(one))).unwrap();
         let whole = x.rows(0, 200, &invariant(Some(other))).unwrap();

@@ -1,7 +1,7 @@
 //! The rules of `fp8_gemm_nt`: each broken alone names its variant and its argument, and everything valid passes.
 
 use oxigemm::check::{Accumulate, Checked, Fp8GemmNt, Operand, Problem, ScaleStrides, Trivial};
-use oxigemm::plan::Family;
+use oxigemm::plan::OperandKind;
 use oxigemm::{DType, DeviceId, Error};
 use proptest::prelude::*;
 
@@ -161,7 +161,7 @@ fn the_problem_says_what_was_passed() {
     assert_eq!(
         launch(x),
         Problem {
-            family: Family::Fp8,
+            family: OperandKind::Fp8,
             m: 64,
             n: 256,
             k: 512,

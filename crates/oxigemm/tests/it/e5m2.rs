@@ -4,9 +4,9 @@ use crate::common::{self, policies, same_bits};
 use oxigemm::Granularity;
 use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
 use oxigemm::metrics::calc_diff;
-use oxigemm::plan::{self, Choice, Family};
+use oxigemm::plan::{self, GemmConfig, OperandKind};
 use oxigemm::{Addend, DType, Device, Error, GemmOptions, Sim, Tensor, fp8_gemm_nt, random, reference};
-use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 use oxigemm_kernels::gemm::operand::fp8::E5m2;
 
 fn types(mix: E5m2) -> [DType; 2] {
@@ -36,7 +36,7 @@ fn problem([m, n, k]: [usize; 3], [a_type, b_type]: [DType; 2], device: &Device)
     }
 }
 
-fn run(x: &Problem, choice: Option<Choice>) -> oxigemm::Result<Tensor> {
+fn run(x: &Problem, choice: Option<GemmConfig>) -> oxigemm::Result<Tensor> {
     let dims = [x.a.0.dims()[0], x.b.0.dims()[0]];
     let mut d = Tensor::empty(DType::F32, &dims, x.a.0.device())?;
     let options = GemmOptions { choice, ..Default::default() };
@@ -48,18 +48,18 @@ fn run(x: &Problem, choice: Option<Choice>) -> oxigemm::Result<Tensor> {
 fn every_kernel_under_every_policy() {
     let sim = Sim::new();
     let device = Device::Sim(sim.clone());
-    for (i, config) in Config::dense().enumerate() {
-        let Family::Fp8E5m2(mix) = config.family() else { continue };
+    for (i, config) in GemmKernel::dense().enumerate() {
+        let OperandKind::Fp8E5m2(mix) = config.family() else { continue };
         let (choice, dims) = match config {
-            Config::Wide(config) => {
+            GemmKernel::Wide(config) => {
                 let (cluster_m, cluster_n) = [(1, 1), (1, 2), (2, 1)][i % 3];
                 let dims = [config.block_m * cluster_m - 3, config.block_n * cluster_n - 8, 528];
-                (Choice::Wide { config, cluster_m, cluster_n }, dims)
+                (GemmConfig::Wide { config, cluster_m, cluster_n }, dims)
             }
-            Config::Slim(config) => {
+            GemmKernel::Slim(config) => {
                 let (split, stages) = ([4, 1, 2][i % 3], 2);
                 (
-                    Choice::Slim { config, split, stages },
+                    GemmConfig::Slim { config, split, stages },
                     [config.block_m - 1, config.block_n + 8, 528 * split],
                 )
             }
@@ -100,7 +100,7 @@ fn a_kernel_of_other_types_is_refused() {
     let x = problem([3, 64, 128], [DType::E5m2, DType::E4m3], &device);
     for name in ["slim_8x64_k1_s2", "slim_e4m3_e5m2_8x64_k1_s2", "slim_e5m2_e5m2_8x64_k1_s2"] {
         let error = run(&x, plan::parse(name)).unwrap_err();
-        assert!(matches!(error, Error::ChoiceFamily { .. }), "{name}: {error}");
+        assert!(matches!(error, Error::ConfigOperands { .. }), "{name}: {error}");
     }
     run(&x, plan::parse("slim_e5m2_e4m3_8x64_k1_s2")).unwrap();
 }

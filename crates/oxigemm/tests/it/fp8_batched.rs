@@ -1,13 +1,13 @@
 //! `fp8_bgemm_nt` and its kind in the simulator: every kernel and launch, batches that lie row beside row, edges.
 
 use oxigemm::cast::{Quantized, ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
-use oxigemm::plan::{self, Choice};
+use oxigemm::plan::{self, GemmConfig};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
     DType, Device, GemmOptions, RawFp8Bgemm, Sim, Tensor, fp8_bgemm_nn, fp8_bgemm_nt, fp8_bgemm_nt_raw,
     fp8_einsum, random, reference,
 };
-use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 
 struct Data {
     dims: [usize; 4],
@@ -112,9 +112,13 @@ fn the_cpu_multiplies_every_product() {
 fn every_kernel_and_launch_is_right_under_every_schedule() {
     // Tiles that end within a product in both dimensions, and more blocks of K than come together.
     let data = Data::new([3, 70, 136, 1200]);
-    let launches = Config::batched().flat_map(|config| {
-        let Config::Wide(config) = config else { panic!("all have many rows") };
-        [(1, 1), (1, 2), (2, 1)].map(|(cluster_m, cluster_n)| Choice::Wide { config, cluster_m, cluster_n })
+    let launches = GemmKernel::batched().flat_map(|config| {
+        let GemmKernel::Wide(config) = config else { panic!("all have many rows") };
+        [(1, 1), (1, 2), (2, 1)].map(|(cluster_m, cluster_n)| GemmConfig::Wide {
+            config,
+            cluster_m,
+            cluster_n,
+        })
     });
     let mut count = 0;
     for (turn, choice) in launches.enumerate() {

@@ -4,13 +4,13 @@ use crate::common::{same_bits, schedules};
 use oxigemm::Granularity;
 use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
 use oxigemm::metrics::calc_diff;
-use oxigemm::plan::{self, Choice};
+use oxigemm::plan::{self, GemmConfig};
 use oxigemm::sim::FaultKind;
 use oxigemm::{
     Addend, DType, Device, Error, GemmLayout, GemmOptions, RawFp8Gemm, Sim, Tensor, fp8_gemm, fp8_gemm_nn,
     fp8_gemm_nt, fp8_gemm_raw, fp8_gemm_tn, fp8_gemm_tt, random, reference,
 };
-use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 
 /// A matrix whose rows begin at multiples of 16 bytes and end in NaN.
 fn padded(dtype: DType, bytes: &[u8], [rows, columns]: [usize; 2], device: &Device) -> Tensor {
@@ -87,7 +87,7 @@ impl Problem {
 }
 
 fn forced(name: &str) -> GemmOptions {
-    let choice: Option<Choice> = plan::parse(name);
+    let choice: Option<GemmConfig> = plan::parse(name);
     assert!(choice.is_some(), "{name} is no choice");
     GemmOptions { choice, ..Default::default() }
 }
@@ -144,8 +144,8 @@ fn transposed_views_of_k_major_tensors_are_not_copied() {
     let options = GemmOptions::default();
     let expected = problem.run(GemmLayout::Nt, &options).unwrap();
     // A kernel that transposes wrongly, if it is asked.
-    let text = Config::Transpose.build().unwrap().text;
-    sim.replace_kernel(Config::Transpose, &text.replace("0x5140", "0x0000")).unwrap();
+    let text = GemmKernel::Transpose.build().unwrap().text;
+    sim.replace_kernel(GemmKernel::Transpose, &text.replace("0x5140", "0x0000")).unwrap();
     assert_ne!(problem.run(GemmLayout::Tn, &options).unwrap(), expected);
     let view = |x: &Operand| (x.codes[0].transpose(0, 1).unwrap(), x.scales.transpose(0, 1).unwrap());
     let (a, b) = (view(&problem.a), view(&problem.b));

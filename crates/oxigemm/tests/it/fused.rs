@@ -4,13 +4,13 @@
 use crate::common::fused::{ACTIVATIONS, Finished, NOTHING, What, same_sums};
 use crate::common::{C, Case, PLAIN, Problem, Scales, same_bits, schedules};
 use oxigemm::cast::ScaleFormat;
-use oxigemm::plan::{self, Choice};
+use oxigemm::plan::{self, GemmConfig};
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, HeadSplits, RawFp8Gemm,
     RawFusedFp8Gemm, ScalesOfB, Sim, Tensor, fp8_gemm_nt, fp8_gemm_nt_fused, fp8_gemm_nt_fused_raw, random,
 };
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
-use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 use oxigemm_kernels::gemm::sm90::split_k;
 
 /// A product with what is fused, and the sums that the product alone gives.
@@ -27,12 +27,12 @@ impl Fused {
     }
 
     /// One that a choice is to compute.
-    fn by(choice: Option<Choice>, case: Case, what: What, sim: &Sim) -> Fused {
+    fn by(choice: Option<GemmConfig>, case: Case, what: What, sim: &Sim) -> Fused {
         let problem = Problem::new(Case { c: C::None, ..case }, sim);
         Fused::of(Problem { case, ..problem }, what, choice, sim)
     }
 
-    fn of(problem: Problem, what: What, choice: Option<Choice>, sim: &Sim) -> Fused {
+    fn of(problem: Problem, what: What, choice: Option<GemmConfig>, sim: &Sim) -> Fused {
         let [m, n, _] = problem.case.dims;
         let bias = what.bias.map(|dtype| {
             let values: Vec<f32> = random::normals(7, n).iter().map(|x| x * 4.0).collect();
@@ -56,18 +56,18 @@ impl Fused {
         self.what.epilogue(self.bias.as_ref())
     }
 
-    fn options(&self, choice: Option<Choice>) -> GemmOptions {
+    fn options(&self, choice: Option<GemmConfig>) -> GemmOptions {
         let batch_invariant = choice.is_none();
         GemmOptions { choice, num_sms: self.problem.case.num_sms, batch_invariant, ..Default::default() }
     }
 
-    fn run(&self, c: Addend<'_>, d: FusedOutput<'_>, choice: Option<Choice>) -> oxigemm::Result<()> {
+    fn run(&self, c: Addend<'_>, d: FusedOutput<'_>, choice: Option<GemmConfig>) -> oxigemm::Result<()> {
         let p = &self.problem;
         fp8_gemm_nt_fused((&p.a, &p.sfa), (&p.b, &p.sfb), c, d, &self.epilogue(), &self.options(choice))
     }
 
     /// The bits of D and of its scales, once they were found right.
-    fn checked(&self, choice: Option<Choice>, about: &str) -> Vec<u8> {
+    fn checked(&self, choice: Option<GemmConfig>, about: &str) -> Vec<u8> {
         let Case { dims: [m, n, _], d_type, c, gaps, .. } = self.problem.case;
         let finished = Finished {
             what: self.what,
@@ -87,7 +87,7 @@ impl Fused {
 fn every_schedule_gives_the_same_bits(
     case: Case,
     what: What,
-    choice: Option<Choice>,
+    choice: Option<GemmConfig>,
     step: usize,
     sim: &Sim,
 ) {
@@ -101,13 +101,13 @@ fn every_schedule_gives_the_same_bits(
 /// Every kernel with each kind of output; over the set every cluster.
 fn kernels(fusion: Fusion) {
     let sim = Sim::new();
-    for (i, config) in Config::fused().filter(|config| config.fusion() == fusion).enumerate() {
-        let Config::Wide(wide) = config else { continue };
+    for (i, config) in GemmKernel::fused().filter(|config| config.fusion() == fusion).enumerate() {
+        let GemmKernel::Wide(wide) = config else { continue };
         if wide.is_grouped() {
             continue;
         }
         let (cluster_m, cluster_n) = [(1, 2), (2, 1), (1, 1), (2, 1)][i % 4];
-        let choice = Choice::Wide { config: wide, cluster_m, cluster_n };
+        let choice = GemmConfig::Wide { config: wide, cluster_m, cluster_n };
         let gated = fusion == Fusion::Gated;
         let m = (wide.block_m * cluster_m) as usize - 3;
         let n = if gated { 512 } else { 120 };
@@ -137,15 +137,15 @@ fn every_gated_kernel_with_every_output() {
 #[test]
 fn every_few_row_kernel_with_every_output() {
     let sim = Sim::new();
-    let configs = Config::fused().filter_map(|config| match config {
-        Config::Slim(config) => Some(config),
+    let configs = GemmKernel::fused().filter_map(|config| match config {
+        GemmKernel::Slim(config) => Some(config),
         _ => None,
     });
     for (i, config) in configs.enumerate() {
         let gated = config.fusion == Fusion::Gated;
         let choice = |nth: usize| {
             let split = split_k::fp8::SPLITS[(i + nth) % split_k::fp8::SPLITS.len()];
-            Some(Choice::Slim { config, split, stages: 2 })
+            Some(GemmConfig::Slim { config, split, stages: 2 })
         };
         // A tile more, of few rows.
         let m = config.block_m as usize + 3;

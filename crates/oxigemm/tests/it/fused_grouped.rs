@@ -5,7 +5,7 @@ use crate::common::fused_grouped::{self, CODES, Fused, NOTHING, Product, SWIGLU,
 use crate::common::grouped::{Case, POISON, Problem, ends, ids};
 use crate::common::{C, Scales};
 use oxigemm::cast::ScaleFormat;
-use oxigemm::plan::{self, Choice};
+use oxigemm::plan::{self, GemmConfig};
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, GroupedRows, HeadSplits,
     RawEpilogue, RawFusedGroupedFp8Gemm, RawGroupedFp8Gemm, RawGroups, RowGroups, Sim, Tensor,
@@ -13,7 +13,7 @@ use oxigemm::{
     m_grouped_fp8_gemm_nt_masked,
 };
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
-use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 use oxigemm_kernels::gemm::sm90::fp8_persistent;
 
@@ -55,7 +55,7 @@ fn fused(case: Case, what: What, sim: &Sim) -> Fused<Problem> {
 fn every_schedule_gives_the_same_bits(
     case: Case,
     what: What,
-    choice: Option<Choice>,
+    choice: Option<GemmConfig>,
     step: usize,
     sim: &Sim,
 ) {
@@ -63,12 +63,12 @@ fn every_schedule_gives_the_same_bits(
 }
 
 /// Every kernel with a cluster; over the set every cluster occurs.
-fn kernels(fusion: Fusion) -> impl Iterator<Item = (fp8_persistent::Config, Choice)> {
-    let all = Config::fused_grouped().filter(move |config| config.fusion() == fusion);
+fn kernels(fusion: Fusion) -> impl Iterator<Item = (fp8_persistent::Config, GemmConfig)> {
+    let all = GemmKernel::fused_grouped().filter(move |config| config.fusion() == fusion);
     all.enumerate().filter_map(|(i, config)| {
-        let Config::Wide(config) = config else { return None };
+        let GemmKernel::Wide(config) = config else { return None };
         let (cluster_m, cluster_n) = [(1, 2), (2, 1), (1, 1)][i % 3];
-        Some((config, Choice::Wide { config, cluster_m, cluster_n }))
+        Some((config, GemmConfig::Wide { config, cluster_m, cluster_n }))
     })
 }
 
@@ -459,7 +459,7 @@ fn bad_arguments_are_refused_by_name() {
         let rows = RowGroups::Contiguous { rows: GroupedRows::Ends(&ends), alignment: 1, expected_m: None };
         let (a, b, to) = ((&a, &sfa), (&b, &sfb), FusedOutput::Matrix(&mut d));
         let refused = m_grouped_fp8_gemm_nt_fused(a, b, Addend::None, to, rows, &none, &options);
-        assert!(matches!(&refused, Err(Error::Choice { name: found, .. }) if found == name), "{refused:?}");
+        assert!(matches!(&refused, Err(Error::Config { name: found, .. }) if found == name), "{refused:?}");
     }
 }
 

@@ -3,13 +3,13 @@
 
 use crate::common::grouped::{Case, POISON, Problem, ends, ids};
 use crate::common::{Scales, same_bits, schedules};
-use oxigemm::plan::{self, Choice};
+use oxigemm::plan::{self, GemmConfig};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
     Addend, DType, Device, Error, GemmOptions, RawGroupedFp8Gemm, RawGroups, Sim, Tensor, fp8_gemm_nt,
     m_grouped_fp8_gemm_nt_raw,
 };
-use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 use oxigemm_kernels::gemm::sm90::fp8_persistent;
 use proptest::prelude::*;
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 /// Runs a case under some schedules, which must all give the same, right bits.
 fn every_schedule_gives_the_same_bits(
     case: Case,
-    choice: Choice,
+    choice: GemmConfig,
     schedules: impl Iterator<Item = Options>,
     sim: &Sim,
 ) {
@@ -28,17 +28,17 @@ fn every_schedule_gives_the_same_bits(
 
 /// Every grouped kernel of FP8.
 fn configs() -> impl Iterator<Item = fp8_persistent::Config> {
-    Config::grouped().filter_map(|config| match config {
-        Config::Wide(config) => Some(config),
+    GemmKernel::grouped().filter_map(|config| match config {
+        GemmKernel::Wide(config) => Some(config),
         _ => None,
     })
 }
 
 /// The same with a cluster; over the set all clusters occur.
-fn kernels() -> impl Iterator<Item = (u32, u32, u32, Choice)> {
+fn kernels() -> impl Iterator<Item = (u32, u32, u32, GemmConfig)> {
     configs().enumerate().map(|(i, config)| {
         let (cluster_m, cluster_n) = [(2, 1), (1, 2), (1, 1)][i % 3];
-        (config.block_m, config.block_n, config.stages, Choice::Wide { config, cluster_m, cluster_n })
+        (config.block_m, config.block_n, config.stages, GemmConfig::Wide { config, cluster_m, cluster_n })
     })
 }
 
@@ -310,13 +310,13 @@ fn a_kernel_without_groups_is_refused_and_so_is_one_with_them_for_a_plain_produc
     let (mut d, _) = problem.output();
     for name in ["wide_64x128_s8_c1x1", "slim_8x64_k1_s2"] {
         let refused = problem.run(&mut d, plan::parse(name), None);
-        assert!(matches!(&refused, Err(Error::Choice { name: found, .. }) if found == name), "{refused:?}");
+        assert!(matches!(&refused, Err(Error::Config { name: found, .. }) if found == name), "{refused:?}");
     }
     let one = |x: &Tensor| x.select(0).unwrap();
     let (a, sfa, b, sfb) = (one(&problem.a), one(&problem.sfa), one(&problem.b), one(&problem.sfb));
     let options = GemmOptions { choice: plan::parse("wide_grouped_64x128_s8_c1x1"), ..Default::default() };
     let refused = fp8_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut one(&d), &options);
-    assert!(matches!(refused, Err(Error::Choice { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Config { .. })), "{refused:?}");
 }
 
 /// Ids, with rows of no group up to a number of rows.
@@ -393,7 +393,7 @@ fn neither_tiles_nor_other_groups_change_a_bit() {
     }
     for config in configs() {
         for (cluster_m, cluster_n) in [(1, 1), (1, 2), (2, 1)] {
-            let choice = Choice::Wide { config, cluster_m, cluster_n };
+            let choice = GemmConfig::Wide { config, cluster_m, cluster_n };
             problem.run(&mut d, Some(choice), None).unwrap();
             assert_eq!(d.to_bytes().unwrap(), expected.to_bytes().unwrap(), "{}", plan::name(&choice));
         }

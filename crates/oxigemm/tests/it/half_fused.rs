@@ -5,14 +5,14 @@ use crate::common::fused::{ACTIVATIONS, Finished, NOTHING, What, same_sums};
 use crate::common::half::{Case, PLAIN, Problem};
 use crate::common::{C, Scales, same_bits, schedules};
 use oxigemm::cast::ScaleFormat;
-use oxigemm::plan::{self, Choice};
+use oxigemm::plan::{self, GemmConfig};
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmLayout, GemmOptions, HeadSplits,
     RawEpilogue, RawFusedHalfGemm, RawHalfGemm, Sim, Tensor, bf16_gemm_nt_fused, fp16_gemm_nt_fused,
     half_gemm, half_gemm_nt_fused, half_gemm_nt_fused_raw, random,
 };
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
-use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 use oxigemm_kernels::gemm::operand::f16::Half;
 use oxigemm_kernels::gemm::sm90::split_k;
 
@@ -32,7 +32,7 @@ impl Fused {
     }
 
     /// One that a choice is to compute.
-    fn by(choice: Option<Choice>, case: Case, what: What, sim: &Sim) -> Fused {
+    fn by(choice: Option<GemmConfig>, case: Case, what: What, sim: &Sim) -> Fused {
         let problem = Problem { case, ..Problem::new(Case { c: C::None, ..case }, sim) };
         let [m, n, _] = case.dims;
         let bias = what.bias.map(|dtype| {
@@ -48,7 +48,7 @@ impl Fused {
         Fused { what, problem, bias, sums }
     }
 
-    fn run(&self, c: Addend<'_>, d: FusedOutput<'_>, choice: Option<Choice>) -> oxigemm::Result<()> {
+    fn run(&self, c: Addend<'_>, d: FusedOutput<'_>, choice: Option<GemmConfig>) -> oxigemm::Result<()> {
         let (p, epilogue) = (&self.problem, self.what.epilogue(self.bias.as_ref()));
         let (num_sms, batch_invariant) = (p.case.num_sms, choice.is_none());
         let options = GemmOptions { choice, num_sms, batch_invariant, ..Default::default() };
@@ -56,7 +56,7 @@ impl Fused {
     }
 
     /// The bits of D and of its scales, once they were found right.
-    fn checked(&self, choice: Option<Choice>, about: &str) -> Vec<u8> {
+    fn checked(&self, choice: Option<GemmConfig>, about: &str) -> Vec<u8> {
         let Case { dims: [m, n, _], d_type, c, gaps, .. } = self.problem.case;
         let finished = Finished {
             what: self.what,
@@ -76,7 +76,7 @@ impl Fused {
 fn every_schedule_gives_the_same_bits(
     case: Case,
     what: What,
-    choice: Option<Choice>,
+    choice: Option<GemmConfig>,
     step: usize,
     sim: &Sim,
 ) {
@@ -90,14 +90,14 @@ fn every_schedule_gives_the_same_bits(
 /// Every kernel with each kind of output; over the set every cluster.
 fn kernels(fusion: Fusion) {
     let sim = Sim::new();
-    let configs = Config::fused().filter_map(|config| match config {
-        Config::HalfWide(config) if config.fusion == fusion => Some(config),
+    let configs = GemmKernel::fused().filter_map(|config| match config {
+        GemmKernel::HalfWide(config) if config.fusion == fusion => Some(config),
         _ => None,
     });
     for (i, config) in configs.enumerate() {
         let plain = if config.operands.element == Half::Bf16 { PLAIN } else { F16 };
         let (cluster_m, cluster_n) = [(1, 2), (2, 1), (2, 1), (1, 2)][i % 4];
-        let choice = Choice::HalfWide { config, cluster_m, cluster_n };
+        let choice = GemmConfig::HalfWide { config, cluster_m, cluster_n };
         let gated = fusion == Fusion::Gated;
         let m = (config.block_m * cluster_m) as usize - 3;
         // Half of a tile's columns is not the end of one.
@@ -128,8 +128,8 @@ fn every_gated_kernel_with_every_output() {
 #[test]
 fn every_few_row_kernel_with_every_output() {
     let sim = Sim::new();
-    let configs = Config::fused().filter_map(|config| match config {
-        Config::HalfSlim(config) => Some(config),
+    let configs = GemmKernel::fused().filter_map(|config| match config {
+        GemmKernel::HalfSlim(config) => Some(config),
         _ => None,
     });
     for (i, config) in configs.enumerate() {
@@ -137,7 +137,7 @@ fn every_few_row_kernel_with_every_output() {
         let gated = config.fusion == Fusion::Gated;
         let choice = |nth: usize| {
             let split = split_k::f16::SPLITS[(i + nth) % split_k::f16::SPLITS.len()];
-            Some(Choice::HalfSlim { config, split, stages: 2 })
+            Some(GemmConfig::HalfSlim { config, split, stages: 2 })
         };
         // A tile more, of few rows; gates that end inside a tile, where ups begin.
         let m = config.block_m as usize + 3;

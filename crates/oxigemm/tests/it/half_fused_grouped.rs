@@ -6,14 +6,14 @@ use crate::common::half_grouped::{Case, Problem};
 use crate::common::{C, Scales, grouped};
 use grouped::{ends, ids};
 use oxigemm::cast::ScaleFormat;
-use oxigemm::plan::{self, Choice};
+use oxigemm::plan::{self, GemmConfig};
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, GroupedRows, HeadSplits,
     RawEpilogue, RawFusedGroupedHalfGemm, RawGroupedHalfGemm, RawGroups, RowGroups, Sim, Tensor,
     m_grouped_bf16_gemm_nt_fused, m_grouped_fp16_gemm_nt_fused, m_grouped_half_gemm,
     m_grouped_half_gemm_nt_fused, m_grouped_half_gemm_nt_fused_raw,
 };
-use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 use oxigemm_kernels::gemm::operand::f16::Half;
 
 impl Product for Problem {
@@ -64,7 +64,7 @@ fn fused(of: grouped::Case, ab_type: DType, what: What, sim: &Sim) -> Fused<Prob
 fn every_schedule_gives_the_same_bits(
     (of, ab_type): (grouped::Case, DType),
     what: What,
-    choice: Option<Choice>,
+    choice: Option<GemmConfig>,
     step: usize,
     sim: &Sim,
 ) {
@@ -76,13 +76,13 @@ fn every_schedule_gives_the_same_bits(
 #[test]
 fn every_kernel_with_every_output() {
     let sim = Sim::new();
-    let configs = Config::fused_grouped().filter_map(|config| match config {
-        Config::HalfWide(config) => Some(config),
+    let configs = GemmKernel::fused_grouped().filter_map(|config| match config {
+        GemmKernel::HalfWide(config) => Some(config),
         _ => None,
     });
     for (i, config) in configs.enumerate() {
         let (cluster_m, cluster_n) = [(1, 2), (2, 1), (2, 1), (1, 2)][i % 4];
-        let choice = Some(Choice::HalfWide { config, cluster_m, cluster_n });
+        let choice = Some(GemmConfig::HalfWide { config, cluster_m, cluster_n });
         let ab_type = if config.operands.element == Half::Bf16 { DType::Bf16 } else { DType::F16 };
         let gated = config.fusion.sums() == 2;
         // Rows for one warpgroup and a bit, none, and one row.

@@ -3,16 +3,16 @@
 
 use crate::common::half::{Case, PLAIN, Problem};
 use crate::common::{C, policies, same_bits, schedules};
-use oxigemm::plan::{self, Choice, Family};
+use oxigemm::plan::{self, GemmConfig, OperandKind};
 use oxigemm::sim::Options;
 use oxigemm::{Addend, DType, Device, Error, GemmLayout, GemmOptions, Sim, Tensor, half_gemm};
-use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 use oxigemm_kernels::gemm::operand::f16::{Half, Operands};
 
 /// Runs a case under some schedules, which must all give the same, right bits.
 fn every_schedule_gives_the_same_bits(
     case: Case,
-    choice: Choice,
+    choice: GemmConfig,
     schedules: impl Iterator<Item = Options>,
     sim: &Sim,
 ) {
@@ -34,33 +34,33 @@ fn dtype_of(element: Half) -> DType {
 
 /// A small shape with tails of M, N and K, more blocks of K than stages, and a launch; over the set they cover every
 /// cluster and split.
-fn small(i: usize, config: Config) -> Option<(Choice, Case)> {
-    let Family::Half(operands) = config.family() else { return None };
+fn small(i: usize, config: GemmKernel) -> Option<(GemmConfig, Case)> {
+    let OperandKind::Half(operands) = config.family() else { return None };
     let dtype = dtype_of(operands.element);
     let plain = Case { layout: layout_of(operands), ab_type: dtype, d_type: dtype, ..PLAIN };
     let depth = |blocks: u32| blocks as usize * 64 - 56;
     Some(match config {
-        Config::HalfWide(config) => {
+        GemmKernel::HalfWide(config) => {
             let (cluster_m, cluster_n) = [(1, 1), (1, 2), (2, 1)][i % 3];
-            let choice = Choice::HalfWide { config, cluster_m, cluster_n };
+            let choice = GemmConfig::HalfWide { config, cluster_m, cluster_n };
             let (m, n) = (config.block_m * cluster_m - 3, config.block_n * cluster_n - 8);
             (choice, Case { dims: [m as usize, n as usize, depth(config.stages + 1)], ..plain })
         }
-        Config::HalfSlim(config) => {
+        GemmKernel::HalfSlim(config) => {
             let split = [4, 1, 2][i % 3];
             let stages = 2 + i as u32 % 2;
-            let choice = Choice::HalfSlim { config, split, stages };
+            let choice = GemmConfig::HalfSlim { config, split, stages };
             let (m, n) = (config.block_m - 1, config.block_n + 8);
             (choice, Case { dims: [m as usize, n as usize, depth(split * (stages + 1))], ..plain })
         }
-        Config::Wide(_) | Config::Slim(_) | Config::Transpose => return None,
+        GemmKernel::Wide(_) | GemmKernel::Slim(_) | GemmKernel::Transpose => return None,
     })
 }
 
 /// Tests run side by side: the set is dealt to two of them.
 fn part_of_the_set(part: usize, parts: usize) {
     let sim = Sim::new();
-    let kernels = Config::dense().enumerate().filter_map(|(i, config)| small(i, config));
+    let kernels = GemmKernel::dense().enumerate().filter_map(|(i, config)| small(i, config));
     for (i, (choice, case)) in kernels.skip(part).step_by(parts).enumerate() {
         // Those of FP16 are those of BF16 with other types.
         if case.ab_type == DType::F16 {
@@ -213,7 +213,7 @@ fn a_choice_for_other_operands_is_refused() {
         let result = problem.run(plan::parse(name));
         assert_eq!(result.is_ok(), fits, "{name}");
         if let Err(error) = result {
-            assert!(matches!(error, Error::ChoiceFamily { .. }), "{error}");
+            assert!(matches!(error, Error::ConfigOperands { .. }), "{error}");
             assert!(error.to_string().contains("bf16 operands, A K-major and B K-major"), "{error}");
         }
     }

@@ -4,13 +4,13 @@
 use crate::common::grouped::{Case as Rows, POISON, ends, ids};
 use crate::common::half_grouped::{Case, Problem};
 use crate::common::{C, same_bits, schedules};
-use oxigemm::plan::{self, Choice, Family, GroupedShape, Limits, Plan};
+use oxigemm::plan::{self, GemmConfig, Limits, MGroupedShape, OperandKind, Plan};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
     Addend, DType, Device, Error, GemmLayout, GemmOptions, RawGroupedHalfGemm, RawGroups, Sim, Tensor,
     half_gemm, m_grouped_fp16_gemm_nn_masked, m_grouped_half_gemm, m_grouped_half_gemm_raw,
 };
-use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 use oxigemm_kernels::gemm::operand::f16::Half;
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 use oxigemm_kernels::gemm::sm90::f16_persistent;
@@ -19,7 +19,7 @@ use proptest::prelude::*;
 /// Runs a case under some schedules, which must all give the same, right bits.
 fn every_schedule_gives_the_same_bits(
     case: Case,
-    choice: Choice,
+    choice: GemmConfig,
     schedules: impl Iterator<Item = Options>,
     sim: &Sim,
 ) {
@@ -30,17 +30,17 @@ fn every_schedule_gives_the_same_bits(
 
 /// Every grouped kernel of 16-bit operands.
 fn configs() -> impl Iterator<Item = f16_persistent::Config> {
-    Config::grouped().filter_map(|config| match config {
-        Config::HalfWide(config) => Some(config),
+    GemmKernel::grouped().filter_map(|config| match config {
+        GemmKernel::HalfWide(config) => Some(config),
         _ => None,
     })
 }
 
 /// The same with a cluster; over the set all clusters occur.
-fn kernels() -> impl Iterator<Item = (f16_persistent::Config, Choice)> {
+fn kernels() -> impl Iterator<Item = (f16_persistent::Config, GemmConfig)> {
     configs().enumerate().map(|(i, config)| {
         let (cluster_m, cluster_n) = [(2, 1), (1, 2), (1, 1)][i % 3];
-        (config, Choice::HalfWide { config, cluster_m, cluster_n })
+        (config, GemmConfig::HalfWide { config, cluster_m, cluster_n })
     })
 }
 
@@ -115,10 +115,10 @@ fn groups_of_several_tiles_and_one_huge_one() {
 }
 
 /// The plan of a choice for groups that are expected to have so many rows each.
-fn planned(choice: Choice, of: &Rows, expected: u32) -> Plan {
+fn planned(choice: GemmConfig, of: &Rows, expected: u32) -> Plan {
     let (groups, slabs) = (of.groups as u32, of.slabs() as u32);
     let (rows, n, k) = (of.rows as u32, of.n as u32, of.k as u32);
-    let shape = GroupedShape { groups, slabs, rows, expected, n, k };
+    let shape = MGroupedShape { groups, slabs, rows, expected, n, k };
     Plan::of_grouped(choice, &shape, &Limits::h200()).expect("it serves the shape")
 }
 
@@ -133,7 +133,7 @@ fn every_other_tile_of_long_groups_takes_k_from_its_end() {
         ("bf16_wide_grouped_nt_64x128_s8_c2x1", Rows::ids(&ids(&[900], 64), 1, 64, [100, k])),
     ] {
         let choice = plan::parse(name).expect("the name of a choice");
-        let Choice::HalfWide { config, .. } = choice else { panic!("{name} has few rows") };
+        let GemmConfig::HalfWide { config, .. } = choice else { panic!("{name} has few rows") };
         let expected = (of.rows * of.slabs() / of.groups) as u32;
         assert!(planned(choice, &of, expected).launch.turns_back(), "{name}");
         let case = case_of(&config, of);
@@ -335,18 +335,18 @@ fn kernels_and_types_for_something_else_are_refused() {
     let (mut d, _) = problem.output(false);
     for name in ["bf16_wide_nt_64x128_s8_c1x1", "bf16_slim_nt_8x64_k1_s2"] {
         let refused = problem.run(&mut d, plan::parse(name), None);
-        assert!(matches!(&refused, Err(Error::Choice { name: found, .. }) if found == name), "{refused:?}");
+        assert!(matches!(&refused, Err(Error::Config { name: found, .. }) if found == name), "{refused:?}");
     }
     for name in ["wide_grouped_64x128_s8_c1x1", "bf16_wide_grouped_nn_64x128_s8_c1x1"] {
         let refused = problem.run(&mut d, plan::parse(name), None);
-        assert!(matches!(&refused, Err(Error::ChoiceFamily { name: found, .. }) if found == name));
+        assert!(matches!(&refused, Err(Error::ConfigOperands { name: found, .. }) if found == name));
     }
     let one = |x: &Tensor| x.select(0).unwrap();
     let choice = plan::parse("bf16_wide_grouped_nt_64x128_s8_c1x1");
     let options = GemmOptions { choice, ..Default::default() };
     let (a, b) = (one(&problem.a), one(&problem.b));
     let refused = half_gemm(GemmLayout::Nt, &a, &b, Addend::None, &mut one(&d), &options);
-    assert!(matches!(refused, Err(Error::Choice { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Config { .. })), "{refused:?}");
     let options = GemmOptions::default();
     let refused =
         m_grouped_fp16_gemm_nn_masked(&problem.a, &problem.b, &mut d, &problem.numbers, 1, &options);
@@ -369,10 +369,10 @@ fn neither_tiles_nor_other_groups_change_a_bit() {
             let b = problem.b.select(group).unwrap();
             half_gemm(layout, &part(&problem.a), &b, Addend::None, &mut part(&expected), &options).unwrap();
         }
-        let family = Family::Half(layout.operands(Half::Bf16));
-        for config in configs().filter(|config| Family::Half(config.operands) == family) {
+        let family = OperandKind::Half(layout.operands(Half::Bf16));
+        for config in configs().filter(|config| OperandKind::Half(config.operands) == family) {
             for (cluster_m, cluster_n) in [(1, 1), (1, 2), (2, 1)] {
-                let choice = Choice::HalfWide { config, cluster_m, cluster_n };
+                let choice = GemmConfig::HalfWide { config, cluster_m, cluster_n };
                 let (mut d, _) = problem.output(false);
                 problem.run(&mut d, Some(choice), None).unwrap();
                 assert_eq!(d.to_bytes().unwrap(), expected.to_bytes().unwrap(), "{}", plan::name(&choice));

@@ -2,7 +2,7 @@
 //! argument, and everything valid passes.
 
 use oxigemm::check::{Accumulate, CheckedGroups, GroupedHalfGemm, Groups, GroupsArgument, Operand, Problem};
-use oxigemm::plan::Family;
+use oxigemm::plan::OperandKind;
 use oxigemm::{DType, DeviceId, Error, GemmLayout, MAX_RANK};
 use oxigemm_kernels::gemm::operand::f16::Major;
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
@@ -155,8 +155,8 @@ fn good_arguments_pass() {
 #[test]
 fn b_may_lie_along_n() {
     let major = |arguments| match launch(arguments).0.family {
-        Family::Half(operands) => (operands.a, operands.b),
-        Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => panic!("16 bits"),
+        OperandKind::Half(operands) => (operands.a, operands.b),
+        OperandKind::Fp8 | OperandKind::Fp8Rows | OperandKind::Fp8E5m2(_) => panic!("16 bits"),
     };
     assert_eq!(major(masked()), (Major::K, Major::K));
     let mut along_n = masked();

@@ -1,14 +1,14 @@
 //! `k_grouped_half_gemm` in the simulator: every kernel, launch, output and layout, groups of every size, and numbers
 //! that the host never sees.
 
-use oxigemm::plan::{self, Choice};
+use oxigemm::plan::{self, GemmConfig};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
     Addend, DType, Device, GemmLayout, GemmOptions, RawKGroupedHalfGemm, Sim, Tensor,
     k_grouped_bf16_gemm_nt_contiguous, k_grouped_bf16_gemm_tn_contiguous, k_grouped_fp16_gemm_nt_contiguous,
     k_grouped_fp16_gemm_tn_contiguous, k_grouped_half_gemm, k_grouped_half_gemm_raw, random, reference,
 };
-use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 use oxigemm_kernels::gemm::operand::f16::{Half, Major};
 
 /// The operands of each group as `[M, K]` and `[N, K]`, and the products.
@@ -122,16 +122,17 @@ impl Operands {
 
 const LAYOUTS: [GemmLayout; 2] = [GemmLayout::Tn, GemmLayout::Nt];
 
-fn choices() -> Vec<(Choice, GemmLayout, DType)> {
-    let half = Config::k_grouped().filter_map(|config| match config {
-        Config::HalfWide(config) => Some(config),
+fn choices() -> Vec<(GemmConfig, GemmLayout, DType)> {
+    let half = GemmKernel::k_grouped().filter_map(|config| match config {
+        GemmKernel::HalfWide(config) => Some(config),
         _ => None,
     });
     half.flat_map(|config| {
         let layout = if config.operands.a == Major::K { GemmLayout::Nt } else { GemmLayout::Tn };
         let dtype = if config.operands.element == Half::Bf16 { DType::Bf16 } else { DType::F16 };
-        [(1, 1), (1, 2), (2, 1)]
-            .map(|(cluster_m, cluster_n)| (Choice::HalfWide { config, cluster_m, cluster_n }, layout, dtype))
+        [(1, 1), (1, 2), (2, 1)].map(|(cluster_m, cluster_n)| {
+            (GemmConfig::HalfWide { config, cluster_m, cluster_n }, layout, dtype)
+        })
     })
     .collect()
 }

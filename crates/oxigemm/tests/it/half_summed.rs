@@ -1,12 +1,12 @@
 //! `half_bgemm_nt_summed` in the simulator: every kernel and split, outputs and layouts, batches of every size.
 
-use oxigemm::plan::{self, Choice};
+use oxigemm::plan::{self, GemmConfig};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
     Addend, DType, Device, GemmOptions, RawHalfBgemm, Sim, Tensor, einsum, half_bgemm_nt_summed,
     half_bgemm_nt_summed_raw, random, reference,
 };
-use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 use oxigemm_kernels::gemm::operand::f16::Half;
 
 /// Operands of each product, and their sum.
@@ -96,12 +96,12 @@ fn every_kernel_split_and_output_is_right_under_every_schedule() {
     let shape = [5, 70, 136, 100];
     let data = [DType::Bf16, DType::F16].map(|element| (element, Data::new(shape, element)));
     let mut kernels = 0;
-    for (turn, config) in Config::summed().enumerate() {
-        let Config::HalfSlim(config) = config else { panic!("all have few rows") };
+    for (turn, config) in GemmKernel::summed().enumerate() {
+        let GemmKernel::HalfSlim(config) = config else { panic!("all have few rows") };
         let element = if config.operands.element == Half::Bf16 { DType::Bf16 } else { DType::F16 };
         let (_, data) = data.iter().find(|(of, _)| *of == element).unwrap();
         for (i, (split, stages)) in [(1, 2), (2, 3), (4, 2), (8, 4)].into_iter().enumerate() {
-            let choice = Choice::HalfSlim { config, split, stages };
+            let choice = GemmConfig::HalfSlim { config, split, stages };
             let addend = (turn + i) % 3;
             let policy = [Policy::Eager, Policy::Lazy, Policy::Random][(turn + i) % 3];
             let sim = Sim::with_options(Options { policy, seed: i as u64, ..Options::default() });

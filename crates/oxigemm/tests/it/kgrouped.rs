@@ -2,14 +2,14 @@
 //! every size, and numbers that the host never sees.
 
 use oxigemm::cast::{ScaleFormat, per_token_cast_to_fp8};
-use oxigemm::plan::{self, Choice};
+use oxigemm::plan::{self, GemmConfig};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
     Addend, DType, Device, GemmLayout, GemmOptions, RawKGroupedFp8Gemm, Sim, Tensor,
     k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous_raw, k_grouped_fp8_gemm_tn_contiguous,
     k_grouped_fp8_gemm_tn_contiguous_raw, random, reference,
 };
-use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 
 /// The operands of all groups: codes one after the other, scales side by side.
 struct Data {
@@ -181,13 +181,17 @@ fn with_k_first(data: &Data, operands: Operands) -> Operands {
     Operands { layout: GemmLayout::Tn, a, b, sfa, sfb, ..operands }
 }
 
-fn choices() -> impl Iterator<Item = Choice> {
-    let fp8 = Config::k_grouped().filter_map(|config| match config {
-        Config::Wide(config) => Some(config),
+fn choices() -> impl Iterator<Item = GemmConfig> {
+    let fp8 = GemmKernel::k_grouped().filter_map(|config| match config {
+        GemmKernel::Wide(config) => Some(config),
         _ => None,
     });
     fp8.flat_map(|config| {
-        [(1, 1), (1, 2), (2, 1)].map(|(cluster_m, cluster_n)| Choice::Wide { config, cluster_m, cluster_n })
+        [(1, 1), (1, 2), (2, 1)].map(|(cluster_m, cluster_n)| GemmConfig::Wide {
+            config,
+            cluster_m,
+            cluster_n,
+        })
     })
 }
 

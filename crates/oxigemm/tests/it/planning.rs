@@ -1,6 +1,6 @@
 //! The cost model against times measured on an H200.
 
-use oxigemm::plan::{self, GroupedShape, Limits, Plan, Shape};
+use oxigemm::plan::{self, GemmShape, Limits, MGroupedShape, Plan};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
@@ -37,7 +37,7 @@ fn the_planned_choice_is_close_to_the_best_measured_one() {
     let measured = measured(include_str!("data/h200_choices.txt"));
     assert_eq!(measured.len(), 29, "every dense case of the anchor");
     let judged = measured.iter().filter(|([m, n, k], times)| {
-        let shape = Shape { m: *m, n: *n, k: *k };
+        let shape = GemmShape { m: *m, n: *n, k: *k };
         judge(&shape, &Plan::best(shape, &Limits::h200()).name(), times, TOLERANCE)
     });
     let judged = judged.count();
@@ -49,7 +49,7 @@ fn the_planned_choice_of_bf16_is_close_to_the_best_measured_one() {
     let measured = measured(include_str!("data/h200_bf16_choices.txt"));
     assert_eq!(measured.len(), 10, "every dense case of the anchor");
     for ([m, n, k], times) in measured {
-        let shape = Shape { m, n, k };
+        let shape = GemmShape { m, n, k };
         let family = plan::parse(times.keys().next().expect("a choice")).expect("a name").config().family();
         let name = Plan::best_of(family, shape, &Limits::h200()).name();
         assert!(
@@ -64,7 +64,7 @@ fn the_planned_choice_of_groups_is_close_to_the_best_measured_one() {
     let measured = measured(include_str!("data/h200_grouped_choices.txt"));
     assert_eq!(measured.len(), 24, "every grouped FP8 case of the anchor");
     for ([groups, slabs, rows, expected, n, k], times) in measured {
-        let shape = GroupedShape { groups, slabs, rows, expected, n, k };
+        let shape = MGroupedShape { groups, slabs, rows, expected, n, k };
         let name = Plan::best_grouped(&shape, &Limits::h200()).expect("there is one").name();
         assert!(
             judge(&shape, &name, &times, TOLERANCE_GROUPED),

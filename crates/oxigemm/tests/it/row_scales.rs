@@ -2,13 +2,13 @@
 
 use crate::common;
 use oxigemm::cast::{Quantized, ScaleFormat, per_token_cast_to_fp8};
-use oxigemm::plan::{self, Choice, Family, Limits, Plan, Shape};
+use oxigemm::plan::{self, GemmConfig, GemmShape, Limits, OperandKind, Plan};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
     Addend, DType, Device, GemmOptions, RawFp8Gemm, ScalesOfB, Sim, Tensor, fp8_gemm_nt, fp8_gemm_nt_raw,
     random, reference,
 };
-use oxigemm_kernels::gemm::launch::Config;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 
 /// Operands of a product.
 struct Data {
@@ -71,13 +71,13 @@ fn expect_right(data: &Data, d: &Tensor, addend: usize, about: &str) {
     }
 }
 
-fn kernels() -> impl Iterator<Item = Config> {
-    Config::dense().filter(|config| config.family() == Family::Fp8Rows)
+fn kernels() -> impl Iterator<Item = GemmKernel> {
+    GemmKernel::dense().filter(|config| config.family() == OperandKind::Fp8Rows)
 }
 
-fn launches(config: Config) -> [Choice; 3] {
-    let Config::Wide(config) = config else { panic!("all have many rows") };
-    [(1, 1), (1, 2), (2, 1)].map(|(cluster_m, cluster_n)| Choice::Wide { config, cluster_m, cluster_n })
+fn launches(config: GemmKernel) -> [GemmConfig; 3] {
+    let GemmKernel::Wide(config) = config else { panic!("all have many rows") };
+    [(1, 1), (1, 2), (2, 1)].map(|(cluster_m, cluster_n)| GemmConfig::Wide { config, cluster_m, cluster_n })
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn every_output_and_layout_of_scales_is_right_under_every_schedule() {
     let mut turn = 0;
     for config in kernels() {
         // Tails along every dimension, more tiles than blocks, more blocks of K than a group of scales.
-        let Config::Wide(wide) = config else { panic!("all have many rows") };
+        let GemmKernel::Wide(wide) = config else { panic!("all have many rows") };
         let data = Data::new([wide.block_m as usize + 5, 2 * wide.block_n as usize - 12, 1200]);
         for addend in ADDENDS {
             for d_type in [0, 1] {
@@ -190,7 +190,7 @@ fn raw_operands_say_what_shares_a_scale() {
 #[test]
 fn every_shape_has_a_plan_and_other_kernels_are_refused() {
     for (m, n, k) in [(1, 2, 1), (64, 7168, 2048), (4096, 7168, 4096), (100_003, 24, 640)] {
-        let plan = Plan::best_of(Family::Fp8Rows, Shape { m, n, k }, &Limits::h200());
+        let plan = Plan::best_of(OperandKind::Fp8Rows, GemmShape { m, n, k }, &Limits::h200());
         assert!(plan.name().starts_with("wide_1d1d_"), "{}", plan.name());
         assert_eq!(plan::parse(&plan.name()), Some(plan.choice));
     }
@@ -202,5 +202,5 @@ fn every_shape_has_a_plan_and_other_kernels_are_refused() {
     let mut d = Tensor::zeros(DType::F32, &[5, 40], &device).unwrap();
     let options = GemmOptions { choice, ..Default::default() };
     let result = fp8_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut d, &options);
-    assert!(matches!(result, Err(oxigemm::Error::ChoiceFamily { .. })), "{result:?}");
+    assert!(matches!(result, Err(oxigemm::Error::ConfigOperands { .. })), "{result:?}");
 }

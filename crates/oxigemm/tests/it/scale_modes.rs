@@ -4,7 +4,7 @@ use crate::common::{self, same_bits, schedules};
 use oxigemm::Granularity;
 use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
 use oxigemm::metrics::calc_diff;
-use oxigemm::plan::{self, Choice};
+use oxigemm::plan::{self, GemmConfig};
 use oxigemm::{
     Addend, DType, Device, GemmOptions, GroupedRows, RawFp8Gemm, Sim, Tensor, fp8_gemm_nt, fp8_gemm_nt_raw,
     m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_masked, random, reference,
@@ -43,7 +43,7 @@ fn product(
     a: (&Tensor, &Tensor),
     b: (&Tensor, &Tensor),
     [m, n]: [usize; 2],
-    choice: Option<Choice>,
+    choice: Option<GemmConfig>,
 ) -> Tensor {
     let mut d = Tensor::empty(DType::F32, &[m, n], a.0.device()).unwrap();
     let options = GemmOptions { choice, ..Default::default() };

@@ -2,15 +2,15 @@
 //! bits, no hazard, and the product.
 
 use crate::common::{C, Case, PLAIN, Problem, Scales, same_bits, schedules};
-use oxigemm::plan::{self, Choice, Family, Limits, Plan, Shape};
+use oxigemm::plan::{self, GemmConfig, GemmShape, Limits, OperandKind, Plan};
 use oxigemm::sim::{FaultKind, Options};
 use oxigemm::{Addend, DType, Device, Error, GemmOptions, Sim, Tensor, fp8_gemm_nt};
-use oxigemm_kernels::gemm::launch::{Config, Launch};
+use oxigemm_kernels::gemm::launch::{GemmKernel, Launch};
 
 /// Runs a case under some schedules, which must all give the same, right bits.
 fn every_schedule_gives_the_same_bits(
     case: Case,
-    choice: Choice,
+    choice: GemmConfig,
     schedules: impl Iterator<Item = Options>,
     sim: &Sim,
 ) {
@@ -21,33 +21,33 @@ fn every_schedule_gives_the_same_bits(
 
 /// A small shape with tails of M, N and K, more blocks of K than stages, and a launch; over the set they cover every
 /// cluster and split.
-fn small(i: usize, config: Config) -> Option<(Choice, Case)> {
+fn small(i: usize, config: GemmKernel) -> Option<(GemmConfig, Case)> {
     let depth = |blocks: u32| blocks as usize * 128 - 112;
-    if config.family() != Family::Fp8 {
+    if config.family() != OperandKind::Fp8 {
         return None;
     }
     Some(match config {
-        Config::Wide(config) => {
+        GemmKernel::Wide(config) => {
             let (cluster_m, cluster_n) = [(1, 1), (1, 2), (2, 1)][i % 3];
-            let choice = Choice::Wide { config, cluster_m, cluster_n };
+            let choice = GemmConfig::Wide { config, cluster_m, cluster_n };
             let (m, n) = (config.block_m * cluster_m - 3, config.block_n * cluster_n - 8);
             (choice, Case { dims: [m as usize, n as usize, depth(config.stages + 1)], ..PLAIN })
         }
-        Config::Slim(config) => {
+        GemmKernel::Slim(config) => {
             let split = [4, 1, 2][i % 3];
             let stages = 2 + i as u32 % 2;
-            let choice = Choice::Slim { config, split, stages };
+            let choice = GemmConfig::Slim { config, split, stages };
             let (m, n) = (config.block_m - 1, config.block_n + 8);
             (choice, Case { dims: [m as usize, n as usize, depth(split * (stages + 1))], ..PLAIN })
         }
-        Config::HalfWide(_) | Config::HalfSlim(_) | Config::Transpose => return None,
+        GemmKernel::HalfWide(_) | GemmKernel::HalfSlim(_) | GemmKernel::Transpose => return None,
     })
 }
 
 /// Tests run side by side: the set is dealt to two of them.
 fn part_of_the_set(part: usize, parts: usize) {
     let sim = Sim::new();
-    let kernels = Config::dense().enumerate().filter_map(|(i, config)| small(i, config));
+    let kernels = GemmKernel::dense().enumerate().filter_map(|(i, config)| small(i, config));
     for (choice, case) in kernels.skip(part).step_by(parts) {
         every_schedule_gives_the_same_bits(case, choice, schedules(), &sim);
     }
@@ -152,19 +152,19 @@ fn scales_of_a_tile_that_are_one_piece() {
 }
 
 /// The launch of a case.
-fn launch_of(choice: Choice, case: &Case) -> Launch {
+fn launch_of(choice: GemmConfig, case: &Case) -> Launch {
     let [m, n, k] = case.dims.map(|dim| dim as u32);
     let limits = Limits::h200().restricted_to(case.num_sms.unwrap_or(u32::MAX));
-    Plan::of(choice, Shape { m, n, k }, &limits).expect("it serves the shape").launch
+    Plan::of(choice, GemmShape { m, n, k }, &limits).expect("it serves the shape").launch
 }
 
 /// Tiles that clusters share out.
-fn tiles_left_over(choice: Choice, case: &Case) -> u32 {
+fn tiles_left_over(choice: GemmConfig, case: &Case) -> u32 {
     launch_of(choice, case).tail.tiles
 }
 
 /// Whether every other tile takes K from its end.
-fn turns_back(choice: Choice, case: &Case) -> bool {
+fn turns_back(choice: GemmConfig, case: &Case) -> bool {
     launch_of(choice, case).turns_back()
 }
 

@@ -325,16 +325,16 @@ impl<'k> Pieces<'k> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gemm::launch::Config;
+    use crate::gemm::launch::GemmKernel;
     use oxigemm_ptx::Target;
 
     /// Columns of D that a warpgroup has, rows of a tile, and passes where D is quantized, of every many-row kernel whose sums are finished.
     fn tiles() -> impl Iterator<Item = (Fusion, u32, u32, u32)> {
-        Config::fused().chain(Config::fused_grouped()).filter_map(|config| {
+        GemmKernel::fused().chain(GemmKernel::fused_grouped()).filter_map(|config| {
             let (rows, passes) = match config {
-                Config::Wide(wide) => (wide.block_n, wide.quantized_passes()),
-                Config::HalfWide(half) => (half.block_n, half.quantized_passes()),
-                Config::Slim(_) | Config::HalfSlim(_) | Config::Transpose => return None,
+                GemmKernel::Wide(wide) => (wide.block_n, wide.quantized_passes()),
+                GemmKernel::HalfWide(half) => (half.block_n, half.quantized_passes()),
+                GemmKernel::Slim(_) | GemmKernel::HalfSlim(_) | GemmKernel::Transpose => return None,
             };
             Some((config.fusion(), SCALED_COLUMNS / passes, rows, passes))
         })

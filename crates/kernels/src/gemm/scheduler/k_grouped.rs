@@ -468,11 +468,11 @@ mod tests {
 
     #[test]
     fn a_block_keeps_more_maps_than_a_pipeline_has_stages() {
-        use crate::gemm::launch::Config;
-        for config in Config::k_grouped() {
+        use crate::gemm::launch::GemmKernel;
+        for config in GemmKernel::k_grouped() {
             let stages = match config {
-                Config::Wide(config) => config.stages,
-                Config::HalfWide(config) => config.stages,
+                GemmKernel::Wide(config) => config.stages,
+                GemmKernel::HalfWide(config) => config.stages,
                 other => panic!("{other:?} has few rows"),
             };
             assert!(stages < KEPT);

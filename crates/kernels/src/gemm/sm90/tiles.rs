@@ -1,7 +1,7 @@
 //! The closed set of kernels that multiply: their tiles and stages.
 
 use crate::gemm::epilogue::fusion::Fusion;
-use crate::gemm::launch::{Config, Family};
+use crate::gemm::launch::{GemmKernel, OperandKind};
 use crate::gemm::operand::f16::{Major, Operands};
 use crate::gemm::operand::fp8::E5m2;
 use crate::gemm::params::ScalesOfB;
@@ -47,7 +47,7 @@ const HALF_SLIM: &[(u32, u32)] = &[(8, 64), (64, 64)];
 const HALF_SLIM_NT: &[(u32, u32)] = &[(32, 64), (128, 64), (128, 128)];
 
 /// The kernels of 16-bit operands.
-fn half_kernels() -> impl Iterator<Item = Config> {
+fn half_kernels() -> impl Iterator<Item = GemmKernel> {
     Operands::all().flat_map(|operands| {
         let k_major = operands.layout() == "nt";
         let wide = HALF_WIDE.iter().chain(if k_major { HALF_WIDE_NT } else { &[] });
@@ -57,7 +57,7 @@ fn half_kernels() -> impl Iterator<Item = Config> {
             half_wide(operands, block_m, block_n, stages, Grouping::Dense)
         });
         wide.chain(
-            slim.map(move |&(block_m, block_n)| Config::HalfSlim(half_slim(operands, block_m, block_n))),
+            slim.map(move |&(block_m, block_n)| GemmKernel::HalfSlim(half_slim(operands, block_m, block_n))),
         )
     })
 }
@@ -66,8 +66,8 @@ fn half_slim(operands: Operands, block_m: u32, block_n: u32) -> split_k::f16::Co
     split_k::f16::Config { operands, block_m, block_n, summed: false, fusion: Fusion::None }
 }
 
-fn half_wide(operands: Operands, block_m: u32, block_n: u32, stages: u32, grouping: Grouping) -> Config {
-    Config::HalfWide(f16_persistent::Config {
+fn half_wide(operands: Operands, block_m: u32, block_n: u32, stages: u32, grouping: Grouping) -> GemmKernel {
+    GemmKernel::HalfWide(f16_persistent::Config {
         operands,
         block_m,
         block_n,
@@ -81,7 +81,7 @@ fn half_wide(operands: Operands, block_m: u32, block_n: u32, stages: u32, groupi
 const HALF_GROUPED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 6), (64, 128, 8)];
 const HALF_GROUPED_NT: &[(u32, u32, u32)] = &[(128, 256, 3), (64, 256, 4)];
 
-fn half_grouped() -> impl Iterator<Item = Config> {
+fn half_grouped() -> impl Iterator<Item = GemmKernel> {
     Operands::all().filter(|operands| operands.a == Major::K).flat_map(|operands| {
         let more = if operands.b == Major::K { HALF_GROUPED_NT } else { &[] };
         HALF_GROUPED.iter().chain(more).map(move |&(block_m, block_n, stages)| {
@@ -95,12 +95,12 @@ const E5M2_WIDE: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 5), (64, 128, 
 const E5M2_SLIM: &[(u32, u32)] = &[(8, 64), (64, 64)];
 
 /// The kernels with operands that are e5m2.
-fn e5m2_kernels() -> impl Iterator<Item = Config> {
+fn e5m2_kernels() -> impl Iterator<Item = GemmKernel> {
     E5m2::ALL.into_iter().map(Some).flat_map(|e5m2| {
         let wide = wide(E5M2_WIDE, Grouping::Dense, ScalesOfB::Blocks)
-            .map(move |config| Config::Wide(fp8_persistent::Config { e5m2, ..config }));
+            .map(move |config| GemmKernel::Wide(fp8_persistent::Config { e5m2, ..config }));
         wide.chain(
-            E5M2_SLIM.iter().map(move |&tile| Config::Slim(split_k::fp8::Config { e5m2, ..slim(tile) })),
+            E5M2_SLIM.iter().map(move |&tile| GemmKernel::Slim(split_k::fp8::Config { e5m2, ..slim(tile) })),
         )
     })
 }
@@ -118,10 +118,13 @@ const ROW_SCALES: &[(u32, u32, u32)] = &[(128, 128, 4), (64, 128, 6)];
 /// Tiles of the kernels that add the products of a batch up: K-major, as few of them as K is long.
 const HALF_SUMMED: &[(u32, u32)] = &[(64, 64), (128, 128)];
 
-fn half_summed() -> impl Iterator<Item = Config> {
+fn half_summed() -> impl Iterator<Item = GemmKernel> {
     Operands::all().filter(|operands| operands.layout() == "nt").flat_map(|operands| {
         HALF_SUMMED.iter().map(move |&(block_m, block_n)| {
-            Config::HalfSlim(split_k::f16::Config { summed: true, ..half_slim(operands, block_m, block_n) })
+            GemmKernel::HalfSlim(split_k::f16::Config {
+                summed: true,
+                ..half_slim(operands, block_m, block_n)
+            })
         })
     })
 }
@@ -129,7 +132,7 @@ fn half_summed() -> impl Iterator<Item = Config> {
 /// Tiles of the 16-bit kernels whose groups are along K, where both operands have the same major.
 const HALF_K_GROUPED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 6)];
 
-fn half_k_grouped() -> impl Iterator<Item = Config> {
+fn half_k_grouped() -> impl Iterator<Item = GemmKernel> {
     Operands::all().filter(|operands| operands.a == operands.b).flat_map(|operands| {
         HALF_K_GROUPED.iter().map(move |&(block_m, block_n, stages)| {
             half_wide(operands, block_m, block_n, stages, Grouping::K)
@@ -149,7 +152,7 @@ const HALF_GATED: &[(u32, u32, u32)] = &[(128, 256, 4), (64, 128, 7), (64, 64, 1
 const HALF_FUSED_GROUPED: &[(u32, u32, u32)] = &[(128, 128, 5)];
 const HALF_GATED_GROUPED: &[(u32, u32, u32)] = &[(128, 256, 3)];
 
-fn half_fused(grouping: Grouping) -> impl Iterator<Item = Config> {
+fn half_fused(grouping: Grouping) -> impl Iterator<Item = GemmKernel> {
     let [elementwise, gated] = match grouping {
         Grouping::Rows => [HALF_FUSED_GROUPED, HALF_GATED_GROUPED],
         Grouping::Dense | Grouping::K => [HALF_FUSED, HALF_GATED],
@@ -158,7 +161,7 @@ fn half_fused(grouping: Grouping) -> impl Iterator<Item = Config> {
         [(Fusion::Elementwise, elementwise), (Fusion::Gated, gated)].into_iter().flat_map(
             move |(fusion, tiles)| {
                 tiles.iter().map(move |&(block_m, block_n, stages)| {
-                    Config::HalfWide(f16_persistent::Config {
+                    GemmKernel::HalfWide(f16_persistent::Config {
                         operands,
                         block_m,
                         block_n,
@@ -212,15 +215,15 @@ fn slim_tiles(fusion: Fusion) -> impl Iterator<Item = (u32, u32)> {
 }
 
 /// The few-row kernels whose sums are finished.
-fn slim_fused() -> impl Iterator<Item = Config> {
+fn slim_fused() -> impl Iterator<Item = GemmKernel> {
     let fusions = [Fusion::Elementwise, Fusion::Gated];
     let fp8 = fusions.into_iter().flat_map(|fusion| {
-        slim_tiles(fusion).map(move |tile| Config::Slim(split_k::fp8::Config { fusion, ..slim(tile) }))
+        slim_tiles(fusion).map(move |tile| GemmKernel::Slim(split_k::fp8::Config { fusion, ..slim(tile) }))
     });
     let half = Operands::all().filter(|operands| operands.layout() == "nt").flat_map(move |operands| {
         fusions.into_iter().flat_map(move |fusion| {
             slim_tiles(fusion).map(move |(block_m, block_n)| {
-                Config::HalfSlim(split_k::f16::Config { fusion, ..half_slim(operands, block_m, block_n) })
+                GemmKernel::HalfSlim(split_k::f16::Config { fusion, ..half_slim(operands, block_m, block_n) })
             })
         })
     });
@@ -230,130 +233,133 @@ fn slim_fused() -> impl Iterator<Item = Config> {
 /// Tiles of the kernels that share out those that fill no round.
 const SHARED: &[(u32, u32, u32)] = &[(256, 128, 3)];
 
-fn wide_fused(grouping: Grouping) -> impl Iterator<Item = Config> {
+fn wide_fused(grouping: Grouping) -> impl Iterator<Item = GemmKernel> {
     let more = if grouping == Grouping::Dense { FUSED_DENSE } else { &[] };
     [Fusion::Elementwise, Fusion::Gated].into_iter().flat_map(move |fusion| {
         let configs =
             [FUSED, more].into_iter().flat_map(move |tiles| wide(tiles, grouping, ScalesOfB::Blocks));
-        configs.map(move |config| Config::Wide(fp8_persistent::Config { fusion, ..config }))
+        configs.map(move |config| GemmKernel::Wide(fp8_persistent::Config { fusion, ..config }))
     })
 }
 
-impl Config {
+impl GemmKernel {
     /// Every kernel that exists: no shape ever needs another.
-    pub fn all() -> impl Iterator<Item = Config> {
-        let products = Config::dense().chain(Config::grouped()).chain(Config::k_grouped());
-        let products = products.chain(Config::fused()).chain(Config::summed()).chain(Config::batched());
-        products.chain(Config::fused_grouped()).chain([Config::Transpose])
+    pub fn all() -> impl Iterator<Item = GemmKernel> {
+        let products = GemmKernel::dense().chain(GemmKernel::grouped()).chain(GemmKernel::k_grouped());
+        let products =
+            products.chain(GemmKernel::fused()).chain(GemmKernel::summed()).chain(GemmKernel::batched());
+        products.chain(GemmKernel::fused_grouped()).chain([GemmKernel::Transpose])
     }
 
     /// The kernels of one product.
-    pub fn dense() -> impl Iterator<Item = Config> {
+    pub fn dense() -> impl Iterator<Item = GemmKernel> {
         let slim = SLIM.iter().copied().map(slim);
         wide(WIDE, Grouping::Dense, ScalesOfB::Blocks)
             .chain(
                 wide(SHARED, Grouping::Dense, ScalesOfB::Blocks)
                     .map(|config| fp8_persistent::Config { shares_tail: true, ..config }),
             )
-            .map(Config::Wide)
-            .chain(slim.map(Config::Slim))
-            .chain(wide(ROW_SCALES, Grouping::Dense, ScalesOfB::Rows).map(Config::Wide))
+            .map(GemmKernel::Wide)
+            .chain(slim.map(GemmKernel::Slim))
+            .chain(wide(ROW_SCALES, Grouping::Dense, ScalesOfB::Rows).map(GemmKernel::Wide))
             .chain(half_kernels())
             .chain(e5m2_kernels())
     }
 
     /// The kernels whose rows are grouped.
-    pub fn grouped() -> impl Iterator<Item = Config> {
-        wide(GROUPED, Grouping::Rows, ScalesOfB::Blocks).map(Config::Wide).chain(half_grouped())
+    pub fn grouped() -> impl Iterator<Item = GemmKernel> {
+        wide(GROUPED, Grouping::Rows, ScalesOfB::Blocks).map(GemmKernel::Wide).chain(half_grouped())
     }
 
     /// The kernels whose groups are along K.
-    pub fn k_grouped() -> impl Iterator<Item = Config> {
-        wide(K_GROUPED, Grouping::K, ScalesOfB::Rows).map(Config::Wide).chain(half_k_grouped())
+    pub fn k_grouped() -> impl Iterator<Item = GemmKernel> {
+        wide(K_GROUPED, Grouping::K, ScalesOfB::Rows).map(GemmKernel::Wide).chain(half_k_grouped())
     }
 
     /// The kernels of batches of FP8 products.
-    pub fn batched() -> impl Iterator<Item = Config> {
+    pub fn batched() -> impl Iterator<Item = GemmKernel> {
         wide(BATCHED, Grouping::Rows, ScalesOfB::Blocks)
-            .map(|config| Config::Wide(fp8_persistent::Config { d_in_slabs: true, ..config }))
+            .map(|config| GemmKernel::Wide(fp8_persistent::Config { d_in_slabs: true, ..config }))
     }
 
     /// The kernels that add the products of a batch up.
-    pub fn summed() -> impl Iterator<Item = Config> {
+    pub fn summed() -> impl Iterator<Item = GemmKernel> {
         half_summed()
     }
 
     /// The kernels that finish their sums before they store them.
-    pub fn fused() -> impl Iterator<Item = Config> {
+    pub fn fused() -> impl Iterator<Item = GemmKernel> {
         wide_fused(Grouping::Dense).chain(half_fused(Grouping::Dense)).chain(slim_fused())
     }
 
     /// The same whose rows are grouped.
-    pub fn fused_grouped() -> impl Iterator<Item = Config> {
+    pub fn fused_grouped() -> impl Iterator<Item = GemmKernel> {
         wide_fused(Grouping::Rows).chain(half_fused(Grouping::Rows))
     }
 
     /// Whether rows are grouped.
     pub fn is_grouped(&self) -> bool {
         match self {
-            Config::Wide(config) => config.is_grouped(),
-            Config::HalfWide(config) => config.is_grouped(),
-            Config::Slim(_) | Config::HalfSlim(_) | Config::Transpose => false,
+            GemmKernel::Wide(config) => config.is_grouped(),
+            GemmKernel::HalfWide(config) => config.is_grouped(),
+            GemmKernel::Slim(_) | GemmKernel::HalfSlim(_) | GemmKernel::Transpose => false,
         }
     }
 
     /// Whether the kernel is one for few rows.
     pub fn has_few_rows(&self) -> bool {
-        matches!(self, Config::Slim(_) | Config::HalfSlim(_))
+        matches!(self, GemmKernel::Slim(_) | GemmKernel::HalfSlim(_))
     }
 
     /// Whether the kernel computes batches and not other groups of rows.
     pub fn is_batched(&self) -> bool {
-        matches!(self, Config::Wide(config) if config.d_in_slabs)
+        matches!(self, GemmKernel::Wide(config) if config.d_in_slabs)
     }
 
     /// What the kernel does with its sums before it stores them.
     pub fn fusion(&self) -> Fusion {
         match self {
-            Config::Wide(config) => config.fusion,
-            Config::HalfWide(config) => config.fusion,
-            Config::Slim(config) => config.fusion,
-            Config::HalfSlim(config) => config.fusion,
-            Config::Transpose => Fusion::None,
+            GemmKernel::Wide(config) => config.fusion,
+            GemmKernel::HalfWide(config) => config.fusion,
+            GemmKernel::Slim(config) => config.fusion,
+            GemmKernel::HalfSlim(config) => config.fusion,
+            GemmKernel::Transpose => Fusion::None,
         }
     }
 
     /// What the kernel multiplies, or prepares for those that do.
-    pub fn family(&self) -> Family {
+    pub fn family(&self) -> OperandKind {
         match self {
-            Config::Transpose => Family::Fp8,
-            Config::Wide(config) if config.scales_of_b == ScalesOfB::Rows => Family::Fp8Rows,
-            Config::Wide(fp8_persistent::Config { e5m2, .. })
-            | Config::Slim(split_k::fp8::Config { e5m2, .. }) => e5m2.map_or(Family::Fp8, Family::Fp8E5m2),
-            Config::HalfWide(config) => Family::Half(config.operands),
-            Config::HalfSlim(config) => Family::Half(config.operands),
+            GemmKernel::Transpose => OperandKind::Fp8,
+            GemmKernel::Wide(config) if config.scales_of_b == ScalesOfB::Rows => OperandKind::Fp8Rows,
+            GemmKernel::Wide(fp8_persistent::Config { e5m2, .. })
+            | GemmKernel::Slim(split_k::fp8::Config { e5m2, .. }) => {
+                e5m2.map_or(OperandKind::Fp8, OperandKind::Fp8E5m2)
+            }
+            GemmKernel::HalfWide(config) => OperandKind::Half(config.operands),
+            GemmKernel::HalfSlim(config) => OperandKind::Half(config.operands),
         }
     }
 
     /// The kernel's name, which is also the entry's.
     pub fn name(&self) -> String {
         match self {
-            Config::Transpose => transpose::NAME.to_owned(),
-            Config::Wide(config) => config.name(),
-            Config::Slim(config) => config.name(),
-            Config::HalfWide(config) => config.name(),
-            Config::HalfSlim(config) => config.name(),
+            GemmKernel::Transpose => transpose::NAME.to_owned(),
+            GemmKernel::Wide(config) => config.name(),
+            GemmKernel::Slim(config) => config.name(),
+            GemmKernel::HalfWide(config) => config.name(),
+            GemmKernel::HalfSlim(config) => config.name(),
         }
     }
 
     /// Writes the kernel.
     pub fn build(&self) -> Result<Module, BuildError> {
         match self {
-            Config::Transpose => transpose::build(),
-            Config::Wide(config) => config.build(),
-            Config::Slim(config) => config.build(),
-            Config::HalfWide(config) => config.build(),
-            Config::HalfSlim(config) => config.build(),
+            GemmKernel::Transpose => transpose::build(),
+            GemmKernel::Wide(config) => config.build(),
+            GemmKernel::Slim(config) => config.build(),
+            GemmKernel::HalfWide(config) => config.build(),
+            GemmKernel::HalfSlim(config) => config.build(),
         }
     }
 }

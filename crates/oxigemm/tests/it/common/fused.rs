@@ -2,7 +2,7 @@
 
 use super::{C, Scales, output};
 use oxigemm::cast::{Quantized, ScaleFormat, per_token_cast_to_fp8};
-use oxigemm::plan::{self, Choice};
+use oxigemm::plan::{self, GemmConfig};
 use oxigemm::reference::Finish;
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, FusedOutput, GemmOptions, HeadSplits, Result, Tensor,
@@ -188,9 +188,9 @@ impl Finished<'_> {
 
 /// How the product alone gives the very sums that a choice finishes: with K split alike. `plain` is the name of a few-row kernel. Without a
 /// choice, K is not split.
-pub fn same_sums(choice: Option<Choice>, plain: &str) -> GemmOptions {
+pub fn same_sums(choice: Option<GemmConfig>, plain: &str) -> GemmOptions {
     match choice {
-        Some(Choice::Slim { split, .. } | Choice::HalfSlim { split, .. }) if split > 1 => {
+        Some(GemmConfig::Slim { split, .. } | GemmConfig::HalfSlim { split, .. }) if split > 1 => {
             let choice = plan::parse(&format!("{plain}_k{split}_s2"));
             assert!(choice.is_some(), "{plain}");
             GemmOptions { choice, ..Default::default() }

@@ -5,7 +5,7 @@ use super::fused::rounding;
 use super::grouped::{Case, POISON};
 use super::{C, Scales, same_bits, schedules};
 use oxigemm::cast::{ScaleFormat, per_token_cast_to_fp8};
-use oxigemm::plan::{self, Choice};
+use oxigemm::plan::{self, GemmConfig};
 use oxigemm::reference::Finish;
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, FusedOutput, GemmOptions, GroupedRows, HeadSplits, Result,
@@ -147,20 +147,20 @@ impl<P: Product> Fused<P> {
         all
     }
 
-    pub fn run(&self, c: Addend<'_>, d: FusedOutput<'_>, choice: Option<Choice>) -> Result<()> {
+    pub fn run(&self, c: Addend<'_>, d: FusedOutput<'_>, choice: Option<GemmConfig>) -> Result<()> {
         let options = GemmOptions { choice, num_sms: self.case().num_sms, ..Default::default() };
         self.problem.run_fused(c, d, self.groups(), &self.epilogue(), &options)
     }
 
     /// The bits of D's memory and of that of its scales, once they were found right.
-    pub fn checked(&self, choice: Option<Choice>, about: &str) -> Vec<u8> {
+    pub fn checked(&self, choice: Option<GemmConfig>, about: &str) -> Vec<u8> {
         match self.what.quantized {
             None => self.checked_matrix(choice, about),
             Some((layout, format)) => self.checked_codes(choice, layout, format, about),
         }
     }
 
-    fn checked_matrix(&self, choice: Option<Choice>, about: &str) -> Vec<u8> {
+    fn checked_matrix(&self, choice: Option<GemmConfig>, about: &str) -> Vec<u8> {
         let (case, (columns, places, width)) = (self.case(), self.columns());
         let size = case.d_type.size();
         let (mut d, mut other) = (self.rows(case.d_type, width, case.gap), self.rows(case.d_type, width, 3));
@@ -229,7 +229,7 @@ impl<P: Product> Fused<P> {
 
     fn checked_codes(
         &self,
-        choice: Option<Choice>,
+        choice: Option<GemmConfig>,
         layout: Scales,
         format: ScaleFormat,
         about: &str,
@@ -287,7 +287,7 @@ impl<P: Product> Fused<P> {
 
 pub fn every_schedule_gives_the_same_bits<P: Product>(
     fused: &Fused<P>,
-    choice: Option<Choice>,
+    choice: Option<GemmConfig>,
     step: usize,
     sim: &Sim,
 ) {

@@ -3,7 +3,7 @@
 
 use super::Scales;
 use oxigemm::cast::{Quantized, ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
-use oxigemm::plan::Choice;
+use oxigemm::plan::GemmConfig;
 use oxigemm::{
     DType, Device, GemmOptions, GroupedRows, Result, Sim, Stream, Tensor, m_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_masked, random, reference,
@@ -185,7 +185,7 @@ impl Problem {
         (if self.case.is_masked() { d } else { d.select(0).unwrap() }, memory)
     }
 
-    pub fn run(&self, d: &mut Tensor, choice: Option<Choice>, stream: Option<Stream>) -> Result<()> {
+    pub fn run(&self, d: &mut Tensor, choice: Option<GemmConfig>, stream: Option<Stream>) -> Result<()> {
         let options = GemmOptions { choice, num_sms: self.case.num_sms, stream, ..Default::default() };
         let (a, b) = ((&self.a, &self.sfa), (&self.b, &self.sfb));
         let rows = match self.case.layout {
@@ -200,7 +200,7 @@ impl Problem {
     }
 
     /// The bits of all of D's memory, once what belongs to groups was found right and the rest untouched.
-    pub fn checked(&self, choice: Option<Choice>, about: &str) -> Vec<u8> {
+    pub fn checked(&self, choice: Option<GemmConfig>, about: &str) -> Vec<u8> {
         let (mut d, memory) = self.output();
         self.run(&mut d, choice, None).unwrap_or_else(|error| panic!("{about}: {error}"));
         let bytes = memory.to_bytes().unwrap();

@@ -1,7 +1,7 @@
 //! Problems with 16-bit operands for the simulator, and the exact result.
 
 use super::{C, output};
-use oxigemm::plan::Choice;
+use oxigemm::plan::GemmConfig;
 use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim, Tensor, half_gemm, random, reference};
 
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +68,7 @@ impl Problem {
         output(self.case.d_type, self.case.dims, self.case.gaps, &self.device)
     }
 
-    pub fn run(&self, choice: Option<Choice>) -> oxigemm::Result<Tensor> {
+    pub fn run(&self, choice: Option<GemmConfig>) -> oxigemm::Result<Tensor> {
         let options = GemmOptions { choice, num_sms: self.case.num_sms, ..Default::default() };
         let (mut d, mut other) = (self.output(), self.output());
         let c = self.case.c.addend(&self.c, &mut d, &mut other)?;
@@ -77,7 +77,7 @@ impl Problem {
     }
 
     /// The bits of D, once they were found right.
-    pub fn checked(&self, choice: Option<Choice>, about: &str) -> Vec<u8> {
+    pub fn checked(&self, choice: Option<GemmConfig>, about: &str) -> Vec<u8> {
         let d = self.run(choice).unwrap_or_else(|error| panic!("{about}: {error}"));
         let deviation = (self.case.dims[2] as f64).sqrt();
         let rounding = match self.case.d_type {

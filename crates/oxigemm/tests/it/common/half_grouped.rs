@@ -3,7 +3,7 @@
 
 use super::C;
 use super::grouped::{self, POISON};
-use oxigemm::plan::Choice;
+use oxigemm::plan::GemmConfig;
 use oxigemm::{
     Addend, DType, Device, GemmLayout, GemmOptions, GroupedRows, Result, RowGroups, Sim, Stream, Tensor,
     m_grouped_half_gemm, random, reference,
@@ -111,7 +111,7 @@ impl Problem {
         }
     }
 
-    pub fn run(&self, d: &mut Tensor, choice: Option<Choice>, stream: Option<Stream>) -> Result<()> {
+    pub fn run(&self, d: &mut Tensor, choice: Option<GemmConfig>, stream: Option<Stream>) -> Result<()> {
         let options = GemmOptions { choice, num_sms: self.case.of.num_sms, stream, ..Default::default() };
         let other = self.output(true).0;
         let c = match self.case.c {
@@ -123,7 +123,7 @@ impl Problem {
     }
 
     /// The bits of all of D's memory, once what belongs to groups was found right and the rest untouched.
-    pub fn checked(&self, choice: Option<Choice>, about: &str) -> Vec<u8> {
+    pub fn checked(&self, choice: Option<GemmConfig>, about: &str) -> Vec<u8> {
         let (mut d, memory) = self.output(matches!(self.case.c, C::InPlace));
         let before = memory.to_bytes().unwrap();
         self.run(&mut d, choice, None).unwrap_or_else(|error| panic!("{about}: {error}"));

@@ -7,7 +7,7 @@ pub mod half;
 pub mod half_grouped;
 
 use oxigemm::cast::{Quantized, ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
-use oxigemm::plan::Choice;
+use oxigemm::plan::GemmConfig;
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{Addend, DType, Device, GemmOptions, Sim, Tensor, fp8_gemm_nt, random, reference};
 
@@ -90,7 +90,7 @@ impl Problem {
         output(self.case.d_type, self.case.dims, self.case.gaps, &self.device)
     }
 
-    pub fn run(&self, choice: Option<Choice>) -> oxigemm::Result<Tensor> {
+    pub fn run(&self, choice: Option<GemmConfig>) -> oxigemm::Result<Tensor> {
         let options = GemmOptions { choice, num_sms: self.case.num_sms, ..Default::default() };
         let (mut d, mut other) = (self.output(), self.output());
         let c = self.case.c.addend(&self.c, &mut d, &mut other)?;
@@ -99,7 +99,7 @@ impl Problem {
     }
 
     /// The bits of D, once they were found right.
-    pub fn checked(&self, choice: Option<Choice>, about: &str) -> Vec<u8> {
+    pub fn checked(&self, choice: Option<GemmConfig>, about: &str) -> Vec<u8> {
         let d = self.run(choice).unwrap_or_else(|error| panic!("{about}: {error}"));
         let deviation = (self.case.dims[2] as f64).sqrt();
         for (found, exact) in d.to_vec_f32().unwrap().iter().zip(&self.exact) {

@@ -341,8 +341,8 @@ mod tests {
 
     #[test]
     fn registers_that_are_shared_out_are_those_of_the_launch() {
-        let wide = |config| if let launch::Config::Wide(config) = config { Some(config) } else { None };
-        for config in launch::Config::all().filter_map(wide) {
+        let wide = |config| if let launch::GemmKernel::Wide(config) = config { Some(config) } else { None };
+        for config in launch::GemmKernel::all().filter_map(wide) {
             let warpgroups = config.threads() / WARPGROUP;
             let launched = 65_536 / config.threads() / 8 * 8;
             let [math, serving] = config.registers();
