@@ -145,7 +145,7 @@ def quantize_with_transpose(
     if _call.is_compiling():
         _call.ops().quantize_with_transpose(x, codes, scales, transposed, own, granularity, power_of_two)
     else:
-        _C.quantize_with_transpose(x, codes, scales, transposed, own, granularity, power_of_two)
+        _C.quantize_with_transpose(x, codes, scales, (transposed, own), granularity, power_of_two)
     return codes, scales, transposed, scales.swapaxes(0, 1) if own is None else own
 
 

@@ -8,6 +8,7 @@ from .. import _call
 from .. import _oxigemm as _C
 from .._arrays import dtype_name, empty, rows_of
 from ..errors import ArgumentError, ArgumentTypeError
+from .gemm import fp8_gemm_nt_skip_head_mid
 
 __all__ = [
     "einsum",
@@ -83,7 +84,8 @@ def fp8_fp4_mqa_logits(
     if _call.is_compiling():
         _call.ops().mqa_logits(query, keys, scales, weights, cu_seq_len_k_start, cu_seq_len_k_end, logits, form)
     else:
-        _C.mqa_logits(query, keys, scales, weights, cu_seq_len_k_start, cu_seq_len_k_end, logits, form)
+        k_ranges = cu_seq_len_k_start, cu_seq_len_k_end
+        _C.mqa_logits(query, (keys, scales), weights, k_ranges, logits, form)
     return logits
 
 
@@ -165,7 +167,8 @@ def fp8_fp4_paged_mqa_logits(
             query, kv_cache, weights, context_lens, block_table, schedule_meta, logits, clean_logits
         )
     else:
-        _C.paged_mqa_logits(query, kv_cache, weights, context_lens, block_table, schedule_meta, logits, clean_logits)
+        paging = context_lens, block_table, schedule_meta
+        _C.paged_mqa_logits(query, kv_cache, weights, paging, logits, clean_logits)
     return logits
 
 
@@ -193,25 +196,6 @@ def fp8_paged_mqa_logits(
         None,
         indices,
     )
-
-
-def fp8_gemm_nt_skip_head_mid(
-    a: Tuple[Any, Any],
-    b: Tuple[Any, Any],
-    d: Any,
-    head_splits: Tuple[int, int, int],
-    recipe: Optional[Tuple[int, int, int]] = None,
-    compiled_dims: str = "nk",
-    disable_ue8m0_cast: bool = False,
-) -> None:
-    """D = A·Bᵀ, of which every head has columns in the middle that are skipped.
-
-    Operands are those of ``fp8_gemm_nt``. ``head_splits`` is ``(left, mid, right)``: a head has ``left + right`` rows of B,
-    and ``left + mid + right`` columns of D, of which the middle ones stay as they are.
-    """
-    if _call.is_compiling():
-        return _call.ops().fp8_gemm_skip_head_mid(*a, *b, d, head_splits, recipe)
-    return _C.fp8_gemm_skip_head_mid(a, b, d, head_splits, recipe)
 
 
 def einsum(expr: str, a: Any, b: Any, d: Any, c: Optional[Any] = None, use_cublaslt: bool = False) -> None:
@@ -265,7 +249,7 @@ def fp8_einsum(
     """
     if _call.is_compiling():
         return _call.ops().fp8_einsum(expr, *a, *b, d, c, recipe)
-    return _C.fp8_einsum(expr, a, b, d, c, recipe)
+    return _C.fp8_einsum(expr, (a, b, recipe, None, None), d, c)
 
 
 def tf32_hc_prenorm_gemm(a: Any, b: Any, d: Any, sqr_sum: Any, num_splits: Optional[int] = None) -> None:
