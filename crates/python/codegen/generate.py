@@ -106,6 +106,9 @@ def facade_function(function: Function) -> str:
     own = {argument.name: argument for argument in function.arguments}
     if function.grouping == "k_grouped_contiguous":
         text += "    _call.refuse_psum_layout(use_psum_layout)\n"
+    for field in FIELDS["epilogue"]:
+        if field.name in own and field.default == "None" and own[field.name].default is None:
+            text += f'    _call.refuse_none("{field.name}", {field.name})\n'
     selectors = [f'"{getattr(function, selector)}"' for selector in function.operator.selectors]
     passed = []
     for expected in operator_arguments(firsts()[function.operator]):

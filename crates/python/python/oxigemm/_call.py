@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .errors import ArgumentError
+from .errors import ArgumentError, ArgumentTypeError
 
 
 def is_compiling() -> bool:
@@ -22,6 +22,12 @@ def is_compiling() -> bool:
 def ops() -> Any:
     """The operators."""
     return sys.modules["torch"].ops.oxigemm
+
+
+def refuse_none(name: str, value: Any) -> None:
+    """The check of an argument that a function needs, for a part of the epilogue that others may leave out."""
+    if value is None:
+        raise ArgumentTypeError(f"`{name}` has the wrong type: expected a value, found None", name)
 
 
 def refuse_psum_layout(use_psum_layout: bool) -> None:

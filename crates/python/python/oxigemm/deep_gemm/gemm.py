@@ -150,6 +150,7 @@ def fp8_gemm_nt_skip_head_mid(
     Operands are those of ``fp8_gemm_nt``. ``head_splits`` is ``(left, mid, right)``: a head has ``left + right`` rows of B,
     and ``left + mid + right`` columns of D, of which the middle ones keep their values.
     """
+    _call.refuse_none("head_splits", head_splits)
     if _call.is_compiling():
         return _call.ops().fp8_gemm_skip_head_mid(*a, *b, d, head_splits, recipe)
     return _C.gemm(
