@@ -1,4 +1,4 @@
-"""The table of GEMM functions: one row for each function of ``deep_gemm.gemm``, ``deep_gemm.grouped``, ``deep_gemm.baseline`` and ``fused``.
+"""The table of GEMM functions, dense, grouped and fused: one row for each.
 
 ``generate.py`` writes from it the functions themselves, torch's operators and the stubs of structured arguments.
 """
@@ -211,8 +211,8 @@ FP8_SKIP_HEAD_MID = Function(
     """\
 D = A·Bᵀ whose heads have columns in the middle that are skipped.
 
-Operands are those of ``fp8_gemm_nt``. ``head_splits`` is ``(left, mid, right)``: a head has ``left + right`` rows of B,
-and ``left + mid + right`` columns of D, of which the middle ones keep their values.
+Operands are those of ``fp8_gemm_nt``. ``head_splits`` is ``(left, mid, right)``: a head has ``left + right`` rows
+of B, and ``left + mid + right`` columns of D, of which the middle ones keep their values.
 """,
     is_listed=False,
 )
@@ -297,7 +297,7 @@ M_GROUPED_FP8_NT_MASKED = Function(
     M_GROUPED_FP8_MASKED,
     (SCALED_A, SCALED_B, D, MASKED_M, EXPECTED_M, *RECIPES, compiled_dims("nk"), DISABLE_UE8M0_CAST),
     """\
-M-grouped masked FP8 GEMM, D = A·Bᵀ: each group has M rows of memory, of which the first ``masked_m[g]`` are valid.
+M-grouped masked FP8 GEMM, D = A·Bᵀ: each group has memory for M rows, the first ``masked_m[g]`` are valid.
 
 ======== ================= =================== =======================================================
 argument shape             type                layout
@@ -311,8 +311,8 @@ masked_m [G]               int32               contiguous
 ======== ================= =================== =======================================================
 
 Other rows of D keep their values and cost nothing. The kernel reads ``masked_m``: a CUDA graph may be replayed with
-other counts. ``expected_m`` is the expected rows of a group. The plan depends on it, and so do the last bits of large
-groups.
+other counts. ``expected_m`` is the expected rows of a group. The plan depends on it, and so do the last bits of
+large groups.
 """,
     ("m_grouped_fp8_gemm_nt_masked", "fp8_m_grouped_gemm_nt_masked"),
 )
@@ -353,8 +353,8 @@ def half_k_grouped(short: str, dtype: str) -> Function:
 K-grouped GEMM, D[g] = C[g] + A_gᵀ·B_g: groups share M and N, and have a K each. The gradients of weights.
 
 A [sum of K_g, M] and B [sum of K_g, N] are bfloat16, row-major, with a pitch of multiples of 16 bytes; C and D
-[G, M, N] are bfloat16 or float32. ``grouped_layout``, int32 [G], is the K of each group, any number. ``ks_cpu`` are the
-same numbers on the host; None or empty where it does not know them.
+[G, M, N] are bfloat16 or float32. ``grouped_layout``, int32 [G], is the K of each group, any number. ``ks_cpu`` are
+the same numbers on the host; None or empty where it does not know them.
 """
     arguments = (A, B, D, KS_CPU, GROUPED_LAYOUT, C, compiled_dims("mn"), NO_PSUM_LAYOUT)
     name = f"k_grouped_{short}_gemm_tn_contiguous"
@@ -382,14 +382,14 @@ c, d           [G, M, N]                               bfloat16 or float32 row-m
 grouped_layout [G]: the K of each group                int32               contiguous
 ============== ======================================= =================== ====================================
 
-``ks_cpu`` are the same numbers on the host, compared with the shapes; None or empty where it does not know them. K_g
-may be any number, also 0.
+``ks_cpu`` are the same numbers on the host, compared with the shapes; None or empty where it does not know them.
+K_g may be any number, also 0.
 """,
 )
 
 GROUPED = Module(
     "deep_gemm/grouped.py",
-    "Grouped GEMMs: m-grouped contiguous and masked (the experts of a mixture), and k-grouped (their weight gradients).",
+    "Grouped GEMMs: m-grouped contiguous and masked (experts of a mixture), and k-grouped (their weight gradients).",
     [M_GROUPED_FP8_NT_CONTIGUOUS, M_GROUPED_FP8_NN_CONTIGUOUS, M_GROUPED_FP8_NT_MASKED]
     + [
         function
@@ -423,10 +423,10 @@ d        [M, N]; [M, N/2] if gated          bfloat16, float32, e4m3 row-major, a
 d_scales [M, N/128]; [M, N/2/128] if gated  float32                 any strides; only with a d of e4m3
 ======== ================================== ======================= ==========================================
 
-``activation`` is ``none``, ``relu``, ``gelu``, ``gelu_tanh`` or ``silu``. ``head_splits`` is ``(left, mid, right)``: of
-every ``left + mid + right`` columns of D the middle ones are skipped, and keep their values. A ``d`` of e4m3 is
-quantized with 1x128 scales, as by ``quantization.quantize``; ``power_of_two`` rounds the scales up to powers of two. A
-quantized ``d`` takes neither ``c`` nor ``head_splits``.
+``activation`` is ``none``, ``relu``, ``gelu``, ``gelu_tanh`` or ``silu``. ``head_splits`` is
+``(left, mid, right)``: of every ``left + mid + right`` columns of D the middle ones are skipped, and keep their
+values. A ``d`` of e4m3 is quantized with 1x128 scales, as by ``quantization.quantize``; ``power_of_two`` rounds the
+scales up to powers of two. A quantized ``d`` takes neither ``c`` nor ``head_splits``.
 """
 
 M_GROUPED_FP8_FUSED_DOC = """\
@@ -448,8 +448,8 @@ expected_m     with ``use_psum_layout``: expected     expected rows of a group
 ============== ====================================== =======================================================
 
 All else is as for ``fp8_gemm_nt_fused``. The groups are read on the device, so a CUDA graph may be replayed with
-others. ``expected_m`` decides which kernel is taken and nothing else. Rows of no group keep their values, in D and in
-its scales. They may hold anything when the next GEMM of the same groups reads them.
+others. ``expected_m`` decides which kernel is taken and nothing else. Rows of no group keep their values, in D and
+in its scales. They may hold anything when the next GEMM of the same groups reads them.
 """
 
 
@@ -467,9 +467,9 @@ def fused(short: str, dtype: str, grouping: str) -> Function:
         ("fp8", False): FP8_FUSED_DOC,
         ("fp8", True): M_GROUPED_FP8_FUSED_DOC,
         ("bf16", False): (
-            "``fp8_gemm_nt_fused`` for bfloat16 operands: A [M, K] and B [N, K], K-major, pitch multiples of 16 bytes.\n\n"
-            "D is bfloat16, float32, or e4m3 with ``d_scales``; the bias is bfloat16 or float32. With ``gated``, N/2 may\n"
-            "be any number.\n"
+            "``fp8_gemm_nt_fused`` for bfloat16 operands: A [M, K], B [N, K], K-major, pitch multiples of 16 bytes.\n\n"
+            "D is bfloat16, float32, or e4m3 with ``d_scales``; the bias is bfloat16 or float32. N/2 may be any\n"
+            "number with ``gated``.\n"
         ),
         ("bf16", True): (
             "``bf16_gemm_nt_fused`` for m-grouped rows, each group with a B of its own.\n\n"

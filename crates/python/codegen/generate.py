@@ -1,4 +1,4 @@
-"""Writes what comes from the table in ``functions.py``: GEMM functions, torch's operators, and the stubs of their arguments.
+"""Writes what comes from the table in ``functions.py``: GEMM functions, torch's operators, stubs of their arguments.
 
     python crates/python/codegen/generate.py
 
@@ -27,7 +27,7 @@ TYPES = {
 
 
 def wrapped(start: str, parts: Sequence[str], end: str, indent: str = "", one_by_one: bool = False) -> str:
-    """A call or a signature as a formatter breaks it: on one line, with its arguments on one line, or with a line for each."""
+    """A call or a signature as a formatter breaks it: one line, its arguments on one line, or a line for each."""
     line = f"{indent}{start}({', '.join(parts)}){end}"
     if len(line) <= WIDTH:
         return line + "\n"
@@ -209,7 +209,8 @@ def _tuple(numbers):
             quoted = "\n        ".join(f'"{part}"' for part in lines_of(schema, WIDTH - len('        "",')))
             line = f'    "{each.name}": (\n        {quoted},\n        {called},\n    ),\n'
         rows += line
-    return f"{text}\n\n#: The operators: their arguments in torch's schema, and what they call.\nOPERATORS = {{\n{rows}}}\n"
+    comment = "#: The operators: their arguments in torch's schema, and what they call."
+    return f"{text}\n\n{comment}\nOPERATORS = {{\n{rows}}}\n"
 
 
 def lines_of(text: str, width: int) -> List[str]:

@@ -55,7 +55,7 @@ enum Reader {
     DlPack,
 }
 
-/// The classes that were seen, with how they are read. They are kept alive, so that an address is one of them.
+/// The cache of readers, by the address of the class. It keeps the classes alive, so an address stays one of them.
 static READERS: RwLock<Vec<(usize, Reader, Py<PyType>)>> = RwLock::new(Vec::new());
 
 impl Array {
@@ -68,7 +68,7 @@ impl Array {
         address: u64,
         location: Location,
     ) -> PyResult<Array> {
-        // A number without dimensions is a list of one.
+        // A scalar is a list of one.
         let (dims, strides) = if dims.is_empty() { (&[1][..], None) } else { (dims, strides) };
         let rank = dims.len();
         let mut array = Array {

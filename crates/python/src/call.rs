@@ -209,9 +209,9 @@ impl<'py> Call<'py> {
     #[inline]
     fn tensors(&self, device: &Device) -> PyResult<Vec<Tensor>> {
         let tensor = |array: &Array| {
-            // SAFETY: the objects that were read are kept by the caller until the call returns, and for work that is
-            // then in a stream their owner keeps the memory, as for work of its own. Who else uses them meanwhile is in
-            // the hands of the caller, as everywhere in Python.
+            // SAFETY: the caller keeps the objects alive until the call returns. For work that is then in a stream the
+            // library that owns the memory keeps it, as for work of its own. Races are up to the caller, as everywhere
+            // in Python.
             unsafe { array.tensor(array.address, device) }
                 .map_err(|error| refused(self.py, &error, array.name))
         };

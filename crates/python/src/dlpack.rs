@@ -121,7 +121,7 @@ impl Exchange {
     #[inline]
     pub fn current_stream(self, gpu: usize) -> Option<*mut c_void> {
         let mut stream = std::ptr::null_mut();
-        // SAFETY: `stream` is a valid place to write to.
+        // SAFETY: `stream` is valid for writes.
         let failed = unsafe { self.0.current_stream?(CUDA, gpu as i32, &mut stream) };
         (failed == 0).then_some(stream)
     }

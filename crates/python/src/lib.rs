@@ -1,10 +1,10 @@
 //! The Python bindings: torch tensors, numpy arrays and DLPack arrays as tensors of the library.
 //!
-//! A call reads its arrays ([`array`], [`dlpack`]), finds the device that computes ([`settings`]), and passes them to the
-//! library as tensors of foreign memory ([`call`]): on a GPU in torch's current stream, on the CPU with the reference, or
-//! in the simulator on copies. Operands, grouping and epilogue of a GEMM arrive as tuples ([`fields`]) and become one
-//! description ([`gemm`]). Names and defaults of arguments are those of the facade, `python/oxigemm`, which passes all of
-//! them.
+//! A call reads its arrays ([`array`], [`dlpack`]), finds the device that computes ([`settings`]), and passes them to
+//! the library as tensors of foreign memory ([`call`]): on a GPU in torch's current stream, on the CPU with the
+//! reference, or in the simulator on copies. Operands, grouping and epilogue of a GEMM arrive as tuples ([`fields`])
+//! and become one description ([`gemm`]). Names and defaults of arguments are those of the facade, `python/oxigemm`,
+//! which passes all of them.
 
 mod array;
 mod attention;

@@ -1,4 +1,4 @@
-"""What importing does and what it does not."""
+"""The package: its import, its settings and its command line."""
 
 import json
 import subprocess
@@ -24,7 +24,8 @@ def test_importing_brings_neither_torch_nor_numpy_nor_a_driver():
     code = """
 import sys, json, oxigemm
 maps = open("/proc/self/maps").read()
-print(json.dumps([name for name in ("torch", "numpy") if name in sys.modules] + (["libcuda"] if "libcuda" in maps else [])))
+found = [name for name in ("torch", "numpy") if name in sys.modules]
+print(json.dumps(found + (["libcuda"] if "libcuda" in maps else [])))
 """
     assert json.loads(python(code)) == []
 

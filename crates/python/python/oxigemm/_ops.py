@@ -1,8 +1,8 @@
 """The functions as custom operators of torch, for ``torch.compile``.
 
-A call of the extension cannot be traced. While torch traces, calls go through these operators instead, of which torch is told
-what they write; they return nothing, so that there are no shapes to infer. They are registered as soon as torch and this package
-are both imported, in whichever order.
+Torch cannot trace a call of the extension. While it traces, calls go through these operators. Their schemas say which
+arguments they write. They return nothing, so no shapes are inferred. The operators are registered as soon as torch and
+this package are both imported, in either order.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ OPERATORS = {
     "einsum": (f"str expr, {_PLAIN}, Tensor? c", _C.einsum),
     "hc_prenorm_gemm": (f"{_PLAIN}, Tensor(s!) sqr_sum, int? num_splits", _C.hc_prenorm_gemm),
     "mqa_logits": (
-        "Tensor q, Tensor kv, Tensor kv_scales, Tensor weights, Tensor starts, Tensor ends, Tensor(l!) logits, str form",
+        "Tensor q, Tensor kv, Tensor kv_scales, Tensor weights, Tensor starts, Tensor ends, Tensor(l!) logits, "
+        "str form",
         _mqa_logits,
     ),
     "paged_mqa_logits": (
@@ -96,7 +97,7 @@ OPERATORS = {
 
 
 def _nothing(*_arguments) -> None:
-    """What an operator does to tensors without memory."""
+    """The fake implementation: outputs are arguments."""
 
 
 def register() -> None:
@@ -116,7 +117,7 @@ def register() -> None:
 
 
 class _AfterTorch:
-    """Registers when torch is imported, if that comes later than this."""
+    """An import hook that registers the operators when torch is imported later than this package."""
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname != "torch":

@@ -1,4 +1,4 @@
-"""The extension: functions that take all of their arguments. ``oxigemm.deep_gemm`` has their public names, defaults and text."""
+"""The extension: functions that take all of their arguments. ``oxigemm`` has their public names, defaults and text."""
 
 import os
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union

@@ -60,10 +60,10 @@ def fp8_gemm_nt_fused(
     d_scales [M, N/128]; [M, N/2/128] if gated  float32                 any strides; only with a d of e4m3
     ======== ================================== ======================= ==========================================
 
-    ``activation`` is ``none``, ``relu``, ``gelu``, ``gelu_tanh`` or ``silu``. ``head_splits`` is ``(left, mid, right)``: of
-    every ``left + mid + right`` columns of D the middle ones are skipped, and keep their values. A ``d`` of e4m3 is
-    quantized with 1x128 scales, as by ``quantization.quantize``; ``power_of_two`` rounds the scales up to powers of two. A
-    quantized ``d`` takes neither ``c`` nor ``head_splits``.
+    ``activation`` is ``none``, ``relu``, ``gelu``, ``gelu_tanh`` or ``silu``. ``head_splits`` is
+    ``(left, mid, right)``: of every ``left + mid + right`` columns of D the middle ones are skipped, and keep their
+    values. A ``d`` of e4m3 is quantized with 1x128 scales, as by ``quantization.quantize``; ``power_of_two`` rounds the
+    scales up to powers of two. A quantized ``d`` takes neither ``c`` nor ``head_splits``.
     """
     if _call.is_compiling():
         return _call.ops().fp8_gemm_nt_fused(
@@ -93,10 +93,10 @@ def bf16_gemm_nt_fused(
     d_scales: Optional[Any] = None,
     power_of_two: bool = False,
 ) -> None:
-    """``fp8_gemm_nt_fused`` for bfloat16 operands: A [M, K] and B [N, K], K-major, pitch multiples of 16 bytes.
+    """``fp8_gemm_nt_fused`` for bfloat16 operands: A [M, K], B [N, K], K-major, pitch multiples of 16 bytes.
 
-    D is bfloat16, float32, or e4m3 with ``d_scales``; the bias is bfloat16 or float32. With ``gated``, N/2 may
-    be any number.
+    D is bfloat16, float32, or e4m3 with ``d_scales``; the bias is bfloat16 or float32. N/2 may be any
+    number with ``gated``.
     """
     if _call.is_compiling():
         return _call.ops().half_gemm_nt_fused(
@@ -167,8 +167,8 @@ def m_grouped_fp8_gemm_nt_fused(
     ============== ====================================== =======================================================
 
     All else is as for ``fp8_gemm_nt_fused``. The groups are read on the device, so a CUDA graph may be replayed with
-    others. ``expected_m`` decides which kernel is taken and nothing else. Rows of no group keep their values, in D and in
-    its scales. They may hold anything when the next GEMM of the same groups reads them.
+    others. ``expected_m`` decides which kernel is taken and nothing else. Rows of no group keep their values, in D and
+    in its scales. They may hold anything when the next GEMM of the same groups reads them.
     """
     if _call.is_compiling():
         return _call.ops().m_grouped_fp8_gemm_nt_fused(

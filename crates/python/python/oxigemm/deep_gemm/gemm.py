@@ -147,8 +147,8 @@ def fp8_gemm_nt_skip_head_mid(
 ) -> None:
     """D = A·Bᵀ whose heads have columns in the middle that are skipped.
 
-    Operands are those of ``fp8_gemm_nt``. ``head_splits`` is ``(left, mid, right)``: a head has ``left + right`` rows of B,
-    and ``left + mid + right`` columns of D, of which the middle ones keep their values.
+    Operands are those of ``fp8_gemm_nt``. ``head_splits`` is ``(left, mid, right)``: a head has ``left + right`` rows
+    of B, and ``left + mid + right`` columns of D, of which the middle ones keep their values.
     """
     _call.refuse_none("head_splits", head_splits)
     if _call.is_compiling():
