@@ -26,19 +26,15 @@ TYPES = {
 }
 
 
-def wrapped(start: str, parts: Sequence[str], end: str, indent: str = "", one_by_one: bool = False) -> str:
+def wrapped(start: str, parts: Sequence[str], end: str, indent: str = "") -> str:
     """A call or a signature as a formatter breaks it: one line, its arguments on one line, or a line for each."""
     line = f"{indent}{start}({', '.join(parts)}){end}"
     if len(line) <= WIDTH:
         return line + "\n"
     middle = f"{indent}    {', '.join(parts)}\n"
-    if len(middle) > WIDTH or one_by_one:
+    if len(middle.rstrip("\n")) > WIDTH:
         middle = "".join(f"{indent}    {part},\n" for part in parts)
     return f"{indent}{start}(\n{middle}{indent}){end}\n"
-
-
-def tuple_text(parts: Sequence[str]) -> str:
-    return f"({', '.join(parts)})"
 
 
 def docstring(doc: str) -> str:
@@ -68,7 +64,8 @@ def is_fused(function: Function) -> bool:
 
 def field_values(name: str, given: Dict[str, str]) -> str:
     """A structured argument: a tuple of the fields that are given, and the defaults of others."""
-    return tuple_text([given.get(field.name) or field.default or "None" for field in FIELDS[name]])
+    values = [given.get(field.name) or field.default or "None" for field in FIELDS[name]]
+    return f"({', '.join(values)})"
 
 
 def gemm_call(function: Function, kind: str, given: Dict[str, str], start: str) -> str:
@@ -101,7 +98,7 @@ def facade_function(function: Function) -> str:
         return f"{argument.name}: {argument.annotation}{default}"
 
     parts = [argument(each) for each in function.arguments]
-    text = wrapped(f"def {function.name}", parts, " -> None:", one_by_one=len(parts) > 6)
+    text = wrapped(f"def {function.name}", parts, " -> None:")
     text += docstring(function.doc)
     own = {argument.name: argument for argument in function.arguments}
     if function.grouping == "k_grouped_contiguous":

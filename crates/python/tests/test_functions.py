@@ -76,6 +76,12 @@ def test_operators_take_the_arguments_of_their_schema(name):
         assert found == [argument for _, argument in schema_of(name)]
 
 
+def test_operators_take_all_that_their_functions_pass():
+    for _, row in ROWS:
+        accepted = {each.name: each.schema for each in generate.operator_arguments(generate.firsts()[row.operator])}
+        assert all(accepted.get(each.name) == each.schema for each in generate.operator_arguments(row)), row.name
+
+
 def test_every_operator_writes_something():
     for name in OPERATORS:
         assert any("!" in kind for kind, _ in schema_of(name)), name
