@@ -1,4 +1,4 @@
-//! Around the products: logits of an indexer, and the product of a hyper-connection.
+//! MQA logits, contiguous and paged, and the prenorm GEMM of hyper-connections.
 
 use oxigemm::DType;
 use oxigemm::check::Logits;
@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use crate::call::Call;
 use crate::error::argument_error;
 
-/// What arguments of the library are called here.
+/// The library's names for arguments, and Python's.
 const NAMES: &[(&str, &str)] = &[
     ("kv_scales", "kv[1]"),
     ("starts", "cu_seq_len_k_start"),
@@ -15,17 +15,14 @@ const NAMES: &[(&str, &str)] = &[
     ("schedule", "schedule_meta"),
 ];
 
-/// `form` is "clean", "partial" or "compressed".
+/// MQA logits. `kv` is `(keys, scales)`, `k_ranges` is `(starts, ends)`, `form` is "clean", "partial" or "compressed".
 #[pyfunction]
-#[allow(clippy::too_many_arguments)]
 fn mqa_logits<'py>(
     py: Python<'py>,
     q: &Bound<'py, PyAny>,
-    kv: &Bound<'py, PyAny>,
-    kv_scales: &Bound<'py, PyAny>,
+    kv: (Bound<'py, PyAny>, Bound<'py, PyAny>),
     weights: &Bound<'py, PyAny>,
-    starts: &Bound<'py, PyAny>,
-    ends: &Bound<'py, PyAny>,
+    k_ranges: (Bound<'py, PyAny>, Bound<'py, PyAny>),
     logits: &Bound<'py, PyAny>,
     form: &str,
 ) -> PyResult<()> {
@@ -39,11 +36,10 @@ fn mqa_logits<'py>(
     };
     let mut call = Call::new(py, NAMES);
     let q = call.input("q", q)?;
-    let kv = call.input("kv", kv)?;
-    let kv_scales = call.input("kv[1]", kv_scales)?;
+    let (kv, kv_scales) = (call.input("kv", &kv.0)?, call.input("kv[1]", &kv.1)?);
     let weights = call.input("weights", weights)?;
-    let starts = call.input("cu_seq_len_k_start", starts)?;
-    let ends = call.input("cu_seq_len_k_end", ends)?;
+    let starts = call.input("cu_seq_len_k_start", &k_ranges.0)?;
+    let ends = call.input("cu_seq_len_k_end", &k_ranges.1)?;
     let logits = call.output("logits", logits)?;
     call.run(|x| {
         let (kv, ranges) = ((x.get(kv), x.get(kv_scales)), [x.get(starts), x.get(ends)]);
@@ -51,19 +47,18 @@ fn mqa_logits<'py>(
     })
 }
 
+/// Paged MQA logits. `paging` is `(context_lens, block_table, schedule_meta)`.
 #[pyfunction]
-#[allow(clippy::too_many_arguments)]
 fn paged_mqa_logits<'py>(
     py: Python<'py>,
     q: &Bound<'py, PyAny>,
     kv_cache: &Bound<'py, PyAny>,
     weights: &Bound<'py, PyAny>,
-    context_lens: &Bound<'py, PyAny>,
-    block_table: &Bound<'py, PyAny>,
-    schedule_meta: &Bound<'py, PyAny>,
+    paging: (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>),
     logits: &Bound<'py, PyAny>,
     clean: bool,
 ) -> PyResult<()> {
+    let (context_lens, block_table, schedule_meta) = &paging;
     let mut call = Call::new(py, NAMES);
     let q = call.input("q", q)?;
     let kv_cache = call.input("kv_cache", kv_cache)?;
