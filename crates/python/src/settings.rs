@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
 use oxigemm::{Cuda, Device};
 use oxigemm_cuda::{CubinCache, Key, PtxModule};
-use oxigemm_kernels::AnyKernel;
+use oxigemm_kernels::KernelId;
 use pyo3::prelude::*;
 
 use crate::error::{argument_error, from_library, other};
@@ -172,11 +172,11 @@ fn set_prebuilt(path: PathBuf) {
 #[pyfunction]
 fn missing_cubins(py: Python<'_>) -> PyResult<Vec<String>> {
     let Some(path) = PREBUILT.get() else {
-        return Ok(AnyKernel::all().map(|kernel| kernel.name()).collect());
+        return Ok(KernelId::all().map(|kernel| kernel.name()).collect());
     };
     let cache = CubinCache::disabled().with_prebuilt(path);
     let mut missing = Vec::new();
-    for kernel in AnyKernel::all() {
+    for kernel in KernelId::all() {
         let name = kernel.name();
         let text = kernel.code_text().map_err(|error| other(py, format!("{name}: {error}")))?;
         let module = PtxModule { name: &name, text: &text, arch: oxigemm::ARCH };
