@@ -1,6 +1,6 @@
 //! What can go wrong: text that is not PTX, a launch that no GPU would take, a kernel that misbehaves.
 
-use crate::ast::Position;
+use crate::text::ast::Position;
 use std::fmt;
 
 /// PTX that could not be read, with the place in its text.

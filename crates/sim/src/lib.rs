@@ -91,47 +91,20 @@
 
 #![warn(missing_docs)]
 
-mod alu;
-mod ast;
-mod atomic;
-mod cluster;
-mod context;
-mod convergence;
-mod copy;
-mod cvt;
+mod arith;
 mod decode;
 mod error;
 mod exec;
-mod exit;
-mod explain;
-mod float;
-mod float64;
 mod hazard;
-mod integer_core;
-mod isa;
 mod machine;
-mod mbarrier;
 mod memory;
-mod minifloat;
-mod mma;
 mod mutate;
-mod names;
-mod operands;
-mod parse;
 mod rng;
-mod scan;
 mod schedule;
-mod simd;
-mod special;
-mod tensor_core;
-mod tensormap;
-mod tma;
-mod types;
-mod warp;
-mod wgmma;
-mod wmma;
+mod text;
+mod units;
 
-pub use ast::Position;
+pub use text::ast::Position;
 pub use error::{Fault, FaultKind, LaunchPart, ParseError, Place};
 pub use machine::{
     Launch, MAX_CLUSTER, MAX_SHARED_BYTES, Machine, Module, Options, Param, Policy, Report, TraceEvent,
@@ -139,4 +112,4 @@ pub use machine::{
 };
 pub use memory::Memory;
 pub use mutate::{Mutant, mutants};
-pub use tensormap::{Element, Fill, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};
+pub use units::tensormap::{Element, Fill, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};

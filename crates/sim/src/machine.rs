@@ -1,12 +1,12 @@
 //! The surface of the simulator: modules, launches, options and reports.
 
-use crate::ast::{ModuleAst, Position, Space, Variable};
+use crate::text::ast::{ModuleAst, Position, Space, Variable};
 use crate::decode::{self, Kernel, SHARED_BASE};
 use crate::error::{Fault, LaunchPart, ParseError, Place};
 use crate::hazard::Footprint;
 use crate::memory::{FUNCTION_WINDOW, MODULE_WINDOW, Memory};
-use crate::names::Names;
-use crate::scan::Parser;
+use crate::text::names::Names;
+use crate::text::scan::Parser;
 use crate::schedule::{Geometry, run_grid};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};

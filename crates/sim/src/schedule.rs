@@ -1,17 +1,17 @@
 //! Running a grid: which clusters are resident, whose turn it is, and when asynchronous work happens.
 
-use crate::cluster::{Cluster, ClusterBarrier, Cta, NamedBarrier};
-use crate::context::{Cx, MapChange};
-use crate::copy::Kind;
+use crate::exec::cluster::{Cluster, ClusterBarrier, Cta, NamedBarrier};
+use crate::exec::context::{Cx, MapChange};
+use crate::units::copy::Kind;
 use crate::decode::{Kernel, SHARED_BASE};
 use crate::error::{Fault, FaultKind, Place};
 use crate::exec::{self, Turn};
-use crate::exit;
+use crate::exec::exit;
 use crate::hazard::{Footprint, GlobalShadow, Hazards};
 use crate::machine::{Options, Policy, Report, TraceUnit};
 use crate::memory::{Memory, Written};
 use crate::rng::Rng;
-use crate::warp::{Env, Group, PhaseWait, Wait, Warp};
+use crate::exec::warp::{Env, Group, PhaseWait, Wait, Warp};
 use std::collections::HashMap;
 
 /// The shape of a launch.

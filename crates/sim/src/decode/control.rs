@@ -1,11 +1,11 @@
 //! Branches and calls.
 
-use super::operand::Decoder;
+use super::decoder::Decoder;
 use super::reach::through_pointer;
 use super::{CallValue, FormalSlot, Result, Signature, Symbol, copy};
-use crate::ast::Operand;
-use crate::isa::{CallTarget, Op, Src};
-use crate::types::Ty;
+use crate::text::ast::Operand;
+use crate::decode::isa::{CallTarget, Op, Src};
+use crate::text::types::Ty;
 
 impl Decoder<'_, '_> {
     fn target(&self, o: &Operand) -> Result<u32> {

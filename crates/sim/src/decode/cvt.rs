@@ -1,10 +1,10 @@
 //! `cvt` in all its forms.
 
 use super::Result;
-use super::operand::Decoder;
-use crate::cvt::{Cvt, With};
-use crate::isa::{Op, Reg, Src};
-use crate::types::Ty;
+use super::decoder::Decoder;
+use crate::arith::cvt::{Cvt, With};
+use crate::decode::isa::{Op, Reg, Src};
+use crate::text::types::Ty;
 
 const ZERO: Src = Src::Imm(0);
 
@@ -107,7 +107,7 @@ impl Decoder<'_, '_> {
         if types.len() < 2 || !self.has("sat") {
             return self.unsupported();
         }
-        let Some(f) = crate::simd::pack(types[0], types[1]) else { return self.unsupported() };
+        let Some(f) = crate::arith::simd::pack(types[0], types[1]) else { return self.unsupported() };
         let sources = types.len();
         self.expect_operands(sources + 1, sources + 1)?;
         let c = if sources == 3 { self.src(3, Ty::B32)? } else { ZERO };

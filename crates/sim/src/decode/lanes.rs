@@ -1,10 +1,10 @@
 //! Exchange between the lanes of a warp, and what concerns a whole warp.
 
 use super::Result;
-use super::operand::Decoder;
-use crate::ast::Operand;
-use crate::isa::{AtomOp, Op, Shuffle, Vote};
-use crate::types::Ty;
+use super::decoder::Decoder;
+use crate::text::ast::Operand;
+use crate::decode::isa::{AtomOp, Op, Shuffle, Vote};
+use crate::text::types::Ty;
 
 impl Decoder<'_, '_> {
     pub(super) fn shfl(&mut self) -> Result<Op> {
@@ -61,7 +61,7 @@ impl Decoder<'_, '_> {
         let float = match (ty, op) {
             (Ty::F32, AtomOp::Min | AtomOp::Max) => {
                 let name = if op == AtomOp::Min { "min" } else { "max" };
-                crate::float::float32(name, self.mode()).map(|f| (f, self.has("abs")))
+                crate::arith::float::float32(name, self.mode()).map(|f| (f, self.has("abs")))
             }
             (Ty::F32, _) => return self.unsupported(),
             _ => None,

@@ -1,10 +1,10 @@
 //! Loads, stores, atomics and address conversions.
 
 use super::Result;
-use super::operand::Decoder;
-use crate::ast::{Operand, Space};
-use crate::isa::{AtomOp, Op, Reg, Scope, Sem, Src};
-use crate::types::Ty;
+use super::decoder::Decoder;
+use crate::text::ast::{Operand, Space};
+use crate::decode::isa::{AtomOp, Op, Reg, Scope, Sem, Src};
+use crate::text::types::Ty;
 
 impl Decoder<'_, '_> {
     /// The scope that the instruction names.
@@ -244,6 +244,6 @@ impl Decoder<'_, '_> {
             return Ok(Op::TensorPrefetch { map: self.addr(0)? });
         }
         let addr = self.addr(0)?;
-        Ok(Op::BulkPrefetch { addr, size: crate::isa::Src::Imm(1) })
+        Ok(Op::BulkPrefetch { addr, size: crate::decode::isa::Src::Imm(1) })
     }
 }

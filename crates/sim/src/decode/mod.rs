@@ -6,22 +6,25 @@
 //! function owns a fixed range of registers and of local memory. A function's address is a number of its own, which a
 //! call through a pointer looks up among the functions that fit its arguments.
 
-mod arith;
-mod async_ops;
 mod control;
+mod copy;
 mod cvt;
+mod decoder;
+pub(crate) mod isa;
 mod lanes;
+mod matrix;
 mod memory;
-mod operand;
+pub(crate) mod operands;
 mod reach;
-mod tensor;
+mod scalar;
+pub(crate) mod special;
 mod wmma;
 
-use crate::ast::*;
+use crate::text::ast::*;
 use crate::error::ParseError;
-use crate::isa::{self, Inst, Op, Reg, Src};
-use crate::types::Ty;
-use operand::Decoder;
+use crate::decode::isa::{Inst, Op, Reg, Src};
+use crate::text::types::Ty;
+use decoder::Decoder;
 use reach::{collect_names, definitions, reachable};
 use std::collections::{HashMap, HashSet};
 
@@ -63,7 +66,7 @@ pub(crate) struct Kernel {
     /// Whether a load, store, atomic or fence has a scope narrower than the GPU.
     pub(crate) scoped: bool,
     /// What its text calls its parts.
-    pub(crate) names: crate::names::Names,
+    pub(crate) names: crate::text::names::Names,
 }
 
 /// What a name stands for.
@@ -337,7 +340,7 @@ impl<'a> Linker<'a> {
                 Statement::Loc(file, line) => loc = Some((*file, *line)),
                 Statement::Instruction(i) => {
                     let (op, guard) = Decoder { linker: self, inst: i, in_entry: f.entry }.decode()?;
-                    let mut uses = crate::operands::uses(&op, guard);
+                    let mut uses = crate::decode::operands::uses(&op, guard);
                     uses.copies = guard.is_none() && i.opcode[0] == "mov" && matches!(op, Op::Alu { .. });
                     let Position { line, column } = i.at;
                     code.push(Inst { op, guard, uses, line, column, loc });
@@ -446,8 +449,8 @@ impl<'a> Linker<'a> {
 }
 
 /// Copies that hand values over a call.
-fn copy(from: CallValue, to: FormalSlot) -> Option<crate::isa::CallCopy> {
-    use crate::isa::CallCopy;
+fn copy(from: CallValue, to: FormalSlot) -> Option<crate::decode::isa::CallCopy> {
+    use crate::decode::isa::CallCopy;
     match (from, to) {
         (CallValue::Bytes(at, len), FormalSlot::Bytes { at: to, len: to_len }) if len == to_len => {
             Some(CallCopy::Bytes { from: at, to, len })

@@ -1,13 +1,13 @@
 //! `wmma.load`, `wmma.mma` and `wmma.store`.
 
 use super::Result;
-use super::operand::Decoder;
-use crate::integer_core::IntInput;
-use crate::isa::Op;
-use crate::mma::{Accumulator, Elements};
-use crate::tensor_core::Input;
-use crate::types::Ty;
-use crate::wmma::{Fragment, WmmaMemory, WmmaProduct};
+use super::decoder::Decoder;
+use crate::units::integer_core::IntInput;
+use crate::decode::isa::Op;
+use crate::units::mma::{Accumulator, Elements};
+use crate::units::tensor_core::Input;
+use crate::text::types::Ty;
+use crate::units::wmma::{Fragment, WmmaMemory, WmmaProduct};
 
 /// The shapes that exist for elements of A and B.
 fn shapes(ty: Ty) -> &'static [(u32, u32, u32)] {

@@ -1,15 +1,15 @@
 //! Branch tables, calls, returns and exits.
 
 use super::Next;
-use crate::context::Cx;
+use crate::exec::context::Cx;
 use crate::error::{Fault, FaultKind};
-use crate::isa::{CallCopy, CallTarget, Op, Src};
-use crate::warp::{Group, Warp, lanes};
+use crate::decode::isa::{CallCopy, CallTarget, Op, Src};
+use crate::exec::warp::{Group, Warp, lanes};
 
 pub(super) fn branch_indexed(
     warp: &mut Warp,
     g: usize,
-    index: crate::isa::Src,
+    index: crate::decode::isa::Src,
     targets: &[u32],
     mask: u32,
     active: u32,

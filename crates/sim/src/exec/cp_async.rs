@@ -1,15 +1,15 @@
 //! `cp.async`: copies of single threads, their groups, and arrivals behind them.
 
 use super::Next;
-use super::copies::shared_at;
-use super::loads::{address, check_alignment};
-use crate::ast::Space;
-use crate::context::Cx;
-use crate::copy::{Kind, LaneCopy};
+use super::copy::shared_at;
+use super::memory::{address, check_alignment};
+use crate::text::ast::Space;
+use crate::exec::context::Cx;
+use crate::units::copy::{Kind, LaneCopy};
 use crate::error::{Fault, FaultKind};
 use crate::hazard::{Event, Hazards, Proxy, Unit, View};
-use crate::isa::{Op, Scope};
-use crate::warp::{LaneGroups, Wait, Warp, lanes};
+use crate::decode::isa::{Op, Scope};
+use crate::exec::warp::{LaneGroups, Wait, Warp, lanes};
 
 /// Issues the copies of these lanes.
 pub(super) fn copy(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<(), Fault> {

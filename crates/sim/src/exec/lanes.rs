@@ -2,8 +2,8 @@
 
 use super::{Next, converge};
 use crate::error::{Fault, FaultKind};
-use crate::isa::{AtomOp, Op, Shuffle, Src, Vote};
-use crate::warp::{LANES, Warp, lanes};
+use crate::decode::isa::{AtomOp, Op, Shuffle, Src, Vote};
+use crate::exec::warp::{LANES, Warp, lanes};
 
 /// The member mask of an instruction, the same in all its lanes; every running lane must be in it.
 fn members(warp: &Warp, mask: Src, active: u32) -> Result<u32, Fault> {
@@ -91,7 +91,7 @@ pub(super) fn exchange(warp: &mut Warp, op: &Op, mask: u32, active: u32) -> Resu
         Op::Redux { op, ty, dst, a, .. } => {
             let mut values = lanes(active).map(|l| warp.value(*a, l));
             let first = values.next().unwrap_or(0);
-            let total = values.try_fold(first, |t, v| crate::atomic::apply(*op, *ty, t, v, 0));
+            let total = values.try_fold(first, |t, v| crate::units::atomic::apply(*op, *ty, t, v, 0));
             let Some(total) = total.filter(|_| !matches!(op, AtomOp::Cas | AtomOp::Exch)) else {
                 return Err(Fault::new(FaultKind::BadOperand, "this reduction does not exist"));
             };

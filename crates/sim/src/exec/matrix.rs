@@ -1,11 +1,11 @@
 //! `ldmatrix`, `stmatrix`, `movmatrix`, `mma.sync` and `wmma`.
 
 use super::Next;
-use super::loads::{address, check_alignment};
-use crate::context::{Access, Cx};
+use super::memory::{address, check_alignment};
+use crate::exec::context::{Access, Cx};
 use crate::error::Fault;
-use crate::isa::{MatrixForm, Op};
-use crate::warp::{LANES, Warp};
+use crate::decode::isa::{MatrixForm, Op};
+use crate::exec::warp::{LANES, Warp};
 
 /// A row of a matrix in shared memory.
 type Row = [u8; 16];
@@ -96,7 +96,7 @@ pub(super) fn matrix(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32) -> Resu
         Op::WmmaLoad(load) => cx.wmma_load(warp, &load.0, &load.1, pc)?,
         Op::WmmaStore(store) => cx.wmma_store(warp, &store.0, &store.1, pc)?,
         Op::WmmaMma(m) => cx.wmma_mma(warp, m),
-        Op::Mma(m) => cx.report.macs += crate::mma::mma(warp, m, &mut cx.cluster.scratch),
+        Op::Mma(m) => cx.report.macs += crate::units::mma::mma(warp, m, &mut cx.cluster.scratch),
         _ => {}
     }
     Ok(Next::Step)

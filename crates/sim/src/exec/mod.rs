@@ -1,22 +1,28 @@
 //! Executing one warp: picking the group of lanes to run, and one instruction of it at a time.
 
-mod atomics;
-mod barriers;
+mod aligned;
+mod atomic;
+mod barrier;
+pub(crate) mod cluster;
+pub(crate) mod context;
 mod control;
-mod copies;
+pub(crate) mod convergence;
+mod copy;
 mod cp_async;
+pub(crate) mod exit;
+mod explain;
 mod lanes;
-mod loads;
 mod matrix;
-mod mbarriers;
-mod whole_warp;
+mod mbarrier;
+mod memory;
+pub(crate) mod warp;
 
-use crate::context::Cx;
+use crate::exec::context::Cx;
 use crate::error::{Fault, FaultKind};
-use crate::isa::{Fence, Op};
-use crate::warp::{Group, LANES, Wait, Warp, lanes};
+use crate::decode::isa::{Fence, Op};
+use crate::exec::warp::{Group, LANES, Wait, Warp, lanes};
 
-use whole_warp::{aligned, converge, in_step};
+use self::aligned::{aligned, converge, in_step};
 
 /// Lets the group wait where lanes are missing.
 macro_rules! together {
@@ -332,7 +338,7 @@ fn execute(
         }
         Op::Pack { dst, parts, bits } => {
             for l in lanes(active) {
-                let low = crate::types::low_mask(*bits);
+                let low = crate::text::types::low_mask(*bits);
                 let v = parts.iter().rev().fold(0u64, |v, p| v << bits | warp.value(*p, l) & low);
                 warp.set(*dst, l, v);
             }
@@ -343,7 +349,7 @@ fn execute(
                 let v = warp.value(*src, l);
                 for (i, p) in parts.iter().enumerate() {
                     if let Some(p) = p {
-                        warp.set(*p, l, v >> (i as u32 * bits) & crate::types::low_mask(*bits));
+                        warp.set(*p, l, v >> (i as u32 * bits) & crate::text::types::low_mask(*bits));
                     }
                 }
             }
@@ -427,7 +433,7 @@ fn rare(warp: &mut Warp, op: &Op, active: u32) {
         Op::Lop3(x) => {
             for l in lanes(active) {
                 let [a, b, c, table] = x.src.map(|s| warp.value(s, l));
-                let v = crate::alu::lop3(a, b, c, table);
+                let v = crate::arith::alu::lop3(a, b, c, table);
                 let set = x.combine.0.apply(v != 0, warp.value(x.combine.1, l) & 1 == 1);
                 if let Some(d) = x.dst {
                     warp.set(d, l, v);
@@ -458,20 +464,20 @@ fn other(
     active: u32,
 ) -> Result<Next, Fault> {
     match op {
-        Op::Load { .. } | Op::Store { .. } => loads::access(warp, cx, op, pc, active),
+        Op::Load { .. } | Op::Store { .. } => memory::access(warp, cx, op, pc, active),
         Op::Set { .. } | Op::Lop3(_) | Op::Move { .. } => {
             rare(warp, op, active);
             Ok(Next::Step)
         }
-        Op::Atom { .. } => atomics::atom(warp, cx, op, pc, active),
-        Op::AtomWide { .. } => atomics::wide(warp, cx, op, pc, active),
-        Op::AtomVector { .. } => atomics::vector(warp, cx, op, pc, active),
-        Op::StoreZeros { .. } | Op::Discard { .. } => loads::clear(warp, cx, op, pc, active),
+        Op::Atom { .. } => atomic::atom(warp, cx, op, pc, active),
+        Op::AtomWide { .. } => atomic::wide(warp, cx, op, pc, active),
+        Op::AtomVector { .. } => atomic::vector(warp, cx, op, pc, active),
+        Op::StoreZeros { .. } | Op::Discard { .. } => memory::clear(warp, cx, op, pc, active),
         Op::CvtaTo { .. }
         | Op::CvtaFrom { .. }
         | Op::Mapa { .. }
         | Op::GetCtaRank { .. }
-        | Op::IsSpace { .. } => loads::convert(warp, cx, op, active),
+        | Op::IsSpace { .. } => memory::convert(warp, cx, op, active),
         Op::Shfl { .. }
         | Op::Vote { .. }
         | Op::Match { .. }
@@ -491,14 +497,14 @@ fn other(
             Ok(next)
         }
         Op::Bar { .. } | Op::BarReduce { .. } | Op::ClusterArrive { .. } | Op::ClusterWait { .. } => {
-            barriers::barrier(warp, cx, op, pc, mask, active)
+            barrier::barrier(warp, cx, op, pc, mask, active)
         }
         Op::MbarInit { .. }
         | Op::MbarInval { .. }
         | Op::MbarArrive(_)
         | Op::MbarTx { .. }
-        | Op::MbarPending { .. } => mbarriers::mbarrier(warp, cx, op, pc, active),
-        Op::MbarWait { .. } => mbarriers::mbarrier_wait(warp, g, cx, op, pc, active),
+        | Op::MbarPending { .. } => mbarrier::mbarrier(warp, cx, op, pc, active),
+        Op::MbarWait { .. } => mbarrier::mbarrier_wait(warp, g, cx, op, pc, active),
         Op::CpAsync { .. }
         | Op::CpAsyncCommit
         | Op::CpAsyncWait { .. }
@@ -511,11 +517,11 @@ fn other(
         | Op::TensorPrefetch { .. }
         | Op::StAsync { .. }
         | Op::TensorMapAcquire { .. }
-        | Op::TensorMapReplace { .. } => copies::copy(warp, cx, op, pc, active),
+        | Op::TensorMapReplace { .. } => copy::copy(warp, cx, op, pc, active),
         Op::TensorMapCopyRelease { .. } => {
             together!(aligned(warp, cx, pc, mask, active));
             in_step(warp, cx, active);
-            copies::copy(warp, cx, op, pc, active)
+            copy::copy(warp, cx, op, pc, active)
         }
         Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait { .. } => {
             together!(aligned(warp, cx, pc, mask, active));

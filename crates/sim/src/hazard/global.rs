@@ -11,7 +11,7 @@
 use super::shadow::MANY;
 use super::view::{Ticks, View, get};
 use super::{Class, Event, Footprint, Hazards, Missing, Proxy, Released, Seat, Unit};
-use crate::isa::Scope;
+use crate::decode::isa::Scope;
 use std::collections::{BTreeMap, HashMap};
 
 /// An access to global memory.

@@ -2,8 +2,8 @@
 
 use super::view::{View, get, join};
 use super::{ByScope, Class, Clock, Hazards, Released, Unit};
-use crate::isa::Scope;
-use crate::warp::{LANES, lanes};
+use crate::decode::isa::Scope;
+use crate::exec::warp::{LANES, lanes};
 
 impl Hazards {
     /// What follows is done by these lanes of a warp; `exited` lanes hold nobody back.

@@ -1,7 +1,7 @@
 //! Scopes: a release and an acquire synchronize if the scope of each includes the thread of the other.
 
 use super::view::View;
-use crate::isa::Scope;
+use crate::decode::isa::Scope;
 
 /// The place of a thread, as far as scopes tell threads apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use super::view::get;
 use super::{Event, Hazards, Proxy, Unit};
-use crate::isa::Scope;
+use crate::decode::isa::Scope;
 
 /// What the shadow memory adds to an event: the lane that stands for it, and when its lanes were in step.
 #[derive(Clone, Copy, Debug)]

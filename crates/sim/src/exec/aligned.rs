@@ -1,0 +1,64 @@
+//! Instructions that need the lanes of a warp together.
+
+use super::Next;
+use crate::exec::context::Cx;
+use crate::error::{Fault, FaultKind};
+use crate::machine::Policy;
+use crate::exec::warp::{Wait, Warp};
+
+/// Requires that the lanes of `need` (that have not exited) are all in this group.
+pub(super) fn converge(warp: &Warp, mask: u32, need: u32) -> Result<Option<Next>, Fault> {
+    let need = need & !warp.exited;
+    Ok(if need & !mask == 0 { None } else { Some(Next::Retry(Wait::Converge(need))) })
+}
+
+/// These lanes have all come to the same instruction: what each did before is behind all of them.
+pub(super) fn in_step(warp: &mut Warp, cx: &mut Cx<'_>, active: u32) {
+    warp.convergence.join(active | warp.exited);
+    if let Some(h) = &mut cx.cluster.hazards {
+        h.select(active, warp.exited);
+        h.converge(warp.index);
+    }
+}
+
+/// Requires that the whole warp runs this instruction together.
+pub(super) fn aligned(
+    warp: &mut Warp,
+    cx: &Cx<'_>,
+    pc: u32,
+    mask: u32,
+    active: u32,
+) -> Result<Option<Next>, Fault> {
+    if active != mask {
+        return Err(Fault::new(
+            FaultKind::Divergence,
+            format!(
+                "lanes {:#010x} of {mask:#010x} are predicated off in an instruction of the whole warp",
+                mask & !active
+            ),
+        ));
+    }
+    if let Some(next) = converge(warp, mask, warp.valid)? {
+        return Ok(Some(next));
+    }
+    match warp.convergence.apart(!warp.exited) {
+        Some(branch) if must_be_together(cx, pc) => {
+            let mut fault = Fault::new(
+                FaultKind::Divergence,
+                "a warp may be diverged at this instruction of all its lanes: a branch has parted them, and \
+                 nothing since has waited for all of them (bar.warp.sync would)",
+            );
+            fault.other = Some(Box::new(cx.place(warp.index, branch)));
+            Err(fault)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Whether lanes that a branch has parted are an error here. `bar.sync` and its kind are what compilers write
+/// for `__syncthreads`, and they bring the warp together before it.
+fn must_be_together(cx: &Cx<'_>, pc: u32) -> bool {
+    cx.options.hazards
+        && cx.options.policy != Policy::Eager
+        && !cx.kernel.opcodes[pc as usize].starts_with("bar.")
+}

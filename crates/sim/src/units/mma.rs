@@ -1,0 +1,245 @@
+//! Register fragments of matrix instructions, and `mma.sync`.
+//!
+//! All fragments follow one pattern. With `e` elements per register, lane `4g + t` holds rows `g` and
+//! `g + 8` of A at depths `e*t ..` (and `4e` further for the next pair of registers), column `g` of B at the
+//! same depths, and of C rows `g` and `g + 8` at columns `2t` and `2t + 1`. Shapes of eight rows lack the
+//! second row.
+//!
+//! FP8 inputs are what Hopper makes of them: it widens both operands to f16, multiplies the elements at
+//! depths 0 and 1 of every four, then those at depths 2 and 3 on top, and adds C in f32.
+
+use crate::units::integer_core::{IntInput, IntProduct, Term};
+use crate::decode::isa::{Mma, Reg, Src};
+use crate::arith::minifloat::{F16, Round};
+use crate::units::tensor_core::{Input, Product, Scratch, Widths};
+use crate::exec::warp::{LANES, Warp};
+use crate::units::wgmma::Buffers;
+
+/// What a matrix instruction multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Elements {
+    Float(Input, Input),
+    Integer(IntInput, IntInput, Term),
+    /// f64, one per 64-bit register.
+    Double,
+}
+
+impl Elements {
+    /// Width of an element of A, which is that of B.
+    pub(crate) fn bits(self) -> u32 {
+        match self {
+            Elements::Float(a, _) => a.bits(),
+            Elements::Integer(a, ..) => a.bits(),
+            Elements::Double => 64,
+        }
+    }
+
+    /// Elements in one register of a fragment.
+    pub(crate) fn per_register(self) -> u32 {
+        (32 / self.bits()).max(1)
+    }
+}
+
+/// What it adds them up in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Accumulator {
+    F32,
+    /// Two to a register.
+    F16,
+    S32 {
+        saturate: bool,
+    },
+    F64,
+}
+
+/// The shape and types of an `mma.sync`; N is always 8.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MmaShape {
+    /// 8 or 16.
+    pub(crate) rows: u32,
+    pub(crate) k: u32,
+    pub(crate) elements: Elements,
+    pub(crate) accumulator: Accumulator,
+}
+
+fn scatter(word: u64, bits: u32, row: &mut [u32]) {
+    let mask = if bits == 32 { u64::from(u32::MAX) } else { (1 << bits) - 1 };
+    for (i, x) in row.iter_mut().enumerate() {
+        *x = (word >> (i as u32 * bits) & mask) as u32;
+    }
+}
+
+/// A in registers as row-major codes.
+pub(crate) fn gather_a(warp: &Warp, regs: &[Reg], bits: u32, k: usize, out: &mut Vec<u32>) {
+    let words: Vec<[u64; LANES]> = regs.iter().map(|r| std::array::from_fn(|l| warp.get(*r, l))).collect();
+    a_codes(&words, bits, 16, k, out);
+}
+
+/// Row and depth of the first element of register `i` of a lane's A.
+fn a_place(i: usize, lane: usize, rows: usize, per: usize) -> (usize, usize) {
+    let halves = rows / 8;
+    (lane / 4 + 8 * (i % halves), per * (lane % 4) + i / halves * 4 * per)
+}
+
+fn a_codes(words: &[[u64; LANES]], bits: u32, rows: usize, k: usize, out: &mut Vec<u32>) {
+    let per = 32 / bits as usize;
+    out.clear();
+    out.resize(rows * k, 0);
+    for (i, word) in words.iter().enumerate() {
+        for (lane, w) in word.iter().enumerate() {
+            let (row, at) = a_place(i, lane, rows, per);
+            scatter(*w, bits, &mut out[row * k + at..][..per]);
+        }
+    }
+}
+
+/// Element `i` of a lane's C: its place in a row-major `rows x 8` matrix.
+fn c_place(i: usize, lane: usize) -> usize {
+    (lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2
+}
+
+/// Rounds to f16 as the tensor core does with the sums it keeps in f32.
+pub(crate) fn to_f16(x: f32) -> u64 {
+    F16.encode(f64::from(x), Round::Nearest, false)
+}
+
+fn from_f16(code: u64) -> f32 {
+    F16.decode(code & 0xffff) as f32
+}
+
+/// Reads a fragment of float accumulators; `place` gives the place of element `i` of a lane.
+pub(crate) fn load_floats(
+    warp: &Warp,
+    from: &[Src],
+    accumulator: Accumulator,
+    place: impl Fn(usize, usize) -> usize,
+    d: &mut [f32],
+) {
+    for (r, s) in from.iter().enumerate() {
+        for (lane, word) in warp.all(*s).into_iter().enumerate() {
+            if accumulator == Accumulator::F16 {
+                d[place(2 * r, lane)] = from_f16(word);
+                d[place(2 * r + 1, lane)] = from_f16(word >> 16);
+            } else {
+                d[place(r, lane)] = f32::from_bits(word as u32);
+            }
+        }
+    }
+}
+
+/// Writes a fragment of float accumulators.
+pub(crate) fn store_floats(
+    warp: &mut Warp,
+    to: &[Reg],
+    accumulator: Accumulator,
+    place: impl Fn(usize, usize) -> usize,
+    d: &[f32],
+) {
+    for (r, &reg) in to.iter().enumerate() {
+        for lane in 0..LANES {
+            let word = if accumulator == Accumulator::F16 {
+                to_f16(d[place(2 * r, lane)]) | to_f16(d[place(2 * r + 1, lane)]) << 16
+            } else {
+                u64::from(d[place(r, lane)].to_bits())
+            };
+            warp.set(reg, lane, word);
+        }
+    }
+}
+
+/// Runs `mma.sync` for a warp, and gives its multiply-adds.
+pub(crate) fn mma(warp: &mut Warp, m: &Mma, buffers: &mut Buffers) -> u64 {
+    let MmaShape { rows, k, elements, accumulator } = m.shape;
+    let (rows, k) = (rows as usize, k as usize);
+    if elements == Elements::Double {
+        return double(warp, m, rows, k);
+    }
+    let bits = elements.bits();
+    let Buffers { a, b, d, scratch } = buffers;
+    let words: Vec<[u64; LANES]> = m.a.iter().map(|s| std::array::from_fn(|l| warp.value(*s, l))).collect();
+    a_codes(&words, bits, rows, k, a);
+    let per = elements.per_register() as usize;
+    b.clear();
+    b.resize(8 * k, 0);
+    for (i, s) in m.b.iter().enumerate() {
+        for lane in 0..LANES {
+            let at = per * (lane % 4) + i * 4 * per;
+            scatter(warp.value(*s, lane), bits, &mut b[lane / 4 * k + at..][..per]);
+        }
+    }
+    match elements {
+        Elements::Integer(a_type, b_type, term) => {
+            let saturate = accumulator == Accumulator::S32 { saturate: true };
+            let mut sums = vec![0i32; rows * 8];
+            for (i, s) in m.c.iter().enumerate() {
+                (0..LANES).for_each(|lane| sums[c_place(i, lane)] = warp.value(*s, lane) as i32);
+            }
+            IntProduct { a, b, k, a_type, b_type, term, saturate }.accumulate(&mut sums);
+            for (i, &r) in m.d.iter().enumerate() {
+                (0..LANES).for_each(|lane| warp.set(r, lane, u64::from(sums[c_place(i, lane)] as u32)));
+            }
+        }
+        Elements::Float(a_type, b_type) => {
+            d.clear();
+            d.resize(rows * 8, 0.0);
+            load_floats(warp, &m.c, accumulator, c_place, d);
+            if bits == 8 {
+                fp8(a, b, k, (a_type, b_type), d, scratch);
+            } else {
+                let widths = Widths::hopper(a_type);
+                Product { a, b, k, a_type, b_type, negate_a: false, negate_b: false, widths }
+                    .accumulate(d, scratch);
+            }
+            store_floats(warp, &m.d, accumulator, c_place, d);
+        }
+        Elements::Double => {}
+    }
+    (rows * 8 * k) as u64
+}
+
+/// FP8 through f16 (see the head of this file).
+fn fp8(a: &[u32], b: &[u32], k: usize, types: (Input, Input), d: &mut [f32], scratch: &mut Scratch) {
+    let mut sums = vec![0f32; d.len()];
+    for pair in 0..2 {
+        let half = |codes: &[u32], ty: Input| -> Vec<u32> {
+            let chosen = codes.chunks(4).flat_map(|four| &four[2 * pair..2 * pair + 2]);
+            chosen.map(|c| F16.encode(ty.value(*c), Round::Nearest, false) as u32).collect()
+        };
+        let product = Product {
+            a: &half(a, types.0),
+            b: &half(b, types.1),
+            k: k / 2,
+            a_type: Input::F16,
+            b_type: Input::F16,
+            negate_a: false,
+            negate_b: false,
+            widths: Widths::hopper(Input::F16),
+        };
+        product.accumulate(&mut sums, scratch);
+    }
+    for (out, s) in d.iter_mut().zip(sums) {
+        let sum = *out + s;
+        *out = if sum.is_nan() { f32::from_bits(0x7fff_ffff) } else { sum };
+    }
+}
+
+/// f64: a chain of fused multiply-adds along K.
+fn double(warp: &mut Warp, m: &Mma, rows: usize, k: usize) -> u64 {
+    let read = |s: &Src, lane: usize| f64::from_bits(warp.value(*s, lane));
+    let (mut a, mut b, mut d) = (vec![0f64; rows * k], vec![0f64; 8 * k], vec![0f64; rows * 8]);
+    for lane in 0..LANES {
+        for (i, s) in m.a.iter().enumerate() {
+            let (row, at) = a_place(i, lane, rows, 1);
+            a[row * k + at] = read(s, lane);
+        }
+        m.b.iter().enumerate().for_each(|(i, s)| b[lane / 4 * k + lane % 4 + 4 * i] = read(s, lane));
+        m.c.iter().enumerate().for_each(|(i, s)| d[c_place(i, lane)] = read(s, lane));
+    }
+    for (i, out) in d.iter_mut().enumerate() {
+        *out = (0..k).fold(*out, |s, x| a[i / 8 * k + x].mul_add(b[i % 8 * k + x], s));
+    }
+    for (i, &r) in m.d.iter().enumerate() {
+        (0..LANES).for_each(|lane| warp.set(r, lane, d[c_place(i, lane)].to_bits()));
+    }
+    (rows * 8 * k) as u64
+}
