@@ -96,20 +96,23 @@ mod decode;
 mod error;
 mod exec;
 mod hazard;
+mod lanes;
 mod machine;
 mod memory;
+mod module;
 mod mutate;
+mod options;
+mod report;
 mod rng;
 mod schedule;
 mod text;
 mod units;
 
-pub use text::ast::Position;
-pub use error::{Fault, FaultKind, LaunchPart, ParseError, Place};
-pub use machine::{
-    Launch, MAX_CLUSTER, MAX_SHARED_BYTES, Machine, Module, Options, Param, Policy, Report, TraceEvent,
-    TraceUnit,
-};
-pub use memory::Memory;
+pub use error::{Fault, FaultKind, LaunchPart, ParseError, Place, Position};
+pub use machine::{Launch, MAX_CLUSTER, Machine, Param};
+pub use memory::{MAX_SHARED_BYTES, Memory};
+pub use module::Module;
 pub use mutate::{Mutant, mutants};
+pub use options::{Options, Policy};
+pub use report::{Report, TraceEvent, TraceUnit};
 pub use units::tensormap::{Element, Fill, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};

@@ -2,6 +2,16 @@
 
 use crate::error::{Fault, FaultKind};
 
+/// Bytes of shared memory that one CTA may have.
+pub const MAX_SHARED_BYTES: u32 = 232_448;
+
+/// The little-endian value of up to eight bytes.
+pub(crate) fn word(bytes: &[u8]) -> u64 {
+    let mut w = [0; 8];
+    w[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(w)
+}
+
 /// One bit per byte: whether it was written.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Written {

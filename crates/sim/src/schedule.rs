@@ -1,17 +1,19 @@
 //! Running a grid: which clusters are resident, whose turn it is, and when asynchronous work happens.
 
-use crate::exec::cluster::{Cluster, ClusterBarrier, Cta, NamedBarrier};
-use crate::exec::context::{Cx, MapChange};
-use crate::units::copy::Kind;
 use crate::decode::{Kernel, SHARED_BASE};
 use crate::error::{Fault, FaultKind, Place};
-use crate::exec::{self, Turn};
+use crate::exec::cluster::{Cluster, ClusterBarrier, Cta, NamedBarrier};
+use crate::exec::context::Cx;
 use crate::exec::exit;
-use crate::hazard::{Footprint, GlobalShadow, Hazards};
-use crate::machine::{Options, Policy, Report, TraceUnit};
-use crate::memory::{Memory, Written};
-use crate::rng::Rng;
+use crate::exec::tensormap::MapChange;
 use crate::exec::warp::{Env, Group, PhaseWait, Wait, Warp};
+use crate::exec::{self, Turn};
+use crate::hazard::{Footprint, GlobalShadow, Hazards};
+use crate::memory::{Memory, Written};
+use crate::options::{Options, Policy};
+use crate::report::{Report, TraceUnit};
+use crate::rng::Rng;
+use crate::units::copy::Kind;
 use std::collections::HashMap;
 
 /// The shape of a launch.

@@ -3,11 +3,11 @@
 //! A register holds its value zero-extended in a `u64`. A function takes and gives such values, so that
 //! the executor needs no knowledge of types. Floating point is in [`crate::arith::float`].
 
-use crate::arith::float::{Mode, f32_of, f64_of, float32, float32x2, ftz, half_op};
-use crate::arith::float64::float64;
-use crate::decode::isa::{AluFn, CmpFn};
-use crate::arith::minifloat::{BF16, F16};
-use crate::arith::simd;
+use super::float::{Mode, f32_of, f64_of, float32, float32x2, ftz, half_op};
+use super::float64::float64;
+use super::minifloat::{BF16, F16};
+use super::simd;
+use super::{Alu4Fn, AluFn, CarryFn, CmpFn};
 use crate::text::types::Ty;
 
 macro_rules! int_ops {
@@ -310,9 +310,6 @@ pub(crate) fn funnel(left: bool, clamp: bool) -> AluFn {
     }
 }
 
-/// A function of four values.
-pub(crate) type Alu4Fn = fn(u64, u64, u64, u64) -> u64;
-
 /// `bfi`: inserts the low `len` bits of a into b at `pos`.
 pub(crate) fn bfi(ty: Ty) -> Option<Alu4Fn> {
     fn insert(a: u64, b: u64, pos: u64, len: u64, bits: u32) -> u64 {
@@ -350,9 +347,6 @@ pub(crate) fn dp4a(a: u64, b: u64, c: u64, signs: u64) -> u64 {
         s.wrapping_add((byte(a, i, signs & 1 == 1) * byte(b, i, signs & 2 == 2)) as u32)
     }) as u64
 }
-
-/// Sum and carry of one step of an extended-precision chain.
-pub(crate) type CarryFn = fn(u64, u64, u64, bool) -> (u64, bool);
 
 /// The extended-precision instructions, by opcode and type width.
 pub(crate) fn carry(op: &str, parts: &[String], ty: Ty) -> Option<CarryFn> {

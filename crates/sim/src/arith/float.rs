@@ -4,7 +4,7 @@
 //! computed exactly in f64 and rounded once. The `.approx` functions are computed in f64 and rounded to f32,
 //! which is within the manual's bounds and not bit-equal with hardware.
 
-use crate::decode::isa::AluFn;
+use crate::arith::AluFn;
 use crate::arith::minifloat::{BF16, F16, F32, Format, Round};
 use crate::text::types::Ty;
 

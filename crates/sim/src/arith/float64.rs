@@ -1,7 +1,7 @@
 //! f64 arithmetic: the host's for rounding to nearest, and the sign of what it misses for the directed modes.
 
+use crate::arith::AluFn;
 use crate::arith::float::{Mode, exact_zero, f64_of};
-use crate::decode::isa::AluFn;
 use crate::arith::minifloat::Round;
 
 /// Directions as constants, so that each has its own functions.

@@ -1,8 +1,8 @@
 //! Integer instructions beside the plain ones of [`crate::arith::alu`]: pairs of 16-bit integers, dot products,
 //! 24-bit products, and bit searches.
 
-use crate::arith::alu::Alu4Fn;
-use crate::decode::isa::AluFn;
+use crate::arith::Alu4Fn;
+use crate::arith::AluFn;
 use crate::text::types::{Ty, low_mask, sign_extend};
 
 fn pair(a: u64, b: u64, f: impl Fn(u16, u16) -> u16) -> u64 {

@@ -1,10 +1,33 @@
-//! Operands of one instruction, and the dispatch over opcodes.
+//! Operands of one instruction, and the families that decode it.
 
+use super::isa::{Addr, Op, Reg, Src};
+use super::special::Special;
 use super::{Linker, Result, Symbol, fail};
 use crate::text::ast::*;
-use crate::decode::isa::{Addr, Op, Reg, Src};
-use crate::decode::special::Special;
+
 use crate::text::types::{Ty, low_mask};
+
+/// What a family makes of an instruction: `None` where the opcode is not one of its own.
+pub(super) type Claim = Result<Option<Op>>;
+
+/// The families of instructions, in the order in which they are asked; the last one takes what is left.
+const FAMILIES: [fn(&mut Decoder<'_, '_>) -> Claim; 15] = [
+    |d| d.collective(),
+    |d| d.memory(),
+    |d| d.atomic(),
+    |d| d.barrier(),
+    |d| d.mbarrier(),
+    |d| d.fence(),
+    |d| d.cp_async(),
+    |d| d.copy(),
+    |d| d.tensormap(),
+    |d| d.wgmma(),
+    |d| d.matrix(),
+    |d| d.wmma(),
+    |d| d.control(),
+    |d| d.missing_units(),
+    |d| d.scalar(),
+];
 
 pub(super) struct Decoder<'l, 'a> {
     pub(super) linker: &'l mut Linker<'a>,
@@ -110,13 +133,13 @@ impl Decoder<'_, '_> {
         if let Operand::Name(name) = o
             && let Some(Symbol::Register(r, Ty::B128)) = self.linker.resolve(name)
         {
-            return Ok(vec![r, r + 1]);
+            return Ok(vec![r, Reg(r.0 + 1)]);
         }
         self.register_of(o).map(|r| vec![r])
     }
 
     pub(super) fn register_width(&self, r: Reg) -> u32 {
-        self.linker.register_bits[r as usize]
+        self.linker.register_bits[r.index()]
     }
 
     /// A scalar source of the given type.
@@ -249,36 +272,23 @@ impl Decoder<'_, '_> {
     }
 
     fn operation(&mut self) -> Result<Op> {
-        let inst = self.inst;
-        let opcode: Vec<&str> = inst.opcode.iter().map(String::as_str).collect();
-        match opcode.as_slice() {
-            ["ld" | "ldu", ..] => self.load(),
-            ["st", "async", ..] | ["red", "async", ..] => self.store_async(),
-            ["st", ..] => self.store(),
-            ["atom" | "red", ..] => self.atomic(),
-            ["cvta", ..] => self.cvta(),
-            ["mapa", ..] => self.mapa(),
-            ["getctarank", ..] => self.get_cta_rank(),
-            ["isspacep", ..] => self.is_space(),
-            ["bar" | "barrier", ..] => self.barrier(),
-            ["mbarrier", ..] => self.mbarrier(),
-            ["fence" | "membar", ..] => self.fence(),
-            ["cp", "async", "bulk", ..] | ["cp", "reduce", "async", "bulk", ..] => self.bulk(),
-            ["cp", "async", ..] => self.cp_async(),
-            ["tensormap", ..] => self.tensormap(),
-            ["prefetch" | "prefetchu" | "applypriority" | "discard", ..] => self.prefetch(),
-            ["wgmma", ..] => self.wgmma(),
-            ["mma", ..] => self.mma(),
-            ["ldmatrix", ..] => self.ldmatrix(),
-            ["stmatrix", ..] => self.stmatrix(),
-            ["movmatrix", ..] => self.movmatrix(),
-            ["tcgen05", ..] => self.not_modelled("the tensor memory of Blackwell"),
-            ["clusterlaunchcontrol", ..] => self.not_modelled("the launch control of clusters"),
-            ["wmma", ..] => self.wmma(),
-            ["tex" | "tld4" | "txq" | "suld" | "sust" | "sured" | "suq" | "istypep", ..] => {
+        for family in FAMILIES {
+            if let Some(op) = family(self)? {
+                return Ok(op);
+            }
+        }
+        self.unsupported()
+    }
+
+    /// Units that the simulator lacks as a whole.
+    fn missing_units(&mut self) -> Claim {
+        match self.inst.opcode[0].as_str() {
+            "tcgen05" => self.not_modelled("the tensor memory of Blackwell"),
+            "clusterlaunchcontrol" => self.not_modelled("the launch control of clusters"),
+            "tex" | "tld4" | "txq" | "suld" | "sust" | "sured" | "suq" | "istypep" => {
                 self.not_modelled("texture and surface memory")
             }
-            _ => self.scalar(),
+            _ => Ok(None),
         }
     }
 }

@@ -1,13 +1,64 @@
-//! Matrix instructions: `wgmma`, `mma.sync`, `ldmatrix`, `stmatrix`.
+//! Matrix instructions of a warp: `mma.sync`, `ldmatrix`, `stmatrix`, `movmatrix`.
 
 use super::Result;
-use super::decoder::Decoder;
-use crate::text::ast::{Operand, Space};
+use super::decoder::{Claim, Decoder};
+use super::isa::{Addr, Op, Reg, Src};
+use super::operands::{modifiers, operands};
+use crate::text::ast::Space;
+use crate::text::types::Ty;
 use crate::units::integer_core::{IntInput, Term};
-use crate::decode::isa::{MatrixForm, Mma, Op, Wgmma, WgmmaA};
 use crate::units::mma::{Accumulator, Elements, MmaShape};
 use crate::units::tensor_core::Input;
-use crate::text::types::Ty;
+
+operands! {
+    /// Matrix instructions of a warp.
+    pub(crate) enum MatrixOp {
+        Mma(Box<Mma>),
+        LdMatrix {
+            addr: Addr,
+            space: Space,
+            dst: Box<[Reg]>,
+            form: MatrixForm,
+            /// The width of elements that lie packed in shared memory.
+            packed: Option<u32>,
+        },
+        StMatrix { addr: Addr, space: Space, src: Box<[Src]>, form: MatrixForm },
+        MovMatrix { dst: Reg, src: Src },
+    }
+}
+
+operands! {
+    /// `mma.sync`, decoded.
+    pub(crate) struct Mma {
+        pub(crate) shape: MmaShape,
+        pub(crate) d: Box<[Reg]>,
+        pub(crate) a: Box<[Src]>,
+        pub(crate) b: Box<[Src]>,
+        pub(crate) c: Box<[Src]>,
+    }
+}
+
+/// Which elements of a matrix a lane has: its rows in shared memory have 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MatrixForm {
+    /// Four bytes of a row.
+    Rows,
+    /// Two halves of a column (`m8n8.trans.b16`).
+    HalfColumns,
+    /// Four bytes each of two columns of 16 rows (`m16n16.trans.b8`).
+    ByteColumns,
+    /// Two bytes each of two columns (`stmatrix` of `m16n8.trans.b8`).
+    BytePairs,
+}
+
+impl MatrixForm {
+    /// Registers of a lane for one matrix.
+    pub(crate) fn registers(self) -> usize {
+        if self == MatrixForm::ByteColumns { 2 } else { 1 }
+    }
+}
+
+modifiers!(MatrixForm);
 
 /// `m64n128k32` as its three numbers.
 fn shape(name: &str) -> Option<(u32, u32, u32)> {
@@ -17,105 +68,22 @@ fn shape(name: &str) -> Option<(u32, u32, u32)> {
 }
 
 impl Decoder<'_, '_> {
+    pub(super) fn matrix(&mut self) -> Claim {
+        let op = match self.inst.opcode[0].as_str() {
+            "mma" => self.mma()?,
+            "ldmatrix" => self.ldmatrix()?,
+            "stmatrix" => self.stmatrix()?,
+            "movmatrix" => self.movmatrix()?,
+            _ => return Ok(None),
+        };
+        Ok(Some(Op::Matrix(op)))
+    }
+
     pub(super) fn shape(&self) -> Result<(u32, u32, u32)> {
         match self.inst.opcode.iter().find_map(|m| shape(m)) {
             Some(s) => Ok(s),
             None => self.error("the shape is missing"),
         }
-    }
-
-    pub(super) fn wgmma(&mut self) -> Result<Op> {
-        match self.inst.opcode.get(1).map(String::as_str) {
-            Some("fence") => return Ok(Op::WgmmaFence),
-            Some("commit_group") => return Ok(Op::WgmmaCommit),
-            Some("wait_group") => {
-                let pending = self.constant(0)?;
-                return Ok(Op::WgmmaWait { pending: pending.clamp(0, 7) as u32 });
-            }
-            Some("mma_async") => {}
-            _ => return self.unsupported(),
-        }
-        if self.has("sp") {
-            return self.unsupported();
-        }
-        let (m, n, k) = self.shape()?;
-        let types = self.types();
-        let &[dt, at, bt] = types.as_slice() else { return self.unsupported() };
-        let (elements, accumulator) = self.matrix_types(dt, at, bt)?;
-        let narrow = matches!(elements, Elements::Integer(IntInput::U4 | IntInput::S4, ..));
-        let wide_bits = matches!(elements, Elements::Integer(.., Term::Xor));
-        if m != 64
-            || n == 0
-            || n % 8 != 0
-            || n > 256
-            || k != 256 / elements.bits()
-            || elements == Elements::Double
-            || narrow
-            || wide_bits
-        {
-            return self.error("the shape does not exist for these types");
-        }
-        let d = self.registers(0)?;
-        let count = if accumulator == Accumulator::F16 { n / 4 } else { n / 2 };
-        if d.len() != count as usize {
-            return self.error(format!("expected {count} accumulators, found {}", d.len()));
-        }
-        let a = match self.operand(1)? {
-            Operand::Vector(_) => {
-                let regs = self.registers(1)?;
-                if regs.len() != 4 {
-                    return self.error("A in registers takes four registers");
-                }
-                WgmmaA::Registers(regs)
-            }
-            _ => WgmmaA::Descriptor(self.src(1, Ty::B64)?),
-        };
-        let b = self.src(2, Ty::B64)?;
-        let scale_d = match self.operand(3)? {
-            Operand::Int(v) => crate::decode::isa::Src::Imm(u64::from(v != 0)),
-            o => self.source(&o, Ty::Pred)?,
-        };
-        let negate = |v: i64| match v {
-            1 => Some(false),
-            -1 => Some(true),
-            _ => None,
-        };
-        let integer = matches!(elements, Elements::Integer(..));
-        let (negate_a, negate_b) = match (integer, self.count()) {
-            (true, _) => (false, false),
-            (false, n) if n < 6 => return self.error("the scales of A and B are missing"),
-            _ => match (negate(self.constant(4)?), negate(self.constant(5)?)) {
-                (Some(a), Some(b)) => (a, b),
-                _ => return self.error("the scale of A and B is 1 or -1"),
-            },
-        };
-        let half = elements.bits() == 16;
-        let in_registers = matches!(a, WgmmaA::Registers(_));
-        let expected = match (half, in_registers) {
-            (true, false) => 8,
-            (true, true) => 7,
-            _ if integer => 4,
-            _ => 6,
-        };
-        if self.count() != expected {
-            return self.error(format!("expected {expected} operands, found {}", self.count()));
-        }
-        let transpose_a = half && !in_registers && self.constant(6)? != 0;
-        let transpose_b = half && self.constant(expected - 1)? != 0;
-        Ok(Op::Wgmma(Box::new(Wgmma {
-            n,
-            k,
-            elements,
-            accumulator,
-            d,
-            a,
-            b,
-            scale_d,
-            negate_a,
-            negate_b,
-            transpose_a,
-            transpose_b,
-        })))
     }
 
     /// The types of a product, where they exist together.
@@ -152,7 +120,7 @@ impl Decoder<'_, '_> {
         if saturate { self.unsupported() } else { Ok((elements, accumulator)) }
     }
 
-    pub(super) fn mma(&mut self) -> Result<Op> {
+    fn mma(&mut self) -> Result<MatrixOp> {
         let (rows, n, k) = self.shape()?;
         let types = self.types();
         if self.has("sp") || self.has("block_scale") || !(self.has("row") && self.has("col")) {
@@ -184,7 +152,7 @@ impl Decoder<'_, '_> {
             return self.error("the number of registers does not fit the shape");
         }
         let shape = MmaShape { rows, k, elements, accumulator };
-        Ok(Op::Mma(Box::new(Mma { shape, d, a, b, c })))
+        Ok(MatrixOp::Mma(Box::new(Mma { shape, d, a, b, c })))
     }
 
     /// How many matrices an instruction has.
@@ -209,7 +177,7 @@ impl Decoder<'_, '_> {
         }
     }
 
-    pub(super) fn ldmatrix(&mut self) -> Result<Op> {
+    fn ldmatrix(&mut self) -> Result<MatrixOp> {
         let packed = match () {
             () if self.has("b4x16_p64") => Some(4),
             () if self.has("b6x16_p32") => Some(6),
@@ -229,10 +197,10 @@ impl Decoder<'_, '_> {
         if dst.len() != expected || expected > 4 {
             return self.error(format!("expected {expected} destinations, of at most 4"));
         }
-        Ok(Op::LdMatrix { addr: self.addr(1)?, space: self.matrix_space(), dst, form, packed })
+        Ok(MatrixOp::LdMatrix { addr: self.addr(1)?, space: self.matrix_space(), dst, form, packed })
     }
 
-    pub(super) fn stmatrix(&mut self) -> Result<Op> {
+    fn stmatrix(&mut self) -> Result<MatrixOp> {
         let bytes = self.has("m16n8") && self.has("trans") && self.has("b8");
         let Some(form) = self.matrix_form().or(bytes.then_some(MatrixForm::BytePairs)) else {
             return self.unsupported();
@@ -242,10 +210,10 @@ impl Decoder<'_, '_> {
         if src.len() != count {
             return self.error(format!("expected {count} sources"));
         }
-        Ok(Op::StMatrix { addr: self.addr(0)?, space: self.matrix_space(), src, form })
+        Ok(MatrixOp::StMatrix { addr: self.addr(0)?, space: self.matrix_space(), src, form })
     }
 
-    pub(super) fn movmatrix(&mut self) -> Result<Op> {
-        Ok(Op::MovMatrix { dst: self.dst(0)?, src: self.src(1, Ty::B32)? })
+    fn movmatrix(&mut self) -> Result<MatrixOp> {
+        Ok(MatrixOp::MovMatrix { dst: self.dst(0)?, src: self.src(1, Ty::B32)? })
     }
 }

@@ -1,8 +1,13 @@
-//! Which registers an operation reads and writes, for the checks that do not depend on what it does.
+//! Operand roles: which registers an instruction reads and which it writes.
+//!
+//! The type of a field is its role. A [`Src`] and the base of an [`Addr`] are read, a [`Reg`] is written, an
+//! [`AsyncRegs`] belongs to an asynchronous unit until a wait, and a modifier touches no register. The `operands!`
+//! macro declares an instruction and collects its roles field by field, so that a new instruction states them once.
 
-use crate::decode::isa::{Addr, CallCopy, CallTarget, Op, PhaseRef, Reg, Src};
+use super::isa::{Addr, AsyncRegs, Reg, Src};
+use crate::hazard::Scope;
 
-/// Registers read and written by an operation. The registers of `wgmma` are left to its own rules.
+/// Registers that an instruction reads and writes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses {
     pub(crate) reads: Box<[Reg]>,
@@ -11,204 +16,161 @@ pub(crate) struct Uses {
     pub(crate) copies: bool,
 }
 
-#[derive(Default)]
-struct Lists {
-    reads: Vec<Reg>,
-    writes: Vec<Reg>,
+/// Roles as they are collected.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Roles {
+    pub(crate) reads: Vec<Reg>,
+    pub(crate) writes: Vec<Reg>,
+    /// The scope of a strong access or a fence.
+    pub(crate) scope: Option<Scope>,
 }
 
-impl Lists {
-    fn src(&mut self, s: Src) -> &mut Self {
-        if let Src::Reg(r) | Src::Not(r) = s {
-            self.reads.push(r);
-        }
-        self
+impl Roles {
+    pub(crate) fn of(operands: &impl Operands) -> Roles {
+        let mut roles = Roles::default();
+        operands.collect(&mut roles);
+        roles
     }
 
-    fn srcs(&mut self, list: &[Src]) -> &mut Self {
-        list.iter().for_each(|s| {
-            self.src(*s);
-        });
-        self
-    }
-
-    fn addr(&mut self, a: &Addr) -> &mut Self {
-        self.src(a.base)
-    }
-
-    fn maybe(&mut self, s: Option<Src>) -> &mut Self {
-        if let Some(s) = s {
-            self.src(s);
-        }
-        self
-    }
-
-    fn dst(&mut self, r: Reg) -> &mut Self {
-        self.writes.push(r);
-        self
-    }
-
-    /// The registers that hand over the arguments of a call.
-    fn args(&mut self, target: &CallTarget) -> &mut Self {
-        for a in &target.args {
-            if let CallCopy::Value { from, to } = a {
-                self.src(*from).dst(*to);
-            }
-        }
-        self
-    }
-
-    fn maybe_dst(&mut self, r: Option<Reg>) -> &mut Self {
-        self.writes.extend(r);
-        self
+    /// The registers of an instruction with this guard, each read once.
+    pub(crate) fn uses(mut self, guard: Option<(Reg, bool)>, copies: bool) -> Uses {
+        self.reads.extend(guard.map(|g| g.0));
+        self.reads.sort_unstable();
+        self.reads.dedup();
+        Uses { reads: self.reads.into(), writes: self.writes.into(), copies }
     }
 }
 
-pub(crate) fn uses(op: &Op, guard: Option<(Reg, bool)>) -> Uses {
-    let mut l = Lists::default();
-    if let Some((r, _)) = guard {
-        l.reads.push(r);
+/// A part of an instruction that knows its role; a modifier has none.
+pub(crate) trait Operands {
+    fn collect(&self, _roles: &mut Roles) {}
+}
+
+impl Operands for Src {
+    fn collect(&self, roles: &mut Roles) {
+        if let Src::Reg(r) | Src::Not(r) = self {
+            roles.reads.push(*r);
+        }
     }
-    match op {
-        Op::Alu { dst, a, b, c, .. } => l.src(*a).src(*b).src(*c).dst(*dst),
-        Op::Alu4 { dst, src, .. } => l.srcs(src).dst(*dst),
-        Op::Cvt { dst, a, b, .. } => l.src(*a).src(*b).dst(*dst),
-        Op::CvtWith { dst, src, .. } => l.srcs(&src[..]).dst(*dst),
-        Op::Carry { dst, a, b, c, .. } => l.src(*a).src(*b).src(*c).dst(*dst),
-        Op::Setp { a, b, combine, p, q, .. } => {
-            l.src(*a).src(*b).maybe(combine.map(|c| c.1)).maybe_dst(*p).maybe_dst(*q)
-        }
-        Op::Set { dst, a, b, combine, .. } => l.src(*a).src(*b).maybe(combine.map(|c| c.1)).dst(*dst),
-        Op::Lop3(x) => l.srcs(&x.src).src(x.combine.1).maybe_dst(x.dst).maybe_dst(x.p),
-        Op::Move { pairs } => {
-            for (d, s) in pairs {
-                l.src(*s).dst(*d);
+}
+
+impl Operands for Addr {
+    fn collect(&self, roles: &mut Roles) {
+        self.base.collect(roles);
+    }
+}
+
+impl Operands for Reg {
+    fn collect(&self, roles: &mut Roles) {
+        roles.writes.push(*self);
+    }
+}
+
+/// Left to the rules of the unit.
+impl Operands for AsyncRegs {}
+
+impl<T: Operands> Operands for Option<T> {
+    fn collect(&self, roles: &mut Roles) {
+        self.iter().for_each(|x| x.collect(roles));
+    }
+}
+
+impl<T: Operands + ?Sized> Operands for Box<T> {
+    fn collect(&self, roles: &mut Roles) {
+        (**self).collect(roles);
+    }
+}
+
+impl<T: Operands> Operands for [T] {
+    fn collect(&self, roles: &mut Roles) {
+        self.iter().for_each(|x| x.collect(roles));
+    }
+}
+
+impl<T: Operands, const N: usize> Operands for [T; N] {
+    fn collect(&self, roles: &mut Roles) {
+        self[..].collect(roles);
+    }
+}
+
+impl<A: Operands, B: Operands> Operands for (A, B) {
+    fn collect(&self, roles: &mut Roles) {
+        self.0.collect(roles);
+        self.1.collect(roles);
+    }
+}
+
+/// Types of fields that touch no register.
+macro_rules! modifiers {
+    ($($ty:ty),* $(,)?) => { $(impl $crate::decode::operands::Operands for $ty {})* };
+}
+pub(crate) use modifiers;
+
+modifiers!(
+    bool,
+    u32,
+    u64,
+    usize,
+    Scope,
+    crate::text::ast::Space,
+    crate::text::types::Ty,
+    crate::arith::AluFn,
+    crate::arith::Alu4Fn,
+    crate::arith::CarryFn,
+    crate::arith::CmpFn,
+    crate::arith::cvt::Cvt,
+    crate::units::atomic::AtomFn,
+    crate::units::copy::BulkReduce,
+    crate::units::mma::Accumulator,
+    crate::units::mma::Elements,
+    crate::units::mma::MmaShape,
+    crate::units::tensormap::MapField,
+    crate::units::wmma::Fragment,
+    crate::units::wmma::WmmaShape,
+);
+
+/// Declares the struct or enum of an instruction, with the roles of its operands.
+macro_rules! operands {
+    ($(#[$meta:meta])* pub(crate) struct $name:ident {
+        $($(#[$field_meta:meta])* pub(crate) $field:ident: $ty:ty),* $(,)?
+    }) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug)]
+        pub(crate) struct $name { $($(#[$field_meta])* pub(crate) $field: $ty),* }
+
+        impl $crate::decode::operands::Operands for $name {
+            fn collect(&self, roles: &mut $crate::decode::operands::Roles) {
+                $($crate::decode::operands::Operands::collect(&self.$field, roles);)*
             }
-            &mut l
         }
-        Op::Pack { dst, parts, .. } => l.srcs(parts).dst(*dst),
-        Op::Unpack { parts, src, .. } => {
-            l.writes.extend(parts.iter().flatten());
-            l.src(*src)
-        }
-        Op::Load { dst, addr, .. } => {
-            l.writes.extend(dst.iter().flatten().map(|d| d.0));
-            l.addr(addr)
-        }
-        Op::Store { src, addr, .. } => l.srcs(src).addr(addr),
-        Op::Atom { dst, addr, b, c, .. } => l.addr(addr).src(*b).maybe(*c).maybe_dst(*dst),
-        Op::AtomWide { dst, addr, b, c, .. } => {
-            for r in [Some(*b), *c].into_iter().flatten() {
-                l.src(Src::Reg(r)).src(Src::Reg(r + 1));
-            }
-            l.writes.extend(dst.iter().flat_map(|d| [*d, d + 1]));
-            l.addr(addr)
-        }
-        Op::AtomVector { dst, addr, b, .. } => {
-            l.writes.extend(dst.iter().flatten());
-            l.addr(addr).srcs(b)
-        }
-        Op::StoreZeros { addr, bytes, .. } => l.addr(addr).src(*bytes),
-        Op::Discard { addr } => l.addr(addr),
-        Op::CvtaTo { dst, src, .. } | Op::CvtaFrom { dst, src, .. } => l.src(*src).dst(*dst),
-        Op::Mapa { dst, src, rank, .. } => l.src(*src).src(*rank).dst(*dst),
-        Op::GetCtaRank { dst, src, .. } | Op::IsSpace { dst, src, .. } => l.src(*src).dst(*dst),
-        Op::BranchIndexed { index, .. } => l.src(*index),
-        Op::Call(target) => l.args(target),
-        Op::CallPointer { pointer, targets } => {
-            targets.iter().for_each(|(_, target)| {
-                l.args(target);
-            });
-            l.src(*pointer)
-        }
-        Op::Shfl { dst, p, a, b, c, mask, .. } => {
-            l.src(*a).src(*b).src(*c).maybe(*mask).dst(*dst).maybe_dst(*p)
-        }
-        Op::Vote { dst, src, mask, .. } => l.src(*src).maybe(*mask).dst(*dst),
-        Op::Match { dst, p, a, mask, .. } => l.src(*a).src(*mask).dst(*dst).maybe_dst(*p),
-        Op::Redux { dst, a, mask, .. } => l.src(*a).src(*mask).dst(*dst),
-        Op::Elect { dst, p, mask } => l.src(*mask).maybe_dst(*dst).dst(*p),
-        Op::ActiveMask { dst } => l.dst(*dst),
-        Op::WarpSync { mask } => l.src(*mask),
-        Op::Bar { id, threads, .. } => l.src(*id).maybe(*threads),
-        Op::BarReduce { id, threads, dst, src, .. } => l.src(*id).maybe(*threads).src(*src).dst(*dst),
-        Op::MbarInit { addr, count, .. } => l.addr(addr).src(*count),
-        Op::MbarInval { addr, .. } => l.addr(addr),
-        Op::MbarArrive(a) => l.addr(&a.addr).src(a.count).maybe(a.expect).maybe_dst(a.token),
-        Op::MbarTx { addr, bytes, .. } => l.addr(addr).src(*bytes),
-        Op::MbarWait { dst, addr, phase, .. } => {
-            let (PhaseRef::Parity(s) | PhaseRef::Token(s)) = phase;
-            l.addr(addr).src(*s).dst(*dst)
-        }
-        Op::MbarPending { dst, token } => l.src(*token).dst(*dst),
-        Op::TensorMapAcquire { addr, bytes, .. } => l.addr(addr).src(*bytes),
-        Op::TensorMapReplace { addr, value, .. } => l.addr(addr).src(*value),
-        Op::TensorMapCopyRelease { dst, src } => l.addr(dst).addr(src),
-        Op::CpAsync { dst, src, src_bytes, ignore, .. } => {
-            l.addr(dst).addr(src).maybe(*src_bytes).maybe(*ignore)
-        }
-        Op::CpAsyncMbar { addr, .. } => l.addr(addr),
-        Op::Bulk(b) => {
-            if let Some(m) = &b.mbar {
-                l.addr(m);
-            }
-            l.addr(&b.dst).addr(&b.src).src(b.size).maybe(b.multicast).maybe(b.mask)
-        }
-        Op::Tensor(t) => {
-            if let Some(m) = &t.mbar {
-                l.addr(m);
-            }
-            l.addr(&t.map).srcs(&t.coords).addr(&t.shared).maybe(t.multicast)
-        }
-        Op::BulkPrefetch { addr, size } => l.addr(addr).src(*size),
-        Op::TensorPrefetch { map } => l.addr(map),
-        Op::StAsync { addr, mbar, src, .. } => l.addr(addr).addr(mbar).srcs(src),
-        Op::Wgmma(w) => {
-            if let crate::decode::isa::WgmmaA::Descriptor(s) = w.a {
-                l.src(s);
-            }
-            l.src(w.b).src(w.scale_d)
-        }
-        Op::Mma(m) => {
-            l.writes.extend(m.d.iter());
-            l.srcs(&m.a).srcs(&m.b).srcs(&m.c)
-        }
-        Op::LdMatrix { addr, dst, .. } => {
-            l.writes.extend(dst.iter());
-            l.addr(addr)
-        }
-        Op::StMatrix { addr, src, .. } => l.addr(addr).srcs(src),
-        Op::MovMatrix { dst, src } => l.src(*src).dst(*dst),
-        Op::WmmaLoad(load) => {
-            l.writes.extend(load.1.iter());
-            l.addr(&load.0.addr).maybe(load.0.stride)
-        }
-        Op::WmmaStore(store) => l.srcs(&store.1).addr(&store.0.addr).maybe(store.0.stride),
-        Op::WmmaMma(m) => {
-            l.writes.extend(m.d.iter());
-            l.srcs(&m.a).srcs(&m.b).srcs(&m.c)
-        }
-        Op::Branch { .. }
-        | Op::Return
-        | Op::Exit
-        | Op::Trap
-        | Op::Nop
-        | Op::Yield
-        | Op::ClusterArrive { .. }
-        | Op::ClusterWait { .. }
-        | Op::Fence(_)
-        | Op::CpAsyncCommit
-        | Op::CpAsyncWait { .. }
-        | Op::BulkCommit
-        | Op::BulkWait { .. }
-        | Op::WgmmaFence
-        | Op::WgmmaCommit
-        | Op::WgmmaWait { .. }
-        | Op::SetMaxReg { .. }
-        | Op::GridDependencyWait
-        | Op::LaunchDependents => &mut l,
     };
-    l.reads.sort_unstable();
-    l.reads.dedup();
-    Uses { reads: l.reads.into(), writes: l.writes.into(), copies: false }
+    ($(#[$meta:meta])* pub(crate) enum $name:ident {
+        $($(#[$variant_meta:meta])* $variant:ident
+            $(($inner:ty))?
+            $({ $($(#[$field_meta:meta])* $field:ident: $ty:ty),* $(,)? })?
+        ),* $(,)?
+    }) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug)]
+        pub(crate) enum $name {
+            $($(#[$variant_meta])* $variant $(($inner))? $({ $($(#[$field_meta])* $field: $ty),* })?),*
+        }
+
+        impl $crate::decode::operands::Operands for $name {
+            #[allow(unused_variables)]
+            fn collect(&self, roles: &mut $crate::decode::operands::Roles) {
+                match self {
+                    $(Self::$variant
+                        $((operands!(@inner x $inner)))?
+                        $({ $($field),* })?
+                    => {
+                        $(<$inner as $crate::decode::operands::Operands>::collect(x, roles);)?
+                        $($(<$ty as $crate::decode::operands::Operands>::collect($field, roles);)*)?
+                    })*
+                }
+            }
+        }
+    };
+    (@inner $x:ident $ty:ty) => { $x };
 }
+pub(crate) use operands;

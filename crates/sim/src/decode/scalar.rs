@@ -1,15 +1,89 @@
-//! Arithmetic, conversions and predicates.
+//! Scalar instructions: arithmetic, logic, comparison, selection and moves.
 
 use super::Result;
-use super::decoder::Decoder;
+use super::decoder::{Claim, Decoder};
+use super::isa::{Op, Reg, Src, ZERO};
+use super::operands::{modifiers, operands};
 use crate::arith::alu;
-use crate::text::ast::Operand;
+use crate::arith::cvt::Cvt;
 use crate::arith::float::Mode;
-use crate::decode::isa::{Combine, Lop3, Op, Reg, Src};
 use crate::arith::minifloat::Round;
-use crate::text::types::Ty;
+use crate::arith::{Alu4Fn, AluFn, CarryFn, CmpFn};
+use crate::text::ast::Operand;
+use crate::text::types::{Ty, low_mask};
 
-const ZERO: Src = Src::Imm(0);
+/// How a predicate is combined with a third operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Combine {
+    And,
+    Or,
+    Xor,
+}
+
+impl Combine {
+    pub(crate) fn apply(self, a: bool, b: bool) -> bool {
+        match self {
+            Combine::And => a && b,
+            Combine::Or => a || b,
+            Combine::Xor => a != b,
+        }
+    }
+}
+
+modifiers!(Combine);
+
+operands! {
+    /// Functions of registers.
+    pub(crate) enum ScalarOp {
+        /// A function of up to three values.
+        Alu { f: AluFn, dst: Reg, a: Src, b: Src, c: Src },
+        /// A function of four values.
+        Alu4 { f: Alu4Fn, dst: Reg, src: [Src; 4] },
+        Cvt { cvt: Cvt, dst: Reg, a: Src, b: Src },
+        /// `cvt` of up to four sources, with random bits or scales as the last one.
+        CvtWith { cvt: Cvt, dst: Reg, src: Box<[Src; 5]> },
+        /// `add.cc`, `addc`, `sub.cc`, `subc`, `mad.cc`, `madc`.
+        Carry { f: CarryFn, dst: Reg, a: Src, b: Src, c: Src, writes: bool },
+        Setp {
+            cmp: CmpFn,
+            a: Src,
+            b: Src,
+            combine: Option<(Combine, Src)>,
+            p: Option<Reg>,
+            q: Option<Reg>,
+            /// Compares two halves: p is of the low one, q of the high one.
+            packed: bool,
+        },
+        Set {
+            cmp: CmpFn,
+            dst: Reg,
+            a: Src,
+            b: Src,
+            one: u64,
+            combine: Option<(Combine, Src)>,
+            /// Compares two halves, each with a result of 16 bits.
+            packed: bool,
+        },
+        /// `lop3` with a predicate.
+        Lop3(Box<Lop3>),
+        /// Copies of whole registers: `mov.b128`.
+        Move { pairs: Box<[(Reg, Src)]> },
+        /// `mov.b64 d, {lo, hi}`
+        Pack { dst: Reg, parts: Box<[Src]>, bits: u32 },
+        /// `mov.b64 {lo, hi}, a`
+        Unpack { parts: Box<[Option<Reg>]>, src: Src, bits: u32 },
+    }
+}
+
+operands! {
+    /// `lop3` with a predicate.
+    pub(crate) struct Lop3 {
+        pub(crate) dst: Option<Reg>,
+        pub(crate) p: Option<Reg>,
+        pub(crate) src: [Src; 4],
+        pub(crate) combine: (Combine, Src),
+    }
+}
 
 /// Whether plain arithmetic knows a modifier; an unknown one would change the result in silence.
 fn known_modifier(m: &str) -> bool {
@@ -40,8 +114,9 @@ impl Decoder<'_, '_> {
         }
     }
 
-    pub(super) fn scalar(&mut self) -> Result<Op> {
-        match self.inst.opcode[0].as_str() {
+    /// Scalar instructions, and whatever no other family knows.
+    pub(super) fn scalar(&mut self) -> Claim {
+        let op = match self.inst.opcode[0].as_str() {
             "mov" => self.mov(),
             "cvt" => self.cvt(),
             "setp" => self.setp(),
@@ -56,34 +131,19 @@ impl Decoder<'_, '_> {
             "dp4a" => self.dp4a(),
             "dp2a" => self.dp2a(),
             "testp" => self.testp(),
-            "bra" | "brx" => self.branch(),
-            "call" => self.call(),
-            "ret" => Ok(Op::Return),
-            "exit" => Ok(Op::Exit),
-            "trap" => Ok(Op::Trap),
-            "brkpt" | "pmevent" | "nop" => Ok(Op::Nop),
-            "nanosleep" => Ok(Op::Yield),
-            "shfl" => self.shfl(),
-            "vote" => self.vote(),
-            "match" => self.match_op(),
-            "redux" => self.redux(),
-            "elect" => self.elect(),
-            "activemask" => Ok(Op::ActiveMask { dst: self.dst(0)? }),
-            "setmaxnreg" => self.setmaxnreg(),
-            "griddepcontrol" if self.has("wait") => Ok(Op::GridDependencyWait),
-            "griddepcontrol" if self.has("launch_dependents") => Ok(Op::LaunchDependents),
             "createpolicy" => {
                 // A cache policy has no functional effect; its register gets a fixed token.
                 let dst = self.dst(0)?;
-                Ok(Op::Alu { f: |_, _, _| 0x12f0_0000_0000_0000, dst, a: ZERO, b: ZERO, c: ZERO })
+                Ok(ScalarOp::Alu { f: |_, _, _| 0x12f0_0000_0000_0000, dst, a: ZERO, b: ZERO, c: ZERO })
             }
             "addc" | "subc" | "madc" => self.carry(),
             "add" | "sub" | "mad" if self.has("cc") => self.carry(),
             _ => self.alu(),
-        }
+        };
+        op.map(|op| Some(Op::Scalar(op)))
     }
 
-    fn alu(&mut self) -> Result<Op> {
+    fn alu(&mut self) -> Result<ScalarOp> {
         let inst = self.inst;
         let ty = self.ty()?;
         let mode = self.mode();
@@ -124,11 +184,11 @@ impl Decoder<'_, '_> {
             3 => self.src(3, ty)?,
             _ => ZERO,
         };
-        Ok(Op::Alu { f, dst, a, b, c })
+        Ok(ScalarOp::Alu { f, dst, a, b, c })
     }
 
     /// `add`, `sub` and `fma` with an f32 result and sources of half precision.
-    fn mixed(&mut self) -> Result<Op> {
+    fn mixed(&mut self) -> Result<ScalarOp> {
         let (types, name) = (self.types(), self.inst.opcode[0].as_str());
         let (&[Ty::F32, half], false) = (types.as_slice(), self.has("ftz")) else {
             return self.unsupported();
@@ -143,10 +203,10 @@ impl Decoder<'_, '_> {
             self.expect_operands(3, 3)?;
             (self.src(2, Ty::F32)?, ZERO)
         };
-        Ok(Op::Alu { f, dst, a, b, c })
+        Ok(ScalarOp::Alu { f, dst, a, b, c })
     }
 
-    fn mov(&mut self) -> Result<Op> {
+    fn mov(&mut self) -> Result<ScalarOp> {
         self.expect_operands(2, 2)?;
         let ty = self.ty()?;
         if ty == Ty::B128 {
@@ -165,7 +225,7 @@ impl Decoder<'_, '_> {
                 })
                 .collect::<Result<Box<[_]>>>()?;
             let src = self.src(1, ty)?;
-            return Ok(Op::Unpack { parts, src, bits });
+            return Ok(ScalarOp::Unpack { parts, src, bits });
         }
         let dst = self.dst(0)?;
         if let Operand::Vector(parts) = self.operand(1)? {
@@ -177,17 +237,17 @@ impl Decoder<'_, '_> {
                 _ => return self.error("a vector of this width cannot be packed"),
             };
             let parts = parts.iter().map(|o| self.source(o, part_ty)).collect::<Result<Box<[_]>>>()?;
-            return Ok(Op::Pack { dst, parts, bits });
+            return Ok(ScalarOp::Pack { dst, parts, bits });
         }
         let a = self.src(1, ty)?;
         let Some((f, _)) = alu::lookup(&["mov".to_owned()], ty, self.mode()) else {
             return self.unsupported();
         };
-        Ok(Op::Alu { f, dst, a, b: ZERO, c: ZERO })
+        Ok(ScalarOp::Alu { f, dst, a, b: ZERO, c: ZERO })
     }
 
     /// `mov.b128` between registers, or from and to a pair of 64-bit ones.
-    fn mov_wide(&mut self) -> Result<Op> {
+    fn mov_wide(&mut self) -> Result<ScalarOp> {
         let mut dst = Vec::new();
         for o in self.elements(0)? {
             match o {
@@ -205,10 +265,10 @@ impl Decoder<'_, '_> {
         if dst.len() != 2 || src.len() != 2 {
             return self.error("the two sides are not 128 bits wide");
         }
-        Ok(Op::Move { pairs: dst.into_iter().zip(src).filter_map(|(d, s)| Some((d?, s))).collect() })
+        Ok(ScalarOp::Move { pairs: dst.into_iter().zip(src).filter_map(|(d, s)| Some((d?, s))).collect() })
     }
 
-    fn comparison(&self) -> Result<(crate::decode::isa::CmpFn, Option<Combine>)> {
+    fn comparison(&self) -> Result<(CmpFn, Option<Combine>)> {
         let ty = self.ty()?;
         let name = self.inst.opcode.get(1).map(String::as_str).unwrap_or("");
         let Some(cmp) = alu::compare(name, ty, self.has("ftz")) else { return self.unsupported() };
@@ -224,7 +284,7 @@ impl Decoder<'_, '_> {
         Ok((cmp, combine))
     }
 
-    fn setp(&mut self) -> Result<Op> {
+    fn setp(&mut self) -> Result<ScalarOp> {
         let ty = self.ty()?;
         let (cmp, combine) = self.comparison()?;
         let (p, q) = match self.operand(0)? {
@@ -238,7 +298,7 @@ impl Decoder<'_, '_> {
         };
         self.expect_operands(3, if combine.is_some() { 4 } else { 3 })?;
         let packed = matches!(ty, Ty::F16x2 | Ty::Bf16x2);
-        Ok(Op::Setp { cmp, a, b, combine, p, q, packed })
+        Ok(ScalarOp::Setp { cmp, a, b, combine, p, q, packed })
     }
 
     pub(super) fn predicate(&mut self, o: &Operand) -> Result<Option<Reg>> {
@@ -252,7 +312,7 @@ impl Decoder<'_, '_> {
     }
 
     /// `set`: a comparison followed by a choice of constants, for each half of a packed pair.
-    fn set(&mut self) -> Result<Op> {
+    fn set(&mut self) -> Result<ScalarOp> {
         let types = self.types();
         let &[to, from] = types.as_slice() else { return self.unsupported() };
         let (cmp, combine) = self.comparison()?;
@@ -272,31 +332,31 @@ impl Decoder<'_, '_> {
             (Ty::Bf16, false) | (Ty::Bf16x2, true) => 0x3f80,
             _ => return self.unsupported(),
         };
-        Ok(Op::Set { cmp, dst, a, b, one, combine, packed })
+        Ok(ScalarOp::Set { cmp, dst, a, b, one, combine, packed })
     }
 
-    fn selp(&mut self) -> Result<Op> {
+    fn selp(&mut self) -> Result<ScalarOp> {
         self.expect_operands(4, 4)?;
         let ty = self.ty()?;
         let Some((f, _)) = alu::lookup(&["selp".to_owned()], ty, self.mode()) else {
             return self.unsupported();
         };
         let dst = self.dst(0)?;
-        Ok(Op::Alu { f, dst, a: self.src(1, ty)?, b: self.src(2, ty)?, c: self.src(3, Ty::Pred)? })
+        Ok(ScalarOp::Alu { f, dst, a: self.src(1, ty)?, b: self.src(2, ty)?, c: self.src(3, Ty::Pred)? })
     }
 
-    fn slct(&mut self) -> Result<Op> {
+    fn slct(&mut self) -> Result<ScalarOp> {
         let types = self.types();
         if types.len() != 2 {
             return self.unsupported();
         }
-        let f: crate::decode::isa::AluFn = match types[1] {
+        let f: AluFn = match types[1] {
             Ty::S32 => |a, b, c| if c as i32 >= 0 { a } else { b },
             Ty::F32 => |a, b, c| if f32::from_bits(c as u32) >= 0.0 { a } else { b },
             _ => return self.unsupported(),
         };
         let dst = self.dst(0)?;
-        Ok(Op::Alu {
+        Ok(ScalarOp::Alu {
             f,
             dst,
             a: self.src(1, types[0])?,
@@ -306,7 +366,7 @@ impl Decoder<'_, '_> {
     }
 
     /// `lop3.or.b32 d|p, a, b, c, table, q`: p is whether the result has a bit, combined with q.
-    fn lop3_predicate(&mut self) -> Result<Op> {
+    fn lop3_predicate(&mut self) -> Result<ScalarOp> {
         self.expect_operands(6, 6)?;
         let (dst, p) = match self.operand(0)? {
             Operand::Pair(d, p) if *d == Operand::Sink => (None, self.predicate(&p)?),
@@ -316,10 +376,10 @@ impl Decoder<'_, '_> {
         let src =
             [self.src(1, Ty::B32)?, self.src(2, Ty::B32)?, self.src(3, Ty::B32)?, self.src(4, Ty::U32)?];
         let how = if self.has("or") { Combine::Or } else { Combine::And };
-        Ok(Op::Lop3(Box::new(Lop3 { dst, p, src, combine: (how, self.src(5, Ty::Pred)?) })))
+        Ok(ScalarOp::Lop3(Box::new(Lop3 { dst, p, src, combine: (how, self.src(5, Ty::Pred)?) })))
     }
 
-    fn lop3(&mut self) -> Result<Op> {
+    fn lop3(&mut self) -> Result<ScalarOp> {
         if self.has("or") || self.has("and") {
             return self.lop3_predicate();
         }
@@ -327,44 +387,56 @@ impl Decoder<'_, '_> {
         let dst = self.dst(0)?;
         let src =
             [self.src(1, Ty::B32)?, self.src(2, Ty::B32)?, self.src(3, Ty::B32)?, self.src(4, Ty::U32)?];
-        Ok(Op::Alu4 { f: alu::lop3, dst, src })
+        Ok(ScalarOp::Alu4 { f: alu::lop3, dst, src })
     }
 
-    fn prmt(&mut self) -> Result<Op> {
+    fn prmt(&mut self) -> Result<ScalarOp> {
         let mode = self.inst.opcode.get(2).map(String::as_str);
         let Some(f) = alu::prmt(mode) else { return self.unsupported() };
         let dst = self.dst(0)?;
-        Ok(Op::Alu { f, dst, a: self.src(1, Ty::B32)?, b: self.src(2, Ty::B32)?, c: self.src(3, Ty::B32)? })
+        Ok(ScalarOp::Alu {
+            f,
+            dst,
+            a: self.src(1, Ty::B32)?,
+            b: self.src(2, Ty::B32)?,
+            c: self.src(3, Ty::B32)?,
+        })
     }
 
-    fn shf(&mut self) -> Result<Op> {
+    fn shf(&mut self) -> Result<ScalarOp> {
         let f = alu::funnel(self.has("l"), self.has("clamp"));
         let dst = self.dst(0)?;
-        Ok(Op::Alu { f, dst, a: self.src(1, Ty::B32)?, b: self.src(2, Ty::B32)?, c: self.src(3, Ty::U32)? })
+        Ok(ScalarOp::Alu {
+            f,
+            dst,
+            a: self.src(1, Ty::B32)?,
+            b: self.src(2, Ty::B32)?,
+            c: self.src(3, Ty::U32)?,
+        })
     }
 
-    fn bfi(&mut self) -> Result<Op> {
+    fn bfi(&mut self) -> Result<ScalarOp> {
         let ty = self.ty()?;
         let Some(f) = alu::bfi(ty) else { return self.unsupported() };
         let dst = self.dst(0)?;
         let src = [self.src(1, ty)?, self.src(2, ty)?, self.src(3, Ty::U32)?, self.src(4, Ty::U32)?];
-        Ok(Op::Alu4 { f, dst, src })
+        Ok(ScalarOp::Alu4 { f, dst, src })
     }
 
-    fn bmsk(&mut self) -> Result<Op> {
-        let f: crate::decode::isa::AluFn = if self.has("wrap") {
-            |a, b, _| (crate::text::types::low_mask((b & 31) as u32) << (a & 31)) & 0xffff_ffff
+    fn bmsk(&mut self) -> Result<ScalarOp> {
+        let f: AluFn = if self.has("wrap") {
+            |a, b, _| (low_mask((b & 31) as u32) << (a & 31)) & 0xffff_ffff
         } else {
             |a, b, _| {
                 let (a, b) = (a & 0xffff_ffff, (b & 0xffff_ffff).min(32) as u32);
-                if a >= 32 { 0 } else { (crate::text::types::low_mask(b) << a) & 0xffff_ffff }
+                if a >= 32 { 0 } else { (low_mask(b) << a) & 0xffff_ffff }
             }
         };
         let dst = self.dst(0)?;
-        Ok(Op::Alu { f, dst, a: self.src(1, Ty::B32)?, b: self.src(2, Ty::B32)?, c: ZERO })
+        Ok(ScalarOp::Alu { f, dst, a: self.src(1, Ty::B32)?, b: self.src(2, Ty::B32)?, c: ZERO })
     }
 
-    fn dp4a(&mut self) -> Result<Op> {
+    fn dp4a(&mut self) -> Result<ScalarOp> {
         let types = self.types();
         if types.len() != 2 {
             return self.unsupported();
@@ -372,10 +444,10 @@ impl Decoder<'_, '_> {
         let signs = u64::from(types[0].signed()) | u64::from(types[1].signed()) << 1;
         let dst = self.dst(0)?;
         let src = [self.src(1, Ty::B32)?, self.src(2, Ty::B32)?, self.src(3, Ty::B32)?, Src::Imm(signs)];
-        Ok(Op::Alu4 { f: alu::dp4a, dst, src })
+        Ok(ScalarOp::Alu4 { f: alu::dp4a, dst, src })
     }
 
-    fn dp2a(&mut self) -> Result<Op> {
+    fn dp2a(&mut self) -> Result<ScalarOp> {
         let types = self.types();
         if types.len() != 2 || self.has("lo") == self.has("hi") {
             return self.unsupported();
@@ -384,10 +456,10 @@ impl Decoder<'_, '_> {
             u64::from(types[0].signed()) | u64::from(types[1].signed()) << 1 | u64::from(self.has("hi")) << 2;
         let dst = self.dst(0)?;
         let src = [self.src(1, Ty::B32)?, self.src(2, Ty::B32)?, self.src(3, Ty::B32)?, Src::Imm(how)];
-        Ok(Op::Alu4 { f: crate::arith::simd::DP2A, dst, src })
+        Ok(ScalarOp::Alu4 { f: crate::arith::simd::DP2A, dst, src })
     }
 
-    fn testp(&mut self) -> Result<Op> {
+    fn testp(&mut self) -> Result<ScalarOp> {
         let ty = self.ty()?;
         let name = self.inst.opcode[1].as_str();
         let f = match ty {
@@ -397,16 +469,16 @@ impl Decoder<'_, '_> {
         };
         let Some(f) = f else { return self.unsupported() };
         let dst = self.dst(0)?;
-        Ok(Op::Alu { f, dst, a: self.src(1, ty)?, b: ZERO, c: ZERO })
+        Ok(ScalarOp::Alu { f, dst, a: self.src(1, ty)?, b: ZERO, c: ZERO })
     }
 
-    fn carry(&mut self) -> Result<Op> {
+    fn carry(&mut self) -> Result<ScalarOp> {
         let inst = self.inst;
         let ty = self.ty()?;
         let Some(f) = alu::carry(&inst.opcode[0], &inst.opcode, ty) else { return self.unsupported() };
         let dst = self.dst(0)?;
         let c = if inst.opcode[0].starts_with("mad") { self.src(3, ty)? } else { ZERO };
         let writes = self.has("cc");
-        Ok(Op::Carry { f, dst, a: self.src(1, ty)?, b: self.src(2, ty)?, c, writes })
+        Ok(ScalarOp::Carry { f, dst, a: self.src(1, ty)?, b: self.src(2, ty)?, c, writes })
     }
 }

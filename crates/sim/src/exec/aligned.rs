@@ -1,10 +1,10 @@
-//! Instructions that need the lanes of a warp together.
+//! Convergence of a warp, as `.aligned` and `.sync` instructions require it.
 
-use super::Next;
-use crate::exec::context::Cx;
+use super::context::Cx;
+use super::warp::{Wait, Warp};
+use super::{Issue, Next};
 use crate::error::{Fault, FaultKind};
-use crate::machine::Policy;
-use crate::exec::warp::{Wait, Warp};
+use crate::options::Policy;
 
 /// Requires that the lanes of `need` (that have not exited) are all in this group.
 pub(super) fn converge(warp: &Warp, mask: u32, need: u32) -> Result<Option<Next>, Fault> {
@@ -22,13 +22,8 @@ pub(super) fn in_step(warp: &mut Warp, cx: &mut Cx<'_>, active: u32) {
 }
 
 /// Requires that the whole warp runs this instruction together.
-pub(super) fn aligned(
-    warp: &mut Warp,
-    cx: &Cx<'_>,
-    pc: u32,
-    mask: u32,
-    active: u32,
-) -> Result<Option<Next>, Fault> {
+pub(super) fn aligned(warp: &mut Warp, cx: &Cx<'_>, at: Issue) -> Result<Option<Next>, Fault> {
+    let Issue { pc, mask, active, .. } = at;
     if active != mask {
         return Err(Fault::new(
             FaultKind::Divergence,

@@ -1,15 +1,29 @@
 //! Atomics and reductions of threads.
 
-use super::Next;
+use super::access::Access;
+use super::context::Cx;
 use super::memory::{acquire, address, check_alignment, release};
-use crate::exec::context::{Access, Cx};
+use super::warp::Warp;
+use super::{Issue, Next};
+use crate::decode::atomic::AtomicOp;
+use crate::decode::isa::Src;
 use crate::error::{Fault, FaultKind};
-use crate::decode::isa::{AtomOp, Op};
-use crate::units::tma::word;
-use crate::exec::warp::{Warp, lanes};
+use crate::lanes::lanes;
+use crate::memory::word;
+use crate::text::types::Ty;
+use crate::units::atomic::{self, AtomFn};
 
-pub(super) fn atom(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<Next, Fault> {
-    let Op::Atom { op, ty, space, dst, addr, b, c, sem } = op else { return Ok(Next::Step) };
+pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &AtomicOp, at: Issue) -> Result<Next, Fault> {
+    match op {
+        AtomicOp::Scalar { .. } => scalar(warp, cx, op, at),
+        AtomicOp::Wide { .. } => wide(warp, cx, op, at),
+        AtomicOp::Vector { .. } => vector(warp, cx, op, at),
+    }
+}
+
+fn scalar(warp: &mut Warp, cx: &mut Cx<'_>, op: &AtomicOp, at: Issue) -> Result<Next, Fault> {
+    let Issue { pc, active, .. } = at;
+    let AtomicOp::Scalar { op, ty, space, dst, addr, b, c, sem } = op else { return Ok(Next::Step) };
     let bytes = ty.bytes() as usize;
     let mut access = Access::new(warp.index, pc, sem.strong);
     for l in lanes(active) {
@@ -37,14 +51,15 @@ pub(super) fn atom(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u
     Ok(Next::Step)
 }
 
-fn apply(op: AtomOp, ty: crate::text::types::Ty, old: u64, b: u64, c: u64) -> Result<u64, Fault> {
-    crate::units::atomic::apply(op, ty, old, b, c)
+fn apply(op: AtomFn, ty: Ty, old: u64, b: u64, c: u64) -> Result<u64, Fault> {
+    atomic::apply(op, ty, old, b, c)
         .ok_or_else(|| Fault::new(FaultKind::BadOperand, "this atomic does not exist for the type"))
 }
 
 /// Vectors: the elements are atomic one by one, in any order.
-pub(super) fn vector(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<Next, Fault> {
-    let Op::AtomVector { op, ty, space, dst, addr, b, sem } = op else { return Ok(Next::Step) };
+fn vector(warp: &mut Warp, cx: &mut Cx<'_>, op: &AtomicOp, at: Issue) -> Result<Next, Fault> {
+    let Issue { pc, active, .. } = at;
+    let AtomicOp::Vector { op, ty, space, dst, addr, b, sem } = op else { return Ok(Next::Step) };
     let bytes = ty.bytes() as usize;
     let mut access = Access::new(warp.index, pc, sem.strong);
     for l in lanes(active) {
@@ -69,9 +84,10 @@ pub(super) fn vector(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active:
 }
 
 /// Exchange and compare-and-swap of 128 bits.
-pub(super) fn wide(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<Next, Fault> {
-    let Op::AtomWide { space, dst, addr, b, c, sem } = op else { return Ok(Next::Step) };
-    let pair = |warp: &Warp, r: u32, l: usize| [warp.get(r, l), warp.get(r + 1, l)];
+fn wide(warp: &mut Warp, cx: &mut Cx<'_>, op: &AtomicOp, at: Issue) -> Result<Next, Fault> {
+    let Issue { pc, active, .. } = at;
+    let AtomicOp::Wide { space, dst, addr, b, c, sem } = op else { return Ok(Next::Step) };
+    let pair = |warp: &Warp, words: &[Src; 2], l: usize| words.map(|s| warp.value(s, l));
     let mut access = Access::new(warp.index, pc, sem.strong);
     for l in lanes(active) {
         let a = address(warp, addr, *space, l);
@@ -82,9 +98,9 @@ pub(super) fn wide(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u
         cx.read(warp, l, &mut access, location, &mut bytes)?;
         let old = [word(&bytes[..8]), word(&bytes[8..])];
         let new = match c {
-            Some(c) if old == pair(warp, *b, l) => pair(warp, *c, l),
+            Some(c) if old == pair(warp, b, l) => pair(warp, c, l),
             Some(_) => old,
-            None => pair(warp, *b, l),
+            None => pair(warp, b, l),
         };
         let progress = *cx.progress;
         cx.write(warp, l, &mut access, location, &new.map(u64::to_le_bytes).concat())?;
@@ -93,9 +109,9 @@ pub(super) fn wide(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u
             *cx.polls += 1;
         }
         release(warp, cx, location, sem);
-        if let Some(d) = dst {
-            warp.set(*d, l, old[0]);
-            warp.set(*d + 1, l, old[1]);
+        if let Some([low, high]) = dst {
+            warp.set(*low, l, old[0]);
+            warp.set(*high, l, old[1]);
         }
     }
     Ok(Next::Step)

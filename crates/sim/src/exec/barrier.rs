@@ -1,27 +1,26 @@
 //! Named barriers and the cluster barrier.
 
-use super::{Next, aligned, together};
-use crate::exec::context::Cx;
+use super::aligned::{aligned, in_step};
+use super::cluster::Cta;
+use super::context::Cx;
+use super::warp::{Wait, Warp};
+use super::{Issue, Next, together};
+use crate::decode::barrier::BarrierOp;
+use crate::decode::collective::Vote;
+use crate::decode::isa::Src;
 use crate::error::{Fault, FaultKind};
-use crate::hazard::Hazards;
-use crate::decode::isa::{Op, Scope, Src, Vote};
-use crate::exec::warp::{Wait, Warp, lanes};
+use crate::hazard::{Hazards, Scope};
+use crate::lanes::lanes;
 
-pub(super) fn barrier(
-    warp: &mut Warp,
-    cx: &mut Cx<'_>,
-    op: &Op,
-    pc: u32,
-    mask: u32,
-    active: u32,
-) -> Result<Next, Fault> {
+pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &BarrierOp, at: Issue) -> Result<Next, Fault> {
+    let active = at.active;
     match op {
-        Op::Bar { id, threads, aligned: is_aligned, arrive_only } => {
+        BarrierOp::Named { id, threads, aligned: is_aligned, arrive_only } => {
             if *is_aligned {
-                together!(aligned(warp, cx, pc, mask, active));
-                super::in_step(warp, cx, active);
+                together!(aligned(warp, cx, at));
+                in_step(warp, cx, active);
             }
-            let id = arrive(warp, cx, *id, *threads, pc, active, !*arrive_only)?;
+            let id = arrive(warp, cx, (*id, *threads), at, !*arrive_only)?;
             if *arrive_only {
                 settle(warp, cx, id);
                 return Ok(Next::Step);
@@ -30,11 +29,11 @@ pub(super) fn barrier(
             settle(warp, cx, id);
             Ok(Next::Advance(Wait::Bar { id, generation }))
         }
-        Op::BarReduce { .. } => reduce(warp, cx, op, pc, mask, active),
-        Op::ClusterArrive { release, aligned: is_aligned } => {
+        BarrierOp::Reduce { .. } => reduce(warp, cx, op, at),
+        BarrierOp::ClusterArrive { release, aligned: is_aligned } => {
             if *is_aligned {
-                together!(aligned(warp, cx, pc, mask, active));
-                super::in_step(warp, cx, active);
+                together!(aligned(warp, cx, at));
+                in_step(warp, cx, active);
             }
             for l in lanes(active) {
                 if warp.cluster_arrivals[l] > cx.cluster.barrier.phase {
@@ -54,10 +53,10 @@ pub(super) fn barrier(
             cx.cluster.settle_barrier();
             Ok(Next::Step)
         }
-        Op::ClusterWait { acquire, aligned: is_aligned } => {
+        BarrierOp::ClusterWait { acquire, aligned: is_aligned } => {
             if *is_aligned {
-                together!(aligned(warp, cx, pc, mask, active));
-                super::in_step(warp, cx, active);
+                together!(aligned(warp, cx, at));
+                in_step(warp, cx, active);
             }
             if let Some(l) = lanes(active).find(|l| warp.cluster_arrivals[*l] == 0) {
                 return Err(Fault::new(
@@ -74,7 +73,6 @@ pub(super) fn barrier(
             }
             Ok(Next::Step)
         }
-        _ => Ok(Next::Step),
     }
 }
 
@@ -87,12 +85,11 @@ fn settle(warp: &Warp, cx: &mut Cx<'_>, id: usize) {
 fn arrive(
     warp: &Warp,
     cx: &mut Cx<'_>,
-    id: Src,
-    threads: Option<Src>,
-    pc: u32,
-    active: u32,
+    (id, threads): (Src, Option<Src>),
+    at: Issue,
     waits: bool,
 ) -> Result<usize, Fault> {
+    let Issue { pc, active, .. } = at;
     let bad = |m: String| Err(Fault::new(FaultKind::BadOperand, m));
     let (Some(id), Some(count)) =
         (warp.uniform(id, active), threads.map_or(Some(0), |t| warp.uniform(t, active)))
@@ -152,7 +149,7 @@ fn arrive(
 
 /// The parts of a cluster that a barrier needs at once.
 pub(super) struct Cluster<'c> {
-    pub(super) ctas: &'c mut Vec<crate::exec::cluster::Cta>,
+    pub(super) ctas: &'c mut Vec<Cta>,
     pub(super) hazards: Option<&'c mut Hazards>,
 }
 
@@ -161,10 +158,11 @@ pub(super) fn split<'c>(cx: &'c mut Cx<'_>) -> Cluster<'c> {
 }
 
 /// `bar.red`: a barrier that also combines a predicate. The first pass arrives, the second takes the result.
-fn reduce(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, mask: u32, active: u32) -> Result<Next, Fault> {
-    let Op::BarReduce { id, threads, kind, dst, src, popc } = op else { return Ok(Next::Step) };
-    together!(aligned(warp, cx, pc, mask, active));
-    super::in_step(warp, cx, active);
+fn reduce(warp: &mut Warp, cx: &mut Cx<'_>, op: &BarrierOp, at: Issue) -> Result<Next, Fault> {
+    let active = at.active;
+    let BarrierOp::Reduce { id, threads, kind, dst, src, popc } = op else { return Ok(Next::Step) };
+    together!(aligned(warp, cx, at));
+    in_step(warp, cx, active);
     let rank = warp.env.rank as usize;
     let number = warp.uniform(*id, active).unwrap_or(u64::MAX) as u32 as usize;
     if let Some(done) = warp.bar_red.take() {
@@ -181,7 +179,7 @@ fn reduce(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, mask: u32, active:
         lanes(active).for_each(|l| warp.set(*dst, l, v));
         return Ok(Next::Step);
     }
-    let id = arrive(warp, cx, *id, *threads, pc, active, true)?;
+    let id = arrive(warp, cx, (*id, *threads), at, true)?;
     let b = &mut cx.cluster.ctas[rank].bars[id];
     for l in lanes(active) {
         let p = warp.value(*src, l) & 1 == 1;

@@ -1,12 +1,11 @@
 //! The state of a running cluster: its CTAs, their shared memory and barriers, its warps, and the
 //! asynchronous copies in flight.
 
-use crate::units::copy::Pending;
-use crate::hazard::{ByScope, Hazards, View};
-use crate::decode::isa::Scope;
-use crate::units::mbarrier::Mbar;
+use super::warp::Warp;
+use crate::hazard::{ByScope, Hazards, Scope, View};
 use crate::memory::Written;
-use crate::exec::warp::Warp;
+use crate::units::copy::Pending;
+use crate::units::mbarrier::Mbar;
 use std::collections::BTreeMap;
 
 /// A named barrier of a CTA.

@@ -1,93 +1,48 @@
-//! Issuing asynchronous copies, committing and waiting for their groups, and changing tensor maps.
+//! Bulk copies: issue, groups and prefetches; `st.async` and `red.async`.
 
+use super::access::Location;
+use super::context::Cx;
 use super::memory::{address, check_alignment};
-use super::{Next, cp_async};
-use crate::text::ast::Space;
-use crate::exec::context::{Access, Cx, Location};
-use crate::units::copy::{Kind, Source, Target, reducible};
+use super::warp::{Wait, Warp};
+use super::{Issue, Next};
+use crate::decode::copy::{BulkCopy, BulkDirection, CopyOp, TensorCopy};
+use crate::decode::isa::{Addr, Src};
 use crate::error::{Fault, FaultKind};
-use crate::hazard::{Event, Hazards, Proxy, Unit};
-use crate::decode::isa::{Addr, BulkCopy, BulkReduce, BulkWay, Op, Scope, Sem, Src, TensorCopy};
+use crate::hazard::{Event, Hazards, Proxy, Scope, Unit};
+use crate::lanes::lanes;
+use crate::text::ast::Space;
+use crate::text::types::Ty;
+use crate::units::atomic::AtomFn;
+use crate::units::copy::{BulkReduce, Kind, Source, Target};
+use crate::units::tensormap::{Swizzle, TENSOR_MAP_BYTES};
 use crate::units::tma::{pieces, ranges};
-use crate::exec::warp::{Wait, Warp, lanes};
-use crate::{Swizzle, TENSOR_MAP_BYTES};
 
-pub(super) fn copy(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<Next, Fault> {
-    match op {
-        Op::Tensor(t) => {
-            for l in lanes(active) {
-                tensor(warp, cx, t, pc, l)?;
-            }
-        }
-        Op::Bulk(b) => {
-            for l in lanes(active) {
-                bulk(warp, cx, b, pc, l)?;
-            }
-        }
-        Op::BulkCommit => {
-            for l in lanes(active) {
+pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &CopyOp, at: Issue) -> Result<Next, Fault> {
+    if let CopyOp::Wait { pending, read } = op {
+        return bulk_wait(warp, cx, *pending, *read, at.active);
+    }
+    for l in lanes(at.active) {
+        match op {
+            CopyOp::Tensor(t) => tensor(warp, cx, t, at.pc, l)?,
+            CopyOp::Bulk(b) => bulk(warp, cx, b, at.pc, l)?,
+            CopyOp::Commit => {
                 let g = warp.bulk.entry(l as u32).or_default();
                 let open = std::mem::take(&mut g.open);
                 g.groups.push_back(open);
                 g.ticks.push_back(g.newest);
             }
-        }
-        Op::BulkWait { pending, read } => return bulk_wait(warp, cx, *pending, *read, active),
-        Op::BulkPrefetch { addr, size } => {
-            for l in lanes(active) {
+            CopyOp::Prefetch { addr, size } => {
                 let bytes = warp.value(*size, l) as u32;
                 prefetch(warp, cx, addr, bytes as usize, l)?;
             }
-        }
-        Op::TensorPrefetch { map } => {
-            for l in lanes(active) {
-                prefetch(warp, cx, map, TENSOR_MAP_BYTES, l)?;
+            CopyOp::PrefetchMap { map } => prefetch(warp, cx, map, TENSOR_MAP_BYTES, l)?,
+            CopyOp::StoreAsync { addr, mbar, src, bytes, reduce } => {
+                let values = src.iter().map(|s| warp.value(*s, l)).collect();
+                let words = Words { addr, mbar, values, bytes: *bytes, reduce: *reduce };
+                store_async(warp, cx, words, at.pc, l)?;
             }
+            CopyOp::Wait { .. } => {}
         }
-        Op::CpAsync { .. } => cp_async::copy(warp, cx, op, pc, active)?,
-        Op::CpAsyncCommit => cp_async::commit(warp, active),
-        Op::CpAsyncWait { pending } => return cp_async::wait(warp, cx, *pending, active),
-        Op::CpAsyncMbar { .. } => cp_async::arrive(warp, cx, op, pc, active)?,
-        Op::StAsync { .. } => store_async(warp, cx, op, pc, active)?,
-        Op::TensorMapAcquire { addr, scope, .. } => {
-            for l in lanes(active) {
-                let a = address(warp, addr, Space::Generic, l);
-                let location = cx.resolve(warp, Space::Generic, a)?;
-                let sem = Sem { acquire: true, release: false, strong: Some(*scope) };
-                super::memory::acquire(warp, cx, location, &sem);
-                let me = cx.identity(warp.index);
-                if let Location::Global(a) = location
-                    && let Some(change) = cx.maps.get_mut(&a)
-                    && change.released
-                {
-                    change.acquired.push(me);
-                }
-            }
-        }
-        Op::TensorMapReplace { field, addr, space, value } => {
-            for l in lanes(active) {
-                let a = address(warp, addr, *space, l);
-                let location = cx.resolve(warp, *space, a)?;
-                let (at, bytes) = crate::units::tensormap::replacement(*field, warp.value(*value, l))?;
-                let mut access = Access::new(warp.index, pc, None);
-                let location = match location {
-                    Location::Global(a) => {
-                        cx.map_changed(warp.index, pc, a, false);
-                        Location::Global(a + at as u64)
-                    }
-                    Location::Shared(cta, o) => Location::Shared(cta, o + at as u32),
-                    _ => {
-                        return Err(Fault::new(
-                            FaultKind::BadOperand,
-                            "the map is not in global or shared memory",
-                        ));
-                    }
-                };
-                cx.write(warp, l, &mut access, location, &bytes)?;
-            }
-        }
-        Op::TensorMapCopyRelease { dst, src } => map_copy(warp, cx, dst, src, pc, active)?,
-        _ => {}
     }
     Ok(Next::Step)
 }
@@ -101,30 +56,6 @@ fn prefetch(warp: &Warp, cx: &mut Cx<'_>, addr: &Addr, bytes: usize, l: usize) -
         }
         _ => Ok(()),
     }
-}
-
-/// `tensormap.cp_fenceproxy`: the warp copies a map from shared to global memory.
-fn map_copy(
-    warp: &mut Warp,
-    cx: &mut Cx<'_>,
-    dst: &Addr,
-    src: &Addr,
-    pc: u32,
-    active: u32,
-) -> Result<(), Fault> {
-    let l = active.trailing_zeros() as usize;
-    let from = cx.resolve(warp, Space::Shared, address(warp, src, Space::Shared, l))?;
-    let to = cx.resolve(warp, Space::Global, address(warp, dst, Space::Global, l))?;
-    let mut bytes = [0; TENSOR_MAP_BYTES];
-    let mut access = Access::new(warp.index, pc, None);
-    cx.read(warp, l, &mut access, from, &mut bytes)?;
-    cx.write(warp, l, &mut access, to, &bytes)?;
-    let sem = Sem { acquire: false, release: true, strong: Some(Scope::Gpu) };
-    super::memory::release(warp, cx, to, &sem);
-    if let Location::Global(a) = to {
-        cx.map_changed(warp.index, pc, a, true);
-    }
-    Ok(())
 }
 
 pub(super) fn shared_at(
@@ -162,22 +93,25 @@ fn receivers(
     }
 }
 
-/// Sends a load to its receivers.
-#[allow(clippy::too_many_arguments)]
-fn send(
-    warp: &Warp,
-    cx: &mut Cx<'_>,
-    pc: u32,
+/// A copy into shared memory, before it goes to its receivers.
+struct Load<'a> {
+    /// Address of the tensor map in global memory.
     map: Option<u64>,
-    source: &Source,
+    source: &'a Source,
     swizzle: Swizzle,
-    ranks: &[usize],
+    /// Ranks of the receiving CTAs.
+    ranks: &'a [usize],
     offset: u32,
     bytes: u32,
+    /// Offset of the mbarrier, and its CTA; that of each receiver where there is none.
     mbar: u32,
     mbar_cta: Option<usize>,
     reduce: Option<BulkReduce>,
-) -> Result<(), Fault> {
+}
+
+/// Sends a load to its receivers.
+fn send(warp: &Warp, cx: &mut Cx<'_>, pc: u32, load: Load<'_>) -> Result<(), Fault> {
+    let Load { map, source, swizzle, ranks, offset, bytes, mbar, mbar_cta, reduce } = load;
     // Every receiver is checked before anything moves.
     for &cta in ranks {
         let owner = mbar_cta.unwrap_or(cta);
@@ -252,38 +186,39 @@ fn tensor(warp: &mut Warp, cx: &mut Cx<'_>, t: &TensorCopy, pc: u32, l: usize) -
         let ranks = receivers(warp, cx, t.multicast, cta, l)?;
         // A multicast copy reports to the same offset in every receiver.
         let owner = if t.multicast.is_some() { None } else { Some(mbar_cta) };
-        return send(
-            warp,
-            cx,
-            pc,
-            map_at,
-            &Source::Tensor(map, coords),
+        let load = Load {
+            map: map_at,
+            source: &Source::Tensor(map, coords),
             swizzle,
-            &ranks,
+            ranks: &ranks,
             offset,
             bytes,
-            at,
-            owner,
-            None,
-        );
+            mbar: at,
+            mbar_cta: owner,
+            reduce: None,
+        };
+        return send(warp, cx, pc, load);
     }
     let (cta, offset) = shared_at(warp, cx, &t.shared, Space::Shared, l)?;
     check_alignment(u64::from(offset), 128)?;
     cx.shared_range(cta, offset, bytes)?;
-    store(warp, cx, pc, l, map_at, swizzle, (cta, offset, bytes), Target::Tensor(map, coords, t.reduce))
+    let target = Target::Tensor(map, coords, t.reduce);
+    store(warp, cx, pc, l, Store { map: map_at, swizzle, cta, offset, bytes, target })
 }
 
-#[allow(clippy::too_many_arguments)]
-fn store(
-    warp: &mut Warp,
-    cx: &mut Cx<'_>,
-    pc: u32,
-    l: usize,
+/// A copy out of shared memory.
+struct Store {
+    /// Address of the tensor map in global memory.
     map: Option<u64>,
     swizzle: Swizzle,
-    (cta, offset, bytes): (usize, u32, u32),
+    cta: usize,
+    offset: u32,
+    bytes: u32,
     target: Target,
-) -> Result<(), Fault> {
+}
+
+fn store(warp: &mut Warp, cx: &mut Cx<'_>, pc: u32, l: usize, copy: Store) -> Result<(), Fault> {
+    let Store { map, swizzle, cta, offset, bytes, target } = copy;
     let (event, tick) = cx.store_event(warp.index, pc);
     cx.shadow_async(event, None, std::iter::once(span(swizzle, offset, bytes)), cta, false)?;
     let write = Event { strong: target.reduces().then_some(Scope::Gpu), ..Hazards::bulk_write(event) };
@@ -321,10 +256,10 @@ fn bulk(warp: &mut Warp, cx: &mut Cx<'_>, b: &BulkCopy, pc: u32, l: usize) -> Re
             _ => Err(Fault::new(FaultKind::BadOperand, format!("{a:#x} is not a global address"))),
         }
     };
-    if b.reduce.is_some_and(|r| !reducible(r)) {
+    if b.reduce.is_some_and(|r| !r.exists()) {
         return Err(Fault::new(FaultKind::BadOperand, "this reduction does not exist for the type"));
     }
-    if b.way == BulkWay::SharedToGlobal {
+    if b.direction == BulkDirection::SharedToGlobal {
         let (cta, offset) = shared_at(warp, cx, &b.src, Space::Shared, l)?;
         check_alignment(u64::from(offset), 16)?;
         cx.shared_range(cta, offset, bytes)?;
@@ -333,7 +268,13 @@ fn bulk(warp: &mut Warp, cx: &mut Cx<'_>, b: &BulkCopy, pc: u32, l: usize) -> Re
             Some(mask) => Target::Masked(to, warp.value(mask, l) as u16),
             None => Target::Global(to, b.reduce),
         };
-        return store(warp, cx, pc, l, None, Swizzle::None, (cta, offset, bytes), target);
+        return store(
+            warp,
+            cx,
+            pc,
+            l,
+            Store { map: None, swizzle: Swizzle::None, cta, offset, bytes, target },
+        );
     }
     let (cta, offset) = shared_at(warp, cx, &b.dst, Space::Cluster, l)?;
     check_alignment(u64::from(offset), 16)?;
@@ -342,7 +283,7 @@ fn bulk(warp: &mut Warp, cx: &mut Cx<'_>, b: &BulkCopy, pc: u32, l: usize) -> Re
     check_alignment(u64::from(at), 8)?;
     let ranks = receivers(warp, cx, b.multicast, cta, l)?;
     let owner = if b.multicast.is_some() { None } else { Some(owner) };
-    let source = if b.way == BulkWay::GlobalToShared {
+    let source = if b.direction == BulkDirection::GlobalToShared {
         Source::Global(global(warp, cx, &b.src)?)
     } else {
         let (c, o) = shared_at(warp, cx, &b.src, Space::Shared, l)?;
@@ -350,7 +291,18 @@ fn bulk(warp: &mut Warp, cx: &mut Cx<'_>, b: &BulkCopy, pc: u32, l: usize) -> Re
         cx.shared_range(c, o, bytes)?;
         Source::Shared(c, o)
     };
-    send(warp, cx, pc, None, &source, Swizzle::None, &ranks, offset, bytes, at, owner, b.reduce)
+    let load = Load {
+        map: None,
+        source: &source,
+        swizzle: Swizzle::None,
+        ranks: &ranks,
+        offset,
+        bytes,
+        mbar: at,
+        mbar_cta: owner,
+        reduce: b.reduce,
+    };
+    send(warp, cx, pc, load)
 }
 
 fn bulk_wait(warp: &mut Warp, cx: &mut Cx<'_>, pending: u32, read: bool, active: u32) -> Result<Next, Fault> {
@@ -386,32 +338,35 @@ fn bulk_wait(warp: &mut Warp, cx: &mut Cx<'_>, pending: u32, read: bool, active:
     Ok(Next::Step)
 }
 
+/// The words of a `st.async` or `red.async`.
+struct Words<'a> {
+    addr: &'a Addr,
+    mbar: &'a Addr,
+    values: Vec<u64>,
+    /// Width of a word.
+    bytes: u32,
+    reduce: Option<(AtomFn, Ty)>,
+}
+
 /// `st.async` and `red.async`: values that land in a peer's shared memory and report to its mbarrier.
-fn store_async(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<(), Fault> {
-    let Op::StAsync { addr, mbar, src, bytes, reduce } = op else { return Ok(()) };
-    for l in lanes(active) {
-        let (cta, offset) = shared_at(warp, cx, addr, Space::Cluster, l)?;
-        let (owner, at) = shared_at(warp, cx, mbar, Space::Cluster, l)?;
-        if owner != cta {
-            return Err(Fault::new(
-                FaultKind::BadOperand,
-                "the mbarrier is not in the CTA of the destination",
-            ));
-        }
-        let total = *bytes * src.len() as u32;
-        check_alignment(u64::from(offset), total)?;
-        cx.shared_range(cta, offset, total)?;
-        cx.mbar(warp.index, owner, at, false)?;
-        // Ordered by the mbarrier's phase like a copy, but through the generic proxy.
-        let event = Event {
-            proxy: Proxy::Generic,
-            strong: reduce.is_some().then_some(Scope::Gpu),
-            ..cx.copy_event(warp.index, pc, (owner, at))
-        };
-        cx.shadow_async(event, None, std::iter::once((offset, total)), cta, true)?;
-        let values = src.iter().map(|s| warp.value(*s, l)).collect();
-        let kind = Kind::Words { cta, offset, values, bytes: *bytes, reduce: *reduce, mbar: (owner, at) };
-        cx.submit(warp.index, pc, None, kind)?;
+fn store_async(warp: &Warp, cx: &mut Cx<'_>, words: Words<'_>, pc: u32, l: usize) -> Result<(), Fault> {
+    let Words { addr, mbar, values, bytes, reduce } = words;
+    let (cta, offset) = shared_at(warp, cx, addr, Space::Cluster, l)?;
+    let (owner, at) = shared_at(warp, cx, mbar, Space::Cluster, l)?;
+    if owner != cta {
+        return Err(Fault::new(FaultKind::BadOperand, "the mbarrier is not in the CTA of the destination"));
     }
+    let total = bytes * values.len() as u32;
+    check_alignment(u64::from(offset), total)?;
+    cx.shared_range(cta, offset, total)?;
+    cx.mbar(warp.index, owner, at, false)?;
+    // Ordered by the mbarrier's phase like a copy, but through the generic proxy.
+    let event = Event {
+        proxy: Proxy::Generic,
+        strong: reduce.is_some().then_some(Scope::Gpu),
+        ..cx.copy_event(warp.index, pc, (owner, at))
+    };
+    cx.shadow_async(event, None, std::iter::once((offset, total)), cta, true)?;
+    cx.submit(warp.index, pc, None, Kind::Words { cta, offset, values, bytes, reduce, mbar: (owner, at) })?;
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! The end of warps and CTAs: nothing may be left in flight, and no peer may come too late.
 
-use crate::exec::context::Cx;
-use crate::units::copy::Kind;
+use super::context::Cx;
+use super::warp::Warp;
 use crate::error::{Fault, FaultKind};
-use crate::exec::warp::{CopyGroups, LaneGroups, Warp};
+use crate::units::copy::Kind;
+use crate::units::copy::{CopyGroups, LaneGroups};
 
 /// A warp has exited: what it leaves behind must be complete.
 pub(crate) fn leave(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<(), Fault> {

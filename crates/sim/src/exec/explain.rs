@@ -1,6 +1,6 @@
 //! What faults say: the parts of a kernel by their names, both sides of a conflict, the state of barriers.
 
-use crate::exec::context::Cx;
+use super::context::Cx;
 use crate::error::{Fault, FaultKind, Place};
 use crate::hazard::{Conflict, Early, GlobalConflict, Missing};
 

@@ -1,21 +1,25 @@
-//! mbarriers: initialization, arrivals, expectations and waits.
+//! mbarriers: initialization, arrivals, expected bytes and waits.
 
-use super::Next;
+use super::access::{Access, Location};
 use super::barrier::{Cluster, split};
-use super::memory::address;
-use crate::text::ast::Space;
-use crate::exec::context::{Access, Cx, Location};
+use super::context::Cx;
+use super::memory::{address, check_alignment};
+use super::warp::{MbarWait, PhaseWait, Wait, Warp};
+use super::{Issue, Next};
+use crate::decode::isa::Addr;
+use crate::decode::mbarrier::{Arrive, MbarrierOp, PhaseRef};
 use crate::error::{Fault, FaultKind};
-use crate::hazard::{Hazards, Unit, View};
-use crate::decode::isa::{Addr, Op, PhaseRef, Scope};
-use crate::units::mbarrier::{MAX_COUNT, Mbar, Passed};
-use crate::exec::warp::{MbarWait, PhaseWait, Wait, Warp, lanes};
+use crate::hazard::{Hazards, Scope, Unit, View};
+use crate::lanes::lanes;
+use crate::text::ast::Space;
+use crate::units::copy::{Kind, Pending};
+use crate::units::mbarrier::{MAX_COUNT, Mbar, MbarError, Passed};
 
 fn locate(warp: &Warp, cx: &Cx<'_>, addr: &Addr, space: Space, lane: usize) -> Result<(usize, u32), Fault> {
     let a = address(warp, addr, space, lane);
     match cx.resolve(warp, space, a)? {
         Location::Shared(cta, offset) => {
-            super::memory::check_alignment(u64::from(offset), 8)?;
+            check_alignment(u64::from(offset), 8)?;
             cx.shared_range(cta, offset, 8)?;
             Ok((cta, offset))
         }
@@ -77,19 +81,14 @@ impl Cx<'_> {
         }
     }
 
-    /// One arrival (with an optional expectation of bytes) by a warp's thread; `order` says whether it releases, and
-    /// how far.
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn mbar_arrive(
+    /// One arrival of a warp's thread, with the bytes that it expects.
+    fn mbar_arrive(
         &mut self,
-        warp: u32,
-        pc: u32,
-        cta: usize,
-        at: u32,
+        (warp, pc): (u32, u32),
+        (cta, at): (usize, u32),
+        arrive: &Arrive,
         count: u32,
         expect: Option<u32>,
-        order: (bool, Scope),
-        drop: bool,
     ) -> Result<u64, Fault> {
         self.mbar(warp, cta, at, false)?;
         *self.progress += 1;
@@ -103,8 +102,8 @@ impl Cx<'_> {
                 m.remote.retain(|r| r.0 != agent);
                 m.remote.push((agent, tick, warp, pc));
             }
-            let (release, scope) = order;
-            match (remote, scope) {
+            let release = arrive.release;
+            match (remote, arrive.scope) {
                 (false, _) => h.release(warp, release, Scope::Cta, &mut m.arriving),
                 (true, Scope::Cta) => h.release_nothing(warp, &mut m.arriving),
                 (true, _) => h.release(warp, release, Scope::Cluster, &mut m.arriving_far),
@@ -114,7 +113,7 @@ impl Cx<'_> {
             Some(bytes) => m.expect(i64::from(bytes)),
             None => Ok(()),
         }
-        .and_then(|()| m.arrive(count, drop))
+        .and_then(|()| m.arrive(count, arrive.drop))
         .and_then(|()| m.settle());
         match result {
             Ok(_) => m.last = (warp, pc),
@@ -122,9 +121,7 @@ impl Cx<'_> {
         }
         Ok(token)
     }
-}
 
-impl Cx<'_> {
     /// An arrival in its own time, of a lane whose copies are complete.
     pub(crate) fn mbar_arrive_later(
         &mut self,
@@ -146,18 +143,75 @@ impl Cx<'_> {
         }
         Ok(())
     }
+
+    /// A copy has arrived: its bytes count toward the mbarrier's phase.
+    pub(crate) fn complete_tx(
+        &mut self,
+        (cta, at): (usize, u32),
+        bytes: u32,
+        (warp, pc): (u32, u32),
+    ) -> Result<(), Fault> {
+        let Some(m) = self.cluster.ctas[cta].mbars.get_mut(&at) else {
+            return Err(Fault::new(
+                FaultKind::BarrierInit,
+                format!("{} is gone while a copy that reports to it is in flight", self.mbar_name(at)),
+            ));
+        };
+        m.undelivered = m.undelivered.saturating_sub(1);
+        let result = m.expect(-i64::from(bytes)).and_then(|()| m.settle());
+        match result {
+            Ok(_) => {
+                m.last = (warp, pc);
+                Ok(())
+            }
+            Err(e) => Err(self.mbar_error(cta, at, e)),
+        }
+    }
+
+    /// A fault of an mbarrier, with its state.
+    fn mbar_error(&self, cta: usize, at: u32, e: MbarError) -> Fault {
+        let name = self.mbar_name(at);
+        // The other side: a copy still in flight, or who changed the barrier last.
+        let reports = |p: &&Pending| match p.kind {
+            Kind::Load { mbar, .. } | Kind::Words { mbar, .. } => mbar == (cta, at),
+            _ => false,
+        };
+        let other = match e {
+            MbarError::CompletedInFlight(_) => {
+                self.cluster.pending.iter().find(reports).map(|p| (p.warp, p.pc))
+            }
+            _ => self.cluster.ctas[cta].mbars.get(&at).map(|m| m.last),
+        };
+        let (kind, message) = match e {
+            MbarError::OverArrival { pending, arrivals } => {
+                (FaultKind::OverArrival, format!("{arrivals} arrivals on {name}, which misses {pending}"))
+            }
+            MbarError::TxRange(tx) => (
+                FaultKind::TransactionCount,
+                format!("the transaction count of {name} would be {tx}, outside of 20 bits"),
+            ),
+            MbarError::CompletedInFlight(n) => (
+                FaultKind::TransactionCount,
+                format!(
+                    "the phase of {name} completes while {n} copies of it are in flight: \
+                     fewer bytes were expected than are copied"
+                ),
+            ),
+        };
+        let mut fault = Fault::new(kind, message).note(self.mbar_state(cta, at));
+        fault.other = other.map(|(warp, pc)| Box::new(self.place(warp, pc)));
+        fault
+    }
 }
 
-pub(super) fn mbarrier(
-    warp: &mut Warp,
-    cx: &mut Cx<'_>,
-    op: &Op,
-    pc: u32,
-    active: u32,
-) -> Result<Next, Fault> {
-    for l in lanes(active) {
+pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &MbarrierOp, at: Issue) -> Result<Next, Fault> {
+    if let MbarrierOp::Wait { .. } = op {
+        return wait(warp, cx, op, at);
+    }
+    let pc = at.pc;
+    for l in lanes(at.active) {
         match op {
-            Op::MbarInit { addr, space, count } => {
+            MbarrierOp::Init { addr, space, count } => {
                 let (cta, at) = locate(warp, cx, addr, *space, l)?;
                 let count = warp.value(*count, l) as u32;
                 if count == 0 || count > MAX_COUNT {
@@ -189,7 +243,7 @@ pub(super) fn mbarrier(
                 }
                 cx.cluster.ctas[cta].mbars.insert(at, m);
             }
-            Op::MbarInval { addr, space } => {
+            MbarrierOp::Inval { addr, space } => {
                 let (cta, at) = locate(warp, cx, addr, *space, l)?;
                 let undelivered = cx.mbar(warp.index, cta, at, false)?.undelivered;
                 if undelivered > 0 {
@@ -201,7 +255,7 @@ pub(super) fn mbarrier(
                 let mut access = Access::new(warp.index, pc, None);
                 cx.shadow(&mut access, l, cta, at, 8, true)?;
             }
-            Op::MbarArrive(a) => {
+            MbarrierOp::Arrive(a) => {
                 let (cta, at) = locate(warp, cx, &a.addr, a.space, l)?;
                 let count = warp.value(a.count, l) as u32;
                 let expect = a.expect.map(|e| warp.value(e, l) as u32);
@@ -211,13 +265,12 @@ pub(super) fn mbarrier(
                         "this arrival completes the phase, which .noComplete excludes",
                     ));
                 }
-                let token =
-                    cx.mbar_arrive(warp.index, pc, cta, at, count, expect, (a.release, a.scope), a.drop)?;
+                let token = cx.mbar_arrive((warp.index, pc), (cta, at), a, count, expect)?;
                 if let Some(t) = a.token {
                     warp.set(t, l, token);
                 }
             }
-            Op::MbarTx { addr, space, bytes, complete } => {
+            MbarrierOp::Tx { addr, space, bytes, complete } => {
                 let (cta, at) = locate(warp, cx, addr, *space, l)?;
                 let bytes = i64::from(warp.value(*bytes, l) as u32);
                 let m = cx.mbar(warp.index, cta, at, false)?;
@@ -232,25 +285,19 @@ pub(super) fn mbarrier(
                 }
                 *cx.progress += 1;
             }
-            Op::MbarPending { dst, token } => {
+            MbarrierOp::Pending { dst, token } => {
                 let pending = warp.value(*token, l) & 0xffff_ffff;
                 warp.set(*dst, l, pending);
             }
-            _ => {}
+            MbarrierOp::Wait { .. } => {}
         }
     }
     Ok(Next::Step)
 }
 
-pub(super) fn mbarrier_wait(
-    warp: &mut Warp,
-    g: usize,
-    cx: &mut Cx<'_>,
-    op: &Op,
-    pc: u32,
-    active: u32,
-) -> Result<Next, Fault> {
-    let Op::MbarWait { dst, addr, space, phase, blocking, acquire, scope } = op else {
+fn wait(warp: &mut Warp, cx: &mut Cx<'_>, op: &MbarrierOp, at: Issue) -> Result<Next, Fault> {
+    let Issue { pc, active, group, .. } = at;
+    let MbarrierOp::Wait { dst, addr, space, phase, blocking, acquire, scope } = op else {
         return Ok(Next::Step);
     };
     let mut waits: Vec<MbarWait> = Vec::new();
@@ -276,7 +323,7 @@ pub(super) fn mbarrier_wait(
             waits.push(wait);
         }
     }
-    let timed_out = std::mem::take(&mut warp.groups[g].timed_out);
+    let timed_out = std::mem::take(&mut warp.groups[group].timed_out);
     if done == 0 && *blocking && !timed_out {
         return Ok(Next::Retry(Wait::Mbar(waits)));
     }

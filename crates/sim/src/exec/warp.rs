@@ -6,13 +6,13 @@
 //! go on, so that one lane may spin while the rest works. An instruction that needs lanes together
 //! (`.sync` with a member mask, `.aligned`) waits until they are.
 
-use crate::exec::convergence::Convergence;
+use super::convergence::Convergence;
 use crate::decode::isa::{Reg, Src};
 use crate::decode::special::Special;
-use std::collections::{BTreeMap, VecDeque};
-
-/// Lanes of a warp.
-pub(crate) const LANES: usize = 32;
+use crate::lanes::{LANES, Row, lanes};
+use crate::units::copy::{CopyGroups, LaneCopies};
+use crate::units::wgmma::WgmmaState;
+use std::collections::BTreeMap;
 
 /// What a group waits for.
 #[derive(Clone, Debug)]
@@ -60,120 +60,6 @@ pub(crate) struct Group {
     pub(crate) timed_out: bool,
     /// Return addresses.
     pub(crate) stack: Vec<u32>,
-}
-
-/// A `wgmma` that was issued and not executed.
-#[derive(Clone, Debug)]
-pub(crate) struct WgmmaOp {
-    pub(crate) pc: u32,
-    pub(crate) a: u64,
-    pub(crate) b: u64,
-    pub(crate) accumulate: bool,
-    /// The group that will commit it.
-    pub(crate) group: u32,
-    /// When it was issued.
-    pub(crate) start: u64,
-}
-
-/// The warp's share of its warpgroup's `wgmma` unit.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct WgmmaState {
-    pub(crate) queue: VecDeque<WgmmaOp>,
-    pub(crate) committed: u32,
-    /// Operations issued since the last commit.
-    pub(crate) open: u32,
-    /// Operations issued up to each commit.
-    pub(crate) commits: Vec<u64>,
-    /// The instruction of the newest operation.
-    pub(crate) last_pc: u32,
-    /// All operations issued: the four warps of a warpgroup must agree.
-    pub(crate) issued: u64,
-    /// Groups known to be complete through a wait.
-    pub(crate) waited: u32,
-    /// Number of fences so far.
-    pub(crate) fences: u32,
-    /// Per register: the group that still uses it (0: none), and whether it is being written.
-    pub(crate) busy: Vec<(u32, bool)>,
-    /// Per register: fences executed when it was last touched, plus one (0 for never), and by which instruction.
-    pub(crate) touched: Vec<(u32, u32)>,
-}
-
-/// Groups of asynchronous bulk copies of one lane.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct CopyGroups {
-    pub(crate) open: Vec<u64>,
-    pub(crate) groups: VecDeque<Vec<u64>>,
-    /// The hazard tick of the newest copy.
-    pub(crate) newest: u32,
-    /// Groups, from the front, that are known to have read their sources.
-    pub(crate) read: usize,
-    /// The instruction of the newest copy.
-    pub(crate) last_pc: u32,
-    /// Ticks at each commit, in step with `groups`.
-    pub(crate) ticks: VecDeque<u32>,
-}
-
-/// The `cp.async` of a warp. Groups are a thread's own: lanes that have done the same share them.
-#[derive(Clone, Debug)]
-pub(crate) struct LaneCopies {
-    parts: Vec<(u32, LaneGroups)>,
-    /// The hazard tick of the newest copy.
-    pub(crate) newest: u32,
-    /// The instruction of the newest copy.
-    pub(crate) last_pc: u32,
-}
-
-/// The copies of some lanes.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct LaneGroups {
-    /// Copies that no group has.
-    pub(crate) open: Vec<u64>,
-    /// Groups that were not waited for, each with the newest tick at its commit.
-    pub(crate) groups: VecDeque<(u32, Vec<u64>)>,
-    /// The newest copy for which an mbarrier has an arrival coming.
-    pub(crate) tracked: u64,
-}
-
-impl LaneGroups {
-    /// All copies that were not waited for.
-    pub(crate) fn all(&self) -> impl Iterator<Item = u64> {
-        self.groups.iter().flat_map(|group| &group.1).chain(&self.open).copied()
-    }
-}
-
-impl Default for LaneCopies {
-    fn default() -> LaneCopies {
-        LaneCopies { parts: vec![(u32::MAX, LaneGroups::default())], newest: 0, last_pc: 0 }
-    }
-}
-
-impl LaneCopies {
-    /// The groups of these lanes, with the lanes that share each.
-    pub(crate) fn of(&mut self, lanes: u32) -> impl Iterator<Item = &mut (u32, LaneGroups)> {
-        for i in 0..self.parts.len() {
-            let (all, inside) = (self.parts[i].0, self.parts[i].0 & lanes);
-            if inside != 0 && inside != all {
-                let groups = self.parts[i].1.clone();
-                self.parts[i].0 = inside;
-                self.parts.push((all & !lanes, groups));
-            }
-        }
-        self.parts.iter_mut().filter(move |part| part.0 & lanes != 0)
-    }
-
-    /// Lanes that have nothing left to wait for are alike again.
-    pub(crate) fn merge(&mut self) {
-        let idle = |part: &(u32, LaneGroups)| part.1.open.is_empty() && part.1.groups.is_empty();
-        let lanes = self.parts.iter().filter(|part| idle(part)).fold(0, |lanes, part| lanes | part.0);
-        if lanes != 0 {
-            self.parts.retain(|part| !idle(part));
-            self.parts.push((lanes, LaneGroups::default()));
-        }
-    }
-
-    pub(crate) fn parts(&self) -> impl Iterator<Item = &LaneGroups> {
-        self.parts.iter().map(|part| &part.1)
-    }
 }
 
 /// The coordinates of a warp, for special registers.
@@ -242,11 +128,7 @@ impl Warp {
             exited: !valid,
             local: vec![0; local_bytes * LANES],
             local_bytes,
-            wgmma: WgmmaState {
-                busy: vec![(0, false); registers],
-                touched: vec![(0, 0); registers],
-                ..WgmmaState::default()
-            },
+            wgmma: WgmmaState::new(registers),
             cluster_arrivals: vec![0; LANES],
             registers: None,
             ..Warp::default()
@@ -258,11 +140,11 @@ impl Warp {
     }
 
     pub(crate) fn get(&self, r: Reg, lane: usize) -> u64 {
-        self.regs[r as usize * LANES + lane]
+        self.regs[r.index() * LANES + lane]
     }
 
     pub(crate) fn set(&mut self, r: Reg, lane: usize, value: u64) {
-        self.regs[r as usize * LANES + lane] = value;
+        self.regs[r.index() * LANES + lane] = value;
     }
 
     /// The value of an operand in one lane.
@@ -277,11 +159,11 @@ impl Warp {
     }
 
     /// The value of an operand in every lane.
-    pub(crate) fn all(&self, s: Src) -> [u64; LANES] {
+    pub(crate) fn all(&self, s: Src) -> Row {
         match s {
             Src::Reg(r) => {
                 let mut row = [0; LANES];
-                row.copy_from_slice(&self.regs[r as usize * LANES..][..LANES]);
+                row.copy_from_slice(&self.regs[r.index() * LANES..][..LANES]);
                 row
             }
             Src::Imm(v) => [v; LANES],
@@ -289,9 +171,24 @@ impl Warp {
         }
     }
 
+    /// The values of operands in every lane.
+    pub(crate) fn rows(&self, list: &[Src]) -> Vec<Row> {
+        list.iter().map(|s| self.all(*s)).collect()
+    }
+
+    /// The values of registers in every lane.
+    pub(crate) fn register_rows(&self, list: &[Reg]) -> Vec<Row> {
+        list.iter().map(|r| self.all(Src::Reg(*r))).collect()
+    }
+
+    /// Writes registers in every lane.
+    pub(crate) fn set_rows(&mut self, list: &[Reg], rows: &[Row]) {
+        list.iter().zip(rows).for_each(|(r, row)| self.row_mut(*r).copy_from_slice(row));
+    }
+
     /// A register in every lane.
     pub(crate) fn row_mut(&mut self, r: Reg) -> &mut [u64] {
-        &mut self.regs[r as usize * LANES..][..LANES]
+        &mut self.regs[r.index() * LANES..][..LANES]
     }
 
     /// The value of an operand that is the same in every active lane, if it is.
@@ -359,17 +256,4 @@ impl Warp {
             i += 1;
         }
     }
-}
-
-/// The lanes of a mask.
-pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
-    let mut rest = mask;
-    std::iter::from_fn(move || {
-        if rest == 0 {
-            return None;
-        }
-        let lane = rest.trailing_zeros();
-        rest &= rest - 1;
-        Some(lane as usize)
-    })
 }

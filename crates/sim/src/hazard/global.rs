@@ -8,10 +8,10 @@
 //! bytes that are there already, a plain read of what others change by atomics, and a barrier of the block between
 //! a fence and the relaxed atomic that it should stand next to (see `named_barrier`).
 
+use super::Scope;
 use super::shadow::MANY;
 use super::view::{Ticks, View, get};
 use super::{Class, Event, Footprint, Hazards, Missing, Proxy, Released, Seat, Unit};
-use crate::decode::isa::Scope;
 use std::collections::{BTreeMap, HashMap};
 
 /// An access to global memory.

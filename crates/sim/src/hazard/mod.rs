@@ -28,12 +28,11 @@ mod view;
 
 pub(crate) use global::{GlobalConflict, GlobalShadow};
 pub(crate) use predecessor::{Early, Footprint};
-pub(crate) use scope::{ByScope, Released, Seat};
+pub(crate) use scope::{ByScope, Released, Scope, Seat};
 pub(crate) use shadow::{Conflict, Missing};
 pub(crate) use view::View;
 
-use crate::decode::isa::Scope;
-use crate::exec::warp::LANES;
+use crate::lanes::LANES;
 use shadow::Shadow;
 
 /// The units of one warp.

@@ -1,21 +1,7 @@
 //! The syntax tree of a PTX module: what the text says, before any name or type is resolved.
 
+use crate::error::Position;
 use std::collections::BTreeMap;
-
-/// A position in the PTX text, counted from one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Position {
-    /// Line of the PTX text.
-    pub line: u32,
-    /// Column, in bytes.
-    pub column: u32,
-}
-
-impl std::fmt::Display for Position {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "PTX line {}, column {}", self.line, self.column)
-    }
-}
 
 /// A whole PTX module.
 #[derive(Clone, Debug, Default)]

@@ -5,6 +5,7 @@
 
 mod body;
 
+use crate::error::Position;
 use crate::text::ast::*;
 use crate::text::scan::{Parser, Result};
 

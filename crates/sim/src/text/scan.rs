@@ -2,8 +2,8 @@
 //!
 //! Nothing here indexes past the end, and every loop consumes input.
 
-use crate::text::ast::{Operand, Position};
-use crate::error::ParseError;
+use crate::error::{ParseError, Position};
+use crate::text::ast::Operand;
 
 pub(crate) type Result<T> = std::result::Result<T, ParseError>;
 

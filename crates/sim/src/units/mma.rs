@@ -8,12 +8,11 @@
 //! FP8 inputs are what Hopper makes of them: it widens both operands to f16, multiplies the elements at
 //! depths 0 and 1 of every four, then those at depths 2 and 3 on top, and adds C in f32.
 
-use crate::units::integer_core::{IntInput, IntProduct, Term};
-use crate::decode::isa::{Mma, Reg, Src};
+use super::integer_core::{IntInput, IntProduct, Term};
+use super::tensor_core::{Input, Product, Scratch, Widths};
+use super::wgmma::Buffers;
 use crate::arith::minifloat::{F16, Round};
-use crate::units::tensor_core::{Input, Product, Scratch, Widths};
-use crate::exec::warp::{LANES, Warp};
-use crate::units::wgmma::Buffers;
+use crate::lanes::{LANES, Row};
 
 /// What a matrix instruction multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,17 +61,18 @@ pub(crate) struct MmaShape {
     pub(crate) accumulator: Accumulator,
 }
 
+impl MmaShape {
+    /// Multiply-adds of one product.
+    pub(crate) fn macs(self) -> u64 {
+        u64::from(self.rows * 8 * self.k)
+    }
+}
+
 fn scatter(word: u64, bits: u32, row: &mut [u32]) {
     let mask = if bits == 32 { u64::from(u32::MAX) } else { (1 << bits) - 1 };
     for (i, x) in row.iter_mut().enumerate() {
         *x = (word >> (i as u32 * bits) & mask) as u32;
     }
-}
-
-/// A in registers as row-major codes.
-pub(crate) fn gather_a(warp: &Warp, regs: &[Reg], bits: u32, k: usize, out: &mut Vec<u32>) {
-    let words: Vec<[u64; LANES]> = regs.iter().map(|r| std::array::from_fn(|l| warp.get(*r, l))).collect();
-    a_codes(&words, bits, 16, k, out);
 }
 
 /// Row and depth of the first element of register `i` of a lane's A.
@@ -81,7 +81,8 @@ fn a_place(i: usize, lane: usize, rows: usize, per: usize) -> (usize, usize) {
     (lane / 4 + 8 * (i % halves), per * (lane % 4) + i / halves * 4 * per)
 }
 
-fn a_codes(words: &[[u64; LANES]], bits: u32, rows: usize, k: usize, out: &mut Vec<u32>) {
+/// A in registers as row-major codes.
+pub(crate) fn a_codes(words: &[Row], bits: u32, rows: usize, k: usize, out: &mut Vec<u32>) {
     let per = 32 / bits as usize;
     out.clear();
     out.resize(rows * k, 0);
@@ -109,80 +110,81 @@ fn from_f16(code: u64) -> f32 {
 
 /// Reads a fragment of float accumulators; `place` gives the place of element `i` of a lane.
 pub(crate) fn load_floats(
-    warp: &Warp,
-    from: &[Src],
+    from: &[Row],
     accumulator: Accumulator,
     place: impl Fn(usize, usize) -> usize,
     d: &mut [f32],
 ) {
-    for (r, s) in from.iter().enumerate() {
-        for (lane, word) in warp.all(*s).into_iter().enumerate() {
+    for (r, row) in from.iter().enumerate() {
+        for (lane, word) in row.iter().enumerate() {
             if accumulator == Accumulator::F16 {
-                d[place(2 * r, lane)] = from_f16(word);
+                d[place(2 * r, lane)] = from_f16(*word);
                 d[place(2 * r + 1, lane)] = from_f16(word >> 16);
             } else {
-                d[place(r, lane)] = f32::from_bits(word as u32);
+                d[place(r, lane)] = f32::from_bits(*word as u32);
             }
         }
     }
 }
 
-/// Writes a fragment of float accumulators.
+/// The registers of a fragment of float accumulators.
 pub(crate) fn store_floats(
-    warp: &mut Warp,
-    to: &[Reg],
+    registers: usize,
     accumulator: Accumulator,
     place: impl Fn(usize, usize) -> usize,
     d: &[f32],
-) {
-    for (r, &reg) in to.iter().enumerate() {
-        for lane in 0..LANES {
-            let word = if accumulator == Accumulator::F16 {
-                to_f16(d[place(2 * r, lane)]) | to_f16(d[place(2 * r + 1, lane)]) << 16
-            } else {
-                u64::from(d[place(r, lane)].to_bits())
-            };
-            warp.set(reg, lane, word);
+) -> Vec<Row> {
+    let word = |r: usize, lane: usize| {
+        if accumulator == Accumulator::F16 {
+            to_f16(d[place(2 * r, lane)]) | to_f16(d[place(2 * r + 1, lane)]) << 16
+        } else {
+            u64::from(d[place(r, lane)].to_bits())
         }
-    }
+    };
+    rows_of(registers, word)
 }
 
-/// Runs `mma.sync` for a warp, and gives its multiply-adds.
-pub(crate) fn mma(warp: &mut Warp, m: &Mma, buffers: &mut Buffers) -> u64 {
-    let MmaShape { rows, k, elements, accumulator } = m.shape;
+/// Fragments of A, B and C in registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fragments<'a> {
+    pub(crate) a: &'a [Row],
+    pub(crate) b: &'a [Row],
+    pub(crate) c: &'a [Row],
+}
+
+/// D of an `mma.sync`, in as many registers as C has.
+pub(crate) fn mma(shape: MmaShape, m: Fragments<'_>, buffers: &mut Buffers) -> Vec<Row> {
+    let MmaShape { rows, k, elements, accumulator } = shape;
     let (rows, k) = (rows as usize, k as usize);
-    if elements == Elements::Double {
-        return double(warp, m, rows, k);
-    }
     let bits = elements.bits();
+    if elements == Elements::Double {
+        return double(m, rows, k);
+    }
     let Buffers { a, b, d, scratch } = buffers;
-    let words: Vec<[u64; LANES]> = m.a.iter().map(|s| std::array::from_fn(|l| warp.value(*s, l))).collect();
-    a_codes(&words, bits, rows, k, a);
+    a_codes(m.a, bits, rows, k, a);
     let per = elements.per_register() as usize;
     b.clear();
     b.resize(8 * k, 0);
-    for (i, s) in m.b.iter().enumerate() {
-        for lane in 0..LANES {
+    for (i, row) in m.b.iter().enumerate() {
+        for (lane, word) in row.iter().enumerate() {
             let at = per * (lane % 4) + i * 4 * per;
-            scatter(warp.value(*s, lane), bits, &mut b[lane / 4 * k + at..][..per]);
+            scatter(*word, bits, &mut b[lane / 4 * k + at..][..per]);
         }
     }
     match elements {
         Elements::Integer(a_type, b_type, term) => {
             let saturate = accumulator == Accumulator::S32 { saturate: true };
             let mut sums = vec![0i32; rows * 8];
-            for (i, s) in m.c.iter().enumerate() {
-                (0..LANES).for_each(|lane| sums[c_place(i, lane)] = warp.value(*s, lane) as i32);
+            for (i, row) in m.c.iter().enumerate() {
+                row.iter().enumerate().for_each(|(lane, word)| sums[c_place(i, lane)] = *word as i32);
             }
             IntProduct { a, b, k, a_type, b_type, term, saturate }.accumulate(&mut sums);
-            for (i, &r) in m.d.iter().enumerate() {
-                (0..LANES).for_each(|lane| warp.set(r, lane, u64::from(sums[c_place(i, lane)] as u32)));
-            }
+            rows_of(m.c.len(), |i, lane| u64::from(sums[c_place(i, lane)] as u32))
         }
         Elements::Float(a_type, b_type) => {
             d.clear();
             d.resize(rows * 8, 0.0);
-            load_floats(warp, &m.c, accumulator, c_place, d);
+            load_floats(m.c, accumulator, c_place, d);
             if bits == 8 {
                 fp8(a, b, k, (a_type, b_type), d, scratch);
             } else {
@@ -190,11 +192,14 @@ pub(crate) fn mma(warp: &mut Warp, m: &Mma, buffers: &mut Buffers) -> u64 {
                 Product { a, b, k, a_type, b_type, negate_a: false, negate_b: false, widths }
                     .accumulate(d, scratch);
             }
-            store_floats(warp, &m.d, accumulator, c_place, d);
+            store_floats(m.c.len(), accumulator, c_place, d)
         }
-        Elements::Double => {}
+        Elements::Double => Vec::new(),
     }
-    (rows * 8 * k) as u64
+}
+
+fn rows_of(count: usize, word: impl Fn(usize, usize) -> u64) -> Vec<Row> {
+    (0..count).map(|i| std::array::from_fn(|lane| word(i, lane))).collect()
 }
 
 /// FP8 through f16 (see the head of this file).
@@ -224,22 +229,19 @@ fn fp8(a: &[u32], b: &[u32], k: usize, types: (Input, Input), d: &mut [f32], scr
 }
 
 /// f64: a chain of fused multiply-adds along K.
-fn double(warp: &mut Warp, m: &Mma, rows: usize, k: usize) -> u64 {
-    let read = |s: &Src, lane: usize| f64::from_bits(warp.value(*s, lane));
+fn double(m: Fragments<'_>, rows: usize, k: usize) -> Vec<Row> {
     let (mut a, mut b, mut d) = (vec![0f64; rows * k], vec![0f64; 8 * k], vec![0f64; rows * 8]);
     for lane in 0..LANES {
-        for (i, s) in m.a.iter().enumerate() {
-            let (row, at) = a_place(i, lane, rows, 1);
-            a[row * k + at] = read(s, lane);
+        for (i, row) in m.a.iter().enumerate() {
+            let (r, at) = a_place(i, lane, rows, 1);
+            a[r * k + at] = f64::from_bits(row[lane]);
         }
-        m.b.iter().enumerate().for_each(|(i, s)| b[lane / 4 * k + lane % 4 + 4 * i] = read(s, lane));
-        m.c.iter().enumerate().for_each(|(i, s)| d[c_place(i, lane)] = read(s, lane));
+        let column = |i: usize| lane / 4 * k + lane % 4 + 4 * i;
+        m.b.iter().enumerate().for_each(|(i, row)| b[column(i)] = f64::from_bits(row[lane]));
+        m.c.iter().enumerate().for_each(|(i, row)| d[c_place(i, lane)] = f64::from_bits(row[lane]));
     }
     for (i, out) in d.iter_mut().enumerate() {
         *out = (0..k).fold(*out, |s, x| a[i / 8 * k + x].mul_add(b[i % 8 * k + x], s));
     }
-    for (i, &r) in m.d.iter().enumerate() {
-        (0..LANES).for_each(|lane| warp.set(r, lane, d[c_place(i, lane)].to_bits()));
-    }
-    (rows * 8 * k) as u64
+    rows_of(m.c.len(), |i, lane| d[c_place(i, lane)].to_bits())
 }

@@ -4,7 +4,6 @@
 //! `tensormap.replace` can change has its own place.
 
 use crate::error::{Fault, FaultKind};
-use crate::decode::isa::MapField;
 
 /// Bytes of an encoded tensor map.
 pub const TENSOR_MAP_BYTES: usize = 128;
@@ -278,6 +277,22 @@ impl TensorMap {
     pub(crate) fn box_bytes(&self) -> u32 {
         (0..self.rank).fold(self.element.bytes() as u32, |p, i| p.saturating_mul(self.box_dims[i]))
     }
+}
+
+/// Fields that `tensormap.replace` can set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MapField {
+    GlobalAddress,
+    Rank,
+    BoxDim(u32),
+    GlobalDim(u32),
+    GlobalStride(u32),
+    ElementStride(u32),
+    ElementType,
+    Swizzle,
+    SwizzleAtom,
+    Interleave,
+    Fill,
 }
 
 /// The bytes of an encoded map that a `tensormap.replace` of `field` writes, and their place.

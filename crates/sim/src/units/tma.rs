@@ -1,9 +1,9 @@
 //! Moving the box of a tensor map between global memory and bytes in shared-memory order.
 
+use super::atomic::AtomFn;
+use super::tensormap::{Element, Swizzle, TensorMap};
 use crate::error::{Fault, FaultKind};
-use crate::decode::isa::AtomOp;
-use crate::memory::Memory;
-use crate::units::tensormap::{Element, Swizzle, TensorMap};
+use crate::memory::{Memory, word};
 use crate::text::types::Ty;
 
 /// One row (innermost dimension) of a box: the bytes of it that lie inside the tensor.
@@ -72,7 +72,7 @@ pub(crate) fn write_box(
     map: &TensorMap,
     coords: [i32; 5],
     bytes: &[u8],
-    reduce: Option<AtomOp>,
+    reduce: Option<AtomFn>,
 ) -> Result<(), Fault> {
     for row in rows(map, coords) {
         debug_assert!(row.at < bytes.len());
@@ -105,7 +105,7 @@ pub(crate) fn reduce_bytes(
     memory: &mut Memory,
     address: u64,
     bytes: &[u8],
-    op: AtomOp,
+    op: AtomFn,
     ty: Ty,
 ) -> Result<(), Fault> {
     let mut new = bytes.to_vec();
@@ -114,10 +114,10 @@ pub(crate) fn reduce_bytes(
 }
 
 /// Reduces `old` and `new`, element by element, into `new`.
-pub(crate) fn combine(old: &[u8], new: &mut [u8], op: AtomOp, ty: Ty) -> Result<(), Fault> {
+pub(crate) fn combine(old: &[u8], new: &mut [u8], op: AtomFn, ty: Ty) -> Result<(), Fault> {
     let size = ty.bytes() as usize;
     for (old, new) in old.chunks_exact(size).zip(new.chunks_exact_mut(size)) {
-        let Some(value) = crate::units::atomic::apply(op, ty, word(old), word(new), 0) else {
+        let Some(value) = super::atomic::apply(op, ty, word(old), word(new), 0) else {
             return Err(Fault::new(
                 FaultKind::BadOperand,
                 "this reduction does not exist for the element type",
@@ -126,12 +126,6 @@ pub(crate) fn combine(old: &[u8], new: &mut [u8], op: AtomOp, ty: Ty) -> Result<
         new.copy_from_slice(&value.to_le_bytes()[..size]);
     }
     Ok(())
-}
-
-pub(crate) fn word(bytes: &[u8]) -> u64 {
-    let mut w = [0; 8];
-    w[..bytes.len()].copy_from_slice(bytes);
-    u64::from_le_bytes(w)
 }
 
 /// Copies a dense box to where `swizzle` puts it: calls `put(offset, piece)` for every 16-byte piece, or
@@ -143,8 +137,8 @@ pub(crate) fn pieces(swizzle: Swizzle, offset: u32, len: u32) -> impl Iterator<I
 
 #[cfg(test)]
 mod tests {
+    use super::tensormap::TensorMapSpec;
     use super::*;
-    use crate::units::tensormap::TensorMapSpec;
 
     #[test]
     fn a_box_over_the_edge_is_filled_with_zeros() {

@@ -1,9 +1,27 @@
-//! Exchange between the lanes of a warp: shuffles, votes, matches, reductions, election.
+//! Warp collectives: shuffles, votes, matches, reductions, election and `bar.warp.sync`.
 
-use super::{Next, converge};
+use super::aligned::{converge, in_step};
+use super::context::Cx;
+use super::warp::Warp;
+use super::{Issue, Next, together};
+use crate::decode::collective::{CollectiveOp, Shuffle, Vote};
+use crate::decode::isa::Src;
 use crate::error::{Fault, FaultKind};
-use crate::decode::isa::{AtomOp, Op, Shuffle, Src, Vote};
-use crate::exec::warp::{LANES, Warp, lanes};
+use crate::lanes::{LANES, lanes};
+use crate::units::atomic::{self, AtomFn};
+
+pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &CollectiveOp, at: Issue) -> Result<Next, Fault> {
+    let next = exchange(warp, op, at.mask, at.active)?;
+    if matches!(next, Next::Step) {
+        match op {
+            CollectiveOp::ActiveMask { .. } => {}
+            CollectiveOp::WarpSync { .. } => in_step(warp, cx, at.active),
+            // They are together, but what one did in memory is not behind the others.
+            _ => warp.convergence.join(at.active | warp.exited),
+        }
+    }
+    Ok(next)
+}
 
 /// The member mask of an instruction, the same in all its lanes; every running lane must be in it.
 fn members(warp: &Warp, mask: Src, active: u32) -> Result<u32, Fault> {
@@ -23,13 +41,14 @@ fn members(warp: &Warp, mask: Src, active: u32) -> Result<u32, Fault> {
     Ok(members)
 }
 
-pub(super) fn exchange(warp: &mut Warp, op: &Op, mask: u32, active: u32) -> Result<Next, Fault> {
+fn exchange(warp: &mut Warp, op: &CollectiveOp, mask: u32, active: u32) -> Result<Next, Fault> {
     let member_mask = match op {
-        Op::Shfl { mask, .. } | Op::Vote { mask, .. } => *mask,
-        Op::Match { mask, .. } | Op::Redux { mask, .. } | Op::Elect { mask, .. } | Op::WarpSync { mask } => {
-            Some(*mask)
-        }
-        _ => None,
+        CollectiveOp::Shfl { mask, .. } | CollectiveOp::Vote { mask, .. } => *mask,
+        CollectiveOp::Match { mask, .. }
+        | CollectiveOp::Redux { mask, .. }
+        | CollectiveOp::Elect { mask, .. }
+        | CollectiveOp::WarpSync { mask } => Some(*mask),
+        CollectiveOp::ActiveMask { .. } => None,
     };
     if let Some(m) = member_mask {
         let members = members(warp, m, active)?;
@@ -40,10 +59,10 @@ pub(super) fn exchange(warp: &mut Warp, op: &Op, mask: u32, active: u32) -> Resu
                 format!("lanes {:#010x} are members and predicated off", members & mask & !active),
             ));
         }
-        super::together!(converge(warp, active, members));
+        together!(converge(warp, active, members));
     }
     match op {
-        Op::Shfl { mode, dst, p, a, b, c, .. } => {
+        CollectiveOp::Shfl { mode, dst, p, a, b, c, .. } => {
             let before: Vec<u64> = (0..LANES).map(|l| warp.value(*a, l)).collect();
             for l in lanes(active) {
                 let (b, c) = (warp.value(*b, l) as u32, warp.value(*c, l) as u32);
@@ -55,7 +74,7 @@ pub(super) fn exchange(warp: &mut Warp, op: &Op, mask: u32, active: u32) -> Resu
                 }
             }
         }
-        Op::Vote { kind, dst, src, .. } => {
+        CollectiveOp::Vote { kind, dst, src, .. } => {
             let set = lanes(active).fold(0u32, |m, l| m | (warp.value(*src, l) as u32 & 1) << l);
             let result = match kind {
                 Vote::All => u64::from(set == active),
@@ -65,7 +84,7 @@ pub(super) fn exchange(warp: &mut Warp, op: &Op, mask: u32, active: u32) -> Resu
             };
             lanes(active).for_each(|l| warp.set(*dst, l, result));
         }
-        Op::Match { all, dst, p, a, .. } => {
+        CollectiveOp::Match { all, dst, p, a, .. } => {
             let values: Vec<u64> = (0..LANES).map(|l| warp.value(*a, l)).collect();
             for l in lanes(active) {
                 let same = lanes(active).filter(|m| values[*m] == values[l]).fold(0u32, |m, x| m | 1 << x);
@@ -82,22 +101,22 @@ pub(super) fn exchange(warp: &mut Warp, op: &Op, mask: u32, active: u32) -> Resu
                 }
             }
         }
-        Op::Redux { float: Some((f, magnitude)), dst, a, .. } => {
+        CollectiveOp::Redux { float: Some((f, magnitude)), dst, a, .. } => {
             let sign = if *magnitude { 1 << 31 } else { 0 };
             let values = lanes(active).map(|l| warp.value(*a, l) & !sign);
             let total = values.reduce(|x, y| f(x, y, 0)).unwrap_or(0);
             lanes(active).for_each(|l| warp.set(*dst, l, total));
         }
-        Op::Redux { op, ty, dst, a, .. } => {
+        CollectiveOp::Redux { op, ty, dst, a, .. } => {
             let mut values = lanes(active).map(|l| warp.value(*a, l));
             let first = values.next().unwrap_or(0);
-            let total = values.try_fold(first, |t, v| crate::units::atomic::apply(*op, *ty, t, v, 0));
-            let Some(total) = total.filter(|_| !matches!(op, AtomOp::Cas | AtomOp::Exch)) else {
+            let total = values.try_fold(first, |t, v| atomic::apply(*op, *ty, t, v, 0));
+            let Some(total) = total.filter(|_| !matches!(op, AtomFn::Cas | AtomFn::Exch)) else {
                 return Err(Fault::new(FaultKind::BadOperand, "this reduction does not exist"));
             };
             lanes(active).for_each(|l| warp.set(*dst, l, total & 0xffff_ffff));
         }
-        Op::Elect { dst, p, .. } => {
+        CollectiveOp::Elect { dst, p, .. } => {
             let leader = active.trailing_zeros();
             for l in lanes(active) {
                 warp.set(*p, l, u64::from(l as u32 == leader));
@@ -106,8 +125,8 @@ pub(super) fn exchange(warp: &mut Warp, op: &Op, mask: u32, active: u32) -> Resu
                 }
             }
         }
-        Op::ActiveMask { dst } => lanes(active).for_each(|l| warp.set(*dst, l, u64::from(active))),
-        _ => {}
+        CollectiveOp::ActiveMask { dst } => lanes(active).for_each(|l| warp.set(*dst, l, u64::from(active))),
+        CollectiveOp::WarpSync { .. } => {}
     }
     Ok(Next::Step)
 }
