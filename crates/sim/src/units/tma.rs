@@ -137,8 +137,8 @@ pub(crate) fn pieces(swizzle: Swizzle, offset: u32, len: u32) -> impl Iterator<I
 
 #[cfg(test)]
 mod tests {
-    use super::tensormap::TensorMapSpec;
     use super::*;
+    use crate::units::tensormap::TensorMapSpec;
 
     #[test]
     fn a_box_over_the_edge_is_filled_with_zeros() {

@@ -11,6 +11,7 @@ mod gemm;
 mod hazards;
 mod instructions;
 mod kernel;
+mod layers;
 mod mma;
 mod mutations;
 mod nvcc;
