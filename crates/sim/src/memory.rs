@@ -144,25 +144,6 @@ impl Memory {
         a.written.set(0, bytes);
     }
 
-    /// Encodes a tensor map, after the check that its tensor lies inside one allocation.
-    pub fn tensor_map(
-        &mut self,
-        spec: &crate::TensorMapSpec,
-    ) -> Result<[u8; crate::TENSOR_MAP_BYTES], Fault> {
-        let encoded = spec.encode()?;
-        let extent = spec.extent();
-        if !self.contains(spec.address, usize::try_from(extent).unwrap_or(usize::MAX)) {
-            return Err(Fault::new(
-                FaultKind::Launch,
-                format!(
-                    "tensor map: the tensor takes {extent} bytes from {:#x}, more than its buffer has",
-                    spec.address
-                ),
-            ));
-        }
-        Ok(encoded)
-    }
-
     /// Frees the allocation that starts at `address`.
     pub fn free(&mut self, address: u64) -> Result<(), Fault> {
         match self.allocations.iter().position(|a| a.base == address) {

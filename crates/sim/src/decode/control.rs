@@ -31,6 +31,9 @@ operands! {
     }
 }
 
+/// The return at the end of a function that has none.
+pub(super) const RETURN: Op = Op::Control(ControlOp::Return);
+
 /// A function that is called.
 #[derive(Clone, Debug)]
 pub(crate) struct CallTarget {

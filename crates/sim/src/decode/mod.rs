@@ -31,12 +31,11 @@ use crate::error::{ParseError, Position};
 use crate::text::ast::*;
 
 use crate::text::types::Ty;
-use control::{CallCopy, ControlOp};
+use control::CallCopy;
 use decoder::Decoder;
-use isa::{Inst, Op, Reg, Src};
+use isa::{Inst, Reg, Src};
 use operands::Roles;
 use reach::{collect_names, definitions, reachable};
-use scalar::ScalarOp;
 use std::collections::{HashMap, HashSet};
 
 /// Functions of the device runtime that a module may declare and call without defining them: `printf` does
@@ -354,9 +353,7 @@ impl<'a> Linker<'a> {
                 Statement::Loc(file, line) => loc = Some((*file, *line)),
                 Statement::Instruction(i) => {
                     let (op, guard) = Decoder { linker: self, inst: i, in_entry: f.entry }.decode()?;
-                    let copies = guard.is_none()
-                        && i.opcode[0] == "mov"
-                        && matches!(op, Op::Scalar(ScalarOp::Alu { .. }));
+                    let copies = guard.is_none() && i.opcode[0] == "mov" && op.is_plain();
                     let roles = Roles::of(&op);
                     self.scoped |= roles.scope.is_some_and(|scope| scope < crate::hazard::Scope::Gpu);
                     let uses = roles.uses(guard, copies);
@@ -373,14 +370,7 @@ impl<'a> Linker<'a> {
             _ => None,
         });
         let Position { line, column } = last.unwrap_or(f.at);
-        code.push(Inst {
-            op: Op::Control(ControlOp::Return),
-            guard: None,
-            uses: Default::default(),
-            line,
-            column,
-            loc,
-        });
+        code.push(Inst { op: control::RETURN, guard: None, uses: Default::default(), line, column, loc });
         opcodes.push("ret".into());
         Ok(())
     }

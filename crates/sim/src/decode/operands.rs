@@ -174,3 +174,59 @@ macro_rules! operands {
     (@inner $x:ident $ty:ty) => { $x };
 }
 pub(crate) use operands;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode::isa::ZERO;
+
+    operands! {
+        pub(crate) enum Sample {
+            Nothing,
+            Fields { dst: Reg, src: Src, addr: Addr, mask: Option<Src>, bits: u32, lanes: Box<[Option<(Reg, u32)>]> },
+            Inner(Box<Part>),
+        }
+    }
+
+    operands! {
+        pub(crate) struct Part {
+            pub(crate) d: AsyncRegs,
+            pub(crate) pair: [Src; 2],
+        }
+    }
+
+    fn roles(sample: &Sample) -> (Vec<u32>, Vec<u32>) {
+        let roles = Roles::of(sample);
+        let numbers = |list: Vec<Reg>| list.into_iter().map(|r| r.0).collect();
+        (numbers(roles.reads), numbers(roles.writes))
+    }
+
+    #[test]
+    fn the_type_of_a_field_is_its_role() {
+        let fields = Sample::Fields {
+            dst: Reg(1),
+            src: Src::Not(Reg(2)),
+            addr: Addr { base: Src::Reg(Reg(3)), offset: 4 },
+            mask: Some(Src::Imm(5)),
+            bits: 6,
+            lanes: Box::new([Some((Reg(7), 8)), None]),
+        };
+        assert_eq!(roles(&fields), (vec![2, 3], vec![1, 7]));
+        let part = Part { d: AsyncRegs(Box::new([Reg(1)])), pair: [Src::Reg(Reg(2)), ZERO] };
+        assert_eq!(roles(&Sample::Inner(Box::new(part))), (vec![2], vec![]));
+        assert_eq!(roles(&Sample::Nothing), (vec![], vec![]));
+    }
+
+    #[test]
+    fn a_guard_is_read_and_every_register_once() {
+        let roles = Roles { reads: vec![Reg(5), Reg(2), Reg(5)], writes: vec![Reg(1)], scope: None };
+        let uses = roles.uses(Some((Reg(3), true)), false);
+        assert_eq!((&*uses.reads, &*uses.writes), (&[Reg(2), Reg(3), Reg(5)][..], &[Reg(1)][..]));
+    }
+
+    #[test]
+    fn an_instruction_stays_small() {
+        // Kernels are arrays of them.
+        eprintln!("SIZES {} {}", size_of::<crate::decode::isa::Op>(), size_of::<crate::decode::isa::Inst>());
+    }
+}

@@ -75,6 +75,13 @@ operands! {
     }
 }
 
+impl Op {
+    /// Whether it is one function of whole registers.
+    pub(super) fn is_plain(&self) -> bool {
+        matches!(self, Op::Scalar(ScalarOp::Alu { .. }))
+    }
+}
+
 operands! {
     /// `lop3` with a predicate.
     pub(crate) struct Lop3 {

@@ -4,6 +4,7 @@
 //! `tensormap.replace` can change has its own place.
 
 use crate::error::{Fault, FaultKind};
+use crate::memory::Memory;
 
 /// Bytes of an encoded tensor map.
 pub const TENSOR_MAP_BYTES: usize = 128;
@@ -324,6 +325,24 @@ pub(crate) fn replacement(field: MapField, value: u64) -> Result<(usize, Vec<u8>
         MapField::Fill if value < 2 => (AT_FILL, vec![value as u8]),
         MapField::Fill => return bad(format!("fill mode {value} does not exist")),
     })
+}
+
+impl Memory {
+    /// Encodes a tensor map, after the check that its tensor lies inside one allocation.
+    pub fn tensor_map(&mut self, spec: &TensorMapSpec) -> Result<[u8; TENSOR_MAP_BYTES], Fault> {
+        let encoded = spec.encode()?;
+        let extent = spec.extent();
+        if !self.contains(spec.address, usize::try_from(extent).unwrap_or(usize::MAX)) {
+            return Err(Fault::new(
+                FaultKind::Launch,
+                format!(
+                    "tensor map: the tensor takes {extent} bytes from {:#x}, more than its buffer has",
+                    spec.address
+                ),
+            ));
+        }
+        Ok(encoded)
+    }
 }
 
 #[cfg(test)]

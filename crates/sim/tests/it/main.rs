@@ -8,6 +8,7 @@ mod conversions;
 mod dependents;
 mod fuzz;
 mod gemm;
+mod global_races;
 mod hazards;
 mod instructions;
 mod kernel;

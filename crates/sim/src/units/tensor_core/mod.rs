@@ -1,4 +1,4 @@
-//! The arithmetic of the tensor core, bit for bit.
+//! Tensor core arithmetic for floats, bit for bit.
 //!
 //! One instruction adds its products and the accumulator as one fused sum. A term is the product of two
 //! significands, not normalized, with the sum of the two exponents; the accumulator is one more term and
@@ -11,71 +11,12 @@
 //! has 8 significant bits, so scaling it by a power of two is exact) and the wide path in `f64`. Columns
 //! are processed eight at a time in fixed-size arrays, which compilers vectorize.
 
-use crate::arith::minifloat::{self, Format, Round, power};
-use crate::text::types::Ty;
+mod input;
+
+use crate::arith::minifloat::{self, Round, power};
+use input::Decoded;
+pub(crate) use input::Input;
 use multiversion::multiversion;
-
-/// An input type of a matrix instruction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
-pub enum Input {
-    E4m3,
-    E5m2,
-    F16,
-    Bf16,
-    Tf32,
-}
-
-impl Input {
-    pub(crate) fn of(ty: Ty) -> Option<Input> {
-        Some(match ty {
-            Ty::E4m3 => Input::E4m3,
-            Ty::E5m2 => Input::E5m2,
-            Ty::F16 => Input::F16,
-            Ty::Bf16 => Input::Bf16,
-            Ty::Tf32 => Input::Tf32,
-            _ => return None,
-        })
-    }
-
-    /// Width of one element.
-    pub fn bits(self) -> u32 {
-        match self {
-            Input::E4m3 | Input::E5m2 => 8,
-            Input::F16 | Input::Bf16 => 16,
-            Input::Tf32 => 32,
-        }
-    }
-
-    fn format(self) -> Format {
-        match self {
-            Input::E4m3 => minifloat::E4M3,
-            Input::E5m2 => minifloat::E5M2,
-            Input::F16 => minifloat::F16,
-            Input::Bf16 => minifloat::BF16,
-            Input::Tf32 => minifloat::TF32,
-        }
-    }
-
-    /// The value of an element.
-    pub(crate) fn value(self, code: u32) -> f64 {
-        self.decode(code).0
-    }
-
-    /// The value of an element and its exponent as a power of two (zero for a zero value).
-    fn decode(self, code: u32) -> (f64, f64) {
-        let format = self.format();
-        // A tensor core reads the upper 19 bits of a TF32 register.
-        let code = if self == Input::Tf32 { code >> 13 } else { code };
-        let value = format.decode(u64::from(code));
-        if value == 0.0 || !value.is_finite() {
-            return (value, 0.0);
-        }
-        let smallest = 2 - (1 << (format.exponent - 1));
-        let exponent = ((value.abs().to_bits() >> 52) as i32 - 1023).max(smallest);
-        (value, power(exponent))
-    }
-}
 
 /// Fractional bits of aligned terms, and mantissa bits of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,85 +35,14 @@ impl Widths {
 }
 
 const NAN: u32 = 0x7fff_ffff;
-const LANES: usize = 8;
-
-/// One operand, decoded: `rows` rows of `k` elements.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Decoded {
-    value: Vec<f32>,
-    power: Vec<f32>,
-    /// Rows that hold an infinity or a NaN.
-    special: Vec<bool>,
-    any_special: bool,
-}
+/// Columns that are processed together.
+const COLUMNS: usize = 8;
 
 /// Scratch space of a product, reused between instructions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scratch {
     a: Decoded,
     b: Decoded,
-}
-
-/// Value and power of every code of one input type.
-type Table = std::sync::LazyLock<Vec<(f32, f32)>>;
-
-fn fill_table(input: Input) -> Vec<(f32, f32)> {
-    let both = |code| {
-        let (v, p) = input.decode(code);
-        (v as f32, p as f32)
-    };
-    (0..1u32 << input.bits()).map(both).collect()
-}
-
-/// The table of an input of at most 16 bits.
-fn table(input: Input) -> Option<&'static [(f32, f32)]> {
-    static E4M3: Table = Table::new(|| fill_table(Input::E4m3));
-    static E5M2: Table = Table::new(|| fill_table(Input::E5m2));
-    static F16: Table = Table::new(|| fill_table(Input::F16));
-    static BF16: Table = Table::new(|| fill_table(Input::Bf16));
-    match input {
-        Input::E4m3 => Some(&E4M3),
-        Input::E5m2 => Some(&E5M2),
-        Input::F16 => Some(&F16),
-        Input::Bf16 => Some(&BF16),
-        Input::Tf32 => None,
-    }
-}
-
-impl Decoded {
-    /// Decodes `codes` (row-major, `k` per row). With `lanes`, stores eight rows side by side so that the
-    /// inner loop runs over columns.
-    fn fill(&mut self, codes: &[u32], k: usize, input: Input, negate: bool, lanes: bool) {
-        let rows = codes.len() / k;
-        let padded = if lanes { rows.div_ceil(LANES) * LANES } else { rows };
-        self.value.clear();
-        self.value.resize(padded * k, 0.0);
-        self.power.clear();
-        self.power.resize(padded * k, 0.0);
-        self.special.clear();
-        self.special.resize(rows, false);
-        self.any_special = false;
-        let table = table(input);
-        for row in 0..rows {
-            for i in 0..k {
-                let code = codes[row * k + i];
-                let (value, power) = match table {
-                    Some(t) => t[code as usize],
-                    None => {
-                        let (v, p) = input.decode(code);
-                        (v as f32, p as f32)
-                    }
-                };
-                let at = if lanes { (row / LANES * k + i) * LANES + row % LANES } else { row * k + i };
-                self.value[at] = if negate { -value } else { value };
-                self.power[at] = power;
-                if !value.is_finite() {
-                    self.special[row] = true;
-                    self.any_special = true;
-                }
-            }
-        }
-    }
 }
 
 /// What one product computes: `d[m, n] = sum over k of a[m, k] * b[n, k] (+ d[m, n])`.
@@ -212,10 +82,10 @@ impl Product<'_> {
     fn row(&self, a: &Decoded, b: &Decoded, m: usize, d: &mut [f32]) {
         let k = self.k;
         let (av, ap) = (&a.value[m * k..][..k], &a.power[m * k..][..k]);
-        for (block, out) in d.chunks_mut(LANES).enumerate() {
-            let bv = &b.value[block * k * LANES..][..k * LANES];
-            let bp = &b.power[block * k * LANES..][..k * LANES];
-            let mut acc = [0f32; LANES];
+        for (block, out) in d.chunks_mut(COLUMNS).enumerate() {
+            let bv = &b.value[block * k * COLUMNS..][..k * COLUMNS];
+            let bp = &b.power[block * k * COLUMNS..][..k * COLUMNS];
+            let mut acc = [0f32; COLUMNS];
             acc[..out.len()].copy_from_slice(out);
             let mut result = if self.widths.term <= 13 {
                 narrow(av, ap, bv, bp, &acc)
@@ -225,7 +95,7 @@ impl Product<'_> {
             let special = a.special[m] || b.any_special || acc.iter().any(|x| !x.is_finite());
             if special {
                 for j in 0..out.len() {
-                    if a.special[m] || b.special[block * LANES + j] || !acc[j].is_finite() {
+                    if a.special[m] || b.special[block * COLUMNS + j] || !acc[j].is_finite() {
                         result[j] = special_sum(av, &bv[j..], acc[j]);
                     }
                 }
@@ -247,40 +117,40 @@ fn add_rows<'a>(product: &Product<'a>, a: &Decoded, b: &Decoded, first: usize, d
 fn special_sum(av: &[f32], bv: &[f32], acc: f32) -> f32 {
     let sum = av
         .iter()
-        .zip(bv.iter().step_by(LANES))
+        .zip(bv.iter().step_by(COLUMNS))
         .fold(f64::from(acc), |s, (a, b)| s + f64::from(*a) * f64::from(*b));
     if sum.is_nan() { f32::from_bits(NAN) } else { sum as f32 }
 }
 
 /// Eight columns of FP8: terms and result of 13 bits.
 #[inline(always)]
-fn narrow(av: &[f32], ap: &[f32], bv: &[f32], bp: &[f32], acc: &[f32; LANES]) -> [f32; LANES] {
-    let mut top = [0f32; LANES];
-    for j in 0..LANES {
+fn narrow(av: &[f32], ap: &[f32], bv: &[f32], bp: &[f32], acc: &[f32; COLUMNS]) -> [f32; COLUMNS] {
+    let mut top = [0f32; COLUMNS];
+    for j in 0..COLUMNS {
         let p = f32::from_bits(acc[j].to_bits() & 0x7f80_0000);
         top[j] = if p > f32::MIN_POSITIVE { p } else { f32::MIN_POSITIVE };
     }
-    for (p, row) in ap.iter().zip(bp.chunks_exact(LANES)) {
-        for j in 0..LANES {
+    for (p, row) in ap.iter().zip(bp.chunks_exact(COLUMNS)) {
+        for j in 0..COLUMNS {
             let x = p * row[j];
             top[j] = if x > top[j] { x } else { top[j] };
         }
     }
-    let mut scale = [0f32; LANES];
-    for j in 0..LANES {
+    let mut scale = [0f32; COLUMNS];
+    for j in 0..COLUMNS {
         let e = (top[j].to_bits() >> 23) as i32;
         scale[j] = f32::from_bits((267 - e).clamp(1, 254).cast_unsigned() << 23);
     }
-    let mut sum = [0f32; LANES];
-    for (a, row) in av.iter().zip(bv.chunks_exact(LANES)) {
-        for j in 0..LANES {
+    let mut sum = [0f32; COLUMNS];
+    for (a, row) in av.iter().zip(bv.chunks_exact(COLUMNS)) {
+        for j in 0..COLUMNS {
             // Integers below 2^15 in magnitude, and at most 32 of them: their sum is exact. (Converted one by one, they
             // would saturate, which is not vectorized.) A sum with an infinity is replaced later.
             sum[j] += (a * row[j] * scale[j]).trunc();
         }
     }
-    let mut out = [0f32; LANES];
-    for j in 0..LANES {
+    let mut out = [0f32; COLUMNS];
+    for j in 0..COLUMNS {
         let e = (top[j].to_bits() >> 23) as i32;
         let bits = acc[j].to_bits();
         let (field, fraction) = ((bits >> 23 & 0xff) as i32, bits & 0x7f_ffff);
@@ -307,38 +177,45 @@ fn encode_toward_zero(x: f64) -> f32 {
 
 /// Eight columns with terms of up to 30 fractional bits.
 #[inline(always)]
-fn wide(av: &[f32], ap: &[f32], bv: &[f32], bp: &[f32], acc: &[f32; LANES], widths: Widths) -> [f32; LANES] {
+fn wide(
+    av: &[f32],
+    ap: &[f32],
+    bv: &[f32],
+    bp: &[f32],
+    acc: &[f32; COLUMNS],
+    widths: Widths,
+) -> [f32; COLUMNS] {
     let smallest = f64::from(f32::MIN_POSITIVE);
-    let mut top = [smallest; LANES];
-    for j in 0..LANES {
+    let mut top = [smallest; COLUMNS];
+    for j in 0..COLUMNS {
         let p = f64::from(f32::from_bits(acc[j].to_bits() & 0x7f80_0000));
         if acc[j].is_finite() && p > top[j] {
             top[j] = p;
         }
     }
-    for (p, row) in ap.iter().zip(bp.chunks_exact(LANES)) {
+    for (p, row) in ap.iter().zip(bp.chunks_exact(COLUMNS)) {
         let p = f64::from(*p);
-        for j in 0..LANES {
+        for j in 0..COLUMNS {
             let x = p * f64::from(row[j]);
             top[j] = if x > top[j] { x } else { top[j] };
         }
     }
     let (one, unit) = (power(widths.term as i32), power(-(widths.term as i32)));
     let drop = 52 - widths.result;
-    let mut scale = [0f64; LANES];
-    for j in 0..LANES {
+    let mut scale = [0f64; COLUMNS];
+    for j in 0..COLUMNS {
         scale[j] = one / top[j];
     }
-    let mut sum = [0f64; LANES];
-    for (a, row) in av.iter().zip(bv.chunks_exact(LANES)) {
+    let mut sum = [0f64; COLUMNS];
+    for (a, row) in av.iter().zip(bv.chunks_exact(COLUMNS)) {
         let a = f64::from(*a);
-        for j in 0..LANES {
+        for j in 0..COLUMNS {
             // Integers of at most 32 bits: their sum is exact.
             sum[j] += (a * f64::from(row[j]) * scale[j]).trunc();
         }
     }
-    let mut out = [0f32; LANES];
-    for j in 0..LANES {
+    let mut out = [0f32; COLUMNS];
+    for j in 0..COLUMNS {
         // An integer below 2^53, of which the bits behind the result's are cut off. A sum with an infinity is replaced
         // later.
         let total = sum[j] + (f64::from(acc[j]) * scale[j]).trunc();
