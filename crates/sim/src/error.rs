@@ -60,7 +60,7 @@ pub enum FaultKind {
     WorkInFlight,
     /// Nothing can run any more.
     Deadlock,
-    /// Threads of a warp that an instruction needs together are not together.
+    /// A warp has diverged at an instruction that needs its lanes converged.
     Divergence,
     /// An operand value that the instruction does not allow.
     BadOperand,

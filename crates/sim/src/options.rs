@@ -7,7 +7,7 @@ pub enum Policy {
     Eager,
     /// As late as the rules allow; warps in reverse order.
     Lazy,
-    /// At any allowed moment, by [`Options::seed`]; warps in random order and turns.
+    /// At any allowed moment, by [`Options::seed`]; warps in random order, for a random number of instructions.
     Random,
 }
 

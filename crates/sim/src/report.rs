@@ -22,7 +22,7 @@ pub struct Report {
 /// The unit that a [`TraceEvent`] belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TraceUnit {
-    /// The warp's own threads: one turn, up to the instruction at which it gave way.
+    /// The warp's own threads, up to the instruction at which it stopped.
     Warp,
     /// A `wgmma` from its issue to its completion.
     Wgmma,
@@ -46,7 +46,7 @@ pub struct TraceEvent {
     /// The role of the code that the instruction is part of, or that the warp came from, where the kernel names roles
     /// (`//@ role NAME`).
     pub role: Option<String>,
-    /// What a turn ended to wait for, or which parts of shared memory and which barrier the work uses, by the names
+    /// What the warp stopped to wait for, or which parts of shared memory and which barrier the work uses, by the names
     /// that the kernel gives them (`//@ shared NAME OFFSET BYTES COUNT`); empty if there is nothing to say.
     pub detail: String,
     /// First moment.

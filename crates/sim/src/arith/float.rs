@@ -144,7 +144,7 @@ fn nan_or(a: f32, b: f32, f: fn(f32, f32) -> f32) -> f32 {
     if a.is_nan() || b.is_nan() { f32::NAN } else { f(a, b) }
 }
 
-/// What an f32 instruction's modifiers ask for.
+/// Modifiers of an f32 instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Mode {
     pub(crate) round: Round,

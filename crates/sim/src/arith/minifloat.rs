@@ -1,4 +1,4 @@
-//! The small floating-point formats: exact decoding, and encoding with the rounding that PTX asks for.
+//! The small floating-point formats: exact decoding, and encoding with the roundings of PTX.
 
 /// A binary format of at most 16 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,8 +13,7 @@ operands! {
     /// Atomics and reductions of threads; a reduction has no destination.
     pub(crate) enum AtomicOp {
         Scalar { op: AtomFn, ty: Ty, space: Space, dst: Option<Reg>, addr: Addr, b: Src, c: Option<Src>, sem: Sem },
-        /// `atom.exch.b128` and, with `c`, `atom.cas.b128`: pairs of registers, low word first.
-        Wide { space: Space, dst: Option<[Reg; 2]>, addr: Addr, b: [Src; 2], c: Option<[Src; 2]>, sem: Sem },
+        Wide(Box<AtomicWide>),
         /// One atomic per element.
         Vector {
             op: AtomFn,
@@ -25,6 +24,18 @@ operands! {
             b: Box<[Src]>,
             sem: Sem,
         },
+    }
+}
+
+operands! {
+    /// `atom.exch.b128` and, with `c`, `atom.cas.b128`: pairs of registers, low word first.
+    pub(crate) struct AtomicWide {
+        pub(crate) space: Space,
+        pub(crate) dst: Option<[Reg; 2]>,
+        pub(crate) addr: Addr,
+        pub(crate) b: [Src; 2],
+        pub(crate) c: Option<[Src; 2]>,
+        pub(crate) sem: Sem,
     }
 }
 
@@ -124,10 +135,11 @@ impl Decoder<'_, '_> {
         let b = wide(self, 2)?.map(Src::Reg);
         let c = if sources == 2 { Some(wide(self, 3)?.map(Src::Reg)) } else { None };
         let sem = self.atomic_sem();
-        Ok(AtomicOp::Wide { space: self.space(), dst, addr: self.addr(1)?, b, c, sem })
+        let addr = self.addr(1)?;
+        Ok(AtomicOp::Wide(Box::new(AtomicWide { space: self.space(), dst, addr, b, c, sem })))
     }
 
-    /// `red.global.add.v4.f32` and its kin: one atomic per element.
+    /// `red.global.add.v4.f32` and the like: one atomic per element.
     fn atomic_vector(&mut self, op: AtomFn, ty: Ty, red: bool) -> Result<AtomicOp> {
         let known = match ty {
             Ty::F32 => op == AtomFn::Add && self.vector_width() <= 4,

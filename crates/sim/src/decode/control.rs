@@ -43,7 +43,7 @@ pub(crate) struct CallTarget {
     pub(crate) ret: Box<[CallCopy]>,
 }
 
-/// One value handed over by a call.
+/// One value passed or returned by a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CallCopy {
     /// Bytes between two places of the thread's local memory.

@@ -231,7 +231,7 @@ impl Cx<'_> {
     ) -> Result<(), Fault> {
         let (Some(before), Some(h)) = (self.predecessor, &mut self.cluster.hazards) else { return Ok(()) };
         match before.meets(range, writes) {
-            Some(early) if !h.knows_predecessor_done(warp, lane) => Err(self.too_early(early, writes)),
+            Some(overlap) if !h.knows_predecessor_done(warp, lane) => Err(self.too_early(overlap, writes)),
             _ => Ok(()),
         }
     }

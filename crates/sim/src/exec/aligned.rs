@@ -12,16 +12,16 @@ pub(super) fn converge(warp: &Warp, mask: u32, need: u32) -> Result<Option<Next>
     Ok(if need & !mask == 0 { None } else { Some(Next::Retry(Wait::Converge(need))) })
 }
 
-/// These lanes have all come to the same instruction: what each did before is behind all of them.
-pub(super) fn in_step(warp: &mut Warp, cx: &mut Cx<'_>, active: u32) {
-    warp.convergence.join(active | warp.exited);
+/// These lanes have converged at an instruction: what each did before is ordered before what all of them do next.
+pub(super) fn converged(warp: &mut Warp, cx: &mut Cx<'_>, active: u32) {
+    warp.convergence.converge(active | warp.exited);
     if let Some(h) = &mut cx.cluster.hazards {
         h.select(active, warp.exited);
         h.converge(warp.index);
     }
 }
 
-/// Requires that the whole warp runs this instruction together.
+/// Requires that the whole warp runs this instruction.
 pub(super) fn aligned(warp: &mut Warp, cx: &Cx<'_>, at: Issue) -> Result<Option<Next>, Fault> {
     let Issue { pc, mask, active, .. } = at;
     if active != mask {
@@ -36,11 +36,11 @@ pub(super) fn aligned(warp: &mut Warp, cx: &Cx<'_>, at: Issue) -> Result<Option<
     if let Some(next) = converge(warp, mask, warp.valid)? {
         return Ok(Some(next));
     }
-    match warp.convergence.apart(!warp.exited) {
+    match warp.convergence.diverged_at(!warp.exited) {
         Some(branch) if must_be_together(cx, pc) => {
             let mut fault = Fault::new(
                 FaultKind::Divergence,
-                "a warp may be diverged at this instruction of all its lanes: a branch has parted them, and \
+                "the warp may be diverged at this `.aligned` instruction: a branch has separated its lanes, and \
                  nothing since has waited for all of them (bar.warp.sync would)",
             );
             fault.other = Some(Box::new(cx.place(warp.index, branch)));
@@ -50,8 +50,8 @@ pub(super) fn aligned(warp: &mut Warp, cx: &Cx<'_>, at: Issue) -> Result<Option<
     }
 }
 
-/// Whether lanes that a branch has parted are an error here. `bar.sync` and its kind are what compilers write
-/// for `__syncthreads`, and they bring the warp together before it.
+/// Whether a diverged warp is an error here. `bar.sync` and its kind are what compilers write for `__syncthreads`,
+/// with the reconvergence before it.
 fn must_be_together(cx: &Cx<'_>, pc: u32) -> bool {
     cx.options.hazards
         && cx.options.policy != Policy::Eager

@@ -5,7 +5,7 @@ use super::context::Cx;
 use super::memory::{acquire, address, check_alignment, release};
 use super::warp::Warp;
 use super::{Issue, Next};
-use crate::decode::atomic::AtomicOp;
+use crate::decode::atomic::{AtomicOp, AtomicWide};
 use crate::decode::isa::Src;
 use crate::error::{Fault, FaultKind};
 use crate::lanes::lanes;
@@ -16,7 +16,7 @@ use crate::units::atomic::{self, AtomFn};
 pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &AtomicOp, at: Issue) -> Result<Next, Fault> {
     match op {
         AtomicOp::Scalar { .. } => scalar(warp, cx, op, at),
-        AtomicOp::Wide { .. } => wide(warp, cx, op, at),
+        AtomicOp::Wide(op) => wide(warp, cx, op, at),
         AtomicOp::Vector { .. } => vector(warp, cx, op, at),
     }
 }
@@ -84,9 +84,9 @@ fn vector(warp: &mut Warp, cx: &mut Cx<'_>, op: &AtomicOp, at: Issue) -> Result<
 }
 
 /// Exchange and compare-and-swap of 128 bits.
-fn wide(warp: &mut Warp, cx: &mut Cx<'_>, op: &AtomicOp, at: Issue) -> Result<Next, Fault> {
+fn wide(warp: &mut Warp, cx: &mut Cx<'_>, op: &AtomicWide, at: Issue) -> Result<Next, Fault> {
     let Issue { pc, active, .. } = at;
-    let AtomicOp::Wide { space, dst, addr, b, c, sem } = op else { return Ok(Next::Step) };
+    let AtomicWide { space, dst, addr, b, c, sem } = op;
     let pair = |warp: &Warp, words: &[Src; 2], l: usize| words.map(|s| warp.value(s, l));
     let mut access = Access::new(warp.index, pc, sem.strong);
     for l in lanes(active) {

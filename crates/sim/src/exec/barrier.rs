@@ -1,6 +1,6 @@
 //! Named barriers and the cluster barrier.
 
-use super::aligned::{aligned, in_step};
+use super::aligned::{aligned, converged};
 use super::cluster::Cta;
 use super::context::Cx;
 use super::warp::{Wait, Warp};
@@ -18,7 +18,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &BarrierOp, at: Issu
         BarrierOp::Named { id, threads, aligned: is_aligned, arrive_only } => {
             if *is_aligned {
                 together!(aligned(warp, cx, at));
-                in_step(warp, cx, active);
+                converged(warp, cx, active);
             }
             let id = arrive(warp, cx, (*id, *threads), at, !*arrive_only)?;
             if *arrive_only {
@@ -33,7 +33,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &BarrierOp, at: Issu
         BarrierOp::ClusterArrive { release, aligned: is_aligned } => {
             if *is_aligned {
                 together!(aligned(warp, cx, at));
-                in_step(warp, cx, active);
+                converged(warp, cx, active);
             }
             for l in lanes(active) {
                 if warp.cluster_arrivals[l] > cx.cluster.barrier.phase {
@@ -56,7 +56,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &BarrierOp, at: Issu
         BarrierOp::ClusterWait { acquire, aligned: is_aligned } => {
             if *is_aligned {
                 together!(aligned(warp, cx, at));
-                in_step(warp, cx, active);
+                converged(warp, cx, active);
             }
             if let Some(l) = lanes(active).find(|l| warp.cluster_arrivals[*l] == 0) {
                 return Err(Fault::new(
@@ -162,7 +162,7 @@ fn reduce(warp: &mut Warp, cx: &mut Cx<'_>, op: &BarrierOp, at: Issue) -> Result
     let active = at.active;
     let BarrierOp::Reduce { id, threads, kind, dst, src, popc } = op else { return Ok(Next::Step) };
     together!(aligned(warp, cx, at));
-    in_step(warp, cx, active);
+    converged(warp, cx, active);
     let rank = warp.env.rank as usize;
     let number = warp.uniform(*id, active).unwrap_or(u64::MAX) as u32 as usize;
     if let Some(done) = warp.bar_red.take() {

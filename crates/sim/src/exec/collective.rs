@@ -1,6 +1,6 @@
 //! Warp collectives: shuffles, votes, matches, reductions, election and `bar.warp.sync`.
 
-use super::aligned::{converge, in_step};
+use super::aligned::{converge, converged};
 use super::context::Cx;
 use super::warp::Warp;
 use super::{Issue, Next, together};
@@ -15,9 +15,9 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &CollectiveOp, at: I
     if matches!(next, Next::Step) {
         match op {
             CollectiveOp::ActiveMask { .. } => {}
-            CollectiveOp::WarpSync { .. } => in_step(warp, cx, at.active),
-            // They are together, but what one did in memory is not behind the others.
-            _ => warp.convergence.join(at.active | warp.exited),
+            CollectiveOp::WarpSync { .. } => converged(warp, cx, at.active),
+            // They have converged; their memory accesses are not ordered.
+            _ => warp.convergence.converge(at.active | warp.exited),
         }
     }
     Ok(next)

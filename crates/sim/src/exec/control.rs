@@ -1,6 +1,6 @@
 //! Branches, calls, returns and exits; `setmaxnreg` and `griddepcontrol`.
 
-use super::aligned::{aligned, in_step};
+use super::aligned::{aligned, converged};
 use super::context::Cx;
 use super::warp::{Group, Wait, Warp};
 use super::{Issue, Next, together};
@@ -28,7 +28,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &ControlOp, at: Issu
         }
         ControlOp::SetMaxReg { count } => {
             together!(aligned(warp, cx, at));
-            in_step(warp, cx, active);
+            converged(warp, cx, active);
             Ok(set_registers(warp, &mut cx.cluster.ctas[warp.env.rank as usize].registers, *count))
         }
         ControlOp::GridDependencyWait => {
@@ -40,7 +40,8 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &ControlOp, at: Issu
         }
         ControlOp::LaunchDependents => {
             if let Some(h) = &mut cx.cluster.hazards {
-                cx.global.hurried |= !h.knows_predecessor_done(warp.index, active.trailing_zeros() as u8);
+                cx.global.launched_early |=
+                    !h.knows_predecessor_done(warp.index, active.trailing_zeros() as u8);
             }
             Ok(Next::Step)
         }
@@ -69,7 +70,7 @@ fn branch_indexed(warp: &mut Warp, index: Src, targets: &[u32], at: Issue) -> Re
     }
     for (i, (target, lanes)) in parts.into_iter().enumerate() {
         if lanes != mask {
-            warp.convergence.part(lanes, pc);
+            warp.convergence.diverge(lanes, pc);
         }
         if i == 0 {
             warp.groups[g].pc = target;
@@ -104,7 +105,7 @@ fn call(warp: &mut Warp, target: &CallTarget, at: Issue) -> Result<Next, Fault> 
     let Issue { pc, mask, active, group: g } = at;
     copy_values(warp, &target.args, active);
     if active != mask {
-        warp.convergence.part(active, pc);
+        warp.convergence.diverge(active, pc);
         let stack = warp.groups[g].stack.clone();
         warp.groups.push(Group { pc: pc + 1, mask: mask & !active, wait: None, timed_out: false, stack });
         warp.groups[g].mask = active;
@@ -115,7 +116,7 @@ fn call(warp: &mut Warp, target: &CallTarget, at: Issue) -> Result<Next, Fault> 
     Ok(Next::Done)
 }
 
-/// A call through a pointer: lanes that go to the same function go together, and the others come after them.
+/// A call through a pointer: lanes with the same target run together, the others after them.
 fn call_pointer(
     warp: &mut Warp,
     pointer: Src,
@@ -144,7 +145,7 @@ fn call_pointer(
     let together = lanes(active).filter(|l| warp.value(pointer, *l) == address).fold(0, |m, l| m | 1 << l);
     if together != active {
         // They come back to this instruction; lanes that are predicated off go with them.
-        warp.convergence.part(together, pc);
+        warp.convergence.diverge(together, pc);
         let stack = warp.groups[g].stack.clone();
         warp.groups.push(Group { pc, mask: mask & !together, wait: None, timed_out: false, stack });
         warp.groups[g].mask = together;
@@ -177,7 +178,7 @@ fn leave(warp: &mut Warp, cx: &mut Cx<'_>, at: Issue, exit: bool) -> Next {
                 }
             }
             if active != mask {
-                warp.convergence.part(active, pc);
+                warp.convergence.diverge(active, pc);
                 let stack = warp.groups[g].stack.clone();
                 warp.groups.push(Group {
                     pc: pc + 1,
@@ -214,7 +215,7 @@ fn leave(warp: &mut Warp, cx: &mut Cx<'_>, at: Issue, exit: bool) -> Next {
     }
 }
 
-/// `setmaxnreg`: a warp gives registers back to its CTA, or takes some, which may have to be given back first.
+/// `setmaxnreg`: a warp releases registers to its CTA, or acquires some, which may have to be released first.
 fn set_registers(warp: &mut Warp, (at_first, free): &mut (u32, u32), count: u32) -> Next {
     let lanes = LANES as u32;
     let (had, wants) = (warp.registers.unwrap_or(*at_first) * lanes, count * lanes);

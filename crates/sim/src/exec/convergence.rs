@@ -1,21 +1,21 @@
-//! Which lanes of a warp are sure to be together.
+//! Convergence of a warp: which lanes are sure to have reconverged.
 //!
-//! Lanes that a branch has parted may stay apart for as long as they like: PTX promises nothing of where they
-//! meet again. Only an instruction that waits for all of them (`bar.warp.sync`, a shuffle, a vote, `elect.sync`)
-//! brings them together. An `.aligned` instruction does not: it *requires* that they are together. A compiler
-//! usually joins the paths behind an `if`, so such a kernel works until the day it does not; under
+//! Lanes that a branch has made diverge may stay diverged for as long as they like: PTX promises nothing of where
+//! they meet again. Only an instruction that waits for all of them (`bar.warp.sync`, a shuffle, a vote,
+//! `elect.sync`) makes them converge. An `.aligned` instruction does not: it *requires* a converged warp. A
+//! compiler usually joins the paths behind an `if`, so such a kernel works until the day it does not; under
 //! [`Policy::Eager`](crate::Policy::Eager) lanes join where their paths meet, under the other schedules they do
 //! not.
 
-/// Lanes that nothing has parted since they were last together.
+/// Lanes that have not diverged since they last converged.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     lanes: u32,
-    /// The branch that parted them from the others.
+    /// The branch at which they diverged from the others.
     branch: u32,
 }
 
-/// The parts of a warp; none while no branch has parted it.
+/// The parts of a warp; none while no branch has made it diverge.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Convergence {
     parts: Vec<Part>,
@@ -23,7 +23,7 @@ pub(crate) struct Convergence {
 
 impl Convergence {
     /// These lanes go another way than the rest at `branch`.
-    pub(crate) fn part(&mut self, lanes: u32, branch: u32) {
+    pub(crate) fn diverge(&mut self, lanes: u32, branch: u32) {
         if self.parts.is_empty() {
             self.parts.push(Part { lanes: u32::MAX, branch });
         }
@@ -37,7 +37,7 @@ impl Convergence {
     }
 
     /// An instruction has waited for all of these lanes.
-    pub(crate) fn join(&mut self, lanes: u32) {
+    pub(crate) fn converge(&mut self, lanes: u32) {
         if self.parts.is_empty() || self.parts.iter().any(|p| lanes & !p.lanes == 0) {
             return;
         }
@@ -50,8 +50,8 @@ impl Convergence {
         }
     }
 
-    /// The branch since which these lanes may be apart, if one has parted them.
-    pub(crate) fn apart(&self, live: u32) -> Option<u32> {
+    /// The branch since which these lanes may be diverged, if there is one.
+    pub(crate) fn diverged_at(&self, live: u32) -> Option<u32> {
         let mut parts = self.parts.iter().filter(|p| p.lanes & live != 0);
         let first = parts.next()?;
         parts.next().map(|other| first.branch.max(other.branch))
@@ -65,25 +65,25 @@ mod tests {
     #[test]
     fn lanes_are_together_again_when_all_were_waited_for() {
         let mut c = Convergence::default();
-        assert_eq!(c.apart(u32::MAX), None);
-        c.part(1, 7);
-        assert_eq!(c.apart(u32::MAX), Some(7));
-        assert_eq!(c.apart(u32::MAX - 1), None, "lane 0 has left");
-        c.part(0xff00, 9);
-        c.join(0xff01);
-        assert_eq!(c.apart(0xff01), None);
-        assert_eq!(c.apart(u32::MAX), Some(9));
-        c.join(u32::MAX);
-        assert_eq!(c.apart(u32::MAX), None);
+        assert_eq!(c.diverged_at(u32::MAX), None);
+        c.diverge(1, 7);
+        assert_eq!(c.diverged_at(u32::MAX), Some(7));
+        assert_eq!(c.diverged_at(u32::MAX - 1), None, "lane 0 has left");
+        c.diverge(0xff00, 9);
+        c.converge(0xff01);
+        assert_eq!(c.diverged_at(0xff01), None);
+        assert_eq!(c.diverged_at(u32::MAX), Some(9));
+        c.converge(u32::MAX);
+        assert_eq!(c.diverged_at(u32::MAX), None);
     }
 
     #[test]
     fn a_part_that_stays_whole_is_not_parted() {
         let mut c = Convergence::default();
-        c.part(0xffff, 3);
-        c.part(0xffff, 4);
-        c.join(0x00ff);
-        assert_eq!(c.apart(0xffff), None);
-        assert_eq!(c.apart(u32::MAX), Some(3));
+        c.diverge(0xffff, 3);
+        c.diverge(0xffff, 4);
+        c.converge(0x00ff);
+        assert_eq!(c.diverged_at(0xffff), None);
+        assert_eq!(c.diverged_at(u32::MAX), Some(3));
     }
 }

@@ -173,7 +173,7 @@ fn tensor(warp: &mut Warp, cx: &mut Cx<'_>, t: &TensorCopy, pc: u32, l: usize) -
     if first % 16 != 0 {
         return Err(Fault::new(
             FaultKind::Misaligned,
-            format!("the box begins {first} bytes into a row: the copy engine begins at multiples of 16"),
+            format!("the box begins {first} bytes into a row: TMA requires a multiple of 16"),
         ));
     }
     let bytes = map.box_bytes();

@@ -28,7 +28,7 @@ fn copy(warp: &mut Warp, cx: &mut Cx<'_>, op: &CpAsyncOp, at: Issue) -> Result<(
     let CpAsyncOp::Copy { dst, src, bytes, src_bytes, ignore } = op else { return Ok(()) };
     warp.cp_async.newest += 1;
     let tick = warp.cp_async.newest;
-    // cp.async works in the generic proxy, on its own time.
+    // cp.async works in the generic proxy, asynchronously.
     let event = Event {
         agent: Hazards::agent(warp.index, Unit::CpAsync),
         tick,

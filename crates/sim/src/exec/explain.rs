@@ -1,8 +1,8 @@
-//! What faults say: the parts of a kernel by their names, both sides of a conflict, the state of barriers.
+//! Texts of faults: parts of a kernel by their names, both sides of a conflict, the state of barriers.
 
 use super::context::Cx;
 use crate::error::{Fault, FaultKind, Place};
-use crate::hazard::{Conflict, Early, GlobalConflict, Missing};
+use crate::hazard::{Conflict, GlobalConflict, Missing, Overlap};
 
 /// What is wrong between two accesses, in words.
 fn unordered(missing: Missing, writes: bool, earlier_writes: bool) -> (FaultKind, String) {
@@ -58,7 +58,7 @@ impl Cx<'_> {
     }
 
     /// An access that may meet one of the kernel before.
-    pub(crate) fn too_early(&self, early: Early, writes: bool) -> Fault {
+    pub(crate) fn too_early(&self, overlap: Overlap, writes: bool) -> Fault {
         let verb = |writes: bool| if writes { "write" } else { "read" };
         let names = self.predecessor.map(|before| before.names()).unwrap_or_default();
         Fault::new(
@@ -66,9 +66,9 @@ impl Cx<'_> {
             format!(
                 "global memory at {:#x}: this {} comes before griddepcontrol.wait, and the kernel before, {names}, may \
                  still {} there",
-                early.address,
+                overlap.address,
                 verb(writes),
-                verb(early.other_writes)
+                verb(overlap.other_writes)
             ),
         )
     }

@@ -1,7 +1,7 @@
 //! Matrix instructions of a warp: `ldmatrix`, `stmatrix`, `movmatrix`, `mma.sync`.
 
 use super::access::Access;
-use super::aligned::{aligned, in_step};
+use super::aligned::{aligned, converged};
 use super::context::Cx;
 use super::memory::{address, check_alignment};
 use super::warp::Warp;
@@ -61,7 +61,7 @@ fn unpack(row: Row, bits: u32) -> Row {
 
 pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &MatrixOp, at: Issue) -> Result<Next, Fault> {
     together!(aligned(warp, cx, at));
-    in_step(warp, cx, at.active);
+    converged(warp, cx, at.active);
     match op {
         MatrixOp::LdMatrix { addr, space, dst, form, packed } => {
             let mut access = Access::new(warp.index, at.pc, None);
@@ -82,7 +82,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &MatrixOp, at: Issue
                 }
             }
             // All lanes take part in the load: none of them can overwrite a row too early.
-            in_step(warp, cx, at.active);
+            converged(warp, cx, at.active);
         }
         MatrixOp::StMatrix { addr, space, src, form } => {
             let mut access = Access::new(warp.index, at.pc, None);

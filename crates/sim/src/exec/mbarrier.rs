@@ -122,7 +122,7 @@ impl Cx<'_> {
         Ok(token)
     }
 
-    /// An arrival in its own time, of a lane whose copies are complete.
+    /// The asynchronous arrival of a lane whose copies are complete.
     pub(crate) fn mbar_arrive_later(
         &mut self,
         by: (u32, u32),

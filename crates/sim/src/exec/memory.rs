@@ -57,7 +57,7 @@ fn load(warp: &mut Warp, cx: &mut Cx<'_>, op: &MemoryOp, at: Issue) -> Result<Ne
         let location = cx.resolve(warp, *space, a)?;
         acquire(warp, cx, location, sem);
         cx.peek(warp, l, &mut access, location, &mut buffer[..total])?;
-        // A vector load may bring padding that nobody uses: what was never written is an error
+        // A vector load may include padding that nothing uses: what was never written is an error
         // only when its register is used.
         let whole = !cx.options.hazards || cx.defined(location, total);
         for (i, (d, piece)) in dst.iter().zip(buffer.chunks(*bytes as usize)).enumerate() {

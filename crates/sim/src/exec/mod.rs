@@ -1,4 +1,4 @@
-//! Executing one warp: picking the group of lanes to run, and one instruction of it at a time.
+//! Execution of one warp: the group of lanes that runs next, one instruction at a time.
 
 mod access;
 mod aligned;
@@ -30,7 +30,7 @@ use crate::lanes::lanes;
 use context::Cx;
 use warp::{Group, Wait, Warp};
 
-/// Lets the group wait where lanes are missing.
+/// Makes the group wait for lanes that have not arrived.
 macro_rules! together {
     ($e:expr) => {
         if let Some(next) = $e? {
@@ -40,10 +40,10 @@ macro_rules! together {
 }
 use together;
 
-/// What happened to a warp in its turn.
+/// State of a warp after it has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// It used up its turn, or gave it away while polling.
+pub(crate) enum WarpStatus {
+    /// It has run its instructions, or yields while it polls.
     Ran,
     /// Every group waits.
     Blocked,
@@ -51,9 +51,9 @@ pub(crate) enum Turn {
     Exited,
 }
 
-/// What an instruction asks of the group that ran it.
+/// What the group does after an instruction.
 pub(crate) enum Next {
-    /// Go on with the next instruction.
+    /// Go on to the next instruction.
     Step,
     /// All lanes go there.
     Jump(u32),
@@ -65,7 +65,7 @@ pub(crate) enum Next {
     Advance(Wait),
     /// Go on, and let another warp run.
     Yield,
-    /// The group was changed by hand.
+    /// The instruction has changed the groups itself.
     Done,
 }
 
@@ -81,22 +81,22 @@ pub(crate) struct Issue {
 }
 
 /// Runs a warp for at most `quantum` instructions.
-pub(crate) fn run(warp: &mut Warp, cx: &mut Cx<'_>, quantum: u32) -> Result<Turn, Fault> {
+pub(crate) fn run(warp: &mut Warp, cx: &mut Cx<'_>, quantum: u32) -> Result<WarpStatus, Fault> {
     for _ in 0..quantum {
         if warp.groups.is_empty() {
-            return Ok(Turn::Exited);
+            return Ok(WarpStatus::Exited);
         }
-        let Some(g) = pick(warp, cx)? else { return Ok(Turn::Blocked) };
+        let Some(g) = pick(warp, cx)? else { return Ok(WarpStatus::Blocked) };
         let pc = warp.groups[g].pc;
         let yielded = step(warp, g, cx).map_err(|f| {
             let f = cx.locate(f, warp.index, pc);
             annotate(f, cx)
         })?;
         if yielded {
-            return Ok(Turn::Ran);
+            return Ok(WarpStatus::Ran);
         }
     }
-    Ok(if warp.groups.is_empty() { Turn::Exited } else { Turn::Ran })
+    Ok(if warp.groups.is_empty() { WarpStatus::Exited } else { WarpStatus::Ran })
 }
 
 /// Adds the state of barriers to faults that are about them.
@@ -112,16 +112,16 @@ fn annotate(mut fault: Fault, cx: &Cx<'_>) -> Fault {
 /// The group that is furthest behind among those that can run.
 fn pick(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<Option<usize>, Fault> {
     if warp.groups.len() == 1 && warp.groups[0].wait.is_none() {
-        warp.apart = 0;
+        warp.diverged_for = 0;
         return Ok(Some(0));
     }
     if warp.groups.len() > 1 {
         warp.merge();
     }
-    // Lanes that stay apart for long may be polling for one another: each group gets its share.
-    warp.apart += 1;
-    let turn_around = warp.apart > 4096 && warp.apart >> 8 & 1 == 1;
-    let before = |a: u32, b: u32| if turn_around { a > b } else { a < b };
+    // Lanes that stay diverged for long may be polling for one another: every group gets to run.
+    warp.diverged_for += 1;
+    let reverse = warp.diverged_for > 4096 && warp.diverged_for >> 8 & 1 == 1;
+    let before = |a: u32, b: u32| if reverse { a > b } else { a < b };
     let mut best: Option<usize> = None;
     for i in 0..warp.groups.len() {
         let Some(wait) = &warp.groups[i].wait else {
@@ -211,7 +211,7 @@ fn step(warp: &mut Warp, g: usize, cx: &mut Cx<'_>) -> Result<bool, Fault> {
         }
         Next::Split(target, taken) => {
             let rest = mask & !taken;
-            warp.convergence.part(taken, pc);
+            warp.convergence.diverge(taken, pc);
             let group = &mut warp.groups[g];
             group.mask = taken;
             group.pc = target;

@@ -1,7 +1,7 @@
 //! Tensor maps: reading, changing, and the fences that a change needs.
 
 use super::access::{Access, Location};
-use super::aligned::{aligned, in_step};
+use super::aligned::{aligned, converged};
 use super::context::Cx;
 use super::memory::{address, release};
 use super::warp::Warp;
@@ -40,7 +40,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &TensorMapOp, at: Is
         }
         TensorMapOp::CopyRelease { dst, src } => {
             together!(aligned(warp, cx, at));
-            in_step(warp, cx, at.active);
+            converged(warp, cx, at.active);
             map_copy(warp, cx, dst, src, at)?;
         }
     }

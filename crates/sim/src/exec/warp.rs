@@ -1,4 +1,4 @@
-//! One warp: registers of 32 lanes, the groups of lanes that run together, and its asynchronous units.
+//! Warp: registers of 32 lanes, the groups of lanes that run together, and its asynchronous units.
 //!
 //! Lanes that are at the same place form a [`Group`]. A branch splits a group; groups that meet at the
 //! same instruction (with the same call stack) merge again. The group that is furthest behind runs first,
@@ -31,7 +31,7 @@ pub(crate) enum Wait {
     Wgmma(u32),
     /// These asynchronous copies to be complete (or, with `true`, to have read their source).
     Copies(Vec<u64>, bool),
-    /// This many registers to be given back.
+    /// This many registers to be released.
     Registers(u32),
 }
 
@@ -90,7 +90,7 @@ pub(crate) struct Warp {
     /// Registers that were loaded from memory that nothing wrote, and by which instruction.
     pub(crate) undefined: BTreeMap<Reg, u32>,
     pub(crate) groups: Vec<Group>,
-    /// Which lanes a branch has parted, with nothing since that waited for them.
+    /// Which lanes have diverged, with nothing since that waited for them.
     pub(crate) convergence: Convergence,
     pub(crate) valid: u32,
     pub(crate) exited: u32,
@@ -106,8 +106,8 @@ pub(crate) struct Warp {
     pub(crate) left_at: u32,
     /// Instructions executed.
     pub(crate) clock: u64,
-    /// Instructions since the lanes were last all together.
-    pub(crate) apart: u64,
+    /// Instructions since the whole warp was last one group.
+    pub(crate) diverged_for: u64,
     /// The generation of the `bar.red` that this warp has arrived at.
     pub(crate) bar_red: Option<u64>,
     /// Cluster barrier phases that each lane has arrived in.

@@ -4,7 +4,7 @@
 //! checks that the other three warps have issued as many operations. An operation may run at any time
 //! between its issue and the wait that covers it, in order within the warp.
 
-use super::aligned::{aligned, in_step};
+use super::aligned::{aligned, converged};
 use super::context::Cx;
 use super::warp::{Wait, Warp};
 use super::{Issue, Next, together};
@@ -22,7 +22,7 @@ use crate::units::wgmma::{Buffers, Descriptor, Issued, Operand};
 
 pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &WgmmaOp, at: Issue) -> Result<Next, Fault> {
     together!(aligned(warp, cx, at));
-    in_step(warp, cx, at.active);
+    converged(warp, cx, at.active);
     cx.wgmma(warp, op, at.pc)
 }
 

@@ -1,7 +1,7 @@
 //! `wmma`: loads, products and stores of fragments.
 
 use super::access::Access;
-use super::aligned::{aligned, in_step};
+use super::aligned::{aligned, converged};
 use super::context::Cx;
 use super::warp::Warp;
 use super::{Issue, Next, together};
@@ -14,12 +14,12 @@ use crate::units::mma::Fragments;
 
 pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &WmmaOp, at: Issue) -> Result<Next, Fault> {
     together!(aligned(warp, cx, at));
-    in_step(warp, cx, at.active);
+    converged(warp, cx, at.active);
     match op {
         WmmaOp::Load { memory, dst } => {
             cx.wmma_load(warp, memory, dst, at.pc)?;
             // All lanes take part in the load: none of them can overwrite a row too early.
-            in_step(warp, cx, at.active);
+            converged(warp, cx, at.active);
         }
         WmmaOp::Store { memory, src } => cx.wmma_store(warp, memory, src, at.pc)?,
         WmmaOp::Mma(m) => {

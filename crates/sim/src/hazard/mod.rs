@@ -1,23 +1,24 @@
-//! Memory hazards: who touched each word last, and what orders the next access after it.
+//! Hazards: who touched each word last, and what orders the next access after it.
 //!
-//! Time is a vector clock. Its components are *agents*: the lanes of a warp that are in step, and every unit
-//! that works on its own (a warp's `wgmma`, its bulk stores, its `cp.async`, and each mbarrier for the copies
-//! that report to it). Lanes are in step after `bar.warp.sync` and anything `.aligned` (not after a shuffle or a vote, which
-//! do not order memory); they part when only some of them wait, arrive, fence or copy, and no lane
-//! may then rely on what another has done. Between two such instructions, one lane's access to a word that
-//! another lane has touched is a race as well. A [`View`] says up to which tick of every
-//! agent lanes have synchronized: as such, and through a proxy fence for shared and for global memory. A
-//! generic write must be behind the fence for its memory in the view of the thread that starts an
-//! asynchronous access to the same bytes; everything else needs the plain view only.
+//! Time is a vector clock. Its components are *agents*: the lanes of a warp that are in step, and every
+//! asynchronous unit (a warp's `wgmma`, its bulk stores, its `cp.async`, and each mbarrier for the copies that
+//! report to it). Lanes are in step after `bar.warp.sync` and any `.aligned` instruction (not after a shuffle or a
+//! vote, which do not order memory). They part when only some of them wait, arrive, fence or copy, and no lane may
+//! then rely on what another has done. Between two such instructions, one lane's access to a word that another lane
+//! has touched is a race as well.
 //!
-//! A release hands a view over, and an acquire takes it, if the scope of each includes the thread of the other (see
+//! A [`View`] says up to which tick of every agent lanes have synchronized: as such, and through a proxy fence for
+//! shared and for global memory. A generic write must be before the fence for its memory in the view of the thread
+//! that issues an asynchronous access to the same bytes; everything else needs the plain view only.
+//!
+//! A release publishes a view, and an acquire takes it, if the scope of each includes the thread of the other (see
 //! `scope`). Two strong accesses may meet on the same condition. An arrival at a peer's mbarrier with too narrow a
 //! scope says only that what came before it is over: enough to write where the peer has read, not to read what it
 //! has written.
 //!
-//! An asynchronous access enters the shadow memory when it is issued, with a tick that its completion
-//! mechanism hands out later: the phase of the mbarrier, or the number of the group. So a missing wait
-//! is found under every schedule, also one where the copy happens to be early.
+//! An asynchronous access enters the shadow memory when it is issued, with a tick that its completion mechanism
+//! gives later: the phase of the mbarrier, or the number of the group. So a missing wait is found under every
+//! schedule, also one where the copy happens to be early.
 
 mod global;
 mod order;
@@ -27,7 +28,7 @@ mod shadow;
 mod view;
 
 pub(crate) use global::{GlobalConflict, GlobalShadow};
-pub(crate) use predecessor::{Early, Footprint};
+pub(crate) use predecessor::{Footprint, Overlap};
 pub(crate) use scope::{ByScope, Released, Scope, Seat};
 pub(crate) use shadow::{Conflict, Missing};
 pub(crate) use view::View;
@@ -56,7 +57,7 @@ pub(crate) enum Proxy {
     Async,
 }
 
-/// One access as the shadow memory remembers it.
+/// One access, as the shadow memory records it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event {
     pub(crate) agent: u32,
@@ -75,7 +76,7 @@ struct Class {
     lanes: u32,
     agent: u32,
     tick: u32,
-    /// Changes whenever the lanes come together.
+    /// Changes whenever the lanes converge.
     epoch: u32,
     /// The tick at that moment.
     since: u32,

@@ -1,4 +1,4 @@
-//! Who is ordered after whom: lanes that part and come together, releases, acquires and fences.
+//! Happens-before: lanes that diverge and converge, releases, acquires and fences.
 
 use super::Scope;
 use super::view::{View, get, join};

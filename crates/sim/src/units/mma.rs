@@ -14,7 +14,7 @@ use super::wgmma::Buffers;
 use crate::arith::minifloat::{F16, Round};
 use crate::lanes::{LANES, Row};
 
-/// What a matrix instruction multiplies.
+/// Element types of A and B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Elements {
     Float(Input, Input),
@@ -39,7 +39,7 @@ impl Elements {
     }
 }
 
-/// What it adds them up in.
+/// Type of the accumulators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accumulator {
     F32,
@@ -99,7 +99,7 @@ fn c_place(i: usize, lane: usize) -> usize {
     (lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2
 }
 
-/// Rounds to f16 as the tensor core does with the sums it keeps in f32.
+/// Rounds to f16 as the tensor core does with the accumulators it keeps in f32.
 pub(crate) fn to_f16(x: f32) -> u64 {
     F16.encode(f64::from(x), Round::Nearest, false)
 }

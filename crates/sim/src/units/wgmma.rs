@@ -153,7 +153,7 @@ pub(crate) struct Issued {
     pub(crate) start: u64,
 }
 
-/// The warp's share of its warpgroup's `wgmma` unit.
+/// State of a warp's `wgmma` operations.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WgmmaState {
     pub(crate) queue: VecDeque<Issued>,
