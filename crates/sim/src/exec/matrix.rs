@@ -104,7 +104,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &MatrixOp, at: Issue
         MatrixOp::Mma(m) => {
             let fragments = Fragments { a: &warp.rows(&m.a), b: &warp.rows(&m.b), c: &warp.rows(&m.c) };
             let d = mma(m.shape, fragments, &mut cx.cluster.scratch);
-            warp.set_rows(&m.d, &d);
+            warp.set_rows(&m.d, d);
             cx.report.macs += m.shape.macs();
         }
     }

@@ -177,13 +177,13 @@ impl Warp {
     }
 
     /// The values of registers in every lane.
-    pub(crate) fn register_rows(&self, list: &[Reg]) -> Vec<Row> {
-        list.iter().map(|r| self.all(Src::Reg(*r))).collect()
+    pub(crate) fn register_rows(&self, list: &[Reg]) -> impl Iterator<Item = Row> {
+        list.iter().map(|r| self.all(Src::Reg(*r)))
     }
 
     /// Writes registers in every lane.
-    pub(crate) fn set_rows(&mut self, list: &[Reg], rows: &[Row]) {
-        list.iter().zip(rows).for_each(|(r, row)| self.row_mut(*r).copy_from_slice(row));
+    pub(crate) fn set_rows(&mut self, list: &[Reg], rows: impl IntoIterator<Item = Row>) {
+        list.iter().zip(rows).for_each(|(r, row)| self.row_mut(*r).copy_from_slice(&row));
     }
 
     /// A register in every lane.

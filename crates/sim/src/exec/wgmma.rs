@@ -213,7 +213,9 @@ impl Cx<'_> {
         let read = |at: u32| self.shared_bytes(cta, at, 16);
         match &w.a {
             WgmmaA::Descriptor(_) => operand_a(warp, w, op.a).gather(bits, read, a)?,
-            WgmmaA::Registers(regs) => mma::a_codes(&warp.register_rows(&regs.0), bits, 16, k, a),
+            WgmmaA::Registers(regs) => {
+                mma::a_codes(&warp.register_rows(&regs.0).collect::<Vec<_>>(), bits, 16, k, a)
+            }
         }
         operand_b(w, op.b).gather(bits, read, b)?;
         let place = |i: usize, lane: usize| {
@@ -225,12 +227,12 @@ impl Cx<'_> {
                 d.clear();
                 d.resize(16 * n, 0.0);
                 if op.accumulate {
-                    mma::load_floats(&warp.register_rows(&w.d.0), w.accumulator, place, d);
+                    mma::load_floats(warp.register_rows(&w.d.0), w.accumulator, place, d);
                 }
                 let (negate_a, negate_b) = (w.negate_a, w.negate_b);
                 let widths = Widths::hopper(a_type);
                 Product { a, b, k, a_type, b_type, negate_a, negate_b, widths }.accumulate(d, scratch);
-                warp.set_rows(&w.d.0, &mma::store_floats(w.d.0.len(), w.accumulator, place, d));
+                warp.set_rows(&w.d.0, mma::store_floats(w.accumulator, place, d));
             }
             Elements::Integer(a_type, b_type, term) => {
                 let mut sums = vec![0i32; 16 * n];

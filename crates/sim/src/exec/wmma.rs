@@ -25,7 +25,7 @@ pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &WmmaOp, at: Issue) 
         WmmaOp::Mma(m) => {
             let fragments = Fragments { a: &warp.rows(&m.a), b: &warp.rows(&m.b), c: &warp.rows(&m.c) };
             let d = m.shape.multiply(fragments, &mut cx.cluster.scratch.scratch);
-            warp.set_rows(&m.d, &d);
+            warp.set_rows(&m.d, d);
             cx.report.macs += m.shape.macs();
         }
     }
@@ -77,7 +77,7 @@ impl Cx<'_> {
             self.read(warp, lane, &mut access, location, bytes)?;
             elements.push(word(bytes) >> bit);
         }
-        warp.set_rows(to, &m.fragment.write(elements.into_iter()));
+        warp.set_rows(to, m.fragment.write(elements.into_iter()));
         Ok(())
     }
 

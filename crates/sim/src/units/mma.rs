@@ -110,12 +110,12 @@ fn from_f16(code: u64) -> f32 {
 
 /// Reads a fragment of float accumulators; `place` gives the place of element `i` of a lane.
 pub(crate) fn load_floats(
-    from: &[Row],
+    from: impl Iterator<Item = Row>,
     accumulator: Accumulator,
     place: impl Fn(usize, usize) -> usize,
     d: &mut [f32],
 ) {
-    for (r, row) in from.iter().enumerate() {
+    for (r, row) in from.enumerate() {
         for (lane, word) in row.iter().enumerate() {
             if accumulator == Accumulator::F16 {
                 d[place(2 * r, lane)] = from_f16(*word);
@@ -127,21 +127,20 @@ pub(crate) fn load_floats(
     }
 }
 
-/// The registers of a fragment of float accumulators.
+/// The registers of a fragment of float accumulators, one after the other.
 pub(crate) fn store_floats(
-    registers: usize,
     accumulator: Accumulator,
     place: impl Fn(usize, usize) -> usize,
     d: &[f32],
-) -> Vec<Row> {
-    let word = |r: usize, lane: usize| {
+) -> impl Iterator<Item = Row> {
+    let word = move |r: usize, lane: usize| {
         if accumulator == Accumulator::F16 {
             to_f16(d[place(2 * r, lane)]) | to_f16(d[place(2 * r + 1, lane)]) << 16
         } else {
             u64::from(d[place(r, lane)].to_bits())
         }
     };
-    rows_of(registers, word)
+    rows_of(word)
 }
 
 /// Fragments of A, B and C in registers.
@@ -179,12 +178,12 @@ pub(crate) fn mma(shape: MmaShape, m: Fragments<'_>, buffers: &mut Buffers) -> V
                 row.iter().enumerate().for_each(|(lane, word)| sums[c_place(i, lane)] = *word as i32);
             }
             IntProduct { a, b, k, a_type, b_type, term, saturate }.accumulate(&mut sums);
-            rows_of(m.c.len(), |i, lane| u64::from(sums[c_place(i, lane)] as u32))
+            rows_of(|i, lane| u64::from(sums[c_place(i, lane)] as u32)).take(m.c.len()).collect()
         }
         Elements::Float(a_type, b_type) => {
             d.clear();
             d.resize(rows * 8, 0.0);
-            load_floats(m.c, accumulator, c_place, d);
+            load_floats(m.c.iter().copied(), accumulator, c_place, d);
             if bits == 8 {
                 fp8(a, b, k, (a_type, b_type), d, scratch);
             } else {
@@ -192,14 +191,21 @@ pub(crate) fn mma(shape: MmaShape, m: Fragments<'_>, buffers: &mut Buffers) -> V
                 Product { a, b, k, a_type, b_type, negate_a: false, negate_b: false, widths }
                     .accumulate(d, scratch);
             }
-            store_floats(m.c.len(), accumulator, c_place, d)
+            store_floats(accumulator, c_place, d).take(m.c.len()).collect()
         }
         Elements::Double => Vec::new(),
     }
 }
 
-fn rows_of(count: usize, word: impl Fn(usize, usize) -> u64) -> Vec<Row> {
-    (0..count).map(|i| std::array::from_fn(|lane| word(i, lane))).collect()
+/// Rows without end, from the word of a register and a lane.
+fn rows_of(word: impl Fn(usize, usize) -> u64) -> impl Iterator<Item = Row> {
+    (0..).map(move |i| {
+        let mut row = [0; LANES];
+        for (lane, w) in row.iter_mut().enumerate() {
+            *w = word(i, lane);
+        }
+        row
+    })
 }
 
 /// FP8 through f16 (see the head of this file).
@@ -243,5 +249,5 @@ fn double(m: Fragments<'_>, rows: usize, k: usize) -> Vec<Row> {
     for (i, out) in d.iter_mut().enumerate() {
         *out = (0..k).fold(*out, |s, x| a[i / 8 * k + x].mul_add(b[i % 8 * k + x], s));
     }
-    rows_of(m.c.len(), |i, lane| d[c_place(i, lane)].to_bits())
+    rows_of(|i, lane| d[c_place(i, lane)].to_bits()).take(m.c.len()).collect()
 }
