@@ -20,7 +20,7 @@ pub struct Options {
     pub seed: u64,
     /// Whether hazards are looked for. Without, only what stops a real kernel is reported.
     pub hazards: bool,
-    /// Whether [`Report::trace`] is recorded.
+    /// Whether [`Report::trace`](crate::Report::trace) is recorded.
     pub trace: bool,
     /// CTAs that run at the same time.
     pub resident_ctas: u32,

@@ -149,7 +149,7 @@ fn copies_race_in_global_memory_too() {
     for wait in ["", "cp.async.bulk.wait_group.read 0;"] {
         assert_eq!(lines(&broken(&store(wait), 32, 1, FaultKind::Race)), [3, 5]);
     }
-    // What a thread has written and the copy engine reads needs the proxy fence.
+    // What a thread has written and TMA reads needs the proxy fence.
     let load = |fence: &str| {
         format!("@p0 st.global.u32 [b], 3; {fence} {LOAD}{WAIT}{ADDRESS} ld.shared.u32 r1, [r0];")
     };

@@ -35,7 +35,7 @@ fn lanes_of_one_warp_are_threads_too() {
     };
     correct(&neighbours("bar.warp.sync -1;"), 32, 1);
     broken(&neighbours(""), 32, 1, FaultKind::Race);
-    // What brings lanes together need not order what they did in memory.
+    // Convergence of lanes need not order what they did in memory.
     for together in [
         "shfl.sync.idx.b32 r9, t, 0, 31, -1;",
         "vote.sync.ballot.b32 r9, p0, -1;",
@@ -66,7 +66,7 @@ fn lanes_of_one_warp_are_threads_too() {
     };
     correct(&copies("bar.warp.sync -1;"), 64, 1);
     broken(&copies(""), 64, 1, FaultKind::Race);
-    // Unless each arrives for its own, also where a branch has parted them.
+    // Unless each arrives for its own, also where they have diverged.
     let each = |wait: &str| {
         let apart = format!(
             "and.b32 r6, t, 1; setp.eq.u32 p3, r6, 0; @p3 bra X; {wait} mbarrier.arrive.shared::cta.b64 _, [smem+4096]; bra Y; X: {wait}"
@@ -147,7 +147,7 @@ fn a_copy_over_generic_writes_needs_the_fence() {
 }
 
 #[test]
-fn leaving_too_early() {
+fn exiting_with_work_in_flight() {
     let store = "@!p0 bra E; st.shared.v4.u32 [s], {t, t, t, t}; fence.proxy.async; cp.async.bulk.global.shared::cta.bulk_group [b], [s], 16; cp.async.bulk.commit_group;";
     correct(&format!("{store} cp.async.bulk.wait_group.read 0; E:"), 32, 1);
     broken(&format!("{store} E:"), 32, 1, FaultKind::WorkInFlight);
@@ -375,8 +375,8 @@ fn accesses_that_nothing_allows() {
     assert_eq!(f.at.unwrap().source.unwrap().1, 3);
 }
 
-/// Schedules under which lanes that a branch has parted stay apart.
-fn parting() -> impl Iterator<Item = Options> {
+/// Schedules under which diverged lanes do not reconverge by themselves.
+fn diverging() -> impl Iterator<Item = Options> {
     schedules().into_iter().filter(|o| o.policy != Policy::Eager)
 }
 
@@ -400,7 +400,7 @@ fn a_warp_that_is_diverged_at_an_aligned_instruction() {
         {
             correct(&kernel(sync), 32, 1);
         }
-        for o in parting() {
+        for o in diverging() {
             let f = run(&kernel(""), 32, 1, &o).unwrap_err();
             assert_eq!(f.kind, FaultKind::Divergence, "{f}");
             assert_eq!(f.at.unwrap().source.unwrap().1, 9);
@@ -410,7 +410,7 @@ fn a_warp_that_is_diverged_at_an_aligned_instruction() {
         run(&kernel(""), 32, 1, &Options::default()).unwrap();
         // Part of the lanes is not enough; a branch that all lanes take parts nobody.
         let some = kernel("@!p0 bra K; bar.warp.sync 1; K:");
-        assert!(parting().all(|o| run(&some, 32, 1, &o).is_err()));
+        assert!(diverging().all(|o| run(&some, 32, 1, &o).is_err()));
         correct(&kernel("bar.warp.sync -1; setp.lt.u32 p2, t, 64; @p2 bra K; K:"), 32, 1);
     }
     // Lanes that have left hold nobody back.
