@@ -4,15 +4,16 @@ use oxigemm_cuda::{Element, L2Promotion, Swizzle, TiledTensor};
 use oxigemm_kernels::common::even_split::Shares;
 use oxigemm_kernels::hyper_connection::{BLOCK_K, BLOCK_M, Config, QUAD};
 
-use crate::check::int;
-use crate::check::{HcPrenormGemm, HcProblem, Operand};
+use crate::check::{HcPrenormGemm, HcProblem};
 use crate::device::Device;
+use crate::device::backend::{Backend, with_backend};
+use crate::device::launch::{Geometry, KernelArg, KernelLaunch};
+use crate::device::stream::refuse_stream;
 use crate::error::{Error, Result};
-use crate::gemm::{GemmOptions, cuda_stream, refuse_stream, sim_stream};
-use crate::launch::direct::{Argument, Call};
+use crate::gemm::GemmOptions;
 use crate::reference;
-use crate::tensor::DType;
-use crate::tensor::Tensor;
+use crate::tensor::desc::{Operand, int};
+use crate::tensor::{DType, Tensor};
 
 /// D = A·Bᵀ with a few columns, and `sqr_sum[m]` = the sum of the squares of row m of A, in one pass over A.
 ///
@@ -58,7 +59,7 @@ pub fn tf32_hc_prenorm_gemm(
         sqr_sum: sqr_sum.describe("sqr_sum"),
     };
     if let Device::Cpu = a.device() {
-        refuse_stream(a.device(), options)?;
+        refuse_stream(a.device(), options.stream.as_ref())?;
         return match arguments.check()? {
             None => Ok(()),
             Some(problem) => reference::hc_prenorm_tensors(a, b, d, sqr_sum, problem.splits as usize),
@@ -183,7 +184,12 @@ impl Hands {
 /// # Safety
 /// As for [`tf32_hc_prenorm_gemm_raw`].
 unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions) -> Result<()> {
-    let limits = device.limits().ok_or_else(|| Error::no_raw_memory(device))?;
+    // SAFETY: the caller keeps the same contract.
+    with_backend!(device, backend => unsafe { run_on(backend, arguments, options) })
+}
+
+unsafe fn run_on<B: Backend>(backend: &B, arguments: &HcPrenormGemm, options: &GemmOptions) -> Result<()> {
+    let limits = backend.limits();
     let Some(problem) = arguments.check()? else { return Ok(()) };
     let sms = options.num_sms.map_or(limits.sms, |sms| sms.clamp(1, limits.sms));
     let too_large = || Error::Overflow {
@@ -192,14 +198,11 @@ unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions)
         found: format!("{} by {}", problem.m, problem.k),
     };
     let sharing = Sharing::best(&problem, sms, options.batch_invariant).ok_or_else(too_large)?;
-    // Blocks that share rows gather their sums there.
-    let room = match device {
-        _ if sharing.blocks == 1 => 0,
-        Device::Cuda(cuda) => {
-            cuda.gathering_room(cuda_stream(cuda, options)?, Config::room_bytes(limits.sms))?
-        }
-        Device::Sim(sim) => sim.gathering_room(sim_stream(sim, options)?, Config::room_bytes(limits.sms))?,
-        Device::Cpu => return Err(Error::no_raw_memory(device)),
+    let stream = backend.stream(options.stream.as_ref())?;
+    // Blocks that share rows reduce their accumulators there.
+    let workspace = match sharing.blocks {
+        1 => 0,
+        _ => backend.zeroed_workspace(stream, Config::room_bytes(limits.sms))?,
     };
     let HcProblem { config, m, k, splits, a_pitch, b_pitch, d_pitch, d_split } = problem;
     let k_blocks = k.div_ceil(BLOCK_K);
@@ -236,41 +239,45 @@ unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions)
         promotion: L2Promotion::B256,
     };
     let list = [
-        Argument::Map(x),
-        Argument::Map(w),
-        Argument::Address(arguments.d.address),
-        Argument::Address(arguments.sqr_sum.address),
-        Argument::Address(room),
-        Argument::Address(d_split),
-        Argument::Number(d_pitch),
-        Argument::Number(m),
-        Argument::Number(k_blocks),
-        Argument::Number(splits),
-        Argument::Number(of_splits.each),
-        Argument::Number(of_splits.more),
-        Argument::Number(hands.count),
-        Argument::Number(of_hands.each),
-        Argument::Number(of_hands.more),
-        Argument::Number(hands.of_block.unwrap_or(0)),
-        Argument::Number(sharing.stages),
-        Argument::Number(sharing.blocks),
-        Argument::Number(of_blocks.each),
-        Argument::Number(of_blocks.more),
-        Argument::Address(arguments.a.address),
-        Argument::Number(early(a_pitch * 2)),
-        Argument::Address(arguments.b.address),
-        Argument::Number(early(b_pitch * 4)),
+        KernelArg::TensorMap(backend.tensor_map(&x)?),
+        KernelArg::TensorMap(backend.tensor_map(&w)?),
+        KernelArg::U64(arguments.d.address),
+        KernelArg::U64(arguments.sqr_sum.address),
+        KernelArg::U64(workspace),
+        KernelArg::U64(d_split),
+        KernelArg::U32(d_pitch),
+        KernelArg::U32(m),
+        KernelArg::U32(k_blocks),
+        KernelArg::U32(splits),
+        KernelArg::U32(of_splits.each),
+        KernelArg::U32(of_splits.more),
+        KernelArg::U32(hands.count),
+        KernelArg::U32(of_hands.each),
+        KernelArg::U32(of_hands.more),
+        KernelArg::U32(hands.of_block.unwrap_or(0)),
+        KernelArg::U32(sharing.stages),
+        KernelArg::U32(sharing.blocks),
+        KernelArg::U32(of_blocks.each),
+        KernelArg::U32(of_blocks.more),
+        KernelArg::U64(arguments.a.address),
+        KernelArg::U32(early(a_pitch * 2)),
+        KernelArg::U64(arguments.b.address),
+        KernelArg::U32(early(b_pitch * 4)),
     ];
-    let call = Call {
+    let launch = KernelLaunch {
         kernel: config.into(),
-        grid: [sharing.groups, sharing.blocks],
-        cluster: 1,
-        threads: config.threads(),
-        shared_bytes: config.shared_bytes(),
-        arguments: &list,
+        geometry: Geometry {
+            grid: [sharing.groups, sharing.blocks],
+            cluster: 1,
+            threads: config.threads(),
+            shared_bytes: config.shared_bytes(),
+            cooperative: false,
+        },
+        programmatic: options.programmatic,
+        params: list,
     };
     // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps them.
-    unsafe { call.run(device, options) }
+    unsafe { backend.launch(&launch, stream) }
 }
 
 #[cfg(test)]

@@ -81,8 +81,7 @@ mod transposed;
 mod transposed_groups;
 
 // The paths that the GEMM files still use for modules that stand in a folder now.
-use device::{cuda as runtime, sim as simulated, stream};
-use launch::cache as memo;
+use device::stream;
 use tensor::{dtype, layout};
 
 pub use attention::{
@@ -91,7 +90,7 @@ pub use attention::{
 };
 pub use check::{GemmLayout, Granularity, HeadSplits};
 pub use device::{
-    ARCH, Cuda, Device, DeviceId, Event, Graph, Loaded, Sim, SimEvent, SimGraph, SimStream, Stats, Stream,
+    ARCH, Cuda, Device, DeviceId, Event, Graph, Loaded, Sim, SimEvent, SimGraph, SimStream, Stream,
 };
 pub use error::{Error, Result};
 pub use float8::{F8E4M3, F8E5M2};
@@ -145,7 +144,7 @@ pub use kgrouped::{
     RawKGroupedFp8Gemm, k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous_raw,
     k_grouped_fp8_gemm_tn_contiguous, k_grouped_fp8_gemm_tn_contiguous_raw,
 };
-pub use launch::LaunchOptions;
+pub use launch::{LaunchOptions, Stats};
 pub use moe::{
     PermutedRows, RawMoePermute, RawMoeUnpermute, RawPaddingRows, moe_permute, moe_permute_raw, moe_rows,
     moe_unpermute, moe_unpermute_raw, zero_padding_rows, zero_padding_rows_raw,

@@ -4,9 +4,9 @@ use oxigemm_kernels::quantize::{Config, moe_permute, zero_padding};
 
 use crate::check::int;
 use crate::check::{MoePermute, MoeUnpermute, Operand, PaddingRows};
+use crate::device::stream::refuse_stream;
 use crate::device::{Device, DeviceId};
 use crate::error::Result;
-use crate::gemm::no_stream;
 use crate::launch::{LaunchOptions, run_steps};
 use crate::quantize::step;
 use crate::reference::moe as on_cpu;
@@ -83,7 +83,7 @@ pub fn moe_permute(
     };
     match ids.device() {
         Device::Cpu => {
-            no_stream(ids.device(), options.stream.as_ref())?;
+            refuse_stream(ids.device(), options.stream.as_ref())?;
             match call.check()? {
                 Some(_) => on_cpu::permute(ids, alignment, to),
                 None => Ok(()),
@@ -129,7 +129,7 @@ pub fn moe_unpermute(
     };
     match rows.device() {
         Device::Cpu => {
-            no_stream(rows.device(), options.stream.as_ref())?;
+            refuse_stream(rows.device(), options.stream.as_ref())?;
             match call.check()? {
                 Some(_) => on_cpu::unpermute(rows, places, weights, out),
                 None => Ok(()),
@@ -163,7 +163,7 @@ pub fn zero_padding_rows(ids: &Tensor, groups: usize, d: &mut Tensor, options: &
     let call = PaddingRows { ids: ids.describe("ids"), groups, d: d.describe("d") };
     match d.device() {
         Device::Cpu => {
-            no_stream(d.device(), options.stream.as_ref())?;
+            refuse_stream(d.device(), options.stream.as_ref())?;
             match call.check()? {
                 Some(_) => on_cpu::zero_padding(ids, groups, d),
                 None => Ok(()),

@@ -2,13 +2,13 @@
 
 use oxigemm_kernels::quantize::{Config, dual};
 
-use super::{RawQuantize, SourceTensor, multiprocessors, step};
+use super::{RawQuantize, SourceTensor, sm_count, step};
 use crate::cast::ScaleFormat;
 use crate::check::int;
 use crate::check::{CheckedQuantize, Granularity, Operand, Quantize, QuantizeBoth, QuantizeSource};
+use crate::device::stream::refuse_stream;
 use crate::device::{Device, DeviceId};
 use crate::error::Result;
-use crate::gemm::no_stream;
 use crate::launch::{LaunchOptions, run_steps};
 use crate::reference::quantize as on_cpu;
 use crate::tensor::DType;
@@ -73,7 +73,7 @@ pub fn quantize_with_transpose(
     };
     match x.device() {
         Device::Cpu => {
-            no_stream(x.device(), options.stream.as_ref())?;
+            refuse_stream(x.device(), options.stream.as_ref())?;
             if call.check()?.is_none() {
                 return Ok(());
             }
@@ -147,7 +147,7 @@ unsafe fn run(device: &Device, call: &QuantizeBoth, options: &LaunchOptions) -> 
         None => dual::Sharing::Block,
     };
     let config = dual::Config { input, code, sharing };
-    let only = step(Config::Both(config), config.launch(&args, multiprocessors(device)?));
+    let only = step(Config::Both(config), config.launch(&args, sm_count(device)?));
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }

@@ -27,9 +27,11 @@ use oxigemm_kernels::quantize::{self as kernels, Args, Code, Config, Input, Laun
 use crate::cast::ScaleFormat;
 use crate::check::{CheckedQuantize, Dequantize, Granularity, Quantize, QuantizeSource};
 use crate::device::Device;
+use crate::device::backend::{Backend, with_backend};
+use crate::device::launch::{Geometry, KernelArg, KernelLaunch};
+use crate::device::stream::refuse_stream;
 use crate::error::{Error, Result};
-use crate::gemm::{no_stream, stream_on_cuda, stream_on_sim};
-use crate::launch::{LaunchOptions, PlainLaunch, Step, run_steps};
+use crate::launch::{LaunchOptions, Step, run_steps};
 use crate::reference::quantize as on_cpu;
 use crate::tensor::Tensor;
 
@@ -229,7 +231,7 @@ pub fn dequantize(
     };
     match codes.device() {
         Device::Cpu => {
-            no_stream(codes.device(), options.stream.as_ref())?;
+            refuse_stream(codes.device(), options.stream.as_ref())?;
             call.check()?;
             on_cpu::dequantize(codes, scales, x, granularity)
         }
@@ -280,7 +282,7 @@ pub fn quantize_by_scale(
     };
     match x.device() {
         Device::Cpu => {
-            no_stream(x.device(), options.stream.as_ref())?;
+            refuse_stream(x.device(), options.stream.as_ref())?;
             match call.check()? {
                 Some(_) => on_cpu::quantize_by_scale(x, scale, codes),
                 None => Ok(()),
@@ -326,7 +328,7 @@ fn fused(
     };
     match x.device() {
         Device::Cpu => {
-            no_stream(x.device(), options.stream.as_ref())?;
+            refuse_stream(x.device(), options.stream.as_ref())?;
             match call.check()? {
                 Some(_) => on_cpu::quantize(x, source, codes, scales, granularity, format),
                 None => Ok(()),
@@ -338,20 +340,24 @@ fn fused(
 }
 
 /// The multiprocessors of a device.
-pub(crate) fn multiprocessors(device: &Device) -> Result<u32> {
-    Ok(device.limits().ok_or_else(|| Error::no_raw_memory(device))?.sms)
+pub(crate) fn sm_count(device: &Device) -> Result<u32> {
+    Ok(device.limits().ok_or_else(|| Error::no_raw_memory("cpu"))?.sms)
 }
 
-pub(crate) type KernelStep = Step<{ Args::COUNT }>;
+pub(crate) type KernelStep = Step<[KernelArg; Args::COUNT]>;
 
 pub(crate) fn step(config: Config, (launch, args): (Launch, Args)) -> KernelStep {
-    Step::Kernel(PlainLaunch {
+    Step::Kernel(KernelLaunch {
         kernel: KernelId::Quantize(config),
-        grid: launch.grid,
-        threads: launch.threads,
-        shared_bytes: launch.shared_bytes,
-        together: config.meets(),
-        arguments: args.list(),
+        geometry: Geometry {
+            grid: launch.grid,
+            cluster: 1,
+            threads: launch.threads,
+            shared_bytes: launch.shared_bytes,
+            cooperative: config.meets(),
+        },
+        programmatic: false,
+        params: args.list().map(KernelArg::from),
     })
 }
 
@@ -365,7 +371,7 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
         QuantizeSource::Rows(_) => Source::Gather,
         QuantizeSource::RmsNorm { .. } => {
             let config = kernels::rms_norm::Config { input };
-            let only = step(Config::Norm(config), config.launch(&args, multiprocessors(device)?));
+            let only = step(Config::Norm(config), config.launch(&args, sm_count(device)?));
             // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
             return unsafe { run_steps(device, std::iter::once(only), options) };
         }
@@ -405,7 +411,7 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
             );
             let steps = [
                 Step::Zero { address: args.scales, bytes: 4 },
-                step(Config::WholeScale(find), find.launch(&args, multiprocessors(device)?)),
+                step(Config::WholeScale(find), find.launch(&args, sm_count(device)?)),
                 step(Config::WholeCodes(convert), convert.launch(&args)),
             ];
             // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
@@ -424,13 +430,11 @@ fn in_one_kernel(
     options: &LaunchOptions,
 ) -> Result<Option<KernelStep>> {
     let config = kernels::per_tensor_single::Config { input, code };
-    let Some((launch, args)) = config.launch(args, multiprocessors(device)?) else { return Ok(None) };
-    let room = match device {
-        Device::Cuda(cuda) => cuda.meeting_room(stream_on_cuda(cuda, options.stream.as_ref())?)?,
-        Device::Sim(sim) => sim.meeting_room(stream_on_sim(sim, options.stream.as_ref())?)?,
-        Device::Cpu => None,
-    };
-    Ok(room.map(|room| step(Config::Meeting(config), (launch, Args { from: room, ..args }))))
+    let Some((launch, args)) = config.launch(args, sm_count(device)?) else { return Ok(None) };
+    let workspace = with_backend!(device, backend => {
+        backend.grid_barrier_workspace(backend.stream(options.stream.as_ref())?)
+    })?;
+    Ok(workspace.map(|from| step(Config::Meeting(config), (launch, Args { from, ..args }))))
 }
 
 /// # Safety

@@ -4,12 +4,12 @@ use oxigemm_kernels::quantize::block_1x128::NVFP4_WIDTH;
 use oxigemm_kernels::quantize::{self as kernels, Args, Code, Config, Source};
 
 use super::raw::scales_operand;
-use super::{RawScales, multiprocessors, step};
+use super::{RawScales, sm_count, step};
 use crate::check::int;
 use crate::check::{CheckedQuantize, DequantizeNvfp4, Operand, QuantizeNvfp4};
+use crate::device::stream::refuse_stream;
 use crate::device::{Device, DeviceId};
 use crate::error::Result;
-use crate::gemm::no_stream;
 use crate::launch::{LaunchOptions, Step, run_steps};
 use crate::reference::nvfp4 as on_cpu;
 use crate::tensor::DType;
@@ -88,7 +88,7 @@ pub fn quantize_nvfp4(
     };
     match x.device() {
         Device::Cpu => {
-            no_stream(x.device(), options.stream.as_ref())?;
+            refuse_stream(x.device(), options.stream.as_ref())?;
             match call.check()? {
                 Some(_) => on_cpu::quantize(x, codes, scales, tensor_scale),
                 None => Ok(()),
@@ -122,7 +122,7 @@ pub fn dequantize_nvfp4(
     };
     match codes.device() {
         Device::Cpu => {
-            no_stream(codes.device(), options.stream.as_ref())?;
+            refuse_stream(codes.device(), options.stream.as_ref())?;
             match call.check()? {
                 Some(_) => on_cpu::dequantize(codes, scales, tensor_scale, x),
                 None => Ok(()),
@@ -245,7 +245,7 @@ unsafe fn run_quantize(
     let find_args = Args { scales: args.from, ..args };
     let steps = [
         Step::Zero { address: args.from, bytes: 4 },
-        step(Config::WholeScale(find), find.launch(&find_args, multiprocessors(device)?)),
+        step(Config::WholeScale(find), find.launch(&find_args, sm_count(device)?)),
         convert,
     ];
     // SAFETY: as above.

@@ -6,8 +6,8 @@ use super::raw::{RawScales, scales_operand};
 use super::step;
 use crate::check::{CheckedQuantize, TransformScales};
 use crate::device::Device;
+use crate::device::stream::refuse_stream;
 use crate::error::{Error, Result};
-use crate::gemm::no_stream;
 use crate::launch::{LaunchOptions, run_steps};
 use crate::reference::quantize as on_cpu;
 use crate::tensor::DType;
@@ -39,7 +39,7 @@ pub fn transform_scales(from: &Tensor, to: &mut Tensor, options: &LaunchOptions)
     let call = TransformScales { from: from.describe("from"), to: to.describe("to") };
     match from.device() {
         Device::Cpu => {
-            no_stream(from.device(), options.stream.as_ref())?;
+            refuse_stream(from.device(), options.stream.as_ref())?;
             call.check()?;
             on_cpu::transform_scales(from, to)
         }

@@ -91,7 +91,7 @@ impl Storage {
         match &storage.memory {
             Memory::Host(_) | Memory::Foreign(_) => {}
             Memory::Cuda(buffer) => buffer.write().unwrap_or_else(PoisonError::into_inner).fill_u8(0)?,
-            Memory::Sim(buffer) => buffer.sim.clear_rows([buffer.address, 0], bytes, 1)?,
+            Memory::Sim(buffer) => buffer.sim.zero_memory([buffer.address, 0], bytes, 1)?,
         }
         Ok(storage)
     }
