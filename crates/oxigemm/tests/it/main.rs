@@ -12,6 +12,7 @@ mod fp8_layouts;
 mod fused;
 mod fused_grouped;
 mod gemm;
+mod graph_capture;
 mod grouped;
 mod grouped_nn;
 mod half_batched;
