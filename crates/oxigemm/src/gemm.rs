@@ -305,8 +305,8 @@ pub(crate) unsafe fn run<B: Backend>(
             let key = key(backend.limits(), problem, None, options);
             Ok(Some(PlanKey { summed: arguments.summed()?, ..key }))
         }
-        // SAFETY: the caller keeps the operands as described.
         Checked::Trivial(trivial) => {
+            // SAFETY: the caller keeps the operands as described.
             unsafe { multiply_nothing(backend, trivial, arguments, stream) }.map(|()| None)
         }
     };

@@ -128,7 +128,8 @@ unsafe fn mqa_logits_on<B: Backend>(backend: &B, arguments: &MqaLogits, options:
         KernelArg::U32(columns),
         KernelArg::U32(form | type_flag(logits_type)),
     ];
-    // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps them.
+    // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps
+    // them.
     unsafe {
         backend.launch(
             &launch(Config::Prefill(plan.config), plan.blocks, options, list),
@@ -193,7 +194,8 @@ unsafe fn paged_mqa_logits_on<B: Backend>(
         KernelArg::U32(flags | type_flag(problem.logits_type)),
     ];
     let config = Config::Paged(paged_mqa_logits::Config { heads });
-    // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps them.
+    // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps
+    // them.
     unsafe {
         backend
             .launch(&launch(config, problem.parts, options, list), backend.stream(options.stream.as_ref())?)
@@ -229,7 +231,8 @@ unsafe fn paged_mqa_metadata_on<B: Backend>(
         KernelArg::U32(config.longest(sequences)),
         KernelArg::U32(parts),
     ];
-    // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps them.
+    // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps
+    // them.
     unsafe {
         backend.launch(
             &launch(Config::Schedule(config), 1, options, list),

@@ -28,16 +28,18 @@ use crate::tensor::Tensor;
 /// | `starts`, `ends` | `[S]` | i32 | contiguous |
 /// | `logits` | `[S, SKV]` | f32 or bf16 | rows, any pitch |
 ///
-/// What happens outside of a query's range is told at [`Logits`]; where these are compressed, `logits` may have any number of
-/// columns, and what a longer range has behind them is not stored. Ranges are numbers of the device that nobody else
-/// reads: what lies outside of `0..SKV` is cut off, and a range that ends before it starts is empty.
+/// What happens outside of a query's range is told at [`Logits`]; where these are compressed, `logits` may have any
+/// number of columns, and what a longer range has behind them is not stored. Ranges are numbers of the device that
+/// nobody else reads: what lies outside of `0..SKV` is cut off, and a range that ends before it starts is empty.
 ///
-/// Codes, scales and weights may be anything. A NaN among them makes logits NaN: one in a query or in its weights those of all keys that it
-/// sees, one in a key or in its scale those of all queries that see the key. (So NaN has a positive part, which is NaN.) An infinite
-/// weight of a head whose product is not above 0, and an infinite scale of a sum of 0, are NaN as well. Other logits stay as they are.
+/// Codes, scales and weights may be anything. A NaN among them makes logits NaN: one in a query or in its weights those
+/// of all keys that it sees, one in a key or in its scale those of all queries that see the key. (So NaN has a positive
+/// part, which is NaN.) An infinite weight of a head whose product is not above 0, and an infinite scale of a sum of 0,
+/// are NaN as well. Other logits stay as they are.
 ///
-/// The tensor core multiplies, FP32 registers sum over heads; the same call gives the same bits. The call returns when the kernel
-/// is in the stream; it can be captured once the kernel is loaded. Of the options, `choice` means nothing here.
+/// The tensor core multiplies, FP32 registers sum over heads; the same call gives the same bits. The call returns when
+/// the kernel is in the stream; it can be captured once the kernel is loaded. Of the options, `choice` means nothing
+/// here.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -91,9 +93,9 @@ pub fn fp8_mqa_logits(
     unsafe { launch::mqa_logits(q.device(), &arguments, options) }
 }
 
-/// Paged MQA logits, of sequences with some queries each:
-/// `logits[b * N + n, j] = scale[j] * sum over heads of relu(q[b, n, h] · kv[j]) * weights[b * N + n, h]`, where key j of sequence b is in
-/// page `block_table[b, j / keys of a page]`.
+/// Paged MQA logits, of sequences with some queries each: `logits[b * N + n, j] = scale[j] * sum over heads of
+/// relu(q[b, n, h] · kv[j]) * weights[b * N + n, h]`, where key j of sequence b is in page `block_table[b, j / keys of
+/// a page]`.
 ///
 /// | argument | shape | type | layout |
 /// |---|---|---|---|
@@ -105,15 +107,17 @@ pub fn fp8_mqa_logits(
 /// | `schedule` | `[parts + 1, 2]` | i32 | what [`get_paged_mqa_logits_metadata`] wrote for the same lengths |
 /// | `logits` | `[B * N, columns]` | f32 or bf16 | rows, any pitch |
 ///
-/// Query n of sequence b sees the first `context_lens[b, n]` keys; of one length for each sequence, the last query sees all and
-/// each before it one less than the next. Where `clean`, logits behind that become -inf, else they stay as they are.
+/// Query n of sequence b sees the first `context_lens[b, n]` keys; of one length for each sequence, the last query sees
+/// all and each before it one less than the next. Where `clean`, logits behind that become -inf, else they stay as they
+/// are.
 ///
-/// Lengths and pages are numbers of the device that nobody else reads. A length below 0 is 0, one above what logits have columns for
-/// or the table has pages for is cut off there; a page that is not one of the cache reads as zeros. Nothing outside of the
-/// operands is ever touched, also where the schedule is of other lengths, of which then some logits are not computed.
+/// Lengths and pages are numbers of the device that nobody else reads. A length below 0 is 0, one above what logits
+/// have columns for or the table has pages for is cut off there; a page that is not one of the cache reads as zeros.
+/// Nothing outside of the operands is ever touched, also where the schedule is of other lengths, of which then some
+/// logits are not computed.
 ///
-/// What is not finite does as told at [`fp8_mqa_logits`]; a page of zeros gives NaN to queries that have a NaN or a weight that is not
-/// finite.
+/// What is not finite does as told at [`fp8_mqa_logits`]; a page of zeros gives NaN to queries that have a NaN or a
+/// weight that is not finite.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -171,15 +175,15 @@ pub fn fp8_paged_mqa_logits(
     unsafe { launch::paged_mqa_logits(q.device(), &arguments, options) }
 }
 
-/// Schedule metadata of [`fp8_paged_mqa_logits`]: `schedule[s]` becomes the sequence and the tile of 128 keys where part s
-/// begins, so that all parts have as many tiles.
+/// Schedule metadata of [`fp8_paged_mqa_logits`]: `schedule[s]` becomes the sequence and the tile of 128 keys where
+/// part s begins, so that all parts have as many tiles.
 ///
-/// `context_lens` is `[B]` or `[B, N]` i32, `schedule` `[parts + 1, 2]` i32, both contiguous. A part is computed by one block of
-/// threads: there should be as many as SMs. It is computed on the device, and so can be captured together with
+/// `context_lens` is `[B]` or `[B, N]` i32, `schedule` `[parts + 1, 2]` i32, both contiguous. A part is computed by one
+/// block of threads: there should be as many as SMs. It is computed on the device, and so can be captured together with
 /// the logits and replayed when lengths have changed.
 ///
-/// A length below 0 is 0. Lengths may be any above the columns of the logits, which are computed all the same; but the parts are then
-/// of unequal work, as the columns are not known here.
+/// A length below 0 is 0. Lengths may be any above the columns of the logits, which are computed all the same; but the
+/// parts are then of unequal work, as the columns are not known here.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.

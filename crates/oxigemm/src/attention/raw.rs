@@ -8,7 +8,8 @@ use crate::gemm::GemmOptions;
 use crate::tensor::DType;
 use crate::tensor::desc::{Operand, int};
 
-/// The operands of [`fp8_mqa_logits`](crate::fp8_mqa_logits) as addresses, for engines that own their memory. Pitches are in elements.
+/// The operands of [`fp8_mqa_logits`](crate::fp8_mqa_logits) as addresses, for engines that own their memory. Pitches
+/// are in elements.
 #[derive(Clone, Copy, Debug)]
 pub struct RawMqaLogits {
     /// Queries.
@@ -50,9 +51,9 @@ pub struct RawMqaLogits {
 /// [`fp8_mqa_logits`](crate::fp8_mqa_logits) on memory that the caller owns. The device is a GPU or the simulator.
 ///
 /// # Safety
-/// Every operand must be memory of this device, as large as its shape and pitch say. It must stay alive, and not be written
-/// elsewhere (the logits also not be read), from the call until the stream has passed the kernel; where the stream is being
-/// captured, whenever the graph runs.
+/// Every operand must be memory of this device, as large as its shape and pitch say. It must stay alive, and not be
+/// written elsewhere (the logits also not be read), from the call until the stream has passed the kernel; where the
+/// stream is being captured, whenever the graph runs.
 ///
 /// # Errors
 /// As [`fp8_mqa_logits`](crate::fp8_mqa_logits). The CPU is refused: it has tensors only.
@@ -135,7 +136,8 @@ pub struct RawPagedMqaLogits {
     pub clean: bool,
 }
 
-/// [`fp8_paged_mqa_logits`](crate::fp8_paged_mqa_logits) on memory that the caller owns. The device is a GPU or the simulator.
+/// [`fp8_paged_mqa_logits`](crate::fp8_paged_mqa_logits) on memory that the caller owns. The device is a GPU or the
+/// simulator.
 ///
 /// # Safety
 /// As for [`fp8_mqa_logits_raw`].
@@ -184,8 +186,8 @@ pub unsafe fn fp8_paged_mqa_logits_raw(
     unsafe { launch::paged_mqa_logits(device, &arguments, options) }
 }
 
-/// [`get_paged_mqa_logits_metadata`](crate::get_paged_mqa_logits_metadata) on memory that the caller owns: `sequences` lengths, or `sequences * next` of them where `next`
-/// is given. The device is a GPU or the simulator.
+/// [`get_paged_mqa_logits_metadata`](crate::get_paged_mqa_logits_metadata) on memory that the caller owns: `sequences`
+/// lengths, or `sequences * next` of them where `next` is given. The device is a GPU or the simulator.
 ///
 /// # Safety
 /// As for [`fp8_mqa_logits_raw`].

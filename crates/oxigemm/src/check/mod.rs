@@ -32,8 +32,8 @@ use oxigemm_kernels::gemm::launch::OperandKind;
 use oxigemm_kernels::gemm::operand::f16::Major;
 use oxigemm_kernels::gemm::operand::fp8::E5m2;
 pub use quantize::{
-    CheckedQuantize, Dequantize, DequantizeNvfp4, Granularity, Quantize, QuantizeBoth, QuantizeNvfp4,
-    QuantizeSource, TransformScales,
+    CheckedQuantize, Dequantize, DequantizeNvfp4, Quantize, QuantizeBoth, QuantizeNvfp4, QuantizeSource,
+    TransformScales,
 };
 
 use crate::error::Result;
@@ -42,9 +42,7 @@ use crate::tensor::desc::Footprint;
 pub(crate) use crate::tensor::desc::int;
 pub use crate::tensor::desc::{Operand, ScaleStrides};
 use crate::tensor::dtype::DType;
-
-/// The edge of a scaling block: one scale covers 128 of K, and for B also 128 of N.
-pub const BLOCK: u32 = 128;
+pub use crate::tensor::granularity::{BLOCK, Granularity};
 
 /// Kernels count tiles of at least 64x16 elements of D in 32 bits; with this bound they cannot overflow.
 const D_ELEMENTS_LIMIT: i64 = 1 << 40;

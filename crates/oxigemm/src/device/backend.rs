@@ -1,4 +1,5 @@
-//! Backend: what the library needs of a device that runs kernels. [`Cuda`](crate::Cuda) and [`Sim`](crate::Sim) are one.
+//! Backend: what the library needs of a device that runs kernels. [`Cuda`](crate::Cuda) and [`Sim`](crate::Sim) are
+//! one.
 //!
 //! The CPU is none: it computes by the [`reference`](crate::reference), without kernels, streams and addresses.
 
@@ -42,8 +43,8 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// Puts a loaded kernel into a stream.
     ///
     /// # Safety
-    /// The arguments must be the parameters of the kernel, in order. The memory that they are addresses of must be as the
-    /// kernel expects it until it is done or, where the stream is being captured, whenever the graph is launched.
+    /// The arguments must be the parameters of the kernel, in order. The memory that they are addresses of must be as
+    /// the kernel expects it until it is done or, where the stream is being captured, whenever the graph is launched.
     unsafe fn launch_loaded(
         &self,
         kernel: &Self::Kernel,
@@ -70,8 +71,8 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// Puts a fill with zeros into a stream: `rows` rows of `width` bytes, at an address and a pitch.
     ///
     /// # Safety
-    /// The rows must be memory of this device, alive and not otherwise used until the stream has passed the fill or, where
-    /// it is being captured, whenever the graph is launched.
+    /// The rows must be memory of this device, alive and not otherwise used until the stream has passed the fill or,
+    /// where it is being captured, whenever the graph is launched.
     unsafe fn clear_rows(
         &self,
         at: [u64; 2],
@@ -103,8 +104,8 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// stream left there.
     fn zeroed_workspace(&self, stream: Self::Stream<'_>, bytes: u64) -> Result<u64>;
 
-    /// Workspace of a grid barrier for this stream, or for what is captured of it: zeros at first, then what the last such
-    /// kernel left there. There is none where a capture would have to allocate it, or where all are taken.
+    /// Workspace of a grid barrier for this stream, or for what is captured of it: zeros at first, then what the last
+    /// such kernel left there. There is none where a capture would have to allocate it, or where all are taken.
     fn grid_barrier_workspace(&self, stream: Self::Stream<'_>) -> Result<Option<u64>>;
 
     /// Workspace for tensor maps that kernels make, of all blocks that run at a time.

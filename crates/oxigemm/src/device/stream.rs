@@ -72,7 +72,7 @@ pub struct SimEvent {
 
 /// Work that was captured once and is launched as a whole.
 ///
-/// It remembers addresses and not contents: a launch reads what is in memory then. The tensors that the captured
+/// It holds addresses and not contents: a launch reads what is in memory then. The tensors that the captured
 /// work uses must be alive when it is launched.
 #[derive(Debug)]
 #[non_exhaustive]

@@ -1,8 +1,8 @@
 //! Launches: the one path from checked arguments to a kernel in a stream.
 //!
-//! A GEMM has a plan that is looked up or made ([`plan_cache`]), and a whole call of it is cached ([`cache`]), so that a
-//! call with the arguments of an earlier one takes a comparison and a launch. The other kernels take their arguments as
-//! they are ([`run_steps`]).
+//! A GEMM has a plan that is looked up or made ([`plan_cache`]), and a whole call of it is cached ([`cache`]), so that
+//! a call with the arguments of an earlier one takes a comparison and a launch. The other kernels take their arguments
+//! as they are ([`run_steps`]).
 
 pub(crate) mod cache;
 mod params;
@@ -38,8 +38,8 @@ pub(crate) enum Step<P> {
     Kernel(KernelLaunch<P>),
 }
 
-/// Puts steps into the stream of the options, one after another. A kernel that is the only step may start early where the
-/// options say so.
+/// Puts steps into the stream of the options, one after another. A kernel that is the only step may start early where
+/// the options say so.
 ///
 /// # Safety
 /// What the arguments of the kernels are addresses of must be memory of this device, as large as the kernels take it to
@@ -56,7 +56,9 @@ pub(crate) unsafe fn run_steps<P: KernelParams>(
         for step in steps {
             match step {
                 // SAFETY: the caller keeps the memory.
-                Step::Zero { address, bytes } => unsafe { backend.clear_rows([address, bytes as u64], bytes, 1, stream)? },
+                Step::Zero { address, bytes } => unsafe {
+                    backend.clear_rows([address, bytes as u64], bytes, 1, stream)?;
+                },
                 // SAFETY: as above.
                 Step::Kernel(launch) => unsafe {
                     backend.launch(&KernelLaunch { programmatic, ..launch }, stream)?;

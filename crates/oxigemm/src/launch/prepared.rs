@@ -73,8 +73,8 @@ impl<B: Backend> Prepared<B> {
                 backend.launch_loaded(&self.kernel, &self.geometry, args, stream, programmatic)
             };
         }
-        // A graph may run beside what its stream does later, and so must not use the workspace of the stream. Without one,
-        // tiles are neither split along K nor scheduled dynamically.
+        // A graph may run beside what its stream does later, and so must not use the workspace of the stream. Without
+        // one, tiles are neither split along K nor scheduled dynamically.
         let workspace = match backend.is_capturing(stream)? {
             true => None,
             false => backend
@@ -143,7 +143,8 @@ impl CachedMaps {
     }
 }
 
-/// How much the L2 cache fetches when a piece of A is missing there. (Groups of 192 rows of 16 bits were half a percent faster with less.)
+/// How much the L2 cache fetches when a piece of A is missing there. (Groups of 192 rows of 16 bits were half a percent
+/// faster with less.)
 fn promotion_of_a(kernel: GemmKernel) -> L2Promotion {
     match kernel {
         GemmKernel::HalfWide(config) if config.is_grouped() => L2Promotion::B128,

@@ -2,7 +2,7 @@
 
 use oxigemm_kernels::quantize::{Config, dual};
 
-use super::{RawQuantize, SourceTensor, sm_count, step};
+use super::{RawQuantize, sm_count, step};
 use crate::cast::ScaleFormat;
 use crate::check::int;
 use crate::check::{CheckedQuantize, Granularity, Operand, Quantize, QuantizeBoth, QuantizeSource};
@@ -10,7 +10,7 @@ use crate::device::stream::refuse_stream;
 use crate::device::{Device, DeviceId};
 use crate::error::Result;
 use crate::launch::{LaunchOptions, run_steps};
-use crate::reference::quantize as on_cpu;
+use crate::reference::quantize::{self as on_cpu, SourceTensor};
 use crate::tensor::DType;
 use crate::tensor::Tensor;
 
@@ -19,17 +19,17 @@ use crate::tensor::Tensor;
 pub struct TransposedCopy<'a> {
     /// `[K, M]` of the type of the codes, rows of M, any pitch.
     pub codes: &'a mut Tensor,
-    /// Of 1x128, the scales of the transpose: `[K, ceil(M/128)]` f32, any strides. Of 128x128 there are none, as the transpose
-    /// has the scales of the matrix.
+    /// Of 1x128, the scales of the transpose: `[K, ceil(M/128)]` f32, any strides. Of 128x128 there are none, as the
+    /// transpose has the scales of the matrix.
     pub scales: Option<&'a mut Tensor>,
 }
 
-/// [`quantize`](crate::quantize), and the transpose of `x` quantized as well, while `x` is read once: what the forward product and the
-/// products of a backward pass read.
+/// [`quantize`](crate::quantize), and the transpose of `x` quantized as well, while `x` is read once: what the forward
+/// product and the products of a backward pass read.
 ///
-/// Of [1x128](Granularity::PerToken), `copy` is what `quantize` makes of the transpose: its scales are those of 128 rows of a
-/// column of `x`, so the codes are others. Of [128x128](Granularity::PerBlock), it has the same codes and the same scales.
-/// Scales are f32, also where they are powers of two.
+/// Of [1x128](Granularity::PerToken), `copy` is what `quantize` makes of the transpose: its scales are those of 128
+/// rows of a column of `x`, so the codes are others. Of [128x128](Granularity::PerBlock), it has the same codes and the
+/// same scales. Scales are f32, also where they are powers of two.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.

@@ -190,8 +190,8 @@ impl Operand {
         Ok([rows, columns])
     }
 
-    /// The dimensions, of which there must be as many as `shape` names, each within what a kernel counts with, also where all
-    /// but the last are taken as one.
+    /// The dimensions, of which there must be as many as `shape` names, each within what a kernel counts with, also
+    /// where all but the last are taken as one.
     pub(crate) fn expect_dims<const N: usize>(&self, shape: &str) -> Result<[i64; N]> {
         if self.rank != N {
             return Err(Error::Rank {
@@ -270,8 +270,8 @@ impl Operand {
         })
     }
 
-    /// Checks the shape of a scale matrix. Along a dimension that it has 1 of, that one holds for all: the result is the
-    /// matrix of the expected shape with a stride of 0 there. A single number holds for all of both.
+    /// Checks the shape of a scale matrix. Along a dimension that it has 1 of, that one holds for all: the result is
+    /// the matrix of the expected shape with a stride of 0 there. A single number holds for all of both.
     pub(crate) fn expect_scales(&self, expected: [i64; 2], meaning: &str) -> Result<Operand> {
         let single = self.rank < 2 && self.dims().iter().all(|dim| *dim == 1);
         let matrix = if single { Operand { rank: 2, dims: [1; MAX_RANK], ..*self } } else { *self };

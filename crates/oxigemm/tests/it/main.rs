@@ -26,6 +26,7 @@ mod half_kgrouped;
 mod half_summed;
 mod hyper_connection;
 mod kgrouped;
+mod layers;
 mod moe;
 mod nvfp4;
 mod planning;

@@ -92,8 +92,8 @@ impl Kernels {
         Ok(slot.load(self)?.function)
     }
 
-    /// How many clusters of a kernel are resident at a time. It is asked for persistent grids, whose shared memory leaves
-    /// an SM to one block.
+    /// How many clusters of a kernel are resident at a time. It is asked for persistent grids, whose shared memory
+    /// leaves an SM to one block.
     pub fn resident_clusters(&self, kernel: &KernelId, geometry: &Geometry) -> Result<u32> {
         let slot = self.slot(kernel)?;
         let function = slot.load(self)?.function;

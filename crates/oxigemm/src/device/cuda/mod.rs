@@ -229,7 +229,8 @@ impl Backend for Cuda {
         stream: &oxigemm_cuda::Stream,
     ) -> Result<()> {
         // SAFETY: the caller keeps the same contract.
-        Ok(unsafe { stream.fill_rows_async(at, width, rows, 0)? })
+        unsafe { stream.fill_rows_async(at, width, rows, 0)? };
+        Ok(())
     }
 
     unsafe fn copy_rows(
@@ -241,7 +242,8 @@ impl Backend for Cuda {
         stream: &oxigemm_cuda::Stream,
     ) -> Result<()> {
         // SAFETY: the caller keeps the same contract.
-        Ok(unsafe { stream.copy_rows_async(to, from, width, rows)? })
+        unsafe { stream.copy_rows_async(to, from, width, rows)? };
+        Ok(())
     }
 
     fn tensor_map(&self, tensor: &TiledTensor) -> Result<[u64; 16]> {

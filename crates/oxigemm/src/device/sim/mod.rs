@@ -182,7 +182,7 @@ impl Sim {
 
     /// A kernel that was stopped has not left the counters of its workspace as the next one expects them.
     fn clear_counters(&self) -> Result<()> {
-        const { assert!(GRID_BARRIER_BYTES <= COUNTER_BYTES as u64) };
+        const { assert!(GRID_BARRIER_BYTES <= COUNTER_BYTES) };
         let zeros = [0; COUNTER_BYTES as usize];
         let zeroed = self.inner.zeroed_workspaces.addresses().into_iter();
         let zeroed = zeroed.map(|address| (address, &zeros[..]));

@@ -37,8 +37,8 @@ impl<B> Default for GridBarriers<B> {
 }
 
 impl<B> GridBarriers<B> {
-    /// The address of an owner's grid barrier. `allocate` returns zeroed memory for all of them, at the first call. There is
-    /// none where all are taken, or where a capture comes first: it must not allocate.
+    /// The address of an owner's grid barrier. `allocate` returns zeroed memory for all of them, at the first call.
+    /// There is none where all are taken, or where a capture comes first: it must not allocate.
     pub fn of(&self, owner: Owner, allocate: impl FnOnce() -> Result<(u64, B)>) -> Result<Option<u64>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let state = match &mut *state {
