@@ -200,7 +200,7 @@ impl RawFp8Gemm {
 /// [`fp8_gemm_nt`] on memory that the caller owns, on the stream of the options. The device is a GPU or the simulator,
 /// whose addresses are those of its tensors.
 ///
-/// The stream of another library is wrapped by [`Cuda::stream_from_raw`].
+/// The stream of another library is wrapped by [`Cuda::stream_from_raw`](crate::Cuda::stream_from_raw).
 ///
 /// # Safety
 /// Every operand must be memory of this device, as large as its shape and strides say. It must stay alive, and not be

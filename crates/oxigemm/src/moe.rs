@@ -1,6 +1,7 @@
 //! Mixture of experts: permutation of tokens by expert, and back.
 
-use oxigemm_kernels::quantize::{Config, moe_permute, zero_padding};
+use oxigemm_kernels::quantize::moe_permute::unpermute_launch;
+use oxigemm_kernels::quantize::{Config, zero_padding};
 
 use crate::check::int;
 use crate::check::{MoePermute, MoeUnpermute, Operand, PaddingRows};
@@ -334,7 +335,7 @@ unsafe fn run_permute(device: &Device, call: &MoePermute, options: &LaunchOption
 /// As for [`moe_unpermute_raw`].
 unsafe fn run_unpermute(device: &Device, call: &MoeUnpermute, options: &LaunchOptions) -> Result<()> {
     let Some(args) = call.check()? else { return Ok(()) };
-    let only = step(Config::Unpermute, moe_permute::unpermute_launch(&args));
+    let only = step(Config::Unpermute, unpermute_launch(&args));
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }
