@@ -9,7 +9,7 @@ use crate::gemm::scheduler::dynamic;
 use crate::gemm::scheduler::k_grouped;
 use crate::gemm::scheduler::m_grouped::{Grouping, table_bytes};
 use crate::gemm::scheduler::order::Sweep;
-use crate::gemm::scheduler::stream_k::Tail;
+use crate::gemm::scheduler::stream_k::StreamK;
 use crate::gemm::sm90::f16_persistent;
 use crate::gemm::sm90::fp8_persistent;
 use crate::gemm::sm90::scale_pipeline::loaded_blocks;
@@ -256,7 +256,7 @@ pub struct Launch {
     /// [turns back](Self::turns_back); of few, stages, and whether B passes by once.
     pub tuning: [u32; 4],
     /// What is shared out of the tiles, where the kernel does that.
-    pub tail: Tail<u32>,
+    pub tail: StreamK<u32>,
     /// Bytes that its blocks leave sums in, or count tiles.
     pub room_bytes: u64,
 }

@@ -2,20 +2,21 @@
 
 use crate::BLOCK_K;
 use crate::common::l2_prefetch::Rows;
+use crate::common::params::kernel_params;
 use crate::gemm::epilogue::OutputParams;
 use crate::gemm::epilogue::fusion::Pieces;
+use crate::gemm::operand::f16::Half;
 use crate::gemm::scheduler::TilePlace;
 use crate::gemm::scheduler::k_grouped::KGroupPlace;
-use crate::gemm::scheduler::m_grouped::{GroupArgs, GroupParams, GroupPlace};
+use crate::gemm::scheduler::m_grouped::{GroupPlace, MGroupedParams};
 use crate::gemm::scheduler::stream_k::KPart;
 use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::{Global, Kernel, Pred, Shared, U32};
-use std::ffi::c_void;
 
 /// What the host passes; [`pointers`](Self::pointers) has the order of the parameters.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-pub struct Args {
+pub struct GemmArgs {
     /// Tensor map of A: see [`crate::gemm::launch::Launch::map_a`].
     pub a: [u64; 16],
     /// Tensor map of B: see [`crate::gemm::launch::Launch::map_b`].
@@ -58,7 +59,7 @@ pub struct Args {
     pub b_pitch: u32,
 }
 
-/// Set in [`Args::scale_layouts`] where the copy engine can bring B's scales, a row of them: see [`sfb_bulk`].
+/// Set in [`GemmArgs::scale_layouts`] where the copy engine can bring B's scales, a row of them: see [`sfb_bulk`].
 pub const SFB_BULK: u32 = 4;
 
 /// Whether the copy engine can bring rows of B's scales at `address` with these strides (in elements, along N and
@@ -125,69 +126,34 @@ impl ScaleLayout {
     }
 }
 
-impl Args {
-    /// How many parameters a kernel has.
-    pub const COUNT: usize = 25;
-
-    /// A pointer to each argument, as a launch takes them: behind the maps, the 64 bytes that first loads wait for. A multiprocessor
-    /// fetches so much at a time when it first needs some of it.
-    pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
-        fn to<T>(value: &T) -> *mut c_void {
-            std::ptr::from_ref(value).cast_mut().cast()
-        }
-        [
-            to(&self.a),
-            to(&self.b),
-            to(&self.sfa_map),
-            to(&self.d_map),
-            to(&self.sfa),
-            to(&self.sfb),
-            to(&self.b_rows),
-            to(&self.m),
-            to(&self.n),
-            to(&self.k_blocks),
-            to(&self.b_pitch),
-            to(&self.sfb_strides[0]),
-            to(&self.sfb_strides[1]),
-            to(&self.scale_layouts),
-            to(&self.tuning[0]),
-            to(&self.tuning[1]),
-            to(&self.tuning[2]),
-            to(&self.tuning[3]),
-            to(&self.output_flags),
-            to(&self.sfa_strides[0]),
-            to(&self.sfa_strides[1]),
-            to(&self.d),
-            to(&self.c),
-            to(&self.d_pitch),
-            to(&self.c_pitch),
-        ]
-    }
-}
-
-/// What the host passes beside [`Args`] where rows are grouped, in the order of the parameters.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct GroupedArgs {
-    /// Where the groups are.
-    pub groups: GroupArgs,
-    /// From one slab of A's scales to the next, in elements.
-    pub sfa_slab: u32,
-    /// From the scales of one group's B to those of the next, in elements.
-    pub sfb_group: u32,
-}
-
-impl GroupedArgs {
-    /// How many parameters they are.
-    pub const COUNT: usize = GroupArgs::COUNT + 2;
-
-    /// A pointer to each argument, as a launch takes them.
-    pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
-        let strides = [&self.sfa_slab, &self.sfb_group].map(|x| std::ptr::from_ref(x).cast_mut().cast());
-        let mut all = [std::ptr::null_mut(); Self::COUNT];
-        all[..GroupArgs::COUNT].copy_from_slice(&self.groups.pointers());
-        all[GroupArgs::COUNT..].copy_from_slice(&strides);
-        all
+kernel_params! {
+    /// Behind the maps, the 64 bytes that first loads wait for: an SM fetches so much at a time when it first needs some of it.
+    struct Words from GemmArgs {
+        a: TensorMap = a,
+        b: TensorMap = b,
+        sfa_map: TensorMap = sfa_map,
+        d_map: TensorMap = d_map,
+        sfa: Pointer = sfa,
+        sfb: Pointer = sfb,
+        b_rows: Pointer = b_rows,
+        m: U32 = m,
+        n: U32 = n,
+        k_blocks: U32 = k_blocks,
+        b_pitch: U32 = b_pitch,
+        sfb_stride_mn: U32 = sfb_strides[0],
+        sfb_stride_k: U32 = sfb_strides[1],
+        scale_layouts: U32 = scale_layouts,
+        tuning_0: U32 = tuning[0],
+        tuning_1: U32 = tuning[1],
+        tuning_2: U32 = tuning[2],
+        tuning_3: U32 = tuning[3],
+        output_flags: U32 = output_flags,
+        sfa_stride_mn: U32 = sfa_strides[0],
+        sfa_stride_k: U32 = sfa_strides[1],
+        d: Pointer = d,
+        c: Pointer = c,
+        d_pitch: U32 = d_pitch,
+        c_pitch: U32 = c_pitch,
     }
 }
 
@@ -217,25 +183,6 @@ pub(crate) struct Params<'k> {
     pub part: Option<KPart<'k>>,
     /// Which rows of B a tile has, where these are no neighbours.
     pub pieces: Option<Pieces<'k>>,
-}
-
-/// The arguments of groups inside a kernel.
-#[derive(Clone, Copy)]
-pub(crate) struct GroupedParams<'k> {
-    pub groups: GroupParams<'k>,
-    sfa_slab: U32<'k>,
-    sfb_group: U32<'k>,
-}
-
-impl<'k> GroupedParams<'k> {
-    /// Declares them in the order of [`GroupedArgs`], behind those of [`Params`].
-    pub fn declare(k: &'k Kernel) -> Self {
-        GroupedParams {
-            groups: GroupParams::declare(k),
-            sfa_slab: k.param("sfa_slab"),
-            sfb_group: k.param("sfb_group"),
-        }
-    }
 }
 
 /// A matrix of scales in memory, in any layout.
@@ -270,25 +217,34 @@ impl<'k> ScaleParams<'k> {
 }
 
 impl<'k> Params<'k> {
-    /// Declares them in the order of [`Args::pointers`].
+    /// Declares the parameters of [`GemmArgs`].
     pub fn declare(k: &'k Kernel) -> Self {
-        let (a, b_map) = (k.param_tensor_map("a"), k.param_tensor_map("b"));
-        let (sfa_map, d_map) = (k.param_tensor_map("sfa_map"), k.param_tensor_map("d_map"));
-        let number = |name: &str| k.param::<u32>(name);
-        let [sfa, sfb, b] = ["sfa", "sfb", "b_rows"].map(|name| k.param_pointer(name));
-        let [m, n, k_blocks, b_pitch] = ["m", "n", "k_blocks", "b_pitch"].map(number);
-        let [sfb_mn, sfb_k, layouts] = ["sfb_stride_mn", "sfb_stride_k", "scale_layouts"].map(number);
-        let tuning = [0, 1, 2, 3].map(|nth| number(&format!("tuning_{nth}")));
-        let flags = number("output_flags");
-        let [sfa_mn, sfa_k] = ["sfa_stride_mn", "sfa_stride_k"].map(number);
-        let output = OutputParams::declare(k, d_map, [m, n], flags);
-        let sfa = ScaleParams { base: sfa, stride_mn: sfa_mn, stride_k: sfa_k };
-        let sfb = ScaleParams { base: sfb, stride_mn: sfb_mn, stride_k: sfb_k };
+        let words = Words::declare(k, "");
+        let Words { a, b, sfa_map, d_map, k_blocks, .. } = words;
+        let output = OutputParams {
+            d_map,
+            rows: words.m,
+            columns: words.n,
+            flags: words.output_flags,
+            d: words.d,
+            c: words.c,
+            d_pitch: words.d_pitch,
+            c_pitch: words.c_pitch,
+            half: Half::Bf16,
+            beta: None,
+            heads: None,
+        };
+        let sfa =
+            ScaleParams { base: words.sfa, stride_mn: words.sfa_stride_mn, stride_k: words.sfa_stride_k };
+        let sfb =
+            ScaleParams { base: words.sfb, stride_mn: words.sfb_stride_mn, stride_k: words.sfb_stride_k };
+        let layouts = words.scale_layouts;
         let (sfa_layout, sfb_bulk) = (layouts & (SFB_BULK - 1), (layouts & SFB_BULK).ne(0));
-        let b_rows = Rows { at: b, pitch: b_pitch, count: n };
+        let tuning = [words.tuning_0, words.tuning_1, words.tuning_2, words.tuning_3];
+        let b_rows = Rows { at: words.b_rows, pitch: words.b_pitch, count: words.n };
         Params {
             a,
-            b: b_map,
+            b,
             sfa_map,
             sfa,
             sfb,
@@ -318,7 +274,7 @@ impl<'k> Params<'k> {
     }
 
     /// The arguments of the tile's group: its scales, and its rows as all rows that there are.
-    pub fn of(&self, tile: &TilePlace<'k>, grouped: Option<&GroupedParams<'k>>) -> Self {
+    pub fn of(&self, tile: &TilePlace<'k>, grouped: Option<&MGroupedParams<'k>>) -> Self {
         if let Some(place) = tile.k_group {
             return Params {
                 sfa: self.sfa.moved(place.first_block, self.sfa.stride_k),

@@ -7,7 +7,7 @@
 //! sweep.
 
 use oxigemm_kernels::gemm::launch::{GemmConfig, GemmShape, OperandKind};
-use oxigemm_kernels::gemm::scheduler::stream_k::Tail;
+use oxigemm_kernels::gemm::scheduler::stream_k::StreamK;
 use oxigemm_kernels::{BLOCK_K, WARPGROUP};
 
 use super::{Limits, RESERVED_SHARED};
@@ -267,7 +267,7 @@ fn wide(
     tile: &Tile,
     [cluster_m, cluster_n]: [u32; 2],
     (stages, k_blocks): (u32, u32),
-    tail: Option<Tail<u32>>,
+    tail: Option<StreamK<u32>>,
     shape: GemmShape,
     limits: &Limits,
 ) -> Cost {

@@ -5,7 +5,7 @@
 //! have 128 columns. One that computes fewer at a time keeps what it has in its staging area, each thread its own, and
 //! finishes all of them with the last.
 
-use super::fusion::{FusedFlags, FusedParams, SCALED_COLUMNS};
+use super::fusion::{EpilogueFlags, EpilogueParams, SCALED_COLUMNS};
 use super::{OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_BYTES, WARP_ROWS, chunk_offset};
 use crate::common::pipeline::Pipeline;
 use crate::gemm::sm90::warpgroups::WAVE_ROWS;
@@ -22,7 +22,7 @@ const LARGEST: f32 = 448.0;
 #[derive(Clone, Copy)]
 pub(crate) struct QuantizedOutput<'k, 'p> {
     pub k: &'k Kernel,
-    pub params: &'p FusedParams<'k>,
+    pub params: &'p EpilogueParams<'k>,
     pub output: &'p OutputParams<'k>,
     /// The warpgroup's staging area, aligned to 1024.
     pub staging: Shared<'k>,
@@ -177,16 +177,16 @@ impl<'k> QuantizedOutput<'k, '_> {
 }
 
 /// The scale of 128 columns of a row whose largest magnitude is this.
-pub(super) fn scale_of<'k>(params: &FusedParams<'k>, largest: F32<'k>) -> F32<'k> {
+pub(super) fn scale_of<'k>(params: &EpilogueParams<'k>, largest: F32<'k>) -> F32<'k> {
     let scale = largest.divide(LARGEST);
     let bits = scale.bitcast::<u32>();
     let exponent = (bits >> 23) + (bits & 0x7f_ffff).ne(0).select::<u32>(1, 0);
     let power = (exponent.max(1).min(254) << 23).bitcast::<f32>();
-    params.has(FusedFlags::POWERS_OF_TWO).select(power, scale)
+    params.has(EpilogueFlags::POWERS_OF_TWO).select(power, scale)
 }
 
 /// Where the scale of the 128 columns of a row that begin at this place lies.
-pub(super) fn scale_at<'k>(params: &FusedParams<'k>, [row, column]: [U32<'k>; 2]) -> Global<'k> {
+pub(super) fn scale_at<'k>(params: &EpilogueParams<'k>, [row, column]: [U32<'k>; 2]) -> Global<'k> {
     let [stride_m, stride_n] = params.scale_strides;
     let row = params.scales_row.map_or(row, |first| row - first);
     let index = row.widening_mul(stride_m) + (column / SCALED_COLUMNS).widening_mul(stride_n);

@@ -3,7 +3,7 @@
 
 use super::activation::activate;
 use super::fp8_output::{SMALLEST, scale_at, scale_of};
-use super::fusion::{FusedFlags, FusedParams, Fusion};
+use super::fusion::{EpilogueFlags, EpilogueParams, Fusion};
 use super::{OutputFlags, OutputParams};
 use crate::gemm::sm90::dsmem_reduce::{SummedRow, SummedRows};
 use oxigemm_ptx::warp::Shuffle;
@@ -12,7 +12,7 @@ use oxigemm_ptx::{F32, Fp8, Kernel, Pred, U32, Var};
 /// What a warp knows of all rows that it finishes.
 pub(crate) struct FinishedRows<'k> {
     k: &'k Kernel,
-    params: FusedParams<'k>,
+    params: EpilogueParams<'k>,
     output: OutputParams<'k>,
     fusion: Fusion,
     /// The first of the four columns that this lane has.
@@ -26,7 +26,7 @@ impl<'k> FinishedRows<'k> {
     /// Of a lane, whose first column is given. Biases are still to be loaded.
     pub fn new(
         k: &'k Kernel,
-        params: FusedParams<'k>,
+        params: EpilogueParams<'k>,
         output: OutputParams<'k>,
         fusion: Fusion,
         [column, lane]: [U32<'k>; 2],
@@ -52,7 +52,7 @@ impl<'k> FinishedRows<'k> {
     /// Turns all sums of a tile, of which D's row `m` is the first, into elements of D and stores them.
     pub fn finish(&self, m: U32<'k>, rows: &SummedRows<'k>) {
         let (k, output) = (self.k, &self.output);
-        let (quantized, plain) = (self.params.has(FusedFlags::QUANTIZED), output.has(OutputFlags::PLAIN));
+        let (quantized, plain) = (self.params.has(EpilogueFlags::QUANTIZED), output.has(OutputFlags::PLAIN));
         rows.for_each_few(|rows| {
             let values = self.values(rows);
             k.if_else(

@@ -5,12 +5,12 @@
 //! a cluster, the warp of its first block that brings scales asks for it, as it is ahead of all others, and tells the other roles and
 //! blocks by a small ring in the shared memory of each block. What a tile's result is does not depend on who computes it.
 
+use crate::common::params::kernel_params;
 use crate::common::pipeline::{Cursor, Pipeline};
 use crate::common::workspace_reduce::COUNTER_BYTES;
 use oxigemm_ptx::memory::{AtomicOp, Scope};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{Global, Kernel, Pred, Shared, U32, Var};
-use std::ffi::c_void;
 
 /// Tiles that the one who asks may be ahead of its like in the other blocks.
 const AHEAD: u32 = 3;
@@ -24,7 +24,7 @@ const SLOT_BYTES: u32 = 4;
 /// What the host passes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct DispatchArgs {
+pub struct DynamicSchedulerArgs {
     /// Address of the counter; 0 where there is none: then every cluster has each so-many-th tile.
     pub counter: u64,
 }
@@ -32,19 +32,17 @@ pub struct DispatchArgs {
 /// Bytes of the room that has the counter. It begins as zeros, and has zeros there again when a grid ends.
 pub const ROOM_BYTES: u64 = COUNTER_BYTES;
 
-impl DispatchArgs {
+impl DynamicSchedulerArgs {
     /// With the last counter of a room: what else counts there begins with the first.
     #[must_use]
     pub fn in_room(room: Option<u64>) -> Self {
-        DispatchArgs { counter: room.map_or(0, |room| room + ROOM_BYTES - 4) }
+        DynamicSchedulerArgs { counter: room.map_or(0, |room| room + ROOM_BYTES - 4) }
     }
+}
 
-    /// How many parameters they are.
-    pub const COUNT: usize = 1;
-
-    /// A pointer to each argument, as a launch takes them.
-    pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
-        [std::ptr::from_ref(&self.counter).cast_mut().cast()]
+kernel_params! {
+    struct DynamicSchedulerParams from DynamicSchedulerArgs {
+        tile_counter: Pointer = counter,
     }
 }
 
@@ -75,7 +73,7 @@ impl<'k> Dispatch<'k> {
     pub const BYTES: u32 = SLOTS * SLOT_BYTES;
     pub const BARRIER_BYTES: u32 = Pipeline::barrier_bytes(SLOTS);
 
-    /// The ring at `slots`, with its barriers at `barriers`. Declares the parameter of [`DispatchArgs`].
+    /// The ring at `slots`, with its barriers at `barriers`. Declares the parameter of [`DynamicSchedulerArgs`].
     pub fn declare(
         k: &'k Kernel,
         slots: Shared<'k>,
@@ -84,7 +82,7 @@ impl<'k> Dispatch<'k> {
     ) -> Self {
         Dispatch {
             k,
-            counter: k.param_pointer("tile_counter"),
+            counter: DynamicSchedulerParams::declare(k, "").tile_counter,
             slots,
             ring: Pipeline::new(k, barriers, SLOTS, SLOTS),
             rank,

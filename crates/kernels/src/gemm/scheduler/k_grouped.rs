@@ -10,12 +10,12 @@
 //! range along K: one map serves all, but where K is no whole number of stages, the last one needs a map that ends with
 //! the group. `MapRing` makes such maps on the way, in memory that a block has to itself.
 
+use crate::common::params::kernel_params;
 use crate::gemm::scheduler::m_grouped::{exclusive_scan, groups_of_lane, last_not_above};
 use oxigemm_ptx::memory::AtomicOp;
 use oxigemm_ptx::tma::{MapField, TensorMap};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{Global, I32, Kernel, Scope, Shared, U32, U64, Var};
-use std::ffi::c_void;
 
 /// Rows of a group's FP8 operands are rounded up to a multiple of this many bytes: the copy engine reads them.
 pub const PITCH_UNIT: u32 = 16;
@@ -77,7 +77,7 @@ pub fn k_groups(ks: &[i32], room: &KRoom) -> Vec<KGroup> {
 /// parameters.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct KGroupArgs {
+pub struct KGroupedArgs {
     /// Address of the K of each group, of type `i32`.
     pub ks: u64,
     /// Address of [`MAP_ROOM_BYTES`], zero before the first launch.
@@ -96,25 +96,16 @@ pub struct KGroupArgs {
     pub keeps_empty: u32,
 }
 
-impl KGroupArgs {
-    /// How many parameters they are.
-    pub const COUNT: usize = 8;
-
-    /// A pointer to each argument, as a launch takes them.
-    pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
-        fn to<T>(value: &T) -> *mut c_void {
-            std::ptr::from_ref(value).cast_mut().cast()
-        }
-        [
-            to(&self.ks),
-            to(&self.map_room),
-            to(&self.a),
-            to(&self.b),
-            to(&self.groups),
-            to(&self.extent),
-            to(&self.d_slab),
-            to(&self.keeps_empty),
-        ]
+kernel_params! {
+    struct KGroupedWords from KGroupedArgs {
+        ks: Pointer = ks,
+        map_room: Pointer = map_room,
+        address_of_a: U64 = a,
+        address_of_b: U64 = b,
+        groups: U32 = groups,
+        extent: U32 = extent,
+        d_slab: U32 = d_slab,
+        keeps_empty: U32 = keeps_empty,
     }
 }
 
@@ -125,7 +116,7 @@ pub const fn table_bytes(groups: u32, has_scales: bool) -> u32 {
 
 /// The same arguments inside a kernel.
 #[derive(Clone, Copy)]
-pub(crate) struct KGroupParams<'k> {
+pub(crate) struct KGroupedParams<'k> {
     numbers: KNumbers<'k>,
     map_room: Global<'k>,
     /// Where the operands are.
@@ -145,17 +136,16 @@ pub(crate) struct KNumbers<'k> {
     pub extent: U32<'k>,
 }
 
-impl<'k> KGroupParams<'k> {
-    /// Declares them in the order of [`KGroupArgs`].
+impl<'k> KGroupedParams<'k> {
+    /// Declares the parameters of [`KGroupedArgs`].
     pub fn declare(k: &'k Kernel) -> Self {
-        let (ks, map_room) = (k.param_pointer("ks"), k.param_pointer("map_room"));
-        let operands = [k.param("address_of_a"), k.param("address_of_b")];
-        KGroupParams {
-            numbers: KNumbers { ks, groups: k.param("groups"), extent: k.param("extent") },
-            map_room,
-            operands,
-            d_slab: k.param("d_slab"),
-            keeps_empty: k.param("keeps_empty"),
+        let words = KGroupedWords::declare(k, "");
+        KGroupedParams {
+            numbers: KNumbers { ks: words.ks, groups: words.groups, extent: words.extent },
+            map_room: words.map_room,
+            operands: [words.address_of_a, words.address_of_b],
+            d_slab: words.d_slab,
+            keeps_empty: words.keeps_empty,
         }
     }
 }
@@ -179,17 +169,17 @@ pub(crate) struct KGroupPlace<'k> {
 #[derive(Clone, Copy)]
 pub(crate) struct KGroups<'k> {
     table: KTable<'k>,
-    pub params: KGroupParams<'k>,
+    pub params: KGroupedParams<'k>,
 }
 
 impl<'k> KGroups<'k> {
     /// The table at `table` of groups that are ranges of their operands, which begin at multiples of `unit`.
-    pub fn of_ranges(params: KGroupParams<'k>, table: Shared<'k>, unit: u32) -> Self {
+    pub fn of_ranges(params: KGroupedParams<'k>, table: Shared<'k>, unit: u32) -> Self {
         KGroups { table: KTable::new(params.numbers, table, unit, None), params }
     }
 
     /// The same of groups with matrices of their own, and `blocks` blocks of scales of `block_k` each.
-    pub fn with_scales(params: KGroupParams<'k>, table: Shared<'k>, blocks: (U32<'k>, u32)) -> Self {
+    pub fn with_scales(params: KGroupedParams<'k>, table: Shared<'k>, blocks: (U32<'k>, u32)) -> Self {
         KGroups { table: KTable::new(params.numbers, table, PITCH_UNIT, Some(blocks)), params }
     }
 
@@ -329,7 +319,7 @@ pub const MAP_ROOM_BYTES: u32 = CLAIMS * (BLOCK_BYTES + 4);
 /// [`give_back`](Self::give_back).
 pub(crate) struct MapRing<'k> {
     k: &'k Kernel,
-    params: KGroupParams<'k>,
+    params: KGroupedParams<'k>,
     lane: U32<'k>,
     /// Copies of the maps that the host passed, in which address, K and pitch are replaced.
     drafts: [Shared<'k>; 2],
@@ -346,7 +336,7 @@ impl<'k> MapRing<'k> {
 
     /// Takes a part of the room for this block; `maps` are those of A and B that the host passed.
     pub fn claim(
-        params: KGroupParams<'k>,
+        params: KGroupedParams<'k>,
         maps: [TensorMap<'k>; 2],
         drafts: Shared<'k>,
         lane: U32<'k>,

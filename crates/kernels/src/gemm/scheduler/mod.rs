@@ -15,9 +15,9 @@ use crate::gemm::epilogue::fusion::Fusion;
 use crate::gemm::params::Params;
 use crate::gemm::scheduler::dynamic::{Dispatch, Leader};
 use crate::gemm::scheduler::k_grouped::{KGroupPlace, KGroups};
-use crate::gemm::scheduler::m_grouped::{ClusterTiles, GroupParams, GroupPlace, Groups};
+use crate::gemm::scheduler::m_grouped::{ClusterTiles, GroupPlace, Groups, MGroupedParams};
 use crate::gemm::scheduler::order::{KernelTileOrder, TileOrder, streams_b};
-use crate::gemm::scheduler::stream_k::{KPart, TailParams, TailTurns};
+use crate::gemm::scheduler::stream_k::{KPart, StreamKParams, TailTurns};
 pub(crate) use crate::gemm::sm90::multicast::Share;
 use oxigemm_ptx::{Kernel, Pred, Shared, U32, Var};
 
@@ -166,7 +166,7 @@ impl<'k> Place<'k> {
     }
 
     /// The same place where some tiles are shared out along K.
-    pub fn with_tail(self, k: &'k Kernel, tail: TailParams<'k>, k_blocks: U32<'k>) -> Self {
+    pub fn with_tail(self, k: &'k Kernel, tail: StreamKParams<'k>, k_blocks: U32<'k>) -> Self {
         Place { tail: Some(tail.turns(k, self.order.count(), k_blocks)), ..self }
     }
 
@@ -194,7 +194,7 @@ impl<'k> Place<'k> {
 
     /// The same place among the tiles of groups, whose table is at `table`. The blocks of a cluster have tiles of one
     /// group: one that lies behind the group's last row takes part in loading and multiplies nothing.
-    pub fn among_groups(self, params: GroupParams<'k>, table: Shared<'k>, slab_rows: U32<'k>) -> Self {
+    pub fn among_groups(self, params: MGroupedParams<'k>, table: Shared<'k>, slab_rows: U32<'k>) -> Self {
         let KernelTileOrder { n_tiles, band, .. } = self.order;
         let tiles = ClusterTiles { rows: self.cluster.0 * self.tile[0], n_tiles, band };
         Place { groups: Some(Groups::new(params, table, slab_rows, tiles)), ..self }

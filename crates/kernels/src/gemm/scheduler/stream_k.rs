@@ -9,6 +9,7 @@
 use std::ops::Add;
 
 use crate::common::even_split::Shares;
+use crate::common::params::kernel_params;
 use crate::common::workspace_reduce::{COUNTER_BYTES, MOST_COUNTERS};
 use crate::gemm::scheduler::order::Index;
 use crate::gemm::sm90::scale_pipeline::{GROUP, group_start};
@@ -22,7 +23,7 @@ const ADDING: u32 = 6;
 
 /// How tiles that are left over are shared out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tail<T> {
+pub struct StreamK<T> {
     /// How many tiles of clusters there are, the last ones of the order; as many clusters own one each, the first ones.
     pub tiles: T,
     /// Clusters behind those that help.
@@ -44,14 +45,14 @@ pub struct Parts<T> {
     pub owned: T,
 }
 
-impl Tail<u32> {
+impl StreamK<u32> {
     /// Of so many tiles with so many blocks of K, in a grid of so many clusters. Nothing is shared out where all rounds are full, where none
     /// is, or where it would not pay.
     #[must_use]
-    pub fn of(tiles: u32, k_blocks: u32, clusters: u32) -> Tail<u32> {
+    pub fn of(tiles: u32, k_blocks: u32, clusters: u32) -> StreamK<u32> {
         let left = tiles % clusters;
         if left == 0 || tiles < clusters || !k_blocks.is_multiple_of(UNIT) {
-            return Tail::default();
+            return StreamK::default();
         }
         let helpers = (clusters - left).min(left);
         let Shares { each, more } = Shares::of(left, helpers);
@@ -59,14 +60,14 @@ impl Tail<u32> {
             let units = 1..k_blocks / UNIT;
             units.map(|help| help * UNIT).min_by_key(|help| busiest(k_blocks, owners, *help)).unwrap_or(0)
         });
-        let tail = Tail { tiles: left, helpers, owners: [each, more], help };
-        if tail.blocks(k_blocks) < k_blocks { tail } else { Tail::default() }
+        let tail = StreamK { tiles: left, helpers, owners: [each, more], help };
+        if tail.blocks(k_blocks) < k_blocks { tail } else { StreamK::default() }
     }
 
     /// What they take, in blocks of K.
     #[must_use]
     pub fn blocks(&self, k_blocks: u32) -> u32 {
-        let Tail { owners: [each, more], help: [least, most], .. } = *self;
+        let StreamK { owners: [each, more], help: [least, most], .. } = *self;
         let fewer = busiest(k_blocks, each, least);
         if more > 0 { fewer.max(busiest(k_blocks, each + 1, most)) } else { fewer }
     }
@@ -88,7 +89,7 @@ fn busiest(k_blocks: u32, owners: u32, help: u32) -> u32 {
     (k_blocks - help + ADDING).max(owners * (help + LEAVING))
 }
 
-impl<T: Index + Add<u32, Output = T>> Tail<T> {
+impl<T: Index + Add<u32, Output = T>> StreamK<T> {
     /// What a cluster computes of them, where K has so many blocks.
     pub fn parts(&self, cluster: T, k_blocks: T) -> Parts<T> {
         let [each, more] = self.owners;
@@ -115,36 +116,30 @@ const COUNTERS: u32 = 2;
 /// What the host passes, in the order of the parameters.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct TailArgs {
-    /// Address of [`Tail::room_bytes`]; not looked at where there is no tail.
+pub struct StreamKArgs {
+    /// Address of [`StreamK::room_bytes`]; not looked at where there is no tail.
     pub room: u64,
     /// What is shared out.
-    pub tail: Tail<u32>,
+    pub tail: StreamK<u32>,
 }
 
-impl TailArgs {
-    /// How many parameters they are.
-    pub const COUNT: usize = 7;
-
-    /// The numbers among them, in order.
-    pub fn numbers(&self) -> [&u32; Self::COUNT - 1] {
-        let Tail { tiles, helpers, owners: [each, more], help: [least, most] } = &self.tail;
-        [tiles, helpers, each, more, least, most]
-    }
-
-    /// A pointer to each argument, as a launch takes them.
-    pub fn pointers(&self) -> [*mut std::ffi::c_void; Self::COUNT] {
-        let mut all = [std::ptr::from_ref(&self.room).cast_mut().cast(); Self::COUNT];
-        all[1..].copy_from_slice(&self.numbers().map(|x| std::ptr::from_ref(x).cast_mut().cast()));
-        all
+kernel_params! {
+    struct StreamKWords from StreamKArgs {
+        room: Pointer = room,
+        tail_tiles: U32 = tail.tiles,
+        tail_helpers: U32 = tail.helpers,
+        tail_owners: U32 = tail.owners[0],
+        tail_owners_more: U32 = tail.owners[1],
+        tail_help: U32 = tail.help[0],
+        tail_help_more: U32 = tail.help[1],
     }
 }
 
 /// The arguments inside a kernel.
 #[derive(Clone, Copy)]
-pub(crate) struct TailParams<'k> {
+pub(crate) struct StreamKParams<'k> {
     pub room: Global<'k>,
-    tail: Tail<U32<'k>>,
+    tail: StreamK<U32<'k>>,
 }
 
 /// What is computed of a tile: its blocks of K, and where its sums may be left.
@@ -178,7 +173,7 @@ impl<'k> KPart<'k> {
 /// A cluster's turns: whole tiles, then parts.
 #[derive(Clone, Copy)]
 pub(crate) struct TailTurns<'k> {
-    tail: Tail<U32<'k>>,
+    tail: StreamK<U32<'k>>,
     parts: Parts<U32<'k>>,
     k_blocks: U32<'k>,
     /// Tiles of the grid that are not shared out.
@@ -188,17 +183,17 @@ pub(crate) struct TailTurns<'k> {
     whole: U32<'k>,
 }
 
-impl<'k> TailParams<'k> {
-    /// Declares them in the order of [`TailArgs`].
+impl<'k> StreamKParams<'k> {
+    /// Declares the parameters of [`StreamKArgs`].
     pub fn declare(k: &'k Kernel) -> Self {
-        let room = k.param_pointer("room");
-        let tail = Tail {
-            tiles: k.param("tail_tiles"),
-            helpers: k.param("tail_helpers"),
-            owners: ["tail_owners", "tail_owners_more"].map(|name| k.param(name)),
-            help: ["tail_help", "tail_help_more"].map(|name| k.param(name)),
+        let words = StreamKWords::declare(k, "");
+        let tail = StreamK {
+            tiles: words.tail_tiles,
+            helpers: words.tail_helpers,
+            owners: [words.tail_owners, words.tail_owners_more],
+            help: [words.tail_help, words.tail_help_more],
         };
-        TailParams { room, tail }
+        StreamKParams { room: words.room, tail }
     }
 
     /// The turns of this block's cluster, where there are so many tiles of so many blocks of K.
@@ -288,7 +283,7 @@ mod tests {
     fn parts_cover_the_tiles() {
         let cases = [(1024, 64, 66), (448, 128, 66), (512, 128, 132), (200, 36, 132), (3, 32, 2), (7, 36, 5)];
         for (tiles, k_blocks, clusters) in cases {
-            let tail = Tail::of(tiles, k_blocks, clusters);
+            let tail = StreamK::of(tiles, k_blocks, clusters);
             assert_eq!(tail.tiles, tiles % clusters);
             let mut computed = vec![0; tail.tiles as usize];
             for cluster in 0..clusters {
@@ -304,12 +299,12 @@ mod tests {
 
     #[test]
     fn what_is_left_over_decides() {
-        let none = Tail::default();
-        assert_eq!([132, 65].map(|tiles| Tail::of(tiles, 64, 66)), [none; 2], "full rounds, and none");
-        assert_eq!([Tail::of(67, 8, 66), Tail::of(131, 64, 66)], [none; 2], "it would not pay");
-        let Tail { tiles, helpers, owners, help } = Tail::of(1024, 64, 66);
+        let none = StreamK::default();
+        assert_eq!([132, 65].map(|tiles| StreamK::of(tiles, 64, 66)), [none; 2], "full rounds, and none");
+        assert_eq!([StreamK::of(67, 8, 66), StreamK::of(131, 64, 66)], [none; 2], "it would not pay");
+        let StreamK { tiles, helpers, owners, help } = StreamK::of(1024, 64, 66);
         assert_eq!((tiles, helpers, owners, help), (34, 32, [1, 2], [32, 18]));
-        let alone = Tail::of(67, 64, 66);
+        let alone = StreamK::of(67, 64, 66);
         assert_eq!((alone.helpers, alone.help[0]), (1, 32), "a tile has one helper at most");
     }
 }

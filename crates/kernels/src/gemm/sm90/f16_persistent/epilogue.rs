@@ -2,7 +2,7 @@
 
 use super::{Block, Config};
 use crate::gemm::epilogue::fp8_output::{QuantizedOutput, panels, passes};
-use crate::gemm::epilogue::fusion::{FusedFlags, FusedParams, Fusion, Pieces, Sums};
+use crate::gemm::epilogue::fusion::{EpilogueFlags, EpilogueParams, Fusion, Pieces, Sums};
 use crate::gemm::epilogue::{OutputParams, Panels};
 use crate::gemm::params::Params;
 use crate::gemm::scheduler::TilePlace;
@@ -66,7 +66,7 @@ struct GroupRows<'k> {
 impl<'k> Block<'k, '_> {
     fn rows_of(&self, tile: &FinishedTile<'k>) -> Option<GroupRows<'k>> {
         let (Some(grouped), Some([group, end])) = (&self.grouped, tile.rows) else { return None };
-        Some(GroupRows { group, slab: grouped.groups.slab_of(group), end })
+        Some(GroupRows { group, slab: grouped.slab_of(group), end })
     }
 
     /// The first row and column of D of a warpgroup's part of a tile.
@@ -97,7 +97,7 @@ impl<'k> Block<'k, '_> {
         })
     }
 
-    fn fused(&self) -> &FusedParams<'k> {
+    fn fused(&self) -> &EpilogueParams<'k> {
         self.fused.as_ref().expect("sums are finished")
     }
 
@@ -120,7 +120,7 @@ impl<'k> Block<'k, '_> {
         let sums = Sums { k, params, fusion, half, column, columns, lane }.finish(sums);
         let (warp, staging, ring) = (self.warp & 3, self.staging(warpgroup), self.staged);
         k.if_else(
-            params.has(FusedFlags::QUANTIZED),
+            params.has(EpilogueFlags::QUANTIZED),
             || {
                 let output = &self.quantized(rows);
                 let end = rows.map(|rows| rows.end);

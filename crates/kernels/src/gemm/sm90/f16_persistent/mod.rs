@@ -18,10 +18,11 @@ use epilogue::FinishedTile;
 
 use crate::common::pipeline::{Cursor, Pipeline};
 use crate::gemm::epilogue::PANEL_BYTES;
-use crate::gemm::epilogue::fusion::{BoxOfB, FusedGroupParams, FusedParams, Fusion};
+use crate::gemm::epilogue::fusion::{BoxOfB, EpilogueParams, Fusion, GroupedEpilogueParams};
 use crate::gemm::operand::f16::{BLOCK_K, OperandTile, Operands, PANEL};
-use crate::gemm::params::{GroupedParams, Params};
-use crate::gemm::scheduler::k_grouped::{KGroupParams, KGroups, MapRing};
+use crate::gemm::params::Params;
+use crate::gemm::scheduler::k_grouped::{KGroupedParams, KGroups, MapRing};
+use crate::gemm::scheduler::m_grouped::MGroupedParams;
 use crate::gemm::scheduler::m_grouped::{GroupPlace, Grouping};
 use crate::gemm::scheduler::order::KOrder;
 use crate::gemm::scheduler::{Place, Release, Share, TilePlace};
@@ -176,10 +177,10 @@ struct Block<'k, 'c> {
     k: &'k Kernel,
     cfg: &'c Config,
     params: Params<'k>,
-    grouped: Option<GroupedParams<'k>>,
+    grouped: Option<MGroupedParams<'k>>,
     k_groups: Option<KGroups<'k>>,
-    fused: Option<FusedParams<'k>>,
-    fused_groups: Option<FusedGroupParams<'k>>,
+    fused: Option<EpilogueParams<'k>>,
+    fused_groups: Option<GroupedEpilogueParams<'k>>,
     map: SharedMap,
     shared: Shared<'k>,
     place: Place<'k>,
@@ -220,7 +221,7 @@ impl<'k> Block<'k, '_> {
 
     /// Elements from one slab of D, and of C, to the next, where rows are grouped.
     fn d_slab(&self) -> U32<'k> {
-        self.grouped.expect("rows are grouped").groups.d_slab
+        self.grouped.expect("rows are grouped").d_slab
     }
 
     /// Where the producer tells of the tile that a stage is of, where rows are grouped.
@@ -235,9 +236,9 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let mut params = Params::declare(k);
     params.output.half = cfg.operands.element;
-    let grouped = cfg.is_grouped().then(|| GroupedParams::declare(k));
-    let fused = cfg.is_fused().then(|| FusedParams::declare(k));
-    let fused_groups = (cfg.is_fused() && cfg.is_grouped()).then(|| FusedGroupParams::declare(k));
+    let grouped = cfg.is_grouped().then(|| MGroupedParams::declare(k, ""));
+    let fused = cfg.is_fused().then(|| EpilogueParams::declare(k));
+    let fused_groups = (cfg.is_fused() && cfg.is_grouped()).then(|| GroupedEpilogueParams::declare(k, ""));
     let map = SharedMap::new(cfg);
     let shared = k.dynamic_shared();
     map.name(k, cfg);
@@ -252,10 +253,11 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         place = place.in_passes(&params, passes, cfg.part().columns);
     }
     if let Some(grouped) = &grouped {
-        place = place.among_groups(grouped.groups, shared.at(map.groups), params.output.rows);
+        place = place.among_groups(*grouped, shared.at(map.groups), params.output.rows);
     }
-    let k_groups = (cfg.grouping == Grouping::K)
-        .then(|| KGroups::of_ranges(KGroupParams::declare(k), shared.at(map.groups), cfg.operands.k_unit()));
+    let k_groups = (cfg.grouping == Grouping::K).then(|| {
+        KGroups::of_ranges(KGroupedParams::declare(k), shared.at(map.groups), cfg.operands.k_unit())
+    });
     if let Some(groups) = k_groups {
         place = place.among_k_groups(groups);
     }

@@ -10,7 +10,7 @@ use crate::gemm::params::ScalesOfB;
 use crate::gemm::scheduler::dynamic::Dispatch;
 use crate::gemm::scheduler::k_grouped::MapRing;
 use crate::gemm::scheduler::m_grouped::Grouping;
-use crate::gemm::scheduler::stream_k::{Tail, UNIT};
+use crate::gemm::scheduler::stream_k::{StreamK, UNIT};
 use crate::gemm::sm90::scale_pipeline::{ScaleRing, ScaleShape};
 use crate::gemm::sm90::store_pipeline::PartShape;
 use crate::gemm::sm90::warpgroups::{MATH_REGISTERS, MATH_WARPGROUPS, ManyRows, PRODUCER_REGISTERS, THREADS};
@@ -182,10 +182,10 @@ impl Config {
     }
 
     /// What is shared out of so many tiles of clusters.
-    pub fn tail(&self, tiles: u32, k_blocks: u32, clusters: u32) -> Tail<u32> {
+    pub fn tail(&self, tiles: u32, k_blocks: u32, clusters: u32) -> StreamK<u32> {
         match self.shares_tail {
-            true => Tail::of(tiles, self.padded_blocks(k_blocks), clusters),
-            false => Tail::default(),
+            true => StreamK::of(tiles, self.padded_blocks(k_blocks), clusters),
+            false => StreamK::default(),
         }
     }
 

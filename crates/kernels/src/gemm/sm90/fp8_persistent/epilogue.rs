@@ -3,7 +3,7 @@
 use super::Block;
 use crate::common::pipeline::Reader;
 use crate::gemm::epilogue::fp8_output::{QuantizedOutput, panels};
-use crate::gemm::epilogue::fusion::{FusedFlags, FusedParams, Sums};
+use crate::gemm::epilogue::fusion::{EpilogueFlags, EpilogueParams, Sums};
 use crate::gemm::epilogue::{OutputFlags, OutputParams, PANEL_BYTES, Panels, WarpOutput};
 use crate::gemm::params::ScalesOfB;
 use crate::gemm::scheduler::TilePlace;
@@ -120,16 +120,16 @@ impl<'k> Block<'k, '_> {
         let (fusion, half, columns, lane) = (self.cfg.fusion, output.half, output.columns, self.lane);
         let sums = Sums { k, params: fused, fusion, half, column, columns, lane }.finish(sums);
         k.if_else(
-            fused.has(FusedFlags::QUANTIZED),
+            fused.has(EpilogueFlags::QUANTIZED),
             || self.write_quantized(fused, part, &sums, parity),
             || self.write_rounded((part, first_row), &sums, parity),
         );
     }
 
     /// What sums of a group are finished with.
-    fn of_group(&self, fused: &FusedParams<'k>, group: Option<U32<'k>>) -> FusedParams<'k> {
+    fn of_group(&self, fused: &EpilogueParams<'k>, group: Option<U32<'k>>) -> EpilogueParams<'k> {
         match (group, &self.fused_groups, &self.grouped) {
-            (Some(group), Some(strides), Some(grouped)) => strides.of(fused, group, &grouped.groups),
+            (Some(group), Some(strides), Some(grouped)) => strides.of(fused, group, grouped),
             _ => *fused,
         }
     }
@@ -139,7 +139,7 @@ impl<'k> Block<'k, '_> {
         let output = self.params.output;
         let end = part.end.unwrap_or(output.rows);
         match (part.slab, &self.grouped) {
-            (Some(slab), Some(grouped)) => output.in_slab(slab, grouped.groups.d_slab, end),
+            (Some(slab), Some(grouped)) => output.in_slab(slab, grouped.d_slab, end),
             _ => OutputParams { rows: end, ..output },
         }
     }
@@ -182,7 +182,7 @@ impl<'k> Block<'k, '_> {
 
     fn write_quantized(
         &self,
-        fused: &FusedParams<'k>,
+        fused: &EpilogueParams<'k>,
         part: &Part<'k>,
         sums: &[&[Var<'k, f32>]],
         parity: Var<'k, u32>,

@@ -24,13 +24,14 @@ mod stream_k;
 
 use crate::BLOCK_K;
 use crate::common::pipeline::Pipeline;
-use crate::gemm::epilogue::fusion::{FusedGroupParams, FusedParams, Pieces};
-use crate::gemm::params::{GroupedParams, Params, ScalesOfB};
+use crate::gemm::epilogue::fusion::{EpilogueParams, GroupedEpilogueParams, Pieces};
+use crate::gemm::params::{Params, ScalesOfB};
 use crate::gemm::scheduler::dynamic::{Dispatch, Leader};
-use crate::gemm::scheduler::k_grouped::{KGroupParams, KGroups, MapRing};
+use crate::gemm::scheduler::k_grouped::{KGroupedParams, KGroups, MapRing};
 use crate::gemm::scheduler::m_grouped::Grouping;
+use crate::gemm::scheduler::m_grouped::MGroupedParams;
 use crate::gemm::scheduler::order::KOrder;
-use crate::gemm::scheduler::stream_k::{TailParams, UNIT};
+use crate::gemm::scheduler::stream_k::{StreamKParams, UNIT};
 use crate::gemm::scheduler::{Place, TilePlace, Turn};
 use crate::gemm::sm90::scale_pipeline::{GROUP, ScaleRing, group_start};
 use crate::gemm::sm90::warpgroups::{MATH_WARPGROUPS, MATH_WARPS};
@@ -46,11 +47,11 @@ struct Block<'k, 'c> {
     k: &'k Kernel,
     cfg: &'c Config,
     params: Params<'k>,
-    grouped: Option<GroupedParams<'k>>,
+    grouped: Option<MGroupedParams<'k>>,
     k_groups: Option<KGroups<'k>>,
-    tail: Option<TailParams<'k>>,
-    fused: Option<FusedParams<'k>>,
-    fused_groups: Option<FusedGroupParams<'k>>,
+    tail: Option<StreamKParams<'k>>,
+    fused: Option<EpilogueParams<'k>>,
+    fused_groups: Option<GroupedEpilogueParams<'k>>,
     map: SharedMap,
     shared: Shared<'k>,
     place: Place<'k>,
@@ -105,10 +106,10 @@ impl<'k> Block<'k, '_> {
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let mut params = Params::declare(k);
-    let grouped = cfg.is_grouped().then(|| GroupedParams::declare(k));
+    let grouped = cfg.is_grouped().then(|| MGroupedParams::declare(k, ""));
     params.d_in_slabs = cfg.d_in_slabs;
-    let fused = cfg.is_fused().then(|| FusedParams::declare(k));
-    let fused_groups = (cfg.is_fused() && cfg.is_grouped()).then(|| FusedGroupParams::declare(k));
+    let fused = cfg.is_fused().then(|| EpilogueParams::declare(k));
+    let fused_groups = (cfg.is_fused() && cfg.is_grouped()).then(|| GroupedEpilogueParams::declare(k, ""));
     let map = SharedMap::new(cfg);
     let shared = k.dynamic_shared();
     map.name(k, cfg);
@@ -118,12 +119,12 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     }
     let k_groups = (cfg.grouping == Grouping::K).then(|| {
         let table = shared.at(map.groups);
-        KGroups::with_scales(KGroupParams::declare(k), table, (params.k_blocks, BLOCK_K))
+        KGroups::with_scales(KGroupedParams::declare(k), table, (params.k_blocks, BLOCK_K))
     });
     if let Some(groups) = k_groups {
         place = place.among_k_groups(groups);
     }
-    let tail = cfg.shares_tail.then(|| TailParams::declare(k));
+    let tail = cfg.shares_tail.then(|| StreamKParams::declare(k));
     if let Some(tail) = tail {
         assert_eq!([cfg.scale_blocks(), cfg.unroll()], [GROUP, UNIT], "parts of tiles begin at such blocks");
         place = place.with_tail(k, tail, cfg.padded(params.k_blocks));
@@ -136,7 +137,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         place = place.in_passes(&params, passes, columns);
     }
     if let Some(grouped) = &grouped {
-        place = place.among_groups(grouped.groups, shared.at(map.groups), params.output.rows);
+        place = place.among_groups(*grouped, shared.at(map.groups), params.output.rows);
     }
     let dispatch = cfg.hands_out_tiles().then(|| {
         let [slots, barriers] = map.next_tiles.map(|offset| shared.at(offset));

@@ -8,7 +8,7 @@
 
 use crate::WARP;
 use crate::common::pipeline::Pipeline;
-use crate::gemm::epilogue::fusion::{FusedParams, Fusion};
+use crate::gemm::epilogue::fusion::{EpilogueParams, Fusion};
 use crate::gemm::operand::f16::{BLOCK_K, OperandTile, Operands};
 use crate::gemm::params::Params;
 use crate::gemm::sm90::split_k::{FewRows, Slice, TileOutput};
@@ -150,7 +150,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let mut params = Params::declare(k);
     params.output.half = cfg.operands.element;
-    let fused = cfg.is_fused().then(|| FusedParams::declare(k));
+    let fused = cfg.is_fused().then(|| EpilogueParams::declare(k));
     let shared = k.dynamic_shared();
     let map = SharedMap::new();
     map.name(k, cfg);

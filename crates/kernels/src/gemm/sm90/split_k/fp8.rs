@@ -6,7 +6,7 @@
 //! are added in the order of the slices, so the result does not depend on timing.
 
 use crate::common::pipeline::Pipeline;
-use crate::gemm::epilogue::fusion::{FusedParams, Fusion, Pieces};
+use crate::gemm::epilogue::fusion::{EpilogueParams, Fusion, Pieces};
 use crate::gemm::operand::fp8::{self, E5m2};
 use crate::gemm::params::Params;
 pub use crate::gemm::sm90::dsmem_reduce::SPLITS;
@@ -160,7 +160,7 @@ impl<'k> Block<'k, '_> {
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let mut params = Params::declare(k);
-    let fused = cfg.is_fused().then(|| FusedParams::declare(k));
+    let fused = cfg.is_fused().then(|| EpilogueParams::declare(k));
     params.pieces = cfg.is_fused().then(|| cfg.pieces(&params));
     let shared = k.dynamic_shared();
     let map = SharedMap::new(cfg);

@@ -4,7 +4,7 @@
 pub mod f16;
 pub mod fp8;
 
-use crate::gemm::epilogue::fusion::{FusedParams, Fusion};
+use crate::gemm::epilogue::fusion::{EpilogueParams, Fusion};
 use crate::gemm::epilogue::split_k::FinishedRows;
 use crate::gemm::epilogue::{OutputFlags, OutputParams, Panels, SwappedOutput, WarpOutput};
 use crate::gemm::sm90::dsmem_reduce::{PartialShape, Partials};
@@ -128,7 +128,7 @@ pub(crate) struct TileOutput<'k, 'p> {
     pub warp: U32<'k>,
     pub lane: U32<'k>,
     /// What its sums are finished with, where they are.
-    pub fused: Option<FusedParams<'k>>,
+    pub fused: Option<EpilogueParams<'k>>,
 }
 
 impl<'k> TileOutput<'k, '_> {
@@ -170,7 +170,7 @@ impl<'k> TileOutput<'k, '_> {
     }
 
     /// What is known of all rows that are finished.
-    fn finished_rows(&self, fused: FusedParams<'k>) -> FinishedRows<'k> {
+    fn finished_rows(&self, fused: EpilogueParams<'k>) -> FinishedRows<'k> {
         let (output, column) = (fused.output(*self.params), self.tile[1] + self.lane * 4);
         FinishedRows::new(self.k, fused, output, self.shape.fusion, [column, self.lane])
     }
