@@ -10,7 +10,7 @@ use oxigemm_kernels::common::params::ArgRef;
 use oxigemm_kernels::gemm::epilogue::OutputFlags;
 use oxigemm_kernels::gemm::epilogue::fusion::{EpilogueArgs, EpilogueFlags, GroupedEpilogueArgs};
 use oxigemm_kernels::gemm::launch::{KGroupedShape, MGroupedShape, OperandKind};
-use oxigemm_kernels::gemm::params::{GemmArgs, SFB_BULK, ScaleLayout, sfb_bulk};
+use oxigemm_kernels::gemm::params::{GemmArgs, SFB_BULK, ScaleLayout, SplitKTuning, sfb_bulk};
 use oxigemm_kernels::gemm::scheduler::dynamic::DynamicSchedulerArgs;
 use oxigemm_kernels::gemm::scheduler::k_grouped::KGroupedArgs;
 use oxigemm_kernels::gemm::scheduler::m_grouped::{GroupLayout, MGroupedArgs};
@@ -326,7 +326,9 @@ impl Arguments {
         if let Some(summed) = &key.summed {
             maps.a.matrix = maps.a.matrix.in_slabs(summed.slabs, summed.a_slab);
             maps.b.matrix = maps.b.matrix.in_slabs(summed.slabs, summed.b_slab);
-            tuning[2] = problem.k_blocks();
+            let split_k =
+                SplitKTuning { slab_k_blocks: problem.k_blocks(), ..SplitKTuning::from_words(tuning) };
+            tuning = split_k.words();
         }
         let args = GemmArgs {
             a: [0; 16],

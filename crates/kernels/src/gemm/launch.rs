@@ -4,7 +4,7 @@ use crate::BLOCK_K;
 use crate::gemm::epilogue::Panels;
 use crate::gemm::operand::f16;
 use crate::gemm::operand::fp8::E5m2;
-use crate::gemm::params::{ScaleLayout, ScalesOfB};
+use crate::gemm::params::{PersistentTuning, ScaleLayout, ScalesOfB, SplitKTuning};
 use crate::gemm::scheduler::dynamic;
 use crate::gemm::scheduler::k_grouped;
 use crate::gemm::scheduler::m_grouped::{Grouping, table_bytes};
@@ -252,8 +252,7 @@ pub struct Launch {
     pub scale_blocks: u32,
     /// Rows of A and blocks of K whose scales may come as one piece; none where they never do.
     pub scale_piece: [u32; 2],
-    /// The kernel's `tuning` arguments: of many rows, blocks of a cluster along M and along N, rows of tiles in a band, and whether it
-    /// [turns back](Self::turns_back); of few, stages, and whether B passes by once.
+    /// The words of the kernel's [`PersistentTuning`] or [`SplitKTuning`].
     pub tuning: [u32; 4],
     /// What is shared out of the tiles, where the kernel does that.
     pub tail: StreamK<u32>,
@@ -265,14 +264,14 @@ impl Launch {
     /// Whether every other tile of a block takes K from its end, so that it finds in the L2 cache what was read last.
     #[must_use]
     pub fn turns_back(&self) -> bool {
-        self.tuning[3] != 0
+        PersistentTuning::from_words(self.tuning).serpentine_k != 0
     }
 
     /// The same where every tile takes K from its beginning, so that sums do not depend on which tile a row is in.
     #[must_use]
     pub fn straight_on(self) -> Launch {
-        let [a, b, c, _] = self.tuning;
-        Launch { tuning: [a, b, c, 0], ..self }
+        let tuning = PersistentTuning { serpentine_k: 0, ..PersistentTuning::from_words(self.tuning) };
+        Launch { tuning: tuning.words(), ..self }
     }
 
     /// The map of A, of bytes with 128-byte swizzle.
@@ -549,7 +548,13 @@ fn persistent(
     Launch {
         grid: [clusters * cluster, 1],
         cluster,
-        tuning: [cluster_m, cluster_n, band, u32::from(turns_back)],
+        tuning: PersistentTuning {
+            cluster_m,
+            cluster_n,
+            raster_band: band,
+            serpentine_k: u32::from(turns_back),
+        }
+        .words(),
         ..Launch::default()
     }
 }
@@ -560,7 +565,7 @@ fn covering(shape: GemmShape, [block_m, block_n]: [u32; 2], split: u32, stages: 
     Launch {
         grid: [shape.n.div_ceil(block_n) * split, m_tiles],
         cluster: split,
-        tuning: [stages, u32::from(m_tiles == 1), 0, 0],
+        tuning: SplitKTuning { stages, stream_b_once: u32::from(m_tiles == 1), slab_k_blocks: 0 }.words(),
         ..Launch::default()
     }
 }

@@ -51,7 +51,7 @@ pub struct GemmArgs {
     pub sfb_strides: [u32; 2],
     /// A [`ScaleLayout`], as a number, and [`SFB_BULK`] where it holds.
     pub scale_layouts: u32,
-    /// What the kernel family makes of them: see [`crate::gemm::launch::Launch::tuning`].
+    /// The words of a [`PersistentTuning`] or a [`SplitKTuning`], by the kernel family.
     pub tuning: [u32; 4],
     /// Address of B, for threads.
     pub b_rows: u64,
@@ -126,6 +126,58 @@ impl ScaleLayout {
     }
 }
 
+/// Tuning words of the persistent kernels: see [`GemmArgs::tuning`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PersistentTuning<T> {
+    /// Blocks of a cluster along M; they share B.
+    pub cluster_m: T,
+    /// Blocks of a cluster along N; they share A.
+    pub cluster_n: T,
+    /// Rows of tiles in a [raster band](crate::gemm::scheduler::order::TileOrder).
+    pub raster_band: T,
+    /// 1 where every other tile of a cluster takes K from its end, else 0.
+    pub serpentine_k: T,
+}
+
+impl<T> PersistentTuning<T> {
+    /// The words, in the order of the parameters.
+    pub fn words(self) -> [T; 4] {
+        let PersistentTuning { cluster_m, cluster_n, raster_band, serpentine_k } = self;
+        [cluster_m, cluster_n, raster_band, serpentine_k]
+    }
+
+    /// Names for the words.
+    pub fn from_words([cluster_m, cluster_n, raster_band, serpentine_k]: [T; 4]) -> Self {
+        PersistentTuning { cluster_m, cluster_n, raster_band, serpentine_k }
+    }
+}
+
+/// Tuning words of the split-K kernels: see [`GemmArgs::tuning`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SplitKTuning<T> {
+    /// Stages of the pipeline.
+    pub stages: T,
+    /// 1 where every row of B is read once and need not stay in the L2 cache, else 0.
+    pub stream_b_once: T,
+    /// K blocks of one slab, where K runs through the slabs of a batch.
+    pub slab_k_blocks: T,
+}
+
+impl<T: Default> SplitKTuning<T> {
+    /// The words, in the order of the parameters.
+    pub fn words(self) -> [T; 4] {
+        let SplitKTuning { stages, stream_b_once, slab_k_blocks } = self;
+        [stages, stream_b_once, slab_k_blocks, T::default()]
+    }
+}
+
+impl<T> SplitKTuning<T> {
+    /// Names for the words.
+    pub fn from_words([stages, stream_b_once, slab_k_blocks, _]: [T; 4]) -> Self {
+        SplitKTuning { stages, stream_b_once, slab_k_blocks }
+    }
+}
+
 kernel_params! {
     /// Behind the maps, the 64 bytes that first loads wait for: an SM fetches so much at a time when it first needs some of it.
     struct Words from GemmArgs {
@@ -170,7 +222,7 @@ pub(crate) struct Params<'k> {
     pub sfb_bulk: Pred<'k>,
     pub output: OutputParams<'k>,
     pub k_blocks: U32<'k>,
-    pub tuning: [U32<'k>; 4],
+    tuning: [U32<'k>; 4],
     /// B as threads see it, where it is K-major.
     pub b_rows: Rows<'k>,
     /// The group that they are of, where rows are grouped: see [`Params::of`].
@@ -260,6 +312,16 @@ impl<'k> Params<'k> {
             part: None,
             pieces: None,
         }
+    }
+
+    /// Tuning of a persistent kernel.
+    pub fn persistent_tuning(&self) -> PersistentTuning<U32<'k>> {
+        PersistentTuning::from_words(self.tuning)
+    }
+
+    /// Tuning of a split-K kernel.
+    pub fn split_k_tuning(&self) -> SplitKTuning<U32<'k>> {
+        SplitKTuning::from_words(self.tuning)
     }
 
     /// The column of D and the row of B of one of the sums of a tile whose first column is `n`.

@@ -12,7 +12,7 @@ pub mod stream_k;
 
 use crate::common::pipeline::{Pipeline, RemoteEmpty};
 use crate::gemm::epilogue::fusion::Fusion;
-use crate::gemm::params::Params;
+use crate::gemm::params::{Params, PersistentTuning};
 use crate::gemm::scheduler::dynamic::{Dispatch, Leader};
 use crate::gemm::scheduler::k_grouped::{KGroupPlace, KGroups};
 use crate::gemm::scheduler::m_grouped::{ClusterTiles, GroupPlace, Groups, MGroupedParams};
@@ -137,7 +137,7 @@ impl<'k> TilePlace<'k> {
 impl<'k> Place<'k> {
     /// For tiles of `tile` rows and columns.
     pub fn new(k: &'k Kernel, tile: [u32; 2], p: &Params<'k>) -> Self {
-        let [cluster_m, cluster_n, band, _] = p.tuning;
+        let PersistentTuning { cluster_m, cluster_n, raster_band: band, .. } = p.persistent_tuning();
         let rank = k.cluster_rank();
         let rank_m = rank / cluster_n;
         Place {
@@ -161,8 +161,7 @@ impl<'k> Place<'k> {
 
     /// The same place in a kernel that can take K from its end.
     pub fn turning_back(self, p: &Params<'k>) -> Self {
-        let [.., turns_back] = p.tuning;
-        Place { turns_back: Some(turns_back), ..self }
+        Place { turns_back: Some(p.persistent_tuning().serpentine_k), ..self }
     }
 
     /// The same place where some tiles are shared out along K.

@@ -154,7 +154,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let shared = k.dynamic_shared();
     let map = SharedMap::new();
     map.name(k, cfg);
-    let [stages, ..] = params.tuning;
+    let stages = params.split_k_tuning().stages;
     let pipe = Pipeline::new(k, shared.at(map.barriers), stages, MAX_STAGES);
     let tiles = shared.at(map.tiles);
     let slice = Slice::new(k, params.k_blocks);
@@ -209,7 +209,7 @@ impl<'k> Block<'k, '_> {
     fn load_tiles(&self) {
         let (k, p) = (self.k, &self.params);
         // Where every row of B is read once, it need not stay in the L2 cache.
-        let [_, stream, ..] = p.tuning;
+        let stream = p.split_k_tuning().stream_b_once;
         let once = LoadOptions { cache: Some(k.cache_policy(Eviction::First)), ..Default::default() };
         let ([a_tile, _], [m, n]) = (self.cfg.tiles(), self.tile);
         let (b_part, b_parts) = (self.cfg.part_of_b(), self.cfg.fusion.sums());
@@ -242,7 +242,7 @@ impl<'k> Block<'k, '_> {
         if !self.cfg.summed {
             return (block * BLOCK_K, None);
         }
-        let [_, _, of_each, _] = self.params.tuning;
+        let of_each = self.params.split_k_tuning().slab_k_blocks;
         let slab = block / of_each;
         ((block - slab * of_each) * BLOCK_K, Some(slab))
     }

@@ -165,7 +165,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let shared = k.dynamic_shared();
     let map = SharedMap::new(cfg);
     map.name(k, cfg);
-    let [stages, ..] = params.tuning;
+    let stages = params.split_k_tuning().stages;
     let pipe = Pipeline::new(k, shared.at(map.barriers), stages, MAX_STAGES);
     let (ring, ring_barriers) = (shared.at(map.scales), shared.at(map.scale_barriers));
     let scales = ScaleRing::new(k, cfg.scales(), ring, ring_barriers, &params);
@@ -222,7 +222,7 @@ impl<'k> Block<'k, '_> {
     fn load_tiles(&self) {
         let (k, p) = (self.k, &self.params);
         // Where every row of B is read once, it need not stay in the L2 cache.
-        let [_, stream, ..] = p.tuning;
+        let stream = p.split_k_tuning().stream_b_once;
         let once = LoadOptions { cache: Some(k.cache_policy(Eviction::First)), ..Default::default() };
         let (cursor, scales) = (self.pipe.writer(), self.scales.writer());
         let [m, n] = self.tile;
