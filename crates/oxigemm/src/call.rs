@@ -236,7 +236,7 @@ impl KernelArgs {
             Some(room) => StreamKArgs { room, tail },
             None => StreamKArgs { room: 0, tail: StreamK::default() },
         });
-        let dispatch = self.dispatch.map(|_| DynamicSchedulerArgs::in_room(room));
+        let dispatch = self.dispatch.map(|_| DynamicSchedulerArgs::in_workspace(room));
         KernelArgs { tail, dispatch, ..self }
     }
 
@@ -358,7 +358,7 @@ impl Arguments {
         let groups = groups.map(|groups| grouped_args(groups, problem));
         let (family, fused) = (problem.family, fused.map(fused_args));
         let tail = plan.choice.shares_tail().then_some(StreamKArgs { room: 0, tail: launch.tail });
-        let dispatch = plan.choice.hands_out_tiles().then_some(DynamicSchedulerArgs::in_room(None));
+        let dispatch = plan.choice.hands_out_tiles().then_some(DynamicSchedulerArgs::in_workspace(None));
         let arguments = Arguments {
             family,
             args,
@@ -418,7 +418,7 @@ impl Arguments {
         let groups = self.groups.map(|groups| MGroupedArgs { layout: at.groups, ..groups });
         let k_groups = self.k_groups.map(|groups| KGroupedArgs {
             ks: at.groups,
-            map_room: at.map_room,
+            map_workspace: at.map_room,
             a: at.a,
             b: at.b,
             ..groups
@@ -460,7 +460,7 @@ fn grouped_args(groups: &Groups, problem: &Problem) -> MGroupedArgs {
 fn k_group_args(groups: &KGroups, problem: &Problem) -> KGroupedArgs {
     KGroupedArgs {
         ks: 0,
-        map_room: 0,
+        map_workspace: 0,
         a: 0,
         b: 0,
         groups: groups.count,

@@ -17,7 +17,7 @@ use std::thread::ThreadId;
 
 use oxigemm_kernels::gemm::launch::{GemmKernel, MatrixMap};
 use oxigemm_kernels::gemm::scheduler::dynamic;
-use oxigemm_kernels::gemm::scheduler::k_grouped::MAP_ROOM_BYTES;
+use oxigemm_kernels::gemm::scheduler::k_grouped::MAP_WORKSPACE_BYTES;
 use oxigemm_kernels::gemm::transpose;
 use oxigemm_kernels::quantize::per_tensor_single::ROOM_BYTES;
 use oxigemm_kernels::{KernelArg, KernelId};
@@ -235,7 +235,7 @@ impl Sim {
 
     /// A kernel that was stopped has not left the counters of a room as the next one expects them.
     fn clear_counters(&self) -> Result<()> {
-        let zeros = [0; dynamic::ROOM_BYTES as usize];
+        let zeros = [0; dynamic::WORKSPACE_BYTES as usize];
         let gathering = self.inner.gathering_rooms.addresses().into_iter();
         let gathering = gathering.map(|room| (room, &zeros[..]));
         // One room is all that is used.
@@ -353,7 +353,7 @@ impl Sim {
         if let Some(address) = *room {
             return Ok(address);
         }
-        let address = self.zeros(MAP_ROOM_BYTES.into())?;
+        let address = self.zeros(MAP_WORKSPACE_BYTES.into())?;
         *room = Some(address);
         Ok(address)
     }

@@ -347,12 +347,12 @@ impl GemmConfig {
 
     /// Whether the kernel may share out tiles along K.
     pub fn shares_tail(&self) -> bool {
-        matches!(self, GemmConfig::Wide { config, .. } if config.shares_tail)
+        matches!(self, GemmConfig::Wide { config, .. } if config.stream_k)
     }
 
     /// Whether clusters take tiles [as they get done](crate::gemm::scheduler::dynamic).
     pub fn hands_out_tiles(&self) -> bool {
-        matches!(self, GemmConfig::Wide { config, .. } if config.hands_out_tiles())
+        matches!(self, GemmConfig::Wide { config, .. } if config.has_dynamic_scheduler())
     }
 
     /// Whether the kernel has the copy engine store FP32 where it can address D, and add it to D where that is C.
@@ -385,11 +385,11 @@ impl GemmConfig {
             GemmConfig::Wide { config, cluster_m, cluster_n } => {
                 let (tile, cluster) =
                     ([config.block_m, config.tile_columns() * passes], [cluster_m, cluster_n]);
-                let turning = config.turns_back().then_some(config.grouping);
+                let turning = config.serpentine_k().then_some(config.grouping);
                 let grid = persistent((family, turning), shape, tile, cluster, concurrent);
                 let clusters = grid.grid[0] / grid.cluster;
-                let tail = config.tail(tiles_of(shape, tile, cluster), shape.k_blocks(), clusters);
-                let grid = if config.turns_back_in(shape.k_blocks()) { grid } else { grid.straight_on() };
+                let tail = config.stream_k_tiles(tiles_of(shape, tile, cluster), shape.k_blocks(), clusters);
+                let grid = if config.is_serpentine_in(shape.k_blocks()) { grid } else { grid.straight_on() };
                 let of_b = config.box_of_b(cluster_m, passes);
                 Launch {
                     threads: config.threads(),
@@ -401,9 +401,9 @@ impl GemmConfig {
                     scale_blocks: config.scale_blocks(),
                     scale_piece: config.scale_piece(),
                     tail,
-                    room_bytes: match config.hands_out_tiles() {
-                        true => dynamic::ROOM_BYTES,
-                        false => tail.room_bytes(grid.cluster, config.sums()),
+                    room_bytes: match config.has_dynamic_scheduler() {
+                        true => dynamic::WORKSPACE_BYTES,
+                        false => tail.workspace_bytes(grid.cluster, config.accumulators()),
                     },
                     ..grid
                 }
@@ -412,7 +412,7 @@ impl GemmConfig {
                 let tile = [config.block_m, config.tile_columns() * passes];
                 let cluster = [cluster_m, cluster_n];
                 let of_b = config.box_of_b(cluster_m, passes);
-                let turning = config.turns_back().then_some(config.grouping);
+                let turning = config.serpentine_k().then_some(config.grouping);
                 Launch {
                     threads: config.threads(),
                     shared_bytes: config.shared_bytes(),

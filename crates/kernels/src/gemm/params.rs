@@ -4,12 +4,12 @@ use crate::BLOCK_K;
 use crate::common::l2_prefetch::Rows;
 use crate::common::params::kernel_params;
 use crate::gemm::epilogue::OutputParams;
-use crate::gemm::epilogue::fusion::Pieces;
+use crate::gemm::epilogue::fusion::GateUpRows;
 use crate::gemm::operand::f16::Half;
-use crate::gemm::scheduler::TilePlace;
-use crate::gemm::scheduler::k_grouped::KGroupPlace;
-use crate::gemm::scheduler::m_grouped::{GroupPlace, MGroupedParams};
-use crate::gemm::scheduler::stream_k::KPart;
+use crate::gemm::scheduler::TileInfo;
+use crate::gemm::scheduler::k_grouped::TileKGroup;
+use crate::gemm::scheduler::m_grouped::{MGroupedParams, TileGroup};
+use crate::gemm::scheduler::stream_k::StreamKPart;
 use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::{Global, Kernel, Pred, Shared, U32};
 
@@ -226,15 +226,15 @@ pub(crate) struct Params<'k> {
     /// B as threads see it, where it is K-major.
     pub b_rows: Rows<'k>,
     /// The group that they are of, where rows are grouped: see [`Params::of`].
-    pub group: Option<GroupPlace<'k>>,
+    pub group: Option<TileGroup<'k>>,
     /// Whether D of groups is stored slab by slab.
     pub d_in_slabs: bool,
     /// The same where groups are along K.
-    pub k_group: Option<KGroupPlace<'k>>,
+    pub k_group: Option<TileKGroup<'k>>,
     /// The part of a tile that they are of, where tiles are shared out along K.
-    pub part: Option<KPart<'k>>,
+    pub part: Option<StreamKPart<'k>>,
     /// Which rows of B a tile has, where these are no neighbours.
-    pub pieces: Option<Pieces<'k>>,
+    pub gate_up: Option<GateUpRows<'k>>,
 }
 
 /// A matrix of scales in memory, in any layout.
@@ -310,7 +310,7 @@ impl<'k> Params<'k> {
             d_in_slabs: false,
             k_group: None,
             part: None,
-            pieces: None,
+            gate_up: None,
         }
     }
 
@@ -326,17 +326,17 @@ impl<'k> Params<'k> {
 
     /// The column of D and the row of B of one of the sums of a tile whose first column is `n`.
     pub fn place_of(&self, n: U32<'k>, sum: U32<'k>) -> (U32<'k>, U32<'k>) {
-        match self.pieces {
+        match self.gate_up {
             None => {
                 let column = n + sum;
                 (column, column)
             }
-            Some(pieces) => pieces.place(n, sum),
+            Some(gate_up) => gate_up.place(n, sum),
         }
     }
 
     /// The arguments of the tile's group: its scales, and its rows as all rows that there are.
-    pub fn of(&self, tile: &TilePlace<'k>, grouped: Option<&MGroupedParams<'k>>) -> Self {
+    pub fn of(&self, tile: &TileInfo<'k>, grouped: Option<&MGroupedParams<'k>>) -> Self {
         if let Some(place) = tile.k_group {
             return Params {
                 sfa: self.sfa.moved(place.first_block, self.sfa.stride_k),
@@ -367,10 +367,10 @@ impl<'k> Params<'k> {
             return part.tell(to, [m, n]);
         }
         match self.group {
-            Some(group) if self.d_in_slabs => TilePlace::tell_in_slab(to, [m, n], group),
+            Some(group) if self.d_in_slabs => TileInfo::tell_in_slab(to, [m, n], group),
             // What sums are finished with may be the group's own.
-            Some(group) if self.pieces.is_some() => TilePlace::tell_with_group(to, [m, n], group),
-            group => TilePlace::tell(to, [m, n], group),
+            Some(group) if self.gate_up.is_some() => TileInfo::tell_with_group(to, [m, n], group),
+            group => TileInfo::tell(to, [m, n], group),
         }
     }
 }

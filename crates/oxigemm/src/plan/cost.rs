@@ -137,7 +137,7 @@ pub fn estimate(choice: GemmConfig, shape: GemmShape, limits: &Limits) -> Cost {
             let tile = Tile { family, m: config.block_m, n: config.block_n };
             let cluster = [cluster_m, cluster_n];
             let clusters = limits.clusters(cluster_m * cluster_n);
-            let tail = config.shares_tail.then(|| choice.launch(shape, clusters).tail);
+            let tail = config.stream_k.then(|| choice.launch(shape, clusters).tail);
             wide(&tile, cluster, (config.stages, k_blocks), tail, shape, limits)
         }
         GemmConfig::HalfWide { cluster_m, cluster_n, config } => {

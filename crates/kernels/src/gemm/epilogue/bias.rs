@@ -1,6 +1,6 @@
 //! `alpha * sum + bias`, the bias along N.
 
-use super::fusion::{EpilogueFlags, EpilogueParams, Sums};
+use super::fusion::{EpilogueFlags, EpilogueParams, FusedAccumulators};
 use crate::gemm::operand::f16::Half;
 use oxigemm_ptx::{Bf16, F16, F32, Global, Kernel, Pred, Var};
 
@@ -23,7 +23,7 @@ impl<'k> EpilogueParams<'k> {
     }
 }
 
-impl<'k> Sums<'k, '_> {
+impl<'k> FusedAccumulators<'k, '_> {
     /// Multiplies the sums with alpha and adds the bias of their columns.
     pub(super) fn scale_and_add_bias(&self, sums: &[Vec<Var<'k, f32>>]) {
         let (k, p) = (self.k, self.params);

@@ -54,7 +54,7 @@ pub struct BoxOfB {
 
 impl BoxOfB {
     /// A box of the `share` of a tile's rows that a block loads, where a warpgroup has so many columns of D at a time: all of what a warpgroup has, gates
-    /// before ups, and all of the share where its rows follow each other. (See `Pieces` for where they do not.)
+    /// before ups, and all of the share where its rows follow each other. (See `GateUpRows` for where they do not.)
     pub fn of(fusion: Fusion, share: u32, columns: u32, passes: u32) -> BoxOfB {
         match fusion {
             Fusion::None => BoxOfB { rows: share, parts: 0 },
@@ -240,7 +240,7 @@ impl<'k> OutputParams<'k> {
 }
 
 /// A warpgroup's sums of a tile, a fragment for each 64 rows, on their way to D.
-pub(crate) struct Sums<'k, 'p> {
+pub(crate) struct FusedAccumulators<'k, 'p> {
     pub k: &'k Kernel,
     pub params: &'p EpilogueParams<'k>,
     pub fusion: Fusion,
@@ -253,7 +253,7 @@ pub(crate) struct Sums<'k, 'p> {
     pub lane: U32<'k>,
 }
 
-impl<'k> Sums<'k, '_> {
+impl<'k> FusedAccumulators<'k, '_> {
     /// Turns sums into elements of D but for C, and tells where these are: with a gate, in the first half of each fragment.
     pub fn finish<'s>(&self, sums: &'s [Vec<Var<'k, f32>>]) -> Vec<&'s [Var<'k, f32>]> {
         self.scale_and_add_bias(sums);
@@ -273,7 +273,7 @@ impl<'k> Sums<'k, '_> {
 /// Which rows of B a tile's sums belong to, where those need not simply follow each other: a warpgroup has pieces of
 /// `columns` rows, of the gates and of the ups, and warpgroups side by side are `stride` columns of D apart.
 #[derive(Clone, Copy)]
-pub(crate) struct Pieces<'k> {
+pub(crate) struct GateUpRows<'k> {
     pub fusion: Fusion,
     /// Columns of D that a warpgroup computes at a time.
     pub columns: u32,
@@ -282,7 +282,7 @@ pub(crate) struct Pieces<'k> {
     pub ups: U32<'k>,
 }
 
-impl<'k> Pieces<'k> {
+impl<'k> GateUpRows<'k> {
     /// The column of D and the row of B of one of a tile's sums, for a tile whose first column of D is `n`.
     pub fn place(&self, n: U32<'k>, sum: U32<'k>) -> (U32<'k>, U32<'k>) {
         let [column, part] = self.place_in_part(n, sum);
@@ -333,8 +333,8 @@ mod tests {
                 let share = rows / cluster_m;
                 let host = BoxOfB::of(fusion, share, columns, passes);
                 let ups = k.constant(4096);
-                let pieces = Pieces { fusion, columns, stride: k.constant(passes * columns), ups };
-                let kernel = pieces.box_rows(k.constant(share)).as_constant().expect("all of it is known");
+                let gate_up = GateUpRows { fusion, columns, stride: k.constant(passes * columns), ups };
+                let kernel = gate_up.box_rows(k.constant(share)).as_constant().expect("all of it is known");
                 let about =
                     format!("{fusion:?} {columns} columns, {rows} rows, {cluster_m}, {passes} passes");
                 assert_eq!(host.rows * host.parts.max(1), kernel, "{about}");

@@ -154,7 +154,7 @@ impl<'k> MGroupedParams<'k> {
 
 /// A tile's place in its group.
 #[derive(Clone, Copy)]
-pub(crate) struct GroupPlace<'k> {
+pub(crate) struct TileGroup<'k> {
     /// The group, which is also that of B.
     pub group: U32<'k>,
     /// The slab of A and D.
@@ -165,7 +165,7 @@ pub(crate) struct GroupPlace<'k> {
     pub d_slab: U32<'k>,
 }
 
-impl<'k> GroupPlace<'k> {
+impl<'k> TileGroup<'k> {
     /// The row of D where the slab starts, where slabs are whole rows apart.
     pub fn d_row(&self) -> U32<'k> {
         self.slab * self.d_slab
@@ -185,7 +185,7 @@ pub(crate) struct ClusterTiles<'k> {
 
 /// The table of groups in a block's shared memory.
 #[derive(Clone, Copy)]
-pub(crate) struct Groups<'k> {
+pub(crate) struct GroupTable<'k> {
     k: &'k Kernel,
     params: MGroupedParams<'k>,
     tiles: ClusterTiles<'k>,
@@ -197,7 +197,7 @@ pub(crate) struct Groups<'k> {
     before: Shared<'k>,
 }
 
-impl<'k> Groups<'k> {
+impl<'k> GroupTable<'k> {
     /// The table at `table`, for slabs of `rows` rows.
     pub fn new(
         params: MGroupedParams<'k>,
@@ -207,7 +207,7 @@ impl<'k> Groups<'k> {
     ) -> Self {
         let (k, bytes) = (rows.kernel(), params.groups * 4);
         let end = table.at(bytes);
-        Groups { k, params, tiles, rows, first: table, end, before: end.at(bytes) }
+        GroupTable { k, params, tiles, rows, first: table, end, before: end.at(bytes) }
     }
 
     /// Fills the table in; all `threads` threads of the block take part.
@@ -330,14 +330,14 @@ impl<'k> Groups<'k> {
 
     /// The first row (of the group's slab) and the index along N of the tile at `turn`, whether the group's B passes
     /// by once, and the group.
-    pub fn tile(&self, turn: U32<'k>) -> (U32<'k>, U32<'k>, Pred<'k>, GroupPlace<'k>) {
+    pub fn tile(&self, turn: U32<'k>) -> (U32<'k>, U32<'k>, Pred<'k>, TileGroup<'k>) {
         let group = self.group_at(turn);
         let (first, end) = self.rows_of(group);
         let m_tiles = (end - first).div_ceil(self.tiles.rows);
         let order = TileOrder { m_tiles, n_tiles: self.tiles.n_tiles, band: self.tiles.band };
         let (m, n) = order.tile(turn - self.before.at(group * 4).load::<u32>());
         let slab = self.params.slab_of(group);
-        let place = GroupPlace { group, slab, end, d_slab: self.params.d_slab };
+        let place = TileGroup { group, slab, end, d_slab: self.params.d_slab };
         (first + m * self.tiles.rows, n, streams_b(end - first), place)
     }
 

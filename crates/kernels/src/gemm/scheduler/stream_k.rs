@@ -75,7 +75,7 @@ impl StreamK<u32> {
     /// Bytes of room for the sums that blocks leave, so many each, where clusters have so many blocks. The counters ahead of them begin as
     /// zeros, and are zeros again when a grid ends.
     #[must_use]
-    pub fn room_bytes(&self, blocks: u32, sums: u32) -> u64 {
+    pub fn workspace_bytes(&self, blocks: u32, sums: u32) -> u64 {
         assert!(self.tiles * blocks * COUNTERS <= MOST_COUNTERS, "{} tiles are shared out", self.tiles);
         match self.tiles {
             0 => 0,
@@ -144,35 +144,35 @@ pub(crate) struct StreamKParams<'k> {
 
 /// What is computed of a tile: its blocks of K, and where its sums may be left.
 #[derive(Clone, Copy)]
-pub(crate) struct KPart<'k> {
+pub(crate) struct StreamKPart<'k> {
     pub first: U32<'k>,
     pub end: U32<'k>,
-    pub meeting: MeetingPlace<'k>,
+    pub fixup: FixupSlot<'k>,
 }
 
 /// Where the sums of a part may be left: 0 where it is all of the tile. Those of the two parts of a tile follow each other, and the owner's is odd.
 #[derive(Clone, Copy)]
-pub(crate) struct MeetingPlace<'k>(pub U32<'k>);
+pub(crate) struct FixupSlot<'k>(pub U32<'k>);
 
-impl<'k> KPart<'k> {
+impl<'k> StreamKPart<'k> {
     /// Tells other warps of the block of a part of the tile at row `m` and column `n`, its blocks of K counted from the beginning of the
     /// first one's group of scales.
     pub fn tell(&self, to: Shared<'k>, [m, n]: [U32<'k>; 2]) {
         // Tiles that are shared out have so many rows that no more scales come together.
         let (begin, within) = (group_start(self.first, GROUP), self.first % GROUP);
-        to.store_vec([m, n, self.end - begin, self.meeting.0 * GROUP + within]);
+        to.store_vec([m, n, self.end - begin, self.fixup.0 * GROUP + within]);
     }
 
     /// What they were told.
-    pub fn told(from: Shared<'k>) -> ([U32<'k>; 2], KPart<'k>) {
+    pub fn told(from: Shared<'k>) -> ([U32<'k>; 2], StreamKPart<'k>) {
         let [row, column, end, word] = from.load_vec::<u32, 4>();
-        ([row, column], KPart { first: word % GROUP, end, meeting: MeetingPlace(word / GROUP) })
+        ([row, column], StreamKPart { first: word % GROUP, end, fixup: FixupSlot(word / GROUP) })
     }
 }
 
 /// A cluster's turns: whole tiles, then parts.
 #[derive(Clone, Copy)]
-pub(crate) struct TailTurns<'k> {
+pub(crate) struct StreamKTiles<'k> {
     tail: StreamK<U32<'k>>,
     parts: Parts<U32<'k>>,
     k_blocks: U32<'k>,
@@ -197,7 +197,7 @@ impl<'k> StreamKParams<'k> {
     }
 
     /// The turns of this block's cluster, where there are so many tiles of so many blocks of K.
-    pub fn turns(self, k: &'k Kernel, tiles: U32<'k>, k_blocks: U32<'k>) -> TailTurns<'k> {
+    pub fn turns(self, k: &'k Kernel, tiles: U32<'k>, k_blocks: U32<'k>) -> StreamKTiles<'k> {
         let (cluster, clusters, tail) = (k.cluster_index(), k.grid_clusters(), self.tail);
         let [count, first_tile, owned] = [(); 3].map(|()| k.var(0u32));
         k.if_(tail.tiles.ne(0), || {
@@ -209,11 +209,11 @@ impl<'k> StreamKParams<'k> {
         let parts = Parts { count: count.get(), first_tile: first_tile.get(), owned: owned.get() };
         let whole_tiles = tiles - tail.tiles;
         let whole = (whole_tiles + clusters - 1 - cluster) / clusters;
-        TailTurns { tail, parts, k_blocks, whole_tiles, count: whole + parts.count, whole }
+        StreamKTiles { tail, parts, k_blocks, whole_tiles, count: whole + parts.count, whole }
     }
 }
 
-impl<'k> TailTurns<'k> {
+impl<'k> StreamKTiles<'k> {
     /// The tile of a turn.
     pub fn tile(&self, k: &'k Kernel, turn: U32<'k>) -> U32<'k> {
         let whole = turn * k.grid_clusters() + k.cluster_index();
@@ -226,20 +226,20 @@ impl<'k> TailTurns<'k> {
     }
 
     /// What is computed of it.
-    pub fn part(&self, k: &'k Kernel, turn: U32<'k>) -> KPart<'k> {
+    pub fn part(&self, k: &'k Kernel, turn: U32<'k>) -> StreamKPart<'k> {
         let (is_part, owns) = (turn.ge(self.whole), k.cluster_index().lt(self.tail.tiles));
         let owned = self.parts.owned;
         let place = self.shared_tile(turn) * PARTS + owns.select(1u32, 2);
-        KPart {
+        StreamKPart {
             first: (is_part & !owns).select(owned, 0),
             end: (is_part & owns).select(owned, self.k_blocks),
-            meeting: MeetingPlace(is_part.select(place, 0)),
+            fixup: FixupSlot(is_part.select(place, 0)),
         }
     }
 }
 
 /// Where a block's sums of a part are left.
-pub(crate) struct Meeting<'k> {
+pub(crate) struct Fixup<'k> {
     /// By this block, and by the one that has the other part.
     pub own: Global<'k>,
     pub other: Global<'k>,
@@ -247,7 +247,7 @@ pub(crate) struct Meeting<'k> {
     pub counter: Global<'k>,
 }
 
-impl<'k> MeetingPlace<'k> {
+impl<'k> FixupSlot<'k> {
     /// Whether there is another part.
     pub fn exists(self) -> Pred<'k> {
         self.0.ne(0)
@@ -265,12 +265,12 @@ impl<'k> MeetingPlace<'k> {
         [rank, blocks]: [U32<'k>; 2],
         warpgroup: U32<'k>,
         sums: u32,
-    ) -> Meeting<'k> {
+    ) -> Fixup<'k> {
         let place = self.0 - 1;
         let places = room.at(COUNTER_BYTES);
         let at = |place: U32<'k>| places.at((place * blocks + rank).widening_mul(sums * 4));
         let counter = (place / PARTS * blocks + rank) * COUNTERS + warpgroup;
-        Meeting { own: at(place), other: at(place ^ 1), counter: room.at(counter.widening_mul(4)) }
+        Fixup { own: at(place), other: at(place ^ 1), counter: room.at(counter.widening_mul(4)) }
     }
 }
 
