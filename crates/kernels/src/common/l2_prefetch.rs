@@ -25,11 +25,11 @@ impl<'k> Rows<'k> {
     /// The first threads of the block ask for the `rows` of a tile, from row `first` on: for the first of their blocks of K,
     /// `blocks[0]` to before `blocks[1]`.
     pub fn fetch(&self, k: &'k Kernel, tile: (U32<'k>, u32), blocks: [U32<'k>; 2]) {
-        self.fetch_lines(k, k.thread_index(), tile, blocks, (BYTES / (tile.1 * LINE)).max(1));
+        self.prefetch_lines(k, k.thread_index(), tile, blocks, (BYTES / (tile.1 * LINE)).max(1));
     }
 
     /// The same where each sum of a column of D has a part of the tile's rows: `columns` of B's rows lie between those of its parts.
-    pub fn fetch_parts(
+    pub fn prefetch_parts(
         &self,
         k: &'k Kernel,
         (first, rows): (U32<'k>, u32),
@@ -44,7 +44,7 @@ impl<'k> Rows<'k> {
     }
 
     /// The same for a number of blocks of K, by other threads: `thread` is which of them this is.
-    pub fn fetch_lines(
+    pub fn prefetch_lines(
         &self,
         k: &'k Kernel,
         thread: U32<'k>,

@@ -2,5 +2,6 @@
 
 pub mod even_split;
 pub(crate) mod l2_prefetch;
+pub mod params;
 pub mod pipeline;
 pub mod workspace_reduce;

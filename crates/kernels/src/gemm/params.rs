@@ -2,20 +2,21 @@
 
 use crate::BLOCK_K;
 use crate::common::l2_prefetch::Rows;
+use crate::common::params::kernel_params;
 use crate::gemm::epilogue::OutputParams;
-use crate::gemm::epilogue::fusion::Pieces;
-use crate::gemm::scheduler::TilePlace;
-use crate::gemm::scheduler::k_grouped::KGroupPlace;
-use crate::gemm::scheduler::m_grouped::{GroupArgs, GroupParams, GroupPlace};
-use crate::gemm::scheduler::stream_k::KPart;
+use crate::gemm::epilogue::fusion::GateUpRows;
+use crate::gemm::operand::f16::Half;
+use crate::gemm::scheduler::TileInfo;
+use crate::gemm::scheduler::k_grouped::TileKGroup;
+use crate::gemm::scheduler::m_grouped::{MGroupedParams, TileGroup};
+use crate::gemm::scheduler::stream_k::StreamKPart;
 use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::{Global, Kernel, Pred, Shared, U32};
-use std::ffi::c_void;
 
 /// What the host passes; [`pointers`](Self::pointers) has the order of the parameters.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-pub struct Args {
+pub struct GemmArgs {
     /// Tensor map of A: see [`crate::gemm::launch::Launch::map_a`].
     pub a: [u64; 16],
     /// Tensor map of B: see [`crate::gemm::launch::Launch::map_b`].
@@ -50,7 +51,7 @@ pub struct Args {
     pub sfb_strides: [u32; 2],
     /// A [`ScaleLayout`], as a number, and [`SFB_BULK`] where it holds.
     pub scale_layouts: u32,
-    /// What the kernel family makes of them: see [`crate::gemm::launch::Launch::tuning`].
+    /// The words of a [`PersistentTuning`] or a [`SplitKTuning`], by the kernel family.
     pub tuning: [u32; 4],
     /// Address of B, for threads.
     pub b_rows: u64,
@@ -58,7 +59,7 @@ pub struct Args {
     pub b_pitch: u32,
 }
 
-/// Set in [`Args::scale_layouts`] where the copy engine can bring B's scales, a row of them: see [`sfb_bulk`].
+/// Set in [`GemmArgs::scale_layouts`] where the copy engine can bring B's scales, a row of them: see [`sfb_bulk`].
 pub const SFB_BULK: u32 = 4;
 
 /// Whether the copy engine can bring rows of B's scales at `address` with these strides (in elements, along N and
@@ -125,69 +126,86 @@ impl ScaleLayout {
     }
 }
 
-impl Args {
-    /// How many parameters a kernel has.
-    pub const COUNT: usize = 25;
+/// Tuning words of the persistent kernels: see [`GemmArgs::tuning`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PersistentTuning<T> {
+    /// Blocks of a cluster along M; they share B.
+    pub cluster_m: T,
+    /// Blocks of a cluster along N; they share A.
+    pub cluster_n: T,
+    /// Rows of tiles in a [raster band](crate::gemm::scheduler::order::TileOrder).
+    pub raster_band: T,
+    /// 1 where every other tile of a cluster takes K from its end, else 0.
+    pub serpentine_k: T,
+}
 
-    /// A pointer to each argument, as a launch takes them: behind the maps, the 64 bytes that first loads wait for. A multiprocessor
-    /// fetches so much at a time when it first needs some of it.
-    pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
-        fn to<T>(value: &T) -> *mut c_void {
-            std::ptr::from_ref(value).cast_mut().cast()
-        }
-        [
-            to(&self.a),
-            to(&self.b),
-            to(&self.sfa_map),
-            to(&self.d_map),
-            to(&self.sfa),
-            to(&self.sfb),
-            to(&self.b_rows),
-            to(&self.m),
-            to(&self.n),
-            to(&self.k_blocks),
-            to(&self.b_pitch),
-            to(&self.sfb_strides[0]),
-            to(&self.sfb_strides[1]),
-            to(&self.scale_layouts),
-            to(&self.tuning[0]),
-            to(&self.tuning[1]),
-            to(&self.tuning[2]),
-            to(&self.tuning[3]),
-            to(&self.output_flags),
-            to(&self.sfa_strides[0]),
-            to(&self.sfa_strides[1]),
-            to(&self.d),
-            to(&self.c),
-            to(&self.d_pitch),
-            to(&self.c_pitch),
-        ]
+impl<T> PersistentTuning<T> {
+    /// The words, in the order of the parameters.
+    pub fn words(self) -> [T; 4] {
+        let PersistentTuning { cluster_m, cluster_n, raster_band, serpentine_k } = self;
+        [cluster_m, cluster_n, raster_band, serpentine_k]
+    }
+
+    /// Names for the words.
+    pub fn from_words([cluster_m, cluster_n, raster_band, serpentine_k]: [T; 4]) -> Self {
+        PersistentTuning { cluster_m, cluster_n, raster_band, serpentine_k }
     }
 }
 
-/// What the host passes beside [`Args`] where rows are grouped, in the order of the parameters.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct GroupedArgs {
-    /// Where the groups are.
-    pub groups: GroupArgs,
-    /// From one slab of A's scales to the next, in elements.
-    pub sfa_slab: u32,
-    /// From the scales of one group's B to those of the next, in elements.
-    pub sfb_group: u32,
+/// Tuning words of the split-K kernels: see [`GemmArgs::tuning`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SplitKTuning<T> {
+    /// Stages of the pipeline.
+    pub stages: T,
+    /// 1 where every row of B is read once and need not stay in the L2 cache, else 0.
+    pub stream_b_once: T,
+    /// K blocks of one slab, where K runs through the slabs of a batch.
+    pub slab_k_blocks: T,
 }
 
-impl GroupedArgs {
-    /// How many parameters they are.
-    pub const COUNT: usize = GroupArgs::COUNT + 2;
+impl<T: Default> SplitKTuning<T> {
+    /// The words, in the order of the parameters.
+    pub fn words(self) -> [T; 4] {
+        let SplitKTuning { stages, stream_b_once, slab_k_blocks } = self;
+        [stages, stream_b_once, slab_k_blocks, T::default()]
+    }
+}
 
-    /// A pointer to each argument, as a launch takes them.
-    pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
-        let strides = [&self.sfa_slab, &self.sfb_group].map(|x| std::ptr::from_ref(x).cast_mut().cast());
-        let mut all = [std::ptr::null_mut(); Self::COUNT];
-        all[..GroupArgs::COUNT].copy_from_slice(&self.groups.pointers());
-        all[GroupArgs::COUNT..].copy_from_slice(&strides);
-        all
+impl<T> SplitKTuning<T> {
+    /// Names for the words.
+    pub fn from_words([stages, stream_b_once, slab_k_blocks, _]: [T; 4]) -> Self {
+        SplitKTuning { stages, stream_b_once, slab_k_blocks }
+    }
+}
+
+kernel_params! {
+    /// Behind the maps, the 64 bytes that first loads wait for: an SM fetches so much at a time when it first needs some of it.
+    struct Words from GemmArgs {
+        a: TensorMap = a,
+        b: TensorMap = b,
+        sfa_map: TensorMap = sfa_map,
+        d_map: TensorMap = d_map,
+        sfa: Pointer = sfa,
+        sfb: Pointer = sfb,
+        b_rows: Pointer = b_rows,
+        m: U32 = m,
+        n: U32 = n,
+        k_blocks: U32 = k_blocks,
+        b_pitch: U32 = b_pitch,
+        sfb_stride_mn: U32 = sfb_strides[0],
+        sfb_stride_k: U32 = sfb_strides[1],
+        scale_layouts: U32 = scale_layouts,
+        tuning_0: U32 = tuning[0],
+        tuning_1: U32 = tuning[1],
+        tuning_2: U32 = tuning[2],
+        tuning_3: U32 = tuning[3],
+        output_flags: U32 = output_flags,
+        sfa_stride_mn: U32 = sfa_strides[0],
+        sfa_stride_k: U32 = sfa_strides[1],
+        d: Pointer = d,
+        c: Pointer = c,
+        d_pitch: U32 = d_pitch,
+        c_pitch: U32 = c_pitch,
     }
 }
 
@@ -204,38 +222,19 @@ pub(crate) struct Params<'k> {
     pub sfb_bulk: Pred<'k>,
     pub output: OutputParams<'k>,
     pub k_blocks: U32<'k>,
-    pub tuning: [U32<'k>; 4],
+    tuning: [U32<'k>; 4],
     /// B as threads see it, where it is K-major.
     pub b_rows: Rows<'k>,
     /// The group that they are of, where rows are grouped: see [`Params::of`].
-    pub group: Option<GroupPlace<'k>>,
+    pub group: Option<TileGroup<'k>>,
     /// Whether D of groups is stored slab by slab.
     pub d_in_slabs: bool,
     /// The same where groups are along K.
-    pub k_group: Option<KGroupPlace<'k>>,
+    pub k_group: Option<TileKGroup<'k>>,
     /// The part of a tile that they are of, where tiles are shared out along K.
-    pub part: Option<KPart<'k>>,
+    pub part: Option<StreamKPart<'k>>,
     /// Which rows of B a tile has, where these are no neighbours.
-    pub pieces: Option<Pieces<'k>>,
-}
-
-/// The arguments of groups inside a kernel.
-#[derive(Clone, Copy)]
-pub(crate) struct GroupedParams<'k> {
-    pub groups: GroupParams<'k>,
-    sfa_slab: U32<'k>,
-    sfb_group: U32<'k>,
-}
-
-impl<'k> GroupedParams<'k> {
-    /// Declares them in the order of [`GroupedArgs`], behind those of [`Params`].
-    pub fn declare(k: &'k Kernel) -> Self {
-        GroupedParams {
-            groups: GroupParams::declare(k),
-            sfa_slab: k.param("sfa_slab"),
-            sfb_group: k.param("sfb_group"),
-        }
-    }
+    pub gate_up: Option<GateUpRows<'k>>,
 }
 
 /// A matrix of scales in memory, in any layout.
@@ -270,25 +269,34 @@ impl<'k> ScaleParams<'k> {
 }
 
 impl<'k> Params<'k> {
-    /// Declares them in the order of [`Args::pointers`].
+    /// Declares the parameters of [`GemmArgs`].
     pub fn declare(k: &'k Kernel) -> Self {
-        let (a, b_map) = (k.param_tensor_map("a"), k.param_tensor_map("b"));
-        let (sfa_map, d_map) = (k.param_tensor_map("sfa_map"), k.param_tensor_map("d_map"));
-        let number = |name: &str| k.param::<u32>(name);
-        let [sfa, sfb, b] = ["sfa", "sfb", "b_rows"].map(|name| k.param_pointer(name));
-        let [m, n, k_blocks, b_pitch] = ["m", "n", "k_blocks", "b_pitch"].map(number);
-        let [sfb_mn, sfb_k, layouts] = ["sfb_stride_mn", "sfb_stride_k", "scale_layouts"].map(number);
-        let tuning = [0, 1, 2, 3].map(|nth| number(&format!("tuning_{nth}")));
-        let flags = number("output_flags");
-        let [sfa_mn, sfa_k] = ["sfa_stride_mn", "sfa_stride_k"].map(number);
-        let output = OutputParams::declare(k, d_map, [m, n], flags);
-        let sfa = ScaleParams { base: sfa, stride_mn: sfa_mn, stride_k: sfa_k };
-        let sfb = ScaleParams { base: sfb, stride_mn: sfb_mn, stride_k: sfb_k };
+        let words = Words::declare(k, "");
+        let Words { a, b, sfa_map, d_map, k_blocks, .. } = words;
+        let output = OutputParams {
+            d_map,
+            rows: words.m,
+            columns: words.n,
+            flags: words.output_flags,
+            d: words.d,
+            c: words.c,
+            d_pitch: words.d_pitch,
+            c_pitch: words.c_pitch,
+            half: Half::Bf16,
+            beta: None,
+            heads: None,
+        };
+        let sfa =
+            ScaleParams { base: words.sfa, stride_mn: words.sfa_stride_mn, stride_k: words.sfa_stride_k };
+        let sfb =
+            ScaleParams { base: words.sfb, stride_mn: words.sfb_stride_mn, stride_k: words.sfb_stride_k };
+        let layouts = words.scale_layouts;
         let (sfa_layout, sfb_bulk) = (layouts & (SFB_BULK - 1), (layouts & SFB_BULK).ne(0));
-        let b_rows = Rows { at: b, pitch: b_pitch, count: n };
+        let tuning = [words.tuning_0, words.tuning_1, words.tuning_2, words.tuning_3];
+        let b_rows = Rows { at: words.b_rows, pitch: words.b_pitch, count: words.n };
         Params {
             a,
-            b: b_map,
+            b,
             sfa_map,
             sfa,
             sfb,
@@ -302,23 +310,33 @@ impl<'k> Params<'k> {
             d_in_slabs: false,
             k_group: None,
             part: None,
-            pieces: None,
+            gate_up: None,
         }
+    }
+
+    /// Tuning of a persistent kernel.
+    pub fn persistent_tuning(&self) -> PersistentTuning<U32<'k>> {
+        PersistentTuning::from_words(self.tuning)
+    }
+
+    /// Tuning of a split-K kernel.
+    pub fn split_k_tuning(&self) -> SplitKTuning<U32<'k>> {
+        SplitKTuning::from_words(self.tuning)
     }
 
     /// The column of D and the row of B of one of the sums of a tile whose first column is `n`.
     pub fn place_of(&self, n: U32<'k>, sum: U32<'k>) -> (U32<'k>, U32<'k>) {
-        match self.pieces {
+        match self.gate_up {
             None => {
                 let column = n + sum;
                 (column, column)
             }
-            Some(pieces) => pieces.place(n, sum),
+            Some(gate_up) => gate_up.place(n, sum),
         }
     }
 
     /// The arguments of the tile's group: its scales, and its rows as all rows that there are.
-    pub fn of(&self, tile: &TilePlace<'k>, grouped: Option<&GroupedParams<'k>>) -> Self {
+    pub fn of(&self, tile: &TileInfo<'k>, grouped: Option<&MGroupedParams<'k>>) -> Self {
         if let Some(place) = tile.k_group {
             return Params {
                 sfa: self.sfa.moved(place.first_block, self.sfa.stride_k),
@@ -349,10 +367,10 @@ impl<'k> Params<'k> {
             return part.tell(to, [m, n]);
         }
         match self.group {
-            Some(group) if self.d_in_slabs => TilePlace::tell_in_slab(to, [m, n], group),
+            Some(group) if self.d_in_slabs => TileInfo::tell_in_slab(to, [m, n], group),
             // What sums are finished with may be the group's own.
-            Some(group) if self.pieces.is_some() => TilePlace::tell_with_group(to, [m, n], group),
-            group => TilePlace::tell(to, [m, n], group),
+            Some(group) if self.gate_up.is_some() => TileInfo::tell_with_group(to, [m, n], group),
+            group => TileInfo::tell(to, [m, n], group),
         }
     }
 }

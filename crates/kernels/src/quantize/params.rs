@@ -4,7 +4,7 @@ use oxigemm_ptx::tma::{CachePolicy, Eviction};
 use oxigemm_ptx::{F32, Global, Kernel, Pred, U32, U64};
 
 use super::vec8::Code;
-use crate::registry::Argument;
+use crate::common::params::KernelArg;
 
 /// Where the shift of [`Args::across`] is in the parameter that flags are in.
 const SHIFT_OF_ACROSS: u32 = 16;
@@ -111,33 +111,33 @@ impl Args {
     /// All of them, in the order of the kernels' parameters: that in which kernels want them. A multiprocessor fetches 64 bytes of
     /// parameters at a time when it first needs one of them, for which a small matrix waits 0.07 us; the first such line has room for
     /// the 48 bytes that loads of a matrix wait for, the next one for the rest but the last.
-    pub fn list(&self) -> [Argument; Self::COUNT] {
+    pub fn list(&self) -> [KernelArg; Self::COUNT] {
         let Args { dims, scale_dims, scale_strides, shifts, across, from_strides, .. } = *self;
         [
-            Argument::U64(self.x),
-            Argument::U32(dims[0]),
-            Argument::U32(dims[1]),
-            Argument::U32(self.x_pitch),
-            Argument::U32(self.flags | across.shift << SHIFT_OF_ACROSS),
-            Argument::U32(across.value),
-            Argument::U32(across.factor),
-            Argument::U32(shifts[0]),
-            Argument::U32(shifts[1]),
-            Argument::U32(from_strides[0]),
-            Argument::U32(from_strides[1]),
-            Argument::U64(self.from),
-            Argument::U64(self.codes),
-            Argument::U64(self.scales),
-            Argument::U32(self.codes_pitch),
-            Argument::U32(scale_dims[0]),
-            Argument::U32(scale_dims[1]),
-            Argument::U32(scale_strides[0]),
-            Argument::U32(scale_strides[1]),
-            Argument::U32(scale_strides[2]),
-            Argument::U32(self.source_rows),
-            Argument::U32(from_strides[2]),
-            Argument::U32(self.epsilon),
-            Argument::U64(self.group_stride),
+            KernelArg::U64(self.x),
+            KernelArg::U32(dims[0]),
+            KernelArg::U32(dims[1]),
+            KernelArg::U32(self.x_pitch),
+            KernelArg::U32(self.flags | across.shift << SHIFT_OF_ACROSS),
+            KernelArg::U32(across.value),
+            KernelArg::U32(across.factor),
+            KernelArg::U32(shifts[0]),
+            KernelArg::U32(shifts[1]),
+            KernelArg::U32(from_strides[0]),
+            KernelArg::U32(from_strides[1]),
+            KernelArg::U64(self.from),
+            KernelArg::U64(self.codes),
+            KernelArg::U64(self.scales),
+            KernelArg::U32(self.codes_pitch),
+            KernelArg::U32(scale_dims[0]),
+            KernelArg::U32(scale_dims[1]),
+            KernelArg::U32(scale_strides[0]),
+            KernelArg::U32(scale_strides[1]),
+            KernelArg::U32(scale_strides[2]),
+            KernelArg::U32(self.source_rows),
+            KernelArg::U32(from_strides[2]),
+            KernelArg::U32(self.epsilon),
+            KernelArg::U64(self.group_stride),
         ]
     }
 }

@@ -1,18 +1,18 @@
 //! `alpha * sum + bias`, the bias along N.
 
-use super::fusion::{FusedFlags, FusedParams, Sums};
+use super::fusion::{EpilogueFlags, EpilogueParams, FusedAccumulators};
 use crate::gemm::operand::f16::Half;
 use oxigemm_ptx::{Bf16, F16, F32, Global, Kernel, Pred, Var};
 
 /// Loads the bias at an address, where it exists; else 0.
 type LoadBias<'l, 'k> = &'l dyn Fn(Global<'k>, Pred<'k>) -> F32<'k>;
 
-impl<'k> FusedParams<'k> {
+impl<'k> EpilogueParams<'k> {
     /// Has biases loaded, if there are any: `load` is given what loads one that lies inside of D, and how many bytes it has.
     pub(super) fn load_biases(&self, k: &'k Kernel, half: Half, load: impl Fn(LoadBias<'_, 'k>, u32)) {
-        k.if_(self.has(FusedFlags::BIAS), || {
+        k.if_(self.has(EpilogueFlags::BIAS), || {
             k.if_else(
-                self.has(FusedFlags::BIAS_F32),
+                self.has(EpilogueFlags::BIAS_F32),
                 || load(&|from, inside| from.load_if(inside, 0.0f32), 4),
                 || match half {
                     Half::Bf16 => load(&|from, inside| from.load_if(inside, Bf16(0)).to_f32(), 2),
@@ -23,7 +23,7 @@ impl<'k> FusedParams<'k> {
     }
 }
 
-impl<'k> Sums<'k, '_> {
+impl<'k> FusedAccumulators<'k, '_> {
     /// Multiplies the sums with alpha and adds the bias of their columns.
     pub(super) fn scale_and_add_bias(&self, sums: &[Vec<Var<'k, f32>>]) {
         let (k, p) = (self.k, self.params);

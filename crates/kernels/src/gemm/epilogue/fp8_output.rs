@@ -5,10 +5,10 @@
 //! have 128 columns. One that computes fewer at a time keeps what it has in its staging area, each thread its own, and
 //! finishes all of them with the last.
 
-use super::fusion::{FusedFlags, FusedParams, SCALED_COLUMNS};
+use super::fusion::{EpilogueFlags, EpilogueParams, SCALED_COLUMNS};
 use super::{OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_BYTES, WARP_ROWS, chunk_offset};
 use crate::common::pipeline::Pipeline;
-use crate::gemm::sm90::warpgroups::WAVE_ROWS;
+use crate::gemm::sm90::warpgroups::M_SUBTILE_STRIDE;
 use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Fp8, Global, Kernel, Shared, U32, Var};
@@ -22,7 +22,7 @@ const LARGEST: f32 = 448.0;
 #[derive(Clone, Copy)]
 pub(crate) struct QuantizedOutput<'k, 'p> {
     pub k: &'k Kernel,
-    pub params: &'p FusedParams<'k>,
+    pub params: &'p EpilogueParams<'k>,
     pub output: &'p OutputParams<'k>,
     /// The warpgroup's staging area, aligned to 1024.
     pub staging: Shared<'k>,
@@ -36,9 +36,9 @@ pub(crate) struct QuantizedOutput<'k, 'p> {
 
 impl<'k> QuantizedOutput<'k, '_> {
     /// Bytes of the staging area of a warpgroup that computes this many times 64 rows of `columns` columns at a time.
-    pub const fn staging_bytes(waves: u32, columns: u32) -> u32 {
-        let kept = (passes(columns) - 1) * kept_values(waves, columns) * WARPGROUP * 4;
-        if kept > waves * PANEL_BYTES { kept } else { waves * PANEL_BYTES }
+    pub const fn staging_bytes(m_subtiles: u32, columns: u32) -> u32 {
+        let kept = (passes(columns) - 1) * kept_values(m_subtiles, columns) * WARPGROUP * 4;
+        if kept > m_subtiles * PANEL_BYTES { kept } else { m_subtiles * PANEL_BYTES }
     }
 
     /// Where a thread keeps its values of a pass.
@@ -52,47 +52,47 @@ impl<'k> QuantizedOutput<'k, '_> {
     /// store what lies before. `parity` is the warpgroup's place among its outputs, which begins as a writer's.
     pub fn write(
         &self,
-        waves: &[&[Var<'k, f32>]],
+        m_subtiles: &[&[Var<'k, f32>]],
         (pass, end): (Option<U32<'k>>, Option<U32<'k>>),
         panels: impl FnOnce() -> Vec<Panels<'k>>,
         parity: Var<'k, u32>,
     ) {
-        let (k, passes) = (self.k, passes(waves[0].len() as u32 * 2));
+        let (k, passes) = (self.k, passes(m_subtiles[0].len() as u32 * 2));
         let pass = pass.unwrap_or_else(|| k.constant(0));
         k.if_(pass.eq(0), || self.ring.empty(self.warpgroup).wait(parity.get()));
         let finish = || {
-            let values = self.complete(waves);
+            let values = self.complete(m_subtiles);
             if passes > 1 {
                 // Panels lie where other warps keep their values.
                 k.barrier_sync(self.warpgroup + 1, WARPGROUP);
             }
             let panels = panels();
             panels.iter().zip(&values).for_each(|(panel, values)| self.stage(panel, values));
-            let announce = || self.ring.announce(self.warpgroup, self.lane, parity);
+            let commit = || self.ring.commit(self.warpgroup, self.lane, parity);
             let store_within = |end| panels.iter().for_each(|panel| self.store_within(panel, end));
             match end {
-                None => announce(),
+                None => commit(),
                 Some(end) if passes > 1 => {
                     // Before it is announced: what others keep next may lie in this warp's rows.
                     k.sync_warp();
                     store_within(end);
-                    announce();
+                    commit();
                 }
                 Some(end) => {
-                    announce();
+                    commit();
                     store_within(end);
                 }
             }
         };
         match passes {
             1 => finish(),
-            _ => k.if_else(pass.eq(passes - 1), finish, || self.keep(pass, waves)),
+            _ => k.if_else(pass.eq(passes - 1), finish, || self.keep(pass, m_subtiles)),
         }
     }
 
     /// Keeps what was computed in a pass: values of each 64 rows.
-    fn keep(&self, pass: U32<'k>, waves: &[&[Var<'k, f32>]]) {
-        let values: Vec<_> = waves.iter().flat_map(|values| values.iter()).collect();
+    fn keep(&self, pass: U32<'k>, m_subtiles: &[&[Var<'k, f32>]]) {
+        let values: Vec<_> = m_subtiles.iter().flat_map(|values| values.iter()).collect();
         let to = self.kept_at(pass, values.len() as u32);
         for (i, value) in (0u32..).zip(values) {
             to.at(i * WARPGROUP * 4).store(value.live());
@@ -103,15 +103,15 @@ impl<'k> QuantizedOutput<'k, '_> {
     fn complete(&self, last: &[&[Var<'k, f32>]]) -> Vec<Vec<F32<'k>>> {
         let each = last[0].len();
         let passes = SCALED_COLUMNS as usize / 2 / each;
-        let load = |pass: usize, wave: usize| {
+        let load = |pass: usize, subtile: usize| {
             let from = self.kept_at(self.k.constant(pass as u32), (last.len() * each) as u32);
-            (0..each).map(move |i| from.at((wave * each + i) as u32 * WARPGROUP * 4).load::<f32>())
+            (0..each).map(move |i| from.at((subtile * each + i) as u32 * WARPGROUP * 4).load::<f32>())
         };
-        let waves = last.iter().enumerate().map(|(wave, last)| {
-            let kept = (0..passes - 1).flat_map(|pass| load(pass, wave));
+        let m_subtiles = last.iter().enumerate().map(|(subtile, last)| {
+            let kept = (0..passes - 1).flat_map(|pass| load(pass, subtile));
             kept.chain(last.iter().map(|value| value.live())).collect()
         });
-        waves.collect()
+        m_subtiles.collect()
     }
 
     /// Stages 128 columns of the warp's rows in a panel, and stores their scales.
@@ -177,16 +177,16 @@ impl<'k> QuantizedOutput<'k, '_> {
 }
 
 /// The scale of 128 columns of a row whose largest magnitude is this.
-pub(super) fn scale_of<'k>(params: &FusedParams<'k>, largest: F32<'k>) -> F32<'k> {
+pub(super) fn scale_of<'k>(params: &EpilogueParams<'k>, largest: F32<'k>) -> F32<'k> {
     let scale = largest.divide(LARGEST);
     let bits = scale.bitcast::<u32>();
     let exponent = (bits >> 23) + (bits & 0x7f_ffff).ne(0).select::<u32>(1, 0);
     let power = (exponent.max(1).min(254) << 23).bitcast::<f32>();
-    params.has(FusedFlags::POWERS_OF_TWO).select(power, scale)
+    params.has(EpilogueFlags::POWERS_OF_TWO).select(power, scale)
 }
 
 /// Where the scale of the 128 columns of a row that begin at this place lies.
-pub(super) fn scale_at<'k>(params: &FusedParams<'k>, [row, column]: [U32<'k>; 2]) -> Global<'k> {
+pub(super) fn scale_at<'k>(params: &EpilogueParams<'k>, [row, column]: [U32<'k>; 2]) -> Global<'k> {
     let [stride_m, stride_n] = params.scale_strides;
     let row = params.scales_row.map_or(row, |first| row - first);
     let index = row.widening_mul(stride_m) + (column / SCALED_COLUMNS).widening_mul(stride_n);
@@ -197,13 +197,16 @@ pub(super) fn scale_at<'k>(params: &FusedParams<'k>, [row, column]: [U32<'k>; 2]
 /// which the last has `columns` and begins at this place.
 pub(crate) fn panels<'k>(
     staging: Shared<'k>,
-    (waves, columns): (u32, u32),
+    (m_subtiles, columns): (u32, u32),
     [row, column]: [U32<'k>; 2],
 ) -> Vec<Panels<'k>> {
     let column = column - (passes(columns) - 1) * columns;
-    let panel =
-        |wave| Panels { row: row + wave * WAVE_ROWS, column, staging: staging.at(wave * PANEL_BYTES) };
-    (0..waves).map(panel).collect()
+    let panel = |subtile| Panels {
+        row: row + subtile * M_SUBTILE_STRIDE,
+        column,
+        staging: staging.at(subtile * PANEL_BYTES),
+    };
+    (0..m_subtiles).map(panel).collect()
 }
 
 /// How many times a warpgroup that computes `columns` columns at a time computes some, for 128.
@@ -212,6 +215,6 @@ pub(crate) const fn passes(columns: u32) -> u32 {
 }
 
 /// Values of a thread in a pass.
-const fn kept_values(waves: u32, columns: u32) -> u32 {
-    waves * columns / 2
+const fn kept_values(m_subtiles: u32, columns: u32) -> u32 {
+    m_subtiles * columns / 2
 }

@@ -6,11 +6,11 @@
 
 use super::heads::Heads;
 use super::{OutputFlags, OutputParams, Panels};
+use crate::common::params::kernel_params;
 use crate::gemm::operand::f16::Half;
-use crate::gemm::scheduler::m_grouped::GroupParams;
+use crate::gemm::scheduler::m_grouped::MGroupedParams;
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Global, Kernel, Pred, U32, Var};
-use std::ffi::c_void;
 
 /// What is compiled into a kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -54,7 +54,7 @@ pub struct BoxOfB {
 
 impl BoxOfB {
     /// A box of the `share` of a tile's rows that a block loads, where a warpgroup has so many columns of D at a time: all of what a warpgroup has, gates
-    /// before ups, and all of the share where its rows follow each other. (See `Pieces` for where they do not.)
+    /// before ups, and all of the share where its rows follow each other. (See `GateUpRows` for where they do not.)
     pub fn of(fusion: Fusion, share: u32, columns: u32, passes: u32) -> BoxOfB {
         match fusion {
             Fusion::None => BoxOfB { rows: share, parts: 0 },
@@ -74,14 +74,14 @@ pub const SCALED_COLUMNS: u32 = 128;
 /// What the host passes to a fused kernel behind all else, in the order of the parameters.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct FusedArgs {
+pub struct EpilogueArgs {
     /// The factor of the product.
     pub alpha: f32,
     /// The factor of C.
     pub beta: f32,
     /// Address of the bias, one for each row of B.
     pub bias: u64,
-    /// See [`FusedFlags`].
+    /// See [`EpilogueFlags`].
     pub flags: u32,
     /// An [`Activation`](super::Activation), as a number.
     pub activation: u32,
@@ -93,10 +93,10 @@ pub struct FusedArgs {
     pub scale_strides: [u32; 2],
 }
 
-/// Bits of [`FusedArgs::flags`].
-pub struct FusedFlags;
+/// Bits of [`EpilogueArgs::flags`].
+pub struct EpilogueFlags;
 
-impl FusedFlags {
+impl EpilogueFlags {
     /// There is a bias.
     pub const BIAS: u32 = 1;
     /// It is FP32, not of the 16-bit type.
@@ -107,77 +107,60 @@ impl FusedFlags {
     pub const POWERS_OF_TWO: u32 = 8;
 }
 
-impl FusedArgs {
-    /// How many parameters they are.
-    pub const COUNT: usize = 11;
-
-    /// A pointer to each argument, as a launch takes them.
-    pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
-        fn to<T>(value: &T) -> *mut c_void {
-            std::ptr::from_ref(value).cast_mut().cast()
-        }
-        [
-            to(&self.alpha),
-            to(&self.beta),
-            to(&self.bias),
-            to(&self.flags),
-            to(&self.activation),
-            to(&self.heads[0]),
-            to(&self.heads[1]),
-            to(&self.heads[2]),
-            to(&self.scales),
-            to(&self.scale_strides[0]),
-            to(&self.scale_strides[1]),
-        ]
+kernel_params! {
+    struct EpilogueWords from EpilogueArgs {
+        alpha: F32 = alpha,
+        beta: F32 = beta,
+        bias: Pointer = bias,
+        fused_flags: U32 = flags,
+        activation: U32 = activation,
+        head_left: U32 = heads[0],
+        head_mid: U32 = heads[1],
+        head_computed: U32 = heads[2],
+        d_scales: Pointer = scales,
+        d_scales_stride_m: U32 = scale_strides[0],
+        d_scales_stride_n: U32 = scale_strides[1],
     }
 }
 
-/// What the host passes behind [`FusedArgs`] where rows are grouped, in the order of the parameters.
+/// What the host passes behind [`EpilogueArgs`] where rows are grouped, in the order of the parameters.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct FusedGroupArgs {
+pub struct GroupedEpilogueArgs {
     /// From the bias of one group to that of the next, in elements; 0 where all have the same.
     pub bias_group: u32,
     /// From one slab of the scales of a quantized D to the next, in elements.
     pub scales_slab: u32,
 }
 
-impl FusedGroupArgs {
-    /// How many parameters they are.
-    pub const COUNT: usize = 2;
-
-    /// A pointer to each argument, as a launch takes them.
-    pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
-        [&self.bias_group, &self.scales_slab].map(|x| std::ptr::from_ref(x).cast_mut().cast())
+kernel_params! {
+    /// The same inside a kernel.
+    pub(crate) struct GroupedEpilogueParams from GroupedEpilogueArgs {
+        bias_group: U32 = bias_group,
+        d_scales_slab: U32 = scales_slab,
     }
 }
 
-/// The same arguments inside a kernel.
-#[derive(Clone, Copy)]
-pub(crate) struct FusedGroupParams<'k> {
-    bias_group: U32<'k>,
-    scales_slab: U32<'k>,
-}
-
-impl<'k> FusedGroupParams<'k> {
-    /// Declares them in the order of [`FusedGroupArgs`].
-    pub fn declare(k: &'k Kernel) -> Self {
-        FusedGroupParams { bias_group: k.param("bias_group"), scales_slab: k.param("d_scales_slab") }
-    }
-
+impl<'k> GroupedEpilogueParams<'k> {
     /// What sums of a group are finished with.
-    pub fn of(&self, fused: &FusedParams<'k>, group: U32<'k>, groups: &GroupParams<'k>) -> FusedParams<'k> {
+    pub fn of(
+        &self,
+        fused: &EpilogueParams<'k>,
+        group: U32<'k>,
+        groups: &MGroupedParams<'k>,
+    ) -> EpilogueParams<'k> {
         let slab = groups.slab_of(group);
         let in_slab = self.in_slab(fused, [group, slab]);
-        FusedParams { scales_row: Some(slab * groups.d_slab), ..in_slab }
+        EpilogueParams { scales_row: Some(slab * groups.d_slab), ..in_slab }
     }
 
     /// The same where rows are those of the group's slab.
-    pub fn in_slab(&self, fused: &FusedParams<'k>, [group, slab]: [U32<'k>; 2]) -> FusedParams<'k> {
-        let bias = group.widening_mul(self.bias_group) << fused.has(FusedFlags::BIAS_F32).select::<u32>(2, 1);
-        FusedParams {
+    pub fn in_slab(&self, fused: &EpilogueParams<'k>, [group, slab]: [U32<'k>; 2]) -> EpilogueParams<'k> {
+        let bias =
+            group.widening_mul(self.bias_group) << fused.has(EpilogueFlags::BIAS_F32).select::<u32>(2, 1);
+        EpilogueParams {
             bias: fused.bias.at(bias),
-            scales: fused.scales.at(slab.widening_mul(self.scales_slab) << 2),
+            scales: fused.scales.at(slab.widening_mul(self.d_scales_slab) << 2),
             ..*fused
         }
     }
@@ -185,7 +168,7 @@ impl<'k> FusedGroupParams<'k> {
 
 /// The arguments of what is fused, inside a kernel.
 #[derive(Clone, Copy)]
-pub(crate) struct FusedParams<'k> {
+pub(crate) struct EpilogueParams<'k> {
     pub alpha: F32<'k>,
     pub beta: F32<'k>,
     pub bias: Global<'k>,
@@ -198,18 +181,19 @@ pub(crate) struct FusedParams<'k> {
     pub scales_row: Option<U32<'k>>,
 }
 
-impl<'k> FusedParams<'k> {
-    /// Declares them in the order of [`FusedArgs`].
+impl<'k> EpilogueParams<'k> {
+    /// Declares the parameters of [`EpilogueArgs`].
     pub fn declare(k: &'k Kernel) -> Self {
-        FusedParams {
-            alpha: k.param("alpha"),
-            beta: k.param("beta"),
-            bias: k.param_pointer("bias"),
-            flags: k.param("fused_flags"),
-            activation: k.param("activation"),
-            heads: Heads::declare(k),
-            scales: k.param_pointer("d_scales"),
-            scale_strides: [k.param("d_scales_stride_m"), k.param("d_scales_stride_n")],
+        let words = EpilogueWords::declare(k, "");
+        EpilogueParams {
+            alpha: words.alpha,
+            beta: words.beta,
+            bias: words.bias,
+            flags: words.fused_flags,
+            activation: words.activation,
+            heads: Heads { left: words.head_left, mid: words.head_mid, computed: words.head_computed },
+            scales: words.d_scales,
+            scale_strides: [words.d_scales_stride_m, words.d_scales_stride_n],
             scales_row: None,
         }
     }
@@ -221,19 +205,19 @@ impl<'k> FusedParams<'k> {
 
     /// The same for one tile: read anew, so that what depends on it takes no registers of the main loop.
     pub fn anew(&self, k: &'k Kernel) -> Self {
-        FusedParams { activation: k.shuffle(Shuffle::Index, self.activation, 0), ..*self }
+        EpilogueParams { activation: k.shuffle(Shuffle::Index, self.activation, 0), ..*self }
     }
 
     /// In how many passes tiles are computed, where D takes this many to be quantized.
     pub fn passes(&self, quantized: u32) -> U32<'k> {
-        self.has(FusedFlags::QUANTIZED).select(quantized, 1)
+        self.has(EpilogueFlags::QUANTIZED).select(quantized, 1)
     }
 
     /// Has a part of a tile with so many columns stored by the copy engine, which leaves it to the lanes where D is rounded and no
     /// panel is whole.
     pub fn store(&self, k: &'k Kernel, columns: u32, quantized: impl FnOnce(), rounded: impl FnOnce()) {
         match Panels::some_are_whole(columns) {
-            true => k.if_else(self.has(FusedFlags::QUANTIZED), quantized, rounded),
+            true => k.if_else(self.has(EpilogueFlags::QUANTIZED), quantized, rounded),
             false => quantized(),
         }
     }
@@ -245,20 +229,20 @@ impl<'k> FusedParams<'k> {
 }
 
 impl<'k> OutputParams<'k> {
-    /// Whether the copy engine stores some of a part of a tile with so many columns: see [`FusedParams::store`].
-    pub(crate) fn is_copied(&self, columns: u32, fused: Option<&FusedParams<'k>>) -> Pred<'k> {
+    /// Whether the copy engine stores some of a part of a tile with so many columns: see [`EpilogueParams::store`].
+    pub(crate) fn is_copied(&self, columns: u32, fused: Option<&EpilogueParams<'k>>) -> Pred<'k> {
         match fused {
             _ if Panels::some_are_whole(columns) => self.has(OutputFlags::PLAIN),
-            Some(fused) => fused.has(FusedFlags::QUANTIZED),
+            Some(fused) => fused.has(EpilogueFlags::QUANTIZED),
             None => self.flags.kernel().constant(false),
         }
     }
 }
 
 /// A warpgroup's sums of a tile, a fragment for each 64 rows, on their way to D.
-pub(crate) struct Sums<'k, 'p> {
+pub(crate) struct FusedAccumulators<'k, 'p> {
     pub k: &'k Kernel,
-    pub params: &'p FusedParams<'k>,
+    pub params: &'p EpilogueParams<'k>,
     pub fusion: Fusion,
     /// The type of a bias that is not FP32.
     pub half: Half,
@@ -269,7 +253,7 @@ pub(crate) struct Sums<'k, 'p> {
     pub lane: U32<'k>,
 }
 
-impl<'k> Sums<'k, '_> {
+impl<'k> FusedAccumulators<'k, '_> {
     /// Turns sums into elements of D but for C, and tells where these are: with a gate, in the first half of each fragment.
     pub fn finish<'s>(&self, sums: &'s [Vec<Var<'k, f32>>]) -> Vec<&'s [Var<'k, f32>]> {
         self.scale_and_add_bias(sums);
@@ -289,7 +273,7 @@ impl<'k> Sums<'k, '_> {
 /// Which rows of B a tile's sums belong to, where those need not simply follow each other: a warpgroup has pieces of
 /// `columns` rows, of the gates and of the ups, and warpgroups side by side are `stride` columns of D apart.
 #[derive(Clone, Copy)]
-pub(crate) struct Pieces<'k> {
+pub(crate) struct GateUpRows<'k> {
     pub fusion: Fusion,
     /// Columns of D that a warpgroup computes at a time.
     pub columns: u32,
@@ -298,7 +282,7 @@ pub(crate) struct Pieces<'k> {
     pub ups: U32<'k>,
 }
 
-impl<'k> Pieces<'k> {
+impl<'k> GateUpRows<'k> {
     /// The column of D and the row of B of one of a tile's sums, for a tile whose first column of D is `n`.
     pub fn place(&self, n: U32<'k>, sum: U32<'k>) -> (U32<'k>, U32<'k>) {
         let [column, part] = self.place_in_part(n, sum);
@@ -349,8 +333,8 @@ mod tests {
                 let share = rows / cluster_m;
                 let host = BoxOfB::of(fusion, share, columns, passes);
                 let ups = k.constant(4096);
-                let pieces = Pieces { fusion, columns, stride: k.constant(passes * columns), ups };
-                let kernel = pieces.box_rows(k.constant(share)).as_constant().expect("all of it is known");
+                let gate_up = GateUpRows { fusion, columns, stride: k.constant(passes * columns), ups };
+                let kernel = gate_up.box_rows(k.constant(share)).as_constant().expect("all of it is known");
                 let about =
                     format!("{fusion:?} {columns} columns, {rows} rows, {cluster_m}, {passes} passes");
                 assert_eq!(host.rows * host.parts.max(1), kernel, "{about}");

@@ -1,21 +1,16 @@
 //! Columns of D that are skipped in the middle of every head.
 
-use oxigemm_ptx::{Kernel, U32};
+use oxigemm_ptx::U32;
 
 /// Of every head so many columns to the left, as many in the middle that are skipped, and the rest.
 #[derive(Clone, Copy)]
 pub struct Heads<'k> {
-    left: U32<'k>,
-    mid: U32<'k>,
-    computed: U32<'k>,
+    pub(crate) left: U32<'k>,
+    pub(crate) mid: U32<'k>,
+    pub(crate) computed: U32<'k>,
 }
 
 impl<'k> Heads<'k> {
-    /// Declares them in the order in which the host passes them.
-    pub(crate) fn declare(k: &'k Kernel) -> Self {
-        Heads { left: k.param("head_left"), mid: k.param("head_mid"), computed: k.param("head_computed") }
-    }
-
     /// The column of D that a column of the product is.
     pub(crate) fn column(&self, column: U32<'k>) -> U32<'k> {
         let head = column / self.computed;

@@ -66,28 +66,6 @@ impl OutputFlags {
 }
 
 impl<'k> OutputParams<'k> {
-    /// Declares where D and C are, which the host passes last.
-    pub fn declare(
-        k: &'k Kernel,
-        d_map: TensorMap<'k>,
-        [rows, columns]: [U32<'k>; 2],
-        flags: U32<'k>,
-    ) -> Self {
-        OutputParams {
-            d_map,
-            rows,
-            columns,
-            flags,
-            d: k.param_pointer("d"),
-            c: k.param_pointer("c"),
-            d_pitch: k.param("d_pitch"),
-            c_pitch: k.param("c_pitch"),
-            half: Half::Bf16,
-            beta: None,
-            heads: None,
-        }
-    }
-
     /// The column of D that a column of the product is.
     pub(crate) fn column_of_d(&self, column: U32<'k>) -> U32<'k> {
         self.heads.map_or(column, |heads| heads.column(column))

@@ -3,16 +3,16 @@
 
 use super::activation::activate;
 use super::fp8_output::{SMALLEST, scale_at, scale_of};
-use super::fusion::{FusedFlags, FusedParams, Fusion};
+use super::fusion::{EpilogueFlags, EpilogueParams, Fusion};
 use super::{OutputFlags, OutputParams};
-use crate::gemm::sm90::dsmem_reduce::{SummedRow, SummedRows};
+use crate::gemm::sm90::dsmem_reduce::{ReducedRow, ReducedRows};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Fp8, Kernel, Pred, U32, Var};
 
 /// What a warp knows of all rows that it finishes.
-pub(crate) struct FinishedRows<'k> {
+pub(crate) struct FusedRows<'k> {
     k: &'k Kernel,
-    params: FusedParams<'k>,
+    params: EpilogueParams<'k>,
     output: OutputParams<'k>,
     fusion: Fusion,
     /// The first of the four columns that this lane has.
@@ -22,17 +22,17 @@ pub(crate) struct FinishedRows<'k> {
     biases: Vec<[Var<'k, f32>; 4]>,
 }
 
-impl<'k> FinishedRows<'k> {
+impl<'k> FusedRows<'k> {
     /// Of a lane, whose first column is given. Biases are still to be loaded.
     pub fn new(
         k: &'k Kernel,
-        params: FusedParams<'k>,
+        params: EpilogueParams<'k>,
         output: OutputParams<'k>,
         fusion: Fusion,
         [column, lane]: [U32<'k>; 2],
     ) -> Self {
         let biases = (0..fusion.sums()).map(|_| std::array::from_fn(|_| k.var(0.0f32))).collect();
-        FinishedRows { k, params, output, fusion, column, lane, biases }
+        FusedRows { k, params, output, fusion, column, lane, biases }
     }
 
     /// Loads the biases.
@@ -50,9 +50,9 @@ impl<'k> FinishedRows<'k> {
     }
 
     /// Turns all sums of a tile, of which D's row `m` is the first, into elements of D and stores them.
-    pub fn finish(&self, m: U32<'k>, rows: &SummedRows<'k>) {
+    pub fn finish(&self, m: U32<'k>, rows: &ReducedRows<'k>) {
         let (k, output) = (self.k, &self.output);
-        let (quantized, plain) = (self.params.has(FusedFlags::QUANTIZED), output.has(OutputFlags::PLAIN));
+        let (quantized, plain) = (self.params.has(EpilogueFlags::QUANTIZED), output.has(OutputFlags::PLAIN));
         rows.for_each_few(|rows| {
             let values = self.values(rows);
             k.if_else(
@@ -79,7 +79,7 @@ impl<'k> FinishedRows<'k> {
     }
 
     /// The elements of some rows, but for C.
-    fn values(&self, rows: &[SummedRow<'k>]) -> Vec<[F32<'k>; 4]> {
+    fn values(&self, rows: &[ReducedRow<'k>]) -> Vec<[F32<'k>; 4]> {
         let (k, p) = (self.k, &self.params);
         let scaled = |part: usize| -> Vec<F32<'k>> {
             let sums = rows.iter().flat_map(|row| row.sums[part].iter().zip(&self.biases[part]));
@@ -94,7 +94,7 @@ impl<'k> FinishedRows<'k> {
     }
 
     /// Stores some rows in e4m3, and their scales. D ends with a lane's columns, or with another lane's.
-    fn quantize(&self, m: U32<'k>, rows: &[SummedRow<'k>], values: &[[F32<'k>; 4]]) {
+    fn quantize(&self, m: U32<'k>, rows: &[ReducedRow<'k>], values: &[[F32<'k>; 4]]) {
         let (k, output) = (self.k, &self.output);
         let inside: Pred<'k> = self.column.lt(output.columns);
         let largest: Vec<F32<'k>> = values.iter().map(|values| self.largest(values, inside)).collect();

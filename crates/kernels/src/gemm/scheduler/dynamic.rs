@@ -5,12 +5,12 @@
 //! a cluster, the warp of its first block that brings scales asks for it, as it is ahead of all others, and tells the other roles and
 //! blocks by a small ring in the shared memory of each block. What a tile's result is does not depend on who computes it.
 
+use crate::common::params::kernel_params;
 use crate::common::pipeline::{Cursor, Pipeline};
 use crate::common::workspace_reduce::COUNTER_BYTES;
 use oxigemm_ptx::memory::{AtomicOp, Scope};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{Global, Kernel, Pred, Shared, U32, Var};
-use std::ffi::c_void;
 
 /// Tiles that the one who asks may be ahead of its like in the other blocks.
 const AHEAD: u32 = 3;
@@ -24,33 +24,31 @@ const SLOT_BYTES: u32 = 4;
 /// What the host passes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct DispatchArgs {
+pub struct DynamicSchedulerArgs {
     /// Address of the counter; 0 where there is none: then every cluster has each so-many-th tile.
     pub counter: u64,
 }
 
 /// Bytes of the room that has the counter. It begins as zeros, and has zeros there again when a grid ends.
-pub const ROOM_BYTES: u64 = COUNTER_BYTES;
+pub const WORKSPACE_BYTES: u64 = COUNTER_BYTES;
 
-impl DispatchArgs {
+impl DynamicSchedulerArgs {
     /// With the last counter of a room: what else counts there begins with the first.
     #[must_use]
-    pub fn in_room(room: Option<u64>) -> Self {
-        DispatchArgs { counter: room.map_or(0, |room| room + ROOM_BYTES - 4) }
+    pub fn in_workspace(room: Option<u64>) -> Self {
+        DynamicSchedulerArgs { counter: room.map_or(0, |room| room + WORKSPACE_BYTES - 4) }
     }
+}
 
-    /// How many parameters they are.
-    pub const COUNT: usize = 1;
-
-    /// A pointer to each argument, as a launch takes them.
-    pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
-        [std::ptr::from_ref(&self.counter).cast_mut().cast()]
+kernel_params! {
+    struct DynamicSchedulerParams from DynamicSchedulerArgs {
+        tile_counter: Pointer = counter,
     }
 }
 
 /// The ring of a block, and the counter.
 #[derive(Clone, Copy)]
-pub(crate) struct Dispatch<'k> {
+pub(crate) struct DynamicScheduler<'k> {
     k: &'k Kernel,
     counter: Global<'k>,
     slots: Shared<'k>,
@@ -63,28 +61,28 @@ pub(crate) struct Dispatch<'k> {
 }
 
 /// The tile of a warp that is ahead, and how it asks for the next.
-pub(crate) struct Leader<'k, 'd> {
-    dispatch: &'d Dispatch<'k>,
+pub(crate) struct NextTile<'k, 'd> {
+    dispatch: &'d DynamicScheduler<'k>,
     /// Whether this thread asks, and what it was told: how many had asked before.
     asks: Pred<'k>,
     before: Var<'k, u32>,
 }
 
-impl<'k> Dispatch<'k> {
+impl<'k> DynamicScheduler<'k> {
     /// Bytes of the ring, and of its barriers.
     pub const BYTES: u32 = SLOTS * SLOT_BYTES;
     pub const BARRIER_BYTES: u32 = Pipeline::barrier_bytes(SLOTS);
 
-    /// The ring at `slots`, with its barriers at `barriers`. Declares the parameter of [`DispatchArgs`].
+    /// The ring at `slots`, with its barriers at `barriers`. Declares the parameter of [`DynamicSchedulerArgs`].
     pub fn declare(
         k: &'k Kernel,
         slots: Shared<'k>,
         barriers: Shared<'k>,
         [rank, blocks]: [U32<'k>; 2],
     ) -> Self {
-        Dispatch {
+        DynamicScheduler {
             k,
-            counter: k.param_pointer("tile_counter"),
+            counter: DynamicSchedulerParams::declare(k, "").tile_counter,
             slots,
             ring: Pipeline::new(k, barriers, SLOTS, SLOTS),
             rank,
@@ -116,18 +114,18 @@ impl<'k> Dispatch<'k> {
         );
     }
 
-    /// The same for the warp of each block that is ahead of all others. `body` [asks](Leader::ask) for the next tile some time before it is done
+    /// The same for the warp of each block that is ahead of all others. `body` [asks](NextTile::ask) for the next tile some time before it is done
     /// with one. Runs `end` when there is none.
     pub fn lead(
         &self,
         lane: U32<'k>,
         tiles: U32<'k>,
-        body: impl FnOnce(U32<'k>, &Leader<'k, '_>),
+        body: impl FnOnce(U32<'k>, &NextTile<'k, '_>),
         end: impl FnOnce(),
     ) {
         let (k, cursor, pace) = (self.k, self.ring.reader(), self.ring.writer_of(AHEAD));
         let (tile, first) = (k.var_from(k.cluster_index()), lane.eq(0));
-        let leader = Leader { dispatch: self, asks: first & self.rank.eq(0), before: k.var(0u32) };
+        let leader = NextTile { dispatch: self, asks: first & self.rank.eq(0), before: k.var(0u32) };
         let read = self.ring.empty_in_block(k.constant(0));
         k.while_(
             || tile.live().lt(tiles),
@@ -173,10 +171,10 @@ impl<'k> Dispatch<'k> {
     }
 }
 
-impl<'k> Leader<'k, '_> {
+impl<'k> NextTile<'k, '_> {
     /// Asks for the tile that comes next.
     pub fn ask(&self) {
-        let Dispatch { k, counter, .. } = *self.dispatch;
+        let DynamicScheduler { k, counter, .. } = *self.dispatch;
         k.if_(self.asks & counter.address().ne(0u64), || {
             self.before.set(counter.atomic::<u32>(AtomicOp::Add, 1u32, Scope::Gpu));
         });
@@ -184,7 +182,7 @@ impl<'k> Leader<'k, '_> {
 
     /// That tile, of so many in all; one behind the last if there is none.
     fn answer(&self, tiles: U32<'k>) -> U32<'k> {
-        let Dispatch { k, counter, .. } = *self.dispatch;
+        let DynamicScheduler { k, counter, .. } = *self.dispatch;
         let before = self.before.get();
         // Every cluster begins with a tile that it does not ask for, if there is one, and is told once that there are no more: all
         // of them ask as often as there are tiles. The last leaves a zero for the next grid.

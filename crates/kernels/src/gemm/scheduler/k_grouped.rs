@@ -8,21 +8,21 @@
 //! FP8 operands of a group are two matrices of `[rows, K]` without gaps, one behind those of the group before. So they
 //! differ in pitch, and a tensor map serves one group. Those of 16 bits are matrices of all groups, of which each has a
 //! range along K: one map serves all, but where K is no whole number of stages, the last one needs a map that ends with
-//! the group. `MapRing` makes such maps on the way, in memory that a block has to itself.
+//! the group. `DynamicTensorMaps` makes such maps on the way, in memory that a block has to itself.
 
+use crate::common::params::kernel_params;
 use crate::gemm::scheduler::m_grouped::{exclusive_scan, groups_of_lane, last_not_above};
 use oxigemm_ptx::memory::AtomicOp;
 use oxigemm_ptx::tma::{MapField, TensorMap};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{Global, I32, Kernel, Scope, Shared, U32, U64, Var};
-use std::ffi::c_void;
 
 /// Rows of a group's FP8 operands are rounded up to a multiple of this many bytes: the copy engine reads them.
 pub const PITCH_UNIT: u32 = 16;
 
 /// What there is room for in the operands of all groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KRoom {
+pub struct KCapacity {
     /// The K of all groups together.
     pub extent: u32,
     /// What the K of each group is rounded up to: [`PITCH_UNIT`] or [`Operands::k_unit`].
@@ -38,7 +38,7 @@ pub struct KRoom {
 pub struct KGroup {
     /// Its K.
     pub k: u32,
-    /// The K of all groups before it, each rounded up to the [`unit`](KRoom::unit).
+    /// The K of all groups before it, each rounded up to the [`unit`](KCapacity::unit).
     pub start: u32,
     /// Blocks of scales before its first, where there are scales.
     pub first_block: u32,
@@ -57,7 +57,7 @@ pub struct KGroup {
 /// assert_eq!(found[2], KGroup { k: 256, start: 112, first_block: 1 });
 /// assert_eq!(found[3], KGroup { k: 0, start: 368, first_block: 3 });
 /// ```
-pub fn k_groups(ks: &[i32], room: &KRoom) -> Vec<KGroup> {
+pub fn k_groups(ks: &[i32], room: &KCapacity) -> Vec<KGroup> {
     let (mut start, mut first_block) = (0u32, 0u32);
     let place = |number: &i32| {
         let k = u32::try_from(*number).unwrap_or(0).min(room.extent);
@@ -77,11 +77,11 @@ pub fn k_groups(ks: &[i32], room: &KRoom) -> Vec<KGroup> {
 /// parameters.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct KGroupArgs {
+pub struct KGroupedArgs {
     /// Address of the K of each group, of type `i32`.
     pub ks: u64,
-    /// Address of [`MAP_ROOM_BYTES`], zero before the first launch.
-    pub map_room: u64,
+    /// Address of [`MAP_WORKSPACE_BYTES`], zero before the first launch.
+    pub map_workspace: u64,
     /// Address of A.
     pub a: u64,
     /// Address of B.
@@ -96,25 +96,16 @@ pub struct KGroupArgs {
     pub keeps_empty: u32,
 }
 
-impl KGroupArgs {
-    /// How many parameters they are.
-    pub const COUNT: usize = 8;
-
-    /// A pointer to each argument, as a launch takes them.
-    pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
-        fn to<T>(value: &T) -> *mut c_void {
-            std::ptr::from_ref(value).cast_mut().cast()
-        }
-        [
-            to(&self.ks),
-            to(&self.map_room),
-            to(&self.a),
-            to(&self.b),
-            to(&self.groups),
-            to(&self.extent),
-            to(&self.d_slab),
-            to(&self.keeps_empty),
-        ]
+kernel_params! {
+    struct KGroupedWords from KGroupedArgs {
+        ks: Pointer = ks,
+        map_workspace: Pointer = map_workspace,
+        address_of_a: U64 = a,
+        address_of_b: U64 = b,
+        groups: U32 = groups,
+        extent: U32 = extent,
+        d_slab: U32 = d_slab,
+        keeps_empty: U32 = keeps_empty,
     }
 }
 
@@ -125,9 +116,9 @@ pub const fn table_bytes(groups: u32, has_scales: bool) -> u32 {
 
 /// The same arguments inside a kernel.
 #[derive(Clone, Copy)]
-pub(crate) struct KGroupParams<'k> {
-    numbers: KNumbers<'k>,
-    map_room: Global<'k>,
+pub(crate) struct KGroupedParams<'k> {
+    numbers: KGroupNumbers<'k>,
+    map_workspace: Global<'k>,
     /// Where the operands are.
     operands: [U64<'k>; 2],
     d_slab: U32<'k>,
@@ -136,33 +127,32 @@ pub(crate) struct KGroupParams<'k> {
 
 /// What a kernel is told of groups.
 #[derive(Clone, Copy)]
-pub(crate) struct KNumbers<'k> {
+pub(crate) struct KGroupNumbers<'k> {
     /// Where the K of each is.
     pub ks: Global<'k>,
     /// How many there are.
     pub groups: U32<'k>,
-    /// As in [`KRoom`].
+    /// As in [`KCapacity`].
     pub extent: U32<'k>,
 }
 
-impl<'k> KGroupParams<'k> {
-    /// Declares them in the order of [`KGroupArgs`].
+impl<'k> KGroupedParams<'k> {
+    /// Declares the parameters of [`KGroupedArgs`].
     pub fn declare(k: &'k Kernel) -> Self {
-        let (ks, map_room) = (k.param_pointer("ks"), k.param_pointer("map_room"));
-        let operands = [k.param("address_of_a"), k.param("address_of_b")];
-        KGroupParams {
-            numbers: KNumbers { ks, groups: k.param("groups"), extent: k.param("extent") },
-            map_room,
-            operands,
-            d_slab: k.param("d_slab"),
-            keeps_empty: k.param("keeps_empty"),
+        let words = KGroupedWords::declare(k, "");
+        KGroupedParams {
+            numbers: KGroupNumbers { ks: words.ks, groups: words.groups, extent: words.extent },
+            map_workspace: words.map_workspace,
+            operands: [words.address_of_a, words.address_of_b],
+            d_slab: words.d_slab,
+            keeps_empty: words.keeps_empty,
         }
     }
 }
 
 /// A tile's place in its group.
 #[derive(Clone, Copy)]
-pub(crate) struct KGroupPlace<'k> {
+pub(crate) struct TileKGroup<'k> {
     /// The group.
     pub group: U32<'k>,
     /// Its K.
@@ -178,19 +168,19 @@ pub(crate) struct KGroupPlace<'k> {
 /// The table of groups in a block's shared memory, and where their output is.
 #[derive(Clone, Copy)]
 pub(crate) struct KGroups<'k> {
-    table: KTable<'k>,
-    pub params: KGroupParams<'k>,
+    table: KGroupTable<'k>,
+    pub params: KGroupedParams<'k>,
 }
 
 impl<'k> KGroups<'k> {
     /// The table at `table` of groups that are ranges of their operands, which begin at multiples of `unit`.
-    pub fn of_ranges(params: KGroupParams<'k>, table: Shared<'k>, unit: u32) -> Self {
-        KGroups { table: KTable::new(params.numbers, table, unit, None), params }
+    pub fn of_ranges(params: KGroupedParams<'k>, table: Shared<'k>, unit: u32) -> Self {
+        KGroups { table: KGroupTable::new(params.numbers, table, unit, None), params }
     }
 
     /// The same of groups with matrices of their own, and `blocks` blocks of scales of `block_k` each.
-    pub fn with_scales(params: KGroupParams<'k>, table: Shared<'k>, blocks: (U32<'k>, u32)) -> Self {
-        KGroups { table: KTable::new(params.numbers, table, PITCH_UNIT, Some(blocks)), params }
+    pub fn with_scales(params: KGroupedParams<'k>, table: Shared<'k>, blocks: (U32<'k>, u32)) -> Self {
+        KGroups { table: KGroupTable::new(params.numbers, table, PITCH_UNIT, Some(blocks)), params }
     }
 
     /// How many groups there are.
@@ -204,18 +194,18 @@ impl<'k> KGroups<'k> {
     }
 
     /// The place of a group's tiles.
-    pub fn place(&self, group: U32<'k>) -> KGroupPlace<'k> {
+    pub fn place(&self, group: U32<'k>) -> TileKGroup<'k> {
         let KRange { k, start, first_block } = self.table.range(group);
-        KGroupPlace { group, k, start, first_block, d_row: group * self.params.d_slab }
+        TileKGroup { group, k, start, first_block, d_row: group * self.params.d_slab }
     }
 }
 
 /// The table of groups in a block's shared memory.
 #[derive(Clone, Copy)]
-pub(crate) struct KTable<'k> {
+pub(crate) struct KGroupTable<'k> {
     k: &'k Kernel,
-    numbers: KNumbers<'k>,
-    /// As in [`KRoom`].
+    numbers: KGroupNumbers<'k>,
+    /// As in [`KCapacity`].
     unit: u32,
     scales: Option<ScaleTable<'k>>,
     depth: Shared<'k>,
@@ -239,16 +229,21 @@ pub(crate) struct KRange<'k> {
     pub first_block: U32<'k>,
 }
 
-impl<'k> KTable<'k> {
+impl<'k> KGroupTable<'k> {
     /// Of groups that begin at multiples of `unit`, with blocks of scales, and the K of each, where there are some.
-    pub fn new(numbers: KNumbers<'k>, table: Shared<'k>, unit: u32, scales: Option<(U32<'k>, u32)>) -> Self {
+    pub fn new(
+        numbers: KGroupNumbers<'k>,
+        table: Shared<'k>,
+        unit: u32,
+        scales: Option<(U32<'k>, u32)>,
+    ) -> Self {
         let (k, bytes) = (numbers.groups.kernel(), numbers.groups * 4);
         let start = table.at(bytes);
         let scales = scales.map(|(blocks, block_k)| {
             let first_block = start.at(bytes);
             ScaleTable { blocks, block_k, first_block }
         });
-        KTable { k, numbers, unit, scales, depth: table, start }
+        KGroupTable { k, numbers, unit, scales, depth: table, start }
     }
 
     /// Fills it in: one warp does it, and all threads of the block take part.
@@ -323,13 +318,13 @@ const MAP_BYTES: u32 = 128;
 /// A block's part of the room.
 const BLOCK_BYTES: u32 = KEPT * PAIR_BYTES;
 /// Bytes for the tensor maps of all blocks that run at a time, and a flag of each that says it is taken.
-pub const MAP_ROOM_BYTES: u32 = CLAIMS * (BLOCK_BYTES + 4);
+pub const MAP_WORKSPACE_BYTES: u32 = CLAIMS * (BLOCK_BYTES + 4);
 
 /// Tensor maps of the groups that a block comes by, made by the warp that loads tiles. All of its lanes call what is here, but for
 /// [`give_back`](Self::give_back).
-pub(crate) struct MapRing<'k> {
+pub(crate) struct DynamicTensorMaps<'k> {
     k: &'k Kernel,
-    params: KGroupParams<'k>,
+    params: KGroupedParams<'k>,
     lane: U32<'k>,
     /// Copies of the maps that the host passed, in which address, K and pitch are replaced.
     drafts: [Shared<'k>; 2],
@@ -340,13 +335,13 @@ pub(crate) struct MapRing<'k> {
     group: Var<'k, u32>,
 }
 
-impl<'k> MapRing<'k> {
+impl<'k> DynamicTensorMaps<'k> {
     /// Bytes of shared memory, aligned to 128.
     pub const DRAFT_BYTES: u32 = PAIR_BYTES;
 
     /// Takes a part of the room for this block; `maps` are those of A and B that the host passed.
     pub fn claim(
-        params: KGroupParams<'k>,
+        params: KGroupedParams<'k>,
         maps: [TensorMap<'k>; 2],
         drafts: Shared<'k>,
         lane: U32<'k>,
@@ -356,7 +351,7 @@ impl<'k> MapRing<'k> {
         for (map, draft) in maps.into_iter().zip(drafts) {
             k.if_(lane.lt(MAP_BYTES / 8), || draft.at(lane * 8).store(map.word(lane)));
         }
-        let flags = params.map_room.at(u64::from(CLAIMS * BLOCK_BYTES));
+        let flags = params.map_workspace.at(u64::from(CLAIMS * BLOCK_BYTES));
         let claim = k.var_from(k.block_index(0) % CLAIMS);
         k.if_(lane.eq(0), || {
             let taken = k.var(1u32);
@@ -372,20 +367,20 @@ impl<'k> MapRing<'k> {
             k.fence(Scope::Gpu);
         });
         let claim = k.shuffle(Shuffle::Index, claim.get(), 0);
-        MapRing {
+        DynamicTensorMaps {
             k,
             params,
             lane,
             drafts,
             flag: flags.at(claim.widening_mul(4)),
-            room: params.map_room.at(claim.widening_mul(BLOCK_BYTES)),
+            room: params.map_workspace.at(claim.widening_mul(BLOCK_BYTES)),
             place: k.var(0),
             group: k.var(u32::MAX),
         }
     }
 
     /// Sees to it that the maps are those of a group, whose K is not 0.
-    pub fn turn_to(&self, group: &KGroupPlace<'k>, [rows_of_a, rows_of_b]: [U32<'k>; 2]) {
+    pub fn turn_to(&self, group: &TileKGroup<'k>, [rows_of_a, rows_of_b]: [U32<'k>; 2]) {
         self.remake(group, || {
             let pitch = group.k.div_ceil(PITCH_UNIT) * PITCH_UNIT;
             let rows = [rows_of_a, rows_of_b];
@@ -399,7 +394,7 @@ impl<'k> MapRing<'k> {
     }
 
     /// Sees to it that the maps end with a group, whose K is not 0; K is this dimension of A's and of B's.
-    pub fn end_with(&self, group: &KGroupPlace<'k>, dimensions: [u32; 2]) {
+    pub fn end_with(&self, group: &TileKGroup<'k>, dimensions: [u32; 2]) {
         self.remake(group, || {
             let end = (group.start + group.k).to_u64();
             for (draft, dimension) in self.drafts.iter().zip(dimensions) {
@@ -409,7 +404,7 @@ impl<'k> MapRing<'k> {
     }
 
     /// Makes the maps of a group unless they are those of the last one; one lane runs `replace`.
-    fn remake(&self, group: &KGroupPlace<'k>, replace: impl FnOnce()) {
+    fn remake(&self, group: &TileKGroup<'k>, replace: impl FnOnce()) {
         let k = self.k;
         k.if_(group.group.ne(self.group.get()), || {
             self.group.set(group.group);
@@ -451,7 +446,7 @@ mod tests {
         let scales = [None, Some(0), Some(1), Some(5), Some(9)];
         for extent in [0, 16, 160, 1024] {
             for (unit, blocks) in scales.into_iter().flat_map(|blocks| [(1, blocks), (PITCH_UNIT, blocks)]) {
-                let room = KRoom { extent, unit, scales: blocks.map(|blocks| (blocks, 128)) };
+                let room = KCapacity { extent, unit, scales: blocks.map(|blocks| (blocks, 128)) };
                 for shift in 0..numbers.len() {
                     let ks: Vec<i32> = (0..8).map(|i| numbers[(i * 3 + shift) % numbers.len()]).collect();
                     for group in k_groups(&ks, &room) {

@@ -9,11 +9,11 @@
 //! D to itself, all others share one. Groups that have all rows of their slabs are a batch of products.
 
 use crate::WARP;
+use crate::common::params::kernel_params;
 use crate::gemm::scheduler::order::{TileOrder, streams_b};
 use oxigemm_ptx::memory::AtomicOp;
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{Global, I32, Kernel, Pred, Scope, Shared, U32, Var};
-use std::ffi::c_void;
 use std::ops::Range;
 
 /// Whether the rows of a kernel are grouped.
@@ -89,10 +89,10 @@ impl GroupLayout {
     }
 }
 
-/// What the host passes to a grouped kernel beside the arguments of the product, in the order of the parameters.
+/// Arguments of an m-grouped kernel, which the host passes behind [`GemmArgs`](crate::gemm::params::GemmArgs).
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct GroupArgs {
+pub struct MGroupedArgs {
     /// Address of the counts, ends or ids, if there are any.
     pub layout: u64,
     /// A [`GroupLayout`], as a number.
@@ -103,19 +103,10 @@ pub struct GroupArgs {
     pub alignment: u32,
     /// From one slab of D to the next: in rows of FP8 products, in elements of those with 16-bit operands.
     pub d_slab: u32,
-}
-
-impl GroupArgs {
-    /// How many parameters they are.
-    pub const COUNT: usize = 5;
-
-    /// A pointer to each argument, as a launch takes them.
-    pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
-        fn to<T>(value: &T) -> *mut c_void {
-            std::ptr::from_ref(value).cast_mut().cast()
-        }
-        [to(&self.layout), to(&self.kind), to(&self.groups), to(&self.alignment), to(&self.d_slab)]
-    }
+    /// From one slab of A's scales to the next, in elements.
+    pub sfa_slab: u32,
+    /// From the scales of one group's B to those of the next, in elements.
+    pub sfb_group: u32,
 }
 
 /// The most groups of a launch.
@@ -126,30 +117,22 @@ pub const fn table_bytes(groups: u32) -> u32 {
     (3 * groups + 1) * 4
 }
 
-/// The same arguments inside a kernel.
-#[derive(Clone, Copy)]
-pub(crate) struct GroupParams<'k> {
-    layout: Global<'k>,
-    kind: U32<'k>,
-    groups: U32<'k>,
-    alignment: U32<'k>,
-    pub d_slab: U32<'k>,
+kernel_params! {
+    /// The same inside a kernel.
+    pub(crate) struct MGroupedParams from MGroupedArgs {
+        group_layout: Pointer = layout,
+        group_kind: U32 = kind,
+        groups: U32 = groups,
+        group_alignment: U32 = alignment,
+        d_slab: U32 = d_slab,
+        sfa_slab: U32 = sfa_slab,
+        sfb_group: U32 = sfb_group,
+    }
 }
 
-impl<'k> GroupParams<'k> {
-    /// Declares them in the order of [`GroupArgs`].
-    pub fn declare(k: &'k Kernel) -> Self {
-        GroupParams {
-            layout: k.param_pointer("group_layout"),
-            kind: k.param("group_kind"),
-            groups: k.param("groups"),
-            alignment: k.param("group_alignment"),
-            d_slab: k.param("d_slab"),
-        }
-    }
-
+impl<'k> MGroupedParams<'k> {
     fn is(&self, layout: GroupLayout) -> Pred<'k> {
-        self.kind.eq(layout as u32)
+        self.group_kind.eq(layout as u32)
     }
 
     /// The slab of a group.
@@ -159,7 +142,7 @@ impl<'k> GroupParams<'k> {
     }
 
     fn number(&self, index: U32<'k>) -> Global<'k> {
-        self.layout.at(index.widening_mul(4))
+        self.group_layout.at(index.widening_mul(4))
     }
 
     /// A number of the layout, within `0..=rows`.
@@ -171,18 +154,18 @@ impl<'k> GroupParams<'k> {
 
 /// A tile's place in its group.
 #[derive(Clone, Copy)]
-pub(crate) struct GroupPlace<'k> {
+pub(crate) struct TileGroup<'k> {
     /// The group, which is also that of B.
     pub group: U32<'k>,
     /// The slab of A and D.
     pub slab: U32<'k>,
     /// The row of the slab behind the group's last.
     pub end: U32<'k>,
-    /// From one slab of D to the next: see [`GroupArgs`].
+    /// From one slab of D to the next: see [`MGroupedArgs`].
     pub d_slab: U32<'k>,
 }
 
-impl<'k> GroupPlace<'k> {
+impl<'k> TileGroup<'k> {
     /// The row of D where the slab starts, where slabs are whole rows apart.
     pub fn d_row(&self) -> U32<'k> {
         self.slab * self.d_slab
@@ -202,9 +185,9 @@ pub(crate) struct ClusterTiles<'k> {
 
 /// The table of groups in a block's shared memory.
 #[derive(Clone, Copy)]
-pub(crate) struct Groups<'k> {
+pub(crate) struct GroupTable<'k> {
     k: &'k Kernel,
-    params: GroupParams<'k>,
+    params: MGroupedParams<'k>,
     tiles: ClusterTiles<'k>,
     /// Rows of a slab.
     rows: U32<'k>,
@@ -214,12 +197,17 @@ pub(crate) struct Groups<'k> {
     before: Shared<'k>,
 }
 
-impl<'k> Groups<'k> {
+impl<'k> GroupTable<'k> {
     /// The table at `table`, for slabs of `rows` rows.
-    pub fn new(params: GroupParams<'k>, table: Shared<'k>, rows: U32<'k>, tiles: ClusterTiles<'k>) -> Self {
+    pub fn new(
+        params: MGroupedParams<'k>,
+        table: Shared<'k>,
+        rows: U32<'k>,
+        tiles: ClusterTiles<'k>,
+    ) -> Self {
         let (k, bytes) = (rows.kernel(), params.groups * 4);
         let end = table.at(bytes);
-        Groups { k, params, tiles, rows, first: table, end, before: end.at(bytes) }
+        GroupTable { k, params, tiles, rows, first: table, end, before: end.at(bytes) }
     }
 
     /// Fills the table in; all `threads` threads of the block take part.
@@ -262,11 +250,11 @@ impl<'k> Groups<'k> {
             self.end.at(group * 4).store(NONE);
         });
         self.meet();
-        k.for_(thread, rows.div_ceil(p.alignment), threads, |step| {
-            let row = step * p.alignment;
-            let next = row + p.alignment;
+        k.for_(thread, rows.div_ceil(p.group_alignment), threads, |step| {
+            let row = step * p.group_alignment;
+            let next = row + p.group_alignment;
             let id: U32<'k> = p.number(row).load();
-            let before = p.number(row - p.alignment).load_if(step.ne(0), NONE);
+            let before = p.number(row - p.group_alignment).load_if(step.ne(0), NONE);
             let behind = p.number(next).load_if(next.lt(rows), NONE);
             let exists = id.lt(p.groups);
             k.if_(exists & before.ne(id), || {
@@ -302,7 +290,7 @@ impl<'k> Groups<'k> {
         k.for_(first, last, 1, |group| reach(self.end.at(group * 4).load()));
         reached.set(exclusive_scan(k, lane, reached.get(), |a, b| a.max(b)));
         k.for_(first, last, 1, |group| {
-            let start = (reached.live().div_ceil(p.alignment) * p.alignment).min(self.rows);
+            let start = (reached.live().div_ceil(p.group_alignment) * p.group_alignment).min(self.rows);
             let end = self.end.at(group * 4).load::<u32>();
             reach(end);
             self.first.at(group * 4).store(start);
@@ -342,14 +330,14 @@ impl<'k> Groups<'k> {
 
     /// The first row (of the group's slab) and the index along N of the tile at `turn`, whether the group's B passes
     /// by once, and the group.
-    pub fn tile(&self, turn: U32<'k>) -> (U32<'k>, U32<'k>, Pred<'k>, GroupPlace<'k>) {
+    pub fn tile(&self, turn: U32<'k>) -> (U32<'k>, U32<'k>, Pred<'k>, TileGroup<'k>) {
         let group = self.group_at(turn);
         let (first, end) = self.rows_of(group);
         let m_tiles = (end - first).div_ceil(self.tiles.rows);
         let order = TileOrder { m_tiles, n_tiles: self.tiles.n_tiles, band: self.tiles.band };
         let (m, n) = order.tile(turn - self.before.at(group * 4).load::<u32>());
         let slab = self.params.slab_of(group);
-        let place = GroupPlace { group, slab, end, d_slab: self.params.d_slab };
+        let place = TileGroup { group, slab, end, d_slab: self.params.d_slab };
         (first + m * self.tiles.rows, n, streams_b(end - first), place)
     }
 

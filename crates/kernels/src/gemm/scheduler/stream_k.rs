@@ -9,6 +9,7 @@
 use std::ops::Add;
 
 use crate::common::even_split::Shares;
+use crate::common::params::kernel_params;
 use crate::common::workspace_reduce::{COUNTER_BYTES, MOST_COUNTERS};
 use crate::gemm::scheduler::order::Index;
 use crate::gemm::sm90::scale_pipeline::{GROUP, group_start};
@@ -22,7 +23,7 @@ const ADDING: u32 = 6;
 
 /// How tiles that are left over are shared out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tail<T> {
+pub struct StreamK<T> {
     /// How many tiles of clusters there are, the last ones of the order; as many clusters own one each, the first ones.
     pub tiles: T,
     /// Clusters behind those that help.
@@ -44,14 +45,14 @@ pub struct Parts<T> {
     pub owned: T,
 }
 
-impl Tail<u32> {
+impl StreamK<u32> {
     /// Of so many tiles with so many blocks of K, in a grid of so many clusters. Nothing is shared out where all rounds are full, where none
     /// is, or where it would not pay.
     #[must_use]
-    pub fn of(tiles: u32, k_blocks: u32, clusters: u32) -> Tail<u32> {
+    pub fn of(tiles: u32, k_blocks: u32, clusters: u32) -> StreamK<u32> {
         let left = tiles % clusters;
         if left == 0 || tiles < clusters || !k_blocks.is_multiple_of(UNIT) {
-            return Tail::default();
+            return StreamK::default();
         }
         let helpers = (clusters - left).min(left);
         let Shares { each, more } = Shares::of(left, helpers);
@@ -59,14 +60,14 @@ impl Tail<u32> {
             let units = 1..k_blocks / UNIT;
             units.map(|help| help * UNIT).min_by_key(|help| busiest(k_blocks, owners, *help)).unwrap_or(0)
         });
-        let tail = Tail { tiles: left, helpers, owners: [each, more], help };
-        if tail.blocks(k_blocks) < k_blocks { tail } else { Tail::default() }
+        let tail = StreamK { tiles: left, helpers, owners: [each, more], help };
+        if tail.blocks(k_blocks) < k_blocks { tail } else { StreamK::default() }
     }
 
     /// What they take, in blocks of K.
     #[must_use]
     pub fn blocks(&self, k_blocks: u32) -> u32 {
-        let Tail { owners: [each, more], help: [least, most], .. } = *self;
+        let StreamK { owners: [each, more], help: [least, most], .. } = *self;
         let fewer = busiest(k_blocks, each, least);
         if more > 0 { fewer.max(busiest(k_blocks, each + 1, most)) } else { fewer }
     }
@@ -74,7 +75,7 @@ impl Tail<u32> {
     /// Bytes of room for the sums that blocks leave, so many each, where clusters have so many blocks. The counters ahead of them begin as
     /// zeros, and are zeros again when a grid ends.
     #[must_use]
-    pub fn room_bytes(&self, blocks: u32, sums: u32) -> u64 {
+    pub fn workspace_bytes(&self, blocks: u32, sums: u32) -> u64 {
         assert!(self.tiles * blocks * COUNTERS <= MOST_COUNTERS, "{} tiles are shared out", self.tiles);
         match self.tiles {
             0 => 0,
@@ -88,7 +89,7 @@ fn busiest(k_blocks: u32, owners: u32, help: u32) -> u32 {
     (k_blocks - help + ADDING).max(owners * (help + LEAVING))
 }
 
-impl<T: Index + Add<u32, Output = T>> Tail<T> {
+impl<T: Index + Add<u32, Output = T>> StreamK<T> {
     /// What a cluster computes of them, where K has so many blocks.
     pub fn parts(&self, cluster: T, k_blocks: T) -> Parts<T> {
         let [each, more] = self.owners;
@@ -115,70 +116,64 @@ const COUNTERS: u32 = 2;
 /// What the host passes, in the order of the parameters.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct TailArgs {
-    /// Address of [`Tail::room_bytes`]; not looked at where there is no tail.
+pub struct StreamKArgs {
+    /// Address of [`StreamK::room_bytes`]; not looked at where there is no tail.
     pub room: u64,
     /// What is shared out.
-    pub tail: Tail<u32>,
+    pub tail: StreamK<u32>,
 }
 
-impl TailArgs {
-    /// How many parameters they are.
-    pub const COUNT: usize = 7;
-
-    /// The numbers among them, in order.
-    pub fn numbers(&self) -> [&u32; Self::COUNT - 1] {
-        let Tail { tiles, helpers, owners: [each, more], help: [least, most] } = &self.tail;
-        [tiles, helpers, each, more, least, most]
-    }
-
-    /// A pointer to each argument, as a launch takes them.
-    pub fn pointers(&self) -> [*mut std::ffi::c_void; Self::COUNT] {
-        let mut all = [std::ptr::from_ref(&self.room).cast_mut().cast(); Self::COUNT];
-        all[1..].copy_from_slice(&self.numbers().map(|x| std::ptr::from_ref(x).cast_mut().cast()));
-        all
+kernel_params! {
+    struct StreamKWords from StreamKArgs {
+        room: Pointer = room,
+        tail_tiles: U32 = tail.tiles,
+        tail_helpers: U32 = tail.helpers,
+        tail_owners: U32 = tail.owners[0],
+        tail_owners_more: U32 = tail.owners[1],
+        tail_help: U32 = tail.help[0],
+        tail_help_more: U32 = tail.help[1],
     }
 }
 
 /// The arguments inside a kernel.
 #[derive(Clone, Copy)]
-pub(crate) struct TailParams<'k> {
+pub(crate) struct StreamKParams<'k> {
     pub room: Global<'k>,
-    tail: Tail<U32<'k>>,
+    tail: StreamK<U32<'k>>,
 }
 
 /// What is computed of a tile: its blocks of K, and where its sums may be left.
 #[derive(Clone, Copy)]
-pub(crate) struct KPart<'k> {
+pub(crate) struct StreamKPart<'k> {
     pub first: U32<'k>,
     pub end: U32<'k>,
-    pub meeting: MeetingPlace<'k>,
+    pub fixup: FixupSlot<'k>,
 }
 
 /// Where the sums of a part may be left: 0 where it is all of the tile. Those of the two parts of a tile follow each other, and the owner's is odd.
 #[derive(Clone, Copy)]
-pub(crate) struct MeetingPlace<'k>(pub U32<'k>);
+pub(crate) struct FixupSlot<'k>(pub U32<'k>);
 
-impl<'k> KPart<'k> {
+impl<'k> StreamKPart<'k> {
     /// Tells other warps of the block of a part of the tile at row `m` and column `n`, its blocks of K counted from the beginning of the
     /// first one's group of scales.
     pub fn tell(&self, to: Shared<'k>, [m, n]: [U32<'k>; 2]) {
         // Tiles that are shared out have so many rows that no more scales come together.
         let (begin, within) = (group_start(self.first, GROUP), self.first % GROUP);
-        to.store_vec([m, n, self.end - begin, self.meeting.0 * GROUP + within]);
+        to.store_vec([m, n, self.end - begin, self.fixup.0 * GROUP + within]);
     }
 
     /// What they were told.
-    pub fn told(from: Shared<'k>) -> ([U32<'k>; 2], KPart<'k>) {
+    pub fn told(from: Shared<'k>) -> ([U32<'k>; 2], StreamKPart<'k>) {
         let [row, column, end, word] = from.load_vec::<u32, 4>();
-        ([row, column], KPart { first: word % GROUP, end, meeting: MeetingPlace(word / GROUP) })
+        ([row, column], StreamKPart { first: word % GROUP, end, fixup: FixupSlot(word / GROUP) })
     }
 }
 
 /// A cluster's turns: whole tiles, then parts.
 #[derive(Clone, Copy)]
-pub(crate) struct TailTurns<'k> {
-    tail: Tail<U32<'k>>,
+pub(crate) struct StreamKTiles<'k> {
+    tail: StreamK<U32<'k>>,
     parts: Parts<U32<'k>>,
     k_blocks: U32<'k>,
     /// Tiles of the grid that are not shared out.
@@ -188,21 +183,21 @@ pub(crate) struct TailTurns<'k> {
     whole: U32<'k>,
 }
 
-impl<'k> TailParams<'k> {
-    /// Declares them in the order of [`TailArgs`].
+impl<'k> StreamKParams<'k> {
+    /// Declares the parameters of [`StreamKArgs`].
     pub fn declare(k: &'k Kernel) -> Self {
-        let room = k.param_pointer("room");
-        let tail = Tail {
-            tiles: k.param("tail_tiles"),
-            helpers: k.param("tail_helpers"),
-            owners: ["tail_owners", "tail_owners_more"].map(|name| k.param(name)),
-            help: ["tail_help", "tail_help_more"].map(|name| k.param(name)),
+        let words = StreamKWords::declare(k, "");
+        let tail = StreamK {
+            tiles: words.tail_tiles,
+            helpers: words.tail_helpers,
+            owners: [words.tail_owners, words.tail_owners_more],
+            help: [words.tail_help, words.tail_help_more],
         };
-        TailParams { room, tail }
+        StreamKParams { room: words.room, tail }
     }
 
     /// The turns of this block's cluster, where there are so many tiles of so many blocks of K.
-    pub fn turns(self, k: &'k Kernel, tiles: U32<'k>, k_blocks: U32<'k>) -> TailTurns<'k> {
+    pub fn turns(self, k: &'k Kernel, tiles: U32<'k>, k_blocks: U32<'k>) -> StreamKTiles<'k> {
         let (cluster, clusters, tail) = (k.cluster_index(), k.grid_clusters(), self.tail);
         let [count, first_tile, owned] = [(); 3].map(|()| k.var(0u32));
         k.if_(tail.tiles.ne(0), || {
@@ -214,11 +209,11 @@ impl<'k> TailParams<'k> {
         let parts = Parts { count: count.get(), first_tile: first_tile.get(), owned: owned.get() };
         let whole_tiles = tiles - tail.tiles;
         let whole = (whole_tiles + clusters - 1 - cluster) / clusters;
-        TailTurns { tail, parts, k_blocks, whole_tiles, count: whole + parts.count, whole }
+        StreamKTiles { tail, parts, k_blocks, whole_tiles, count: whole + parts.count, whole }
     }
 }
 
-impl<'k> TailTurns<'k> {
+impl<'k> StreamKTiles<'k> {
     /// The tile of a turn.
     pub fn tile(&self, k: &'k Kernel, turn: U32<'k>) -> U32<'k> {
         let whole = turn * k.grid_clusters() + k.cluster_index();
@@ -231,20 +226,20 @@ impl<'k> TailTurns<'k> {
     }
 
     /// What is computed of it.
-    pub fn part(&self, k: &'k Kernel, turn: U32<'k>) -> KPart<'k> {
+    pub fn part(&self, k: &'k Kernel, turn: U32<'k>) -> StreamKPart<'k> {
         let (is_part, owns) = (turn.ge(self.whole), k.cluster_index().lt(self.tail.tiles));
         let owned = self.parts.owned;
         let place = self.shared_tile(turn) * PARTS + owns.select(1u32, 2);
-        KPart {
+        StreamKPart {
             first: (is_part & !owns).select(owned, 0),
             end: (is_part & owns).select(owned, self.k_blocks),
-            meeting: MeetingPlace(is_part.select(place, 0)),
+            fixup: FixupSlot(is_part.select(place, 0)),
         }
     }
 }
 
 /// Where a block's sums of a part are left.
-pub(crate) struct Meeting<'k> {
+pub(crate) struct Fixup<'k> {
     /// By this block, and by the one that has the other part.
     pub own: Global<'k>,
     pub other: Global<'k>,
@@ -252,7 +247,7 @@ pub(crate) struct Meeting<'k> {
     pub counter: Global<'k>,
 }
 
-impl<'k> MeetingPlace<'k> {
+impl<'k> FixupSlot<'k> {
     /// Whether there is another part.
     pub fn exists(self) -> Pred<'k> {
         self.0.ne(0)
@@ -270,12 +265,12 @@ impl<'k> MeetingPlace<'k> {
         [rank, blocks]: [U32<'k>; 2],
         warpgroup: U32<'k>,
         sums: u32,
-    ) -> Meeting<'k> {
+    ) -> Fixup<'k> {
         let place = self.0 - 1;
         let places = room.at(COUNTER_BYTES);
         let at = |place: U32<'k>| places.at((place * blocks + rank).widening_mul(sums * 4));
         let counter = (place / PARTS * blocks + rank) * COUNTERS + warpgroup;
-        Meeting { own: at(place), other: at(place ^ 1), counter: room.at(counter.widening_mul(4)) }
+        Fixup { own: at(place), other: at(place ^ 1), counter: room.at(counter.widening_mul(4)) }
     }
 }
 
@@ -288,7 +283,7 @@ mod tests {
     fn parts_cover_the_tiles() {
         let cases = [(1024, 64, 66), (448, 128, 66), (512, 128, 132), (200, 36, 132), (3, 32, 2), (7, 36, 5)];
         for (tiles, k_blocks, clusters) in cases {
-            let tail = Tail::of(tiles, k_blocks, clusters);
+            let tail = StreamK::of(tiles, k_blocks, clusters);
             assert_eq!(tail.tiles, tiles % clusters);
             let mut computed = vec![0; tail.tiles as usize];
             for cluster in 0..clusters {
@@ -304,12 +299,12 @@ mod tests {
 
     #[test]
     fn what_is_left_over_decides() {
-        let none = Tail::default();
-        assert_eq!([132, 65].map(|tiles| Tail::of(tiles, 64, 66)), [none; 2], "full rounds, and none");
-        assert_eq!([Tail::of(67, 8, 66), Tail::of(131, 64, 66)], [none; 2], "it would not pay");
-        let Tail { tiles, helpers, owners, help } = Tail::of(1024, 64, 66);
+        let none = StreamK::default();
+        assert_eq!([132, 65].map(|tiles| StreamK::of(tiles, 64, 66)), [none; 2], "full rounds, and none");
+        assert_eq!([StreamK::of(67, 8, 66), StreamK::of(131, 64, 66)], [none; 2], "it would not pay");
+        let StreamK { tiles, helpers, owners, help } = StreamK::of(1024, 64, 66);
         assert_eq!((tiles, helpers, owners, help), (34, 32, [1, 2], [32, 18]));
-        let alone = Tail::of(67, 64, 66);
+        let alone = StreamK::of(67, 64, 66);
         assert_eq!((alone.helpers, alone.help[0]), (1, 32), "a tile has one helper at most");
     }
 }

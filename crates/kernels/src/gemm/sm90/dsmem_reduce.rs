@@ -12,7 +12,7 @@ pub const SPLITS: [u32; 5] = [1, 2, 3, 4, 8];
 
 /// The shape of a block's partial sums.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PartialShape {
+pub(crate) struct ReduceShape {
     pub rows: u32,
     pub columns: u32,
     /// Whether the rows of the fragment are D's columns.
@@ -23,7 +23,7 @@ pub(crate) struct PartialShape {
     pub threads: u32,
 }
 
-impl PartialShape {
+impl ReduceShape {
     /// Floats from one row of partial sums to the next: four more than a row, so that the eight columns and
     /// four rows that a warp writes at once fall into different banks.
     const fn pitch(&self) -> u32 {
@@ -47,8 +47,8 @@ impl PartialShape {
 }
 
 /// A block's partial sums in shared memory, and its place among the slices.
-pub(crate) struct Partials<'k> {
-    pub shape: PartialShape,
+pub(crate) struct DsmemReduce<'k> {
+    pub shape: ReduceShape,
     pub at: Shared<'k>,
     /// Slices of K, and which of them is this block's.
     pub split: U32<'k>,
@@ -57,7 +57,7 @@ pub(crate) struct Partials<'k> {
     pub finished: bool,
 }
 
-impl<'k> Partials<'k> {
+impl<'k> DsmemReduce<'k> {
     /// Lays a warp's part of the fragment out for the cluster to read: `[rows][pitch]`.
     pub fn share(&self, k: &'k Kernel, warp: U32<'k>, lane: U32<'k>, sums: &[Var<'k, f32>]) {
         let pitch = self.shape.pitch();
@@ -138,14 +138,14 @@ impl<'k> Partials<'k> {
 
     /// Adds the slices in order, and tells which rows of the sums are this warp's to finish. A lane has four neighbours of each of `parts` equal
     /// parts of their columns.
-    pub fn rows_to_finish(
+    pub fn reduced_rows(
         &self,
         k: &'k Kernel,
         loaded: &Loaded<'k>,
         end: U32<'k>,
         parts: u32,
-    ) -> SummedRows<'k> {
-        let PartialShape { columns, threads, .. } = self.shape;
+    ) -> ReducedRows<'k> {
+        let ReduceShape { columns, threads, .. } = self.shape;
         assert_eq!(columns / parts, WARP * 4, "a warp has a row");
         self.add_in_place(k, loaded, end);
         if parts > 1 {
@@ -153,7 +153,7 @@ impl<'k> Partials<'k> {
             k.barrier_sync(1, threads);
         }
         let (each, warp) = (self.shape.rows_at_a_time(), k.warp_index());
-        SummedRows {
+        ReducedRows {
             k,
             shape: self.shape,
             parts,
@@ -216,9 +216,9 @@ impl<'k> Partials<'k> {
 }
 
 /// Rows of sums in shared memory that a warp finishes.
-pub(crate) struct SummedRows<'k> {
+pub(crate) struct ReducedRows<'k> {
     k: &'k Kernel,
-    shape: PartialShape,
+    shape: ReduceShape,
     parts: u32,
     /// Where this lane's part of the tile's first row lies.
     at: Shared<'k>,
@@ -230,7 +230,7 @@ pub(crate) struct SummedRows<'k> {
 }
 
 /// A row of sums, as far as a lane has it.
-pub(crate) struct SummedRow<'k> {
+pub(crate) struct ReducedRow<'k> {
     /// Which of the tile's.
     pub row: U32<'k>,
     /// Whether D has it.
@@ -240,14 +240,14 @@ pub(crate) struct SummedRow<'k> {
     at: Shared<'k>,
 }
 
-impl<'k> SummedRow<'k> {
+impl<'k> ReducedRow<'k> {
     /// Leaves what the sums of its first part have become in their place, if D has the row.
     pub fn put_back(&self, k: &'k Kernel, values: [F32<'k>; 4]) {
         k.guard(self.exists, || self.at.store_vec(values));
     }
 }
 
-impl<'k> SummedRows<'k> {
+impl<'k> ReducedRows<'k> {
     /// Rows that a warp takes at a time, so that none has to be waited for alone.
     const IN_FLIGHT: u32 = 4;
 
@@ -256,7 +256,7 @@ impl<'k> SummedRows<'k> {
     }
 
     /// All rows, a few at a time, of which the last may not exist.
-    pub fn for_each_few(&self, take: impl FnOnce(&[SummedRow<'k>])) {
+    pub fn for_each_few(&self, take: impl FnOnce(&[ReducedRow<'k>])) {
         let count = self.shape.rows_of_a_warp().clamp(1, Self::IN_FLIGHT);
         let part = self.shape.columns / self.parts * 4;
         self.k.for_(self.first, self.end, self.step * count, |first| {
@@ -266,7 +266,7 @@ impl<'k> SummedRows<'k> {
                 // Others may write to what is not this warp's.
                 let at = self.at(exists.select(row, first));
                 let sums = (0..self.parts).map(|nth| at.at(nth * part).load_vec()).collect();
-                SummedRow { row, exists, sums, at }
+                ReducedRow { row, exists, sums, at }
             };
             take(&(0..count).map(row).collect::<Vec<_>>());
         });

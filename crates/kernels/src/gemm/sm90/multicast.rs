@@ -1,7 +1,7 @@
 //! What a block loads of the operands of its cluster.
 
 use crate::BLOCK_K;
-use crate::gemm::epilogue::fusion::{Fusion, Pieces};
+use crate::gemm::epilogue::fusion::{Fusion, GateUpRows};
 use oxigemm_ptx::tma::{CachePolicy, LoadOptions, TensorMap};
 use oxigemm_ptx::{Kernel, MBarrier, Pred, Shared, U16, U32};
 
@@ -10,7 +10,7 @@ const BEFORE_ANY_ROW: u32 = (-256i32).cast_unsigned();
 
 /// The part of a tile that this block loads, and for which blocks of the cluster.
 #[derive(Clone, Copy)]
-pub(crate) struct Share<'k> {
+pub(crate) struct MulticastLoad<'k> {
     pub(crate) first_row: U32<'k>,
     pub(crate) rows: U32<'k>,
     pub(crate) several: Pred<'k>,
@@ -19,9 +19,9 @@ pub(crate) struct Share<'k> {
     pub(crate) streamed: Option<(Pred<'k>, CachePolicy<'k>)>,
 }
 
-/// A box of a tile whose rows are [pieces](Pieces) of B.
+/// A box of a tile whose rows are [pieces](GateUpRows) of B.
 #[derive(Clone, Copy)]
-pub(crate) struct PieceBox<'k> {
+pub(crate) struct GateUpBox<'k> {
     /// Whether this block loads it.
     exists: Pred<'k>,
     /// Its first row of the tile.
@@ -31,11 +31,11 @@ pub(crate) struct PieceBox<'k> {
     part: Option<U32<'k>>,
 }
 
-impl<'k> Share<'k> {
+impl<'k> MulticastLoad<'k> {
     /// The same which, where `holds`, is loaded with this policy. (Elsewhere with none: that is faster than the one
     /// that is called normal.)
     pub fn streamed(self, holds: Pred<'k>, policy: CachePolicy<'k>) -> Self {
-        Share { streamed: Some((holds, policy)), ..self }
+        MulticastLoad { streamed: Some((holds, policy)), ..self }
     }
 
     /// Loads it: `row` is the tile's first.
@@ -83,17 +83,17 @@ impl<'k> Share<'k> {
         });
     }
 
-    /// The boxes that it is where the rows of a tile of so many are [pieces](Pieces) of B. To find them takes about as long as to load them: once for all
+    /// The boxes that it is where the rows of a tile of so many are [pieces](GateUpRows) of B. To find them takes about as long as to load them: once for all
     /// blocks of K. `n` is the tile's first column of D.
-    pub fn boxes(&self, pieces: &Pieces<'k>, tile_rows: u32, n: U32<'k>) -> Vec<PieceBox<'k>> {
-        let rows = pieces.box_rows(self.rows);
-        let most = (tile_rows / (pieces.columns * pieces.fusion.sums())).max(1);
+    pub fn boxes(&self, gate_up: &GateUpRows<'k>, tile_rows: u32, n: U32<'k>) -> Vec<GateUpBox<'k>> {
+        let rows = gate_up.box_rows(self.rows);
+        let most = (tile_rows / (gate_up.columns * gate_up.fusion.sums())).max(1);
         let place = |nth: u32| {
             let offset = rows * nth;
             let in_tile = self.first_row + offset;
-            let [column, part] = pieces.place_in_part(n, in_tile);
-            let part = (pieces.fusion == Fusion::Gated).then_some(part);
-            PieceBox { exists: offset.lt(self.rows), in_tile, column, part }
+            let [column, part] = gate_up.place_in_part(n, in_tile);
+            let part = (gate_up.fusion == Fusion::Gated).then_some(part);
+            GateUpBox { exists: offset.lt(self.rows), in_tile, column, part }
         };
         (0..most).map(place).collect()
     }
@@ -104,7 +104,7 @@ impl<'k> Share<'k> {
         k: &'k Kernel,
         tensor: &TensorMap<'k>,
         (depth, group): (U32<'k>, Option<U32<'k>>),
-        boxes: &[PieceBox<'k>],
+        boxes: &[GateUpBox<'k>],
         tile: Shared<'k>,
         full: MBarrier<'k>,
     ) {

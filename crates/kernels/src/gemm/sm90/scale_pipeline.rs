@@ -6,8 +6,8 @@
 
 use crate::common::pipeline::{Cursor, Pipeline};
 use crate::gemm::params::{Params, ScaleLayout};
-use crate::gemm::scheduler::TilePlace;
-use crate::gemm::scheduler::stream_k::KPart;
+use crate::gemm::scheduler::TileInfo;
+use crate::gemm::scheduler::stream_k::StreamKPart;
 use crate::{BLOCK_K, WARP};
 use oxigemm_ptx::tma::LoadOptions;
 use oxigemm_ptx::warp::Shuffle;
@@ -92,7 +92,7 @@ impl ScaleShape {
 
     /// Bytes of one slot: row scales, column scales, and the tile's place.
     fn slot_bytes(&self) -> u32 {
-        (self.row_bytes() + self.group * self.column_pitch() * 4 + TilePlace::BYTES).next_multiple_of(128)
+        (self.row_bytes() + self.group * self.column_pitch() * 4 + TileInfo::BYTES).next_multiple_of(128)
     }
 
     /// Gives a name to the ring's slots, `offset` bytes into dynamic shared memory.
@@ -108,19 +108,19 @@ impl ScaleShape {
 
 /// The ring inside a kernel.
 #[derive(Clone, Copy)]
-pub(crate) struct ScaleRing<'k> {
+pub(crate) struct ScalePipeline<'k> {
     k: &'k Kernel,
     shape: ScaleShape,
     slots: Shared<'k>,
     pipe: Pipeline<'k>,
     layout: U32<'k>,
     /// Whether the copy engine brings the scales of A, and of B.
-    by_engine: [Pred<'k>; 2],
+    by_tma: [Pred<'k>; 2],
     /// Blocks of K whose scales of rows one load brings.
     loaded: U32<'k>,
 }
 
-impl<'k> ScaleRing<'k> {
+impl<'k> ScalePipeline<'k> {
     /// The ring at `slots`, with its barriers at `barriers`.
     pub fn new(
         k: &'k Kernel,
@@ -129,7 +129,7 @@ impl<'k> ScaleRing<'k> {
         barriers: Shared<'k>,
         params: &Params<'k>,
     ) -> Self {
-        let by_engine = match shape.columns {
+        let by_tma = match shape.columns {
             0 => [k.constant(true); 2],
             columns => [
                 params.sfa_layout.ne(ScaleLayout::Copied as u32),
@@ -140,17 +140,17 @@ impl<'k> ScaleRing<'k> {
         let by_map = loads(shape.group)
             .skip(1)
             .fold(whole, |loaded, most| params.k_blocks.le(most).select(most, loaded));
-        let ring = ScaleRing {
+        let ring = ScalePipeline {
             k,
             shape,
             slots,
             pipe: Pipeline::new(k, barriers, SLOTS, SLOTS),
             layout: params.sfa_layout,
-            by_engine,
+            by_tma,
             loaded: by_map,
         };
         match shape.one_piece {
-            true => ScaleRing { loaded: ring.packed().select(params.k_blocks, by_map), ..ring },
+            true => ScalePipeline { loaded: ring.packed().select(params.k_blocks, by_map), ..ring },
             false => ring,
         }
     }
@@ -167,7 +167,7 @@ impl<'k> ScaleRing<'k> {
 
     /// Whether a warp has to copy scales.
     pub fn copied(&self) -> Pred<'k> {
-        !(self.by_engine[0] & self.by_engine[1])
+        !(self.by_tma[0] & self.by_tma[1])
     }
 
     /// Whether the scales of a tile's rows are one piece.
@@ -188,28 +188,28 @@ impl<'k> ScaleRing<'k> {
     }
 
     /// The side of the thread that has the copy engine bring scales.
-    pub fn writer(&self) -> ScaleWriter<'k> {
-        ScaleWriter { ring: *self, cursor: self.pipe.writer() }
+    pub fn writer(&self) -> ScaleTmaProducer<'k> {
+        ScaleTmaProducer { ring: *self, cursor: self.pipe.writer() }
     }
 
     /// The side of the warp that copies what the copy engine cannot bring.
-    pub fn copier(&self, lane: U32<'k>) -> ScaleCopier<'k> {
-        ScaleCopier { ring: *self, cursor: self.pipe.writer(), lane }
+    pub fn copier(&self, lane: U32<'k>) -> ScaleCopyProducer<'k> {
+        ScaleCopyProducer { ring: *self, cursor: self.pipe.writer(), lane }
     }
 
     /// The side of a warp that does both.
-    pub fn bringer(&self, lane: U32<'k>) -> ScaleBringer<'k> {
+    pub fn producer(&self, lane: U32<'k>) -> ScaleProducer<'k> {
         let cursor = self.pipe.writer();
         let (writer, copier) =
-            (ScaleWriter { ring: *self, cursor }, ScaleCopier { ring: *self, cursor, lane });
-        ScaleBringer { writer, copier }
+            (ScaleTmaProducer { ring: *self, cursor }, ScaleCopyProducer { ring: *self, cursor, lane });
+        ScaleProducer { writer, copier }
     }
 
     /// A math warp's side.
-    pub fn reader(&self, lane: U32<'k>) -> ScaleReader<'k> {
+    pub fn reader(&self, lane: U32<'k>) -> ScaleConsumer<'k> {
         // Row scales lie as the copy engine found them; lanes that copy lay them out as if M were contiguous.
         let by_rows = self.layout.eq(ScaleLayout::RowMajor as u32) | self.packed();
-        ScaleReader {
+        ScaleConsumer {
             ring: *self,
             cursor: self.pipe.reader(),
             by_rows,
@@ -221,12 +221,12 @@ impl<'k> ScaleRing<'k> {
 }
 
 /// The thread that has the copy engine bring scales.
-pub(crate) struct ScaleWriter<'k> {
-    ring: ScaleRing<'k>,
+pub(crate) struct ScaleTmaProducer<'k> {
+    ring: ScalePipeline<'k>,
     cursor: Cursor<'k>,
 }
 
-impl<'k> ScaleWriter<'k> {
+impl<'k> ScaleTmaProducer<'k> {
     /// Whether a tile's blocks from `first` on begin a group with `block`.
     pub fn begins_group(&self, block: U32<'k>, first: U32<'k>) -> Pred<'k> {
         (block % self.ring.shape.group).eq(0) | block.eq(first)
@@ -254,7 +254,7 @@ impl<'k> ScaleWriter<'k> {
     fn load_now(&self, params: &Params<'k>, [m, n]: [U32<'k>; 2], block: U32<'k>) {
         let (ring, k) = (&self.ring, self.ring.k);
         let (slot, full) = (ring.slot(self.cursor.stage()), ring.pipe.full(self.cursor.stage()));
-        let [rows, columns] = ring.by_engine;
+        let [rows, columns] = ring.by_tma;
         let row_bytes: U32<'k> = rows.select(ring.loaded * (ring.shape.rows * 4), 0);
         let column_bytes: U32<'k> = columns.select((params.k_blocks - block).min(ring.shape.group) * 4, 0);
         params.store_place(ring.place(slot), m, n);
@@ -284,13 +284,13 @@ impl<'k> ScaleWriter<'k> {
 }
 
 /// The warp that copies what the copy engine cannot bring.
-pub(crate) struct ScaleCopier<'k> {
-    ring: ScaleRing<'k>,
+pub(crate) struct ScaleCopyProducer<'k> {
+    ring: ScalePipeline<'k>,
     cursor: Cursor<'k>,
     lane: U32<'k>,
 }
 
-impl<'k> ScaleCopier<'k> {
+impl<'k> ScaleCopyProducer<'k> {
     /// Copies for the group of `block`, of a tile's blocks up to before `end`.
     pub fn copy(&self, params: &Params<'k>, at: [U32<'k>; 2], block: U32<'k>, end: U32<'k>) {
         self.cursor.wait_empty();
@@ -305,7 +305,7 @@ impl<'k> ScaleCopier<'k> {
     fn copy_now(&self, params: &Params<'k>, [m, n]: [U32<'k>; 2], (block, end): (U32<'k>, U32<'k>)) {
         let (ring, k) = (&self.ring, self.ring.k);
         let slot = ring.slot(self.cursor.stage());
-        let [rows_by_engine, columns_by_engine] = ring.by_engine;
+        let [rows_by_engine, columns_by_engine] = ring.by_tma;
         k.if_(!columns_by_engine, || self.copy_columns(params, ring.columns(slot), n, (block, end)));
         k.if_(!rows_by_engine, || self.copy_rows(params, slot, m, (block, end)));
         k.copies_wait();
@@ -341,15 +341,15 @@ impl<'k> ScaleCopier<'k> {
 }
 
 /// A warp that brings scales: one of its lanes has the copy engine bring what it can, and all copy the rest.
-pub(crate) struct ScaleBringer<'k> {
+pub(crate) struct ScaleProducer<'k> {
     /// Both with the same cursor.
-    writer: ScaleWriter<'k>,
-    copier: ScaleCopier<'k>,
+    writer: ScaleTmaProducer<'k>,
+    copier: ScaleCopyProducer<'k>,
 }
 
-impl<'k> ScaleBringer<'k> {
+impl<'k> ScaleProducer<'k> {
     /// Brings those of the group that begins with `block`, of a tile at `at`.
-    pub fn bring(&self, params: &Params<'k>, at: [U32<'k>; 2], block: U32<'k>) {
+    pub fn load(&self, params: &Params<'k>, at: [U32<'k>; 2], block: U32<'k>) {
         let (writer, copier) = (&self.writer, &self.copier);
         let (ring, k) = (&writer.ring, writer.ring.k);
         writer.cursor.wait_empty();
@@ -365,7 +365,7 @@ impl<'k> ScaleBringer<'k> {
         let (place, full) = (ring.place(ring.slot(stage)), ring.pipe.full(stage));
         writer.cursor.wait_empty();
         k.if_(copier.lane.eq(0), || {
-            TilePlace::tell_end(k, place);
+            TileInfo::tell_end(k, place);
             full.arrive();
         });
         k.if_(ring.copied(), || full.arrive());
@@ -373,8 +373,8 @@ impl<'k> ScaleBringer<'k> {
 }
 
 /// A math warp's view of the scales.
-pub(crate) struct ScaleReader<'k> {
-    ring: ScaleRing<'k>,
+pub(crate) struct ScaleConsumer<'k> {
+    ring: ScalePipeline<'k>,
     cursor: Cursor<'k>,
     by_rows: Pred<'k>,
     row_stride: U32<'k>,
@@ -384,7 +384,7 @@ pub(crate) struct ScaleReader<'k> {
     lane_zero: U32<'k>,
 }
 
-impl<'k> ScaleReader<'k> {
+impl<'k> ScaleConsumer<'k> {
     /// Waits for the current group.
     pub fn wait(&self) {
         self.cursor.wait_full();
@@ -464,23 +464,23 @@ impl<'k> ScaleReader<'k> {
 
     /// The same where rows are grouped, and the row of D behind the group's last.
     pub fn place_in_group(&self) -> ([U32<'k>; 2], U32<'k>) {
-        TilePlace::told_in_group(self.ring.place(self.slot()))
+        TileInfo::told_in_group(self.ring.place(self.slot()))
     }
 
     /// Whether it belongs to a tile at all: what it is where rows are grouped and no tile follows.
     pub fn has_tile(&self) -> Pred<'k> {
-        !TilePlace::is_told_end(self.ring.place(self.slot()))
+        !TileInfo::is_told_end(self.ring.place(self.slot()))
     }
 
     /// The first row and column and the row behind the group's last with the slab, whose rows they are then, where D is stored slab by slab; with the group where sums are
     /// finished.
     pub fn place_and_whose(&self) -> ([U32<'k>; 2], [U32<'k>; 2]) {
-        TilePlace::told_whose(self.ring.place(self.slot()))
+        TileInfo::told_whose(self.ring.place(self.slot()))
     }
 
     /// The same where tiles are shared out along K, and the part.
-    pub fn place_and_part(&self) -> ([U32<'k>; 2], KPart<'k>) {
-        KPart::told(self.ring.place(self.slot()))
+    pub fn place_and_part(&self) -> ([U32<'k>; 2], StreamKPart<'k>) {
+        StreamKPart::told(self.ring.place(self.slot()))
     }
 
     /// The same where groups are along K, and the tile's blocks of K.

@@ -8,14 +8,14 @@ use crate::common::pipeline::{Pipeline, Reader};
 use crate::gemm::epilogue::{
     OutputFlags, OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_BYTES, WarpOutput, chunk_offset,
 };
-use crate::gemm::sm90::warpgroups::WAVE_ROWS;
+use crate::gemm::sm90::warpgroups::M_SUBTILE_STRIDE;
 use oxigemm_ptx::tma::StoreReduction;
 use oxigemm_ptx::{Kernel, Shared, U32, Var};
 
 /// What a warpgroup computes of a tile: as many times 64 rows as there are waves, all of the same columns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PartShape {
-    pub waves: u32,
+    pub m_subtiles: u32,
     pub columns: u32,
 }
 
@@ -40,7 +40,7 @@ impl Kind {
 /// A panel of a part: its columns of one wave, and its place in the staging area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Panel {
-    wave: u32,
+    subtile: u32,
     first_column: u32,
     columns: u32,
     slot: u32,
@@ -53,10 +53,10 @@ impl PartShape {
     }
 
     fn panels_of(&self, kind: Kind) -> impl Iterator<Item = Panel> {
-        let (waves, columns, width) = (self.waves, self.columns, kind.columns());
-        (0..waves).flat_map(move |wave| {
+        let (m_subtiles, columns, width) = (self.m_subtiles, self.columns, kind.columns());
+        (0..m_subtiles).flat_map(move |subtile| {
             (0..columns).step_by(width as usize).map(move |first_column| Panel {
-                wave,
+                subtile,
                 first_column,
                 columns: width.min(columns - first_column),
                 slot: 0,
@@ -65,23 +65,23 @@ impl PartShape {
     }
 
     /// The panels in rounds of as many as the staging area has room for.
-    fn rounds(&self, kind: Kind, room: u32) -> Vec<Vec<Panel>> {
+    fn batches(&self, kind: Kind, room: u32) -> Vec<Vec<Panel>> {
         let panels: Vec<Panel> = self.panels_of(kind).collect();
-        let round = |panels: &[Panel]| {
+        let batch = |panels: &[Panel]| {
             (0u32..).zip(panels).map(|(slot, panel)| Panel { slot, ..*panel }).collect::<Vec<_>>()
         };
-        panels.chunks(room as usize).map(round).collect()
+        panels.chunks(room as usize).map(batch).collect()
     }
 }
 
 /// How the copy engine is asked to add sums to FP32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Adding {
+pub(crate) enum AddOrder {
     /// All panels at once.
     AtOnce,
     /// A panel when the one before it has been read, to what the L2 cache has fetched while the tile was computed: else the loads
     /// of the next tile wait behind all of them in the copy engine.
-    Fetched,
+    Prefetched,
     /// A panel when the one before it is in memory. All multiprocessors add at about the same time, and loads wait for that; a long
     /// tile leaves the time, and what was fetched ahead would only take place in the cache.
     OneByOne,
@@ -89,14 +89,14 @@ pub(crate) enum Adding {
 
 /// The way of a warpgroup's part of a tile to D.
 #[derive(Clone, Copy)]
-pub(crate) struct Outbox<'k> {
+pub(crate) struct StorePipeline<'k> {
     pub k: &'k Kernel,
     pub params: OutputParams<'k>,
     /// The slab of D, where its map has several.
     pub slab: Option<U32<'k>>,
     /// Whether D may go on behind the last of its [`rows`](OutputParams::rows), with those of another group.
-    pub goes_on: bool,
-    pub adding: Adding,
+    pub rows_follow: bool,
+    pub add_order: AddOrder,
     /// Whether the copy engine stores FP32 as well, and adds it: what has a factor it cannot.
     pub stores_f32: bool,
     pub shape: PartShape,
@@ -109,21 +109,26 @@ pub(crate) struct Outbox<'k> {
     pub warpgroup: U32<'k>,
 }
 
-impl<'k> Outbox<'k> {
+impl<'k> StorePipeline<'k> {
     /// The same for rows before `end` of one of D's slabs, which are `stride` elements apart.
     pub fn in_slab(self, slab: U32<'k>, stride: U32<'k>, end: U32<'k>) -> Self {
-        Outbox { params: self.params.in_slab(slab, stride, end), slab: Some(slab), goes_on: true, ..self }
+        StorePipeline {
+            params: self.params.in_slab(slab, stride, end),
+            slab: Some(slab),
+            rows_follow: true,
+            ..self
+        }
     }
 
     /// The same for rows of D before `end`, and a thread that stores them in one of its slabs: see [`crate::gemm::scheduler::k_grouped`].
     pub fn of_group(self, slab: U32<'k>, end: U32<'k>) -> Self {
         let params = OutputParams { rows: end, ..self.params };
-        Outbox { params, slab: Some(slab), ..self }
+        StorePipeline { params, slab: Some(slab), ..self }
     }
 
     fn panel(&self, panel: &Panel, [row, column]: [U32<'k>; 2]) -> Panels<'k> {
         Panels {
-            row: row + panel.wave * WAVE_ROWS,
+            row: row + panel.subtile * M_SUBTILE_STRIDE,
             column: column + panel.first_column,
             staging: self.staging.at(panel.slot * PANEL_BYTES),
         }
@@ -142,16 +147,17 @@ impl<'k> Outbox<'k> {
         k.if_else(
             p.has(OutputFlags::PLAIN),
             || {
-                let rounds = |kind| self.write_rounds(kind, [warp, lane], first, sums, parity);
+                let batches = |kind| self.write_batches(kind, [warp, lane], first, sums, parity);
                 match self.stores_f32 {
-                    true => k.if_else(p.has(OutputFlags::F32), || rounds(Kind::F32), || rounds(Kind::Half)),
-                    false => rounds(Kind::Half),
+                    true => k.if_else(p.has(OutputFlags::F32), || batches(Kind::F32), || batches(Kind::Half)),
+                    false => batches(Kind::Half),
                 }
             },
             || {
-                let whole = |wave| Panel { wave, first_column: 0, columns: self.shape.columns, slot: 0 };
-                let rows = |wave| self.rows([warp, lane], &whole(wave), first);
-                let parts = (0u32..).zip(sums).map(|(wave, sums)| (rows(wave), *sums));
+                let whole =
+                    |subtile| Panel { subtile, first_column: 0, columns: self.shape.columns, slot: 0 };
+                let rows = |subtile| self.rows([warp, lane], &whole(subtile), first);
+                let parts = (0u32..).zip(sums).map(|(subtile, sums)| (rows(subtile), *sums));
                 WarpOutput::write_f32(k, &parts.collect::<Vec<_>>());
             },
         );
@@ -162,7 +168,7 @@ impl<'k> Outbox<'k> {
         WarpOutput { params: &self.params, place: self.panel(panel, first), warp, lane }
     }
 
-    fn write_rounds(
+    fn write_batches(
         &self,
         kind: Kind,
         [warp, lane]: [U32<'k>; 2],
@@ -171,12 +177,12 @@ impl<'k> Outbox<'k> {
         parity: Var<'k, u32>,
     ) {
         let k = self.k;
-        for round in self.shape.rounds(kind, self.room) {
-            let staged: Vec<_> = round
+        for batch in self.shape.batches(kind, self.room) {
+            let staged: Vec<_> = batch
                 .iter()
                 .map(|panel| {
                     let [from, end] = [panel.first_column, panel.first_column + panel.columns];
-                    let sums = &sums[panel.wave as usize][from as usize / 2..end as usize / 2];
+                    let sums = &sums[panel.subtile as usize][from as usize / 2..end as usize / 2];
                     (panel, self.rows([warp, lane], panel, first), sums)
                 })
                 .collect();
@@ -191,7 +197,7 @@ impl<'k> Outbox<'k> {
                 }
             };
             let reader = Reader::of_panels(self.shape.columns >= kind.columns());
-            self.ring.hand_over(reader, (self.warpgroup, lane), parity, stage);
+            self.ring.write_stage(reader, (self.warpgroup, lane), parity, stage);
             // Columns that are no whole panel are stored by the lanes.
             for (panel, rows, sums) in staged.iter().filter(|(panel, ..)| !whole(panel)) {
                 match kind {
@@ -199,8 +205,8 @@ impl<'k> Outbox<'k> {
                     Kind::F32 => WarpOutput::write_f32(k, &[(*rows, *sums)]),
                 }
             }
-            if self.goes_on {
-                self.store_within(kind, [warp, lane], first, &round);
+            if self.rows_follow {
+                self.store_within(kind, [warp, lane], first, &batch);
             }
         }
     }
@@ -211,11 +217,11 @@ impl<'k> Outbox<'k> {
         kind: Kind,
         [warp, lane]: [U32<'k>; 2],
         [row, column]: [U32<'k>; 2],
-        round: &[Panel],
+        batch: &[Panel],
     ) {
         let k = self.k;
-        k.for_(0, round.len() as u32, 1, |slot| {
-            let place = self.nth_panel(kind, [row, column], round, slot);
+        k.for_(0, batch.len() as u32, 1, |slot| {
+            let place = self.nth_panel(kind, [row, column], batch, slot);
             let rows = WarpOutput { params: &self.params, place, warp, lane };
             match kind {
                 Kind::Half => rows.store_within(k, kind.columns()),
@@ -229,25 +235,25 @@ impl<'k> Outbox<'k> {
         &self,
         kind: Kind,
         [row, column]: [U32<'k>; 2],
-        round: &[Panel],
+        batch: &[Panel],
         slot: U32<'k>,
     ) -> Panels<'k> {
         let shape = self.shape;
         debug_assert!(shape.columns.is_multiple_of(kind.columns()), "panels are whole");
         let across = shape.columns / kind.columns();
-        let before = round[0].wave * across + round[0].first_column / kind.columns();
+        let before = batch[0].subtile * across + batch[0].first_column / kind.columns();
         let panel = slot + before;
-        let wave = panel / across;
+        let subtile = panel / across;
         Panels {
-            row: row + wave * WAVE_ROWS,
-            column: column + (panel - wave * across) * kind.columns(),
+            row: row + subtile * M_SUBTILE_STRIDE,
+            column: column + (panel - subtile * across) * kind.columns(),
             staging: self.staging.at(slot * PANEL_BYTES),
         }
     }
 
     /// Has the L2 cache fetch what the sums of the part that begins at `first` will be added to, where that pays.
     pub fn prefetch(&self, first: [U32<'k>; 2]) {
-        if self.adding != Adding::Fetched {
+        if self.add_order != AddOrder::Prefetched {
             return;
         }
         let p = &self.params;
@@ -268,24 +274,24 @@ impl<'k> Outbox<'k> {
     /// begins as a reader's.
     pub fn store(&self, first: [U32<'k>; 2], parity: Var<'k, u32>) {
         if !self.stores_f32 {
-            return self.store_rounds(Kind::Half, first, parity);
+            return self.store_batches(Kind::Half, first, parity);
         }
         self.k.if_else(
             self.params.has(OutputFlags::F32),
-            || self.store_rounds(Kind::F32, first, parity),
-            || self.store_rounds(Kind::Half, first, parity),
+            || self.store_batches(Kind::F32, first, parity),
+            || self.store_batches(Kind::Half, first, parity),
         );
     }
 
-    fn store_rounds(&self, kind: Kind, first: [U32<'k>; 2], parity: Var<'k, u32>) {
+    fn store_batches(&self, kind: Kind, first: [U32<'k>; 2], parity: Var<'k, u32>) {
         let (k, p) = (self.k, &self.params);
-        for round in self.shape.rounds(kind, self.room) {
-            let whole = round.iter().filter(|panel| panel.columns == kind.columns());
+        for batch in self.shape.batches(kind, self.room) {
+            let whole = batch.iter().filter(|panel| panel.columns == kind.columns());
             let panels: Vec<_> = whole.map(|panel| self.panel(panel, first)).collect();
             self.ring.full(self.warpgroup).wait(parity.get());
             let each = |store: &dyn Fn(&Panels<'k>)| {
                 for at in &panels {
-                    match self.goes_on {
+                    match self.rows_follow {
                         false => store(at),
                         true => k.if_(at.is_before(p.rows), || store(at)),
                     }
@@ -298,16 +304,16 @@ impl<'k> Outbox<'k> {
             // What is added to FP32 is D itself, and the copy engine adds it.
             let add_panel =
                 |at: &Panels<'k>| p.d_map.store_reducing(StoreReduction::Add, &self.place(at), at.staging);
-            let add = || match self.adding {
-                Adding::AtOnce => {
+            let add = || match self.add_order {
+                AddOrder::AtOnce => {
                     each(&add_panel);
                     wait_until_read();
                 }
-                Adding::Fetched | Adding::OneByOne => k.for_(0, round.len() as u32, 1, |slot| {
-                    add_panel(&self.nth_panel(kind, first, &round, slot));
+                AddOrder::Prefetched | AddOrder::OneByOne => k.for_(0, batch.len() as u32, 1, |slot| {
+                    add_panel(&self.nth_panel(kind, first, &batch, slot));
                     k.bulk_commit();
-                    match self.adding {
-                        Adding::OneByOne => k.bulk_wait(0),
+                    match self.add_order {
+                        AddOrder::OneByOne => k.bulk_wait(0),
                         _ => k.bulk_wait_read(0),
                     }
                 }),
@@ -352,22 +358,22 @@ mod tests {
 
     #[test]
     fn every_column_is_in_one_panel_and_every_round_fits() {
-        for (waves, columns) in [(2, 128), (1, 256), (1, 192), (1, 176), (1, 144), (1, 128), (1, 64)] {
-            let shape = PartShape { waves, columns };
+        for (m_subtiles, columns) in [(2, 128), (1, 256), (1, 192), (1, 176), (1, 144), (1, 128), (1, 64)] {
+            let shape = PartShape { m_subtiles, columns };
             for (kind, room) in [(Kind::Half, shape.panels()), (Kind::F32, shape.panels()), (Kind::F32, 1)] {
-                let rounds = shape.rounds(kind, room);
-                let mut covered = vec![0; (waves * columns) as usize];
-                for panel in rounds.iter().flatten() {
-                    let first = panel.wave * columns + panel.first_column;
+                let batches = shape.batches(kind, room);
+                let mut covered = vec![0; (m_subtiles * columns) as usize];
+                for panel in batches.iter().flatten() {
+                    let first = panel.subtile * columns + panel.first_column;
                     covered[first as usize..][..panel.columns as usize].iter_mut().for_each(|x| *x += 1);
                 }
                 assert!(covered.iter().all(|x| *x == 1), "{shape:?} {kind:?}");
-                for round in &rounds {
-                    assert!(round.len() as u32 <= room);
-                    assert!((0u32..).zip(round).all(|(slot, panel)| panel.slot == slot));
+                for batch in &batches {
+                    assert!(batch.len() as u32 <= room);
+                    assert!((0u32..).zip(batch).all(|(slot, panel)| panel.slot == slot));
                 }
             }
-            assert_eq!(shape.rounds(Kind::Half, shape.panels()).len(), 1, "16 bits take one round");
+            assert_eq!(shape.batches(Kind::Half, shape.panels()).len(), 1, "16 bits take one round");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What the many-row kernels share: the warpgroups of a block, and who computes which part of a tile.
 
 use crate::WARPGROUP;
-use crate::gemm::epilogue::fusion::Pieces;
+use crate::gemm::epilogue::fusion::GateUpRows;
 use oxigemm_ptx::U32;
 
 /// Warpgroups that multiply; one more serves them.
@@ -14,16 +14,16 @@ pub(crate) const PRODUCER_REGISTERS: u32 = 40;
 pub(crate) const MATH_REGISTERS: u32 = 232;
 /// From a warpgroup's 64 rows of one wave to those of its next: waves go down a tile, in each both warpgroups side by side. So where only
 /// the upper half of a tile has rows, both have one wave to compute.
-pub(crate) const WAVE_ROWS: u32 = MATH_WARPGROUPS * 64;
+pub(crate) const M_SUBTILE_STRIDE: u32 = MATH_WARPGROUPS * 64;
 
 /// A tile as its two warpgroups share it: each has half of the rows, in turns of 64, or, of 64 rows, half of the columns.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ManyRows {
+pub(crate) struct ConsumerTile {
     pub block_m: u32,
     pub block_n: u32,
 }
 
-impl ManyRows {
+impl ConsumerTile {
     /// Warpgroups side by side along N: both, where one of them covers all rows.
     const fn warpgroups_n(&self) -> u32 {
         if self.block_m == 64 { MATH_WARPGROUPS } else { 1 }
@@ -35,8 +35,8 @@ impl ManyRows {
     }
 
     /// 64-row products that a warpgroup makes of each stage.
-    pub const fn waves(&self) -> u32 {
-        (self.block_m * self.warpgroups_n()) / WAVE_ROWS
+    pub const fn m_subtiles(&self) -> u32 {
+        (self.block_m * self.warpgroups_n()) / M_SUBTILE_STRIDE
     }
 
     /// Rows of A that one tensor load brings where rows are grouped: not too many, because those behind a group's last
@@ -54,11 +54,11 @@ impl ManyRows {
         }
     }
 
-    /// The same in D, where a tile's rows of B may be [pieces](Pieces).
-    pub fn part_of_d<'k>(&self, warpgroup: U32<'k>, pieces: Option<Pieces<'k>>) -> [U32<'k>; 2] {
+    /// The same in D, where a tile's rows of B may be [pieces](GateUpRows).
+    pub fn d_offset_of<'k>(&self, warpgroup: U32<'k>, gate_up: Option<GateUpRows<'k>>) -> [U32<'k>; 2] {
         let [row, column] = self.part_of(warpgroup);
-        match (pieces, column.as_constant()) {
-            (Some(pieces), None) => [row, warpgroup * pieces.stride],
+        match (gate_up, column.as_constant()) {
+            (Some(gate_up), None) => [row, warpgroup * gate_up.stride],
             _ => [row, column],
         }
     }
@@ -71,8 +71,12 @@ mod tests {
     #[test]
     fn two_parts_make_a_tile() {
         for (block_m, block_n) in [(256, 128), (128, 176), (64, 256)] {
-            let tile = ManyRows { block_m, block_n };
-            assert_eq!(MATH_WARPGROUPS * tile.waves() * 64 * tile.columns(), block_m * block_n, "{tile:?}");
+            let tile = ConsumerTile { block_m, block_n };
+            assert_eq!(
+                MATH_WARPGROUPS * tile.m_subtiles() * 64 * tile.columns(),
+                block_m * block_n,
+                "{tile:?}"
+            );
         }
     }
 

@@ -2,11 +2,11 @@
 
 use super::{Block, Config};
 use crate::gemm::epilogue::fp8_output::{QuantizedOutput, panels, passes};
-use crate::gemm::epilogue::fusion::{FusedFlags, FusedParams, Fusion, Pieces, Sums};
+use crate::gemm::epilogue::fusion::{EpilogueFlags, EpilogueParams, FusedAccumulators, Fusion, GateUpRows};
 use crate::gemm::epilogue::{OutputParams, Panels};
 use crate::gemm::params::Params;
-use crate::gemm::scheduler::TilePlace;
-use crate::gemm::sm90::store_pipeline::Outbox;
+use crate::gemm::scheduler::TileInfo;
+use crate::gemm::sm90::store_pipeline::StorePipeline;
 use oxigemm_ptx::{U32, Var};
 
 impl Config {
@@ -28,18 +28,18 @@ impl Config {
     /// Bytes of a staging area that a warpgroup needs for D to be quantized.
     pub(super) fn quantized_bytes(&self) -> u32 {
         let part = self.part();
-        if self.is_fused() { QuantizedOutput::staging_bytes(part.waves, part.columns) } else { 0 }
+        if self.is_fused() { QuantizedOutput::staging_bytes(part.m_subtiles, part.columns) } else { 0 }
     }
 
     /// Which rows of B a tile has, in how many passes.
-    pub(super) fn pieces<'k>(&self, params: &Params<'k>, passes: U32<'k>) -> Pieces<'k> {
+    pub(super) fn gate_up<'k>(&self, params: &Params<'k>, passes: U32<'k>) -> GateUpRows<'k> {
         let columns = self.part().columns;
-        Pieces { fusion: self.fusion, columns, stride: passes * columns, ups: params.output.columns }
+        GateUpRows { fusion: self.fusion, columns, stride: passes * columns, ups: params.output.columns }
     }
 }
 
 /// A tile whose sums are finished.
-pub(super) struct FinishedTile<'k> {
+pub(super) struct FusedTile<'k> {
     /// Its first row, of the slab of its group if rows are grouped, and its first column of D.
     pub at: [U32<'k>; 2],
     /// Which of its passes, where there are some.
@@ -48,10 +48,10 @@ pub(super) struct FinishedTile<'k> {
     pub rows: Option<[U32<'k>; 2]>,
 }
 
-impl<'k> FinishedTile<'k> {
-    pub fn of(tile: &TilePlace<'k>) -> Self {
+impl<'k> FusedTile<'k> {
+    pub fn of(tile: &TileInfo<'k>) -> Self {
         let rows = tile.group.map(|place| [place.group, place.end]);
-        FinishedTile { at: [tile.m, tile.n], pass: tile.pass, rows }
+        FusedTile { at: [tile.m, tile.n], pass: tile.pass, rows }
     }
 }
 
@@ -64,27 +64,29 @@ struct GroupRows<'k> {
 }
 
 impl<'k> Block<'k, '_> {
-    fn rows_of(&self, tile: &FinishedTile<'k>) -> Option<GroupRows<'k>> {
+    fn rows_of(&self, tile: &FusedTile<'k>) -> Option<GroupRows<'k>> {
         let (Some(grouped), Some([group, end])) = (&self.grouped, tile.rows) else { return None };
-        Some(GroupRows { group, slab: grouped.groups.slab_of(group), end })
+        Some(GroupRows { group, slab: grouped.slab_of(group), end })
     }
 
     /// The first row and column of D of a warpgroup's part of a tile.
-    fn first_finished(&self, warpgroup: U32<'k>, tile: &FinishedTile<'k>) -> [U32<'k>; 2] {
-        let [row, column] = self.cfg.shape().part_of_d(warpgroup, self.params.pieces);
+    fn first_of(&self, warpgroup: U32<'k>, tile: &FusedTile<'k>) -> [U32<'k>; 2] {
+        let [row, column] = self.cfg.shape().d_offset_of(warpgroup, self.params.gate_up);
         [tile.at[0] + row, tile.at[1] + column]
     }
 
     /// The panels of a part in e4m3, with the last pass of its tile.
-    fn quantized_panels(&self, warpgroup: U32<'k>, tile: &FinishedTile<'k>) -> Vec<Panels<'k>> {
+    fn quantized_panels(&self, warpgroup: U32<'k>, tile: &FusedTile<'k>) -> Vec<Panels<'k>> {
         let part = self.cfg.part();
-        panels(self.staging(warpgroup), (part.waves, part.columns), self.first_finished(warpgroup, tile))
+        panels(self.staging(warpgroup), (part.m_subtiles, part.columns), self.first_of(warpgroup, tile))
     }
 
     /// The way of a part to D where it is rounded.
-    fn rounded(&self, warpgroup: U32<'k>, rows: Option<GroupRows<'k>>) -> Outbox<'k> {
-        let outbox = self.outbox(warpgroup);
-        rows.map_or(outbox, |GroupRows { slab, end, .. }| outbox.in_slab(slab, self.d_slab(), end))
+    fn rounded(&self, warpgroup: U32<'k>, rows: Option<GroupRows<'k>>) -> StorePipeline<'k> {
+        let store_pipeline = self.store_pipeline(warpgroup);
+        rows.map_or(store_pipeline, |GroupRows { slab, end, .. }| {
+            store_pipeline.in_slab(slab, self.d_slab(), end)
+        })
     }
 
     /// The output where it is quantized.
@@ -97,7 +99,7 @@ impl<'k> Block<'k, '_> {
         })
     }
 
-    fn fused(&self) -> &FusedParams<'k> {
+    fn fused(&self) -> &EpilogueParams<'k> {
         self.fused.as_ref().expect("sums are finished")
     }
 
@@ -106,21 +108,21 @@ impl<'k> Block<'k, '_> {
     pub(super) fn finish(
         &self,
         warpgroup: U32<'k>,
-        tile: &FinishedTile<'k>,
+        tile: &FusedTile<'k>,
         sums: &[Vec<Var<'k, f32>>],
         parity: Var<'k, u32>,
     ) {
         let (k, output, fusion, lane) = (self.k, &self.params.output, self.cfg.fusion, self.lane);
-        let (rows, first) = (self.rows_of(tile), self.first_finished(warpgroup, tile));
+        let (rows, first) = (self.rows_of(tile), self.first_of(warpgroup, tile));
         let params = match (rows, &self.fused_groups) {
             (Some(rows), Some(groups)) => groups.in_slab(&self.fused().anew(k), [rows.group, rows.slab]),
             _ => self.fused().anew(k),
         };
         let (params, half, [_, column], columns) = (&params, output.half, first, output.columns);
-        let sums = Sums { k, params, fusion, half, column, columns, lane }.finish(sums);
+        let sums = FusedAccumulators { k, params, fusion, half, column, columns, lane }.finish(sums);
         let (warp, staging, ring) = (self.warp & 3, self.staging(warpgroup), self.staged);
         k.if_else(
-            params.has(FusedFlags::QUANTIZED),
+            params.has(EpilogueFlags::QUANTIZED),
             || {
                 let output = &self.quantized(rows);
                 let end = rows.map(|rows| rows.end);
@@ -132,9 +134,9 @@ impl<'k> Block<'k, '_> {
     }
 
     /// The storing thread's side of the same. `parity` begins as a reader's.
-    pub(super) fn store_finished(&self, warpgroup: U32<'k>, tile: &FinishedTile<'k>, parity: Var<'k, u32>) {
+    pub(super) fn store_fused(&self, warpgroup: U32<'k>, tile: &FusedTile<'k>, parity: Var<'k, u32>) {
         let (k, d_map) = (self.k, &self.params.output.d_map);
-        let (rows, first) = (self.rows_of(tile), self.first_finished(warpgroup, tile));
+        let (rows, first) = (self.rows_of(tile), self.first_of(warpgroup, tile));
         let quantized = || {
             self.staged.full(warpgroup).wait(parity.get());
             for panel in self.quantized_panels(warpgroup, tile) {

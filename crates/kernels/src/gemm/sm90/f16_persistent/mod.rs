@@ -14,20 +14,21 @@
 
 mod epilogue;
 
-use epilogue::FinishedTile;
+use epilogue::FusedTile;
 
 use crate::common::pipeline::{Cursor, Pipeline};
 use crate::gemm::epilogue::PANEL_BYTES;
-use crate::gemm::epilogue::fusion::{BoxOfB, FusedGroupParams, FusedParams, Fusion};
+use crate::gemm::epilogue::fusion::{BoxOfB, EpilogueParams, Fusion, GroupedEpilogueParams};
 use crate::gemm::operand::f16::{BLOCK_K, OperandTile, Operands, PANEL};
-use crate::gemm::params::{GroupedParams, Params};
-use crate::gemm::scheduler::k_grouped::{KGroupParams, KGroups, MapRing};
-use crate::gemm::scheduler::m_grouped::{GroupPlace, Grouping};
+use crate::gemm::params::Params;
+use crate::gemm::scheduler::k_grouped::{DynamicTensorMaps, KGroupedParams, KGroups};
+use crate::gemm::scheduler::m_grouped::MGroupedParams;
+use crate::gemm::scheduler::m_grouped::{Grouping, TileGroup};
 use crate::gemm::scheduler::order::KOrder;
-use crate::gemm::scheduler::{Place, Release, Share, TilePlace};
-use crate::gemm::sm90::store_pipeline::{Adding, Outbox, PartShape};
+use crate::gemm::scheduler::{MulticastLoad, Release, TileInfo, TileScheduler};
+use crate::gemm::sm90::store_pipeline::{AddOrder, PartShape, StorePipeline};
 use crate::gemm::sm90::warpgroups::{
-    MATH_REGISTERS, MATH_WARPGROUPS, MATH_WARPS, ManyRows, PRODUCER_REGISTERS, THREADS, WAVE_ROWS,
+    ConsumerTile, M_SUBTILE_STRIDE, MATH_REGISTERS, MATH_WARPGROUPS, MATH_WARPS, PRODUCER_REGISTERS, THREADS,
 };
 use oxigemm_ptx::tma::{Eviction, TensorMap};
 use oxigemm_ptx::wgmma::{Descriptor, DescriptorVar, Major, MatrixA};
@@ -70,7 +71,7 @@ impl Config {
     }
 
     /// Whether it can take K from its end.
-    pub fn turns_back(&self) -> bool {
+    pub fn serpentine_k(&self) -> bool {
         self.grouping != Grouping::K && !self.is_fused()
     }
 
@@ -106,13 +107,16 @@ impl Config {
         BoxOfB::of(self.fusion, self.tiles()[1].lines() / cluster_m, self.part().columns, passes)
     }
 
-    fn shape(&self) -> ManyRows {
-        ManyRows { block_m: self.block_m, block_n: self.block_n }
+    fn shape(&self) -> ConsumerTile {
+        ConsumerTile { block_m: self.block_m, block_n: self.block_n }
     }
 
     /// What a warpgroup computes of a tile: columns of D.
     fn part(&self) -> PartShape {
-        PartShape { waves: self.shape().waves(), columns: self.shape().columns() / self.fusion.sums() }
+        PartShape {
+            m_subtiles: self.shape().m_subtiles(),
+            columns: self.shape().columns() / self.fusion.sums(),
+        }
     }
 
     /// Bytes of a math warpgroup's staging area.
@@ -149,9 +153,9 @@ impl SharedMap {
         let staging = layout.place(MATH_WARPGROUPS * cfg.staging_bytes(), 1024);
         let barriers = layout.place(Pipeline::barrier_bytes(cfg.stages), 8);
         let output_barriers = layout.place(Pipeline::barrier_bytes(MATH_WARPGROUPS), 8);
-        let places = if cfg.is_grouped() { cfg.stages * TilePlace::BYTES } else { 0 };
-        let places = layout.place(places, if cfg.is_grouped() { TilePlace::BYTES } else { 1 });
-        let draft_bytes = if cfg.grouping == Grouping::K { MapRing::DRAFT_BYTES } else { 0 };
+        let places = if cfg.is_grouped() { cfg.stages * TileInfo::BYTES } else { 0 };
+        let places = layout.place(places, if cfg.is_grouped() { TileInfo::BYTES } else { 1 });
+        let draft_bytes = if cfg.grouping == Grouping::K { DynamicTensorMaps::DRAFT_BYTES } else { 0 };
         let map_drafts = layout.place(draft_bytes, if draft_bytes > 0 { 128 } else { 1 });
         let bytes = layout.bytes();
         SharedMap { a, b, staging, barriers, output_barriers, places, map_drafts, groups: bytes, bytes }
@@ -166,7 +170,7 @@ impl SharedMap {
         Pipeline::name_barriers(k, ["full", "empty"], self.barriers, cfg.stages);
         Pipeline::name_barriers(k, ["staged", "stored"], self.output_barriers, MATH_WARPGROUPS);
         if cfg.is_grouped() {
-            k.name_shared("places", self.places, TilePlace::BYTES, cfg.stages);
+            k.name_shared("places", self.places, TileInfo::BYTES, cfg.stages);
         }
     }
 }
@@ -176,13 +180,13 @@ struct Block<'k, 'c> {
     k: &'k Kernel,
     cfg: &'c Config,
     params: Params<'k>,
-    grouped: Option<GroupedParams<'k>>,
+    grouped: Option<MGroupedParams<'k>>,
     k_groups: Option<KGroups<'k>>,
-    fused: Option<FusedParams<'k>>,
-    fused_groups: Option<FusedGroupParams<'k>>,
+    fused: Option<EpilogueParams<'k>>,
+    fused_groups: Option<GroupedEpilogueParams<'k>>,
     map: SharedMap,
     shared: Shared<'k>,
-    place: Place<'k>,
+    place: TileScheduler<'k>,
     pipe: Pipeline<'k>,
     /// The staging areas of the warpgroups, as if each were a stage of a ring.
     staged: Pipeline<'k>,
@@ -192,13 +196,13 @@ struct Block<'k, 'c> {
 
 impl<'k> Block<'k, '_> {
     /// The way of a warpgroup's part to D.
-    fn outbox(&self, warpgroup: U32<'k>) -> Outbox<'k> {
-        Outbox {
+    fn store_pipeline(&self, warpgroup: U32<'k>) -> StorePipeline<'k> {
+        StorePipeline {
             k: self.k,
             params: self.params.output,
             slab: None,
-            goes_on: false,
-            adding: Adding::AtOnce,
+            rows_follow: false,
+            add_order: AddOrder::AtOnce,
             stores_f32: !self.cfg.is_fused(),
             shape: self.cfg.part(),
             room: self.cfg.part().panels(),
@@ -220,12 +224,12 @@ impl<'k> Block<'k, '_> {
 
     /// Elements from one slab of D, and of C, to the next, where rows are grouped.
     fn d_slab(&self) -> U32<'k> {
-        self.grouped.expect("rows are grouped").groups.d_slab
+        self.grouped.expect("rows are grouped").d_slab
     }
 
     /// Where the producer tells of the tile that a stage is of, where rows are grouped.
     fn told(&self, stage: U32<'k>) -> Shared<'k> {
-        self.shared.at(self.map.places).at(stage * TilePlace::BYTES)
+        self.shared.at(self.map.places).at(stage * TileInfo::BYTES)
     }
 }
 
@@ -235,29 +239,30 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let mut params = Params::declare(k);
     params.output.half = cfg.operands.element;
-    let grouped = cfg.is_grouped().then(|| GroupedParams::declare(k));
-    let fused = cfg.is_fused().then(|| FusedParams::declare(k));
-    let fused_groups = (cfg.is_fused() && cfg.is_grouped()).then(|| FusedGroupParams::declare(k));
+    let grouped = cfg.is_grouped().then(|| MGroupedParams::declare(k, ""));
+    let fused = cfg.is_fused().then(|| EpilogueParams::declare(k));
+    let fused_groups = (cfg.is_fused() && cfg.is_grouped()).then(|| GroupedEpilogueParams::declare(k, ""));
     let map = SharedMap::new(cfg);
     let shared = k.dynamic_shared();
     map.name(k, cfg);
-    let mut place = Place::new(k, [cfg.block_m, cfg.tile_columns()], &params);
-    if cfg.turns_back() {
-        place = place.turning_back(&params);
+    let mut place = TileScheduler::new(k, [cfg.block_m, cfg.tile_columns()], &params);
+    if cfg.serpentine_k() {
+        place = place.with_serpentine_k(&params);
     }
     if let Some(fused) = &fused {
         let passes = fused.passes(cfg.quantized_passes());
         params.output = fused.output(params.output);
-        params.pieces = Some(cfg.pieces(&params, passes));
-        place = place.in_passes(&params, passes, cfg.part().columns);
+        params.gate_up = Some(cfg.gate_up(&params, passes));
+        place = place.with_passes(&params, passes, cfg.part().columns);
     }
     if let Some(grouped) = &grouped {
-        place = place.among_groups(grouped.groups, shared.at(map.groups), params.output.rows);
+        place = place.with_m_groups(*grouped, shared.at(map.groups), params.output.rows);
     }
-    let k_groups = (cfg.grouping == Grouping::K)
-        .then(|| KGroups::of_ranges(KGroupParams::declare(k), shared.at(map.groups), cfg.operands.k_unit()));
+    let k_groups = (cfg.grouping == Grouping::K).then(|| {
+        KGroups::of_ranges(KGroupedParams::declare(k), shared.at(map.groups), cfg.operands.k_unit())
+    });
     if let Some(groups) = k_groups {
-        place = place.among_k_groups(groups);
+        place = place.with_k_groups(groups);
     }
     let pipe = Pipeline::new(k, shared.at(map.barriers), cfg.stages, cfg.stages);
     let staged = Pipeline::new(k, shared.at(map.output_barriers), MATH_WARPGROUPS, MATH_WARPGROUPS);
@@ -286,14 +291,14 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             block.params.a.prefetch();
             block.params.b.prefetch();
             block.params.output.d_map.prefetch();
-            pipe.init(1, place.sharers() * MATH_WARPS);
+            pipe.init(1, place.stage_writers() * MATH_WARPS);
             staged.init(MATH_WARPS / MATH_WARPGROUPS, 1);
             k.fence_barrier_init();
         });
         k.sync_warp();
     });
     if cfg.grouping == Grouping::Dense && cfg.operands.b == Major::K {
-        place.fetch_early(k, warp.lt(MATH_WARPS), &block.params);
+        place.prefetch_b(k, warp.lt(MATH_WARPS), &block.params);
     }
     place.begin(k, (warp, tile_warp), cfg.threads());
 
@@ -339,8 +344,8 @@ impl<'k> Block<'k, '_> {
             });
         };
         match self.cfg.grouping {
-            Grouping::Dense => self.place.for_each_place(k, |TilePlace { m, n, back, .. }| {
-                let boxes = p.pieces.map(|pieces| shares[1].boxes(&pieces, self.cfg.block_n, n));
+            Grouping::Dense => self.place.for_each_tile(k, |TileInfo { m, n, back, .. }| {
+                let boxes = p.gate_up.map(|gate_up| shares[1].boxes(&gate_up, self.cfg.block_n, n));
                 stages(back, &|_| {}, &|operands, depth, full| {
                     if let Some(boxes) = &boxes {
                         shares[0].load(k, &p.a, [depth, m], operands[0], full);
@@ -352,14 +357,14 @@ impl<'k> Block<'k, '_> {
             Grouping::K => unreachable!("a warp loads the tiles of groups along K"),
             Grouping::Rows => {
                 let once = k.cache_policy(Eviction::First);
-                self.place.for_each_group_tile(k, |TilePlace { m, n, streams_b, back, .. }, place| {
+                self.place.for_each_grouped_tile(k, |TileInfo { m, n, streams_b, back, .. }, place| {
                     // What is not read again leaves the L2 cache before what others have there.
                     let of_b = shares[1].streamed(streams_b, once);
-                    let tell = |stage| match &p.pieces {
-                        None => TilePlace::tell_in_slab(self.told(stage), [m, n], place),
-                        Some(_) => TilePlace::tell_in_slab_of_group(self.told(stage), [m, n], place),
+                    let tell = |stage| match &p.gate_up {
+                        None => TileInfo::tell_in_slab(self.told(stage), [m, n], place),
+                        Some(_) => TileInfo::tell_in_slab_of_group(self.told(stage), [m, n], place),
                     };
-                    let boxes = p.pieces.map(|pieces| of_b.boxes(&pieces, self.cfg.block_n, n));
+                    let boxes = p.gate_up.map(|gate_up| of_b.boxes(&gate_up, self.cfg.block_n, n));
                     stages(back, &tell, &|[a, b], depth, full| {
                         let rows = (place.end, self.cfg.shape().group_box_rows());
                         shares[0].load_before(k, &p.a, [depth, m, place.slab], rows, a, full);
@@ -378,7 +383,7 @@ impl<'k> Block<'k, '_> {
     }
 
     /// What this block loads of the tiles of A and B.
-    fn shares(&self) -> [Share<'k>; 2] {
+    fn shares(&self) -> [MulticastLoad<'k>; 2] {
         let [a, b] = self.cfg.tiles();
         [self.place.part_of_a(a.lines()), self.place.part_of_b(b.lines())]
     }
@@ -386,7 +391,7 @@ impl<'k> Block<'k, '_> {
     /// Loads this block's shares of a stage of the tile at row `m` and column `n`, from a depth of K on.
     fn load_stage(
         &self,
-        (shares, maps): (&[Share<'k>; 2], [&TensorMap<'k>; 2]),
+        (shares, maps): (&[MulticastLoad<'k>; 2], [&TensorMap<'k>; 2]),
         [m, n, depth]: [U32<'k>; 3],
         operands: [Shared<'k>; 2],
         full: MBarrier<'k>,
@@ -404,9 +409,9 @@ impl<'k> Block<'k, '_> {
         let (k, p, shares) = (self.k, &self.params, self.shares());
         let cursor = self.pipe.writer();
         let drafts = self.shared.at(self.map.map_drafts);
-        let ring = MapRing::claim(groups.params, [p.a, p.b], drafts, self.lane);
+        let ring = DynamicTensorMaps::claim(groups.params, [p.a, p.b], drafts, self.lane);
         let k_dimensions = self.cfg.tiles().map(|tile| tile.k_dimension());
-        self.place.for_each_place(k, |tile| {
+        self.place.for_each_tile(k, |tile| {
             let Some(group) = tile.k_group else { return };
             let load = |maps: [&TensorMap<'k>; 2], block: U32<'k>| {
                 cursor.wait_empty();
@@ -435,56 +440,57 @@ impl<'k> Block<'k, '_> {
     /// A math warpgroup: the products of all stages of a tile, one stage always in flight.
     fn multiply(&self) {
         let k = self.k;
-        let math = Math::new(self);
+        let math = Consumer::new(self);
         let warpgroup = self.warp >> 2;
-        let ([first_row, first_column], outbox) =
-            (self.cfg.shape().part_of(warpgroup), self.outbox(warpgroup));
+        let ([first_row, first_column], store_pipeline) =
+            (self.cfg.shape().part_of(warpgroup), self.store_pipeline(warpgroup));
         // The first tile finds its staging area empty.
         let parity = k.var(1u32);
-        let (waves, k_blocks) = (self.cfg.shape().waves(), self.params.k_blocks);
-        let write = |[m, n]: [U32<'k>; 2], outbox: Outbox<'k>| {
+        let (m_subtiles, k_blocks) = (self.cfg.shape().m_subtiles(), self.params.k_blocks);
+        let write = |[m, n]: [U32<'k>; 2], store_pipeline: StorePipeline<'k>| {
             let first = [m + first_row, n + first_column];
             let sums: Vec<_> = math.sums.iter().map(Vec::as_slice).collect();
-            outbox.write([self.warp & 3, self.lane], first, &sums, parity);
+            store_pipeline.write([self.warp & 3, self.lane], first, &sums, parity);
         };
         match self.cfg.grouping {
-            Grouping::Dense if self.fused.is_some() => self.place.for_each_place(k, |tile| {
-                math.multiply_tile(waves, k_blocks);
-                self.finish(warpgroup, &FinishedTile::of(&tile), &math.sums, parity);
+            Grouping::Dense if self.fused.is_some() => self.place.for_each_tile(k, |tile| {
+                math.multiply_tile(m_subtiles, k_blocks);
+                self.finish(warpgroup, &FusedTile::of(&tile), &math.sums, parity);
             }),
-            Grouping::Dense => self.place.for_each_tile(k, |m, n| {
-                math.multiply_tile(waves, k_blocks);
-                write([m, n], outbox);
+            Grouping::Dense => self.place.for_each_dense_tile(k, |m, n| {
+                math.multiply_tile(m_subtiles, k_blocks);
+                write([m, n], store_pipeline);
             }),
-            Grouping::K => self.place.for_each_place(k, |tile| {
+            Grouping::K => self.place.for_each_tile(k, |tile| {
                 let Some(group) = tile.k_group else { return };
                 let zeros = || math.sums.iter().flatten().for_each(|sum| sum.set(0.0));
                 let k_blocks = group.k.div_ceil(BLOCK_K);
-                k.if_else(k_blocks.eq(0), zeros, || math.multiply_tile(waves, k_blocks));
-                let outbox = outbox.of_group(group.group, group.d_row + self.params.output.rows);
-                self.unless_kept(group.k, || write([group.d_row + tile.m, tile.n], outbox));
+                k.if_else(k_blocks.eq(0), zeros, || math.multiply_tile(m_subtiles, k_blocks));
+                let store_pipeline =
+                    store_pipeline.of_group(group.group, group.d_row + self.params.output.rows);
+                self.unless_kept(group.k, || write([group.d_row + tile.m, tile.n], store_pipeline));
             }),
-            Grouping::Rows => self.place.for_each_turn(k, |turn| {
+            Grouping::Rows => self.place.for_each_index(k, |turn| {
                 let (tile, [end, slab]) = math.told();
                 let row = tile[0] + first_row;
                 let compute = || {
-                    match waves {
+                    match m_subtiles {
                         2 => {
-                            let all = (row + WAVE_ROWS).lt(end);
+                            let all = (row + M_SUBTILE_STRIDE).lt(end);
                             let some = || math.multiply_tile(1, k_blocks);
                             k.if_else(all, || math.multiply_tile(2, k_blocks), some)
                         }
-                        waves => math.multiply_tile(waves, k_blocks),
+                        m_subtiles => math.multiply_tile(m_subtiles, k_blocks),
                     }
                     match self.fused {
-                        None => write(tile, outbox.in_slab(slab, self.d_slab(), end)),
+                        None => write(tile, store_pipeline.in_slab(slab, self.d_slab(), end)),
                         Some(_) => {
-                            let tile = FinishedTile { at: tile, pass: turn.pass, rows: Some([slab, end]) };
+                            let tile = FusedTile { at: tile, pass: turn.pass, rows: Some([slab, end]) };
                             self.finish(warpgroup, &tile, &math.sums, parity);
                         }
                     }
                 };
-                k.if_else(row.lt(end), compute, || math.pass_tile_by());
+                k.if_else(row.lt(end), compute, || math.skip_tile());
             }),
         }
     }
@@ -499,28 +505,30 @@ impl<'k> Block<'k, '_> {
     fn store_tiles(&self) {
         let k = self.k;
         let warpgroup = (self.warp - MATH_WARPS) >> 1;
-        let ([first_row, first_column], outbox) =
-            (self.cfg.shape().part_of(warpgroup), self.outbox(warpgroup));
+        let ([first_row, first_column], store_pipeline) =
+            (self.cfg.shape().part_of(warpgroup), self.store_pipeline(warpgroup));
         let parity = k.var(0u32);
         if self.fused.is_some() {
             return self
                 .place
-                .for_each_place(k, |tile| self.store_finished(warpgroup, &FinishedTile::of(&tile), parity));
+                .for_each_tile(k, |tile| self.store_fused(warpgroup, &FusedTile::of(&tile), parity));
         }
         match self.cfg.grouping {
             Grouping::Dense => {
-                self.place.for_each_tile(k, |m, n| outbox.store([m + first_row, n + first_column], parity));
+                self.place.for_each_dense_tile(k, |m, n| {
+                    store_pipeline.store([m + first_row, n + first_column], parity)
+                });
             }
-            Grouping::K => self.place.for_each_place(k, |tile| {
+            Grouping::K => self.place.for_each_tile(k, |tile| {
                 let Some(group) = tile.k_group else { return };
-                let outbox = outbox.of_group(group.group, self.params.output.rows);
+                let store_pipeline = store_pipeline.of_group(group.group, self.params.output.rows);
                 let first = [tile.m + first_row, tile.n + first_column];
-                self.unless_kept(group.k, || outbox.store(first, parity));
+                self.unless_kept(group.k, || store_pipeline.store(first, parity));
             }),
-            Grouping::Rows => self.place.for_each_group_tile(k, |tile, GroupPlace { slab, end, .. }| {
+            Grouping::Rows => self.place.for_each_grouped_tile(k, |tile, TileGroup { slab, end, .. }| {
                 let (row, column) = (tile.m + first_row, tile.n + first_column);
                 k.if_(row.lt(end), || {
-                    outbox.in_slab(slab, self.d_slab(), end).store([row, column], parity);
+                    store_pipeline.in_slab(slab, self.d_slab(), end).store([row, column], parity);
                 });
             }),
         }
@@ -528,7 +536,7 @@ impl<'k> Block<'k, '_> {
 }
 
 /// A math warp's state.
-struct Math<'k, 'b, 'c> {
+struct Consumer<'k, 'b, 'c> {
     block: &'b Block<'k, 'c>,
     /// The operands in the first stage, and in the cursor's.
     operands: [Descriptor<'k>; 2],
@@ -541,10 +549,10 @@ struct Math<'k, 'b, 'c> {
     release: Release<'k>,
 }
 
-impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
+impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
     fn new(block: &'b Block<'k, 'c>) -> Self {
         let (k, cfg) = (block.k, block.cfg);
-        let (waves, columns) = (cfg.shape().waves(), cfg.shape().columns());
+        let (m_subtiles, columns) = (cfg.shape().m_subtiles(), cfg.shape().columns());
         let zero = k.constant(0);
         let [first_row, first_column] = cfg.shape().part_of(block.warp >> 2);
         debug_assert!(cfg.operands.b == Major::K || columns.is_multiple_of(PANEL));
@@ -553,12 +561,13 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             a_tile.descriptor(a.at(first_row * OperandTile::row_offset(1))),
             b_tile.descriptor(b.at(first_column * OperandTile::row_offset(1))),
         ];
-        let sums: Vec<Vec<Var<'k, f32>>> = (0..waves).map(|_| k.fragment(columns as usize / 2)).collect();
+        let sums: Vec<Vec<Var<'k, f32>>> =
+            (0..m_subtiles).map(|_| k.fragment(columns as usize / 2)).collect();
         if cfg.is_grouped() {
             // Waves without rows are staged all the same.
             sums[1..].iter().flatten().for_each(|sum| sum.set(0.0));
         }
-        Math {
+        Consumer {
             block,
             operands,
             current: operands.map(Descriptor::var),
@@ -573,12 +582,12 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     /// are grouped.
     fn told(&self) -> ([U32<'k>; 2], [U32<'k>; 2]) {
         self.cursor.wait_full();
-        TilePlace::told_whose(self.block.told(self.cursor.stage()))
+        TileInfo::told_whose(self.block.told(self.cursor.stage()))
     }
 
     /// All stages of a tile, at least one, of which so many waves have rows.
-    fn multiply_tile(&self, waves: u32, k_blocks: U32<'k>) {
-        let (k, sums) = (self.block.k, &self.sums[..waves as usize]);
+    fn multiply_tile(&self, m_subtiles: u32, k_blocks: U32<'k>) {
+        let (k, sums) = (self.block.k, &self.sums[..m_subtiles as usize]);
         // Where rows are grouped, what is told of a tile has come with its first stage.
         if !self.block.cfg.is_grouped() {
             self.cursor.wait_full();
@@ -595,7 +604,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     }
 
     /// Lets go of all stages of a tile in which no row of this warpgroup belongs to the tile's group.
-    fn pass_tile_by(&self) {
+    fn skip_tile(&self) {
         let k = self.block.k;
         k.for_(0, self.block.params.k_blocks, 1, |_| {
             self.cursor.wait_full();
@@ -616,8 +625,10 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         k.wgmma_fence();
         for depth in (0..BLOCK_K).step_by(types.k() as usize) {
             let b = b.advance(b_tile.depth_offset(depth));
-            for (wave, sums) in (0u32..).zip(sums) {
-                let a = a.advance(OperandTile::row_offset(wave * WAVE_ROWS) + a_tile.depth_offset(depth));
+            for (subtile, sums) in (0u32..).zip(sums) {
+                let a = a.advance(
+                    OperandTile::row_offset(subtile * M_SUBTILE_STRIDE) + a_tile.depth_offset(depth),
+                );
                 let adds = k.constant(accumulate || depth > 0);
                 k.wgmma(types, sums, MatrixA::Shared(a), b, (major_a, major_b), adds);
             }

@@ -7,13 +7,15 @@ use crate::gemm::epilogue::fp8_output::{QuantizedOutput, passes};
 use crate::gemm::epilogue::fusion::{BoxOfB, Fusion};
 use crate::gemm::operand::fp8::{self, E5m2};
 use crate::gemm::params::ScalesOfB;
-use crate::gemm::scheduler::dynamic::Dispatch;
-use crate::gemm::scheduler::k_grouped::MapRing;
+use crate::gemm::scheduler::dynamic::DynamicScheduler;
+use crate::gemm::scheduler::k_grouped::DynamicTensorMaps;
 use crate::gemm::scheduler::m_grouped::Grouping;
-use crate::gemm::scheduler::stream_k::{Tail, UNIT};
-use crate::gemm::sm90::scale_pipeline::{ScaleRing, ScaleShape};
+use crate::gemm::scheduler::stream_k::{StreamK, UNIT};
+use crate::gemm::sm90::scale_pipeline::{ScalePipeline, ScaleShape};
 use crate::gemm::sm90::store_pipeline::PartShape;
-use crate::gemm::sm90::warpgroups::{MATH_REGISTERS, MATH_WARPGROUPS, ManyRows, PRODUCER_REGISTERS, THREADS};
+use crate::gemm::sm90::warpgroups::{
+    ConsumerTile, MATH_REGISTERS, MATH_WARPGROUPS, PRODUCER_REGISTERS, THREADS,
+};
 use crate::{BLOCK_K, WARPGROUP};
 use oxigemm_ptx::{BuildError, Kernel, Module, SharedLayout, U32};
 
@@ -37,7 +39,7 @@ pub struct Config {
     /// What is done with sums before they are stored.
     pub fusion: Fusion,
     /// Whether tiles that fill no round are [shared out](crate::gemm::scheduler::stream_k) along K.
-    pub shares_tail: bool,
+    pub stream_k: bool,
 }
 
 impl Config {
@@ -50,7 +52,7 @@ impl Config {
             Grouping::K => "kgrouped_",
         };
         let scales = if self.scales_of_b == ScalesOfB::Rows { "1d1d_" } else { "" };
-        let grouped = if self.shares_tail { "shared_" } else { grouped };
+        let grouped = if self.stream_k { "shared_" } else { grouped };
         let (types, fused) = (fp8::prefix(self.e5m2), self.fusion.name());
         let (block_m, block_n, stages) = (self.block_m, self.block_n, self.stages);
         format!("fp8_gemm_wide_{types}{fused}{grouped}{scales}{block_m}x{block_n}_s{stages}")
@@ -101,9 +103,9 @@ impl Config {
     }
 
     /// Warps that [carry scales](outer).
-    pub(super) fn carriers(&self) -> u32 {
+    pub(super) fn scale_warps(&self) -> u32 {
         match self.scales_of_b {
-            ScalesOfB::Rows => scales_1d1d::carriers([self.block_m, self.block_n]),
+            ScalesOfB::Rows => scales_1d1d::scale_warps([self.block_m, self.block_n]),
             ScalesOfB::Blocks => 0,
         }
     }
@@ -118,14 +120,14 @@ impl Config {
     }
 
     /// Whether it can take K from its end. (With a scale for each row of B nothing was gained.)
-    pub fn turns_back(&self) -> bool {
+    pub fn serpentine_k(&self) -> bool {
         self.scales_of_b == ScalesOfB::Blocks && self.grouping != Grouping::K && !self.is_fused()
     }
 
     /// Whether that is another order (`KOrder`) where K has so many blocks: several whole groups of scales.
-    pub fn turns_back_in(&self, k_blocks: u32) -> bool {
+    pub fn is_serpentine_in(&self, k_blocks: u32) -> bool {
         let (blocks, group) = (self.padded_blocks(k_blocks), self.scale_blocks());
-        self.turns_back() && blocks > group && blocks.is_multiple_of(group)
+        self.serpentine_k() && blocks > group && blocks.is_multiple_of(group)
     }
 
     /// Bytes of dynamic shared memory, without the table of groups that follows.
@@ -133,19 +135,19 @@ impl Config {
         SharedMap::new(self).bytes
     }
 
-    pub(super) fn shape(&self) -> ManyRows {
-        ManyRows { block_m: self.block_m, block_n: self.block_n }
+    pub(super) fn shape(&self) -> ConsumerTile {
+        ConsumerTile { block_m: self.block_m, block_n: self.block_n }
     }
 
     /// What a warpgroup computes of a tile.
     pub(super) fn part(&self) -> PartShape {
-        PartShape { waves: self.shape().waves(), columns: self.shape().columns() }
+        PartShape { m_subtiles: self.shape().m_subtiles(), columns: self.shape().columns() }
     }
 
     /// Blocks of K that the main loop is unrolled by: those whose scales are loaded at once. With a second wave, the step into the next
     /// round is taken behind products of the first, and unrolling gains little; where tiles are shared out, half a percent.
     pub(super) fn unroll(&self) -> u32 {
-        match (self.shape().waves(), self.shares_tail) {
+        match (self.shape().m_subtiles(), self.stream_k) {
             (1, _) => 4,
             (_, true) => UNIT,
             (_, false) => 1,
@@ -157,7 +159,7 @@ impl Config {
     /// narrow ones are there for a K that would waste too much.
     pub(super) fn pads_k(&self) -> bool {
         const LARGE: u32 = 176;
-        let large = self.shape().waves() * self.shape().columns() >= LARGE;
+        let large = self.shape().m_subtiles() * self.shape().columns() >= LARGE;
         self.scales_of_b == ScalesOfB::Blocks && self.unroll() > 1 && large
     }
 
@@ -172,20 +174,20 @@ impl Config {
     }
 
     /// Sums of all threads of a block.
-    pub fn sums(&self) -> u32 {
+    pub fn accumulators(&self) -> u32 {
         self.block_m * self.block_n
     }
 
     /// Whether clusters take tiles [as they get done](crate::gemm::scheduler::dynamic): where groups end within tiles, those take less time.
-    pub fn hands_out_tiles(&self) -> bool {
-        self.is_grouped() && self.shape().waves() > 1 && !self.is_fused() && !self.d_in_slabs
+    pub fn has_dynamic_scheduler(&self) -> bool {
+        self.is_grouped() && self.shape().m_subtiles() > 1 && !self.is_fused() && !self.d_in_slabs
     }
 
     /// What is shared out of so many tiles of clusters.
-    pub fn tail(&self, tiles: u32, k_blocks: u32, clusters: u32) -> Tail<u32> {
-        match self.shares_tail {
-            true => Tail::of(tiles, self.padded_blocks(k_blocks), clusters),
-            false => Tail::default(),
+    pub fn stream_k_tiles(&self, tiles: u32, k_blocks: u32, clusters: u32) -> StreamK<u32> {
+        match self.stream_k {
+            true => StreamK::of(tiles, self.padded_blocks(k_blocks), clusters),
+            false => StreamK::default(),
         }
     }
 
@@ -234,13 +236,13 @@ impl Config {
 
     /// Bytes of a math warpgroup's staging area.
     pub(super) fn staging_bytes(&self) -> u32 {
-        let (waves, columns) = (self.shape().waves(), self.part_columns());
-        let rounded = waves * Panels::staging_bytes(columns);
+        let (m_subtiles, columns) = (self.shape().m_subtiles(), self.part_columns());
+        let rounded = m_subtiles * Panels::staging_bytes(columns);
         match (self.fusion, self.scales_of_b) {
             // What has such scales mostly adds to sums in FP32: room for all of them, where there is.
             (Fusion::None, ScalesOfB::Rows) => 2 * rounded,
             (Fusion::None, _) => rounded,
-            _ => rounded.max(QuantizedOutput::staging_bytes(waves, columns)),
+            _ => rounded.max(QuantizedOutput::staging_bytes(m_subtiles, columns)),
         }
     }
 
@@ -266,7 +268,7 @@ pub(super) struct SharedMap {
     pub scale_barriers: u32,
     pub output_barriers: u32,
     /// Where tiles are shared out: a [word](shared_tile) for each warpgroup that multiplies, and one for each that stores for it.
-    pub meetings: u32,
+    pub fixup_words: u32,
     /// Where clusters take tiles as they get done: the ring that tells which is next, and its barriers.
     pub next_tiles: [u32; 2],
     /// Where groups are along K: tensor maps that are being made.
@@ -288,11 +290,11 @@ impl SharedMap {
         let barriers = layout.place(Pipeline::barrier_bytes(cfg.stages), 8);
         let scale_barriers = layout.place(ScaleShape::BARRIER_BYTES, 8);
         let output_barriers = layout.place(Pipeline::barrier_bytes(MATH_WARPGROUPS), 8);
-        let meetings = layout.place(if cfg.shares_tail { stream_k::SHARED_BYTES } else { 0 }, 4);
-        let ring_bytes = [Dispatch::BYTES, Dispatch::BARRIER_BYTES];
+        let fixup_words = layout.place(if cfg.stream_k { stream_k::SHARED_BYTES } else { 0 }, 4);
+        let ring_bytes = [DynamicScheduler::BYTES, DynamicScheduler::BARRIER_BYTES];
         let next_tiles =
-            ring_bytes.map(|bytes| layout.place(if cfg.hands_out_tiles() { bytes } else { 0 }, 8));
-        let draft_bytes = if cfg.grouping == Grouping::K { MapRing::DRAFT_BYTES } else { 0 };
+            ring_bytes.map(|bytes| layout.place(if cfg.has_dynamic_scheduler() { bytes } else { 0 }, 8));
+        let draft_bytes = if cfg.grouping == Grouping::K { DynamicTensorMaps::DRAFT_BYTES } else { 0 };
         let map_drafts = layout.place(draft_bytes, if draft_bytes > 0 { 128 } else { 1 });
         let groups = layout.bytes();
         let bytes = layout.bytes();
@@ -306,7 +308,7 @@ impl SharedMap {
             barriers,
             scale_barriers,
             output_barriers,
-            meetings,
+            fixup_words,
             next_tiles,
             map_drafts,
             groups,
@@ -325,11 +327,11 @@ impl SharedMap {
         }
         cfg.scales().name(k, self.scales);
         Pipeline::name_barriers(k, ["full", "empty"], self.barriers, cfg.stages);
-        ScaleRing::name_barriers(k, self.scale_barriers);
+        ScalePipeline::name_barriers(k, self.scale_barriers);
         Pipeline::name_barriers(k, ["staged", "stored"], self.output_barriers, MATH_WARPGROUPS);
-        if cfg.hands_out_tiles() {
+        if cfg.has_dynamic_scheduler() {
             let [slots, barriers] = self.next_tiles;
-            Dispatch::name(k, slots, barriers);
+            DynamicScheduler::name(k, slots, barriers);
         }
     }
 }

@@ -3,13 +3,13 @@
 use super::Block;
 use crate::common::pipeline::Reader;
 use crate::gemm::epilogue::fp8_output::{QuantizedOutput, panels};
-use crate::gemm::epilogue::fusion::{FusedFlags, FusedParams, Sums};
+use crate::gemm::epilogue::fusion::{EpilogueFlags, EpilogueParams, FusedAccumulators};
 use crate::gemm::epilogue::{OutputFlags, OutputParams, PANEL_BYTES, Panels, WarpOutput};
 use crate::gemm::params::ScalesOfB;
-use crate::gemm::scheduler::TilePlace;
+use crate::gemm::scheduler::TileInfo;
 use crate::gemm::scheduler::m_grouped::Grouping;
-use crate::gemm::sm90::store_pipeline::{Adding, Outbox};
-use crate::gemm::sm90::warpgroups::WAVE_ROWS;
+use crate::gemm::sm90::store_pipeline::{AddOrder, StorePipeline};
+use crate::gemm::sm90::warpgroups::M_SUBTILE_STRIDE;
 use oxigemm_ptx::{Pred, Shared, U32, Var};
 
 /// A warpgroup's part of a tile.
@@ -39,25 +39,25 @@ impl<'k> Block<'k, '_> {
 
     /// The first row and column of a warpgroup's part, in its tile.
     fn part_of(&self, warpgroup: U32<'k>) -> [U32<'k>; 2] {
-        self.cfg.shape().part_of_d(warpgroup, self.params.pieces)
+        self.cfg.shape().d_offset_of(warpgroup, self.params.gate_up)
     }
 
     /// Where each 64 rows of a part are staged and belong.
     fn panels(&self, part: &Part<'k>) -> Vec<Panels<'k>> {
         let ([row, column], staging) = (self.part_of(part.warpgroup), self.staging(part.warpgroup));
         let bytes = Panels::staging_bytes(self.cfg.part_columns());
-        let wave = |wave| Panels {
-            row: part.tile[0] + row + wave * WAVE_ROWS,
+        let subtile = |subtile| Panels {
+            row: part.tile[0] + row + subtile * M_SUBTILE_STRIDE,
             column: part.tile[1] + column,
-            staging: staging.at(wave * bytes),
+            staging: staging.at(subtile * bytes),
         };
-        (0..self.cfg.shape().waves()).map(wave).collect()
+        (0..self.cfg.shape().m_subtiles()).map(subtile).collect()
     }
 
     /// The same where D is quantized, for the columns of all passes; `part` is of the last.
     fn quantized_panels(&self, part: &Part<'k>) -> Vec<Panels<'k>> {
         let ([row, column], staging) = (self.part_of(part.warpgroup), self.staging(part.warpgroup));
-        let shape = (self.cfg.shape().waves(), self.cfg.part_columns());
+        let shape = (self.cfg.shape().m_subtiles(), self.cfg.part_columns());
         panels(staging, shape, [part.tile[0] + row, part.tile[1] + column])
     }
 
@@ -70,26 +70,26 @@ impl<'k> Block<'k, '_> {
     }
 
     /// The way of a warpgroup's part to D in rounds, where it takes that.
-    fn outbox_of(
+    fn store_pipeline_of(
         &self,
         warpgroup: U32<'k>,
         output: &OutputParams<'k>,
         slab: Option<U32<'k>>,
-    ) -> Option<Outbox<'k>> {
-        (self.cfg.scales_of_b == ScalesOfB::Rows).then(|| Outbox {
+    ) -> Option<StorePipeline<'k>> {
+        (self.cfg.scales_of_b == ScalesOfB::Rows).then(|| StorePipeline {
             k: self.k,
             params: *output,
             slab,
-            goes_on: false,
-            adding: match self.cfg.grouping {
-                Grouping::Dense => Adding::Fetched,
-                Grouping::Rows | Grouping::K => Adding::OneByOne,
+            rows_follow: false,
+            add_order: match self.cfg.grouping {
+                Grouping::Dense => AddOrder::Prefetched,
+                Grouping::Rows | Grouping::K => AddOrder::OneByOne,
             },
             stores_f32: true,
             shape: self.cfg.part(),
             room: self.cfg.staging_bytes() / PANEL_BYTES,
             staging: self.staging(warpgroup),
-            ring: self.outbox,
+            ring: self.store_pipeline,
             warpgroup,
         })
     }
@@ -104,11 +104,11 @@ impl<'k> Block<'k, '_> {
     ) {
         let k = self.k;
         let slices = || sums.iter().map(Vec::as_slice).collect::<Vec<_>>();
-        if let Some(outbox) = self.outbox_of(part.warpgroup, &self.output(part), None) {
+        if let Some(store_pipeline) = self.store_pipeline_of(part.warpgroup, &self.output(part), None) {
             let [row, column] = self.part_of(part.warpgroup);
             let first = [part.tile[0] + row, part.tile[1] + column];
             return self.unless_kept(part.k_blocks, || {
-                outbox.write([self.warp & 3, self.lane], first, &slices(), parity);
+                store_pipeline.write([self.warp & 3, self.lane], first, &slices(), parity);
             });
         }
         let Some(fused) = &self.fused else {
@@ -118,18 +118,18 @@ impl<'k> Block<'k, '_> {
         let output = &self.params.output;
         let column = part.tile[1] + self.part_of(part.warpgroup)[1];
         let (fusion, half, columns, lane) = (self.cfg.fusion, output.half, output.columns, self.lane);
-        let sums = Sums { k, params: fused, fusion, half, column, columns, lane }.finish(sums);
+        let sums = FusedAccumulators { k, params: fused, fusion, half, column, columns, lane }.finish(sums);
         k.if_else(
-            fused.has(FusedFlags::QUANTIZED),
+            fused.has(EpilogueFlags::QUANTIZED),
             || self.write_quantized(fused, part, &sums, parity),
             || self.write_rounded((part, first_row), &sums, parity),
         );
     }
 
     /// What sums of a group are finished with.
-    fn of_group(&self, fused: &FusedParams<'k>, group: Option<U32<'k>>) -> FusedParams<'k> {
+    fn of_group(&self, fused: &EpilogueParams<'k>, group: Option<U32<'k>>) -> EpilogueParams<'k> {
         match (group, &self.fused_groups, &self.grouped) {
-            (Some(group), Some(strides), Some(grouped)) => strides.of(fused, group, &grouped.groups),
+            (Some(group), Some(strides), Some(grouped)) => strides.of(fused, group, grouped),
             _ => *fused,
         }
     }
@@ -139,7 +139,7 @@ impl<'k> Block<'k, '_> {
         let output = self.params.output;
         let end = part.end.unwrap_or(output.rows);
         match (part.slab, &self.grouped) {
-            (Some(slab), Some(grouped)) => output.in_slab(slab, grouped.groups.d_slab, end),
+            (Some(slab), Some(grouped)) => output.in_slab(slab, grouped.d_slab, end),
             _ => OutputParams { rows: end, ..output },
         }
     }
@@ -155,13 +155,13 @@ impl<'k> Block<'k, '_> {
         let rows = |place| WarpOutput { params: &output, place, warp: self.warp & 3, lane: self.lane };
         let panels = self.panels(part).into_iter().map(rows);
         let parts: Vec<_> = panels.zip(sums.iter().copied()).collect();
-        let by_engine = || {
+        let by_tma = || {
             let stage = || {
-                self.tell_storer(part);
+                self.signal_store_warp(part);
                 self.if_complete(part, || parts.iter().for_each(|(part, sums)| part.stage(k, sums)));
             };
             let reader = Reader::of_panels(Panels::some_are_whole(columns));
-            self.outbox.hand_over(reader, (warpgroup, self.lane), parity, stage);
+            self.store_pipeline.write_stage(reader, (warpgroup, self.lane), parity, stage);
             self.if_complete(part, || {
                 for (part, _) in &parts {
                     match end {
@@ -177,12 +177,12 @@ impl<'k> Block<'k, '_> {
                 k.if_((tile[0] + first_row).lt(end), || WarpOutput::write_f32(k, &parts));
             }
         };
-        k.if_else(output.has(OutputFlags::PLAIN), by_engine, in_f32);
+        k.if_else(output.has(OutputFlags::PLAIN), by_tma, in_f32);
     }
 
     fn write_quantized(
         &self,
-        fused: &FusedParams<'k>,
+        fused: &EpilogueParams<'k>,
         part: &Part<'k>,
         sums: &[&[Var<'k, f32>]],
         parity: Var<'k, u32>,
@@ -192,7 +192,7 @@ impl<'k> Block<'k, '_> {
             params: fused,
             output: &self.output(part),
             staging: self.staging(part.warpgroup),
-            ring: self.outbox,
+            ring: self.store_pipeline,
             warpgroup: part.warpgroup,
             warp: self.warp & 3,
             lane: self.lane,
@@ -201,24 +201,25 @@ impl<'k> Block<'k, '_> {
     }
 
     /// The storing thread has what a warpgroup's part of a tile will be added to fetched, where that pays.
-    pub(super) fn fetch_addend(&self, warpgroup: U32<'k>, tile: &TilePlace<'k>) {
-        if let Some(outbox) = self.outbox_of(warpgroup, &self.params.output, None) {
+    pub(super) fn prefetch_addend(&self, warpgroup: U32<'k>, tile: &TileInfo<'k>) {
+        if let Some(store_pipeline) = self.store_pipeline_of(warpgroup, &self.params.output, None) {
             let [row, column] = self.part_of(warpgroup);
-            outbox.prefetch([tile.m + row, tile.n + column]);
+            store_pipeline.prefetch([tile.m + row, tile.n + column]);
         }
     }
 
     /// The storing thread waits for a warpgroup's part of a tile to be staged, and has it stored.
-    pub(super) fn store(&self, warpgroup: U32<'k>, tile: &TilePlace<'k>, parity: Var<'k, u32>) {
+    pub(super) fn store(&self, warpgroup: U32<'k>, tile: &TileInfo<'k>, parity: Var<'k, u32>) {
         let (k, output) = (self.k, &self.params.output);
         let k_blocks = tile.k_group.map_or(self.params.k_blocks, |group| group.k);
         let slab = tile.k_group.map(|group| group.group);
-        if let Some(outbox) = self.outbox_of(warpgroup, output, slab) {
+        if let Some(store_pipeline) = self.store_pipeline_of(warpgroup, output, slab) {
             let [row, column] = self.part_of(warpgroup);
-            return self.unless_kept(k_blocks, || outbox.store([tile.m + row, tile.n + column], parity));
+            return self
+                .unless_kept(k_blocks, || store_pipeline.store([tile.m + row, tile.n + column], parity));
         }
         self.place.if_last_pass(k, tile.pass, || {
-            self.outbox.full(warpgroup).wait(parity.get());
+            self.store_pipeline.full(warpgroup).wait(parity.get());
             let (row, end, slab) = match tile.group {
                 None => (tile.m, None, None),
                 Some(group) if self.cfg.d_in_slabs => (tile.m, Some(group.end), Some(group.slab)),
@@ -228,13 +229,13 @@ impl<'k> Block<'k, '_> {
                 }
             };
             let pass = tile.pass;
-            let complete = tile.part.map(|part| self.is_told_to_store(warpgroup, part));
+            let complete = tile.part.map(|part| self.is_signalled(warpgroup, part));
             let part =
                 Part { warpgroup, tile: [row, tile.n], end, slab, group: None, k_blocks, pass, complete };
             self.if_complete(&part, || self.store_staged(&part));
             k.bulk_commit();
             k.bulk_wait_read(0);
-            self.outbox.empty(warpgroup).arrive();
+            self.store_pipeline.empty(warpgroup).arrive();
             parity.set(parity.live() ^ 1);
         });
     }

@@ -7,15 +7,15 @@ use crate::gemm::operand::fp8;
 use crate::gemm::params::ScalesOfB;
 use crate::gemm::scheduler::Release;
 use crate::gemm::scheduler::m_grouped::Grouping;
-use crate::gemm::scheduler::stream_k::MeetingPlace;
+use crate::gemm::scheduler::stream_k::FixupSlot;
 use crate::gemm::sm90::mma::multiply_stage;
-use crate::gemm::sm90::scale_pipeline::ScaleReader;
-use crate::gemm::sm90::warpgroups::WAVE_ROWS;
+use crate::gemm::sm90::scale_pipeline::ScaleConsumer;
+use crate::gemm::sm90::warpgroups::M_SUBTILE_STRIDE;
 use oxigemm_ptx::wgmma::{Descriptor, DescriptorVar, Swizzle};
 use oxigemm_ptx::{F32, Pred, Shared, U32, Var};
 
 /// A tile, as a math warp is told of it.
-pub(super) struct MathTile<'k> {
+pub(super) struct ConsumerTileInfo<'k> {
     /// Its first row and column of D.
     pub at: [U32<'k>; 2],
     /// The row of D behind the group's last, where there are groups.
@@ -27,7 +27,7 @@ pub(super) struct MathTile<'k> {
     /// Its blocks of K.
     pub k_blocks: U32<'k>,
     /// Where sums of the part that was computed may be left, where tiles are shared out along K.
-    pub meeting: Option<MeetingPlace<'k>>,
+    pub fixup: Option<FixupSlot<'k>>,
 }
 
 /// An operand in the first stage, and in the one that is multiplied next.
@@ -59,7 +59,7 @@ impl<'k> Operand<'k> {
 }
 
 /// A math warp's state.
-pub(super) struct Math<'k, 'b, 'c> {
+pub(super) struct Consumer<'k, 'b, 'c> {
     block: &'b Block<'k, 'c>,
     /// The first column of the part of a tile that the warpgroup computes.
     first_column: U32<'k>,
@@ -74,7 +74,7 @@ pub(super) struct Math<'k, 'b, 'c> {
     /// The scales of those rows for the blocks that come next, and those of the columns if all have the same.
     row_scales: Vec<Vec<Var<'k, f32>>>,
     column_scales: Option<Vec<Var<'k, f32>>>,
-    pub scales: ScaleReader<'k>,
+    pub scales: ScaleConsumer<'k>,
     /// The products of a wave.
     products: Vec<Var<'k, f32>>,
     /// Their scales, where each has its own.
@@ -84,10 +84,10 @@ pub(super) struct Math<'k, 'b, 'c> {
     release: Release<'k>,
 }
 
-impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
+impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
     pub fn new(block: &'b Block<'k, 'c>) -> Self {
         let (k, cfg, warp, lane) = (block.k, block.cfg, block.warp, block.lane);
-        let (waves, columns) = (cfg.shape().waves(), cfg.shape().columns());
+        let (m_subtiles, columns) = (cfg.shape().m_subtiles(), cfg.shape().columns());
         let zero = k.constant(0);
         let [first_row, first_column] = cfg.shape().part_of(warp >> 2);
         // The row of this thread's first accumulators within a 64-row product.
@@ -109,20 +109,22 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             [rows, columns].map(|first| Operand::of_scales(first, cfg.scale_operand_bytes()))
         });
         let few = || (0..cfg.unroll()).map(|_| k.var(0.0f32)).collect();
-        Math {
+        Consumer {
             block,
             first_column,
             operands,
             scale_operands,
             cursor: block.pipe.reader(),
             first_scale: scales.row_offset(first_row + row),
-            below: (0..waves).flat_map(|wave| [wave * WAVE_ROWS, wave * WAVE_ROWS + 8]).collect(),
-            row_scales: (0..if each { 0 } else { 2 * waves }).map(|_| few()).collect(),
+            below: (0..m_subtiles)
+                .flat_map(|subtile| [subtile * M_SUBTILE_STRIDE, subtile * M_SUBTILE_STRIDE + 8])
+                .collect(),
+            row_scales: (0..if each { 0 } else { 2 * m_subtiles }).map(|_| few()).collect(),
             column_scales: (cfg.scales().columns == 1).then(few),
             scales,
             products: k.fragment(columns as usize / 2),
             product_scales: k.fragment(if each { columns as usize / 2 } else { 0 }),
-            sums: (0..waves).map(|_| k.fragment(columns as usize / 2)).collect(),
+            sums: (0..m_subtiles).map(|_| k.fragment(columns as usize / 2)).collect(),
             release: Release::new(k, &block.place, &block.pipe, lane),
         }
     }
@@ -133,22 +135,22 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     }
 
     /// The current tile.
-    pub fn tile(&self) -> MathTile<'k> {
+    pub fn tile(&self) -> ConsumerTileInfo<'k> {
         let k_blocks = self.block.params.k_blocks;
-        let tile = |at, end| MathTile { at, end, slab: None, group: None, k_blocks, meeting: None };
+        let tile = |at, end| ConsumerTileInfo { at, end, slab: None, group: None, k_blocks, fixup: None };
         match self.block.cfg.grouping {
             Grouping::Dense if self.block.tail.is_some() => {
                 let (at, part) = self.scales.place_and_part();
-                MathTile { meeting: Some(part.meeting), ..tile(at, None) }
+                ConsumerTileInfo { fixup: Some(part.fixup), ..tile(at, None) }
             }
             Grouping::Dense => tile(self.scales.place(), None),
             Grouping::Rows if self.block.cfg.d_in_slabs => {
                 let (at, [end, slab]) = self.scales.place_and_whose();
-                MathTile { slab: Some(slab), ..tile(at, Some(end)) }
+                ConsumerTileInfo { slab: Some(slab), ..tile(at, Some(end)) }
             }
             Grouping::Rows if self.block.cfg.is_fused() => {
                 let (at, [end, group]) = self.scales.place_and_whose();
-                MathTile { group: Some(group), ..tile(at, Some(end)) }
+                ConsumerTileInfo { group: Some(group), ..tile(at, Some(end)) }
             }
             Grouping::Rows => {
                 let (at, end) = self.scales.place_in_group();
@@ -156,7 +158,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             }
             Grouping::K => {
                 let (at, end, k_blocks) = self.scales.place_in_k_group();
-                MathTile { k_blocks, ..tile(at, Some(end)) }
+                ConsumerTileInfo { k_blocks, ..tile(at, Some(end)) }
             }
         }
     }
@@ -230,18 +232,18 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         }
     }
 
-    /// All blocks of a tile, of those of `waves` waves that have rows of the tile's group. The first is at the tile's `first_row`.
-    pub fn multiply_rows(&self, waves: u32, first_row: U32<'k>, blocks: [U32<'k>; 2]) {
-        let last = first_row + (waves - 1) * WAVE_ROWS;
-        let fewer = || match waves {
-            1 => self.pass_tile_by(),
-            _ => self.multiply_rows(waves - 1, first_row, blocks),
+    /// All blocks of a tile, of those of `m_subtiles` waves that have rows of the tile's group. The first is at the tile's `first_row`.
+    pub fn multiply_rows(&self, m_subtiles: u32, first_row: U32<'k>, blocks: [U32<'k>; 2]) {
+        let last = first_row + (m_subtiles - 1) * M_SUBTILE_STRIDE;
+        let fewer = || match m_subtiles {
+            1 => self.skip_tile(),
+            _ => self.multiply_rows(m_subtiles - 1, first_row, blocks),
         };
-        self.block.k.if_else(self.has_rows(last), || self.multiply_tile(waves, blocks), fewer);
+        self.block.k.if_else(self.has_rows(last), || self.multiply_tile(m_subtiles, blocks), fewer);
     }
 
-    /// All blocks of a tile, of its first `waves`.
-    pub fn multiply_tile(&self, waves: u32, [first, k_blocks]: [U32<'k>; 2]) {
+    /// All blocks of a tile, of its first `m_subtiles`.
+    pub fn multiply_tile(&self, m_subtiles: u32, [first, k_blocks]: [U32<'k>; 2]) {
         let k = self.block.k;
         if let Some(scales) = self.scale_operands {
             let whole = k_blocks & !1u32;
@@ -249,7 +251,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             return k.for_(whole, k_blocks, 1, |_| self.multiply_each(scales));
         }
         if self.sums.len() > 1 {
-            return self.multiply_waves(waves as usize, [first, k_blocks]);
+            return self.multiply_subtiles(m_subtiles as usize, [first, k_blocks]);
         }
         let unroll = self.block.cfg.unroll();
         if self.block.cfg.pads_k() {
@@ -262,7 +264,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     }
 
     /// Lets go of all blocks of a tile in which no row of this warpgroup belongs to the tile's group.
-    pub fn pass_tile_by(&self) {
+    pub fn skip_tile(&self) {
         let (k, k_blocks) = (self.block.k, self.block.padded_blocks());
         k.for_(0, k_blocks, 1, |block| {
             self.cursor.wait_full();
@@ -354,17 +356,17 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
     }
 
     /// Has the tensor core compute the products of a wave.
-    fn issue(&self, [a, b]: [Descriptor<'k>; 2], wave: u32) {
+    fn issue(&self, [a, b]: [Descriptor<'k>; 2], subtile: u32) {
         let k = self.block.k;
         k.wgmma_fence();
-        let a = a.advance(wave * WAVE_ROWS * BLOCK_K);
+        let a = a.advance(subtile * M_SUBTILE_STRIDE * BLOCK_K);
         multiply_stage(k, fp8::types(self.block.cfg.e5m2), &self.products, a, b);
         k.wgmma_commit();
     }
 
     /// All blocks of a tile of several waves, of which there is at least one. The step into the next round takes a while: it is taken
     /// while the tensor core works on the first wave, so a round ends between a block and the issue of the next.
-    fn multiply_waves(&self, waves: usize, [first, k_blocks]: [U32<'k>; 2]) {
+    fn multiply_subtiles(&self, m_subtiles: usize, [first, k_blocks]: [U32<'k>; 2]) {
         let k = self.block.k;
         let (block, is_full) = (k.var_from(first), k.var(false));
         let begin = || {
@@ -376,12 +378,12 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
             || {
                 let last = self.block.cfg.unroll() - 1;
                 for later in 0..last {
-                    self.complete_waves(waves, (block.get(), later), is_full, || {});
+                    self.complete_subtiles(m_subtiles, (block.get(), later), is_full, || {});
                     begin();
                 }
-                self.complete_waves(waves, (block.get(), last), is_full, || {
+                self.complete_subtiles(m_subtiles, (block.get(), last), is_full, || {
                     block.set(block.live() + last + 1);
-                    self.turn_to_scales(block.get(), k_blocks);
+                    self.advance_scales(block.get(), k_blocks);
                 });
                 block.live().lt(k_blocks)
             },
@@ -391,9 +393,9 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
 
     /// The rest of a block whose first wave is issued, so much `later` than the `first` of its round. While the tensor core works on the
     /// last wave, `ahead` prepares what comes next, and the next stage is asked whether it is full.
-    fn complete_waves(
+    fn complete_subtiles(
         &self,
-        waves: usize,
+        m_subtiles: usize,
         (first, later): (U32<'k>, u32),
         is_full: Var<'k, bool>,
         ahead: impl FnOnce(),
@@ -403,14 +405,20 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
         let (rows, columns) =
             (self.block_rows(later as usize), self.block_columns(first % self.group() + later));
         self.advance();
-        let promote = |wave: usize| {
-            promote(cfg, &self.sums[wave], &self.products, [rows[2 * wave], rows[2 * wave + 1]], &columns);
+        let promote = |subtile: usize| {
+            promote(
+                cfg,
+                &self.sums[subtile],
+                &self.products,
+                [rows[2 * subtile], rows[2 * subtile + 1]],
+                &columns,
+            );
         };
-        let last = waves - 1;
-        for wave in 0..last {
+        let last = m_subtiles - 1;
+        for subtile in 0..last {
             k.wgmma_wait(0);
-            promote(wave);
-            self.issue(operands, wave as u32 + 1);
+            promote(subtile);
+            self.issue(operands, subtile as u32 + 1);
         }
         ahead();
         is_full.set(self.cursor.is_full());
@@ -421,7 +429,7 @@ impl<'k, 'b, 'c> Math<'k, 'b, 'c> {
 
     /// Loads the scales of a round that begins with the block `next`, without a branch around the loads: behind a tile's last block,
     /// what they give is not used.
-    fn turn_to_scales(&self, next: U32<'k>, k_blocks: U32<'k>) {
+    fn advance_scales(&self, next: U32<'k>, k_blocks: U32<'k>) {
         let within = next % self.group();
         self.block.k.if_(within.eq(0) & next.lt(k_blocks), || {
             self.scales.release();

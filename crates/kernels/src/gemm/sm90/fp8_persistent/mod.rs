@@ -24,20 +24,21 @@ mod stream_k;
 
 use crate::BLOCK_K;
 use crate::common::pipeline::Pipeline;
-use crate::gemm::epilogue::fusion::{FusedGroupParams, FusedParams, Pieces};
-use crate::gemm::params::{GroupedParams, Params, ScalesOfB};
-use crate::gemm::scheduler::dynamic::{Dispatch, Leader};
-use crate::gemm::scheduler::k_grouped::{KGroupParams, KGroups, MapRing};
+use crate::gemm::epilogue::fusion::{EpilogueParams, GateUpRows, GroupedEpilogueParams};
+use crate::gemm::params::{Params, ScalesOfB};
+use crate::gemm::scheduler::dynamic::{DynamicScheduler, NextTile};
+use crate::gemm::scheduler::k_grouped::{DynamicTensorMaps, KGroupedParams, KGroups};
 use crate::gemm::scheduler::m_grouped::Grouping;
+use crate::gemm::scheduler::m_grouped::MGroupedParams;
 use crate::gemm::scheduler::order::KOrder;
-use crate::gemm::scheduler::stream_k::{TailParams, UNIT};
-use crate::gemm::scheduler::{Place, TilePlace, Turn};
-use crate::gemm::sm90::scale_pipeline::{GROUP, ScaleRing, group_start};
+use crate::gemm::scheduler::stream_k::{StreamKParams, UNIT};
+use crate::gemm::scheduler::{TileIndex, TileInfo, TileScheduler};
+use crate::gemm::sm90::scale_pipeline::{GROUP, ScalePipeline, group_start};
 use crate::gemm::sm90::warpgroups::{MATH_WARPGROUPS, MATH_WARPS};
 pub use config::Config;
 use config::SharedMap;
 use epilogue::Part;
-use mainloop::{Math, MathTile};
+use mainloop::{Consumer, ConsumerTileInfo};
 use oxigemm_ptx::tma::Eviction;
 use oxigemm_ptx::{BuildError, Kernel, Module, Shared, Target, U32};
 
@@ -46,18 +47,18 @@ struct Block<'k, 'c> {
     k: &'k Kernel,
     cfg: &'c Config,
     params: Params<'k>,
-    grouped: Option<GroupedParams<'k>>,
+    grouped: Option<MGroupedParams<'k>>,
     k_groups: Option<KGroups<'k>>,
-    tail: Option<TailParams<'k>>,
-    fused: Option<FusedParams<'k>>,
-    fused_groups: Option<FusedGroupParams<'k>>,
+    tail: Option<StreamKParams<'k>>,
+    fused: Option<EpilogueParams<'k>>,
+    fused_groups: Option<GroupedEpilogueParams<'k>>,
     map: SharedMap,
     shared: Shared<'k>,
-    place: Place<'k>,
+    place: TileScheduler<'k>,
     pipe: Pipeline<'k>,
-    scales: ScaleRing<'k>,
+    scales: ScalePipeline<'k>,
     /// The staging areas of the warpgroups, as if each were a stage of a ring: `full` when it holds a tile's output.
-    outbox: Pipeline<'k>,
+    store_pipeline: Pipeline<'k>,
     warp: U32<'k>,
     lane: U32<'k>,
 }
@@ -69,7 +70,7 @@ impl<'k> Block<'k, '_> {
     }
 
     /// The blocks of K that are computed of a tile: the first, and the one behind the last.
-    fn blocks_of(&self, tile: &TilePlace<'k>) -> [U32<'k>; 2] {
+    fn blocks_of(&self, tile: &TileInfo<'k>) -> [U32<'k>; 2] {
         match tile.part {
             Some(part) => [part.first, part.end],
             None => [self.k.constant(0), self.padded_blocks()],
@@ -105,51 +106,51 @@ impl<'k> Block<'k, '_> {
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let mut params = Params::declare(k);
-    let grouped = cfg.is_grouped().then(|| GroupedParams::declare(k));
+    let grouped = cfg.is_grouped().then(|| MGroupedParams::declare(k, ""));
     params.d_in_slabs = cfg.d_in_slabs;
-    let fused = cfg.is_fused().then(|| FusedParams::declare(k));
-    let fused_groups = (cfg.is_fused() && cfg.is_grouped()).then(|| FusedGroupParams::declare(k));
+    let fused = cfg.is_fused().then(|| EpilogueParams::declare(k));
+    let fused_groups = (cfg.is_fused() && cfg.is_grouped()).then(|| GroupedEpilogueParams::declare(k, ""));
     let map = SharedMap::new(cfg);
     let shared = k.dynamic_shared();
     map.name(k, cfg);
-    let mut place = Place::new(k, [cfg.block_m, cfg.tile_columns()], &params);
-    if cfg.turns_back() {
-        place = place.turning_back(&params);
+    let mut place = TileScheduler::new(k, [cfg.block_m, cfg.tile_columns()], &params);
+    if cfg.serpentine_k() {
+        place = place.with_serpentine_k(&params);
     }
     let k_groups = (cfg.grouping == Grouping::K).then(|| {
         let table = shared.at(map.groups);
-        KGroups::with_scales(KGroupParams::declare(k), table, (params.k_blocks, BLOCK_K))
+        KGroups::with_scales(KGroupedParams::declare(k), table, (params.k_blocks, BLOCK_K))
     });
     if let Some(groups) = k_groups {
-        place = place.among_k_groups(groups);
+        place = place.with_k_groups(groups);
     }
-    let tail = cfg.shares_tail.then(|| TailParams::declare(k));
+    let tail = cfg.stream_k.then(|| StreamKParams::declare(k));
     if let Some(tail) = tail {
         assert_eq!([cfg.scale_blocks(), cfg.unroll()], [GROUP, UNIT], "parts of tiles begin at such blocks");
-        place = place.with_tail(k, tail, cfg.padded(params.k_blocks));
+        place = place.with_stream_k(k, tail, cfg.padded(params.k_blocks));
     }
     if let Some(fused) = &fused {
         let (columns, ups) = (cfg.part_columns(), params.output.columns);
         let passes = fused.passes(cfg.quantized_passes());
         params.output = fused.output(params.output);
-        params.pieces = Some(Pieces { fusion: cfg.fusion, columns, stride: passes * columns, ups });
-        place = place.in_passes(&params, passes, columns);
+        params.gate_up = Some(GateUpRows { fusion: cfg.fusion, columns, stride: passes * columns, ups });
+        place = place.with_passes(&params, passes, columns);
     }
     if let Some(grouped) = &grouped {
-        place = place.among_groups(grouped.groups, shared.at(map.groups), params.output.rows);
+        place = place.with_m_groups(*grouped, shared.at(map.groups), params.output.rows);
     }
-    let dispatch = cfg.hands_out_tiles().then(|| {
+    let dispatch = cfg.has_dynamic_scheduler().then(|| {
         let [slots, barriers] = map.next_tiles.map(|offset| shared.at(offset));
-        Dispatch::declare(k, slots, barriers, place.among_blocks())
+        DynamicScheduler::declare(k, slots, barriers, place.rank_in_cluster())
     });
     if let Some(dispatch) = dispatch {
-        place = place.with_dispatch(dispatch);
+        place = place.with_dynamic(dispatch);
     }
     let pipe = Pipeline::new(k, shared.at(map.barriers), cfg.stages, cfg.stages);
     let scales =
-        ScaleRing::new(k, cfg.scales(), shared.at(map.scales), shared.at(map.scale_barriers), &params);
+        ScalePipeline::new(k, cfg.scales(), shared.at(map.scales), shared.at(map.scale_barriers), &params);
     let (warp, lane) = (k.warp_index(), k.lane());
-    let outbox = Pipeline::new(k, shared.at(map.output_barriers), MATH_WARPGROUPS, MATH_WARPGROUPS);
+    let store_pipeline = Pipeline::new(k, shared.at(map.output_barriers), MATH_WARPGROUPS, MATH_WARPGROUPS);
     let block = Block {
         k,
         cfg,
@@ -164,7 +165,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         place,
         pipe,
         scales,
-        outbox,
+        store_pipeline,
         warp,
         lane,
     };
@@ -178,7 +179,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     };
     let brings_scales = match cfg.scales_of_b {
         ScalesOfB::Blocks => warp.eq(scale_warp),
-        ScalesOfB::Rows => warp.ge(scale_warp) & warp.lt(scale_warp + cfg.carriers()),
+        ScalesOfB::Rows => warp.ge(scale_warp) & warp.lt(scale_warp + cfg.scale_warps()),
     };
     let storer = stores & block.params.output.is_copied(cfg.part_columns(), block.fused.as_ref());
     k.if_(warp.eq(tile_warp), || {
@@ -187,9 +188,9 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             block.params.b.prefetch();
             block.params.sfa_map.prefetch();
             block.params.output.d_map.prefetch();
-            pipe.init(1 + cfg.carriers(), place.sharers() * MATH_WARPS);
+            pipe.init(1 + cfg.scale_warps(), place.stage_writers() * MATH_WARPS);
             scales.init(MATH_WARPS);
-            outbox.init(MATH_WARPS / MATH_WARPGROUPS, 1);
+            store_pipeline.init(MATH_WARPS / MATH_WARPGROUPS, 1);
             if let Some(dispatch) = dispatch {
                 dispatch.init();
             }
@@ -198,7 +199,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         k.sync_warp();
     });
     if cfg.grouping == Grouping::Dense {
-        place.fetch_early(k, warp.lt(MATH_WARPS), &block.params);
+        place.prefetch_b(k, warp.lt(MATH_WARPS), &block.params);
     }
     place.begin(k, (warp, tile_warp), cfg.threads());
 
@@ -216,8 +217,8 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             }
             k.if_(brings_scales, || {
                 k.role("scales", || match cfg.scales_of_b {
-                    ScalesOfB::Blocks => block.bring_scales(),
-                    ScalesOfB::Rows => block.carry_scales(warp - scale_warp),
+                    ScalesOfB::Blocks => block.produce_scales(),
+                    ScalesOfB::Rows => block.produce_scale_operands(warp - scale_warp),
                 });
             });
             k.if_(storer, || k.if_(k.elect(), || k.role("output", || block.store_tiles())));
@@ -238,19 +239,19 @@ impl<'k> Block<'k, '_> {
         let once = k.cache_policy(Eviction::First);
         let cursor = self.pipe.writer();
         if cfg.scales_of_b == ScalesOfB::Rows {
-            self.begin_late(p.k_blocks);
+            self.stagger_start(p.k_blocks);
         }
-        self.place.for_each_place(k, |tile| {
+        self.place.for_each_tile(k, |tile| {
             // What is not read again leaves the L2 cache before what others have there.
             let b = b.streamed(tile.streams_b, once);
-            let boxes = p.pieces.map(|pieces| b.boxes(&pieces, cfg.block_n, tile.n));
+            let boxes = p.gate_up.map(|gate_up| b.boxes(&gate_up, cfg.block_n, tile.n));
             KOrder::new(tile.back, self.blocks_of(&tile), cfg.scale_blocks()).for_each(k, |block| {
                 cursor.wait_empty();
                 let stage = cursor.stage();
                 let full = self.pipe.full(stage);
                 full.arrive_expecting((cfg.block_m + cfg.block_n) * BLOCK_K);
                 let column = block * BLOCK_K;
-                let TilePlace { m, n, group, .. } = tile;
+                let TileInfo { m, n, group, .. } = tile;
                 match group {
                     Some(place) => {
                         let rows = (place.end, cfg.shape().group_box_rows());
@@ -282,9 +283,9 @@ impl<'k> Block<'k, '_> {
         let (a, b) = (self.place.share_of_a(), self.place.part_of_b(cfg.block_n));
         let cursor = self.pipe.writer();
         let drafts = self.shared.at(self.map.map_drafts);
-        let ring = MapRing::claim(groups.params, [p.a, p.b], drafts, self.lane);
-        self.begin_late(groups.place(groups.count() - 1).k.div_ceil(BLOCK_K));
-        self.place.for_each_place(k, |tile| {
+        let ring = DynamicTensorMaps::claim(groups.params, [p.a, p.b], drafts, self.lane);
+        self.stagger_start(groups.place(groups.count() - 1).k.div_ceil(BLOCK_K));
+        self.place.for_each_tile(k, |tile| {
             let Some(group) = tile.k_group else { return };
             k.if_(group.k.gt(0), || {
                 ring.turn_to(&group, [p.output.rows, p.output.columns]);
@@ -312,17 +313,17 @@ impl<'k> Block<'k, '_> {
 
     /// Where a cluster has a tile less than others, it begins later instead of ending earlier: not all add to memory at one time then. `blocks` are
     /// those of a last tile.
-    fn begin_late(&self, blocks: U32<'k>) {
+    fn stagger_start(&self, blocks: U32<'k>) {
         // About what a block takes: half a microsecond where a tile has 128 rows.
         let block_ns = self.cfg.block_m * 3;
-        self.k.for_(0, self.place.late_by(self.k, blocks), 1, |_| self.k.sleep(block_ns));
+        self.k.for_(0, self.place.stagger(self.k, blocks), 1, |_| self.k.sleep(block_ns));
     }
 
     /// The warp that brings the scales, as far ahead of the tiles as its ring allows.
-    fn bring_scales(&self) {
+    fn produce_scales(&self) {
         let (k, p, group) = (self.k, &self.params, self.cfg.scale_blocks());
-        let bringer = self.scales.bringer(self.lane);
-        let bring = |tile: TilePlace<'k>, leader: Option<&Leader<'k, '_>>| {
+        let producer = self.scales.producer(self.lane);
+        let load = |tile: TileInfo<'k>, leader: Option<&NextTile<'k, '_>>| {
             let (p, at) = (&p.of(&tile, self.grouped.as_ref()), [tile.m, tile.n]);
             let [first, end] = match tile.part {
                 Some(part) => [group_start(part.first, group), part.end],
@@ -333,32 +334,32 @@ impl<'k> Block<'k, '_> {
                 if let Some(leader) = leader {
                     k.if_((start + group).ge(end), || leader.ask());
                 }
-                bringer.bring(p, at, order.group(start));
+                producer.load(p, at, order.group(start));
             });
         };
-        self.place.lead_places(k, self.lane, bring, || bringer.end());
+        self.place.lead_tiles(k, self.lane, load, || producer.end());
     }
 
     /// A math warpgroup: 64-row products of each stage, promoted into FP32 sums with their scales.
     fn multiply(&self) {
         let k = self.k;
-        let math = Math::new(self);
+        let math = Consumer::new(self);
         let warpgroup = self.warp >> 2;
-        let (first_row, waves) = (self.cfg.shape().part_of(warpgroup)[0], self.cfg.shape().waves());
+        let (first_row, m_subtiles) = (self.cfg.shape().part_of(warpgroup)[0], self.cfg.shape().m_subtiles());
         // The first tile finds its staging area empty.
         let parity = k.var(1u32);
         self.place.if_any_tile(k, || math.load_first_scales());
         // How math warps learn whether a tile follows, where only those who ask for it know.
-        let follows = self.cfg.hands_out_tiles().then(|| k.var_from(self.place.has_any_tile(k)));
-        let compute = |turn: Turn<'k>| {
+        let follows = self.cfg.has_dynamic_scheduler().then(|| k.var_from(self.place.has_any_tile(k)));
+        let compute = |turn: TileIndex<'k>| {
             math.sums.iter().flatten().for_each(|sum| sum.set(0.0));
             let blocks = math.blocks();
             match self.cfg.grouping {
-                Grouping::Dense | Grouping::K => math.multiply_tile(waves, blocks),
-                Grouping::Rows => math.multiply_rows(waves, first_row, blocks),
+                Grouping::Dense | Grouping::K => math.multiply_tile(m_subtiles, blocks),
+                Grouping::Rows => math.multiply_rows(m_subtiles, first_row, blocks),
             }
             // Only now: until here it would take registers.
-            let MathTile { at: tile, end, slab, group, k_blocks, meeting } = math.tile();
+            let ConsumerTileInfo { at: tile, end, slab, group, k_blocks, fixup } = math.tile();
             match follows {
                 Some(follows) => {
                     math.scales.release();
@@ -366,21 +367,21 @@ impl<'k> Block<'k, '_> {
                     follows.set(math.scales.has_tile());
                     k.if_(follows.get(), || math.load_first_scales());
                 }
-                None => k.if_(self.place.has_another(k, turn), || {
+                None => k.if_(self.place.has_next(k, turn), || {
                     math.scales.release();
                     math.load_first_scales();
                 }),
             }
-            let complete = meeting.map(|place| self.complete(place, &math.sums));
+            let complete = fixup.map(|place| self.complete(place, &math.sums));
             let part = Part { warpgroup, tile, end, slab, group, k_blocks, pass: turn.pass, complete };
             self.write((&part, first_row), &math.sums, parity);
         };
         match follows {
             Some(follows) => {
-                let turn = Turn { index: k.constant(0), pass: None };
+                let turn = TileIndex { index: k.constant(0), pass: None };
                 k.while_(|| follows.live(), || compute(turn));
             }
-            None => self.place.for_each_turn(k, compute),
+            None => self.place.for_each_index(k, compute),
         }
     }
 
@@ -391,13 +392,13 @@ impl<'k> Block<'k, '_> {
         match self.cfg.scales_of_b {
             ScalesOfB::Blocks => {
                 let (warpgroup, parity) = ((self.warp - MATH_WARPS) >> 1, k.var(0u32));
-                self.place.for_each_place(k, |tile| self.store(warpgroup, &tile, parity));
+                self.place.for_each_tile(k, |tile| self.store(warpgroup, &tile, parity));
             }
             ScalesOfB::Rows => {
                 let both = (0..MATH_WARPGROUPS).map(|warpgroup| (k.constant(warpgroup), k.var(0u32)));
                 let both: Vec<_> = both.collect();
-                self.place.for_each_place(k, |tile| {
-                    both.iter().for_each(|&(warpgroup, _)| self.fetch_addend(warpgroup, &tile));
+                self.place.for_each_tile(k, |tile| {
+                    both.iter().for_each(|&(warpgroup, _)| self.prefetch_addend(warpgroup, &tile));
                     both.iter().for_each(|&(warpgroup, parity)| self.store(warpgroup, &tile, parity));
                 });
             }

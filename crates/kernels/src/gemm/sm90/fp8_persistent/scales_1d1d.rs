@@ -38,30 +38,30 @@ pub(super) fn multiply<'k>(k: &'k Kernel, scales: &[Var<'k, f32>], [rows, column
 }
 
 /// Scales of a block of K that a lane of a carrier has: one of each 32 rows (or columns).
-const OF_LANE: u32 = 2;
+const PER_LANE: u32 = 2;
 /// Rows (or columns) whose scales a carrier carries. So 128x128 tiles have one in each partition of a multiprocessor: a warpgroup is as slow as
 /// the slowest of its four warps, which carriers take time from.
-const OF_CARRIER: u32 = OF_LANE * WARP;
+const PER_WARP: u32 = PER_LANE * WARP;
 
 /// Warps that carry the scales of so many rows and columns.
-pub(super) const fn carriers([rows, columns]: [u32; 2]) -> u32 {
-    assert!(rows.is_multiple_of(OF_CARRIER) && columns.is_multiple_of(OF_CARRIER), "each carries as many");
-    assert!(rows + columns <= 4 * OF_CARRIER, "they are a warpgroup at most");
-    (rows + columns) / OF_CARRIER
+pub(super) const fn scale_warps([rows, columns]: [u32; 2]) -> u32 {
+    assert!(rows.is_multiple_of(PER_WARP) && columns.is_multiple_of(PER_WARP), "each carries as many");
+    assert!(rows + columns <= 4 * PER_WARP, "they are a warpgroup at most");
+    (rows + columns) / PER_WARP
 }
 
 impl<'k> Block<'k, '_> {
-    /// One of the [`carriers`]: a warp that makes operands of scales, stage by stage.
-    pub(super) fn carry_scales(&self, carrier: U32<'k>) {
+    /// One of the [`scale_warps`]: a warp that makes operands of scales, stage by stage.
+    pub(super) fn produce_scale_operands(&self, scale_warp: U32<'k>) {
         let (k, cfg, lane) = (self.k, self.cfg, self.lane);
         let (places, cursor) = (self.scales.writer(), self.pipe.writer());
         // Tiles of an empty group have no stages; else the first is announced behind the tile's place.
         let awaited = cfg.grouping == Grouping::K;
-        let mine = Carrier::new(k, cfg.block_m, (carrier, lane));
+        let mine = ScaleLoader::new(k, cfg.block_m, (scale_warp, lane));
         // What is announced first, these are announced with.
         let zeros = self.shared.at(self.map.scale_zeros);
-        let lanes = cfg.carriers() * WARP;
-        k.for_((carrier * WARP + lane) * ROW_BYTES, cfg.scale_zero_bytes(), lanes * ROW_BYTES, |at| {
+        let lanes = cfg.scale_warps() * WARP;
+        k.for_((scale_warp * WARP + lane) * ROW_BYTES, cfg.scale_zero_bytes(), lanes * ROW_BYTES, |at| {
             zeros.at(at).store_vec([k.constant(0.0f32); 4]);
         });
         // The operand of columns lies behind that of rows.
@@ -74,39 +74,39 @@ impl<'k> Block<'k, '_> {
             cursor.advance();
             self.pipe.full(stage)
         };
-        let announce = |stages: &[MBarrier<'k>]| {
+        let commit = |stages: &[MBarrier<'k>]| {
             k.fence_async_shared();
             k.sync_warp();
             k.if_(lane.eq(0), || stages.iter().for_each(|full| full.arrive()));
         };
-        self.place.for_each_place(k, |tile| {
+        self.place.for_each_tile(k, |tile| {
             let p = &self.params.of(&tile, self.grouped.as_ref());
-            k.if_(carrier.eq(0) & lane.eq(0), || places.tell_place(p, [tile.m, tile.n], awaited));
+            k.if_(scale_warp.eq(0) & lane.eq(0), || places.tell_place(p, [tile.m, tile.n], awaited));
             mine.turn_to(p, [tile.m, tile.n]);
             k.if_(p.k_blocks.gt(0), || mine.fetch(p.k_blocks));
             let left_over = p.k_blocks % AT_ONCE;
             k.for_(0, p.k_blocks - left_over, AT_ONCE, |block| {
                 mine.take();
                 // By twos, as fences take long.
-                announce(&[put(0), put(1)]);
+                commit(&[put(0), put(1)]);
                 let left = p.k_blocks - block;
                 k.if_(left.gt(AT_ONCE), || mine.fetch(left - AT_ONCE));
-                announce(&[put(2), put(3)]);
+                commit(&[put(2), put(3)]);
             });
             mine.take();
-            (0..AT_ONCE - 1).for_each(|nth| k.if_(left_over.gt(nth), || announce(&[put(nth)])));
+            (0..AT_ONCE - 1).for_each(|nth| k.if_(left_over.gt(nth), || commit(&[put(nth)])));
         });
     }
 }
 
 /// The scales of some of a tile's rows, or of its columns, on their way through the registers of a warp, for a few blocks of K.
-struct Carrier<'k> {
+struct ScaleLoader<'k> {
     k: &'k Kernel,
     side: Side<'k>,
     /// The first that the lane has, of rows and then columns.
     first: U32<'k>,
     /// What the lane has: the rows (or columns) from there on, 32 apart.
-    carried: Vec<Carried<'k>>,
+    lane_scales: Vec<LaneScales<'k>>,
     /// Elements from the scale of a block to that of the next.
     stride: Var<'k, u32>,
     /// Whether those of a few blocks come as a vector.
@@ -114,7 +114,7 @@ struct Carrier<'k> {
 }
 
 /// A row (or column) of a lane.
-struct Carried<'k> {
+struct LaneScales<'k> {
     /// Where the scale is in memory that is asked for next.
     next: Var<'k, u64>,
     held: Vec<Var<'k, f32>>,
@@ -122,16 +122,16 @@ struct Carried<'k> {
     ahead: Vec<Var<'k, f32>>,
 }
 
-impl<'k> Carrier<'k> {
+impl<'k> ScaleLoader<'k> {
     /// Of a tile of so many rows.
-    fn new(k: &'k Kernel, rows: u32, (carrier, lane): (U32<'k>, U32<'k>)) -> Self {
+    fn new(k: &'k Kernel, rows: u32, (scale_warp, lane): (U32<'k>, U32<'k>)) -> Self {
         let few = || (0..AT_ONCE).map(|_| k.var(0.0f32)).collect();
-        let carried = (0..OF_LANE).map(|_| Carried { next: k.var(0u64), held: few(), ahead: few() });
-        Carrier {
+        let lane_scales = (0..PER_LANE).map(|_| LaneScales { next: k.var(0u64), held: few(), ahead: few() });
+        ScaleLoader {
             k,
-            side: Side { rows, is_rows: carrier.lt(rows / OF_CARRIER) },
-            first: carrier * OF_CARRIER + lane,
-            carried: carried.collect(),
+            side: Side { rows, is_rows: scale_warp.lt(rows / PER_WARP) },
+            first: scale_warp * PER_WARP + lane,
+            lane_scales: lane_scales.collect(),
             stride: k.var(0u32),
             vectors: k.var(false),
         }
@@ -151,9 +151,9 @@ impl<'k> Carrier<'k> {
     /// Begins with the scales of the row `first`, of those before `limit`. (The others take the scale of the last: nobody stores what becomes
     /// of it.)
     fn begin(&self, scales: &ScaleParams<'k>, first: U32<'k>, limit: U32<'k>) {
-        for (nth, carried) in (0u32..).zip(&self.carried) {
+        for (nth, lane_scales) in (0u32..).zip(&self.lane_scales) {
             let row = (first + nth * WARP).min(limit - 1);
-            carried.next.set(scales.at(row, self.k.constant(0)).address());
+            lane_scales.next.set(scales.at(row, self.k.constant(0)).address());
         }
         self.stride.set(scales.stride_k);
         self.vectors.set(scales.has_fours_along_k());
@@ -163,13 +163,13 @@ impl<'k> Carrier<'k> {
     fn fetch(&self, left: U32<'k>) {
         let (k, step) = (self.k, self.stride.get().widening_mul(4));
         let each = |later: u32| {
-            for Carried { next, ahead, .. } in &self.carried {
+            for LaneScales { next, ahead, .. } in &self.lane_scales {
                 let from = Global::new(next.get()).at(step * u64::from(later));
                 ahead[later as usize].set(from.load_readonly::<f32>());
             }
         };
         let vectors = || {
-            for Carried { next, ahead, .. } in &self.carried {
+            for LaneScales { next, ahead, .. } in &self.lane_scales {
                 let scales = Global::new(next.get()).load_readonly_vec::<f32, { AT_ONCE as usize }>();
                 ahead.iter().zip(scales).for_each(|(ahead, scale)| ahead.set(scale));
             }
@@ -177,22 +177,22 @@ impl<'k> Carrier<'k> {
         let all = || k.if_else(self.vectors.get(), vectors, || (0..AT_ONCE).for_each(each));
         let some = || (0..AT_ONCE - 1).for_each(|later| k.if_(left.gt(later), || each(later)));
         k.if_else(left.ge(AT_ONCE), all, some);
-        self.carried
-            .iter()
-            .for_each(|carried| carried.next.set(carried.next.live() + step * u64::from(AT_ONCE)));
+        self.lane_scales.iter().for_each(|lane_scales| {
+            lane_scales.next.set(lane_scales.next.live() + step * u64::from(AT_ONCE))
+        });
     }
 
     /// Takes what was asked for.
     fn take(&self) {
-        for Carried { held, ahead, .. } in &self.carried {
+        for LaneScales { held, ahead, .. } in &self.lane_scales {
             held.iter().zip(ahead).for_each(|(held, ahead)| held.set(ahead.live()));
         }
     }
 
     /// Writes those of the `nth` of the blocks to the operands; `to` is where the lane's first belongs.
     fn put(&self, nth: u32, to: Shared<'k>) {
-        for (further, carried) in (0u32..).step_by((WARP * ROW_BYTES) as usize).zip(&self.carried) {
-            to.at(further).store_vec(self.side.row(carried.held[nth as usize].get()));
+        for (further, lane_scales) in (0u32..).step_by((WARP * ROW_BYTES) as usize).zip(&self.lane_scales) {
+            to.at(further).store_vec(self.side.row(lane_scales.held[nth as usize].get()));
         }
     }
 }

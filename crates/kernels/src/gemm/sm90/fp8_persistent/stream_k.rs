@@ -3,7 +3,7 @@
 use super::Block;
 use super::epilogue::Part;
 use crate::WARPGROUP;
-use crate::gemm::scheduler::stream_k::{KPart, MeetingPlace};
+use crate::gemm::scheduler::stream_k::{FixupSlot, StreamKPart};
 use crate::gemm::sm90::warpgroups::MATH_WARPGROUPS;
 use oxigemm_ptx::memory::{AtomicOp, Scope};
 use oxigemm_ptx::{Global, Pred, Shared, U32, Var};
@@ -22,39 +22,39 @@ fn swapped<T>([a, b, c, d]: [T; 4]) -> [T; 4] {
 
 impl<'k> Block<'k, '_> {
     fn word(&self, warpgroup: U32<'k>) -> Shared<'k> {
-        self.shared.at(self.map.meetings).at(warpgroup * 4)
+        self.shared.at(self.map.fixup_words).at(warpgroup * 4)
     }
 
-    fn storer_word(&self, warpgroup: U32<'k>) -> Shared<'k> {
+    fn store_word(&self, warpgroup: U32<'k>) -> Shared<'k> {
         self.word(warpgroup).at(MATH_WARPGROUPS * 4)
     }
 
     /// Makes the sums of a part those of the whole tile, if the other part has been computed; says whether they are. All threads of a
     /// math warpgroup call it.
-    pub(super) fn complete(&self, place: MeetingPlace<'k>, sums: &[Vec<Var<'k, f32>>]) -> Pred<'k> {
+    pub(super) fn complete(&self, place: FixupSlot<'k>, sums: &[Vec<Var<'k, f32>>]) -> Pred<'k> {
         let (k, tail) = (self.k, self.tail.expect("tiles are shared out"));
         let complete = k.var(1u32);
         k.if_(place.exists(), || {
-            let (warpgroup, blocks) = (self.warp >> 2, self.place.among_blocks());
-            let meeting = place.of(tail.room, blocks, warpgroup, self.cfg.sums());
+            let (warpgroup, blocks) = (self.warp >> 2, self.place.rank_in_cluster());
+            let fixup = place.of(tail.room, blocks, warpgroup, self.cfg.accumulators());
             let sums: Vec<_> = sums.iter().flatten().copied().collect();
             complete.set(0);
             // The owner comes second as a rule, and then leaves nothing.
             k.if_(place.is_owners(), || {
-                self.agree(warpgroup, complete, || meeting.counter.load_acquire::<u32>(Scope::Gpu));
+                self.agree(warpgroup, complete, || fixup.counter.load_acquire::<u32>(Scope::Gpu));
             });
             k.if_(complete.live().eq(0), || {
-                self.leave(meeting.own, &sums);
+                self.leave(fixup.own, &sums);
                 // All have left theirs, and know what they agreed on before.
                 self.meet(warpgroup);
                 self.agree(warpgroup, complete, || {
-                    meeting.counter.atomic_ordered::<u32>(AtomicOp::Add, 1u32, Scope::Gpu)
+                    fixup.counter.atomic_ordered::<u32>(AtomicOp::Add, 1u32, Scope::Gpu)
                 });
             });
             k.if_(complete.live().ne(0), || {
-                self.add(meeting.other, &sums);
+                self.add(fixup.other, &sums);
                 // For the next grid.
-                k.guard(self.leads(), || meeting.counter.store(0u32));
+                k.guard(self.leads(), || fixup.counter.store(0u32));
             });
         });
         complete.get().ne(0)
@@ -108,15 +108,15 @@ impl<'k> Block<'k, '_> {
     }
 
     /// A math warp tells the thread that stores whether there is something to store.
-    pub(super) fn tell_storer(&self, part: &Part<'k>) {
+    pub(super) fn signal_store_warp(&self, part: &Part<'k>) {
         if let Some(complete) = part.complete {
-            let (word, stores) = (self.storer_word(part.warpgroup), complete.select::<u32>(1, 0));
+            let (word, stores) = (self.store_word(part.warpgroup), complete.select::<u32>(1, 0));
             self.k.guard(self.leads(), || word.store(stores));
         }
     }
 
     /// What that thread was told.
-    pub(super) fn is_told_to_store(&self, warpgroup: U32<'k>, part: KPart<'k>) -> Pred<'k> {
-        !part.meeting.exists() | self.storer_word(warpgroup).load::<u32>().ne(0)
+    pub(super) fn is_signalled(&self, warpgroup: U32<'k>, part: StreamKPart<'k>) -> Pred<'k> {
+        !part.fixup.exists() | self.store_word(warpgroup).load::<u32>().ne(0)
     }
 }

@@ -8,10 +8,10 @@
 
 use crate::WARP;
 use crate::common::pipeline::Pipeline;
-use crate::gemm::epilogue::fusion::{FusedParams, Fusion};
+use crate::gemm::epilogue::fusion::{EpilogueParams, Fusion};
 use crate::gemm::operand::f16::{BLOCK_K, OperandTile, Operands};
 use crate::gemm::params::Params;
-use crate::gemm::sm90::split_k::{FewRows, Slice, TileOutput};
+use crate::gemm::sm90::split_k::{KSplit, SplitKTile, TileOutput};
 use oxigemm_ptx::tma::{Eviction, LoadOptions, TensorMap};
 use oxigemm_ptx::wgmma::{Descriptor, Major, MatrixA};
 use oxigemm_ptx::{BuildError, Kernel, Module, Shared, SharedLayout, Target, U32, Var};
@@ -78,7 +78,7 @@ impl Config {
 
     /// Bytes of dynamic shared memory for a number of stages.
     pub fn shared_bytes(&self, stages: u32) -> u32 {
-        SharedMap::new().tiles + (stages * self.stage_bytes()).max(self.shape().partials().bytes())
+        SharedMap::new().tiles + (stages * self.stage_bytes()).max(self.shape().reduce().bytes())
     }
 
     /// Bytes of the tiles of one stage.
@@ -112,8 +112,8 @@ impl Config {
         self.fusion != Fusion::None
     }
 
-    fn shape(&self) -> FewRows {
-        FewRows { block_m: self.block_m, block_n: self.block_n, fusion: self.fusion }
+    fn shape(&self) -> SplitKTile {
+        SplitKTile { block_m: self.block_m, block_n: self.block_n, fusion: self.fusion }
     }
 
     /// Builds the kernel.
@@ -132,7 +132,7 @@ struct Block<'k, 'c> {
     pipe: Pipeline<'k>,
     /// The tile's first row and column.
     tile: [U32<'k>; 2],
-    slice: Slice<'k>,
+    k_split: KSplit<'k>,
     warp: U32<'k>,
     lane: U32<'k>,
 }
@@ -150,17 +150,17 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let mut params = Params::declare(k);
     params.output.half = cfg.operands.element;
-    let fused = cfg.is_fused().then(|| FusedParams::declare(k));
+    let fused = cfg.is_fused().then(|| EpilogueParams::declare(k));
     let shared = k.dynamic_shared();
     let map = SharedMap::new();
     map.name(k, cfg);
-    let [stages, ..] = params.tuning;
+    let stages = params.split_k_tuning().stages;
     let pipe = Pipeline::new(k, shared.at(map.barriers), stages, MAX_STAGES);
     let tiles = shared.at(map.tiles);
-    let slice = Slice::new(k, params.k_blocks);
-    let tile = [k.block_index(1) * cfg.block_m, slice.cluster * cfg.tile_columns()];
+    let k_split = KSplit::new(k, params.k_blocks);
+    let tile = [k.block_index(1) * cfg.block_m, k_split.cluster * cfg.tile_columns()];
     let (warp, lane) = (k.warp_index(), k.lane());
-    let block = Block { k, cfg, params, tiles, pipe, tile, slice, warp, lane };
+    let block = Block { k, cfg, params, tiles, pipe, tile, k_split, warp, lane };
     let math_warps = cfg.shape().math_warps();
     let tile_warp = math_warps;
 
@@ -182,7 +182,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         },
         || {
             if cfg.operands.b == Major::K && !cfg.summed {
-                block.params.b_rows.fetch_parts(k, (tile[1], cfg.block_n), cfg.fusion, slice.blocks);
+                block.params.b_rows.prefetch_parts(k, (tile[1], cfg.block_n), cfg.fusion, k_split.blocks);
             }
             k.barrier_sync(0, cfg.threads());
             k.grid_dependency_wait();
@@ -193,7 +193,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         k,
         shape: cfg.shape(),
         params: &block.params.output,
-        slice,
+        k_split,
         tile,
         area: tiles,
         warp,
@@ -209,12 +209,12 @@ impl<'k> Block<'k, '_> {
     fn load_tiles(&self) {
         let (k, p) = (self.k, &self.params);
         // Where every row of B is read once, it need not stay in the L2 cache.
-        let [_, stream, ..] = p.tuning;
+        let stream = p.split_k_tuning().stream_b_once;
         let once = LoadOptions { cache: Some(k.cache_policy(Eviction::First)), ..Default::default() };
         let ([a_tile, _], [m, n]) = (self.cfg.tiles(), self.tile);
         let (b_part, b_parts) = (self.cfg.part_of_b(), self.cfg.fusion.sums());
         let cursor = self.pipe.writer();
-        k.for_(self.slice.blocks[0], self.slice.blocks[1], 1, |block| {
+        k.for_(self.k_split.blocks[0], self.k_split.blocks[1], 1, |block| {
             cursor.wait_empty();
             let stage = cursor.stage();
             let full = self.pipe.full(stage);
@@ -242,7 +242,7 @@ impl<'k> Block<'k, '_> {
         if !self.cfg.summed {
             return (block * BLOCK_K, None);
         }
-        let [_, _, of_each, _] = self.params.tuning;
+        let of_each = self.params.split_k_tuning().slab_k_blocks;
         let slab = block / of_each;
         ((block - slab * of_each) * BLOCK_K, Some(slab))
     }
@@ -264,7 +264,7 @@ impl<'k> Block<'k, '_> {
         sums.iter().for_each(|sum| sum.set(0.0));
 
         let (cursor, previous) = (self.pipe.reader(), k.var(0u32));
-        k.for_(self.slice.blocks[0], self.slice.blocks[1], 1, |block| {
+        k.for_(self.k_split.blocks[0], self.k_split.blocks[1], 1, |block| {
             cursor.wait_full();
             let stage = cursor.stage();
             let offset = stage * cfg.stage_bytes();
@@ -278,7 +278,7 @@ impl<'k> Block<'k, '_> {
             k.wgmma_commit();
             k.wgmma_wait(1);
             let done = self.pipe.empty(previous.get());
-            k.guard(self.lane.eq(0) & block.gt(self.slice.blocks[0]), || done.arrive());
+            k.guard(self.lane.eq(0) & block.gt(self.k_split.blocks[0]), || done.arrive());
             previous.set(stage);
             cursor.advance();
         });

@@ -6,13 +6,13 @@
 //! are added in the order of the slices, so the result does not depend on timing.
 
 use crate::common::pipeline::Pipeline;
-use crate::gemm::epilogue::fusion::{FusedParams, Fusion, Pieces};
+use crate::gemm::epilogue::fusion::{EpilogueParams, Fusion, GateUpRows};
 use crate::gemm::operand::fp8::{self, E5m2};
 use crate::gemm::params::Params;
 pub use crate::gemm::sm90::dsmem_reduce::SPLITS;
 use crate::gemm::sm90::mma::multiply_stage;
-use crate::gemm::sm90::scale_pipeline::{ScaleReader, ScaleRing, ScaleShape, group_start};
-use crate::gemm::sm90::split_k::{FewRows, Slice, TileOutput};
+use crate::gemm::sm90::scale_pipeline::{ScaleConsumer, ScalePipeline, ScaleShape, group_start};
+use crate::gemm::sm90::split_k::{KSplit, SplitKTile, TileOutput};
 use crate::{BLOCK_K, WARP};
 use oxigemm_ptx::tma::{Eviction, LoadOptions};
 use oxigemm_ptx::wgmma::{Descriptor, Swizzle};
@@ -58,7 +58,7 @@ impl SharedMap {
     /// Gives the parts names, for the simulator's messages and timelines.
     fn name(&self, k: &Kernel, cfg: &Config) {
         Pipeline::name_barriers(k, ["full", "empty"], self.barriers, MAX_STAGES);
-        ScaleRing::name_barriers(k, self.scale_barriers);
+        ScalePipeline::name_barriers(k, self.scale_barriers);
         cfg.scales().name(k, self.scales);
         let (a, b) = (cfg.block_m * BLOCK_K, cfg.block_n * BLOCK_K);
         k.name_shared_every(cfg.stage_bytes(), "b", self.tiles, b, MAX_STAGES);
@@ -80,7 +80,7 @@ impl Config {
 
     /// Bytes of dynamic shared memory for a number of stages.
     pub fn shared_bytes(&self, stages: u32) -> u32 {
-        SharedMap::new(self).tiles + (stages * self.stage_bytes()).max(self.shape().partials().bytes())
+        SharedMap::new(self).tiles + (stages * self.stage_bytes()).max(self.shape().reduce().bytes())
     }
 
     /// Bytes of the tiles of one stage.
@@ -109,10 +109,10 @@ impl Config {
     }
 
     /// Which rows of B a tile's sums belong to.
-    fn pieces<'k>(&self, params: &Params<'k>) -> Pieces<'k> {
+    fn gate_up<'k>(&self, params: &Params<'k>) -> GateUpRows<'k> {
         let columns = self.tile_columns();
         let stride = params.k_blocks.kernel().constant(columns);
-        Pieces { fusion: self.fusion, columns, stride, ups: params.output.columns }
+        GateUpRows { fusion: self.fusion, columns, stride, ups: params.output.columns }
     }
 
     /// Whether sums are finished before they are stored.
@@ -120,8 +120,8 @@ impl Config {
         self.fusion != Fusion::None
     }
 
-    fn shape(&self) -> FewRows {
-        FewRows { block_m: self.block_m, block_n: self.block_n, fusion: self.fusion }
+    fn shape(&self) -> SplitKTile {
+        SplitKTile { block_m: self.block_m, block_n: self.block_n, fusion: self.fusion }
     }
 
     /// Builds the kernel.
@@ -138,10 +138,10 @@ struct Block<'k, 'c> {
     /// The stages; and what takes their place when all of them have been read.
     tiles: Shared<'k>,
     pipe: Pipeline<'k>,
-    scales: ScaleRing<'k>,
+    scales: ScalePipeline<'k>,
     /// The tile's first row and column.
     tile: [U32<'k>; 2],
-    slice: Slice<'k>,
+    k_split: KSplit<'k>,
     warp: U32<'k>,
     lane: U32<'k>,
 }
@@ -160,20 +160,20 @@ impl<'k> Block<'k, '_> {
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let mut params = Params::declare(k);
-    let fused = cfg.is_fused().then(|| FusedParams::declare(k));
-    params.pieces = cfg.is_fused().then(|| cfg.pieces(&params));
+    let fused = cfg.is_fused().then(|| EpilogueParams::declare(k));
+    params.gate_up = cfg.is_fused().then(|| cfg.gate_up(&params));
     let shared = k.dynamic_shared();
     let map = SharedMap::new(cfg);
     map.name(k, cfg);
-    let [stages, ..] = params.tuning;
+    let stages = params.split_k_tuning().stages;
     let pipe = Pipeline::new(k, shared.at(map.barriers), stages, MAX_STAGES);
     let (ring, ring_barriers) = (shared.at(map.scales), shared.at(map.scale_barriers));
-    let scales = ScaleRing::new(k, cfg.scales(), ring, ring_barriers, &params);
+    let scales = ScalePipeline::new(k, cfg.scales(), ring, ring_barriers, &params);
     let tiles = shared.at(map.tiles);
-    let slice = Slice::new(k, params.k_blocks);
-    let tile = [k.block_index(1) * cfg.block_m, slice.cluster * cfg.tile_columns()];
+    let k_split = KSplit::new(k, params.k_blocks);
+    let tile = [k.block_index(1) * cfg.block_m, k_split.cluster * cfg.tile_columns()];
     let (warp, lane) = (k.warp_index(), k.lane());
-    let block = Block { k, cfg, params, tiles, pipe, scales, tile, slice, warp, lane };
+    let block = Block { k, cfg, params, tiles, pipe, scales, tile, k_split, warp, lane };
     let math_warps = cfg.shape().math_warps();
     let (tile_warp, scale_warp) = (math_warps, math_warps + 1);
 
@@ -195,7 +195,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             k.sync_warp();
         },
         || {
-            block.params.b_rows.fetch_parts(k, (tile[1], cfg.block_n), cfg.fusion, slice.blocks);
+            block.params.b_rows.prefetch_parts(k, (tile[1], cfg.block_n), cfg.fusion, k_split.blocks);
             k.barrier_sync(0, cfg.threads());
             k.grid_dependency_wait();
         },
@@ -206,7 +206,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         k,
         shape: cfg.shape(),
         params: &block.params.output,
-        slice,
+        k_split,
         tile,
         area: tiles,
         warp,
@@ -222,11 +222,11 @@ impl<'k> Block<'k, '_> {
     fn load_tiles(&self) {
         let (k, p) = (self.k, &self.params);
         // Where every row of B is read once, it need not stay in the L2 cache.
-        let [_, stream, ..] = p.tuning;
+        let stream = p.split_k_tuning().stream_b_once;
         let once = LoadOptions { cache: Some(k.cache_policy(Eviction::First)), ..Default::default() };
         let (cursor, scales) = (self.pipe.writer(), self.scales.writer());
         let [m, n] = self.tile;
-        k.for_(self.slice.blocks[0], self.slice.blocks[1], 1, |block| {
+        k.for_(self.k_split.blocks[0], self.k_split.blocks[1], 1, |block| {
             cursor.wait_empty();
             let stage = cursor.stage();
             let full = self.pipe.full(stage);
@@ -240,7 +240,7 @@ impl<'k> Block<'k, '_> {
             };
             k.if_else(stream.ne(0), || load_b(once), || load_b(LoadOptions::default()));
             p.a.load(&[column, m], self.a(stage), full, LoadOptions::default());
-            k.if_(scales.begins_group(block, self.slice.blocks[0]), || scales.load(p, self.tile, block));
+            k.if_(scales.begins_group(block, self.k_split.blocks[0]), || scales.load(p, self.tile, block));
             cursor.advance();
         });
         k.launch_dependents();
@@ -248,7 +248,7 @@ impl<'k> Block<'k, '_> {
 
     /// The warp that copies the scales that the copy engine cannot bring.
     fn copy_scales(&self) {
-        let (k, [first, end]) = (self.k, self.slice.blocks);
+        let (k, [first, end]) = (self.k, self.k_split.blocks);
         let copier = self.scales.copier(self.lane);
         // A slice of no blocks has no group, even where it lies inside one.
         let group = self.cfg.scale_blocks();
@@ -273,7 +273,7 @@ impl<'k> Block<'k, '_> {
         let sums: Vec<Var<'k, f32>> = products.iter().map(|_| k.var(0.0f32)).collect();
 
         let (cursor, scales, group) = (self.pipe.reader(), self.scales.reader(lane), cfg.scale_blocks());
-        k.for_(self.slice.blocks[0], self.slice.blocks[1], 1, |block| {
+        k.for_(self.k_split.blocks[0], self.k_split.blocks[1], 1, |block| {
             cursor.wait_full();
             let stage = cursor.stage();
             let offset = stage * cfg.stage_bytes();
@@ -281,7 +281,7 @@ impl<'k> Block<'k, '_> {
             multiply_stage(k, types, &products, tall.advance(offset), other.advance(offset));
             k.wgmma_commit();
             let within = block % group;
-            k.if_(within.eq(0) | block.eq(self.slice.blocks[0]), || scales.wait());
+            k.if_(within.eq(0) | block.eq(self.k_split.blocks[0]), || scales.wait());
             let rows = self.row_scales(&scales, within);
             k.wgmma_wait(0);
             let empty = self.pipe.empty(stage);
@@ -292,7 +292,7 @@ impl<'k> Block<'k, '_> {
                 sum.fma(product.live(), scale);
             }
             let next = block + 1;
-            k.if_((next % group).eq(0) | next.eq(self.slice.blocks[1]), || scales.release());
+            k.if_((next % group).eq(0) | next.eq(self.k_split.blocks[1]), || scales.release());
             cursor.advance();
         });
         sums
@@ -307,7 +307,7 @@ impl<'k> Block<'k, '_> {
     }
 
     /// The scales of the rows that this thread holds, in pairs, those of the columns multiplied in.
-    fn row_scales(&self, scales: &ScaleReader<'k>, within: U32<'k>) -> Vec<[F32<'k>; 2]> {
+    fn row_scales(&self, scales: &ScaleConsumer<'k>, within: U32<'k>) -> Vec<[F32<'k>; 2]> {
         let [column] = scales.columns(within, self.columns_part(), 1)[..] else {
             unreachable!("one was asked for")
         };

@@ -4,24 +4,24 @@
 pub mod f16;
 pub mod fp8;
 
-use crate::gemm::epilogue::fusion::{FusedParams, Fusion};
-use crate::gemm::epilogue::split_k::FinishedRows;
+use crate::gemm::epilogue::fusion::{EpilogueParams, Fusion};
+use crate::gemm::epilogue::split_k::FusedRows;
 use crate::gemm::epilogue::{OutputFlags, OutputParams, Panels, SwappedOutput, WarpOutput};
-use crate::gemm::sm90::dsmem_reduce::{PartialShape, Partials};
+use crate::gemm::sm90::dsmem_reduce::{DsmemReduce, ReduceShape};
 use crate::quantize::Divisor;
 use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::{Kernel, Shared, U32, Var};
 
 /// A tile: rows of A and rows of B. Below 64 rows of A the operands are swapped.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct FewRows {
+pub(crate) struct SplitKTile {
     pub block_m: u32,
     pub block_n: u32,
     /// What is done with its sums.
     pub fusion: Fusion,
 }
 
-impl FewRows {
+impl SplitKTile {
     /// Whether B's rows take the 64-row side of the tensor core.
     pub const fn swapped(&self) -> bool {
         self.block_m < 64
@@ -65,8 +65,8 @@ impl FewRows {
     }
 
     /// The tile as partial sums: they take more room than what is staged of it.
-    pub const fn partials(&self) -> PartialShape {
-        PartialShape {
+    pub const fn reduce(&self) -> ReduceShape {
+        ReduceShape {
             rows: self.block_m,
             columns: self.block_n,
             swapped: self.swapped(),
@@ -86,7 +86,7 @@ impl FewRows {
 
 /// The slice of K that a block of a cluster has.
 #[derive(Clone, Copy)]
-pub(crate) struct Slice<'k> {
+pub(crate) struct KSplit<'k> {
     /// Slices, and which of them this is.
     split: U32<'k>,
     rank: U32<'k>,
@@ -96,7 +96,7 @@ pub(crate) struct Slice<'k> {
     pub blocks: [U32<'k>; 2],
 }
 
-impl<'k> Slice<'k> {
+impl<'k> KSplit<'k> {
     /// An equal share of the blocks of K, of one of [`SPLITS`](crate::gemm::sm90::dsmem_reduce::SPLITS).
     pub fn new(k: &'k Kernel, k_blocks: U32<'k>) -> Self {
         let (split, rank) = (k.cluster_blocks(), k.cluster_rank());
@@ -105,7 +105,7 @@ impl<'k> Slice<'k> {
         let halvings = (split >> 1) - (split >> 3);
         let share = |all: U32<'k>| split.eq(3).select(third(all), all >> halvings);
         let blocks = [rank, rank + 1].map(|nth| share(nth * k_blocks));
-        Slice { split, rank, cluster: share(k.block_index(0)), blocks }
+        KSplit { split, rank, cluster: share(k.block_index(0)), blocks }
     }
 }
 
@@ -118,9 +118,9 @@ fn third(number: U32<'_>) -> U32<'_> {
 /// A block's tile on its way to D.
 pub(crate) struct TileOutput<'k, 'p> {
     pub k: &'k Kernel,
-    pub shape: FewRows,
+    pub shape: SplitKTile,
     pub params: &'p OutputParams<'k>,
-    pub slice: Slice<'k>,
+    pub k_split: KSplit<'k>,
     /// The tile's first row and column.
     pub tile: [U32<'k>; 2],
     /// Shared memory that is free when all stages have been read.
@@ -128,40 +128,40 @@ pub(crate) struct TileOutput<'k, 'p> {
     pub warp: U32<'k>,
     pub lane: U32<'k>,
     /// What its sums are finished with, where they are.
-    pub fused: Option<FusedParams<'k>>,
+    pub fused: Option<EpilogueParams<'k>>,
 }
 
 impl<'k> TileOutput<'k, '_> {
     /// All warps come here; those that multiply do so, and then write the tile or exchange its slices.
     pub fn finish(&self, multiply: impl FnOnce() -> Vec<Var<'k, f32>>) {
         let (k, shape) = (self.k, self.shape);
-        let Slice { split, rank, .. } = self.slice;
+        let KSplit { split, rank, .. } = self.k_split;
         let finished = self.fused.is_some();
-        let partials = Partials { shape: shape.partials(), at: self.area, split, rank, finished };
+        let reduce = DsmemReduce { shape: shape.reduce(), at: self.area, split, rank, finished };
         // One slice needs no detour (with operands swapped: in the plain output type): each warp writes its part.
         let writable = if shape.swapped() { self.params.has(OutputFlags::PLAIN) } else { k.constant(true) };
         let direct = if finished { k.constant(false) } else { split.eq(1) & writable };
-        let rows = self.fused.map(|fused| self.finished_rows(fused));
+        let rows = self.fused.map(|fused| self.fused_rows(fused));
         k.if_(self.warp.lt(shape.math_warps()), || {
             // Long before they are needed.
-            rows.iter().for_each(FinishedRows::load_biases);
+            rows.iter().for_each(FusedRows::load_biases);
             let sums = k.role("math", multiply);
             // What comes next takes the place of the tiles: no warpgroup may still read those.
             k.barrier_sync(1, shape.math_threads());
-            k.if_else(direct, || self.write(&sums), || partials.share(k, self.warp, self.lane, &sums));
+            k.if_else(direct, || self.write(&sums), || reduce.share(k, self.warp, self.lane, &sums));
         });
         k.if_(!direct, || {
             let math = self.warp.lt(shape.math_warps());
             // Every slice's partial sums are in place, and visible to the cluster.
             k.cluster_sync();
-            let loaded = partials.load(k, math, self.params, self.tile);
+            let loaded = reduce.load(k, math, self.params, self.tile);
             // Nobody leaves while another block still reads its shared memory.
             k.cluster_arrive();
             k.if_(math, || match &rows {
-                None => partials.add(k, &loaded, self.params, self.tile),
+                None => reduce.add(k, &loaded, self.params, self.tile),
                 Some(rows) => {
-                    let end = partials.rows(self.params, self.tile);
-                    rows.finish(self.tile[0], &partials.rows_to_finish(k, &loaded, end, shape.fusion.sums()));
+                    let end = reduce.rows(self.params, self.tile);
+                    rows.finish(self.tile[0], &reduce.reduced_rows(k, &loaded, end, shape.fusion.sums()));
                 }
             });
             k.sync_warp();
@@ -170,9 +170,9 @@ impl<'k> TileOutput<'k, '_> {
     }
 
     /// What is known of all rows that are finished.
-    fn finished_rows(&self, fused: FusedParams<'k>) -> FinishedRows<'k> {
+    fn fused_rows(&self, fused: EpilogueParams<'k>) -> FusedRows<'k> {
         let (output, column) = (fused.output(*self.params), self.tile[1] + self.lane * 4);
-        FinishedRows::new(self.k, fused, output, self.shape.fusion, [column, self.lane])
+        FusedRows::new(self.k, fused, output, self.shape.fusion, [column, self.lane])
     }
 
     /// Writes the sums of the only slice to D.
@@ -212,9 +212,9 @@ mod tests {
     fn partial_sums_take_more_room_than_staged_output() {
         for block_m in [8, 16, 32, 64, 128] {
             for block_n in [64, 128] {
-                let shape = FewRows { block_m, block_n, fusion: Fusion::None };
+                let shape = SplitKTile { block_m, block_n, fusion: Fusion::None };
                 let staged = shape.math_threads() / WARPGROUP * shape.output_bytes();
-                assert!(staged <= shape.partials().bytes(), "{shape:?}");
+                assert!(staged <= shape.reduce().bytes(), "{shape:?}");
             }
         }
     }
