@@ -11,10 +11,10 @@ use oxigemm_ptx::memory::AtomicOp;
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Global, Kernel, Ptr, Scope, Shared, U32};
 
-use super::by_access;
-use super::params::{Args, Divisor, Launch, Params};
-use super::vec8::{Access, CHUNK, Chunk, Input, Part};
+use super::params::{Args, Launch, Params, by_access};
+use super::vec8::{Access, Input, Mask, VEC8, Vec8};
 use crate::WARP;
+use crate::common::fast_divmod::FastDivmod;
 
 pub(super) const PERMUTE: &str = "moe_permute";
 pub(super) const UNPERMUTE: &str = "moe_unpermute_bf16";
@@ -67,7 +67,7 @@ impl PermuteArgs {
             dims: [self.choices, self.rows],
             shifts: [self.alignment_shift, 0],
             source_rows: self.experts,
-            across: Divisor::new(self.of_token),
+            items_per_row: FastDivmod::new(self.of_token),
             ..Args::default()
         };
         let grid = [self.choices.div_ceil(THREADS).max(1), 1];
@@ -78,9 +78,9 @@ impl PermuteArgs {
 /// The launch that adds rows of `columns`, and the arguments that go with it.
 pub fn unpermute_launch(args: &Args) -> (Launch, Args) {
     let [tokens, columns] = args.dims;
-    let across = columns.div_ceil(CHUNK * UNPERMUTE_THREADS);
+    let across = columns.div_ceil(VEC8 * UNPERMUTE_THREADS);
     let launch = Launch { grid: [tokens * across, 1], threads: UNPERMUTE_THREADS, shared_bytes: 0 };
-    (launch, Args { across: Divisor::new(across), ..*args })
+    (launch, Args { items_per_row: FastDivmod::new(across), ..*args })
 }
 
 /// Shared memory: two numbers for each expert, one for each warp, and one.
@@ -148,8 +148,8 @@ pub(super) fn permute<'k>(k: &'k Kernel, p: &Params<'k>) {
         }
     };
     // What a group is rounded up by, and what is behind the last one, are rows of nobody.
-    let mine = exists & (thread - thread / k.grid_blocks(0) * k.grid_blocks(0)).eq(block);
-    k.for_(end, mine.select(start + padded, end), 1, none);
+    let is_owner = exists & (thread - thread / k.grid_blocks(0) * k.grid_blocks(0)).eq(block);
+    k.for_(end, is_owner.select(start + padded, end), 1, none);
     k.sync_warp();
     k.sync_threads();
     let behind = lists.rows().load::<u32>();
@@ -180,7 +180,7 @@ fn take_places<'k>(k: &'k Kernel, p: &Params<'k>, lists: &Lists<'k>, i: U32<'k>)
     let place = base.get() + earlier;
     let fits = valid & place.lt(capacity);
     let at = |list: Global<'k>, index: U32<'k>| list.at(index.widening_mul(4));
-    let [token, _] = p.split(i);
+    let [token, _] = p.divmod(i);
     k.guard(i.lt(choices), || at(Ptr::new(p.group_stride), i).store(fits.select(place, NONE)));
     k.guard(fits, || at(p.codes, place).store(token));
     k.guard(fits, || at(p.scales, place).store(id));
@@ -227,22 +227,22 @@ pub(super) fn unpermute<'k>(k: &'k Kernel, p: &Params<'k>) {
 /// `x` are the rows, `codes` the tokens, `from` the places and `scales` the weights; `source_rows` rows exist, and a
 /// token has `shifts[0]` choices.
 fn add_rows<'k>(k: &'k Kernel, p: &Params<'k>, access: Access) {
-    let [token, part_of_row] = p.split(k.block_index(0));
-    let column = (part_of_row * UNPERMUTE_THREADS + k.thread_index()) * CHUNK;
+    let [token, part_of_row] = p.divmod(k.block_index(0));
+    let column = (part_of_row * UNPERMUTE_THREADS + k.thread_index()) * VEC8;
     let of_token = p.shifts[0];
     let bytes = Input::Bf16.bytes();
-    let sums: Vec<_> = (0..CHUNK).map(|_| k.var(0f32)).collect();
+    let sums: Vec<_> = (0..VEC8).map(|_| k.var(0f32)).collect();
     let first = token.widening_mul(of_token);
     k.for_(0, of_token, ROWS, |round| {
-        let rows: Vec<(F32, Chunk)> = (0..ROWS)
+        let rows: Vec<(F32, Vec8)> = (0..ROWS)
             .map(|i| {
                 let choice = round + i;
                 let at = (first + choice.to_u64()) * 4u64;
                 let place = p.from.at(at).load_readonly_if(choice.lt(of_token), NONE);
                 let exists = place.lt(p.source_rows);
                 let weight = p.scales.at(at).load_readonly_if(exists, 0f32);
-                let part = Part::of(access, exists, column, p.columns);
-                (weight, Chunk::load(k, Input::Bf16, p.x_at(place, column, bytes), &part, Some(p.read_once)))
+                let mask = Mask::of(access, exists, column, p.columns);
+                (weight, Vec8::load(k, Input::Bf16, p.x_at(place, column, bytes), &mask, Some(p.evict_first)))
             })
             .collect();
         for (weight, row) in &rows {
@@ -251,8 +251,8 @@ fn add_rows<'k>(k: &'k Kernel, p: &Params<'k>, access: Access) {
             }
         }
     });
-    let part = Part::of(access, k.constant(true), column, p.columns);
+    let mask = Mask::of(access, k.constant(true), column, p.columns);
     let to = p.codes.at((token.widening_mul(p.codes_pitch) + column.to_u64()) * u64::from(bytes));
     let values: Vec<F32> = sums.iter().map(|sum| sum.get()).collect();
-    Input::Bf16.store(k, &values, to, &part, p.kept);
+    Input::Bf16.store(k, &values, to, &mask, p.evict_last);
 }

@@ -9,12 +9,11 @@
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Kernel, MBarrier, Shared, U32, Var};
 
-use super::block_1x128::LaneMagnitudes;
-use super::by_access;
-use super::params::{Args, Flags, Launch, Params, bits};
-use super::scale::{Scale, ScalePlaces};
-use super::scale_writer::{RUN, Run};
-use super::vec8::{Access, CHUNK, Chunk, Code, Input, Part, VECTOR, magnitude_of, store_codes};
+use super::block_1x128::LaneAmax;
+use super::params::{Args, Flags, Launch, Params, by_access};
+use super::scale::{Scale, ScaleLayout};
+use super::scale_writer::{RUN_LENGTH, ScaleRun};
+use super::vec8::{Access, Code, Input, Mask, VEC8, VECTOR_BYTES, Vec8, amax_of, bits, store_codes};
 use crate::{BLOCK_K, WARP};
 
 /// Warps of a block at most.
@@ -24,9 +23,9 @@ pub const THREADS: u32 = WARPS * WARP;
 /// Warps that a multiprocessor has registers for.
 const RESIDENT_WARPS: u32 = 18;
 /// Chunks that a thread holds.
-const CHUNKS: u32 = 4;
+const VECS: u32 = 4;
 /// Columns that a warp holds.
-const WARP_COLUMNS: u32 = CHUNKS * CHUNK * WARP;
+const WARP_COLUMNS: u32 = VECS * VEC8 * WARP;
 /// Rows of a block that are there or under way.
 const STAGES: u32 = 2;
 /// Bytes of shared memory for the sums of warps of one row.
@@ -36,9 +35,9 @@ const BARRIERS: u32 = 2 * SUMS;
 /// Where scales of rows are that follow each other.
 const KEPT: u32 = BARRIERS + 128;
 /// Where rows are in shared memory.
-const ROWS: u32 = KEPT + THREADS / LANES * CHUNKS * Run::BYTES;
+const ROWS: u32 = KEPT + THREADS / LANES * VECS * ScaleRun::BYTES;
 /// Lanes that share a scale.
-const LANES: u32 = BLOCK_K / CHUNK;
+const LANES: u32 = BLOCK_K / VEC8;
 
 /// Warps that a row of some columns has: as many as can hold it, or all.
 pub fn warps(columns: u32) -> u32 {
@@ -64,15 +63,15 @@ impl Config {
         let row_bytes = warps * WARP_COLUMNS * self.input.bytes();
         let blocks = rows.min(sms * (RESIDENT_WARPS / warps));
         let [row, four, one] = args.scale_strides;
-        let vectors = (args.scales | u64::from(four | one)).is_multiple_of(u64::from(VECTOR));
+        let vectors = (args.scales | u64::from(four | one)).is_multiple_of(u64::from(VECTOR_BYTES));
         let runs = row == 4 && vectors && args.flags & (Flags::BYTES | Flags::BLOCKED) == 0;
         let (turns, less) = (args.dims[0].div_ceil(blocks), args.dims[0] / blocks);
         // A block's only row is in registers.
         let shared_bytes = if turns <= 1 { BARRIERS } else { ROWS + STAGES * row_bytes };
         let args = Args {
-            shifts: [turns, if runs { less / RUN * RUN } else { 0 }],
+            shifts: [turns, if runs { less / RUN_LENGTH * RUN_LENGTH } else { 0 }],
             source_rows: args.dims[0] - less * blocks,
-            from_strides: [warps * WARP * CHUNK, row_bytes, (1.0 / columns as f32).to_bits()],
+            from_strides: [warps * WARP * VEC8, row_bytes, (1.0 / columns as f32).to_bits()],
             ..*args
         };
         (Launch { grid: [blocks, 1], threads: warps * WARP, shared_bytes }, args)
@@ -80,7 +79,7 @@ impl Config {
 
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
         let row = Row::of(p);
-        let held = p.has(Flags::VECTORS) & p.columns.le(row.round * CHUNKS);
+        let held = p.has(Flags::VECTORS) & p.columns.le(row.round * VECS);
         k.if_else(held, || self.held(k, p, &row), || by_access(k, p, |access| self.long(k, p, &row, access)));
     }
 
@@ -95,11 +94,11 @@ impl Config {
     /// The only row of a block: loads are there sooner than copies.
     fn only<'k>(&self, k: &'k Kernel, p: &Params<'k>, row: &Row<'k>, index: U32<'k>) {
         let load = |column| self.load(k, p, Access::Vectors, index, column);
-        let pieces: Vec<Piece> = row.columns(k).map(load).collect();
+        let fragments: Vec<Fragment> = row.columns(k).map(load).collect();
         let weights: Vec<_> =
             row.columns(k).map(|column| self.weights(k, p, Access::Vectors, column)).collect();
-        let sum = sum_of_squares(&pieces);
-        let weighted = Weighted::new(k, pieces, &weights);
+        let sum = sum_of_squares(&fragments);
+        let weighted = Weighted::new(k, fragments, &weights);
         let sum = row.sum_of_block(k, k.var(0u32), sum);
         self.store(k, p, row, index, factor(p, sum), weighted, None);
     }
@@ -127,14 +126,14 @@ impl Config {
             let index = turns.row(turn);
             let now = stage.get();
             stages.barrier(now).wait(parity.get());
-            let piece = |column: &U32<'k>| Piece {
+            let fragment = |column: &U32<'k>| Fragment {
                 column: *column,
-                part: Part::Vector { inside: column.lt(p.columns) },
-                values: Chunk::arrived(k, self.input, self.vectors(stages.row(now), *column)).values(),
+                mask: Mask::Vector { inside: column.lt(p.columns) },
+                values: Vec8::from_shared(k, self.input, self.vectors(stages.row(now), *column)).values(),
             };
-            let pieces: Vec<Piece> = columns.iter().map(piece).collect();
-            let sum = sum_of_squares(&pieces);
-            let weighted = Weighted::new(k, pieces, &weights);
+            let fragments: Vec<Fragment> = columns.iter().map(fragment).collect();
+            let sum = sum_of_squares(&fragments);
+            let weighted = Weighted::new(k, fragments, &weights);
             let sum = row.sum_of_block(k, sums, sum);
             // All have met, so all have read.
             k.if_(leads, || stages.copy(turns, turn + STAGES, now));
@@ -154,7 +153,7 @@ impl Config {
             let load = |column| self.load(k, p, access, index, column);
             let held: Vec<_> = row.columns(k).map(load).collect();
             let sum = k.var_from(sum_of_squares(&held));
-            let rest = held[0].column + row.round * CHUNKS;
+            let rest = held[0].column + row.round * VECS;
             k.for_(rest, p.columns, row.round, |column| sum.set(sum.live() + load(column).squares()));
             let weights: Vec<_> = row.columns(k).map(|column| self.weights(k, p, access, column)).collect();
             let weighted = Weighted::new(k, held, &weights);
@@ -173,14 +172,14 @@ impl Config {
     /// Where a chunk is in a row of shared memory.
     fn vectors<'k>(&self, row: Shared<'k>, column: U32<'k>) -> impl Iterator<Item = Shared<'k>> {
         let first = row.at(column * self.input.bytes());
-        (0..self.input.vectors()).map(move |vector| first.at(vector * VECTOR))
+        (0..self.input.vectors()).map(move |vector| first.at(vector * VECTOR_BYTES))
     }
 
     #[track_caller]
     fn weights<'k>(&self, k: &'k Kernel, p: &Params<'k>, access: Access, column: U32<'k>) -> Vec<F32<'k>> {
-        let part = Part::of(access, k.constant(true), column, p.columns);
+        let mask = Mask::of(access, k.constant(true), column, p.columns);
         let at = p.from.at(column.widening_mul(self.input.bytes()));
-        Chunk::load(k, self.input, at, &part, None).values()
+        Vec8::load(k, self.input, at, &mask, None).values()
     }
 
     #[track_caller]
@@ -191,10 +190,11 @@ impl Config {
         access: Access,
         row: U32<'k>,
         column: U32<'k>,
-    ) -> Piece<'k> {
-        let part = Part::of(access, row.lt(p.rows), column, p.columns);
-        let x = Chunk::load(k, self.input, p.x_at(row, column, self.input.bytes()), &part, Some(p.read_once));
-        Piece { column, part, values: x.values() }
+    ) -> Fragment<'k> {
+        let mask = Mask::of(access, row.lt(p.rows), column, p.columns);
+        let x =
+            Vec8::load(k, self.input, p.x_at(row, column, self.input.bytes()), &mask, Some(p.evict_first));
+        Fragment { column, mask, values: x.values() }
     }
 
     /// Normalizes, quantizes and stores chunks of a row, one of each round; of a turn of the block, if it has turns.
@@ -206,37 +206,37 @@ impl Config {
         row: &Row<'k>,
         index: U32<'k>,
         factor: F32<'k>,
-        Weighted { pieces, magnitudes }: Weighted<'k>,
+        Weighted { fragments, amaxes }: Weighted<'k>,
         turn: Option<(&Turns<'k>, U32<'k>)>,
     ) {
         // Rounding keeps the order, so that the largest of the products is the product of the largest.
-        let scales = magnitudes
-            .scales(|magnitude| Scale::of(p, Code::E4m3, bits(magnitude.bitcast::<f32>() * factor)).parts());
-        let codes = p.codes_at(index, pieces[0].column, Code::E4m3);
-        for (i, piece) in (0..).zip(&pieces) {
+        let scales = amaxes
+            .scales(|amax| Scale::of(p, Code::E4m3, bits(amax.bitcast::<f32>() * factor)).bits_and_factor());
+        let codes = p.codes_at(index, fragments[0].column, Code::E4m3);
+        for (i, fragment) in (0..).zip(&fragments) {
             let of_group = scales.factor(k, i);
-            let scaled: Vec<F32> = piece.values.iter().map(|value| *value * factor * of_group).collect();
+            let scaled: Vec<F32> = fragment.values.iter().map(|value| *value * factor * of_group).collect();
             let at = codes.at((row.round * i).to_u64());
-            store_codes(k, &Code::E4m3.encode(k, &scaled), at, &piece.part, p.kept);
+            store_codes(k, &Code::E4m3.encode(k, &scaled), at, &fragment.mask, p.evict_last);
         }
-        let places = ScalePlaces::new(p);
+        let layout = ScaleLayout::new(p);
         let [_, scale_columns] = p.scale_dims;
-        for (chunk, scale, mine) in scales.own(k) {
-            let group = (pieces[0].column + chunk * row.round) / BLOCK_K;
-            let at = p.scales.at(places.offset(index, group));
+        for (vec, scale, is_owner) in scales.owned(k) {
+            let group = (fragments[0].column + vec * row.round) / BLOCK_K;
+            let at = p.scales.at(layout.offset(index, group));
             let real = index.lt(p.rows) & (group * BLOCK_K).lt(p.columns);
-            let (scale, wanted) = (real.select(scale, 0u32), mine & group.lt(scale_columns));
-            let alone = || places.store(k, at, scale.bitcast(), wanted);
+            let (scale, wanted) = (real.select(scale, 0u32), is_owner & group.lt(scale_columns));
+            let alone = || layout.store(k, at, scale.bitcast(), wanted);
             let Some((turns, turn)) = turn else {
                 alone();
                 continue;
             };
-            let kept = k.thread_index() / LANES * CHUNKS + chunk;
-            let run = Run(k.dynamic_shared().at(KEPT).at(kept * Run::BYTES));
+            let kept = k.thread_index() / LANES * VECS + vec;
+            let run = ScaleRun(k.dynamic_shared().at(KEPT).at(kept * ScaleRun::BYTES));
             let in_run = || {
-                k.guard(mine, || run.keep(index, scale));
-                k.if_((turn % RUN).eq(RUN - 1), || {
-                    let at = p.scales.at(places.offset(index - (RUN - 1), group));
+                k.guard(is_owner, || run.stage(index, scale));
+                k.if_((turn % RUN_LENGTH).eq(RUN_LENGTH - 1), || {
+                    let at = p.scales.at(layout.offset(index - (RUN_LENGTH - 1), group));
                     run.store(k, at, wanted, None);
                 });
             };
@@ -258,7 +258,7 @@ impl<'k> Row<'k> {
 
     /// Where the chunks are that a thread holds.
     fn columns(&self, k: &'k Kernel) -> impl Iterator<Item = U32<'k>> {
-        (0..CHUNKS).map(|i| k.thread_index() * CHUNK + self.round * i)
+        (0..VECS).map(|i| k.thread_index() * VEC8 + self.round * i)
     }
 
     /// The sum of all threads of a block, in all of them. Blocks add by turns in two places, so that one meeting is enough.
@@ -271,7 +271,7 @@ impl<'k> Row<'k> {
         // The lanes of the last warp store zeros for the warps that a block does not have.
         let (lane, warp) = (k.lane(), k.thread_index() / WARP);
         let (first, place) = (lane.eq(0), warp + lane);
-        let missing = ((warp + 1) * (WARP * CHUNK)).eq(self.round) & place.lt(WARPS);
+        let missing = ((warp + 1) * (WARP * VEC8)).eq(self.round) & place.lt(WARPS);
         k.guard(first | missing, || shared.at(place * 4).store(first.select(of_warp, 0f32)));
         k.sync_threads();
         let of_warps = |vectors: std::ops::Range<u32>| {
@@ -279,7 +279,7 @@ impl<'k> Row<'k> {
         };
         let sum = k.var_from(of_warps(0..WARPS / 8));
         // Blocks that have no more warps than these are the usual ones.
-        k.if_(self.round.gt(THREADS / 2 * CHUNK), || {
+        k.if_(self.round.gt(THREADS / 2 * VEC8), || {
             sum.set(sum.live() + of_warps(WARPS / 8..WARPS / 4));
         });
         sum.get()
@@ -308,8 +308,8 @@ impl<'k> Turns<'k> {
     }
 
     fn row(&self, turn: U32<'k>) -> U32<'k> {
-        let of_run = turn % RUN;
-        let in_run = (turn - of_run) * self.blocks + self.block * RUN + of_run;
+        let of_run = turn % RUN_LENGTH;
+        let in_run = (turn - of_run) * self.blocks + self.block * RUN_LENGTH + of_run;
         turn.lt(self.in_runs).select(in_run, turn * self.blocks + self.block)
     }
 }
@@ -347,19 +347,19 @@ impl<'k> Stages<'_, 'k> {
         self.k.if_(turn.lt(turns.count), || {
             self.barrier(stage).arrive_expecting(bytes);
             let x = self.p.x_at(turns.row(turn), self.k.constant(0), self.bytes);
-            self.row(stage).bulk_load_by(x, bytes, self.barrier(stage), Some(self.p.read_once));
+            self.row(stage).bulk_load_by(x, bytes, self.barrier(stage), Some(self.p.evict_first));
         });
     }
 }
 
 /// Eight numbers and where they are in their row.
-struct Piece<'k> {
+struct Fragment<'k> {
     column: U32<'k>,
-    part: Part<'k>,
+    mask: Mask<'k>,
     values: Vec<F32<'k>>,
 }
 
-impl<'k> Piece<'k> {
+impl<'k> Fragment<'k> {
     /// The sum of their squares.
     #[track_caller]
     fn squares(&self) -> F32<'k> {
@@ -370,8 +370,8 @@ impl<'k> Piece<'k> {
 
 /// Of all that a thread has.
 #[track_caller]
-fn sum_of_squares<'k>(pieces: &[Piece<'k>]) -> F32<'k> {
-    pieces.iter().map(Piece::squares).reduce(|a, b| a + b).expect("there are pieces")
+fn sum_of_squares<'k>(fragments: &[Fragment<'k>]) -> F32<'k> {
+    fragments.iter().map(Fragment::squares).reduce(|a, b| a + b).expect("there are fragments")
 }
 
 /// The sum of numbers, as many as a power of two: of pairs, of pairs of pairs, and so on.
@@ -385,20 +385,20 @@ fn in_pairs(numbers: Vec<F32<'_>>) -> F32<'_> {
 
 /// What a thread has of a row times its weights, and the largest magnitudes.
 struct Weighted<'k> {
-    pieces: Vec<Piece<'k>>,
-    magnitudes: LaneMagnitudes<'k>,
+    fragments: Vec<Fragment<'k>>,
+    amaxes: LaneAmax<'k>,
 }
 
 impl<'k> Weighted<'k> {
     #[track_caller]
-    fn new(k: &'k Kernel, pieces: Vec<Piece<'k>>, weights: &[Vec<F32<'k>>]) -> Weighted<'k> {
-        let weigh = |(piece, weights): (Piece<'k>, &Vec<F32<'k>>)| {
-            let pairs = piece.values.iter().zip(weights);
-            Piece { values: pairs.map(|(value, weight)| *value * *weight).collect(), ..piece }
+    fn new(k: &'k Kernel, fragments: Vec<Fragment<'k>>, weights: &[Vec<F32<'k>>]) -> Weighted<'k> {
+        let weigh = |(fragment, weights): (Fragment<'k>, &Vec<F32<'k>>)| {
+            let pairs = fragment.values.iter().zip(weights);
+            Fragment { values: pairs.map(|(value, weight)| *value * *weight).collect(), ..fragment }
         };
-        let pieces: Vec<Piece> = pieces.into_iter().zip(weights).map(weigh).collect();
-        let words = pieces.iter().map(|piece| magnitude_of(&piece.values)).collect();
-        Weighted { magnitudes: LaneMagnitudes::new(k, LANES, Input::F32, words), pieces }
+        let fragments: Vec<Fragment> = fragments.into_iter().zip(weights).map(weigh).collect();
+        let words = fragments.iter().map(|fragment| amax_of(&fragment.values)).collect();
+        Weighted { amaxes: LaneAmax::new(k, LANES, Input::F32, words), fragments }
     }
 }
 
@@ -414,12 +414,12 @@ fn factor<'k>(p: &Params<'k>, sum: F32<'k>) -> F32<'k> {
 
 /// Rows of scales that only fill a layout up.
 fn store_padding<'k>(k: &'k Kernel, p: &Params<'k>, row: &Row<'k>) {
-    let places = ScalePlaces::new(p);
+    let layout = ScaleLayout::new(p);
     let [scale_rows, scale_columns] = p.scale_dims;
     k.for_(p.rows + k.block_index(0), scale_rows, k.grid_blocks(0), |index| {
-        k.for_(k.thread_index(), scale_columns, row.round / CHUNK, |group| {
-            let at = p.scales.at(places.offset(index, group));
-            places.store(k, at, k.constant(0f32), k.constant(true));
+        k.for_(k.thread_index(), scale_columns, row.round / VEC8, |group| {
+            let at = p.scales.at(layout.offset(index, group));
+            layout.store(k, at, k.constant(0f32), k.constant(true));
         });
     });
 }

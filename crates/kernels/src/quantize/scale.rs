@@ -2,14 +2,14 @@
 
 use oxigemm_ptx::{F32, Fp8, Fp8x2, Global, Kernel, Pred, U32, U64};
 
-use super::params::{Flags, Params, bits};
-use super::vec8::Code;
+use super::params::{Flags, Params};
+use super::vec8::{Code, bits};
 
 /// No block has a smaller magnitude than this: one of zeros has a scale too.
-pub const LEAST_MAGNITUDE: f32 = 1e-4;
+pub const MIN_AMAX: f32 = 1e-4;
 const INFINITY: u32 = 0x7f80_0000;
 /// The reciprocal of the largest power of two that is a scale, 2¹²⁷.
-const LEAST_FACTOR: f32 = f32::from_bits(0x0040_0000);
+const MIN_FACTOR: f32 = f32::from_bits(0x0040_0000);
 
 /// A scale, and what numbers are multiplied with to become codes.
 #[derive(Clone, Copy)]
@@ -21,28 +21,28 @@ pub(crate) struct Scale<'k> {
 impl<'k> Scale<'k> {
     /// The scale of numbers up to a magnitude, which is given as the bits of an `f32`.
     #[track_caller]
-    pub fn of(p: &Params<'k>, code: Code, magnitude: U32<'k>) -> Scale<'k> {
-        Scale::up_to(p, code.largest(), magnitude)
+    pub fn of(p: &Params<'k>, code: Code, amax: U32<'k>) -> Scale<'k> {
+        Scale::up_to(p, code.max_finite(), amax)
     }
 
     /// The scale by which numbers up to a magnitude become numbers up to `largest`.
     #[track_caller]
-    pub fn up_to(p: &Params<'k>, largest: f32, magnitude: U32<'k>) -> Scale<'k> {
-        let least = LEAST_MAGNITUDE.to_bits();
-        let exact = divide(magnitude.max(least), largest);
+    pub fn up_to(p: &Params<'k>, largest: f32, amax: U32<'k>) -> Scale<'k> {
+        let least = MIN_AMAX.to_bits();
+        let exact = divide(amax.max(least), largest);
         let rounded: F32 = (exponent(exact) << 23).bitcast();
         let power_of_two = p.has(Flags::POWER_OF_TWO);
         let scale = power_of_two.select(rounded, exact);
         // Only infinity and NaN have scales whose reciprocals are not normal numbers.
         let near = scale.reciprocal_approx();
-        let endless = power_of_two.select(LEAST_FACTOR, near);
-        let factor = magnitude.lt(INFINITY).select(reciprocal(scale, near), endless);
+        let endless = power_of_two.select(MIN_FACTOR, near);
+        let factor = amax.lt(INFINITY).select(reciprocal(scale, near), endless);
         Scale { scale, factor }
     }
 
     /// The bits of the scale, and the factor.
     #[track_caller]
-    pub fn parts(self) -> (U32<'k>, F32<'k>) {
+    pub fn bits_and_factor(self) -> (U32<'k>, F32<'k>) {
         (bits(self.scale), self.factor)
     }
 
@@ -65,25 +65,25 @@ impl<'k> Scale<'k> {
 pub(crate) struct TensorScale<'k> {
     pub scale: F32<'k>,
     /// What the magnitude of a block is multiplied with to become its scale.
-    per_magnitude: F32<'k>,
+    per_amax: F32<'k>,
 }
 
 impl<'k> TensorScale<'k> {
     /// What magnitudes are divided by where the scale of all is found: the largest code by the largest scale.
-    pub const LARGEST: f32 = Code::E2m1.largest() * Code::E4m3.largest();
+    pub const AMAX_DIVISOR: f32 = Code::E2m1.max_finite() * Code::E4m3.max_finite();
 
     /// The scale that [`Args::from`](super::Args::from) is the address of.
     #[track_caller]
     pub fn load(p: &Params<'k>) -> TensorScale<'k> {
         let scale: F32 = p.from.load_readonly();
-        TensorScale { scale, per_magnitude: any_reciprocal(scale * Code::E2m1.largest()) }
+        TensorScale { scale, per_amax: any_reciprocal(scale * Code::E2m1.max_finite()) }
     }
 
     /// The code of the scale of a block up to a magnitude, the nearest e4m3, but never 0; and what its numbers are
     /// multiplied with.
     #[track_caller]
-    pub fn of_block(&self, k: &'k Kernel, magnitude: U32<'k>) -> (U32<'k>, F32<'k>) {
-        let wanted = magnitude.bitcast::<f32>() * self.per_magnitude;
+    pub fn block_scale(&self, k: &'k Kernel, amax: U32<'k>) -> (U32<'k>, F32<'k>) {
+        let wanted = amax.bitcast::<f32>() * self.per_amax;
         let code = to_e4m3(k, wanted).max(1);
         (code, any_reciprocal(from_e4m3(k, code) * self.scale))
     }
@@ -109,12 +109,12 @@ fn from_e4m3<'k>(k: &'k Kernel, code: U32<'k>) -> F32<'k> {
 /// The product with the reciprocal is at most one unit off, and its remainder is exact: this is how a division ends,
 /// without the checks for numbers that cannot come.
 #[track_caller]
-fn divide<'k>(magnitude: U32<'k>, divisor: f32) -> F32<'k> {
-    let value: F32 = magnitude.bitcast();
+fn divide<'k>(amax: U32<'k>, divisor: f32) -> F32<'k> {
+    let value: F32 = amax.bitcast();
     let near = value * (1.0 / divisor);
     let remainder = near.fma(-divisor, value);
     let quotient = remainder.fma(1.0 / divisor, near);
-    magnitude.lt(INFINITY).select(quotient, near)
+    amax.lt(INFINITY).select(quotient, near)
 }
 
 /// The correctly rounded reciprocal of a positive normal number whose reciprocal is one too, from that of
@@ -141,16 +141,16 @@ pub(crate) fn exponent(value: F32<'_>) -> U32<'_> {
 }
 
 /// Where scales go, or come from.
-pub(crate) struct ScalePlaces<'k> {
+pub(crate) struct ScaleLayout<'k> {
     strides: [U32<'k>; 3],
     bytes: Pred<'k>,
     blocked: Pred<'k>,
 }
 
-impl<'k> ScalePlaces<'k> {
+impl<'k> ScaleLayout<'k> {
     #[track_caller]
-    pub fn new(p: &Params<'k>) -> ScalePlaces<'k> {
-        ScalePlaces { strides: p.scale_strides, bytes: p.has(Flags::BYTES), blocked: p.has(Flags::BLOCKED) }
+    pub fn new(p: &Params<'k>) -> ScaleLayout<'k> {
+        ScaleLayout { strides: p.scale_strides, bytes: p.has(Flags::BYTES), blocked: p.has(Flags::BLOCKED) }
     }
 
     /// Bytes from the first scale to another.
@@ -199,12 +199,12 @@ mod tests {
     /// Scaling by powers of two changes no rounding, so that one exponent stands for all but the outermost.
     #[test]
     fn a_quotient_by_multiplication_is_the_quotient_for_every_mantissa() {
-        for divisor in Code::ALL.map(Code::largest).into_iter().chain([TensorScale::LARGEST]) {
+        for divisor in Code::ALL.map(Code::max_finite).into_iter().chain([TensorScale::AMAX_DIVISOR]) {
             for mantissa in 0..1 << 23 {
                 let value = f32::from_bits(0x3f80_0000 | mantissa);
                 assert_eq!(quotient(value, divisor), value / divisor, "{value} / {divisor}");
             }
-            for value in [LEAST_MAGNITUDE, LEAST_MAGNITUDE.next_up(), 1e30, f32::MAX, f32::MAX.next_down()] {
+            for value in [MIN_AMAX, MIN_AMAX.next_up(), 1e30, f32::MAX, f32::MAX.next_down()] {
                 assert_eq!(quotient(value, divisor), value / divisor, "{value} / {divisor}");
             }
         }

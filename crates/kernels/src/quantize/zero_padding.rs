@@ -5,8 +5,7 @@
 
 use oxigemm_ptx::{Kernel, U32};
 
-use super::by_access;
-use super::params::{Args, Launch, Params};
+use super::params::{Args, Launch, Params, by_access};
 use super::vec8::Access;
 use crate::WARP;
 
@@ -17,7 +16,7 @@ pub const THREADS: u32 = 256;
 const ROWS: u32 = 4;
 const BLOCK_ROWS: u32 = ROWS * (THREADS / WARP);
 /// Bytes that a vector has, and those of the smallest element.
-const VECTOR: u32 = 16;
+const VECTOR_BYTES: u32 = 16;
 const ELEMENT: u32 = 2;
 
 /// The launch, and the arguments that go with it: `from` are the groups of the rows, of which `source_rows` exist, and `codes` the
@@ -47,7 +46,7 @@ pub(super) fn write<'k>(k: &'k Kernel, p: &Params<'k>) {
 /// Writes a row.
 fn zero<'k>(k: &'k Kernel, p: &Params<'k>, row: U32<'k>, access: Access) {
     let unit = match access {
-        Access::Vectors => VECTOR,
+        Access::Vectors => VECTOR_BYTES,
         Access::Elements => ELEMENT,
     };
     let start = p.codes.at(row.widening_mul(p.codes_pitch));

@@ -19,7 +19,7 @@ pub use heads::Heads;
 
 use crate::gemm::operand::f16::Half;
 use crate::{WARP, WARPGROUP};
-use oxigemm_ptx::matrix::Layout;
+use oxigemm_ptx::ldmatrix::Layout;
 use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::wgmma::Swizzle;
 use oxigemm_ptx::{Bf16, Bf16x2, F16, F16x2, F32, Global, Kernel, Pred, Shared, Type, U32, Val, Var};

@@ -4,11 +4,11 @@
 pub mod f16;
 pub mod fp8;
 
+use crate::common::fast_divmod::FastDivmod;
 use crate::gemm::epilogue::fusion::{EpilogueParams, Fusion};
 use crate::gemm::epilogue::split_k::FusedRows;
 use crate::gemm::epilogue::{OutputFlags, OutputParams, Panels, SwappedOutput, WarpOutput};
 use crate::gemm::sm90::dsmem_reduce::{DsmemReduce, ReduceShape};
-use crate::quantize::Divisor;
 use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::{Kernel, Shared, U32, Var};
 
@@ -111,7 +111,7 @@ impl<'k> KSplit<'k> {
 
 /// A third of a number below 2³¹, rounded down.
 fn third(number: U32<'_>) -> U32<'_> {
-    const THREE: Divisor = Divisor::new(3);
+    const THREE: FastDivmod = FastDivmod::new(3);
     (number.widening_mul(THREE.factor) >> THREE.shift).to_u32()
 }
 
