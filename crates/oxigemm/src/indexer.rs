@@ -2,7 +2,7 @@
 
 use oxigemm_cuda::{Element, L2Promotion, Swizzle, TiledTensor};
 use oxigemm_kernels::attention::paged_metadata;
-use oxigemm_kernels::attention::paged_mqa_logits;
+use oxigemm_kernels::attention::sm90::paged_mqa_logits;
 use oxigemm_kernels::attention::{Config, Heads, LogitFlags, TILE_KEYS};
 
 use crate::check::int;
@@ -545,7 +545,7 @@ unsafe fn prefill(device: &Device, arguments: &MqaLogits, options: &GemmOptions)
         Argument::Number(form | type_flag(logits_type)),
     ];
     // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps them.
-    unsafe { launch(Config::Prefill(plan.config), plan.blocks, &list).run(device, options) }
+    unsafe { launch(Config::MqaLogits(plan.config), plan.blocks, &list).run(device, options) }
 }
 
 /// # Safety
@@ -594,7 +594,7 @@ unsafe fn paged(device: &Device, arguments: &PagedMqaLogits, options: &GemmOptio
         Argument::Number(pages),
         Argument::Number(flags | type_flag(problem.logits_type)),
     ];
-    let config = Config::Paged(paged_mqa_logits::Config { heads });
+    let config = Config::PagedMqaLogits(paged_mqa_logits::Config { heads });
     // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps them.
     unsafe { launch(config, problem.parts, &list).run(device, options) }
 }
@@ -611,9 +611,9 @@ unsafe fn share_out(device: &Device, arguments: &PagedMqaSchedule, options: &Gem
         Argument::Number(sequences),
         Argument::Number(next),
         Argument::Number(lengths_per_query.into()),
-        Argument::Number(config.longest(sequences)),
+        Argument::Number(config.max_length(sequences)),
         Argument::Number(parts),
     ];
     // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps them.
-    unsafe { launch(Config::Schedule(config), 1, &list).run(device, options) }
+    unsafe { launch(Config::PagedMetadata(config), 1, &list).run(device, options) }
 }

@@ -1,6 +1,6 @@
 //! The checks of the indexer's functions.
 
-use oxigemm_kernels::attention::paged_mqa_logits::{MAX_NEXT, PAGE_SIZES};
+use oxigemm_kernels::attention::{MAX_NEXT, PAGE_SIZES};
 use oxigemm_kernels::attention::{DIMS, HEADS, Heads};
 
 use super::Operand;
