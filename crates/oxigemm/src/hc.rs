@@ -198,7 +198,9 @@ unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions)
         Device::Cuda(cuda) => {
             cuda.gathering_room(cuda_stream(cuda, options)?, Config::workspace_bytes(limits.sms))?
         }
-        Device::Sim(sim) => sim.gathering_room(sim_stream(sim, options)?, Config::workspace_bytes(limits.sms))?,
+        Device::Sim(sim) => {
+            sim.gathering_room(sim_stream(sim, options)?, Config::workspace_bytes(limits.sms))?
+        }
         Device::Cpu => return Err(Error::no_raw_memory(device)),
     };
     let HcProblem { config, m, k, splits, a_pitch, b_pitch, d_pitch, d_split } = problem;

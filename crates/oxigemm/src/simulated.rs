@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::ThreadId;
 
+use oxigemm_kernels::common::grid_barrier::WORKSPACE_BYTES as ROOM_BYTES;
 use oxigemm_kernels::gemm::launch::{GemmKernel, MatrixMap};
 use oxigemm_kernels::gemm::scheduler::dynamic;
 use oxigemm_kernels::gemm::scheduler::k_grouped::MAP_WORKSPACE_BYTES;
 use oxigemm_kernels::gemm::transpose;
-use oxigemm_kernels::common::grid_barrier::WORKSPACE_BYTES as ROOM_BYTES;
 use oxigemm_kernels::{KernelArg, KernelId};
 use oxigemm_sim::{Element, Launch, Machine, Module, Options, Param, Report, Swizzle, TensorMapSpec};
 use rayon::{ThreadPool, ThreadPoolBuilder};

@@ -1,6 +1,6 @@
-//! A scale for 128 rows by 128 columns, or for 128 rows of each column.
+//! 128x128 and 128x1 block scales: one scale for a tile, or for each column of a tile.
 //!
-//! A block has one tile of 128 by 128 in its registers: 16 threads along a row, eight chunks each.
+//! A CTA holds one 128x128 tile in registers: 16 threads along a row, eight `Vec8`s each.
 
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Global, Kernel, Shared, U32, U64};
@@ -11,42 +11,42 @@ use super::vec8::{Access, Code, Input, Mask, VEC8, Vec8, max_of, store_codes, st
 use crate::WARP;
 use crate::common::fast_divmod::FastDivmod;
 
-/// Threads of a block.
+/// Threads of a CTA.
 pub const THREADS: u32 = 256;
 /// Rows and columns of a tile.
 pub(super) const SIDE: u32 = 128;
 /// Threads along a row.
 pub(super) const ACROSS: u32 = SIDE / VEC8;
-/// Chunks of a thread.
+/// `Vec8`s of a thread.
 pub(super) const VECS: u32 = SIDE * ACROSS / THREADS;
-/// Rows from a chunk of a thread to its next.
+/// Rows from a `Vec8` of a thread to its next.
 pub(super) const ROWS: u32 = THREADS / ACROSS;
 const WARPS: u32 = THREADS / WARP;
-/// Bytes of shared memory that [`of_columns`] and [`of_block`] take at most.
+/// Bytes of shared memory that [`per_column_factors`] and [`block_max`] take at most.
 pub(super) const COLUMN_BYTES: u32 = 4 * (WARPS + 1) * SIDE;
 
-/// Who shares a scale.
+/// Scale granularity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Granularity {
-    /// The tile.
+    /// 128x128: the tile.
     Block,
-    /// The tile's part of a column.
+    /// 128x1: a column of the tile.
     Channel,
 }
 
 impl Granularity {
-    /// Both.
+    /// All of them.
     pub const ALL: [Granularity; 2] = [Granularity::Block, Granularity::Channel];
 }
 
-/// A kernel of this file.
+/// Configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
-    /// What is quantized.
+    /// Input type.
     pub input: Input,
-    /// What it becomes.
+    /// Output type.
     pub code: Code,
-    /// Who shares a scale.
+    /// Scale granularity.
     pub granularity: Granularity,
 }
 
@@ -59,7 +59,7 @@ impl Config {
         format!("quantize_{shape}_{}_{}", self.input.name(), self.code.name())
     }
 
-    /// The launch, and the arguments that go with it.
+    /// Launch shape, and its arguments.
     pub fn launch(&self, args: &Args) -> (Launch, Args) {
         let [down, across] = args.dims.map(|x| x.div_ceil(SIDE));
         let shared_bytes = match self.granularity {
@@ -94,7 +94,7 @@ impl Config {
         let factors = match self.granularity {
             Granularity::Block => {
                 let words = vecs.map(Vec8::amax_word);
-                let word = words.reduce(|a, b| self.input.larger(a, b)).expect("a thread has vecs");
+                let word = words.reduce(|a, b| self.input.larger(a, b)).expect("a thread has some");
                 let scale = Scale::of(p, self.code, block_max(k, self.input.widen_larger(k, word)));
                 let at = p.scales.at(layout.offset(tile_row, tile_column));
                 layout.store(k, at, scale.scale, thread.eq(0));
@@ -119,12 +119,12 @@ impl Config {
     }
 }
 
-/// Where the chunks of a thread are, each a step behind the one before.
+/// Addresses of a thread's `Vec8`s.
 pub(super) fn vec_addresses<'k>(first: Global<'k>, step: U64<'k>) -> impl Iterator<Item = Global<'k>> {
     strided_addresses(VECS, first, step)
 }
 
-/// The largest magnitude of all threads of a block of [`THREADS`], in all of them.
+/// Maximum over all threads of a CTA of [`THREADS`], in all of them.
 #[track_caller]
 pub(super) fn block_max<'k>(k: &'k Kernel, amax: U32<'k>) -> U32<'k> {
     let shared = k.dynamic_shared();
@@ -134,10 +134,10 @@ pub(super) fn block_max<'k>(k: &'k Kernel, amax: U32<'k>) -> U32<'k> {
     max_of((0..WARPS / 4).flat_map(|i| shared.at(16 * i).load_vec::<u32, 4>()))
 }
 
-/// The factors of the eight columns that a thread has chunks of. A thread for each column of the tile finds its largest
-/// magnitude over the rows of the block, and `factor` of the column and the magnitude.
+/// Factors of the eight columns of a thread's `Vec8`s. One thread for each column of the tile reduces its amax over the
+/// rows, and computes `factor` of the column and the amax.
 ///
-/// Magnitudes of 16 bits travel in pairs.
+/// 16-bit magnitudes are exchanged in pairs.
 #[track_caller]
 pub(super) fn per_column_factors<'k>(
     k: &'k Kernel,
@@ -149,7 +149,7 @@ pub(super) fn per_column_factors<'k>(
     let larger = |a: Vec<U32<'k>>, b: Vec<U32<'k>>| -> Vec<U32<'k>> {
         a.into_iter().zip(b).map(|(a, b)| input.larger(a, b)).collect()
     };
-    let of_thread = vecs.iter().map(|vec| vec.abs_words()).reduce(larger).expect("a thread has vecs");
+    let of_thread = vecs.iter().map(|vec| vec.abs_words()).reduce(larger).expect("a thread has some");
     let others = of_thread.iter().map(|word| k.shuffle(Shuffle::Xor, *word, ACROSS)).collect();
     let of_warp = larger(of_thread, others);
     let (thread, lane) = (k.thread_index(), k.lane());
@@ -162,7 +162,7 @@ pub(super) fn per_column_factors<'k>(
     k.sync_threads();
     let factors = shared.at(WARPS * SIDE * 4);
     k.if_(thread.lt(SIDE), || {
-        // A column's word, which of 16 bits is also its neighbour's.
+        // Word of the column; with 16 bits, it also holds a neighbour.
         let at = shared.at((thread * bytes) & !3);
         let words = (0..WARPS).map(|warp| at.at(warp * SIDE * bytes).load());
         let word: U32 = words.reduce(|a, b| input.larger(a, b)).expect("there are warps");

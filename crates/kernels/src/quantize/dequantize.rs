@@ -1,4 +1,4 @@
-//! `x = code * scale`, rounded once: for scales of any granularity and layout.
+//! Dequantization, `x = code * scale`, rounded once: for scales of any granularity and layout.
 
 use oxigemm_ptx::{F32, Kernel, U32};
 
@@ -8,30 +8,30 @@ use super::scale::{ScaleLayout, TensorScale};
 use super::vec8::{Access, Code, Input, Mask, VEC8, load_codes};
 use crate::common::fast_divmod::FastDivmod;
 
-/// Threads of a block.
+/// Threads of a CTA.
 pub const THREADS: u32 = 256;
-/// Chunks that a thread has in flight.
+/// `Vec8`s that a thread has in flight.
 const VECS: u32 = 4;
 
-/// Whose scales there are.
+/// Scale granularity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scales {
-    /// Neighbours of a chunk share one.
+    /// The elements of a `Vec8` share a scale.
     PerBlock,
-    /// Every column has one of its own.
+    /// Every column has a scale.
     PerChannel,
-    /// Neighbours of a chunk share one of e4m3, and all share another: NVFP4.
+    /// NVFP4: e4m3 block scales, and a per-tensor scale.
     TwoLevels,
 }
 
-/// A kernel of this file.
+/// Configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
-    /// What the codes are.
+    /// Input type.
     pub code: Code,
-    /// What they become.
+    /// Output type.
     pub output: Input,
-    /// Whose scales there are.
+    /// Scale granularity.
     pub scales: Scales,
 }
 
@@ -39,13 +39,13 @@ impl Config {
     pub(super) fn name(&self) -> String {
         let scales = match self.scales {
             Scales::PerBlock => "",
-            Scales::PerChannel => "_columns",
+            Scales::PerChannel => "_per_channel",
             Scales::TwoLevels => "_1x16",
         };
         format!("dequantize{scales}_{}_{}", self.code.name(), self.output.name())
     }
 
-    /// The launch, and the arguments that go with it.
+    /// Launch shape, and its arguments.
     pub fn launch(&self, args: &Args) -> (Launch, Args) {
         if self.scales == Scales::PerChannel {
             let [down, across] = args.dims.map(|x| x.div_ceil(SIDE));
@@ -66,7 +66,7 @@ impl Config {
         });
     }
 
-    /// A tile of 128 rows, so that a thread has the scales of its columns only once.
+    /// Per-channel scales: a 128x128 tile, so that a thread loads the scales of its columns once.
     fn tile<'k>(&self, k: &'k Kernel, p: &Params<'k>, access: Access) {
         let [tile_row, tile_column] = p.divmod(k.block_index(0));
         let thread = k.thread_index();
@@ -111,7 +111,7 @@ impl Config {
         }
     }
 
-    /// The scales of the eight columns of a chunk.
+    /// Scales of the eight columns of a `Vec8`.
     #[track_caller]
     fn scales<'k>(
         &self,
@@ -126,7 +126,7 @@ impl Config {
         let first = p.scales.at(layout.offset(row >> row_shift, column >> column_shift));
         let wanted = exists & column.lt(p.columns);
         let shared = match (self.scales, tensor) {
-            // These are never bytes, and as far from each other as from the first to the second.
+            // Never UE8M0, and with a constant stride.
             (Scales::PerChannel, _) => {
                 let [_, _, one] = p.scale_strides;
                 let inside = |i: u32| exists & (column + i).lt(p.columns);

@@ -1,6 +1,6 @@
-//! A scale for a row.
+//! Per-row (per-token) scales: one CTA for each row.
 //!
-//! A block has one row. What its threads hold of it stays in registers; a longer row is read again, from the cache.
+//! The beginning of a row stays in registers; the rest of a longer row is read again, from the cache.
 
 use oxigemm_ptx::{Kernel, U32};
 
@@ -9,28 +9,28 @@ use super::params::{Args, Launch, Params, by_access};
 use super::scale::{Scale, ScaleLayout};
 use super::vec8::{Access, Code, Input, Mask, VEC8, Vec8, store_codes};
 
-/// Threads of a block.
+/// Threads of a CTA.
 pub const THREADS: u32 = block_128x128::THREADS;
-/// Chunks that a thread holds.
+/// `Vec8`s that a thread holds.
 const VECS: u32 = 4;
-/// Columns that a block has one chunk of each thread for.
-const ROUND: u32 = THREADS * VEC8;
+/// Columns of one `Vec8` of each thread.
+const STEP_COLUMNS: u32 = THREADS * VEC8;
 
-/// A kernel of this file.
+/// Configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
-    /// What is quantized.
+    /// Input type.
     pub input: Input,
-    /// What it becomes.
+    /// Output type.
     pub code: Code,
 }
 
 impl Config {
     pub(super) fn name(&self) -> String {
-        format!("quantize_row_{}_{}", self.input.name(), self.code.name())
+        format!("quantize_per_row_{}_{}", self.input.name(), self.code.name())
     }
 
-    /// The launch, and the arguments that go with it.
+    /// Launch shape, and its arguments.
     pub fn launch(&self, args: &Args) -> (Launch, Args) {
         (Launch { grid: [args.dims[0], 1], threads: THREADS, shared_bytes: 4 * THREADS / 32 }, *args)
     }
@@ -55,12 +55,12 @@ impl Config {
                 ),
             )
         };
-        let held: Vec<_> = (0..VECS).map(|i| load(first + i * ROUND)).collect();
+        let held: Vec<_> = (0..VECS).map(|i| load(first + i * STEP_COLUMNS)).collect();
         let of_held = held.iter().map(|(_, _, vec)| vec.amax_word());
-        let of_held = of_held.reduce(|a, b| self.input.larger(a, b)).expect("some are held");
+        let of_held = of_held.reduce(|a, b| self.input.larger(a, b)).expect("a thread holds some");
         let found = k.var_from(self.input.widen_larger(k, of_held));
-        let rest = first + VECS * ROUND;
-        k.for_(rest, p.columns, ROUND, |column| {
+        let rest = first + VECS * STEP_COLUMNS;
+        k.for_(rest, p.columns, STEP_COLUMNS, |column| {
             let (_, _, vec) = load(column);
             found.set(found.live().max(vec.amax()));
         });
@@ -70,7 +70,7 @@ impl Config {
             store_codes(k, &codes, p.codes_at(row, *column, self.code), mask, p.evict_last);
         };
         held.iter().for_each(store);
-        k.for_(rest, p.columns, ROUND, |column| store(&load(column)));
+        k.for_(rest, p.columns, STEP_COLUMNS, |column| store(&load(column)));
         let layout = ScaleLayout::new(p);
         let at = p.scales.at(layout.offset(row, k.constant(0)));
         layout.store(k, at, scale.scale, k.thread_index().eq(0));

@@ -21,22 +21,23 @@ const VECS: u32 = 4;
 /// Most elements of a matrix: those that the registers of a grid can hold.
 pub const MAX_ELEMENTS: usize = (MAX_CTAS * THREADS * VECS * VEC8) as usize;
 
-/// A kernel of this file.
+/// Configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
-    /// What is quantized.
+    /// Input type.
     pub input: Input,
-    /// What it becomes.
+    /// Output type.
     pub code: Code,
 }
 
 impl Config {
     pub(super) fn name(&self) -> String {
-        format!("quantize_whole_meeting_{}_{}", self.input.name(), self.code.name())
+        format!("quantize_per_tensor_single_{}_{}", self.input.name(), self.code.name())
     }
 
-    /// The launch on `sms` multiprocessors, and the arguments that go with it but [`Args::from`], the address of the room. There is
-    /// none for a matrix that one grid cannot hold, or cannot move as vectors.
+    /// Launch shape on `sms` SMs, and its arguments without [`Args::from`], the address of the barrier's
+    /// [workspace](crate::common::grid_barrier::WORKSPACE_BYTES). `None` for a matrix that one grid cannot hold, or that does
+    /// not allow vectors.
     pub fn launch(&self, args: &Args, sms: u32) -> Option<(Launch, Args)> {
         let (vecs, args) = split_by_rows(args);
         let most = sms.min(MAX_CTAS);
@@ -51,13 +52,13 @@ impl Config {
 
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
         let threads = p.from_strides[0];
-        let vecs = VecLoader { input: self.input, access: Access::Vectors, policy: Some(p.evict_first) };
+        let loader = VecLoader { input: self.input, access: Access::Vectors, policy: Some(p.evict_first) };
         let first = k.block_index(0) * threads * VECS + k.thread_index();
-        let loaded: Vec<_> = (0..VECS).map(|i| vecs.load(k, p, first + threads * i)).collect();
+        let loaded: Vec<_> = (0..VECS).map(|i| loader.load(k, p, first + threads * i)).collect();
         let barrier = GridBarrier { k, workspace: p.from, threads };
         let phase = barrier.begin();
         let words = loaded.iter().map(|(_, _, _, vec)| vec.amax_word());
-        let word = words.reduce(|a, b| self.input.larger(a, b)).expect("there are vecs");
+        let word = words.reduce(|a, b| self.input.larger(a, b)).expect("a thread has some");
         let amax = barrier.all_reduce_max(phase, self.input.widen_larger(k, word));
         let scale = Scale::of(p, self.code, amax);
         for (row, column, mask, vec) in &loaded {
@@ -78,18 +79,18 @@ mod tests {
     }
 
     #[test]
-    fn a_grid_holds_a_small_matrix_and_runs_at_one_time() {
+    fn a_resident_grid_holds_a_small_matrix() {
         let shape = |dims, sms| launch(dims, Flags::VECTORS, sms).map(|it| (it.grid[0], it.threads));
         assert_eq!(shape([128, 7168], 132), Some((128, 224)));
-        assert_eq!(shape([1, 8], 132), Some((128, 32)), "always as many blocks");
+        assert_eq!(shape([1, 8], 132), Some((128, 32)), "always as many CTAs");
         assert_eq!(shape([585, 7168], 132), Some((128, 1024)));
         assert_eq!(shape([586, 7168], 132), None, "it is too large");
-        assert_eq!(shape([128, 7168], 8), None, "these are too few");
+        assert_eq!(shape([128, 7168], 8), None, "too few SMs");
         assert!(launch([128, 7168], 0, 132).is_none(), "not as vectors");
     }
 
     #[test]
-    fn every_chunk_has_a_thread() {
+    fn every_vec8_has_a_thread() {
         for rows in 1..600 {
             for columns in [8, 1000, 1024, 7168] {
                 let vecs = rows * u32::div_ceil(columns, VEC8);

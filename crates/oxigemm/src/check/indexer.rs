@@ -1,7 +1,7 @@
 //! The checks of the indexer's functions.
 
-use oxigemm_kernels::attention::{MAX_NEXT, PAGE_SIZES};
 use oxigemm_kernels::attention::{DIMS, HEADS, Heads};
+use oxigemm_kernels::attention::{MAX_NEXT, PAGE_SIZES};
 
 use super::Operand;
 use super::operand::Footprint;
