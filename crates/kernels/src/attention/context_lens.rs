@@ -3,8 +3,8 @@
 use crate::attention::shape::MAX_NEXT;
 use oxigemm_ptx::{Global, I32, Pred, U32};
 
-/// Context lengths as a kernel reads them: one for each query, or one for each sequence. In the latter case the last query
-/// sees all of it, and every query before it one key less than the next.
+/// Context lengths as a kernel reads them: one for each query, or one for each sequence. In the latter case the last
+/// query sees all of it, and every query before it one key less than the next.
 #[derive(Clone, Copy)]
 pub(crate) struct ContextLens<'k> {
     pub at: Global<'k>,

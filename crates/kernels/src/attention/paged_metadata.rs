@@ -1,7 +1,7 @@
 //! Schedule metadata of the paged MQA logits: the tiles of keys of a decode step, split evenly over the CTAs.
 //!
-//! Only the device knows how long sequences are, so this is a kernel too: its schedule is right whenever a captured call
-//! is replayed. It is plain PTX, for every architecture.
+//! Only the device knows how long sequences are, so this is a kernel too: its schedule is right whenever a captured
+//! call is replayed. It is plain PTX, for every architecture.
 
 use crate::WARP;
 use crate::attention::context_lens::ContextLens;
@@ -33,8 +33,8 @@ impl Config {
         SharedMap::new().bytes
     }
 
-    /// Upper bound of a length, so that the tiles of all sequences are counted in 32 bits. Logits of more keys would take
-    /// a terabyte.
+    /// Upper bound of a length, so that the tiles of all sequences are counted in 32 bits. Logits of more keys would
+    /// take a terabyte.
     pub fn max_length(&self, sequences: u32) -> u32 {
         let tiles = u32::MAX / sequences.max(1);
         tiles.saturating_mul(TILE_KEYS).min(i32::MAX as u32)

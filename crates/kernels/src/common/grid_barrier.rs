@@ -1,9 +1,9 @@
 //! Grid barrier with an all-reduce maximum: every CTA of a cooperative launch contributes a value and gets the maximum.
 //!
 //! Each CTA stores its value in a slot of its own in the workspace and polls the slots of all others, so all CTAs have
-//! to be resident at once. One bit of a slot is the phase of the launch that wrote it. The phase of the last launch is in
-//! the workspace too; CTA 0 flips it when it has seen all slots, and by then every CTA has read it. Every launch on a
-//! device has the same number of CTAs, also where some have no data, so that no slot is older than the last launch.
+//! to be resident at once. One bit of a slot is the phase of the launch that wrote it. The phase of the last launch is
+//! in the workspace too; CTA 0 flips it when it has seen all slots, and by then every CTA has read it. Every launch on
+//! a device has the same number of CTAs, also where some have no data, so that no slot is older than the last launch.
 
 use crate::WARP;
 use oxigemm_ptx::{Global, Kernel, Scope, Shared, U32};

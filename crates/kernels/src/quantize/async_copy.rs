@@ -1,8 +1,8 @@
 //! `cp.async` double buffering: the next tiles are copied to shared memory while the current one is converted.
 //!
-//! Every thread copies to slots of its own and reads only those, so no thread waits for another. Registers hold only the
-//! tile that is converted, and the code of the loop body exists once. A stage is free again as soon as its vectors are in
-//! registers.
+//! Every thread copies to slots of its own and reads only those, so no thread waits for another. Registers hold only
+//! the tile that is converted, and the code of the loop body exists once. A stage is free again as soon as its vectors
+//! are in registers.
 
 use oxigemm_ptx::{Kernel, Shared, U32};
 

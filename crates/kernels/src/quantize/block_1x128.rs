@@ -1,9 +1,9 @@
 //! 1x128, 1x32 and 1x16 block scales: one scale for 128, 32 or 16 neighbours of a row.
 //!
 //! `scale = max(amax, 1e-4) / max_finite`, `code = x / scale`. A block is the `Vec8`s of a few lanes, so that shuffles
-//! reduce its amax. The `Vec8`s that a warp has in flight are a tile of some rows by some blocks. The launch chooses its
-//! shape: along a row where scales are row-major, along the rows where they are MN-major, and every 32nd of four rows where
-//! they are blocked. So the scales of a warp are neighbours in memory, and their stores coalesce.
+//! reduce its amax. The `Vec8`s that a warp has in flight are a tile of some rows by some blocks. The launch chooses
+//! its shape: along a row where scales are row-major, along the rows where they are MN-major, and every 32nd of four
+//! rows where they are blocked. So the scales of a warp are neighbours in memory, and their stores coalesce.
 //!
 //! 1x16 blocks are those of NVFP4: their scales are e4m3, below one per-tensor scale.
 
@@ -139,7 +139,7 @@ impl Config {
         let row_tiles = rows.div_ceil(down);
         let column_tiles = columns.div_ceil(across);
         let warps = u64::from(row_tiles) * u64::from(column_tiles);
-        let blocks = warps.div_ceil(u64::from(THREADS / WARP)) as u32;
+        let ctas = warps.div_ceil(u64::from(THREADS / WARP)) as u32;
         let shifts = [down.trailing_zeros(), across.trailing_zeros()];
         let rows_of_tiles = if blocked { BLOCKED_ROWS * WARP } else { down };
         let full = has(Flags::VECTORS)
@@ -150,7 +150,7 @@ impl Config {
         let flags = args.flags | if full { Flags::FULL_TILES } else { 0 };
         let items_per_row = FastDivmod::new(column_tiles);
         let args = Args { shifts, items_per_row, from_strides: chunk_step, flags, ..*args };
-        (Launch { grid: [blocks, 1], threads: THREADS, shared_bytes: 0 }, args)
+        (Launch { grid: [ctas, 1], threads: THREADS, shared_bytes: 0 }, args)
     }
 
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
@@ -167,10 +167,10 @@ impl Config {
         let (lanes, lane) = (self.lanes(), k.lane());
         let warp = k.block_index(0) * (THREADS / WARP) + (k.thread_index() >> 5);
         let [tile_row, tile_column] = p.divmod(warp);
-        let [down, across] = p.shifts;
+        let [down, across] = p.shifts();
         let (first_row, step) = rows_of_tile(p, tile_row << down);
         let block_of_warp = lane / lanes;
-        let [row_step, block_step, _] = p.from_strides;
+        let [row_step, block_step, _] = p.from_strides();
         let positions = LanePositions {
             row: first_row + (block_of_warp & ((k.constant(1) << down) - 1)) * step,
             block: (tile_column << across) + (block_of_warp >> down),
@@ -202,7 +202,7 @@ impl Config {
             };
             store_codes(k, &codes, at, &fragment.mask, p.evict_last);
         }
-        let [scale_rows, scale_columns] = p.scale_dims;
+        let [scale_rows, scale_columns] = p.scale_dims();
         let layout = ScaleLayout::new(p);
         for (vec, scale, is_owner) in scales.owned(k) {
             let [row, block] = positions.of(vec);
@@ -355,8 +355,8 @@ fn silu(x: F32<'_>) -> F32<'_> {
     x * (falling + 1.0).reciprocal_approx()
 }
 
-/// Amax of the blocks that some neighbouring lanes have in common, scattered over these lanes: the first lane has that of
-/// the first `Vec8`, the next lane that of the next, and so on around.
+/// Amax of the blocks that some neighbouring lanes have in common, scattered over these lanes: the first lane has that
+/// of the first `Vec8`, the next lane that of the next, and so on around.
 pub(super) struct LaneAmax<'k> {
     lanes: u32,
     vecs: u32,
@@ -423,8 +423,8 @@ fn reduce_scatter<'k>(k: &'k Kernel, lanes: u32, input: Input, vecs: Vec<U32<'k>
         let kept = vecs.chunks(2).map(|pair| match *pair {
             // Each of two lanes keeps one of two values and sends the other.
             [even, odd] => {
-                let (kept, given) = (second.select(odd, even), second.select(even, odd));
-                input.larger(kept, k.shuffle(Shuffle::Xor, given, step))
+                let (kept, sent) = (second.select(odd, even), second.select(even, odd));
+                input.larger(kept, k.shuffle(Shuffle::Xor, sent, step))
             }
             [only, ..] => input.larger(only, k.shuffle(Shuffle::Xor, only, step)),
             [] => unreachable!("vecs are not empty"),

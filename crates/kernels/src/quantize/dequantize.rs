@@ -54,8 +54,8 @@ impl Config {
         }
         let across = args.dims[1].div_ceil(VEC8);
         let vecs = u64::from(args.dims[0]) * u64::from(across);
-        let blocks = vecs.div_ceil(u64::from(THREADS * VECS)) as u32;
-        let launch = Launch { grid: [blocks, 1], threads: THREADS, shared_bytes: 0 };
+        let ctas = vecs.div_ceil(u64::from(THREADS * VECS)) as u32;
+        let launch = Launch { grid: [ctas, 1], threads: THREADS, shared_bytes: 0 };
         (launch, Args { items_per_row: FastDivmod::new(across), ..*args })
     }
 
@@ -121,14 +121,14 @@ impl Config {
         tensor: Option<F32<'k>>,
         [row, column]: [U32<'k>; 2],
     ) -> Vec<F32<'k>> {
-        let [row_shift, column_shift] = p.shifts;
+        let [row_shift, column_shift] = p.shifts();
         let exists = row.lt(p.rows);
         let first = p.scales.at(layout.offset(row >> row_shift, column >> column_shift));
         let wanted = exists & column.lt(p.columns);
         let shared = match (self.scales, tensor) {
             // Never UE8M0, and with a constant stride.
             (Scales::PerChannel, _) => {
-                let [_, _, one] = p.scale_strides;
+                let [_, _, one] = p.scale_strides();
                 let inside = |i: u32| exists & (column + i).lt(p.columns);
                 return (0..VEC8)
                     .map(|i| first.at(one.widening_mul(i)).load_readonly_if(inside(i), 0f32))

@@ -1,9 +1,9 @@
 //! Dual output: a matrix and its transpose quantized in one pass, for the forward and the backward GEMM.
 //!
-//! A CTA holds one 128x128 tile in registers, as in `block_128x128.rs`, with the next two tiles in flight. With 1x128 scales,
-//! rows of the tile have the scales of the matrix and columns those of the transpose, so each number is converted twice; with
-//! 128x128 scales, once. Codes of the transpose go through shared memory, and leave it as vectors along the rows of the
-//! matrix.
+//! A CTA holds one 128x128 tile in registers, as in `block_128x128.rs`, with the next two tiles in flight. With 1x128
+//! scales, rows of the tile have the scales of the matrix and columns those of the transpose, so each number is
+//! converted twice; with 128x128 scales, once. Codes of the transpose go through shared memory, and leave it as vectors
+//! along the rows of the matrix.
 
 use oxigemm_ptx::{F32, Global, Kernel, Ptr, U32};
 
@@ -98,12 +98,12 @@ impl Config {
     }
 
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
-        let [run, _] = p.shifts;
+        let [run, _] = p.shifts();
         let runs = (p.rows.div_ceil(SIDE) * p.columns.div_ceil(SIDE)) >> run;
-        let (block, blocks) = (k.block_index(0), k.grid_blocks(0));
-        let steps = [k.constant(0), (runs - block).div_ceil(blocks) << run, k.constant(1)];
+        let (cta, ctas) = (k.block_index(0), k.grid_blocks(0));
+        let steps = [k.constant(0), (runs - cta).div_ceil(ctas) << run, k.constant(1)];
         let tile_of = |step: U32<'k>| {
-            p.divmod((((step >> run) * blocks + block) << run) + (step & ((k.constant(1) << run) - 1)))
+            p.divmod((((step >> run) * ctas + cta) << run) + (step & ((k.constant(1) << run) - 1)))
         };
         by_access(k, p, |access| match access {
             Access::Vectors => self.copy_buffer().for_each_tile(
@@ -172,20 +172,20 @@ impl Config {
         fragments: &[Fragment<'k>],
     ) {
         let thread = k.thread_index();
-        let (among, row_of_tile) = (thread % ACROSS, thread / ACROSS);
-        let column = tile_column * SIDE + among * VEC8;
+        let (vec_of_row, row_of_tile) = (thread % ACROSS, thread / ACROSS);
+        let column = tile_column * SIDE + vec_of_row * VEC8;
         let first = tile_row * SIDE + row_of_tile;
         let vecs: Vec<&Vec8> = fragments.iter().map(|fragment| &fragment.vec).collect();
         let codes = vec_addresses(p.codes_at(first, column, self.code), p.codes_pitch.widening_mul(ROWS));
         // The codes of a `Vec8` are half of a vector of shared memory.
         let staged = |i: u32| {
             let line = row_of_tile + i * ROWS;
-            vector_at(k.dynamic_shared().at(CODES_OFFSET), line, among / 2).at(among % 2 * VEC8)
+            vector_at(k.dynamic_shared().at(CODES_OFFSET), line, vec_of_row / 2).at(vec_of_row % 2 * VEC8)
         };
         match self.granularity {
             Granularity::Token => {
                 let factors = self.column_factors(k, p, &vecs, [tile_row, tile_column]);
-                let [of_row, _, of_column] = p.scale_strides;
+                let [of_row, _, of_column] = p.scale_strides();
                 let words = vecs.iter().map(|vec| vec.amax_word()).collect();
                 let of_rows = LaneAmax::new(k, ACROSS, self.input, words)
                     .scales(|amax| Scale::of(p, self.code, amax).bits_and_factor());
@@ -244,7 +244,7 @@ impl Config {
         vecs: &[&Vec8<'k>],
         [tile_row, tile_column]: [U32<'k>; 2],
     ) -> Vec<F32<'k>> {
-        let [_, of_row, of_column] = p.from_strides;
+        let [_, of_row, of_column] = p.from_strides();
         per_column_factors(k, self.input, vecs, |of_tile, amax| {
             let column = tile_column * SIDE + of_tile;
             let index = column.widening_mul(of_row) + tile_row.widening_mul(of_column);
@@ -266,7 +266,7 @@ struct Fragment<'k> {
 /// Stores the tile of the transpose from shared memory: as vectors where its layout allows them, else as bytes.
 fn store_transposed<'k>(k: &'k Kernel, p: &Params<'k>, [row, column]: [U32<'k>; 2]) {
     let tile = transposed(k, k.dynamic_shared().at(CODES_OFFSET), column);
-    let [pitch, ..] = p.from_strides;
+    let [pitch, ..] = p.from_strides();
     let line = row + tile.lines * VECTOR_BYTES;
     let targets: Vec<(U32, Global)> = (0..4u32)
         .map(|later| {

@@ -14,8 +14,8 @@
 //! | `per_tensor_single.rs` | per tensor, for small matrices | a grid barrier |
 //!
 //! All of them are limited by memory bandwidth, so a thread has several vectors in flight. Where a CTA works on several
-//! tiles, the next ones are copied meanwhile (`async_copy.rs`). Data that is read once is evicted first; results stay in L2.
-//! Types are compiled in; shapes, strides, the layout of scales and power-of-two rounding are arguments.
+//! tiles, the next ones are copied meanwhile (`async_copy.rs`). Data that is read once is evicted first; results stay
+//! in L2. Types are compiled in; shapes, strides, the layout of scales and power-of-two rounding are arguments.
 
 mod async_copy;
 pub mod block_128x128;

@@ -1,9 +1,10 @@
 //! MoE permutation and unpermutation.
 //!
-//! The permutation gives each choice of an expert a row: rows are sorted by expert, and within one by token. A CTA has 1024
-//! choices and does not communicate with others. It counts all choices of each expert, and those that come before its own,
-//! which is cheap beside the cost of a launch; a prefix sum over the experts, rounded up, gives the first row of each. Its
-//! warps then take rows in order, and so do the lanes of one expert: the result depends on nothing but the choices.
+//! The permutation gives each choice of an expert a row: rows are sorted by expert, and within one by token. A CTA has
+//! 1024 choices and does not communicate with others. It counts all choices of each expert, and those that come before
+//! its own, which is cheap beside the cost of a launch; a prefix sum over the experts, rounded up, gives the first row
+//! of each. Its warps then take rows in order, and so do the lanes of one expert: the result depends on nothing but the
+//! choices.
 //!
 //! The unpermutation adds the rows of a token's choices, each with its weight, in the order of the choices.
 
@@ -71,7 +72,7 @@ impl PermuteArgs {
             ..Args::default()
         };
         let grid = [self.choices.div_ceil(THREADS).max(1), 1];
-        (Launch { grid, threads: THREADS, shared_bytes: Lists::BYTES }, args)
+        (Launch { grid, threads: THREADS, shared_bytes: SmemCounters::BYTES }, args)
     }
 }
 
@@ -84,11 +85,11 @@ pub fn unpermute_launch(args: &Args) -> (Launch, Args) {
 }
 
 /// Shared memory: two counters for each expert, one for each warp, and one.
-struct Lists<'k> {
+struct SmemCounters<'k> {
     base: Shared<'k>,
 }
 
-impl<'k> Lists<'k> {
+impl<'k> SmemCounters<'k> {
     const BYTES: u32 = 4 * (2 * MAX_EXPERTS + WARPS + 1);
 
     /// Number of an expert's choices.
@@ -114,18 +115,18 @@ impl<'k> Lists<'k> {
 
 pub(super) fn permute<'k>(k: &'k Kernel, p: &Params<'k>) {
     let (choices, capacity, experts) = (p.rows, p.columns, p.source_rows);
-    let lists = Lists { base: k.dynamic_shared() };
-    let (thread, block) = (k.thread_index(), k.block_index(0));
-    let first = block * THREADS;
+    let counters = SmemCounters { base: k.dynamic_shared() };
+    let (thread, cta) = (k.thread_index(), k.block_index(0));
+    let first = cta * THREADS;
 
-    k.guard(thread.lt(experts), || lists.all(thread).store(0u32));
-    k.guard(thread.lt(experts), || lists.next(thread).store(0u32));
+    k.guard(thread.lt(experts), || counters.all(thread).store(0u32));
+    k.guard(thread.lt(experts), || counters.next(thread).store(0u32));
     k.sync_threads();
     k.for_(thread, choices, THREADS, |i| {
         let id: U32 = p.x.at(i.widening_mul(4)).load_readonly();
         // As an unsigned number, a negative id is too large.
-        k.guard(id.lt(experts), || lists.all(id).reduce(AtomicOp::Add, 1u32, Scope::Cta));
-        k.guard(id.lt(experts) & i.lt(first), || lists.next(id).reduce(AtomicOp::Add, 1u32, Scope::Cta));
+        k.guard(id.lt(experts), || counters.all(id).reduce(AtomicOp::Add, 1u32, Scope::Cta));
+        k.guard(id.lt(experts) & i.lt(first), || counters.next(id).reduce(AtomicOp::Add, 1u32, Scope::Cta));
     });
     // Lanes leave the loop one by one: reconverge.
     k.sync_warp();
@@ -133,34 +134,34 @@ pub(super) fn permute<'k>(k: &'k Kernel, p: &Params<'k>) {
 
     // One thread for each expert.
     let exists = thread.lt(experts);
-    let count = lists.all(thread).load_if(exists, 0u32);
-    let unit = k.constant(1) << p.shifts[0];
-    let padded = ((count + unit - 1) >> p.shifts[0]) << p.shifts[0];
-    let start = exclusive_sum(k, &lists, padded);
-    let before = lists.next(thread).load_if(exists, 0u32);
-    k.guard(exists, || lists.next(thread).store(start + before));
-    k.guard((thread + 1).eq(experts), || lists.rows().store(start + padded));
+    let count = counters.all(thread).load_if(exists, 0u32);
+    let unit = k.constant(1) << p.shifts()[0];
+    let padded = ((count + unit - 1) >> p.shifts()[0]) << p.shifts()[0];
+    let start = exclusive_sum(k, &counters, padded);
+    let before = counters.next(thread).load_if(exists, 0u32);
+    k.guard(exists, || counters.next(thread).store(start + before));
+    k.guard((thread + 1).eq(experts), || counters.rows().store(start + padded));
     let (end, rows) = (start + count, [p.codes, p.scales]);
-    k.guard(exists & block.eq(0), || p.from.at(thread.widening_mul(4)).store(end.min(capacity)));
+    k.guard(exists & cta.eq(0), || p.from.at(thread.widening_mul(4)).store(end.min(capacity)));
     let none = |row: U32<'k>| {
         for list in rows {
             k.guard(row.lt(capacity), || list.at(row.widening_mul(4)).store(NONE));
         }
     };
     // Padding of groups, and rows behind the last group, have no token.
-    let is_owner = exists & (thread - thread / k.grid_blocks(0) * k.grid_blocks(0)).eq(block);
+    let is_owner = exists & (thread - thread / k.grid_blocks(0) * k.grid_blocks(0)).eq(cta);
     k.for_(end, is_owner.select(start + padded, end), 1, none);
     k.sync_warp();
     k.sync_threads();
-    let behind = lists.rows().load::<u32>();
+    let behind = counters.rows().load::<u32>();
     k.for_(behind + first + thread, capacity, k.grid_blocks(0) * THREADS, none);
     k.sync_warp();
 
-    assign_rows(k, p, &lists, first + thread);
+    assign_rows(k, p, &counters, first + thread);
 }
 
 /// Assigns a row to each choice of the CTA.
-fn assign_rows<'k>(k: &'k Kernel, p: &Params<'k>, lists: &Lists<'k>, i: U32<'k>) {
+fn assign_rows<'k>(k: &'k Kernel, p: &Params<'k>, counters: &SmemCounters<'k>, i: U32<'k>) {
     let (choices, capacity, experts) = (p.rows, p.columns, p.source_rows);
     let warp = k.thread_index() >> 5;
     let id = p.x.at(i.widening_mul(4)).load_readonly_if(i.lt(choices), NONE);
@@ -170,10 +171,10 @@ fn assign_rows<'k>(k: &'k Kernel, p: &Params<'k>, lists: &Lists<'k>, i: U32<'k>)
     let base = k.var(0u32);
     k.for_(0, WARPS, 1, |nth| {
         k.if_(warp.eq(nth), || {
-            base.set(lists.next(id).load_if(valid, 0u32));
+            base.set(counters.next(id).load_if(valid, 0u32));
             k.sync_warp();
             let next = base.get() + peers.count_ones();
-            k.guard(valid & earlier.eq(0), || lists.next(id).store(next));
+            k.guard(valid & earlier.eq(0), || counters.next(id).store(next));
         });
         k.sync_threads();
     });
@@ -198,7 +199,7 @@ fn match_any<'k>(k: &'k Kernel, id: U32<'k>, valid: oxigemm_ptx::Pred<'k>) -> U3
 
 /// Exclusive prefix sum over the CTA.
 #[track_caller]
-fn exclusive_sum<'k>(k: &'k Kernel, lists: &Lists<'k>, value: U32<'k>) -> U32<'k> {
+fn exclusive_sum<'k>(k: &'k Kernel, counters: &SmemCounters<'k>, value: U32<'k>) -> U32<'k> {
     let (lane, warp) = (k.lane(), k.thread_index() >> 5);
     let inclusive = |value: U32<'k>| {
         let steps = (0..WARP.trailing_zeros()).map(|bit| 1u32 << bit);
@@ -208,16 +209,16 @@ fn exclusive_sum<'k>(k: &'k Kernel, lists: &Lists<'k>, value: U32<'k>) -> U32<'k
         })
     };
     let of_warp = inclusive(value);
-    k.guard(lane.eq(WARP - 1), || lists.of_warp(warp).store(of_warp));
+    k.guard(lane.eq(WARP - 1), || counters.of_warp(warp).store(of_warp));
     k.sync_threads();
     k.if_(warp.eq(0), || {
-        let own: U32 = lists.of_warp(lane).load();
+        let own: U32 = counters.of_warp(lane).load();
         let sum = inclusive(own);
         k.sync_warp();
-        lists.of_warp(lane).store(sum - own);
+        counters.of_warp(lane).store(sum - own);
     });
     k.sync_threads();
-    lists.of_warp(warp).load::<u32>() + of_warp - value
+    counters.of_warp(warp).load::<u32>() + of_warp - value
 }
 
 pub(super) fn unpermute<'k>(k: &'k Kernel, p: &Params<'k>) {
@@ -229,7 +230,7 @@ pub(super) fn unpermute<'k>(k: &'k Kernel, p: &Params<'k>) {
 fn add_rows<'k>(k: &'k Kernel, p: &Params<'k>, access: Access) {
     let [token, part_of_row] = p.divmod(k.block_index(0));
     let column = (part_of_row * UNPERMUTE_THREADS + k.thread_index()) * VEC8;
-    let top_k = p.shifts[0];
+    let top_k = p.shifts()[0];
     let bytes = Input::Bf16.bytes();
     let sums: Vec<_> = (0..VEC8).map(|_| k.var(0f32)).collect();
     let first = token.widening_mul(top_k);

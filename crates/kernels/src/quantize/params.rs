@@ -1,7 +1,8 @@
 //! Parameters and launch shape of the quantization kernels: one list for all of them.
 
 use oxigemm_ptx::tma::{CachePolicy, Eviction};
-use oxigemm_ptx::{F32, Global, Kernel, Pred, U32, U64};
+use oxigemm_ptx::{Global, Kernel, Pred, U32};
+use std::ops::Deref;
 
 use super::vec8::{Access, Code};
 use crate::common::fast_divmod::FastDivmod;
@@ -51,8 +52,8 @@ pub struct Args {
     pub codes_pitch: u32,
     /// Rows and columns of scales that are stored, with the padding of their layout.
     pub scale_dims: [u32; 2],
-    /// Strides of scales in bytes: from a row to the next (from 128 rows to the next where scales are blocked), from four
-    /// scales of a row to the next four, and from one of these to the next.
+    /// Strides of scales in bytes: from a row to the next (from 128 rows to the next where scales are blocked), from
+    /// four scales of a row to the next four, and from one of these to the next.
     pub scale_strides: [u32; 3],
     /// See [`Flags`].
     pub flags: u32,
@@ -62,8 +63,8 @@ pub struct Args {
     /// Work items of a row: tiles, or `Vec8`s.
     pub items_per_row: FastDivmod,
     /// Strides that go with `from`, in elements. Scales to be transformed: of a group, a row, a column. Transpose: of a
-    /// row of its codes, of a row of its scales, of a column of these. 1x128: rows and blocks from a `Vec8` of a lane to
-    /// its next. RMSNorm: columns from a `Vec8` of a thread to its next, bytes of a row of shared memory.
+    /// row of its codes, of a row of its scales, of a column of these. 1x128: rows and blocks from a `Vec8` of a lane
+    /// to its next. RMSNorm: columns from a `Vec8` of a thread to its next, bytes of a row of shared memory.
     pub from_strides: [u32; 3],
     /// Bytes from a group of scales to the next; for dual output, the address of the scales of the transpose.
     pub group_stride: u64,
@@ -97,11 +98,11 @@ pub struct PackedArgs {
     epsilon: f32,
 }
 
-// The order is that in which kernels need the parameters. An SM fetches 64 bytes of parameters when it first needs one of
-// them, which costs a small matrix 0.07 us. The first line holds the 48 bytes that the loads of a matrix wait for, the
-// next one the rest but the last.
+// The order is that in which kernels need the parameters. An SM fetches 64 bytes of parameters when it first needs one
+// of them, which costs a small matrix 0.07 us. The first line holds the 48 bytes that the loads of a matrix wait for,
+// the next one the rest but the last.
 kernel_params! {
-    struct Declared from PackedArgs {
+    pub(crate) struct Declared from PackedArgs {
         x: Pointer = args.x,
         rows: U32 = args.dims[0],
         columns: U32 = args.dims[1],
@@ -140,55 +141,50 @@ pub struct Launch {
     pub shared_bytes: u32,
 }
 
-/// [`Args`] in a kernel.
+/// [`Args`] in a kernel, and the L2 policies of its accesses.
 pub(crate) struct Params<'k> {
-    pub x: Global<'k>,
-    pub codes: Global<'k>,
-    pub scales: Global<'k>,
-    pub from: Global<'k>,
-    pub group_stride: U64<'k>,
-    pub rows: U32<'k>,
-    pub columns: U32<'k>,
-    pub x_pitch: U32<'k>,
-    pub codes_pitch: U32<'k>,
-    pub scale_dims: [U32<'k>; 2],
-    pub scale_strides: [U32<'k>; 3],
-    flags: U32<'k>,
-    pub shifts: [U32<'k>; 2],
-    items_per_row: [U32<'k>; 2],
-    pub from_strides: [U32<'k>; 3],
-    pub source_rows: U32<'k>,
-    pub epsilon: F32<'k>,
+    declared: Declared<'k>,
     /// L2 policy for data that is read once.
     pub evict_first: CachePolicy<'k>,
     /// L2 policy for results: the next kernel reads them.
     pub evict_last: CachePolicy<'k>,
 }
 
+impl<'k> Deref for Params<'k> {
+    type Target = Declared<'k>;
+
+    fn deref(&self) -> &Declared<'k> {
+        &self.declared
+    }
+}
+
 impl<'k> Params<'k> {
     pub fn declare(k: &'k Kernel) -> Params<'k> {
-        let p = Declared::declare(k, "");
         Params {
-            x: p.x,
-            codes: p.codes,
-            scales: p.scales,
-            from: p.from,
-            group_stride: p.group_stride,
-            rows: p.rows,
-            columns: p.columns,
-            x_pitch: p.x_pitch,
-            codes_pitch: p.codes_pitch,
-            scale_dims: [p.scale_rows, p.scale_columns],
-            scale_strides: [p.scale_row, p.scale_four, p.scale_one],
-            flags: p.flags,
-            shifts: [p.shift_rows, p.shift_columns],
-            items_per_row: [p.items_per_row, p.items_factor],
-            from_strides: [p.from_group, p.from_row, p.from_column],
-            source_rows: p.source_rows,
-            epsilon: p.epsilon,
+            declared: Declared::declare(k, ""),
             evict_first: k.cache_policy(Eviction::First),
             evict_last: k.cache_policy(Eviction::Last),
         }
+    }
+
+    /// [`Args::scale_dims`].
+    pub fn scale_dims(&self) -> [U32<'k>; 2] {
+        [self.scale_rows, self.scale_columns]
+    }
+
+    /// [`Args::scale_strides`].
+    pub fn scale_strides(&self) -> [U32<'k>; 3] {
+        [self.scale_row, self.scale_four, self.scale_one]
+    }
+
+    /// [`Args::shifts`].
+    pub fn shifts(&self) -> [U32<'k>; 2] {
+        [self.shift_rows, self.shift_columns]
+    }
+
+    /// [`Args::from_strides`].
+    pub fn from_strides(&self) -> [U32<'k>; 3] {
+        [self.from_group, self.from_row, self.from_column]
     }
 
     /// Whether a flag is set.
@@ -200,10 +196,9 @@ impl<'k> Params<'k> {
     /// Quotient and remainder of a work item's index by [`Args::items_per_row`].
     #[track_caller]
     pub fn divmod(&self, index: U32<'k>) -> [U32<'k>; 2] {
-        let [value, factor] = self.items_per_row;
         let shift = self.flags >> DIVISOR_SHIFT;
-        let quotient = (index.widening_mul(factor) >> shift).to_u32();
-        [quotient, index - quotient * value]
+        let quotient = (index.widening_mul(self.items_factor) >> shift).to_u32();
+        [quotient, index - quotient * self.items_per_row]
     }
 
     /// Address in the matrix of numbers.

@@ -1,7 +1,8 @@
 //! Per-tensor scale with two kernels; small matrices take [one](super::per_tensor_single).
 //!
-//! The first kernel finds the scale. A scale grows with the amax, so the scale of the tensor is the maximum of the CTAs'
-//! scales: an atomic maximum in memory, which starts as 0 and does not depend on the order. The second kernel converts.
+//! The first kernel finds the scale. A scale grows with the amax, so the scale of the tensor is the maximum of the
+//! CTAs' scales: an atomic maximum in memory, which starts as 0 and does not depend on the order. The second kernel
+//! converts.
 
 use oxigemm_ptx::memory::AtomicOp;
 use oxigemm_ptx::tma::CachePolicy;

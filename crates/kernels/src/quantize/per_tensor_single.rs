@@ -36,8 +36,8 @@ impl Config {
     }
 
     /// Launch shape on `sms` SMs, and its arguments without [`Args::from`], the address of the barrier's
-    /// [workspace](crate::common::grid_barrier::WORKSPACE_BYTES). `None` for a matrix that one grid cannot hold, or that does
-    /// not allow vectors.
+    /// [workspace](crate::common::grid_barrier::WORKSPACE_BYTES). `None` for a matrix that one grid cannot hold, or
+    /// that does not allow vectors.
     pub fn launch(&self, args: &Args, sms: u32) -> Option<(Launch, Args)> {
         let (vecs, args) = split_by_rows(args);
         let most = sms.min(MAX_CTAS);
@@ -51,7 +51,7 @@ impl Config {
     }
 
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
-        let threads = p.from_strides[0];
+        let threads = p.from_strides()[0];
         let loader = VecLoader { input: self.input, access: Access::Vectors, policy: Some(p.evict_first) };
         let first = k.block_index(0) * threads * VECS + k.thread_index();
         let loaded: Vec<_> = (0..VECS).map(|i| loader.load(k, p, first + threads * i)).collect();
@@ -94,12 +94,12 @@ mod tests {
         for rows in 1..600 {
             for columns in [8, 1000, 1024, 7168] {
                 let vecs = rows * u32::div_ceil(columns, VEC8);
-                let Some(Launch { grid: [blocks, _], threads, .. }) =
+                let Some(Launch { grid: [ctas, _], threads, .. }) =
                     launch([rows, columns], Flags::VECTORS, 132)
                 else {
                     continue;
                 };
-                assert!(blocks * threads * VECS >= vecs && threads <= THREADS && blocks == MAX_CTAS);
+                assert!(ctas * threads * VECS >= vecs && threads <= THREADS && ctas == MAX_CTAS);
             }
         }
     }

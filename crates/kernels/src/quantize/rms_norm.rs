@@ -1,11 +1,11 @@
 //! RMSNorm with 1x128 block scales of its result.
 //!
-//! `y = x * weight * (1 / sqrt(mean(x * x) + epsilon))`, all in FP32. A CTA has a row at a time and as many warps as can hold
-//! it, while bulk copies of its next rows are in flight; the weights stay in registers. Rows that no CTA can hold are read
-//! twice.
+//! `y = x * weight * (1 / sqrt(mean(x * x) + epsilon))`, all in FP32. A CTA has a row at a time and as many warps as
+//! can hold it, while bulk copies of its next rows are in flight; the weights stay in registers. Rows that no CTA can
+//! hold are read twice.
 //!
-//! The order in which squares are added is fixed: those of a `Vec8`, the `Vec8`s of a thread in order, the lanes of a warp
-//! as a butterfly, then the warps in pairs, and pairs of pairs. So the result is bitwise the same everywhere.
+//! The order in which squares are added is fixed: those of a `Vec8`, the `Vec8`s of a thread in order, the lanes of a
+//! warp as a butterfly, then the warps in pairs, and pairs of pairs. So the result is bitwise the same everywhere.
 
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Kernel, MBarrier, Shared, U32, Var};
@@ -92,7 +92,7 @@ impl Config {
     fn held_rows<'k>(&self, k: &'k Kernel, p: &Params<'k>, row: &Row<'k>) {
         // The single row first, so that its instructions follow these.
         let single = || k.if_(k.block_index(0).lt(p.rows), || self.single_row(k, p, row, k.block_index(0)));
-        k.if_else(p.shifts[0].le(1), single, || self.pipelined_rows(k, p, row, &RowSchedule::of(k, p)));
+        k.if_else(p.shifts()[0].le(1), single, || self.pipelined_rows(k, p, row, &RowSchedule::of(k, p)));
         store_padding(k, p, row);
     }
 
@@ -110,7 +110,7 @@ impl Config {
 
     /// Rows in turn, while bulk copies of the next are in flight.
     fn pipelined_rows<'k>(&self, k: &'k Kernel, p: &Params<'k>, row: &Row<'k>, schedule: &RowSchedule<'k>) {
-        let stages = Stages { k, p, bytes: self.input.bytes(), pitch: p.from_strides[1] };
+        let stages = Stages { k, p, bytes: self.input.bytes(), pitch: p.from_strides()[1] };
         let leads = k.thread_index().eq(0);
         k.if_(leads, || stages.begin(schedule));
         k.sync_warp();
@@ -153,7 +153,7 @@ impl Config {
 
     /// Rows of any length, read twice.
     fn long_rows<'k>(&self, k: &'k Kernel, p: &Params<'k>, row: &Row<'k>, access: Access) {
-        let [scale_rows, scale_columns] = p.scale_dims;
+        let [scale_rows, scale_columns] = p.scale_dims();
         let sums = k.var(0u32);
         k.for_(k.block_index(0), scale_rows, k.grid_blocks(0), |index| {
             let load = |column| self.load(k, p, access, index, column);
@@ -230,7 +230,7 @@ impl<'k> OutputRow<'k> {
             store_codes(k, &Code::E4m3.encode(k, &scaled), at, &fragment.mask, p.evict_last);
         }
         let layout = ScaleLayout::new(p);
-        let [_, scale_columns] = p.scale_dims;
+        let [_, scale_columns] = p.scale_dims();
         for (vec, scale, is_owner) in scales.owned(k) {
             let block = (fragments[0].column + vec * row.step_columns) / BLOCK_K;
             let at = p.scales.at(layout.offset(index, block));
@@ -263,7 +263,7 @@ struct Row<'k> {
 
 impl<'k> Row<'k> {
     fn of(p: &Params<'k>) -> Row<'k> {
-        Row { step_columns: p.from_strides[0] }
+        Row { step_columns: p.from_strides()[0] }
     }
 
     /// Columns of the `Vec8`s that a thread holds.
@@ -296,8 +296,8 @@ impl<'k> Row<'k> {
     }
 }
 
-/// Rows of a CTA. Where scales are stored in runs, a CTA has runs of neighbouring rows, as long as every CTA has a full one;
-/// the rest, and all rows elsewhere, are interleaved over the CTAs.
+/// Rows of a CTA. Where scales are stored in runs, a CTA has runs of neighbouring rows, as long as every CTA has a full
+/// one; the rest, and all rows elsewhere, are interleaved over the CTAs.
 struct RowSchedule<'k> {
     cta: U32<'k>,
     ctas: U32<'k>,
@@ -310,7 +310,7 @@ struct RowSchedule<'k> {
 impl<'k> RowSchedule<'k> {
     fn of(k: &'k Kernel, p: &Params<'k>) -> RowSchedule<'k> {
         let (cta, ctas) = (k.block_index(0), k.grid_blocks(0));
-        let [most, in_runs] = p.shifts;
+        let [most, in_runs] = p.shifts();
         // Where the rows do not divide evenly, the first CTAs have one more.
         let less = p.source_rows.ne(0) & cta.ge(p.source_rows);
         let count = most - less.select(1u32, 0u32);
@@ -412,11 +412,11 @@ impl<'k> Weighted<'k> {
     }
 }
 
-/// `1 / sqrt(mean + epsilon)` from the sum of squares; NaN where that is infinite. (Infinity times 0 is NaN, and the amax of
-/// the products would not be the product of the amax.)
+/// `1 / sqrt(mean + epsilon)` from the sum of squares; NaN where that is infinite. (Infinity times 0 is NaN, and the
+/// amax of the products would not be the product of the amax.)
 #[track_caller]
 fn factor<'k>(p: &Params<'k>, sum: F32<'k>) -> F32<'k> {
-    let per_column: F32 = p.from_strides[2].bitcast();
+    let per_column: F32 = p.from_strides()[2].bitcast();
     let factor = (sum * per_column + p.epsilon).sqrt().reciprocal();
     // A finite factor does not change.
     factor.fma(0.0, factor)
@@ -425,7 +425,7 @@ fn factor<'k>(p: &Params<'k>, sum: F32<'k>) -> F32<'k> {
 /// Stores zeros to the padding rows of the scale layout.
 fn store_padding<'k>(k: &'k Kernel, p: &Params<'k>, row: &Row<'k>) {
     let layout = ScaleLayout::new(p);
-    let [scale_rows, scale_columns] = p.scale_dims;
+    let [scale_rows, scale_columns] = p.scale_dims();
     k.for_(p.rows + k.block_index(0), scale_rows, k.grid_blocks(0), |index| {
         k.for_(k.thread_index(), scale_columns, row.step_columns / VEC8, |block| {
             let at = p.scales.at(layout.offset(index, block));

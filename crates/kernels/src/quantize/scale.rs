@@ -102,8 +102,8 @@ fn from_e4m3<'k>(k: &'k Kernel, code: U32<'k>) -> F32<'k> {
     value
 }
 
-/// Correctly rounded quotient of a magnitude, given as its bits, by a constant. That of infinity is infinite, that of NaN
-/// is NaN.
+/// Correctly rounded quotient of a magnitude, given as its bits, by a constant. That of infinity is infinite, that of
+/// NaN is NaN.
 ///
 /// The product with the reciprocal is at most one ulp off, and its remainder is exact: these are the last steps of a
 /// division, without the checks for numbers that cannot occur.
@@ -149,7 +149,7 @@ pub(crate) struct ScaleLayout<'k> {
 impl<'k> ScaleLayout<'k> {
     #[track_caller]
     pub fn new(p: &Params<'k>) -> ScaleLayout<'k> {
-        ScaleLayout { strides: p.scale_strides, bytes: p.has(Flags::BYTES), blocked: p.has(Flags::BLOCKED) }
+        ScaleLayout { strides: p.scale_strides(), bytes: p.has(Flags::BYTES), blocked: p.has(Flags::BLOCKED) }
     }
 
     /// Offset of a scale in bytes.
@@ -188,7 +188,7 @@ impl<'k> ScaleLayout<'k> {
 mod tests {
     use super::*;
 
-    /// What [`divide`] emits, in Rust.
+    /// [`divide`] in Rust.
     fn quotient(value: f32, divisor: f32) -> f32 {
         let near = value * (1.0 / divisor);
         let remainder = near.mul_add(-divisor, value);
@@ -209,7 +209,8 @@ mod tests {
         }
     }
 
-    /// On a GPU the sequence is that of `rcp.rn`, which starts from the same approximation; elsewhere the start is exact.
+    /// On a GPU the sequence is that of `rcp.rn`, which starts from the same approximation; elsewhere the start is
+    /// exact.
     #[test]
     fn a_correctly_rounded_reciprocal_stays_so() {
         for mantissa in 0..1 << 23 {

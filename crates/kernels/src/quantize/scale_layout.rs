@@ -1,8 +1,8 @@
 //! Scale layout transform: scales of any strides to the layout of a GEMM: row-major, MN-major, packed UE8M0, or 128x4
 //! blocks.
 //!
-//! A warp has 32 rows by 8 columns, a lane a row. Whatever the layouts are, the loads of a lane or the stores of a warp are
-//! neighbours in memory.
+//! A warp has 32 rows by 8 columns, a lane a row. Whatever the layouts are, the loads of a lane or the stores of a warp
+//! are neighbours in memory.
 
 use oxigemm_ptx::{F32, Kernel, Ptr};
 
@@ -31,8 +31,8 @@ pub(super) fn write<'k>(k: &'k Kernel, p: &Params<'k>) {
     let [tile_row, tile_column] = p.divmod(warp);
     let (row, first) = (tile_row * WARP + k.lane(), tile_column * COLUMNS);
     let group = k.block_index(1);
-    let [of_group, of_row, of_column] = p.from_strides;
-    let [scale_rows, scale_columns] = p.scale_dims;
+    let [of_group, of_row, of_column] = p.from_strides();
+    let [scale_rows, scale_columns] = p.scale_dims();
     let from = p.from.at((group.widening_mul(of_group) + row.widening_mul(of_row)) * 4u64);
     let loaded: Vec<F32> = (0..COLUMNS)
         .map(|i| {

@@ -215,13 +215,13 @@ impl Code {
     }
 }
 
-/// e2m1 codes of the magnitudes of eight numbers times a factor, which is not negative: nearest, ties to even, saturating
-/// at 6, which is also the code of NaN.
+/// e2m1 codes of the magnitudes of eight numbers times a factor, which is not negative: nearest, ties to even,
+/// saturating at 6, which is also the code of NaN.
 ///
 /// Codes grow with magnitudes `m` along three lines: `2 m` up to 2, `m + 2` up to 4, and `m / 2 + 4`. The code is the
-/// lowest of the three, rounded to an integer; an even integer is an even code, and an FMA multiplies and rounds each line
-/// at once. Where `m` passes 4, the second line's sum passes a power of two, from where on numbers are 2 apart: it continues
-/// as the third line.
+/// lowest of the three, rounded to an integer; an even integer is an even code, and an FMA multiplies and rounds each
+/// line at once. Where `m` passes 4, the second line's sum passes a power of two, from where on numbers are 2 apart: it
+/// continues as the third line.
 #[track_caller]
 fn encode_e2m1<'k>(values: &[F32<'k>], factor: F32<'k>) -> U32<'k> {
     /// The first number whose neighbour is 2 above it; the code of 4, which is 6, has its bits.
@@ -351,8 +351,8 @@ impl<'k> Vec8<'k> {
         vec![codes | (even & 0x0808_0808) | (odd & 0x8080_8080)]
     }
 
-    /// Signs of the even numbers and of the odd ones, each in all bits of a byte: also of NaN, which loses its sign where it
-    /// is widened.
+    /// Signs of the even numbers and of the odd ones, each in all bits of a byte: also of NaN, which loses its sign
+    /// where it is widened.
     #[track_caller]
     fn signs(&self) -> [U32<'k>; 2] {
         // The highest byte of each of four numbers.

@@ -1,7 +1,7 @@
 //! Zero padding: rows that belong to no group become zero.
 //!
-//! A warp has a few rows: it reads their groups all at once, and clears the rows without one. The rows of a warp are far
-//! apart: padding rows are neighbours, and so all SMs clear some.
+//! A warp has a few rows: it reads their groups all at once, and clears the rows without one. The rows of a warp are
+//! far apart: padding rows are neighbours, and so all SMs clear some.
 
 use oxigemm_ptx::{Kernel, U32};
 
@@ -19,8 +19,8 @@ const CTA_ROWS: u32 = ROWS * (THREADS / WARP);
 const VECTOR_BYTES: u32 = 16;
 const ELEMENT: u32 = 2;
 
-/// Launch shape, and its arguments: `from` are the groups of the rows, of which `source_rows` exist, and `codes` the rows,
-/// whose columns are bytes.
+/// Launch shape, and its arguments: `from` are the groups of the rows, of which `source_rows` exist, and `codes` the
+/// rows, whose columns are bytes.
 pub fn launch(args: &Args) -> (Launch, Args) {
     (Launch { grid: [args.dims[0].div_ceil(CTA_ROWS), 1], threads: THREADS, shared_bytes: 0 }, *args)
 }

@@ -86,8 +86,8 @@ impl Heads {
             let upper = (lane & distance).ne(0);
             let (low, high) = sums.split_at(sums.len() / 2);
             let halves = low.iter().zip(high).map(|(&low, &high)| {
-                let (kept, given) = (upper.select(high, low), upper.select(low, high));
-                kept + k.shuffle(Shuffle::Xor, given, distance)
+                let (kept, sent) = (upper.select(high, low), upper.select(low, high));
+                kept + k.shuffle(Shuffle::Xor, sent, distance)
             });
             sums = halves.collect();
         }

@@ -1,7 +1,7 @@
 //! Hopper kernels of the MQA logits: heads on `wgmma`, persistent CTAs, keys by TMA.
 //!
-//! Keys take the 64-row side of the tensor core, and the heads of some queries are its columns. So a thread has two keys
-//! and a quarter of the heads of each query: it sums those in registers, and the four threads of a key then
+//! Keys take the 64-row side of the tensor core, and the heads of some queries are its columns. So a thread has two
+//! keys and a quarter of the heads of each query: it sums those in registers, and the four threads of a key then
 //! [reduce-scatter](crate::attention::Heads::reduce_scatter) the queries.
 
 mod heads;

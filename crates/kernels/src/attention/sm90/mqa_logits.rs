@@ -1,12 +1,14 @@
 //! MQA logits of a prefill: every query has a range of keys.
 //!
-//! `logit[q, j] = scale[j] * sum over heads of  relu(Q[q,h] . KV[j]) * weight[q,h]` for `start[q] <= j < end[q]`, and -inf elsewhere.
+//! `logit[q, j] = scale[j] * sum over heads of  relu(Q[q,h] . KV[j]) * weight[q,h]`
+//! for `start[q] <= j < end[q]`, and -inf elsewhere.
 //!
 //! Persistent and warp-specialized. A work unit is a query block, as many queries as have 256 heads together (128 where
 //! each has few), and some of the key tiles that they see; all CTAs have about the same number of tiles. Four math
-//! warpgroups multiply 64 keys of a stage with half of the heads each; while one of them reduces, the tensor core works on
-//! what the others have issued. A fifth warpgroup holds the other roles: a thread produces keys, a warp produces units, and
-//! two warps fill with -inf where no query of a block sees a key, so that this needs no pass of its own.
+//! warpgroups multiply 64 keys of a stage with half of the heads each; while one of them reduces, the tensor core works
+//! on what the others have issued. A fifth warpgroup holds the other roles: a thread produces keys, a warp produces
+//! units, and two warps fill with -inf where no query of a query block sees a key, so that this needs no pass of its
+//! own.
 
 use super::heads::LogitLayout;
 use super::logits::{LogitRow, logit_size};
@@ -47,8 +49,8 @@ impl Config {
         format!("fp8_mqa_logits_h{}_d{}", self.heads.heads, self.heads.dim)
     }
 
-    /// N of the MMA, and rows of Q of one TMA load: the heads of a query block. Where queries have few heads, their many
-    /// logits need registers.
+    /// N of the MMA, and rows of Q of one TMA load: the heads of a query block. Where queries have few heads, their
+    /// many logits need registers.
     pub fn columns(&self) -> u32 {
         if self.heads.heads >= 32 { 256 } else { 128 }
     }
@@ -304,7 +306,7 @@ impl<'k> Cta<'k, '_> {
         k.launch_dependents();
     }
 
-    /// Fill warp: -inf for the tiles that no query of a block sees, for some of the grid's query blocks.
+    /// Fill warp: -inf for the tiles that no query of a query block sees, for some of the grid's query blocks.
     fn fill(&self, nth: U32<'k>) {
         let (k, p) = (self.k, &self.params);
         let queries = self.cfg.block_queries();
@@ -324,7 +326,7 @@ impl<'k> Cta<'k, '_> {
         });
     }
 
-    /// Math warpgroup: 64 keys of each stage with the heads of half of the block's queries.
+    /// Math warpgroup: 64 keys of each stage with the heads of half of the query block's queries.
     fn multiply(&self) {
         let (k, smem) = (self.k, &self.smem);
         let consumer = Consumer::new(self);
@@ -390,8 +392,8 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         }
     }
 
-    /// One tile: MMA, head reduction, stores. While this warpgroup reduces, the tensor core works on what the others have
-    /// issued.
+    /// One tile: MMA, head reduction, stores. While this warpgroup reduces, the tensor core works on what the others
+    /// have issued.
     fn multiply_tile(&self, unit: &MathUnit<'k>, tile: U32<'k>) {
         let &Cta { k, cfg, lane, ref smem, ref params, .. } = self.cta;
         self.cursor.wait_full();

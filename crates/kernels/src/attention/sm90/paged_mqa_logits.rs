@@ -1,11 +1,12 @@
 //! Paged MQA logits of a decode step: the keys of each sequence lie in pages of a KV cache, which a block table names.
 //!
-//! `logit[b, n, j] = scale[j] * sum over heads of  relu(Q[b,n,h] . KV[b,j]) * weight[b,n,h]` for `j < length[b,n]`, and -inf behind.
+//! `logit[b, n, j] = scale[j] * sum over heads of  relu(Q[b,n,h] . KV[b,j]) * weight[b,n,h]`
+//! for `j < length[b,n]`, and -inf behind.
 //!
-//! Limited by smem bandwidth. The [schedule metadata](crate::attention::paged_metadata) splits the key tiles evenly over
-//! the CTAs, each with a few consecutive sequences. Two math warpgroups multiply 64 keys of a stage with the heads of one
-//! query after another. A third warpgroup holds the other roles: a warp produces pages, one produces units (sequences), and
-//! two fill with -inf behind the sequences' ends.
+//! Limited by smem bandwidth. The [schedule metadata](crate::attention::paged_metadata) splits the key tiles evenly
+//! over the CTAs, each with a few consecutive sequences. Two math warpgroups multiply 64 keys of a stage with the heads
+//! of one query after another. A third warpgroup holds the other roles: a warp produces pages, one produces units
+//! (sequences), and two fill with -inf behind the sequences' ends.
 
 use super::heads::LogitLayout;
 use super::logits::{LogitRow, logit_size};
@@ -26,8 +27,8 @@ const _: () = assert!(TILE_KEYS == 64 * MATH_WARPGROUPS);
 const FILL_WARPS: u32 = 2;
 /// Queries whose accumulators are live at a time.
 const BUFFERS: u32 = 2;
-/// Upper bound for the bytes of all stages. With more, an H200 was slower: perhaps because loads that are not needed yet
-/// evict more from L2, which then has to be written back.
+/// Upper bound for the bytes of all stages. With more, an H200 was slower: perhaps because loads that are not needed
+/// yet evict more from L2, which then has to be written back.
 const MAX_STAGE_BYTES: u32 = 100 << 10;
 
 /// Bytes between the scales of two pages in shared memory: TMA writes to multiples of 128.
@@ -180,8 +181,8 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
 }
 
 impl<'k> Cta<'k, '_> {
-    /// Loop over the sequences that the schedule gives this CTA, which each producer warp reads for itself: the unit, and
-    /// the most keys that a query sees. `body` may be called for a sequence without tiles.
+    /// Loop over the sequences that the schedule gives this CTA, which each producer warp reads for itself: the unit,
+    /// and the most keys that a query sees. `body` may be called for a sequence without tiles.
     fn for_each_sequence(&self, body: impl FnOnce(WorkUnit<'k>, U32<'k>)) {
         let (k, p) = (self.k, &self.params);
         let entry = p.schedule.at(k.block_index(0).widening_mul(8));
@@ -262,8 +263,8 @@ impl<'k> Cta<'k, '_> {
         }
     }
 
-    /// Key producer warp. Pages that the table names outside of the cache are zeros, as are those behind the longest of a
-    /// sequence's lengths.
+    /// Key producer warp. Pages that the table names outside of the cache are zeros, as are those behind the longest of
+    /// a sequence's lengths.
     fn load_keys(&self) {
         let (k, p, smem, lane) = (self.k, &self.params, &self.smem, self.lane);
         let cursor = smem.key_pipeline.writer();

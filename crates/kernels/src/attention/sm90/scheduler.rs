@@ -1,8 +1,8 @@
 //! Tile scheduler of a prefill: which tiles of keys of which query blocks each CTA computes.
 //!
-//! Only the device knows the ranges of keys, so the kernel itself splits the work: every CTA reads all ranges and takes an
-//! equal part of the cost, of consecutive query blocks. A query block costs its tiles and one more, which is about what
-//! its start costs; so blocks without tiles are split too.
+//! Only the device knows the ranges of keys, so the kernel itself splits the work: every CTA reads all ranges and takes
+//! an equal part of the cost, of consecutive query blocks. A query block costs its tiles and one more, which is about
+//! what its start costs; so blocks without tiles are split too.
 
 use crate::WARP;
 use crate::attention::shape::TILE_KEYS;
@@ -110,9 +110,9 @@ impl<'k> CostCount<'k> {
     pub fn cta_range(&self, k: &'k Kernel) -> CostRange<'k> {
         let counts: Vec<U32<'k>> = (0..self.warps).map(|warp| self.words.at(warp * 4).load()).collect();
         let total = counts.iter().copied().reduce(|total, count| total + count).expect("there are warps");
-        let (block, blocks) = (k.block_index(0), k.grid_blocks(0));
-        let shares = Shares { each: total / blocks, more: total % blocks };
-        let [begin, end] = [block, block + 1].map(|block| shares.begin(block));
+        let (cta, ctas) = (k.block_index(0), k.grid_blocks(0));
+        let split = Shares { each: total / ctas, more: total % ctas };
+        let [begin, end] = [cta, cta + 1].map(|cta| split.begin(cta));
         // Warps whose steps all end before it.
         let (mut cost, mut warps, mut sum) = (k.constant(0), k.constant(0), k.constant(0));
         for count in counts {

@@ -1,7 +1,7 @@
 //! Shared memory of an MQA logits kernel: a pipeline of key tiles, and a pipeline of work units.
 //!
-//! A work unit is some queries with their weights and output rows, and a range of key tiles. One warp produces units; the
-//! key producer and the math warps consume them.
+//! A work unit is some queries with their weights and output rows, and a range of key tiles. One warp produces units;
+//! the key producer and the math warps consume them.
 
 use super::logits::LogitRow;
 use crate::WARP;
@@ -123,8 +123,8 @@ pub(crate) struct Smem<'k> {
     pub unit_pipeline: Pipeline<'k>,
 }
 
-/// Work unit: its tiles of keys (the first, and the one behind the last), its sequence if there are several, and whether
-/// it is a unit at all or the end of them.
+/// Work unit: its tiles of keys (the first, and the one behind the last), its sequence if there are several, and
+/// whether it is a unit at all or the end of them.
 #[derive(Clone, Copy)]
 pub(crate) struct WorkUnit<'k> {
     pub tiles: [U32<'k>; 2],
@@ -232,8 +232,8 @@ impl<'k> Smem<'k> {
         );
     }
 
-    /// Producer commit of a unit: one warp has written it, and `load` issues a copy of so many bytes of queries. Every lane
-    /// arrives, because a sanitizer does not take one lane's arrival for the others'.
+    /// Producer commit of a unit: one warp has written it, and `load` issues a copy of so many bytes of queries. Every
+    /// lane arrives, because a sanitizer does not take one lane's arrival for the others'.
     pub fn commit_unit(&self, slot: U32<'k>, lane: U32<'k>, bytes: U32<'k>, load: impl FnOnce(MBarrier<'k>)) {
         let full = self.unit_pipeline.full(slot);
         let first = || {

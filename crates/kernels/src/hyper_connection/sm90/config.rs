@@ -20,8 +20,8 @@ pub(super) const LINE: u32 = 128;
 /// Bytes of a row of W in a stage, in FP32 as in two lines of BF16.
 pub(super) const W_ROW: u32 = W_LINES * LINE;
 pub(super) const W_LINES: u32 = 2;
-/// Pipeline stages. With more, an H200 was slower: perhaps because loads that are not needed yet evict more from L2, which
-/// then has to be written back.
+/// Pipeline stages. With more, an H200 was slower: perhaps because loads that are not needed yet evict more from L2,
+/// which then has to be written back.
 pub(super) const STAGES: u32 = 4;
 /// The producer warp, behind the math warps.
 pub(super) const PRODUCER: u32 = MATH_WARPS;

@@ -48,9 +48,9 @@ impl<'k> Cta<'k, '_> {
                     stage.live().lt(end)
                 });
                 let values = self.values(&accumulators, &squares);
-                let whole = unit.begin.ge(self.begin) & unit.end.le(self.end);
+                let is_complete = unit.begin.ge(self.begin) & unit.end.le(self.end);
                 k.if_else(
-                    whole,
+                    is_complete,
                     || self.store(&unit, &values),
                     || {
                         let (first, last) = (self.cta_of_stage(unit.begin), self.cta_of_stage(unit.end - 1));

@@ -1,11 +1,13 @@
 //! Hopper kernel of the hyper-connection pre-norm GEMM, on `wgmma`.
 //!
 //! Reading X limits it, so every CTA reads the same number of consecutive stages of 128 rows and 64 of K: see
-//! `scheduler.rs`. CTAs that have parts of the same output [reduce](crate::common::workspace_reduce) them in the workspace.
+//! `scheduler.rs`. CTAs that have parts of the same output [reduce](crate::common::workspace_reduce) them in the
+//! workspace.
 //!
-//! Rows of W arrive as FP32. Four warps split them in place into two BF16 parts (`w_splitter.rs`), which the tensor core
-//! takes as two columns; the thread that holds both accumulators adds them. While the tensor core works, that thread
-//! squares its part of X. Rows of W come in an order in which the columns of D that a thread holds are neighbours.
+//! Rows of W arrive as FP32. Four warps split them in place into two BF16 parts (`w_splitter.rs`), which the tensor
+//! core takes as two columns; the thread that holds both accumulators adds them. While the tensor core works, that
+//! thread squares its part of X. Rows of W come in an order in which the columns of D that a thread holds are
+//! neighbours.
 
 mod config;
 mod consumer;

@@ -1,9 +1,9 @@
 //! Stream-K scheduler: the stages of a CTA, their coordinates, and the output units that they belong to.
 //!
 //! Every CTA has the same number of consecutive stages, so an output unit may begin in one CTA and end in another. The
-//! stages of some rows are in the order of interleaved K splits: split `s` of `S` has the K blocks `s`, `s + S`, `s + 2S`
-//! and so on. A K split is a split of D; where D has one split, it is the part of one of the CTAs that share only these
-//! rows. So where each CTA has a K split, they read neighbouring lines of memory at one time.
+//! stages of some rows are in the order of interleaved K splits: split `s` of `S` has the K blocks `s`, `s + S`,
+//! `s + 2S` and so on. A K split is a split of D; where D has one split, it is the part of one of the CTAs that share
+//! only these rows. So where each CTA has a K split, they read neighbouring lines of memory at one time.
 
 use super::config::BLOCK_M;
 use super::cta::Cta;

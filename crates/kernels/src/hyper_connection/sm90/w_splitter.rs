@@ -1,7 +1,8 @@
 //! Splitter: W from FP32 to two BF16 parts, in place.
 //!
-//! The 11 bits of TF32 are the sum of two BF16 numbers: the upper part, the nearest, and the lower part, the remainder. A
-//! row's 64 FP32 numbers become a line of upper and a line of lower parts, which the tensor core reads as two columns.
+//! The 11 bits of TF32 are the sum of two BF16 numbers: the upper part, the nearest, and the lower part, the remainder.
+//! A row's 64 FP32 numbers become a line of upper and a line of lower parts, which the tensor core reads as two
+//! columns.
 
 use super::config::{LINE, PRODUCER, SPLITTERS, W_ROW};
 use super::cta::Cta;
@@ -51,7 +52,8 @@ impl<'k> Cta<'k, '_> {
         let upper = pairs.map(|[a, b]| self.k.pack_bf16(a, b));
         let lower = [0, 1].map(|pair| {
             let (numbers, upper) = (pairs[pair], upper[pair].to_f32());
-            // The remainder of an infinite upper part must be finite: `max` and `min` of NaN and a number are the number.
+            // The remainder of an infinite upper part must be finite: `max` and `min` of NaN and a number are the
+            // number.
             let remainder = |i: usize| (numbers[i] - upper[i]).max(-MAX_REMAINDER).min(MAX_REMAINDER);
             self.k.pack_bf16(remainder(0), remainder(1))
         });
