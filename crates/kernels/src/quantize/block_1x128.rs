@@ -149,7 +149,7 @@ impl Config {
             && args.scale_dims == [args.dims[0], args.dims[1] / self.width];
         let flags = args.flags | if full { Flags::FULL_TILES } else { 0 };
         let items_per_row = FastDivmod::new(column_tiles);
-        let args = Args { shifts, items_per_row, from_strides: chunk_step, flags, ..*args };
+        let args = Args { shifts, items_per_row, aux_strides: chunk_step, flags, ..*args };
         (Launch { grid: [ctas, 1], threads: THREADS, shared_bytes: 0 }, args)
     }
 
@@ -170,7 +170,7 @@ impl Config {
         let [down, across] = p.shifts();
         let (first_row, step) = rows_of_tile(p, tile_row << down);
         let block_of_warp = lane / lanes;
-        let [row_step, block_step, _] = p.from_strides();
+        let [row_step, block_step, _] = p.aux_strides();
         let positions = LanePositions {
             row: first_row + (block_of_warp & ((k.constant(1) << down) - 1)) * step,
             block: (tile_column << across) + (block_of_warp >> down),
@@ -256,7 +256,7 @@ impl Config {
             let (at, exists) = match self.source {
                 Source::Plain | Source::SwiGlu => (at, inside),
                 Source::Gather => {
-                    let named: U32 = p.from.at(row.widening_mul(4)).load_readonly_if(inside, u32::MAX);
+                    let named: U32 = p.aux.at(row.widening_mul(4)).load_readonly_if(inside, u32::MAX);
                     // As an unsigned number, a negative index is too large.
                     (p.x_at(named, column, bytes), named.lt(p.source_rows))
                 }

@@ -244,7 +244,7 @@ impl Config {
         vecs: &[&Vec8<'k>],
         [tile_row, tile_column]: [U32<'k>; 2],
     ) -> Vec<F32<'k>> {
-        let [_, of_row, of_column] = p.from_strides();
+        let [_, of_row, of_column] = p.aux_strides();
         per_column_factors(k, self.input, vecs, |of_tile, amax| {
             let column = tile_column * SIDE + of_tile;
             let index = column.widening_mul(of_row) + tile_row.widening_mul(of_column);
@@ -266,12 +266,12 @@ struct Fragment<'k> {
 /// Stores the tile of the transpose from shared memory: as vectors where its layout allows them, else as bytes.
 fn store_transposed<'k>(k: &'k Kernel, p: &Params<'k>, [row, column]: [U32<'k>; 2]) {
     let tile = transposed(k, k.dynamic_shared().at(CODES_OFFSET), column);
-    let [pitch, ..] = p.from_strides();
+    let [pitch, ..] = p.aux_strides();
     let line = row + tile.lines * VECTOR_BYTES;
     let targets: Vec<(U32, Global)> = (0..4u32)
         .map(|later| {
             let row = tile.column + later;
-            (row, p.from.at(row.widening_mul(pitch)).at(line.to_u64()))
+            (row, p.aux.at(row.widening_mul(pitch)).at(line.to_u64()))
         })
         .collect();
     let vectors = || {

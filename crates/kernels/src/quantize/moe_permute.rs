@@ -63,7 +63,7 @@ impl PermuteArgs {
             x: self.ids,
             codes: self.tokens,
             scales: self.groups,
-            from: self.ends,
+            aux: self.ends,
             group_stride: self.places,
             dims: [self.choices, self.rows],
             shifts: [self.alignment_shift, 0],
@@ -142,7 +142,7 @@ pub(super) fn permute<'k>(k: &'k Kernel, p: &Params<'k>) {
     k.guard(exists, || counters.next(thread).store(start + before));
     k.guard((thread + 1).eq(experts), || counters.rows().store(start + padded));
     let (end, rows) = (start + count, [p.codes, p.scales]);
-    k.guard(exists & cta.eq(0), || p.from.at(thread.widening_mul(4)).store(end.min(capacity)));
+    k.guard(exists & cta.eq(0), || p.aux.at(thread.widening_mul(4)).store(end.min(capacity)));
     let none = |row: U32<'k>| {
         for list in rows {
             k.guard(row.lt(capacity), || list.at(row.widening_mul(4)).store(NONE));
@@ -225,7 +225,7 @@ pub(super) fn unpermute<'k>(k: &'k Kernel, p: &Params<'k>) {
     by_access(k, p, |access| add_rows(k, p, access));
 }
 
-/// Weighted sum of a token's rows. `x` are the rows, `codes` the tokens, `from` the row of each choice and `scales` the
+/// Weighted sum of a token's rows. `x` are the rows, `codes` the tokens, `aux` the row of each choice and `scales` the
 /// weights; `source_rows` rows exist, and a token has `shifts[0]` choices.
 fn add_rows<'k>(k: &'k Kernel, p: &Params<'k>, access: Access) {
     let [token, part_of_row] = p.divmod(k.block_index(0));
@@ -239,7 +239,7 @@ fn add_rows<'k>(k: &'k Kernel, p: &Params<'k>, access: Access) {
             .map(|i| {
                 let choice = first_choice + i;
                 let at = (first + choice.to_u64()) * 4u64;
-                let row = p.from.at(at).load_readonly_if(choice.lt(top_k), NONE);
+                let row = p.aux.at(at).load_readonly_if(choice.lt(top_k), NONE);
                 let exists = row.lt(p.source_rows);
                 let weight = p.scales.at(at).load_readonly_if(exists, 0f32);
                 let mask = Mask::of(access, exists, column, p.columns);

@@ -43,7 +43,7 @@ pub struct Args {
     pub scales: u64,
     /// Address of the second input or output: source rows of a gather, weights of RMSNorm, scales to be transformed,
     /// the per-tensor scale of NVFP4, codes of the transpose, or the workspace of a grid barrier.
-    pub from: u64,
+    pub aux: u64,
     /// Rows and columns of the matrix of codes.
     pub dims: [u32; 2],
     /// Pitch of `x` in elements.
@@ -62,10 +62,10 @@ pub struct Args {
     pub shifts: [u32; 2],
     /// Work items of a row: tiles, or `Vec8`s.
     pub items_per_row: FastDivmod,
-    /// Strides that go with `from`, in elements. Scales to be transformed: of a group, a row, a column. Transpose: of a
+    /// Strides that go with `aux`, in elements. Scales to be transformed: of a group, a row, a column. Transpose: of a
     /// row of its codes, of a row of its scales, of a column of these. 1x128: rows and blocks from a `Vec8` of a lane
     /// to its next. RMSNorm: columns from a `Vec8` of a thread to its next, bytes of a row of shared memory.
-    pub from_strides: [u32; 3],
+    pub aux_strides: [u32; 3],
     /// Bytes from a group of scales to the next; for dual output, the address of the scales of the transpose.
     pub group_stride: u64,
     /// Source rows of a gather; for RMSNorm, the CTAs that have a row more than others.
@@ -112,9 +112,9 @@ kernel_params! {
         items_factor: U32 = args.items_per_row.factor,
         shift_rows: U32 = args.shifts[0],
         shift_columns: U32 = args.shifts[1],
-        from_group: U32 = args.from_strides[0],
-        from_row: U32 = args.from_strides[1],
-        from: Pointer = args.from,
+        aux_group: U32 = args.aux_strides[0],
+        aux_row: U32 = args.aux_strides[1],
+        aux: Pointer = args.aux,
         codes: Pointer = args.codes,
         scales: Pointer = args.scales,
         codes_pitch: U32 = args.codes_pitch,
@@ -124,7 +124,7 @@ kernel_params! {
         scale_four: U32 = args.scale_strides[1],
         scale_one: U32 = args.scale_strides[2],
         source_rows: U32 = args.source_rows,
-        from_column: U32 = args.from_strides[2],
+        aux_column: U32 = args.aux_strides[2],
         epsilon: F32 = epsilon,
         group_stride: U64 = args.group_stride,
     }
@@ -182,9 +182,9 @@ impl<'k> Params<'k> {
         [self.shift_rows, self.shift_columns]
     }
 
-    /// [`Args::from_strides`].
-    pub fn from_strides(&self) -> [U32<'k>; 3] {
-        [self.from_group, self.from_row, self.from_column]
+    /// [`Args::aux_strides`].
+    pub fn aux_strides(&self) -> [U32<'k>; 3] {
+        [self.aux_group, self.aux_row, self.aux_column]
     }
 
     /// Whether a flag is set.

@@ -35,7 +35,7 @@ impl Config {
         format!("quantize_per_tensor_single_{}_{}", self.input.name(), self.code.name())
     }
 
-    /// Launch shape on `sms` SMs, and its arguments without [`Args::from`], the address of the barrier's
+    /// Launch shape on `sms` SMs, and its arguments without [`Args::aux`], the address of the barrier's
     /// [workspace](crate::common::grid_barrier::WORKSPACE_BYTES). `None` for a matrix that one grid cannot hold, or
     /// that does not allow vectors.
     pub fn launch(&self, args: &Args, sms: u32) -> Option<(Launch, Args)> {
@@ -46,16 +46,16 @@ impl Config {
             return None;
         }
         let threads = (vecs.div_ceil(u64::from(most * VECS)) as u32).next_multiple_of(WARP);
-        let args = Args { from_strides: [threads, 0, 0], ..args };
+        let args = Args { aux_strides: [threads, 0, 0], ..args };
         Some((Launch { grid: [most, 1], threads, shared_bytes: GridBarrier::SHARED_BYTES }, args))
     }
 
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
-        let threads = p.from_strides()[0];
+        let threads = p.aux_strides()[0];
         let loader = VecLoader { input: self.input, access: Access::Vectors, policy: Some(p.evict_first) };
         let first = k.block_index(0) * threads * VECS + k.thread_index();
         let loaded: Vec<_> = (0..VECS).map(|i| loader.load(k, p, first + threads * i)).collect();
-        let barrier = GridBarrier { k, workspace: p.from, threads };
+        let barrier = GridBarrier { k, workspace: p.aux, threads };
         let phase = barrier.begin();
         let words = loaded.iter().map(|(_, _, _, vec)| vec.amax_word());
         let word = words.reduce(|a, b| self.input.larger(a, b)).expect("a thread has some");

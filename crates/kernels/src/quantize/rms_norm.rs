@@ -72,7 +72,7 @@ impl Config {
         let args = Args {
             shifts: [most, if runs { least / RUN_LENGTH * RUN_LENGTH } else { 0 }],
             source_rows: args.dims[0] - least * ctas,
-            from_strides: [warps * WARP * VEC8, row_bytes, (1.0 / columns as f32).to_bits()],
+            aux_strides: [warps * WARP * VEC8, row_bytes, (1.0 / columns as f32).to_bits()],
             ..*args
         };
         (Launch { grid: [ctas, 1], threads: warps * WARP, shared_bytes }, args)
@@ -110,7 +110,7 @@ impl Config {
 
     /// Rows in turn, while bulk copies of the next are in flight.
     fn pipelined_rows<'k>(&self, k: &'k Kernel, p: &Params<'k>, row: &Row<'k>, schedule: &RowSchedule<'k>) {
-        let stages = Stages { k, p, bytes: self.input.bytes(), pitch: p.from_strides()[1] };
+        let stages = Stages { k, p, bytes: self.input.bytes(), pitch: p.aux_strides()[1] };
         let leads = k.thread_index().eq(0);
         k.if_(leads, || stages.begin(schedule));
         k.sync_warp();
@@ -185,7 +185,7 @@ impl Config {
     #[track_caller]
     fn weights<'k>(&self, k: &'k Kernel, p: &Params<'k>, access: Access, column: U32<'k>) -> Vec<F32<'k>> {
         let mask = Mask::of(access, k.constant(true), column, p.columns);
-        let at = p.from.at(column.widening_mul(self.input.bytes()));
+        let at = p.aux.at(column.widening_mul(self.input.bytes()));
         Vec8::load(k, self.input, at, &mask, None).values()
     }
 
@@ -263,7 +263,7 @@ struct Row<'k> {
 
 impl<'k> Row<'k> {
     fn of(p: &Params<'k>) -> Row<'k> {
-        Row { step_columns: p.from_strides()[0] }
+        Row { step_columns: p.aux_strides()[0] }
     }
 
     /// Columns of the `Vec8`s that a thread holds.
@@ -416,7 +416,7 @@ impl<'k> Weighted<'k> {
 /// amax of the products would not be the product of the amax.)
 #[track_caller]
 fn factor<'k>(p: &Params<'k>, sum: F32<'k>) -> F32<'k> {
-    let per_column: F32 = p.from_strides()[2].bitcast();
+    let per_column: F32 = p.aux_strides()[2].bitcast();
     let factor = (sum * per_column + p.epsilon).sqrt().reciprocal();
     // A finite factor does not change.
     factor.fma(0.0, factor)

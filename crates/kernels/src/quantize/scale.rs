@@ -72,10 +72,10 @@ impl<'k> TensorScale<'k> {
     /// Divisor from the amax of the tensor to its scale: the largest code times the largest block scale.
     pub const AMAX_DIVISOR: f32 = Code::E2m1.max_finite() * Code::E4m3.max_finite();
 
-    /// Loads the scale at [`Args::from`](super::Args::from).
+    /// Loads the scale at [`Args::aux`](super::Args::aux).
     #[track_caller]
     pub fn load(p: &Params<'k>) -> TensorScale<'k> {
-        let scale: F32 = p.from.load_readonly();
+        let scale: F32 = p.aux.load_readonly();
         TensorScale { scale, per_amax: any_reciprocal(scale * Code::E2m1.max_finite()) }
     }
 

@@ -31,9 +31,9 @@ pub(super) fn write<'k>(k: &'k Kernel, p: &Params<'k>) {
     let [tile_row, tile_column] = p.divmod(warp);
     let (row, first) = (tile_row * WARP + k.lane(), tile_column * COLUMNS);
     let group = k.block_index(1);
-    let [of_group, of_row, of_column] = p.from_strides();
+    let [of_group, of_row, of_column] = p.aux_strides();
     let [scale_rows, scale_columns] = p.scale_dims();
-    let from = p.from.at((group.widening_mul(of_group) + row.widening_mul(of_row)) * 4u64);
+    let from = p.aux.at((group.widening_mul(of_group) + row.widening_mul(of_row)) * 4u64);
     let loaded: Vec<F32> = (0..COLUMNS)
         .map(|i| {
             let column = first + i;

@@ -19,7 +19,7 @@ const CTA_ROWS: u32 = ROWS * (THREADS / WARP);
 const VECTOR_BYTES: u32 = 16;
 const ELEMENT: u32 = 2;
 
-/// Launch shape, and its arguments: `from` are the groups of the rows, of which `source_rows` exist, and `codes` the
+/// Launch shape, and its arguments: `aux` are the groups of the rows, of which `source_rows` exist, and `codes` the
 /// rows, whose columns are bytes.
 pub fn launch(args: &Args) -> (Launch, Args) {
     (Launch { grid: [args.dims[0].div_ceil(CTA_ROWS), 1], threads: THREADS, shared_bytes: 0 }, *args)
@@ -32,7 +32,7 @@ pub(super) fn write<'k>(k: &'k Kernel, p: &Params<'k>) {
         .map(|i| {
             let row = first + warps * i;
             // Rows behind the last count as rows of a group.
-            (row, p.from.at(row.widening_mul(4)).load_readonly_if(row.lt(p.rows), 0u32))
+            (row, p.aux.at(row.widening_mul(4)).load_readonly_if(row.lt(p.rows), 0u32))
         })
         .collect();
     by_access(k, p, |access| {

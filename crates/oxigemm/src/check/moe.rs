@@ -166,7 +166,7 @@ impl MoeUnpermute {
             x: rows.address,
             codes: out.address,
             scales: weights.address,
-            from: places.address,
+            aux: places.address,
             dims: [count as u32, columns as u32],
             // plain_rows has bounded both by u32::MAX.
             x_pitch: rows_pitch as u32,
@@ -207,7 +207,7 @@ impl PaddingRows {
         };
         let whole = width.is_multiple_of(16) && pitch.is_multiple_of(16) && d.address.is_multiple_of(16);
         Ok(Some(Args {
-            from: ids.address,
+            aux: ids.address,
             codes: d.address,
             dims: [rows as u32, width],
             codes_pitch: pitch,

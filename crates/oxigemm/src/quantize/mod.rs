@@ -430,7 +430,7 @@ fn in_one_kernel(
         Device::Sim(sim) => sim.meeting_room(stream_on_sim(sim, options.stream.as_ref())?)?,
         Device::Cpu => None,
     };
-    Ok(room.map(|room| step(Config::PerTensorSingle(config), (launch, Args { from: room, ..args }))))
+    Ok(room.map(|room| step(Config::PerTensorSingle(config), (launch, Args { aux: room, ..args }))))
 }
 
 /// # Safety

@@ -242,7 +242,7 @@ unsafe fn run_quantize(
         return unsafe { run_steps(device, std::iter::once(convert), options) };
     }
     let find = kernels::per_tensor::ScaleConfig { input, code: Code::E2m1 };
-    let find_args = Args { scales: args.from, ..args };
+    let find_args = Args { scales: args.aux, ..args };
     let steps = [
         Step::Zero { address: args.from, bytes: 4 },
         step(Config::PerTensorScale(find), find.launch(&find_args, multiprocessors(device)?)),

@@ -2,7 +2,7 @@
 //!
 //! Keys take the 64-row side of the tensor core, and the heads of some queries are its columns. So a thread has two
 //! keys and a quarter of the heads of each query: it sums those in registers, and the four threads of a key then
-//! [reduce-scatter](crate::attention::Heads::reduce_scatter) the queries.
+//! reduce-scatter the queries.
 
 mod heads;
 mod logits;
