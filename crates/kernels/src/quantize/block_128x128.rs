@@ -22,7 +22,7 @@ pub(super) const VECS: u32 = SIDE * ACROSS / THREADS;
 /// Rows from a `Vec8` of a thread to its next.
 pub(super) const ROWS: u32 = THREADS / ACROSS;
 const WARPS: u32 = THREADS / WARP;
-/// Bytes of shared memory that [`per_column_factors`] and [`block_max`] take at most.
+/// Bytes of shared memory that [`per_column_factors`] and [`cta_max`] take at most.
 pub(super) const COLUMN_BYTES: u32 = 4 * (WARPS + 1) * SIDE;
 
 /// Scale granularity.
@@ -95,7 +95,7 @@ impl Config {
             Granularity::Block => {
                 let words = vecs.map(Vec8::amax_word);
                 let word = words.reduce(|a, b| self.input.larger(a, b)).expect("a thread has some");
-                let scale = Scale::of(p, self.code, block_max(k, self.input.widen_larger(k, word)));
+                let scale = Scale::of(p, self.code, cta_max(k, self.input.widen_larger(k, word)));
                 let at = p.scales.at(layout.offset(tile_row, tile_column));
                 layout.store(k, at, scale.scale, thread.eq(0));
                 vec![scale.factor; VEC8 as usize]
@@ -126,7 +126,7 @@ pub(super) fn vec_addresses<'k>(first: Global<'k>, step: U64<'k>) -> impl Iterat
 
 /// Maximum over all threads of a CTA of [`THREADS`], in all of them.
 #[track_caller]
-pub(super) fn block_max<'k>(k: &'k Kernel, amax: U32<'k>) -> U32<'k> {
+pub(super) fn cta_max<'k>(k: &'k Kernel, amax: U32<'k>) -> U32<'k> {
     let shared = k.dynamic_shared();
     let of_warp = k.warp_max(amax);
     k.guard(k.lane().eq(0), || shared_word(shared, k.thread_index() >> 5).store(of_warp));

@@ -135,7 +135,7 @@ impl Config {
         let down = self.tile_blocks() / across;
         let apart = self.blocks_per_warp();
         let row_step = if blocked { WARP } else { 1 };
-        let chunk_step = [apart % down * row_step, apart / down, 0];
+        let vec_step = [apart % down * row_step, apart / down, 0];
         let row_tiles = rows.div_ceil(down);
         let column_tiles = columns.div_ceil(across);
         let warps = u64::from(row_tiles) * u64::from(column_tiles);
@@ -149,16 +149,16 @@ impl Config {
             && args.scale_dims == [args.dims[0], args.dims[1] / self.width];
         let flags = args.flags | if full { Flags::FULL_TILES } else { 0 };
         let items_per_row = FastDivmod::new(column_tiles);
-        let args = Args { shifts, items_per_row, aux_strides: chunk_step, flags, ..*args };
+        let args = Args { shifts, items_per_row, aux_strides: vec_step, flags, ..*args };
         (Launch { grid: [ctas, 1], threads: THREADS, shared_bytes: 0 }, args)
     }
 
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
-        let parts = || by_access(k, p, |access| self.tile(k, p, Tiles::Partial(access)));
+        let partial = || by_access(k, p, |access| self.tile(k, p, Tiles::Partial(access)));
         match self.code {
-            Code::E4m3 | Code::E5m2 => parts(),
+            Code::E4m3 | Code::E5m2 => partial(),
             // FP4 is limited by instructions as much as by memory, and full tiles need no bounds checks.
-            Code::E2m1 => k.if_else(p.has(Flags::FULL_TILES), || self.tile(k, p, Tiles::Full), parts),
+            Code::E2m1 => k.if_else(p.has(Flags::FULL_TILES), || self.tile(k, p, Tiles::Full), partial),
         }
     }
 
@@ -427,7 +427,7 @@ fn reduce_scatter<'k>(k: &'k Kernel, lanes: u32, input: Input, vecs: Vec<U32<'k>
                 input.larger(kept, k.shuffle(Shuffle::Xor, sent, step))
             }
             [only, ..] => input.larger(only, k.shuffle(Shuffle::Xor, only, step)),
-            [] => unreachable!("vecs are not empty"),
+            [] => unreachable!("a pair is not empty"),
         });
         kept.collect()
     })

@@ -10,7 +10,7 @@ use oxigemm_ptx::{F32, Global, Kernel, Ptr, U32};
 use super::async_copy::CpAsyncBuffer;
 use super::block_1x128::LaneAmax;
 use super::block_128x128::{
-    ACROSS, COLUMN_BYTES, ROWS, SIDE, VECS, block_max, per_column_factors, vec_addresses,
+    ACROSS, COLUMN_BYTES, ROWS, SIDE, VECS, cta_max, per_column_factors, vec_addresses,
 };
 use super::params::{Args, Flags, Launch, Params, by_access};
 use super::scale::{Scale, ScaleLayout};
@@ -220,7 +220,7 @@ impl Config {
                 }
             }
             Granularity::Block => {
-                let amax = block_max(k, max_of(vecs.iter().map(|vec| vec.amax())));
+                let amax = cta_max(k, max_of(vecs.iter().map(|vec| vec.amax())));
                 let scale = Scale::of(p, self.code, amax);
                 for ((i, fragment), at) in (0..).zip(fragments).zip(codes) {
                     let codes = scale.encode(k, self.code, &fragment.vec.values());

@@ -4,7 +4,7 @@
 
 use oxigemm_ptx::{Kernel, U32};
 
-use super::block_128x128::{self, block_max};
+use super::block_128x128::{self, cta_max};
 use super::params::{Args, Launch, Params, by_access};
 use super::scale::{Scale, ScaleLayout};
 use super::vec8::{Access, Code, Input, Mask, VEC8, Vec8, store_codes};
@@ -64,7 +64,7 @@ impl Config {
             let (_, _, vec) = load(column);
             found.set(found.live().max(vec.amax()));
         });
-        let scale = Scale::of(p, self.code, block_max(k, found.get()));
+        let scale = Scale::of(p, self.code, cta_max(k, found.get()));
         let store = |(column, mask, vec): &(U32<'k>, Mask<'k>, Vec8<'k>)| {
             let codes = scale.encode(k, self.code, &vec.values());
             store_codes(k, &codes, p.codes_at(row, *column, self.code), mask, p.evict_last);

@@ -8,7 +8,7 @@ use oxigemm_ptx::memory::AtomicOp;
 use oxigemm_ptx::tma::CachePolicy;
 use oxigemm_ptx::{Kernel, Scope, U32};
 
-use super::block_128x128::{self, block_max};
+use super::block_128x128::{self, cta_max};
 use super::params::{Args, Launch, Params, by_access};
 use super::scale::{Scale, ScaleLayout, TensorScale};
 use super::vec8::{Access, Code, Input, Mask, VEC8, Vec8, bits, store_codes};
@@ -123,7 +123,7 @@ impl ScaleConfig {
             Code::E4m3 | Code::E5m2 => self.code.max_finite(),
             Code::E2m1 => TensorScale::AMAX_DIVISOR,
         };
-        let scale = Scale::up_to(p, max_finite, block_max(k, found));
+        let scale = Scale::up_to(p, max_finite, cta_max(k, found));
         k.guard(k.thread_index().eq(0), || p.scales.reduce(AtomicOp::Max, bits(scale.scale), Scope::Gpu));
     }
 }

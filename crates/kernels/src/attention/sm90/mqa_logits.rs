@@ -184,7 +184,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
             k.registers_down(PRODUCER_REGISTERS);
             k.if_(warp.eq(key_warp), || k.if_(k.elect(), || k.role("keys", || cta.load_keys())));
             k.if_(warp.eq(unit_warp), || k.role("units", || cta.produce_units(costs.cta_range(k))));
-            k.if_(warp.ge(fill_warp), || k.role("clear", || cta.fill(warp - fill_warp)));
+            k.if_(warp.ge(fill_warp), || k.role("fill", || cta.fill(warp - fill_warp)));
         },
         || {
             k.registers_up(MATH_REGISTERS);

@@ -3,7 +3,7 @@
 //! `logit[b, n, j] = scale[j] * sum over heads of  relu(Q[b,n,h] . KV[b,j]) * weight[b,n,h]`
 //! for `j < length[b,n]`, and -inf behind.
 //!
-//! Limited by smem bandwidth. The [schedule metadata](crate::attention::paged_metadata) splits the key tiles evenly
+//! Limited by memory bandwidth. The [schedule metadata](crate::attention::paged_metadata) splits the key tiles evenly
 //! over the CTAs, each with a few consecutive sequences. Two math warpgroups multiply 64 keys of a stage with the heads
 //! of one query after another. A third warpgroup holds the other roles: a warp produces pages, one produces units
 //! (sequences), and two fill with -inf behind the sequences' ends.
@@ -173,7 +173,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         || {
             k.if_(warp.eq(key_warp), || k.role("keys", || cta.load_keys()));
             k.if_(warp.eq(unit_warp), || k.role("units", || cta.produce_units()));
-            k.if_(warp.ge(fill_warp), || k.role("clear", || cta.fill(warp - fill_warp)));
+            k.if_(warp.ge(fill_warp), || k.role("fill", || cta.fill(warp - fill_warp)));
         },
         || k.role("math", || cta.multiply()),
     );

@@ -10,7 +10,7 @@ use crate::common::even_split::Shares;
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{Global, I32, Kernel, Pred, Shared, U32};
 
-/// KeyRanges of keys that queries see, in global memory.
+/// Ranges of keys that queries see, in global memory.
 #[derive(Clone, Copy)]
 pub(crate) struct KeyRanges<'k> {
     pub starts: Global<'k>,
@@ -50,14 +50,14 @@ impl<'k> KeyRanges<'k> {
         let count = (end.max(first) - first).min(self.columns);
         // Of all non-empty ranges: the smallest first key, as the maximum of the complements, and the largest end.
         let sees = count.ne(0);
-        let largest = |mut value: U32<'k>| {
+        let maximum = |mut value: U32<'k>| {
             for distance in (0..self.block_queries.ilog2()).map(|bit| 1u32 << bit) {
                 value = value.max(k.shuffle(Shuffle::Xor, value, distance));
             }
             value
         };
-        let before = largest(sees.select(first ^ u32::MAX, 0u32)) ^ u32::MAX;
-        let behind = largest(sees.select(first + count, 0u32));
+        let before = maximum(sees.select(first ^ u32::MAX, 0u32)) ^ u32::MAX;
+        let behind = maximum(sees.select(first + count, 0u32));
         let tile = (before / TILE_KEYS).min(self.key_count.div_ceil(TILE_KEYS));
         let tiles = behind.div_ceil(TILE_KEYS).max(tile) - tile;
         VisibleKeys { exists, first, count, tile, tiles }
