@@ -232,9 +232,9 @@ impl KernelArgs {
     /// The same where blocks leave sums and count tiles in that room; where there is none, tiles are not shared out, and every cluster has
     /// each so-many-th.
     pub fn in_room(self, room: Option<u64>) -> KernelArgs {
-        let tail = self.tail.map(|StreamKArgs { tail, .. }| match room {
-            Some(room) => StreamKArgs { room, tail },
-            None => StreamKArgs { room: 0, tail: StreamK::default() },
+        let tail = self.tail.map(|StreamKArgs { split, .. }| match room {
+            Some(workspace) => StreamKArgs { workspace, split },
+            None => StreamKArgs { workspace: 0, split: StreamK::default() },
         });
         let dispatch = self.dispatch.map(|_| DynamicSchedulerArgs::in_workspace(room));
         KernelArgs { tail, dispatch, ..self }
@@ -357,7 +357,7 @@ impl Arguments {
         let fused_groups = groups.and(fused).map(fused_group_args);
         let groups = groups.map(|groups| grouped_args(groups, problem));
         let (family, fused) = (problem.family, fused.map(fused_args));
-        let tail = plan.choice.shares_tail().then_some(StreamKArgs { room: 0, tail: launch.tail });
+        let tail = plan.choice.shares_tail().then_some(StreamKArgs { workspace: 0, split: launch.tail });
         let dispatch = plan.choice.hands_out_tiles().then_some(DynamicSchedulerArgs::in_workspace(None));
         let arguments = Arguments {
             family,

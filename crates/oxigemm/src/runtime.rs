@@ -12,7 +12,7 @@ use std::time::Duration;
 use oxigemm_cuda::{Buffer, CacheStats, CubinCache, Function, LaunchConfig, Provenance, PtxModule, Stream};
 use oxigemm_kernels::KernelId;
 use oxigemm_kernels::gemm::launch::GemmKernel;
-use oxigemm_kernels::gemm::scheduler::k_grouped::MAP_WORKSPACE_BYTES;
+use oxigemm_kernels::gemm::sm90::dynamic_tensor_maps::MAP_WORKSPACE_BYTES;
 use oxigemm_kernels::gemm::transpose;
 
 use crate::call::PlanKey;

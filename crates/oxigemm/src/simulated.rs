@@ -17,7 +17,7 @@ use std::thread::ThreadId;
 
 use oxigemm_kernels::gemm::launch::{GemmKernel, MatrixMap};
 use oxigemm_kernels::gemm::scheduler::dynamic;
-use oxigemm_kernels::gemm::scheduler::k_grouped::MAP_WORKSPACE_BYTES;
+use oxigemm_kernels::gemm::sm90::dynamic_tensor_maps::MAP_WORKSPACE_BYTES;
 use oxigemm_kernels::gemm::transpose;
 use oxigemm_kernels::quantize::per_tensor_single::ROOM_BYTES;
 use oxigemm_kernels::{KernelArg, KernelId};

@@ -70,7 +70,7 @@ pub fn build() -> Result<Module, BuildError> {
     k.grid_dependency_wait();
     // Whoever comes next waits for all of this, and may set itself up meanwhile.
     k.launch_dependents();
-    table.find();
+    table.build();
 
     let across = [a, b].map(|operand| operand.rows.div_ceil(TILE));
     let index = k.block_index(0);
