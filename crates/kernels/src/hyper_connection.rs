@@ -443,7 +443,7 @@ impl<'k> Block<'k, '_> {
         let (k, cfg, p, lane) = (self.k, self.cfg, &self.params, self.lane);
         let gathering = WorkspaceReduce {
             k,
-            room: p.room,
+            workspace: p.room,
             threads: MATH_THREADS,
             thread: self.warp * WARP + lane,
             values: cfg.values(),

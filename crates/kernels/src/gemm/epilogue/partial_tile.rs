@@ -51,8 +51,8 @@ impl<'k> WarpOutput<'k, '_> {
         k.if_(straddles, || {
             k.for_(self.lane, WARP_ROWS * FOURS, WARP, |index| {
                 let (row, four) = (index / FOURS, index % FOURS);
-                let sums = self.rows_of(0).at(chunk_offset(row, four)).load_vec::<f32, 4>();
-                self.params.store_four(k, self.first_row() + row, self.place.column + four * 4, sums);
+                let accumulators = self.rows_of(0).at(chunk_offset(row, four)).load_vec::<f32, 4>();
+                self.params.store_four(k, self.first_row() + row, self.place.column + four * 4, accumulators);
             });
         });
         k.sync_warp();

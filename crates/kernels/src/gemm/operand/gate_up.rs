@@ -23,7 +23,7 @@ impl Fusion {
         }
     }
 
-    /// The part of a kernel's name that tells it.
+    /// Its part of a kernel's name.
     pub const fn name(self) -> &'static str {
         match self {
             Fusion::None => "",
@@ -44,7 +44,7 @@ pub struct BoxOfB {
 
 impl BoxOfB {
     /// Box for the `share` of a tile's rows that a block loads, where a warpgroup has so many columns of D at a time: all rows of a
-    /// warpgroup, gates before ups, and the whole share where its rows are contiguous. (See [`GateUpRows`] for where they are
+    /// warpgroup, gates before ups, and the whole share where its rows are contiguous. (See `GateUpRows` for where they are
     /// not.)
     pub fn of(fusion: Fusion, share: u32, columns: u32, passes: u32) -> BoxOfB {
         match fusion {
@@ -85,7 +85,7 @@ impl<'k> GateUpRows<'k> {
         [n + within + (piece / parts) * self.stride, piece % parts]
     }
 
-    /// Rows of a tile that one load brings of the `share` that a block has of them: as [`BoxOfB::of`].
+    /// Rows of a tile that one load takes of the `share` that a block has of them: as [`BoxOfB::of`].
     pub fn box_rows(&self, share: U32<'k>) -> U32<'k> {
         let of_warpgroup = share.min(self.columns * self.fusion.accumulators());
         match self.fusion {

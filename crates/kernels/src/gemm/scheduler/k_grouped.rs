@@ -44,21 +44,21 @@ pub struct KGroup {
 /// use oxigemm_kernels::gemm::scheduler::k_grouped::{KGroup, KRoom, k_groups};
 ///
 /// let room = KRoom { extent: 384, unit: 16, scales: Some((3, 128)) };
-/// let found = k_groups(&[100, -1, 256, 999], &room);
+/// let found = k_groups(&[100, -1, 256, 999], &capacity);
 /// assert_eq!(found[0], KGroup { k: 100, start: 0, first_block: 0 });
 /// assert_eq!(found[1], KGroup { k: 0, start: 112, first_block: 1 });
 /// assert_eq!(found[2], KGroup { k: 256, start: 112, first_block: 1 });
 /// assert_eq!(found[3], KGroup { k: 0, start: 368, first_block: 3 });
 /// ```
-pub fn k_groups(ks: &[i32], room: &KCapacity) -> Vec<KGroup> {
+pub fn k_groups(ks: &[i32], capacity: &KCapacity) -> Vec<KGroup> {
     let (mut start, mut first_block) = (0u32, 0u32);
     let place = |number: &i32| {
-        let k = u32::try_from(*number).unwrap_or(0).min(room.extent);
-        let fitting = k.min(room.extent - start);
-        let scaled = room.scales.map_or(fitting, |(blocks, block_k)| (blocks - first_block) * block_k);
+        let k = u32::try_from(*number).unwrap_or(0).min(capacity.extent);
+        let fitting = k.min(capacity.extent - start);
+        let scaled = capacity.scales.map_or(fitting, |(blocks, block_k)| (blocks - first_block) * block_k);
         let group = KGroup { k: fitting.min(scaled), start, first_block };
-        start = (start + k.next_multiple_of(room.unit)).min(room.extent);
-        if let Some((blocks, block_k)) = room.scales {
+        start = (start + k.next_multiple_of(capacity.unit)).min(capacity.extent);
+        if let Some((blocks, block_k)) = capacity.scales {
             first_block = (first_block + k.div_ceil(block_k)).min(blocks);
         }
         group
@@ -81,7 +81,7 @@ pub struct KGroupedArgs {
     pub b: u64,
     /// How many groups there are.
     pub groups: u32,
-    /// The K of all groups together that the operands have room for; of FP8 a multiple of [`PITCH_UNIT`].
+    /// The K of all groups together that the operands hold; of FP8 a multiple of [`PITCH_UNIT`].
     pub extent: u32,
     /// Rows of D from one group to the next.
     pub d_slab: u32,
@@ -254,16 +254,16 @@ impl<'k> KGroupTable<'k> {
             let number: I32<'k> = p.ks.at(group.widening_mul(4)).load();
             number.max(0).bitcast::<u32>().min(p.extent)
         };
-        let (start, room) = (k.var(0u32), p.extent);
+        let (start, extent) = (k.var(0u32), p.extent);
         let scales = self.scales.map(|scales| (scales, k.var(0u32)));
         let pass = |depth: U32<'k>| {
-            start.set((start.live() + depth.div_ceil(self.unit) * self.unit).min(room));
+            start.set((start.live() + depth.div_ceil(self.unit) * self.unit).min(extent));
             if let Some((scales, block)) = scales {
                 block.set((block.live() + depth.div_ceil(scales.block_k)).min(scales.blocks));
             }
         };
         k.for_(first, last, 1, |group| pass(number(group)));
-        start.set(exclusive_scan(k, lane, start.get(), |a, b| (a + b).min(room)));
+        start.set(exclusive_scan(k, lane, start.get(), |a, b| (a + b).min(extent)));
         if let Some((scales, block)) = scales {
             block.set(exclusive_scan(k, lane, block.get(), |a, b| (a + b).min(scales.blocks)));
         }
@@ -272,7 +272,7 @@ impl<'k> KGroupTable<'k> {
             let (start, block) = (start.get(), scales.map(|(scales, block)| (scales, block.get())));
             let scaled = block.map(|(scales, block)| (scales.blocks - block) * scales.block_k);
             let to = self.depth.at(group * 4);
-            let fitting = depth.min(room - start);
+            let fitting = depth.min(extent - start);
             to.store(scaled.map_or(fitting, |scaled| fitting.min(scaled)));
             self.start.at(group * 4).store(start);
             if let Some((scales, block)) = block {
@@ -309,10 +309,10 @@ mod tests {
         let scales = [None, Some(0), Some(1), Some(5), Some(9)];
         for extent in [0, 16, 160, 1024] {
             for (unit, blocks) in scales.into_iter().flat_map(|blocks| [(1, blocks), (PITCH_UNIT, blocks)]) {
-                let room = KCapacity { extent, unit, scales: blocks.map(|blocks| (blocks, 128)) };
+                let capacity = KCapacity { extent, unit, scales: blocks.map(|blocks| (blocks, 128)) };
                 for shift in 0..numbers.len() {
                     let ks: Vec<i32> = (0..8).map(|i| numbers[(i * 3 + shift) % numbers.len()]).collect();
-                    for group in k_groups(&ks, &room) {
+                    for group in k_groups(&ks, &capacity) {
                         let KGroup { k, start, first_block } = group;
                         assert!(start.is_multiple_of(unit));
                         assert!(start + k.next_multiple_of(unit) <= extent, "{ks:?} {group:?}");

@@ -12,7 +12,7 @@ use crate::gemm::sm90::warpgroups::M_SUBTILE_STRIDE;
 use oxigemm_ptx::tma::StoreReduction;
 use oxigemm_ptx::{Kernel, Shared, U32, Var};
 
-/// What a warpgroup computes of a tile: as many times 64 rows as there are waves, all of the same columns.
+/// Part of a tile that a warpgroup computes: M-subtiles of 64 rows, all of the same columns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PartShape {
     pub m_subtiles: u32,
@@ -37,7 +37,7 @@ impl Kind {
     }
 }
 
-/// A panel of a part: its columns of one wave, and its place in the staging area.
+/// Panel of a part: its columns of one M-subtile, and its slot in the staging area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Panel {
     subtile: u32,
@@ -134,8 +134,8 @@ impl<'k> StorePipeline<'k> {
         }
     }
 
-    /// A math warp's rows of the part that begins at `first`: a fragment of accumulators for each wave. `parity` is the
-    /// warpgroup's place in the ring, which begins as a writer's.
+    /// Writes a consumer warp's rows of the part that begins at `first`: a fragment of accumulators for each M-subtile. `parity` is the
+    /// warpgroup's in the ring, which begins as a producer's.
     pub fn write(
         &self,
         [warp, lane]: [U32<'k>; 2],

@@ -159,8 +159,8 @@ impl Config {
         PartShape { m_subtiles: self.shape().m_subtiles(), columns: self.shape().columns() }
     }
 
-    /// Blocks of K that the main loop is unrolled by: those whose scales are loaded at once. With a second wave, the step into the next
-    /// round is taken behind products of the first, and unrolling gains little; where tiles are shared out, half a percent.
+    /// K blocks that the main loop is unrolled by: those whose scales are loaded at once. With a second M-subtile, the step into the next
+    /// iteration is taken behind products of the first, and unrolling gains little; in stream-K kernels, half a percent.
     pub(super) fn unroll(&self) -> u32 {
         match (self.shape().m_subtiles(), self.stream_k) {
             (1, _) => 4,

@@ -1,6 +1,6 @@
 //! Persistent FP8 GEMM with fine-grained scales, for many rows: warp-specialized, with multicast.
 //!
-//! A block computes tiles of `block_m` by `block_n` by these [roles](super::roles):
+//! A block computes tiles of `block_m` by `block_n` by these roles (`roles.rs`):
 //! - producer (`producer.rs`): one thread loads this block's part of A and B, multicast to the blocks that share it;
 //! - scale producer (`producer.rs`): a warp loads scales. With 1D1D scales a warpgroup makes operands of them
 //!   (`scales_1d1d.rs`);
