@@ -4,7 +4,7 @@ use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
 use oxigemm::{Addend, DType, Device, GemmOptions, Tensor, fp8_gemm_nt, random};
 
 fn main() -> oxigemm::Result<()> {
-    let device = Device::cpu(); // Device::auto()? takes a GPU where there is one, else the simulator
+    let device = Device::cpu(); // Device::auto() takes a GPU where there is one, else the simulator
     let (m, n, k) = (64, 512, 1024);
 
     // Quantize an activation by row and a weight by block, 128 of K to a scale.

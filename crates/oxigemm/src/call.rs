@@ -5,7 +5,6 @@ mod output;
 
 use std::ffi::c_void;
 
-use oxigemm_kernels::KernelArg;
 use oxigemm_kernels::common::params::ArgRef;
 use oxigemm_kernels::gemm::epilogue::OutputFlags;
 use oxigemm_kernels::gemm::epilogue::fusion::{EpilogueArgs, EpilogueFlags, GroupedEpilogueArgs};
@@ -251,16 +250,9 @@ impl KernelArgs {
         (all, count)
     }
 
-    /// The arguments by value, in the same order.
-    pub fn values(&self) -> Vec<KernelArg> {
-        let mut all = Vec::with_capacity(Self::MOST);
-        self.for_each(|arg| all.push(arg.value()));
-        all
-    }
-
     /// Every argument in the order of the kernel's parameters.
     #[inline]
-    fn for_each(&self, mut visit: impl FnMut(ArgRef<'_>)) {
+    pub fn for_each(&self, mut visit: impl FnMut(ArgRef<'_>)) {
         self.product.args().into_iter().for_each(&mut visit);
         self.groups.iter().flat_map(MGroupedArgs::args).for_each(&mut visit);
         self.k_groups.iter().flat_map(KGroupedArgs::args).for_each(&mut visit);

@@ -115,17 +115,6 @@ impl Maps {
         let d = output.plain.then(|| launch.map_d(of_d, problem.d_pitch, problem.d_type.size() as u32));
         Maps { a, b, sfa: sfa.map(scales), d: d.map(|map| swizzled(MapElement::of(problem.d_type), map)) }
     }
-
-    /// The map of an operand, which must be one that the copy engine moves.
-    pub fn of(&self, operand: Mapped) -> &Map {
-        let map = match operand {
-            Mapped::A => Some(&self.a),
-            Mapped::B => Some(&self.b),
-            Mapped::ScalesOfA => self.sfa.as_ref(),
-            Mapped::D => self.d.as_ref(),
-        };
-        map.expect("the arguments ask for maps that they announced")
-    }
 }
 
 /// The strides of A's scales, along M and along K, of which there are so many blocks.
