@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# On a machine with a Hopper GPU and torch, without network: installs a wheel beside the installed torch, and tests it there.
+# Tests a wheel on a machine with a Hopper GPU and torch, without network.
 #   tools/gpu_python.sh WHEEL [test|time|anchor ...]     default: test and time
-# numpy, ml_dtypes and pytest, with what that needs, are taken from wheels in the directory of WHEEL if they are not installed.
+# numpy, ml_dtypes and pytest with its dependencies come from wheels beside WHEEL if they are not installed.
 set -euo pipefail
 wheel=$(realpath "$1")
 shift
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# A directory beside the installed packages and not a virtual environment: one made inside another does not see that one's torch.
+# A directory of its own, not a virtual environment: one that is made inside another does not see the other's torch.
 export PYTHONPATH="$work/site"
-install() { python3 -m pip --disable-pip-version-check install --quiet --no-index --no-deps --target "$work/site" "$@"; }
+install() {
+  python3 -m pip --disable-pip-version-check install --quiet --no-index --no-deps --target "$work/site" "$@"
+}
 install "$wheel"
 for package in numpy ml_dtypes packaging pluggy iniconfig pygments pytest; do
   python3 -c "import $package" 2>/dev/null || install --find-links "$(dirname "$wheel")" "$package"

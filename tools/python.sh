@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests of the Python package: the wheel is built and installed into a fresh virtual environment, and tested there.
+# Tests the Python package: builds the wheel, installs it into a fresh virtual environment, and runs pytest there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)

@@ -25,10 +25,13 @@ fi
 rm -f "$out"/oxigemm-*.whl
 maturin build --quiet --locked --profile "$profile" --manifest-path crates/python/Cargo.toml --out "$out" >&2
 if [ "$profile" = release ]; then
-  # What is in the wheel must be the cubins of the kernels in the wheel.
+  # The wheel must hold the cubin of each of its kernels.
   check=$(mktemp -d)
   trap 'rm -rf "$check"' EXIT
   python3 -m zipfile -e "$out"/oxigemm-*.whl "$check"
-  PYTHONPATH="$check" python3 -c "from oxigemm import _oxigemm; missing = _oxigemm.missing_cubins(); assert not missing, missing"
+  PYTHONPATH="$check" python3 -c "
+from oxigemm._oxigemm import missing_cubins
+missing = missing_cubins()
+assert not missing, missing"
 fi
 ls "$out"/oxigemm-*.whl

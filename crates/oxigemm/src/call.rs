@@ -5,7 +5,6 @@ mod output;
 
 use std::ffi::c_void;
 
-use oxigemm_kernels::KernelArg;
 use oxigemm_kernels::common::params::ArgRef;
 use oxigemm_kernels::gemm::epilogue::OutputFlags;
 use oxigemm_kernels::gemm::epilogue::fusion::{EpilogueArgs, EpilogueFlags, GroupedEpilogueArgs};
@@ -232,9 +231,9 @@ impl KernelArgs {
     /// The same where blocks leave sums and count tiles in that room; where there is none, tiles are not shared out, and every cluster has
     /// each so-many-th.
     pub fn in_room(self, room: Option<u64>) -> KernelArgs {
-        let tail = self.tail.map(|StreamKArgs { tail, .. }| match room {
-            Some(room) => StreamKArgs { room, tail },
-            None => StreamKArgs { room: 0, tail: StreamK::default() },
+        let tail = self.tail.map(|StreamKArgs { split, .. }| match room {
+            Some(workspace) => StreamKArgs { workspace, split },
+            None => StreamKArgs { workspace: 0, split: StreamK::default() },
         });
         let dispatch = self.dispatch.map(|_| DynamicSchedulerArgs::in_workspace(room));
         KernelArgs { tail, dispatch, ..self }
@@ -251,16 +250,9 @@ impl KernelArgs {
         (all, count)
     }
 
-    /// The arguments by value, in the same order.
-    pub fn values(&self) -> Vec<KernelArg> {
-        let mut all = Vec::with_capacity(Self::MOST);
-        self.for_each(|arg| all.push(arg.value()));
-        all
-    }
-
     /// Every argument in the order of the kernel's parameters.
     #[inline]
-    fn for_each(&self, mut visit: impl FnMut(ArgRef<'_>)) {
+    pub fn for_each(&self, mut visit: impl FnMut(ArgRef<'_>)) {
         self.product.args().into_iter().for_each(&mut visit);
         self.groups.iter().flat_map(MGroupedArgs::args).for_each(&mut visit);
         self.k_groups.iter().flat_map(KGroupedArgs::args).for_each(&mut visit);
@@ -357,7 +349,7 @@ impl Arguments {
         let fused_groups = groups.and(fused).map(fused_group_args);
         let groups = groups.map(|groups| grouped_args(groups, problem));
         let (family, fused) = (problem.family, fused.map(fused_args));
-        let tail = plan.choice.shares_tail().then_some(StreamKArgs { room: 0, tail: launch.tail });
+        let tail = plan.choice.shares_tail().then_some(StreamKArgs { workspace: 0, split: launch.tail });
         let dispatch = plan.choice.hands_out_tiles().then_some(DynamicSchedulerArgs::in_workspace(None));
         let arguments = Arguments {
             family,

@@ -4,12 +4,11 @@ use oxigemm_kernels::gemm::operand::f16::Major;
 
 use crate::check::{Checked, Fp8GemmNt, GemmLayout, Operand};
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::device::backend::{Backend, with_backend};
+use crate::error::Result;
 use crate::gemm::{self, Addend, GemmOptions, RawFp8Gemm};
 use crate::reference;
 use crate::remembered::CallArguments;
-use crate::runtime::Cuda;
-use crate::simulated::Sim;
 use crate::tensor::Tensor;
 use crate::transposed::{Source, TransposedProduct};
 
@@ -66,7 +65,8 @@ pub fn fp8_gemm(
     match a.device() {
         // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
         Device::Cuda(cuda) => unsafe { run(cuda, &arguments, options) },
-        Device::Sim(sim) => simulate(sim, &arguments, options),
+        // SAFETY: as above.
+        Device::Sim(sim) => unsafe { run(sim, &arguments, options) },
         Device::Cpu => {
             gemm::refuse_stream(a.device(), options)?;
             let old = d.clone();
@@ -122,12 +122,8 @@ pub unsafe fn fp8_gemm_raw(
             operand.strides.swap(0, 1);
         }
     }
-    match device {
-        // SAFETY: the caller keeps the operands as described.
-        Device::Cuda(cuda) => unsafe { run(cuda, &arguments, options) },
-        Device::Sim(sim) => simulate(sim, &arguments, options),
-        Device::Cpu => Err(Error::no_raw_memory(device)),
-    }
+    // SAFETY: the caller keeps the operands as described.
+    with_backend!(device, backend => unsafe { run(backend, &arguments, options) })
 }
 
 /// The product, where operands have to be transposed; `None` where none has, or nothing is multiplied.
@@ -151,19 +147,11 @@ fn transposed(arguments: &Fp8GemmNt) -> Result<Option<TransposedProduct>> {
 ///
 /// # Safety
 /// As for [`fp8_gemm_raw`].
-unsafe fn run(cuda: &Cuda, arguments: &Fp8GemmNt, options: &GemmOptions) -> Result<()> {
+unsafe fn run<B: Backend>(backend: &B, arguments: &Fp8GemmNt, options: &GemmOptions) -> Result<()> {
     match transposed(arguments)? {
         // SAFETY: the caller keeps the operands as described, and the check has compared them with the problem.
-        Some(product) => unsafe { product.launch(cuda, arguments.addresses(), options) },
+        Some(product) => unsafe { product.launch(backend, arguments.addresses(), options) },
         // SAFETY: as above.
-        None => unsafe { gemm::run(cuda, arguments, options) },
-    }
-}
-
-/// Checks, plans, and does it or has it captured.
-fn simulate(sim: &Sim, arguments: &Fp8GemmNt, options: &GemmOptions) -> Result<()> {
-    match transposed(arguments)? {
-        Some(product) => product.simulate(sim, arguments.addresses(), options),
-        None => gemm::simulate(sim, arguments, options),
+        None => unsafe { gemm::run(backend, arguments, options) },
     }
 }

@@ -6,16 +6,15 @@ use crate::call::{Addresses, FusedAt, PlanKey};
 use crate::cast::ScaleFormat;
 use crate::check::int;
 use crate::check::{CheckedFused, EpilogueArguments, Fp8GemmNt, HeadSplits, Operand};
+use crate::device::backend::{Backend, with_backend};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::gemm::{Addend, GemmOptions, RawFp8Gemm, cuda_stream, key, put, refuse_stream, sim_stream};
-use crate::memo::Memo;
+use crate::error::Result;
+use crate::gemm::{Addend, GemmOptions, RawFp8Gemm, key, refuse_stream};
+use crate::launch::cache::LaunchCache;
 use crate::plan::Limits;
 use crate::reference;
-use crate::remembered::{Call, CallArguments, Ready, RememberedCalls, launch};
-use crate::runtime::Cuda;
-use crate::simulated::Sim;
+use crate::remembered::{Call, CallArguments, LaunchCaches, launch};
 use crate::tensor::Tensor;
 
 /// What is done with the sums of a product before they are stored, in this order and in FP32:
@@ -281,7 +280,7 @@ pub(crate) trait FusedGemm: CallArguments {
     /// Checks every rule of the call.
     fn check_fused(&self, epilogue: &EpilogueArguments) -> Result<CheckedFused>;
     /// Where calls of the function are remembered.
-    fn remembered_fused(calls: &RememberedCalls) -> &Memo<Call<Arguments<Self>>, Ready>;
+    fn fused_cache<B: Backend>(caches: &LaunchCaches<B>) -> &LaunchCache<Call<Arguments<Self>>, B>;
 }
 
 impl FusedGemm for Fp8GemmNt {
@@ -289,8 +288,8 @@ impl FusedGemm for Fp8GemmNt {
         Fp8GemmNt::check_fused(self, epilogue)
     }
 
-    fn remembered_fused(calls: &RememberedCalls) -> &Memo<Call<Arguments<Self>>, Ready> {
-        &calls.fused_fp8
+    fn fused_cache<B: Backend>(caches: &LaunchCaches<B>) -> &LaunchCache<Call<Arguments<Self>>, B> {
+        &caches.fused_fp8
     }
 }
 
@@ -317,7 +316,8 @@ impl<G: FusedGemm> Arguments<G> {
         match device {
             // SAFETY: the caller keeps the operands.
             Device::Cuda(cuda) => unsafe { self.launch(cuda, options) },
-            Device::Sim(sim) => self.simulate(sim, options),
+            // SAFETY: as above.
+            Device::Sim(sim) => unsafe { self.launch(sim, options) },
             Device::Cpu => {
                 refuse_stream(device, options)?;
                 match self.gemm.check_fused(&self.epilogue)? {
@@ -333,31 +333,19 @@ impl<G: FusedGemm> Arguments<G> {
     /// # Safety
     /// As for [`fp8_gemm_nt_fused_raw`].
     pub unsafe fn run_raw(&self, device: &Device, options: &GemmOptions) -> Result<()> {
-        match device {
-            // SAFETY: the caller keeps the operands.
-            Device::Cuda(cuda) => unsafe { self.launch(cuda, options) },
-            Device::Sim(sim) => self.simulate(sim, options),
-            Device::Cpu => Err(Error::no_raw_memory(device)),
-        }
+        // SAFETY: the caller keeps the operands.
+        with_backend!(device, backend => unsafe { self.launch(backend, options) })
     }
 
     /// Checks, plans and launches.
     ///
     /// # Safety
     /// As for [`fp8_gemm_nt_fused_raw`].
-    unsafe fn launch(&self, cuda: &Cuda, options: &GemmOptions) -> Result<()> {
-        let stream = cuda_stream(cuda, options)?;
-        let plan = || self.key(cuda.limits(), options);
+    unsafe fn launch<B: Backend>(&self, backend: &B, options: &GemmOptions) -> Result<()> {
+        let stream = backend.stream(options.stream.as_ref())?;
+        let plan = || self.key(backend.limits(), options);
         // SAFETY: the plan is that of the check, which has compared the operands with it; the caller keeps them.
-        unsafe { launch(cuda, self, stream, options, plan) }
-    }
-
-    /// Checks, plans, and does it or has it captured.
-    fn simulate(&self, sim: &Sim, options: &GemmOptions) -> Result<()> {
-        let stream = sim_stream(sim, options)?;
-        let Some(key) = self.key(sim.limits(), options)? else { return Ok(()) };
-        let work = sim.plan(&key, &self.addresses(), stream, options.programmatic)?;
-        put(sim, stream, work)
+        unsafe { launch(backend, self, options, stream, plan) }
     }
 
     /// What decides about the plan, if there is something to do.
@@ -370,8 +358,8 @@ impl<G: FusedGemm> Arguments<G> {
 }
 
 impl<G: FusedGemm> CallArguments for Arguments<G> {
-    fn remembered(calls: &RememberedCalls) -> &Memo<Call<Self>, Ready> {
-        G::remembered_fused(calls)
+    fn cache<B: Backend>(caches: &LaunchCaches<B>) -> &LaunchCache<Call<Self>, B> {
+        G::fused_cache(caches)
     }
 
     fn addresses(&self) -> Addresses {

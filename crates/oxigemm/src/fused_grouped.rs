@@ -6,16 +6,17 @@ use crate::call::{Addresses, FusedAt, PlanKey};
 use crate::cast::ScaleFormat;
 use crate::check::int;
 use crate::check::{CheckedGroupedFused, EpilogueArguments, GroupedFp8GemmNt, Groups, HeadSplits, Operand};
+use crate::device::backend::Backend;
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::fused::{Epilogue, FusedOutput};
 use crate::gemm::{Addend, GemmOptions, key, refuse_stream};
-use crate::grouped::{GroupedArguments, RawGroupedFp8Gemm, RowGroups, launch, run_raw, simulate};
-use crate::memo::Memo;
+use crate::grouped::{GroupedArguments, RawGroupedFp8Gemm, RowGroups, launch, run_raw};
+use crate::launch::cache::LaunchCache;
 use crate::plan::Limits;
 use crate::reference;
-use crate::remembered::{Call, CallArguments, Ready, RememberedCalls};
+use crate::remembered::{Call, CallArguments, LaunchCaches};
 use crate::tensor::Tensor;
 
 /// [`m_grouped_fp8_gemm_nt_masked`](crate::m_grouped_fp8_gemm_nt_masked) and
@@ -271,7 +272,7 @@ pub(crate) trait FusedGroupedGemm: CallArguments {
     /// Checks every rule of the call where `c` is added.
     fn check_fused(&self, c: Option<&Operand>, epilogue: &EpilogueArguments) -> Result<CheckedGroupedFused>;
     /// Where calls of the function are remembered.
-    fn remembered_fused(calls: &RememberedCalls) -> &Memo<Call<Arguments<Self>>, Ready>;
+    fn fused_cache<B: Backend>(caches: &LaunchCaches<B>) -> &LaunchCache<Call<Arguments<Self>>, B>;
 }
 
 impl FusedGroupedGemm for GroupedFp8GemmNt {
@@ -279,8 +280,8 @@ impl FusedGroupedGemm for GroupedFp8GemmNt {
         GroupedFp8GemmNt::check_fused(self, c, epilogue)
     }
 
-    fn remembered_fused(calls: &RememberedCalls) -> &Memo<Call<Arguments<Self>>, Ready> {
-        &calls.fused_grouped_fp8
+    fn fused_cache<B: Backend>(caches: &LaunchCaches<B>) -> &LaunchCache<Call<Arguments<Self>>, B> {
+        &caches.fused_grouped_fp8
     }
 }
 
@@ -308,7 +309,8 @@ impl<G: FusedGroupedGemm> Arguments<G> {
         match device {
             // SAFETY: the caller keeps the operands.
             Device::Cuda(cuda) => unsafe { launch(cuda, self, options) },
-            Device::Sim(sim) => simulate(sim, self, options),
+            // SAFETY: as above.
+            Device::Sim(sim) => unsafe { launch(sim, self, options) },
             Device::Cpu => {
                 refuse_stream(device, options)?;
                 match self.gemm.check_fused(self.c.as_ref(), &self.epilogue)? {
@@ -329,8 +331,8 @@ impl<G: FusedGroupedGemm> GroupedArguments for Arguments<G> {
 }
 
 impl<G: FusedGroupedGemm> CallArguments for Arguments<G> {
-    fn remembered(calls: &RememberedCalls) -> &Memo<Call<Self>, Ready> {
-        G::remembered_fused(calls)
+    fn cache<B: Backend>(caches: &LaunchCaches<B>) -> &LaunchCache<Call<Self>, B> {
+        G::fused_cache(caches)
     }
 
     fn addresses(&self) -> Addresses {

@@ -5,16 +5,15 @@ use oxigemm_kernels::gemm::params::ScalesOfB;
 use crate::call::{Addresses, FusedAt, PlanKey};
 use crate::check::int;
 use crate::check::{Checked, Fp8GemmNt, Groups, Operand, Problem, Summed, Trivial};
+use crate::device::backend::{Backend, with_backend};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memo::Memo;
+use crate::error::Result;
+use crate::launch::cache::LaunchCache;
 use crate::plan::{GemmConfig, Limits};
 use crate::reference;
-use crate::remembered::{Call, CallArguments, Ready, RememberedCalls, launch};
-use crate::runtime::Cuda;
-use crate::simulated::{Sim, Work};
-use crate::stream::{SimStream, Stream};
+use crate::remembered::{Call, CallArguments, LaunchCaches, launch};
+use crate::stream::{self, Stream};
 use crate::tensor::Tensor;
 
 /// What is added to a product.
@@ -123,7 +122,8 @@ pub fn fp8_gemm_nt(
     match a.device() {
         // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
         Device::Cuda(cuda) => unsafe { run(cuda, &describe(d), options) },
-        Device::Sim(sim) => simulate(sim, &describe(d), options),
+        // SAFETY: as above.
+        Device::Sim(sim) => unsafe { run(sim, &describe(d), options) },
         Device::Cpu => {
             refuse_stream(a.device(), options)?;
             on_cpu((a, sfa), (b, sfb), c, d)
@@ -200,7 +200,7 @@ impl RawFp8Gemm {
 /// [`fp8_gemm_nt`] on memory that the caller owns, on the stream of the options. The device is a GPU or the simulator,
 /// whose addresses are those of its tensors.
 ///
-/// The stream of another library is wrapped by [`Cuda::stream_from_raw`].
+/// The stream of another library is wrapped by [`Cuda::stream_from_raw`](crate::Cuda::stream_from_raw).
 ///
 /// # Safety
 /// Every operand must be memory of this device, as large as its shape and strides say. It must stay alive, and not be
@@ -248,8 +248,8 @@ pub(crate) trait GemmArguments: CallArguments {
 }
 
 impl CallArguments for Fp8GemmNt {
-    fn remembered(calls: &RememberedCalls) -> &Memo<Call<Self>, Ready> {
-        &calls.fp8
+    fn cache<B: Backend>(caches: &LaunchCaches<B>) -> &LaunchCache<Call<Self>, B> {
+        &caches.fp8
     }
 
     fn addresses(&self) -> Addresses {
@@ -286,91 +286,32 @@ pub(crate) unsafe fn run_raw(
     arguments: &impl GemmArguments,
     options: &GemmOptions,
 ) -> Result<()> {
-    match device {
-        // SAFETY: the caller keeps the operands as described.
-        Device::Cuda(cuda) => unsafe { run(cuda, arguments, options) },
-        Device::Sim(sim) => simulate(sim, arguments, options),
-        Device::Cpu => Err(Error::no_raw_memory(device)),
-    }
+    // SAFETY: the caller keeps the operands as described.
+    with_backend!(device, backend => unsafe { run(backend, arguments, options) })
 }
 
 /// Checks, plans and launches.
 ///
 /// # Safety
 /// As for [`fp8_gemm_nt_raw`].
-pub(crate) unsafe fn run(cuda: &Cuda, arguments: &impl GemmArguments, options: &GemmOptions) -> Result<()> {
-    let stream = cuda_stream(cuda, options)?;
+pub(crate) unsafe fn run<B: Backend>(
+    backend: &B,
+    arguments: &impl GemmArguments,
+    options: &GemmOptions,
+) -> Result<()> {
+    let stream = backend.stream(options.stream.as_ref())?;
     let plan = || match arguments.check()? {
         Checked::Launch(problem) => {
-            let key = key(cuda.limits(), problem, None, options);
+            let key = key(backend.limits(), problem, None, options);
             Ok(Some(PlanKey { summed: arguments.summed()?, ..key }))
         }
-        // SAFETY: the caller keeps the operands as described.
-        Checked::Trivial(trivial) => unsafe { multiply_nothing(trivial, arguments, stream) }.map(|()| None),
+        Checked::Trivial(trivial) => {
+            // SAFETY: the caller keeps the operands as described.
+            unsafe { multiply_nothing(backend, trivial, arguments, stream) }.map(|()| None)
+        }
     };
     // SAFETY: as above, and the plan is that of the check.
-    unsafe { launch(cuda, arguments, stream, options, plan) }
-}
-
-/// Checks, plans, and does it or has it captured.
-pub(crate) fn simulate(sim: &Sim, arguments: &impl GemmArguments, options: &GemmOptions) -> Result<()> {
-    let stream = sim_stream(sim, options)?;
-    let work = match arguments.check()? {
-        Checked::Launch(problem) => {
-            let key = key(sim.limits(), problem, None, options);
-            let key = PlanKey { summed: arguments.summed()?, ..key };
-            sim.plan(&key, &arguments.addresses(), stream, options.programmatic)?
-        }
-        Checked::Trivial(trivial) => {
-            let (c, d) = arguments.output();
-            let (d, width, rows) = output_rows(d);
-            match (trivial, c) {
-                (Trivial::Zero, _) => Work::ClearRows { at: d, width, rows },
-                (Trivial::CopyC, Some(c)) => Work::CopyRows { to: d, from: place(c), width, rows },
-                _ => return Ok(()),
-            }
-        }
-    };
-    put(sim, stream, work)
-}
-
-/// The stream of a call on a GPU.
-pub(crate) fn cuda_stream<'a>(cuda: &'a Cuda, options: &'a GemmOptions) -> Result<&'a oxigemm_cuda::Stream> {
-    stream_on_cuda(cuda, options.stream.as_ref())
-}
-
-/// A stream of a GPU: the default one where there is none.
-pub(crate) fn stream_on_cuda<'a>(
-    cuda: &'a Cuda,
-    stream: Option<&'a Stream>,
-) -> Result<&'a oxigemm_cuda::Stream> {
-    match stream {
-        None => Ok(cuda.default_stream()),
-        Some(Stream::Cuda(stream)) => Ok(stream),
-        Some(stream) => Err(wrong_stream(DeviceId::Cuda(cuda.gpu().ordinal()), stream)),
-    }
-}
-
-/// The stream of a call in the simulator, if it has one.
-pub(crate) fn sim_stream<'a>(sim: &Sim, options: &'a GemmOptions) -> Result<Option<&'a SimStream>> {
-    stream_on_sim(sim, options.stream.as_ref())
-}
-
-/// A stream of a simulated GPU, if there is one.
-pub(crate) fn stream_on_sim<'a>(sim: &Sim, stream: Option<&'a Stream>) -> Result<Option<&'a SimStream>> {
-    match stream {
-        None => Ok(None),
-        Some(Stream::Sim(stream)) if stream.device() == DeviceId::Sim(sim.number()) => Ok(Some(stream)),
-        Some(stream) => Err(wrong_stream(DeviceId::Sim(sim.number()), stream)),
-    }
-}
-
-/// Does work in the simulator, or puts it into a stream.
-pub(crate) fn put(sim: &Sim, stream: Option<&SimStream>, work: Work) -> Result<()> {
-    match stream {
-        Some(stream) => stream.put(work),
-        None => sim.perform(&work),
-    }
+    unsafe { launch(backend, arguments, options, stream, plan) }
 }
 
 /// What decides about the plan of a problem.
@@ -397,47 +338,26 @@ fn output_rows(d: &Operand) -> ([u64; 2], usize, usize) {
 
 /// # Safety
 /// As for [`fp8_gemm_nt_raw`].
-unsafe fn multiply_nothing(
+unsafe fn multiply_nothing<B: Backend>(
+    backend: &B,
     trivial: Trivial,
     arguments: &impl GemmArguments,
-    stream: &oxigemm_cuda::Stream,
+    stream: B::Stream<'_>,
 ) -> Result<()> {
     let (c, d) = arguments.output();
     let (d, width, rows) = output_rows(d);
     match (trivial, c) {
         // SAFETY: the check has compared D with its description; the caller keeps it.
-        (Trivial::Zero, _) => unsafe { stream.fill_rows_async(d, width, rows, 0)? },
+        (Trivial::Zero, _) => unsafe { backend.clear_rows(d, width, rows, stream) },
         // SAFETY: as above for both, which the check found apart.
-        (Trivial::CopyC, Some(c)) => unsafe { stream.copy_rows_async(d, place(c), width, rows)? },
-        _ => {}
+        (Trivial::CopyC, Some(c)) => unsafe { backend.copy_rows(d, place(c), width, rows, stream) },
+        _ => Ok(()),
     }
-    Ok(())
 }
 
-/// The CPU has no streams.
+/// Refuses the stream of the options on the CPU.
 pub(crate) fn refuse_stream(device: &Device, options: &GemmOptions) -> Result<()> {
-    no_stream(device, options.stream.as_ref())
-}
-
-/// Refuses a stream where there are none.
-pub(crate) fn no_stream(device: &Device, stream: Option<&Stream>) -> Result<()> {
-    match stream {
-        None => Ok(()),
-        Some(stream) => Err(Error::Device {
-            argument: "stream",
-            expected: format!("no stream, as the operands are on {device}"),
-            found: format!("a stream of {}", stream.device()),
-        }),
-    }
-}
-
-/// A stream belongs to the device of the operands.
-fn wrong_stream(device: DeviceId, stream: &Stream) -> Error {
-    Error::Device {
-        argument: "stream",
-        expected: format!("a stream of {device}"),
-        found: format!("a stream of {}", stream.device()),
-    }
+    stream::refuse_stream(device, options.stream.as_ref())
 }
 
 fn on_cpu(

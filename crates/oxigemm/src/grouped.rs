@@ -5,16 +5,15 @@ use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 use crate::call::{Addresses, FusedAt, PlanKey};
 use crate::check::int;
 use crate::check::{CheckedGroups, GroupedFp8GemmNt, GroupsArgument, Operand};
+use crate::device::backend::{Backend, with_backend};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::gemm::{GemmOptions, cuda_stream, key, put, refuse_stream, sim_stream};
-use crate::memo::Memo;
+use crate::error::Result;
+use crate::gemm::{GemmOptions, key, refuse_stream};
+use crate::launch::cache::LaunchCache;
 use crate::plan::Limits;
 use crate::reference;
-use crate::remembered::{self, Call, CallArguments, Ready, RememberedCalls};
-use crate::runtime::Cuda;
-use crate::simulated::Sim;
+use crate::remembered::{self, Call, CallArguments, LaunchCaches};
 use crate::tensor::Tensor;
 
 /// Where the groups of a matrix of rows are: numbers of type i32 in the memory of the device, which only the kernel
@@ -211,7 +210,8 @@ fn run(
     match a.device() {
         // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
         Device::Cuda(cuda) => unsafe { launch(cuda, &arguments, options) },
-        Device::Sim(sim) => simulate(sim, &arguments, options),
+        // SAFETY: as above.
+        Device::Sim(sim) => unsafe { launch(sim, &arguments, options) },
         Device::Cpu => {
             refuse_stream(a.device(), options)?;
             match arguments.check()? {
@@ -406,8 +406,8 @@ impl CheckedGroups {
 }
 
 impl CallArguments for GroupedFp8GemmNt {
-    fn remembered(calls: &RememberedCalls) -> &Memo<Call<Self>, Ready> {
-        &calls.grouped_fp8
+    fn cache<B: Backend>(caches: &LaunchCaches<B>) -> &LaunchCache<Call<Self>, B> {
+        &caches.grouped_fp8
     }
 
     fn addresses(&self) -> Addresses {
@@ -434,33 +434,21 @@ pub(crate) unsafe fn run_raw(
     arguments: &impl GroupedArguments,
     options: &GemmOptions,
 ) -> Result<()> {
-    match device {
-        // SAFETY: the caller keeps the operands as described.
-        Device::Cuda(cuda) => unsafe { launch(cuda, arguments, options) },
-        Device::Sim(sim) => simulate(sim, arguments, options),
-        Device::Cpu => Err(Error::no_raw_memory(device)),
-    }
+    // SAFETY: the caller keeps the operands as described.
+    with_backend!(device, backend => unsafe { launch(backend, arguments, options) })
 }
 
 /// Checks, plans and launches.
 ///
 /// # Safety
 /// As for [`m_grouped_fp8_gemm_nt_raw`].
-pub(crate) unsafe fn launch(
-    cuda: &Cuda,
+pub(crate) unsafe fn launch<B: Backend>(
+    backend: &B,
     arguments: &impl GroupedArguments,
     options: &GemmOptions,
 ) -> Result<()> {
-    let stream = cuda_stream(cuda, options)?;
-    let plan = || arguments.key(cuda.limits(), options);
+    let stream = backend.stream(options.stream.as_ref())?;
+    let plan = || arguments.key(backend.limits(), options);
     // SAFETY: the caller keeps the operands as described, and the plan is that of the check.
-    unsafe { remembered::launch(cuda, arguments, stream, options, plan) }
-}
-
-/// Checks, plans, and does it or has it captured.
-pub(crate) fn simulate(sim: &Sim, arguments: &impl GroupedArguments, options: &GemmOptions) -> Result<()> {
-    let stream = sim_stream(sim, options)?;
-    let Some(key) = arguments.key(sim.limits(), options)? else { return Ok(()) };
-    let work = sim.plan(&key, &arguments.addresses(), stream, options.programmatic)?;
-    put(sim, stream, work)
+    unsafe { remembered::launch(backend, arguments, options, stream, plan) }
 }

@@ -4,13 +4,12 @@ use oxigemm_kernels::gemm::operand::f16::Major;
 
 use crate::check::{CheckedGroups, GroupedFp8GemmNt};
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::device::backend::{Backend, with_backend};
+use crate::error::Result;
 use crate::gemm::{GemmOptions, refuse_stream};
 use crate::grouped::{self, GroupedRows, RawGroupedFp8Gemm, RowGroups};
 use crate::reference;
 use crate::remembered::CallArguments;
-use crate::runtime::Cuda;
-use crate::simulated::Sim;
 use crate::tensor::Tensor;
 use crate::transposed::{Source, TransposedProduct};
 
@@ -100,7 +99,8 @@ pub(crate) fn multiply(
     match a.device() {
         // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
         Device::Cuda(cuda) => unsafe { launch(cuda, arguments, options) },
-        Device::Sim(sim) => simulate(sim, arguments, options),
+        // SAFETY: as above.
+        Device::Sim(sim) => unsafe { launch(sim, arguments, options) },
         Device::Cpu => {
             refuse_stream(a.device(), options)?;
             let view = |x: &Tensor| if x.dims().len() == 3 { x.transpose(1, 2) } else { Ok(x.clone()) };
@@ -131,12 +131,8 @@ pub unsafe fn m_grouped_fp8_gemm_nn_raw(
 ) -> Result<()> {
     let mut arguments = gemm.describe(device.id());
     arguments.b.strides.swap(1, 2);
-    match device {
-        // SAFETY: the caller keeps the operands as described.
-        Device::Cuda(cuda) => unsafe { launch(cuda, &arguments, options) },
-        Device::Sim(sim) => simulate(sim, &arguments, options),
-        Device::Cpu => Err(Error::no_raw_memory(device)),
-    }
+    // SAFETY: the caller keeps the operands as described.
+    with_backend!(device, backend => unsafe { launch(backend, &arguments, options) })
 }
 
 /// The product, where B has to be transposed; `None` where it has not, or nothing is multiplied.
@@ -160,19 +156,11 @@ fn transposed(arguments: &GroupedFp8GemmNt) -> Result<Option<TransposedProduct>>
 ///
 /// # Safety
 /// As for [`m_grouped_fp8_gemm_nn_raw`].
-unsafe fn launch(cuda: &Cuda, arguments: &GroupedFp8GemmNt, options: &GemmOptions) -> Result<()> {
+unsafe fn launch<B: Backend>(backend: &B, arguments: &GroupedFp8GemmNt, options: &GemmOptions) -> Result<()> {
     match transposed(arguments)? {
         // SAFETY: the caller keeps the operands as described, and the check has compared them with the problem.
-        Some(product) => unsafe { product.launch(cuda, arguments.addresses(), options) },
+        Some(product) => unsafe { product.launch(backend, arguments.addresses(), options) },
         // SAFETY: as above.
-        None => unsafe { grouped::launch(cuda, arguments, options) },
-    }
-}
-
-/// Checks, plans, and does it or has it captured.
-fn simulate(sim: &Sim, arguments: &GroupedFp8GemmNt, options: &GemmOptions) -> Result<()> {
-    match transposed(arguments)? {
-        Some(product) => product.simulate(sim, arguments.addresses(), options),
-        None => grouped::simulate(sim, arguments, options),
+        None => unsafe { grouped::launch(backend, arguments, options) },
     }
 }

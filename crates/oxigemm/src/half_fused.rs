@@ -1,6 +1,7 @@
 //! Products of BF16 and FP16 operands whose sums are finished before they are stored.
 
 use crate::check::{CheckedFused, EpilogueArguments, GemmLayout, HalfGemm};
+use crate::device::backend::Backend;
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -8,9 +9,9 @@ use crate::fused::{Arguments, Epilogue, FusedGemm, FusedOutput};
 use crate::fused_grouped::RawEpilogue;
 use crate::gemm::{Addend, GemmOptions};
 use crate::half_gemm::{RawHalfGemm, expect_type};
-use crate::memo::Memo;
+use crate::launch::cache::LaunchCache;
 use crate::reference;
-use crate::remembered::{Call, Ready, RememberedCalls};
+use crate::remembered::{Call, LaunchCaches};
 use crate::tensor::Tensor;
 
 /// [`half_gemm`](crate::half_gemm) in the layout `nt` with more done to the sums than to round them: see [`Epilogue`] for what,
@@ -166,7 +167,7 @@ impl FusedGemm for HalfGemm {
         HalfGemm::check_fused(self, epilogue)
     }
 
-    fn remembered_fused(calls: &RememberedCalls) -> &Memo<Call<Arguments<Self>>, Ready> {
-        &calls.fused_half
+    fn fused_cache<B: Backend>(caches: &LaunchCaches<B>) -> &LaunchCache<Call<Arguments<Self>>, B> {
+        &caches.fused_half
     }
 }

@@ -1,6 +1,7 @@
 //! Products of BF16 and FP16 operands whose rows are grouped and whose sums are finished before they are stored.
 
 use crate::check::{CheckedGroupedFused, EpilogueArguments, GemmLayout, GroupedHalfGemm, Groups, Operand};
+use crate::device::backend::Backend;
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -10,9 +11,9 @@ use crate::gemm::{Addend, GemmOptions};
 use crate::grouped::{RowGroups, run_raw};
 use crate::half_gemm::expect_type;
 use crate::half_grouped::RawGroupedHalfGemm;
-use crate::memo::Memo;
+use crate::launch::cache::LaunchCache;
 use crate::reference;
-use crate::remembered::{Call, Ready, RememberedCalls};
+use crate::remembered::{Call, LaunchCaches};
 use crate::tensor::Tensor;
 
 /// [`m_grouped_half_gemm`](crate::m_grouped_half_gemm) in the layout `nt` with more done to the sums than to round them: see
@@ -154,7 +155,7 @@ impl FusedGroupedGemm for GroupedHalfGemm {
         GroupedHalfGemm::check_fused(&GroupedHalfGemm { c: c.copied(), ..*self }, epilogue)
     }
 
-    fn remembered_fused(calls: &RememberedCalls) -> &Memo<Call<Arguments<Self>>, Ready> {
-        &calls.fused_grouped_half
+    fn fused_cache<B: Backend>(caches: &LaunchCaches<B>) -> &LaunchCache<Call<Arguments<Self>>, B> {
+        &caches.fused_grouped_half
     }
 }

@@ -3,13 +3,14 @@
 use crate::call::{Addresses, FusedAt};
 use crate::check::int;
 use crate::check::{Checked, GemmLayout, HalfGemm, Operand};
+use crate::device::backend::Backend;
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::gemm::{Addend, GemmArguments, GemmOptions, refuse_stream, run, run_raw, simulate};
-use crate::memo::Memo;
+use crate::gemm::{Addend, GemmArguments, GemmOptions, refuse_stream, run, run_raw};
+use crate::launch::cache::LaunchCache;
 use crate::reference;
-use crate::remembered::{Call, CallArguments, Ready, RememberedCalls};
+use crate::remembered::{Call, CallArguments, LaunchCaches};
 use crate::tensor::Tensor;
 
 /// D = C + A·B with 16-bit operands, given in some layout.
@@ -61,7 +62,8 @@ pub fn half_gemm(
     match a.device() {
         // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
         Device::Cuda(cuda) => unsafe { run(cuda, &arguments, options) },
-        Device::Sim(sim) => simulate(sim, &arguments, options),
+        // SAFETY: as above.
+        Device::Sim(sim) => unsafe { run(sim, &arguments, options) },
         Device::Cpu => {
             refuse_stream(a.device(), options)?;
             let old = d.clone();
@@ -194,8 +196,8 @@ pub unsafe fn half_gemm_raw(device: &Device, gemm: &RawHalfGemm, options: &GemmO
 }
 
 impl CallArguments for HalfGemm {
-    fn remembered(calls: &RememberedCalls) -> &Memo<Call<Self>, Ready> {
-        &calls.half
+    fn cache<B: Backend>(caches: &LaunchCaches<B>) -> &LaunchCache<Call<Self>, B> {
+        &caches.half
     }
 
     fn addresses(&self) -> Addresses {

@@ -3,16 +3,17 @@
 use crate::call::{Addresses, FusedAt, PlanKey};
 use crate::check::int;
 use crate::check::{CheckedGroups, GemmLayout, GroupedHalfGemm, Operand};
+use crate::device::backend::Backend;
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::gemm::{Addend, GemmOptions, refuse_stream};
-use crate::grouped::{GroupedArguments, GroupedRows, RawGroups, RowGroups, launch, run_raw, simulate};
+use crate::grouped::{GroupedArguments, GroupedRows, RawGroups, RowGroups, launch, run_raw};
 use crate::half_gemm::expect_type;
-use crate::memo::Memo;
+use crate::launch::cache::LaunchCache;
 use crate::plan::Limits;
 use crate::reference;
-use crate::remembered::{Call, CallArguments, Ready, RememberedCalls};
+use crate::remembered::{Call, CallArguments, LaunchCaches};
 use crate::tensor::Tensor;
 
 /// D = C + A·B with 16-bit operands for groups of rows: each group with the B of its own.
@@ -85,7 +86,8 @@ pub(crate) fn run(
     match a.device() {
         // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
         Device::Cuda(cuda) => unsafe { launch(cuda, arguments, options) },
-        Device::Sim(sim) => simulate(sim, arguments, options),
+        // SAFETY: as above.
+        Device::Sim(sim) => unsafe { launch(sim, arguments, options) },
         Device::Cpu => {
             refuse_stream(a.device(), options)?;
             match arguments.check()? {
@@ -254,8 +256,8 @@ impl GroupedArguments for GroupedHalfGemm {
 }
 
 impl CallArguments for GroupedHalfGemm {
-    fn remembered(calls: &RememberedCalls) -> &Memo<Call<Self>, Ready> {
-        &calls.grouped_half
+    fn cache<B: Backend>(caches: &LaunchCaches<B>) -> &LaunchCache<Call<Self>, B> {
+        &caches.grouped_half
     }
 
     fn addresses(&self) -> Addresses {

@@ -3,13 +3,14 @@
 use crate::call::{Addresses, FusedAt};
 use crate::check::int;
 use crate::check::{Checked, Operand, Summed, SummedHalfGemm};
+use crate::device::backend::Backend;
 use crate::device::{Device, DeviceId};
 use crate::error::Result;
-use crate::gemm::{Addend, GemmArguments, GemmOptions, refuse_stream, run, run_raw, simulate};
+use crate::gemm::{Addend, GemmArguments, GemmOptions, refuse_stream, run, run_raw};
 use crate::half_batched::RawHalfBgemm;
-use crate::memo::Memo;
+use crate::launch::cache::LaunchCache;
 use crate::reference;
-use crate::remembered::{Call, CallArguments, Ready, RememberedCalls};
+use crate::remembered::{Call, CallArguments, LaunchCaches};
 use crate::tensor::Tensor;
 
 /// D = C + the sum of all `A[b]·B[b]ᵀ` with 16-bit operands: [`einsum`](crate::einsum) of `bmk,bnk->mn`.
@@ -50,7 +51,8 @@ pub fn half_bgemm_nt_summed(
     match a.device() {
         // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
         Device::Cuda(cuda) => unsafe { run(cuda, &arguments, options) },
-        Device::Sim(sim) => simulate(sim, &arguments, options),
+        // SAFETY: as above.
+        Device::Sim(sim) => unsafe { run(sim, &arguments, options) },
         Device::Cpu => {
             refuse_stream(a.device(), options)?;
             let checked = arguments.check()?;
@@ -108,8 +110,8 @@ impl GemmArguments for SummedHalfGemm {
 }
 
 impl CallArguments for SummedHalfGemm {
-    fn remembered(calls: &RememberedCalls) -> &Memo<Call<Self>, Ready> {
-        &calls.summed_half
+    fn cache<B: Backend>(caches: &LaunchCaches<B>) -> &LaunchCache<Call<Self>, B> {
+        &caches.summed_half
     }
 
     fn addresses(&self) -> Addresses {

@@ -3,13 +3,13 @@
 use crate::call::{Addresses, FusedAt, PlanKey};
 use crate::check::int;
 use crate::check::{CheckedKGroups, GemmLayout, KGroupedFp8Gemm, KGroups, Operand, Problem, Trivial};
+use crate::device::backend::{Backend, with_backend};
 use crate::device::{Device, DeviceId};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::gemm::{Addend, GemmOptions, cuda_stream, key, put, refuse_stream, sim_stream};
+use crate::error::Result;
+use crate::gemm::{Addend, GemmOptions, key, refuse_stream};
+use crate::launch::prepared;
 use crate::reference;
-use crate::runtime::Cuda;
-use crate::simulated::{Sim, Work};
 use crate::tensor::Tensor;
 use crate::transposed_groups::TransposedGroups;
 
@@ -137,7 +137,8 @@ fn run(
     match a.device() {
         // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
         Device::Cuda(cuda) => unsafe { launch(cuda, &arguments, options) },
-        Device::Sim(sim) => simulate(sim, &arguments, options),
+        // SAFETY: as above.
+        Device::Sim(sim) => unsafe { launch(sim, &arguments, options) },
         Device::Cpu => {
             refuse_stream(a.device(), options)?;
             let checked = arguments.check()?;
@@ -312,85 +313,48 @@ pub(crate) unsafe fn run_raw(
     arguments: &impl KGroupedArguments,
     options: &GemmOptions,
 ) -> Result<()> {
-    match device {
-        // SAFETY: the caller keeps the operands as described.
-        Device::Cuda(cuda) => unsafe { launch(cuda, arguments, options) },
-        Device::Sim(sim) => simulate(sim, arguments, options),
-        Device::Cpu => Err(Error::no_raw_memory(device)),
-    }
+    // SAFETY: the caller keeps the operands as described.
+    with_backend!(device, backend => unsafe { launch(backend, arguments, options) })
 }
 
 /// Checks, plans and launches.
 ///
 /// # Safety
 /// As for [`k_grouped_fp8_gemm_nt_contiguous_raw`].
-pub(crate) unsafe fn launch(
-    cuda: &Cuda,
+pub(crate) unsafe fn launch<B: Backend>(
+    backend: &B,
     arguments: &impl KGroupedArguments,
     options: &GemmOptions,
 ) -> Result<()> {
-    let stream = cuda_stream(cuda, options)?;
+    let stream = backend.stream(options.stream.as_ref())?;
     match arguments.check()? {
         CheckedKGroups::Launch(problem, groups) => {
             let transposed = arguments.transposed(&problem, &groups)?;
             let problem = transposed.as_ref().map_or(problem, |transposed| transposed.problem);
-            let key = PlanKey { k_groups: Some(groups), ..key(cuda.limits(), problem, None, options) };
-            let prepared = cuda.prepared(&key)?;
-            let own = Addresses { map_room: cuda.map_room(stream)?, ..arguments.addresses() };
+            let key = PlanKey { k_groups: Some(groups), ..key(backend.limits(), problem, None, options) };
+            let prepared = prepared(backend, &key)?;
+            let own = Addresses { map_room: backend.tensor_map_workspace(stream)?, ..arguments.addresses() };
             let Some(transposed) = transposed else {
-                let args = prepared.arguments(&own)?;
+                let args = prepared.arguments(backend, &own)?;
                 // SAFETY: the check has compared the operands with the problem; the caller keeps them.
-                return unsafe { prepared.launch(cuda, &args, stream, options.programmatic) };
+                return unsafe { prepared.launch(backend, &args, stream, options.programmatic) };
             };
-            let workspace = cuda.workspace(stream, transposed.bytes)?;
-            let args = prepared.arguments(&transposed.addresses(own, workspace))?;
+            let workspace = backend.workspace(stream, transposed.bytes)?;
+            let args = prepared.arguments(backend, &transposed.addresses(own, workspace))?;
             // SAFETY: as above, and the device keeps the workspace. The second kernel waits for the first, and so for all
             // before it.
             unsafe {
-                transposed.call(own, workspace, |call| cuda.launch(call, stream, options.programmatic))?;
-                prepared.launch(cuda, &args, stream, true)
+                backend.launch(&transposed.launch(own, workspace, options.programmatic), stream)?;
+                prepared.launch(backend, &args, stream, true)
             }
         }
         CheckedKGroups::Trivial(trivial) => {
             for (d, c, width, rows) in output_rows(arguments.output()) {
                 match (trivial, c) {
                     // SAFETY: the check has compared D with its description; the caller keeps it.
-                    (Trivial::Zero, _) => unsafe { stream.fill_rows_async(d, width, rows, 0)? },
+                    (Trivial::Zero, _) => unsafe { backend.clear_rows(d, width, rows, stream)? },
                     // SAFETY: as above for both, which the check found apart.
-                    (Trivial::CopyC, Some(c)) => unsafe { stream.copy_rows_async(d, c, width, rows)? },
-                    _ => {}
-                }
-            }
-            Ok(())
-        }
-    }
-}
-
-/// Checks, plans, and does it or has it captured.
-pub(crate) fn simulate(sim: &Sim, arguments: &impl KGroupedArguments, options: &GemmOptions) -> Result<()> {
-    let stream = sim_stream(sim, options)?;
-    match arguments.check()? {
-        CheckedKGroups::Launch(problem, groups) => {
-            let transposed = arguments.transposed(&problem, &groups)?;
-            let problem = transposed.as_ref().map_or(problem, |transposed| transposed.problem);
-            let key = PlanKey { k_groups: Some(groups), ..key(sim.limits(), problem, None, options) };
-            let own = Addresses { map_room: sim.map_room()?, ..arguments.addresses() };
-            let Some(transposed) = transposed else {
-                return put(sim, stream, sim.plan(&key, &own, stream, options.programmatic)?);
-            };
-            let workspace = sim.workspace(stream, transposed.bytes)?;
-            let multiply = sim.plan(&key, &transposed.addresses(own, workspace), stream, true)?;
-            let transpose = transposed.call(own, workspace, |call| sim.work(call, options.programmatic))?;
-            put(sim, stream, transpose)?;
-            put(sim, stream, multiply)
-        }
-        CheckedKGroups::Trivial(trivial) => {
-            for (at, c, width, rows) in output_rows(arguments.output()) {
-                match (trivial, c) {
-                    (Trivial::Zero, _) => put(sim, stream, Work::ClearRows { at, width, rows })?,
-                    (Trivial::CopyC, Some(from)) => {
-                        put(sim, stream, Work::CopyRows { to: at, from, width, rows })?;
-                    }
+                    (Trivial::CopyC, Some(c)) => unsafe { backend.copy_rows(d, c, width, rows, stream)? },
                     _ => {}
                 }
             }

@@ -1,13 +1,16 @@
 //! Operands that are made K-major first, in memory that the library owns.
 
+use oxigemm_kernels::KernelId;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 use oxigemm_kernels::gemm::transpose::{Args, Job, TILE};
 
 use crate::call::Addresses;
 use crate::check::{Groups, Problem};
+use crate::device::backend::Backend;
+use crate::device::launch::KernelLaunch;
 use crate::error::{Error, Result};
-use crate::gemm::{GemmOptions, cuda_stream, key, put, sim_stream};
-use crate::runtime::Cuda;
-use crate::simulated::Sim;
+use crate::gemm::{GemmOptions, key};
+use crate::launch::{geometry, prepared};
 
 /// Where in a workspace matrices may begin.
 const PLACE: u64 = 1024;
@@ -136,27 +139,29 @@ impl TransposedProduct {
     /// # Safety
     /// The operands must be at their own addresses of this GPU as they were checked, and stay there until the kernels are
     /// done or, where the stream is being captured, whenever the graph is launched.
-    pub unsafe fn launch(&self, cuda: &Cuda, own: Addresses, options: &GemmOptions) -> Result<()> {
-        let stream = cuda_stream(cuda, options)?;
-        let prepared = cuda.prepared(&key(cuda.limits(), self.problem, self.groups, options))?;
-        let workspace = cuda.workspace(stream, self.transposition.bytes)?;
-        let args = prepared.arguments(&self.addresses(own, workspace))?;
+    pub unsafe fn launch<B: Backend>(
+        &self,
+        backend: &B,
+        own: Addresses,
+        options: &GemmOptions,
+    ) -> Result<()> {
+        let stream = backend.stream(options.stream.as_ref())?;
+        let prepared = prepared(backend, &key(backend.limits(), self.problem, self.groups, options))?;
+        let workspace = backend.workspace(stream, self.transposition.bytes)?;
+        let args = prepared.arguments(backend, &self.addresses(own, workspace))?;
+        let transpose = self.transposition.at(workspace);
+        let transpose = KernelLaunch {
+            kernel: KernelId::Gemm(GemmKernel::Transpose),
+            geometry: geometry(&transpose.launch()),
+            programmatic: options.programmatic,
+            params: transpose,
+        };
         // SAFETY: the caller keeps the operands, and the device the workspace. The second kernel waits for the first, and
         // so for all before it.
         unsafe {
-            cuda.transpose(&self.transposition.at(workspace), stream, options.programmatic)?;
-            prepared.launch(cuda, &args, stream, true)
+            backend.launch(&transpose, stream)?;
+            prepared.launch(backend, &args, stream, true)
         }
-    }
-
-    /// Does both, or has them captured.
-    pub fn simulate(&self, sim: &Sim, own: Addresses, options: &GemmOptions) -> Result<()> {
-        let stream = sim_stream(sim, options)?;
-        let workspace = sim.workspace(stream, self.transposition.bytes)?;
-        let key = key(sim.limits(), self.problem, self.groups, options);
-        let multiply = sim.plan(&key, &self.addresses(own, workspace), stream, true)?;
-        put(sim, stream, sim.transpose(&self.transposition.at(workspace), options.programmatic)?)?;
-        put(sim, stream, multiply)
     }
 }
 

@@ -5,7 +5,7 @@ use oxigemm_kernels::gemm::transpose_k_grouped::{result_extent, shared_bytes, th
 
 use crate::call::Addresses;
 use crate::check::{KGroups, Problem};
-use crate::direct::{Argument, Call};
+use crate::device::launch::{Geometry, KernelArg, KernelLaunch};
 use crate::error::{Error, Result};
 
 /// Where in a workspace something may begin.
@@ -64,36 +64,39 @@ impl TransposedGroups {
         Addresses { a: workspace + self.a, b: workspace + self.b, groups: workspace, ..own }
     }
 
-    /// Has `run` run the kernel that transposes.
-    pub fn call<R>(
+    /// The launch of the kernel that transposes.
+    pub fn launch(
         &self,
         own: Addresses,
         workspace: u64,
-        run: impl FnOnce(&Call<'_>) -> Result<R>,
-    ) -> Result<R> {
-        let arguments = [
-            Argument::Address(own.groups),
-            Argument::Address(workspace),
-            Argument::Address(own.a),
-            Argument::Address(workspace + self.a),
-            Argument::Number(self.problem.m),
-            Argument::Number(self.pitches[0]),
-            Argument::Address(own.b),
-            Argument::Address(workspace + self.b),
-            Argument::Number(self.problem.n),
-            Argument::Number(self.pitches[1]),
-            Argument::Number(self.groups.count),
-            Argument::Number(self.extent),
-            Argument::Number(self.groups.blocks),
-        ];
-        run(&Call {
+        programmatic: bool,
+    ) -> KernelLaunch<[KernelArg; 13]> {
+        KernelLaunch {
             kernel: KernelId::TransposeGroups,
-            grid: [self.tiles, 1],
-            cluster: 1,
-            threads: threads(),
-            shared_bytes: shared_bytes(self.groups.count),
-            arguments: &arguments,
-        })
+            geometry: Geometry {
+                grid: [self.tiles, 1],
+                cluster: 1,
+                threads: threads(),
+                shared_bytes: shared_bytes(self.groups.count),
+                cooperative: false,
+            },
+            programmatic,
+            params: [
+                KernelArg::U64(own.groups),
+                KernelArg::U64(workspace),
+                KernelArg::U64(own.a),
+                KernelArg::U64(workspace + self.a),
+                KernelArg::U32(self.problem.m),
+                KernelArg::U32(self.pitches[0]),
+                KernelArg::U64(own.b),
+                KernelArg::U64(workspace + self.b),
+                KernelArg::U32(self.problem.n),
+                KernelArg::U32(self.pitches[1]),
+                KernelArg::U32(self.groups.count),
+                KernelArg::U32(self.extent),
+                KernelArg::U32(self.groups.blocks),
+            ],
+        }
     }
 }
 

@@ -2,9 +2,9 @@
 
     python crates/python/bench/anchor.py [--family bf16] [--filter "m4096 n7168"] [--json]
 
-Both are durations of kernels by CUPTI, the mean of calls that each follow a fill of 4 GB, which flushes the L2 cache, and 0.4 s of
-rest before each case. Groups, and lengths of sequences, are those that the command line has drawn. The command line runs once for each
-family; then all of its cases are timed here in one session of torch's profiler.
+Both are kernel durations by CUPTI: the mean of calls, each after a fill of 4 GB that flushes the L2 cache, with 0.4 s
+of idle time before each case. Group sizes and sequence lengths are those that the command line has drawn. The command
+line runs once for each family; then all of its cases are timed here in one session of torch's profiler.
 """
 
 import argparse
@@ -25,12 +25,13 @@ FAMILIES = {
     "bf16": ["--op", "bf16"],
     "indexer": ["--suite", "indexer"],
 }
-#: As many bytes as the command line fills before a call. Torch fills them in parts, of which each takes so many microseconds at least.
+#: The bytes that the command line fills before a call. Torch fills them in parts; each takes at least so many
+#: microseconds.
 FLUSH_BYTES = 4 << 30
 FLUSH_US = 100
 REST_S = 0.4
-#: What the rows of masked groups have room for, and the rows that other groups begin at a multiple of.
-ROOM, ALIGNMENT = 4096, 128
+#: The rows of memory of a masked group, and the alignment of contiguous groups.
+MAX_M, ALIGNMENT = 4096, 128
 BLOCK_KV = 64
 
 
@@ -51,7 +52,7 @@ def numbers(values):
 
 
 def weights(groups, n, k):
-    """FP8 [G, N, K], of which 128 by 128 share a scale."""
+    """FP8 [G, N, K] with 128x128 scales."""
     codes = empty(groups, n, k, dtype=torch.float8_e4m3fn)
     scales = empty(groups, -(-n // 128), -(-k // 128), dtype=torch.float32)
     for group in range(groups):
@@ -60,7 +61,7 @@ def weights(groups, n, k):
 
 
 def contiguous_groups(rows):
-    """The group of each row, where groups begin at multiples of the alignment."""
+    """The group of each row, where groups start at multiples of the alignment."""
     ids = []
     for group, count in enumerate(rows):
         ids += [group] * count + [-1] * (-count % ALIGNMENT)
@@ -100,22 +101,22 @@ def bf16_contiguous(rows, n, k):
 
 def fp8_masked(rows, expected, n, k):
     groups, counts, b = len(rows), numbers(rows), weights(len(rows), n, k)
-    a = empty(groups, ROOM, k, dtype=torch.float8_e4m3fn), empty(groups, ROOM, -(-k // 128), dtype=torch.float32)
+    a = empty(groups, MAX_M, k, dtype=torch.float8_e4m3fn), empty(groups, MAX_M, -(-k // 128), dtype=torch.float32)
     for group, count in enumerate(rows):
         a[0][group, :count], a[1][group, :count] = deep_gemm.per_token_cast_to_fp8(normals(count, k), False)
-    d = empty(groups, ROOM, n)
+    d = empty(groups, MAX_M, n)
     return lambda: deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, d, counts, expected * 6 // 5)
 
 
 def bf16_masked(rows, expected, n, k):
     groups, counts, b = len(rows), numbers(rows), normals(len(rows), n, k)
-    a, d = normals(groups, ROOM, k), empty(groups, ROOM, n)
+    a, d = normals(groups, MAX_M, k), empty(groups, MAX_M, n)
     return lambda: deep_gemm.m_grouped_bf16_gemm_nt_masked(a, b, d, counts, expected)
 
 
 def fp8_k_grouped(ks, m, n):
     def operand(rows):
-        """The groups one behind another, and scales that are contiguous along the rows."""
+        """The groups, contiguous, and MN-major scales."""
         parts = [deep_gemm.per_token_cast_to_fp8(normals(rows, k), False) for k in ks]
         codes = torch.cat([codes.flatten().view(torch.uint8) for codes, _ in parts]).view(torch.float8_e4m3fn)
         return codes, torch.cat([scales.T for _, scales in parts]).T

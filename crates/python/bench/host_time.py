@@ -1,8 +1,8 @@
-"""How long a call holds up Python, with torch tensors of a GPU: 1000 calls are queued and not waited for.
+"""Host time of a call with torch tensors of a GPU: 1000 calls are queued without synchronization.
 
     python crates/python/bench/host_time.py
 
-The time of a call is that of the loop, which does nothing else. Kernels are small, so that the queue of the driver is not full.
+The host time is that of the loop, which does nothing else. Kernels are small, so the driver's queue never fills.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def masked(m, n, k, groups=4):
 
 
 def new_outputs(m, n, k):
-    """As in a model: the output is a new tensor every time."""
+    """As in a model: a new output tensor for each call."""
     a, b = (torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for rows in (m, n))
 
     def call():
@@ -57,7 +57,7 @@ def new_outputs(m, n, k):
 
 
 def empty_tensor(m, n, k):
-    """What of `new_outputs` is torch's own."""
+    """Torch's own part of `new_outputs`."""
     return lambda: torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
 
 

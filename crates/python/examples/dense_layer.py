@@ -1,6 +1,6 @@
-"""A dense layer in FP8: activations and weights are quantized by the library's kernels, and multiplied.
+"""A dense layer in FP8: activations and weights are quantized and multiplied by the library's kernels.
 
-Torch tensors of a GPU where there are any; else numpy arrays, which the CPU's reference computes.
+On torch tensors of a GPU where there is one; else on numpy arrays with the CPU reference.
 """
 
 from oxigemm import deep_gemm
@@ -28,7 +28,7 @@ def arrays():
 
 def main():
     x, w, y, exact = arrays()
-    # A scale for each row and 128 columns of activations, and for each 128 by 128 of weights, which is done once.
+    # 1x128 scales for activations, 128x128 scales for weights, which are quantized once.
     activations = deep_gemm.per_token_cast_to_fp8(x, use_ue8m0=False)
     weights = deep_gemm.per_block_cast_to_fp8(w, use_ue8m0=False)
     deep_gemm.fp8_gemm_nt(activations, weights, y)

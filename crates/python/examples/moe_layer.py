@@ -1,6 +1,6 @@
-"""A mixture of experts in FP8: rows one behind another (prefill), and room for every expert (decode), under a CUDA graph.
+"""A mixture of experts in FP8: m-grouped contiguous (prefill), and m-grouped masked under a CUDA graph (decode).
 
-Torch tensors of a GPU where there are any; else torch tensors of the CPU, which the reference computes without a graph.
+On torch tensors of a GPU where there is one; else on torch tensors of the CPU with the reference, without a graph.
 """
 
 import torch
@@ -18,7 +18,7 @@ def weights_of_experts():
 
 
 def prefill(w, weights):
-    """Tokens sorted by expert; the rows of each begin at a multiple of the alignment, here without any padding at all."""
+    """Tokens sorted by expert. The rows of an expert start at a multiple of the alignment, here 1: no padding."""
     deep_gemm.set_mk_alignment_for_contiguous_layout(1)
     expert_of_row = torch.tensor([0] * 5 + [2] * 70 + [3] * 53, device=DEVICE, dtype=torch.int32)
     x = torch.randn(len(expert_of_row), K, device=DEVICE, dtype=torch.bfloat16)
@@ -32,12 +32,12 @@ def prefill(w, weights):
 
 
 def decode(w, weights):
-    """Room for 16 tokens of every expert. How many there are is read by the kernel, so one graph serves all steps."""
-    room = 16
-    x = torch.randn(EXPERTS, room, K, device=DEVICE, dtype=torch.bfloat16)
+    """Up to 16 tokens for each expert. The kernel reads their number, so one graph serves all steps."""
+    max_m = 16
+    x = torch.randn(EXPERTS, max_m, K, device=DEVICE, dtype=torch.bfloat16)
     codes, scales = deep_gemm.per_token_cast_to_fp8(x.reshape(-1, K), use_ue8m0=False)
-    activations = codes.reshape(EXPERTS, room, K), scales.reshape(EXPERTS, room, -1)
-    y = torch.zeros(EXPERTS, room, N, device=DEVICE, dtype=torch.bfloat16)
+    activations = codes.reshape(EXPERTS, max_m, K), scales.reshape(EXPERTS, max_m, -1)
+    y = torch.zeros(EXPERTS, max_m, N, device=DEVICE, dtype=torch.bfloat16)
     counts = torch.tensor([1, 0, 16, 3], device=DEVICE, dtype=torch.int32)
 
     def step():

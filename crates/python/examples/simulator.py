@@ -1,4 +1,4 @@
-"""The GPU's kernels without a GPU: numpy arrays, computed by the simulator under three schedules of asynchronous work."""
+"""The GPU's kernels without a GPU: numpy arrays, computed by the simulator under three schedules of async work."""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-//! Arrays and tensors of Python, as the library sees them: an address, a shape, strides, a type and a place.
+//! Arrays and tensors of Python as the library sees them: address, shape, strides, element type and device.
 
 use std::sync::RwLock;
 
@@ -10,20 +10,20 @@ use pyo3::types::PyType;
 use crate::dlpack::{self, Exchange};
 use crate::error::{argument_error, dtype_error, from_library, type_error};
 
-/// Where memory is.
+/// The device that memory belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// Of the CPU.
+pub enum Location {
+    /// The CPU.
     Host,
-    /// Of the GPU of this number.
+    /// The GPU of this number.
     Cuda(usize),
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for Location {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Place::Host => f.write_str("cpu"),
-            Place::Cuda(gpu) => write!(f, "cuda:{gpu}"),
+            Location::Host => f.write_str("cpu"),
+            Location::Cuda(gpu) => write!(f, "cuda:{gpu}"),
         }
     }
 }
@@ -38,7 +38,7 @@ pub struct Array {
     dims: [usize; MAX_RANK],
     strides: [usize; MAX_RANK],
     pub address: u64,
-    pub place: Place,
+    pub location: Location,
     pub read_only: bool,
 }
 
@@ -55,7 +55,7 @@ enum Reader {
     DlPack,
 }
 
-/// The classes that were seen, with how they are read. They are kept alive, so that an address is one of them.
+/// The cache of readers, by the address of the class. It keeps the classes alive, so an address stays one of them.
 static READERS: RwLock<Vec<(usize, Reader, Py<PyType>)>> = RwLock::new(Vec::new());
 
 impl Array {
@@ -66,9 +66,9 @@ impl Array {
         dims: &[i64],
         strides: Option<&[i64]>,
         address: u64,
-        place: Place,
+        location: Location,
     ) -> PyResult<Array> {
-        // A number without dimensions is a list of one.
+        // A scalar is a list of one.
         let (dims, strides) = if dims.is_empty() { (&[1][..], None) } else { (dims, strides) };
         let rank = dims.len();
         let mut array = Array {
@@ -78,7 +78,7 @@ impl Array {
             dims: [1; MAX_RANK],
             strides: [1; MAX_RANK],
             address,
-            place,
+            location,
             read_only: false,
         };
         if rank > MAX_RANK {
@@ -139,14 +139,16 @@ impl Array {
         &self.strides[..self.rank]
     }
 
-    /// Refuses elements of another type than that of this name.
-    pub fn expect_type(&self, py: Python<'_>, expected: &str) -> PyResult<()> {
-        if Some(self.dtype) == named(expected) {
+    /// Refuses elements of another type.
+    #[inline]
+    pub fn expect_type(&self, py: Python<'_>, expected: DType) -> PyResult<()> {
+        if self.dtype == expected {
             return Ok(());
         }
+        let name = DTYPES.iter().find(|(_, dtype)| *dtype == expected).map(|(name, _)| *name);
         let error = oxigemm::Error::DType {
             argument: self.name,
-            expected: expected.to_owned(),
+            expected: name.map_or_else(|| expected.to_string(), str::to_owned),
             found: self.dtype.to_string(),
         };
         Err(from_library(py, &error, &[]))
@@ -236,15 +238,15 @@ fn torch(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Array> {
     let address = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
     let device = object.getattr(intern!(py, "device"))?;
     let kind = device.getattr(intern!(py, "type"))?;
-    let place = if kind.eq("cpu")? {
-        Place::Host
+    let location = if kind.eq("cpu")? {
+        Location::Host
     } else if kind.eq("cuda")? {
-        Place::Cuda(device.getattr(intern!(py, "index"))?.extract()?)
+        Location::Cuda(device.getattr(intern!(py, "index"))?.extract()?)
     } else {
         let found = device.to_string();
         return Err(argument_error(py, name, "is on the wrong device", "a CPU or a CUDA GPU", &found));
     };
-    Array::new(py, name, dtype, &dims, Some(&strides), address, place)
+    Array::new(py, name, dtype, &dims, Some(&strides), address, location)
 }
 
 /// A numpy array.
@@ -270,26 +272,29 @@ fn numpy(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Array> {
     let strides: Vec<i64> = bytes.iter().map(|stride| stride / size).collect();
     let interface = object.getattr(intern!(py, "__array_interface__"))?;
     let (address, read_only): (u64, bool) = interface.get_item(intern!(py, "data"))?.extract()?;
-    let mut array = Array::new(py, name, dtype, &dims, Some(&strides), address, Place::Host)?;
+    let mut array = Array::new(py, name, dtype, &dims, Some(&strides), address, Location::Host)?;
     array.read_only = read_only;
     Ok(array)
 }
 
-/// The element type of this name, as numpy, ml_dtypes and torch say it.
-pub fn named(name: &str) -> Option<DType> {
-    match name {
-        "float8_e4m3fn" => Some(DType::E4m3),
-        "float8_e5m2" => Some(DType::E5m2),
-        "bfloat16" => Some(DType::Bf16),
-        "float16" => Some(DType::F16),
-        "float32" => Some(DType::F32),
-        "int32" => Some(DType::I32),
-        "uint8" | "int8" => Some(DType::U8),
-        _ => None,
-    }
+/// The names that numpy, ml_dtypes and torch have for element types.
+const DTYPES: [(&str, DType); 8] = [
+    ("float8_e4m3fn", DType::E4m3),
+    ("float8_e5m2", DType::E5m2),
+    ("bfloat16", DType::Bf16),
+    ("float16", DType::F16),
+    ("float32", DType::F32),
+    ("int32", DType::I32),
+    ("uint8", DType::U8),
+    ("int8", DType::U8),
+];
+
+/// The element type of this name.
+fn named(name: &str) -> Option<DType> {
+    DTYPES.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
 }
 
-/// Strides and shapes that the library refuses have the name of the argument.
+/// The error of a shape or strides that the library refuses, with the name of the argument.
 pub fn refused(py: Python<'_>, error: &oxigemm::Error, name: &'static str) -> PyErr {
     from_library(py, error, &[("dims", name), ("strides", name)])
 }

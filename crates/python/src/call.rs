@@ -1,4 +1,4 @@
-//! The road of a call: arguments are read, brought to where they are computed, and given to the library.
+//! A call from Python: its arrays are read, become tensors on the device that computes, and go to the library.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -8,16 +8,16 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use crate::array::{Array, Place, refused};
+use crate::array::{Array, Location, refused};
 use crate::dlpack::Exchange;
 use crate::error::{argument_error, from_library, type_error};
 use crate::settings;
 
-/// The arguments of a call, as they are read one after another.
+/// The arrays of a call, read one by one.
 pub struct Call<'py> {
     py: Python<'py>,
     arrays: Vec<Array>,
-    /// Which of them are written.
+    /// A bit for each array that is written.
     outputs: u32,
     keep: Vec<Bound<'py, PyAny>>,
     exchange: Option<Exchange>,
@@ -29,14 +29,14 @@ pub struct Call<'py> {
 #[derive(Clone, Copy)]
 pub struct Index(usize);
 
-/// The arguments where they are computed, and how.
-pub struct Operands {
+/// The arguments of a call as tensors on the device that computes, and the options.
+pub struct Arguments {
     tensors: Vec<Tensor>,
-    /// How a product is run.
+    /// The options of a GEMM.
     pub options: GemmOptions,
 }
 
-impl Operands {
+impl Arguments {
     /// An argument.
     #[inline]
     pub fn get(&self, index: Index) -> &Tensor {
@@ -49,31 +49,33 @@ impl Operands {
         self.tensors[index.0].clone()
     }
 
-    /// How a call that is no product is run.
+    /// The options of a kernel that is not a GEMM.
     pub fn launch_options(&self) -> LaunchOptions {
         LaunchOptions { stream: self.options.stream.clone(), programmatic: self.options.programmatic }
     }
 
-    /// What is added to a product.
-    pub fn addend(&self, c: Added) -> Addend<'_> {
+    /// C, as the library takes it.
+    #[inline]
+    pub fn addend(&self, c: AddendArgument) -> Addend<'_> {
         match c {
-            Added::Nothing => Addend::None,
-            Added::Output => Addend::InPlace,
-            Added::Other(index) => Addend::From(self.get(index)),
+            AddendArgument::None => Addend::None,
+            AddendArgument::InPlace => Addend::InPlace,
+            AddendArgument::From(index) => Addend::From(self.get(index)),
         }
     }
 }
 
-/// What is added to a product.
+/// C of a GEMM.
 #[derive(Clone, Copy)]
-pub enum Added {
-    Nothing,
-    Output,
-    Other(Index),
+pub enum AddendArgument {
+    None,
+    /// D itself.
+    InPlace,
+    From(Index),
 }
 
 impl<'py> Call<'py> {
-    /// A call whose arguments may have other names in the library than here.
+    /// A call. `names` are pairs of the library's name for an argument and Python's, where they differ.
     pub fn new(py: Python<'py>, names: &'static [(&'static str, &'static str)]) -> Call<'py> {
         Call {
             py,
@@ -95,9 +97,9 @@ impl<'py> Call<'py> {
     pub fn input(&mut self, name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Index> {
         let (array, exchange) = Array::read(name, object, &mut self.keep)?;
         if let Some(first) = self.arrays.first() {
-            if array.place != first.place {
-                let expected = format!("{}, where `{}` is", first.place, first.name);
-                let found = array.place.to_string();
+            if array.location != first.location {
+                let expected = format!("{}, where `{}` is", first.location, first.name);
+                let found = array.location.to_string();
                 return Err(argument_error(self.py, name, "is on the wrong device", &expected, &found));
             }
         } else {
@@ -136,15 +138,18 @@ impl<'py> Call<'py> {
         Ok([self.input(name, &first)?, self.input(scales, &second)?])
     }
 
-    /// Reads what is added to an output.
+    /// Reads C.
     #[inline]
-    pub fn addend(&mut self, object: Option<&Bound<'py, PyAny>>, d: Index) -> PyResult<Added> {
-        let Some(object) = object else { return Ok(Added::Nothing) };
+    pub fn addend(&mut self, object: Option<&Bound<'py, PyAny>>, d: Index) -> PyResult<AddendArgument> {
+        let Some(object) = object else { return Ok(AddendArgument::None) };
         let c = self.input("c", object)?;
-        Ok(if self.array(c).is_same(self.array(d)) { Added::Output } else { Added::Other(c) })
+        Ok(match self.array(c).is_same(self.array(d)) {
+            true => AddendArgument::InPlace,
+            false => AddendArgument::From(c),
+        })
     }
 
-    /// Takes bytes of no type as elements of one of the same size.
+    /// Reads bytes as elements of a one-byte type.
     pub fn read_bytes_as(&mut self, index: Index, dtype: DType) {
         let array = &mut self.arrays[index.0];
         if array.dtype == DType::U8 && dtype.size() == 1 {
@@ -153,20 +158,20 @@ impl<'py> Call<'py> {
     }
 
     pub fn is_on_gpu(&self) -> bool {
-        self.arrays.first().is_some_and(|array| array.place != Place::Host)
+        self.arrays.first().is_some_and(|array| array.location != Location::Host)
     }
 
     pub fn array(&self, index: Index) -> &Array {
         &self.arrays[index.0]
     }
 
-    /// Computes, where the arguments are, without holding up other threads of Python.
+    /// Computes on the device of the arguments, without the interpreter lock.
     #[inline]
-    pub fn run(self, work: impl FnOnce(&Operands) -> oxigemm::Result<()> + Send) -> PyResult<()> {
+    pub fn run(self, work: impl FnOnce(&Arguments) -> oxigemm::Result<()> + Send) -> PyResult<()> {
         let Some(first) = self.arrays.first() else { return Ok(()) };
-        let done = match first.place {
-            Place::Cuda(gpu) => self.on_gpu(gpu, work)?,
-            Place::Host => match settings::host(self.py)? {
+        let done = match first.location {
+            Location::Cuda(gpu) => self.on_gpu(gpu, work)?,
+            Location::Host => match settings::host(self.py)? {
                 device @ Device::Sim(_) => self.in_simulator(&device, work)?,
                 device => self.on_cpu(&device, work)?,
             },
@@ -178,7 +183,7 @@ impl<'py> Call<'py> {
     fn on_gpu(
         &self,
         gpu: usize,
-        work: impl FnOnce(&Operands) -> oxigemm::Result<()> + Send,
+        work: impl FnOnce(&Arguments) -> oxigemm::Result<()> + Send,
     ) -> PyResult<oxigemm::Result<()>> {
         let device = settings::gpu(self.py, gpu)?;
         let cuda = device.as_cuda().expect("it is a GPU");
@@ -186,38 +191,38 @@ impl<'py> Call<'py> {
         let mut options = settings::options();
         // SAFETY: the library keeps its current stream, in the primary context that it uses as well.
         options.stream = Some(unsafe { cuda.stream_from_raw(stream) }.into());
-        let operands = Operands { tensors: self.tensors(device)?, options };
-        // Operands belong to this call; those of other threads have their own.
-        Ok(self.py.detach(move || work(&operands)))
+        let arguments = Arguments { tensors: self.tensors(device)?, options };
+        // The arguments belong to this call: other threads have their own.
+        Ok(self.py.detach(move || work(&arguments)))
     }
 
     fn on_cpu(
         &self,
         device: &Device,
-        work: impl FnOnce(&Operands) -> oxigemm::Result<()> + Send,
+        work: impl FnOnce(&Arguments) -> oxigemm::Result<()> + Send,
     ) -> PyResult<oxigemm::Result<()>> {
-        let operands = Operands { tensors: self.tensors(device)?, options: settings::options() };
-        Ok(self.py.detach(move || work(&operands)))
+        let arguments = Arguments { tensors: self.tensors(device)?, options: settings::options() };
+        Ok(self.py.detach(move || work(&arguments)))
     }
 
-    /// The arguments as tensors where they are.
+    /// The arguments as tensors of their own memory.
     #[inline]
     fn tensors(&self, device: &Device) -> PyResult<Vec<Tensor>> {
         let tensor = |array: &Array| {
-            // SAFETY: the objects that were read are kept by the caller until the call returns, and for work that is
-            // then in a stream their owner keeps the memory, as for work of its own. Who else uses them meanwhile is in
-            // the hands of the caller, as everywhere in Python.
+            // SAFETY: the caller keeps the objects alive until the call returns. For work that is then in a stream the
+            // library that owns the memory keeps it, as for work of its own. Races are up to the caller, as everywhere
+            // in Python.
             unsafe { array.tensor(array.address, device) }
                 .map_err(|error| refused(self.py, &error, array.name))
         };
         self.arrays.iter().map(tensor).collect()
     }
 
-    /// The same in memory of a simulated GPU: arrays that share memory share it there, at addresses aligned alike.
+    /// Computes on copies in a simulated GPU's memory. Arrays that share memory share the copy, at the same alignment.
     fn in_simulator(
         &self,
         device: &Device,
-        work: impl FnOnce(&Operands) -> oxigemm::Result<()> + Send,
+        work: impl FnOnce(&Arguments) -> oxigemm::Result<()> + Send,
     ) -> PyResult<oxigemm::Result<()>> {
         let hosts = self.tensors(&Device::Cpu)?;
         let arrays = self.arrays.clone();
@@ -231,18 +236,18 @@ impl<'py> Call<'py> {
                 unsafe { array.tensor(address, device) }
             };
             let tensors = arrays.iter().map(place).collect::<oxigemm::Result<Vec<Tensor>>>()?;
-            let operands = Operands { tensors, options: settings::options() };
-            work(&operands)?;
+            let arguments = Arguments { tensors, options: settings::options() };
+            work(&arguments)?;
             for (i, mut host) in hosts.into_iter().enumerate() {
                 if outputs & (1 << i) != 0 && !host.is_empty() {
-                    host.copy_from(&operands.tensors[i])?;
+                    host.copy_from(&arguments.tensors[i])?;
                 }
             }
             Ok(())
         }))
     }
 
-    /// The stream that the owner of the arguments puts work into now.
+    /// The current stream of the library that owns the arguments.
     #[inline]
     fn current_stream(&self, gpu: usize) -> PyResult<*mut c_void> {
         if let Some(stream) = self.exchange.and_then(|exchange| exchange.current_stream(gpu)) {
@@ -258,7 +263,7 @@ impl<'py> Call<'py> {
     }
 }
 
-/// The two parts of a pair.
+/// An operand and its scales.
 pub fn pair<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
     let expected = "a pair of an operand and its scales";
     if let Ok(tuple) = object.cast::<PyTuple>() {
@@ -278,7 +283,7 @@ pub fn pair<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<(Bound<'py,
     }
 }
 
-/// Memory of the simulator for memory of the CPU.
+/// A block of simulator memory, the copy of a block of host memory.
 struct Piece {
     from: u64,
     end: u64,
@@ -292,7 +297,7 @@ impl Piece {
     }
 }
 
-/// Copies of all that arrays refer to: one of memory that hangs together.
+/// Copies of the memory of all arrays: one for each contiguous block.
 fn pieces(arrays: &[Array], device: &Device) -> oxigemm::Result<Vec<Piece>> {
     let mut ranges: Vec<(u64, u64)> = arrays
         .iter()

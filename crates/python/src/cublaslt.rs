@@ -1,4 +1,4 @@
-//! Products by cuBLASLt, as a baseline.
+//! GEMMs by cuBLASLt, the baseline.
 
 use oxigemm::{DType, Error, Tensor};
 use oxigemm_cuda::cublaslt::{Matrix, Number, Product};
@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use crate::call::Call;
 use crate::error::{argument_error, other};
-use crate::gemm::layout;
+use crate::gemm::layout_of;
 
 fn number(dtype: DType) -> Option<Number> {
     match dtype {
@@ -19,7 +19,7 @@ fn number(dtype: DType) -> Option<Number> {
     }
 }
 
-/// A tensor of two dimensions, or of three with the batch in front.
+/// A matrix [rows, columns], or a batch of them [batch, rows, columns].
 fn matrix(name: &'static str, tensor: &Tensor) -> oxigemm::Result<Matrix> {
     let number = number(tensor.dtype()).ok_or_else(|| Error::DType {
         argument: name,
@@ -47,10 +47,10 @@ fn matrix(name: &'static str, tensor: &Tensor) -> oxigemm::Result<Matrix> {
     Ok(Matrix { address: tensor.address(), number, row_major, pitch, batch_stride })
 }
 
-/// A tensor with its last two dimensions exchanged.
-fn turned(tensor: &Tensor, turn: bool) -> oxigemm::Result<Tensor> {
+/// A view with the last two dimensions transposed, or not.
+fn transposed(tensor: &Tensor, transpose: bool) -> oxigemm::Result<Tensor> {
     let last = tensor.dims().len() - 1;
-    if turn { tensor.transpose(last - 1, last) } else { Ok(tensor.clone()) }
+    if transpose { tensor.transpose(last - 1, last) } else { Ok(tensor.clone()) }
 }
 
 fn wrong_shape(argument: &'static str, expected: &[usize], tensor: &Tensor) -> Error {
@@ -58,7 +58,6 @@ fn wrong_shape(argument: &'static str, expected: &[usize], tensor: &Tensor) -> E
 }
 
 #[pyfunction]
-#[allow(clippy::too_many_arguments)]
 fn cublaslt_gemm<'py>(
     py: Python<'py>,
     layout_name: &str,
@@ -67,7 +66,7 @@ fn cublaslt_gemm<'py>(
     d: &Bound<'py, PyAny>,
     c: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<()> {
-    let layout = layout(py, layout_name)?;
+    let layout = layout_of(py, layout_name)?;
     let mut call = Call::new(py, &[]);
     let (a, b, d) = (call.input("a", a)?, call.input("b", b)?, call.output("d", d)?);
     let first = a;
@@ -96,8 +95,8 @@ fn cublaslt_gemm<'py>(
     }
     call.run(|x| {
         let (a, b, d) = (
-            turned(x.get(a), layout.a_begins_with_k())?,
-            turned(x.get(b), layout.b_begins_with_k())?,
+            transposed(x.get(a), layout.a_begins_with_k())?,
+            transposed(x.get(b), layout.b_begins_with_k())?,
             x.get(d),
         );
         let batched = a.dims().len() - 2;
@@ -140,7 +139,7 @@ fn cublaslt_gemm<'py>(
         let Some(oxigemm::Stream::Cuda(stream)) = &x.options.stream else {
             unreachable!("a GPU has streams")
         };
-        // SAFETY: the tensors are as large as is said; whoever calls keeps them, as for other products.
+        // SAFETY: the shapes were compared; the caller keeps the tensors alive, as for every GEMM.
         unsafe { product.launch(cuda.gpu(), stream)? };
         Ok(())
     })

@@ -10,7 +10,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-use crate::array::{Array, Place};
+use crate::array::{Array, Location};
 use crate::error::argument_error;
 
 const CPU: i32 = 1;
@@ -121,7 +121,7 @@ impl Exchange {
     #[inline]
     pub fn current_stream(self, gpu: usize) -> Option<*mut c_void> {
         let mut stream = std::ptr::null_mut();
-        // SAFETY: `stream` is a valid place to write to.
+        // SAFETY: `stream` is valid for writes.
         let failed = unsafe { self.0.current_stream?(CUDA, gpu as i32, &mut stream) };
         (failed == 0).then_some(stream)
     }
@@ -168,9 +168,9 @@ impl DlTensor {
                 &format!("DLPack type {code} of {bits} bits and {lanes} lanes"),
             )
         })?;
-        let place = match self.device_type {
-            CPU | CUDA_HOST => Place::Host,
-            CUDA | CUDA_MANAGED => Place::Cuda(self.device_id as usize),
+        let location = match self.device_type {
+            CPU | CUDA_HOST => Location::Host,
+            CUDA | CUDA_MANAGED => Location::Cuda(self.device_id as usize),
             other => {
                 let found = format!("DLPack device type {other}");
                 return Err(argument_error(
@@ -188,7 +188,7 @@ impl DlTensor {
         // SAFETY: as above; without strides there are no gaps.
         let strides = (!self.strides.is_null()).then(|| unsafe { numbers(self.strides, rank) });
         let address = self.data.addr() as u64 + self.byte_offset;
-        Array::new(py, name, dtype, dims, strides, address, place)
+        Array::new(py, name, dtype, dims, strides, address, location)
     }
 }
 

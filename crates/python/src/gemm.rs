@@ -1,100 +1,89 @@
-//! Dense products.
+//! GEMMs: one description for all functions, and the one place that passes it to the library.
+//!
+//! [`GemmKind`] is what the name of a facade function says: operand type, layout and grouping. [`Gemm`] adds what its
+//! arguments say. [`Gemm::run`] alone chooses the function of the library.
 
-use oxigemm::{Addend, GemmLayout, HeadSplits};
+use oxigemm::{Activation, DType, FusedOutput, GemmLayout, GroupedRows, HeadSplits, RowGroups, Tensor};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
-use crate::array::Array;
-use crate::call::{Added, Call, Index};
+use crate::call::{AddendArgument, Arguments, Call, Index};
 use crate::error::argument_error;
+use crate::fields::{self, fields};
+use crate::quantize::format_of;
+use crate::recipe::Recipe;
+use crate::settings;
 
-/// What the caller says of scales: the numbers of rows and of columns that share one, of A and of B.
-#[derive(Default)]
-pub struct Recipe {
-    given: Option<[[i64; 2]; 2]>,
+/// The library's names for arguments, and Python's.
+const NAMES: &[(&str, &str)] = &[
+    ("heads", "head_splits"),
+    ("ids", "grouped_layout"),
+    ("ends", "grouped_layout"),
+    ("ks", "grouped_layout"),
+    ("ks_host", "ks_cpu"),
+];
+
+/// The type of A and B.
+#[derive(Clone, Copy)]
+enum OperandKind {
+    /// FP8 with scales.
+    Fp8,
+    /// BF16 or FP16.
+    Half(DType),
 }
 
-pub type Three = Option<(i64, i64, i64)>;
-pub type Two = Option<(i64, i64)>;
+/// Which dimension is split into groups, and which arguments say how.
+#[derive(Clone, Copy)]
+enum GroupingKind {
+    Dense,
+    MGroupedContiguous,
+    MGroupedMasked,
+    /// Contiguous or masked, as the arguments say.
+    MGrouped,
+    KGrouped,
+}
 
-impl Recipe {
-    pub fn new(py: Python<'_>, recipe: Three, a: Two, b: Two) -> PyResult<Recipe> {
-        let given = match (recipe, a, b) {
-            (None, None, None) => return Ok(Recipe { given: None }),
-            (Some((m, n, k)), None, None) => [[m, k], [n, k]],
-            (None, Some(a), Some(b)) => [a.into(), b.into()],
-            _ => {
-                let expected = "either `recipe`, or both `recipe_a` and `recipe_b`";
-                return Err(argument_error(
-                    py,
-                    "recipe",
-                    "contradicts others",
-                    expected,
-                    "another choice of them",
-                ));
+/// A kind of GEMM: operand type, layout and grouping.
+#[pyclass(frozen, module = "oxigemm._oxigemm")]
+#[derive(Clone, Copy)]
+pub struct GemmKind {
+    operands: OperandKind,
+    layout: GemmLayout,
+    grouping: GroupingKind,
+}
+
+#[pymethods]
+impl GemmKind {
+    #[new]
+    fn new(py: Python<'_>, dtype: &str, layout: &str, grouping: &str) -> PyResult<GemmKind> {
+        let operands = match dtype {
+            "fp8" => OperandKind::Fp8,
+            "bfloat16" => OperandKind::Half(DType::Bf16),
+            "float16" => OperandKind::Half(DType::F16),
+            other => {
+                let expected = "fp8, bfloat16 or float16";
+                return Err(argument_error(py, "dtype", "is unknown", expected, other));
             }
         };
-        if given[0] != [1, 128] || !matches!(given[1], [1 | 128, 128]) {
-            let expected = "(1, 128, 128) or (1, 1, 128)";
-            let found = format!("A {:?}, B {:?}", given[0], given[1]);
-            return Err(argument_error(
-                py,
-                "recipe",
-                "is one that there are no kernels for",
-                expected,
-                &found,
-            ));
-        }
-        Ok(Recipe { given: Some(given) })
-    }
-
-    /// That every 128 rows of B share scales.
-    pub fn expect_blocks(&self, py: Python<'_>) -> PyResult<()> {
-        match self.given {
-            Some([_, [1, _]]) => Err(argument_error(
-                py,
-                "recipe",
-                "is one that this function has no kernels for",
-                "(1, 128, 128)",
-                "(1, 1, 128)",
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    /// Compares scales with what was said: the last two dimensions, `mn` and `k` in this order or exchanged.
-    pub fn expect(
-        &self,
-        py: Python<'_>,
-        operand: usize,
-        scales: &Array,
-        [mn, k]: [usize; 2],
-        k_first: bool,
-    ) -> PyResult<()> {
-        let Some(given) = self.given else { return Ok(()) };
-        let [rows, columns] = given[operand].map(|count| count as usize);
-        let mut expected = [mn.div_ceil(rows), k.div_ceil(columns)];
-        if k_first {
-            expected.reverse();
-        }
-        if scales.dims().ends_with(&expected) {
-            return Ok(());
-        }
-        let expected = format!("{expected:?} by `recipe`");
-        let found = format!("{:?}", scales.dims());
-        Err(argument_error(py, scales.name, "has the wrong number of scales", &expected, &found))
+        let grouping = match grouping {
+            "dense" => GroupingKind::Dense,
+            "m_grouped_contiguous" => GroupingKind::MGroupedContiguous,
+            "m_grouped_masked" => GroupingKind::MGroupedMasked,
+            "m_grouped" => GroupingKind::MGrouped,
+            "k_grouped_contiguous" => GroupingKind::KGrouped,
+            other => {
+                let expected =
+                    "dense, m_grouped_contiguous, m_grouped_masked, m_grouped or k_grouped_contiguous";
+                return Err(argument_error(py, "grouping", "is unknown", expected, other));
+            }
+        };
+        Ok(GemmKind { operands, layout: layout_of(py, layout)?, grouping })
     }
 }
 
-/// Rows along M or N, and K, of a matrix.
-pub fn mn_and_k(array: &Array, k_first: bool) -> [usize; 2] {
-    match array.dims() {
-        [.., first, second] if k_first => [*second, *first],
-        [.., first, second] => [*first, *second],
-        _ => [0, 0],
-    }
-}
-
-pub fn layout(py: Python<'_>, name: &str) -> PyResult<GemmLayout> {
+/// The layout of this name.
+pub fn layout_of(py: Python<'_>, name: &str) -> PyResult<GemmLayout> {
     match name {
         "nt" => Ok(GemmLayout::Nt),
         "nn" => Ok(GemmLayout::Nn),
@@ -104,166 +93,398 @@ pub fn layout(py: Python<'_>, name: &str) -> PyResult<GemmLayout> {
     }
 }
 
-/// Reads both operands with their scales, and compares these with the recipe.
-pub fn scaled_operands<'py>(
-    call: &mut Call<'py>,
-    a: &Bound<'py, PyAny>,
-    b: &Bound<'py, PyAny>,
-    recipe: &Recipe,
-    [a_k_first, b_k_first]: [bool; 2],
-) -> PyResult<[Index; 4]> {
-    let [a, sfa] = call.pair(["a", "sfa"], a)?;
-    let [b, sfb] = call.pair(["b", "sfb"], b)?;
-    recipe.expect(call.py(), 0, call.array(sfa), mn_and_k(call.array(a), a_k_first), a_k_first)?;
-    recipe.expect(call.py(), 1, call.array(sfb), mn_and_k(call.array(b), b_k_first), b_k_first)?;
-    Ok([a, sfa, b, sfb])
+/// A and B.
+#[derive(Clone, Copy)]
+enum Operands {
+    Fp8(ScaledOperands),
+    Half { a: Index, b: Index },
 }
 
-#[pyfunction]
-#[allow(clippy::too_many_arguments)]
-fn fp8_gemm<'py>(
-    py: Python<'py>,
-    layout_name: &str,
-    a: &Bound<'py, PyAny>,
-    b: &Bound<'py, PyAny>,
-    d: &Bound<'py, PyAny>,
-    c: Option<&Bound<'py, PyAny>>,
-    recipe: Three,
-    recipe_a: Two,
-    recipe_b: Two,
-) -> PyResult<()> {
-    let layout = layout(py, layout_name)?;
-    let recipe = Recipe::new(py, recipe, recipe_a, recipe_b)?;
-    let mut call = Call::new(py, &[]);
-    let k_first = [layout.a_begins_with_k(), layout.b_begins_with_k()];
-    let [a, sfa, b, sfb] = scaled_operands(&mut call, a, b, &recipe, k_first)?;
-    let d = call.output("d", d)?;
-    let c = call.addend(c, d)?;
-    call.run(|x| {
-        let (a, b) = ((x.get(a), x.get(sfa)), (x.get(b), x.get(sfb)));
-        oxigemm::fp8_gemm(layout, a, b, x.addend(c), &mut x.output(d), &x.options)
-    })
+/// A and B of FP8, with their scales.
+#[derive(Clone, Copy)]
+pub struct ScaledOperands {
+    pub a: [Index; 2],
+    pub b: [Index; 2],
 }
 
-#[pyfunction]
-#[allow(clippy::too_many_arguments)]
-fn half_gemm<'py>(
-    py: Python<'py>,
-    dtype: &str,
-    layout_name: &str,
-    a: &Bound<'py, PyAny>,
-    b: &Bound<'py, PyAny>,
-    d: &Bound<'py, PyAny>,
-    c: Option<&Bound<'py, PyAny>>,
-) -> PyResult<()> {
-    let layout = layout(py, layout_name)?;
-    let mut call = Call::new(py, &[]);
-    let (a, b, d) = (call.input("a", a)?, call.input("b", b)?, call.output("d", d)?);
-    call.array(a).expect_type(py, dtype)?;
-    let c = call.addend(c, d)?;
-    call.run(|x| oxigemm::half_gemm(layout, x.get(a), x.get(b), x.addend(c), &mut x.output(d), &x.options))
-}
+impl ScaledOperands {
+    /// Reads A and B, and compares their scales with the recipe.
+    pub fn read<'py>(
+        call: &mut Call<'py>,
+        [a, b]: [&Bound<'py, PyAny>; 2],
+        recipe: Recipe,
+        k_first: [bool; 2],
+    ) -> PyResult<ScaledOperands> {
+        let (a, b) = (call.pair(["a", "sfa"], a)?, call.pair(["b", "sfb"], b)?);
+        for (operand, [values, scales]) in [a, b].into_iter().enumerate() {
+            let (values, scales) = (call.array(values), call.array(scales));
+            recipe.expect_scales(call.py(), operand, values, scales, k_first[operand])?;
+        }
+        Ok(ScaledOperands { a, b })
+    }
 
-#[pyfunction]
-#[allow(clippy::too_many_arguments)]
-fn fp8_gemm_skip_head_mid<'py>(
-    py: Python<'py>,
-    a: &Bound<'py, PyAny>,
-    b: &Bound<'py, PyAny>,
-    d: &Bound<'py, PyAny>,
-    head_splits: (u32, u32, u32),
-    recipe: Three,
-) -> PyResult<()> {
-    let recipe = Recipe::new(py, recipe, None, None)?;
-    recipe.expect_blocks(py)?;
-    let mut call = Call::new(py, &[("heads", "head_splits")]);
-    let [a, sfa, b, sfb] = scaled_operands(&mut call, a, b, &recipe, [false; 2])?;
-    let d = call.output("d", d)?;
-    let (left, mid, right) = head_splits;
-    call.run(|x| {
-        let (a, b, heads) = ((x.get(a), x.get(sfa)), (x.get(b), x.get(sfb)), HeadSplits { left, mid, right });
-        oxigemm::fp8_gemm_nt_skip_head_mid(a, b, &mut x.output(d), heads, &x.options)
-    })
-}
-
-#[pyfunction]
-fn einsum<'py>(
-    py: Python<'py>,
-    expr: &str,
-    a: &Bound<'py, PyAny>,
-    b: &Bound<'py, PyAny>,
-    d: &Bound<'py, PyAny>,
-    c: Option<&Bound<'py, PyAny>>,
-) -> PyResult<()> {
-    let mut call = Call::new(py, &[("expression", "expr")]);
-    let (a, b, d) = (call.input("a", a)?, call.input("b", b)?, call.output("d", d)?);
-    let c = call.addend(c, d)?;
-    call.run(|x| oxigemm::einsum(expr, x.get(a), x.get(b), x.addend(c), &mut x.output(d), &x.options))
-}
-
-#[pyfunction]
-#[allow(clippy::too_many_arguments)]
-fn fp8_einsum<'py>(
-    py: Python<'py>,
-    expr: &str,
-    a: &Bound<'py, PyAny>,
-    b: &Bound<'py, PyAny>,
-    d: &Bound<'py, PyAny>,
-    c: Option<&Bound<'py, PyAny>>,
-    recipe: Three,
-) -> PyResult<()> {
-    let recipe = Recipe::new(py, recipe, None, None)?;
-    recipe.expect_blocks(py)?;
-    let mut call = Call::new(py, &[("expression", "expr")]);
-    let [a, sfa, b, sfb] = scaled_operands(&mut call, a, b, &recipe, [false, expr == "bhd,hdr->bhr"])?;
-    let d = call.output("d", d)?;
-    match call.addend(c, d)? {
-        Added::Nothing => call.run(|x| {
-            let (a, b) = ((x.get(a), x.get(sfa)), (x.get(b), x.get(sfb)));
-            oxigemm::fp8_einsum(expr, a, b, &mut x.output(d), &x.options)
-        }),
-        added => fp8_heads(call, expr, [a, sfa, b, sfb, d], added),
+    /// A and B as the library takes them: each with its scales.
+    #[inline]
+    pub fn get<'a>(&self, x: &'a Arguments) -> [(&'a Tensor, &'a Tensor); 2] {
+        [self.a, self.b].map(|[values, scales]| (x.get(values), x.get(scales)))
     }
 }
 
-/// `bhr,hdr->bhd` with something added: a product for each head, on views of the operands.
-fn fp8_heads(call: Call<'_>, expr: &str, [a, sfa, b, sfb, d]: [Index; 5], added: Added) -> PyResult<()> {
-    let py = call.py();
-    if expr != "bhr,hdr->bhd" {
-        return Err(argument_error(py, "expr", "has no kernels that add `c`", "bhr,hdr->bhd", expr));
+impl Operands {
+    #[inline]
+    fn read<'py>(
+        call: &mut Call<'py>,
+        kind: &GemmKind,
+        operands: &Bound<'py, PyTuple>,
+        is_fused: bool,
+    ) -> PyResult<Operands> {
+        let py = call.py();
+        if let OperandKind::Half(dtype) = kind.operands {
+            let [a, b] = fields(&fields::OPERANDS, operands)?;
+            let (a, b) = (call.input("a", a.object())?, call.input("b", b.object())?);
+            call.array(a).expect_type(py, dtype)?;
+            return Ok(Operands::Half { a, b });
+        }
+        let [a, b, recipe, recipe_a, recipe_b] = fields(&fields::SCALED_OPERANDS, operands)?;
+        let recipes = (recipe.get()?, recipe_a.get()?, recipe_b.get()?);
+        let (recipe, k_first) = match kind.grouping {
+            GroupingKind::KGrouped => {
+                Recipe::expect_1d1d(py, recipes.0)?;
+                (Recipe::default(), [false; 2])
+            }
+            GroupingKind::Dense if !is_fused => {
+                let k_first = [kind.layout.a_begins_with_k(), kind.layout.b_begins_with_k()];
+                (Recipe::new(py, recipes)?, k_first)
+            }
+            _ => {
+                let recipe = Recipe::new(py, recipes)?;
+                recipe.expect_1d2d(py)?;
+                (recipe, [false, kind.layout.b_begins_with_k()])
+            }
+        };
+        Ok(Operands::Fp8(ScaledOperands::read(call, [a.object(), b.object()], recipe, k_first)?))
     }
-    let others = match added {
-        Added::Other(c) => Some(c),
-        Added::Nothing | Added::Output => None,
+
+    fn a(&self) -> Index {
+        match self {
+            Operands::Fp8(scaled) => scaled.a[0],
+            Operands::Half { a, .. } => *a,
+        }
+    }
+
+    fn b(&self) -> Index {
+        match self {
+            Operands::Fp8(scaled) => scaled.b[0],
+            Operands::Half { b, .. } => *b,
+        }
+    }
+}
+
+/// The groups of a GEMM.
+enum Grouping {
+    Dense,
+    M(MGroups),
+    K { ks: Index, ks_host: Option<Vec<usize>> },
+}
+
+/// The groups of an m-grouped GEMM.
+#[derive(Clone, Copy)]
+enum MGroups {
+    Contiguous { grouped_layout: Index, is_psum: bool, alignment: usize, expected_m: Option<usize> },
+    Masked { masked_m: Index, expected_m: usize },
+}
+
+impl MGroups {
+    fn contiguous<'py>(
+        call: &mut Call<'py>,
+        grouped_layout: &Bound<'py, PyAny>,
+        is_psum: bool,
+        (name, expected_m): (&str, Option<i64>),
+    ) -> PyResult<MGroups> {
+        if expected_m.is_some() && !is_psum {
+            let (expected, found) = ("None, as `use_psum_layout` is False", format!("{expected_m:?}"));
+            return Err(argument_error(call.py(), name, "means nothing", expected, &found));
+        }
+        let expected_m = expected_m.map(|rows| positive(call.py(), name, rows)).transpose()?;
+        let grouped_layout = call.input("grouped_layout", grouped_layout)?;
+        Ok(MGroups::Contiguous { grouped_layout, is_psum, alignment: settings::alignment(), expected_m })
+    }
+
+    /// The groups of a fused GEMM, for which the arguments say whether they are contiguous or masked.
+    fn either<'py>(call: &mut Call<'py>, groups: &Bound<'py, PyTuple>, a: Index) -> PyResult<MGroups> {
+        let [grouped_layout, masked_m, expected_m, psum] = fields(&fields::M_GROUPED, groups)?;
+        let (expected_m, is_psum) = (expected_m.get::<Option<i64>>()?, psum.get::<bool>()?);
+        match (grouped_layout.optional(), masked_m.optional()) {
+            (None, Some(masked_m)) if !is_psum => {
+                let expected_m = match expected_m {
+                    Some(rows) => positive(call.py(), "expected_m", rows)?,
+                    // The plan is for full groups.
+                    None => call.array(a).dims().get(1).map_or(1, |m| (*m).max(1)),
+                };
+                Ok(MGroups::Masked { masked_m: call.input("masked_m", masked_m)?, expected_m })
+            }
+            (Some(layout), None) => MGroups::contiguous(call, layout, is_psum, ("expected_m", expected_m)),
+            (_, masked_m) => {
+                let expected = "either it, with or without `use_psum_layout`, or `masked_m`";
+                let found = if masked_m.is_some() { "more" } else { "neither" };
+                let problem = "does not tell where groups are";
+                Err(argument_error(call.py(), "grouped_layout", problem, expected, found))
+            }
+        }
+    }
+
+    #[inline]
+    fn get<'a>(&self, x: &'a Arguments) -> RowGroups<'a> {
+        match *self {
+            MGroups::Contiguous { grouped_layout, is_psum, alignment, expected_m } => {
+                let numbers = x.get(grouped_layout);
+                let rows = if is_psum { GroupedRows::Ends(numbers) } else { GroupedRows::Ids(numbers) };
+                RowGroups::Contiguous { rows, alignment, expected_m }
+            }
+            MGroups::Masked { masked_m, expected_m } => {
+                RowGroups::Masked { masked_m: x.get(masked_m), expected_m }
+            }
+        }
+    }
+}
+
+impl Grouping {
+    #[inline]
+    fn read<'py>(
+        call: &mut Call<'py>,
+        kind: GroupingKind,
+        groups: Option<&Bound<'py, PyTuple>>,
+        a: Index,
+    ) -> PyResult<Grouping> {
+        let groups = || groups.ok_or_else(|| PyTypeError::new_err("expected a tuple of groups, found None"));
+        match kind {
+            GroupingKind::Dense => Ok(Grouping::Dense),
+            GroupingKind::MGroupedContiguous => {
+                let [grouped_layout, psum, expected_m] = fields(&fields::M_GROUPED_CONTIGUOUS, groups()?)?;
+                let expected_m = ("expected_m_for_psum_layout", expected_m.get()?);
+                MGroups::contiguous(call, grouped_layout.object(), psum.get()?, expected_m).map(Grouping::M)
+            }
+            GroupingKind::MGroupedMasked => {
+                let [masked_m, expected_m] = fields(&fields::M_GROUPED_MASKED, groups()?)?;
+                let expected_m = positive(call.py(), "expected_m", expected_m.get()?)?;
+                let masked_m = call.input("masked_m", masked_m.object())?;
+                Ok(Grouping::M(MGroups::Masked { masked_m, expected_m }))
+            }
+            GroupingKind::MGrouped => MGroups::either(call, groups()?, a).map(Grouping::M),
+            GroupingKind::KGrouped => {
+                let [ks_cpu, grouped_layout] = fields(&fields::K_GROUPED, groups()?)?;
+                let ks_host = known_ks(call.py(), ks_cpu.get()?)?;
+                Ok(Grouping::K { ks: call.input("grouped_layout", grouped_layout.object())?, ks_host })
+            }
+        }
+    }
+}
+
+fn positive(py: Python<'_>, name: &str, number: i64) -> PyResult<usize> {
+    usize::try_from(number)
+        .ok()
+        .filter(|number| *number > 0)
+        .ok_or_else(|| argument_error(py, name, "is out of range", "1 or more", &number.to_string()))
+}
+
+/// The K of every group, where the host knows them.
+fn known_ks(py: Python<'_>, ks_cpu: Option<Vec<i64>>) -> PyResult<Option<Vec<usize>>> {
+    let number = |k: i64| {
+        let expected = "numbers of 0 or more";
+        usize::try_from(k)
+            .map_err(|_| argument_error(py, "ks_cpu", "is out of range", expected, &k.to_string()))
     };
-    for index in [a, sfa, b, sfb, d].into_iter().chain(others) {
-        call.array(index).expect_rank(py, 3)?;
+    let known = ks_cpu.filter(|ks| !ks.is_empty());
+    known.map(|ks| ks.into_iter().map(number).collect()).transpose()
+}
+
+/// A fused epilogue.
+#[derive(Clone, Copy)]
+struct Epilogue {
+    alpha: f32,
+    beta: f32,
+    bias: Option<Index>,
+    activation: Activation,
+    gated: bool,
+    heads: Option<HeadSplits>,
+    d_scales: Option<Index>,
+    power_of_two: bool,
+}
+
+impl Epilogue {
+    #[inline]
+    fn read<'py>(call: &mut Call<'py>, epilogue: &Bound<'py, PyTuple>) -> PyResult<Epilogue> {
+        let [alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two] =
+            fields(&fields::EPILOGUE, epilogue)?;
+        let activation = activation.get::<std::borrow::Cow<'_, str>>()?;
+        let head_splits = head_splits.get::<Option<(u32, u32, u32)>>()?;
+        Ok(Epilogue {
+            alpha: alpha.get()?,
+            beta: beta.get()?,
+            activation: activation_of(call.py(), &activation)?,
+            gated: gated.get()?,
+            heads: head_splits.map(|(left, mid, right)| HeadSplits { left, mid, right }),
+            power_of_two: power_of_two.get()?,
+            bias: bias.optional().map(|bias| call.input("bias", bias)).transpose()?,
+            d_scales: d_scales.optional().map(|scales| call.output("d_scales", scales)).transpose()?,
+        })
     }
-    let heads = call.array(b).dims()[0];
-    for (index, head) in [(a, 1), (sfa, 1), (sfb, 0), (d, 1)].into_iter().chain(others.map(|c| (c, 1))) {
-        let array = call.array(index);
-        if array.dims()[head] != heads {
-            let (expected, found) = (format!("{heads} heads, as `b` has"), format!("{:?}", array.dims()));
-            return Err(argument_error(py, array.name, "has the wrong shape", &expected, &found));
-        }
+
+    fn get<'a>(&self, x: &'a Arguments) -> oxigemm::Epilogue<'a> {
+        let Epilogue { alpha, beta, activation, gated, heads, .. } = *self;
+        oxigemm::Epilogue { alpha, bias: self.bias.map(|bias| x.get(bias)), activation, gated, beta, heads }
     }
-    call.run(|x| {
-        for head in 0..heads {
-            let of_head = |i| x.get(i).transpose(0, 1).and_then(|tensor| tensor.select(head));
-            let (a, sfa, mut d) = (of_head(a)?, of_head(sfa)?, of_head(d)?);
-            let other = others.map(of_head).transpose()?;
-            let c = other.as_ref().map_or(Addend::InPlace, Addend::From);
-            let (b, sfb) = (x.get(b).select(head)?, x.get(sfb).select(head)?);
-            oxigemm::fp8_gemm_nt((&a, &sfa), (&b, &sfb), c, &mut d, &x.options)?;
+}
+
+fn activation_of(py: Python<'_>, name: &str) -> PyResult<Activation> {
+    Ok(match name {
+        "none" => Activation::None,
+        "relu" => Activation::Relu,
+        "gelu" => Activation::Gelu,
+        "gelu_tanh" => Activation::GeluTanh,
+        "silu" => Activation::Silu,
+        other => {
+            let expected = "none, relu, gelu, gelu_tanh or silu";
+            return Err(argument_error(py, "activation", "is unknown", expected, other));
         }
-        Ok(())
     })
+}
+
+/// A GEMM with its arguments read.
+struct Gemm {
+    layout: GemmLayout,
+    operands: Operands,
+    c: AddendArgument,
+    d: Index,
+    grouping: Grouping,
+    epilogue: Option<Epilogue>,
+}
+
+impl Gemm {
+    /// Computes it.
+    #[inline]
+    fn run(&self, x: &Arguments) -> oxigemm::Result<()> {
+        if let Some(epilogue) = &self.epilogue {
+            return self.run_fused(x, epilogue);
+        }
+        let (layout, c, d, options) = (self.layout, x.addend(self.c), &mut x.output(self.d), &x.options);
+        match (self.operands, &self.grouping) {
+            (Operands::Fp8(scaled), Grouping::Dense) => {
+                let [a, b] = scaled.get(x);
+                oxigemm::fp8_gemm(layout, a, b, c, d, options)
+            }
+            (Operands::Half { a, b }, Grouping::Dense) => {
+                oxigemm::half_gemm(layout, x.get(a), x.get(b), c, d, options)
+            }
+            (Operands::Fp8(scaled), Grouping::M(groups)) => {
+                let [a, b] = scaled.get(x);
+                m_grouped_fp8_gemm(layout, [a, b], d, groups.get(x), options)?;
+                self.zero_padding(x, groups)
+            }
+            (Operands::Half { a, b }, Grouping::M(groups)) => {
+                let rows = groups.get(x);
+                oxigemm::m_grouped_half_gemm(layout, x.get(a), x.get(b), c, d, rows, options)?;
+                self.zero_padding(x, groups)
+            }
+            (Operands::Fp8(scaled), Grouping::K { ks, ks_host }) => {
+                let ([a, b], ks, ks_host) = (scaled.get(x), x.get(*ks), ks_host.as_deref());
+                oxigemm::k_grouped_fp8_gemm_nt_contiguous(a, b, c, d, ks, ks_host, options)
+            }
+            (Operands::Half { a, b }, Grouping::K { ks, ks_host }) => {
+                let (a, b, ks, ks_host) = (x.get(a), x.get(b), x.get(*ks), ks_host.as_deref());
+                oxigemm::k_grouped_half_gemm(layout, a, b, c, d, ks, ks_host, options)
+            }
+        }
+    }
+
+    /// Computes it with a fused epilogue.
+    fn run_fused(&self, x: &Arguments, epilogue: &Epilogue) -> oxigemm::Result<()> {
+        let (mut d, mut scales) = (x.output(self.d), epilogue.d_scales.map(|scales| x.output(scales)));
+        let d = match &mut scales {
+            Some(scales) => FusedOutput::Fp8 { d: &mut d, scales, format: format_of(epilogue.power_of_two) },
+            None => FusedOutput::Matrix(&mut d),
+        };
+        let (c, epilogue, options) = (x.addend(self.c), &epilogue.get(x), &x.options);
+        match (self.operands, &self.grouping) {
+            (Operands::Fp8(scaled), Grouping::M(groups)) => {
+                let ([a, b], rows) = (scaled.get(x), groups.get(x));
+                oxigemm::m_grouped_fp8_gemm_nt_fused(a, b, c, d, rows, epilogue, options)
+            }
+            (Operands::Half { a, b }, Grouping::M(groups)) => {
+                let (a, b, rows) = (x.get(a), x.get(b), groups.get(x));
+                oxigemm::m_grouped_half_gemm_nt_fused(a, b, c, d, rows, epilogue, options)
+            }
+            (Operands::Fp8(scaled), _) => {
+                let [a, b] = scaled.get(x);
+                oxigemm::fp8_gemm_nt_fused(a, b, c, d, epilogue, options)
+            }
+            (Operands::Half { a, b }, _) => {
+                oxigemm::half_gemm_nt_fused(x.get(a), x.get(b), c, d, epilogue, options)
+            }
+        }
+    }
+
+    /// Zeroes the rows of D that belong to no group, where `grouped_layout` has an id for each row. DeepGEMM computes
+    /// these rows from rows of A that are zero.
+    fn zero_padding(&self, x: &Arguments, groups: &MGroups) -> oxigemm::Result<()> {
+        match *groups {
+            MGroups::Contiguous { grouped_layout, is_psum: false, .. } => {
+                let groups = x.get(self.operands.b()).dims()[0];
+                let (ids, d) = (x.get(grouped_layout), &mut x.output(self.d));
+                oxigemm::zero_padding_rows(ids, groups, d, &x.launch_options())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// An m-grouped FP8 GEMM.
+#[inline]
+fn m_grouped_fp8_gemm(
+    layout: GemmLayout,
+    [a, b]: [(&Tensor, &Tensor); 2],
+    d: &mut Tensor,
+    groups: RowGroups<'_>,
+    options: &oxigemm::GemmOptions,
+) -> oxigemm::Result<()> {
+    match (groups, layout) {
+        (RowGroups::Contiguous { rows, alignment, expected_m }, GemmLayout::Nn) => {
+            oxigemm::m_grouped_fp8_gemm_nn_contiguous(a, b, d, rows, alignment, expected_m, options)
+        }
+        (RowGroups::Contiguous { rows, alignment, expected_m }, _) => {
+            oxigemm::m_grouped_fp8_gemm_nt_contiguous(a, b, d, rows, alignment, expected_m, options)
+        }
+        (RowGroups::Masked { masked_m, expected_m }, GemmLayout::Nn) => {
+            oxigemm::m_grouped_fp8_gemm_nn_masked(a, b, d, masked_m, expected_m, options)
+        }
+        (RowGroups::Masked { masked_m, expected_m }, _) => {
+            oxigemm::m_grouped_fp8_gemm_nt_masked(a, b, d, masked_m, expected_m, options)
+        }
+    }
+}
+
+/// A GEMM of any kind. [`fields`] has the order of the structured arguments.
+#[pyfunction]
+fn gemm<'py>(
+    kind: &Bound<'py, GemmKind>,
+    operands: &Bound<'py, PyTuple>,
+    d: &Bound<'py, PyAny>,
+    c: Option<&Bound<'py, PyAny>>,
+    grouping: Option<&Bound<'py, PyTuple>>,
+    epilogue: Option<&Bound<'py, PyTuple>>,
+) -> PyResult<()> {
+    let kind = kind.get();
+    let mut call = Call::new(d.py(), NAMES);
+    let operands = Operands::read(&mut call, kind, operands, epilogue.is_some())?;
+    let d = call.output("d", d)?;
+    let c = call.addend(c, d)?;
+    let epilogue = epilogue.map(|epilogue| Epilogue::read(&mut call, epilogue)).transpose()?;
+    let grouping = Grouping::read(&mut call, kind.grouping, grouping, operands.a())?;
+    let gemm = Gemm { layout: kind.layout, operands, c, d, grouping, epilogue };
+    call.run(|x| gemm.run(x))
 }
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(fp8_gemm, module)?)?;
-    module.add_function(wrap_pyfunction!(half_gemm, module)?)?;
-    module.add_function(wrap_pyfunction!(fp8_gemm_skip_head_mid, module)?)?;
-    module.add_function(wrap_pyfunction!(einsum, module)?)?;
-    module.add_function(wrap_pyfunction!(fp8_einsum, module)?)
+    module.add_class::<GemmKind>()?;
+    module.add_function(wrap_pyfunction!(gemm, module)?)
 }

@@ -1,22 +1,24 @@
-//! The Python package of oxigemm: what torch tensors, numpy arrays and DLPack arrays are to the library.
+//! The Python bindings: torch tensors, numpy arrays and DLPack arrays as tensors of the library.
 //!
-//! A call reads its arguments ([`array`], [`dlpack`]), finds out where they are computed ([`settings`]), and gives them to
-//! the library as tensors of foreign memory ([`call`]): on a GPU in torch's current stream, on the CPU as the reference,
-//! or in the simulator, where they are copied. Names and defaults of arguments are those of the Python side,
-//! `python/oxigemm`, which calls these functions with all of them.
+//! A call reads its arrays ([`array`], [`dlpack`]), finds the device that computes ([`settings`]), and passes them to
+//! the library as tensors of foreign memory ([`call`]): on a GPU in torch's current stream, on the CPU with the
+//! reference, or in the simulator on copies. Operands, grouping and epilogue of a GEMM arrive as tuples ([`fields`])
+//! and become one description ([`gemm`]). Names and defaults of arguments are those of the facade, `python/oxigemm`,
+//! which passes all of them.
 
 mod array;
+mod attention;
 mod call;
 mod cublaslt;
 mod dlpack;
+mod einsum;
 mod error;
-mod fused;
+mod fields;
 mod gemm;
-mod grouped;
-mod indexer;
 mod logging;
 mod moe;
 mod quantize;
+mod recipe;
 mod settings;
 
 use pyo3::prelude::*;
@@ -27,17 +29,17 @@ fn command_line(py: Python<'_>, arguments: Vec<std::ffi::OsString>) -> u8 {
     py.detach(|| oxigemm_cli::run(arguments))
 }
 
-/// What `oxigemm` is made of. Use that.
+/// The extension module of `oxigemm`, which has the public functions.
 #[pymodule]
 fn _oxigemm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     logging::init();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(command_line, module)?)?;
     settings::register(module)?;
+    fields::register(module)?;
     gemm::register(module)?;
-    fused::register(module)?;
-    grouped::register(module)?;
-    indexer::register(module)?;
+    einsum::register(module)?;
+    attention::register(module)?;
     quantize::register(module)?;
     moe::register(module)?;
     cublaslt::register(module)

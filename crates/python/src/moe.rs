@@ -1,4 +1,4 @@
-//! A mixture of experts: tokens to the places of their experts, and back.
+//! Mixture of experts: permute tokens to the rows of their experts, and unpermute.
 
 use oxigemm::PermutedRows;
 use pyo3::prelude::*;

@@ -1,4 +1,4 @@
-//! Quantization, its inverse, and scales from one layout to another.
+//! Quantization, dequantization, and layout transforms of scales.
 
 use oxigemm::cast::ScaleFormat;
 use oxigemm::{Granularity, TensorScale, TransposedCopy};
@@ -16,7 +16,7 @@ pub fn format_of(power_of_two: bool) -> ScaleFormat {
     if power_of_two { ScaleFormat::PowerOfTwo } else { ScaleFormat::F32 }
 }
 
-/// Reads the three tensors that every quantization has.
+/// Reads the input and both outputs of a quantization.
 fn operands<'py>(
     call: &mut Call<'py>,
     x: &Bound<'py, PyAny>,
@@ -142,24 +142,23 @@ fn dequantize<'py>(
     })
 }
 
+/// Dual output: row-wise and transposed. `transposed` is `(codes, scales)`; the scales may be `None`.
 #[pyfunction]
-#[allow(clippy::too_many_arguments)]
 fn quantize_with_transpose<'py>(
     py: Python<'py>,
     x: &Bound<'py, PyAny>,
     codes: &Bound<'py, PyAny>,
     scales: &Bound<'py, PyAny>,
-    transposed_codes: &Bound<'py, PyAny>,
-    transposed_scales: Option<&Bound<'py, PyAny>>,
+    transposed: (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>),
     granularity: &str,
     power_of_two: bool,
 ) -> PyResult<()> {
     let granularity = granularity_of(py, granularity)?;
     let mut call = Call::new(py, &[]);
     let [x, codes, scales] = operands(&mut call, x, codes, scales)?;
-    let transposed_codes = call.output("transposed_codes", transposed_codes)?;
+    let transposed_codes = call.output("transposed_codes", &transposed.0)?;
     let transposed_scales =
-        transposed_scales.map(|scales| call.output("transposed_scales", scales)).transpose()?;
+        transposed.1.as_ref().map(|scales| call.output("transposed_scales", scales)).transpose()?;
     call.run(|t| {
         let (mut codes, mut scales) = (t.output(codes), t.output(scales));
         let mut transposed = (t.output(transposed_codes), transposed_scales.map(|scales| t.output(scales)));

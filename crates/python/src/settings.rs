@@ -1,4 +1,4 @@
-//! What is set for the whole process: where arrays of the CPU are computed, and how kernels may be launched.
+//! Settings of the process: the device for CPU arrays, and the launch options.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
 use oxigemm::{Cuda, Device};
 use oxigemm_cuda::{CubinCache, Key, PtxModule};
-use oxigemm_kernels::AnyKernel;
+use oxigemm_kernels::KernelId;
 use pyo3::prelude::*;
 
 use crate::error::{argument_error, from_library, other};
@@ -23,7 +23,7 @@ static OPENED: [OnceLock<Device>; GPUS] = [const { OnceLock::new() }; GPUS];
 static OPENING: Mutex<()> = Mutex::new(());
 static PREBUILT: OnceLock<PathBuf> = OnceLock::new();
 
-/// How a product is run.
+/// The options of a GEMM.
 pub fn options() -> oxigemm::GemmOptions {
     let sms = NUM_SMS.load(Relaxed);
     oxigemm::GemmOptions {
@@ -34,7 +34,7 @@ pub fn options() -> oxigemm::GemmOptions {
     }
 }
 
-/// The rows that the start of a group is a multiple of.
+/// The alignment of the first row of a group.
 pub fn alignment() -> usize {
     ALIGNMENT.load(Relaxed) as usize
 }
@@ -71,7 +71,7 @@ fn open(py: Python<'_>, ordinal: usize) -> PyResult<&'static Device> {
     Ok(device)
 }
 
-/// Where arrays of the CPU are computed: the CPU, or a simulated GPU.
+/// The device that computes CPU arrays: the CPU, or a simulated GPU.
 pub fn host(py: Python<'_>) -> PyResult<Device> {
     let set = HOST.read().unwrap_or_else(PoisonError::into_inner).clone();
     match set {
@@ -86,7 +86,7 @@ pub fn host(py: Python<'_>) -> PyResult<Device> {
     }
 }
 
-/// Where arrays of the CPU are computed from now on: "cpu", or "sim" with an optional schedule.
+/// Sets the device that computes CPU arrays: "cpu", or "sim" with an optional schedule.
 #[pyfunction]
 fn set_device(py: Python<'_>, name: &str) -> PyResult<()> {
     let device = match name.split(':').next() {
@@ -107,76 +107,76 @@ fn set_device(py: Python<'_>, name: &str) -> PyResult<()> {
     Ok(())
 }
 
-/// Where arrays of the CPU are computed: "cpu" or "sim".
+/// The device that computes CPU arrays: "cpu" or "sim".
 #[pyfunction]
 fn get_device(py: Python<'_>) -> PyResult<String> {
     Ok(host(py)?.to_string())
 }
 
-/// How many multiprocessors kernels may use; 0 for all of them.
+/// Sets how many SMs kernels may use; 0 for all.
 #[pyfunction]
 fn set_num_sms(num_sms: u32) {
     NUM_SMS.store(num_sms, Relaxed);
 }
 
-/// What was set; 0 for all of them.
+/// How many SMs kernels may use; 0 for all.
 #[pyfunction]
 fn get_num_sms() -> u32 {
     NUM_SMS.load(Relaxed)
 }
 
-/// Whether a kernel may start while the one before it in the stream still runs, and wait for its results.
+/// Sets programmatic dependent launch: a kernel may start while the one before it in the stream still runs.
 #[pyfunction]
 fn set_pdl(enable: bool) {
     PDL.store(enable, Relaxed);
 }
 
-/// Whether kernels may start while the one before them still runs.
+/// Whether kernels use programmatic dependent launch.
 #[pyfunction]
 fn get_pdl() -> bool {
     PDL.load(Relaxed)
 }
 
-/// Whether a row of a result must have the same bits however many rows there are.
+/// Sets batch invariance: a row of D has the same bits whatever the number of rows.
 #[pyfunction]
 fn set_batch_invariant(enable: bool) {
     BATCH_INVARIANT.store(enable, Relaxed);
 }
 
-/// Whether a row of a result has the same bits however many rows there are.
+/// Whether GEMMs are batch-invariant.
 #[pyfunction]
 fn get_batch_invariant() -> bool {
     BATCH_INVARIANT.load(Relaxed)
 }
 
-/// What the first row of every group is a multiple of.
+/// Sets the alignment of the first row of each group.
 #[pyfunction]
 fn set_alignment(rows: u32) {
     ALIGNMENT.store(rows, Relaxed);
 }
 
-/// What the first row of every group is a multiple of.
+/// The alignment of the first row of each group.
 #[pyfunction]
 fn get_alignment() -> u32 {
     ALIGNMENT.load(Relaxed)
 }
 
-/// The directory of cubins that came with the package.
+/// Sets the directory of the package's prebuilt cubins.
 #[pyfunction]
 fn set_prebuilt(path: PathBuf) {
     // The first one stays: GPUs may have been opened with it.
     let _ = PREBUILT.set(path);
 }
 
-/// The kernels whose cubins did not come with the package.
+/// The kernels without a prebuilt cubin in the package.
 #[pyfunction]
 fn missing_cubins(py: Python<'_>) -> PyResult<Vec<String>> {
     let Some(path) = PREBUILT.get() else {
-        return Ok(AnyKernel::all().map(|kernel| kernel.name()).collect());
+        return Ok(KernelId::all().map(|kernel| kernel.name()).collect());
     };
     let cache = CubinCache::disabled().with_prebuilt(path);
     let mut missing = Vec::new();
-    for kernel in AnyKernel::all() {
+    for kernel in KernelId::all() {
         let name = kernel.name();
         let text = kernel.code_text().map_err(|error| other(py, format!("{name}: {error}")))?;
         let module = PtxModule { name: &name, text: &text, arch: oxigemm::ARCH };
@@ -187,7 +187,7 @@ fn missing_cubins(py: Python<'_>) -> PyResult<Vec<String>> {
     Ok(missing)
 }
 
-/// How many multiprocessors the GPU of this number has; those of the simulated one where there is no number.
+/// The SMs of the GPU of this number; of the simulated one without a number.
 #[pyfunction]
 #[pyo3(signature = (gpu_number=None))]
 fn sm_count(py: Python<'_>, gpu_number: Option<usize>) -> PyResult<u32> {

@@ -1,4 +1,4 @@
-"""Operands of products, and what their products should be, in numpy."""
+"""Operands of GEMMs, and what they mean, in numpy."""
 
 import ml_dtypes
 import numpy as np
@@ -17,13 +17,13 @@ def scales(*shape, seed=0):
 
 
 def per_token(*shape, seed=0, dtype=E4M3):
-    """Codes, and a scale for each row and 128 columns."""
+    """Codes with 1x128 scales."""
     *rows, k = shape
     return normals(*shape, seed=seed).astype(dtype), scales(*rows, -(-k // 128), seed=seed)
 
 
 def per_block(*shape, seed=0, dtype=E4M3):
-    """Codes, and a scale for each 128 rows and 128 columns."""
+    """Codes with 128x128 scales."""
     *groups, n, k = shape
     return normals(*shape, seed=seed).astype(dtype), scales(*groups, -(-n // 128), -(-k // 128), seed=seed)
 

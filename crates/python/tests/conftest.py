@@ -1,6 +1,6 @@
-"""Every test that takes ``device`` runs on the CPU's reference and in the simulator, on numpy arrays.
+"""Every test that takes ``device`` runs with the CPU reference and in the simulator, on numpy arrays.
 
-Where torch is installed it runs on torch tensors of the CPU as well, and where there is a GPU that the kernels are for, on that.
+Where torch is installed it runs on torch tensors of the CPU as well, and on a GPU where the kernels support one.
 """
 
 import pytest
@@ -44,9 +44,9 @@ def device(request, monkeypatch):
     else:
         from on_torch import on_torch
 
-        place = torch.device("cpu" if request.param == "torch" else "cuda")
+        torch_device = torch.device("cpu" if request.param == "torch" else "cuda")
         oxigemm.set_device("cpu")
         for name in set(deep_gemm.__all__) - SETTINGS:
-            monkeypatch.setattr(deep_gemm, name, on_torch(getattr(deep_gemm, name), place))
+            monkeypatch.setattr(deep_gemm, name, on_torch(getattr(deep_gemm, name), torch_device))
     yield request.param
     oxigemm.set_device(before)

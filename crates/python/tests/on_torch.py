@@ -1,4 +1,4 @@
-"""The functions on numpy arrays, computed on torch tensors: so the tests of numpy arrays are tests of torch, and of a GPU."""
+"""The functions on numpy arrays, computed on torch tensors: tests of numpy arrays are tests of torch and of a GPU."""
 
 import ml_dtypes
 import numpy as np
@@ -50,25 +50,25 @@ class Memory:
         self.device, self.pieces = device, []
         for start, end in merged:
             pad = start % 256
-            room = torch.zeros(pad + end - start, dtype=torch.uint8, device=device)
-            room[pad:] = torch.from_numpy(bytes_at(start, end - start).copy()).to(device)
-            self.pieces.append((start, end, pad, room))
+            memory = torch.zeros(pad + end - start, dtype=torch.uint8, device=device)
+            memory[pad:] = torch.from_numpy(bytes_at(start, end - start).copy()).to(device)
+            self.pieces.append((start, end, pad, memory))
 
     def tensor(self, array):
         dtype = DTYPES[array.dtype]
         strides = [stride // array.itemsize for stride in array.strides]
         if array.size == 0:
             return torch.empty(array.shape, dtype=dtype, device=self.device)
-        start, _, pad, room = next(p for p in self.pieces if p[0] <= address(array) < p[1])
+        start, _, pad, memory = next(p for p in self.pieces if p[0] <= address(array) < p[1])
         first = pad + address(array) - start
-        return room[first : first + span(array)].view(dtype).as_strided(array.shape, strides)
+        return memory[first : first + span(array)].view(dtype).as_strided(array.shape, strides)
 
     def copy_back(self, array):
         if array.size == 0 or not array.flags.writeable:
             return
-        start, _, pad, room = next(p for p in self.pieces if p[0] <= address(array) < p[1])
+        start, _, pad, memory = next(p for p in self.pieces if p[0] <= address(array) < p[1])
         first = pad + address(array) - start
-        found = room[first : first + span(array)].cpu().numpy()
+        found = memory[first : first + span(array)].cpu().numpy()
         array[...] = np.ndarray(array.shape, array.dtype, found, strides=array.strides)
 
 

@@ -1,4 +1,4 @@
-"""Logits of an indexer, products of attention, and that of a hyper-connection."""
+"""MQA logits, einsums of attention, and the prenorm GEMM of hyper-connections."""
 
 import numpy as np
 import pytest
@@ -175,7 +175,7 @@ def skip(**changes):
     deep_gemm.fp8_gemm_nt_skip_head_mid(**{**x, "head_splits": (128, 64, 128), **changes})
 
 
-def sums(**changes):
+def batched(**changes):
     x = {"a": normals(4, 2, 16).astype(BF16), "b": normals(2, 8, 16).astype(BF16), "d": np.zeros((4, 2, 8), BF16)}
     deep_gemm.einsum(**{"expr": "bhr,hdr->bhd", **x, **changes})
 
@@ -185,20 +185,20 @@ def prenorm(**changes):
     deep_gemm.tf32_hc_prenorm_gemm(**{**x, "sqr_sum": np.zeros(4, np.float32), **changes})
 
 
-def fp8_sums(**changes):
+def fp8_batched(**changes):
     x = {"a": per_token(4, 2, 128), "b": per_block(2, 128, 128), "d": np.zeros((4, 2, 128), BF16)}
     deep_gemm.fp8_einsum(**{"expr": "bhr,hdr->bhd", **x, **changes})
 
 
 WRONG = [
-    (fp8_sums, {"expr": "bhd,bhr->hdr"}, "expr", "bhr,hdr->bhd"),
-    (fp8_sums, {"d": np.zeros((4, 3, 128), BF16)}, "d", "2"),
-    (fp8_sums, {"d": np.zeros((4, 128), BF16)}, "d", "3 dimensions"),
-    (fp8_sums, {"d": np.zeros((4, 3, 128), BF16), "c": np.zeros((4, 3, 128), BF16)}, "d", "2 heads"),
-    (fp8_sums, {"expr": "bhd,hdr->bhr", "c": np.zeros((4, 2, 128), BF16)}, "expr", "bhr,hdr->bhd"),
-    (fp8_sums, {"recipe": (1, 1, 128)}, "recipe", "(1, 128, 128)"),
-    (fp8_sums, {"b": per_block(2, 128, 256)}, "a", "256"),
-    (sums, {"expr": "bmk,bnk->mn", "a": normals(4, 16).astype(BF16)}, "a", "3 dimensions"),
+    (fp8_batched, {"expr": "bhd,bhr->hdr"}, "expr", "bhr,hdr->bhd"),
+    (fp8_batched, {"d": np.zeros((4, 3, 128), BF16)}, "d", "2"),
+    (fp8_batched, {"d": np.zeros((4, 128), BF16)}, "d", "3 dimensions"),
+    (fp8_batched, {"d": np.zeros((4, 3, 128), BF16), "c": np.zeros((4, 3, 128), BF16)}, "d", "2 heads"),
+    (fp8_batched, {"expr": "bhd,hdr->bhr", "c": np.zeros((4, 2, 128), BF16)}, "expr", "bhr,hdr->bhd"),
+    (fp8_batched, {"recipe": (1, 1, 128)}, "recipe", "(1, 128, 128)"),
+    (fp8_batched, {"b": per_block(2, 128, 256)}, "a", "256"),
+    (batched, {"expr": "bmk,bnk->mn", "a": normals(4, 16).astype(BF16)}, "a", "3 dimensions"),
     (mqa, {"q": normals(5, 7, 64).astype(E4M3)}, "q", "heads"),
     (mqa, {"kv": normals(200, 64).astype(E4M3)}, "kv", "a pair"),
     (mqa, {"kv": (normals(200, 64).astype(E4M3), scales(199))}, "kv[1]", "[200]"),
@@ -222,8 +222,8 @@ WRONG = [
     (metadata, {"indices": np.zeros(2, np.int32)}, "indices", "None"),
     (skip, {"d": np.zeros((3, 256), BF16)}, "d", "320"),
     (skip, {"recipe": (1, 1, 128)}, "recipe", "(1, 128, 128)"),
-    (sums, {"expr": "ab,bc->ac"}, "expr", "bhr,hdr->bhd"),
-    (sums, {"a": normals(4, 16).astype(BF16)}, "a", "3 dimensions"),
+    (batched, {"expr": "ab,bc->ac"}, "expr", "bhr,hdr->bhd"),
+    (batched, {"a": normals(4, 16).astype(BF16)}, "a", "3 dimensions"),
     (prenorm, {"b": normals(9, 64)}, "b", "8"),
     (prenorm, {"num_splits": 2}, "d", "[2, M, N]"),
     (prenorm, {"d": np.zeros((2, 4, 8), np.float32)}, "d", "[M, N]"),
@@ -240,6 +240,6 @@ def test_what_is_wrong_is_named(device, function, changes, argument, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("function", [mqa, paged, metadata, skip, sums, fp8_sums, prenorm])
+@pytest.mark.parametrize("function", [mqa, paged, metadata, skip, batched, fp8_batched, prenorm])
 def test_what_is_right_passes(device, function):
     function()

@@ -1,4 +1,4 @@
-"""Dense products: every layout, type and argument, and every way to get them wrong."""
+"""Dense GEMMs: every layout, type and argument, and every wrong one."""
 
 import numpy as np
 import pytest
@@ -24,9 +24,9 @@ def test_fp8_nt(device, m, n, k, out):
 def test_fp8_layouts(device, layout):
     m, n, k = 16, 128, 256
     a, b = per_token(m, k), per_block(n, k, seed=1)
-    turned = lambda x: tuple(np.ascontiguousarray(part.T) for part in x)  # noqa: E731
-    given_a = turned(a) if layout[0] == "t" else a
-    given_b = turned(b) if layout[1] == "n" else b
+    transposed = lambda x: tuple(np.ascontiguousarray(part.T) for part in x)  # noqa: E731
+    given_a = transposed(a) if layout[0] == "t" else a
+    given_b = transposed(b) if layout[1] == "n" else b
     d = np.empty((m, n), BF16)
     getattr(deep_gemm, f"fp8_gemm_{layout}")(given_a, given_b, d)
     assert calc_diff(d, dequantized(a) @ dequantized(b).T) < 1e-4
@@ -109,7 +109,7 @@ def test_dlpack_arrays(device):
 
 
 def call(**changes):
-    """A product that is right but for the changes."""
+    """A call that is right but for the changes."""
     arguments = {
         "a": per_token(8, 256),
         "b": per_block(128, 256, seed=1),

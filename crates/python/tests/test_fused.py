@@ -1,4 +1,4 @@
-"""Products whose sums are finished before they are stored."""
+"""GEMMs with a fused epilogue."""
 
 import math
 
@@ -124,8 +124,8 @@ def test_half_quantized_and_skipped(device, dtype, name):
 GROUPS = "m_grouped_fp8_gemm_nt_fused"
 
 
-def swiglu(sums):
-    gate, up = np.split(0.05 * sums, 2, axis=-1)
+def swiglu(accumulators):
+    gate, up = np.split(0.05 * accumulators, 2, axis=-1)
     return ACTIVATIONS["silu"](gate) * up
 
 

@@ -36,7 +36,7 @@ def test_the_current_stream_is_used():
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        # Were the product elsewhere, it would not wait for this.
+        # In another stream the GEMM would not wait for this.
         torch.cuda._sleep(200_000_000)
         d.zero_()
         deep_gemm.fp8_gemm_nt(a, b, d)
@@ -180,7 +180,7 @@ def test_no_shape_compiles_and_kernels_come_with_the_package():
         assert stats["compilations"] == 0, stats
 
 
-def test_fewer_multiprocessors_and_programmatic_launches():
+def test_fewer_sms_and_programmatic_dependent_launch():
     a, b, d = fp8_operands(m=512)
     deep_gemm.set_num_sms(66)
     deep_gemm.set_pdl(True)
@@ -194,7 +194,7 @@ def test_fewer_multiprocessors_and_programmatic_launches():
     assert calc_diff(d, exact(a, b)) < 1e-4
 
 
-def test_tensors_of_two_places_are_refused():
+def test_tensors_of_two_devices_are_refused():
     a, b, d = fp8_operands()
     with pytest.raises(ValueError, match="`sfb` is on the wrong device: expected cuda:0, where `a` is, found cpu"):
         deep_gemm.fp8_gemm_nt(a, (b[0], b[1].cpu()), d)

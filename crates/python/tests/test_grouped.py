@@ -1,4 +1,4 @@
-"""Products of groups: of rows, and along K."""
+"""Grouped GEMMs: m-grouped contiguous and masked, and k-grouped."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Scales in the layouts that kernels read."""
+"""Layout transforms of scales."""
 
 import numpy as np
 import pytest
@@ -13,10 +13,10 @@ def strides(array):
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (8, 2), (2, 7, 5)])
-@pytest.mark.parametrize("turned", [False, True])
-def test_mn_major(device, shape, turned):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_mn_major(device, shape, transposed):
     sf = scales(*shape)
-    if turned:
+    if transposed:
         sf = np.ascontiguousarray(sf.swapaxes(-1, -2)).swapaxes(-1, -2)
     found = deep_gemm.get_mn_major_tma_aligned_tensor(sf)
     *slabs, mn, k = shape
@@ -41,7 +41,7 @@ def test_packed(device, shape):
 
 
 @pytest.mark.parametrize("mn", [8, 5])
-def test_packed_of_groups_along_k(device, mn):
+def test_packed_k_grouped(device, mn):
     ks = [512, 0, 128, 640]
     rows = [k // 128 for k in ks]
     exponents = np.random.default_rng(0).integers(-20, 20, (sum(rows), mn))

@@ -1,4 +1,4 @@
-"""Tokens to the places of their experts, and back."""
+"""Mixture of experts: permute and unpermute."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What importing does and what it does not."""
+"""The package: its import, its settings and its command line."""
 
 import json
 import subprocess
@@ -24,7 +24,8 @@ def test_importing_brings_neither_torch_nor_numpy_nor_a_driver():
     code = """
 import sys, json, oxigemm
 maps = open("/proc/self/maps").read()
-print(json.dumps([name for name in ("torch", "numpy") if name in sys.modules] + (["libcuda"] if "libcuda" in maps else [])))
+found = [name for name in ("torch", "numpy") if name in sys.modules]
+print(json.dumps(found + (["libcuda"] if "libcuda" in maps else [])))
 """
     assert json.loads(python(code)) == []
 
@@ -137,14 +138,19 @@ def test_every_function_of_the_extension_has_a_stub():
 
     path = os.path.join(os.path.dirname(oxigemm.__file__), "_oxigemm.pyi")
     with open(path, encoding="utf-8") as file:
-        stubs = {node.name: node for node in ast.parse(file.read()).body if isinstance(node, ast.FunctionDef)}
+        nodes = ast.parse(file.read()).body
+    stubs = {node.name: node.args.args for node in nodes if isinstance(node, ast.FunctionDef)}
+    for node in nodes:
+        if isinstance(node, ast.ClassDef):
+            stubs[node.name] = node.body[0].args.args[1:]
     functions = {name for name in dir(_oxigemm) if callable(getattr(_oxigemm, name)) and not name.startswith("_")}
     assert functions == set(stubs)
-    for name, node in stubs.items():
+    for name, arguments in stubs.items():
         signature = getattr(_oxigemm, name).__text_signature__
-        assert [argument.arg for argument in node.args.args] == [
+        assert [argument.arg for argument in arguments] == [
             part.split("=")[0].strip() for part in signature.strip("()").split(",") if part.strip()
         ], name
+        assert len(arguments) < 7, f"{name} takes too many arguments: put some into a tuple"
 
 
 def test_every_function_says_what_it_does():

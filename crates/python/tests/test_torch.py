@@ -56,7 +56,7 @@ def compiled(function):
     return torch.compile(function, fullgraph=True, backend="aot_eager")
 
 
-def test_compiled_products():
+def test_compiled_gemms():
     a, b, _ = operands()
     codes = torch.randn(8, 256).to(torch.float8_e4m3fn), torch.rand(8, 2)
     weights = torch.randn(128, 256).to(torch.float8_e4m3fn), torch.rand(1, 2)
@@ -78,11 +78,12 @@ def test_compiled_functions_that_return_something():
     weights, lengths = torch.randn(4, 32), torch.tensor([10, 100, 0, 64], dtype=torch.int32)
     scales = torch.rand(6, 3)
 
-    def indexer(q, kv, weights, lengths, scales):
+    def logits_and_scales(q, kv, weights, lengths, scales):
         logits = deep_gemm.fp8_mqa_logits(q, kv, weights, torch.zeros_like(lengths), lengths)
         return logits, deep_gemm.get_mn_major_tma_aligned_tensor(scales)
 
-    found, expected = compiled(indexer)(q, kv, weights, lengths, scales), indexer(q, kv, weights, lengths, scales)
+    arguments = q, kv, weights, lengths, scales
+    found, expected = compiled(logits_and_scales)(*arguments), logits_and_scales(*arguments)
     assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
     assert found[1].stride() == (1, 8)
 

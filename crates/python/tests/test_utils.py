@@ -67,9 +67,9 @@ def test_fp4(device, use_ue8m0, packed, gran_k):
     assert codes.shape == (6, 256) and codes.dtype == np.int8
     back = deep_gemm.cast_back_from_fp4(codes, sf, gran_k, packed)
     assert back.shape == x.shape and calc_diff(back, x) < 0.02
-    turned = deep_gemm.transpose_packed_fp4(codes)
-    assert turned.shape == (512, 3)
-    assert (deep_gemm.transpose_packed_fp4(turned) == codes).all()
+    transposed = deep_gemm.transpose_packed_fp4(codes)
+    assert transposed.shape == (512, 3)
+    assert (deep_gemm.transpose_packed_fp4(transposed) == codes).all()
 
 
 def test_fp4_values():

@@ -1,7 +1,21 @@
 //! What can go wrong: text that is not PTX, a launch that no GPU would take, a kernel that misbehaves.
 
-use crate::ast::Position;
 use std::fmt;
+
+/// A position in the PTX text, counted from one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Position {
+    /// Line of the PTX text.
+    pub line: u32,
+    /// Column, in bytes.
+    pub column: u32,
+}
+
+impl std::fmt::Display for Position {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PTX line {}, column {}", self.line, self.column)
+    }
+}
 
 /// PTX that could not be read, with the place in its text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,7 +60,7 @@ pub enum FaultKind {
     WorkInFlight,
     /// Nothing can run any more.
     Deadlock,
-    /// Threads of a warp that an instruction needs together are not together.
+    /// A warp has diverged at an instruction that needs its lanes converged.
     Divergence,
     /// An operand value that the instruction does not allow.
     BadOperand,

@@ -1,5 +1,5 @@
-//! A functional simulator of PTX: it parses a module, runs its kernels on the CPU bit for bit, under
-//! schedules that a GPU could choose but rarely does, and reports what a GPU would let pass in silence.
+//! Functional simulator of PTX: it parses a module and runs its kernels on the CPU bit for bit, under schedules
+//! that a GPU could choose but rarely does, and reports what a GPU would let pass in silence.
 //!
 //! ```
 //! use oxigemm_sim::{Launch, Machine, Module, Options, Param};
@@ -34,109 +34,83 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # The road of a kernel
+//! # From text to execution
 //!
-//! Text becomes a syntax tree (`scan`, `parse`, `ast`), which becomes one flat array of decoded
-//! instructions per entry (`decode`, `isa`): names resolved, registers as dense indices, arithmetic as
-//! function pointers. `schedule` starts clusters and gives their warps turns; `exec` runs one instruction
-//! of one group of lanes at a time. Execution is on one thread and deterministic; only the products inside
-//! one matrix instruction are shared between threads.
+//! Text becomes a syntax tree (`text`), which becomes one flat array of decoded instructions per entry (`decode`):
+//! names resolved, registers as dense indices, arithmetic as function pointers (`arith`). `schedule` starts
+//! clusters and chooses which warp runs; `exec` runs one instruction of one group of lanes at a time. Execution is
+//! on one thread and deterministic; only the arithmetic inside one matrix instruction is split between threads.
 //!
-//! # How each unit is modelled
+//! An instruction is a variant of its family's enum with its decoder (`decode/FAMILY.rs`), and an executor
+//! (`exec/FAMILY.rs`). The order in which the folders import each other is in `tests/it/layers.rs`.
 //!
-//! * **Warps** (`warp`). Lanes at the same place run together; the group that is furthest behind goes
-//!   first; groups merge where they meet. Blocking waits (`mbarrier.try_wait`, barriers, group waits) let
-//!   the other groups and warps run. `.sync` instructions wait for the lanes they need; `.aligned` ones need a
-//!   warp that is together (`convergence`).
-//! * **Memory** (`memory`, `context`). Global allocations lie at 64-bit addresses with guards between
-//!   them; every access is checked against its allocation. Shared addresses carry the CTA's rank in the
-//!   cluster from bit 24 up, as on Hopper, and start at 1 KiB. Generic addresses have one window per space.
-//! * **mbarriers** (`mbarrier`) are objects beside shared memory: pending arrivals, transaction bytes and
+//! # Model
+//!
+//! * **Warps** (`exec::warp`). Lanes at the same instruction run together; the group that is furthest behind goes
+//!   first; groups merge where they meet. Blocking waits (`mbarrier.try_wait`, barriers, group waits) let the other
+//!   groups and warps run. `.sync` instructions wait for the lanes they need; `.aligned` ones require a converged
+//!   warp (`exec::convergence`).
+//! * **Memory** (`memory`, `exec::access`). Global allocations lie at 64-bit addresses with guards between them;
+//!   every access is checked against its allocation. Shared addresses carry the CTA's rank in the cluster from bit
+//!   24 up, as on Hopper, and start at 1 KiB. Generic addresses have one window per space.
+//! * **mbarriers** (`units::mbarrier`) are objects beside shared memory: pending arrivals, transaction bytes and
 //!   completed phases. Writing over a live one is an error.
-//! * **Copies** (`copy`, `tma`, `tensormap`): `cp.async`, bulk and tensor copies are issued with all
-//!   their operands and performed when the schedule says, one receiver of a multicast at a time; stores
-//!   read their source and write their target as two steps. A tensor map is 128 bytes in this crate's own
-//!   encoding, made by [`TensorMapSpec`].
-//! * **Tensor cores** (`tensor_core`, `integer_core`, `wgmma`, `mma`): the fused, truncated sums of the hardware. A
-//!   `wgmma` runs at any moment between its issue and the wait that covers it.
-//! * **Approximations** (`ex2`, `lg2`, `rcp.approx`, `tanh`, ...) are the correctly rounded result, which
-//!   is within the manual's bound and not always the hardware's bits.
-//! * **Programmatic launches** ([`Machine::run_dependent`]): every kernel runs to its end; what a GPU could let it do
-//!   beside the kernel before it is a race.
+//! * **Copies** (`units::copy`, `units::tma`, `units::tensormap`): `cp.async`, bulk and tensor copies are issued
+//!   with all their operands and performed when the schedule says, one receiver of a multicast at a time; stores
+//!   read their source and write their target as two steps. A tensor map is 128 bytes in this crate's own encoding,
+//!   made by [`TensorMapSpec`].
+//! * **Tensor cores** (`units::tensor_core`, `units::integer_core`, `units::mma`, `units::wgmma`): the fused,
+//!   truncated accumulation of the hardware. A `wgmma` runs at any moment between its issue and the wait that
+//!   covers it.
+//! * **Approximations** (`ex2`, `lg2`, `rcp.approx`, `tanh`, ...) are the correctly rounded result, which is within
+//!   the manual's bound and not always the hardware's bits.
+//! * **Programmatic launches** ([`Machine::run_dependent`]): every kernel runs to its end; an access that a GPU could
+//!   perform while the previous kernel still runs, and that conflicts with it, is a race.
 //! * **Without effect**: cache operators and policies, prefetches (addresses are checked).
 //!
 //! # Schedules
 //!
 //! [`Policy::Eager`] does asynchronous work at once, [`Policy::Lazy`] only when nothing else can run,
-//! [`Policy::Random`] at moments drawn from a seed; the order of warps and clusters follows. A kernel is
-//! correct when every schedule gives the same bits and none reports a [`Fault`].
+//! [`Policy::Random`] at moments drawn from a seed; the order of warps and clusters follows. A kernel is correct
+//! when every schedule gives the same bits and none reports a [`Fault`].
 //!
 //! # Hazards
 //!
-//! With [`Options::hazards`], shared and global memory have a shadow of who touched each word last, and every warp a
-//! vector clock of what it has synchronized with (`hazard`): races, missing proxy fences, sources and
-//! destinations of copies touched too early. Registers are tracked for `wgmma` in flight and for reads of
-//! what was never written. mbarriers are checked for their counts, CTAs for what they leave behind. Lanes
-//! of a warp are ordered by `bar.warp.sync` and by what is `.aligned`; shuffles, votes and elections bring them
-//! together, and order nothing that they did in memory. Groups of `cp.async` are counted per warp. Clusters are ordered by what they
-//! release and acquire in global memory.
+//! With [`Options::hazards`], shared and global memory have a shadow of who touched each word last, and every warp
+//! a vector clock of what it has synchronized with (`hazard`): races, missing proxy fences, sources and
+//! destinations of copies touched too early. Registers are tracked for `wgmma` in flight and for reads of what was
+//! never written. mbarriers are checked for their counts, CTAs for what they leave in flight. Lanes of a warp are
+//! ordered by `bar.warp.sync` and by `.aligned` instructions; shuffles, votes and elections make them converge, and
+//! order no memory accesses. Groups of `cp.async` are counted per warp. Clusters are ordered by releases and
+//! acquires in global memory.
 //!
-//! [`mutants`] gives every variant of a kernel with one synchronization instruction deleted or weakened; a
-//! kernel is well synchronized when each is found, or known to be redundant.
-//!
-//! # What comes next
-//!
-//! Blackwell's `tcgen05` and tensor memory are one more asynchronous unit beside `wgmma`: a decoder, a
-//! unit in the clocks of `hazard`, and widths of its own for the sums in `tensor_core`.
+//! [`mutants`] gives every variant of a kernel with one synchronization instruction deleted or weakened; a kernel
+//! is well synchronized when each is found, or known to be redundant.
 
 #![warn(missing_docs)]
 
-mod alu;
-mod ast;
-mod atomic;
-mod cluster;
-mod context;
-mod convergence;
-mod copy;
-mod cvt;
+mod arith;
 mod decode;
 mod error;
 mod exec;
-mod exit;
-mod explain;
-mod float;
-mod float64;
 mod hazard;
-mod integer_core;
-mod isa;
+mod lanes;
 mod machine;
-mod mbarrier;
 mod memory;
-mod minifloat;
-mod mma;
+mod module;
 mod mutate;
-mod names;
-mod operands;
-mod parse;
+mod options;
+mod report;
 mod rng;
-mod scan;
 mod schedule;
-mod simd;
-mod special;
-mod tensor_core;
-mod tensormap;
-mod tma;
-mod types;
-mod warp;
-mod wgmma;
-mod wmma;
+mod text;
+mod units;
 
-pub use ast::Position;
-pub use error::{Fault, FaultKind, LaunchPart, ParseError, Place};
-pub use machine::{
-    Launch, MAX_CLUSTER, MAX_SHARED_BYTES, Machine, Module, Options, Param, Policy, Report, TraceEvent,
-    TraceUnit,
-};
-pub use memory::Memory;
+pub use error::{Fault, FaultKind, LaunchPart, ParseError, Place, Position};
+pub use machine::{Launch, MAX_CLUSTER, Machine, Param};
+pub use memory::{MAX_SHARED_BYTES, Memory};
+pub use module::Module;
 pub use mutate::{Mutant, mutants};
-pub use tensormap::{Element, Fill, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};
+pub use options::{Options, Policy};
+pub use report::{Report, TraceEvent, TraceUnit};
+pub use units::tensormap::{Element, Fill, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};

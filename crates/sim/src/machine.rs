@@ -1,137 +1,20 @@
-//! The surface of the simulator: modules, launches, options and reports.
+//! Machine: launches and the memory they run on.
 
-use crate::ast::{ModuleAst, Position, Space, Variable};
-use crate::decode::{self, Kernel, SHARED_BASE};
-use crate::error::{Fault, LaunchPart, ParseError, Place};
+use crate::decode::{Kernel, SHARED_BASE};
+use crate::error::{Fault, LaunchPart};
 use crate::hazard::Footprint;
-use crate::memory::{FUNCTION_WINDOW, MODULE_WINDOW, Memory};
-use crate::names::Names;
-use crate::scan::Parser;
+use crate::memory::{MAX_SHARED_BYTES, Memory};
+use crate::module::Module;
+use crate::options::Options;
+use crate::report::Report;
 use crate::schedule::{Geometry, run_grid};
-use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::units::tensormap::TENSOR_MAP_BYTES;
 
-/// Bytes of shared memory that one CTA may have.
-pub const MAX_SHARED_BYTES: u32 = 232_448;
 /// Most CTAs of a cluster (the non-portable limit).
 pub const MAX_CLUSTER: u32 = 16;
 const MAX_THREADS: u32 = 1024;
 /// Most CTAs of a grid: a limit of the simulator, far beyond what it finishes in a day.
 const MAX_CTAS: u64 = 1 << 24;
-/// Most instructions of a module's entries together, each with the functions that it calls.
-const MAX_INSTRUCTIONS: usize = 1 << 22;
-/// Room for the variables of one module.
-const MODULE_BYTES: u64 = 1 << 26;
-
-/// A PTX module, parsed and decoded.
-#[derive(Debug)]
-pub struct Module {
-    kernels: BTreeMap<String, Kernel>,
-    variables: Vec<(String, u64, usize, Option<Vec<u8>>)>,
-    /// The `.target` of the text.
-    target: String,
-}
-
-impl Module {
-    /// Reads PTX text. Errors name the line and column: text that is not PTX, a name that is not
-    /// declared, an instruction that the simulator does not have.
-    pub fn parse(text: &str) -> Result<Module, ParseError> {
-        let ast = Parser::new(text).module()?;
-        let (globals, variables) = place_variables(&ast)?;
-        let mut kernels = BTreeMap::new();
-        let mut instructions = 0;
-        for (i, f) in ast.functions.iter().enumerate().filter(|(_, f)| f.entry && f.body.is_some()) {
-            let mut kernel = decode::decode(&ast, f, &globals)?;
-            instructions += kernel.code.len();
-            if instructions > MAX_INSTRUCTIONS {
-                return decode::fail(
-                    f.at,
-                    format!("the entries have more than {MAX_INSTRUCTIONS} instructions"),
-                );
-            }
-            let end = ast.functions.get(i + 1).map_or(u32::MAX, |next| next.at.line);
-            kernel.names = Names::read(text, f.at.line..end);
-            kernels.insert(f.name.clone(), kernel);
-        }
-        Ok(Module { kernels, variables, target: ast.target })
-    }
-
-    /// Names of the entries.
-    pub fn entries(&self) -> impl Iterator<Item = &str> {
-        self.kernels.keys().map(String::as_str)
-    }
-
-    /// The `.target` of the module.
-    pub fn target(&self) -> &str {
-        &self.target
-    }
-
-    /// The address of a global or constant variable.
-    pub fn symbol(&self, name: &str) -> Option<u64> {
-        self.variables.iter().find(|v| v.0 == name).map(|v| v.1)
-    }
-
-    /// Names and sizes in bytes of an entry's parameters.
-    pub fn parameters(&self, entry: &str) -> Option<Vec<(&str, u32)>> {
-        Some(self.kernels.get(entry)?.params.iter().map(|p| (p.name.as_str(), p.bytes)).collect())
-    }
-
-    /// Where an entry is declared.
-    pub fn declared_at(&self, entry: &str) -> Option<Position> {
-        self.kernels.get(entry).map(|k| k.at)
-    }
-
-    /// Instructions of an entry and the functions it calls.
-    pub fn instructions(&self, entry: &str) -> Option<usize> {
-        self.kernels.get(entry).map(|k| k.code.len())
-    }
-}
-
-type Variables = Vec<(String, u64, usize, Option<Vec<u8>>)>;
-
-/// Variables that live in global memory.
-fn placeable(ast: &ModuleAst) -> impl Iterator<Item = &Variable> {
-    ast.variables.iter().filter(|v| matches!(v.space, Space::Global | Space::Const))
-}
-
-fn place_variables(ast: &ModuleAst) -> Result<(HashMap<String, u64>, Variables), ParseError> {
-    static MODULES: AtomicU64 = AtomicU64::new(0);
-    let mut globals = HashMap::new();
-    let mut variables = Vec::new();
-    let mut base = None;
-    let mut used = 0u64;
-    for v in placeable(ast) {
-        // Each module has its own range of addresses, so that two modules never share a variable.
-        let start = *base.get_or_insert_with(|| {
-            MODULE_WINDOW + MODULES.fetch_add(1, Ordering::Relaxed) % (1 << 18) * MODULE_BYTES
-        });
-        used = used.div_ceil(v.align.max(16)) * v.align.max(16);
-        let bytes = v.bytes().max(v.init.as_ref().map_or(0, |i| i.len() as u64));
-        if used + bytes > MODULE_BYTES {
-            return decode::fail(v.at, "the module's variables exceed 64 MiB");
-        }
-        globals.insert(v.name.clone(), start + used);
-        variables.push((v.name.clone(), start + used, bytes as usize, v.init.clone()));
-        used += bytes + 16;
-    }
-    let defined = ast.functions.iter().filter(|f| f.body.is_some() && !f.entry);
-    globals.extend((FUNCTION_WINDOW..).step_by(16).zip(defined).map(|(at, f)| (f.name.clone(), at)));
-    for (v, placed) in placeable(ast).zip(&mut variables) {
-        let (_, _, _, Some(init)) = placed else { continue };
-        for r in &v.references {
-            let Some(address) = globals.get(&r.name) else {
-                return decode::fail(
-                    r.position,
-                    format!("`{}` is not a global or constant variable, or a function", r.name),
-                );
-            };
-            let bits = address.wrapping_add(r.offset as u64) & r.mask;
-            let value = bits >> r.mask.trailing_zeros().min(63);
-            init[r.at..r.at + r.bytes].copy_from_slice(&value.to_le_bytes()[..r.bytes]);
-        }
-    }
-    Ok((globals, variables))
-}
 
 /// A kernel argument.
 #[derive(Clone, Debug, PartialEq)]
@@ -157,8 +40,8 @@ impl Param {
     }
 }
 
-impl From<[u8; crate::TENSOR_MAP_BYTES]> for Param {
-    fn from(map: [u8; crate::TENSOR_MAP_BYTES]) -> Param {
+impl From<[u8; TENSOR_MAP_BYTES]> for Param {
+    fn from(map: [u8; TENSOR_MAP_BYTES]) -> Param {
         Param::Bytes(map.to_vec())
     }
 }
@@ -178,100 +61,6 @@ pub struct Launch {
     pub shared_bytes: u32,
     /// Arguments in order.
     pub params: Vec<Param>,
-}
-
-/// When asynchronous work happens, and in which order warps run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
-    /// As early as possible; warps in order.
-    Eager,
-    /// As late as the rules allow; warps in reverse order.
-    Lazy,
-    /// At any allowed moment, by [`Options::seed`]; warps in random order and turns.
-    Random,
-}
-
-/// How to run.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The schedule.
-    pub policy: Policy,
-    /// Seed of [`Policy::Random`].
-    pub seed: u64,
-    /// Whether hazards are looked for. Without, only what stops a real kernel is reported.
-    pub hazards: bool,
-    /// Whether [`Report::trace`] is recorded.
-    pub trace: bool,
-    /// CTAs that run at the same time.
-    pub resident_ctas: u32,
-    /// Warp instructions after which the run is given up.
-    pub instruction_limit: u64,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            policy: Policy::Eager,
-            seed: 0,
-            hazards: true,
-            trace: false,
-            resident_ctas: 132,
-            instruction_limit: 20_000_000_000,
-        }
-    }
-}
-
-/// What a run did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// Warp instructions executed.
-    pub instructions: u64,
-    /// Multiply-adds of the tensor cores.
-    pub macs: u64,
-    /// Asynchronous copies (one per receiver of a multicast).
-    pub copies: u64,
-    /// CTAs run.
-    pub ctas: u64,
-    /// Lines of the PTX text with an instruction that some lane executed (not predicated off), in order.
-    pub lines: Vec<u32>,
-    /// What ran when, if asked for.
-    pub trace: Vec<TraceEvent>,
-}
-
-/// The unit that a [`TraceEvent`] belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum TraceUnit {
-    /// The warp's own threads: one turn, up to the instruction at which it gave way.
-    Warp,
-    /// A `wgmma` from its issue to its completion.
-    Wgmma,
-    /// A bulk or tensor copy into shared memory, from its issue to its completion.
-    Load,
-    /// A bulk or tensor copy out of shared memory.
-    Store,
-    /// The `cp.async` of a warp.
-    CpAsync,
-    /// A `st.async` or `red.async` to a peer.
-    RemoteStore,
-}
-
-/// One bar of the timeline. Time counts the warp instructions of the whole grid.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TraceEvent {
-    /// Which track.
-    pub unit: TraceUnit,
-    /// The instruction, its source line, its CTA and its warp.
-    pub place: Place,
-    /// The role of the code that the instruction is part of, or that the warp came from, where the kernel names roles
-    /// (`//@ role NAME`).
-    pub role: Option<String>,
-    /// What a turn ended to wait for, or which parts of shared memory and which barrier the work uses, by the names
-    /// that the kernel gives them (`//@ shared NAME OFFSET BYTES COUNT`); empty if there is nothing to say.
-    pub detail: String,
-    /// First moment.
-    pub start: u64,
-    /// Last moment.
-    pub end: u64,
 }
 
 /// A simulated device: its memory, and the way to run kernels on it.

@@ -2,6 +2,16 @@
 
 use crate::error::{Fault, FaultKind};
 
+/// Bytes of shared memory that one CTA may have.
+pub const MAX_SHARED_BYTES: u32 = 232_448;
+
+/// The little-endian value of up to eight bytes.
+pub(crate) fn word(bytes: &[u8]) -> u64 {
+    let mut w = [0; 8];
+    w[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(w)
+}
+
 /// One bit per byte: whether it was written.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Written {
@@ -132,25 +142,6 @@ impl Memory {
         }
         // A variable without an initializer is zero.
         a.written.set(0, bytes);
-    }
-
-    /// Encodes a tensor map, after the check that its tensor lies inside one allocation.
-    pub fn tensor_map(
-        &mut self,
-        spec: &crate::TensorMapSpec,
-    ) -> Result<[u8; crate::TENSOR_MAP_BYTES], Fault> {
-        let encoded = spec.encode()?;
-        let extent = spec.extent();
-        if !self.contains(spec.address, usize::try_from(extent).unwrap_or(usize::MAX)) {
-            return Err(Fault::new(
-                FaultKind::Launch,
-                format!(
-                    "tensor map: the tensor takes {extent} bytes from {:#x}, more than its buffer has",
-                    spec.address
-                ),
-            ));
-        }
-        Ok(encoded)
     }
 
     /// Frees the allocation that starts at `address`.

@@ -1,17 +1,19 @@
-//! Running a grid: which clusters are resident, whose turn it is, and when asynchronous work happens.
+//! Grid scheduler: which clusters are resident, which warp runs, and when asynchronous work happens.
 
-use crate::cluster::{Cluster, ClusterBarrier, Cta, NamedBarrier};
-use crate::context::{Cx, MapChange};
-use crate::copy::Kind;
 use crate::decode::{Kernel, SHARED_BASE};
 use crate::error::{Fault, FaultKind, Place};
-use crate::exec::{self, Turn};
-use crate::exit;
+use crate::exec::cluster::{Cluster, ClusterBarrier, Cta, NamedBarrier};
+use crate::exec::context::Cx;
+use crate::exec::exit;
+use crate::exec::tensormap::MapChange;
+use crate::exec::warp::{Env, Group, PhaseWait, Wait, Warp};
+use crate::exec::{self, WarpStatus};
 use crate::hazard::{Footprint, GlobalShadow, Hazards};
-use crate::machine::{Options, Policy, Report, TraceUnit};
 use crate::memory::{Memory, Written};
+use crate::options::{Options, Policy};
+use crate::report::{Report, TraceUnit};
 use crate::rng::Rng;
-use crate::warp::{Env, Group, PhaseWait, Wait, Warp};
+use crate::units::copy::Kind;
 use std::collections::HashMap;
 
 /// The shape of a launch.
@@ -30,7 +32,7 @@ pub(crate) struct Geometry {
 /// instructions for a kernel that polls with plain loads.
 const STUCK_AFTER_POLLS: u64 = 5_000;
 const STUCK_AFTER: u64 = 200_000_000;
-/// Rounds over the warps of one cluster before another cluster gets its turn.
+/// Rounds over the warps of one cluster before another cluster runs.
 const ROUNDS: usize = 64;
 
 struct Grid<'a> {
@@ -271,7 +273,7 @@ impl Grid<'_> {
                     let role = cx.kernel.names.role(warp.role_line);
                     cx.trace(TraceUnit::Warp, warp.index, pc, start, role, |cx| waits_for(wait, cx));
                 }
-                if let Ok(Turn::Exited) = turn {
+                if let Ok(WarpStatus::Exited) = turn {
                     exit::leave(&mut warp, &mut cx)?;
                 }
                 cluster.warps[w] = warp;
@@ -364,13 +366,13 @@ impl Grid<'_> {
     }
 }
 
-/// The most registers that a thread of so many can start with: all of a multiprocessor's, shared out in eights.
+/// The most registers that a thread of a CTA with so many can start with: those of an SM, in multiples of eight.
 fn registers_at_first(threads: u32) -> u32 {
     const MOST: u32 = 248;
     (65_536 / threads.next_multiple_of(32).max(32) / 8 * 8).min(MOST)
 }
 
-/// What a turn ended for, in a few words.
+/// What a warp stopped to wait for, in a few words.
 fn waits_for(wait: Option<&Wait>, cx: &Cx<'_>) -> String {
     match wait {
         None => String::new(),

@@ -543,7 +543,7 @@ fn persistent(
     let band = match grouping {
         _ if u64::from(shape.m) * line <= RESIDENT_A => m_tiles,
         Some(_) if turns_back || family.has_scales() => sweep.best_band(),
-        _ => sweep.smallest_round(),
+        _ => sweep.smallest_wave(),
     };
     Launch {
         grid: [clusters * cluster, 1],

@@ -1,4 +1,4 @@
-//! Bytes, transposed: what makes FP8 operands K-major, as the tensor core wants them.
+//! Byte transpose: makes FP8 operands K-major, as the tensor core needs them.
 //!
 //! One launch serves one operand or two, each with all of its groups. A block takes a tile of 128 by 128 bytes. It
 //! comes as 16-byte vectors into shared memory, where each thread finds 16 lines of four bytes; exchanged within
@@ -16,7 +16,7 @@ pub(crate) const THREADS: u32 = 256;
 /// Bytes that a thread loads, and stores, at a time.
 pub(crate) const VECTOR: u32 = 16;
 
-/// What is transposed: `[slabs, lines, columns]` to `[slabs, columns, lines]`, in bytes.
+/// Transpose of one operand: `[slabs, lines, columns]` to `[slabs, columns, lines]`, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Job {
@@ -55,10 +55,10 @@ kernel_params! {
     }
 }
 
-/// What the host passes: the second job may be nothing.
+/// Arguments of the transpose: the second job may be empty.
 #[derive(Clone, Copy, Debug)]
 pub struct Args {
-    /// What is transposed.
+    /// The operands.
     pub jobs: [Job; 2],
 }
 
@@ -100,7 +100,7 @@ pub fn build() -> Result<Module, BuildError> {
     k.name_shared("tile", 0, TILE * TILE, 1);
     let block = k.block_index(0);
     k.grid_dependency_wait();
-    // Whoever comes next waits for all of this, and may set itself up meanwhile.
+    // The next kernel waits for all of this, and may set itself up meanwhile.
     k.launch_dependents();
     k.if_else(
         block.lt(first.tiles),
@@ -126,7 +126,7 @@ fn transpose<'k>(k: &'k Kernel, job: &JobParams<'k>, index: U32<'k>, tile: Share
     transpose_tile(k, &from, &to, [line, column], tile);
 }
 
-/// What a tile comes from: lines of bytes.
+/// Source of a tile: lines of bytes.
 pub(crate) struct SourceMatrix<'k> {
     pub from: Global<'k>,
     /// From one line to the next.
@@ -136,13 +136,13 @@ pub(crate) struct SourceMatrix<'k> {
     pub columns: U32<'k>,
 }
 
-/// What it goes to: a row for each byte of a line.
+/// Result of a tile: a row for each byte of a line.
 pub(crate) struct ResultMatrix<'k> {
     pub to: Global<'k>,
     /// From one row to the next.
     pub pitch: U32<'k>,
     pub rows: U32<'k>,
-    /// Bytes of a row that are written, in vectors; all of the last tile where there is room.
+    /// Bytes of a row that are written, in vectors; all of the last tile where it fits.
     pub end: Option<U32<'k>>,
 }
 
@@ -160,7 +160,7 @@ pub(crate) fn transpose_tile<'k>(
     store(k, to, at, tile);
 }
 
-/// Where a vector of a line lies: vectors trade places so that neither writing lines nor reading columns meets in a bank.
+/// Address of a vector of a line: vectors are swizzled so that neither writing lines nor reading columns has bank conflicts.
 pub(crate) fn vector_at<'k>(tile: Shared<'k>, line: U32<'k>, vector: U32<'k>) -> Shared<'k> {
     tile.at(line * TILE + (vector ^ (line / VECTOR)) * VECTOR)
 }
@@ -190,7 +190,7 @@ fn store<'k>(k: &'k Kernel, matrix: &ResultMatrix<'k>, [line, column]: [U32<'k>;
     }
 }
 
-/// What a thread has of a transposed tile: 16 lines of each of four columns.
+/// Part of a transposed tile that a thread has: 16 lines of each of four columns.
 pub(crate) struct Transposed<'k> {
     /// Which 16 lines.
     pub lines: U32<'k>,

@@ -85,7 +85,7 @@ impl Maps {
         let swizzled = |element, matrix| Map { matrix, element, swizzled: true };
         let scales = |matrix| Map { matrix, element: MapElement::F32, swizzled: false };
         let (a_pitch, b_pitch) = (problem.a_pitch, problem.b_pitch);
-        let parts_of_b = fused.map_or(1, |fused| fused.fusion.sums());
+        let parts_of_b = fused.map_or(1, |fused| fused.fusion.accumulators());
         let of_b = GemmShape { n: shape.n * parts_of_b, ..shape };
         let of_d = GemmShape { n: fused.map_or(shape.n, |fused| fused.columns_of_d(shape.n)), ..shape };
         let [a, mut b] = match problem.family {
@@ -114,17 +114,6 @@ impl Maps {
         };
         let d = output.plain.then(|| launch.map_d(of_d, problem.d_pitch, problem.d_type.size() as u32));
         Maps { a, b, sfa: sfa.map(scales), d: d.map(|map| swizzled(MapElement::of(problem.d_type), map)) }
-    }
-
-    /// The map of an operand, which must be one that the copy engine moves.
-    pub fn of(&self, operand: Mapped) -> &Map {
-        let map = match operand {
-            Mapped::A => Some(&self.a),
-            Mapped::B => Some(&self.b),
-            Mapped::ScalesOfA => self.sfa.as_ref(),
-            Mapped::D => self.d.as_ref(),
-        };
-        map.expect("the arguments ask for maps that they announced")
     }
 }
 

@@ -1,12 +1,12 @@
-//! The argument checks of moving tokens to the places of their experts, and back, and of the rows between experts.
+//! Checks of MoE permutation, unpermutation and padding rows.
 
 use oxigemm_kernels::quantize::moe_permute::{MAX_EXPERTS, PermuteArgs};
 use oxigemm_kernels::quantize::{Args, Flags};
 
 use super::Operand;
-use super::operand::Footprint;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::DType;
+use crate::tensor::desc::Footprint;
 
 /// Choices and rows are counted in 31 bits.
 const LIMIT: i64 = 1 << 30;

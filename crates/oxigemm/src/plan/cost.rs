@@ -145,13 +145,13 @@ pub fn estimate(choice: GemmConfig, shape: GemmShape, limits: &Limits) -> Cost {
             wide(&tile, [cluster_m, cluster_n], (config.stages, k_blocks), None, shape, limits)
         }
         GemmConfig::Slim { config, split, stages } => {
-            let shape = GemmShape { n: shape.n * config.fusion.sums(), ..shape };
+            let shape = GemmShape { n: shape.n * config.fusion.accumulators(), ..shape };
             let tile = Tile { family, m: config.block_m, n: config.block_n };
             let block = [stages, config.shared_bytes(stages), config.threads()];
             slim(&tile, split, block, config.is_fused(), shape, limits)
         }
         GemmConfig::HalfSlim { config, split, stages } => {
-            let shape = GemmShape { n: shape.n * config.fusion.sums(), ..shape };
+            let shape = GemmShape { n: shape.n * config.fusion.accumulators(), ..shape };
             let tile = Tile { family, m: config.block_m, n: config.block_n };
             let block = [stages, config.shared_bytes(stages), config.threads()];
             slim(&tile, split, block, config.is_fused(), shape, limits)

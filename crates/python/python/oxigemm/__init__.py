@@ -1,10 +1,10 @@
 """Tensor-core kernels for large language models, with only the GPU driver.
 
-``oxigemm.deep_gemm`` has the functions, under the names that engines call. Tensors of torch on a GPU are computed there,
-in torch's current stream. Arrays of the CPU (numpy with ml_dtypes, torch, any DLPack array) are computed by the CPU
+``oxigemm.deep_gemm`` has the functions, under the names that engines call. Torch tensors of a GPU are computed on that
+GPU, in torch's current stream. CPU arrays (numpy with ml_dtypes, torch, any DLPack array) are computed by the CPU
 reference, or by the GPU's kernels in a simulator after ``set_device("sim")``.
 
-Importing this touches no GPU and imports neither torch nor numpy.
+Importing the package touches no GPU and imports neither torch nor numpy.
 """
 
 from __future__ import annotations

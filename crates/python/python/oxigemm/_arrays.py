@@ -1,4 +1,4 @@
-"""New arrays beside those of a caller: of torch where theirs are, of numpy elsewhere."""
+"""New arrays like those of the caller: torch tensors for torch tensors, numpy arrays for all else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Sequence
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of an element type of torch or numpy, or of one that is given by its name."""
+    """The name of an element type: of torch, of numpy, or a name itself."""
     if dtype is None:
         return "float32"
     name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
@@ -15,13 +15,13 @@ def dtype_name(dtype: Any) -> str:
 
 
 def is_torch(array: Any) -> bool:
-    """Whether it is a tensor of torch."""
+    """Whether it is a torch tensor."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
 
 
 def empty(like: Any, shape: Sequence[int], dtype: str) -> Any:
-    """A new array where another one is, its elements not set."""
+    """A new array on the device of another one, uninitialized."""
     if is_torch(like):
         torch: Any = sys.modules["torch"]
         return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device=like.device)
@@ -29,7 +29,7 @@ def empty(like: Any, shape: Sequence[int], dtype: str) -> Any:
 
 
 def numpy_empty(shape: Sequence[int], dtype: str) -> Any:
-    """A new array of numpy, its elements not set."""
+    """A new numpy array, uninitialized."""
     import numpy
 
     if dtype.startswith(("float8", "bfloat16")):
@@ -40,6 +40,6 @@ def numpy_empty(shape: Sequence[int], dtype: str) -> Any:
 
 
 def rows_of(like: Any, rows: int, columns: int, dtype: str) -> Any:
-    """A new matrix whose rows begin at multiples of 256 elements."""
+    """A new matrix with a pitch of a multiple of 256 elements."""
     pitch = -(-columns // 256) * 256
     return empty(like, (rows, pitch), dtype)[:, :columns]

@@ -1,9 +1,11 @@
-"""From the functions of the package to those of the extension: directly, or through torch's operators while torch traces."""
+"""What functions need to call the extension: directly, or through torch's custom operators while torch traces."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
+
+from .errors import ArgumentError, ArgumentTypeError
 
 
 def is_compiling() -> bool:
@@ -20,3 +22,16 @@ def is_compiling() -> bool:
 def ops() -> Any:
     """The operators."""
     return sys.modules["torch"].ops.oxigemm
+
+
+def refuse_none(name: str, value: Any) -> None:
+    """The check of an argument that a function needs, for a part of the epilogue that others may leave out."""
+    if value is None:
+        raise ArgumentTypeError(f"`{name}` has the wrong type: expected a value, found None", name)
+
+
+def refuse_psum_layout(use_psum_layout: bool) -> None:
+    """The check of k-grouped functions: they have no such layout."""
+    if use_psum_layout:
+        message = "`use_psum_layout` is not for k-grouped GEMMs: expected False, found True"
+        raise ArgumentError(message, "use_psum_layout")

@@ -1,11 +1,11 @@
-"""What is set for the whole process.
+"""Settings of the process.
 
 Environment variables, read when something first needs them:
 
 ====================== ==========================================================================================
-``OXIGEMM_DEVICE``     where arrays of the CPU are computed: ``cpu`` (the default), ``sim``, ``sim:lazy``, ``sim:7``
-``OXIGEMM_CACHE_DIR``  where assembled kernels are kept; ``none`` for nowhere; else ``~/.cache/oxigemm``
-``OXIGEMM_PREBUILT_DIR`` kernels that were built ahead, looked at before those of the package
+``OXIGEMM_DEVICE``     what computes CPU arrays: ``cpu`` (the default), ``sim``, ``sim:lazy``, ``sim:7``
+``OXIGEMM_CACHE_DIR``  the cubin cache; ``none`` for no cache; else ``~/.cache/oxigemm``
+``OXIGEMM_PREBUILT_DIR`` prebuilt cubins, preferred to those of the package
 ``OXIGEMM_PTXAS``      the assembler for kernels that are not prebuilt
 ``OXIGEMM_LOG``        what is written to stderr: ``off``, ``error``, ``warn`` (the default), ``info``, ``debug``
 ====================== ==========================================================================================
@@ -32,12 +32,12 @@ __all__ = [
 
 
 def set_cache_dir(path: Optional[str]) -> None:
-    """Keeps assembled kernels in this directory, or nowhere; for GPUs that are not in use yet."""
+    """Sets the directory of the cubin cache, or None for no cache. It holds for GPUs that are not in use yet."""
     os.environ["OXIGEMM_CACHE_DIR"] = "none" if path is None else os.fspath(path)
 
 
 def get_cache_dir() -> Optional[str]:
-    """Where assembled kernels are kept, if they are."""
+    """The directory of the cubin cache, if there is one."""
     path = os.environ.get("OXIGEMM_CACHE_DIR")
     if path == "none":
         return None

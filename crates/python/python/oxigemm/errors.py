@@ -1,4 +1,4 @@
-"""What calls raise. Every class is a ``RuntimeError``, as engines expect of such a library."""
+"""Exceptions. Every class is a ``RuntimeError``, as engines expect of such a library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["ArgumentError", "ArgumentTypeError", "OxigemmError"]
 
 
 class OxigemmError(RuntimeError):
-    """A call that failed: a refused argument, or what a device reports."""
+    """A call that failed: a wrong argument, or an error of the device."""
 
     def __init__(self, message: str, argument: Optional[str] = None) -> None:
         super().__init__(message)

@@ -1,6 +1,7 @@
-"""Quantization to FP8, MXFP4 and NVFP4 and back, alone and fused with what comes before it. Of torch and of numpy.
+"""Quantization to FP8, MXFP4 and NVFP4, alone and fused with the operation before it. For torch and for numpy.
 
-DeepGEMM's casts are in ``oxigemm.deep_gemm.utils``; these have every granularity, both FP8 types, and outputs that may be given.
+DeepGEMM's casts are in ``oxigemm.deep_gemm.utils``. These functions have every scale granularity, both FP8 types, and
+preallocated outputs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = [
     "swiglu_quantize",
 ]
 
-#: Rows and columns that share a scale; 0 for all.
+#: Rows and columns that share a scale; 0 for all of them.
 _BLOCKS = {
     "1x128": (1, 128),
     "1x32": (1, 32),
@@ -55,12 +56,12 @@ def _matrix(x: Any) -> Tuple[int, int]:
 
 
 def _per_code(dtype: Any) -> int:
-    """Values of an element of codes: two of FP4 are in a byte."""
+    """Values in an element of codes: a byte holds two of FP4."""
     return 2 if dtype_name(dtype) in ("uint8", "int8") else 1
 
 
 def _outputs(x: Any, rows: int, columns: int, codes: Any, scales: Any) -> Tuple[Any, Any]:
-    """The outputs of 1x128 and e4m3, new where they are not given."""
+    """Outputs with 1x128 scales and e4m3 codes, new where they are not given."""
     codes = empty(x, (rows, columns), "float8_e4m3fn") if codes is None else codes
     scales = empty(x, (rows, _ceil_div(columns, 128)), "float32") if scales is None else scales
     return codes, scales
@@ -76,12 +77,13 @@ def quantize(
 ) -> Tuple[Any, Any]:
     """Codes and scales such that ``x ≈ codes * scales``.
 
-    ``x`` is [M, K] of bfloat16, float16 or float32. ``granularity`` is which values share a scale: ``1x128`` (activations), ``1x32``,
-    ``128x128`` (weights), ``128x1``, ``row`` or ``tensor``. Scales are ``max(amax, 1e-4) / largest``, with ``power_of_two`` rounded up to
-    one. ``scales`` that are given may have any strides, or be packed (int32), as the library's ``quantize`` has them.
+    ``x`` is [M, K] of bfloat16, float16 or float32. ``granularity`` is the block that shares a scale: ``1x128``
+    (activations), ``1x32``, ``128x128`` (weights), ``128x1``, ``row`` (per token) or ``tensor``. A scale is
+    ``max(amax, 1e-4) / largest``; ``power_of_two`` rounds it up to a power of two. ``scales`` that are given may have
+    any strides, or be packed (int32), as for the library's ``quantize``.
 
-    ``dtype`` is ``float8_e4m3fn`` or ``float8_e5m2``; or, of ``1x32`` and an even K, ``uint8``: codes [M, K/2] of FP4 (e2m1), the first of two
-    in the low half.
+    ``dtype`` is ``float8_e4m3fn`` or ``float8_e5m2``; or, with ``1x32`` and an even K, ``uint8``: codes [M, K/2] of FP4
+    (e2m1), two in a byte, the first in the low half.
     """
     rows, columns = _matrix(x)
     shape = _scales_shape(granularity, rows, columns)
@@ -99,9 +101,9 @@ def quantize(
 
 
 def quantize_by_scale(x: Any, scale: Any, dtype: str = "float8_e4m3fn", codes: Optional[Any] = None) -> Any:
-    """Codes of ``x`` [M, K] by one scale that is given, such as one from calibration: ``x / scale``, rounded and saturated.
+    """Codes of ``x`` [M, K] with a given per-tensor scale, e.g. from calibration: ``x / scale``, rounded and saturated.
 
-    ``scale`` is [1, 1] of float32, as ``quantize`` has it of ``tensor``, and is read on the device.
+    ``scale`` is [1, 1] of float32, as from ``quantize`` with ``tensor``, and is read on the device.
     """
     codes = empty(x, _matrix(x), dtype) if codes is None else codes
     if _call.is_compiling():
@@ -114,7 +116,7 @@ def quantize_by_scale(x: Any, scale: Any, dtype: str = "float8_e4m3fn", codes: O
 def dequantize(
     codes: Any, scales: Any, granularity: str = "1x128", dtype: str = "bfloat16", x: Optional[Any] = None
 ) -> Any:
-    """``codes * scales``, rounded once to ``dtype``: bfloat16, float16 or float32. Codes of uint8 are two of FP4 each."""
+    """``codes * scales``, rounded once to ``dtype``: bfloat16, float16 or float32. A byte of uint8 is two FP4 codes."""
     if len(codes.shape) != 2:
         message = f"`codes` has the wrong rank: expected 2 dimensions, found {tuple(codes.shape)}"
         raise ArgumentError(message, "codes")
@@ -130,10 +132,10 @@ def dequantize(
 def quantize_with_transpose(
     x: Any, granularity: str = "1x128", power_of_two: bool = False, dtype: str = "float8_e4m3fn"
 ) -> Tuple[Any, Any, Any, Any]:
-    """``quantize`` of ``x`` [M, K], and of its transpose, while ``x`` is read once: codes, scales, and those of the transpose.
+    """``quantize`` with dual output: codes and scales of ``x`` [M, K], and codes and scales of its transpose.
 
-    ``granularity`` is ``1x128``, with scales [M, K/128] and [K, M/128]; or ``128x128``, of which the transpose has the same codes, and
-    the transpose of the same scales.
+    ``x`` is read once. ``granularity`` is ``1x128``, with scales [M, K/128] and [K, M/128]; or ``128x128``, where codes
+    and scales of the transpose are the transposes of the codes and the scales.
     """
     rows, columns = _matrix(x)
     if granularity not in ("1x128", "128x128"):
@@ -145,7 +147,7 @@ def quantize_with_transpose(
     if _call.is_compiling():
         _call.ops().quantize_with_transpose(x, codes, scales, transposed, own, granularity, power_of_two)
     else:
-        _C.quantize_with_transpose(x, codes, scales, transposed, own, granularity, power_of_two)
+        _C.quantize_with_transpose(x, codes, scales, (transposed, own), granularity, power_of_two)
     return codes, scales, transposed, scales.swapaxes(0, 1) if own is None else own
 
 
@@ -154,14 +156,14 @@ def quantize_nvfp4(
 ) -> Tuple[Any, Any, Any]:
     """Codes and scales such that ``x ≈ codes * scales * tensor_scale``: ``(codes, scales, tensor_scale)``.
 
-    ============ ============== =============================== ==========================================================
+    ============ ============== =============================== ============================================
     argument     shape          type                            what
-    ============ ============== =============================== ==========================================================
+    ============ ============== =============================== ============================================
     x            [M, K], K even bfloat16, float16 or float32    rows of any pitch
-    codes        [M, K/2]       uint8                           two e2m1 each, the first in the low half
-    scales       [M, K/16]      e4m3                            any strides; or packed (int32), as the library has them
+    codes        [M, K/2]       uint8                           two e2m1 each, first in the low half
+    scales       [M, K/16]      e4m3                            any strides; or packed (int32)
     tensor_scale [1]            float32                         ``max(amax, 1e-4) / 2688`` unless it is given
-    ============ ============== =============================== ==========================================================
+    ============ ============== =============================== ============================================
     """
     rows, columns = _matrix(x)
     codes = empty(x, (rows, columns // 2), "uint8") if codes is None else codes
@@ -196,7 +198,7 @@ def dequantize_nvfp4(
 def swiglu_quantize(
     x: Any, power_of_two: bool = False, codes: Optional[Any] = None, scales: Optional[Any] = None
 ) -> Tuple[Any, Any]:
-    """``silu(gate) * up`` quantized by 1x128, in one kernel; ``x`` is [M, 2K]: the gates of a row, and then its ups."""
+    """SwiGLU quantized with 1x128 scales, in one kernel: ``silu(gate) * up`` of ``x`` [M, 2K], gates first in a row."""
     rows, columns = _matrix(x)
     codes, scales = _outputs(x, rows, columns // 2, codes, scales)
     if _call.is_compiling():
@@ -209,9 +211,9 @@ def swiglu_quantize(
 def gather_quantize(
     x: Any, rows: Any, power_of_two: bool = False, codes: Optional[Any] = None, scales: Optional[Any] = None
 ) -> Tuple[Any, Any]:
-    """Rows ``rows[i]`` of ``x`` quantized by 1x128, in one kernel: tokens copied to the places of their experts.
+    """Rows ``rows[i]`` of ``x`` quantized with 1x128 scales, in one kernel: tokens gathered to rows of their experts.
 
-    ``rows`` is int32 [M], read on the device. Of one that is -1, or no row of ``x``, codes and scales stay as they are.
+    ``rows`` is int32 [M], read on the device. Where it is -1, or no row of ``x``, codes and scales keep their values.
     """
     _, columns = _matrix(x)
     codes, scales = _outputs(x, rows.shape[0], columns, codes, scales)
@@ -230,7 +232,7 @@ def rms_norm_quantize(
     codes: Optional[Any] = None,
     scales: Optional[Any] = None,
 ) -> Tuple[Any, Any]:
-    """``x / sqrt(mean(x * x) + epsilon) * weight`` quantized by 1x128, in one kernel; the mean is that of a row of [M, K]."""
+    """RMSNorm of each row quantized with 1x128 scales, in one kernel: ``x / sqrt(mean(x * x) + epsilon) * weight``."""
     rows, columns = _matrix(x)
     codes, scales = _outputs(x, rows, columns, codes, scales)
     if _call.is_compiling():

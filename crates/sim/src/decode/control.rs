@@ -1,13 +1,85 @@
-//! Branches and calls.
+//! Control flow: branches, calls, exits, `setmaxnreg` and `griddepcontrol`.
 
-use super::operand::Decoder;
+use super::decoder::{Claim, Decoder};
+use super::isa::{Op, Reg, Src};
+use super::operands::{Operands, Roles, operands};
 use super::reach::through_pointer;
-use super::{CallValue, FormalSlot, Result, Signature, Symbol, copy};
-use crate::ast::Operand;
-use crate::isa::{CallTarget, Op, Src};
-use crate::types::Ty;
+use super::{CallValue, FormalSlot, Result, Signature, Symbol, call_copy};
+use crate::text::ast::Operand;
+use crate::text::types::Ty;
+
+operands! {
+    /// Control flow, and what concerns the warp or the grid as a whole.
+    pub(crate) enum ControlOp {
+        Branch { target: u32 },
+        BranchIndexed { index: Src, targets: Box<[u32]> },
+        Call(CallTarget),
+        /// A call through a pointer: the functions that fit its arguments, by their addresses.
+        CallPointer { pointer: Src, targets: Box<[(u64, CallTarget)]> },
+        Return,
+        Exit,
+        Trap,
+        Nop,
+        /// `nanosleep`
+        Yield,
+        /// Registers of a thread from now on.
+        SetMaxReg { count: u32 },
+        /// `griddepcontrol.wait`
+        GridDependencyWait,
+        /// `griddepcontrol.launch_dependents`
+        LaunchDependents,
+    }
+}
+
+/// The return at the end of a function that has none.
+pub(super) const RETURN: Op = Op::Control(ControlOp::Return);
+
+/// A function that is called.
+#[derive(Clone, Debug)]
+pub(crate) struct CallTarget {
+    /// Its instructions.
+    pub(crate) code: std::ops::Range<u32>,
+    pub(crate) args: Box<[CallCopy]>,
+    pub(crate) ret: Box<[CallCopy]>,
+}
+
+/// One value passed or returned by a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CallCopy {
+    /// Bytes between two places of the thread's local memory.
+    Bytes { from: u32, to: u32, len: u32 },
+    /// A register or constant to a register.
+    Value { from: Src, to: Reg },
+}
+
+impl Operands for CallTarget {
+    fn collect(&self, roles: &mut Roles) {
+        for copy in &self.args {
+            if let CallCopy::Value { from, to } = copy {
+                (*from, *to).collect(roles);
+            }
+        }
+    }
+}
 
 impl Decoder<'_, '_> {
+    pub(super) fn control(&mut self) -> Claim {
+        let op = match self.inst.opcode[0].as_str() {
+            "bra" | "brx" => self.branch()?,
+            "call" => self.call()?,
+            "ret" => ControlOp::Return,
+            "exit" => ControlOp::Exit,
+            "trap" => ControlOp::Trap,
+            "brkpt" | "pmevent" | "nop" => ControlOp::Nop,
+            "nanosleep" => ControlOp::Yield,
+            "setmaxnreg" => self.setmaxnreg()?,
+            "griddepcontrol" if self.has("wait") => ControlOp::GridDependencyWait,
+            "griddepcontrol" if self.has("launch_dependents") => ControlOp::LaunchDependents,
+            _ => return Ok(None),
+        };
+        Ok(Some(Op::Control(op)))
+    }
+
     fn target(&self, o: &Operand) -> Result<u32> {
         let Operand::Name(name) = o else { return self.error("expected a label") };
         match self.linker.label(name) {
@@ -16,7 +88,7 @@ impl Decoder<'_, '_> {
         }
     }
 
-    pub(super) fn branch(&mut self) -> Result<Op> {
+    fn branch(&mut self) -> Result<ControlOp> {
         if self.inst.opcode[0] == "brx" {
             let index = self.src(0, Ty::U32)?;
             let Operand::Name(table) = self.operand(1)? else { return self.error("expected a branch table") };
@@ -25,10 +97,18 @@ impl Decoder<'_, '_> {
             };
             let targets =
                 targets.into_iter().map(|t| self.target(&Operand::Name(t))).collect::<Result<Box<[_]>>>()?;
-            return Ok(Op::BranchIndexed { index, targets });
+            return Ok(ControlOp::BranchIndexed { index, targets });
         }
         let target = self.target(&self.operand(0)?)?;
-        Ok(Op::Branch { target })
+        Ok(ControlOp::Branch { target })
+    }
+
+    fn setmaxnreg(&mut self) -> Result<ControlOp> {
+        let count = self.constant(0)?;
+        if !(24..=256).contains(&count) || count % 8 != 0 {
+            return self.error("the register count is a multiple of 8 from 24 to 256");
+        }
+        Ok(ControlOp::SetMaxReg { count: count as u32 })
     }
 
     fn call_value(&mut self, o: &Operand) -> Result<CallValue> {
@@ -40,14 +120,14 @@ impl Decoder<'_, '_> {
         self.source(o, Ty::B64).map(CallValue::Source)
     }
 
-    pub(super) fn call(&mut self) -> Result<Op> {
+    fn call(&mut self) -> Result<ControlOp> {
         let operands = self.inst.operands.clone();
         let Some(at) = operands.iter().position(|o| matches!(o, Operand::Name(_))) else {
             return self.unsupported();
         };
         let Operand::Name(name) = &operands[at] else { return self.unsupported() };
         if super::RUNTIME.contains(&name.as_str()) {
-            return Ok(if name == "vprintf" { Op::Nop } else { Op::Trap });
+            return Ok(if name == "vprintf" { ControlOp::Nop } else { ControlOp::Trap });
         }
         let mut values = |o: Option<&Operand>| match o {
             Some(Operand::List(v)) => v.iter().map(|o| self.call_value(o)).collect::<Result<Vec<_>>>(),
@@ -71,11 +151,11 @@ impl Decoder<'_, '_> {
             };
             let mut targets: Vec<_> = linker.signatures.iter().filter_map(target).collect();
             targets.sort_by_key(|target| target.0);
-            return Ok(Op::CallPointer { pointer, targets: targets.into() });
+            return Ok(ControlOp::CallPointer { pointer, targets: targets.into() });
         }
         let Some(signature) = self.linker.signatures.get(name) else { return self.unsupported() };
         match call_target(signature, &passed, &returned) {
-            Ok(target) => Ok(Op::Call(target)),
+            Ok(target) => Ok(ControlOp::Call(target)),
             Err(what) => self.error(format!("{what} the declaration of `{name}`")),
         }
     }
@@ -90,13 +170,13 @@ fn call_target(
     if returned.len() != signature.returns.len() || passed.len() != signature.params.len() {
         return Err("the arguments do not fit");
     }
-    let args = passed.iter().zip(&signature.params).map(|(value, slot)| copy(*value, *slot));
+    let args = passed.iter().zip(&signature.params).map(|(value, slot)| call_copy(*value, *slot));
     let ret = returned.iter().zip(&signature.returns).map(|(value, slot)| match (*slot, *value) {
         (FormalSlot::Bytes { at, len }, CallValue::Bytes(to, to_len)) => {
-            copy(CallValue::Bytes(at, len), FormalSlot::Bytes { at: to, len: to_len })
+            call_copy(CallValue::Bytes(at, len), FormalSlot::Bytes { at: to, len: to_len })
         }
         (FormalSlot::Register(r), CallValue::Source(Src::Reg(to))) => {
-            copy(CallValue::Source(Src::Reg(r)), FormalSlot::Register(to))
+            call_copy(CallValue::Source(Src::Reg(r)), FormalSlot::Register(to))
         }
         _ => None,
     });

@@ -1,12 +1,11 @@
 //! `cvt` in all its forms.
 
 use super::Result;
-use super::operand::Decoder;
-use crate::cvt::{Cvt, With};
-use crate::isa::{Op, Reg, Src};
-use crate::types::Ty;
-
-const ZERO: Src = Src::Imm(0);
+use super::decoder::Decoder;
+use super::isa::{Reg, Src, ZERO};
+use super::scalar::ScalarOp;
+use crate::arith::cvt::{Cvt, With};
+use crate::text::types::Ty;
 
 /// Whether `cvt` knows a modifier; an unknown one would change the result in silence.
 fn known_to_cvt(m: &str) -> bool {
@@ -16,7 +15,7 @@ fn known_to_cvt(m: &str) -> bool {
 }
 
 impl Decoder<'_, '_> {
-    pub(super) fn cvt(&mut self) -> Result<Op> {
+    pub(super) fn cvt(&mut self) -> Result<ScalarOp> {
         let types = self.types();
         let dst = self.dst(0)?;
         if let Some(unknown) = self.inst.opcode[1..].iter().find(|m| !known_to_cvt(m)) {
@@ -63,11 +62,11 @@ impl Decoder<'_, '_> {
         self.expect_operands(sources + 1, sources + 1)?;
         let a = self.src(1, cvt.from)?;
         let b = if sources == 2 { self.src(2, cvt.from)? } else { ZERO };
-        Ok(Op::Cvt { cvt, dst, a, b })
+        Ok(ScalarOp::Cvt { cvt, dst, a, b })
     }
 
     /// `cvt.rs` and `cvt` with `.scaled`: the sources, four of them in a vector, then the random bits or scales.
-    fn cvt_with(&mut self, cvt: Cvt, dst: Reg) -> Result<Op> {
+    fn cvt_with(&mut self, cvt: Cvt, dst: Reg) -> Result<ScalarOp> {
         let other = ["ftz", "sat", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi", "rpi"];
         if let Some(m) = other.iter().find(|m| self.has(m)) {
             return self.error(format!("`.{m}` does not go with `.rs` or `.scaled`"));
@@ -98,19 +97,19 @@ impl Decoder<'_, '_> {
             Src::Reg(r) if self.register_width(r) == bits => src[4] = Src::Reg(r),
             _ => return self.error(format!("the {name} are a register of {bits} bits")),
         }
-        Ok(Op::CvtWith { cvt, dst, src })
+        Ok(ScalarOp::CvtWith { cvt, dst, src })
     }
 
     /// `cvt.pack.sat.u8.s32.b32 d, a, b, c` and its narrower and wider forms.
-    fn cvt_pack(&mut self, dst: Reg) -> Result<Op> {
+    fn cvt_pack(&mut self, dst: Reg) -> Result<ScalarOp> {
         let types = self.types();
         if types.len() < 2 || !self.has("sat") {
             return self.unsupported();
         }
-        let Some(f) = crate::simd::pack(types[0], types[1]) else { return self.unsupported() };
+        let Some(f) = crate::arith::simd::pack(types[0], types[1]) else { return self.unsupported() };
         let sources = types.len();
         self.expect_operands(sources + 1, sources + 1)?;
         let c = if sources == 3 { self.src(3, Ty::B32)? } else { ZERO };
-        Ok(Op::Alu { f, dst, a: self.src(1, Ty::S32)?, b: self.src(2, Ty::S32)?, c })
+        Ok(ScalarOp::Alu { f, dst, a: self.src(1, Ty::S32)?, b: self.src(2, Ty::S32)?, c })
     }
 }

@@ -6,22 +6,35 @@
 //! function owns a fixed range of registers and of local memory. A function's address is a number of its own, which a
 //! call through a pointer looks up among the functions that fit its arguments.
 
-mod arith;
-mod async_ops;
-mod control;
+pub(crate) mod atomic;
+pub(crate) mod barrier;
+pub(crate) mod collective;
+pub(crate) mod control;
+pub(crate) mod copy;
+pub(crate) mod cp_async;
 mod cvt;
-mod lanes;
-mod memory;
-mod operand;
+mod decoder;
+pub(crate) mod fence;
+pub(crate) mod isa;
+pub(crate) mod matrix;
+pub(crate) mod mbarrier;
+pub(crate) mod memory;
+pub(crate) mod operands;
 mod reach;
-mod tensor;
-mod wmma;
+pub(crate) mod scalar;
+pub(crate) mod special;
+pub(crate) mod tensormap;
+pub(crate) mod wgmma;
+pub(crate) mod wmma;
 
-use crate::ast::*;
-use crate::error::ParseError;
-use crate::isa::{self, Inst, Op, Reg, Src};
-use crate::types::Ty;
-use operand::Decoder;
+use crate::error::{ParseError, Position};
+use crate::text::ast::*;
+
+use crate::text::types::Ty;
+use control::CallCopy;
+use decoder::Decoder;
+use isa::{Inst, Reg, Src};
+use operands::Roles;
 use reach::{collect_names, definitions, reachable};
 use std::collections::{HashMap, HashSet};
 
@@ -63,7 +76,7 @@ pub(crate) struct Kernel {
     /// Whether a load, store, atomic or fence has a scope narrower than the GPU.
     pub(crate) scoped: bool,
     /// What its text calls its parts.
-    pub(crate) names: crate::names::Names,
+    pub(crate) names: crate::text::names::Names,
 }
 
 /// What a name stands for.
@@ -134,6 +147,8 @@ pub(crate) struct Linker<'a> {
     registers: Vec<String>,
     register_bits: Vec<u32>,
     local_bytes: u32,
+    /// Whether a load, store, atomic or fence has a scope narrower than the GPU.
+    scoped: bool,
     shared: HashMap<String, u32>,
     signatures: HashMap<String, Signature>,
     scopes: Vec<Scope>,
@@ -164,6 +179,7 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
         registers: Vec::new(),
         register_bits: Vec::new(),
         local_bytes: 0,
+        scoped: false,
         shared: HashMap::new(),
         signatures: HashMap::new(),
         scopes: Vec::new(),
@@ -196,7 +212,7 @@ pub(crate) fn decode(module: &ModuleAst, entry: &Function, globals: &HashMap<Str
     }
     Ok(Kernel {
         name: entry.name.clone(),
-        scoped: code.iter().any(|inst| inst.op.scope().is_some_and(|scope| scope < isa::Scope::Gpu)),
+        scoped: linker.scoped,
         code,
         opcodes,
         names: Default::default(),
@@ -261,7 +277,7 @@ impl<'a> Linker<'a> {
 
     /// A new register; one of 128 bits is two, low word first.
     fn register(&mut self, name: &str, ty: Ty) -> Reg {
-        let first = self.registers.len() as Reg;
+        let first = Reg(self.registers.len() as u32);
         for _ in 0..ty.bits().div_ceil(64) {
             self.registers.push(name.to_owned());
             self.register_bits.push(ty.bits().min(64));
@@ -337,8 +353,10 @@ impl<'a> Linker<'a> {
                 Statement::Loc(file, line) => loc = Some((*file, *line)),
                 Statement::Instruction(i) => {
                     let (op, guard) = Decoder { linker: self, inst: i, in_entry: f.entry }.decode()?;
-                    let mut uses = crate::operands::uses(&op, guard);
-                    uses.copies = guard.is_none() && i.opcode[0] == "mov" && matches!(op, Op::Alu { .. });
+                    let copies = guard.is_none() && i.opcode[0] == "mov" && op.is_plain();
+                    let roles = Roles::of(&op);
+                    self.scoped |= roles.scope.is_some_and(|scope| scope < crate::hazard::Scope::Gpu);
+                    let uses = roles.uses(guard, copies);
                     let Position { line, column } = i.at;
                     code.push(Inst { op, guard, uses, line, column, loc });
                     opcodes.push(i.opcode.join(".").into());
@@ -352,7 +370,7 @@ impl<'a> Linker<'a> {
             _ => None,
         });
         let Position { line, column } = last.unwrap_or(f.at);
-        code.push(Inst { op: Op::Return, guard: None, uses: Default::default(), line, column, loc });
+        code.push(Inst { op: control::RETURN, guard: None, uses: Default::default(), line, column, loc });
         opcodes.push("ret".into());
         Ok(())
     }
@@ -446,8 +464,7 @@ impl<'a> Linker<'a> {
 }
 
 /// Copies that hand values over a call.
-fn copy(from: CallValue, to: FormalSlot) -> Option<crate::isa::CallCopy> {
-    use crate::isa::CallCopy;
+fn call_copy(from: CallValue, to: FormalSlot) -> Option<CallCopy> {
     match (from, to) {
         (CallValue::Bytes(at, len), FormalSlot::Bytes { at: to, len: to_len }) if len == to_len => {
             Some(CallCopy::Bytes { from: at, to, len })

@@ -1,7 +1,7 @@
 //! Which functions an entry reaches, by name and through pointers.
 
 use super::{RUNTIME, Result, fail};
-use crate::ast::*;
+use crate::text::ast::*;
 use std::collections::{HashMap, HashSet};
 
 /// Longest chain of calls by name.

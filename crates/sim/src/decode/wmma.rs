@@ -1,13 +1,47 @@
 //! `wmma.load`, `wmma.mma` and `wmma.store`.
 
 use super::Result;
-use super::operand::Decoder;
-use crate::integer_core::IntInput;
-use crate::isa::Op;
-use crate::mma::{Accumulator, Elements};
-use crate::tensor_core::Input;
-use crate::types::Ty;
-use crate::wmma::{Fragment, WmmaMemory, WmmaProduct};
+use super::decoder::{Claim, Decoder};
+use super::isa::{Addr, Op, Reg, Src};
+use super::operands::operands;
+use crate::text::ast::Space;
+use crate::text::types::Ty;
+use crate::units::integer_core::IntInput;
+use crate::units::mma::{Accumulator, Elements};
+use crate::units::tensor_core::Input;
+use crate::units::wmma::{Fragment, WmmaShape};
+
+operands! {
+    /// `wmma`: loads, products and stores of fragments.
+    pub(crate) enum WmmaOp {
+        Load { memory: Box<WmmaMemory>, dst: Box<[Reg]> },
+        Store { memory: Box<WmmaMemory>, src: Box<[Src]> },
+        Mma(Box<WmmaMma>),
+    }
+}
+
+operands! {
+    /// A load or a store.
+    pub(crate) struct WmmaMemory {
+        pub(crate) fragment: Fragment,
+        pub(crate) addr: Addr,
+        pub(crate) space: Space,
+        /// Elements from one row (or column) to the next; without it, they touch.
+        pub(crate) stride: Option<Src>,
+        pub(crate) by_columns: bool,
+    }
+}
+
+operands! {
+    /// `wmma.mma`, decoded.
+    pub(crate) struct WmmaMma {
+        pub(crate) shape: WmmaShape,
+        pub(crate) d: Box<[Reg]>,
+        pub(crate) a: Box<[Src]>,
+        pub(crate) b: Box<[Src]>,
+        pub(crate) c: Box<[Src]>,
+    }
+}
 
 /// The shapes that exist for elements of A and B.
 fn shapes(ty: Ty) -> &'static [(u32, u32, u32)] {
@@ -39,14 +73,21 @@ fn operand(rows: u32, columns: u32, ty: Ty) -> Fragment {
 }
 
 impl Decoder<'_, '_> {
-    pub(super) fn wmma(&mut self) -> Result<Op> {
+    pub(super) fn wmma(&mut self) -> Claim {
+        match self.inst.opcode[0].as_str() {
+            "wmma" => self.wmma_operation().map(|op| Some(Op::Wmma(op))),
+            _ => Ok(None),
+        }
+    }
+
+    fn wmma_operation(&mut self) -> Result<WmmaOp> {
         match self.inst.opcode.get(1).map(String::as_str) {
             Some("load") => {
                 let (fragment, ty) = self.wmma_fragment()?;
                 let memory = self.wmma_memory(fragment, 1)?;
                 let dst = self.registers(0)?;
                 self.wmma_count(dst.len(), fragment, ty)?;
-                Ok(Op::WmmaLoad(Box::new((memory, dst))))
+                Ok(WmmaOp::Load { memory: Box::new(memory), dst })
             }
             Some("store") => {
                 let (fragment, ty) = self.wmma_fragment()?;
@@ -54,7 +95,7 @@ impl Decoder<'_, '_> {
                 let word = if ty == Ty::F64 { Ty::F64 } else { Ty::B32 };
                 let src = self.sources(1, word)?;
                 self.wmma_count(src.len(), fragment, ty)?;
-                Ok(Op::WmmaStore(Box::new((memory, src))))
+                Ok(WmmaOp::Store { memory: Box::new(memory), src })
             }
             Some("mma") => self.wmma_mma(),
             _ => self.unsupported(),
@@ -93,7 +134,7 @@ impl Decoder<'_, '_> {
         Ok(WmmaMemory { fragment, addr, space, stride, by_columns: self.has("col") })
     }
 
-    fn wmma_mma(&mut self) -> Result<Op> {
+    fn wmma_mma(&mut self) -> Result<WmmaOp> {
         let shape = self.shape()?;
         let (m, n, k) = shape;
         // Products of f16 name the types of D and C only.
@@ -133,6 +174,12 @@ impl Decoder<'_, '_> {
             self.wmma_count(count, *fragment, ty)?;
         }
         let accumulators = [given, taken];
-        Ok(Op::WmmaMma(Box::new(WmmaProduct { k, elements, accumulators, fragments, d, a, b, c })))
+        Ok(WmmaOp::Mma(Box::new(WmmaMma {
+            shape: WmmaShape { k, elements, accumulators, fragments },
+            d,
+            a,
+            b,
+            c,
+        })))
     }
 }

@@ -1,20 +1,55 @@
-//! Branch tables, calls, returns and exits.
+//! Branches, calls, returns and exits; `setmaxnreg` and `griddepcontrol`.
 
-use super::Next;
-use crate::context::Cx;
+use super::aligned::{aligned, converged};
+use super::context::Cx;
+use super::warp::{Group, Wait, Warp};
+use super::{Issue, Next, together};
+use crate::decode::control::{CallCopy, CallTarget, ControlOp};
+use crate::decode::isa::{Op, Src};
 use crate::error::{Fault, FaultKind};
-use crate::isa::{CallCopy, CallTarget, Op, Src};
-use crate::warp::{Group, Warp, lanes};
+use crate::lanes::{LANES, lanes};
 
-pub(super) fn branch_indexed(
-    warp: &mut Warp,
-    g: usize,
-    index: crate::isa::Src,
-    targets: &[u32],
-    mask: u32,
-    active: u32,
-    pc: u32,
-) -> Result<Next, Fault> {
+pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &ControlOp, at: Issue) -> Result<Next, Fault> {
+    let Issue { active, mask, .. } = at;
+    match op {
+        ControlOp::Branch { target } => {
+            Ok(if active == mask { Next::Jump(*target) } else { Next::Split(*target, active) })
+        }
+        ControlOp::BranchIndexed { index, targets } => branch_indexed(warp, *index, targets, at),
+        ControlOp::Call(target) => call(warp, target, at),
+        ControlOp::CallPointer { pointer, targets } => call_pointer(warp, *pointer, targets, at),
+        ControlOp::Return => Ok(leave(warp, cx, at, false)),
+        ControlOp::Exit => Ok(leave(warp, cx, at, true)),
+        ControlOp::Trap => Err(Fault::new(FaultKind::Trap, "the kernel executed `trap`")),
+        ControlOp::Nop => Ok(Next::Step),
+        ControlOp::Yield => {
+            *cx.polls += 1;
+            Ok(Next::Yield)
+        }
+        ControlOp::SetMaxReg { count } => {
+            together!(aligned(warp, cx, at));
+            converged(warp, cx, active);
+            Ok(set_registers(warp, &mut cx.cluster.ctas[warp.env.rank as usize].registers, *count))
+        }
+        ControlOp::GridDependencyWait => {
+            if let Some(h) = &mut cx.cluster.hazards {
+                h.predecessor_done(warp.index);
+                cx.global.waited = true;
+            }
+            Ok(Next::Step)
+        }
+        ControlOp::LaunchDependents => {
+            if let Some(h) = &mut cx.cluster.hazards {
+                cx.global.launched_early |=
+                    !h.knows_predecessor_done(warp.index, active.trailing_zeros() as u8);
+            }
+            Ok(Next::Step)
+        }
+    }
+}
+
+fn branch_indexed(warp: &mut Warp, index: Src, targets: &[u32], at: Issue) -> Result<Next, Fault> {
+    let Issue { pc, mask, active, group: g } = at;
     let stack = warp.groups[g].stack.clone();
     let mut parts: Vec<(u32, u32)> = Vec::new();
     if active != mask {
@@ -35,7 +70,7 @@ pub(super) fn branch_indexed(
     }
     for (i, (target, lanes)) in parts.into_iter().enumerate() {
         if lanes != mask {
-            warp.convergence.part(lanes, pc);
+            warp.convergence.diverge(lanes, pc);
         }
         if i == 0 {
             warp.groups[g].pc = target;
@@ -66,17 +101,11 @@ fn copy_values(warp: &mut Warp, copies: &[CallCopy], active: u32) {
     }
 }
 
-pub(super) fn call(
-    warp: &mut Warp,
-    g: usize,
-    target: &CallTarget,
-    mask: u32,
-    active: u32,
-    pc: u32,
-) -> Result<Next, Fault> {
+fn call(warp: &mut Warp, target: &CallTarget, at: Issue) -> Result<Next, Fault> {
+    let Issue { pc, mask, active, group: g } = at;
     copy_values(warp, &target.args, active);
     if active != mask {
-        warp.convergence.part(active, pc);
+        warp.convergence.diverge(active, pc);
         let stack = warp.groups[g].stack.clone();
         warp.groups.push(Group { pc: pc + 1, mask: mask & !active, wait: None, timed_out: false, stack });
         warp.groups[g].mask = active;
@@ -87,16 +116,14 @@ pub(super) fn call(
     Ok(Next::Done)
 }
 
-/// A call through a pointer: lanes that go to the same function go together, and the others come after them.
-pub(super) fn call_pointer(
+/// A call through a pointer: lanes with the same target run together, the others after them.
+fn call_pointer(
     warp: &mut Warp,
-    g: usize,
     pointer: Src,
     targets: &[(u64, CallTarget)],
-    mask: u32,
-    active: u32,
-    pc: u32,
+    at: Issue,
 ) -> Result<Next, Fault> {
+    let Issue { pc, mask, active, group: g } = at;
     let lane = active.trailing_zeros() as usize;
     let address = warp.value(pointer, lane);
     let Some((_, target)) = targets.iter().find(|target| target.0 == address) else {
@@ -118,24 +145,26 @@ pub(super) fn call_pointer(
     let together = lanes(active).filter(|l| warp.value(pointer, *l) == address).fold(0, |m, l| m | 1 << l);
     if together != active {
         // They come back to this instruction; lanes that are predicated off go with them.
-        warp.convergence.part(together, pc);
+        warp.convergence.diverge(together, pc);
         let stack = warp.groups[g].stack.clone();
         warp.groups.push(Group { pc, mask: mask & !together, wait: None, timed_out: false, stack });
         warp.groups[g].mask = together;
     }
-    call(warp, g, target, if together == active { mask } else { together }, together, pc)
+    let mask = if together == active { mask } else { together };
+    call(warp, target, Issue { mask, active: together, ..at })
 }
 
 /// `ret` and `exit`: back to the caller, or out of the kernel.
-pub(super) fn leave(warp: &mut Warp, g: usize, cx: &mut Cx<'_>, active: u32, pc: u32, exit: bool) -> Next {
+fn leave(warp: &mut Warp, cx: &mut Cx<'_>, at: Issue, exit: bool) -> Next {
+    let Issue { pc, active, group: g, .. } = at;
     let mask = warp.groups[g].mask;
     let back = if exit { None } else { warp.groups[g].stack.last().copied() };
     match back {
         Some(to) => {
             let caller = &cx.kernel.code[to as usize - 1];
             let target = match &caller.op {
-                Op::Call(target) => Some(target),
-                Op::CallPointer { targets, .. } => {
+                Op::Control(ControlOp::Call(target)) => Some(target),
+                Op::Control(ControlOp::CallPointer { targets, .. }) => {
                     targets.iter().map(|target| &target.1).find(|target| target.code.contains(&pc))
                 }
                 _ => None,
@@ -144,12 +173,12 @@ pub(super) fn leave(warp: &mut Warp, g: usize, cx: &mut Cx<'_>, active: u32, pc:
                 copy_values(warp, ret, active);
                 for c in ret {
                     if let CallCopy::Value { to, .. } = c {
-                        warp.written[*to as usize] |= active;
+                        warp.written[to.index()] |= active;
                     }
                 }
             }
             if active != mask {
-                warp.convergence.part(active, pc);
+                warp.convergence.diverge(active, pc);
                 let stack = warp.groups[g].stack.clone();
                 warp.groups.push(Group {
                     pc: pc + 1,
@@ -184,4 +213,16 @@ pub(super) fn leave(warp: &mut Warp, g: usize, cx: &mut Cx<'_>, active: u32, pc:
             Next::Done
         }
     }
+}
+
+/// `setmaxnreg`: a warp releases registers to its CTA, or acquires some, which may have to be released first.
+fn set_registers(warp: &mut Warp, (at_first, free): &mut (u32, u32), count: u32) -> Next {
+    let lanes = LANES as u32;
+    let (had, wants) = (warp.registers.unwrap_or(*at_first) * lanes, count * lanes);
+    if wants > had + *free {
+        return Next::Retry(Wait::Registers(wants - had));
+    }
+    *free = had + *free - wants;
+    warp.registers = Some(count);
+    Next::Step
 }

@@ -1,22 +1,34 @@
 //! `cp.async`: copies of single threads, their groups, and arrivals behind them.
 
-use super::Next;
-use super::copies::shared_at;
-use super::loads::{address, check_alignment};
-use crate::ast::Space;
-use crate::context::Cx;
-use crate::copy::{Kind, LaneCopy};
+use super::context::Cx;
+use super::copy::shared_at;
+use super::memory::{address, check_alignment};
+use super::warp::{Wait, Warp};
+use super::{Issue, Next};
+use crate::decode::cp_async::CpAsyncOp;
 use crate::error::{Fault, FaultKind};
-use crate::hazard::{Event, Hazards, Proxy, Unit, View};
-use crate::isa::{Op, Scope};
-use crate::warp::{LaneGroups, Wait, Warp, lanes};
+use crate::hazard::{Event, Hazards, Proxy, Scope, Unit, View};
+use crate::lanes::lanes;
+use crate::text::ast::Space;
+use crate::units::copy::{Kind, LaneCopy, LaneGroups};
+
+pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &CpAsyncOp, at: Issue) -> Result<Next, Fault> {
+    match op {
+        CpAsyncOp::Copy { .. } => copy(warp, cx, op, at)?,
+        CpAsyncOp::Commit => commit(warp, at.active),
+        CpAsyncOp::Wait { pending } => return wait(warp, cx, *pending, at.active),
+        CpAsyncOp::Arrive { .. } => arrive(warp, cx, op, at)?,
+    }
+    Ok(Next::Step)
+}
 
 /// Issues the copies of these lanes.
-pub(super) fn copy(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<(), Fault> {
-    let Op::CpAsync { dst, src, bytes, src_bytes, ignore } = op else { return Ok(()) };
+fn copy(warp: &mut Warp, cx: &mut Cx<'_>, op: &CpAsyncOp, at: Issue) -> Result<(), Fault> {
+    let Issue { pc, active, .. } = at;
+    let CpAsyncOp::Copy { dst, src, bytes, src_bytes, ignore } = op else { return Ok(()) };
     warp.cp_async.newest += 1;
     let tick = warp.cp_async.newest;
-    // cp.async works in the generic proxy, on its own time.
+    // cp.async works in the generic proxy, asynchronously.
     let event = Event {
         agent: Hazards::agent(warp.index, Unit::CpAsync),
         tick,
@@ -53,7 +65,7 @@ pub(super) fn copy(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u
 }
 
 /// The copies of these lanes that no group has become one.
-pub(super) fn commit(warp: &mut Warp, active: u32) {
+fn commit(warp: &mut Warp, active: u32) {
     let newest = warp.cp_async.newest;
     for (_, part) in warp.cp_async.of(active) {
         let open = std::mem::take(&mut part.open);
@@ -62,12 +74,7 @@ pub(super) fn commit(warp: &mut Warp, active: u32) {
 }
 
 /// Waits for groups, or (`None`) for all copies.
-pub(super) fn wait(
-    warp: &mut Warp,
-    cx: &mut Cx<'_>,
-    pending: Option<u32>,
-    active: u32,
-) -> Result<Next, Fault> {
+fn wait(warp: &mut Warp, cx: &mut Cx<'_>, pending: Option<u32>, active: u32) -> Result<Next, Fault> {
     // `wait_all` also waits for copies that no group has.
     let old = |part: &LaneGroups| part.groups.len().saturating_sub(pending.unwrap_or(0) as usize);
     let newest = warp.cp_async.newest;
@@ -97,8 +104,9 @@ pub(super) fn wait(
 }
 
 /// `cp.async.mbarrier.arrive`: an arrival once the copies so far are complete, each lane's for its own.
-pub(super) fn arrive(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32, active: u32) -> Result<(), Fault> {
-    let Op::CpAsyncMbar { addr, space, noinc } = op else { return Ok(()) };
+fn arrive(warp: &mut Warp, cx: &mut Cx<'_>, op: &CpAsyncOp, at: Issue) -> Result<(), Fault> {
+    let Issue { pc, active, .. } = at;
+    let CpAsyncOp::Arrive { addr, space, noinc } = op else { return Ok(()) };
     let tick = warp.cp_async.newest;
     let mut released = View::default();
     if let Some(h) = &mut cx.cluster.hazards {

@@ -1,11 +1,15 @@
-//! `ldmatrix`, `stmatrix`, `movmatrix`, `mma.sync` and `wmma`.
+//! Matrix instructions of a warp: `ldmatrix`, `stmatrix`, `movmatrix`, `mma.sync`.
 
-use super::Next;
-use super::loads::{address, check_alignment};
-use crate::context::{Access, Cx};
+use super::access::Access;
+use super::aligned::{aligned, converged};
+use super::context::Cx;
+use super::memory::{address, check_alignment};
+use super::warp::Warp;
+use super::{Issue, Next, together};
+use crate::decode::matrix::{MatrixForm, MatrixOp};
 use crate::error::Fault;
-use crate::isa::{MatrixForm, Op};
-use crate::warp::{LANES, Warp};
+use crate::lanes::LANES;
+use crate::units::mma::{Fragments, mma};
 
 /// A row of a matrix in shared memory.
 type Row = [u8; 16];
@@ -55,10 +59,12 @@ fn unpack(row: Row, bits: u32) -> Row {
     std::array::from_fn(|i| (packed >> (i as u32 * bits)) as u8 & ((1 << bits) - 1))
 }
 
-pub(super) fn matrix(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32) -> Result<Next, Fault> {
+pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &MatrixOp, at: Issue) -> Result<Next, Fault> {
+    together!(aligned(warp, cx, at));
+    converged(warp, cx, at.active);
     match op {
-        Op::LdMatrix { addr, space, dst, form, packed } => {
-            let mut access = Access::new(warp.index, pc, None);
+        MatrixOp::LdMatrix { addr, space, dst, form, packed } => {
+            let mut access = Access::new(warp.index, at.pc, None);
             // What is behind packed elements is padding.
             let bytes = packed.map_or(16, |bits| 2 * bits as usize);
             for (i, registers) in dst.chunks(form.registers()).enumerate() {
@@ -75,9 +81,11 @@ pub(super) fn matrix(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32) -> Resu
                     (0..LANES).for_each(|lane| warp.set(r, lane, form.word(&rows, lane, j)));
                 }
             }
+            // All lanes take part in the load: none of them can overwrite a row too early.
+            converged(warp, cx, at.active);
         }
-        Op::StMatrix { addr, space, src, form } => {
-            let mut access = Access::new(warp.index, pc, None);
+        MatrixOp::StMatrix { addr, space, src, form } => {
+            let mut access = Access::new(warp.index, at.pc, None);
             for (i, s) in src.iter().enumerate() {
                 let rows = form.matrix(|lane| warp.value(*s, lane));
                 for (row, bytes) in rows.iter().enumerate() {
@@ -89,15 +97,16 @@ pub(super) fn matrix(warp: &mut Warp, cx: &mut Cx<'_>, op: &Op, pc: u32) -> Resu
                 }
             }
         }
-        Op::MovMatrix { dst, src } => {
+        MatrixOp::MovMatrix { dst, src } => {
             let rows = MatrixForm::Rows.matrix(|lane| warp.value(*src, lane));
             (0..LANES).for_each(|lane| warp.set(*dst, lane, MatrixForm::HalfColumns.word(&rows, lane, 0)));
         }
-        Op::WmmaLoad(load) => cx.wmma_load(warp, &load.0, &load.1, pc)?,
-        Op::WmmaStore(store) => cx.wmma_store(warp, &store.0, &store.1, pc)?,
-        Op::WmmaMma(m) => cx.wmma_mma(warp, m),
-        Op::Mma(m) => cx.report.macs += crate::mma::mma(warp, m, &mut cx.cluster.scratch),
-        _ => {}
+        MatrixOp::Mma(m) => {
+            let fragments = Fragments { a: &warp.rows(&m.a), b: &warp.rows(&m.b), c: &warp.rows(&m.c) };
+            let d = mma(m.shape, fragments, &mut cx.cluster.scratch);
+            warp.set_rows(&m.d, d);
+            cx.report.macs += m.shape.macs();
+        }
     }
     Ok(Next::Step)
 }

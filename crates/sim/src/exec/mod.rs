@@ -1,24 +1,36 @@
-//! Executing one warp: picking the group of lanes to run, and one instruction of it at a time.
+//! Execution of one warp: the group of lanes that runs next, one instruction at a time.
 
-mod atomics;
-mod barriers;
+mod access;
+mod aligned;
+mod atomic;
+mod barrier;
+pub(crate) mod cluster;
+mod collective;
+pub(crate) mod context;
 mod control;
-mod copies;
+mod convergence;
+mod copy;
 mod cp_async;
-mod lanes;
-mod loads;
+pub(crate) mod exit;
+mod explain;
+mod fence;
+mod in_flight;
 mod matrix;
-mod mbarriers;
-mod whole_warp;
+mod mbarrier;
+mod memory;
+mod scalar;
+pub(crate) mod tensormap;
+pub(crate) mod warp;
+mod wgmma;
+mod wmma;
 
-use crate::context::Cx;
+use crate::decode::isa::{Op, Reg};
 use crate::error::{Fault, FaultKind};
-use crate::isa::{Fence, Op};
-use crate::warp::{Group, LANES, Wait, Warp, lanes};
+use crate::lanes::lanes;
+use context::Cx;
+use warp::{Group, Wait, Warp};
 
-use whole_warp::{aligned, converge, in_step};
-
-/// Lets the group wait where lanes are missing.
+/// Makes the group wait for lanes that have not arrived.
 macro_rules! together {
     ($e:expr) => {
         if let Some(next) = $e? {
@@ -28,10 +40,10 @@ macro_rules! together {
 }
 use together;
 
-/// What happened to a warp in its turn.
+/// State of a warp after it has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// It used up its turn, or gave it away while polling.
+pub(crate) enum WarpStatus {
+    /// It has run its instructions, or yields while it polls.
     Ran,
     /// Every group waits.
     Blocked,
@@ -39,9 +51,9 @@ pub(crate) enum Turn {
     Exited,
 }
 
-/// What an instruction asks of the group that ran it.
+/// What the group does after an instruction.
 pub(crate) enum Next {
-    /// Go on with the next instruction.
+    /// Go on to the next instruction.
     Step,
     /// All lanes go there.
     Jump(u32),
@@ -53,27 +65,38 @@ pub(crate) enum Next {
     Advance(Wait),
     /// Go on, and let another warp run.
     Yield,
-    /// The group was changed by hand.
+    /// The instruction has changed the groups itself.
     Done,
 }
 
+/// An instruction at its issue: where it stands, and the lanes that run it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Issue {
+    pub(crate) pc: u32,
+    /// Lanes of the group, and those of them that the guard lets run.
+    pub(crate) mask: u32,
+    pub(crate) active: u32,
+    /// Index of the group in its warp.
+    pub(crate) group: usize,
+}
+
 /// Runs a warp for at most `quantum` instructions.
-pub(crate) fn run(warp: &mut Warp, cx: &mut Cx<'_>, quantum: u32) -> Result<Turn, Fault> {
+pub(crate) fn run(warp: &mut Warp, cx: &mut Cx<'_>, quantum: u32) -> Result<WarpStatus, Fault> {
     for _ in 0..quantum {
         if warp.groups.is_empty() {
-            return Ok(Turn::Exited);
+            return Ok(WarpStatus::Exited);
         }
-        let Some(g) = pick(warp, cx)? else { return Ok(Turn::Blocked) };
+        let Some(g) = pick(warp, cx)? else { return Ok(WarpStatus::Blocked) };
         let pc = warp.groups[g].pc;
         let yielded = step(warp, g, cx).map_err(|f| {
             let f = cx.locate(f, warp.index, pc);
             annotate(f, cx)
         })?;
         if yielded {
-            return Ok(Turn::Ran);
+            return Ok(WarpStatus::Ran);
         }
     }
-    Ok(if warp.groups.is_empty() { Turn::Exited } else { Turn::Ran })
+    Ok(if warp.groups.is_empty() { WarpStatus::Exited } else { WarpStatus::Ran })
 }
 
 /// Adds the state of barriers to faults that are about them.
@@ -89,16 +112,16 @@ fn annotate(mut fault: Fault, cx: &Cx<'_>) -> Fault {
 /// The group that is furthest behind among those that can run.
 fn pick(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<Option<usize>, Fault> {
     if warp.groups.len() == 1 && warp.groups[0].wait.is_none() {
-        warp.apart = 0;
+        warp.diverged_for = 0;
         return Ok(Some(0));
     }
     if warp.groups.len() > 1 {
         warp.merge();
     }
-    // Lanes that stay apart for long may be polling for one another: each group gets its share.
-    warp.apart += 1;
-    let turn_around = warp.apart > 4096 && warp.apart >> 8 & 1 == 1;
-    let before = |a: u32, b: u32| if turn_around { a > b } else { a < b };
+    // Lanes that stay diverged for long may be polling for one another: every group gets to run.
+    warp.diverged_for += 1;
+    let reverse = warp.diverged_for > 4096 && warp.diverged_for >> 8 & 1 == 1;
+    let before = |a: u32, b: u32| if reverse { a > b } else { a < b };
     let mut best: Option<usize> = None;
     for i in 0..warp.groups.len() {
         let Some(wait) = &warp.groups[i].wait else {
@@ -142,7 +165,7 @@ fn step(warp: &mut Warp, g: usize, cx: &mut Cx<'_>) -> Result<bool, Fault> {
     let inst = &kernel.code[pc as usize];
     let mut active = mask;
     if let Some((r, negate)) = inst.guard {
-        if cx.options.hazards && warp.written[r as usize] & mask != mask {
+        if cx.options.hazards && warp.written[r.index()] & mask != mask {
             return Err(uninitialized(warp, cx, r, mask));
         }
         let mut set = 0;
@@ -167,7 +190,7 @@ fn step(warp: &mut Warp, g: usize, cx: &mut Cx<'_>) -> Result<bool, Fault> {
     if let Some(h) = &mut cx.cluster.hazards {
         h.select(active, warp.exited);
     }
-    let next = execute(warp, g, cx, pc, mask, active)?;
+    let next = execute(warp, cx, Issue { pc, mask, active, group: g })?;
     let group = &mut warp.groups.get_mut(g);
     match next {
         Next::Step => {
@@ -188,7 +211,7 @@ fn step(warp: &mut Warp, g: usize, cx: &mut Cx<'_>) -> Result<bool, Fault> {
         }
         Next::Split(target, taken) => {
             let rest = mask & !taken;
-            warp.convergence.part(taken, pc);
+            warp.convergence.diverge(taken, pc);
             let group = &mut warp.groups[g];
             group.mask = taken;
             group.pc = target;
@@ -204,9 +227,9 @@ fn step(warp: &mut Warp, g: usize, cx: &mut Cx<'_>) -> Result<bool, Fault> {
     Ok(false)
 }
 
-fn uninitialized(warp: &Warp, cx: &Cx<'_>, r: u32, lanes_of: u32) -> Fault {
-    let lane = (lanes_of & !warp.written[r as usize]).trailing_zeros();
-    let name = &cx.kernel.registers[r as usize];
+fn uninitialized(warp: &Warp, cx: &Cx<'_>, r: Reg, lanes_of: u32) -> Fault {
+    let lane = (lanes_of & !warp.written[r.index()]).trailing_zeros();
+    let name = &cx.kernel.registers[r.index()];
     match warp.undefined.get(&r) {
         Some(pc) => {
             let mut fault = Fault::new(
@@ -230,326 +253,52 @@ fn check_registers(warp: &mut Warp, cx: &mut Cx<'_>, pc: u32, active: u32) -> Re
     let uses = &cx.kernel.code[pc as usize].uses;
     let in_flight = warp.wgmma.issued > 0;
     for &r in &uses.reads {
-        if warp.written[r as usize] & active != active && !uses.copies {
+        if warp.written[r.index()] & active != active && !uses.copies {
             return Err(uninitialized(warp, cx, r, active));
         }
         if in_flight {
-            let (group, writes) = warp.wgmma.busy[r as usize];
+            let (group, writes) = warp.wgmma.busy[r.index()];
             if writes && group > warp.wgmma.waited {
                 return Err(cx.busy_register(warp, r, "read"));
             }
         }
-        warp.wgmma.touched[r as usize] = (warp.wgmma.fences + 1, pc);
+        warp.wgmma.touched[r.index()] = (warp.wgmma.fences + 1, pc);
     }
     for &r in &uses.writes {
-        if in_flight && warp.wgmma.busy[r as usize].0 > warp.wgmma.waited {
+        if in_flight && warp.wgmma.busy[r.index()].0 > warp.wgmma.waited {
             return Err(cx.busy_register(warp, r, "written"));
         }
         match uses.reads.first() {
             Some(&from) if uses.copies => {
-                let defined = warp.written[from as usize] & active;
-                warp.written[r as usize] = warp.written[r as usize] & !active | defined;
+                let defined = warp.written[from.index()] & active;
+                warp.written[r.index()] = warp.written[r.index()] & !active | defined;
             }
-            _ => warp.written[r as usize] |= active,
+            _ => warp.written[r.index()] |= active,
         }
-        warp.wgmma.touched[r as usize] = (warp.wgmma.fences + 1, pc);
+        warp.wgmma.touched[r.index()] = (warp.wgmma.fences + 1, pc);
     }
     Ok(())
 }
 
-fn execute(
-    warp: &mut Warp,
-    g: usize,
-    cx: &mut Cx<'_>,
-    pc: u32,
-    mask: u32,
-    active: u32,
-) -> Result<Next, Fault> {
-    let inst = &cx.kernel.code[pc as usize];
-    match &inst.op {
-        Op::Alu { f, dst, a, b, c } if active == u32::MAX => {
-            let (a, b, c) = (warp.all(*a), warp.all(*b), warp.all(*c));
-            let out = warp.row_mut(*dst);
-            for (l, v) in out.iter_mut().enumerate() {
-                *v = f(a[l], b[l], c[l]);
-            }
+fn execute(warp: &mut Warp, cx: &mut Cx<'_>, at: Issue) -> Result<Next, Fault> {
+    let kernel = cx.kernel;
+    match &kernel.code[at.pc as usize].op {
+        Op::Scalar(op) => {
+            scalar::execute(warp, op, at.active);
             Ok(Next::Step)
         }
-        Op::Alu { f, dst, a, b, c } => {
-            for l in lanes(active) {
-                let v = f(warp.value(*a, l), warp.value(*b, l), warp.value(*c, l));
-                warp.set(*dst, l, v);
-            }
-            Ok(Next::Step)
-        }
-        Op::Alu4 { f, dst, src } => {
-            for l in lanes(active) {
-                let [a, b, c, d] = src.map(|s| warp.value(s, l));
-                warp.set(*dst, l, f(a, b, c, d));
-            }
-            Ok(Next::Step)
-        }
-        Op::Cvt { cvt, dst, a, b } => {
-            for l in lanes(active) {
-                let v = cvt.apply(warp.value(*a, l), warp.value(*b, l));
-                warp.set(*dst, l, v);
-            }
-            Ok(Next::Step)
-        }
-        Op::CvtWith { cvt, dst, src } => {
-            for l in lanes(active) {
-                let v = cvt.apply_with(src.map(|s| warp.value(s, l)));
-                warp.set(*dst, l, v);
-            }
-            Ok(Next::Step)
-        }
-        Op::Carry { f, dst, a, b, c, writes } => {
-            for l in lanes(active) {
-                let carry = warp.carry >> l & 1 == 1;
-                let (v, out) = f(warp.value(*a, l), warp.value(*b, l), warp.value(*c, l), carry);
-                warp.set(*dst, l, v);
-                if *writes {
-                    warp.carry = warp.carry & !(1 << l) | u32::from(out) << l;
-                }
-            }
-            Ok(Next::Step)
-        }
-        Op::Setp { cmp, a, b, combine, p, q, packed } => {
-            for l in lanes(active) {
-                let (a, b) = (warp.value(*a, l), warp.value(*b, l));
-                let r = cmp(a, b);
-                let other = if *packed { cmp(a >> 16, b >> 16) } else { !r };
-                let with = |r: bool| combine.map_or(r, |(how, c)| how.apply(r, warp.value(c, l) & 1 == 1));
-                let (x, y) = (with(r), with(other));
-                if let Some(p) = p {
-                    warp.set(*p, l, u64::from(x));
-                }
-                if let Some(q) = q {
-                    warp.set(*q, l, u64::from(y));
-                }
-            }
-            Ok(Next::Step)
-        }
-        Op::Pack { dst, parts, bits } => {
-            for l in lanes(active) {
-                let low = crate::types::low_mask(*bits);
-                let v = parts.iter().rev().fold(0u64, |v, p| v << bits | warp.value(*p, l) & low);
-                warp.set(*dst, l, v);
-            }
-            Ok(Next::Step)
-        }
-        Op::Unpack { parts, src, bits } => {
-            for l in lanes(active) {
-                let v = warp.value(*src, l);
-                for (i, p) in parts.iter().enumerate() {
-                    if let Some(p) = p {
-                        warp.set(*p, l, v >> (i as u32 * bits) & crate::types::low_mask(*bits));
-                    }
-                }
-            }
-            Ok(Next::Step)
-        }
-        Op::Branch { target } => {
-            Ok(if active == mask { Next::Jump(*target) } else { Next::Split(*target, active) })
-        }
-        Op::BranchIndexed { index, targets } => {
-            control::branch_indexed(warp, g, *index, targets, mask, active, pc)
-        }
-        Op::Call(target) => control::call(warp, g, target, mask, active, pc),
-        Op::CallPointer { pointer, targets } => {
-            control::call_pointer(warp, g, *pointer, targets, mask, active, pc)
-        }
-        Op::Return => Ok(control::leave(warp, g, cx, active, pc, false)),
-        Op::Exit => Ok(control::leave(warp, g, cx, active, pc, true)),
-        Op::Trap => Err(Fault::new(FaultKind::Trap, "the kernel executed `trap`")),
-        Op::Nop => Ok(Next::Step),
-        Op::GridDependencyWait => {
-            if let Some(h) = &mut cx.cluster.hazards {
-                h.predecessor_done(warp.index);
-                cx.global.waited = true;
-            }
-            Ok(Next::Step)
-        }
-        Op::LaunchDependents => {
-            if let Some(h) = &mut cx.cluster.hazards {
-                cx.global.hurried |= !h.knows_predecessor_done(warp.index, active.trailing_zeros() as u8);
-            }
-            Ok(Next::Step)
-        }
-        Op::SetMaxReg { count } => {
-            together!(aligned(warp, cx, pc, mask, active));
-            in_step(warp, cx, active);
-            Ok(set_registers(warp, &mut cx.cluster.ctas[warp.env.rank as usize].registers, *count))
-        }
-        Op::Yield => {
-            *cx.polls += 1;
-            Ok(Next::Yield)
-        }
-        Op::Fence(fence) => {
-            if let Fence::TensorMapRelease(_) = fence {
-                let me = cx.identity(warp.index);
-                cx.maps.values_mut().filter(|m| m.writer == me).for_each(|m| m.released = true);
-            }
-            if let Some(h) = &mut cx.cluster.hazards {
-                match fence {
-                    Fence::Thread { acquire, release, scope } => {
-                        h.fence_thread(warp.index, *acquire, *release, *scope);
-                    }
-                    Fence::ProxyAsync { shared, global } => h.fence_proxy(warp.index, *shared, *global),
-                    Fence::MbarrierInit => h.fence_mbarrier_init(warp.index),
-                    Fence::TensorMapRelease(scope) => h.fence_thread(warp.index, false, true, *scope),
-                    Fence::Nothing => {}
-                }
-                if matches!(fence, Fence::ProxyAsync { shared: true, .. } | Fence::MbarrierInit) {
-                    for m in cx.cluster.ctas.iter_mut().flat_map(|c| c.mbars.values_mut()) {
-                        m.fenced |= m.init_warp == warp.index;
-                    }
-                }
-            }
-            Ok(Next::Step)
-        }
-        op => other(warp, g, cx, op, pc, mask, active),
+        Op::Control(op) => control::execute(warp, cx, op, at),
+        Op::Memory(op) => memory::execute(warp, cx, op, at),
+        Op::Atomic(op) => atomic::execute(warp, cx, op, at),
+        Op::Collective(op) => collective::execute(warp, cx, op, at),
+        Op::Barrier(op) => barrier::execute(warp, cx, op, at),
+        Op::Mbarrier(op) => mbarrier::execute(warp, cx, op, at),
+        Op::Fence(op) => fence::execute(warp, cx, op, at),
+        Op::CpAsync(op) => cp_async::execute(warp, cx, op, at),
+        Op::Copy(op) => copy::execute(warp, cx, op, at),
+        Op::TensorMap(op) => tensormap::execute(warp, cx, op, at),
+        Op::Wgmma(op) => wgmma::execute(warp, cx, op, at),
+        Op::Matrix(op) => matrix::execute(warp, cx, op, at),
+        Op::Wmma(op) => wmma::execute(warp, cx, op, at),
     }
-}
-
-/// Functions of registers that are rare enough to stand aside of the others.
-fn rare(warp: &mut Warp, op: &Op, active: u32) {
-    match op {
-        Op::Set { cmp, dst, a, b, one, combine, packed } => {
-            for l in lanes(active) {
-                let (a, b) = (warp.value(*a, l), warp.value(*b, l));
-                let with = |r: bool| combine.map_or(r, |(how, c)| how.apply(r, warp.value(c, l) & 1 == 1));
-                let half = |shift: u32| if with(cmp(a >> shift, b >> shift)) { *one } else { 0 };
-                let v = if *packed { half(0) | half(16) << 16 } else { half(0) };
-                warp.set(*dst, l, v);
-            }
-        }
-        Op::Lop3(x) => {
-            for l in lanes(active) {
-                let [a, b, c, table] = x.src.map(|s| warp.value(s, l));
-                let v = crate::alu::lop3(a, b, c, table);
-                let set = x.combine.0.apply(v != 0, warp.value(x.combine.1, l) & 1 == 1);
-                if let Some(d) = x.dst {
-                    warp.set(d, l, v);
-                }
-                if let Some(p) = x.p {
-                    warp.set(p, l, u64::from(set));
-                }
-            }
-        }
-        Op::Move { pairs } => {
-            for l in lanes(active) {
-                let values: Vec<u64> = pairs.iter().map(|(_, s)| warp.value(*s, l)).collect();
-                pairs.iter().zip(values).for_each(|((d, _), v)| warp.set(*d, l, v));
-            }
-        }
-        _ => {}
-    }
-}
-
-/// Everything that reaches beyond the registers, and what is rare.
-fn other(
-    warp: &mut Warp,
-    g: usize,
-    cx: &mut Cx<'_>,
-    op: &Op,
-    pc: u32,
-    mask: u32,
-    active: u32,
-) -> Result<Next, Fault> {
-    match op {
-        Op::Load { .. } | Op::Store { .. } => loads::access(warp, cx, op, pc, active),
-        Op::Set { .. } | Op::Lop3(_) | Op::Move { .. } => {
-            rare(warp, op, active);
-            Ok(Next::Step)
-        }
-        Op::Atom { .. } => atomics::atom(warp, cx, op, pc, active),
-        Op::AtomWide { .. } => atomics::wide(warp, cx, op, pc, active),
-        Op::AtomVector { .. } => atomics::vector(warp, cx, op, pc, active),
-        Op::StoreZeros { .. } | Op::Discard { .. } => loads::clear(warp, cx, op, pc, active),
-        Op::CvtaTo { .. }
-        | Op::CvtaFrom { .. }
-        | Op::Mapa { .. }
-        | Op::GetCtaRank { .. }
-        | Op::IsSpace { .. } => loads::convert(warp, cx, op, active),
-        Op::Shfl { .. }
-        | Op::Vote { .. }
-        | Op::Match { .. }
-        | Op::Redux { .. }
-        | Op::Elect { .. }
-        | Op::ActiveMask { .. }
-        | Op::WarpSync { .. } => {
-            let next = lanes::exchange(warp, op, mask, active)?;
-            if matches!(next, Next::Step) {
-                match op {
-                    Op::ActiveMask { .. } => {}
-                    Op::WarpSync { .. } => in_step(warp, cx, active),
-                    // They are together, but what one did in memory is not behind the others.
-                    _ => warp.convergence.join(active | warp.exited),
-                }
-            }
-            Ok(next)
-        }
-        Op::Bar { .. } | Op::BarReduce { .. } | Op::ClusterArrive { .. } | Op::ClusterWait { .. } => {
-            barriers::barrier(warp, cx, op, pc, mask, active)
-        }
-        Op::MbarInit { .. }
-        | Op::MbarInval { .. }
-        | Op::MbarArrive(_)
-        | Op::MbarTx { .. }
-        | Op::MbarPending { .. } => mbarriers::mbarrier(warp, cx, op, pc, active),
-        Op::MbarWait { .. } => mbarriers::mbarrier_wait(warp, g, cx, op, pc, active),
-        Op::CpAsync { .. }
-        | Op::CpAsyncCommit
-        | Op::CpAsyncWait { .. }
-        | Op::CpAsyncMbar { .. }
-        | Op::Bulk(_)
-        | Op::Tensor(_)
-        | Op::BulkCommit
-        | Op::BulkWait { .. }
-        | Op::BulkPrefetch { .. }
-        | Op::TensorPrefetch { .. }
-        | Op::StAsync { .. }
-        | Op::TensorMapAcquire { .. }
-        | Op::TensorMapReplace { .. } => copies::copy(warp, cx, op, pc, active),
-        Op::TensorMapCopyRelease { .. } => {
-            together!(aligned(warp, cx, pc, mask, active));
-            in_step(warp, cx, active);
-            copies::copy(warp, cx, op, pc, active)
-        }
-        Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait { .. } => {
-            together!(aligned(warp, cx, pc, mask, active));
-            in_step(warp, cx, active);
-            cx.wgmma(warp, op, pc)
-        }
-        Op::Mma(_)
-        | Op::LdMatrix { .. }
-        | Op::StMatrix { .. }
-        | Op::MovMatrix { .. }
-        | Op::WmmaLoad(_)
-        | Op::WmmaStore(_)
-        | Op::WmmaMma(_) => {
-            together!(aligned(warp, cx, pc, mask, active));
-            in_step(warp, cx, active);
-            let next = matrix::matrix(warp, cx, op, pc)?;
-            // All lanes take part in the loads: none of them can overwrite a row too early.
-            if let Op::LdMatrix { .. } | Op::WmmaLoad(_) = op {
-                in_step(warp, cx, active);
-            }
-            Ok(next)
-        }
-        _ => Err(Fault::new(FaultKind::BadOperand, "the instruction has no executor")),
-    }
-}
-
-/// `setmaxnreg`: a warp gives registers back to its CTA, or takes some, which may have to be given back first.
-fn set_registers(warp: &mut Warp, (at_first, free): &mut (u32, u32), count: u32) -> Next {
-    let lanes = LANES as u32;
-    let (had, wants) = (warp.registers.unwrap_or(*at_first) * lanes, count * lanes);
-    if wants > had + *free {
-        return Next::Retry(Wait::Registers(wants - had));
-    }
-    *free = had + *free - wants;
-    warp.registers = Some(count);
-    Next::Step
 }

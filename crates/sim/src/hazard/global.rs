@@ -2,16 +2,16 @@
 //!
 //! Within a cluster the order of two accesses is that of its clocks, as for shared memory. Between clusters only
 //! global memory itself can order them: a strong store or an atomic releases a view to its location, and whoever
-//! reads that location acquires it. A word remembers its last write and its last two readers.
+//! reads that location acquires it. A word records its last write and its last two readers.
 //!
 //! Where a strict reading of the memory model would condemn what everybody writes, it is let pass: a write of the
 //! bytes that are there already, a plain read of what others change by atomics, and a barrier of the block between
 //! a fence and the relaxed atomic that it should stand next to (see `named_barrier`).
 
+use super::Scope;
 use super::shadow::MANY;
 use super::view::{Ticks, View, get};
 use super::{Class, Event, Footprint, Hazards, Missing, Proxy, Released, Seat, Unit};
-use crate::isa::Scope;
 use std::collections::{BTreeMap, HashMap};
 
 /// An access to global memory.
@@ -73,7 +73,7 @@ pub(crate) struct GlobalShadow {
     /// Whether a thread has waited for the kernel before, and whether one has let the next start without knowing
     /// that it has ended.
     pub(crate) waited: bool,
-    pub(crate) hurried: bool,
+    pub(crate) launched_early: bool,
 }
 
 impl GlobalShadow {
@@ -86,7 +86,7 @@ impl GlobalShadow {
     /// start before they have ended.
     pub(crate) fn footprint(&self, kernel: &str, before: Option<&Footprint>) -> Footprint {
         let mut footprint = Footprint::new(kernel);
-        if let Some(before) = before.filter(|_| !self.waited || self.hurried) {
+        if let Some(before) = before.filter(|_| !self.waited || self.launched_early) {
             footprint.join(before);
         }
         for (page, words) in &self.pages {

@@ -1,9 +1,9 @@
-//! Who is ordered after whom: lanes that part and come together, releases, acquires and fences.
+//! Happens-before: lanes that diverge and converge, releases, acquires and fences.
 
+use super::Scope;
 use super::view::{View, get, join};
 use super::{ByScope, Class, Clock, Hazards, Released, Unit};
-use crate::isa::Scope;
-use crate::warp::{LANES, lanes};
+use crate::lanes::{LANES, lanes};
 
 impl Hazards {
     /// What follows is done by these lanes of a warp; `exited` lanes hold nobody back.

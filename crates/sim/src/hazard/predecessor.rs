@@ -24,7 +24,7 @@ struct Touched {
 
 /// An access that may meet one of the kernel before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Early {
+pub(crate) struct Overlap {
     pub(crate) address: u64,
     /// Whether the kernel before writes there.
     pub(crate) other_writes: bool,
@@ -65,13 +65,13 @@ impl Footprint {
     }
 
     /// The first word of a range that the kernels write, or read where the access `writes`.
-    pub(crate) fn meets(&self, (start, bytes): (u64, u64), writes: bool) -> Option<Early> {
+    pub(crate) fn meets(&self, (start, bytes): (u64, u64), writes: bool) -> Option<Overlap> {
         (start / 4..(start + bytes).div_ceil(4)).find_map(|word| {
             let page = self.pages.get(&(word / PAGE))?;
             let (i, bit) = ((word % PAGE / 64) as usize, word % 64);
             let other_writes = page.written[i] >> bit & 1 == 1;
             let meets = other_writes || writes && page.read[i] >> bit & 1 == 1;
-            meets.then_some(Early { address: word * 4, other_writes })
+            meets.then_some(Overlap { address: word * 4, other_writes })
         })
     }
 }

@@ -1,7 +1,15 @@
 //! Scopes: a release and an acquire synchronize if the scope of each includes the thread of the other.
 
 use super::view::View;
-use crate::isa::Scope;
+
+/// How far a strong operation reaches, from the narrowest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Scope {
+    Cta,
+    Cluster,
+    /// The GPU, and what is beyond it.
+    Gpu,
+}
 
 /// The place of a thread, as far as scopes tell threads apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! The shadow of shared memory: who touched each word last, and whether the next access is ordered after it.
 
+use super::Scope;
 use super::view::get;
 use super::{Event, Hazards, Proxy, Unit};
-use crate::isa::Scope;
 
 /// What the shadow memory adds to an event: the lane that stands for it, and when its lanes were in step.
 #[derive(Clone, Copy, Debug)]

@@ -109,7 +109,7 @@ fn a_bulk_copy_and_stores_to_a_peer() {
 
 /// What comes in its own time, under every schedule: a kernel that relies on an early arrival is found by a late one.
 #[test]
-fn arrivals_behind_copies_come_in_their_own_time() {
+fn arrivals_after_copies_are_asynchronous() {
     let late = Options { policy: Policy::Lazy, ..Options::default() };
     let early = |looks: &str, arrive: &str| {
         barrier(1)
@@ -147,7 +147,7 @@ fn arrivals_behind_copies_come_in_their_own_time() {
 }
 
 #[test]
-fn stores_to_a_peer_come_in_their_own_time() {
+fn stores_to_a_peer_are_asynchronous() {
     let body = |store: &str, wait: &str| {
         format!(
             "mov.u32 r0, %cluster_ctarank; setp.eq.u32 p1, r0, 0; mov.u32 r5, 1; mov.u32 r6, 7; add.u32 r20, s, 2048;

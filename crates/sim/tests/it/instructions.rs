@@ -169,7 +169,7 @@ fn lanes_talk_to_each_other() {
 }
 
 #[test]
-fn lanes_diverge_and_meet_again() {
+fn lanes_diverge_and_reconverge() {
     // A loop of a different length in every lane, then an exchange of the whole warp.
     let body = "mov.u32 r0, 0; mov.u32 r1, 0;
         L: setp.gt.u32 p0, r0, t; @p0 bra E; add.u32 r1, r1, r0; add.u32 r0, r0, 1; bra L;

@@ -1,14 +1,12 @@
-//! D in e4m3, with a scale for 128 columns of each row: what the next product reads.
+//! Quantized output: D in e4m3 with 1x128 scales, as the next GEMM reads it.
 //!
-//! The rule is that of the casts: of the largest magnitude of a row's 128 columns, and no less than 1e-4, the 448th part
-//! is the scale, or the next power of two; an element becomes the code nearest to `x * (1 / scale)`. So a warpgroup must
-//! have 128 columns. One that computes fewer at a time keeps what it has in its staging area, each thread its own, and
-//! finishes all of them with the last.
+//! The rule is that of the casts: the largest magnitude of a row's 128 columns, and no less than 1e-4, divided by 448 is the scale, or
+//! the next power of two; an element becomes the code nearest to `x * (1 / scale)`. So a warpgroup must have 128 columns. One that
+//! computes fewer at a time keeps what it has in its staging area, each thread its own, and quantizes all of them with the last pass.
 
 use super::fusion::{EpilogueFlags, EpilogueParams, SCALED_COLUMNS};
 use super::{OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_BYTES, WARP_ROWS, chunk_offset};
 use crate::common::pipeline::Pipeline;
-use crate::gemm::sm90::warpgroups::M_SUBTILE_STRIDE;
 use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Fp8, Global, Kernel, Shared, U32, Var};
@@ -26,7 +24,7 @@ pub(crate) struct QuantizedOutput<'k, 'p> {
     pub output: &'p OutputParams<'k>,
     /// The warpgroup's staging area, aligned to 1024.
     pub staging: Shared<'k>,
-    /// The staging areas of the warpgroups, as if each were a stage of a ring: `full` when it holds a tile's output.
+    /// The staging areas of the warpgroups, each a stage of a ring: `full` when it holds a tile's output.
     pub ring: Pipeline<'k>,
     pub warpgroup: U32<'k>,
     /// Which of the warpgroup's four warps.
@@ -47,9 +45,9 @@ impl<'k> QuantizedOutput<'k, '_> {
         self.staging.at(thread * 4).at(pass * (values * WARPGROUP * 4))
     }
 
-    /// What the warp has computed of each 64 rows in a pass, if there are several: keeps it, or has it stored with all else
-    /// in the panels that it is asked for with the last. Of those that rows of another group follow in from `end` on, the lanes
-    /// store what lies before. `parity` is the warpgroup's place among its outputs, which begins as a writer's.
+    /// Keeps what the warp has computed of each 64 rows in a pass, or with the last pass stages all of it in `panels`, for TMA. Of panels
+    /// that rows of another group follow in from `end` on, the lanes store what lies before. `parity` is that of the warpgroup's
+    /// staging area, which begins as a producer's.
     pub fn write(
         &self,
         m_subtiles: &[&[Var<'k, f32>]],
@@ -73,7 +71,7 @@ impl<'k> QuantizedOutput<'k, '_> {
             match end {
                 None => commit(),
                 Some(end) if passes > 1 => {
-                    // Before it is announced: what others keep next may lie in this warp's rows.
+                    // Before it is committed: what others keep next may lie in this warp's rows.
                     k.sync_warp();
                     store_within(end);
                     commit();
@@ -157,8 +155,8 @@ impl<'k> QuantizedOutput<'k, '_> {
         self.k.guard(exists, || to.store(scale));
     }
 
-    /// After the warp has staged its rows of a panel and met: where the copy engine may not store it, because rows of
-    /// another group follow from `end` on, the lanes store those of the warp's rows that lie before.
+    /// Stores a warp's rows before `end` of a staged panel by its lanes, where TMA may not, because rows of another group follow. The warp
+    /// has synchronized since it staged.
     fn store_within(&self, place: &Panels<'k>, end: U32<'k>) {
         let (k, p) = (self.k, self.output);
         k.if_(!place.is_before(end), || {
@@ -193,23 +191,20 @@ pub(super) fn scale_at<'k>(params: &EpilogueParams<'k>, [row, column]: [U32<'k>;
     params.scales.at(index << 2)
 }
 
-/// The panels of a part of a tile in the warpgroup's staging area: so many times 64 rows of the columns of all passes, of
-/// which the last has `columns` and begins at this place.
+/// Panels of a part of a tile in the warpgroup's staging area: M-subtiles, so many rows apart, of the columns of all passes, of which the
+/// last has `columns` and begins at this row and column.
 pub(crate) fn panels<'k>(
     staging: Shared<'k>,
-    (m_subtiles, columns): (u32, u32),
+    (m_subtiles, stride, columns): (u32, u32, u32),
     [row, column]: [U32<'k>; 2],
 ) -> Vec<Panels<'k>> {
     let column = column - (passes(columns) - 1) * columns;
-    let panel = |subtile| Panels {
-        row: row + subtile * M_SUBTILE_STRIDE,
-        column,
-        staging: staging.at(subtile * PANEL_BYTES),
-    };
+    let panel =
+        |subtile| Panels { row: row + subtile * stride, column, staging: staging.at(subtile * PANEL_BYTES) };
     (0..m_subtiles).map(panel).collect()
 }
 
-/// How many times a warpgroup that computes `columns` columns at a time computes some, for 128.
+/// Passes of a warpgroup that computes `columns` columns at a time, for 128.
 pub(crate) const fn passes(columns: u32) -> u32 {
     SCALED_COLUMNS / columns
 }

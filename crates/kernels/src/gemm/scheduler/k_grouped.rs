@@ -1,26 +1,20 @@
-//! Groups along K: matrix products of one launch that share M and N, each with a K of its own.
+//! K-grouped GEMM: products of one launch that share M and N, each with a K of its own.
 //!
-//! How large each K is only the device knows, so that a captured graph can be launched again with others. Every block
-//! of the grid reads that when it starts and lays a table out in shared memory: of each group its K, where its
-//! operands start, and where its scales do. All groups have the same tiles, so a position in the order of all tiles
-//! leads to a group by division.
+//! Only the device knows each K, so that a captured graph can be launched again with others. Every block of the grid reads
+//! them when it starts and lays a table out in shared memory: of each group its K, where its operands start, and where its
+//! scales do. All groups have the same tiles, so an index in the order of all tiles leads to a group by division.
 //!
-//! FP8 operands of a group are two matrices of `[rows, K]` without gaps, one behind those of the group before. So they
-//! differ in pitch, and a tensor map serves one group. Those of 16 bits are matrices of all groups, of which each has a
-//! range along K: one map serves all, but where K is no whole number of stages, the last one needs a map that ends with
-//! the group. `DynamicTensorMaps` makes such maps on the way, in memory that a block has to itself.
+//! FP8 operands of a group are two contiguous matrices of `[rows, K]`, each behind that of the group before. 16-bit operands are
+//! matrices of all groups, of which each has a range along K.
 
 use crate::common::params::kernel_params;
 use crate::gemm::scheduler::m_grouped::{exclusive_scan, groups_of_lane, last_not_above};
-use oxigemm_ptx::memory::AtomicOp;
-use oxigemm_ptx::tma::{MapField, TensorMap};
-use oxigemm_ptx::warp::Shuffle;
-use oxigemm_ptx::{Global, I32, Kernel, Scope, Shared, U32, U64, Var};
+use oxigemm_ptx::{Global, I32, Kernel, Shared, U32, U64};
 
-/// Rows of a group's FP8 operands are rounded up to a multiple of this many bytes: the copy engine reads them.
+/// Bytes that rows of a group's FP8 operands are rounded up to a multiple of: TMA reads them.
 pub const PITCH_UNIT: u32 = 16;
 
-/// What there is room for in the operands of all groups.
+/// Capacity of the operands of all groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KCapacity {
     /// The K of all groups together.
@@ -33,7 +27,7 @@ pub struct KCapacity {
     pub scales: Option<(u32, u32)>,
 }
 
-/// A group's place, in elements.
+/// Range of a group along K, in elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KGroup {
     /// Its K.
@@ -44,28 +38,27 @@ pub struct KGroup {
     pub first_block: u32,
 }
 
-/// The groups of these numbers, as the kernel finds them. Numbers below 0 count as 0; what there is no room for is left
-/// out.
+/// Groups with these K, as the kernel finds them. Numbers below 0 count as 0; what exceeds the capacity is left out.
 ///
 /// ```
 /// use oxigemm_kernels::gemm::scheduler::k_grouped::{KGroup, KRoom, k_groups};
 ///
 /// let room = KRoom { extent: 384, unit: 16, scales: Some((3, 128)) };
-/// let found = k_groups(&[100, -1, 256, 999], &room);
+/// let found = k_groups(&[100, -1, 256, 999], &capacity);
 /// assert_eq!(found[0], KGroup { k: 100, start: 0, first_block: 0 });
 /// assert_eq!(found[1], KGroup { k: 0, start: 112, first_block: 1 });
 /// assert_eq!(found[2], KGroup { k: 256, start: 112, first_block: 1 });
 /// assert_eq!(found[3], KGroup { k: 0, start: 368, first_block: 3 });
 /// ```
-pub fn k_groups(ks: &[i32], room: &KCapacity) -> Vec<KGroup> {
+pub fn k_groups(ks: &[i32], capacity: &KCapacity) -> Vec<KGroup> {
     let (mut start, mut first_block) = (0u32, 0u32);
     let place = |number: &i32| {
-        let k = u32::try_from(*number).unwrap_or(0).min(room.extent);
-        let fitting = k.min(room.extent - start);
-        let scaled = room.scales.map_or(fitting, |(blocks, block_k)| (blocks - first_block) * block_k);
+        let k = u32::try_from(*number).unwrap_or(0).min(capacity.extent);
+        let fitting = k.min(capacity.extent - start);
+        let scaled = capacity.scales.map_or(fitting, |(blocks, block_k)| (blocks - first_block) * block_k);
         let group = KGroup { k: fitting.min(scaled), start, first_block };
-        start = (start + k.next_multiple_of(room.unit)).min(room.extent);
-        if let Some((blocks, block_k)) = room.scales {
+        start = (start + k.next_multiple_of(capacity.unit)).min(capacity.extent);
+        if let Some((blocks, block_k)) = capacity.scales {
             first_block = (first_block + k.div_ceil(block_k)).min(blocks);
         }
         group
@@ -73,14 +66,14 @@ pub fn k_groups(ks: &[i32], room: &KCapacity) -> Vec<KGroup> {
     ks.iter().map(place).collect()
 }
 
-/// What the host passes to a kernel with groups along K beside the arguments of the product, in the order of the
-/// parameters.
+/// Arguments of a k-grouped kernel, behind those of every GEMM.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct KGroupedArgs {
     /// Address of the K of each group, of type `i32`.
     pub ks: u64,
-    /// Address of [`MAP_WORKSPACE_BYTES`], zero before the first launch.
+    /// Address of [`MAP_WORKSPACE_BYTES`](crate::gemm::sm90::dynamic_tensor_maps::MAP_WORKSPACE_BYTES), zero before the first
+    /// launch.
     pub map_workspace: u64,
     /// Address of A.
     pub a: u64,
@@ -88,7 +81,7 @@ pub struct KGroupedArgs {
     pub b: u64,
     /// How many groups there are.
     pub groups: u32,
-    /// The K of all groups together that the operands have room for; of FP8 a multiple of [`PITCH_UNIT`].
+    /// The K of all groups together that the operands hold; of FP8 a multiple of [`PITCH_UNIT`].
     pub extent: u32,
     /// Rows of D from one group to the next.
     pub d_slab: u32,
@@ -109,7 +102,7 @@ kernel_params! {
     }
 }
 
-/// Bytes of the table of this many groups, whose operands have scales or not.
+/// Bytes of the group table in shared memory, for operands with or without scales.
 pub const fn table_bytes(groups: u32, has_scales: bool) -> u32 {
     (if has_scales { 3 } else { 2 }) * groups * 4
 }
@@ -118,14 +111,14 @@ pub const fn table_bytes(groups: u32, has_scales: bool) -> u32 {
 #[derive(Clone, Copy)]
 pub(crate) struct KGroupedParams<'k> {
     numbers: KGroupNumbers<'k>,
-    map_workspace: Global<'k>,
+    pub map_workspace: Global<'k>,
     /// Where the operands are.
-    operands: [U64<'k>; 2],
+    pub operands: [U64<'k>; 2],
     d_slab: U32<'k>,
     pub keeps_empty: U32<'k>,
 }
 
-/// What a kernel is told of groups.
+/// Numbers that describe the groups.
 #[derive(Clone, Copy)]
 pub(crate) struct KGroupNumbers<'k> {
     /// Where the K of each is.
@@ -150,7 +143,7 @@ impl<'k> KGroupedParams<'k> {
     }
 }
 
-/// A tile's place in its group.
+/// Group of a tile.
 #[derive(Clone, Copy)]
 pub(crate) struct TileKGroup<'k> {
     /// The group.
@@ -165,7 +158,7 @@ pub(crate) struct TileKGroup<'k> {
     pub d_row: U32<'k>,
 }
 
-/// The table of groups in a block's shared memory, and where their output is.
+/// Groups of a k-grouped kernel: their table in shared memory, and the parameters.
 #[derive(Clone, Copy)]
 pub(crate) struct KGroups<'k> {
     table: KGroupTable<'k>,
@@ -173,12 +166,12 @@ pub(crate) struct KGroups<'k> {
 }
 
 impl<'k> KGroups<'k> {
-    /// The table at `table` of groups that are ranges of their operands, which begin at multiples of `unit`.
+    /// Groups that are ranges of their operands, which begin at multiples of `unit`, with the table at `table`.
     pub fn of_ranges(params: KGroupedParams<'k>, table: Shared<'k>, unit: u32) -> Self {
         KGroups { table: KGroupTable::new(params.numbers, table, unit, None), params }
     }
 
-    /// The same of groups with matrices of their own, and `blocks` blocks of scales of `block_k` each.
+    /// Groups with matrices of their own, and `blocks` blocks of scales of `block_k` each.
     pub fn with_scales(params: KGroupedParams<'k>, table: Shared<'k>, blocks: (U32<'k>, u32)) -> Self {
         KGroups { table: KGroupTable::new(params.numbers, table, PITCH_UNIT, Some(blocks)), params }
     }
@@ -188,19 +181,19 @@ impl<'k> KGroups<'k> {
         self.params.numbers.groups
     }
 
-    /// Fills the table in: all threads of the block take part.
-    pub fn find(&self) {
-        self.table.find();
+    /// Builds the table: all threads of the block take part.
+    pub fn build(&self) {
+        self.table.build();
     }
 
-    /// The place of a group's tiles.
-    pub fn place(&self, group: U32<'k>) -> TileKGroup<'k> {
+    /// A group, as its tiles have it.
+    pub fn tile_group(&self, group: U32<'k>) -> TileKGroup<'k> {
         let KRange { k, start, first_block } = self.table.range(group);
         TileKGroup { group, k, start, first_block, d_row: group * self.params.d_slab }
     }
 }
 
-/// The table of groups in a block's shared memory.
+/// Group table in a block's shared memory.
 #[derive(Clone, Copy)]
 pub(crate) struct KGroupTable<'k> {
     k: &'k Kernel,
@@ -230,7 +223,7 @@ pub(crate) struct KRange<'k> {
 }
 
 impl<'k> KGroupTable<'k> {
-    /// Of groups that begin at multiples of `unit`, with blocks of scales, and the K of each, where there are some.
+    /// Table of groups that begin at multiples of `unit`, with blocks of scales, and the K of each, where there are some.
     pub fn new(
         numbers: KGroupNumbers<'k>,
         table: Shared<'k>,
@@ -246,31 +239,31 @@ impl<'k> KGroupTable<'k> {
         KGroupTable { k, numbers, unit, scales, depth: table, start }
     }
 
-    /// Fills it in: one warp does it, and all threads of the block take part.
-    pub fn find(&self) {
+    /// Builds it: one warp does, and all threads of the block take part.
+    pub fn build(&self) {
         let k = self.k;
-        k.if_(k.warp_index().eq(0), || self.place_behind_each_other(k.lane()));
+        k.if_(k.warp_index().eq(0), || self.place_in_order(k.lane()));
         k.sync_warp();
         k.sync_threads();
     }
 
-    fn place_behind_each_other(&self, lane: U32<'k>) {
+    fn place_in_order(&self, lane: U32<'k>) {
         let (k, p) = (self.k, self.numbers);
         let (first, last) = groups_of_lane(lane, p.groups);
         let number = |group: U32<'k>| {
             let number: I32<'k> = p.ks.at(group.widening_mul(4)).load();
             number.max(0).bitcast::<u32>().min(p.extent)
         };
-        let (start, room) = (k.var(0u32), p.extent);
+        let (start, extent) = (k.var(0u32), p.extent);
         let scales = self.scales.map(|scales| (scales, k.var(0u32)));
         let pass = |depth: U32<'k>| {
-            start.set((start.live() + depth.div_ceil(self.unit) * self.unit).min(room));
+            start.set((start.live() + depth.div_ceil(self.unit) * self.unit).min(extent));
             if let Some((scales, block)) = scales {
                 block.set((block.live() + depth.div_ceil(scales.block_k)).min(scales.blocks));
             }
         };
         k.for_(first, last, 1, |group| pass(number(group)));
-        start.set(exclusive_scan(k, lane, start.get(), |a, b| (a + b).min(room)));
+        start.set(exclusive_scan(k, lane, start.get(), |a, b| (a + b).min(extent)));
         if let Some((scales, block)) = scales {
             block.set(exclusive_scan(k, lane, block.get(), |a, b| (a + b).min(scales.blocks)));
         }
@@ -279,7 +272,7 @@ impl<'k> KGroupTable<'k> {
             let (start, block) = (start.get(), scales.map(|(scales, block)| (scales, block.get())));
             let scaled = block.map(|(scales, block)| (scales.blocks - block) * scales.block_k);
             let to = self.depth.at(group * 4);
-            let fitting = depth.min(room - start);
+            let fitting = depth.min(extent - start);
             to.store(scaled.map_or(fitting, |scaled| fitting.min(scaled)));
             self.start.at(group * 4).store(start);
             if let Some((scales, block)) = block {
@@ -289,7 +282,7 @@ impl<'k> KGroupTable<'k> {
         });
     }
 
-    /// What it says of a group.
+    /// Range of a group.
     pub fn range(&self, group: U32<'k>) -> KRange<'k> {
         let of = |table: Shared<'k>| table.at(group * 4).load::<u32>();
         KRange {
@@ -306,150 +299,20 @@ impl<'k> KGroupTable<'k> {
     }
 }
 
-/// Blocks that may run at a time: each has a whole multiprocessor, and no Hopper GPU has as many.
-const CLAIMS: u32 = 256;
-/// Groups whose maps a block keeps: more than a pipeline has stages. Every group of a block has a tile with a load, so
-/// when a place is used again, loads by its old map are done.
-const KEPT: u32 = 16;
-/// The maps of A and B of one group.
-const PAIR_BYTES: u32 = 2 * MAP_BYTES;
-/// Bytes of a tensor map.
-const MAP_BYTES: u32 = 128;
-/// A block's part of the room.
-const BLOCK_BYTES: u32 = KEPT * PAIR_BYTES;
-/// Bytes for the tensor maps of all blocks that run at a time, and a flag of each that says it is taken.
-pub const MAP_WORKSPACE_BYTES: u32 = CLAIMS * (BLOCK_BYTES + 4);
-
-/// Tensor maps of the groups that a block comes by, made by the warp that loads tiles. All of its lanes call what is here, but for
-/// [`give_back`](Self::give_back).
-pub(crate) struct DynamicTensorMaps<'k> {
-    k: &'k Kernel,
-    params: KGroupedParams<'k>,
-    lane: U32<'k>,
-    /// Copies of the maps that the host passed, in which address, K and pitch are replaced.
-    drafts: [Shared<'k>; 2],
-    flag: Global<'k>,
-    room: Global<'k>,
-    place: Var<'k, u32>,
-    /// The group of the maps that were made last.
-    group: Var<'k, u32>,
-}
-
-impl<'k> DynamicTensorMaps<'k> {
-    /// Bytes of shared memory, aligned to 128.
-    pub const DRAFT_BYTES: u32 = PAIR_BYTES;
-
-    /// Takes a part of the room for this block; `maps` are those of A and B that the host passed.
-    pub fn claim(
-        params: KGroupedParams<'k>,
-        maps: [TensorMap<'k>; 2],
-        drafts: Shared<'k>,
-        lane: U32<'k>,
-    ) -> Self {
-        let k = lane.kernel();
-        let drafts = [drafts, drafts.at(MAP_BYTES)];
-        for (map, draft) in maps.into_iter().zip(drafts) {
-            k.if_(lane.lt(MAP_BYTES / 8), || draft.at(lane * 8).store(map.word(lane)));
-        }
-        let flags = params.map_workspace.at(u64::from(CLAIMS * BLOCK_BYTES));
-        let claim = k.var_from(k.block_index(0) % CLAIMS);
-        k.if_(lane.eq(0), || {
-            let taken = k.var(1u32);
-            k.while_(
-                || taken.live().ne(0),
-                || {
-                    claim.set((claim.live() + 1) % CLAIMS);
-                    let flag = flags.at(claim.live().widening_mul(4));
-                    taken.set(flag.atomic::<u32>(AtomicOp::Exchange, 1, Scope::Gpu));
-                },
-            );
-            // What the block before has done with the maps is over.
-            k.fence(Scope::Gpu);
-        });
-        let claim = k.shuffle(Shuffle::Index, claim.get(), 0);
-        DynamicTensorMaps {
-            k,
-            params,
-            lane,
-            drafts,
-            flag: flags.at(claim.widening_mul(4)),
-            room: params.map_workspace.at(claim.widening_mul(BLOCK_BYTES)),
-            place: k.var(0),
-            group: k.var(u32::MAX),
-        }
-    }
-
-    /// Sees to it that the maps are those of a group, whose K is not 0.
-    pub fn turn_to(&self, group: &TileKGroup<'k>, [rows_of_a, rows_of_b]: [U32<'k>; 2]) {
-        self.remake(group, || {
-            let pitch = group.k.div_ceil(PITCH_UNIT) * PITCH_UNIT;
-            let rows = [rows_of_a, rows_of_b];
-            for ((draft, address), rows) in self.drafts.iter().zip(self.params.operands).zip(rows) {
-                let start = address + group.start.widening_mul(rows);
-                draft.replace_map_field(MapField::GlobalAddress, start);
-                draft.replace_map_field(MapField::Dim(0), group.k.to_u64());
-                draft.replace_map_field(MapField::Stride(0), pitch.to_u64());
-            }
-        });
-    }
-
-    /// Sees to it that the maps end with a group, whose K is not 0; K is this dimension of A's and of B's.
-    pub fn end_with(&self, group: &TileKGroup<'k>, dimensions: [u32; 2]) {
-        self.remake(group, || {
-            let end = (group.start + group.k).to_u64();
-            for (draft, dimension) in self.drafts.iter().zip(dimensions) {
-                draft.replace_map_field(MapField::Dim(dimension), end);
-            }
-        });
-    }
-
-    /// Makes the maps of a group unless they are those of the last one; one lane runs `replace`.
-    fn remake(&self, group: &TileKGroup<'k>, replace: impl FnOnce()) {
-        let k = self.k;
-        k.if_(group.group.ne(self.group.get()), || {
-            self.group.set(group.group);
-            self.place.set((self.place.live() + 1) % KEPT);
-            // All lanes have written the drafts, and read those of the group before.
-            k.sync_warp();
-            k.if_(self.lane.eq(0), replace);
-            k.sync_warp();
-            for (draft, to) in self.drafts.iter().zip(self.memory()) {
-                draft.publish_map(to);
-            }
-            self.maps().iter().for_each(|map| map.acquire());
-        });
-    }
-
-    fn memory(&self) -> [Global<'k>; 2] {
-        let a = self.room.at(self.place.get().widening_mul(PAIR_BYTES));
-        [a, a.at(u64::from(MAP_BYTES))]
-    }
-
-    /// The maps of A and B that were made last.
-    pub fn maps(&self) -> [TensorMap<'k>; 2] {
-        self.memory().map(TensorMap::in_global)
-    }
-
-    /// Gives the part of the room back: the lane that loads does, when it has seen all loads done.
-    pub fn give_back(&self) {
-        self.flag.store_release::<u32>(0, Scope::Gpu);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn nothing_lies_outside_of_the_operands() {
+    fn no_group_exceeds_the_operands() {
         let numbers = [i32::MIN, -1, 0, 1, 15, 16, 17, 128, 129, 1000, i32::MAX];
         let scales = [None, Some(0), Some(1), Some(5), Some(9)];
         for extent in [0, 16, 160, 1024] {
             for (unit, blocks) in scales.into_iter().flat_map(|blocks| [(1, blocks), (PITCH_UNIT, blocks)]) {
-                let room = KCapacity { extent, unit, scales: blocks.map(|blocks| (blocks, 128)) };
+                let capacity = KCapacity { extent, unit, scales: blocks.map(|blocks| (blocks, 128)) };
                 for shift in 0..numbers.len() {
                     let ks: Vec<i32> = (0..8).map(|i| numbers[(i * 3 + shift) % numbers.len()]).collect();
-                    for group in k_groups(&ks, &room) {
+                    for group in k_groups(&ks, &capacity) {
                         let KGroup { k, start, first_block } = group;
                         assert!(start.is_multiple_of(unit));
                         assert!(start + k.next_multiple_of(unit) <= extent, "{ks:?} {group:?}");
@@ -458,19 +321,6 @@ mod tests {
                     }
                 }
             }
-        }
-    }
-
-    #[test]
-    fn a_block_keeps_more_maps_than_a_pipeline_has_stages() {
-        use crate::gemm::launch::GemmKernel;
-        for config in GemmKernel::k_grouped() {
-            let stages = match config {
-                GemmKernel::Wide(config) => config.stages,
-                GemmKernel::HalfWide(config) => config.stages,
-                other => panic!("{other:?} has few rows"),
-            };
-            assert!(stages < KEPT);
         }
     }
 }

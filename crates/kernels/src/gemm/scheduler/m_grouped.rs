@@ -1,9 +1,9 @@
-//! Groups of rows: matrix products of one launch that share N and K, each with a B of its own.
+//! M-grouped GEMM: products of one launch that share N and K, each with rows and a B of its own.
 //!
-//! Where the groups lie only the device knows, so that a captured graph can be launched again with other groups.
-//! Every block of the grid reads that when it starts and lays a table out in shared memory: of each group the first
-//! row, the end, and how many tiles come before it. Then a position in the order of all tiles leads to a group by
-//! binary search, and within the group to a tile by the same [`TileOrder`] that other kernels have.
+//! Only the device knows where the groups lie, so that a captured graph can be launched again with other groups. Every block
+//! of the grid reads that when it starts and lays a table out in shared memory: of each group the first row, the end, and how
+//! many tiles come before it. Then an index in the order of all tiles leads to a group by binary search, and within the group to
+//! a tile by the same [`TileOrder`] that dense kernels have.
 //!
 //! The operands lie in slabs: a group of [`Counts`](GroupLayout::Counts) or [`All`](GroupLayout::All) has a slab of A and
 //! D to itself, all others share one. Groups that have all rows of their slabs are a batch of products.
@@ -16,19 +16,19 @@ use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{Global, I32, Kernel, Pred, Scope, Shared, U32, Var};
 use std::ops::Range;
 
-/// Whether the rows of a kernel are grouped.
+/// Grouping of a kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Grouping {
-    /// All rows are multiplied with the same B.
+    /// Dense: all rows are multiplied with the same B.
     #[default]
     Dense,
-    /// Rows belong to groups.
+    /// M-grouped: rows belong to groups, each with a B of its own.
     Rows,
-    /// Groups share the rows of D, and each has a K and a D of its own: see [`crate::gemm::scheduler::k_grouped`].
+    /// K-grouped: each group has a K and a D of its own: see [`crate::gemm::scheduler::k_grouped`].
     K,
 }
 
-/// How the device says where groups lie, as numbers of type `i32`.
+/// Layout of the groups, which the device reads as numbers of type `i32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum GroupLayout {
@@ -112,7 +112,7 @@ pub struct MGroupedArgs {
 /// The most groups of a launch.
 pub const MAX_GROUPS: u32 = 1024;
 
-/// Bytes of the table of this many groups.
+/// Bytes of the group table in shared memory.
 pub const fn table_bytes(groups: u32) -> u32 {
     (3 * groups + 1) * 4
 }
@@ -152,7 +152,7 @@ impl<'k> MGroupedParams<'k> {
     }
 }
 
-/// A tile's place in its group.
+/// Group of a tile.
 #[derive(Clone, Copy)]
 pub(crate) struct TileGroup<'k> {
     /// The group, which is also that of B.
@@ -172,7 +172,7 @@ impl<'k> TileGroup<'k> {
     }
 }
 
-/// What a tile of all blocks of a cluster measures, and how many of them lie side by side.
+/// Tiles of clusters: their height, and how many lie side by side.
 #[derive(Clone, Copy)]
 pub(crate) struct ClusterTiles<'k> {
     /// Rows of such a tile.
@@ -183,11 +183,11 @@ pub(crate) struct ClusterTiles<'k> {
     pub band: U32<'k>,
 }
 
-/// The table of groups in a block's shared memory.
+/// Group table in a block's shared memory.
 #[derive(Clone, Copy)]
 pub(crate) struct GroupTable<'k> {
     k: &'k Kernel,
-    params: MGroupedParams<'k>,
+    pub params: MGroupedParams<'k>,
     tiles: ClusterTiles<'k>,
     /// Rows of a slab.
     rows: U32<'k>,
@@ -210,8 +210,8 @@ impl<'k> GroupTable<'k> {
         GroupTable { k, params, tiles, rows, first: table, end, before: end.at(bytes) }
     }
 
-    /// Fills the table in; all `threads` threads of the block take part.
-    pub fn find(&self, threads: u32) {
+    /// Builds the table; all `threads` threads of the block take part.
+    pub fn build(&self, threads: u32) {
         let (k, p) = (self.k, self.params);
         let thread = k.thread_index();
         k.if_else(
@@ -226,16 +226,16 @@ impl<'k> GroupTable<'k> {
                 });
             },
         );
-        self.meet();
+        self.sync();
         k.if_(k.warp_index().eq(0), || {
-            k.if_(p.is(GroupLayout::Ends), || self.place_behind_each_other(k.lane()));
+            k.if_(p.is(GroupLayout::Ends), || self.place_in_order(k.lane()));
             self.count_tiles(k.lane());
         });
-        self.meet();
+        self.sync();
     }
 
-    /// Waits for every thread of the block, whose lanes went apart in loops.
-    fn meet(&self) {
+    /// Synchronizes the block, whose lanes diverged in loops.
+    fn sync(&self) {
         self.k.sync_warp();
         self.k.sync_threads();
     }
@@ -249,7 +249,7 @@ impl<'k> GroupTable<'k> {
             self.first.at(group * 4).store(NONE);
             self.end.at(group * 4).store(NONE);
         });
-        self.meet();
+        self.sync();
         k.for_(thread, rows.div_ceil(p.group_alignment), threads, |step| {
             let row = step * p.group_alignment;
             let next = row + p.group_alignment;
@@ -282,7 +282,7 @@ impl<'k> GroupTable<'k> {
     }
 
     /// Where each group starts, by the ends of those before it: a warp does it.
-    fn place_behind_each_other(&self, lane: U32<'k>) {
+    fn place_in_order(&self, lane: U32<'k>) {
         let (k, p) = (self.k, self.params);
         let (first, last) = self.of_lane(lane);
         let reached = k.var(0u32);
@@ -328,22 +328,22 @@ impl<'k> GroupTable<'k> {
         self.before.at(self.params.groups * 4).load()
     }
 
-    /// The first row (of the group's slab) and the index along N of the tile at `turn`, whether the group's B passes
-    /// by once, and the group.
-    pub fn tile(&self, turn: U32<'k>) -> (U32<'k>, U32<'k>, Pred<'k>, TileGroup<'k>) {
-        let group = self.group_at(turn);
+    /// The first row (of the group's slab) and the index along N of the tile at `index`, whether the group's B is read once,
+    /// and the group.
+    pub fn tile(&self, index: U32<'k>) -> (U32<'k>, U32<'k>, Pred<'k>, TileGroup<'k>) {
+        let group = self.group_at(index);
         let (first, end) = self.rows_of(group);
         let m_tiles = (end - first).div_ceil(self.tiles.rows);
         let order = TileOrder { m_tiles, n_tiles: self.tiles.n_tiles, band: self.tiles.band };
-        let (m, n) = order.tile(turn - self.before.at(group * 4).load::<u32>());
+        let (m, n) = order.tile(index - self.before.at(group * 4).load::<u32>());
         let slab = self.params.slab_of(group);
         let place = TileGroup { group, slab, end, d_slab: self.params.d_slab };
         (first + m * self.tiles.rows, n, streams_b(end - first), place)
     }
 
-    /// The last group that no more than `turn` tiles come before.
-    fn group_at(&self, turn: U32<'k>) -> U32<'k> {
-        last_not_above(self.k, self.before, self.params.groups, turn)
+    /// The last group that no more than `index` tiles come before.
+    fn group_at(&self, index: U32<'k>) -> U32<'k> {
+        last_not_above(self.k, self.before, self.params.groups, index)
     }
 }
 

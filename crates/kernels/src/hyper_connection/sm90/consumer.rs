@@ -14,7 +14,7 @@ impl<'k> Cta<'k, '_> {
         let (k, cfg, p, lane) = (self.k, self.cfg, &self.params, self.lane);
         let workspace = WorkspaceReduce {
             k,
-            room: p.workspace,
+            workspace: p.workspace,
             threads: MATH_THREADS,
             thread: self.warp * WARP + lane,
             values: cfg.values(),

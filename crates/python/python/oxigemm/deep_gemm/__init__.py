@@ -1,7 +1,7 @@
 """The functions of DeepGEMM for Hopper, under its names, with its arguments and defaults.
 
-Functions that only exist on Blackwell are absent, so that engines which look for them find nothing. What DeepGEMM would
-read wrongly is an error here, a ``RuntimeError`` that names the argument, what was expected and what came.
+Functions that need Blackwell are absent, so engines that look for them find nothing. An argument that DeepGEMM would
+misread is an error here: a ``RuntimeError`` that names the argument, what was expected and what was found.
 """
 
 from __future__ import annotations

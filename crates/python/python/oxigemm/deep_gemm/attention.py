@@ -1,4 +1,4 @@
-"""Around the products: logits of an indexer, products of attention, and that of a hyper-connection."""
+"""MQA logits of the attention indexer, einsums of attention, and the prenorm GEMM of hyper-connections."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from .. import _call
 from .. import _oxigemm as _C
 from .._arrays import dtype_name, empty, rows_of
 from ..errors import ArgumentError, ArgumentTypeError
+from .gemm import fp8_gemm_nt_skip_head_mid
 
 __all__ = [
     "einsum",
@@ -51,22 +52,23 @@ def fp8_fp4_mqa_logits(
     max_seqlen_k: int = 0,
     logits_dtype: Any = None,
 ) -> Any:
-    """What queries would attend to: ``logits[i, j] = kv[1][j] * sum over heads of relu(q[i, h] · kv[0][j]) * weights[i, h]``
+    """MQA logits: ``logits[i, j] = kv[1][j] * sum over heads of relu(q[i, h] · kv[0][j]) * weights[i, h]``
     for keys ``cu_seq_len_k_start[i] <= j < cu_seq_len_k_end[i]``.
 
     ==================== ===================================== ======= ===================================
     argument             shape                                 type    layout
     ==================== ===================================== ======= ===================================
     q[0]                 [S, H, D]; H 8 to 64, D 32, 64 or 128 e4m3    contiguous
-    kv[0]                [SKV, D]                              e4m3    rows of D, pitch multiples of 16 bytes
+    kv[0]                [SKV, D]                              e4m3    row-major, pitch multiples of 16 bytes
     kv[1]                [SKV]                                 float32 contiguous
-    weights              [S, H]                                float32 rows of H, any pitch
+    weights              [S, H]                                float32 row-major, any pitch
     cu_seq_len_k_start   [S]                                   int32   contiguous
     cu_seq_len_k_end     [S]                                   int32   contiguous
     ==================== ===================================== ======= ===================================
 
-    Returns [S, SKV] of ``logits_dtype`` (float32, or bfloat16), with -inf outside of a query's keys, or anything there if
-    ``clean_logits`` is False. With ``max_seqlen_k`` it is [S, max_seqlen_k], of which column 0 is the first key of a query.
+    Returns [S, SKV] of ``logits_dtype`` (float32, or bfloat16). Outside of a query's keys there is -inf, or anything if
+    ``clean_logits`` is False. With ``max_seqlen_k`` the logits are compressed to [S, max_seqlen_k]: column 0 is the
+    first key of each query.
     """
     query = _only_fp8("q", q)
     if max_seqlen_k < 0:
@@ -83,7 +85,8 @@ def fp8_fp4_mqa_logits(
     if _call.is_compiling():
         _call.ops().mqa_logits(query, keys, scales, weights, cu_seq_len_k_start, cu_seq_len_k_end, logits, form)
     else:
-        _C.mqa_logits(query, keys, scales, weights, cu_seq_len_k_start, cu_seq_len_k_end, logits, form)
+        k_ranges = cu_seq_len_k_start, cu_seq_len_k_end
+        _C.mqa_logits(query, (keys, scales), weights, k_ranges, logits, form)
     return logits
 
 
@@ -106,9 +109,9 @@ def _no_indices(indices: Any) -> None:
 
 
 def get_paged_mqa_logits_metadata(context_lens: Any, block_kv: int, num_sms: int, indices: Optional[Any] = None) -> Any:
-    """Which part of the keys each multiprocessor takes: int32 [num_sms + 1, 2], for ``fp8_paged_mqa_logits``.
+    """Schedule metadata of ``fp8_paged_mqa_logits``, the keys of each SM: int32 [num_sms + 1, 2].
 
-    ``context_lens`` is int32 [B, next_n] or [B], contiguous. It is read on the device: the call can be captured into a graph and
+    ``context_lens`` is int32 [B, next_n] or [B], contiguous. It is read on the device: a CUDA graph of the call may be
     replayed with other lengths.
     """
     _no_indices(indices)
@@ -137,21 +140,21 @@ def fp8_fp4_paged_mqa_logits(
     logits_dtype: Any = None,
     indices: Optional[Any] = None,
 ) -> Any:
-    """``fp8_fp4_mqa_logits`` for keys in pages, of B sequences that are each asked for by ``next_n`` queries.
+    """Paged MQA logits: ``fp8_fp4_mqa_logits`` for a paged KV cache of B sequences with ``next_n`` queries each.
 
-    ============= =========================================== ============= ==============================================
+    ============= =========================================== ============= ==========================================
     argument      shape                                       type          layout
-    ============= =========================================== ============= ==============================================
+    ============= =========================================== ============= ==========================================
     q             [B, next_n, H, D], or (that, None); 1 to 4  e4m3          contiguous
-    kv_cache      [pages, block_kv, 1, D + 4]                 uint8 or e4m3 a page: all elements, then all float32 scales
-    weights       [B * next_n, H]                             float32       rows of H, any pitch
+    kv_cache      [pages, block_kv, 1, D + 4]                 uint8 or e4m3 each page: elements, then float32 scales
+    weights       [B * next_n, H]                             float32       row-major, any pitch
     context_lens  [B, next_n] or [B]                          int32         contiguous
-    block_table   [B, any]                                    int32         rows, any pitch
+    block_table   [B, any]                                    int32         row-major, any pitch
     schedule_meta [parts + 1, 2]                              int32         of ``get_paged_mqa_logits_metadata``
-    ============= =========================================== ============= ==============================================
+    ============= =========================================== ============= ==========================================
 
-    Returns [B * next_n, max_context_len] of ``logits_dtype``. Behind a query's length there is -inf if ``clean_logits``, else
-    anything.
+    Returns [B * next_n, max_context_len] of ``logits_dtype``. Past a query's length there is -inf if ``clean_logits``,
+    else anything.
     """
     _no_indices(indices)
     query = _only_fp8("q", q)
@@ -165,7 +168,8 @@ def fp8_fp4_paged_mqa_logits(
             query, kv_cache, weights, context_lens, block_table, schedule_meta, logits, clean_logits
         )
     else:
-        _C.paged_mqa_logits(query, kv_cache, weights, context_lens, block_table, schedule_meta, logits, clean_logits)
+        paging = context_lens, block_table, schedule_meta
+        _C.paged_mqa_logits(query, kv_cache, weights, paging, logits, clean_logits)
     return logits
 
 
@@ -195,27 +199,8 @@ def fp8_paged_mqa_logits(
     )
 
 
-def fp8_gemm_nt_skip_head_mid(
-    a: Tuple[Any, Any],
-    b: Tuple[Any, Any],
-    d: Any,
-    head_splits: Tuple[int, int, int],
-    recipe: Optional[Tuple[int, int, int]] = None,
-    compiled_dims: str = "nk",
-    disable_ue8m0_cast: bool = False,
-) -> None:
-    """D = A·Bᵀ, of which every head has columns in the middle that are skipped.
-
-    Operands are those of ``fp8_gemm_nt``. ``head_splits`` is ``(left, mid, right)``: a head has ``left + right`` rows of B,
-    and ``left + mid + right`` columns of D, of which the middle ones stay as they are.
-    """
-    if _call.is_compiling():
-        return _call.ops().fp8_gemm_skip_head_mid(*a, *b, d, head_splits, recipe)
-    return _C.fp8_gemm_skip_head_mid(a, b, d, head_splits, recipe)
-
-
 def einsum(expr: str, a: Any, b: Any, d: Any, c: Optional[Any] = None, use_cublaslt: bool = False) -> None:
-    """Einstein sums of bfloat16 (or float16) operands that are batches of products.
+    """Einsums of bfloat16 (or float16) operands that are batched GEMMs.
 
     ================ =========== =========== ===========
     ``expr``         a           b           d
@@ -225,8 +210,8 @@ def einsum(expr: str, a: Any, b: Any, d: Any, c: Optional[Any] = None, use_cubla
     bmk,bnk->mn      [b, m, k]   [b, n, k]   [m, n]
     ================ =========== =========== ===========
 
-    Last dimensions are contiguous, every other stride is free. ``use_cublaslt`` has the same computed by cuBLASLt, where it is
-    found, for tensors of a GPU.
+    Last dimensions are contiguous, all other strides are free. ``use_cublaslt`` computes the same with cuBLASLt, where
+    it is found, for tensors of a GPU.
     """
     if use_cublaslt:
         layouts = {"bhr,hdr->bhd": "nt", "bhd,hdr->bhr": "nn"}
@@ -249,7 +234,7 @@ def fp8_einsum(
     c: Optional[Any] = None,
     recipe: Tuple[int, int, int] = (1, 128, 128),
 ) -> None:
-    """``bhr,hdr->bhd`` and ``bhd,hdr->bhr`` of FP8 operands with scales: a batch of products, one for each head.
+    """``bhr,hdr->bhd`` and ``bhd,hdr->bhr`` of FP8 operands with scales: batched GEMMs, one for each head.
 
     ======== ================== =================== =====================================
     argument shape              type                layout
@@ -261,27 +246,27 @@ def fp8_einsum(
     c, d     [b, h, d]          bfloat16 or float32 last dimension contiguous
     ======== ================== =================== =====================================
 
-    Shapes are those of the first. With ``c``, which only it has, every head is a launch of its own.
+    Shapes are those of the first expression. Only that takes ``c``, with a launch for each head.
     """
     if _call.is_compiling():
         return _call.ops().fp8_einsum(expr, *a, *b, d, c, recipe)
-    return _C.fp8_einsum(expr, a, b, d, c, recipe)
+    return _C.fp8_einsum(expr, (a, b, recipe, None, None), d, c)
 
 
 def tf32_hc_prenorm_gemm(a: Any, b: Any, d: Any, sqr_sum: Any, num_splits: Optional[int] = None) -> None:
-    """D = A·Bᵀ with a few columns, and the sum of the squares of every row of A, in one pass.
+    """The prenorm GEMM of hyper-connections: D = A·Bᵀ with few columns, and the sum of squares of each row of A.
 
     ======== ============================== ======== ====================================
     argument shape                          type     layout
     ======== ============================== ======== ====================================
-    a        [M, K]                         bfloat16 rows of K, pitch multiples of 16 bytes
-    b        [N, K]; N is 8, 16, 24 or 32   float32  rows of K, pitch multiples of 16 bytes
-    d        [M, N], or [num_splits, M, N]  float32  rows of N, any pitch
+    a        [M, K]                         bfloat16 K-major, pitch multiples of 16 bytes
+    b        [N, K]; N is 8, 16, 24 or 32   float32  K-major, pitch multiples of 16 bytes
+    d        [M, N], or [num_splits, M, N]  float32  row-major, any pitch
     sqr_sum  [M], or [num_splits, M]        float32  contiguous
     ======== ============================== ======== ====================================
 
-    B is rounded to TF32. With ``num_splits`` each sums its part of K (blocks of 64, in turn), and whoever uses them
-    adds them.
+    B is rounded to TF32. ``num_splits`` is split-K: blocks of 64 along K go to the splits round-robin, and the caller
+    adds the splits.
     """
     if _call.is_compiling():
         return _call.ops().hc_prenorm_gemm(a, b, d, sqr_sum, num_splits)

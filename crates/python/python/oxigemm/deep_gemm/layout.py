@@ -1,4 +1,4 @@
-"""Scales in the layouts that kernels read fastest. Products take any layout; engines that prepare them call these."""
+"""Layout transforms of scales. GEMMs take any layout; engines that prepare the fastest one call these."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = [
 
 
 def get_tma_aligned_size(x: int, element_size: int) -> int:
-    """``x`` elements of so many bytes, rounded up to whole 16 bytes."""
+    """``x`` elements, rounded up to a multiple of 16 bytes."""
     unit = 16 // element_size
     return -(-x // unit) * unit
 
 
 def _strides(array: Any) -> Sequence[int]:
-    """In elements, of torch and of numpy."""
+    """Strides in elements."""
     if is_torch(array):
         return array.stride()
     return [stride // array.itemsize for stride in array.strides]
@@ -40,7 +40,7 @@ def _expect_scales(sf: Any) -> None:
 
 
 def _is_mn_major(sf: Any) -> bool:
-    """Whether it is laid out as ``get_mn_major_tma_aligned_tensor`` does."""
+    """Whether it has the layout of ``get_mn_major_tma_aligned_tensor``."""
     *_, mn, k = sf.shape
     pitch = get_tma_aligned_size(mn, 4)
     *slabs, row, column = _strides(sf)
@@ -56,24 +56,26 @@ def _transform(sf: Any, to: Any) -> None:
 
 def _transformed(sf: Any, dtype: str, columns: int) -> Any:
     *slabs, mn, _ = sf.shape
-    room = empty(sf, (*slabs, columns, get_tma_aligned_size(mn, 4)), dtype)
-    to = room.swapaxes(-1, -2)[..., :mn, :]
+    memory = empty(sf, (*slabs, columns, get_tma_aligned_size(mn, 4)), dtype)
+    to = memory.swapaxes(-1, -2)[..., :mn, :]
     _transform(sf, to)
     return to
 
 
 def get_mn_major_tma_aligned_tensor(sf: Any) -> Any:
-    """Scales [MN, K] or [G, MN, K] of float32 with the same values, contiguous along MN, columns at multiples of 16 bytes.
+    """float32 scales [MN, K] or [G, MN, K] MN-major: contiguous along MN, column pitch multiples of 16 bytes.
 
-    Those that already are so are returned as they are.
+    Scales that have the layout are returned as they are.
     """
     _expect_scales(sf)
     return sf if _is_mn_major(sf) else _transformed(sf, "float32", sf.shape[-1])
 
 
 def get_mn_major_tma_aligned_packed_ue8m0_tensor(sf: Any, psum_layout: Optional[Any] = None) -> Any:
-    """Scales [MN, K] or [G, MN, K] of float32 as int32 [MN, K/4] or [G, MN, K/4]: four exponents of a row in each, the first
-    in the lowest byte, contiguous along MN. What is no power of two is rounded up to one.
+    """float32 scales [MN, K] or [G, MN, K] as packed UE8M0, int32 [MN, K/4] or [G, MN, K/4].
+
+    An int32 holds four exponents of a row, the first in the lowest byte. The layout is MN-major. Scales are rounded up
+    to powers of two.
     """
     if psum_layout is not None:
         raise ArgumentError("`psum_layout` is not for Hopper: expected None, found a layout", "psum_layout")
@@ -89,11 +91,11 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     k_alignment: int,
     use_psum_layout: bool = False,
 ) -> Any:
-    """Scales [sum of K_g/gran_k, MN] of float32, group behind group, as int32 [sum of K_g/(4 * gran_k), MN]: of each group four
-    exponents of a column in each, contiguous along MN, rows at multiples of 16 bytes.
+    """float32 scales [sum of K_g/gran_k, MN] of k-grouped operands as UE8M0, int32 [sum of K_g/(4 * gran_k), MN].
 
-    ``ks_cpu`` are the K of the groups, multiples of ``k_alignment``; ``grouped_layout`` has the same on the device. No product for
-    Hopper reads such scales, so this is a launch for each group.
+    An int32 holds four exponents of a column of one group. The layout is contiguous along MN, with a row pitch of
+    16-byte multiples. ``ks_cpu`` are the K of the groups, multiples of ``k_alignment``; ``grouped_layout`` has the same
+    on the device. No GEMM for Hopper reads such scales, so this is a launch for each group.
     """
     if use_psum_layout:
         message = "`use_psum_layout` is not for Hopper: expected False, found True"
@@ -134,10 +136,11 @@ def transform_sf_into_required_layout(
     disable_ue8m0_cast: bool = False,
     psum_layout: Optional[Any] = None,
 ) -> Any:
-    """Scales as kernels for Hopper read them fastest.
+    """Scales in the layout that kernels for Hopper read fastest.
 
-    ``recipe`` is ``(rows, columns)`` that share a scale, or with ``is_sfa`` the ``(m, n, k)`` of both operands. Those of
-    ``(1, 128)`` become contiguous along MN (``get_mn_major_tma_aligned_tensor``), those of ``(128, 128)`` stay as they are.
+    ``recipe`` is the block ``(rows, columns)`` that shares a scale, or with ``is_sfa`` the ``(m, n, k)`` of both
+    operands. ``(1, 128)`` scales become MN-major (``get_mn_major_tma_aligned_tensor``), ``(128, 128)`` scales stay as
+    they are.
     """
     if psum_layout is not None:
         raise ArgumentError("`psum_layout` is not for Hopper: expected None, found a layout", "psum_layout")

@@ -1,4 +1,4 @@
-"""What is set for the whole process, as DeepGEMM has it."""
+"""Settings of the process, as DeepGEMM has them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _current_gpu() -> Optional[int]:
 
 
 def set_num_sms(new_num_sms: int) -> None:
-    """How many multiprocessors kernels may use; 0 for all. They are those of torch's current GPU, or of the simulated one."""
+    """Sets how many SMs kernels may use; 0 for all, those of torch's current GPU or of the simulated one."""
     most = _oxigemm.sm_count(_current_gpu())
     if not 0 <= new_num_sms <= most:
         raise ArgumentError(f"`new_num_sms` is out of range: expected 0 to {most}, found {new_num_sms}", "new_num_sms")
@@ -44,12 +44,12 @@ def set_num_sms(new_num_sms: int) -> None:
 
 
 def get_num_sms() -> int:
-    """How many multiprocessors kernels may use."""
+    """How many SMs kernels may use."""
     return _oxigemm.get_num_sms() or _oxigemm.sm_count(_current_gpu())
 
 
 def set_tc_util(new_tc_util: int) -> None:
-    """Remembered and without effect: no kernel for Hopper slows its tensor cores."""
+    """Stored without effect: no kernel for Hopper throttles its tensor cores."""
     global _tc_util
     if not 0 <= new_tc_util <= 100:
         raise ArgumentError(f"`new_tc_util` is out of range: expected 0 to 100, found {new_tc_util}", "new_tc_util")
@@ -57,7 +57,7 @@ def set_tc_util(new_tc_util: int) -> None:
 
 
 def get_tc_util() -> int:
-    """What was set, 100 if nothing was."""
+    """The value of ``set_tc_util``, 100 by default."""
     return _tc_util
 
 
@@ -66,11 +66,11 @@ def set_ignore_compile_dims(new_value: bool) -> None:
 
 
 def set_block_size_multiple_of(new_value: Union[int, Tuple[int, int]]) -> None:
-    """Without effect: tiles are chosen from a closed set of kernels."""
+    """Without effect: tiles come from a closed set of kernels."""
 
 
 def set_mk_alignment_for_contiguous_layout(new_value: int) -> None:
-    """What the first row of every group is a multiple of: 1, 16, 32, 64 or 128."""
+    """Sets the alignment of the first row of each group: 1, 16, 32, 64 or 128."""
     if new_value not in (1, 16, 32, 64, 128):
         expected = "1, 16, 32, 64 or 128"
         raise ArgumentError(f"`new_value` is no alignment: expected {expected}, found {new_value}", "new_value")
@@ -78,7 +78,7 @@ def set_mk_alignment_for_contiguous_layout(new_value: int) -> None:
 
 
 def get_mk_alignment_for_contiguous_layout() -> int:
-    """What the first row of every group is a multiple of: 128 unless it was set."""
+    """The alignment of the first row of each group, 128 by default."""
     return _oxigemm.get_alignment()
 
 
@@ -89,5 +89,5 @@ get_k_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
 def get_theoretical_mk_alignment_for_contiguous_layout(
     expected_m: Optional[int] = None, num_groups: Optional[int] = None
 ) -> int:
-    """The alignment that suits groups of so many rows best: 128 on Hopper."""
+    """The best alignment for groups of so many rows: 128 on Hopper."""
     return 128

@@ -101,3 +101,11 @@ pub fn racy_grid(body: &str, shape: [u32; 3], message: &str) {
         }
     }
 }
+
+/// Source lines of both sides, in order.
+pub fn lines(f: &Fault) -> [u32; 2] {
+    let line = |p: &Option<Box<Place>>| p.as_ref().and_then(|p| p.source.as_ref()).map_or(0, |s| s.1);
+    let mut lines = [line(&f.at), line(&f.other)];
+    lines.sort_unstable();
+    lines
+}

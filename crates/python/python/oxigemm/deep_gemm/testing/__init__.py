@@ -1,4 +1,4 @@
-"""Comparing and timing, under DeepGEMM's names."""
+"""Comparison and timing, under DeepGEMM's names."""
 
 from __future__ import annotations
 

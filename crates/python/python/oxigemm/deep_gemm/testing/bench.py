@@ -11,9 +11,9 @@ __all__ = ["bench", "bench_kineto"]
 
 #: Larger than the L2 cache.
 _FLUSH_BYTES = 256 << 20
-#: Larger still, and so a rest for the tensor cores.
+#: Larger still, so that the tensor cores idle meanwhile.
 _REST_BYTES = 8 << 30
-#: What scripts that time DeepGEMM look for, and what kernels are called here that do the same.
+#: Kernel names that scripts for DeepGEMM look for, and the names here of kernels that do the same.
 _NAMES = {"bmn_bnk_mn_gemm_impl": "gemm_slim_summed", "pack_fp32_into_ue8m0": "transform_scales"}
 
 
@@ -70,10 +70,10 @@ def bench_kineto(
     with_multiple_kernels: bool = False,
     barrier: Optional[Callable[[], Any]] = None,
 ) -> Union[float, Tuple[float, ...]]:
-    """Seconds that kernels take whose names contain ``kernel_names``, by torch's profiler: the mean of ``num_tests`` calls.
+    """Seconds of kernels whose names contain ``kernel_names``, by torch's profiler: the mean of ``num_tests`` calls.
 
-    Before each call the L2 cache is flushed, unless ``flush_l2`` is False. A name may only be that of one kernel, unless
-    ``with_multiple_kernels``; of a name that is none's the time is 0. DeepGEMM's own names of kernels stand for those here.
+    Before each call the L2 cache is flushed, unless ``flush_l2`` is False. A name may match one kernel only, unless
+    ``with_multiple_kernels``. The time of a name that matches none is 0. DeepGEMM's kernel names stand for those here.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Comparing."""
+"""Comparison of tensors."""
 
 from __future__ import annotations
 

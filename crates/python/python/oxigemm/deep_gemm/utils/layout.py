@@ -1,4 +1,4 @@
-"""Scales in the layouts that kernels read, where engines look for them."""
+"""Layout transforms of scales, where engines look for them."""
 
 from __future__ import annotations
 

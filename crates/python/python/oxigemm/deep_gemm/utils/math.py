@@ -1,4 +1,4 @@
-"""Casts to FP8 by the library's kernels, and arithmetic of shapes and scales. Of torch and of numpy."""
+"""Casts to FP8 and FP4, and arithmetic of shapes and scales. For torch and for numpy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LARGEST = 448.0
 #: The values of e2m1 without their sign, by their codes, and what lies between two neighbours.
 _FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _FP4_MIDDLES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-#: Blocks of smaller values have the scale of this one.
+#: The least amax of a block.
 _SMALLEST = 1e-4
 
 
@@ -72,7 +72,7 @@ def ceil_to_ue8m0(x: Any) -> Any:
 def pack_ue8m0_to_int(x: Any) -> Any:
     """Powers of two, float32 [..., K] with K a multiple of 4, as int32 [..., K/4]: four exponents in each.
 
-    What is no power of two loses its mantissa; nothing is waited for, so that it can be captured into a graph.
+    Other numbers lose their mantissa. The call does not synchronize, so it can be captured into a CUDA graph.
     """
     if x.shape[-1] % 4 != 0:
         raise ArgumentError(f"`x` has the wrong shape: expected a multiple of 4 columns, found {tuple(x.shape)}", "x")
@@ -109,10 +109,10 @@ def _expect_gran_k(gran_k: int, allowed: Sequence[int]) -> None:
 def per_token_cast_to_fp8(
     x: Any, use_ue8m0: bool, gran_k: int = 128, use_packed_ue8m0: bool = False
 ) -> Tuple[Any, Any]:
-    """A matrix [M, K] of bfloat16, float16 or float32 as e4m3 [M, K] and float32 scales [M, K/128]: activations.
+    """A matrix [M, K] of bfloat16, float16 or float32 as e4m3 [M, K] and 1x128 scales, float32 [M, K/128]: activations.
 
-    A scale is ``max(amax, 1e-4) / 448``, with ``use_ue8m0`` rounded up to a power of two. With ``use_packed_ue8m0`` four of a row
-    are an int32. ``gran_k``, the columns that share a scale, is 128 or 32.
+    A scale is ``max(amax, 1e-4) / 448``; ``use_ue8m0`` rounds it up to a power of two, ``use_packed_ue8m0`` packs four
+    of a row into an int32. ``gran_k``, the columns that share a scale, is 128 or 32.
     """
     m, k = _matrix(x)
     _expect_gran_k(gran_k, (128, 32))
@@ -124,7 +124,7 @@ def per_token_cast_to_fp8(
 
 
 def per_channel_cast_to_fp8(x: Any, use_ue8m0: bool, gran_k: int = 128) -> Tuple[Any, Any]:
-    """A matrix [M, N] as e4m3 [M, N] and float32 scales [M/128, N]: each for 128 rows of a column."""
+    """A matrix [M, N] as e4m3 [M, N] and 128x1 scales, float32 [M/128, N]."""
     m, n = _matrix(x)
     _expect_gran_k(gran_k, (128,))
     if m % gran_k != 0:
@@ -134,7 +134,7 @@ def per_channel_cast_to_fp8(x: Any, use_ue8m0: bool, gran_k: int = 128) -> Tuple
 
 
 def per_block_cast_to_fp8(x: Any, use_ue8m0: bool, gran_k: int = 128) -> Tuple[Any, Any]:
-    """A matrix [N, K] as e4m3 [N, K] and float32 scales [N/128, K/128]: weights."""
+    """A matrix [N, K] as e4m3 [N, K] and 128x128 scales, float32 [N/128, K/128]: weights."""
     n, k = _matrix(x)
     _expect_gran_k(gran_k, (128,))
     return _quantize(x, "128x128", (ceil_div(n, gran_k), ceil_div(k, gran_k)), use_ue8m0)
@@ -186,8 +186,8 @@ def per_token_cast_to_fp4(
 ) -> Tuple[Any, Any]:
     """A matrix [M, K] as e2m1, int8 [M, K/2] with two of a row in each, and float32 scales [M, K/gran_k].
 
-    A scale is ``max(amax, 1e-4) / 6``, with ``use_ue8m0`` rounded up to a power of two; with ``use_packed_ue8m0`` four of a row are
-    an int32. No product for Hopper takes such operands.
+    A scale is ``max(amax, 1e-4) / 6``; ``use_ue8m0`` rounds it up to a power of two, ``use_packed_ue8m0`` packs four of
+    a row into an int32. No GEMM for Hopper takes such operands.
     """
     m, k = _matrix(x)
     if k % 2 != 0:

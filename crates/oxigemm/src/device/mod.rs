@@ -1,0 +1,223 @@
+//! Devices: memory, streams, loaded kernels and workspaces of a GPU, of the simulator and of the CPU.
+
+pub(crate) mod backend;
+mod cuda;
+mod extensions;
+mod id;
+pub(crate) mod launch;
+pub(crate) mod limits;
+mod sim;
+pub(crate) mod stream;
+mod tensor_map;
+mod workspace;
+
+use std::fmt;
+use std::str::FromStr;
+
+use oxigemm_sim::{Options, Policy};
+
+use crate::error::{Error, Result};
+
+pub use cuda::{ARCH, Cuda, Loaded};
+pub use id::DeviceId;
+pub use limits::Limits;
+pub use sim::Sim;
+pub use stream::{Event, Graph, SimEvent, SimGraph, SimStream, Stream};
+
+/// A device that holds tensors and runs functions: the CPU, a GPU, or a simulated GPU.
+///
+/// Clones are cheap and stand for the same device. What a device has loaded and planned lives in it and not in a
+/// global: two devices, or two that were opened apart, share nothing but the memory of the GPU.
+///
+/// ```
+/// use oxigemm::Device;
+///
+/// assert_eq!(Device::cpu().to_string(), "cpu");
+/// assert_eq!("cpu".parse::<Device>()?.id(), Device::cpu().id());
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+#[derive(Clone)]
+#[non_exhaustive]
+pub enum Device {
+    /// The CPU; functions run as the reference.
+    Cpu,
+    /// A CUDA device.
+    Cuda(Cuda),
+    /// A GPU in the simulator, which runs the same kernels.
+    Sim(Sim),
+}
+
+impl Device {
+    /// The first GPU that the kernels run on, else the simulator.
+    #[must_use]
+    pub fn auto() -> Device {
+        let count = oxigemm_cuda::device_count().unwrap_or(0);
+        (0..count)
+            .filter_map(|ordinal| Cuda::open(ordinal).ok())
+            .find(Cuda::is_supported)
+            .map_or_else(Device::sim, Device::Cuda)
+    }
+
+    /// The GPU of this number.
+    ///
+    /// # Errors
+    /// If there is no driver or no such GPU.
+    pub fn cuda(ordinal: usize) -> Result<Device> {
+        Ok(Device::Cuda(Cuda::open(ordinal)?))
+    }
+
+    /// A new simulated GPU, which looks for hazards; [`Sim`] has the other ways to run it.
+    ///
+    /// It runs the kernels of the GPU, with a model of its tensor cores, far slower: it is for trying and for testing.
+    #[must_use]
+    pub fn sim() -> Device {
+        Device::Sim(Sim::new())
+    }
+
+    /// The CPU.
+    #[must_use]
+    pub fn cpu() -> Device {
+        Device::Cpu
+    }
+
+    /// Which device this is.
+    #[must_use]
+    pub fn id(&self) -> DeviceId {
+        match self {
+            Device::Cpu => DeviceId::Cpu,
+            Device::Cuda(cuda) => DeviceId::Cuda(cuda.gpu().ordinal()),
+            Device::Sim(sim) => DeviceId::Sim(sim.number()),
+        }
+    }
+
+    /// The GPU, where it is one.
+    #[must_use]
+    pub fn as_cuda(&self) -> Option<&Cuda> {
+        match self {
+            Device::Cuda(cuda) => Some(cuda),
+            Device::Cpu | Device::Sim(_) => None,
+        }
+    }
+
+    /// The simulated GPU, where it is one.
+    #[must_use]
+    pub fn as_sim(&self) -> Option<&Sim> {
+        match self {
+            Device::Sim(sim) => Some(sim),
+            Device::Cpu | Device::Cuda(_) => None,
+        }
+    }
+
+    /// What planning knows of the device; nothing of the CPU, which has no kernels.
+    #[must_use]
+    pub fn limits(&self) -> Option<&Limits> {
+        match self {
+            Device::Cpu => None,
+            Device::Cuda(cuda) => Some(cuda.limits()),
+            Device::Sim(sim) => Some(sim.limits()),
+        }
+    }
+
+    /// Waits until everything that was given to it is done.
+    ///
+    /// # Errors
+    /// What the GPU reports of the work before.
+    pub fn synchronize(&self) -> Result<()> {
+        match self {
+            Device::Cpu | Device::Sim(_) => Ok(()),
+            Device::Cuda(cuda) => Ok(cuda.gpu().synchronize()?),
+        }
+    }
+}
+
+/// `auto`, `cpu`, `cuda`, `cuda:N`, `sim`, or `sim:` with a schedule: `eager`, `lazy`, or the seed of a random one.
+impl FromStr for Device {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Device> {
+        let refuse =
+            |reason: &str| Err(Error::DeviceName { name: name.to_owned(), reason: reason.to_owned() });
+        match name {
+            "auto" => Ok(Device::auto()),
+            "cpu" => Ok(Device::Cpu),
+            "cuda" => Device::cuda(0),
+            "sim" => Ok(Device::sim()),
+            _ => match name.split_once(':') {
+                Some(("cuda", number)) => match number.parse() {
+                    Ok(ordinal) => Device::cuda(ordinal),
+                    Err(_) => refuse("expected the number of a GPU behind `cuda:`"),
+                },
+                Some(("sim", schedule)) => match options(schedule) {
+                    Some(options) => Ok(Device::Sim(Sim::with_options(options))),
+                    None => refuse("expected eager, lazy or the seed of a random schedule behind `sim:`"),
+                },
+                _ => refuse("expected auto, cpu, sim, cuda or cuda:N"),
+            },
+        }
+    }
+}
+
+/// The options of a schedule's name.
+fn options(schedule: &str) -> Option<Options> {
+    let (policy, seed) = match schedule {
+        "eager" => (Policy::Eager, 0),
+        "lazy" => (Policy::Lazy, 0),
+        seed => (Policy::Random, seed.parse().ok()?),
+    };
+    Some(Options { policy, seed, ..Options::default() })
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Device::Sim(_) => f.write_str("sim"),
+            Device::Cpu | Device::Cuda(_) => self.id().fmt(f),
+        }
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.id().fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_no_device_says_what_would_be() {
+        for (name, words) in [
+            ("gpu", "expected auto, cpu, sim, cuda or cuda:N"),
+            ("", "expected auto"),
+            ("cuda:", "the number of a GPU"),
+            ("cuda:-1", "the number of a GPU"),
+            ("sim:late", "expected eager, lazy or the seed"),
+        ] {
+            let error = name.parse::<Device>().unwrap_err();
+            assert!(matches!(error, Error::DeviceName { .. }));
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn auto_always_finds_something() {
+        let device: Device = "auto".parse().unwrap();
+        assert!(matches!(device.id(), DeviceId::Sim(_) | DeviceId::Cuda(_)));
+    }
+
+    #[test]
+    fn a_simulated_device_has_a_schedule_and_memory_of_its_own() {
+        for (name, policy, seed) in
+            [("sim", Policy::Eager, 0), ("sim:lazy", Policy::Lazy, 0), ("sim:17", Policy::Random, 17)]
+        {
+            let device: Device = name.parse().unwrap();
+            let options = device.as_sim().unwrap().options();
+            assert_eq!((options.policy, options.seed, options.hazards), (policy, seed, true));
+            assert_eq!(device.to_string(), "sim");
+            assert_eq!(device.id(), device.clone().id());
+            assert_ne!(device.id(), Device::sim().id());
+        }
+    }
+}

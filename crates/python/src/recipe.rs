@@ -1,0 +1,88 @@
+//! Recipes: the scale granularity of A and B as DeepGEMM's callers say it.
+
+use pyo3::prelude::*;
+
+use crate::array::Array;
+use crate::error::argument_error;
+
+const NO_KERNELS: &str = "is one that there are no kernels for";
+
+/// The scale granularity that a call claims: the rows and columns that share a scale, for A and for B.
+#[derive(Clone, Copy, Default)]
+pub struct Recipe {
+    given: Option<[[i64; 2]; 2]>,
+}
+
+/// The three arguments of a recipe: `recipe`, or `recipe_a` and `recipe_b`.
+pub type RecipeArguments = (Option<(i64, i64, i64)>, Option<(i64, i64)>, Option<(i64, i64)>);
+
+impl Recipe {
+    pub fn new(py: Python<'_>, arguments: RecipeArguments) -> PyResult<Recipe> {
+        let given = match arguments {
+            (None, None, None) => return Ok(Recipe { given: None }),
+            (Some((m, n, k)), None, None) => [[m, k], [n, k]],
+            (None, Some(a), Some(b)) => [a.into(), b.into()],
+            _ => {
+                let expected = "either `recipe`, or both `recipe_a` and `recipe_b`";
+                let found = "another choice of them";
+                return Err(argument_error(py, "recipe", "contradicts others", expected, found));
+            }
+        };
+        if given[0] != [1, 128] || !matches!(given[1], [1 | 128, 128]) {
+            let expected = "(1, 128, 128) or (1, 1, 128)";
+            let found = format!("A {:?}, B {:?}", given[0], given[1]);
+            return Err(argument_error(py, "recipe", NO_KERNELS, expected, &found));
+        }
+        Ok(Recipe { given: Some(given) })
+    }
+
+    /// Accepts 1D1D scales only, those of k-grouped GEMMs: 1x128 for A and for B.
+    pub fn expect_1d1d(py: Python<'_>, recipe: Option<(i64, i64, i64)>) -> PyResult<()> {
+        match recipe.filter(|recipe| *recipe != (1, 1, 128)) {
+            Some(recipe) => {
+                let found = format!("{recipe:?}");
+                Err(argument_error(py, "recipe", NO_KERNELS, "(1, 1, 128)", &found))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Accepts 1D2D scales only: 1x128 for A, 128x128 for B.
+    pub fn expect_1d2d(&self, py: Python<'_>) -> PyResult<()> {
+        match self.given {
+            Some([_, [1, _]]) => {
+                let problem = "is one that this function has no kernels for";
+                Err(argument_error(py, "recipe", problem, "(1, 128, 128)", "(1, 1, 128)"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Compares the last two dimensions of scales with the recipe. `k_first`: K is the first dimension of the operand.
+    pub fn expect_scales(
+        &self,
+        py: Python<'_>,
+        operand: usize,
+        values: &Array,
+        scales: &Array,
+        k_first: bool,
+    ) -> PyResult<()> {
+        let Some(given) = self.given else { return Ok(()) };
+        let [mn, k] = match values.dims() {
+            [.., first, second] if k_first => [*second, *first],
+            [.., first, second] => [*first, *second],
+            _ => [0, 0],
+        };
+        let [rows, columns] = given[operand].map(|count| count as usize);
+        let mut expected = [mn.div_ceil(rows), k.div_ceil(columns)];
+        if k_first {
+            expected.reverse();
+        }
+        if scales.dims().ends_with(&expected) {
+            return Ok(());
+        }
+        let expected = format!("{expected:?} by `recipe`");
+        let found = format!("{:?}", scales.dims());
+        Err(argument_error(py, scales.name, "has the wrong number of scales", &expected, &found))
+    }
+}

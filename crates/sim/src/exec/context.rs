@@ -1,0 +1,86 @@
+//! Context: what an executing warp can reach.
+
+use super::cluster::Cluster;
+use super::tensormap::MapChange;
+use crate::decode::Kernel;
+use crate::error::{Fault, Place};
+use crate::hazard::{Footprint, GlobalShadow};
+use crate::memory::Memory;
+use crate::options::Options;
+use crate::report::{Report, TraceEvent, TraceUnit};
+use crate::rng::Rng;
+use std::collections::HashMap;
+
+/// Everything around one warp while it runs.
+pub(crate) struct Cx<'a> {
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) cluster: &'a mut Cluster,
+    pub(crate) memory: &'a mut Memory,
+    pub(crate) params: &'a [u8],
+    pub(crate) options: &'a Options,
+    pub(crate) rng: &'a mut Rng,
+    pub(crate) report: &'a mut Report,
+    /// Counts everything that may let another warp go on.
+    pub(crate) progress: &'a mut u64,
+    /// Counts what only looks whether something has changed.
+    pub(crate) polls: &'a mut u64,
+    /// Per instruction: whether a lane has executed it.
+    pub(crate) executed: &'a mut [bool],
+    /// Tensor maps in global memory that the kernel has changed.
+    pub(crate) maps: &'a mut HashMap<u64, MapChange>,
+    /// Who touched global memory.
+    pub(crate) global: &'a mut GlobalShadow,
+    /// What the kernel before touches, where it may still run.
+    pub(crate) predecessor: Option<&'a Footprint>,
+}
+
+impl Cx<'_> {
+    /// The place of an instruction of a warp of this cluster.
+    pub(crate) fn place(&self, warp: u32, pc: u32) -> Place {
+        let inst = &self.kernel.code[pc as usize];
+        let rank = warp as usize / self.cluster.warps_per_cta;
+        Place {
+            line: inst.line,
+            column: inst.column,
+            source: inst.loc.and_then(|(f, l)| Some((self.kernel.files.get(&f)?.clone(), l))),
+            opcode: self.kernel.opcodes[pc as usize].to_string(),
+            cta: self.cluster.ctas[rank].index,
+            warp: (warp as usize % self.cluster.warps_per_cta) as u32,
+        }
+    }
+
+    /// Adds a bar that ends now to the timeline; `role` is that of the warp where the instruction has none.
+    pub(crate) fn trace(
+        &mut self,
+        unit: TraceUnit,
+        warp: u32,
+        pc: u32,
+        start: u64,
+        role: Option<&str>,
+        detail: impl FnOnce(&Self) -> String,
+    ) {
+        if self.options.trace {
+            let place = self.place(warp, pc);
+            let role = self.kernel.names.role(place.line).or(role).map(str::to_owned);
+            let (detail, end) = (detail(self), self.report.instructions);
+            self.report.trace.push(TraceEvent { unit, place, role, detail, start, end });
+        }
+    }
+
+    pub(super) fn cta_index(&self, warp: u32) -> u32 {
+        self.cluster.ctas[warp as usize / self.cluster.warps_per_cta].index
+    }
+
+    /// This warp among all of the grid.
+    pub(crate) fn identity(&self, warp: u32) -> (u32, u32) {
+        (self.cluster.ctas[0].index, warp)
+    }
+
+    /// Gives a fault its place, where it has none.
+    pub(crate) fn locate(&self, mut fault: Fault, warp: u32, pc: u32) -> Fault {
+        if fault.at.is_none() {
+            fault.at = Some(Box::new(self.place(warp, pc)));
+        }
+        fault
+    }
+}

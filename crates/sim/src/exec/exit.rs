@@ -1,0 +1,134 @@
+//! The end of warps and CTAs: nothing may be left in flight, and no peer may come too late.
+
+use super::context::Cx;
+use super::warp::Warp;
+use crate::error::{Fault, FaultKind};
+use crate::units::copy::Kind;
+use crate::units::copy::{CopyGroups, LaneGroups};
+
+/// A warp has exited: what it leaves behind must be complete.
+pub(crate) fn leave(warp: &mut Warp, cx: &mut Cx<'_>) -> Result<(), Fault> {
+    let pc = warp.left_at;
+    cx.cluster.ctas[warp.env.rank as usize].left = (warp.index, pc);
+    let rank = warp.env.rank as usize;
+    let place = |mut f: Fault, other: u32, cx: &Cx<'_>| {
+        f.at = Some(Box::new(cx.place(warp.index, pc)));
+        f.other = Some(Box::new(cx.place(warp.index, other)));
+        f
+    };
+    if cx.options.hazards {
+        let w = &warp.wgmma;
+        if w.open > 0 || w.committed > w.waited && w.issued > 0 {
+            let f = Fault::new(FaultKind::WorkInFlight, "a warp exits without waiting for its wgmma");
+            return Err(place(f, w.last_pc, cx));
+        }
+        let unread =
+            |g: &&CopyGroups| !g.open.is_empty() || g.groups.iter().skip(g.read).any(|x| !x.is_empty());
+        // Copies in a group that nobody waits for must at least be complete, unless an mbarrier counts them.
+        let forgotten = |part: &LaneGroups| {
+            let tracked = |id: &u64| *id <= part.tracked;
+            let grouped = part.groups.iter().flat_map(|group| &group.1).copied();
+            let grouped: Vec<u64> = grouped.filter(|id| !tracked(id)).collect();
+            !part.open.iter().all(tracked) || !cx.copies_done(&grouped, false)
+        };
+        let cp = warp.cp_async.parts().any(forgotten).then_some(warp.cp_async.last_pc);
+        if let Some(issued) = warp.bulk.values().find(unread).map(|g| g.last_pc).or(cp) {
+            let f = Fault::new(
+                FaultKind::WorkInFlight,
+                "a thread exits without waiting for its asynchronous copies (commit_group and wait_group)",
+            );
+            return Err(place(f, issued, cx));
+        }
+    }
+    if let Some(h) = &mut cx.cluster.hazards {
+        h.exit_warp(warp.index, rank);
+    }
+    let cta = &mut cx.cluster.ctas[rank];
+    cta.live_warps -= 1;
+    if cta.live_warps == 0 {
+        exit_cta(cx, rank)?;
+    }
+    for id in 0..16 {
+        cx.cluster.settle_named(rank, id);
+    }
+    cx.cluster.settle_barrier();
+    Ok(())
+}
+
+/// The last warp of a CTA has exited: its shared memory is gone.
+fn exit_cta(cx: &mut Cx<'_>, rank: usize) -> Result<(), Fault> {
+    let touches = |k: &Kind| match k {
+        Kind::Load { cta, source, .. } => {
+            *cta == rank || matches!(source, crate::units::copy::Source::Shared(c, _) if *c == rank)
+        }
+        Kind::Store { cta, data: None, .. } => *cta == rank,
+        Kind::Store { .. } => false,
+        Kind::CpAsync(list) => list.iter().any(|c| c.cta == rank),
+        Kind::Arrive { mbar, .. } => mbar.0 == rank,
+        Kind::Words { cta, .. } => *cta == rank,
+    };
+    while let Some(i) = cx.cluster.pending.iter().position(|p| touches(&p.kind)) {
+        let p = &cx.cluster.pending[i];
+        if cx.options.hazards {
+            let mut f = Fault::new(
+                FaultKind::WorkInFlight,
+                format!(
+                    "CTA {} exits while this copy or arrival uses its shared memory",
+                    cx.cluster.ctas[rank].index
+                ),
+            );
+            f.at = Some(Box::new(cx.place(p.warp, p.pc)));
+            f.other = Some(Box::new(cx.exit_place(rank)));
+            f.notes = cx.barrier_notes(rank);
+            return Err(f);
+        }
+        cx.perform(i)?;
+    }
+    if cx.options.hazards
+        && let Some((at, m)) = cx.cluster.ctas[rank].mbars.iter().find(|(_, m)| m.issued > 0)
+    {
+        let mut f = Fault::new(
+            FaultKind::WorkInFlight,
+            format!(
+                "CTA {} exits in the middle of a phase of {} that copies report to",
+                cx.cluster.ctas[rank].index,
+                cx.mbar_name(*at)
+            ),
+        );
+        f.at = Some(Box::new(cx.exit_place(rank)));
+        f.other = Some(Box::new(cx.place(m.last.0, m.last.1)));
+        f.notes.push(cx.mbar_state(rank, *at));
+        return Err(f);
+    }
+    check_peers(cx, rank)?;
+    cx.cluster.ctas[rank].exited = true;
+    Ok(())
+}
+
+/// Nothing that a peer does with this CTA's shared memory may come after its exit: some warp of the CTA
+/// must have waited for each remote access and arrival.
+fn check_peers(cx: &Cx<'_>, rank: usize) -> Result<(), Fault> {
+    let Some(h) = &cx.cluster.hazards else { return Ok(()) };
+    if cx.cluster.ctas.len() == 1 {
+        return Ok(());
+    }
+    let index = cx.cluster.ctas[rank].index;
+    let access =
+        h.exit_cta(rank, cx.cluster.warps_per_cta).map(|e| (e.warp, e.pc, "access to its shared memory"));
+    let arrival = || {
+        let remote = cx.cluster.ctas[rank].mbars.values().flat_map(|m| &m.remote);
+        remote
+            .filter(|(agent, tick, ..)| !h.exit_covers(rank, *agent, *tick))
+            .map(|r| (r.2, r.3, "arrival at its mbarrier"))
+            .next()
+    };
+    let Some((warp, pc, what)) = access.or_else(arrival) else { return Ok(()) };
+    let mut fault = Fault::new(
+        FaultKind::PeerExited,
+        format!("CTA {index} exits and none of its warps has waited for this {what} by a peer"),
+    );
+    fault.at = Some(Box::new(cx.place(warp, pc)));
+    fault.other = Some(Box::new(cx.exit_place(rank)));
+    fault.notes = cx.barrier_notes(rank);
+    Err(fault)
+}

@@ -1,0 +1,112 @@
+//! Texts of faults: parts of a kernel by their names, both sides of a conflict, the state of barriers.
+
+use super::context::Cx;
+use crate::error::{Fault, FaultKind, Place};
+use crate::hazard::{Conflict, GlobalConflict, Missing, Overlap};
+
+/// What is wrong between two accesses, in words.
+fn unordered(missing: Missing, writes: bool, earlier_writes: bool) -> (FaultKind, String) {
+    let verb = |writes: bool| if writes { "write" } else { "read" };
+    let (kind, reason) = match missing {
+        Missing::Order => (FaultKind::Race, "is not ordered after it"),
+        Missing::ProxyFence => {
+            (FaultKind::ProxyOrder, "is ordered after it but with no proxy fence between them")
+        }
+        Missing::Scope => (
+            FaultKind::Race,
+            "is not ordered after it: a scope does not include the thread of the other side",
+        ),
+    };
+    (kind, format!("this {} follows an earlier {} and {reason}", verb(writes), verb(earlier_writes)))
+}
+
+impl Cx<'_> {
+    /// A part of shared memory by its name, or by its offset.
+    pub(crate) fn shared_text(&self, offset: u32) -> String {
+        self.shared_name(offset).unwrap_or_else(|| format!("{offset:#x}"))
+    }
+
+    /// Where the last warp of a CTA has left.
+    pub(crate) fn exit_place(&self, cta: usize) -> Place {
+        let (warp, pc) = self.cluster.ctas[cta].left;
+        self.place(warp, pc)
+    }
+
+    /// Two accesses to shared memory with nothing that orders them.
+    pub(crate) fn conflict(&self, c: Conflict, cta: usize, writes: bool) -> Fault {
+        let (kind, order) = unordered(c.missing, writes, c.earlier_writes);
+        let mut fault = Fault::new(
+            kind,
+            format!(
+                "shared memory of CTA {} at offset {:#x}: {order}",
+                self.cluster.ctas[cta].index, c.offset,
+            ),
+        );
+        fault.other = Some(Box::new(self.place(c.earlier.warp, c.earlier.pc)));
+        fault.notes = self.barrier_notes(cta);
+        fault
+    }
+
+    /// Two accesses to global memory with nothing that orders them.
+    pub(crate) fn global_conflict(&self, c: GlobalConflict, writes: bool) -> Fault {
+        let (kind, order) = unordered(c.missing, writes, c.earlier_writes);
+        let mut fault = Fault::new(kind, format!("global memory at {:#x}: {order}", c.address));
+        let earlier = c.earlier.event;
+        let place = self.place(earlier.warp % self.cluster.warps.len() as u32, earlier.pc);
+        fault.other = Some(Box::new(Place { cta: c.earlier.cta, ..place }));
+        fault
+    }
+
+    /// An access that may meet one of the kernel before.
+    pub(crate) fn too_early(&self, overlap: Overlap, writes: bool) -> Fault {
+        let verb = |writes: bool| if writes { "write" } else { "read" };
+        let names = self.predecessor.map(|before| before.names()).unwrap_or_default();
+        Fault::new(
+            FaultKind::Race,
+            format!(
+                "global memory at {:#x}: this {} comes before griddepcontrol.wait, and the kernel before, {names}, may \
+                 still {} there",
+                overlap.address,
+                verb(writes),
+                verb(overlap.other_writes)
+            ),
+        )
+    }
+
+    /// An mbarrier by its name, where the kernel gives it one, and its offset.
+    pub(crate) fn mbar_name(&self, at: u32) -> String {
+        match self.shared_name(at) {
+            Some(name) => format!("the mbarrier {name} ({at:#x})"),
+            None => format!("the mbarrier at {at:#x}"),
+        }
+    }
+
+    /// What the kernel calls this part of shared memory.
+    pub(crate) fn shared_name(&self, offset: u32) -> Option<String> {
+        self.kernel.names.shared(offset.checked_sub(self.kernel.dynamic_shared)?)
+    }
+
+    /// The state of an mbarrier: its phase, what it misses, who changed it last, and which waits were passed.
+    pub(crate) fn mbar_state(&self, cta: usize, at: u32) -> String {
+        let Some(m) = self.cluster.ctas[cta].mbars.get(&at) else { return String::new() };
+        let mut text = format!(
+            "{} of CTA {}: {}; last changed by {}",
+            self.mbar_name(at),
+            self.cluster.ctas[cta].index,
+            m.describe(),
+            self.place(m.last.0, m.last.1)
+        );
+        for p in m.passed.iter().take(16) {
+            let what = p.parity.map_or("its token's phase".to_owned(), |parity| format!("parity {parity}"));
+            let warp = p.warp as usize % self.cluster.warps_per_cta;
+            let line = self.place(p.warp, p.pc).line_text();
+            text += &format!("; warp {warp} last passed a wait for {what} in phase {} at {line}", p.phase);
+        }
+        text
+    }
+
+    /// The states of a CTA's mbarriers.
+    pub(crate) fn barrier_notes(&self, cta: usize) -> Vec<String> {
+        self.cluster.ctas[cta].mbars.keys().take(32).map(|at| self.mbar_state(cta, *at)).collect()
+    }
+}

@@ -1,0 +1,52 @@
+//! Fences.
+
+use super::access::Location;
+use super::context::Cx;
+use super::memory::{acquire, address};
+use super::warp::Warp;
+use super::{Issue, Next};
+use crate::decode::fence::FenceOp;
+use crate::error::Fault;
+use crate::hazard::Scope;
+use crate::lanes::lanes;
+use crate::text::ast::Space;
+
+pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &FenceOp, at: Issue) -> Result<Next, Fault> {
+    match op {
+        FenceOp::TensorMapAcquire { sem, addr, .. } => {
+            for l in lanes(at.active) {
+                let a = address(warp, addr, Space::Generic, l);
+                let location = cx.resolve(warp, Space::Generic, a)?;
+                acquire(warp, cx, location, sem);
+                let me = cx.identity(warp.index);
+                if let Location::Global(a) = location
+                    && let Some(change) = cx.maps.get_mut(&a)
+                    && change.released
+                {
+                    change.acquired.push(me);
+                }
+            }
+        }
+        FenceOp::TensorMapRelease { .. } => {
+            let me = cx.identity(warp.index);
+            cx.maps.values_mut().filter(|m| m.writer == me).for_each(|m| m.released = true);
+        }
+        _ => {}
+    }
+    if let Some(h) = &mut cx.cluster.hazards {
+        match op {
+            FenceOp::Thread { sem } | FenceOp::TensorMapRelease { sem } => {
+                h.fence_thread(warp.index, sem.acquire, sem.release, sem.strong.unwrap_or(Scope::Gpu));
+            }
+            FenceOp::ProxyAsync { shared, global } => h.fence_proxy(warp.index, *shared, *global),
+            FenceOp::MbarrierInit => h.fence_mbarrier_init(warp.index),
+            FenceOp::TensorMapAcquire { .. } | FenceOp::Nothing => {}
+        }
+        if matches!(op, FenceOp::ProxyAsync { shared: true, .. } | FenceOp::MbarrierInit) {
+            for m in cx.cluster.ctas.iter_mut().flat_map(|c| c.mbars.values_mut()) {
+                m.fenced |= m.init_warp == warp.index;
+            }
+        }
+    }
+    Ok(Next::Step)
+}

@@ -1,0 +1,253 @@
+//! `wgmma`: issue, groups and execution of the warpgroup's asynchronous matrix operations.
+//!
+//! Each warp of a warpgroup owns sixteen rows of the product, so its part is computed on its own; a wait
+//! checks that the other three warps have issued as many operations. An operation may run at any time
+//! between its issue and the wait that covers it, in order within the warp.
+
+use super::aligned::{aligned, converged};
+use super::context::Cx;
+use super::warp::{Wait, Warp};
+use super::{Issue, Next, together};
+use crate::decode::isa::{Op, Reg};
+use crate::decode::wgmma::{Wgmma, WgmmaA, WgmmaOp};
+use crate::error::{Fault, FaultKind};
+use crate::hazard::{Event, Hazards, Proxy, Unit};
+use crate::lanes::LANES;
+use crate::options::Policy;
+use crate::report::TraceUnit;
+use crate::units::integer_core::IntProduct;
+use crate::units::mma::{self, Accumulator, Elements};
+use crate::units::tensor_core::{Product, Widths};
+use crate::units::wgmma::{Buffers, Descriptor, Issued, Operand};
+
+pub(super) fn execute(warp: &mut Warp, cx: &mut Cx<'_>, op: &WgmmaOp, at: Issue) -> Result<Next, Fault> {
+    together!(aligned(warp, cx, at));
+    converged(warp, cx, at.active);
+    cx.wgmma(warp, op, at.pc)
+}
+
+/// The rows of A that a warp multiplies.
+fn operand_a(warp: &Warp, w: &Wgmma, descriptor: u64) -> Operand {
+    let descriptor = Descriptor::decode(descriptor);
+    Operand { descriptor, first: warp.env.warp % 4 * 16, rows: 16, k: w.k, transposed: w.transpose_a }
+}
+
+fn operand_b(w: &Wgmma, descriptor: u64) -> Operand {
+    let descriptor = Descriptor::decode(descriptor);
+    Operand { descriptor, first: 0, rows: w.n, k: w.k, transposed: w.transpose_b }
+}
+
+impl Cx<'_> {
+    fn wgmma(&mut self, warp: &mut Warp, op: &WgmmaOp, pc: u32) -> Result<Next, Fault> {
+        match op {
+            WgmmaOp::Fence => {
+                warp.wgmma.fences += 1;
+                Ok(Next::Step)
+            }
+            WgmmaOp::Commit => {
+                warp.wgmma.committed += 1;
+                warp.wgmma.open = 0;
+                let issued = warp.wgmma.issued;
+                warp.wgmma.commits.push(issued);
+                Ok(Next::Step)
+            }
+            WgmmaOp::Wait { pending } => {
+                let target = warp.wgmma.committed.saturating_sub(*pending);
+                if !self.wgmma_ready(warp, target) {
+                    return Ok(Next::Retry(Wait::Wgmma(target)));
+                }
+                warp.wgmma.waited = warp.wgmma.waited.max(target);
+                if let Some(h) = &mut self.cluster.hazards {
+                    h.completed(warp.index, Hazards::agent(warp.index, Unit::Wgmma), target);
+                }
+                Ok(Next::Step)
+            }
+            WgmmaOp::Mma(w) => {
+                self.issue(warp, w, pc)?;
+                Ok(Next::Step)
+            }
+        }
+    }
+
+    /// Whether the first `groups` groups of a warp are complete.
+    pub(crate) fn wgmma_ready(&self, warp: &Warp, groups: u32) -> bool {
+        if warp.wgmma.queue.front().is_some_and(|op| op.group <= groups) {
+            return false;
+        }
+        let Some(needed) = (groups as usize).checked_sub(1).and_then(|g| warp.wgmma.commits.get(g)) else {
+            return true;
+        };
+        // The last warpgroup of a CTA may have fewer than four warps.
+        let first = warp.index - warp.env.warp % 4;
+        let end = (first + 4).min(warp.index - warp.env.warp + warp.env.warps);
+        (first..end).all(|i| i == warp.index || self.cluster.warps[i as usize].wgmma.issued >= *needed)
+    }
+
+    pub(crate) fn busy_register(&self, warp: &Warp, r: Reg, how: &str) -> Fault {
+        let state = &warp.wgmma;
+        let mut fault = Fault::new(
+            FaultKind::WgmmaRegister,
+            format!(
+                "register {} is {how} while the wgmma of group {} that uses it may be in flight (waited for: {})",
+                self.kernel.registers[r.index()],
+                state.busy[r.index()].0,
+                state.waited
+            ),
+        );
+        fault.other = Some(Box::new(self.place(warp.index, state.last_pc)));
+        fault
+    }
+
+    fn issue(&mut self, warp: &mut Warp, w: &Wgmma, pc: u32) -> Result<(), Fault> {
+        if warp.env.warp / 4 * 4 + 4 > warp.env.warps || warp.valid != u32::MAX || warp.exited != 0 {
+            return Err(Fault::new(
+                FaultKind::Divergence,
+                "wgmma needs four full warps, and this warpgroup is not",
+            ));
+        }
+        let uniform = |s, name: &str| match warp.uniform(s, u32::MAX) {
+            Some(v) => Ok(v),
+            None => Err(Fault::new(FaultKind::BadOperand, format!("{name} differs between the lanes"))),
+        };
+        let a = match w.a {
+            WgmmaA::Descriptor(s) => uniform(s, "the descriptor of A")?,
+            WgmmaA::Registers(_) => 0,
+        };
+        let b = uniform(w.b, "the descriptor of B")?;
+        let accumulate = uniform(w.scale_d, "scale-d")? & 1 == 1;
+        let group = warp.wgmma.committed + 1;
+        if self.options.hazards {
+            self.check_issue(warp, w, accumulate, group)?;
+            let agent = Hazards::agent(warp.index, Unit::Wgmma);
+            let event = Event { agent, tick: group, proxy: Proxy::Async, strong: None, warp: warp.index, pc };
+            let cta = warp.env.rank as usize;
+            let mut spans = Vec::new();
+            if let WgmmaA::Descriptor(_) = w.a {
+                spans.extend(operand_a(warp, w, a).pieces().map(|p| (p.0, 16)));
+            }
+            spans.extend(operand_b(w, b).pieces().map(|p| (p.0, 16)));
+            for (at, len) in &spans {
+                self.shared_range(cta, *at, *len)?;
+            }
+            self.shadow_async(event, None, spans.into_iter(), cta, false)?;
+        }
+        warp.wgmma.open += 1;
+        warp.wgmma.issued += 1;
+        warp.wgmma.last_pc = pc;
+        warp.wgmma.queue.push_back(Issued { pc, a, b, accumulate, group, start: self.report.instructions });
+        let now = match self.options.policy {
+            Policy::Eager => true,
+            Policy::Lazy => false,
+            Policy::Random => self.rng.once_in(2),
+        };
+        while now && !warp.wgmma.queue.is_empty() {
+            self.wgmma_execute(warp)?;
+        }
+        Ok(())
+    }
+
+    /// Registers: written before they are read, fenced, and now in flight.
+    fn check_issue(&self, warp: &mut Warp, w: &Wgmma, accumulate: bool, group: u32) -> Result<(), Fault> {
+        let name = |r: Reg| &self.kernel.registers[r.index()];
+        let a_regs: &[Reg] = if let WgmmaA::Registers(r) = &w.a { &r.0 } else { &[] };
+        for (&r, input) in w.d.0.iter().map(|r| (r, accumulate)).chain(a_regs.iter().map(|r| (r, true))) {
+            if input && warp.written[r.index()] != u32::MAX {
+                return Err(Fault::new(
+                    FaultKind::Uninitialized,
+                    format!("register {} is an input of this wgmma and was never written", name(r)),
+                ));
+            }
+            let (touched, by) = warp.wgmma.touched[r.index()];
+            if warp.wgmma.fences == 0 || touched == warp.wgmma.fences + 1 {
+                let mut fault = Fault::new(
+                    FaultKind::WgmmaRegister,
+                    format!(
+                        "register {} was used by another instruction and no wgmma.fence follows",
+                        name(r)
+                    ),
+                );
+                fault.other = (touched > 0).then(|| Box::new(self.place(warp.index, by)));
+                return Err(fault);
+            }
+        }
+        for &r in a_regs {
+            warp.wgmma.busy[r.index()] = (group, false);
+        }
+        for &r in &w.d.0 {
+            warp.wgmma.busy[r.index()] = (group, true);
+            warp.written[r.index()] = u32::MAX;
+        }
+        Ok(())
+    }
+
+    /// Runs the oldest operation of a warp.
+    pub(crate) fn wgmma_execute(&mut self, warp: &mut Warp) -> Result<(), Fault> {
+        let Some(op) = warp.wgmma.queue.pop_front() else { return Ok(()) };
+        *self.progress += 1;
+        let kernel = self.kernel;
+        let Op::Wgmma(WgmmaOp::Mma(w)) = &kernel.code[op.pc as usize].op else { return Ok(()) };
+        self.trace(TraceUnit::Wgmma, warp.index, op.pc, op.start, None, |cx| {
+            let a = match w.a {
+                WgmmaA::Descriptor(_) => cx.shared_text(Descriptor::decode(op.a).start),
+                WgmmaA::Registers(_) => "registers".to_owned(),
+            };
+            format!("{a} x {}", cx.shared_text(Descriptor::decode(op.b).start))
+        });
+        let mut buffers = std::mem::take(&mut self.cluster.scratch);
+        let result = self.multiply(warp, w, &op, &mut buffers);
+        self.cluster.scratch = buffers;
+        result.map_err(|f| self.locate(f, warp.index, op.pc))
+    }
+
+    fn multiply(
+        &mut self,
+        warp: &mut Warp,
+        w: &Wgmma,
+        op: &Issued,
+        buffers: &mut Buffers,
+    ) -> Result<(), Fault> {
+        let Buffers { a, b, d, scratch } = buffers;
+        let (n, k) = (w.n as usize, w.k as usize);
+        let cta = warp.env.rank as usize;
+        let bits = w.elements.bits();
+        let read = |at: u32| self.shared_bytes(cta, at, 16);
+        match &w.a {
+            WgmmaA::Descriptor(_) => operand_a(warp, w, op.a).gather(bits, read, a)?,
+            WgmmaA::Registers(regs) => {
+                mma::a_codes(&warp.register_rows(&regs.0).collect::<Vec<_>>(), bits, 16, k, a)
+            }
+        }
+        operand_b(w, op.b).gather(bits, read, b)?;
+        let place = |i: usize, lane: usize| {
+            let row = lane / 4 + i % 4 / 2 * 8;
+            row * n + i / 4 * 8 + lane % 4 * 2 + i % 2
+        };
+        match w.elements {
+            Elements::Float(a_type, b_type) => {
+                d.clear();
+                d.resize(16 * n, 0.0);
+                if op.accumulate {
+                    mma::load_floats(warp.register_rows(&w.d.0), w.accumulator, place, d);
+                }
+                let (negate_a, negate_b) = (w.negate_a, w.negate_b);
+                let widths = Widths::hopper(a_type);
+                Product { a, b, k, a_type, b_type, negate_a, negate_b, widths }.accumulate(d, scratch);
+                warp.set_rows(&w.d.0, mma::store_floats(w.accumulator, place, d));
+            }
+            Elements::Integer(a_type, b_type, term) => {
+                let mut sums = vec![0i32; 16 * n];
+                for (i, &r) in w.d.0.iter().enumerate().filter(|_| op.accumulate) {
+                    (0..LANES).for_each(|lane| sums[place(i, lane)] = warp.get(r, lane) as i32);
+                }
+                let saturate = w.accumulator == Accumulator::S32 { saturate: true };
+                IntProduct { a, b, k, a_type, b_type, term, saturate }.accumulate(&mut sums);
+                for (i, &r) in w.d.0.iter().enumerate() {
+                    (0..LANES).for_each(|lane| warp.set(r, lane, u64::from(sums[place(i, lane)] as u32)));
+                }
+            }
+            Elements::Double => {}
+        }
+        self.report.macs += 16 * u64::from(w.n) * u64::from(w.k);
+        Ok(())
+    }
+}

@@ -1,0 +1,176 @@
+//! Hazards: who touched each word last, and what orders the next access after it.
+//!
+//! Time is a vector clock. Its components are *agents*: the lanes of a warp that are in step, and every
+//! asynchronous unit (a warp's `wgmma`, its bulk stores, its `cp.async`, and each mbarrier for the copies that
+//! report to it). Lanes are in step after `bar.warp.sync` and any `.aligned` instruction (not after a shuffle or a
+//! vote, which do not order memory). They part when only some of them wait, arrive, fence or copy, and no lane may
+//! then rely on what another has done. Between two such instructions, one lane's access to a word that another lane
+//! has touched is a race as well.
+//!
+//! A [`View`] says up to which tick of every agent lanes have synchronized: as such, and through a proxy fence for
+//! shared and for global memory. A generic write must be before the fence for its memory in the view of the thread
+//! that issues an asynchronous access to the same bytes; everything else needs the plain view only.
+//!
+//! A release publishes a view, and an acquire takes it, if the scope of each includes the thread of the other (see
+//! `scope`). Two strong accesses may meet on the same condition. An arrival at a peer's mbarrier with too narrow a
+//! scope says only that what came before it is over: enough to write where the peer has read, not to read what it
+//! has written.
+//!
+//! An asynchronous access enters the shadow memory when it is issued, with a tick that its completion mechanism
+//! gives later: the phase of the mbarrier, or the number of the group. So a missing wait is found under every
+//! schedule, also one where the copy happens to be early.
+
+mod global;
+mod order;
+mod predecessor;
+mod scope;
+mod shadow;
+mod view;
+
+pub(crate) use global::{GlobalConflict, GlobalShadow};
+pub(crate) use predecessor::{Footprint, Overlap};
+pub(crate) use scope::{ByScope, Released, Scope, Seat};
+pub(crate) use shadow::{Conflict, Missing};
+pub(crate) use view::View;
+
+use crate::lanes::LANES;
+use shadow::Shadow;
+
+/// The units of one warp.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Wgmma = 1,
+    BulkStore,
+    CpAsync,
+    MbarInit,
+    /// The writes of bulk stores, which are complete later than the reads of their sources.
+    BulkWrite,
+}
+
+/// Agents per warp; the first is the warp's own threads.
+const UNITS: u32 = 6;
+
+/// How an access reaches memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Proxy {
+    Generic,
+    Async,
+}
+
+/// One access, as the shadow memory records it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Event {
+    pub(crate) agent: u32,
+    pub(crate) tick: u32,
+    pub(crate) proxy: Proxy,
+    /// The scope of a strong access.
+    pub(crate) strong: Option<Scope>,
+    /// Warp (index in the cluster) and instruction that issued it.
+    pub(crate) warp: u32,
+    pub(crate) pc: u32,
+}
+
+/// Lanes of a warp that are in step.
+#[derive(Clone, Debug, Default)]
+struct Class {
+    lanes: u32,
+    agent: u32,
+    tick: u32,
+    /// Changes whenever the lanes converge.
+    epoch: u32,
+    /// The tick at that moment.
+    since: u32,
+    /// The class's own tick that came back to it through a barrier: its lanes are in step up to there.
+    returned: u32,
+    /// The tick of `cp.async` up to which each lane has waited for its own copies.
+    copied: u32,
+    now: View,
+    /// What a relaxed operation releases: the views at the last fences.
+    released: ByScope,
+    /// What relaxed loads observed, waiting for a fence of this scope.
+    observed: ByScope,
+    /// What barriers of any strength have waited for: enough to know that a peer is past an access, not
+    /// that its writes are visible.
+    passed: View,
+}
+
+impl Class {
+    fn bump(&mut self) {
+        self.tick += 1;
+        self.now.raise(self.agent, self.tick);
+    }
+}
+
+/// The clocks of one warp.
+#[derive(Clone, Debug, Default)]
+struct Clock {
+    classes: Vec<Class>,
+    /// Agents of classes that have merged, with their last ticks, to be used again.
+    spare: Vec<(u32, u32)>,
+    /// The agents of the lanes' own `cp.async`, once some lanes have waited for theirs without the others. Their
+    /// ticks are those of the warp's.
+    copies: Option<Box<[u32; LANES]>>,
+    epochs: u32,
+    inits: u32,
+    bulk: u32,
+}
+
+/// The hazard state of one cluster.
+pub(crate) struct Hazards {
+    /// Which cluster of the grid this is.
+    cluster: u32,
+    warps_per_cta: u32,
+    clocks: Vec<Clock>,
+    /// The lanes of the running instruction (with those that have exited), and the first that runs.
+    selected: u32,
+    lead: u8,
+    shadow: Shadow,
+    agents: u32,
+    /// Views released to shared-memory locations by strong stores and atomics.
+    locations: std::collections::HashMap<u64, Released>,
+    /// Per CTA: the views of its warps at their exits.
+    exits: Vec<View>,
+}
+
+impl Hazards {
+    pub(crate) fn new(cluster: u32, warps: usize, ctas: usize, base: u32, bytes: u32) -> Hazards {
+        let clock = |w: u32| {
+            let mut class = Class { lanes: u32::MAX, agent: w * UNITS, ..Class::default() };
+            class.bump();
+            class.since = class.tick;
+            Clock { classes: vec![class], ..Clock::default() }
+        };
+        Hazards {
+            cluster,
+            warps_per_cta: (warps / ctas.max(1)).max(1) as u32,
+            clocks: (0..warps as u32).map(clock).collect(),
+            selected: u32::MAX,
+            lead: 0,
+            shadow: Shadow::new(ctas, base, bytes),
+            // The first beside the units is the kernel before.
+            agents: warps as u32 * UNITS + 1,
+            locations: Default::default(),
+            exits: vec![View::default(); ctas],
+        }
+    }
+
+    pub(crate) fn agent(warp: u32, unit: Unit) -> u32 {
+        warp * UNITS + unit as u32
+    }
+
+    /// An agent for a new mbarrier.
+    pub(crate) fn new_agent(&mut self) -> u32 {
+        self.agents += 1;
+        self.agents - 1
+    }
+
+    /// Where a warp's threads sit.
+    pub(crate) fn seat(&self, warp: u32) -> Seat {
+        Seat { cluster: self.cluster, cta: warp / self.warps_per_cta }
+    }
+
+    /// Whether some warp of an exiting CTA has waited for this tick.
+    pub(crate) fn exit_covers(&self, cta: usize, agent: u32, tick: u32) -> bool {
+        self.exits[cta].is_past(agent, tick)
+    }
+}
