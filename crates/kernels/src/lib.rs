@@ -1,10 +1,12 @@
 //! Tensor-core kernels as Rust functions that emit PTX.
 //!
-//! One file per kernel family, written on shared parts: the [`pipeline`] between loading and multiplying warps,
-//! the [`schedule`] of tiles, the [groups](grouping) of rows, the [`epilogue`]. Shapes, strides, cluster sizes, splits
-//! and output types are arguments of the kernels, so the set of kernels is closed and small: [`KernelId::all`].
+//! A folder for each operation, on shared building blocks: the [`pipeline`](common::pipeline) between producers and consumers, the
+//! tile [`scheduler`](gemm::scheduler), the [`epilogue`](gemm::epilogue), and the Hopper kernels in [`gemm::sm90`]. Shapes, strides,
+//! cluster sizes, splits and output types are arguments of the kernels, so the set of kernels is closed and small:
+//! [`KernelId::all`].
 //!
-//! This crate knows nothing of devices: it gives PTX text, [`launch::Launch`] numbers and [`params::Args`].
+//! This crate knows nothing of devices: it gives PTX text, [`Launch`](gemm::launch::Launch) numbers and
+//! [`GemmArgs`](gemm::params::GemmArgs).
 //!
 //! ```
 //! use oxigemm_kernels::gemm::launch::GemmKernel;
@@ -23,9 +25,10 @@ pub mod hyper_connection;
 pub mod quantize;
 mod registry;
 
+pub use common::params::KernelArg;
 pub use oxigemm_ptx::wgmma::Swizzle;
 pub use oxigemm_ptx::{BuildError, Module, Target};
-pub use registry::{Argument, KernelId};
+pub use registry::KernelId;
 
 /// Elements of K that share one scale, and the K extent of a pipeline stage.
 pub const BLOCK_K: u32 = 128;

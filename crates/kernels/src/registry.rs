@@ -85,15 +85,6 @@ impl KernelId {
     }
 }
 
-/// An argument of a kernel that takes plain numbers and addresses alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Argument {
-    /// A number.
-    U32(u32),
-    /// An address, or a large number.
-    U64(u64),
-}
-
 impl From<launch::GemmKernel> for KernelId {
     fn from(config: launch::GemmKernel) -> KernelId {
         KernelId::Gemm(config)

@@ -205,7 +205,7 @@ unsafe fn run_on<B: Backend>(backend: &B, arguments: &HcPrenormGemm, options: &G
     // Blocks that share rows reduce their accumulators there.
     let workspace = match sharing.blocks {
         1 => 0,
-        _ => backend.zeroed_workspace(stream, Config::room_bytes(limits.sms))?,
+        _ => backend.zeroed_workspace(stream, Config::workspace_bytes(limits.sms))?,
     };
     let HcProblem { config, m, k, splits, a_pitch, b_pitch, d_pitch, d_split } = problem;
     let k_blocks = k.div_ceil(BLOCK_K);

@@ -78,7 +78,7 @@ impl Kernel {
         Kernel { name: name.to_owned(), target, state: RefCell::new(state) }
     }
 
-    /// Sets the largest block that will be launched, and that one block per multiprocessor is enough.
+    /// Sets the largest CTA that will be launched (`.maxntid`), with at least one CTA per SM.
     ///
     /// The assembler honours `setmaxnreg` only when both are known (PTX manual, "setmaxnreg"; without
     /// `.minnctapersm` it says C7508 and drops it).
@@ -87,7 +87,7 @@ impl Kernel {
         self
     }
 
-    /// Asks for registers few enough that so many blocks of the largest size run on a multiprocessor at a time.
+    /// Limits registers so that at least this many CTAs of the largest size are resident on an SM (`.minnctapersm`).
     pub fn resident(self, blocks: u32) -> Kernel {
         self.state.borrow_mut().min_blocks = Some(blocks);
         self

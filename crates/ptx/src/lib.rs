@@ -1,4 +1,4 @@
-//! A typed builder for PTX: Rust functions that write GPU kernels, down to the last instruction.
+//! Typed PTX builder: Rust functions that write GPU kernels, down to the last instruction.
 //!
 //! A kernel is written by calling methods of [`Kernel`] and operators of its values; the result is a
 //! [`Module`], which is PTX text. That text is the whole interface: an assembler, the CUDA driver and a
@@ -9,7 +9,7 @@
 //!   [`Kernel::if_`] write control flow.
 //! * State that changes is explicit: [`Var`].
 //! * Instructions are grouped as the PTX manual groups them: [`memory`], [`mbarrier`], [`tma`], [`wgmma`],
-//!   [`matrix`], [`sync`], [`warp`], [`convert`].
+//!   [`ldmatrix`], [`sync`], [`warp`], [`convert`].
 //! * Every instruction carries the Rust line that wrote it (`.loc`), so profilers, sanitizers and simulators
 //!   point at Rust source.
 //! * What Rust's types cannot check (an instruction the target lacks, an illegal shape) is an error of
@@ -40,7 +40,7 @@ mod control;
 pub mod convert;
 mod error;
 mod kernel;
-pub mod matrix;
+pub mod ldmatrix;
 pub mod mbarrier;
 pub mod memory;
 mod ops;

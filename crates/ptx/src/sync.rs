@@ -62,14 +62,13 @@ impl Kernel {
         self.cluster_wait();
     }
 
-    /// Makes freshly initialized barriers visible to the cluster and to the copy engine.
+    /// Makes freshly initialized barriers visible to the cluster and to TMA.
     #[track_caller]
     pub fn fence_barrier_init(&self) {
         self.emit(Needs::SM90, format_args!("fence.mbarrier_init.release.cluster;"));
     }
 
-    /// Orders this thread's ordinary accesses to shared memory before later ones by the tensor cores and the
-    /// copy engine.
+    /// Orders this thread's ordinary accesses to shared memory before later ones by the tensor cores and TMA.
     #[track_caller]
     pub fn fence_async_shared(&self) {
         self.emit(Needs::SM90, format_args!("fence.proxy.async.shared::cta;"));
@@ -81,7 +80,7 @@ impl Kernel {
         self.emit(Needs::SM90, format_args!("fence.proxy.async;"));
     }
 
-    /// Releases changed tensor maps in global memory to the copy engines of the device.
+    /// Releases changed tensor maps in global memory to the TMA units of the device.
     #[track_caller]
     pub fn fence_tensor_maps_release(&self) {
         self.emit(Needs::from_sm(90, 8, 3), format_args!("fence.proxy.tensormap::generic.release.gpu;"));

@@ -1,4 +1,4 @@
-//! Bulk and tensor copies by the copy engine, and tensor maps (PTX manual, "cp.async.bulk.tensor" and neighbours).
+//! TMA: bulk and tensor copies, and tensor maps (PTX manual, "cp.async.bulk.tensor" and neighbours).
 
 use crate::kernel::Kernel;
 use crate::mbarrier::MBarrier;
@@ -6,7 +6,7 @@ use crate::memory::{Global, Shared};
 use crate::target::{Needs, PtxVersion};
 use crate::value::{Arg, Pred, U16, U32, U64};
 
-/// A tensor map: the description of a tensor in global memory that the copy engine reads.
+/// Tensor map: the description of a tensor in global memory that TMA reads.
 #[derive(Clone, Copy)]
 pub struct TensorMap<'k> {
     address: U64<'k>,
@@ -35,7 +35,7 @@ impl<'k> CachePolicy<'k> {
     }
 }
 
-/// What a tensor load may ask for beside its coordinates.
+/// Options of a tensor load beside its coordinates.
 #[derive(Clone, Copy, Default)]
 pub struct LoadOptions<'k> {
     /// Deliver to the same offset in every block of the cluster whose bit is set.
@@ -215,7 +215,7 @@ impl<'k> TensorMap<'k> {
         word
     }
 
-    /// Makes a map that was changed in global memory visible to the copy engine of this thread.
+    /// Makes a map that was changed in global memory visible to the TMA operations of this thread.
     #[track_caller]
     pub fn acquire(self) {
         self.kernel().emit(
@@ -247,7 +247,7 @@ impl<'k> Shared<'k> {
         );
     }
 
-    /// Copies the tensor map at this address to global memory and releases it to the copy engines of the device.
+    /// Copies the tensor map at this address to global memory and releases it to the TMA units of the device.
     #[track_caller]
     pub fn publish_map(self, to: Global<'k>) {
         let k = to.address().kernel();

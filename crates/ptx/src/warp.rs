@@ -90,7 +90,7 @@ impl Kernel {
         self.cluster_special("nclusterid.x")
     }
 
-    /// Cycles of this multiprocessor, low 32 bits.
+    /// Cycle counter of this SM, low 32 bits.
     #[track_caller]
     pub fn clock(&self) -> U32<'_> {
         self.special("clock")

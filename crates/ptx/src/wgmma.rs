@@ -6,8 +6,8 @@ use crate::memory::Shared;
 use crate::target::Needs;
 use crate::value::{Pred, U32, U64, Var};
 
-/// How rows of a matrix are permuted in shared memory, so that neither the copy engine nor the tensor core
-/// meets bank conflicts. The names give the width of the pattern.
+/// Swizzle: how rows of a matrix are permuted in shared memory, so that neither TMA nor the tensor core
+/// has bank conflicts. The names give the width of the pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Swizzle {
     /// Rows of 16 bytes, not permuted.

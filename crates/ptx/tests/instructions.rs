@@ -1,6 +1,6 @@
 //! Every instruction family assembles, and what a target lacks is refused with the line that asked for it.
 
-use oxigemm_ptx::matrix::Layout;
+use oxigemm_ptx::ldmatrix::Layout;
 use oxigemm_ptx::memory::AtomicOp;
 use oxigemm_ptx::tma::{Eviction, LoadOptions, MapField, StoreReduction, TensorMap};
 use oxigemm_ptx::warp::Shuffle;

@@ -1,92 +1,29 @@
-//! Who computes which keys of which sequence in a decode step: all blocks of the grid as many tiles of keys.
+//! Schedule metadata of the paged MQA logits: the tiles of keys of a decode step, split evenly over the CTAs.
 //!
-//! Only the device knows how long sequences are, so this is a kernel too: its schedule is right whenever a captured call
-//! is replayed.
+//! Only the device knows how long sequences are, so this is a kernel too: its schedule is right whenever a captured
+//! call is replayed. It is plain PTX, for every architecture.
 
 use crate::WARP;
-use crate::attention::TILE_KEYS;
+use crate::attention::context_lens::ContextLens;
+use crate::attention::shape::TILE_KEYS;
+use crate::common::params::kernel_params;
 use oxigemm_ptx::warp::Shuffle;
-use oxigemm_ptx::{BuildError, Global, I32, Kernel, Module, Pred, Shared, SharedLayout, Target, U32};
+use oxigemm_ptx::{BuildError, Kernel, Module, Shared, SharedLayout, Target, U32};
 
 const WARPS: u32 = 16;
 const THREADS: u32 = WARPS * WARP;
 
-/// The lengths of sequences, as parameters: one of each, which its last query sees whole and every query before it one key less
-/// than the next; or one of each query.
-#[derive(Clone, Copy)]
-pub(crate) struct Lengths<'k> {
-    at: Global<'k>,
-    pub sequences: U32<'k>,
-    /// Queries of a sequence.
-    pub next: U32<'k>,
-    /// 1 where every query has a length.
-    per_query: U32<'k>,
-    /// What a length may be at most: anything above counts as this.
-    pub limit: U32<'k>,
-}
-
-impl<'k> Lengths<'k> {
-    pub fn declare(k: &'k Kernel) -> Self {
-        Lengths {
-            at: k.param_pointer("lengths"),
-            sequences: k.param("sequences"),
-            next: k.param("next"),
-            per_query: k.param("per_query"),
-            limit: k.param("limit"),
-        }
-    }
-
-    fn each_has_one(&self) -> Pred<'k> {
-        self.per_query.ne(0)
-    }
-
-    fn load_if(&self, condition: Pred<'k>, index: U32<'k>) -> I32<'k> {
-        self.at.at(index.widening_mul(4)).load_readonly_if(condition, 0)
-    }
-
-    fn clamped(&self, length: I32<'k>) -> U32<'k> {
-        length.max(0).bitcast::<u32>().min(self.limit)
-    }
-
-    /// How many keys a query of a sequence sees, where the condition holds.
-    pub fn of_query_if(&self, condition: Pred<'k>, sequence: U32<'k>, query: U32<'k>) -> U32<'k> {
-        let index: U32<'k> = self.each_has_one().select(sequence * self.next + query, sequence);
-        let behind: U32<'k> = self.each_has_one().select(0u32, self.next - 1 - query);
-        // Before it is clamped: a query sees less than the sequence has, not less than the limit.
-        self.clamped(self.load_if(condition, index) - behind.bitcast::<i32>())
-    }
-
-    /// How many keys some query of a sequence sees.
-    pub fn longest(&self, sequence: U32<'k>) -> U32<'k> {
-        self.longest_if(sequence.kernel().constant(true), sequence)
-    }
-
-    /// The same where the condition holds, else 0.
-    fn longest_if(&self, condition: Pred<'k>, sequence: U32<'k>) -> U32<'k> {
-        let lengths = (0..crate::attention::paged_mqa_logits::MAX_NEXT).map(|query| {
-            // One length of each sequence is that of the last query, and the longest.
-            let (index, wanted) = match query {
-                0 => (self.each_has_one().select(sequence * self.next, sequence), condition),
-                _ => (sequence * self.next + query, condition & self.each_has_one() & self.next.gt(query)),
-            };
-            self.load_if(wanted, index)
-        });
-        let longest = lengths.reduce(|longest, length| longest.max(length)).expect("there are several");
-        self.clamped(longest)
-    }
-}
-
-/// The kernel; nothing is compiled in.
+/// The kernel. Nothing is compiled in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config;
 
 impl Config {
-    /// The kernel's name, unique in the closed set.
+    /// Name of the kernel, unique in the registry.
     pub fn name(&self) -> String {
-        "paged_mqa_schedule".to_owned()
+        "paged_mqa_logits_metadata".to_owned()
     }
 
-    /// Threads of its only block.
+    /// Threads of its only CTA.
     pub fn threads(&self) -> u32 {
         THREADS
     }
@@ -96,9 +33,9 @@ impl Config {
         SharedMap::new().bytes
     }
 
-    /// What a length counts as at most, so that the tiles of so many sequences are counted in 32 bits. Logits of more keys than
-    /// that would take a terabyte.
-    pub fn longest(&self, sequences: u32) -> u32 {
+    /// Upper bound of a length, so that the tiles of all sequences are counted in 32 bits. Logits of more keys would
+    /// take a terabyte.
+    pub fn max_length(&self, sequences: u32) -> u32 {
         let tiles = u32::MAX / sequences.max(1);
         tiles.saturating_mul(TILE_KEYS).min(i32::MAX as u32)
     }
@@ -109,8 +46,39 @@ impl Config {
     }
 }
 
+/// Arguments of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Args {
+    /// Address of the schedule: two words for each split, and for the end.
+    pub schedule: u64,
+    /// Address of the context lengths.
+    pub lengths: u64,
+    /// Number of sequences.
+    pub sequences: u32,
+    /// Queries of a sequence.
+    pub next: u32,
+    /// 1 where every query has a length of its own, else 0.
+    pub per_query: u32,
+    /// Upper bound of a length: see [`Config::max_length`].
+    pub limit: u32,
+    /// CTAs that the tiles are split over.
+    pub splits: u32,
+}
+
+kernel_params! {
+    struct Params from Args {
+        schedule: Pointer = schedule,
+        lengths: Pointer = lengths,
+        sequences: U32 = sequences,
+        next: U32 = next,
+        per_query: U32 = per_query,
+        limit: U32 = limit,
+        splits: U32 = splits,
+    }
+}
+
 struct SharedMap {
-    /// A sum of each warp.
+    /// A sum for each warp.
     sums: u32,
     bytes: u32,
 }
@@ -123,7 +91,7 @@ impl SharedMap {
     }
 }
 
-/// `schedule[s]` is the sequence and the tile where part s begins: `s * tiles / parts` tiles after the first of all.
+/// `schedule[s]` is the sequence and the tile where split s begins: `s * tiles / splits` tiles after the first of all.
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = Kernel::new(&cfg.name(), Target::Sm90a).threads(THREADS);
     write(&k);
@@ -131,9 +99,8 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
 }
 
 fn write<'k>(k: &'k Kernel) {
-    let schedule = k.param_pointer("schedule");
-    let lengths = Lengths::declare(k);
-    let parts = k.param::<u32>("parts");
+    let Params { schedule, lengths, sequences, next, per_query, limit, splits } = Params::declare(k, "");
+    let lengths = ContextLens { at: lengths, sequences, next, per_query, limit };
     let map = SharedMap::new();
     let shared = k.dynamic_shared();
     k.name_shared("sums", map.sums, 4, WARPS);
@@ -145,35 +112,35 @@ fn write<'k>(k: &'k Kernel) {
     let thread = k.thread_index();
     let own = k.var(0u32);
     k.for_(thread, lengths.sequences, THREADS, |sequence| own.set(own.live() + tiles_of(sequence)));
-    let (_, total) = scan.before(own.get());
+    let (_, total) = scan.exclusive(own.get());
 
-    let entry = |part: U32<'k>, at: [U32<'k>; 2]| {
-        let to = schedule.at(part.widening_mul(8));
+    let entry = |split: U32<'k>, at: [U32<'k>; 2]| {
+        let to = schedule.at(split.widening_mul(8));
         to.store(at[0]);
         to.at(4).store(at[1]);
     };
-    // Where there is nothing to do, all parts are at the end.
-    let first: U32<'k> = total.eq(0).select(0u32, parts);
-    k.for_(first + thread, parts + 1, THREADS, |part| entry(part, [lengths.sequences, k.constant(0)]));
+    // Without any tiles, all splits begin at the end.
+    let first: U32<'k> = total.eq(0).select(0u32, splits);
+    k.for_(first + thread, splits + 1, THREADS, |split| entry(split, [lengths.sequences, k.constant(0)]));
 
     let passed = k.var(0u32);
-    let wide_parts = parts.to_u64();
+    let wide_splits = splits.to_u64();
     k.if_(total.ne(0), || {
-        k.for_(0, lengths.sequences, THREADS, |strip| {
-            let sequence = strip + thread;
+        k.for_(0, lengths.sequences, THREADS, |first| {
+            let sequence = first + thread;
             let tiles = tiles_of(sequence);
-            let (before, all) = scan.before(tiles);
+            let (before, all) = scan.exclusive(tiles);
             let before = before + passed.get();
             let wide_total = total.to_u64();
             let end = (before + tiles).to_u64();
-            let begins_at = |part: U32<'k>| (part.to_u64() * wide_total) / wide_parts;
-            let part = k.var_from((before.to_u64() * wide_parts).div_ceil(wide_total).to_u32());
+            let begins_at = |split: U32<'k>| (split.to_u64() * wide_total) / wide_splits;
+            let split = k.var_from((before.to_u64() * wide_splits).div_ceil(wide_total).to_u32());
             k.while_(
-                || part.live().lt(parts) & begins_at(part.live()).lt(end),
+                || split.live().lt(splits) & begins_at(split.live()).lt(end),
                 || {
-                    let tile = begins_at(part.live()).to_u32() - before;
-                    entry(part.get(), [sequence, tile]);
-                    part.set(part.live() + 1);
+                    let tile = begins_at(split.live()).to_u32() - before;
+                    entry(split.get(), [sequence, tile]);
+                    split.set(split.live() + 1);
                 },
             );
             passed.set(passed.live() + all);
@@ -182,7 +149,7 @@ fn write<'k>(k: &'k Kernel) {
     k.launch_dependents();
 }
 
-/// Sums over the block.
+/// Prefix sum over the CTA.
 struct Scan<'k> {
     k: &'k Kernel,
     sums: Shared<'k>,
@@ -191,10 +158,10 @@ struct Scan<'k> {
 }
 
 impl<'k> Scan<'k> {
-    /// The sum of what the threads before this one have, and that of all.
-    fn before(&self, own: U32<'k>) -> (U32<'k>, U32<'k>) {
+    /// Exclusive prefix sum, and the total.
+    fn exclusive(&self, own: U32<'k>) -> (U32<'k>, U32<'k>) {
         let k = self.k;
-        // What came before may have parted the lanes.
+        // Lanes may have diverged before.
         k.sync_warp();
         let mut up_to = own;
         for distance in [1u32, 2, 4, 8, 16] {
@@ -221,12 +188,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tiles_are_counted_in_32_bits_and_those_of_any_logits_are_all_counted() {
+    fn tiles_of_all_sequences_are_counted_in_32_bits() {
         for sequences in [0, 1, 2, 255, 256, 257, 300, 1 << 20, i32::MAX as u32] {
-            let longest = Config.longest(sequences);
+            let longest = Config.max_length(sequences);
             let tiles = u64::from(sequences) * u64::from(longest.div_ceil(TILE_KEYS));
             assert!(tiles <= u32::MAX.into(), "{sequences} sequences");
-            // A key more of each, in BF16.
+            // One more key for each, in BF16.
             let bytes = u64::from(sequences) * (u64::from(longest) + 1) * 2;
             assert!(longest == i32::MAX as u32 || bytes > 1 << 39, "{sequences} sequences");
         }

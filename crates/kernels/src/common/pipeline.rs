@@ -1,9 +1,9 @@
-//! The ring of shared-memory stages between the warps that fill tiles and the warps that multiply them.
+//! Pipeline of shared-memory stages between producers and consumers: a ring with full and empty barriers.
 
 use oxigemm_ptx::{Arg, Kernel, MBarrier, Pred, RemoteMBarrier, Shared, U32, Var};
 
-/// Two barriers per stage: `full` ends a phase when the stage's data has landed, `empty` when every reader
-/// has let go of it.
+/// Pipeline with two barriers per stage: `full` ends a phase when the stage's data has landed, `empty` when every consumer has released
+/// it.
 #[derive(Clone, Copy)]
 pub struct Pipeline<'k> {
     k: &'k Kernel,
@@ -65,25 +65,25 @@ impl<'k> Pipeline<'k> {
         RemoteEmpty(MBarrier(self.barriers.at(self.max_stages * MBarrier::BYTES)).in_block(rank))
     }
 
-    /// A writer's place in the ring: its first wait for an empty stage returns at once.
+    /// Cursor of a producer: its first wait for an empty stage returns at once.
     pub fn writer(&self) -> Cursor<'k> {
         self.cursor(1)
     }
 
-    /// The pace of a writer that never has more than so many stages under way, of a ring that has all it can have: its stage is
-    /// not the one to be written, but the one that was written so many ago, which it waits for.
+    /// Cursor by which a producer never has more than so many stages under way, of a ring that has all it can have: its stage is not the
+    /// one to be written, but the one that was written so many ago, which it waits for.
     pub fn writer_of(&self, under_way: u32) -> Cursor<'k> {
         Cursor { stage: self.k.var(self.max_stages - under_way), ..self.writer() }
     }
 
-    /// A reader's place in the ring.
+    /// Cursor of a consumer.
     pub fn reader(&self) -> Cursor<'k> {
         self.cursor(0)
     }
 
-    /// A warp writes its part of a stage for `reader`. If that is the copy engine, it writes when it may and tells so; `parity` is its
-    /// place among those who write this stage.
-    pub fn hand_over(
+    /// Writes a warp's part of a stage for `reader`. If that is TMA, the warp waits for the stage to be empty and commits it; `parity` is that
+    /// of its next wait.
+    pub fn write_stage(
         &self,
         reader: Reader,
         (stage, lane): (U32<'k>, U32<'k>),
@@ -91,21 +91,20 @@ impl<'k> Pipeline<'k> {
         write: impl FnOnce(),
     ) {
         match reader {
-            Reader::CopyEngine => {
+            Reader::Tma => {
                 self.empty(stage).wait(parity.get());
                 write();
-                self.announce(stage, lane, parity);
+                self.commit(stage, lane, parity);
             }
-            Reader::OwnLanes => {
+            Reader::Warp => {
                 write();
                 self.k.sync_warp();
             }
         }
     }
 
-    /// A warp has written its part of a stage that the copy engine reads next: tells so. `parity` is its place among those
-    /// who write this stage.
-    pub fn announce(&self, stage: U32<'k>, lane: U32<'k>, parity: Var<'k, u32>) {
+    /// Commits a warp's part of a stage that TMA reads next, and flips the `parity` of its next wait.
+    pub fn commit(&self, stage: U32<'k>, lane: U32<'k>, parity: Var<'k, u32>) {
         let k = self.k;
         k.fence_async_shared();
         k.sync_warp();
@@ -119,19 +118,19 @@ impl<'k> Pipeline<'k> {
     }
 }
 
-/// Who reads what a warp writes to a stage.
+/// Reader of what a warp writes to a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
-    /// The copy engine, for a thread that waits until the stage is full.
-    CopyEngine,
+    /// TMA, issued by a thread that waits until the stage is full.
+    Tma,
     /// The lanes of the same warp, and nobody else.
-    OwnLanes,
+    Warp,
 }
 
 impl Reader {
     /// The reader of a part of a tile of which panels are whole or none is.
     pub fn of_panels(some_are_whole: bool) -> Reader {
-        if some_are_whole { Reader::CopyEngine } else { Reader::OwnLanes }
+        if some_are_whole { Reader::Tma } else { Reader::Warp }
     }
 }
 
@@ -146,7 +145,7 @@ impl<'k> RemoteEmpty<'k> {
     }
 }
 
-/// A role's place in the ring, carried on from tile to tile.
+/// Cursor of a role in the ring, kept from tile to tile.
 #[derive(Clone, Copy)]
 pub struct Cursor<'k> {
     pipeline: Pipeline<'k>,
@@ -185,7 +184,7 @@ impl<'k> Cursor<'k> {
         self.pipeline.full(self.stage.get()).test_wait(self.parity.get())
     }
 
-    /// Moves to the next stage; each round flips the parity.
+    /// Moves to the next stage; each wrap flips the parity.
     pub fn advance(&self) {
         self.stage.set(self.stage.live() + 1);
         let wrapped = self.stage.live().eq(self.pipeline.stages);
@@ -193,7 +192,7 @@ impl<'k> Cursor<'k> {
         self.stage.set_if(wrapped, 0);
     }
 
-    /// Waits, in ring order, until every stage has been let go. A block of a cluster does this before it ends,
+    /// Waits, in ring order, until every stage has been released. A block of a cluster does this before it ends,
     /// because the other blocks write to its memory and arrive at its barriers.
     pub fn drain(&self) {
         self.drain_of(self.pipeline.stages);

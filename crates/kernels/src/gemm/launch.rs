@@ -4,12 +4,12 @@ use crate::BLOCK_K;
 use crate::gemm::epilogue::Panels;
 use crate::gemm::operand::f16;
 use crate::gemm::operand::fp8::E5m2;
-use crate::gemm::params::{ScaleLayout, ScalesOfB};
+use crate::gemm::params::{PersistentTuning, ScaleLayout, ScalesOfB, SplitKTuning};
 use crate::gemm::scheduler::dynamic;
 use crate::gemm::scheduler::k_grouped;
 use crate::gemm::scheduler::m_grouped::{Grouping, table_bytes};
 use crate::gemm::scheduler::order::Sweep;
-use crate::gemm::scheduler::stream_k::Tail;
+use crate::gemm::scheduler::stream_k::StreamK;
 use crate::gemm::sm90::f16_persistent;
 use crate::gemm::sm90::fp8_persistent;
 use crate::gemm::sm90::scale_pipeline::loaded_blocks;
@@ -252,11 +252,10 @@ pub struct Launch {
     pub scale_blocks: u32,
     /// Rows of A and blocks of K whose scales may come as one piece; none where they never do.
     pub scale_piece: [u32; 2],
-    /// The kernel's `tuning` arguments: of many rows, blocks of a cluster along M and along N, rows of tiles in a band, and whether it
-    /// [turns back](Self::turns_back); of few, stages, and whether B passes by once.
+    /// The words of the kernel's [`PersistentTuning`] or [`SplitKTuning`].
     pub tuning: [u32; 4],
     /// What is shared out of the tiles, where the kernel does that.
-    pub tail: Tail<u32>,
+    pub tail: StreamK<u32>,
     /// Bytes that its blocks leave sums in, or count tiles.
     pub room_bytes: u64,
 }
@@ -265,14 +264,14 @@ impl Launch {
     /// Whether every other tile of a block takes K from its end, so that it finds in the L2 cache what was read last.
     #[must_use]
     pub fn turns_back(&self) -> bool {
-        self.tuning[3] != 0
+        PersistentTuning::from_words(self.tuning).serpentine_k != 0
     }
 
     /// The same where every tile takes K from its beginning, so that sums do not depend on which tile a row is in.
     #[must_use]
     pub fn straight_on(self) -> Launch {
-        let [a, b, c, _] = self.tuning;
-        Launch { tuning: [a, b, c, 0], ..self }
+        let tuning = PersistentTuning { serpentine_k: 0, ..PersistentTuning::from_words(self.tuning) };
+        Launch { tuning: tuning.words(), ..self }
     }
 
     /// The map of A, of bytes with 128-byte swizzle.
@@ -348,12 +347,12 @@ impl GemmConfig {
 
     /// Whether the kernel may share out tiles along K.
     pub fn shares_tail(&self) -> bool {
-        matches!(self, GemmConfig::Wide { config, .. } if config.shares_tail)
+        matches!(self, GemmConfig::Wide { config, .. } if config.stream_k)
     }
 
     /// Whether clusters take tiles [as they get done](crate::gemm::scheduler::dynamic).
     pub fn hands_out_tiles(&self) -> bool {
-        matches!(self, GemmConfig::Wide { config, .. } if config.hands_out_tiles())
+        matches!(self, GemmConfig::Wide { config, .. } if config.has_dynamic_scheduler())
     }
 
     /// Whether the kernel has the copy engine store FP32 where it can address D, and add it to D where that is C.
@@ -386,11 +385,11 @@ impl GemmConfig {
             GemmConfig::Wide { config, cluster_m, cluster_n } => {
                 let (tile, cluster) =
                     ([config.block_m, config.tile_columns() * passes], [cluster_m, cluster_n]);
-                let turning = config.turns_back().then_some(config.grouping);
+                let turning = config.serpentine_k().then_some(config.grouping);
                 let grid = persistent((family, turning), shape, tile, cluster, concurrent);
                 let clusters = grid.grid[0] / grid.cluster;
-                let tail = config.tail(tiles_of(shape, tile, cluster), shape.k_blocks(), clusters);
-                let grid = if config.turns_back_in(shape.k_blocks()) { grid } else { grid.straight_on() };
+                let tail = config.stream_k_tiles(tiles_of(shape, tile, cluster), shape.k_blocks(), clusters);
+                let grid = if config.is_serpentine_in(shape.k_blocks()) { grid } else { grid.straight_on() };
                 let of_b = config.box_of_b(cluster_m, passes);
                 Launch {
                     threads: config.threads(),
@@ -402,9 +401,9 @@ impl GemmConfig {
                     scale_blocks: config.scale_blocks(),
                     scale_piece: config.scale_piece(),
                     tail,
-                    room_bytes: match config.hands_out_tiles() {
-                        true => dynamic::ROOM_BYTES,
-                        false => tail.room_bytes(grid.cluster, config.sums()),
+                    room_bytes: match config.has_dynamic_scheduler() {
+                        true => dynamic::WORKSPACE_BYTES,
+                        false => tail.workspace_bytes(grid.cluster, config.accumulators()),
                     },
                     ..grid
                 }
@@ -413,7 +412,7 @@ impl GemmConfig {
                 let tile = [config.block_m, config.tile_columns() * passes];
                 let cluster = [cluster_m, cluster_n];
                 let of_b = config.box_of_b(cluster_m, passes);
-                let turning = config.turns_back().then_some(config.grouping);
+                let turning = config.serpentine_k().then_some(config.grouping);
                 Launch {
                     threads: config.threads(),
                     shared_bytes: config.shared_bytes(),
@@ -544,12 +543,18 @@ fn persistent(
     let band = match grouping {
         _ if u64::from(shape.m) * line <= RESIDENT_A => m_tiles,
         Some(_) if turns_back || family.has_scales() => sweep.best_band(),
-        _ => sweep.smallest_round(),
+        _ => sweep.smallest_wave(),
     };
     Launch {
         grid: [clusters * cluster, 1],
         cluster,
-        tuning: [cluster_m, cluster_n, band, u32::from(turns_back)],
+        tuning: PersistentTuning {
+            cluster_m,
+            cluster_n,
+            raster_band: band,
+            serpentine_k: u32::from(turns_back),
+        }
+        .words(),
         ..Launch::default()
     }
 }
@@ -560,7 +565,7 @@ fn covering(shape: GemmShape, [block_m, block_n]: [u32; 2], split: u32, stages: 
     Launch {
         grid: [shape.n.div_ceil(block_n) * split, m_tiles],
         cluster: split,
-        tuning: [stages, u32::from(m_tiles == 1), 0, 0],
+        tuning: SplitKTuning { stages, stream_b_once: u32::from(m_tiles == 1), slab_k_blocks: 0 }.words(),
         ..Launch::default()
     }
 }

@@ -1,4 +1,4 @@
-//! Bytes, transposed: what makes FP8 operands K-major, as the tensor core wants them.
+//! Byte transpose: makes FP8 operands K-major, as the tensor core needs them.
 //!
 //! One launch serves one operand or two, each with all of its groups. A block takes a tile of 128 by 128 bytes. It
 //! comes as 16-byte vectors into shared memory, where each thread finds 16 lines of four bytes; exchanged within
@@ -7,6 +7,7 @@
 use oxigemm_ptx::{BuildError, Global, Kernel, Module, Shared, Target, U32};
 use std::ffi::c_void;
 
+use crate::common::params::{ArgRef, kernel_params};
 use crate::gemm::launch::Launch;
 
 /// Bytes of a tile along either dimension.
@@ -15,7 +16,7 @@ pub(crate) const THREADS: u32 = 256;
 /// Bytes that a thread loads, and stores, at a time.
 pub(crate) const VECTOR: u32 = 16;
 
-/// What is transposed: `[slabs, lines, columns]` to `[slabs, columns, lines]`, in bytes.
+/// Transpose of one operand: `[slabs, lines, columns]` to `[slabs, columns, lines]`, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Job {
@@ -39,37 +40,25 @@ pub struct Job {
     pub tiles: u32,
 }
 
-impl Job {
-    const COUNT: usize = 9;
-
-    /// Its arguments: addresses, then numbers, in the order of the parameters.
-    pub fn arguments(&self) -> ([u64; 2], [u32; 7]) {
-        let Job { from, to, lines, columns, from_pitch, to_pitch, from_slab, to_slab, tiles } = *self;
-        ([from, to], [lines, columns, from_pitch, to_pitch, from_slab, to_slab, tiles])
-    }
-
-    fn pointers(&self) -> [*mut c_void; Self::COUNT] {
-        fn to<T>(value: &T) -> *mut c_void {
-            std::ptr::from_ref(value).cast_mut().cast()
-        }
-        [
-            to(&self.from),
-            to(&self.to),
-            to(&self.lines),
-            to(&self.columns),
-            to(&self.from_pitch),
-            to(&self.to_pitch),
-            to(&self.from_slab),
-            to(&self.to_slab),
-            to(&self.tiles),
-        ]
+kernel_params! {
+    /// A job inside the kernel.
+    struct JobParams from Job {
+        from: Pointer = from,
+        to: Pointer = to,
+        lines: U32 = lines,
+        columns: U32 = columns,
+        from_pitch: U32 = from_pitch,
+        to_pitch: U32 = to_pitch,
+        from_slab: U32 = from_slab,
+        to_slab: U32 = to_slab,
+        tiles: U32 = tiles,
     }
 }
 
-/// What the host passes: the second job may be nothing.
+/// Arguments of the transpose: the second job may be empty.
 #[derive(Clone, Copy, Debug)]
 pub struct Args {
-    /// What is transposed.
+    /// The operands.
     pub jobs: [Job; 2],
 }
 
@@ -77,9 +66,15 @@ impl Args {
     /// A pointer to each argument, as a launch takes them.
     pub fn pointers(&self) -> [*mut c_void; 2 * Job::COUNT] {
         let mut all = [std::ptr::null_mut(); 2 * Job::COUNT];
-        all[..Job::COUNT].copy_from_slice(&self.jobs[0].pointers());
-        all[Job::COUNT..].copy_from_slice(&self.jobs[1].pointers());
+        for (to, arg) in all.iter_mut().zip(self.args()) {
+            *to = arg.pointer();
+        }
         all
+    }
+
+    /// The arguments in the order of the kernel's parameters.
+    pub fn args(&self) -> impl Iterator<Item = ArgRef<'_>> {
+        self.jobs.iter().flat_map(Job::args)
     }
 
     /// A block for each tile.
@@ -97,45 +92,15 @@ impl Args {
 /// The kernel's name.
 pub const NAME: &str = "fp8_transpose";
 
-/// A job inside the kernel.
-struct JobParams<'k> {
-    from: Global<'k>,
-    to: Global<'k>,
-    lines: U32<'k>,
-    columns: U32<'k>,
-    from_pitch: U32<'k>,
-    to_pitch: U32<'k>,
-    from_slab: U32<'k>,
-    to_slab: U32<'k>,
-    tiles: U32<'k>,
-}
-
-impl<'k> JobParams<'k> {
-    fn declare(k: &'k Kernel, job: &str) -> Self {
-        let number = |name: &str| k.param(&format!("{job}_{name}"));
-        JobParams {
-            from: k.param_pointer(&format!("{job}_from")),
-            to: k.param_pointer(&format!("{job}_to")),
-            lines: number("lines"),
-            columns: number("columns"),
-            from_pitch: number("from_pitch"),
-            to_pitch: number("to_pitch"),
-            from_slab: number("from_slab"),
-            to_slab: number("to_slab"),
-            tiles: number("tiles"),
-        }
-    }
-}
-
 /// Builds the kernel.
 pub fn build() -> Result<Module, BuildError> {
     let k = &Kernel::new(NAME, Target::Sm90a).threads(THREADS);
-    let [first, second] = ["a", "b"].map(|job| JobParams::declare(k, job));
+    let [first, second] = ["a_", "b_"].map(|job| JobParams::declare(k, job));
     let tile = k.dynamic_shared();
     k.name_shared("tile", 0, TILE * TILE, 1);
     let block = k.block_index(0);
     k.grid_dependency_wait();
-    // Whoever comes next waits for all of this, and may set itself up meanwhile.
+    // The next kernel waits for all of this, and may set itself up meanwhile.
     k.launch_dependents();
     k.if_else(
         block.lt(first.tiles),
@@ -161,7 +126,7 @@ fn transpose<'k>(k: &'k Kernel, job: &JobParams<'k>, index: U32<'k>, tile: Share
     transpose_tile(k, &from, &to, [line, column], tile);
 }
 
-/// What a tile comes from: lines of bytes.
+/// Source of a tile: lines of bytes.
 pub(crate) struct SourceMatrix<'k> {
     pub from: Global<'k>,
     /// From one line to the next.
@@ -171,13 +136,13 @@ pub(crate) struct SourceMatrix<'k> {
     pub columns: U32<'k>,
 }
 
-/// What it goes to: a row for each byte of a line.
+/// Result of a tile: a row for each byte of a line.
 pub(crate) struct ResultMatrix<'k> {
     pub to: Global<'k>,
     /// From one row to the next.
     pub pitch: U32<'k>,
     pub rows: U32<'k>,
-    /// Bytes of a row that are written, in vectors; all of the last tile where there is room.
+    /// Bytes of a row that are written, in vectors; all of the last tile where it fits.
     pub end: Option<U32<'k>>,
 }
 
@@ -195,7 +160,7 @@ pub(crate) fn transpose_tile<'k>(
     store(k, to, at, tile);
 }
 
-/// Where a vector of a line lies: vectors trade places so that neither writing lines nor reading columns meets in a bank.
+/// Address of a vector of a line: vectors are swizzled so that neither writing lines nor reading columns has bank conflicts.
 pub(crate) fn vector_at<'k>(tile: Shared<'k>, line: U32<'k>, vector: U32<'k>) -> Shared<'k> {
     tile.at(line * TILE + (vector ^ (line / VECTOR)) * VECTOR)
 }
@@ -225,7 +190,7 @@ fn store<'k>(k: &'k Kernel, matrix: &ResultMatrix<'k>, [line, column]: [U32<'k>;
     }
 }
 
-/// What a thread has of a transposed tile: 16 lines of each of four columns.
+/// Part of a transposed tile that a thread has: 16 lines of each of four columns.
 pub(crate) struct Transposed<'k> {
     /// Which 16 lines.
     pub lines: U32<'k>,
@@ -258,6 +223,7 @@ fn exchange<'k>([a, b, c, d]: [U32<'k>; 4]) -> [U32<'k>; 4] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::KernelArg;
 
     /// A GPU is given pointers, the simulator values: both must mean the same parameters.
     #[test]
@@ -275,19 +241,10 @@ mod tests {
         };
         let args = Args { jobs: [job(1), job(10)] };
         let pointers = args.pointers();
-        let mut next = pointers.iter();
-        for job in &args.jobs {
-            let (addresses, numbers) = job.arguments();
-            for address in addresses {
-                // SAFETY: a pointer to an address of `args`.
-                assert_eq!(unsafe { *next.next().unwrap().cast::<u64>() }, address);
-            }
-            for number in numbers {
-                // SAFETY: a pointer to a number of `args`.
-                assert_eq!(unsafe { *next.next().unwrap().cast::<u32>() }, number);
-            }
-        }
-        assert!(next.next().is_none());
+        let values: Vec<KernelArg> = args.args().map(ArgRef::value).collect();
+        assert_eq!(values.len(), pointers.len());
+        assert_eq!(values[0], KernelArg::U64(1), "the first job comes first");
+        assert_eq!(values[Job::COUNT..], args.jobs[1].values(), "then the second");
         let declared = build().expect("it builds").text.matches(".param .").count();
         assert_eq!(declared, pointers.len());
         assert_eq!(args.launch().grid, [9 + 18, 1]);

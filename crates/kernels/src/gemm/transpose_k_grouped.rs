@@ -1,15 +1,15 @@
-//! FP8 operands with groups along K, transposed: from one matrix `[K, rows]` of all groups to one K-major matrix for each
-//! group, as [`crate::gemm::scheduler::k_grouped`] has them.
+//! K-grouped transpose of FP8 operands: from one matrix `[K, rows]` of all groups to one K-major matrix for each group, as
+//! [`crate::gemm::scheduler::k_grouped`] has them.
 //!
-//! Where groups are only the device knows. A block takes a tile of 128 by 128 bytes, as in [`crate::gemm::transpose`]; the tiles of
+//! Only the device knows where groups are. A block takes a tile of 128 by 128 bytes, as in [`crate::gemm::transpose`]; the tiles of
 //! a group along K are its blocks of scales, so that how many there are in all is known before. The first block also
-//! writes the K of each group as it was found, within what there is room for: that is what the product is told.
+//! writes the K of each group as it was found, within the capacity: that is what the GEMM reads.
 
 use oxigemm_ptx::{BuildError, Global, Kernel, Module, Target, U32};
 
-use crate::BLOCK_K;
-use crate::gemm::scheduler::k_grouped::{KNumbers, KTable, PITCH_UNIT, table_bytes};
+use crate::gemm::scheduler::k_grouped::{KGroupNumbers, KGroupTable, PITCH_UNIT, table_bytes};
 use crate::gemm::transpose::{ResultMatrix, SourceMatrix, THREADS, TILE, transpose_tile};
+use crate::{BLOCK_K, WARP};
 
 /// The kernel's name.
 pub const NAME: &str = "fp8_transpose_groups";
@@ -62,15 +62,15 @@ pub fn build() -> Result<Module, BuildError> {
     let k = &Kernel::new(NAME, Target::Sm90a).threads(THREADS);
     let (ks, found) = (k.param_pointer("ks"), k.param_pointer("found"));
     let [a, b] = ["a", "b"].map(|name| Operand::declare(k, name));
-    let numbers = KNumbers { ks, groups: k.param("groups"), extent: k.param("extent") };
+    let numbers = KGroupNumbers { ks, groups: k.param("groups"), extent: k.param("extent") };
     let blocks: U32<'_> = k.param("blocks");
     let tile = k.dynamic_shared();
     k.name_shared("tile", 0, TILE * TILE, 1);
-    let table = KTable::new(numbers, tile.at(TILE * TILE), 1, Some((blocks, BLOCK_K)));
+    let table = KGroupTable::new(numbers, tile.at(TILE * TILE), 1, Some((blocks, BLOCK_K)));
     k.grid_dependency_wait();
-    // Whoever comes next waits for all of this, and may set itself up meanwhile.
+    // The next kernel waits for all of this, and may set itself up meanwhile.
     k.launch_dependents();
-    table.find();
+    table.build();
 
     let across = [a, b].map(|operand| operand.rows.div_ceil(TILE));
     let index = k.block_index(0);
@@ -85,7 +85,7 @@ pub fn build() -> Result<Module, BuildError> {
     let range = table.range(group);
     // What the groups before it take in the result.
     let before = k.var(0u32);
-    k.for_(k.lane(), group, crate::WARP, |other| {
+    k.for_(k.lane(), group, WARP, |other| {
         before.set(before.live() + pitch(table.range(other).k));
     });
     k.sync_warp();

@@ -1,25 +1,26 @@
-//! What a thread reads next, on its way while it converts what it has.
+//! `cp.async` double buffering: the next tiles are copied to shared memory while the current one is converted.
 //!
-//! Every thread has places of its own in shared memory, so that none waits for another. Registers are only for what is
-//! being converted, and the code is there once. What is in registers leaves its places to what comes next but one.
+//! Every thread copies to slots of its own and reads only those, so no thread waits for another. Registers hold only
+//! the tile that is converted, and the code of the loop body exists once. A stage is free again as soon as its vectors
+//! are in registers.
 
 use oxigemm_ptx::{Kernel, Shared, U32};
 
-use super::vec8::{Input, VECTOR};
+use super::vec8::{Input, VECTOR_BYTES};
 
-/// Rounds that are under way while one is converted.
-const AHEAD: u32 = 2;
+/// Tiles that are in flight while one is converted.
+const STAGES: u32 = 2;
 
-/// The vectors of a round, for every thread of a block.
+/// Shape of the buffer: the 16-byte vectors of a stage, for every thread of a CTA.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Flight {
-    /// Threads of a block.
+pub(super) struct CpAsyncBuffer {
+    /// Threads of a CTA.
     pub threads: u32,
-    /// Vectors that a thread reads in a round.
+    /// 16-byte vectors that a thread copies for a tile.
     pub vectors: u32,
 }
 
-/// Where the vectors of a thread's round are.
+/// Slots of one thread in one stage.
 #[derive(Clone, Copy)]
 pub(super) struct Slots<'k> {
     first: Shared<'k>,
@@ -27,59 +28,59 @@ pub(super) struct Slots<'k> {
 }
 
 impl<'k> Slots<'k> {
-    /// Those of one of its chunks.
-    pub fn of(self, input: Input, chunk: u32) -> impl Iterator<Item = Shared<'k>> {
+    /// Slots of one of the thread's `Vec8`s.
+    pub fn of(self, input: Input, index: u32) -> impl Iterator<Item = Shared<'k>> {
         let vectors = input.vectors();
-        let each = chunk * vectors..(chunk + 1) * vectors;
-        each.map(move |vector| self.first.at(vector * self.threads * VECTOR))
+        let each = index * vectors..(index + 1) * vectors;
+        each.map(move |vector| self.first.at(vector * self.threads * VECTOR_BYTES))
     }
 }
 
-impl Flight {
-    const fn round_bytes(self) -> u32 {
-        self.threads * self.vectors * VECTOR
+impl CpAsyncBuffer {
+    const fn stage_bytes(self) -> u32 {
+        self.threads * self.vectors * VECTOR_BYTES
     }
 
     /// Bytes of shared memory.
     pub const fn bytes(self) -> u32 {
-        AHEAD * self.round_bytes()
+        STAGES * self.stage_bytes()
     }
 
-    /// Goes from `first` to `end` in steps: `ask` starts the copies of a round, `take` has them from their places to registers, and
-    /// `convert` does the rest.
+    /// Loop over the tiles `first`, `first + step`, ... below `end`: `issue` starts the copies of a tile, `load` moves
+    /// them from their slots to registers, and `convert` does the rest.
     #[track_caller]
-    pub fn rounds<'k, T>(
+    pub fn for_each_tile<'k, T>(
         self,
         k: &'k Kernel,
         memory: Shared<'k>,
         [first, end, step]: [U32<'k>; 3],
-        ask: impl Fn(U32<'k>, Slots<'k>),
-        take: impl FnOnce(U32<'k>, Slots<'k>) -> T,
+        issue: impl Fn(U32<'k>, Slots<'k>),
+        load: impl FnOnce(U32<'k>, Slots<'k>) -> T,
         convert: impl FnOnce(U32<'k>, T),
     ) {
-        let own = memory.at(k.thread_index() * VECTOR);
+        let own = memory.at(k.thread_index() * VECTOR_BYTES);
         let slots = |offset: U32<'k>| Slots { first: own.at(offset), threads: self.threads };
-        let asked = k.var_from(first);
+        let issued = k.var_from(first);
         let offset = k.var(0u32);
         let next = |offset: U32<'k>| {
-            let next = offset + self.round_bytes();
+            let next = offset + self.stage_bytes();
             next.eq(self.bytes()).select(0u32, next)
         };
-        let ask_next = || {
-            ask(asked.get(), slots(offset.get()));
+        let issue_next = || {
+            issue(issued.get(), slots(offset.get()));
             k.copies_commit();
-            asked.set(asked.live() + step);
+            issued.set(issued.live() + step);
             offset.set(next(offset.live()));
         };
-        (0..AHEAD).for_each(|_| ask_next());
+        (0..STAGES).for_each(|_| issue_next());
         k.for_(first, end, step, |at| {
-            k.copies_wait_but(AHEAD - 1);
-            // What comes next of those asked for is the oldest.
-            let taken = take(at, slots(offset.get()));
-            ask_next();
-            convert(at, taken);
+            k.copies_wait_but(STAGES - 1);
+            // The offset of the next copies is that of the oldest ones.
+            let loaded = load(at, slots(offset.get()));
+            issue_next();
+            convert(at, loaded);
         });
-        // Of rounds behind the end nothing is read, but they were asked for.
+        // Copies were issued for tiles behind the end, although they read nothing.
         k.copies_wait();
     }
 }

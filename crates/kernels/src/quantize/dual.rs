@@ -1,93 +1,95 @@
-//! A matrix and its transpose, quantized in one pass: what forward and backward products read.
+//! Dual output: a matrix and its transpose quantized in one pass, for the forward and the backward GEMM.
 //!
-//! A block has one tile of 128 by 128 in its registers, as in `tiles.rs`, and its next two tiles under way. Where scales are those of 1x128, the rows of the
-//! tile have the scales of the matrix and its columns those of the transpose, so each number is converted twice; where
-//! the tile has one scale, once. Codes of the transpose pass through shared memory, from where they leave as vectors
+//! A CTA holds one 128x128 tile in registers, as in `block_128x128.rs`, with the next two tiles in flight. With 1x128
+//! scales, rows of the tile have the scales of the matrix and columns those of the transpose, so each number is
+//! converted twice; with 128x128 scales, once. Codes of the transpose go through shared memory, and leave it as vectors
 //! along the rows of the matrix.
 
 use oxigemm_ptx::{F32, Global, Kernel, Ptr, U32};
 
-use super::async_copy::Flight;
-use super::block_1x128::LaneMagnitudes;
-use super::block_128x128::{ACROSS, CHUNKS, COLUMN_BYTES, ROWS, SIDE, every_chunk, of_block, of_columns};
-use super::by_access;
-use super::params::{Args, Divisor, Flags, Launch, Params, largest};
-use super::scale::{Scale, ScalePlaces};
-use super::scale_writer::{RUN, Run};
-use super::vec8::{Access, CHUNK, Chunk, Code, Input, Part, store_codes};
-use crate::gemm::transpose::{VECTOR, transposed, vector_at};
+use super::async_copy::CpAsyncBuffer;
+use super::block_1x128::LaneAmax;
+use super::block_128x128::{
+    ACROSS, COLUMN_BYTES, ROWS, SIDE, VECS, cta_max, per_column_factors, vec_addresses,
+};
+use super::params::{Args, Flags, Launch, Params, by_access};
+use super::scale::{Scale, ScaleLayout};
+use super::scale_writer::{RUN_LENGTH, ScaleRun};
+use super::vec8::{Access, Code, Input, Mask, VEC8, Vec8, max_of, store_codes};
+use crate::common::fast_divmod::FastDivmod;
+use crate::gemm::transpose::{VECTOR as VECTOR_BYTES, transposed, vector_at};
 
-/// Threads of a block.
+/// Threads of a CTA.
 pub const THREADS: u32 = super::block_128x128::THREADS;
 
-/// Where codes of the transpose are in shared memory.
-const STAGED: u32 = COLUMN_BYTES;
-/// Where scales of tiles are that follow each other.
-const KEPT: u32 = STAGED + SIDE * SIDE;
-/// Where tiles are that are under way.
-const NEXT: u32 = KEPT + SIDE * Run::BYTES;
+/// Offset of the transpose's codes in shared memory.
+const CODES_OFFSET: u32 = COLUMN_BYTES;
+/// Offset of the runs of scales.
+const RUNS_OFFSET: u32 = CODES_OFFSET + SIDE * SIDE;
+/// Offset of the tiles in flight.
+const TILES_OFFSET: u32 = RUNS_OFFSET + SIDE * ScaleRun::BYTES;
 
-/// Who shares a scale.
+/// Scale granularity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Sharing {
-    /// 128 of a row, and of the transpose's row.
+pub enum Granularity {
+    /// 1x128, for the matrix and for the transpose.
     Token,
-    /// The tile.
+    /// 128x128.
     Block,
 }
 
-impl Sharing {
-    /// Both.
-    pub const ALL: [Sharing; 2] = [Sharing::Token, Sharing::Block];
+impl Granularity {
+    /// All of them.
+    pub const ALL: [Granularity; 2] = [Granularity::Token, Granularity::Block];
 }
 
-/// A kernel of this file.
+/// Configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
-    /// What is quantized.
+    /// Input type.
     pub input: Input,
-    /// What it becomes.
+    /// Output type.
     pub code: Code,
-    /// Who shares a scale.
-    pub sharing: Sharing,
+    /// Scale granularity.
+    pub granularity: Granularity,
 }
 
 impl Config {
     pub(super) fn name(&self) -> String {
-        let shape = match self.sharing {
-            Sharing::Token => "1x128",
-            Sharing::Block => "128x128",
+        let shape = match self.granularity {
+            Granularity::Token => "1x128",
+            Granularity::Block => "128x128",
         };
-        format!("quantize_{shape}_both_{}_{}", self.input.name(), self.code.name())
+        format!("quantize_{shape}_dual_{}_{}", self.input.name(), self.code.name())
     }
 
-    /// Blocks that a multiprocessor should have at a time, by the registers and the memory that tiles need.
+    /// CTAs per SM, limited by the registers and the shared memory of tiles.
     pub(super) const fn resident(&self) -> u32 {
-        match (self.sharing, self.input) {
-            (Sharing::Token, Input::F16) | (_, Input::F32) => 1,
+        match (self.granularity, self.input) {
+            (Granularity::Token, Input::F16) | (_, Input::F32) => 1,
             _ => 2,
         }
     }
 
-    /// What a thread has under way.
-    const fn flight(&self) -> Flight {
-        Flight { threads: THREADS, vectors: CHUNKS * self.input.vectors() }
+    /// Buffer of the tiles in flight.
+    const fn copy_buffer(&self) -> CpAsyncBuffer {
+        CpAsyncBuffer { threads: THREADS, vectors: VECS * self.input.vectors() }
     }
 
-    /// The launch on `sms` multiprocessors, and the arguments that go with it.
+    /// Launch shape on `sms` SMs, and its arguments.
     pub fn launch(&self, args: &Args, sms: u32) -> (Launch, Args) {
         let [down, across] = args.dims.map(|x| x.div_ceil(SIDE));
-        let shared_bytes = NEXT + self.flight().bytes();
+        let shared_bytes = TILES_OFFSET + self.copy_buffer().bytes();
         let (tiles, most) = (down * across, sms * self.resident());
-        // A block has tiles that follow each other along the rows, where that costs no round and their scales are vectors.
+        // A CTA has runs of tiles along the rows, where that costs no wave and their scales are vectors.
         let [row, _, one] = args.scale_strides;
-        let vectors = one == 4 && (args.scales | u64::from(row)).is_multiple_of(u64::from(VECTOR));
-        let rounds = |run: u32| (tiles / run).div_ceil(most) * run;
-        let runs = vectors && across.is_multiple_of(RUN) && rounds(RUN) <= rounds(1);
-        let runs = runs && self.sharing == Sharing::Token;
-        let (run, flag) = if runs { (RUN, Flags::RUNS) } else { (1, 0) };
+        let vectors = one == 4 && (args.scales | u64::from(row)).is_multiple_of(u64::from(VECTOR_BYTES));
+        let waves = |run: u32| (tiles / run).div_ceil(most) * run;
+        let runs = vectors && across.is_multiple_of(RUN_LENGTH) && waves(RUN_LENGTH) <= waves(1);
+        let runs = runs && self.granularity == Granularity::Token;
+        let (run, flag) = if runs { (RUN_LENGTH, Flags::SCALE_RUNS) } else { (1, 0) };
         let args = Args {
-            across: Divisor::new(across),
+            items_per_row: FastDivmod::new(across),
             shifts: [run.trailing_zeros(), 0],
             flags: args.flags | flag,
             ..*args
@@ -96,69 +98,69 @@ impl Config {
     }
 
     pub(super) fn write<'k>(&self, k: &'k Kernel, p: &Params<'k>) {
-        let [run, _] = p.shifts;
+        let [run, _] = p.shifts();
         let runs = (p.rows.div_ceil(SIDE) * p.columns.div_ceil(SIDE)) >> run;
-        let (block, blocks) = (k.block_index(0), k.grid_blocks(0));
-        let rounds = [k.constant(0), (runs - block).div_ceil(blocks) << run, k.constant(1)];
-        let tile_of = |round: U32<'k>| {
-            p.split((((round >> run) * blocks + block) << run) + (round & ((k.constant(1) << run) - 1)))
+        let (cta, ctas) = (k.block_index(0), k.grid_blocks(0));
+        let steps = [k.constant(0), (runs - cta).div_ceil(ctas) << run, k.constant(1)];
+        let tile_of = |step: U32<'k>| {
+            p.divmod((((step >> run) * ctas + cta) << run) + (step & ((k.constant(1) << run) - 1)))
         };
         by_access(k, p, |access| match access {
-            Access::Vectors => self.flight().rounds(
+            Access::Vectors => self.copy_buffer().for_each_tile(
                 k,
-                k.dynamic_shared().at(NEXT),
-                rounds,
-                |round, slots| {
-                    for (i, (at, part)) in (0..).zip(self.origins(k, p, access, tile_of(round))) {
-                        let Part::Vector { inside } = part else { unreachable!("these are vectors") };
-                        Chunk::ask(at, inside, slots.of(self.input, i));
+                k.dynamic_shared().at(TILES_OFFSET),
+                steps,
+                |step, slots| {
+                    for (i, (at, mask)) in (0..).zip(self.sources(k, p, access, tile_of(step))) {
+                        let Mask::Vector { inside } = mask else { unreachable!("these are vectors") };
+                        Vec8::copy_async(at, inside, slots.of(self.input, i));
                     }
                 },
-                |round, slots| {
-                    let chunk = |i, _, _: &_| Chunk::arrived(k, self.input, slots.of(self.input, i));
-                    self.pieces(k, p, access, tile_of(round), chunk)
+                |step, slots| {
+                    let vec = |i, _, _: &_| Vec8::from_shared(k, self.input, slots.of(self.input, i));
+                    self.fragments(k, p, access, tile_of(step), vec)
                 },
-                |round, pieces| self.tile(k, p, tile_of(round), &pieces),
+                |step, fragments| self.tile(k, p, tile_of(step), &fragments),
             ),
             Access::Elements => {
-                let [first, end, step] = rounds;
-                k.for_(first, end, step, |round| {
-                    let chunk = |_, at, part: &_| Chunk::load(k, self.input, at, part, None);
-                    let tile = tile_of(round);
-                    self.tile(k, p, tile, &self.pieces(k, p, access, tile, chunk));
+                let [first, end, by] = steps;
+                k.for_(first, end, by, |step| {
+                    let vec = |_, at, mask: &_| Vec8::load(k, self.input, at, mask, None);
+                    let tile = tile_of(step);
+                    self.tile(k, p, tile, &self.fragments(k, p, access, tile, vec));
                 });
             }
         });
     }
 
-    /// Where the chunks of a thread are, and which part of them there is.
-    fn origins<'k>(
+    /// Addresses and masks of a thread's `Vec8`s.
+    fn sources<'k>(
         &self,
         k: &'k Kernel,
         p: &Params<'k>,
         access: Access,
         [tile_row, tile_column]: [U32<'k>; 2],
-    ) -> Vec<(Global<'k>, Part<'k>)> {
+    ) -> Vec<(Global<'k>, Mask<'k>)> {
         let thread = k.thread_index();
-        let column = tile_column * SIDE + thread % ACROSS * CHUNK;
+        let column = tile_column * SIDE + thread % ACROSS * VEC8;
         let first = tile_row * SIDE + thread / ACROSS;
         let bytes = self.input.bytes();
-        let x = every_chunk(p.x_at(first, column, bytes), p.x_pitch.widening_mul(ROWS * bytes));
-        let part = |i: u32| Part::of(access, (first + i * ROWS).lt(p.rows), column, p.columns);
-        (0..).zip(x).map(|(i, at)| (at, part(i))).collect()
+        let x = vec_addresses(p.x_at(first, column, bytes), p.x_pitch.widening_mul(ROWS * bytes));
+        let mask = |i: u32| Mask::of(access, (first + i * ROWS).lt(p.rows), column, p.columns);
+        (0..).zip(x).map(|(i, at)| (at, mask(i))).collect()
     }
 
-    /// What a thread has of a tile.
-    fn pieces<'k>(
+    /// Fragments of a thread in a tile.
+    fn fragments<'k>(
         &self,
         k: &'k Kernel,
         p: &Params<'k>,
         access: Access,
         tile: [U32<'k>; 2],
-        chunk: impl Fn(u32, Global<'k>, &Part<'k>) -> Chunk<'k>,
-    ) -> Vec<Piece<'k>> {
-        let origins = (0..).zip(self.origins(k, p, access, tile));
-        origins.map(|(i, (at, part))| Piece { part, chunk: chunk(i, at, &part) }).collect()
+        vec: impl Fn(u32, Global<'k>, &Mask<'k>) -> Vec8<'k>,
+    ) -> Vec<Fragment<'k>> {
+        let sources = (0..).zip(self.sources(k, p, access, tile));
+        sources.map(|(i, (at, mask))| Fragment { mask, vec: vec(i, at, &mask) }).collect()
     }
 
     /// Quantizes a tile and its transpose.
@@ -167,118 +169,122 @@ impl Config {
         k: &'k Kernel,
         p: &Params<'k>,
         [tile_row, tile_column]: [U32<'k>; 2],
-        pieces: &[Piece<'k>],
+        fragments: &[Fragment<'k>],
     ) {
         let thread = k.thread_index();
-        let (among, row_of_tile) = (thread % ACROSS, thread / ACROSS);
-        let column = tile_column * SIDE + among * CHUNK;
+        let (vec_of_row, row_of_tile) = (thread % ACROSS, thread / ACROSS);
+        let column = tile_column * SIDE + vec_of_row * VEC8;
         let first = tile_row * SIDE + row_of_tile;
-        let chunks: Vec<&Chunk> = pieces.iter().map(|piece| &piece.chunk).collect();
-        let codes = every_chunk(p.codes_at(first, column, self.code), p.codes_pitch.widening_mul(ROWS));
-        // Half of a vector of shared memory is a chunk.
+        let vecs: Vec<&Vec8> = fragments.iter().map(|fragment| &fragment.vec).collect();
+        let codes = vec_addresses(p.codes_at(first, column, self.code), p.codes_pitch.widening_mul(ROWS));
+        // The codes of a `Vec8` are half of a vector of shared memory.
         let staged = |i: u32| {
             let line = row_of_tile + i * ROWS;
-            vector_at(k.dynamic_shared().at(STAGED), line, among / 2).at(among % 2 * CHUNK)
+            vector_at(k.dynamic_shared().at(CODES_OFFSET), line, vec_of_row / 2).at(vec_of_row % 2 * VEC8)
         };
-        match self.sharing {
-            Sharing::Token => {
-                let factors = self.column_factors(k, p, &chunks, [tile_row, tile_column]);
-                let [of_row, _, of_column] = p.scale_strides;
-                let words = chunks.iter().map(|chunk| chunk.magnitude_word()).collect();
-                let of_rows = LaneMagnitudes::new(k, ACROSS, self.input, words)
-                    .scales(|magnitude| Scale::of(p, self.code, magnitude).parts());
-                for ((i, piece), at) in (0..).zip(pieces).zip(codes) {
-                    let values = piece.chunk.values();
+        match self.granularity {
+            Granularity::Token => {
+                let factors = self.column_factors(k, p, &vecs, [tile_row, tile_column]);
+                let [of_row, _, of_column] = p.scale_strides();
+                let words = vecs.iter().map(|vec| vec.amax_word()).collect();
+                let of_rows = LaneAmax::new(k, ACROSS, self.input, words)
+                    .scales(|amax| Scale::of(p, self.code, amax).bits_and_factor());
+                for ((i, fragment), at) in (0..).zip(fragments).zip(codes) {
+                    let values = fragment.vec.values();
                     let scaled = |factor: &dyn Fn(usize) -> F32<'k>| -> Vec<F32<'k>> {
                         values.iter().enumerate().map(|(i, value)| *value * factor(i)).collect()
                     };
                     let of_row = of_rows.factor(k, i);
                     let codes = self.code.encode(k, &scaled(&|_| of_row));
-                    store_codes(k, &codes, at, &piece.part, p.kept);
+                    store_codes(k, &codes, at, &fragment.mask, p.evict_last);
                     let codes = self.code.encode(k, &scaled(&|column| factors[column]));
                     staged(i).store_vec([codes[0], codes[1]]);
                 }
-                for (chunk, scale, mine) in of_rows.own(k) {
-                    let row_of_tile = row_of_tile + chunk * ROWS;
+                for (vec, scale, is_owner) in of_rows.owned(k) {
+                    let row_of_tile = row_of_tile + vec * ROWS;
                     let row = tile_row * SIDE + row_of_tile;
                     let scales = p.scales.at(row.widening_mul(of_row));
                     let alone = scales.at(tile_column.widening_mul(of_column));
-                    let wanted = mine & row.lt(p.rows);
-                    let run = Run(k.dynamic_shared().at(KEPT).at(row_of_tile * Run::BYTES));
+                    let wanted = is_owner & row.lt(p.rows);
+                    let run = ScaleRun(k.dynamic_shared().at(RUNS_OFFSET).at(row_of_tile * ScaleRun::BYTES));
                     let in_run = || {
-                        k.guard(mine, || run.keep(tile_column, scale));
-                        let of_run = scales.at((tile_column - tile_column % RUN).widening_mul(4));
-                        k.if_((tile_column % RUN).eq(RUN - 1), || run.store(k, of_run, wanted, Some(p.kept)));
+                        k.guard(is_owner, || run.stage(tile_column, scale));
+                        let of_run = scales.at((tile_column - tile_column % RUN_LENGTH).widening_mul(4));
+                        k.if_((tile_column % RUN_LENGTH).eq(RUN_LENGTH - 1), || {
+                            run.store(k, of_run, wanted, Some(p.evict_last))
+                        });
                     };
-                    k.if_else(p.has(Flags::RUNS), in_run, || {
-                        k.guard(wanted, || alone.store_by(scale, p.kept))
+                    k.if_else(p.has(Flags::SCALE_RUNS), in_run, || {
+                        k.guard(wanted, || alone.store_by(scale, p.evict_last))
                     });
                 }
             }
-            Sharing::Block => {
-                let magnitude = of_block(k, largest(chunks.iter().map(|chunk| chunk.magnitude())));
-                let scale = Scale::of(p, self.code, magnitude);
-                for ((i, piece), at) in (0..).zip(pieces).zip(codes) {
-                    let codes = scale.encode(k, self.code, &piece.chunk.values());
-                    store_codes(k, &codes, at, &piece.part, p.kept);
+            Granularity::Block => {
+                let amax = cta_max(k, max_of(vecs.iter().map(|vec| vec.amax())));
+                let scale = Scale::of(p, self.code, amax);
+                for ((i, fragment), at) in (0..).zip(fragments).zip(codes) {
+                    let codes = scale.encode(k, self.code, &fragment.vec.values());
+                    store_codes(k, &codes, at, &fragment.mask, p.evict_last);
                     staged(i).store_vec([codes[0], codes[1]]);
                 }
-                let places = ScalePlaces::new(p);
-                let at = p.scales.at(places.offset(tile_row, tile_column));
-                places.store(k, at, scale.scale, thread.eq(0));
+                let layout = ScaleLayout::new(p);
+                let at = p.scales.at(layout.offset(tile_row, tile_column));
+                layout.store(k, at, scale.scale, thread.eq(0));
             }
         }
         k.sync_threads();
         store_transposed(k, p, [tile_row * SIDE, tile_column * SIDE]);
     }
 
-    /// The scales of the columns, which are stored, and what a thread's numbers are multiplied with.
+    /// Stores the scales of the columns; returns the factors of the thread's columns.
     fn column_factors<'k>(
         &self,
         k: &'k Kernel,
         p: &Params<'k>,
-        chunks: &[&Chunk<'k>],
+        vecs: &[&Vec8<'k>],
         [tile_row, tile_column]: [U32<'k>; 2],
     ) -> Vec<F32<'k>> {
-        let [_, of_row, of_column] = p.from_strides;
-        of_columns(k, self.input, chunks, |of_tile, magnitude| {
+        let [_, of_row, of_column] = p.aux_strides();
+        per_column_factors(k, self.input, vecs, |of_tile, amax| {
             let column = tile_column * SIDE + of_tile;
-            let place = column.widening_mul(of_row) + tile_row.widening_mul(of_column);
-            let at: Global = Ptr::new(p.group_stride + place * 4u64);
-            let scale = Scale::of(p, self.code, magnitude);
-            // Those of other rows, which lie beside it, come soon.
-            k.guard(column.lt(p.columns), || at.store_by(scale.scale, p.kept));
+            let index = column.widening_mul(of_row) + tile_row.widening_mul(of_column);
+            let at: Global = Ptr::new(p.group_stride + index * 4u64);
+            let scale = Scale::of(p, self.code, amax);
+            // Stays in L2: the scales beside it come soon.
+            k.guard(column.lt(p.columns), || at.store_by(scale.scale, p.evict_last));
             scale.factor
         })
     }
 }
 
-/// Eight numbers, and which of them there are.
-struct Piece<'k> {
-    part: Part<'k>,
-    chunk: Chunk<'k>,
+/// `Vec8` of a thread, and its mask.
+struct Fragment<'k> {
+    mask: Mask<'k>,
+    vec: Vec8<'k>,
 }
 
-/// The tile from shared memory to the transpose: vectors where its rows are made of them, else bytes.
+/// Stores the tile of the transpose from shared memory: as vectors where its layout allows them, else as bytes.
 fn store_transposed<'k>(k: &'k Kernel, p: &Params<'k>, [row, column]: [U32<'k>; 2]) {
-    let tile = transposed(k, k.dynamic_shared().at(STAGED), column);
-    let [pitch, ..] = p.from_strides;
-    let line = row + tile.lines * VECTOR;
-    let places: Vec<(U32, Global)> = (0..4u32)
+    let tile = transposed(k, k.dynamic_shared().at(CODES_OFFSET), column);
+    let [pitch, ..] = p.aux_strides();
+    let line = row + tile.lines * VECTOR_BYTES;
+    let targets: Vec<(U32, Global)> = (0..4u32)
         .map(|later| {
             let row = tile.column + later;
-            (row, p.from.at(row.widening_mul(pitch)).at(line.to_u64()))
+            (row, p.aux.at(row.widening_mul(pitch)).at(line.to_u64()))
         })
         .collect();
     let vectors = || {
-        for (later, (row, to)) in places.iter().enumerate() {
-            k.guard(row.lt(p.columns) & line.lt(p.rows), || to.store_vec_by(tile.vectors[later], p.kept));
+        for (later, (row, to)) in targets.iter().enumerate() {
+            k.guard(row.lt(p.columns) & line.lt(p.rows), || {
+                to.store_vec_by(tile.vectors[later], p.evict_last)
+            });
         }
     };
     let bytes = || {
-        for (later, (row, to)) in places.iter().enumerate() {
+        for (later, (row, to)) in targets.iter().enumerate() {
             let count = (row.lt(p.columns) & line.lt(p.rows)).select(p.rows - line, 0);
-            for i in 0..VECTOR {
+            for i in 0..VECTOR_BYTES {
                 let byte = tile.vectors[later][i as usize / 4] >> (8 * (i % 4));
                 k.guard(count.gt(i), || to.at(u64::from(i)).store_byte(byte));
             }
@@ -292,17 +298,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_has_tiles_of_a_run_where_that_costs_no_round() {
+    fn a_cta_has_runs_of_tiles_where_that_costs_no_wave() {
         let launch = |dims: [u32; 2], scales| {
             let scale_strides = [dims[1] / 128 * 4, 16, 4];
-            let config = Config { input: Input::Bf16, code: Code::E4m3, sharing: Sharing::Token };
+            let config = Config { input: Input::Bf16, code: Code::E4m3, granularity: Granularity::Token };
             let (launch, args) = config.launch(&Args { dims, scales, scale_strides, ..Args::default() }, 132);
             (launch.grid[0], 1 << args.shifts[0])
         };
-        assert_eq!(launch([4736, 7168], 0), (264, RUN));
-        assert_eq!(launch([4096, 4096], 0), (256, RUN));
+        assert_eq!(launch([4736, 7168], 0), (264, RUN_LENGTH));
+        assert_eq!(launch([4096, 4096], 0), (256, RUN_LENGTH));
         assert_eq!(launch([4096, 4096], 4), (264, 1), "the first scale is no vector");
-        assert_eq!(launch([1024, 4096], 0), (256, 1), "four rounds instead of one");
+        assert_eq!(launch([1024, 4096], 0), (256, 1), "four waves instead of one");
         assert_eq!(launch([4736, 7040], 0), (264, 1), "55 tiles of a row");
     }
 }

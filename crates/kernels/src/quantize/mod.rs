@@ -1,22 +1,21 @@
-//! Quantization to FP8 and FP4 with scales of any granularity, and back; scales from one layout to another.
+//! Quantization to FP8 and FP4 with scales of any granularity, dequantization, scale layouts and MoE permutation.
 //!
-//! Every kernel is the same few steps on [chunks](chunk) of eight neighbours of a row: load, take the largest
-//! magnitude, [`scale`], convert, store. The families differ in who shares a scale, and so in how far the
-//! magnitude travels:
+//! Every kernel is the same few steps on [`Vec8`](vec8)s, eight neighbours of a row: load, amax, [`scale`], convert,
+//! store. The kernels differ in which elements share a scale, and so in how far the amax has to be reduced:
 //!
-//! | file | a scale belongs to | the magnitude goes through |
+//! | file | scale granularity | reduction of the amax |
 //! |---|---|---|
-//! | `groups.rs` | 128, 32 or 16 neighbours of a row | shuffles of a few lanes |
-//! | `tiles.rs` | 128 by 128, or 128 of a column | shared memory of a block |
-//! | `both.rs` | either, and the same of the transpose | shuffles, and shared memory of a block |
-//! | `norm.rs` | 128 neighbours of a row, after RMSNorm | shuffles of a few lanes |
-//! | `rows.rs` | a row | shared memory of a block |
-//! | `whole.rs` | the matrix | an atomic maximum, and a second kernel that converts |
-//! | `meeting.rs` | a small matrix | words in memory, for which all blocks wait |
+//! | `block_1x128.rs` | 1x128, 1x32 or 1x16 (NVFP4) | shuffles of a few lanes |
+//! | `block_128x128.rs` | 128x128, or 128x1 | shared memory of a CTA |
+//! | `dual.rs` | either, for row-wise and transposed output | shuffles, and shared memory of a CTA |
+//! | `rms_norm.rs` | 1x128, after RMSNorm | shuffles of a few lanes |
+//! | `per_row.rs` | per row | shared memory of a CTA |
+//! | `per_tensor.rs` | per tensor | an atomic maximum, and a second kernel that converts |
+//! | `per_tensor_single.rs` | per tensor, for small matrices | a grid barrier |
 //!
-//! All of them are limited by memory, so a thread has several vectors in flight; where blocks are few and have to meet, what
-//! they read next is under way meanwhile (`flight.rs`). What is read once leaves the cache first, and results stay in it.
-//! Types are compiled in; shapes, strides, the layout of the scales and whether they are powers of two are arguments.
+//! All of them are limited by memory bandwidth, so a thread has several vectors in flight. Where a CTA works on several
+//! tiles, the next ones are copied meanwhile (`async_copy.rs`). Data that is read once is evicted first; results stay
+//! in L2. Types are compiled in; shapes, strides, the layout of scales and power-of-two rounding are arguments.
 
 mod async_copy;
 pub mod block_128x128;
@@ -36,170 +35,166 @@ pub mod vec8;
 pub mod zero_padding;
 
 pub use block_1x128::Source;
-pub use params::{Args, Divisor, Flags, Launch};
+pub use params::{Args, Flags, Launch};
 pub use vec8::{Code, Input};
 
 use oxigemm_ptx::{BuildError, Kernel, Module, Target};
 
-/// A kernel of this family.
+/// Quantization kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Config {
-    /// A scale for some neighbours of a row.
-    Groups(block_1x128::Config),
-    /// A scale for 128 by 128, or for 128 of a column.
-    Tiles(block_128x128::Config),
-    /// A matrix and its transpose.
-    Both(dual::Config),
-    /// A scale for a row.
-    Rows(per_row::Config),
-    /// RMSNorm, and a scale for some neighbours of a row.
-    Norm(rms_norm::Config),
-    /// The scale of the whole matrix.
-    WholeScale(per_tensor::ScaleConfig),
-    /// Codes by scales that are already there.
-    WholeCodes(per_tensor::CodesConfig),
-    /// A scale for a whole matrix that one grid can hold.
-    Meeting(per_tensor_single::Config),
-    /// Codes and scales back to numbers.
+    /// Scales for 128, 32 or 16 neighbours of a row.
+    Block1x128(block_1x128::Config),
+    /// Scales for 128x128 blocks, or for 128 elements of a column.
+    Block128x128(block_128x128::Config),
+    /// Row-wise and transposed output.
+    Dual(dual::Config),
+    /// Scales per row.
+    PerRow(per_row::Config),
+    /// RMSNorm, then scales for 128 neighbours of a row.
+    RmsNorm(rms_norm::Config),
+    /// Per-tensor scale, first kernel: the scale.
+    PerTensorScale(per_tensor::ScaleConfig),
+    /// Per-tensor scale, second kernel: the codes, by a scale that exists.
+    PerTensorCodes(per_tensor::CodesConfig),
+    /// Per-tensor scale in one cooperative kernel, for a matrix that one grid can hold.
+    PerTensorSingle(per_tensor_single::Config),
+    /// Codes and scales to numbers.
     Dequantize(dequantize::Config),
     /// Scales from one layout to another.
-    Transform,
-    /// Where tokens go that experts are chosen for.
-    Permute,
-    /// The sum of what became of a token.
-    Unpermute,
-    /// Rows of no group become zero.
-    Padding,
+    ScaleLayout,
+    /// MoE permutation: rows of tokens, sorted by expert.
+    MoePermute,
+    /// MoE unpermutation: the weighted sum of each token's rows.
+    MoeUnpermute,
+    /// Zeros for rows of no group.
+    ZeroPadding,
 }
 
 impl Config {
-    /// Every kernel of this family.
+    /// All of them.
     pub fn all() -> impl Iterator<Item = Config> {
         let types = || Input::ALL.into_iter().flat_map(|input| Code::FP8.map(|code| (input, code)));
         block_1x128::Config::all()
-            .map(Config::Groups)
+            .map(Config::Block1x128)
             .chain(types().flat_map(|(input, code)| {
-                block_128x128::Sharing::ALL
-                    .map(|sharing| Config::Tiles(block_128x128::Config { input, code, sharing }))
+                block_128x128::Granularity::ALL.map(|granularity| {
+                    Config::Block128x128(block_128x128::Config { input, code, granularity })
+                })
             }))
             .chain(types().flat_map(|(input, code)| {
-                dual::Sharing::ALL.map(|sharing| Config::Both(dual::Config { input, code, sharing }))
+                dual::Granularity::ALL
+                    .map(|granularity| Config::Dual(dual::Config { input, code, granularity }))
             }))
             .chain(types().flat_map(|(input, code)| {
                 [
-                    Config::Rows(per_row::Config { input, code }),
-                    Config::WholeScale(per_tensor::ScaleConfig { input, code }),
-                    Config::WholeCodes(per_tensor::CodesConfig { input, code }),
-                    Config::Meeting(per_tensor_single::Config { input, code }),
+                    Config::PerRow(per_row::Config { input, code }),
+                    Config::PerTensorScale(per_tensor::ScaleConfig { input, code }),
+                    Config::PerTensorCodes(per_tensor::CodesConfig { input, code }),
+                    Config::PerTensorSingle(per_tensor_single::Config { input, code }),
                 ]
             }))
             .chain(types().flat_map(|(output, code)| {
-                [dequantize::Scales::PerChunk, dequantize::Scales::PerColumn]
+                [dequantize::Scales::PerBlock, dequantize::Scales::PerChannel]
                     .map(|scales| Config::Dequantize(dequantize::Config { code, output, scales }))
             }))
             .chain(Input::ALL.into_iter().flat_map(|output| {
-                [dequantize::Scales::PerChunk, dequantize::Scales::TwoLevels]
+                [dequantize::Scales::PerBlock, dequantize::Scales::TwoLevels]
                     .map(|scales| Config::Dequantize(dequantize::Config { code: Code::E2m1, output, scales }))
             }))
             .chain(
                 Input::ALL
-                    .map(|input| Config::WholeScale(per_tensor::ScaleConfig { input, code: Code::E2m1 })),
+                    .map(|input| Config::PerTensorScale(per_tensor::ScaleConfig { input, code: Code::E2m1 })),
             )
-            .chain(Input::ALL.map(|input| Config::Norm(rms_norm::Config { input })))
-            .chain([Config::Transform, Config::Permute, Config::Unpermute, Config::Padding])
+            .chain(Input::ALL.map(|input| Config::RmsNorm(rms_norm::Config { input })))
+            .chain([Config::ScaleLayout, Config::MoePermute, Config::MoeUnpermute, Config::ZeroPadding])
     }
 
-    /// The kernel's name, which is also the entry's.
+    /// Name of the kernel and of its entry point.
     pub fn name(&self) -> String {
         match self {
-            Config::Groups(config) => config.name(),
-            Config::Tiles(config) => config.name(),
-            Config::Both(config) => config.name(),
-            Config::Rows(config) => config.name(),
-            Config::Norm(config) => config.name(),
-            Config::WholeScale(config) => config.name(),
-            Config::WholeCodes(config) => config.name(),
-            Config::Meeting(config) => config.name(),
+            Config::Block1x128(config) => config.name(),
+            Config::Block128x128(config) => config.name(),
+            Config::Dual(config) => config.name(),
+            Config::PerRow(config) => config.name(),
+            Config::RmsNorm(config) => config.name(),
+            Config::PerTensorScale(config) => config.name(),
+            Config::PerTensorCodes(config) => config.name(),
+            Config::PerTensorSingle(config) => config.name(),
             Config::Dequantize(config) => config.name(),
-            Config::Transform => scale_layout::NAME.to_owned(),
-            Config::Permute => moe_permute::PERMUTE.to_owned(),
-            Config::Unpermute => moe_permute::UNPERMUTE.to_owned(),
-            Config::Padding => zero_padding::NAME.to_owned(),
+            Config::ScaleLayout => scale_layout::NAME.to_owned(),
+            Config::MoePermute => moe_permute::PERMUTE.to_owned(),
+            Config::MoeUnpermute => moe_permute::UNPERMUTE.to_owned(),
+            Config::ZeroPadding => zero_padding::NAME.to_owned(),
         }
     }
 
-    /// Writes the kernel.
+    /// Builds the kernel.
     pub fn build(&self) -> Result<Module, BuildError> {
         let k = &Kernel::new(&self.name(), Target::Sm90a).threads(self.threads()).resident(self.resident());
         let p = params::Params::declare(k);
-        // A kernel before this one may still be writing what is read here, or reading what is written.
+        // A kernel before this one may still write the inputs, or read the outputs.
         k.grid_dependency_wait();
         match self {
-            Config::Groups(config) => config.write(k, &p),
-            Config::Tiles(config) => config.write(k, &p),
-            Config::Both(config) => config.write(k, &p),
-            Config::Rows(config) => config.write(k, &p),
-            Config::Norm(config) => config.write(k, &p),
-            Config::WholeScale(config) => config.write(k, &p),
-            Config::WholeCodes(config) => config.write(k, &p),
-            Config::Meeting(config) => config.write(k, &p),
+            Config::Block1x128(config) => config.write(k, &p),
+            Config::Block128x128(config) => config.write(k, &p),
+            Config::Dual(config) => config.write(k, &p),
+            Config::PerRow(config) => config.write(k, &p),
+            Config::RmsNorm(config) => config.write(k, &p),
+            Config::PerTensorScale(config) => config.write(k, &p),
+            Config::PerTensorCodes(config) => config.write(k, &p),
+            Config::PerTensorSingle(config) => config.write(k, &p),
             Config::Dequantize(config) => config.write(k, &p),
-            Config::Transform => scale_layout::write(k, &p),
-            Config::Permute => moe_permute::permute(k, &p),
-            Config::Unpermute => moe_permute::unpermute(k, &p),
-            Config::Padding => zero_padding::write(k, &p),
+            Config::ScaleLayout => scale_layout::write(k, &p),
+            Config::MoePermute => moe_permute::permute(k, &p),
+            Config::MoeUnpermute => moe_permute::unpermute(k, &p),
+            Config::ZeroPadding => zero_padding::write(k, &p),
         }
         k.finish()
     }
 
-    /// Blocks that a multiprocessor should have at a time: while one waits for memory, others convert and store.
+    /// CTAs per SM: while one waits for memory, others convert and store.
     fn resident(&self) -> u32 {
         match self {
-            Config::Groups(config) => config.resident(),
-            // As many as tiles leave registers for.
-            Config::Tiles(config) if config.input == Input::Bf16 => 3,
-            Config::Tiles(_) => 2,
-            Config::Both(config) => config.resident(),
-            Config::Rows(_) => 4,
-            Config::Norm(_) => 1,
-            Config::WholeScale(config) => config.resident(),
-            Config::WholeCodes(_) => 4,
-            Config::Meeting(_) => 1,
-            Config::Dequantize(config) if config.scales == dequantize::Scales::PerColumn => 4,
+            Config::Block1x128(config) => config.resident(),
+            // Limited by the registers of a tile.
+            Config::Block128x128(config) if config.input == Input::Bf16 => 3,
+            Config::Block128x128(_) => 2,
+            Config::Dual(config) => config.resident(),
+            Config::PerRow(_) => 4,
+            Config::RmsNorm(_) => 1,
+            Config::PerTensorScale(config) => config.resident(),
+            Config::PerTensorCodes(_) => 4,
+            Config::PerTensorSingle(_) => 1,
+            Config::Dequantize(config) if config.scales == dequantize::Scales::PerChannel => 4,
             Config::Dequantize(_) => 6,
-            Config::Transform => 8,
-            Config::Permute => 1,
-            Config::Unpermute => 6,
-            Config::Padding => 8,
+            Config::ScaleLayout => 8,
+            Config::MoePermute => 1,
+            Config::MoeUnpermute => 6,
+            Config::ZeroPadding => 8,
         }
     }
 
-    /// Whether its blocks wait for each other, so that all of them have to run at one time.
-    pub const fn meets(&self) -> bool {
-        matches!(self, Config::Meeting(_))
+    /// Whether it needs a cooperative launch: its CTAs wait for each other.
+    pub const fn is_cooperative(&self) -> bool {
+        matches!(self, Config::PerTensorSingle(_))
     }
 
-    /// Threads of a block.
+    /// Threads of a CTA.
     pub fn threads(&self) -> u32 {
         match self {
-            Config::Groups(_) => block_1x128::THREADS,
-            Config::Tiles(_) => block_128x128::THREADS,
-            Config::Both(_) => dual::THREADS,
-            Config::Rows(_) => per_row::THREADS,
-            Config::Norm(_) => rms_norm::THREADS,
-            Config::WholeScale(_) | Config::WholeCodes(_) => per_tensor::THREADS,
-            Config::Meeting(_) => per_tensor_single::THREADS,
+            Config::Block1x128(_) => block_1x128::THREADS,
+            Config::Block128x128(_) => block_128x128::THREADS,
+            Config::Dual(_) => dual::THREADS,
+            Config::PerRow(_) => per_row::THREADS,
+            Config::RmsNorm(_) => rms_norm::THREADS,
+            Config::PerTensorScale(_) | Config::PerTensorCodes(_) => per_tensor::THREADS,
+            Config::PerTensorSingle(_) => per_tensor_single::THREADS,
             Config::Dequantize(_) => dequantize::THREADS,
-            Config::Transform => scale_layout::THREADS,
-            Config::Permute => moe_permute::THREADS,
-            Config::Unpermute => moe_permute::UNPERMUTE_THREADS,
-            Config::Padding => zero_padding::THREADS,
+            Config::ScaleLayout => scale_layout::THREADS,
+            Config::MoePermute => moe_permute::THREADS,
+            Config::MoeUnpermute => moe_permute::UNPERMUTE_THREADS,
+            Config::ZeroPadding => zero_padding::THREADS,
         }
     }
-}
-
-/// How the kernels ask whether they can move whole vectors: the answer is the same for all of a launch.
-#[track_caller]
-fn by_access<'k>(k: &'k Kernel, p: &params::Params<'k>, body: impl Fn(vec8::Access)) {
-    k.if_else(p.has(Flags::VECTORS), || body(vec8::Access::Vectors), || body(vec8::Access::Elements));
 }

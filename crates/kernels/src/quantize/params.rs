@@ -1,220 +1,190 @@
-//! The arguments of every kernel of this family, and its launches.
+//! Parameters and launch shape of the quantization kernels: one list for all of them.
 
 use oxigemm_ptx::tma::{CachePolicy, Eviction};
-use oxigemm_ptx::{F32, Global, Kernel, Pred, U32, U64};
+use oxigemm_ptx::{Global, Kernel, Pred, U32};
+use std::ops::Deref;
 
-use super::vec8::Code;
-use crate::registry::Argument;
+use super::vec8::{Access, Code};
+use crate::common::fast_divmod::FastDivmod;
+use crate::common::params::{KernelArg, kernel_params};
 
-/// Where the shift of [`Args::across`] is in the parameter that flags are in.
-const SHIFT_OF_ACROSS: u32 = 16;
+/// Position of the shift of [`Args::items_per_row`] in the parameter that holds the flags.
+const DIVISOR_SHIFT: u32 = 16;
 
-/// What the bits of [`Args::flags`] mean.
+/// Bits of [`Args::flags`].
 #[derive(Clone, Copy, Debug)]
 pub struct Flags;
 
 impl Flags {
-    /// Matrices begin at, and have rows of, whole vectors.
+    /// Addresses and pitches of the matrices allow 16-byte vectors.
     pub const VECTORS: u32 = 1;
     /// Scales are rounded up to powers of two.
     pub const POWER_OF_TWO: u32 = 2;
-    /// Scales are stored as their exponents, a byte each.
+    /// Scales are stored as biased exponents of a byte each (UE8M0).
     pub const BYTES: u32 = 4;
-    /// 128 rows of scales by 4 are 512 bytes in the order in which tensor memory holds them.
+    /// Scales are blocked: 128 rows by 4 are 512 bytes in the order in which tensor memory holds them.
     pub const BLOCKED: u32 = 8;
-    /// The transpose begins at, and has rows of, whole vectors.
+    /// Address and pitch of the transpose allow 16-byte vectors.
     pub const TRANSPOSED_VECTORS: u32 = 16;
-    /// Scales that a lane finds one after another are vectors in memory.
-    pub const RUNS: u32 = 32;
-    /// Every tile of every warp is whole.
-    pub const WHOLE: u32 = 64;
+    /// Scales that a lane finds in turn are 16-byte vectors in memory.
+    pub const SCALE_RUNS: u32 = 32;
+    /// Every tile of every warp is full.
+    pub const FULL_TILES: u32 = 64;
 }
 
-/// A division by a number that only the launch knows, as a multiplication.
-///
-/// ```
-/// use oxigemm_kernels::quantize::Divisor;
-///
-/// let seven = Divisor::new(7);
-/// assert_eq!((seven.divide(20), seven.divide(21), Divisor::new(1).divide(5)), (2, 3, 5));
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Divisor {
-    /// The divisor.
-    pub value: u32,
-    /// 2 to the power of `shift` by the divisor, rounded up.
-    pub factor: u32,
-    /// The power of two by which the product is too large.
-    pub shift: u32,
-}
-
-impl Divisor {
-    /// A divisor from 1 to 2³¹, for dividends below 2³¹.
-    pub const fn new(value: u32) -> Divisor {
-        let value = if value == 0 { 1 } else { value };
-        let shift = 31 + value.next_power_of_two().trailing_zeros();
-        Divisor { value, factor: (1u64 << shift).div_ceil(value as u64) as u32, shift }
-    }
-
-    /// What the kernel computes.
-    pub fn divide(self, dividend: u32) -> u32 {
-        ((u64::from(dividend) * u64::from(self.factor)) >> self.shift) as u32
-    }
-}
-
-/// The arguments of a launch. Which of them count, and what they mean to it, each kernel says.
+/// Arguments of a launch. Each kernel says which of them it reads, and what they mean to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Args {
-    /// The matrix of numbers.
+    /// Address of the matrix of numbers.
     pub x: u64,
-    /// The codes.
+    /// Address of the codes.
     pub codes: u64,
-    /// The scales.
+    /// Address of the scales.
     pub scales: u64,
-    /// Where each row comes from, for kernels that gather; weights, for those that normalize; scales that are read, for
-    /// those that transform them; the scale of all, for NVFP4; the codes of the transpose, for those that write it; where blocks meet, for those that do.
-    pub from: u64,
+    /// Address of the second input or output: source rows of a gather, weights of RMSNorm, scales to be transformed,
+    /// the per-tensor scale of NVFP4, codes of the transpose, or the workspace of a grid barrier.
+    pub aux: u64,
     /// Rows and columns of the matrix of codes.
     pub dims: [u32; 2],
-    /// Elements from a row of `x` to the next.
+    /// Pitch of `x` in elements.
     pub x_pitch: u32,
-    /// Bytes from a row of `codes` to the next.
+    /// Pitch of `codes` in bytes.
     pub codes_pitch: u32,
-    /// Rows and columns of scales that are stored, with those that only fill a layout up.
+    /// Rows and columns of scales that are stored, with the padding of their layout.
     pub scale_dims: [u32; 2],
-    /// Bytes from a row of scales to the next (of 128, where they are blocked), from four of a row to the next four,
-    /// and from one of these to the next.
+    /// Strides of scales in bytes: from a row to the next (from 128 rows to the next where scales are blocked), from
+    /// four scales of a row to the next four, and from one of these to the next.
     pub scale_strides: [u32; 3],
     /// See [`Flags`].
     pub flags: u32,
-    /// Powers of two of rows and columns that share a scale, or of the shape of a warp's tile, or of the tiles that a block has
-    /// one after another. Of kernels that normalize: rows that a block has at most, and how many of these are in runs.
+    /// Powers of two: rows and columns that share a scale, or the shape of a warp's tile, or the contiguous tiles of a
+    /// CTA. For RMSNorm, not powers: the most rows of a CTA, and how many of these are in runs of scales.
     pub shifts: [u32; 2],
-    /// Tiles of a row, or chunks.
-    pub across: Divisor,
-    /// Strides, in elements, of scales that are read to be transformed: of a group, a row, a column. Of the transpose: of a
-    /// row of its codes, of a row of its scales, of a column of these. Of groups: rows and groups from a chunk of a lane to its
-    /// next. Of kernels that normalize: columns from a chunk of a thread to its next, bytes of a row of shared memory.
-    pub from_strides: [u32; 3],
-    /// Bytes from a group of scales to the next; the address of the scales of the transpose, for kernels that write it.
+    /// Work items of a row: tiles, or `Vec8`s.
+    pub items_per_row: FastDivmod,
+    /// Strides that go with `aux`, in elements. Scales to be transformed: of a group, a row, a column. Transpose: of a
+    /// row of its codes, of a row of its scales, of a column of these. 1x128: rows and blocks from a `Vec8` of a lane
+    /// to its next. RMSNorm: columns from a `Vec8` of a thread to its next, bytes of a row of shared memory.
+    pub aux_strides: [u32; 3],
+    /// Bytes from a group of scales to the next; for dual output, the address of the scales of the transpose.
     pub group_stride: u64,
-    /// Rows that a row may come from; blocks that have a row more than others, for kernels that normalize.
+    /// Source rows of a gather; for RMSNorm, the CTAs that have a row more than others.
     pub source_rows: u32,
-    /// What is added to the mean of squares: the bits of an `f32`.
+    /// Epsilon of RMSNorm: the bits of an `f32`.
     pub epsilon: u32,
 }
 
 impl Args {
-    /// How many parameters they are.
-    pub const COUNT: usize = 24;
+    /// Number of kernel parameters.
+    pub const COUNT: usize = PackedArgs::COUNT;
 
-    /// All of them, in the order of the kernels' parameters: that in which kernels want them. A multiprocessor fetches 64 bytes of
-    /// parameters at a time when it first needs one of them, for which a small matrix waits 0.07 us; the first such line has room for
-    /// the 48 bytes that loads of a matrix wait for, the next one for the rest but the last.
-    pub fn list(&self) -> [Argument; Self::COUNT] {
-        let Args { dims, scale_dims, scale_strides, shifts, across, from_strides, .. } = *self;
-        [
-            Argument::U64(self.x),
-            Argument::U32(dims[0]),
-            Argument::U32(dims[1]),
-            Argument::U32(self.x_pitch),
-            Argument::U32(self.flags | across.shift << SHIFT_OF_ACROSS),
-            Argument::U32(across.value),
-            Argument::U32(across.factor),
-            Argument::U32(shifts[0]),
-            Argument::U32(shifts[1]),
-            Argument::U32(from_strides[0]),
-            Argument::U32(from_strides[1]),
-            Argument::U64(self.from),
-            Argument::U64(self.codes),
-            Argument::U64(self.scales),
-            Argument::U32(self.codes_pitch),
-            Argument::U32(scale_dims[0]),
-            Argument::U32(scale_dims[1]),
-            Argument::U32(scale_strides[0]),
-            Argument::U32(scale_strides[1]),
-            Argument::U32(scale_strides[2]),
-            Argument::U32(self.source_rows),
-            Argument::U32(from_strides[2]),
-            Argument::U32(self.epsilon),
-            Argument::U64(self.group_stride),
-        ]
+    /// Values of the kernel's parameters, in order.
+    pub fn list(&self) -> [KernelArg; Self::COUNT] {
+        PackedArgs {
+            args: *self,
+            flags: self.flags | self.items_per_row.shift << DIVISOR_SHIFT,
+            epsilon: f32::from_bits(self.epsilon),
+        }
+        .values()
     }
 }
 
-/// How a kernel is launched: blocks along x, and along y where there are groups.
+/// [`Args`] as kernels read them.
+#[derive(Clone, Copy, Debug)]
+pub struct PackedArgs {
+    args: Args,
+    /// Flags, and the shift of the division.
+    flags: u32,
+    epsilon: f32,
+}
+
+// The order is that in which kernels need the parameters. An SM fetches 64 bytes of parameters when it first needs one
+// of them, which costs a small matrix 0.07 us. The first line holds the 48 bytes that the loads of a matrix wait for,
+// the next one the rest but the last.
+kernel_params! {
+    pub(crate) struct Declared from PackedArgs {
+        x: Pointer = args.x,
+        rows: U32 = args.dims[0],
+        columns: U32 = args.dims[1],
+        x_pitch: U32 = args.x_pitch,
+        flags: U32 = flags,
+        items_per_row: U32 = args.items_per_row.value,
+        items_factor: U32 = args.items_per_row.factor,
+        shift_rows: U32 = args.shifts[0],
+        shift_columns: U32 = args.shifts[1],
+        aux_group: U32 = args.aux_strides[0],
+        aux_row: U32 = args.aux_strides[1],
+        aux: Pointer = args.aux,
+        codes: Pointer = args.codes,
+        scales: Pointer = args.scales,
+        codes_pitch: U32 = args.codes_pitch,
+        scale_rows: U32 = args.scale_dims[0],
+        scale_columns: U32 = args.scale_dims[1],
+        scale_row: U32 = args.scale_strides[0],
+        scale_four: U32 = args.scale_strides[1],
+        scale_one: U32 = args.scale_strides[2],
+        source_rows: U32 = args.source_rows,
+        aux_column: U32 = args.aux_strides[2],
+        epsilon: F32 = epsilon,
+        group_stride: U64 = args.group_stride,
+    }
+}
+
+/// Launch shape: CTAs along x, and along y where there are groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Launch {
-    /// Blocks.
+    /// CTAs.
     pub grid: [u32; 2],
-    /// Threads of a block.
+    /// Threads of a CTA.
     pub threads: u32,
     /// Bytes of dynamic shared memory.
     pub shared_bytes: u32,
 }
 
-/// [`Args`] in a kernel.
+/// [`Args`] in a kernel, and the L2 policies of its accesses.
 pub(crate) struct Params<'k> {
-    pub x: Global<'k>,
-    pub codes: Global<'k>,
-    pub scales: Global<'k>,
-    pub from: Global<'k>,
-    pub group_stride: U64<'k>,
-    pub rows: U32<'k>,
-    pub columns: U32<'k>,
-    pub x_pitch: U32<'k>,
-    pub codes_pitch: U32<'k>,
-    pub scale_dims: [U32<'k>; 2],
-    pub scale_strides: [U32<'k>; 3],
-    flags: U32<'k>,
-    pub shifts: [U32<'k>; 2],
-    across: [U32<'k>; 2],
-    pub from_strides: [U32<'k>; 3],
-    pub source_rows: U32<'k>,
-    pub epsilon: F32<'k>,
-    /// For what nobody reads a second time: it leaves the cache before anything else does.
-    pub read_once: CachePolicy<'k>,
-    /// For results: who reads them comes next, and the cache should have them until then.
-    pub kept: CachePolicy<'k>,
+    declared: Declared<'k>,
+    /// L2 policy for data that is read once.
+    pub evict_first: CachePolicy<'k>,
+    /// L2 policy for results: the next kernel reads them.
+    pub evict_last: CachePolicy<'k>,
+}
+
+impl<'k> Deref for Params<'k> {
+    type Target = Declared<'k>;
+
+    fn deref(&self) -> &Declared<'k> {
+        &self.declared
+    }
 }
 
 impl<'k> Params<'k> {
     pub fn declare(k: &'k Kernel) -> Params<'k> {
-        let number = |name: &str| k.param::<u32>(name);
-        // In the order of `Args::list`.
-        let x = k.param_pointer("x");
-        let [rows, columns, x_pitch, flags] = ["rows", "columns", "x_pitch", "flags"].map(number);
-        let [value, factor] = ["across", "across_factor"].map(number);
-        let shifts = ["shift_rows", "shift_columns"].map(number);
-        let [from_group, from_row] = ["from_group", "from_row"].map(number);
-        let [from, codes, scales] = ["from", "codes", "scales"].map(|name| k.param_pointer(name));
-        let codes_pitch = number("codes_pitch");
-        let scale_dims = ["scale_rows", "scale_columns"].map(number);
-        let scale_strides = ["scale_row", "scale_four", "scale_one"].map(number);
-        let [source_rows, from_column] = ["source_rows", "from_column"].map(number);
-        let epsilon = k.param("epsilon");
-        let group_stride = k.param("group_stride");
         Params {
-            x,
-            codes,
-            scales,
-            from,
-            group_stride,
-            rows,
-            columns,
-            x_pitch,
-            codes_pitch,
-            scale_dims,
-            scale_strides,
-            flags,
-            shifts,
-            across: [value, factor],
-            from_strides: [from_group, from_row, from_column],
-            source_rows,
-            epsilon,
-            read_once: k.cache_policy(Eviction::First),
-            kept: k.cache_policy(Eviction::Last),
+            declared: Declared::declare(k, ""),
+            evict_first: k.cache_policy(Eviction::First),
+            evict_last: k.cache_policy(Eviction::Last),
         }
+    }
+
+    /// [`Args::scale_dims`].
+    pub fn scale_dims(&self) -> [U32<'k>; 2] {
+        [self.scale_rows, self.scale_columns]
+    }
+
+    /// [`Args::scale_strides`].
+    pub fn scale_strides(&self) -> [U32<'k>; 3] {
+        [self.scale_row, self.scale_four, self.scale_one]
+    }
+
+    /// [`Args::shifts`].
+    pub fn shifts(&self) -> [U32<'k>; 2] {
+        [self.shift_rows, self.shift_columns]
+    }
+
+    /// [`Args::aux_strides`].
+    pub fn aux_strides(&self) -> [U32<'k>; 3] {
+        [self.aux_group, self.aux_row, self.aux_column]
     }
 
     /// Whether a flag is set.
@@ -223,22 +193,21 @@ impl<'k> Params<'k> {
         (self.flags & flag).ne(0)
     }
 
-    /// The quotient and the rest of a division by [`Args::across`].
+    /// Quotient and remainder of a work item's index by [`Args::items_per_row`].
     #[track_caller]
-    pub fn split(&self, position: U32<'k>) -> [U32<'k>; 2] {
-        let [value, factor] = self.across;
-        let shift = self.flags >> SHIFT_OF_ACROSS;
-        let quotient = (position.widening_mul(factor) >> shift).to_u32();
-        [quotient, position - quotient * value]
+    pub fn divmod(&self, index: U32<'k>) -> [U32<'k>; 2] {
+        let shift = self.flags >> DIVISOR_SHIFT;
+        let quotient = (index.widening_mul(self.items_factor) >> shift).to_u32();
+        [quotient, index - quotient * self.items_per_row]
     }
 
-    /// A place in the matrix of numbers.
+    /// Address in the matrix of numbers.
     #[track_caller]
     pub fn x_at(&self, row: U32<'k>, column: U32<'k>, bytes: u32) -> Global<'k> {
         self.x.at((row.widening_mul(self.x_pitch) + column.to_u64()) * u64::from(bytes))
     }
 
-    /// A place in the matrix of codes.
+    /// Address in the matrix of codes.
     #[track_caller]
     pub fn codes_at(&self, row: U32<'k>, column: U32<'k>, code: Code) -> Global<'k> {
         let bytes = column / code.per_byte();
@@ -246,31 +215,8 @@ impl<'k> Params<'k> {
     }
 }
 
-/// The larger of some magnitudes.
+/// Emits `body` for both kinds of access; which one runs is the same for all of a launch.
 #[track_caller]
-pub(crate) fn largest<'k>(magnitudes: impl IntoIterator<Item = U32<'k>>) -> U32<'k> {
-    magnitudes.into_iter().reduce(|a, b| a.max(b)).expect("there is one at least")
-}
-
-/// The bits of a number.
-#[track_caller]
-pub(crate) fn bits(value: F32<'_>) -> U32<'_> {
-    value.bitcast()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_division_is_exact_for_every_dividend_below_two_to_the_31() {
-        let dividends = [0, 1, 2, 6, 7, 8, 55, 56, 57, 1 << 20, (1 << 31) - 2, (1 << 31) - 1];
-        for divisor in (1..2000).chain([4095, 4096, 4097, 65535, 1 << 20, (1 << 30) + 1, 1 << 31]) {
-            let fast = Divisor::new(divisor);
-            let near = (1..5u32).flat_map(|i| [i.saturating_mul(divisor), i.saturating_mul(divisor) - 1]);
-            for dividend in dividends.into_iter().chain(near).filter(|x| *x < 1 << 31) {
-                assert_eq!(fast.divide(dividend), dividend / divisor, "{dividend} by {divisor}");
-            }
-        }
-    }
+pub(super) fn by_access<'k>(k: &'k Kernel, p: &Params<'k>, body: impl Fn(Access)) {
+    k.if_else(p.has(Flags::VECTORS), || body(Access::Vectors), || body(Access::Elements));
 }

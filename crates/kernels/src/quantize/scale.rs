@@ -1,17 +1,17 @@
-//! From the largest magnitude to a scale, and scales to memory.
+//! Scales: from an amax to a scale and its factor, and scale layouts in memory.
 
 use oxigemm_ptx::{F32, Fp8, Fp8x2, Global, Kernel, Pred, U32, U64};
 
-use super::params::{Flags, Params, bits};
-use super::vec8::Code;
+use super::params::{Flags, Params};
+use super::vec8::{Code, bits};
 
-/// No block has a smaller magnitude than this: one of zeros has a scale too.
-pub const LEAST_MAGNITUDE: f32 = 1e-4;
+/// Lower bound of an amax, so that a block of zeros has a scale too.
+pub const MIN_AMAX: f32 = 1e-4;
 const INFINITY: u32 = 0x7f80_0000;
-/// The reciprocal of the largest power of two that is a scale, 2¹²⁷.
-const LEAST_FACTOR: f32 = f32::from_bits(0x0040_0000);
+/// Reciprocal of the largest power of two that is a scale, 2¹²⁷.
+const MIN_FACTOR: f32 = f32::from_bits(0x0040_0000);
 
-/// A scale, and what numbers are multiplied with to become codes.
+/// Scale, and the factor that numbers are multiplied with before they are converted.
 #[derive(Clone, Copy)]
 pub(crate) struct Scale<'k> {
     pub scale: F32<'k>,
@@ -19,40 +19,40 @@ pub(crate) struct Scale<'k> {
 }
 
 impl<'k> Scale<'k> {
-    /// The scale of numbers up to a magnitude, which is given as the bits of an `f32`.
+    /// Scale of an amax, which is given as the bits of an `f32`, for a type of codes.
     #[track_caller]
-    pub fn of(p: &Params<'k>, code: Code, magnitude: U32<'k>) -> Scale<'k> {
-        Scale::up_to(p, code.largest(), magnitude)
+    pub fn of(p: &Params<'k>, code: Code, amax: U32<'k>) -> Scale<'k> {
+        Scale::up_to(p, code.max_finite(), amax)
     }
 
-    /// The scale by which numbers up to a magnitude become numbers up to `largest`.
+    /// Scale by which numbers up to `amax` become numbers up to `max_finite`.
     #[track_caller]
-    pub fn up_to(p: &Params<'k>, largest: f32, magnitude: U32<'k>) -> Scale<'k> {
-        let least = LEAST_MAGNITUDE.to_bits();
-        let exact = divide(magnitude.max(least), largest);
+    pub fn up_to(p: &Params<'k>, max_finite: f32, amax: U32<'k>) -> Scale<'k> {
+        let least = MIN_AMAX.to_bits();
+        let exact = divide(amax.max(least), max_finite);
         let rounded: F32 = (exponent(exact) << 23).bitcast();
         let power_of_two = p.has(Flags::POWER_OF_TWO);
         let scale = power_of_two.select(rounded, exact);
         // Only infinity and NaN have scales whose reciprocals are not normal numbers.
         let near = scale.reciprocal_approx();
-        let endless = power_of_two.select(LEAST_FACTOR, near);
-        let factor = magnitude.lt(INFINITY).select(reciprocal(scale, near), endless);
+        let endless = power_of_two.select(MIN_FACTOR, near);
+        let factor = amax.lt(INFINITY).select(reciprocal(scale, near), endless);
         Scale { scale, factor }
     }
 
-    /// The bits of the scale, and the factor.
+    /// Bits of the scale, and the factor.
     #[track_caller]
-    pub fn parts(self) -> (U32<'k>, F32<'k>) {
+    pub fn bits_and_factor(self) -> (U32<'k>, F32<'k>) {
         (bits(self.scale), self.factor)
     }
 
-    /// A scale that is already known.
+    /// A scale that exists already.
     #[track_caller]
     pub fn given(scale: F32<'k>) -> Scale<'k> {
         Scale { scale, factor: scale.reciprocal() }
     }
 
-    /// The codes of eight numbers, of FP8.
+    /// FP8 codes of eight numbers.
     #[track_caller]
     pub fn encode(&self, k: &'k Kernel, code: Code, values: &[F32<'k>]) -> Vec<U32<'k>> {
         let scaled: Vec<F32> = values.iter().map(|value| *value * self.factor).collect();
@@ -60,100 +60,99 @@ impl<'k> Scale<'k> {
     }
 }
 
-/// The scale of all blocks of NVFP4, whose own scales are e4m3.
+/// Per-tensor scale of NVFP4, above the e4m3 scales of the blocks.
 #[derive(Clone, Copy)]
 pub(crate) struct TensorScale<'k> {
     pub scale: F32<'k>,
-    /// What the magnitude of a block is multiplied with to become its scale.
-    per_magnitude: F32<'k>,
+    /// Factor from the amax of a block to its scale.
+    per_amax: F32<'k>,
 }
 
 impl<'k> TensorScale<'k> {
-    /// What magnitudes are divided by where the scale of all is found: the largest code by the largest scale.
-    pub const LARGEST: f32 = Code::E2m1.largest() * Code::E4m3.largest();
+    /// Divisor from the amax of the tensor to its scale: the largest code times the largest block scale.
+    pub const AMAX_DIVISOR: f32 = Code::E2m1.max_finite() * Code::E4m3.max_finite();
 
-    /// The scale that [`Args::from`](super::Args::from) is the address of.
+    /// Loads the scale at [`Args::aux`](super::Args::aux).
     #[track_caller]
     pub fn load(p: &Params<'k>) -> TensorScale<'k> {
-        let scale: F32 = p.from.load_readonly();
-        TensorScale { scale, per_magnitude: any_reciprocal(scale * Code::E2m1.largest()) }
+        let scale: F32 = p.aux.load_readonly();
+        TensorScale { scale, per_amax: any_reciprocal(scale * Code::E2m1.max_finite()) }
     }
 
-    /// The code of the scale of a block up to a magnitude, the nearest e4m3, but never 0; and what its numbers are
-    /// multiplied with.
+    /// Scale of a block as an e4m3 code (nearest, but never 0), and the factor of the block's numbers.
     #[track_caller]
-    pub fn of_block(&self, k: &'k Kernel, magnitude: U32<'k>) -> (U32<'k>, F32<'k>) {
-        let wanted = magnitude.bitcast::<f32>() * self.per_magnitude;
+    pub fn block_scale(&self, k: &'k Kernel, amax: U32<'k>) -> (U32<'k>, F32<'k>) {
+        let wanted = amax.bitcast::<f32>() * self.per_amax;
         let code = to_e4m3(k, wanted).max(1);
         (code, any_reciprocal(from_e4m3(k, code) * self.scale))
     }
 }
 
-/// The e4m3 code nearest to a number, ties to even, saturating; that of NaN is 0x7f.
+/// Nearest e4m3 code of a number, ties to even, saturating; that of NaN is 0x7f.
 #[track_caller]
 fn to_e4m3<'k>(k: &'k Kernel, value: F32<'k>) -> U32<'k> {
     let zero = k.constant(0f32);
     k.join_halves(k.pack_fp8(Fp8::E4m3, value, zero), k.pack_fp8(Fp8::E4m3, zero, zero))
 }
 
-/// The number of an e4m3 code.
+/// Number of an e4m3 code.
 #[track_caller]
 fn from_e4m3<'k>(k: &'k Kernel, code: U32<'k>) -> F32<'k> {
     let [value, _] = k.unpack_fp8(Fp8::E4m3, code.to_u16().bitcast::<Fp8x2>()).to_f32();
     value
 }
 
-/// A magnitude, given as its bits, divided by a constant: the correctly rounded quotient. That of infinity is infinite,
-/// that of NaN is NaN.
+/// Correctly rounded quotient of a magnitude, given as its bits, by a constant. That of infinity is infinite, that of
+/// NaN is NaN.
 ///
-/// The product with the reciprocal is at most one unit off, and its remainder is exact: this is how a division ends,
-/// without the checks for numbers that cannot come.
+/// The product with the reciprocal is at most one ulp off, and its remainder is exact: these are the last steps of a
+/// division, without the checks for numbers that cannot occur.
 #[track_caller]
-fn divide<'k>(magnitude: U32<'k>, divisor: f32) -> F32<'k> {
-    let value: F32 = magnitude.bitcast();
+fn divide<'k>(amax: U32<'k>, divisor: f32) -> F32<'k> {
+    let value: F32 = amax.bitcast();
     let near = value * (1.0 / divisor);
     let remainder = near.fma(-divisor, value);
     let quotient = remainder.fma(1.0 / divisor, near);
-    magnitude.lt(INFINITY).select(quotient, near)
+    amax.lt(INFINITY).select(quotient, near)
 }
 
-/// The correctly rounded reciprocal of a positive normal number whose reciprocal is one too, from that of
-/// `rcp.approx`. It is what the assembler makes of `rcp.rn`, without its branch for numbers that cannot come.
+/// Correctly rounded reciprocal of a positive normal number whose reciprocal is normal too, from the result of
+/// `rcp.approx`. The assembler makes the same of `rcp.rn`, with a branch for numbers that cannot occur here.
 #[track_caller]
 fn reciprocal<'k>(value: F32<'k>, near: F32<'k>) -> F32<'k> {
     let error = near.fma(value.negate(), 1.0);
     near.fma(error, near)
 }
 
-/// The reciprocal of any positive number; what is subnormal counts as 0, and so does what would be.
+/// Reciprocal of any positive number; subnormal numbers and results count as 0.
 #[track_caller]
 fn any_reciprocal(value: F32<'_>) -> F32<'_> {
     let near = value.reciprocal_approx();
-    // A reciprocal that is 0 or infinite is as good as it gets.
+    // A reciprocal that is 0 or infinite is final.
     let ordinary = (bits(near) - 1).lt(INFINITY - 1);
     ordinary.select(reciprocal(value, near), near)
 }
 
-/// The biased exponent of the smallest power of two that is not below a positive number, from 1 to 254.
+/// Biased exponent of the smallest power of two that is not below a positive number, from 1 to 254.
 #[track_caller]
 pub(crate) fn exponent(value: F32<'_>) -> U32<'_> {
     ((bits(value) + 0x7f_ffff) >> 23).max(1).min(254)
 }
 
-/// Where scales go, or come from.
-pub(crate) struct ScalePlaces<'k> {
+/// Layout of scales in memory: strides, UE8M0 bytes, blocks.
+pub(crate) struct ScaleLayout<'k> {
     strides: [U32<'k>; 3],
     bytes: Pred<'k>,
     blocked: Pred<'k>,
 }
 
-impl<'k> ScalePlaces<'k> {
+impl<'k> ScaleLayout<'k> {
     #[track_caller]
-    pub fn new(p: &Params<'k>) -> ScalePlaces<'k> {
-        ScalePlaces { strides: p.scale_strides, bytes: p.has(Flags::BYTES), blocked: p.has(Flags::BLOCKED) }
+    pub fn new(p: &Params<'k>) -> ScaleLayout<'k> {
+        ScaleLayout { strides: p.scale_strides(), bytes: p.has(Flags::BYTES), blocked: p.has(Flags::BLOCKED) }
     }
 
-    /// Bytes from the first scale to another.
+    /// Offset of a scale in bytes.
     #[track_caller]
     pub fn offset(&self, row: U32<'k>, column: U32<'k>) -> U64<'k> {
         let [row_stride, four, one] = self.strides;
@@ -169,7 +168,7 @@ impl<'k> ScalePlaces<'k> {
         from_e4m3(k, at.load_readonly_byte_if(wanted))
     }
 
-    /// Stores a scale: as its exponent, where scales are bytes.
+    /// Stores a scale, as its exponent where scales are UE8M0.
     #[track_caller]
     pub fn store(&self, k: &'k Kernel, at: Global<'k>, scale: F32<'k>, wanted: Pred<'k>) {
         k.guard(wanted & self.bytes, || at.store_byte(bits(scale) >> 23));
@@ -189,30 +188,31 @@ impl<'k> ScalePlaces<'k> {
 mod tests {
     use super::*;
 
-    /// What [`divide`] emits, in Rust.
+    /// [`divide`] in Rust.
     fn quotient(value: f32, divisor: f32) -> f32 {
         let near = value * (1.0 / divisor);
         let remainder = near.mul_add(-divisor, value);
         remainder.mul_add(1.0 / divisor, near)
     }
 
-    /// Scaling by powers of two changes no rounding, so that one exponent stands for all but the outermost.
+    /// Powers of two do not change the rounding, so that one exponent stands for all but the outermost.
     #[test]
     fn a_quotient_by_multiplication_is_the_quotient_for_every_mantissa() {
-        for divisor in Code::ALL.map(Code::largest).into_iter().chain([TensorScale::LARGEST]) {
+        for divisor in Code::ALL.map(Code::max_finite).into_iter().chain([TensorScale::AMAX_DIVISOR]) {
             for mantissa in 0..1 << 23 {
                 let value = f32::from_bits(0x3f80_0000 | mantissa);
                 assert_eq!(quotient(value, divisor), value / divisor, "{value} / {divisor}");
             }
-            for value in [LEAST_MAGNITUDE, LEAST_MAGNITUDE.next_up(), 1e30, f32::MAX, f32::MAX.next_down()] {
+            for value in [MIN_AMAX, MIN_AMAX.next_up(), 1e30, f32::MAX, f32::MAX.next_down()] {
                 assert_eq!(quotient(value, divisor), value / divisor, "{value} / {divisor}");
             }
         }
     }
 
-    /// On a GPU the sequence is that of `rcp.rn`, which starts from the same approximation; elsewhere the start is right.
+    /// On a GPU the sequence is that of `rcp.rn`, which starts from the same approximation; elsewhere the start is
+    /// exact.
     #[test]
-    fn a_right_reciprocal_stays_right() {
+    fn a_correctly_rounded_reciprocal_stays_so() {
         for mantissa in 0..1 << 23 {
             let value = f32::from_bits(0x3f80_0000 | mantissa);
             let right = 1.0 / value;

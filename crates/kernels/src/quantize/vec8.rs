@@ -1,17 +1,16 @@
-//! Eight neighbours of a row, in the registers of one lane.
+//! `Vec8`: eight neighbours of a row in the registers of one lane, and their types.
 
 use oxigemm_ptx::tma::CachePolicy;
 use oxigemm_ptx::{F16x2, F32, Fp8, Fp8x2, Global, Kernel, Pred, Shared, U32, U64};
 
-use super::params::bits;
 use crate::gemm::operand::f16::Half;
 
-/// Elements of a chunk.
-pub const CHUNK: u32 = 8;
-/// Bytes that a lane moves at a time.
-pub(crate) const VECTOR: u32 = 16;
+/// Elements of a [`Vec8`](self).
+pub const VEC8: u32 = 8;
+/// Bytes of a vector access.
+pub(crate) const VECTOR_BYTES: u32 = 16;
 
-/// The type of numbers.
+/// Type of the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Input {
     /// bfloat16.
@@ -26,7 +25,7 @@ impl Input {
     /// All of them.
     pub const ALL: [Input; 3] = [Input::Bf16, Input::F16, Input::F32];
 
-    /// Its name in the names of kernels.
+    /// Name in kernel names.
     pub const fn name(self) -> &'static str {
         match self {
             Input::Bf16 => "bf16",
@@ -43,26 +42,25 @@ impl Input {
         }
     }
 
-    /// Vectors of a chunk.
+    /// 16-byte vectors of a `Vec8`.
     pub(crate) const fn vectors(self) -> u32 {
-        self.bytes() * CHUNK / VECTOR
+        self.bytes() * VEC8 / VECTOR_BYTES
     }
 
-    /// The magnitude of a number, given as the bits without the sign, as those of an `f32`.
+    /// Widens a magnitude, given as the bits without the sign, to the bits of an `f32`.
     #[track_caller]
-    pub(crate) fn widen_magnitude<'k>(self, k: &'k Kernel, magnitude: U32<'k>) -> U32<'k> {
+    pub(crate) fn widen_abs<'k>(self, k: &'k Kernel, amax: U32<'k>) -> U32<'k> {
         match self {
-            Input::Bf16 => magnitude << 16,
+            Input::Bf16 => amax << 16,
             Input::F16 => {
-                let [value, _] =
-                    k.join_halves(magnitude.to_u16(), magnitude.to_u16()).bitcast::<F16x2>().to_f32();
+                let [value, _] = k.join_halves(amax.to_u16(), amax.to_u16()).bitcast::<F16x2>().to_f32();
                 value.bitcast()
             }
-            Input::F32 => magnitude,
+            Input::F32 => amax,
         }
     }
 
-    /// The larger magnitudes of two words, each of one number or two.
+    /// Element-wise maximum of two words of magnitudes, each of one number or two.
     #[track_caller]
     pub(crate) fn larger<'k>(self, a: U32<'k>, b: U32<'k>) -> U32<'k> {
         match self {
@@ -71,23 +69,23 @@ impl Input {
         }
     }
 
-    /// The larger of the magnitudes that a word holds, as the bits of an `f32`.
+    /// Maximum of the magnitudes in a word, as the bits of an `f32`.
     #[track_caller]
     pub(crate) fn widen_larger<'k>(self, k: &'k Kernel, word: U32<'k>) -> U32<'k> {
         match self {
             Input::F32 => word,
             Input::Bf16 => (word & 0xffff_0000).max(word << 16),
-            Input::F16 => self.widen_magnitude(k, (word & 0xffff).max(word >> 16)),
+            Input::F16 => self.widen_abs(k, (word & 0xffff).max(word >> 16)),
         }
     }
 
-    /// One of the two magnitudes of 16 bits that a word holds, as the bits of an `f32`.
+    /// One of the two 16-bit magnitudes in a word, as the bits of an `f32`.
     #[track_caller]
     pub(crate) fn widen_half<'k>(self, k: &'k Kernel, word: U32<'k>, high: bool) -> U32<'k> {
         match (self, high) {
             (Input::Bf16, true) => word & 0xffff_0000,
-            (_, true) => self.widen_magnitude(k, word >> 16),
-            (_, false) => self.widen_magnitude(k, word & 0xffff),
+            (_, true) => self.widen_abs(k, word >> 16),
+            (_, false) => self.widen_abs(k, word & 0xffff),
         }
     }
 
@@ -98,21 +96,21 @@ impl Input {
         k: &'k Kernel,
         values: &[F32<'k>],
         at: Global<'k>,
-        part: &Part<'k>,
+        mask: &Mask<'k>,
         policy: CachePolicy<'k>,
     ) {
         let half = match self {
             Input::Bf16 => Half::Bf16,
             Input::F16 => Half::F16,
-            Input::F32 => return store_f32(k, values, at, part, policy),
+            Input::F32 => return store_f32(k, values, at, mask, policy),
         };
         let words: Vec<U32> = values.chunks(2).map(|pair| half.pack(k, pair[0], pair[1])).collect();
-        match part {
-            Part::Vector { inside } => {
+        match mask {
+            Mask::Vector { inside } => {
                 k.guard(*inside, || at.store_vec_by([words[0], words[1], words[2], words[3]], policy))
             }
-            Part::Elements { count } => {
-                for i in 0..CHUNK {
+            Mask::Elements { count } => {
+                for i in 0..VEC8 {
                     let half = (words[i as usize / 2] >> (16 * (i % 2))).to_u16();
                     k.guard(count.gt(i), || at.at(u64::from(2 * i)).store(half));
                 }
@@ -121,23 +119,23 @@ impl Input {
     }
 }
 
-/// FP32 goes out as two vectors, or one by one.
+/// Stores eight FP32 numbers: two vectors, or one by one.
 #[track_caller]
 fn store_f32<'k>(
     k: &'k Kernel,
     values: &[F32<'k>],
     at: Global<'k>,
-    part: &Part<'k>,
+    mask: &Mask<'k>,
     policy: CachePolicy<'k>,
 ) {
-    match part {
-        Part::Vector { inside } => {
+    match mask {
+        Mask::Vector { inside } => {
             for (i, four) in values.chunks(4).enumerate() {
                 let four = [four[0], four[1], four[2], four[3]];
                 k.guard(*inside, || at.at(16 * i as u64).store_vec_by(four, policy));
             }
         }
-        Part::Elements { count } => {
+        Mask::Elements { count } => {
             for (i, value) in values.iter().enumerate() {
                 k.guard(count.gt(i as u32), || at.at(4 * i as u64).store(*value));
             }
@@ -145,7 +143,7 @@ fn store_f32<'k>(
     }
 }
 
-/// The type of codes.
+/// Type of the codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Code {
     /// 4 exponent bits, 3 mantissa bits.
@@ -157,12 +155,12 @@ pub enum Code {
 }
 
 impl Code {
-    /// Those of FP8.
+    /// FP8 types.
     pub const FP8: [Code; 2] = [Code::E4m3, Code::E5m2];
     /// All of them.
     pub const ALL: [Code; 3] = [Code::E4m3, Code::E5m2, Code::E2m1];
 
-    /// Its name in the names of kernels.
+    /// Name in kernel names.
     pub const fn name(self) -> &'static str {
         match self {
             Code::E4m3 => "e4m3",
@@ -171,8 +169,8 @@ impl Code {
         }
     }
 
-    /// The largest finite number.
-    pub const fn largest(self) -> f32 {
+    /// Largest finite number.
+    pub const fn max_finite(self) -> f32 {
         match self {
             Code::E4m3 => 448.0,
             Code::E5m2 => 57344.0,
@@ -180,7 +178,7 @@ impl Code {
         }
     }
 
-    /// Codes of a byte.
+    /// Codes per byte.
     pub const fn per_byte(self) -> u32 {
         match self {
             Code::E4m3 | Code::E5m2 => 1,
@@ -188,7 +186,7 @@ impl Code {
         }
     }
 
-    /// The codes of eight numbers, in two words: those of FP8. A chunk makes [those of e2m1](Chunk::encode_e2m1).
+    /// FP8 codes of eight numbers, in two words. [`Vec8::encode_e2m1`] makes those of e2m1.
     #[track_caller]
     pub(crate) fn encode<'k>(self, k: &'k Kernel, values: &[F32<'k>]) -> Vec<U32<'k>> {
         let fp8 = |format| {
@@ -198,11 +196,11 @@ impl Code {
         match self {
             Code::E4m3 => fp8(Fp8::E4m3),
             Code::E5m2 => fp8(Fp8::E5m2),
-            Code::E2m1 => unreachable!("a chunk makes these"),
+            Code::E2m1 => unreachable!("Vec8::encode_e2m1 makes these"),
         }
     }
 
-    /// The numbers of eight codes.
+    /// Numbers of eight codes.
     #[track_caller]
     pub(crate) fn decode<'k>(self, k: &'k Kernel, words: &[U32<'k>]) -> Vec<F32<'k>> {
         let fp8 = |format| {
@@ -212,17 +210,18 @@ impl Code {
         match self {
             Code::E4m3 => fp8(Fp8::E4m3),
             Code::E5m2 => fp8(Fp8::E5m2),
-            Code::E2m1 => (0..CHUNK).map(|i| decode_e2m1(words[0] >> (4 * i))).collect(),
+            Code::E2m1 => (0..VEC8).map(|i| decode_e2m1(words[0] >> (4 * i))).collect(),
         }
     }
 }
 
-/// The e2m1 codes nearest to the magnitudes of eight numbers by a factor, which is not negative: ties to even, saturating
-/// at 6, which is also what becomes of NaN.
+/// e2m1 codes of the magnitudes of eight numbers times a factor, which is not negative: nearest, ties to even,
+/// saturating at 6, which is also the code of NaN.
 ///
-/// Codes grow with magnitudes `m` along three lines: `2 m` up to 2, `m + 2` up to 4, and `m / 2 + 4`. The code is the lowest of the
-/// three, rounded to an integer; an even integer is an even code, and each line is multiplied and rounded at once. Where `m`
-/// passes 4, the sum of the second line passes a power of two, from where on numbers are 2 apart: it goes on as the third.
+/// Codes grow with magnitudes `m` along three lines: `2 m` up to 2, `m + 2` up to 4, and `m / 2 + 4`. The code is the
+/// lowest of the three, rounded to an integer; an even integer is an even code, and an FMA multiplies and rounds each
+/// line at once. Where `m` passes 4, the second line's sum passes a power of two, from where on numbers are 2 apart: it
+/// continues as the third line.
 #[track_caller]
 fn encode_e2m1<'k>(values: &[F32<'k>], factor: F32<'k>) -> U32<'k> {
     /// The first number whose neighbour is 2 above it; the code of 4, which is 6, has its bits.
@@ -230,121 +229,121 @@ fn encode_e2m1<'k>(values: &[F32<'k>], factor: F32<'k>) -> U32<'k> {
     const ZERO: u32 = BEND.to_bits() - 6;
     let twice = factor * 2.0;
     let rounded = values.iter().map(|value| {
-        let magnitude = value.abs();
-        let [first, others] = [magnitude.fma(twice, BEND - 6.0), magnitude.fma(factor, BEND - 4.0)].map(bits);
+        let amax = value.abs();
+        let [first, others] = [amax.fma(twice, BEND - 6.0), amax.fma(factor, BEND - 4.0)].map(bits);
         first.min(others).min(ZERO + 7)
     });
-    // Of each, only the code differs from that of 0, so that the sum of the others can be taken off at the end.
+    // Only the code differs from the bits of 0, so those are subtracted once at the end.
     let all = rounded.rev().reduce(|high, low| high.mad(16, low)).expect("there are eight");
-    let zeros = (0..CHUNK).fold(0u32, |sum, i| sum.wrapping_add(ZERO.wrapping_shl(4 * i)));
+    let zeros = (0..VEC8).fold(0u32, |sum, i| sum.wrapping_add(ZERO.wrapping_shl(4 * i)));
     all - zeros
 }
 
-/// The number of the e2m1 code in the lowest four bits.
+/// Number of the e2m1 code in the lowest four bits.
 #[track_caller]
 fn decode_e2m1(code: U32<'_>) -> F32<'_> {
-    // As the exponent and the first bit of the mantissa of a number that is 2^126 times too small; subnormal where it is.
+    // The code becomes exponent and first mantissa bit of a number 2^126 times too small, subnormal where e2m1 is.
     let small: F32 = (((code & 7) << 22) | ((code & 8) << 28)).bitcast();
     small * f32::from_bits(253 << 23)
 }
 
-/// How a launch moves chunks.
+/// How a launch accesses `Vec8`s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// As vectors: every chunk lies inside of its row, or outside.
+    /// Vectors: every `Vec8` lies inside of its row, or outside.
     Vectors,
-    /// One element after another.
+    /// Single elements.
     Elements,
 }
 
-/// Which part of a chunk there is.
+/// Mask of a `Vec8`: the elements that exist.
 #[derive(Clone, Copy)]
-pub(crate) enum Part<'k> {
+pub(crate) enum Mask<'k> {
     Vector { inside: Pred<'k> },
     Elements { count: U32<'k> },
 }
 
-impl<'k> Part<'k> {
-    /// Of a chunk at `column` of `columns`, in a row that exists or not.
+impl<'k> Mask<'k> {
+    /// Mask at `column` of `columns`, in a row that exists or not.
     #[track_caller]
-    pub fn of(access: Access, exists: Pred<'k>, column: U32<'k>, columns: U32<'k>) -> Part<'k> {
+    pub fn of(access: Access, exists: Pred<'k>, column: U32<'k>, columns: U32<'k>) -> Mask<'k> {
         let inside = exists & column.lt(columns);
         match access {
-            Access::Vectors => Part::Vector { inside },
-            Access::Elements => Part::Elements { count: inside.select(columns - column, 0) },
+            Access::Vectors => Mask::Vector { inside },
+            Access::Elements => Mask::Elements { count: inside.select(columns - column, 0) },
         }
     }
 }
 
-/// Eight numbers as they were in memory; those that do not exist are 0.
-pub(crate) struct Chunk<'k> {
+/// Eight numbers as they are in memory; those that do not exist are 0.
+pub(crate) struct Vec8<'k> {
     k: &'k Kernel,
     input: Input,
     words: Vec<U32<'k>>,
 }
 
-impl<'k> Chunk<'k> {
-    /// Loads; nothing waits for it before the chunk is looked at.
+impl<'k> Vec8<'k> {
+    /// Loads from global memory; nothing waits before the first use.
     #[track_caller]
     pub fn load(
         k: &'k Kernel,
         input: Input,
         at: Global<'k>,
-        part: &Part<'k>,
+        mask: &Mask<'k>,
         policy: Option<CachePolicy<'k>>,
-    ) -> Chunk<'k> {
+    ) -> Vec8<'k> {
         let bytes = input.bytes();
-        let words = match part {
-            Part::Vector { inside } => {
+        let words = match mask {
+            Mask::Vector { inside } => {
                 let vector = |i| at.at(u64::from(16 * i)).load_readonly_vec_if::<u32, 4>(*inside, 0, policy);
                 (0..bytes / 2).flat_map(vector).collect()
             }
-            Part::Elements { count } if input == Input::F32 => {
-                (0..CHUNK).map(|i| at.at(u64::from(4 * i)).load_readonly_if(count.gt(i), 0u32)).collect()
+            Mask::Elements { count } if input == Input::F32 => {
+                (0..VEC8).map(|i| at.at(u64::from(4 * i)).load_readonly_if(count.gt(i), 0u32)).collect()
             }
-            Part::Elements { count } => {
+            Mask::Elements { count } => {
                 let element = |i: u32| at.at(u64::from(2 * i)).load_readonly_if(count.gt(i), 0u16);
-                (0..CHUNK / 2).map(|i| k.join_halves(element(2 * i), element(2 * i + 1))).collect()
+                (0..VEC8 / 2).map(|i| k.join_halves(element(2 * i), element(2 * i + 1))).collect()
             }
         };
-        Chunk { k, input, words }
+        Vec8 { k, input, words }
     }
 
-    /// Starts copies of its vectors to shared memory, from where [`arrived`](Self::arrived) has them.
+    /// Issues `cp.async` of its vectors to shared memory, from where [`from_shared`](Self::from_shared) loads them.
     #[track_caller]
-    pub fn ask(at: Global<'k>, inside: Pred<'k>, to: impl IntoIterator<Item = Shared<'k>>) {
+    pub fn copy_async(at: Global<'k>, inside: Pred<'k>, to: impl IntoIterator<Item = Shared<'k>>) {
         for (i, to) in (0..).zip(to) {
-            to.copy_vector_async(at.at(u64::from(VECTOR) * i), inside);
+            to.copy_vector_async(at.at(u64::from(VECTOR_BYTES) * i), inside);
         }
     }
 
-    /// Of the vectors that have come to shared memory.
+    /// Loads from shared memory.
     #[track_caller]
-    pub fn arrived(k: &'k Kernel, input: Input, from: impl IntoIterator<Item = Shared<'k>>) -> Chunk<'k> {
-        Chunk { k, input, words: from.into_iter().flat_map(|at| at.load_vec::<u32, 4>()).collect() }
+    pub fn from_shared(k: &'k Kernel, input: Input, from: impl IntoIterator<Item = Shared<'k>>) -> Vec8<'k> {
+        Vec8 { k, input, words: from.into_iter().flat_map(|at| at.load_vec::<u32, 4>()).collect() }
     }
 
-    /// The largest magnitude, as the bits of an `f32`: those of NaN are the largest of all.
+    /// Amax, as the bits of an `f32`: those of NaN are the largest of all.
     #[track_caller]
-    pub fn magnitude(&self) -> U32<'k> {
-        self.input.widen_larger(self.k, self.magnitude_word())
+    pub fn amax(&self) -> U32<'k> {
+        self.input.widen_larger(self.k, self.amax_word())
     }
 
-    /// The largest magnitudes, as they are in memory: one or two in a word.
+    /// Element-wise maximum of the words of magnitudes: one or two magnitudes in a word.
     #[track_caller]
-    pub fn magnitude_word(&self) -> U32<'k> {
-        let words = self.magnitude_words().into_iter();
+    pub fn amax_word(&self) -> U32<'k> {
+        let words = self.abs_words().into_iter();
         words.reduce(|a, b| self.input.larger(a, b)).expect("there are words")
     }
 
-    /// The magnitudes, as they are in memory: one or two in a word.
+    /// Magnitudes in the input type: one or two in a word.
     #[track_caller]
-    pub fn magnitude_words(&self) -> Vec<U32<'k>> {
+    pub fn abs_words(&self) -> Vec<U32<'k>> {
         let mask = if self.input == Input::F32 { 0x7fff_ffffu32 } else { 0x7fff_7fff };
         self.words.iter().map(|word| *word & mask).collect()
     }
 
-    /// The e2m1 codes of the numbers by a factor: the nearest to the products, which are not rounded before.
+    /// e2m1 codes of the numbers times a factor. The products are rounded once.
     #[track_caller]
     pub fn encode_e2m1(&self, factor: F32<'k>) -> Vec<U32<'k>> {
         let codes = encode_e2m1(&self.values(), factor);
@@ -352,7 +351,7 @@ impl<'k> Chunk<'k> {
         vec![codes | (even & 0x0808_0808) | (odd & 0x8080_8080)]
     }
 
-    /// The signs of the even numbers and those of the odd ones, each in all bits of a byte: also of NaN, which loses its sign
+    /// Signs of the even numbers and of the odd ones, each in all bits of a byte: also of NaN, which loses its sign
     /// where it is widened.
     #[track_caller]
     fn signs(&self) -> [U32<'k>; 2] {
@@ -365,11 +364,11 @@ impl<'k> Chunk<'k> {
             (_, words) => words[first / 2].permute_bytes(words[first / 2 + 1], 0x7531),
         };
         let (low, high) = (four(0), four(4));
-        // An 8 more asks for the sign of a byte.
+        // Bit 3 of a selector replicates the sign of the byte.
         [0xeca8u32, 0xfdb9].map(|order| low.permute_bytes(high, order))
     }
 
-    /// The numbers.
+    /// Numbers in FP32.
     #[track_caller]
     pub fn values(&self) -> Vec<F32<'k>> {
         let words = self.words.iter();
@@ -381,15 +380,31 @@ impl<'k> Chunk<'k> {
     }
 }
 
-/// The largest magnitude of some numbers, as the bits of an `f32`: those of NaN are the largest of all.
+/// Bits of a number.
 #[track_caller]
-pub(crate) fn magnitude_of<'k>(values: &[F32<'k>]) -> U32<'k> {
-    let magnitudes = values.iter().map(|value| value.abs());
-    bits(magnitudes.reduce(|a, b| a.max_nan(b)).expect("there are numbers"))
+pub(crate) fn bits(value: F32<'_>) -> U32<'_> {
+    value.bitcast()
 }
 
-/// Where some chunks are, each a step behind the one before.
-pub(super) fn every<'k>(count: u32, first: Global<'k>, step: U64<'k>) -> impl Iterator<Item = Global<'k>> {
+/// Maximum of some values.
+#[track_caller]
+pub(crate) fn max_of<'k>(values: impl IntoIterator<Item = U32<'k>>) -> U32<'k> {
+    values.into_iter().reduce(|a, b| a.max(b)).expect("there is one at least")
+}
+
+/// Amax of some numbers, as the bits of an `f32`: those of NaN are the largest of all.
+#[track_caller]
+pub(crate) fn amax_of<'k>(values: &[F32<'k>]) -> U32<'k> {
+    let amaxes = values.iter().map(|value| value.abs());
+    bits(amaxes.reduce(|a, b| a.max_nan(b)).expect("there are numbers"))
+}
+
+/// Addresses with a constant step.
+pub(super) fn strided_addresses<'k>(
+    count: u32,
+    first: Global<'k>,
+    step: U64<'k>,
+) -> impl Iterator<Item = Global<'k>> {
     std::iter::successors(Some(first), move |at| Some(at.at(step))).take(count as usize)
 }
 
@@ -399,17 +414,17 @@ pub(crate) fn store_codes<'k>(
     k: &'k Kernel,
     codes: &[U32<'k>],
     at: Global<'k>,
-    part: &Part<'k>,
+    mask: &Mask<'k>,
     policy: CachePolicy<'k>,
 ) {
-    match (part, codes) {
-        (Part::Vector { inside }, &[first, second]) => {
+    match (mask, codes) {
+        (Mask::Vector { inside }, &[first, second]) => {
             k.guard(*inside, || at.store_vec_by([first, second], policy));
         }
-        (Part::Vector { inside }, _) => k.guard(*inside, || at.store_by(codes[0], policy)),
-        (Part::Elements { count }, _) => {
+        (Mask::Vector { inside }, _) => k.guard(*inside, || at.store_by(codes[0], policy)),
+        (Mask::Elements { count }, _) => {
             let per_byte = 2 / codes.len() as u32;
-            for i in 0..CHUNK / per_byte {
+            for i in 0..VEC8 / per_byte {
                 let byte = codes[i as usize / 4] >> (8 * (i % 4));
                 k.guard(count.gt(i * per_byte), || at.at(u64::from(i)).store_byte(byte));
             }
@@ -422,16 +437,16 @@ pub(crate) fn store_codes<'k>(
 pub(crate) fn load_codes<'k>(
     code: Code,
     at: Global<'k>,
-    part: &Part<'k>,
+    mask: &Mask<'k>,
     policy: CachePolicy<'k>,
 ) -> Vec<U32<'k>> {
     let per_byte = code.per_byte();
-    match part {
-        Part::Vector { inside } if per_byte == 1 => {
+    match mask {
+        Mask::Vector { inside } if per_byte == 1 => {
             at.load_readonly_vec_if::<u32, 2>(*inside, 0, Some(policy)).to_vec()
         }
-        Part::Vector { inside } => vec![at.load_readonly_if(*inside, 0u32)],
-        Part::Elements { count } => (0..2 / per_byte)
+        Mask::Vector { inside } => vec![at.load_readonly_if(*inside, 0u32)],
+        Mask::Elements { count } => (0..2 / per_byte)
             .map(|word| {
                 let bytes = (4 * word..4 * word + 4).map(|i| {
                     at.at(u64::from(i)).load_readonly_byte_if(count.gt(i * per_byte)) << (8 * (i % 4))

@@ -2,7 +2,7 @@
 
 use oxigemm_cuda::{Element, L2Promotion, Swizzle, TiledTensor};
 use oxigemm_kernels::attention::paged_metadata;
-use oxigemm_kernels::attention::paged_mqa_logits;
+use oxigemm_kernels::attention::sm90::paged_mqa_logits;
 use oxigemm_kernels::attention::{Config, Heads, LogitFlags, TILE_KEYS};
 
 use crate::check::{
@@ -132,7 +132,7 @@ unsafe fn mqa_logits_on<B: Backend>(backend: &B, arguments: &MqaLogits, options:
     // them.
     unsafe {
         backend.launch(
-            &launch(Config::Prefill(plan.config), plan.blocks, options, list),
+            &launch(Config::MqaLogits(plan.config), plan.blocks, options, list),
             backend.stream(options.stream.as_ref())?,
         )
     }
@@ -193,7 +193,7 @@ unsafe fn paged_mqa_logits_on<B: Backend>(
         KernelArg::U32(pages),
         KernelArg::U32(flags | type_flag(problem.logits_type)),
     ];
-    let config = Config::Paged(paged_mqa_logits::Config { heads });
+    let config = Config::PagedMqaLogits(paged_mqa_logits::Config { heads });
     // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps
     // them.
     unsafe {
@@ -228,14 +228,14 @@ unsafe fn paged_mqa_metadata_on<B: Backend>(
         KernelArg::U32(sequences),
         KernelArg::U32(next),
         KernelArg::U32(lengths_per_query.into()),
-        KernelArg::U32(config.longest(sequences)),
+        KernelArg::U32(config.max_length(sequences)),
         KernelArg::U32(parts),
     ];
     // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps
     // them.
     unsafe {
         backend.launch(
-            &launch(Config::Schedule(config), 1, options, list),
+            &launch(Config::PagedMetadata(config), 1, options, list),
             backend.stream(options.stream.as_ref())?,
         )
     }

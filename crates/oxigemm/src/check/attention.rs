@@ -1,7 +1,7 @@
 //! Checks of the MQA logits functions.
 
-use oxigemm_kernels::attention::paged_mqa_logits::{MAX_NEXT, PAGE_SIZES};
 use oxigemm_kernels::attention::{DIMS, HEADS, Heads};
+use oxigemm_kernels::attention::{MAX_NEXT, PAGE_SIZES};
 
 use super::Operand;
 use crate::error::{Error, Result};

@@ -1,6 +1,6 @@
 //! Checks of MoE permutation, unpermutation and padding rows.
 
-use oxigemm_kernels::quantize::moe_permute::{MOST_EXPERTS, PermuteArgs};
+use oxigemm_kernels::quantize::moe_permute::{MAX_EXPERTS, PermuteArgs};
 use oxigemm_kernels::quantize::{Args, Flags};
 
 use super::Operand;
@@ -71,8 +71,8 @@ impl MoePermute {
         if list_length(groups)? != rows {
             return Err(groups.wrong_shape([rows], "the length of `tokens`"));
         }
-        if experts > i64::from(MOST_EXPERTS) {
-            return Err(ends.too_large(format!("at most {MOST_EXPERTS} experts")));
+        if experts > i64::from(MAX_EXPERTS) {
+            return Err(ends.too_large(format!("at most {MAX_EXPERTS} experts")));
         }
         if ![1, 16, 32, 64, 128].contains(alignment) {
             return Err(Error::Shape {
@@ -106,7 +106,7 @@ impl MoePermute {
         Ok(Some(PermuteArgs {
             ids: ids.address,
             choices: (count * of_token) as u32,
-            of_token: of_token as u32,
+            top_k: of_token as u32,
             experts: experts as u32,
             alignment_shift: alignment.trailing_zeros(),
             rows: rows as u32,
@@ -166,7 +166,7 @@ impl MoeUnpermute {
             x: rows.address,
             codes: out.address,
             scales: weights.address,
-            from: places.address,
+            aux: places.address,
             dims: [count as u32, columns as u32],
             // plain_rows has bounded both by u32::MAX.
             x_pitch: rows_pitch as u32,
@@ -207,7 +207,7 @@ impl PaddingRows {
         };
         let whole = width.is_multiple_of(16) && pitch.is_multiple_of(16) && d.address.is_multiple_of(16);
         Ok(Some(Args {
-            from: ids.address,
+            aux: ids.address,
             codes: d.address,
             dims: [rows as u32, width],
             codes_pitch: pitch,

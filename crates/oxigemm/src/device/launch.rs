@@ -3,33 +3,12 @@
 use std::ffi::c_void;
 
 use oxigemm_cuda::LaunchConfig;
-use oxigemm_kernels::{Argument, KernelId};
+pub(crate) use oxigemm_kernels::KernelArg;
+use oxigemm_kernels::KernelId;
 use oxigemm_sim::Param;
 
 /// The most arguments of a kernel whose arguments are a list.
 const MAX_ARGS: usize = 32;
-
-/// Argument of a kernel, by value.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum KernelArg {
-    /// A number.
-    U32(u32),
-    /// An address, or a large number.
-    U64(u64),
-    /// A floating-point number.
-    F32(f32),
-    /// A tensor map.
-    TensorMap([u64; 16]),
-}
-
-impl From<Argument> for KernelArg {
-    fn from(argument: Argument) -> KernelArg {
-        match argument {
-            Argument::U32(value) => KernelArg::U32(value),
-            Argument::U64(value) => KernelArg::U64(value),
-        }
-    }
-}
 
 /// Geometry of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,15 +73,7 @@ impl<const N: usize> KernelParams for [KernelArg; N] {
     #[inline]
     fn with_pointers<R>(&self, launch: impl FnOnce(&[*mut c_void]) -> R) -> R {
         const { assert!(N <= MAX_ARGS) };
-        fn to<T>(value: &T) -> *mut c_void {
-            std::ptr::from_ref(value).cast_mut().cast()
-        }
-        let pointers: [*mut c_void; N] = std::array::from_fn(|i| match &self[i] {
-            KernelArg::U32(value) => to(value),
-            KernelArg::U64(value) => to(value),
-            KernelArg::F32(value) => to(value),
-            KernelArg::TensorMap(value) => to(value),
-        });
+        let pointers: [*mut c_void; N] = std::array::from_fn(|i| self[i].as_ref().pointer());
         launch(&pointers)
     }
 

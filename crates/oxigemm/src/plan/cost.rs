@@ -7,7 +7,7 @@
 //! sweep.
 
 use oxigemm_kernels::gemm::launch::{GemmConfig, GemmShape, OperandKind};
-use oxigemm_kernels::gemm::scheduler::stream_k::Tail;
+use oxigemm_kernels::gemm::scheduler::stream_k::StreamK;
 use oxigemm_kernels::{BLOCK_K, WARPGROUP};
 
 use super::{Limits, RESERVED_SHARED};
@@ -137,7 +137,7 @@ pub fn estimate(choice: GemmConfig, shape: GemmShape, limits: &Limits) -> Cost {
             let tile = Tile { family, m: config.block_m, n: config.block_n };
             let cluster = [cluster_m, cluster_n];
             let clusters = limits.clusters(cluster_m * cluster_n);
-            let tail = config.shares_tail.then(|| choice.launch(shape, clusters).tail);
+            let tail = config.stream_k.then(|| choice.launch(shape, clusters).tail);
             wide(&tile, cluster, (config.stages, k_blocks), tail, shape, limits)
         }
         GemmConfig::HalfWide { cluster_m, cluster_n, config } => {
@@ -145,13 +145,13 @@ pub fn estimate(choice: GemmConfig, shape: GemmShape, limits: &Limits) -> Cost {
             wide(&tile, [cluster_m, cluster_n], (config.stages, k_blocks), None, shape, limits)
         }
         GemmConfig::Slim { config, split, stages } => {
-            let shape = GemmShape { n: shape.n * config.fusion.sums(), ..shape };
+            let shape = GemmShape { n: shape.n * config.fusion.accumulators(), ..shape };
             let tile = Tile { family, m: config.block_m, n: config.block_n };
             let block = [stages, config.shared_bytes(stages), config.threads()];
             slim(&tile, split, block, config.is_fused(), shape, limits)
         }
         GemmConfig::HalfSlim { config, split, stages } => {
-            let shape = GemmShape { n: shape.n * config.fusion.sums(), ..shape };
+            let shape = GemmShape { n: shape.n * config.fusion.accumulators(), ..shape };
             let tile = Tile { family, m: config.block_m, n: config.block_n };
             let block = [stages, config.shared_bytes(stages), config.threads()];
             slim(&tile, split, block, config.is_fused(), shape, limits)
@@ -267,7 +267,7 @@ fn wide(
     tile: &Tile,
     [cluster_m, cluster_n]: [u32; 2],
     (stages, k_blocks): (u32, u32),
-    tail: Option<Tail<u32>>,
+    tail: Option<StreamK<u32>>,
     shape: GemmShape,
     limits: &Limits,
 ) -> Cost {

@@ -139,8 +139,8 @@ fn estimate(choice: &GemmConfig, shape: GemmShape, fused: &Fused, limits: &Limit
     };
     let (family, passes) = (choice.config().family(), passes(choice, fused));
     let tile = Tile { family, m, n };
-    let columns = tile.n / fused.fusion.sums() * passes * cluster_n;
-    let whole = GemmShape { n: shape.n * fused.fusion.sums(), ..shape };
+    let columns = tile.n / fused.fusion.accumulators() * passes * cluster_n;
+    let whole = GemmShape { n: shape.n * fused.fusion.accumulators(), ..shape };
     let work = Persistent {
         tiles: f64::from(shape.m.div_ceil(tile.m * cluster_m)) * f64::from(shape.n.div_ceil(columns)),
         k_blocks: choice.k_blocks(shape.k) * passes,

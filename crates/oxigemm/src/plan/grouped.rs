@@ -188,7 +188,7 @@ pub(super) fn estimate(
     limits: &Limits,
 ) -> Cost {
     let family = choice.config().family();
-    let sums = fused.map_or(1, |fused| fused.fusion.sums());
+    let sums = fused.map_or(1, |fused| fused.fusion.accumulators());
     let passes = fused.map_or(1, |fused| super::fused::passes(choice, fused));
     let (m, n, stages, [cluster_m, cluster_n]) = match *choice {
         GemmConfig::Wide { config, cluster_m, cluster_n } => {

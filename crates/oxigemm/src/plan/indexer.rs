@@ -1,7 +1,7 @@
 //! Plans of indexer logits: how many blocks a prefill has.
 
 use oxigemm_kernels::attention::TILE_KEYS;
-use oxigemm_kernels::attention::mqa_logits;
+use oxigemm_kernels::attention::sm90::mqa_logits;
 
 use crate::check::MqaProblem;
 

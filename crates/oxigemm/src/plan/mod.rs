@@ -237,7 +237,7 @@ fn has_idle_slices(choice: &GemmConfig, shape: GemmShape) -> bool {
 #[must_use]
 pub fn is_batch_invariant(choice: &GemmConfig) -> bool {
     match choice {
-        GemmConfig::Wide { config, .. } => !config.shares_tail,
+        GemmConfig::Wide { config, .. } => !config.stream_k,
         GemmConfig::HalfWide { .. } => true,
         GemmConfig::Slim { split, .. } | GemmConfig::HalfSlim { split, .. } => *split == 1,
     }

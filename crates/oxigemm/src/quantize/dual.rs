@@ -142,12 +142,12 @@ fn describe(call: &RawQuantize, copy: &RawTransposedCopy, device: DeviceId) -> Q
 /// As for [`quantize_with_transpose_raw`].
 unsafe fn run(device: &Device, call: &QuantizeBoth, options: &LaunchOptions) -> Result<()> {
     let Some(CheckedQuantize { args, input, code, .. }) = call.check()? else { return Ok(()) };
-    let sharing = match call.transposed_scales {
-        Some(_) => dual::Sharing::Token,
-        None => dual::Sharing::Block,
+    let granularity = match call.transposed_scales {
+        Some(_) => dual::Granularity::Token,
+        None => dual::Granularity::Block,
     };
-    let config = dual::Config { input, code, sharing };
-    let only = step(Config::Both(config), config.launch(&args, sm_count(device)?));
+    let config = dual::Config { input, code, granularity };
+    let only = step(Config::Dual(config), config.launch(&args, sm_count(device)?));
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }

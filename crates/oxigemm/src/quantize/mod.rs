@@ -347,10 +347,10 @@ pub(crate) fn step(config: Config, (launch, args): (Launch, Args)) -> KernelStep
             cluster: 1,
             threads: launch.threads,
             shared_bytes: launch.shared_bytes,
-            cooperative: config.meets(),
+            cooperative: config.is_cooperative(),
         },
         programmatic: false,
-        params: args.list().map(KernelArg::from),
+        params: args.list(),
     })
 }
 
@@ -364,27 +364,27 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
         QuantizeSource::Rows(_) => Source::Gather,
         QuantizeSource::RmsNorm { .. } => {
             let config = kernels::rms_norm::Config { input };
-            let only = step(Config::Norm(config), config.launch(&args, sm_count(device)?));
+            let only = step(Config::RmsNorm(config), config.launch(&args, sm_count(device)?));
             // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
             return unsafe { run_steps(device, std::iter::once(only), options) };
         }
     };
     let groups = |width| {
         let config = kernels::block_1x128::Config { input, code, width, source };
-        step(Config::Groups(config), config.launch(&args, mn_major))
+        step(Config::Block1x128(config), config.launch(&args, mn_major))
     };
-    let tiles = |sharing| {
-        let config = kernels::block_128x128::Config { input, code, sharing };
-        step(Config::Tiles(config), config.launch(&args))
+    let tiles = |granularity| {
+        let config = kernels::block_128x128::Config { input, code, granularity };
+        step(Config::Block128x128(config), config.launch(&args))
     };
     let only = match call.granularity {
         Granularity::PerToken => groups(128),
         Granularity::PerGroup32 => groups(32),
-        Granularity::PerBlock => tiles(kernels::block_128x128::Sharing::Block),
-        Granularity::PerChannel => tiles(kernels::block_128x128::Sharing::Channel),
+        Granularity::PerBlock => tiles(kernels::block_128x128::Granularity::Block),
+        Granularity::PerChannel => tiles(kernels::block_128x128::Granularity::Channel),
         Granularity::PerRow => {
             let config = kernels::per_row::Config { input, code };
-            step(Config::Rows(config), config.launch(&args))
+            step(Config::PerRow(config), config.launch(&args))
         }
         Granularity::PerTensor => {
             if let Some(only) = in_one_kernel(device, &args, (input, code), options)? {
@@ -404,8 +404,8 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
             );
             let steps = [
                 Step::Zero { address: args.scales, bytes: 4 },
-                step(Config::WholeScale(find), find.launch(&args, sm_count(device)?)),
-                step(Config::WholeCodes(convert), convert.launch(&args)),
+                step(Config::PerTensorScale(find), find.launch(&args, sm_count(device)?)),
+                step(Config::PerTensorCodes(convert), convert.launch(&args)),
             ];
             // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
             return unsafe { run_steps(device, steps.into_iter(), options) };
@@ -427,7 +427,7 @@ fn in_one_kernel(
     let workspace = with_backend!(device, backend => {
         backend.grid_barrier_workspace(backend.stream(options.stream.as_ref())?)
     })?;
-    Ok(workspace.map(|from| step(Config::Meeting(config), (launch, Args { from, ..args }))))
+    Ok(workspace.map(|aux| step(Config::PerTensorSingle(config), (launch, Args { aux, ..args }))))
 }
 
 /// # Safety
@@ -435,7 +435,7 @@ fn in_one_kernel(
 unsafe fn run_by_scale(device: &Device, call: &Quantize, options: &LaunchOptions) -> Result<()> {
     let Some(CheckedQuantize { args, input, code, .. }) = call.check()? else { return Ok(()) };
     let config = kernels::per_tensor::CodesConfig { input, code };
-    let only = step(Config::WholeCodes(config), config.launch(&args));
+    let only = step(Config::PerTensorCodes(config), config.launch(&args));
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }
@@ -445,8 +445,8 @@ unsafe fn run_by_scale(device: &Device, call: &Quantize, options: &LaunchOptions
 unsafe fn run_dequantize(device: &Device, call: &Dequantize, options: &LaunchOptions) -> Result<()> {
     let Some(CheckedQuantize { args, input, code, .. }) = call.check()? else { return Ok(()) };
     let scales = match call.granularity {
-        Granularity::PerChannel => kernels::dequantize::Scales::PerColumn,
-        _ => kernels::dequantize::Scales::PerChunk,
+        Granularity::PerChannel => kernels::dequantize::Scales::PerChannel,
+        _ => kernels::dequantize::Scales::PerBlock,
     };
     let config = kernels::dequantize::Config { code, output: input, scales };
     let only = step(Config::Dequantize(config), config.launch(&args));

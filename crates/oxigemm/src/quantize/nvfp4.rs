@@ -245,16 +245,16 @@ unsafe fn run_quantize(
     let Some(CheckedQuantize { args, input, mn_major, .. }) = call.check()? else { return Ok(()) };
     let config =
         kernels::block_1x128::Config { input, code: Code::E2m1, width: NVFP4_WIDTH, source: Source::Plain };
-    let convert = step(Config::Groups(config), config.launch(&args, mn_major));
+    let convert = step(Config::Block1x128(config), config.launch(&args, mn_major));
     if !computed {
         // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
         return unsafe { run_steps(device, std::iter::once(convert), options) };
     }
     let find = kernels::per_tensor::ScaleConfig { input, code: Code::E2m1 };
-    let find_args = Args { scales: args.from, ..args };
+    let find_args = Args { scales: args.aux, ..args };
     let steps = [
-        Step::Zero { address: args.from, bytes: 4 },
-        step(Config::WholeScale(find), find.launch(&find_args, sm_count(device)?)),
+        Step::Zero { address: args.aux, bytes: 4 },
+        step(Config::PerTensorScale(find), find.launch(&find_args, sm_count(device)?)),
         convert,
     ];
     // SAFETY: as above.

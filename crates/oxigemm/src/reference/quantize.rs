@@ -2,7 +2,7 @@
 
 use oxigemm_kernels::WARP;
 use oxigemm_kernels::quantize::rms_norm;
-use oxigemm_kernels::quantize::vec8::CHUNK;
+use oxigemm_kernels::quantize::vec8::VEC8;
 
 use crate::cast::{Blocks, ScaleFormat, ceil_to_power_of_two, decode_e2m1};
 use crate::check::Granularity;
@@ -86,8 +86,8 @@ fn silu(x: f32) -> f32 {
 fn normalized(row: &[f32], weights: &[f32], epsilon: f32) -> Vec<f32> {
     const LANES: usize = WARP as usize;
     let mut sums = vec![0.0f32; rms_norm::warps(row.len() as u32) as usize * LANES];
-    for round in row.chunks(sums.len() * CHUNK as usize) {
-        for (sum, chunk) in sums.iter_mut().zip(round.chunks(CHUNK as usize)) {
+    for round in row.chunks(sums.len() * VEC8 as usize) {
+        for (sum, chunk) in sums.iter_mut().zip(round.chunks(VEC8 as usize)) {
             *sum += chunk.iter().fold(0.0, |sum, value| value.mul_add(*value, sum));
         }
     }

@@ -84,7 +84,7 @@ fn every_kernel_with_every_output() {
         let (cluster_m, cluster_n) = [(1, 2), (2, 1), (2, 1), (1, 2)][i % 4];
         let choice = Some(GemmConfig::HalfWide { config, cluster_m, cluster_n });
         let ab_type = if config.operands.element == Half::Bf16 { DType::Bf16 } else { DType::F16 };
-        let gated = config.fusion.sums() == 2;
+        let gated = config.fusion.accumulators() == 2;
         // Rows for one warpgroup and a bit, none, and one row.
         let sizes = [69, 0, 1];
         let (n, depth) = (if gated { 480 } else { 144 }, (config.stages as usize + 1) * 64 - 56);

@@ -1,110 +1,33 @@
-//! From accumulators to memory: the addend, the output type, edges, and coalesced stores.
+//! Epilogue: from accumulators to memory, with the addend, the output type, edges, and coalesced stores.
 //!
-//! The plain case (BF16 without addend, aligned rows) is staged in BF16, 64 rows at a time, and stored by the copy
-//! engine. The thread that asks it to waits until it takes the order, so in the many-row kernel that is none of those
-//! that multiply.
-//! Every other case is staged in FP32 by each warp for itself and goes through [`OutputParams::store_four`], which also
-//! finishes the sums of the kernels that split K.
+//! The plain case (BF16 without addend, aligned rows) is staged in BF16, 64 rows at a time, and stored by TMA. The issuing thread
+//! waits until TMA takes the store, so in the persistent kernels that is no consumer. Every other case is staged in FP32 by each warp
+//! for itself and goes through [`OutputParams::store_four`], which also stores the reduced accumulators of split-K kernels.
 
 mod activation;
 mod bias;
 pub(crate) mod fp8_output;
 pub mod fusion;
-mod heads;
 mod partial_tile;
 pub(crate) mod split_k;
 
+pub use crate::gemm::params::{Heads, OutputFlags, OutputParams};
 pub use activation::Activation;
-pub use heads::Heads;
 
 use crate::gemm::operand::f16::Half;
 use crate::{WARP, WARPGROUP};
-use oxigemm_ptx::matrix::Layout;
-use oxigemm_ptx::tma::TensorMap;
+use oxigemm_ptx::ldmatrix::Layout;
 use oxigemm_ptx::wgmma::Swizzle;
 use oxigemm_ptx::{Bf16, Bf16x2, F16, F16x2, F32, Global, Kernel, Pred, Shared, Type, U32, Val, Var};
 
-/// Arguments of the output, shared by every kernel.
-#[derive(Clone, Copy)]
-pub struct OutputParams<'k> {
-    /// The map of D for plain output: see [`Panels::MAP_TILE`].
-    pub d_map: TensorMap<'k>,
-    /// D.
-    pub d: Global<'k>,
-    /// C, or null.
-    pub c: Global<'k>,
-    /// Elements from one row of D to the next.
-    pub d_pitch: U32<'k>,
-    /// Elements from one row of C to the next.
-    pub c_pitch: U32<'k>,
-    /// Rows of D (M).
-    pub rows: U32<'k>,
-    /// Columns of D (N).
-    pub columns: U32<'k>,
-    /// See [`OutputFlags`].
-    pub flags: U32<'k>,
-    /// The type of D and C where they are not FP32.
-    pub half: Half,
-    /// The factor of C, where the kernel has one.
-    pub beta: Option<F32<'k>>,
-    /// Columns of D that are skipped, where the kernel can.
-    pub heads: Option<Heads<'k>>,
-}
-
-/// Bits of the `flags` argument.
-pub struct OutputFlags;
-
-impl OutputFlags {
-    /// D and C are FP32, not BF16.
-    pub const F32: u32 = 1;
-    /// C is added.
-    pub const ADDEND: u32 = 2;
-    /// Four neighbours of D, and of C if there is one, lie in one aligned vector.
-    pub const VECTORS: u32 = 4;
-    /// BF16 without addend; N is a multiple of 8 and D's rows are aligned to 16 bytes.
-    pub const PLAIN: u32 = 8;
-}
-
 impl<'k> OutputParams<'k> {
-    /// Declares where D and C are, which the host passes last.
-    pub fn declare(
-        k: &'k Kernel,
-        d_map: TensorMap<'k>,
-        [rows, columns]: [U32<'k>; 2],
-        flags: U32<'k>,
-    ) -> Self {
-        OutputParams {
-            d_map,
-            rows,
-            columns,
-            flags,
-            d: k.param_pointer("d"),
-            c: k.param_pointer("c"),
-            d_pitch: k.param("d_pitch"),
-            c_pitch: k.param("c_pitch"),
-            half: Half::Bf16,
-            beta: None,
-            heads: None,
-        }
-    }
-
-    /// The column of D that a column of the product is.
-    pub(crate) fn column_of_d(&self, column: U32<'k>) -> U32<'k> {
-        self.heads.map_or(column, |heads| heads.column(column))
-    }
-
-    /// Whether a flag is set.
-    pub fn has(&self, flag: u32) -> Pred<'k> {
-        (self.flags & flag).ne(0)
-    }
-
     /// Adds C to four neighbours of one row and stores them in D's type; what lies outside D is dropped.
-    pub fn store_four(&self, k: &'k Kernel, row: U32<'k>, column: U32<'k>, sums: [F32<'k>; 4]) {
-        let sums = sums.map(|sum| k.var_from(sum));
+    pub fn store_four(&self, k: &'k Kernel, row: U32<'k>, column: U32<'k>, accumulators: [F32<'k>; 4]) {
+        let accumulators = accumulators.map(|accumulator| k.var_from(accumulator));
         let inside: [Pred<'k>; 4] =
             std::array::from_fn(|i| row.lt(self.rows) & (column + i as u32).lt(self.columns));
         let whole = inside[3] & self.has(OutputFlags::VECTORS);
-        let place = Four { column, sums, inside, whole };
+        let place = Four { column, accumulators, inside, whole };
         let addend = self.has(OutputFlags::ADDEND);
         k.if_else(
             self.has(OutputFlags::F32),
@@ -151,7 +74,7 @@ impl<'k> OutputParams<'k> {
             four.whole,
             || {
                 k.if_(addend, || four.add(self.beta, T::load_four(c)));
-                T::store_four(k, d, four.sums.map(|sum| sum.live()));
+                T::store_four(k, d, four.accumulators.map(|accumulator| accumulator.live()));
             },
             || {
                 k.if_(addend, || {
@@ -162,8 +85,10 @@ impl<'k> OutputParams<'k> {
                         .collect();
                     four.add(self.beta, loaded.try_into().expect("four of them"));
                 });
-                for ((d, inside), sum) in singles(d).into_iter().zip(four.inside).zip(four.sums) {
-                    let value = T::round(sum.live());
+                for ((d, inside), accumulator) in
+                    singles(d).into_iter().zip(four.inside).zip(four.accumulators)
+                {
+                    let value = T::round(accumulator.live());
                     k.guard(inside, || d.store(value));
                 }
             },
@@ -171,20 +96,20 @@ impl<'k> OutputParams<'k> {
     }
 }
 
-/// Four neighbours of a row on their way to D.
+/// Four neighbours of a row of D.
 struct Four<'k> {
     column: U32<'k>,
-    sums: [Var<'k, f32>; 4],
+    accumulators: [Var<'k, f32>; 4],
     inside: [Pred<'k>; 4],
     whole: Pred<'k>,
 }
 
 impl<'k> Four<'k> {
     fn add(&self, beta: Option<F32<'k>>, addends: [F32<'k>; 4]) {
-        for (sum, addend) in self.sums.iter().zip(addends) {
+        for (accumulator, addend) in self.accumulators.iter().zip(addends) {
             match beta {
-                None => sum.set(sum.live() + addend),
-                Some(beta) => sum.fma(beta, addend),
+                None => accumulator.set(accumulator.live() + addend),
+                Some(beta) => accumulator.fma(beta, addend),
             }
         }
     }
@@ -245,11 +170,10 @@ impl Element for F16 {
     }
 }
 
-/// 64 rows of a tile, accumulated by `wgmma`, on their way to memory, as one of the four warps that hold them sees
-/// them.
+/// Output of one of the four warps that hold 64 rows of a tile, accumulated by `wgmma`.
 #[derive(Clone, Copy)]
 pub struct WarpOutput<'k, 'p> {
-    /// The output's arguments.
+    /// Output parameters.
     pub params: &'p OutputParams<'k>,
     /// Where the 64 rows belong.
     pub place: Panels<'k>,
@@ -259,7 +183,7 @@ pub struct WarpOutput<'k, 'p> {
     pub lane: U32<'k>,
 }
 
-/// Where 64 rows of a tile are staged and where they belong.
+/// Panels of 64 rows of a tile: where they are staged and where they belong.
 #[derive(Clone, Copy)]
 pub struct Panels<'k> {
     /// The first row.
@@ -270,7 +194,7 @@ pub struct Panels<'k> {
     pub staging: Shared<'k>,
 }
 
-/// A panel is 64 staged rows of 128 bytes, 64 columns of BF16: what the copy engine stores at a time.
+/// Bytes of a row of a panel. A panel is 64 staged rows, of 64 columns of BF16: what TMA stores at a time.
 pub(crate) const ROW_BYTES: u32 = 128;
 /// Bytes of a panel.
 pub(crate) const PANEL_BYTES: u32 = 64 * ROW_BYTES;
@@ -283,8 +207,8 @@ const FOURS: u32 = ROW_BYTES / 16;
 /// The first chunk of a row of FP32 that holds odd columns.
 const ODD_COLUMNS: u32 = 4;
 
-/// Where a 16-byte chunk of a panel's row lies: the swizzle that the copy engine undoes, and that keeps eight
-/// rows of one column of chunks in different banks.
+/// Offset of a 16-byte chunk of a panel's row: the swizzle that TMA undoes, and that keeps eight rows of one column of chunks in
+/// different banks.
 pub(crate) fn chunk_offset<'k>(row: U32<'k>, chunk: U32<'k>) -> U32<'k> {
     row * ROW_BYTES + ((chunk ^ (row & (Swizzle::B128.bytes() / 16 - 1))) << 4)
 }
@@ -298,7 +222,7 @@ impl<'k> Panels<'k> {
         columns.div_ceil(Self::MAP_TILE[1]) * PANEL_BYTES
     }
 
-    /// Whether some panels of `columns` columns are whole: those the copy engine stores, and the lanes what is left over.
+    /// Whether some panels of `columns` columns are whole: those TMA stores, and the lanes the rest.
     pub(crate) const fn some_are_whole(columns: u32) -> bool {
         columns >= Self::MAP_TILE[1]
     }
@@ -308,8 +232,7 @@ impl<'k> Panels<'k> {
         (self.column + panel * Self::MAP_TILE[1], self.staging.at(panel * PANEL_BYTES))
     }
 
-    /// One thread has the copy engine store the whole panels of `columns` columns, which drops what lies outside D.
-    /// (The caller commits.)
+    /// Has TMA store the whole panels of `columns` columns, by one thread. TMA drops what lies outside D. (The caller commits.)
     pub fn store(&self, params: &OutputParams<'k>, columns: u32) {
         self.store_in(None, params, columns);
     }
@@ -330,35 +253,36 @@ impl<'k> WarpOutput<'k, '_> {
         self.place.row + self.warp * WARP_ROWS
     }
 
-    /// Writes the warp's rows of several fragments, whose staging areas follow each other: finishes the sums in FP32,
-    /// as much at a time as the warp's part of the staging areas holds.
+    /// Writes the warp's rows of several fragments, whose staging areas are contiguous, through FP32: as much at a time as the warp's part
+    /// of the staging areas holds.
     pub fn write_f32(k: &'k Kernel, parts: &[(Self, &[Var<'k, f32>])]) {
         let Some((first, _)) = parts.first() else { return };
-        let bytes =
-            parts.iter().map(|(_, sums)| Panels::staging_bytes(sums.len() as u32 * 2) / 4).sum::<u32>();
+        let bytes = parts
+            .iter()
+            .map(|(_, accumulators)| Panels::staging_bytes(accumulators.len() as u32 * 2) / 4)
+            .sum::<u32>();
         let area = first.place.staging.at(first.warp * bytes);
         let panel = ROW_BYTES as usize / 8;
-        let room = (bytes / WARP_BYTES) as usize * panel;
+        let capacity = (bytes / WARP_BYTES) as usize * panel;
         let chunks = first.chunks_f32(area);
-        for (part, sums) in parts {
-            for (turn, sums) in sums.chunks(room).enumerate() {
-                for (i, sums) in (0u32..).zip(sums.chunks(panel)) {
-                    Self::stage_f32(&chunks.map(|chunk| chunk.at(i * WARP_BYTES)), sums);
+        for (part, accumulators) in parts {
+            for (step, accumulators) in accumulators.chunks(capacity).enumerate() {
+                for (i, accumulators) in (0u32..).zip(accumulators.chunks(panel)) {
+                    Self::stage_f32(&chunks.map(|chunk| chunk.at(i * WARP_BYTES)), accumulators);
                 }
                 k.sync_warp();
-                let column = part.place.column + (turn * room * 2) as u32;
-                part.copy_f32(k, area, column, sums.len() as u32 * 2);
+                let column = part.place.column + (step * capacity * 2) as u32;
+                part.copy_f32(k, area, column, accumulators.len() as u32 * 2);
                 k.sync_warp();
             }
         }
     }
 
-    /// Stages the warp's rows in BF16, for the copy engine to store: visible to it when all four warps have done
-    /// so and met.
-    pub fn stage(&self, k: &'k Kernel, sums: &[Var<'k, f32>]) {
+    /// Stages the warp's rows in BF16, for TMA to store: visible to it when all four warps have done so and synchronized.
+    pub fn stage(&self, k: &'k Kernel, accumulators: &[Var<'k, f32>]) {
         let chunks = self.chunks_bf16();
-        for (panel, sums) in (0u32..).zip(sums.chunks(ROW_BYTES as usize / 4)) {
-            self.stage_half(k, &chunks.map(|chunk| chunk.at(panel * PANEL_BYTES)), sums);
+        for (panel, accumulators) in (0u32..).zip(accumulators.chunks(ROW_BYTES as usize / 4)) {
+            self.stage_half(k, &chunks.map(|chunk| chunk.at(panel * PANEL_BYTES)), accumulators);
         }
     }
 
@@ -367,8 +291,8 @@ impl<'k> WarpOutput<'k, '_> {
         self.place.panel(panel).1.at(self.warp * WARP_BYTES)
     }
 
-    /// After the warp has staged its rows and met: its lanes store the columns that are no whole panel, if there are
-    /// any. (It meets again with the products of a tile, before it stages others.)
+    /// Stores the columns that are no whole panel, if there are any, by the lanes of a warp that has staged its rows and synchronized. (It
+    /// synchronizes again with the products of a tile, before it stages others.)
     pub fn store_left_over(&self, k: &'k Kernel, columns: u32) {
         let left_over = columns % Panels::MAP_TILE[1];
         if left_over > 0 {
@@ -394,17 +318,18 @@ impl<'k> WarpOutput<'k, '_> {
         }
     }
 
-    /// Where this lane stores matrices of the first panel of BF16: one place for each two octets of columns.
+    /// Where this lane stores matrices of the first panel of BF16: one address for each two octets of columns.
     fn chunks_bf16(&self) -> [Shared<'k>; 4] {
         // Matrices of `stmatrix`: upper and lower eight rows of an octet of columns, then of the next octet.
         let (row, next_octet) = (self.lane & 15, self.lane >> 4);
         [0, 2, 4, 6].map(|octet| self.rows_of(0).at(chunk_offset(row, next_octet + octet)))
     }
 
-    /// Rounds a panel of the fragment to 16 bits and lays its rows out.
-    fn stage_half(&self, k: &'k Kernel, chunks: &[Shared<'k>; 4], sums: &[Var<'k, f32>]) {
-        for (to, sums) in chunks.iter().zip(sums.chunks(8)) {
-            let pair = |i: usize| self.params.half.pack(k, sums[i].live(), sums[i + 1].live());
+    /// Rounds a panel of the fragment to 16 bits and stages its rows.
+    fn stage_half(&self, k: &'k Kernel, chunks: &[Shared<'k>; 4], accumulators: &[Var<'k, f32>]) {
+        for (to, accumulators) in chunks.iter().zip(accumulators.chunks(8)) {
+            let pair =
+                |i: usize| self.params.half.pack(k, accumulators[i].live(), accumulators[i + 1].live());
             to.store_matrices(Layout::Rows, [pair(0), pair(2), pair(4), pair(6)]);
         }
     }
@@ -417,23 +342,23 @@ impl<'k> WarpOutput<'k, '_> {
         std::array::from_fn(|chunk| rows.at(chunk_offset(row, k.constant(chunk as u32))))
     }
 
-    /// Lays a panel of the fragment out in FP32: the even columns in one half of a row, the odd in the other.
+    /// Stages a panel of the fragment in FP32: the even columns in one half of a row, the odd in the other.
     ///
     /// Neighbouring numbers of a thread are apart on purpose. Were they stored as a vector, that would want an even
-    /// register followed by an odd one, and so decide the registers of the main loop. There `sum += scale * product`
-    /// reads sum and product in one cycle only if one is even and the other odd, which the assembler sees to where
-    /// it is free to choose.
-    fn stage_f32(chunks: &[Shared<'k>; 2 * ODD_COLUMNS as usize], sums: &[Var<'k, f32>]) {
+    /// register followed by an odd one, and so decide the registers of the main loop. There `accumulator += scale *
+    /// product` reads both in one cycle only if one is even and the other odd, which the assembler sees to where it is free
+    /// to choose.
+    fn stage_f32(chunks: &[Shared<'k>; 2 * ODD_COLUMNS as usize], accumulators: &[Var<'k, f32>]) {
         let (even, odd) = chunks.split_at(ODD_COLUMNS as usize);
-        for ((even, odd), sums) in even.iter().zip(odd).zip(sums.chunks(4)) {
-            for (below, sums) in [0, 8 * ROW_BYTES].into_iter().zip(sums.chunks(2)) {
-                even.at(below).store(sums[0].live());
-                odd.at(below).store(sums[1].live());
+        for ((even, odd), accumulators) in even.iter().zip(odd).zip(accumulators.chunks(4)) {
+            for (below, accumulators) in [0, 8 * ROW_BYTES].into_iter().zip(accumulators.chunks(2)) {
+                even.at(below).store(accumulators[0].live());
+                odd.at(below).store(accumulators[1].live());
             }
         }
     }
 
-    /// Finishes staged panels of FP32 that hold `columns` columns from `first_column` on, four numbers a lane.
+    /// Copies staged panels of FP32 that hold `columns` columns from `first_column` on to D, four numbers a lane.
     fn copy_f32(&self, k: &'k Kernel, panels: Shared<'k>, first_column: U32<'k>, columns: u32) {
         let fours = columns / 4;
         k.for_(self.lane, WARP_ROWS * fours, WARP, |index| {
@@ -450,9 +375,9 @@ impl<'k> WarpOutput<'k, '_> {
     }
 }
 
-/// A warpgroup's 64 columns of D, accumulated by `wgmma` with the operands swapped: its 64 rows are D's columns.
+/// Output of a warpgroup with swapped operands: 64 columns of D, which are the 64 rows of `wgmma`.
 pub struct SwappedOutput<'k, 'p> {
-    /// The output's arguments, which are plain.
+    /// Output parameters, which are plain.
     pub params: &'p OutputParams<'k>,
     /// The first row of the tile.
     pub row: U32<'k>,
@@ -467,16 +392,16 @@ pub struct SwappedOutput<'k, 'p> {
 }
 
 impl<'k> SwappedOutput<'k, '_> {
-    /// Writes the tile's rows, half as many as there are `sums`, in BF16.
-    pub fn write(&self, k: &'k Kernel, sums: &[Var<'k, f32>]) {
+    /// Writes the tile's rows, twice as many as a thread has accumulators, in BF16.
+    pub fn write(&self, k: &'k Kernel, accumulators: &[Var<'k, f32>]) {
         let p = self.params;
-        let rows = sums.len() as u32 * 2;
-        self.stage(k, sums);
+        let rows = accumulators.len() as u32 * 2;
+        self.stage(k, accumulators);
         k.barrier_sync(self.barrier.0, self.barrier.1);
         let (first, chunk) = (self.thread / 8, self.thread % 8);
         let column = self.column + chunk * 8;
-        for round in (0..rows).step_by(WARPGROUP as usize / 8) {
-            let row = first + round;
+        for step in (0..rows).step_by(WARPGROUP as usize / 8) {
+            let row = first + step;
             let to = p.d.at(((self.row + row).widening_mul(p.d_pitch) + column.to_u64()) * 2);
             let exists = row.lt(rows) & (self.row + row).lt(p.rows) & column.lt(p.columns);
             let words = self.staging.at(chunk_offset(row, chunk)).load_vec::<u32, 4>();
@@ -485,16 +410,16 @@ impl<'k> SwappedOutput<'k, '_> {
     }
 
     /// Transposes the fragment on its way to shared memory: a row there is a column of the accumulator.
-    fn stage(&self, k: &'k Kernel, sums: &[Var<'k, f32>]) {
+    fn stage(&self, k: &'k Kernel, accumulators: &[Var<'k, f32>]) {
         let (p, warp, lane) = (self.params, self.thread / WARP, self.thread % WARP);
         // Matrices of `stmatrix`: the warp's upper and lower eight columns of D, then the same for eight rows more.
         let matrix = lane / 8;
         let chunk = warp * 2 + (matrix & 1);
         let row = (matrix >> 1) * 8 + (lane & 7);
-        for (octets, sums) in (0u32..).zip(sums.chunks(8)) {
+        for (octets, accumulators) in (0u32..).zip(accumulators.chunks(8)) {
             let to = self.staging.at(chunk_offset(row + octets * 16, chunk));
-            let pair = |i: usize| p.half.pack(k, sums[i].live(), sums[i + 1].live());
-            match sums.len() {
+            let pair = |i: usize| p.half.pack(k, accumulators[i].live(), accumulators[i + 1].live());
+            match accumulators.len() {
                 8 => to.store_matrices(Layout::Transposed, [pair(0), pair(2), pair(4), pair(6)]),
                 _ => to.store_matrices(Layout::Transposed, [pair(0), pair(2)]),
             }
@@ -508,7 +433,7 @@ mod tests {
     use oxigemm_ptx::Target;
 
     #[test]
-    fn staged_chunks_lie_where_the_copy_engine_looks_for_them() {
+    fn staged_chunks_lie_where_tma_reads_them() {
         let k = Kernel::new("swizzle", Target::Sm90a);
         for row in 0..128 {
             for chunk in 0..ROW_BYTES / 16 {

@@ -1,4 +1,4 @@
-//! Operands of 16 bits: their types, their layouts, and their tiles in shared memory.
+//! 16-bit operands: their types, their layouts, and their tiles in shared memory.
 
 pub use oxigemm_ptx::wgmma::Major;
 use oxigemm_ptx::wgmma::{Descriptor, MmaType, Swizzle};
@@ -79,8 +79,8 @@ impl Operands {
         }
     }
 
-    /// Elements along K that a range of it begins at a multiple of: those of 16 bytes where K is contiguous, because the
-    /// copy engine begins at such.
+    /// Elements along K that a range of it begins at a multiple of: those of 16 bytes where K is contiguous, because TMA
+    /// begins at such.
     pub fn k_unit(self) -> u32 {
         if [self.a, self.b].contains(&Major::K) { 8 } else { 1 }
     }

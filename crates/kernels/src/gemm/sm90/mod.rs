@@ -1,10 +1,12 @@
 //! GEMM kernels for Hopper: TMA, `wgmma`, clusters.
 
 pub(crate) mod dsmem_reduce;
+pub mod dynamic_tensor_maps;
 pub mod f16_persistent;
 pub mod fp8_persistent;
 mod mma;
 pub(crate) mod multicast;
+mod roles;
 pub(crate) mod scale_pipeline;
 pub mod split_k;
 mod store_pipeline;

@@ -193,7 +193,7 @@ fn wide(
         scales_of_b,
         e5m2: None,
         fusion: Fusion::None,
-        shares_tail: false,
+        stream_k: false,
     })
 }
 
@@ -257,7 +257,7 @@ impl GemmKernel {
         wide(WIDE, Grouping::Dense, ScalesOfB::Blocks)
             .chain(
                 wide(SHARED, Grouping::Dense, ScalesOfB::Blocks)
-                    .map(|config| fp8_persistent::Config { shares_tail: true, ..config }),
+                    .map(|config| fp8_persistent::Config { stream_k: true, ..config }),
             )
             .map(GemmKernel::Wide)
             .chain(slim.map(GemmKernel::Slim))

@@ -79,10 +79,10 @@ impl QuantizeBoth {
             && (columns <= 1 || pitch.is_multiple_of(16))
             && transposed_codes.address.is_multiple_of(16);
         let args = Args {
-            from: transposed_codes.address,
+            aux: transposed_codes.address,
             group_stride: address,
             // plain_rows has bounded it by u32::MAX.
-            from_strides: [pitch as u32, strides[0], strides[1]],
+            aux_strides: [pitch as u32, strides[0], strides[1]],
             flags: checked.args.flags | if vectors { Flags::TRANSPOSED_VECTORS } else { 0 },
             ..checked.args
         };

@@ -184,7 +184,7 @@ impl Quantize {
             x: x.address,
             codes: codes.address,
             scales: scales.address,
-            from: list.map_or(0, |list| list.address),
+            aux: list.map_or(0, |list| list.address),
             epsilon: epsilon.to_bits(),
             // plain_rows has bounded both by u32::MAX.
             x_pitch: x_pitch as u32,

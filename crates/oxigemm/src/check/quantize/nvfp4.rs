@@ -104,7 +104,7 @@ fn check(
         x: x.address,
         codes: codes.address,
         scales: scales.address,
-        from: tensor_scale.address,
+        aux: tensor_scale.address,
         // plain_rows has bounded both by u32::MAX.
         x_pitch: x_pitch as u32,
         codes_pitch: codes_pitch as u32,

@@ -82,8 +82,8 @@ impl TransformScales {
         }
         let args = Args {
             scales: to.address,
-            from: from.address,
-            from_strides: [from_group as u32, from_strides.mn, from_strides.k],
+            aux: from.address,
+            aux_strides: [from_group as u32, from_strides.mn, from_strides.k],
             group_stride: to_group,
             ..args
         };

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use oxigemm_cuda::{Buffer, CacheStats, CubinCache, Function, TiledTensor};
 use oxigemm_kernels::KernelId;
-use oxigemm_kernels::gemm::scheduler::k_grouped::MAP_ROOM_BYTES as TENSOR_MAP_BYTES;
+use oxigemm_kernels::gemm::sm90::dynamic_tensor_maps::MAP_WORKSPACE_BYTES as TENSOR_MAP_BYTES;
 
 use super::backend::Backend;
 use super::extensions::Extensions;

@@ -18,9 +18,9 @@ use std::thread::ThreadId;
 
 use oxigemm_cuda::TiledTensor;
 use oxigemm_kernels::KernelId;
-use oxigemm_kernels::gemm::scheduler::dynamic::ROOM_BYTES as COUNTER_BYTES;
-use oxigemm_kernels::gemm::scheduler::k_grouped::MAP_ROOM_BYTES as TENSOR_MAP_BYTES;
-use oxigemm_kernels::quantize::per_tensor_single::ROOM_BYTES as GRID_BARRIER_BYTES;
+use oxigemm_kernels::common::grid_barrier::WORKSPACE_BYTES as GRID_BARRIER_BYTES;
+use oxigemm_kernels::gemm::scheduler::dynamic::WORKSPACE_BYTES as COUNTER_BYTES;
+use oxigemm_kernels::gemm::sm90::dynamic_tensor_maps::MAP_WORKSPACE_BYTES as TENSOR_MAP_BYTES;
 use oxigemm_sim::{Launch, Machine, Module, Options, Report};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 

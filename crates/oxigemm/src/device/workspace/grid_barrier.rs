@@ -4,7 +4,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use oxigemm_kernels::quantize::per_tensor_single::ROOM_BYTES as GRID_BARRIER_BYTES;
+use oxigemm_kernels::common::grid_barrier::WORKSPACE_BYTES as GRID_BARRIER_BYTES;
 
 use crate::error::Result;
 

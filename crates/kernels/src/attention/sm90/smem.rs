@@ -1,32 +1,36 @@
-//! The shared memory of an indexer kernel: a ring of stages with keys, and slots for what its roles know of a unit.
+//! Shared memory of an MQA logits kernel: a pipeline of key tiles, and a pipeline of work units.
+//!
+//! A work unit is some queries with their weights and output rows, and a range of key tiles. One warp produces units;
+//! the key producer and the math warps consume them.
 
-use super::{Heads, Row, TILE_KEYS};
+use super::logits::LogitRow;
 use crate::WARP;
+use crate::attention::shape::{Heads, TILE_KEYS};
 use crate::common::pipeline::{Cursor, Pipeline};
 use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::{Kernel, MBarrier, Shared, SharedLayout, U32};
 
-/// Units that are laid out at a time.
+/// Stages of the unit pipeline.
 const SLOTS: u32 = 2;
-const SPAN_BYTES: u32 = 16;
+const UNIT_BYTES: u32 = 16;
 
-/// How much there is of everything.
+/// Shape of the shared memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct MemoryShape {
+pub(crate) struct SmemShape {
     pub heads: Heads,
     /// Queries of a slot.
     pub queries: u32,
-    /// Stages of the ring.
+    /// Stages of the key pipeline.
     pub stages: u32,
     /// Bytes between the scales of two stages.
     pub scale_pitch: u32,
     /// Warps that read the stages.
     pub math_warps: u32,
-    /// Words that warps leave for each other.
+    /// Words that warps exchange.
     pub words: u32,
 }
 
-impl MemoryShape {
+impl SmemShape {
     /// Heads of the queries of a slot.
     fn columns(&self) -> u32 {
         self.queries * self.heads.heads
@@ -42,7 +46,7 @@ impl MemoryShape {
     }
 
     fn row_bytes(&self) -> u32 {
-        self.queries * Row::BYTES
+        self.queries * LogitRow::BYTES
     }
 
     fn key_bytes(&self) -> u32 {
@@ -60,14 +64,14 @@ impl MemoryShape {
     }
 }
 
-/// Every offset in one place.
+/// Offsets of all parts.
 struct Offsets {
     keys: u32,
     queries: u32,
     scales: u32,
     weights: u32,
     rows: u32,
-    spans: u32,
+    units: u32,
     stage_barriers: u32,
     slot_barriers: u32,
     words: u32,
@@ -75,7 +79,7 @@ struct Offsets {
 }
 
 impl Offsets {
-    fn new(shape: &MemoryShape) -> Self {
+    fn new(shape: &SmemShape) -> Self {
         let mut layout = SharedLayout::default();
         // Swizzled tiles repeat every 1024 bytes.
         let keys = layout.place(shape.stages * shape.key_bytes(), 1024);
@@ -83,22 +87,22 @@ impl Offsets {
         let scales = layout.place(shape.stages * shape.scale_pitch, 128);
         let weights = layout.place(SLOTS * shape.weight_bytes(), 16);
         let rows = layout.place(SLOTS * shape.row_bytes(), 16);
-        let spans = layout.place(SLOTS * SPAN_BYTES, 16);
+        let units = layout.place(SLOTS * UNIT_BYTES, 16);
         let stage_barriers = layout.place(Pipeline::barrier_bytes(shape.stages), 8);
         let slot_barriers = layout.place(Pipeline::barrier_bytes(SLOTS), 8);
         let words = layout.place(shape.words * 4, 4);
         let bytes = layout.bytes();
-        Offsets { keys, queries, scales, weights, rows, spans, stage_barriers, slot_barriers, words, bytes }
+        Offsets { keys, queries, scales, weights, rows, units, stage_barriers, slot_barriers, words, bytes }
     }
 
-    /// Gives names to its parts, for the simulator's messages and timeline.
-    fn name(&self, k: &Kernel, shape: &MemoryShape) {
+    /// Names the parts for the simulator's messages and timeline.
+    fn name(&self, k: &Kernel, shape: &SmemShape) {
         k.name_shared("keys", self.keys, shape.key_bytes(), shape.stages);
         k.name_shared("queries", self.queries, shape.query_bytes(), SLOTS);
         k.name_shared("scales", self.scales, shape.scale_pitch, shape.stages);
         k.name_shared("weights", self.weights, shape.weight_bytes(), SLOTS);
         k.name_shared("rows", self.rows, shape.row_bytes(), SLOTS);
-        k.name_shared("spans", self.spans, SPAN_BYTES, SLOTS);
+        k.name_shared("units", self.units, UNIT_BYTES, SLOTS);
         Pipeline::name_barriers(k, ["full", "empty"], self.stage_barriers, shape.stages);
         Pipeline::name_barriers(k, ["known", "done"], self.slot_barriers, SLOTS);
         if shape.words > 0 {
@@ -107,51 +111,51 @@ impl Offsets {
     }
 }
 
-/// The memory, placed.
-pub(crate) struct Memory<'k> {
+/// Shared memory of a CTA.
+pub(crate) struct Smem<'k> {
     k: &'k Kernel,
-    shape: MemoryShape,
+    shape: SmemShape,
     shared: Shared<'k>,
     offsets: Offsets,
-    /// Tiles of keys.
-    pub ring: Pipeline<'k>,
-    /// Units.
-    pub slots: Pipeline<'k>,
+    /// Pipeline of key tiles.
+    pub key_pipeline: Pipeline<'k>,
+    /// Pipeline of work units.
+    pub unit_pipeline: Pipeline<'k>,
 }
 
-/// Which tiles of keys a unit has: the first, and the one behind the last; of which sequence, if there are several;
-/// and whether it is a unit at all, or the end of them.
+/// Work unit: its tiles of keys (the first, and the one behind the last), its sequence if there are several, and
+/// whether it is a unit at all or the end of them.
 #[derive(Clone, Copy)]
-pub(crate) struct Span<'k> {
+pub(crate) struct WorkUnit<'k> {
     pub tiles: [U32<'k>; 2],
     pub sequence: U32<'k>,
     pub is_unit: U32<'k>,
 }
 
-impl<'k> Memory<'k> {
-    pub fn new(k: &'k Kernel, shape: MemoryShape) -> Self {
+impl<'k> Smem<'k> {
+    pub fn new(k: &'k Kernel, shape: SmemShape) -> Self {
         let (shared, offsets) = (k.dynamic_shared(), Offsets::new(&shape));
         offsets.name(k, &shape);
-        let ring = Pipeline::new(k, shared.at(offsets.stage_barriers), shape.stages, shape.stages);
-        let slots = Pipeline::new(k, shared.at(offsets.slot_barriers), SLOTS, SLOTS);
-        Memory { k, shape, shared, offsets, ring, slots }
+        let key_pipeline = Pipeline::new(k, shared.at(offsets.stage_barriers), shape.stages, shape.stages);
+        let unit_pipeline = Pipeline::new(k, shared.at(offsets.slot_barriers), SLOTS, SLOTS);
+        Smem { k, shape, shared, offsets, key_pipeline, unit_pipeline }
     }
 
-    /// Until all threads may begin: the maps are on their way, the warp `loader` has initialized the barriers, of which a
-    /// slot has this many readers, and the kernels before are done.
+    /// Prologue: the warp `loader` prefetches the tensor maps and initializes the barriers (a unit has this many
+    /// consumers); then all threads wait for it and for the kernels before.
     pub fn begin(
         &self,
         k: &'k Kernel,
         (warp, loader): (U32<'k>, u32),
         lane: U32<'k>,
         maps: [&TensorMap<'k>; 3],
-        slot_readers: u32,
+        unit_consumers: u32,
     ) {
         k.if_(warp.eq(loader), || {
             k.if_(lane.eq(0), || {
                 maps.into_iter().for_each(|map| map.prefetch());
-                self.ring.init(1, self.shape.math_warps);
-                self.slots.init(WARP, slot_readers);
+                self.key_pipeline.init(1, self.shape.math_warps);
+                self.unit_pipeline.init(WARP, unit_consumers);
                 k.fence_barrier_init();
             });
             k.sync_warp();
@@ -160,19 +164,19 @@ impl<'k> Memory<'k> {
         k.grid_dependency_wait();
     }
 
-    /// The queries of a slot, a row for each of their heads.
+    /// Queries of a unit, a row for each of their heads.
     pub fn queries(&self, slot: U32<'k>) -> Shared<'k> {
         self.shared.at(self.offsets.queries).at(slot * self.shape.query_bytes())
     }
 
-    /// The weights of those.
+    /// Weights of a unit's heads.
     pub fn weights(&self, slot: U32<'k>) -> Shared<'k> {
         self.shared.at(self.offsets.weights).at(slot * self.shape.weight_bytes())
     }
 
-    /// A [`Row`] of a slot.
+    /// [`LogitRow`] of a unit's query.
     pub fn row(&self, slot: U32<'k>, query: U32<'k>) -> Shared<'k> {
-        self.shared.at(self.offsets.rows).at(slot * self.shape.row_bytes()).at(query * Row::BYTES)
+        self.shared.at(self.offsets.rows).at(slot * self.shape.row_bytes()).at(query * LogitRow::BYTES)
     }
 
     /// Bytes between the keys of two stages.
@@ -180,87 +184,88 @@ impl<'k> Memory<'k> {
         self.shape.key_bytes()
     }
 
-    /// The keys of a stage.
+    /// Keys of a stage.
     pub fn keys(&self, stage: U32<'k>) -> Shared<'k> {
         self.shared.at(self.offsets.keys).at(stage * self.shape.key_bytes())
     }
 
-    /// The scales of those.
+    /// Scales of a stage's keys.
     pub fn scales(&self, stage: U32<'k>) -> Shared<'k> {
         self.shared.at(self.offsets.scales).at(stage * self.shape.scale_pitch)
     }
 
-    /// What warps leave for each other.
+    /// Words that warps exchange.
     pub fn words(&self) -> Shared<'k> {
         self.shared.at(self.offsets.words)
     }
 
-    fn span(&self, slot: U32<'k>) -> Shared<'k> {
-        self.shared.at(self.offsets.spans).at(slot * SPAN_BYTES)
+    fn unit(&self, slot: U32<'k>) -> Shared<'k> {
+        self.shared.at(self.offsets.units).at(slot * UNIT_BYTES)
     }
 
-    /// One thread lays out which tiles a unit has.
-    pub fn set_span(&self, slot: U32<'k>, span: &Span<'k>) {
-        let [first, end] = span.tiles;
-        self.span(slot)
-            .store_vec([first, end, span.sequence, span.is_unit].map(|word| self.k.var_from(word).live()));
+    /// Writes a unit; one thread.
+    pub fn set_unit(&self, slot: U32<'k>, unit: &WorkUnit<'k>) {
+        let [first, end] = unit.tiles;
+        self.unit(slot)
+            .store_vec([first, end, unit.sequence, unit.is_unit].map(|word| self.k.var_from(word).live()));
     }
 
-    /// Waits until the next unit is known.
-    pub fn known(&self, slots: &Cursor<'k>) -> (U32<'k>, Span<'k>) {
+    /// Waits for the next unit.
+    pub fn wait_unit(&self, slots: &Cursor<'k>) -> (U32<'k>, WorkUnit<'k>) {
         slots.wait_full();
         let slot = slots.stage();
-        let [first, end, sequence, is_unit] = self.span(slot).load_vec();
-        (slot, Span { tiles: [first, end], sequence, is_unit })
+        let [first, end, sequence, is_unit] = self.unit(slot).load_vec();
+        (slot, WorkUnit { tiles: [first, end], sequence, is_unit })
     }
 
-    /// All units of this block, each with its slot, which `body` lets go of.
-    pub fn for_each_unit(&self, slots: &Cursor<'k>, body: impl FnOnce(U32<'k>, Span<'k>)) {
+    /// Loop over the units of this CTA, each with its slot, which `body` releases.
+    pub fn for_each_unit(&self, slots: &Cursor<'k>, body: impl FnOnce(U32<'k>, WorkUnit<'k>)) {
         let k = self.k;
         let more = k.var(1u32);
         k.while_(
             || more.live().ne(0),
             || {
-                let (slot, span) = self.known(slots);
-                more.set(span.is_unit);
-                k.if_(span.is_unit.ne(0), || body(slot, span));
+                let (slot, unit) = self.wait_unit(slots);
+                more.set(unit.is_unit);
+                k.if_(unit.is_unit.ne(0), || body(slot, unit));
             },
         );
     }
 
-    /// One warp has laid out a unit, of which `load` brings so many bytes of queries. Every lane says so: a sanitizer takes the word of
-    /// none for the others.
-    pub fn announce(&self, slot: U32<'k>, lane: U32<'k>, bytes: U32<'k>, load: impl FnOnce(MBarrier<'k>)) {
-        let known = self.slots.full(slot);
+    /// Producer commit of a unit: one warp has written it, and `load` issues a copy of so many bytes of queries. Every
+    /// lane arrives, because a sanitizer does not take one lane's arrival for the others'.
+    pub fn commit_unit(&self, slot: U32<'k>, lane: U32<'k>, bytes: U32<'k>, load: impl FnOnce(MBarrier<'k>)) {
+        let full = self.unit_pipeline.full(slot);
         let first = || {
-            known.arrive_expecting(bytes);
-            load(known);
+            full.arrive_expecting(bytes);
+            load(full);
         };
-        self.k.if_else(lane.eq(0), first, || known.arrive());
+        self.k.if_else(lane.eq(0), first, || full.arrive());
         self.k.sync_warp();
     }
 
-    /// One warp says that there are no more units.
+    /// Producer commit of the end of all units; one warp.
     pub fn end_units(&self, cursor: &Cursor<'k>, lane: U32<'k>) {
         let k = self.k;
         cursor.wait_empty();
         let none = k.constant(0);
         k.if_(lane.eq(0), || {
-            self.set_span(cursor.stage(), &Span { tiles: [none; 2], sequence: none, is_unit: none });
+            self.set_unit(cursor.stage(), &WorkUnit { tiles: [none; 2], sequence: none, is_unit: none });
         });
-        self.slots.full(cursor.stage()).arrive();
+        self.unit_pipeline.full(cursor.stage()).arrive();
     }
 
-    /// A warp is done with a unit. One lane says so: where all did, the assembler put the loop over tiles in another order, 4% slower.
-    pub fn done(&self, slots: &Cursor<'k>, lane: U32<'k>) {
+    /// Consumer release of a unit by a warp. One lane arrives: with all lanes, the assembler put the loop over tiles in
+    /// another order, 4% slower.
+    pub fn release_unit(&self, slots: &Cursor<'k>, lane: U32<'k>) {
         self.k.sync_warp();
-        self.k.guard(lane.eq(0), || self.slots.empty(slots.stage()).arrive());
+        self.k.guard(lane.eq(0), || self.unit_pipeline.empty(slots.stage()).arrive());
         slots.advance();
     }
 
-    /// A warp is done with a stage.
+    /// Consumer release of a stage by a warp.
     pub fn release(&self, stage: U32<'k>, lane: U32<'k>) {
         self.k.sync_warp();
-        self.k.guard(lane.eq(0), || self.ring.empty(stage).arrive());
+        self.k.guard(lane.eq(0), || self.key_pipeline.empty(stage).arrive());
     }
 }

@@ -1,12 +1,11 @@
-//! Matrix fragments between shared memory and registers, and warp-level products
-//! (PTX manual, "Warp Level Matrix Instructions").
+//! `ldmatrix`, `stmatrix` and warp-level `mma` (PTX manual, "Warp Level Matrix Instructions").
 
 use crate::kernel::Kernel;
 use crate::memory::Shared;
 use crate::target::Needs;
 use crate::value::{F32, Type, U32, Val};
 
-/// Whether 8x8 matrices of 16-bit elements are moved as they lie or transposed.
+/// Layout of an 8x8 matrix of 16-bit elements in registers: as it lies in memory, or transposed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// Each lane's pair comes from one row.
