@@ -67,7 +67,7 @@ impl Config {
 
     /// The kernel's name, unique in the closed set.
     pub fn name(&self) -> String {
-        format!("tf32_hc_prenorm_gemm_n{}", self.columns)
+        format!("sm90_tf32_hc_prenorm_gemm_n{}", self.columns)
     }
 
     /// Threads of a block.

@@ -41,7 +41,7 @@ pub struct Config {
 impl Config {
     /// The kernel's name, unique in the closed set.
     pub fn name(&self) -> String {
-        format!("fp8_mqa_logits_h{}_d{}", self.heads.heads, self.heads.dim)
+        format!("sm90_fp8_mqa_logits_h{}_d{}", self.heads.heads, self.heads.dim)
     }
 
     /// Columns of the products, and rows of Q that one tensor load brings: the heads of a block of queries. Where queries have

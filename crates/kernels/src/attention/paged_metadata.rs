@@ -83,7 +83,7 @@ pub struct Config;
 impl Config {
     /// The kernel's name, unique in the closed set.
     pub fn name(&self) -> String {
-        "paged_mqa_schedule".to_owned()
+        "sm90_paged_mqa_logits_metadata".to_owned()
     }
 
     /// Threads of its only block.

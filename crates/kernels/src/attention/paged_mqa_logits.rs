@@ -43,7 +43,7 @@ pub struct Config {
 impl Config {
     /// The kernel's name, unique in the closed set.
     pub fn name(&self) -> String {
-        format!("fp8_paged_mqa_logits_h{}_d{}", self.heads.heads, self.heads.dim)
+        format!("sm90_fp8_paged_mqa_logits_h{}_d{}", self.heads.heads, self.heads.dim)
     }
 
     /// Threads of a block.

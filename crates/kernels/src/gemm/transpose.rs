@@ -95,7 +95,7 @@ impl Args {
 }
 
 /// The kernel's name.
-pub const NAME: &str = "fp8_transpose";
+pub const NAME: &str = "sm90_fp8_transpose";
 
 /// A job inside the kernel.
 struct JobParams<'k> {

@@ -12,7 +12,7 @@ use crate::gemm::scheduler::k_grouped::{KNumbers, KTable, PITCH_UNIT, table_byte
 use crate::gemm::transpose::{ResultMatrix, SourceMatrix, THREADS, TILE, transpose_tile};
 
 /// The kernel's name.
-pub const NAME: &str = "fp8_transpose_groups";
+pub const NAME: &str = "sm90_fp8_transpose_k_grouped";
 
 /// Threads of a block.
 pub const fn threads() -> u32 {

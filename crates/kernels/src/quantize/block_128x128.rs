@@ -56,7 +56,7 @@ impl Config {
             Sharing::Block => "128x128",
             Sharing::Channel => "128x1",
         };
-        format!("quantize_{shape}_{}_{}", self.input.name(), self.code.name())
+        format!("sm90_quantize_{shape}_{}_{}", self.input.name(), self.code.name())
     }
 
     /// The launch, and the arguments that go with it.

@@ -42,7 +42,7 @@ impl Config {
             Scales::PerColumn => "_columns",
             Scales::TwoLevels => "_1x16",
         };
-        format!("dequantize{scales}_{}_{}", self.code.name(), self.output.name())
+        format!("sm90_dequantize{scales}_{}_{}", self.code.name(), self.output.name())
     }
 
     /// The launch, and the arguments that go with it.

@@ -58,7 +58,7 @@ impl Config {
             Sharing::Token => "1x128",
             Sharing::Block => "128x128",
         };
-        format!("quantize_{shape}_both_{}_{}", self.input.name(), self.code.name())
+        format!("sm90_quantize_{shape}_dual_{}_{}", self.input.name(), self.code.name())
     }
 
     /// Blocks that a multiprocessor should have at a time, by the registers and the memory that tiles need.

@@ -16,8 +16,8 @@ use super::params::{Args, Divisor, Launch, Params};
 use super::vec8::{Access, CHUNK, Chunk, Input, Part};
 use crate::WARP;
 
-pub(super) const PERMUTE: &str = "moe_permute";
-pub(super) const UNPERMUTE: &str = "moe_unpermute_bf16";
+pub(super) const PERMUTE: &str = "sm90_moe_permute";
+pub(super) const UNPERMUTE: &str = "sm90_moe_unpermute_bf16";
 /// Threads of a block that permutes.
 pub const THREADS: u32 = 1024;
 /// The most experts: one for each thread.

@@ -28,7 +28,7 @@ pub struct Config {
 
 impl Config {
     pub(super) fn name(&self) -> String {
-        format!("quantize_row_{}_{}", self.input.name(), self.code.name())
+        format!("sm90_quantize_per_row_{}_{}", self.input.name(), self.code.name())
     }
 
     /// The launch, and the arguments that go with it.

@@ -77,7 +77,7 @@ fn blocks(args: &Args) -> (u32, Args) {
 
 impl ScaleConfig {
     pub(super) fn name(&self) -> String {
-        format!("quantize_whole_scale_{}_{}", self.input.name(), self.code.name())
+        format!("sm90_quantize_per_tensor_scale_{}_{}", self.input.name(), self.code.name())
     }
 
     /// Blocks that a multiprocessor has at a time, which are all that there are.
@@ -129,7 +129,7 @@ impl ScaleConfig {
 
 impl CodesConfig {
     pub(super) fn name(&self) -> String {
-        format!("quantize_whole_{}_{}", self.input.name(), self.code.name())
+        format!("sm90_quantize_per_tensor_{}_{}", self.input.name(), self.code.name())
     }
 
     /// The launch, and the arguments that go with it.

@@ -47,7 +47,7 @@ pub struct Config {
 
 impl Config {
     pub(super) fn name(&self) -> String {
-        format!("quantize_whole_meeting_{}_{}", self.input.name(), self.code.name())
+        format!("sm90_quantize_per_tensor_single_{}_{}", self.input.name(), self.code.name())
     }
 
     /// The launch on `sms` multiprocessors, and the arguments that go with it but [`Args::from`], the address of the room. There is

@@ -10,7 +10,7 @@ use super::params::{Args, Divisor, Flags, Launch, Params, bits};
 use super::scale::{ScalePlaces, exponent};
 use crate::WARP;
 
-pub(super) const NAME: &str = "transform_scales";
+pub(super) const NAME: &str = "sm90_transform_scales";
 /// Threads of a block.
 pub const THREADS: u32 = 128;
 /// Columns of a warp.

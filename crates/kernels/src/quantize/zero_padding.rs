@@ -10,7 +10,7 @@ use super::params::{Args, Launch, Params};
 use super::vec8::Access;
 use crate::WARP;
 
-pub(super) const NAME: &str = "zero_padding_rows";
+pub(super) const NAME: &str = "sm90_zero_padding_rows";
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 /// Rows of a warp.
