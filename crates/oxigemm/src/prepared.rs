@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use oxigemm_cuda::{Element, Function, L2Promotion, LaunchConfig, Stream, Swizzle, TensorMap, TiledTensor};
-use oxigemm_kernels::gemm::launch::GemmKernel;
+use oxigemm_kernels::gemm::GemmKernel;
 
 use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, Mapped, Maps, PlanKey};
 use crate::error::Result;
@@ -55,7 +55,7 @@ impl RememberedMaps {
 impl Prepared {
     pub fn new(plan: &Plan, function: Function, key: &PlanKey) -> Prepared {
         let (arguments, maps) = Arguments::new(plan, key);
-        let maps = RememberedMaps::new(&maps, plan.choice.config());
+        let maps = RememberedMaps::new(&maps, plan.config.kernel);
         let launch = plan.launch;
         let config = LaunchConfig {
             grid: [launch.grid[0], launch.grid[1], 1],
@@ -65,7 +65,7 @@ impl Prepared {
             programmatic: false,
             cooperative: false,
         };
-        Prepared { function, config, arguments, maps: Mutex::new(maps), room_bytes: launch.room_bytes }
+        Prepared { function, config, arguments, maps: Mutex::new(maps), room_bytes: launch.workspace_bytes }
     }
 
     /// The arguments of the kernel for operands at these addresses.
@@ -122,8 +122,8 @@ impl Prepared {
 
 /// How much the L2 cache fetches when a piece of A is missing there. (Groups of 192 rows of 16 bits were half a percent faster with less.)
 fn promotion_of_a(kernel: GemmKernel) -> L2Promotion {
-    match kernel {
-        GemmKernel::HalfWide(config) if config.is_grouped() => L2Promotion::B128,
+    match kernel.operands().is_fp8() {
+        false if kernel.is_m_grouped() => L2Promotion::B128,
         _ => L2Promotion::B256,
     }
 }
@@ -192,8 +192,8 @@ impl Remembered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Limits, MGroupedShape};
-    use oxigemm_kernels::gemm::launch::MatrixMap;
+    use crate::plan::{self, Limits, MGroupedShape, OperandKind, PlanRequest};
+    use oxigemm_kernels::gemm::MatrixMap;
     use oxigemm_kernels::gemm::params::ScaleLayout;
 
     fn tensor(element: MapElement, swizzled: bool, matrix: MatrixMap) -> TiledTensor {
@@ -204,7 +204,8 @@ mod tests {
     fn maps_of_groups_are_ones_that_the_driver_takes() {
         for (slabs, rows) in [(32, 4096), (1, 34_304), (3, 1)] {
             let shape = MGroupedShape { groups: 32, slabs, rows, expected: 200, n: 6144, k: 7168 };
-            let plan = Plan::best_grouped(&shape, &Limits::h200()).expect("there is one");
+            let plan = plan::plan(&PlanRequest::m_grouped(OperandKind::FP8, shape), &Limits::h200())
+                .expect("there is one");
             let (launch, slab) = (plan.launch, shape.slab());
             let a = launch.map_a(slab, 7168).in_slabs(slabs, 7168 * u64::from(rows));
             let b = launch.map_b(slab, 7168).in_slabs(32, 7168 * 6144);

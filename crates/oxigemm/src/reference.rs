@@ -25,7 +25,6 @@ pub use hc::tf32;
 pub use indexer::mqa_logit;
 pub(crate) use indexer::{mqa_logits_tensors, paged_mqa_logits_tensors, paged_mqa_schedule_tensors};
 pub use kgrouped::{k_grouped_fp8_gemm_tensors, k_grouped_half_gemm_tensors};
-use oxigemm_kernels::gemm::launch::OperandKind;
 use rayon::prelude::*;
 
 use crate::cast::Quantized;
@@ -218,7 +217,7 @@ fn fp8_product(
     checked: &Checked,
 ) -> Result<()> {
     let Checked::Launch(problem) = checked else { return without_product(c, d) };
-    let rows_per_scale = if problem.family == OperandKind::Fp8Rows { 1 } else { K_BLOCK };
+    let rows_per_scale = if problem.family.is_1d1d() { 1 } else { K_BLOCK };
     let a = Quantized::from_tensors(a, sfa, 1)?;
     let b = Quantized::from_tensors(b, sfb, rows_per_scale)?;
     let c = c.map(Tensor::to_vec_f32).transpose()?;

@@ -10,23 +10,22 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use oxigemm_cuda::{Buffer, CacheStats, CubinCache, Function, LaunchConfig, Provenance, PtxModule, Stream};
-use oxigemm_kernels::KernelId;
-use oxigemm_kernels::gemm::launch::GemmKernel;
+use oxigemm_kernels::{Arch, KernelId};
 use oxigemm_kernels::gemm::scheduler::k_grouped::MAP_ROOM_BYTES;
 use oxigemm_kernels::gemm::transpose;
 
 use crate::call::PlanKey;
 use crate::direct::Call;
 use crate::error::{Error, Result};
-use crate::plan::{GemmConfig, Limits, Plan};
+use crate::plan::{Limits, Plan};
 use crate::prepared::Prepared;
 use crate::remembered::RememberedCalls;
 use crate::rooms::{self, Rooms, Tenant};
 use crate::stream_places::{self, StreamPlaces};
 use crate::workspace::Workspaces;
 
-/// The architecture that the kernels are written for.
-pub const ARCH: &str = "sm_90a";
+/// The architecture that kernels are built for where no device says.
+pub const ARCH: &str = Arch::Sm90a.name();
 
 /// Plans are forgotten when there are this many: a server may see every number of rows there is.
 const MAX_PLANS: usize = 4096;
@@ -132,14 +131,16 @@ impl Cuda {
     /// If there is no driver or no such GPU.
     pub fn with_cache(ordinal: usize, cache: CubinCache) -> Result<Cuda> {
         let gpu = oxigemm_cuda::Device::open(ordinal)?;
+        // A device without kernels refuses them when it is given the first one.
+        let arch = Arch::of(gpu.compute_capability()).unwrap_or(Arch::Sm90a);
         Ok(Cuda {
             inner: Arc::new(Inner {
                 default_stream: gpu.default_stream(),
-                limits: Limits::hopper(gpu.sm_count(), gpu.max_shared_per_block()),
+                limits: Limits::of(arch, gpu.sm_count(), gpu.max_shared_per_block()),
                 gpu,
                 cache,
-                kernels: KernelId::all().map(|member| Slot { member, state: Mutex::default() }).collect(),
-                places: KernelId::all().zip(0..).collect(),
+                kernels: KernelId::all(arch).map(|member| Slot { member, state: Mutex::default() }).collect(),
+                places: KernelId::all(arch).zip(0..).collect(),
                 plans: RwLock::default(),
                 streams: StreamPlaces::default(),
                 workspaces: Workspaces::default(),
@@ -171,7 +172,7 @@ impl Cuda {
     /// Whether the kernels run on it.
     #[must_use]
     pub fn is_supported(&self) -> bool {
-        self.gpu().supports(ARCH)
+        Arch::of(self.gpu().compute_capability()).is_some()
     }
 
     /// What planning knows of it.
@@ -277,7 +278,7 @@ impl Cuda {
     fn prepare(&self, key: &PlanKey) -> Result<Arc<Prepared>> {
         let limits = self.limits().restricted_to(key.sms);
         let mut plan = key.plan(&limits)?;
-        let slot = self.slot(&plan.choice.config().into())?;
+        let slot = self.slot(&plan.config.kernel.into())?;
         let kernel = slot.load(&self.inner)?;
         let resident = slot.resident(&kernel.function, &plan)?;
         let cluster = plan.launch.cluster;
@@ -343,7 +344,7 @@ impl Cuda {
         stream: &Stream,
         programmatic: bool,
     ) -> Result<()> {
-        let function = self.function(&KernelId::Gemm(GemmKernel::Transpose))?;
+        let function = self.function(&KernelId::Transpose)?;
         let launch = args.launch();
         let config = LaunchConfig {
             grid: [launch.grid[0], launch.grid[1], 1],
@@ -391,7 +392,8 @@ impl Slot {
             .member
             .code_text()
             .map_err(|error| Error::Kernel { name: name.clone(), reason: error.to_string() })?;
-        let module = inner.gpu.load(&inner.cache, &PtxModule { name: &name, text: &text, arch: ARCH })?;
+        let arch = self.member.arch().name();
+        let module = inner.gpu.load(&inner.cache, &PtxModule { name: &name, text: &text, arch })?;
         let function = module.function(&name)?;
         let attributes = function.attributes();
         function.allow_dynamic_shared(inner.limits.shared_per_block - attributes.shared_bytes)?;
@@ -411,7 +413,7 @@ impl Slot {
     /// second block.
     fn resident(&self, function: &Function, plan: &Plan) -> Result<u32> {
         let cluster = plan.launch.cluster;
-        if matches!(plan.choice, GemmConfig::Slim { .. } | GemmConfig::HalfSlim { .. }) {
+        if plan.config.is_split_k() {
             return Ok(1);
         }
         let mut state = self.lock();

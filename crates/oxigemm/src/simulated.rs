@@ -18,7 +18,7 @@ use std::thread::ThreadId;
 use oxigemm_kernels::KernelId;
 #[cfg(doc)]
 use oxigemm_kernels::gemm::epilogue::fusion::{FusedArgs, FusedGroupArgs};
-use oxigemm_kernels::gemm::launch::{GemmKernel, MatrixMap};
+use oxigemm_kernels::gemm::MatrixMap;
 use oxigemm_kernels::gemm::params::{Args, GroupedArgs};
 use oxigemm_kernels::gemm::scheduler::dynamic;
 #[cfg(doc)]
@@ -167,7 +167,7 @@ impl Sim {
         programmatic: bool,
     ) -> Result<Work> {
         let plan = key.plan(&self.inner.limits.restricted_to(key.sms))?;
-        let config = plan.choice.config();
+        let config = plan.config.kernel;
         let module = self.module(&config.into())?;
         let name = config.name();
         let fault = |fault| Error::Fault { kernel: name.clone(), fault: Box::new(fault) };
@@ -175,7 +175,7 @@ impl Sim {
         let args = arguments.at(at, |operand, address| {
             map_spec(maps.of(operand), address).encode().map(words).map_err(fault)
         })?;
-        let args = match plan.launch.room_bytes {
+        let args = match plan.launch.workspace_bytes {
             0 => args,
             // As on a GPU.
             _ if stream.is_some_and(SimStream::is_captured) => args.in_room(None),
@@ -250,7 +250,7 @@ impl Sim {
 
     /// The work that transposes.
     pub(crate) fn transpose(&self, args: &transpose::Args, programmatic: bool) -> Result<Work> {
-        let (config, launch) = (KernelId::Gemm(GemmKernel::Transpose), args.launch());
+        let (config, launch) = (KernelId::Transpose, args.launch());
         let module = self.module(&config)?;
         let params = |job: &transpose::Job| {
             let (addresses, numbers) = job.arguments();

@@ -87,7 +87,7 @@ impl TransposedGroups {
             Argument::Number(self.groups.blocks),
         ];
         run(&Call {
-            kernel: KernelId::TransposeGroups,
+            kernel: KernelId::TransposeKGrouped,
             grid: [self.tiles, 1],
             cluster: 1,
             threads: threads(),
@@ -102,10 +102,10 @@ mod tests {
     use super::*;
     use crate::check::{Accumulate, ScaleStrides};
     use crate::dtype::DType;
-    use oxigemm_kernels::gemm::launch::OperandKind;
+    use oxigemm_kernels::gemm::OperandKind;
 
     const PROBLEM: Problem = Problem {
-        family: OperandKind::Fp8Rows,
+        family: OperandKind::FP8_1D1D,
         m: 48,
         n: 200,
         k: 300,

@@ -37,6 +37,14 @@ impl Limits {
         }
     }
 
+    /// A device of an architecture with this many SMs.
+    #[must_use]
+    pub fn of(arch: Arch, sms: u32, shared_per_block: u32) -> Limits {
+        match arch {
+            Arch::Sm90a => Limits::hopper(sms, shared_per_block),
+        }
+    }
+
     /// A Hopper device with this many SMs.
     ///
     /// Some SMs of an uneven GPC (graphics processing cluster) have no cluster of four, in the proportion of the H200.
@@ -62,7 +70,7 @@ impl Limits {
         Limits {
             restricted: true,
             shared_per_sm: self.shared_per_sm,
-            ..Limits::hopper(sms, self.shared_per_block)
+            ..Limits::of(self.arch, sms, self.shared_per_block)
         }
     }
 
