@@ -148,7 +148,9 @@ mod tests {
     #[test]
     fn names_are_unique_and_start_with_the_architecture() {
         let mut names = HashSet::new();
-        for (arch, kernel) in Arch::ALL.into_iter().flat_map(|arch| KernelId::all(arch).map(move |id| (arch, id))) {
+        for (arch, kernel) in
+            Arch::ALL.into_iter().flat_map(|arch| KernelId::all(arch).map(move |id| (arch, id)))
+        {
             let name = kernel.name();
             assert_eq!(kernel.arch(), arch, "{name}");
             assert!(name.starts_with(&format!("{}_", arch.short_name())), "{name}");

@@ -32,7 +32,9 @@ fn count(text: &str, opcode: &str) -> usize {
 
 #[test]
 fn the_smallest_kernel_in_full() {
-    let kernel = KernelId::all(Arch::Sm90a).find(|kernel| kernel.name() == "sm90_fp8_gemm_split_k_8x64").expect("it exists");
+    let kernel = KernelId::all(Arch::Sm90a)
+        .find(|kernel| kernel.name() == "sm90_fp8_gemm_split_k_8x64")
+        .expect("it exists");
     insta::assert_snapshot!(kernel.build().expect("it builds").without_lines());
 }
 

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use oxigemm_cuda::{Buffer, CacheStats, CubinCache, Function, LaunchConfig, Provenance, PtxModule, Stream};
-use oxigemm_kernels::{Arch, KernelId};
 use oxigemm_kernels::gemm::scheduler::k_grouped::MAP_ROOM_BYTES;
 use oxigemm_kernels::gemm::transpose;
+use oxigemm_kernels::{Arch, KernelId};
 
 use crate::call::PlanKey;
 use crate::direct::Call;

@@ -16,9 +16,9 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::ThreadId;
 
 use oxigemm_kernels::KernelId;
+use oxigemm_kernels::gemm::MatrixMap;
 #[cfg(doc)]
 use oxigemm_kernels::gemm::epilogue::fusion::{FusedArgs, FusedGroupArgs};
-use oxigemm_kernels::gemm::MatrixMap;
 use oxigemm_kernels::gemm::params::{Args, GroupedArgs};
 use oxigemm_kernels::gemm::scheduler::dynamic;
 #[cfg(doc)]

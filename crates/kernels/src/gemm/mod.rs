@@ -29,8 +29,8 @@ use epilogue::fusion::Fusion;
 pub use kind::{ElementType, Operand, OperandKind};
 pub use launch::Launch;
 use oxigemm_ptx::{BuildError, Module};
-use scheduler::m_grouped::{self, Grouping};
 use scheduler::k_grouped;
+use scheduler::m_grouped::{self, Grouping};
 pub use shape::{GemmShape, KGroupedShape, MGroupedShape};
 pub use tensor_maps::{MatrixMap, Outer};
 
@@ -379,7 +379,11 @@ mod tests {
     fn every_kernel_fits_the_shared_memory_of_a_block() {
         for kernel in Arch::ALL.into_iter().flat_map(GemmKernel::all) {
             let bytes = GemmConfig::of(kernel).grouped_shared_bytes(128);
-            assert!(bytes <= kernel.arch().limits().shared_per_block, "{} needs {bytes} bytes", kernel.name());
+            assert!(
+                bytes <= kernel.arch().limits().shared_per_block,
+                "{} needs {bytes} bytes",
+                kernel.name()
+            );
         }
     }
 

@@ -1,8 +1,8 @@
 //! The tensor maps of a call, without their addresses.
 
-use oxigemm_kernels::gemm::{Launch, MatrixMap};
 use oxigemm_kernels::gemm::operand::f16::Half;
 use oxigemm_kernels::gemm::params::ScaleLayout;
+use oxigemm_kernels::gemm::{Launch, MatrixMap};
 
 use super::output::Output;
 use crate::check::{Fused, Problem, ScaleStrides};
@@ -89,10 +89,8 @@ impl Maps {
         let of_b = GemmShape { n: shape.n * parts_of_b, ..shape };
         let of_d = GemmShape { n: fused.map_or(shape.n, |fused| fused.columns_of_d(shape.n)), ..shape };
         let [a, mut b] = match problem.family.as_f16() {
-            None => {
-                [launch.map_a(shape, a_pitch), launch.map_b(of_b, b_pitch)]
-                    .map(|map| swizzled(MapElement::Byte, map))
-            }
+            None => [launch.map_a(shape, a_pitch), launch.map_b(of_b, b_pitch)]
+                .map(|map| swizzled(MapElement::Byte, map)),
             Some(operands) => {
                 let a = launch.map_half(operands.a, [shape.m, shape.k], a_pitch, launch.tile_a);
                 let b = launch.map_half(operands.b, [of_b.n, shape.k], b_pitch, launch.tile_b);

@@ -44,9 +44,7 @@ pub use attention::MqaPlan;
 pub use cost::Cost;
 pub use limits::Limits;
 pub use name::{name, operands_name, parse};
-pub use oxigemm_kernels::gemm::{
-    GemmConfig, GemmShape, KGroupedShape, Launch, MGroupedShape, OperandKind,
-};
+pub use oxigemm_kernels::gemm::{GemmConfig, GemmShape, KGroupedShape, Launch, MGroupedShape, OperandKind};
 
 use crate::error::{Error, Result};
 
@@ -186,9 +184,7 @@ impl PlanRequest {
 
     /// Whether batch invariance excludes a configuration. A sum of a batch has one order of K for each configuration.
     fn excludes(&self, config: &GemmConfig) -> bool {
-        self.batch_invariant
-            && !matches!(self.shape, PlanShape::Summed { .. })
-            && !is_batch_invariant(config)
+        self.batch_invariant && !matches!(self.shape, PlanShape::Summed { .. }) && !is_batch_invariant(config)
     }
 
     /// Whether a configuration can be launched for the request on a device.
@@ -416,7 +412,11 @@ impl fmt::Display for Why {
                 f.write_str("the only candidate")
             }
             Why::Cheapest { candidates, runner_up: Some((config, us)) } => {
-                write!(f, "lowest estimate of {candidates} candidates, runner-up {} with {us:.2} us", name(config))
+                write!(
+                    f,
+                    "lowest estimate of {candidates} candidates, runner-up {} with {us:.2} us",
+                    name(config)
+                )
             }
         }
     }

@@ -88,18 +88,18 @@ fn the_plan_is_the_first_of_the_ranking() {
         assert_eq!(plan.config, ranking[0].0, "{shape:?}");
         let Why::Cheapest { candidates, runner_up } = plan.why else { panic!("nobody requested it") };
         assert_eq!(candidates, ranking.len());
-        assert_eq!(runner_up.map(|(config, _)| config), ranking.get(1).map(|(config, _)| *config), "{shape:?}");
+        assert_eq!(
+            runner_up.map(|(config, _)| config),
+            ranking.get(1).map(|(config, _)| *config),
+            "{shape:?}"
+        );
     }
 }
 
 #[test]
 fn the_last_wave_is_a_stream_k_tail_where_that_pays() {
     let stream_k = best(&fp8(8192, 8192, 8192));
-    assert!(
-        stream_k.config.is_stream_k() && !is_batch_invariant(&stream_k.config),
-        "{}",
-        stream_k.name()
-    );
+    assert!(stream_k.config.is_stream_k() && !is_batch_invariant(&stream_k.config), "{}", stream_k.name());
     assert!(stream_k.launch.stream_k.tiles > 0 && stream_k.launch.workspace_bytes > 0);
     // Full waves, and a short K.
     for whole in [best(&fp8(8448, 8192, 8192)), best(&fp8(4096, 7168, 2048))] {
@@ -123,9 +123,8 @@ fn small_m_takes_split_k_kernels_and_large_m_persistent_ones() {
 #[test]
 fn small_m_of_16_bits_takes_split_k_kernels_and_large_m_persistent_ones() {
     for (n, k) in ANCHOR {
-        let split_k = |layout, m| {
-            best(&PlanRequest::dense(bf16(layout), GemmShape { m, n, k })).config.is_split_k()
-        };
+        let split_k =
+            |layout, m| best(&PlanRequest::dense(bf16(layout), GemmShape { m, n, k })).config.is_split_k();
         for layout in ["nt", "nn"] {
             assert!(split_k(layout, 1), "{layout} m=1 n={n} k={k}");
         }
@@ -211,7 +210,10 @@ fn errors_name_the_configuration_and_the_gemm() {
     let groups = MGroupedShape { groups: 4, slabs: 4, rows: 64, expected: 64, n: 128, k: 256 };
     let text = message("sm90_fp8_split_k_8x64_k1_s4", PlanRequest::m_grouped(OperandKind::FP8, groups));
     assert!(text.contains("an m-grouped GEMM with 4 groups of m=64 n=128 k=256"), "{text}");
-    let text = message("sm90_fp8_split_k_8x64_k1_s4", PlanRequest::dense(bf16("nn"), GemmShape { m: 1, n: 1, k: 1 }));
+    let text = message(
+        "sm90_fp8_split_k_8x64_k1_s4",
+        PlanRequest::dense(bf16("nn"), GemmShape { m: 1, n: 1, k: 1 }),
+    );
     assert!(text.contains("bf16 operands, A K-major and B N-major"), "{text}");
     let invariant = PlanRequest { batch_invariant: true, ..fp8(1, 128, 256) };
     assert!(matches!(
@@ -222,7 +224,10 @@ fn errors_name_the_configuration_and_the_gemm() {
 
 #[test]
 fn operands_without_a_kernel_are_refused() {
-    let fused = PlanRequest { fusion: Fusion::Gated, ..PlanRequest::dense(OperandKind::FP8_1D1D, GemmShape { m: 1, n: 128, k: 128 }) };
+    let fused = PlanRequest {
+        fusion: Fusion::Gated,
+        ..PlanRequest::dense(OperandKind::FP8_1D1D, GemmShape { m: 1, n: 128, k: 128 })
+    };
     assert!(rank(&fused, &Limits::h200()).is_empty());
     let text = plan(&fused, &Limits::h200()).expect_err("it is refused").to_string();
     assert!(text.contains("fp8 operands with 1D1D scales"), "{text}");

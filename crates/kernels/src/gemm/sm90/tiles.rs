@@ -61,8 +61,7 @@ const FP8_E5M2_SPLIT_K: &[SplitKTile] = &[(8, 64), (64, 64)];
 
 /// 16-bit operands, dense: every layout, and K-major operands alone.
 const F16: &[PersistentTile] = &[(256, 128, 3), (128, 128, 6)];
-const F16_NT: &[PersistentTile] =
-    &[(128, 256, 3), (128, 192, 4), (128, 176, 4), (128, 144, 5), (64, 128, 8)];
+const F16_NT: &[PersistentTile] = &[(128, 256, 3), (128, 192, 4), (128, 176, 4), (128, 144, 5), (64, 128, 8)];
 /// 16-bit operands, m-grouped: a K-major A, and K-major operands alone.
 const F16_M_GROUPED: &[PersistentTile] = &[(256, 128, 3), (128, 128, 6), (64, 128, 8)];
 const F16_M_GROUPED_NT: &[PersistentTile] = &[(128, 256, 3), (64, 256, 4)];
@@ -208,9 +207,8 @@ fn split_k_fused() -> impl Iterator<Item = Kernel> {
             .zip([SPLIT_K_FUSED, SPLIT_K_GATED])
             .flat_map(|(fusion, tiles)| tiles.iter().map(move |&tile| (fusion, tile)))
     };
-    let fp8 = all().map(|(fusion, tile)| {
-        Kernel::Fp8SplitK(split_k::fp8::Config { fusion, ..fp8_split_k(tile) })
-    });
+    let fp8 =
+        all().map(|(fusion, tile)| Kernel::Fp8SplitK(split_k::fp8::Config { fusion, ..fp8_split_k(tile) }));
     let f16 = nt().flat_map(move |operands| {
         all().map(move |(fusion, tile)| {
             Kernel::F16SplitK(split_k::f16::Config { fusion, ..f16_split_k(operands, tile) })

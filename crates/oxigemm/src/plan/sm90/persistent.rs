@@ -90,7 +90,8 @@ pub(super) fn dense(config: &GemmConfig, shape: GemmShape, limits: &Limits) -> C
     let (cluster, k_blocks) = (cluster_m * cluster_n, config.k_blocks(shape.k));
     let tail = config.is_stream_k().then(|| config.launch(shape, limits.clusters(cluster)).stream_k);
     let work = Work {
-        tiles: f64::from(shape.m.div_ceil(tile.m * cluster_m)) * f64::from(shape.n.div_ceil(tile.n * cluster_n)),
+        tiles: f64::from(shape.m.div_ceil(tile.m * cluster_m))
+            * f64::from(shape.n.div_ceil(tile.n * cluster_n)),
         k_blocks,
         memory: memory_bytes(tile.operands, shape),
         multiplied: 1.0,

@@ -7,7 +7,9 @@ pub(super) const OPERANDS: [OperandKind; 3] = [OperandKind::FP8, nt(Half::Bf16),
 
 /// One of each kind of epilogue that plans tell apart: fusion, and whether D is quantized.
 pub(super) fn epilogues() -> impl Iterator<Item = (Fusion, bool)> {
-    [Fusion::Elementwise, Fusion::Gated].into_iter().flat_map(|fusion| [false, true].map(|quantized| (fusion, quantized)))
+    [Fusion::Elementwise, Fusion::Gated]
+        .into_iter()
+        .flat_map(|fusion| [false, true].map(|quantized| (fusion, quantized)))
 }
 
 /// A request of each kind.
@@ -52,7 +54,11 @@ fn kernels_compute_what_they_are_made_for_and_nothing_else() {
         for (config, _) in rank(&request, &limits) {
             assert_eq!(parse(&name(&config)), Some(config));
             let refused = |request: PlanRequest| plan(&request.with_config(config), &limits).is_err();
-            assert!(refused(PlanRequest::dense(request.operands, shape)), "{} for a plain call", name(&config));
+            assert!(
+                refused(PlanRequest::dense(request.operands, shape)),
+                "{} for a plain call",
+                name(&config)
+            );
             let other = match request.fusion {
                 Fusion::Gated => Fusion::Elementwise,
                 _ => Fusion::Gated,

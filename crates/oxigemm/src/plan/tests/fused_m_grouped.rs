@@ -26,7 +26,11 @@ fn every_shape_has_a_plan_that_fits_the_device_and_leads_the_ranking() {
                     let ranking = rank(&request, &limits);
                     assert_eq!(plan.config, ranking[0].0, "{request:?}");
                     assert!(plan.launch.shared_bytes <= limits.shared_per_block, "{request:?}");
-                    assert!((1..=limits.sms).contains(&plan.launch.grid[0]), "{request:?}: {:?}", plan.launch);
+                    assert!(
+                        (1..=limits.sms).contains(&plan.launch.grid[0]),
+                        "{request:?}: {:?}",
+                        plan.launch
+                    );
                 }
             }
         }

@@ -93,7 +93,8 @@ fn kernels_without_shared_memory_for_the_group_table_are_left_out() {
     assert!(!computes(high, fp8(shape)));
     assert!(computes(high, fp8(MGroupedShape { groups: 128, ..shape })));
     assert!(plan(&fp8(shape), &Limits::h200()).is_ok());
-    let text = plan(&fp8(MGroupedShape { groups: 100_000, ..shape }), &Limits::h200()).unwrap_err().to_string();
+    let text =
+        plan(&fp8(MGroupedShape { groups: 100_000, ..shape }), &Limits::h200()).unwrap_err().to_string();
     assert!(text.contains("100000 groups"), "{text}");
 }
 
@@ -123,5 +124,9 @@ fn batches_of_fp8_have_kernels_of_their_own_and_those_of_16_bits_are_m_grouped()
     let batch = |operands| best(&PlanRequest::new(operands, PlanShape::Batched(shape))).name();
     assert!(batch(OperandKind::FP8).starts_with("sm90_fp8_persistent_batched_"));
     assert!(batch(nt(Half::Bf16)).starts_with("sm90_bf16_persistent_m_grouped_nt_"));
-    assert!(best(&fp8(MGroupedShape { expected: 20, ..shape })).name().starts_with("sm90_fp8_persistent_m_grouped_64x"));
+    assert!(
+        best(&fp8(MGroupedShape { expected: 20, ..shape }))
+            .name()
+            .starts_with("sm90_fp8_persistent_m_grouped_64x")
+    );
 }
