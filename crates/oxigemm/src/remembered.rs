@@ -8,9 +8,9 @@ use crate::error::Result;
 use crate::fused;
 use crate::fused_grouped;
 use crate::gemm::GemmOptions;
+use crate::launch::prepared::Prepared;
 use crate::memo::{self, Memo};
 use crate::plan::GemmConfig;
-use crate::prepared::Prepared;
 use crate::runtime::Cuda;
 
 /// The arguments of some function that launches one planned kernel: equal ones are the same call.

@@ -3,7 +3,6 @@
 //! | file | holds |
 //! |---|---|
 //! | `mod.rs` | the entry points [`plan`](plan()) and [`rank`], [`PlanRequest`], [`Plan`] |
-//! | `limits.rs` | [`Limits`]: what planning knows of a device |
 //! | `cost.rs` | [`Cost`]: the form of the cost model |
 //! | `sm90/` | candidates and cost model for Hopper, fitted to an H200 |
 //! | `name.rs` | [`name`] and [`parse`]: names of configurations |
@@ -29,7 +28,6 @@
 
 mod attention;
 mod cost;
-mod limits;
 mod name;
 mod sm90;
 
@@ -42,10 +40,10 @@ use oxigemm_kernels::gemm::scheduler::m_grouped::Grouping;
 
 pub use attention::MqaPlan;
 pub use cost::Cost;
-pub use limits::Limits;
 pub use name::{name, operands_name, parse};
 pub use oxigemm_kernels::gemm::{GemmConfig, GemmShape, KGroupedShape, Launch, MGroupedShape, OperandKind};
 
+pub use crate::device::Limits;
 use crate::error::{Error, Result};
 
 /// What a plan depends on, apart from the device.
