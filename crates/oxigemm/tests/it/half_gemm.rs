@@ -122,7 +122,7 @@ fn features_of_the_many_row_kernels() {
     // More tiles than blocks: each walks several.
     features([129, 272, 144], Some(2), &GemmLayout::ALL, |i, dtype, layout| {
         let cluster = ["1x1", "1x2", "2x1"][i % 3];
-        format!("{}_persistent_{layout}_128x128_s6_c{cluster}", type_name(dtype))
+        format!("sm90_{}_persistent_{layout}_128x128_s6_c{cluster}", type_name(dtype))
     });
 }
 
@@ -132,7 +132,7 @@ fn features_of_the_few_row_kernels() {
     features([9, 72, 328], None, &[GemmLayout::Nt, GemmLayout::Nn], |i, dtype, layout| {
         let launch = ["k1_s2", "k2_s3", "k4_s2"][i % 3];
         let tile = if layout == GemmLayout::Nt { "32x64" } else { "8x64" };
-        format!("{}_split_k_{layout}_{tile}_{launch}", type_name(dtype))
+        format!("sm90_{}_split_k_{layout}_{tile}_{launch}", type_name(dtype))
     });
 }
 
