@@ -16,7 +16,7 @@
 use crate::common::even_split::Shares;
 use crate::common::l2_prefetch::Rows;
 use crate::common::pipeline::Pipeline;
-use crate::common::workspace_reduce::{Contributors, Gathering, room_bytes};
+use crate::common::workspace_reduce::{Contributors, WorkspaceReduce, room_bytes};
 use crate::gemm::sm90::warpgroups::{MATH_WARPGROUPS, MATH_WARPS};
 use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::tma::{Eviction, LoadOptions, TensorMap};
@@ -333,7 +333,7 @@ impl<'k> Block<'k, '_> {
             || {
                 for block in [first, first + p.hands] {
                     let tile = (rows * BLOCK_M, BLOCK_M);
-                    x.fetch_lines(k, k.thread_index(), tile, [block, p.k_blocks], 1);
+                    x.prefetch_lines(k, k.thread_index(), tile, [block, p.k_blocks], 1);
                 }
             },
             || {
@@ -341,7 +341,7 @@ impl<'k> Block<'k, '_> {
                 for block in [first, first + p.hands] {
                     // Of the last block of K there may be one line only.
                     let lines = [block * W_LINES, p.k_blocks * W_LINES - (W_LINES - 1)];
-                    w.fetch_lines(k, thread, (k.constant(0), self.cfg.columns), lines, W_LINES);
+                    w.prefetch_lines(k, thread, (k.constant(0), self.cfg.columns), lines, W_LINES);
                 }
             },
         );
@@ -441,7 +441,7 @@ impl<'k> Block<'k, '_> {
     /// A math warpgroup: 64 rows of every stage.
     fn multiply(&self) {
         let (k, cfg, p, lane) = (self.k, self.cfg, &self.params, self.lane);
-        let gathering = Gathering {
+        let gathering = WorkspaceReduce {
             k,
             room: p.room,
             threads: MATH_THREADS,
@@ -484,7 +484,7 @@ impl<'k> Block<'k, '_> {
                     || {
                         let (first, last) = (self.with_stage(unit.begin), self.with_stage(unit.end - 1));
                         let blocks = Contributors { first, last, own: self.block };
-                        gathering.gather(blocks, &values, |sums| self.store(&unit, &sums));
+                        gathering.reduce(blocks, &values, |sums| self.store(&unit, &sums));
                     },
                 );
             },

@@ -35,9 +35,10 @@ pub mod quantize;
 mod registry;
 
 pub use arch::{Arch, ArchLimits};
+pub use common::params::KernelArg;
 pub use oxigemm_ptx::wgmma::Swizzle;
 pub use oxigemm_ptx::{BuildError, Module, Target};
-pub use registry::{Argument, KernelId};
+pub use registry::KernelId;
 
 /// Elements of K that share one scale, and the K extent of a pipeline stage.
 pub const BLOCK_K: u32 = 128;

@@ -107,15 +107,6 @@ impl KernelId {
     }
 }
 
-/// An argument of a kernel that takes plain numbers and addresses alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Argument {
-    /// A number.
-    U32(u32),
-    /// An address, or a large number.
-    U64(u64),
-}
-
 impl From<GemmKernel> for KernelId {
     fn from(kernel: GemmKernel) -> KernelId {
         KernelId::Gemm(kernel)

@@ -5,13 +5,15 @@ mod output;
 
 use std::ffi::c_void;
 
+use oxigemm_kernels::KernelArg;
+use oxigemm_kernels::common::params::ArgRef;
 use oxigemm_kernels::gemm::epilogue::OutputFlags;
-use oxigemm_kernels::gemm::epilogue::fusion::{FusedArgs, FusedFlags, FusedGroupArgs, Fusion};
-use oxigemm_kernels::gemm::params::{Args, GroupedArgs, SFB_BULK, ScaleLayout, sfb_bulk};
-use oxigemm_kernels::gemm::scheduler::dynamic::DispatchArgs;
-use oxigemm_kernels::gemm::scheduler::k_grouped::KGroupArgs;
-use oxigemm_kernels::gemm::scheduler::m_grouped::{GroupArgs, GroupLayout};
-use oxigemm_kernels::gemm::scheduler::stream_k::{Tail, TailArgs};
+use oxigemm_kernels::gemm::epilogue::fusion::{EpilogueArgs, EpilogueFlags, Fusion, GroupedEpilogueArgs};
+use oxigemm_kernels::gemm::params::{GemmArgs, SFB_BULK, ScaleLayout, SplitKTuning, sfb_bulk};
+use oxigemm_kernels::gemm::scheduler::dynamic::DynamicSchedulerArgs;
+use oxigemm_kernels::gemm::scheduler::k_grouped::KGroupedArgs;
+use oxigemm_kernels::gemm::scheduler::m_grouped::{GroupLayout, MGroupedArgs};
+use oxigemm_kernels::gemm::scheduler::stream_k::{StreamK, StreamKArgs};
 use oxigemm_kernels::gemm::{KGroupedShape, MGroupedShape, OperandKind};
 
 use crate::cast::ScaleFormat;
@@ -123,14 +125,14 @@ impl FusedAt {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arguments {
     family: OperandKind,
-    args: Args,
+    args: GemmArgs,
     output: Output,
-    groups: Option<GroupedArgs>,
-    k_groups: Option<KGroupArgs>,
-    fused: Option<FusedArgs>,
-    fused_groups: Option<FusedGroupArgs>,
-    tail: Option<TailArgs>,
-    dispatch: Option<DispatchArgs>,
+    groups: Option<MGroupedArgs>,
+    k_groups: Option<KGroupedArgs>,
+    fused: Option<EpilogueArgs>,
+    fused_groups: Option<GroupedEpilogueArgs>,
+    tail: Option<StreamKArgs>,
+    dispatch: Option<DynamicSchedulerArgs>,
     /// Whether the copy engine can address every slab of A's scales as it does the first, and every group's of B's.
     scales_alike: [bool; 2],
     /// As [`Launch::scale_piece`](oxigemm_kernels::gemm::Launch::scale_piece).
@@ -140,32 +142,32 @@ pub(crate) struct Arguments {
 /// What a kernel is launched with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KernelArgs {
-    pub product: Args,
-    pub groups: Option<GroupedArgs>,
-    pub k_groups: Option<KGroupArgs>,
-    pub fused: Option<FusedArgs>,
-    pub fused_groups: Option<FusedGroupArgs>,
-    pub tail: Option<TailArgs>,
-    pub dispatch: Option<DispatchArgs>,
+    pub product: GemmArgs,
+    pub groups: Option<MGroupedArgs>,
+    pub k_groups: Option<KGroupedArgs>,
+    pub fused: Option<EpilogueArgs>,
+    pub fused_groups: Option<GroupedEpilogueArgs>,
+    pub tail: Option<StreamKArgs>,
+    pub dispatch: Option<DynamicSchedulerArgs>,
 }
 
 impl KernelArgs {
-    const MOST: usize = Args::COUNT
-        + GroupedArgs::COUNT
-        + KGroupArgs::COUNT
-        + FusedArgs::COUNT
-        + FusedGroupArgs::COUNT
-        + TailArgs::COUNT
-        + DispatchArgs::COUNT;
+    const MOST: usize = GemmArgs::COUNT
+        + MGroupedArgs::COUNT
+        + KGroupedArgs::COUNT
+        + EpilogueArgs::COUNT
+        + GroupedEpilogueArgs::COUNT
+        + StreamKArgs::COUNT
+        + DynamicSchedulerArgs::COUNT;
 
     /// The same where blocks leave sums and count tiles in that room; where there is none, tiles are not shared out, and every cluster has
     /// each so-many-th.
     pub fn in_room(self, room: Option<u64>) -> KernelArgs {
-        let tail = self.tail.map(|TailArgs { tail, .. }| match room {
-            Some(room) => TailArgs { room, tail },
-            None => TailArgs { room: 0, tail: Tail::default() },
+        let tail = self.tail.map(|StreamKArgs { split, .. }| match room {
+            Some(workspace) => StreamKArgs { workspace, split },
+            None => StreamKArgs { workspace: 0, split: StreamK::default() },
         });
-        let dispatch = self.dispatch.map(|_| DispatchArgs::in_room(room));
+        let dispatch = self.dispatch.map(|_| DynamicSchedulerArgs::in_workspace(room));
         KernelArgs { tail, dispatch, ..self }
     }
 
@@ -173,30 +175,30 @@ impl KernelArgs {
     pub fn pointers(&self) -> ([*mut c_void; Self::MOST], usize) {
         let mut all = [std::ptr::null_mut(); Self::MOST];
         let mut count = 0;
-        let mut add = |pointers: &[*mut c_void]| {
-            all[count..][..pointers.len()].copy_from_slice(pointers);
-            count += pointers.len();
-        };
-        add(&self.product.pointers());
-        if let Some(groups) = &self.groups {
-            add(&groups.pointers());
-        }
-        if let Some(groups) = &self.k_groups {
-            add(&groups.pointers());
-        }
-        if let Some(fused) = &self.fused {
-            add(&fused.pointers());
-        }
-        if let Some(groups) = &self.fused_groups {
-            add(&groups.pointers());
-        }
-        if let Some(tail) = &self.tail {
-            add(&tail.pointers());
-        }
-        if let Some(dispatch) = &self.dispatch {
-            add(&dispatch.pointers());
-        }
+        self.for_each(|arg| {
+            all[count] = arg.pointer();
+            count += 1;
+        });
         (all, count)
+    }
+
+    /// The arguments by value, in the same order.
+    pub fn values(&self) -> Vec<KernelArg> {
+        let mut all = Vec::with_capacity(Self::MOST);
+        self.for_each(|arg| all.push(arg.value()));
+        all
+    }
+
+    /// Every argument in the order of the kernel's parameters.
+    #[inline]
+    fn for_each(&self, mut visit: impl FnMut(ArgRef<'_>)) {
+        self.product.args().into_iter().for_each(&mut visit);
+        self.groups.iter().flat_map(MGroupedArgs::args).for_each(&mut visit);
+        self.k_groups.iter().flat_map(KGroupedArgs::args).for_each(&mut visit);
+        self.fused.iter().flat_map(EpilogueArgs::args).for_each(&mut visit);
+        self.fused_groups.iter().flat_map(GroupedEpilogueArgs::args).for_each(&mut visit);
+        self.tail.iter().flat_map(StreamKArgs::args).for_each(&mut visit);
+        self.dispatch.iter().flat_map(DynamicSchedulerArgs::args).for_each(&mut visit);
     }
 }
 
@@ -255,9 +257,11 @@ impl Arguments {
         if let Some(summed) = &key.summed {
             maps.a.matrix = maps.a.matrix.in_slabs(summed.slabs, summed.a_slab);
             maps.b.matrix = maps.b.matrix.in_slabs(summed.slabs, summed.b_slab);
-            tuning[2] = problem.k_blocks();
+            let split_k =
+                SplitKTuning { slab_k_blocks: problem.k_blocks(), ..SplitKTuning::from_words(tuning) };
+            tuning = split_k.words();
         }
-        let args = Args {
+        let args = GemmArgs {
             a: [0; 16],
             b: [0; 16],
             sfa_map: [0; 16],
@@ -284,8 +288,8 @@ impl Arguments {
         let fused_groups = groups.and(fused).map(fused_group_args);
         let groups = groups.map(|groups| grouped_args(groups, problem));
         let (family, fused) = (problem.family, fused.map(fused_args));
-        let tail = plan.config.is_stream_k().then_some(TailArgs { room: 0, tail: launch.stream_k });
-        let dispatch = plan.config.has_dynamic_scheduler().then_some(DispatchArgs::in_room(None));
+        let tail = plan.config.is_stream_k().then_some(StreamKArgs { workspace: 0, split: launch.stream_k });
+        let dispatch = plan.config.has_dynamic_scheduler().then_some(DynamicSchedulerArgs::in_workspace(None));
         let arguments = Arguments {
             family,
             args,
@@ -321,7 +325,7 @@ impl Arguments {
         let strides = self.args.sfb_strides;
         let bulk = self.scales_alike[1] && sfb_by_engine(self.family, at.sfb, strides, k_blocks);
         let (a, b) = (encode(Mapped::A, at.a)?, encode(Mapped::B, at.b)?);
-        let product = Args {
+        let product = GemmArgs {
             a,
             b,
             // A kernel may prefetch a map that it then does not use: each is a map of something.
@@ -342,18 +346,16 @@ impl Arguments {
             b_rows: at.b,
             ..self.args
         };
-        let groups = self
-            .groups
-            .map(|groups| GroupedArgs { groups: GroupArgs { layout: at.groups, ..groups.groups }, ..groups });
-        let k_groups = self.k_groups.map(|groups| KGroupArgs {
+        let groups = self.groups.map(|groups| MGroupedArgs { layout: at.groups, ..groups });
+        let k_groups = self.k_groups.map(|groups| KGroupedArgs {
             ks: at.groups,
-            map_room: at.map_room,
+            map_workspace: at.map_room,
             a: at.a,
             b: at.b,
             ..groups
         });
         let FusedAt { alpha, beta, bias, scales } = at.fused;
-        let fused = self.fused.map(|fused| FusedArgs { alpha, beta, bias, scales, ..fused });
+        let fused = self.fused.map(|fused| EpilogueArgs { alpha, beta, bias, scales, ..fused });
         Ok(KernelArgs {
             product,
             groups,
@@ -367,18 +369,16 @@ impl Arguments {
 }
 
 /// The arguments of groups, but for the address of the numbers.
-fn grouped_args(groups: &Groups, problem: &Problem) -> GroupedArgs {
-    GroupedArgs {
-        groups: GroupArgs {
-            layout: 0,
-            kind: groups.layout as u32,
-            groups: groups.count,
-            alignment: groups.alignment,
-            d_slab: match groups.layout {
-                GroupLayout::All => groups.d_slab,
-                _ if problem.family.is_fp8() => groups.d_slab_rows(problem.d_pitch),
-                _ => groups.d_slab,
-            },
+fn grouped_args(groups: &Groups, problem: &Problem) -> MGroupedArgs {
+    MGroupedArgs {
+        layout: 0,
+        kind: groups.layout as u32,
+        groups: groups.count,
+        alignment: groups.alignment,
+        d_slab: match groups.layout {
+            GroupLayout::All => groups.d_slab,
+            _ if problem.family.is_fp8() => groups.d_slab_rows(problem.d_pitch),
+            _ => groups.d_slab,
         },
         sfa_slab: groups.sfa_slab,
         sfb_group: groups.sfb_group,
@@ -386,10 +386,10 @@ fn grouped_args(groups: &Groups, problem: &Problem) -> GroupedArgs {
 }
 
 /// The arguments of groups along K, but for addresses.
-fn k_group_args(groups: &KGroups, problem: &Problem) -> KGroupArgs {
-    KGroupArgs {
+fn k_group_args(groups: &KGroups, problem: &Problem) -> KGroupedArgs {
+    KGroupedArgs {
         ks: 0,
-        map_room: 0,
+        map_workspace: 0,
         a: 0,
         b: 0,
         groups: groups.count,
@@ -400,19 +400,19 @@ fn k_group_args(groups: &KGroups, problem: &Problem) -> KGroupArgs {
 }
 
 /// The arguments of what is fused, but for addresses and factors.
-fn fused_args(fused: &Fused) -> FusedArgs {
+fn fused_args(fused: &Fused) -> EpilogueArgs {
     let mut flags = match fused.bias {
         None => 0,
-        Some(DType::F32) => FusedFlags::BIAS | FusedFlags::BIAS_F32,
-        Some(_) => FusedFlags::BIAS,
+        Some(DType::F32) => EpilogueFlags::BIAS | EpilogueFlags::BIAS_F32,
+        Some(_) => EpilogueFlags::BIAS,
     };
     if let Some(quantized) = fused.quantized {
-        flags |= FusedFlags::QUANTIZED;
+        flags |= EpilogueFlags::QUANTIZED;
         if quantized.format == ScaleFormat::PowerOfTwo {
-            flags |= FusedFlags::POWERS_OF_TWO;
+            flags |= EpilogueFlags::POWERS_OF_TWO;
         }
     }
-    FusedArgs {
+    EpilogueArgs {
         alpha: 1.0,
         beta: 1.0,
         bias: 0,
@@ -425,8 +425,8 @@ fn fused_args(fused: &Fused) -> FusedArgs {
 }
 
 /// The arguments of what is fused where rows are grouped.
-fn fused_group_args(fused: &Fused) -> FusedGroupArgs {
-    FusedGroupArgs {
+fn fused_group_args(fused: &Fused) -> GroupedEpilogueArgs {
+    GroupedEpilogueArgs {
         bias_group: fused.bias_group,
         scales_slab: fused.quantized.map_or(0, |quantized| quantized.slab),
     }

@@ -1,17 +1,17 @@
-//! What a block needs first, asked for before anything else.
+//! L2 prefetch: threads request the first lines of an operand before the pipeline can.
 //!
-//! The copy engine brings nothing until barriers exist and it has read a tensor map. Threads have the L2 cache fetch the
-//! beginning of the rows meanwhile. It does not take many of them: what is fetched like this drives out what others have there.
+//! TMA loads nothing until barriers exist and a tensor map has been read. Meanwhile threads prefetch the beginning of the
+//! rows into the L2 cache. They do not prefetch much: that would evict what other blocks have there.
 
-use crate::gemm::epilogue::fusion::Fusion;
 use oxigemm_ptx::{Global, Kernel, U32};
 
-/// Bytes of a row that are a block of K, of numbers of any width.
+/// Bytes of a row that are a K block, of elements of any width.
 const LINE: u32 = 128;
-/// Bytes that a block asks for of each part of its rows, at most: where others run beside it an H200 was slower with more.
+/// Bytes that a block prefetches of each part of its rows, at most: with more, blocks that run side by side were slower on an
+/// H200.
 const BYTES: u32 = 16 << 10;
 
-/// An operand as it lies in memory, K-major.
+/// K-major operand as it lies in memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'k> {
     pub at: Global<'k>,
@@ -22,29 +22,20 @@ pub(crate) struct Rows<'k> {
 }
 
 impl<'k> Rows<'k> {
-    /// The first threads of the block ask for the `rows` of a tile, from row `first` on: for the first of their blocks of K,
-    /// `blocks[0]` to before `blocks[1]`.
-    pub fn fetch(&self, k: &'k Kernel, tile: (U32<'k>, u32), blocks: [U32<'k>; 2]) {
-        self.fetch_lines(k, k.thread_index(), tile, blocks, (BYTES / (tile.1 * LINE)).max(1));
-    }
-
-    /// The same where each sum of a column of D has a part of the tile's rows: `columns` of B's rows lie between those of its parts.
-    pub fn fetch_parts(
-        &self,
-        k: &'k Kernel,
-        (first, rows): (U32<'k>, u32),
-        fusion: Fusion,
-        blocks: [U32<'k>; 2],
-    ) {
-        let (parts, columns) = (fusion.sums(), self.count);
+    /// Prefetches the `rows` of a tile, from row `first` on, by the first threads of the block: the first of the K blocks
+    /// `blocks[0]` to before `blocks[1]`. The tile has rows of `parts` parts of the operand, each [`count`](Self::count) rows
+    /// behind the one before: gates and ups.
+    pub fn prefetch(&self, k: &'k Kernel, (first, rows): (U32<'k>, u32), parts: u32, blocks: [U32<'k>; 2]) {
+        let (count, rows) = (self.count, rows / parts);
         for part in 0..parts {
-            let rows_of_parts = Rows { count: columns * (part + 1), ..*self };
-            rows_of_parts.fetch(k, (first + columns * part, rows / parts), blocks);
+            let rows_of_part = Rows { count: count * (part + 1), ..*self };
+            let (first, lines) = (first + count * part, (BYTES / (rows * LINE)).max(1));
+            rows_of_part.prefetch_lines(k, k.thread_index(), (first, rows), blocks, lines);
         }
     }
 
-    /// The same for a number of blocks of K, by other threads: `thread` is which of them this is.
-    pub fn fetch_lines(
+    /// Prefetches `lines` K blocks of a tile's rows, by threads of which this is the `thread`-th.
+    pub fn prefetch_lines(
         &self,
         k: &'k Kernel,
         thread: U32<'k>,
@@ -53,11 +44,11 @@ impl<'k> Rows<'k> {
         lines: u32,
     ) {
         let row = first + thread;
-        let asks = thread.lt(rows) & row.lt(self.count) & self.pitch.ne(0);
+        let exists = thread.lt(rows) & row.lt(self.count) & self.pitch.ne(0);
         let line = self.at.at(row.widening_mul(self.pitch)).at(blocks[0].widening_mul(LINE));
         for nth in 0..lines {
             let line = line.at(u64::from(nth * LINE));
-            k.guard(asks & (blocks[0] + nth).lt(blocks[1]), || line.prefetch());
+            k.guard(exists & (blocks[0] + nth).lt(blocks[1]), || line.prefetch());
         }
     }
 }

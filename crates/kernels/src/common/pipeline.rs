@@ -83,7 +83,7 @@ impl<'k> Pipeline<'k> {
 
     /// A warp writes its part of a stage for `reader`. If that is the copy engine, it writes when it may and tells so; `parity` is its
     /// place among those who write this stage.
-    pub fn hand_over(
+    pub fn write_stage(
         &self,
         reader: Reader,
         (stage, lane): (U32<'k>, U32<'k>),
@@ -91,12 +91,12 @@ impl<'k> Pipeline<'k> {
         write: impl FnOnce(),
     ) {
         match reader {
-            Reader::CopyEngine => {
+            Reader::Tma => {
                 self.empty(stage).wait(parity.get());
                 write();
-                self.announce(stage, lane, parity);
+                self.commit(stage, lane, parity);
             }
-            Reader::OwnLanes => {
+            Reader::Warp => {
                 write();
                 self.k.sync_warp();
             }
@@ -105,7 +105,7 @@ impl<'k> Pipeline<'k> {
 
     /// A warp has written its part of a stage that the copy engine reads next: tells so. `parity` is its place among those
     /// who write this stage.
-    pub fn announce(&self, stage: U32<'k>, lane: U32<'k>, parity: Var<'k, u32>) {
+    pub fn commit(&self, stage: U32<'k>, lane: U32<'k>, parity: Var<'k, u32>) {
         let k = self.k;
         k.fence_async_shared();
         k.sync_warp();
@@ -123,15 +123,15 @@ impl<'k> Pipeline<'k> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
     /// The copy engine, for a thread that waits until the stage is full.
-    CopyEngine,
+    Tma,
     /// The lanes of the same warp, and nobody else.
-    OwnLanes,
+    Warp,
 }
 
 impl Reader {
     /// The reader of a part of a tile of which panels are whole or none is.
     pub fn of_panels(some_are_whole: bool) -> Reader {
-        if some_are_whole { Reader::CopyEngine } else { Reader::OwnLanes }
+        if some_are_whole { Reader::Tma } else { Reader::Warp }
     }
 }
 

@@ -26,7 +26,7 @@ pub fn room_bytes(blocks: u32, threads: u32, values: u32) -> u64 {
 }
 
 /// The room as the threads see it that hold the sums.
-pub(crate) struct Gathering<'k> {
+pub(crate) struct WorkspaceReduce<'k> {
     pub k: &'k Kernel,
     pub room: Global<'k>,
     /// Threads of a block that hold sums, the first ones, and which of them this is.
@@ -44,7 +44,7 @@ pub(crate) struct Contributors<'k> {
     pub own: U32<'k>,
 }
 
-impl<'k> Gathering<'k> {
+impl<'k> WorkspaceReduce<'k> {
     /// Has the counters of a block in the L2 cache when they are needed.
     pub fn warm(&self, block: U32<'k>) {
         let counter = self.counter(block);
@@ -52,7 +52,7 @@ impl<'k> Gathering<'k> {
     }
 
     /// Leaves this thread's sums; in the warp that comes last, `finish` gets the totals.
-    pub fn gather(&self, blocks: Contributors<'k>, sums: &[F32<'k>], finish: impl FnOnce(Vec<F32<'k>>)) {
+    pub fn reduce(&self, blocks: Contributors<'k>, sums: &[F32<'k>], finish: impl FnOnce(Vec<F32<'k>>)) {
         let k = self.k;
         assert_eq!(sums.len(), self.values as usize);
         self.leave(self.left_by(blocks.own, blocks.first), sums);

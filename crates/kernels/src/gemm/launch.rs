@@ -1,7 +1,8 @@
 //! Launch geometry: grid, clusters, shared memory and TMA boxes of a configuration for a shape.
 
+use crate::gemm::params::PersistentTuning;
 use crate::gemm::scheduler::m_grouped::Grouping;
-use crate::gemm::scheduler::stream_k::Tail;
+use crate::gemm::scheduler::stream_k::StreamK;
 use crate::gemm::{GemmConfig, GemmShape, KGroupedShape, MGroupedShape};
 
 /// A launch as plain numbers.
@@ -27,11 +28,10 @@ pub struct Launch {
     pub scale_blocks: u32,
     /// Rows of A and K blocks whose scales may be one bulk copy; none where they never are.
     pub scale_piece: [u32; 2],
-    /// The kernel's `tuning` arguments. Persistent kernels: blocks of a cluster along M and N, rows of tiles in a raster
-    /// band, [serpentine K](Self::is_serpentine). Split-K kernels: stages, and whether B is streamed once.
+    /// The words of the kernel's [`PersistentTuning`] or [`SplitKTuning`](crate::gemm::params::SplitKTuning).
     pub tuning: [u32; 4],
     /// The stream-K tail, where the kernel has one.
-    pub stream_k: Tail<u32>,
+    pub stream_k: StreamK<u32>,
     /// Bytes of workspace for stream-K partial tiles, or for the tile counter of a dynamic scheduler.
     pub workspace_bytes: u64,
 }
@@ -41,14 +41,14 @@ impl Launch {
     /// cache what was read last.
     #[must_use]
     pub fn is_serpentine(&self) -> bool {
-        self.tuning[3] != 0
+        PersistentTuning::from_words(self.tuning).serpentine_k != 0
     }
 
     /// The same launch with forward K for every tile, so that a row's result does not depend on which tile it is in.
     #[must_use]
     pub fn with_forward_k(self) -> Launch {
-        let [a, b, c, _] = self.tuning;
-        Launch { tuning: [a, b, c, 0], ..self }
+        let tuning = PersistentTuning { serpentine_k: 0, ..PersistentTuning::from_words(self.tuning) };
+        Launch { tuning: tuning.words(), ..self }
     }
 }
 

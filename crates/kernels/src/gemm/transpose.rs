@@ -7,6 +7,7 @@
 use oxigemm_ptx::{BuildError, Global, Kernel, Module, Shared, Target, U32};
 use std::ffi::c_void;
 
+use crate::common::params::{ArgRef, kernel_params};
 use crate::gemm::launch::Launch;
 
 /// Bytes of a tile along either dimension.
@@ -39,30 +40,18 @@ pub struct Job {
     pub tiles: u32,
 }
 
-impl Job {
-    const COUNT: usize = 9;
-
-    /// Its arguments: addresses, then numbers, in the order of the parameters.
-    pub fn arguments(&self) -> ([u64; 2], [u32; 7]) {
-        let Job { from, to, lines, columns, from_pitch, to_pitch, from_slab, to_slab, tiles } = *self;
-        ([from, to], [lines, columns, from_pitch, to_pitch, from_slab, to_slab, tiles])
-    }
-
-    fn pointers(&self) -> [*mut c_void; Self::COUNT] {
-        fn to<T>(value: &T) -> *mut c_void {
-            std::ptr::from_ref(value).cast_mut().cast()
-        }
-        [
-            to(&self.from),
-            to(&self.to),
-            to(&self.lines),
-            to(&self.columns),
-            to(&self.from_pitch),
-            to(&self.to_pitch),
-            to(&self.from_slab),
-            to(&self.to_slab),
-            to(&self.tiles),
-        ]
+kernel_params! {
+    /// A job inside the kernel.
+    struct JobParams from Job {
+        from: Pointer = from,
+        to: Pointer = to,
+        lines: U32 = lines,
+        columns: U32 = columns,
+        from_pitch: U32 = from_pitch,
+        to_pitch: U32 = to_pitch,
+        from_slab: U32 = from_slab,
+        to_slab: U32 = to_slab,
+        tiles: U32 = tiles,
     }
 }
 
@@ -77,9 +66,15 @@ impl Args {
     /// A pointer to each argument, as a launch takes them.
     pub fn pointers(&self) -> [*mut c_void; 2 * Job::COUNT] {
         let mut all = [std::ptr::null_mut(); 2 * Job::COUNT];
-        all[..Job::COUNT].copy_from_slice(&self.jobs[0].pointers());
-        all[Job::COUNT..].copy_from_slice(&self.jobs[1].pointers());
+        for (to, arg) in all.iter_mut().zip(self.args()) {
+            *to = arg.pointer();
+        }
         all
+    }
+
+    /// The arguments in the order of the kernel's parameters.
+    pub fn args(&self) -> impl Iterator<Item = ArgRef<'_>> {
+        self.jobs.iter().flat_map(Job::args)
     }
 
     /// A block for each tile.
@@ -97,40 +92,10 @@ impl Args {
 /// The kernel's name.
 pub const NAME: &str = "sm90_fp8_transpose";
 
-/// A job inside the kernel.
-struct JobParams<'k> {
-    from: Global<'k>,
-    to: Global<'k>,
-    lines: U32<'k>,
-    columns: U32<'k>,
-    from_pitch: U32<'k>,
-    to_pitch: U32<'k>,
-    from_slab: U32<'k>,
-    to_slab: U32<'k>,
-    tiles: U32<'k>,
-}
-
-impl<'k> JobParams<'k> {
-    fn declare(k: &'k Kernel, job: &str) -> Self {
-        let number = |name: &str| k.param(&format!("{job}_{name}"));
-        JobParams {
-            from: k.param_pointer(&format!("{job}_from")),
-            to: k.param_pointer(&format!("{job}_to")),
-            lines: number("lines"),
-            columns: number("columns"),
-            from_pitch: number("from_pitch"),
-            to_pitch: number("to_pitch"),
-            from_slab: number("from_slab"),
-            to_slab: number("to_slab"),
-            tiles: number("tiles"),
-        }
-    }
-}
-
 /// Builds the kernel.
 pub fn build() -> Result<Module, BuildError> {
     let k = &Kernel::new(NAME, Target::Sm90a).threads(THREADS);
-    let [first, second] = ["a", "b"].map(|job| JobParams::declare(k, job));
+    let [first, second] = ["a_", "b_"].map(|job| JobParams::declare(k, job));
     let tile = k.dynamic_shared();
     k.name_shared("tile", 0, TILE * TILE, 1);
     let block = k.block_index(0);
@@ -258,6 +223,7 @@ fn exchange<'k>([a, b, c, d]: [U32<'k>; 4]) -> [U32<'k>; 4] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::KernelArg;
 
     /// A GPU is given pointers, the simulator values: both must mean the same parameters.
     #[test]
@@ -275,19 +241,10 @@ mod tests {
         };
         let args = Args { jobs: [job(1), job(10)] };
         let pointers = args.pointers();
-        let mut next = pointers.iter();
-        for job in &args.jobs {
-            let (addresses, numbers) = job.arguments();
-            for address in addresses {
-                // SAFETY: a pointer to an address of `args`.
-                assert_eq!(unsafe { *next.next().unwrap().cast::<u64>() }, address);
-            }
-            for number in numbers {
-                // SAFETY: a pointer to a number of `args`.
-                assert_eq!(unsafe { *next.next().unwrap().cast::<u32>() }, number);
-            }
-        }
-        assert!(next.next().is_none());
+        let values: Vec<KernelArg> = args.args().map(ArgRef::value).collect();
+        assert_eq!(values.len(), pointers.len());
+        assert_eq!(values[0], KernelArg::U64(1), "the first job comes first");
+        assert_eq!(values[Job::COUNT..], args.jobs[1].values(), "then the second");
         let declared = build().expect("it builds").text.matches(".param .").count();
         assert_eq!(declared, pointers.len());
         assert_eq!(args.launch().grid, [9 + 18, 1]);

@@ -8,7 +8,7 @@
 use oxigemm_ptx::{BuildError, Global, Kernel, Module, Target, U32};
 
 use crate::BLOCK_K;
-use crate::gemm::scheduler::k_grouped::{KNumbers, KTable, PITCH_UNIT, table_bytes};
+use crate::gemm::scheduler::k_grouped::{KGroupNumbers, KGroupTable, PITCH_UNIT, table_bytes};
 use crate::gemm::transpose::{ResultMatrix, SourceMatrix, THREADS, TILE, transpose_tile};
 
 /// The kernel's name.
@@ -62,15 +62,15 @@ pub fn build() -> Result<Module, BuildError> {
     let k = &Kernel::new(NAME, Target::Sm90a).threads(THREADS);
     let (ks, found) = (k.param_pointer("ks"), k.param_pointer("found"));
     let [a, b] = ["a", "b"].map(|name| Operand::declare(k, name));
-    let numbers = KNumbers { ks, groups: k.param("groups"), extent: k.param("extent") };
+    let numbers = KGroupNumbers { ks, groups: k.param("groups"), extent: k.param("extent") };
     let blocks: U32<'_> = k.param("blocks");
     let tile = k.dynamic_shared();
     k.name_shared("tile", 0, TILE * TILE, 1);
-    let table = KTable::new(numbers, tile.at(TILE * TILE), 1, Some((blocks, BLOCK_K)));
+    let table = KGroupTable::new(numbers, tile.at(TILE * TILE), 1, Some((blocks, BLOCK_K)));
     k.grid_dependency_wait();
     // Whoever comes next waits for all of this, and may set itself up meanwhile.
     k.launch_dependents();
-    table.find();
+    table.build();
 
     let across = [a, b].map(|operand| operand.rows.div_ceil(TILE));
     let index = k.block_index(0);

@@ -4,7 +4,8 @@ use oxigemm_ptx::tma::{CachePolicy, Eviction};
 use oxigemm_ptx::{F32, Global, Kernel, Pred, U32, U64};
 
 use super::vec8::Code;
-use crate::registry::Argument;
+pub use crate::common::fast_divmod::Divisor;
+use crate::common::params::KernelArg;
 
 /// Where the shift of [`Args::across`] is in the parameter that flags are in.
 const SHIFT_OF_ACROSS: u32 = 16;
@@ -28,38 +29,6 @@ impl Flags {
     pub const RUNS: u32 = 32;
     /// Every tile of every warp is whole.
     pub const WHOLE: u32 = 64;
-}
-
-/// A division by a number that only the launch knows, as a multiplication.
-///
-/// ```
-/// use oxigemm_kernels::quantize::Divisor;
-///
-/// let seven = Divisor::new(7);
-/// assert_eq!((seven.divide(20), seven.divide(21), Divisor::new(1).divide(5)), (2, 3, 5));
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Divisor {
-    /// The divisor.
-    pub value: u32,
-    /// 2 to the power of `shift` by the divisor, rounded up.
-    pub factor: u32,
-    /// The power of two by which the product is too large.
-    pub shift: u32,
-}
-
-impl Divisor {
-    /// A divisor from 1 to 2³¹, for dividends below 2³¹.
-    pub const fn new(value: u32) -> Divisor {
-        let value = if value == 0 { 1 } else { value };
-        let shift = 31 + value.next_power_of_two().trailing_zeros();
-        Divisor { value, factor: (1u64 << shift).div_ceil(value as u64) as u32, shift }
-    }
-
-    /// What the kernel computes.
-    pub fn divide(self, dividend: u32) -> u32 {
-        ((u64::from(dividend) * u64::from(self.factor)) >> self.shift) as u32
-    }
 }
 
 /// The arguments of a launch. Which of them count, and what they mean to it, each kernel says.
@@ -111,33 +80,33 @@ impl Args {
     /// All of them, in the order of the kernels' parameters: that in which kernels want them. A multiprocessor fetches 64 bytes of
     /// parameters at a time when it first needs one of them, for which a small matrix waits 0.07 us; the first such line has room for
     /// the 48 bytes that loads of a matrix wait for, the next one for the rest but the last.
-    pub fn list(&self) -> [Argument; Self::COUNT] {
+    pub fn list(&self) -> [KernelArg; Self::COUNT] {
         let Args { dims, scale_dims, scale_strides, shifts, across, from_strides, .. } = *self;
         [
-            Argument::U64(self.x),
-            Argument::U32(dims[0]),
-            Argument::U32(dims[1]),
-            Argument::U32(self.x_pitch),
-            Argument::U32(self.flags | across.shift << SHIFT_OF_ACROSS),
-            Argument::U32(across.value),
-            Argument::U32(across.factor),
-            Argument::U32(shifts[0]),
-            Argument::U32(shifts[1]),
-            Argument::U32(from_strides[0]),
-            Argument::U32(from_strides[1]),
-            Argument::U64(self.from),
-            Argument::U64(self.codes),
-            Argument::U64(self.scales),
-            Argument::U32(self.codes_pitch),
-            Argument::U32(scale_dims[0]),
-            Argument::U32(scale_dims[1]),
-            Argument::U32(scale_strides[0]),
-            Argument::U32(scale_strides[1]),
-            Argument::U32(scale_strides[2]),
-            Argument::U32(self.source_rows),
-            Argument::U32(from_strides[2]),
-            Argument::U32(self.epsilon),
-            Argument::U64(self.group_stride),
+            KernelArg::U64(self.x),
+            KernelArg::U32(dims[0]),
+            KernelArg::U32(dims[1]),
+            KernelArg::U32(self.x_pitch),
+            KernelArg::U32(self.flags | across.shift << SHIFT_OF_ACROSS),
+            KernelArg::U32(across.value),
+            KernelArg::U32(across.factor),
+            KernelArg::U32(shifts[0]),
+            KernelArg::U32(shifts[1]),
+            KernelArg::U32(from_strides[0]),
+            KernelArg::U32(from_strides[1]),
+            KernelArg::U64(self.from),
+            KernelArg::U64(self.codes),
+            KernelArg::U64(self.scales),
+            KernelArg::U32(self.codes_pitch),
+            KernelArg::U32(scale_dims[0]),
+            KernelArg::U32(scale_dims[1]),
+            KernelArg::U32(scale_strides[0]),
+            KernelArg::U32(scale_strides[1]),
+            KernelArg::U32(scale_strides[2]),
+            KernelArg::U32(self.source_rows),
+            KernelArg::U32(from_strides[2]),
+            KernelArg::U32(self.epsilon),
+            KernelArg::U64(self.group_stride),
         ]
     }
 }
@@ -256,21 +225,4 @@ pub(crate) fn largest<'k>(magnitudes: impl IntoIterator<Item = U32<'k>>) -> U32<
 #[track_caller]
 pub(crate) fn bits(value: F32<'_>) -> U32<'_> {
     value.bitcast()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_division_is_exact_for_every_dividend_below_two_to_the_31() {
-        let dividends = [0, 1, 2, 6, 7, 8, 55, 56, 57, 1 << 20, (1 << 31) - 2, (1 << 31) - 1];
-        for divisor in (1..2000).chain([4095, 4096, 4097, 65535, 1 << 20, (1 << 30) + 1, 1 << 31]) {
-            let fast = Divisor::new(divisor);
-            let near = (1..5u32).flat_map(|i| [i.saturating_mul(divisor), i.saturating_mul(divisor) - 1]);
-            for dividend in dividends.into_iter().chain(near).filter(|x| *x < 1 << 31) {
-                assert_eq!(fast.divide(dividend), dividend / divisor, "{dividend} by {divisor}");
-            }
-        }
-    }
 }

@@ -85,7 +85,7 @@ impl Maps {
         let swizzled = |element, matrix| Map { matrix, element, swizzled: true };
         let scales = |matrix| Map { matrix, element: MapElement::F32, swizzled: false };
         let (a_pitch, b_pitch) = (problem.a_pitch, problem.b_pitch);
-        let parts_of_b = fused.map_or(1, |fused| fused.fusion.sums());
+        let parts_of_b = fused.map_or(1, |fused| fused.fusion.accumulators());
         let of_b = GemmShape { n: shape.n * parts_of_b, ..shape };
         let of_d = GemmShape { n: fused.map_or(shape.n, |fused| fused.columns_of_d(shape.n)), ..shape };
         let [a, mut b] = match problem.family.as_f16() {

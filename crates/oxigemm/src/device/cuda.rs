@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use oxigemm_cuda::{Buffer, CacheStats, CubinCache, Function, LaunchConfig, Provenance, PtxModule, Stream};
-use oxigemm_kernels::gemm::scheduler::k_grouped::MAP_ROOM_BYTES;
+use oxigemm_kernels::gemm::sm90::dynamic_tensor_maps::MAP_WORKSPACE_BYTES;
 use oxigemm_kernels::gemm::transpose;
 use oxigemm_kernels::{Arch, KernelId};
 
@@ -158,7 +158,7 @@ impl Cuda {
         if let Some(room) = self.inner.map_room.get() {
             return Ok(room.ptr());
         }
-        let mut room = self.alloc_for(stream, MAP_ROOM_BYTES.into())?;
+        let mut room = self.alloc_for(stream, MAP_WORKSPACE_BYTES.into())?;
         room.fill_u8(0)?;
         // Another thread may have been faster; nothing has used this one yet.
         Ok(self.inner.map_room.get_or_init(|| room).ptr())

@@ -15,17 +15,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::ThreadId;
 
-use oxigemm_kernels::KernelId;
 use oxigemm_kernels::gemm::MatrixMap;
-#[cfg(doc)]
-use oxigemm_kernels::gemm::epilogue::fusion::{FusedArgs, FusedGroupArgs};
-use oxigemm_kernels::gemm::params::{Args, GroupedArgs};
 use oxigemm_kernels::gemm::scheduler::dynamic;
-#[cfg(doc)]
-use oxigemm_kernels::gemm::scheduler::k_grouped::KGroupArgs;
-use oxigemm_kernels::gemm::scheduler::k_grouped::MAP_ROOM_BYTES;
+use oxigemm_kernels::gemm::sm90::dynamic_tensor_maps::MAP_WORKSPACE_BYTES;
 use oxigemm_kernels::gemm::transpose;
 use oxigemm_kernels::quantize::per_tensor_single::ROOM_BYTES;
+use oxigemm_kernels::{KernelArg, KernelId};
 use oxigemm_sim::{Element, Launch, Machine, Module, Options, Param, Report, Swizzle, TensorMapSpec};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -241,7 +236,7 @@ impl Sim {
 
     /// A kernel that was stopped has not left the counters of a room as the next one expects them.
     fn clear_counters(&self) -> Result<()> {
-        let zeros = [0; dynamic::ROOM_BYTES as usize];
+        let zeros = [0; dynamic::WORKSPACE_BYTES as usize];
         let gathering = self.inner.gathering_rooms.addresses().into_iter();
         let gathering = gathering.map(|room| (room, &zeros[..]));
         // One room is all that is used.
@@ -253,17 +248,13 @@ impl Sim {
     pub(crate) fn transpose(&self, args: &transpose::Args, programmatic: bool) -> Result<Work> {
         let (config, launch) = (KernelId::Transpose, args.launch());
         let module = self.module(&config)?;
-        let params = |job: &transpose::Job| {
-            let (addresses, numbers) = job.arguments();
-            addresses.into_iter().map(Param::U64).chain(numbers.into_iter().map(Param::U32))
-        };
         let launch = Launch {
             entry: config.name(),
             grid: [launch.grid[0], launch.grid[1], 1],
             cluster: Some([launch.cluster, 1, 1]),
             block: [launch.threads, 1, 1],
             shared_bytes: launch.shared_bytes,
-            params: args.jobs.iter().flat_map(params).collect(),
+            params: args.args().map(|arg| parameter(arg.value())).collect(),
         };
         Ok(Work::Kernel { module, launch, programmatic })
     }
@@ -363,7 +354,7 @@ impl Sim {
         if let Some(address) = *room {
             return Ok(address);
         }
-        let address = self.zeros(MAP_ROOM_BYTES.into())?;
+        let address = self.zeros(MAP_WORKSPACE_BYTES.into())?;
         *room = Some(address);
         Ok(address)
     }
@@ -484,152 +475,16 @@ fn launch(plan: &Plan, entry: &str, args: &KernelArgs) -> Launch {
         cluster: Some([launch.cluster, 1, 1]),
         block: [launch.threads, 1, 1],
         shared_bytes: launch.shared_bytes,
-        params: parameters(args),
+        params: args.values().into_iter().map(parameter).collect(),
     }
 }
 
-/// The parameters in the order of [`Args::pointers`], of [`GroupedArgs`] where rows are grouped, of [`KGroupArgs`] where groups are along K, of [`FusedArgs`] and [`FusedGroupArgs`] where sums are finished, of tiles that are shared out, and of those that are handed out.
-fn parameters(args: &KernelArgs) -> Vec<Param> {
-    let KernelArgs { product: args, groups, k_groups, fused, fused_groups, tail, dispatch } = args;
-    let map = |map: [u64; 16]| Param::Bytes(map.iter().flat_map(|word| word.to_le_bytes()).collect());
-    let maps = [args.a, args.b, args.sfa_map, args.d_map].map(map);
-    let [[sfa_mn, sfa_k], [sfb_mn, sfb_k]] = [args.sfa_strides, args.sfb_strides];
-    let numbers = |numbers: &[u32]| numbers.iter().copied().map(Param::U32).collect::<Vec<_>>();
-    let addresses = |addresses: &[u64]| addresses.iter().copied().map(Param::U64).collect::<Vec<_>>();
-    let all = [
-        maps.to_vec(),
-        addresses(&[args.sfa, args.sfb, args.b_rows]),
-        numbers(&[args.m, args.n, args.k_blocks, args.b_pitch, sfb_mn, sfb_k, args.scale_layouts]),
-        numbers(&args.tuning),
-        numbers(&[args.output_flags, sfa_mn, sfa_k]),
-        addresses(&[args.d, args.c]),
-        numbers(&[args.d_pitch, args.c_pitch]),
-    ];
-    let mut all: Vec<Param> = all.into_iter().flatten().collect();
-    debug_assert_eq!(all.len(), Args::COUNT);
-    if let Some(GroupedArgs { groups, sfa_slab, sfb_group }) = *groups {
-        all.push(Param::U64(groups.layout));
-        let numbers = [groups.kind, groups.groups, groups.alignment, groups.d_slab, sfa_slab, sfb_group];
-        all.extend(numbers.map(Param::U32));
-        debug_assert_eq!(all.len(), Args::COUNT + GroupedArgs::COUNT);
-    }
-    if let Some(groups) = k_groups {
-        all.extend([groups.ks, groups.map_room, groups.a, groups.b].map(Param::U64));
-        let numbers = [groups.groups, groups.extent, groups.d_slab, groups.keeps_empty];
-        all.extend(numbers.map(Param::U32));
-    }
-    if let Some(fused) = fused {
-        all.extend([Param::F32(fused.alpha), Param::F32(fused.beta), Param::U64(fused.bias)]);
-        all.extend([fused.flags, fused.activation].into_iter().chain(fused.heads).map(Param::U32));
-        all.push(Param::U64(fused.scales));
-        all.extend(fused.scale_strides.map(Param::U32));
-    }
-    if let Some(groups) = fused_groups {
-        all.extend([groups.bias_group, groups.scales_slab].map(Param::U32));
-    }
-    if let Some(tail) = tail {
-        all.push(Param::U64(tail.room));
-        all.extend(tail.numbers().map(|number| Param::U32(*number)));
-    }
-    if let Some(dispatch) = dispatch {
-        all.push(Param::U64(dispatch.counter));
-    }
-    all
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use oxigemm_kernels::gemm::epilogue::fusion::{FusedArgs, FusedGroupArgs};
-    use oxigemm_kernels::gemm::scheduler::dynamic::DispatchArgs;
-    use oxigemm_kernels::gemm::scheduler::k_grouped::KGroupArgs;
-    use oxigemm_kernels::gemm::scheduler::m_grouped::GroupArgs;
-    use oxigemm_kernels::gemm::scheduler::stream_k::{Tail, TailArgs};
-
-    /// A GPU is given pointers, the simulator values: both must mean the same parameters.
-    #[test]
-    fn pointers_and_values_are_the_same_parameters() {
-        let map = |first: u64| std::array::from_fn(|i| first + i as u64);
-        let product = Args {
-            a: map(100),
-            b: map(200),
-            sfa_map: map(300),
-            d_map: map(400),
-            sfa: 1,
-            sfb: 2,
-            d: 3,
-            c: 4,
-            d_pitch: 5,
-            c_pitch: 6,
-            m: 7,
-            n: 8,
-            output_flags: 9,
-            k_blocks: 10,
-            sfa_strides: [11, 12],
-            sfb_strides: [13, 14],
-            scale_layouts: 15,
-            tuning: [16, 17, 18, 47],
-            b_rows: 19,
-            b_pitch: 20,
-        };
-        let groups = GroupArgs { layout: 19, kind: 20, groups: 21, alignment: 22, d_slab: 23 };
-        let groups = GroupedArgs { groups, sfa_slab: 24, sfb_group: 25 };
-        let k_groups = KGroupArgs {
-            ks: 26,
-            map_room: 27,
-            a: 28,
-            b: 29,
-            groups: 30,
-            extent: 31,
-            d_slab: 32,
-            keeps_empty: 33,
-        };
-        let fused = FusedArgs {
-            alpha: 34.0,
-            beta: 35.0,
-            bias: 36,
-            flags: 37,
-            activation: 38,
-            heads: [39, 40, 41],
-            scales: 42,
-            scale_strides: [43, 44],
-        };
-        let fused_groups = Some(FusedGroupArgs { bias_group: 45, scales_slab: 46 });
-        let tail = Tail { tiles: 70, helpers: 71, owners: [72, 73], help: [74, 75] };
-        let tail = TailArgs { room: 69, tail };
-        let none = KernelArgs {
-            product,
-            groups: None,
-            k_groups: None,
-            fused: None,
-            fused_groups: None,
-            tail: None,
-            dispatch: None,
-        };
-        let each = [
-            none,
-            KernelArgs { groups: Some(groups), ..none },
-            KernelArgs { groups: Some(groups), dispatch: Some(DispatchArgs { counter: 76 }), ..none },
-            KernelArgs { k_groups: Some(k_groups), ..none },
-            KernelArgs { fused: Some(fused), ..none },
-            KernelArgs { tail: Some(tail), ..none },
-            KernelArgs { groups: Some(groups), fused: Some(fused), fused_groups, ..none },
-        ];
-        for args in each {
-            let (pointers, count) = args.pointers();
-            let values = parameters(&args);
-            assert_eq!(values.len(), count);
-            for (i, (pointer, value)) in pointers.iter().zip(values).enumerate() {
-                let expected = match value {
-                    Param::U32(value) => value.to_le_bytes().to_vec(),
-                    Param::U64(value) => value.to_le_bytes().to_vec(),
-                    Param::F32(value) => value.to_le_bytes().to_vec(),
-                    Param::Bytes(bytes) => bytes,
-                };
-                // SAFETY: a pointer to a field of `args`, which has the size of its value.
-                let found = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>(), expected.len()) };
-                assert_eq!(found, expected, "parameter {i}");
-            }
-        }
+/// A kernel argument as the simulator takes it.
+pub(crate) fn parameter(arg: KernelArg) -> Param {
+    match arg {
+        KernelArg::U32(value) => Param::U32(value),
+        KernelArg::U64(value) => Param::U64(value),
+        KernelArg::F32(value) => Param::F32(value),
+        KernelArg::TensorMap(map) => Param::Bytes(map.iter().flat_map(|word| word.to_le_bytes()).collect()),
     }
 }

@@ -7,11 +7,10 @@ pub(crate) mod prepared;
 use std::ffi::c_void;
 
 use oxigemm_cuda::LaunchConfig;
-use oxigemm_kernels::{Argument, KernelId};
-use oxigemm_sim::Param;
+use oxigemm_kernels::{KernelArg, KernelId};
 
 use crate::device::Device;
-use crate::device::sim::Work;
+use crate::device::sim::{Work, parameter};
 use crate::device::{Cuda, Sim, Stream};
 use crate::error::{Error, Result};
 use crate::gemm::{put, stream_on_cuda, stream_on_sim};
@@ -47,7 +46,7 @@ pub(crate) struct PlainLaunch<const N: usize> {
     pub shared_bytes: u32,
     /// Whether all blocks have to run at one time.
     pub together: bool,
-    pub arguments: [Argument; N],
+    pub arguments: [KernelArg; N],
 }
 
 /// Puts steps into the stream of the options, one after another.
@@ -102,10 +101,7 @@ impl<const N: usize> PlainLaunch<N> {
         let function = cuda.function(&self.kernel)?;
         let mut pointers: [*mut c_void; MOST] = [std::ptr::null_mut(); MOST];
         for (pointer, argument) in pointers.iter_mut().zip(&self.arguments) {
-            *pointer = match argument {
-                Argument::U32(value) => std::ptr::from_ref(value).cast_mut().cast(),
-                Argument::U64(value) => std::ptr::from_ref(value).cast_mut().cast(),
-            };
+            *pointer = argument.as_ref().pointer();
         }
         let config = LaunchConfig {
             grid: [self.grid[0], self.grid[1], 1],
@@ -128,15 +124,8 @@ impl<const N: usize> PlainLaunch<N> {
             cluster: None,
             block: [self.threads, 1, 1],
             shared_bytes: self.shared_bytes,
-            params: self.arguments.iter().map(parameter).collect(),
+            params: self.arguments.iter().map(|arg| parameter(*arg)).collect(),
         };
         Ok(Work::Kernel { module: sim.module(&self.kernel)?, launch, programmatic })
-    }
-}
-
-fn parameter(argument: &Argument) -> Param {
-    match *argument {
-        Argument::U32(value) => Param::U32(value),
-        Argument::U64(value) => Param::U64(value),
     }
 }

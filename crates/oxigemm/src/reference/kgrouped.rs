@@ -1,7 +1,7 @@
 //! Products with groups along K.
 
 use oxigemm_kernels::gemm::operand::f16::Operands;
-use oxigemm_kernels::gemm::scheduler::k_grouped::{KGroup, KRoom, PITCH_UNIT, k_groups};
+use oxigemm_kernels::gemm::scheduler::k_grouped::{KCapacity, KGroup, PITCH_UNIT, k_groups};
 
 use super::{Fp8Matrix, fp8_gemm_nt, gemm_nt, without_product};
 use crate::check::{BLOCK, CheckedKGroups, GemmLayout};
@@ -28,7 +28,7 @@ pub fn k_grouped_fp8_gemm_tensors(
     };
     let ranges = layout == GemmLayout::Tn;
     let unit = if ranges { 1 } else { PITCH_UNIT };
-    let room = KRoom { extent: problem.k, unit, scales: Some((groups.blocks, BLOCK)) };
+    let room = KCapacity { extent: problem.k, unit, scales: Some((groups.blocks, BLOCK)) };
     let found = k_groups(&ks.to_vec::<i32>()?, &room);
     let by_rows = |x: &Tensor| if ranges { x.transpose(0, 1) } else { Ok(x.clone()) };
     let (a, b) = (by_rows(a)?.to_bytes()?, by_rows(b)?.to_bytes()?);
@@ -70,7 +70,7 @@ pub fn k_grouped_half_gemm_tensors(
     let unit = problem.family.as_f16().map_or(PITCH_UNIT, Operands::k_unit);
     let along_k = |x: &Tensor, k_first| if k_first { x.transpose(0, 1) } else { Ok(x.clone()) };
     let (a, b) = (along_k(a, layout.a_begins_with_k())?, along_k(b, layout.b_begins_with_k())?);
-    let room = KRoom { extent: problem.k, unit, scales: None };
+    let room = KCapacity { extent: problem.k, unit, scales: None };
     for (group, KGroup { k, start, .. }) in k_groups(&ks.to_vec::<i32>()?, &room).into_iter().enumerate() {
         let (k, start) = (k as usize, start as usize);
         let of_group = |x: &Tensor| x.narrow(1, start, k)?.to_vec_f32();

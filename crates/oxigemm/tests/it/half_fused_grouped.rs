@@ -84,7 +84,7 @@ fn every_kernel_with_every_output() {
         let config = GemmConfig { cluster, ..GemmConfig::of(kernel) };
         let choice = Some(config);
         let ab_type = if element == Half::Bf16 { DType::Bf16 } else { DType::F16 };
-        let gated = kernel.fusion().sums() == 2;
+        let gated = kernel.fusion().accumulators() == 2;
         // Rows for one warpgroup and a bit, none, and one row.
         let sizes = [69, 0, 1];
         let (n, depth) = (if gated { 480 } else { 144 }, (config.stages as usize + 1) * 64 - 56);

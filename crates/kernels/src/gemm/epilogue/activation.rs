@@ -1,8 +1,8 @@
-//! Activations of sums in registers.
+//! Activation stage, on accumulators in registers.
 
 use oxigemm_ptx::{F32, Kernel, U32, Var};
 
-/// What a sum becomes. The numbers are what kernels are passed.
+/// Activation function. The numbers are what kernels are passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Activation {
@@ -51,7 +51,7 @@ const fn constant(value: f32) -> Coefficients {
     coefficients
 }
 
-/// Activates all of them.
+/// Applies an activation to all values.
 pub(crate) fn activate<'k>(k: &'k Kernel, activation: U32<'k>, values: &[Var<'k, f32>]) {
     let is = |which: Activation| activation.eq(which as u32);
     k.if_(is(Activation::Relu), || {

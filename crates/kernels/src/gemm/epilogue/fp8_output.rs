@@ -1,14 +1,12 @@
-//! D in e4m3, with a scale for 128 columns of each row: what the next product reads.
+//! Quantized output: D in e4m3 with 1x128 scales, as the next GEMM reads it.
 //!
-//! The rule is that of the casts: of the largest magnitude of a row's 128 columns, and no less than 1e-4, the 448th part
-//! is the scale, or the next power of two; an element becomes the code nearest to `x * (1 / scale)`. So a warpgroup must
-//! have 128 columns. One that computes fewer at a time keeps what it has in its staging area, each thread its own, and
-//! finishes all of them with the last.
+//! The rule is that of the casts: the largest magnitude of a row's 128 columns, and no less than 1e-4, divided by 448 is the scale, or
+//! the next power of two; an element becomes the code nearest to `x * (1 / scale)`. So a warpgroup must have 128 columns. One that
+//! computes fewer at a time keeps what it has in its staging area, each thread its own, and quantizes all of them with the last pass.
 
-use super::fusion::{FusedFlags, FusedParams, SCALED_COLUMNS};
+use super::fusion::{EpilogueFlags, EpilogueParams, SCALED_COLUMNS};
 use super::{OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_BYTES, WARP_ROWS, chunk_offset};
 use crate::common::pipeline::Pipeline;
-use crate::gemm::sm90::warpgroups::WAVE_ROWS;
 use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Fp8, Global, Kernel, Shared, U32, Var};
@@ -22,11 +20,11 @@ const LARGEST: f32 = 448.0;
 #[derive(Clone, Copy)]
 pub(crate) struct QuantizedOutput<'k, 'p> {
     pub k: &'k Kernel,
-    pub params: &'p FusedParams<'k>,
+    pub params: &'p EpilogueParams<'k>,
     pub output: &'p OutputParams<'k>,
     /// The warpgroup's staging area, aligned to 1024.
     pub staging: Shared<'k>,
-    /// The staging areas of the warpgroups, as if each were a stage of a ring: `full` when it holds a tile's output.
+    /// The staging areas of the warpgroups, each a stage of a ring: `full` when it holds a tile's output.
     pub ring: Pipeline<'k>,
     pub warpgroup: U32<'k>,
     /// Which of the warpgroup's four warps.
@@ -36,9 +34,9 @@ pub(crate) struct QuantizedOutput<'k, 'p> {
 
 impl<'k> QuantizedOutput<'k, '_> {
     /// Bytes of the staging area of a warpgroup that computes this many times 64 rows of `columns` columns at a time.
-    pub const fn staging_bytes(waves: u32, columns: u32) -> u32 {
-        let kept = (passes(columns) - 1) * kept_values(waves, columns) * WARPGROUP * 4;
-        if kept > waves * PANEL_BYTES { kept } else { waves * PANEL_BYTES }
+    pub const fn staging_bytes(m_subtiles: u32, columns: u32) -> u32 {
+        let kept = (passes(columns) - 1) * kept_values(m_subtiles, columns) * WARPGROUP * 4;
+        if kept > m_subtiles * PANEL_BYTES { kept } else { m_subtiles * PANEL_BYTES }
     }
 
     /// Where a thread keeps its values of a pass.
@@ -47,52 +45,52 @@ impl<'k> QuantizedOutput<'k, '_> {
         self.staging.at(thread * 4).at(pass * (values * WARPGROUP * 4))
     }
 
-    /// What the warp has computed of each 64 rows in a pass, if there are several: keeps it, or has it stored with all else
-    /// in the panels that it is asked for with the last. Of those that rows of another group follow in from `end` on, the lanes
-    /// store what lies before. `parity` is the warpgroup's place among its outputs, which begins as a writer's.
+    /// Keeps what the warp has computed of each 64 rows in a pass, or with the last pass stages all of it in `panels`, for TMA. Of panels
+    /// that rows of another group follow in from `end` on, the lanes store what lies before. `parity` is that of the warpgroup's
+    /// staging area, which begins as a producer's.
     pub fn write(
         &self,
-        waves: &[&[Var<'k, f32>]],
+        m_subtiles: &[&[Var<'k, f32>]],
         (pass, end): (Option<U32<'k>>, Option<U32<'k>>),
         panels: impl FnOnce() -> Vec<Panels<'k>>,
         parity: Var<'k, u32>,
     ) {
-        let (k, passes) = (self.k, passes(waves[0].len() as u32 * 2));
+        let (k, passes) = (self.k, passes(m_subtiles[0].len() as u32 * 2));
         let pass = pass.unwrap_or_else(|| k.constant(0));
         k.if_(pass.eq(0), || self.ring.empty(self.warpgroup).wait(parity.get()));
         let finish = || {
-            let values = self.complete(waves);
+            let values = self.complete(m_subtiles);
             if passes > 1 {
                 // Panels lie where other warps keep their values.
                 k.barrier_sync(self.warpgroup + 1, WARPGROUP);
             }
             let panels = panels();
             panels.iter().zip(&values).for_each(|(panel, values)| self.stage(panel, values));
-            let announce = || self.ring.announce(self.warpgroup, self.lane, parity);
+            let commit = || self.ring.commit(self.warpgroup, self.lane, parity);
             let store_within = |end| panels.iter().for_each(|panel| self.store_within(panel, end));
             match end {
-                None => announce(),
+                None => commit(),
                 Some(end) if passes > 1 => {
-                    // Before it is announced: what others keep next may lie in this warp's rows.
+                    // Before it is committed: what others keep next may lie in this warp's rows.
                     k.sync_warp();
                     store_within(end);
-                    announce();
+                    commit();
                 }
                 Some(end) => {
-                    announce();
+                    commit();
                     store_within(end);
                 }
             }
         };
         match passes {
             1 => finish(),
-            _ => k.if_else(pass.eq(passes - 1), finish, || self.keep(pass, waves)),
+            _ => k.if_else(pass.eq(passes - 1), finish, || self.keep(pass, m_subtiles)),
         }
     }
 
     /// Keeps what was computed in a pass: values of each 64 rows.
-    fn keep(&self, pass: U32<'k>, waves: &[&[Var<'k, f32>]]) {
-        let values: Vec<_> = waves.iter().flat_map(|values| values.iter()).collect();
+    fn keep(&self, pass: U32<'k>, m_subtiles: &[&[Var<'k, f32>]]) {
+        let values: Vec<_> = m_subtiles.iter().flat_map(|values| values.iter()).collect();
         let to = self.kept_at(pass, values.len() as u32);
         for (i, value) in (0u32..).zip(values) {
             to.at(i * WARPGROUP * 4).store(value.live());
@@ -103,15 +101,15 @@ impl<'k> QuantizedOutput<'k, '_> {
     fn complete(&self, last: &[&[Var<'k, f32>]]) -> Vec<Vec<F32<'k>>> {
         let each = last[0].len();
         let passes = SCALED_COLUMNS as usize / 2 / each;
-        let load = |pass: usize, wave: usize| {
+        let load = |pass: usize, subtile: usize| {
             let from = self.kept_at(self.k.constant(pass as u32), (last.len() * each) as u32);
-            (0..each).map(move |i| from.at((wave * each + i) as u32 * WARPGROUP * 4).load::<f32>())
+            (0..each).map(move |i| from.at((subtile * each + i) as u32 * WARPGROUP * 4).load::<f32>())
         };
-        let waves = last.iter().enumerate().map(|(wave, last)| {
-            let kept = (0..passes - 1).flat_map(|pass| load(pass, wave));
+        let m_subtiles = last.iter().enumerate().map(|(subtile, last)| {
+            let kept = (0..passes - 1).flat_map(|pass| load(pass, subtile));
             kept.chain(last.iter().map(|value| value.live())).collect()
         });
-        waves.collect()
+        m_subtiles.collect()
     }
 
     /// Stages 128 columns of the warp's rows in a panel, and stores their scales.
@@ -157,8 +155,8 @@ impl<'k> QuantizedOutput<'k, '_> {
         self.k.guard(exists, || to.store(scale));
     }
 
-    /// After the warp has staged its rows of a panel and met: where the copy engine may not store it, because rows of
-    /// another group follow from `end` on, the lanes store those of the warp's rows that lie before.
+    /// Stores a warp's rows before `end` of a staged panel by its lanes, where TMA may not, because rows of another group follow. The warp
+    /// has synchronized since it staged.
     fn store_within(&self, place: &Panels<'k>, end: U32<'k>) {
         let (k, p) = (self.k, self.output);
         k.if_(!place.is_before(end), || {
@@ -177,41 +175,41 @@ impl<'k> QuantizedOutput<'k, '_> {
 }
 
 /// The scale of 128 columns of a row whose largest magnitude is this.
-pub(super) fn scale_of<'k>(params: &FusedParams<'k>, largest: F32<'k>) -> F32<'k> {
+pub(super) fn scale_of<'k>(params: &EpilogueParams<'k>, largest: F32<'k>) -> F32<'k> {
     let scale = largest.divide(LARGEST);
     let bits = scale.bitcast::<u32>();
     let exponent = (bits >> 23) + (bits & 0x7f_ffff).ne(0).select::<u32>(1, 0);
     let power = (exponent.max(1).min(254) << 23).bitcast::<f32>();
-    params.has(FusedFlags::POWERS_OF_TWO).select(power, scale)
+    params.has(EpilogueFlags::POWERS_OF_TWO).select(power, scale)
 }
 
 /// Where the scale of the 128 columns of a row that begin at this place lies.
-pub(super) fn scale_at<'k>(params: &FusedParams<'k>, [row, column]: [U32<'k>; 2]) -> Global<'k> {
+pub(super) fn scale_at<'k>(params: &EpilogueParams<'k>, [row, column]: [U32<'k>; 2]) -> Global<'k> {
     let [stride_m, stride_n] = params.scale_strides;
     let row = params.scales_row.map_or(row, |first| row - first);
     let index = row.widening_mul(stride_m) + (column / SCALED_COLUMNS).widening_mul(stride_n);
     params.scales.at(index << 2)
 }
 
-/// The panels of a part of a tile in the warpgroup's staging area: so many times 64 rows of the columns of all passes, of
-/// which the last has `columns` and begins at this place.
+/// Panels of a part of a tile in the warpgroup's staging area: M-subtiles, so many rows apart, of the columns of all passes, of which the
+/// last has `columns` and begins at this row and column.
 pub(crate) fn panels<'k>(
     staging: Shared<'k>,
-    (waves, columns): (u32, u32),
+    (m_subtiles, stride, columns): (u32, u32, u32),
     [row, column]: [U32<'k>; 2],
 ) -> Vec<Panels<'k>> {
     let column = column - (passes(columns) - 1) * columns;
     let panel =
-        |wave| Panels { row: row + wave * WAVE_ROWS, column, staging: staging.at(wave * PANEL_BYTES) };
-    (0..waves).map(panel).collect()
+        |subtile| Panels { row: row + subtile * stride, column, staging: staging.at(subtile * PANEL_BYTES) };
+    (0..m_subtiles).map(panel).collect()
 }
 
-/// How many times a warpgroup that computes `columns` columns at a time computes some, for 128.
+/// Passes of a warpgroup that computes `columns` columns at a time, for 128.
 pub(crate) const fn passes(columns: u32) -> u32 {
     SCALED_COLUMNS / columns
 }
 
 /// Values of a thread in a pass.
-const fn kept_values(waves: u32, columns: u32) -> u32 {
-    waves * columns / 2
+const fn kept_values(m_subtiles: u32, columns: u32) -> u32 {
+    m_subtiles * columns / 2
 }

@@ -1,103 +1,26 @@
-//! From accumulators to memory: the addend, the output type, edges, and coalesced stores.
+//! Epilogue: from accumulators to memory, with the addend, the output type, edges, and coalesced stores.
 //!
-//! The plain case (BF16 without addend, aligned rows) is staged in BF16, 64 rows at a time, and stored by the copy
-//! engine. The thread that asks it to waits until it takes the order, so in the many-row kernel that is none of those
-//! that multiply.
-//! Every other case is staged in FP32 by each warp for itself and goes through [`OutputParams::store_four`], which also
-//! finishes the sums of the kernels that split K.
+//! The plain case (BF16 without addend, aligned rows) is staged in BF16, 64 rows at a time, and stored by TMA. The issuing thread
+//! waits until TMA takes the store, so in the persistent kernels that is no consumer. Every other case is staged in FP32 by each warp
+//! for itself and goes through [`OutputParams::store_four`], which also stores the reduced accumulators of split-K kernels.
 
 mod activation;
 mod bias;
 pub(crate) mod fp8_output;
 pub mod fusion;
-mod heads;
 mod partial_tile;
 pub(crate) mod split_k;
 
+pub use crate::gemm::params::{Heads, OutputFlags, OutputParams};
 pub use activation::Activation;
-pub use heads::Heads;
 
 use crate::gemm::operand::f16::Half;
 use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::matrix::Layout;
-use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::wgmma::Swizzle;
 use oxigemm_ptx::{Bf16, Bf16x2, F16, F16x2, F32, Global, Kernel, Pred, Shared, Type, U32, Val, Var};
 
-/// Arguments of the output, shared by every kernel.
-#[derive(Clone, Copy)]
-pub struct OutputParams<'k> {
-    /// The map of D for plain output: see [`Panels::MAP_TILE`].
-    pub d_map: TensorMap<'k>,
-    /// D.
-    pub d: Global<'k>,
-    /// C, or null.
-    pub c: Global<'k>,
-    /// Elements from one row of D to the next.
-    pub d_pitch: U32<'k>,
-    /// Elements from one row of C to the next.
-    pub c_pitch: U32<'k>,
-    /// Rows of D (M).
-    pub rows: U32<'k>,
-    /// Columns of D (N).
-    pub columns: U32<'k>,
-    /// See [`OutputFlags`].
-    pub flags: U32<'k>,
-    /// The type of D and C where they are not FP32.
-    pub half: Half,
-    /// The factor of C, where the kernel has one.
-    pub beta: Option<F32<'k>>,
-    /// Columns of D that are skipped, where the kernel can.
-    pub heads: Option<Heads<'k>>,
-}
-
-/// Bits of the `flags` argument.
-pub struct OutputFlags;
-
-impl OutputFlags {
-    /// D and C are FP32, not BF16.
-    pub const F32: u32 = 1;
-    /// C is added.
-    pub const ADDEND: u32 = 2;
-    /// Four neighbours of D, and of C if there is one, lie in one aligned vector.
-    pub const VECTORS: u32 = 4;
-    /// BF16 without addend; N is a multiple of 8 and D's rows are aligned to 16 bytes.
-    pub const PLAIN: u32 = 8;
-}
-
 impl<'k> OutputParams<'k> {
-    /// Declares where D and C are, which the host passes last.
-    pub fn declare(
-        k: &'k Kernel,
-        d_map: TensorMap<'k>,
-        [rows, columns]: [U32<'k>; 2],
-        flags: U32<'k>,
-    ) -> Self {
-        OutputParams {
-            d_map,
-            rows,
-            columns,
-            flags,
-            d: k.param_pointer("d"),
-            c: k.param_pointer("c"),
-            d_pitch: k.param("d_pitch"),
-            c_pitch: k.param("c_pitch"),
-            half: Half::Bf16,
-            beta: None,
-            heads: None,
-        }
-    }
-
-    /// The column of D that a column of the product is.
-    pub(crate) fn column_of_d(&self, column: U32<'k>) -> U32<'k> {
-        self.heads.map_or(column, |heads| heads.column(column))
-    }
-
-    /// Whether a flag is set.
-    pub fn has(&self, flag: u32) -> Pred<'k> {
-        (self.flags & flag).ne(0)
-    }
-
     /// Adds C to four neighbours of one row and stores them in D's type; what lies outside D is dropped.
     pub fn store_four(&self, k: &'k Kernel, row: U32<'k>, column: U32<'k>, sums: [F32<'k>; 4]) {
         let sums = sums.map(|sum| k.var_from(sum));

@@ -1,4 +1,4 @@
-//! Output that ends inside a tile, where the rows of another group follow.
+//! Partial tiles of m-grouped kernels: output that ends inside a tile, where the rows of another group follow.
 
 use super::{
     FOURS, OutputFlags, OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_ROWS, WarpOutput, chunk_offset,
@@ -16,14 +16,14 @@ impl<'k> OutputParams<'k> {
 }
 
 impl<'k> Panels<'k> {
-    /// Whether all of its rows lie before `end`: only then the copy engine may store them.
+    /// Whether all of its rows lie before `end`: only then TMA may store them.
     pub fn is_before(&self, end: U32<'k>) -> Pred<'k> {
         (self.row + Self::MAP_TILE[0]).le(end)
     }
 }
 
 impl<'k> WarpOutput<'k, '_> {
-    /// [`store_left_over`](Self::store_left_over) for rows that are not the last of D: where the copy engine may not
+    /// [`store_left_over`](Self::store_left_over) for rows that are not the last of D: where TMA may not
     /// store the panels, the lanes store those of the warp's rows that lie before [`rows`](super::OutputParams::rows).
     pub fn store_within(&self, k: &'k Kernel, columns: u32) {
         let end = self.params.rows;

@@ -1,38 +1,101 @@
-//! Sums of few rows on their way to D, where they are [finished](super::fusion): a warp has 128 columns of a row at a time, which
+//! [Fused epilogue](super::fusion) of split-K kernels, on reduced rows in shared memory: a warp has 128 columns of a row at a time, which
 //! share a scale where D is quantized.
 
 use super::activation::activate;
 use super::fp8_output::{SMALLEST, scale_at, scale_of};
-use super::fusion::{FusedFlags, FusedParams, Fusion};
+use super::fusion::{EpilogueFlags, EpilogueParams, Fusion};
 use super::{OutputFlags, OutputParams};
-use crate::gemm::sm90::dsmem_reduce::{SummedRow, SummedRows};
 use oxigemm_ptx::warp::Shuffle;
-use oxigemm_ptx::{F32, Fp8, Kernel, Pred, U32, Var};
+use oxigemm_ptx::{F32, Fp8, Kernel, Pred, Shared, U32, Var};
 
-/// What a warp knows of all rows that it finishes.
-pub(crate) struct FinishedRows<'k> {
+/// Rows of reduced accumulators in shared memory that a warp applies the epilogue to.
+pub(crate) struct ReducedRows<'k> {
+    pub k: &'k Kernel,
+    /// Bytes from one row to the next.
+    pub pitch: u32,
+    /// Rows that a warp takes at a time, so that none has to be waited for alone.
+    pub at_once: u32,
+    /// Parts of a row's columns, and the bytes of one.
+    pub parts: u32,
+    pub part_bytes: u32,
+    /// Where this lane's part of the tile's first row lies.
+    pub at: Shared<'k>,
+    /// The first row of the tile that is this warp's, and from one to the next.
+    pub first: U32<'k>,
+    pub step: U32<'k>,
+    /// The row behind the last that D has.
+    pub end: U32<'k>,
+}
+
+/// Row of reduced accumulators, as far as a lane has it.
+pub(crate) struct ReducedRow<'k> {
+    /// Which of the tile's.
+    pub row: U32<'k>,
+    /// Whether D has it.
+    pub exists: Pred<'k>,
+    /// Four neighbours of each part of its columns.
+    pub accumulators: Vec<[F32<'k>; 4]>,
+    at: Shared<'k>,
+}
+
+impl<'k> ReducedRow<'k> {
+    /// Writes the values of its first part back, if D has the row.
+    pub fn put_back(&self, k: &'k Kernel, values: [F32<'k>; 4]) {
+        k.guard(self.exists, || self.at.store_vec(values));
+    }
+}
+
+impl<'k> ReducedRows<'k> {
+    fn at(&self, row: U32<'k>) -> Shared<'k> {
+        self.at.at(row * self.pitch)
+    }
+
+    /// Runs `body` with all rows, a few at a time, of which the last may not exist.
+    fn for_each_few(&self, body: impl FnOnce(&[ReducedRow<'k>])) {
+        self.k.for_(self.first, self.end, self.step * self.at_once, |first| {
+            let row = |nth: u32| {
+                let row = first + self.step * nth;
+                let exists = row.lt(self.end);
+                // Others may write to what is not this warp's.
+                let at = self.at(exists.select(row, first));
+                let accumulators =
+                    (0..self.parts).map(|nth| at.at(nth * self.part_bytes).load_vec()).collect();
+                ReducedRow { row, exists, accumulators, at }
+            };
+            body(&(0..self.at_once).map(row).collect::<Vec<_>>());
+        });
+    }
+
+    /// Runs `body` with all rows, one at a time: what lies in their first part.
+    fn for_each(&self, body: impl FnOnce(U32<'k>, [F32<'k>; 4])) {
+        self.k.for_(self.first, self.end, self.step, |row| body(row, self.at(row).load_vec()));
+    }
+}
+
+/// Fused epilogue of a warp, for all of its rows.
+pub(crate) struct FusedRows<'k> {
     k: &'k Kernel,
-    params: FusedParams<'k>,
+    params: EpilogueParams<'k>,
     output: OutputParams<'k>,
     fusion: Fusion,
     /// The first of the four columns that this lane has.
     column: U32<'k>,
     lane: U32<'k>,
-    /// What is added to the sums of those columns; with a gate to those of gates, then to those of ups.
+    /// Biases of those columns; with a gate those of gates, then those of ups.
     biases: Vec<[Var<'k, f32>; 4]>,
 }
 
-impl<'k> FinishedRows<'k> {
-    /// Of a lane, whose first column is given. Biases are still to be loaded.
+impl<'k> FusedRows<'k> {
+    /// Epilogue of a lane, whose first column is given. Biases are still to be loaded.
     pub fn new(
         k: &'k Kernel,
-        params: FusedParams<'k>,
+        params: EpilogueParams<'k>,
         output: OutputParams<'k>,
         fusion: Fusion,
         [column, lane]: [U32<'k>; 2],
     ) -> Self {
-        let biases = (0..fusion.sums()).map(|_| std::array::from_fn(|_| k.var(0.0f32))).collect();
-        FinishedRows { k, params, output, fusion, column, lane, biases }
+        let biases = (0..fusion.accumulators()).map(|_| std::array::from_fn(|_| k.var(0.0f32))).collect();
+        FusedRows { k, params, output, fusion, column, lane, biases }
     }
 
     /// Loads the biases.
@@ -49,10 +112,10 @@ impl<'k> FinishedRows<'k> {
         });
     }
 
-    /// Turns all sums of a tile, of which D's row `m` is the first, into elements of D and stores them.
-    pub fn finish(&self, m: U32<'k>, rows: &SummedRows<'k>) {
+    /// Turns all rows of a tile, of which D's row `m` is the first, into elements of D and stores them.
+    pub fn apply(&self, m: U32<'k>, rows: &ReducedRows<'k>) {
         let (k, output) = (self.k, &self.output);
-        let (quantized, plain) = (self.params.has(FusedFlags::QUANTIZED), output.has(OutputFlags::PLAIN));
+        let (quantized, plain) = (self.params.has(EpilogueFlags::QUANTIZED), output.has(OutputFlags::PLAIN));
         rows.for_each_few(|rows| {
             let values = self.values(rows);
             k.if_else(
@@ -72,18 +135,18 @@ impl<'k> FinishedRows<'k> {
                 },
             );
         });
-        // What is rarely asked for takes a way of its own, row by row: the code for it is long.
+        // Other output is rare and goes row by row: the code for it is long.
         k.if_(!(quantized | plain), || {
             rows.for_each(|row, values| output.store_four(k, m + row, self.column, values));
         });
     }
 
     /// The elements of some rows, but for C.
-    fn values(&self, rows: &[SummedRow<'k>]) -> Vec<[F32<'k>; 4]> {
+    fn values(&self, rows: &[ReducedRow<'k>]) -> Vec<[F32<'k>; 4]> {
         let (k, p) = (self.k, &self.params);
         let scaled = |part: usize| -> Vec<F32<'k>> {
-            let sums = rows.iter().flat_map(|row| row.sums[part].iter().zip(&self.biases[part]));
-            sums.map(|(sum, bias)| sum.fma(p.alpha, bias.live())).collect()
+            let rows = rows.iter().flat_map(|row| row.accumulators[part].iter().zip(&self.biases[part]));
+            rows.map(|(accumulator, bias)| accumulator.fma(p.alpha, bias.live())).collect()
         };
         let values: Vec<_> = scaled(0).into_iter().map(|value| k.var_from(value)).collect();
         activate(k, p.activation, &values);
@@ -94,7 +157,7 @@ impl<'k> FinishedRows<'k> {
     }
 
     /// Stores some rows in e4m3, and their scales. D ends with a lane's columns, or with another lane's.
-    fn quantize(&self, m: U32<'k>, rows: &[SummedRow<'k>], values: &[[F32<'k>; 4]]) {
+    fn quantize(&self, m: U32<'k>, rows: &[ReducedRow<'k>], values: &[[F32<'k>; 4]]) {
         let (k, output) = (self.k, &self.output);
         let inside: Pred<'k> = self.column.lt(output.columns);
         let largest: Vec<F32<'k>> = values.iter().map(|values| self.largest(values, inside)).collect();

@@ -1,8 +1,20 @@
-//! The types of FP8 operands: e4m3, unless they are said to be e5m2. The tensor core multiplies any mix of both.
+//! FP8 operands: e4m3, unless they are said to be e5m2, and the groups in which their scales are loaded.
+//!
+//! The tensor core multiplies any mix of both types.
 
-use oxigemm_ptx::Fp8;
+use oxigemm_ptx::{Fp8, U32};
 
-/// Which operands are e5m2.
+/// Scale group: K blocks whose scales are loaded together, 32 bytes of a row, one sector of the L2 cache. Groups start at multiples
+/// of it; a tile may start inside one.
+pub(crate) const SCALE_GROUP: u32 = 8;
+
+/// The first K block of a block's scale group.
+#[track_caller]
+pub(crate) fn scale_group_start(block: U32<'_>, group: u32) -> U32<'_> {
+    block - block % group
+}
+
+/// The operands that are e5m2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum E5m2 {
     /// A.
@@ -42,7 +54,7 @@ impl E5m2 {
     }
 }
 
-/// The part of a kernel's name that tells its types.
+/// Operand types in a kernel's name.
 pub(crate) fn prefix(e5m2: Option<E5m2>) -> String {
     e5m2.map_or(String::new(), |e5m2| format!("{}_", e5m2.name()))
 }

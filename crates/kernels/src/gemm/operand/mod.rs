@@ -1,4 +1,5 @@
-//! Operands of a GEMM: element types, majors and their tiles in shared memory.
+//! Operands of a GEMM: element types, majors, their tiles in shared memory, and the rows of B that a tile takes.
 
 pub mod f16;
 pub mod fp8;
+pub mod gate_up;

@@ -1,34 +1,34 @@
-//! Groups of rows: matrix products of one launch that share N and K, each with a B of its own.
+//! M-grouped GEMM: products of one launch that share N and K, each with rows and a B of its own.
 //!
-//! Where the groups lie only the device knows, so that a captured graph can be launched again with other groups.
-//! Every block of the grid reads that when it starts and lays a table out in shared memory: of each group the first
-//! row, the end, and how many tiles come before it. Then a position in the order of all tiles leads to a group by
-//! binary search, and within the group to a tile by the same [`TileOrder`] that other kernels have.
+//! Only the device knows where the groups lie, so that a captured graph can be launched again with other groups. Every block
+//! of the grid reads that when it starts and lays a table out in shared memory: of each group the first row, the end, and how
+//! many tiles come before it. Then an index in the order of all tiles leads to a group by binary search, and within the group to
+//! a tile by the same [`TileOrder`] that dense kernels have.
 //!
 //! The operands lie in slabs: a group of [`Counts`](GroupLayout::Counts) or [`All`](GroupLayout::All) has a slab of A and
 //! D to itself, all others share one. Groups that have all rows of their slabs are a batch of products.
 
 use crate::WARP;
+use crate::common::params::kernel_params;
 use crate::gemm::scheduler::order::{TileOrder, streams_b};
 use oxigemm_ptx::memory::AtomicOp;
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{Global, I32, Kernel, Pred, Scope, Shared, U32, Var};
-use std::ffi::c_void;
 use std::ops::Range;
 
-/// Whether the rows of a kernel are grouped.
+/// Grouping of a kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Grouping {
-    /// All rows are multiplied with the same B.
+    /// Dense: all rows are multiplied with the same B.
     #[default]
     Dense,
-    /// Rows belong to groups.
+    /// M-grouped: rows belong to groups, each with a B of its own.
     Rows,
-    /// Groups share the rows of D, and each has a K and a D of its own: see [`crate::gemm::scheduler::k_grouped`].
+    /// K-grouped: each group has a K and a D of its own: see [`crate::gemm::scheduler::k_grouped`].
     K,
 }
 
-/// How the device says where groups lie, as numbers of type `i32`.
+/// Layout of the groups, which the device reads as numbers of type `i32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum GroupLayout {
@@ -89,10 +89,10 @@ impl GroupLayout {
     }
 }
 
-/// What the host passes to a grouped kernel beside the arguments of the product, in the order of the parameters.
+/// Arguments of an m-grouped kernel, which the host passes behind [`GemmArgs`](crate::gemm::params::GemmArgs).
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct GroupArgs {
+pub struct MGroupedArgs {
     /// Address of the counts, ends or ids, if there are any.
     pub layout: u64,
     /// A [`GroupLayout`], as a number.
@@ -103,53 +103,36 @@ pub struct GroupArgs {
     pub alignment: u32,
     /// From one slab of D to the next: in rows of FP8 products, in elements of those with 16-bit operands.
     pub d_slab: u32,
-}
-
-impl GroupArgs {
-    /// How many parameters they are.
-    pub const COUNT: usize = 5;
-
-    /// A pointer to each argument, as a launch takes them.
-    pub fn pointers(&self) -> [*mut c_void; Self::COUNT] {
-        fn to<T>(value: &T) -> *mut c_void {
-            std::ptr::from_ref(value).cast_mut().cast()
-        }
-        [to(&self.layout), to(&self.kind), to(&self.groups), to(&self.alignment), to(&self.d_slab)]
-    }
+    /// From one slab of A's scales to the next, in elements.
+    pub sfa_slab: u32,
+    /// From the scales of one group's B to those of the next, in elements.
+    pub sfb_group: u32,
 }
 
 /// The most groups of a launch.
 pub const MAX_GROUPS: u32 = 1024;
 
-/// Bytes of the table of this many groups.
+/// Bytes of the group table in shared memory.
 pub const fn table_bytes(groups: u32) -> u32 {
     (3 * groups + 1) * 4
 }
 
-/// The same arguments inside a kernel.
-#[derive(Clone, Copy)]
-pub(crate) struct GroupParams<'k> {
-    layout: Global<'k>,
-    kind: U32<'k>,
-    groups: U32<'k>,
-    alignment: U32<'k>,
-    pub d_slab: U32<'k>,
+kernel_params! {
+    /// The same inside a kernel.
+    pub(crate) struct MGroupedParams from MGroupedArgs {
+        group_layout: Pointer = layout,
+        group_kind: U32 = kind,
+        groups: U32 = groups,
+        group_alignment: U32 = alignment,
+        d_slab: U32 = d_slab,
+        sfa_slab: U32 = sfa_slab,
+        sfb_group: U32 = sfb_group,
+    }
 }
 
-impl<'k> GroupParams<'k> {
-    /// Declares them in the order of [`GroupArgs`].
-    pub fn declare(k: &'k Kernel) -> Self {
-        GroupParams {
-            layout: k.param_pointer("group_layout"),
-            kind: k.param("group_kind"),
-            groups: k.param("groups"),
-            alignment: k.param("group_alignment"),
-            d_slab: k.param("d_slab"),
-        }
-    }
-
+impl<'k> MGroupedParams<'k> {
     fn is(&self, layout: GroupLayout) -> Pred<'k> {
-        self.kind.eq(layout as u32)
+        self.group_kind.eq(layout as u32)
     }
 
     /// The slab of a group.
@@ -159,7 +142,7 @@ impl<'k> GroupParams<'k> {
     }
 
     fn number(&self, index: U32<'k>) -> Global<'k> {
-        self.layout.at(index.widening_mul(4))
+        self.group_layout.at(index.widening_mul(4))
     }
 
     /// A number of the layout, within `0..=rows`.
@@ -169,27 +152,27 @@ impl<'k> GroupParams<'k> {
     }
 }
 
-/// A tile's place in its group.
+/// Group of a tile.
 #[derive(Clone, Copy)]
-pub(crate) struct GroupPlace<'k> {
+pub(crate) struct TileGroup<'k> {
     /// The group, which is also that of B.
     pub group: U32<'k>,
     /// The slab of A and D.
     pub slab: U32<'k>,
     /// The row of the slab behind the group's last.
     pub end: U32<'k>,
-    /// From one slab of D to the next: see [`GroupArgs`].
+    /// From one slab of D to the next: see [`MGroupedArgs`].
     pub d_slab: U32<'k>,
 }
 
-impl<'k> GroupPlace<'k> {
+impl<'k> TileGroup<'k> {
     /// The row of D where the slab starts, where slabs are whole rows apart.
     pub fn d_row(&self) -> U32<'k> {
         self.slab * self.d_slab
     }
 }
 
-/// What a tile of all blocks of a cluster measures, and how many of them lie side by side.
+/// Tiles of clusters: their height, and how many lie side by side.
 #[derive(Clone, Copy)]
 pub(crate) struct ClusterTiles<'k> {
     /// Rows of such a tile.
@@ -200,11 +183,11 @@ pub(crate) struct ClusterTiles<'k> {
     pub band: U32<'k>,
 }
 
-/// The table of groups in a block's shared memory.
+/// Group table in a block's shared memory.
 #[derive(Clone, Copy)]
-pub(crate) struct Groups<'k> {
+pub(crate) struct GroupTable<'k> {
     k: &'k Kernel,
-    params: GroupParams<'k>,
+    pub params: MGroupedParams<'k>,
     tiles: ClusterTiles<'k>,
     /// Rows of a slab.
     rows: U32<'k>,
@@ -214,16 +197,21 @@ pub(crate) struct Groups<'k> {
     before: Shared<'k>,
 }
 
-impl<'k> Groups<'k> {
+impl<'k> GroupTable<'k> {
     /// The table at `table`, for slabs of `rows` rows.
-    pub fn new(params: GroupParams<'k>, table: Shared<'k>, rows: U32<'k>, tiles: ClusterTiles<'k>) -> Self {
+    pub fn new(
+        params: MGroupedParams<'k>,
+        table: Shared<'k>,
+        rows: U32<'k>,
+        tiles: ClusterTiles<'k>,
+    ) -> Self {
         let (k, bytes) = (rows.kernel(), params.groups * 4);
         let end = table.at(bytes);
-        Groups { k, params, tiles, rows, first: table, end, before: end.at(bytes) }
+        GroupTable { k, params, tiles, rows, first: table, end, before: end.at(bytes) }
     }
 
-    /// Fills the table in; all `threads` threads of the block take part.
-    pub fn find(&self, threads: u32) {
+    /// Builds the table; all `threads` threads of the block take part.
+    pub fn build(&self, threads: u32) {
         let (k, p) = (self.k, self.params);
         let thread = k.thread_index();
         k.if_else(
@@ -238,16 +226,16 @@ impl<'k> Groups<'k> {
                 });
             },
         );
-        self.meet();
+        self.sync();
         k.if_(k.warp_index().eq(0), || {
-            k.if_(p.is(GroupLayout::Ends), || self.place_behind_each_other(k.lane()));
+            k.if_(p.is(GroupLayout::Ends), || self.place_in_order(k.lane()));
             self.count_tiles(k.lane());
         });
-        self.meet();
+        self.sync();
     }
 
-    /// Waits for every thread of the block, whose lanes went apart in loops.
-    fn meet(&self) {
+    /// Synchronizes the block, whose lanes diverged in loops.
+    fn sync(&self) {
         self.k.sync_warp();
         self.k.sync_threads();
     }
@@ -261,12 +249,12 @@ impl<'k> Groups<'k> {
             self.first.at(group * 4).store(NONE);
             self.end.at(group * 4).store(NONE);
         });
-        self.meet();
-        k.for_(thread, rows.div_ceil(p.alignment), threads, |step| {
-            let row = step * p.alignment;
-            let next = row + p.alignment;
+        self.sync();
+        k.for_(thread, rows.div_ceil(p.group_alignment), threads, |step| {
+            let row = step * p.group_alignment;
+            let next = row + p.group_alignment;
             let id: U32<'k> = p.number(row).load();
-            let before = p.number(row - p.alignment).load_if(step.ne(0), NONE);
+            let before = p.number(row - p.group_alignment).load_if(step.ne(0), NONE);
             let behind = p.number(next).load_if(next.lt(rows), NONE);
             let exists = id.lt(p.groups);
             k.if_(exists & before.ne(id), || {
@@ -294,7 +282,7 @@ impl<'k> Groups<'k> {
     }
 
     /// Where each group starts, by the ends of those before it: a warp does it.
-    fn place_behind_each_other(&self, lane: U32<'k>) {
+    fn place_in_order(&self, lane: U32<'k>) {
         let (k, p) = (self.k, self.params);
         let (first, last) = self.of_lane(lane);
         let reached = k.var(0u32);
@@ -302,7 +290,7 @@ impl<'k> Groups<'k> {
         k.for_(first, last, 1, |group| reach(self.end.at(group * 4).load()));
         reached.set(exclusive_scan(k, lane, reached.get(), |a, b| a.max(b)));
         k.for_(first, last, 1, |group| {
-            let start = (reached.live().div_ceil(p.alignment) * p.alignment).min(self.rows);
+            let start = (reached.live().div_ceil(p.group_alignment) * p.group_alignment).min(self.rows);
             let end = self.end.at(group * 4).load::<u32>();
             reach(end);
             self.first.at(group * 4).store(start);
@@ -340,22 +328,22 @@ impl<'k> Groups<'k> {
         self.before.at(self.params.groups * 4).load()
     }
 
-    /// The first row (of the group's slab) and the index along N of the tile at `turn`, whether the group's B passes
-    /// by once, and the group.
-    pub fn tile(&self, turn: U32<'k>) -> (U32<'k>, U32<'k>, Pred<'k>, GroupPlace<'k>) {
-        let group = self.group_at(turn);
+    /// The first row (of the group's slab) and the index along N of the tile at `index`, whether the group's B is read once,
+    /// and the group.
+    pub fn tile(&self, index: U32<'k>) -> (U32<'k>, U32<'k>, Pred<'k>, TileGroup<'k>) {
+        let group = self.group_at(index);
         let (first, end) = self.rows_of(group);
         let m_tiles = (end - first).div_ceil(self.tiles.rows);
         let order = TileOrder { m_tiles, n_tiles: self.tiles.n_tiles, band: self.tiles.band };
-        let (m, n) = order.tile(turn - self.before.at(group * 4).load::<u32>());
+        let (m, n) = order.tile(index - self.before.at(group * 4).load::<u32>());
         let slab = self.params.slab_of(group);
-        let place = GroupPlace { group, slab, end, d_slab: self.params.d_slab };
+        let place = TileGroup { group, slab, end, d_slab: self.params.d_slab };
         (first + m * self.tiles.rows, n, streams_b(end - first), place)
     }
 
-    /// The last group that no more than `turn` tiles come before.
-    fn group_at(&self, turn: U32<'k>) -> U32<'k> {
-        last_not_above(self.k, self.before, self.params.groups, turn)
+    /// The last group that no more than `index` tiles come before.
+    fn group_at(&self, index: U32<'k>) -> U32<'k> {
+        last_not_above(self.k, self.before, self.params.groups, index)
     }
 }
 

@@ -1,9 +1,10 @@
-//! The order in which a persistent grid takes output tiles, and a tile its blocks of K.
+//! Raster order of the tiles of a persistent grid, and the K order of a tile.
 
-use oxigemm_ptx::{Arg, Int, Kernel, Pred, U32, Val};
+use crate::common::index::Index;
+use oxigemm_ptx::{Kernel, Pred, U32, Var};
 
-/// Tiles in bands: `band` rows of tiles are swept along N before the next rows begin, so that the tiles in
-/// flight at one time share their rows of A and their rows of B in the L2 cache.
+/// Raster order in bands: `band` rows of tiles are swept along N before the next rows begin, so that the tiles of a wave share
+/// their rows of A and their rows of B in the L2 cache.
 #[derive(Clone, Copy, Debug)]
 pub struct TileOrder<T> {
     /// Tiles along M.
@@ -12,45 +13,6 @@ pub struct TileOrder<T> {
     pub n_tiles: T,
     /// Rows of tiles in one band.
     pub band: T,
-}
-
-/// The arithmetic that the order needs, of plain integers and of kernel values.
-///
-/// The order exists once: the kernel executes the same function that the host and the tests call.
-pub trait Index:
-    Copy
-    + std::ops::Add<Output = Self>
-    + std::ops::Sub<Output = Self>
-    + std::ops::Mul<Output = Self>
-    + std::ops::Div<Output = Self>
-{
-    /// The smaller of the two.
-    fn smaller(self, other: Self) -> Self;
-    /// One of two, where it is less than the other and elsewhere.
-    fn if_less(self, other: Self, then: Self, otherwise: Self) -> Self;
-}
-
-impl Index for u32 {
-    fn smaller(self, other: u32) -> u32 {
-        self.min(other)
-    }
-
-    fn if_less(self, other: u32, then: u32, otherwise: u32) -> u32 {
-        if self < other { then } else { otherwise }
-    }
-}
-
-impl<'k, T: Int> Index for Val<'k, T>
-where
-    T: Arg<'k, T>,
-{
-    fn smaller(self, other: Self) -> Self {
-        self.min(other)
-    }
-
-    fn if_less(self, other: Self, then: Self, otherwise: Self) -> Self {
-        self.lt(other).select(then, otherwise)
-    }
 }
 
 impl<T: Index> TileOrder<T> {
@@ -74,41 +36,41 @@ impl<T: Index> TileOrder<T> {
 /// A tile order of kernel values.
 pub type KernelTileOrder<'k> = TileOrder<U32<'k>>;
 
-/// Whether so few rows have a B to themselves that their tiles run at one time and wait for it: B passes by once. Where there
-/// are more, what the L2 cache fetches beside a piece of B is wanted later, and must not leave first.
+/// Whether so few rows have a B to themselves that their tiles are one wave and wait for B, which is read once. Where there are
+/// more, the rest of a fetched L2 line of B is wanted later, and must not be evicted first.
 pub(crate) fn streams_b(rows: U32<'_>) -> Pred<'_> {
     rows.le(128)
 }
 
-/// The order in which a tile takes its blocks of K: from the beginning or, every other tile of a cluster, from the end, so that it finds in the L2 cache
-/// what the tiles before it have read last.
+/// K order of a tile: forward or, in every other tile of a cluster, from the end, so that it finds in the L2 cache what the tiles
+/// before it have read last.
 #[derive(Clone, Copy)]
 pub(crate) struct KOrder<'k> {
-    /// Whether from the end, in kernels that can.
-    back: Option<Pred<'k>>,
+    /// Whether from the end, in kernels with serpentine K.
+    reverse: Option<Pred<'k>>,
     /// The first block, and the one behind the last.
     blocks: [U32<'k>; 2],
-    /// Blocks that stay in their order, as their scales come together.
+    /// Blocks that stay in their order, as their scales are loaded together.
     group: u32,
 }
 
 impl<'k> KOrder<'k> {
-    /// Of a tile's blocks from the first to before the last. What is no whole number of groups is taken from the beginning.
-    pub fn new(back: Option<Pred<'k>>, blocks: [U32<'k>; 2], group: u32) -> Self {
-        let whole = |back: Pred<'k>| if group > 1 { back & (blocks[1] % group).eq(0) } else { back };
-        KOrder { back: back.map(whole), blocks, group }
+    /// Order of a tile's K blocks from the first to before the last. What is no whole number of groups is taken forward.
+    pub fn new(reverse: Option<Pred<'k>>, blocks: [U32<'k>; 2], group: u32) -> Self {
+        let whole = |reverse: Pred<'k>| if group > 1 { reverse & (blocks[1] % group).eq(0) } else { reverse };
+        KOrder { reverse: reverse.map(whole), blocks, group }
     }
 
-    /// The first block of the group that is taken in the place of the one that begins with `start`.
+    /// The first block of the group that is taken in place of the one that begins with `start`.
     pub fn group(self, start: U32<'k>) -> U32<'k> {
         let [_, end] = self.blocks;
-        self.back.map_or(start, |back| back.select(end - self.group - start, start))
+        self.reverse.map_or(start, |reverse| reverse.select(end - self.group - start, start))
     }
 
     /// Runs `body` with each block.
     pub fn for_each(self, k: &'k Kernel, body: impl FnOnce(U32<'k>)) {
         let ([first, end], group) = (self.blocks, self.group);
-        if self.back.is_none() {
+        if self.reverse.is_none() {
             return k.for_(first, end, 1, body);
         }
         if group == 1 {
@@ -121,10 +83,34 @@ impl<'k> KOrder<'k> {
     }
 }
 
-/// What a persistent grid reads while it takes tiles in bands, round after round.
+/// Serpentine K of a cluster's tiles: 1 or 0, and what it changes by from tile to tile; nothing in other kernels.
+pub(crate) struct Serpentine<'k>(Option<(Var<'k, u32>, U32<'k>)>);
+
+impl<'k> Serpentine<'k> {
+    /// Begins forward; `serpentine_k` is 1 where every other tile takes K from its end.
+    pub fn new(k: &'k Kernel, serpentine_k: Option<U32<'k>>) -> Self {
+        Serpentine(serpentine_k.map(|step| (k.var(0u32), step)))
+    }
+
+    /// Whether this tile takes K from its end, if it `may`.
+    pub fn current(&self, may: Option<Pred<'k>>) -> Option<Pred<'k>> {
+        let (reverse, _) = self.0?;
+        let reverse = reverse.get().ne(0);
+        Some(may.map_or(reverse, |may| reverse & may))
+    }
+
+    /// Moves to the next tile.
+    pub fn advance(&self) {
+        if let Some((reverse, step)) = self.0 {
+            reverse.set(reverse.live() ^ step);
+        }
+    }
+}
+
+/// Memory traffic of a persistent grid that takes tiles in bands, wave after wave.
 ///
-/// A round has as many tiles as run at a time: the rows of one band and as many columns as that takes. The rows of A stay the same until the band
-/// ends, and B passes by once for each band.
+/// A wave has as many tiles as run at a time: the rows of one band and as many columns as that takes. The rows of A stay the
+/// same until the band ends, and B is read once for each band.
 #[derive(Clone, Copy, Debug)]
 pub struct Sweep {
     /// Tiles along M and along N.
@@ -136,38 +122,38 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Bytes that the L2 cache of an H200 keeps for all of its multiprocessors: half of what it has, as each half of it
-    /// has a copy of what the multiprocessors next to it read.
+    /// Bytes that the L2 cache of an H200 keeps for all of its SMs: half of what it has, as each half of it has a copy of what
+    /// the SMs next to it read.
     const KEPT: u64 = 25 << 20;
 
     fn bands(&self) -> impl Iterator<Item = u32> {
         1..=self.tiles[0].clamp(1, 64)
     }
 
-    /// Bytes that a round reads.
-    fn round_bytes(&self, band: u32) -> u64 {
+    /// Bytes that a wave reads.
+    fn wave_bytes(&self, band: u32) -> u64 {
         let columns = self.concurrent.div_ceil(band).min(self.tiles[1].max(1));
         u64::from(band) * self.bytes[0] + u64::from(columns) * self.bytes[1]
     }
 
-    /// The band whose rounds read the least.
-    pub fn smallest_round(&self) -> u32 {
-        self.bands().min_by_key(|band| self.round_bytes(*band)).unwrap_or(1)
+    /// The band whose waves read the least.
+    pub fn smallest_wave(&self) -> u32 {
+        self.bands().min_by_key(|band| self.wave_bytes(*band)).unwrap_or(1)
     }
 
-    /// The band that is read the least for from memory, where each round begins with what the one before has read last: of the rows that both
-    /// have, it finds as much as is kept. Where all of B is kept, it is the one whose rounds read the least.
+    /// The band that reads the least from memory, where each wave begins with what the one before has read last: of the rows
+    /// that both have, it finds as much as the L2 cache keeps. Where all of B is kept, the band whose waves read the least.
     pub fn best_band(&self) -> u32 {
-        let smallest = self.smallest_round();
+        let smallest = self.smallest_wave();
         let all_of_b = u64::from(self.tiles[1]) * self.bytes[1];
         if u64::from(smallest) * self.bytes[0] + all_of_b <= Self::KEPT {
             return smallest;
         }
         let read_of = |rows: u32| {
-            let (a, round) = (u64::from(rows) * self.bytes[0], self.round_bytes(rows));
-            let lost = round.saturating_sub(Self::KEPT) as f64 / round as f64;
-            let rounds = f64::from(rows) * f64::from(self.tiles[1]) / f64::from(self.concurrent);
-            all_of_b as f64 + a as f64 * (1.0 + lost * (rounds - 1.0).max(0.0))
+            let (a, wave) = (u64::from(rows) * self.bytes[0], self.wave_bytes(rows));
+            let lost = wave.saturating_sub(Self::KEPT) as f64 / wave as f64;
+            let waves = f64::from(rows) * f64::from(self.tiles[1]) / f64::from(self.concurrent);
+            all_of_b as f64 + a as f64 * (1.0 + lost * (waves - 1.0).max(0.0))
         };
         let read = |band: u32| {
             let (bands, rest) = (self.tiles[0] / band, self.tiles[0] % band);
@@ -198,9 +184,9 @@ mod tests {
 
     #[test]
     fn the_band_balances_rows_and_columns() {
-        // 132 square tiles in flight: about 11 by 12.
+        // A wave of 132 square tiles: about 11 by 12.
         let sweep = Sweep { tiles: [64, 64], bytes: [128 * 1024; 2], concurrent: 132 };
-        let band = sweep.smallest_round();
+        let band = sweep.smallest_wave();
         assert!((10..=13).contains(&band), "{band}");
         assert_eq!(Sweep { tiles: [1, 64], ..sweep }.best_band(), 1);
     }
@@ -215,9 +201,9 @@ mod tests {
         assert_eq!(best(8192, 8192, 8192), 11);
         assert_eq!(best(4096, 7168, 16384), 8);
         assert_eq!(best(8192, 6144, 7168), 11);
-        // All rows of A are kept, and B passes by once.
+        // All rows of A are kept, and B is read once.
         assert_eq!(best(4096, 7168, 3072), 16);
-        // All of B is kept, and A passes by.
+        // All of B is kept, and A is read once.
         assert_eq!(best(8192, 4096, 4096), 1);
     }
 }

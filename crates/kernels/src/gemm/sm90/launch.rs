@@ -1,6 +1,7 @@
 //! Launch geometry of the Hopper kernels.
 
 use super::{f16_persistent, fp8_persistent, split_k};
+use crate::gemm::params::{PersistentTuning, SplitKTuning};
 use crate::gemm::scheduler::dynamic;
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::scheduler::order::Sweep;
@@ -60,7 +61,13 @@ impl Raster {
             threads: self.config.threads(),
             shared_bytes: self.config.shared_bytes(),
             cluster,
-            tuning: [cluster_m, cluster_n, band, u32::from(serpentine_k)],
+            tuning: PersistentTuning {
+                cluster_m,
+                cluster_n,
+                raster_band: band,
+                serpentine_k: u32::from(serpentine_k),
+            }
+            .words(),
             ..Launch::default()
         }
     }
@@ -74,12 +81,12 @@ pub(super) fn fp8_persistent(
     passes: u32,
     concurrent: u32,
 ) -> Launch {
-    let serpentine = cfg.turns_back().then_some(cfg.grouping);
+    let serpentine = cfg.serpentine_k().then_some(cfg.grouping);
     let raster = Raster { config: *config, shape, tile: config.cluster_tile(passes), concurrent, serpentine };
     let launch = raster.launch();
     let [m_tiles, n_tiles] = raster.tiles();
-    let tail = cfg.tail(m_tiles * n_tiles, shape.k_blocks(), launch.grid[0] / launch.cluster);
-    let launch = if cfg.turns_back_in(shape.k_blocks()) { launch } else { launch.with_forward_k() };
+    let tail = cfg.stream_k_tiles(m_tiles * n_tiles, shape.k_blocks(), launch.grid[0] / launch.cluster);
+    let launch = if cfg.is_serpentine_in(shape.k_blocks()) { launch } else { launch.with_forward_k() };
     let [cluster_m, cluster_n] = config.cluster;
     let of_b = cfg.box_of_b(cluster_m, passes);
     Launch {
@@ -90,9 +97,9 @@ pub(super) fn fp8_persistent(
         scale_blocks: cfg.scale_blocks(),
         scale_piece: cfg.scale_piece(),
         stream_k: tail,
-        workspace_bytes: match cfg.hands_out_tiles() {
-            true => dynamic::ROOM_BYTES,
-            false => tail.room_bytes(launch.cluster, cfg.sums()),
+        workspace_bytes: match cfg.has_dynamic_scheduler() {
+            true => dynamic::WORKSPACE_BYTES,
+            false => tail.workspace_bytes(launch.cluster, cfg.accumulators()),
         },
         ..launch
     }
@@ -106,7 +113,7 @@ pub(super) fn f16_persistent(
     passes: u32,
     concurrent: u32,
 ) -> Launch {
-    let serpentine = cfg.turns_back().then_some(cfg.grouping);
+    let serpentine = cfg.serpentine_k().then_some(cfg.grouping);
     let raster = Raster { config: *config, shape, tile: config.cluster_tile(passes), concurrent, serpentine };
     let [cluster_m, cluster_n] = config.cluster;
     let of_b = cfg.box_of_b(cluster_m, passes);
@@ -145,7 +152,12 @@ fn split_k_grid(config: &GemmConfig, shape: GemmShape) -> Launch {
         threads: config.threads(),
         shared_bytes: config.shared_bytes(),
         cluster: config.split_k,
-        tuning: [config.stages, u32::from(m_tiles == 1), 0, 0],
+        tuning: SplitKTuning {
+            stages: config.stages,
+            stream_b_once: u32::from(m_tiles == 1),
+            slab_k_blocks: 0,
+        }
+        .words(),
         ..Launch::default()
     }
 }

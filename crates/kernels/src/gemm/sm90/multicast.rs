@@ -1,44 +1,79 @@
-//! What a block loads of the operands of its cluster.
+//! Multicast loads: what a block loads of the operands of its cluster, and how it releases stages that others have filled.
+//!
+//! The blocks of one row of a cluster need the same rows of A, those of one column the same rows of B. Each block loads a part and
+//! multicasts it, and a stage is empty when all blocks that received it have read it.
 
 use crate::BLOCK_K;
-use crate::gemm::epilogue::fusion::{Fusion, Pieces};
+use crate::common::pipeline::{Pipeline, RemoteEmpty};
+use crate::gemm::operand::gate_up::{Fusion, GateUpRows};
+use crate::gemm::scheduler::ClusterPosition;
 use oxigemm_ptx::tma::{CachePolicy, LoadOptions, TensorMap};
 use oxigemm_ptx::{Kernel, MBarrier, Pred, Shared, U16, U32};
 
-/// A row, as a signed number, that no box of a tile reaches a tensor's first from.
+/// A row, as a signed number, from which no box of a tile reaches a tensor's first row.
 const BEFORE_ANY_ROW: u32 = (-256i32).cast_unsigned();
 
-/// The part of a tile that this block loads, and for which blocks of the cluster.
+/// Multicast load: the part of an operand tile that this block loads, and for which blocks of the cluster.
 #[derive(Clone, Copy)]
-pub(crate) struct Share<'k> {
-    pub(crate) first_row: U32<'k>,
-    pub(crate) rows: U32<'k>,
-    pub(crate) several: Pred<'k>,
-    pub(crate) blocks: U16<'k>,
-    /// Whether it need not stay in the L2 cache, and the policy of what need not.
-    pub(crate) streamed: Option<(Pred<'k>, CachePolicy<'k>)>,
+pub(crate) struct MulticastLoad<'k> {
+    first_row: U32<'k>,
+    rows: U32<'k>,
+    /// Whether several blocks receive it, and which.
+    is_multicast: Pred<'k>,
+    blocks: U16<'k>,
+    /// Whether it need not stay in the L2 cache, and the policy for that.
+    streamed: Option<(Pred<'k>, CachePolicy<'k>)>,
 }
 
-/// A box of a tile whose rows are [pieces](Pieces) of B.
+/// Box of a tile of a fused kernel, whose [rows of B](GateUpRows) are not contiguous.
 #[derive(Clone, Copy)]
-pub(crate) struct PieceBox<'k> {
+pub(crate) struct GateUpBox<'k> {
     /// Whether this block loads it.
     exists: Pred<'k>,
     /// Its first row of the tile.
     in_tile: U32<'k>,
-    /// The column of D that this belongs to, and which of its sums, where it has several.
+    /// The column of D that this belongs to, and whether it has gates or ups, where there are both.
     column: U32<'k>,
     part: Option<U32<'k>>,
 }
 
-impl<'k> Share<'k> {
-    /// The same which, where `holds`, is loaded with this policy. (Elsewhere with none: that is faster than the one
-    /// that is called normal.)
-    pub fn streamed(self, holds: Pred<'k>, policy: CachePolicy<'k>) -> Self {
-        Share { streamed: Some((holds, policy)), ..self }
+impl<'k> MulticastLoad<'k> {
+    /// A tile's rows of A, of so many lines of 128 bytes: each block of a row of the cluster loads an equal part for all of them.
+    pub fn of_a(cluster: &ClusterPosition<'k>, lines: u32) -> Self {
+        let ([_, blocks], [rank_m, rank_n]) = (cluster.blocks, cluster.rank);
+        let k = blocks.kernel();
+        let all = (k.constant(1u32) << blocks) - 1;
+        let rows = k.constant(lines) / blocks;
+        MulticastLoad {
+            first_row: rank_n * rows,
+            rows,
+            is_multicast: blocks.gt(1),
+            streamed: None,
+            blocks: (all << (rank_m * blocks)).to_u16(),
+        }
     }
 
-    /// Loads it: `row` is the tile's first.
+    /// A tile's rows of B: each block of a column of the cluster loads an equal part.
+    pub fn of_b(cluster: &ClusterPosition<'k>, lines: u32) -> Self {
+        let ([blocks, cluster_n], [rank_m, rank_n]) = (cluster.blocks, cluster.rank);
+        let k = blocks.kernel();
+        let other_row = blocks.gt(1).select::<u32>(1, 0) << cluster_n;
+        let rows = k.constant(lines) / blocks;
+        MulticastLoad {
+            first_row: rank_m * rows,
+            rows,
+            is_multicast: blocks.gt(1),
+            streamed: None,
+            blocks: ((other_row | 1) << rank_n).to_u16(),
+        }
+    }
+
+    /// The load with this cache policy where `holds`. (Elsewhere without one: that is faster than the normal policy.)
+    pub fn streamed(self, holds: Pred<'k>, policy: CachePolicy<'k>) -> Self {
+        MulticastLoad { streamed: Some((holds, policy)), ..self }
+    }
+
+    /// Loads this block's part: `row` is the tile's first.
     pub fn load(
         &self,
         k: &'k Kernel,
@@ -83,28 +118,28 @@ impl<'k> Share<'k> {
         });
     }
 
-    /// The boxes that it is where the rows of a tile of so many are [pieces](Pieces) of B. To find them takes about as long as to load them: once for all
-    /// blocks of K. `n` is the tile's first column of D.
-    pub fn boxes(&self, pieces: &Pieces<'k>, tile_rows: u32, n: U32<'k>) -> Vec<PieceBox<'k>> {
-        let rows = pieces.box_rows(self.rows);
-        let most = (tile_rows / (pieces.columns * pieces.fusion.sums())).max(1);
+    /// Boxes of a tile of so many [rows of B](GateUpRows). To find them takes about as long as to load them: once for all K blocks.
+    /// `n` is the tile's first column of D.
+    pub fn boxes(&self, gate_up: &GateUpRows<'k>, tile_rows: u32, n: U32<'k>) -> Vec<GateUpBox<'k>> {
+        let rows = gate_up.box_rows(self.rows);
+        let most = (tile_rows / (gate_up.columns * gate_up.fusion.accumulators())).max(1);
         let place = |nth: u32| {
             let offset = rows * nth;
             let in_tile = self.first_row + offset;
-            let [column, part] = pieces.place_in_part(n, in_tile);
-            let part = (pieces.fusion == Fusion::Gated).then_some(part);
-            PieceBox { exists: offset.lt(self.rows), in_tile, column, part }
+            let [column, part] = gate_up.column_and_part(n, in_tile);
+            let part = (gate_up.fusion == Fusion::Gated).then_some(part);
+            GateUpBox { exists: offset.lt(self.rows), in_tile, column, part }
         };
         (0..most).map(place).collect()
     }
 
-    /// Loads such boxes, of one of B's groups if there are some.
+    /// Loads such boxes, from one of B's groups if there are some.
     pub fn load_boxes(
         &self,
         k: &'k Kernel,
         tensor: &TensorMap<'k>,
         (depth, group): (U32<'k>, Option<U32<'k>>),
-        boxes: &[PieceBox<'k>],
+        boxes: &[GateUpBox<'k>],
         tile: Shared<'k>,
         full: MBarrier<'k>,
     ) {
@@ -130,16 +165,42 @@ impl<'k> Share<'k> {
         self.load_by(k, |options| tensor.load(at, to, full, options));
     }
 
-    /// Has something loaded as it is to be: for the blocks that share it, and with the policy that it has.
+    /// Loads for all blocks that receive it, with its cache policy.
     fn load_by(&self, k: &'k Kernel, load: impl Fn(LoadOptions<'k>)) {
         let load = |cache| {
             let alone = LoadOptions { cache, multicast: None };
             let shared = LoadOptions { multicast: Some(self.blocks), ..alone };
-            k.if_else(self.several, || load(shared), || load(alone));
+            k.if_else(self.is_multicast, || load(shared), || load(alone));
         };
         match self.streamed {
             None => load(None),
             Some((holds, policy)) => k.if_else(holds, || load(Some(policy)), || load(None)),
         }
+    }
+}
+
+/// Release of stages by a consumer warp: lane `i` arrives at the `empty` barrier of the `i`-th block that writes to them.
+pub(crate) struct StageRelease<'k> {
+    takes_part: Pred<'k>,
+    empty: RemoteEmpty<'k>,
+}
+
+impl<'k> StageRelease<'k> {
+    /// For the blocks that share stages with this one.
+    pub fn new(k: &'k Kernel, cluster: &ClusterPosition<'k>, pipe: &Pipeline<'k>, lane: U32<'k>) -> Self {
+        let ([cluster_m, cluster_n], [rank_m, rank_n]) = (cluster.blocks, cluster.rank);
+        // Lanes below cluster_n: the blocks of this block's row. The next cluster_m - 1: the others of its column.
+        let in_row = lane.lt(cluster_n);
+        let other_row = (rank_m + 1 + (lane - cluster_n)) % cluster_m;
+        let target = in_row.select(rank_m * cluster_n + lane, other_row * cluster_n + rank_n);
+        let takes_part = lane.lt(cluster_m + cluster_n - 1);
+        let own = k.cluster_rank();
+        StageRelease { takes_part, empty: pipe.empty_in_block(takes_part.select(target, own)) }
+    }
+
+    /// Releases a stage.
+    pub fn release(&self, k: &'k Kernel, stage: U32<'k>) {
+        let barrier = self.empty.at(stage);
+        k.guard(self.takes_part, || barrier.arrive());
     }
 }

@@ -97,11 +97,11 @@ impl KernelSpec for fp8_persistent::Config {
     }
 
     fn is_stream_k(&self) -> bool {
-        self.shares_tail
+        self.stream_k
     }
 
     fn has_dynamic_scheduler(&self) -> bool {
-        self.hands_out_tiles()
+        self.has_dynamic_scheduler()
     }
 
     fn tma_stores_f32(&self) -> bool {

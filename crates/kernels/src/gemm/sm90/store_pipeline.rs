@@ -1,25 +1,25 @@
-//! From accumulators to memory in rounds: of 16-bit products, and of FP8 ones with a scale for each row of B.
+//! Store pipeline: from accumulators to D in batches of panels, of 16-bit and of 1D1D FP8 kernels.
 //!
-//! A warpgroup has a staging area of some panels: 64 rows of 128 bytes. Where the copy engine can store D, the
-//! warpgroup fills the area, and a thread that does not multiply has it stored; a part of a tile that is larger than the
-//! area, as it is in FP32 most of all, takes several such rounds. Math and storing threads go through the same list.
+//! A consumer warpgroup has a staging area of some panels: 64 rows of 128 bytes. Where TMA can store D, the warpgroup fills the
+//! area, and a store thread has it stored. A part of a tile that is larger than the area, as it is in FP32 most of all, takes several
+//! such batches. Consumers and store threads go through the same list.
 
 use crate::common::pipeline::{Pipeline, Reader};
 use crate::gemm::epilogue::{
     OutputFlags, OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_BYTES, WarpOutput, chunk_offset,
 };
-use crate::gemm::sm90::warpgroups::WAVE_ROWS;
+use crate::gemm::sm90::warpgroups::M_SUBTILE_STRIDE;
 use oxigemm_ptx::tma::StoreReduction;
 use oxigemm_ptx::{Kernel, Shared, U32, Var};
 
 /// What a warpgroup computes of a tile: as many times 64 rows as there are waves, all of the same columns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PartShape {
-    pub waves: u32,
+    pub m_subtiles: u32,
     pub columns: u32,
 }
 
-/// What a panel holds.
+/// Element type of a panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// 64 columns of a 16-bit type.
@@ -40,7 +40,7 @@ impl Kind {
 /// A panel of a part: its columns of one wave, and its place in the staging area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Panel {
-    wave: u32,
+    subtile: u32,
     first_column: u32,
     columns: u32,
     slot: u32,
@@ -53,10 +53,10 @@ impl PartShape {
     }
 
     fn panels_of(&self, kind: Kind) -> impl Iterator<Item = Panel> {
-        let (waves, columns, width) = (self.waves, self.columns, kind.columns());
-        (0..waves).flat_map(move |wave| {
+        let (m_subtiles, columns, width) = (self.m_subtiles, self.columns, kind.columns());
+        (0..m_subtiles).flat_map(move |subtile| {
             (0..columns).step_by(width as usize).map(move |first_column| Panel {
-                wave,
+                subtile,
                 first_column,
                 columns: width.min(columns - first_column),
                 slot: 0,
@@ -64,94 +64,101 @@ impl PartShape {
         })
     }
 
-    /// The panels in rounds of as many as the staging area has room for.
-    fn rounds(&self, kind: Kind, room: u32) -> Vec<Vec<Panel>> {
+    /// The panels in batches of as many as the staging area holds.
+    fn batches(&self, kind: Kind, capacity: u32) -> Vec<Vec<Panel>> {
         let panels: Vec<Panel> = self.panels_of(kind).collect();
-        let round = |panels: &[Panel]| {
+        let batch = |panels: &[Panel]| {
             (0u32..).zip(panels).map(|(slot, panel)| Panel { slot, ..*panel }).collect::<Vec<_>>()
         };
-        panels.chunks(room as usize).map(round).collect()
+        panels.chunks(capacity as usize).map(batch).collect()
     }
 }
 
-/// How the copy engine is asked to add sums to FP32.
+/// Order in which TMA adds the panels of a batch to FP32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Adding {
+pub(crate) enum AddOrder {
     /// All panels at once.
     AtOnce,
-    /// A panel when the one before it has been read, to what the L2 cache has fetched while the tile was computed: else the loads
-    /// of the next tile wait behind all of them in the copy engine.
-    Fetched,
-    /// A panel when the one before it is in memory. All multiprocessors add at about the same time, and loads wait for that; a long
-    /// tile leaves the time, and what was fetched ahead would only take place in the cache.
+    /// A panel when the one before it has been read, to what was prefetched into the L2 cache while the tile was computed: else the loads
+    /// of the next tile wait behind all of them in the TMA unit.
+    Prefetched,
+    /// A panel when the one before it is in memory. All SMs add at about the same time, and loads wait for that; a long tile leaves the
+    /// time, and a prefetch would only occupy the cache.
     OneByOne,
 }
 
-/// The way of a warpgroup's part of a tile to D.
+/// Store pipeline of a warpgroup's part of a tile.
 #[derive(Clone, Copy)]
-pub(crate) struct Outbox<'k> {
+pub(crate) struct StorePipeline<'k> {
     pub k: &'k Kernel,
     pub params: OutputParams<'k>,
     /// The slab of D, where its map has several.
     pub slab: Option<U32<'k>>,
     /// Whether D may go on behind the last of its [`rows`](OutputParams::rows), with those of another group.
-    pub goes_on: bool,
-    pub adding: Adding,
-    /// Whether the copy engine stores FP32 as well, and adds it: what has a factor it cannot.
+    pub rows_follow: bool,
+    pub add_order: AddOrder,
+    /// Whether TMA stores FP32 as well, and adds it: with a factor of C it cannot.
     pub stores_f32: bool,
     pub shape: PartShape,
     /// Panels that the staging area holds.
-    pub room: u32,
+    pub panels: u32,
     /// The warpgroup's staging area, aligned to 1024.
     pub staging: Shared<'k>,
-    /// The staging areas of the warpgroups, as if each were a stage of a ring: `full` when it holds a round.
+    /// The staging areas of the warpgroups, each a stage of a ring: `full` when it holds a batch.
     pub ring: Pipeline<'k>,
     pub warpgroup: U32<'k>,
 }
 
-impl<'k> Outbox<'k> {
+impl<'k> StorePipeline<'k> {
     /// The same for rows before `end` of one of D's slabs, which are `stride` elements apart.
     pub fn in_slab(self, slab: U32<'k>, stride: U32<'k>, end: U32<'k>) -> Self {
-        Outbox { params: self.params.in_slab(slab, stride, end), slab: Some(slab), goes_on: true, ..self }
+        StorePipeline {
+            params: self.params.in_slab(slab, stride, end),
+            slab: Some(slab),
+            rows_follow: true,
+            ..self
+        }
     }
 
-    /// The same for rows of D before `end`, and a thread that stores them in one of its slabs: see [`crate::gemm::scheduler::k_grouped`].
+    /// The same for rows of D before `end`, and a store thread that stores them in one of its slabs: see [`crate::gemm::scheduler::k_grouped`].
     pub fn of_group(self, slab: U32<'k>, end: U32<'k>) -> Self {
         let params = OutputParams { rows: end, ..self.params };
-        Outbox { params, slab: Some(slab), ..self }
+        StorePipeline { params, slab: Some(slab), ..self }
     }
 
     fn panel(&self, panel: &Panel, [row, column]: [U32<'k>; 2]) -> Panels<'k> {
         Panels {
-            row: row + panel.wave * WAVE_ROWS,
+            row: row + panel.subtile * M_SUBTILE_STRIDE,
             column: column + panel.first_column,
             staging: self.staging.at(panel.slot * PANEL_BYTES),
         }
     }
 
-    /// A math warp's rows of the part that begins at `first`: a fragment of sums for each wave. `parity` is the
+    /// A math warp's rows of the part that begins at `first`: a fragment of accumulators for each wave. `parity` is the
     /// warpgroup's place in the ring, which begins as a writer's.
     pub fn write(
         &self,
         [warp, lane]: [U32<'k>; 2],
         first: [U32<'k>; 2],
-        sums: &[&[Var<'k, f32>]],
+        accumulators: &[&[Var<'k, f32>]],
         parity: Var<'k, u32>,
     ) {
         let (k, p) = (self.k, &self.params);
         k.if_else(
             p.has(OutputFlags::PLAIN),
             || {
-                let rounds = |kind| self.write_rounds(kind, [warp, lane], first, sums, parity);
+                let batches = |kind| self.write_batches(kind, [warp, lane], first, accumulators, parity);
                 match self.stores_f32 {
-                    true => k.if_else(p.has(OutputFlags::F32), || rounds(Kind::F32), || rounds(Kind::Half)),
-                    false => rounds(Kind::Half),
+                    true => k.if_else(p.has(OutputFlags::F32), || batches(Kind::F32), || batches(Kind::Half)),
+                    false => batches(Kind::Half),
                 }
             },
             || {
-                let whole = |wave| Panel { wave, first_column: 0, columns: self.shape.columns, slot: 0 };
-                let rows = |wave| self.rows([warp, lane], &whole(wave), first);
-                let parts = (0u32..).zip(sums).map(|(wave, sums)| (rows(wave), *sums));
+                let whole =
+                    |subtile| Panel { subtile, first_column: 0, columns: self.shape.columns, slot: 0 };
+                let rows = |subtile| self.rows([warp, lane], &whole(subtile), first);
+                let parts =
+                    (0u32..).zip(accumulators).map(|(subtile, accumulators)| (rows(subtile), *accumulators));
                 WarpOutput::write_f32(k, &parts.collect::<Vec<_>>());
             },
         );
@@ -162,60 +169,61 @@ impl<'k> Outbox<'k> {
         WarpOutput { params: &self.params, place: self.panel(panel, first), warp, lane }
     }
 
-    fn write_rounds(
+    fn write_batches(
         &self,
         kind: Kind,
         [warp, lane]: [U32<'k>; 2],
         first: [U32<'k>; 2],
-        sums: &[&[Var<'k, f32>]],
+        accumulators: &[&[Var<'k, f32>]],
         parity: Var<'k, u32>,
     ) {
         let k = self.k;
-        for round in self.shape.rounds(kind, self.room) {
-            let staged: Vec<_> = round
+        for batch in self.shape.batches(kind, self.panels) {
+            let staged: Vec<_> = batch
                 .iter()
                 .map(|panel| {
                     let [from, end] = [panel.first_column, panel.first_column + panel.columns];
-                    let sums = &sums[panel.wave as usize][from as usize / 2..end as usize / 2];
-                    (panel, self.rows([warp, lane], panel, first), sums)
+                    let accumulators =
+                        &accumulators[panel.subtile as usize][from as usize / 2..end as usize / 2];
+                    (panel, self.rows([warp, lane], panel, first), accumulators)
                 })
                 .collect();
             let whole = |panel: &Panel| panel.columns == kind.columns();
             let stage = || {
-                for (panel, rows, sums) in &staged {
+                for (panel, rows, accumulators) in &staged {
                     match kind {
-                        Kind::Half => rows.stage(k, sums),
-                        Kind::F32 if whole(panel) => stage_f32(rows, sums),
+                        Kind::Half => rows.stage(k, accumulators),
+                        Kind::F32 if whole(panel) => stage_f32(rows, accumulators),
                         Kind::F32 => {}
                     }
                 }
             };
             let reader = Reader::of_panels(self.shape.columns >= kind.columns());
-            self.ring.hand_over(reader, (self.warpgroup, lane), parity, stage);
+            self.ring.write_stage(reader, (self.warpgroup, lane), parity, stage);
             // Columns that are no whole panel are stored by the lanes.
-            for (panel, rows, sums) in staged.iter().filter(|(panel, ..)| !whole(panel)) {
+            for (panel, rows, accumulators) in staged.iter().filter(|(panel, ..)| !whole(panel)) {
                 match kind {
                     Kind::Half => rows.store_left_over(k, panel.columns),
-                    Kind::F32 => WarpOutput::write_f32(k, &[(*rows, *sums)]),
+                    Kind::F32 => WarpOutput::write_f32(k, &[(*rows, *accumulators)]),
                 }
             }
-            if self.goes_on {
-                self.store_within(kind, [warp, lane], first, &round);
+            if self.rows_follow {
+                self.store_within(kind, [warp, lane], first, &batch);
             }
         }
     }
 
-    /// A warp's rows of those panels of a round that rows of another group follow in: the lanes store them.
+    /// Stores a warp's rows of those panels of a batch that rows of another group follow in, by its lanes.
     fn store_within(
         &self,
         kind: Kind,
         [warp, lane]: [U32<'k>; 2],
         [row, column]: [U32<'k>; 2],
-        round: &[Panel],
+        batch: &[Panel],
     ) {
         let k = self.k;
-        k.for_(0, round.len() as u32, 1, |slot| {
-            let place = self.nth_panel(kind, [row, column], round, slot);
+        k.for_(0, batch.len() as u32, 1, |slot| {
+            let place = self.nth_panel(kind, [row, column], batch, slot);
             let rows = WarpOutput { params: &self.params, place, warp, lane };
             match kind {
                 Kind::Half => rows.store_within(k, kind.columns()),
@@ -224,68 +232,67 @@ impl<'k> Outbox<'k> {
         });
     }
 
-    /// The panel of a round that is in a slot of the staging area; all of the part are whole.
+    /// The panel of a batch that is in a slot of the staging area; all panels of the part are whole.
     fn nth_panel(
         &self,
         kind: Kind,
         [row, column]: [U32<'k>; 2],
-        round: &[Panel],
+        batch: &[Panel],
         slot: U32<'k>,
     ) -> Panels<'k> {
         let shape = self.shape;
         debug_assert!(shape.columns.is_multiple_of(kind.columns()), "panels are whole");
         let across = shape.columns / kind.columns();
-        let before = round[0].wave * across + round[0].first_column / kind.columns();
+        let before = batch[0].subtile * across + batch[0].first_column / kind.columns();
         let panel = slot + before;
-        let wave = panel / across;
+        let subtile = panel / across;
         Panels {
-            row: row + wave * WAVE_ROWS,
-            column: column + (panel - wave * across) * kind.columns(),
+            row: row + subtile * M_SUBTILE_STRIDE,
+            column: column + (panel - subtile * across) * kind.columns(),
             staging: self.staging.at(slot * PANEL_BYTES),
         }
     }
 
-    /// Has the L2 cache fetch what the sums of the part that begins at `first` will be added to, where that pays.
+    /// Prefetches into the L2 cache what the part that begins at `first` will be added to, where that pays.
     pub fn prefetch(&self, first: [U32<'k>; 2]) {
-        if self.adding != Adding::Fetched {
+        if self.add_order != AddOrder::Prefetched {
             return;
         }
         let p = &self.params;
         self.k.if_(p.has(OutputFlags::F32) & p.has(OutputFlags::ADDEND), || {
             let whole = |panel: &Panel| panel.columns == Kind::F32.columns();
             for panel in self.shape.panels_of(Kind::F32).filter(whole) {
-                p.d_map.prefetch_tile(&self.place(&self.panel(&panel, first)));
+                p.d_map.prefetch_tile(&self.coordinates(&self.panel(&panel, first)));
             }
         });
     }
 
-    /// Where a panel is in D's map.
-    fn place(&self, at: &Panels<'k>) -> Vec<U32<'k>> {
+    /// Coordinates of a panel in D's map.
+    fn coordinates(&self, at: &Panels<'k>) -> Vec<U32<'k>> {
         [self.params.column_of_d(at.column), at.row].into_iter().chain(self.slab).collect()
     }
 
-    /// The storing thread's side of one tile, whose part begins at `first`. `parity` is its place in the ring, which
-    /// begins as a reader's.
+    /// The store thread's side of one tile, whose part begins at `first`. `parity` is its in the ring, which begins as a consumer's.
     pub fn store(&self, first: [U32<'k>; 2], parity: Var<'k, u32>) {
         if !self.stores_f32 {
-            return self.store_rounds(Kind::Half, first, parity);
+            return self.store_batches(Kind::Half, first, parity);
         }
         self.k.if_else(
             self.params.has(OutputFlags::F32),
-            || self.store_rounds(Kind::F32, first, parity),
-            || self.store_rounds(Kind::Half, first, parity),
+            || self.store_batches(Kind::F32, first, parity),
+            || self.store_batches(Kind::Half, first, parity),
         );
     }
 
-    fn store_rounds(&self, kind: Kind, first: [U32<'k>; 2], parity: Var<'k, u32>) {
+    fn store_batches(&self, kind: Kind, first: [U32<'k>; 2], parity: Var<'k, u32>) {
         let (k, p) = (self.k, &self.params);
-        for round in self.shape.rounds(kind, self.room) {
-            let whole = round.iter().filter(|panel| panel.columns == kind.columns());
+        for batch in self.shape.batches(kind, self.panels) {
+            let whole = batch.iter().filter(|panel| panel.columns == kind.columns());
             let panels: Vec<_> = whole.map(|panel| self.panel(panel, first)).collect();
             self.ring.full(self.warpgroup).wait(parity.get());
             let each = |store: &dyn Fn(&Panels<'k>)| {
                 for at in &panels {
-                    match self.goes_on {
+                    match self.rows_follow {
                         false => store(at),
                         true => k.if_(at.is_before(p.rows), || store(at)),
                     }
@@ -295,25 +302,26 @@ impl<'k> Outbox<'k> {
                 k.bulk_commit();
                 k.bulk_wait_read(0);
             };
-            // What is added to FP32 is D itself, and the copy engine adds it.
-            let add_panel =
-                |at: &Panels<'k>| p.d_map.store_reducing(StoreReduction::Add, &self.place(at), at.staging);
-            let add = || match self.adding {
-                Adding::AtOnce => {
+            // What is added to FP32 is D itself, and TMA adds it.
+            let add_panel = |at: &Panels<'k>| {
+                p.d_map.store_reducing(StoreReduction::Add, &self.coordinates(at), at.staging)
+            };
+            let add = || match self.add_order {
+                AddOrder::AtOnce => {
                     each(&add_panel);
                     wait_until_read();
                 }
-                Adding::Fetched | Adding::OneByOne => k.for_(0, round.len() as u32, 1, |slot| {
-                    add_panel(&self.nth_panel(kind, first, &round, slot));
+                AddOrder::Prefetched | AddOrder::OneByOne => k.for_(0, batch.len() as u32, 1, |slot| {
+                    add_panel(&self.nth_panel(kind, first, &batch, slot));
                     k.bulk_commit();
-                    match self.adding {
-                        Adding::OneByOne => k.bulk_wait(0),
+                    match self.add_order {
+                        AddOrder::OneByOne => k.bulk_wait(0),
                         _ => k.bulk_wait_read(0),
                     }
                 }),
             };
             let store = || {
-                each(&|at| p.d_map.store(&self.place(at), at.staging));
+                each(&|at| p.d_map.store(&self.coordinates(at), at.staging));
                 wait_until_read();
             };
             match kind {
@@ -326,23 +334,23 @@ impl<'k> Outbox<'k> {
     }
 }
 
-/// Lays a warp's rows of a panel out in FP32, as the copy engine reads them.
+/// Stages a warp's rows of a panel in FP32, as TMA reads them.
 ///
-/// Half of a warp stores to four rows at a time, eight numbers of each. Of those, two neighbours would meet in the same banks; so odd rows
+/// Half of a warp stores to four rows at a time, eight numbers of each. Of those, two neighbours would have a bank conflict; so odd rows
 /// take the octets of columns in another order than even ones.
-fn stage_f32<'k>(rows: &WarpOutput<'k, '_>, sums: &[Var<'k, f32>]) {
+fn stage_f32<'k>(rows: &WarpOutput<'k, '_>, accumulators: &[Var<'k, f32>]) {
     const APART: usize = 2;
     let (row, pair) = (rows.lane >> 2, rows.lane & 3);
     let odd = (row & 1).eq(1);
     let panel = rows.place.staging.at(rows.warp * WARP_BYTES).at((pair & 1) * 8);
     let first_chunk = (pair >> 1) ^ odd.select(APART as u32 * 2, 0);
-    let octets: Vec<_> = sums.chunks(4).collect();
+    let octets: Vec<_> = accumulators.chunks(4).collect();
     for (octet, even_row) in octets.iter().enumerate() {
         let odd_row = octets[octet ^ APART];
-        let sum = |i: usize| odd.select(odd_row[i].live(), even_row[i].live());
+        let value = |i: usize| odd.select(odd_row[i].live(), even_row[i].live());
         let upper = panel.at(chunk_offset(row, first_chunk ^ (octet as u32 * 2)));
-        upper.store_vec([sum(0), sum(1)]);
-        upper.at(8 * ROW_BYTES).store_vec([sum(2), sum(3)]);
+        upper.store_vec([value(0), value(1)]);
+        upper.at(8 * ROW_BYTES).store_vec([value(2), value(3)]);
     }
 }
 
@@ -351,23 +359,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_column_is_in_one_panel_and_every_round_fits() {
-        for (waves, columns) in [(2, 128), (1, 256), (1, 192), (1, 176), (1, 144), (1, 128), (1, 64)] {
-            let shape = PartShape { waves, columns };
-            for (kind, room) in [(Kind::Half, shape.panels()), (Kind::F32, shape.panels()), (Kind::F32, 1)] {
-                let rounds = shape.rounds(kind, room);
-                let mut covered = vec![0; (waves * columns) as usize];
-                for panel in rounds.iter().flatten() {
-                    let first = panel.wave * columns + panel.first_column;
+    fn every_column_is_in_one_panel_and_every_batch_fits() {
+        for (m_subtiles, columns) in [(2, 128), (1, 256), (1, 192), (1, 176), (1, 144), (1, 128), (1, 64)] {
+            let shape = PartShape { m_subtiles, columns };
+            for (kind, capacity) in
+                [(Kind::Half, shape.panels()), (Kind::F32, shape.panels()), (Kind::F32, 1)]
+            {
+                let batches = shape.batches(kind, capacity);
+                let mut covered = vec![0; (m_subtiles * columns) as usize];
+                for panel in batches.iter().flatten() {
+                    let first = panel.subtile * columns + panel.first_column;
                     covered[first as usize..][..panel.columns as usize].iter_mut().for_each(|x| *x += 1);
                 }
                 assert!(covered.iter().all(|x| *x == 1), "{shape:?} {kind:?}");
-                for round in &rounds {
-                    assert!(round.len() as u32 <= room);
-                    assert!((0u32..).zip(round).all(|(slot, panel)| panel.slot == slot));
+                for batch in &batches {
+                    assert!(batch.len() as u32 <= capacity);
+                    assert!((0u32..).zip(batch).all(|(slot, panel)| panel.slot == slot));
                 }
             }
-            assert_eq!(shape.rounds(Kind::Half, shape.panels()).len(), 1, "16 bits take one round");
+            assert_eq!(shape.batches(Kind::Half, shape.panels()).len(), 1, "16 bits take one batch");
         }
     }
 }

@@ -100,7 +100,7 @@ fn fp8(
         scales_of_b,
         e5m2: None,
         fusion: Fusion::None,
-        shares_tail: false,
+        stream_k: false,
     })
 }
 
@@ -131,7 +131,7 @@ fn nt() -> impl Iterator<Item = Operands> {
 
 fn fp8_dense() -> impl Iterator<Item = Kernel> {
     let stream_k = fp8(FP8_STREAM_K, Grouping::Dense, ScalesOfB::Blocks)
-        .map(|config| fp8_persistent::Config { shares_tail: true, ..config });
+        .map(|config| fp8_persistent::Config { stream_k: true, ..config });
     let split_k = FP8_SPLIT_K.iter().copied().map(fp8_split_k);
     fp8(FP8, Grouping::Dense, ScalesOfB::Blocks)
         .chain(stream_k)

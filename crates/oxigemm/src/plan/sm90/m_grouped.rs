@@ -66,7 +66,7 @@ pub(super) fn estimate(config: &GemmConfig, shape: &MGroupedShape, passes: u32, 
     let [_, columns] = config.cluster_tile(passes);
     let tiles = groups * tiles_m * f64::from(shape.n.div_ceil(columns));
     let [n, k] = [shape.n, shape.k].map(f64::from);
-    let rows_of_b = n * f64::from(config.kernel.fusion().sums());
+    let rows_of_b = n * f64::from(config.kernel.fusion().accumulators());
     let (read_again, table, speeds) = match is_fp8 {
         true => (READ_AGAIN, GROUP_TABLE, &FP8),
         false => (READ_AGAIN_F16, GROUP_TABLE_F16, &F16),

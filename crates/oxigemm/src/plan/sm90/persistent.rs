@@ -112,7 +112,7 @@ pub(super) fn dense(config: &GemmConfig, shape: GemmShape, limits: &Limits) -> C
 pub(super) fn fused(config: &GemmConfig, shape: GemmShape, passes: u32, limits: &Limits) -> Cost {
     let (tile, fusion) = (Tile::of(config), config.kernel.fusion());
     let [rows, columns] = config.cluster_tile(passes);
-    let whole = GemmShape { n: shape.n * fusion.sums(), ..shape };
+    let whole = GemmShape { n: shape.n * fusion.accumulators(), ..shape };
     let work = Work {
         tiles: f64::from(shape.m.div_ceil(rows)) * f64::from(shape.n.div_ceil(columns)),
         k_blocks: config.k_blocks(shape.k) * passes,

@@ -59,7 +59,7 @@ pub(super) fn estimate(config: &GemmConfig, shape: GemmShape, limits: &Limits) -
     let (tile, split, stages) = (Tile::of(config), config.split_k, config.stages);
     let (fusion, shared) = (config.kernel.fusion(), config.shared_bytes());
     let fused = fusion != Fusion::None;
-    let shape = GemmShape { n: shape.n * fusion.sums(), ..shape };
+    let shape = GemmShape { n: shape.n * fusion.accumulators(), ..shape };
     let by_shared = limits.shared_per_sm / (shared + limits.arch.limits().reserved_shared);
     let per_sm = by_shared.min(blocks_by_registers(config, &tile, fused));
     let k_blocks = f64::from(tile.operands.k_blocks(shape.k));

@@ -1,61 +1,33 @@
-//! Sums that are [finished](crate::gemm::epilogue::fusion) before they are stored.
+//! Epilogue of the persistent 16-bit kernel: from accumulators to staging areas, and from there to D.
 
-use super::{Block, Config};
-use crate::gemm::epilogue::fp8_output::{QuantizedOutput, panels, passes};
-use crate::gemm::epilogue::fusion::{FusedFlags, FusedParams, Fusion, Pieces, Sums};
+use super::Block;
+use crate::gemm::epilogue::fp8_output::{QuantizedOutput, panels};
+use crate::gemm::epilogue::fusion::{EpilogueFlags, EpilogueParams, FusedAccumulators};
 use crate::gemm::epilogue::{OutputParams, Panels};
-use crate::gemm::params::Params;
-use crate::gemm::scheduler::TilePlace;
-use crate::gemm::sm90::store_pipeline::Outbox;
-use oxigemm_ptx::{U32, Var};
+use crate::gemm::scheduler::m_grouped::{Grouping, TileGroup};
+use crate::gemm::scheduler::tile::TileInfo;
+use crate::gemm::sm90::store_pipeline::{AddOrder, StorePipeline};
+use crate::gemm::sm90::warpgroups::{M_SUBTILE_STRIDE, MATH_WARPS};
+use oxigemm_ptx::{Shared, U32, Var};
 
-impl Config {
-    /// Whether sums are finished before they are stored.
-    pub fn is_fused(&self) -> bool {
-        self.fusion != Fusion::None
-    }
-
-    /// Columns of D that a tile's sums become.
-    pub fn tile_columns(&self) -> u32 {
-        self.block_n / self.fusion.sums()
-    }
-
-    /// How many times a block computes that many columns for D to be quantized.
-    pub fn quantized_passes(&self) -> u32 {
-        if self.is_fused() { passes(self.part().columns) } else { 1 }
-    }
-
-    /// Bytes of a staging area that a warpgroup needs for D to be quantized.
-    pub(super) fn quantized_bytes(&self) -> u32 {
-        let part = self.part();
-        if self.is_fused() { QuantizedOutput::staging_bytes(part.waves, part.columns) } else { 0 }
-    }
-
-    /// Which rows of B a tile has, in how many passes.
-    pub(super) fn pieces<'k>(&self, params: &Params<'k>, passes: U32<'k>) -> Pieces<'k> {
-        let columns = self.part().columns;
-        Pieces { fusion: self.fusion, columns, stride: passes * columns, ups: params.output.columns }
-    }
-}
-
-/// A tile whose sums are finished.
-pub(super) struct FinishedTile<'k> {
-    /// Its first row, of the slab of its group if rows are grouped, and its first column of D.
+/// Tile of a kernel with a fused epilogue.
+pub(super) struct FusedTile<'k> {
+    /// Its first row, of the slab of its group in m-grouped kernels, and its first column of D.
     pub at: [U32<'k>; 2],
-    /// Which of its passes, where there are some.
+    /// Which of its passes, where there are several.
     pub pass: Option<U32<'k>>,
-    /// Its group and the row behind the group's last, where rows are grouped.
+    /// Its group and the row behind the group's last, in m-grouped kernels.
     pub rows: Option<[U32<'k>; 2]>,
 }
 
-impl<'k> FinishedTile<'k> {
-    pub fn of(tile: &TilePlace<'k>) -> Self {
-        let rows = tile.group.map(|place| [place.group, place.end]);
-        FinishedTile { at: [tile.m, tile.n], pass: tile.pass, rows }
+impl<'k> FusedTile<'k> {
+    pub fn of(tile: &TileInfo<'k>) -> Self {
+        let rows = tile.group.map(|group| [group.group, group.end]);
+        FusedTile { at: [tile.m, tile.n], pass: tile.pass, rows }
     }
 }
 
-/// Where the rows of a group are, as the way to D needs it.
+/// Rows of a group in D.
 #[derive(Clone, Copy)]
 struct GroupRows<'k> {
     group: U32<'k>,
@@ -64,30 +36,89 @@ struct GroupRows<'k> {
 }
 
 impl<'k> Block<'k, '_> {
-    fn rows_of(&self, tile: &FinishedTile<'k>) -> Option<GroupRows<'k>> {
-        let (Some(grouped), Some([group, end])) = (&self.grouped, tile.rows) else { return None };
-        Some(GroupRows { group, slab: grouped.groups.slab_of(group), end })
+    /// Store role: has TMA store what a consumer warpgroup has staged, as TMA makes the issuing thread wait.
+    pub(super) fn store_tiles(&self) {
+        let k = self.k;
+        let warpgroup = (self.warp - MATH_WARPS) >> 1;
+        let ([first_row, first_column], store_pipeline) =
+            (self.cfg.shape().offset_of(warpgroup), self.store_pipeline(warpgroup));
+        let parity = k.var(0u32);
+        if self.epilogue.is_some() {
+            let store = |tile| self.store_fused(warpgroup, &FusedTile::of(&tile), parity);
+            return self.scheduler.for_each_tile(k, store);
+        }
+        match self.cfg.grouping {
+            Grouping::Dense => self.scheduler.for_each_dense_tile(k, |m, n| {
+                store_pipeline.store([m + first_row, n + first_column], parity);
+            }),
+            Grouping::K => self.scheduler.for_each_tile(k, |tile| {
+                let Some(group) = tile.k_group else { return };
+                let store_pipeline = store_pipeline.of_group(group.group, self.params.output.rows);
+                let first = [tile.m + first_row, tile.n + first_column];
+                self.unless_kept(group.k, || store_pipeline.store(first, parity));
+            }),
+            Grouping::Rows => self.scheduler.for_each_grouped_tile(k, |tile, TileGroup { slab, end, .. }| {
+                let (row, column) = (tile.m + first_row, tile.n + first_column);
+                k.if_(row.lt(end), || {
+                    store_pipeline.in_slab(slab, self.d_slab(), end).store([row, column], parity);
+                });
+            }),
+        }
+    }
+
+    /// Store pipeline of a warpgroup's part.
+    pub(super) fn store_pipeline(&self, warpgroup: U32<'k>) -> StorePipeline<'k> {
+        StorePipeline {
+            k: self.k,
+            params: self.params.output,
+            slab: None,
+            rows_follow: false,
+            add_order: AddOrder::AtOnce,
+            stores_f32: !self.cfg.is_fused(),
+            shape: self.cfg.part(),
+            panels: self.cfg.part().panels(),
+            staging: self.staging(warpgroup),
+            ring: self.staged,
+            warpgroup,
+        }
+    }
+
+    fn staging(&self, warpgroup: U32<'k>) -> Shared<'k> {
+        self.shared.at(self.map.staging).at(warpgroup * self.cfg.staging_bytes())
+    }
+
+    /// Elements from one slab of D, and of C, to the next, in m-grouped kernels.
+    pub(super) fn d_slab(&self) -> U32<'k> {
+        self.m_groups.expect("an m-grouped kernel").d_slab
+    }
+
+    fn rows_of(&self, tile: &FusedTile<'k>) -> Option<GroupRows<'k>> {
+        let (Some(groups), Some([group, end])) = (&self.m_groups, tile.rows) else { return None };
+        Some(GroupRows { group, slab: groups.slab_of(group), end })
     }
 
     /// The first row and column of D of a warpgroup's part of a tile.
-    fn first_finished(&self, warpgroup: U32<'k>, tile: &FinishedTile<'k>) -> [U32<'k>; 2] {
-        let [row, column] = self.cfg.shape().part_of_d(warpgroup, self.params.pieces);
+    fn first_of(&self, warpgroup: U32<'k>, tile: &FusedTile<'k>) -> [U32<'k>; 2] {
+        let [row, column] = self.cfg.shape().d_offset_of(warpgroup, self.scheduler.gate_up);
         [tile.at[0] + row, tile.at[1] + column]
     }
 
     /// The panels of a part in e4m3, with the last pass of its tile.
-    fn quantized_panels(&self, warpgroup: U32<'k>, tile: &FinishedTile<'k>) -> Vec<Panels<'k>> {
+    fn quantized_panels(&self, warpgroup: U32<'k>, tile: &FusedTile<'k>) -> Vec<Panels<'k>> {
         let part = self.cfg.part();
-        panels(self.staging(warpgroup), (part.waves, part.columns), self.first_finished(warpgroup, tile))
+        let shape = (part.m_subtiles, M_SUBTILE_STRIDE, part.columns);
+        panels(self.staging(warpgroup), shape, self.first_of(warpgroup, tile))
     }
 
-    /// The way of a part to D where it is rounded.
-    fn rounded(&self, warpgroup: U32<'k>, rows: Option<GroupRows<'k>>) -> Outbox<'k> {
-        let outbox = self.outbox(warpgroup);
-        rows.map_or(outbox, |GroupRows { slab, end, .. }| outbox.in_slab(slab, self.d_slab(), end))
+    /// Store pipeline of a part where D is rounded.
+    fn rounded(&self, warpgroup: U32<'k>, rows: Option<GroupRows<'k>>) -> StorePipeline<'k> {
+        let store_pipeline = self.store_pipeline(warpgroup);
+        rows.map_or(store_pipeline, |GroupRows { slab, end, .. }| {
+            store_pipeline.in_slab(slab, self.d_slab(), end)
+        })
     }
 
-    /// The output where it is quantized.
+    /// Output parameters where D is quantized.
     fn quantized(&self, rows: Option<GroupRows<'k>>) -> OutputParams<'k> {
         let output = self.params.output;
         rows.map_or(output, |GroupRows { slab, end, .. }| OutputParams {
@@ -97,44 +128,50 @@ impl<'k> Block<'k, '_> {
         })
     }
 
-    fn fused(&self) -> &FusedParams<'k> {
-        self.fused.as_ref().expect("sums are finished")
+    fn fused(&self) -> &EpilogueParams<'k> {
+        self.epilogue.as_ref().expect("a fused kernel")
     }
 
-    /// A math warp finishes its sums of a tile, and writes them or has them stored. `parity` is the warpgroup's place among
-    /// its outputs, which begins as a writer's.
-    pub(super) fn finish(
+    /// Applies the fused epilogue to a consumer warp's accumulators of a tile, and writes them or stages them for the store thread.
+    /// `parity` is that of the warpgroup's staging area, which begins as a producer's.
+    pub(super) fn write_fused(
         &self,
         warpgroup: U32<'k>,
-        tile: &FinishedTile<'k>,
-        sums: &[Vec<Var<'k, f32>>],
+        tile: &FusedTile<'k>,
+        accumulators: &[Vec<Var<'k, f32>>],
         parity: Var<'k, u32>,
     ) {
         let (k, output, fusion, lane) = (self.k, &self.params.output, self.cfg.fusion, self.lane);
-        let (rows, first) = (self.rows_of(tile), self.first_finished(warpgroup, tile));
-        let params = match (rows, &self.fused_groups) {
+        let (rows, first) = (self.rows_of(tile), self.first_of(warpgroup, tile));
+        let params = match (rows, &self.grouped_epilogue) {
             (Some(rows), Some(groups)) => groups.in_slab(&self.fused().anew(k), [rows.group, rows.slab]),
             _ => self.fused().anew(k),
         };
         let (params, half, [_, column], columns) = (&params, output.half, first, output.columns);
-        let sums = Sums { k, params, fusion, half, column, columns, lane }.finish(sums);
+        let accumulators =
+            FusedAccumulators { k, params, fusion, half, column, columns, lane }.apply(accumulators);
         let (warp, staging, ring) = (self.warp & 3, self.staging(warpgroup), self.staged);
         k.if_else(
-            params.has(FusedFlags::QUANTIZED),
+            params.has(EpilogueFlags::QUANTIZED),
             || {
                 let output = &self.quantized(rows);
                 let end = rows.map(|rows| rows.end);
                 let quantized = QuantizedOutput { k, params, output, staging, ring, warpgroup, warp, lane };
-                quantized.write(&sums, (tile.pass, end), || self.quantized_panels(warpgroup, tile), parity);
+                quantized.write(
+                    &accumulators,
+                    (tile.pass, end),
+                    || self.quantized_panels(warpgroup, tile),
+                    parity,
+                );
             },
-            || self.rounded(warpgroup, rows).write([warp, lane], first, &sums, parity),
+            || self.rounded(warpgroup, rows).write([warp, lane], first, &accumulators, parity),
         );
     }
 
-    /// The storing thread's side of the same. `parity` begins as a reader's.
-    pub(super) fn store_finished(&self, warpgroup: U32<'k>, tile: &FinishedTile<'k>, parity: Var<'k, u32>) {
+    /// The store thread's side of the same. `parity` begins as a consumer's.
+    fn store_fused(&self, warpgroup: U32<'k>, tile: &FusedTile<'k>, parity: Var<'k, u32>) {
         let (k, d_map) = (self.k, &self.params.output.d_map);
-        let (rows, first) = (self.rows_of(tile), self.first_finished(warpgroup, tile));
+        let (rows, first) = (self.rows_of(tile), self.first_of(warpgroup, tile));
         let quantized = || {
             self.staged.full(warpgroup).wait(parity.get());
             for panel in self.quantized_panels(warpgroup, tile) {
@@ -154,13 +191,13 @@ impl<'k> Block<'k, '_> {
             self.fused().store(
                 k,
                 self.cfg.part().columns,
-                || self.place.if_last_pass(k, tile.pass, quantized),
+                || self.scheduler.if_last_pass(k, tile.pass, quantized),
                 || self.rounded(warpgroup, rows).store(first, parity),
             );
         };
         match rows {
             None => store(),
-            // Of a part without rows nothing is staged.
+            // Nothing is staged of a part without rows.
             Some(rows) => k.if_(first[0].lt(rows.end), store),
         }
     }

@@ -1,4 +1,4 @@
-//! What is compiled into a kernel for many rows of FP8, and where its parts lie in shared memory.
+//! Configuration of the persistent FP8 kernel, and its shared-memory map.
 
 use super::{scales_1d1d, stream_k};
 use crate::common::pipeline::Pipeline;
@@ -7,17 +7,20 @@ use crate::gemm::epilogue::fp8_output::{QuantizedOutput, passes};
 use crate::gemm::epilogue::fusion::{BoxOfB, Fusion};
 use crate::gemm::operand::fp8::{self, E5m2};
 use crate::gemm::params::ScalesOfB;
-use crate::gemm::scheduler::dynamic::Dispatch;
-use crate::gemm::scheduler::k_grouped::MapRing;
+use crate::gemm::scheduler::dynamic::DynamicScheduler;
 use crate::gemm::scheduler::m_grouped::Grouping;
-use crate::gemm::scheduler::stream_k::{Tail, UNIT};
-use crate::gemm::sm90::scale_pipeline::{ScaleRing, ScaleShape};
+use crate::gemm::scheduler::stream_k::{StreamK, UNIT};
+use crate::gemm::sm90::dynamic_tensor_maps::DynamicTensorMaps;
+use crate::gemm::sm90::roles::{KRanges, PersistentShape};
+use crate::gemm::sm90::scale_pipeline::{ScalePipeline, ScaleShape};
 use crate::gemm::sm90::store_pipeline::PartShape;
-use crate::gemm::sm90::warpgroups::{MATH_REGISTERS, MATH_WARPGROUPS, ManyRows, PRODUCER_REGISTERS, THREADS};
+use crate::gemm::sm90::warpgroups::{
+    ConsumerTile, MATH_REGISTERS, MATH_WARPGROUPS, PRODUCER_REGISTERS, THREADS,
+};
 use crate::{BLOCK_K, WARPGROUP};
 use oxigemm_ptx::{BuildError, Kernel, Module, SharedLayout, U32};
 
-/// What is compiled in. Shapes, strides, the cluster's dimensions and the output type are run-time arguments.
+/// Configuration that is compiled in. Shapes, strides, the cluster's dimensions and the output type are run-time arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     /// Rows of a tile: 64, 128 or 256.
@@ -26,18 +29,18 @@ pub struct Config {
     pub block_n: u32,
     /// Stages of the pipeline.
     pub stages: u32,
-    /// Whether rows are grouped.
+    /// What is grouped.
     pub grouping: Grouping,
     /// Whether D of groups is stored slab by slab, so that slabs may lie any distance apart: those of a batch.
     pub d_in_slabs: bool,
-    /// What shares one scale of B.
+    /// Granularity of B's scales.
     pub scales_of_b: ScalesOfB,
     /// Which operands are e5m2, if any is.
     pub e5m2: Option<E5m2>,
-    /// What is done with sums before they are stored.
+    /// Fused epilogue.
     pub fusion: Fusion,
-    /// Whether tiles that fill no round are [shared out](crate::gemm::scheduler::stream_k) along K.
-    pub shares_tail: bool,
+    /// Whether the tiles of the last wave are [split along K](crate::gemm::scheduler::stream_k).
+    pub stream_k: bool,
 }
 
 impl Config {
@@ -50,33 +53,33 @@ impl Config {
             Grouping::K => "k_grouped_",
         };
         let scales = if self.scales_of_b == ScalesOfB::Rows { "1d1d_" } else { "" };
-        let grouped = if self.shares_tail { "stream_k_" } else { grouped };
+        let grouped = if self.stream_k { "stream_k_" } else { grouped };
         let (types, fused) = (fp8::prefix(self.e5m2), self.fusion.name());
         let (block_m, block_n, stages) = (self.block_m, self.block_n, self.stages);
         format!("sm90_fp8_gemm_persistent_{types}{fused}{grouped}{scales}{block_m}x{block_n}_s{stages}")
     }
 
-    /// Whether sums are finished before they are stored.
+    /// Whether the epilogue is fused.
     pub fn is_fused(&self) -> bool {
         self.fusion != Fusion::None
     }
 
-    /// Columns of D that a tile's sums become.
+    /// Columns of D of a tile, in one pass.
     pub fn tile_columns(&self) -> u32 {
-        self.block_n / self.fusion.sums()
+        self.block_n / self.fusion.accumulators()
     }
 
-    /// How many times a block computes that many columns for D to be quantized.
+    /// Passes of a tile where D is quantized.
     pub fn quantized_passes(&self) -> u32 {
         if self.is_fused() { passes(self.part_columns()) } else { 1 }
     }
 
-    /// Columns of D that a warpgroup's sums become.
+    /// Columns of D that a warpgroup computes at a time.
     pub(super) fn part_columns(&self) -> u32 {
-        self.shape().columns() / self.fusion.sums()
+        self.shape().columns() / self.fusion.accumulators()
     }
 
-    /// What one tensor load brings of B, for clusters of this many blocks along M.
+    /// Box of one tensor load of B, for clusters of this many blocks along M.
     pub fn box_of_b(&self, cluster_m: u32, passes: u32) -> BoxOfB {
         BoxOfB::of(self.fusion, self.block_n / cluster_m, self.part_columns(), passes)
     }
@@ -86,7 +89,7 @@ impl Config {
         self.grouping == Grouping::Rows
     }
 
-    /// Rows of A that one tensor load brings, for clusters of this many blocks along N.
+    /// Rows of A that one tensor load takes, for clusters of this many blocks along N.
     pub fn box_rows(&self, cluster_n: u32) -> u32 {
         let share = self.block_m / cluster_n;
         if self.is_grouped() { share.min(self.shape().group_box_rows()) } else { share }
@@ -100,16 +103,16 @@ impl Config {
         }
     }
 
-    /// Warps that [carry scales](outer).
-    pub(super) fn carriers(&self) -> u32 {
+    /// Warps that make [operands of scales](scales_1d1d).
+    pub(super) fn scale_warps(&self) -> u32 {
         match self.scales_of_b {
-            ScalesOfB::Rows => scales_1d1d::carriers([self.block_m, self.block_n]),
+            ScalesOfB::Rows => scales_1d1d::scale_warps([self.block_m, self.block_n]),
             ScalesOfB::Blocks => 0,
         }
     }
 
-    /// Registers of a thread that multiplies, and of one that serves those. Where a warpgroup more carries scales, there are fewer for each: those
-    /// that multiply hold no scales then.
+    /// Registers of a consumer thread and of the others. With 1D1D scales there is a warpgroup more, so there are fewer for each:
+    /// consumers hold no scales then.
     pub(super) fn registers(&self) -> [u32; 2] {
         match self.scales_of_b {
             ScalesOfB::Rows => [MATH_REGISTERS - 32, PRODUCER_REGISTERS + 16],
@@ -117,15 +120,15 @@ impl Config {
         }
     }
 
-    /// Whether it can take K from its end. (With a scale for each row of B nothing was gained.)
-    pub fn turns_back(&self) -> bool {
+    /// Whether the kernel has serpentine K. (With 1D1D scales nothing was gained.)
+    pub fn serpentine_k(&self) -> bool {
         self.scales_of_b == ScalesOfB::Blocks && self.grouping != Grouping::K && !self.is_fused()
     }
 
-    /// Whether that is another order (`KOrder`) where K has so many blocks: several whole groups of scales.
-    pub fn turns_back_in(&self, k_blocks: u32) -> bool {
+    /// Whether serpentine K is another order (`KOrder`) where K has so many blocks: several whole scale groups.
+    pub fn is_serpentine_in(&self, k_blocks: u32) -> bool {
         let (blocks, group) = (self.padded_blocks(k_blocks), self.scale_blocks());
-        self.turns_back() && blocks > group && blocks.is_multiple_of(group)
+        self.serpentine_k() && blocks > group && blocks.is_multiple_of(group)
     }
 
     /// Bytes of dynamic shared memory, without the table of groups that follows.
@@ -133,35 +136,49 @@ impl Config {
         SharedMap::new(self).bytes
     }
 
-    pub(super) fn shape(&self) -> ManyRows {
-        ManyRows { block_m: self.block_m, block_n: self.block_n }
+    /// What the tile scheduler has to know.
+    pub(super) fn persistent(&self) -> PersistentShape {
+        PersistentShape {
+            tile: [self.block_m, self.tile_columns()],
+            grouping: self.grouping,
+            fusion: self.fusion,
+            columns: self.part_columns(),
+            quantized_passes: self.quantized_passes(),
+            serpentine_k: self.serpentine_k(),
+            d_in_slabs: self.d_in_slabs,
+            k_ranges: KRanges::WithScales(BLOCK_K),
+        }
     }
 
-    /// What a warpgroup computes of a tile.
+    pub(super) fn shape(&self) -> ConsumerTile {
+        ConsumerTile { block_m: self.block_m, block_n: self.block_n }
+    }
+
+    /// Part of a tile that a warpgroup computes.
     pub(super) fn part(&self) -> PartShape {
-        PartShape { waves: self.shape().waves(), columns: self.shape().columns() }
+        PartShape { m_subtiles: self.shape().m_subtiles(), columns: self.shape().columns() }
     }
 
     /// Blocks of K that the main loop is unrolled by: those whose scales are loaded at once. With a second wave, the step into the next
     /// round is taken behind products of the first, and unrolling gains little; where tiles are shared out, half a percent.
     pub(super) fn unroll(&self) -> u32 {
-        match (self.shape().waves(), self.shares_tail) {
+        match (self.shape().m_subtiles(), self.stream_k) {
             (1, _) => 4,
             (_, true) => UNIT,
             (_, false) => 1,
         }
     }
 
-    /// Whether a tile has a multiple of [`unroll`](Self::unroll) blocks of K: those behind the end of K are zero. Large tiles, whose
-    /// products fill the registers, are 1 to 2% faster without a loop for what is left over, and assembled sooner; low and
-    /// narrow ones are there for a K that would waste too much.
+    /// Whether a tile has a multiple of [`unroll`](Self::unroll) K blocks: those behind the end of K are zero. Large tiles, whose
+    /// products fill the registers, are 1 to 2% faster without a loop for the rest, and assembled sooner; low and narrow ones are
+    /// there for a K that would waste too much.
     pub(super) fn pads_k(&self) -> bool {
         const LARGE: u32 = 176;
-        let large = self.shape().waves() * self.shape().columns() >= LARGE;
+        let large = self.shape().m_subtiles() * self.shape().columns() >= LARGE;
         self.scales_of_b == ScalesOfB::Blocks && self.unroll() > 1 && large
     }
 
-    /// The blocks of K that a tile has where K has that many.
+    /// K blocks of a tile where K has that many.
     pub fn padded_blocks(&self, k_blocks: u32) -> u32 {
         if self.pads_k() { k_blocks.next_multiple_of(self.unroll()) } else { k_blocks }
     }
@@ -171,21 +188,21 @@ impl Config {
         if self.pads_k() { k_blocks.div_ceil(self.unroll()) * self.unroll() } else { k_blocks }
     }
 
-    /// Sums of all threads of a block.
-    pub fn sums(&self) -> u32 {
+    /// Accumulators of all threads of a block.
+    pub fn accumulators(&self) -> u32 {
         self.block_m * self.block_n
     }
 
-    /// Whether clusters take tiles [as they get done](crate::gemm::scheduler::dynamic): where groups end within tiles, those take less time.
-    pub fn hands_out_tiles(&self) -> bool {
-        self.is_grouped() && self.shape().waves() > 1 && !self.is_fused() && !self.d_in_slabs
+    /// Whether the kernel has the [dynamic scheduler](crate::gemm::scheduler::dynamic): tiles in which groups end take less time.
+    pub fn has_dynamic_scheduler(&self) -> bool {
+        self.is_grouped() && self.shape().m_subtiles() > 1 && !self.is_fused() && !self.d_in_slabs
     }
 
-    /// What is shared out of so many tiles of clusters.
-    pub fn tail(&self, tiles: u32, k_blocks: u32, clusters: u32) -> Tail<u32> {
-        match self.shares_tail {
-            true => Tail::of(tiles, self.padded_blocks(k_blocks), clusters),
-            false => Tail::default(),
+    /// Stream-K split of so many tiles of clusters.
+    pub fn stream_k_tiles(&self, tiles: u32, k_blocks: u32, clusters: u32) -> StreamK<u32> {
+        match self.stream_k {
+            true => StreamK::of(tiles, self.padded_blocks(k_blocks), clusters),
+            false => StreamK::default(),
         }
     }
 
@@ -194,7 +211,7 @@ impl Config {
         gcd(self.part_columns(), BLOCK_K)
     }
 
-    /// Bytes of the [operands](outer) that a stage has beside its tiles: scales of rows, then of columns.
+    /// Bytes of the [scale operands](scales_1d1d) that a stage has beside its tiles: scales of rows, then of columns.
     pub(super) fn scale_operand_bytes(&self) -> u32 {
         match self.scales_of_b {
             ScalesOfB::Blocks => 0,
@@ -210,19 +227,19 @@ impl Config {
         }
     }
 
-    /// Blocks of K whose scales come together.
+    /// K blocks whose scales are loaded together.
     pub fn scale_blocks(&self) -> u32 {
         self.scales().group
     }
 
-    /// Rows of A and blocks of K whose scales may come as one piece; none where rows are grouped.
+    /// Rows of A and K blocks whose scales may be loaded as one piece; none in grouped kernels.
     pub fn scale_piece(&self) -> [u32; 2] {
         self.scales().piece()
     }
 
     pub(super) fn scales(&self) -> ScaleShape {
         if self.scales_of_b == ScalesOfB::Rows {
-            return ScaleShape::PLACES;
+            return ScaleShape::MESSAGES;
         }
         let columns_per_scale = self.columns_per_scale();
         let columns = self.block_n / columns_per_scale;
@@ -232,15 +249,15 @@ impl Config {
         }
     }
 
-    /// Bytes of a math warpgroup's staging area.
+    /// Bytes of a consumer warpgroup's staging area.
     pub(super) fn staging_bytes(&self) -> u32 {
-        let (waves, columns) = (self.shape().waves(), self.part_columns());
-        let rounded = waves * Panels::staging_bytes(columns);
+        let (m_subtiles, columns) = (self.shape().m_subtiles(), self.part_columns());
+        let rounded = m_subtiles * Panels::staging_bytes(columns);
         match (self.fusion, self.scales_of_b) {
-            // What has such scales mostly adds to sums in FP32: room for all of them, where there is.
+            // With such scales, output is mostly added to FP32: space for all of it, where there is.
             (Fusion::None, ScalesOfB::Rows) => 2 * rounded,
             (Fusion::None, _) => rounded,
-            _ => rounded.max(QuantizedOutput::staging_bytes(waves, columns)),
+            _ => rounded.max(QuantizedOutput::staging_bytes(m_subtiles, columns)),
         }
     }
 
@@ -254,7 +271,7 @@ fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Shared memory, every offset in one place.
+/// Shared-memory map: every offset in one place.
 pub(super) struct SharedMap {
     pub a: u32,
     pub b: u32,
@@ -265,11 +282,11 @@ pub(super) struct SharedMap {
     pub barriers: u32,
     pub scale_barriers: u32,
     pub output_barriers: u32,
-    /// Where tiles are shared out: a [word](shared_tile) for each warpgroup that multiplies, and one for each that stores for it.
-    pub meetings: u32,
-    /// Where clusters take tiles as they get done: the ring that tells which is next, and its barriers.
+    /// Stream-K: the words of the [fix-up](stream_k).
+    pub fixup_words: u32,
+    /// Dynamic scheduler: the ring of next tiles, and its barriers.
     pub next_tiles: [u32; 2],
-    /// Where groups are along K: tensor maps that are being made.
+    /// K-grouped: tensor maps that are being made.
     pub map_drafts: u32,
     pub groups: u32,
     pub bytes: u32,
@@ -288,11 +305,11 @@ impl SharedMap {
         let barriers = layout.place(Pipeline::barrier_bytes(cfg.stages), 8);
         let scale_barriers = layout.place(ScaleShape::BARRIER_BYTES, 8);
         let output_barriers = layout.place(Pipeline::barrier_bytes(MATH_WARPGROUPS), 8);
-        let meetings = layout.place(if cfg.shares_tail { stream_k::SHARED_BYTES } else { 0 }, 4);
-        let ring_bytes = [Dispatch::BYTES, Dispatch::BARRIER_BYTES];
+        let fixup_words = layout.place(if cfg.stream_k { stream_k::SHARED_BYTES } else { 0 }, 4);
+        let ring_bytes = [DynamicScheduler::BYTES, DynamicScheduler::BARRIER_BYTES];
         let next_tiles =
-            ring_bytes.map(|bytes| layout.place(if cfg.hands_out_tiles() { bytes } else { 0 }, 8));
-        let draft_bytes = if cfg.grouping == Grouping::K { MapRing::DRAFT_BYTES } else { 0 };
+            ring_bytes.map(|bytes| layout.place(if cfg.has_dynamic_scheduler() { bytes } else { 0 }, 8));
+        let draft_bytes = if cfg.grouping == Grouping::K { DynamicTensorMaps::DRAFT_BYTES } else { 0 };
         let map_drafts = layout.place(draft_bytes, if draft_bytes > 0 { 128 } else { 1 });
         let groups = layout.bytes();
         let bytes = layout.bytes();
@@ -306,7 +323,7 @@ impl SharedMap {
             barriers,
             scale_barriers,
             output_barriers,
-            meetings,
+            fixup_words,
             next_tiles,
             map_drafts,
             groups,
@@ -325,11 +342,11 @@ impl SharedMap {
         }
         cfg.scales().name(k, self.scales);
         Pipeline::name_barriers(k, ["full", "empty"], self.barriers, cfg.stages);
-        ScaleRing::name_barriers(k, self.scale_barriers);
+        ScalePipeline::name_barriers(k, self.scale_barriers);
         Pipeline::name_barriers(k, ["staged", "stored"], self.output_barriers, MATH_WARPGROUPS);
-        if cfg.hands_out_tiles() {
+        if cfg.has_dynamic_scheduler() {
             let [slots, barriers] = self.next_tiles;
-            Dispatch::name(k, slots, barriers);
+            DynamicScheduler::name(k, slots, barriers);
         }
     }
 }
@@ -340,14 +357,14 @@ mod tests {
     use crate::gemm::sm90;
 
     #[test]
-    fn registers_that_are_shared_out_are_those_of_the_launch() {
+    fn the_register_split_is_that_of_the_launch() {
         let fp8 = |kernel| if let sm90::Kernel::Fp8Persistent(config) = kernel { Some(config) } else { None };
         for config in sm90::Kernel::all().filter_map(fp8) {
             let warpgroups = config.threads() / WARPGROUP;
             let launched = 65_536 / config.threads() / 8 * 8;
-            let [math, serving] = config.registers();
-            let shared_out = MATH_WARPGROUPS * math + (warpgroups - MATH_WARPGROUPS) * serving;
-            assert_eq!(shared_out, warpgroups * launched, "{}", config.name());
+            let [consumer, producer] = config.registers();
+            let split = MATH_WARPGROUPS * consumer + (warpgroups - MATH_WARPGROUPS) * producer;
+            assert_eq!(split, warpgroups * launched, "{}", config.name());
         }
     }
 }

@@ -1,24 +1,25 @@
-//! Scales of rows and columns as operands of a product, where every row of B has a scale of its own.
+//! 1D1D scales: every row of A and every row of B has a scale, and the tensor core multiplies them.
 //!
-//! Then every element of a tile has another scale, `sfa[m] * sfb[n]`, in every block of K. A thread that multiplies has the
-//! sums of a quarter of the columns; to load the scales of those would take shared memory half of the time that the
-//! products take, beside the operands, which take three quarters. So the tensor core is asked for the scales too: as the
-//! outer product of those of rows and those of columns, which lie in each stage beside the tiles. It comes as the products
-//! come, element by element in the same registers of the same thread, and costs a quarter of their time.
+//! Every element of a tile has another scale, `sfa[m] * sfb[n]`, in every K block. A consumer thread has the accumulators of a
+//! quarter of the columns; to load the scales of those would take shared memory half of the time that the products take, beside
+//! the operands, which take three quarters. So the scales are an outer product, of those of rows and those of columns, which lie
+//! in each stage beside the tiles. It arrives as the products do, element by element in the same registers of the same thread, and
+//! costs a quarter of their time.
 //!
 //! TF32 has 11 bits of the 24: a scale is the sum of two such numbers, of which the second has a sign of its own and so lacks one
 //! bit at most, the last; a product of scales is the sum of four products.
 
 use super::Block;
 use crate::WARP;
-use crate::gemm::params::{Params, ScaleParams};
+use crate::gemm::params::ScaleParams;
 use crate::gemm::scheduler::m_grouped::Grouping;
+use crate::gemm::scheduler::tile::TileView;
 use oxigemm_ptx::wgmma::{Descriptor, Major, MatrixA, MmaType, Swizzle};
 use oxigemm_ptx::{F32, Global, Kernel, MBarrier, Pred, Shared, U32, Var};
 
 /// Bytes of a row of an operand: half of the K of one instruction.
 const ROW_BYTES: u32 = 16;
-/// Blocks of K whose scales are loaded at once: one vector of a row.
+/// K blocks whose scales are loaded at once: one vector of a row.
 const AT_ONCE: u32 = 4;
 
 /// Bytes of the operand that has the scales of so many rows (or columns).
@@ -37,36 +38,36 @@ pub(super) fn multiply<'k>(k: &'k Kernel, scales: &[Var<'k, f32>], [rows, column
     k.wgmma(MmaType::Tf32, scales, MatrixA::Shared(rows), columns, (Major::K, Major::K), k.constant(false));
 }
 
-/// Scales of a block of K that a lane of a carrier has: one of each 32 rows (or columns).
-const OF_LANE: u32 = 2;
-/// Rows (or columns) whose scales a carrier carries. So 128x128 tiles have one in each partition of a multiprocessor: a warpgroup is as slow as
-/// the slowest of its four warps, which carriers take time from.
-const OF_CARRIER: u32 = OF_LANE * WARP;
+/// Scales of a K block that a lane of a scale warp has: one of each 32 rows (or columns).
+const PER_LANE: u32 = 2;
+/// Rows (or columns) whose scales a warp loads. So 128x128 tiles have one such warp in each partition of an SM: a warpgroup is as slow
+/// as the slowest of its four warps, which the scale warps take time from.
+const PER_WARP: u32 = PER_LANE * WARP;
 
-/// Warps that carry the scales of so many rows and columns.
-pub(super) const fn carriers([rows, columns]: [u32; 2]) -> u32 {
-    assert!(rows.is_multiple_of(OF_CARRIER) && columns.is_multiple_of(OF_CARRIER), "each carries as many");
-    assert!(rows + columns <= 4 * OF_CARRIER, "they are a warpgroup at most");
-    (rows + columns) / OF_CARRIER
+/// Scale warps for so many rows and columns.
+pub(super) const fn scale_warps([rows, columns]: [u32; 2]) -> u32 {
+    assert!(rows.is_multiple_of(PER_WARP) && columns.is_multiple_of(PER_WARP), "each warp has as many");
+    assert!(rows + columns <= 4 * PER_WARP, "they are a warpgroup at most");
+    (rows + columns) / PER_WARP
 }
 
 impl<'k> Block<'k, '_> {
-    /// One of the [`carriers`]: a warp that makes operands of scales, stage by stage.
-    pub(super) fn carry_scales(&self, carrier: U32<'k>) {
+    /// Scale producer, one of the [`scale_warps`]: makes operands of scales, stage by stage.
+    pub(super) fn make_scale_operands(&self, scale_warp: U32<'k>) {
         let (k, cfg, lane) = (self.k, self.cfg, self.lane);
-        let (places, cursor) = (self.scales.writer(), self.pipe.writer());
-        // Tiles of an empty group have no stages; else the first is announced behind the tile's place.
+        let (messages, cursor) = (self.scales.tma_producer(), self.pipe.writer());
+        // Tiles of an empty group have no stages; elsewhere the first stage arrives behind the tile's message.
         let awaited = cfg.grouping == Grouping::K;
-        let mine = Carrier::new(k, cfg.block_m, (carrier, lane));
-        // What is announced first, these are announced with.
+        let mine = ScaleLoader::new(k, cfg.block_m, (scale_warp, lane));
+        // These arrive with the first stage.
         let zeros = self.shared.at(self.map.scale_zeros);
-        let lanes = cfg.carriers() * WARP;
-        k.for_((carrier * WARP + lane) * ROW_BYTES, cfg.scale_zero_bytes(), lanes * ROW_BYTES, |at| {
+        let lanes = cfg.scale_warps() * WARP;
+        k.for_((scale_warp * WARP + lane) * ROW_BYTES, cfg.scale_zero_bytes(), lanes * ROW_BYTES, |at| {
             zeros.at(at).store_vec([k.constant(0.0f32); 4]);
         });
         // The operand of columns lies behind that of rows.
         let operands = self.scale_operands(k.constant(0))[0].at(mine.first * ROW_BYTES);
-        // Writes the scales of the `nth` of the blocks that are held, and gives the barrier that is to be told.
+        // Writes the scales of the `nth` of the K blocks that are held, and gives the barrier to arrive at.
         let put = |nth: u32| {
             cursor.wait_empty();
             let stage = cursor.stage();
@@ -74,102 +75,103 @@ impl<'k> Block<'k, '_> {
             cursor.advance();
             self.pipe.full(stage)
         };
-        let announce = |stages: &[MBarrier<'k>]| {
+        let commit = |stages: &[MBarrier<'k>]| {
             k.fence_async_shared();
             k.sync_warp();
             k.if_(lane.eq(0), || stages.iter().for_each(|full| full.arrive()));
         };
-        self.place.for_each_place(k, |tile| {
-            let p = &self.params.of(&tile, self.grouped.as_ref());
-            k.if_(carrier.eq(0) & lane.eq(0), || places.tell_place(p, [tile.m, tile.n], awaited));
-            mine.turn_to(p, [tile.m, tile.n]);
-            k.if_(p.k_blocks.gt(0), || mine.fetch(p.k_blocks));
-            let left_over = p.k_blocks % AT_ONCE;
-            k.for_(0, p.k_blocks - left_over, AT_ONCE, |block| {
+        self.scheduler.for_each_tile(k, |tile| {
+            let view = &self.scheduler.view(&self.params, &tile);
+            let k_blocks = view.k_blocks;
+            k.if_(scale_warp.eq(0) & lane.eq(0), || messages.store_message(view, awaited));
+            mine.begin_tile(view);
+            k.if_(k_blocks.gt(0), || mine.fetch(k_blocks));
+            let left_over = k_blocks % AT_ONCE;
+            k.for_(0, k_blocks - left_over, AT_ONCE, |block| {
                 mine.take();
                 // By twos, as fences take long.
-                announce(&[put(0), put(1)]);
-                let left = p.k_blocks - block;
+                commit(&[put(0), put(1)]);
+                let left = k_blocks - block;
                 k.if_(left.gt(AT_ONCE), || mine.fetch(left - AT_ONCE));
-                announce(&[put(2), put(3)]);
+                commit(&[put(2), put(3)]);
             });
             mine.take();
-            (0..AT_ONCE - 1).for_each(|nth| k.if_(left_over.gt(nth), || announce(&[put(nth)])));
+            (0..AT_ONCE - 1).for_each(|nth| k.if_(left_over.gt(nth), || commit(&[put(nth)])));
         });
     }
 }
 
-/// The scales of some of a tile's rows, or of its columns, on their way through the registers of a warp, for a few blocks of K.
-struct Carrier<'k> {
+/// Scales of some of a tile's rows, or of its columns, in the registers of a warp, for a few K blocks.
+struct ScaleLoader<'k> {
     k: &'k Kernel,
     side: Side<'k>,
     /// The first that the lane has, of rows and then columns.
     first: U32<'k>,
     /// What the lane has: the rows (or columns) from there on, 32 apart.
-    carried: Vec<Carried<'k>>,
-    /// Elements from the scale of a block to that of the next.
+    lane_scales: Vec<LaneScales<'k>>,
+    /// Elements from the scale of a K block to that of the next.
     stride: Var<'k, u32>,
-    /// Whether those of a few blocks come as a vector.
+    /// Whether those of a few blocks are a vector.
     vectors: Var<'k, bool>,
 }
 
-/// A row (or column) of a lane.
-struct Carried<'k> {
-    /// Where the scale is in memory that is asked for next.
+/// Scales of a row (or column) of a lane.
+struct LaneScales<'k> {
+    /// Where the scale is in memory that is loaded next.
     next: Var<'k, u64>,
     held: Vec<Var<'k, f32>>,
-    /// Those of the blocks behind, on their way from memory.
+    /// Those of the K blocks behind, in flight from memory.
     ahead: Vec<Var<'k, f32>>,
 }
 
-impl<'k> Carrier<'k> {
-    /// Of a tile of so many rows.
-    fn new(k: &'k Kernel, rows: u32, (carrier, lane): (U32<'k>, U32<'k>)) -> Self {
+impl<'k> ScaleLoader<'k> {
+    /// Loader for a tile of so many rows.
+    fn new(k: &'k Kernel, rows: u32, (scale_warp, lane): (U32<'k>, U32<'k>)) -> Self {
         let few = || (0..AT_ONCE).map(|_| k.var(0.0f32)).collect();
-        let carried = (0..OF_LANE).map(|_| Carried { next: k.var(0u64), held: few(), ahead: few() });
-        Carrier {
+        let lane_scales = (0..PER_LANE).map(|_| LaneScales { next: k.var(0u64), held: few(), ahead: few() });
+        ScaleLoader {
             k,
-            side: Side { rows, is_rows: carrier.lt(rows / OF_CARRIER) },
-            first: carrier * OF_CARRIER + lane,
-            carried: carried.collect(),
+            side: Side { rows, is_rows: scale_warp.lt(rows / PER_WARP) },
+            first: scale_warp * PER_WARP + lane,
+            lane_scales: lane_scales.collect(),
             stride: k.var(0u32),
             vectors: k.var(false),
         }
     }
 
-    /// Turns to the tile that begins at a row and a column.
-    fn turn_to(&self, p: &Params<'k>, [m, n]: [U32<'k>; 2]) {
-        let Side { rows, is_rows } = self.side;
+    /// Begins a tile.
+    fn begin_tile(&self, tile: &TileView<'k>) {
+        let (Side { rows, is_rows }, [m, n]) = (self.side, tile.at);
         let (of_rows, of_columns) = (m + self.first, n + self.first - rows);
         self.k.if_else(
             is_rows,
-            || self.begin(&p.sfa, of_rows, p.output.rows),
-            || self.begin(&p.sfb, of_columns, p.output.columns),
+            || self.begin(&tile.sfa, of_rows, tile.rows),
+            || self.begin(&tile.sfb, of_columns, tile.columns),
         );
     }
 
     /// Begins with the scales of the row `first`, of those before `limit`. (The others take the scale of the last: nobody stores what becomes
     /// of it.)
     fn begin(&self, scales: &ScaleParams<'k>, first: U32<'k>, limit: U32<'k>) {
-        for (nth, carried) in (0u32..).zip(&self.carried) {
+        for (nth, lane_scales) in (0u32..).zip(&self.lane_scales) {
             let row = (first + nth * WARP).min(limit - 1);
-            carried.next.set(scales.at(row, self.k.constant(0)).address());
+            lane_scales.next.set(scales.at(row, self.k.constant(0)).address());
         }
         self.stride.set(scales.stride_k);
         self.vectors.set(scales.has_fours_along_k());
     }
 
-    /// Asks for the scales of the next blocks of K, of which so many are left: at least one.
+    /// Issues the loads of the next K blocks' scales, of which so many are left: at least one.
     fn fetch(&self, left: U32<'k>) {
         let (k, step) = (self.k, self.stride.get().widening_mul(4));
         let each = |later: u32| {
-            for Carried { next, ahead, .. } in &self.carried {
+            for LaneScales { next, ahead, .. } in &self.lane_scales {
                 let from = Global::new(next.get()).at(step * u64::from(later));
                 ahead[later as usize].set(from.load_readonly::<f32>());
             }
         };
         let vectors = || {
-            for Carried { next, ahead, .. } in &self.carried {
+            for LaneScales { next, ahead, .. } in &self.lane_scales {
                 let scales = Global::new(next.get()).load_readonly_vec::<f32, { AT_ONCE as usize }>();
                 ahead.iter().zip(scales).for_each(|(ahead, scale)| ahead.set(scale));
             }
@@ -177,27 +179,27 @@ impl<'k> Carrier<'k> {
         let all = || k.if_else(self.vectors.get(), vectors, || (0..AT_ONCE).for_each(each));
         let some = || (0..AT_ONCE - 1).for_each(|later| k.if_(left.gt(later), || each(later)));
         k.if_else(left.ge(AT_ONCE), all, some);
-        self.carried
-            .iter()
-            .for_each(|carried| carried.next.set(carried.next.live() + step * u64::from(AT_ONCE)));
+        self.lane_scales.iter().for_each(|lane_scales| {
+            lane_scales.next.set(lane_scales.next.live() + step * u64::from(AT_ONCE))
+        });
     }
 
-    /// Takes what was asked for.
+    /// Takes what was loaded.
     fn take(&self) {
-        for Carried { held, ahead, .. } in &self.carried {
+        for LaneScales { held, ahead, .. } in &self.lane_scales {
             held.iter().zip(ahead).for_each(|(held, ahead)| held.set(ahead.live()));
         }
     }
 
-    /// Writes those of the `nth` of the blocks to the operands; `to` is where the lane's first belongs.
+    /// Writes those of the `nth` K block to the operands; `to` is where the lane's first belongs.
     fn put(&self, nth: u32, to: Shared<'k>) {
-        for (further, carried) in (0u32..).step_by((WARP * ROW_BYTES) as usize).zip(&self.carried) {
-            to.at(further).store_vec(self.side.row(carried.held[nth as usize].get()));
+        for (further, lane_scales) in (0u32..).step_by((WARP * ROW_BYTES) as usize).zip(&self.lane_scales) {
+            to.at(further).store_vec(self.side.row(lane_scales.held[nth as usize].get()));
         }
     }
 }
 
-/// Which operand of the outer product: that of so many rows, or the one of columns behind it.
+/// Side of the outer product: the operand of so many rows, or the one of columns behind it.
 #[derive(Clone, Copy)]
 struct Side<'k> {
     rows: u32,

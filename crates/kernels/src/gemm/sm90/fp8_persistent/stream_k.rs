@@ -1,84 +1,85 @@
-//! Two blocks that have computed the products of a tile, each for some blocks of K: one leaves its sums, the other adds them to its own.
+//! Stream-K fix-up: of two blocks that have each computed some K blocks of a tile, one leaves its accumulators in the workspace, the
+//! other adds them to its own.
 
 use super::Block;
-use super::epilogue::Part;
+use super::epilogue::OutputTile;
 use crate::WARPGROUP;
-use crate::gemm::scheduler::stream_k::{KPart, MeetingPlace};
+use crate::gemm::scheduler::stream_k::{FixupSlot, StreamKPart};
 use crate::gemm::sm90::warpgroups::MATH_WARPGROUPS;
 use oxigemm_ptx::memory::{AtomicOp, Scope};
 use oxigemm_ptx::{Global, Pred, Shared, U32, Var};
 
-/// For each math warpgroup a word of its own, and one by which the thread that stores for it learns whether to.
+/// Bytes of shared memory: for each consumer warpgroup a word of its own, and one that tells its store thread whether to store.
 pub(super) const SHARED_BYTES: u32 = 2 * MATH_WARPGROUPS * 4;
 
-/// Vectors of sums that are loaded at a time.
+/// Vectors of accumulators that are loaded at a time.
 const AT_ONCE: usize = 16;
 
-/// Neighbours in each other's place. What is stored as a vector sits in registers in that order, and a sum should sit in one of another parity
-/// than its product: those of the same parity are read one after the other.
+/// Neighbours swapped. What is stored as a vector sits in registers in that order, and an accumulator should sit in one of another parity
+/// than its product: registers of the same parity are read one after the other.
 fn swapped<T>([a, b, c, d]: [T; 4]) -> [T; 4] {
     [b, a, d, c]
 }
 
 impl<'k> Block<'k, '_> {
     fn word(&self, warpgroup: U32<'k>) -> Shared<'k> {
-        self.shared.at(self.map.meetings).at(warpgroup * 4)
+        self.shared.at(self.map.fixup_words).at(warpgroup * 4)
     }
 
-    fn storer_word(&self, warpgroup: U32<'k>) -> Shared<'k> {
+    fn store_word(&self, warpgroup: U32<'k>) -> Shared<'k> {
         self.word(warpgroup).at(MATH_WARPGROUPS * 4)
     }
 
-    /// Makes the sums of a part those of the whole tile, if the other part has been computed; says whether they are. All threads of a
-    /// math warpgroup call it.
-    pub(super) fn complete(&self, place: MeetingPlace<'k>, sums: &[Vec<Var<'k, f32>>]) -> Pred<'k> {
-        let (k, tail) = (self.k, self.tail.expect("tiles are shared out"));
+    /// Makes the accumulators of a part those of the whole tile, if the other part has been computed; says whether they are. All threads
+    /// of a consumer warpgroup call it.
+    pub(super) fn fix_up(&self, slot: FixupSlot<'k>, accumulators: &[Vec<Var<'k, f32>>]) -> Pred<'k> {
+        let (k, stream_k) = (self.k, self.stream_k.expect("a stream-K kernel"));
         let complete = k.var(1u32);
-        k.if_(place.exists(), || {
-            let (warpgroup, blocks) = (self.warp >> 2, self.place.among_blocks());
-            let meeting = place.of(tail.room, blocks, warpgroup, self.cfg.sums());
-            let sums: Vec<_> = sums.iter().flatten().copied().collect();
+        k.if_(slot.exists(), || {
+            let (warpgroup, blocks) = (self.warp >> 2, self.scheduler.cluster.rank_and_size());
+            let fixup = slot.of(stream_k.workspace, blocks, warpgroup, self.cfg.accumulators());
+            let accumulators: Vec<_> = accumulators.iter().flatten().copied().collect();
             complete.set(0);
             // The owner comes second as a rule, and then leaves nothing.
-            k.if_(place.is_owners(), || {
-                self.agree(warpgroup, complete, || meeting.counter.load_acquire::<u32>(Scope::Gpu));
+            k.if_(slot.is_owners(), || {
+                self.broadcast(warpgroup, complete, || fixup.counter.load_acquire::<u32>(Scope::Gpu));
             });
             k.if_(complete.live().eq(0), || {
-                self.leave(meeting.own, &sums);
-                // All have left theirs, and know what they agreed on before.
-                self.meet(warpgroup);
-                self.agree(warpgroup, complete, || {
-                    meeting.counter.atomic_ordered::<u32>(AtomicOp::Add, 1u32, Scope::Gpu)
+                self.leave(fixup.own, &accumulators);
+                // All threads have left theirs, and have read the word of before.
+                self.sync(warpgroup);
+                self.broadcast(warpgroup, complete, || {
+                    fixup.counter.atomic_ordered::<u32>(AtomicOp::Add, 1u32, Scope::Gpu)
                 });
             });
             k.if_(complete.live().ne(0), || {
-                self.add(meeting.other, &sums);
+                self.add(fixup.other, &accumulators);
                 // For the next grid.
-                k.guard(self.leads(), || meeting.counter.store(0u32));
+                k.guard(self.leads(), || fixup.counter.store(0u32));
             });
         });
         complete.get().ne(0)
     }
 
-    fn leave(&self, at: Global<'k>, sums: &[Var<'k, f32>]) {
-        for (at, four) in self.fours(at, sums.len()).zip(sums.as_chunks::<4>().0) {
-            at.store_vec(swapped(four.map(|sum| sum.live())));
+    fn leave(&self, at: Global<'k>, accumulators: &[Var<'k, f32>]) {
+        for (at, four) in self.fours(at, accumulators.len()).zip(accumulators.as_chunks::<4>().0) {
+            at.store_vec(swapped(four.map(|accumulator| accumulator.live())));
         }
     }
 
-    fn add(&self, left_at: Global<'k>, sums: &[Var<'k, f32>]) {
-        let places: Vec<_> = self.fours(left_at, sums.len()).collect();
-        for (places, sums) in places.chunks(AT_ONCE).zip(sums.chunks(4 * AT_ONCE)) {
-            let left: Vec<_> = places.iter().flat_map(|at| swapped(at.load_vec::<f32, 4>())).collect();
-            sums.iter().zip(left).for_each(|(sum, left)| sum.set(sum.live() + left));
+    fn add(&self, left_at: Global<'k>, accumulators: &[Var<'k, f32>]) {
+        let vectors: Vec<_> = self.fours(left_at, accumulators.len()).collect();
+        for (vectors, accumulators) in vectors.chunks(AT_ONCE).zip(accumulators.chunks(4 * AT_ONCE)) {
+            let left: Vec<_> = vectors.iter().flat_map(|at| swapped(at.load_vec::<f32, 4>())).collect();
+            accumulators.iter().zip(left).for_each(|(own, left)| own.set(own.live() + left));
         }
     }
 
-    /// Where this thread's sums are left, four at a time: beside those of the block's other threads.
-    fn fours(&self, at: Global<'k>, sums: usize) -> impl Iterator<Item = Global<'k>> {
+    /// Where this thread's accumulators are left, four at a time: beside those of the block's other threads.
+    fn fours(&self, at: Global<'k>, count: usize) -> impl Iterator<Item = Global<'k>> {
         let own = at.at(self.k.thread_index().widening_mul(16));
         let pitch = u64::from(MATH_WARPGROUPS * WARPGROUP * 16);
-        (0..sums as u64 / 4).map(move |four| own.at(four * pitch))
+        (0..count as u64 / 4).map(move |four| own.at(four * pitch))
     }
 
     /// Whether this is the first thread of its warpgroup.
@@ -86,37 +87,37 @@ impl<'k> Block<'k, '_> {
         (self.k.thread_index() % WARPGROUP).eq(0)
     }
 
-    fn meet(&self, warpgroup: U32<'k>) {
+    fn sync(&self, warpgroup: U32<'k>) {
         self.k.barrier_sync(warpgroup + 1, WARPGROUP);
     }
 
-    /// All threads of a warpgroup get what its first one does.
-    fn agree(&self, warpgroup: U32<'k>, on: Var<'k, u32>, what: impl FnOnce() -> U32<'k>) {
+    /// Broadcasts a value of the warpgroup's first thread to all of its threads.
+    fn broadcast(&self, warpgroup: U32<'k>, to: Var<'k, u32>, value: impl FnOnce() -> U32<'k>) {
         let (k, word) = (self.k, self.word(warpgroup));
-        k.if_(self.leads(), || word.store(what()));
+        k.if_(self.leads(), || word.store(value()));
         k.sync_warp();
-        self.meet(warpgroup);
-        on.set(word.load::<u32>());
+        self.sync(warpgroup);
+        to.set(word.load::<u32>());
     }
 
-    /// Does what only complete sums are good for.
-    pub(super) fn if_complete(&self, part: &Part<'k>, body: impl FnOnce()) {
-        match part.complete {
+    /// Runs `body` where the accumulators are those of the whole tile.
+    pub(super) fn if_complete(&self, tile: &OutputTile<'k>, body: impl FnOnce()) {
+        match tile.complete {
             Some(complete) => self.k.if_(complete, body),
             None => body(),
         }
     }
 
-    /// A math warp tells the thread that stores whether there is something to store.
-    pub(super) fn tell_storer(&self, part: &Part<'k>) {
-        if let Some(complete) = part.complete {
-            let (word, stores) = (self.storer_word(part.warpgroup), complete.select::<u32>(1, 0));
+    /// Tells the store thread whether there is something to store.
+    pub(super) fn signal_store(&self, tile: &OutputTile<'k>) {
+        if let Some(complete) = tile.complete {
+            let (word, stores) = (self.store_word(tile.warpgroup), complete.select::<u32>(1, 0));
             self.k.guard(self.leads(), || word.store(stores));
         }
     }
 
-    /// What that thread was told.
-    pub(super) fn is_told_to_store(&self, warpgroup: U32<'k>, part: KPart<'k>) -> Pred<'k> {
-        !part.meeting.exists() | self.storer_word(warpgroup).load::<u32>().ne(0)
+    /// Whether the store thread is to store a part.
+    pub(super) fn is_signalled(&self, warpgroup: U32<'k>, part: StreamKPart<'k>) -> Pred<'k> {
+        !part.fixup.exists() | self.store_word(warpgroup).load::<u32>().ne(0)
     }
 }

@@ -1,24 +1,25 @@
-//! GEMM of BF16 or FP16 operands, for few rows: K split over a cluster, operands swapped below 64 rows.
+//! Split-K GEMM of BF16 or FP16 operands, for few rows: K split over a cluster, operands swapped below 64 rows.
 //!
-//! With few rows of A the product is as fast as B can be read. Below 64 rows B's rows take the tensor core's 64-row
-//! side and A's the other, which may be as narrow as 8. Where N alone does not give every multiprocessor work, the
-//! blocks of a cluster take a slice of K each, and exchange their partial sums.
+//! With few rows of A the product is as fast as B can be read. Below 64 rows B's rows take the tensor core's 64-row side and A's the
+//! other, which may be as narrow as 8. Where N alone does not give every SM work, the blocks of a cluster take a K split each, and
+//! reduce their accumulators through distributed shared memory.
 //!
 //! K may run through a batch of products, which are so added up: then the operands are slabs, and a stage is of one of them.
 
 use crate::WARP;
 use crate::common::pipeline::Pipeline;
-use crate::gemm::epilogue::fusion::{FusedParams, Fusion};
+use crate::gemm::epilogue::fusion::EpilogueParams;
 use crate::gemm::operand::f16::{BLOCK_K, OperandTile, Operands};
+use crate::gemm::operand::gate_up::Fusion;
 use crate::gemm::params::Params;
-use crate::gemm::sm90::split_k::{FewRows, Slice, TileOutput};
+use crate::gemm::sm90::split_k::{KSplit, SplitKTile, TileOutput};
 use oxigemm_ptx::tma::{Eviction, LoadOptions, TensorMap};
 use oxigemm_ptx::wgmma::{Descriptor, Major, MatrixA};
 use oxigemm_ptx::{BuildError, Kernel, Module, Shared, SharedLayout, Target, U32, Var};
 
 pub use crate::gemm::sm90::dsmem_reduce::SPLITS;
 
-/// What is compiled in. Shapes, strides, the split of K, the number of stages and whether D is FP32 are run-time
+/// Configuration that is compiled in. Shapes, strides, the K split, the number of stages and whether D is FP32 are run-time
 /// arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
@@ -30,17 +31,17 @@ pub struct Config {
     pub block_n: u32,
     /// Whether the products of a batch are added up.
     pub summed: bool,
-    /// What is done with the sums; where that is something, a tile becomes 128 columns of D.
+    /// Fused epilogue; where there is one, a tile has 128 columns of D.
     pub fusion: Fusion,
 }
 
-/// Stages that the barriers have room for.
+/// The most stages that there are barriers for.
 pub const MAX_STAGES: u32 = 16;
 
-/// Shared memory, every offset in one place. What has a fixed size lies below the tiles, whose number is an argument.
+/// Shared-memory map: every offset in one place. What has a fixed size lies below the stages, whose number is an argument.
 struct SharedMap {
     barriers: u32,
-    /// Stages, each with its tile of B and then of A; and, when all of them have been read, what is made of them.
+    /// Stages, each with its tile of B and then of A; when all of them have been read, the reduction and the staged output.
     tiles: u32,
 }
 
@@ -71,14 +72,14 @@ impl Config {
         format!("sm90_{element}_gemm_split_k_{summed}{fusion}{layout}_{block_m}x{block_n}")
     }
 
-    /// Threads of a block: the math warpgroups, and a warp that loads tiles.
+    /// Threads of a block: the consumer warpgroups, and a producer warp.
     pub fn threads(&self) -> u32 {
         self.shape().math_threads() + WARP
     }
 
     /// Bytes of dynamic shared memory for a number of stages.
     pub fn shared_bytes(&self, stages: u32) -> u32 {
-        SharedMap::new().tiles + (stages * self.stage_bytes()).max(self.shape().partials().bytes())
+        SharedMap::new().tiles + (stages * self.stage_bytes()).max(self.shape().reduce().bytes())
     }
 
     /// Bytes of the tiles of one stage.
@@ -97,23 +98,23 @@ impl Config {
         OperandTile { major: self.operands.b, rows: self.tile_columns() }
     }
 
-    /// Lines that one tensor load of A, and of B, brings.
+    /// Lines of 128 bytes that one tensor load of A, and of B, takes.
     pub(crate) fn loaded_lines(&self) -> [u32; 2] {
         [self.tiles()[0].lines(), self.part_of_b().lines()]
     }
 
-    /// Columns of D that a tile becomes.
+    /// Columns of D of a tile.
     pub fn tile_columns(&self) -> u32 {
         self.shape().columns()
     }
 
-    /// Whether sums are finished before they are stored.
+    /// Whether the epilogue is fused.
     pub fn is_fused(&self) -> bool {
         self.fusion != Fusion::None
     }
 
-    fn shape(&self) -> FewRows {
-        FewRows { block_m: self.block_m, block_n: self.block_n, fusion: self.fusion }
+    fn shape(&self) -> SplitKTile {
+        SplitKTile { block_m: self.block_m, block_n: self.block_n, fusion: self.fusion }
     }
 
     /// Builds the kernel.
@@ -122,17 +123,17 @@ impl Config {
     }
 }
 
-/// What every role of the kernel works with: the block's tile, its slice of K, its shared memory.
+/// Block of this kernel, what every role works with: its tile, its K split, its shared memory.
 struct Block<'k, 'c> {
     k: &'k Kernel,
     cfg: &'c Config,
     params: Params<'k>,
-    /// The stages; and what takes their place when all of them have been read.
+    /// The stages.
     tiles: Shared<'k>,
     pipe: Pipeline<'k>,
     /// The tile's first row and column.
     tile: [U32<'k>; 2],
-    slice: Slice<'k>,
+    k_split: KSplit<'k>,
     warp: U32<'k>,
     lane: U32<'k>,
 }
@@ -150,24 +151,24 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let mut params = Params::declare(k);
     params.output.half = cfg.operands.element;
-    let fused = cfg.is_fused().then(|| FusedParams::declare(k));
+    let fused = cfg.is_fused().then(|| EpilogueParams::declare(k));
     let shared = k.dynamic_shared();
     let map = SharedMap::new();
     map.name(k, cfg);
-    let [stages, ..] = params.tuning;
+    let stages = params.split_k_tuning().stages;
     let pipe = Pipeline::new(k, shared.at(map.barriers), stages, MAX_STAGES);
     let tiles = shared.at(map.tiles);
-    let slice = Slice::new(k, params.k_blocks);
-    let tile = [k.block_index(1) * cfg.block_m, slice.cluster * cfg.tile_columns()];
+    let k_split = KSplit::new(k, params.k_blocks);
+    let tile = [k.block_index(1) * cfg.block_m, k_split.cluster * cfg.tile_columns()];
     let (warp, lane) = (k.warp_index(), k.lane());
-    let block = Block { k, cfg, params, tiles, pipe, tile, slice, warp, lane };
+    let block = Block { k, cfg, params, tiles, pipe, tile, k_split, warp, lane };
     let math_warps = cfg.shape().math_warps();
     let tile_warp = math_warps;
 
     k.if_else(
         warp.eq(tile_warp),
         || {
-            // The loads start as soon as their barriers exist; nobody else is waited for.
+            // The loads start as soon as their barriers exist, and wait for no other warp.
             k.if_(lane.eq(0), || {
                 block.params.a.prefetch();
                 block.params.b.prefetch();
@@ -182,7 +183,12 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         },
         || {
             if cfg.operands.b == Major::K && !cfg.summed {
-                block.params.b_rows.fetch_parts(k, (tile[1], cfg.block_n), cfg.fusion, slice.blocks);
+                block.params.b_rows.prefetch(
+                    k,
+                    (tile[1], cfg.block_n),
+                    cfg.fusion.accumulators(),
+                    k_split.blocks,
+                );
             }
             k.barrier_sync(0, cfg.threads());
             k.grid_dependency_wait();
@@ -193,28 +199,28 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
         k,
         shape: cfg.shape(),
         params: &block.params.output,
-        slice,
+        k_split,
         tile,
         area: tiles,
         warp,
         lane,
         fused,
     };
-    output.finish(|| block.multiply());
+    output.run(|| block.consume());
     k.finish()
 }
 
 impl<'k> Block<'k, '_> {
-    /// The producer thread.
+    /// Producer thread: A and B.
     fn load_tiles(&self) {
         let (k, p) = (self.k, &self.params);
         // Where every row of B is read once, it need not stay in the L2 cache.
-        let [_, stream, ..] = p.tuning;
+        let stream = p.split_k_tuning().stream_b_once;
         let once = LoadOptions { cache: Some(k.cache_policy(Eviction::First)), ..Default::default() };
         let ([a_tile, _], [m, n]) = (self.cfg.tiles(), self.tile);
-        let (b_part, b_parts) = (self.cfg.part_of_b(), self.cfg.fusion.sums());
+        let (b_part, b_parts) = (self.cfg.part_of_b(), self.cfg.fusion.accumulators());
         let cursor = self.pipe.writer();
-        k.for_(self.slice.blocks[0], self.slice.blocks[1], 1, |block| {
+        k.for_(self.k_split.blocks[0], self.k_split.blocks[1], 1, |block| {
             cursor.wait_empty();
             let stage = cursor.stage();
             let full = self.pipe.full(stage);
@@ -237,18 +243,18 @@ impl<'k> Block<'k, '_> {
         k.launch_dependents();
     }
 
-    /// The depth of K that a block begins at and, where products are added up, whose it is.
+    /// The depth of K that a K block begins at and, in a batch, its slab.
     fn depth(&self, block: U32<'k>) -> (U32<'k>, Option<U32<'k>>) {
         if !self.cfg.summed {
             return (block * BLOCK_K, None);
         }
-        let [_, _, of_each, _] = self.params.tuning;
+        let of_each = self.params.split_k_tuning().slab_k_blocks;
         let slab = block / of_each;
         ((block - slab * of_each) * BLOCK_K, Some(slab))
     }
 
-    /// A math warpgroup: 64 rows of one operand against all rows of the other, one stage always in flight.
-    fn multiply(&self) -> Vec<Var<'k, f32>> {
+    /// Consumer warpgroup: 64 rows of one operand against all rows of the other, one stage always in flight.
+    fn consume(&self) -> Vec<Var<'k, f32>> {
         let (k, cfg) = (self.k, self.cfg);
         let types = cfg.operands.mma_type();
         let ([a, b], [a_tile, b_tile]) = (self.stage(k.constant(0)), cfg.tiles());
@@ -260,11 +266,11 @@ impl<'k> Block<'k, '_> {
         let other: Descriptor<'k> =
             other_tile.descriptor(other.at(other_part * OperandTile::row_offset(columns)));
         let majors: (Major, Major) = (tall_tile.major, other_tile.major);
-        let sums = k.fragment::<f32>(columns as usize / 2);
-        sums.iter().for_each(|sum| sum.set(0.0));
+        let accumulators = k.fragment::<f32>(columns as usize / 2);
+        accumulators.iter().for_each(|accumulator| accumulator.set(0.0));
 
         let (cursor, previous) = (self.pipe.reader(), k.var(0u32));
-        k.for_(self.slice.blocks[0], self.slice.blocks[1], 1, |block| {
+        k.for_(self.k_split.blocks[0], self.k_split.blocks[1], 1, |block| {
             cursor.wait_full();
             let stage = cursor.stage();
             let offset = stage * cfg.stage_bytes();
@@ -273,17 +279,17 @@ impl<'k> Block<'k, '_> {
             for depth in (0..BLOCK_K).step_by(types.k() as usize) {
                 let tall = MatrixA::Shared(tall.advance(tall_tile.depth_offset(depth)));
                 let other = other.advance(other_tile.depth_offset(depth));
-                k.wgmma(types, &sums, tall, other, majors, k.constant(true));
+                k.wgmma(types, &accumulators, tall, other, majors, k.constant(true));
             }
             k.wgmma_commit();
             k.wgmma_wait(1);
             let done = self.pipe.empty(previous.get());
-            k.guard(self.lane.eq(0) & block.gt(self.slice.blocks[0]), || done.arrive());
+            k.guard(self.lane.eq(0) & block.gt(self.k_split.blocks[0]), || done.arrive());
             previous.set(stage);
             cursor.advance();
         });
-        // The last stage is let go by nobody: nothing is loaded after it.
+        // Nobody releases the last stage: nothing is loaded after it.
         k.wgmma_wait(0);
-        sums
+        accumulators
     }
 }

@@ -1,41 +1,42 @@
-//! What the few-row kernels share: how a tile lies on the tensor core, which slice of K a block has, and the way of the
-//! sums to D.
+//! Split-K kernels for few rows: the tile on the tensor core, the K split of a block, and the epilogue, which FP8 and 16-bit kernels
+//! share.
 
 pub mod f16;
 pub mod fp8;
 
-use crate::gemm::epilogue::fusion::{FusedParams, Fusion};
-use crate::gemm::epilogue::split_k::FinishedRows;
+use crate::common::fast_divmod::Divisor;
+use crate::gemm::epilogue::fusion::EpilogueParams;
+use crate::gemm::epilogue::split_k::FusedRows;
 use crate::gemm::epilogue::{OutputFlags, OutputParams, Panels, SwappedOutput, WarpOutput};
-use crate::gemm::sm90::dsmem_reduce::{PartialShape, Partials};
-use crate::quantize::Divisor;
+use crate::gemm::operand::gate_up::Fusion;
+use crate::gemm::sm90::dsmem_reduce::{DsmemReduce, ReduceShape};
 use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::{Kernel, Shared, U32, Var};
 
-/// A tile: rows of A and rows of B. Below 64 rows of A the operands are swapped.
+/// Tile of a split-K kernel: rows of A and rows of B. Below 64 rows of A the operands are swapped.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct FewRows {
+pub(crate) struct SplitKTile {
     pub block_m: u32,
     pub block_n: u32,
-    /// What is done with its sums.
+    /// Fused epilogue.
     pub fusion: Fusion,
 }
 
-impl FewRows {
+impl SplitKTile {
     /// Whether B's rows take the 64-row side of the tensor core.
     pub const fn swapped(&self) -> bool {
         self.block_m < 64
     }
 
-    /// Columns of D that a tile becomes.
+    /// Columns of D of a tile.
     pub const fn columns(&self) -> u32 {
-        self.block_n / self.fusion.sums()
+        self.block_n / self.fusion.accumulators()
     }
 
     /// Warpgroups side by side on the 64-row side, each with as many rows of the other: gates and ups have one each, so that a thread
     /// does not hold more than it has registers for. Swapped, they lie along the 64-row side.
     const fn beside(&self) -> u32 {
-        if self.swapped() { 1 } else { self.fusion.sums() }
+        if self.swapped() { 1 } else { self.fusion.accumulators() }
     }
 
     /// Rows of the tile along the 64-row side, and along the other as far as one warpgroup has them.
@@ -55,7 +56,7 @@ impl FewRows {
         }
     }
 
-    /// Threads that multiply: a warpgroup for each 64 rows of that side, and for each of those side by side.
+    /// Consumer threads: a warpgroup for each 64 rows of that side, and for each of those side by side.
     pub const fn math_threads(&self) -> u32 {
         self.sides().0 / 64 * self.beside() * WARPGROUP
     }
@@ -64,9 +65,9 @@ impl FewRows {
         self.math_threads() / WARP
     }
 
-    /// The tile as partial sums: they take more room than what is staged of it.
-    pub const fn partials(&self) -> PartialShape {
-        PartialShape {
+    /// Reduction of the tile's accumulators, which take more space than its staged output.
+    pub const fn reduce(&self) -> ReduceShape {
+        ReduceShape {
             rows: self.block_m,
             columns: self.block_n,
             swapped: self.swapped(),
@@ -84,28 +85,28 @@ impl FewRows {
     }
 }
 
-/// The slice of K that a block of a cluster has.
+/// K split of a block of a cluster.
 #[derive(Clone, Copy)]
-pub(crate) struct Slice<'k> {
-    /// Slices, and which of them this is.
+pub(crate) struct KSplit<'k> {
+    /// K splits, and which of them is this block's.
     split: U32<'k>,
     rank: U32<'k>,
     /// Its cluster.
     pub cluster: U32<'k>,
-    /// Its first block of K, and the one behind its last.
+    /// Its first K block, and the one behind its last.
     pub blocks: [U32<'k>; 2],
 }
 
-impl<'k> Slice<'k> {
-    /// An equal share of the blocks of K, of one of [`SPLITS`](crate::gemm::sm90::dsmem_reduce::SPLITS).
+impl<'k> KSplit<'k> {
+    /// An equal share of the K blocks, of one of [`SPLITS`](crate::gemm::sm90::dsmem_reduce::SPLITS).
     pub fn new(k: &'k Kernel, k_blocks: U32<'k>) -> Self {
         let (split, rank) = (k.cluster_blocks(), k.cluster_rank());
-        // The logarithm of 1, 2, 4 and 8: everything waits for this, and a division takes long, as does asking for the cluster, which
-        // is a division by a number that a multiprocessor has to fetch first.
+        // The logarithm of 1, 2, 4 and 8: everything waits for this, and a division takes long, as does reading the cluster's index, which
+        // is a division by a number that an SM has to fetch first.
         let halvings = (split >> 1) - (split >> 3);
         let share = |all: U32<'k>| split.eq(3).select(third(all), all >> halvings);
         let blocks = [rank, rank + 1].map(|nth| share(nth * k_blocks));
-        Slice { split, rank, cluster: share(k.block_index(0)), blocks }
+        KSplit { split, rank, cluster: share(k.block_index(0)), blocks }
     }
 }
 
@@ -115,53 +116,60 @@ fn third(number: U32<'_>) -> U32<'_> {
     (number.widening_mul(THREE.factor) >> THREE.shift).to_u32()
 }
 
-/// A block's tile on its way to D.
+/// Epilogue of a block's tile.
 pub(crate) struct TileOutput<'k, 'p> {
     pub k: &'k Kernel,
-    pub shape: FewRows,
+    pub shape: SplitKTile,
     pub params: &'p OutputParams<'k>,
-    pub slice: Slice<'k>,
+    pub k_split: KSplit<'k>,
     /// The tile's first row and column.
     pub tile: [U32<'k>; 2],
     /// Shared memory that is free when all stages have been read.
     pub area: Shared<'k>,
     pub warp: U32<'k>,
     pub lane: U32<'k>,
-    /// What its sums are finished with, where they are.
-    pub fused: Option<FusedParams<'k>>,
+    /// Fused epilogue, where there is one.
+    pub fused: Option<EpilogueParams<'k>>,
 }
 
 impl<'k> TileOutput<'k, '_> {
-    /// All warps come here; those that multiply do so, and then write the tile or exchange its slices.
-    pub fn finish(&self, multiply: impl FnOnce() -> Vec<Var<'k, f32>>) {
+    /// All warps call it: consumers multiply, and then write the tile or reduce its splits.
+    pub fn run(&self, multiply: impl FnOnce() -> Vec<Var<'k, f32>>) {
         let (k, shape) = (self.k, self.shape);
-        let Slice { split, rank, .. } = self.slice;
-        let finished = self.fused.is_some();
-        let partials = Partials { shape: shape.partials(), at: self.area, split, rank, finished };
-        // One slice needs no detour (with operands swapped: in the plain output type): each warp writes its part.
+        let KSplit { split, rank, .. } = self.k_split;
+        let fused = self.fused.is_some();
+        let reduce = DsmemReduce { shape: shape.reduce(), at: self.area, split, rank, fused };
+        // One split needs no reduction (with operands swapped: in the plain output type): each warp writes its part.
         let writable = if shape.swapped() { self.params.has(OutputFlags::PLAIN) } else { k.constant(true) };
-        let direct = if finished { k.constant(false) } else { split.eq(1) & writable };
-        let rows = self.fused.map(|fused| self.finished_rows(fused));
+        let direct = if fused { k.constant(false) } else { split.eq(1) & writable };
+        let rows = self.fused.map(|fused| self.fused_rows(fused));
         k.if_(self.warp.lt(shape.math_warps()), || {
             // Long before they are needed.
-            rows.iter().for_each(FinishedRows::load_biases);
-            let sums = k.role("math", multiply);
-            // What comes next takes the place of the tiles: no warpgroup may still read those.
+            rows.iter().for_each(FusedRows::load_biases);
+            let accumulators = k.role("math", multiply);
+            // What comes next overwrites the operand stages: no warpgroup may still read those.
             k.barrier_sync(1, shape.math_threads());
-            k.if_else(direct, || self.write(&sums), || partials.share(k, self.warp, self.lane, &sums));
+            k.if_else(
+                direct,
+                || self.write(&accumulators),
+                || reduce.publish(k, self.warp, self.lane, &accumulators),
+            );
         });
         k.if_(!direct, || {
             let math = self.warp.lt(shape.math_warps());
-            // Every slice's partial sums are in place, and visible to the cluster.
+            // Every split's accumulators are in place, and visible to the cluster.
             k.cluster_sync();
-            let loaded = partials.load(k, math, self.params, self.tile);
+            let loaded = reduce.load(k, math, self.params, self.tile);
             // Nobody leaves while another block still reads its shared memory.
             k.cluster_arrive();
             k.if_(math, || match &rows {
-                None => partials.add(k, &loaded, self.params, self.tile),
+                None => reduce.add(k, &loaded, self.params, self.tile),
                 Some(rows) => {
-                    let end = partials.rows(self.params, self.tile);
-                    rows.finish(self.tile[0], &partials.rows_to_finish(k, &loaded, end, shape.fusion.sums()));
+                    let end = reduce.rows(self.params, self.tile);
+                    rows.apply(
+                        self.tile[0],
+                        &reduce.reduced_rows(k, &loaded, end, shape.fusion.accumulators()),
+                    );
                 }
             });
             k.sync_warp();
@@ -169,20 +177,20 @@ impl<'k> TileOutput<'k, '_> {
         });
     }
 
-    /// What is known of all rows that are finished.
-    fn finished_rows(&self, fused: FusedParams<'k>) -> FinishedRows<'k> {
+    /// Fused epilogue of this warp's rows.
+    fn fused_rows(&self, fused: EpilogueParams<'k>) -> FusedRows<'k> {
         let (output, column) = (fused.output(*self.params), self.tile[1] + self.lane * 4);
-        FinishedRows::new(self.k, fused, output, self.shape.fusion, [column, self.lane])
+        FusedRows::new(self.k, fused, output, self.shape.fusion, [column, self.lane])
     }
 
-    /// Writes the sums of the only slice to D.
-    fn write(&self, sums: &[Var<'k, f32>]) {
+    /// Writes the accumulators of the only split to D.
+    fn write(&self, accumulators: &[Var<'k, f32>]) {
         let (k, shape, params, [m, n]) = (self.k, self.shape, self.params, self.tile);
         let (warpgroup, warp, thread) = (self.warp >> 2, self.warp & 3, k.thread_index() % WARPGROUP);
         let staging = self.area.at(warpgroup * shape.output_bytes());
         if shape.swapped() {
             let (column, barrier) = (n + warpgroup * 64, (1, shape.math_threads()));
-            SwappedOutput { params, row: m, column, staging, thread, barrier }.write(k, sums);
+            SwappedOutput { params, row: m, column, staging, thread, barrier }.write(k, accumulators);
             return;
         }
         let place = Panels { row: m + warpgroup * 64, column: n, staging };
@@ -190,7 +198,7 @@ impl<'k> TileOutput<'k, '_> {
         k.if_else(
             params.has(OutputFlags::PLAIN),
             || {
-                output.stage(k, sums);
+                output.stage(k, accumulators);
                 k.fence_async_shared();
                 k.barrier_sync(1, shape.math_threads());
                 k.if_(thread.eq(0), || {
@@ -199,7 +207,7 @@ impl<'k> TileOutput<'k, '_> {
                     k.bulk_wait_read(0);
                 });
             },
-            || WarpOutput::write_f32(k, &[(output, sums)]),
+            || WarpOutput::write_f32(k, &[(output, accumulators)]),
         );
     }
 }
@@ -209,12 +217,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn partial_sums_take_more_room_than_staged_output() {
+    fn partial_accumulators_take_more_space_than_staged_output() {
         for block_m in [8, 16, 32, 64, 128] {
             for block_n in [64, 128] {
-                let shape = FewRows { block_m, block_n, fusion: Fusion::None };
+                let shape = SplitKTile { block_m, block_n, fusion: Fusion::None };
                 let staged = shape.math_threads() / WARPGROUP * shape.output_bytes();
-                assert!(staged <= shape.partials().bytes(), "{shape:?}");
+                assert!(staged <= shape.reduce().bytes(), "{shape:?}");
             }
         }
     }
