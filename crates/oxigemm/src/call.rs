@@ -289,7 +289,8 @@ impl Arguments {
         let groups = groups.map(|groups| grouped_args(groups, problem));
         let (family, fused) = (problem.family, fused.map(fused_args));
         let tail = plan.config.is_stream_k().then_some(StreamKArgs { workspace: 0, split: launch.stream_k });
-        let dispatch = plan.config.has_dynamic_scheduler().then_some(DynamicSchedulerArgs::in_workspace(None));
+        let dispatch =
+            plan.config.has_dynamic_scheduler().then_some(DynamicSchedulerArgs::in_workspace(None));
         let arguments = Arguments {
             family,
             args,

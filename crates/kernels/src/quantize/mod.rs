@@ -1,6 +1,6 @@
 //! Quantization to FP8 and FP4 with scales of any granularity, and back; scales from one layout to another.
 //!
-//! Every kernel is the same few steps on [chunks](chunk) of eight neighbours of a row: load, take the largest
+//! Every kernel is the same few steps on [chunks](vec8) of eight neighbours of a row: load, take the largest
 //! magnitude, [`scale`], convert, store. The families differ in who shares a scale, and so in how far the
 //! magnitude travels:
 //!

@@ -218,8 +218,8 @@ impl<'k> FusedAccumulators<'k, '_> {
 mod tests {
     use super::*;
     use crate::Arch;
-    use crate::gemm::{GemmConfig, GemmKernel};
     use crate::gemm::operand::gate_up::GateUpRows;
+    use crate::gemm::{GemmConfig, GemmKernel};
     use oxigemm_ptx::Target;
 
     /// Columns of D that a warpgroup has, rows of a tile, and passes where D is quantized, of every persistent kernel with a fused epilogue.

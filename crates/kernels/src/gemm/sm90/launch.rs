@@ -54,7 +54,7 @@ impl Raster {
         let band = match self.serpentine {
             _ if u64::from(self.shape.m) * line <= RESIDENT_A => m_tiles,
             Some(_) if serpentine_k || operands.has_scales() => sweep.best_band(),
-            _ => sweep.smallest_round(),
+            _ => sweep.smallest_wave(),
         };
         Launch {
             grid: [clusters * cluster, 1],
