@@ -1,12 +1,10 @@
-//! Tensor maps of operands, scales and D, as plain numbers: what TMA descriptors are encoded from.
+//! Tensor maps of operands and D, as plain numbers: what TMA descriptors are encoded from.
 
 use crate::BLOCK_K;
 use crate::gemm::epilogue::Panels;
 use crate::gemm::launch::Launch;
 use crate::gemm::operand::f16::{self, Major};
-use crate::gemm::params::ScaleLayout;
 use crate::gemm::shape::GemmShape;
-use crate::gemm::sm90::scale_pipeline::loaded_blocks;
 
 /// A tensor map: a matrix in memory, or slabs of it, and the box that one TMA copy moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +33,7 @@ pub struct Outer {
 }
 
 impl MatrixMap {
-    fn new(dims: [u32; 2], pitch: u64, tile: [u32; 2]) -> MatrixMap {
+    pub(crate) fn new(dims: [u32; 2], pitch: u64, tile: [u32; 2]) -> MatrixMap {
         MatrixMap { dims, pitch, tile, parts: None, slabs: None }
     }
 
@@ -81,22 +79,6 @@ impl Launch {
             Major::MN => [rows, k],
         };
         MatrixMap::new(dims, pitch, [f16::BLOCK_K, lines])
-    }
-
-    /// The map of A's scales, of FP32 without swizzle; none where threads copy them.
-    pub fn map_sfa(
-        &self,
-        shape: GemmShape,
-        layout: ScaleLayout,
-        [stride_m, stride_k]: [u32; 2],
-    ) -> Option<MatrixMap> {
-        let (m, k, rows) = (shape.m, shape.k_blocks(), self.scale_rows);
-        let blocks = loaded_blocks(k, self.scale_blocks);
-        match layout {
-            ScaleLayout::RowMajor => Some(MatrixMap::new([k, m], u64::from(stride_m), [blocks, rows])),
-            ScaleLayout::MnMajor => Some(MatrixMap::new([m, k], u64::from(stride_k), [rows, blocks])),
-            ScaleLayout::Copied | ScaleLayout::Packed => None,
-        }
     }
 
     /// The map of a plain D, of elements of `size` bytes with 128-byte swizzle.

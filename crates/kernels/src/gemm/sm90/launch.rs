@@ -1,11 +1,12 @@
-//! Launch geometry of the Hopper kernels.
+//! Launch geometry of the Hopper kernels, and the tensor map of their scale pipeline.
 
+use super::scale_pipeline::loaded_blocks;
 use super::{f16_persistent, fp8_persistent, split_k};
-use crate::gemm::params::{PersistentTuning, SplitKTuning};
+use crate::gemm::params::{PersistentTuning, ScaleLayout, SplitKTuning};
 use crate::gemm::scheduler::dynamic;
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::scheduler::order::Sweep;
-use crate::gemm::{GemmConfig, GemmShape, Launch};
+use crate::gemm::{GemmConfig, GemmShape, Launch, MatrixMap};
 
 /// An A of at most this many bytes stays in the L2 cache while B is streamed once: one raster band holds all of its tiles.
 const RESIDENT_A: u64 = 12 << 20;
@@ -159,5 +160,23 @@ fn split_k_grid(config: &GemmConfig, shape: GemmShape) -> Launch {
         }
         .words(),
         ..Launch::default()
+    }
+}
+
+impl Launch {
+    /// The map of A's scales, of FP32 without swizzle; none where threads copy them.
+    pub fn map_sfa(
+        &self,
+        shape: GemmShape,
+        layout: ScaleLayout,
+        [stride_m, stride_k]: [u32; 2],
+    ) -> Option<MatrixMap> {
+        let (m, k, rows) = (shape.m, shape.k_blocks(), self.scale_rows);
+        let blocks = loaded_blocks(k, self.scale_blocks);
+        match layout {
+            ScaleLayout::RowMajor => Some(MatrixMap::new([k, m], u64::from(stride_m), [blocks, rows])),
+            ScaleLayout::MnMajor => Some(MatrixMap::new([m, k], u64::from(stride_k), [rows, blocks])),
+            ScaleLayout::Copied | ScaleLayout::Packed => None,
+        }
     }
 }
