@@ -1,23 +1,32 @@
 //! Tensor-core kernels as Rust functions that emit PTX.
 //!
-//! A folder for each operation, on shared building blocks: the [`pipeline`](common::pipeline) between producers and consumers, the
-//! tile [`scheduler`](gemm::scheduler), the [`epilogue`](gemm::epilogue), and the Hopper kernels in [`gemm::sm90`]. Shapes, strides,
-//! cluster sizes, splits and output types are arguments of the kernels, so the set of kernels is closed and small:
-//! [`KernelId::all`].
+//! | module | holds |
+//! |---|---|
+//! | [`Arch`] | the architectures, their PTX targets and limits |
+//! | [`KernelId`] | the registry: every kernel, its name and its PTX |
+//! | [`common`] | what operations share: the full/empty [`pipeline`](common::pipeline), L2 prefetch, workspace reduction |
+//! | [`gemm`] | GEMM: tile [`scheduler`](gemm::scheduler), [`epilogue`](gemm::epilogue), launch geometry, and the kernels of each architecture ([`gemm::sm90`]) |
+//! | [`quantize`] | quantization, scale layouts, MoE permutation |
+//! | [`attention`] | MQA logits of attention indexers |
+//! | [`hyper_connection`] | the GEMM before the norm of a hyper-connection |
 //!
-//! This crate knows nothing of devices: it gives PTX text, [`Launch`](gemm::launch::Launch) numbers and
-//! [`GemmArgs`](gemm::params::GemmArgs).
+//! Shapes, strides, cluster sizes, splits and output types are arguments of the kernels, so the set of kernels is closed
+//! and small: [`KernelId::all`].
+//!
+//! This crate knows nothing of devices: it gives PTX text, [`gemm::Launch`] numbers and [`gemm::params::Args`].
 //!
 //! ```
-//! use oxigemm_kernels::gemm::launch::GemmKernel;
+//! use oxigemm_kernels::Arch;
+//! use oxigemm_kernels::gemm::GemmKernel;
 //!
-//! for config in GemmKernel::dense() {
-//!     let module = config.build()?;
+//! for kernel in GemmKernel::dense(Arch::Sm90a) {
+//!     let module = kernel.build()?;
 //!     assert!(module.text.contains("wgmma.mma_async"));
 //! }
 //! # Ok::<(), oxigemm_ptx::BuildError>(())
 //! ```
 
+mod arch;
 pub mod attention;
 pub mod common;
 pub mod gemm;
@@ -25,6 +34,7 @@ pub mod hyper_connection;
 pub mod quantize;
 mod registry;
 
+pub use arch::{Arch, ArchLimits};
 pub use common::params::KernelArg;
 pub use oxigemm_ptx::wgmma::Swizzle;
 pub use oxigemm_ptx::{BuildError, Module, Target};

@@ -1,79 +1,101 @@
-//! The closed set: every kernel of every family, by one type.
+//! Registry of kernels: one type that identifies every kernel of every operation.
 
+use crate::Arch;
 use crate::attention;
-use crate::gemm::launch;
-use crate::gemm::transpose_k_grouped;
+use crate::gemm::{GemmKernel, transpose, transpose_k_grouped};
 use crate::hyper_connection;
 use crate::quantize;
 use oxigemm_ptx::{BuildError, Module};
 
-/// A kernel of the closed set. A family joins it with a variant that holds its configuration.
+/// A kernel of the closed set. An operation joins the set with a variant that holds its compile-time configuration.
 ///
-/// What is listed, built ahead, loaded, assembled in tests and kept by a simulated device is this set. How a kernel is
-/// launched, and with which arguments, is its family's own business.
+/// `list`, `prebuild`, module loading, assembly tests and the simulator all iterate over this set. Launch geometry and
+/// arguments belong to the operation.
 ///
 /// ```
-/// use oxigemm_kernels::KernelId;
+/// use oxigemm_kernels::{Arch, KernelId};
 ///
-/// let names: Vec<String> = KernelId::all().map(|kernel| kernel.name()).collect();
-/// assert!(names.iter().any(|name| name == "fp8_gemm_slim_8x64"));
+/// let names: Vec<String> = KernelId::all(Arch::Sm90a).map(|kernel| kernel.name()).collect();
+/// assert!(names.iter().any(|name| name == "sm90_fp8_gemm_split_k_8x64"));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KernelId {
-    /// A matrix product.
-    Gemm(launch::GemmKernel),
-    /// Quantization, and what belongs to it.
+    /// A GEMM.
+    Gemm(GemmKernel),
+    /// The transposition that makes FP8 operands K-major: see [`crate::gemm::transpose`].
+    Transpose,
+    /// Quantization, scale layouts, MoE permutation.
     Quantize(quantize::Config),
-    /// Logits of an indexer.
-    Indexer(attention::Config),
-    /// The product before the norm of a hyper-connection.
-    HcPrenorm(hyper_connection::Config),
-    /// What makes FP8 operands with groups along K K-major: see [`crate::gemm::transpose_k_grouped`].
-    TransposeGroups,
+    /// MQA logits of an attention indexer.
+    Attention(attention::Config),
+    /// The GEMM before the norm of a hyper-connection.
+    HyperConnection(hyper_connection::Config),
+    /// The transposition that makes k-grouped FP8 operands K-major: see [`crate::gemm::transpose_k_grouped`].
+    TransposeKGrouped,
 }
 
 impl KernelId {
-    /// Every kernel that exists: no call ever needs another.
-    pub fn all() -> impl Iterator<Item = KernelId> {
-        let products = launch::GemmKernel::all().map(KernelId::Gemm);
+    /// Every kernel of an architecture: no call ever needs another.
+    pub fn all(arch: Arch) -> impl Iterator<Item = KernelId> {
+        let gemm = GemmKernel::all(arch).map(KernelId::Gemm);
+        // The other operations are written for one architecture so far.
+        let Arch::Sm90a = arch;
         let quantize = quantize::Config::all().map(KernelId::Quantize);
-        let logits = attention::Config::all().map(KernelId::Indexer);
-        let hc = hyper_connection::Config::all().map(KernelId::HcPrenorm);
-        products.chain(quantize).chain(logits).chain(hc).chain([KernelId::TransposeGroups])
+        let attention = attention::Config::all().map(KernelId::Attention);
+        let hyper_connection = hyper_connection::Config::all().map(KernelId::HyperConnection);
+        gemm.chain([KernelId::Transpose])
+            .chain(quantize)
+            .chain(attention)
+            .chain(hyper_connection)
+            .chain([KernelId::TransposeKGrouped])
     }
 
-    /// The kernel's name, which is also the entry's.
+    /// The architecture the kernel is written for.
+    pub fn arch(&self) -> Arch {
+        match self {
+            KernelId::Gemm(kernel) => kernel.arch(),
+            KernelId::Transpose
+            | KernelId::Quantize(_)
+            | KernelId::Attention(_)
+            | KernelId::HyperConnection(_)
+            | KernelId::TransposeKGrouped => Arch::Sm90a,
+        }
+    }
+
+    /// The kernel's name, which is also the name of its entry. It starts with the architecture.
     pub fn name(&self) -> String {
         match self {
-            KernelId::Gemm(config) => config.name(),
+            KernelId::Gemm(kernel) => kernel.name(),
+            KernelId::Transpose => transpose::NAME.to_owned(),
             KernelId::Quantize(config) => config.name(),
-            KernelId::Indexer(config) => config.name(),
-            KernelId::HcPrenorm(config) => config.name(),
-            KernelId::TransposeGroups => transpose_k_grouped::NAME.to_owned(),
+            KernelId::Attention(config) => config.name(),
+            KernelId::HyperConnection(config) => config.name(),
+            KernelId::TransposeKGrouped => transpose_k_grouped::NAME.to_owned(),
         }
     }
 
-    /// Writes the kernel.
+    /// The kernel's PTX.
     pub fn build(&self) -> Result<Module, BuildError> {
         match self {
-            KernelId::Gemm(config) => config.build(),
+            KernelId::Gemm(kernel) => kernel.build(),
+            KernelId::Transpose => transpose::build(),
             KernelId::Quantize(config) => config.build(),
-            KernelId::Indexer(config) => config.build(),
-            KernelId::HcPrenorm(config) => config.build(),
-            KernelId::TransposeGroups => transpose_k_grouped::build(),
+            KernelId::Attention(config) => config.build(),
+            KernelId::HyperConnection(config) => config.build(),
+            KernelId::TransposeKGrouped => transpose_k_grouped::build(),
         }
     }
 
-    /// The kernel as it is assembled, compiled and looked up in caches.
+    /// The PTX that is assembled, compiled and looked up in caches.
     ///
-    /// Where the environment has `OXIGEMM_LINES`, and it is neither empty nor 0, it says which line of Rust wrote which
-    /// instruction, as [`build`](Self::build) does, and Nsight Compute and compute-sanitizer show it. Elsewhere it does not: an
-    /// assembler takes less time then. The code is the same.
+    /// Source lines are left out, because an assembler takes less time without them. Where the environment has
+    /// `OXIGEMM_LINES`, and it is neither empty nor 0, they stay in, as in [`build`](Self::build), and Nsight Compute and
+    /// compute-sanitizer show which line of Rust emitted an instruction. The code is the same.
     ///
     /// ```
     /// use oxigemm_kernels::KernelId;
     ///
-    /// let kernel = KernelId::TransposeGroups;
+    /// let kernel = KernelId::TransposeKGrouped;
     /// assert!(kernel.build()?.text.contains(".loc "));
     /// assert!(!kernel.code_text()?.contains(".loc "));
     /// # Ok::<(), oxigemm_ptx::BuildError>(())
@@ -85,9 +107,9 @@ impl KernelId {
     }
 }
 
-impl From<launch::GemmKernel> for KernelId {
-    fn from(config: launch::GemmKernel) -> KernelId {
-        KernelId::Gemm(config)
+impl From<GemmKernel> for KernelId {
+    fn from(kernel: GemmKernel) -> KernelId {
+        KernelId::Gemm(kernel)
     }
 }
 
@@ -99,13 +121,13 @@ impl From<quantize::Config> for KernelId {
 
 impl From<attention::Config> for KernelId {
     fn from(config: attention::Config) -> KernelId {
-        KernelId::Indexer(config)
+        KernelId::Attention(config)
     }
 }
 
 impl From<hyper_connection::Config> for KernelId {
     fn from(config: hyper_connection::Config) -> KernelId {
-        KernelId::HcPrenorm(config)
+        KernelId::HyperConnection(config)
     }
 }
 
@@ -115,8 +137,16 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn the_names_are_unique() {
-        let names: HashSet<String> = KernelId::all().map(|kernel| kernel.name()).collect();
-        assert_eq!(names.len(), KernelId::all().count());
+    fn names_are_unique_and_start_with_the_architecture() {
+        let mut names = HashSet::new();
+        for (arch, kernel) in
+            Arch::ALL.into_iter().flat_map(|arch| KernelId::all(arch).map(move |id| (arch, id)))
+        {
+            let name = kernel.name();
+            assert_eq!(kernel.arch(), arch, "{name}");
+            assert!(name.starts_with(&format!("{}_", arch.short_name())), "{name}");
+            assert_eq!(kernel.build().expect("it builds").target, arch.target(), "{name}");
+            assert!(names.insert(name.clone()), "{name} twice");
+        }
     }
 }

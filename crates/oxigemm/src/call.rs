@@ -7,19 +7,19 @@ use std::ffi::c_void;
 
 use oxigemm_kernels::common::params::ArgRef;
 use oxigemm_kernels::gemm::epilogue::OutputFlags;
-use oxigemm_kernels::gemm::epilogue::fusion::{EpilogueArgs, EpilogueFlags, GroupedEpilogueArgs};
-use oxigemm_kernels::gemm::launch::{KGroupedShape, MGroupedShape, OperandKind};
+use oxigemm_kernels::gemm::epilogue::fusion::{EpilogueArgs, EpilogueFlags, Fusion, GroupedEpilogueArgs};
 use oxigemm_kernels::gemm::params::{GemmArgs, SFB_BULK, ScaleLayout, SplitKTuning, sfb_bulk};
 use oxigemm_kernels::gemm::scheduler::dynamic::DynamicSchedulerArgs;
 use oxigemm_kernels::gemm::scheduler::k_grouped::KGroupedArgs;
 use oxigemm_kernels::gemm::scheduler::m_grouped::{GroupLayout, MGroupedArgs};
 use oxigemm_kernels::gemm::scheduler::stream_k::{StreamK, StreamKArgs};
+use oxigemm_kernels::gemm::{KGroupedShape, MGroupedShape, OperandKind};
 
 use crate::cast::ScaleFormat;
 use crate::check::{Accumulate, EpilogueArguments, Fused, Groups, KGroups, Problem, Summed};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::plan::{self, GemmConfig, GemmShape, Limits, Plan};
+use crate::error::Result;
+use crate::plan::{self, GemmConfig, GemmShape, Limits, Plan, PlanRequest, PlanShape};
 pub(crate) use maps::{Map, MapElement, Mapped, Maps};
 use maps::{sfa_strides, sfb_strides};
 use output::Output;
@@ -44,94 +44,33 @@ pub(crate) struct PlanKey {
 impl PlanKey {
     /// The plan, on a device with these limits.
     pub fn plan(&self, limits: &Limits) -> Result<Plan> {
+        plan::plan(&self.request(), limits)
+    }
+
+    fn request(&self) -> PlanRequest {
         let Problem { family, m, n, k, .. } = self.problem;
-        let refuse = |choice: GemmConfig, groups: String| Error::Config {
-            name: plan::name(&choice),
-            shape: format!("{groups}m={m} n={n} k={k} on {} multiprocessors", limits.sms),
+        let gemm = GemmShape { m, n, k };
+        let is_batch = self.groups.is_some_and(|groups| groups.layout == GroupLayout::All);
+        let shape = match (&self.k_groups, &self.summed, self.grouped_shape()) {
+            (Some(groups), ..) => PlanShape::KGrouped(KGroupedShape { groups: groups.count, m, n, k }),
+            (None, Some(summed), _) => PlanShape::Summed { gemm, batch: summed.slabs },
+            (None, None, Some(shape)) if is_batch => PlanShape::Batched(shape),
+            (None, None, Some(shape)) => PlanShape::MGrouped(shape),
+            (None, None, None) => PlanShape::Dense(gemm),
         };
-        let wrong_family = |choice: GemmConfig| Error::ConfigOperands {
-            name: plan::name(&choice),
-            expected: plan::family_name(family),
-        };
-        if let Some(shape) = self.k_grouped_shape() {
-            return match self.choice {
-                Some(choice) if choice.config().family() != family => Err(wrong_family(choice)),
-                Some(choice) => Plan::of_k_grouped(choice, &shape, limits)
-                    .ok_or_else(|| refuse(choice, format!("{} groups along K, ", shape.groups))),
-                None => Plan::best_k_grouped_of(family, &shape, limits)
-                    .ok_or_else(|| too_many_groups("d", shape.groups)),
-            };
-        }
-        if let Some(summed) = &self.summed {
-            let shape = GemmShape { m, n, k: summed.depth(&self.problem) };
-            return match self.choice {
-                Some(choice) if choice.config().family() != family => Err(wrong_family(choice)),
-                Some(choice) => Plan::of_summed(choice, shape, limits)
-                    .ok_or_else(|| refuse(choice, format!("the sum of {} products of ", summed.slabs))),
-                None => Plan::best_summed(family, shape, limits).ok_or_else(|| Error::Overflow {
-                    argument: "d",
-                    expected: "rows that a grid covers".to_owned(),
-                    found: format!("{m} rows"),
-                }),
-            };
-        }
-        if let (Some(fused), Some(shape)) = (&self.fused, self.grouped_shape()) {
-            return match self.choice {
-                None => Plan::best_fused_grouped(family, &shape, fused, limits)
-                    .ok_or_else(|| too_many_groups("b", shape.groups)),
-                Some(choice) if choice.config().family() != family => Err(wrong_family(choice)),
-                Some(choice) => Plan::of_fused_grouped(choice, &shape, fused, limits)
-                    .ok_or_else(|| refuse(choice, format!("finished sums of {} groups of ", shape.groups))),
-            };
-        }
-        if let Some(fused) = &self.fused {
-            let shape = GemmShape { m, n, k };
-            return match self.choice {
-                None if self.batch_invariant => {
-                    Ok(Plan::best_batch_invariant_fused(family, shape, fused, limits))
-                }
-                None => Ok(Plan::best_fused(family, shape, fused, limits)),
-                Some(choice) if choice.config().family() != family => Err(wrong_family(choice)),
-                Some(choice) if self.batch_invariant && !plan::is_batch_invariant(&choice) => {
-                    Err(Error::ConfigBatchInvariant { name: plan::name(&choice) })
-                }
-                Some(choice) => Plan::of_fused(choice, shape, fused, limits)
-                    .ok_or_else(|| refuse(choice, "finished sums of ".to_owned())),
-            };
-        }
-        match (self.choice, self.grouped_shape()) {
-            (Some(choice), _) if choice.config().family() != family => Err(wrong_family(choice)),
-            (Some(choice), _) if self.batch_invariant && !plan::is_batch_invariant(&choice) => {
-                Err(Error::ConfigBatchInvariant { name: plan::name(&choice) })
-            }
-            (Some(choice), None) => {
-                Plan::of(choice, GemmShape { m, n, k }, limits).ok_or_else(|| refuse(choice, String::new()))
-            }
-            (None, None) if self.batch_invariant => {
-                Ok(Plan::best_batch_invariant(family, GemmShape { m, n, k }, limits))
-            }
-            (None, None) => Ok(Plan::best_of(family, GemmShape { m, n, k }, limits)),
-            (Some(choice), Some(shape)) if self.is_fp8_batch() => Plan::of_batched(choice, &shape, limits)
-                .ok_or_else(|| refuse(choice, format!("a batch of {} products of ", shape.groups))),
-            (None, Some(shape)) if self.is_fp8_batch() => {
-                Plan::best_batched(&shape, limits).ok_or_else(|| too_many_groups("b", shape.groups))
-            }
-            (Some(choice), Some(shape)) => Plan::of_grouped(choice, &shape, limits)
-                .ok_or_else(|| refuse(choice, format!("{} groups of ", shape.groups))),
-            (None, Some(shape)) => Plan::best_grouped_of(family, &shape, limits)
-                .ok_or_else(|| too_many_groups("b", shape.groups)),
+        PlanRequest {
+            fusion: self.fused.map_or(Fusion::None, |fused| fused.fusion),
+            quantized_output: self.fused.is_some_and(|fused| fused.quantized.is_some()),
+            batch_invariant: self.batch_invariant,
+            config: self.choice,
+            ..PlanRequest::new(family, shape)
         }
     }
 
     /// Whether it is a batch of products with FP8 operands, whose kernels are others than those of groups.
     fn is_fp8_batch(&self) -> bool {
         let batch = self.groups.is_some_and(|groups| groups.layout == GroupLayout::All);
-        batch && self.problem.family == OperandKind::Fp8
-    }
-
-    fn k_grouped_shape(&self) -> Option<KGroupedShape> {
-        let Problem { m, n, k, .. } = self.problem;
-        Some(KGroupedShape { groups: self.k_groups?.count, m, n, k })
+        batch && self.problem.family == OperandKind::FP8
     }
 
     fn grouped_shape(&self) -> Option<MGroupedShape> {
@@ -139,14 +78,6 @@ impl PlanKey {
         let groups = self.groups?;
         let (slabs, expected) = (groups.slabs(), groups.expected);
         Some(MGroupedShape { groups: groups.count, slabs, rows: m, expected, n, k })
-    }
-}
-
-fn too_many_groups(argument: &'static str, groups: u32) -> Error {
-    Error::Overflow {
-        argument,
-        expected: "as many groups as the shared memory of a block has room for".to_owned(),
-        found: format!("{groups} groups"),
     }
 }
 
@@ -203,7 +134,7 @@ pub(crate) struct Arguments {
     dispatch: Option<DynamicSchedulerArgs>,
     /// Whether the copy engine can address every slab of A's scales as it does the first, and every group's of B's.
     scales_alike: [bool; 2],
-    /// As [`Launch::scale_piece`](oxigemm_kernels::gemm::launch::Launch::scale_piece).
+    /// As [`Launch::scale_piece`](oxigemm_kernels::gemm::Launch::scale_piece).
     scale_piece: [u32; 2],
 }
 
@@ -276,7 +207,7 @@ impl Arguments {
         };
         let (sfa_strides, sfb_strides) = (sfa_strides(problem, blocks), sfb_strides(problem, blocks));
         let d_slab = groups.map_or(0, |groups| groups.d_slab);
-        let output = Output::new(problem, d_slab, plan.choice.stores_f32_panels(), fused);
+        let output = Output::new(problem, d_slab, plan.config.tma_stores_f32(), fused);
         let mut maps = Maps::new(&launch, shape, problem, blocks, &output, fused);
         let mut scales_alike = [true; 2];
         if let Some(groups) = groups {
@@ -287,9 +218,9 @@ impl Arguments {
                 sfa.matrix = sfa.matrix.in_slabs(slabs, groups.sfa_slab.into());
             }
             let size = problem.d_type.size() as u32;
-            maps.d = maps.d.map(|d| match problem.family {
+            maps.d = maps.d.map(|d| match problem.family.is_fp8() {
                 // The rows of D are those of all slabs.
-                OperandKind::Fp8 | OperandKind::Fp8Rows | OperandKind::Fp8E5m2(_) if !key.is_fp8_batch() => {
+                true if !key.is_fp8_batch() => {
                     let rows = (slabs - 1) * groups.d_slab_rows(problem.d_pitch) + shape.m;
                     let all = GemmShape { m: rows, n: d.matrix.dims[0], ..shape };
                     Map { matrix: launch.map_d(all, problem.d_pitch, size), ..d }
@@ -306,7 +237,7 @@ impl Arguments {
                 maps.sfa = None;
             }
         }
-        if problem.family == OperandKind::Fp8Rows {
+        if problem.family.is_1d1d() {
             // Warps carry those.
             scales_alike[0] = false;
             maps.sfa = None;
@@ -314,7 +245,7 @@ impl Arguments {
         if let (Some(groups), Some(d)) = (k_groups, &mut maps.d) {
             d.matrix = d.matrix.in_slabs(groups.count, u64::from(groups.d_slab) * problem.d_pitch);
         }
-        let mut tuning = if key.batch_invariant { launch.straight_on().tuning } else { launch.tuning };
+        let mut tuning = if key.batch_invariant { launch.with_forward_k().tuning } else { launch.tuning };
         if let Some(summed) = &key.summed {
             maps.a.matrix = maps.a.matrix.in_slabs(summed.slabs, summed.a_slab);
             maps.b.matrix = maps.b.matrix.in_slabs(summed.slabs, summed.b_slab);
@@ -349,8 +280,9 @@ impl Arguments {
         let fused_groups = groups.and(fused).map(fused_group_args);
         let groups = groups.map(|groups| grouped_args(groups, problem));
         let (family, fused) = (problem.family, fused.map(fused_args));
-        let tail = plan.choice.shares_tail().then_some(StreamKArgs { workspace: 0, split: launch.tail });
-        let dispatch = plan.choice.hands_out_tiles().then_some(DynamicSchedulerArgs::in_workspace(None));
+        let tail = plan.config.is_stream_k().then_some(StreamKArgs { workspace: 0, split: launch.stream_k });
+        let dispatch =
+            plan.config.has_dynamic_scheduler().then_some(DynamicSchedulerArgs::in_workspace(None));
         let arguments = Arguments {
             family,
             args,
@@ -436,12 +368,10 @@ fn grouped_args(groups: &Groups, problem: &Problem) -> MGroupedArgs {
         kind: groups.layout as u32,
         groups: groups.count,
         alignment: groups.alignment,
-        d_slab: match problem.family {
-            _ if groups.layout == GroupLayout::All => groups.d_slab,
-            OperandKind::Fp8 | OperandKind::Fp8Rows | OperandKind::Fp8E5m2(_) => {
-                groups.d_slab_rows(problem.d_pitch)
-            }
-            OperandKind::Half(_) => groups.d_slab,
+        d_slab: match groups.layout {
+            GroupLayout::All => groups.d_slab,
+            _ if problem.family.is_fp8() => groups.d_slab_rows(problem.d_pitch),
+            _ => groups.d_slab,
         },
         sfa_slab: groups.sfa_slab,
         sfb_group: groups.sfb_group,
@@ -497,8 +427,5 @@ fn fused_group_args(fused: &Fused) -> GroupedEpilogueArgs {
 
 /// Whether the copy engine brings the scales of B, which it does by rows of them: not where each row of B has its own.
 fn sfb_by_engine(family: OperandKind, address: u64, strides: [u32; 2], k_blocks: u32) -> bool {
-    match family {
-        OperandKind::Fp8Rows => false,
-        _ => sfb_bulk(address, strides, k_blocks),
-    }
+    !family.is_1d1d() && sfb_bulk(address, strides, k_blocks)
 }

@@ -89,9 +89,7 @@ pub use attention::{
     fp8_paged_mqa_logits_raw, get_paged_mqa_logits_metadata, get_paged_mqa_logits_metadata_raw,
 };
 pub use check::{GemmLayout, Granularity, HeadSplits};
-pub use device::{
-    ARCH, Cuda, Device, DeviceId, Event, Graph, Loaded, Sim, SimEvent, SimGraph, SimStream, Stream,
-};
+pub use device::{Cuda, Device, DeviceId, Event, Graph, Loaded, Sim, SimEvent, SimGraph, SimStream, Stream};
 pub use error::{Error, Result};
 pub use float8::{F8E4M3, F8E5M2};
 pub use fp8_batched::{RawFp8Bgemm, fp8_bgemm_nn, fp8_bgemm_nt, fp8_bgemm_nt_raw, fp8_einsum};
@@ -149,6 +147,7 @@ pub use moe::{
     PermutedRows, RawMoePermute, RawMoeUnpermute, RawPaddingRows, moe_permute, moe_permute_raw, moe_rows,
     moe_unpermute, moe_unpermute_raw, zero_padding_rows, zero_padding_rows_raw,
 };
+pub use oxigemm_kernels::Arch;
 pub use oxigemm_kernels::gemm::epilogue::Activation;
 pub use oxigemm_kernels::gemm::params::ScalesOfB;
 pub use quantize::{

@@ -1,7 +1,6 @@
 //! Operands that are made K-major first, in memory that the library owns.
 
 use oxigemm_kernels::KernelId;
-use oxigemm_kernels::gemm::launch::GemmKernel;
 use oxigemm_kernels::gemm::transpose::{Args, Job, TILE};
 
 use crate::call::Addresses;
@@ -151,7 +150,7 @@ impl TransposedProduct {
         let args = prepared.arguments(backend, &self.addresses(own, workspace))?;
         let transpose = self.transposition.at(workspace);
         let transpose = KernelLaunch {
-            kernel: KernelId::Gemm(GemmKernel::Transpose),
+            kernel: KernelId::Transpose,
             geometry: geometry(&transpose.launch()),
             programmatic: options.programmatic,
             params: transpose,

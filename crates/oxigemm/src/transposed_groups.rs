@@ -72,7 +72,7 @@ impl TransposedGroups {
         programmatic: bool,
     ) -> KernelLaunch<[KernelArg; 13]> {
         KernelLaunch {
-            kernel: KernelId::TransposeGroups,
+            kernel: KernelId::TransposeKGrouped,
             geometry: Geometry {
                 grid: [self.tiles, 1],
                 cluster: 1,
@@ -105,10 +105,10 @@ mod tests {
     use super::*;
     use crate::check::{Accumulate, ScaleStrides};
     use crate::dtype::DType;
-    use oxigemm_kernels::gemm::launch::OperandKind;
+    use oxigemm_kernels::gemm::OperandKind;
 
     const PROBLEM: Problem = Problem {
-        family: OperandKind::Fp8Rows,
+        family: OperandKind::FP8_1D1D,
         m: 48,
         n: 200,
         k: 300,

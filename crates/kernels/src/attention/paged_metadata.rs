@@ -20,7 +20,7 @@ pub struct Config;
 impl Config {
     /// Name of the kernel, unique in the registry.
     pub fn name(&self) -> String {
-        "paged_mqa_logits_metadata".to_owned()
+        "sm90_paged_mqa_logits_metadata".to_owned()
     }
 
     /// Threads of its only CTA.

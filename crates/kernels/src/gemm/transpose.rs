@@ -90,7 +90,7 @@ impl Args {
 }
 
 /// The kernel's name.
-pub const NAME: &str = "fp8_transpose";
+pub const NAME: &str = "sm90_fp8_transpose";
 
 /// Builds the kernel.
 pub fn build() -> Result<Module, BuildError> {

@@ -12,7 +12,7 @@ use crate::gemm::transpose::{ResultMatrix, SourceMatrix, THREADS, TILE, transpos
 use crate::{BLOCK_K, WARP};
 
 /// The kernel's name.
-pub const NAME: &str = "fp8_transpose_groups";
+pub const NAME: &str = "sm90_fp8_transpose_k_grouped";
 
 /// Threads of a block.
 pub const fn threads() -> u32 {

@@ -1,8 +1,8 @@
 //! The tensor maps of a call, without their addresses.
 
-use oxigemm_kernels::gemm::launch::{Launch, MatrixMap, OperandKind};
 use oxigemm_kernels::gemm::operand::f16::Half;
 use oxigemm_kernels::gemm::params::ScaleLayout;
+use oxigemm_kernels::gemm::{Launch, MatrixMap};
 
 use super::output::Output;
 use crate::check::{Fused, Problem, ScaleStrides};
@@ -88,12 +88,10 @@ impl Maps {
         let parts_of_b = fused.map_or(1, |fused| fused.fusion.accumulators());
         let of_b = GemmShape { n: shape.n * parts_of_b, ..shape };
         let of_d = GemmShape { n: fused.map_or(shape.n, |fused| fused.columns_of_d(shape.n)), ..shape };
-        let [a, mut b] = match problem.family {
-            OperandKind::Fp8 | OperandKind::Fp8Rows | OperandKind::Fp8E5m2(_) => {
-                [launch.map_a(shape, a_pitch), launch.map_b(of_b, b_pitch)]
-                    .map(|map| swizzled(MapElement::Byte, map))
-            }
-            OperandKind::Half(operands) => {
+        let [a, mut b] = match problem.family.as_f16() {
+            None => [launch.map_a(shape, a_pitch), launch.map_b(of_b, b_pitch)]
+                .map(|map| swizzled(MapElement::Byte, map)),
+            Some(operands) => {
                 let a = launch.map_half(operands.a, [shape.m, shape.k], a_pitch, launch.tile_a);
                 let b = launch.map_half(operands.b, [of_b.n, shape.k], b_pitch, launch.tile_b);
                 let element = match operands.element {
@@ -104,13 +102,13 @@ impl Maps {
             }
         };
         b.matrix = b.matrix.in_parts(parts_of_b, launch.parts_of_b);
-        let sfa = match problem.family {
-            OperandKind::Fp8 | OperandKind::Fp8Rows | OperandKind::Fp8E5m2(_) => {
+        let sfa = match problem.family.has_scales() {
+            true => {
                 let strides = sfa_strides(problem, blocks);
                 // An aligned address stands for all aligned ones; the others are copied by threads.
                 launch.map_sfa(shape, ScaleLayout::of(0, strides), strides)
             }
-            OperandKind::Half(_) => None,
+            false => None,
         };
         let d = output.plain.then(|| launch.map_d(of_d, problem.d_pitch, problem.d_type.size() as u32));
         Maps { a, b, sfa: sfa.map(scales), d: d.map(|map| swizzled(MapElement::of(problem.d_type), map)) }
@@ -124,9 +122,9 @@ pub(super) fn sfa_strides(problem: &Problem, blocks: u32) -> [u32; 2] {
 
 /// The strides of B's scales, along N and along K.
 pub(super) fn sfb_strides(problem: &Problem, blocks: u32) -> [u32; 2] {
-    match problem.family {
-        OperandKind::Fp8Rows => with_meaning(problem.sfb, problem.n, blocks),
-        _ => [problem.sfb.mn, problem.sfb.k],
+    match problem.family.is_1d1d() {
+        true => with_meaning(problem.sfb, problem.n, blocks),
+        false => [problem.sfb.mn, problem.sfb.k],
     }
 }
 
@@ -143,9 +141,10 @@ fn with_meaning(strides: ScaleStrides, rows: u32, k_blocks: u32) -> [u32; 2] {
 mod tests {
     use super::*;
     use crate::check::Accumulate;
+    use crate::plan::OperandKind;
 
     const PROBLEM: Problem = Problem {
-        family: OperandKind::Fp8,
+        family: OperandKind::FP8,
         m: 64,
         n: 256,
         k: 512,

@@ -89,10 +89,10 @@ mod tests {
     use super::*;
     use crate::call::FusedAt;
     use crate::check::ScaleStrides;
-    use oxigemm_kernels::gemm::launch::OperandKind;
+    use oxigemm_kernels::gemm::OperandKind;
 
     const PROBLEM: Problem = Problem {
-        family: OperandKind::Fp8,
+        family: OperandKind::FP8,
         m: 64,
         n: 256,
         k: 512,

@@ -1,6 +1,6 @@
 //! The argument checks of products whose rows are grouped.
 
-use oxigemm_kernels::gemm::launch::OperandKind;
+use oxigemm_kernels::gemm::OperandKind;
 use oxigemm_kernels::gemm::operand::f16::Major;
 use oxigemm_kernels::gemm::scheduler::m_grouped::{GroupLayout, MAX_GROUPS};
 
@@ -221,7 +221,7 @@ impl GroupedFp8GemmNt {
         };
         let expected = groups.map_or(m as u32, |groups| groups.expected_rows([slabs, count, m]));
         let problem = Problem {
-            family: OperandKind::Fp8,
+            family: OperandKind::FP8,
             // slab_dims has bounded each of them by i32::MAX.
             m: m as u32,
             n: columns as u32,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use oxigemm_kernels::gemm::launch::OperandKind;
+use oxigemm_kernels::gemm::OperandKind;
 use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 
 use super::{
@@ -175,7 +175,7 @@ impl HalfGemm {
         }
         let element = if a.dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 };
         Ok(Checked::Launch(Problem {
-            family: OperandKind::Half(Operands { element, a: a_major, b: b_major }),
+            family: OperandKind::f16(Operands { element, a: a_major, b: b_major }),
             // matrix_dims has bounded each of them by i32::MAX.
             m: m as u32,
             n: columns as u32,

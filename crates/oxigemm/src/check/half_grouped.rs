@@ -1,6 +1,6 @@
 //! The checks of products with 16-bit operands whose rows are grouped.
 
-use oxigemm_kernels::gemm::launch::OperandKind;
+use oxigemm_kernels::gemm::OperandKind;
 use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 
@@ -123,7 +123,7 @@ impl GroupedHalfGemm {
         }
         let element = if a.dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 };
         let problem = Problem {
-            family: OperandKind::Half(Operands { element, a: Major::K, b: b_major }),
+            family: OperandKind::f16(Operands { element, a: Major::K, b: b_major }),
             // slab_dims has bounded each of them by i32::MAX.
             m: m as u32,
             n: columns as u32,

@@ -1,6 +1,6 @@
 //! The argument checks of products with 16-bit operands and groups along K.
 
-use oxigemm_kernels::gemm::launch::OperandKind;
+use oxigemm_kernels::gemm::OperandKind;
 use oxigemm_kernels::gemm::operand::f16::Half;
 
 use super::kgrouped::{GroupedOutput, expect_groups, expect_host_numbers, expect_ranges, k_is_first};
@@ -56,7 +56,7 @@ impl KGroupedHalfGemm<'_> {
             d.expect_apart(&output.memory, input, &memory)?;
         }
         let problem = Problem {
-            family: OperandKind::Half(operands),
+            family: OperandKind::f16(operands),
             // Every one of them is bounded by i32::MAX.
             m: m as u32,
             n: n as u32,

@@ -1,6 +1,6 @@
 //! The checks of batches of products with 16-bit operands that are added up.
 
-use oxigemm_kernels::gemm::launch::OperandKind;
+use oxigemm_kernels::gemm::OperandKind;
 use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 
 use super::{Checked, Operand, Problem, ScaleStrides, Trivial, accumulation, expect_output};
@@ -29,13 +29,6 @@ pub struct Summed {
     pub a_slab: u64,
     /// From one product of B to the next, in elements.
     pub b_slab: u64,
-}
-
-impl Summed {
-    /// The K of all products together, in whole stages each.
-    pub(crate) fn depth(&self, problem: &Problem) -> u32 {
-        self.slabs * problem.k_blocks() * problem.family.block_k()
-    }
 }
 
 impl SummedHalfGemm {
@@ -71,7 +64,7 @@ impl SummedHalfGemm {
         }
         let element = if a.dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 };
         Ok(Checked::Launch(Problem {
-            family: OperandKind::Half(Operands { element, a: Major::K, b: Major::K }),
+            family: OperandKind::f16(Operands { element, a: Major::K, b: Major::K }),
             // slab_dims has bounded each of them by i32::MAX.
             m: m as u32,
             n: n as u32,

@@ -1,6 +1,6 @@
 //! The argument checks of products with groups along K.
 
-use oxigemm_kernels::gemm::launch::OperandKind;
+use oxigemm_kernels::gemm::OperandKind;
 use oxigemm_kernels::gemm::scheduler::k_grouped::PITCH_UNIT;
 use oxigemm_kernels::gemm::scheduler::m_grouped::MAX_GROUPS;
 
@@ -107,7 +107,7 @@ impl KGroupedFp8Gemm<'_> {
             d.expect_apart(&output.memory, input, memory)?;
         }
         let problem = Problem {
-            family: OperandKind::Fp8Rows,
+            family: OperandKind::FP8_1D1D,
             // Every one of them is bounded by i32::MAX.
             m: m as u32,
             n: n as u32,

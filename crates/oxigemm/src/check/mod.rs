@@ -28,9 +28,10 @@ pub use half_summed::{Summed, SummedHalfGemm};
 pub use hyper_connection::{HcPrenormGemm, HcProblem};
 pub use kgrouped::{CheckedKGroups, KGroupedFp8Gemm, KGroups};
 pub use moe::{MoePermute, MoeUnpermute, PaddingRows};
-use oxigemm_kernels::gemm::launch::OperandKind;
+use oxigemm_kernels::gemm::OperandKind;
 use oxigemm_kernels::gemm::operand::f16::Major;
 use oxigemm_kernels::gemm::operand::fp8::E5m2;
+use oxigemm_kernels::gemm::params::ScalesOfB;
 pub use quantize::{
     CheckedQuantize, Dequantize, DequantizeNvfp4, Quantize, QuantizeBoth, QuantizeNvfp4, QuantizeSource,
     TransformScales,
@@ -170,12 +171,10 @@ impl Problem {
     #[must_use]
     pub fn bytes(&self) -> f64 {
         let [m, n, k] = [self.m, self.n, self.k].map(f64::from);
-        let scales = match self.family {
-            OperandKind::Fp8 | OperandKind::Fp8E5m2(_) => {
-                f64::from(self.k_blocks()) * (m + f64::from(self.n.div_ceil(BLOCK)))
-            }
-            OperandKind::Fp8Rows => f64::from(self.k_blocks()) * (m + n),
-            OperandKind::Half(_) => 0.0,
+        let scales = match self.family.scales {
+            Some(ScalesOfB::Blocks) => f64::from(self.k_blocks()) * (m + f64::from(self.n.div_ceil(BLOCK))),
+            Some(ScalesOfB::Rows) => f64::from(self.k_blocks()) * (m + n),
+            None => 0.0,
         };
         let outputs = if self.c == Accumulate::None { 1.0 } else { 2.0 };
         let operands = (m + n) * k * f64::from(self.family.element_bytes());
@@ -238,7 +237,7 @@ impl Fp8GemmNt {
             Some(_) => "one per 128 rows of `b` and 128 of K",
         };
         let sfb = &sfb.expect_scales([scales_along_n, k_blocks], sharing)?;
-        let family = if each_row { OperandKind::Fp8Rows } else { fp8_family([a.dtype, b.dtype]) };
+        let family = if each_row { OperandKind::FP8_1D1D } else { fp8_family([a.dtype, b.dtype]) };
         if each_row {
             a.expect_dtype(&[DType::E4m3])?;
             b.expect_dtype(&[DType::E4m3])?;
@@ -287,7 +286,7 @@ const FP8: [DType; 2] = [DType::E4m3, DType::E5m2];
 
 /// The kernels for FP8 operands of these types.
 fn fp8_family(types: [DType; 2]) -> OperandKind {
-    E5m2::of(types.map(|dtype| dtype == DType::E5m2)).map_or(OperandKind::Fp8, OperandKind::Fp8E5m2)
+    E5m2::of(types.map(|dtype| dtype == DType::E5m2)).map_or(OperandKind::FP8, OperandKind::fp8_e5m2)
 }
 
 impl Trivial {

@@ -1,14 +1,15 @@
-//! Limits of a device: SMs, clusters and shared memory.
+//! Limits of a device: what planning knows of it.
 
-/// Bytes of shared memory that the system reserves in every block.
-pub(crate) const RESERVED_SHARED: u32 = 1024;
+use oxigemm_kernels::Arch;
 
-/// Limits of a device that planning depends on.
+/// The limits of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Limits {
+    /// The architecture.
+    pub arch: Arch,
     /// SMs that may be used.
     pub sms: u32,
-    /// Clusters of two blocks, one block per SM, that run at a time.
+    /// Clusters of two blocks that run at a time, with one block on an SM.
     pub clusters_of_2: u32,
     /// Clusters of four blocks that run at a time.
     pub clusters_of_4: u32,
@@ -16,27 +17,37 @@ pub struct Limits {
     pub shared_per_block: u32,
     /// Bytes of shared memory of an SM.
     pub shared_per_sm: u32,
-    /// Whether `sms` is less than the device has: kernels must not spread over more.
+    /// Whether `sms` is less than the device has: kernels must not use more.
     pub restricted: bool,
 }
 
 impl Limits {
-    /// An H200, or an H100 of the SXM form.
+    /// An H200, or an H100 SXM.
     #[must_use]
     pub const fn h200() -> Limits {
+        let arch = Arch::Sm90a;
         Limits {
+            arch,
             sms: 132,
             clusters_of_2: 66,
             clusters_of_4: 30,
-            shared_per_block: 232_448,
-            shared_per_sm: 233_472,
+            shared_per_block: arch.limits().shared_per_block,
+            shared_per_sm: arch.limits().shared_per_sm,
             restricted: false,
+        }
+    }
+
+    /// A device of an architecture with this many SMs.
+    #[must_use]
+    pub fn of(arch: Arch, sms: u32, shared_per_block: u32) -> Limits {
+        match arch {
+            Arch::Sm90a => Limits::hopper(sms, shared_per_block),
         }
     }
 
     /// A Hopper device with this many SMs.
     ///
-    /// Some SMs of an uneven GPC stay without a cluster of four, in the proportion of the H200.
+    /// Some SMs of an uneven GPC (graphics processing cluster) have no cluster of four, in the proportion of the H200.
     #[must_use]
     pub fn hopper(sms: u32, shared_per_block: u32) -> Limits {
         let h200 = Limits::h200();
@@ -45,8 +56,8 @@ impl Limits {
             clusters_of_2: (sms / 2).max(1),
             clusters_of_4: (sms * h200.clusters_of_4 / h200.sms).max(1),
             shared_per_block,
-            shared_per_sm: shared_per_block + RESERVED_SHARED,
-            restricted: false,
+            shared_per_sm: shared_per_block + h200.arch.limits().reserved_shared,
+            ..h200
         }
     }
 
@@ -59,11 +70,11 @@ impl Limits {
         Limits {
             restricted: true,
             shared_per_sm: self.shared_per_sm,
-            ..Limits::hopper(sms, self.shared_per_block)
+            ..Limits::of(self.arch, sms, self.shared_per_block)
         }
     }
 
-    /// How many clusters of this many blocks run at a time, where a block takes a whole SM.
+    /// Clusters of this many blocks that run at a time, where a block takes a whole SM.
     #[must_use]
     pub fn clusters(&self, blocks: u32) -> u32 {
         match blocks {

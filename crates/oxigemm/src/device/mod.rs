@@ -18,7 +18,7 @@ use oxigemm_sim::{Options, Policy};
 
 use crate::error::{Error, Result};
 
-pub use cuda::{ARCH, Cuda, Loaded};
+pub use cuda::{Cuda, Loaded};
 pub use id::DeviceId;
 pub use limits::Limits;
 pub use sim::Sim;

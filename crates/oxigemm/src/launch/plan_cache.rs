@@ -10,7 +10,6 @@ use crate::call::PlanKey;
 use crate::device::Cuda;
 use crate::device::backend::Backend;
 use crate::error::Result;
-use crate::plan::GemmConfig;
 
 /// Plans are dropped when there are this many: a server may see every number of rows there is.
 const MAX_PLANS: usize = 4096;
@@ -48,10 +47,10 @@ pub(crate) fn prepared<B: Backend>(backend: &B, key: &PlanKey) -> Result<Arc<Pre
 fn prepare<B: Backend>(backend: &B, cache: &PlanCache<B>, key: &PlanKey) -> Result<Arc<Prepared<B>>> {
     let limits = backend.limits().restricted_to(key.sms);
     let mut plan = key.plan(&limits)?;
-    let id = plan.choice.config().into();
+    let id = plan.config.kernel.into();
     let kernel = backend.load_kernel(&id)?;
     // The grids of the other kernels do not depend on how many clusters are resident.
-    let persistent = !matches!(plan.choice, GemmConfig::Slim { .. } | GemmConfig::HalfSlim { .. });
+    let persistent = !plan.config.is_split_k();
     let resident = if persistent { backend.resident_clusters(&id, &geometry(&plan.launch))? } else { None };
     if let Some(resident) = resident {
         let allowed = if limits.restricted { limits.sms / plan.launch.cluster } else { u32::MAX };

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use oxigemm_cuda::{Element, L2Promotion, Swizzle, TiledTensor};
-use oxigemm_kernels::gemm::launch::GemmKernel;
+use oxigemm_kernels::gemm::GemmKernel;
 
 use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, Mapped, Maps, PlanKey};
 use crate::device::backend::Backend;
@@ -42,8 +42,8 @@ impl<B: Backend> Prepared<B> {
             kernel,
             geometry: geometry(&plan.launch),
             arguments,
-            maps: Mutex::new(TensorMaps::new(&maps, plan.choice.config())),
-            workspace_bytes: plan.launch.room_bytes,
+            maps: Mutex::new(TensorMaps::new(&maps, plan.config.kernel)),
+            workspace_bytes: plan.launch.workspace_bytes,
         }
     }
 
@@ -146,8 +146,8 @@ impl CachedMaps {
 /// How much the L2 cache fetches when a piece of A is missing there. (Groups of 192 rows of 16 bits were half a percent
 /// faster with less.)
 fn promotion_of_a(kernel: GemmKernel) -> L2Promotion {
-    match kernel {
-        GemmKernel::HalfWide(config) if config.is_grouped() => L2Promotion::B128,
+    match kernel.operands().is_fp8() {
+        false if kernel.is_m_grouped() => L2Promotion::B128,
         _ => L2Promotion::B256,
     }
 }
@@ -193,8 +193,8 @@ fn tiled(map: &Map, promotion: L2Promotion) -> TiledTensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Limits, MGroupedShape};
-    use oxigemm_kernels::gemm::launch::MatrixMap;
+    use crate::plan::{self, Limits, MGroupedShape, OperandKind, PlanRequest};
+    use oxigemm_kernels::gemm::MatrixMap;
     use oxigemm_kernels::gemm::params::ScaleLayout;
 
     fn tensor(element: MapElement, swizzled: bool, matrix: MatrixMap) -> TiledTensor {
@@ -205,7 +205,8 @@ mod tests {
     fn maps_of_groups_are_ones_that_the_driver_takes() {
         for (slabs, rows) in [(32, 4096), (1, 34_304), (3, 1)] {
             let shape = MGroupedShape { groups: 32, slabs, rows, expected: 200, n: 6144, k: 7168 };
-            let plan = Plan::best_grouped(&shape, &Limits::h200()).expect("there is one");
+            let plan = plan::plan(&PlanRequest::m_grouped(OperandKind::FP8, shape), &Limits::h200())
+                .expect("there is one");
             let (launch, slab) = (plan.launch, shape.slab());
             let a = launch.map_a(slab, 7168).in_slabs(slabs, 7168 * u64::from(rows));
             let b = launch.map_b(slab, 7168).in_slabs(32, 7168 * 6144);

@@ -1,20 +1,32 @@
+//! Properties of planning. Tests for one grouping, or for fused epilogues, stand in the modules below.
+
 use super::*;
-use oxigemm_kernels::gemm::operand::f16::{Half, Operands};
+use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 use oxigemm_kernels::gemm::operand::fp8::E5m2;
 use std::collections::HashSet;
+
+mod fused;
+mod fused_m_grouped;
+mod k_grouped;
+mod m_grouped;
+mod summed;
 
 const ANCHOR: [(u32, u32); 7] =
     [(2112, 7168), (576, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048)];
 
 /// FP8 in every mix of types, and both 16-bit types in every layout.
-fn families() -> impl Iterator<Item = OperandKind> {
-    let e5m2 = E5m2::ALL.map(OperandKind::Fp8E5m2);
-    std::iter::once(OperandKind::Fp8).chain(Operands::all().map(OperandKind::Half)).chain(e5m2)
+fn all_operands() -> impl Iterator<Item = OperandKind> {
+    let e5m2 = E5m2::ALL.map(OperandKind::fp8_e5m2);
+    std::iter::once(OperandKind::FP8).chain(Operands::all().map(OperandKind::f16)).chain(e5m2)
 }
 
-fn half(layout: &str) -> OperandKind {
+const fn nt(element: Half) -> OperandKind {
+    OperandKind::f16(Operands { element, a: Major::K, b: Major::K })
+}
+
+fn bf16(layout: &str) -> OperandKind {
     let same = |operands: &Operands| operands.element == Half::Bf16 && operands.layout() == layout;
-    OperandKind::Half(Operands::all().find(same).expect("one of four layouts"))
+    OperandKind::f16(Operands::all().find(same).expect("one of four layouts"))
 }
 
 fn shapes() -> impl Iterator<Item = GemmShape> {
@@ -24,167 +36,223 @@ fn shapes() -> impl Iterator<Item = GemmShape> {
         .flat_map(move |m| ANCHOR.into_iter().chain(others).map(move |(n, k)| GemmShape { m, n, k }))
 }
 
+fn requests() -> impl Iterator<Item = PlanRequest> {
+    all_operands().flat_map(|operands| shapes().map(move |shape| PlanRequest::dense(operands, shape)))
+}
+
+fn fp8(m: u32, n: u32, k: u32) -> PlanRequest {
+    PlanRequest::dense(OperandKind::FP8, GemmShape { m, n, k })
+}
+
+/// The plan on an H200.
+fn best(request: &PlanRequest) -> Plan {
+    plan(request, &Limits::h200()).expect("there is one")
+}
+
+/// Whether a configuration, by its name, computes a GEMM on an H200.
+fn computes(config: &str, request: PlanRequest) -> bool {
+    let config = parse(config).expect("the name of a configuration");
+    plan(&request.with_config(config), &Limits::h200()).is_ok()
+}
+
 #[test]
 fn every_shape_has_a_plan_that_fits_the_device() {
     for limits in [Limits::h200(), Limits::hopper(114, 232_448), Limits::h200().restricted_to(24)] {
-        for (family, shape) in families().flat_map(|family| shapes().map(move |shape| (family, shape))) {
-            let plan = Plan::best_of(family, shape, &limits);
-            assert_eq!(plan.choice.config().family(), family, "{shape:?}");
-            assert!(plan.launch.shared_bytes <= limits.shared_per_block, "{shape:?}");
-            assert!(plan.launch.grid[0] > 0 && plan.launch.grid[1] > 0 && plan.launch.grid[1] <= MAX_GRID_Y);
-            assert_eq!(plan.launch.grid[0] % plan.launch.cluster, 0, "{shape:?}");
-            assert!(plan.estimate.us.is_finite() && plan.estimate.us > 0.0, "{shape:?}");
+        for request in requests() {
+            let plan = plan(&request, &limits).expect("there is one");
+            assert_eq!(plan.config.operands(), request.operands, "{request:?}");
+            assert_eq!(plan.arch(), limits.arch);
+            let launch = plan.launch;
+            assert!(launch.shared_bytes <= limits.shared_per_block, "{request:?}");
+            assert!(launch.grid[0] > 0 && launch.grid[1] > 0);
+            assert!(launch.grid[1] <= limits.arch.limits().max_grid_y);
+            assert_eq!(launch.grid[0] % launch.cluster, 0, "{request:?}");
+            assert!(plan.estimate.us.is_finite() && plan.estimate.us > 0.0, "{request:?}");
         }
     }
 }
 
 #[test]
-fn the_same_arguments_give_the_same_plan() {
+fn equal_requests_give_equal_plans() {
     for shape in shapes() {
-        assert_eq!(Plan::best(shape, &Limits::h200()), Plan::best(shape, &Limits::h200()));
+        let request = PlanRequest::dense(OperandKind::FP8, shape);
+        assert_eq!(best(&request), best(&request));
     }
 }
 
 #[test]
-fn the_best_plan_is_the_first_of_the_ranking() {
+fn the_plan_is_the_first_of_the_ranking() {
     for shape in shapes() {
-        let (plan, ranking) = (Plan::best(shape, &Limits::h200()), ranking(shape, &Limits::h200()));
-        assert_eq!(plan.choice, ranking[0].0, "{shape:?}");
-        let Why::Cheapest { of, before } = plan.why else { panic!("nobody asked for it") };
-        assert_eq!(of, ranking.len());
-        assert_eq!(before.map(|(choice, _)| choice), ranking.get(1).map(|(choice, _)| *choice), "{shape:?}");
+        let request = PlanRequest::dense(OperandKind::FP8, shape);
+        let (plan, ranking) = (best(&request), rank(&request, &Limits::h200()));
+        assert_eq!(plan.config, ranking[0].0, "{shape:?}");
+        let Why::Cheapest { candidates, runner_up } = plan.why else { panic!("nobody requested it") };
+        assert_eq!(candidates, ranking.len());
+        assert_eq!(
+            runner_up.map(|(config, _)| config),
+            ranking.get(1).map(|(config, _)| *config),
+            "{shape:?}"
+        );
     }
 }
 
 #[test]
-fn the_last_round_is_shared_out_where_that_pays() {
-    let limits = Limits::h200();
-    let of = |[m, n, k]: [u32; 3]| Plan::best(GemmShape { m, n, k }, &limits);
-    let shared = of([8192; 3]);
-    assert!(shared.choice.shares_tail() && !is_batch_invariant(&shared.choice), "{}", shared.name());
-    assert!(shared.launch.tail.tiles > 0 && shared.launch.room_bytes > 0);
-    // Rounds that are full, and a short K.
-    for whole in [of([8448, 8192, 8192]), of([4096, 7168, 2048])] {
-        assert!(!whole.choice.shares_tail() && whole.launch.room_bytes == 0, "{}", whole.name());
+fn the_last_wave_is_a_stream_k_tail_where_that_pays() {
+    let stream_k = best(&fp8(8192, 8192, 8192));
+    assert!(stream_k.config.is_stream_k() && !is_batch_invariant(&stream_k.config), "{}", stream_k.name());
+    assert!(stream_k.launch.stream_k.tiles > 0 && stream_k.launch.workspace_bytes > 0);
+    // Full waves, and a short K.
+    for whole in [best(&fp8(8448, 8192, 8192)), best(&fp8(4096, 7168, 2048))] {
+        assert!(!whole.config.is_stream_k() && whole.launch.workspace_bytes == 0, "{}", whole.name());
     }
-    let invariant = Plan::best_batch_invariant(OperandKind::Fp8, shared.shape, &limits);
-    assert!(!invariant.choice.shares_tail());
-    let planned = shapes().map(|shape| Plan::best(shape, &limits)).filter(|plan| plan.choice.shares_tail());
-    assert!(planned.into_iter().all(|plan| plan.launch.tail.tiles > 0), "else another kernel is as good");
+    let invariant = best(&PlanRequest { batch_invariant: true, ..fp8(8192, 8192, 8192) });
+    assert!(!invariant.config.is_stream_k());
+    let planned = shapes().map(|shape| best(&PlanRequest::dense(OperandKind::FP8, shape)));
+    let mut planned = planned.filter(|plan| plan.config.is_stream_k());
+    assert!(planned.all(|plan| plan.launch.stream_k.tiles > 0), "else another kernel is as good");
 }
 
 #[test]
-fn few_rows_take_slim_kernels_and_many_take_wide_ones() {
+fn small_m_takes_split_k_kernels_and_large_m_persistent_ones() {
     for (n, k) in ANCHOR {
-        let kind =
-            |m| matches!(Plan::best(GemmShape { m, n, k }, &Limits::h200()).choice, GemmConfig::Slim { .. });
-        assert!(kind(1), "m=1 n={n} k={k}");
-        assert!(!kind(8192), "m=8192 n={n} k={k}");
+        assert!(best(&fp8(1, n, k)).config.is_split_k(), "m=1 n={n} k={k}");
+        assert!(!best(&fp8(8192, n, k)).config.is_split_k(), "m=8192 n={n} k={k}");
     }
 }
 
 #[test]
-fn few_rows_of_16_bits_take_slim_kernels_and_many_take_wide_ones() {
+fn small_m_of_16_bits_takes_split_k_kernels_and_large_m_persistent_ones() {
     for (n, k) in ANCHOR {
-        let choice = |layout, m| Plan::best_of(half(layout), GemmShape { m, n, k }, &Limits::h200()).choice;
+        let split_k =
+            |layout, m| best(&PlanRequest::dense(bf16(layout), GemmShape { m, n, k })).config.is_split_k();
         for layout in ["nt", "nn"] {
-            assert!(matches!(choice(layout, 1), GemmConfig::HalfSlim { .. }), "{layout} m=1 n={n} k={k}");
+            assert!(split_k(layout, 1), "{layout} m=1 n={n} k={k}");
         }
         for layout in ["nt", "nn", "tn", "tt"] {
-            assert!(
-                matches!(choice(layout, 8192), GemmConfig::HalfWide { .. }),
-                "{layout} m=8192 n={n} k={k}"
-            );
+            assert!(!split_k(layout, 8192), "{layout} m=8192 n={n} k={k}");
         }
     }
 }
 
 #[test]
-fn large_products_of_16_bits_take_the_tiles_that_read_least() {
+fn large_gemms_of_16_bits_take_the_tiles_that_read_least() {
     for shape in [GemmShape { m: 4096, n: 7168, k: 16384 }, GemmShape { m: 8192, n: 8192, k: 8192 }] {
-        let plan = Plan::best_of(half("nt"), shape, &Limits::h200());
-        let GemmConfig::HalfWide { config, .. } = plan.choice else { panic!("{}", plan.name()) };
-        assert_eq!(config.block_m * config.block_n, 256 * 128, "{}", plan.name());
+        let plan = best(&PlanRequest::dense(bf16("nt"), shape));
+        let [block_m, block_n] = plan.config.tile();
+        assert!(!plan.config.is_split_k() && block_m * block_n == 256 * 128, "{}", plan.name());
     }
-    // Twelve tiles of 176 columns are 2112: three rounds that are nearly full.
-    let plan = Plan::best_of(half("nt"), GemmShape { m: 4096, n: 2112, k: 7168 }, &Limits::h200());
+    // Twelve tiles of 176 columns are 2112: three waves that are nearly full.
+    let plan = best(&PlanRequest::dense(bf16("nt"), GemmShape { m: 4096, n: 2112, k: 7168 }));
     assert!(plan.name().contains("128x176"), "{}", plan.name());
 }
 
 #[test]
 fn a_small_n_is_split_along_k() {
-    let shape = GemmShape { m: 1, n: 576, k: 7168 };
-    let plan = Plan::best(shape, &Limits::h200());
-    assert!(matches!(plan.choice, GemmConfig::Slim { split: 4.., .. }), "{}", plan.name());
-    let plan = Plan::best_of(half("nt"), shape, &Limits::h200());
-    assert!(matches!(plan.choice, GemmConfig::HalfSlim { split: 4.., .. }), "{}", plan.name());
+    for operands in [OperandKind::FP8, bf16("nt")] {
+        let plan = best(&PlanRequest::dense(operands, GemmShape { m: 1, n: 576, k: 7168 }));
+        assert!(plan.config.is_split_k() && plan.config.split_k >= 4, "{}", plan.name());
+    }
 }
 
 #[test]
-fn a_restricted_plan_stays_within_its_multiprocessors() {
+fn a_restricted_plan_stays_within_its_sms() {
     for sms in [1, 2, 7, 64] {
         let limits = Limits::h200().restricted_to(sms);
-        for (family, shape) in families().flat_map(|family| shapes().map(move |shape| (family, shape))) {
-            let launch = Plan::best_of(family, shape, &limits).launch;
+        for request in requests() {
+            let launch = plan(&request, &limits).expect("there is one").launch;
             let blocks = u64::from(launch.grid[0]) * u64::from(launch.grid[1]);
-            assert!(blocks <= u64::from(sms), "{shape:?} on {sms}: {launch:?}");
+            assert!(blocks <= u64::from(sms), "{request:?} on {sms}: {launch:?}");
         }
     }
     assert_eq!(Limits::h200().restricted_to(500), Limits::h200());
 }
 
 #[test]
-fn names_are_unique_and_lead_back() {
+fn names_are_unique_and_parse_back() {
+    let all = Arch::ALL.into_iter().flat_map(GemmKernel::all).flat_map(GemmConfig::all);
     let mut seen = HashSet::new();
-    let of = |shape| families().flat_map(move |family| candidates_of(family, shape, Limits::h200()));
-    let all = shapes().flat_map(of);
-    let unique: HashSet<GemmConfig> = all.collect();
-    for choice in unique {
-        assert!(seen.insert(name(&choice)), "{} twice", name(&choice));
-        assert_eq!(parse(&name(&choice)), Some(choice));
+    for config in all {
+        assert!(seen.insert(name(&config)), "{} twice", name(&config));
+        assert_eq!(parse(&name(&config)), Some(config));
     }
-    for wrong in
-        ["", "wide", "wide_128x128", "slim_8x64_k4_s60", "slim_8x64_k5_s6", "fp8_gemm_wide_128x128_s5"]
-    {
+    for wrong in [
+        "",
+        "sm90_fp8_persistent",
+        "sm90_fp8_persistent_128x128",
+        "sm90_fp8_split_k_8x64_k4_s60",
+        "sm90_fp8_split_k_8x64_k5_s6",
+        "sm90_fp8_gemm_persistent_128x128_s5",
+    ] {
         assert_eq!(parse(wrong), None, "{wrong}");
     }
 }
 
 #[test]
-fn what_cannot_serve_is_refused() {
-    let limits = Limits::h200();
-    let slim = parse("slim_8x64_k1_s4").unwrap();
-    assert!(Plan::of(slim, GemmShape { m: 8 * 65_535, n: 64, k: 64 }, &limits).is_some());
-    assert!(Plan::of(slim, GemmShape { m: 8 * 65_535 + 1, n: 64, k: 64 }, &limits).is_none());
-    let deep = parse("slim_128x128_k1_s16").unwrap();
-    assert!(
-        Plan::of(deep, GemmShape { m: 1, n: 64, k: 64 }, &limits).is_none(),
-        "more shared memory than there is"
+fn a_configuration_that_does_not_fit_is_refused() {
+    let split_k = "sm90_fp8_split_k_8x64_k1_s4";
+    assert!(computes(split_k, fp8(8 * 65_535, 64, 64)));
+    assert!(!computes(split_k, fp8(8 * 65_535 + 1, 64, 64)));
+    let deep = "sm90_fp8_split_k_128x128_k1_s16";
+    assert!(!computes(deep, fp8(1, 64, 64)), "more shared memory than there is");
+    let invalid = GemmConfig { stages: 60, ..parse(split_k).unwrap() };
+    assert!(plan(&fp8(8, 64, 64).with_config(invalid), &Limits::h200()).is_err());
+}
+
+#[test]
+fn errors_name_the_configuration_and_the_gemm() {
+    let message = |config: &str, request: PlanRequest| {
+        let config = parse(config).expect("the name of a configuration");
+        plan(&request.with_config(config), &Limits::h200()).expect_err("it is refused").to_string()
+    };
+    let fused = PlanRequest { fusion: Fusion::Gated, ..fp8(1, 128, 256) };
+    let text = message("sm90_fp8_persistent_128x128_s5_c1x1", fused);
+    assert!(text.contains("m=1 n=128 k=256 with a fused epilogue on 132 SMs"), "{text}");
+    let groups = MGroupedShape { groups: 4, slabs: 4, rows: 64, expected: 64, n: 128, k: 256 };
+    let text = message("sm90_fp8_split_k_8x64_k1_s4", PlanRequest::m_grouped(OperandKind::FP8, groups));
+    assert!(text.contains("an m-grouped GEMM with 4 groups of m=64 n=128 k=256"), "{text}");
+    let text = message(
+        "sm90_fp8_split_k_8x64_k1_s4",
+        PlanRequest::dense(bf16("nn"), GemmShape { m: 1, n: 1, k: 1 }),
     );
+    assert!(text.contains("bf16 operands, A K-major and B N-major"), "{text}");
+    let invariant = PlanRequest { batch_invariant: true, ..fp8(1, 128, 256) };
+    assert!(matches!(
+        plan(&invariant.with_config(parse("sm90_fp8_split_k_8x64_k2_s4").unwrap()), &Limits::h200()),
+        Err(Error::ConfigBatchInvariant { .. })
+    ));
+}
+
+#[test]
+fn operands_without_a_kernel_are_refused() {
+    let fused = PlanRequest {
+        fusion: Fusion::Gated,
+        ..PlanRequest::dense(OperandKind::FP8_1D1D, GemmShape { m: 1, n: 128, k: 128 })
+    };
+    assert!(rank(&fused, &Limits::h200()).is_empty());
+    let text = plan(&fused, &Limits::h200()).expect_err("it is refused").to_string();
+    assert!(text.contains("fp8 operands with 1D1D scales"), "{text}");
 }
 
 #[test]
 fn an_estimate_never_beats_the_memory() {
     for shape in shapes() {
-        for (choice, cost) in ranking(shape, &Limits::h200()) {
+        for (config, cost) in rank(&PlanRequest::dense(OperandKind::FP8, shape), &Limits::h200()) {
             let bytes = f64::from(shape.m + shape.n) * f64::from(shape.k);
-            assert!(cost.us >= bytes / 4.9e6, "{} for {shape:?}", name(&choice));
+            assert!(cost.us >= bytes / 4.9e6, "{} for {shape:?}", name(&config));
             assert!(cost.terms().iter().all(|(_, us)| *us >= 0.0 && *us <= cost.us), "{cost:?}");
         }
-        for (choice, cost) in ranking_of(half("nn"), shape, &Limits::h200()) {
+        for (config, cost) in rank(&PlanRequest::dense(bf16("nn"), shape), &Limits::h200()) {
             let bytes = 2.0 * f64::from(shape.m + shape.n) * f64::from(shape.k);
-            assert!(cost.us >= bytes / 4.9e6, "{} for {shape:?}", name(&choice));
+            assert!(cost.us >= bytes / 4.9e6, "{} for {shape:?}", name(&config));
         }
     }
 }
 
 #[test]
 fn a_shape_has_few_candidates() {
-    for shape in shapes() {
-        for family in families() {
-            let count = candidates_of(family, shape, Limits::h200()).count();
-            assert!((1..400).contains(&count), "{count} for {shape:?}");
-        }
+    for request in requests() {
+        let count = rank(&request, &Limits::h200()).len();
+        assert!((1..400).contains(&count), "{count} for {request:?}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Products with groups along K.
 
-use oxigemm_kernels::gemm::launch::OperandKind;
+use oxigemm_kernels::gemm::operand::f16::Operands;
 use oxigemm_kernels::gemm::scheduler::k_grouped::{KCapacity, KGroup, PITCH_UNIT, k_groups};
 
 use super::{Fp8Matrix, fp8_gemm_nt, gemm_nt, without_product};
@@ -67,10 +67,7 @@ pub fn k_grouped_half_gemm_tensors(
     let CheckedKGroups::Launch(problem, _) = checked else {
         return if !d.is_empty() { without_product(c, d) } else { Ok(()) };
     };
-    let unit = match problem.family {
-        OperandKind::Half(operands) => operands.k_unit(),
-        _ => PITCH_UNIT,
-    };
+    let unit = problem.family.as_f16().map_or(PITCH_UNIT, Operands::k_unit);
     let along_k = |x: &Tensor, k_first| if k_first { x.transpose(0, 1) } else { Ok(x.clone()) };
     let (a, b) = (along_k(a, layout.a_begins_with_k())?, along_k(b, layout.b_begins_with_k())?);
     let room = KCapacity { extent: problem.k, unit, scales: None };

@@ -25,7 +25,6 @@ pub use half::{gemm_nt, gemm_nt_rows, half_bgemm_nt_summed_tensors, half_gemm_te
 pub(crate) use hyper_connection::hc_prenorm_tensors;
 pub use hyper_connection::tf32;
 pub use kgrouped::{k_grouped_fp8_gemm_tensors, k_grouped_half_gemm_tensors};
-use oxigemm_kernels::gemm::launch::OperandKind;
 use rayon::prelude::*;
 
 pub use crate::cast::Fp8Matrix;
@@ -198,7 +197,7 @@ fn fp8_product(
     checked: &Checked,
 ) -> Result<()> {
     let Checked::Launch(problem) = checked else { return without_product(c, d) };
-    let rows_per_scale = if problem.family == OperandKind::Fp8Rows { 1 } else { K_BLOCK };
+    let rows_per_scale = if problem.family.is_1d1d() { 1 } else { K_BLOCK };
     let a = Quantized::from_tensors(a, sfa, 1)?;
     let b = Quantized::from_tensors(b, sfb, rows_per_scale)?;
     let c = c.map(Tensor::to_vec_f32).transpose()?;

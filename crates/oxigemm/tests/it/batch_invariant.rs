@@ -3,7 +3,7 @@
 use crate::common;
 use oxigemm::Granularity;
 use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
-use oxigemm::plan::{self, GemmConfig, GemmShape, Limits, OperandKind, Plan};
+use oxigemm::plan::{self, GemmConfig, GemmShape, Limits, OperandKind, PlanRequest};
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmLayout, GemmOptions, GroupedRows,
     Tensor, fp8_gemm_nt, fp8_gemm_nt_fused, half_gemm, m_grouped_fp8_gemm_nt_contiguous, random,
@@ -47,13 +47,21 @@ impl Fp8 {
     }
 }
 
+fn request(shape: GemmShape, batch_invariant: bool) -> PlanRequest {
+    PlanRequest { batch_invariant, ..PlanRequest::dense(OperandKind::FP8, shape) }
+}
+
+/// The configuration that is planned for FP8 operands.
+fn planned(shape: GemmShape, batch_invariant: bool) -> GemmConfig {
+    plan::plan(&request(shape, batch_invariant), &Limits::h200()).unwrap().config
+}
+
 #[test]
 fn rows_of_fp8_products_have_the_same_bits_in_every_batch() {
     let device = Device::sim();
     // Deep and narrow: a plan for few rows would split K.
     let x = fp8(40, 4000, &device);
-    let limits = Limits::h200();
-    let few = Plan::best(GemmShape { m: 7, n: 40, k: 4000 }, &limits).choice;
+    let few = planned(GemmShape { m: 7, n: 40, k: 4000 }, false);
     assert!(!plan::is_batch_invariant(&few), "{}", plan::name(&few));
     let whole = x.rows(0, MOST, &invariant(None)).unwrap();
     let mut kernels = std::collections::HashSet::new();
@@ -63,7 +71,7 @@ fn rows_of_fp8_products_have_the_same_bits_in_every_batch() {
         let width = x.n * 4;
         assert!(found == whole[first * width..(first + count) * width], "{count} rows have other bits");
         let shape = GemmShape { m: count as u32, n: 40, k: 4000 };
-        kernels.insert(Plan::best_batch_invariant(OperandKind::Fp8, shape, &limits).choice.config());
+        kernels.insert(planned(shape, true).kernel);
     }
     assert!(kernels.len() > 1, "different batches take different kernels: {kernels:?}");
 }
@@ -90,7 +98,7 @@ fn finished_rows_have_the_same_bits_in_every_batch() {
     // Elsewhere few rows split K, which is refused here.
     let alone = rows(0, 1, &GemmOptions::default()).unwrap();
     assert!(alone != whole[..width], "K was not split");
-    let error = rows(0, 1, &invariant(plan::parse("slim_gated_8x256_k8_s2"))).unwrap_err();
+    let error = rows(0, 1, &invariant(plan::parse("sm90_fp8_split_k_gated_8x256_k8_s2"))).unwrap_err();
     assert!(matches!(error, Error::ConfigBatchInvariant { .. }), "{error}");
 }
 
@@ -101,7 +109,7 @@ fn rows_have_the_same_bits_in_every_tile_of_a_block() {
         let options = GemmOptions {
             num_sms: Some(1),
             batch_invariant,
-            ..invariant(plan::parse("wide_128x128_s5_c1x1"))
+            ..invariant(plan::parse("sm90_fp8_persistent_128x128_s5_c1x1"))
         };
         x.rows(first, count, &options).unwrap()
     };
@@ -118,7 +126,7 @@ fn rows_of_16_bits_have_the_same_bits_in_every_tile_of_a_block() {
     let a = Tensor::from_f32(DType::Bf16, &random::normals(3, MOST * k), &[MOST, k], &device).unwrap();
     let b = Tensor::from_f32(DType::Bf16, &random::normals(4, n * k), &[n, k], &device).unwrap();
     let rows = |first: usize, count: usize, batch_invariant| {
-        let choice = plan::parse("bf16_wide_nt_128x256_s3_c1x1");
+        let choice = plan::parse("sm90_bf16_persistent_nt_128x256_s3_c1x1");
         assert!(choice.is_some());
         let options = GemmOptions { num_sms: Some(1), batch_invariant, ..invariant(choice) };
         let mut d = Tensor::zeros(DType::F32, &[count, n], &device).unwrap();
@@ -169,8 +177,9 @@ fn rows_of_16_bit_products_have_the_same_bits_in_every_batch() {
         let a = Tensor::from_f32(dtype, &random::normals(3, MOST * k), &[MOST, k], &device).unwrap();
         let b_dims = if layout == GemmLayout::Nt { [n, k] } else { [k, n] };
         let b = Tensor::from_f32(dtype, &random::normals(4, n * k), &b_dims, &device).unwrap();
-        let family = OperandKind::Half(layout.operands(element));
-        let few = Plan::best_of(family, GemmShape { m: 7, n: n as u32, k: k as u32 }, &Limits::h200()).choice;
+        let operands = OperandKind::f16(layout.operands(element));
+        let few = PlanRequest::dense(operands, GemmShape { m: 7, n: n as u32, k: k as u32 });
+        let few = plan::plan(&few, &Limits::h200()).unwrap().config;
         assert!(!plan::is_batch_invariant(&few), "{}", plan::name(&few));
         let rows = |first: usize, count: usize| {
             let mut d = Tensor::zeros(DType::F32, &[count, n], &device).unwrap();
@@ -190,11 +199,11 @@ fn rows_of_16_bit_products_have_the_same_bits_in_every_batch() {
 #[test]
 fn a_choice_that_splits_k_is_refused() {
     let x = fp8(64, 512, &Device::sim());
-    let error = x.rows(0, 3, &invariant(plan::parse("slim_8x64_k2_s2"))).unwrap_err();
+    let error = x.rows(0, 3, &invariant(plan::parse("sm90_fp8_split_k_8x64_k2_s2"))).unwrap_err();
     assert!(matches!(error, Error::ConfigBatchInvariant { .. }), "{error}");
-    assert!(error.to_string().contains("slim_8x64_k2_s2"), "{error}");
-    let one = x.rows(0, 3, &invariant(plan::parse("slim_8x64_k1_s2"))).unwrap();
-    assert_eq!(one, x.rows(0, 3, &invariant(plan::parse("wide_128x176_s4_c2x1"))).unwrap());
+    assert!(error.to_string().contains("sm90_fp8_split_k_8x64_k2_s2"), "{error}");
+    let one = x.rows(0, 3, &invariant(plan::parse("sm90_fp8_split_k_8x64_k1_s2"))).unwrap();
+    assert_eq!(one, x.rows(0, 3, &invariant(plan::parse("sm90_fp8_persistent_128x176_s4_c2x1"))).unwrap());
 }
 
 proptest! {
@@ -208,10 +217,12 @@ proptest! {
         (one, other) in (any::<prop::sample::Index>(), any::<prop::sample::Index>()),
     ) {
         let x = fp8(n, k, &Device::sim());
-        let limits = Limits::h200();
         let shape = GemmShape { m: count as u32, n: n as u32, k: k as u32 };
         let all = |shape: GemmShape| -> Vec<GemmConfig> {
-            plan::candidates(shape, limits).filter(plan::is_batch_invariant).collect()
+            let mut all = plan::rank(&request(shape, true), &Limits::h200());
+            // An order that does not depend on estimates.
+            all.sort_by_key(|(config, _)| plan::name(config));
+            all.into_iter().map(|(config, _)| config).collect()
         };
         let larger = GemmShape { m: 200, ..shape };
         let (one, other) = (*one.get(&all(shape)), *other.get(&all(larger)));

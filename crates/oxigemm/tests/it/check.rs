@@ -161,7 +161,7 @@ fn the_problem_says_what_was_passed() {
     assert_eq!(
         launch(x),
         Problem {
-            family: OperandKind::Fp8,
+            family: OperandKind::FP8,
             m: 64,
             n: 256,
             k: 512,

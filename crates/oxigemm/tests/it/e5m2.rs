@@ -4,9 +4,10 @@ use crate::common::{self, policies, same_bits};
 use oxigemm::Granularity;
 use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
 use oxigemm::metrics::calc_diff;
-use oxigemm::plan::{self, GemmConfig, OperandKind};
+use oxigemm::plan::{self, GemmConfig};
 use oxigemm::{Addend, DType, Device, Error, GemmOptions, Sim, Tensor, fp8_gemm_nt, random, reference};
-use oxigemm_kernels::gemm::launch::GemmKernel;
+use oxigemm_kernels::Arch;
+use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::operand::fp8::E5m2;
 
 fn types(mix: E5m2) -> [DType; 2] {
@@ -48,22 +49,19 @@ fn run(x: &Problem, choice: Option<GemmConfig>) -> oxigemm::Result<Tensor> {
 fn every_kernel_under_every_policy() {
     let sim = Sim::new();
     let device = Device::Sim(sim.clone());
-    for (i, config) in GemmKernel::dense().enumerate() {
-        let OperandKind::Fp8E5m2(mix) = config.family() else { continue };
-        let (choice, dims) = match config {
-            GemmKernel::Wide(config) => {
-                let (cluster_m, cluster_n) = [(1, 1), (1, 2), (2, 1)][i % 3];
-                let dims = [config.block_m * cluster_m - 3, config.block_n * cluster_n - 8, 528];
-                (GemmConfig::Wide { config, cluster_m, cluster_n }, dims)
+    for (i, config) in GemmKernel::dense(Arch::Sm90a).enumerate() {
+        let Some(mix) = config.operands().e5m2() else { continue };
+        let ([block_m, block_n], plain) = (config.tile(), GemmConfig::of(config));
+        let (choice, dims) = match config.is_split_k() {
+            false => {
+                let cluster = [[1, 1], [1, 2], [2, 1]][i % 3];
+                let dims = [block_m * cluster[0] - 3, block_n * cluster[1] - 8, 528];
+                (GemmConfig { cluster, ..plain }, dims)
             }
-            GemmKernel::Slim(config) => {
-                let (split, stages) = ([4, 1, 2][i % 3], 2);
-                (
-                    GemmConfig::Slim { config, split, stages },
-                    [config.block_m - 1, config.block_n + 8, 528 * split],
-                )
+            true => {
+                let (split_k, stages) = ([4, 1, 2][i % 3], 2);
+                (GemmConfig { split_k, stages, ..plain }, [block_m - 1, block_n + 8, 528 * split_k])
             }
-            _ => panic!("{} has no FP8 operands", config.name()),
         };
         let x = problem(dims.map(|x| x as usize), types(mix), &device);
         same_bits(&config.name(), policies(i), &sim, |about| {
@@ -98,9 +96,13 @@ fn the_planned_kernel_serves_any_shape_of_any_mix() {
 fn a_kernel_of_other_types_is_refused() {
     let device = Device::sim();
     let x = problem([3, 64, 128], [DType::E5m2, DType::E4m3], &device);
-    for name in ["slim_8x64_k1_s2", "slim_e4m3_e5m2_8x64_k1_s2", "slim_e5m2_e5m2_8x64_k1_s2"] {
+    for name in [
+        "sm90_fp8_split_k_8x64_k1_s2",
+        "sm90_fp8_split_k_e4m3_e5m2_8x64_k1_s2",
+        "sm90_fp8_split_k_e5m2_e5m2_8x64_k1_s2",
+    ] {
         let error = run(&x, plan::parse(name)).unwrap_err();
         assert!(matches!(error, Error::ConfigOperands { .. }), "{name}: {error}");
     }
-    run(&x, plan::parse("slim_e5m2_e4m3_8x64_k1_s2")).unwrap();
+    run(&x, plan::parse("sm90_fp8_split_k_e5m2_e4m3_8x64_k1_s2")).unwrap();
 }

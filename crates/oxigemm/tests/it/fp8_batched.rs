@@ -1,13 +1,14 @@
 //! `fp8_bgemm_nt` and its kind in the simulator: every kernel and launch, batches that lie row beside row, edges.
 
 use oxigemm::cast::{Quantized, ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
-use oxigemm::plan::{self, GemmConfig};
+use oxigemm::plan;
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
     DType, Device, GemmOptions, RawFp8Bgemm, Sim, Tensor, fp8_bgemm_nn, fp8_bgemm_nt, fp8_bgemm_nt_raw,
     fp8_einsum, random, reference,
 };
-use oxigemm_kernels::gemm::launch::GemmKernel;
+use oxigemm_kernels::Arch;
+use oxigemm_kernels::gemm::GemmKernel;
 
 struct Data {
     dims: [usize; 4],
@@ -112,14 +113,8 @@ fn the_cpu_multiplies_every_product() {
 fn every_kernel_and_launch_is_right_under_every_schedule() {
     // Tiles that end within a product in both dimensions, and more blocks of K than come together.
     let data = Data::new([3, 70, 136, 1200]);
-    let launches = GemmKernel::batched().flat_map(|config| {
-        let GemmKernel::Wide(config) = config else { panic!("all have many rows") };
-        [(1, 1), (1, 2), (2, 1)].map(|(cluster_m, cluster_n)| GemmConfig::Wide {
-            config,
-            cluster_m,
-            cluster_n,
-        })
-    });
+    let launches =
+        GemmKernel::batched(Arch::Sm90a).flat_map(|kernel| kernel.with_clusters([[1, 1], [1, 2], [2, 1]]));
     let mut count = 0;
     for (turn, choice) in launches.enumerate() {
         let policy = [Policy::Eager, Policy::Lazy, Policy::Random][turn % 3];
@@ -252,7 +247,7 @@ fn what_does_not_fit_together_is_refused() {
     // A kernel of groups is none of a batch, and the other way round.
     let sim = Device::Sim(Sim::new());
     let data = Data::new([2, 8, 16, 128]);
-    let choice = plan::parse("wide_grouped_128x128_s5_c1x1");
+    let choice = plan::parse("sm90_fp8_persistent_m_grouped_128x128_s5_c1x1");
     assert!(choice.is_some());
     let mut operands = upload(&data, &sim, DType::Bf16, false, 0);
     assert!(operands.run(&GemmOptions { choice, ..Default::default() }).is_err());

@@ -10,7 +10,7 @@ use oxigemm::{
     Addend, DType, Device, Error, GemmLayout, GemmOptions, RawFp8Gemm, Sim, Tensor, fp8_gemm, fp8_gemm_nn,
     fp8_gemm_nt, fp8_gemm_raw, fp8_gemm_tn, fp8_gemm_tt, random, reference,
 };
-use oxigemm_kernels::gemm::launch::GemmKernel;
+use oxigemm_kernels::KernelId;
 
 /// A matrix whose rows begin at multiples of 16 bytes and end in NaN.
 fn padded(dtype: DType, bytes: &[u8], [rows, columns]: [usize; 2], device: &Device) -> Tensor {
@@ -98,9 +98,9 @@ fn every_layout_is_the_same_product_under_ten_schedules() {
     let device = Device::Sim(sim.clone());
     // Whole tiles; tails in every direction; less than a vector.
     for (dims, name) in [
-        ([128, 128, 256], "wide_64x64_s12_c1x2"),
-        ([37, 150, 300], "slim_64x64_k1_s2"),
-        ([1, 5, 3], "slim_8x64_k1_s2"),
+        ([128, 128, 256], "sm90_fp8_persistent_64x64_s12_c1x2"),
+        ([37, 150, 300], "sm90_fp8_split_k_64x64_k1_s2"),
+        ([1, 5, 3], "sm90_fp8_split_k_8x64_k1_s2"),
     ] {
         let (problem, options) = (Problem::new(dims, &device), forced(name));
         let expected = problem.run(GemmLayout::Nt, &options).unwrap();
@@ -144,8 +144,8 @@ fn transposed_views_of_k_major_tensors_are_not_copied() {
     let options = GemmOptions::default();
     let expected = problem.run(GemmLayout::Nt, &options).unwrap();
     // A kernel that transposes wrongly, if it is asked.
-    let text = GemmKernel::Transpose.build().unwrap().text;
-    sim.replace_kernel(GemmKernel::Transpose, &text.replace("0x5140", "0x0000")).unwrap();
+    let text = KernelId::Transpose.build().unwrap().text;
+    sim.replace_kernel(KernelId::Transpose, &text.replace("0x5140", "0x0000")).unwrap();
     assert_ne!(problem.run(GemmLayout::Tn, &options).unwrap(), expected);
     let view = |x: &Operand| (x.codes[0].transpose(0, 1).unwrap(), x.scales.transpose(0, 1).unwrap());
     let (a, b) = (view(&problem.a), view(&problem.b));
@@ -215,8 +215,8 @@ fn a_captured_call_transposes_what_is_there_when_it_is_replayed() {
 fn the_product_waits_for_what_is_transposed() {
     let sim = Sim::new();
     let problem = Problem::new([9, 70, 200], &Device::Sim(sim.clone()));
-    let options = forced("slim_8x64_k1_s2");
-    let config = options.choice.unwrap().config();
+    let options = forced("sm90_fp8_split_k_8x64_k1_s2");
+    let config = options.choice.unwrap().kernel;
     let text = config.build().unwrap().text;
     sim.replace_kernel(config, &text.replace("griddepcontrol.wait;", "")).unwrap();
     let error = problem.run(GemmLayout::Nn, &options).unwrap_err();

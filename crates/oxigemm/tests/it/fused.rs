@@ -4,13 +4,14 @@
 use crate::common::fused::{ACTIVATIONS, Finished, NOTHING, What, same_sums};
 use crate::common::{C, Case, PLAIN, Problem, Scales, same_bits, schedules};
 use oxigemm::cast::ScaleFormat;
-use oxigemm::plan::{self, GemmConfig};
+use oxigemm::plan::{self, GemmConfig, OperandKind};
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, HeadSplits, RawFp8Gemm,
     RawFusedFp8Gemm, ScalesOfB, Sim, Tensor, fp8_gemm_nt, fp8_gemm_nt_fused, fp8_gemm_nt_fused_raw, random,
 };
+use oxigemm_kernels::Arch;
+use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
-use oxigemm_kernels::gemm::launch::GemmKernel;
 use oxigemm_kernels::gemm::sm90::split_k;
 
 /// A product with what is fused, and the sums that the product alone gives.
@@ -45,7 +46,7 @@ impl Fused {
             (&problem.b, &problem.sfb),
             Addend::None,
             &mut sums,
-            &same_sums(choice, "slim_64x64"),
+            &same_sums(choice, "sm90_fp8_split_k_64x64"),
         )
         .unwrap();
         let sums = sums.to_vec_f32().unwrap().into_iter().map(f64::from).collect();
@@ -98,20 +99,23 @@ fn every_schedule_gives_the_same_bits(
     });
 }
 
+fn kernels_with(fusion: Fusion) -> impl Iterator<Item = GemmKernel> {
+    GemmKernel::fused(Arch::Sm90a).filter(move |kernel| kernel.fusion() == fusion)
+}
+
 /// Every kernel with each kind of output; over the set every cluster.
 fn kernels(fusion: Fusion) {
     let sim = Sim::new();
-    for (i, config) in GemmKernel::fused().filter(|config| config.fusion() == fusion).enumerate() {
-        let GemmKernel::Wide(wide) = config else { continue };
-        if wide.is_grouped() {
+    for (i, config) in kernels_with(fusion).enumerate() {
+        if config.is_split_k() || config.operands() != OperandKind::FP8 {
             continue;
         }
-        let (cluster_m, cluster_n) = [(1, 2), (2, 1), (1, 1), (2, 1)][i % 4];
-        let choice = GemmConfig::Wide { config: wide, cluster_m, cluster_n };
+        let cluster = [[1, 2], [2, 1], [1, 1], [2, 1]][i % 4];
+        let choice = GemmConfig { cluster, ..GemmConfig::of(config) };
         let gated = fusion == Fusion::Gated;
-        let m = (wide.block_m * cluster_m) as usize - 3;
+        let m = (config.tile()[0] * cluster[0]) as usize - 3;
         let n = if gated { 512 } else { 120 };
-        let case = Case { dims: [m, n, (wide.stages as usize + 1) * 128 - 112], ..PLAIN };
+        let case = Case { dims: [m, n, (choice.stages as usize + 1) * 128 - 112], ..PLAIN };
         let what = What { activation: Activation::Silu, gated, bias: Some(DType::Bf16), ..NOTHING };
         every_schedule_gives_the_same_bits(case, what, Some(choice), 3, &sim);
         let what = What { factors: [0.5, -2.0], bias: Some(DType::F32), ..what };
@@ -137,18 +141,16 @@ fn every_gated_kernel_with_every_output() {
 #[test]
 fn every_few_row_kernel_with_every_output() {
     let sim = Sim::new();
-    let configs = GemmKernel::fused().filter_map(|config| match config {
-        GemmKernel::Slim(config) => Some(config),
-        _ => None,
-    });
+    let configs = GemmKernel::fused(Arch::Sm90a)
+        .filter(|kernel| kernel.is_split_k() && kernel.operands() == OperandKind::FP8);
     for (i, config) in configs.enumerate() {
-        let gated = config.fusion == Fusion::Gated;
+        let gated = config.fusion() == Fusion::Gated;
         let choice = |nth: usize| {
-            let split = split_k::fp8::SPLITS[(i + nth) % split_k::fp8::SPLITS.len()];
-            Some(GemmConfig::Slim { config, split, stages: 2 })
+            let split_k = split_k::fp8::SPLITS[(i + nth) % split_k::fp8::SPLITS.len()];
+            Some(GemmConfig { split_k, stages: 2, ..GemmConfig::of(config) })
         };
         // A tile more, of few rows.
-        let m = config.block_m as usize + 3;
+        let m = config.tile()[0] as usize + 3;
         let case = Case { dims: [m, if gated { 512 } else { 120 }, 1100], ..PLAIN };
         let what = What { activation: Activation::Silu, gated, bias: Some(DType::Bf16), ..NOTHING };
         every_schedule_gives_the_same_bits(case, what, choice(0), 5, &sim);
@@ -182,7 +184,11 @@ fn every_activation_bias_and_type() {
 #[test]
 fn quantized_output_of_many_tiles_in_any_layout() {
     let sim = Sim::new();
-    let choices = ["wide_fused_64x128_s6_c1x1", "wide_gated_64x128_s6_c1x2", "wide_gated_128x128_s5_c2x1"];
+    let choices = [
+        "sm90_fp8_persistent_fused_64x128_s6_c1x1",
+        "sm90_fp8_persistent_gated_64x128_s6_c1x2",
+        "sm90_fp8_persistent_gated_128x128_s5_c2x1",
+    ];
     for (i, name) in choices.into_iter().enumerate() {
         let choice = plan::parse(name).expect("the name of a choice");
         for (layout, format) in [(Scales::MnMajor, ScaleFormat::F32), (Scales::Odd, ScaleFormat::PowerOfTwo)]
@@ -216,7 +222,7 @@ fn an_epilogue_that_does_nothing_gives_the_bits_of_the_product() {
     let sim = Sim::new();
     for dims in [[70, 200, 400], [3, 8, 130]] {
         let fused = Fused::new(Case { dims, ..PLAIN }, NOTHING, &sim);
-        let choice = plan::parse("wide_128x128_s5_c1x1");
+        let choice = plan::parse("sm90_fp8_persistent_128x128_s5_c1x1");
         let plain = fused.problem.checked(choice, "the product alone");
         assert_eq!(fused.checked(None, "finished"), plain, "{dims:?}");
     }

@@ -5,17 +5,17 @@ use crate::common::fused_grouped::{self, CODES, Fused, NOTHING, Product, SWIGLU,
 use crate::common::grouped::{Case, POISON, Problem, ends, ids};
 use crate::common::{C, Scales};
 use oxigemm::cast::ScaleFormat;
-use oxigemm::plan::{self, GemmConfig};
+use oxigemm::plan::{self, GemmConfig, OperandKind};
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, GroupedRows, HeadSplits,
     RawEpilogue, RawFusedGroupedFp8Gemm, RawGroupedFp8Gemm, RawGroups, RowGroups, Sim, Tensor,
     m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_fused, m_grouped_fp8_gemm_nt_fused_raw,
     m_grouped_fp8_gemm_nt_masked,
 };
+use oxigemm_kernels::Arch;
+use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
-use oxigemm_kernels::gemm::launch::GemmKernel;
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
-use oxigemm_kernels::gemm::sm90::fp8_persistent;
 
 impl Product for Problem {
     fn case(&self) -> &Case {
@@ -63,12 +63,12 @@ fn every_schedule_gives_the_same_bits(
 }
 
 /// Every kernel with a cluster; over the set every cluster occurs.
-fn kernels(fusion: Fusion) -> impl Iterator<Item = (fp8_persistent::Config, GemmConfig)> {
-    let all = GemmKernel::fused_grouped().filter(move |config| config.fusion() == fusion);
-    all.enumerate().filter_map(|(i, config)| {
-        let GemmKernel::Wide(config) = config else { return None };
-        let (cluster_m, cluster_n) = [(1, 2), (2, 1), (1, 1)][i % 3];
-        Some((config, GemmConfig::Wide { config, cluster_m, cluster_n }))
+fn kernels(fusion: Fusion) -> impl Iterator<Item = (GemmKernel, GemmConfig)> {
+    let all = GemmKernel::fused_m_grouped(Arch::Sm90a).filter(move |kernel| kernel.fusion() == fusion);
+    let fp8 = all.enumerate().filter(|(_, kernel)| kernel.operands() == OperandKind::FP8);
+    fp8.map(|(i, kernel)| {
+        let cluster = [[1, 2], [2, 1], [1, 1]][i % 3];
+        (kernel, GemmConfig { cluster, ..GemmConfig::of(kernel) })
     })
 }
 
@@ -78,10 +78,10 @@ fn every_kernel(fusion: Fusion) {
     let gated = fusion == Fusion::Gated;
     for (i, (config, choice)) in kernels(fusion).enumerate() {
         // Rows for one warpgroup and a bit, none, and one row.
-        let some = config.block_m as usize / 2 + 5;
+        let some = config.tile()[0] as usize / 2 + 5;
         let sizes = [some, 0, 1];
         let n = if gated { 512 } else { 144 };
-        let depth = (config.stages as usize + 1) * 128 - 112;
+        let depth = (choice.stages as usize + 1) * 128 - 112;
         let masked = Case::masked(&sizes.map(|x| x as i32), [some + 2, n, depth]);
         let what = What { activation: Activation::Silu, gated, bias: Some((DType::Bf16, true)), ..NOTHING };
         every_schedule_gives_the_same_bits(masked.clone(), what, Some(choice), 4, &sim);
@@ -111,9 +111,9 @@ fn every_kernel_with_a_gate() {
 fn many_tiles_of_groups_one_behind_another() {
     let sim = Sim::new();
     for (i, name) in [
-        "wide_gated_grouped_64x128_s6_c1x1",
-        "wide_gated_grouped_128x128_s5_c2x1",
-        "wide_fused_grouped_64x128_s6_c1x2",
+        "sm90_fp8_persistent_gated_m_grouped_64x128_s6_c1x1",
+        "sm90_fp8_persistent_gated_m_grouped_128x128_s5_c2x1",
+        "sm90_fp8_persistent_fused_m_grouped_64x128_s6_c1x2",
     ]
     .into_iter()
     .enumerate()
@@ -452,9 +452,11 @@ fn bad_arguments_are_refused_by_name() {
     let (a, sfa) = (new(DType::E4m3, &[8, 256]), new(DType::F32, &[8, 2]));
     let (b, sfb) = (new(DType::E4m3, &[3, 128, 256]), new(DType::F32, &[3, 1, 2]));
     let (ends, mut d) = (new(DType::I32, &[3]), new(DType::Bf16, &[8, 128]));
-    for name in
-        ["wide_grouped_64x128_s8_c1x1", "wide_fused_64x128_s6_c1x1", "wide_gated_grouped_64x128_s6_c1x1"]
-    {
+    for name in [
+        "sm90_fp8_persistent_m_grouped_64x128_s8_c1x1",
+        "sm90_fp8_persistent_fused_64x128_s6_c1x1",
+        "sm90_fp8_persistent_gated_m_grouped_64x128_s6_c1x1",
+    ] {
         let options = GemmOptions { choice: plan::parse(name), ..Default::default() };
         let rows = RowGroups::Contiguous { rows: GroupedRows::Ends(&ends), alignment: 1, expected_m: None };
         let (a, b, to) = ((&a, &sfa), (&b, &sfb), FusedOutput::Matrix(&mut d));

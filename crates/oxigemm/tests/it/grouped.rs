@@ -3,15 +3,15 @@
 
 use crate::common::grouped::{Case, POISON, Problem, ends, ids};
 use crate::common::{Scales, same_bits, schedules};
-use oxigemm::plan::{self, GemmConfig};
+use oxigemm::plan::{self, GemmConfig, OperandKind};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
     Addend, DType, Device, Error, GemmOptions, RawGroupedFp8Gemm, RawGroups, Sim, Tensor, fp8_gemm_nt,
     m_grouped_fp8_gemm_nt_raw,
 };
-use oxigemm_kernels::gemm::launch::GemmKernel;
+use oxigemm_kernels::Arch;
+use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
-use oxigemm_kernels::gemm::sm90::fp8_persistent;
 use proptest::prelude::*;
 
 /// Runs a case under some schedules, which must all give the same, right bits.
@@ -27,18 +27,16 @@ fn every_schedule_gives_the_same_bits(
 }
 
 /// Every grouped kernel of FP8.
-fn configs() -> impl Iterator<Item = fp8_persistent::Config> {
-    GemmKernel::grouped().filter_map(|config| match config {
-        GemmKernel::Wide(config) => Some(config),
-        _ => None,
-    })
+fn configs() -> impl Iterator<Item = GemmKernel> {
+    GemmKernel::m_grouped(Arch::Sm90a).filter(|kernel| kernel.operands() == OperandKind::FP8)
 }
 
 /// The same with a cluster; over the set all clusters occur.
 fn kernels() -> impl Iterator<Item = (u32, u32, u32, GemmConfig)> {
     configs().enumerate().map(|(i, config)| {
-        let (cluster_m, cluster_n) = [(2, 1), (1, 2), (1, 1)][i % 3];
-        (config.block_m, config.block_n, config.stages, GemmConfig::Wide { config, cluster_m, cluster_n })
+        let (cluster, [block_m, block_n]) = ([[2, 1], [1, 2], [1, 1]][i % 3], config.tile());
+        let choice = GemmConfig { cluster, ..GemmConfig::of(config) };
+        (block_m, block_n, choice.stages, choice)
     })
 }
 
@@ -94,11 +92,11 @@ fn every_other_tile_of_groups_takes_a_long_k_from_its_end() {
     let sim = Sim::new();
     // As many rows of tiles as it takes.
     let case = Case::ids(&ids(&[500], 1), 1, 1, [40, 6144]);
-    let choice = plan::parse("wide_grouped_64x128_s8_c1x1").expect("the name of a choice");
+    let choice = plan::parse("sm90_fp8_persistent_m_grouped_64x128_s8_c1x1").expect("the name of a choice");
     let case = Case { scales: Scales::MnMajor, num_sms: Some(4), ..case };
     every_schedule_gives_the_same_bits(case.clone(), choice, schedules().step_by(5), &sim);
     // Whichever cluster has a tile that others may take as well.
-    let choice = plan::parse("wide_grouped_256x128_s3_c1x1").expect("the name of a choice");
+    let choice = plan::parse("sm90_fp8_persistent_m_grouped_256x128_s3_c1x1").expect("the name of a choice");
     let case = Case { num_sms: Some(3), ..Case::ids(&ids(&[1800], 1), 1, 1, [16, 6144]) };
     every_schedule_gives_the_same_bits(case, choice, schedules().step_by(5), &sim);
 }
@@ -119,7 +117,8 @@ fn what_is_no_group_is_clamped() {
         Case::ids(&[vec![1; 16], vec![0; 16], vec![2; 9]].concat(), 3, 16, [24, 128]),
     ];
     for case in cases {
-        let choice = plan::parse("wide_grouped_64x128_s8_c2x1").expect("the name of a choice");
+        let choice =
+            plan::parse("sm90_fp8_persistent_m_grouped_64x128_s8_c2x1").expect("the name of a choice");
         every_schedule_gives_the_same_bits(case, choice, schedules().step_by(4), &sim);
     }
 }
@@ -128,9 +127,11 @@ fn what_is_no_group_is_clamped() {
 fn groups_without_rows_need_no_tile() {
     let sim = Sim::new();
     for (counts, num_sms) in [(&[0, 0, 0][..], Some(4)), (&[0, 1, 0], Some(8)), (&[0], None)] {
-        for name in
-            ["wide_grouped_64x256_s4_c1x2", "wide_grouped_128x128_s5_c1x1", "wide_grouped_256x128_s3_c1x2"]
-        {
+        for name in [
+            "sm90_fp8_persistent_m_grouped_64x256_s4_c1x2",
+            "sm90_fp8_persistent_m_grouped_128x128_s5_c1x1",
+            "sm90_fp8_persistent_m_grouped_256x128_s3_c1x2",
+        ] {
             let choice = plan::parse(name).expect("the name of a choice");
             let case = Case { num_sms, ..Case::masked(counts, [30, 40, 200]) };
             every_schedule_gives_the_same_bits(case, choice, schedules().step_by(5), &sim);
@@ -143,7 +144,7 @@ fn many_groups() {
     let sim = Sim::new();
     let counts: Vec<i32> = (0..300).map(|i| if i % 7 == 0 { i % 3 } else { 0 }).collect();
     let sizes: Vec<usize> = counts.iter().map(|count| *count as usize).collect();
-    let choice = plan::parse("wide_grouped_64x128_s8_c1x1").expect("the name of a choice");
+    let choice = plan::parse("sm90_fp8_persistent_m_grouped_64x128_s8_c1x1").expect("the name of a choice");
     for case in [
         Case::masked(&counts, [3, 8, 16]),
         Case::ids(&ids(&sizes, 1), counts.len(), 1, [8, 16]),
@@ -191,7 +192,7 @@ fn a_graph_is_replayed_with_other_groups() {
         Case::ids(&padded(ids(&[3, 20, 9], 16), 70), 3, 16, [136, 272]),
     ] {
         let few = Case { num_sms: Some(2), ..case.clone() };
-        let tall = plan::parse("wide_grouped_256x128_s3_c1x2").unwrap();
+        let tall = plan::parse("sm90_fp8_persistent_m_grouped_256x128_s3_c1x2").unwrap();
         for (case, choice) in [(case, None), (few, Some(tall))] {
             let mut problem = Problem::new(case.clone(), &sim);
             let (mut d, mut memory) = problem.output();
@@ -218,7 +219,7 @@ fn clusters_take_tiles_as_they_get_done_again_and_again() {
     let sizes = [300, 0, 60, 130, 1, 200, 256, 70];
     // Of one cluster, so many tiles that the ring that tells of them goes round.
     for (cluster, sms) in [("c1x1", 3), ("c1x2", 2), ("c2x1", 4), ("c1x1", 132)] {
-        let choice = plan::parse(&format!("wide_grouped_256x128_s3_{cluster}")).unwrap();
+        let choice = plan::parse(&format!("sm90_fp8_persistent_m_grouped_256x128_s3_{cluster}")).unwrap();
         let case = Case { num_sms: Some(sms), ..Case::ends(&ends(&sizes, 16), 16, [1100, 520, 100]) };
         every_schedule_gives_the_same_bits(case, choice, schedules().step_by(2), &sim);
     }
@@ -228,7 +229,7 @@ fn clusters_take_tiles_as_they_get_done_again_and_again() {
 #[test]
 fn tiles_are_handed_out_from_the_first_after_a_fault() {
     let sim = Sim::new();
-    let choice = plan::parse("wide_grouped_256x128_s3_c1x1").unwrap();
+    let choice = plan::parse("sm90_fp8_persistent_m_grouped_256x128_s3_c1x1").unwrap();
     let case = Case { num_sms: Some(1), ..Case::masked(&[300, 60, 200], [300, 392, 200]) };
     let problem = Problem::new(case, &sim);
     let right = problem.checked(Some(choice), "before");
@@ -308,13 +309,16 @@ fn a_kernel_without_groups_is_refused_and_so_is_one_with_them_for_a_plain_produc
     let sim = Sim::new();
     let problem = Problem::new(Case::masked(&[3], [4, 64, 128]), &sim);
     let (mut d, _) = problem.output();
-    for name in ["wide_64x128_s8_c1x1", "slim_8x64_k1_s2"] {
+    for name in ["sm90_fp8_persistent_64x128_s8_c1x1", "sm90_fp8_split_k_8x64_k1_s2"] {
         let refused = problem.run(&mut d, plan::parse(name), None);
         assert!(matches!(&refused, Err(Error::Config { name: found, .. }) if found == name), "{refused:?}");
     }
     let one = |x: &Tensor| x.select(0).unwrap();
     let (a, sfa, b, sfb) = (one(&problem.a), one(&problem.sfa), one(&problem.b), one(&problem.sfb));
-    let options = GemmOptions { choice: plan::parse("wide_grouped_64x128_s8_c1x1"), ..Default::default() };
+    let options = GemmOptions {
+        choice: plan::parse("sm90_fp8_persistent_m_grouped_64x128_s8_c1x1"),
+        ..Default::default()
+    };
     let refused = fp8_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut one(&d), &options);
     assert!(matches!(refused, Err(Error::Config { .. })), "{refused:?}");
 }
@@ -386,14 +390,14 @@ fn neither_tiles_nor_other_groups_change_a_bit() {
     let expected = problem.output().0;
     for (group, &rows) in case.numbers.iter().enumerate().filter(|(_, rows)| **rows > 0) {
         let part = |x: &Tensor| x.select(group).unwrap().narrow(0, 0, rows as usize).unwrap();
-        let options = GemmOptions { choice: plan::parse("wide_128x144_s4_c1x1"), ..Default::default() };
+        let options =
+            GemmOptions { choice: plan::parse("sm90_fp8_persistent_128x144_s4_c1x1"), ..Default::default() };
         let (a, b) = ((&part(&problem.a), &part(&problem.sfa)), (&problem.b, &problem.sfb));
         let b = (&b.0.select(group).unwrap(), &b.1.select(group).unwrap());
         fp8_gemm_nt(a, b, Addend::None, &mut part(&expected), &options).unwrap();
     }
     for config in configs() {
-        for (cluster_m, cluster_n) in [(1, 1), (1, 2), (2, 1)] {
-            let choice = GemmConfig::Wide { config, cluster_m, cluster_n };
+        for choice in config.with_clusters([[1, 1], [1, 2], [2, 1]]) {
             problem.run(&mut d, Some(choice), None).unwrap();
             assert_eq!(d.to_bytes().unwrap(), expected.to_bytes().unwrap(), "{}", plan::name(&choice));
         }
@@ -405,10 +409,10 @@ fn neither_tiles_nor_other_groups_change_a_bit() {
 fn features_of_grouped_kernels() {
     let sim = Sim::new();
     let choices = [
-        "wide_grouped_64x128_s8_c1x1",
-        "wide_grouped_64x128_s8_c1x2",
-        "wide_grouped_64x128_s8_c2x1",
-        "wide_grouped_256x128_s3_c1x2",
+        "sm90_fp8_persistent_m_grouped_64x128_s8_c1x1",
+        "sm90_fp8_persistent_m_grouped_64x128_s8_c1x2",
+        "sm90_fp8_persistent_m_grouped_64x128_s8_c2x1",
+        "sm90_fp8_persistent_m_grouped_256x128_s3_c1x2",
     ];
     let mut i = 0;
     for d_type in [DType::Bf16, DType::F32] {

@@ -26,7 +26,7 @@ fn by_products(layout: GemmLayout, x: &Tensor, w: &Tensor, y: &Tensor) -> Vec<u8
     let out = y.transpose(0, 1).unwrap();
     for head in 0..w.dims()[0] {
         let (a, b) = (heads.select(head).unwrap(), w.select(head).unwrap());
-        let name = format!("bf16_wide_{layout}_128x128_s6_c1x1");
+        let name = format!("sm90_bf16_persistent_{layout}_128x128_s6_c1x1");
         let options = GemmOptions { choice: plan::parse(&name), ..Default::default() };
         half_gemm(layout, &a, &b, Addend::None, &mut out.select(head).unwrap(), &options).unwrap();
     }
@@ -85,12 +85,12 @@ fn every_kernel_adds_to_slabs_wherever_they_lie() {
             let (expected, mut d) = (new(), new());
             for product in 0..g {
                 let (a, b) = (a.select(product).unwrap(), b.select(product).unwrap());
-                let dense = plan::parse(&format!("bf16_wide_{layout}_128x128_s6_c1x1"));
+                let dense = plan::parse(&format!("sm90_bf16_persistent_{layout}_128x128_s6_c1x1"));
                 let options = GemmOptions { choice: dense, ..Default::default() };
                 half_gemm(layout, &a, &b, Addend::InPlace, &mut expected.select(product).unwrap(), &options)
                     .unwrap();
             }
-            let name = format!("bf16_wide_grouped_{layout}_{name}");
+            let name = format!("sm90_bf16_persistent_m_grouped_{layout}_{name}");
             let choice = plan::parse(&name);
             assert!(choice.is_some(), "{name} is no choice");
             half_bgemm(

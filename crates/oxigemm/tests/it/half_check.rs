@@ -2,7 +2,6 @@
 //! valid passes.
 
 use oxigemm::check::{Accumulate, Checked, HalfGemm, Operand, Problem, Trivial};
-use oxigemm::plan::OperandKind;
 use oxigemm::{
     Addend, DType, Device, DeviceId, Error, GemmLayout, GemmOptions, Tensor, bf16_gemm_nn, bf16_gemm_nt,
     bf16_gemm_tn, bf16_gemm_tt, fp16_gemm_nn, fp16_gemm_nt, fp16_gemm_tn, fp16_gemm_tt, half_gemm,
@@ -51,12 +50,8 @@ fn launch(arguments: HalfGemm) -> Problem {
 }
 
 fn majors(problem: Problem) -> (Half, Major, Major) {
-    match problem.family {
-        OperandKind::Half(operands) => (operands.element, operands.a, operands.b),
-        OperandKind::Fp8 | OperandKind::Fp8Rows | OperandKind::Fp8E5m2(_) => {
-            panic!("these are 16-bit operands")
-        }
-    }
+    let operands = problem.family.as_f16().expect("these are 16-bit operands");
+    (operands.element, operands.a, operands.b)
 }
 
 /// Breaks the good arguments and expects one variant for one argument, with a sentence that names it.

@@ -11,8 +11,9 @@ use oxigemm::{
     RawEpilogue, RawFusedHalfGemm, RawHalfGemm, Sim, Tensor, bf16_gemm_nt_fused, fp16_gemm_nt_fused,
     half_gemm, half_gemm_nt_fused, half_gemm_nt_fused_raw, random,
 };
+use oxigemm_kernels::Arch;
+use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
-use oxigemm_kernels::gemm::launch::GemmKernel;
 use oxigemm_kernels::gemm::operand::f16::Half;
 use oxigemm_kernels::gemm::sm90::split_k;
 
@@ -41,7 +42,11 @@ impl Fused {
         });
         sim.set_options(Default::default());
         let mut sums = Tensor::empty(DType::F32, &[m, n], &problem.device).unwrap();
-        let plain = if case.ab_type == DType::F16 { "fp16_slim_nt_64x64" } else { "bf16_slim_nt_64x64" };
+        let plain = if case.ab_type == DType::F16 {
+            "sm90_fp16_split_k_nt_64x64"
+        } else {
+            "sm90_bf16_split_k_nt_64x64"
+        };
         let options = same_sums(choice, plain);
         half_gemm(GemmLayout::Nt, &problem.a, &problem.b, Addend::None, &mut sums, &options).unwrap();
         let sums = sums.to_vec_f32().unwrap().into_iter().map(f64::from).collect();
@@ -87,22 +92,30 @@ fn every_schedule_gives_the_same_bits(
     });
 }
 
+/// Every dense kernel of 16-bit operands with a fused epilogue.
+fn f16_kernels() -> impl Iterator<Item = GemmKernel> {
+    GemmKernel::fused(Arch::Sm90a).filter(|kernel| !kernel.operands().is_fp8())
+}
+
+/// The plain case of a kernel's operands.
+fn plain_case(kernel: &GemmKernel) -> Case {
+    let operands = kernel.operands().as_f16().expect("16-bit operands");
+    if operands.element == Half::Bf16 { PLAIN } else { F16 }
+}
+
 /// Every kernel with each kind of output; over the set every cluster.
 fn kernels(fusion: Fusion) {
     let sim = Sim::new();
-    let configs = GemmKernel::fused().filter_map(|config| match config {
-        GemmKernel::HalfWide(config) if config.fusion == fusion => Some(config),
-        _ => None,
-    });
+    let configs = f16_kernels().filter(|kernel| !kernel.is_split_k() && kernel.fusion() == fusion);
     for (i, config) in configs.enumerate() {
-        let plain = if config.operands.element == Half::Bf16 { PLAIN } else { F16 };
-        let (cluster_m, cluster_n) = [(1, 2), (2, 1), (2, 1), (1, 2)][i % 4];
-        let choice = GemmConfig::HalfWide { config, cluster_m, cluster_n };
+        let plain = plain_case(&config);
+        let cluster = [[1, 2], [2, 1], [2, 1], [1, 2]][i % 4];
+        let choice = GemmConfig { cluster, ..GemmConfig::of(config) };
         let gated = fusion == Fusion::Gated;
-        let m = (config.block_m * cluster_m) as usize - 3;
+        let m = (config.tile()[0] * cluster[0]) as usize - 3;
         // Half of a tile's columns is not the end of one.
         let n = if gated { 464 } else { 120 };
-        let case = Case { dims: [m, n, (config.stages as usize + 1) * 64 - 56], ..plain };
+        let case = Case { dims: [m, n, (choice.stages as usize + 1) * 64 - 56], ..plain };
         let what = What { activation: Activation::Silu, gated, bias: Some(plain.d_type), ..NOTHING };
         every_schedule_gives_the_same_bits(case, what, Some(choice), 3, &sim);
         let what = What { factors: [0.5, -2.0], bias: Some(DType::F32), ..what };
@@ -128,19 +141,16 @@ fn every_gated_kernel_with_every_output() {
 #[test]
 fn every_few_row_kernel_with_every_output() {
     let sim = Sim::new();
-    let configs = GemmKernel::fused().filter_map(|config| match config {
-        GemmKernel::HalfSlim(config) => Some(config),
-        _ => None,
-    });
+    let configs = f16_kernels().filter(GemmKernel::is_split_k);
     for (i, config) in configs.enumerate() {
-        let plain = if config.operands.element == Half::Bf16 { PLAIN } else { F16 };
-        let gated = config.fusion == Fusion::Gated;
+        let plain = plain_case(&config);
+        let gated = config.fusion() == Fusion::Gated;
         let choice = |nth: usize| {
-            let split = split_k::f16::SPLITS[(i + nth) % split_k::f16::SPLITS.len()];
-            Some(GemmConfig::HalfSlim { config, split, stages: 2 })
+            let split_k = split_k::f16::SPLITS[(i + nth) % split_k::f16::SPLITS.len()];
+            Some(GemmConfig { split_k, stages: 2, ..GemmConfig::of(config) })
         };
         // A tile more, of few rows; gates that end inside a tile, where ups begin.
-        let m = config.block_m as usize + 3;
+        let m = config.tile()[0] as usize + 3;
         let case = Case { dims: [m, if gated { 464 } else { 120 }, 600], ..plain };
         let what = What { activation: Activation::Silu, gated, bias: Some(plain.d_type), ..NOTHING };
         every_schedule_gives_the_same_bits(case, what, choice(0), 5, &sim);
@@ -174,9 +184,11 @@ fn every_activation_bias_and_type() {
 fn d_has_its_factor_where_it_is_added_to() {
     let sim = Sim::new();
     for (i, c) in [C::InPlace, C::Other, C::None].into_iter().enumerate() {
-        for choice in ["bf16_wide_fused_nt_256x128_s3_c1x1", "bf16_wide_gated_nt_128x256_s4_c1x1"] {
+        for choice in
+            ["sm90_bf16_persistent_fused_nt_256x128_s3_c1x1", "sm90_bf16_persistent_gated_nt_128x256_s4_c1x1"]
+        {
             let choice = plan::parse(choice).expect("the name of a choice");
-            let gated = choice.config().fusion() == Fusion::Gated;
+            let gated = choice.kernel.fusion() == Fusion::Gated;
             let what = What { factors: [2.0, 0.25], gated, ..NOTHING };
             let case = Case { dims: [70, 512, 128], c, d_type: DType::F32, gaps: [0, 4 * i], ..PLAIN };
             every_schedule_gives_the_same_bits(case, what, Some(choice), 5, &sim);
@@ -188,10 +200,10 @@ fn d_has_its_factor_where_it_is_added_to() {
 fn quantized_output_of_many_tiles_in_any_layout() {
     let sim = Sim::new();
     let choices = [
-        "bf16_wide_fused_nt_64x128_s8_c1x1",
-        "fp16_wide_gated_nt_64x128_s7_c1x2",
-        "bf16_wide_gated_nt_128x256_s4_c2x1",
-        "fp16_wide_fused_nt_256x128_s3_c1x1",
+        "sm90_bf16_persistent_fused_nt_64x128_s8_c1x1",
+        "sm90_fp16_persistent_gated_nt_64x128_s7_c1x2",
+        "sm90_bf16_persistent_gated_nt_128x256_s4_c2x1",
+        "sm90_fp16_persistent_fused_nt_256x128_s3_c1x1",
     ];
     for (i, name) in choices.into_iter().enumerate() {
         let choice = plan::parse(name).expect("the name of a choice");
@@ -228,7 +240,9 @@ fn heads_skip_their_middle() {
 #[test]
 fn an_epilogue_that_does_nothing_gives_the_bits_of_the_product() {
     let sim = Sim::new();
-    for (plain, choice) in [(PLAIN, "bf16_wide_nt_128x128_s6_c1x1"), (F16, "fp16_wide_nt_128x128_s6_c1x1")] {
+    for (plain, choice) in
+        [(PLAIN, "sm90_bf16_persistent_nt_128x128_s6_c1x1"), (F16, "sm90_fp16_persistent_nt_128x128_s6_c1x1")]
+    {
         for dims in [[70, 200, 400], [3, 8, 130]] {
             let fused = Fused::new(Case { dims, ..plain }, NOTHING, &sim);
             let product = fused.problem.checked(plan::parse(choice), "the product alone");

@@ -13,7 +13,8 @@ use oxigemm::{
     m_grouped_bf16_gemm_nt_fused, m_grouped_fp16_gemm_nt_fused, m_grouped_half_gemm,
     m_grouped_half_gemm_nt_fused, m_grouped_half_gemm_nt_fused_raw,
 };
-use oxigemm_kernels::gemm::launch::GemmKernel;
+use oxigemm_kernels::Arch;
+use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::operand::f16::Half;
 
 impl Product for Problem {
@@ -76,15 +77,14 @@ fn every_schedule_gives_the_same_bits(
 #[test]
 fn every_kernel_with_every_output() {
     let sim = Sim::new();
-    let configs = GemmKernel::fused_grouped().filter_map(|config| match config {
-        GemmKernel::HalfWide(config) => Some(config),
-        _ => None,
-    });
-    for (i, config) in configs.enumerate() {
-        let (cluster_m, cluster_n) = [(1, 2), (2, 1), (2, 1), (1, 2)][i % 4];
-        let choice = Some(GemmConfig::HalfWide { config, cluster_m, cluster_n });
-        let ab_type = if config.operands.element == Half::Bf16 { DType::Bf16 } else { DType::F16 };
-        let gated = config.fusion.accumulators() == 2;
+    let configs = GemmKernel::fused_m_grouped(Arch::Sm90a)
+        .filter_map(|kernel| Some((kernel, kernel.operands().as_f16()?.element)));
+    for (i, (kernel, element)) in configs.enumerate() {
+        let cluster = [[1, 2], [2, 1], [2, 1], [1, 2]][i % 4];
+        let config = GemmConfig { cluster, ..GemmConfig::of(kernel) };
+        let choice = Some(config);
+        let ab_type = if element == Half::Bf16 { DType::Bf16 } else { DType::F16 };
+        let gated = kernel.fusion().accumulators() == 2;
         // Rows for one warpgroup and a bit, none, and one row.
         let sizes = [69, 0, 1];
         let (n, depth) = (if gated { 480 } else { 144 }, (config.stages as usize + 1) * 64 - 56);
@@ -106,10 +106,12 @@ fn every_kernel_with_every_output() {
 #[test]
 fn many_tiles_of_groups_one_behind_another() {
     let sim = Sim::new();
-    for (i, name) in
-        ["bf16_wide_gated_grouped_nt_128x256_s3_c1x1", "fp16_wide_fused_grouped_nt_128x128_s5_c2x1"]
-            .into_iter()
-            .enumerate()
+    for (i, name) in [
+        "sm90_bf16_persistent_gated_m_grouped_nt_128x256_s3_c1x1",
+        "sm90_fp16_persistent_fused_m_grouped_nt_128x128_s5_c2x1",
+    ]
+    .into_iter()
+    .enumerate()
     {
         let choice = Some(plan::parse(name).expect("the name of a choice"));
         let ab_type = if name.starts_with("bf16") { DType::Bf16 } else { DType::F16 };

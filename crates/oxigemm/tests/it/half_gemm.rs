@@ -3,10 +3,11 @@
 
 use crate::common::half::{Case, PLAIN, Problem};
 use crate::common::{C, policies, same_bits, schedules};
-use oxigemm::plan::{self, GemmConfig, OperandKind};
+use oxigemm::plan::{self, GemmConfig};
 use oxigemm::sim::Options;
 use oxigemm::{Addend, DType, Device, Error, GemmLayout, GemmOptions, Sim, Tensor, half_gemm};
-use oxigemm_kernels::gemm::launch::GemmKernel;
+use oxigemm_kernels::Arch;
+use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::operand::f16::{Half, Operands};
 
 /// Runs a case under some schedules, which must all give the same, right bits.
@@ -35,32 +36,31 @@ fn dtype_of(element: Half) -> DType {
 /// A small shape with tails of M, N and K, more blocks of K than stages, and a launch; over the set they cover every
 /// cluster and split.
 fn small(i: usize, config: GemmKernel) -> Option<(GemmConfig, Case)> {
-    let OperandKind::Half(operands) = config.family() else { return None };
+    let operands = config.operands().as_f16()?;
+    let ([block_m, block_n], of_kernel) = (config.tile(), GemmConfig::of(config));
     let dtype = dtype_of(operands.element);
     let plain = Case { layout: layout_of(operands), ab_type: dtype, d_type: dtype, ..PLAIN };
     let depth = |blocks: u32| blocks as usize * 64 - 56;
-    Some(match config {
-        GemmKernel::HalfWide(config) => {
-            let (cluster_m, cluster_n) = [(1, 1), (1, 2), (2, 1)][i % 3];
-            let choice = GemmConfig::HalfWide { config, cluster_m, cluster_n };
-            let (m, n) = (config.block_m * cluster_m - 3, config.block_n * cluster_n - 8);
-            (choice, Case { dims: [m as usize, n as usize, depth(config.stages + 1)], ..plain })
+    Some(match config.is_split_k() {
+        false => {
+            let cluster = [[1, 1], [1, 2], [2, 1]][i % 3];
+            let choice = GemmConfig { cluster, ..of_kernel };
+            let (m, n) = (block_m * cluster[0] - 3, block_n * cluster[1] - 8);
+            (choice, Case { dims: [m as usize, n as usize, depth(choice.stages + 1)], ..plain })
         }
-        GemmKernel::HalfSlim(config) => {
-            let split = [4, 1, 2][i % 3];
-            let stages = 2 + i as u32 % 2;
-            let choice = GemmConfig::HalfSlim { config, split, stages };
-            let (m, n) = (config.block_m - 1, config.block_n + 8);
-            (choice, Case { dims: [m as usize, n as usize, depth(split * (stages + 1))], ..plain })
+        true => {
+            let (split_k, stages) = ([4, 1, 2][i % 3], 2 + i as u32 % 2);
+            let choice = GemmConfig { split_k, stages, ..of_kernel };
+            let (m, n) = (block_m - 1, block_n + 8);
+            (choice, Case { dims: [m as usize, n as usize, depth(split_k * (stages + 1))], ..plain })
         }
-        GemmKernel::Wide(_) | GemmKernel::Slim(_) | GemmKernel::Transpose => return None,
     })
 }
 
 /// Tests run side by side: the set is dealt to two of them.
 fn part_of_the_set(part: usize, parts: usize) {
     let sim = Sim::new();
-    let kernels = GemmKernel::dense().enumerate().filter_map(|(i, config)| small(i, config));
+    let kernels = GemmKernel::dense(Arch::Sm90a).enumerate().filter_map(|(i, config)| small(i, config));
     for (i, (choice, case)) in kernels.skip(part).step_by(parts).enumerate() {
         // Those of FP16 are those of BF16 with other types.
         if case.ab_type == DType::F16 {
@@ -122,7 +122,7 @@ fn features_of_the_many_row_kernels() {
     // More tiles than blocks: each walks several.
     features([129, 272, 144], Some(2), &GemmLayout::ALL, |i, dtype, layout| {
         let cluster = ["1x1", "1x2", "2x1"][i % 3];
-        format!("{}_wide_{layout}_128x128_s6_c{cluster}", type_name(dtype))
+        format!("sm90_{}_persistent_{layout}_128x128_s6_c{cluster}", type_name(dtype))
     });
 }
 
@@ -132,7 +132,7 @@ fn features_of_the_few_row_kernels() {
     features([9, 72, 328], None, &[GemmLayout::Nt, GemmLayout::Nn], |i, dtype, layout| {
         let launch = ["k1_s2", "k2_s3", "k4_s2"][i % 3];
         let tile = if layout == GemmLayout::Nt { "32x64" } else { "8x64" };
-        format!("{}_slim_{layout}_{tile}_{launch}", type_name(dtype))
+        format!("sm90_{}_split_k_{layout}_{tile}_{launch}", type_name(dtype))
     });
 }
 
@@ -140,7 +140,9 @@ fn features_of_the_few_row_kernels() {
 fn slices_of_no_blocks_do_nothing() {
     // More slices than blocks of K: a forced choice, which planning never makes.
     let sim = Sim::new();
-    for (name, [m, n]) in [("bf16_slim_nt_128x128_k8_s2", [66, 136]), ("bf16_slim_nt_8x64_k8_s2", [10, 72])] {
+    for (name, [m, n]) in
+        [("sm90_bf16_split_k_nt_128x128_k8_s2", [66, 136]), ("sm90_bf16_split_k_nt_8x64_k8_s2", [10, 72])]
+    {
         let choice = plan::parse(name).expect("the name of a choice");
         let case = Case { dims: [m, n, 320], ..PLAIN };
         every_schedule_gives_the_same_bits(case, choice, schedules(), &sim);
@@ -151,9 +153,9 @@ fn slices_of_no_blocks_do_nothing() {
 fn a_block_walks_many_tiles_through_a_short_pipeline() {
     let sim = Sim::new();
     for (name, d_type) in [
-        ("bf16_wide_nt_256x128_s3_c1x1", DType::Bf16),
-        ("bf16_wide_nt_128x176_s4_c1x2", DType::F32),
-        ("bf16_wide_nt_128x144_s5_c2x1", DType::Bf16),
+        ("sm90_bf16_persistent_nt_256x128_s3_c1x1", DType::Bf16),
+        ("sm90_bf16_persistent_nt_128x176_s4_c1x2", DType::F32),
+        ("sm90_bf16_persistent_nt_128x144_s5_c2x1", DType::Bf16),
     ] {
         let choice = plan::parse(name).expect("the name of a choice");
         for k in [40, 440] {
@@ -205,10 +207,10 @@ fn a_choice_for_other_operands_is_refused() {
     let sim = Sim::new();
     let problem = Problem::new(Case { dims: [8, 64, 64], ..PLAIN }, &sim);
     for (name, fits) in [
-        ("bf16_slim_nt_8x64_k1_s2", true),
-        ("bf16_slim_nn_8x64_k1_s2", false),
-        ("fp16_slim_nt_8x64_k1_s2", false),
-        ("slim_8x64_k1_s2", false),
+        ("sm90_bf16_split_k_nt_8x64_k1_s2", true),
+        ("sm90_bf16_split_k_nn_8x64_k1_s2", false),
+        ("sm90_fp16_split_k_nt_8x64_k1_s2", false),
+        ("sm90_fp8_split_k_8x64_k1_s2", false),
     ] {
         let result = problem.run(plan::parse(name));
         assert_eq!(result.is_ok(), fits, "{name}");

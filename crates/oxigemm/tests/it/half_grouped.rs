@@ -4,16 +4,16 @@
 use crate::common::grouped::{Case as Rows, POISON, ends, ids};
 use crate::common::half_grouped::{Case, Problem};
 use crate::common::{C, same_bits, schedules};
-use oxigemm::plan::{self, GemmConfig, Limits, MGroupedShape, OperandKind, Plan};
+use oxigemm::plan::{self, GemmConfig, Limits, MGroupedShape, OperandKind, Plan, PlanRequest};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
     Addend, DType, Device, Error, GemmLayout, GemmOptions, RawGroupedHalfGemm, RawGroups, Sim, Tensor,
     half_gemm, m_grouped_fp16_gemm_nn_masked, m_grouped_half_gemm, m_grouped_half_gemm_raw,
 };
-use oxigemm_kernels::gemm::launch::GemmKernel;
+use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::operand::f16::Half;
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
-use oxigemm_kernels::gemm::sm90::f16_persistent;
+use oxigemm_kernels::gemm::{ElementType, GemmKernel};
 use proptest::prelude::*;
 
 /// Runs a case under some schedules, which must all give the same, right bits.
@@ -29,31 +29,30 @@ fn every_schedule_gives_the_same_bits(
 }
 
 /// Every grouped kernel of 16-bit operands.
-fn configs() -> impl Iterator<Item = f16_persistent::Config> {
-    GemmKernel::grouped().filter_map(|config| match config {
-        GemmKernel::HalfWide(config) => Some(config),
-        _ => None,
-    })
+fn configs() -> impl Iterator<Item = GemmKernel> {
+    GemmKernel::m_grouped(Arch::Sm90a).filter(|kernel| !kernel.operands().is_fp8())
 }
 
 /// The same with a cluster; over the set all clusters occur.
-fn kernels() -> impl Iterator<Item = (f16_persistent::Config, GemmConfig)> {
+fn kernels() -> impl Iterator<Item = (GemmKernel, GemmConfig)> {
     configs().enumerate().map(|(i, config)| {
-        let (cluster_m, cluster_n) = [(2, 1), (1, 2), (1, 1)][i % 3];
-        (config, GemmConfig::HalfWide { config, cluster_m, cluster_n })
+        let cluster = [[2, 1], [1, 2], [1, 1]][i % 3];
+        (config, GemmConfig { cluster, ..GemmConfig::of(config) })
     })
 }
 
 /// A case of a kernel's operands.
-fn case_of(config: &f16_persistent::Config, of: Rows) -> Case {
-    let ab_type = if config.operands.element == Half::Bf16 { DType::Bf16 } else { DType::F16 };
-    let layout: GemmLayout = config.operands.layout().parse().expect("the same names");
+fn case_of(config: &GemmKernel, of: Rows) -> Case {
+    let operands = config.operands().as_f16().expect("16-bit operands");
+    let ab_type = if operands.element == Half::Bf16 { DType::Bf16 } else { DType::F16 };
+    let layout: GemmLayout = operands.layout().parse().expect("the same names");
     Case { layout, ab_type, ..Case::new(Rows { d_type: ab_type, ..of }) }
 }
 
 /// All schedules for BF16; kernels of FP16 differ in the name of a type.
-fn some_schedules(config: &f16_persistent::Config) -> impl Iterator<Item = Options> + use<> {
-    schedules().step_by(if config.operands.element == Half::Bf16 { 1 } else { 4 })
+fn some_schedules(config: &GemmKernel) -> impl Iterator<Item = Options> + use<> {
+    let is_bf16 = config.operands().a.element == ElementType::Bf16;
+    schedules().step_by(if is_bf16 { 1 } else { 4 })
 }
 
 /// A K of more blocks than stages, with a tail.
@@ -66,9 +65,9 @@ fn every_kernel_with_masked_groups_under_ten_schedules() {
     let sim = Sim::new();
     for (config, choice) in kernels() {
         // Rows for one warpgroup and a bit, none, and one row. The last tile lies partly outside of B.
-        let rows = config.block_m as usize / 2 + 5;
-        let n = config.block_n as usize + 8;
-        let of = Rows::masked(&[rows as i32 - 2, 0, 1], [rows, n, depth(config.stages)]);
+        let rows = config.tile()[0] as usize / 2 + 5;
+        let n = config.tile()[1] as usize + 8;
+        let of = Rows::masked(&[rows as i32 - 2, 0, 1], [rows, n, depth(choice.stages)]);
         every_schedule_gives_the_same_bits(case_of(&config, of), choice, some_schedules(&config), &sim);
     }
 }
@@ -78,9 +77,9 @@ fn every_kernel_with_groups_behind_each_other_under_ten_schedules() {
     let sim = Sim::new();
     for (i, (config, choice)) in kernels().enumerate() {
         let alignment = [1, 16, 32, 64, 128][i % 5];
-        let sizes = [config.block_m as usize / 2 + 5, 0, 1];
+        let sizes = [config.tile()[0] as usize / 2 + 5, 0, 1];
         let ids = ids(&sizes, alignment);
-        let (n, k) = (config.block_n as usize - 8, depth(config.stages));
+        let (n, k) = (config.tile()[1] as usize - 8, depth(choice.stages));
         let of = Rows::ids(&ids, sizes.len(), alignment, [n, k]);
         // The schedules are dealt to both layouts.
         every_schedule_gives_the_same_bits(
@@ -103,7 +102,7 @@ fn every_kernel_with_groups_behind_each_other_under_ten_schedules() {
 fn groups_of_several_tiles_and_one_huge_one() {
     let sim = Sim::new();
     for (i, (config, choice)) in kernels().enumerate() {
-        let block_m = config.block_m as usize;
+        let block_m = config.tile()[0] as usize;
         // An odd number of tiles: a cluster of two along M has one that lies behind the group's last row.
         let sizes = [3, 2 * block_m + 1, 0, 1];
         let of = match i % 2 {
@@ -119,7 +118,8 @@ fn planned(choice: GemmConfig, of: &Rows, expected: u32) -> Plan {
     let (groups, slabs) = (of.groups as u32, of.slabs() as u32);
     let (rows, n, k) = (of.rows as u32, of.n as u32, of.k as u32);
     let shape = MGroupedShape { groups, slabs, rows, expected, n, k };
-    Plan::of_grouped(choice, &shape, &Limits::h200()).expect("it serves the shape")
+    let request = PlanRequest::m_grouped(choice.operands(), shape).with_config(choice);
+    plan::plan(&request, &Limits::h200()).expect("it computes the shape")
 }
 
 /// Where groups have many tiles and K is long, every other tile of a cluster takes K from its end, but not in the batch-invariant mode.
@@ -128,14 +128,14 @@ fn every_other_tile_of_long_groups_takes_k_from_its_end() {
     let sim = Sim::new();
     let k = 3080;
     for (name, of) in [
-        ("bf16_wide_grouped_nt_64x128_s8_c1x1", Rows::masked(&[500, 0, 65], [512, 100, k])),
-        ("fp16_wide_grouped_nn_64x128_s8_c1x2", Rows::ends(&[450], 16, [460, 200, k])),
-        ("bf16_wide_grouped_nt_64x128_s8_c2x1", Rows::ids(&ids(&[900], 64), 1, 64, [100, k])),
+        ("sm90_bf16_persistent_m_grouped_nt_64x128_s8_c1x1", Rows::masked(&[500, 0, 65], [512, 100, k])),
+        ("sm90_fp16_persistent_m_grouped_nn_64x128_s8_c1x2", Rows::ends(&[450], 16, [460, 200, k])),
+        ("sm90_bf16_persistent_m_grouped_nt_64x128_s8_c2x1", Rows::ids(&ids(&[900], 64), 1, 64, [100, k])),
     ] {
         let choice = plan::parse(name).expect("the name of a choice");
-        let GemmConfig::HalfWide { config, .. } = choice else { panic!("{name} has few rows") };
+        let config = choice.kernel;
         let expected = (of.rows * of.slabs() / of.groups) as u32;
-        assert!(planned(choice, &of, expected).launch.turns_back(), "{name}");
+        assert!(planned(choice, &of, expected).launch.is_serpentine(), "{name}");
         let case = case_of(&config, of);
         let case = Case { of: Rows { d_type: DType::F32, ..case.of }, expected_m: expected as usize, ..case };
         every_schedule_gives_the_same_bits(case.clone(), choice, schedules().step_by(5), &sim);
@@ -166,9 +166,11 @@ fn every_other_tile_of_long_groups_takes_k_from_its_end() {
 
 #[test]
 fn short_groups_and_short_ks_go_straight_on() {
-    let choice = plan::parse("bf16_wide_grouped_nt_64x128_s8_c1x1").expect("the name of a choice");
-    let turns_back =
-        |expected, k| planned(choice, &Rows::masked(&[1, 1], [4096, 512, k]), expected).launch.turns_back();
+    let choice =
+        plan::parse("sm90_bf16_persistent_m_grouped_nt_64x128_s8_c1x1").expect("the name of a choice");
+    let turns_back = |expected, k| {
+        planned(choice, &Rows::masked(&[1, 1], [4096, 512, k]), expected).launch.is_serpentine()
+    };
     assert!(turns_back(449, 3072));
     assert!(!turns_back(448, 3072), "seven tiles");
     assert!(!turns_back(449, 3071), "rows of less than 6 KB");
@@ -191,7 +193,7 @@ fn features_of_grouped_kernels() {
                 let of = Rows { d_type: if d_wide { DType::F32 } else { ab_type }, gap, ..of };
                 let tile = ["128x128_s6", "64x128_s8", "256x128_s3"][i % 3];
                 let cluster = ["1x1", "1x2", "2x1"][i / 3 % 3];
-                let name = format!("{element}_wide_grouped_{name}_{tile}_c{cluster}");
+                let name = format!("sm90_{element}_persistent_m_grouped_{name}_{tile}_c{cluster}");
                 let choice = plan::parse(&name).unwrap_or_else(|| panic!("{name} is no choice"));
                 let case = Case { layout, ab_type, c, ..Case::new(of) };
                 every_schedule_gives_the_same_bits(case, choice, schedules().skip(i % 3).step_by(4), &sim);
@@ -212,7 +214,8 @@ fn what_is_no_group_is_clamped() {
         Rows::ids(&[-1; 40], 3, 16, [24, 72]),
     ];
     for of in cases {
-        let choice = plan::parse("bf16_wide_grouped_nt_64x128_s8_c2x1").expect("the name of a choice");
+        let choice =
+            plan::parse("sm90_bf16_persistent_m_grouped_nt_64x128_s8_c2x1").expect("the name of a choice");
         every_schedule_gives_the_same_bits(Case::new(of), choice, schedules().step_by(4), &sim);
     }
 }
@@ -221,7 +224,10 @@ fn what_is_no_group_is_clamped() {
 fn groups_without_rows_need_no_tile() {
     let sim = Sim::new();
     for (counts, num_sms) in [(&[0, 0, 0][..], Some(4)), (&[0, 1, 0], Some(8)), (&[0], None)] {
-        for name in ["bf16_wide_grouped_nt_64x256_s4_c1x2", "bf16_wide_grouped_nt_128x128_s6_c1x1"] {
+        for name in [
+            "sm90_bf16_persistent_m_grouped_nt_64x256_s4_c1x2",
+            "sm90_bf16_persistent_m_grouped_nt_128x128_s6_c1x1",
+        ] {
             let choice = plan::parse(name).expect("the name of a choice");
             let case = Case::new(Rows { num_sms, ..Rows::masked(counts, [30, 40, 200]) });
             every_schedule_gives_the_same_bits(case, choice, schedules().step_by(5), &sim);
@@ -333,16 +339,18 @@ fn kernels_and_types_for_something_else_are_refused() {
     let sim = Sim::new();
     let problem = Problem::new(Case::new(Rows::masked(&[3], [4, 64, 64])), &sim);
     let (mut d, _) = problem.output(false);
-    for name in ["bf16_wide_nt_64x128_s8_c1x1", "bf16_slim_nt_8x64_k1_s2"] {
+    for name in ["sm90_bf16_persistent_nt_64x128_s8_c1x1", "sm90_bf16_split_k_nt_8x64_k1_s2"] {
         let refused = problem.run(&mut d, plan::parse(name), None);
         assert!(matches!(&refused, Err(Error::Config { name: found, .. }) if found == name), "{refused:?}");
     }
-    for name in ["wide_grouped_64x128_s8_c1x1", "bf16_wide_grouped_nn_64x128_s8_c1x1"] {
+    for name in
+        ["sm90_fp8_persistent_m_grouped_64x128_s8_c1x1", "sm90_bf16_persistent_m_grouped_nn_64x128_s8_c1x1"]
+    {
         let refused = problem.run(&mut d, plan::parse(name), None);
         assert!(matches!(&refused, Err(Error::ConfigOperands { name: found, .. }) if found == name));
     }
     let one = |x: &Tensor| x.select(0).unwrap();
-    let choice = plan::parse("bf16_wide_grouped_nt_64x128_s8_c1x1");
+    let choice = plan::parse("sm90_bf16_persistent_m_grouped_nt_64x128_s8_c1x1");
     let options = GemmOptions { choice, ..Default::default() };
     let (a, b) = (one(&problem.a), one(&problem.b));
     let refused = half_gemm(GemmLayout::Nt, &a, &b, Addend::None, &mut one(&d), &options);
@@ -364,15 +372,14 @@ fn neither_tiles_nor_other_groups_change_a_bit() {
         let expected = problem.output(false).0;
         for (group, &rows) in case.of.numbers.iter().enumerate().filter(|(_, rows)| **rows > 0) {
             let part = |x: &Tensor| x.select(group).unwrap().narrow(0, 0, rows as usize).unwrap();
-            let name = format!("bf16_wide_{layout}_128x128_s6_c1x1");
+            let name = format!("sm90_bf16_persistent_{layout}_128x128_s6_c1x1");
             let options = GemmOptions { choice: plan::parse(&name), ..Default::default() };
             let b = problem.b.select(group).unwrap();
             half_gemm(layout, &part(&problem.a), &b, Addend::None, &mut part(&expected), &options).unwrap();
         }
-        let family = OperandKind::Half(layout.operands(Half::Bf16));
-        for config in configs().filter(|config| OperandKind::Half(config.operands) == family) {
-            for (cluster_m, cluster_n) in [(1, 1), (1, 2), (2, 1)] {
-                let choice = GemmConfig::HalfWide { config, cluster_m, cluster_n };
+        let operands = OperandKind::f16(layout.operands(Half::Bf16));
+        for config in configs().filter(|config| config.operands() == operands) {
+            for choice in config.with_clusters([[1, 1], [1, 2], [2, 1]]) {
                 let (mut d, _) = problem.output(false);
                 problem.run(&mut d, Some(choice), None).unwrap();
                 assert_eq!(d.to_bytes().unwrap(), expected.to_bytes().unwrap(), "{}", plan::name(&choice));

@@ -2,7 +2,6 @@
 //! argument, and everything valid passes.
 
 use oxigemm::check::{Accumulate, CheckedGroups, GroupedHalfGemm, Groups, GroupsArgument, Operand, Problem};
-use oxigemm::plan::OperandKind;
 use oxigemm::{DType, DeviceId, Error, GemmLayout, MAX_RANK};
 use oxigemm_kernels::gemm::operand::f16::Major;
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
@@ -154,9 +153,9 @@ fn good_arguments_pass() {
 /// The strides say how B lies in memory, whatever the layout calls its dimensions.
 #[test]
 fn b_may_lie_along_n() {
-    let major = |arguments| match launch(arguments).0.family {
-        OperandKind::Half(operands) => (operands.a, operands.b),
-        OperandKind::Fp8 | OperandKind::Fp8Rows | OperandKind::Fp8E5m2(_) => panic!("16 bits"),
+    let major = |arguments| {
+        let operands = launch(arguments).0.family.as_f16().expect("16 bits");
+        (operands.a, operands.b)
     };
     assert_eq!(major(masked()), (Major::K, Major::K));
     let mut along_n = masked();

@@ -8,7 +8,8 @@ use oxigemm::{
     k_grouped_bf16_gemm_nt_contiguous, k_grouped_bf16_gemm_tn_contiguous, k_grouped_fp16_gemm_nt_contiguous,
     k_grouped_fp16_gemm_tn_contiguous, k_grouped_half_gemm, k_grouped_half_gemm_raw, random, reference,
 };
-use oxigemm_kernels::gemm::launch::GemmKernel;
+use oxigemm_kernels::Arch;
+use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::operand::f16::{Half, Major};
 
 /// The operands of each group as `[M, K]` and `[N, K]`, and the products.
@@ -123,16 +124,12 @@ impl Operands {
 const LAYOUTS: [GemmLayout; 2] = [GemmLayout::Tn, GemmLayout::Nt];
 
 fn choices() -> Vec<(GemmConfig, GemmLayout, DType)> {
-    let half = GemmKernel::k_grouped().filter_map(|config| match config {
-        GemmKernel::HalfWide(config) => Some(config),
-        _ => None,
-    });
-    half.flat_map(|config| {
-        let layout = if config.operands.a == Major::K { GemmLayout::Nt } else { GemmLayout::Tn };
-        let dtype = if config.operands.element == Half::Bf16 { DType::Bf16 } else { DType::F16 };
-        [(1, 1), (1, 2), (2, 1)].map(|(cluster_m, cluster_n)| {
-            (GemmConfig::HalfWide { config, cluster_m, cluster_n }, layout, dtype)
-        })
+    let f16 =
+        GemmKernel::k_grouped(Arch::Sm90a).filter_map(|kernel| Some((kernel, kernel.operands().as_f16()?)));
+    f16.flat_map(|(kernel, operands)| {
+        let layout = if operands.a == Major::K { GemmLayout::Nt } else { GemmLayout::Tn };
+        let dtype = if operands.element == Half::Bf16 { DType::Bf16 } else { DType::F16 };
+        kernel.with_clusters([[1, 1], [1, 2], [2, 1]]).map(|config| (config, layout, dtype))
     })
     .collect()
 }
@@ -348,8 +345,10 @@ fn what_does_not_fit_together_is_refused() {
         let error = result.expect_err(argument);
         assert_eq!(error.argument(), Some(argument), "case {i}: {error}");
     }
-    let options =
-        GemmOptions { choice: plan::parse("wide_kgrouped_1d1d_128x128_s4_c1x1"), ..Default::default() };
+    let options = GemmOptions {
+        choice: plan::parse("sm90_fp8_persistent_k_grouped_1d1d_128x128_s4_c1x1"),
+        ..Default::default()
+    };
     assert!(options.choice.is_some());
     let sim = Device::Sim(Sim::new());
     let data = Data::new([8, 16], &[3], DType::Bf16);

@@ -6,7 +6,8 @@ use oxigemm::{
     Addend, DType, Device, GemmOptions, RawHalfBgemm, Sim, Tensor, einsum, half_bgemm_nt_summed,
     half_bgemm_nt_summed_raw, random, reference,
 };
-use oxigemm_kernels::gemm::launch::GemmKernel;
+use oxigemm_kernels::Arch;
+use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::operand::f16::Half;
 
 /// Operands of each product, and their sum.
@@ -96,12 +97,12 @@ fn every_kernel_split_and_output_is_right_under_every_schedule() {
     let shape = [5, 70, 136, 100];
     let data = [DType::Bf16, DType::F16].map(|element| (element, Data::new(shape, element)));
     let mut kernels = 0;
-    for (turn, config) in GemmKernel::summed().enumerate() {
-        let GemmKernel::HalfSlim(config) = config else { panic!("all have few rows") };
-        let element = if config.operands.element == Half::Bf16 { DType::Bf16 } else { DType::F16 };
+    for (turn, kernel) in GemmKernel::summed(Arch::Sm90a).enumerate() {
+        let operands = kernel.operands().as_f16().expect("all have 16-bit operands");
+        let element = if operands.element == Half::Bf16 { DType::Bf16 } else { DType::F16 };
         let (_, data) = data.iter().find(|(of, _)| *of == element).unwrap();
-        for (i, (split, stages)) in [(1, 2), (2, 3), (4, 2), (8, 4)].into_iter().enumerate() {
-            let choice = GemmConfig::HalfSlim { config, split, stages };
+        for (i, (split_k, stages)) in [(1, 2), (2, 3), (4, 2), (8, 4)].into_iter().enumerate() {
+            let choice = GemmConfig { split_k, stages, ..GemmConfig::of(kernel) };
             let addend = (turn + i) % 3;
             let policy = [Policy::Eager, Policy::Lazy, Policy::Random][(turn + i) % 3];
             let sim = Sim::with_options(Options { policy, seed: i as u64, ..Options::default() });

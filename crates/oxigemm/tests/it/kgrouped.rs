@@ -9,7 +9,8 @@ use oxigemm::{
     k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous_raw, k_grouped_fp8_gemm_tn_contiguous,
     k_grouped_fp8_gemm_tn_contiguous_raw, random, reference,
 };
-use oxigemm_kernels::gemm::launch::GemmKernel;
+use oxigemm_kernels::Arch;
+use oxigemm_kernels::gemm::GemmKernel;
 
 /// The operands of all groups: codes one after the other, scales side by side.
 struct Data {
@@ -182,17 +183,9 @@ fn with_k_first(data: &Data, operands: Operands) -> Operands {
 }
 
 fn choices() -> impl Iterator<Item = GemmConfig> {
-    let fp8 = GemmKernel::k_grouped().filter_map(|config| match config {
-        GemmKernel::Wide(config) => Some(config),
-        _ => None,
-    });
-    fp8.flat_map(|config| {
-        [(1, 1), (1, 2), (2, 1)].map(|(cluster_m, cluster_n)| GemmConfig::Wide {
-            config,
-            cluster_m,
-            cluster_n,
-        })
-    })
+    GemmKernel::k_grouped(Arch::Sm90a)
+        .filter(|kernel| kernel.operands().is_fp8())
+        .flat_map(|kernel| kernel.with_clusters([[1, 1], [1, 2], [2, 1]]))
 }
 
 #[test]

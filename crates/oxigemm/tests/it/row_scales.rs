@@ -2,13 +2,14 @@
 
 use crate::common;
 use oxigemm::cast::{Quantized, ScaleFormat, per_token_cast_to_fp8};
-use oxigemm::plan::{self, GemmConfig, GemmShape, Limits, OperandKind, Plan};
+use oxigemm::plan::{self, GemmConfig, GemmShape, Limits, OperandKind, PlanRequest};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
     Addend, DType, Device, GemmOptions, RawFp8Gemm, ScalesOfB, Sim, Tensor, fp8_gemm_nt, fp8_gemm_nt_raw,
     random, reference,
 };
-use oxigemm_kernels::gemm::launch::GemmKernel;
+use oxigemm_kernels::Arch;
+use oxigemm_kernels::gemm::GemmKernel;
 
 /// Operands of a product.
 struct Data {
@@ -72,12 +73,11 @@ fn expect_right(data: &Data, d: &Tensor, addend: usize, about: &str) {
 }
 
 fn kernels() -> impl Iterator<Item = GemmKernel> {
-    GemmKernel::dense().filter(|config| config.family() == OperandKind::Fp8Rows)
+    GemmKernel::dense(Arch::Sm90a).filter(|kernel| kernel.operands() == OperandKind::FP8_1D1D)
 }
 
 fn launches(config: GemmKernel) -> [GemmConfig; 3] {
-    let GemmKernel::Wide(config) = config else { panic!("all have many rows") };
-    [(1, 1), (1, 2), (2, 1)].map(|(cluster_m, cluster_n)| GemmConfig::Wide { config, cluster_m, cluster_n })
+    config.with_clusters([[1, 1], [1, 2], [2, 1]])
 }
 
 #[test]
@@ -85,8 +85,8 @@ fn every_output_and_layout_of_scales_is_right_under_every_schedule() {
     let mut turn = 0;
     for config in kernels() {
         // Tails along every dimension, more tiles than blocks, more blocks of K than a group of scales.
-        let GemmKernel::Wide(wide) = config else { panic!("all have many rows") };
-        let data = Data::new([wide.block_m as usize + 5, 2 * wide.block_n as usize - 12, 1200]);
+        let [block_m, block_n] = config.tile().map(|dim| dim as usize);
+        let data = Data::new([block_m + 5, 2 * block_n - 12, 1200]);
         for addend in ADDENDS {
             for d_type in [0, 1] {
                 turn += 1;
@@ -190,13 +190,14 @@ fn raw_operands_say_what_shares_a_scale() {
 #[test]
 fn every_shape_has_a_plan_and_other_kernels_are_refused() {
     for (m, n, k) in [(1, 2, 1), (64, 7168, 2048), (4096, 7168, 4096), (100_003, 24, 640)] {
-        let plan = Plan::best_of(OperandKind::Fp8Rows, GemmShape { m, n, k }, &Limits::h200());
-        assert!(plan.name().starts_with("wide_1d1d_"), "{}", plan.name());
-        assert_eq!(plan::parse(&plan.name()), Some(plan.choice));
+        let request = PlanRequest::dense(OperandKind::FP8_1D1D, GemmShape { m, n, k });
+        let plan = plan::plan(&request, &Limits::h200()).unwrap();
+        assert!(plan.name().starts_with("sm90_fp8_persistent_1d1d_"), "{}", plan.name());
+        assert_eq!(plan::parse(&plan.name()), Some(plan.config));
     }
     let data = Data::new([5, 40, 128]);
     let device = Device::Sim(Sim::new());
-    let choice = plan::parse("wide_128x128_s5_c1x1");
+    let choice = plan::parse("sm90_fp8_persistent_128x128_s5_c1x1");
     let (sfa, sfb) = (scales(&data.a, None, &device), scales(&data.b, None, &device));
     let (a, b) = (common::codes(&data.a, &device), common::codes(&data.b, &device));
     let mut d = Tensor::zeros(DType::F32, &[5, 40], &device).unwrap();

@@ -55,9 +55,14 @@ fn product(
 fn shared_scales_are_as_those_written_out_in_every_kernel_family() {
     let sim = Sim::new();
     let device = Device::Sim(sim.clone());
-    for (i, name) in ["wide_128x144_s4_c1x2", "wide_64x64_s12_c2x1", "slim_8x64_k2_s3", "slim_64x64_k1_s2"]
-        .into_iter()
-        .enumerate()
+    for (i, name) in [
+        "sm90_fp8_persistent_128x144_s4_c1x2",
+        "sm90_fp8_persistent_64x64_s12_c2x1",
+        "sm90_fp8_split_k_8x64_k2_s3",
+        "sm90_fp8_split_k_64x64_k1_s2",
+    ]
+    .into_iter()
+    .enumerate()
     {
         let choice = plan::parse(name);
         let [m, n, k] = [if i < 2 { 133 } else { 9 }, 150, 128 * 9 + 16];

@@ -2,10 +2,11 @@
 //! bits, no hazard, and the product.
 
 use crate::common::{C, Case, PLAIN, Problem, Scales, same_bits, schedules};
-use oxigemm::plan::{self, GemmConfig, GemmShape, Limits, OperandKind, Plan};
+use oxigemm::plan::{self, GemmConfig, GemmShape, Limits, OperandKind, PlanRequest};
 use oxigemm::sim::{FaultKind, Options};
 use oxigemm::{Addend, DType, Device, Error, GemmOptions, Sim, Tensor, fp8_gemm_nt};
-use oxigemm_kernels::gemm::launch::{GemmKernel, Launch};
+use oxigemm_kernels::Arch;
+use oxigemm_kernels::gemm::{GemmKernel, Launch};
 
 /// Runs a case under some schedules, which must all give the same, right bits.
 fn every_schedule_gives_the_same_bits(
@@ -23,31 +24,30 @@ fn every_schedule_gives_the_same_bits(
 /// cluster and split.
 fn small(i: usize, config: GemmKernel) -> Option<(GemmConfig, Case)> {
     let depth = |blocks: u32| blocks as usize * 128 - 112;
-    if config.family() != OperandKind::Fp8 {
+    if config.operands() != OperandKind::FP8 {
         return None;
     }
-    Some(match config {
-        GemmKernel::Wide(config) => {
-            let (cluster_m, cluster_n) = [(1, 1), (1, 2), (2, 1)][i % 3];
-            let choice = GemmConfig::Wide { config, cluster_m, cluster_n };
-            let (m, n) = (config.block_m * cluster_m - 3, config.block_n * cluster_n - 8);
-            (choice, Case { dims: [m as usize, n as usize, depth(config.stages + 1)], ..PLAIN })
+    let ([block_m, block_n], of_kernel) = (config.tile(), GemmConfig::of(config));
+    Some(match config.is_split_k() {
+        false => {
+            let cluster = [[1, 1], [1, 2], [2, 1]][i % 3];
+            let choice = GemmConfig { cluster, ..of_kernel };
+            let (m, n) = (block_m * cluster[0] - 3, block_n * cluster[1] - 8);
+            (choice, Case { dims: [m as usize, n as usize, depth(choice.stages + 1)], ..PLAIN })
         }
-        GemmKernel::Slim(config) => {
-            let split = [4, 1, 2][i % 3];
-            let stages = 2 + i as u32 % 2;
-            let choice = GemmConfig::Slim { config, split, stages };
-            let (m, n) = (config.block_m - 1, config.block_n + 8);
-            (choice, Case { dims: [m as usize, n as usize, depth(split * (stages + 1))], ..PLAIN })
+        true => {
+            let (split_k, stages) = ([4, 1, 2][i % 3], 2 + i as u32 % 2);
+            let choice = GemmConfig { split_k, stages, ..of_kernel };
+            let (m, n) = (block_m - 1, block_n + 8);
+            (choice, Case { dims: [m as usize, n as usize, depth(split_k * (stages + 1))], ..PLAIN })
         }
-        GemmKernel::HalfWide(_) | GemmKernel::HalfSlim(_) | GemmKernel::Transpose => return None,
     })
 }
 
 /// Tests run side by side: the set is dealt to two of them.
 fn part_of_the_set(part: usize, parts: usize) {
     let sim = Sim::new();
-    let kernels = GemmKernel::dense().enumerate().filter_map(|(i, config)| small(i, config));
+    let kernels = GemmKernel::dense(Arch::Sm90a).enumerate().filter_map(|(i, config)| small(i, config));
     for (choice, case) in kernels.skip(part).step_by(parts) {
         every_schedule_gives_the_same_bits(case, choice, schedules(), &sim);
     }
@@ -88,20 +88,29 @@ fn features(choices: &[&str], dims: [usize; 3], num_sms: Option<u32>) {
 #[test]
 fn features_of_the_many_row_kernels() {
     // More tiles than blocks: each walks several.
-    let choices = ["wide_64x64_s12_c1x1", "wide_64x64_s12_c1x2", "wide_64x64_s12_c2x1"];
+    let choices = [
+        "sm90_fp8_persistent_64x64_s12_c1x1",
+        "sm90_fp8_persistent_64x64_s12_c1x2",
+        "sm90_fp8_persistent_64x64_s12_c2x1",
+    ];
     features(&choices, [129, 137, 144], Some(2));
 }
 
 #[test]
 fn features_of_the_few_row_kernels() {
-    let choices = ["slim_8x64_k1_s2", "slim_16x64_k2_s3", "slim_8x64_k4_s2", "slim_32x64_k2_s2"];
+    let choices = [
+        "sm90_fp8_split_k_8x64_k1_s2",
+        "sm90_fp8_split_k_16x64_k2_s3",
+        "sm90_fp8_split_k_8x64_k4_s2",
+        "sm90_fp8_split_k_32x64_k2_s2",
+    ];
     features(&choices, [9, 69, 656], None);
 }
 
 #[test]
 fn a_block_walks_many_tiles_through_a_short_pipeline() {
     let sim = Sim::new();
-    for name in ["wide_256x128_s3_c1x1", "wide_128x96_s5_c1x2"] {
+    for name in ["sm90_fp8_persistent_256x128_s3_c1x1", "sm90_fp8_persistent_128x96_s5_c1x2"] {
         let choice = plan::parse(name).expect("the name of a choice");
         let case = Case { dims: [260, 260, 640], num_sms: Some(2), ..PLAIN };
         every_schedule_gives_the_same_bits(case, choice, schedules().step_by(4), &sim);
@@ -114,11 +123,11 @@ fn the_copy_engine_brings_every_scale() {
     // of B.
     let sim = Sim::new();
     for (name, m, num_sms, ks) in [
-        ("wide_256x128_s3_c1x2", 270, Some(2), [512, 1536]),
-        ("wide_128x128_s5_c2x1", 270, Some(2), [512, 2560]),
-        ("slim_8x64_k2_s3", 20, None, [1024, 5120]),
-        ("slim_8x64_k1_s2", 5, None, [1536, 4608]),
-        ("slim_64x64_k1_s2", 70, None, [512, 2560]),
+        ("sm90_fp8_persistent_256x128_s3_c1x2", 270, Some(2), [512, 1536]),
+        ("sm90_fp8_persistent_128x128_s5_c2x1", 270, Some(2), [512, 2560]),
+        ("sm90_fp8_split_k_8x64_k2_s3", 20, None, [1024, 5120]),
+        ("sm90_fp8_split_k_8x64_k1_s2", 5, None, [1536, 4608]),
+        ("sm90_fp8_split_k_64x64_k1_s2", 70, None, [512, 2560]),
     ] {
         let choice = plan::parse(name).expect("the name of a choice");
         for k in ks {
@@ -133,13 +142,13 @@ fn scales_of_a_tile_that_are_one_piece() {
     // Whole tiles, and a K of up to 16 blocks in fours, or 8 where a tile has 256 rows. The second block of a cluster lies outside of A.
     let sim = Sim::new();
     for (name, dims, num_sms) in [
-        ("wide_64x256_s4_c1x1", [128, 250, 512], Some(1)),
-        ("wide_64x128_s8_c2x1", [64, 120, 1000], None),
-        ("wide_256x128_s3_c1x2", [512, 200, 1024], Some(2)),
-        ("wide_128x192_s4_c1x1", [128, 200, 1500], None),
-        ("slim_64x64_k2_s3", [64, 60, 2048], None),
-        ("slim_8x64_k1_s2", [16, 60, 500], None),
-        ("slim_32x64_k2_s2", [32, 60, 1024], None),
+        ("sm90_fp8_persistent_64x256_s4_c1x1", [128, 250, 512], Some(1)),
+        ("sm90_fp8_persistent_64x128_s8_c2x1", [64, 120, 1000], None),
+        ("sm90_fp8_persistent_256x128_s3_c1x2", [512, 200, 1024], Some(2)),
+        ("sm90_fp8_persistent_128x192_s4_c1x1", [128, 200, 1500], None),
+        ("sm90_fp8_split_k_64x64_k2_s3", [64, 60, 2048], None),
+        ("sm90_fp8_split_k_8x64_k1_s2", [16, 60, 500], None),
+        ("sm90_fp8_split_k_32x64_k2_s2", [32, 60, 1024], None),
     ] {
         let choice = plan::parse(name).expect("the name of a choice");
         every_schedule_gives_the_same_bits(
@@ -155,17 +164,18 @@ fn scales_of_a_tile_that_are_one_piece() {
 fn launch_of(choice: GemmConfig, case: &Case) -> Launch {
     let [m, n, k] = case.dims.map(|dim| dim as u32);
     let limits = Limits::h200().restricted_to(case.num_sms.unwrap_or(u32::MAX));
-    Plan::of(choice, GemmShape { m, n, k }, &limits).expect("it serves the shape").launch
+    let request = PlanRequest::dense(OperandKind::FP8, GemmShape { m, n, k }).with_config(choice);
+    plan::plan(&request, &limits).expect("it computes the shape").launch
 }
 
 /// Tiles that clusters share out.
 fn tiles_left_over(choice: GemmConfig, case: &Case) -> u32 {
-    launch_of(choice, case).tail.tiles
+    launch_of(choice, case).stream_k.tiles
 }
 
 /// Whether every other tile takes K from its end.
 fn turns_back(choice: GemmConfig, case: &Case) -> bool {
-    launch_of(choice, case).turns_back()
+    launch_of(choice, case).is_serpentine()
 }
 
 #[test]
@@ -174,10 +184,18 @@ fn clusters_without_a_tile_help_others() {
     let sim = Sim::new();
     let added = Case { d_type: DType::F32, c: C::InPlace, scales: Scales::Odd, ..PLAIN };
     for (i, (name, sms, case)) in [
-        ("wide_shared_256x128_s3_c1x1", 2, Case { dims: [520, 100, 2000], ..PLAIN }),
-        ("wide_shared_256x128_s3_c1x1", 2, Case { dims: [200, 264, 2048], ..added }),
-        ("wide_shared_256x128_s3_c1x2", 4, Case { dims: [520, 136, 2048], scales: Scales::MnMajor, ..PLAIN }),
-        ("wide_shared_256x128_s3_c2x1", 4, Case { dims: [258, 264, 2048], c: C::Other, ..PLAIN }),
+        ("sm90_fp8_persistent_stream_k_256x128_s3_c1x1", 2, Case { dims: [520, 100, 2000], ..PLAIN }),
+        ("sm90_fp8_persistent_stream_k_256x128_s3_c1x1", 2, Case { dims: [200, 264, 2048], ..added }),
+        (
+            "sm90_fp8_persistent_stream_k_256x128_s3_c1x2",
+            4,
+            Case { dims: [520, 136, 2048], scales: Scales::MnMajor, ..PLAIN },
+        ),
+        (
+            "sm90_fp8_persistent_stream_k_256x128_s3_c2x1",
+            4,
+            Case { dims: [258, 264, 2048], c: C::Other, ..PLAIN },
+        ),
     ]
     .into_iter()
     .enumerate()
@@ -196,11 +214,23 @@ fn every_other_tile_takes_k_from_its_end() {
     // one that is shared out.
     let sim = Sim::new();
     for (name, sms, case) in [
-        ("wide_256x128_s3_c1x1", 1, Case { dims: [260, 100, 2048], ..PLAIN }),
-        ("wide_256x128_s3_c1x2", 2, Case { dims: [260, 200, 2048], scales: Scales::Odd, ..PLAIN }),
-        ("wide_128x192_s4_c2x1", 2, Case { dims: [300, 200, 4096], scales: Scales::MnMajor, ..PLAIN }),
-        ("wide_128x176_s4_c1x1", 1, Case { dims: [140, 180, 3900], scales: Scales::Odd, ..PLAIN }),
-        ("wide_shared_256x128_s3_c1x1", 2, Case { dims: [1034, 100, 2048], ..PLAIN }),
+        ("sm90_fp8_persistent_256x128_s3_c1x1", 1, Case { dims: [260, 100, 2048], ..PLAIN }),
+        (
+            "sm90_fp8_persistent_256x128_s3_c1x2",
+            2,
+            Case { dims: [260, 200, 2048], scales: Scales::Odd, ..PLAIN },
+        ),
+        (
+            "sm90_fp8_persistent_128x192_s4_c2x1",
+            2,
+            Case { dims: [300, 200, 4096], scales: Scales::MnMajor, ..PLAIN },
+        ),
+        (
+            "sm90_fp8_persistent_128x176_s4_c1x1",
+            1,
+            Case { dims: [140, 180, 3900], scales: Scales::Odd, ..PLAIN },
+        ),
+        ("sm90_fp8_persistent_stream_k_256x128_s3_c1x1", 2, Case { dims: [1034, 100, 2048], ..PLAIN }),
     ] {
         let choice = plan::parse(name).expect("the name of a choice");
         let case = Case { num_sms: Some(sms), ..case };
@@ -208,13 +238,13 @@ fn every_other_tile_takes_k_from_its_end() {
         every_schedule_gives_the_same_bits(case, choice, schedules().step_by(5), &sim);
     }
     let straight_on = Case { dims: [260, 100, 1900], num_sms: Some(1), ..PLAIN };
-    assert!(!turns_back(plan::parse("wide_256x128_s3_c1x1").expect("a choice"), &straight_on));
+    assert!(!turns_back(plan::parse("sm90_fp8_persistent_256x128_s3_c1x1").expect("a choice"), &straight_on));
 }
 
 #[test]
 fn a_cluster_helps_two_owners() {
     let sim = Sim::new();
-    let choice = plan::parse("wide_shared_256x128_s3_c1x1").expect("the name of a choice");
+    let choice = plan::parse("sm90_fp8_persistent_stream_k_256x128_s3_c1x1").expect("the name of a choice");
     let case = Case { dims: [1100, 72, 4096], num_sms: Some(3), ..PLAIN };
     assert_eq!(tiles_left_over(choice, &case), 2);
     every_schedule_gives_the_same_bits(case, choice, schedules().take(4), &sim);
@@ -224,7 +254,9 @@ fn a_cluster_helps_two_owners() {
 fn slices_of_no_blocks_do_nothing() {
     // More slices than blocks of K: a forced choice, which planning never makes.
     let sim = Sim::new();
-    for (name, [m, n]) in [("slim_128x128_k8_s2", [66, 136]), ("slim_8x64_k8_s2", [10, 72])] {
+    for (name, [m, n]) in
+        [("sm90_fp8_split_k_128x128_k8_s2", [66, 136]), ("sm90_fp8_split_k_8x64_k8_s2", [10, 72])]
+    {
         let choice = plan::parse(name).expect("the name of a choice");
         let case = Case { dims: [m, n, 640], ..PLAIN };
         every_schedule_gives_the_same_bits(case, choice, schedules(), &sim);
@@ -308,9 +340,11 @@ fn calls_from_a_thread_pool_wait_for_each_other() {
 
 #[test]
 fn a_dependent_kernel_waits_for_the_one_before() {
-    for name in ["wide_64x64_s12_c1x2", "slim_8x64_k2_s2", "slim_64x64_k1_s2"] {
+    for name in
+        ["sm90_fp8_persistent_64x64_s12_c1x2", "sm90_fp8_split_k_8x64_k2_s2", "sm90_fp8_split_k_64x64_k1_s2"]
+    {
         let choice = plan::parse(name).expect("the name of a choice");
-        let config = choice.config();
+        let config = choice.kernel;
         let ptx = config.build().expect("it is built").text;
         let sim = Sim::new();
         let problem = Problem::new(Case { dims: [40, 72, 256], d_type: DType::F32, ..PLAIN }, &sim);

@@ -46,7 +46,7 @@ pub struct Config {
 impl Config {
     /// Name of the kernel, unique in the registry.
     pub fn name(&self) -> String {
-        format!("fp8_paged_mqa_logits_h{}_d{}", self.heads.heads, self.heads.dim)
+        format!("sm90_fp8_paged_mqa_logits_h{}_d{}", self.heads.heads, self.heads.dim)
     }
 
     /// Threads of a CTA.

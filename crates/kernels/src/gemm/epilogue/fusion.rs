@@ -217,19 +217,17 @@ impl<'k> FusedAccumulators<'k, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gemm::launch::GemmKernel;
+    use crate::Arch;
     use crate::gemm::operand::gate_up::GateUpRows;
+    use crate::gemm::{GemmConfig, GemmKernel};
     use oxigemm_ptx::Target;
 
     /// Columns of D that a warpgroup has, rows of a tile, and passes where D is quantized, of every persistent kernel with a fused epilogue.
     fn tiles() -> impl Iterator<Item = (Fusion, u32, u32, u32)> {
-        GemmKernel::fused().chain(GemmKernel::fused_grouped()).filter_map(|config| {
-            let (rows, passes) = match config {
-                GemmKernel::Wide(wide) => (wide.block_n, wide.quantized_passes()),
-                GemmKernel::HalfWide(half) => (half.block_n, half.quantized_passes()),
-                GemmKernel::Slim(_) | GemmKernel::HalfSlim(_) | GemmKernel::Transpose => return None,
-            };
-            Some((config.fusion(), SCALED_COLUMNS / passes, rows, passes))
+        let fused = GemmKernel::fused(Arch::Sm90a).chain(GemmKernel::fused_m_grouped(Arch::Sm90a));
+        fused.filter(|kernel| !kernel.is_split_k()).map(|kernel| {
+            let ([_, rows], passes) = (kernel.tile(), GemmConfig::of(kernel).quantized_passes());
+            (kernel.fusion(), SCALED_COLUMNS / passes, rows, passes)
         })
     }
 

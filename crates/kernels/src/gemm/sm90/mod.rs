@@ -1,14 +1,20 @@
 //! GEMM kernels for Hopper: TMA, `wgmma`, clusters.
+//!
+//! [`Kernel`] is the closed set, `tiles` lists it, `spec` and `launch` answer for its members.
 
 pub(crate) mod dsmem_reduce;
 pub mod dynamic_tensor_maps;
 pub mod f16_persistent;
 pub mod fp8_persistent;
+mod launch;
 mod mma;
 pub(crate) mod multicast;
 mod roles;
 pub(crate) mod scale_pipeline;
+mod spec;
 pub mod split_k;
 mod store_pipeline;
 mod tiles;
 pub(crate) mod warpgroups;
+
+pub use spec::Kernel;

@@ -1,18 +1,19 @@
-//! The closed set of kernels that multiply: their tiles and stages.
+//! Tiles and stages of the Hopper kernels: the closed set.
 
+use super::{Kernel, f16_persistent, fp8_persistent, split_k};
 use crate::gemm::epilogue::fusion::Fusion;
-use crate::gemm::launch::{GemmKernel, OperandKind};
 use crate::gemm::operand::f16::{Major, Operands};
 use crate::gemm::operand::fp8::E5m2;
 use crate::gemm::params::ScalesOfB;
 use crate::gemm::scheduler::m_grouped::Grouping;
-use crate::gemm::sm90::f16_persistent;
-use crate::gemm::sm90::fp8_persistent;
-use crate::gemm::sm90::split_k;
-use crate::gemm::transpose;
-use oxigemm_ptx::{BuildError, Module};
 
-const WIDE: &[(u32, u32, u32)] = &[
+/// Rows and columns of a tile, and pipeline stages, of a persistent kernel.
+type PersistentTile = (u32, u32, u32);
+/// Rows and columns of a tile of a split-K kernel.
+type SplitKTile = (u32, u32);
+
+/// FP8, dense.
+const FP8: &[PersistentTile] = &[
     (256, 128, 3),
     (128, 96, 5),
     (128, 112, 5),
@@ -25,7 +26,25 @@ const WIDE: &[(u32, u32, u32)] = &[
     (64, 128, 8),
     (64, 256, 4),
 ];
-const SLIM: &[(u32, u32)] = &[
+/// FP8, dense, with a stream-K tail.
+const FP8_STREAM_K: &[PersistentTile] = &[(256, 128, 3)];
+/// FP8, dense, with 1D1D scales.
+const FP8_1D1D: &[PersistentTile] = &[(128, 128, 4), (64, 128, 6)];
+/// FP8 with e5m2 operands.
+const FP8_E5M2: &[PersistentTile] = &[(256, 128, 3), (128, 128, 5), (64, 128, 8)];
+/// FP8, m-grouped.
+const FP8_M_GROUPED: &[PersistentTile] =
+    &[(256, 128, 3), (128, 128, 5), (128, 192, 4), (64, 64, 12), (64, 96, 10), (64, 128, 8), (64, 256, 4)];
+/// FP8 batches, whose D may have any batch stride.
+const FP8_BATCHED: &[PersistentTile] = &[(256, 128, 3), (128, 128, 5), (64, 128, 8)];
+/// FP8, k-grouped, with 1D1D scales.
+const FP8_K_GROUPED: &[PersistentTile] = &[(128, 128, 4)];
+/// FP8 with a fused epilogue; and a small tile for dense GEMMs with small M.
+const FP8_FUSED: &[PersistentTile] = &[(256, 128, 3), (128, 128, 5), (64, 128, 6)];
+const FP8_FUSED_DENSE: &[PersistentTile] = &[(64, 64, 10)];
+
+/// FP8 split-K.
+const FP8_SPLIT_K: &[SplitKTile] = &[
     (8, 64),
     (16, 64),
     (32, 64),
@@ -37,150 +56,38 @@ const SLIM: &[(u32, u32)] = &[
     (64, 128),
     (128, 128),
 ];
+/// FP8 split-K with e5m2 operands.
+const FP8_E5M2_SPLIT_K: &[SplitKTile] = &[(8, 64), (64, 64)];
 
-/// Tiles of the many-row kernels of 16-bit operands in every layout, and those of K-major operands alone.
-const HALF_WIDE: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 6)];
-const HALF_WIDE_NT: &[(u32, u32, u32)] =
-    &[(128, 256, 3), (128, 192, 4), (128, 176, 4), (128, 144, 5), (64, 128, 8)];
-/// Tiles of the few-row kernels where A is K-major, and those where B is too.
-const HALF_SLIM: &[(u32, u32)] = &[(8, 64), (64, 64)];
-const HALF_SLIM_NT: &[(u32, u32)] = &[(32, 64), (128, 64), (128, 128)];
+/// 16-bit operands, dense: every layout, and K-major operands alone.
+const F16: &[PersistentTile] = &[(256, 128, 3), (128, 128, 6)];
+const F16_NT: &[PersistentTile] = &[(128, 256, 3), (128, 192, 4), (128, 176, 4), (128, 144, 5), (64, 128, 8)];
+/// 16-bit operands, m-grouped: a K-major A, and K-major operands alone.
+const F16_M_GROUPED: &[PersistentTile] = &[(256, 128, 3), (128, 128, 6), (64, 128, 8)];
+const F16_M_GROUPED_NT: &[PersistentTile] = &[(128, 256, 3), (64, 256, 4)];
+/// 16-bit operands, k-grouped, both of the same major.
+const F16_K_GROUPED: &[PersistentTile] = &[(256, 128, 3), (128, 128, 6)];
+/// 16-bit operands with a fused epilogue, elementwise and gated: high tiles, in which a warpgroup has the 128 columns of D
+/// that share a scale, and low ones.
+const F16_FUSED: &[PersistentTile] = &[(256, 128, 3), (64, 128, 8)];
+const F16_GATED: &[PersistentTile] = &[(128, 256, 4), (64, 128, 7), (64, 64, 10)];
+/// The same, m-grouped: one each, because a warpgroup without rows skips its MMAs.
+const F16_FUSED_M_GROUPED: &[PersistentTile] = &[(128, 128, 5)];
+const F16_GATED_M_GROUPED: &[PersistentTile] = &[(128, 256, 3)];
 
-/// The kernels of 16-bit operands.
-fn half_kernels() -> impl Iterator<Item = GemmKernel> {
-    Operands::all().flat_map(|operands| {
-        let k_major = operands.layout() == "nt";
-        let wide = HALF_WIDE.iter().chain(if k_major { HALF_WIDE_NT } else { &[] });
-        let slim = if operands.a == Major::K { HALF_SLIM } else { &[] };
-        let slim = slim.iter().chain(if k_major { HALF_SLIM_NT } else { &[] });
-        let wide = wide.map(move |&(block_m, block_n, stages)| {
-            half_wide(operands, block_m, block_n, stages, Grouping::Dense)
-        });
-        wide.chain(
-            slim.map(move |&(block_m, block_n)| GemmKernel::HalfSlim(half_slim(operands, block_m, block_n))),
-        )
-    })
-}
+/// 16-bit split-K: a K-major A, and K-major operands alone.
+const F16_SPLIT_K: &[SplitKTile] = &[(8, 64), (64, 64)];
+const F16_SPLIT_K_NT: &[SplitKTile] = &[(32, 64), (128, 64), (128, 128)];
+/// 16-bit split-K kernels that sum a batch: K-major, and few, because K is long.
+const F16_SUMMED: &[SplitKTile] = &[(64, 64), (128, 128)];
 
-fn half_slim(operands: Operands, block_m: u32, block_n: u32) -> split_k::f16::Config {
-    split_k::f16::Config { operands, block_m, block_n, summed: false, fusion: Fusion::None }
-}
+/// Split-K with a fused epilogue, elementwise and gated: 128 columns of D, which share a scale.
+const SPLIT_K_FUSED: &[SplitKTile] = &[(8, 128), (32, 128), (64, 128), (128, 128)];
+const SPLIT_K_GATED: &[SplitKTile] = &[(8, 256), (32, 256), (64, 256)];
 
-fn half_wide(operands: Operands, block_m: u32, block_n: u32, stages: u32, grouping: Grouping) -> GemmKernel {
-    GemmKernel::HalfWide(f16_persistent::Config {
-        operands,
-        block_m,
-        block_n,
-        stages,
-        grouping,
-        fusion: Fusion::None,
-    })
-}
-
-/// Tiles of the 16-bit kernels whose rows are grouped, where A is K-major, and those where B is too.
-const HALF_GROUPED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 6), (64, 128, 8)];
-const HALF_GROUPED_NT: &[(u32, u32, u32)] = &[(128, 256, 3), (64, 256, 4)];
-
-fn half_grouped() -> impl Iterator<Item = GemmKernel> {
-    Operands::all().filter(|operands| operands.a == Major::K).flat_map(|operands| {
-        let more = if operands.b == Major::K { HALF_GROUPED_NT } else { &[] };
-        HALF_GROUPED.iter().chain(more).map(move |&(block_m, block_n, stages)| {
-            half_wide(operands, block_m, block_n, stages, Grouping::Rows)
-        })
-    })
-}
-
-/// Tiles of the kernels with operands that are e5m2: many rows and few.
-const E5M2_WIDE: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 5), (64, 128, 8)];
-const E5M2_SLIM: &[(u32, u32)] = &[(8, 64), (64, 64)];
-
-/// The kernels with operands that are e5m2.
-fn e5m2_kernels() -> impl Iterator<Item = GemmKernel> {
-    E5m2::ALL.into_iter().map(Some).flat_map(|e5m2| {
-        let wide = wide(E5M2_WIDE, Grouping::Dense, ScalesOfB::Blocks)
-            .map(move |config| GemmKernel::Wide(fp8_persistent::Config { e5m2, ..config }));
-        wide.chain(
-            E5M2_SLIM.iter().map(move |&tile| GemmKernel::Slim(split_k::fp8::Config { e5m2, ..slim(tile) })),
-        )
-    })
-}
-
-/// Those of which rows are grouped.
-const GROUPED: &[(u32, u32, u32)] =
-    &[(256, 128, 3), (128, 128, 5), (128, 192, 4), (64, 64, 12), (64, 96, 10), (64, 128, 8), (64, 256, 4)];
-
-/// Those of batches, whose D may lie row beside row.
-const BATCHED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 5), (64, 128, 8)];
-
-/// Tiles of the kernels with a scale for each row of B.
-const ROW_SCALES: &[(u32, u32, u32)] = &[(128, 128, 4), (64, 128, 6)];
-
-/// Tiles of the kernels that add the products of a batch up: K-major, as few of them as K is long.
-const HALF_SUMMED: &[(u32, u32)] = &[(64, 64), (128, 128)];
-
-fn half_summed() -> impl Iterator<Item = GemmKernel> {
-    Operands::all().filter(|operands| operands.layout() == "nt").flat_map(|operands| {
-        HALF_SUMMED.iter().map(move |&(block_m, block_n)| {
-            GemmKernel::HalfSlim(split_k::f16::Config {
-                summed: true,
-                ..half_slim(operands, block_m, block_n)
-            })
-        })
-    })
-}
-
-/// Tiles of the 16-bit kernels whose groups are along K, where both operands have the same major.
-const HALF_K_GROUPED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 6)];
-
-fn half_k_grouped() -> impl Iterator<Item = GemmKernel> {
-    Operands::all().filter(|operands| operands.a == operands.b).flat_map(|operands| {
-        HALF_K_GROUPED.iter().map(move |&(block_m, block_n, stages)| {
-            half_wide(operands, block_m, block_n, stages, Grouping::K)
-        })
-    })
-}
-
-/// Those of which groups are along K.
-const K_GROUPED: &[(u32, u32, u32)] = &[(128, 128, 4)];
-
-/// Tiles of the 16-bit kernels whose sums are finished before they are stored, as they are or with a gate: high ones, in which a
-/// warpgroup has the 128 columns of D that share a scale, and low ones.
-const HALF_FUSED: &[(u32, u32, u32)] = &[(256, 128, 3), (64, 128, 8)];
-const HALF_GATED: &[(u32, u32, u32)] = &[(128, 256, 4), (64, 128, 7), (64, 64, 10)];
-
-/// The same where rows are grouped: one each, of which a warpgroup without rows multiplies nothing.
-const HALF_FUSED_GROUPED: &[(u32, u32, u32)] = &[(128, 128, 5)];
-const HALF_GATED_GROUPED: &[(u32, u32, u32)] = &[(128, 256, 3)];
-
-fn half_fused(grouping: Grouping) -> impl Iterator<Item = GemmKernel> {
-    let [elementwise, gated] = match grouping {
-        Grouping::Rows => [HALF_FUSED_GROUPED, HALF_GATED_GROUPED],
-        Grouping::Dense | Grouping::K => [HALF_FUSED, HALF_GATED],
-    };
-    Operands::all().filter(|operands| operands.layout() == "nt").flat_map(move |operands| {
-        [(Fusion::Elementwise, elementwise), (Fusion::Gated, gated)].into_iter().flat_map(
-            move |(fusion, tiles)| {
-                tiles.iter().map(move |&(block_m, block_n, stages)| {
-                    GemmKernel::HalfWide(f16_persistent::Config {
-                        operands,
-                        block_m,
-                        block_n,
-                        stages,
-                        grouping,
-                        fusion,
-                    })
-                })
-            },
-        )
-    })
-}
-
-/// Those whose sums are finished before they are stored; and a small one for few rows, which are not grouped.
-const FUSED: &[(u32, u32, u32)] = &[(256, 128, 3), (128, 128, 5), (64, 128, 6)];
-const FUSED_DENSE: &[(u32, u32, u32)] = &[(64, 64, 10)];
-
-fn wide(
-    tiles: &[(u32, u32, u32)],
+/// Persistent FP8 kernels with these tiles.
+fn fp8(
+    tiles: &[PersistentTile],
     grouping: Grouping,
     scales_of_b: ScalesOfB,
 ) -> impl Iterator<Item = fp8_persistent::Config> {
@@ -197,169 +104,145 @@ fn wide(
     })
 }
 
-fn slim((block_m, block_n): (u32, u32)) -> split_k::fp8::Config {
+fn fp8_split_k((block_m, block_n): SplitKTile) -> split_k::fp8::Config {
     split_k::fp8::Config { block_m, block_n, e5m2: None, fusion: Fusion::None }
 }
 
-/// Tiles of the few-row kernels whose sums are finished, as they are or with a gate: 128 columns of D, which share a scale.
-const SLIM_FUSED: &[(u32, u32)] = &[(8, 128), (32, 128), (64, 128), (128, 128)];
-const SLIM_GATED: &[(u32, u32)] = &[(8, 256), (32, 256), (64, 256)];
-
-fn slim_tiles(fusion: Fusion) -> impl Iterator<Item = (u32, u32)> {
-    let tiles = match fusion {
-        Fusion::None => &[],
-        Fusion::Elementwise => SLIM_FUSED,
-        Fusion::Gated => SLIM_GATED,
-    };
-    tiles.iter().copied()
-}
-
-/// The few-row kernels whose sums are finished.
-fn slim_fused() -> impl Iterator<Item = GemmKernel> {
-    let fusions = [Fusion::Elementwise, Fusion::Gated];
-    let fp8 = fusions.into_iter().flat_map(|fusion| {
-        slim_tiles(fusion).map(move |tile| GemmKernel::Slim(split_k::fp8::Config { fusion, ..slim(tile) }))
-    });
-    let half = Operands::all().filter(|operands| operands.layout() == "nt").flat_map(move |operands| {
-        fusions.into_iter().flat_map(move |fusion| {
-            slim_tiles(fusion).map(move |(block_m, block_n)| {
-                GemmKernel::HalfSlim(split_k::f16::Config { fusion, ..half_slim(operands, block_m, block_n) })
-            })
-        })
-    });
-    fp8.chain(half)
-}
-
-/// Tiles of the kernels that share out those that fill no round.
-const SHARED: &[(u32, u32, u32)] = &[(256, 128, 3)];
-
-fn wide_fused(grouping: Grouping) -> impl Iterator<Item = GemmKernel> {
-    let more = if grouping == Grouping::Dense { FUSED_DENSE } else { &[] };
-    [Fusion::Elementwise, Fusion::Gated].into_iter().flat_map(move |fusion| {
-        let configs =
-            [FUSED, more].into_iter().flat_map(move |tiles| wide(tiles, grouping, ScalesOfB::Blocks));
-        configs.map(move |config| GemmKernel::Wide(fp8_persistent::Config { fusion, ..config }))
+/// Persistent 16-bit kernels with these tiles.
+fn f16(
+    operands: Operands,
+    tiles: &[PersistentTile],
+    grouping: Grouping,
+    fusion: Fusion,
+) -> impl Iterator<Item = Kernel> {
+    tiles.iter().map(move |&(block_m, block_n, stages)| {
+        Kernel::F16Persistent(f16_persistent::Config { operands, block_m, block_n, stages, grouping, fusion })
     })
 }
 
-impl GemmKernel {
-    /// Every kernel that exists: no shape ever needs another.
-    pub fn all() -> impl Iterator<Item = GemmKernel> {
-        let products = GemmKernel::dense().chain(GemmKernel::grouped()).chain(GemmKernel::k_grouped());
-        let products =
-            products.chain(GemmKernel::fused()).chain(GemmKernel::summed()).chain(GemmKernel::batched());
-        products.chain(GemmKernel::fused_grouped()).chain([GemmKernel::Transpose])
-    }
+fn f16_split_k(operands: Operands, (block_m, block_n): SplitKTile) -> split_k::f16::Config {
+    split_k::f16::Config { operands, block_m, block_n, summed: false, fusion: Fusion::None }
+}
 
-    /// The kernels of one product.
-    pub fn dense() -> impl Iterator<Item = GemmKernel> {
-        let slim = SLIM.iter().copied().map(slim);
-        wide(WIDE, Grouping::Dense, ScalesOfB::Blocks)
-            .chain(
-                wide(SHARED, Grouping::Dense, ScalesOfB::Blocks)
-                    .map(|config| fp8_persistent::Config { stream_k: true, ..config }),
-            )
-            .map(GemmKernel::Wide)
-            .chain(slim.map(GemmKernel::Slim))
-            .chain(wide(ROW_SCALES, Grouping::Dense, ScalesOfB::Rows).map(GemmKernel::Wide))
-            .chain(half_kernels())
-            .chain(e5m2_kernels())
-    }
+/// Both 16-bit types in the layout NT.
+fn nt() -> impl Iterator<Item = Operands> {
+    Operands::all().filter(|operands| operands.layout() == "nt")
+}
 
-    /// The kernels whose rows are grouped.
-    pub fn grouped() -> impl Iterator<Item = GemmKernel> {
-        wide(GROUPED, Grouping::Rows, ScalesOfB::Blocks).map(GemmKernel::Wide).chain(half_grouped())
-    }
+fn fp8_dense() -> impl Iterator<Item = Kernel> {
+    let stream_k = fp8(FP8_STREAM_K, Grouping::Dense, ScalesOfB::Blocks)
+        .map(|config| fp8_persistent::Config { stream_k: true, ..config });
+    let split_k = FP8_SPLIT_K.iter().copied().map(fp8_split_k);
+    fp8(FP8, Grouping::Dense, ScalesOfB::Blocks)
+        .chain(stream_k)
+        .map(Kernel::Fp8Persistent)
+        .chain(split_k.map(Kernel::Fp8SplitK))
+        .chain(fp8(FP8_1D1D, Grouping::Dense, ScalesOfB::Rows).map(Kernel::Fp8Persistent))
+}
 
-    /// The kernels whose groups are along K.
-    pub fn k_grouped() -> impl Iterator<Item = GemmKernel> {
-        wide(K_GROUPED, Grouping::K, ScalesOfB::Rows).map(GemmKernel::Wide).chain(half_k_grouped())
-    }
+fn f16_dense() -> impl Iterator<Item = Kernel> {
+    Operands::all().flat_map(|operands| {
+        let k_major = operands.layout() == "nt";
+        let more = if k_major { F16_NT } else { &[] };
+        let split_k = if operands.a == Major::K { F16_SPLIT_K } else { &[] };
+        let split_k = split_k.iter().chain(if k_major { F16_SPLIT_K_NT } else { &[] });
+        [F16, more]
+            .into_iter()
+            .flat_map(move |tiles| f16(operands, tiles, Grouping::Dense, Fusion::None))
+            .chain(split_k.map(move |&tile| Kernel::F16SplitK(f16_split_k(operands, tile))))
+    })
+}
 
-    /// The kernels of batches of FP8 products.
-    pub fn batched() -> impl Iterator<Item = GemmKernel> {
-        wide(BATCHED, Grouping::Rows, ScalesOfB::Blocks)
-            .map(|config| GemmKernel::Wide(fp8_persistent::Config { d_in_slabs: true, ..config }))
-    }
+fn fp8_e5m2() -> impl Iterator<Item = Kernel> {
+    E5m2::ALL.into_iter().map(Some).flat_map(|e5m2| {
+        let persistent = fp8(FP8_E5M2, Grouping::Dense, ScalesOfB::Blocks)
+            .map(move |config| Kernel::Fp8Persistent(fp8_persistent::Config { e5m2, ..config }));
+        let split_k = FP8_E5M2_SPLIT_K
+            .iter()
+            .map(move |&tile| Kernel::Fp8SplitK(split_k::fp8::Config { e5m2, ..fp8_split_k(tile) }));
+        persistent.chain(split_k)
+    })
+}
 
-    /// The kernels that add the products of a batch up.
-    pub fn summed() -> impl Iterator<Item = GemmKernel> {
-        half_summed()
-    }
+fn f16_m_grouped() -> impl Iterator<Item = Kernel> {
+    Operands::all().filter(|operands| operands.a == Major::K).flat_map(|operands| {
+        let more = if operands.b == Major::K { F16_M_GROUPED_NT } else { &[] };
+        [F16_M_GROUPED, more]
+            .into_iter()
+            .flat_map(move |tiles| f16(operands, tiles, Grouping::Rows, Fusion::None))
+    })
+}
 
-    /// The kernels that finish their sums before they store them.
-    pub fn fused() -> impl Iterator<Item = GemmKernel> {
-        wide_fused(Grouping::Dense).chain(half_fused(Grouping::Dense)).chain(slim_fused())
-    }
+fn f16_k_grouped() -> impl Iterator<Item = Kernel> {
+    Operands::all()
+        .filter(|operands| operands.a == operands.b)
+        .flat_map(|operands| f16(operands, F16_K_GROUPED, Grouping::K, Fusion::None))
+}
 
-    /// The same whose rows are grouped.
-    pub fn fused_grouped() -> impl Iterator<Item = GemmKernel> {
-        wide_fused(Grouping::Rows).chain(half_fused(Grouping::Rows))
-    }
+const FUSIONS: [Fusion; 2] = [Fusion::Elementwise, Fusion::Gated];
 
-    /// Whether rows are grouped.
-    pub fn is_grouped(&self) -> bool {
-        match self {
-            GemmKernel::Wide(config) => config.is_grouped(),
-            GemmKernel::HalfWide(config) => config.is_grouped(),
-            GemmKernel::Slim(_) | GemmKernel::HalfSlim(_) | GemmKernel::Transpose => false,
-        }
-    }
+fn fp8_fused(grouping: Grouping) -> impl Iterator<Item = Kernel> {
+    let more = if grouping == Grouping::Dense { FP8_FUSED_DENSE } else { &[] };
+    FUSIONS.into_iter().flat_map(move |fusion| {
+        let configs =
+            [FP8_FUSED, more].into_iter().flat_map(move |tiles| fp8(tiles, grouping, ScalesOfB::Blocks));
+        configs.map(move |config| Kernel::Fp8Persistent(fp8_persistent::Config { fusion, ..config }))
+    })
+}
 
-    /// Whether the kernel is one for few rows.
-    pub fn has_few_rows(&self) -> bool {
-        matches!(self, GemmKernel::Slim(_) | GemmKernel::HalfSlim(_))
-    }
+fn f16_fused(grouping: Grouping) -> impl Iterator<Item = Kernel> {
+    let tiles = match grouping {
+        Grouping::Rows => [F16_FUSED_M_GROUPED, F16_GATED_M_GROUPED],
+        Grouping::Dense | Grouping::K => [F16_FUSED, F16_GATED],
+    };
+    nt().flat_map(move |operands| {
+        FUSIONS.into_iter().zip(tiles).flat_map(move |(fusion, tiles)| f16(operands, tiles, grouping, fusion))
+    })
+}
 
-    /// Whether the kernel computes batches and not other groups of rows.
-    pub fn is_batched(&self) -> bool {
-        matches!(self, GemmKernel::Wide(config) if config.d_in_slabs)
-    }
+fn split_k_fused() -> impl Iterator<Item = Kernel> {
+    let all = || {
+        FUSIONS
+            .into_iter()
+            .zip([SPLIT_K_FUSED, SPLIT_K_GATED])
+            .flat_map(|(fusion, tiles)| tiles.iter().map(move |&tile| (fusion, tile)))
+    };
+    let fp8 =
+        all().map(|(fusion, tile)| Kernel::Fp8SplitK(split_k::fp8::Config { fusion, ..fp8_split_k(tile) }));
+    let f16 = nt().flat_map(move |operands| {
+        all().map(move |(fusion, tile)| {
+            Kernel::F16SplitK(split_k::f16::Config { fusion, ..f16_split_k(operands, tile) })
+        })
+    });
+    fp8.chain(f16)
+}
 
-    /// What the kernel does with its sums before it stores them.
-    pub fn fusion(&self) -> Fusion {
-        match self {
-            GemmKernel::Wide(config) => config.fusion,
-            GemmKernel::HalfWide(config) => config.fusion,
-            GemmKernel::Slim(config) => config.fusion,
-            GemmKernel::HalfSlim(config) => config.fusion,
-            GemmKernel::Transpose => Fusion::None,
-        }
-    }
+fn f16_summed() -> impl Iterator<Item = Kernel> {
+    nt().flat_map(|operands| {
+        F16_SUMMED.iter().map(move |&tile| {
+            Kernel::F16SplitK(split_k::f16::Config { summed: true, ..f16_split_k(operands, tile) })
+        })
+    })
+}
 
-    /// What the kernel multiplies, or prepares for those that do.
-    pub fn family(&self) -> OperandKind {
-        match self {
-            GemmKernel::Transpose => OperandKind::Fp8,
-            GemmKernel::Wide(config) if config.scales_of_b == ScalesOfB::Rows => OperandKind::Fp8Rows,
-            GemmKernel::Wide(fp8_persistent::Config { e5m2, .. })
-            | GemmKernel::Slim(split_k::fp8::Config { e5m2, .. }) => {
-                e5m2.map_or(OperandKind::Fp8, OperandKind::Fp8E5m2)
-            }
-            GemmKernel::HalfWide(config) => OperandKind::Half(config.operands),
-            GemmKernel::HalfSlim(config) => OperandKind::Half(config.operands),
-        }
-    }
-
-    /// The kernel's name, which is also the entry's.
-    pub fn name(&self) -> String {
-        match self {
-            GemmKernel::Transpose => transpose::NAME.to_owned(),
-            GemmKernel::Wide(config) => config.name(),
-            GemmKernel::Slim(config) => config.name(),
-            GemmKernel::HalfWide(config) => config.name(),
-            GemmKernel::HalfSlim(config) => config.name(),
-        }
-    }
-
-    /// Writes the kernel.
-    pub fn build(&self) -> Result<Module, BuildError> {
-        match self {
-            GemmKernel::Transpose => transpose::build(),
-            GemmKernel::Wide(config) => config.build(),
-            GemmKernel::Slim(config) => config.build(),
-            GemmKernel::HalfWide(config) => config.build(),
-            GemmKernel::HalfSlim(config) => config.build(),
-        }
+impl Kernel {
+    /// Every GEMM kernel for Hopper.
+    pub fn all() -> impl Iterator<Item = Kernel> {
+        let dense = fp8_dense().chain(f16_dense()).chain(fp8_e5m2());
+        let m_grouped = fp8(FP8_M_GROUPED, Grouping::Rows, ScalesOfB::Blocks).map(Kernel::Fp8Persistent);
+        let k_grouped = fp8(FP8_K_GROUPED, Grouping::K, ScalesOfB::Rows).map(Kernel::Fp8Persistent);
+        let fused = fp8_fused(Grouping::Dense).chain(f16_fused(Grouping::Dense)).chain(split_k_fused());
+        let batched = fp8(FP8_BATCHED, Grouping::Rows, ScalesOfB::Blocks)
+            .map(|config| Kernel::Fp8Persistent(fp8_persistent::Config { d_in_slabs: true, ..config }));
+        dense
+            .chain(m_grouped)
+            .chain(f16_m_grouped())
+            .chain(k_grouped)
+            .chain(f16_k_grouped())
+            .chain(fused)
+            .chain(f16_summed())
+            .chain(batched)
+            .chain(fp8_fused(Grouping::Rows))
+            .chain(f16_fused(Grouping::Rows))
     }
 }

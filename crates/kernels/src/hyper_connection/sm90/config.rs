@@ -45,7 +45,7 @@ impl Config {
 
     /// Name of the kernel, unique in the registry.
     pub fn name(&self) -> String {
-        format!("tf32_hc_prenorm_gemm_n{}", self.columns)
+        format!("sm90_tf32_hc_prenorm_gemm_n{}", self.columns)
     }
 
     /// Threads of a CTA.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use oxigemm_cuda::{CacheStats, CubinCache, Function, LaunchConfig, Provenance, PtxModule};
 use oxigemm_kernels::KernelId;
 
-use super::ARCH;
 use crate::device::launch::Geometry;
+use crate::device::limits::Limits;
 use crate::error::{Error, Result};
 
 /// How a kernel came to be loaded.
@@ -56,13 +56,13 @@ struct Kernel {
 }
 
 impl Kernels {
-    pub fn new(gpu: oxigemm_cuda::Device, cache: CubinCache, shared_per_block: u32) -> Kernels {
+    pub fn new(gpu: oxigemm_cuda::Device, cache: CubinCache, limits: &Limits) -> Kernels {
         Kernels {
             gpu,
             cache,
-            shared_per_block,
-            slots: KernelId::all().map(|id| Slot { id, state: Mutex::default() }).collect(),
-            index: KernelId::all().zip(0..).collect(),
+            shared_per_block: limits.shared_per_block,
+            slots: KernelId::all(limits.arch).map(|id| Slot { id, state: Mutex::default() }).collect(),
+            index: KernelId::all(limits.arch).zip(0..).collect(),
         }
     }
 
@@ -133,7 +133,8 @@ impl Slot {
             .id
             .code_text()
             .map_err(|error| Error::Kernel { name: name.clone(), reason: error.to_string() })?;
-        let module = kernels.gpu.load(&kernels.cache, &PtxModule { name: &name, text: &text, arch: ARCH })?;
+        let arch = self.id.arch().name();
+        let module = kernels.gpu.load(&kernels.cache, &PtxModule { name: &name, text: &text, arch })?;
         let function = module.function(&name)?;
         let attributes = function.attributes();
         function.allow_dynamic_shared(kernels.shared_per_block - attributes.shared_bytes)?;

@@ -6,8 +6,8 @@ use std::ffi::c_void;
 use std::sync::{Arc, OnceLock};
 
 use oxigemm_cuda::{Buffer, CacheStats, CubinCache, Function, TiledTensor};
-use oxigemm_kernels::KernelId;
 use oxigemm_kernels::gemm::sm90::dynamic_tensor_maps::MAP_WORKSPACE_BYTES as TENSOR_MAP_BYTES;
+use oxigemm_kernels::{Arch, KernelId};
 
 use super::backend::Backend;
 use super::extensions::Extensions;
@@ -21,9 +21,6 @@ use super::workspace::stream_key::{StreamKeys, stream_key};
 use crate::error::{Error, Result};
 use kernels::Kernels;
 pub use kernels::Loaded;
-
-/// The architecture that the kernels are written for.
-pub const ARCH: &str = "sm_90a";
 
 /// A GPU with its kernels and plans. Clones are cheap and share them.
 ///
@@ -69,12 +66,14 @@ impl Cuda {
     /// If there is no driver or no such GPU.
     pub fn with_cache(ordinal: usize, cache: CubinCache) -> Result<Cuda> {
         let gpu = oxigemm_cuda::Device::open(ordinal)?;
-        let limits = Limits::hopper(gpu.sm_count(), gpu.max_shared_per_block());
+        // A device without kernels refuses the first one that it is asked to load.
+        let arch = Arch::of(gpu.compute_capability()).unwrap_or(Arch::Sm90a);
+        let limits = Limits::of(arch, gpu.sm_count(), gpu.max_shared_per_block());
         Ok(Cuda {
             inner: Arc::new(Inner {
                 default_stream: gpu.default_stream(),
                 limits,
-                kernels: Kernels::new(gpu.clone(), cache, limits.shared_per_block),
+                kernels: Kernels::new(gpu.clone(), cache, &limits),
                 gpu,
                 streams: StreamKeys::default(),
                 workspaces: Workspaces::default(),
@@ -95,7 +94,7 @@ impl Cuda {
     /// Whether the kernels run on it.
     #[must_use]
     pub fn is_supported(&self) -> bool {
-        self.gpu().supports(ARCH)
+        Arch::of(self.gpu().compute_capability()).is_some()
     }
 
     /// What planning knows of it.

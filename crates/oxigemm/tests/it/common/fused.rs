@@ -190,7 +190,7 @@ impl Finished<'_> {
 /// choice, K is not split.
 pub fn same_sums(choice: Option<GemmConfig>, plain: &str) -> GemmOptions {
     match choice {
-        Some(GemmConfig::Slim { split, .. } | GemmConfig::HalfSlim { split, .. }) if split > 1 => {
+        Some(GemmConfig { split_k: split, .. }) if split > 1 => {
             let choice = plan::parse(&format!("{plain}_k{split}_s2"));
             assert!(choice.is_some(), "{plain}");
             GemmOptions { choice, ..Default::default() }

@@ -37,11 +37,11 @@ impl Config {
         let (element, layout) = (operands.element.name(), operands.layout());
         let grouped = match self.grouping {
             Grouping::Dense => "",
-            Grouping::Rows => "grouped_",
-            Grouping::K => "kgrouped_",
+            Grouping::Rows => "m_grouped_",
+            Grouping::K => "k_grouped_",
         };
         let fused = self.fusion.name();
-        format!("{element}_gemm_wide_{fused}{grouped}{layout}_{block_m}x{block_n}_s{stages}")
+        format!("sm90_{element}_gemm_persistent_{fused}{grouped}{layout}_{block_m}x{block_n}_s{stages}")
     }
 
     /// Whether rows are grouped.

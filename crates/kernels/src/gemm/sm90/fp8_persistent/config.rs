@@ -49,14 +49,14 @@ impl Config {
         let grouped = match self.grouping {
             Grouping::Dense => "",
             Grouping::Rows if self.d_in_slabs => "batched_",
-            Grouping::Rows => "grouped_",
-            Grouping::K => "kgrouped_",
+            Grouping::Rows => "m_grouped_",
+            Grouping::K => "k_grouped_",
         };
         let scales = if self.scales_of_b == ScalesOfB::Rows { "1d1d_" } else { "" };
-        let grouped = if self.stream_k { "shared_" } else { grouped };
+        let grouped = if self.stream_k { "stream_k_" } else { grouped };
         let (types, fused) = (fp8::prefix(self.e5m2), self.fusion.name());
         let (block_m, block_n, stages) = (self.block_m, self.block_n, self.stages);
-        format!("fp8_gemm_wide_{types}{fused}{grouped}{scales}{block_m}x{block_n}_s{stages}")
+        format!("sm90_fp8_gemm_persistent_{types}{fused}{grouped}{scales}{block_m}x{block_n}_s{stages}")
     }
 
     /// Whether the epilogue is fused.
@@ -354,12 +354,12 @@ impl SharedMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gemm::launch;
+    use crate::gemm::sm90;
 
     #[test]
     fn the_register_split_is_that_of_the_launch() {
-        let wide = |config| if let launch::GemmKernel::Wide(config) = config { Some(config) } else { None };
-        for config in launch::GemmKernel::all().filter_map(wide) {
+        let fp8 = |kernel| if let sm90::Kernel::Fp8Persistent(config) = kernel { Some(config) } else { None };
+        for config in sm90::Kernel::all().filter_map(fp8) {
             let warpgroups = config.threads() / WARPGROUP;
             let launched = 65_536 / config.threads() / 8 * 8;
             let [consumer, producer] = config.registers();

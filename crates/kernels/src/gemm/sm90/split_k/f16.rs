@@ -69,7 +69,7 @@ impl Config {
         let Config { operands, block_m, block_n, summed, fusion } = self;
         let (element, layout, fusion) = (operands.element.name(), operands.layout(), fusion.name());
         let summed = if *summed { "summed_" } else { "" };
-        format!("{element}_gemm_slim_{summed}{fusion}{layout}_{block_m}x{block_n}")
+        format!("sm90_{element}_gemm_split_k_{summed}{fusion}{layout}_{block_m}x{block_n}")
     }
 
     /// Threads of a block: the consumer warpgroups, and a producer warp.

@@ -71,7 +71,7 @@ impl Config {
     /// The kernel's name, unique in the closed set.
     pub fn name(&self) -> String {
         let (types, fusion) = (fp8::prefix(self.e5m2), self.fusion.name());
-        format!("fp8_gemm_slim_{types}{fusion}{}x{}", self.block_m, self.block_n)
+        format!("sm90_fp8_gemm_split_k_{types}{fusion}{}x{}", self.block_m, self.block_n)
     }
 
     /// Threads of a block: the consumer warpgroups, a producer warp and one that copies scales.

@@ -1,11 +1,11 @@
-//! Plans of indexer logits: how many blocks a prefill has.
+//! Plans of MQA logits: the grid of a prefill.
 
 use oxigemm_kernels::attention::TILE_KEYS;
 use oxigemm_kernels::attention::sm90::mqa_logits;
 
 use crate::check::MqaProblem;
 
-/// How a prefill is launched.
+/// The launch of a prefill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MqaPlan {
     /// The kernel.
@@ -15,9 +15,9 @@ pub struct MqaPlan {
 }
 
 impl MqaPlan {
-    /// The plan for a problem on a device with so many multiprocessors.
+    /// The plan for a problem on a device with this many SMs.
     ///
-    /// Which keys queries see only the device knows, so it is the kernel that gives all blocks the same to do.
+    /// Only the device knows which keys a query attends to, so the kernel itself splits the work evenly over the blocks.
     #[must_use]
     pub fn best(problem: &MqaProblem, sms: u32) -> MqaPlan {
         let config = mqa_logits::Config { heads: problem.heads };

@@ -1,0 +1,61 @@
+//! Names of configurations and operands, for people and for the command line.
+
+use oxigemm_kernels::Arch;
+use oxigemm_kernels::gemm::operand::f16::Major;
+use oxigemm_kernels::gemm::{GemmConfig, GemmKernel, OperandKind};
+
+/// The name of a configuration: the kernel's name, then what the launch chooses.
+///
+/// | name | kernel and launch |
+/// |---|---|
+/// | `sm90_fp8_persistent_128x144_s5_c1x2` | persistent, 128x144 tiles, 5 stages, clusters of 1 by 2 blocks |
+/// | `sm90_fp8_split_k_8x64_k4_s6` | split-K, 8x64 tiles, K split in 4, 6 stages |
+/// | `sm90_fp8_persistent_1d1d_128x128_s4_c1x1` | 1D1D scales |
+/// | `sm90_bf16_persistent_nn_256x128_s3_c1x1` | BF16, layout NN |
+#[must_use]
+pub fn name(config: &GemmConfig) -> String {
+    let (kernel, [cluster_m, cluster_n]) = (kernel_part(&config.kernel), config.cluster);
+    match config.is_split_k() {
+        true => format!("{kernel}_k{}_s{}", config.split_k, config.stages),
+        false => format!("{kernel}_c{cluster_m}x{cluster_n}"),
+    }
+}
+
+/// The part of a configuration's name that is its kernel's.
+fn kernel_part(kernel: &GemmKernel) -> String {
+    kernel.name().replace("_gemm_", "_")
+}
+
+/// The configuration of a name.
+///
+/// ```
+/// use oxigemm::plan;
+///
+/// let config = plan::parse("sm90_fp8_split_k_8x64_k4_s6").unwrap();
+/// assert_eq!(plan::name(&config), "sm90_fp8_split_k_8x64_k4_s6");
+/// assert!(plan::parse("sm90_fp8_split_k_9x64_k4_s6").is_none());
+/// ```
+#[must_use]
+pub fn parse(wanted: &str) -> Option<GemmConfig> {
+    Arch::ALL
+        .into_iter()
+        .flat_map(GemmKernel::all)
+        .filter(|kernel| wanted.starts_with(&kernel_part(kernel)))
+        .flat_map(GemmConfig::all)
+        .find(|config| name(config) == wanted)
+}
+
+/// The name of operands: element types, scales and majors.
+#[must_use]
+pub fn operands_name(operands: OperandKind) -> String {
+    if let Some(f16) = operands.as_f16() {
+        let major = |major, other| if major == Major::K { 'K' } else { other };
+        let (a, b) = (major(f16.a, 'M'), major(f16.b, 'N'));
+        return format!("{} operands, A {a}-major and B {b}-major", f16.element.name());
+    }
+    match operands.e5m2() {
+        Some(e5m2) => format!("fp8 operands with scales, {}", e5m2.name().replace('_', " and ")),
+        None if operands.is_1d1d() => "fp8 operands with 1D1D scales".to_owned(),
+        None => "fp8 operands with scales".to_owned(),
+    }
+}
