@@ -14,10 +14,10 @@ use rayon::prelude::*;
 
 use crate::check::{BLOCK, Granularity};
 use crate::device::Device;
-use crate::dtype::{DType, Element, Fp8Codes};
 use crate::error::{Error, Result};
 use crate::reference::Fp8Matrix;
 use crate::tensor::Tensor;
+use crate::tensor::dtype::{DType, Element, Fp8Codes};
 
 const K_BLOCK: usize = BLOCK as usize;
 

@@ -46,12 +46,11 @@
 //! Engines that own their memory call [`fp8_gemm_nt_raw`] and [`m_grouped_fp8_gemm_nt_raw`] with addresses and a
 //! [`Stream`].
 
+mod attention;
 mod call;
 pub mod cast;
 pub mod check;
 mod device;
-mod direct;
-mod dtype;
 mod error;
 mod fp8_batched;
 mod fp8_layouts;
@@ -67,34 +66,33 @@ mod half_gemm;
 mod half_grouped;
 mod half_kgrouped;
 mod half_summed;
-mod hc;
-mod indexer;
+mod hyper_connection;
 mod kgrouped;
-mod layout;
-mod memo;
+mod launch;
 pub mod metrics;
 mod moe;
-mod plain;
 pub mod plan;
-mod prepared;
 mod quantize;
 pub mod random;
 pub mod reference;
 mod remembered;
-mod rooms;
-mod runtime;
-mod simulated;
-mod storage;
-mod stream;
-mod stream_places;
 mod tensor;
 mod transposed;
 mod transposed_groups;
-mod workspace;
 
+// The paths that the GEMM files still use for modules that stand in a folder now.
+use device::{cuda as runtime, sim as simulated, stream};
+use launch::cache as memo;
+use tensor::{dtype, layout};
+
+pub use attention::{
+    RawMqaLogits, RawPagedMqaLogits, fp8_mqa_logits, fp8_mqa_logits_raw, fp8_paged_mqa_logits,
+    fp8_paged_mqa_logits_raw, get_paged_mqa_logits_metadata, get_paged_mqa_logits_metadata_raw,
+};
 pub use check::{GemmLayout, Granularity, HeadSplits};
-pub use device::{Device, DeviceId};
-pub use dtype::{DType, Element};
+pub use device::{
+    ARCH, Cuda, Device, DeviceId, Event, Graph, Loaded, Sim, SimEvent, SimGraph, SimStream, Stats, Stream,
+};
 pub use error::{Error, Result};
 pub use float8::{F8E4M3, F8E5M2};
 pub use fp8_batched::{RawFp8Bgemm, fp8_bgemm_nn, fp8_bgemm_nt, fp8_bgemm_nt_raw, fp8_einsum};
@@ -142,23 +140,18 @@ pub use half_kgrouped::{
     k_grouped_half_gemm_raw,
 };
 pub use half_summed::{half_bgemm_nt_summed, half_bgemm_nt_summed_raw};
-pub use hc::{RawHcPrenormGemm, tf32_hc_prenorm_gemm, tf32_hc_prenorm_gemm_raw};
-pub use indexer::{
-    RawMqaLogits, RawPagedMqaLogits, fp8_mqa_logits, fp8_mqa_logits_raw, fp8_paged_mqa_logits,
-    fp8_paged_mqa_logits_raw, get_paged_mqa_logits_metadata, get_paged_mqa_logits_metadata_raw,
-};
+pub use hyper_connection::{RawHcPrenormGemm, tf32_hc_prenorm_gemm, tf32_hc_prenorm_gemm_raw};
 pub use kgrouped::{
     RawKGroupedFp8Gemm, k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_nt_contiguous_raw,
     k_grouped_fp8_gemm_tn_contiguous, k_grouped_fp8_gemm_tn_contiguous_raw,
 };
-pub use layout::MAX_RANK;
+pub use launch::LaunchOptions;
 pub use moe::{
     PermutedRows, RawMoePermute, RawMoeUnpermute, RawPaddingRows, moe_permute, moe_permute_raw, moe_rows,
     moe_unpermute, moe_unpermute_raw, zero_padding_rows, zero_padding_rows_raw,
 };
 pub use oxigemm_kernels::gemm::epilogue::Activation;
 pub use oxigemm_kernels::gemm::params::ScalesOfB;
-pub use plain::LaunchOptions;
 pub use quantize::{
     RawNvfp4, RawQuantize, RawScales, RawSource, RawTransformScales, RawTransposedCopy, TensorScale,
     TransposedCopy, blocked_scales, dequantize, dequantize_nvfp4, dequantize_nvfp4_raw, dequantize_raw,
@@ -168,10 +161,7 @@ pub use quantize::{
     quantize_raw, quantize_with_transpose, quantize_with_transpose_raw, rms_norm_quantize, swiglu_quantize,
     tma_aligned_scales, transform_scales, transform_scales_raw, transform_sf_into_required_layout,
 };
-pub use runtime::{ARCH, Cuda, Loaded, Stats};
-pub use simulated::Sim;
-pub use stream::{Event, Graph, SimEvent, SimGraph, SimStream, Stream};
-pub use tensor::Tensor;
+pub use tensor::{DType, Element, MAX_RANK, Tensor};
 
 /// What the simulator is told and what it tells: see [`Sim`].
 pub mod sim {

@@ -5,12 +5,12 @@ use oxigemm_kernels::quantize::{Config, moe_permute, zero_padding};
 use crate::check::int;
 use crate::check::{MoePermute, MoeUnpermute, Operand, PaddingRows};
 use crate::device::{Device, DeviceId};
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::gemm::no_stream;
-use crate::plain::{LaunchOptions, run_steps};
+use crate::launch::{LaunchOptions, run_steps};
 use crate::quantize::step;
 use crate::reference::moe as on_cpu;
+use crate::tensor::DType;
 use crate::tensor::Tensor;
 
 /// Where [`moe_permute`] writes; all are i32.

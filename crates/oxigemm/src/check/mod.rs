@@ -4,34 +4,30 @@
 //! raw device pointers alike. What it returns is all that planning and launching need to know of the arguments, in
 //! a form where arguments that mean the same problem compare equal. On the way to success it allocates nothing.
 
+mod attention;
 mod fused;
 mod grouped;
 mod half;
 mod half_grouped;
 mod half_kgrouped;
 mod half_summed;
-mod hc;
-mod indexer;
+mod hyper_connection;
 mod kgrouped;
 mod moe;
-mod operand;
 mod quantize;
 
+pub use attention::{
+    Logits, MqaLogits, MqaProblem, PagedMqaLogits, PagedMqaProblem, PagedMqaSchedule, ScheduleProblem,
+};
 pub use fused::{CheckedFused, CheckedGroupedFused, EpilogueArguments, Fused, HeadSplits, QuantizedRows};
 pub use grouped::{CheckedGroups, GroupedFp8GemmNt, Groups, GroupsArgument};
 pub use half::{GemmLayout, HalfGemm};
 pub use half_grouped::GroupedHalfGemm;
 pub use half_kgrouped::KGroupedHalfGemm;
 pub use half_summed::{Summed, SummedHalfGemm};
-pub use hc::{HcPrenormGemm, HcProblem};
-pub use indexer::{
-    Logits, MqaLogits, MqaProblem, PagedMqaLogits, PagedMqaProblem, PagedMqaSchedule, ScheduleProblem,
-};
+pub use hyper_connection::{HcPrenormGemm, HcProblem};
 pub use kgrouped::{CheckedKGroups, KGroupedFp8Gemm, KGroups};
 pub use moe::{MoePermute, MoeUnpermute, PaddingRows};
-use operand::Footprint;
-pub use operand::Operand;
-pub(crate) use operand::int;
 use oxigemm_kernels::gemm::launch::OperandKind;
 use oxigemm_kernels::gemm::operand::f16::Major;
 use oxigemm_kernels::gemm::operand::fp8::E5m2;
@@ -40,8 +36,12 @@ pub use quantize::{
     QuantizeSource, TransformScales,
 };
 
-use crate::dtype::DType;
 use crate::error::Result;
+use crate::tensor::desc as operand;
+use crate::tensor::desc::Footprint;
+pub(crate) use crate::tensor::desc::int;
+pub use crate::tensor::desc::{Operand, ScaleStrides};
+use crate::tensor::dtype::DType;
 
 /// The edge of a scaling block: one scale covers 128 of K, and for B also 128 of N.
 pub const BLOCK: u32 = 128;
@@ -153,21 +153,6 @@ pub enum Accumulate {
         /// From one row of C to the next, in elements.
         pitch: u64,
     },
-}
-
-/// The strides of a scale matrix, in elements; 0 where one scale holds for all. The offset of the last scale fits in an
-/// `i32`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ScaleStrides {
-    /// From one row of A, or one or 128 rows of B, to the next.
-    pub mn: u32,
-    /// From one 128 of K to the next.
-    pub k: u32,
-}
-
-impl ScaleStrides {
-    /// Those of operands without scales.
-    pub const NONE: ScaleStrides = ScaleStrides { mn: 0, k: 0 };
 }
 
 impl Problem {

@@ -4,9 +4,9 @@ use oxigemm_kernels::quantize::moe_permute::{MOST_EXPERTS, PermuteArgs};
 use oxigemm_kernels::quantize::{Args, Flags};
 
 use super::Operand;
-use super::operand::Footprint;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::DType;
+use crate::tensor::desc::Footprint;
 
 /// Choices and rows are counted in 31 bits.
 const LIMIT: i64 = 1 << 30;

@@ -5,8 +5,8 @@ use oxigemm_kernels::gemm::transpose_k_grouped::{result_extent, shared_bytes, th
 
 use crate::call::Addresses;
 use crate::check::{KGroups, Problem};
-use crate::direct::{Argument, Call};
 use crate::error::{Error, Result};
+use crate::launch::direct::{Argument, Call};
 
 /// Where in a workspace something may begin.
 const PLACE: u64 = 1024;

@@ -1,89 +1,91 @@
-//! Calls that a GPU remembers whole: arguments that were checked and planned before need a comparison and a launch.
+//! A table of fixed size that remembers the last value of each hash.
 
-use std::sync::Arc;
+use std::sync::{OnceLock, RwLock};
 
-use crate::call::{Addresses, KernelArgs, PlanKey};
-use crate::check::{Fp8GemmNt, GroupedFp8GemmNt, GroupedHalfGemm, HalfGemm, SummedHalfGemm};
-use crate::error::Result;
-use crate::fused;
-use crate::fused_grouped;
-use crate::gemm::GemmOptions;
-use crate::memo::{self, Memo};
-use crate::plan::GemmConfig;
-use crate::prepared::Prepared;
-use crate::runtime::Cuda;
+/// How many values are remembered.
+const SLOTS: usize = 128;
 
-/// The arguments of some function that launches one planned kernel: equal ones are the same call.
-pub(crate) trait CallArguments: Copy + PartialEq {
-    /// Where the operands are.
-    fn addresses(&self) -> Addresses;
-    /// Where calls of the function are remembered.
-    fn remembered(calls: &RememberedCalls) -> &Memo<Call<Self>, Ready>;
+/// What was last remembered under each hash. Memory is allocated once, when the first value is remembered.
+pub(crate) struct Memo<K, V> {
+    slots: OnceLock<Box<[Slot<K, V>]>>,
 }
 
-/// All that decides what is launched.
-pub(crate) struct Call<A> {
-    arguments: A,
-    choice: Option<GemmConfig>,
-    num_sms: Option<u32>,
-    batch_invariant: bool,
-}
+type Slot<K, V> = RwLock<Option<(K, V)>>;
 
-/// A call that was checked and planned.
-pub(crate) struct Ready {
-    prepared: Arc<Prepared>,
-    args: KernelArgs,
-}
-
-/// The calls that a GPU remembers, of each function.
-#[derive(Default)]
-pub(crate) struct RememberedCalls {
-    pub fp8: Memo<Call<Fp8GemmNt>, Ready>,
-    pub grouped_fp8: Memo<Call<GroupedFp8GemmNt>, Ready>,
-    pub half: Memo<Call<HalfGemm>, Ready>,
-    pub grouped_half: Memo<Call<GroupedHalfGemm>, Ready>,
-    pub summed_half: Memo<Call<SummedHalfGemm>, Ready>,
-    pub fused_fp8: Memo<Call<fused::Arguments<Fp8GemmNt>>, Ready>,
-    pub fused_half: Memo<Call<fused::Arguments<HalfGemm>>, Ready>,
-    pub fused_grouped_fp8: Memo<Call<fused_grouped::Arguments<GroupedFp8GemmNt>>, Ready>,
-    pub fused_grouped_half: Memo<Call<fused_grouped::Arguments<GroupedHalfGemm>>, Ready>,
-}
-
-/// Launches a call that is remembered, or one that `plan` gives the plan of; without one there is nothing to launch.
-///
-/// # Safety
-/// The operands must be as `plan` has checked them, and stay where they are until the kernel is done or, where the
-/// stream is being captured, whenever the graph is launched.
-#[inline]
-pub(crate) unsafe fn launch<A: CallArguments>(
-    cuda: &Cuda,
-    arguments: &A,
-    stream: &oxigemm_cuda::Stream,
-    options: &GemmOptions,
-    plan: impl FnOnce() -> Result<Option<PlanKey>>,
-) -> Result<()> {
-    let at = arguments.addresses();
-    let memo = A::remembered(cuda.calls());
-    let GemmOptions { choice, num_sms, programmatic, batch_invariant, .. } = *options;
-    let is = |call: &Call<A>| {
-        call.arguments == *arguments
-            && call.choice == choice
-            && call.num_sms == num_sms
-            && call.batch_invariant == batch_invariant
-    };
-    let hash = memo::mix([at.a, at.sfa, at.b, at.sfb, at.c, at.d, at.groups]);
-    // SAFETY: equal arguments were checked before; the caller keeps the operands.
-    let known = memo
-        .recall(hash, is, |ready| unsafe { ready.prepared.launch(cuda, &ready.args, stream, programmatic) });
-    if let Some(result) = known {
-        return result;
+impl<K, V> Default for Memo<K, V> {
+    fn default() -> Self {
+        Memo { slots: OnceLock::new() }
     }
-    let Some(key) = plan()? else { return Ok(()) };
-    let prepared = cuda.prepared(&key)?;
-    let args = prepared.arguments(&at)?;
-    // SAFETY: the check has compared the operands with the problem; the caller keeps them.
-    unsafe { prepared.launch(cuda, &args, stream, programmatic)? };
-    let call = Call { arguments: *arguments, choice, num_sms, batch_invariant };
-    memo.remember(hash, call, Ready { prepared, args });
-    Ok(())
+}
+
+impl<K, V> Memo<K, V> {
+    /// Gives the value of the key that `is` knows to `then`, if it is remembered. Where another thread changes it at
+    /// this moment it is not waited for, as if the value were not there.
+    #[inline]
+    pub fn recall<R>(&self, hash: u64, is: impl Fn(&K) -> bool, then: impl FnOnce(&V) -> R) -> Option<R> {
+        let slot = self.slots.get()?[hash as usize % SLOTS].try_read().ok()?;
+        slot.as_ref().filter(|(key, _)| is(key)).map(|(_, value)| then(value))
+    }
+
+    /// Remembers a value, and forgets the one that its hash had before.
+    pub fn remember(&self, hash: u64, key: K, value: V) {
+        let slots = self.slots.get_or_init(|| (0..SLOTS).map(|_| RwLock::default()).collect());
+        if let Ok(mut slot) = slots[hash as usize % SLOTS].try_write() {
+            *slot = Some((key, value));
+        }
+    }
+}
+
+/// A hash of some numbers whose low bits are as good as any.
+#[inline]
+pub(crate) fn mix<const N: usize>(numbers: [u64; N]) -> u64 {
+    let fold = |hash: u64, number: u64| (hash ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    numbers.into_iter().fold(0, fold) >> 7
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn what_is_remembered_is_recalled_until_its_place_is_taken() {
+        let memo = Memo::default();
+        assert_eq!(memo.recall(1, |key| *key == "a", |value: &u32| *value), None);
+        memo.remember(1, "a", 10);
+        memo.remember(2, "b", 20);
+        assert_eq!(memo.recall(1, |key| *key == "a", |value| *value), Some(10));
+        assert_eq!(memo.recall(2, |key| *key == "b", |value| *value), Some(20));
+        assert_eq!(
+            memo.recall(1, |key| *key == "b", |value| *value),
+            None,
+            "the same hash does not make another key"
+        );
+        memo.remember(1 + SLOTS as u64, "c", 30);
+        assert_eq!(memo.recall(1, |key| *key == "a", |value| *value), None);
+        assert_eq!(memo.recall(1 + SLOTS as u64, |key| *key == "c", |value| *value), Some(30));
+    }
+
+    #[test]
+    fn recalling_inside_of_a_recall_does_not_wait() {
+        let memo = Memo::default();
+        memo.remember(3, 3, 30);
+        let nested = memo.recall(
+            3,
+            |key| *key == 3,
+            |_| {
+                memo.remember(3, 3, 31);
+                memo.recall(3, |key| *key == 3, |value| *value)
+            },
+        );
+        assert_eq!(nested, Some(Some(30)), "what is being read is not changed");
+    }
+
+    #[test]
+    fn addresses_of_many_layers_take_many_slots() {
+        let slots: HashSet<u64> = (0..SLOTS as u64)
+            .map(|i| mix([0x7f00_0000_0000, 0x7f00_0020_0000 + i * (1 << 21), 512]) % 128)
+            .collect();
+        assert!(slots.len() > SLOTS / 2, "{}", slots.len());
+    }
 }

@@ -1,12 +1,12 @@
 //! Quantization to FP8 and FP4, its inverse, and scales from one layout to another.
 
-mod both;
+mod dual;
 mod nvfp4;
 mod raw;
 mod required;
 mod scales;
 
-pub use both::{RawTransposedCopy, TransposedCopy, quantize_with_transpose, quantize_with_transpose_raw};
+pub use dual::{RawTransposedCopy, TransposedCopy, quantize_with_transpose, quantize_with_transpose_raw};
 pub use nvfp4::{
     RawNvfp4, TensorScale, dequantize_nvfp4, dequantize_nvfp4_raw, quantize_nvfp4, quantize_nvfp4_raw,
 };
@@ -29,7 +29,7 @@ use crate::check::{CheckedQuantize, Dequantize, Granularity, Quantize, QuantizeS
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::gemm::{no_stream, stream_on_cuda, stream_on_sim};
-use crate::plain::{LaunchOptions, PlainLaunch, Step, run_steps};
+use crate::launch::{LaunchOptions, PlainLaunch, Step, run_steps};
 use crate::reference::quantize as on_cpu;
 use crate::tensor::Tensor;
 

@@ -8,11 +8,11 @@ use super::{RawScales, multiprocessors, step};
 use crate::check::int;
 use crate::check::{CheckedQuantize, DequantizeNvfp4, Operand, QuantizeNvfp4};
 use crate::device::{Device, DeviceId};
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::gemm::no_stream;
-use crate::plain::{LaunchOptions, Step, run_steps};
+use crate::launch::{LaunchOptions, Step, run_steps};
 use crate::reference::nvfp4 as on_cpu;
+use crate::tensor::DType;
 use crate::tensor::Tensor;
 
 /// The scale of a whole matrix, `[1]` f32, in a quantization to NVFP4.

@@ -5,9 +5,9 @@ use crate::cast::ScaleFormat;
 use crate::check::int;
 use crate::check::{Dequantize, Granularity, Operand, Quantize, QuantizeSource};
 use crate::device::{Device, DeviceId};
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::plain::LaunchOptions;
+use crate::launch::LaunchOptions;
+use crate::tensor::DType;
 
 /// Where scales lie, for engines that own their memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! Scales as engines that know DeepGEMM ask for them, in the layouts that products read fastest.
 
 use super::{get_mn_major_tma_aligned_tensor, transform_scales};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::plain::LaunchOptions;
+use crate::launch::LaunchOptions;
+use crate::tensor::DType;
 use crate::tensor::Tensor;
 
 /// `x` elements of so many bytes, rounded up to whole 16 bytes.

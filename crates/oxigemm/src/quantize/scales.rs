@@ -6,11 +6,11 @@ use super::raw::{RawScales, scales_operand};
 use super::step;
 use crate::check::{CheckedQuantize, TransformScales};
 use crate::device::Device;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::gemm::no_stream;
-use crate::plain::{LaunchOptions, run_steps};
+use crate::launch::{LaunchOptions, run_steps};
 use crate::reference::quantize as on_cpu;
+use crate::tensor::DType;
 use crate::tensor::Tensor;
 
 /// Copies scales from any layout to another: `to` has the same values as `from`, which is f32, `[MN, K]` or

@@ -4,10 +4,10 @@ use oxigemm_kernels::quantize::block_1x128::NVFP4_WIDTH;
 
 use super::quantize::{nan_of_gpu, write_values};
 use crate::cast::{decode_e2m1, encode_e2m1};
-use crate::dtype::{DType, encode_e4m3};
 use crate::error::Result;
 use crate::quantize::TensorScale;
 use crate::tensor::Tensor;
+use crate::tensor::dtype::{DType, encode_e4m3};
 
 const WIDTH: usize = NVFP4_WIDTH as usize;
 /// The largest code by the largest scale.

@@ -6,9 +6,9 @@ use oxigemm_kernels::quantize::vec8::CHUNK;
 
 use crate::cast::{Blocks, ScaleFormat, ceil_to_power_of_two, decode_e2m1};
 use crate::check::Granularity;
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::quantize::SourceTensor;
+use crate::tensor::DType;
 use crate::tensor::Tensor;
 
 /// The arguments have been checked.

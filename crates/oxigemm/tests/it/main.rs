@@ -1,5 +1,6 @@
 //! The integration tests in one program, which links once and runs the tests of all files side by side.
 
+mod attention;
 mod batch_invariant;
 mod check;
 mod check_grouped;
@@ -22,14 +23,13 @@ mod half_grouped;
 mod half_grouped_check;
 mod half_kgrouped;
 mod half_summed;
-mod hc;
-mod indexer;
+mod hyper_connection;
 mod kgrouped;
 mod moe;
 mod nvfp4;
 mod planning;
 mod quantize;
-mod quantize_both;
+mod quantize_dual;
 mod quantize_fused;
 mod readme;
 mod reference;

@@ -1,12 +1,12 @@
 //! The argument checks of quantization, of its inverse, and of transforms of scales.
 
-mod both;
+mod dual;
 mod granularity;
 mod layout;
 mod nvfp4;
 mod transform;
 
-pub use both::QuantizeBoth;
+pub use dual::QuantizeBoth;
 pub use granularity::Granularity;
 pub use nvfp4::{DequantizeNvfp4, QuantizeNvfp4};
 pub use transform::TransformScales;
@@ -16,8 +16,8 @@ use oxigemm_kernels::quantize::{Args, Code, Flags, Input};
 
 use super::Operand;
 use crate::cast::ScaleFormat;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::DType;
 
 /// Kernels count chunks of eight elements in 31 bits.
 const CHUNKS_LIMIT: i64 = 1 << 30;

@@ -5,9 +5,9 @@ use oxigemm_kernels::quantize::{Args, Code, Input};
 
 use super::layout::{ScaleLayout, ceil};
 use super::{CheckedQuantize, code_dims, input_of, limit, vectors};
-use crate::check::Operand;
-use crate::dtype::DType;
 use crate::error::Result;
+use crate::tensor::DType;
+use crate::tensor::desc::Operand;
 
 /// The arguments of `quantize_nvfp4`.
 #[derive(Clone, Copy, Debug)]

@@ -4,10 +4,10 @@ use oxigemm_kernels::quantize::{Args, Code, Flags, Input};
 
 use super::CheckedQuantize;
 use super::layout::ScaleLayout;
-use crate::check::Operand;
-use crate::check::operand::Footprint;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::DType;
+use crate::tensor::desc::Footprint;
+use crate::tensor::desc::Operand;
 
 /// The arguments of `transform_scales`.
 #[derive(Clone, Copy, Debug)]

@@ -1,10 +1,9 @@
 //! One argument, and the rules that it keeps by itself or beside another one.
 
-use crate::check::ScaleStrides;
+use super::dtype::DType;
+use super::layout::MAX_RANK;
 use crate::device::DeviceId;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::layout::MAX_RANK;
 use oxigemm_kernels::gemm::operand::f16::Major;
 
 /// TMA takes base addresses and row pitches in multiples of this many bytes.
@@ -60,9 +59,24 @@ impl Operand {
     }
 }
 
+/// The strides of a scale matrix, in elements; 0 where one scale holds for all. The offset of the last scale fits in an
+/// `i32`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ScaleStrides {
+    /// From one row of A, or one or 128 rows of B, to the next.
+    pub mn: u32,
+    /// From one 128 of K to the next.
+    pub k: u32,
+}
+
+impl ScaleStrides {
+    /// Those of operands without scales.
+    pub const NONE: ScaleStrides = ScaleStrides { mn: 0, k: 0 };
+}
+
 /// The bytes of a matrix: `width` bytes at `start`, and again every `pitch` up to `end`. Where that is not its form
 /// `pitch` is 0 and all of `start..end` counts.
-pub(super) struct Footprint {
+pub(crate) struct Footprint {
     start: u64,
     end: u64,
     pitch: u64,
@@ -71,17 +85,17 @@ pub(super) struct Footprint {
 
 impl Footprint {
     /// All bytes of a range.
-    pub(super) fn whole(start: u64, end: u64) -> Footprint {
+    pub(crate) fn whole(start: u64, end: u64) -> Footprint {
         Footprint { start, end, pitch: 0, width: 0 }
     }
 
     /// Bytes from the first to behind the last.
-    pub(super) fn length(&self) -> u64 {
+    pub(crate) fn length(&self) -> u64 {
         self.end - self.start
     }
 
     /// The bytes of `count` such matrices, each `stride` bytes behind the one before, up to before `end`.
-    pub(super) fn repeated(self, count: u64, stride: u64, end: u64) -> Footprint {
+    pub(crate) fn repeated(self, count: u64, stride: u64, end: u64) -> Footprint {
         // Rows of all of them are rows of one matrix only where the matrices are whole rows apart.
         let whole_rows = self.pitch > 0 && stride.is_multiple_of(self.pitch);
         let keeps = count == 1 || whole_rows;
@@ -89,7 +103,7 @@ impl Footprint {
     }
 
     /// Whether elements of a matrix of scales may lie in the same place.
-    pub(super) fn overlaps_itself(&self, dims: &[i64]) -> bool {
+    pub(crate) fn overlaps_itself(&self, dims: &[i64]) -> bool {
         self.pitch == 0 && dims.iter().product::<i64>() > 1
     }
 
@@ -112,7 +126,7 @@ impl Operand {
         &self.dims[..self.rank.min(MAX_RANK)]
     }
 
-    pub(super) fn expect_dtype(&self, allowed: &[DType]) -> Result<()> {
+    pub(crate) fn expect_dtype(&self, allowed: &[DType]) -> Result<()> {
         if allowed.contains(&self.dtype) {
             return Ok(());
         }
@@ -120,7 +134,7 @@ impl Operand {
         Err(Error::DType { argument: self.name, expected: names.join(" or "), found: self.dtype.to_string() })
     }
 
-    pub(super) fn expect_rank(&self, rank: usize, meaning: &str) -> Result<()> {
+    pub(crate) fn expect_rank(&self, rank: usize, meaning: &str) -> Result<()> {
         if self.rank == rank {
             return Ok(());
         }
@@ -132,7 +146,7 @@ impl Operand {
     }
 
     /// Without its first dimension: the first of what there are several of.
-    pub(super) fn of_group(&self) -> Operand {
+    pub(crate) fn of_group(&self) -> Operand {
         let ([_, rows, columns, last], [_, row, column, rest]) = (self.dims, self.strides);
         Operand {
             rank: self.rank.saturating_sub(1),
@@ -142,7 +156,7 @@ impl Operand {
         }
     }
 
-    pub(super) fn expect_device(&self, first: &Operand) -> Result<()> {
+    pub(crate) fn expect_device(&self, first: &Operand) -> Result<()> {
         if self.device == first.device {
             return Ok(());
         }
@@ -154,7 +168,7 @@ impl Operand {
     }
 
     /// The two dimensions, each within what a kernel counts with.
-    pub(super) fn matrix_dims(&self) -> Result<[i64; 2]> {
+    pub(crate) fn matrix_dims(&self) -> Result<[i64; 2]> {
         if self.rank != 2 {
             return Err(Error::Rank {
                 argument: self.name,
@@ -178,7 +192,7 @@ impl Operand {
 
     /// The dimensions, of which there must be as many as `shape` names, each within what a kernel counts with, also where all
     /// but the last are taken as one.
-    pub(super) fn expect_dims<const N: usize>(&self, shape: &str) -> Result<[i64; N]> {
+    pub(crate) fn expect_dims<const N: usize>(&self, shape: &str) -> Result<[i64; N]> {
         if self.rank != N {
             return Err(Error::Rank {
                 argument: self.name,
@@ -197,24 +211,24 @@ impl Operand {
         Ok(dims)
     }
 
-    pub(super) fn expect_shape(&self, expected: &[i64], meaning: &str) -> Result<()> {
+    pub(crate) fn expect_shape(&self, expected: &[i64], meaning: &str) -> Result<()> {
         if self.dims() == expected { Ok(()) } else { Err(self.wrong_shape(expected, meaning)) }
     }
 
     /// One of the matrices of a tensor of three dimensions, the first.
-    pub(super) fn within_first(&self) -> Operand {
+    pub(crate) fn within_first(&self) -> Operand {
         let ([_, rows, columns, _], [_, row, column, _]) = (self.dims, self.strides);
         Operand::matrix(self.name, self.dtype, [rows, columns], [row, column], self.address, self.device)
     }
 
     /// A vector as a matrix of one row.
-    pub(super) fn as_row(&self) -> Operand {
+    pub(crate) fn as_row(&self) -> Operand {
         let ([length, ..], [stride, ..]) = (self.dims, self.strides);
         Operand::matrix(self.name, self.dtype, [1, length], [length, stride], self.address, self.device)
     }
 
     /// Checks a tensor without gaps that threads read or write; gives its bytes.
-    pub(super) fn expect_contiguous(&self) -> Result<Footprint> {
+    pub(crate) fn expect_contiguous(&self) -> Result<Footprint> {
         self.expect_dense()?;
         let length: i64 = self.dims().iter().product();
         let whole =
@@ -223,7 +237,7 @@ impl Operand {
     }
 
     /// Checks a tensor without gaps whose rows along the last dimension TMA reads; gives its bytes.
-    pub(super) fn expect_contiguous_rows(&self) -> Result<Footprint> {
+    pub(crate) fn expect_contiguous_rows(&self) -> Result<Footprint> {
         self.expect_dense()?;
         let last = self.dims[self.rank - 1];
         let rows = self.dims()[..self.rank - 1].iter().product();
@@ -244,7 +258,7 @@ impl Operand {
     }
 
     /// Checks the shape of a scale matrix that has every scale of its own.
-    pub(super) fn expect_every_scale(&self, expected: &[i64], meaning: &str) -> Result<()> {
+    pub(crate) fn expect_every_scale(&self, expected: &[i64], meaning: &str) -> Result<()> {
         self.expect_rank(expected.len(), meaning)?;
         if self.dims() == expected {
             return Ok(());
@@ -258,7 +272,7 @@ impl Operand {
 
     /// Checks the shape of a scale matrix. Along a dimension that it has 1 of, that one holds for all: the result is the
     /// matrix of the expected shape with a stride of 0 there. A single number holds for all of both.
-    pub(super) fn expect_scales(&self, expected: [i64; 2], meaning: &str) -> Result<Operand> {
+    pub(crate) fn expect_scales(&self, expected: [i64; 2], meaning: &str) -> Result<Operand> {
         let single = self.rank < 2 && self.dims().iter().all(|dim| *dim == 1);
         let matrix = if single { Operand { rank: 2, dims: [1; MAX_RANK], ..*self } } else { *self };
         let found = matrix.matrix_dims()?;
@@ -273,7 +287,7 @@ impl Operand {
     }
 
     /// The same with these dimensions: where it had 1 of another number, that one again and again.
-    pub(super) fn repeated_to(self, dims: &[i64]) -> Operand {
+    pub(crate) fn repeated_to(self, dims: &[i64]) -> Operand {
         let mut repeated = self;
         for (i, &dim) in dims.iter().enumerate() {
             if self.dims[i] != dim {
@@ -284,7 +298,7 @@ impl Operand {
     }
 
     /// Checks a matrix that TMA reads; gives its pitch in elements and its bytes.
-    pub(super) fn tma_rows(&self) -> Result<(u64, Footprint)> {
+    pub(crate) fn tma_rows(&self) -> Result<(u64, Footprint)> {
         let size = self.dtype.size() as u64;
         let unit = TMA_ALIGNMENT / size;
         let pitch = self.row_pitch()?;
@@ -314,7 +328,7 @@ impl Operand {
     /// Checks a matrix `[rows, K]` that TMA reads in either major; gives the major, the pitch and its bytes.
     ///
     /// Where a dimension is 1 both may do: `preferred` comes first, unless only the other can be addressed.
-    pub(super) fn tma_either_major(&self, preferred: Major) -> Result<(Major, u64, Footprint)> {
+    pub(crate) fn tma_either_major(&self, preferred: Major) -> Result<(Major, u64, Footprint)> {
         let unit = (TMA_ALIGNMENT / self.dtype.size() as u64) as i64;
         let contiguous = |operand: &Operand| operand.dims[1] <= 1 || operand.strides[1] == 1;
         let addressable = |operand: &Operand| operand.dims[0] <= 1 || operand.strides[0] % unit == 0;
@@ -331,7 +345,7 @@ impl Operand {
     }
 
     /// Checks a matrix that threads read and write; gives its pitch in elements and its bytes.
-    pub(super) fn plain_rows(&self) -> Result<(u64, Footprint)> {
+    pub(crate) fn plain_rows(&self) -> Result<(u64, Footprint)> {
         let pitch = self.row_pitch()?;
         if pitch > u64::from(u32::MAX) {
             return Err(self.too_large(format!("a row pitch of at most {} elements", u32::MAX)));
@@ -363,7 +377,7 @@ impl Operand {
     }
 
     /// Checks the layout of a scale matrix; gives its strides and its bytes.
-    pub(super) fn scale_strides(&self) -> Result<(ScaleStrides, Footprint)> {
+    pub(crate) fn scale_strides(&self) -> Result<(ScaleStrides, Footprint)> {
         let size = self.dtype.size() as u64;
         let ([rows, columns, ..], [row_stride, column_stride, ..]) = (self.dims, self.strides);
         if (rows > 1 && row_stride < 0) || (columns > 1 && column_stride < 0) {
@@ -393,7 +407,7 @@ impl Operand {
     }
 
     /// The address behind the last of `length` bytes.
-    pub(super) fn end_of(&self, length: u128) -> Result<u64> {
+    pub(crate) fn end_of(&self, length: u128) -> Result<u64> {
         if self.address == 0 {
             return Err(Error::NullPointer {
                 argument: self.name,
@@ -405,7 +419,7 @@ impl Operand {
         })
     }
 
-    pub(super) fn expect_aligned(&self, alignment: u64) -> Result<()> {
+    pub(crate) fn expect_aligned(&self, alignment: u64) -> Result<()> {
         if self.address.is_multiple_of(alignment) {
             return Ok(());
         }
@@ -417,7 +431,7 @@ impl Operand {
     }
 
     /// Refuses an input that shares bytes with this output.
-    pub(super) fn expect_apart(
+    pub(crate) fn expect_apart(
         &self,
         memory: &Footprint,
         input: &Operand,
@@ -439,7 +453,7 @@ impl Operand {
     }
 
     #[cold]
-    pub(super) fn wrong_shape(&self, expected: impl std::fmt::Debug, meaning: &str) -> Error {
+    pub(crate) fn wrong_shape(&self, expected: impl std::fmt::Debug, meaning: &str) -> Error {
         Error::Shape {
             argument: self.name,
             expected: format!("{expected:?}, {meaning}"),
@@ -448,19 +462,19 @@ impl Operand {
     }
 
     #[cold]
-    pub(super) fn wrong_strides(&self, expected: String) -> Error {
+    pub(crate) fn wrong_strides(&self, expected: String) -> Error {
         let found = format!("strides {:?} for {:?}", &self.strides[..self.rank], self.dims());
         Error::Stride { argument: self.name, expected, found }
     }
 
     #[cold]
-    pub(super) fn too_large(&self, expected: String) -> Error {
+    pub(crate) fn too_large(&self, expected: String) -> Error {
         let found = format!("{:?} {} with strides {:?}", self.dims(), self.dtype, &self.strides[..self.rank]);
         Error::Overflow { argument: self.name, expected, found }
     }
 
     #[cold]
-    pub(super) fn not_tma(&self, reason: String) -> Error {
+    pub(crate) fn not_tma(&self, reason: String) -> Error {
         Error::Tma { argument: self.name, reason }
     }
 }

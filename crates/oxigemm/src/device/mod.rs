@@ -1,4 +1,10 @@
-//! Where tensors live and kernels run.
+//! Devices: memory, streams, loaded kernels and workspaces of a GPU, of the simulator and of the CPU.
+
+pub(crate) mod cuda;
+pub(crate) mod limits;
+pub(crate) mod sim;
+pub(crate) mod stream;
+pub(crate) mod workspace;
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,9 +12,11 @@ use std::str::FromStr;
 use oxigemm_sim::{Options, Policy};
 
 use crate::error::{Error, Result};
-use crate::plan::Limits;
-use crate::runtime::Cuda;
-use crate::simulated::Sim;
+
+pub use cuda::{ARCH, Cuda, Loaded, Stats};
+pub use limits::Limits;
+pub use sim::Sim;
+pub use stream::{Event, Graph, SimEvent, SimGraph, SimStream, Stream};
 
 /// A place for tensors: host memory, one CUDA device, or a simulated one.
 ///

@@ -4,9 +4,9 @@ use oxigemm_kernels::quantize::{Args, Flags};
 
 use super::layout::{ScaleLayout, ceil};
 use super::{CheckedQuantize, Granularity, Quantize, QuantizeSource};
-use crate::check::Operand;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::DType;
+use crate::tensor::desc::Operand;
 
 /// The arguments of `quantize_with_transpose`.
 #[derive(Clone, Copy, Debug)]

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use super::sim::{Sim, Work};
 use crate::device::{Device, DeviceId};
 use crate::error::{Error, Result};
-use crate::simulated::{Sim, Work};
 
 /// A queue of work on one device; what is put into it is done in order. Clones stand for the same stream.
 ///

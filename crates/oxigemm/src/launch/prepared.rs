@@ -6,9 +6,9 @@ use oxigemm_cuda::{Element, Function, L2Promotion, LaunchConfig, Stream, Swizzle
 use oxigemm_kernels::gemm::launch::GemmKernel;
 
 use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, Mapped, Maps, PlanKey};
+use crate::device::Cuda;
 use crate::error::Result;
 use crate::plan::Plan;
-use crate::runtime::Cuda;
 
 /// Tensor maps are kept for this many addresses of each operand.
 const REMEMBERED: usize = 4;

@@ -4,6 +4,9 @@
 //! call needs more than any before, and is never given back before the device is: a kernel that still runs, or a graph,
 //! may use it. It at least doubles, so that all of it is less than four times what the largest call needs.
 
+pub(super) mod grid_barrier;
+pub(super) mod stream_key;
+
 use std::sync::{Mutex, PoisonError};
 
 use crate::error::Result;

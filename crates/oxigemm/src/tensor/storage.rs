@@ -5,9 +5,8 @@ use std::sync::{PoisonError, RwLock};
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::device::Device;
+use crate::device::{Device, Sim};
 use crate::error::Result;
-use crate::simulated::Sim;
 
 /// Host memory is made of these, so that its base is aligned as `cuMemAlloc` aligns device memory.
 #[derive(Clone, Copy, Pod, Zeroable)]

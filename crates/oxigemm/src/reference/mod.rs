@@ -4,26 +4,26 @@
 //! `f64` it is exact, in any order. The result depends on rounding only where scaled sums are added, 2⁻⁵³ each. With
 //! e5m2 values, of a wider range, such a sum may be rounded as well.
 
+mod attention;
 mod fused;
 mod grouped;
 mod half;
-mod hc;
-mod indexer;
+mod hyper_connection;
 mod kgrouped;
 pub(crate) mod moe;
 pub(crate) mod nvfp4;
 pub(crate) mod quantize;
 
+pub use attention::mqa_logit;
+pub(crate) use attention::{mqa_logits_tensors, paged_mqa_logits_tensors, paged_mqa_schedule_tensors};
 pub use fused::{Finish, fp8_gemm_nt_fused_tensors, half_gemm_nt_fused_tensors};
 pub use grouped::{
     m_grouped_fp8_gemm_nt_fused_tensors, m_grouped_fp8_gemm_nt_tensors, m_grouped_half_gemm_nt_fused_tensors,
     m_grouped_half_gemm_tensors,
 };
 pub use half::{gemm_nt, gemm_nt_rows, half_bgemm_nt_summed_tensors, half_gemm_tensors};
-pub(crate) use hc::hc_prenorm_tensors;
-pub use hc::tf32;
-pub use indexer::mqa_logit;
-pub(crate) use indexer::{mqa_logits_tensors, paged_mqa_logits_tensors, paged_mqa_schedule_tensors};
+pub(crate) use hyper_connection::hc_prenorm_tensors;
+pub use hyper_connection::tf32;
 pub use kgrouped::{k_grouped_fp8_gemm_tensors, k_grouped_half_gemm_tensors};
 use oxigemm_kernels::gemm::launch::OperandKind;
 use rayon::prelude::*;

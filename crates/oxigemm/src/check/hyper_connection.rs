@@ -3,8 +3,8 @@
 use oxigemm_kernels::hyper_connection::{COLUMNS, Config};
 
 use super::Operand;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::DType;
 
 /// The arguments of `tf32_hc_prenorm_gemm`.
 #[derive(Clone, Copy, Debug)]

@@ -15,15 +15,16 @@ use oxigemm_kernels::gemm::launch::GemmKernel;
 use oxigemm_kernels::gemm::scheduler::k_grouped::MAP_ROOM_BYTES;
 use oxigemm_kernels::gemm::transpose;
 
+use super::limits::Limits;
+use super::workspace::Workspaces;
+use super::workspace::grid_barrier::{self as rooms, Rooms, Tenant};
+use super::workspace::stream_key::{self as stream_places, StreamPlaces};
 use crate::call::PlanKey;
-use crate::direct::Call;
 use crate::error::{Error, Result};
-use crate::plan::{GemmConfig, Limits, Plan};
-use crate::prepared::Prepared;
+use crate::launch::direct::Call;
+use crate::launch::prepared::Prepared;
+use crate::plan::{GemmConfig, Plan};
 use crate::remembered::RememberedCalls;
-use crate::rooms::{self, Rooms, Tenant};
-use crate::stream_places::{self, StreamPlaces};
-use crate::workspace::Workspaces;
 
 /// The architecture that the kernels are written for.
 pub const ARCH: &str = "sm_90a";

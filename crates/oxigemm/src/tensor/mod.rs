@@ -1,14 +1,21 @@
 //! Tensors: typed, strided views of shared memory on a device.
 
+pub(crate) mod desc;
+pub(crate) mod dtype;
+pub(crate) mod layout;
+mod storage;
+
 use std::fmt;
 use std::sync::Arc;
 
-use crate::check::Operand;
+use desc::Operand;
+pub use dtype::{DType, Element};
+use layout::Layout;
+pub use layout::MAX_RANK;
+use storage::Storage;
+
 use crate::device::Device;
-use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
-use crate::layout::{Layout, MAX_RANK};
-use crate::storage::Storage;
 
 /// An array of 1 to 4 dimensions on a device.
 ///

@@ -7,11 +7,11 @@ use oxigemm_kernels::hyper_connection::{BLOCK_K, BLOCK_M, Config, QUAD};
 use crate::check::int;
 use crate::check::{HcPrenormGemm, HcProblem, Operand};
 use crate::device::Device;
-use crate::direct::{Argument, Call};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::gemm::{GemmOptions, cuda_stream, refuse_stream, sim_stream};
+use crate::launch::direct::{Argument, Call};
 use crate::reference;
+use crate::tensor::DType;
 use crate::tensor::Tensor;
 
 /// D = A·Bᵀ with a few columns, and `sqr_sum[m]` = the sum of the squares of row m of A, in one pass over A.

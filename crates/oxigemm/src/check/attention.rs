@@ -4,9 +4,9 @@ use oxigemm_kernels::attention::paged_mqa_logits::{MAX_NEXT, PAGE_SIZES};
 use oxigemm_kernels::attention::{DIMS, HEADS, Heads};
 
 use super::Operand;
-use super::operand::Footprint;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::DType;
+use crate::tensor::desc::Footprint;
 
 /// What logits are like outside of a query's range, and where their columns begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

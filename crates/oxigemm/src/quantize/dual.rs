@@ -7,11 +7,11 @@ use crate::cast::ScaleFormat;
 use crate::check::int;
 use crate::check::{CheckedQuantize, Granularity, Operand, Quantize, QuantizeBoth, QuantizeSource};
 use crate::device::{Device, DeviceId};
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::gemm::no_stream;
-use crate::plain::{LaunchOptions, run_steps};
+use crate::launch::{LaunchOptions, run_steps};
 use crate::reference::quantize as on_cpu;
+use crate::tensor::DType;
 use crate::tensor::Tensor;
 
 /// Where the transpose of a quantized matrix goes.

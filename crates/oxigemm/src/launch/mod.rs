@@ -1,5 +1,9 @@
 //! Kernels that take plain numbers and addresses: launched as they are, without tensor maps and plans to remember.
 
+pub(crate) mod cache;
+pub(crate) mod direct;
+pub(crate) mod prepared;
+
 use std::ffi::c_void;
 
 use oxigemm_cuda::LaunchConfig;
@@ -7,11 +11,10 @@ use oxigemm_kernels::{Argument, KernelId};
 use oxigemm_sim::Param;
 
 use crate::device::Device;
+use crate::device::sim::Work;
+use crate::device::{Cuda, Sim, Stream};
 use crate::error::{Error, Result};
 use crate::gemm::{put, stream_on_cuda, stream_on_sim};
-use crate::runtime::Cuda;
-use crate::simulated::{Sim, Work};
-use crate::stream::Stream;
 
 /// The most arguments that such a kernel has.
 const MOST: usize = 32;

@@ -11,12 +11,12 @@ use crate::check::{
     ScheduleProblem,
 };
 use crate::device::{Device, DeviceId};
-use crate::direct::{Argument, Call};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::gemm::{GemmOptions, refuse_stream};
+use crate::launch::direct::{Argument, Call};
 use crate::plan::MqaPlan;
 use crate::reference;
+use crate::tensor::DType;
 use crate::tensor::Tensor;
 
 /// What a query would attend to: `logits[q, j] = kv_scales[j] * sum over heads of relu(q[q, h] · kv[j]) * weights[q, h]` for

@@ -29,13 +29,14 @@ use oxigemm_kernels::quantize::per_tensor_single::ROOM_BYTES;
 use oxigemm_sim::{Element, Launch, Machine, Module, Options, Param, Report, Swizzle, TensorMapSpec};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use super::limits::Limits;
+use super::stream::SimStream;
+use super::workspace::Workspaces;
+use super::workspace::grid_barrier::{self as rooms, Rooms, Tenant};
 use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, PlanKey};
-use crate::direct::Call;
 use crate::error::{Error, Result};
-use crate::plan::{Limits, Plan};
-use crate::rooms::{self, Rooms, Tenant};
-use crate::stream::SimStream;
-use crate::workspace::Workspaces;
+use crate::launch::direct::Call;
+use crate::plan::Plan;
 
 /// A simulated GPU with its memory and its kernels. Clones are cheap and share them.
 ///
