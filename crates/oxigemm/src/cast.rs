@@ -212,7 +212,7 @@ impl Blocks {
         match (self.code, value * factor) {
             (_, scaled) if scaled.is_nan() => 0x7f,
             (DType::E5m2, scaled) => F8E5M2::from_f32(scaled).to_bits(),
-            (_, scaled) => crate::dtype::encode_e4m3(scaled),
+            (_, scaled) => crate::tensor::dtype::encode_e4m3(scaled),
         }
     }
 }

@@ -19,12 +19,12 @@ use super::limits::Limits;
 use super::workspace::Workspaces;
 use super::workspace::grid_barrier::{self as rooms, Rooms, Tenant};
 use super::workspace::stream_key::{self as stream_places, StreamPlaces};
-use crate::call::PlanKey;
 use crate::error::{Error, Result};
+use crate::gemm::LaunchCache;
+use crate::launch::args::PlanKey;
 use crate::launch::direct::Call;
 use crate::launch::prepared::Prepared;
 use crate::plan::{GemmConfig, Plan};
-use crate::remembered::RememberedCalls;
 
 /// The architecture that the kernels are written for.
 pub const ARCH: &str = "sm_90a";
@@ -60,7 +60,7 @@ struct Inner {
     workspaces: Workspaces<Buffer>,
     gathering_rooms: Workspaces<Buffer>,
     meeting_rooms: Rooms<Buffer>,
-    calls: RememberedCalls,
+    calls: LaunchCache,
     /// Room for the tensor maps that kernels make, once there is a kernel that does.
     map_room: OnceLock<Buffer>,
 }
@@ -146,7 +146,7 @@ impl Cuda {
                 workspaces: Workspaces::default(),
                 gathering_rooms: Workspaces::default(),
                 meeting_rooms: Rooms::default(),
-                calls: RememberedCalls::default(),
+                calls: LaunchCache::default(),
                 map_room: OnceLock::new(),
             }),
         })
@@ -240,7 +240,7 @@ impl Cuda {
     }
 
     /// The calls that are remembered whole.
-    pub(crate) fn calls(&self) -> &RememberedCalls {
+    pub(crate) fn calls(&self) -> &LaunchCache {
         &self.inner.calls
     }
 

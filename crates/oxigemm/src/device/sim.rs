@@ -33,9 +33,10 @@ use super::limits::Limits;
 use super::stream::SimStream;
 use super::workspace::Workspaces;
 use super::workspace::grid_barrier::{self as rooms, Rooms, Tenant};
-use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, PlanKey};
 use crate::error::{Error, Result};
+use crate::launch::args::{Addresses, Arguments, KernelArgs, PlanKey};
 use crate::launch::direct::Call;
+use crate::launch::tensor_maps::{Map, MapElement};
 use crate::plan::Plan;
 
 /// A simulated GPU with its memory and its kernels. Clones are cheap and share them.

@@ -1,8 +1,5 @@
 //! What a call passes to its kernel: every decision that does not depend on who runs it.
 
-mod maps;
-mod output;
-
 use std::ffi::c_void;
 
 use oxigemm_kernels::gemm::epilogue::OutputFlags;
@@ -15,27 +12,21 @@ use oxigemm_kernels::gemm::scheduler::m_grouped::{GroupArgs, GroupLayout};
 use oxigemm_kernels::gemm::scheduler::stream_k::{Tail, TailArgs};
 
 use crate::cast::ScaleFormat;
-use crate::check::{Accumulate, EpilogueArguments, Fused, Groups, KGroups, Problem, Summed};
-use crate::dtype::DType;
+use crate::device::limits::Limits;
 use crate::error::{Error, Result};
-use crate::plan::{self, GemmConfig, GemmShape, Limits, Plan};
-pub(crate) use maps::{Map, MapElement, Mapped, Maps};
-use maps::{sfa_strides, sfb_strides};
-use output::Output;
+use crate::gemm::problem::{Accumulate, Fused, Groups, KGroups, Problem};
+use crate::plan::{self, GemmConfig, GemmShape, Plan};
+use crate::tensor::dtype::DType;
 
-/// What decides about a plan.
+use super::output::Output;
+use super::tensor_maps::{Map, Mapped, Maps, sfa_strides, sfb_strides};
+
+/// Key of a plan: the problem, and the options that change it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct PlanKey {
     pub problem: Problem,
-    /// Its groups, where rows are grouped.
-    pub groups: Option<Groups>,
-    /// Its groups, where they are along K.
-    pub k_groups: Option<KGroups>,
-    /// The batch that K runs through, where its products are added up.
-    pub summed: Option<Summed>,
-    /// What is done with its sums, where that is fused.
-    pub fused: Option<Fused>,
-    pub choice: Option<GemmConfig>,
+    /// Configuration that the caller asks for.
+    pub config: Option<GemmConfig>,
     pub sms: u32,
     pub batch_invariant: bool,
 }
@@ -53,7 +44,7 @@ impl PlanKey {
             expected: plan::family_name(family),
         };
         if let Some(shape) = self.k_grouped_shape() {
-            return match self.choice {
+            return match self.config {
                 Some(choice) if choice.config().family() != family => Err(wrong_family(choice)),
                 Some(choice) => Plan::of_k_grouped(choice, &shape, limits)
                     .ok_or_else(|| refuse(choice, format!("{} groups along K, ", shape.groups))),
@@ -61,9 +52,9 @@ impl PlanKey {
                     .ok_or_else(|| too_many_groups("d", shape.groups)),
             };
         }
-        if let Some(summed) = &self.summed {
+        if let Some(summed) = &self.problem.summed {
             let shape = GemmShape { m, n, k: summed.depth(&self.problem) };
-            return match self.choice {
+            return match self.config {
                 Some(choice) if choice.config().family() != family => Err(wrong_family(choice)),
                 Some(choice) => Plan::of_summed(choice, shape, limits)
                     .ok_or_else(|| refuse(choice, format!("the sum of {} products of ", summed.slabs))),
@@ -74,8 +65,8 @@ impl PlanKey {
                 }),
             };
         }
-        if let (Some(fused), Some(shape)) = (&self.fused, self.grouped_shape()) {
-            return match self.choice {
+        if let (Some(fused), Some(shape)) = (&self.problem.fused, self.grouped_shape()) {
+            return match self.config {
                 None => Plan::best_fused_grouped(family, &shape, fused, limits)
                     .ok_or_else(|| too_many_groups("b", shape.groups)),
                 Some(choice) if choice.config().family() != family => Err(wrong_family(choice)),
@@ -83,9 +74,9 @@ impl PlanKey {
                     .ok_or_else(|| refuse(choice, format!("finished sums of {} groups of ", shape.groups))),
             };
         }
-        if let Some(fused) = &self.fused {
+        if let Some(fused) = &self.problem.fused {
             let shape = GemmShape { m, n, k };
-            return match self.choice {
+            return match self.config {
                 None if self.batch_invariant => {
                     Ok(Plan::best_batch_invariant_fused(family, shape, fused, limits))
                 }
@@ -98,7 +89,7 @@ impl PlanKey {
                     .ok_or_else(|| refuse(choice, "finished sums of ".to_owned())),
             };
         }
-        match (self.choice, self.grouped_shape()) {
+        match (self.config, self.grouped_shape()) {
             (Some(choice), _) if choice.config().family() != family => Err(wrong_family(choice)),
             (Some(choice), _) if self.batch_invariant && !plan::is_batch_invariant(&choice) => {
                 Err(Error::ConfigBatchInvariant { name: plan::name(&choice) })
@@ -124,18 +115,18 @@ impl PlanKey {
 
     /// Whether it is a batch of products with FP8 operands, whose kernels are others than those of groups.
     fn is_fp8_batch(&self) -> bool {
-        let batch = self.groups.is_some_and(|groups| groups.layout == GroupLayout::All);
+        let batch = self.problem.groups.is_some_and(|groups| groups.layout == GroupLayout::All);
         batch && self.problem.family == OperandKind::Fp8
     }
 
     fn k_grouped_shape(&self) -> Option<KGroupedShape> {
         let Problem { m, n, k, .. } = self.problem;
-        Some(KGroupedShape { groups: self.k_groups?.count, m, n, k })
+        Some(KGroupedShape { groups: self.problem.k_groups?.count, m, n, k })
     }
 
     fn grouped_shape(&self) -> Option<MGroupedShape> {
         let Problem { m, n, k, .. } = self.problem;
-        let groups = self.groups?;
+        let groups = self.problem.groups?;
         let (slabs, expected) = (groups.slabs(), groups.expected);
         Some(MGroupedShape { groups: groups.count, slabs, rows: m, expected, n, k })
     }
@@ -161,31 +152,19 @@ pub(crate) struct Addresses {
     pub d: u64,
     /// The numbers that tell where groups are; not looked at where there are none.
     pub groups: u64,
-    /// Room for tensor maps; not looked at unless groups are along K.
-    pub map_room: u64,
-    /// What is fused; not looked at where nothing is.
-    pub fused: FusedAt,
+    /// Workspace for tensor maps; only of k-grouped GEMMs.
+    pub map_workspace: u64,
+    /// Factors and addresses of a fused epilogue.
+    pub epilogue: EpilogueAddresses,
 }
 
-/// What sums are finished with in one call.
+/// Factors and addresses of the fused epilogue of one call.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct FusedAt {
+pub(crate) struct EpilogueAddresses {
     pub alpha: f32,
     pub beta: f32,
     pub bias: u64,
     pub scales: u64,
-}
-
-impl FusedAt {
-    /// Those of arguments, with factors of the product and of C.
-    pub fn of(epilogue: &EpilogueArguments, alpha: f32, beta: f32) -> FusedAt {
-        FusedAt {
-            alpha,
-            beta,
-            bias: epilogue.bias.map_or(0, |bias| bias.address),
-            scales: epilogue.scales.map_or(0, |(scales, _)| scales.address),
-        }
-    }
 }
 
 /// The arguments of a planned problem as far as they do not depend on addresses, and how these complete them.
@@ -272,18 +251,18 @@ impl KernelArgs {
 impl Arguments {
     /// The arguments of a plan, and the tensor maps that go with them.
     pub fn new(plan: &Plan, key: &PlanKey) -> (Arguments, Maps) {
-        let (problem, fused) = (&key.problem, key.fused.as_ref());
-        let (groups, k_groups) = (key.groups.as_ref(), key.k_groups.as_ref());
+        let problem = &key.problem;
+        let (groups, k_groups) = (problem.groups.as_ref(), problem.k_groups.as_ref());
+        let (summed, fused) = (problem.summed.as_ref(), problem.fused.as_ref());
         let (shape, launch) = (GemmShape { m: problem.m, n: problem.n, k: problem.k }, plan.launch);
-        let blocks = match (k_groups, &key.summed) {
+        let blocks = match (k_groups, summed) {
             (Some(groups), _) => groups.blocks,
             (None, Some(summed)) => summed.slabs * problem.k_blocks(),
             (None, None) => problem.k_blocks(),
         };
         let (sfa_strides, sfb_strides) = (sfa_strides(problem, blocks), sfb_strides(problem, blocks));
-        let d_slab = groups.map_or(0, |groups| groups.d_slab);
-        let output = Output::new(problem, d_slab, plan.choice.stores_f32_panels(), fused);
-        let mut maps = Maps::new(&launch, shape, problem, blocks, &output, fused);
+        let output = Output::new(problem, plan.choice.stores_f32_panels());
+        let mut maps = Maps::new(&launch, problem, blocks, &output);
         let mut scales_alike = [true; 2];
         if let Some(groups) = groups {
             let slabs = groups.slabs();
@@ -321,7 +300,7 @@ impl Arguments {
             d.matrix = d.matrix.in_slabs(groups.count, u64::from(groups.d_slab) * problem.d_pitch);
         }
         let mut tuning = if key.batch_invariant { launch.straight_on().tuning } else { launch.tuning };
-        if let Some(summed) = &key.summed {
+        if let Some(summed) = summed {
             maps.a.matrix = maps.a.matrix.in_slabs(summed.slabs, summed.a_slab);
             maps.b.matrix = maps.b.matrix.in_slabs(summed.slabs, summed.b_slab);
             tuning[2] = problem.k_blocks();
@@ -416,12 +395,12 @@ impl Arguments {
             .map(|groups| GroupedArgs { groups: GroupArgs { layout: at.groups, ..groups.groups }, ..groups });
         let k_groups = self.k_groups.map(|groups| KGroupArgs {
             ks: at.groups,
-            map_room: at.map_room,
+            map_room: at.map_workspace,
             a: at.a,
             b: at.b,
             ..groups
         });
-        let FusedAt { alpha, beta, bias, scales } = at.fused;
+        let EpilogueAddresses { alpha, beta, bias, scales } = at.epilogue;
         let fused = self.fused.map(|fused| FusedArgs { alpha, beta, bias, scales, ..fused });
         Ok(KernelArgs {
             product,

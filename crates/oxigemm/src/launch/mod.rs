@@ -1,8 +1,11 @@
 //! Kernels that take plain numbers and addresses: launched as they are, without tensor maps and plans to remember.
 
+pub(crate) mod args;
 pub(crate) mod cache;
 pub(crate) mod direct;
+mod output;
 pub(crate) mod prepared;
+pub(crate) mod tensor_maps;
 
 use std::ffi::c_void;
 

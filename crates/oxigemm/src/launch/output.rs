@@ -2,9 +2,9 @@
 
 use oxigemm_kernels::gemm::epilogue::{OutputFlags, Panels};
 
-use super::Addresses;
-use crate::check::{Accumulate, Fused, Problem};
-use crate::dtype::DType;
+use super::args::Addresses;
+use crate::gemm::problem::{Accumulate, Fused, Problem};
+use crate::tensor::dtype::DType;
 
 impl Fused {
     /// The columns of D where these are computed; the check has bounded them.
@@ -38,7 +38,9 @@ pub(super) struct Output {
 
 impl Output {
     /// `f32_panels`: whether the kernel has the copy engine store FP32, and add it to D.
-    pub fn new(problem: &Problem, d_slab: u32, f32_panels: bool, fused: Option<&Fused>) -> Output {
+    pub fn new(problem: &Problem, f32_panels: bool) -> Output {
+        let fused = problem.fused.as_ref();
+        let d_slab = problem.groups.map_or(0, |groups| groups.d_slab);
         let c_pitch = match problem.c {
             Accumulate::None | Accumulate::InPlace => problem.d_pitch,
             Accumulate::From { pitch } => pitch,
@@ -87,8 +89,8 @@ impl Output {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::FusedAt;
-    use crate::check::ScaleStrides;
+    use crate::launch::args::EpilogueAddresses;
+    use crate::tensor::desc::ScaleStrides;
     use oxigemm_kernels::gemm::launch::OperandKind;
 
     const PROBLEM: Problem = Problem {
@@ -103,6 +105,11 @@ mod tests {
         sfa: ScaleStrides { mn: 4, k: 1 },
         sfb: ScaleStrides { mn: 4, k: 1 },
         d_type: DType::Bf16,
+        transpose: [false; 2],
+        groups: None,
+        k_groups: None,
+        summed: None,
+        fused: None,
     };
     const AT: Addresses = Addresses {
         a: 0x1000,
@@ -112,16 +119,15 @@ mod tests {
         c: 0x5000,
         d: 0x6000,
         groups: 0,
-        map_room: 0,
-        fused: FusedAt { alpha: 1.0, beta: 1.0, bias: 0, scales: 0 },
+        map_workspace: 0,
+        epilogue: EpilogueAddresses { alpha: 1.0, beta: 1.0, bias: 0, scales: 0 },
     };
 
     #[test]
     fn the_copy_engine_stores_what_it_can_address_and_nothing_else() {
         const PLAIN: u32 = OutputFlags::PLAIN;
         const VECTORS: u32 = OutputFlags::VECTORS;
-        let flags =
-            |problem: Problem, d: u64| Output::new(&problem, 0, false, None).flags(&Addresses { d, ..AT });
+        let flags = |problem: Problem, d: u64| Output::new(&problem, false).flags(&Addresses { d, ..AT });
         assert_eq!(flags(PROBLEM, 0x6000), PLAIN | VECTORS);
         assert_eq!(flags(PROBLEM, 0x6008), VECTORS, "four elements are still aligned");
         assert_eq!(flags(PROBLEM, 0x6002), 0);
@@ -138,8 +144,7 @@ mod tests {
         const F32: u32 = OutputFlags::F32 | OutputFlags::VECTORS;
         const PLAIN: u32 = OutputFlags::PLAIN;
         let wide = Problem { d_type: DType::F32, ..PROBLEM };
-        let flags =
-            |problem: Problem| Output::new(&problem, 0, true, None).flags(&Addresses { c: AT.d, ..AT });
+        let flags = |problem: Problem| Output::new(&problem, true).flags(&Addresses { c: AT.d, ..AT });
         assert_eq!(flags(wide), F32 | PLAIN);
         assert_eq!(flags(Problem { n: 252, ..wide }), F32 | PLAIN);
         assert_eq!(flags(Problem { n: 254, ..wide }), F32);
@@ -155,8 +160,7 @@ mod tests {
     fn vectors_need_both_d_and_c_aligned() {
         let both = OutputFlags::ADDEND | OutputFlags::VECTORS;
         let problem = Problem { c: Accumulate::From { pitch: 256 }, ..PROBLEM };
-        let flags =
-            |problem: Problem, c: u64| Output::new(&problem, 0, false, None).flags(&Addresses { c, ..AT });
+        let flags = |problem: Problem, c: u64| Output::new(&problem, false).flags(&Addresses { c, ..AT });
         assert_eq!(flags(problem, 0x5000), both);
         assert_eq!(flags(problem, 0x5002), OutputFlags::ADDEND);
         let odd = Problem { c: Accumulate::From { pitch: 259 }, ..PROBLEM };

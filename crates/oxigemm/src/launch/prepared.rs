@@ -5,7 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use oxigemm_cuda::{Element, Function, L2Promotion, LaunchConfig, Stream, Swizzle, TensorMap, TiledTensor};
 use oxigemm_kernels::gemm::launch::GemmKernel;
 
-use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, Mapped, Maps, PlanKey};
+use super::args::{Addresses, Arguments, KernelArgs, PlanKey};
+use super::tensor_maps::{Map, MapElement, Mapped, Maps};
 use crate::device::Cuda;
 use crate::error::Result;
 use crate::plan::Plan;

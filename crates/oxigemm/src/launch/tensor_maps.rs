@@ -5,9 +5,10 @@ use oxigemm_kernels::gemm::operand::f16::Half;
 use oxigemm_kernels::gemm::params::ScaleLayout;
 
 use super::output::Output;
-use crate::check::{Fused, Problem, ScaleStrides};
-use crate::dtype::DType;
+use crate::gemm::problem::Problem;
 use crate::plan::GemmShape;
+use crate::tensor::desc::ScaleStrides;
+use crate::tensor::dtype::DType;
 
 /// An operand that the copy engine moves, and so has a tensor map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,14 +75,10 @@ pub(crate) struct Maps {
 }
 
 impl Maps {
-    pub(super) fn new(
-        launch: &Launch,
-        shape: GemmShape,
-        problem: &Problem,
-        blocks: u32,
-        output: &Output,
-        fused: Option<&Fused>,
-    ) -> Maps {
+    /// Tensor maps of a launch, with so many scale blocks along K.
+    pub(super) fn new(launch: &Launch, problem: &Problem, blocks: u32, output: &Output) -> Maps {
+        let shape = GemmShape { m: problem.m, n: problem.n, k: problem.k };
+        let fused = problem.fused.as_ref();
         let swizzled = |element, matrix| Map { matrix, element, swizzled: true };
         let scales = |matrix| Map { matrix, element: MapElement::F32, swizzled: false };
         let (a_pitch, b_pitch) = (problem.a_pitch, problem.b_pitch);
@@ -153,7 +150,7 @@ fn with_meaning(strides: ScaleStrides, rows: u32, k_blocks: u32) -> [u32; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::Accumulate;
+    use crate::gemm::problem::Accumulate;
 
     const PROBLEM: Problem = Problem {
         family: OperandKind::Fp8,
@@ -167,6 +164,11 @@ mod tests {
         sfa: ScaleStrides { mn: 4, k: 1 },
         sfb: ScaleStrides { mn: 4, k: 1 },
         d_type: DType::Bf16,
+        transpose: [false; 2],
+        groups: None,
+        k_groups: None,
+        summed: None,
+        fused: None,
     };
 
     #[test]

@@ -3,6 +3,7 @@
 pub(crate) mod desc;
 pub(crate) mod dtype;
 pub(crate) mod layout;
+mod slabs;
 mod storage;
 
 use std::fmt;

@@ -1,16 +1,117 @@
-//! Batches of products with BF16 and FP16 operands, with any strides from one to the next.
+//! Batched GEMMs, with any strides from one matrix to the next.
 
-use crate::check::int;
-use crate::check::{GemmLayout, GroupedHalfGemm, Operand};
-use crate::device::{Device, DeviceId};
-use crate::dtype::DType;
+use super::super::desc::GemmLayout;
+use super::super::{Addend, Gemm, GemmOptions, Grouping};
+use super::expect_type;
 use crate::error::{Error, Result};
-use crate::gemm::{Addend, GemmOptions};
-use crate::grouped::run_raw;
-use crate::half_gemm::expect_type;
-use crate::half_grouped::run;
-use crate::half_summed::half_bgemm_nt_summed;
 use crate::tensor::Tensor;
+use crate::tensor::dtype::DType;
+
+/// `D[g] = A[g]·B[g]ᵀ` with FP8 operands and scales, for every product of a batch.
+///
+/// | argument | shape | type | layout |
+/// |---|---|---|---|
+/// | `a` | `[G, M, K]` | e4m3 | rows of K; pitch, products and address multiples of 16 bytes |
+/// | scales of `a` | `[G, M, ceil(K/128)]` | f32 | any strides |
+/// | `b` | `[G, N, K]` | e4m3 | as `a` |
+/// | scales of `b` | `[G, ceil(N/128), ceil(K/128)]` | f32 | any strides |
+/// | `d` | `[G, M, N]` | bf16 or f32 | rows of N, any pitch; products any distance apart |
+///
+/// Where scales have 1 instead of more along a dimension, that one holds for all. Matrices may follow each other or lie row beside row: views that were transposed need no copy. Where G, M or N is 0 nothing is done; K must not be 0. There
+/// are at most 1024 products.
+///
+/// # Errors
+/// The first rule that an argument breaks, or what the device reports.
+///
+/// ```
+/// use oxigemm::{DType, Device, GemmOptions, Tensor, fp8_bgemm_nt};
+///
+/// let device = Device::cpu(); // or Device::auto(), which takes a GPU, else the simulator
+/// let (batch, m, n, k) = (2, 3, 8, 16);
+/// let a = Tensor::from_f32(DType::E4m3, &vec![0.5; batch * m * k], &[batch, m, k], &device)?;
+/// let b = [vec![1.0; n * k], vec![2.0; n * k]].concat();
+/// let b = Tensor::from_f32(DType::E4m3, &b, &[batch, n, k], &device)?;
+/// let one = Tensor::from_slice(&[1.0f32], &[1], &device)?;
+/// let mut d = Tensor::zeros(DType::F32, &[batch, m, n], &device)?;
+/// fp8_bgemm_nt((&a, &one), (&b, &one), &mut d, &GemmOptions::default())?;
+/// assert_eq!(d.to_vec_f32()?, [vec![8.0; m * n], vec![16.0; m * n]].concat());
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn fp8_bgemm_nt(
+    a: (&Tensor, &Tensor),
+    b: (&Tensor, &Tensor),
+    d: &mut Tensor,
+    options: &GemmOptions,
+) -> Result<()> {
+    Gemm { grouping: Grouping::Batched, ..Gemm::fp8(a, b, d) }.run(options)
+}
+
+/// `D[g] = A[g]·B[g]` for every product of a batch: as [`fp8_bgemm_nt`], but B is `[G, K, N]`, contiguous along either of the
+/// last dimensions, and its scales are `[G, ceil(K/128), ceil(N/128)]`.
+///
+/// A B that is contiguous along N is transposed first, of all products: see [`fp8_gemm`](crate::fp8_gemm) for where to. That
+/// reads and writes all of B once more: keep it K-major where possible.
+///
+/// # Errors
+/// As [`fp8_bgemm_nt`], of shapes as they are there; that the stream is being captured and its workspace would have to grow.
+pub fn fp8_bgemm_nn(
+    a: (&Tensor, &Tensor),
+    b: (&Tensor, &Tensor),
+    d: &mut Tensor,
+    options: &GemmOptions,
+) -> Result<()> {
+    let grouping = Grouping::Batched;
+    Gemm { layout: GemmLayout::Nn, transpose: true, grouping, ..Gemm::fp8(a, b, d) }.run(options)
+}
+
+/// Einstein sums that are batches of products with FP8 operands, without a copy of A or D.
+///
+/// | expression | a batch over | of products |
+/// |---|---|---|
+/// | `bhr,hdr->bhd` | `h` | A `[b, r]` with B `[d, r]`: [`fp8_bgemm_nt`] |
+/// | `bhd,hdr->bhr` | `h` | A `[b, d]` with B `[d, r]`: [`fp8_bgemm_nn`] |
+///
+/// The scales of A have its dimensions, and those of B its own, with one for 128 where K is, and of B one for 128 of both:
+/// `[b, h, ceil(r/128)]` and `[h, ceil(d/128), ceil(r/128)]` for the first.
+///
+/// # Errors
+/// An expression that is none of these, and as those functions.
+///
+/// ```
+/// use oxigemm::{DType, Device, GemmOptions, Tensor, fp8_einsum};
+///
+/// let device = Device::cpu();
+/// let (b, h, r, d) = (3, 2, 16, 8);
+/// let x = Tensor::from_f32(DType::E4m3, &vec![0.5; b * h * r], &[b, h, r], &device)?;
+/// let w = Tensor::from_f32(DType::E4m3, &vec![2.0; h * d * r], &[h, d, r], &device)?;
+/// let scales = Tensor::from_slice(&[1.0f32, 3.0], &[h, 1, 1], &device)?; // one for each head
+/// let one = Tensor::from_slice(&[1.0f32], &[1, 1, 1], &device)?;
+/// let mut y = Tensor::zeros(DType::Bf16, &[b, h, d], &device)?;
+/// fp8_einsum("bhr,hdr->bhd", (&x, &one), (&w, &scales), &mut y, &GemmOptions::default())?;
+/// assert_eq!(y.to_vec_f32()?[..2 * d], [[16.0; 8], [48.0; 8]].concat());
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn fp8_einsum(
+    expression: &str,
+    (a, sfa): (&Tensor, &Tensor),
+    b: (&Tensor, &Tensor),
+    d: &mut Tensor,
+    options: &GemmOptions,
+) -> Result<()> {
+    let function = match expression {
+        "bhr,hdr->bhd" => fp8_bgemm_nt,
+        "bhd,hdr->bhr" => fp8_bgemm_nn,
+        other => {
+            return Err(Error::Shape {
+                argument: "expression",
+                expected: "bhr,hdr->bhd or bhd,hdr->bhr".to_owned(),
+                found: other.to_owned(),
+            });
+        }
+    };
+    let (a, sfa) = (by_head("a", a)?, by_head("sfa", sfa)?);
+    function((&a, &sfa), b, &mut by_head("d", d)?, options)
+}
 
 /// `D[g] = C[g] + A[g]·B[g]` with 16-bit operands, for every product of a batch.
 ///
@@ -20,7 +121,7 @@ use crate::tensor::Tensor;
 /// | `b` | `[G, N, K]`, of `nn` `[G, K, N]` | as `a` | contiguous along either of the last two; as `a` |
 /// | `c`, `d` | `[G, M, N]` | that of `a`, or f32; the same | rows of N, any pitch; products any distance apart, those of both alike |
 ///
-/// The layout is `nt` or `nn`. Products may lie one behind another or row beside row: views that were transposed need
+/// The layout is `nt` or `nn`. Matrices may follow each other or lie row beside row: views that were transposed need
 /// no copy. Where G, M or N is 0 nothing is done; K must not be 0. There are at most 1024 products.
 ///
 /// # Errors
@@ -47,15 +148,7 @@ pub fn half_bgemm(
     d: &mut Tensor,
     options: &GemmOptions,
 ) -> Result<()> {
-    let arguments = GroupedHalfGemm {
-        layout,
-        a: a.describe("a"),
-        b: b.describe("b"),
-        c: c.describe(d),
-        d: d.describe("d"),
-        groups: None,
-    };
-    run([a, b], c, d, (&arguments, None), options)
+    Gemm { layout, c, grouping: Grouping::Batched, ..Gemm::half(a, b, d) }.run(options)
 }
 
 /// The functions by their names, each for one type and layout.
@@ -84,6 +177,42 @@ named! {
     bf16_bgemm_nn: Bf16 Nn, "A·B", "[G, K, N]";
     fp16_bgemm_nt: F16 Nt, "A·Bᵀ", "[G, N, K]";
     fp16_bgemm_nn: F16 Nn, "A·B", "[G, K, N]";
+}
+
+/// D = C + the sum of all `A[b]·B[b]ᵀ` with 16-bit operands: [`einsum`](crate::einsum) of `bmk,bnk->mn`.
+///
+/// | argument | shape | type | layout |
+/// |---|---|---|---|
+/// | `a` | `[B, M, K]` | bf16 or f16 | rows of K; pitch, products and address multiples of 16 bytes |
+/// | `b` | `[B, N, K]` | as `a` | as `a` |
+/// | `c`, `d` | `[M, N]` | that of `a`, or f32; the same | rows of N, any pitch |
+///
+/// All products are added in FP32 and D is rounded once. The same call gives the same bits: where K is split, the parts
+/// are added in their order. Where M or N is 0 nothing is done; where B or K is 0, D becomes C or 0.
+///
+/// # Errors
+/// The first rule that an argument breaks, or what the device reports.
+///
+/// ```
+/// use oxigemm::{Addend, DType, Device, GemmOptions, Tensor, half_bgemm_nt_summed};
+///
+/// let device = Device::cpu(); // or Device::auto(), which takes a GPU, else the simulator
+/// let (batch, m, n, k) = (3, 2, 8, 16);
+/// let a = Tensor::from_f32(DType::Bf16, &vec![0.5; batch * m * k], &[batch, m, k], &device)?;
+/// let b = Tensor::from_f32(DType::Bf16, &vec![2.0; batch * n * k], &[batch, n, k], &device)?;
+/// let mut d = Tensor::from_f32(DType::F32, &vec![1.0; m * n], &[m, n], &device)?;
+/// half_bgemm_nt_summed(&a, &b, Addend::InPlace, &mut d, &GemmOptions::default())?;
+/// assert_eq!(d.to_vec_f32()?, vec![49.0; m * n]);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn half_bgemm_nt_summed(
+    a: &Tensor,
+    b: &Tensor,
+    c: Addend<'_>,
+    d: &mut Tensor,
+    options: &GemmOptions,
+) -> Result<()> {
+    Gemm { c, grouping: Grouping::Summed, ..Gemm::half(a, b, d) }.run(options)
 }
 
 /// Einstein sums that are batches of products with 16-bit operands, without a copy of anything.
@@ -131,14 +260,6 @@ pub fn einsum(
             });
         }
     };
-    // The batch comes first.
-    let by_head = |name, x: &Tensor| {
-        if x.dims().len() == 3 {
-            return x.transpose(0, 1);
-        }
-        let found = format!("{} dimensions, {:?}", x.dims().len(), x.dims());
-        Err(Error::Rank { argument: name, expected: "3 dimensions".to_owned(), found })
-    };
     let other = match c {
         Addend::From(c) => Some(by_head("c", c)?),
         Addend::None | Addend::InPlace => None,
@@ -147,68 +268,11 @@ pub fn einsum(
     half_bgemm(layout, &by_head("a", a)?, b, c, &mut by_head("d", d)?, options)
 }
 
-/// The operands of a batch of products as addresses, for engines that own their memory. Strides are in elements.
-///
-/// What the fields mean and how they are checked is told at [`half_bgemm`].
-#[derive(Clone, Copy, Debug)]
-pub struct RawHalfBgemm {
-    /// How many products there are.
-    pub batch: usize,
-    /// Rows of A and D.
-    pub m: usize,
-    /// Columns of D.
-    pub n: usize,
-    /// What is summed over.
-    pub k: usize,
-    /// The element type of A and B: bf16 or f16.
-    pub ab_type: DType,
-    /// Address of A.
-    pub a: u64,
-    /// From one product of A to the next, and from one row to the next.
-    pub a_strides: [usize; 2],
-    /// Address of B.
-    pub b: u64,
-    /// Strides of B: along the products, along N and along K; one of the last two is 1.
-    pub b_strides: [usize; 3],
-    /// Address of C: 0 for none, that of D to add to D.
-    pub c: u64,
-    /// As those of D.
-    pub c_strides: [usize; 2],
-    /// Address of D.
-    pub d: u64,
-    /// From one product of D to the next, and from one row to the next.
-    pub d_strides: [usize; 2],
-    /// The element type of C and D: that of A and B, or f32.
-    pub d_type: DType,
-}
-
-impl RawHalfBgemm {
-    fn describe(&self, device: DeviceId) -> GroupedHalfGemm {
-        let [batch, m, n, k] = [self.batch, self.m, self.n, self.k].map(int);
-        let rows = |name, dtype, dims: [i64; 3], [slab, row]: [usize; 2], address| {
-            Operand::new((name, dtype), &dims, &[slab, row, 1].map(int), (address, device))
-        };
-        GroupedHalfGemm {
-            // Strides say everything: the layout is that of the formula.
-            layout: GemmLayout::Nt,
-            a: rows("a", self.ab_type, [batch, m, k], self.a_strides, self.a),
-            b: Operand::new(("b", self.ab_type), &[batch, n, k], &self.b_strides.map(int), (self.b, device)),
-            c: (self.c != 0).then(|| rows("c", self.d_type, [batch, m, n], self.c_strides, self.c)),
-            d: rows("d", self.d_type, [batch, m, n], self.d_strides, self.d),
-            groups: None,
-        }
+/// A tensor of an Einstein sum with the batch first.
+fn by_head(name: &'static str, x: &Tensor) -> Result<Tensor> {
+    if x.dims().len() == 3 {
+        return x.transpose(0, 1);
     }
-}
-
-/// [`half_bgemm`] on memory that the caller owns, on the stream of the options. The device is a GPU or the simulator,
-/// whose addresses are those of its tensors.
-///
-/// # Safety
-/// As for [`m_grouped_fp8_gemm_nt_raw`](crate::m_grouped_fp8_gemm_nt_raw).
-///
-/// # Errors
-/// As [`half_bgemm`]. The CPU is refused: it has tensors only.
-pub unsafe fn half_bgemm_raw(device: &Device, gemm: &RawHalfBgemm, options: &GemmOptions) -> Result<()> {
-    // SAFETY: the caller keeps the operands as described.
-    unsafe { run_raw(device, &gemm.describe(device.id()), options) }
+    let found = format!("{} dimensions, {:?}", x.dims().len(), x.dims());
+    Err(Error::Rank { argument: name, expected: "3 dimensions".to_owned(), found })
 }

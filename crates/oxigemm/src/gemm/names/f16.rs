@@ -1,16 +1,11 @@
-//! The GEMM functions with BF16 and FP16 operands.
+//! Dense GEMMs with BF16 and FP16 operands.
 
-use crate::call::{Addresses, FusedAt};
-use crate::check::int;
-use crate::check::{Checked, GemmLayout, HalfGemm, Operand};
-use crate::device::{Device, DeviceId};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::gemm::{Addend, GemmArguments, GemmOptions, refuse_stream, run, run_raw, simulate};
-use crate::memo::Memo;
-use crate::reference;
-use crate::remembered::{Call, CallArguments, Ready, RememberedCalls};
+use super::super::desc::GemmLayout;
+use super::super::{Addend, Gemm, GemmOptions};
+use super::expect_type;
+use crate::error::Result;
 use crate::tensor::Tensor;
+use crate::tensor::dtype::DType;
 
 /// D = C + A·B with 16-bit operands, given in some layout.
 ///
@@ -56,19 +51,7 @@ pub fn half_gemm(
     d: &mut Tensor,
     options: &GemmOptions,
 ) -> Result<()> {
-    let arguments =
-        HalfGemm { layout, a: a.describe("a"), b: b.describe("b"), c: c.describe(d), d: d.describe("d") };
-    match a.device() {
-        // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
-        Device::Cuda(cuda) => unsafe { run(cuda, &arguments, options) },
-        Device::Sim(sim) => simulate(sim, &arguments, options),
-        Device::Cpu => {
-            refuse_stream(a.device(), options)?;
-            let old = d.clone();
-            let c = c.tensor(&old);
-            reference::half_gemm_tensors(layout, a, b, c, d)
-        }
-    }
+    Gemm { layout, c, ..Gemm::half(a, b, d) }.run(options)
 }
 
 /// The functions by their names, each for one type and layout.
@@ -100,125 +83,4 @@ named! {
     fp16_gemm_nn: F16 Nn, "A·B", "[M, K]", "[K, N]";
     fp16_gemm_tn: F16 Tn, "Aᵀ·B", "[K, M]", "[K, N]";
     fp16_gemm_tt: F16 Tt, "Aᵀ·Bᵀ", "[K, M]", "[N, K]";
-}
-
-pub(crate) fn expect_type(a: &Tensor, expected: DType) -> Result<()> {
-    if a.dtype() == expected {
-        return Ok(());
-    }
-    Err(Error::DType { argument: "a", expected: expected.to_string(), found: a.dtype().to_string() })
-}
-
-/// The operands of a GEMM as addresses, for engines that own their memory. Strides are in elements.
-///
-/// What the fields mean and how they are checked is told at [`half_gemm`].
-#[derive(Clone, Copy, Debug)]
-pub struct RawHalfGemm {
-    /// Rows of D.
-    pub m: usize,
-    /// Columns of D.
-    pub n: usize,
-    /// What is summed over.
-    pub k: usize,
-    /// The element type of A and B: bf16 or f16.
-    pub ab_type: DType,
-    /// Address of A.
-    pub a: u64,
-    /// Strides of A, along M and along K: one of them is 1.
-    pub a_strides: [usize; 2],
-    /// Address of B.
-    pub b: u64,
-    /// Strides of B, along N and along K: one of them is 1.
-    pub b_strides: [usize; 2],
-    /// Address of C: 0 for none, that of D to add to D.
-    pub c: u64,
-    /// From one row of C to the next.
-    pub c_pitch: usize,
-    /// Address of D.
-    pub d: u64,
-    /// From one row of D to the next.
-    pub d_pitch: usize,
-    /// The element type of C and D: that of A and B, or f32.
-    pub d_type: DType,
-}
-
-impl RawHalfGemm {
-    pub(crate) fn describe(&self, device: DeviceId) -> HalfGemm {
-        let [m, n, k] = [self.m, self.n, self.k].map(int);
-        let matrix = |name, dtype, dims: [i64; 2], strides: [usize; 2], address| {
-            Operand::matrix(name, dtype, dims, strides.map(int), address, device)
-        };
-        let c = matrix("c", self.d_type, [m, n], [self.c_pitch, 1], self.c);
-        HalfGemm {
-            // Strides say everything: the layout is that of the formula.
-            layout: GemmLayout::Nt,
-            a: matrix("a", self.ab_type, [m, k], self.a_strides, self.a),
-            b: matrix("b", self.ab_type, [n, k], self.b_strides, self.b),
-            c: (self.c != 0).then_some(c),
-            d: matrix("d", self.d_type, [m, n], [self.d_pitch, 1], self.d),
-        }
-    }
-}
-
-/// [`half_gemm`] on memory that the caller owns, on the stream of the options. The device is a GPU or the simulator,
-/// whose addresses are those of its tensors.
-///
-/// # Safety
-/// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
-///
-/// # Errors
-/// As [`half_gemm`]. The CPU is refused: it has tensors only.
-///
-/// ```
-/// use oxigemm::{DType, Device, GemmOptions, RawHalfGemm, Tensor, half_gemm_raw};
-///
-/// let device = Device::sim();
-/// let (m, n, k) = (4, 64, 16);
-/// let a = Tensor::from_f32(DType::F16, &vec![0.5; m * k], &[m, k], &device)?;
-/// let b = Tensor::from_f32(DType::F16, &vec![2.0; k * n], &[k, n], &device)?; // N-major
-/// let d = Tensor::empty(DType::F16, &[m, n], &device)?;
-/// let gemm = RawHalfGemm {
-///     m, n, k, ab_type: DType::F16,
-///     a: a.address(), a_strides: [k, 1],
-///     b: b.address(), b_strides: [1, n],
-///     c: 0, c_pitch: 0, d: d.address(), d_pitch: n, d_type: DType::F16,
-/// };
-/// // SAFETY: the tensors live on, and nobody else uses them.
-/// unsafe { half_gemm_raw(&device, &gemm, &GemmOptions::default())? };
-/// assert_eq!(d.to_vec_f32()?, vec![16.0; m * n]);
-/// # Ok::<(), oxigemm::Error>(())
-/// ```
-pub unsafe fn half_gemm_raw(device: &Device, gemm: &RawHalfGemm, options: &GemmOptions) -> Result<()> {
-    // SAFETY: the caller keeps the operands as described.
-    unsafe { run_raw(device, &gemm.describe(device.id()), options) }
-}
-
-impl CallArguments for HalfGemm {
-    fn remembered(calls: &RememberedCalls) -> &Memo<Call<Self>, Ready> {
-        &calls.half
-    }
-
-    fn addresses(&self) -> Addresses {
-        Addresses {
-            a: self.a.address,
-            sfa: 0,
-            b: self.b.address,
-            sfb: 0,
-            c: self.c.map_or(0, |c| c.address),
-            d: self.d.address,
-            groups: 0,
-            map_room: 0,
-            fused: FusedAt::default(),
-        }
-    }
-}
-
-impl GemmArguments for HalfGemm {
-    fn check(&self) -> Result<Checked> {
-        HalfGemm::check(self)
-    }
-
-    fn output(&self) -> (Option<&Operand>, &Operand) {
-        (self.c.as_ref(), &self.d)
-    }
 }

@@ -1,13 +1,11 @@
-//! Products of 16-bit operands.
+//! The product of 16-bit operands.
 //!
 //! A product of two BF16 or FP16 numbers has at most 22 bits of significand and is exact in `f64`; only the additions
 //! round, 2⁻⁵³ each.
 
 use rayon::prelude::*;
 
-use crate::check::{Checked, GemmLayout, HalfGemm};
 use crate::error::{Error, Result};
-use crate::tensor::Tensor;
 
 /// `C + A·Bᵀ` for A `[M, K]` and B `[N, K]`, all row-major and without gaps: `M * N` values.
 ///
@@ -89,57 +87,4 @@ fn expect_len(argument: &'static str, values: &[f32], [rows, columns]: [usize; 2
         expected: format!("{rows} by {columns} values"),
         found: format!("{} values", values.len()),
     })
-}
-
-/// [`half_gemm`](crate::half_gemm) on tensors of any device: the arguments pass the same checks as on a GPU, and D
-/// takes the exact result, rounded once.
-///
-/// # Errors
-/// Whatever [`HalfGemm::check`] refuses.
-pub fn half_gemm_tensors(
-    layout: GemmLayout,
-    a: &Tensor,
-    b: &Tensor,
-    c: Option<&Tensor>,
-    d: &mut Tensor,
-) -> Result<()> {
-    let arguments = HalfGemm {
-        layout,
-        a: a.describe("a"),
-        b: b.describe("b"),
-        c: c.map(|c| c.describe("c")),
-        d: d.describe("d"),
-    };
-    if let Checked::Trivial(_) = arguments.check()? {
-        return super::without_product(c, d);
-    }
-    let along_k = |x: &Tensor, k_first| if k_first { x.transpose(0, 1) } else { Ok(x.clone()) };
-    let (a, b) = (along_k(a, layout.a_begins_with_k())?, along_k(b, layout.b_begins_with_k())?);
-    let dims = [a.dims()[0], b.dims()[0], a.dims()[1]];
-    let c = c.map(Tensor::to_vec_f32).transpose()?;
-    let product = gemm_nt(&a.to_vec_f32()?, &b.to_vec_f32()?, dims, c.as_deref())?;
-    d.write_bytes(&d.dtype().encode_f64(&product))
-}
-
-/// [`half_bgemm_nt_summed`](crate::half_bgemm_nt_summed) on tensors of any device, whose arguments were checked: `checked` is
-/// what the check gave.
-///
-/// # Errors
-/// If the tensors are not of the shapes that were checked.
-pub fn half_bgemm_nt_summed_tensors(
-    a: &Tensor,
-    b: &Tensor,
-    c: Option<&Tensor>,
-    d: &mut Tensor,
-    checked: &Checked,
-) -> Result<()> {
-    if let Checked::Trivial(_) = checked {
-        return super::without_product(c, d);
-    }
-    // Products side by side are one with the K of all.
-    let side_by_side = |x: &Tensor| x.transpose(0, 1)?.to_vec_f32();
-    let dims = [a.dims()[1], b.dims()[1], a.dims()[0] * a.dims()[2]];
-    let c = c.map(Tensor::to_vec_f32).transpose()?;
-    let product = gemm_nt(&side_by_side(a)?, &side_by_side(b)?, dims, c.as_deref())?;
-    d.write_bytes(&d.dtype().encode_f64(&product))
 }

@@ -1,17 +1,14 @@
-//! What follows a product, in `f64`.
+//! Fused epilogues, in `f64`.
 
 use oxigemm_kernels::gemm::epilogue::Activation;
 use std::f64::consts::{FRAC_1_PI, PI, SQRT_2};
 
-use super::{fp8_gemm_nt, gemm_nt};
-use crate::cast::{Quantized, per_token_cast_to_fp8};
-use crate::check::{BLOCK, HeadSplits};
+use crate::cast::{ScaleFormat, per_token_cast_to_fp8};
+use crate::check::HeadSplits;
 use crate::error::{Error, Result};
-use crate::fused::{Epilogue, FusedOutput};
-use crate::gemm::Addend;
 use crate::tensor::Tensor;
 
-/// What is done with the sums of a product: see [`Epilogue`].
+/// Fused epilogue: see [`Epilogue`](crate::Epilogue).
 ///
 /// ```
 /// use oxigemm::Activation;
@@ -25,13 +22,13 @@ use crate::tensor::Tensor;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Finish<'a> {
-    /// The factor of the product.
+    /// Factor of the product.
     pub alpha: f32,
-    /// The factor of what is added.
+    /// Factor of the addend.
     pub beta: f32,
-    /// One number for each column of the product.
+    /// Bias: one number for each column of the product.
     pub bias: Option<&'a [f32]>,
-    /// What a sum, or a gate, becomes.
+    /// Activation of an accumulator, or of a gate.
     pub activation: Activation,
     /// Whether the first half of the columns are gates.
     pub gated: bool,
@@ -108,75 +105,28 @@ fn erfc(x: f64) -> f64 {
     (-x * x).exp() / PI.sqrt() / fraction
 }
 
-/// [`fp8_gemm_nt_fused`](crate::fp8_gemm_nt_fused) on tensors of any device, whose arguments were checked. The product
-/// is exact and D rounded once; a quantized one is rounded to `f32` before it is cast.
-///
-/// # Errors
-/// If the tensors are not of the shapes that were checked.
-pub fn fp8_gemm_nt_fused_tensors(
-    (a, sfa): (&Tensor, &Tensor),
-    (b, sfb): (&Tensor, &Tensor),
-    c: Addend<'_>,
-    d: FusedOutput<'_>,
-    epilogue: &Epilogue<'_>,
-) -> Result<()> {
-    let c = added(c, d.d(), epilogue.heads)?;
-    let a = Quantized::from_tensors(a, sfa, 1)?;
-    let b = Quantized::from_tensors(b, sfb, BLOCK as usize)?;
-    let product = fp8_gemm_nt(&a.as_matrix(), &b.as_matrix(), None)?;
-    finish_into(&product, [a.rows, b.rows], c.as_deref(), d, epilogue)
+/// Output of an epilogue: a matrix of D, its scales where it is quantized, and the columns that are skipped.
+pub(super) struct EpilogueOutput {
+    pub d: Tensor,
+    pub scales: Option<(Tensor, ScaleFormat)>,
+    pub heads: Option<HeadSplits>,
 }
 
-/// [`half_gemm_nt_fused`](crate::half_gemm_nt_fused) in the same way.
-///
-/// # Errors
-/// If the tensors are not of the shapes that were checked.
-pub fn half_gemm_nt_fused_tensors(
-    a: &Tensor,
-    b: &Tensor,
-    c: Addend<'_>,
-    d: FusedOutput<'_>,
-    epilogue: &Epilogue<'_>,
-) -> Result<()> {
-    let c = added(c, d.d(), epilogue.heads)?;
-    let [m, n, k] = [a.dims()[0], b.dims()[0], a.dims()[1]];
-    let product = gemm_nt(&a.to_vec_f32()?, &b.to_vec_f32()?, [m, n, k], None)?;
-    finish_into(&product, [m, n], c.as_deref(), d, epilogue)
-}
-
-/// What is added to the columns that are computed.
-fn added(c: Addend<'_>, d: &Tensor, heads: Option<HeadSplits>) -> Result<Option<Vec<f32>>> {
-    c.tensor(d).map(|c| computed(c, heads)).transpose()
-}
-
-/// Finishes `m` rows of `n` sums and stores them.
-pub(crate) fn finish_into(
-    product: &[f64],
-    [m, n]: [usize; 2],
-    c: Option<&[f32]>,
-    d: FusedOutput<'_>,
-    epilogue: &Epilogue<'_>,
-) -> Result<()> {
-    let bias = epilogue.bias.map(Tensor::to_vec_f32).transpose()?;
-    let Epilogue { alpha, beta, activation, gated, .. } = *epilogue;
-    let finish = Finish { alpha, beta, bias: bias.as_deref(), activation, gated };
-    let result = finish.apply(product, n, c)?;
-    let columns = if gated { n / 2 } else { n };
-    match d {
-        FusedOutput::Matrix(d) => {
-            for (first, width, mut part) in parts(d, epilogue.heads)? {
+impl EpilogueOutput {
+    /// Stores the result of an epilogue: rows of so many columns. A quantized one is rounded to `f32` before it is cast.
+    pub fn store(mut self, result: &[f64], [rows, columns]: [usize; 2]) -> Result<()> {
+        let Some((mut scales, format)) = self.scales else {
+            for (first, width, mut part) in parts(&self.d, self.heads)? {
                 let values: Vec<f64> =
-                    (0..m).flat_map(|row| &result[row * columns + first..][..width]).copied().collect();
+                    (0..rows).flat_map(|row| &result[row * columns + first..][..width]).copied().collect();
                 part.write_bytes(&part.dtype().encode_f64(&values))?;
             }
-            Ok(())
-        }
-        FusedOutput::Fp8 { d, scales, format } => {
-            let values: Vec<f32> = result.iter().map(|x| *x as f32).collect();
-            let cast = per_token_cast_to_fp8(&values, m, columns, format)?;
-            d.write_bytes(&cast.codes)?;
-            scales.write_f32(&cast.scales)
-        }
+            return Ok(());
+        };
+        let values: Vec<f32> = result.iter().map(|x| *x as f32).collect();
+        let cast = per_token_cast_to_fp8(&values, rows, columns, format)?;
+        self.d.write_bytes(&cast.codes)?;
+        scales.write_f32(&cast.scales)
     }
 }
 
