@@ -5,31 +5,21 @@
 //! of K; blocks at the edges are smaller. These are the casts of the peer, bit for bit. A row, or a whole matrix, may
 //! have one scale as well, and codes may be e5m2, whose largest is 57344: see [`cast_to_fp8`].
 //!
-//! A block with an infinity in it has an infinite scale, and one with NaN has NaN: whatever its codes are, they stand for
-//! NaN. Scales that are powers of two are never more than 2¹²⁷, so that there infinity saturates, and only NaN has the code
-//! of NaN.
+//! A block with an infinity in it has an infinite scale, and one with NaN has NaN: whatever its codes are, they stand
+//! for NaN. Scales that are powers of two are never more than 2¹²⁷, so that there infinity saturates, and only NaN has
+//! the code of NaN.
 
 use float8::F8E5M2;
 use rayon::prelude::*;
 
-use crate::check::{BLOCK, Granularity};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::reference::Fp8Matrix;
 use crate::tensor::Tensor;
 use crate::tensor::dtype::{DType, Element, Fp8Codes};
+pub use crate::tensor::granularity::ScaleFormat;
+use crate::tensor::granularity::{BLOCK, Granularity};
 
 const K_BLOCK: usize = BLOCK as usize;
-
-/// Which scales a cast may choose.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ScaleFormat {
-    /// Any `f32`.
-    #[default]
-    F32,
-    /// Powers of two, rounded up: what fits in UE8M0.
-    PowerOfTwo,
-}
 
 /// A matrix `[rows, k]` of FP8 codes with its scales, both row-major and without gaps.
 #[derive(Clone, Debug, PartialEq)]
@@ -217,8 +207,8 @@ impl Blocks {
     }
 }
 
-/// The e2m1 code nearest to `value * factor`, which is not rounded before: ties to even, saturating at 6, which is also what
-/// becomes of NaN. Its sign is that of `value`.
+/// The e2m1 code nearest to `value * factor`, which is not rounded before: ties to even, saturating at 6, which is also
+/// what becomes of NaN. Its sign is that of `value`.
 pub(crate) fn encode_e2m1(value: f32, factor: f32) -> u8 {
     // Halfway to the next larger code; where the lower of the two is even, halfway stays.
     const MIDDLES: [f64; 7] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];
@@ -258,8 +248,8 @@ pub fn ceil_to_power_of_two(scale: f32) -> f32 {
 }
 
 impl Quantized {
-    /// Copies a matrix and its scales from tensors of any device and strides. There is a scale for each `rows_per_scale`
-    /// rows and 128 of K, or one for all of them along one dimension or both.
+    /// Copies a matrix and its scales from tensors of any device and strides. There is a scale for each
+    /// `rows_per_scale` rows and 128 of K, or one for all of them along one dimension or both.
     ///
     /// # Errors
     /// If the tensors are not matrices of FP8 and f32, or if the scales do not fit the matrix.
@@ -302,7 +292,7 @@ impl Quantized {
     /// The matrix and its scales as tensors on a device, both contiguous.
     ///
     /// # Errors
-    /// If the device has no room.
+    /// If the device has no memory left.
     pub fn to_tensors(&self, device: &Device) -> Result<(Tensor, Tensor)> {
         let codes = Tensor::from_bytes(self.dtype, &self.codes, &[self.rows, self.k], device)?;
         Ok((codes, Tensor::from_slice(&self.scales, &self.scale_dims(), device)?))
@@ -345,6 +335,27 @@ impl Quantized {
         }
         values
     }
+}
+
+/// A matrix `[rows, k]` of FP8 codes with its scales, in host memory with any strides.
+#[derive(Clone, Copy, Debug)]
+pub struct Fp8Matrix<'a> {
+    /// The type of the codes: e4m3 or e5m2.
+    pub dtype: DType,
+    /// The codes; row `i` begins at `i * pitch`.
+    pub codes: &'a [u8],
+    /// The number of rows.
+    pub rows: usize,
+    /// The number of columns.
+    pub k: usize,
+    /// From one row to the next.
+    pub pitch: usize,
+    /// The scales, one per `rows_per_scale` rows and 128 of K.
+    pub scales: &'a [f32],
+    /// From one group of rows to the next, and from one 128 of K to the next, in elements; 0 where they share.
+    pub scale_strides: [usize; 2],
+    /// How many rows share a scale.
+    pub rows_per_scale: usize,
 }
 
 #[cfg(test)]

@@ -199,11 +199,11 @@ pub enum Error {
 
 impl Error {
     /// A call on addresses, of a device that has tensors only.
-    pub(crate) fn no_raw_memory(device: &crate::device::Device) -> Error {
+    pub(crate) fn no_raw_memory(device: &str) -> Error {
         Error::Device {
             argument: "device",
             expected: "a GPU or the simulator".to_owned(),
-            found: device.to_string(),
+            found: device.to_owned(),
         }
     }
 

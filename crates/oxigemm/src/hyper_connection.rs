@@ -1,18 +1,19 @@
-//! The product before the norm of a hyper-connection.
+//! Hyper-connection: the GEMM before its norm.
 
 use oxigemm_cuda::{Element, L2Promotion, Swizzle, TiledTensor};
 use oxigemm_kernels::common::even_split::Shares;
 use oxigemm_kernels::hyper_connection::{BLOCK_K, BLOCK_M, Config, QUAD};
 
-use crate::check::int;
-use crate::check::{HcPrenormGemm, HcProblem, Operand};
+use crate::check::{HcPrenormGemm, HcProblem};
 use crate::device::Device;
+use crate::device::backend::{Backend, with_backend};
+use crate::device::launch::{Geometry, KernelArg, KernelLaunch};
+use crate::device::stream::refuse_stream;
 use crate::error::{Error, Result};
-use crate::gemm::{GemmOptions, cuda_stream, refuse_stream, sim_stream};
-use crate::launch::direct::{Argument, Call};
+use crate::gemm::GemmOptions;
 use crate::reference;
-use crate::tensor::DType;
-use crate::tensor::Tensor;
+use crate::tensor::desc::{Operand, int};
+use crate::tensor::{DType, Tensor};
 
 /// D = A·Bᵀ with a few columns, and `sqr_sum[m]` = the sum of the squares of row m of A, in one pass over A.
 ///
@@ -23,10 +24,12 @@ use crate::tensor::Tensor;
 /// | `d` | `[M, N]` or `[splits, M, N]` | f32 | rows of N, any pitch |
 /// | `sqr_sum` | `[M]` or `[splits, M]` | f32 | contiguous |
 ///
-/// B is rounded to TF32, 11 bits. What is then larger than the largest BF16 number
-/// counts as infinite. What is not finite gives sums that are infinite or NaN, of its row or of its column alone. Sums are FP32. With splits, whoever uses them adds them; each sums its part of K: of the blocks of 64 the first has the
-/// first, the second has the second, and so on in turn. Without, all of K is summed here, in an order that depends on the shape and on how many multiprocessors there are. The same call
-/// gives the same bits. With [`GemmOptions::batch_invariant`] nothing but K and the splits decides the order.
+/// B is rounded to TF32, 11 bits; a number that is then larger than the largest BF16 number counts as infinite. An
+/// operand that is not finite makes its row, or its column, infinite or NaN, and nothing else. Accumulators are FP32.
+///
+/// With splits, D and `sqr_sum` are partial results that the caller adds: split i of S takes the K blocks i, i + S, ...
+/// of 64. Without, the kernel reduces all of K, in an order that depends on the shape and on the number of SMs. The
+/// same call gives the same bits. With [`GemmOptions::batch_invariant`] only K and the splits decide the order.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -58,7 +61,7 @@ pub fn tf32_hc_prenorm_gemm(
         sqr_sum: sqr_sum.describe("sqr_sum"),
     };
     if let Device::Cpu = a.device() {
-        refuse_stream(a.device(), options)?;
+        refuse_stream(a.device(), options.stream.as_ref())?;
         return match arguments.check()? {
             None => Ok(()),
             Some(problem) => reference::hc_prenorm_tensors(a, b, d, sqr_sum, problem.splits as usize),
@@ -77,7 +80,8 @@ pub struct RawHcPrenormGemm {
     pub n: usize,
     /// Columns of both.
     pub k: usize,
-    /// Parts of K, as [`tf32_hc_prenorm_gemm`] deals it out, each with a D and sums of squares of its own; those lie one behind another.
+    /// Splits of K, as for [`tf32_hc_prenorm_gemm`], each with a D and sums of squares of its own; those are
+    /// contiguous.
     pub splits: usize,
     /// Address of A.
     pub a: u64,
@@ -100,9 +104,9 @@ pub struct RawHcPrenormGemm {
 /// [`tf32_hc_prenorm_gemm`] on memory that the caller owns. The device is a GPU or the simulator.
 ///
 /// # Safety
-/// Every operand must be memory of this device, as large as its shape and pitches say. It must stay alive, and not be written
-/// elsewhere (the results also not be read), from the call until the stream has passed the kernel; where the stream is being
-/// captured, whenever the graph runs.
+/// Every operand must be memory of this device, as large as its shape and pitches say. It must stay alive, and not be
+/// written elsewhere (the results also not be read), from the call until the stream has passed the kernel; where the
+/// stream is being captured, whenever the graph runs.
 ///
 /// # Errors
 /// As [`tf32_hc_prenorm_gemm`]. The CPU is refused: it has tensors only.
@@ -127,7 +131,7 @@ pub unsafe fn tf32_hc_prenorm_gemm_raw(
     unsafe { run(device, &arguments, options) }
 }
 
-/// How the blocks of a grid share out the stages of a product, each of 128 rows and 64 of K.
+/// Distribution of the stages of a GEMM, each of 128 rows and 64 of K, over the blocks of a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sharing {
     /// How often some blocks share some rows.
@@ -139,7 +143,7 @@ struct Sharing {
 }
 
 impl Sharing {
-    /// As many blocks as there are multiprocessors, as long as each has a few stages. Every 128 rows have as many as the
+    /// As many blocks as there are SMs, as long as each has a few stages. Every 128 rows have as many as the
     /// others, where none of them gets much longer by that than if all blocks shared all rows.
     fn best(problem: &HcProblem, sms: u32, batch_invariant: bool) -> Option<Sharing> {
         const FEW: u32 = 8;
@@ -160,30 +164,35 @@ impl Sharing {
     }
 }
 
-/// How the stages of some rows are dealt out, each hand one in turn.
+/// Interleaved split of the stages of some rows: split i of `count` has the stages i, i + `count`, ...
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Hands {
+struct Interleave {
     count: u32,
-    /// Those of a block, where it has whole ones and as many as every other.
+    /// The splits of a block, where every block has as many whole ones.
     of_block: Option<u32>,
 }
 
-impl Hands {
-    /// One for each of so many splits; where there is one only, for each of the blocks that share rows and have no others.
-    fn of(splits: u32, k_blocks: u32, sharing: &Sharing) -> Hands {
+impl Interleave {
+    /// By splits; where there is one only, by the blocks that share rows and have no others.
+    fn of(splits: u32, k_blocks: u32, sharing: &Sharing) -> Interleave {
         let alone = sharing.stages == k_blocks;
         let count = if splits == 1 && alone { sharing.blocks } else { splits };
         let whole = sharing.blocks == 1
             || count == sharing.blocks
             || (k_blocks.is_multiple_of(count) && count.is_multiple_of(sharing.blocks));
-        Hands { count, of_block: (alone && whole).then(|| count / sharing.blocks) }
+        Interleave { count, of_block: (alone && whole).then(|| count / sharing.blocks) }
     }
 }
 
 /// # Safety
 /// As for [`tf32_hc_prenorm_gemm_raw`].
 unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions) -> Result<()> {
-    let limits = device.limits().ok_or_else(|| Error::no_raw_memory(device))?;
+    // SAFETY: the caller keeps the same contract.
+    with_backend!(device, backend => unsafe { run_on(backend, arguments, options) })
+}
+
+unsafe fn run_on<B: Backend>(backend: &B, arguments: &HcPrenormGemm, options: &GemmOptions) -> Result<()> {
+    let limits = backend.limits();
     let Some(problem) = arguments.check()? else { return Ok(()) };
     let sms = options.num_sms.map_or(limits.sms, |sms| sms.clamp(1, limits.sms));
     let too_large = || Error::Overflow {
@@ -192,23 +201,20 @@ unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions)
         found: format!("{} by {}", problem.m, problem.k),
     };
     let sharing = Sharing::best(&problem, sms, options.batch_invariant).ok_or_else(too_large)?;
-    // Blocks that share rows gather their sums there.
-    let room = match device {
-        _ if sharing.blocks == 1 => 0,
-        Device::Cuda(cuda) => {
-            cuda.gathering_room(cuda_stream(cuda, options)?, Config::room_bytes(limits.sms))?
-        }
-        Device::Sim(sim) => sim.gathering_room(sim_stream(sim, options)?, Config::room_bytes(limits.sms))?,
-        Device::Cpu => return Err(Error::no_raw_memory(device)),
+    let stream = backend.stream(options.stream.as_ref())?;
+    // Blocks that share rows reduce their accumulators there.
+    let workspace = match sharing.blocks {
+        1 => 0,
+        _ => backend.zeroed_workspace(stream, Config::room_bytes(limits.sms))?,
     };
     let HcProblem { config, m, k, splits, a_pitch, b_pitch, d_pitch, d_split } = problem;
     let k_blocks = k.div_ceil(BLOCK_K);
     let of_splits = Shares::of(k_blocks, splits.min(k_blocks));
     let of_blocks = Shares::of(sharing.stages, sharing.blocks);
-    let hands = Hands::of(splits.min(k_blocks), k_blocks, &sharing);
-    let of_hands = Shares::of(k_blocks, hands.count);
-    // Threads ask for nothing early where they would have to divide, or where rows are too far apart to say.
-    let early = |pitch_bytes: u64| match hands.of_block {
+    let interleave = Interleave::of(splits.min(k_blocks), k_blocks, &sharing);
+    let of_interleave = Shares::of(k_blocks, interleave.count);
+    // No L2 prefetch where threads would have to divide for it, or where the pitch does not fit 32 bits.
+    let prefetch_pitch = |pitch_bytes: u64| match interleave.of_block {
         Some(_) => u32::try_from(pitch_bytes).unwrap_or(0),
         None => 0,
     };
@@ -220,7 +226,8 @@ unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions)
         strides: [a_pitch * 2, 0, 0, 0],
         tile: [BLOCK_K, BLOCK_M, 1, 1, 1],
         swizzle: Swizzle::B128,
-        // With 256 an H200 was slower: perhaps as lines that come before they are needed drive more out of the L2 cache, which then has to be written.
+        // 256 was slower on an H200: perhaps lines that come too soon evict more of the L2 cache, which is written
+        // back.
         promotion: L2Promotion::B128,
     };
     // Rows in an order in which a thread gets neighbouring columns of D.
@@ -236,41 +243,46 @@ unsafe fn run(device: &Device, arguments: &HcPrenormGemm, options: &GemmOptions)
         promotion: L2Promotion::B256,
     };
     let list = [
-        Argument::Map(x),
-        Argument::Map(w),
-        Argument::Address(arguments.d.address),
-        Argument::Address(arguments.sqr_sum.address),
-        Argument::Address(room),
-        Argument::Address(d_split),
-        Argument::Number(d_pitch),
-        Argument::Number(m),
-        Argument::Number(k_blocks),
-        Argument::Number(splits),
-        Argument::Number(of_splits.each),
-        Argument::Number(of_splits.more),
-        Argument::Number(hands.count),
-        Argument::Number(of_hands.each),
-        Argument::Number(of_hands.more),
-        Argument::Number(hands.of_block.unwrap_or(0)),
-        Argument::Number(sharing.stages),
-        Argument::Number(sharing.blocks),
-        Argument::Number(of_blocks.each),
-        Argument::Number(of_blocks.more),
-        Argument::Address(arguments.a.address),
-        Argument::Number(early(a_pitch * 2)),
-        Argument::Address(arguments.b.address),
-        Argument::Number(early(b_pitch * 4)),
+        KernelArg::TensorMap(backend.tensor_map(&x)?),
+        KernelArg::TensorMap(backend.tensor_map(&w)?),
+        KernelArg::U64(arguments.d.address),
+        KernelArg::U64(arguments.sqr_sum.address),
+        KernelArg::U64(workspace),
+        KernelArg::U64(d_split),
+        KernelArg::U32(d_pitch),
+        KernelArg::U32(m),
+        KernelArg::U32(k_blocks),
+        KernelArg::U32(splits),
+        KernelArg::U32(of_splits.each),
+        KernelArg::U32(of_splits.more),
+        KernelArg::U32(interleave.count),
+        KernelArg::U32(of_interleave.each),
+        KernelArg::U32(of_interleave.more),
+        KernelArg::U32(interleave.of_block.unwrap_or(0)),
+        KernelArg::U32(sharing.stages),
+        KernelArg::U32(sharing.blocks),
+        KernelArg::U32(of_blocks.each),
+        KernelArg::U32(of_blocks.more),
+        KernelArg::U64(arguments.a.address),
+        KernelArg::U32(prefetch_pitch(a_pitch * 2)),
+        KernelArg::U64(arguments.b.address),
+        KernelArg::U32(prefetch_pitch(b_pitch * 4)),
     ];
-    let call = Call {
+    let launch = KernelLaunch {
         kernel: config.into(),
-        grid: [sharing.groups, sharing.blocks],
-        cluster: 1,
-        threads: config.threads(),
-        shared_bytes: config.shared_bytes(),
-        arguments: &list,
+        geometry: Geometry {
+            grid: [sharing.groups, sharing.blocks],
+            cluster: 1,
+            threads: config.threads(),
+            shared_bytes: config.shared_bytes(),
+            cooperative: false,
+        },
+        programmatic: options.programmatic,
+        params: list,
     };
-    // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps them.
-    unsafe { call.run(device, options) }
+    // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps
+    // them.
+    unsafe { backend.launch(&launch, stream) }
 }
 
 #[cfg(test)]
@@ -278,21 +290,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hands_are_splits_or_what_blocks_have() {
+    fn stages_are_interleaved_by_splits_or_by_blocks() {
         let sharing = |groups, stages, blocks| Sharing { groups, stages, blocks };
-        let hands = |splits, k_blocks, sharing| {
-            let Hands { count, of_block } = Hands::of(splits, k_blocks, &sharing);
+        let interleave = |splits, k_blocks, sharing| {
+            let Interleave { count, of_block } = Interleave::of(splits, k_blocks, &sharing);
             (count, of_block)
         };
-        assert_eq!(hands(1, 112, sharing(32, 112, 4)), (4, Some(1)), "blocks deal to each other");
-        assert_eq!(hands(4, 112, sharing(32, 112, 4)), (4, Some(1)));
-        assert_eq!(hands(16, 112, sharing(32, 112, 4)), (16, Some(4)));
-        assert_eq!(hands(3, 112, sharing(32, 112, 4)), (3, None), "a block ends within a split");
-        assert_eq!(hands(16, 120, sharing(32, 120, 4)), (16, None), "splits are of two lengths");
-        assert_eq!(hands(1, 112, sharing(1, 40 * 112, 132)), (1, None), "blocks have parts of several rows");
-        assert_eq!(hands(1, 20, sharing(1, 20, 3)), (3, Some(1)), "the last has one less");
-        assert_eq!(hands(3, 112, sharing(1, 40 * 112, 132)), (3, None));
-        assert_eq!(hands(3, 10, sharing(3, 10, 1)), (3, Some(3)), "the block begins with the first");
+        assert_eq!(interleave(1, 112, sharing(32, 112, 4)), (4, Some(1)), "blocks interleave");
+        assert_eq!(interleave(4, 112, sharing(32, 112, 4)), (4, Some(1)));
+        assert_eq!(interleave(16, 112, sharing(32, 112, 4)), (16, Some(4)));
+        assert_eq!(interleave(3, 112, sharing(32, 112, 4)), (3, None), "a block ends within a split");
+        assert_eq!(interleave(16, 120, sharing(32, 120, 4)), (16, None), "splits are of two lengths");
+        assert_eq!(
+            interleave(1, 112, sharing(1, 40 * 112, 132)),
+            (1, None),
+            "blocks have parts of several rows"
+        );
+        assert_eq!(interleave(1, 20, sharing(1, 20, 3)), (3, Some(1)), "the last has one less");
+        assert_eq!(interleave(3, 112, sharing(1, 40 * 112, 132)), (3, None));
+        assert_eq!(interleave(3, 10, sharing(3, 10, 1)), (3, Some(3)), "the block begins with the first");
     }
 
     #[test]

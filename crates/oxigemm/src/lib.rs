@@ -65,20 +65,21 @@ pub use attention::{
     RawMqaLogits, RawPagedMqaLogits, fp8_mqa_logits, fp8_mqa_logits_raw, fp8_paged_mqa_logits,
     fp8_paged_mqa_logits_raw, get_paged_mqa_logits_metadata, get_paged_mqa_logits_metadata_raw,
 };
+pub use check::gemm::tensors::Addend;
+pub use check::gemm::tensors::epilogue::{Epilogue, FusedOutput};
+pub use check::gemm::tensors::groups::{GroupedRows, RawGroups, RowGroups};
 pub use check::{GemmLayout, Granularity, HeadSplits};
 pub use device::{
-    ARCH, Cuda, Device, DeviceId, Event, Graph, Loaded, Sim, SimEvent, SimGraph, SimStream, Stats, Stream,
+    ARCH, Cuda, Device, DeviceId, Event, Graph, Loaded, Sim, SimEvent, SimGraph, SimStream, Stream,
 };
 pub use error::{Error, Result};
 pub use float8::{F8E4M3, F8E5M2};
-pub use gemm::epilogue::{Epilogue, FusedOutput};
-pub use gemm::groups::{GroupedRows, RawGroups, RowGroups};
+pub use gemm::GemmOptions;
 pub use gemm::names::*;
 pub use gemm::raw::{RawEpilogue, RawGemm, RawGrouping, RawMatrix, RawScaleFactors, gemm_raw};
-pub use gemm::{Addend, GemmOptions};
 pub use half::{bf16, f16};
 pub use hyper_connection::{RawHcPrenormGemm, tf32_hc_prenorm_gemm, tf32_hc_prenorm_gemm_raw};
-pub use launch::LaunchOptions;
+pub use launch::{LaunchOptions, Stats};
 pub use moe::{
     PermutedRows, RawMoePermute, RawMoeUnpermute, RawPaddingRows, moe_permute, moe_permute_raw, moe_rows,
     moe_unpermute, moe_unpermute_raw, zero_padding_rows, zero_padding_rows_raw,

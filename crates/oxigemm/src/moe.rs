@@ -1,12 +1,13 @@
-//! A mixture of experts: tokens to the places of their experts, and back.
+//! Mixture of experts: permutation of tokens by expert, and back.
 
-use oxigemm_kernels::quantize::{Config, moe_permute, zero_padding};
+use oxigemm_kernels::quantize::moe_permute::unpermute_launch;
+use oxigemm_kernels::quantize::{Config, zero_padding};
 
 use crate::check::int;
 use crate::check::{MoePermute, MoeUnpermute, Operand, PaddingRows};
+use crate::device::stream::refuse_stream;
 use crate::device::{Device, DeviceId};
 use crate::error::Result;
-use crate::gemm::no_stream;
 use crate::launch::{LaunchOptions, run_steps};
 use crate::quantize::step;
 use crate::reference::moe as on_cpu;
@@ -20,7 +21,8 @@ pub struct PermutedRows<'a> {
     pub tokens: &'a mut Tensor,
     /// `[M]`: the expert of each row, or -1: [`GroupedRows::Ids`](crate::GroupedRows::Ids) of a grouped product.
     pub groups: &'a mut Tensor,
-    /// `[E]`: the row behind the last of each expert: [`GroupedRows::Ends`](crate::GroupedRows::Ends) of a grouped product.
+    /// `[E]`: the row behind the last of each expert: [`GroupedRows::Ends`](crate::GroupedRows::Ends) of a grouped
+    /// product.
     pub ends: &'a mut Tensor,
     /// `[T, topk]`: the row of each choice, or -1. What [`moe_unpermute`] takes.
     pub places: &'a mut Tensor,
@@ -41,12 +43,13 @@ pub fn moe_rows(tokens: usize, topk: usize, experts: usize, alignment: usize) ->
 
 /// Sorts tokens by the experts that are chosen for them: where each choice goes, and which token each row is.
 ///
-/// `ids` is `[T, topk]` i32: experts from 0 to E - 1. Rows of an expert begin at a multiple of `alignment`, which is 1, 16, 32, 64 or 128, and
-/// follow the order of tokens, and of the choices of a token. Rows that only round an expert up, and those behind
-/// the last, are -1. An id that is no expert has no row, and its place is -1; so are choices for which M is too small:
-/// [`moe_rows`] says what is enough.
+/// `ids` is `[T, topk]` i32: experts from 0 to E - 1. Rows of an expert begin at a multiple of `alignment`, which is 1,
+/// 16, 32, 64 or 128, and follow the order of tokens, and of the choices of a token. Rows that only round an expert up,
+/// and those behind the last, are -1. An id that is no expert has no row, and its place is -1; so are choices for which
+/// M is too small: [`moe_rows`] says what is enough.
 ///
-/// One kernel, which needs no memory of its own. The choices are read by it alone: a captured call is replayed with others.
+/// One kernel, which needs no memory of its own. The choices are read by it alone: a captured call is replayed with
+/// others.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -83,9 +86,9 @@ pub fn moe_permute(
     };
     match ids.device() {
         Device::Cpu => {
-            no_stream(ids.device(), options.stream.as_ref())?;
+            refuse_stream(ids.device(), options.stream.as_ref())?;
             match call.check()? {
-                Some(_) => on_cpu::permute(ids, alignment, to),
+                Some(_) => on_cpu::permute(ids, alignment, [to.tokens, to.groups, to.ends, to.places]),
                 None => Ok(()),
             }
         }
@@ -94,10 +97,12 @@ pub fn moe_permute(
     }
 }
 
-/// Adds the rows that the choices of a token became, each with its weight: `out[t] = sum over k of weights[t, k] * rows[places[t, k]]`.
+/// Adds the rows that the choices of a token became, each with its weight: `out[t] = sum over k of weights[t, k] *
+/// rows[places[t, k]]`.
 ///
-/// `rows` is `[M, K]` bf16, `places` `[T, topk]` i32 as [`moe_permute`] writes them, `weights` `[T, topk]` f32 and `out` `[T, K]`
-/// bf16. The sum is f32, in the order of the choices, and rounded once. A place that is no row adds nothing.
+/// `rows` is `[M, K]` bf16, `places` `[T, topk]` i32 as [`moe_permute`] writes them, `weights` `[T, topk]` f32 and
+/// `out` `[T, K]` bf16. The sum is f32, in the order of the choices, and rounded once. A place that is no row adds
+/// nothing.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -129,7 +134,7 @@ pub fn moe_unpermute(
     };
     match rows.device() {
         Device::Cpu => {
-            no_stream(rows.device(), options.stream.as_ref())?;
+            refuse_stream(rows.device(), options.stream.as_ref())?;
             match call.check()? {
                 Some(_) => on_cpu::unpermute(rows, places, weights, out),
                 None => Ok(()),
@@ -142,9 +147,9 @@ pub fn moe_unpermute(
 
 /// Makes the rows of D zero that belong to no group, which a grouped product leaves as they are.
 ///
-/// `ids` is `[M]` i32, as [`GroupedRows::Ids`](crate::GroupedRows::Ids) has them: the group of each row. Whatever is not from 0 to
-/// `groups - 1` is no group. D is `[M, N]` bf16, f16 or f32. Only these rows are written, so the call may stand before the product
-/// or behind it.
+/// `ids` is `[M]` i32, as [`GroupedRows::Ids`](crate::GroupedRows::Ids) has them: the group of each row. Whatever is
+/// not from 0 to `groups - 1` is no group. D is `[M, N]` bf16, f16 or f32. Only these rows are written, so the call may
+/// stand before the product or behind it.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -163,7 +168,7 @@ pub fn zero_padding_rows(ids: &Tensor, groups: usize, d: &mut Tensor, options: &
     let call = PaddingRows { ids: ids.describe("ids"), groups, d: d.describe("d") };
     match d.device() {
         Device::Cpu => {
-            no_stream(d.device(), options.stream.as_ref())?;
+            refuse_stream(d.device(), options.stream.as_ref())?;
             match call.check()? {
                 Some(_) => on_cpu::zero_padding(ids, groups, d),
                 None => Ok(()),
@@ -229,7 +234,7 @@ pub struct RawMoePermute {
     pub experts: usize,
     /// Where the rows of an expert may begin.
     pub alignment: usize,
-    /// How many rows there is room for.
+    /// How many rows the outputs have.
     pub rows: usize,
     /// Address of the token of each row.
     pub tokens: u64,
@@ -330,7 +335,7 @@ unsafe fn run_permute(device: &Device, call: &MoePermute, options: &LaunchOption
 /// As for [`moe_unpermute_raw`].
 unsafe fn run_unpermute(device: &Device, call: &MoeUnpermute, options: &LaunchOptions) -> Result<()> {
     let Some(args) = call.check()? else { return Ok(()) };
-    let only = step(Config::Unpermute, moe_permute::unpermute_launch(&args));
+    let only = step(Config::Unpermute, unpermute_launch(&args));
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }

@@ -1,4 +1,4 @@
-//! The checks of the indexer's functions.
+//! Checks of the MQA logits functions.
 
 use oxigemm_kernels::attention::paged_mqa_logits::{MAX_NEXT, PAGE_SIZES};
 use oxigemm_kernels::attention::{DIMS, HEADS, Heads};
@@ -158,7 +158,8 @@ impl MqaLogits {
 pub struct PagedMqaLogits {
     /// `[B, N, H, D]` e4m3, contiguous.
     pub q: Operand,
-    /// Pages, `[pages, keys, 1, D + 4]` bytes: of each page first the elements of all keys, then their scales, which are f32.
+    /// Pages, `[pages, keys, 1, D + 4]` bytes: of each page first the elements of all keys, then their scales, which
+    /// are f32.
     pub kv_cache: Operand,
     /// `[B * N, H]` f32.
     pub weights: Operand,

@@ -7,6 +7,7 @@
 //! Every GEMM is a [`GemmDesc`], and its check [`GemmDesc::check`].
 
 mod attention;
+pub(crate) mod gemm;
 mod hyper_connection;
 mod moe;
 mod quantize;
@@ -17,18 +18,16 @@ pub use attention::{
 pub use hyper_connection::{HcPrenormGemm, HcProblem};
 pub use moe::{MoePermute, MoeUnpermute, PaddingRows};
 pub use quantize::{
-    CheckedQuantize, Dequantize, DequantizeNvfp4, Granularity, Quantize, QuantizeBoth, QuantizeNvfp4,
-    QuantizeSource, TransformScales,
+    CheckedQuantize, Dequantize, DequantizeNvfp4, Quantize, QuantizeBoth, QuantizeNvfp4, QuantizeSource,
+    TransformScales,
 };
 
-pub use crate::gemm::desc::{
-    EpilogueDesc, GemmDesc, GemmLayout, GroupingDesc, HeadSplits, HostKs, KGroupedDesc, MGroupedDesc,
-};
-pub use crate::gemm::problem::{
-    Accumulate, Checked, Fused, Groups, KGroups, Problem, QuantizedRows, Summed, Trivial,
-};
 pub(crate) use crate::tensor::desc::int;
 pub use crate::tensor::desc::{Operand, ScaleStrides};
-
-/// Edge of a scale block: one scale covers 128 of K, and for B also 128 of N.
-pub const BLOCK: u32 = 128;
+pub use crate::tensor::granularity::{BLOCK, Granularity};
+pub use gemm::desc::{
+    EpilogueDesc, GemmDesc, GemmLayout, GroupingDesc, HeadSplits, HostKs, KGroupedDesc, MGroupedDesc,
+};
+pub use gemm::problem::{
+    Accumulate, Checked, Fused, Groups, KGroups, Problem, QuantizedRows, Summed, Trivial,
+};

@@ -1,4 +1,4 @@
-//! The argument checks of moving tokens to the places of their experts, and back, and of the rows between experts.
+//! Checks of MoE permutation, unpermutation and padding rows.
 
 use oxigemm_kernels::quantize::moe_permute::{MOST_EXPERTS, PermuteArgs};
 use oxigemm_kernels::quantize::{Args, Flags};

@@ -1,10 +1,15 @@
 //! Devices: memory, streams, loaded kernels and workspaces of a GPU, of the simulator and of the CPU.
 
-pub(crate) mod cuda;
+pub(crate) mod backend;
+mod cuda;
+mod extensions;
+mod id;
+pub(crate) mod launch;
 pub(crate) mod limits;
-pub(crate) mod sim;
+mod sim;
 pub(crate) mod stream;
-pub(crate) mod workspace;
+mod tensor_map;
+mod workspace;
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,12 +18,13 @@ use oxigemm_sim::{Options, Policy};
 
 use crate::error::{Error, Result};
 
-pub use cuda::{ARCH, Cuda, Loaded, Stats};
+pub use cuda::{ARCH, Cuda, Loaded};
+pub use id::DeviceId;
 pub use limits::Limits;
 pub use sim::Sim;
 pub use stream::{Event, Graph, SimEvent, SimGraph, SimStream, Stream};
 
-/// A place for tensors: host memory, one CUDA device, or a simulated one.
+/// A device that holds tensors and runs functions: the CPU, a GPU, or a simulated GPU.
 ///
 /// Clones are cheap and stand for the same device. What a device has loaded and planned lives in it and not in a
 /// global: two devices, or two that were opened apart, share nothing but the memory of the GPU.
@@ -39,18 +45,6 @@ pub enum Device {
     Cuda(Cuda),
     /// A GPU in the simulator, which runs the same kernels.
     Sim(Sim),
-}
-
-/// The identity of a [`Device`]: small, comparable, without the device behind it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum DeviceId {
-    /// The CPU.
-    Cpu,
-    /// The CUDA device of this ordinal.
-    Cuda(usize),
-    /// The simulated device of this number, counted as they are made: each has memory of its own.
-    Sim(u32),
 }
 
 impl Device {
@@ -171,16 +165,6 @@ fn options(schedule: &str) -> Option<Options> {
         seed => (Policy::Random, seed.parse().ok()?),
     };
     Some(Options { policy, seed, ..Options::default() })
-}
-
-impl fmt::Display for DeviceId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            DeviceId::Cpu => f.write_str("cpu"),
-            DeviceId::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
-            DeviceId::Sim(number) => write!(f, "sim #{number}"),
-        }
-    }
 }
 
 impl fmt::Display for Device {

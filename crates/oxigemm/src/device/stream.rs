@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::sim::{Sim, Work};
-use crate::device::{Device, DeviceId};
+use super::{Device, DeviceId};
 use crate::error::{Error, Result};
 
 /// A queue of work on one device; what is put into it is done in order. Clones stand for the same stream.
@@ -72,7 +72,7 @@ pub struct SimEvent {
 
 /// Work that was captured once and is launched as a whole.
 ///
-/// It remembers addresses and not contents: a launch reads what is in memory then. The tensors that the captured
+/// It holds addresses and not contents: a launch reads what is in memory then. The tensors that the captured
 /// work uses must be alive when it is launched.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -236,8 +236,8 @@ impl SimStream {
         SimStream { sim: sim.clone(), number, captured: Arc::default() }
     }
 
-    /// What tells streams apart that have memory of their own.
-    pub(crate) fn place(stream: Option<&SimStream>) -> usize {
+    /// What tells streams apart that have workspaces of their own.
+    pub(crate) fn key(stream: Option<&SimStream>) -> usize {
         stream.map_or(0, |stream| stream.number)
     }
 
@@ -263,7 +263,7 @@ impl SimStream {
     }
 
     /// Records work where the stream is being captured, else does it.
-    pub(crate) fn put(&self, work: Work) -> Result<()> {
+    pub(super) fn submit(&self, work: Work) -> Result<()> {
         if let Some(captured) = &mut *self.lock() {
             captured.push(work);
             return Ok(());
@@ -337,7 +337,7 @@ impl Graph {
         match (self, stream) {
             (Graph::Cuda(graph), Stream::Cuda(stream)) => Ok(graph.launch(stream)?),
             (Graph::Sim(graph), Stream::Sim(stream)) if stream.sim.number() == graph.sim.number() => {
-                graph.work.iter().try_for_each(|work| stream.put(work.clone()))
+                graph.work.iter().try_for_each(|work| stream.submit(work.clone()))
             }
             _ => Err(Error::Device {
                 argument: "stream",
@@ -360,6 +360,27 @@ impl Graph {
 impl From<oxigemm_cuda::Stream> for Stream {
     fn from(stream: oxigemm_cuda::Stream) -> Stream {
         Stream::Cuda(stream)
+    }
+}
+
+/// Refuses a stream on the CPU, which has none.
+pub(crate) fn refuse_stream(device: &Device, stream: Option<&Stream>) -> Result<()> {
+    match stream {
+        None => Ok(()),
+        Some(stream) => Err(Error::Device {
+            argument: "stream",
+            expected: format!("no stream, as the operands are on {device}"),
+            found: format!("a stream of {}", stream.device()),
+        }),
+    }
+}
+
+/// A stream of another device than that of the operands.
+pub(super) fn wrong_stream(device: DeviceId, stream: &Stream) -> Error {
+    Error::Device {
+        argument: "stream",
+        expected: format!("a stream of {device}"),
+        found: format!("a stream of {}", stream.device()),
     }
 }
 

@@ -3,10 +3,10 @@
 use oxigemm_kernels::gemm::epilogue::Activation;
 use oxigemm_kernels::gemm::params::ScalesOfB;
 
-use super::desc::{EpilogueDesc, GemmDesc, GemmLayout, GroupingDesc, HeadSplits, HostKs, KGroupedDesc};
-use super::groups::RawGroups;
 use super::{GemmOptions, run};
 use crate::cast::ScaleFormat;
+use crate::check::gemm::tensors::groups::RawGroups;
+use crate::check::{EpilogueDesc, GemmDesc, GemmLayout, GroupingDesc, HeadSplits, HostKs, KGroupedDesc};
 use crate::device::{Device, DeviceId};
 use crate::error::Result;
 use crate::tensor::Tensor;

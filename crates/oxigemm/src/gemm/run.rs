@@ -2,25 +2,32 @@
 
 use std::sync::Arc;
 
-use super::desc::GemmDesc;
-use super::problem::{Checked, Problem, Trivial};
+use super::GemmOptions;
 use super::transpose::Transposition;
-use super::{Gemm, GemmOptions, cuda_stream, put, refuse_stream, sim_stream};
+use crate::check::gemm::tensors::Gemm;
+use crate::check::{Checked, GemmDesc, GroupingDesc, Problem, Trivial};
+use crate::device::Device;
+use crate::device::backend::{Backend, with_backend};
 use crate::device::limits::Limits;
-use crate::device::sim::Work;
-use crate::device::{Cuda, Device, Sim};
-use crate::error::{Error, Result};
-use crate::launch::args::{KernelArgs, PlanKey};
+use crate::device::stream::refuse_stream;
+use crate::error::Result;
+use crate::launch::args::{Addresses, EpilogueAddresses, KernelArgs, PlanKey};
 use crate::launch::cache::{self, Memo};
+use crate::launch::prepared;
 use crate::launch::prepared::Prepared;
 use crate::plan::GemmConfig;
 use crate::reference;
 use crate::tensor::desc::Operand;
 
-/// Launch cache of a GPU: calls that were checked and planned need a comparison and a launch.
-#[derive(Default)]
-pub(crate) struct LaunchCache {
-    calls: Memo<CallKey, ReadyCall>,
+/// Launch cache of a device: calls that were checked and planned need a comparison and a launch.
+struct LaunchCache<B: Backend> {
+    calls: Memo<CallKey, ReadyCall<B>>,
+}
+
+impl<B: Backend> Default for LaunchCache<B> {
+    fn default() -> Self {
+        LaunchCache { calls: Memo::default() }
+    }
 }
 
 /// Everything that decides what is launched.
@@ -42,8 +49,8 @@ impl CallKey {
 }
 
 /// A call that was checked and planned.
-struct ReadyCall {
-    prepared: Arc<Prepared>,
+struct ReadyCall<B: Backend> {
+    prepared: Arc<Prepared<B>>,
     args: KernelArgs,
     /// Transposition before the GEMM, and the workspace that the arguments were made for.
     transposition: Option<(Transposition, u64)>,
@@ -61,77 +68,81 @@ pub(super) unsafe fn run(
     tensors: Option<&Gemm<'_>>,
     options: &GemmOptions,
 ) -> Result<()> {
-    match (device, tensors) {
-        // SAFETY: the caller keeps the operands.
-        (Device::Cuda(cuda), _) => unsafe { launch(cuda, desc, options) },
-        (Device::Sim(sim), _) => simulate(sim, desc, options),
-        (Device::Cpu, Some(tensors)) => {
-            refuse_stream(device, options)?;
-            reference::gemm(tensors)
-        }
-        (Device::Cpu, None) => Err(Error::no_raw_memory(device)),
+    if let (Device::Cpu, Some(tensors)) = (device, tensors) {
+        refuse_stream(device, options.stream.as_ref())?;
+        return reference::gemm(tensors);
     }
+    // SAFETY: the caller keeps the operands.
+    with_backend!(device, backend => unsafe { launch(backend, desc, options) })
 }
 
 /// Checks, plans and launches, or launches what is cached.
 ///
 /// # Safety
 /// As for [`run`].
-unsafe fn launch(cuda: &Cuda, desc: &GemmDesc, options: &GemmOptions) -> Result<()> {
-    let stream = cuda_stream(cuda, options)?;
+unsafe fn launch<B: Backend>(backend: &B, desc: &GemmDesc, options: &GemmOptions) -> Result<()> {
+    let stream = backend.stream(options.stream.as_ref())?;
     let own = desc.addresses();
     let hash = cache::mix([own.a, own.sfa, own.b, own.sfb, own.c, own.d, own.groups]);
-    let calls = &cuda.calls().calls;
+    let calls = &backend.extensions().get::<LaunchCache<B>>().calls;
     // SAFETY: an equal call was checked before; the caller keeps the operands.
-    let cached = calls.recall(
-        hash,
-        |call| call.is(desc, options),
-        |ready| unsafe { ready.launch(cuda, desc, stream, options) },
-    );
-    if let Some(result) = cached.flatten() {
+    let launch_cached = |ready: &ReadyCall<B>| unsafe { ready.launch(backend, desc, stream, options) };
+    if let Some(result) = calls.recall(hash, |call| call.is(desc, options), launch_cached).flatten() {
         return result;
     }
     let problem = match desc.check()? {
         Checked::Nothing => return Ok(()),
-        Checked::Trivial(trivial) => {
-            for Rows { d, c, width, rows } in rows(desc) {
-                match (trivial, c) {
-                    // SAFETY: the check has compared D with its description; the caller keeps it.
-                    (Trivial::Zero, _) => unsafe { stream.fill_rows_async(d, width, rows, 0)? },
-                    // SAFETY: as above for both, which the check found apart.
-                    (Trivial::CopyC, Some(c)) => unsafe { stream.copy_rows_async(d, c, width, rows)? },
-                    (Trivial::CopyC, None) => {}
-                }
-            }
-            return Ok(());
-        }
+        // SAFETY: the check has compared C and D with their description; the caller keeps them.
+        Checked::Trivial(trivial) => return unsafe { update(backend, desc, trivial, stream) },
         Checked::Launch(problem) => problem,
     };
     let (problem, transposition) = transposed(problem, desc)?;
-    let prepared = cuda.prepared(&plan_key(problem, cuda.limits(), options))?;
+    let prepared = prepared(backend, &plan_key(problem, backend.limits(), options))?;
     let mut at = own;
     if problem.k_groups.is_some() {
-        at.map_workspace = cuda.map_room(stream)?;
+        at.map_workspace = backend.tensor_map_workspace(stream)?;
     }
     let transposition = match transposition {
         None => None,
-        Some(transposition) => Some((transposition, cuda.workspace(stream, transposition.bytes())?)),
+        Some(transposition) => Some((transposition, backend.workspace(stream, transposition.bytes())?)),
     };
     if let Some((transposition, workspace)) = &transposition {
         at = transposition.addresses(at, *workspace);
     }
-    let args = prepared.arguments(&at)?;
+    let args = prepared.arguments(backend, &at)?;
     let ready = ReadyCall { prepared, args, transposition };
     // SAFETY: the check has compared the operands with the problem; the caller keeps them.
-    if let Some(result) = unsafe { ready.launch(cuda, desc, stream, options) } {
+    if let Some(result) = unsafe { ready.launch(backend, desc, stream, options) } {
         result?;
     }
     let GemmOptions { config, num_sms, batch_invariant, .. } = *options;
-    calls.remember(hash, CallKey { desc: *desc, config, num_sms, batch_invariant }, ready);
+    calls.insert(hash, CallKey { desc: *desc, config, num_sms, batch_invariant }, ready);
     Ok(())
 }
 
-impl ReadyCall {
+/// Updates D where K is 0.
+///
+/// # Safety
+/// As for [`run`], of C and D that were checked.
+unsafe fn update<B: Backend>(
+    backend: &B,
+    desc: &GemmDesc,
+    trivial: Trivial,
+    stream: B::Stream<'_>,
+) -> Result<()> {
+    for Rows { d, c, width, rows } in rows(desc) {
+        match (trivial, c) {
+            // SAFETY: the caller keeps D.
+            (Trivial::Zero, _) => unsafe { backend.clear_rows(d, width, rows, stream)? },
+            // SAFETY: as above for both, which the check found apart.
+            (Trivial::CopyC, Some(c)) => unsafe { backend.copy_rows(d, c, width, rows, stream)? },
+            (Trivial::CopyC, None) => {}
+        }
+    }
+    Ok(())
+}
+
+impl<B: Backend> ReadyCall<B> {
     /// Puts the kernels into a stream; `None` where the workspace of this stream is another one than that of the
     /// arguments.
     ///
@@ -140,21 +151,21 @@ impl ReadyCall {
     #[inline]
     unsafe fn launch(
         &self,
-        cuda: &Cuda,
+        backend: &B,
         desc: &GemmDesc,
-        stream: &oxigemm_cuda::Stream,
+        stream: B::Stream<'_>,
         options: &GemmOptions,
     ) -> Option<Result<()>> {
         let mut programmatic = options.programmatic;
         if let Some((transposition, known)) = &self.transposition {
-            let workspace = match cuda.workspace(stream, transposition.bytes()) {
+            let workspace = match backend.workspace(stream, transposition.bytes()) {
                 Ok(workspace) if workspace == *known => workspace,
                 Ok(_) => return None,
                 Err(error) => return Some(Err(error)),
             };
             // SAFETY: the caller keeps the operands, and the device the workspace.
             let result =
-                unsafe { transposition.launch(cuda, desc.addresses(), workspace, stream, programmatic) };
+                unsafe { transposition.launch(backend, desc.addresses(), workspace, stream, programmatic) };
             if result.is_err() {
                 return Some(result);
             }
@@ -162,48 +173,8 @@ impl ReadyCall {
             programmatic = true;
         }
         // SAFETY: the arguments are those of the checked call; the caller keeps the operands.
-        Some(unsafe { self.prepared.launch(cuda, &self.args, stream, programmatic) })
+        Some(unsafe { self.prepared.launch(backend, &self.args, stream, programmatic) })
     }
-}
-
-/// Checks, plans, and simulates, or has it captured.
-fn simulate(sim: &Sim, desc: &GemmDesc, options: &GemmOptions) -> Result<()> {
-    let stream = sim_stream(sim, options)?;
-    let problem = match desc.check()? {
-        Checked::Nothing => return Ok(()),
-        Checked::Trivial(trivial) => {
-            for Rows { d, c, width, rows } in rows(desc) {
-                match (trivial, c) {
-                    (Trivial::Zero, _) => put(sim, stream, Work::ClearRows { at: d, width, rows })?,
-                    (Trivial::CopyC, Some(from)) => {
-                        put(sim, stream, Work::CopyRows { to: d, from, width, rows })?;
-                    }
-                    (Trivial::CopyC, None) => {}
-                }
-            }
-            return Ok(());
-        }
-        Checked::Launch(problem) => problem,
-    };
-    let (problem, transposition) = transposed(problem, desc)?;
-    let key = plan_key(problem, sim.limits(), options);
-    let mut at = desc.addresses();
-    if problem.k_groups.is_some() {
-        at.map_workspace = sim.map_room()?;
-    }
-    let mut programmatic = options.programmatic;
-    let mut transpose = None;
-    if let Some(transposition) = transposition {
-        let workspace = sim.workspace(stream, transposition.bytes())?;
-        transpose = Some(transposition.work(sim, at, workspace, programmatic)?);
-        at = transposition.addresses(at, workspace);
-        programmatic = true;
-    }
-    let gemm = sim.plan(&key, &at, stream, programmatic)?;
-    if let Some(transpose) = transpose {
-        put(sim, stream, transpose)?;
-    }
-    put(sim, stream, gemm)
 }
 
 /// The GEMM that is launched, and the transposition before it.
@@ -246,4 +217,34 @@ fn rows(desc: &GemmDesc) -> impl Iterator<Item = Rows> {
         width: columns * size as usize,
         rows,
     })
+}
+
+impl GemmDesc {
+    /// Addresses of the operands.
+    #[inline]
+    fn addresses(&self) -> Addresses {
+        let address = |operand: &Option<Operand>| operand.as_ref().map_or(0, |operand| operand.address);
+        Addresses {
+            a: self.a.address,
+            sfa: address(&self.sfa),
+            b: self.b.address,
+            sfb: address(&self.sfb),
+            c: address(&self.c),
+            d: self.d.address,
+            groups: match &self.grouping {
+                GroupingDesc::MGrouped(groups) => groups.numbers.address,
+                GroupingDesc::KGrouped(groups) => groups.ks.address,
+                GroupingDesc::Dense | GroupingDesc::Batched | GroupingDesc::Summed => 0,
+            },
+            map_workspace: 0,
+            epilogue: self.epilogue.as_ref().map_or_else(EpilogueAddresses::default, |epilogue| {
+                EpilogueAddresses {
+                    alpha: epilogue.alpha,
+                    beta: epilogue.beta,
+                    bias: address(&epilogue.bias),
+                    scales: epilogue.scales.as_ref().map_or(0, |(scales, _)| scales.address),
+                }
+            }),
+        }
+    }
 }

@@ -4,16 +4,16 @@
 //! and the GEMM follows in the same stream.
 
 use oxigemm_kernels::KernelId;
+use oxigemm_kernels::gemm::launch::GemmKernel;
 use oxigemm_kernels::gemm::transpose::{Args, Job, TILE};
 use oxigemm_kernels::gemm::transpose_k_grouped::{result_extent, shared_bytes, threads, tiles_across};
 
-use super::desc::GemmDesc;
-use super::problem::{Groups, KGroups, Problem};
-use crate::device::sim::Work;
-use crate::device::{Cuda, Sim};
+use crate::check::{GemmDesc, Groups, KGroups, Problem};
+use crate::device::backend::Backend;
+use crate::device::launch::{Geometry, KernelArg, KernelLaunch};
 use crate::error::{Error, Result};
 use crate::launch::args::Addresses;
-use crate::launch::direct::{Argument, Call};
+use crate::launch::geometry;
 
 /// Alignment of what lies in a workspace, in bytes.
 const ALIGNMENT: u64 = 1024;
@@ -88,33 +88,24 @@ impl Transposition {
     /// Puts the kernel that transposes into a stream.
     ///
     /// # Safety
-    /// The operands must be memory of this GPU as they were checked, and the workspace as large as it is said to be,
+    /// The operands must be memory of this device as they were checked, and the workspace as large as it is said to be,
     /// until the kernel is done or, where the stream is being captured, whenever the graph is launched.
-    pub unsafe fn launch(
+    pub unsafe fn launch<B: Backend>(
         &self,
-        cuda: &Cuda,
+        backend: &B,
         own: Addresses,
         workspace: u64,
-        stream: &oxigemm_cuda::Stream,
+        stream: B::Stream<'_>,
         programmatic: bool,
     ) -> Result<()> {
-        match &self.kind {
-            // SAFETY: the caller's promise.
-            Kind::Operands(operands) => unsafe {
-                cuda.transpose(&operands.at(workspace), stream, programmatic)
-            },
-            Kind::KGrouped(groups) => groups.call(own, workspace, |call| {
-                // SAFETY: the caller's promise; the arguments are those of the kernel.
-                unsafe { cuda.launch(call, stream, programmatic) }
-            }),
-        }
-    }
-
-    /// The same as work of the simulator.
-    pub fn work(&self, sim: &Sim, own: Addresses, workspace: u64, programmatic: bool) -> Result<Work> {
-        match &self.kind {
-            Kind::Operands(operands) => sim.transpose(&operands.at(workspace), programmatic),
-            Kind::KGrouped(groups) => groups.call(own, workspace, |call| sim.work(call, programmatic)),
+        // SAFETY: the caller's promise; the arguments are those of the kernel.
+        unsafe {
+            match &self.kind {
+                Kind::Operands(operands) => backend.launch(&operands.launch(workspace, programmatic), stream),
+                Kind::KGrouped(groups) => {
+                    backend.launch(&groups.launch(own, workspace, programmatic), stream)
+                }
+            }
         }
     }
 }
@@ -207,6 +198,17 @@ impl Operands {
         }
     }
 
+    /// The launch of the kernel that transposes.
+    fn launch(&self, workspace: u64, programmatic: bool) -> KernelLaunch<Args> {
+        let params = self.at(workspace);
+        KernelLaunch {
+            kernel: KernelId::Gemm(GemmKernel::Transpose),
+            geometry: geometry(&params.launch()),
+            programmatic,
+            params,
+        }
+    }
+
     /// What is launched for a workspace at this address.
     fn at(&self, workspace: u64) -> Args {
         Args { jobs: self.args.jobs.map(|job| Job { to: workspace + job.to, ..job }) }
@@ -268,38 +270,41 @@ impl KGrouped {
         })
     }
 
-    /// Passes the launch of the kernel that transposes to `run`.
-    fn call<R>(&self, own: Addresses, workspace: u64, run: impl FnOnce(&Call<'_>) -> Result<R>) -> Result<R> {
-        let arguments = [
-            Argument::Address(own.groups),
-            Argument::Address(workspace),
-            Argument::Address(own.a),
-            Argument::Address(workspace + self.a),
-            Argument::Number(self.problem.m),
-            Argument::Number(self.pitches[0]),
-            Argument::Address(own.b),
-            Argument::Address(workspace + self.b),
-            Argument::Number(self.problem.n),
-            Argument::Number(self.pitches[1]),
-            Argument::Number(self.groups.count),
-            Argument::Number(self.extent),
-            Argument::Number(self.groups.blocks),
-        ];
-        run(&Call {
+    /// The launch of the kernel that transposes.
+    fn launch(&self, own: Addresses, workspace: u64, programmatic: bool) -> KernelLaunch<[KernelArg; 13]> {
+        KernelLaunch {
             kernel: KernelId::TransposeGroups,
-            grid: [self.tiles, 1],
-            cluster: 1,
-            threads: threads(),
-            shared_bytes: shared_bytes(self.groups.count),
-            arguments: &arguments,
-        })
+            geometry: Geometry {
+                grid: [self.tiles, 1],
+                cluster: 1,
+                threads: threads(),
+                shared_bytes: shared_bytes(self.groups.count),
+                cooperative: false,
+            },
+            programmatic,
+            params: [
+                KernelArg::U64(own.groups),
+                KernelArg::U64(workspace),
+                KernelArg::U64(own.a),
+                KernelArg::U64(workspace + self.a),
+                KernelArg::U32(self.problem.m),
+                KernelArg::U32(self.pitches[0]),
+                KernelArg::U64(own.b),
+                KernelArg::U64(workspace + self.b),
+                KernelArg::U32(self.problem.n),
+                KernelArg::U32(self.pitches[1]),
+                KernelArg::U32(self.groups.count),
+                KernelArg::U32(self.extent),
+                KernelArg::U32(self.groups.blocks),
+            ],
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gemm::problem::{Accumulate, KGroups};
+    use crate::check::{Accumulate, KGroups};
     use crate::tensor::desc::ScaleStrides;
     use crate::tensor::dtype::DType;
     use oxigemm_kernels::gemm::launch::OperandKind;

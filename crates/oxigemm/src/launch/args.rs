@@ -12,9 +12,9 @@ use oxigemm_kernels::gemm::scheduler::m_grouped::{GroupArgs, GroupLayout};
 use oxigemm_kernels::gemm::scheduler::stream_k::{Tail, TailArgs};
 
 use crate::cast::ScaleFormat;
+use crate::check::{Accumulate, Fused, Groups, KGroups, Problem};
 use crate::device::limits::Limits;
 use crate::error::{Error, Result};
-use crate::gemm::problem::{Accumulate, Fused, Groups, KGroups, Problem};
 use crate::plan::{self, GemmConfig, GemmShape, Plan};
 use crate::tensor::dtype::DType;
 

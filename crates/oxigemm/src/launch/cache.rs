@@ -1,11 +1,11 @@
-//! A table of fixed size that remembers the last value of each hash.
+//! Table of a launch cache: values of fixed number, looked up without waiting and without allocation.
 
 use std::sync::{OnceLock, RwLock};
 
-/// How many values are remembered.
+/// How many values a table has.
 const SLOTS: usize = 128;
 
-/// What was last remembered under each hash. Memory is allocated once, when the first value is remembered.
+/// Table of fixed size with the last value of each hash. Memory is allocated once, for the first value.
 pub(crate) struct Memo<K, V> {
     slots: OnceLock<Box<[Slot<K, V>]>>,
 }
@@ -19,16 +19,16 @@ impl<K, V> Default for Memo<K, V> {
 }
 
 impl<K, V> Memo<K, V> {
-    /// Gives the value of the key that `is` knows to `then`, if it is remembered. Where another thread changes it at
-    /// this moment it is not waited for, as if the value were not there.
+    /// Passes the value of the key that `is` accepts to `then`, if it is cached. A value that another thread changes at
+    /// this moment counts as missing, so that nobody waits.
     #[inline]
     pub fn recall<R>(&self, hash: u64, is: impl Fn(&K) -> bool, then: impl FnOnce(&V) -> R) -> Option<R> {
         let slot = self.slots.get()?[hash as usize % SLOTS].try_read().ok()?;
         slot.as_ref().filter(|(key, _)| is(key)).map(|(_, value)| then(value))
     }
 
-    /// Remembers a value, and forgets the one that its hash had before.
-    pub fn remember(&self, hash: u64, key: K, value: V) {
+    /// Caches a value in place of the one that its hash had before.
+    pub fn insert(&self, hash: u64, key: K, value: V) {
         let slots = self.slots.get_or_init(|| (0..SLOTS).map(|_| RwLock::default()).collect());
         if let Ok(mut slot) = slots[hash as usize % SLOTS].try_write() {
             *slot = Some((key, value));
@@ -36,7 +36,7 @@ impl<K, V> Memo<K, V> {
     }
 }
 
-/// A hash of some numbers whose low bits are as good as any.
+/// Hash of some numbers whose low bits are as good as any.
 #[inline]
 pub(crate) fn mix<const N: usize>(numbers: [u64; N]) -> u64 {
     let fold = |hash: u64, number: u64| (hash ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
@@ -49,11 +49,11 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn what_is_remembered_is_recalled_until_its_place_is_taken() {
+    fn a_cached_value_is_found_until_its_slot_is_taken() {
         let memo = Memo::default();
         assert_eq!(memo.recall(1, |key| *key == "a", |value: &u32| *value), None);
-        memo.remember(1, "a", 10);
-        memo.remember(2, "b", 20);
+        memo.insert(1, "a", 10);
+        memo.insert(2, "b", 20);
         assert_eq!(memo.recall(1, |key| *key == "a", |value| *value), Some(10));
         assert_eq!(memo.recall(2, |key| *key == "b", |value| *value), Some(20));
         assert_eq!(
@@ -61,24 +61,24 @@ mod tests {
             None,
             "the same hash does not make another key"
         );
-        memo.remember(1 + SLOTS as u64, "c", 30);
+        memo.insert(1 + SLOTS as u64, "c", 30);
         assert_eq!(memo.recall(1, |key| *key == "a", |value| *value), None);
         assert_eq!(memo.recall(1 + SLOTS as u64, |key| *key == "c", |value| *value), Some(30));
     }
 
     #[test]
-    fn recalling_inside_of_a_recall_does_not_wait() {
+    fn a_lookup_inside_of_a_lookup_does_not_wait() {
         let memo = Memo::default();
-        memo.remember(3, 3, 30);
+        memo.insert(3, 3, 30);
         let nested = memo.recall(
             3,
             |key| *key == 3,
             |_| {
-                memo.remember(3, 3, 31);
+                memo.insert(3, 3, 31);
                 memo.recall(3, |key| *key == 3, |value| *value)
             },
         );
-        assert_eq!(nested, Some(Some(30)), "what is being read is not changed");
+        assert_eq!(nested, Some(Some(30)), "a value that is being read is not changed");
     }
 
     #[test]

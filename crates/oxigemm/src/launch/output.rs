@@ -3,7 +3,7 @@
 use oxigemm_kernels::gemm::epilogue::{OutputFlags, Panels};
 
 use super::args::Addresses;
-use crate::gemm::problem::{Accumulate, Fused, Problem};
+use crate::check::{Accumulate, Fused, Problem};
 use crate::tensor::dtype::DType;
 
 impl Fused {

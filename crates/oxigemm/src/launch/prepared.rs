@@ -1,78 +1,57 @@
-//! A plan that is ready to be launched on a GPU.
+//! A plan that is ready to be launched.
 
 use std::sync::{Mutex, PoisonError};
 
-use oxigemm_cuda::{Element, Function, L2Promotion, LaunchConfig, Stream, Swizzle, TensorMap, TiledTensor};
+use oxigemm_cuda::{Element, L2Promotion, Swizzle, TiledTensor};
 use oxigemm_kernels::gemm::launch::GemmKernel;
 
 use super::args::{Addresses, Arguments, KernelArgs, PlanKey};
 use super::tensor_maps::{Map, MapElement, Mapped, Maps};
-use crate::device::Cuda;
+use crate::device::backend::Backend;
+use crate::device::launch::Geometry;
 use crate::error::Result;
-use crate::plan::Plan;
+use crate::plan::{Launch, Plan};
 
 /// Tensor maps are kept for this many addresses of each operand.
-const REMEMBERED: usize = 4;
+const CACHED_MAPS: usize = 4;
 
-/// A plan with its kernel, its launch, and everything of the arguments that does not depend on addresses.
-pub(crate) struct Prepared {
-    function: Function,
-    config: LaunchConfig,
+/// A plan with its kernel, its geometry, and everything of the arguments that does not depend on addresses.
+pub(crate) struct Prepared<B: Backend> {
+    kernel: B::Kernel,
+    geometry: Geometry,
     arguments: Arguments,
-    maps: Mutex<RememberedMaps>,
-    /// Bytes in which blocks leave sums, or count tiles.
-    room_bytes: u64,
+    maps: Mutex<TensorMaps>,
+    /// Bytes of the workspace in which blocks reduce partial tiles or count tiles.
+    workspace_bytes: u64,
 }
 
-struct RememberedMaps {
-    a: Remembered,
-    b: Remembered,
-    sfa: Option<Remembered>,
-    d: Option<Remembered>,
+/// The geometry of a planned launch.
+pub(crate) fn geometry(launch: &Launch) -> Geometry {
+    Geometry {
+        grid: launch.grid,
+        cluster: launch.cluster,
+        threads: launch.threads,
+        shared_bytes: launch.shared_bytes,
+        cooperative: false,
+    }
 }
 
-impl RememberedMaps {
-    fn new(maps: &Maps, kernel: GemmKernel) -> RememberedMaps {
-        RememberedMaps {
-            a: Remembered::new(tiled(&maps.a, promotion_of_a(kernel))),
-            b: Remembered::new(tiled(&maps.b, promotion_of_b(&maps.b))),
-            sfa: maps.sfa.map(|map| Remembered::new(tiled(&map, L2Promotion::B128))),
-            d: maps.d.map(|map| Remembered::new(tiled(&map, L2Promotion::None))),
+impl<B: Backend> Prepared<B> {
+    pub fn new(plan: &Plan, kernel: B::Kernel, key: &PlanKey) -> Prepared<B> {
+        let (arguments, maps) = Arguments::new(plan, key);
+        Prepared {
+            kernel,
+            geometry: geometry(&plan.launch),
+            arguments,
+            maps: Mutex::new(TensorMaps::new(&maps, plan.choice.config())),
+            workspace_bytes: plan.launch.room_bytes,
         }
     }
 
-    /// The map of an operand, which must be one that the copy engine moves.
-    fn at(&mut self, operand: Mapped, address: u64) -> Result<[u64; 16]> {
-        let remembered = match operand {
-            Mapped::A => Some(&mut self.a),
-            Mapped::B => Some(&mut self.b),
-            Mapped::ScalesOfA => self.sfa.as_mut(),
-            Mapped::D => self.d.as_mut(),
-        };
-        Ok(remembered.expect("the arguments ask for maps that they announced").at(address)?.0)
-    }
-}
-
-impl Prepared {
-    pub fn new(plan: &Plan, function: Function, key: &PlanKey) -> Prepared {
-        let (arguments, maps) = Arguments::new(plan, key);
-        let maps = RememberedMaps::new(&maps, plan.choice.config());
-        let launch = plan.launch;
-        let config = LaunchConfig {
-            grid: [launch.grid[0], launch.grid[1], 1],
-            block: [launch.threads, 1, 1],
-            cluster: [launch.cluster, 1, 1],
-            shared_bytes: launch.shared_bytes,
-            programmatic: false,
-            cooperative: false,
-        };
-        Prepared { function, config, arguments, maps: Mutex::new(maps), room_bytes: launch.room_bytes }
-    }
-
     /// The arguments of the kernel for operands at these addresses.
-    pub fn arguments(&self, at: &Addresses) -> Result<KernelArgs> {
+    pub fn arguments(&self, backend: &B, at: &Addresses) -> Result<KernelArgs> {
         let mut maps = self.maps.lock().unwrap_or_else(PoisonError::into_inner);
-        self.arguments.at(at, |operand, address| maps.at(operand, address))
+        self.arguments.at(at, |operand, address| maps.at(backend, operand, address))
     }
 
     /// Puts the kernel into a stream.
@@ -84,44 +63,89 @@ impl Prepared {
     #[inline]
     pub unsafe fn launch(
         &self,
-        cuda: &Cuda,
+        backend: &B,
         args: &KernelArgs,
-        stream: &Stream,
+        stream: B::Stream<'_>,
         programmatic: bool,
     ) -> Result<()> {
-        if self.room_bytes == 0 {
+        if self.workspace_bytes == 0 {
             // SAFETY: the caller's promise.
-            return unsafe { self.launch_in_room(args, stream, programmatic) };
+            return unsafe {
+                backend.launch_loaded(&self.kernel, &self.geometry, args, stream, programmatic)
+            };
         }
-        // A graph may run beside what its stream does later, and so must not use its room. Without memory for one, tiles are computed whole,
-        // by clusters in turn.
-        let room = match stream.is_capturing()? {
+        // A graph may run beside what its stream does later, and so must not use the workspace of the stream. Without
+        // one, tiles are neither split along K nor scheduled dynamically.
+        let workspace = match backend.is_capturing(stream)? {
             true => None,
-            false => cuda
-                .gathering_room(stream, self.room_bytes)
+            false => backend
+                .zeroed_workspace(stream, self.workspace_bytes)
                 .inspect_err(
-                    |error| tracing::warn!(%error, bytes = self.room_bytes, "tiles are not shared out"),
+                    |error| tracing::warn!(%error, bytes = self.workspace_bytes, "a GEMM runs without workspace"),
                 )
                 .ok(),
         };
-        // SAFETY: the caller's promise; the room is this stream's, whose kernels follow each other.
-        unsafe { self.launch_in_room(&args.in_room(room), stream, programmatic) }
-    }
-
-    /// # Safety
-    /// As for [`launch`](Self::launch), and the room is as large as the plan says, and no other kernel's at that time.
-    #[inline]
-    unsafe fn launch_in_room(&self, args: &KernelArgs, stream: &Stream, programmatic: bool) -> Result<()> {
-        let config = LaunchConfig { programmatic, ..self.config };
-        let (pointers, count) = args.pointers();
-        // SAFETY: `KernelArgs` are the parameters of every kernel of the set, in order, and live for the call; the
-        // caller keeps the operands where they are.
-        unsafe { self.function.launch(stream, &config, &pointers[..count])? };
-        Ok(())
+        let args = args.in_room(workspace);
+        // SAFETY: the caller's promise; the workspace is this stream's, whose kernels are ordered.
+        unsafe { backend.launch_loaded(&self.kernel, &self.geometry, &args, stream, programmatic) }
     }
 }
 
-/// How much the L2 cache fetches when a piece of A is missing there. (Groups of 192 rows of 16 bits were half a percent faster with less.)
+/// The tensor maps of the operands at the addresses where they were last.
+struct TensorMaps {
+    a: CachedMaps,
+    b: CachedMaps,
+    sfa: Option<CachedMaps>,
+    d: Option<CachedMaps>,
+}
+
+impl TensorMaps {
+    fn new(maps: &Maps, kernel: GemmKernel) -> TensorMaps {
+        TensorMaps {
+            a: CachedMaps::new(tiled(&maps.a, promotion_of_a(kernel))),
+            b: CachedMaps::new(tiled(&maps.b, promotion_of_b(&maps.b))),
+            sfa: maps.sfa.map(|map| CachedMaps::new(tiled(&map, L2Promotion::B128))),
+            d: maps.d.map(|map| CachedMaps::new(tiled(&map, L2Promotion::None))),
+        }
+    }
+
+    /// The map of an operand, which must be one that TMA copies.
+    fn at(&mut self, backend: &impl Backend, operand: Mapped, address: u64) -> Result<[u64; 16]> {
+        let maps = match operand {
+            Mapped::A => Some(&mut self.a),
+            Mapped::B => Some(&mut self.b),
+            Mapped::ScalesOfA => self.sfa.as_mut(),
+            Mapped::D => self.d.as_mut(),
+        };
+        maps.expect("the arguments need maps that they announced").at(backend, address)
+    }
+}
+
+/// The tensor maps of one operand at the addresses where it was last.
+struct CachedMaps {
+    tensor: TiledTensor,
+    maps: [(u64, [u64; 16]); CACHED_MAPS],
+    oldest: usize,
+}
+
+impl CachedMaps {
+    fn new(tensor: TiledTensor) -> CachedMaps {
+        CachedMaps { tensor, maps: [(0, [0; 16]); CACHED_MAPS], oldest: 0 }
+    }
+
+    fn at(&mut self, backend: &impl Backend, address: u64) -> Result<[u64; 16]> {
+        if let Some((_, map)) = self.maps.iter().find(|(known, _)| *known == address) {
+            return Ok(*map);
+        }
+        let map = backend.tensor_map(&TiledTensor { address, ..self.tensor })?;
+        self.maps[self.oldest] = (address, map);
+        self.oldest = (self.oldest + 1) % CACHED_MAPS;
+        Ok(map)
+    }
+}
+
+/// How much the L2 cache fetches when a piece of A is missing there. (Groups of 192 rows of 16 bits were half a percent
+/// faster with less.)
 fn promotion_of_a(kernel: GemmKernel) -> L2Promotion {
     match kernel {
         GemmKernel::HalfWide(config) if config.is_grouped() => L2Promotion::B128,
@@ -167,29 +191,6 @@ fn tiled(map: &Map, promotion: L2Promotion) -> TiledTensor {
     tensor
 }
 
-/// The tensor maps of one operand at the addresses where it was last.
-struct Remembered {
-    tensor: TiledTensor,
-    maps: [(u64, TensorMap); REMEMBERED],
-    oldest: usize,
-}
-
-impl Remembered {
-    fn new(tensor: TiledTensor) -> Remembered {
-        Remembered { tensor, maps: [(0, TensorMap([0; 16])); REMEMBERED], oldest: 0 }
-    }
-
-    fn at(&mut self, address: u64) -> Result<TensorMap> {
-        if let Some((_, map)) = self.maps.iter().find(|(known, _)| *known == address) {
-            return Ok(*map);
-        }
-        let map = TiledTensor { address, ..self.tensor }.encode()?;
-        self.maps[self.oldest] = (address, map);
-        self.oldest = (self.oldest + 1) % REMEMBERED;
-        Ok(map)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -219,7 +220,7 @@ mod tests {
             let pitch = rows.next_multiple_of(4);
             let sfa = [(ScaleLayout::RowMajor, [56, 1]), (ScaleLayout::MnMajor, [1, pitch])];
             let sfa = sfa.map(|(layout, strides)| {
-                let map = launch.map_sfa(slab, layout, strides).expect("the copy engine reads it");
+                let map = launch.map_sfa(slab, layout, strides).expect("TMA reads it");
                 scales(map.in_slabs(slabs, u64::from(pitch) * 56))
             });
             for tensor in [tensor, bytes(b), result(launch.map_d(slab, 6144, 2))].into_iter().chain(sfa) {

@@ -5,7 +5,7 @@ use oxigemm_kernels::gemm::operand::f16::Half;
 use oxigemm_kernels::gemm::params::ScaleLayout;
 
 use super::output::Output;
-use crate::gemm::problem::Problem;
+use crate::check::Problem;
 use crate::plan::GemmShape;
 use crate::tensor::desc::ScaleStrides;
 use crate::tensor::dtype::DType;
@@ -112,17 +112,6 @@ impl Maps {
         let d = output.plain.then(|| launch.map_d(of_d, problem.d_pitch, problem.d_type.size() as u32));
         Maps { a, b, sfa: sfa.map(scales), d: d.map(|map| swizzled(MapElement::of(problem.d_type), map)) }
     }
-
-    /// The map of an operand, which must be one that the copy engine moves.
-    pub fn of(&self, operand: Mapped) -> &Map {
-        let map = match operand {
-            Mapped::A => Some(&self.a),
-            Mapped::B => Some(&self.b),
-            Mapped::ScalesOfA => self.sfa.as_ref(),
-            Mapped::D => self.d.as_ref(),
-        };
-        map.expect("the arguments ask for maps that they announced")
-    }
 }
 
 /// The strides of A's scales, along M and along K, of which there are so many blocks.
@@ -150,7 +139,7 @@ fn with_meaning(strides: ScaleStrides, rows: u32, k_blocks: u32) -> [u32; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gemm::problem::Accumulate;
+    use crate::check::Accumulate;
 
     const PROBLEM: Problem = Problem {
         family: OperandKind::Fp8,

@@ -2,15 +2,15 @@
 
 use oxigemm_kernels::quantize::{Config, dual};
 
-use super::{RawQuantize, SourceTensor, multiprocessors, step};
+use super::{RawQuantize, sm_count, step};
 use crate::cast::ScaleFormat;
 use crate::check::int;
 use crate::check::{CheckedQuantize, Granularity, Operand, Quantize, QuantizeBoth, QuantizeSource};
+use crate::device::stream::refuse_stream;
 use crate::device::{Device, DeviceId};
 use crate::error::Result;
-use crate::gemm::no_stream;
 use crate::launch::{LaunchOptions, run_steps};
-use crate::reference::quantize as on_cpu;
+use crate::reference::quantize::{self as on_cpu, SourceTensor};
 use crate::tensor::DType;
 use crate::tensor::Tensor;
 
@@ -19,17 +19,17 @@ use crate::tensor::Tensor;
 pub struct TransposedCopy<'a> {
     /// `[K, M]` of the type of the codes, rows of M, any pitch.
     pub codes: &'a mut Tensor,
-    /// Of 1x128, the scales of the transpose: `[K, ceil(M/128)]` f32, any strides. Of 128x128 there are none, as the transpose
-    /// has the scales of the matrix.
+    /// Of 1x128, the scales of the transpose: `[K, ceil(M/128)]` f32, any strides. Of 128x128 there are none, as the
+    /// transpose has the scales of the matrix.
     pub scales: Option<&'a mut Tensor>,
 }
 
-/// [`quantize`](crate::quantize), and the transpose of `x` quantized as well, while `x` is read once: what the forward product and the
-/// products of a backward pass read.
+/// [`quantize`](crate::quantize), and the transpose of `x` quantized as well, while `x` is read once: what the forward
+/// product and the products of a backward pass read.
 ///
-/// Of [1x128](Granularity::PerToken), `copy` is what `quantize` makes of the transpose: its scales are those of 128 rows of a
-/// column of `x`, so the codes are others. Of [128x128](Granularity::PerBlock), it has the same codes and the same scales.
-/// Scales are f32, also where they are powers of two.
+/// Of [1x128](Granularity::PerToken), `copy` is what `quantize` makes of the transpose: its scales are those of 128
+/// rows of a column of `x`, so the codes are others. Of [128x128](Granularity::PerBlock), it has the same codes and the
+/// same scales. Scales are f32, also where they are powers of two.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -73,7 +73,7 @@ pub fn quantize_with_transpose(
     };
     match x.device() {
         Device::Cpu => {
-            no_stream(x.device(), options.stream.as_ref())?;
+            refuse_stream(x.device(), options.stream.as_ref())?;
             if call.check()?.is_none() {
                 return Ok(());
             }
@@ -147,7 +147,7 @@ unsafe fn run(device: &Device, call: &QuantizeBoth, options: &LaunchOptions) -> 
         None => dual::Sharing::Block,
     };
     let config = dual::Config { input, code, sharing };
-    let only = step(Config::Both(config), config.launch(&args, multiprocessors(device)?));
+    let only = step(Config::Both(config), config.launch(&args, sm_count(device)?));
     // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
     unsafe { run_steps(device, std::iter::once(only), options) }
 }

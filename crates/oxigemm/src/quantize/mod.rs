@@ -27,10 +27,12 @@ use oxigemm_kernels::quantize::{self as kernels, Args, Code, Config, Input, Laun
 use crate::cast::ScaleFormat;
 use crate::check::{CheckedQuantize, Dequantize, Granularity, Quantize, QuantizeSource};
 use crate::device::Device;
+use crate::device::backend::{Backend, with_backend};
+use crate::device::launch::{Geometry, KernelArg, KernelLaunch};
+use crate::device::stream::refuse_stream;
 use crate::error::{Error, Result};
-use crate::gemm::{no_stream, stream_on_cuda, stream_on_sim};
-use crate::launch::{LaunchOptions, PlainLaunch, Step, run_steps};
-use crate::reference::quantize as on_cpu;
+use crate::launch::{LaunchOptions, Step, run_steps};
+use crate::reference::quantize::{self as on_cpu, SourceTensor};
 use crate::tensor::Tensor;
 
 /// Quantizes a matrix: `codes` and `scales` such that `x ≈ codes * scales`.
@@ -45,18 +47,19 @@ use crate::tensor::Tensor;
 /// | or | `[ceil(M/128), ceil(S/4), 32, 4]` | i32: the same in blocks of 128 by 4, as `tcgen05` reads them | no gaps |
 ///
 /// A scale is `max(amax, 1e-4) / largest`, where `largest` is the largest finite code, 448, 57344 or, of e2m1, 6; with
-/// [`ScaleFormat::PowerOfTwo`] it is rounded up to a power of two. A code is the nearest to `x * (1 / scale)`, ties to even.
-/// These are the casts of [`crate::cast`], to the bit. Scales that only fill a packed layout up become 0.
+/// [`ScaleFormat::PowerOfTwo`] it is rounded up to a power of two. A code is the nearest to `x * (1 / scale)`, ties to
+/// even. These are the casts of [`crate::cast`], to the bit. Scales that only fill a packed layout up become 0.
 ///
-/// What is not finite: an infinity makes the scale infinite and NaN makes it NaN, so that all of the block is NaN
-/// when it is dequantized; scales that are powers of two become 2¹²⁷ instead, an infinity then saturates and NaN has the
+/// What is not finite: an infinity makes the scale infinite and NaN makes it NaN, so that all of the block is NaN when
+/// it is dequantized; scales that are powers of two become 2¹²⁷ instead, an infinity then saturates and NaN has the
 /// code of NaN. (e2m1 has none: there NaN becomes 6, and infinity stays infinite by an infinite scale.)
 ///
-/// One kernel that reads `x` once, or two [per tensor](Granularity::PerTensor). Rows that begin at multiples of 16 bytes, and
-/// a K that is a multiple of 8, are read and written as vectors; any others one by one. Up to about 4 million such numbers have one
-/// kernel per tensor too: its blocks meet, and so it starts when all of them can run. (In a graph, if such a call was made before it was
-/// captured; do not instantiate a graph twice and run both at one time.) The same call gives the same bits,
-/// and it can be captured into a graph once its kernel is loaded. Where M or K is 0 nothing is done.
+/// One kernel that reads `x` once, or two [per tensor](Granularity::PerTensor). Rows that begin at multiples of 16
+/// bytes, and a K that is a multiple of 8, are read and written as vectors; any others one by one. Up to about 4
+/// million such numbers have one kernel per tensor too: a cooperative one with a grid barrier, which starts when all of its blocks can run. (In
+/// a graph, if such a call was made before it was captured; do not instantiate a graph twice and run both at one time.)
+/// The same call gives the same bits, and it can be captured into a graph once its kernel is loaded. Where M or K is 0
+/// nothing is done.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -92,8 +95,8 @@ pub fn quantize(
 ///
 /// `silu(x) = x / (1 + exp(-x))` in f32, with the exponential and the reciprocal of the GPU.
 ///
-/// What is not finite is what the formula gives: NaN of NaN, infinity of an infinite gate or up, but NaN where that is multiplied with 0,
-/// as `silu` is of 0 and of gates below -88. A gate of -∞ gives NaN. No other block notices.
+/// What is not finite is what the formula gives: NaN of NaN, infinity of an infinite gate or up, but NaN where that is
+/// multiplied with 0, as `silu` is of 0 and of gates below -88. A gate of -∞ gives NaN. No other block notices.
 ///
 /// # Errors
 /// As [`quantize`].
@@ -126,9 +129,9 @@ pub fn swiglu_quantize(
 /// [`quantize`] has it, of 1x128 and e4m3. So tokens are copied to the places of their experts, in the layout that
 /// [`m_grouped_fp8_gemm_nt_contiguous`](crate::m_grouped_fp8_gemm_nt_contiguous) reads.
 ///
-/// `rows` is `[M]` i32 and read by the kernel: a graph can be replayed with others. A row that is -1, or not below T, is
-/// none: its codes and its scales stay as they are. (Of packed scales, which are bytes, too.) What is not finite is so in its block of its
-/// row alone, as in [`quantize`].
+/// `rows` is `[M]` i32 and read by the kernel: a graph can be replayed with others. A row that is -1, or not below T,
+/// is none: its codes and its scales stay as they are. (Of packed scales, which are bytes, too.) What is not finite is
+/// so in its block of its row alone, as in [`quantize`].
 ///
 /// # Errors
 /// As [`quantize`].
@@ -158,14 +161,15 @@ pub fn gather_quantize(
     fused(x, codes, scales, Granularity::PerToken, format, SourceTensor::Rows(rows), options)
 }
 
-/// RMSNorm and quantization in one: the values of [`quantize`] are
-/// `x * weight * (1 / sqrt(mean(x * x) + epsilon))`, where the mean is that of a row of `x`, `[M, K]`, and `weight` is `[K]`
-/// of the same type. Scales are of 1x128, codes e4m3.
+/// RMSNorm and quantization in one: the values of [`quantize`] are `x * weight * (1 / sqrt(mean(x * x) + epsilon))`,
+/// where the mean is that of a row of `x`, `[M, K]`, and `weight` is `[K]` of the same type. Scales are of 1x128, codes
+/// e4m3.
 ///
 /// All of it is FP32, and squares are added in an order that depends on nothing: every device gives the same bytes.
 ///
-/// NaN makes its row NaN. An infinity makes the mean infinite: it becomes NaN, and all else in its row 0. So does a number beyond 1.8e19, whose
-/// square is infinite; it becomes 0 where its product with the weight is finite. With an `epsilon` of 0, a row whose squares are 0 is NaN.
+/// NaN makes its row NaN. An infinity makes the mean infinite: it becomes NaN, and all else in its row 0. So does a
+/// number beyond 1.8e19, whose square is infinite; it becomes 0 where its product with the weight is finite. With an
+/// `epsilon` of 0, a row whose squares are 0 is NaN.
 ///
 /// # Errors
 /// As [`quantize`].
@@ -229,7 +233,7 @@ pub fn dequantize(
     };
     match codes.device() {
         Device::Cpu => {
-            no_stream(codes.device(), options.stream.as_ref())?;
+            refuse_stream(codes.device(), options.stream.as_ref())?;
             call.check()?;
             on_cpu::dequantize(codes, scales, x, granularity)
         }
@@ -238,8 +242,8 @@ pub fn dequantize(
     }
 }
 
-/// Quantizes by one scale that is given, such as one from calibration: the nearest codes to `x * (1 / scale)`, ties to even; what is larger than
-/// the largest code becomes that.
+/// Quantizes by one scale that is given, such as one from calibration: the nearest codes to `x * (1 / scale)`, ties to
+/// even; what is larger than the largest code becomes that.
 ///
 /// | argument | shape | type | layout |
 /// |---|---|---|---|
@@ -247,8 +251,8 @@ pub fn dequantize(
 /// | `scale` | `[1, 1]` | f32 | as [`quantize`] leaves it [per tensor](Granularity::PerTensor) |
 /// | `codes` | `[M, K]` | e4m3 or e5m2 | as `x` |
 ///
-/// One kernel, which reads the scale: a graph can be replayed with another. The scale is a positive number that is not subnormal; of any
-/// other, codes are what the product is.
+/// One kernel, which reads the scale: a graph can be replayed with another. The scale is a positive number that is not
+/// subnormal; of any other, codes are what the product is.
 ///
 /// # Errors
 /// As [`quantize`].
@@ -280,7 +284,7 @@ pub fn quantize_by_scale(
     };
     match x.device() {
         Device::Cpu => {
-            no_stream(x.device(), options.stream.as_ref())?;
+            refuse_stream(x.device(), options.stream.as_ref())?;
             match call.check()? {
                 Some(_) => on_cpu::quantize_by_scale(x, scale, codes),
                 None => Ok(()),
@@ -289,15 +293,6 @@ pub fn quantize_by_scale(
         // SAFETY: as in `dequantize`.
         device => unsafe { run_by_scale(device, &call, options) },
     }
-}
-
-/// Where values come from, as tensors.
-#[derive(Clone, Copy)]
-pub(crate) enum SourceTensor<'a> {
-    Matrix,
-    SwiGlu,
-    Rows(&'a Tensor),
-    RmsNorm { weight: &'a Tensor, epsilon: f32 },
 }
 
 fn fused(
@@ -326,7 +321,7 @@ fn fused(
     };
     match x.device() {
         Device::Cpu => {
-            no_stream(x.device(), options.stream.as_ref())?;
+            refuse_stream(x.device(), options.stream.as_ref())?;
             match call.check()? {
                 Some(_) => on_cpu::quantize(x, source, codes, scales, granularity, format),
                 None => Ok(()),
@@ -337,21 +332,25 @@ fn fused(
     }
 }
 
-/// The multiprocessors of a device.
-pub(crate) fn multiprocessors(device: &Device) -> Result<u32> {
-    Ok(device.limits().ok_or_else(|| Error::no_raw_memory(device))?.sms)
+/// The SMs of a device.
+pub(crate) fn sm_count(device: &Device) -> Result<u32> {
+    Ok(device.limits().ok_or_else(|| Error::no_raw_memory("cpu"))?.sms)
 }
 
-pub(crate) type KernelStep = Step<{ Args::COUNT }>;
+pub(crate) type KernelStep = Step<[KernelArg; Args::COUNT]>;
 
 pub(crate) fn step(config: Config, (launch, args): (Launch, Args)) -> KernelStep {
-    Step::Kernel(PlainLaunch {
+    Step::Kernel(KernelLaunch {
         kernel: KernelId::Quantize(config),
-        grid: launch.grid,
-        threads: launch.threads,
-        shared_bytes: launch.shared_bytes,
-        together: config.meets(),
-        arguments: args.list(),
+        geometry: Geometry {
+            grid: launch.grid,
+            cluster: 1,
+            threads: launch.threads,
+            shared_bytes: launch.shared_bytes,
+            cooperative: config.meets(),
+        },
+        programmatic: false,
+        params: args.list().map(KernelArg::from),
     })
 }
 
@@ -365,7 +364,7 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
         QuantizeSource::Rows(_) => Source::Gather,
         QuantizeSource::RmsNorm { .. } => {
             let config = kernels::rms_norm::Config { input };
-            let only = step(Config::Norm(config), config.launch(&args, multiprocessors(device)?));
+            let only = step(Config::Norm(config), config.launch(&args, sm_count(device)?));
             // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
             return unsafe { run_steps(device, std::iter::once(only), options) };
         }
@@ -391,7 +390,7 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
             if let Some(only) = in_one_kernel(device, &args, (input, code), options)? {
                 // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
                 let done = unsafe { run_steps(device, std::iter::once(only), options) };
-                // A process may have a part of the multiprocessors alone; two kernels that do not meet then do it.
+                // A process may be limited to some of the SMs; two kernels without a grid barrier then do it.
                 match done {
                     Err(Error::Cuda(error)) if error.is_too_large_together() => {
                         tracing::warn!(%error, "one scale for a matrix takes two kernels");
@@ -405,7 +404,7 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
             );
             let steps = [
                 Step::Zero { address: args.scales, bytes: 4 },
-                step(Config::WholeScale(find), find.launch(&args, multiprocessors(device)?)),
+                step(Config::WholeScale(find), find.launch(&args, sm_count(device)?)),
                 step(Config::WholeCodes(convert), convert.launch(&args)),
             ];
             // SAFETY: the check has compared the operands with the arguments; the caller keeps them.
@@ -416,7 +415,7 @@ unsafe fn run_quantize(device: &Device, call: &Quantize, options: &LaunchOptions
     unsafe { run_steps(device, std::iter::once(only), options) }
 }
 
-/// One scale for a small matrix: the kernel whose blocks meet, where there is a room for that.
+/// One scale for a small matrix: the kernel with a grid barrier, where there is a workspace for it.
 fn in_one_kernel(
     device: &Device,
     args: &Args,
@@ -424,13 +423,11 @@ fn in_one_kernel(
     options: &LaunchOptions,
 ) -> Result<Option<KernelStep>> {
     let config = kernels::per_tensor_single::Config { input, code };
-    let Some((launch, args)) = config.launch(args, multiprocessors(device)?) else { return Ok(None) };
-    let room = match device {
-        Device::Cuda(cuda) => cuda.meeting_room(stream_on_cuda(cuda, options.stream.as_ref())?)?,
-        Device::Sim(sim) => sim.meeting_room(stream_on_sim(sim, options.stream.as_ref())?)?,
-        Device::Cpu => None,
-    };
-    Ok(room.map(|room| step(Config::Meeting(config), (launch, Args { from: room, ..args }))))
+    let Some((launch, args)) = config.launch(args, sm_count(device)?) else { return Ok(None) };
+    let workspace = with_backend!(device, backend => {
+        backend.grid_barrier_workspace(backend.stream(options.stream.as_ref())?)
+    })?;
+    Ok(workspace.map(|from| step(Config::Meeting(config), (launch, Args { from, ..args }))))
 }
 
 /// # Safety

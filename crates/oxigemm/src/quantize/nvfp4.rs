@@ -4,12 +4,12 @@ use oxigemm_kernels::quantize::block_1x128::NVFP4_WIDTH;
 use oxigemm_kernels::quantize::{self as kernels, Args, Code, Config, Source};
 
 use super::raw::scales_operand;
-use super::{RawScales, multiprocessors, step};
+use super::{RawScales, sm_count, step};
 use crate::check::int;
 use crate::check::{CheckedQuantize, DequantizeNvfp4, Operand, QuantizeNvfp4};
+use crate::device::stream::refuse_stream;
 use crate::device::{Device, DeviceId};
 use crate::error::Result;
-use crate::gemm::no_stream;
 use crate::launch::{LaunchOptions, Step, run_steps};
 use crate::reference::nvfp4 as on_cpu;
 use crate::tensor::DType;
@@ -43,14 +43,14 @@ impl TensorScale<'_> {
 /// | or | `[M, ceil(S/4)]` for S scales of a row | i32: four of a row in each, the first in the lowest byte | any strides |
 /// | or | `[ceil(M/128), ceil(S/4), 32, 4]` | i32: the same in blocks of 128 by 4, as `tcgen05` reads them | no gaps |
 ///
-/// All in f32: `tensor_scale = max(amax, 1e-4) / 2688`, where it is computed; 2688 is the largest code, 6, by the largest
-/// scale, 448. `scale = amax_of_16 * (1 / (6 * tensor_scale))`, to the nearest e4m3, saturating, and at least 2⁻⁹, the smallest that
-/// is not 0. `code = x * (1 / (scale * tensor_scale))`, to the nearest e2m1. Ties go to even, as those of `cvt`. So a block of
-/// zeros has the scale 2⁻⁹ and codes of 0, and magnitudes beyond what a given `tensor_scale` allows saturate at 6 * 448 of it.
-/// Scales that only fill a layout up become 0.
+/// All in f32: `tensor_scale = max(amax, 1e-4) / 2688`, where it is computed; 2688 is the largest code, 6, by the
+/// largest scale, 448. `scale = amax_of_16 * (1 / (6 * tensor_scale))`, to the nearest e4m3, saturating, and at least
+/// 2⁻⁹, the smallest that is not 0. `code = x * (1 / (scale * tensor_scale))`, to the nearest e2m1. Ties go to even, as
+/// those of `cvt`. So a block of zeros has the scale 2⁻⁹ and codes of 0, and magnitudes beyond what a given
+/// `tensor_scale` allows saturate at 6 * 448 of it. Scales that only fill a layout up become 0.
 ///
-/// What is not finite: NaN makes the scale of its block NaN. An infinity has the scale 448 and the code 6. Where the scale of all
-/// is computed, either makes that infinite or NaN, and then nothing is left of the matrix.
+/// What is not finite: NaN makes the scale of its block NaN. An infinity has the scale 448 and the code 6. Where the
+/// scale of all is computed, either makes that infinite or NaN, and then nothing is left of the matrix.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -88,22 +88,31 @@ pub fn quantize_nvfp4(
     };
     match x.device() {
         Device::Cpu => {
-            no_stream(x.device(), options.stream.as_ref())?;
+            refuse_stream(x.device(), options.stream.as_ref())?;
             match call.check()? {
-                Some(_) => on_cpu::quantize(x, codes, scales, tensor_scale),
+                Some(_) => match tensor_scale {
+                    TensorScale::Given(given) => {
+                        on_cpu::quantize(x, codes, scales, Some(given.to_vec_f32()?[0])).map(drop)
+                    }
+                    TensorScale::Computed(computed) => {
+                        let found = on_cpu::quantize(x, codes, scales, None)?;
+                        computed.write_f32(&[found])
+                    }
+                },
                 None => Ok(()),
             }
         }
         device => {
             let computed = matches!(tensor_scale, TensorScale::Computed(_));
-            // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
+            // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is
+            // done.
             unsafe { run_quantize(device, &call, computed, options) }
         }
     }
 }
 
-/// `x = codes * (scales * tensor_scale)`, rounded once to f32 and once to the type of `x`: the inverse of [`quantize_nvfp4`], with the
-/// same arguments.
+/// `x = codes * (scales * tensor_scale)`, rounded once to f32 and once to the type of `x`: the inverse of
+/// [`quantize_nvfp4`], with the same arguments.
 ///
 /// # Errors
 /// As [`quantize_nvfp4`].
@@ -122,7 +131,7 @@ pub fn dequantize_nvfp4(
     };
     match codes.device() {
         Device::Cpu => {
-            no_stream(codes.device(), options.stream.as_ref())?;
+            refuse_stream(codes.device(), options.stream.as_ref())?;
             match call.check()? {
                 Some(_) => on_cpu::dequantize(codes, scales, tensor_scale, x),
                 None => Ok(()),
@@ -211,8 +220,8 @@ pub unsafe fn quantize_nvfp4_raw(device: &Device, call: &RawNvfp4, options: &Lau
     unsafe { run_quantize(device, &call.describe(device.id()), call.computed, options) }
 }
 
-/// [`dequantize_nvfp4`] on memory that the caller owns: the fields of a [`RawNvfp4`] mean the same, X is written, and the scale
-/// of all is read.
+/// [`dequantize_nvfp4`] on memory that the caller owns: the fields of a [`RawNvfp4`] mean the same, X is written, and
+/// the scale of all is read.
 ///
 /// # Safety
 /// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
@@ -245,7 +254,7 @@ unsafe fn run_quantize(
     let find_args = Args { scales: args.from, ..args };
     let steps = [
         Step::Zero { address: args.from, bytes: 4 },
-        step(Config::WholeScale(find), find.launch(&find_args, multiprocessors(device)?)),
+        step(Config::WholeScale(find), find.launch(&find_args, sm_count(device)?)),
         convert,
     ];
     // SAFETY: as above.

@@ -168,9 +168,8 @@ pub unsafe fn dequantize_raw(device: &Device, call: &RawQuantize, options: &Laun
     unsafe { run_dequantize(device, &Dequantize { codes, scales, x, granularity }, options) }
 }
 
-/// [`quantize_by_scale`](crate::quantize_by_scale) on memory that the caller owns: the fields of a [`RawQuantize`] mean the same, and
-/// its one scale is read.
-/// Its granularity, its format and its source do not count.
+/// [`quantize_by_scale`](crate::quantize_by_scale) on memory that the caller owns: the fields of a [`RawQuantize`] mean
+/// the same, and its one scale is read. Its granularity, its format and its source do not count.
 ///
 /// # Safety
 /// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).

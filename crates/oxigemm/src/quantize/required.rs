@@ -1,4 +1,4 @@
-//! Scales as engines that know DeepGEMM ask for them, in the layouts that products read fastest.
+//! Scale layouts by the names of DeepGEMM: those that GEMMs read fastest.
 
 use super::{get_mn_major_tma_aligned_tensor, transform_scales};
 use crate::error::{Error, Result};
@@ -27,10 +27,12 @@ pub fn get_tma_aligned_size(x: usize, element_size: usize) -> usize {
     x.next_multiple_of(16 / element_size)
 }
 
-/// f32 scales as kernels for Hopper read them fastest: of an operand of `mn` rows and `k` columns, or of so many groups of them.
+/// f32 scales as kernels for Hopper read them fastest: of an operand of `mn` rows and `k` columns, or of so many groups
+/// of them.
 ///
 /// `recipe` is how many rows and columns share a scale. Those of `[1, 128]` become MN-major
-/// ([`get_mn_major_tma_aligned_tensor`]), unless they are; those of `[128, 128]` stay as they are. What stays is the same memory.
+/// ([`get_mn_major_tma_aligned_tensor`]), unless they are; those of `[128, 128]` stay as they are. What stays is the
+/// same memory.
 ///
 /// # Errors
 /// If there is no such recipe for Hopper, if the scales have another shape or type, or what the device reports.
@@ -65,10 +67,12 @@ pub fn transform_sf_into_required_layout(
     if rows == 1 && !is_mn_major(sf) { get_mn_major_tma_aligned_tensor(sf, options) } else { Ok(sf.clone()) }
 }
 
-/// f32 scales `[sum of K/gran_k, MN]` of groups along K, one behind another, as i32 `[sum of K/(4 * gran_k), MN]`: of each group four exponents
-/// of a column in each, the first in the lowest byte, rows at multiples of 16 bytes. What is no power of two is rounded up to one.
+/// f32 scales `[sum of K/gran_k, MN]` of k-grouped operands, contiguous, as i32 `[sum of K/(4 * gran_k), MN]`: of each
+/// group four exponents of a column in each, the first in the lowest byte, rows at multiples of 16 bytes. What is no
+/// power of two is rounded up to one.
 ///
-/// `ks` are the K of the groups, multiples of `k_alignment`. No product for Hopper reads such scales; it is a launch for each group.
+/// `ks` are the K of the groups, multiples of `k_alignment`. No product for Hopper reads such scales; it is a launch
+/// for each group.
 ///
 /// # Errors
 /// If the K of a group is no such multiple, if the scales have another shape or type, or what the device reports.
@@ -106,8 +110,8 @@ pub fn get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     let rows = || ks.iter().map(|k| k.div_ceil(gran_k));
     expect_dims(sf, &[rows().sum(), mn])?;
     let packed = rows().map(|rows| rows.div_ceil(4)).sum();
-    let room = Tensor::empty(DType::I32, &[packed, get_tma_aligned_size(mn, 4)], sf.device())?;
-    let found = room.narrow(1, 0, mn)?;
+    let memory = Tensor::empty(DType::I32, &[packed, get_tma_aligned_size(mn, 4)], sf.device())?;
+    let found = memory.narrow(1, 0, mn)?;
     let (mut first, mut first_packed) = (0, 0);
     for rows in rows() {
         let from = sf.narrow(0, first, rows)?.transpose(0, 1)?;

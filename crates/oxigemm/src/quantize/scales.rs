@@ -1,4 +1,4 @@
-//! Scales: room for them, and from one layout to another.
+//! Scale tensors: their allocation, and transforms from one layout to another.
 
 use oxigemm_kernels::quantize::{Config, scale_layout};
 
@@ -6,8 +6,8 @@ use super::raw::{RawScales, scales_operand};
 use super::step;
 use crate::check::{CheckedQuantize, TransformScales};
 use crate::device::Device;
+use crate::device::stream::refuse_stream;
 use crate::error::{Error, Result};
-use crate::gemm::no_stream;
 use crate::launch::{LaunchOptions, run_steps};
 use crate::reference::quantize as on_cpu;
 use crate::tensor::DType;
@@ -17,10 +17,10 @@ use crate::tensor::Tensor;
 /// `[G, MN, K]`, in any strides.
 ///
 /// `to` is f32 of the same shape and any strides; or packed UE8M0, i32 `[MN, ceil(K/4)]` (`[G, MN, ceil(K/4)]`) of any
-/// strides, four of a row in each, the first in the lowest byte; or the same in blocks of 128 by 4, i32
-/// `[ceil(MN/128), ceil(K/4), 32, 4]`. Packed scales are rounded up to powers of two, if they are none, and
-/// what only fills the layout up becomes 0. There is no exponent for everything: 0 and subnormals become 2⁻¹²⁶, infinity and NaN
-/// 2¹²⁷, and a sign is dropped.
+/// strides, four of a row in each, the first in the lowest byte; or the same in blocks of 128 by 4, i32 `[ceil(MN/128),
+/// ceil(K/4), 32, 4]`. Packed scales are rounded up to powers of two, if they are none, and what only fills the layout
+/// up becomes 0. There is no exponent for everything: 0 and subnormals become 2⁻¹²⁶, infinity and NaN 2¹²⁷, and a sign
+/// is dropped.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -39,7 +39,7 @@ pub fn transform_scales(from: &Tensor, to: &mut Tensor, options: &LaunchOptions)
     let call = TransformScales { from: from.describe("from"), to: to.describe("to") };
     match from.device() {
         Device::Cpu => {
-            no_stream(from.device(), options.stream.as_ref())?;
+            refuse_stream(from.device(), options.stream.as_ref())?;
             call.check()?;
             on_cpu::transform_scales(from, to)
         }
@@ -51,7 +51,7 @@ pub fn transform_scales(from: &Tensor, to: &mut Tensor, options: &LaunchOptions)
 /// Room for `[mn, k]` f32 scales, MN-major, in columns that begin at multiples of 16 bytes.
 ///
 /// # Errors
-/// If the device has no room.
+/// If the device has no memory left.
 ///
 /// ```
 /// use oxigemm::{Device, tma_aligned_scales};
@@ -67,7 +67,7 @@ pub fn tma_aligned_scales(mn: usize, k: usize, device: &Device) -> Result<Tensor
 /// Room for packed UE8M0 scales, `[mn, ceil(k/4)]` i32, MN-major, in columns that begin at multiples of 16 bytes.
 ///
 /// # Errors
-/// If the device has no room.
+/// If the device has no memory left.
 pub fn packed_scales(mn: usize, k: usize, device: &Device) -> Result<Tensor> {
     aligned(DType::I32, mn, k.div_ceil(4), device)
 }
@@ -75,7 +75,7 @@ pub fn packed_scales(mn: usize, k: usize, device: &Device) -> Result<Tensor> {
 /// Room for packed UE8M0 scales in blocks of 128 by 4: `[ceil(mn/128), ceil(k/4), 32, 4]` i32.
 ///
 /// # Errors
-/// If the device has no room.
+/// If the device has no memory left.
 pub fn blocked_scales(mn: usize, k: usize, device: &Device) -> Result<Tensor> {
     Tensor::empty(DType::I32, &[mn.div_ceil(128), k.div_ceil(4), 32, 4], device)
 }
@@ -99,8 +99,8 @@ pub fn get_mn_major_tma_aligned_tensor(scales: &Tensor, options: &LaunchOptions)
     in_new_memory(DType::F32, scales, options)
 }
 
-/// [`packed_scales`] with the values of f32 scales, `[MN, K]` of any strides, rounded up to powers of two; of `[G, MN, K]`, group
-/// behind group.
+/// [`packed_scales`] with the values of f32 scales, `[MN, K]` of any strides, rounded up to powers of two; of `[G, MN,
+/// K]`, group behind group.
 ///
 /// # Errors
 /// As [`transform_scales`].

@@ -1,4 +1,4 @@
-//! Logits of an indexer, in `f64`.
+//! MQA logits in `f64`.
 
 use oxigemm_kernels::attention::TILE_KEYS;
 use oxigemm_kernels::attention::paged_metadata::Config;
@@ -8,8 +8,8 @@ use crate::check::Logits;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// `scale * sum over heads of relu(q[h] · key) * weights[h]` for one query and one key. NaN has no positive part but is NaN, as
-/// in the kernels.
+/// `scale * sum over heads of relu(q[h] · key) * weights[h]` for one query and one key. NaN has no positive part but is
+/// NaN, as in the kernels.
 #[must_use]
 pub fn mqa_logit(q: &[f32], weights: &[f32], key: &[f32], scale: f32) -> f64 {
     let heads = q.chunks(key.len()).zip(weights).map(|(head, &weight)| {
@@ -102,8 +102,8 @@ pub(crate) fn paged_mqa_logits_tensors(
     logits.write_bytes(&logits.dtype().encode_f64(&values))
 }
 
-/// [`get_paged_mqa_logits_metadata`](crate::get_paged_mqa_logits_metadata) on tensors of any device, whose arguments are
-/// right.
+/// [`get_paged_mqa_logits_metadata`](crate::get_paged_mqa_logits_metadata) on tensors of any device, whose arguments
+/// are right.
 pub(crate) fn paged_mqa_schedule_tensors(context_lens: &Tensor, schedule: &mut Tensor) -> Result<()> {
     let next = context_lens.dims().get(1).copied().unwrap_or(1);
     let lengths = context_lens.to_vec::<i32>()?;

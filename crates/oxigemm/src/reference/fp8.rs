@@ -2,9 +2,10 @@
 
 use rayon::prelude::*;
 
-use crate::check::BLOCK;
+use crate::cast::Fp8Matrix;
 use crate::error::{Error, Result};
 use crate::tensor::dtype::{DType, Fp8Codes};
+use crate::tensor::granularity::BLOCK;
 
 const K_BLOCK: usize = BLOCK as usize;
 /// Rows of A and rows of B that are multiplied at once: 16 sums, which stay in registers.
@@ -13,27 +14,6 @@ const LANES: usize = 4;
 const PANEL: usize = 32;
 /// Rows of A in one task.
 const ROWS: usize = 128;
-
-/// A matrix `[rows, k]` of FP8 codes with its scales, in host memory with any strides.
-#[derive(Clone, Copy, Debug)]
-pub struct Fp8Matrix<'a> {
-    /// The type of the codes: e4m3 or e5m2.
-    pub dtype: DType,
-    /// The codes; row `i` begins at `i * pitch`.
-    pub codes: &'a [u8],
-    /// The number of rows.
-    pub rows: usize,
-    /// The number of columns.
-    pub k: usize,
-    /// From one row to the next.
-    pub pitch: usize,
-    /// The scales, one per `rows_per_scale` rows and 128 of K.
-    pub scales: &'a [f32],
-    /// From one group of rows to the next, and from one 128 of K to the next, in elements; 0 where they share.
-    pub scale_strides: [usize; 2],
-    /// How many rows share a scale.
-    pub rows_per_scale: usize,
-}
 
 /// `C + A·Bᵀ` for A `[M, K]` and B `[N, K]`: `M * N` values, row-major, as is C.
 ///

@@ -8,10 +8,10 @@ use oxigemm_kernels::gemm::scheduler::k_grouped::{KGroup, KRoom, PITCH_UNIT, k_g
 use super::epilogue::{EpilogueOutput, Finish, computed};
 use super::{Fp8Matrix, fp8_gemm_nt, gemm_nt};
 use crate::cast::{Quantized, ScaleFormat};
+use crate::check::gemm::tensors::epilogue::Epilogue;
+use crate::check::gemm::tensors::{Addend, Gemm, Grouping};
 use crate::check::{BLOCK, Checked, GemmDesc, GemmLayout, Groups, KGroups, Problem};
 use crate::error::Result;
-use crate::gemm::epilogue::Epilogue;
-use crate::gemm::{Addend, Gemm, Grouping};
 use crate::tensor::Tensor;
 use crate::tensor::dtype::DType;
 

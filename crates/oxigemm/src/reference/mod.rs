@@ -18,8 +18,10 @@ pub use attention::mqa_logit;
 pub(crate) use attention::{mqa_logits_tensors, paged_mqa_logits_tensors, paged_mqa_schedule_tensors};
 pub use epilogue::Finish;
 pub use f16::{gemm_nt, gemm_nt_rows};
-pub use fp8::{Fp8Matrix, fp8_gemm_nt, fp8_gemm_nt_rows};
+pub use fp8::{fp8_gemm_nt, fp8_gemm_nt_rows};
 pub use gemm::fp8_gemm_nt_tensors;
 pub(crate) use gemm::gemm;
 pub(crate) use hyper_connection::hc_prenorm_tensors;
 pub use hyper_connection::tf32;
+
+pub use crate::cast::Fp8Matrix;

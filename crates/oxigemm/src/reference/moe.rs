@@ -1,14 +1,13 @@
-//! Tokens to the places of their experts, and back, on the CPU.
+//! MoE permutation and unpermutation on the CPU.
 
 use super::quantize::write_values;
 use crate::error::Result;
-use crate::moe::PermutedRows;
 use crate::tensor::Tensor;
 
-/// The arguments have been checked.
-pub(crate) fn permute(ids: &Tensor, alignment: usize, to: PermutedRows<'_>) -> Result<()> {
+/// `moe_permute` of checked arguments, to tokens, groups, ends and places.
+pub(crate) fn permute(ids: &Tensor, alignment: usize, to: [&mut Tensor; 4]) -> Result<()> {
     let of_token = ids.dims()[1];
-    let (experts, capacity) = (to.ends.len(), to.tokens.len());
+    let (experts, capacity) = (to[2].len(), to[0].len());
     let ids: Vec<i32> = ids.to_vec()?;
     let mut tokens = vec![-1i32; capacity];
     let mut groups = vec![-1i32; capacity];
@@ -27,8 +26,7 @@ pub(crate) fn permute(ids: &Tensor, alignment: usize, to: PermutedRows<'_>) -> R
         ends.push(row.min(capacity) as i32);
         next = row.next_multiple_of(alignment);
     }
-    let written = [(to.tokens, tokens), (to.groups, groups), (to.ends, ends), (to.places, places)];
-    for (tensor, values) in written {
+    for (tensor, values) in to.into_iter().zip([tokens, groups, ends, places]) {
         tensor.write_bytes(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())?;
     }
     Ok(())

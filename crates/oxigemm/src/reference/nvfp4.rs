@@ -5,7 +5,6 @@ use oxigemm_kernels::quantize::block_1x128::NVFP4_WIDTH;
 use super::quantize::{nan_of_gpu, write_values};
 use crate::cast::{decode_e2m1, encode_e2m1};
 use crate::error::Result;
-use crate::quantize::TensorScale;
 use crate::tensor::Tensor;
 use crate::tensor::dtype::{DType, encode_e4m3};
 
@@ -13,23 +12,17 @@ const WIDTH: usize = NVFP4_WIDTH as usize;
 /// The largest code by the largest scale.
 const LARGEST: f32 = 6.0 * 448.0;
 
-/// The arguments have been checked.
+/// `quantize_nvfp4` of checked arguments: the scale of the tensor, which is computed where none is given.
 pub(crate) fn quantize(
     x: &Tensor,
     codes: &mut Tensor,
     scales: &mut Tensor,
-    tensor_scale: TensorScale<'_>,
-) -> Result<()> {
+    given: Option<f32>,
+) -> Result<f32> {
     let values = x.to_vec_f32()?;
     let columns = x.dims()[1];
-    let of_all = match tensor_scale {
-        TensorScale::Given(given) => given.to_vec_f32()?[0],
-        TensorScale::Computed(computed) => {
-            let found = nan_of_gpu(at_least(amax(&values), 1e-4) / LARGEST);
-            computed.write_f32(&[found])?;
-            found
-        }
-    };
+    let computed = || nan_of_gpu(at_least(amax(&values), 1e-4) / LARGEST);
+    let of_all = given.unwrap_or_else(computed);
     let per_magnitude = reciprocal(6.0 * of_all);
     let (mut new_codes, mut new_scales) = (Vec::new(), Vec::new());
     for row in values.chunks(columns) {
@@ -43,7 +36,8 @@ pub(crate) fn quantize(
         new_codes.extend(row_codes.chunks(2).map(|pair| pair[0] | pair[1] << 4));
     }
     codes.write_bytes(&new_codes)?;
-    scales.write_bytes(&scale_bytes(&new_scales, [x.dims()[0], columns.div_ceil(WIDTH)], scales))
+    scales.write_bytes(&scale_bytes(&new_scales, [x.dims()[0], columns.div_ceil(WIDTH)], scales))?;
+    Ok(of_all)
 }
 
 /// The larger of two; NaN is the largest.

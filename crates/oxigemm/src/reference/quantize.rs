@@ -7,9 +7,17 @@ use oxigemm_kernels::quantize::vec8::CHUNK;
 use crate::cast::{Blocks, ScaleFormat, ceil_to_power_of_two, decode_e2m1};
 use crate::check::Granularity;
 use crate::error::Result;
-use crate::quantize::SourceTensor;
 use crate::tensor::DType;
 use crate::tensor::Tensor;
+
+/// Where values come from, as tensors.
+#[derive(Clone, Copy)]
+pub(crate) enum SourceTensor<'a> {
+    Matrix,
+    SwiGlu,
+    Rows(&'a Tensor),
+    RmsNorm { weight: &'a Tensor, epsilon: f32 },
+}
 
 /// The arguments have been checked.
 pub(crate) fn quantize(

@@ -190,8 +190,8 @@ impl Operand {
         Ok([rows, columns])
     }
 
-    /// The dimensions, of which there must be as many as `shape` names, each within what a kernel counts with, also where all
-    /// but the last are taken as one.
+    /// The dimensions, of which there must be as many as `shape` names, each within what a kernel counts with, also
+    /// where all but the last are taken as one.
     pub(crate) fn expect_dims<const N: usize>(&self, shape: &str) -> Result<[i64; N]> {
         if self.rank != N {
             return Err(Error::Rank {

@@ -231,8 +231,8 @@ fn each<S: Sync, T: Send>(items: &[S], convert: impl Fn(&S) -> T + Sync + Send) 
 
 /// A Rust type that is the element of a tensor.
 ///
-/// Implemented for `f32`, [`struct@bf16`], [`struct@f16`], [`F8E4M3`], [`F8E5M2`] and `i32`, and for nothing else. FP8 data that is held
-/// as `u8` codes goes through [`Tensor::from_bytes`](crate::Tensor::from_bytes).
+/// Implemented for `f32`, [`struct@bf16`], [`struct@f16`], [`F8E4M3`], [`F8E5M2`] and `i32`, and for nothing else. FP8
+/// data that is held as `u8` codes goes through [`Tensor::from_bytes`](crate::Tensor::from_bytes).
 pub trait Element: Pod + Send + Sync + sealed::Sealed {
     /// The tensor element type of this Rust type.
     const DTYPE: DType;

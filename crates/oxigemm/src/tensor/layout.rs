@@ -1,7 +1,7 @@
 //! Dimensions and strides: which element of the storage an index means.
 //!
-//! Every layout of memory of our own comes from a contiguous one by transposing, narrowing and reshaping. Two indices of
-//! such a layout therefore never mean the same element.
+//! Every layout of memory of our own comes from a contiguous one by transposing, narrowing and reshaping. Two indices
+//! of such a layout therefore never mean the same element.
 
 use crate::error::{Error, Result};
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod desc;
 pub(crate) mod dtype;
+pub(crate) mod granularity;
 pub(crate) mod layout;
 mod slabs;
 mod storage;
@@ -111,8 +112,8 @@ impl Tensor {
     /// A tensor in memory of another owner, with any strides in elements: an array of numpy, or a tensor of torch.
     ///
     /// # Safety
-    /// The elements must be memory of the device that stays alive as long as the tensor and its views, and until work on it
-    /// is done. Nobody else may write it while it is read through the tensor, or use it while it is written.
+    /// The elements must be memory of the device that stays alive as long as the tensor and its views, and until work
+    /// on it is done. Nobody else may write it while it is read through the tensor, or use it while it is written.
     ///
     /// # Errors
     /// Ranks outside of 1 to 4; shapes whose end is not within the address space.

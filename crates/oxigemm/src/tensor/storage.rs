@@ -70,8 +70,8 @@ impl Storage {
     /// Memory of another owner.
     ///
     /// # Safety
-    /// `bytes` from `address` on must be memory of the device that stays alive as long as the result, and that nobody else
-    /// writes while it is read through the result, nor uses while it is written.
+    /// `bytes` from `address` on must be memory of the device that stays alive as long as the result, and that nobody
+    /// else writes while it is read through the result, nor uses while it is written.
     pub unsafe fn foreign(device: &Device, address: u64, bytes: usize) -> Storage {
         let memory = match device {
             Device::Cpu => Memory::Foreign(RwLock::new(bytes)),
@@ -91,7 +91,7 @@ impl Storage {
         match &storage.memory {
             Memory::Host(_) | Memory::Foreign(_) => {}
             Memory::Cuda(buffer) => buffer.write().unwrap_or_else(PoisonError::into_inner).fill_u8(0)?,
-            Memory::Sim(buffer) => buffer.sim.clear_rows([buffer.address, 0], bytes, 1)?,
+            Memory::Sim(buffer) => buffer.sim.zero_memory([buffer.address, 0], bytes, 1)?,
         }
         Ok(storage)
     }

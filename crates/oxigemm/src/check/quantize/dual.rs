@@ -3,10 +3,11 @@
 use oxigemm_kernels::quantize::{Args, Flags};
 
 use super::layout::{ScaleLayout, ceil};
-use super::{CheckedQuantize, Granularity, Quantize, QuantizeSource};
+use super::{CheckedQuantize, Quantize, QuantizeSource};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 use crate::tensor::desc::Operand;
+use crate::tensor::granularity::Granularity;
 
 /// The arguments of `quantize_with_transpose`.
 #[derive(Clone, Copy, Debug)]

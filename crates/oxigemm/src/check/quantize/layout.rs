@@ -2,11 +2,11 @@
 
 use oxigemm_kernels::quantize::{Args, Flags};
 
-use super::Granularity;
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 use crate::tensor::desc::Footprint;
 use crate::tensor::desc::Operand;
+use crate::tensor::granularity::Granularity;
 
 /// Strides of scales, in elements: as bytes, and four times, they fit in 32 bits.
 const STRIDE_LIMIT: u32 = 1 << 28;

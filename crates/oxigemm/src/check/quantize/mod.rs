@@ -1,13 +1,11 @@
 //! The argument checks of quantization, of its inverse, and of transforms of scales.
 
 mod dual;
-mod granularity;
 mod layout;
 mod nvfp4;
 mod transform;
 
 pub use dual::QuantizeBoth;
-pub use granularity::Granularity;
 pub use nvfp4::{DequantizeNvfp4, QuantizeNvfp4};
 pub use transform::TransformScales;
 
@@ -15,9 +13,9 @@ use layout::{ScaleLayout, ceil};
 use oxigemm_kernels::quantize::{Args, Code, Flags, Input};
 
 use super::Operand;
-use crate::cast::ScaleFormat;
 use crate::error::{Error, Result};
 use crate::tensor::DType;
+use crate::tensor::granularity::{Granularity, ScaleFormat};
 
 /// Kernels count chunks of eight elements in 31 bits.
 const CHUNKS_LIMIT: i64 = 1 << 30;

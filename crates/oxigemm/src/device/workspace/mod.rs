@@ -1,8 +1,8 @@
-//! Memory that the library owns, for what one kernel of a call leaves to the next.
+//! Workspaces: device memory that the library owns and lends to the kernels of one call.
 //!
-//! Each stream has its own, because calls in one stream follow each other and those in others do not. It grows when a
-//! call needs more than any before, and is never given back before the device is: a kernel that still runs, or a graph,
-//! may use it. It at least doubles, so that all of it is less than four times what the largest call needs.
+//! Each stream has its own, because calls in one stream are ordered and those in others are not. A workspace grows when
+//! a call needs more than any before, and is freed with the device: a kernel that still runs, or a graph, may use it.
+//! It at least doubles, so that all of it is less than four times what the largest call needs.
 
 pub(super) mod grid_barrier;
 pub(super) mod stream_key;
@@ -11,10 +11,10 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::error::Result;
 
-/// What memory grows by.
+/// Granularity of allocations.
 const UNIT: u64 = 2 << 20;
 
-/// The workspaces of a device; a `B` keeps one alive.
+/// Workspaces of a device, by stream; a `B` owns the memory of one.
 pub(crate) struct Workspaces<B> {
     streams: Mutex<Vec<Workspace<B>>>,
 }
@@ -33,19 +33,19 @@ impl<B> Default for Workspaces<B> {
 }
 
 impl<B> Workspaces<B> {
-    /// The address of so many bytes for a stream. `grow` allocates, where it has not that many.
+    /// The address of `bytes` bytes for a stream. `grow` allocates, where the stream has fewer.
     pub fn at(&self, stream: usize, bytes: u64, grow: impl FnOnce(u64) -> Result<(u64, B)>) -> Result<u64> {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = streams.iter().position(|workspace| workspace.stream == stream);
-        let old = place.map_or(0, |place| streams[place].bytes);
-        if let (Some(place), true) = (place, old >= bytes) {
-            return Ok(streams[place].address);
+        let index = streams.iter().position(|workspace| workspace.stream == stream);
+        let old = index.map_or(0, |index| streams[index].bytes);
+        if let (Some(index), true) = (index, old >= bytes) {
+            return Ok(streams[index].address);
         }
         let bytes = bytes.max(2 * old).next_multiple_of(UNIT);
         let (address, buffer) = grow(bytes)?;
-        match place {
-            Some(place) => {
-                let workspace = &mut streams[place];
+        match index {
+            Some(index) => {
+                let workspace = &mut streams[index];
                 (workspace.address, workspace.bytes) = (address, bytes);
                 workspace.kept.push(buffer);
             }
@@ -54,7 +54,7 @@ impl<B> Workspaces<B> {
         Ok(address)
     }
 
-    /// Where those of all streams are.
+    /// The addresses of the workspaces of all streams.
     pub fn addresses(&self) -> Vec<u64> {
         let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         streams.iter().map(|workspace| workspace.address).collect()
@@ -67,7 +67,7 @@ mod tests {
     use crate::error::Error;
 
     #[test]
-    fn a_stream_keeps_its_memory_until_it_needs_more() {
+    fn a_stream_keeps_its_workspace_until_it_needs_more() {
         let workspaces = Workspaces::default();
         let mut grown = Vec::new();
         let mut at = |stream, bytes| {

@@ -1,8 +1,9 @@
 //! Batched GEMMs, with any strides from one matrix to the next.
 
-use super::super::desc::GemmLayout;
-use super::super::{Addend, Gemm, GemmOptions, Grouping};
+use super::super::GemmOptions;
 use super::expect_type;
+use crate::check::GemmLayout;
+use crate::check::gemm::tensors::{Addend, Gemm, Grouping};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use crate::tensor::dtype::DType;

@@ -1,8 +1,9 @@
 //! Dense GEMMs with BF16 and FP16 operands.
 
-use super::super::desc::GemmLayout;
-use super::super::{Addend, Gemm, GemmOptions};
+use super::super::GemmOptions;
 use super::expect_type;
+use crate::check::GemmLayout;
+use crate::check::gemm::tensors::{Addend, Gemm};
 use crate::error::Result;
 use crate::tensor::Tensor;
 use crate::tensor::dtype::DType;

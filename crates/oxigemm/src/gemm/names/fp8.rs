@@ -1,7 +1,8 @@
 //! Dense GEMMs with FP8 operands.
 
-use super::super::desc::GemmLayout;
-use super::super::{Addend, Gemm, GemmOptions};
+use super::super::GemmOptions;
+use crate::check::GemmLayout;
+use crate::check::gemm::tensors::{Addend, Gemm};
 use crate::error::Result;
 use crate::tensor::Tensor;
 

@@ -1,10 +1,11 @@
 //! GEMMs with a fused epilogue.
 
-use super::super::desc::HeadSplits;
-use super::super::epilogue::{Epilogue, FusedOutput};
-use super::super::groups::RowGroups;
-use super::super::{Addend, Gemm, GemmOptions, Grouping};
+use super::super::GemmOptions;
 use super::expect_type;
+use crate::check::HeadSplits;
+use crate::check::gemm::tensors::epilogue::{Epilogue, FusedOutput};
+use crate::check::gemm::tensors::groups::RowGroups;
+use crate::check::gemm::tensors::{Addend, Gemm, Grouping};
 use crate::error::Result;
 use crate::tensor::Tensor;
 use crate::tensor::dtype::DType;

@@ -1,8 +1,9 @@
 //! k-grouped GEMMs: groups along K, as the weight gradients of experts have.
 
-use super::super::desc::GemmLayout;
-use super::super::{Addend, Gemm, GemmOptions, Grouping};
+use super::super::GemmOptions;
 use super::expect_type;
+use crate::check::GemmLayout;
+use crate::check::gemm::tensors::{Addend, Gemm, Grouping};
 use crate::error::Result;
 use crate::tensor::Tensor;
 use crate::tensor::dtype::DType;

@@ -1,9 +1,10 @@
 //! m-grouped GEMMs: groups of rows, each with its own B, as the experts of a mixture.
 
-use super::super::desc::GemmLayout;
-use super::super::groups::{GroupedRows, RowGroups};
-use super::super::{Addend, Gemm, GemmOptions, Grouping};
+use super::super::GemmOptions;
 use super::expect_type;
+use crate::check::GemmLayout;
+use crate::check::gemm::tensors::groups::{GroupedRows, RowGroups};
+use crate::check::gemm::tensors::{Addend, Gemm, Grouping};
 use crate::error::Result;
 use crate::tensor::Tensor;
 use crate::tensor::dtype::DType;

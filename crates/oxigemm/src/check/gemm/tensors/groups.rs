@@ -2,7 +2,7 @@
 
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 
-use super::desc::MGroupedDesc;
+use super::super::desc::MGroupedDesc;
 use crate::device::DeviceId;
 use crate::tensor::Tensor;
 use crate::tensor::desc::{Operand, int};

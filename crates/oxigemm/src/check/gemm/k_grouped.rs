@@ -5,10 +5,11 @@ use oxigemm_kernels::gemm::operand::f16::Major;
 use oxigemm_kernels::gemm::scheduler::k_grouped::PITCH_UNIT;
 use oxigemm_kernels::gemm::scheduler::m_grouped::MAX_GROUPS;
 
-use super::{Output, expect_elements, half_operands};
+use super::desc::{GemmDesc, GemmLayout, HostKs, KGroupedDesc};
+use super::memory::Output;
+use super::problem::{Checked, KGroups, Problem};
+use super::{expect_elements, half_operands};
 use crate::error::{Error, Result};
-use crate::gemm::desc::{GemmDesc, GemmLayout, HostKs, KGroupedDesc};
-use crate::gemm::problem::{Checked, KGroups, Problem};
 use crate::tensor::desc::{Footprint, Operand, ScaleStrides};
 
 impl GemmDesc {

@@ -3,9 +3,9 @@
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
 
 use super::blocks;
+use super::desc::EpilogueDesc;
+use super::problem::{Fused, QuantizedRows};
 use crate::error::{Error, Result};
-use crate::gemm::desc::EpilogueDesc;
-use crate::gemm::problem::{Fused, QuantizedRows};
 use crate::tensor::desc::{Footprint, Operand};
 use crate::tensor::dtype::DType;
 

@@ -1,22 +1,30 @@
 //! The check of a GEMM: every rule of its arguments, in one sequence for every grouping.
 //!
+//! A GEMM of tensors ([`tensors`]) or of raw addresses is described by a [`GemmDesc`]. The check turns that into a
+//! [`Problem`], which planning and launching read.
+//!
 //! Types come first, then shapes, devices, and last how each operand lies in memory and what overlaps. An error names
 //! the first argument that breaks a rule.
 
+pub(crate) mod desc;
 mod epilogue;
 mod k_grouped;
+mod memory;
+pub(crate) mod problem;
+pub(crate) mod tensors;
 
 use oxigemm_kernels::gemm::launch::OperandKind;
 use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 use oxigemm_kernels::gemm::operand::fp8::E5m2;
 use oxigemm_kernels::gemm::scheduler::m_grouped::{GroupLayout, MAX_GROUPS};
 
-use super::desc::{EpilogueDesc, GemmDesc, GemmLayout, GroupingDesc, MGroupedDesc};
-use super::problem::{Accumulate, Checked, Groups, Problem, Summed};
-use crate::check::BLOCK;
 use crate::error::{Error, Result};
-use crate::tensor::desc::{Footprint, Operand, ScaleStrides};
+use crate::tensor::desc::{Operand, ScaleStrides};
 use crate::tensor::dtype::DType;
+use crate::tensor::granularity::BLOCK;
+use desc::{EpilogueDesc, GemmDesc, GemmLayout, GroupingDesc, MGroupedDesc};
+use memory::{Output, TmaOperand};
+use problem::{Checked, Groups, Problem, Summed};
 
 /// Bound of the elements of D: kernels count tiles of at least 64x16 elements in 32 bits, which then cannot overflow.
 const D_ELEMENTS_LIMIT: i64 = 1 << 40;
@@ -46,25 +54,6 @@ struct Scales {
     sfb: Operand,
     /// Whether each row of B has scales of its own.
     each_row: bool,
-}
-
-/// Layout of D in memory, and its addend.
-struct Output {
-    /// From one row to the next, in elements.
-    pitch: u64,
-    /// From one slab to the next, in elements; 0 where there is one.
-    slab: u32,
-    memory: Footprint,
-    c: Accumulate,
-}
-
-/// Layout of an operand that TMA reads.
-struct TmaOperand {
-    major: Major,
-    pitch: u64,
-    /// From one slab to the next, in elements.
-    slab: u64,
-    memory: Footprint,
 }
 
 impl GemmDesc {
@@ -422,52 +411,6 @@ impl MGroupedDesc {
     /// Rows that a group is expected to have: as many as are told, but no more than there are.
     fn expected_rows(&self, &Shape { slabs, count, m, .. }: &Shape) -> u32 {
         self.expected_m.unwrap_or(m * slabs / count).clamp(1, m) as u32
-    }
-}
-
-impl Output {
-    /// D with `c` added. Slabs of both are the same distance apart, which is whole rows where `whole_rows`.
-    fn new(d: &Operand, c: Option<&Operand>, whole_rows: bool) -> Result<Output> {
-        let layout = |operand: &Operand| match whole_rows {
-            false => operand.plain_slabs(),
-            true => {
-                let (pitch, memory) = operand.slab().plain_rows()?;
-                operand.whole_rows_apart(pitch, memory)
-            }
-        };
-        let (pitch, slab, memory) = layout(d)?;
-        let Some(c) = c else { return Ok(Output { pitch, slab, memory, c: Accumulate::None }) };
-        let (c_pitch, c_slab, c_memory) = layout(c)?;
-        let (unit, [c_distance, distance]) = match whole_rows {
-            true => ("rows", [u64::from(c_slab) / c_pitch, u64::from(slab) / pitch]),
-            false => ("elements", [c_slab.into(), slab.into()]),
-        };
-        if c_distance != distance {
-            return Err(Error::Stride {
-                argument: c.name,
-                expected: format!("groups {distance} {unit} apart, as those of `d`"),
-                found: format!("groups {c_distance} {unit} apart"),
-            });
-        }
-        if c.address == d.address && c_pitch == pitch {
-            return Ok(Output { pitch, slab, memory, c: Accumulate::InPlace });
-        }
-        d.expect_apart(&memory, c, &c_memory)?;
-        Ok(Output { pitch, slab, memory, c: Accumulate::From { pitch: c_pitch } })
-    }
-}
-
-impl TmaOperand {
-    /// An operand whose matrices begin with K or not, and may be contiguous along either dimension or only along K.
-    fn new(operand: &Operand, k_first: bool, either_major: bool) -> Result<TmaOperand> {
-        let matrix = if k_first { operand.slab().transposed() } else { operand.slab() };
-        let (major, pitch, memory) = match (either_major, k_first) {
-            (false, _) => matrix.tma_rows().map(|(pitch, memory)| (Major::K, pitch, memory))?,
-            (true, false) => matrix.tma_either_major(Major::K)?,
-            (true, true) => matrix.tma_either_major(Major::MN)?,
-        };
-        let (slab, memory) = operand.tma_slabs(pitch, memory)?;
-        Ok(TmaOperand { major, pitch, slab, memory })
     }
 }
 

@@ -3,6 +3,19 @@
 use std::fmt;
 use std::str::FromStr;
 
+/// The edge of a scaling block: one scale covers 128 of K, and for B also 128 of N.
+pub const BLOCK: u32 = 128;
+
+/// Which scales a cast may choose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ScaleFormat {
+    /// Any `f32`.
+    #[default]
+    F32,
+    /// Powers of two, rounded up: what fits in UE8M0.
+    PowerOfTwo,
+}
+
 /// Which values share a scale.
 ///
 /// ```
@@ -74,12 +87,12 @@ impl Granularity {
     }
 
     /// Whether a scale belongs to neighbours of one row.
-    pub(super) const fn is_group(self) -> bool {
+    pub(crate) const fn is_group(self) -> bool {
         matches!(self, Granularity::PerToken | Granularity::PerGroup32)
     }
 
     /// The powers of two by which rows and columns become those of scales.
-    pub(super) const fn shifts(self) -> [u32; 2] {
+    pub(crate) const fn shifts(self) -> [u32; 2] {
         match self {
             Granularity::PerToken => [0, 7],
             Granularity::PerGroup32 => [0, 5],

@@ -7,9 +7,9 @@ use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 
 use super::desc::HeadSplits;
 use crate::cast::ScaleFormat;
-use crate::check::BLOCK;
 use crate::tensor::desc::ScaleStrides;
 use crate::tensor::dtype::DType;
+use crate::tensor::granularity::BLOCK;
 
 /// Work of a call whose arguments are good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use oxigemm_kernels::gemm::epilogue::Activation;
 
-use super::desc::{EpilogueDesc, HeadSplits};
+use super::super::desc::{EpilogueDesc, HeadSplits};
 use crate::cast::ScaleFormat;
 use crate::tensor::Tensor;
 

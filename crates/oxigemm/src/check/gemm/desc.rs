@@ -9,9 +9,8 @@ use oxigemm_kernels::gemm::scheduler::k_grouped::PITCH_UNIT;
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
 
 use crate::cast::ScaleFormat;
-use crate::check::BLOCK;
-use crate::launch::args::{Addresses, EpilogueAddresses};
 use crate::tensor::desc::Operand;
+use crate::tensor::granularity::BLOCK;
 
 /// Layout of A and B in a GEMM: `n` as they stand in `D = A·B`, `t` transposed.
 ///
@@ -276,34 +275,6 @@ impl GemmDesc {
             (true, _) => PITCH_UNIT,
             // Both types of 16 bits have the same.
             (false, layout) => layout.operands(Half::Bf16).k_unit(),
-        }
-    }
-
-    /// Addresses of the operands.
-    #[inline]
-    pub(crate) fn addresses(&self) -> Addresses {
-        let address = |operand: &Option<Operand>| operand.as_ref().map_or(0, |operand| operand.address);
-        Addresses {
-            a: self.a.address,
-            sfa: address(&self.sfa),
-            b: self.b.address,
-            sfb: address(&self.sfb),
-            c: address(&self.c),
-            d: self.d.address,
-            groups: match &self.grouping {
-                GroupingDesc::MGrouped(groups) => groups.numbers.address,
-                GroupingDesc::KGrouped(groups) => groups.ks.address,
-                GroupingDesc::Dense | GroupingDesc::Batched | GroupingDesc::Summed => 0,
-            },
-            map_workspace: 0,
-            epilogue: self.epilogue.as_ref().map_or_else(EpilogueAddresses::default, |epilogue| {
-                EpilogueAddresses {
-                    alpha: epilogue.alpha,
-                    beta: epilogue.beta,
-                    bias: address(&epilogue.bias),
-                    scales: epilogue.scales.as_ref().map_or(0, |(scales, _)| scales.address),
-                }
-            }),
         }
     }
 }

@@ -1,0 +1,404 @@
+//! A Hopper GPU that is simulated on the CPU: the same plans, the same PTX, the same arguments as on a real one.
+//!
+//! A call takes the path of [`Cuda`](crate::Cuda) up to the launch. There the PTX of the kernel goes to
+//! `oxigemm-sim` instead of the driver, and the call returns when the kernel is done.
+//!
+//! Tensors live in the memory of the simulated machine, each in an allocation of its own with unmapped space around
+//! it. So a kernel that reads past an operand, or reads uninitialized memory, is found, and addresses are as
+//! (un)aligned as the caller made them.
+
+mod memory;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::ThreadId;
+
+use oxigemm_cuda::TiledTensor;
+use oxigemm_kernels::KernelId;
+use oxigemm_kernels::gemm::scheduler::dynamic::ROOM_BYTES as COUNTER_BYTES;
+use oxigemm_kernels::gemm::scheduler::k_grouped::MAP_ROOM_BYTES as TENSOR_MAP_BYTES;
+use oxigemm_kernels::quantize::per_tensor_single::ROOM_BYTES as GRID_BARRIER_BYTES;
+use oxigemm_sim::{Launch, Machine, Module, Options, Report};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use super::backend::Backend;
+use super::extensions::Extensions;
+use super::id::DeviceId;
+use super::launch::{Geometry, KernelParams};
+use super::limits::Limits;
+use super::stream::{SimStream, Stream, wrong_stream};
+use super::tensor_map;
+use super::workspace::Workspaces;
+use super::workspace::grid_barrier::{GRID_BARRIERS_BYTES, GridBarriers, Owner};
+use crate::error::{Error, Result};
+
+/// A simulated GPU with its memory and its kernels. Clones are cheap and share them.
+///
+/// How kernels are scheduled, and whether hazards are looked for, are [`Options`] that can be changed between calls.
+/// A hazard ends the call with [`Error::Fault`]; D is then of no use.
+///
+/// ```
+/// use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
+/// use oxigemm::sim::{Options, Policy};
+/// use oxigemm::{Addend, DType, Device, GemmOptions, Sim, Tensor, fp8_gemm_nt, random};
+///
+/// let sim = Sim::new();
+/// let device = Device::Sim(sim.clone());
+/// let (m, n, k) = (4, 64, 256);
+/// let a = per_token_cast_to_fp8(&random::normals(1, m * k), m, k, ScaleFormat::F32)?;
+/// let b = per_block_cast_to_fp8(&random::normals(2, n * k), n, k, ScaleFormat::F32)?;
+/// let ((a, sfa), (b, sfb)) = (a.to_tensors(&device)?, b.to_tensors(&device)?);
+/// let mut results = Vec::new();
+/// for policy in [Policy::Eager, Policy::Lazy] {
+///     sim.set_options(Options { policy, ..Options::default() });
+///     let mut d = Tensor::empty(DType::Bf16, &[m, n], &device)?;
+///     fp8_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut d, &GemmOptions::default())?;
+///     results.push(d.to_bytes()?);
+/// }
+/// assert_eq!(results[0], results[1], "no schedule changes the bits");
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Sim {
+    inner: Arc<Inner>,
+}
+
+/// Work of a stream: done at once, or captured and done whenever its graph is launched.
+#[derive(Clone, Debug)]
+pub(crate) enum Work {
+    /// A kernel with its arguments.
+    Kernel { module: Arc<Module>, launch: Launch, programmatic: bool },
+    /// Rows become zero.
+    ClearRows { at: [u64; 2], width: usize, rows: usize },
+    /// Rows are copied.
+    CopyRows { to: [u64; 2], from: [u64; 2], width: usize, rows: usize },
+}
+
+struct Inner {
+    number: u32,
+    limits: Limits,
+    machine: Mutex<Machine>,
+    options: Mutex<Options>,
+    kernels: Mutex<HashMap<KernelId, Arc<Module>>>,
+    last: Mutex<Option<Report>>,
+    workspaces: Workspaces<()>,
+    zeroed_workspaces: Workspaces<()>,
+    grid_barriers: GridBarriers<()>,
+    /// Workspace for the tensor maps that kernels make.
+    tensor_maps: Mutex<Option<u64>>,
+    extensions: Extensions,
+    /// Threads that capture a stream, once for each capture.
+    capturing: Mutex<Vec<ThreadId>>,
+}
+
+/// The threads of every simulated GPU. They run nothing else: a thread that waits for its part of a GEMM never
+/// takes up a task of the caller's, which could want the memory that the running kernel holds.
+static THREADS: LazyLock<ThreadPool> = LazyLock::new(|| {
+    let pool = ThreadPoolBuilder::new().thread_name(|i| format!("oxigemm-sim-{i}")).build();
+    pool.expect("the system starts a thread per core")
+});
+
+impl Sim {
+    /// An H200 with empty memory: eager schedules, hazards are looked for.
+    #[must_use]
+    pub fn new() -> Sim {
+        Sim::with_options(Options::default())
+    }
+
+    /// An H200 with empty memory.
+    #[must_use]
+    pub fn with_options(options: Options) -> Sim {
+        static OPENED: AtomicU32 = AtomicU32::new(0);
+        Sim {
+            inner: Arc::new(Inner {
+                number: OPENED.fetch_add(1, Ordering::Relaxed),
+                limits: Limits::h200(),
+                machine: Mutex::default(),
+                options: Mutex::new(options),
+                kernels: Mutex::default(),
+                last: Mutex::default(),
+                workspaces: Workspaces::default(),
+                zeroed_workspaces: Workspaces::default(),
+                grid_barriers: GridBarriers::default(),
+                tensor_maps: Mutex::default(),
+                extensions: Extensions::default(),
+                capturing: Mutex::default(),
+            }),
+        }
+    }
+
+    /// How the next kernels are run.
+    #[must_use]
+    pub fn options(&self) -> Options {
+        lock(&self.inner.options).clone()
+    }
+
+    /// Changes how the next kernels are run.
+    pub fn set_options(&self, options: Options) {
+        *lock(&self.inner.options) = options;
+    }
+
+    /// What planning knows of it.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.inner.limits
+    }
+
+    /// What the last kernel that came to its end did, with its timeline where the options asked for one.
+    #[must_use]
+    pub fn last_report(&self) -> Option<Report> {
+        lock(&self.inner.last).clone()
+    }
+
+    /// Which one it is: no two share memory.
+    pub(crate) fn number(&self) -> u32 {
+        self.inner.number
+    }
+
+    /// A thread of this device begins to capture a stream.
+    pub(crate) fn begin_capture(&self) {
+        lock(&self.inner.capturing).push(std::thread::current().id());
+    }
+
+    /// A capture of this thread ends.
+    pub(crate) fn end_capture(&self) {
+        let (mut capturing, own) = (lock(&self.inner.capturing), std::thread::current().id());
+        if let Some(nth) = capturing.iter().position(|thread| *thread == own) {
+            capturing.swap_remove(nth);
+        }
+    }
+
+    /// Refuses what the driver refuses to a thread that captures a stream.
+    fn refuse_in_capture(&self, what: &str) -> Result<()> {
+        if !lock(&self.inner.capturing).contains(&std::thread::current().id()) {
+            return Ok(());
+        }
+        let reason = format!("{what} is not permitted while this thread captures a stream");
+        Err(Error::Stream { reason })
+    }
+
+    /// A kernel that was stopped has not left the counters of its workspace as the next one expects them.
+    fn clear_counters(&self) -> Result<()> {
+        const { assert!(GRID_BARRIER_BYTES <= COUNTER_BYTES) };
+        let zeros = [0; COUNTER_BYTES as usize];
+        let zeroed = self.inner.zeroed_workspaces.addresses().into_iter();
+        let zeroed = zeroed.map(|address| (address, &zeros[..]));
+        // One grid barrier is all that is used.
+        let barrier = self.inner.grid_barriers.address();
+        let barrier = barrier.map(|address| (address, &zeros[..GRID_BARRIER_BYTES as usize]));
+        self.write(zeroed.chain(barrier))
+    }
+
+    /// Does work, or records it in a stream that is being captured.
+    pub(crate) fn submit(&self, stream: Option<&SimStream>, work: Work) -> Result<()> {
+        match stream {
+            Some(stream) => stream.submit(work),
+            None => self.perform(&work),
+        }
+    }
+
+    /// Does work to the end.
+    pub(crate) fn perform(&self, work: &Work) -> Result<()> {
+        match work {
+            Work::Kernel { module, launch, programmatic } => {
+                let kernel = launch.entry.clone();
+                match self.execute(Arc::clone(module), launch.clone(), *programmatic) {
+                    Ok(report) => *lock(&self.inner.last) = Some(report),
+                    Err(fault) => {
+                        self.clear_counters()?;
+                        return Err(Error::Fault { kernel, fault: Box::new(fault) });
+                    }
+                }
+                Ok(())
+            }
+            Work::ClearRows { at, width, rows } => self.zero_memory(*at, *width, *rows),
+            Work::CopyRows { to, from, width, rows } => self.copy_memory(*to, *from, *width, *rows),
+        }
+    }
+
+    /// Runs a kernel on the threads of the simulator and waits for it, without taking up other work meanwhile.
+    fn execute(
+        &self,
+        module: Arc<Module>,
+        launch: Launch,
+        programmatic: bool,
+    ) -> Result<Report, oxigemm_sim::Fault> {
+        let options = self.options();
+        let mut machine = lock(&self.inner.machine);
+        let mut taken = std::mem::take(&mut *machine);
+        let (send, receive) = mpsc::sync_channel(1);
+        THREADS.spawn(move || {
+            let outcome = catch_unwind(AssertUnwindSafe(|| match programmatic {
+                false => taken.run(&module, &launch, &options),
+                true => taken.run_dependent(&module, &launch, &options),
+            }));
+            // The caller waits for it; were it gone, nobody would want the result.
+            let _ = send.send((taken, outcome));
+        });
+        let (returned, outcome) = receive.recv().expect("the task sends whatever happens");
+        *machine = returned;
+        drop(machine);
+        outcome.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// A kernel of the closed set, written and parsed once.
+    pub(crate) fn module(&self, kernel: &KernelId) -> Result<Arc<Module>> {
+        let mut kernels = lock(&self.inner.kernels);
+        if let Some(module) = kernels.get(kernel) {
+            return Ok(Arc::clone(module));
+        }
+        let refuse = |reason: String| Error::Kernel { name: kernel.name(), reason };
+        let ptx = kernel.build().map_err(|error| refuse(error.to_string()))?;
+        let module = Arc::new(Module::parse(&ptx.text).map_err(|error| refuse(error.to_string()))?);
+        kernels.insert(*kernel, Arc::clone(&module));
+        Ok(module)
+    }
+
+    /// Runs this PTX from now on where a kernel is asked for.
+    ///
+    /// It must have the same entry and parameters. This is how a change to a kernel, or a fault that is put into it,
+    /// is tried on every shape that the library serves.
+    ///
+    /// # Errors
+    /// If it is not PTX that the simulator has, with the line.
+    pub fn replace_kernel(&self, kernel: impl Into<KernelId>, ptx: &str) -> Result<()> {
+        let kernel = kernel.into();
+        let module = Module::parse(ptx)
+            .map_err(|error| Error::Kernel { name: kernel.name(), reason: error.to_string() })?;
+        lock(&self.inner.kernels).insert(kernel, Arc::new(module));
+        Ok(())
+    }
+}
+
+impl Backend for Sim {
+    /// Its module is looked up at each launch, as [`Sim::replace_kernel`] may change it.
+    type Kernel = KernelId;
+    type Stream<'a> = Option<&'a SimStream>;
+
+    fn limits(&self) -> &Limits {
+        &self.inner.limits
+    }
+
+    fn extensions(&self) -> &Extensions {
+        &self.inner.extensions
+    }
+
+    fn stream<'a>(&'a self, stream: Option<&'a Stream>) -> Result<Option<&'a SimStream>> {
+        match stream {
+            None => Ok(None),
+            Some(Stream::Sim(stream)) if stream.device() == DeviceId::Sim(self.number()) => Ok(Some(stream)),
+            Some(stream) => Err(wrong_stream(DeviceId::Sim(self.number()), stream)),
+        }
+    }
+
+    fn is_capturing(&self, stream: Option<&SimStream>) -> Result<bool> {
+        Ok(stream.is_some_and(SimStream::is_captured))
+    }
+
+    fn load_kernel(&self, kernel: &KernelId) -> Result<KernelId> {
+        self.module(kernel).map(|_| *kernel)
+    }
+
+    fn resident_clusters(&self, _: &KernelId, _: &Geometry) -> Result<Option<u32>> {
+        Ok(None)
+    }
+
+    unsafe fn launch_loaded(
+        &self,
+        kernel: &KernelId,
+        geometry: &Geometry,
+        params: &impl KernelParams,
+        stream: Option<&SimStream>,
+        programmatic: bool,
+    ) -> Result<()> {
+        let (module, launch) = (self.module(kernel)?, geometry.simulated(kernel, params));
+        self.submit(stream, Work::Kernel { module, launch, programmatic })
+    }
+
+    unsafe fn clear_rows(
+        &self,
+        at: [u64; 2],
+        width: usize,
+        rows: usize,
+        stream: Option<&SimStream>,
+    ) -> Result<()> {
+        self.submit(stream, Work::ClearRows { at, width, rows })
+    }
+
+    unsafe fn copy_rows(
+        &self,
+        to: [u64; 2],
+        from: [u64; 2],
+        width: usize,
+        rows: usize,
+        stream: Option<&SimStream>,
+    ) -> Result<()> {
+        self.submit(stream, Work::CopyRows { to, from, width, rows })
+    }
+
+    fn tensor_map(&self, tensor: &TiledTensor) -> Result<[u64; 16]> {
+        let map = tensor_map::simulated(tensor).encode().map_err(memory::host_access)?;
+        Ok(std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|byte| map[8 * i + byte]))))
+    }
+
+    fn workspace(&self, stream: Option<&SimStream>, bytes: u64) -> Result<u64> {
+        self.inner.workspaces.at(SimStream::key(stream), bytes, |bytes| {
+            refuse_growth(stream)?;
+            Ok((self.allocate(bytes as usize)?, ()))
+        })
+    }
+
+    fn zeroed_workspace(&self, stream: Option<&SimStream>, bytes: u64) -> Result<u64> {
+        self.inner.zeroed_workspaces.at(SimStream::key(stream), bytes, |bytes| {
+            refuse_growth(stream)?;
+            Ok((self.zeros(bytes)?, ()))
+        })
+    }
+
+    /// One for all: kernels run one after another, whatever their streams and graphs are.
+    fn grid_barrier_workspace(&self, stream: Option<&SimStream>) -> Result<Option<u64>> {
+        if stream.is_some_and(SimStream::is_captured) && self.inner.grid_barriers.address().is_none() {
+            return Ok(None);
+        }
+        let all = Owner { stream: 0, capture: None };
+        self.inner.grid_barriers.of(all, || Ok((self.zeros(GRID_BARRIERS_BYTES)?, ())))
+    }
+
+    fn tensor_map_workspace(&self, stream: Option<&SimStream>) -> Result<u64> {
+        let mut address = lock(&self.inner.tensor_maps);
+        match *address {
+            Some(address) => Ok(address),
+            None => {
+                refuse_growth(stream)?;
+                Ok(*address.insert(self.zeros(TENSOR_MAP_BYTES.into())?))
+            }
+        }
+    }
+}
+
+impl Default for Sim {
+    fn default() -> Sim {
+        Sim::new()
+    }
+}
+
+impl fmt::Debug for Sim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sim({}, {:?})", self.inner.number, self.options())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The workspace of a captured call is the one that a call before it has made.
+fn refuse_growth(stream: Option<&SimStream>) -> Result<()> {
+    if stream.is_some_and(SimStream::is_captured) {
+        return Err(Error::workspace_in_capture());
+    }
+    Ok(())
+}
