@@ -364,7 +364,7 @@ mod tests {
     #[test]
     fn k_groups_that_the_kernel_cannot_count_are_refused() {
         let wide = Problem { b_pitch: 1 << 33, ..PROBLEM };
-        let error = KGrouped::new(&wide, &GROUPS).err().expect("too far apart");
+        let error = KGrouped::new(&wide, &GROUPS).expect_err("too far apart");
         assert!(matches!(error, Error::Overflow { argument: "b", .. }), "{error}");
         let deep = Problem { k: i32::MAX as u32, ..PROBLEM };
         assert!(KGrouped::new(&deep, &GROUPS).is_err());
