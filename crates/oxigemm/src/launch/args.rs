@@ -1,4 +1,4 @@
-//! What a call passes to its kernel: every decision that does not depend on who runs it.
+//! Kernel arguments of a GEMM: every decision that does not depend on the device.
 
 use std::ffi::c_void;
 
@@ -140,17 +140,17 @@ fn too_many_groups(argument: &'static str, groups: u32) -> Error {
     }
 }
 
-/// Where the operands of one call are.
+/// Addresses of the operands of one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addresses {
     pub a: u64,
     pub sfa: u64,
     pub b: u64,
     pub sfb: u64,
-    /// That of D where D is added to; not looked at where nothing is added.
+    /// That of D where D is added to; only where there is an addend.
     pub c: u64,
     pub d: u64,
-    /// The numbers that tell where groups are; not looked at where there are none.
+    /// Numbers that say where groups are; only where there are some.
     pub groups: u64,
     /// Workspace for tensor maps; only of k-grouped GEMMs.
     pub map_workspace: u64,
@@ -179,7 +179,7 @@ pub(crate) struct Arguments {
     fused_groups: Option<FusedGroupArgs>,
     tail: Option<TailArgs>,
     dispatch: Option<DispatchArgs>,
-    /// Whether the copy engine can address every slab of A's scales as it does the first, and every group's of B's.
+    /// Whether TMA can address every slab of A's scales as it does the first, and every group's of B's.
     scales_alike: [bool; 2],
     /// As [`Launch::scale_piece`](oxigemm_kernels::gemm::launch::Launch::scale_piece).
     scale_piece: [u32; 2],
@@ -206,8 +206,8 @@ impl KernelArgs {
         + TailArgs::COUNT
         + DispatchArgs::COUNT;
 
-    /// The same where blocks leave sums and count tiles in that room; where there is none, tiles are not shared out, and every cluster has
-    /// each so-many-th.
+    /// The same with a workspace in which stream-K reduces and the dynamic tile scheduler counts. Without one, tiles
+    /// are computed whole, in the static order.
     pub fn in_room(self, room: Option<u64>) -> KernelArgs {
         let tail = self.tail.map(|TailArgs { tail, .. }| match room {
             Some(room) => TailArgs { room, tail },
@@ -284,7 +284,7 @@ impl Arguments {
             scales_alike = [groups.sfa_slab, groups.sfb_group].map(|stride| stride.is_multiple_of(4));
             // No tensor map has slabs that lie in the same place.
             scales_alike[0] &= groups.sfa_slab > 0;
-            // The copy engine starts at multiples of 16 bytes: along M, at every fourth row.
+            // TMA starts at multiples of 16 bytes: along M, at every fourth row.
             let any_row = !groups.layout.has_slabs() && !groups.alignment.is_multiple_of(4);
             scales_alike[0] &= !(any_row && ScaleLayout::of(0, sfa_strides) == ScaleLayout::MnMajor);
             if !scales_alike[0] {
@@ -292,7 +292,7 @@ impl Arguments {
             }
         }
         if problem.family == OperandKind::Fp8Rows {
-            // Warps carry those.
+            // A scale producer loads those.
             scales_alike[0] = false;
             maps.sfa = None;
         }
@@ -367,7 +367,7 @@ impl Arguments {
             false => ScaleLayout::Copied,
         };
         let strides = self.args.sfb_strides;
-        let bulk = self.scales_alike[1] && sfb_by_engine(self.family, at.sfb, strides, k_blocks);
+        let bulk = self.scales_alike[1] && sfb_in_bulk(self.family, at.sfb, strides, k_blocks);
         let (a, b) = (encode(Mapped::A, at.a)?, encode(Mapped::B, at.b)?);
         let product = Args {
             a,
@@ -414,7 +414,7 @@ impl Arguments {
     }
 }
 
-/// The arguments of groups, but for the address of the numbers.
+/// Arguments of a grouped GEMM, but for the address of the numbers.
 fn grouped_args(groups: &Groups, problem: &Problem) -> GroupedArgs {
     GroupedArgs {
         groups: GroupArgs {
@@ -435,7 +435,7 @@ fn grouped_args(groups: &Groups, problem: &Problem) -> GroupedArgs {
     }
 }
 
-/// The arguments of groups along K, but for addresses.
+/// Arguments of a k-grouped GEMM, but for addresses.
 fn k_group_args(groups: &KGroups, problem: &Problem) -> KGroupArgs {
     KGroupArgs {
         ks: 0,
@@ -449,7 +449,7 @@ fn k_group_args(groups: &KGroups, problem: &Problem) -> KGroupArgs {
     }
 }
 
-/// The arguments of what is fused, but for addresses and factors.
+/// Arguments of a fused epilogue, but for addresses and factors.
 fn fused_args(fused: &Fused) -> FusedArgs {
     let mut flags = match fused.bias {
         None => 0,
@@ -474,7 +474,7 @@ fn fused_args(fused: &Fused) -> FusedArgs {
     }
 }
 
-/// The arguments of what is fused where rows are grouped.
+/// Arguments of a fused epilogue of a grouped GEMM.
 fn fused_group_args(fused: &Fused) -> FusedGroupArgs {
     FusedGroupArgs {
         bias_group: fused.bias_group,
@@ -482,8 +482,8 @@ fn fused_group_args(fused: &Fused) -> FusedGroupArgs {
     }
 }
 
-/// Whether the copy engine brings the scales of B, which it does by rows of them: not where each row of B has its own.
-fn sfb_by_engine(family: OperandKind, address: u64, strides: [u32; 2], k_blocks: u32) -> bool {
+/// Whether scales of B are copied in bulk, a row of scales at a time: not where each row of B has its own.
+fn sfb_in_bulk(family: OperandKind, address: u64, strides: [u32; 2], k_blocks: u32) -> bool {
     match family {
         OperandKind::Fp8Rows => false,
         _ => sfb_bulk(address, strides, k_blocks),

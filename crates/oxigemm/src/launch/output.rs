@@ -1,4 +1,4 @@
-//! How a call writes D: what decides between the copy engine, vectors and single elements.
+//! How a call writes D: by TMA stores, by vectors, or by single elements.
 
 use oxigemm_kernels::gemm::epilogue::{OutputFlags, Panels};
 
@@ -19,7 +19,7 @@ impl Fused {
     }
 }
 
-/// What decides how D is written.
+/// Properties of D that decide how it is written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Output {
     /// The flags that do not depend on addresses.
@@ -30,14 +30,14 @@ pub(super) struct Output {
     pub pitches: [u64; 2],
     /// Elements by which their slabs are.
     slab: u64,
-    /// Whether the copy engine could store D, were its address aligned.
+    /// Whether TMA could store D, were its address aligned.
     pub plain: bool,
     /// Whether four columns that are computed together are neighbours in D.
     fours: bool,
 }
 
 impl Output {
-    /// `f32_panels`: whether the kernel has the copy engine store FP32, and add it to D.
+    /// `f32_panels`: whether the kernel stores FP32 by TMA, and adds it to D.
     pub fn new(problem: &Problem, f32_panels: bool) -> Output {
         let fused = problem.fused.as_ref();
         let d_slab = problem.groups.map_or(0, |groups| groups.d_slab);
@@ -58,7 +58,7 @@ impl Output {
             (DType::F32, Accumulate::From { .. }) => false,
             (_, c) => c == Accumulate::None,
         };
-        // What the copy engine takes: rows of whole 16-byte vectors.
+        // TMA takes rows of whole 16-byte vectors.
         let vectors = |elements: u64| (elements * size).is_multiple_of(16);
         let slab = u64::from(d_slab);
         let together = |columns| fused.is_none_or(|fused| fused.keeps_together(columns));
@@ -124,7 +124,7 @@ mod tests {
     };
 
     #[test]
-    fn the_copy_engine_stores_what_it_can_address_and_nothing_else() {
+    fn tma_stores_what_it_can_address_and_nothing_else() {
         const PLAIN: u32 = OutputFlags::PLAIN;
         const VECTORS: u32 = OutputFlags::VECTORS;
         let flags = |problem: Problem, d: u64| Output::new(&problem, false).flags(&Addresses { d, ..AT });
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_copy_engine_stores_fp32_and_adds_it_to_d_where_the_kernel_can() {
+    fn tma_stores_fp32_and_adds_it_to_d_where_the_kernel_can() {
         const F32: u32 = OutputFlags::F32 | OutputFlags::VECTORS;
         const PLAIN: u32 = OutputFlags::PLAIN;
         let wide = Problem { d_type: DType::F32, ..PROBLEM };
@@ -151,7 +151,7 @@ mod tests {
         let in_place = Problem { c: Accumulate::InPlace, ..wide };
         assert_eq!(flags(in_place), F32 | PLAIN | OutputFlags::ADDEND);
         let other = Problem { c: Accumulate::From { pitch: 256 }, ..wide };
-        assert_eq!(flags(other), F32 | OutputFlags::ADDEND, "the copy engine adds to D alone");
+        assert_eq!(flags(other), F32 | OutputFlags::ADDEND, "TMA adds to D alone");
         let narrow = Problem { d_type: DType::Bf16, ..in_place };
         assert_eq!(flags(narrow), OutputFlags::ADDEND | OutputFlags::VECTORS, "that would round twice");
     }

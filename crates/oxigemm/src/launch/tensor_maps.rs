@@ -10,7 +10,7 @@ use crate::plan::GemmShape;
 use crate::tensor::desc::ScaleStrides;
 use crate::tensor::dtype::DType;
 
-/// An operand that the copy engine moves, and so has a tensor map.
+/// An operand that TMA copies, and so has a tensor map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mapped {
     A,
@@ -19,7 +19,7 @@ pub(crate) enum Mapped {
     D,
 }
 
-/// The type of the elements that the copy engine moves.
+/// Element type of a tensor map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MapElement {
     Byte,
@@ -65,7 +65,7 @@ impl Map {
     }
 }
 
-/// The tensor maps of a problem, without their addresses; none where the copy engine never moves the operand.
+/// Tensor maps of a problem, without their addresses; none where TMA never copies the operand.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Maps {
     pub a: Map,
@@ -127,7 +127,7 @@ pub(super) fn sfb_strides(problem: &Problem, blocks: u32) -> [u32; 2] {
     }
 }
 
-/// The stride of a single row or of a single block of K has no meaning: it becomes one that the copy engine takes.
+/// The stride of a single row or of a single block of K has no meaning: it becomes one that TMA takes.
 fn with_meaning(strides: ScaleStrides, rows: u32, k_blocks: u32) -> [u32; 2] {
     match (strides.mn, strides.k) {
         (_, 1) if rows == 1 => [k_blocks.next_multiple_of(4), 1],
@@ -161,7 +161,7 @@ mod tests {
     };
 
     #[test]
-    fn strides_without_meaning_become_ones_that_the_copy_engine_takes() {
+    fn strides_without_meaning_become_ones_that_tma_takes() {
         let strides = |problem: &Problem| sfa_strides(problem, problem.k_blocks());
         let layout = |problem: &Problem| ScaleLayout::of(0x2000, strides(problem));
         assert_eq!(layout(&PROBLEM), ScaleLayout::RowMajor);

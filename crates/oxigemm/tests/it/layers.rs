@@ -5,7 +5,8 @@ use std::path::Path;
 
 /// Folders and modules, the lowest layer first: each may import those above it in this table and nothing else.
 const ORDER: &[&[&str]] = &[
-    &["error", "metrics", "random"],
+    &["error", "random"],
+    &["metrics"],
     // Memory, streams, loaded kernels and workspaces of a device; one launch.
     &["device"],
     // Tensors in the memory of a device, and their descriptions.

@@ -13,7 +13,10 @@ use crate::tensor::granularity::BLOCK;
 
 /// Work of a call whose arguments are good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "a check allocates nothing, and nearly every one gives a launch")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a check allocates nothing, and nearly every one gives a launch"
+)]
 pub enum Checked {
     /// Launch of a kernel.
     Launch(Problem),
