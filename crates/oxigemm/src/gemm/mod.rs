@@ -1,8 +1,8 @@
 //! The GEMM functions: one path from a description to the launch.
 //!
-//! A public function ([`names`]) or [`gemm_raw`](raw::gemm_raw) builds a [`GemmDesc`](crate::check::GemmDesc). Its check
-//! gives a [`Problem`](crate::check::Problem), planning chooses a kernel for it, and `run` launches that kernel, or
-//! computes the reference on the CPU.
+//! A public function ([`names`]) or [`gemm_raw`](raw::gemm_raw) builds a [`GemmDesc`](crate::check::GemmDesc). Its
+//! check gives a [`Problem`](crate::check::Problem), planning chooses a kernel for it, and `run` launches that kernel,
+//! or computes the reference on the CPU.
 
 pub(crate) mod names;
 pub(crate) mod raw;
@@ -24,8 +24,8 @@ pub struct GemmOptions {
     /// Most SMs that the kernel may use; all where there is none.
     pub num_sms: Option<u32>,
     /// Programmatic dependent launch: whether the kernel may start while the one before it in the stream still runs. It
-    /// then sets itself up, and waits for the other's results before it reads or writes anything. The simulator runs one
-    /// at a time, and reports what would be too early.
+    /// then sets itself up, and waits for the other's results before it reads or writes anything. The simulator runs
+    /// one at a time, and reports what would be too early.
     pub programmatic: bool,
     /// Batch invariance: whether a row of D must have the same bits however many rows A has, and whatever the others
     /// hold. Split-K and stream-K kernels are then left out, which costs time where rows are few. The others all

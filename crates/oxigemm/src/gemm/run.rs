@@ -60,8 +60,8 @@ struct ReadyCall<B: Backend> {
 ///
 /// # Safety
 /// Every operand must be memory of this device, as large as its shape and strides say. It must stay alive, and not be
-/// written elsewhere (what is written also not be read), from the call until the stream has passed the kernel; where the
-/// stream is being captured, whenever the graph runs.
+/// written elsewhere (what is written also not be read), from the call until the stream has passed the kernel; where
+/// the stream is being captured, whenever the graph runs.
 pub(super) unsafe fn run(
     device: &Device,
     desc: &GemmDesc,

@@ -113,7 +113,8 @@ pub(super) struct EpilogueOutput {
 }
 
 impl EpilogueOutput {
-    /// Stores the result of an epilogue: rows of so many columns. A quantized one is rounded to `f32` before it is cast.
+    /// Stores the result of an epilogue: rows of so many columns. A quantized one is rounded to `f32` before it is
+    /// cast.
     pub fn store(mut self, result: &[f64], [rows, columns]: [usize; 2]) -> Result<()> {
         let Some((mut scales, format)) = self.scales else {
             for (first, width, mut part) in parts(&self.d, self.heads)? {

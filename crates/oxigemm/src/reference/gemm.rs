@@ -44,8 +44,8 @@ pub fn fp8_gemm_nt_tensors(
     gemm(&Gemm { c: c.map_or(Addend::None, Addend::From), ..Gemm::fp8((a, sfa), (b, sfb), d) })
 }
 
-/// A GEMM of tensors of any device. Its arguments pass the same check as on a GPU. Products are exact in `f64`, and D is
-/// rounded once.
+/// A GEMM of tensors of any device. Its arguments pass the same check as on a GPU. Products are exact in `f64`, and D
+/// is rounded once.
 pub(crate) fn gemm(gemm: &Gemm<'_>) -> Result<()> {
     let problem = match gemm.describe().check()? {
         Checked::Launch(problem) => problem,

@@ -18,8 +18,9 @@ use crate::tensor::dtype::DType;
 /// | scales of `b` | `[G, ceil(N/128), ceil(K/128)]` | f32 | any strides |
 /// | `d` | `[G, M, N]` | bf16 or f32 | rows of N, any pitch; products any distance apart |
 ///
-/// Where scales have 1 instead of more along a dimension, that one holds for all. Matrices may follow each other or lie row beside row: views that were transposed need no copy. Where G, M or N is 0 nothing is done; K must not be 0. There
-/// are at most 1024 products.
+/// Where scales have 1 instead of more along a dimension, that one holds for all. Matrices may follow each other or lie
+/// row beside row: views that were transposed need no copy. Where G, M or N is 0 nothing is done; K must not be 0.
+/// There are at most 1024 products.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -47,14 +48,15 @@ pub fn fp8_bgemm_nt(
     Gemm { grouping: Grouping::Batched, ..Gemm::fp8(a, b, d) }.run(options)
 }
 
-/// `D[g] = A[g]·B[g]` for every product of a batch: as [`fp8_bgemm_nt`], but B is `[G, K, N]`, contiguous along either of the
-/// last dimensions, and its scales are `[G, ceil(K/128), ceil(N/128)]`.
+/// `D[g] = A[g]·B[g]` for every product of a batch: as [`fp8_bgemm_nt`], but B is `[G, K, N]`, contiguous along either
+/// of the last dimensions, and its scales are `[G, ceil(K/128), ceil(N/128)]`.
 ///
-/// A B that is contiguous along N is transposed first, of all products: see [`fp8_gemm`](crate::fp8_gemm) for where to. That
-/// reads and writes all of B once more: keep it K-major where possible.
+/// A B that is contiguous along N is transposed first, of all products: see [`fp8_gemm`](crate::fp8_gemm) for where to.
+/// That reads and writes all of B once more: keep it K-major where possible.
 ///
 /// # Errors
-/// As [`fp8_bgemm_nt`], of shapes as they are there; that the stream is being captured and its workspace would have to grow.
+/// As [`fp8_bgemm_nt`], of shapes as they are there; that the stream is being captured and its workspace would have to
+/// grow.
 pub fn fp8_bgemm_nn(
     a: (&Tensor, &Tensor),
     b: (&Tensor, &Tensor),
@@ -72,8 +74,8 @@ pub fn fp8_bgemm_nn(
 /// | `bhr,hdr->bhd` | `h` | A `[b, r]` with B `[d, r]`: [`fp8_bgemm_nt`] |
 /// | `bhd,hdr->bhr` | `h` | A `[b, d]` with B `[d, r]`: [`fp8_bgemm_nn`] |
 ///
-/// The scales of A have its dimensions, and those of B its own, with one for 128 where K is, and of B one for 128 of both:
-/// `[b, h, ceil(r/128)]` and `[h, ceil(d/128), ceil(r/128)]` for the first.
+/// The scales of A have its dimensions, and those of B its own, with one for 128 where K is, and of B one for 128 of
+/// both: `[b, h, ceil(r/128)]` and `[h, ceil(d/128), ceil(r/128)]` for the first.
 ///
 /// # Errors
 /// An expression that is none of these, and as those functions.

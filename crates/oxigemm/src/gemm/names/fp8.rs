@@ -63,9 +63,9 @@ pub fn fp8_gemm_nt(
 /// | scales of `b` | `[ceil(N/128), ceil(K/128)]`, or `[ceil(K/128), ceil(N/128)]` | f32 | any strides |
 /// | `c`, `d` | `[M, N]` | bf16 or f32, the same | rows of N, any pitch |
 ///
-/// The tensor core multiplies FP8 operands that are contiguous along K. Those that already are, such as transposed views
-/// of K-major tensors, are multiplied where they lie: then this is [`fp8_gemm_nt`](crate::fp8_gemm_nt). Any others are
-/// first transposed into a workspace, both by one kernel. Each stream has a workspace of its own. It grows
+/// The tensor core multiplies FP8 operands that are contiguous along K. Those that already are, such as transposed
+/// views of K-major tensors, are multiplied where they lie: then this is [`fp8_gemm_nt`](crate::fp8_gemm_nt). Any
+/// others are first transposed into a workspace, both by one kernel. Each stream has a workspace of its own. It grows
 /// when a call needs more than any before in its stream, so that a call can be captured once it was made; a graph with
 /// such a call must not run at the same time as another one, or as calls in the stream where it was captured.
 ///

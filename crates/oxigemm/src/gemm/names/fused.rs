@@ -100,7 +100,8 @@ pub fn fp8_gemm_nt_skip_head_mid(
 /// | `d` | `[M, N]`; `[M, N/2]` with a gate; wider by what heads skip | that of `a`, f32 or e4m3 | rows of any pitch; see [`FusedOutput`] |
 ///
 /// The result is that of the single steps in FP32, rounded once: of the accumulators of `half_gemm` with the same
-/// split-K, which planning decides for both. Heads are skipped in matrices without gate that are not quantized. K must not be 0.
+/// split-K, which planning decides for both. Heads are skipped in matrices without gate that are not quantized. K must
+/// not be 0.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.

@@ -73,13 +73,13 @@ pub fn k_grouped_fp8_gemm_nt_contiguous(
 /// K is that of all groups, which are contiguous. A scale is of 128 steps of K of one group, or of
 /// what is left of them at its end.
 ///
-/// The tensor core multiplies FP8 operands that are contiguous along K, so both are transposed first, by one kernel, into
-/// a workspace of the stream: see [`fp8_gemm`](crate::fp8_gemm) for what that means to graphs. It
-/// reads and writes all of A and B once more: quantize along K where possible.
+/// The tensor core multiplies FP8 operands that are contiguous along K, so both are transposed first, by one kernel,
+/// into a workspace of the stream: see [`fp8_gemm`](crate::fp8_gemm) for what that means to graphs. It reads and writes
+/// all of A and B once more: quantize along K where possible.
 ///
 /// # Errors
-/// The first rule that an argument breaks, or what the device reports; that the stream is being captured and its workspace
-/// would have to grow.
+/// The first rule that an argument breaks, or what the device reports; that the stream is being captured and its
+/// workspace would have to grow.
 ///
 /// ```
 /// use oxigemm::{Addend, DType, Device, GemmOptions, Tensor, k_grouped_fp8_gemm_tn_contiguous};
@@ -112,7 +112,8 @@ pub fn k_grouped_fp8_gemm_tn_contiguous(
     Gemm { layout: GemmLayout::Tn, c, grouping, ..Gemm::fp8(a, b, d) }.run(options)
 }
 
-/// k-grouped GEMM with 16-bit operands: D\[g\] = C\[g\] + A_g·B_g, where groups share M and N and have a range of K each.
+/// k-grouped GEMM with 16-bit operands: D\[g\] = C\[g\] + A_g·B_g, where groups share M and N and have a range of K
+/// each.
 ///
 /// | argument | shape | type | layout |
 /// |---|---|---|---|
@@ -121,13 +122,13 @@ pub fn k_grouped_fp8_gemm_tn_contiguous(
 /// | `c`, `d` | `[G, M, N]` | that of `a`, or f32; the same | rows of N, any pitch; groups whole rows apart |
 /// | `ks` | `[G]` | i32 | on the device, contiguous |
 ///
-/// The layout is `tn` or `nt`. K is that of all groups: in `tn` they are contiguous, in `nt` each begins at a multiple of 8, and
-/// what lies between does not count. Each may have any K, also 0 (D becomes C or 0), 1,
-/// and what is no multiple of anything.
+/// The layout is `tn` or `nt`. K is that of all groups: in `tn` they are contiguous, in `nt` each begins at a multiple
+/// of 8, and what lies between does not count. Each may have any K, also 0 (D becomes C or 0), 1, and what is no
+/// multiple of anything.
 ///
 /// The kernel itself reads `ks`, so that a captured call can be replayed with others. Numbers below 0 count as 0; a
-/// group is cut off where the operands end. What lies behind the last group is not read. `ks_host` are the same numbers,
-/// if the host knows them: they must fit K exactly.
+/// group is cut off where the operands end. What lies behind the last group is not read. `ks_host` are the same
+/// numbers, if the host knows them: they must fit K exactly.
 ///
 /// Where M, N or the number of groups is 0 nothing is done. There are at most 1024 groups.
 ///

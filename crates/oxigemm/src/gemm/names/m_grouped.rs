@@ -146,14 +146,15 @@ pub fn m_grouped_fp8_gemm_nt_masked(
 }
 
 /// m-grouped contiguous GEMM, D = A·B: as
-/// [`m_grouped_fp8_gemm_nt_contiguous`](crate::m_grouped_fp8_gemm_nt_contiguous), but B is `[G, K, N]`, contiguous along
-/// either of the last dimensions, and its scales are `[G, ceil(K/128), ceil(N/128)]`.
+/// [`m_grouped_fp8_gemm_nt_contiguous`](crate::m_grouped_fp8_gemm_nt_contiguous), but B is `[G, K, N]`, contiguous
+/// along either of the last dimensions, and its scales are `[G, ceil(K/128), ceil(N/128)]`.
 ///
-/// A B that is contiguous along N is transposed first, of all groups: see [`fp8_gemm`](crate::fp8_gemm) for where to. That
-/// reads and writes all of B once more: keep it K-major where possible.
+/// A B that is contiguous along N is transposed first, of all groups: see [`fp8_gemm`](crate::fp8_gemm) for where to.
+/// That reads and writes all of B once more: keep it K-major where possible.
 ///
 /// # Errors
-/// As the other one, of shapes as they are there; that the stream is being captured and its workspace would have to grow.
+/// As the other one, of shapes as they are there; that the stream is being captured and its workspace would have to
+/// grow.
 ///
 /// ```
 /// use oxigemm::{DType, Device, GemmOptions, GroupedRows, Tensor, m_grouped_fp8_gemm_nn_contiguous};
@@ -212,9 +213,9 @@ pub fn m_grouped_fp8_gemm_nn_masked(
 /// | the groups | `[M]` or `[G]` | i32 | contiguous |
 ///
 /// The layout is `nt` or `nn`. Rows of no group cost nothing and are left as they are in D. They may be read, and must
-/// be memory, but nothing depends on what they hold. `expected_m` decides about the plan, and where groups are large and K is
-/// long about serpentine K, and so about last bits (not in the batch-invariant mode).
-/// Where M, N or the number of groups is 0 nothing is done; K must not be 0. There are at most 1024 groups.
+/// be memory, but nothing depends on what they hold. `expected_m` decides about the plan, and where groups are large
+/// and K is long about serpentine K, and so about last bits (not in the batch-invariant mode). Where M, N or the number
+/// of groups is 0 nothing is done; K must not be 0. There are at most 1024 groups.
 ///
 /// The kernel itself reads where the groups are, so that a captured call can be replayed with others.
 ///

@@ -1,4 +1,5 @@
-//! The GEMM functions under the names that DeepGEMM gives them: thin, as each only names the parts of a [`Gemm`](crate::check::gemm::tensors::Gemm).
+//! The GEMM functions under the names that DeepGEMM gives them: thin, as each only names the parts of a
+//! [`Gemm`](crate::check::gemm::tensors::Gemm).
 
 mod batched;
 mod f16;
