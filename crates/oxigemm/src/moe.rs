@@ -201,7 +201,7 @@ pub struct RawPaddingRows {
 /// [`zero_padding_rows`] on memory that the caller owns. The device is a GPU or the simulator.
 ///
 /// # Safety
-/// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
+/// As for [`gemm_raw`](crate::gemm_raw).
 ///
 /// # Errors
 /// As [`zero_padding_rows`]. The CPU is refused: it has tensors only.
@@ -249,7 +249,7 @@ pub struct RawMoePermute {
 /// [`moe_permute`] on memory that the caller owns. The device is a GPU or the simulator.
 ///
 /// # Safety
-/// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
+/// As for [`gemm_raw`](crate::gemm_raw).
 ///
 /// # Errors
 /// As [`moe_permute`]. The CPU is refused: it has tensors only.
@@ -293,7 +293,7 @@ pub struct RawMoeUnpermute {
 /// [`moe_unpermute`] on memory that the caller owns. The device is a GPU or the simulator.
 ///
 /// # Safety
-/// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
+/// As for [`gemm_raw`](crate::gemm_raw).
 ///
 /// # Errors
 /// As [`moe_unpermute`]. The CPU is refused: it has tensors only.

@@ -6,9 +6,8 @@ use std::hint::black_box;
 
 use oxigemm::cast::ScaleFormat;
 use oxigemm::check::{
-    Dequantize, EpilogueArguments, Fp8GemmNt, GroupedFp8GemmNt, GroupedHalfGemm, GroupsArgument, HalfGemm,
-    HcPrenormGemm, Logits, MqaLogits, PagedMqaLogits, PagedMqaSchedule, Quantize, QuantizeSource,
-    TransformScales,
+    Dequantize, EpilogueDesc, GemmDesc, GroupingDesc, HcPrenormGemm, Logits, MGroupedDesc, MqaLogits,
+    PagedMqaLogits, PagedMqaSchedule, Quantize, QuantizeSource, TransformScales,
 };
 use oxigemm::{DType, Device, GemmLayout, Granularity, Tensor};
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
@@ -53,13 +52,11 @@ fn checks_and_views_allocate_nothing() {
     let (c, d) = (new(DType::Bf16, &[64, 256]), new(DType::Bf16, &[64, 256]));
     assert!(allocations(|| drop(black_box(vec![0u8; 100]))) > 0, "the counter counts");
     let count = allocations(|| {
-        let arguments = Fp8GemmNt {
-            a: a.describe("a"),
-            sfa: sfa.describe("sfa"),
-            b: b.describe("b"),
-            sfb: sfb.describe("sfb"),
+        let arguments = GemmDesc {
+            sfa: Some(sfa.describe("sfa")),
+            sfb: Some(sfb.describe("sfb")),
             c: Some(c.describe("c")),
-            d: d.describe("d"),
+            ..GemmDesc::new(a.describe("a"), b.describe("b"), d.describe("d"))
         };
         black_box(arguments.check().unwrap());
     });
@@ -67,36 +64,33 @@ fn checks_and_views_allocate_nothing() {
     let (bias, codes, scales) =
         (new(DType::F32, &[256]), new(DType::E4m3, &[64, 128]), new(DType::F32, &[64, 1]));
     let count = allocations(|| {
-        let arguments = Fp8GemmNt {
-            a: a.describe("a"),
-            sfa: sfa.describe("sfa"),
-            b: b.describe("b"),
-            sfb: sfb.describe("sfb"),
+        let arguments = GemmDesc {
+            sfa: Some(sfa.describe("sfa")),
+            sfb: Some(sfb.describe("sfb")),
             c: None,
-            d: codes.describe("d"),
+            ..GemmDesc::new(a.describe("a"), b.describe("b"), codes.describe("d"))
         };
-        let epilogue = EpilogueArguments {
+        let epilogue = EpilogueDesc {
             gated: true,
             bias: Some(bias.describe("bias")),
             scales: Some((scales.describe("d_scales"), ScaleFormat::F32)),
             ..Default::default()
         };
-        black_box(arguments.check_fused(&epilogue).unwrap());
+        black_box(GemmDesc { epilogue: Some(epilogue), ..arguments }.check().unwrap());
     });
-    assert_eq!(count, 0, "with finished sums");
+    assert_eq!(count, 0, "with a fused epilogue");
     let (a_half, b_half) = (new(DType::F16, &[64, 512]), new(DType::F16, &[256, 512]));
     let count = allocations(|| {
-        let (layout, d) = (GemmLayout::Nt, codes.describe("d"));
-        let arguments = HalfGemm { layout, a: a_half.describe("a"), b: b_half.describe("b"), c: None, d };
-        let epilogue = EpilogueArguments {
+        let arguments = GemmDesc::new(a_half.describe("a"), b_half.describe("b"), codes.describe("d"));
+        let epilogue = EpilogueDesc {
             gated: true,
             bias: Some(bias.describe("bias")),
             scales: Some((scales.describe("d_scales"), ScaleFormat::F32)),
             ..Default::default()
         };
-        black_box(arguments.check_fused(&epilogue).unwrap());
+        black_box(GemmDesc { epilogue: Some(epilogue), ..arguments }.check().unwrap());
     });
-    assert_eq!(count, 0, "with finished sums of 16-bit operands");
+    assert_eq!(count, 0, "with a fused epilogue, 16-bit operands");
     for (layout, a_dims, b_dims) in [
         (GemmLayout::Nn, [64, 512], [512, 256]),
         (GemmLayout::Tt, [512, 64], [256, 512]),
@@ -106,75 +100,68 @@ fn checks_and_views_allocate_nothing() {
         let (a, b) = (new(DType::Bf16, &a_dims), new(DType::Bf16, &b_dims));
         let count = allocations(|| {
             let (a, b, c, d) = (a.describe("a"), b.describe("b"), Some(c.describe("c")), d.describe("d"));
-            black_box(HalfGemm { layout, a, b, c, d }.check().unwrap());
+            black_box(GemmDesc { layout, c, ..GemmDesc::new(a, b, d) }.check().unwrap());
         });
         assert_eq!(count, 0, "{layout}");
     }
     let (groups, ids) = (new(DType::E4m3, &[3, 256, 512]), new(DType::I32, &[64]));
     let (sfgroups, each_bias) = (new(DType::F32, &[3, 2, 4]), new(DType::F32, &[3, 256]));
     let count = allocations(|| {
-        let arguments = GroupedFp8GemmNt {
-            a: a.describe("a"),
-            sfa: sfa.describe("sfa"),
-            b: groups.describe("b"),
-            sfb: sfgroups.describe("sfb"),
-            d: d.describe("d"),
-            groups: Some(GroupsArgument {
+        let arguments = GemmDesc {
+            sfa: Some(sfa.describe("sfa")),
+            sfb: Some(sfgroups.describe("sfb")),
+            c: None,
+            grouping: GroupingDesc::MGrouped(MGroupedDesc {
                 layout: GroupLayout::Ids,
                 numbers: ids.describe("ids"),
                 alignment: 16,
-                expected: None,
+                expected_m: None,
             }),
+            ..GemmDesc::new(a.describe("a"), groups.describe("b"), d.describe("d"))
         };
         black_box(arguments.check().unwrap());
-        let epilogue = EpilogueArguments {
+        let epilogue = EpilogueDesc {
             gated: true,
             bias: Some(each_bias.describe("bias")),
             scales: Some((scales.describe("d_scales"), ScaleFormat::F32)),
             ..Default::default()
         };
-        let finished = GroupedFp8GemmNt { d: codes.describe("d"), ..arguments };
-        black_box(finished.check_fused(None, &epilogue).unwrap());
+        let fused = GemmDesc { d: codes.describe("d"), epilogue: Some(epilogue), ..arguments };
+        black_box(fused.check().unwrap());
     });
     assert_eq!(count, 0);
     let (b_half, each) = (new(DType::F16, &[3, 256, 512]), new(DType::F16, &[3, 256]));
     let count = allocations(|| {
-        let arguments = GroupedHalfGemm {
-            layout: GemmLayout::Nt,
-            a: a_half.describe("a"),
-            b: b_half.describe("b"),
-            c: None,
-            d: codes.describe("d"),
-            groups: Some(GroupsArgument {
+        let arguments = GemmDesc {
+            grouping: GroupingDesc::MGrouped(MGroupedDesc {
                 layout: GroupLayout::Ids,
                 numbers: ids.describe("ids"),
                 alignment: 16,
-                expected: None,
+                expected_m: None,
             }),
+            ..GemmDesc::new(a_half.describe("a"), b_half.describe("b"), codes.describe("d"))
         };
-        let epilogue = EpilogueArguments {
+        let epilogue = EpilogueDesc {
             gated: true,
             bias: Some(each.describe("bias")),
             scales: Some((scales.describe("d_scales"), ScaleFormat::F32)),
             ..Default::default()
         };
-        black_box(arguments.check_fused(&epilogue).unwrap());
+        black_box(GemmDesc { epilogue: Some(epilogue), ..arguments }.check().unwrap());
     });
-    assert_eq!(count, 0, "with finished sums of groups of 16-bit operands");
+    assert_eq!(count, 0, "m-grouped with a fused epilogue, 16-bit operands");
     let (a_half, b_half) = (new(DType::Bf16, &[64, 512]), new(DType::Bf16, &[3, 512, 256]));
     let count = allocations(|| {
-        let arguments = GroupedHalfGemm {
+        let arguments = GemmDesc {
             layout: GemmLayout::Nn,
-            a: a_half.describe("a"),
-            b: b_half.describe("b"),
             c: Some(c.describe("c")),
-            d: d.describe("d"),
-            groups: Some(GroupsArgument {
+            grouping: GroupingDesc::MGrouped(MGroupedDesc {
                 layout: GroupLayout::Ids,
                 numbers: ids.describe("ids"),
                 alignment: 16,
-                expected: None,
+                expected_m: None,
             }),
+            ..GemmDesc::new(a_half.describe("a"), b_half.describe("b"), d.describe("d"))
         };
         black_box(arguments.check().unwrap());
     });
@@ -197,7 +184,7 @@ fn checks_and_views_allocate_nothing() {
 }
 
 #[test]
-fn checks_of_what_is_no_product_allocate_nothing() {
+fn checks_of_other_operations_allocate_nothing() {
     let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, &Device::Cpu).unwrap();
     let (q, kv) = (new(DType::E4m3, &[6, 64, 128]), new(DType::E4m3, &[300, 128]));
     let (scales, weights) = (new(DType::F32, &[300]), new(DType::F32, &[6, 64]));

@@ -1,13 +1,6 @@
-//! Launch cache: calls that were checked and planned before, so that a call with equal arguments takes a comparison and
-//! a launch.
+//! Table of a launch cache: values of fixed number, looked up without waiting and without allocation.
 
-use std::sync::{Arc, OnceLock, RwLock};
-
-use super::plan_cache;
-use super::prepared::Prepared;
-use crate::call::{Addresses, KernelArgs, PlanKey};
-use crate::device::backend::Backend;
-use crate::error::Result;
+use std::sync::{OnceLock, RwLock};
 
 /// How many values a table has.
 const SLOTS: usize = 128;
@@ -48,65 +41,6 @@ impl<K, V> Memo<K, V> {
 pub(crate) fn mix<const N: usize>(numbers: [u64; N]) -> u64 {
     let fold = |hash: u64, number: u64| (hash ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     numbers.into_iter().fold(0, fold) >> 7
-}
-
-/// Where and how a call is launched.
-#[derive(Clone, Copy)]
-pub(crate) struct Target<'a, B: Backend> {
-    pub backend: &'a B,
-    pub stream: B::Stream<'a>,
-    pub programmatic: bool,
-}
-
-/// Launches of a device, by the arguments of their calls.
-pub(crate) struct LaunchCache<K, B: Backend> {
-    launches: Memo<K, Ready<B>>,
-}
-
-impl<K, B: Backend> Default for LaunchCache<K, B> {
-    fn default() -> Self {
-        LaunchCache { launches: Memo::default() }
-    }
-}
-
-/// A call that was checked and planned.
-struct Ready<B: Backend> {
-    prepared: Arc<Prepared<B>>,
-    args: KernelArgs,
-}
-
-impl<K, B: Backend> LaunchCache<K, B> {
-    /// Launches the cached call that `is` accepts, or else what `plan` returns the plan of, and caches it under `key`.
-    /// Without a plan there is nothing to launch.
-    ///
-    /// # Safety
-    /// The operands must be as `plan` has checked them, and stay where they are until the kernel is done or, where the
-    /// stream is being captured, whenever the graph is launched.
-    #[inline]
-    pub unsafe fn launch(
-        &self,
-        target: Target<'_, B>,
-        at: &Addresses,
-        is: impl Fn(&K) -> bool,
-        key: impl FnOnce() -> K,
-        plan: impl FnOnce() -> Result<Option<PlanKey>>,
-    ) -> Result<()> {
-        let Target { backend, stream, programmatic } = target;
-        let hash = mix([at.a, at.sfa, at.b, at.sfb, at.c, at.d, at.groups]);
-        // SAFETY: equal arguments were checked before; the caller keeps the operands.
-        let launch =
-            |ready: &Ready<B>| unsafe { ready.prepared.launch(backend, &ready.args, stream, programmatic) };
-        if let Some(result) = self.launches.recall(hash, is, launch) {
-            return result;
-        }
-        let Some(plan) = plan()? else { return Ok(()) };
-        let prepared = plan_cache::prepared(backend, &plan)?;
-        let args = prepared.arguments(backend, at)?;
-        // SAFETY: the check has compared the operands with the problem; the caller keeps them.
-        unsafe { prepared.launch(backend, &args, stream, programmatic)? };
-        self.launches.insert(hash, key(), Ready { prepared, args });
-        Ok(())
-    }
 }
 
 #[cfg(test)]

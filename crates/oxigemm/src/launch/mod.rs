@@ -4,10 +4,13 @@
 //! a call with the arguments of an earlier one takes a comparison and a launch. The other kernels take their arguments
 //! as they are ([`run_steps`]).
 
+pub(crate) mod args;
 pub(crate) mod cache;
+mod output;
 mod params;
 mod plan_cache;
-mod prepared;
+pub(crate) mod prepared;
+mod tensor_maps;
 
 use crate::device::Device;
 use crate::device::backend::{Backend, with_backend};

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use oxigemm_kernels::common::params::ArgRef;
 use oxigemm_kernels::gemm::transpose;
 
-use crate::call::KernelArgs;
+use super::args::KernelArgs;
 use crate::device::launch::{KernelArg, KernelParams};
 
 impl KernelParams for transpose::Args {

@@ -5,8 +5,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use oxigemm_cuda::CacheStats;
 
+use super::args::PlanKey;
 use super::prepared::{Prepared, geometry};
-use crate::call::PlanKey;
 use crate::device::Cuda;
 use crate::device::backend::Backend;
 use crate::error::Result;

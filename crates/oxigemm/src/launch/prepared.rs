@@ -5,7 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use oxigemm_cuda::{Element, L2Promotion, Swizzle, TiledTensor};
 use oxigemm_kernels::gemm::GemmKernel;
 
-use crate::call::{Addresses, Arguments, KernelArgs, Map, MapElement, Mapped, Maps, PlanKey};
+use super::args::{Addresses, Arguments, KernelArgs, PlanKey};
+use super::tensor_maps::{Map, MapElement, Mapped, Maps};
 use crate::device::backend::Backend;
 use crate::device::launch::Geometry;
 use crate::error::Result;

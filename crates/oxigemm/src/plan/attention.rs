@@ -30,8 +30,8 @@ impl MqaPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DType;
     use crate::check::Logits;
+    use crate::tensor::dtype::DType;
     use oxigemm_kernels::attention::Heads;
 
     fn plan(queries: u32, keys: u32) -> MqaPlan {

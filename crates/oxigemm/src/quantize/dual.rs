@@ -107,7 +107,7 @@ pub struct RawTransposedCopy {
 /// [`quantize_with_transpose`] on memory that the caller owns. The device is a GPU or the simulator.
 ///
 /// # Safety
-/// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
+/// As for [`gemm_raw`](crate::gemm_raw).
 ///
 /// # Errors
 /// As [`quantize_with_transpose`]. The CPU is refused: it has tensors only.

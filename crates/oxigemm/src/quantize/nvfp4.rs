@@ -192,7 +192,7 @@ impl RawNvfp4 {
 /// [`quantize_nvfp4`] on memory that the caller owns. The device is a GPU or the simulator.
 ///
 /// # Safety
-/// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
+/// As for [`gemm_raw`](crate::gemm_raw).
 ///
 /// # Errors
 /// As [`quantize_nvfp4`]. The CPU is refused: it has tensors only.
@@ -224,7 +224,7 @@ pub unsafe fn quantize_nvfp4_raw(device: &Device, call: &RawNvfp4, options: &Lau
 /// the scale of all is read.
 ///
 /// # Safety
-/// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
+/// As for [`gemm_raw`](crate::gemm_raw).
 ///
 /// # Errors
 /// As [`dequantize_nvfp4`]. The CPU is refused: it has tensors only.

@@ -120,7 +120,7 @@ impl RawQuantize {
 /// [`quantize`](crate::quantize) and its kind on memory that the caller owns. The device is a GPU or the simulator.
 ///
 /// # Safety
-/// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
+/// As for [`gemm_raw`](crate::gemm_raw).
 ///
 /// # Errors
 /// As [`quantize`](crate::quantize). The CPU is refused: it has tensors only.
@@ -157,7 +157,7 @@ pub unsafe fn quantize_raw(device: &Device, call: &RawQuantize, options: &Launch
 /// Its format and its source do not count.
 ///
 /// # Safety
-/// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
+/// As for [`gemm_raw`](crate::gemm_raw).
 ///
 /// # Errors
 /// As [`dequantize`](crate::dequantize). The CPU is refused: it has tensors only.
@@ -172,7 +172,7 @@ pub unsafe fn dequantize_raw(device: &Device, call: &RawQuantize, options: &Laun
 /// the same, and its one scale is read. Its granularity, its format and its source do not count.
 ///
 /// # Safety
-/// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
+/// As for [`gemm_raw`](crate::gemm_raw).
 ///
 /// # Errors
 /// As [`quantize_by_scale`](crate::quantize_by_scale). The CPU is refused: it has tensors only.

@@ -171,7 +171,7 @@ pub struct RawTransformScales {
 /// [`transform_scales`] of a matrix on memory that the caller owns.
 ///
 /// # Safety
-/// As for [`fp8_gemm_nt_raw`](crate::fp8_gemm_nt_raw).
+/// As for [`gemm_raw`](crate::gemm_raw).
 ///
 /// # Errors
 /// As [`transform_scales`]. The CPU is refused: it has tensors only.

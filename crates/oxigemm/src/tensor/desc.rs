@@ -270,22 +270,6 @@ impl Operand {
         })
     }
 
-    /// Checks the shape of a scale matrix. Along a dimension that it has 1 of, that one holds for all: the result is
-    /// the matrix of the expected shape with a stride of 0 there. A single number holds for all of both.
-    pub(crate) fn expect_scales(&self, expected: [i64; 2], meaning: &str) -> Result<Operand> {
-        let single = self.rank < 2 && self.dims().iter().all(|dim| *dim == 1);
-        let matrix = if single { Operand { rank: 2, dims: [1; MAX_RANK], ..*self } } else { *self };
-        let found = matrix.matrix_dims()?;
-        if found.iter().zip(expected).any(|(&found, expected)| found != expected && found != 1) {
-            return Err(Error::ScaleShape {
-                argument: self.name,
-                expected: format!("{expected:?}, {meaning}, or 1 along either dimension for all"),
-                found: format!("{:?}", self.dims()),
-            });
-        }
-        Ok(matrix.repeated_to(&expected))
-    }
-
     /// The same with these dimensions: where it had 1 of another number, that one again and again.
     pub(crate) fn repeated_to(self, dims: &[i64]) -> Operand {
         let mut repeated = self;

@@ -4,6 +4,7 @@ pub(crate) mod desc;
 pub(crate) mod dtype;
 pub(crate) mod granularity;
 pub(crate) mod layout;
+mod slabs;
 mod storage;
 
 use std::fmt;

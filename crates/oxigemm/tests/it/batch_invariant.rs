@@ -15,7 +15,7 @@ const MOST: usize = 300;
 const BATCHES: [usize; 5] = [1, 7, 64, 130, MOST];
 
 fn invariant(choice: Option<GemmConfig>) -> GemmOptions {
-    GemmOptions { choice, batch_invariant: true, ..Default::default() }
+    GemmOptions { config: choice, batch_invariant: true, ..Default::default() }
 }
 
 struct Fp8 {

@@ -1,6 +1,6 @@
 //! The rules of `fp8_gemm_nt`: each broken alone names its variant and its argument, and everything valid passes.
 
-use oxigemm::check::{Accumulate, Checked, Fp8GemmNt, Operand, Problem, ScaleStrides, Trivial};
+use oxigemm::check::{Accumulate, Checked, GemmDesc, Operand, Problem, ScaleStrides, Trivial};
 use oxigemm::plan::OperandKind;
 use oxigemm::{DType, DeviceId, Error};
 use proptest::prelude::*;
@@ -8,33 +8,31 @@ use proptest::prelude::*;
 const GPU: DeviceId = DeviceId::Cuda(0);
 
 /// Contiguous arguments, a gigabyte apart from each other.
-fn arguments(m: i64, n: i64, k: i64, d_type: DType) -> Fp8GemmNt {
+fn arguments(m: i64, n: i64, k: i64, d_type: DType) -> GemmDesc {
     let matrix = |name, dtype, rows: i64, columns: i64, place: u64| {
         Operand::matrix(name, dtype, [rows, columns], [columns, 1], place << 30, GPU)
     };
     let blocks = |x: i64| (x + 127) / 128;
-    Fp8GemmNt {
-        a: matrix("a", DType::E4m3, m, k, 1),
-        sfa: matrix("sfa", DType::F32, m, blocks(k), 2),
-        b: matrix("b", DType::E4m3, n, k, 3),
-        sfb: matrix("sfb", DType::F32, blocks(n), blocks(k), 4),
-        c: None,
-        d: matrix("d", d_type, m, n, 5),
+    let (a, b) = (matrix("a", DType::E4m3, m, k, 1), matrix("b", DType::E4m3, n, k, 3));
+    GemmDesc {
+        sfa: Some(matrix("sfa", DType::F32, m, blocks(k), 2)),
+        sfb: Some(matrix("sfb", DType::F32, blocks(n), blocks(k), 4)),
+        ..GemmDesc::new(a, b, matrix("d", d_type, m, n, 5))
     }
 }
 
-fn good() -> Fp8GemmNt {
+fn good() -> GemmDesc {
     arguments(64, 256, 512, DType::Bf16)
 }
 
 /// `good` with a C of its own.
-fn good_with_c() -> Fp8GemmNt {
+fn good_with_c() -> GemmDesc {
     let mut arguments = good();
     arguments.c = Some(Operand { name: "c", address: 6 << 30, ..arguments.d });
     arguments
 }
 
-fn launch(arguments: Fp8GemmNt) -> Problem {
+fn launch(arguments: GemmDesc) -> Problem {
     match arguments.check() {
         Ok(Checked::Launch(problem)) => problem,
         other => panic!("expected a launch, found {other:?}"),
@@ -47,7 +45,7 @@ macro_rules! refused {
         #[test]
         fn $name() {
             let mut arguments = good_with_c();
-            let change: fn(&mut Fp8GemmNt) = $break;
+            let change: fn(&mut GemmDesc) = $break;
             change(&mut arguments);
             let error = arguments.check().expect_err("the rule is broken");
             assert!(matches!(error, Error::$variant { argument: $argument, .. }), "found {error:?}");
@@ -60,27 +58,27 @@ refused!(a_of_rank_3, Rank, "a", |x| x.a.rank = 3);
 refused!(b_of_rank_1, Rank, "b", |x| x.b.rank = 1);
 refused!(d_of_rank_0, Rank, "d", |x| x.d.rank = 0);
 refused!(c_of_rank_4, Rank, "c", |x| c(x).rank = 4);
-refused!(scales_of_a_of_rank_1, Rank, "sfa", |x| x.sfa.rank = 1);
-refused!(scales_of_a_of_rank_3, Rank, "sfa", |x| (x.sfa.rank, x.sfa.dims) = (3, [1; 4]));
-refused!(scales_of_b_of_a_rank_beyond_any, Rank, "sfb", |x| x.sfb.rank = 9);
+refused!(scales_of_a_of_rank_1, Rank, "sfa", |x| sfa(x).rank = 1);
+refused!(scales_of_a_of_rank_3, Rank, "sfa", |x| (sfa(x).rank, sfa(x).dims) = (3, [1; 4]));
+refused!(scales_of_b_of_a_rank_beyond_any, Rank, "sfb", |x| sfb(x).rank = 9);
 
 refused!(a_of_f16, DType, "a", |x| x.a.dtype = DType::F16);
 refused!(b_of_bf16, DType, "b", |x| x.b.dtype = DType::Bf16);
 refused!(d_of_f16, DType, "d", |x| x.d.dtype = DType::F16);
 refused!(c_unlike_d, DType, "c", |x| c(x).dtype = DType::F32);
-refused!(scales_of_a_of_bf16, DType, "sfa", |x| x.sfa.dtype = DType::Bf16);
-refused!(scales_of_b_of_e4m3, DType, "sfb", |x| x.sfb.dtype = DType::E4m3);
+refused!(scales_of_a_of_bf16, DType, "sfa", |x| sfa(x).dtype = DType::Bf16);
+refused!(scales_of_b_of_e4m3, DType, "sfb", |x| sfb(x).dtype = DType::E4m3);
 
 refused!(a_of_negative_rows, Shape, "a", |x| x.a.dims[0] = -1);
 refused!(b_with_another_k, Shape, "b", |x| x.b.dims[1] = 384);
 refused!(d_with_other_rows, Shape, "d", |x| x.d.dims[0] = 63);
 refused!(d_with_other_columns, Shape, "d", |x| x.d.dims[1] = 255);
 refused!(c_with_another_shape, Shape, "c", |x| c(x).dims[0] = 65);
-refused!(too_few_scales_of_a, ScaleShape, "sfa", |x| x.sfa.dims[1] = 3);
-refused!(scales_of_a_per_32_rows, ScaleShape, "sfa", |x| x.sfa.dims[0] = 2);
-refused!(scales_of_a_per_row_of_b, ScaleShape, "sfa", |x| x.sfa.dims = [256, 1, 1, 1]);
-refused!(scales_of_b_per_row_but_one, ScaleShape, "sfb", |x| x.sfb.dims[0] = 255);
-refused!(no_scales_of_b, ScaleShape, "sfb", |x| x.sfb.dims[0] = 0);
+refused!(too_few_scales_of_a, ScaleShape, "sfa", |x| sfa(x).dims[1] = 3);
+refused!(scales_of_a_per_32_rows, ScaleShape, "sfa", |x| sfa(x).dims[0] = 2);
+refused!(scales_of_a_per_row_of_b, ScaleShape, "sfa", |x| sfa(x).dims = [256, 1, 1, 1]);
+refused!(scales_of_b_per_row_but_one, ScaleShape, "sfb", |x| sfb(x).dims[0] = 255);
+refused!(no_scales_of_b, ScaleShape, "sfb", |x| sfb(x).dims[0] = 0);
 
 refused!(a_in_mn_major, Stride, "a", |x| x.a.strides = [1, 64, 1, 1]);
 refused!(b_with_every_second_column, Stride, "b", |x| x.b.strides = [1024, 2, 1, 1]);
@@ -89,8 +87,8 @@ refused!(c_in_column_major, Stride, "c", |x| c(x).strides = [1, 64, 1, 1]);
 refused!(a_with_one_row_for_all, Stride, "a", |x| x.a.strides[0] = 0);
 refused!(b_backwards, Stride, "b", |x| x.b.strides[0] = -512);
 refused!(d_with_rows_that_overlap, Stride, "d", |x| x.d.strides[0] = 248);
-refused!(scales_of_a_backwards, ScaleLayout, "sfa", |x| x.sfa.strides[0] = -4);
-refused!(scales_of_b_backwards, ScaleLayout, "sfb", |x| x.sfb.strides[1] = -1);
+refused!(scales_of_a_backwards, ScaleLayout, "sfa", |x| sfa(x).strides[0] = -4);
+refused!(scales_of_b_backwards, ScaleLayout, "sfb", |x| sfb(x).strides[1] = -1);
 
 refused!(a_with_a_pitch_off_16_bytes, Tma, "a", |x| x.a.strides[0] = 520);
 refused!(b_with_a_pitch_off_16_bytes, Tma, "b", |x| x.b.strides[0] = 513);
@@ -102,26 +100,26 @@ refused!(a_off_16_bytes, Alignment, "a", |x| x.a.address += 8);
 refused!(b_off_16_bytes, Alignment, "b", |x| x.b.address += 1);
 refused!(d_off_its_elements, Alignment, "d", |x| x.d.address += 1);
 refused!(c_off_its_elements, Alignment, "c", |x| c(x).address += 3);
-refused!(scales_of_a_off_4_bytes, Alignment, "sfa", |x| x.sfa.address += 2);
-refused!(scales_of_b_off_4_bytes, Alignment, "sfb", |x| x.sfb.address += 1);
+refused!(scales_of_a_off_4_bytes, Alignment, "sfa", |x| sfa(x).address += 2);
+refused!(scales_of_b_off_4_bytes, Alignment, "sfb", |x| sfb(x).address += 1);
 
 refused!(a_on_another_device, Device, "sfa", |x| x.a.device = DeviceId::Cuda(1));
 refused!(b_on_the_host, Device, "b", |x| x.b.device = DeviceId::Cpu);
 refused!(c_on_another_device, Device, "c", |x| c(x).device = DeviceId::Cuda(1));
 refused!(d_on_another_device, Device, "d", |x| x.d.device = DeviceId::Cuda(1));
-refused!(scales_of_b_on_the_host, Device, "sfb", |x| x.sfb.device = DeviceId::Cpu);
+refused!(scales_of_b_on_the_host, Device, "sfb", |x| sfb(x).device = DeviceId::Cpu);
 
 refused!(a_null, NullPointer, "a", |x| x.a.address = 0);
 refused!(b_null, NullPointer, "b", |x| x.b.address = 0);
 refused!(c_null, NullPointer, "c", |x| c(x).address = 0);
 refused!(d_null, NullPointer, "d", |x| x.d.address = 0);
-refused!(scales_of_a_null, NullPointer, "sfa", |x| x.sfa.address = 0);
-refused!(scales_of_b_null, NullPointer, "sfb", |x| x.sfb.address = 0);
+refused!(scales_of_a_null, NullPointer, "sfa", |x| sfa(x).address = 0);
+refused!(scales_of_b_null, NullPointer, "sfb", |x| sfb(x).address = 0);
 
 refused!(a_in_d, Overlap, "a", |x| x.a.address = x.d.address);
 refused!(b_with_its_end_in_d, Overlap, "b", |x| x.b.address = x.d.address - 256 * 512 + 16);
-refused!(scales_of_a_in_the_last_of_d, Overlap, "sfa", |x| x.sfa.address = x.d.address + 64 * 256 * 2 - 4);
-refused!(scales_of_b_in_d, Overlap, "sfb", |x| x.sfb.address = x.d.address + 64);
+refused!(scales_of_a_in_the_last_of_d, Overlap, "sfa", |x| sfa(x).address = x.d.address + 64 * 256 * 2 - 4);
+refused!(scales_of_b_in_d, Overlap, "sfb", |x| sfb(x).address = x.d.address + 64);
 refused!(c_one_row_into_d, Overlap, "c", |x| c(x).address = x.d.address + 512);
 refused!(c_at_d_with_another_pitch, Overlap, "c", |x| {
     c(x).address = x.d.address;
@@ -145,11 +143,19 @@ refused!(a_with_a_length_beyond_64_bits, Overflow, "a", |x| {
     *x = arguments(i64::from(i32::MAX), 16, 16, DType::F32);
     x.a.strides[0] = (1 << 40) - 16;
 });
-refused!(scales_of_a_too_far_apart_for_32_bits, Overflow, "sfa", |x| x.sfa.strides = [1, 1 << 30, 1, 1]);
-refused!(scale_strides_whose_sum_overflows, Overflow, "sfb", |x| x.sfb.strides = [i64::MAX, i64::MAX, 1, 1]);
+refused!(scales_of_a_too_far_apart_for_32_bits, Overflow, "sfa", |x| sfa(x).strides = [1, 1 << 30, 1, 1]);
+refused!(scale_strides_whose_sum_overflows, Overflow, "sfb", |x| sfb(x).strides = [i64::MAX, i64::MAX, 1, 1]);
 
-fn c(arguments: &mut Fp8GemmNt) -> &mut Operand {
+fn c(arguments: &mut GemmDesc) -> &mut Operand {
     arguments.c.as_mut().expect("the arguments have a C")
+}
+
+fn sfa(arguments: &mut GemmDesc) -> &mut Operand {
+    arguments.sfa.as_mut().expect("A has scales")
+}
+
+fn sfb(arguments: &mut GemmDesc) -> &mut Operand {
+    arguments.sfb.as_mut().expect("B has scales")
 }
 
 #[test]
@@ -157,7 +163,7 @@ fn the_problem_says_what_was_passed() {
     let mut x = good_with_c();
     x.a.strides[0] = 528;
     x.d.strides[0] = 264;
-    x.sfa.strides = [1, 64, 1, 1];
+    sfa(&mut x).strides = [1, 64, 1, 1];
     assert_eq!(
         launch(x),
         Problem {
@@ -172,6 +178,11 @@ fn the_problem_says_what_was_passed() {
             sfa: ScaleStrides { mn: 1, k: 64 },
             sfb: ScaleStrides { mn: 4, k: 1 },
             d_type: DType::Bf16,
+            transpose: [false; 2],
+            groups: None,
+            k_groups: None,
+            summed: None,
+            fused: None,
         }
     );
     assert_eq!(launch(good()).c, Accumulate::None);
@@ -209,7 +220,7 @@ fn c_and_d_may_be_columns_of_one_matrix() {
 fn one_scale_along_a_dimension_holds_for_all() {
     let strides = |dims: &[i64], strides: [i64; 2]| {
         let mut x = good();
-        for scales in [&mut x.sfa, &mut x.sfb] {
+        for scales in [x.sfa.as_mut().unwrap(), x.sfb.as_mut().unwrap()] {
             let whole = scales.dims;
             (scales.rank, scales.dims) = (dims.len(), [1; 4]);
             // 0 stands for all that there are.
@@ -238,11 +249,14 @@ fn the_stride_of_a_single_row_has_no_meaning() {
     assert_eq!((plain.a_pitch, plain.b_pitch, plain.d_pitch), (112, 112, 8));
     for stride in [-7, 0, 1, 3, i64::MAX] {
         let mut x = arguments(1, 1, 100, DType::Bf16);
-        for operand in [&mut x.a, &mut x.b, &mut x.d, &mut x.sfa, &mut x.sfb] {
+        let GemmDesc { a, b, sfa: Some(sfa), sfb: Some(sfb), d, .. } = &mut x else {
+            panic!("there are scales")
+        };
+        for operand in [a, b, &mut *d, &mut *sfa, &mut *sfb] {
             operand.strides[0] = stride;
         }
         // One column as well: all but the K of A and B.
-        for operand in [&mut x.d, &mut x.sfa, &mut x.sfb] {
+        for operand in [d, sfa, sfb] {
             operand.strides[1] = stride;
         }
         assert_eq!(launch(x), plain, "stride {stride}");
@@ -253,24 +267,24 @@ fn the_stride_of_a_single_row_has_no_meaning() {
 fn without_elements_in_d_nothing_is_done_and_null_is_fine() {
     for (m, n, k) in [(0, 256, 512), (64, 0, 512), (0, 0, 0)] {
         let mut x = arguments(m, n, k, DType::F32);
-        for operand in [&mut x.a, &mut x.sfa, &mut x.b, &mut x.sfb, &mut x.d] {
+        for operand in [&mut x.a, x.sfa.as_mut().unwrap(), &mut x.b, x.sfb.as_mut().unwrap(), &mut x.d] {
             operand.address = 0;
         }
-        assert_eq!(x.check().unwrap(), Checked::Trivial(Trivial::Nothing));
+        assert_eq!(x.check().unwrap(), Checked::Nothing);
     }
 }
 
 #[test]
 fn without_k_d_becomes_c_or_zero() {
     let mut x = arguments(64, 256, 0, DType::Bf16);
-    for operand in [&mut x.a, &mut x.sfa, &mut x.b, &mut x.sfb] {
+    for operand in [&mut x.a, x.sfa.as_mut().unwrap(), &mut x.b, x.sfb.as_mut().unwrap()] {
         operand.address = 0;
     }
     assert_eq!(x.check().unwrap(), Checked::Trivial(Trivial::Zero));
     x.c = Some(Operand { name: "c", address: 6 << 30, ..x.d });
     assert_eq!(x.check().unwrap(), Checked::Trivial(Trivial::CopyC));
     c(&mut x).address = x.d.address;
-    assert_eq!(x.check().unwrap(), Checked::Trivial(Trivial::Nothing));
+    assert_eq!(x.check().unwrap(), Checked::Nothing);
     x.d.address = 0;
     assert!(matches!(x.check(), Err(Error::NullPointer { argument: "d", .. })), "D is still written");
 }
@@ -285,7 +299,7 @@ fn a_wrong_shape_is_refused_even_when_there_is_nothing_to_do() {
 #[test]
 fn a_sentence_says_what_was_expected_and_what_came() {
     let mut x = good();
-    x.sfa.dims[1] = 3;
+    sfa(&mut x).dims[1] = 3;
     assert_eq!(
         x.check().unwrap_err().to_string(),
         "`sfa` has the wrong number of scales: expected [64, 4], one per row of `a` and 128 of K, or 1 along either dimension for all, found [64, 3]"
@@ -323,7 +337,10 @@ proptest! {
         x.a.strides[0] = pitch(k, 16, a_pad);
         x.b.strides[0] = pitch(k, 16, b_pad);
         x.d.strides[0] = n + d_pad;
-        for (scales, mn_major, pad) in [(&mut x.sfa, sfa_mn_major, sfa_pad), (&mut x.sfb, sfb_mn_major, sfb_pad)] {
+        for (scales, mn_major, pad) in
+            [(&mut x.sfa, sfa_mn_major, sfa_pad), (&mut x.sfb, sfb_mn_major, sfb_pad)]
+        {
+            let scales = scales.as_mut().unwrap();
             let [rows, columns, ..] = scales.dims;
             scales.strides = if mn_major { [1, rows + pad, 1, 1] } else { [columns + pad, 1, 1, 1] };
         }
@@ -371,8 +388,9 @@ proptest! {
         keep_shapes in any::<bool>(),
     ) {
         let mut x = good_with_c();
-        let Fp8GemmNt { a, sfa, b, sfb, c, d } = &mut x;
-        for (i, operand) in [a, sfa, b, sfb, c.as_mut().unwrap(), d].into_iter().enumerate() {
+        let GemmDesc { a, sfa, b, sfb, c, d, .. } = &mut x;
+        let operands = [a, sfa.as_mut().unwrap(), b, sfb.as_mut().unwrap(), c.as_mut().unwrap(), d];
+        for (i, operand) in operands.into_iter().enumerate() {
             if !keep_shapes {
                 operand.dims[..2].copy_from_slice(&dims[2 * i..2 * i + 2]);
             }

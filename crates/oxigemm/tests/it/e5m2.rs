@@ -40,7 +40,7 @@ fn problem([m, n, k]: [usize; 3], [a_type, b_type]: [DType; 2], device: &Device)
 fn run(x: &Problem, choice: Option<GemmConfig>) -> oxigemm::Result<Tensor> {
     let dims = [x.a.0.dims()[0], x.b.0.dims()[0]];
     let mut d = Tensor::empty(DType::F32, &dims, x.a.0.device())?;
-    let options = GemmOptions { choice, ..Default::default() };
+    let options = GemmOptions { config: choice, ..Default::default() };
     fp8_gemm_nt((&x.a.0, &x.a.1), (&x.b.0, &x.b.1), Addend::None, &mut d, &options)?;
     Ok(d)
 }

@@ -4,8 +4,8 @@ use oxigemm::cast::{Quantized, ScaleFormat, per_block_cast_to_fp8, per_token_cas
 use oxigemm::plan;
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
-    DType, Device, GemmOptions, RawFp8Bgemm, Sim, Tensor, fp8_bgemm_nn, fp8_bgemm_nt, fp8_bgemm_nt_raw,
-    fp8_einsum, random, reference,
+    DType, Device, GemmOptions, RawGemm, RawGrouping, RawMatrix, RawScaleFactors, Sim, Tensor, fp8_bgemm_nn,
+    fp8_bgemm_nt, fp8_einsum, gemm_raw, random, reference,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
@@ -123,7 +123,7 @@ fn every_kernel_and_launch_is_right_under_every_schedule() {
         for (i, d_type) in [DType::Bf16, DType::F32].into_iter().enumerate() {
             let gap = [0, 8, 3][(turn + i) % 3];
             let mut operands = upload(&data, &device, d_type, (turn + i).is_multiple_of(2), gap);
-            let options = GemmOptions { choice: Some(choice), num_sms: Some(4), ..Default::default() };
+            let options = GemmOptions { config: Some(choice), num_sms: Some(4), ..Default::default() };
             let about = format!("{} {d_type} {policy:?} gap {gap}", plan::name(&choice));
             operands.run(&options).unwrap_or_else(|error| panic!("{about}: {error}"));
             data.expect_right(&operands.d, &about);
@@ -186,30 +186,17 @@ fn expressions_raw_operands_and_other_layouts_are_the_same_products() {
     assert_eq!(d.to_bytes().unwrap(), expected);
 
     clear(&operands.d);
-    let two = |x: &Tensor| [x.strides()[0], x.strides()[1]];
-    let three = |x: &Tensor| [x.strides()[0], x.strides()[1], x.strides()[2]];
-    let gemm = RawFp8Bgemm {
-        batch: 3,
-        m: 20,
-        n: 48,
-        k: 144,
-        a: operands.a.address(),
-        a_strides: two(&operands.a),
-        sfa: operands.sfa.address(),
-        sfa_strides: three(&operands.sfa),
-        b: operands.b.address(),
-        b_strides: two(&operands.b),
-        sfb: operands.sfb.address(),
-        sfb_strides: three(&operands.sfb),
-        d: operands.d.address(),
-        d_strides: two(&operands.d),
-        d_type: DType::F32,
+    let [a, b, d] = [&operands.a, &operands.b, &operands.d].map(RawMatrix::from);
+    let [sfa, sfb] = [&operands.sfa, &operands.sfb].map(RawScaleFactors::from);
+    let gemm = RawGemm {
+        grouping: RawGrouping::Batched { count: 3 },
+        ..RawGemm::new([20, 48, 144], a, b, d).with_scales(sfa, sfb)
     };
     // SAFETY: the tensors outlive the call, which in the simulator ends when the kernel does.
-    unsafe { fp8_bgemm_nt_raw(&device, &gemm, &options).unwrap() };
+    unsafe { gemm_raw(&device, &gemm, &options).unwrap() };
     assert_eq!(operands.d.to_bytes().unwrap(), expected);
     // SAFETY: refused before anything is looked at.
-    let refused = unsafe { fp8_bgemm_nt_raw(&Device::cpu(), &gemm, &options) };
+    let refused = unsafe { gemm_raw(&Device::cpu(), &gemm, &options) };
     assert_eq!(refused.unwrap_err().argument(), Some("device"));
 }
 
@@ -250,5 +237,5 @@ fn what_does_not_fit_together_is_refused() {
     let choice = plan::parse("sm90_fp8_persistent_m_grouped_128x128_s5_c1x1");
     assert!(choice.is_some());
     let mut operands = upload(&data, &sim, DType::Bf16, false, 0);
-    assert!(operands.run(&GemmOptions { choice, ..Default::default() }).is_err());
+    assert!(operands.run(&GemmOptions { config: choice, ..Default::default() }).is_err());
 }

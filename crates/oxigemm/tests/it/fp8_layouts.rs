@@ -7,8 +7,8 @@ use oxigemm::metrics::calc_diff;
 use oxigemm::plan::{self, GemmConfig};
 use oxigemm::sim::FaultKind;
 use oxigemm::{
-    Addend, DType, Device, Error, GemmLayout, GemmOptions, RawFp8Gemm, Sim, Tensor, fp8_gemm, fp8_gemm_nn,
-    fp8_gemm_nt, fp8_gemm_raw, fp8_gemm_tn, fp8_gemm_tt, random, reference,
+    Addend, DType, Device, Error, GemmLayout, GemmOptions, RawGemm, RawMatrix, RawScaleFactors, Sim, Tensor,
+    fp8_gemm, fp8_gemm_nn, fp8_gemm_nt, fp8_gemm_tn, fp8_gemm_tt, gemm_raw, random, reference,
 };
 use oxigemm_kernels::KernelId;
 
@@ -89,7 +89,7 @@ impl Problem {
 fn forced(name: &str) -> GemmOptions {
     let choice: Option<GemmConfig> = plan::parse(name);
     assert!(choice.is_some(), "{name} is no choice");
-    GemmOptions { choice, ..Default::default() }
+    GemmOptions { config: choice, ..Default::default() }
 }
 
 #[test]
@@ -164,28 +164,20 @@ fn addresses_say_the_same_as_tensors() {
         let [a, b] = [(&problem.a, k_major[0]), (&problem.b, k_major[1])]
             .map(|(operand, k_major)| &operand.codes[usize::from(!k_major)]);
         let d = problem.output();
-        let gemm = RawFp8Gemm {
-            m,
-            n,
-            k,
-            ab_types: [DType::E4m3; 2],
-            a: a.address(),
-            a_pitch: a.strides()[0],
-            sfa: problem.a.scales.address(),
-            sfa_strides: [k.div_ceil(128), 1],
-            b: b.address(),
-            b_pitch: b.strides()[0],
-            sfb: problem.b.scales.address(),
-            sfb_strides: [k.div_ceil(128), 1],
-            scales_of_b: oxigemm::ScalesOfB::Blocks,
-            c: 0,
-            c_pitch: 0,
-            d: d.address(),
-            d_pitch: n,
-            d_type: DType::F32,
+        let layout = match k_major {
+            [true, true] => GemmLayout::Nt,
+            [true, false] => GemmLayout::Nn,
+            [false, true] => GemmLayout::Tt,
+            [false, false] => GemmLayout::Tn,
         };
+        let pitched = |x: &Tensor| RawMatrix::new(x.address(), DType::E4m3, x.strides()[0]);
+        let [sfa, sfb] = [&problem.a.scales, &problem.b.scales]
+            .map(|x| RawScaleFactors::new(x.address(), [k.div_ceil(128), 1]));
+        let to = RawMatrix::new(d.address(), DType::F32, n);
+        let gemm =
+            RawGemm { layout, ..RawGemm::new([m, n, k], pitched(a), pitched(b), to).with_scales(sfa, sfb) };
         // SAFETY: the tensors live on, and nobody else uses them.
-        unsafe { fp8_gemm_raw(&device, &gemm, k_major, &GemmOptions::default()).unwrap() };
+        unsafe { gemm_raw(&device, &gemm, &GemmOptions::default()).unwrap() };
         assert_eq!(d.to_bytes().unwrap(), expected, "{k_major:?}");
     }
 }
@@ -216,7 +208,7 @@ fn the_product_waits_for_what_is_transposed() {
     let sim = Sim::new();
     let problem = Problem::new([9, 70, 200], &Device::Sim(sim.clone()));
     let options = forced("sm90_fp8_split_k_8x64_k1_s2");
-    let config = options.choice.unwrap().kernel;
+    let config = options.config.unwrap().kernel;
     let text = config.build().unwrap().text;
     sim.replace_kernel(config, &text.replace("griddepcontrol.wait;", "")).unwrap();
     let error = problem.run(GemmLayout::Nn, &options).unwrap_err();

@@ -89,7 +89,7 @@ fn a_choice_means_nothing_to_the_cpu() {
     let mut results = Vec::new();
     for choice in [None, plan::parse("sm90_fp8_split_k_8x64_k4_s6")] {
         let mut d = Tensor::zeros(DType::Bf16, &[M, N], &cpu).unwrap();
-        let options = GemmOptions { choice, num_sms: Some(3), ..Default::default() };
+        let options = GemmOptions { config: choice, num_sms: Some(3), ..Default::default() };
         fp8_gemm_nt((&x.a, &x.sfa), (&x.b, &x.sfb), Addend::None, &mut d, &options).unwrap();
         results.push(d.to_bytes().unwrap());
     }

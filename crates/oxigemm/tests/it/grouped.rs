@@ -6,8 +6,8 @@ use crate::common::{Scales, same_bits, schedules};
 use oxigemm::plan::{self, GemmConfig, OperandKind};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
-    Addend, DType, Device, Error, GemmOptions, RawGroupedFp8Gemm, RawGroups, Sim, Tensor, fp8_gemm_nt,
-    m_grouped_fp8_gemm_nt_raw,
+    Addend, DType, Device, Error, GemmOptions, RawGemm, RawGrouping, RawGroups, RawMatrix, RawScaleFactors,
+    Sim, Tensor, fp8_gemm_nt, gemm_raw,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
@@ -265,41 +265,31 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
                 strides[strides.len() - 1],
             ]
         };
-        let outer = |tensor: &Tensor| [strides(tensor)[0], strides(tensor)[1]];
         let (numbers, alignment) = (p.numbers.address(), case.alignment);
-        let gemm = RawGroupedFp8Gemm {
-            groups: case.groups,
-            m: case.rows,
-            n: case.n,
-            k: case.k,
-            a: p.a.address(),
-            a_strides: outer(&p.a),
-            sfa: p.sfa.address(),
-            sfa_strides: strides(&p.sfa),
-            b: p.b.address(),
-            b_strides: outer(&p.b),
-            sfb: p.sfb.address(),
-            sfb_strides: strides(&p.sfb),
-            d: d.address(),
-            d_strides: outer(&d),
-            d_type: case.d_type,
-            rows: match case.layout {
-                GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
-                GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
-                GroupLayout::Ends => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
-                GroupLayout::All => panic!("these have numbers"),
-            },
+        let matrix =
+            |x: &Tensor| RawMatrix { strides: strides(x), ..RawMatrix::new(x.address(), x.dtype(), 0) };
+        let factors = |x: &Tensor| RawScaleFactors { address: x.address(), strides: strides(x) };
+        let rows = match case.layout {
+            GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
+            GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
+            GroupLayout::Ends => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
+            GroupLayout::All => panic!("these have numbers"),
+        };
+        let gemm = RawGemm {
+            grouping: RawGrouping::MGrouped { groups: case.groups, rows },
+            ..RawGemm::new([case.rows, case.n, case.k], matrix(&p.a), matrix(&p.b), matrix(&d))
+                .with_scales(factors(&p.sfa), factors(&p.sfb))
         };
         let options = GemmOptions { num_sms: case.num_sms, ..Default::default() };
         // SAFETY: the simulator checks every access.
-        unsafe { m_grouped_fp8_gemm_nt_raw(&p.device, &gemm, &options) }.unwrap();
+        unsafe { gemm_raw(&p.device, &gemm, &options) }.unwrap();
         assert_eq!(memory.to_bytes().unwrap(), expected, "{case:?}");
         // SAFETY: it is refused.
-        let refused = unsafe { m_grouped_fp8_gemm_nt_raw(&Device::Cpu, &gemm, &options) };
+        let refused = unsafe { gemm_raw(&Device::Cpu, &gemm, &options) };
         assert!(matches!(refused, Err(Error::Device { argument: "device", .. })));
-        let nowhere = RawGroupedFp8Gemm { a: 0, ..gemm };
+        let nowhere = RawGemm { a: RawMatrix { address: 0, ..gemm.a }, ..gemm };
         // SAFETY: it is refused.
-        let refused = unsafe { m_grouped_fp8_gemm_nt_raw(&p.device, &nowhere, &options) };
+        let refused = unsafe { gemm_raw(&p.device, &nowhere, &options) };
         assert!(matches!(refused, Err(Error::NullPointer { argument: "a", .. })), "{refused:?}");
     }
 }
@@ -316,7 +306,7 @@ fn a_kernel_without_groups_is_refused_and_so_is_one_with_them_for_a_plain_produc
     let one = |x: &Tensor| x.select(0).unwrap();
     let (a, sfa, b, sfb) = (one(&problem.a), one(&problem.sfa), one(&problem.b), one(&problem.sfb));
     let options = GemmOptions {
-        choice: plan::parse("sm90_fp8_persistent_m_grouped_64x128_s8_c1x1"),
+        config: plan::parse("sm90_fp8_persistent_grouped_64x128_s8_c1x1"),
         ..Default::default()
     };
     let refused = fp8_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut one(&d), &options);
@@ -391,7 +381,7 @@ fn neither_tiles_nor_other_groups_change_a_bit() {
     for (group, &rows) in case.numbers.iter().enumerate().filter(|(_, rows)| **rows > 0) {
         let part = |x: &Tensor| x.select(group).unwrap().narrow(0, 0, rows as usize).unwrap();
         let options =
-            GemmOptions { choice: plan::parse("sm90_fp8_persistent_128x144_s4_c1x1"), ..Default::default() };
+            GemmOptions { config: plan::parse("sm90_fp8_persistent_128x144_s4_c1x1"), ..Default::default() };
         let (a, b) = ((&part(&problem.a), &part(&problem.sfa)), (&problem.b, &problem.sfb));
         let b = (&b.0.select(group).unwrap(), &b.1.select(group).unwrap());
         fp8_gemm_nt(a, b, Addend::None, &mut part(&expected), &options).unwrap();

@@ -4,8 +4,8 @@ use crate::common::{same_bits, schedules};
 use oxigemm::Granularity;
 use oxigemm::cast::{ScaleFormat, cast_to_fp8};
 use oxigemm::{
-    DType, Device, Error, GemmOptions, GroupedRows, RawGroupedFp8Gemm, RawGroups, Sim, Tensor,
-    m_grouped_fp8_gemm_nn_contiguous, m_grouped_fp8_gemm_nn_masked, m_grouped_fp8_gemm_nn_raw,
+    DType, Device, Error, GemmLayout, GemmOptions, GroupedRows, RawGemm, RawGrouping, RawGroups, RawMatrix,
+    RawScaleFactors, Sim, Tensor, gemm_raw, m_grouped_fp8_gemm_nn_contiguous, m_grouped_fp8_gemm_nn_masked,
     m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_masked, random,
 };
 
@@ -129,26 +129,19 @@ fn addresses_say_the_same_as_tensors() {
     let problem = problem(&device);
     let d = Tensor::zeros(DType::F32, &[GROUPS, M, N], &device).unwrap();
     let ([blocks, n_blocks], pitch) = ([K, N].map(|x| x.div_ceil(128)), N.next_multiple_of(16));
-    let gemm = RawGroupedFp8Gemm {
-        groups: GROUPS,
-        m: M,
-        n: N,
-        k: K,
-        a: problem.a.0.address(),
-        a_strides: [M * K, K],
-        sfa: problem.a.1.address(),
-        sfa_strides: [M * blocks, blocks, 1],
-        b: problem.b_nn.0.address(),
-        b_strides: [K * pitch, pitch],
-        sfb: problem.b.1.address(),
-        sfb_strides: [n_blocks * blocks, blocks, 1],
-        d: d.address(),
-        d_strides: [M * N, N],
-        d_type: DType::F32,
-        rows: RawGroups::Masked { masked_m: problem.counts.address(), expected_m: 20 },
+    let a = RawMatrix::new(problem.a.0.address(), DType::E4m3, K).groups_apart(M * K);
+    let b = RawMatrix::new(problem.b_nn.0.address(), DType::E4m3, pitch).groups_apart(K * pitch);
+    let sfa = RawScaleFactors::new(problem.a.1.address(), [blocks, 1]).groups_apart(M * blocks);
+    let sfb = RawScaleFactors::new(problem.b.1.address(), [blocks, 1]).groups_apart(n_blocks * blocks);
+    let to = RawMatrix::new(d.address(), DType::F32, N).groups_apart(M * N);
+    let rows = RawGroups::Masked { masked_m: problem.counts.address(), expected_m: 20 };
+    let gemm = RawGemm {
+        layout: GemmLayout::Nn,
+        grouping: RawGrouping::MGrouped { groups: GROUPS, rows },
+        ..RawGemm::new([M, N, K], a, b, to).with_scales(sfa, sfb)
     };
     // SAFETY: the tensors live on, and nobody else uses them.
-    unsafe { m_grouped_fp8_gemm_nn_raw(&device, &gemm, &GemmOptions::default()).unwrap() };
+    unsafe { gemm_raw(&device, &gemm, &GemmOptions::default()).unwrap() };
     assert_eq!(d.to_bytes().unwrap(), problem.masked(false).unwrap());
 }
 

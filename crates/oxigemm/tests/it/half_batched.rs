@@ -4,8 +4,8 @@
 use crate::common::schedules;
 use oxigemm::plan;
 use oxigemm::{
-    Addend, DType, Device, Error, GemmLayout, GemmOptions, RawHalfBgemm, Sim, Tensor, bf16_bgemm_nt, einsum,
-    half_bgemm, half_bgemm_raw, half_gemm, random,
+    Addend, DType, Device, Error, GemmLayout, GemmOptions, RawGemm, RawGrouping, RawMatrix, Sim, Tensor,
+    bf16_bgemm_nt, einsum, gemm_raw, half_bgemm, half_gemm, random,
 };
 
 /// A tensor with gaps behind each row, whose gaps hold NaN.
@@ -27,7 +27,7 @@ fn by_products(layout: GemmLayout, x: &Tensor, w: &Tensor, y: &Tensor) -> Vec<u8
     for head in 0..w.dims()[0] {
         let (a, b) = (heads.select(head).unwrap(), w.select(head).unwrap());
         let name = format!("sm90_bf16_persistent_{layout}_128x128_s6_c1x1");
-        let options = GemmOptions { choice: plan::parse(&name), ..Default::default() };
+        let options = GemmOptions { config: plan::parse(&name), ..Default::default() };
         half_gemm(layout, &a, &b, Addend::None, &mut out.select(head).unwrap(), &options).unwrap();
     }
     y.to_bytes().unwrap()
@@ -86,7 +86,7 @@ fn every_kernel_adds_to_slabs_wherever_they_lie() {
             for product in 0..g {
                 let (a, b) = (a.select(product).unwrap(), b.select(product).unwrap());
                 let dense = plan::parse(&format!("sm90_bf16_persistent_{layout}_128x128_s6_c1x1"));
-                let options = GemmOptions { choice: dense, ..Default::default() };
+                let options = GemmOptions { config: dense, ..Default::default() };
                 half_gemm(layout, &a, &b, Addend::InPlace, &mut expected.select(product).unwrap(), &options)
                     .unwrap();
             }
@@ -99,7 +99,7 @@ fn every_kernel_adds_to_slabs_wherever_they_lie() {
                 &b,
                 Addend::InPlace,
                 &mut d,
-                &GemmOptions { choice, ..Default::default() },
+                &GemmOptions { config: choice, ..Default::default() },
             )
             .unwrap();
             assert_eq!(
@@ -123,30 +123,18 @@ fn the_reference_and_raw_pointers_give_the_same() {
     let (a, b, mut exact) = on(&Device::cpu());
     half_bgemm(GemmLayout::Nt, &a, &b, Addend::None, &mut exact, &GemmOptions::default()).unwrap();
     let (a, b, d) = on(&sim);
-    let strides = |x: &Tensor| [x.strides()[0], x.strides()[1]];
-    let gemm = RawHalfBgemm {
-        batch: g,
-        m,
-        n,
-        k,
-        ab_type: DType::F16,
-        a: a.address(),
-        a_strides: strides(&a),
-        b: b.address(),
-        b_strides: [strides(&b)[0], strides(&b)[1], 1],
-        c: 0,
-        c_strides: [0, 0],
-        d: d.address(),
-        d_strides: strides(&d),
-        d_type: DType::F32,
+    let gemm = RawGemm {
+        grouping: RawGrouping::Batched { count: g },
+        ..RawGemm::new([m, n, k], (&a).into(), (&b).into(), (&d).into())
     };
     // SAFETY: the simulator checks every access.
-    unsafe { half_bgemm_raw(&sim, &gemm, &GemmOptions::default()) }.unwrap();
+    unsafe { gemm_raw(&sim, &gemm, &GemmOptions::default()) }.unwrap();
     for (found, exact) in d.to_vec_f32().unwrap().iter().zip(exact.to_vec_f32().unwrap()) {
         assert!((found - exact).abs() <= 1e-4, "{found} and not {exact}");
     }
+    let nowhere = RawGemm { d: RawMatrix { address: 0, ..gemm.d }, ..gemm };
     // SAFETY: it is refused.
-    let refused = unsafe { half_bgemm_raw(&sim, &RawHalfBgemm { d: 0, ..gemm }, &GemmOptions::default()) };
+    let refused = unsafe { gemm_raw(&sim, &nowhere, &GemmOptions::default()) };
     assert!(matches!(refused, Err(Error::NullPointer { argument: "d", .. })), "{refused:?}");
 }
 

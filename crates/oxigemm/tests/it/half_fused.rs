@@ -8,8 +8,8 @@ use oxigemm::cast::ScaleFormat;
 use oxigemm::plan::{self, GemmConfig};
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmLayout, GemmOptions, HeadSplits,
-    RawEpilogue, RawFusedHalfGemm, RawHalfGemm, Sim, Tensor, bf16_gemm_nt_fused, fp16_gemm_nt_fused,
-    half_gemm, half_gemm_nt_fused, half_gemm_nt_fused_raw, random,
+    RawEpilogue, RawGemm, RawMatrix, Sim, Tensor, bf16_gemm_nt_fused, fp16_gemm_nt_fused, gemm_raw,
+    half_gemm, half_gemm_nt_fused, random,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
@@ -56,7 +56,7 @@ impl Fused {
     fn run(&self, c: Addend<'_>, d: FusedOutput<'_>, choice: Option<GemmConfig>) -> oxigemm::Result<()> {
         let (p, epilogue) = (&self.problem, self.what.epilogue(self.bias.as_ref()));
         let (num_sms, batch_invariant) = (p.case.num_sms, choice.is_none());
-        let options = GemmOptions { choice, num_sms, batch_invariant, ..Default::default() };
+        let options = GemmOptions { config: choice, num_sms, batch_invariant, ..Default::default() };
         half_gemm_nt_fused(&p.a, &p.b, c, d, &epilogue, &options)
     }
 
@@ -281,21 +281,9 @@ fn raw_addresses_give_the_bits_of_tensors() {
     let p = &fused.problem;
     let d = Tensor::empty(DType::E4m3, &[20, 256], &p.device).unwrap();
     let scales = Tensor::empty(DType::F32, &[20, 2], &p.device).unwrap();
-    let gemm = RawHalfGemm {
-        m: 20,
-        n: 512,
-        k: 256,
-        ab_type: DType::Bf16,
-        a: p.a.address(),
-        a_strides: [p.a.strides()[0], 1],
-        b: p.b.address(),
-        b_strides: [p.b.strides()[0], 1],
-        c: 0,
-        c_pitch: 0,
-        d: d.address(),
-        d_pitch: 256,
-        d_type: DType::E4m3,
-    };
+    let pitched = |x: &Tensor| RawMatrix::new(x.address(), DType::Bf16, x.strides()[0]);
+    let to = RawMatrix::new(d.address(), DType::E4m3, 256);
+    let gemm = RawGemm::new([20, 512, 256], pitched(&p.a), pitched(&p.b), to);
     let epilogue = RawEpilogue {
         alpha: 0.25,
         bias: fused.bias.as_ref().unwrap().address(),
@@ -306,11 +294,10 @@ fn raw_addresses_give_the_bits_of_tensors() {
         d_scales_format: ScaleFormat::PowerOfTwo,
         ..Default::default()
     };
-    let run = |gemm, epilogue| {
+    let run = |gemm: RawGemm<'_>, epilogue| {
+        let gemm = RawGemm { epilogue: Some(epilogue), ..gemm };
         // SAFETY: the operands are tensors of this device, which checks every access; what is not is refused.
-        unsafe {
-            half_gemm_nt_fused_raw(&p.device, &RawFusedHalfGemm { gemm, epilogue }, &GemmOptions::default())
-        }
+        unsafe { gemm_raw(&p.device, &gemm, &GemmOptions::default()) }
     };
     run(gemm, epilogue).unwrap();
     let mut bytes = d.to_bytes().unwrap();
@@ -320,7 +307,8 @@ fn raw_addresses_give_the_bits_of_tensors() {
     assert!(matches!(refused, Err(Error::NullPointer { argument: "d_scales", .. })), "{refused:?}");
     let refused = run(gemm, RawEpilogue { d_scales_strides: [0, 1, 1], ..epilogue });
     assert!(matches!(refused, Err(Error::ScaleLayout { argument: "d_scales", .. })), "{refused:?}");
-    let refused = run(RawHalfGemm { b_strides: [1, 512], ..gemm }, epilogue);
+    let n_major = RawMatrix { strides: [0, 1, 512], ..gemm.b };
+    let refused = run(RawGemm { b: n_major, ..gemm }, epilogue);
     assert!(matches!(refused, Err(Error::Stride { argument: "b", .. })), "{refused:?}");
 }
 

@@ -9,9 +9,9 @@ use oxigemm::cast::ScaleFormat;
 use oxigemm::plan::{self, GemmConfig};
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, GroupedRows, HeadSplits,
-    RawEpilogue, RawFusedGroupedHalfGemm, RawGroupedHalfGemm, RawGroups, RowGroups, Sim, Tensor,
+    RawEpilogue, RawGemm, RawGrouping, RawGroups, RawMatrix, RowGroups, Sim, Tensor, gemm_raw,
     m_grouped_bf16_gemm_nt_fused, m_grouped_fp16_gemm_nt_fused, m_grouped_half_gemm,
-    m_grouped_half_gemm_nt_fused, m_grouped_half_gemm_nt_fused_raw,
+    m_grouped_half_gemm_nt_fused,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
@@ -203,22 +203,12 @@ fn raw_addresses_give_the_bits_of_tensors() {
             true => RawGroups::Masked { masked_m: p.numbers.address(), expected_m: 20 },
             false => RawGroups::Ends { ends: p.numbers.address(), alignment: 1, expected_m: None },
         };
-        let gemm = RawGroupedHalfGemm {
-            groups: 3,
-            m: 20,
-            n: 512,
-            k: 128,
-            ab_type: DType::Bf16,
-            a: p.a.address(),
-            a_strides: [20 * 128, 128],
-            b: p.b.address(),
-            b_strides: [512 * 128, 128, 1],
-            c: 0,
-            c_strides: [0, 0],
-            d: d.tensor.address(),
-            d_strides: [20 * 256, 256],
-            d_type: DType::E4m3,
-            rows,
+        let a = RawMatrix::new(p.a.address(), DType::Bf16, 128).groups_apart(20 * 128);
+        let b = RawMatrix::new(p.b.address(), DType::Bf16, 128).groups_apart(512 * 128);
+        let to = RawMatrix::new(d.tensor.address(), DType::E4m3, 256).groups_apart(20 * 256);
+        let gemm = RawGemm {
+            grouping: RawGrouping::MGrouped { groups: 3, rows },
+            ..RawGemm::new([20, 512, 128], a, b, to)
         };
         let epilogue = RawEpilogue {
             bias: fused.bias.as_ref().unwrap().address(),
@@ -229,10 +219,10 @@ fn raw_addresses_give_the_bits_of_tensors() {
             d_scales_strides: [20 * 2, 2, 1],
             ..Default::default()
         };
-        let run = |gemm, epilogue| {
-            let gemm = RawFusedGroupedHalfGemm { gemm, epilogue };
+        let run = |gemm: RawGemm<'_>, epilogue| {
+            let gemm = RawGemm { epilogue: Some(epilogue), ..gemm };
             // SAFETY: the operands are tensors of this device, which checks every access; what is not is refused.
-            unsafe { m_grouped_half_gemm_nt_fused_raw(&p.device, &gemm, &GemmOptions::default()) }
+            unsafe { gemm_raw(&p.device, &gemm, &GemmOptions::default()) }
         };
         run(gemm, epilogue).unwrap();
         let mut bytes = d.memory.to_bytes().unwrap();

@@ -7,8 +7,8 @@ use crate::common::{C, same_bits, schedules};
 use oxigemm::plan::{self, GemmConfig, Limits, MGroupedShape, OperandKind, Plan, PlanRequest};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
-    Addend, DType, Device, Error, GemmLayout, GemmOptions, RawGroupedHalfGemm, RawGroups, Sim, Tensor,
-    half_gemm, m_grouped_fp16_gemm_nn_masked, m_grouped_half_gemm, m_grouped_half_gemm_raw,
+    Addend, DType, Device, Error, GemmLayout, GemmOptions, RawGemm, RawGrouping, RawGroups, RawMatrix, Sim,
+    Tensor, gemm_raw, half_gemm, m_grouped_fp16_gemm_nn_masked, m_grouped_half_gemm,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::operand::f16::Half;
@@ -142,7 +142,7 @@ fn every_other_tile_of_long_groups_takes_k_from_its_end() {
         let problem = Problem::new(case, &sim);
         let bits = |num_sms, batch_invariant| {
             let choice = Some(choice);
-            let options = GemmOptions { choice, num_sms, batch_invariant, ..Default::default() };
+            let options = GemmOptions { config: choice, num_sms, batch_invariant, ..Default::default() };
             let (mut d, memory) = problem.output(false);
             let Case { layout, .. } = problem.case;
             m_grouped_half_gemm(
@@ -290,46 +290,28 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
         let p = Problem::new(case.clone(), &sim);
         let expected = p.checked(None, "tensors");
         let (d, memory) = p.output(false);
-        // Strides along groups and rows; those along groups count only where rows are masked.
-        let outer = |tensor: &Tensor| match *tensor.strides() {
-            [slab, row, _] => [slab, row],
-            [row, _] => [0, row],
-            _ => panic!("a matrix, or several"),
-        };
-        let [group, first, second] = [0, 1, 2].map(|i| p.b.strides()[i]);
         let (numbers, alignment) = (p.numbers.address(), case.of.alignment);
-        let gemm = RawGroupedHalfGemm {
-            groups: case.of.groups,
-            m: case.of.rows,
-            n: case.of.n,
-            k: case.of.k,
-            ab_type: case.ab_type,
-            a: p.a.address(),
-            a_strides: outer(&p.a),
-            b: p.b.address(),
-            b_strides: if layout.b_begins_with_k() { [group, second, first] } else { [group, first, second] },
-            c: 0,
-            c_strides: [0, 0],
-            d: d.address(),
-            d_strides: outer(&d),
-            d_type: case.of.d_type,
-            rows: match case.of.layout {
-                GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
-                GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
-                GroupLayout::Ends => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
-                GroupLayout::All => panic!("these have numbers"),
-            },
+        let rows = match case.of.layout {
+            GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
+            GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
+            GroupLayout::Ends => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
+            GroupLayout::All => panic!("these have numbers"),
+        };
+        let gemm = RawGemm {
+            layout,
+            grouping: RawGrouping::MGrouped { groups: case.of.groups, rows },
+            ..RawGemm::new([case.of.rows, case.of.n, case.of.k], (&p.a).into(), (&p.b).into(), (&d).into())
         };
         let options = GemmOptions { num_sms: case.of.num_sms, ..Default::default() };
         // SAFETY: the simulator checks every access.
-        unsafe { m_grouped_half_gemm_raw(&p.device, &gemm, &options) }.unwrap();
+        unsafe { gemm_raw(&p.device, &gemm, &options) }.unwrap();
         assert_eq!(memory.to_bytes().unwrap(), expected, "{case:?}");
         // SAFETY: it is refused.
-        let refused = unsafe { m_grouped_half_gemm_raw(&Device::Cpu, &gemm, &options) };
+        let refused = unsafe { gemm_raw(&Device::Cpu, &gemm, &options) };
         assert!(matches!(refused, Err(Error::Device { argument: "device", .. })));
-        let nowhere = RawGroupedHalfGemm { a: 0, ..gemm };
+        let nowhere = RawGemm { a: RawMatrix { address: 0, ..gemm.a }, ..gemm };
         // SAFETY: it is refused.
-        let refused = unsafe { m_grouped_half_gemm_raw(&p.device, &nowhere, &options) };
+        let refused = unsafe { gemm_raw(&p.device, &nowhere, &options) };
         assert!(matches!(refused, Err(Error::NullPointer { argument: "a", .. })), "{refused:?}");
     }
 }
@@ -350,8 +332,8 @@ fn kernels_and_types_for_something_else_are_refused() {
         assert!(matches!(&refused, Err(Error::ConfigOperands { name: found, .. }) if found == name));
     }
     let one = |x: &Tensor| x.select(0).unwrap();
-    let choice = plan::parse("sm90_bf16_persistent_m_grouped_nt_64x128_s8_c1x1");
-    let options = GemmOptions { choice, ..Default::default() };
+    let choice = plan::parse("sm90_bf16_persistent_grouped_nt_64x128_s8_c1x1");
+    let options = GemmOptions { config: choice, ..Default::default() };
     let (a, b) = (one(&problem.a), one(&problem.b));
     let refused = half_gemm(GemmLayout::Nt, &a, &b, Addend::None, &mut one(&d), &options);
     assert!(matches!(refused, Err(Error::Config { .. })), "{refused:?}");
@@ -373,7 +355,7 @@ fn neither_tiles_nor_other_groups_change_a_bit() {
         for (group, &rows) in case.of.numbers.iter().enumerate().filter(|(_, rows)| **rows > 0) {
             let part = |x: &Tensor| x.select(group).unwrap().narrow(0, 0, rows as usize).unwrap();
             let name = format!("sm90_bf16_persistent_{layout}_128x128_s6_c1x1");
-            let options = GemmOptions { choice: plan::parse(&name), ..Default::default() };
+            let options = GemmOptions { config: plan::parse(&name), ..Default::default() };
             let b = problem.b.select(group).unwrap();
             half_gemm(layout, &part(&problem.a), &b, Addend::None, &mut part(&expected), &options).unwrap();
         }

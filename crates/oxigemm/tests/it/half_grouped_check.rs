@@ -1,7 +1,7 @@
 //! The rules of products with 16-bit operands whose rows are grouped: each broken alone names its variant and its
 //! argument, and everything valid passes.
 
-use oxigemm::check::{Accumulate, CheckedGroups, GroupedHalfGemm, Groups, GroupsArgument, Operand, Problem};
+use oxigemm::check::{Accumulate, Checked, GemmDesc, GroupingDesc, Groups, MGroupedDesc, Operand, Problem};
 use oxigemm::{DType, DeviceId, Error, GemmLayout, MAX_RANK};
 use oxigemm_kernels::gemm::operand::f16::Major;
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
@@ -18,7 +18,7 @@ fn operand(name: &'static str, dtype: DType, shape: &[i64], place: u64) -> Opera
     Operand { name, dtype, rank: shape.len(), dims, strides, address: place << 30, device: GPU }
 }
 
-fn arguments(layout: GroupLayout, [groups, m, n, k]: [i64; 4]) -> GroupedHalfGemm {
+fn arguments(layout: GroupLayout, [groups, m, n, k]: [i64; 4]) -> GemmDesc {
     let masked = layout == GroupLayout::Counts;
     let slabs = |name, dims: [i64; 3], place| {
         operand(name, DType::Bf16, if masked { &dims } else { &dims[1..] }, place)
@@ -29,34 +29,32 @@ fn arguments(layout: GroupLayout, [groups, m, n, k]: [i64; 4]) -> GroupedHalfGem
         GroupLayout::Ids => ("ids", m),
         GroupLayout::All => panic!("these have numbers"),
     };
-    GroupedHalfGemm {
-        layout: GemmLayout::Nt,
-        a: slabs("a", [groups, m, k], 1),
-        b: operand("b", DType::Bf16, &[groups, n, k], 2),
+    let (a, b) = (slabs("a", [groups, m, k], 1), operand("b", DType::Bf16, &[groups, n, k], 2));
+    GemmDesc {
         c: Some(slabs("c", [groups, m, n], 3)),
-        d: slabs("d", [groups, m, n], 4),
-        groups: Some(GroupsArgument {
+        grouping: GroupingDesc::MGrouped(MGroupedDesc {
             layout,
             numbers: operand(name, DType::I32, &[length], 5),
             alignment: 16,
-            expected: None,
+            expected_m: None,
         }),
+        ..GemmDesc::new(a, b, slabs("d", [groups, m, n], 4))
     }
 }
 
 const DIMS: [i64; 4] = [4, 64, 256, 512];
 
-fn masked() -> GroupedHalfGemm {
+fn masked() -> GemmDesc {
     arguments(GroupLayout::Counts, DIMS)
 }
 
-fn contiguous() -> GroupedHalfGemm {
+fn contiguous() -> GemmDesc {
     arguments(GroupLayout::Ids, DIMS)
 }
 
-fn launch(arguments: GroupedHalfGemm) -> (Problem, Groups) {
+fn launch(arguments: GemmDesc) -> (Problem, Groups) {
     match arguments.check() {
-        Ok(CheckedGroups::Launch(problem, groups)) => (problem, groups),
+        Ok(Checked::Launch(problem)) => (problem, problem.groups.expect("rows are grouped")),
         other => panic!("expected a launch, found {other:?}"),
     }
 }
@@ -67,7 +65,7 @@ macro_rules! refused {
         #[test]
         fn $name() {
             let mut arguments = $good();
-            let change: fn(&mut GroupedHalfGemm) = $break;
+            let change: fn(&mut GemmDesc) = $break;
             change(&mut arguments);
             let error = arguments.check().expect_err("the rule is broken");
             assert!(matches!(error, Error::$variant { argument: $argument, .. }), "found {error:?}");
@@ -77,12 +75,15 @@ macro_rules! refused {
 }
 
 /// Changes where the groups are.
-fn groups(arguments: &mut GroupedHalfGemm) -> &mut GroupsArgument {
-    arguments.groups.as_mut().expect("rows are grouped")
+fn groups(arguments: &mut GemmDesc) -> &mut MGroupedDesc {
+    match &mut arguments.grouping {
+        GroupingDesc::MGrouped(groups) => groups,
+        other => panic!("rows are grouped, found {other:?}"),
+    }
 }
 
 /// Changes C, which is there.
-fn c(arguments: &mut GroupedHalfGemm) -> &mut Operand {
+fn c(arguments: &mut GemmDesc) -> &mut Operand {
     arguments.c.as_mut().expect("there is one")
 }
 
@@ -107,7 +108,7 @@ refused!(c_with_other_rows, contiguous, Shape, "c", |x| c(x).dims[0] = 65);
 refused!(d_with_other_columns, masked, Shape, "d", |x| x.d.dims[2] = 255);
 refused!(too_few_counts, masked, Shape, "masked_m", |x| groups(x).numbers.dims[0] = 3);
 refused!(an_alignment_of_48, contiguous, Shape, "alignment", |x| groups(x).alignment = 48);
-refused!(a_negative_expectation, masked, Shape, "expected_m", |x| groups(x).expected = Some(-1));
+refused!(a_negative_expectation, masked, Shape, "expected_m", |x| groups(x).expected_m = Some(-1));
 refused!(a_k_of_0, masked, Shape, "b", |x| *x = arguments(GroupLayout::Counts, [4, 64, 256, 0]));
 
 refused!(an_a_along_m, contiguous, Stride, "a", |x| x.a.strides[..2].copy_from_slice(&[1, 64]));
@@ -145,9 +146,9 @@ fn good_arguments_pass() {
         assert_eq!((problem.m, groups.count, groups.slabs(), groups.expected), (64, 4, 1, 16));
     }
     let in_place = masked();
-    let (problem, _) = launch(GroupedHalfGemm { c: Some(Operand { name: "c", ..in_place.d }), ..in_place });
+    let (problem, _) = launch(GemmDesc { c: Some(Operand { name: "c", ..in_place.d }), ..in_place });
     assert_eq!(problem.c, Accumulate::InPlace);
-    assert_eq!(launch(GroupedHalfGemm { c: None, ..in_place }).0.c, Accumulate::None);
+    assert_eq!(launch(GemmDesc { c: None, ..in_place }).0.c, Accumulate::None);
 }
 
 /// The strides say how B lies in memory, whatever the layout calls its dimensions.
@@ -172,7 +173,7 @@ fn without_groups_rows_or_columns_there_is_nothing_to_do() {
     for layout in [GroupLayout::Counts, GroupLayout::Ids, GroupLayout::Ends] {
         for dims in [[0, 64, 256, 512], [4, 0, 256, 512], [4, 64, 0, 512], [0, 0, 0, 0]] {
             let checked = arguments(layout, dims).check();
-            assert!(matches!(checked, Ok(CheckedGroups::Nothing)), "{layout:?} {dims:?}: {checked:?}");
+            assert!(matches!(checked, Ok(Checked::Nothing)), "{layout:?} {dims:?}: {checked:?}");
         }
     }
 }

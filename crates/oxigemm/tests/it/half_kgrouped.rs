@@ -4,9 +4,9 @@
 use oxigemm::plan::{self, GemmConfig};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
-    Addend, DType, Device, GemmLayout, GemmOptions, RawKGroupedHalfGemm, Sim, Tensor,
+    Addend, DType, Device, GemmLayout, GemmOptions, RawGemm, RawGrouping, RawMatrix, Sim, Tensor, gemm_raw,
     k_grouped_bf16_gemm_nt_contiguous, k_grouped_bf16_gemm_tn_contiguous, k_grouped_fp16_gemm_nt_contiguous,
-    k_grouped_fp16_gemm_tn_contiguous, k_grouped_half_gemm, k_grouped_half_gemm_raw, random, reference,
+    k_grouped_fp16_gemm_tn_contiguous, k_grouped_half_gemm, random, reference,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
@@ -163,7 +163,7 @@ fn every_kernel_and_output_is_right_under_every_schedule() {
             let sim = Sim::with_options(Options { policy, seed: turn as u64, ..Options::default() });
             let d_type = [DType::F32, element][(turn + addend / 2) % 2];
             let mut operands = upload(data, &Device::Sim(sim), layout, [element, d_type], turn % 2);
-            let options = GemmOptions { choice: Some(choice), num_sms: Some(4), ..Default::default() };
+            let options = GemmOptions { config: Some(choice), num_sms: Some(4), ..Default::default() };
             let about = format!("{} {addend} {d_type} {policy:?}", plan::name(&choice));
             operands.run(addend, &options).unwrap_or_else(|error| panic!("{about}: {error}"));
             data.expect_right(&operands.d, addend > 0, &about);
@@ -265,27 +265,17 @@ fn raw_operands_and_named_functions_are_the_same_product() {
     {
         let data = Data::new([24, 40], &[200, 16], ab_type);
         let mut operands = upload(&data, &device, layout, [ab_type, DType::F32], 0);
-        let gemm = RawKGroupedHalfGemm {
+        let pitched = |x: &Tensor| RawMatrix::new(x.address(), ab_type, x.strides()[0]);
+        let d = RawMatrix::new(operands.d.address(), DType::F32, 40).groups_apart(960);
+        let (ks, ks_host) = (operands.ks.address(), Some(&[200, 16][..]));
+        let gemm = RawGemm {
             layout,
-            groups: 2,
-            m: 24,
-            n: 40,
-            k: 216,
-            ab_type,
-            a: operands.a.address(),
-            a_pitch: operands.a.strides()[0],
-            b: operands.b.address(),
-            b_pitch: operands.b.strides()[0],
-            c: operands.d.address(),
-            c_strides: [960, 40],
-            d: operands.d.address(),
-            d_strides: [960, 40],
-            d_type: DType::F32,
-            ks: operands.ks.address(),
-            ks_host: Some(&[200, 16]),
+            c: Some(d),
+            grouping: RawGrouping::KGrouped { groups: 2, blocks: 0, ks, ks_host },
+            ..RawGemm::new([24, 40, 216], pitched(&operands.a), pitched(&operands.b), d)
         };
         // SAFETY: the tensors outlive the call, which in the simulator ends when the kernel does.
-        unsafe { k_grouped_half_gemm_raw(&device, &gemm, &GemmOptions::default()).unwrap() };
+        unsafe { gemm_raw(&device, &gemm, &GemmOptions::default()).unwrap() };
         let raw = operands.d.to_bytes().unwrap();
         operands.d.write_f32(&data.c).unwrap();
         let function = match (layout, ab_type) {
@@ -298,7 +288,7 @@ fn raw_operands_and_named_functions_are_the_same_product() {
         function(a, b, Addend::InPlace, &mut operands.d, ks, None, &GemmOptions::default()).unwrap();
         assert_eq!(operands.d.to_bytes().unwrap(), raw);
         // SAFETY: refused before anything is looked at.
-        let refused = unsafe { k_grouped_half_gemm_raw(&Device::cpu(), &gemm, &GemmOptions::default()) };
+        let refused = unsafe { gemm_raw(&Device::cpu(), &gemm, &GemmOptions::default()) };
         assert_eq!(refused.unwrap_err().argument(), Some("device"));
     }
 }
@@ -346,10 +336,10 @@ fn what_does_not_fit_together_is_refused() {
         assert_eq!(error.argument(), Some(argument), "case {i}: {error}");
     }
     let options = GemmOptions {
-        choice: plan::parse("sm90_fp8_persistent_k_grouped_1d1d_128x128_s4_c1x1"),
+        config: plan::parse("sm90_fp8_persistent_kgrouped_1d1d_128x128_s4_c1x1"),
         ..Default::default()
     };
-    assert!(options.choice.is_some());
+    assert!(options.config.is_some());
     let sim = Device::Sim(Sim::new());
     let data = Data::new([8, 16], &[3], DType::Bf16);
     let mut operands = upload(&data, &sim, tn, [DType::Bf16, DType::F32], 0);

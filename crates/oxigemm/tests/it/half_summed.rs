@@ -3,8 +3,8 @@
 use oxigemm::plan::{self, GemmConfig};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
-    Addend, DType, Device, GemmOptions, RawHalfBgemm, Sim, Tensor, einsum, half_bgemm_nt_summed,
-    half_bgemm_nt_summed_raw, random, reference,
+    Addend, DType, Device, GemmOptions, RawGemm, RawGrouping, RawMatrix, Sim, Tensor, einsum, gemm_raw,
+    half_bgemm_nt_summed, random, reference,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
@@ -108,7 +108,7 @@ fn every_kernel_split_and_output_is_right_under_every_schedule() {
             let sim = Sim::with_options(Options { policy, seed: i as u64, ..Options::default() });
             let d_type = [DType::F32, element][(turn + i / 2) % 2];
             let mut operands = upload(data, &Device::Sim(sim), [element, d_type], i % 2);
-            let options = GemmOptions { choice: Some(choice), ..Default::default() };
+            let options = GemmOptions { config: Some(choice), ..Default::default() };
             let about = format!("{} {addend} {d_type} {policy:?}", plan::name(&choice));
             operands.run(addend, &options).unwrap_or_else(|error| panic!("{about}: {error}"));
             data.expect_right(&operands.d, addend > 0, &about);
@@ -149,27 +149,17 @@ fn raw_operands_and_the_expression_are_the_same_sum() {
     einsum("bmk,bnk->mn", a, b, Addend::InPlace, &mut operands.d, &GemmOptions::default()).unwrap();
     assert_eq!(operands.d.to_bytes().unwrap(), expected);
     operands.d.write_f32(&data.c).unwrap();
-    let gemm = RawHalfBgemm {
-        batch: 3,
-        m: 20,
-        n: 40,
-        k: 72,
-        ab_type: DType::Bf16,
-        a: operands.a.address(),
-        a_strides: [operands.a.strides()[0], operands.a.strides()[1]],
-        b: operands.b.address(),
-        b_strides: [operands.b.strides()[0], operands.b.strides()[1], 1],
-        c: operands.d.address(),
-        c_strides: [0, 40],
-        d: operands.d.address(),
-        d_strides: [0, 40],
-        d_type: DType::F32,
+    let d = RawMatrix::new(operands.d.address(), DType::F32, 40);
+    let gemm = RawGemm {
+        c: Some(d),
+        grouping: RawGrouping::Summed { count: 3 },
+        ..RawGemm::new([20, 40, 72], (&operands.a).into(), (&operands.b).into(), d)
     };
     // SAFETY: the tensors outlive the call, which in the simulator ends when the kernel does.
-    unsafe { half_bgemm_nt_summed_raw(&device, &gemm, &GemmOptions::default()).unwrap() };
+    unsafe { gemm_raw(&device, &gemm, &GemmOptions::default()).unwrap() };
     assert_eq!(operands.d.to_bytes().unwrap(), expected);
     // SAFETY: refused before anything is looked at.
-    let refused = unsafe { half_bgemm_nt_summed_raw(&Device::cpu(), &gemm, &GemmOptions::default()) };
+    let refused = unsafe { gemm_raw(&Device::cpu(), &gemm, &GemmOptions::default()) };
     assert_eq!(refused.unwrap_err().argument(), Some("device"));
 }
 

@@ -5,8 +5,8 @@ use oxigemm::cast::{Quantized, ScaleFormat, per_token_cast_to_fp8};
 use oxigemm::plan::{self, GemmConfig, GemmShape, Limits, OperandKind, PlanRequest};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
-    Addend, DType, Device, GemmOptions, RawFp8Gemm, ScalesOfB, Sim, Tensor, fp8_gemm_nt, fp8_gemm_nt_raw,
-    random, reference,
+    Addend, DType, Device, GemmOptions, RawGemm, RawMatrix, RawScaleFactors, ScalesOfB, Sim, Tensor,
+    fp8_gemm_nt, gemm_raw, random, reference,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
@@ -93,7 +93,7 @@ fn every_output_and_layout_of_scales_is_right_under_every_schedule() {
                 let policy = [Policy::Eager, Policy::Lazy, Policy::Random][turn % 3];
                 let sim = Sim::with_options(Options { policy, seed: turn as u64, ..Options::default() });
                 let choice = launches(config)[turn % 3];
-                let options = GemmOptions { choice: Some(choice), num_sms: Some(2), ..Default::default() };
+                let options = GemmOptions { config: Some(choice), num_sms: Some(2), ..Default::default() };
                 let case = [d_type, addend, (turn + turn / 3) % 3];
                 let d = run(&data, &Device::Sim(sim), case, &options);
                 expect_right(&data, &d, addend, &format!("{} {case:?} {policy:?}", plan::name(&choice)));
@@ -109,7 +109,7 @@ fn schedules_kernels_and_layouts_give_the_same_bits() {
     for (turn, choice) in kernels().flat_map(launches).enumerate() {
         let policy = [Policy::Eager, Policy::Lazy, Policy::Random][turn % 3];
         let sim = Sim::with_options(Options { policy, seed: 3, ..Options::default() });
-        let options = GemmOptions { choice: Some(choice), ..Default::default() };
+        let options = GemmOptions { config: Some(choice), ..Default::default() };
         let found = run(&data, &Device::Sim(sim), [0, 1, turn % 3], &options).to_bytes().unwrap();
         assert_eq!(*bits.get_or_insert_with(|| found.clone()), found, "{}", plan::name(&choice));
     }
@@ -162,28 +162,15 @@ fn raw_operands_say_what_shares_a_scale() {
     let (a, b) = (common::codes(&data.a, &device), common::codes(&data.b, &device));
     let (sfa, sfb) = (scales(&data.a, None, &device), scales(&data.b, None, &device));
     let d = Tensor::zeros(DType::F32, &[20, 130], &device).unwrap();
-    let gemm = RawFp8Gemm {
-        ab_types: [DType::E4m3; 2],
-        m: 20,
-        n: 130,
-        k: 300,
-        a: a.address(),
-        a_pitch: a.strides()[0],
-        sfa: sfa.address(),
-        sfa_strides: [3, 1],
-        b: b.address(),
-        b_pitch: b.strides()[0],
-        sfb: sfb.address(),
-        sfb_strides: [3, 1],
+    let [a, b] = [&a, &b].map(|x| RawMatrix::new(x.address(), DType::E4m3, x.strides()[0]));
+    let [sfa, sfb] = [&sfa, &sfb].map(|x| RawScaleFactors::new(x.address(), [3, 1]));
+    let d_matrix = RawMatrix::new(d.address(), DType::F32, 130);
+    let gemm = RawGemm {
         scales_of_b: ScalesOfB::Rows,
-        c: 0,
-        c_pitch: 0,
-        d: d.address(),
-        d_pitch: 130,
-        d_type: DType::F32,
+        ..RawGemm::new([20, 130, 300], a, b, d_matrix).with_scales(sfa, sfb)
     };
     // SAFETY: the tensors outlive the call, which in the simulator ends when the kernel does.
-    unsafe { fp8_gemm_nt_raw(&device, &gemm, &GemmOptions::default()).unwrap() };
+    unsafe { gemm_raw(&device, &gemm, &GemmOptions::default()).unwrap() };
     assert_eq!(d.to_bytes().unwrap(), expected.to_bytes().unwrap());
 }
 
@@ -201,7 +188,7 @@ fn every_shape_has_a_plan_and_other_kernels_are_refused() {
     let (sfa, sfb) = (scales(&data.a, None, &device), scales(&data.b, None, &device));
     let (a, b) = (common::codes(&data.a, &device), common::codes(&data.b, &device));
     let mut d = Tensor::zeros(DType::F32, &[5, 40], &device).unwrap();
-    let options = GemmOptions { choice, ..Default::default() };
+    let options = GemmOptions { config: choice, ..Default::default() };
     let result = fp8_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut d, &options);
     assert!(matches!(result, Err(oxigemm::Error::ConfigOperands { .. })), "{result:?}");
 }

@@ -6,8 +6,8 @@ use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
 use oxigemm::metrics::calc_diff;
 use oxigemm::plan::{self, GemmConfig};
 use oxigemm::{
-    Addend, DType, Device, GemmOptions, GroupedRows, RawFp8Gemm, Sim, Tensor, fp8_gemm_nt, fp8_gemm_nt_raw,
-    m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_masked, random, reference,
+    Addend, DType, Device, GemmOptions, GroupedRows, RawGemm, RawMatrix, RawScaleFactors, Sim, Tensor,
+    fp8_gemm_nt, gemm_raw, m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_masked, random, reference,
 };
 
 /// The granularities of A and of B.
@@ -46,7 +46,7 @@ fn product(
     choice: Option<GemmConfig>,
 ) -> Tensor {
     let mut d = Tensor::empty(DType::F32, &[m, n], a.0.device()).unwrap();
-    let options = GemmOptions { choice, ..Default::default() };
+    let options = GemmOptions { config: choice, ..Default::default() };
     fp8_gemm_nt(a, b, Addend::None, &mut d, &options).unwrap_or_else(|error| panic!("{choice:?}: {error}"));
     d
 }
@@ -99,28 +99,13 @@ fn a_single_number_is_a_scale_for_all() {
         assert!(diff < 1e-6, "{diff}");
         if !matches!(device, Device::Cpu) {
             let raw_d = Tensor::empty(DType::F32, &[m, n], &device).unwrap();
-            let gemm = RawFp8Gemm {
-                m,
-                n,
-                k,
-                ab_types: [DType::E4m3; 2],
-                a: a_codes.address(),
-                a_pitch: a_codes.strides()[0],
-                sfa: sfa.address(),
-                sfa_strides: [0, 0],
-                b: b_codes.address(),
-                b_pitch: b_codes.strides()[0],
-                sfb: sfb.address(),
-                sfb_strides: [0, 0],
-                scales_of_b: oxigemm::ScalesOfB::Blocks,
-                c: 0,
-                c_pitch: 0,
-                d: raw_d.address(),
-                d_pitch: n,
-                d_type: DType::F32,
-            };
+            let pitched = |x: &Tensor| RawMatrix::new(x.address(), DType::E4m3, x.strides()[0]);
+            let [of_a, of_b] = [&sfa, &sfb].map(|x| RawScaleFactors::new(x.address(), [0, 0]));
+            let to = RawMatrix::new(raw_d.address(), DType::F32, n);
+            let gemm =
+                RawGemm::new([m, n, k], pitched(&a_codes), pitched(&b_codes), to).with_scales(of_a, of_b);
             // SAFETY: the tensors live on, and nobody else uses them.
-            unsafe { fp8_gemm_nt_raw(&device, &gemm, &GemmOptions::default()).unwrap() };
+            unsafe { gemm_raw(&device, &gemm, &GemmOptions::default()).unwrap() };
             assert_eq!(raw_d.to_bytes().unwrap(), d.to_bytes().unwrap());
         }
     }

@@ -352,7 +352,7 @@ fn a_dependent_kernel_waits_for_the_one_before() {
         let twice = || {
             let mut d = problem.output();
             for (addend, programmatic) in [(Addend::None, false), (Addend::InPlace, true)] {
-                let options = GemmOptions { choice: Some(choice), programmatic, ..Default::default() };
+                let options = GemmOptions { config: Some(choice), programmatic, ..Default::default() };
                 fp8_gemm_nt(
                     (&problem.a, &problem.sfa),
                     (&problem.b, &problem.sfb),

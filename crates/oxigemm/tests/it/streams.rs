@@ -2,8 +2,8 @@
 
 use crate::common::{Case, PLAIN, Problem};
 use oxigemm::{
-    Addend, DType, Device, Error, GemmOptions, RawFp8Gemm, ScalesOfB, Sim, Tensor, fp8_gemm_nt,
-    fp8_gemm_nt_raw,
+    Addend, DType, Device, Error, GemmOptions, RawGemm, RawMatrix, RawScaleFactors, Sim, Tensor, fp8_gemm_nt,
+    gemm_raw,
 };
 
 const CASE: Case = Case { dims: [5, 64, 256], ..PLAIN };
@@ -124,39 +124,24 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
     let expected = p.checked(None, "tensors");
     let [m, n, k] = CASE.dims;
     let d = Tensor::zeros(DType::Bf16, &[m, n], &device).unwrap();
-    let strides = |tensor: &Tensor| [tensor.strides()[0], tensor.strides()[1]];
-    let gemm = RawFp8Gemm {
-        m,
-        n,
-        k,
-        ab_types: [DType::E4m3; 2],
-        a: p.a.address(),
-        a_pitch: p.a.strides()[0],
-        sfa: p.sfa.address(),
-        sfa_strides: strides(&p.sfa),
-        b: p.b.address(),
-        b_pitch: p.b.strides()[0],
-        sfb: p.sfb.address(),
-        sfb_strides: strides(&p.sfb),
-        scales_of_b: ScalesOfB::Blocks,
-        c: 0,
-        c_pitch: 0,
-        d: d.address(),
-        d_pitch: n,
-        d_type: DType::Bf16,
-    };
+    let pitched = |x: &Tensor| RawMatrix::new(x.address(), DType::E4m3, x.strides()[0]);
+    let scales = |x: &Tensor| RawScaleFactors::new(x.address(), [x.strides()[0], x.strides()[1]]);
+    let to = RawMatrix::new(d.address(), DType::Bf16, n);
+    let gemm =
+        RawGemm::new([m, n, k], pitched(&p.a), pitched(&p.b), to).with_scales(scales(&p.sfa), scales(&p.sfb));
     let stream = device.new_stream().unwrap();
     let options = GemmOptions { stream: Some(stream), ..Default::default() };
     // SAFETY: the tensors are alive, and the simulator checks every access.
     unsafe {
-        fp8_gemm_nt_raw(&device, &gemm, &options).unwrap();
+        gemm_raw(&device, &gemm, &options).unwrap();
         assert_eq!(d.to_bytes().unwrap(), expected);
-        let null = fp8_gemm_nt_raw(&device, &RawFp8Gemm { b: 0, ..gemm }, &options);
+        let b = RawMatrix { address: 0, ..gemm.b };
+        let null = gemm_raw(&device, &RawGemm { b, ..gemm }, &options);
         assert!(matches!(null, Err(Error::NullPointer { argument: "b", .. })), "{null:?}");
         // Memory that is not there is a fault and not a crash.
-        let outside = fp8_gemm_nt_raw(&device, &RawFp8Gemm { m: 4 * m, ..gemm }, &options);
+        let outside = gemm_raw(&device, &RawGemm { m: 4 * m, ..gemm }, &options);
         assert!(matches!(outside, Err(Error::Fault { .. })), "{outside:?}");
-        let cpu = fp8_gemm_nt_raw(&Device::Cpu, &gemm, &GemmOptions::default());
+        let cpu = gemm_raw(&Device::Cpu, &gemm, &GemmOptions::default());
         assert!(matches!(cpu, Err(Error::Device { argument: "device", .. })), "{cpu:?}");
     }
 }

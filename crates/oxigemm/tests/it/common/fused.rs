@@ -193,7 +193,7 @@ pub fn same_sums(choice: Option<GemmConfig>, plain: &str) -> GemmOptions {
         Some(GemmConfig { split_k: split, .. }) if split > 1 => {
             let choice = plan::parse(&format!("{plain}_k{split}_s2"));
             assert!(choice.is_some(), "{plain}");
-            GemmOptions { choice, ..Default::default() }
+            GemmOptions { config: choice, ..Default::default() }
         }
         _ => GemmOptions { batch_invariant: true, ..Default::default() },
     }

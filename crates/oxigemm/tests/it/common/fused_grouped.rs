@@ -148,7 +148,7 @@ impl<P: Product> Fused<P> {
     }
 
     pub fn run(&self, c: Addend<'_>, d: FusedOutput<'_>, choice: Option<GemmConfig>) -> Result<()> {
-        let options = GemmOptions { choice, num_sms: self.case().num_sms, ..Default::default() };
+        let options = GemmOptions { config: choice, num_sms: self.case().num_sms, ..Default::default() };
         self.problem.run_fused(c, d, self.groups(), &self.epilogue(), &options)
     }
 

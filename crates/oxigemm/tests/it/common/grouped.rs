@@ -186,7 +186,8 @@ impl Problem {
     }
 
     pub fn run(&self, d: &mut Tensor, choice: Option<GemmConfig>, stream: Option<Stream>) -> Result<()> {
-        let options = GemmOptions { choice, num_sms: self.case.num_sms, stream, ..Default::default() };
+        let options =
+            GemmOptions { config: choice, num_sms: self.case.num_sms, stream, ..Default::default() };
         let (a, b) = ((&self.a, &self.sfa), (&self.b, &self.sfb));
         let rows = match self.case.layout {
             GroupLayout::Counts => {

@@ -69,7 +69,7 @@ impl Problem {
     }
 
     pub fn run(&self, choice: Option<GemmConfig>) -> oxigemm::Result<Tensor> {
-        let options = GemmOptions { choice, num_sms: self.case.num_sms, ..Default::default() };
+        let options = GemmOptions { config: choice, num_sms: self.case.num_sms, ..Default::default() };
         let (mut d, mut other) = (self.output(), self.output());
         let c = self.case.c.addend(&self.c, &mut d, &mut other)?;
         half_gemm(self.case.layout, &self.a, &self.b, c, &mut d, &options)?;

@@ -112,7 +112,8 @@ impl Problem {
     }
 
     pub fn run(&self, d: &mut Tensor, choice: Option<GemmConfig>, stream: Option<Stream>) -> Result<()> {
-        let options = GemmOptions { choice, num_sms: self.case.of.num_sms, stream, ..Default::default() };
+        let options =
+            GemmOptions { config: choice, num_sms: self.case.of.num_sms, stream, ..Default::default() };
         let other = self.output(true).0;
         let c = match self.case.c {
             C::None => Addend::None,

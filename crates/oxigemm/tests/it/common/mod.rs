@@ -91,7 +91,7 @@ impl Problem {
     }
 
     pub fn run(&self, choice: Option<GemmConfig>) -> oxigemm::Result<Tensor> {
-        let options = GemmOptions { choice, num_sms: self.case.num_sms, ..Default::default() };
+        let options = GemmOptions { config: choice, num_sms: self.case.num_sms, ..Default::default() };
         let (mut d, mut other) = (self.output(), self.output());
         let c = self.case.c.addend(&self.c, &mut d, &mut other)?;
         fp8_gemm_nt((&self.a, &self.sfa), (&self.b, &self.sfb), c, &mut d, &options)?;

@@ -1,0 +1,280 @@
+//! The description of a GEMM: everything that a call says, before any rule is checked.
+
+use std::fmt;
+use std::str::FromStr;
+
+use oxigemm_kernels::gemm::epilogue::Activation;
+use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
+use oxigemm_kernels::gemm::scheduler::k_grouped::PITCH_UNIT;
+use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
+
+use crate::cast::ScaleFormat;
+use crate::tensor::desc::Operand;
+use crate::tensor::granularity::BLOCK;
+
+/// Layout of A and B in a GEMM: `n` as they stand in `D = A·B`, `t` transposed.
+///
+/// ```
+/// use oxigemm::GemmLayout;
+///
+/// assert_eq!("nt".parse(), Ok(GemmLayout::Nt));
+/// assert_eq!(GemmLayout::Tn.to_string(), "tn");
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum GemmLayout {
+    /// A is `[M, K]`, B is `[N, K]`: D = A·Bᵀ.
+    #[default]
+    Nt,
+    /// A is `[M, K]`, B is `[K, N]`: D = A·B.
+    Nn,
+    /// A is `[K, M]`, B is `[K, N]`: D = Aᵀ·B.
+    Tn,
+    /// A is `[K, M]`, B is `[N, K]`: D = Aᵀ·Bᵀ.
+    Tt,
+}
+
+impl GemmLayout {
+    /// All four.
+    pub const ALL: [GemmLayout; 4] = [GemmLayout::Nt, GemmLayout::Nn, GemmLayout::Tn, GemmLayout::Tt];
+
+    /// The name that users type and read.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            GemmLayout::Nt => "nt",
+            GemmLayout::Nn => "nn",
+            GemmLayout::Tn => "tn",
+            GemmLayout::Tt => "tt",
+        }
+    }
+
+    /// Whether A is `[K, M]`.
+    #[must_use]
+    pub const fn a_begins_with_k(self) -> bool {
+        matches!(self, GemmLayout::Tn | GemmLayout::Tt)
+    }
+
+    /// Whether B is `[K, N]`.
+    #[must_use]
+    pub const fn b_begins_with_k(self) -> bool {
+        matches!(self, GemmLayout::Nn | GemmLayout::Tn)
+    }
+
+    /// The 16-bit operands of this layout, each contiguous along its last dimension.
+    #[must_use]
+    pub fn operands(self, element: Half) -> Operands {
+        let major = |k_first| if k_first { Major::MN } else { Major::K };
+        Operands { element, a: major(self.a_begins_with_k()), b: major(self.b_begins_with_k()) }
+    }
+}
+
+impl fmt::Display for GemmLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for GemmLayout {
+    type Err = String;
+
+    fn from_str(name: &str) -> std::result::Result<GemmLayout, String> {
+        let found = GemmLayout::ALL.into_iter().find(|layout| layout.name() == name);
+        found.ok_or_else(|| format!("`{name}` is no layout: expected nt, nn, tn or tt"))
+    }
+}
+
+/// Description of a GEMM: operands, scales, grouping, addend, epilogue and output.
+///
+/// Every public GEMM function builds one, from tensors or from raw addresses. [`check`](GemmDesc::check) turns it into
+/// a [`Problem`](crate::check::Problem). Equal descriptions are the same call, so it is also the key of the launch
+/// cache.
+///
+/// ```
+/// use oxigemm::check::{Accumulate, Checked, GemmDesc};
+/// use oxigemm::{DType, Device, Tensor};
+///
+/// let cpu = Device::Cpu;
+/// let a = Tensor::zeros(DType::E4m3, &[64, 512], &cpu)?;
+/// let sfa = Tensor::zeros(DType::F32, &[64, 4], &cpu)?;
+/// let b = Tensor::zeros(DType::E4m3, &[256, 512], &cpu)?;
+/// let sfb = Tensor::zeros(DType::F32, &[2, 4], &cpu)?;
+/// let d = Tensor::zeros(DType::Bf16, &[64, 256], &cpu)?;
+///
+/// let desc = GemmDesc {
+///     sfa: Some(sfa.describe("sfa")),
+///     sfb: Some(sfb.describe("sfb")),
+///     c: Some(d.describe("c")),
+///     ..GemmDesc::new(a.describe("a"), b.describe("b"), d.describe("d"))
+/// };
+/// let Checked::Launch(problem) = desc.check()? else { panic!("there is work to do") };
+/// assert_eq!((problem.m, problem.n, problem.k), (64, 256, 512));
+/// assert_eq!(problem.c, Accumulate::InPlace);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GemmDesc {
+    /// Layout of A and B. It names their dimensions; strides say which one is contiguous.
+    pub layout: GemmLayout,
+    /// Whether FP8 operands that are not K-major are transposed into a workspace first. They are refused otherwise.
+    /// 16-bit operands are read in either major.
+    pub transpose: bool,
+    /// `[M, K]` or `[K, M]`, with a leading dimension for groups that have rows of their own. FP8 or 16 bits.
+    pub a: Operand,
+    /// `[N, K]` or `[K, N]`, with a leading dimension for groups.
+    pub b: Operand,
+    /// Scales of A: `[M, ceil(K/128)]` f32, or 1 along a dimension for all. There are some exactly for FP8 operands.
+    pub sfa: Option<Operand>,
+    /// Scales of B: `[ceil(N/128), ceil(K/128)]` (1D2D) or `[N, ceil(K/128)]` (1D1D), or 1 along a dimension for all.
+    pub sfb: Option<Operand>,
+    /// Addend: like D. It may be D itself.
+    pub c: Option<Operand>,
+    /// Output: `[M, N]` row-major, with a leading dimension for groups that have rows of their own.
+    pub d: Operand,
+    /// Grouping of the GEMM.
+    pub grouping: GroupingDesc,
+    /// Fused epilogue, if there is one.
+    pub epilogue: Option<EpilogueDesc>,
+}
+
+/// Grouping of a GEMM, not yet checked.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum GroupingDesc {
+    /// One GEMM.
+    Dense,
+    /// A batch of GEMMs: every operand has a leading dimension.
+    Batched,
+    /// A batch of GEMMs that are added up into one D: `bmk,bnk->mn`.
+    Summed,
+    /// Groups of rows of A, each with its own B.
+    MGrouped(MGroupedDesc),
+    /// Groups along K, each with its own D.
+    KGrouped(KGroupedDesc),
+}
+
+/// Groups of rows: m-grouped contiguous or m-grouped masked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MGroupedDesc {
+    /// Meaning of the numbers. With `Counts` (masked) A, C and D have a leading dimension for groups.
+    pub layout: GroupLayout,
+    /// Numbers that say where groups are: `[G]` or, for `Ids`, `[M]` i32, contiguous.
+    pub numbers: Operand,
+    /// Alignment of the first row of every group: 1, 16, 32, 64 or 128.
+    pub alignment: i64,
+    /// Rows that a group is expected to have, for planning only; an equal share of all rows without it.
+    pub expected_m: Option<i64>,
+}
+
+/// Groups along K.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KGroupedDesc {
+    /// K of each group: `[G]` i32, which only the device reads.
+    pub ks: Operand,
+    /// What the host knows of the same numbers.
+    pub host: Option<HostKs>,
+}
+
+/// Digest of the K of each group as the host knows them: all that a check needs of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostKs {
+    /// Number of groups.
+    pub groups: usize,
+    /// End of the last group, where each begins at a multiple of [`GemmDesc::k_unit`].
+    pub end: usize,
+    /// The same, rounded up to that multiple.
+    pub padded_end: usize,
+    /// Scale blocks of all groups: 128 of K each, or what is left of a group.
+    pub blocks: usize,
+}
+
+impl HostKs {
+    /// Digest of these numbers, for groups that begin at multiples of `unit`.
+    #[must_use]
+    pub fn new(ks: &[usize], unit: usize) -> HostKs {
+        let padded = |end: usize| end.checked_next_multiple_of(unit).unwrap_or(usize::MAX);
+        let end = ks.iter().filter(|k| **k > 0).fold(0usize, |end, k| padded(end).saturating_add(*k));
+        let blocks = ks.iter().fold(0usize, |sum, k| sum.saturating_add(k.div_ceil(BLOCK as usize)));
+        HostKs { groups: ks.len(), end, padded_end: padded(end), blocks }
+    }
+}
+
+/// Fused epilogue, not yet checked; the default does nothing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EpilogueDesc {
+    /// Factor of the product.
+    pub alpha: f32,
+    /// Factor of C.
+    pub beta: f32,
+    /// Activation of an accumulator, or of a gate.
+    pub activation: Activation,
+    /// Whether the first half of the rows of B are gates, and D has half as many columns.
+    pub gated: bool,
+    /// Bias, added before the activation: one for each row of B, f32 or 16 bits.
+    pub bias: Option<Operand>,
+    /// Columns of D that are skipped.
+    pub heads: Option<HeadSplits>,
+    /// Scales of an e4m3 D, one for each row and 128 columns, and their format.
+    pub scales: Option<(Operand, ScaleFormat)>,
+}
+
+impl Default for EpilogueDesc {
+    fn default() -> Self {
+        EpilogueDesc {
+            alpha: 1.0,
+            beta: 1.0,
+            activation: Activation::None,
+            gated: false,
+            bias: None,
+            heads: None,
+            scales: None,
+        }
+    }
+}
+
+/// Columns of D that are skipped: `mid` of them in every head, behind the first `left` and before the last `right`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HeadSplits {
+    /// Columns that are computed before those that are skipped.
+    pub left: u32,
+    /// Columns that are left as they are.
+    pub mid: u32,
+    /// Columns that are computed behind them.
+    pub right: u32,
+}
+
+impl HeadSplits {
+    /// Columns of a head that are computed.
+    #[must_use]
+    pub const fn computed(&self) -> u64 {
+        self.left as u64 + self.right as u64
+    }
+}
+
+impl GemmDesc {
+    /// A dense GEMM `D = A·Bᵀ` without scales, addend and epilogue.
+    #[must_use]
+    pub const fn new(a: Operand, b: Operand, d: Operand) -> GemmDesc {
+        GemmDesc {
+            layout: GemmLayout::Nt,
+            transpose: false,
+            a,
+            b,
+            sfa: None,
+            sfb: None,
+            c: None,
+            d,
+            grouping: GroupingDesc::Dense,
+            epilogue: None,
+        }
+    }
+
+    /// Alignment of the first K of a group, of the operands of a k-grouped GEMM in this layout.
+    #[must_use]
+    pub fn k_unit(layout: GemmLayout, scaled: bool) -> u32 {
+        match (scaled, layout) {
+            (true, GemmLayout::Tn) => 1,
+            (true, _) => PITCH_UNIT,
+            // Both types of 16 bits have the same.
+            (false, layout) => layout.operands(Half::Bf16).k_unit(),
+        }
+    }
+}

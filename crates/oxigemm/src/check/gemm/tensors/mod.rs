@@ -1,0 +1,131 @@
+//! The tensors of a GEMM, and their description.
+
+pub(crate) mod epilogue;
+pub(crate) mod groups;
+
+use super::desc::{GemmDesc, GemmLayout, GroupingDesc, HostKs, KGroupedDesc};
+use crate::cast::ScaleFormat;
+use crate::tensor::Tensor;
+use crate::tensor::desc::Operand;
+use epilogue::Epilogue;
+use groups::RowGroups;
+
+/// Addend of a GEMM.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Addend<'a> {
+    /// None.
+    #[default]
+    None,
+    /// The old content of D.
+    InPlace,
+    /// Another matrix like D.
+    From(&'a Tensor),
+}
+
+impl<'a> Addend<'a> {
+    /// The tensor, beside D.
+    pub(crate) fn tensor(self, d: &'a Tensor) -> Option<&'a Tensor> {
+        match self {
+            Addend::None => None,
+            Addend::InPlace => Some(d),
+            Addend::From(c) => Some(c),
+        }
+    }
+
+    /// The argument `c`, beside D.
+    fn describe(&self, d: &Tensor) -> Option<Operand> {
+        match self {
+            Addend::None => None,
+            Addend::InPlace => Some(d.describe("c")),
+            Addend::From(c) => Some(c.describe("c")),
+        }
+    }
+}
+
+/// Tensors of a GEMM: what its description is made of, and what the CPU reads and writes.
+#[derive(Clone, Copy)]
+pub(crate) struct Gemm<'a> {
+    pub layout: GemmLayout,
+    /// As [`GemmDesc::transpose`].
+    pub transpose: bool,
+    pub a: &'a Tensor,
+    pub sfa: Option<&'a Tensor>,
+    pub b: &'a Tensor,
+    pub sfb: Option<&'a Tensor>,
+    pub c: Addend<'a>,
+    /// Written, though it is shared here: the public functions have it exclusively.
+    pub d: &'a Tensor,
+    pub grouping: Grouping<'a>,
+    pub epilogue: Option<&'a Epilogue<'a>>,
+    /// Scales of a quantized D.
+    pub d_scales: Option<(&'a Tensor, ScaleFormat)>,
+}
+
+/// Grouping of a GEMM of tensors.
+#[derive(Clone, Copy)]
+pub(crate) enum Grouping<'a> {
+    Dense,
+    Batched,
+    Summed,
+    MGrouped(RowGroups<'a>),
+    KGrouped { ks: &'a Tensor, ks_host: Option<&'a [usize]> },
+}
+
+impl<'a> Gemm<'a> {
+    /// A dense GEMM `D = A·Bᵀ` of 16-bit operands.
+    pub fn half(a: &'a Tensor, b: &'a Tensor, d: &'a Tensor) -> Gemm<'a> {
+        Gemm {
+            layout: GemmLayout::Nt,
+            transpose: false,
+            a,
+            sfa: None,
+            b,
+            sfb: None,
+            c: Addend::None,
+            d,
+            grouping: Grouping::Dense,
+            epilogue: None,
+            d_scales: None,
+        }
+    }
+
+    /// A dense GEMM `D = A·Bᵀ` of FP8 operands with their scales.
+    pub fn fp8(
+        (a, sfa): (&'a Tensor, &'a Tensor),
+        (b, sfb): (&'a Tensor, &'a Tensor),
+        d: &'a Tensor,
+    ) -> Self {
+        Gemm { sfa: Some(sfa), sfb: Some(sfb), ..Gemm::half(a, b, d) }
+    }
+
+    /// The same with a fused epilogue.
+    pub fn fused(self, epilogue: &'a Epilogue<'a>, d_scales: Option<(&'a Tensor, ScaleFormat)>) -> Gemm<'a> {
+        Gemm { epilogue: Some(epilogue), d_scales, ..self }
+    }
+
+    /// The description of the call.
+    pub fn describe(&self) -> GemmDesc {
+        GemmDesc {
+            layout: self.layout,
+            transpose: self.transpose,
+            a: self.a.describe("a"),
+            b: self.b.describe("b"),
+            sfa: self.sfa.map(|sfa| sfa.describe("sfa")),
+            sfb: self.sfb.map(|sfb| sfb.describe("sfb")),
+            c: self.c.describe(self.d),
+            d: self.d.describe("d"),
+            grouping: match &self.grouping {
+                Grouping::Dense => GroupingDesc::Dense,
+                Grouping::Batched => GroupingDesc::Batched,
+                Grouping::Summed => GroupingDesc::Summed,
+                Grouping::MGrouped(groups) => GroupingDesc::MGrouped(groups.describe()),
+                Grouping::KGrouped { ks, ks_host } => {
+                    let unit = GemmDesc::k_unit(self.layout, self.sfa.is_some()) as usize;
+                    let host = ks_host.map(|ks| HostKs::new(ks, unit));
+                    GroupingDesc::KGrouped(KGroupedDesc { ks: ks.describe("ks"), host })
+                }
+            },
+            epilogue: self.epilogue.map(|epilogue| epilogue.describe(self.d_scales)),
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! The GEMM functions: one path from a description to the launch.
+//!
+//! A public function ([`names`]) or [`gemm_raw`](raw::gemm_raw) builds a [`GemmDesc`](crate::check::GemmDesc). Its
+//! check gives a [`Problem`](crate::check::Problem), planning chooses a kernel for it, and `run` launches that kernel,
+//! or computes the reference on the CPU.
+
+pub(crate) mod names;
+pub(crate) mod raw;
+mod run;
+mod transpose;
+
+use crate::check::gemm::tensors::Gemm;
+use crate::device::Stream;
+use crate::error::Result;
+use crate::plan::GemmConfig;
+
+/// Options of a GEMM. The default is right for most calls.
+#[derive(Clone, Debug, Default)]
+pub struct GemmOptions {
+    /// Stream of the call; the default stream where there is none. Only for a GPU or the simulator.
+    pub stream: Option<Stream>,
+    /// Kernel and its launch configuration, instead of the planned one.
+    pub config: Option<GemmConfig>,
+    /// Most SMs that the kernel may use; all where there is none.
+    pub num_sms: Option<u32>,
+    /// Programmatic dependent launch: whether the kernel may start while the one before it in the stream still runs. It
+    /// then sets itself up, and waits for the other's results before it reads or writes anything. The simulator runs
+    /// one at a time, and reports what would be too early.
+    pub programmatic: bool,
+    /// Batch invariance: whether a row of D must have the same bits however many rows A has, and whatever the others
+    /// hold. Split-K and stream-K kernels are then left out, which costs time where rows are few. The others all
+    /// accumulate K in the same order in every tile: without it every other tile may run K backwards (serpentine K).
+    pub batch_invariant: bool,
+}
+
+impl Gemm<'_> {
+    /// Runs it on the device of A.
+    ///
+    /// # Errors
+    /// The first rule that an argument breaks, or what the device reports.
+    pub fn run(&self, options: &GemmOptions) -> Result<()> {
+        // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
+        unsafe { run::run(self.a.device(), &self.describe(), Some(self), options) }
+    }
+}

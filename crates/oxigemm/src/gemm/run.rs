@@ -1,0 +1,250 @@
+//! The run of a GEMM: the launch cache, the plan, and the launch on any device.
+
+use std::sync::Arc;
+
+use super::GemmOptions;
+use super::transpose::Transposition;
+use crate::check::gemm::tensors::Gemm;
+use crate::check::{Checked, GemmDesc, GroupingDesc, Problem, Trivial};
+use crate::device::Device;
+use crate::device::backend::{Backend, with_backend};
+use crate::device::limits::Limits;
+use crate::device::stream::refuse_stream;
+use crate::error::Result;
+use crate::launch::args::{Addresses, EpilogueAddresses, KernelArgs, PlanKey};
+use crate::launch::cache::{self, Memo};
+use crate::launch::prepared;
+use crate::launch::prepared::Prepared;
+use crate::plan::GemmConfig;
+use crate::reference;
+use crate::tensor::desc::Operand;
+
+/// Launch cache of a device: calls that were checked and planned need a comparison and a launch.
+struct LaunchCache<B: Backend> {
+    calls: Memo<CallKey, ReadyCall<B>>,
+}
+
+impl<B: Backend> Default for LaunchCache<B> {
+    fn default() -> Self {
+        LaunchCache { calls: Memo::default() }
+    }
+}
+
+/// Everything that decides what is launched.
+struct CallKey {
+    desc: GemmDesc,
+    config: Option<GemmConfig>,
+    num_sms: Option<u32>,
+    batch_invariant: bool,
+}
+
+impl CallKey {
+    #[inline]
+    fn is(&self, desc: &GemmDesc, options: &GemmOptions) -> bool {
+        self.desc == *desc
+            && self.config == options.config
+            && self.num_sms == options.num_sms
+            && self.batch_invariant == options.batch_invariant
+    }
+}
+
+/// A call that was checked and planned.
+struct ReadyCall<B: Backend> {
+    prepared: Arc<Prepared<B>>,
+    args: KernelArgs,
+    /// Transposition before the GEMM, and the workspace that the arguments were made for.
+    transposition: Option<(Transposition, u64)>,
+}
+
+/// Runs a GEMM. `tensors` are those that it was described from, which the CPU needs.
+///
+/// # Safety
+/// Every operand must be memory of this device, as large as its shape and strides say. It must stay alive, and not be
+/// written elsewhere (what is written also not be read), from the call until the stream has passed the kernel; where
+/// the stream is being captured, whenever the graph runs.
+pub(super) unsafe fn run(
+    device: &Device,
+    desc: &GemmDesc,
+    tensors: Option<&Gemm<'_>>,
+    options: &GemmOptions,
+) -> Result<()> {
+    if let (Device::Cpu, Some(tensors)) = (device, tensors) {
+        refuse_stream(device, options.stream.as_ref())?;
+        return reference::gemm(tensors);
+    }
+    // SAFETY: the caller keeps the operands.
+    with_backend!(device, backend => unsafe { launch(backend, desc, options) })
+}
+
+/// Checks, plans and launches, or launches what is cached.
+///
+/// # Safety
+/// As for [`run`].
+unsafe fn launch<B: Backend>(backend: &B, desc: &GemmDesc, options: &GemmOptions) -> Result<()> {
+    let stream = backend.stream(options.stream.as_ref())?;
+    let own = desc.addresses();
+    let hash = cache::mix([own.a, own.sfa, own.b, own.sfb, own.c, own.d, own.groups]);
+    let calls = &backend.extensions().get::<LaunchCache<B>>().calls;
+    // SAFETY: an equal call was checked before; the caller keeps the operands.
+    let launch_cached = |ready: &ReadyCall<B>| unsafe { ready.launch(backend, desc, stream, options) };
+    if let Some(result) = calls.recall(hash, |call| call.is(desc, options), launch_cached).flatten() {
+        return result;
+    }
+    let problem = match desc.check()? {
+        Checked::Nothing => return Ok(()),
+        // SAFETY: the check has compared C and D with their description; the caller keeps them.
+        Checked::Trivial(trivial) => return unsafe { update(backend, desc, trivial, stream) },
+        Checked::Launch(problem) => problem,
+    };
+    let (problem, transposition) = transposed(problem, desc)?;
+    let prepared = prepared(backend, &plan_key(problem, backend.limits(), options))?;
+    let mut at = own;
+    if problem.k_groups.is_some() {
+        at.map_workspace = backend.tensor_map_workspace(stream)?;
+    }
+    let transposition = match transposition {
+        None => None,
+        Some(transposition) => Some((transposition, backend.workspace(stream, transposition.bytes())?)),
+    };
+    if let Some((transposition, workspace)) = &transposition {
+        at = transposition.addresses(at, *workspace);
+    }
+    let args = prepared.arguments(backend, &at)?;
+    let ready = ReadyCall { prepared, args, transposition };
+    // SAFETY: the check has compared the operands with the problem; the caller keeps them.
+    if let Some(result) = unsafe { ready.launch(backend, desc, stream, options) } {
+        result?;
+    }
+    let GemmOptions { config, num_sms, batch_invariant, .. } = *options;
+    calls.insert(hash, CallKey { desc: *desc, config, num_sms, batch_invariant }, ready);
+    Ok(())
+}
+
+/// Updates D where K is 0.
+///
+/// # Safety
+/// As for [`run`], of C and D that were checked.
+unsafe fn update<B: Backend>(
+    backend: &B,
+    desc: &GemmDesc,
+    trivial: Trivial,
+    stream: B::Stream<'_>,
+) -> Result<()> {
+    for Rows { d, c, width, rows } in rows(desc) {
+        match (trivial, c) {
+            // SAFETY: the caller keeps D.
+            (Trivial::Zero, _) => unsafe { backend.clear_rows(d, width, rows, stream)? },
+            // SAFETY: as above for both, which the check found apart.
+            (Trivial::CopyC, Some(c)) => unsafe { backend.copy_rows(d, c, width, rows, stream)? },
+            (Trivial::CopyC, None) => {}
+        }
+    }
+    Ok(())
+}
+
+impl<B: Backend> ReadyCall<B> {
+    /// Puts the kernels into a stream; `None` where the workspace of this stream is another one than that of the
+    /// arguments.
+    ///
+    /// # Safety
+    /// As for [`run`]: the call is the one that was checked.
+    #[inline]
+    unsafe fn launch(
+        &self,
+        backend: &B,
+        desc: &GemmDesc,
+        stream: B::Stream<'_>,
+        options: &GemmOptions,
+    ) -> Option<Result<()>> {
+        let mut programmatic = options.programmatic;
+        if let Some((transposition, known)) = &self.transposition {
+            let workspace = match backend.workspace(stream, transposition.bytes()) {
+                Ok(workspace) if workspace == *known => workspace,
+                Ok(_) => return None,
+                Err(error) => return Some(Err(error)),
+            };
+            // SAFETY: the caller keeps the operands, and the device the workspace.
+            let result =
+                unsafe { transposition.launch(backend, desc.addresses(), workspace, stream, programmatic) };
+            if result.is_err() {
+                return Some(result);
+            }
+            // The GEMM waits for the transposition, and so for all before it.
+            programmatic = true;
+        }
+        // SAFETY: the arguments are those of the checked call; the caller keeps the operands.
+        Some(unsafe { self.prepared.launch(backend, &self.args, stream, programmatic) })
+    }
+}
+
+/// The GEMM that is launched, and the transposition before it.
+fn transposed(problem: Problem, desc: &GemmDesc) -> Result<(Problem, Option<Transposition>)> {
+    Ok(match Transposition::new(&problem, desc)? {
+        None => (problem, None),
+        Some((problem, transposition)) => (problem, Some(transposition)),
+    })
+}
+
+/// Key of the plan of a problem.
+fn plan_key(problem: Problem, limits: &Limits, options: &GemmOptions) -> PlanKey {
+    let sms = options.num_sms.map_or(limits.sms, |sms| sms.clamp(1, limits.sms));
+    PlanKey { problem, config: options.config, sms, batch_invariant: options.batch_invariant }
+}
+
+/// Rows of one matrix of D and of C: addresses with pitches in bytes, the bytes of a row, and how many there are.
+struct Rows {
+    d: [u64; 2],
+    c: Option<[u64; 2]>,
+    width: usize,
+    rows: usize,
+}
+
+/// Rows of every matrix of D.
+fn rows(desc: &GemmDesc) -> impl Iterator<Item = Rows> {
+    let GemmDesc { c, d, .. } = desc;
+    let (count, first) = if d.rank == 3 { (d.dims[0] as u64, 1) } else { (1, 0) };
+    let size = d.dtype.size() as u64;
+    // The check has bounded every stride that counts.
+    let place = move |operand: &Operand, nth: u64| {
+        let stride = |i: usize| operand.strides[i].unsigned_abs().wrapping_mul(size);
+        let slab = if first == 1 && count > 1 { nth * stride(0) } else { 0 };
+        [operand.address + slab, stride(first)]
+    };
+    let [rows, columns] = [d.dims[first], d.dims[first + 1]].map(|dim| dim as usize);
+    (0..count).map(move |nth| Rows {
+        d: place(d, nth),
+        c: c.as_ref().map(|c| place(c, nth)),
+        width: columns * size as usize,
+        rows,
+    })
+}
+
+impl GemmDesc {
+    /// Addresses of the operands.
+    #[inline]
+    fn addresses(&self) -> Addresses {
+        let address = |operand: &Option<Operand>| operand.as_ref().map_or(0, |operand| operand.address);
+        Addresses {
+            a: self.a.address,
+            sfa: address(&self.sfa),
+            b: self.b.address,
+            sfb: address(&self.sfb),
+            c: address(&self.c),
+            d: self.d.address,
+            groups: match &self.grouping {
+                GroupingDesc::MGrouped(groups) => groups.numbers.address,
+                GroupingDesc::KGrouped(groups) => groups.ks.address,
+                GroupingDesc::Dense | GroupingDesc::Batched | GroupingDesc::Summed => 0,
+            },
+            map_workspace: 0,
+            epilogue: self.epilogue.as_ref().map_or_else(EpilogueAddresses::default, |epilogue| {
+                EpilogueAddresses {
+                    alpha: epilogue.alpha,
+                    beta: epilogue.beta,
+                    bias: address(&epilogue.bias),
+                    scales: epilogue.scales.as_ref().map_or(0, |(scales, _)| scales.address),
+                }
+            }),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! The product of FP8 operands.
+
+use rayon::prelude::*;
+
+use crate::cast::Fp8Matrix;
+use crate::error::{Error, Result};
+use crate::tensor::dtype::{DType, Fp8Codes};
+use crate::tensor::granularity::BLOCK;
+
+const K_BLOCK: usize = BLOCK as usize;
+/// Rows of A and rows of B that are multiplied at once: 16 sums, which stay in registers.
+const LANES: usize = 4;
+/// Rows of B in one task: decoded, 128 of K of them fit in the first-level cache.
+const PANEL: usize = 32;
+/// Rows of A in one task.
+const ROWS: usize = 128;
+
+/// `C + A·Bᵀ` for A `[M, K]` and B `[N, K]`: `M * N` values, row-major, as is C.
+///
+/// # Errors
+/// [`Error::Shape`] or [`Error::ScaleShape`] if the slices do not hold what the sizes say.
+///
+/// ```
+/// use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
+/// use oxigemm::reference;
+///
+/// let a = per_token_cast_to_fp8(&[1.0f32, 2.0], 1, 2, ScaleFormat::PowerOfTwo)?;
+/// let b = per_block_cast_to_fp8(&[3.0f32, 4.0, 5.0, 6.0], 2, 2, ScaleFormat::PowerOfTwo)?;
+/// assert_eq!(reference::fp8_gemm_nt(&a.as_matrix(), &b.as_matrix(), None)?, [11.0, 17.0]);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn fp8_gemm_nt(a: &Fp8Matrix<'_>, b: &Fp8Matrix<'_>, c: Option<&[f32]>) -> Result<Vec<f64>> {
+    let rows: Vec<usize> = (0..a.rows).collect();
+    let mut product = fp8_gemm_nt_rows(a, b, &rows)?;
+    if let Some(c) = c {
+        if c.len() != product.len() {
+            return Err(Error::Shape {
+                argument: "c",
+                expected: format!("{} by {} values", a.rows, b.rows),
+                found: format!("{} values", c.len()),
+            });
+        }
+        product.iter_mut().zip(c).for_each(|(product, &c)| *product += f64::from(c));
+    }
+    Ok(product)
+}
+
+/// Only some rows of `A·Bᵀ`, in the order given: enough to check a product that is too large to compute.
+///
+/// # Errors
+/// As for [`fp8_gemm_nt`], and if a row is not one of A.
+///
+/// ```
+/// # use oxigemm::cast::{ScaleFormat, per_block_cast_to_fp8, per_token_cast_to_fp8};
+/// # use oxigemm::{random, reference};
+/// let a = per_token_cast_to_fp8(&random::normals(1, 100 * 256), 100, 256, ScaleFormat::F32)?;
+/// let b = per_block_cast_to_fp8(&random::normals(2, 30 * 256), 30, 256, ScaleFormat::F32)?;
+/// let all = reference::fp8_gemm_nt(&a.as_matrix(), &b.as_matrix(), None)?;
+/// let some = reference::fp8_gemm_nt_rows(&a.as_matrix(), &b.as_matrix(), &[99, 3])?;
+/// assert_eq!(some[..30], all[99 * 30..]);
+/// assert_eq!(some[30..], all[3 * 30..4 * 30]);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn fp8_gemm_nt_rows(a: &Fp8Matrix<'_>, b: &Fp8Matrix<'_>, rows: &[usize]) -> Result<Vec<f64>> {
+    a.check("a")?;
+    b.check("b")?;
+    if b.k != a.k {
+        return Err(Error::Shape {
+            argument: "b",
+            expected: format!("K = {}, as in `a`", a.k),
+            found: format!("K = {}", b.k),
+        });
+    }
+    if let Some(row) = rows.iter().find(|&&row| row >= a.rows) {
+        return Err(Error::Shape {
+            argument: "rows",
+            expected: format!("rows of `a`, which has {}", a.rows),
+            found: format!("row {row}"),
+        });
+    }
+    let n = b.rows;
+    let mut product = vec![0.0; rows.len() * n];
+    if n > 0 {
+        product.par_chunks_mut(ROWS * n).zip(rows.par_chunks(ROWS)).for_each(|(product, rows)| {
+            let panels: Vec<Vec<f64>> =
+                (0..n.div_ceil(PANEL)).into_par_iter().map(|panel| task(a, b, rows, panel * PANEL)).collect();
+            for (row, product) in product.chunks_mut(n).enumerate() {
+                for (target, panel) in product.chunks_mut(PANEL).zip(&panels) {
+                    target.copy_from_slice(&panel[row * PANEL..][..target.len()]);
+                }
+            }
+        });
+    }
+    Ok(product)
+}
+
+/// 128 of K of four rows, transposed.
+type Strip = [[f64; LANES]; K_BLOCK];
+
+/// The product of some rows of A with one panel of B: `rows.len()` rows of `PANEL` values.
+fn task(a: &Fp8Matrix<'_>, b: &Fp8Matrix<'_>, rows: &[usize], first: usize) -> Vec<f64> {
+    let mut product = vec![0.0; rows.len() * PANEL];
+    let mut a_strip: Strip = [[0.0; LANES]; K_BLOCK];
+    let mut b_strips: Vec<Strip> = vec![a_strip; PANEL / LANES];
+    let columns: Vec<usize> = (first..b.rows.min(first + PANEL)).collect();
+    for block in 0..a.k.div_ceil(K_BLOCK) {
+        for (strip, columns) in b_strips.iter_mut().zip(columns.chunks(LANES)) {
+            b.decode(columns, block, strip);
+        }
+        for (rows, product) in rows.chunks(LANES).zip(product.chunks_mut(LANES * PANEL)) {
+            a.decode(rows, block, &mut a_strip);
+            for (strip, (columns, lane)) in
+                b_strips.iter().zip(columns.chunks(LANES).zip((0..).step_by(LANES)))
+            {
+                let sums = multiply(&a_strip, strip);
+                for (i, &row) in rows.iter().enumerate() {
+                    let scale_a = f64::from(a.scale(row, block));
+                    for (j, &column) in columns.iter().enumerate() {
+                        let scale = scale_a * f64::from(b.scale(column, block));
+                        product[i * PANEL + lane + j] += sums[i][j] * scale;
+                    }
+                }
+            }
+        }
+    }
+    product
+}
+
+fn multiply(a: &Strip, b: &Strip) -> [[f64; LANES]; LANES] {
+    let mut sums = [[0.0; LANES]; LANES];
+    for (a, b) in a.iter().zip(b) {
+        for (sums, a) in sums.iter_mut().zip(a) {
+            for (sum, b) in sums.iter_mut().zip(b) {
+                *sum += a * b;
+            }
+        }
+    }
+    sums
+}
+
+impl Fp8Matrix<'_> {
+    /// Up to four rows of one block of K; what is past the end of a row or of the rows is zero.
+    fn decode(&self, rows: &[usize], block: usize, strip: &mut Strip) {
+        let values = &self.codes_of_type().expect("the check has seen the type").values;
+        let columns = block * K_BLOCK..self.k.min((block + 1) * K_BLOCK);
+        if columns.len() < K_BLOCK || rows.len() < LANES {
+            strip.fill([0.0; LANES]);
+        }
+        for (lane, &row) in rows.iter().enumerate() {
+            let codes = &self.codes[row * self.pitch..][columns.clone()];
+            for (values_of_k, &code) in strip.iter_mut().zip(codes) {
+                values_of_k[lane] = f64::from(values[code as usize]);
+            }
+        }
+    }
+
+    fn scale(&self, row: usize, block: usize) -> f32 {
+        self.scales[row / self.rows_per_scale * self.scale_strides[0] + block * self.scale_strides[1]]
+    }
+
+    fn codes_of_type(&self) -> Option<&'static Fp8Codes> {
+        Fp8Codes::of(self.dtype)
+    }
+
+    fn check(&self, argument: &'static str) -> Result<()> {
+        if self.codes_of_type().is_none() {
+            return Err(Error::DType {
+                argument,
+                expected: format!("{} or {}", DType::E4m3, DType::E5m2),
+                found: self.dtype.to_string(),
+            });
+        }
+        let last = |counts: [usize; 2], strides: [usize; 2]| -> Option<usize> {
+            let [rows, columns] = counts;
+            let row = rows.checked_sub(1)?.checked_mul(strides[0])?;
+            row.checked_add(columns.checked_sub(1)?.checked_mul(strides[1])?)
+        };
+        if self.rows == 0 || self.k == 0 {
+            return Ok(());
+        }
+        if last([self.rows, self.k], [self.pitch, 1]).is_none_or(|last| last >= self.codes.len()) {
+            return Err(Error::Shape {
+                argument,
+                expected: format!("{} rows of {} codes with a pitch of {}", self.rows, self.k, self.pitch),
+                found: format!("{} codes", self.codes.len()),
+            });
+        }
+        let groups =
+            self.rows.checked_div(self.rows_per_scale).map(|_| self.rows.div_ceil(self.rows_per_scale));
+        let counts = [groups.unwrap_or(0), self.k.div_ceil(K_BLOCK)];
+        if last(counts, self.scale_strides).is_none_or(|last| last >= self.scales.len()) {
+            return Err(Error::ScaleShape {
+                argument,
+                expected: format!("{counts:?} scales with strides {:?}", self.scale_strides),
+                found: format!("{} scales", self.scales.len()),
+            });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,262 @@
+//! The GEMM on the CPU: one reference for every grouping and epilogue.
+
+use std::ops::Range;
+
+use oxigemm_kernels::gemm::OperandKind;
+use oxigemm_kernels::gemm::scheduler::k_grouped::{KCapacity, KGroup, PITCH_UNIT, k_groups};
+
+use super::epilogue::{EpilogueOutput, Finish, computed};
+use super::{Fp8Matrix, fp8_gemm_nt, gemm_nt};
+use crate::cast::{Quantized, ScaleFormat};
+use crate::check::gemm::tensors::epilogue::Epilogue;
+use crate::check::gemm::tensors::{Addend, Gemm, Grouping};
+use crate::check::{BLOCK, Checked, GemmDesc, GemmLayout, Groups, KGroups, Problem};
+use crate::error::Result;
+use crate::tensor::Tensor;
+use crate::tensor::dtype::DType;
+
+/// `fp8_gemm_nt` on tensors of any device: the arguments pass the same checks as on a GPU, and D takes the exact
+/// result, rounded once.
+///
+/// # Errors
+/// Whatever [`GemmDesc::check`] refuses.
+///
+/// ```
+/// use oxigemm::{DType, Device, Tensor, reference};
+///
+/// let cpu = Device::Cpu;
+/// let a = Tensor::from_f32(DType::E4m3, &[0.5; 16], &[1, 16], &cpu)?;
+/// let b = Tensor::from_f32(DType::E4m3, &[4.0; 2 * 16], &[2, 16], &cpu)?;
+/// let one = Tensor::from_slice(&[1.0f32], &[1, 1], &cpu)?;
+/// let mut d = Tensor::zeros(DType::Bf16, &[1, 2], &cpu)?;
+/// reference::fp8_gemm_nt_tensors(&a, &one, &b, &one, None, &mut d)?;
+/// assert_eq!(d.to_vec_f32()?, [32.0, 32.0]);
+/// # Ok::<(), oxigemm::Error>(())
+/// ```
+pub fn fp8_gemm_nt_tensors(
+    a: &Tensor,
+    sfa: &Tensor,
+    b: &Tensor,
+    sfb: &Tensor,
+    c: Option<&Tensor>,
+    d: &mut Tensor,
+) -> Result<()> {
+    gemm(&Gemm { c: c.map_or(Addend::None, Addend::From), ..Gemm::fp8((a, sfa), (b, sfb), d) })
+}
+
+/// A GEMM of tensors of any device. Its arguments pass the same check as on a GPU. Products are exact in `f64`, and D
+/// is rounded once.
+pub(crate) fn gemm(gemm: &Gemm<'_>) -> Result<()> {
+    let problem = match gemm.describe().check()? {
+        Checked::Launch(problem) => problem,
+        Checked::Trivial(_) => return without_product(gemm.c.tensor(gemm.d), &mut gemm.d.clone()),
+        Checked::Nothing => return Ok(()),
+    };
+    match (&gemm.grouping, &problem.groups, &problem.k_groups) {
+        (Grouping::KGrouped { ks, .. }, _, Some(groups)) => k_grouped(gemm, &problem, groups, ks),
+        (Grouping::Summed, ..) => summed(gemm),
+        (_, Some(groups), _) => grouped(gemm, &problem, groups),
+        _ => {
+            let operands = Operands::new(gemm, &problem)?;
+            Part::of(gemm, |x| Ok(x.clone()))?.store(
+                &operands.product()?,
+                operands.b.dims()[0],
+                gemm.epilogue,
+            )
+        }
+    }
+}
+
+/// Operands of one matrix of D, A as `[M, K]` and B as `[N, K]`.
+struct Operands {
+    a: Tensor,
+    b: Tensor,
+    scales: Option<(Tensor, Tensor)>,
+    /// Rows of B that share a scale.
+    rows_per_scale: usize,
+}
+
+impl Operands {
+    /// All of A and B, in the layout `nt`.
+    fn new(gemm: &Gemm<'_>, problem: &Problem) -> Result<Operands> {
+        let (a_first, b_first) = (gemm.layout.a_begins_with_k(), gemm.layout.b_begins_with_k());
+        let scales = match (gemm.sfa, gemm.sfb) {
+            (Some(sfa), Some(sfb)) => Some((along_k(sfa, a_first)?, along_k(sfb, b_first)?)),
+            _ => None,
+        };
+        let rows_per_scale = if problem.family == OperandKind::FP8_1D1D { 1 } else { BLOCK as usize };
+        Ok(Operands { a: along_k(gemm.a, a_first)?, b: along_k(gemm.b, b_first)?, scales, rows_per_scale })
+    }
+
+    /// Those of a group, with its rows of A.
+    fn of_group(&self, groups: &Groups, group: usize, rows: &Range<u32>) -> Result<Operands> {
+        // One matrix of scales may hold for all groups, and one row for all rows.
+        let scales_of = |x: &Tensor, several: bool| match x.dims() {
+            [groups, _, _] if several => x.select(if *groups == 1 { 0 } else { group }),
+            _ => Ok(x.clone()),
+        };
+        let scales = match &self.scales {
+            None => None,
+            Some((sfa, sfb)) => {
+                let mut sfa = scales_of(sfa, groups.layout.has_slabs())?;
+                if sfa.dims()[0] > 1 {
+                    sfa = sfa.narrow(0, rows.start as usize, rows.len())?;
+                }
+                Some((sfa, scales_of(sfb, true)?))
+            }
+        };
+        let (a, b) = (part_of(groups, &self.a, group, rows)?, self.b.select(group)?);
+        Ok(Operands { a, b, scales, rows_per_scale: self.rows_per_scale })
+    }
+
+    /// The exact product.
+    fn product(&self) -> Result<Vec<f64>> {
+        let Operands { a, b, scales, rows_per_scale } = self;
+        let Some((sfa, sfb)) = scales else {
+            let dims = [a.dims()[0], b.dims()[0], a.dims()[1]];
+            return gemm_nt(&a.to_vec_f32()?, &b.to_vec_f32()?, dims, None);
+        };
+        let (a, b) = (Quantized::from_tensors(a, sfa, 1)?, Quantized::from_tensors(b, sfb, *rows_per_scale)?);
+        fp8_gemm_nt(&a.as_matrix(), &b.as_matrix(), None)
+    }
+}
+
+/// One matrix of D and what goes with it.
+struct Part {
+    d: Tensor,
+    c: Option<Tensor>,
+    bias: Option<Tensor>,
+    d_scales: Option<(Tensor, ScaleFormat)>,
+}
+
+impl Part {
+    /// What `of` leaves of D, C and the scales of D; with the bias of all groups.
+    fn of(gemm: &Gemm<'_>, of: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Part> {
+        Ok(Part {
+            d: of(gemm.d)?,
+            c: gemm.c.tensor(gemm.d).map(&of).transpose()?,
+            bias: gemm.epilogue.and_then(|epilogue| epilogue.bias).cloned(),
+            d_scales: match gemm.d_scales {
+                Some((scales, format)) => Some((of(scales)?, format)),
+                None => None,
+            },
+        })
+    }
+
+    /// Stores a product with `n` columns.
+    fn store(mut self, product: &[f64], n: usize, epilogue: Option<&Epilogue<'_>>) -> Result<()> {
+        let Some(epilogue) = epilogue else {
+            let mut sums = product.to_vec();
+            if let Some(c) = &self.c {
+                sums.iter_mut().zip(c.to_vec_f32()?).for_each(|(sum, c)| *sum += f64::from(c));
+            }
+            return self.d.write_bytes(&self.d.dtype().encode_f64(&sums));
+        };
+        let Epilogue { alpha, beta, activation, gated, heads, .. } = *epilogue;
+        let bias = self.bias.as_ref().map(Tensor::to_vec_f32).transpose()?;
+        let c = self.c.as_ref().map(|c| computed(c, heads)).transpose()?;
+        let finish = Finish { alpha, beta, bias: bias.as_deref(), activation, gated };
+        let result = finish.apply(product, n, c.as_deref())?;
+        let size = [self.d.dims()[0], if gated { n / 2 } else { n }];
+        EpilogueOutput { d: self.d, scales: self.d_scales, heads }.store(&result, size)
+    }
+}
+
+/// Batched and m-grouped GEMMs.
+fn grouped(gemm: &Gemm<'_>, problem: &Problem, groups: &Groups) -> Result<()> {
+    let all = Operands::new(gemm, problem)?;
+    let numbers = match &gemm.grouping {
+        Grouping::MGrouped(groups) => groups.numbers().to_vec::<i32>()?,
+        _ => Vec::new(),
+    };
+    let rows = groups.layout.rows(&numbers, groups.count, problem.m, groups.alignment);
+    for (group, rows) in rows.into_iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
+        let operands = all.of_group(groups, group, &rows)?;
+        let mut part = Part::of(gemm, |x| part_of(groups, x, group, &rows))?;
+        part.bias = match part.bias {
+            Some(bias) if bias.dims().len() == 2 => Some(bias.select(group)?),
+            bias => bias,
+        };
+        part.store(&operands.product()?, operands.b.dims()[0], gemm.epilogue)?;
+    }
+    Ok(())
+}
+
+/// A batch that is added up: matrices side by side are one with the K of all.
+fn summed(gemm: &Gemm<'_>) -> Result<()> {
+    let Gemm { a, b, .. } = gemm;
+    let side_by_side = |x: &Tensor| x.transpose(0, 1)?.to_vec_f32();
+    let dims = [a.dims()[1], b.dims()[1], a.dims()[0] * a.dims()[2]];
+    let product = gemm_nt(&side_by_side(a)?, &side_by_side(b)?, dims, None)?;
+    Part::of(gemm, |x| Ok(x.clone()))?.store(&product, dims[1], None)
+}
+
+/// k-grouped GEMMs.
+fn k_grouped(gemm: &Gemm<'_>, problem: &Problem, groups: &KGroups, ks: &Tensor) -> Result<()> {
+    let k_first = gemm.layout == GemmLayout::Tn;
+    let (a, b) = (along_k(gemm.a, k_first)?, along_k(gemm.b, k_first)?);
+    let [m, n] = [problem.m, problem.n].map(|x| x as usize);
+    let scales = match (gemm.sfa, gemm.sfb) {
+        (Some(sfa), Some(sfb)) => {
+            let values = |x: &Tensor| along_k(x, k_first)?.to_vec::<f32>();
+            Some(((a.to_bytes()?, values(sfa)?), (b.to_bytes()?, values(sfb)?)))
+        }
+        _ => None,
+    };
+    let room = KCapacity {
+        extent: problem.k,
+        unit: GemmDesc::k_unit(gemm.layout, scales.is_some()),
+        scales: scales.as_ref().map(|_| (groups.blocks, BLOCK)),
+    };
+    for (group, place) in k_groups(&ks.to_vec::<i32>()?, &room).into_iter().enumerate() {
+        let KGroup { k, start, .. } = place;
+        let product = match &scales {
+            None => {
+                let of_group = |x: &Tensor| x.narrow(1, start as usize, k as usize)?.to_vec_f32();
+                gemm_nt(&of_group(&a)?, &of_group(&b)?, [m, n, k as usize], None)?
+            }
+            Some((a, b)) => {
+                let matrix = |operand, rows: usize| {
+                    let (codes, scales): &(Vec<u8>, Vec<f32>) = operand;
+                    let first = if k_first { start as usize } else { start as usize * rows };
+                    Fp8Matrix {
+                        dtype: DType::E4m3,
+                        codes: &codes[first..],
+                        rows,
+                        k: k as usize,
+                        pitch: if k_first { problem.k } else { k.next_multiple_of(PITCH_UNIT) } as usize,
+                        scales: &scales[place.first_block as usize..],
+                        scale_strides: [groups.blocks as usize, 1],
+                        rows_per_scale: 1,
+                    }
+                };
+                fp8_gemm_nt(&matrix(a, m), &matrix(b, n), None)?
+            }
+        };
+        Part::of(gemm, |x| x.select(group))?.store(&product, n, None)?;
+    }
+    Ok(())
+}
+
+/// Matrices with rows and columns exchanged where they begin with K.
+fn along_k(x: &Tensor, k_first: bool) -> Result<Tensor> {
+    match x.dims().len() {
+        2 if k_first => x.transpose(0, 1),
+        3 if k_first => x.transpose(1, 2),
+        _ => Ok(x.clone()),
+    }
+}
+
+/// The rows of a group, in the matrix of the group or the only one there is.
+fn part_of(groups: &Groups, x: &Tensor, group: usize, rows: &Range<u32>) -> Result<Tensor> {
+    let slab = if groups.layout.has_slabs() { x.select(group)? } else { x.clone() };
+    slab.narrow(0, rows.start as usize, rows.len())
+}
+
+/// D where the product is 0: C, or 0.
+fn without_product(c: Option<&Tensor>, d: &mut Tensor) -> Result<()> {
+    match c {
+        Some(c) => d.copy_from(c),
+        None => d.write_bytes(&vec![0; d.len() * d.dtype().size()]),
+    }
+}
