@@ -5,7 +5,7 @@
 //! about what it takes to begin one, and so those without any are shared out too.
 
 use super::TILE_KEYS;
-use crate::WARP;
+use crate::common::WARP;
 use crate::common::even_split::Shares;
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{Global, I32, Kernel, Pred, Shared, U32};

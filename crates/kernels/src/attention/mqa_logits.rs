@@ -12,7 +12,7 @@ use crate::attention::{
     Counting, Heads, LogitFlags, Memory, MemoryShape, Part, Ranges, Row, Share, Span, TILE_KEYS, logit_size,
 };
 use crate::common::pipeline::Cursor;
-use crate::{WARP, WARPGROUP};
+use crate::common::{WARP, WARPGROUP};
 use oxigemm_ptx::tma::{LoadOptions, TensorMap};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::wgmma::Descriptor;

@@ -3,8 +3,8 @@
 //! Only the device knows how long sequences are, so this is a kernel too: its schedule is right whenever a captured call
 //! is replayed.
 
-use crate::WARP;
 use crate::attention::TILE_KEYS;
+use crate::common::WARP;
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{BuildError, Global, I32, Kernel, Module, Pred, Shared, SharedLayout, Target, U32};
 

@@ -1,7 +1,7 @@
 //! The shared memory of an indexer kernel: a ring of stages with keys, and slots for what its roles know of a unit.
 
 use super::{Heads, Row, TILE_KEYS};
-use crate::WARP;
+use crate::common::WARP;
 use crate::common::pipeline::{Cursor, Pipeline};
 use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::{Kernel, MBarrier, Shared, SharedLayout, U32};

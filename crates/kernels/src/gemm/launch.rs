@@ -1,6 +1,6 @@
 //! The closed set of kernels, and how each is launched for a shape.
 
-use crate::BLOCK_K;
+use crate::common::BLOCK_K;
 use crate::gemm::epilogue::Panels;
 use crate::gemm::operand::f16;
 use crate::gemm::operand::fp8::E5m2;

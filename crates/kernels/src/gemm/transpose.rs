@@ -223,7 +223,7 @@ fn exchange<'k>([a, b, c, d]: [U32<'k>; 4]) -> [U32<'k>; 4] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::KernelArg;
+    use crate::common::params::KernelArg;
 
     /// A GPU is given pointers, the simulator values: both must mean the same parameters.
     #[test]

@@ -7,9 +7,9 @@
 
 use oxigemm_ptx::{BuildError, Global, Kernel, Module, Target, U32};
 
+use crate::common::{BLOCK_K, WARP};
 use crate::gemm::scheduler::k_grouped::{KGroupNumbers, KGroupTable, PITCH_UNIT, table_bytes};
 use crate::gemm::transpose::{ResultMatrix, SourceMatrix, THREADS, TILE, transpose_tile};
-use crate::{BLOCK_K, WARP};
 
 /// The kernel's name.
 pub const NAME: &str = "fp8_transpose_groups";

@@ -9,7 +9,7 @@ use super::by_access;
 use super::params::{Args, Divisor, Launch, Params, largest};
 use super::scale::{Scale, ScalePlaces};
 use super::vec8::{Access, CHUNK, Chunk, Code, Input, Part, every, store_codes};
-use crate::WARP;
+use crate::common::WARP;
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;

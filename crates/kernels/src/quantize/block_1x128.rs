@@ -14,7 +14,7 @@ use super::params::{Args, Divisor, Launch, Params};
 use super::scale::{Scale, ScalePlaces, TensorScale};
 use super::vec8::{Access, CHUNK, Chunk, Code, Input, Part, every, magnitude_of, store_codes};
 use super::{by_access, params};
-use crate::WARP;
+use crate::common::WARP;
 
 /// Threads of a block: few, so that a small matrix reaches every multiprocessor.
 pub const THREADS: u32 = 128;

@@ -14,7 +14,7 @@ use oxigemm_ptx::{F32, Global, Kernel, Ptr, Scope, Shared, U32};
 use super::by_access;
 use super::params::{Args, Divisor, Launch, Params};
 use super::vec8::{Access, CHUNK, Chunk, Input, Part};
-use crate::WARP;
+use crate::common::WARP;
 
 pub(super) const PERMUTE: &str = "moe_permute";
 pub(super) const UNPERMUTE: &str = "moe_unpermute_bf16";

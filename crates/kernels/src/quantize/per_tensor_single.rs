@@ -11,7 +11,7 @@ use super::params::{Args, Flags, Launch, Params, largest};
 use super::per_tensor::{Chunks, split_by_rows};
 use super::scale::Scale;
 use super::vec8::{Access, CHUNK, Code, Input, store_codes};
-use crate::WARP;
+use crate::common::WARP;
 
 /// Threads of a block at most.
 pub const THREADS: u32 = 1024;

@@ -15,7 +15,7 @@ use super::params::{Args, Flags, Launch, Params, bits};
 use super::scale::{Scale, ScalePlaces};
 use super::scale_writer::{RUN, Run};
 use super::vec8::{Access, CHUNK, Chunk, Code, Input, Part, VECTOR, magnitude_of, store_codes};
-use crate::{BLOCK_K, WARP};
+use crate::common::{BLOCK_K, WARP};
 
 /// Warps of a block at most.
 const WARPS: u32 = 16;

@@ -8,7 +8,7 @@ use oxigemm_ptx::{F32, Kernel, Ptr};
 
 use super::params::{Args, Divisor, Flags, Launch, Params, bits};
 use super::scale::{ScalePlaces, exponent};
-use crate::WARP;
+use crate::common::WARP;
 
 pub(super) const NAME: &str = "transform_scales";
 /// Threads of a block.

@@ -8,7 +8,7 @@ use oxigemm_ptx::{Kernel, U32};
 use super::by_access;
 use super::params::{Args, Launch, Params};
 use super::vec8::Access;
-use crate::WARP;
+use crate::common::WARP;
 
 pub(super) const NAME: &str = "zero_padding_rows";
 /// Threads of a block.

@@ -7,7 +7,7 @@
 use super::fusion::{EpilogueFlags, EpilogueParams, SCALED_COLUMNS};
 use super::{OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_BYTES, WARP_ROWS, chunk_offset};
 use crate::common::pipeline::Pipeline;
-use crate::{WARP, WARPGROUP};
+use crate::common::{WARP, WARPGROUP};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Fp8, Global, Kernel, Shared, U32, Var};
 

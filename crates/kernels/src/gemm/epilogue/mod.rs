@@ -14,8 +14,8 @@ pub(crate) mod split_k;
 pub use crate::gemm::params::{Heads, OutputFlags, OutputParams};
 pub use activation::Activation;
 
+use crate::common::{WARP, WARPGROUP};
 use crate::gemm::operand::f16::Half;
-use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::matrix::Layout;
 use oxigemm_ptx::wgmma::Swizzle;
 use oxigemm_ptx::{Bf16, Bf16x2, F16, F16x2, F32, Global, Kernel, Pred, Shared, Type, U32, Val, Var};

@@ -41,9 +41,9 @@ pub struct KGroup {
 /// Groups with these K, as the kernel finds them. Numbers below 0 count as 0; what exceeds the capacity is left out.
 ///
 /// ```
-/// use oxigemm_kernels::gemm::scheduler::k_grouped::{KGroup, KRoom, k_groups};
+/// use oxigemm_kernels::gemm::scheduler::k_grouped::{KGroup, KCapacity, k_groups};
 ///
-/// let room = KRoom { extent: 384, unit: 16, scales: Some((3, 128)) };
+/// let capacity = KCapacity { extent: 384, unit: 16, scales: Some((3, 128)) };
 /// let found = k_groups(&[100, -1, 256, 999], &capacity);
 /// assert_eq!(found[0], KGroup { k: 100, start: 0, first_block: 0 });
 /// assert_eq!(found[1], KGroup { k: 0, start: 112, first_block: 1 });

@@ -8,7 +8,7 @@
 //! The operands lie in slabs: a group of [`Counts`](GroupLayout::Counts) or [`All`](GroupLayout::All) has a slab of A and
 //! D to itself, all others share one. Groups that have all rows of their slabs are a batch of products.
 
-use crate::WARP;
+use crate::common::WARP;
 use crate::common::params::kernel_params;
 use crate::gemm::scheduler::order::{TileOrder, streams_b};
 use oxigemm_ptx::memory::AtomicOp;

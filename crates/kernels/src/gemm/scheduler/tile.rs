@@ -1,6 +1,6 @@
 //! Tile information: where a tile lies, what the roles of a block tell each other of it, and what of the parameters holds for it.
 
-use crate::BLOCK_K;
+use crate::common::BLOCK_K;
 use crate::gemm::operand::gate_up::GateUpRows;
 use crate::gemm::params::{Params, ScaleParams};
 use crate::gemm::scheduler::k_grouped::TileKGroup;

@@ -3,7 +3,7 @@
 //! Every block of a cluster lays its accumulators out in its own shared memory; then each block adds up a share of them, always in the
 //! order of the splits, so that the result does not depend on timing.
 
-use crate::WARP;
+use crate::common::WARP;
 use crate::gemm::epilogue::OutputParams;
 use crate::gemm::epilogue::split_k::ReducedRows;
 use oxigemm_ptx::{F32, Kernel, Pred, Shared, U32, Var};

@@ -3,7 +3,7 @@
 //! The tensor core keeps few bits of an FP8 accumulator, so it only ever accumulates the 128 of K that one stage holds and that
 //! share their scales; the kernels add `scale * product` to FP32 accumulators after each stage.
 
-use crate::BLOCK_K;
+use crate::common::BLOCK_K;
 use oxigemm_ptx::wgmma::{Descriptor, Major, MatrixA, MmaType};
 use oxigemm_ptx::{Fp8, Kernel, Var};
 

@@ -3,7 +3,7 @@
 //! The blocks of one row of a cluster need the same rows of A, those of one column the same rows of B. Each block loads a part and
 //! multicasts it, and a stage is empty when all blocks that received it have read it.
 
-use crate::BLOCK_K;
+use crate::common::BLOCK_K;
 use crate::common::pipeline::{Pipeline, RemoteEmpty};
 use crate::gemm::operand::gate_up::{Fusion, GateUpRows};
 use crate::gemm::scheduler::ClusterPosition;
@@ -202,5 +202,48 @@ impl<'k> StageRelease<'k> {
     pub fn release(&self, k: &'k Kernel, stage: U32<'k>) {
         let barrier = self.empty.at(stage);
         k.guard(self.takes_part, || barrier.arrive());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gemm::epilogue::fusion::SCALED_COLUMNS;
+    use crate::gemm::launch::GemmKernel;
+    use crate::gemm::operand::gate_up::BoxOfB;
+    use oxigemm_ptx::Target;
+
+    /// Columns of D that a warpgroup has, rows of a tile, and passes where D is quantized, of every persistent kernel with a fused epilogue.
+    fn tiles() -> impl Iterator<Item = (Fusion, u32, u32, u32)> {
+        GemmKernel::fused().chain(GemmKernel::fused_grouped()).filter_map(|config| {
+            let (rows, passes) = match config {
+                GemmKernel::Wide(wide) => (wide.block_n, wide.quantized_passes()),
+                GemmKernel::HalfWide(half) => (half.block_n, half.quantized_passes()),
+                GemmKernel::Slim(_) | GemmKernel::HalfSlim(_) | GemmKernel::Transpose => return None,
+            };
+            Some((config.fusion(), SCALED_COLUMNS / passes, rows, passes))
+        })
+    }
+
+    #[test]
+    fn the_host_and_the_kernel_mean_the_same_box() {
+        let k = &Kernel::new("boxes", Target::Sm90a);
+        let mut seen = 0;
+        for (fusion, columns, rows, quantized) in tiles() {
+            for (cluster_m, passes) in [(1, 1), (2, 1), (1, quantized), (2, quantized)] {
+                let share = rows / cluster_m;
+                let host = BoxOfB::of(fusion, share, columns, passes);
+                let ups = k.constant(4096);
+                let gate_up = GateUpRows { fusion, columns, stride: k.constant(passes * columns), ups };
+                let kernel = gate_up.box_rows(k.constant(share)).as_constant().expect("all of it is known");
+                let about =
+                    format!("{fusion:?} {columns} columns, {rows} rows, {cluster_m}, {passes} passes");
+                assert_eq!(host.rows * host.parts.max(1), kernel, "{about}");
+                assert!(share.is_multiple_of(kernel), "{about}");
+                assert!(share / kernel <= (rows / (columns * fusion.accumulators())).max(1), "{about}");
+                seen += 1;
+            }
+        }
+        assert!(seen >= 4 * 12, "{seen}");
     }
 }

@@ -1,6 +1,6 @@
 //! Warpgroups of the persistent kernels, and which part of a tile each computes.
 
-use crate::WARPGROUP;
+use crate::common::WARPGROUP;
 use crate::gemm::operand::gate_up::GateUpRows;
 use oxigemm_ptx::U32;
 

@@ -2,6 +2,7 @@
 
 use super::{scales_1d1d, stream_k};
 use crate::common::pipeline::Pipeline;
+use crate::common::{BLOCK_K, WARPGROUP};
 use crate::gemm::epilogue::Panels;
 use crate::gemm::epilogue::fp8_output::{QuantizedOutput, passes};
 use crate::gemm::epilogue::fusion::{BoxOfB, Fusion};
@@ -17,7 +18,6 @@ use crate::gemm::sm90::store_pipeline::PartShape;
 use crate::gemm::sm90::warpgroups::{
     ConsumerTile, MATH_REGISTERS, MATH_WARPGROUPS, PRODUCER_REGISTERS, THREADS,
 };
-use crate::{BLOCK_K, WARPGROUP};
 use oxigemm_ptx::{BuildError, Kernel, Module, SharedLayout, U32};
 
 /// Configuration that is compiled in. Shapes, strides, the cluster's dimensions and the output type are run-time arguments.

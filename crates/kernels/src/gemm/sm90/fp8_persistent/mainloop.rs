@@ -5,7 +5,7 @@
 
 use super::epilogue::OutputTile;
 use super::{Block, Config, scales_1d1d};
-use crate::BLOCK_K;
+use crate::common::BLOCK_K;
 use crate::common::pipeline::Cursor;
 use crate::gemm::operand::fp8;
 use crate::gemm::params::ScalesOfB;

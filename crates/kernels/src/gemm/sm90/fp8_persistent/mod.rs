@@ -20,7 +20,7 @@ mod producer;
 mod scales_1d1d;
 mod stream_k;
 
-use crate::BLOCK_K;
+use crate::common::BLOCK_K;
 use crate::gemm::operand::fp8::SCALE_GROUP;
 use crate::gemm::params::ScalesOfB;
 use crate::gemm::scheduler::dynamic::DynamicScheduler;

@@ -1,7 +1,7 @@
 //! Producers of the persistent FP8 kernel: operand tiles, and the scales of 1D2D kernels.
 
 use super::Block;
-use crate::BLOCK_K;
+use crate::common::BLOCK_K;
 use crate::gemm::operand::fp8::scale_group_start;
 use crate::gemm::params::ScalesOfB;
 use crate::gemm::scheduler::dynamic::NextTile;

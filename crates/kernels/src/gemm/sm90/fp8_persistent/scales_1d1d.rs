@@ -10,7 +10,7 @@
 //! bit at most, the last; a product of scales is the sum of four products.
 
 use super::Block;
-use crate::WARP;
+use crate::common::WARP;
 use crate::gemm::params::ScaleParams;
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::scheduler::tile::TileView;

@@ -3,7 +3,7 @@
 
 use super::Block;
 use super::epilogue::OutputTile;
-use crate::WARPGROUP;
+use crate::common::WARPGROUP;
 use crate::gemm::scheduler::stream_k::{FixupSlot, StreamKPart};
 use crate::gemm::sm90::warpgroups::MATH_WARPGROUPS;
 use oxigemm_ptx::memory::{AtomicOp, Scope};

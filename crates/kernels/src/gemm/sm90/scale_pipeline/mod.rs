@@ -8,7 +8,7 @@
 mod consumer;
 mod producer;
 
-use crate::WARP;
+use crate::common::WARP;
 use crate::common::pipeline::Pipeline;
 use crate::gemm::operand::fp8::SCALE_GROUP;
 use crate::gemm::params::{Params, ScaleLayout};

@@ -2,10 +2,10 @@
 
 use super::ScalePipeline;
 use crate::common::pipeline::Cursor;
+use crate::common::{BLOCK_K, WARP};
 use crate::gemm::operand::fp8::scale_group_start;
 use crate::gemm::params::{Params, ScaleLayout};
 use crate::gemm::scheduler::tile::{TileMessage, TileView};
-use crate::{BLOCK_K, WARP};
 use oxigemm_ptx::tma::LoadOptions;
 use oxigemm_ptx::{Pred, Shared, U32};
 

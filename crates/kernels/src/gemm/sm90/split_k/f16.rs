@@ -6,7 +6,7 @@
 //!
 //! K may run through a batch of products, which are so added up: then the operands are slabs, and a stage is of one of them.
 
-use crate::WARP;
+use crate::common::WARP;
 use crate::common::pipeline::Pipeline;
 use crate::gemm::epilogue::fusion::EpilogueParams;
 use crate::gemm::operand::f16::{BLOCK_K, OperandTile, Operands};

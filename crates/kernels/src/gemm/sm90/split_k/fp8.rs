@@ -5,6 +5,7 @@
 //! accumulators are reduced through distributed shared memory in the order of the splits, so the result does not depend on timing.
 
 use crate::common::pipeline::Pipeline;
+use crate::common::{BLOCK_K, WARP};
 use crate::gemm::epilogue::fusion::EpilogueParams;
 use crate::gemm::operand::fp8::{self, E5m2, scale_group_start};
 use crate::gemm::operand::gate_up::{Fusion, GateUpRows};
@@ -14,7 +15,6 @@ pub use crate::gemm::sm90::dsmem_reduce::SPLITS;
 use crate::gemm::sm90::mma::issue_stage;
 use crate::gemm::sm90::scale_pipeline::{ScaleConsumer, ScalePipeline, ScaleShape};
 use crate::gemm::sm90::split_k::{KSplit, SplitKTile, TileOutput};
-use crate::{BLOCK_K, WARP};
 use oxigemm_ptx::tma::{Eviction, LoadOptions};
 use oxigemm_ptx::wgmma::{Descriptor, Swizzle};
 use oxigemm_ptx::{BuildError, F32, Kernel, Module, Shared, SharedLayout, Target, U32, Var};

@@ -5,12 +5,12 @@ pub mod f16;
 pub mod fp8;
 
 use crate::common::fast_divmod::Divisor;
+use crate::common::{WARP, WARPGROUP};
 use crate::gemm::epilogue::fusion::EpilogueParams;
 use crate::gemm::epilogue::split_k::FusedRows;
 use crate::gemm::epilogue::{OutputFlags, OutputParams, Panels, SwappedOutput, WarpOutput};
 use crate::gemm::operand::gate_up::Fusion;
 use crate::gemm::sm90::dsmem_reduce::{DsmemReduce, ReduceShape};
-use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::{Kernel, Shared, U32, Var};
 
 /// Tile of a split-K kernel: rows of A and rows of B. Below 64 rows of A the operands are swapped.
