@@ -1,9 +1,9 @@
 //! Tensor-core kernels as Rust functions that emit PTX.
 //!
-//! A folder for each operation, on shared building blocks: the [`pipeline`](common::pipeline) between producers and consumers, the
-//! tile [`scheduler`](gemm::scheduler), the [`epilogue`](gemm::epilogue), and the Hopper kernels in [`gemm::sm90`]. Shapes, strides,
-//! cluster sizes, splits and output types are arguments of the kernels, so the set of kernels is closed and small:
-//! [`KernelId::all`].
+//! A folder for each operation, on shared building blocks: the [`pipeline`](common::pipeline) between producers and
+//! consumers, the tile [`scheduler`](gemm::scheduler), the [`epilogue`](gemm::epilogue), and the Hopper kernels in
+//! [`gemm::sm90`]. Shapes, strides, cluster sizes, splits and output types are arguments of the kernels, so the set of
+//! kernels is closed and small: [`KernelId::all`].
 //!
 //! This crate knows nothing of devices: it gives PTX text, [`Launch`](gemm::launch::Launch) numbers and
 //! [`GemmArgs`](gemm::params::GemmArgs).

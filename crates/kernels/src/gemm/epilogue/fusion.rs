@@ -1,8 +1,8 @@
 //! Fused epilogue: `D = act(alpha * A·Bᵀ + bias) + beta * C`.
 //!
-//! A chain of stages, a file each: alpha and bias, activation and gate on the accumulators in registers, then quantization or
-//! rounding; head splits move columns. All of it is in FP32 and rounded once. Which stages take part is a run-time argument; only
-//! that a gate halves the columns is compiled in.
+//! A chain of stages, a file each: alpha and bias, activation and gate on the accumulators in registers, then
+//! quantization or rounding; head splits move columns. All of it is in FP32 and rounded once. Which stages take part is
+//! a run-time argument; only that a gate halves the columns is compiled in.
 
 use super::{Heads, OutputFlags, OutputParams, Panels};
 use crate::common::params::kernel_params;
@@ -157,8 +157,8 @@ impl<'k> EpilogueParams<'k> {
         self.has(EpilogueFlags::QUANTIZED).select(quantized, 1)
     }
 
-    /// Runs what has TMA store a part of a tile with so many columns: `quantized`, or `rounded` where some panels are whole. (Else the
-    /// lanes store a rounded D.)
+    /// Runs what has TMA store a part of a tile with so many columns: `quantized`, or `rounded` where some panels are
+    /// whole. (Else the lanes store a rounded D.)
     pub fn store(&self, k: &'k Kernel, columns: u32, quantized: impl FnOnce(), rounded: impl FnOnce()) {
         match Panels::some_are_whole(columns) {
             true => k.if_else(self.has(EpilogueFlags::QUANTIZED), quantized, rounded),

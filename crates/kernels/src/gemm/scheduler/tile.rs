@@ -1,4 +1,5 @@
-//! Tile information: where a tile lies, what the roles of a block tell each other of it, and what of the parameters holds for it.
+//! Tile information: where a tile lies, what the roles of a block tell each other of it, and what of the parameters
+//! holds for it.
 
 use crate::common::BLOCK_K;
 use crate::gemm::operand::gate_up::GateUpRows;
@@ -113,7 +114,8 @@ impl<'k> TileMessage<'k> {
         ([row, column], end)
     }
 
-    /// First row and column, the row behind the group's last, and the word that follows: the slab, the group or the K blocks.
+    /// First row and column, the row behind the group's last, and the word that follows: the slab, the group or the K
+    /// blocks.
     pub fn load_all(from: Shared<'k>) -> ([U32<'k>; 2], [U32<'k>; 2]) {
         let [row, column, end, word] = from.load_vec::<u32, 4>();
         ([row, column], [end, word])

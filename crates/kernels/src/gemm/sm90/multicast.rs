@@ -1,7 +1,8 @@
-//! Multicast loads: what a block loads of the operands of its cluster, and how it releases stages that others have filled.
+//! Multicast loads: what a block loads of the operands of its cluster, and how it releases stages that others have
+//! filled.
 //!
-//! The blocks of one row of a cluster need the same rows of A, those of one column the same rows of B. Each block loads a part and
-//! multicasts it, and a stage is empty when all blocks that received it have read it.
+//! The blocks of one row of a cluster need the same rows of A, those of one column the same rows of B. Each block loads
+//! a part and multicasts it, and a stage is empty when all blocks that received it have read it.
 
 use crate::common::BLOCK_K;
 use crate::common::pipeline::{Pipeline, RemoteEmpty};
@@ -38,7 +39,8 @@ pub(crate) struct GateUpBox<'k> {
 }
 
 impl<'k> MulticastLoad<'k> {
-    /// A tile's rows of A, of so many lines of 128 bytes: each block of a row of the cluster loads an equal part for all of them.
+    /// A tile's rows of A, of so many lines of 128 bytes: each block of a row of the cluster loads an equal part for
+    /// all of them.
     pub fn of_a(cluster: &ClusterPosition<'k>, lines: u32) -> Self {
         let ([_, blocks], [rank_m, rank_n]) = (cluster.blocks, cluster.rank);
         let k = blocks.kernel();
@@ -118,8 +120,8 @@ impl<'k> MulticastLoad<'k> {
         });
     }
 
-    /// Boxes of a tile of so many [rows of B](GateUpRows). To find them takes about as long as to load them: once for all K blocks.
-    /// `n` is the tile's first column of D.
+    /// Boxes of a tile of so many [rows of B](GateUpRows). To find them takes about as long as to load them: once for
+    /// all K blocks. `n` is the tile's first column of D.
     pub fn boxes(&self, gate_up: &GateUpRows<'k>, tile_rows: u32, n: U32<'k>) -> Vec<GateUpBox<'k>> {
         let rows = gate_up.box_rows(self.rows);
         let most = (tile_rows / (gate_up.columns * gate_up.fusion.accumulators())).max(1);
@@ -179,7 +181,8 @@ impl<'k> MulticastLoad<'k> {
     }
 }
 
-/// Release of stages by a consumer warp: lane `i` arrives at the `empty` barrier of the `i`-th block that writes to them.
+/// Release of stages by a consumer warp: lane `i` arrives at the `empty` barrier of the `i`-th block that writes to
+/// them.
 pub(crate) struct StageRelease<'k> {
     takes_part: Pred<'k>,
     empty: RemoteEmpty<'k>,
@@ -213,7 +216,8 @@ mod tests {
     use crate::gemm::operand::gate_up::BoxOfB;
     use oxigemm_ptx::Target;
 
-    /// Columns of D that a warpgroup has, rows of a tile, and passes where D is quantized, of every persistent kernel with a fused epilogue.
+    /// Columns of D that a warpgroup has, rows of a tile, and passes where D is quantized, of every persistent kernel
+    /// with a fused epilogue.
     fn tiles() -> impl Iterator<Item = (Fusion, u32, u32, u32)> {
         GemmKernel::fused().chain(GemmKernel::fused_grouped()).filter_map(|config| {
             let (rows, passes) = match config {

@@ -72,8 +72,8 @@ impl<'k> Block<'k, '_> {
         cursor.drain();
     }
 
-    /// Producer of a k-grouped kernel: a warp, of which one lane loads, because it takes all of them to make the tensor maps of a
-    /// group.
+    /// Producer of a k-grouped kernel: a warp, of which one lane loads, because it takes all of them to make the tensor
+    /// maps of a group.
     pub(super) fn load_k_grouped_tiles(&self, groups: KGroups<'k>) {
         let (k, cfg, p) = (self.k, self.cfg, &self.params);
         let [a, b] = self.loads();
@@ -107,8 +107,8 @@ impl<'k> Block<'k, '_> {
         });
     }
 
-    /// Starts a cluster later that has a tile less than others, instead of ending it earlier: then not all clusters add to memory
-    /// at one time. `blocks` are those of a last tile.
+    /// Starts a cluster later that has a tile less than others, instead of ending it earlier: then not all clusters add
+    /// to memory at one time. `blocks` are those of a last tile.
     fn stagger_start(&self, blocks: U32<'k>) {
         // About what a K block takes: half a microsecond where a tile has 128 rows.
         let block_ns = self.cfg.block_m * 3;

@@ -28,7 +28,8 @@ impl<'k> ScaleTmaProducer<'k> {
         self.cursor.advance();
     }
 
-    /// Writes the tile's message, where there are no scales. Unless it is `awaited`, something else tells when it is there.
+    /// Writes the tile's message, where there are no scales. Unless it is `awaited`, something else tells when it is
+    /// there.
     pub fn store_message(&self, tile: &TileView<'k>, awaited: bool) {
         self.cursor.wait_empty();
         let pipe = &self.pipe;
