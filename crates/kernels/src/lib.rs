@@ -36,13 +36,7 @@ mod registry;
 
 pub use arch::{Arch, ArchLimits};
 pub use common::params::KernelArg;
+pub use common::{BLOCK_K, WARP, WARPGROUP};
 pub use oxigemm_ptx::wgmma::Swizzle;
 pub use oxigemm_ptx::{BuildError, Module, Target};
 pub use registry::KernelId;
-
-/// Elements of K that share one scale, and the K extent of a pipeline stage.
-pub const BLOCK_K: u32 = 128;
-/// Threads of a warp.
-pub const WARP: u32 = 32;
-/// Threads of a warpgroup.
-pub const WARPGROUP: u32 = 128;

@@ -1,6 +1,6 @@
 //! Registry of kernels: one type that identifies every kernel of every operation.
 
-use crate::Arch;
+use crate::arch::Arch;
 use crate::attention;
 use crate::gemm::{GemmKernel, transpose, transpose_k_grouped};
 use crate::hyper_connection;

@@ -3,9 +3,9 @@
 //! Only the device knows how long sequences are, so this is a kernel too: its schedule is right whenever a captured
 //! call is replayed. It is plain PTX, for every architecture.
 
-use crate::WARP;
 use crate::attention::context_lens::ContextLens;
 use crate::attention::shape::TILE_KEYS;
+use crate::common::WARP;
 use crate::common::params::kernel_params;
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{BuildError, Kernel, Module, Shared, SharedLayout, Target, U32};

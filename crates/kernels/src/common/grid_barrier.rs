@@ -5,7 +5,7 @@
 //! in the workspace too; CTA 0 flips it when it has seen all slots, and by then every CTA has read it. Every launch on
 //! a device has the same number of CTAs, also where some have no data, so that no slot is older than the last launch.
 
-use crate::WARP;
+use crate::common::WARP;
 use oxigemm_ptx::{Global, Kernel, Scope, Shared, U32};
 
 /// Maximum number of CTAs: the slots that one warp polls.

@@ -2,8 +2,8 @@
 
 use oxigemm_ptx::{Arg, Int, Val};
 
-/// Arithmetic of tile orders and splits, for plain integers and for kernel values. So a rule exists once: the kernel executes
-/// the same function that the host and the tests call.
+/// Arithmetic of tile orders and splits, for plain integers and for kernel values. So a rule exists once: the kernel
+/// executes the same function that the host and the tests call.
 pub trait Index:
     Copy
     + std::ops::Add<Output = Self>

@@ -1,14 +1,14 @@
 //! L2 prefetch: threads request the first lines of an operand before the pipeline can.
 //!
-//! TMA loads nothing until barriers exist and a tensor map has been read. Meanwhile threads prefetch the beginning of the
-//! rows into the L2 cache. They do not prefetch much: that would evict what other blocks have there.
+//! TMA loads nothing until barriers exist and a tensor map has been read. Meanwhile threads prefetch the beginning of
+//! the rows into the L2 cache. They do not prefetch much: that would evict what other blocks have there.
 
 use oxigemm_ptx::{Global, Kernel, U32};
 
 /// Bytes of a row that are a K block, of elements of any width.
 const LINE: u32 = 128;
-/// Bytes that a block prefetches of each part of its rows, at most: with more, blocks that run side by side were slower on an
-/// H200.
+/// Bytes that a block prefetches of each part of its rows, at most: with more, blocks that run side by side were slower
+/// on an H200.
 const BYTES: u32 = 16 << 10;
 
 /// K-major operand as it lies in memory.
@@ -22,9 +22,9 @@ pub(crate) struct Rows<'k> {
 }
 
 impl<'k> Rows<'k> {
-    /// Prefetches the `rows` of a tile, from row `first` on, by the first threads of the block: the first of the K blocks
-    /// `blocks[0]` to before `blocks[1]`. The tile has rows of `parts` parts of the operand, each [`count`](Self::count) rows
-    /// behind the one before: gates and ups.
+    /// Prefetches the `rows` of a tile, from row `first` on, by the first threads of the block: the first of the K
+    /// blocks `blocks[0]` to before `blocks[1]`. The tile has rows of `parts` parts of the operand, each
+    /// [`count`](Self::count) rows behind the one before: gates and ups.
     pub fn prefetch(&self, k: &'k Kernel, (first, rows): (U32<'k>, u32), parts: u32, blocks: [U32<'k>; 2]) {
         let (count, rows) = (self.count, rows / parts);
         for part in 0..parts {

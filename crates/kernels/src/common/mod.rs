@@ -8,3 +8,10 @@ pub(crate) mod l2_prefetch;
 pub mod params;
 pub mod pipeline;
 pub mod workspace_reduce;
+
+/// Elements of K that share one scale, and the K extent of a pipeline stage.
+pub const BLOCK_K: u32 = 128;
+/// Threads of a warp.
+pub const WARP: u32 = 32;
+/// Threads of a warpgroup.
+pub const WARPGROUP: u32 = 128;

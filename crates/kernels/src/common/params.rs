@@ -1,8 +1,8 @@
 //! Kernel parameters: one list that the host, the kernel and the simulator share.
 //!
-//! [`kernel_params!`](crate::common::params) takes the struct that the host fills in and the parameters in the order in which
-//! kernels declare them. It makes the list of arguments ([`ArgRef`]) for a launch, and a struct of declared parameters
-//! for the kernel. So neither the order nor the types exist twice.
+//! [`kernel_params!`](crate::common::params) takes the struct that the host fills in and the parameters in the order in
+//! which kernels declare them. It makes the list of arguments ([`ArgRef`]) for a launch, and a struct of declared
+//! parameters for the kernel. So neither the order nor the types exist twice.
 
 use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::{F32, Global, Kernel, U32, U64};

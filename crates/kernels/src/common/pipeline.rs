@@ -2,8 +2,8 @@
 
 use oxigemm_ptx::{Arg, Kernel, MBarrier, Pred, RemoteMBarrier, Shared, U32, Var};
 
-/// Pipeline with two barriers per stage: `full` ends a phase when the stage's data has landed, `empty` when every consumer has released
-/// it.
+/// Pipeline with two barriers per stage: `full` ends a phase when the stage's data has landed, `empty` when every
+/// consumer has released it.
 #[derive(Clone, Copy)]
 pub struct Pipeline<'k> {
     k: &'k Kernel,
@@ -70,8 +70,8 @@ impl<'k> Pipeline<'k> {
         self.cursor(1)
     }
 
-    /// Cursor by which a producer never has more than so many stages under way, of a ring that has all it can have: its stage is not the
-    /// one to be written, but the one that was written so many ago, which it waits for.
+    /// Cursor by which a producer never has more than so many stages under way, of a ring that has all it can have: its
+    /// stage is not the one to be written, but the one that was written so many ago, which it waits for.
     pub fn writer_of(&self, under_way: u32) -> Cursor<'k> {
         Cursor { stage: self.k.var(self.max_stages - under_way), ..self.writer() }
     }
@@ -81,8 +81,8 @@ impl<'k> Pipeline<'k> {
         self.cursor(0)
     }
 
-    /// Writes a warp's part of a stage for `reader`. If that is TMA, the warp waits for the stage to be empty and commits it; `parity` is that
-    /// of its next wait.
+    /// Writes a warp's part of a stage for `reader`. If that is TMA, the warp waits for the stage to be empty and
+    /// commits it; `parity` is that of its next wait.
     pub fn write_stage(
         &self,
         reader: Reader,

@@ -1,10 +1,11 @@
 //! Workspace reduction: accumulators of the same outputs that several blocks have, added up through global memory.
 //!
-//! Each warp of the blocks, which are neighbours in the grid, leaves the accumulators of its threads in the workspace, and counts itself. Of
-//! the same warps of all blocks the one that comes last adds them up, in the order of the blocks, so that the result does not depend on
-//! which one that is. Nobody waits, and no two of the blocks need to run at one time.
+//! Each warp of the blocks, which are neighbours in the grid, leaves the accumulators of its threads in the workspace,
+//! and counts itself. Of the same warps of all blocks the one that comes last adds them up, in the order of the blocks,
+//! so that the result does not depend on which one that is. Nobody waits, and no two of the blocks need to run at one
+//! time.
 
-use crate::WARP;
+use crate::common::WARP;
 use oxigemm_ptx::memory::{AtomicOp, Scope};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Global, Kernel, Pred, U32, Var};

@@ -1,6 +1,6 @@
 //! Operand kinds: element types, majors and scale granularity of A and B.
 
-use crate::BLOCK_K;
+use crate::common::BLOCK_K;
 use crate::gemm::operand::f16::{self, Half, Major, Operands};
 use crate::gemm::operand::fp8::E5m2;
 use crate::gemm::params::ScalesOfB;

@@ -24,7 +24,7 @@ pub mod transpose_k_grouped;
 
 use std::ops::RangeInclusive;
 
-use crate::Arch;
+use crate::arch::Arch;
 use epilogue::fusion::Fusion;
 pub use kind::{ElementType, Operand, OperandKind};
 pub use launch::Launch;

@@ -111,8 +111,8 @@ impl<T> SplitKTuning<T> {
 }
 
 kernel_params! {
-    /// Parameters in their tuned order. Behind the tensor maps come the 64 bytes that the first loads wait for: an SM fetches
-    /// so many parameters at a time when it first needs one of them.
+    /// Parameters in their tuned order. Behind the tensor maps come the 64 bytes that the first loads wait for: an SM
+    /// fetches so many parameters at a time when it first needs one of them.
     struct Words from GemmArgs {
         a: TensorMap = a,
         b: TensorMap = b,

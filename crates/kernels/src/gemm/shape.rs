@@ -1,6 +1,6 @@
 //! Shapes of GEMMs: dense, m-grouped and k-grouped.
 
-use crate::BLOCK_K;
+use crate::common::BLOCK_K;
 
 /// The shape of one GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

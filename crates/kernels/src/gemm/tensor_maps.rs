@@ -1,6 +1,6 @@
 //! Tensor maps of operands and D, as plain numbers: what TMA descriptors are encoded from.
 
-use crate::BLOCK_K;
+use crate::common::BLOCK_K;
 use crate::gemm::epilogue::Panels;
 use crate::gemm::launch::Launch;
 use crate::gemm::operand::f16::{self, Major};

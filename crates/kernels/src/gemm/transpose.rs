@@ -160,7 +160,8 @@ pub(crate) fn transpose_tile<'k>(
     store(k, to, at, tile);
 }
 
-/// Address of a vector of a line: vectors are swizzled so that neither writing lines nor reading columns has bank conflicts.
+/// Address of a vector of a line: vectors are swizzled so that neither writing lines nor reading columns has bank
+/// conflicts.
 pub(crate) fn vector_at<'k>(tile: Shared<'k>, line: U32<'k>, vector: U32<'k>) -> Shared<'k> {
     tile.at(line * TILE + (vector ^ (line / VECTOR)) * VECTOR)
 }
@@ -200,7 +201,8 @@ pub(crate) struct Transposed<'k> {
     pub vectors: [[U32<'k>; 4]; 4],
 }
 
-/// Reads a thread's part of a tile whose first column is `column`, for a block of 256 threads. The tile lies as [`vector_at`] says.
+/// Reads a thread's part of a tile whose first column is `column`, for a block of 256 threads. The tile lies as
+/// [`vector_at`] says.
 pub(crate) fn transposed<'k>(k: &'k Kernel, tile: Shared<'k>, column: U32<'k>) -> Transposed<'k> {
     let (warp, lane) = (k.thread_index() / 32, k.lane());
     // A warp has 16 columns: a lane four of them, and 16 lines.
@@ -223,7 +225,7 @@ fn exchange<'k>([a, b, c, d]: [U32<'k>; 4]) -> [U32<'k>; 4] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::KernelArg;
+    use crate::common::params::KernelArg;
 
     /// A GPU is given pointers, the simulator values: both must mean the same parameters.
     #[test]

@@ -1,15 +1,15 @@
-//! K-grouped transpose of FP8 operands: from one matrix `[K, rows]` of all groups to one K-major matrix for each group, as
-//! [`crate::gemm::scheduler::k_grouped`] has them.
+//! K-grouped transpose of FP8 operands: from one matrix `[K, rows]` of all groups to one K-major matrix for each group,
+//! as [`crate::gemm::scheduler::k_grouped`] has them.
 //!
-//! Only the device knows where groups are. A block takes a tile of 128 by 128 bytes, as in [`crate::gemm::transpose`]; the tiles of
-//! a group along K are its blocks of scales, so that how many there are in all is known before. The first block also
-//! writes the K of each group as it was found, within the capacity: that is what the GEMM reads.
+//! Only the device knows where groups are. A block takes a tile of 128 by 128 bytes, as in [`crate::gemm::transpose`];
+//! the tiles of a group along K are its blocks of scales, so that how many there are in all is known before. The first
+//! block also writes the K of each group as it was found, within the capacity: that is what the GEMM reads.
 
 use oxigemm_ptx::{BuildError, Global, Kernel, Module, Target, U32};
 
+use crate::common::{BLOCK_K, WARP};
 use crate::gemm::scheduler::k_grouped::{KGroupNumbers, KGroupTable, PITCH_UNIT, table_bytes};
 use crate::gemm::transpose::{ResultMatrix, SourceMatrix, THREADS, TILE, transpose_tile};
-use crate::{BLOCK_K, WARP};
 
 /// The kernel's name.
 pub const NAME: &str = "sm90_fp8_transpose_k_grouped";
@@ -56,8 +56,8 @@ impl<'k> Operand<'k> {
     }
 }
 
-/// Builds the kernel. Its parameters: the numbers, where to write those that were found, A and B (from, to, rows, pitch),
-/// how many groups there are, their K together, and their blocks of scales.
+/// Builds the kernel. Its parameters: the numbers, where to write those that were found, A and B (from, to, rows,
+/// pitch), how many groups there are, their K together, and their blocks of scales.
 pub fn build() -> Result<Module, BuildError> {
     let k = &Kernel::new(NAME, Target::Sm90a).threads(THREADS);
     let (ks, found) = (k.param_pointer("ks"), k.param_pointer("found"));

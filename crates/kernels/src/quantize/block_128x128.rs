@@ -8,7 +8,7 @@ use oxigemm_ptx::{F32, Global, Kernel, Shared, U32, U64};
 use super::params::{Args, Launch, Params, by_access};
 use super::scale::{Scale, ScaleLayout};
 use super::vec8::{Access, Code, Input, Mask, VEC8, Vec8, max_of, store_codes, strided_addresses};
-use crate::WARP;
+use crate::common::WARP;
 use crate::common::fast_divmod::FastDivmod;
 
 /// Threads of a CTA.

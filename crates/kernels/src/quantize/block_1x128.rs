@@ -13,7 +13,7 @@ use oxigemm_ptx::{F32, Global, Kernel, Pred, U32};
 use super::params::{Args, Flags, Launch, Params, by_access};
 use super::scale::{Scale, ScaleLayout, TensorScale};
 use super::vec8::{Access, Code, Input, Mask, VEC8, Vec8, amax_of, store_codes, strided_addresses};
-use crate::WARP;
+use crate::common::WARP;
 use crate::common::fast_divmod::FastDivmod;
 
 /// Threads of a CTA: few, so that a small matrix reaches every SM.

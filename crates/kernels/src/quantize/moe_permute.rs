@@ -14,7 +14,7 @@ use oxigemm_ptx::{F32, Global, Kernel, Ptr, Scope, Shared, U32};
 
 use super::params::{Args, Launch, Params, by_access};
 use super::vec8::{Access, Input, Mask, VEC8, Vec8};
-use crate::WARP;
+use crate::common::WARP;
 use crate::common::fast_divmod::FastDivmod;
 
 pub(super) const PERMUTE: &str = "sm90_moe_permute";

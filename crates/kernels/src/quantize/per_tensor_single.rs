@@ -10,7 +10,7 @@ use super::params::{Args, Flags, Launch, Params};
 use super::per_tensor::{VecLoader, split_by_rows};
 use super::scale::Scale;
 use super::vec8::{Access, Code, Input, VEC8, store_codes};
-use crate::WARP;
+use crate::common::WARP;
 use crate::common::grid_barrier::{GridBarrier, MAX_CTAS};
 
 /// Maximum number of threads of a CTA.

@@ -15,7 +15,7 @@ use super::params::{Args, Flags, Launch, Params, by_access};
 use super::scale::{Scale, ScaleLayout};
 use super::scale_writer::{RUN_LENGTH, ScaleRun};
 use super::vec8::{Access, Code, Input, Mask, VEC8, VECTOR_BYTES, Vec8, amax_of, bits, store_codes};
-use crate::{BLOCK_K, WARP};
+use crate::common::{BLOCK_K, WARP};
 
 /// Most warps of a CTA.
 const WARPS: u32 = 16;

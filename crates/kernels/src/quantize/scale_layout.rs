@@ -9,7 +9,7 @@ use oxigemm_ptx::{F32, Kernel, Ptr};
 use super::params::{Args, Flags, Launch, Params};
 use super::scale::{ScaleLayout, exponent};
 use super::vec8::bits;
-use crate::WARP;
+use crate::common::WARP;
 use crate::common::fast_divmod::FastDivmod;
 
 pub(super) const NAME: &str = "sm90_transform_scales";

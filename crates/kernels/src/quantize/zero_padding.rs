@@ -7,7 +7,7 @@ use oxigemm_ptx::{Kernel, U32};
 
 use super::params::{Args, Launch, Params, by_access};
 use super::vec8::Access;
-use crate::WARP;
+use crate::common::WARP;
 
 pub(super) const NAME: &str = "sm90_zero_padding_rows";
 /// Threads of a CTA.

@@ -17,7 +17,7 @@ use super::smem::{Smem, SmemShape, WorkUnit};
 use crate::attention::shape::{Heads, LogitFlags, TILE_KEYS};
 use crate::common::params::kernel_params;
 use crate::common::pipeline::Cursor;
-use crate::{WARP, WARPGROUP};
+use crate::common::{WARP, WARPGROUP};
 use oxigemm_ptx::tma::LoadOptions;
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::wgmma::Descriptor;

@@ -4,8 +4,8 @@
 //! an equal part of the cost, of consecutive query blocks. A query block costs its tiles and one more, which is about
 //! what its start costs; so blocks without tiles are split too.
 
-use crate::WARP;
 use crate::attention::shape::TILE_KEYS;
+use crate::common::WARP;
 use crate::common::even_split::Shares;
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{Global, I32, Kernel, Pred, Shared, U32};

@@ -4,8 +4,8 @@
 //! the key producer and the math warps consume them.
 
 use super::logits::LogitRow;
-use crate::WARP;
 use crate::attention::shape::{Heads, TILE_KEYS};
+use crate::common::WARP;
 use crate::common::pipeline::{Cursor, Pipeline};
 use oxigemm_ptx::tma::TensorMap;
 use oxigemm_ptx::{Kernel, MBarrier, Shared, SharedLayout, U32};

@@ -1,13 +1,14 @@
 //! Quantized output: D in e4m3 with 1x128 scales, as the next GEMM reads it.
 //!
-//! The rule is that of the casts: the largest magnitude of a row's 128 columns, and no less than 1e-4, divided by 448 is the scale, or
-//! the next power of two; an element becomes the code nearest to `x * (1 / scale)`. So a warpgroup must have 128 columns. One that
-//! computes fewer at a time keeps what it has in its staging area, each thread its own, and quantizes all of them with the last pass.
+//! The rule is that of the casts: the largest magnitude of a row's 128 columns, and no less than 1e-4, divided by 448
+//! is the scale, or the next power of two; an element becomes the code nearest to `x * (1 / scale)`. So a warpgroup
+//! must have 128 columns. One that computes fewer at a time keeps what it has in its staging area, each thread its own,
+//! and quantizes all of them with the last pass.
 
 use super::fusion::{EpilogueFlags, EpilogueParams, SCALED_COLUMNS};
 use super::{OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_BYTES, WARP_ROWS, chunk_offset};
 use crate::common::pipeline::Pipeline;
-use crate::{WARP, WARPGROUP};
+use crate::common::{WARP, WARPGROUP};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{F32, Fp8, Global, Kernel, Shared, U32, Var};
 
@@ -45,9 +46,9 @@ impl<'k> QuantizedOutput<'k, '_> {
         self.staging.at(thread * 4).at(pass * (values * WARPGROUP * 4))
     }
 
-    /// Keeps what the warp has computed of each 64 rows in a pass, or with the last pass stages all of it in `panels`, for TMA. Of panels
-    /// that rows of another group follow in from `end` on, the lanes store what lies before. `parity` is that of the warpgroup's
-    /// staging area, which begins as a producer's.
+    /// Keeps what the warp has computed of each 64 rows in a pass, or with the last pass stages all of it in `panels`,
+    /// for TMA. Of panels that rows of another group follow in from `end` on, the lanes store what lies before.
+    /// `parity` is that of the warpgroup's staging area, which begins as a producer's.
     pub fn write(
         &self,
         m_subtiles: &[&[Var<'k, f32>]],
@@ -155,8 +156,8 @@ impl<'k> QuantizedOutput<'k, '_> {
         self.k.guard(exists, || to.store(scale));
     }
 
-    /// Stores a warp's rows before `end` of a staged panel by its lanes, where TMA may not, because rows of another group follow. The warp
-    /// has synchronized since it staged.
+    /// Stores a warp's rows before `end` of a staged panel by its lanes, where TMA may not, because rows of another
+    /// group follow. The warp has synchronized since it staged.
     fn store_within(&self, place: &Panels<'k>, end: U32<'k>) {
         let (k, p) = (self.k, self.output);
         k.if_(!place.is_before(end), || {
@@ -191,8 +192,8 @@ pub(super) fn scale_at<'k>(params: &EpilogueParams<'k>, [row, column]: [U32<'k>;
     params.scales.at(index << 2)
 }
 
-/// Panels of a part of a tile in the warpgroup's staging area: M-subtiles, so many rows apart, of the columns of all passes, of which the
-/// last has `columns` and begins at this row and column.
+/// Panels of a part of a tile in the warpgroup's staging area: M-subtiles, so many rows apart, of the columns of all
+/// passes, of which the last has `columns` and begins at this row and column.
 pub(crate) fn panels<'k>(
     staging: Shared<'k>,
     (m_subtiles, stride, columns): (u32, u32, u32),

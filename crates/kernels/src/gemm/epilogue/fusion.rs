@@ -1,8 +1,8 @@
 //! Fused epilogue: `D = act(alpha * A·Bᵀ + bias) + beta * C`.
 //!
-//! A chain of stages, a file each: alpha and bias, activation and gate on the accumulators in registers, then quantization or
-//! rounding; head splits move columns. All of it is in FP32 and rounded once. Which stages take part is a run-time argument; only
-//! that a gate halves the columns is compiled in.
+//! A chain of stages, a file each: alpha and bias, activation and gate on the accumulators in registers, then
+//! quantization or rounding; head splits move columns. All of it is in FP32 and rounded once. Which stages take part is
+//! a run-time argument; only that a gate halves the columns is compiled in.
 
 use super::{Heads, OutputFlags, OutputParams, Panels};
 use crate::common::params::kernel_params;
@@ -157,8 +157,8 @@ impl<'k> EpilogueParams<'k> {
         self.has(EpilogueFlags::QUANTIZED).select(quantized, 1)
     }
 
-    /// Runs what has TMA store a part of a tile with so many columns: `quantized`, or `rounded` where some panels are whole. (Else the
-    /// lanes store a rounded D.)
+    /// Runs what has TMA store a part of a tile with so many columns: `quantized`, or `rounded` where some panels are
+    /// whole. (Else the lanes store a rounded D.)
     pub fn store(&self, k: &'k Kernel, columns: u32, quantized: impl FnOnce(), rounded: impl FnOnce()) {
         match Panels::some_are_whole(columns) {
             true => k.if_else(self.has(EpilogueFlags::QUANTIZED), quantized, rounded),
@@ -211,45 +211,5 @@ impl<'k> FusedAccumulators<'k, '_> {
             }
         }
         parts.into_iter().map(|(first, _)| first).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Arch;
-    use crate::gemm::operand::gate_up::GateUpRows;
-    use crate::gemm::{GemmConfig, GemmKernel};
-    use oxigemm_ptx::Target;
-
-    /// Columns of D that a warpgroup has, rows of a tile, and passes where D is quantized, of every persistent kernel with a fused epilogue.
-    fn tiles() -> impl Iterator<Item = (Fusion, u32, u32, u32)> {
-        let fused = GemmKernel::fused(Arch::Sm90a).chain(GemmKernel::fused_m_grouped(Arch::Sm90a));
-        fused.filter(|kernel| !kernel.is_split_k()).map(|kernel| {
-            let ([_, rows], passes) = (kernel.tile(), GemmConfig::of(kernel).quantized_passes());
-            (kernel.fusion(), SCALED_COLUMNS / passes, rows, passes)
-        })
-    }
-
-    #[test]
-    fn the_host_and_the_kernel_mean_the_same_box() {
-        let k = &Kernel::new("boxes", Target::Sm90a);
-        let mut seen = 0;
-        for (fusion, columns, rows, quantized) in tiles() {
-            for (cluster_m, passes) in [(1, 1), (2, 1), (1, quantized), (2, quantized)] {
-                let share = rows / cluster_m;
-                let host = BoxOfB::of(fusion, share, columns, passes);
-                let ups = k.constant(4096);
-                let gate_up = GateUpRows { fusion, columns, stride: k.constant(passes * columns), ups };
-                let kernel = gate_up.box_rows(k.constant(share)).as_constant().expect("all of it is known");
-                let about =
-                    format!("{fusion:?} {columns} columns, {rows} rows, {cluster_m}, {passes} passes");
-                assert_eq!(host.rows * host.parts.max(1), kernel, "{about}");
-                assert!(share.is_multiple_of(kernel), "{about}");
-                assert!(share / kernel <= (rows / (columns * fusion.accumulators())).max(1), "{about}");
-                seen += 1;
-            }
-        }
-        assert!(seen >= 4 * 12, "{seen}");
     }
 }

@@ -1,8 +1,9 @@
 //! Epilogue: from accumulators to memory, with the addend, the output type, edges, and coalesced stores.
 //!
-//! The plain case (BF16 without addend, aligned rows) is staged in BF16, 64 rows at a time, and stored by TMA. The issuing thread
-//! waits until TMA takes the store, so in the persistent kernels that is no consumer. Every other case is staged in FP32 by each warp
-//! for itself and goes through [`OutputParams::store_four`], which also stores the reduced accumulators of split-K kernels.
+//! The plain case (BF16 without addend, aligned rows) is staged in BF16, 64 rows at a time, and stored by TMA. The
+//! issuing thread waits until TMA takes the store, so in the persistent kernels that is no consumer. Every other case
+//! is staged in FP32 by each warp for itself and goes through [`OutputParams::store_four`], which also stores the
+//! reduced accumulators of split-K kernels.
 
 mod activation;
 mod bias;
@@ -14,8 +15,8 @@ pub(crate) mod split_k;
 pub use crate::gemm::params::{Heads, OutputFlags, OutputParams};
 pub use activation::Activation;
 
+use crate::common::{WARP, WARPGROUP};
 use crate::gemm::operand::f16::Half;
-use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::ldmatrix::Layout;
 use oxigemm_ptx::wgmma::Swizzle;
 use oxigemm_ptx::{Bf16, Bf16x2, F16, F16x2, F32, Global, Kernel, Pred, Shared, Type, U32, Val, Var};
@@ -207,8 +208,8 @@ const FOURS: u32 = ROW_BYTES / 16;
 /// The first chunk of a row of FP32 that holds odd columns.
 const ODD_COLUMNS: u32 = 4;
 
-/// Offset of a 16-byte chunk of a panel's row: the swizzle that TMA undoes, and that keeps eight rows of one column of chunks in
-/// different banks.
+/// Offset of a 16-byte chunk of a panel's row: the swizzle that TMA undoes, and that keeps eight rows of one column of
+/// chunks in different banks.
 pub(crate) fn chunk_offset<'k>(row: U32<'k>, chunk: U32<'k>) -> U32<'k> {
     row * ROW_BYTES + ((chunk ^ (row & (Swizzle::B128.bytes() / 16 - 1))) << 4)
 }
@@ -232,7 +233,8 @@ impl<'k> Panels<'k> {
         (self.column + panel * Self::MAP_TILE[1], self.staging.at(panel * PANEL_BYTES))
     }
 
-    /// Has TMA store the whole panels of `columns` columns, by one thread. TMA drops what lies outside D. (The caller commits.)
+    /// Has TMA store the whole panels of `columns` columns, by one thread. TMA drops what lies outside D. (The caller
+    /// commits.)
     pub fn store(&self, params: &OutputParams<'k>, columns: u32) {
         self.store_in(None, params, columns);
     }
@@ -253,8 +255,8 @@ impl<'k> WarpOutput<'k, '_> {
         self.place.row + self.warp * WARP_ROWS
     }
 
-    /// Writes the warp's rows of several fragments, whose staging areas are contiguous, through FP32: as much at a time as the warp's part
-    /// of the staging areas holds.
+    /// Writes the warp's rows of several fragments, whose staging areas are contiguous, through FP32: as much at a time
+    /// as the warp's part of the staging areas holds.
     pub fn write_f32(k: &'k Kernel, parts: &[(Self, &[Var<'k, f32>])]) {
         let Some((first, _)) = parts.first() else { return };
         let bytes = parts
@@ -278,7 +280,8 @@ impl<'k> WarpOutput<'k, '_> {
         }
     }
 
-    /// Stages the warp's rows in BF16, for TMA to store: visible to it when all four warps have done so and synchronized.
+    /// Stages the warp's rows in BF16, for TMA to store: visible to it when all four warps have done so and
+    /// synchronized.
     pub fn stage(&self, k: &'k Kernel, accumulators: &[Var<'k, f32>]) {
         let chunks = self.chunks_bf16();
         for (panel, accumulators) in (0u32..).zip(accumulators.chunks(ROW_BYTES as usize / 4)) {
@@ -291,8 +294,8 @@ impl<'k> WarpOutput<'k, '_> {
         self.place.panel(panel).1.at(self.warp * WARP_BYTES)
     }
 
-    /// Stores the columns that are no whole panel, if there are any, by the lanes of a warp that has staged its rows and synchronized. (It
-    /// synchronizes again with the products of a tile, before it stages others.)
+    /// Stores the columns that are no whole panel, if there are any, by the lanes of a warp that has staged its rows
+    /// and synchronized. (It synchronizes again with the products of a tile, before it stages others.)
     pub fn store_left_over(&self, k: &'k Kernel, columns: u32) {
         let left_over = columns % Panels::MAP_TILE[1];
         if left_over > 0 {
@@ -345,9 +348,9 @@ impl<'k> WarpOutput<'k, '_> {
     /// Stages a panel of the fragment in FP32: the even columns in one half of a row, the odd in the other.
     ///
     /// Neighbouring numbers of a thread are apart on purpose. Were they stored as a vector, that would want an even
-    /// register followed by an odd one, and so decide the registers of the main loop. There `accumulator += scale *
-    /// product` reads both in one cycle only if one is even and the other odd, which the assembler sees to where it is free
-    /// to choose.
+    /// register followed by an odd one, and so decide the registers of the main loop. There
+    /// `accumulator += scale * product` reads both in one cycle only if one is even and the other odd, which the
+    /// assembler sees to where it is free to choose.
     fn stage_f32(chunks: &[Shared<'k>; 2 * ODD_COLUMNS as usize], accumulators: &[Var<'k, f32>]) {
         let (even, odd) = chunks.split_at(ODD_COLUMNS as usize);
         for ((even, odd), accumulators) in even.iter().zip(odd).zip(accumulators.chunks(4)) {

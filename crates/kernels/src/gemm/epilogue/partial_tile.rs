@@ -3,7 +3,7 @@
 use super::{
     FOURS, OutputFlags, OutputParams, PANEL_BYTES, Panels, ROW_BYTES, WARP_ROWS, WarpOutput, chunk_offset,
 };
-use crate::WARP;
+use crate::common::WARP;
 use oxigemm_ptx::{Kernel, Pred, U32};
 
 impl<'k> OutputParams<'k> {

@@ -1,5 +1,5 @@
-//! [Fused epilogue](super::fusion) of split-K kernels, on reduced rows in shared memory: a warp has 128 columns of a row at a time, which
-//! share a scale where D is quantized.
+//! [Fused epilogue](super::fusion) of split-K kernels, on reduced rows in shared memory: a warp has 128 columns of a
+//! row at a time, which share a scale where D is quantized.
 
 use super::activation::activate;
 use super::fp8_output::{SMALLEST, scale_at, scale_of};
@@ -179,8 +179,8 @@ impl<'k> FusedRows<'k> {
         }
     }
 
-    /// The largest magnitude of a row, of which this lane has four elements, if they lie inside of D: behind the last gate come ups, which
-    /// are none of this row's.
+    /// The largest magnitude of a row, of which this lane has four elements, if they lie inside of D: behind the last
+    /// gate come ups, which are none of this row's.
     fn largest(&self, values: &[F32<'k>; 4], inside: Pred<'k>) -> F32<'k> {
         let k = self.k;
         let own = values.iter().fold(k.constant(SMALLEST), |largest, x| largest.max_nan(x.abs()));

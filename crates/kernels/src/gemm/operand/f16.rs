@@ -79,8 +79,8 @@ impl Operands {
         }
     }
 
-    /// Elements along K that a range of it begins at a multiple of: those of 16 bytes where K is contiguous, because TMA
-    /// begins at such.
+    /// Elements along K that a range of it begins at a multiple of: those of 16 bytes where K is contiguous, because
+    /// TMA begins at such.
     pub fn k_unit(self) -> u32 {
         if [self.a, self.b].contains(&Major::K) { 8 } else { 1 }
     }

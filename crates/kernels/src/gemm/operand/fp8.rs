@@ -4,8 +4,8 @@
 
 use oxigemm_ptx::{Fp8, U32};
 
-/// Scale group: K blocks whose scales are loaded together, 32 bytes of a row, one sector of the L2 cache. Groups start at multiples
-/// of it; a tile may start inside one.
+/// Scale group: K blocks whose scales are loaded together, 32 bytes of a row, one sector of the L2 cache. Groups start
+/// at multiples of it; a tile may start inside one.
 pub(crate) const SCALE_GROUP: u32 = 8;
 
 /// The first K block of a block's scale group.

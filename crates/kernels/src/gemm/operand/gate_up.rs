@@ -43,9 +43,9 @@ pub struct BoxOfB {
 }
 
 impl BoxOfB {
-    /// Box for the `share` of a tile's rows that a block loads, where a warpgroup has so many columns of D at a time: all rows of a
-    /// warpgroup, gates before ups, and the whole share where its rows are contiguous. (See `GateUpRows` for where they are
-    /// not.)
+    /// Box for the `share` of a tile's rows that a block loads, where a warpgroup has so many columns of D at a time:
+    /// all rows of a warpgroup, gates before ups, and the whole share where its rows are contiguous. (See `GateUpRows`
+    /// for where they are not.)
     pub fn of(fusion: Fusion, share: u32, columns: u32, passes: u32) -> BoxOfB {
         match fusion {
             Fusion::None => BoxOfB { rows: share, parts: 0 },
@@ -59,8 +59,8 @@ impl BoxOfB {
     }
 }
 
-/// Rows of B for a tile of a fused kernel, which need not be contiguous: a warpgroup has pieces of `columns` rows, of the
-/// gates and of the ups, and warpgroups side by side are `stride` columns of D apart.
+/// Rows of B for a tile of a fused kernel, which need not be contiguous: a warpgroup has pieces of `columns` rows, of
+/// the gates and of the ups, and warpgroups side by side are `stride` columns of D apart.
 #[derive(Clone, Copy)]
 pub(crate) struct GateUpRows<'k> {
     pub fusion: Fusion,

@@ -2,11 +2,12 @@
 
 use oxigemm_ptx::{Global, Pred, U32};
 
-/// Set in [`GemmArgs::scale_layouts`](super::GemmArgs::scale_layouts) where TMA can load rows of B's scales: see [`sfb_bulk`].
+/// Set in [`GemmArgs::scale_layouts`](super::GemmArgs::scale_layouts) where TMA can load rows of B's scales: see
+/// [`sfb_bulk`].
 pub const SFB_BULK: u32 = 4;
 
-/// Whether TMA can load rows of B's scales at `address` with these strides (in elements, along N and along K), for a number
-/// of K blocks: it takes addresses and sizes in multiples of 16 bytes.
+/// Whether TMA can load rows of B's scales at `address` with these strides (in elements, along N and along K), for a
+/// number of K blocks: it takes addresses and sizes in multiples of 16 bytes.
 pub fn sfb_bulk(address: u64, [stride_n, stride_k]: [u32; 2], k_blocks: u32) -> bool {
     stride_k == 1 && address.is_multiple_of(16) && stride_n.is_multiple_of(4) && k_blocks.is_multiple_of(4)
 }
@@ -48,11 +49,11 @@ impl ScaleLayout {
         }
     }
 
-    /// Layout for the `rows` of A, each with `k_blocks` scales, where those of `piece_rows` and `piece_blocks` may be loaded as
-    /// one piece: the rows of a tile.
+    /// Layout for the `rows` of A, each with `k_blocks` scales, where those of `piece_rows` and `piece_blocks` may be
+    /// loaded as one piece: the rows of a tile.
     ///
-    /// TMA requests every row of a tensor map by itself. Where all blocks of a grid want the same few rows, these may lie in
-    /// one slice of the L2 cache, which is then busy with nothing else: packed scales are one request.
+    /// TMA requests every row of a tensor map by itself. Where all blocks of a grid want the same few rows, these may
+    /// lie in one slice of the L2 cache, which is then busy with nothing else: packed scales are one request.
     pub fn in_tiles(
         self,
         strides: [u32; 2],

@@ -1,10 +1,10 @@
 //! Dynamic tile scheduler: clusters take tiles from a counter as they finish.
 //!
-//! A tile in which a group of rows ends takes less time than another. If every cluster had each so-many-th tile, some would be done
-//! long before others, and tiles that share rows of B would no longer read them at one time. So a counter in memory says which
-//! tile is next. In a cluster, the scale producer of its first block requests it, as it is ahead of all other roles, and tells the
-//! other roles and blocks by a small ring in the shared memory of each block. The result of a tile does not depend on who computes
-//! it.
+//! A tile in which a group of rows ends takes less time than another. If every cluster had each so-many-th tile, some
+//! would be done long before others, and tiles that share rows of B would no longer read them at one time. So a counter
+//! in memory says which tile is next. In a cluster, the scale producer of its first block requests it, as it is ahead
+//! of all other roles, and tells the other roles and blocks by a small ring in the shared memory of each block. The
+//! result of a tile does not depend on who computes it.
 
 use crate::common::params::kernel_params;
 use crate::common::pipeline::{Cursor, Pipeline};
@@ -15,9 +15,9 @@ use oxigemm_ptx::{Global, Kernel, Pred, Shared, U32, Var};
 
 /// Tiles that the requesting warp may be ahead of the scale producers in the other blocks.
 const AHEAD: u32 = 3;
-/// Tiles that the slowest role of a block may be behind the scale producer. That loaded the scales of a tile when those of the
-/// second group before them had been read, at the end of a tile; the tile before that was staged then, when the one staged before it
-/// was stored.
+/// Tiles that the slowest role of a block may be behind the scale producer. That loaded the scales of a tile when those
+/// of the second group before them had been read, at the end of a tile; the tile before that was staged then, when the
+/// one staged before it was stored.
 const BEHIND: u32 = 5;
 /// Slots of the ring: when one is written again, all roles have read it.
 const SLOTS: u32 = AHEAD + BEHIND;
@@ -54,8 +54,8 @@ pub(crate) struct DynamicScheduler<'k> {
     k: &'k Kernel,
     counter: Global<'k>,
     slots: Shared<'k>,
-    /// A slot is `full` when it has a tile, and, in the first block, `empty` when the scale producers of all blocks have read it.
-    /// The others read it later, but before it is written again.
+    /// A slot is `full` when it has a tile, and, in the first block, `empty` when the scale producers of all blocks
+    /// have read it. The others read it later, but before it is written again.
     ring: Pipeline<'k>,
     /// This block's rank in its cluster, and the blocks of that.
     rank: U32<'k>,
@@ -116,8 +116,8 @@ impl<'k> DynamicScheduler<'k> {
         );
     }
 
-    /// The same for the scale producer of each block, which is ahead of all others. `body` [requests](NextTile::request) the next tile
-    /// some time before it is done with one. Runs `end` when there is none.
+    /// The same for the scale producer of each block, which is ahead of all others. `body`
+    /// [requests](NextTile::request) the next tile some time before it is done with one. Runs `end` when there is none.
     pub fn lead(
         &self,
         lane: U32<'k>,
@@ -186,8 +186,8 @@ impl<'k> NextTile<'k, '_> {
     fn answer(&self, tiles: U32<'k>) -> U32<'k> {
         let DynamicScheduler { k, counter, .. } = *self.scheduler;
         let before = self.before.get();
-        // Every cluster begins with a tile that it does not request, if there is one, and learns once that there are no more: in
-        // all there are as many requests as tiles. The last leaves a zero for the next grid.
+        // Every cluster begins with a tile that it does not request, if there is one, and learns once that there are no
+        // more: in all there are as many requests as tiles. The last leaves a zero for the next grid.
         k.if_((before + 1).eq(tiles) & counter.address().ne(0u64), || {
             counter.reduce(AtomicOp::Add, k.constant(0) - tiles, Scope::Gpu);
         });

@@ -1,11 +1,12 @@
 //! K-grouped GEMM: products of one launch that share M and N, each with a K of its own.
 //!
-//! Only the device knows each K, so that a captured graph can be launched again with others. Every block of the grid reads
-//! them when it starts and lays a table out in shared memory: of each group its K, where its operands start, and where its
-//! scales do. All groups have the same tiles, so an index in the order of all tiles leads to a group by division.
+//! Only the device knows each K, so that a captured graph can be launched again with others. Every block of the grid
+//! reads them when it starts and lays a table out in shared memory: of each group its K, where its operands start, and
+//! where its scales do. All groups have the same tiles, so an index in the order of all tiles leads to a group by
+//! division.
 //!
-//! FP8 operands of a group are two contiguous matrices of `[rows, K]`, each behind that of the group before. 16-bit operands are
-//! matrices of all groups, of which each has a range along K.
+//! FP8 operands of a group are two contiguous matrices of `[rows, K]`, each behind that of the group before. 16-bit
+//! operands are matrices of all groups, of which each has a range along K.
 
 use crate::common::params::kernel_params;
 use crate::gemm::scheduler::m_grouped::{exclusive_scan, groups_of_lane, last_not_above};
@@ -41,9 +42,9 @@ pub struct KGroup {
 /// Groups with these K, as the kernel finds them. Numbers below 0 count as 0; what exceeds the capacity is left out.
 ///
 /// ```
-/// use oxigemm_kernels::gemm::scheduler::k_grouped::{KGroup, KRoom, k_groups};
+/// use oxigemm_kernels::gemm::scheduler::k_grouped::{KGroup, KCapacity, k_groups};
 ///
-/// let room = KRoom { extent: 384, unit: 16, scales: Some((3, 128)) };
+/// let capacity = KCapacity { extent: 384, unit: 16, scales: Some((3, 128)) };
 /// let found = k_groups(&[100, -1, 256, 999], &capacity);
 /// assert_eq!(found[0], KGroup { k: 100, start: 0, first_block: 0 });
 /// assert_eq!(found[1], KGroup { k: 0, start: 112, first_block: 1 });
@@ -72,8 +73,8 @@ pub fn k_groups(ks: &[i32], capacity: &KCapacity) -> Vec<KGroup> {
 pub struct KGroupedArgs {
     /// Address of the K of each group, of type `i32`.
     pub ks: u64,
-    /// Address of [`MAP_WORKSPACE_BYTES`](crate::gemm::sm90::dynamic_tensor_maps::MAP_WORKSPACE_BYTES), zero before the first
-    /// launch.
+    /// Address of [`MAP_WORKSPACE_BYTES`](crate::gemm::sm90::dynamic_tensor_maps::MAP_WORKSPACE_BYTES), zero before the
+    /// first launch.
     pub map_workspace: u64,
     /// Address of A.
     pub a: u64,
@@ -223,7 +224,8 @@ pub(crate) struct KRange<'k> {
 }
 
 impl<'k> KGroupTable<'k> {
-    /// Table of groups that begin at multiples of `unit`, with blocks of scales, and the K of each, where there are some.
+    /// Table of groups that begin at multiples of `unit`, with blocks of scales, and the K of each, where there are
+    /// some.
     pub fn new(
         numbers: KGroupNumbers<'k>,
         table: Shared<'k>,

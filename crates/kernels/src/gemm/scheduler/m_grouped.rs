@@ -1,14 +1,14 @@
 //! M-grouped GEMM: products of one launch that share N and K, each with rows and a B of its own.
 //!
-//! Only the device knows where the groups lie, so that a captured graph can be launched again with other groups. Every block
-//! of the grid reads that when it starts and lays a table out in shared memory: of each group the first row, the end, and how
-//! many tiles come before it. Then an index in the order of all tiles leads to a group by binary search, and within the group to
-//! a tile by the same [`TileOrder`] that dense kernels have.
+//! Only the device knows where the groups lie, so that a captured graph can be launched again with other groups. Every
+//! block of the grid reads that when it starts and lays a table out in shared memory: of each group the first row, the
+//! end, and how many tiles come before it. Then an index in the order of all tiles leads to a group by binary search,
+//! and within the group to a tile by the same [`TileOrder`] that dense kernels have.
 //!
-//! The operands lie in slabs: a group of [`Counts`](GroupLayout::Counts) or [`All`](GroupLayout::All) has a slab of A and
-//! D to itself, all others share one. Groups that have all rows of their slabs are a batch of products.
+//! The operands lie in slabs: a group of [`Counts`](GroupLayout::Counts) or [`All`](GroupLayout::All) has a slab of A
+//! and D to itself, all others share one. Groups that have all rows of their slabs are a batch of products.
 
-use crate::WARP;
+use crate::common::WARP;
 use crate::common::params::kernel_params;
 use crate::gemm::scheduler::order::{TileOrder, streams_b};
 use oxigemm_ptx::memory::AtomicOp;
@@ -328,8 +328,8 @@ impl<'k> GroupTable<'k> {
         self.before.at(self.params.groups * 4).load()
     }
 
-    /// The first row (of the group's slab) and the index along N of the tile at `index`, whether the group's B is read once,
-    /// and the group.
+    /// The first row (of the group's slab) and the index along N of the tile at `index`, whether the group's B is read
+    /// once, and the group.
     pub fn tile(&self, index: U32<'k>) -> (U32<'k>, U32<'k>, Pred<'k>, TileGroup<'k>) {
         let group = self.group_at(index);
         let (first, end) = self.rows_of(group);

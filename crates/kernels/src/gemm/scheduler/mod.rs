@@ -1,9 +1,9 @@
 //! Tile scheduler: which output tiles a block of a persistent grid computes, in which order.
 //!
-//! A cluster of `cluster_m` by `cluster_n` blocks (each 1 or 2) computes that many neighbouring tiles. Statically, a cluster
-//! takes every so-many-th tile of the [raster order](order). Tiles of groups come from a table that every block lays out in
-//! shared memory ([`m_grouped`], [`k_grouped`]). Tiles of the last wave may be split along K ([`stream_k`]), or clusters take
-//! tiles from a counter as they finish ([`dynamic`]).
+//! A cluster of `cluster_m` by `cluster_n` blocks (each 1 or 2) computes that many neighbouring tiles. Statically, a
+//! cluster takes every so-many-th tile of the [raster order](order). Tiles of groups come from a table that every block
+//! lays out in shared memory ([`m_grouped`], [`k_grouped`]). Tiles of the last wave may be split along K
+//! ([`stream_k`]), or clusters take tiles from a counter as they finish ([`dynamic`]).
 
 pub mod dynamic;
 pub mod k_grouped;
@@ -122,16 +122,16 @@ impl<'k> TileScheduler<'k> {
         TileScheduler { k_groups: Some(groups), ..self }
     }
 
-    /// The scheduler of a fused kernel, whose tiles have these rows of B and are computed in `count` passes, each as many columns
-    /// behind the one before as a warpgroup computes at a time.
+    /// The scheduler of a fused kernel, whose tiles have these rows of B and are computed in `count` passes, each as
+    /// many columns behind the one before as a warpgroup computes at a time.
     pub fn with_passes(self, p: &Params<'k>, count: U32<'k>, gate_up: GateUpRows<'k>) -> Self {
         let n_tiles = p.output.columns.div_ceil(self.cluster.blocks[1] * count * self.tile[1]);
         let (passes, gate_up) = (Some(Passes { count, step: gate_up.columns }), Some(gate_up));
         TileScheduler { order: TileOrder { n_tiles, ..self.order }, passes, gate_up, ..self }
     }
 
-    /// The scheduler of an m-grouped kernel, with the table of groups at `table`. The blocks of a cluster have tiles of one
-    /// group: a block whose tile lies behind the group's last row takes part in loading and multiplies nothing.
+    /// The scheduler of an m-grouped kernel, with the table of groups at `table`. The blocks of a cluster have tiles of
+    /// one group: a block whose tile lies behind the group's last row takes part in loading and multiplies nothing.
     pub fn with_m_groups(
         self,
         params: MGroupedParams<'k>,
@@ -193,8 +193,8 @@ impl<'k> TileScheduler<'k> {
         }
     }
 
-    /// Runs `body` where this block has a tile. A grid has no more clusters than tiles, except in m-grouped kernels: there
-    /// only the device knows how many tiles there are.
+    /// Runs `body` where this block has a tile. A grid has no more clusters than tiles, except in m-grouped kernels:
+    /// there only the device knows how many tiles there are.
     pub fn if_any_tile(&self, k: &'k Kernel, body: impl FnOnce()) {
         match self.groups {
             None => body(),
@@ -219,8 +219,8 @@ impl<'k> TileScheduler<'k> {
         }
     }
 
-    /// How many K blocks later than the others this cluster may start: fewer than the `blocks` of a last tile where it has a
-    /// tile less than others, spread over all such clusters; else none.
+    /// How many K blocks later than the others this cluster may start: fewer than the `blocks` of a last tile where it
+    /// has a tile less than others, spread over all such clusters; else none.
     pub fn stagger(&self, k: &'k Kernel, blocks: U32<'k>) -> U32<'k> {
         let (index, clusters) = (k.cluster_index(), k.grid_clusters());
         let busy = self.count() % clusters;
@@ -257,8 +257,9 @@ impl<'k> TileScheduler<'k> {
         (self.first_row(m), self.first_column(n, tile.pass))
     }
 
-    /// Prefetches the beginning of the first tile's rows of B into the L2 cache, by the threads where `prefetches` holds, in
-    /// dense kernels whose blocks all wait for B: tiles of many rows take so long that it costs more than it gains.
+    /// Prefetches the beginning of the first tile's rows of B into the L2 cache, by the threads where `prefetches`
+    /// holds, in dense kernels whose blocks all wait for B: tiles of many rows take so long that it costs more than it
+    /// gains.
     pub fn prefetch_b(&self, k: &'k Kernel, prefetches: Pred<'k>, p: &Params<'k>) {
         k.if_(prefetches & streams_b(self.rows), || {
             let [cluster_m, cluster_n] = self.cluster.blocks;
@@ -307,8 +308,8 @@ impl<'k> TileScheduler<'k> {
         });
     }
 
-    /// Serpentine K of a loop over tiles. ([Computed](Self::reverse_k_at) from a tile's index it would be slower where a
-    /// cluster has every so-many-th tile anyway.)
+    /// Serpentine K of a loop over tiles. ([Computed](Self::reverse_k_at) from a tile's index it would be slower where
+    /// a cluster has every so-many-th tile anyway.)
     fn serpentine(&self, k: &'k Kernel) -> Serpentine<'k> {
         Serpentine::new(k, self.serpentine_k)
     }
@@ -329,8 +330,8 @@ impl<'k> TileScheduler<'k> {
         });
     }
 
-    /// [`for_each_tile`](Self::for_each_tile) for the warp of a block that is ahead of all others: with the dynamic scheduler, `body`
-    /// requests the next tile some time before it is done, and `end` runs when there is none.
+    /// [`for_each_tile`](Self::for_each_tile) for the warp of a block that is ahead of all others: with the dynamic
+    /// scheduler, `body` requests the next tile some time before it is done, and `end` runs when there is none.
     pub fn lead_tiles(
         &self,
         k: &'k Kernel,

@@ -3,8 +3,8 @@
 use crate::common::index::Index;
 use oxigemm_ptx::{Kernel, Pred, U32, Var};
 
-/// Raster order in bands: `band` rows of tiles are swept along N before the next rows begin, so that the tiles of a wave share
-/// their rows of A and their rows of B in the L2 cache.
+/// Raster order in bands: `band` rows of tiles are swept along N before the next rows begin, so that the tiles of a
+/// wave share their rows of A and their rows of B in the L2 cache.
 #[derive(Clone, Copy, Debug)]
 pub struct TileOrder<T> {
     /// Tiles along M.
@@ -36,14 +36,14 @@ impl<T: Index> TileOrder<T> {
 /// A tile order of kernel values.
 pub type KernelTileOrder<'k> = TileOrder<U32<'k>>;
 
-/// Whether so few rows have a B to themselves that their tiles are one wave and wait for B, which is read once. Where there are
-/// more, the rest of a fetched L2 line of B is wanted later, and must not be evicted first.
+/// Whether so few rows have a B to themselves that their tiles are one wave and wait for B, which is read once. Where
+/// there are more, the rest of a fetched L2 line of B is wanted later, and must not be evicted first.
 pub(crate) fn streams_b(rows: U32<'_>) -> Pred<'_> {
     rows.le(128)
 }
 
-/// K order of a tile: forward or, in every other tile of a cluster, from the end, so that it finds in the L2 cache what the tiles
-/// before it have read last.
+/// K order of a tile: forward or, in every other tile of a cluster, from the end, so that it finds in the L2 cache what
+/// the tiles before it have read last.
 #[derive(Clone, Copy)]
 pub(crate) struct KOrder<'k> {
     /// Whether from the end, in kernels with serpentine K.
@@ -55,7 +55,8 @@ pub(crate) struct KOrder<'k> {
 }
 
 impl<'k> KOrder<'k> {
-    /// Order of a tile's K blocks from the first to before the last. What is no whole number of groups is taken forward.
+    /// Order of a tile's K blocks from the first to before the last. What is no whole number of groups is taken
+    /// forward.
     pub fn new(reverse: Option<Pred<'k>>, blocks: [U32<'k>; 2], group: u32) -> Self {
         let whole = |reverse: Pred<'k>| if group > 1 { reverse & (blocks[1] % group).eq(0) } else { reverse };
         KOrder { reverse: reverse.map(whole), blocks, group }
@@ -109,8 +110,8 @@ impl<'k> Serpentine<'k> {
 
 /// Memory traffic of a persistent grid that takes tiles in bands, wave after wave.
 ///
-/// A wave has as many tiles as run at a time: the rows of one band and as many columns as that takes. The rows of A stay the
-/// same until the band ends, and B is read once for each band.
+/// A wave has as many tiles as run at a time: the rows of one band and as many columns as that takes. The rows of A
+/// stay the same until the band ends, and B is read once for each band.
 #[derive(Clone, Copy, Debug)]
 pub struct Sweep {
     /// Tiles along M and along N.
@@ -122,8 +123,8 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Bytes that the L2 cache of an H200 keeps for all of its SMs: half of what it has, as each half of it has a copy of what
-    /// the SMs next to it read.
+    /// Bytes that the L2 cache of an H200 keeps for all of its SMs: half of what it has, as each half of it has a copy
+    /// of what the SMs next to it read.
     const KEPT: u64 = 25 << 20;
 
     fn bands(&self) -> impl Iterator<Item = u32> {
@@ -141,8 +142,9 @@ impl Sweep {
         self.bands().min_by_key(|band| self.wave_bytes(*band)).unwrap_or(1)
     }
 
-    /// The band that reads the least from memory, where each wave begins with what the one before has read last: of the rows
-    /// that both have, it finds as much as the L2 cache keeps. Where all of B is kept, the band whose waves read the least.
+    /// The band that reads the least from memory, where each wave begins with what the one before has read last: of the
+    /// rows that both have, it finds as much as the L2 cache keeps. Where all of B is kept, the band whose waves read
+    /// the least.
     pub fn best_band(&self) -> u32 {
         let smallest = self.smallest_wave();
         let all_of_b = u64::from(self.tiles[1]) * self.bytes[1];

@@ -1,11 +1,11 @@
 //! Stream-K tail: the tiles of the last, partial wave, each split along K between two clusters.
 //!
-//! A grid takes as long as its busiest cluster: tiles for 15.5 waves take 16. Here each tile of the partial wave has an owner
-//! cluster, which computes the beginning of K. The clusters without a tile are peers: they compute the rest of K, of one tile or
-//! of several in turn, so that all clusters take about as long. So no tile has more than two parts, and all owners read the same
-//! K blocks at one time. The cluster that finishes its part first leaves its accumulators in the workspace, and the other one
-//! adds them to its own (the fix-up). Nobody waits, no two clusters need to run at one time, and two numbers have one sum,
-//! whoever adds them.
+//! A grid takes as long as its busiest cluster: tiles for 15.5 waves take 16. Here each tile of the partial wave has an
+//! owner cluster, which computes the beginning of K. The clusters without a tile are peers: they compute the rest of K,
+//! of one tile or of several in turn, so that all clusters take about as long. So no tile has more than two parts, and
+//! all owners read the same K blocks at one time. The cluster that finishes its part first leaves its accumulators in
+//! the workspace, and the other one adds them to its own (the fix-up). Nobody waits, no two clusters need to run at one
+//! time, and two numbers have one sum, whoever adds them.
 
 use std::ops::Add;
 
@@ -47,8 +47,8 @@ pub struct StreamKWork<T> {
 }
 
 impl StreamK<u32> {
-    /// Split of so many tiles with so many K blocks, in a grid of so many clusters. Nothing is split where all waves are full,
-    /// where none is, or where it would not pay.
+    /// Split of so many tiles with so many K blocks, in a grid of so many clusters. Nothing is split where all waves
+    /// are full, where none is, or where it would not pay.
     #[must_use]
     pub fn of(tiles: u32, k_blocks: u32, clusters: u32) -> StreamK<u32> {
         let left = tiles % clusters;
@@ -73,8 +73,8 @@ impl StreamK<u32> {
         if more > 0 { fewer.max(busiest(k_blocks, each + 1, most)) } else { fewer }
     }
 
-    /// Bytes of the workspace for the accumulators that blocks leave, so many each, where clusters have so many blocks. The
-    /// counters ahead of them begin as zeros, and are zeros again when a grid ends.
+    /// Bytes of the workspace for the accumulators that blocks leave, so many each, where clusters have so many blocks.
+    /// The counters ahead of them begin as zeros, and are zeros again when a grid ends.
     #[must_use]
     pub fn workspace_bytes(&self, blocks: u32, accumulators: u32) -> u64 {
         assert!(self.tiles * blocks * COUNTERS <= MOST_COUNTERS, "{} stream-K tiles", self.tiles);
@@ -150,13 +150,14 @@ pub(crate) struct StreamKPart<'k> {
     pub fixup: FixupSlot<'k>,
 }
 
-/// Fix-up slot of a part: 0 where it is the whole tile. Those of the two parts of a tile follow each other, and the owner's is odd.
+/// Fix-up slot of a part: 0 where it is the whole tile. Those of the two parts of a tile follow each other, and the
+/// owner's is odd.
 #[derive(Clone, Copy)]
 pub(crate) struct FixupSlot<'k>(U32<'k>);
 
 impl<'k> StreamKPart<'k> {
-    /// Writes the message about a part of the tile at row `m` and column `n`, its K blocks counted from the beginning of the first
-    /// one's scale group.
+    /// Writes the message about a part of the tile at row `m` and column `n`, its K blocks counted from the beginning
+    /// of the first one's scale group.
     pub fn store(&self, to: Shared<'k>, [m, n]: [U32<'k>; 2]) {
         // Stream-K tiles have so many rows that no more scales are loaded together.
         let (begin, within) = (scale_group_start(self.first, SCALE_GROUP), self.first % SCALE_GROUP);

@@ -1,6 +1,7 @@
-//! Tile information: where a tile lies, what the roles of a block tell each other of it, and what of the parameters holds for it.
+//! Tile information: where a tile lies, what the roles of a block tell each other of it, and what of the parameters
+//! holds for it.
 
-use crate::BLOCK_K;
+use crate::common::BLOCK_K;
 use crate::gemm::operand::gate_up::GateUpRows;
 use crate::gemm::params::{Params, ScaleParams};
 use crate::gemm::scheduler::k_grouped::TileKGroup;
@@ -113,7 +114,8 @@ impl<'k> TileMessage<'k> {
         ([row, column], end)
     }
 
-    /// First row and column, the row behind the group's last, and the word that follows: the slab, the group or the K blocks.
+    /// First row and column, the row behind the group's last, and the word that follows: the slab, the group or the K
+    /// blocks.
     pub fn load_all(from: Shared<'k>) -> ([U32<'k>; 2], [U32<'k>; 2]) {
         let [row, column, end, word] = from.load_vec::<u32, 4>();
         ([row, column], [end, word])

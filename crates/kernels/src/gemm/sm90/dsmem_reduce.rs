@@ -1,9 +1,9 @@
 //! Distributed shared memory reduction of the accumulators of a cluster's K splits.
 //!
-//! Every block of a cluster lays its accumulators out in its own shared memory; then each block adds up a share of them, always in the
-//! order of the splits, so that the result does not depend on timing.
+//! Every block of a cluster lays its accumulators out in its own shared memory; then each block adds up a share of
+//! them, always in the order of the splits, so that the result does not depend on timing.
 
-use crate::WARP;
+use crate::common::WARP;
 use crate::gemm::epilogue::OutputParams;
 use crate::gemm::epilogue::split_k::ReducedRows;
 use oxigemm_ptx::{F32, Kernel, Pred, Shared, U32, Var};
@@ -83,8 +83,8 @@ impl<'k> DsmemReduce<'k> {
         }
     }
 
-    /// Loads what this thread adds up: the same four neighbours of every split, so often that the cluster's threads cover the tile. All
-    /// loads are in flight together.
+    /// Loads what this thread adds up: the same four neighbours of every split, so often that the cluster's threads
+    /// cover the tile. All loads are in flight together.
     pub fn load(
         &self,
         k: &'k Kernel,
@@ -132,16 +132,16 @@ impl<'k> DsmemReduce<'k> {
         });
     }
 
-    /// Adds the splits in order and leaves the result in this block's shared memory, in place of its own split: no other block reads
-    /// there.
+    /// Adds the splits in order and leaves the result in this block's shared memory, in place of its own split: no
+    /// other block reads there.
     fn add_in_place(&self, k: &'k Kernel, loaded: &Loaded<'k>, rows: U32<'k>) {
         self.add_to(k, loaded, rows, |row, column, sums| {
             self.at.at((row * self.shape.pitch() + column) * 4).store_vec(sums);
         });
     }
 
-    /// Adds the splits in order, and gives the rows that this warp applies the fused epilogue to. A lane has four neighbours of each of
-    /// `parts` equal parts of their columns.
+    /// Adds the splits in order, and gives the rows that this warp applies the fused epilogue to. A lane has four
+    /// neighbours of each of `parts` equal parts of their columns.
     pub fn reduced_rows(
         &self,
         k: &'k Kernel,
@@ -191,8 +191,8 @@ impl<'k> DsmemReduce<'k> {
         }
     }
 
-    /// Numbers of splits with which there is something to add: a single split is written at once without operands swapped, and is where it
-    /// has to be with a fused epilogue.
+    /// Numbers of splits with which there is something to add: a single split is written at once without operands
+    /// swapped, and is where it has to be with a fused epilogue.
     fn split_counts(&self) -> impl Iterator<Item = u32> {
         let single = self.shape.swapped && !self.fused;
         SPLITS.into_iter().filter(move |split| single || *split > 1)

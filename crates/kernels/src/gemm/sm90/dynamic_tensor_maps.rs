@@ -1,8 +1,8 @@
 //! Dynamic tensor maps of k-grouped kernels: made on the device, in memory that a block has to itself.
 //!
 //! FP8 operands of a group are matrices of their own, which differ in pitch, so a tensor map serves one group. 16-bit
-//! operands are matrices of all groups: one map serves all, but where K is no whole number of stages, the last stage of a group
-//! needs a map that ends with the group.
+//! operands are matrices of all groups: one map serves all, but where K is no whole number of stages, the last stage of
+//! a group needs a map that ends with the group.
 
 use crate::gemm::scheduler::k_grouped::{KGroupedParams, PITCH_UNIT, TileKGroup};
 use oxigemm_ptx::memory::AtomicOp;
@@ -12,8 +12,8 @@ use oxigemm_ptx::{Global, Kernel, Scope, Shared, U32, Var};
 
 /// Blocks that may run at a time: each has an SM to itself, and no Hopper GPU has as many.
 const CLAIMS: u32 = 256;
-/// Groups whose maps a block keeps: more than a pipeline has stages. Every group of a block has a tile with a load, so when
-/// a slot is used again, loads by its old map are done.
+/// Groups whose maps a block keeps: more than a pipeline has stages. Every group of a block has a tile with a load, so
+/// when a slot is used again, loads by its old map are done.
 const KEPT: u32 = 16;
 /// The maps of A and B of one group.
 const PAIR_BYTES: u32 = 2 * MAP_BYTES;
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn a_block_keeps_more_maps_than_a_pipeline_has_stages() {
         use crate::gemm::GemmKernel;
-        for kernel in GemmKernel::k_grouped(crate::Arch::Sm90a) {
+        for kernel in GemmKernel::k_grouped(crate::arch::Arch::Sm90a) {
             assert!(*kernel.stages().end() < KEPT);
         }
     }

@@ -1,14 +1,14 @@
 //! MMA of one FP8 stage, the first level of the two-level accumulation that FP8 needs.
 //!
-//! The tensor core keeps few bits of an FP8 accumulator, so it only ever accumulates the 128 of K that one stage holds and that
-//! share their scales; the kernels add `scale * product` to FP32 accumulators after each stage.
+//! The tensor core keeps few bits of an FP8 accumulator, so it only ever accumulates the 128 of K that one stage holds
+//! and that share their scales; the kernels add `scale * product` to FP32 accumulators after each stage.
 
-use crate::BLOCK_K;
+use crate::common::BLOCK_K;
 use oxigemm_ptx::wgmma::{Descriptor, Major, MatrixA, MmaType};
 use oxigemm_ptx::{Fp8, Kernel, Var};
 
-/// Issues `products = A · Bᵀ` over the 128 of K in one stage, for operands of these types, as one `wgmma` group. `operands` is called
-/// behind the fence. (The caller waits.)
+/// Issues `products = A · Bᵀ` over the 128 of K in one stage, for operands of these types, as one `wgmma` group.
+/// `operands` is called behind the fence. (The caller waits.)
 pub(crate) fn issue_stage<'k>(
     k: &'k Kernel,
     [a_type, b_type]: [Fp8; 2],

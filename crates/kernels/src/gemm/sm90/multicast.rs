@@ -1,9 +1,10 @@
-//! Multicast loads: what a block loads of the operands of its cluster, and how it releases stages that others have filled.
+//! Multicast loads: what a block loads of the operands of its cluster, and how it releases stages that others have
+//! filled.
 //!
-//! The blocks of one row of a cluster need the same rows of A, those of one column the same rows of B. Each block loads a part and
-//! multicasts it, and a stage is empty when all blocks that received it have read it.
+//! The blocks of one row of a cluster need the same rows of A, those of one column the same rows of B. Each block loads
+//! a part and multicasts it, and a stage is empty when all blocks that received it have read it.
 
-use crate::BLOCK_K;
+use crate::common::BLOCK_K;
 use crate::common::pipeline::{Pipeline, RemoteEmpty};
 use crate::gemm::operand::gate_up::{Fusion, GateUpRows};
 use crate::gemm::scheduler::ClusterPosition;
@@ -38,7 +39,8 @@ pub(crate) struct GateUpBox<'k> {
 }
 
 impl<'k> MulticastLoad<'k> {
-    /// A tile's rows of A, of so many lines of 128 bytes: each block of a row of the cluster loads an equal part for all of them.
+    /// A tile's rows of A, of so many lines of 128 bytes: each block of a row of the cluster loads an equal part for
+    /// all of them.
     pub fn of_a(cluster: &ClusterPosition<'k>, lines: u32) -> Self {
         let ([_, blocks], [rank_m, rank_n]) = (cluster.blocks, cluster.rank);
         let k = blocks.kernel();
@@ -118,8 +120,8 @@ impl<'k> MulticastLoad<'k> {
         });
     }
 
-    /// Boxes of a tile of so many [rows of B](GateUpRows). To find them takes about as long as to load them: once for all K blocks.
-    /// `n` is the tile's first column of D.
+    /// Boxes of a tile of so many [rows of B](GateUpRows). To find them takes about as long as to load them: once for
+    /// all K blocks. `n` is the tile's first column of D.
     pub fn boxes(&self, gate_up: &GateUpRows<'k>, tile_rows: u32, n: U32<'k>) -> Vec<GateUpBox<'k>> {
         let rows = gate_up.box_rows(self.rows);
         let most = (tile_rows / (gate_up.columns * gate_up.fusion.accumulators())).max(1);
@@ -179,7 +181,8 @@ impl<'k> MulticastLoad<'k> {
     }
 }
 
-/// Release of stages by a consumer warp: lane `i` arrives at the `empty` barrier of the `i`-th block that writes to them.
+/// Release of stages by a consumer warp: lane `i` arrives at the `empty` barrier of the `i`-th block that writes to
+/// them.
 pub(crate) struct StageRelease<'k> {
     takes_part: Pred<'k>,
     empty: RemoteEmpty<'k>,
@@ -202,5 +205,47 @@ impl<'k> StageRelease<'k> {
     pub fn release(&self, k: &'k Kernel, stage: U32<'k>) {
         let barrier = self.empty.at(stage);
         k.guard(self.takes_part, || barrier.arrive());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::Arch;
+    use crate::gemm::epilogue::fusion::SCALED_COLUMNS;
+    use crate::gemm::operand::gate_up::BoxOfB;
+    use crate::gemm::{GemmConfig, GemmKernel};
+    use oxigemm_ptx::Target;
+
+    /// Columns of D that a warpgroup has, rows of a tile, and passes where D is quantized, of every persistent kernel
+    /// with a fused epilogue.
+    fn tiles() -> impl Iterator<Item = (Fusion, u32, u32, u32)> {
+        let fused = GemmKernel::fused(Arch::Sm90a).chain(GemmKernel::fused_m_grouped(Arch::Sm90a));
+        fused.filter(|kernel| !kernel.is_split_k()).map(|kernel| {
+            let ([_, rows], passes) = (kernel.tile(), GemmConfig::of(kernel).quantized_passes());
+            (kernel.fusion(), SCALED_COLUMNS / passes, rows, passes)
+        })
+    }
+
+    #[test]
+    fn the_host_and_the_kernel_mean_the_same_box() {
+        let k = &Kernel::new("boxes", Target::Sm90a);
+        let mut seen = 0;
+        for (fusion, columns, rows, quantized) in tiles() {
+            for (cluster_m, passes) in [(1, 1), (2, 1), (1, quantized), (2, quantized)] {
+                let share = rows / cluster_m;
+                let host = BoxOfB::of(fusion, share, columns, passes);
+                let ups = k.constant(4096);
+                let gate_up = GateUpRows { fusion, columns, stride: k.constant(passes * columns), ups };
+                let kernel = gate_up.box_rows(k.constant(share)).as_constant().expect("all of it is known");
+                let about =
+                    format!("{fusion:?} {columns} columns, {rows} rows, {cluster_m}, {passes} passes");
+                assert_eq!(host.rows * host.parts.max(1), kernel, "{about}");
+                assert!(share.is_multiple_of(kernel), "{about}");
+                assert!(share / kernel <= (rows / (columns * fusion.accumulators())).max(1), "{about}");
+                seen += 1;
+            }
+        }
+        assert!(seen >= 4 * 12, "{seen}");
     }
 }

@@ -1,8 +1,8 @@
 //! Roles of a persistent, warp-specialized block: what the FP8 and the 16-bit kernels share.
 //!
-//! Two consumer warpgroups multiply. The warps behind them serve them: a producer loads operand tiles, a scale producer loads
-//! scales where there are some, and store threads have TMA store what the consumers have staged. Producers give registers to the
-//! consumers. The block has a ring of operand stages, and a staging area for each consumer warpgroup.
+//! Two consumer warpgroups multiply. The warps behind them serve them: a producer loads operand tiles, a scale producer
+//! loads scales where there are some, and store threads have TMA store what the consumers have staged. Producers give
+//! registers to the consumers. The block has a ring of operand stages, and a staging area for each consumer warpgroup.
 
 use crate::common::pipeline::Pipeline;
 use crate::gemm::epilogue::fusion::{EpilogueParams, GroupedEpilogueParams};
@@ -169,8 +169,8 @@ impl<'k> PersistentBlock<'k> {
         self.staged.init(MATH_WARPS / MATH_WARPGROUPS, 1);
     }
 
-    /// Waits until this block may start: the barriers exist, the kernels before it are done and the group table is built. All
-    /// `threads` threads of the block take part.
+    /// Waits until this block may start: the barriers exist, the kernels before it are done and the group table is
+    /// built. All `threads` threads of the block take part.
     pub fn start(&self, threads: u32) {
         let k = self.k;
         if !self.scheduler.has_tables() {
@@ -184,8 +184,8 @@ impl<'k> PersistentBlock<'k> {
         k.cluster_wait();
     }
 
-    /// Waits until the barriers exist that tiles are loaded with. A block that is alone in its cluster waits for its own, and its
-    /// producer warp, which has initialized them, for nobody; others wait for the whole cluster.
+    /// Waits until the barriers exist that tiles are loaded with. A block that is alone in its cluster waits for its
+    /// own, and its producer warp, which has initialized them, for nobody; others wait for the whole cluster.
     fn sync_cluster(&self, threads: u32) {
         let (k, is_producer) = (self.k, self.warp.eq(PRODUCER_WARP));
         k.if_else(
@@ -216,8 +216,8 @@ impl<'k> PersistentBlock<'k> {
         );
     }
 
-    /// Writes a tile's output, unless its group of a k-grouped kernel is empty and D is left as it is. `extent` is 0 where the
-    /// group is empty.
+    /// Writes a tile's output, unless its group of a k-grouped kernel is empty and D is left as it is. `extent` is 0
+    /// where the group is empty.
     pub fn unless_kept(&self, extent: U32<'k>, write: impl FnOnce()) {
         match self.k_groups {
             Some(groups) => self.k.if_(extent.ne(0) | groups.params.keeps_empty.eq(0), write),
@@ -232,7 +232,8 @@ pub(crate) struct Role<'r, 'k> {
     name: &'static str,
     /// Where it runs; in the producer warp where nothing is said.
     warps: Option<Pred<'k>>,
-    /// Whether one elected thread of each warp runs it. The assembler knows that it is one: loads take fewer instructions.
+    /// Whether one elected thread of each warp runs it. The assembler knows that it is one: loads take fewer
+    /// instructions.
     elected: bool,
     body: Box<dyn FnOnce() + 'r>,
 }

@@ -1,8 +1,8 @@
 //! Store pipeline: from accumulators to D in batches of panels, of 16-bit and of 1D1D FP8 kernels.
 //!
-//! A consumer warpgroup has a staging area of some panels: 64 rows of 128 bytes. Where TMA can store D, the warpgroup fills the
-//! area, and a store thread has it stored. A part of a tile that is larger than the area, as it is in FP32 most of all, takes several
-//! such batches. Consumers and store threads go through the same list.
+//! A consumer warpgroup has a staging area of some panels: 64 rows of 128 bytes. Where TMA can store D, the warpgroup
+//! fills the area, and a store thread has it stored. A part of a tile that is larger than the area, as it is in FP32
+//! most of all, takes several such batches. Consumers and store threads go through the same list.
 
 use crate::common::pipeline::{Pipeline, Reader};
 use crate::gemm::epilogue::{
@@ -79,11 +79,11 @@ impl PartShape {
 pub(crate) enum AddOrder {
     /// All panels at once.
     AtOnce,
-    /// A panel when the one before it has been read, to what was prefetched into the L2 cache while the tile was computed: else the loads
-    /// of the next tile wait behind all of them in the TMA unit.
+    /// A panel when the one before it has been read, to what was prefetched into the L2 cache while the tile was
+    /// computed: else the loads of the next tile wait behind all of them in the TMA unit.
     Prefetched,
-    /// A panel when the one before it is in memory. All SMs add at about the same time, and loads wait for that; a long tile leaves the
-    /// time, and a prefetch would only occupy the cache.
+    /// A panel when the one before it is in memory. All SMs add at about the same time, and loads wait for that; a long
+    /// tile leaves the time, and a prefetch would only occupy the cache.
     OneByOne,
 }
 
@@ -120,7 +120,8 @@ impl<'k> StorePipeline<'k> {
         }
     }
 
-    /// The same for rows of D before `end`, and a store thread that stores them in one of its slabs: see [`crate::gemm::scheduler::k_grouped`].
+    /// The same for rows of D before `end`, and a store thread that stores them in one of its slabs: see
+    /// [`crate::gemm::scheduler::k_grouped`].
     pub fn of_group(self, slab: U32<'k>, end: U32<'k>) -> Self {
         let params = OutputParams { rows: end, ..self.params };
         StorePipeline { params, slab: Some(slab), ..self }
@@ -134,8 +135,8 @@ impl<'k> StorePipeline<'k> {
         }
     }
 
-    /// Writes a consumer warp's rows of the part that begins at `first`: a fragment of accumulators for each M-subtile. `parity` is the
-    /// warpgroup's in the ring, which begins as a producer's.
+    /// Writes a consumer warp's rows of the part that begins at `first`: a fragment of accumulators for each M-subtile.
+    /// `parity` is the warpgroup's in the ring, which begins as a producer's.
     pub fn write(
         &self,
         [warp, lane]: [U32<'k>; 2],
@@ -272,7 +273,8 @@ impl<'k> StorePipeline<'k> {
         [self.params.column_of_d(at.column), at.row].into_iter().chain(self.slab).collect()
     }
 
-    /// The store thread's side of one tile, whose part begins at `first`. `parity` is its in the ring, which begins as a consumer's.
+    /// The store thread's side of one tile, whose part begins at `first`. `parity` is its in the ring, which begins as
+    /// a consumer's.
     pub fn store(&self, first: [U32<'k>; 2], parity: Var<'k, u32>) {
         if !self.stores_f32 {
             return self.store_batches(Kind::Half, first, parity);
@@ -336,8 +338,8 @@ impl<'k> StorePipeline<'k> {
 
 /// Stages a warp's rows of a panel in FP32, as TMA reads them.
 ///
-/// Half of a warp stores to four rows at a time, eight numbers of each. Of those, two neighbours would have a bank conflict; so odd rows
-/// take the octets of columns in another order than even ones.
+/// Half of a warp stores to four rows at a time, eight numbers of each. Of those, two neighbours would have a bank
+/// conflict; so odd rows take the octets of columns in another order than even ones.
 fn stage_f32<'k>(rows: &WarpOutput<'k, '_>, accumulators: &[Var<'k, f32>]) {
     const APART: usize = 2;
     let (row, pair) = (rows.lane >> 2, rows.lane & 3);

@@ -1,6 +1,6 @@
 //! Warpgroups of the persistent kernels, and which part of a tile each computes.
 
-use crate::WARPGROUP;
+use crate::common::WARPGROUP;
 use crate::gemm::operand::gate_up::GateUpRows;
 use oxigemm_ptx::U32;
 
@@ -12,11 +12,12 @@ pub(crate) const THREADS: u32 = (MATH_WARPGROUPS + 1) * WARPGROUP;
 /// Registers of a producer thread and of a consumer thread: together what the block was launched with.
 pub(crate) const PRODUCER_REGISTERS: u32 = 40;
 pub(crate) const MATH_REGISTERS: u32 = 232;
-/// Rows from one M-subtile of a warpgroup to its next: M-subtiles alternate between the warpgroups down a tile. So where only the
-/// upper half of a tile has rows, both warpgroups have one M-subtile to compute.
+/// Rows from one M-subtile of a warpgroup to its next: M-subtiles alternate between the warpgroups down a tile. So
+/// where only the upper half of a tile has rows, both warpgroups have one M-subtile to compute.
 pub(crate) const M_SUBTILE_STRIDE: u32 = MATH_WARPGROUPS * 64;
 
-/// Tile as its two consumer warpgroups divide it: each has half of the rows, in M-subtiles of 64, or, of 64 rows, half of the columns.
+/// Tile as its two consumer warpgroups divide it: each has half of the rows, in M-subtiles of 64, or, of 64 rows, half
+/// of the columns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConsumerTile {
     pub block_m: u32,
@@ -39,8 +40,8 @@ impl ConsumerTile {
         (self.block_m * self.warpgroups_n()) / M_SUBTILE_STRIDE
     }
 
-    /// Rows of A that one tensor load takes in m-grouped kernels: not too many, because those behind a group's last are left out by
-    /// whole loads. Every load takes time of the producer thread.
+    /// Rows of A that one tensor load takes in m-grouped kernels: not too many, because those behind a group's last are
+    /// left out by whole loads. Every load takes time of the producer thread.
     pub const fn group_box_rows(&self) -> u32 {
         if self.block_m == 64 { 32 } else { 128 }
     }

@@ -2,8 +2,8 @@
 
 use crate::common::pipeline::Pipeline;
 use crate::common::workspace_reduce::room_bytes;
+use crate::common::{WARP, WARPGROUP};
 use crate::gemm::sm90::warpgroups::{MATH_WARPGROUPS, MATH_WARPS};
-use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::{Kernel, MBarrier, SharedLayout};
 
 /// M of a tile.

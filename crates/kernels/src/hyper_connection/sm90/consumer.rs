@@ -2,7 +2,7 @@
 
 use super::config::{BLOCK_K, LINE, MATH_THREADS};
 use super::cta::Cta;
-use crate::WARP;
+use crate::common::WARP;
 use crate::common::workspace_reduce::{Contributors, WorkspaceReduce};
 use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::wgmma::{Descriptor, Major, MatrixA, MmaType, Swizzle};

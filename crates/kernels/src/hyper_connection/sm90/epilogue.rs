@@ -3,7 +3,7 @@
 use super::config::{MATH_THREADS, QUAD};
 use super::cta::Cta;
 use super::scheduler::Unit;
-use crate::WARP;
+use crate::common::WARP;
 use oxigemm_ptx::F32;
 
 impl<'k> Cta<'k, '_> {

@@ -2,7 +2,7 @@
 
 use super::config::{BLOCK_K, BLOCK_M, PRODUCER, W_LINES};
 use super::cta::Cta;
-use crate::WARP;
+use crate::common::WARP;
 use crate::common::l2_prefetch::Rows;
 use crate::gemm::sm90::warpgroups::MATH_WARPS;
 use oxigemm_ptx::tma::{Eviction, LoadOptions};

@@ -13,7 +13,8 @@ use crate::gemm::sm90::store_pipeline::PartShape;
 use crate::gemm::sm90::warpgroups::{ConsumerTile, MATH_WARPGROUPS, THREADS};
 use oxigemm_ptx::{BuildError, Kernel, Module, SharedLayout};
 
-/// Configuration that is compiled in. Shapes, strides, the cluster's dimensions and whether D is FP32 are run-time arguments.
+/// Configuration that is compiled in. Shapes, strides, the cluster's dimensions and whether D is FP32 are run-time
+/// arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     /// The operands.

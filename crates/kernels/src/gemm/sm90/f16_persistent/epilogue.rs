@@ -132,8 +132,8 @@ impl<'k> Block<'k, '_> {
         self.epilogue.as_ref().expect("a fused kernel")
     }
 
-    /// Applies the fused epilogue to a consumer warp's accumulators of a tile, and writes them or stages them for the store thread.
-    /// `parity` is that of the warpgroup's staging area, which begins as a producer's.
+    /// Applies the fused epilogue to a consumer warp's accumulators of a tile, and writes them or stages them for the
+    /// store thread. `parity` is that of the warpgroup's staging area, which begins as a producer's.
     pub(super) fn write_fused(
         &self,
         warpgroup: U32<'k>,

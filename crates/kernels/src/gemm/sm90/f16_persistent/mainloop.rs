@@ -118,8 +118,8 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         }
     }
 
-    /// Message about the tile that comes next, in m-grouped kernels: the first row and column, the row behind its group's last, and its
-    /// slab, or its group where the epilogue is fused.
+    /// Message about the tile that comes next, in m-grouped kernels: the first row and column, the row behind its
+    /// group's last, and its slab, or its group where the epilogue is fused.
     fn message(&self) -> ([U32<'k>; 2], [U32<'k>; 2]) {
         self.cursor.wait_full();
         TileMessage::load_all(self.block.message(self.cursor.stage()))

@@ -2,9 +2,9 @@
 //!
 //! A block computes tiles of `block_m` by `block_n` by these roles (`roles.rs`):
 //! - producer (`producer.rs`): one thread loads this block's part of A and B, multicast to the blocks that share it;
-//! - consumers (`mainloop.rs`): two warpgroups multiply, each its half of the rows, in M-subtiles of 64, or of the columns where a
-//!   tile has 64 rows. The tensor core accumulates all of K in FP32, so the products of a stage are only issued: while they run,
-//!   those of the stage before complete and it is released;
+//! - consumers (`mainloop.rs`): two warpgroups multiply, each its half of the rows, in M-subtiles of 64, or of the
+//!   columns where a tile has 64 rows. The tensor core accumulates all of K in FP32, so the products of a stage are
+//!   only issued: while they run, those of the stage before complete and it is released;
 //! - store (`epilogue.rs`): one thread for each consumer warpgroup has TMA store what it has staged.
 //!
 //! The tiles may be those of [groups](crate::gemm::scheduler::m_grouped), each with a B of its own, or of [groups along
@@ -41,8 +41,9 @@ impl<'k> Deref for Block<'k, '_> {
     }
 }
 
-/// `D[m,n] = C[m,n] + sum over k of  A[m,k] * B[n,k]`, with the B of the group that row m belongs to, where rows are grouped;
-/// where groups are along K, `D[g,m,n] = C[g,m,n] + ` that sum over the K of group g. With a fused epilogue where there is one.
+/// `D[m,n] = C[m,n] + sum over k of  A[m,k] * B[n,k]`, with the B of the group that row m belongs to, where rows are
+/// grouped; where groups are along K, `D[g,m,n] = C[g,m,n] + ` that sum over the K of group g. With a fused epilogue
+/// where there is one.
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let shape = cfg.persistent();

@@ -92,8 +92,9 @@ impl<'k> Block<'k, '_> {
         }
     }
 
-    /// Producer of a k-grouped kernel: a warp, of which one elected lane loads, because it takes all of them to make a tensor map.
-    /// Where the K of a group is no whole number of stages, the last has maps that end with the group, and zeros behind.
+    /// Producer of a k-grouped kernel: a warp, of which one elected lane loads, because it takes all of them to make a
+    /// tensor map. Where the K of a group is no whole number of stages, the last has maps that end with the group, and
+    /// zeros behind.
     pub(super) fn load_k_grouped_tiles(&self, groups: KGroups<'k>) {
         let (k, p, loads) = (self.k, &self.params, self.loads());
         let cursor = self.pipe.writer();

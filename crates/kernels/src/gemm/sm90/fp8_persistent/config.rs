@@ -2,6 +2,7 @@
 
 use super::{scales_1d1d, stream_k};
 use crate::common::pipeline::Pipeline;
+use crate::common::{BLOCK_K, WARPGROUP};
 use crate::gemm::epilogue::Panels;
 use crate::gemm::epilogue::fp8_output::{QuantizedOutput, passes};
 use crate::gemm::epilogue::fusion::{BoxOfB, Fusion};
@@ -17,10 +18,10 @@ use crate::gemm::sm90::store_pipeline::PartShape;
 use crate::gemm::sm90::warpgroups::{
     ConsumerTile, MATH_REGISTERS, MATH_WARPGROUPS, PRODUCER_REGISTERS, THREADS,
 };
-use crate::{BLOCK_K, WARPGROUP};
 use oxigemm_ptx::{BuildError, Kernel, Module, SharedLayout, U32};
 
-/// Configuration that is compiled in. Shapes, strides, the cluster's dimensions and the output type are run-time arguments.
+/// Configuration that is compiled in. Shapes, strides, the cluster's dimensions and the output type are run-time
+/// arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     /// Rows of a tile: 64, 128 or 256.
@@ -111,8 +112,8 @@ impl Config {
         }
     }
 
-    /// Registers of a consumer thread and of the others. With 1D1D scales there is a warpgroup more, so there are fewer for each:
-    /// consumers hold no scales then.
+    /// Registers of a consumer thread and of the others. With 1D1D scales there is a warpgroup more, so there are fewer
+    /// for each: consumers hold no scales then.
     pub(super) fn registers(&self) -> [u32; 2] {
         match self.scales_of_b {
             ScalesOfB::Rows => [MATH_REGISTERS - 32, PRODUCER_REGISTERS + 16],
@@ -159,8 +160,9 @@ impl Config {
         PartShape { m_subtiles: self.shape().m_subtiles(), columns: self.shape().columns() }
     }
 
-    /// K blocks that the main loop is unrolled by: those whose scales are loaded at once. With a second M-subtile, the step into the next
-    /// iteration is taken behind products of the first, and unrolling gains little; in stream-K kernels, half a percent.
+    /// K blocks that the main loop is unrolled by: those whose scales are loaded at once. With a second M-subtile, the
+    /// step into the next iteration is taken behind products of the first, and unrolling gains little; in stream-K
+    /// kernels, half a percent.
     pub(super) fn unroll(&self) -> u32 {
         match (self.shape().m_subtiles(), self.stream_k) {
             (1, _) => 4,
@@ -169,9 +171,9 @@ impl Config {
         }
     }
 
-    /// Whether a tile has a multiple of [`unroll`](Self::unroll) K blocks: those behind the end of K are zero. Large tiles, whose
-    /// products fill the registers, are 1 to 2% faster without a loop for the rest, and assembled sooner; low and narrow ones are
-    /// there for a K that would waste too much.
+    /// Whether a tile has a multiple of [`unroll`](Self::unroll) K blocks: those behind the end of K are zero. Large
+    /// tiles, whose products fill the registers, are 1 to 2% faster without a loop for the rest, and assembled sooner;
+    /// low and narrow ones are there for a K that would waste too much.
     pub(super) fn pads_k(&self) -> bool {
         const LARGE: u32 = 176;
         let large = self.shape().m_subtiles() * self.shape().columns() >= LARGE;
@@ -193,7 +195,8 @@ impl Config {
         self.block_m * self.block_n
     }
 
-    /// Whether the kernel has the [dynamic scheduler](crate::gemm::scheduler::dynamic): tiles in which groups end take less time.
+    /// Whether the kernel has the [dynamic scheduler](crate::gemm::scheduler::dynamic): tiles in which groups end take
+    /// less time.
     pub fn has_dynamic_scheduler(&self) -> bool {
         self.is_grouped() && self.shape().m_subtiles() > 1 && !self.is_fused() && !self.d_in_slabs
     }
@@ -206,7 +209,8 @@ impl Config {
         }
     }
 
-    /// Columns that are sure to share one scale of B, whatever tile and warpgroup they are in, where 128 rows of B share one.
+    /// Columns that are sure to share one scale of B, whatever tile and warpgroup they are in, where 128 rows of B
+    /// share one.
     pub(super) fn columns_per_scale(&self) -> u32 {
         gcd(self.part_columns(), BLOCK_K)
     }

@@ -105,8 +105,8 @@ impl<'k> Block<'k, '_> {
         })
     }
 
-    /// Writes a consumer warp's accumulators of a part, of which `first_row` is the first in the tile, or stages them for the store
-    /// thread. `parity` is that of the warpgroup's staging area, which begins as a producer's.
+    /// Writes a consumer warp's accumulators of a part, of which `first_row` is the first in the tile, or stages them
+    /// for the store thread. `parity` is that of the warpgroup's staging area, which begins as a producer's.
     pub(super) fn write(
         &self,
         (tile, first_row): (&OutputTile<'k>, U32<'k>),

@@ -1,11 +1,12 @@
 //! Main loop of the persistent FP8 kernel: consumer warpgroups multiply and promote.
 //!
 //! From `build` to the `wgmma`: [`Block::consume`] takes tiles, [`Consumer::multiply_tile`] their K blocks,
-//! [`Consumer::multiply_block`] or [`Consumer::multiply_subtiles`] a stage, and [`issue_stage`] issues the instructions.
+//! [`Consumer::multiply_block`] or [`Consumer::multiply_subtiles`] a stage, and [`issue_stage`] issues the
+//! instructions.
 
 use super::epilogue::OutputTile;
 use super::{Block, Config, scales_1d1d};
-use crate::BLOCK_K;
+use crate::common::BLOCK_K;
 use crate::common::pipeline::Cursor;
 use crate::gemm::operand::fp8;
 use crate::gemm::params::ScalesOfB;
@@ -209,8 +210,8 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         (tile, None)
     }
 
-    /// K blocks of the current tile, those behind the end of K included: from one on to before another. They are counted from the
-    /// beginning of the first one's scale group.
+    /// K blocks of the current tile, those behind the end of K included: from one on to before another. They are
+    /// counted from the beginning of the first one's scale group.
     fn blocks(&self) -> [U32<'k>; 2] {
         let (zero, cfg) = (self.block.k.constant(0), self.block.cfg);
         match cfg.grouping {
@@ -242,7 +243,8 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         (tile[0] + first_row).lt(end)
     }
 
-    /// Loads the scales of a few K blocks, from the `within`-th of a scale group on; in 1D1D kernels waits for the tile's message.
+    /// Loads the scales of a few K blocks, from the `within`-th of a scale group on; in 1D1D kernels waits for the
+    /// tile's message.
     fn load_scales(&self, within: U32<'k>) {
         match (self.block.cfg.scales_of_b, self.block.cfg.grouping) {
             (ScalesOfB::Blocks, _) => self.block.k.if_(within.eq(0), || self.scales.wait()),
@@ -261,7 +263,8 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         }
     }
 
-    /// The scales of this thread's rows for a K block of the group, multiplied with that of the columns where all have the same.
+    /// The scales of this thread's rows for a K block of the group, multiplied with that of the columns where all have
+    /// the same.
     fn block_rows(&self, within: usize) -> Vec<F32<'k>> {
         let column = self.column_scales.as_ref().map(|column| column[within].get());
         let scale = |row: &Vec<Var<'k, f32>>| match column {
@@ -280,8 +283,8 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         }
     }
 
-    /// All K blocks of a tile, of those of its M-subtiles that have rows of the tile's group. The first is at the tile's
-    /// `first_row`.
+    /// All K blocks of a tile, of those of its M-subtiles that have rows of the tile's group. The first is at the
+    /// tile's `first_row`.
     fn multiply_rows(&self, m_subtiles: u32, first_row: U32<'k>, blocks: [U32<'k>; 2]) {
         let last = first_row + (m_subtiles - 1) * M_SUBTILE_STRIDE;
         let fewer = || match m_subtiles {
@@ -318,7 +321,8 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         if self.block.cfg.pads_k() {
             return k.for_(first, k_blocks, unroll, unrolled);
         }
-        // Tests between unrolled blocks would cost 2 to 4%: the rest goes one by one, and the scales of the others move up.
+        // Tests between unrolled blocks would cost 2 to 4%: the rest goes one by one, and the scales of the others move
+        // up.
         let whole = k_blocks - k_blocks % unroll;
         k.for_(0, whole, unroll, unrolled);
         k.for_(whole, k_blocks, 1, |block| {
@@ -345,8 +349,8 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         });
     }
 
-    /// One K block of a 1D1D tile, where every product has a scale of its own, a product as well. While one warpgroup promotes, the
-    /// tensor core works for the other.
+    /// One K block of a 1D1D tile, where every product has a scale of its own, a product as well. While one warpgroup
+    /// promotes, the tensor core works for the other.
     fn multiply_1d1d(&self, scales: [Operand<'k>; 2]) {
         let (k, cfg) = (self.block.k, self.block.cfg);
         self.cursor.wait_full();
@@ -384,8 +388,8 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         }
     }
 
-    /// One K block, with the `nth` of the loaded row scales. While the tensor core works, `columns` gives the scales of the columns
-    /// where there are several, and `ahead` prepares what comes next.
+    /// One K block, with the `nth` of the loaded row scales. While the tensor core works, `columns` gives the scales of
+    /// the columns where there are several, and `ahead` prepares what comes next.
     fn multiply_block(&self, nth: usize, columns: impl FnOnce() -> Vec<F32<'k>>, ahead: impl FnOnce()) {
         let (k, cfg) = (self.block.k, self.block.cfg);
         self.cursor.wait_full();
@@ -400,8 +404,9 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         promote(cfg, &self.accumulators[0], &self.products, [rows[0], rows[1]], &columns);
     }
 
-    /// All K blocks of a tile of several M-subtiles, of which there is at least one. The step into the next iteration takes a while: it
-    /// is taken while the tensor core works on the first M-subtile, so an iteration ends between a block and the issue of the next.
+    /// All K blocks of a tile of several M-subtiles, of which there is at least one. The step into the next iteration
+    /// takes a while: it is taken while the tensor core works on the first M-subtile, so an iteration ends between a
+    /// block and the issue of the next.
     fn multiply_subtiles(&self, m_subtiles: usize, [first, k_blocks]: [U32<'k>; 2]) {
         let k = self.block.k;
         let (block, is_full) = (k.var_from(first), k.var(false));
@@ -428,8 +433,9 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         );
     }
 
-    /// The rest of a K block whose first M-subtile is issued, so much `later` than the `first` of its iteration. While the tensor core
-    /// works on the last M-subtile, `ahead` prepares what comes next, and the next stage is tested for being full.
+    /// The rest of a K block whose first M-subtile is issued, so much `later` than the `first` of its iteration. While
+    /// the tensor core works on the last M-subtile, `ahead` prepares what comes next, and the next stage is tested for
+    /// being full.
     fn complete_subtiles(
         &self,
         m_subtiles: usize,
@@ -460,8 +466,8 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         promote(last);
     }
 
-    /// Loads the scales of an iteration that begins with the K block `next`, without a branch around the loads: behind a tile's last
-    /// block, what they give is not used.
+    /// Loads the scales of an iteration that begins with the K block `next`, without a branch around the loads: behind
+    /// a tile's last block, what they give is not used.
     fn advance_scales(&self, next: U32<'k>, k_blocks: U32<'k>) {
         let within = next % self.group();
         self.block.k.if_(within.eq(0) & next.lt(k_blocks), || {
@@ -479,8 +485,8 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
     }
 }
 
-/// `accumulators += scale * products`: the second level of accumulation, in full FP32. Without column scales, the row scales are
-/// all there is.
+/// `accumulators += scale * products`: the second level of accumulation, in full FP32. Without column scales, the row
+/// scales are all there is.
 fn promote<'k>(
     cfg: &Config,
     accumulators: &[Var<'k, f32>],

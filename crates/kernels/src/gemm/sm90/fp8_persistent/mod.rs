@@ -4,14 +4,14 @@
 //! - producer (`producer.rs`): one thread loads this block's part of A and B, multicast to the blocks that share it;
 //! - scale producer (`producer.rs`): a warp loads scales. With 1D1D scales a warpgroup makes operands of them
 //!   (`scales_1d1d.rs`);
-//! - consumers (`mainloop.rs`): two warpgroups multiply and promote, each its half of the rows, in M-subtiles of 64, or of the
-//!   columns where a tile has 64 rows;
+//! - consumers (`mainloop.rs`): two warpgroups multiply and promote, each its half of the rows, in M-subtiles of 64, or
+//!   of the columns where a tile has 64 rows;
 //! - store (`epilogue.rs`): one thread for each consumer warpgroup, or for both, has TMA store what they have staged.
 //!
 //! The tiles may be those of [groups](crate::gemm::scheduler::m_grouped), each with a B of its own, or of [groups along
-//! K](crate::gemm::scheduler::k_grouped). The tiles of the last wave may be [split along K](crate::gemm::scheduler::stream_k)
-//! (`stream_k.rs`), or clusters take tiles [as they finish](crate::gemm::scheduler::dynamic). The
-//! [epilogue](crate::gemm::epilogue::fusion) may be fused.
+//! K](crate::gemm::scheduler::k_grouped). The tiles of the last wave may be [split along
+//! K](crate::gemm::scheduler::stream_k) (`stream_k.rs`), or clusters take tiles [as they
+//! finish](crate::gemm::scheduler::dynamic). The [epilogue](crate::gemm::epilogue::fusion) may be fused.
 
 mod config;
 mod epilogue;
@@ -20,7 +20,7 @@ mod producer;
 mod scales_1d1d;
 mod stream_k;
 
-use crate::BLOCK_K;
+use crate::common::BLOCK_K;
 use crate::gemm::operand::fp8::SCALE_GROUP;
 use crate::gemm::params::ScalesOfB;
 use crate::gemm::scheduler::dynamic::DynamicScheduler;
@@ -51,9 +51,9 @@ impl<'k> Deref for Block<'k, '_> {
     }
 }
 
-/// `D[m,n] = C[m,n] + sum over 128-wide K blocks of  sfa[m,kb] * sfb[n/128,kb] * (A[m,kb] . B[n,kb])`, with `sfb[n,kb]` where
-/// scales are 1D1D, with the B and its scales of the group that row m belongs to where rows are grouped, and with a fused epilogue
-/// where there is one.
+/// `D[m,n] = C[m,n] + sum over 128-wide K blocks of  sfa[m,kb] * sfb[n/128,kb] * (A[m,kb] . B[n,kb])`, with `sfb[n,kb]`
+/// where scales are 1D1D, with the B and its scales of the group that row m belongs to where rows are grouped, and with
+/// a fused epilogue where there is one.
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let shape = cfg.persistent();

@@ -1,7 +1,7 @@
 //! Producers of the persistent FP8 kernel: operand tiles, and the scales of 1D2D kernels.
 
 use super::Block;
-use crate::BLOCK_K;
+use crate::common::BLOCK_K;
 use crate::gemm::operand::fp8::scale_group_start;
 use crate::gemm::params::ScalesOfB;
 use crate::gemm::scheduler::dynamic::NextTile;
@@ -72,8 +72,8 @@ impl<'k> Block<'k, '_> {
         cursor.drain();
     }
 
-    /// Producer of a k-grouped kernel: a warp, of which one lane loads, because it takes all of them to make the tensor maps of a
-    /// group.
+    /// Producer of a k-grouped kernel: a warp, of which one lane loads, because it takes all of them to make the tensor
+    /// maps of a group.
     pub(super) fn load_k_grouped_tiles(&self, groups: KGroups<'k>) {
         let (k, cfg, p) = (self.k, self.cfg, &self.params);
         let [a, b] = self.loads();
@@ -107,8 +107,8 @@ impl<'k> Block<'k, '_> {
         });
     }
 
-    /// Starts a cluster later that has a tile less than others, instead of ending it earlier: then not all clusters add to memory
-    /// at one time. `blocks` are those of a last tile.
+    /// Starts a cluster later that has a tile less than others, instead of ending it earlier: then not all clusters add
+    /// to memory at one time. `blocks` are those of a last tile.
     fn stagger_start(&self, blocks: U32<'k>) {
         // About what a K block takes: half a microsecond where a tile has 128 rows.
         let block_ns = self.cfg.block_m * 3;

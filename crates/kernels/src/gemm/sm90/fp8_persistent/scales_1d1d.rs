@@ -1,16 +1,16 @@
 //! 1D1D scales: every row of A and every row of B has a scale, and the tensor core multiplies them.
 //!
-//! Every element of a tile has another scale, `sfa[m] * sfb[n]`, in every K block. A consumer thread has the accumulators of a
-//! quarter of the columns; to load the scales of those would take shared memory half of the time that the products take, beside
-//! the operands, which take three quarters. So the scales are an outer product, of those of rows and those of columns, which lie
-//! in each stage beside the tiles. It arrives as the products do, element by element in the same registers of the same thread, and
-//! costs a quarter of their time.
+//! Every element of a tile has another scale, `sfa[m] * sfb[n]`, in every K block. A consumer thread has the
+//! accumulators of a quarter of the columns; to load the scales of those would take shared memory half of the time that
+//! the products take, beside the operands, which take three quarters. So the scales are an outer product, of those of
+//! rows and those of columns, which lie in each stage beside the tiles. It arrives as the products do, element by
+//! element in the same registers of the same thread, and costs a quarter of their time.
 //!
-//! TF32 has 11 bits of the 24: a scale is the sum of two such numbers, of which the second has a sign of its own and so lacks one
-//! bit at most, the last; a product of scales is the sum of four products.
+//! TF32 has 11 bits of the 24: a scale is the sum of two such numbers, of which the second has a sign of its own and so
+//! lacks one bit at most, the last; a product of scales is the sum of four products.
 
 use super::Block;
-use crate::WARP;
+use crate::common::WARP;
 use crate::gemm::params::ScaleParams;
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::scheduler::tile::TileView;
@@ -27,8 +27,8 @@ pub(super) const fn bytes(rows: u32) -> u32 {
     rows * ROW_BYTES
 }
 
-/// The operand at `at`, from its row `first` on. The other half of its K, which an instruction has whether it is wanted or not, is zero: in
-/// every operand the same [`bytes`] of zeros, that lie `zeros` bytes behind `at`.
+/// The operand at `at`, from its row `first` on. The other half of its K, which an instruction has whether it is wanted
+/// or not, is zero: in every operand the same [`bytes`] of zeros, that lie `zeros` bytes behind `at`.
 pub(super) fn descriptor<'k>(at: Shared<'k>, zeros: u32, first: U32<'k>) -> Descriptor<'k> {
     Descriptor::new(at, Swizzle::None, zeros, 8 * ROW_BYTES).advance_start(first * ROW_BYTES)
 }
@@ -40,8 +40,8 @@ pub(super) fn multiply<'k>(k: &'k Kernel, scales: &[Var<'k, f32>], [rows, column
 
 /// Scales of a K block that a lane of a scale warp has: one of each 32 rows (or columns).
 const PER_LANE: u32 = 2;
-/// Rows (or columns) whose scales a warp loads. So 128x128 tiles have one such warp in each partition of an SM: a warpgroup is as slow
-/// as the slowest of its four warps, which the scale warps take time from.
+/// Rows (or columns) whose scales a warp loads. So 128x128 tiles have one such warp in each partition of an SM: a
+/// warpgroup is as slow as the slowest of its four warps, which the scale warps take time from.
 const PER_WARP: u32 = PER_LANE * WARP;
 
 /// Scale warps for so many rows and columns.
@@ -150,8 +150,8 @@ impl<'k> ScaleLoader<'k> {
         );
     }
 
-    /// Begins with the scales of the row `first`, of those before `limit`. (The others take the scale of the last: nobody stores what becomes
-    /// of it.)
+    /// Begins with the scales of the row `first`, of those before `limit`. (The others take the scale of the last:
+    /// nobody stores what becomes of it.)
     fn begin(&self, scales: &ScaleParams<'k>, first: U32<'k>, limit: U32<'k>) {
         for (nth, lane_scales) in (0u32..).zip(&self.lane_scales) {
             let row = (first + nth * WARP).min(limit - 1);

@@ -1,22 +1,23 @@
-//! Stream-K fix-up: of two blocks that have each computed some K blocks of a tile, one leaves its accumulators in the workspace, the
-//! other adds them to its own.
+//! Stream-K fix-up: of two blocks that have each computed some K blocks of a tile, one leaves its accumulators in the
+//! workspace, the other adds them to its own.
 
 use super::Block;
 use super::epilogue::OutputTile;
-use crate::WARPGROUP;
+use crate::common::WARPGROUP;
 use crate::gemm::scheduler::stream_k::{FixupSlot, StreamKPart};
 use crate::gemm::sm90::warpgroups::MATH_WARPGROUPS;
 use oxigemm_ptx::memory::{AtomicOp, Scope};
 use oxigemm_ptx::{Global, Pred, Shared, U32, Var};
 
-/// Bytes of shared memory: for each consumer warpgroup a word of its own, and one that tells its store thread whether to store.
+/// Bytes of shared memory: for each consumer warpgroup a word of its own, and one that tells its store thread whether
+/// to store.
 pub(super) const SHARED_BYTES: u32 = 2 * MATH_WARPGROUPS * 4;
 
 /// Vectors of accumulators that are loaded at a time.
 const AT_ONCE: usize = 16;
 
-/// Neighbours swapped. What is stored as a vector sits in registers in that order, and an accumulator should sit in one of another parity
-/// than its product: registers of the same parity are read one after the other.
+/// Neighbours swapped. What is stored as a vector sits in registers in that order, and an accumulator should sit in one
+/// of another parity than its product: registers of the same parity are read one after the other.
 fn swapped<T>([a, b, c, d]: [T; 4]) -> [T; 4] {
     [b, a, d, c]
 }
@@ -30,8 +31,8 @@ impl<'k> Block<'k, '_> {
         self.word(warpgroup).at(MATH_WARPGROUPS * 4)
     }
 
-    /// Makes the accumulators of a part those of the whole tile, if the other part has been computed; says whether they are. All threads
-    /// of a consumer warpgroup call it.
+    /// Makes the accumulators of a part those of the whole tile, if the other part has been computed; says whether they
+    /// are. All threads of a consumer warpgroup call it.
     pub(super) fn fix_up(&self, slot: FixupSlot<'k>, accumulators: &[Vec<Var<'k, f32>>]) -> Pred<'k> {
         let (k, stream_k) = (self.k, self.stream_k.expect("a stream-K kernel"));
         let complete = k.var(1u32);

@@ -12,8 +12,8 @@ pub(crate) struct ScaleConsumer<'k> {
     pub(super) by_rows: Pred<'k>,
     pub(super) row_stride: U32<'k>,
     pub(super) block_stride: U32<'k>,
-    /// Zero, as a number that the assembler takes for each lane's own: what is loaded by a uniform address it moves to a
-    /// uniform register, and waits for it on the way.
+    /// Zero, as a number that the assembler takes for each lane's own: what is loaded by a uniform address it moves to
+    /// a uniform register, and waits for it on the way.
     pub(super) lane_zero: U32<'k>,
 }
 
@@ -23,8 +23,8 @@ impl<'k> ScaleConsumer<'k> {
         self.cursor.wait_full();
     }
 
-    /// Releases the current group and moves to the next. Every lane arrives itself for what it has read: that costs nothing, needs no
-    /// warp barrier, and compute-sanitizer takes no lane's arrival for the others.
+    /// Releases the current group and moves to the next. Every lane arrives itself for what it has read: that costs
+    /// nothing, needs no warp barrier, and compute-sanitizer takes no lane's arrival for the others.
     pub fn release(&self) {
         self.pipe.pipe.empty(self.cursor.stage()).arrive();
         self.cursor.advance();
@@ -44,8 +44,8 @@ impl<'k> ScaleConsumer<'k> {
         self.slot().at(within * self.block_stride).at(offset).load::<f32>()
     }
 
-    /// Loads the scales of some rows for one, two or four K blocks of the group from the `within`-th on: of rows that lie `below`
-    /// one, by its [`row_offset`](Self::row_offset). Where K is contiguous, those of a row are one vector.
+    /// Loads the scales of some rows for one, two or four K blocks of the group from the `within`-th on: of rows that
+    /// lie `below` one, by its [`row_offset`](Self::row_offset). Where K is contiguous, those of a row are one vector.
     pub fn load_rows(&self, within: U32<'k>, offset: U32<'k>, below: &[u32], to: &[Vec<Var<'k, f32>>]) {
         let slot = self.slot().at(within * self.block_stride).at(offset);
         if to.iter().all(|to| to.len() == 1) {

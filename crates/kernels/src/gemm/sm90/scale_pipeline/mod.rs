@@ -1,14 +1,14 @@
 //! Scale pipeline: scales of FP8 operands on their way to the consumers, in a ring beside that of the operand stages.
 //!
-//! An operand stage arrives just in time; scales are loaded a few K blocks at a time and run ahead, so that a consumer finds
-//! them when it looks for the next ones while the tensor core works. TMA loads what it can address: the scales of A's rows in either
-//! layout, by a tensor map or as one piece, and those of B where a tile needs one row of them. A warp copies the rest. Every
-//! slot also has the [message](TileMessage) about its tile.
+//! An operand stage arrives just in time; scales are loaded a few K blocks at a time and run ahead, so that a consumer
+//! finds them when it looks for the next ones while the tensor core works. TMA loads what it can address: the scales of
+//! A's rows in either layout, by a tensor map or as one piece, and those of B where a tile needs one row of them. A
+//! warp copies the rest. Every slot also has the [message](TileMessage) about its tile.
 
 mod consumer;
 mod producer;
 
-use crate::WARP;
+use crate::common::WARP;
 use crate::common::pipeline::Pipeline;
 use crate::gemm::operand::fp8::SCALE_GROUP;
 use crate::gemm::params::{Params, ScaleLayout};
@@ -18,8 +18,8 @@ use oxigemm_ptx::warp::Shuffle;
 use oxigemm_ptx::{Kernel, Pred, Shared, U32};
 pub(crate) use producer::{ScaleCopyProducer, ScaleProducer, ScaleTmaProducer};
 
-/// Scale group of dense tiles of at most [`LOW_ROWS`]. TMA works row by row, so the fewer groups the better, as far as shared
-/// memory reaches: m-grouped kernels have a table of the groups there as well.
+/// Scale group of dense tiles of at most [`LOW_ROWS`]. TMA works row by row, so the fewer groups the better, as far as
+/// shared memory reaches: m-grouped kernels have a table of the groups there as well.
 const LONG_GROUP: u32 = 16;
 const LOW_ROWS: u32 = 128;
 /// K blocks whose scales one load by a tensor map may take, the most first; 16 bytes of a row at least.

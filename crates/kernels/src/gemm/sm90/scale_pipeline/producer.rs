@@ -2,10 +2,10 @@
 
 use super::ScalePipeline;
 use crate::common::pipeline::Cursor;
+use crate::common::{BLOCK_K, WARP};
 use crate::gemm::operand::fp8::scale_group_start;
 use crate::gemm::params::{Params, ScaleLayout};
 use crate::gemm::scheduler::tile::{TileMessage, TileView};
-use crate::{BLOCK_K, WARP};
 use oxigemm_ptx::tma::LoadOptions;
 use oxigemm_ptx::{Pred, Shared, U32};
 
@@ -28,7 +28,8 @@ impl<'k> ScaleTmaProducer<'k> {
         self.cursor.advance();
     }
 
-    /// Writes the tile's message, where there are no scales. Unless it is `awaited`, something else tells when it is there.
+    /// Writes the tile's message, where there are no scales. Unless it is `awaited`, something else tells when it is
+    /// there.
     pub fn store_message(&self, tile: &TileView<'k>, awaited: bool) {
         self.cursor.wait_empty();
         let pipe = &self.pipe;

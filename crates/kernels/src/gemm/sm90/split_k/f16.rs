@@ -1,12 +1,13 @@
 //! Split-K GEMM of BF16 or FP16 operands, for few rows: K split over a cluster, operands swapped below 64 rows.
 //!
-//! With few rows of A the product is as fast as B can be read. Below 64 rows B's rows take the tensor core's 64-row side and A's the
-//! other, which may be as narrow as 8. Where N alone does not give every SM work, the blocks of a cluster take a K split each, and
-//! reduce their accumulators through distributed shared memory.
+//! With few rows of A the product is as fast as B can be read. Below 64 rows B's rows take the tensor core's 64-row
+//! side and A's the other, which may be as narrow as 8. Where N alone does not give every SM work, the blocks of a
+//! cluster take a K split each, and reduce their accumulators through distributed shared memory.
 //!
-//! K may run through a batch of products, which are so added up: then the operands are slabs, and a stage is of one of them.
+//! K may run through a batch of products, which are so added up: then the operands are slabs, and a stage is of one of
+//! them.
 
-use crate::WARP;
+use crate::common::WARP;
 use crate::common::pipeline::Pipeline;
 use crate::gemm::epilogue::fusion::EpilogueParams;
 use crate::gemm::operand::f16::{BLOCK_K, OperandTile, Operands};
@@ -19,8 +20,8 @@ use oxigemm_ptx::{BuildError, Kernel, Module, Shared, SharedLayout, Target, U32,
 
 pub use crate::gemm::sm90::dsmem_reduce::SPLITS;
 
-/// Configuration that is compiled in. Shapes, strides, the K split, the number of stages and whether D is FP32 are run-time
-/// arguments.
+/// Configuration that is compiled in. Shapes, strides, the K split, the number of stages and whether D is FP32 are
+/// run-time arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     /// The operands; A is K-major.
@@ -38,10 +39,12 @@ pub struct Config {
 /// The most stages that there are barriers for.
 pub const MAX_STAGES: u32 = 16;
 
-/// Shared-memory map: every offset in one place. What has a fixed size lies below the stages, whose number is an argument.
+/// Shared-memory map: every offset in one place. What has a fixed size lies below the stages, whose number is an
+/// argument.
 struct SharedMap {
     barriers: u32,
-    /// Stages, each with its tile of B and then of A; when all of them have been read, the reduction and the staged output.
+    /// Stages, each with its tile of B and then of A; when all of them have been read, the reduction and the staged
+    /// output.
     tiles: u32,
 }
 

@@ -1,10 +1,12 @@
 //! Split-K FP8 GEMM with fine-grained scales, for few rows: K split over a cluster, operands swapped below 64 rows.
 //!
-//! With few rows of A the product is as fast as B can be read. Below 64 rows B's rows take the tensor core's 64-row side and A's the
-//! other, which may be as narrow as 8. Where N alone does not give every SM work, the blocks of a cluster take a K split each. Their
-//! accumulators are reduced through distributed shared memory in the order of the splits, so the result does not depend on timing.
+//! With few rows of A the product is as fast as B can be read. Below 64 rows B's rows take the tensor core's 64-row
+//! side and A's the other, which may be as narrow as 8. Where N alone does not give every SM work, the blocks of a
+//! cluster take a K split each. Their accumulators are reduced through distributed shared memory in the order of the
+//! splits, so the result does not depend on timing.
 
 use crate::common::pipeline::Pipeline;
+use crate::common::{BLOCK_K, WARP};
 use crate::gemm::epilogue::fusion::EpilogueParams;
 use crate::gemm::operand::fp8::{self, E5m2, scale_group_start};
 use crate::gemm::operand::gate_up::{Fusion, GateUpRows};
@@ -14,13 +16,12 @@ pub use crate::gemm::sm90::dsmem_reduce::SPLITS;
 use crate::gemm::sm90::mma::issue_stage;
 use crate::gemm::sm90::scale_pipeline::{ScaleConsumer, ScalePipeline, ScaleShape};
 use crate::gemm::sm90::split_k::{KSplit, SplitKTile, TileOutput};
-use crate::{BLOCK_K, WARP};
 use oxigemm_ptx::tma::{Eviction, LoadOptions};
 use oxigemm_ptx::wgmma::{Descriptor, Swizzle};
 use oxigemm_ptx::{BuildError, F32, Kernel, Module, Shared, SharedLayout, Target, U32, Var};
 
-/// Configuration that is compiled in. Shapes, strides, the K split, the number of stages and the output type are run-time
-/// arguments.
+/// Configuration that is compiled in. Shapes, strides, the K split, the number of stages and the output type are
+/// run-time arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     /// Rows of A in a tile: 8, 16, 32, 64 or 128.
@@ -36,12 +37,14 @@ pub struct Config {
 /// The most stages that there are barriers for.
 pub const MAX_STAGES: u32 = 16;
 
-/// Shared-memory map: every offset in one place. What has a fixed size lies below the stages, whose number is an argument.
+/// Shared-memory map: every offset in one place. What has a fixed size lies below the stages, whose number is an
+/// argument.
 struct SharedMap {
     barriers: u32,
     scale_barriers: u32,
     scales: u32,
-    /// Stages, each with its rows of B and then of A; when all of them have been read, the reduction and the staged output.
+    /// Stages, each with its rows of B and then of A; when all of them have been read, the reduction and the staged
+    /// output.
     tiles: u32,
 }
 

@@ -1,16 +1,16 @@
-//! Split-K kernels for few rows: the tile on the tensor core, the K split of a block, and the epilogue, which FP8 and 16-bit kernels
-//! share.
+//! Split-K kernels for few rows: the tile on the tensor core, the K split of a block, and the epilogue, which FP8 and
+//! 16-bit kernels share.
 
 pub mod f16;
 pub mod fp8;
 
 use crate::common::fast_divmod::FastDivmod;
+use crate::common::{WARP, WARPGROUP};
 use crate::gemm::epilogue::fusion::EpilogueParams;
 use crate::gemm::epilogue::split_k::FusedRows;
 use crate::gemm::epilogue::{OutputFlags, OutputParams, Panels, SwappedOutput, WarpOutput};
 use crate::gemm::operand::gate_up::Fusion;
 use crate::gemm::sm90::dsmem_reduce::{DsmemReduce, ReduceShape};
-use crate::{WARP, WARPGROUP};
 use oxigemm_ptx::{Kernel, Shared, U32, Var};
 
 /// Tile of a split-K kernel: rows of A and rows of B. Below 64 rows of A the operands are swapped.
@@ -33,8 +33,8 @@ impl SplitKTile {
         self.block_n / self.fusion.accumulators()
     }
 
-    /// Warpgroups side by side on the 64-row side, each with as many rows of the other: gates and ups have one each, so that a thread
-    /// does not hold more than it has registers for. Swapped, they lie along the 64-row side.
+    /// Warpgroups side by side on the 64-row side, each with as many rows of the other: gates and ups have one each, so
+    /// that a thread does not hold more than it has registers for. Swapped, they lie along the 64-row side.
     const fn beside(&self) -> u32 {
         if self.swapped() { 1 } else { self.fusion.accumulators() }
     }
@@ -101,8 +101,8 @@ impl<'k> KSplit<'k> {
     /// An equal share of the K blocks, of one of [`SPLITS`](crate::gemm::sm90::dsmem_reduce::SPLITS).
     pub fn new(k: &'k Kernel, k_blocks: U32<'k>) -> Self {
         let (split, rank) = (k.cluster_blocks(), k.cluster_rank());
-        // The logarithm of 1, 2, 4 and 8: everything waits for this, and a division takes long, as does reading the cluster's index, which
-        // is a division by a number that an SM has to fetch first.
+        // The logarithm of 1, 2, 4 and 8: everything waits for this, and a division takes long, as does reading the
+        // cluster's index, which is a division by a number that an SM has to fetch first.
         let halvings = (split >> 1) - (split >> 3);
         let share = |all: U32<'k>| split.eq(3).select(third(all), all >> halvings);
         let blocks = [rank, rank + 1].map(|nth| share(nth * k_blocks));
