@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use oxigemm::{Device, GemmOptions};
+use oxigemm_testkit::{Failure, Verdict};
 use serde_json::json;
 
+use crate::Common;
 use crate::output::{print_json, print_line};
 use crate::timing::Clock;
-use crate::verdict::Verdict;
-use crate::{Common, Failure};
 
 /// A problem, whether its result is right, and the time of a call, on a GPU.
 pub struct Found {

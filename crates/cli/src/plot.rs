@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::anchor::{CALIBRATION_TOLERANCE, geometric_mean};
+use crate::baseline::{CALIBRATION_TOLERANCE, geometric_mean};
 
 /// One measured case.
 #[derive(Clone, Copy, Debug)]

@@ -1,46 +1,42 @@
-//! The peer's figures for the logits of an indexer.
+//! The peer's figures for attention (MQA) logits.
 
 use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-use crate::indexer::{PagedSpec, PrefillSpec, Ranges};
+use super::{Peer, parse};
+use crate::cases::attention::{PagedSpec, PrefillSpec, Ranges};
 use oxigemm::random;
 
 /// The peer's figures.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct IndexerAnchor {
+pub struct AttentionAnchor {
     /// How the figures were taken.
     pub note: String,
     /// The benchmark cases.
-    pub cases: Vec<IndexerCase>,
+    pub cases: Vec<AttentionCase>,
 }
 
 /// One case of the peer's benchmark.
 #[derive(Clone, Debug, Deserialize)]
-pub struct IndexerCase {
+pub struct AttentionCase {
     /// What is computed.
     #[serde(flatten)]
-    pub problem: IndexerProblem,
+    pub problem: AttentionProblem,
     /// Heads of a query.
     pub heads: usize,
     /// Elements of a head.
     pub dim: usize,
-    /// The time of all kernels of one call.
-    pub call_us: f64,
-    /// The same without the kernel that writes -inf.
-    pub main_kernel_us: f64,
-    /// The distance of the result from the product of the quantized operands.
-    pub diff: f64,
-    /// The calibration product, timed beside this case.
-    pub calibration_us: f64,
+    /// The peer's figures; `diff` is from the product of the quantized operands.
+    #[serde(flatten)]
+    pub figures: Peer,
 }
 
 /// A case as the anchor names it.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(tag = "family")]
-pub enum IndexerProblem {
+pub enum AttentionProblem {
     /// A prefill.
     #[serde(rename = "mqa")]
     Prefill {
@@ -64,24 +60,21 @@ pub enum IndexerProblem {
 /// What the lengths of the peer's sequences lie around.
 const LENGTH: usize = 8192;
 
-impl IndexerAnchor {
+impl AttentionAnchor {
     /// The figures, parsed once.
-    pub fn fp8() -> &'static IndexerAnchor {
-        static ANCHOR: LazyLock<IndexerAnchor> = LazyLock::new(|| {
-            serde_json::from_str(include_str!("../../data/anchor_indexer_fp8.json"))
-                .expect("the anchor's data is part of the program, and a test parses it")
-        });
+    pub fn fp8() -> &'static AttentionAnchor {
+        static ANCHOR: LazyLock<AttentionAnchor> = LazyLock::new(|| parse(include_str!("../../data/anchor_attention_fp8.json")));
         &ANCHOR
     }
 }
 
-impl IndexerCase {
+impl AttentionCase {
     /// Its name, such as `paged_mqa b64 n1 h64 d128 l8192`.
     pub fn name(&self) -> String {
-        let IndexerCase { heads, dim, .. } = self;
+        let AttentionCase { heads, dim, .. } = self;
         match self.problem {
-            IndexerProblem::Prefill { queries, keys } => format!("mqa sq{queries} sk{keys} h{heads} d{dim}"),
-            IndexerProblem::Paged { sequences, next, .. } => {
+            AttentionProblem::Prefill { queries, keys } => format!("mqa sq{queries} sk{keys} h{heads} d{dim}"),
+            AttentionProblem::Paged { sequences, next, .. } => {
                 format!("paged_mqa b{sequences} n{next} h{heads} d{dim} l{LENGTH}")
             }
         }
@@ -89,13 +82,13 @@ impl IndexerCase {
 
     /// The prefill, if it is one.
     pub fn prefill(&self) -> Option<PrefillSpec> {
-        let IndexerProblem::Prefill { queries, keys } = self.problem else { return None };
+        let AttentionProblem::Prefill { queries, keys } = self.problem else { return None };
         Some(PrefillSpec::new([self.heads, self.dim], [queries, keys], Ranges::Causal))
     }
 
     /// The sequences, if it is about some.
     pub fn paged(&self) -> Option<PagedSpec> {
-        let IndexerProblem::Paged { sequences, next, keys } = self.problem else { return None };
+        let AttentionProblem::Paged { sequences, next, keys } = self.problem else { return None };
         Some(PagedSpec {
             clean: false,
             ..PagedSpec::new([self.heads, self.dim], next, lengths(sequences, keys))
@@ -127,12 +120,12 @@ mod tests {
 
     #[test]
     fn the_data_is_complete_and_lengths_are_as_many_keys() {
-        let anchor = IndexerAnchor::fp8();
+        let anchor = AttentionAnchor::fp8();
         assert_eq!(anchor.cases.iter().filter(|case| case.prefill().is_some()).count(), 3);
         assert_eq!(anchor.cases.len(), 6);
         for case in &anchor.cases {
-            assert!(case.diff < 1e-8 && case.main_kernel_us < case.call_us + 0.01, "{case:?}");
-            if let (Some(spec), IndexerProblem::Paged { keys, sequences, .. }) = (case.paged(), case.problem)
+            assert!(case.figures.diff < 1e-8 && case.figures.main_kernel_us < case.figures.call_us + 0.01, "{case:?}");
+            if let (Some(spec), AttentionProblem::Paged { keys, sequences, .. }) = (case.paged(), case.problem)
             {
                 assert_eq!(spec.lengths.iter().map(|&length| length as usize).sum::<usize>(), keys);
                 assert_eq!(spec.lengths.len(), sequences);

@@ -1,12 +1,12 @@
-//! The peer's figures for products with groups along K.
+//! The peer's figures for k-grouped GEMMs.
 
 use std::sync::LazyLock;
 
-use oxigemm::DType;
+use oxigemm::GemmLayout;
+use oxigemm_testkit::{AddendKind, FP8_1D1D, GemmCase, ScaleOrder};
 use serde::Deserialize;
 
-use crate::kgrouped::{KGroupedForm, KGroupedSpec};
-use crate::problem::{AddendKind, ScaleOrder};
+use super::{Peer, parse};
 
 /// The peer's figures.
 #[derive(Debug, Deserialize)]
@@ -20,7 +20,6 @@ pub struct KGroupedAnchor {
 
 /// One case of the peer's benchmark.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct KGroupedCase {
     /// Rows of A and of a group's D.
     pub m: usize,
@@ -30,23 +29,15 @@ pub struct KGroupedCase {
     pub expected: usize,
     /// The K of each group.
     pub ks: Vec<usize>,
-    /// The time of all kernels of one call.
-    pub call_us: f64,
-    /// The same; the peer is given scales as it wants them.
-    pub main_kernel_us: f64,
-    /// The distance of the result from the unquantized product.
-    pub diff: f64,
-    /// The calibration product, timed beside this case.
-    pub calibration_us: f64,
+    /// The peer's figures; it is given scales as it wants them.
+    #[serde(flatten)]
+    pub figures: Peer,
 }
 
 impl KGroupedAnchor {
     /// The figures, parsed once.
     pub fn fp8() -> &'static KGroupedAnchor {
-        static ANCHOR: LazyLock<KGroupedAnchor> = LazyLock::new(|| {
-            serde_json::from_str(include_str!("../../data/anchor_kgrouped_fp8.json"))
-                .expect("the anchor's data is part of the program, and a test parses it")
-        });
+        static ANCHOR: LazyLock<KGroupedAnchor> = LazyLock::new(|| parse(include_str!("../../data/anchor_k_grouped_fp8.json")));
         &ANCHOR
     }
 }
@@ -58,13 +49,13 @@ impl KGroupedCase {
         format!("fp8_kgrouped g{} m{m} n{n} ek{expected}", ks.len())
     }
 
-    /// The problem, as the peer ran it.
-    pub fn spec(&self) -> KGroupedSpec {
-        KGroupedSpec {
-            d_type: DType::F32,
+    /// The GEMM, as the peer ran it.
+    pub fn gemm(&self) -> GemmCase {
+        GemmCase {
             addend: AddendKind::Inplace,
-            scales: [ScaleOrder::Mn; 2],
-            ..KGroupedSpec::new(KGroupedForm::FP8_NT, self.ks.clone(), self.m, self.n)
+            sfa: ScaleOrder::Mn,
+            sfb: ScaleOrder::Mn,
+            ..GemmCase::k_grouped(FP8_1D1D, GemmLayout::Nt, self.ks.clone(), [self.m, self.n])
         }
     }
 }
@@ -72,7 +63,7 @@ impl KGroupedCase {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::anchor::Anchor;
+    use crate::baseline::Anchor;
 
     #[test]
     fn the_data_is_complete_and_plausible() {
@@ -82,10 +73,10 @@ mod tests {
         for case in &anchor.cases {
             let (low, high) = (case.expected * 7 / 10, case.expected * 13 / 10 + 128);
             assert!(case.ks.iter().all(|k| (low..=high).contains(k) && k % 128 == 0), "{}", case.name());
-            assert!((5e-4..1e-3).contains(&case.diff));
-            assert!(Anchor::dense_fp8().is_comparable(case.calibration_us), "{}", case.name());
-            let floor = roofline.floor_us(case.spec().flops(), case.spec().bytes());
-            assert!(floor < case.main_kernel_us && floor > 0.3 * case.call_us, "{}: {floor}", case.name());
+            assert!((5e-4..1e-3).contains(&case.figures.diff));
+            assert!(Anchor::dense_fp8().is_comparable(case.figures.calibration_us), "{}", case.name());
+            let floor = roofline.floor_us(case.gemm().flops(), case.gemm().bytes());
+            assert!(floor < case.figures.main_kernel_us && floor > 0.3 * case.figures.call_us, "{}: {floor}", case.name());
         }
     }
 }

@@ -1,18 +1,21 @@
-//! The anchor: what the peer library reaches on one H200, and what the hardware allows.
+//! The baseline, called anchor: what the peer library reaches on one H200, and what the hardware allows.
 //!
-//! The figures are data in `data/anchor_dense_*.json`, with a note on how they were taken. A run is comparable
-//! with them only when its calibration product takes the same time: the card is power-capped, and a warm one is slow.
+//! The figures are data in `data/anchor_*.json`, with a note on how they were taken. A run is comparable with them only
+//! when its calibration GEMM takes the same time: the card is power-capped, and a warm one is slow.
 
-pub mod grouped;
-pub mod indexer;
-pub mod kgrouped;
+pub mod attention;
+pub mod k_grouped;
+pub mod m_grouped;
 
 use std::sync::LazyLock;
 
+use oxigemm::{DType, GemmLayout};
+use oxigemm_testkit::{AddendKind, FP8_1D1D, GemmCase, Op};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
-use crate::Op;
-
+/// Bandwidth that a large copy reads and writes with on the GPU of the anchor, for quantization.
+pub const COPY_GB_PER_S: f64 = 4280.0;
 /// How far a run's calibration may be from the anchor's.
 pub const CALIBRATION_TOLERANCE: f64 = 0.02;
 
@@ -26,7 +29,7 @@ pub struct Anchor {
     pub device: String,
     /// What a large copy reaches, reads and writes counted.
     pub copy_gb_per_s: f64,
-    /// What products without block scaling reach.
+    /// What GEMMs without block scaling reach.
     pub ceilings: Vec<Ceiling>,
     /// The benchmark cases.
     pub cases: Vec<Case>,
@@ -46,9 +49,21 @@ pub struct Ceiling {
     pub tflops: f64,
 }
 
-/// One case of the peer's benchmark.
+/// The peer's figures for one case.
 #[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+pub struct Peer {
+    /// The time of all kernels of one call.
+    pub call_us: f64,
+    /// The same without kernels that prepare: a transposition of scales, a fill with -inf.
+    pub main_kernel_us: f64,
+    /// The distance of the result from the unquantized product.
+    pub diff: f64,
+    /// The calibration GEMM, timed beside this case.
+    pub calibration_us: f64,
+}
+
+/// One dense case of the peer's benchmark.
+#[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Case {
     /// Rows of A.
     pub m: u32,
@@ -56,53 +71,41 @@ pub struct Case {
     pub n: u32,
     /// Columns of both.
     pub k: u32,
-    /// The time of all kernels of one call.
-    pub call_us: f64,
-    /// The same without the kernel that transposes the scales.
-    pub main_kernel_us: f64,
-    /// The distance of the result from the unquantized product.
-    pub diff: f64,
-    /// The calibration product, timed beside this case.
-    pub calibration_us: f64,
     /// cuBLASLt on the same sizes, where it has them; of FP8 with one scale per tensor.
     #[serde(default)]
     pub cublaslt_us: Option<f64>,
+    /// The peer's figures.
+    #[serde(flatten)]
+    pub figures: Peer,
+}
+
+/// Data that is part of the program.
+fn parse<T: DeserializeOwned>(text: &str) -> T {
+    serde_json::from_str(text).expect("the anchor's data is part of the program, and a test parses it")
 }
 
 impl Anchor {
-    /// The figures of FP8, parsed once.
+    /// The figures for a dense operation, if the peer has it.
+    pub fn of(op: &Op) -> Option<&'static Anchor> {
+        Anchor::named(op.name)
+    }
+
+    /// The figures for the dense operation of this name.
+    pub fn named(name: &str) -> Option<&'static Anchor> {
+        static ANCHORS: LazyLock<[(&str, Anchor); 3]> = LazyLock::new(|| {
+            [
+                ("fp8", include_str!("../../data/anchor_dense_fp8.json")),
+                ("fp8-1d1d", include_str!("../../data/anchor_fp8_1d1d.json")),
+                ("bf16", include_str!("../../data/anchor_dense_bf16.json")),
+            ]
+            .map(|(op, text)| (op, parse(text)))
+        });
+        ANCHORS.iter().find(|(op, _)| *op == name).map(|(_, anchor)| anchor)
+    }
+
+    /// The figures for dense FP8 GEMMs.
     pub fn dense_fp8() -> &'static Anchor {
-        static ANCHOR: LazyLock<Anchor> =
-            LazyLock::new(|| Anchor::parse(include_str!("../data/anchor_dense_fp8.json")));
-        &ANCHOR
-    }
-
-    /// The figures of FP8 with a scale for each row of B, parsed once. D is FP32, and added to.
-    pub fn fp8_1d1d() -> &'static Anchor {
-        static ANCHOR: LazyLock<Anchor> =
-            LazyLock::new(|| Anchor::parse(include_str!("../data/anchor_fp8_1d1d.json")));
-        &ANCHOR
-    }
-
-    /// The figures of BF16, parsed once.
-    pub fn dense_bf16() -> &'static Anchor {
-        static ANCHOR: LazyLock<Anchor> =
-            LazyLock::new(|| Anchor::parse(include_str!("../data/anchor_dense_bf16.json")));
-        &ANCHOR
-    }
-
-    /// The figures of a function, if the peer has it.
-    pub fn of(op: Op) -> Option<&'static Anchor> {
-        match op {
-            Op::Fp8 => Some(Anchor::dense_fp8()),
-            Op::Fp81d1d => Some(Anchor::fp8_1d1d()),
-            Op::Bf16 => Some(Anchor::dense_bf16()),
-            _ => None,
-        }
-    }
-
-    fn parse(text: &str) -> Anchor {
-        serde_json::from_str(text).expect("the anchor's data is part of the program, and a test parses it")
+        Anchor::named("fp8").expect("it is in the table")
     }
 
     /// The case of these sizes, if it is one of the peer's.
@@ -110,9 +113,9 @@ impl Anchor {
         self.cases.iter().find(|case| (case.m, case.n, case.k) == (m, n, k))
     }
 
-    /// The mean time of the calibration product over all cases.
+    /// The mean time of the calibration GEMM over all cases.
     pub fn calibration_us(&self) -> f64 {
-        self.cases.iter().map(|case| case.calibration_us).sum::<f64>() / self.cases.len() as f64
+        self.cases.iter().map(|case| case.figures.calibration_us).sum::<f64>() / self.cases.len() as f64
     }
 
     /// Whether a run with this calibration can be compared with the anchor.
@@ -128,22 +131,19 @@ impl Anchor {
 }
 
 impl Case {
-    /// Multiplications and additions.
-    pub fn flops(&self) -> f64 {
-        2.0 * f64::from(self.m) * f64::from(self.n) * f64::from(self.k)
+    /// Its name, such as `m4096 n7168 k2048`.
+    pub fn name(&self) -> String {
+        format!("m{} n{} k{}", self.m, self.n, self.k)
     }
 
-    /// Bytes that cross the memory bus at least once: A, B, their scales, and a D of 16 bits or, where the peer adds to
-    /// it, an FP32 one that is read and written.
-    pub fn bytes(&self, op: Op) -> f64 {
-        let [m, n, k] = [self.m, self.n, self.k].map(f64::from);
-        let scales = match op {
-            Op::Bf16 | Op::Fp16 => 0.0,
-            Op::Fp81d1d => f64::from(self.k.div_ceil(128)) * (m + n),
-            _ => f64::from(self.k.div_ceil(128)) * (m + f64::from(self.n.div_ceil(128))),
-        };
-        let per_output = if op == Op::Fp81d1d { 8.0 } else { 2.0 };
-        (m + n) * k * op.ab_type().size() as f64 + 4.0 * scales + per_output * m * n
+    /// The GEMM, as the peer ran it. Its 1D1D kernel only adds, to FP32.
+    pub fn gemm(&self, op: &Op) -> GemmCase {
+        let dims = [self.m, self.n, self.k].map(|x| x as usize);
+        let case = GemmCase::dense(op.types, GemmLayout::Nt, dims);
+        match op.types == FP8_1D1D {
+            true => GemmCase { d_type: DType::F32, addend: AddendKind::Inplace, ..case },
+            false => case,
+        }
     }
 }
 
@@ -172,6 +172,7 @@ pub fn geometric_mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oxigemm_testkit::Named;
 
     #[test]
     fn the_data_is_complete_and_plausible() {
@@ -181,47 +182,48 @@ mod tests {
             assert_eq!(anchor.cases.iter().filter(|case| case.m == m).count(), 7, "m = {m}");
         }
         for case in &anchor.cases {
-            assert!(case.main_kernel_us < case.call_us, "{case:?}");
-            assert!((5e-4..1e-3).contains(&case.diff), "{case:?}");
-            assert!(anchor.is_comparable(case.calibration_us), "{case:?}");
-            assert_eq!(anchor.case(case.m, case.n, case.k).unwrap().call_us, case.call_us, "no case twice");
+            assert!(case.figures.main_kernel_us < case.figures.call_us, "{case:?}");
+            assert!((5e-4..1e-3).contains(&case.figures.diff), "{case:?}");
+            assert!(anchor.is_comparable(case.figures.calibration_us), "{case:?}");
+            assert_eq!(anchor.case(case.m, case.n, case.k).unwrap().figures.call_us, case.figures.call_us, "no case twice");
         }
         assert!(anchor.case(2, 3, 4).is_none());
     }
 
     #[test]
     fn the_data_of_bf16_is_complete_and_plausible() {
-        let anchor = Anchor::dense_bf16();
+        let anchor = Anchor::named("bf16").unwrap();
         assert_eq!(anchor.cases.len(), 10);
         for case in &anchor.cases {
             // There are no scales that a second kernel would transpose.
-            assert!((case.main_kernel_us - case.call_us).abs() < 0.01, "{case:?}");
-            assert!(case.diff < 1e-5, "{case:?}");
-            assert!(anchor.is_comparable(case.calibration_us), "{case:?}");
+            assert!((case.figures.main_kernel_us - case.figures.call_us).abs() < 0.01, "{case:?}");
+            assert!(case.figures.diff < 1e-5, "{case:?}");
+            assert!(anchor.is_comparable(case.figures.calibration_us), "{case:?}");
         }
-        assert!(Anchor::of(Op::Fp16).is_none(), "the peer has no FP16");
+        assert!(Anchor::named("fp16").is_none(), "the peer has no FP16");
     }
 
     #[test]
-    fn the_data_with_a_scale_for_each_row_is_complete_and_plausible() {
-        let anchor = Anchor::fp8_1d1d();
+    fn the_data_of_1d1d_scales_is_complete_and_plausible() {
+        let anchor = Anchor::named("fp8-1d1d").unwrap();
         assert_eq!(anchor.cases.len(), 3);
         for case in &anchor.cases {
-            assert!(case.main_kernel_us < case.call_us, "{case:?}");
-            assert!((5e-4..1e-3).contains(&case.diff), "{case:?}");
-            assert!(anchor.is_comparable(case.calibration_us), "{case:?}");
+            assert!(case.figures.main_kernel_us < case.figures.call_us, "{case:?}");
+            assert!((5e-4..1e-3).contains(&case.figures.diff), "{case:?}");
+            assert!(anchor.is_comparable(case.figures.calibration_us), "{case:?}");
         }
     }
 
     #[test]
     fn no_case_is_faster_than_the_roofline() {
-        for op in [Op::Fp8, Op::Fp81d1d, Op::Bf16] {
-            let anchor = Anchor::of(op).expect("the peer has it");
+        for name in ["fp8", "fp8-1d1d", "bf16"] {
+            let op = Op::named(name).expect("it is in the table");
+            let anchor = Anchor::of(&op).expect("the peer has it");
             let roofline = anchor.roofline();
             for case in &anchor.cases {
-                let floor = roofline.floor_us(case.flops(), case.bytes(op));
-                assert!(floor < case.main_kernel_us, "{case:?} has a floor of {floor} us");
-                assert!(floor > 0.05 * case.call_us, "{case:?} has a floor of {floor} us");
+                let floor = roofline.floor_us(case.gemm(&op).flops(), case.gemm(&op).bytes());
+                assert!(floor < case.figures.main_kernel_us, "{case:?} has a floor of {floor} us");
+                assert!(floor > 0.05 * case.figures.call_us, "{case:?} has a floor of {floor} us");
             }
         }
     }

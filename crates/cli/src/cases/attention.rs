@@ -9,9 +9,8 @@ use oxigemm::{
     random, reference,
 };
 
-use crate::Failure;
-use crate::problem::dense;
-use crate::verdict::{UNQUANTIZED_LIMIT, Verdict};
+use oxigemm_testkit::memory::dense;
+use oxigemm_testkit::{Failure, UNQUANTIZED_LIMIT, Verdict};
 pub use spec::{PagedSpec, PrefillSpec, Ranges};
 
 /// The largest distance from the logits of the quantized operands, as the peer's tests have it.

@@ -6,9 +6,8 @@ use oxigemm::metrics::calc_diff;
 use oxigemm::{DType, Device, GemmOptions, Tensor, random, reference, tf32_hc_prenorm_gemm};
 use rayon::prelude::*;
 
-use crate::Failure;
-use crate::problem::dense;
-use crate::verdict::Verdict;
+use oxigemm_testkit::memory::dense;
+use oxigemm_testkit::{Failure, Verdict};
 
 /// The largest distance from the exact product with weights of TF32. (The peer's tests allow 1e-8, from torch's.)
 const DIFF_LIMIT: f64 = 1e-9;

@@ -1,7 +1,6 @@
-//! `oxigemm quantize`: one quantization, or what belongs to it, run, compared with the CPU's and timed.
+//! Quantizations: random matrices, the call, and whether its result is the CPU's.
 
 use std::fmt;
-use std::time::Instant;
 
 use oxigemm::cast::ScaleFormat;
 use oxigemm::{
@@ -9,52 +8,9 @@ use oxigemm::{
     dequantize_nvfp4, gather_quantize, quantize, quantize_by_scale, quantize_nvfp4, quantize_with_transpose,
     random, rms_norm_quantize, swiglu_quantize, transform_scales,
 };
-use oxigemm_cuda::profile::REST;
 use oxigemm_kernels::quantize::meeting::MOST_NUMBERS;
+use oxigemm_testkit::Failure;
 use serde::Serialize;
-use serde_json::json;
-
-use crate::output::{print_json, print_line};
-use crate::timing::Clock;
-use crate::{Common, Failure, Outcome};
-
-/// Bytes per second that a copy reads and writes on the GPU of the anchor.
-pub const COPY_GB_PER_S: f64 = 4280.0;
-
-/// Arguments of `quantize`.
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Rows of the codes.
-    #[arg(long, short)]
-    m: usize,
-    /// Columns of the codes.
-    #[arg(long, short)]
-    k: usize,
-    /// What is done.
-    #[arg(long, value_enum, default_value_t)]
-    op: QuantizeOp,
-    /// The type of the values: bf16, f16 or f32.
-    #[arg(long, default_value_t = DType::Bf16)]
-    input: DType,
-    /// The type of the codes: e4m3, e5m2 or, with 1x32, u8: two e2m1 in each, for an even `k`.
-    #[arg(long, default_value_t = DType::E4m3)]
-    code: DType,
-    /// Which values share a scale: 1x128, 1x32, 128x128, 128x1, row or tensor.
-    #[arg(long, default_value_t)]
-    granularity: Granularity,
-    /// Scales are powers of two; packed ones always are.
-    #[arg(long)]
-    power_of_two: bool,
-    /// How the scales lie.
-    #[arg(long, value_enum, default_value_t)]
-    scales: ScaleRoom,
-    /// What the values are drawn from.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
-    /// Calls that are timed on a GPU; 0 for none.
-    #[arg(long, default_value_t = 20)]
-    runs: usize,
-}
 
 /// What is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -508,60 +464,4 @@ pub struct Judgement {
     pub bytes: usize,
     pub differ: usize,
     pub right: bool,
-}
-
-/// Runs the command.
-pub fn run(common: &Common, args: &Args) -> Outcome {
-    let spec = QuantizeSpec {
-        op: args.op,
-        m: args.m,
-        k: args.k,
-        input: args.input,
-        code: if args.op.is_nvfp4() { DType::U8 } else { args.code },
-        granularity: match args.op {
-            QuantizeOp::ByScale => Granularity::PerTensor,
-            _ => args.granularity,
-        },
-        power_of_two: args.power_of_two,
-        scales: args.scales,
-        gaps: [0, 0],
-        numbers: Numbers::Drawn,
-        page: 1,
-        seed: args.seed,
-    };
-    let device = common.device()?;
-    let mut task = spec.on(&device)?;
-    let started = Instant::now();
-    task.run(&LaunchOptions::default())?;
-    device.synchronize()?;
-    let first_call_us = started.elapsed().as_secs_f64() * 1e6;
-    let judgement = task.judge()?;
-    let timed = match &device {
-        Device::Cuda(cuda) if args.runs > 0 => {
-            let mut clock = Clock::new(cuda, REST)?;
-            Some((clock.quantization(&mut task, args.runs)?, clock.method()))
-        }
-        _ => None,
-    };
-    let gb_per_s = timed.as_ref().map(|(us, _)| spec.bytes() / us * 1e-3);
-    if common.json {
-        print_json(&json!({
-            "device": device.to_string(), "spec": spec, "bytes_moved": spec.bytes(),
-            "first_call_us": first_call_us, "us": timed.as_ref().map(|(us, _)| us),
-            "timed_by": timed.as_ref().map(|(_, method)| method), "gb_per_s": gb_per_s,
-            "of_copy": gb_per_s.map(|speed| speed / COPY_GB_PER_S), "judgement": judgement,
-        }));
-        return Ok(judgement.right);
-    }
-    print_line(&format!("{spec} on {device}"));
-    if let (Some((us, method)), Some(speed)) = (timed, gb_per_s) {
-        print_line(&format!(
-            "{us:.2} us, {speed:.0} GB/s, {:.2} of a copy's {COPY_GB_PER_S:.0}; timed by {method}",
-            speed / COPY_GB_PER_S
-        ));
-    }
-    let Judgement { bytes, differ, right } = judgement;
-    let verdict = if right { "right" } else { "WRONG" };
-    print_line(&format!("{verdict}: {differ} of {bytes} bytes differ from the CPU's"));
-    Ok(right)
 }

@@ -8,8 +8,12 @@ use serde_json::{Value, json};
 use crate::output::{print_json, print_line};
 use crate::{Common, Outcome};
 
+/// Arguments of `devices`.
+#[derive(Debug, clap::Args)]
+pub struct Args {}
+
 /// Runs the command.
-pub fn run(common: &Common) -> Outcome {
+pub fn run(common: &Common, _: &Args) -> Outcome {
     let (gpus, why_no_gpu) = match oxigemm_cuda::device_count() {
         Ok(0) => (Vec::new(), Some("the driver sees no GPU".to_owned())),
         Ok(count) => ((0..count).map(gpu).collect(), None),

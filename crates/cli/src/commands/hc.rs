@@ -1,9 +1,9 @@
-//! `oxigemm hc`: the product before the norm of a hyper-connection for one problem, checked and timed.
+//! `oxigemm hc`: the GEMM before the norm of a hyper-connection, run, checked and timed.
 
 use oxigemm::GemmOptions;
 
+use crate::cases::hyper_connection::{HcHost, HcSpec};
 use crate::found::{Found, call_us, expect_room};
-use crate::hc::{HcHost, HcSpec};
 use crate::{Common, Outcome};
 
 /// Arguments of `hc`.
@@ -18,7 +18,7 @@ pub struct Args {
     /// Columns of both.
     #[arg(short, long)]
     k: usize,
-    /// Parts of K that are left apart, for the caller to add.
+    /// Split-K: splits of K whose results stay apart, for the caller to add.
     #[arg(long)]
     splits: Option<usize>,
     /// What the operands are drawn from.

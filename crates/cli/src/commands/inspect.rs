@@ -1,28 +1,28 @@
 //! `oxigemm inspect`: the plan for a problem, why it was taken, and the code.
 
 use oxigemm::ARCH;
-use oxigemm::plan::{self, Choice, Cost, Family, Limits, Plan};
+use oxigemm::plan::{self, Choice, Cost, Limits, Plan};
 use oxigemm_cuda::PtxModule;
 use oxigemm_cuda::assemble::{Assembled, Ptxas, disassemble};
+use oxigemm_testkit::{Failure, GemmCase, Grouping, Op, plan as planner};
 use serde_json::{Value, json};
 
-use crate::gemm::{Size, parse_choice};
+use crate::cases::gemm::{GemmArgs, parse_choice};
 use crate::output::{Table, print_json, print_line};
-use crate::task::Work;
-use crate::{Common, Failure, Op, Outcome};
+use crate::{Common, Outcome};
 
 /// Arguments of `inspect`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    size: Size,
+    gemm: GemmArgs,
     /// Another choice than the planned one.
     #[arg(long, value_parser = parse_choice)]
     choice: Option<Choice>,
-    /// Use at most this many multiprocessors.
+    /// Use at most this many SMs.
     #[arg(long)]
     num_sms: Option<u32>,
-    /// Only plans that give a row the same bits whatever the number of rows.
+    /// Only batch-invariant plans: a row has the same bits whatever the number of rows.
     #[arg(long, conflicts_with = "choice")]
     batch_invariant: bool,
     /// How many candidates to show.
@@ -36,28 +36,39 @@ pub struct Args {
     sass: bool,
 }
 
+/// What is shown.
+struct Shown<'a> {
+    op: Op,
+    case: &'a GemmCase,
+    plan: Plan,
+    /// The device that it was planned for.
+    device: String,
+    ranking: Vec<(Choice, Cost)>,
+    assembled: Option<Assembled>,
+    ptx_bytes: usize,
+}
+
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
-    let (Size { m, n, k, op, .. }, work) = (&args.size, args.size.work(0)?);
-    if work.is_empty() || *k == 0 {
+    let (GemmArgs { m, n, k, op, .. }, case) = (&args.gemm, args.gemm.case(0)?);
+    if case.is_empty() || *k == 0 {
         return Err("nothing is multiplied: m, n and k must be at least 1".into());
     }
-    let (limits, of) = limits(common)?;
+    let (limits, device) = limits(common)?;
     let limits = args.num_sms.map_or(limits, |sms| limits.restricted_to(sms));
-    if let (Some(choice), Work::Dense(spec)) = (args.choice, &work)
-        && choice.config().family() != spec.family()
+    if let (Some(choice), Grouping::Dense | Grouping::Summed(_), None) =
+        (args.choice, &case.grouping, case.epilogue)
+        && choice.config().family() != planner::family(&case)
     {
-        let expected = plan::family_name(spec.family());
+        let expected = plan::family_name(planner::family(&case));
         return Err(format!("{} is no kernel for {expected}", plan::name(&choice)).into());
     }
     let plan = match args.batch_invariant {
-        true => work.batch_invariant_plan(&limits),
-        false => work.plan(args.choice, &limits),
+        true => planner::batch_invariant_plan(&case, &limits),
+        false => planner::plan(&case, args.choice, &limits),
     };
     let mut plan = plan.ok_or_else(|| match args.choice {
-        Some(choice) => {
-            format!("{} cannot compute {} m={m} n={n} k={k} here", plan::name(&choice), op.name())
-        }
+        Some(choice) => format!("{} cannot compute {op} m={m} n={n} k={k} here", plan::name(&choice)),
         None => "no kernel has room for so many groups".to_owned(),
     })?;
     let config = plan.choice.config();
@@ -75,30 +86,17 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         print_line(&sass);
         return Ok(true);
     }
-    let mut ranking = match (&plan.groups, &plan.k_groups, &work) {
-        (.., Work::Fused(spec)) => {
-            plan::fused_ranking(config.family(), plan.shape, &spec.epilogue.fused(), &limits)
-        }
-        (Some(groups), _, Work::FusedGrouped(spec)) => {
-            plan::fused_grouped_ranking(config.family(), groups, &spec.epilogue.fused(), &limits)
-        }
-        (None, None, Work::Dense(spec)) if spec.slabs.is_some() => {
-            plan::summed_ranking_of(config.family(), plan.shape, &limits)
-        }
-        (None, None, _) => plan::ranking_of(config.family(), plan.shape, &limits),
-        (None, Some(groups), _) => plan::k_grouped_ranking_of(config.family(), groups, &limits),
-        (Some(groups), ..) if config.is_batched() => plan::batched_ranking(groups, &limits),
-        (Some(groups), ..) => plan::grouped_ranking_of(config.family(), groups, &limits),
-    };
+    let mut ranking = planner::rank(&case, &limits);
     if args.batch_invariant {
         ranking.retain(|(choice, _)| plan::is_batch_invariant(choice));
         plan.launch = plan.launch.straight_on();
     }
-    if common.json {
-        print_json(&as_json(*op, &plan, &of, &ranking[..ranking.len().min(args.top)], assembled.as_ref()));
-    } else {
-        let bytes = module.text.len();
-        print(*op, &plan, &of, &ranking[..ranking.len().min(args.top)], assembled.as_ref(), bytes);
+    ranking.truncate(args.top);
+    let ptx_bytes = module.text.len();
+    let shown = Shown { op: *op, case: &case, plan, device, ranking, assembled, ptx_bytes };
+    match common.json {
+        true => print_json(&shown.as_json()),
+        false => shown.print(),
     }
     Ok(true)
 }
@@ -112,13 +110,9 @@ fn limits(common: &Common) -> Result<(Limits, String), Failure> {
     })
 }
 
-fn as_json(
-    op: Op,
-    plan: &Plan,
-    of: &str,
-    ranking: &[(Choice, Cost)],
-    assembled: Option<&Assembled>,
-) -> Value {
+impl Shown<'_> {
+fn as_json(&self) -> Value {
+    let Shown { op, plan, device, ranking, assembled, .. } = self;
     let cost = |cost: &Cost| {
         let terms: serde_json::Map<_, _> =
             cost.terms().into_iter().map(|(name, us)| (name.to_owned(), json!(us))).collect();
@@ -126,12 +120,12 @@ fn as_json(
     };
     let launch = &plan.launch;
     json!({
-        "op": op.name(),
+        "op": op.name,
         "m": plan.shape.m, "n": plan.shape.n, "k": plan.shape.k,
         "groups": plan.groups.map(|groups| json!({
             "count": groups.groups, "slabs": groups.slabs, "expected": groups.expected,
         })),
-        "planned_for": of,
+        "planned_for": device,
         "choice": plan.name(),
         "kernel": plan.choice.config().name(),
         "why": plan.why.to_string(),
@@ -139,34 +133,28 @@ fn as_json(
         "launch": {
             "grid": launch.grid, "threads": launch.threads, "cluster": launch.cluster,
             "shared_bytes": launch.shared_bytes, "tuning": launch.tuning,
-            "turns_back": launch.turns_back(),
-            "tiles_left_over": launch.tail.tiles, "helpers": launch.tail.helpers,
+            "serpentine_k": launch.turns_back(),
+            "stream_k_tiles": launch.tail.tiles, "stream_k_peers": launch.tail.helpers,
         },
         "candidates": ranking.iter().map(|(choice, estimate)| json!({
             "choice": plan::name(choice), "estimate": cost(estimate),
         })).collect::<Vec<_>>(),
-        "assembled": assembled.and_then(|assembled| assembled.report.entries.first()).map(|entry| json!({
+        "assembled": assembled.as_ref().and_then(|assembled| assembled.report.entries.first()).map(|entry| json!({
             "registers": entry.registers, "stack_bytes": entry.stack_bytes,
             "spill_store_bytes": entry.spill_store_bytes, "spill_load_bytes": entry.spill_load_bytes,
         })),
     })
 }
 
-fn print(
-    op: Op,
-    plan: &Plan,
-    of: &str,
-    ranking: &[(Choice, Cost)],
-    assembled: Option<&Assembled>,
-    ptx_bytes: usize,
-) {
+fn print(&self) {
+    let Shown { op, case, plan, device, ranking, assembled, ptx_bytes } = self;
     let line = |name: &str, text: String| print_line(&format!("{name:<10} {text}"));
     let (shape, launch) = (plan.shape, plan.launch);
-    let name = match plan.choice.config().family() {
-        Family::Fp8 | Family::Fp8Rows | Family::Fp8E5m2(_) => op.name().to_owned(),
-        Family::Half(operands) => format!("{op} {}", operands.layout()),
+    let name = match case.types.has_scales() {
+        true => op.name.to_owned(),
+        false => format!("{op} {}", case.layout),
     };
-    line("problem", format!("{name} m={} n={} k={}, planned for {of}", shape.m, shape.n, shape.k));
+    line("problem", format!("{name} m={} n={} k={}, planned for {device}", shape.m, shape.n, shape.k));
     if let Some(groups) = plan.groups {
         let expected = groups.expected;
         line(
@@ -175,7 +163,7 @@ fn print(
         );
     }
     if let Some(groups) = plan.k_groups {
-        line("groups", format!("{} along K, of {} together", groups.groups, groups.k));
+        line("groups", format!("{} k-grouped, K of {} together", groups.groups, groups.k));
     }
     line("choice", plan.name());
     line("why", plan.why.to_string());
@@ -193,23 +181,23 @@ fn print(
         ),
     );
     if launch.turns_back() {
-        line("order of K", "every other tile of a block takes it from its end".to_owned());
+        line("K order", "serpentine: every other tile of a CTA walks K backwards".to_owned());
     }
     if plan.choice.hands_out_tiles() {
-        line("tiles", "clusters take them as they get done; in a graph, each in turn".to_owned());
+        line("scheduler", "dynamic: clusters take the next tile from a counter; static in a graph".to_owned());
     }
     if launch.tail.tiles > 0 {
         line(
-            "last round",
+            "stream-K",
             format!(
-                "{} tiles of clusters are left over; {} clusters without one help their owners, and leave sums in {} bytes",
+                "{} tiles of the last wave are split; {} peer clusters leave partial accumulators in {} bytes of workspace",
                 launch.tail.tiles, launch.tail.helpers, launch.room_bytes
             ),
         );
     }
     line(
         "assembled",
-        match assembled.and_then(|assembled| assembled.report.entries.first()) {
+        match assembled.as_ref().and_then(|assembled| assembled.report.entries.first()) {
             Some(entry) => format!(
                 "{} registers, {} bytes of stack, {} bytes spilled",
                 entry.registers,
@@ -226,4 +214,5 @@ fn print(
         table.row([plan::name(choice), format!("{:.2}", cost.us), tensor, memory, l2, feed, output, start]);
     }
     table.print();
+}
 }

@@ -1,4 +1,4 @@
-//! `oxigemm logits`: the logits of an indexer for one problem, checked and timed.
+//! `oxigemm logits`: attention (MQA) logits of the indexer, run, checked and timed.
 
 use oxigemm::check::Logits;
 use oxigemm::{DType, Device, GemmOptions};
@@ -6,8 +6,9 @@ use oxigemm_kernels::indexer::{DIMS, HEADS};
 use oxigemm_kernels::mqa_paged::{MAX_NEXT, PAGE_SIZES};
 
 use crate::found::{Found, call_us, expect_room};
-use crate::indexer::{PagedHost, PagedSpec, PrefillHost, PrefillSpec, Ranges};
-use crate::{Common, Failure, Outcome};
+use crate::cases::attention::{PagedHost, PagedSpec, PrefillHost, PrefillSpec, Ranges};
+use crate::{Common, Outcome};
+use oxigemm_testkit::Failure;
 
 /// Arguments of `logits`.
 #[derive(Debug, clap::Args)]

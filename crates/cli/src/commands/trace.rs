@@ -1,4 +1,4 @@
-//! `oxigemm trace`: the timeline of one problem in the simulator, in the format of Perfetto.
+//! `oxigemm trace`: the timeline of one GEMM in the simulator, in the format of Perfetto.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -8,22 +8,22 @@ use std::path::{Path, PathBuf};
 use oxigemm::plan::Choice;
 use oxigemm::sim::{Options, TraceEvent, TraceUnit};
 use oxigemm::{Device, GemmOptions, Sim};
+use oxigemm_testkit::{Effort, Failure, plan};
 use serde_json::{Value, json};
 
-use crate::gemm::{Size, parse_choice};
+use crate::cases::gemm::{GemmArgs, parse_choice};
 use crate::output::{print_json, print_line};
-use crate::verdict::Effort;
-use crate::{Common, Failure, Outcome};
+use crate::{Common, Outcome};
 
 /// Arguments of `trace`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    size: Size,
+    gemm: GemmArgs,
     /// A kernel and its launch by name, instead of the planned one; `inspect` lists them.
     #[arg(long, value_parser = parse_choice)]
     choice: Option<Choice>,
-    /// Use at most this many multiprocessors.
+    /// Use at most this many SMs.
     #[arg(long)]
     num_sms: Option<u32>,
     /// The file to write.
@@ -33,20 +33,20 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
-    let work = args.size.work(0)?;
-    if work.is_empty() || args.size.k == 0 {
+    let case = args.gemm.case(0)?;
+    if case.is_empty() || args.gemm.k == 0 {
         return Err("nothing is multiplied: m, n and k must be at least 1".into());
     }
     let sim = simulator(common, "writes a timeline")?;
     sim.set_options(Options { trace: true, ..sim.options() });
-    let mut task = work.on(&Device::Sim(sim.clone()))?;
+    let mut gemm = case.on(&Device::Sim(sim.clone()))?;
     let options = GemmOptions { choice: args.choice, num_sms: args.num_sms, ..Default::default() };
-    task.run(&options)?;
-    let right = task.judge(Effort::QUICK)?.right;
+    gemm.run(&options)?;
+    let right = gemm.judge(Effort::QUICK)?.right;
     let report = sim.last_report().ok_or("no kernel has run")?;
 
     let limits = args.num_sms.map_or(*sim.limits(), |sms| sim.limits().restricted_to(sms));
-    let name = work.plan(args.choice, &limits).ok_or("no kernel serves this")?.name();
+    let name = plan::plan(&case, args.choice, &limits).ok_or("no kernel serves this")?.name();
     let events = write_timeline(&args.out, &report.trace)?;
     if common.json {
         print_json(&json!({

@@ -1,12 +1,12 @@
 //! What is measured of a case, beside what the anchor has of it.
 
-use oxigemm::plan::Plan;
+use indicatif::ProgressBar;
+use oxigemm_testkit::Verdict;
 use serde::Serialize;
 
 use crate::Common;
+use crate::baseline::Peer;
 use crate::output::LiveTable;
-use crate::verdict::Verdict;
-use indicatif::ProgressBar;
 
 /// The figures of a case.
 #[derive(Serialize)]
@@ -28,21 +28,13 @@ pub struct Figures {
     work: Work,
 }
 
-/// What a case takes at least.
+/// The work of a case.
 #[derive(Clone, Copy)]
 pub struct Work {
     pub flops: f64,
     pub bytes: f64,
     /// The least time that the hardware could take.
     pub floor_us: f64,
-}
-
-/// The peer's figures of a case.
-#[derive(Clone, Copy)]
-pub struct Peer {
-    pub call_us: f64,
-    pub main_kernel_us: f64,
-    pub diff: f64,
 }
 
 /// The times of one pass.
@@ -52,13 +44,8 @@ pub struct Times {
 }
 
 impl Figures {
-    /// Of a first pass.
-    pub fn new(plan: &Plan, work: Work, peer: Peer, verdict: Option<Verdict>, times: &Times) -> Figures {
-        Figures::of((plan.name(), plan.estimate.us), work, peer, verdict, times)
-    }
-
-    /// Of a first pass of something that has its own plans: what such a plan is called, and its estimate.
-    pub fn of(
+    /// Of a first pass, by the name and the estimate of a plan.
+    pub fn new(
         (plan, estimate_us): (String, f64),
         work: Work,
         peer: Peer,

@@ -1,15 +1,15 @@
-//! The product before the norm of a hyper-connection: the part of a copy's bandwidth that it reaches.
+//! The GEMM before the norm of a hyper-connection: the part of a copy's bandwidth that it reaches.
 
-use oxigemm::{Cuda, Device, GemmOptions};
+use oxigemm::{Device, GemmOptions};
+use oxigemm_testkit::Verdict;
 use serde::Serialize;
 use serde_json::json;
 
-use super::{Args, time};
-use crate::anchor::Anchor;
-use crate::hc::{HcHost, HcSpec};
+use super::Bench;
+use crate::Outcome;
+use crate::baseline::Anchor;
+use crate::cases::hyper_connection::{HcHost, HcSpec};
 use crate::output::{LiveTable, print_json, print_line, progress};
-use crate::verdict::Verdict;
-use crate::{Common, Outcome};
 
 #[derive(Serialize)]
 struct Row {
@@ -48,10 +48,10 @@ impl Row {
 }
 
 /// Times the cases.
-pub fn run(common: &Common, cuda: &Cuda, args: &Args) -> Outcome {
+pub fn run(bench: &mut Bench) -> Outcome {
+    let (common, cuda, args) = (bench.common, bench.cuda, bench.args);
     let device = Device::Cuda(cuda.clone());
     let copy = Anchor::dense_fp8().copy_gb_per_s;
-    let mut clock = args.clock(cuda)?;
     let mut rows = Vec::new();
     let specs = CASES.map(|(m, k, splits)| HcSpec::new([m, 24, k], splits, 1));
     let longest_name = specs.iter().map(|spec| spec.to_string().len()).max().unwrap_or(0);
@@ -60,7 +60,7 @@ pub fn run(common: &Common, cuda: &Cuda, args: &Args) -> Outcome {
     for spec in specs {
         let case = spec.to_string();
         bar.inc(1);
-        if args.filter.as_ref().is_some_and(|text| !case.contains(text.as_str())) {
+        if !bench.wants(&case) {
             continue;
         }
         bar.set_message(case.clone());
@@ -68,7 +68,8 @@ pub fn run(common: &Common, cuda: &Cuda, args: &Args) -> Outcome {
         let mut operands = host.upload(&device)?;
         let mut us = f64::INFINITY;
         for _ in 0..args.passes {
-            us = us.min(time(args, &mut clock, |options: &GemmOptions| operands.run(options))?.us);
+            let runs = args.runs as usize;
+            us = us.min(bench.clock.calls(&GemmOptions::default(), runs, |options| operands.run(options))?);
         }
         let gb_per_s = spec.bytes() / us * 1e-3;
         let verdict = host.judge(&operands)?;
@@ -80,14 +81,14 @@ pub fn run(common: &Common, cuda: &Cuda, args: &Args) -> Outcome {
     }
     bar.finish_and_clear();
     if rows.is_empty() {
-        return Err(format!("no case contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
+        return Err(bench.no_case());
     }
     if common.json {
         print_json(&json!({
-            "device": cuda.gpu().name(), "timed_by": clock.method(), "copy_gb_per_s": copy, "cases": rows,
+            "device": cuda.gpu().name(), "timed_by": bench.clock.method(), "copy_gb_per_s": copy, "cases": rows,
         }));
     } else {
-        print_line(&format!("timed by {} on {}", clock.method(), cuda.gpu().name()));
+        print_line(&format!("timed by {} on {}", bench.clock.method(), cuda.gpu().name()));
     }
     Ok(rows.iter().all(|row| row.verdict.right))
 }

@@ -1,14 +1,15 @@
 //! The suite of quantization: how near to a copy's speed it comes.
 
-use oxigemm::{Cuda, DType, Device, Granularity, LaunchOptions};
+use oxigemm::{DType, Device, Granularity, LaunchOptions};
+use oxigemm_testkit::Failure;
 use serde::Serialize;
 use serde_json::json;
 
-use super::Args;
+use super::Bench;
+use crate::Outcome;
+use crate::baseline::COPY_GB_PER_S;
+use crate::cases::quantize::{Judgement, Numbers, QuantizeOp, QuantizeSpec, ScaleRoom};
 use crate::output::{LiveTable, print_json, print_line, progress};
-use crate::quantize::{COPY_GB_PER_S, Judgement, Numbers, QuantizeOp, QuantizeSpec, ScaleRoom};
-use crate::timing::Clock;
-use crate::{Common, Failure, Outcome};
 
 #[derive(Serialize)]
 struct Row {
@@ -122,27 +123,25 @@ fn unusual() -> Vec<QuantizeSpec> {
 }
 
 /// Runs the suite.
-pub fn run(common: &Common, cuda: &Cuda, args: &Args, clock: &mut Clock) -> Outcome {
+pub fn run(bench: &mut Bench) -> Outcome {
+    let (common, cuda, args) = (bench.common, bench.cuda, bench.args);
     let device = Device::Cuda(cuda.clone());
     let mut specs = usual();
     if args.all {
         specs.extend(unusual());
     }
-    let wanted = |spec: &QuantizeSpec| {
-        args.filter.as_ref().is_none_or(|text| spec.to_string().contains(text.as_str()))
-    };
-    specs.retain(wanted);
+    specs.retain(|spec| bench.wants(&spec.to_string()));
     if specs.is_empty() {
-        return Err(format!("no case contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
+        return Err(bench.no_case());
     }
-    let copy = clock.copy_gb_per_s(COPY_BYTES, args.runs as usize)?;
+    let copy = bench.clock.copy_gb_per_s(COPY_BYTES, args.runs as usize)?;
     let bar = progress(specs.len());
     let longest_name = specs.iter().map(|spec| spec.to_string().len()).max().unwrap_or(0);
     let table = (!common.json).then(|| LiveTable::new(COLUMNS, longest_name));
     let mut rows = Vec::new();
     for spec in specs {
         bar.set_message(spec.to_string());
-        let row = measure(spec, &device, args, clock, copy)?;
+        let row = measure(spec, &device, bench, copy)?;
         if let Some(table) = &table {
             table.row(&bar, row.cells());
         }
@@ -153,13 +152,13 @@ pub fn run(common: &Common, cuda: &Cuda, args: &Args, clock: &mut Clock) -> Outc
     let right = rows.iter().all(|row| row.judgement.right);
     if common.json {
         print_json(&json!({
-            "device": cuda.gpu().name(), "timed_by": clock.method(), "copy_gb_per_s": copy,
+            "device": cuda.gpu().name(), "timed_by": bench.clock.method(), "copy_gb_per_s": copy,
             "anchor_copy_gb_per_s": COPY_GB_PER_S, "cases": rows,
         }));
     } else {
         print_line(&format!(
             "timed by {} on {}; a copy reads and writes {copy:.0} GB/s here, {COPY_GB_PER_S:.0} beside the anchor",
-            clock.method(),
+            bench.clock.method(),
             cuda.gpu().name()
         ));
     }
@@ -181,20 +180,15 @@ impl Row {
     }
 }
 
-fn measure(
-    spec: QuantizeSpec,
-    device: &Device,
-    args: &Args,
-    clock: &mut Clock,
-    copy: f64,
-) -> Result<Row, Failure> {
+fn measure(spec: QuantizeSpec, device: &Device, bench: &mut Bench, copy: f64) -> Result<Row, Failure> {
     let mut task = spec.on(device)?;
     task.run(&LaunchOptions::default())?;
     device.synchronize()?;
     let judgement = task.judge()?;
     let mut us = f64::INFINITY;
-    for _ in 0..args.passes {
-        us = us.min(clock.quantization(&mut task, args.runs as usize)?);
+    for _ in 0..bench.args.passes {
+        let runs = bench.args.runs as usize;
+        us = us.min(bench.clock.launches(runs, |options| task.run(options))?);
     }
     let (bytes_moved, name) = (spec.bytes(), spec.to_string());
     let gb_per_s = bytes_moved / us * 1e-3;

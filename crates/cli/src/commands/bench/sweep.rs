@@ -3,66 +3,93 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use oxigemm::plan::{self, Choice, Limits, Plan, Shape};
-use oxigemm::{Cuda, GemmOptions};
+use oxigemm::plan::{self, Choice, Cost, Limits};
+use oxigemm::{Device, GemmLayout, GemmOptions};
+use oxigemm_testkit::{Effort, Failure, GemmCase, Op, plan as planner};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{Args, Choices, family, judge, name, prepare, shape};
-use crate::anchor::{Case, geometric_mean};
+use super::gemm::{Case, Kind};
+use super::passes::Call;
+use super::{Bench, Choices};
+use crate::baseline::geometric_mean;
 use crate::output::{Table, print_json, print_line, progress};
-use crate::timing::Clock;
-use crate::verdict::Effort;
-use crate::{Common, Failure, Op, Outcome};
+use crate::{Common, Outcome};
 
-/// How many candidates are the top.
-pub const TOP: usize = 10;
+/// How many candidates are the top: of dense GEMMs, and of groups.
+const TOP: usize = 10;
+const TOP_OF_GROUPS: usize = 6;
 
-/// Times candidates, to see how good the estimates are.
-pub fn run(cuda: &Cuda, args: &Args, cases: &[&Case], clock: &mut Clock) -> Outcome {
-    let limits = *cuda.limits();
-    let work: Vec<(&Case, Vec<Choice>)> =
-        cases.iter().map(|case| (*case, choices(args.op, shape(case), &limits, args.choices))).collect();
-    let bar = progress(work.iter().map(|(_, choices)| choices.len()).sum());
+/// A case whose candidates are timed.
+pub struct Sweep<'a> {
+    pub name: &'a str,
+    pub gemm: &'a GemmCase,
+    /// What identifies the case in a line, and the peer's time where it has one.
+    pub identity: Value,
+    pub anchor_us: Option<f64>,
+    pub calibrated: bool,
+    pub top: usize,
+}
+
+/// Times candidates of the peer's cases, to see how good the estimates are.
+pub fn run(bench: &mut Bench, cases: &[Case]) -> Outcome {
     let mut right = true;
-    for (case, choices) in work {
-        let (host, mut operands) = prepare(args.op, case, cuda)?;
-        let calibration_us = clock.calibration(args.runs as usize)?;
-        let planned = Plan::best_of(family(args.op), shape(case), &limits).choice;
-        for choice in choices {
-            bar.set_message(format!("{} {}", name(case), plan::name(&choice)));
-            let options = GemmOptions { choice: Some(choice), ..Default::default() };
-            let us = clock.product(&mut operands, &options, args.runs as usize)?;
-            let verdict = if args.unchecked {
-                None
-            } else {
-                Some(judge(&host, &mut operands, &options, Effort::SWEEP)?)
-            };
-            right &= verdict.as_ref().is_none_or(|verdict| verdict.right);
-            let estimate = plan::cost::estimate(choice, shape(case), &limits);
-            let terms: serde_json::Map<_, _> =
-                estimate.terms().into_iter().map(|(name, us)| (name.to_owned(), json!(us))).collect();
-            bar.suspend(|| {
-                print_json(&json!({
-                    "m": case.m, "n": case.n, "k": case.k,
-                    "choice": plan::name(&choice), "planned": choice == planned,
-                    "us": us, "anchor_us": case.call_us, "ratio": case.call_us / us,
-                    "estimate_us": estimate.us, "terms": terms,
-                    "calibration_us": calibration_us,
-                    "right": verdict.map(|verdict| verdict.right),
-                }));
-            });
-            bar.inc(1);
-        }
+    for case in cases {
+        // All of the few candidates that k-grouped GEMMs have.
+        let top = match case.kind {
+            Kind::Dense => TOP,
+            Kind::MGrouped => TOP_OF_GROUPS,
+            Kind::KGrouped => usize::MAX,
+        };
+        let (name, gemm, identity) = (case.name.as_str(), &case.gemm, case.identity.clone());
+        let anchor_us = Some(case.peer.call_us);
+        right &= time_all(bench, Sweep { name, gemm, identity, anchor_us, calibrated: true, top })?;
     }
-    bar.finish_and_clear();
     Ok(right)
 }
 
-fn choices(op: Op, shape: Shape, limits: &Limits, which: Choices) -> Vec<Choice> {
-    let count = if which == Choices::All { usize::MAX } else { TOP };
-    plan::ranking_of(family(op), shape, limits).into_iter().map(|(choice, _)| choice).take(count).collect()
+/// Candidates of a fused case: as many as of a dense one.
+pub fn run_fused(bench: &mut Bench, name: &str, gemm: &GemmCase) -> Outcome {
+    let identity = json!({ "case": name });
+    time_all(bench, Sweep { name, gemm, identity, anchor_us: None, calibrated: false, top: TOP })
+}
+
+/// Times the candidates of a case, one JSON line each.
+fn time_all(bench: &mut Bench, sweep: Sweep<'_>) -> Outcome {
+    let (args, limits) = (bench.args, *bench.cuda.limits());
+    let mut ranking: Vec<(Choice, Cost)> = planner::rank(sweep.gemm, &limits);
+    if args.choices == Choices::Top {
+        ranking.truncate(sweep.top);
+    }
+    let planned = planner::plan(sweep.gemm, None, &limits).map(|plan| plan.choice);
+    let mut call = sweep.gemm.on(&Device::Cuda(bench.cuda.clone()))?;
+    let runs = args.runs as usize;
+    let calibration_us = if sweep.calibrated { bench.clock.calibration(runs)? } else { None };
+    let (bar, mut right) = (progress(ranking.len()), true);
+    for (choice, estimate) in ranking {
+        bar.set_message(format!("{} {}", sweep.name, plan::name(&choice)));
+        let options = GemmOptions { choice: Some(choice), ..Default::default() };
+        let us = bench.clock.calls(&options, runs, |options| call.run(options))?;
+        let verdict = args.judged(|| Call::judge(&mut call, &options, Effort::SWEEP))?;
+        right &= verdict.as_ref().is_none_or(|verdict| verdict.right);
+        let terms: serde_json::Map<_, _> =
+            estimate.terms().into_iter().map(|(name, us)| (name.to_owned(), json!(us))).collect();
+        let mut line = sweep.identity.clone();
+        let said = json!({
+            "choice": plan::name(&choice), "planned": Some(choice) == planned,
+            "us": us, "estimate_us": estimate.us, "terms": terms, "calibration_us": calibration_us,
+            "anchor_us": sweep.anchor_us, "ratio": sweep.anchor_us.map(|anchor| anchor / us),
+            "right": verdict.map(|verdict| verdict.right),
+        });
+        for (key, value) in said.as_object().into_iter().flatten() {
+            line[key] = value.clone();
+        }
+        bar.suspend(|| print_json(&line));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(right)
 }
 
 /// What is read back of a line that a sweep wrote.
@@ -118,7 +145,7 @@ pub fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, Failure> {
 }
 
 /// Shows what today's plans would have taken, by the times of a sweep.
-pub fn replay(common: &Common, path: &Path, op: Op) -> Outcome {
+pub fn replay(common: &Common, path: &Path, op: &Op) -> Outcome {
     show(common, path, &regrets(op, lines(path)?, &Limits::h200()))
 }
 
@@ -154,13 +181,15 @@ pub fn show(common: &Common, path: &Path, regrets: &[Regret]) -> Outcome {
     Ok(true)
 }
 
-fn regrets(op: Op, timed: Vec<Timed>, limits: &Limits) -> Vec<Regret> {
+fn regrets(op: &Op, timed: Vec<Timed>, limits: &Limits) -> Vec<Regret> {
     let mut cases: BTreeMap<(u32, u32, u32), (f64, Vec<Took>)> = BTreeMap::new();
     for Timed { m, n, k, took, anchor_us } in timed {
         cases.entry((m, n, k)).or_insert((anchor_us, Vec::new())).1.push(took);
     }
     let regret = |((m, n, k), (anchor_us, times)): ((u32, u32, u32), (f64, Vec<Took>))| {
-        let planned = Plan::best_of(family(op), Shape { m, n, k }, limits).name();
+        let dims = [m, n, k].map(|x| x as usize);
+        let gemm = GemmCase::dense(op.types, GemmLayout::Nt, dims);
+        let planned = planner::plan(&gemm, None, limits)?.name();
         let regret = Regret::new(format!("m{m} n{n} k{k}"), planned, &times)?;
         Some(Regret { anchor_us: Some(anchor_us), ..regret })
     };
@@ -173,17 +202,17 @@ mod tests {
 
     #[test]
     fn the_plan_is_found_among_the_times() {
-        let shape = Shape { m: 1, n: 7168, k: 2048 };
-        let ranking = plan::ranking(shape, &Limits::h200());
+        let op = Op::default();
+        let ranking = planner::rank(&GemmCase::fp8(1, 7168, 2048), &Limits::h200());
         let timed = |index: usize, us: f64| {
             let took = Took { choice: plan::name(&ranking[index].0), us };
             Timed { m: 1, n: 7168, k: 2048, took, anchor_us: 9.16 }
         };
-        let found = regrets(Op::Fp8, vec![timed(1, 6.0), timed(0, 8.0), timed(2, 7.0)], &Limits::h200());
+        let found = regrets(&op, vec![timed(1, 6.0), timed(0, 8.0), timed(2, 7.0)], &Limits::h200());
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].planned_us, found[0].best_us), (Some(8.0), 6.0));
         assert_eq!(found[0].best, plan::name(&ranking[1].0));
-        let found = regrets(Op::Fp8, vec![timed(5, 6.0)], &Limits::h200());
+        let found = regrets(&op, vec![timed(5, 6.0)], &Limits::h200());
         assert_eq!(found[0].planned_us, None, "the planned one was not timed");
     }
 }

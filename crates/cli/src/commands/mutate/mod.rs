@@ -16,15 +16,14 @@ use oxigemm::sim::{Options, Policy};
 use oxigemm::{Device, Error, GemmOptions, Sim};
 use oxigemm_kernels::launch::Config;
 use oxigemm_sim::{Mutant, mutants};
+use oxigemm_testkit::{Effort, Failure, Gemm};
 use rayon::prelude::*;
 use serde_json::json;
 
 use self::cases::{Case, cases};
+use super::trace::simulator;
 use crate::output::{print_json, print_line, progress};
-use crate::task::Task;
-use crate::trace::simulator;
-use crate::verdict::Effort;
-use crate::{Common, Failure, Outcome};
+use crate::{Common, Outcome};
 
 /// Arguments of `mutate`.
 #[derive(Debug, clap::Args)]
@@ -186,11 +185,11 @@ impl Known {
             trial.run(&sim, schedule)??;
             let report = sim.last_report().ok_or("no kernel has run")?;
             (instructions, lines) = (report.instructions, report.lines);
-            bits = trial.task.memory().to_bytes()?;
+            bits = trial.gemm.d_memory.to_bytes()?;
         }
-        let verdict = trial.task.judge(Effort::QUICK)?;
+        let verdict = trial.gemm.judge(Effort::QUICK)?;
         if !verdict.right {
-            return Err(format!("{:?}: {verdict:?}", case.work).into());
+            return Err(format!("{}: {verdict:?}", case.gemm).into());
         }
         Ok(Known { case: case.clone(), instructions, lines, bits })
     }
@@ -202,24 +201,24 @@ impl Known {
 
 /// A case on a simulated device, to be run again and again.
 struct Trial {
-    task: Task,
+    gemm: Gemm,
     options: GemmOptions,
-    /// D before the product.
+    /// D before the GEMM.
     before: Vec<u8>,
 }
 
 impl Trial {
     fn new(case: &Case, sim: &Sim) -> Result<Trial, Failure> {
-        let mut task = case.work.on(&Device::Sim(sim.clone()))?;
+        let gemm = case.gemm.on(&Device::Sim(sim.clone()))?;
         let options = GemmOptions { choice: Some(case.choice), num_sms: case.num_sms, ..Default::default() };
-        let before = task.memory().to_bytes()?;
-        Ok(Trial { task, options, before })
+        let before = gemm.d_memory.to_bytes()?;
+        Ok(Trial { gemm, options, before })
     }
 
     fn run(&mut self, sim: &Sim, schedule: Options) -> Result<Result<(), Error>, Failure> {
         sim.set_options(schedule);
-        self.task.memory().write_bytes(&self.before)?;
-        Ok(self.task.run(&self.options))
+        self.gemm.d_memory.write_bytes(&self.before)?;
+        Ok(self.gemm.run(&self.options))
     }
 
     /// What a schedule finds wrong, if anything.
@@ -227,7 +226,7 @@ impl Trial {
         match self.run(sim, schedule)? {
             Err(Error::Fault { fault, .. }) => Ok(Some(format!("{:?}", fault.kind))),
             Err(error) => Err(error.into()),
-            Ok(()) => Ok((self.task.memory().to_bytes()? != known.bits).then(|| "other bits".to_owned())),
+            Ok(()) => Ok((self.gemm.d_memory.to_bytes()? != known.bits).then(|| "other bits".to_owned())),
         }
     }
 }

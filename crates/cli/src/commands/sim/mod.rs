@@ -11,7 +11,7 @@ use oxigemm_sim::{Machine, Module, Report};
 use serde_json::json;
 
 use crate::output::{print_json, print_line};
-use crate::trace::{simulator, write_timeline};
+use super::trace::{simulator, write_timeline};
 use crate::{Common, Failure, Outcome};
 use launch::{Buffer, Description};
 use npy::Array;

@@ -1,4 +1,4 @@
-//! Checks of the logits of an indexer.
+//! Checks of attention (MQA) logits.
 
 use oxigemm::check::Logits;
 use oxigemm::sim::Options;
@@ -8,12 +8,12 @@ use oxigemm::{
 };
 use oxigemm_kernels::indexer::Heads;
 
-use super::products::Draw;
+use super::random::Draw;
 use super::{Check, Setup, ensure, expect_right, tally};
 use crate::Failure;
 use crate::counting::allocations;
-use crate::hc::{HcHost, HcSpec};
-use crate::indexer::{PagedHost, PagedSpec, PrefillHost, PrefillSpec, Ranges};
+use crate::cases::hyper_connection::{HcHost, HcSpec};
+use crate::cases::attention::{PagedHost, PagedSpec, PrefillHost, PrefillSpec, Ranges};
 
 const FORMS: [Logits; 3] = [Logits::Clean, Logits::Partial, Logits::Compressed];
 const TYPES: [DType; 2] = [DType::F32, DType::Bf16];
@@ -26,7 +26,7 @@ pub fn checks() -> Vec<Check> {
         Check::anywhere("mqa logits: repeats give the same bits", prefill_repeats),
         Check::anywhere("mqa logits: sizes of zero", prefills_of_nothing),
         Check::anywhere("mqa logits: bad arguments", bad_arguments),
-        Check::with_kernels("mqa logits: a limited number of multiprocessors", limited),
+        Check::with_kernels("mqa logits: a limited number of SMs", limited),
         Check::with_kernels("mqa logits: raw pointers", raw_prefill),
         Check::anywhere("paged mqa logits: random shapes, lengths and pages", random_pages),
         Check::anywhere("paged mqa logits: operands at the end of memory", pages_at_the_end),
@@ -34,7 +34,7 @@ pub fn checks() -> Vec<Check> {
         Check::anywhere("paged mqa logits: no keys at all", pages_of_nothing),
         Check::with_kernels("paged mqa logits: a graph is replayed with other lengths", replayed),
         Check::with_kernels("paged mqa logits: raw pointers", raw_pages),
-        Check::on_gpu("mqa logits and hc prenorm: a call allocates nothing", no_allocations),
+        Check::on_gpu("mqa logits and hyper-connection (hc): a call allocates nothing", no_allocations),
     ]
 }
 
@@ -357,7 +357,7 @@ fn bad_arguments(setup: &Setup) -> Result<String, Failure> {
     let host = PrefillHost::draw(PrefillSpec::new([8, 32], [4, 50], Ranges::Wild));
     let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, device);
     let mut count = 0;
-    let mut refuse = |change: &dyn Fn(&mut crate::indexer::PrefillOperands) -> Result<(), Failure>,
+    let mut refuse = |change: &dyn Fn(&mut crate::cases::attention::PrefillOperands) -> Result<(), Failure>,
                       name: &str| {
         count += 1;
         let mut operands = host.upload(device)?;

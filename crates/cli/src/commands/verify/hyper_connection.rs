@@ -1,27 +1,27 @@
-//! Checks of the product before the norm of a hyper-connection.
+//! Checks of the GEMM before the norm of a hyper-connection.
 
 use oxigemm::sim::Options;
 use oxigemm::{Device, GemmOptions, Sim};
 
-use super::products::Draw;
+use super::random::Draw;
 use super::{Check, Setup, ensure, expect_right, tally};
 use crate::Failure;
-use crate::hc::{HcHost, HcSpec};
+use crate::cases::hyper_connection::{HcHost, HcSpec};
 
 const COLUMNS: [usize; 4] = [8, 16, 24, 32];
 const SPLITS: [Option<usize>; 5] = [None, Some(1), Some(2), Some(16), Some(100)];
 
 pub fn checks() -> Vec<Check> {
     vec![
-        Check::anywhere("hc prenorm: random shapes", random_cases),
-        Check::anywhere("hc prenorm: operands at the end of memory", at_the_end),
-        Check::anywhere("hc prenorm: repeats give the same bits", repeats),
+        Check::anywhere("hyper-connection (hc): random shapes", random_cases),
+        Check::anywhere("hyper-connection (hc): operands at the end of memory", at_the_end),
+        Check::anywhere("hyper-connection (hc): repeats give the same bits", repeats),
     ]
 }
 
 fn check(setup: &Setup, spec: HcSpec, options: &GemmOptions) -> Result<f64, Failure> {
     let sms = options.num_sms;
-    let about = move |what: &str| format!("{spec} seed {} of {sms:?} multiprocessors: {what}", spec.seed);
+    let about = move |what: &str| format!("{spec} seed {} on {sms:?} SMs: {what}", spec.seed);
     setup.now(about("this"));
     let host = HcHost::draw(spec);
     let mut operands = host.upload(&setup.device)?;

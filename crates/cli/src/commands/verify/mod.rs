@@ -3,19 +3,22 @@
 //! Every check states a property and prints one line. Data, shapes and layouts are drawn from a seed, so a failure
 //! can be repeated from what its line says.
 
+mod arguments;
+mod attention;
+mod dense;
+mod epilogue;
 mod forms;
-mod fused;
-mod fused_grouped;
-mod grouped;
-mod half;
-mod hc;
-mod indexer;
-mod kgrouped;
+mod hyper_connection;
+mod k_grouped;
+mod kernels;
+mod m_grouped;
 mod moe;
-mod products;
 mod quantize;
+mod random;
+mod raw;
 mod runtime;
 mod simulator;
+mod stream_k;
 mod summed;
 
 use std::fmt::Display;
@@ -24,14 +27,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use oxigemm::plan::{self, Limits};
-use oxigemm::{ARCH, Cuda, Device, GemmOptions};
+use oxigemm::{ARCH, Cuda, Device, GemmOptions, Graph, Stream};
 use oxigemm_cuda::assemble::Ptxas;
+use oxigemm_testkit::{Effort, Failure, Gemm, GemmCase, Verdict};
 use serde_json::json;
 
 use crate::output::{print_json, print_line, progress};
-use crate::task::Work;
-use crate::verdict::{Effort, Verdict};
-use crate::{Common, Failure, Outcome};
+use crate::{Common, Outcome};
 
 /// Arguments of `verify`.
 #[derive(Debug, clap::Args)]
@@ -48,7 +50,7 @@ pub struct Args {
     /// Compare a GPU with this, bit for bit, and check nothing else.
     #[arg(long, value_name = "WITH", conflicts_with_all = ["filter", "quick"])]
     compare: Option<Compare>,
-    /// What shapes and data are drawn from.
+    /// Seed of shapes and operands.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Give up when one case takes longer than this: a kernel that hangs never comes back.
@@ -104,7 +106,35 @@ struct Doing {
 }
 
 impl Setup {
-    /// Whether a run gives the same bits again and again: 20 times on a GPU, a few times where nothing depends on the time that things take.
+    fn new(device: Device, quick: bool, seed: u64) -> Setup {
+        let doing = Mutex::new(Doing { what: "the start".to_owned(), since: Instant::now() });
+        Setup { device, quick, seed, doing }
+    }
+
+    /// Whether a GEMM gives the same bits again and again, each time from the same D.
+    fn repeats(&self, case: &GemmCase, options: &GemmOptions) -> Result<(), Failure> {
+        let mut gemm = case.on(&self.device)?;
+        self.same_bits_again(case, || {
+            gemm.poison()?;
+            gemm.restore()?;
+            gemm.run(options)?;
+            gemm.bits()
+        })
+    }
+
+    /// Launches a graph of a GEMM on poison, and judges what it leaves.
+    fn replay(&self, gemm: &mut Gemm, graph: &Graph, stream: &Stream, turn: usize) -> Result<(), Failure> {
+        gemm.poison()?;
+        graph.launch(stream)?;
+        stream.synchronize()?;
+        let about = format!("replay {turn} of {}", gemm.case());
+        let untouched = gemm.surroundings_untouched()?;
+        accept(&gemm.judge(Effort::QUICK)?, untouched, |what| format!("{about}: {what}"))?;
+        Ok(())
+    }
+
+    /// Whether a run gives the same bits again and again: 20 times on a GPU, a few times where nothing depends on the
+    /// time that things take.
     fn same_bits_again<B: PartialEq>(
         &self,
         what: &dyn Display,
@@ -224,6 +254,28 @@ impl Check {
     }
 }
 
+/// The suite, in its order.
+const CHECKS: [fn() -> Vec<Check>; 15] = [
+    dense::checks,
+    stream_k::checks,
+    arguments::checks,
+    raw::checks,
+    m_grouped::checks,
+    summed::checks,
+    k_grouped::checks,
+    forms::checks,
+    epilogue::checks,
+    kernels::checks,
+    quantize::checks,
+    moe::checks,
+    attention::checks,
+    hyper_connection::checks,
+    runtime::checks,
+];
+/// Checks that compare a GPU with the simulator.
+const COMPARISONS: [fn() -> Vec<Check>; 3] =
+    [simulator::checks, epilogue::comparisons, quantize::comparisons];
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mark {
     Passed,
@@ -243,7 +295,6 @@ impl Mark {
 
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
-    let doing = Mutex::new(Doing { what: "the start".to_owned(), since: Instant::now() });
     let device = common.device()?;
     if args.compare.is_some() && device.as_cuda().is_none_or(|cuda| !cuda.is_supported()) {
         return Err(format!(
@@ -251,22 +302,14 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         )
         .into());
     }
-    let setup = Arc::new(Setup { device, quick: args.quick, seed: args.seed, doing });
+    let setup = Arc::new(Setup::new(device, args.quick, args.seed));
     let (watched, patience) = (Arc::clone(&setup), Duration::from_secs(args.patience));
     thread::spawn(move || watched.watch(patience));
-    let mut checks = simulator::checks();
-    checks.extend(fused::comparisons());
-    checks.extend(fused_grouped::comparisons());
-    checks.extend(quantize::comparisons());
+    let mut checks = Vec::new();
     if args.compare.is_none() {
-        let all = products::checks().into_iter().chain(half::checks()).chain(grouped::checks());
-        let all = all.chain(summed::checks());
-        let all = all.chain(kgrouped::checks()).chain(forms::checks()).chain(fused::checks());
-        let all = all.chain(fused_grouped::checks());
-        let all =
-            all.chain(quantize::checks()).chain(moe::checks()).chain(indexer::checks()).chain(hc::checks());
-        checks.splice(..0, all.chain(runtime::checks()));
+        checks.extend(CHECKS.iter().flat_map(|checks| checks()));
     }
+    checks.extend(COMPARISONS.iter().flat_map(|checks| checks()));
     checks.retain(|check| args.filter.as_ref().is_none_or(|text| check.name.contains(text.as_str())));
     if checks.is_empty() {
         return Err(format!("no check contains {:?}", args.filter.as_deref().unwrap_or_default()).into());
@@ -332,36 +375,51 @@ fn about(spec: &dyn std::fmt::Display, options: &GemmOptions) -> impl Fn(&str) -
     move |what: &str| format!("{start}: {what}")
 }
 
-/// Fails unless a product was found right.
+/// Fails unless a result was found right.
 fn expect_right(verdict: &Verdict, about: impl Fn(&str) -> String) -> Result<(), Failure> {
     let Verdict { right, diff, worst_element, .. } = verdict;
     ensure(*right, || about(&format!("diff {diff:.2e}, worst element {worst_element:.2} of what is allowed")))
 }
 
-/// What the worst element of a result is of what is allowed. Fails where it is wrong, or memory that is no part of it was written to.
+/// The worst element of a result, in parts of what is allowed. Fails where it is wrong, or memory that is no part of it
+/// was written to.
 fn accept(verdict: &Verdict, untouched: bool, about: impl Fn(&str) -> String) -> Result<f64, Failure> {
     expect_right(verdict, &about)?;
     ensure(untouched, || about("memory that is no part of the result was written to"))?;
     Ok(verdict.worst_element)
 }
 
-/// Runs work and compares its result, as many rows of a large one as a check among many has time for. The result starts as poison, and so does everything
-/// around it, which is compared whole.
-fn computed(setup: &Setup, work: &Work, options: &GemmOptions) -> Result<f64, Failure> {
-    let about = about(work, options);
+/// Runs a GEMM and compares its result, as many rows of a large one as a check among many has time for. The result
+/// starts as poison, and so does everything around it, which is compared whole.
+fn computed(setup: &Setup, case: &GemmCase, options: &GemmOptions) -> Result<f64, Failure> {
+    let about = about(case, options);
     setup.now(about("this"));
-    let mut task = work.on(&setup.device)?;
-    task.run(options).map_err(|error| about(&error.to_string()))?;
+    let mut gemm = case.on(&setup.device)?;
+    gemm.run(options).map_err(|error| about(&error.to_string()))?;
     setup.device.synchronize().map_err(|error| about(&error.to_string()))?;
-    accept(&task.judge(Effort::QUICK)?, task.surroundings_untouched()?, about)
+    let untouched = gemm.surroundings_untouched()?;
+    accept(&gemm.judge(Effort::QUICK)?, untouched, about)
 }
 
-/// Counts products, each given as what its worst element is of what is allowed.
-fn tally(products: impl Iterator<Item = Result<f64, Failure>>) -> Result<String, Failure> {
+/// Runs GEMMs and compares their results.
+fn gemms(
+    setup: &Setup,
+    cases: impl IntoIterator<Item = (GemmCase, GemmOptions)>,
+) -> Result<String, Failure> {
+    tally(cases.into_iter().map(|(case, options)| computed(setup, &case, &options)))
+}
+
+/// Cases with the default options.
+fn each(cases: impl IntoIterator<Item = GemmCase>) -> impl Iterator<Item = (GemmCase, GemmOptions)> {
+    cases.into_iter().map(|case| (case, GemmOptions::default()))
+}
+
+/// Counts results, each given as its worst element in parts of what is allowed.
+fn tally(results: impl Iterator<Item = Result<f64, Failure>>) -> Result<String, Failure> {
     let (mut count, mut worst) = (0, 0.0f64);
-    for product in products {
-        worst = worst.max(product?);
+    for result in results {
+        worst = worst.max(result?);
         count += 1;
     }
-    Ok(format!("{count} products, the worst element at {worst:.2} of what is allowed"))
+    Ok(format!("{count} results, the worst element at {worst:.2} of what is allowed"))
 }

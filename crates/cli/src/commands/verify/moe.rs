@@ -6,7 +6,7 @@ use oxigemm::{
     zero_padding_rows,
 };
 
-use super::products::Draw;
+use super::random::Draw;
 use super::{Check, Setup, ensure};
 use crate::Failure;
 

@@ -3,12 +3,13 @@
 use oxigemm::cast::ScaleFormat;
 use oxigemm::{DType, Device, Granularity, LaunchOptions, Tensor, dequantize, quantize, transform_scales};
 
-use super::products::Draw;
+use oxigemm_testkit::memory::PAGE;
+
+use super::random::Draw;
 use super::{Check, Setup, ensure};
 use crate::Failure;
 use crate::counting::allocations;
-use crate::problem::PAGE;
-use crate::quantize::{Numbers, QuantizeOp, QuantizeSpec, ScaleRoom};
+use crate::cases::quantize::{Numbers, QuantizeOp, QuantizeSpec, ScaleRoom};
 
 const OPS: [QuantizeOp; 11] = [
     QuantizeOp::Quantize,

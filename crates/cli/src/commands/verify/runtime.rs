@@ -1,24 +1,19 @@
-//! Checks of what is around the kernels: graphs, raw pointers, threads, compilations, host time.
+//! Checks of what is around the kernels: graphs, threads, compilations, host time.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
-use oxigemm::plan;
-use oxigemm::{
-    Cuda, DType, Device, GemmOptions, RawFp8Gemm, ScalesOfB, Stream, Tensor, fp8_gemm_nt_raw, random,
-};
+use oxigemm::{Addend, Cuda, DType, Device, GemmOptions, Tensor, fp8_gemm_nt, random};
 use oxigemm_cuda::{CubinCache, LaunchConfig, PtxModule};
 use oxigemm_kernels::AnyKernel;
 use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
+use oxigemm_testkit::plan::{case_of, plan};
+use oxigemm_testkit::{AddendKind, Effort, FP8, Failure, GemmCase, GemmData, MGroups, ScaleOrder};
 
-use super::products::launches;
+use super::kernels::launches;
 use super::{Check, Setup, ensure};
-use crate::Failure;
 use crate::counting::allocations;
-use crate::grouped::GroupedSpec;
-use crate::problem::{AddendKind, Fp8Pair, Host, Operands, ScaleOrder, Spec};
-use crate::task::Work;
-use crate::verdict::{self, Effort};
 
 /// What a call whose shape was seen before may cost the host on top of the driver's launch of an empty kernel,
 /// which is not ours to shorten and differs from machine to machine. The total is printed beside it.
@@ -31,7 +26,6 @@ const CACHED_CALL_MS: f64 = 20.0;
 pub fn checks() -> Vec<Check> {
     vec![
         Check::with_kernels("graph capture and replay", graphs),
-        Check::with_kernels("raw pointers", raw_pointers),
         Check::on_gpu("programmatic launches", programmatic),
         Check::with_kernels("threads on one device", threads),
         Check::with_kernels("200 random shapes without a compilation", no_compilations),
@@ -39,12 +33,6 @@ pub fn checks() -> Vec<Check> {
         Check::on_gpu("first call, nothing cached", first_call),
         Check::on_gpu_with_ptxas("first call, cubin cached", cached_call),
     ]
-}
-
-fn on(device: &Device, spec: Spec) -> Result<(Host, Operands), Failure> {
-    let host = Host::draw(spec)?;
-    let operands = host.upload(device)?;
-    Ok((host, operands))
 }
 
 /// A graph that computes a product and clears another, launched on poison, and then on other data.
@@ -56,8 +44,9 @@ fn graphs(setup: &Setup) -> Result<String, Failure> {
         _ => [(1, 576, 7168), (64, 2112, 1024), (384, 1024, 1024), (33, 77, 200)],
     };
     for (m, n, k) in shapes {
-        let (host, mut product) = on(&setup.device, Spec::new(m, n, k))?;
-        let (_, mut cleared) = on(&setup.device, Spec::new(m, n, 0))?;
+        let case = GemmCase::fp8(m, n, k);
+        let mut product = case.on(&setup.device)?;
+        let mut cleared = GemmCase::fp8(m, n, 0).on(&setup.device)?;
         product.run(&options)?;
         cleared.run(&options)?;
         let expected = product.d.to_bytes()?;
@@ -71,91 +60,19 @@ fn graphs(setup: &Setup) -> Result<String, Failure> {
             graph.launch(&stream)?;
             stream.synchronize()?;
             ensure(product.d.to_bytes()? == expected, || {
-                format!("{}: the graph gave other bits", host.spec)
+                format!("{case}: the graph gave other bits")
             })?;
-            ensure(cleared.result()?.iter().all(|x| *x == 0.0), || "k = 0 did not clear D".to_owned())?;
+            ensure(cleared.result(0)?.iter().all(|x| *x == 0.0), || "k = 0 did not clear D".to_owned())?;
         }
         // The same addresses hold something else: the graph must read that.
-        let other = Host::draw(Spec { seed: host.spec.seed + 1, ..host.spec })?;
-        let fresh = other.upload(&setup.device)?;
-        let scales = product.scales.iter_mut().flatten().zip(fresh.scales.iter().flatten());
-        for (to, from) in [(&mut product.a, &fresh.a), (&mut product.b, &fresh.b)].into_iter().chain(scales) {
-            to.copy_from(from)?;
-        }
+        product.replace(&GemmData::draw(GemmCase { seed: case.seed + 1, ..case.clone() })?)?;
         product.poison()?;
         graph.launch(&stream)?;
         stream.synchronize()?;
-        let verdict = verdict::judge(&other, &product.result()?, Effort::QUICK)?;
-        ensure(verdict.right, || format!("{}: the graph did not read the new data: {verdict:?}", host.spec))?;
+        let verdict = product.judge(Effort::QUICK)?;
+        ensure(verdict.right, || format!("{case}: the graph did not read the new data: {verdict:?}"))?;
     }
     Ok(format!("{} graphs, each launched three times, the last time on other data", shapes.len()))
-}
-
-/// The unsafe function, with scales that have gaps in both directions.
-fn raw_pointers(setup: &Setup) -> Result<String, Failure> {
-    let stream = setup.device.new_stream()?;
-    let cases = [
-        (5, 200, 300, AddendKind::None),
-        (129, 384, 1000, AddendKind::Inplace),
-        (300, 96, 512, AddendKind::Other),
-    ];
-    for (m, n, k, addend) in cases {
-        let spec = Spec { addend, ..Spec::new(m, n, k) };
-        let (host, operands) = on(&setup.device, spec)?;
-        let spread = |scales: &[f32], [rows, blocks]: [usize; 2]| -> Result<_, Failure> {
-            let mut values = vec![f32::NAN; rows * blocks * 6];
-            for (i, scale) in scales.iter().enumerate() {
-                values[i / blocks * blocks * 6 + i % blocks * 2] = *scale;
-            }
-            Ok((oxigemm::Tensor::from_slice(&values, &[values.len()], &setup.device)?, [blocks * 6, 2]))
-        };
-        let Fp8Pair { a, b } = host.quantized()?;
-        let (sfa, sfa_strides) = spread(&a.scales, a.scale_dims())?;
-        let (sfb, sfb_strides) = spread(&b.scales, b.scale_dims())?;
-        let c = match addend {
-            AddendKind::None => 0,
-            AddendKind::Inplace => operands.d.address(),
-            AddendKind::Other => operands.c.as_ref().map_or(0, oxigemm::Tensor::address),
-        };
-        let gemm = RawFp8Gemm {
-            m,
-            n,
-            k,
-            ab_types: [DType::E4m3; 2],
-            a: operands.a.address(),
-            a_pitch: operands.a.strides()[0],
-            sfa: sfa.address(),
-            sfa_strides,
-            b: operands.b.address(),
-            b_pitch: operands.b.strides()[0],
-            sfb: sfb.address(),
-            sfb_strides,
-            scales_of_b: ScalesOfB::Blocks,
-            c,
-            c_pitch: n,
-            d: operands.d.address(),
-            d_pitch: operands.d.strides()[0],
-            d_type: spec.d_type,
-        };
-        // SAFETY: the stream is ours, and all tensors live until it is done.
-        unsafe {
-            // On a GPU as another library would pass its own.
-            let stream = match (&stream, &setup.device) {
-                (Stream::Cuda(stream), Device::Cuda(cuda)) => cuda.stream_from_raw(stream.raw()).into(),
-                _ => stream.clone(),
-            };
-            let options = GemmOptions { stream: Some(stream), ..Default::default() };
-            fp8_gemm_nt_raw(&setup.device, &gemm, &options)?;
-            let null = RawFp8Gemm { b: 0, ..gemm };
-            let error = fp8_gemm_nt_raw(&setup.device, &null, &options);
-            ensure(matches!(&error, Err(error) if error.argument() == Some("b")), || format!("{error:?}"))?;
-        }
-        stream.synchronize()?;
-        let verdict = verdict::judge(&host, &operands.result()?, Effort::QUICK)?;
-        ensure(verdict.right, || format!("{spec}: {verdict:?}"))?;
-        ensure(operands.surroundings_untouched()?, || format!("{spec}: written outside of D"))?;
-    }
-    Ok(format!("{} products, and null was refused", cases.len()))
 }
 
 /// Kernels that each add to what the one before wrote, with and without early starts.
@@ -164,8 +81,8 @@ fn programmatic(setup: &Setup) -> Result<String, Failure> {
     for (m, n, k) in shapes {
         let mut results = Vec::new();
         for programmatic in [false, true] {
-            let spec = Spec { addend: AddendKind::Inplace, ..Spec::new(m, n, k) };
-            let (_, mut operands) = on(&setup.device, spec)?;
+            let case = GemmCase { addend: AddendKind::Inplace, ..GemmCase::fp8(m, n, k) };
+            let mut operands = case.on(&setup.device)?;
             let options = GemmOptions { programmatic, ..Default::default() };
             for _ in 0..20 {
                 operands.run(&options)?;
@@ -185,28 +102,28 @@ fn threads(setup: &Setup) -> Result<String, Failure> {
         Device::Cuda(cuda) => (Device::Cuda(Cuda::open(cuda.gpu().ordinal())?), 20, [37, 576, 1024]),
         _ => (Device::sim(), 2, [9, 72, 256]),
     };
-    let specs: Vec<Spec> = (0..THREADS)
-        .map(|i| Spec { seed: i, ..Spec::new(1 + m * i as usize, n, k + 128 * (i as usize % 3)) })
+    let cases: Vec<GemmCase> = (0..THREADS)
+        .map(|i| GemmCase { seed: i, ..GemmCase::fp8(1 + m * i as usize, n, k + 128 * (i as usize % 3)) })
         .collect();
-    let expected = specs.iter().map(|spec| -> Result<_, Failure> {
-        let (_, mut operands) = on(&setup.device, *spec)?;
+    let expected = cases.iter().map(|case| -> Result<_, Failure> {
+        let mut operands = case.on(&setup.device)?;
         operands.run(&GemmOptions::default())?;
         Ok(operands.d.to_bytes()?)
     });
     let expected = expected.collect::<Result<Vec<_>, _>>()?;
-    let work = |spec: &Spec, expected: &[u8]| -> Result<(), Failure> {
-        let (_, mut operands) = on(&device, *spec)?;
+    let work = |case: &GemmCase, expected: &[u8]| -> Result<(), Failure> {
+        let mut operands = case.on(&device)?;
         let options = GemmOptions { stream: Some(device.new_stream()?), ..Default::default() };
         for _ in 0..calls {
             operands.run(&options)?;
         }
-        ensure(operands.d.to_bytes()? == expected, || format!("{spec}: other bits than on one thread"))
+        ensure(operands.d.to_bytes()? == expected, || format!("{case}: other bits than on one thread"))
     };
     std::thread::scope(|scope| {
-        let handles: Vec<_> = specs
+        let handles: Vec<_> = cases
             .iter()
             .zip(&expected)
-            .map(|(spec, expected)| scope.spawn(|| work(spec, expected)))
+            .map(|(case, expected)| scope.spawn(|| work(case, expected)))
             .collect();
         handles
             .into_iter()
@@ -224,8 +141,8 @@ fn no_compilations(setup: &Setup) -> Result<String, Failure> {
     }
     let compilations = || device.as_cuda().map_or(0, |cuda| cuda.stats().compilations());
     let before = compilations();
-    let closed: std::collections::BTreeSet<String> = AnyKernel::all().map(|kernel| kernel.name()).collect();
-    let mut kernels = std::collections::BTreeSet::new();
+    let closed: BTreeSet<String> = AnyKernel::all().map(|kernel| kernel.name()).collect();
+    let mut kernels = BTreeSet::new();
     let size = |i: u64, which: u64, largest: u64| {
         // Evenly over orders of magnitude.
         let part = (random::bits(setup.seed ^ 0x51, 3 * i + which) % 1000) as f64 / 1000.0;
@@ -243,32 +160,12 @@ fn no_compilations(setup: &Setup) -> Result<String, Failure> {
         let (a, sfa) = (new(DType::E4m3, [m, pitch])?, new(DType::F32, [m, blocks])?);
         let (b, sfb) = (new(DType::E4m3, [n, pitch])?, new(DType::F32, [n.div_ceil(128), blocks])?);
         let d = Tensor::empty(DType::Bf16, &[m, n], device)?;
-        let gemm = RawFp8Gemm {
-            m,
-            n,
-            k,
-            ab_types: [DType::E4m3; 2],
-            a: a.address(),
-            a_pitch: pitch,
-            sfa: sfa.address(),
-            sfa_strides: [blocks, 1],
-            b: b.address(),
-            b_pitch: pitch,
-            sfb: sfb.address(),
-            sfb_strides: [blocks, 1],
-            scales_of_b: ScalesOfB::Blocks,
-            c: 0,
-            c_pitch: 0,
-            d: d.address(),
-            d_pitch: n,
-            d_type: DType::Bf16,
-        };
+        let (a, b, mut d) = (a.narrow(1, 0, k)?, b.narrow(1, 0, k)?, d);
         setup.now(format!("m={m} n={n} k={k}"));
-        // SAFETY: the tensors are as large as the shape needs, and live until the kernel is done.
-        unsafe { fp8_gemm_nt_raw(device, &gemm, &GemmOptions::default())? };
+        fp8_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut d, &GemmOptions::default())?;
         device.synchronize().map_err(|error| format!("m={m} n={n} k={k}: {error}"))?;
-        let shape = plan::Shape { m: m as u32, n: n as u32, k: k as u32 };
-        kernels.insert(plan::Plan::best(shape, &limits).choice.config().name());
+        let plan = plan(&GemmCase::fp8(m, n, k), None, &limits).ok_or("every shape has a plan")?;
+        kernels.insert(plan.choice.config().name());
     }
     let compiled = compilations() - before;
     ensure(compiled == 0, || format!("{compiled} compilations"))?;
@@ -280,15 +177,17 @@ fn no_compilations(setup: &Setup) -> Result<String, Failure> {
 fn second_call(setup: &Setup) -> Result<String, Failure> {
     let driver = empty_launch_us(setup)?;
     let mut notes = Vec::new();
-    let in_place = Spec { addend: AddendKind::Inplace, sfa: ScaleOrder::Mn, ..Spec::new(128, 256, 256) };
-    let groups = |layout| Work::Grouped(GroupedSpec::new(layout, vec![3, 0, 40, 1], 256, 256));
-    for (name, work) in [
-        ("plain", Work::Dense(Spec::new(1, 256, 256))),
-        ("in place", Work::Dense(in_place)),
-        ("masked groups", groups(GroupLayout::Counts)),
-        ("groups by ids", groups(GroupLayout::Ids)),
+    let in_place =
+        GemmCase { addend: AddendKind::Inplace, sfa: ScaleOrder::Mn, ..GemmCase::fp8(128, 256, 256) };
+    let groups =
+        |layout| GemmCase::m_grouped(FP8, MGroups::new(layout, vec![3, 0, 40, 1]), [256, 256]);
+    for (name, case) in [
+        ("plain", GemmCase::fp8(1, 256, 256)),
+        ("in place", in_place),
+        ("m-grouped masked", groups(GroupLayout::Counts)),
+        ("m-grouped by ids", groups(GroupLayout::Ids)),
     ] {
-        let mut task = work.on(&setup.device)?;
+        let mut task = case.on(&setup.device)?;
         let options = GemmOptions { stream: Some(setup.device.new_stream()?), ..Default::default() };
         task.run(&options)?;
         setup.device.synchronize()?;
@@ -343,9 +242,8 @@ fn first_calls(setup: &Setup, cache: &CubinCache) -> Result<(f64, String), Failu
     for config in Config::dense().step_by(if setup.quick { 5 } else { 1 }) {
         setup.now(format!("the first call of {}", config.name()));
         let cuda = Cuda::with_cache(ordinal, cache.clone())?;
-        let spec = Spec::of_family(config.family(), [1, 128, 256]);
         let choice = launches(config)[0];
-        let (_, mut operands) = on(&Device::Cuda(cuda.clone()), spec)?;
+        let mut operands = case_of(&config, [1, 128, 256]).on(&Device::Cuda(cuda.clone()))?;
         let started = Instant::now();
         operands.run(&GemmOptions { choice: Some(choice), ..Default::default() })?;
         cuda.gpu().synchronize()?;

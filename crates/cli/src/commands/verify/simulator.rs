@@ -1,21 +1,16 @@
 //! Whether the GPU and the simulator agree.
 
-use std::fmt::Display;
-
-use oxigemm::plan::{self, Choice, Family, Limits, Plan, Shape};
+use oxigemm::plan;
 use oxigemm::sim::Options;
 use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim};
 use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
+use oxigemm_testkit::plan::{case_of, k_grouped_form_of, operands_of, plan as plan_of};
+use oxigemm_testkit::{FP8_1D1D, Failure, GemmCase, GemmData, MGroups, ScaleMode};
 
-use super::grouped::{layouts, spec};
-use super::products::{ORDERS, combinations, launches};
-use super::{Check, Setup, ensure, kgrouped, summed};
-use crate::grouped::{GroupedHost, GroupedSpec};
-use crate::kgrouped::KGroupedHost;
-use crate::problem::{Host, ScaleMode, Spec};
-use crate::task::shape;
-use crate::{Failure, Op};
+use super::kernels::{combinations, fitting, group_layouts, launches};
+use super::random::{ORDERS, k_grouped, m_grouped, summed};
+use super::{Check, Setup, ensure};
 
 /// Cases of each kernel.
 const CASES: usize = 8;
@@ -26,66 +21,58 @@ const SHAPES: [[usize; 3]; 5] =
 pub fn checks() -> Vec<Check> {
     vec![
         Check::on_gpu("the simulator gives the same bits", same_bits),
-        Check::on_gpu("the simulator gives the same bits of groups", same_bits_of_groups),
-        Check::on_gpu("the simulator gives the same bits of groups along K", same_bits_of_k_groups),
-        Check::on_gpu(
-            "the simulator gives the same bits where tiles take K from its end",
-            same_bits_from_the_end,
-        ),
-        Check::on_gpu("the simulator gives the same bits of sums of products", same_bits_of_sums),
-        Check::on_gpu("the simulator gives the same bits of logits", super::indexer::same_bits_as_simulated),
+        Check::on_gpu("the simulator gives the same bits of m-grouped GEMMs", same_bits_of_groups),
+        Check::on_gpu("the simulator gives the same bits of k-grouped GEMMs", same_bits_of_k_groups),
+        Check::on_gpu("the simulator gives the same bits in serpentine K order", same_bits_in_serpentine_order),
+        Check::on_gpu("the simulator gives the same bits of summed GEMMs", same_bits_of_sums),
+        Check::on_gpu("the simulator gives the same bits of logits", super::attention::same_bits_as_simulated),
         Check::on_gpu(
             "the simulator gives the same bits of hyper-connections",
-            super::hc::same_bits_as_simulated,
+            super::hyper_connection::same_bits_as_simulated,
         ),
     ]
 }
 
 /// The same inputs on the GPU and in the simulator, for every kernel, launch, type, addend and layout in turn.
 fn same_bits(setup: &Setup) -> Result<String, Failure> {
-    let limits = setup.limits()?;
     let mut compared = Compared::new(setup);
     for (i, config) in Config::dense().enumerate() {
-        for case in (0..CASES).step_by(if setup.quick { 4 } else { 1 }) {
-            let (spec, options) = dense_case(config, [i, case], &limits);
-            let host = Host::draw(spec)?;
-            compared.add(&config.name(), &spec, spec.d_type, |device| dense_bits(&host, &options, device))?;
+        for nth in (0..CASES).step_by(if setup.quick { 4 } else { 1 }) {
+            let (case, options) = dense_case(setup, config, [i, nth])?;
+            compared.add(&config.name(), case, &options)?;
         }
     }
     Ok(compared.summary())
 }
 
 /// One of the [`CASES`] of the `i`-th kernel.
-fn dense_case(config: Config, [i, case]: [usize; 2], limits: &Limits) -> (Spec, GemmOptions) {
+fn dense_case(setup: &Setup, config: Config, [i, nth]: [usize; 2]) -> Result<(GemmCase, GemmOptions), Failure> {
     let combinations: Vec<_> = combinations().collect();
-    let (turn, family) = (i + case, config.family());
-    let [m, n, k] = SHAPES[turn % SHAPES.len()];
+    let turn = i + nth;
     // Steps that have no divisor in common with the lists reach all of their entries.
     let (d_type, addend, sfa) = combinations[turn * 5 % combinations.len()];
     let sfb = ORDERS[(turn + turn / 4) % ORDERS.len()];
-    let spec = Spec::of_family(family, [m, n, k]);
+    let case = case_of(&config, SHAPES[turn % SHAPES.len()]);
     // The other type of FP16 is its own.
-    let d_type = if d_type == DType::F32 { d_type } else { spec.d_type };
-    let scales = match family {
-        // What has a scale for each row of B has no other.
-        Family::Fp8Rows => ScaleMode::Fine,
-        _ => [ScaleMode::Fine, ScaleMode::Row, ScaleMode::Fine, ScaleMode::Tensor][case % 4],
+    let d_type = if d_type == DType::F32 { d_type } else { case.d_type };
+    // 1D1D has no other granularity.
+    let scales = match case.types == FP8_1D1D {
+        true => ScaleMode::Fine,
+        false => [ScaleMode::Fine, ScaleMode::Row, ScaleMode::Fine, ScaleMode::Tensor][nth % 4],
     };
+    let choices = fitting(setup, config, &case)?;
     // Every layout in turn, where they share kernels.
-    let layout = if family.has_scales() { GemmLayout::ALL[turn % 4] } else { spec.layout };
-    let spec = Spec { d_type, addend, scales, layout, sfa, sfb, seed: turn as u64, ..spec };
-    let shape = Shape { m: m as u32, n: n as u32, k: k as u32 };
-    let fits = |choice: &Choice| Plan::of(*choice, shape, limits).is_some();
-    let choices: Vec<Choice> = launches(config).into_iter().filter(fits).collect();
+    let layout = if case.types.has_scales() { GemmLayout::ALL[turn % 4] } else { case.layout };
+    let case = GemmCase { d_type, addend, scales, layout, sfa, sfb, seed: turn as u64, ..case };
     let choice = Some(choices[turn * 5 % choices.len()]);
-    (spec, GemmOptions { choice, ..Default::default() })
+    Ok((case, GemmOptions { choice, ..Default::default() }))
 }
 
-/// The bits of a product on a device.
-fn dense_bits(host: &Host, options: &GemmOptions, device: &Device) -> Result<Vec<u8>, Failure> {
-    let mut operands = host.upload(device)?;
-    operands.run(options)?;
-    Ok(operands.d.to_bytes()?)
+/// The bits of a case on a device, with what is around them.
+fn bits(data: &GemmData, options: &GemmOptions, device: &Device) -> Result<Vec<u8>, Failure> {
+    let mut gemm = data.upload(device)?;
+    gemm.run(options)?;
+    gemm.bits()
 }
 
 /// What was computed on the GPU and in the simulator, and had the same bits.
@@ -102,157 +89,127 @@ impl<'a> Compared<'a> {
         Compared { setup, simulated, cases: 0, elements: 0 }
     }
 
-    /// Compares what `bits` gives on both devices: elements of a type, of a problem that a kernel serves.
-    fn add(
-        &mut self,
-        kernel: &str,
-        spec: &impl Display,
-        d_type: DType,
-        bits: impl Fn(&Device) -> Result<Vec<u8>, Failure>,
-    ) -> Result<(), Failure> {
-        self.setup.now(format!("{spec} on both"));
-        let (gpu, sim) = (bits(&self.setup.device)?, bits(&self.simulated)?);
-        let size = d_type.size();
-        ensure(gpu.len() == sim.len(), || format!("{spec}: {} and {} bytes", gpu.len(), sim.len()))?;
+    /// Compares the result of a case that a kernel serves, and what is around it, on both devices.
+    fn add(&mut self, kernel: &str, case: GemmCase, options: &GemmOptions) -> Result<(), Failure> {
+        self.setup.now(format!("{case} on both"));
+        let data = GemmData::draw(case)?;
+        let case = &data.case;
+        let (gpu, sim) = (bits(&data, options, &self.setup.device)?, bits(&data, options, &self.simulated)?);
+        let size = case.d_type.size();
+        ensure(gpu.len() == sim.len(), || format!("{case}: {} and {} bytes", gpu.len(), sim.len()))?;
         let differ = gpu.chunks(size).zip(sim.chunks(size)).filter(|(x, y)| x != y).count();
         let all = gpu.len() / size;
-        ensure(differ == 0, || format!("{spec} by {kernel}: {differ} of {all} elements differ"))?;
+        ensure(differ == 0, || format!("{case} by {kernel}: {differ} of {all} elements differ"))?;
         self.cases += 1;
-        self.elements += all;
+        self.elements += case.rows() * case.n;
         Ok(())
     }
 
     fn summary(&self) -> String {
-        format!("{} products, {} elements, no bit differs", self.cases, self.elements)
+        format!("{} GEMMs, {} elements, no bit differs", self.cases, self.elements)
     }
 }
 
-/// The same for every kernel, launch and layout of groups; rows of no group are compared too.
+/// The same for every m-grouped kernel, launch and layout of groups.
 fn same_bits_of_groups(setup: &Setup) -> Result<String, Failure> {
     let mut compared = Compared::new(setup);
     for (i, config) in Config::grouped().chain(Config::batched()).enumerate() {
         for (turn, choice) in launches(config).into_iter().enumerate() {
             let options = GemmOptions { choice: Some(choice), ..Default::default() };
-            let (op, operands) = Op::of(config.family());
-            for layout in layouts(&config) {
+            let (types, operands) = operands_of(&config);
+            for layout in group_layouts(&config) {
                 let rows = if layout == GroupLayout::All { &[70; 3][..] } else { &[70, 0, 1, 129, 16] };
-                let spec = spec(op, layout, rows, [136, 656], i + turn);
-                let spec = GroupedSpec { operands, ..spec };
-                let host = GroupedHost::draw(spec)?;
-                compared.add(&config.name(), &host.spec, host.spec.d_type, |device| {
-                    grouped_bits(&host, &options, device)
-                })?;
+                let case = m_grouped(types, layout, rows, [136, 656], i + turn);
+                compared.add(&config.name(), GemmCase { layout: operands, ..case }, &options)?;
             }
         }
     }
     Ok(compared.summary())
 }
 
-/// The bits of groups on a device, with what is of no group.
-fn grouped_bits(host: &GroupedHost, options: &GemmOptions, device: &Device) -> Result<Vec<u8>, Failure> {
-    let mut operands = host.upload(device)?;
-    operands.run(options)?;
-    Ok(operands.d_memory.to_bytes()?)
-}
-
-/// The same for every kernel and launch with groups along K.
+/// The same for every k-grouped kernel and launch.
 fn same_bits_of_k_groups(setup: &Setup) -> Result<String, Failure> {
     let mut compared = Compared::new(setup);
     for (i, config) in Config::k_grouped().enumerate() {
-        let form = kgrouped::form(&config)?;
+        let form = k_grouped_form_of(&config).ok_or("the kernel serves no operation")?;
         for (j, choice) in launches(config).into_iter().enumerate() {
             let options = GemmOptions { choice: Some(choice), ..Default::default() };
             for turn in 0..3 {
-                let spec = kgrouped::spec(form, &[656, 0, 1, 130, 16], [70, 136], 4 * i + j + turn);
-                let host = KGroupedHost::draw(spec)?;
-                compared.add(&config.name(), &host.spec, host.spec.d_type, |device| {
-                    let mut operands = host.upload(device)?;
-                    operands.run(&options)?;
-                    Ok(operands.d_memory.to_bytes()?)
-                })?;
+                let case = k_grouped(form, &[656, 0, 1, 130, 16], [70, 136], 4 * i + j + turn);
+                compared.add(&config.name(), case, &options)?;
             }
         }
     }
     Ok(compared.summary())
 }
 
-/// The same where every other tile of a cluster takes K from its end.
-fn same_bits_from_the_end(setup: &Setup) -> Result<String, Failure> {
+/// The same in serpentine K order: every other tile of a cluster walks K backwards.
+fn same_bits_in_serpentine_order(setup: &Setup) -> Result<String, Failure> {
     let mut compared = Compared::new(setup);
-    for case in FROM_THE_END {
-        let (spec, options) = case.dense()?;
-        let host = Host::draw(spec)?;
-        compared.add(case.choice, &spec, spec.d_type, |device| dense_bits(&host, &options, device))?;
-    }
-    for case in GROUPS_FROM_THE_END {
-        let (spec, options) = case.grouped()?;
-        let host = GroupedHost::draw(spec)?;
-        compared
-            .add(case.choice, &host.spec, host.spec.d_type, |device| grouped_bits(&host, &options, device))?;
+    for serpentine in SERPENTINE {
+        let (case, options) = serpentine.case()?;
+        compared.add(serpentine.choice, case, &options)?;
     }
     Ok(compared.summary())
 }
 
-/// A product of which few blocks have several tiles.
+/// A GEMM of which few CTAs have several tiles: dense, or of one group of rows.
 #[derive(Clone, Copy)]
-struct Turning {
+struct Serpentine {
     choice: &'static str,
     num_sms: u32,
     dims: [usize; 3],
+    grouped: bool,
 }
 
-/// FP8 turns where K is whole groups of scales, here two of them; of the last, a tile is shared out by clusters.
-const FROM_THE_END: [Turning; 5] = [
-    Turning { choice: "wide_256x128_s3_c1x1", num_sms: 1, dims: [260, 100, 2048] },
-    Turning { choice: "wide_128x192_s4_c2x1", num_sms: 2, dims: [300, 200, 4096] },
-    Turning { choice: "bf16_wide_nt_128x256_s3_c1x1", num_sms: 1, dims: [140, 260, 1100] },
-    Turning { choice: "fp16_wide_nn_128x128_s6_c1x2", num_sms: 2, dims: [140, 260, 1100] },
-    Turning { choice: "wide_shared_256x128_s3_c1x1", num_sms: 2, dims: [1034, 100, 2048] },
+const fn dense(choice: &'static str, num_sms: u32, dims: [usize; 3]) -> Serpentine {
+    Serpentine { choice, num_sms, dims, grouped: false }
+}
+
+const fn grouped(choice: &'static str, num_sms: u32, dims: [usize; 3]) -> Serpentine {
+    Serpentine { choice, num_sms, dims, grouped: true }
+}
+
+/// FP8 is serpentine where K is whole groups of scales, here two of them; of the last dense one, a tile is split by
+/// stream-K. Groups are where they have eight tiles or more, and rows 6 KB.
+const SERPENTINE: [Serpentine; 9] = [
+    dense("wide_256x128_s3_c1x1", 1, [260, 100, 2048]),
+    dense("wide_128x192_s4_c2x1", 2, [300, 200, 4096]),
+    dense("bf16_wide_nt_128x256_s3_c1x1", 1, [140, 260, 1100]),
+    dense("fp16_wide_nn_128x128_s6_c1x2", 2, [140, 260, 1100]),
+    dense("wide_shared_256x128_s3_c1x1", 2, [1034, 100, 2048]),
+    grouped("wide_grouped_64x128_s8_c1x1", 2, [500, 100, 6144]),
+    grouped("wide_grouped_256x128_s3_c1x2", 4, [1900, 200, 6144]),
+    grouped("bf16_wide_grouped_nt_64x128_s8_c1x1", 2, [500, 100, 3080]),
+    grouped("fp16_wide_grouped_nn_64x128_s8_c2x1", 4, [1000, 100, 3080]),
 ];
 
-/// Groups turn where they have eight tiles or more, and rows 6 KB.
-const GROUPS_FROM_THE_END: [Turning; 4] = [
-    Turning { choice: "wide_grouped_64x128_s8_c1x1", num_sms: 2, dims: [500, 100, 6144] },
-    Turning { choice: "wide_grouped_256x128_s3_c1x2", num_sms: 4, dims: [1900, 200, 6144] },
-    Turning { choice: "bf16_wide_grouped_nt_64x128_s8_c1x1", num_sms: 2, dims: [500, 100, 3080] },
-    Turning { choice: "fp16_wide_grouped_nn_64x128_s8_c2x1", num_sms: 4, dims: [1000, 100, 3080] },
-];
-
-impl Turning {
-    fn options(&self) -> Result<(Family, GemmOptions), Failure> {
+impl Serpentine {
+    fn case(&self) -> Result<(GemmCase, GemmOptions), Failure> {
         let choice =
             plan::parse(self.choice).ok_or_else(|| format!("no choice is called {}", self.choice))?;
         let options = GemmOptions { choice: Some(choice), num_sms: Some(self.num_sms), ..Default::default() };
-        Ok((choice.config().family(), options))
-    }
-
-    fn dense(&self) -> Result<(Spec, GemmOptions), Failure> {
-        let (family, options) = self.options()?;
-        Ok((Spec::of_family(family, self.dims), options))
-    }
-
-    fn grouped(&self) -> Result<(GroupedSpec, GemmOptions), Failure> {
-        let (family, options) = self.options()?;
+        let (types, layout) = operands_of(&choice.config());
         let [rows, n, k] = self.dims;
-        let (op, operands) = Op::of(family);
-        let spec = GroupedSpec::new(GroupLayout::Ends, vec![rows], n, k);
-        Ok((spec.of(op, operands), options))
+        let case = match self.grouped {
+            false => GemmCase::dense(types, layout, self.dims),
+            true => GemmCase::m_grouped(types, MGroups::new(GroupLayout::Ends, vec![rows]), [n, k]),
+        };
+        Ok((GemmCase { layout, ..case }, options))
     }
 }
 
-/// The same for every kernel and launch that adds products up.
+/// The same for every kernel and launch that sums GEMMs.
 fn same_bits_of_sums(setup: &Setup) -> Result<String, Failure> {
     let (mut compared, limits) = (Compared::new(setup), setup.limits()?);
     for config in Config::summed() {
-        let (op, _) = Op::of(config.family());
+        let (types, _) = operands_of(&config);
         for (turn, choice) in launches(config).into_iter().enumerate() {
-            let spec = summed::spec(op, 5, [66, 136, 100], turn);
-            if Plan::of_summed(choice, shape(&spec), &limits).is_none() {
-                continue;
+            let case = summed(types, 5, [66, 136, 100], turn);
+            if plan_of(&case, Some(choice), &limits).is_some() {
+                let options = GemmOptions { choice: Some(choice), ..Default::default() };
+                compared.add(&config.name(), case, &options)?;
             }
-            let options = GemmOptions { choice: Some(choice), ..Default::default() };
-            let host = Host::draw(spec)?;
-            compared.add(&config.name(), &spec, spec.d_type, |device| dense_bits(&host, &options, device))?;
         }
     }
     ensure(compared.cases > 0, || "no launch fits".to_owned())?;
@@ -262,44 +219,35 @@ fn same_bits_of_sums(setup: &Setup) -> Result<String, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oxigemm::plan::{Choice, Limits};
     use oxigemm_kernels::launch::Launch;
 
     #[test]
-    fn what_is_said_to_take_k_from_its_end_does() {
-        let turns = |case: &Turning, plan: Option<Plan>, tiles: [u32; 2]| {
-            let Launch { grid, cluster, .. } = plan.as_ref().expect("it serves the shape").launch;
-            assert!(plan.is_some_and(|plan| plan.launch.turns_back()), "{}", case.choice);
-            assert!(
-                tiles[0] * tiles[1] > grid[0],
-                "{}: a tile for each of {grid:?} by {cluster}",
-                case.choice
-            );
-        };
-        let limits = |case: &Turning| Limits::h200().restricted_to(case.num_sms);
-        for case in FROM_THE_END {
-            let (spec, options) = case.dense().unwrap();
-            let choice = options.choice.unwrap();
-            turns(&case, Plan::of(choice, shape(&spec), &limits(&case)), tiles(choice, case.dims));
-        }
-        for case in GROUPS_FROM_THE_END {
-            let (spec, options) = case.grouped().unwrap();
-            let choice = options.choice.unwrap();
-            turns(&case, Plan::of_grouped(choice, &spec.shape(), &limits(&case)), tiles(choice, case.dims));
+    fn what_is_said_to_be_serpentine_is() {
+        for serpentine in SERPENTINE {
+            let (case, options) = serpentine.case().unwrap();
+            let (choice, name) = (options.choice.unwrap(), serpentine.choice);
+            let limits = Limits::h200().restricted_to(serpentine.num_sms);
+            let plan = plan_of(&case, Some(choice), &limits).expect("it serves the shape");
+            let Launch { grid, cluster, .. } = plan.launch;
+            assert!(plan.launch.turns_back(), "{name}");
+            let [m, n] = tiles(choice, serpentine.dims);
+            assert!(m * n > grid[0], "{name}: a tile for each of {grid:?} by {cluster}");
         }
     }
 
-    /// Tiles of blocks along M and N.
+    /// Tiles of CTAs along M and N.
     fn tiles(choice: Choice, [m, n, _]: [usize; 3]) -> [u32; 2] {
         let tile = match choice.config() {
             Config::Wide(config) => [config.block_m, config.block_n],
             Config::HalfWide(config) => [config.block_m, config.block_n],
-            other => panic!("{} has few rows", other.name()),
+            other => panic!("{} is not persistent", other.name()),
         };
         [(m as u32).div_ceil(tile[0]), (n as u32).div_ceil(tile[1])]
     }
 
     #[test]
-    fn at_least_a_hundred_products_are_compared() {
+    fn at_least_a_hundred_gemms_are_compared() {
         assert!(Config::dense().count() * CASES >= 100);
     }
 
@@ -307,19 +255,21 @@ mod tests {
     #[test]
     fn kernels_multiply_the_operands_that_are_drawn_for_them() {
         let device = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
-        let limits = device.limits().expect("the simulator has some");
+        let setup = Setup::new(device.clone(), false, 1);
         let mut families = Vec::new();
         for (i, config) in Config::dense().enumerate() {
             if families.contains(&config.family()) {
                 continue;
             }
             families.push(config.family());
-            for case in 0..CASES / 2 {
-                let (spec, options) = dense_case(config, [i, case], limits);
-                let bits = Host::draw(spec).and_then(|host| dense_bits(&host, &options, &device));
-                assert!(bits.is_ok(), "{spec} by {}: {}", config.name(), bits.unwrap_err());
+            for nth in 0..CASES / 2 {
+                let (case, options) = dense_case(&setup, config, [i, nth]).unwrap();
+                let about = format!("{case} by {}", config.name());
+                let bits = GemmData::draw(case).and_then(|data| bits(&data, &options, &device));
+                assert!(bits.is_ok(), "{about}: {}", bits.unwrap_err());
             }
         }
-        assert!(families.contains(&Family::Fp8Rows) && families.len() > 3);
+        let is_1d1d = |config: &Config| operands_of(config).0 == FP8_1D1D;
+        assert!(Config::dense().any(|config| is_1d1d(&config)) && families.len() > 3);
     }
 }
