@@ -21,6 +21,8 @@ pub mod memory;
 mod op;
 pub mod plan;
 mod schedule;
+#[cfg(test)]
+mod tests;
 mod upload;
 
 pub use case::{AddendKind, GemmCase, Grouping, ScaleMode};

@@ -4,7 +4,7 @@ use super::{json, oxigemm, refused, stdout};
 use serde_json::Value;
 
 #[test]
-fn plans_and_timelines_of_grouped_rows_are_shown() {
+fn plans_and_timelines_of_m_grouped_gemms_are_shown() {
     let size =
         ["--op", "fp8-masked", "--groups", "32", "-m", "24", "--max-m", "4096", "-n", "7168", "-k", "2048"];
     let found = &json(&[&["inspect", "--json"], &size[..]].concat())[0];
