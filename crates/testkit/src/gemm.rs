@@ -1,6 +1,7 @@
 //! A case with its operands on a device: run, judged, and inspected for writes outside of D.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use oxigemm::{
     Addend, Device, GemmLayout, GemmOptions, GroupedRows, RowGroups, Tensor, fp8_bgemm_nt, fp8_gemm,
@@ -53,6 +54,8 @@ pub struct Gemm {
     pub accumulators: Option<Box<Gemm>>,
     /// How it was run last.
     last: GemmOptions,
+    /// What the GEMM without its epilogue gives for each group, where that was computed ahead.
+    known: Option<Arc<Vec<Vec<f32>>>>,
 }
 
 type Extras = (Option<[Tensor; 2]>, Option<Tensor>, Option<Tensor>);
@@ -67,7 +70,7 @@ impl Gemm {
         accumulators: Option<Box<Gemm>>,
     ) -> Gemm {
         let last = GemmOptions::default();
-        Gemm { data, a, b, scales, numbers, bias, c, d, d_memory, d_scales, accumulators, last }
+        Gemm { data, a, b, scales, numbers, bias, c, d, d_memory, d_scales, accumulators, last, known: None }
     }
 
     /// What is computed.
@@ -214,20 +217,34 @@ impl Gemm {
         Ok((0..rows * columns).map(|i| all[i / columns * width + places[i % columns]]).collect())
     }
 
+    /// Computes ahead what the GEMM without its epilogue gives, where runs with the same options are judged more than
+    /// once.
+    pub fn accumulate(&mut self, options: &GemmOptions) -> Result<(), Failure> {
+        self.known = self.accumulated(options)?;
+        Ok(())
+    }
+
+    /// What the GEMM without its epilogue gives for each group: the very accumulators of a run with these options.
+    fn accumulated(&mut self, options: &GemmOptions) -> Result<Option<Arc<Vec<Vec<f32>>>>, Failure> {
+        let Some(accumulators) = self.accumulators.as_mut().filter(|_| self.known.is_none()) else {
+            return Ok(self.known.clone());
+        };
+        accumulators.run(&plan::accumulator_options(&self.data.case, options, self.a.device()))?;
+        let groups = 0..self.data.groups.len();
+        let results = groups.map(|group| accumulators.result(group)).collect::<Result<_, _>>()?;
+        Ok(Some(Arc::new(results)))
+    }
+
     /// Compares the rows of every group with the references: the worst of what is found.
     ///
     /// What an epilogue gives is compared with its single steps, for the accumulators that the GEMM alone gives on the
     /// same device.
     pub fn judge(&mut self, effort: Effort) -> Result<Verdict, Failure> {
-        let case = &self.data.case;
-        if let Some(accumulators) = &mut self.accumulators {
-            accumulators.run(&plan::accumulator_options(case, &self.last, self.a.device()))?;
+        if let Some(accumulators) = self.accumulated(&self.last.clone())? {
+            return self.judge_fused(&accumulators, effort);
         }
         let gemms = self.data.groups.iter().filter(|group| group.dims[0] * group.dims[1] > 0).count();
         let effort = Effort { multiplications: effort.multiplications / gemms.max(1) as f64, ..effort };
-        if self.accumulators.is_some() {
-            return self.judge_fused(effort);
-        }
         let mut worst = Verdict::NOTHING;
         for (group, data) in self.data.groups.iter().enumerate() {
             if data.dims[0] * data.dims[1] > 0 {
@@ -253,7 +270,8 @@ impl Gemm {
         let ranges: Vec<_> = self.ranges().into_iter().filter(|(_, rows)| !rows.is_empty()).collect();
         if !self.d.is_empty() {
             let first = (self.d.address() - self.d_memory.address()) as usize;
-            for (slab, row) in ranges.iter().flat_map(|(slab, rows)| rows.clone().map(move |row| (*slab, row)))
+            for (slab, row) in
+                ranges.iter().flat_map(|(slab, rows)| rows.clone().map(move |row| (*slab, row)))
             {
                 let start = first + (slab * slab_stride + row * pitch) * size;
                 for place in &places {
@@ -325,6 +343,7 @@ impl Gemm {
         }
         if let Some(accumulators) = &mut self.accumulators {
             accumulators.data = data.accumulators();
+            self.known = None;
         }
         self.data = data.clone();
         Ok(())

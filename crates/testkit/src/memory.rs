@@ -121,20 +121,19 @@ pub fn dense(
     Ok(memory.narrow(0, first / size, bytes.len() / size)?.view(dims)?)
 }
 
-/// Matrices of scales `[slabs, rows, blocks]` that hold poison, or zeros.
+/// Matrices of scales `[slabs, rows, blocks]` in memory of so many elements.
 pub fn scale_matrices(
     [slabs, rows, blocks]: [usize; 3],
     order: ScaleOrder,
-    fill: Fill,
-    device: &Device,
-) -> Result<Tensor, Failure> {
+    memory: impl FnOnce(usize) -> oxigemm::Result<Tensor>,
+) -> oxigemm::Result<Tensor> {
     let transposed = order.is_mn_major();
     let (lines, line) = if transposed { (blocks, rows) } else { (rows, blocks) };
     let [pitch, first] = order.pitch(line);
     let len = slabs * lines * pitch;
-    let memory = fill.memory(DType::F32, &[first + len], device)?.narrow(0, first, len)?;
+    let memory = memory(first + len)?.narrow(0, first, len)?;
     let matrices = memory.view(&[slabs, lines, pitch])?.narrow(2, 0, line)?;
-    Ok(if transposed { matrices.transpose(1, 2)? } else { matrices })
+    if transposed { matrices.transpose(1, 2) } else { Ok(matrices) }
 }
 
 /// A matrix of scales, given row by row, with poison between what lies along its order.
@@ -144,7 +143,8 @@ pub fn scale_matrix(
     order: ScaleOrder,
     device: &Device,
 ) -> Result<Tensor, Failure> {
-    let mut matrix = scale_matrices([1, rows, blocks], order, Fill::Poison, device)?.select(0)?;
+    let memory = |len| poisoned(DType::F32, &[len], device);
+    let mut matrix = scale_matrices([1, rows, blocks], order, memory)?.select(0)?;
     if !scales.is_empty() {
         matrix.write_f32(scales)?;
     }

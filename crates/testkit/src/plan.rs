@@ -39,9 +39,7 @@ pub fn plan(case: &GemmCase, choice: Option<Choice>, limits: &Limits) -> Option<
             Plan::of_batched(choice, &m_shape(case, groups), limits)
         }
         (Grouping::M(groups), None, None) => Plan::best_grouped_of(family, &m_shape(case, groups), limits),
-        (Grouping::M(groups), None, Some(choice)) => {
-            Plan::of_grouped(choice, &m_shape(case, groups), limits)
-        }
+        (Grouping::M(groups), None, Some(choice)) => Plan::of_grouped(choice, &m_shape(case, groups), limits),
         (Grouping::K(ks), _, None) => Plan::best_k_grouped_of(family, &k_shape(case, ks), limits),
         (Grouping::K(ks), _, Some(choice)) => Plan::of_k_grouped(choice, &k_shape(case, ks), limits),
     }

@@ -3,9 +3,7 @@
 use oxigemm::{DType, Device, GemmLayout, GemmOptions};
 use oxigemm_kernels::grouping::GroupLayout;
 
-use crate::{
-    AddendKind, BF16, Effort, EpilogueSpec, FP8, FP16, Gemm, GemmCase, MGroups, Op, ScaleOrder,
-};
+use crate::{AddendKind, BF16, Effort, EpilogueSpec, FP8, FP16, Gemm, GemmCase, MGroups, Op, ScaleOrder};
 
 fn computed(case: &GemmCase) -> Gemm {
     let mut gemm = case.on(&Device::cpu()).unwrap();
@@ -72,8 +70,7 @@ fn m_grouped() -> Vec<GemmCase> {
         max_m: 40,
         ..MGroups::new(layout, vec![5, 0, 33, 1])
     });
-    let fp8 = groups
-        .map(|groups| GemmCase { d_padding: 3, ..GemmCase::m_grouped(FP8, groups, [72, 200]) });
+    let fp8 = groups.map(|groups| GemmCase { d_padding: 3, ..GemmCase::m_grouped(FP8, groups, [72, 200]) });
     let half = fp8.clone().map(|case| GemmCase {
         types: FP16,
         d_type: DType::F16,

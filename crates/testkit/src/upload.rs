@@ -101,8 +101,8 @@ pub(crate) fn output(case: &GemmCase, more: usize, device: &Device) -> Result<Ou
     let scales = match case.fused().quantized {
         None => None,
         Some((order, _)) => {
-            let dims = [slabs, rows, columns.div_ceil(128)];
-            Some(flat(case, scale_matrices(dims, order, case.fill, device)?)?)
+            let memory = |len| case.fill.output(DType::F32, &[len], device);
+            Some(flat(case, scale_matrices([slabs, rows, columns.div_ceil(128)], order, memory)?)?)
         }
     };
     Ok(Output { d, memory, scales })
@@ -180,11 +180,12 @@ fn m_grouped(data: &GemmData, groups: &MGroups, device: &Device) -> Result<Input
     let k_first = case.layout.b_begins_with_k();
     let b = matrices(if k_first { [count, k, n] } else { [count, n, k] })?;
     let blocks = k.div_ceil(128);
+    let memory = |len| case.fill.memory(DType::F32, &[len], device);
     let scales = match case.types.has_scales() {
         false => None,
         true => Some([
-            scale_matrices([slabs, rows, blocks], case.sfa, case.fill, device)?,
-            scale_matrices([count, n.div_ceil(128), blocks], case.sfb, case.fill, device)?,
+            scale_matrices([slabs, rows, blocks], case.sfa, memory)?,
+            scale_matrices([count, n.div_ceil(128), blocks], case.sfb, memory)?,
         ]),
     };
     for (group, (range, data)) in groups.ranges().into_iter().zip(data.groups.iter()).enumerate() {

@@ -63,7 +63,8 @@ const LENGTH: usize = 8192;
 impl AttentionAnchor {
     /// The figures, parsed once.
     pub fn fp8() -> &'static AttentionAnchor {
-        static ANCHOR: LazyLock<AttentionAnchor> = LazyLock::new(|| parse(include_str!("../../data/anchor_attention_fp8.json")));
+        static ANCHOR: LazyLock<AttentionAnchor> =
+            LazyLock::new(|| parse(include_str!("../../data/anchor_attention_fp8.json")));
         &ANCHOR
     }
 }
@@ -73,7 +74,9 @@ impl AttentionCase {
     pub fn name(&self) -> String {
         let AttentionCase { heads, dim, .. } = self;
         match self.problem {
-            AttentionProblem::Prefill { queries, keys } => format!("mqa sq{queries} sk{keys} h{heads} d{dim}"),
+            AttentionProblem::Prefill { queries, keys } => {
+                format!("mqa sq{queries} sk{keys} h{heads} d{dim}")
+            }
             AttentionProblem::Paged { sequences, next, .. } => {
                 format!("paged_mqa b{sequences} n{next} h{heads} d{dim} l{LENGTH}")
             }
@@ -124,8 +127,12 @@ mod tests {
         assert_eq!(anchor.cases.iter().filter(|case| case.prefill().is_some()).count(), 3);
         assert_eq!(anchor.cases.len(), 6);
         for case in &anchor.cases {
-            assert!(case.figures.diff < 1e-8 && case.figures.main_kernel_us < case.figures.call_us + 0.01, "{case:?}");
-            if let (Some(spec), AttentionProblem::Paged { keys, sequences, .. }) = (case.paged(), case.problem)
+            assert!(
+                case.figures.diff < 1e-8 && case.figures.main_kernel_us < case.figures.call_us + 0.01,
+                "{case:?}"
+            );
+            if let (Some(spec), AttentionProblem::Paged { keys, sequences, .. }) =
+                (case.paged(), case.problem)
             {
                 assert_eq!(spec.lengths.iter().map(|&length| length as usize).sum::<usize>(), keys);
                 assert_eq!(spec.lengths.len(), sequences);

@@ -37,7 +37,8 @@ pub struct KGroupedCase {
 impl KGroupedAnchor {
     /// The figures, parsed once.
     pub fn fp8() -> &'static KGroupedAnchor {
-        static ANCHOR: LazyLock<KGroupedAnchor> = LazyLock::new(|| parse(include_str!("../../data/anchor_k_grouped_fp8.json")));
+        static ANCHOR: LazyLock<KGroupedAnchor> =
+            LazyLock::new(|| parse(include_str!("../../data/anchor_k_grouped_fp8.json")));
         &ANCHOR
     }
 }
@@ -76,7 +77,11 @@ mod tests {
             assert!((5e-4..1e-3).contains(&case.figures.diff));
             assert!(Anchor::dense_fp8().is_comparable(case.figures.calibration_us), "{}", case.name());
             let floor = roofline.floor_us(case.gemm().flops(), case.gemm().bytes());
-            assert!(floor < case.figures.main_kernel_us && floor > 0.3 * case.figures.call_us, "{}: {floor}", case.name());
+            assert!(
+                floor < case.figures.main_kernel_us && floor > 0.3 * case.figures.call_us,
+                "{}: {floor}",
+                case.name()
+            );
         }
     }
 }

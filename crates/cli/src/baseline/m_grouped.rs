@@ -103,10 +103,17 @@ mod tests {
             assert_eq!(case.rows.len(), case.groups, "{}", case.name());
             let (low, high) = (case.expected * 7 / 10, case.expected * 13 / 10);
             assert!(case.rows.iter().all(|rows| (low..=high).contains(rows)), "{}", case.name());
-            assert!(case.figures.main_kernel_us < case.figures.call_us && (5e-4..1e-3).contains(&case.figures.diff));
+            assert!(
+                case.figures.main_kernel_us < case.figures.call_us
+                    && (5e-4..1e-3).contains(&case.figures.diff)
+            );
             assert!(Anchor::dense_fp8().is_comparable(case.figures.calibration_us), "{}", case.name());
             let floor = roofline.floor_us(case.gemm().flops(), case.gemm().bytes());
-            assert!(floor < case.figures.main_kernel_us && floor > 0.3 * case.figures.call_us, "{}: {floor}", case.name());
+            assert!(
+                floor < case.figures.main_kernel_us && floor > 0.3 * case.figures.call_us,
+                "{}: {floor}",
+                case.name()
+            );
         }
     }
 
@@ -118,9 +125,17 @@ mod tests {
         let roofline = Anchor::named("bf16").unwrap().roofline();
         for case in &anchor.cases {
             assert_eq!(case.rows.len(), case.groups, "{}", case.name());
-            assert!(Anchor::named("bf16").unwrap().is_comparable(case.figures.calibration_us), "{}", case.name());
+            assert!(
+                Anchor::named("bf16").unwrap().is_comparable(case.figures.calibration_us),
+                "{}",
+                case.name()
+            );
             let floor = roofline.floor_us(case.gemm().flops(), case.gemm().bytes());
-            assert!(floor < case.figures.call_us && floor > 0.6 * case.figures.call_us, "{}: {floor}", case.name());
+            assert!(
+                floor < case.figures.call_us && floor > 0.6 * case.figures.call_us,
+                "{}: {floor}",
+                case.name()
+            );
         }
         assert!(GroupedAnchor::of(&FP16).is_none(), "the peer has no FP16");
     }

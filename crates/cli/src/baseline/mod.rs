@@ -185,7 +185,11 @@ mod tests {
             assert!(case.figures.main_kernel_us < case.figures.call_us, "{case:?}");
             assert!((5e-4..1e-3).contains(&case.figures.diff), "{case:?}");
             assert!(anchor.is_comparable(case.figures.calibration_us), "{case:?}");
-            assert_eq!(anchor.case(case.m, case.n, case.k).unwrap().figures.call_us, case.figures.call_us, "no case twice");
+            assert_eq!(
+                anchor.case(case.m, case.n, case.k).unwrap().figures.call_us,
+                case.figures.call_us,
+                "no case twice"
+            );
         }
         assert!(anchor.case(2, 3, 4).is_none());
     }

@@ -7,9 +7,7 @@ use oxigemm::GemmLayout;
 use oxigemm::plan::{self, Choice};
 use oxigemm_kernels::fp8::E5m2;
 use oxigemm_kernels::grouping::GroupLayout;
-use oxigemm_testkit::{
-    EpilogueSpec, Failure, GemmCase, Grouping, GroupingKind, MGroups, Named, Op, spread,
-};
+use oxigemm_testkit::{EpilogueSpec, Failure, GemmCase, Grouping, GroupingKind, MGroups, Named, Op, spread};
 
 /// A parser for what has names.
 pub fn named<T: Named>() -> impl TypedValueParser<Value = T> {
@@ -75,8 +73,7 @@ impl GroupArgs {
         if layout == GroupLayout::All {
             return MGroups::new(layout, vec![m; self.rows.as_ref().map_or(self.groups, Vec::len)]);
         }
-        let groups =
-            MGroups::new(layout, self.rows.clone().unwrap_or_else(|| spread(self.groups, m, seed)));
+        let groups = MGroups::new(layout, self.rows.clone().unwrap_or_else(|| spread(self.groups, m, seed)));
         MGroups {
             max_m: self.max_m.unwrap_or(groups.max_m),
             alignment: if layout.has_slabs() { 1 } else { self.alignment },
@@ -108,9 +105,7 @@ impl GemmArgs {
         let case = match op.grouping {
             GroupingKind::Dense => dense,
             GroupingKind::Summed => GemmCase::summed(op.types, self.groups.groups, [m, n, k]),
-            GroupingKind::KGrouped => {
-                GemmCase::k_grouped(op.types, layout, self.groups.ks(k, seed), [m, n])
-            }
+            GroupingKind::KGrouped => GemmCase::k_grouped(op.types, layout, self.groups.ks(k, seed), [m, n]),
             GroupingKind::Batched | GroupingKind::MGroupedContiguous | GroupingKind::MGroupedMasked => {
                 GemmCase { grouping: Grouping::M(self.groups.rows(groups, m, seed)), ..dense }
             }
@@ -134,7 +129,8 @@ impl GemmArgs {
         let contiguous = op.grouping == GroupingKind::MGroupedContiguous;
         if self.epilogue.is_some() {
             if !op.fuses || self.e5m2.is_some() {
-                let which = "only dense, m-grouped contiguous and m-grouped masked GEMMs of e4m3, bf16 and fp16 do";
+                let which =
+                    "only dense, m-grouped contiguous and m-grouped masked GEMMs of e4m3, bf16 and fp16 do";
                 return Err(format!("{op} has no --epilogue: {which}").into());
             }
             if operands.is_some_and(|layout| layout != GemmLayout::Nt) || (rows.is_some() && !contiguous) {

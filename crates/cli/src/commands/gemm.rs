@@ -6,7 +6,8 @@ use oxigemm::plan::Choice;
 use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim};
 use oxigemm_cuda::profile::REST;
 use oxigemm_testkit::{
-    AddendKind, DIFF_LIMIT, Effort, FP8_1D1D, Failure, GemmCase, Grouping, ScaleMode, ScaleOrder, Verdict, plan,
+    AddendKind, DIFF_LIMIT, Effort, FP8_1D1D, Failure, GemmCase, Grouping, ScaleMode, ScaleOrder, Verdict,
+    plan,
 };
 use serde::Serialize;
 
@@ -228,10 +229,7 @@ fn print(report: &Report) {
             "exact product",
             format!(
                 "diff {:.2e} (below {:.0e}) in {} of {} rows",
-                verdict.diff,
-                DIFF_LIMIT,
-                verdict.rows,
-                report.computed_rows
+                verdict.diff, DIFF_LIMIT, verdict.rows, report.computed_rows
             ),
         );
     }

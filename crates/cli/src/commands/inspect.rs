@@ -111,108 +111,120 @@ fn limits(common: &Common) -> Result<(Limits, String), Failure> {
 }
 
 impl Shown<'_> {
-fn as_json(&self) -> Value {
-    let Shown { op, plan, device, ranking, assembled, .. } = self;
-    let cost = |cost: &Cost| {
-        let terms: serde_json::Map<_, _> =
-            cost.terms().into_iter().map(|(name, us)| (name.to_owned(), json!(us))).collect();
-        json!({ "us": cost.us, "terms": terms })
-    };
-    let launch = &plan.launch;
-    json!({
-        "op": op.name,
-        "m": plan.shape.m, "n": plan.shape.n, "k": plan.shape.k,
-        "groups": plan.groups.map(|groups| json!({
-            "count": groups.groups, "slabs": groups.slabs, "expected": groups.expected,
-        })),
-        "planned_for": device,
-        "choice": plan.name(),
-        "kernel": plan.choice.config().name(),
-        "why": plan.why.to_string(),
-        "estimate": cost(&plan.estimate),
-        "launch": {
-            "grid": launch.grid, "threads": launch.threads, "cluster": launch.cluster,
-            "shared_bytes": launch.shared_bytes, "tuning": launch.tuning,
-            "serpentine_k": launch.turns_back(),
-            "stream_k_tiles": launch.tail.tiles, "stream_k_peers": launch.tail.helpers,
-        },
-        "candidates": ranking.iter().map(|(choice, estimate)| json!({
-            "choice": plan::name(choice), "estimate": cost(estimate),
-        })).collect::<Vec<_>>(),
-        "assembled": assembled.as_ref().and_then(|assembled| assembled.report.entries.first()).map(|entry| json!({
-            "registers": entry.registers, "stack_bytes": entry.stack_bytes,
-            "spill_store_bytes": entry.spill_store_bytes, "spill_load_bytes": entry.spill_load_bytes,
-        })),
-    })
-}
+    fn as_json(&self) -> Value {
+        let Shown { op, plan, device, ranking, assembled, .. } = self;
+        let cost = |cost: &Cost| {
+            let terms: serde_json::Map<_, _> =
+                cost.terms().into_iter().map(|(name, us)| (name.to_owned(), json!(us))).collect();
+            json!({ "us": cost.us, "terms": terms })
+        };
+        let launch = &plan.launch;
+        json!({
+            "op": op.name,
+            "m": plan.shape.m, "n": plan.shape.n, "k": plan.shape.k,
+            "groups": plan.groups.map(|groups| json!({
+                "count": groups.groups, "slabs": groups.slabs, "expected": groups.expected,
+            })),
+            "planned_for": device,
+            "choice": plan.name(),
+            "kernel": plan.choice.config().name(),
+            "why": plan.why.to_string(),
+            "estimate": cost(&plan.estimate),
+            "launch": {
+                "grid": launch.grid, "threads": launch.threads, "cluster": launch.cluster,
+                "shared_bytes": launch.shared_bytes, "tuning": launch.tuning,
+                "serpentine_k": launch.turns_back(),
+                "stream_k_tiles": launch.tail.tiles, "stream_k_peers": launch.tail.helpers,
+            },
+            "candidates": ranking.iter().map(|(choice, estimate)| json!({
+                "choice": plan::name(choice), "estimate": cost(estimate),
+            })).collect::<Vec<_>>(),
+            "assembled": assembled.as_ref().and_then(|assembled| assembled.report.entries.first()).map(|entry| json!({
+                "registers": entry.registers, "stack_bytes": entry.stack_bytes,
+                "spill_store_bytes": entry.spill_store_bytes, "spill_load_bytes": entry.spill_load_bytes,
+            })),
+        })
+    }
 
-fn print(&self) {
-    let Shown { op, case, plan, device, ranking, assembled, ptx_bytes } = self;
-    let line = |name: &str, text: String| print_line(&format!("{name:<10} {text}"));
-    let (shape, launch) = (plan.shape, plan.launch);
-    let name = match case.types.has_scales() {
-        true => op.name.to_owned(),
-        false => format!("{op} {}", case.layout),
-    };
-    line("problem", format!("{name} m={} n={} k={}, planned for {device}", shape.m, shape.n, shape.k));
-    if let Some(groups) = plan.groups {
-        let expected = groups.expected;
+    fn print(&self) {
+        let Shown { op, case, plan, device, ranking, assembled, ptx_bytes } = self;
+        let line = |name: &str, text: String| print_line(&format!("{name:<10} {text}"));
+        let (shape, launch) = (plan.shape, plan.launch);
+        let name = match case.types.has_scales() {
+            true => op.name.to_owned(),
+            false => format!("{op} {}", case.layout),
+        };
+        line("problem", format!("{name} m={} n={} k={}, planned for {device}", shape.m, shape.n, shape.k));
+        if let Some(groups) = plan.groups {
+            let expected = groups.expected;
+            line(
+                "groups",
+                format!("{} in {} slabs, {expected} rows expected of each", groups.groups, groups.slabs),
+            );
+        }
+        if let Some(groups) = plan.k_groups {
+            line("groups", format!("{} k-grouped, K of {} together", groups.groups, groups.k));
+        }
+        line("choice", plan.name());
+        line("why", plan.why.to_string());
+        line("kernel", format!("{}, {ptx_bytes} bytes of PTX", plan.choice.config().name()));
         line(
-            "groups",
-            format!("{} in {} slabs, {expected} rows expected of each", groups.groups, groups.slabs),
-        );
-    }
-    if let Some(groups) = plan.k_groups {
-        line("groups", format!("{} k-grouped, K of {} together", groups.groups, groups.k));
-    }
-    line("choice", plan.name());
-    line("why", plan.why.to_string());
-    line("kernel", format!("{}, {ptx_bytes} bytes of PTX", plan.choice.config().name()));
-    line(
-        "launch",
-        format!(
-            "grid {}x{}, {} threads, clusters of {}, {} bytes of shared memory, tuning {:?}",
-            launch.grid[0],
-            launch.grid[1],
-            launch.threads,
-            launch.cluster,
-            launch.shared_bytes,
-            launch.tuning
-        ),
-    );
-    if launch.turns_back() {
-        line("K order", "serpentine: every other tile of a CTA walks K backwards".to_owned());
-    }
-    if plan.choice.hands_out_tiles() {
-        line("scheduler", "dynamic: clusters take the next tile from a counter; static in a graph".to_owned());
-    }
-    if launch.tail.tiles > 0 {
-        line(
-            "stream-K",
+            "launch",
             format!(
-                "{} tiles of the last wave are split; {} peer clusters leave partial accumulators in {} bytes of workspace",
-                launch.tail.tiles, launch.tail.helpers, launch.room_bytes
+                "grid {}x{}, {} threads, clusters of {}, {} bytes of shared memory, tuning {:?}",
+                launch.grid[0],
+                launch.grid[1],
+                launch.threads,
+                launch.cluster,
+                launch.shared_bytes,
+                launch.tuning
             ),
         );
+        if launch.turns_back() {
+            line("K order", "serpentine: every other tile of a CTA walks K backwards".to_owned());
+        }
+        if plan.choice.hands_out_tiles() {
+            line(
+                "scheduler",
+                "dynamic: clusters take the next tile from a counter; static in a graph".to_owned(),
+            );
+        }
+        if launch.tail.tiles > 0 {
+            line(
+                "stream-K",
+                format!(
+                    "{} tiles of the last wave are split; {} peer clusters leave partial accumulators in {} bytes of workspace",
+                    launch.tail.tiles, launch.tail.helpers, launch.room_bytes
+                ),
+            );
+        }
+        line(
+            "assembled",
+            match assembled.as_ref().and_then(|assembled| assembled.report.entries.first()) {
+                Some(entry) => format!(
+                    "{} registers, {} bytes of stack, {} bytes spilled",
+                    entry.registers,
+                    entry.stack_bytes,
+                    entry.spill_store_bytes + entry.spill_load_bytes
+                ),
+                None => "no ptxas found".to_owned(),
+            },
+        );
+        print_line("");
+        let mut table = Table::new(["candidate", "us", "tensor", "memory", "l2", "feed", "output", "start"]);
+        for (choice, cost) in ranking {
+            let [tensor, memory, l2, feed, output, start] = cost.terms().map(|(_, us)| format!("{us:.2}"));
+            table.row([
+                plan::name(choice),
+                format!("{:.2}", cost.us),
+                tensor,
+                memory,
+                l2,
+                feed,
+                output,
+                start,
+            ]);
+        }
+        table.print();
     }
-    line(
-        "assembled",
-        match assembled.as_ref().and_then(|assembled| assembled.report.entries.first()) {
-            Some(entry) => format!(
-                "{} registers, {} bytes of stack, {} bytes spilled",
-                entry.registers,
-                entry.stack_bytes,
-                entry.spill_store_bytes + entry.spill_load_bytes
-            ),
-            None => "no ptxas found".to_owned(),
-        },
-    );
-    print_line("");
-    let mut table = Table::new(["candidate", "us", "tensor", "memory", "l2", "feed", "output", "start"]);
-    for (choice, cost) in ranking {
-        let [tensor, memory, l2, feed, output, start] = cost.terms().map(|(_, us)| format!("{us:.2}"));
-        table.row([plan::name(choice), format!("{:.2}", cost.us), tensor, memory, l2, feed, output, start]);
-    }
-    table.print();
-}
 }

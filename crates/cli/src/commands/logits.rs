@@ -5,8 +5,8 @@ use oxigemm::{DType, Device, GemmOptions};
 use oxigemm_kernels::indexer::{DIMS, HEADS};
 use oxigemm_kernels::mqa_paged::{MAX_NEXT, PAGE_SIZES};
 
-use crate::found::{Found, call_us, expect_room};
 use crate::cases::attention::{PagedHost, PagedSpec, PrefillHost, PrefillSpec, Ranges};
+use crate::found::{Found, call_us, expect_room};
 use crate::{Common, Outcome};
 use oxigemm_testkit::Failure;
 

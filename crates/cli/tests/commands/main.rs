@@ -193,8 +193,14 @@ fn bad_arguments_are_one_clear_sentence() {
         (gemm(&["--op", "fp16", "--d-type", "bf16"]), "fp16 gives f16 or f32, not bf16"),
         (gemm(&["--layout", "ids"]), "fp8 has no such --layout: expected nt, nn, tn or tt"),
         (gemm(&["--epilogue", "silly"]), "silly is none of relu, gelu"),
-        (gemm(&["--epilogue", "relu", "--op", "bf16-batched"]), "only dense, m-grouped contiguous and m-grouped masked GEMMs of e4m3, bf16 and fp16 do"),
-        (gemm(&["--epilogue", "relu", "--e5m2", "a"]), "only dense, m-grouped contiguous and m-grouped masked GEMMs of e4m3, bf16 and fp16 do"),
+        (
+            gemm(&["--epilogue", "relu", "--op", "bf16-batched"]),
+            "only dense, m-grouped contiguous and m-grouped masked GEMMs of e4m3, bf16 and fp16 do",
+        ),
+        (
+            gemm(&["--epilogue", "relu", "--e5m2", "a"]),
+            "only dense, m-grouped contiguous and m-grouped masked GEMMs of e4m3, bf16 and fp16 do",
+        ),
         (gemm(&["--epilogue", "relu", "--layout", "nn"]), "expected nt"),
         (gemm(&["--epilogue", "relu", "--op", "fp16", "--layout", "tn"]), "expected nt"),
         (gemm(&["--op", "bf16", "--layout", "ids"]), "expected nt, nn, tn or tt"),

@@ -1,14 +1,13 @@
 //! Products with 16-bit operands whose rows are grouped, in the simulator: whatever the schedule, the same bits, no
 //! hazard, the product of each group with its own B, and nothing else written to.
 
-use crate::common::grouped::{Case as Rows, POISON, ends, ids};
-use crate::common::half_grouped::{Case, Problem};
-use crate::common::{C, same_bits, schedules};
+use crate::common::{AddendKind, BF16, FP16, GroupedCase as Rows, ends, ids, schedules};
+use crate::grouped::rows_of_no_group_do_not_matter;
 use oxigemm::plan::{self, Choice, Family, GroupedShape, Limits, Plan};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
     Addend, DType, Device, Error, GemmLayout, GemmOptions, RawGroupedHalfGemm, RawGroups, Sim, Tensor,
-    half_gemm, m_grouped_fp16_gemm_nn_masked, m_grouped_half_gemm, m_grouped_half_gemm_raw,
+    half_gemm, m_grouped_fp16_gemm_nn_masked, m_grouped_half_gemm_raw,
 };
 use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::half::Half;
@@ -18,14 +17,12 @@ use proptest::prelude::*;
 
 /// Runs a case under some schedules, which must all give the same, right bits.
 fn every_schedule_gives_the_same_bits(
-    case: Case,
+    case: Rows,
     choice: Choice,
     schedules: impl Iterator<Item = Options>,
     sim: &Sim,
 ) {
-    let what = format!("{} {case:?}", plan::name(&choice));
-    let problem = Problem::new(case, sim);
-    same_bits(&what, schedules, sim, |about| problem.checked(Some(choice), about));
+    case.simulated(sim).every_schedule_gives_the_same_bits(Some(choice), schedules, sim);
 }
 
 /// Every grouped kernel of 16-bit operands.
@@ -45,10 +42,10 @@ fn kernels() -> impl Iterator<Item = (half_wide::Config, Choice)> {
 }
 
 /// A case of a kernel's operands.
-fn case_of(config: &half_wide::Config, of: Rows) -> Case {
-    let ab_type = if config.operands.element == Half::Bf16 { DType::Bf16 } else { DType::F16 };
-    let layout: GemmLayout = config.operands.layout().parse().expect("the same names");
-    Case { layout, ab_type, ..Case::new(Rows { d_type: ab_type, ..of }) }
+fn case_of(config: &half_wide::Config, of: Rows) -> Rows {
+    let types = if config.operands.element == Half::Bf16 { BF16 } else { FP16 };
+    let operands: GemmLayout = config.operands.layout().parse().expect("the same names");
+    Rows { operands, ..of.of(types) }
 }
 
 /// All schedules for BF16; kernels of FP16 differ in the name of a type.
@@ -137,27 +134,17 @@ fn every_other_tile_of_long_groups_takes_k_from_its_end() {
         let expected = (of.rows * of.slabs() / of.groups) as u32;
         assert!(planned(choice, &of, expected).launch.turns_back(), "{name}");
         let case = case_of(&config, of);
-        let case = Case { of: Rows { d_type: DType::F32, ..case.of }, expected_m: expected as usize, ..case };
+        let case = Rows { d_type: DType::F32, expected_m: expected as usize, ..case };
         every_schedule_gives_the_same_bits(case.clone(), choice, schedules().step_by(5), &sim);
-        let problem = Problem::new(case, &sim);
+        let problem = case.simulated(&sim);
         let bits = |num_sms, batch_invariant| {
             let choice = Some(choice);
             let options = GemmOptions { choice, num_sms, batch_invariant, ..Default::default() };
-            let (mut d, memory) = problem.output(false);
-            let Case { layout, .. } = problem.case;
-            m_grouped_half_gemm(
-                layout,
-                &problem.a,
-                &problem.b,
-                Addend::None,
-                &mut d,
-                problem.groups(),
-                &options,
-            )
-            .unwrap();
-            memory.to_bytes().unwrap()
+            let mut fresh = problem.fresh();
+            fresh.run(&options).unwrap();
+            fresh.bits().unwrap()
         };
-        // Of all multiprocessors every cluster has one tile at most, which it takes from the beginning.
+        // Of all SMs every cluster has one tile at most, whose K it walks forwards.
         let straight_on = bits(None, false);
         assert_eq!(bits(Some(2), true), straight_on, "{name}");
         assert_ne!(bits(Some(2), false), straight_on, "{name}");
@@ -180,20 +167,20 @@ fn features_of_grouped_kernels() {
     let sim = Sim::new();
     let mut i = 0;
     for d_wide in [false, true] {
-        for c in [C::None, C::InPlace, C::Other] {
+        for c in [AddendKind::None, AddendKind::Inplace, AddendKind::Other] {
             for (gap, masked) in [(0, true), (3, false), (8, true)] {
-                let (element, ab_type) = [("bf16", DType::Bf16), ("fp16", DType::F16)][i % 2];
-                let (name, layout) = [("nt", GemmLayout::Nt), ("nn", GemmLayout::Nn)][i / 2 % 2];
+                let types = [BF16, FP16][i % 2];
+                let operands = [GemmLayout::Nt, GemmLayout::Nn][i / 2 % 2];
                 let of = match masked {
                     true => Rows::masked(&[21, 0, 70, 130], [133, 136, 144]),
                     false => Rows::ends(&[21, 21, 91, 200], 16, [205, 136, 144]),
                 };
-                let of = Rows { d_type: if d_wide { DType::F32 } else { ab_type }, gap, ..of };
+                let of = Rows { d_type: if d_wide { DType::F32 } else { of.d_type }, gap, ..of };
                 let tile = ["128x128_s6", "64x128_s8", "256x128_s3"][i % 3];
                 let cluster = ["1x1", "1x2", "2x1"][i / 3 % 3];
-                let name = format!("{element}_wide_grouped_{name}_{tile}_c{cluster}");
+                let name = format!("{types}_wide_grouped_{operands}_{tile}_c{cluster}");
                 let choice = plan::parse(&name).unwrap_or_else(|| panic!("{name} is no choice"));
-                let case = Case { layout, ab_type, c, ..Case::new(of) };
+                let case = Rows { operands, c, ..of.of(types) };
                 every_schedule_gives_the_same_bits(case, choice, schedules().skip(i % 3).step_by(4), &sim);
                 i += 1;
             }
@@ -213,7 +200,7 @@ fn what_is_no_group_is_clamped() {
     ];
     for of in cases {
         let choice = plan::parse("bf16_wide_grouped_nt_64x128_s8_c2x1").expect("the name of a choice");
-        every_schedule_gives_the_same_bits(Case::new(of), choice, schedules().step_by(4), &sim);
+        every_schedule_gives_the_same_bits(of.of(BF16), choice, schedules().step_by(4), &sim);
     }
 }
 
@@ -223,7 +210,7 @@ fn groups_without_rows_need_no_tile() {
     for (counts, num_sms) in [(&[0, 0, 0][..], Some(4)), (&[0, 1, 0], Some(8)), (&[0], None)] {
         for name in ["bf16_wide_grouped_nt_64x256_s4_c1x2", "bf16_wide_grouped_nt_128x128_s6_c1x1"] {
             let choice = plan::parse(name).expect("the name of a choice");
-            let case = Case::new(Rows { num_sms, ..Rows::masked(counts, [30, 40, 200]) });
+            let case = Rows { num_sms, ..Rows::masked(counts, [30, 40, 200]) }.of(BF16);
             every_schedule_gives_the_same_bits(case, choice, schedules().step_by(5), &sim);
         }
     }
@@ -238,10 +225,7 @@ fn rows_of_no_group_are_never_used() {
         Rows::masked(&sizes.map(|x| x as i32), [73, 136, 136]),
         Rows::ids(&ids(&sizes, 32), 4, 32, [136, 136]),
     ] {
-        let case = Case::new(of);
-        let (plain, poisoned) = (Problem::new(case.clone(), &sim), Problem::poisoned(case.clone(), &sim));
-        let about = format!("{case:?}");
-        assert_eq!(plain.checked(None, &about), poisoned.checked(None, &about), "{about}");
+        rows_of_no_group_do_not_matter(&of.of(BF16), &sim);
     }
 }
 
@@ -254,19 +238,17 @@ fn a_graph_is_replayed_with_other_groups() {
         (Rows::masked(&[3, 0, 9], [70, 136, 136]), [vec![0, 64, 1], vec![70, 0, 0], vec![0, 0, 0]]),
         (Rows::ends(&[3, 20, 29], 16, [70, 136, 136]), [vec![0, 64, 70], vec![70, 70, 70], vec![16, 16, 33]]),
     ] {
-        let mut problem = Problem::new(Case::new(of), &sim);
-        let (mut d, mut memory) = problem.output(false);
+        let case = of.of(BF16);
+        let mut problem = case.simulated(&sim);
         let stream = device.new_stream().unwrap();
-        let graph = stream.capture(|_| problem.run(&mut d, None, Some(stream.clone()))).unwrap();
-        let before = vec![POISON; memory.to_bytes().unwrap().len()];
+        let options = problem.options(None, Some(stream.clone()));
+        let graph = stream.capture(|_| problem.run(&options)).unwrap();
         for numbers in turns {
-            memory.write_bytes(&before).unwrap();
-            let bytes: Vec<u8> = numbers.iter().flat_map(|number: &i32| number.to_le_bytes()).collect();
-            problem.numbers.write_bytes(&bytes).unwrap();
+            problem.change_numbers(&case, &numbers);
+            problem.poison().unwrap();
             graph.launch(&stream).unwrap();
             stream.synchronize().unwrap();
-            let about = format!("{:?} with {numbers:?}", problem.case);
-            problem.check(&before, &memory.to_bytes().unwrap(), &numbers, &about);
+            problem.assert_right(&format!("{case:?} with {numbers:?}"));
         }
     }
 }
@@ -280,10 +262,11 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
         (Rows::ids(&ids(&sizes, 16), 3, 16, [64, 128]), GemmLayout::Nt),
         (Rows::ends(&ends(&sizes, 16), 16, [40, 64, 128]), GemmLayout::Nt),
     ] {
-        let case = Case { layout, ..Case::new(of) };
-        let p = Problem::new(case.clone(), &sim);
+        let case = Rows { operands: layout, ..of.of(BF16) };
+        let p = case.simulated(&sim);
         let expected = p.checked(None, "tensors");
-        let (d, memory) = p.output(false);
+        let fresh = p.fresh();
+        let (d, memory) = (&fresh.d, &fresh.d_memory);
         // Strides along groups and rows; those along groups count only where rows are masked.
         let outer = |tensor: &Tensor| match *tensor.strides() {
             [slab, row, _] => [slab, row],
@@ -291,13 +274,13 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
             _ => panic!("a matrix, or several"),
         };
         let [group, first, second] = [0, 1, 2].map(|i| p.b.strides()[i]);
-        let (numbers, alignment) = (p.numbers.address(), case.of.alignment);
+        let (numbers, alignment) = (p.numbers().address(), case.alignment);
         let gemm = RawGroupedHalfGemm {
-            groups: case.of.groups,
-            m: case.of.rows,
-            n: case.of.n,
-            k: case.of.k,
-            ab_type: case.ab_type,
+            groups: case.groups,
+            m: case.rows,
+            n: case.n,
+            k: case.k,
+            ab_type: case.types.ab,
             a: p.a.address(),
             a_strides: outer(&p.a),
             b: p.b.address(),
@@ -305,25 +288,25 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
             c: 0,
             c_strides: [0, 0],
             d: d.address(),
-            d_strides: outer(&d),
-            d_type: case.of.d_type,
-            rows: match case.of.layout {
+            d_strides: outer(d),
+            d_type: case.d_type,
+            rows: match case.layout {
                 GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
                 GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
                 GroupLayout::Ends => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
                 GroupLayout::All => panic!("these have numbers"),
             },
         };
-        let options = GemmOptions { num_sms: case.of.num_sms, ..Default::default() };
+        let options = GemmOptions { num_sms: case.num_sms, ..Default::default() };
         // SAFETY: the simulator checks every access.
-        unsafe { m_grouped_half_gemm_raw(&p.device, &gemm, &options) }.unwrap();
+        unsafe { m_grouped_half_gemm_raw(p.device(), &gemm, &options) }.unwrap();
         assert_eq!(memory.to_bytes().unwrap(), expected, "{case:?}");
         // SAFETY: it is refused.
         let refused = unsafe { m_grouped_half_gemm_raw(&Device::Cpu, &gemm, &options) };
         assert!(matches!(refused, Err(Error::Device { argument: "device", .. })));
         let nowhere = RawGroupedHalfGemm { a: 0, ..gemm };
         // SAFETY: it is refused.
-        let refused = unsafe { m_grouped_half_gemm_raw(&p.device, &nowhere, &options) };
+        let refused = unsafe { m_grouped_half_gemm_raw(p.device(), &nowhere, &options) };
         assert!(matches!(refused, Err(Error::NullPointer { argument: "a", .. })), "{refused:?}");
     }
 }
@@ -331,14 +314,14 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
 #[test]
 fn kernels_and_types_for_something_else_are_refused() {
     let sim = Sim::new();
-    let problem = Problem::new(Case::new(Rows::masked(&[3], [4, 64, 64])), &sim);
-    let (mut d, _) = problem.output(false);
+    let problem = Rows::masked(&[3], [4, 64, 64]).of(BF16).simulated(&sim);
+    let mut d = problem.fresh().d.clone();
     for name in ["bf16_wide_nt_64x128_s8_c1x1", "bf16_slim_nt_8x64_k1_s2"] {
-        let refused = problem.run(&mut d, plan::parse(name), None);
+        let refused = problem.computed(plan::parse(name));
         assert!(matches!(&refused, Err(Error::Choice { name: found, .. }) if found == name), "{refused:?}");
     }
     for name in ["wide_grouped_64x128_s8_c1x1", "bf16_wide_grouped_nn_64x128_s8_c1x1"] {
-        let refused = problem.run(&mut d, plan::parse(name), None);
+        let refused = problem.computed(plan::parse(name));
         assert!(matches!(&refused, Err(Error::ChoiceFamily { name: found, .. }) if found == name));
     }
     let one = |x: &Tensor| x.select(0).unwrap();
@@ -349,7 +332,7 @@ fn kernels_and_types_for_something_else_are_refused() {
     assert!(matches!(refused, Err(Error::Choice { .. })), "{refused:?}");
     let options = GemmOptions::default();
     let refused =
-        m_grouped_fp16_gemm_nn_masked(&problem.a, &problem.b, &mut d, &problem.numbers, 1, &options);
+        m_grouped_fp16_gemm_nn_masked(&problem.a, &problem.b, &mut d, problem.numbers(), 1, &options);
     assert!(matches!(refused, Err(Error::DType { argument: "a", .. })), "{refused:?}");
 }
 
@@ -359,10 +342,10 @@ fn kernels_and_types_for_something_else_are_refused() {
 fn neither_tiles_nor_other_groups_change_a_bit() {
     let sim = Sim::with_options(Options { hazards: false, ..Options::default() });
     for layout in [GemmLayout::Nt, GemmLayout::Nn] {
-        let case = Case { layout, ..Case::new(Rows::masked(&[70, 0, 3, 21], [73, 200, 328])) };
-        let problem = Problem::new(case.clone(), &sim);
-        let expected = problem.output(false).0;
-        for (group, &rows) in case.of.numbers.iter().enumerate().filter(|(_, rows)| **rows > 0) {
+        let case = Rows { operands: layout, ..Rows::masked(&[70, 0, 3, 21], [73, 200, 328]).of(BF16) };
+        let problem = case.simulated(&sim);
+        let expected = problem.fresh().d.clone();
+        for (group, &rows) in case.numbers.iter().enumerate().filter(|(_, rows)| **rows > 0) {
             let part = |x: &Tensor| x.select(group).unwrap().narrow(0, 0, rows as usize).unwrap();
             let name = format!("bf16_wide_{layout}_128x128_s6_c1x1");
             let options = GemmOptions { choice: plan::parse(&name), ..Default::default() };
@@ -373,8 +356,7 @@ fn neither_tiles_nor_other_groups_change_a_bit() {
         for config in configs().filter(|config| Family::Half(config.operands) == family) {
             for (cluster_m, cluster_n) in [(1, 1), (1, 2), (2, 1)] {
                 let choice = Choice::HalfWide { config, cluster_m, cluster_n };
-                let (mut d, _) = problem.output(false);
-                problem.run(&mut d, Some(choice), None).unwrap();
+                let d = problem.computed(Some(choice)).unwrap();
                 assert_eq!(d.to_bytes().unwrap(), expected.to_bytes().unwrap(), "{}", plan::name(&choice));
             }
         }
@@ -403,10 +385,10 @@ proptest! {
         };
         if of.rows > 0 {
             let of = Rows { d_type: if wide { DType::F32 } else { DType::Bf16 }, ..of };
-            let layout = if nn { GemmLayout::Nn } else { GemmLayout::Nt };
-            let case = Case { layout, c: [C::None, C::InPlace, C::Other][c], ..Case::new(of) };
-            let about = format!("{case:?}");
-            Problem::new(case, &sim).checked(None, &about);
+            let operands = if nn { GemmLayout::Nn } else { GemmLayout::Nt };
+            let c = [AddendKind::None, AddendKind::Inplace, AddendKind::Other][c];
+            let case = Rows { operands, c, ..of.of(BF16) };
+            case.simulated(&sim).checked(None, &format!("{case:?}"));
         }
     }
 }

@@ -40,8 +40,7 @@ impl Call for Logits {
 pub fn rows(bench: &mut Bench, cases: &[&AttentionCase]) -> Result<Vec<Row>, Failure> {
     let figures = figures(bench, cases, |case| case.name(), true, |case, device| prepare(case, device))?;
     let row = |(case, figures): (&&AttentionCase, Figures)| {
-        let mut about =
-            json!({ "case": case.name(), "anchor_calibration_us": case.figures.calibration_us });
+        let mut about = json!({ "case": case.name(), "anchor_calibration_us": case.figures.calibration_us });
         // Keys of each sequence, where they are in pages.
         if let Some(spec) = case.paged() {
             about["lengths"] = json!(spec.lengths);

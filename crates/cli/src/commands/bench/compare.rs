@@ -51,8 +51,10 @@ pub fn run(bench: &mut Bench, anchor: &Anchor, cases: &[Case], logits: &[&Attent
         // The operands of k-grouped cases do not fit beside each other everywhere.
         let fit = kind != Kind::KGrouped;
         let figures = figures(bench, &cases, |case| case.name.clone(), fit, |case, to| case.prepare(to))?;
-        let row = |(case, figures): (&&Case, Figures)| {
-            Row { about: case.about.clone(), family: case.family.clone(), figures }
+        let row = |(case, figures): (&&Case, Figures)| Row {
+            about: case.about.clone(),
+            family: case.family.clone(),
+            figures,
         };
         Ok(cases.iter().zip(figures).map(row).collect())
     };

@@ -165,7 +165,8 @@ pub fn replay(common: &Common, path: &Path) -> Outcome {
     }
     let regret = |case: Case| -> Option<Result<Regret, Failure>> {
         let times = times.get(&case.name())?;
-        let plan = case.gemm().map(|gemm| plan::plan(&gemm, None, &Limits::h200()).expect("it has no groups"));
+        let plan =
+            case.gemm().map(|gemm| plan::plan(&gemm, None, &Limits::h200()).expect("it has no groups"));
         plan.map(|plan| Regret::new(case.name(), plan.name(), times)).transpose()
     };
     let regrets: Vec<Regret> = cases().filter_map(regret).collect::<Result<_, _>>()?;

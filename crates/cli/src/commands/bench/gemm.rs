@@ -33,7 +33,8 @@ pub struct Case {
 
 /// Whether the peer has figures for an operation, or for others with the same operands.
 pub fn has_figures(op: &Op) -> bool {
-    matches!(op.grouping, GroupingKind::Dense | GroupingKind::KGrouped) && Anchor::named(op.types.name).is_some()
+    matches!(op.grouping, GroupingKind::Dense | GroupingKind::KGrouped)
+        && Anchor::named(op.types.name).is_some()
 }
 
 /// All cases of an operation; those of a dense one have m-grouped and k-grouped ones of the same operands beside them.

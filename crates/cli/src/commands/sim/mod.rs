@@ -10,8 +10,8 @@ use oxigemm::sim::{Options, Policy};
 use oxigemm_sim::{Machine, Module, Report};
 use serde_json::json;
 
-use crate::output::{print_json, print_line};
 use super::trace::{simulator, write_timeline};
+use crate::output::{print_json, print_line};
 use crate::{Common, Failure, Outcome};
 use launch::{Buffer, Description};
 use npy::Array;

@@ -2,7 +2,8 @@
 
 use oxigemm::{
     Addend, DType, GemmLayout, GemmOptions, GroupedRows, RowGroups, Tensor, einsum, fp8_gemm_nt, half_gemm,
-    k_grouped_fp8_gemm_nt_contiguous, k_grouped_half_gemm, m_grouped_fp8_gemm_nt_contiguous, m_grouped_half_gemm,
+    k_grouped_fp8_gemm_nt_contiguous, k_grouped_half_gemm, m_grouped_fp8_gemm_nt_contiguous,
+    m_grouped_half_gemm,
 };
 use oxigemm_testkit::{BF16, FP16, Failure, OperandTypes};
 

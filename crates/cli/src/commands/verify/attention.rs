@@ -11,9 +11,9 @@ use oxigemm_kernels::indexer::Heads;
 use super::random::Draw;
 use super::{Check, Setup, ensure, expect_right, tally};
 use crate::Failure;
-use crate::counting::allocations;
-use crate::cases::hyper_connection::{HcHost, HcSpec};
 use crate::cases::attention::{PagedHost, PagedSpec, PrefillHost, PrefillSpec, Ranges};
+use crate::cases::hyper_connection::{HcHost, HcSpec};
+use crate::counting::allocations;
 
 const FORMS: [Logits; 3] = [Logits::Clean, Logits::Partial, Logits::Compressed];
 const TYPES: [DType; 2] = [DType::F32, DType::Bf16];
@@ -357,16 +357,17 @@ fn bad_arguments(setup: &Setup) -> Result<String, Failure> {
     let host = PrefillHost::draw(PrefillSpec::new([8, 32], [4, 50], Ranges::Wild));
     let new = |dtype, dims: &[usize]| Tensor::zeros(dtype, dims, device);
     let mut count = 0;
-    let mut refuse = |change: &dyn Fn(&mut crate::cases::attention::PrefillOperands) -> Result<(), Failure>,
-                      name: &str| {
-        count += 1;
-        let mut operands = host.upload(device)?;
-        change(&mut operands)?;
-        let result = operands.run(&GemmOptions::default());
-        ensure(matches!(&result, Err(error) if error.argument() == Some(name)), || {
-            format!("expected `{name}` to be refused, got {result:?}")
-        })
-    };
+    let mut refuse =
+        |change: &dyn Fn(&mut crate::cases::attention::PrefillOperands) -> Result<(), Failure>,
+         name: &str| {
+            count += 1;
+            let mut operands = host.upload(device)?;
+            change(&mut operands)?;
+            let result = operands.run(&GemmOptions::default());
+            ensure(matches!(&result, Err(error) if error.argument() == Some(name)), || {
+                format!("expected `{name}` to be refused, got {result:?}")
+            })
+        };
     macro_rules! refuse {
         ($field:ident = $value:expr, $name:literal) => {
             refuse(

@@ -1,7 +1,7 @@
 //! Checks of dense GEMMs: shapes, layouts, sizes of zero, repeats.
 
 use oxigemm::{GemmLayout, GemmOptions};
-use oxigemm_testkit::{BF16, Failure, FP8, FP8_1D1D, FP16, GemmCase, OperandTypes};
+use oxigemm_testkit::{BF16, FP8, FP8_1D1D, FP16, Failure, GemmCase, OperandTypes};
 
 use super::random::{ADDENDS, Draw};
 use super::{Check, Setup, each, ensure, gemms};
@@ -65,9 +65,10 @@ fn random_cases(setup: &Setup, types: OperandTypes) -> Result<String, Failure> {
 fn limited(setup: &Setup, types: OperandTypes) -> Result<String, Failure> {
     let mut draw = Draw::new(setup, if types == FP8 { 5 } else { 21 + types.salt() });
     let all = setup.limits()?.sms;
-    let cases = [1, 2, 3, 24, 64, all - 1, all, all + 7].into_iter().enumerate().map(|(i, sms)| {
-        (nth(&mut draw, types, i), GemmOptions { num_sms: Some(sms), ..Default::default() })
-    });
+    let cases = [1, 2, 3, 24, 64, all - 1, all, all + 7]
+        .into_iter()
+        .enumerate()
+        .map(|(i, sms)| (nth(&mut draw, types, i), GemmOptions { num_sms: Some(sms), ..Default::default() }));
     gemms(setup, cases)
 }
 

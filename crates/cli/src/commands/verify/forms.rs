@@ -24,7 +24,10 @@ pub fn checks() -> Vec<Check> {
         Check::with_kernels("a GEMM of transposed operands is that of K-major ones", same_as_k_major),
         Check::with_kernels("a graph transposes what is there when it is replayed", replayed),
         Check::anywhere("m-grouped: groups with a B that is not K-major", grouped_nn),
-        Check::on_gpu("GEMMs of transposed operands in streams that are dropped while they work", dropped_streams),
+        Check::on_gpu(
+            "GEMMs of transposed operands in streams that are dropped while they work",
+            dropped_streams,
+        ),
         Check::on_gpu("a second GEMM of transposed operands allocates nothing", no_allocation),
     ];
     for (types, layout) in [(FP8, GemmLayout::Nt), (BF16, GemmLayout::Nt), (FP16, GemmLayout::Nn)] {

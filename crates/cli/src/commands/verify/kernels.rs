@@ -36,12 +36,12 @@ pub fn launches(config: Config) -> Vec<Choice> {
     let clusters = [(1, 1), (1, 2), (2, 1), (2, 2)];
     match config {
         Config::Transpose => Vec::new(),
-        Config::Wide(config) => clusters
-            .map(|(cluster_m, cluster_n)| Choice::Wide { config, cluster_m, cluster_n })
-            .to_vec(),
-        Config::HalfWide(config) => clusters
-            .map(|(cluster_m, cluster_n)| Choice::HalfWide { config, cluster_m, cluster_n })
-            .to_vec(),
+        Config::Wide(config) => {
+            clusters.map(|(cluster_m, cluster_n)| Choice::Wide { config, cluster_m, cluster_n }).to_vec()
+        }
+        Config::HalfWide(config) => {
+            clusters.map(|(cluster_m, cluster_n)| Choice::HalfWide { config, cluster_m, cluster_n }).to_vec()
+        }
         Config::Slim(config) => fp8_slim::SPLITS
             .into_iter()
             .flat_map(|split| [2, 3, 6, 16].map(|stages| Choice::Slim { config, split, stages }))

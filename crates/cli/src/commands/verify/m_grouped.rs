@@ -3,7 +3,7 @@
 use oxigemm::plan;
 use oxigemm::{Addend, GemmLayout, GemmOptions, Tensor, einsum, half_gemm, random};
 use oxigemm_kernels::grouping::GroupLayout;
-use oxigemm_testkit::{BF16, FP8, FP16, Effort, Failure, GemmCase, GemmData, MGroups, OperandTypes};
+use oxigemm_testkit::{BF16, Effort, FP8, FP16, Failure, GemmCase, GemmData, MGroups, OperandTypes};
 
 use super::random::{GROUP_LAYOUTS, m_grouped};
 use super::{Check, Setup, about, accept, each, ensure, gemms};
@@ -11,8 +11,7 @@ use super::{Check, Setup, about, accept, each, ensure, gemms};
 pub fn checks() -> Vec<Check> {
     let mut checks = Vec::new();
     for types in [FP8, BF16, FP16] {
-        let name =
-            |what: &str| if types == FP8 { what.to_owned() } else { format!("{types}: {what}") };
+        let name = |what: &str| if types == FP8 { what.to_owned() } else { format!("{types}: {what}") };
         checks.push(Check::anywhere(
             &name("m-grouped: groups of no rows, of one row, and one of all rows"),
             move |setup| sizes(setup, types),
@@ -27,13 +26,13 @@ pub fn checks() -> Vec<Check> {
             name("m-grouped: a graph is replayed with other groups"),
             move |setup| replayed(setup, types),
         ));
-        checks.push(Check::anywhere(&name("m-grouped: repeats of groups give the same bits"), move |setup| {
-            repeats(setup, types)
-        }));
+        checks
+            .push(Check::anywhere(&name("m-grouped: repeats of groups give the same bits"), move |setup| {
+                repeats(setup, types)
+            }));
     }
     for types in [FP8, BF16, FP16] {
-        checks
-            .push(Check::anywhere(&format!("{types}: random batches"), move |setup| batches(setup, types)));
+        checks.push(Check::anywhere(&format!("{types}: random batches"), move |setup| batches(setup, types)));
     }
     for types in [BF16, FP16] {
         checks.push(Check::anywhere(&format!("{types}: einsums are batches"), move |setup| {
@@ -177,7 +176,9 @@ fn replayed(setup: &Setup, types: OperandTypes) -> Result<String, Failure> {
     };
     let all = if types == FP8 { vec![planned, tall] } else { vec![planned] };
     let turns: [[usize; 4]; 5] = [[30, 0, 7, 3], [0, 40, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [10, 10, 10, 10]];
-    for (layout, options) in GROUP_LAYOUTS.into_iter().flat_map(|layout| all.iter().map(move |all| (layout, all))) {
+    for (layout, options) in
+        GROUP_LAYOUTS.into_iter().flat_map(|layout| all.iter().map(move |all| (layout, all)))
+    {
         let of = |rows: [usize; 4], turn: usize| {
             let groups = MGroups {
                 alignment: 1,
@@ -196,7 +197,11 @@ fn replayed(setup: &Setup, types: OperandTypes) -> Result<String, Failure> {
             setup.replay(&mut gemm, &graph, &stream, turn)?;
         }
     }
-    Ok(format!("{} graphs, each launched with {} sets of groups", GROUP_LAYOUTS.len() * all.len(), turns.len()))
+    Ok(format!(
+        "{} graphs, each launched with {} sets of groups",
+        GROUP_LAYOUTS.len() * all.len(),
+        turns.len()
+    ))
 }
 
 /// The same call, again and again.

@@ -402,10 +402,7 @@ fn computed(setup: &Setup, case: &GemmCase, options: &GemmOptions) -> Result<f64
 }
 
 /// Runs GEMMs and compares their results.
-fn gemms(
-    setup: &Setup,
-    cases: impl IntoIterator<Item = (GemmCase, GemmOptions)>,
-) -> Result<String, Failure> {
+fn gemms(setup: &Setup, cases: impl IntoIterator<Item = (GemmCase, GemmOptions)>) -> Result<String, Failure> {
     tally(cases.into_iter().map(|(case, options)| computed(setup, &case, &options)))
 }
 

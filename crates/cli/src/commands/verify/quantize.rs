@@ -8,8 +8,8 @@ use oxigemm_testkit::memory::PAGE;
 use super::random::Draw;
 use super::{Check, Setup, ensure};
 use crate::Failure;
-use crate::counting::allocations;
 use crate::cases::quantize::{Numbers, QuantizeOp, QuantizeSpec, ScaleRoom};
+use crate::counting::allocations;
 
 const OPS: [QuantizeOp; 11] = [
     QuantizeOp::Quantize,

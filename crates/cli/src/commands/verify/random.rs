@@ -12,8 +12,7 @@ use oxigemm_testkit::{
 use super::Setup;
 
 pub const ADDENDS: [AddendKind; 3] = [AddendKind::None, AddendKind::Inplace, AddendKind::Other];
-pub const ORDERS: [ScaleOrder; 4] =
-    [ScaleOrder::Row, ScaleOrder::RowPadded, ScaleOrder::Mn, ScaleOrder::Odd];
+pub const ORDERS: [ScaleOrder; 4] = [ScaleOrder::Row, ScaleOrder::RowPadded, ScaleOrder::Mn, ScaleOrder::Odd];
 pub const BIASES: [Option<DType>; 3] = [None, Some(DType::Bf16), Some(DType::F32)];
 pub const FORMATS: [ScaleFormat; 2] = [ScaleFormat::F32, ScaleFormat::PowerOfTwo];
 /// How the device is told where groups of rows are.

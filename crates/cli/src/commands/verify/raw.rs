@@ -1,8 +1,8 @@
 //! Checks of the unsafe functions, which take addresses.
 
 use oxigemm::{
-    DType, Device, GemmLayout, GemmOptions, RawFp8Gemm, RawHalfGemm, ScalesOfB, Stream, Tensor, fp8_gemm_nt_raw,
-    half_gemm_raw,
+    DType, Device, GemmLayout, GemmOptions, RawFp8Gemm, RawHalfGemm, ScalesOfB, Stream, Tensor,
+    fp8_gemm_nt_raw, half_gemm_raw,
 };
 use oxigemm_testkit::{AddendKind, BF16, Effort, FP16, Failure, Fp8Pair, GemmCase, OperandTypes};
 

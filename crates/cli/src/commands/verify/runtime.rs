@@ -59,9 +59,7 @@ fn graphs(setup: &Setup) -> Result<String, Failure> {
             cleared.poison()?;
             graph.launch(&stream)?;
             stream.synchronize()?;
-            ensure(product.d.to_bytes()? == expected, || {
-                format!("{case}: the graph gave other bits")
-            })?;
+            ensure(product.d.to_bytes()? == expected, || format!("{case}: the graph gave other bits"))?;
             ensure(cleared.result(0)?.iter().all(|x| *x == 0.0), || "k = 0 did not clear D".to_owned())?;
         }
         // The same addresses hold something else: the graph must read that.
@@ -179,8 +177,7 @@ fn second_call(setup: &Setup) -> Result<String, Failure> {
     let mut notes = Vec::new();
     let in_place =
         GemmCase { addend: AddendKind::Inplace, sfa: ScaleOrder::Mn, ..GemmCase::fp8(128, 256, 256) };
-    let groups =
-        |layout| GemmCase::m_grouped(FP8, MGroups::new(layout, vec![3, 0, 40, 1]), [256, 256]);
+    let groups = |layout| GemmCase::m_grouped(FP8, MGroups::new(layout, vec![3, 0, 40, 1]), [256, 256]);
     for (name, case) in [
         ("plain", GemmCase::fp8(1, 256, 256)),
         ("in place", in_place),

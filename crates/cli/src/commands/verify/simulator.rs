@@ -23,9 +23,15 @@ pub fn checks() -> Vec<Check> {
         Check::on_gpu("the simulator gives the same bits", same_bits),
         Check::on_gpu("the simulator gives the same bits of m-grouped GEMMs", same_bits_of_groups),
         Check::on_gpu("the simulator gives the same bits of k-grouped GEMMs", same_bits_of_k_groups),
-        Check::on_gpu("the simulator gives the same bits in serpentine K order", same_bits_in_serpentine_order),
+        Check::on_gpu(
+            "the simulator gives the same bits in serpentine K order",
+            same_bits_in_serpentine_order,
+        ),
         Check::on_gpu("the simulator gives the same bits of summed GEMMs", same_bits_of_sums),
-        Check::on_gpu("the simulator gives the same bits of logits", super::attention::same_bits_as_simulated),
+        Check::on_gpu(
+            "the simulator gives the same bits of logits",
+            super::attention::same_bits_as_simulated,
+        ),
         Check::on_gpu(
             "the simulator gives the same bits of hyper-connections",
             super::hyper_connection::same_bits_as_simulated,
@@ -46,7 +52,11 @@ fn same_bits(setup: &Setup) -> Result<String, Failure> {
 }
 
 /// One of the [`CASES`] of the `i`-th kernel.
-fn dense_case(setup: &Setup, config: Config, [i, nth]: [usize; 2]) -> Result<(GemmCase, GemmOptions), Failure> {
+fn dense_case(
+    setup: &Setup,
+    config: Config,
+    [i, nth]: [usize; 2],
+) -> Result<(GemmCase, GemmOptions), Failure> {
     let combinations: Vec<_> = combinations().collect();
     let turn = i + nth;
     // Steps that have no divisor in common with the lists reach all of their entries.

@@ -32,9 +32,7 @@ fn cases(setup: &Setup) -> Result<Vec<(GemmCase, GemmOptions)>, Failure> {
         let case = GemmCase { d_type, addend, sfa: ORDERS[i % 4], ..GemmCase::fp8(m, n, k) };
         let limits = setup.limits()?.restricted_to(num_sms.unwrap_or(u32::MAX));
         let plan = plan_of(&case, Some(choice), &limits);
-        ensure(plan.is_some_and(|plan| plan.launch.tail.tiles > 0), || {
-            format!("{case}: no tile is split")
-        })?;
+        ensure(plan.is_some_and(|plan| plan.launch.tail.tiles > 0), || format!("{case}: no tile is split"))?;
         Ok((case, GemmOptions { choice: Some(choice), num_sms, ..Default::default() }))
     };
     all.iter().take(if few { 2 } else { all.len() }).enumerate().map(case).collect()

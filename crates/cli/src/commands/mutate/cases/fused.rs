@@ -78,14 +78,12 @@ pub(super) fn dense(kernel: &Persistent, fusion: Fusion) -> Vec<Case> {
 /// The same for m-grouped kernels.
 pub(super) fn m_grouped(kernel: &Persistent, fusion: Fusion) -> Vec<Case> {
     let (block_m, fp8) = (kernel.block_m, kernel.types.has_scales());
-    let of =
-        |layout, rows: &[usize], k| case_of_rows(kernel, layout, rows, [columns(fusion), k]);
+    let of = |layout, rows: &[usize], k| case_of_rows(kernel, layout, rows, [columns(fusion), k]);
     let order = |order| if fp8 { order } else { ScaleOrder::Row };
     let rows = [block_m / 2 + 2, 0, block_m + 1];
     let masked =
         GemmCase { sfa: order(ScaleOrder::RowPadded), ..of(GroupLayout::Counts, &rows, kernel.depth) };
-    let ids =
-        GemmCase { sfa: order(ScaleOrder::Mn), ..unaligned(of(GroupLayout::Ids, &rows, kernel.depth)) };
+    let ids = GemmCase { sfa: order(ScaleOrder::Mn), ..unaligned(of(GroupLayout::Ids, &rows, kernel.depth)) };
     let [m, n] = fused_diverging(kernel, fusion);
     let copied = GemmCase {
         n,
@@ -130,10 +128,7 @@ pub(super) fn split_k(
     // As many stages as fit, all of them used again; and as few as there can be.
     let stages = (2..=half_slim::MAX_STAGES).rev();
     let most = stages.map(|stages| case(&of(block_m), rounded, 1, stages)).find(fits);
-    let few = [
-        case(&of(block_m), quantized, 2, 2),
-        case(&copied, quantized, 4, 2),
-        case(&added, rounded, 2, 2),
-    ];
+    let few =
+        [case(&of(block_m), quantized, 2, 2), case(&copied, quantized, 4, 2), case(&added, rounded, 2, 2)];
     most.into_iter().chain(few).collect()
 }

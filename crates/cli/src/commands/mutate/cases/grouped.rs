@@ -85,8 +85,8 @@ fn half_m_grouped(kernel: &Persistent, rows: &[usize; 3]) -> Vec<Case> {
 pub(super) fn batched(kernel: &Persistent) -> Vec<Case> {
     let (block_m, block_n, depth) = (kernel.block_m, kernel.block_n, kernel.depth);
     let of = |rows, gemms, n, k| case_of_rows(kernel, GroupLayout::All, &vec![rows; gemms], [n, k]);
-    let interleaved = of(block_m + 1, 2, block_n + 8, depth)
-        .with_groups(|groups| MGroups { interleaved: true, ..groups });
+    let interleaved =
+        of(block_m + 1, 2, block_n + 8, depth).with_groups(|groups| MGroups { interleaved: true, ..groups });
     let slabs = GemmCase { sfa: ScaleOrder::Mn, ..of(block_m / 2 + 2, 3, block_n + 8, depth) };
     let copied = GemmCase { sfa: ScaleOrder::Odd, d_type: DType::F32, d_padding: 3, ..slabs.clone() };
     let short = of(block_m, 3, 3 * block_n + 8, kernel.short);

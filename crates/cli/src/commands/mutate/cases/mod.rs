@@ -138,8 +138,7 @@ fn fp8_dense(kernel: &Persistent, config: &Config, wide: &fp8_wide::Config) -> V
         // Three tiles for two clusters, and a K for which one is the stream-K peer of the other.
         let split = |m, n| GemmCase { k: 2048, ..padded(m, n, 0) };
         cases.push(kernel.case(split(2 * block_m + 8, block_n - 28), [1, 1], 2));
-        let added =
-            GemmCase { d_type: DType::F32, addend: AddendKind::Inplace, ..split(200, 3 * block_n) };
+        let added = GemmCase { d_type: DType::F32, addend: AddendKind::Inplace, ..split(200, 3 * block_n) };
         cases.push(kernel.case(added, [1, 1], 2));
     }
     if wide.scales_of_b == ScalesOfB::Rows {
@@ -159,11 +158,9 @@ fn fp8_dense(kernel: &Persistent, config: &Config, wide: &fp8_wide::Config) -> V
 
 fn half_dense(kernel: &Persistent) -> Vec<Case> {
     let (block_m, block_n) = (kernel.block_m, kernel.block_n);
-    let plain =
-        GemmCase::dense(kernel.types, kernel.layout, [block_m / 2 + 2, block_n + 8, kernel.depth]);
+    let plain = GemmCase::dense(kernel.types, kernel.layout, [block_m / 2 + 2, block_n + 8, kernel.depth]);
     let wide_type = GemmCase { d_type: DType::F32, ..plain.clone() };
-    let added =
-        GemmCase { m: block_m * 3 / 4 + 2, addend: AddendKind::Inplace, ..wide_type.clone() };
+    let added = GemmCase { m: block_m * 3 / 4 + 2, addend: AddendKind::Inplace, ..wide_type.clone() };
     // Rows of D that TMA cannot address, and lanes can in fours.
     let [m, n] = diverging([block_m, block_n]);
     let odd = GemmCase { m, n, d_padding: 4, addend: AddendKind::Other, ..plain.clone() };
@@ -219,8 +216,11 @@ fn split_k(
     choice: impl Fn(u32, u32) -> Choice,
     fits: impl Fn(&Case) -> bool,
 ) -> Vec<Case> {
-    let case =
-        |gemm: &GemmCase, split, stages| Case { gemm: gemm.clone(), choice: choice(split, stages), num_sms: None };
+    let case = |gemm: &GemmCase, split, stages| Case {
+        gemm: gemm.clone(),
+        choice: choice(split, stages),
+        num_sms: None,
+    };
     let most = (2..=max_stages).rev().map(|stages| case(&plain, 1, stages)).find(fits);
     // Tall tiles are also stored directly in every type.
     let direct = (block_m >= 64).then(|| case(&split, 1, 2));
