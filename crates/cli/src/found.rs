@@ -49,7 +49,7 @@ pub fn call_us(
 const LARGEST: usize = 1 << 32;
 
 /// Refuses an operand that is too large, by the arguments that make it so.
-pub fn expect_room(arguments: &str, sizes: &[usize]) -> Result<(), Failure> {
+pub fn expect_size(arguments: &str, sizes: &[usize]) -> Result<(), Failure> {
     let elements = sizes.iter().try_fold(1usize, |elements, &size| elements.checked_mul(size));
     match elements {
         Some(elements) if elements <= LARGEST => Ok(()),

@@ -55,7 +55,7 @@ pub enum Grouping {
     Summed(usize),
     /// Groups of rows, or a batch.
     M(MGroups),
-    /// Groups along K: the K of each.
+    /// k-grouped: the K of each group.
     K(Vec<usize>),
 }
 

@@ -69,6 +69,11 @@ impl EpilogueSpec {
         quantized: None,
     };
 
+    /// The words that name stages.
+    pub fn words() -> String {
+        format!("{}, alpha=X, beta=X, heads=left/mid/right", STAGES.map(|(name, _)| name).join(", "))
+    }
+
     /// The same for the library, with a bias if there is one.
     pub fn with<'a>(&self, bias: Option<&'a Tensor>) -> Epilogue<'a> {
         let EpilogueSpec { activation, gated, alpha, beta, heads, .. } = *self;
@@ -164,8 +169,7 @@ impl FromStr for EpilogueSpec {
                     spec.heads = Some(HeadSplits { left, mid, right });
                 }
                 _ => {
-                    let names = STAGES.map(|(name, _)| name).join(", ");
-                    return Err(format!("{word} is none of {names}, alpha=X, beta=X, heads=left/mid/right"));
+                    return Err(format!("{word} is none of {}", EpilogueSpec::words()));
                 }
             }
         }

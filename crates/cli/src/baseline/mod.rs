@@ -35,7 +35,7 @@ pub struct Anchor {
     pub cases: Vec<Case>,
 }
 
-/// The best speed on a large product: of FP8 that of cuBLASLt with one scale per tensor.
+/// The best speed on a large GEMM: of FP8 that of cuBLASLt with one scale per tensor.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ceiling {
@@ -150,7 +150,7 @@ impl Case {
 /// The practical limits of a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Roofline {
-    /// The fastest product that any library reaches.
+    /// The fastest GEMM that any library reaches.
     pub peak_tflops: f64,
     /// The bandwidth of a large copy.
     pub gb_per_s: f64,

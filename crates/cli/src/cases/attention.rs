@@ -1,4 +1,4 @@
-//! Logits of an indexer: drawn operands, their upload, the call, and whether the result is right.
+//! Attention (MQA) logits: random operands, the call, and whether its result is right.
 
 mod spec;
 
@@ -18,7 +18,7 @@ const DIFF_LIMIT: f64 = 5e-6;
 const DIFF_LIMIT_BF16: f64 = 3e-5;
 /// In fewer logits `calc_diff` says little.
 const FEW: usize = 512;
-/// The part of a product's deviation by which the tensor core may be off.
+/// The part of an element's deviation by which the tensor core may be off.
 const ELEMENT_LIMIT: f64 = 0.03;
 /// What logits hold before a call.
 const UNTOUCHED: f32 = 7.0;
@@ -295,7 +295,7 @@ impl PagedHost {
         let drawn: Vec<Vec<u8>> = codes.zip(self.keys.scales.chunks(page_keys)).map(page).collect();
         let cache = drawn.iter().cycle().take(pages).map(Vec::as_slice).collect::<Vec<_>>().concat();
         let dims = if spec.per_query { vec![sequences, next] } else { vec![sequences] };
-        // As many parts as multiprocessors; the reference computes everything whatever they are.
+        // As many parts as SMs; the reference computes everything whatever they are.
         let parts = spec.parts.unwrap_or_else(|| device.limits().map_or(1, |limits| limits.sms as usize));
         let upload = Upload { at_end: spec.at_end, device };
         Ok(PagedOperands {

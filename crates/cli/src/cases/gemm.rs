@@ -38,13 +38,15 @@ pub struct GemmArgs {
     /// Which operands are e5m2, of a dense FP8 GEMM.
     #[arg(long, value_parser = parse_e5m2, value_name = "a|b|both")]
     e5m2: Option<E5m2>,
-    /// Fused epilogue of fp8, bf16 and fp16, dense, m-grouped contiguous and m-grouped masked, as words between
-    /// commas: bias, bias-f32, relu, gelu, gelu-tanh, silu, swiglu, geglu, gated, alpha=X, beta=X, fp8, fp8-pow2,
-    /// heads=left/mid/right.
-    #[arg(long, value_name = "WORDS")]
+    #[arg(long, value_name = "WORDS", help = epilogue_help())]
     epilogue: Option<EpilogueSpec>,
     #[command(flatten)]
     groups: GroupArgs,
+}
+
+fn epilogue_help() -> String {
+    let words = EpilogueSpec::words();
+    format!("Fused epilogue of dense, m-grouped contiguous and m-grouped masked GEMMs, words between commas: {words}")
 }
 
 /// The groups of operations that have some.

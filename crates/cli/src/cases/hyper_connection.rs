@@ -1,4 +1,4 @@
-//! The product before the norm of a hyper-connection: drawn operands, their upload, the call, and whether it is right.
+//! GEMMs before the norm of a hyper-connection: random operands, the call, and whether its result is right.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ const DIFF_LIMIT: f64 = 1e-9;
 /// Rows of a large case that are looked at.
 const SAMPLED: usize = 64;
 
-/// A product.
+/// A GEMM.
 #[derive(Clone, Copy, Debug)]
 pub struct HcSpec {
     pub m: usize,
@@ -46,7 +46,7 @@ impl fmt::Display for HcSpec {
     }
 }
 
-/// A product with its data.
+/// A GEMM with its operands.
 pub struct HcHost {
     pub spec: HcSpec,
     a: Vec<u8>,
@@ -113,7 +113,7 @@ impl HcHost {
             for (column, &exact) in exact.iter().enumerate() {
                 let is_square = column == n;
                 let value = if is_square { sum(&squares, 1, row, 0) } else { sum(&d, n, row, column) };
-                // What FP32 sums are truncated to, in parts of a product's deviation, or of the sum of squares.
+                // What FP32 accumulators are truncated to, in parts of an element's deviation, or of the sum of squares.
                 let allowed = if is_square { 1e-5 * exact } else { 1e-4 * (k as f64).sqrt() };
                 let error = (value - exact).abs() / allowed;
                 worst = if error > worst || error.is_nan() { error } else { worst };

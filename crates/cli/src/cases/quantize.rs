@@ -51,7 +51,7 @@ impl QuantizeOp {
 /// How scales lie.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum ScaleRoom {
+pub enum ScaleLayout {
     /// Row-major.
     #[default]
     Row,
@@ -63,26 +63,32 @@ pub enum ScaleRoom {
     Blocked,
 }
 
-impl ScaleRoom {
-    pub const ALL: [ScaleRoom; 4] = [ScaleRoom::Row, ScaleRoom::Mn, ScaleRoom::Packed, ScaleRoom::Blocked];
+impl ScaleLayout {
+    pub const ALL: [ScaleLayout; 4] =
+        [ScaleLayout::Row, ScaleLayout::Mn, ScaleLayout::Packed, ScaleLayout::Blocked];
 
     pub fn is_packed(self) -> bool {
-        matches!(self, ScaleRoom::Packed | ScaleRoom::Blocked)
+        matches!(self, ScaleLayout::Packed | ScaleLayout::Blocked)
     }
 
     /// All of the memory, and the scales in it.
-    fn room(self, plain: DType, [rows, columns]: [usize; 2], place: &Place) -> oxigemm::Result<[Tensor; 2]> {
+    fn memory(
+        self,
+        plain: DType,
+        [rows, columns]: [usize; 2],
+        place: &Place,
+    ) -> oxigemm::Result<[Tensor; 2]> {
         let fours = columns.div_ceil(4);
         let (dtype, dims) = match self {
-            ScaleRoom::Row => (plain, vec![rows, columns]),
-            ScaleRoom::Mn => (plain, vec![columns, rows.next_multiple_of(16 / plain.size())]),
-            ScaleRoom::Packed => (DType::I32, vec![fours, rows.next_multiple_of(4)]),
-            ScaleRoom::Blocked => (DType::I32, vec![rows.div_ceil(128), fours, 32, 4]),
+            ScaleLayout::Row => (plain, vec![rows, columns]),
+            ScaleLayout::Mn => (plain, vec![columns, rows.next_multiple_of(16 / plain.size())]),
+            ScaleLayout::Packed => (DType::I32, vec![fours, rows.next_multiple_of(4)]),
+            ScaleLayout::Blocked => (DType::I32, vec![rows.div_ceil(128), fours, 32, 4]),
         };
-        let [memory, room] = place.tensor(dtype, &dims)?;
+        let [memory, matrix] = place.tensor(dtype, &dims)?;
         let scales = match self {
-            ScaleRoom::Row | ScaleRoom::Blocked => room,
-            ScaleRoom::Mn | ScaleRoom::Packed => room.transpose(0, 1)?.narrow(0, 0, rows)?,
+            ScaleLayout::Row | ScaleLayout::Blocked => matrix,
+            ScaleLayout::Mn | ScaleLayout::Packed => matrix.transpose(0, 1)?.narrow(0, 0, rows)?,
         };
         Ok([memory, scales])
     }
@@ -157,7 +163,7 @@ pub struct QuantizeSpec {
     #[serde(serialize_with = "as_text")]
     pub granularity: Granularity,
     pub power_of_two: bool,
-    pub scales: ScaleRoom,
+    pub scales: ScaleLayout,
     /// Elements before the first of a matrix and behind each of its rows.
     pub gaps: [usize; 2],
     pub numbers: Numbers,
@@ -265,7 +271,7 @@ impl QuantizeSpec {
             _ => matrix(code, m, self.code_bytes())?,
         };
         let plain = if op.is_nvfp4() { DType::E4m3 } else { DType::F32 };
-        let [scales_memory, mut scales] = self.scales.room(plain, self.scale_dims(), &place)?;
+        let [scales_memory, mut scales] = self.scales.memory(plain, self.scale_dims(), &place)?;
         // Some blocks of what is drawn saturate below it, and some vanish.
         let tensor_scale = place.values(DType::F32, &[1], &[0.01])?;
         let [transposed_memory, transposed] = match op {
@@ -273,7 +279,7 @@ impl QuantizeSpec {
             _ => matrix(code, 0, 0)?,
         };
         let [transposed_scales_memory, transposed_scales] =
-            self.scales.room(DType::F32, self.transposed_scale_dims(), &place)?;
+            self.scales.memory(DType::F32, self.transposed_scale_dims(), &place)?;
         let mut from = Tensor::zeros(DType::F32, &[0, 0], device)?;
         match op {
             QuantizeOp::Dequantize => {
@@ -285,7 +291,7 @@ impl QuantizeSpec {
                     .collect();
                 let on_host = Place { device: &Device::Cpu, page: 1 };
                 let row_major = on_host.values(DType::F32, &self.scale_dims(), &numbers.of(powers))?;
-                let [_, mut on_host] = self.scales.room(plain, self.scale_dims(), &on_host)?;
+                let [_, mut on_host] = self.scales.memory(plain, self.scale_dims(), &on_host)?;
                 transform_scales(&row_major, &mut on_host, &LaunchOptions::default())?;
                 scales.write_bytes(&on_host.to_bytes()?)?;
             }

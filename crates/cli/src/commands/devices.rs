@@ -88,7 +88,7 @@ fn describe(gpu: &Value) -> String {
         Some(why) => format!("cannot be used: {why}"),
     };
     format!(
-        "cuda:{ordinal}   {name}, compute capability {}, {} multiprocessors, {gib} GiB, CUDA {}; {state}",
+        "cuda:{ordinal}   {name}, compute capability {}, {} SMs, {gib} GiB, CUDA {}; {state}",
         text("compute_capability"),
         gpu["multiprocessors"],
         text("driver_cuda"),

@@ -3,7 +3,7 @@
 use oxigemm::GemmOptions;
 
 use crate::cases::hyper_connection::{HcHost, HcSpec};
-use crate::found::{Found, call_us, expect_room};
+use crate::found::{Found, call_us, expect_size};
 use crate::{Common, Outcome};
 
 /// Arguments of `hc`.
@@ -21,7 +21,7 @@ pub struct Args {
     /// Split-K: splits of K whose results stay apart, for the caller to add.
     #[arg(long)]
     splits: Option<usize>,
-    /// What the operands are drawn from.
+    /// Seed of the operands.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Calls that are timed on a GPU; 0 for none.
@@ -32,9 +32,9 @@ pub struct Args {
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
     let Args { m, n, k, splits, seed, .. } = *args;
-    expect_room("-m and -k", &[m, k])?;
-    expect_room("-n and -k", &[n, k])?;
-    expect_room("--splits, -m and -n", &[splits.unwrap_or(1), m, n])?;
+    expect_size("-m and -k", &[m, k])?;
+    expect_size("-n and -k", &[n, k])?;
+    expect_size("--splits, -m and -n", &[splits.unwrap_or(1), m, n])?;
     let device = common.device()?;
     let spec = HcSpec { m, n, k, splits, seed, at_end: false };
     let host = HcHost::draw(spec);

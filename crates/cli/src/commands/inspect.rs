@@ -69,7 +69,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     };
     let mut plan = plan.ok_or_else(|| match args.choice {
         Some(choice) => format!("{} cannot compute {op} m={m} n={n} k={k} here", plan::name(&choice)),
-        None => "no kernel has room for so many groups".to_owned(),
+        None => "no kernel takes so many groups".to_owned(),
     })?;
     let config = plan.choice.config();
     let (name, module) = (config.name(), config.build()?);

@@ -6,7 +6,7 @@ use oxigemm_kernels::indexer::{DIMS, HEADS};
 use oxigemm_kernels::mqa_paged::{MAX_NEXT, PAGE_SIZES};
 
 use crate::cases::attention::{PagedHost, PagedSpec, PrefillHost, PrefillSpec, Ranges};
-use crate::found::{Found, call_us, expect_room};
+use crate::found::{Found, call_us, expect_size};
 use crate::{Common, Outcome};
 use oxigemm_testkit::Failure;
 
@@ -40,7 +40,7 @@ pub struct Args {
     /// The type of the logits: f32 or bf16.
     #[arg(long, default_value = "f32")]
     logits: DType,
-    /// What the operands are drawn from.
+    /// Seed of the operands.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(..1 << 63))]
     seed: u64,
     /// Calls that are timed on a GPU; 0 for none.
@@ -83,9 +83,9 @@ fn prefill(args: &Args, device: &Device) -> Result<Found, Failure> {
         Form::Compressed => Logits::Compressed,
     };
     let Args { heads, dim, queries, keys, .. } = *args;
-    expect_room("--queries", &[queries, heads, dim])?;
-    expect_room("--keys", &[keys, dim])?;
-    expect_room("--queries and --keys", &[queries, keys])?;
+    expect_size("--queries", &[queries, heads, dim])?;
+    expect_size("--keys", &[keys, dim])?;
+    expect_size("--queries and --keys", &[queries, keys])?;
     let spec = PrefillSpec {
         form,
         dtype: args.logits,
@@ -107,8 +107,8 @@ fn paged(args: &Args, device: &Device) -> Result<Found, Failure> {
         ..PagedSpec::new([args.heads, args.dim], args.next, args.paged.clone())
     };
     let keys = spec.lengths.iter().map(|&length| length.max(0) as usize).sum();
-    expect_room("--paged", &[keys, spec.dim])?;
-    expect_room("--paged", &[spec.sequences(), spec.next, spec.columns])?;
+    expect_size("--paged", &[keys, spec.dim])?;
+    expect_size("--paged", &[spec.sequences(), spec.next, spec.columns])?;
     let problem = spec.to_string();
     let host = PagedHost::draw(spec);
     let mut operands = host.upload(device)?;

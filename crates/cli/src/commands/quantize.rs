@@ -7,7 +7,7 @@ use oxigemm_cuda::profile::REST;
 use serde_json::json;
 
 use crate::baseline::COPY_GB_PER_S;
-use crate::cases::quantize::{Judgement, Numbers, QuantizeOp, QuantizeSpec, ScaleRoom};
+use crate::cases::quantize::{Judgement, Numbers, QuantizeOp, QuantizeSpec, ScaleLayout};
 use crate::output::{print_json, print_line};
 use crate::timing::Clock;
 use crate::{Common, Outcome};
@@ -21,7 +21,7 @@ pub struct Args {
     /// Columns of the codes.
     #[arg(long, short)]
     k: usize,
-    /// What is done.
+    /// The operation.
     #[arg(long, value_enum, default_value_t)]
     op: QuantizeOp,
     /// The type of the values: bf16, f16 or f32.
@@ -30,16 +30,16 @@ pub struct Args {
     /// The type of the codes: e4m3, e5m2 or, with 1x32, u8: two e2m1 in each, for an even `k`.
     #[arg(long, default_value_t = DType::E4m3)]
     code: DType,
-    /// Which values share a scale: 1x128, 1x32, 128x128, 128x1, row or tensor.
+    /// Scale granularity: 1x128, 1x32, 128x128, 128x1, row or tensor.
     #[arg(long, default_value_t)]
     granularity: Granularity,
     /// Scales are powers of two; packed ones always are.
     #[arg(long)]
     power_of_two: bool,
-    /// How the scales lie.
+    /// Layout of the scales.
     #[arg(long, value_enum, default_value_t)]
-    scales: ScaleRoom,
-    /// What the values are drawn from.
+    scales: ScaleLayout,
+    /// Seed of the values.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Calls that are timed on a GPU; 0 for none.

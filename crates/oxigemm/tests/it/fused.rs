@@ -1,5 +1,5 @@
-//! Products whose sums are finished, in the simulator: whatever the schedule, the same bits, no hazard, and what the
-//! single steps give for the same sums, rounded once.
+//! Fused epilogues of FP8 GEMMs in the simulator: whatever the schedule, the same bits, no hazard, and what the single
+//! steps give for the same accumulators, rounded once.
 
 use crate::common::{ACTIVATIONS, AddendKind, Case, EpilogueSpec, PLAIN, ScaleOrder, schedules};
 use oxigemm::cast::ScaleFormat;
@@ -68,9 +68,9 @@ fn every_gated_kernel_with_every_output() {
     kernels(Fusion::Gated);
 }
 
-/// Every few-row kernel with each kind of output; over the set every way to split K.
+/// Every split-K kernel with each kind of output; over the set every way to split K.
 #[test]
-fn every_few_row_kernel_with_every_output() {
+fn every_split_k_kernel_with_every_output() {
     let sim = Sim::new();
     let configs = Config::fused().filter_map(|config| match config {
         Config::Slim(config) => Some(config),
@@ -168,7 +168,7 @@ fn heads_skip_their_middle() {
 }
 
 #[test]
-fn an_epilogue_that_does_nothing_gives_the_bits_of_the_product() {
+fn an_epilogue_that_does_nothing_gives_the_bits_of_the_gemm() {
     let sim = Sim::new();
     for dims in [[70, 200, 400], [3, 8, 130]] {
         let case = Case { dims, ..PLAIN };

@@ -1,5 +1,5 @@
-//! Products whose rows are grouped and whose sums are finished, in the simulator: whatever the schedule, the same bits, no
-//! hazard, what the single steps give for the same sums, rounded once, and nothing else written to.
+//! Fused epilogues of m-grouped FP8 GEMMs in the simulator: whatever the schedule, the same bits, no hazard, what the
+//! single steps give for the same accumulators, rounded once, and nothing else written to.
 
 use crate::common::{AddendKind, EpilogueSpec, FP8, GroupedCase as Case, ScaleOrder, ends, ids, schedules};
 use oxigemm::cast::ScaleFormat;
@@ -70,12 +70,12 @@ pub fn every_output([masked, contiguous]: [Case; 2], gated: bool, choice: Option
 }
 
 #[test]
-fn every_kernel_that_finishes_single_sums() {
+fn every_elementwise_kernel_with_every_output() {
     every_kernel(Fusion::Elementwise);
 }
 
 #[test]
-fn every_kernel_with_a_gate() {
+fn every_gated_kernel_with_every_output() {
     every_kernel(Fusion::Gated);
 }
 
@@ -155,7 +155,7 @@ pub fn does_nothing(case: Case, sim: &Sim) {
 }
 
 #[test]
-fn an_epilogue_that_does_nothing_gives_the_bits_of_the_product() {
+fn an_epilogue_that_does_nothing_gives_the_bits_of_the_gemm() {
     let sim = Sim::new();
     for case in [
         Case::masked(&[65, 0, 3], [70, 200, 400]),
@@ -167,7 +167,7 @@ fn an_epilogue_that_does_nothing_gives_the_bits_of_the_product() {
 
 /// Both products of an expert layer: what the first has quantized is what the second reads, groups and all.
 #[test]
-fn the_next_product_reads_what_was_quantized() {
+fn the_next_gemm_reads_what_was_quantized() {
     let sim = Sim::new();
     let (hidden, model, sizes) = (256, 136, [70, 0, 5]);
     for case in [

@@ -1,5 +1,5 @@
-//! Products whose rows are grouped, in the simulator: whatever the schedule, the same bits, no hazard, the product of
-//! each group with its own B, and nothing else written to.
+//! m-grouped FP8 GEMMs in the simulator: whatever the schedule, the same bits, no hazard, the product of each group with
+//! its own B, and nothing else written to.
 
 use crate::common::{GroupedCase as Case, ScaleOrder, ends, ids, schedules};
 use oxigemm::plan::{self, Choice};
@@ -57,7 +57,7 @@ fn every_kernel_with_masked_groups_under_ten_schedules() {
 }
 
 #[test]
-fn every_kernel_with_groups_behind_each_other_under_ten_schedules() {
+fn every_kernel_with_contiguous_groups_under_ten_schedules() {
     let sim = Sim::new();
     for (i, (block_m, block_n, stages, choice)) in kernels().enumerate() {
         let alignment = [1, 16, 32, 64, 128][i % 5];
@@ -88,7 +88,7 @@ fn groups_of_several_tiles_and_one_huge_one() {
 }
 
 #[test]
-fn every_other_tile_of_groups_takes_a_long_k_from_its_end() {
+fn m_grouped_tiles_alternate_in_serpentine_k_order() {
     let sim = Sim::new();
     // As many rows of tiles as it takes.
     let case = Case::ids(&ids(&[500], 1), 1, 1, [40, 6144]);
@@ -177,8 +177,8 @@ fn rows_of_no_group_are_never_used() {
     }
 }
 
-/// The kernel reads where the groups are: a graph that was captured once serves any groups. (Whose clusters take tiles as they get done
-/// elsewhere take them in turn there.)
+/// The kernel reads where the groups are: a graph that was captured once serves any groups. (A kernel with a dynamic
+/// scheduler has a static one there.)
 #[test]
 fn a_graph_is_replayed_with_other_groups() {
     let sim = Sim::new();
@@ -216,10 +216,10 @@ fn a_graph_is_replayed_with_other_groups() {
     }
 }
 
-/// What counts tiles that were handed out is zero again when a grid ends: other calls count from there. Tiles of no rows in their lower half,
-/// in any quarter, and of one row, for as many clusters, fewer and more.
+/// The counter of the dynamic scheduler is zero again when a grid ends: other calls count from there. Tiles of no rows
+/// in their lower half, in any quarter, and of one row, for as many clusters, fewer and more.
 #[test]
-fn clusters_take_tiles_as_they_get_done_again_and_again() {
+fn the_dynamic_scheduler_starts_anew_every_launch() {
     let sim = Sim::new();
     let sizes = [300, 0, 60, 130, 1, 200, 256, 70];
     // Of one cluster, so many tiles that the ring that tells of them goes round.
@@ -232,7 +232,7 @@ fn clusters_take_tiles_as_they_get_done_again_and_again() {
 
 /// A kernel that is stopped has handed out some tiles: the next call begins with the first again.
 #[test]
-fn tiles_are_handed_out_from_the_first_after_a_fault() {
+fn the_dynamic_scheduler_starts_anew_after_a_fault() {
     let sim = Sim::new();
     let choice = plan::parse("wide_grouped_256x128_s3_c1x1").unwrap();
     let case = Case { num_sms: Some(1), ..Case::masked(&[300, 60, 200], [300, 392, 200]) };

@@ -1,5 +1,5 @@
-//! Products of 16-bit operands whose sums are finished, in the simulator: whatever the schedule, the same bits, no hazard,
-//! and what the single steps give for the same sums, rounded once.
+//! Fused epilogues of 16-bit GEMMs in the simulator: whatever the schedule, the same bits, no hazard, and what the single
+//! steps give for the same accumulators, rounded once.
 
 use crate::common::{
     ACTIVATIONS, AddendKind, Case, EpilogueSpec, PLAIN_BF16 as PLAIN, PLAIN_FP16 as F16, ScaleOrder,
@@ -75,9 +75,9 @@ fn every_gated_kernel_with_every_output() {
     kernels(Fusion::Gated);
 }
 
-/// Every few-row kernel with each kind of output; over the set every way to split K.
+/// Every split-K kernel with each kind of output; over the set every way to split K.
 #[test]
-fn every_few_row_kernel_with_every_output() {
+fn every_split_k_kernel_with_every_output() {
     let sim = Sim::new();
     let configs = Config::fused().filter_map(|config| match config {
         Config::HalfSlim(config) => Some(config),
@@ -132,7 +132,7 @@ fn every_activation_bias_and_type() {
     }
 }
 
-/// In FP32 the copy engine could add D to D, but it knows no factors.
+/// In FP32 TMA could add D to D, but it knows no factors.
 #[test]
 fn d_has_its_factor_where_it_is_added_to() {
     let sim = Sim::new();
@@ -198,7 +198,7 @@ fn heads_skip_their_middle() {
 }
 
 #[test]
-fn an_epilogue_that_does_nothing_gives_the_bits_of_the_product() {
+fn an_epilogue_that_does_nothing_gives_the_bits_of_the_gemm() {
     let sim = Sim::new();
     for (plain, choice) in [(PLAIN, "bf16_wide_nt_128x128_s6_c1x1"), (F16, "fp16_wide_nt_128x128_s6_c1x1")] {
         for dims in [[70, 200, 400], [3, 8, 130]] {

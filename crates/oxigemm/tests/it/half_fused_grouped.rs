@@ -1,5 +1,5 @@
-//! Products of 16-bit operands whose rows are grouped and whose sums are finished, in the simulator: whatever the schedule, the
-//! same bits, no hazard, what the single steps give for the same sums, rounded once, and nothing else written to.
+//! Fused epilogues of m-grouped 16-bit GEMMs in the simulator: whatever the schedule, the same bits, no hazard, what the
+//! single steps give for the same accumulators, rounded once, and nothing else written to.
 
 use crate::common::{AddendKind, BF16, EpilogueSpec, FP16, GroupedCase as Case, ends, ids, schedules};
 use crate::fused_grouped::{CODES, SWIGLU, does_nothing, every_output, heads_of, many_tiles};
@@ -73,7 +73,7 @@ fn what_is_no_group_is_clamped() {
 }
 
 #[test]
-fn an_epilogue_that_does_nothing_gives_the_bits_of_the_product() {
+fn an_epilogue_that_does_nothing_gives_the_bits_of_the_gemm() {
     let sim = Sim::new();
     for of in [
         Case::masked(&[65, 0, 3], [70, 200, 400]),

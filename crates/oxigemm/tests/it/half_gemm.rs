@@ -109,7 +109,7 @@ fn type_name(dtype: DType) -> &'static str {
 }
 
 #[test]
-fn features_of_the_many_row_kernels() {
+fn features_of_persistent_kernels() {
     // More tiles than blocks: each walks several.
     features([129, 272, 144], Some(2), &GemmLayout::ALL, |i, dtype, layout| {
         let cluster = ["1x1", "1x2", "2x1"][i % 3];
@@ -118,8 +118,8 @@ fn features_of_the_many_row_kernels() {
 }
 
 #[test]
-fn features_of_the_few_row_kernels() {
-    // An M-major A has no few-row kernels.
+fn features_of_split_k_kernels() {
+    // An M-major A has no split-K kernels.
     features([9, 72, 328], None, &[GemmLayout::Nt, GemmLayout::Nn], |i, dtype, layout| {
         let launch = ["k1_s2", "k2_s3", "k4_s2"][i % 3];
         let tile = if layout == GemmLayout::Nt { "32x64" } else { "8x64" };
@@ -128,8 +128,8 @@ fn features_of_the_few_row_kernels() {
 }
 
 #[test]
-fn slices_of_no_blocks_do_nothing() {
-    // More slices than blocks of K: a forced choice, which planning never makes.
+fn splits_of_no_blocks_do_nothing() {
+    // More splits than blocks of K: a forced choice, which planning never makes.
     let sim = Sim::new();
     for (name, [m, n]) in [("bf16_slim_nt_128x128_k8_s2", [66, 136]), ("bf16_slim_nt_8x64_k8_s2", [10, 72])] {
         let choice = plan::parse(name).expect("the name of a choice");

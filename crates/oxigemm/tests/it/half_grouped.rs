@@ -1,4 +1,4 @@
-//! Products with 16-bit operands whose rows are grouped, in the simulator: whatever the schedule, the same bits, no
+//! m-grouped GEMMs of 16-bit operands in the simulator: whatever the schedule, the same bits, no
 //! hazard, the product of each group with its own B, and nothing else written to.
 
 use crate::common::{AddendKind, BF16, FP16, GroupedCase as Rows, ends, ids, schedules};
@@ -71,7 +71,7 @@ fn every_kernel_with_masked_groups_under_ten_schedules() {
 }
 
 #[test]
-fn every_kernel_with_groups_behind_each_other_under_ten_schedules() {
+fn every_kernel_with_contiguous_groups_under_ten_schedules() {
     let sim = Sim::new();
     for (i, (config, choice)) in kernels().enumerate() {
         let alignment = [1, 16, 32, 64, 128][i % 5];
@@ -119,9 +119,9 @@ fn planned(choice: Choice, of: &Rows, expected: u32) -> Plan {
     Plan::of_grouped(choice, &shape, &Limits::h200()).expect("it serves the shape")
 }
 
-/// Where groups have many tiles and K is long, every other tile of a cluster takes K from its end, but not in the batch-invariant mode.
+/// Where groups have many tiles and K is long, K order is serpentine, but not in the batch-invariant mode.
 #[test]
-fn every_other_tile_of_long_groups_takes_k_from_its_end() {
+fn long_groups_have_serpentine_k_order() {
     let sim = Sim::new();
     let k = 3080;
     for (name, of) in [
@@ -145,20 +145,20 @@ fn every_other_tile_of_long_groups_takes_k_from_its_end() {
             fresh.bits().unwrap()
         };
         // Of all SMs every cluster has one tile at most, whose K it walks forwards.
-        let straight_on = bits(None, false);
-        assert_eq!(bits(Some(2), true), straight_on, "{name}");
-        assert_ne!(bits(Some(2), false), straight_on, "{name}");
+        let forward = bits(None, false);
+        assert_eq!(bits(Some(2), true), forward, "{name}");
+        assert_ne!(bits(Some(2), false), forward, "{name}");
     }
 }
 
 #[test]
-fn short_groups_and_short_ks_go_straight_on() {
+fn short_groups_and_short_ks_have_forward_k_order() {
     let choice = plan::parse("bf16_wide_grouped_nt_64x128_s8_c1x1").expect("the name of a choice");
-    let turns_back =
+    let is_serpentine =
         |expected, k| planned(choice, &Rows::masked(&[1, 1], [4096, 512, k]), expected).launch.turns_back();
-    assert!(turns_back(449, 3072));
-    assert!(!turns_back(448, 3072), "seven tiles");
-    assert!(!turns_back(449, 3071), "rows of less than 6 KB");
+    assert!(is_serpentine(449, 3072));
+    assert!(!is_serpentine(448, 3072), "seven tiles");
+    assert!(!is_serpentine(449, 3071), "rows of less than 6 KB");
 }
 
 /// Every type of D and addend, on aligned and on unaligned outputs, where a group ends at every part of a tile.

@@ -1,5 +1,6 @@
 //! The integration tests in one program, which links once and runs the tests of all files side by side.
 
+mod attention;
 mod batch_invariant;
 mod check;
 mod check_grouped;
@@ -20,17 +21,18 @@ mod half_fused_grouped;
 mod half_gemm;
 mod half_grouped;
 mod half_grouped_check;
-mod half_kgrouped;
+mod half_k_grouped;
 mod half_summed;
-mod hc;
-mod indexer;
-mod kgrouped;
+mod hyper_connection;
+mod k_grouped;
+mod k_grouped_raw;
 mod moe;
 mod nvfp4;
 mod planning;
 mod quantize;
 mod quantize_both;
 mod quantize_fused;
+mod quantize_special;
 mod readme;
 mod reference;
 mod row_scales;

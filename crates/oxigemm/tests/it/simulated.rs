@@ -84,14 +84,14 @@ fn features(choices: &[&str], dims: [usize; 3], num_sms: Option<u32>) {
 }
 
 #[test]
-fn features_of_the_many_row_kernels() {
+fn features_of_persistent_kernels() {
     // More tiles than blocks: each walks several.
     let choices = ["wide_64x64_s12_c1x1", "wide_64x64_s12_c1x2", "wide_64x64_s12_c2x1"];
     features(&choices, [129, 137, 144], Some(2));
 }
 
 #[test]
-fn features_of_the_few_row_kernels() {
+fn features_of_split_k_kernels() {
     let choices = ["slim_8x64_k1_s2", "slim_16x64_k2_s3", "slim_8x64_k4_s2", "slim_32x64_k2_s2"];
     features(&choices, [9, 69, 656], None);
 }
@@ -107,7 +107,7 @@ fn a_block_walks_many_tiles_through_a_short_pipeline() {
 }
 
 #[test]
-fn the_copy_engine_brings_every_scale() {
+fn tma_loads_every_scale() {
     // K in fours of blocks: a part of a group, more than one, more than the ring has room for. The last block of a cluster lies outside
     // of B.
     let sim = Sim::new();
@@ -156,19 +156,19 @@ fn launch_of(choice: Choice, case: &Case) -> Launch {
     Plan::of(choice, Shape { m, n, k }, &limits).expect("it serves the shape").launch
 }
 
-/// Tiles that clusters share out.
-fn tiles_left_over(choice: Choice, case: &Case) -> u32 {
+/// Tiles that stream-K splits.
+fn stream_k_tiles(choice: Choice, case: &Case) -> u32 {
     launch_of(choice, case).tail.tiles
 }
 
-/// Whether every other tile takes K from its end.
-fn turns_back(choice: Choice, case: &Case) -> bool {
+/// Whether K order is serpentine.
+fn is_serpentine(choice: Choice, case: &Case) -> bool {
     launch_of(choice, case).turns_back()
 }
 
 #[test]
-fn clusters_without_a_tile_help_others() {
-    // Three tiles for two clusters: the second of these helps the owner of the last.
+fn stream_k_peers_take_part_of_a_tile() {
+    // Three tiles for two clusters: the second of these is the stream-K peer of the last tile.
     let sim = Sim::new();
     let added = Case { d_type: DType::F32, c: AddendKind::Inplace, scales: ScaleOrder::RowOdd, ..PLAIN };
     for (i, (name, sms, case)) in [
@@ -182,14 +182,14 @@ fn clusters_without_a_tile_help_others() {
     {
         let choice = plan::parse(name).expect("the name of a choice");
         let case = Case { num_sms: Some(sms), ..case };
-        assert_eq!(tiles_left_over(choice, &case), 1);
+        assert_eq!(stream_k_tiles(choice, &case), 1);
         // Eager and lazy in turn, and random ones.
         every_schedule_gives_the_same_bits(case, choice, schedules().skip(i % 2).step_by(3), &sim);
     }
 }
 
 #[test]
-fn every_other_tile_takes_k_from_its_end() {
+fn tiles_alternate_in_serpentine_k_order() {
     // Two groups of scales, of eight blocks of K or of sixteen; one block less, which is made up for; behind two whole tiles of each block,
     // one that is shared out.
     let sim = Sim::new();
@@ -202,25 +202,25 @@ fn every_other_tile_takes_k_from_its_end() {
     ] {
         let choice = plan::parse(name).expect("the name of a choice");
         let case = Case { num_sms: Some(sms), ..case };
-        assert!(turns_back(choice, &case), "{name}");
+        assert!(is_serpentine(choice, &case), "{name}");
         every_schedule_gives_the_same_bits(case, choice, schedules().step_by(5), &sim);
     }
-    let straight_on = Case { dims: [260, 100, 1900], num_sms: Some(1), ..PLAIN };
-    assert!(!turns_back(plan::parse("wide_256x128_s3_c1x1").expect("a choice"), &straight_on));
+    let forward = Case { dims: [260, 100, 1900], num_sms: Some(1), ..PLAIN };
+    assert!(!is_serpentine(plan::parse("wide_256x128_s3_c1x1").expect("a choice"), &forward));
 }
 
 #[test]
-fn a_cluster_helps_two_owners() {
+fn a_stream_k_peer_serves_two_tiles() {
     let sim = Sim::new();
     let choice = plan::parse("wide_shared_256x128_s3_c1x1").expect("the name of a choice");
     let case = Case { dims: [1100, 72, 4096], num_sms: Some(3), ..PLAIN };
-    assert_eq!(tiles_left_over(choice, &case), 2);
+    assert_eq!(stream_k_tiles(choice, &case), 2);
     every_schedule_gives_the_same_bits(case, choice, schedules().take(4), &sim);
 }
 
 #[test]
-fn slices_of_no_blocks_do_nothing() {
-    // More slices than blocks of K: a forced choice, which planning never makes.
+fn splits_of_no_blocks_do_nothing() {
+    // More splits than blocks of K: a forced choice, which planning never makes.
     let sim = Sim::new();
     for (name, [m, n]) in [("slim_128x128_k8_s2", [66, 136]), ("slim_8x64_k8_s2", [10, 72])] {
         let choice = plan::parse(name).expect("the name of a choice");

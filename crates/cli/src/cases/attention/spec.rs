@@ -1,4 +1,4 @@
-//! Problems of an indexer: sizes, and which keys a query sees.
+//! Sizes of attention (MQA) logits, and which keys a query sees.
 
 use std::fmt;
 use std::ops::Range;

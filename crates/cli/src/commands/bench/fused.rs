@@ -192,8 +192,7 @@ impl Row {
 fn measure(case: &Case, bench: &mut Bench) -> Result<Row, Failure> {
     let device = Device::Cuda(bench.cuda.clone());
     let (gemm, options, runs) = (case.gemm()?, GemmOptions::default(), bench.args.runs as usize);
-    let plan =
-        plan::plan(&gemm, None, bench.cuda.limits()).ok_or("no kernel has room for the groups")?.name();
+    let plan = plan::plan(&gemm, None, bench.cuda.limits()).ok_or("no kernel takes so many groups")?.name();
     let (mut fused, mut plain) = (gemm.on(&device)?, case.plain().on(&device)?);
     let (mut us, mut plain_us) = (f64::INFINITY, f64::INFINITY);
     for _ in 0..bench.args.passes {

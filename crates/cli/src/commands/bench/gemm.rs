@@ -86,7 +86,7 @@ impl Case {
     /// Its operands on a GPU, with what is said about them.
     pub fn prepare(&self, device: &Device) -> Result<Prepared, Failure> {
         let limits = device.limits().ok_or("bench needs a GPU")?;
-        let plan = plan::plan(&self.gemm, None, limits).ok_or("no kernel has room for the groups")?;
+        let plan = plan::plan(&self.gemm, None, limits).ok_or("no kernel takes so many groups")?;
         // The roofline of k-grouped GEMMs is that of dense ones, whatever their scales.
         let roofline = match self.kind {
             Kind::KGrouped => Anchor::dense_fp8().roofline(),

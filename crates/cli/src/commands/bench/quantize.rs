@@ -8,7 +8,7 @@ use serde_json::json;
 use super::Bench;
 use crate::Outcome;
 use crate::baseline::COPY_GB_PER_S;
-use crate::cases::quantize::{Judgement, Numbers, QuantizeOp, QuantizeSpec, ScaleRoom};
+use crate::cases::quantize::{Judgement, Numbers, QuantizeOp, QuantizeSpec, ScaleLayout};
 use crate::output::{LiveTable, print_json, print_line, progress};
 
 #[derive(Serialize)]
@@ -38,7 +38,7 @@ fn plain([m, k]: [usize; 2], granularity: Granularity) -> QuantizeSpec {
         code: DType::E4m3,
         granularity,
         power_of_two: false,
-        scales: ScaleRoom::Row,
+        scales: ScaleLayout::Row,
         gaps: [0, 0],
         numbers: Numbers::Drawn,
         page: 1,
@@ -48,7 +48,7 @@ fn plain([m, k]: [usize; 2], granularity: Granularity) -> QuantizeSpec {
 
 /// As exponents, in the blocks that tensor memory wants.
 fn blocked(spec: QuantizeSpec) -> QuantizeSpec {
-    QuantizeSpec { scales: ScaleRoom::Blocked, power_of_two: true, ..spec }
+    QuantizeSpec { scales: ScaleLayout::Blocked, power_of_two: true, ..spec }
 }
 
 fn mxfp4(dims: [usize; 2]) -> QuantizeSpec {
@@ -56,7 +56,7 @@ fn mxfp4(dims: [usize; 2]) -> QuantizeSpec {
 }
 
 fn nvfp4(dims: [usize; 2], op: QuantizeOp) -> QuantizeSpec {
-    let scales = ScaleRoom::Blocked;
+    let scales = ScaleLayout::Blocked;
     QuantizeSpec { op, code: DType::U8, scales, ..plain(dims, Granularity::PerToken) }
 }
 
@@ -64,11 +64,11 @@ fn inverse(spec: QuantizeSpec) -> QuantizeSpec {
     QuantizeSpec { op: QuantizeOp::Dequantize, ..spec }
 }
 
-/// What is done before quantization, with the scales that products read.
+/// Operations fused with quantization, with the scales that GEMMs read.
 fn fused(dims: [usize; 2]) -> [QuantizeSpec; 3] {
     [QuantizeOp::Swiglu, QuantizeOp::Rmsnorm, QuantizeOp::Gather].map(|op| QuantizeSpec {
         op,
-        scales: ScaleRoom::Mn,
+        scales: ScaleLayout::Mn,
         ..plain(dims, Granularity::PerToken)
     })
 }
@@ -81,7 +81,7 @@ fn by_scale(dims: [usize; 2]) -> QuantizeSpec {
 fn usual() -> Vec<QuantizeSpec> {
     let of_each = |dims| Granularity::ALL.map(|granularity| plain(dims, granularity));
     let mut specs = of_each(SMALL).to_vec();
-    specs.push(QuantizeSpec { scales: ScaleRoom::Mn, ..plain(SMALL, Granularity::PerToken) });
+    specs.push(QuantizeSpec { scales: ScaleLayout::Mn, ..plain(SMALL, Granularity::PerToken) });
     specs.extend([by_scale(SMALL), inverse(plain(SMALL, Granularity::PerToken))]);
     specs.extend(fused(SMALL));
     specs.extend(of_each(MIDDLE));
@@ -89,8 +89,8 @@ fn usual() -> Vec<QuantizeSpec> {
     specs.extend(of_each(MIDDLE).map(|spec| QuantizeSpec { code: DType::E5m2, ..spec }));
     specs.extend(of_each(MIDDLE).map(inverse));
     let token = plain(MIDDLE, Granularity::PerToken);
-    specs.push(QuantizeSpec { scales: ScaleRoom::Mn, ..token });
-    specs.push(QuantizeSpec { scales: ScaleRoom::Packed, power_of_two: true, ..token });
+    specs.push(QuantizeSpec { scales: ScaleLayout::Mn, ..token });
+    specs.push(QuantizeSpec { scales: ScaleLayout::Packed, power_of_two: true, ..token });
     let mxfp8 = blocked(plain(MIDDLE, Granularity::PerGroup32));
     specs.extend([mxfp8, inverse(mxfp8), mxfp4(MIDDLE), inverse(mxfp4(MIDDLE))]);
     let of_nvfp4 = [QuantizeOp::Nvfp4, QuantizeOp::Nvfp4Computed, QuantizeOp::Nvfp4Dequantize];
@@ -116,8 +116,9 @@ fn unusual() -> Vec<QuantizeSpec> {
     for [m, k] in [SMALL, MIDDLE, LARGE] {
         let scales_alone =
             QuantizeSpec { op: QuantizeOp::Transform, ..plain([m, k / 128], Granularity::PerToken) };
-        specs
-            .extend([ScaleRoom::Mn, ScaleRoom::Packed].map(|scales| QuantizeSpec { scales, ..scales_alone }));
+        specs.extend(
+            [ScaleLayout::Mn, ScaleLayout::Packed].map(|scales| QuantizeSpec { scales, ..scales_alone }),
+        );
     }
     specs
 }

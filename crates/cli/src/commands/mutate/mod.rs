@@ -69,31 +69,31 @@ struct Redundant {
 
 const BETWEEN_STAGES: &str = "between the stages of a tile only products touch the sums";
 
-/// What many-row kernels of 16-bit operands can do without.
-const fn of_stages(kernel: &'static str) -> Redundant {
+/// What persistent kernels of 16-bit operands can do without.
+const fn of_f16_persistent(kernel: &'static str) -> Redundant {
     Redundant { kernel, what: "wgmma.fence", file: "half_wide.rs", times: 1, why: BETWEEN_STAGES }
 }
 
 const PASSED_BY: &str =
     "lanes that pass a tile by part by no more than a round of stages, as each lets go of scales";
 
-/// What kernels of FP8 groups whose scales are let go of by every lane can do without here; not with fewer stages.
-const fn of_tiles_passed_by(kernel: &'static str) -> Redundant {
+/// What m-grouped FP8 kernels, where every lane releases scales, can do without here; not with fewer stages.
+const fn of_m_grouped(kernel: &'static str) -> Redundant {
     Redundant { kernel, what: "bar.warp.sync", file: "math.rs", times: 1, why: PASSED_BY }
 }
 
 const STAGES_TELL: &str =
     "a thread that loads tiles as well has waited for a stage that was let go of behind those scales";
 
-/// What few-row kernels, whose stages are no more than the blocks of K whose scales come together, can do without.
-const fn of_few_rows(kernel: &'static str) -> Redundant {
+/// What split-K kernels, whose stages are no more than the blocks of K of one scale load, can do without.
+const fn of_split_k(kernel: &'static str) -> Redundant {
     Redundant { kernel, what: "does not wait", file: "pipeline.rs", times: 1, why: STAGES_TELL }
 }
 
 const REDUNDANT: [Redundant; 12] = [
-    of_few_rows(FAMILIES[1]),
-    of_tiles_passed_by(FAMILIES[2]),
-    of_stages(FAMILIES[3]),
+    of_split_k(FAMILIES[1]),
+    of_m_grouped(FAMILIES[2]),
+    of_f16_persistent(FAMILIES[3]),
     Redundant {
         kernel: FAMILIES[6],
         what: "fence.acq_rel",
@@ -101,12 +101,12 @@ const REDUNDANT: [Redundant; 12] = [
         times: 1,
         why: "behind the claim of a place for tensor maps: blocks of one launch have different places",
     },
-    of_tiles_passed_by(FAMILIES[8]),
-    of_stages(FAMILIES[9]),
-    of_stages(FAMILIES[11]),
-    of_stages(FAMILIES[12]),
-    of_few_rows(FAMILIES[13]),
-    of_tiles_passed_by(FAMILIES[15]),
+    of_m_grouped(FAMILIES[8]),
+    of_f16_persistent(FAMILIES[9]),
+    of_f16_persistent(FAMILIES[11]),
+    of_f16_persistent(FAMILIES[12]),
+    of_split_k(FAMILIES[13]),
+    of_m_grouped(FAMILIES[15]),
     Redundant {
         kernel: FAMILIES[15],
         what: "does not wait",
@@ -154,7 +154,7 @@ fn percent(part: usize, all: usize) -> f64 {
     100.0 * part as f64 / all.max(1) as f64
 }
 
-/// Lazy, eager, and some random schedules. The first finds what has lanes part, at once.
+/// Lazy, eager, and some random schedules. The first finds what makes lanes diverge, at once.
 fn schedules() -> impl Iterator<Item = Options> {
     let random = (0..4).map(|seed| (Policy::Random, seed));
     [(Policy::Lazy, 0), (Policy::Eager, 0)].into_iter().chain(random).map(|(policy, seed)| Options {

@@ -92,5 +92,5 @@ pub fn same_bits_as_simulated(setup: &Setup) -> Result<String, Failure> {
             cases += 1;
         }
     }
-    Ok(format!("{cases} products, no bit differs"))
+    Ok(format!("{cases} GEMMs, no bit differs"))
 }

@@ -8,7 +8,7 @@ use oxigemm_testkit::memory::PAGE;
 use super::random::Draw;
 use super::{Check, Setup, ensure};
 use crate::Failure;
-use crate::cases::quantize::{Numbers, QuantizeOp, QuantizeSpec, ScaleRoom};
+use crate::cases::quantize::{Numbers, QuantizeOp, QuantizeSpec, ScaleLayout};
 use crate::counting::allocations;
 
 const OPS: [QuantizeOp; 11] = [
@@ -72,10 +72,10 @@ fn draw_spec(draw: &mut Draw, op: QuantizeOp, largest: usize) -> QuantizeSpec {
     };
     let groups = matches!(granularity, Granularity::PerToken | Granularity::PerGroup32);
     let layouts =
-        if groups || op == QuantizeOp::Transform { &ScaleRoom::ALL[..] } else { &ScaleRoom::ALL[..2] };
+        if groups || op == QuantizeOp::Transform { &ScaleLayout::ALL[..] } else { &ScaleLayout::ALL[..2] };
     // A power of two just above or below its limit would differ by all of a step.
     let plain = matches!(op, QuantizeOp::Swiglu | QuantizeOp::Both);
-    let layouts = if plain { &ScaleRoom::ALL[..2] } else { layouts };
+    let layouts = if plain { &ScaleLayout::ALL[..2] } else { layouts };
     let codes: &[DType] = match granularity {
         _ if op.is_nvfp4() => &[DType::U8],
         _ if fused => &[DType::E4m3],
@@ -132,7 +132,7 @@ fn large(setup: &Setup) -> Result<String, Failure> {
             code: DType::E4m3,
             granularity,
             power_of_two: false,
-            scales: ScaleRoom::Mn,
+            scales: ScaleLayout::Mn,
             gaps: [0, 0],
             numbers: Numbers::Drawn,
             page: 1,
@@ -195,10 +195,10 @@ fn kinds(op: QuantizeOp) -> Vec<QuantizeSpec> {
         };
         let layouts = match granularity {
             // One scale has no layout, and those of SwiGLU and of a transpose are f32, as is said in `draw_spec`.
-            Granularity::PerTensor => &ScaleRoom::ALL[..1],
-            _ if matches!(op, QuantizeOp::Swiglu | QuantizeOp::Both) => &ScaleRoom::ALL[..2],
-            Granularity::PerToken | Granularity::PerGroup32 => &ScaleRoom::ALL[..],
-            _ => &ScaleRoom::ALL[..2],
+            Granularity::PerTensor => &ScaleLayout::ALL[..1],
+            _ if matches!(op, QuantizeOp::Swiglu | QuantizeOp::Both) => &ScaleLayout::ALL[..2],
+            Granularity::PerToken | Granularity::PerGroup32 => &ScaleLayout::ALL[..],
+            _ => &ScaleLayout::ALL[..2],
         };
         for &code in codes {
             for &scales in layouts {
@@ -242,7 +242,7 @@ fn repeats(setup: &Setup) -> Result<String, Failure> {
             }
             let spec = draw_spec(&mut draw, op, largest);
             let code = if op.is_nvfp4() { DType::U8 } else { DType::E4m3 };
-            let spec = QuantizeSpec { granularity, scales: ScaleRoom::Mn, code, ..spec };
+            let spec = QuantizeSpec { granularity, scales: ScaleLayout::Mn, code, ..spec };
             let mut task = spec.on(&setup.device)?;
             setup.same_bits_again(&spec, || {
                 task.run(&LaunchOptions::default())?;

@@ -35,7 +35,7 @@ pub fn checks() -> Vec<Check> {
     ]
 }
 
-/// A graph that computes a product and clears another, launched on poison, and then on other data.
+/// A graph that computes a GEMM and clears the D of another, launched on poison, and then on other data.
 fn graphs(setup: &Setup) -> Result<String, Failure> {
     let stream = setup.device.new_stream()?;
     let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
@@ -204,7 +204,7 @@ fn second_call(setup: &Setup) -> Result<String, Failure> {
     Ok(format!("{notes} of host time, {driver:.2} us of it the driver's for an empty kernel; 0 allocations"))
 }
 
-/// The median of what `call` costs the host, each time with room in the stream.
+/// The median of what `call` costs the host, each time with space in the stream's queue.
 fn host_us(setup: &Setup, mut call: impl FnMut() -> Result<(), Failure>) -> Result<f64, Failure> {
     const CALLS: usize = 2000;
     let mut times = Vec::with_capacity(CALLS);
