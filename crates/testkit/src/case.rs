@@ -3,9 +3,9 @@
 use std::fmt;
 
 use oxigemm::{DType, GemmLayout, Granularity};
-use oxigemm_kernels::fp8::E5m2;
-use oxigemm_kernels::grouping::GroupLayout;
 
+use crate::E5m2;
+use crate::GroupLayout;
 use crate::epilogue::EpilogueSpec;
 use crate::groups::MGroups;
 use crate::memory::{Fill, ScaleOrder};

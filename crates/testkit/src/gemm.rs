@@ -10,9 +10,9 @@ use oxigemm::{
     m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_fused, m_grouped_fp8_gemm_nt_masked,
     m_grouped_half_gemm, m_grouped_half_gemm_nt_fused,
 };
-use oxigemm_kernels::grouping::GroupLayout;
 
 use crate::Failure;
+use crate::GroupLayout;
 use crate::case::{AddendKind, GemmCase, Grouping};
 use crate::data::GemmData;
 use crate::judge::{Effort, Verdict, judge_gemm};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use oxigemm_kernels::grouping::GroupLayout;
+use crate::GroupLayout;
 
 /// The groups of an m-grouped GEMM, or the GEMMs of a batch.
 #[derive(Clone, Debug)]

@@ -34,6 +34,8 @@ pub use groups::{MGroups, ends, ids};
 pub use judge::{DIFF_LIMIT, Effort, UNQUANTIZED_LIMIT, Verdict};
 pub use memory::{Fill, POISON, ScaleOrder};
 pub use op::{BF16, FP8, FP8_1D1D, FP16, GroupingKind, Named, Op, OperandTypes};
+pub use oxigemm_kernels::fp8::E5m2;
+pub use oxigemm_kernels::grouping::GroupLayout;
 pub use schedule::{policies, same_bits, schedules, some_schedules};
 
 /// Failure of a case: one sentence.

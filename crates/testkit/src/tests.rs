@@ -1,8 +1,8 @@
 //! Cases on the CPU: the reference is right, and whatever is wrong is found.
 
 use oxigemm::{DType, Device, GemmLayout, GemmOptions};
-use oxigemm_kernels::grouping::GroupLayout;
 
+use crate::GroupLayout;
 use crate::{AddendKind, BF16, Effort, EpilogueSpec, FP8, FP16, Gemm, GemmCase, MGroups, Op, ScaleOrder};
 
 fn computed(case: &GemmCase) -> Gemm {

@@ -2,8 +2,7 @@
 
 use std::sync::LazyLock;
 
-use oxigemm_kernels::grouping::GroupLayout;
-use oxigemm_testkit::{Fill, GemmCase, GroupingKind, MGroups, Named, Op, OperandTypes};
+use oxigemm_testkit::{Fill, GemmCase, GroupLayout, GroupingKind, MGroups, Named, Op, OperandTypes};
 use serde::Deserialize;
 
 use super::{Peer, parse};

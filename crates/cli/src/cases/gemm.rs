@@ -5,9 +5,9 @@ use std::str::FromStr;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use oxigemm::GemmLayout;
 use oxigemm::plan::{self, Choice};
-use oxigemm_kernels::fp8::E5m2;
-use oxigemm_kernels::grouping::GroupLayout;
-use oxigemm_testkit::{EpilogueSpec, Failure, GemmCase, Grouping, GroupingKind, MGroups, Named, Op, spread};
+use oxigemm_testkit::{
+    E5m2, EpilogueSpec, Failure, GemmCase, GroupLayout, Grouping, GroupingKind, MGroups, Named, Op, spread,
+};
 
 /// A parser for what has names.
 pub fn named<T: Named>() -> impl TypedValueParser<Value = T> {
@@ -46,7 +46,9 @@ pub struct GemmArgs {
 
 fn epilogue_help() -> String {
     let words = EpilogueSpec::words();
-    format!("Fused epilogue of dense, m-grouped contiguous and m-grouped masked GEMMs, words between commas: {words}")
+    format!(
+        "Fused epilogue of dense, m-grouped contiguous and m-grouped masked GEMMs, words between commas: {words}"
+    )
 }
 
 /// The groups of operations that have some.

@@ -3,15 +3,14 @@
 use std::ops::{Deref, DerefMut};
 
 pub use oxigemm_testkit::{
-    ACTIVATIONS, AddendKind, BF16, EpilogueSpec, FP8, FP16, Gemm, ScaleOrder, ends, ids, policies, same_bits,
-    schedules, some_schedules,
+    ACTIVATIONS, AddendKind, BF16, EpilogueSpec, FP8, FP16, Gemm, GroupLayout, ScaleOrder, ends, ids,
+    policies, same_bits, schedules, some_schedules,
 };
 
 use oxigemm::cast::Quantized;
 use oxigemm::plan::{self, Choice};
 use oxigemm::sim::Options;
 use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim, Stream, Tensor};
-use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_testkit::{Fill, GemmCase, GemmData, MGroups, OperandTypes, memory};
 
 /// A dense case.

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use oxigemm::plan::Limits;
 use oxigemm::{Device, GemmLayout, GemmOptions};
-use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_testkit::{
-    BF16, Effort, EpilogueSpec, FP8, Failure, Fill, GemmCase, MGroups, OperandTypes, ScaleOrder, plan,
+    BF16, Effort, EpilogueSpec, FP8, Failure, Fill, GemmCase, GroupLayout, MGroups, OperandTypes, ScaleOrder,
+    plan,
 };
 use serde::{Deserialize, Serialize};
 

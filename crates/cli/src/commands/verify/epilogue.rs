@@ -123,7 +123,7 @@ fn epilogue(config: &Config, turn: usize, types: &OperandTypes) -> EpilogueSpec 
         gated: config.fusion() == Fusion::Gated,
         bias: BIASES[turn % 3],
         alpha: 0.5,
-        quantized: (turn % 2 == 0).then_some((ORDERS[turn % 4], FORMATS[turn / 2 % 2])),
+        quantized: turn.is_multiple_of(2).then_some((ORDERS[turn % 4], FORMATS[turn / 2 % 2])),
         ..EpilogueSpec::NONE
     }
     .beside(types)

@@ -5,9 +5,9 @@ use oxigemm::{
     GemmLayout, GemmOptions, GroupedRows, Tensor, m_grouped_fp8_gemm_nn_contiguous,
     m_grouped_fp8_gemm_nn_masked,
 };
-use oxigemm_kernels::fp8::E5m2;
-use oxigemm_kernels::grouping::GroupLayout;
-use oxigemm_testkit::{BF16, FP8, FP16, Failure, GemmCase, GemmData, OperandTypes, ScaleMode};
+use oxigemm_testkit::{
+    BF16, E5m2, FP8, FP16, Failure, GemmCase, GemmData, GroupLayout, OperandTypes, ScaleMode,
+};
 
 use super::kernels::of_each_fp8_kernel;
 use super::random::{Draw, GROUP_LAYOUTS, m_grouped};

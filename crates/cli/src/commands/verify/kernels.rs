@@ -3,11 +3,10 @@
 use oxigemm::plan::{self, Choice};
 use oxigemm::{DType, GemmOptions};
 use oxigemm_kernels::epilogue::fused::Fusion;
-use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
 use oxigemm_kernels::{fp8_slim, half_slim};
 use oxigemm_testkit::plan::{case_of, k_grouped_form_of, operands_of, plan as plan_of};
-use oxigemm_testkit::{AddendKind, FP8, Failure, GemmCase, ScaleOrder};
+use oxigemm_testkit::{AddendKind, FP8, Failure, GemmCase, GroupLayout, ScaleOrder};
 
 use super::random::{ADDENDS, Draw, GROUP_LAYOUTS, ORDERS, k_grouped, m_grouped, summed};
 use super::{Check, Setup, ensure, gemms};

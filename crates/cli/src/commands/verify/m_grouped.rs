@@ -2,8 +2,9 @@
 
 use oxigemm::plan;
 use oxigemm::{Addend, GemmLayout, GemmOptions, Tensor, einsum, half_gemm, random};
-use oxigemm_kernels::grouping::GroupLayout;
-use oxigemm_testkit::{BF16, Effort, FP8, FP16, Failure, GemmCase, GemmData, MGroups, OperandTypes};
+use oxigemm_testkit::{
+    BF16, Effort, FP8, FP16, Failure, GemmCase, GemmData, GroupLayout, MGroups, OperandTypes,
+};
 
 use super::random::{GROUP_LAYOUTS, m_grouped};
 use super::{Check, Setup, about, accept, each, ensure, gemms};

@@ -4,9 +4,9 @@ use std::ops::{Deref, DerefMut};
 
 use oxigemm::cast::ScaleFormat;
 use oxigemm::{DType, GemmLayout, HeadSplits};
-use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_testkit::{
-    ACTIVATIONS, AddendKind, EpilogueSpec, FP8, FP16, GemmCase, MGroups, OperandTypes, ScaleOrder,
+    ACTIVATIONS, AddendKind, EpilogueSpec, FP8, FP16, GemmCase, GroupLayout, MGroups, OperandTypes,
+    ScaleOrder,
 };
 
 use super::Setup;

@@ -6,10 +6,11 @@ use std::time::Instant;
 use oxigemm::{Addend, Cuda, DType, Device, GemmOptions, Tensor, fp8_gemm_nt, random};
 use oxigemm_cuda::{CubinCache, LaunchConfig, PtxModule};
 use oxigemm_kernels::AnyKernel;
-use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
 use oxigemm_testkit::plan::{case_of, plan};
-use oxigemm_testkit::{AddendKind, Effort, FP8, Failure, GemmCase, GemmData, MGroups, ScaleOrder};
+use oxigemm_testkit::{
+    AddendKind, Effort, FP8, Failure, GemmCase, GemmData, GroupLayout, MGroups, ScaleOrder,
+};
 
 use super::kernels::launches;
 use super::{Check, Setup, ensure};

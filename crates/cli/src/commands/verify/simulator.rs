@@ -3,10 +3,9 @@
 use oxigemm::plan;
 use oxigemm::sim::Options;
 use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim};
-use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
 use oxigemm_testkit::plan::{case_of, k_grouped_form_of, operands_of, plan as plan_of};
-use oxigemm_testkit::{FP8_1D1D, Failure, GemmCase, GemmData, MGroups, ScaleMode};
+use oxigemm_testkit::{FP8_1D1D, Failure, GemmCase, GemmData, GroupLayout, MGroups, ScaleMode};
 
 use super::kernels::{combinations, fitting, group_layouts, launches};
 use super::random::{ORDERS, k_grouped, m_grouped, summed};

@@ -4,11 +4,10 @@ use oxigemm::cast::ScaleFormat;
 use oxigemm::plan::Choice;
 use oxigemm::{Activation, DType};
 use oxigemm_kernels::epilogue::fused::Fusion;
-use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::half_slim;
 use oxigemm_kernels::launch::Config;
 use oxigemm_testkit::plan::operands_of;
-use oxigemm_testkit::{AddendKind, EpilogueSpec, GemmCase, OperandTypes, ScaleOrder};
+use oxigemm_testkit::{AddendKind, EpilogueSpec, GemmCase, GroupLayout, OperandTypes, ScaleOrder};
 
 use super::grouped::{case_of_rows, unaligned};
 use super::{Case, Persistent, diverging};

@@ -1,10 +1,9 @@
 //! Cases for kernels with groups.
 
 use oxigemm::DType;
-use oxigemm_kernels::grouping::GroupLayout;
 use oxigemm_kernels::launch::Config;
 use oxigemm_testkit::plan::k_grouped_form_of;
-use oxigemm_testkit::{AddendKind, GemmCase, MGroups, ScaleOrder};
+use oxigemm_testkit::{AddendKind, GemmCase, GroupLayout, MGroups, ScaleOrder};
 
 use super::{Case, Persistent};
 
