@@ -136,14 +136,15 @@ pub fn scale_matrices(
     if transposed { matrices.transpose(1, 2) } else { Ok(matrices) }
 }
 
-/// A matrix of scales, given row by row, with poison between what lies along its order.
+/// A matrix of scales, given row by row; what lies between is poison, or uninitialized.
 pub fn scale_matrix(
     scales: &[f32],
     [rows, blocks]: [usize; 2],
     order: ScaleOrder,
+    fill: Fill,
     device: &Device,
 ) -> Result<Tensor, Failure> {
-    let memory = |len| poisoned(DType::F32, &[len], device);
+    let memory = |len| fill.output(DType::F32, &[len], device);
     let mut matrix = scale_matrices([1, rows, blocks], order, memory)?.select(0)?;
     if !scales.is_empty() {
         matrix.write_f32(scales)?;

@@ -128,7 +128,7 @@ fn dense(case: &GemmCase, data: &GroupData, device: &Device) -> Result<Inputs, F
             false => matrix(x.dtype, &x.codes, [x.rows, x.k], place, device),
         };
         let scales = |x: &Quantized, order: ScaleOrder, k_first: bool| -> Result<Tensor, Failure> {
-            let scales = scale_matrix(&x.scales, x.scale_dims(), order, device)?;
+            let scales = scale_matrix(&x.scales, x.scale_dims(), order, case.fill, device)?;
             Ok(if k_first { scales.transpose(0, 1)? } else { scales })
         };
         let both = [scales(a, case.sfa, k_first[0])?, scales(b, case.sfb, k_first[1])?];
@@ -255,7 +255,7 @@ fn k_grouped(data: &GemmData, ks: &[usize], device: &Device) -> Result<Inputs, F
             }
             first += k.div_ceil(128);
         }
-        let scales = scale_matrix(&scales, [rows, blocks], order, device)?;
+        let scales = scale_matrix(&scales, [rows, blocks], order, case.fill, device)?;
         Ok::<_, Failure>((codes, if k_first { scales.transpose(0, 1)? } else { scales }))
     };
     let (a, sfa) = operand(|pair| &pair.a, case.m, case.sfa)?;
