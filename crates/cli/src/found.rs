@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use oxigemm::{Device, GemmOptions};
+use oxigemm_testkit::{Failure, Verdict};
 use serde_json::json;
 
+use crate::Common;
 use crate::output::{print_json, print_line};
 use crate::timing::Clock;
-use crate::verdict::Verdict;
-use crate::{Common, Failure};
 
 /// A problem, whether its result is right, and the time of a call, on a GPU.
 pub struct Found {
@@ -49,7 +49,7 @@ pub fn call_us(
 const LARGEST: usize = 1 << 32;
 
 /// Refuses an operand that is too large, by the arguments that make it so.
-pub fn expect_room(arguments: &str, sizes: &[usize]) -> Result<(), Failure> {
+pub fn expect_size(arguments: &str, sizes: &[usize]) -> Result<(), Failure> {
     let elements = sizes.iter().try_fold(1usize, |elements, &size| elements.checked_mul(size));
     match elements {
         Some(elements) if elements <= LARGEST => Ok(()),

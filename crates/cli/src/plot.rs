@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::anchor::{CALIBRATION_TOLERANCE, geometric_mean};
+use crate::baseline::{CALIBRATION_TOLERANCE, geometric_mean};
 
 /// One measured case.
 #[derive(Clone, Copy, Debug)]
@@ -37,9 +37,9 @@ pub struct Chart<'a> {
     pub title: &'a str,
     /// On what, and how.
     pub subtitle: &'a str,
-    /// The calibration product of this run, where it could be timed.
+    /// The calibration GEMM of this run, where it could be timed.
     pub calibration_us: Option<f64>,
-    /// The calibration product of the anchor.
+    /// The calibration GEMM of the anchor.
     pub anchor_calibration_us: f64,
     /// The cases; neighbours of the same `m` form a group.
     pub bars: &'a [Bar],

@@ -7,22 +7,20 @@ use oxigemm_cuda::cublaslt::{Accumulation, Calibration};
 use oxigemm_cuda::profile::{FLUSH_BYTES, KernelTimer};
 use oxigemm_cuda::{Buffer, Stream};
 
-use crate::Failure;
-use crate::problem::Operands;
-use crate::quantize::QuantizeTask;
+use oxigemm_testkit::Failure;
 
-/// A timer with its stream, its flush buffer and, where that is asked for, the calibration product.
+/// A timer with its stream, its flush buffer and, where that is asked for, the calibration GEMM.
 pub struct Clock {
     pub stream: Stream,
     timer: KernelTimer,
     flush: Buffer,
     calibration: Option<Calibration>,
-    /// Why there is no calibration product, where there is none.
+    /// Why there is no calibration GEMM, where there is none.
     pub why_not_calibrated: Option<String>,
 }
 
 impl Clock {
-    /// A clock that rests this long before each case, without the calibration product: no kernels run but those that are timed.
+    /// A clock that rests this long before each case, without the calibration GEMM: no kernels run but those that are timed.
     pub fn new(cuda: &Cuda, rest: Duration) -> Result<Clock, Failure> {
         let gpu = cuda.gpu();
         Ok(Clock {
@@ -34,7 +32,7 @@ impl Clock {
         })
     }
 
-    /// The same with the calibration product, where it can run.
+    /// The same with the calibration GEMM, where it can run.
     pub fn calibrated(cuda: &Cuda, rest: Duration) -> Result<Clock, Failure> {
         let clock = Clock::new(cuda, rest)?;
         // Launched once here: what cannot run is left out, with its reason, and not found in the middle of a suite.
@@ -58,16 +56,6 @@ impl Clock {
         }
     }
 
-    /// The mean time of a product, in microseconds.
-    pub fn product(
-        &mut self,
-        operands: &mut Operands,
-        options: &GemmOptions,
-        runs: usize,
-    ) -> Result<f64, Failure> {
-        self.calls(options, runs, |options| operands.run(options))
-    }
-
     /// The mean time of a call, in microseconds; it must be put into the stream of the options it is given.
     pub fn calls(
         &mut self,
@@ -80,10 +68,14 @@ impl Clock {
         Ok(mean(&us))
     }
 
-    /// The mean time of a quantization, in microseconds.
-    pub fn quantization(&mut self, task: &mut QuantizeTask, runs: usize) -> Result<f64, Failure> {
+    /// The mean time of a launch, in microseconds; it must be put into the stream of the options it is given.
+    pub fn launches(
+        &mut self,
+        runs: usize,
+        mut launch: impl FnMut(&LaunchOptions) -> oxigemm::Result<()>,
+    ) -> Result<f64, Failure> {
         let options = LaunchOptions { stream: Some(self.stream.clone().into()), ..Default::default() };
-        let us = self.timer.time(&self.stream, runs, Some(&mut self.flush), || task.run(&options))?;
+        let us = self.timer.time(&self.stream, runs, Some(&mut self.flush), || launch(&options))?;
         Ok(mean(&us))
     }
 
@@ -99,7 +91,7 @@ impl Clock {
         Ok(2.0 * bytes as f64 / mean(&us) * 1e-3)
     }
 
-    /// The mean time of the calibration product, where there is one.
+    /// The mean time of the calibration GEMM, where there is one.
     pub fn calibration(&mut self, runs: usize) -> Result<Option<f64>, Failure> {
         let Some(calibration) = &self.calibration else { return Ok(None) };
         let us = self

@@ -66,7 +66,7 @@ fn logits_of_nothing_are_right_and_sizes_without_a_kernel_or_room_are_refused_by
 }
 
 #[test]
-fn finished_sums_are_compared_with_the_single_steps() {
+fn fused_epilogues_are_compared_with_the_single_steps() {
     for extra in [
         &["--epilogue", "bias,gelu,alpha=0.5,beta=2", "--c", "inplace", "--batch-invariant"][..],
         &["--epilogue", "swiglu,fp8", "--scales", "tensor"],
@@ -159,7 +159,7 @@ fn a_quantization_is_compared_with_the_cpu() {
 }
 
 #[test]
-fn a_product_on_the_cpu_is_checked() {
+fn a_gemm_on_the_cpu_is_checked() {
     for extra in [
         &[][..],
         &["--d-type", "f32", "--c", "inplace"],
@@ -179,7 +179,7 @@ fn a_product_on_the_cpu_is_checked() {
 }
 
 #[test]
-fn a_product_in_the_simulator_is_checked_and_not_timed() {
+fn a_gemm_in_the_simulator_is_checked_and_not_timed() {
     for device in ["sim", "sim:lazy", "sim:3"] {
         let arguments = ["gemm", "--device", device, "--json", "-m", "20", "-n", "72", "-k", "300"];
         let found = &json(&arguments)[0];
@@ -194,7 +194,7 @@ fn a_product_in_the_simulator_is_checked_and_not_timed() {
 }
 
 #[test]
-fn products_of_16_bits_are_checked_in_every_layout() {
+fn gemms_of_16_bits_are_checked_in_every_layout() {
     for op in ["bf16", "fp16"] {
         for (layout, d_type) in [("nt", "f32"), ("nn", "f32"), ("tn", "f32"), ("tt", "f32")] {
             let arguments = ["gemm", "--device", "sim:3", "--json", "--op", op, "--layout", layout];
@@ -209,11 +209,14 @@ fn products_of_16_bits_are_checked_in_every_layout() {
     let plan = &json(&[
         "inspect", "--op", "bf16", "--layout", "nn", "--json", "-m", "1", "-n", "7168", "-k", "2048",
     ])[0];
-    assert!(plan["kernel"].as_str().is_some_and(|name| name.starts_with("bf16_gemm_slim_nn_")), "{plan}");
+    assert!(
+        plan["kernel"].as_str().is_some_and(|name| name.starts_with("sm90_bf16_gemm_split_k_nn_")),
+        "{plan}"
+    );
 }
 
 #[test]
-fn grouped_rows_are_computed_and_checked_everywhere() {
+fn m_grouped_gemms_are_computed_and_checked_everywhere() {
     for device in ["cpu", "sim", "sim:lazy"] {
         let masked = ["gemm", "--device", device, "--json", "--op", "fp8-masked", "--rows", "3,0,40"];
         let found =

@@ -5,7 +5,7 @@ mod simulating;
 
 use std::process::{Command, Output};
 
-use oxigemm_kernels::AnyKernel;
+use oxigemm_kernels::KernelId;
 use serde_json::Value;
 
 fn oxigemm(arguments: &[&str]) -> Output {
@@ -81,7 +81,8 @@ fn the_closed_set_is_listed() {
 
 #[test]
 fn the_suite_runs_kernels_in_the_simulator() {
-    let lines = json(&["verify", "--quick", "--device", "sim", "--json", "--filter", "slim_8x64"]);
+    let lines =
+        json(&["verify", "--quick", "--device", "sim", "--json", "--filter", "sm90_fp8_split_k_8x64"]);
     assert_eq!((&lines[0]["result"], &lines[1]["passed"]), (&"ok".into(), &1.into()), "{lines:?}");
     let output = oxigemm(&["verify", "--quick", "--device", "sim", "--filter", "programmatic"]);
     assert!(stdout(&output).contains("skipped  programmatic launches: this needs a GPU"));
@@ -118,7 +119,7 @@ fn the_suite_passes_on_the_cpu_and_says_what_it_skipped() {
     let names: Vec<_> = lines.iter().filter_map(|line| line["check"].as_str()).collect();
     let expected = [
         "sizes of zero",
-        "sizes of zero, a scale for each row",
+        "fp8-1d1d: sizes of zero",
         "bf16: sizes of zero",
         "fp16: sizes of zero",
         "mqa logits: sizes of zero",
@@ -157,21 +158,20 @@ fn a_plan_is_shown_without_a_gpu() {
     assert_eq!((&other["choice"], &other["why"]), (&choice.into(), &"it was asked for".into()));
 
     let ptx = stdout(&oxigemm(&["inspect", "-m", "4096", "-n", "7168", "-k", "2048", "--ptx"]));
-    assert!(ptx.contains(".entry fp8_gemm_wide_"), "{}", &ptx[..ptx.len().min(400)]);
+    assert!(ptx.contains(".entry sm90_fp8_gemm_persistent_"), "{}", &ptx[..ptx.len().min(400)]);
 }
 
 #[test]
 fn a_sweep_is_replayed_without_a_gpu() {
     let dir = tempfile::tempdir().expect("a place for a file");
     let file = dir.path().join("sweep.jsonl");
-    let line = r#"{"m":1,"n":576,"k":7168,"choice":"slim_8x64_k4_s6","us":7.5,"anchor_us":11.2,"terms":{}}"#;
+    let line = r#"{"m":1,"n":576,"k":7168,"choice":"sm90_fp8_split_k_8x64_k4_s6","us":7.5,"anchor_us":11.2,"terms":{}}"#;
     std::fs::write(&file, format!("{line}\n")).expect("a file can be written");
     let path = file.to_str().expect("a path of plain characters");
     let found = &json(&["bench", "--replay", path, "--json"])[0][0];
-    assert_eq!((&found["best"], &found["best_us"]), (&"slim_8x64_k4_s6".into(), &7.5.into()));
+    assert_eq!((&found["best"], &found["best_us"]), (&"sm90_fp8_split_k_8x64_k4_s6".into(), &7.5.into()));
     assert!(stdout(&oxigemm(&["bench", "--replay", path])).contains("plans reach"));
-    let line =
-        r#"{"case":"bias m8 n4096 k7168","choice":"slim_fused_8x128_k2_s6","us":12.5,"estimate_us":12.0}"#;
+    let line = r#"{"case":"bias m8 n4096 k7168","choice":"sm90_fp8_split_k_fused_8x128_k2_s6","us":12.5,"estimate_us":12.0}"#;
     std::fs::write(&file, line).expect("a file can be written");
     let found = &json(&["bench", "--suite", "fused", "--replay", path, "--json"])[0][0];
     assert_eq!((&found["case"], &found["best_us"]), (&"bias m8 n4096 k7168".into(), &12.5.into()));
@@ -193,8 +193,14 @@ fn bad_arguments_are_one_clear_sentence() {
         (gemm(&["--op", "fp16", "--d-type", "bf16"]), "fp16 gives f16 or f32, not bf16"),
         (gemm(&["--layout", "ids"]), "fp8 has no such --layout: expected nt, nn, tn or tt"),
         (gemm(&["--epilogue", "silly"]), "silly is none of relu, gelu"),
-        (gemm(&["--epilogue", "relu", "--op", "bf16-batched"]), "only products of e4m3, bf16 and fp16 have"),
-        (gemm(&["--epilogue", "relu", "--e5m2", "a"]), "only products of e4m3, bf16 and fp16 have"),
+        (
+            gemm(&["--epilogue", "relu", "--op", "bf16-batched"]),
+            "only dense, m-grouped contiguous and m-grouped masked GEMMs of e4m3, bf16 and fp16 do",
+        ),
+        (
+            gemm(&["--epilogue", "relu", "--e5m2", "a"]),
+            "only dense, m-grouped contiguous and m-grouped masked GEMMs of e4m3, bf16 and fp16 do",
+        ),
         (gemm(&["--epilogue", "relu", "--layout", "nn"]), "expected nt"),
         (gemm(&["--epilogue", "relu", "--op", "fp16", "--layout", "tn"]), "expected nt"),
         (gemm(&["--op", "bf16", "--layout", "ids"]), "expected nt, nn, tn or tt"),
@@ -203,7 +209,7 @@ fn bad_arguments_are_one_clear_sentence() {
         (gemm(&["--op", "bf16-masked", "--layout", "nt,nn"]), "--layout names the same twice"),
         (gemm(&["--op", "bf16-batched", "--layout", "ids"]), "expected nt or nn"),
         (
-            gemm(&["--device", "sim", "--op", "bf16", "--choice", "slim_8x64_k4_s6"]),
+            gemm(&["--device", "sim", "--op", "bf16", "--choice", "sm90_fp8_split_k_8x64_k4_s6"]),
             "expected a choice for bf16 operands, A K-major and B K-major",
         ),
         (gemm(&["--choice", "best"]), "expected a name like"),
@@ -250,7 +256,7 @@ fn every_kernel_that_cannot_be_assembled_is_named() {
     let message = stderr(&output);
     assert_eq!(output.status.code(), Some(2), "{message}");
     let lines = || message.lines().map(|line| line.trim_start_matches("error: "));
-    for name in AnyKernel::all().map(|kernel| format!("{} could not be assembled", kernel.name())) {
+    for name in KernelId::all().map(|kernel| format!("{} could not be assembled", kernel.name())) {
         assert!(lines().any(|line| line.starts_with(&name)), "{name}? {message}");
     }
 }
@@ -274,7 +280,7 @@ fn the_closed_set_is_built_ahead_where_there_is_an_assembler() {
     let built = &json(&["prebuild", "--json", "--out", out])[0];
     let kernels = built["kernels"].as_array().expect("a list of kernels");
     let names = kernels.iter().map(|kernel| kernel["kernel"].as_str().expect("a name").to_owned());
-    assert!(names.eq(AnyKernel::all().map(|kernel| kernel.name())), "{built}");
+    assert!(names.eq(KernelId::all().map(|kernel| kernel.name())), "{built}");
     assert!(kernels.iter().all(|kernel| kernel["cubin_bytes"].as_u64() > Some(1000)), "{built}");
     let entries = std::fs::read_dir(dir.path().join("sm_90a")).expect("the entries of the architecture");
     assert_eq!(entries.count(), kernels.len());

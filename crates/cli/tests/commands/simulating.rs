@@ -4,7 +4,7 @@ use super::{json, oxigemm, refused, stdout};
 use serde_json::Value;
 
 #[test]
-fn plans_and_timelines_of_grouped_rows_are_shown() {
+fn plans_and_timelines_of_m_grouped_gemms_are_shown() {
     let size =
         ["--op", "fp8-masked", "--groups", "32", "-m", "24", "--max-m", "4096", "-n", "7168", "-k", "2048"];
     let found = &json(&[&["inspect", "--json"], &size[..]].concat())[0];
@@ -13,8 +13,9 @@ fn plans_and_timelines_of_grouped_rows_are_shown() {
     assert!(found["candidates"].as_array().is_some_and(|all| all.len() == 8), "{found}");
     let text = stdout(&oxigemm(&[&["inspect"], &size[..]].concat()));
     assert!(text.contains("32 in 32 slabs, 24 rows expected of each"), "{text}");
-    let (_, message) = refused(&[&["inspect", "--choice", "wide_64x128_s8_c1x1"], &size[..]].concat());
-    assert!(message.contains("wide_64x128_s8_c1x1 cannot compute fp8-masked"), "{message}");
+    let (_, message) =
+        refused(&[&["inspect", "--choice", "sm90_fp8_persistent_64x128_s8_c1x1"], &size[..]].concat());
+    assert!(message.contains("sm90_fp8_persistent_64x128_s8_c1x1 cannot compute fp8-masked"), "{message}");
     let dir = tempfile::tempdir().expect("a place for a file");
     let file = dir.path().join("t.json");
     let path = file.to_str().expect("a path of plain characters");
@@ -109,7 +110,8 @@ fn roles_of_several_warpgroups_have_a_track_each() {
     let dir = tempfile::tempdir().expect("a place for a file");
     let file = dir.path().join("t.json");
     let path = file.to_str().expect("a path of plain characters");
-    let args = ["trace", "-m", "256", "-n", "128", "-k", "512", "--choice", "wide_256x128_s3_c1x1"];
+    let args =
+        ["trace", "-m", "256", "-n", "128", "-k", "512", "--choice", "sm90_fp8_persistent_256x128_s3_c1x1"];
     json(&[&args[..], &["--device", "sim:lazy", "--out", path, "--json"]].concat());
     let text = std::fs::read_to_string(&file).expect("the timeline was written");
     let trace: Value = serde_json::from_str(&text).expect("a timeline in JSON");

@@ -1,107 +1,32 @@
-//! Products whose sums are finished, in the simulator: whatever the schedule, the same bits, no hazard, and what the
-//! single steps give for the same sums, rounded once.
+//! Fused epilogues of FP8 GEMMs in the simulator: whatever the schedule, the same bits, no hazard, and what the single
+//! steps give for the same accumulators, rounded once.
 
-use crate::common::fused::{ACTIVATIONS, Finished, NOTHING, What, same_sums};
-use crate::common::{C, Case, PLAIN, Problem, Scales, same_bits, schedules};
+use crate::common::{ACTIVATIONS, AddendKind, Case, EpilogueSpec, PLAIN, ScaleOrder, schedules};
 use oxigemm::cast::ScaleFormat;
 use oxigemm::plan::{self, GemmConfig, OperandKind};
 use oxigemm::{
-    Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, HeadSplits, RawEpilogue,
-    RawGemm, RawMatrix, RawScaleFactors, Sim, Tensor, fp8_gemm_nt, fp8_gemm_nt_fused, gemm_raw, random,
+    Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, HeadSplits, RawFp8Gemm,
+    RawFusedFp8Gemm, ScalesOfB, Sim, Tensor, fp8_gemm_nt_fused, fp8_gemm_nt_fused_raw, random,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
 use oxigemm_kernels::gemm::sm90::split_k;
 
-/// A product with what is fused, and the sums that the product alone gives.
-struct Fused {
-    what: What,
-    problem: Problem,
-    bias: Option<Tensor>,
-    sums: Vec<f64>,
-}
-
-impl Fused {
-    fn new(case: Case, what: What, sim: &Sim) -> Fused {
-        Fused::by(None, case, what, sim)
-    }
-
-    /// One that a choice is to compute.
-    fn by(choice: Option<GemmConfig>, case: Case, what: What, sim: &Sim) -> Fused {
-        let problem = Problem::new(Case { c: C::None, ..case }, sim);
-        Fused::of(Problem { case, ..problem }, what, choice, sim)
-    }
-
-    fn of(problem: Problem, what: What, choice: Option<GemmConfig>, sim: &Sim) -> Fused {
-        let [m, n, _] = problem.case.dims;
-        let bias = what.bias.map(|dtype| {
-            let values: Vec<f32> = random::normals(7, n).iter().map(|x| x * 4.0).collect();
-            Tensor::from_f32(dtype, &values, &[n], &problem.device).unwrap()
-        });
-        sim.set_options(Default::default());
-        let mut sums = Tensor::empty(DType::F32, &[m, n], &problem.device).unwrap();
-        fp8_gemm_nt(
-            (&problem.a, &problem.sfa),
-            (&problem.b, &problem.sfb),
-            Addend::None,
-            &mut sums,
-            &same_sums(choice, "sm90_fp8_split_k_64x64"),
-        )
-        .unwrap();
-        let sums = sums.to_vec_f32().unwrap().into_iter().map(f64::from).collect();
-        Fused { what, problem, bias, sums }
-    }
-
-    fn epilogue(&self) -> Epilogue<'_> {
-        self.what.epilogue(self.bias.as_ref())
-    }
-
-    fn options(&self, choice: Option<GemmConfig>) -> GemmOptions {
-        let batch_invariant = choice.is_none();
-        GemmOptions {
-            config: choice,
-            num_sms: self.problem.case.num_sms,
-            batch_invariant,
-            ..Default::default()
-        }
-    }
-
-    fn run(&self, c: Addend<'_>, d: FusedOutput<'_>, choice: Option<GemmConfig>) -> oxigemm::Result<()> {
-        let p = &self.problem;
-        fp8_gemm_nt_fused((&p.a, &p.sfa), (&p.b, &p.sfb), c, d, &self.epilogue(), &self.options(choice))
-    }
-
-    /// The bits of D and of its scales, once they were found right.
-    fn checked(&self, choice: Option<GemmConfig>, about: &str) -> Vec<u8> {
-        let Case { dims: [m, n, _], d_type, c, gaps, .. } = self.problem.case;
-        let finished = Finished {
-            what: self.what,
-            dims: [m, n],
-            d_type,
-            c,
-            added: &self.problem.c,
-            gaps,
-            device: &self.problem.device,
-            bias: self.bias.as_ref(),
-            sums: &self.sums,
-        };
-        finished.checked(about, |c, d| self.run(c, d, choice))
-    }
+/// A case with a fused epilogue.
+fn with(case: Case, epilogue: EpilogueSpec) -> Case {
+    Case { epilogue: Some(epilogue), ..case }
 }
 
 fn every_schedule_gives_the_same_bits(
     case: Case,
-    what: What,
+    what: EpilogueSpec,
     choice: Option<GemmConfig>,
     step: usize,
     sim: &Sim,
 ) {
-    let fused = Fused::by(choice, case, what, sim);
-    let name = choice.map_or(String::new(), |choice| plan::name(&choice));
-    same_bits(&format!("{name} {case:?} {what:?}"), schedules().step_by(step), sim, |about| {
-        fused.checked(choice, about)
-    });
+    let problem = with(case, what).simulated(sim);
+    problem.every_schedule_gives_the_same_bits(choice, schedules().step_by(step), sim);
 }
 
 fn kernels_with(fusion: Fusion) -> impl Iterator<Item = GemmKernel> {
@@ -120,13 +45,18 @@ fn kernels(fusion: Fusion) {
         let gated = fusion == Fusion::Gated;
         let m = (config.tile()[0] * cluster[0]) as usize - 3;
         let n = if gated { 512 } else { 120 };
-        let case = Case { dims: [m, n, (choice.stages as usize + 1) * 128 - 112], ..PLAIN };
-        let what = What { activation: Activation::Silu, gated, bias: Some(DType::Bf16), ..NOTHING };
+        let case = Case { dims: [m, n, (wide.stages as usize + 1) * 128 - 112], ..PLAIN };
+        let what = EpilogueSpec {
+            activation: Activation::Silu,
+            gated,
+            bias: Some(DType::Bf16),
+            ..EpilogueSpec::NONE
+        };
         every_schedule_gives_the_same_bits(case, what, Some(choice), 3, &sim);
-        let what = What { factors: [0.5, -2.0], bias: Some(DType::F32), ..what };
-        let unaligned = Case { gaps: [1, 3], c: C::Other, scales: Scales::MnMajor, ..case };
+        let what = EpilogueSpec { alpha: 0.5, beta: -2.0, bias: Some(DType::F32), ..what };
+        let unaligned = Case { gaps: [1, 3], c: AddendKind::Other, scales: ScaleOrder::Mn, ..case };
         every_schedule_gives_the_same_bits(unaligned, what, Some(choice), 9, &sim);
-        let quantized = What { quantized: Some((Scales::RowMajor, ScaleFormat::F32)), ..what };
+        let quantized = EpilogueSpec { quantized: Some((ScaleOrder::RowPadded, ScaleFormat::F32)), ..what };
         let wider = Case { dims: [m, if gated { 768 } else { 272 }, case.dims[2]], ..case };
         every_schedule_gives_the_same_bits(wider, quantized, Some(choice), 4, &sim);
     }
@@ -142,9 +72,9 @@ fn every_gated_kernel_with_every_output() {
     kernels(Fusion::Gated);
 }
 
-/// Every few-row kernel with each kind of output; over the set every way to split K.
+/// Every split-K kernel with each kind of output; over the set every way to split K.
 #[test]
-fn every_few_row_kernel_with_every_output() {
+fn every_split_k_kernel_with_every_output() {
     let sim = Sim::new();
     let configs = GemmKernel::fused(Arch::Sm90a)
         .filter(|kernel| kernel.is_split_k() && kernel.operands() == OperandKind::FP8);
@@ -157,16 +87,21 @@ fn every_few_row_kernel_with_every_output() {
         // A tile more, of few rows.
         let m = config.tile()[0] as usize + 3;
         let case = Case { dims: [m, if gated { 512 } else { 120 }, 1100], ..PLAIN };
-        let what = What { activation: Activation::Silu, gated, bias: Some(DType::Bf16), ..NOTHING };
+        let what = EpilogueSpec {
+            activation: Activation::Silu,
+            gated,
+            bias: Some(DType::Bf16),
+            ..EpilogueSpec::NONE
+        };
         every_schedule_gives_the_same_bits(case, what, choice(0), 5, &sim);
-        let what = What { factors: [0.5, -2.0], bias: Some(DType::F32), ..what };
-        let unaligned = Case { gaps: [1, 3], c: C::Other, scales: Scales::MnMajor, ..case };
+        let what = EpilogueSpec { alpha: 0.5, beta: -2.0, bias: Some(DType::F32), ..what };
+        let unaligned = Case { gaps: [1, 3], c: AddendKind::Other, scales: ScaleOrder::Mn, ..case };
         every_schedule_gives_the_same_bits(unaligned, what, choice(1), 9, &sim);
-        let quantized = What { quantized: Some((Scales::RowMajor, ScaleFormat::F32)), ..what };
+        let quantized = EpilogueSpec { quantized: Some((ScaleOrder::RowPadded, ScaleFormat::F32)), ..what };
         // More blocks of K than scales come together of.
         let wider = Case { dims: [m, if gated { 512 } else { 272 }, 2200], ..case };
         every_schedule_gives_the_same_bits(wider, quantized, choice(2), 7, &sim);
-        let quantized = What { quantized: Some((Scales::MnMajor, ScaleFormat::PowerOfTwo)), ..what };
+        let quantized = EpilogueSpec { quantized: Some((ScaleOrder::Mn, ScaleFormat::PowerOfTwo)), ..what };
         every_schedule_gives_the_same_bits(wider, quantized, choice(3), 13, &sim);
     }
 }
@@ -177,8 +112,15 @@ fn every_activation_bias_and_type() {
     let biases = [None, Some(DType::Bf16), Some(DType::F32)];
     for (i, activation) in ACTIVATIONS.into_iter().enumerate() {
         for gated in [false, true] {
-            let what = What { activation, gated, bias: biases[i % 3], factors: [0.1, 3.0], ..NOTHING };
-            let c = [C::None, C::InPlace, C::Other][(i + usize::from(gated)) % 3];
+            let what = EpilogueSpec {
+                activation,
+                gated,
+                bias: biases[i % 3],
+                alpha: 0.1,
+                beta: 3.0,
+                ..EpilogueSpec::NONE
+            };
+            let c = [AddendKind::None, AddendKind::Inplace, AddendKind::Other][(i + usize::from(gated)) % 3];
             let d_type = if i % 2 == 0 { DType::F32 } else { DType::Bf16 };
             let case = Case { dims: [5, 256, 144], c, d_type, ..PLAIN };
             every_schedule_gives_the_same_bits(case, what, None, 9, &sim);
@@ -196,11 +138,16 @@ fn quantized_output_of_many_tiles_in_any_layout() {
     ];
     for (i, name) in choices.into_iter().enumerate() {
         let choice = plan::parse(name).expect("the name of a choice");
-        for (layout, format) in [(Scales::MnMajor, ScaleFormat::F32), (Scales::Odd, ScaleFormat::PowerOfTwo)]
+        for (layout, format) in
+            [(ScaleOrder::Mn, ScaleFormat::F32), (ScaleOrder::RowOdd, ScaleFormat::PowerOfTwo)]
         {
             let gated = name.contains("gated");
-            let what =
-                What { gated, quantized: Some((layout, format)), activation: ACTIVATIONS[i + 1], ..NOTHING };
+            let what = EpilogueSpec {
+                gated,
+                quantized: Some((layout, format)),
+                activation: ACTIVATIONS[i + 1],
+                ..EpilogueSpec::NONE
+            };
             let case = Case { dims: [131, 768, 272], gaps: [0, i], num_sms: Some(2), ..PLAIN };
             every_schedule_gives_the_same_bits(case, what, Some(choice), 4, &sim);
         }
@@ -214,8 +161,12 @@ fn heads_skip_their_middle() {
         [(64, 64, 64, 2), (128, 64, 64, 1), (5, 3, 7, 11), (0, 8, 16, 5), (12, 4, 0, 9)]
     {
         let splits = HeadSplits { left, mid, right };
-        let what = What { heads: Some(splits), activation: Activation::Relu, ..NOTHING };
-        for (d_type, c) in [(DType::Bf16, C::None), (DType::Bf16, C::Other), (DType::F32, C::InPlace)] {
+        let what = EpilogueSpec { heads: Some(splits), activation: Activation::Relu, ..EpilogueSpec::NONE };
+        for (d_type, c) in [
+            (DType::Bf16, AddendKind::None),
+            (DType::Bf16, AddendKind::Other),
+            (DType::F32, AddendKind::Inplace),
+        ] {
             let case = Case { dims: [66, (left + right) as usize * heads, 144], d_type, c, ..PLAIN };
             every_schedule_gives_the_same_bits(case, what, None, 9, &sim);
         }
@@ -223,63 +174,80 @@ fn heads_skip_their_middle() {
 }
 
 #[test]
-fn an_epilogue_that_does_nothing_gives_the_bits_of_the_product() {
+fn an_epilogue_that_does_nothing_gives_the_bits_of_the_gemm() {
     let sim = Sim::new();
     for dims in [[70, 200, 400], [3, 8, 130]] {
-        let fused = Fused::new(Case { dims, ..PLAIN }, NOTHING, &sim);
-        let choice = plan::parse("sm90_fp8_persistent_128x128_s5_c1x1");
-        let plain = fused.problem.checked(choice, "the product alone");
-        assert_eq!(fused.checked(None, "finished"), plain, "{dims:?}");
+        let case = Case { dims, ..PLAIN };
+        let (plain, fused) = (case.simulated(&sim), with(case, EpilogueSpec::NONE).simulated(&sim));
+        plain.checked(plan::parse("sm90_fp8_persistent_128x128_s5_c1x1"), "the GEMM alone");
+        fused.checked(None, "fused");
+        let bits = |d: Tensor| d.to_bytes().unwrap();
+        let plain = bits(plain.computed(plan::parse("sm90_fp8_persistent_128x128_s5_c1x1")).unwrap());
+        assert_eq!(bits(fused.computed(None).unwrap()), plain, "{dims:?}");
     }
 }
 
 #[test]
 fn the_cpu_computes_the_same() {
-    let sim = Sim::new();
     for (gated, quantized) in
-        [(false, None), (true, None), (true, Some((Scales::RowMajor, ScaleFormat::F32)))]
+        [(false, None), (true, None), (true, Some((ScaleOrder::RowPadded, ScaleFormat::F32)))]
     {
-        let what = What { gated, quantized, activation: Activation::Gelu, bias: Some(DType::F32), ..NOTHING };
-        let mut fused = Fused::new(Case { dims: [9, 256, 300], ..PLAIN }, what, &sim);
-        let cpu = Device::cpu();
-        let move_to_cpu = |x: &Tensor| x.to_device(&cpu).unwrap();
-        let p = &mut fused.problem;
-        // Rows of codes begin at multiples of 16 bytes.
-        let padded = |x: &Tensor| {
-            let [rows, columns] = [x.dims()[0], x.dims()[1]];
-            let mut copy = Tensor::zeros(DType::E4m3, &[rows, columns.next_multiple_of(16)], &cpu)
-                .unwrap()
-                .narrow(1, 0, columns)
-                .unwrap();
-            copy.write_bytes(&x.to_bytes().unwrap()).unwrap();
-            copy
+        let what = EpilogueSpec {
+            gated,
+            quantized,
+            activation: Activation::Gelu,
+            bias: Some(DType::F32),
+            ..EpilogueSpec::NONE
         };
-        (p.a, p.b) = (padded(&p.a), padded(&p.b));
-        (p.sfa, p.sfb) = (move_to_cpu(&p.sfa), move_to_cpu(&p.sfb));
-        p.device = cpu.clone();
-        fused.bias = fused.bias.as_ref().map(move_to_cpu);
-        // The exact sums, which those of the tensor core are near to.
-        fused.sums = fused.problem.exact.clone();
-        fused.checked(None, "on the CPU");
+        with(Case { dims: [9, 256, 300], ..PLAIN }, what).on(&Device::cpu()).checked(None, "on the CPU");
     }
 }
 
 #[test]
 fn raw_addresses_give_the_bits_of_tensors() {
     let sim = Sim::new();
-    let what = What { gated: true, activation: Activation::Silu, bias: Some(DType::Bf16), ..NOTHING };
-    let what =
-        What { quantized: Some((Scales::RowMajor, ScaleFormat::PowerOfTwo)), factors: [0.25, 1.0], ..what };
-    let fused = Fused::new(Case { dims: [20, 512, 256], ..PLAIN }, what, &sim);
-    let by_tensors = fused.checked(None, "tensors");
-    let p = &fused.problem;
-    let d = Tensor::empty(DType::E4m3, &[20, 256], &p.device).unwrap();
-    let scales = Tensor::empty(DType::F32, &[20, 2], &p.device).unwrap();
-    let pitched = |x: &Tensor| RawMatrix::new(x.address(), DType::E4m3, x.strides()[0]);
-    let strided = |x: &Tensor| RawScaleFactors::new(x.address(), [x.strides()[0], x.strides()[1]]);
-    let epilogue = RawEpilogue {
+    let what = EpilogueSpec {
+        gated: true,
+        activation: Activation::Silu,
+        bias: Some(DType::Bf16),
+        ..EpilogueSpec::NONE
+    };
+    let what = EpilogueSpec {
+        quantized: Some((ScaleOrder::RowPadded, ScaleFormat::PowerOfTwo)),
         alpha: 0.25,
-        bias: fused.bias.as_ref().unwrap().address(),
+        beta: 1.0,
+        ..what
+    };
+    let p = with(Case { dims: [20, 512, 256], ..PLAIN }, what).simulated(&sim);
+    let by_tensors = p.checked(None, "tensors");
+    let d = Tensor::empty(DType::E4m3, &[20, 256], p.device()).unwrap();
+    let scales = Tensor::empty(DType::F32, &[20, 2], p.device()).unwrap();
+    let strides = |x: &Tensor| [x.strides()[0], x.strides()[1]];
+    let [sfa, sfb] = p.scales();
+    let raw = RawFusedFp8Gemm {
+        gemm: RawFp8Gemm {
+            m: 20,
+            n: 512,
+            k: 256,
+            ab_types: [DType::E4m3; 2],
+            a: p.a.address(),
+            a_pitch: p.a.strides()[0],
+            sfa: sfa.address(),
+            sfa_strides: strides(sfa),
+            b: p.b.address(),
+            b_pitch: p.b.strides()[0],
+            sfb: sfb.address(),
+            sfb_strides: strides(sfb),
+            scales_of_b: ScalesOfB::Blocks,
+            c: 0,
+            c_pitch: 0,
+            d: d.address(),
+            d_pitch: 256,
+            d_type: DType::E4m3,
+        },
+        alpha: 0.25,
+        beta: 1.0,
+        bias: p.bias.as_ref().unwrap().address(),
         bias_type: DType::Bf16,
         activation: Activation::Silu,
         gated: true,
@@ -295,58 +263,51 @@ fn raw_addresses_give_the_bits_of_tensors() {
             .with_scales(strided(&p.sfa), strided(&p.sfb))
     };
     // SAFETY: the operands are tensors of this device, which checks every access.
-    unsafe { gemm_raw(&p.device, &raw, &GemmOptions::default()).unwrap() };
+    unsafe { fp8_gemm_nt_fused_raw(p.device(), &raw, &GemmOptions::default()).unwrap() };
     let mut bytes = d.to_bytes().unwrap();
     bytes.extend(scales.to_bytes().unwrap());
     assert_eq!(bytes, by_tensors);
     let null = RawGemm { epilogue: Some(RawEpilogue { d_scales: 0, ..epilogue }), ..raw };
     // SAFETY: a null pointer is refused.
-    let refused = unsafe { gemm_raw(&p.device, &null, &GemmOptions::default()) };
+    let refused = unsafe { fp8_gemm_nt_fused_raw(p.device(), &null, &GemmOptions::default()) };
     assert!(matches!(refused, Err(Error::NullPointer { argument: "d_scales", .. })), "{refused:?}");
     let overlapping = RawEpilogue { d_scales_strides: [0, 1, 1], ..epilogue };
     let shared = RawGemm { epilogue: Some(overlapping), ..raw };
     // SAFETY: scales that share elements are refused.
-    let refused = unsafe { gemm_raw(&p.device, &shared, &GemmOptions::default()) };
+    let refused = unsafe { fp8_gemm_nt_fused_raw(p.device(), &shared, &GemmOptions::default()) };
     assert!(matches!(refused, Err(Error::ScaleLayout { argument: "d_scales", .. })), "{refused:?}");
 }
 
 #[test]
 fn one_scale_may_hold_for_all_rows_or_all_of_k() {
     let sim = Sim::new();
-    let swiglu = What { gated: true, activation: Activation::Silu, ..NOTHING };
-    let codes = What { quantized: Some((Scales::MnMajor, ScaleFormat::F32)), ..swiglu };
+    let swiglu = EpilogueSpec { gated: true, activation: Activation::Silu, ..EpilogueSpec::NONE };
+    let codes = EpilogueSpec { quantized: Some((ScaleOrder::Mn, ScaleFormat::F32)), ..swiglu };
     let case = Case { dims: [20, 512, 400], ..PLAIN };
-    for what in [What { bias: Some(DType::F32), ..NOTHING }, swiglu, codes] {
-        let problem = Problem::new(case, &sim);
-        // Of A one for each row, of B one for all.
-        let sfa = problem.sfa.narrow(1, 0, 1).unwrap();
-        let sfb = problem.sfb.narrow(0, 0, 1).unwrap().narrow(1, 0, 1).unwrap();
-        Fused::of(Problem { sfa, sfb, ..problem }, what, None, &sim).checked(None, &format!("{what:?}"));
+    for what in [EpilogueSpec { bias: Some(DType::F32), ..EpilogueSpec::NONE }, swiglu, codes] {
+        let mut problem = with(case, what).simulated(&sim);
+        // Per token for A, per tensor for B.
+        let [sfa, sfb] = problem.scales();
+        let sfb = sfb.narrow(0, 0, 1).unwrap().narrow(1, 0, 1).unwrap();
+        let scales = Some([sfa.narrow(1, 0, 1).unwrap(), sfb]);
+        problem.accumulators.as_mut().unwrap().scales = scales.clone();
+        problem.scales = scales;
+        problem.checked(None, &format!("{what:?}"));
     }
 }
 
 #[test]
 fn a_graph_is_replayed_with_another_bias() {
     let sim = Sim::new();
-    let what = What { activation: Activation::Relu, bias: Some(DType::F32), ..NOTHING };
-    let mut fused = Fused::new(Case { dims: [7, 136, 200], ..PLAIN }, what, &sim);
-    let stream = fused.problem.device.new_stream().unwrap();
-    let mut d = fused.problem.output();
-    let graph = {
-        let p = &fused.problem;
-        let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
-        let output = FusedOutput::Matrix(&mut d);
-        stream
-            .capture(|_| {
-                let epilogue = fused.epilogue();
-                fp8_gemm_nt_fused((&p.a, &p.sfa), (&p.b, &p.sfb), Addend::None, output, &epilogue, &options)
-            })
-            .unwrap()
-    };
+    let what = EpilogueSpec { activation: Activation::Relu, bias: Some(DType::F32), ..EpilogueSpec::NONE };
+    let mut problem = with(Case { dims: [7, 136, 200], ..PLAIN }, what).simulated(&sim);
+    let stream = problem.device().new_stream().unwrap();
+    let options = problem.options(None, Some(stream.clone()));
+    let graph = stream.capture(|_| problem.run(&options)).unwrap();
     for seed in [1, 2] {
-        fused.bias.as_mut().unwrap().write_f32(&random::normals(seed, 136)).unwrap();
+        problem.bias.as_mut().unwrap().write_f32(&random::normals(seed, 136)).unwrap();
         graph.launch(&stream).unwrap();
-        assert_eq!(d.to_bytes().unwrap(), fused.checked(None, "at once"), "seed {seed}");
+        assert_eq!(problem.bits().unwrap(), problem.checked(None, "at once"), "seed {seed}");
     }
 }
 

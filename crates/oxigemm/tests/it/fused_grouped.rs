@@ -1,9 +1,7 @@
-//! Products whose rows are grouped and whose sums are finished, in the simulator: whatever the schedule, the same bits, no
-//! hazard, what the single steps give for the same sums, rounded once, and nothing else written to.
+//! Fused epilogues of m-grouped FP8 GEMMs in the simulator: whatever the schedule, the same bits, no hazard, what the
+//! single steps give for the same accumulators, rounded once, and nothing else written to.
 
-use crate::common::fused_grouped::{self, CODES, Fused, NOTHING, Product, SWIGLU, What};
-use crate::common::grouped::{Case, POISON, Problem, ends, ids};
-use crate::common::{C, Scales};
+use crate::common::{AddendKind, EpilogueSpec, FP8, GroupedCase as Case, ScaleOrder, ends, ids, schedules};
 use oxigemm::cast::ScaleFormat;
 use oxigemm::plan::{self, GemmConfig, OperandKind};
 use oxigemm::{
@@ -11,54 +9,20 @@ use oxigemm::{
     RawEpilogue, RawGemm, RawGrouping, RawGroups, RawMatrix, RawScaleFactors, RowGroups, Sim, Tensor,
     gemm_raw, m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_fused, m_grouped_fp8_gemm_nt_masked,
 };
-use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
+use oxigemm_kernels::gemm::sm90::fp8_persistent;
+use oxigemm_testkit::OperandTypes;
 
-impl Product for Problem {
-    fn case(&self) -> &Case {
-        &self.case
-    }
+/// SwiGLU, stored as it is and quantized.
+pub const SWIGLU: EpilogueSpec =
+    EpilogueSpec { activation: Activation::Silu, gated: true, ..EpilogueSpec::NONE };
+pub const CODES: EpilogueSpec =
+    EpilogueSpec { quantized: Some((ScaleOrder::Row, ScaleFormat::F32)), ..SWIGLU };
 
-    fn device(&self) -> &Device {
-        &self.device
-    }
-
-    fn numbers(&self) -> &Tensor {
-        &self.numbers
-    }
-
-    fn sums(&self) -> Vec<f32> {
-        Problem::sums(self)
-    }
-
-    fn run_fused(
-        &self,
-        c: Addend<'_>,
-        d: FusedOutput<'_>,
-        groups: RowGroups<'_>,
-        epilogue: &Epilogue<'_>,
-        options: &GemmOptions,
-    ) -> oxigemm::Result<()> {
-        let (a, b) = ((&self.a, &self.sfa), (&self.b, &self.sfb));
-        m_grouped_fp8_gemm_nt_fused(a, b, c, d, groups, epilogue, options)
-    }
-}
-
-fn fused(case: Case, what: What, sim: &Sim) -> Fused<Problem> {
-    sim.set_options(Default::default());
-    Fused::new(Problem::new(case, sim), what)
-}
-
-fn every_schedule_gives_the_same_bits(
-    case: Case,
-    what: What,
-    choice: Option<GemmConfig>,
-    step: usize,
-    sim: &Sim,
-) {
-    fused_grouped::every_schedule_gives_the_same_bits(&fused(case, what, sim), choice, step, sim);
+fn every_schedule_gives_the_same_bits(case: Case, choice: Option<GemmConfig>, step: usize, sim: &Sim) {
+    case.simulated(sim).every_schedule_gives_the_same_bits(choice, schedules().step_by(step), sim);
 }
 
 /// Every kernel with a cluster; over the set every cluster occurs.
@@ -82,32 +46,49 @@ fn every_kernel(fusion: Fusion) {
         let n = if gated { 512 } else { 144 };
         let depth = (choice.stages as usize + 1) * 128 - 112;
         let masked = Case::masked(&sizes.map(|x| x as i32), [some + 2, n, depth]);
-        let what = What { activation: Activation::Silu, gated, bias: Some((DType::Bf16, true)), ..NOTHING };
-        every_schedule_gives_the_same_bits(masked.clone(), what, Some(choice), 4, &sim);
-        let quantized = What { quantized: Some((Scales::MnMajor, ScaleFormat::F32)), ..what };
-        every_schedule_gives_the_same_bits(masked, quantized, Some(choice), 3, &sim);
         let alignment = [1, 16, 64][i % 3];
         let contiguous = Case::ids(&ids(&sizes, alignment), 3, alignment, [n, depth]);
-        let what = What { factors: [0.5, -2.0], bias: Some((DType::F32, false)), c: C::Other, ..what };
-        let unaligned = Case { gap: 3, scales: Scales::MnMajor, ..contiguous.clone() };
-        every_schedule_gives_the_same_bits(unaligned, what, Some(choice), 9, &sim);
-        let quantized = What { quantized: Some((Scales::Odd, ScaleFormat::PowerOfTwo)), c: C::None, ..what };
-        every_schedule_gives_the_same_bits(contiguous, quantized, Some(choice), 4, &sim);
+        every_output([masked, contiguous], gated, Some(choice), &sim);
     }
 }
 
+/// Each kind of output: rounded and quantized, aligned and not, with a bias for each group and for all.
+pub fn every_output([masked, contiguous]: [Case; 2], gated: bool, choice: Option<GemmConfig>, sim: &Sim) {
+    let what =
+        EpilogueSpec { activation: Activation::Silu, gated, bias: Some(DType::Bf16), ..EpilogueSpec::NONE };
+    every_schedule_gives_the_same_bits(masked.clone().with(what), choice, 4, sim);
+    let quantized = EpilogueSpec { quantized: Some((ScaleOrder::Mn, ScaleFormat::F32)), ..what };
+    every_schedule_gives_the_same_bits(masked.with(quantized), choice, 3, sim);
+    let what = EpilogueSpec { alpha: 0.5, beta: -2.0, bias: Some(DType::F32), ..what };
+    let contiguous = Case { shared_bias: true, ..contiguous };
+    let scales = if contiguous.types.has_scales() { ScaleOrder::Mn } else { contiguous.scales };
+    let unaligned = Case { gap: 3, scales, c: AddendKind::Other, ..contiguous.clone() };
+    every_schedule_gives_the_same_bits(unaligned.with(what), choice, 9, sim);
+    let quantized = EpilogueSpec { quantized: Some((ScaleOrder::RowOdd, ScaleFormat::PowerOfTwo)), ..what };
+    every_schedule_gives_the_same_bits(contiguous.with(quantized), choice, 4, sim);
+}
+
 #[test]
-fn every_kernel_that_finishes_single_sums() {
+fn every_elementwise_kernel_with_every_output() {
     every_kernel(Fusion::Elementwise);
 }
 
 #[test]
-fn every_kernel_with_a_gate() {
+fn every_gated_kernel_with_every_output() {
     every_kernel(Fusion::Gated);
 }
 
+/// Quantized output, and one that is added to.
+pub fn many_tiles(case: Case, gated: bool, choice: Option<GemmConfig>, step: usize, sim: &Sim) {
+    let what = EpilogueSpec { gated, activation: Activation::Gelu, ..CODES };
+    every_schedule_gives_the_same_bits(case.clone().with(what), choice, step, sim);
+    let matrix = EpilogueSpec { quantized: None, alpha: 1.0, beta: 0.5, ..what };
+    let added = Case { d_type: DType::F32, c: AddendKind::Inplace, ..case };
+    every_schedule_gives_the_same_bits(added.with(matrix), choice, 9, sim);
+}
+
 #[test]
-fn many_tiles_of_groups_one_behind_another() {
+fn many_tiles_of_contiguous_groups() {
     let sim = Sim::new();
     for (i, name) in [
         "sm90_fp8_persistent_gated_m_grouped_64x128_s6_c1x1",
@@ -121,31 +102,27 @@ fn many_tiles_of_groups_one_behind_another() {
         let sizes = [65, 3, 0, 131];
         let rows = ids(&sizes, 1).len();
         let case = Case::ends(&ends(&sizes, 1), 1, [rows + 9, 512, 272]);
-        let what = What { gated: name.contains("gated"), activation: Activation::Gelu, ..CODES };
-        every_schedule_gives_the_same_bits(case.clone(), what, Some(choice), 3 + i, &sim);
-        let matrix = What { quantized: None, c: C::InPlace, factors: [1.0, 0.5], ..what };
-        every_schedule_gives_the_same_bits(
-            Case { d_type: DType::F32, ..case },
-            matrix,
-            Some(choice),
-            9,
-            &sim,
-        );
+        many_tiles(case, name.contains("gated"), Some(choice), 3 + i, &sim);
+    }
+}
+
+/// Heads of some sizes, stored and added to.
+pub fn heads_of(types: OperandTypes) {
+    let sim = Sim::new();
+    for (left, mid, right, heads) in [(64, 64, 64, 2), (5, 3, 7, 11)] {
+        let heads_skip = Some(HeadSplits { left, mid, right });
+        let what = EpilogueSpec { heads: heads_skip, activation: Activation::Relu, ..EpilogueSpec::NONE };
+        let n = (left + right) as usize * heads;
+        for (d_type, c) in [(DType::Bf16, AddendKind::None), (DType::F32, AddendKind::Inplace)] {
+            let case = Case { d_type, c, ..Case::masked(&[66, 1, 0], [70, n, 144]) };
+            every_schedule_gives_the_same_bits(case.of(types).with(what), None, 9, &sim);
+        }
     }
 }
 
 #[test]
 fn heads_skip_their_middle() {
-    let sim = Sim::new();
-    for (left, mid, right, heads) in [(64, 64, 64, 2), (5, 3, 7, 11)] {
-        let what =
-            What { heads: Some(HeadSplits { left, mid, right }), activation: Activation::Relu, ..NOTHING };
-        let n = (left + right) as usize * heads;
-        for (d_type, c) in [(DType::Bf16, C::None), (DType::F32, C::InPlace)] {
-            let case = Case { d_type, ..Case::masked(&[66, 1, 0], [70, n, 144]) };
-            every_schedule_gives_the_same_bits(case, What { c, ..what }, None, 9, &sim);
-        }
-    }
+    heads_of(FP8);
 }
 
 #[test]
@@ -156,7 +133,7 @@ fn what_is_no_group_is_clamped() {
         Case::ends(&[10, 5, 1000, 40, -7], 16, [50, 256, 128]),
         Case::ids(&[7, 7, -2, 0, 0, i32::MIN, 2, 2, 0, 0, i32::MAX, 3, 1, -1, 1, 1], 4, 1, [256, 128]),
     ] {
-        every_schedule_gives_the_same_bits(case, CODES, None, 5, &sim);
+        every_schedule_gives_the_same_bits(case.with(CODES), None, 5, &sim);
     }
 }
 
@@ -165,47 +142,48 @@ fn groups_without_rows_need_no_tile() {
     let sim = Sim::new();
     for counts in [&[0, 0, 0][..], &[0, 1, 0]] {
         let case = Case { num_sms: Some(8), ..Case::masked(counts, [30, 256, 200]) };
-        every_schedule_gives_the_same_bits(case, CODES, None, 5, &sim);
+        every_schedule_gives_the_same_bits(case.with(CODES), None, 5, &sim);
     }
 }
 
+/// An epilogue of no stages gives the bits of the GEMM alone.
+pub fn does_nothing(case: Case, sim: &Sim) {
+    let fused = case.clone().with(EpilogueSpec::NONE).simulated(sim);
+    let plain = case.simulated(sim).checked(None, "the GEMM alone");
+    assert_eq!(fused.checked(None, "fused"), plain, "{case:?}");
+}
+
 #[test]
-fn an_epilogue_that_does_nothing_gives_the_bits_of_the_product() {
+fn an_epilogue_that_does_nothing_gives_the_bits_of_the_gemm() {
     let sim = Sim::new();
     for case in [
         Case::masked(&[65, 0, 3], [70, 200, 400]),
         Case { d_type: DType::F32, ..Case::ids(&ids(&[65, 0, 3], 16), 3, 16, [72, 144]) },
     ] {
-        let fused = fused(case.clone(), NOTHING, &sim);
-        let plain = Problem::new(case.clone(), &sim).checked(None, "the product alone");
-        assert_eq!(fused.checked(None, "finished"), plain, "{case:?}");
+        does_nothing(case, &sim);
     }
 }
 
 /// Both products of an expert layer: what the first has quantized is what the second reads, groups and all.
 #[test]
-fn the_next_product_reads_what_was_quantized() {
+fn the_next_gemm_reads_what_was_quantized() {
     let sim = Sim::new();
     let (hidden, model, sizes) = (256, 136, [70, 0, 5]);
     for case in [
         Case::masked(&sizes.map(|x| x as i32), [72, 2 * hidden, 272]),
         Case::ids(&ids(&sizes, 16), 3, 16, [2 * hidden, 272]),
     ] {
-        let fused = fused(case.clone(), CODES, &sim);
         let blocks = hidden / 128;
-        // As engines have them: along M, columns padded to 16 bytes.
-        let dims = [case.slabs(), blocks, case.rows.next_multiple_of(4)];
-        let memory =
-            Tensor::from_f32(DType::F32, &vec![1.0; dims.iter().product()], &dims, &fused.problem.device);
-        let lines = memory.unwrap().narrow(2, 0, case.rows).unwrap().transpose(1, 2).unwrap();
-        let (mut d, mut scales) = (fused.rows(DType::E4m3, hidden, 0).tensor, fused.shaped(lines));
-        let to = FusedOutput::Fp8 { d: &mut d, scales: &mut scales, format: ScaleFormat::PowerOfTwo };
-        fused.run(Addend::None, to, None).unwrap();
+        // As engines have them: MN-major, columns padded to 16 bytes.
+        let quantized = Some((ScaleOrder::Mn, ScaleFormat::PowerOfTwo));
+        let mut fused = case.clone().with(EpilogueSpec { quantized, ..CODES }).simulated(&sim);
+        fused.run(&GemmOptions::default()).unwrap();
+        let (d, scales) = (fused.d.clone(), fused.d_scales.clone().unwrap());
         // The second layer's weights, by the same means.
-        let second = Problem::new(Case { n: model, k: hidden, ..case.clone() }, &sim);
-        let (mut out, memory) = second.output();
-        let (a, b, options) = ((&d, &scales), (&second.b, &second.sfb), GemmOptions::default());
-        match fused.groups() {
+        let second = Case { n: model, k: hidden, ..case.clone() }.simulated(&sim);
+        let (mut out, options) = (second.d.clone(), GemmOptions::default());
+        let (a, b) = ((&d, &scales), (&second.b, second.scales()[1]));
+        match fused.row_groups().unwrap() {
             RowGroups::Masked { masked_m, expected_m } => {
                 m_grouped_fp8_gemm_nt_masked(a, b, &mut out, masked_m, expected_m, &options).unwrap();
             }
@@ -214,15 +192,16 @@ fn the_next_product_reads_what_was_quantized() {
                     .unwrap();
             }
         }
-        let (codes, scales) = (d.to_bytes().unwrap(), scales.to_vec_f32().unwrap());
-        let found = DType::Bf16.decode(&memory.to_bytes().unwrap());
-        let weights = second.b_values();
-        for (group, rows) in case.found(&case.numbers).into_iter().enumerate() {
-            for row in rows {
-                let code = DType::E4m3.decode(&codes[row * hidden..][..hidden]);
+        for group in 0..3 {
+            let codes = fused.rows_of(&d, group).unwrap();
+            let scales = fused.rows_of(&scales, group).unwrap().to_vec_f32().unwrap();
+            let (codes, found) = (codes.to_vec_f32().unwrap(), second.result(group).unwrap());
+            let weights = second.data.groups[group].quantized().unwrap().b.dequantize();
+            for row in 0..sizes[group] {
+                let code = &codes[row * hidden..][..hidden];
                 let of_a = |k: usize| f64::from(code[k]) * f64::from(scales[row * blocks + k / 128]);
                 for column in 0..model {
-                    let weights = &weights[group][column * hidden..][..hidden];
+                    let weights = &weights[column * hidden..][..hidden];
                     let exact: f64 = (0..hidden).map(|k| of_a(k) * f64::from(weights[k])).sum();
                     let size: f64 = (0..hidden).map(|k| (of_a(k) * f64::from(weights[k])).abs()).sum();
                     let error = (f64::from(found[row * model + column]) - exact).abs();
@@ -235,27 +214,17 @@ fn the_next_product_reads_what_was_quantized() {
 
 #[test]
 fn the_cpu_computes_the_same() {
-    let sim = Sim::new();
     for case in [Case::masked(&[9, 0, 4], [9, 256, 304]), Case::ends(&[9, 9, 20], 4 * 4, [30, 256, 304])] {
-        for what in [
-            What { activation: Activation::Gelu, bias: Some((DType::F32, true)), c: C::Other, ..SWIGLU },
-            What { bias: Some((DType::Bf16, false)), ..CODES },
-            What { heads: Some(HeadSplits { left: 5, mid: 3, right: 3 }), c: C::InPlace, ..NOTHING },
+        let gelu = EpilogueSpec { activation: Activation::Gelu, bias: Some(DType::F32), ..SWIGLU };
+        let heads = Some(HeadSplits { left: 5, mid: 3, right: 3 });
+        for case in [
+            Case { c: AddendKind::Other, ..case.clone() }.with(gelu),
+            Case { shared_bias: true, ..case.clone() }
+                .with(EpilogueSpec { bias: Some(DType::Bf16), ..CODES }),
+            Case { n: 64, c: AddendKind::Inplace, ..case }.with(EpilogueSpec { heads, ..EpilogueSpec::NONE }),
         ] {
-            let n = if what.heads.is_some() { 64 } else { case.n };
-            let mut fused = fused(Case { n, ..case.clone() }, what, &sim);
-            let cpu = Device::cpu();
-            let p = &mut fused.problem;
-            for x in [&mut p.a, &mut p.sfa, &mut p.b, &mut p.sfb, &mut p.numbers]
-                .into_iter()
-                .chain(&mut fused.bias)
-            {
-                *x = x.to_device(&cpu).unwrap();
-            }
-            p.device = cpu.clone();
-            // Those of the tensor core have 13 bits.
-            fused.sums = fused.problem.sums();
-            fused.checked(None, &format!("on the CPU {case:?} {what:?}"));
+            // Accumulators of the tensor core have 13 bits: those of the CPU are compared.
+            case.on(&Device::cpu()).checked(None, &format!("on the CPU {case:?}"));
         }
     }
 }
@@ -263,41 +232,17 @@ fn the_cpu_computes_the_same() {
 #[test]
 fn a_graph_is_replayed_with_other_groups() {
     let sim = Sim::new();
-    let mut fused = fused(Case::masked(&[3, 0, 9], [70, 256, 272]), CODES, &sim);
-    let stream = fused.problem.device.new_stream().unwrap();
-    let (mut d, mut scales) = (fused.rows(DType::E4m3, 128, 0), fused.scales(Scales::RowMajor, 1));
-    let graph = {
-        let p = &fused.problem;
-        let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
-        let to = FusedOutput::Fp8 { d: &mut d.tensor, scales: &mut scales.tensor, format: ScaleFormat::F32 };
-        stream
-            .capture(|_| {
-                let (a, b) = ((&p.a, &p.sfa), (&p.b, &p.sfb));
-                m_grouped_fp8_gemm_nt_fused(
-                    a,
-                    b,
-                    Addend::None,
-                    to,
-                    fused.groups(),
-                    &fused.epilogue(),
-                    &options,
-                )
-            })
-            .unwrap()
-    };
+    let case = Case::masked(&[3, 0, 9], [70, 256, 272]).with(CODES);
+    let mut problem = case.simulated(&sim);
+    let stream = problem.device().new_stream().unwrap();
+    let options = problem.options(None, Some(stream.clone()));
+    let graph = stream.capture(|_| problem.run(&options)).unwrap();
     for numbers in [[0, 64, 1], [70, 0, 0], [0, 0, 0], [5, 6, 7]] {
-        let numbers_bytes: Vec<u8> = numbers.iter().flat_map(|number: &i32| number.to_le_bytes()).collect();
-        fused.problem.numbers.write_bytes(&numbers_bytes).unwrap();
-        fused.problem.case.numbers = numbers.to_vec();
-        fused.sums = fused.problem.sums();
-        for memory in [&mut d.memory, &mut scales.memory] {
-            let poison = vec![POISON; memory.to_bytes().unwrap().len()];
-            memory.write_bytes(&poison).unwrap();
-        }
+        problem.change_numbers(&case, &numbers);
+        problem.poison().unwrap();
         graph.launch(&stream).unwrap();
         stream.synchronize().unwrap();
-        let bytes = [d.memory.to_bytes().unwrap(), scales.memory.to_bytes().unwrap()].concat();
-        assert_eq!(bytes, fused.checked(None, "at once"), "{numbers:?}");
+        assert_eq!(problem.bits().unwrap(), problem.checked(None, "at once"), "{numbers:?}");
     }
 }
 
@@ -310,38 +255,49 @@ fn raw_addresses_give_the_bits_of_tensors() {
         Case::ids(&ids(&sizes, 16), 3, 16, [512, 256]),
         Case::ends(&ends(&sizes, 16), 16, [40, 512, 256]),
     ] {
-        let what = What { bias: Some((DType::Bf16, true)), factors: [0.25, 1.0], ..CODES };
-        let fused = fused(case.clone(), what, &sim);
-        let by_tensors = fused.checked(None, "tensors");
-        let p = &fused.problem;
-        let (d, scales) = (fused.rows(DType::E4m3, 256, 0), fused.scales(Scales::RowMajor, 2));
+        let what = EpilogueSpec { bias: Some(DType::Bf16), alpha: 0.25, ..CODES };
+        let case = case.with(what);
+        let p = case.simulated(&sim);
+        let by_tensors = p.checked(None, "tensors");
+        let fresh = p.fresh();
+        let (d, scales, [sfa, sfb]) = (&fresh.d, fresh.d_scales.as_ref().unwrap(), p.scales());
         let strides = |tensor: &Tensor| -> [usize; 3] {
             let strides = tensor.strides();
             let last = strides.len() - 1;
             [if last == 2 { strides[0] } else { 0 }, strides[last - 1], strides[last]]
         };
-        let (numbers, alignment) = (p.numbers.address(), case.alignment);
-        let matrix =
-            |x: &Tensor| RawMatrix { strides: strides(x), ..RawMatrix::new(x.address(), DType::E4m3, 0) };
-        let factors = |x: &Tensor| RawScaleFactors { address: x.address(), strides: strides(x) };
-        let rows = match case.layout {
-            GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
-            GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
-            _ => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
-        };
-        let gemm = RawGemm {
-            grouping: RawGrouping::MGrouped { groups: 3, rows },
-            ..RawGemm::new([case.rows, 512, 256], matrix(&p.a), matrix(&p.b), matrix(&d.tensor))
-                .with_scales(factors(&p.sfa), factors(&p.sfb))
+        let outer = |tensor: &Tensor| [strides(tensor)[0], strides(tensor)[1]];
+        let (numbers, alignment) = (p.numbers().address(), case.alignment);
+        let gemm = RawGroupedFp8Gemm {
+            groups: 3,
+            m: case.rows,
+            n: 512,
+            k: 256,
+            a: p.a.address(),
+            a_strides: outer(&p.a),
+            sfa: sfa.address(),
+            sfa_strides: strides(sfa),
+            b: p.b.address(),
+            b_strides: outer(&p.b),
+            sfb: sfb.address(),
+            sfb_strides: strides(sfb),
+            d: d.address(),
+            d_strides: outer(d),
+            d_type: DType::E4m3,
+            rows: match case.layout {
+                GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
+                GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
+                _ => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
+            },
         };
         let epilogue = RawEpilogue {
             alpha: 0.25,
-            bias: fused.bias.as_ref().unwrap().address(),
+            bias: p.bias.as_ref().unwrap().address(),
             bias_stride: 512,
             activation: Activation::Silu,
             gated: true,
-            d_scales: scales.tensor.address(),
-            d_scales_strides: strides(&scales.tensor),
+            d_scales: scales.address(),
+            d_scales_strides: strides(scales),
             ..Default::default()
         };
         let raw = RawGemm { epilogue: Some(epilogue), ..gemm };
@@ -350,16 +306,15 @@ fn raw_addresses_give_the_bits_of_tensors() {
             // SAFETY: the simulator checks every access, and all else is refused.
             unsafe { gemm_raw(device, raw, &options) }
         };
-        run(&raw, &p.device).unwrap();
-        let bytes = [d.memory.to_bytes().unwrap(), scales.memory.to_bytes().unwrap()].concat();
-        assert_eq!(bytes, by_tensors, "{case:?}");
+        run(&raw, p.device()).unwrap();
+        assert_eq!(fresh.bits().unwrap(), by_tensors, "{case:?}");
         let refused = run(&raw, &Device::Cpu);
         assert!(matches!(refused, Err(Error::Device { argument: "device", .. })));
-        let null = RawGemm { epilogue: Some(RawEpilogue { d_scales: 0, ..epilogue }), ..raw };
-        let refused = run(&null, &p.device);
+        let null = RawFusedGroupedFp8Gemm { epilogue: RawEpilogue { d_scales: 0, ..epilogue }, ..raw };
+        let refused = run(&null, p.device());
         assert!(matches!(refused, Err(Error::NullPointer { argument: "d_scales", .. })), "{refused:?}");
-        let c = RawGemm { c: Some(raw.d), ..raw };
-        let refused = run(&c, &p.device);
+        let c = RawFusedGroupedFp8Gemm { c: d.address(), c_strides: outer(d), ..raw };
+        let refused = run(&c, p.device());
         assert!(matches!(refused, Err(Error::Shape { argument: "c", .. })), "{refused:?}");
     }
 }

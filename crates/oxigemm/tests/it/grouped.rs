@@ -1,17 +1,17 @@
-//! Products whose rows are grouped, in the simulator: whatever the schedule, the same bits, no hazard, the product of
-//! each group with its own B, and nothing else written to.
+//! m-grouped FP8 GEMMs in the simulator: whatever the schedule, the same bits, no hazard, the product of each group with
+//! its own B, and nothing else written to.
 
-use crate::common::grouped::{Case, POISON, Problem, ends, ids};
-use crate::common::{Scales, same_bits, schedules};
-use oxigemm::plan::{self, GemmConfig, OperandKind};
+use crate::common::{GroupedCase as Case, ScaleOrder, ends, ids, schedules};
+use oxigemm::plan::{self, GemmConfig};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
     Addend, DType, Device, Error, GemmOptions, RawGemm, RawGrouping, RawGroups, RawMatrix, RawScaleFactors,
     Sim, Tensor, fp8_gemm_nt, gemm_raw,
 };
-use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
+use oxigemm_kernels::gemm::sm90::fp8_persistent;
+use oxigemm_testkit::{Fill, GemmCase};
 use proptest::prelude::*;
 
 /// Runs a case under some schedules, which must all give the same, right bits.
@@ -21,9 +21,7 @@ fn every_schedule_gives_the_same_bits(
     schedules: impl Iterator<Item = Options>,
     sim: &Sim,
 ) {
-    let what = format!("{} {case:?}", plan::name(&choice));
-    let problem = Problem::new(case, sim);
-    same_bits(&what, schedules, sim, |about| problem.checked(Some(choice), about));
+    case.simulated(sim).every_schedule_gives_the_same_bits(Some(choice), schedules, sim);
 }
 
 /// Every grouped kernel of FP8.
@@ -57,7 +55,7 @@ fn every_kernel_with_masked_groups_under_ten_schedules() {
 }
 
 #[test]
-fn every_kernel_with_groups_behind_each_other_under_ten_schedules() {
+fn every_kernel_with_contiguous_groups_under_ten_schedules() {
     let sim = Sim::new();
     for (i, (block_m, block_n, stages, choice)) in kernels().enumerate() {
         let alignment = [1, 16, 32, 64, 128][i % 5];
@@ -88,12 +86,12 @@ fn groups_of_several_tiles_and_one_huge_one() {
 }
 
 #[test]
-fn every_other_tile_of_groups_takes_a_long_k_from_its_end() {
+fn m_grouped_tiles_alternate_in_serpentine_k_order() {
     let sim = Sim::new();
     // As many rows of tiles as it takes.
     let case = Case::ids(&ids(&[500], 1), 1, 1, [40, 6144]);
-    let choice = plan::parse("sm90_fp8_persistent_m_grouped_64x128_s8_c1x1").expect("the name of a choice");
-    let case = Case { scales: Scales::MnMajor, num_sms: Some(4), ..case };
+    let choice = plan::parse("sm90_fp8_persistent_grouped_64x128_s8_c1x1").expect("the name of a choice");
+    let case = Case { scales: ScaleOrder::Mn, num_sms: Some(4), ..case };
     every_schedule_gives_the_same_bits(case.clone(), choice, schedules().step_by(5), &sim);
     // Whichever cluster has a tile that others may take as well.
     let choice = plan::parse("sm90_fp8_persistent_m_grouped_256x128_s3_c1x1").expect("the name of a choice");
@@ -155,6 +153,18 @@ fn many_groups() {
 }
 
 /// What rows of no group hold, numbers or not, changes no bit of the others.
+pub fn rows_of_no_group_do_not_matter(case: &Case, sim: &Sim) {
+    let about = format!("{case:?}");
+    let poisoned = case.simulated(sim);
+    poisoned.checked(None, &about);
+    let zeros = GemmCase { fill: Fill::Zeros, ..case.gemm() }.on(&Device::Sim(sim.clone())).unwrap();
+    let results = [(*poisoned).clone(), zeros].map(|mut gemm| {
+        gemm.run(&poisoned.options(None, None)).unwrap();
+        (0..case.groups).map(|group| gemm.result(group).unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(results[0], results[1], "{about}");
+}
+
 #[test]
 fn rows_of_no_group_are_never_used() {
     let sim = Sim::new();
@@ -162,16 +172,14 @@ fn rows_of_no_group_are_never_used() {
     for case in [
         Case::masked(&sizes.map(|x| x as i32), [73, 136, 272]),
         Case::ids(&ids(&sizes, 32), 4, 32, [136, 272]),
-        Case { scales: Scales::MnMajor, ..Case::masked(&sizes.map(|x| x as i32), [73, 136, 272]) },
+        Case { scales: ScaleOrder::Mn, ..Case::masked(&sizes.map(|x| x as i32), [73, 136, 272]) },
     ] {
-        let (plain, poisoned) = (Problem::new(case.clone(), &sim), Problem::poisoned(case.clone(), &sim));
-        let about = format!("{case:?}");
-        assert_eq!(plain.checked(None, &about), poisoned.checked(None, &about), "{about}");
+        rows_of_no_group_do_not_matter(&case, &sim);
     }
 }
 
-/// The kernel reads where the groups are: a graph that was captured once serves any groups. (Whose clusters take tiles as they get done
-/// elsewhere take them in turn there.)
+/// The kernel reads where the groups are: a graph that was captured once serves any groups. (A kernel with a dynamic
+/// scheduler has a static one there.)
 #[test]
 fn a_graph_is_replayed_with_other_groups() {
     let sim = Sim::new();
@@ -194,27 +202,25 @@ fn a_graph_is_replayed_with_other_groups() {
         let few = Case { num_sms: Some(2), ..case.clone() };
         let tall = plan::parse("sm90_fp8_persistent_m_grouped_256x128_s3_c1x2").unwrap();
         for (case, choice) in [(case, None), (few, Some(tall))] {
-            let mut problem = Problem::new(case.clone(), &sim);
-            let (mut d, mut memory) = problem.output();
+            let mut problem = case.simulated(&sim);
             let stream = device.new_stream().unwrap();
-            let graph = stream.capture(|_| problem.run(&mut d, choice, Some(stream.clone()))).unwrap();
+            let options = problem.options(choice, Some(stream.clone()));
+            let graph = stream.capture(|_| problem.run(&options)).unwrap();
             for numbers in turns(&case) {
-                let poison = vec![POISON; memory.to_bytes().unwrap().len()];
-                memory.write_bytes(&poison).unwrap();
-                let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-                problem.numbers.write_bytes(&bytes).unwrap();
+                problem.change_numbers(&case, &numbers);
+                problem.poison().unwrap();
                 graph.launch(&stream).unwrap();
                 stream.synchronize().unwrap();
-                problem.check(&memory.to_bytes().unwrap(), &numbers, &format!("{case:?} with {numbers:?}"));
+                problem.assert_right(&format!("{case:?} with {numbers:?}"));
             }
         }
     }
 }
 
-/// What counts tiles that were handed out is zero again when a grid ends: other calls count from there. Tiles of no rows in their lower half,
-/// in any quarter, and of one row, for as many clusters, fewer and more.
+/// The counter of the dynamic scheduler is zero again when a grid ends: other calls count from there. Tiles of no rows
+/// in their lower half, in any quarter, and of one row, for as many clusters, fewer and more.
 #[test]
-fn clusters_take_tiles_as_they_get_done_again_and_again() {
+fn the_dynamic_scheduler_starts_anew_every_launch() {
     let sim = Sim::new();
     let sizes = [300, 0, 60, 130, 1, 200, 256, 70];
     // Of one cluster, so many tiles that the ring that tells of them goes round.
@@ -227,18 +233,17 @@ fn clusters_take_tiles_as_they_get_done_again_and_again() {
 
 /// A kernel that is stopped has handed out some tiles: the next call begins with the first again.
 #[test]
-fn tiles_are_handed_out_from_the_first_after_a_fault() {
+fn the_dynamic_scheduler_starts_anew_after_a_fault() {
     let sim = Sim::new();
     let choice = plan::parse("sm90_fp8_persistent_m_grouped_256x128_s3_c1x1").unwrap();
     let case = Case { num_sms: Some(1), ..Case::masked(&[300, 60, 200], [300, 392, 200]) };
-    let problem = Problem::new(case, &sim);
+    let problem = case.simulated(&sim);
     let right = problem.checked(Some(choice), "before");
+    let mut broken = problem.fresh();
     // Memory that nobody has written to.
-    let unknown = Tensor::empty(DType::F32, problem.sfb.dims(), &problem.device).unwrap();
-    let (mut d, _) = problem.output();
-    let mut broken = problem.clone();
-    broken.sfb = unknown;
-    let stopped = broken.run(&mut d, Some(choice), None);
+    let unknown = Tensor::empty(DType::F32, problem.scales()[1].dims(), problem.device()).unwrap();
+    broken.scales.as_mut().unwrap()[1] = unknown;
+    let stopped = broken.run(&problem.options(Some(choice), None));
     assert!(matches!(stopped, Err(Error::Fault { .. })), "{stopped:?}");
     assert_eq!(problem.checked(Some(choice), "after"), right);
 }
@@ -253,9 +258,10 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
         Case::ids(&ids(&sizes, 16), 3, 16, [64, 256]),
         Case::ends(&ends(&sizes, 16), 16, [40, 64, 256]),
     ] {
-        let p = Problem::new(case.clone(), &sim);
+        let p = case.simulated(&sim);
         let expected = p.checked(None, "tensors");
-        let (d, memory) = p.output();
+        let fresh = p.fresh();
+        let (d, memory, [sfa, sfb]) = (&fresh.d, &fresh.d_memory, p.scales());
         // Strides along groups, rows and columns; those along groups count only where rows are masked.
         let strides = |tensor: &Tensor| -> [usize; 3] {
             let strides = tensor.strides();
@@ -265,31 +271,41 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
                 strides[strides.len() - 1],
             ]
         };
-        let (numbers, alignment) = (p.numbers.address(), case.alignment);
-        let matrix =
-            |x: &Tensor| RawMatrix { strides: strides(x), ..RawMatrix::new(x.address(), x.dtype(), 0) };
-        let factors = |x: &Tensor| RawScaleFactors { address: x.address(), strides: strides(x) };
-        let rows = match case.layout {
-            GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
-            GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
-            GroupLayout::Ends => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
-            GroupLayout::All => panic!("these have numbers"),
-        };
-        let gemm = RawGemm {
-            grouping: RawGrouping::MGrouped { groups: case.groups, rows },
-            ..RawGemm::new([case.rows, case.n, case.k], matrix(&p.a), matrix(&p.b), matrix(&d))
-                .with_scales(factors(&p.sfa), factors(&p.sfb))
+        let outer = |tensor: &Tensor| [strides(tensor)[0], strides(tensor)[1]];
+        let (numbers, alignment) = (p.numbers().address(), case.alignment);
+        let gemm = RawGroupedFp8Gemm {
+            groups: case.groups,
+            m: case.rows,
+            n: case.n,
+            k: case.k,
+            a: p.a.address(),
+            a_strides: outer(&p.a),
+            sfa: sfa.address(),
+            sfa_strides: strides(sfa),
+            b: p.b.address(),
+            b_strides: outer(&p.b),
+            sfb: sfb.address(),
+            sfb_strides: strides(sfb),
+            d: d.address(),
+            d_strides: outer(d),
+            d_type: case.d_type,
+            rows: match case.layout {
+                GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
+                GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
+                GroupLayout::Ends => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
+                GroupLayout::All => panic!("these have numbers"),
+            },
         };
         let options = GemmOptions { num_sms: case.num_sms, ..Default::default() };
         // SAFETY: the simulator checks every access.
-        unsafe { gemm_raw(&p.device, &gemm, &options) }.unwrap();
+        unsafe { m_grouped_fp8_gemm_nt_raw(p.device(), &gemm, &options) }.unwrap();
         assert_eq!(memory.to_bytes().unwrap(), expected, "{case:?}");
         // SAFETY: it is refused.
         let refused = unsafe { gemm_raw(&Device::Cpu, &gemm, &options) };
         assert!(matches!(refused, Err(Error::Device { argument: "device", .. })));
         let nowhere = RawGemm { a: RawMatrix { address: 0, ..gemm.a }, ..gemm };
         // SAFETY: it is refused.
-        let refused = unsafe { gemm_raw(&p.device, &nowhere, &options) };
+        let refused = unsafe { m_grouped_fp8_gemm_nt_raw(p.device(), &nowhere, &options) };
         assert!(matches!(refused, Err(Error::NullPointer { argument: "a", .. })), "{refused:?}");
     }
 }
@@ -297,16 +313,17 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
 #[test]
 fn a_kernel_without_groups_is_refused_and_so_is_one_with_them_for_a_plain_product() {
     let sim = Sim::new();
-    let problem = Problem::new(Case::masked(&[3], [4, 64, 128]), &sim);
-    let (mut d, _) = problem.output();
+    let problem = Case::masked(&[3], [4, 64, 128]).simulated(&sim);
+    let d = problem.fresh().d.clone();
     for name in ["sm90_fp8_persistent_64x128_s8_c1x1", "sm90_fp8_split_k_8x64_k1_s2"] {
-        let refused = problem.run(&mut d, plan::parse(name), None);
+        let refused = problem.computed(plan::parse(name));
         assert!(matches!(&refused, Err(Error::Config { name: found, .. }) if found == name), "{refused:?}");
     }
     let one = |x: &Tensor| x.select(0).unwrap();
-    let (a, sfa, b, sfb) = (one(&problem.a), one(&problem.sfa), one(&problem.b), one(&problem.sfb));
+    let [sfa, sfb] = problem.scales().map(one);
+    let (a, b) = (one(&problem.a), one(&problem.b));
     let options = GemmOptions {
-        config: plan::parse("sm90_fp8_persistent_grouped_64x128_s8_c1x1"),
+        choice: plan::parse("sm90_fp8_persistent_grouped_64x128_s8_c1x1"),
         ..Default::default()
     };
     let refused = fp8_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut one(&d), &options);
@@ -338,11 +355,10 @@ proptest! {
             _ => Case::ids(&numbers, groups, 1, [72, 144]),
         };
         let about = format!("{case:?}");
-        Problem::new(case, &sim).checked(None, &about);
+        case.simulated(&sim).checked(None, &about);
         if layout == 2 {
-            let coarse = Problem::new(Case::ids(&numbers, groups, alignment, [72, 144]), &sim);
-            let (mut d, _) = coarse.output();
-            prop_assert!(coarse.run(&mut d, None, None).is_ok(), "{about}");
+            let coarse = Case::ids(&numbers, groups, alignment, [72, 144]).simulated(&sim);
+            prop_assert!(coarse.computed(None).is_ok(), "{about}");
         }
     }
 
@@ -364,7 +380,7 @@ proptest! {
         };
         if case.rows > 0 {
             let about = format!("{case:?}");
-            Problem::new(case, &sim).checked(None, &about);
+            case.simulated(&sim).checked(None, &about);
         }
     }
 }
@@ -374,21 +390,21 @@ proptest! {
 #[test]
 fn neither_tiles_nor_other_groups_change_a_bit() {
     let sim = Sim::with_options(Options { hazards: false, ..Options::default() });
-    let case = Case { scales: Scales::MnMajor, ..Case::masked(&[70, 0, 3, 21], [73, 200, 656]) };
-    let problem = Problem::new(case.clone(), &sim);
-    let (mut d, _) = problem.output();
-    let expected = problem.output().0;
+    let case = Case { scales: ScaleOrder::Mn, ..Case::masked(&[70, 0, 3, 21], [73, 200, 656]) };
+    let problem = case.simulated(&sim);
+    let (expected, [sfa, sfb]) = (problem.fresh().d.clone(), problem.scales());
     for (group, &rows) in case.numbers.iter().enumerate().filter(|(_, rows)| **rows > 0) {
         let part = |x: &Tensor| x.select(group).unwrap().narrow(0, 0, rows as usize).unwrap();
         let options =
-            GemmOptions { config: plan::parse("sm90_fp8_persistent_128x144_s4_c1x1"), ..Default::default() };
-        let (a, b) = ((&part(&problem.a), &part(&problem.sfa)), (&problem.b, &problem.sfb));
+            GemmOptions { choice: plan::parse("sm90_fp8_persistent_128x144_s4_c1x1"), ..Default::default() };
+        let (a, b) = ((&part(&problem.a), &part(sfa)), (&problem.b, sfb));
         let b = (&b.0.select(group).unwrap(), &b.1.select(group).unwrap());
         fp8_gemm_nt(a, b, Addend::None, &mut part(&expected), &options).unwrap();
     }
     for config in configs() {
-        for choice in config.with_clusters([[1, 1], [1, 2], [2, 1]]) {
-            problem.run(&mut d, Some(choice), None).unwrap();
+        for (cluster_m, cluster_n) in [(1, 1), (1, 2), (2, 1)] {
+            let choice = GemmConfig::Wide { config, cluster_m, cluster_n };
+            let d = problem.computed(Some(choice)).unwrap();
             assert_eq!(d.to_bytes().unwrap(), expected.to_bytes().unwrap(), "{}", plan::name(&choice));
         }
     }
@@ -406,7 +422,7 @@ fn features_of_grouped_kernels() {
     ];
     let mut i = 0;
     for d_type in [DType::Bf16, DType::F32] {
-        for scales in [Scales::RowMajor, Scales::MnMajor, Scales::Odd] {
+        for scales in [ScaleOrder::RowPadded, ScaleOrder::Mn, ScaleOrder::RowOdd] {
             for (gap, masked) in [(0, true), (3, false), (8, true)] {
                 let case = match masked {
                     true => Case::masked(&[21, 0, 70], [73, 136, 272]),

@@ -1,15 +1,16 @@
-//! Products of 16-bit operands whose sums are finished, in the simulator: whatever the schedule, the same bits, no hazard,
-//! and what the single steps give for the same sums, rounded once.
+//! Fused epilogues of 16-bit GEMMs in the simulator: whatever the schedule, the same bits, no hazard, and what the single
+//! steps give for the same accumulators, rounded once.
 
-use crate::common::fused::{ACTIVATIONS, Finished, NOTHING, What, same_sums};
-use crate::common::half::{Case, PLAIN, Problem};
-use crate::common::{C, Scales, same_bits, schedules};
+use crate::common::{
+    ACTIVATIONS, AddendKind, Case, EpilogueSpec, PLAIN_BF16 as PLAIN, PLAIN_FP16 as F16, ScaleOrder,
+    schedules,
+};
 use oxigemm::cast::ScaleFormat;
 use oxigemm::plan::{self, GemmConfig};
 use oxigemm::{
-    Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmLayout, GemmOptions, HeadSplits,
-    RawEpilogue, RawGemm, RawMatrix, Sim, Tensor, bf16_gemm_nt_fused, fp16_gemm_nt_fused, gemm_raw,
-    half_gemm, half_gemm_nt_fused, random,
+    Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, HeadSplits, RawEpilogue,
+    RawFusedHalfGemm, RawHalfGemm, Sim, Tensor, bf16_gemm_nt_fused, fp16_gemm_nt_fused, half_gemm_nt_fused,
+    half_gemm_nt_fused_raw, random,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
@@ -17,79 +18,20 @@ use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
 use oxigemm_kernels::gemm::operand::f16::Half;
 use oxigemm_kernels::gemm::sm90::split_k;
 
-const F16: Case = Case { ab_type: DType::F16, d_type: DType::F16, ..PLAIN };
-
-/// A product with what is fused, and the sums that the product alone gives.
-struct Fused {
-    what: What,
-    problem: Problem,
-    bias: Option<Tensor>,
-    sums: Vec<f64>,
-}
-
-impl Fused {
-    fn new(case: Case, what: What, sim: &Sim) -> Fused {
-        Fused::by(None, case, what, sim)
-    }
-
-    /// One that a choice is to compute.
-    fn by(choice: Option<GemmConfig>, case: Case, what: What, sim: &Sim) -> Fused {
-        let problem = Problem { case, ..Problem::new(Case { c: C::None, ..case }, sim) };
-        let [m, n, _] = case.dims;
-        let bias = what.bias.map(|dtype| {
-            let values: Vec<f32> = random::normals(7, n).iter().map(|x| x * 4.0).collect();
-            Tensor::from_f32(dtype, &values, &[n], &problem.device).unwrap()
-        });
-        sim.set_options(Default::default());
-        let mut sums = Tensor::empty(DType::F32, &[m, n], &problem.device).unwrap();
-        let plain = if case.ab_type == DType::F16 {
-            "sm90_fp16_split_k_nt_64x64"
-        } else {
-            "sm90_bf16_split_k_nt_64x64"
-        };
-        let options = same_sums(choice, plain);
-        half_gemm(GemmLayout::Nt, &problem.a, &problem.b, Addend::None, &mut sums, &options).unwrap();
-        let sums = sums.to_vec_f32().unwrap().into_iter().map(f64::from).collect();
-        Fused { what, problem, bias, sums }
-    }
-
-    fn run(&self, c: Addend<'_>, d: FusedOutput<'_>, choice: Option<GemmConfig>) -> oxigemm::Result<()> {
-        let (p, epilogue) = (&self.problem, self.what.epilogue(self.bias.as_ref()));
-        let (num_sms, batch_invariant) = (p.case.num_sms, choice.is_none());
-        let options = GemmOptions { config: choice, num_sms, batch_invariant, ..Default::default() };
-        half_gemm_nt_fused(&p.a, &p.b, c, d, &epilogue, &options)
-    }
-
-    /// The bits of D and of its scales, once they were found right.
-    fn checked(&self, choice: Option<GemmConfig>, about: &str) -> Vec<u8> {
-        let Case { dims: [m, n, _], d_type, c, gaps, .. } = self.problem.case;
-        let finished = Finished {
-            what: self.what,
-            dims: [m, n],
-            d_type,
-            c,
-            added: &self.problem.c,
-            gaps,
-            device: &self.problem.device,
-            bias: self.bias.as_ref(),
-            sums: &self.sums,
-        };
-        finished.checked(about, |c, d| self.run(c, d, choice))
-    }
+/// A case with a fused epilogue.
+fn with(case: Case, epilogue: EpilogueSpec) -> Case {
+    Case { epilogue: Some(epilogue), ..case }
 }
 
 fn every_schedule_gives_the_same_bits(
     case: Case,
-    what: What,
+    what: EpilogueSpec,
     choice: Option<GemmConfig>,
     step: usize,
     sim: &Sim,
 ) {
-    let fused = Fused::by(choice, case, what, sim);
-    let name = choice.map_or(String::new(), |choice| plan::name(&choice));
-    same_bits(&format!("{name} {case:?} {what:?}"), schedules().step_by(step), sim, |about| {
-        fused.checked(choice, about)
-    });
+    let problem = with(case, what).simulated(sim);
+    problem.every_schedule_gives_the_same_bits(choice, schedules().step_by(step), sim);
 }
 
 /// Every dense kernel of 16-bit operands with a fused epilogue.
@@ -115,13 +57,18 @@ fn kernels(fusion: Fusion) {
         let m = (config.tile()[0] * cluster[0]) as usize - 3;
         // Half of a tile's columns is not the end of one.
         let n = if gated { 464 } else { 120 };
-        let case = Case { dims: [m, n, (choice.stages as usize + 1) * 64 - 56], ..plain };
-        let what = What { activation: Activation::Silu, gated, bias: Some(plain.d_type), ..NOTHING };
+        let case = Case { dims: [m, n, (config.stages as usize + 1) * 64 - 56], ..plain };
+        let what = EpilogueSpec {
+            activation: Activation::Silu,
+            gated,
+            bias: Some(plain.d_type),
+            ..EpilogueSpec::NONE
+        };
         every_schedule_gives_the_same_bits(case, what, Some(choice), 3, &sim);
-        let what = What { factors: [0.5, -2.0], bias: Some(DType::F32), ..what };
-        let unaligned = Case { gaps: [1, 3], c: C::Other, ..case };
+        let what = EpilogueSpec { alpha: 0.5, beta: -2.0, bias: Some(DType::F32), ..what };
+        let unaligned = Case { gaps: [1, 3], c: AddendKind::Other, ..case };
         every_schedule_gives_the_same_bits(unaligned, what, Some(choice), 9, &sim);
-        let quantized = What { quantized: Some((Scales::RowMajor, ScaleFormat::F32)), ..what };
+        let quantized = EpilogueSpec { quantized: Some((ScaleOrder::RowPadded, ScaleFormat::F32)), ..what };
         let wider = Case { dims: [m, if gated { 768 } else { 272 }, case.dims[2]], ..case };
         every_schedule_gives_the_same_bits(wider, quantized, Some(choice), 4, &sim);
     }
@@ -137,9 +84,9 @@ fn every_gated_kernel_with_every_output() {
     kernels(Fusion::Gated);
 }
 
-/// Every few-row kernel with each kind of output; over the set every way to split K.
+/// Every split-K kernel with each kind of output; over the set every way to split K.
 #[test]
-fn every_few_row_kernel_with_every_output() {
+fn every_split_k_kernel_with_every_output() {
     let sim = Sim::new();
     let configs = f16_kernels().filter(GemmKernel::is_split_k);
     for (i, config) in configs.enumerate() {
@@ -152,12 +99,17 @@ fn every_few_row_kernel_with_every_output() {
         // A tile more, of few rows; gates that end inside a tile, where ups begin.
         let m = config.tile()[0] as usize + 3;
         let case = Case { dims: [m, if gated { 464 } else { 120 }, 600], ..plain };
-        let what = What { activation: Activation::Silu, gated, bias: Some(plain.d_type), ..NOTHING };
+        let what = EpilogueSpec {
+            activation: Activation::Silu,
+            gated,
+            bias: Some(plain.d_type),
+            ..EpilogueSpec::NONE
+        };
         every_schedule_gives_the_same_bits(case, what, choice(0), 5, &sim);
-        let what = What { factors: [0.5, -2.0], bias: Some(DType::F32), ..what };
-        let unaligned = Case { gaps: [1, 3], c: C::Other, ..case };
+        let what = EpilogueSpec { alpha: 0.5, beta: -2.0, bias: Some(DType::F32), ..what };
+        let unaligned = Case { gaps: [1, 3], c: AddendKind::Other, ..case };
         every_schedule_gives_the_same_bits(unaligned, what, choice(1), 9, &sim);
-        let quantized = What { quantized: Some((Scales::RowMajor, ScaleFormat::F32)), ..what };
+        let quantized = EpilogueSpec { quantized: Some((ScaleOrder::RowPadded, ScaleFormat::F32)), ..what };
         let wider = Case { dims: [m, if gated { 544 } else { 272 }, 600], ..case };
         every_schedule_gives_the_same_bits(wider, quantized, choice(2), 7, &sim);
     }
@@ -170,8 +122,15 @@ fn every_activation_bias_and_type() {
         for gated in [false, true] {
             let plain = if (i % 2 == 0) == gated { PLAIN } else { F16 };
             let biases = [None, Some(plain.d_type), Some(DType::F32)];
-            let what = What { activation, gated, bias: biases[i % 3], factors: [0.1, 3.0], ..NOTHING };
-            let c = [C::None, C::InPlace, C::Other][(i + usize::from(gated)) % 3];
+            let what = EpilogueSpec {
+                activation,
+                gated,
+                bias: biases[i % 3],
+                alpha: 0.1,
+                beta: 3.0,
+                ..EpilogueSpec::NONE
+            };
+            let c = [AddendKind::None, AddendKind::Inplace, AddendKind::Other][(i + usize::from(gated)) % 3];
             let d_type = if i % 2 == 0 { DType::F32 } else { plain.d_type };
             let case = Case { dims: [5, 254, 144], c, d_type, ..plain };
             every_schedule_gives_the_same_bits(case, what, None, 9, &sim);
@@ -179,17 +138,17 @@ fn every_activation_bias_and_type() {
     }
 }
 
-/// In FP32 the copy engine could add D to D, but it knows no factors.
+/// In FP32 TMA could add D to D, but it knows no factors.
 #[test]
 fn d_has_its_factor_where_it_is_added_to() {
     let sim = Sim::new();
-    for (i, c) in [C::InPlace, C::Other, C::None].into_iter().enumerate() {
+    for (i, c) in [AddendKind::Inplace, AddendKind::Other, AddendKind::None].into_iter().enumerate() {
         for choice in
             ["sm90_bf16_persistent_fused_nt_256x128_s3_c1x1", "sm90_bf16_persistent_gated_nt_128x256_s4_c1x1"]
         {
             let choice = plan::parse(choice).expect("the name of a choice");
-            let gated = choice.kernel.fusion() == Fusion::Gated;
-            let what = What { factors: [2.0, 0.25], gated, ..NOTHING };
+            let gated = choice.config().fusion() == Fusion::Gated;
+            let what = EpilogueSpec { alpha: 2.0, beta: 0.25, gated, ..EpilogueSpec::NONE };
             let case = Case { dims: [70, 512, 128], c, d_type: DType::F32, gaps: [0, 4 * i], ..PLAIN };
             every_schedule_gives_the_same_bits(case, what, Some(choice), 5, &sim);
         }
@@ -208,11 +167,16 @@ fn quantized_output_of_many_tiles_in_any_layout() {
     for (i, name) in choices.into_iter().enumerate() {
         let choice = plan::parse(name).expect("the name of a choice");
         let plain = if name.starts_with("bf16") { PLAIN } else { F16 };
-        for (layout, format) in [(Scales::MnMajor, ScaleFormat::F32), (Scales::Odd, ScaleFormat::PowerOfTwo)]
+        for (layout, format) in
+            [(ScaleOrder::Mn, ScaleFormat::F32), (ScaleOrder::RowOdd, ScaleFormat::PowerOfTwo)]
         {
             let gated = name.contains("gated");
-            let what =
-                What { gated, quantized: Some((layout, format)), activation: ACTIVATIONS[i + 1], ..NOTHING };
+            let what = EpilogueSpec {
+                gated,
+                quantized: Some((layout, format)),
+                activation: ACTIVATIONS[i + 1],
+                ..EpilogueSpec::NONE
+            };
             let case = Case { dims: [131, 800, 136], gaps: [0, i], num_sms: Some(2), ..plain };
             every_schedule_gives_the_same_bits(case, what, Some(choice), 4, &sim);
         }
@@ -228,9 +192,13 @@ fn heads_skip_their_middle() {
             .enumerate()
     {
         let splits = HeadSplits { left, mid, right };
-        let what = What { heads: Some(splits), activation: Activation::Relu, ..NOTHING };
+        let what = EpilogueSpec { heads: Some(splits), activation: Activation::Relu, ..EpilogueSpec::NONE };
         let plain = if i % 2 == 0 { PLAIN } else { F16 };
-        for (d_type, c) in [(plain.d_type, C::None), (plain.d_type, C::Other), (DType::F32, C::InPlace)] {
+        for (d_type, c) in [
+            (plain.d_type, AddendKind::None),
+            (plain.d_type, AddendKind::Other),
+            (DType::F32, AddendKind::Inplace),
+        ] {
             let case = Case { dims: [66, (left + right) as usize * heads, 144], d_type, c, ..plain };
             every_schedule_gives_the_same_bits(case, what, None, 9, &sim);
         }
@@ -238,55 +206,76 @@ fn heads_skip_their_middle() {
 }
 
 #[test]
-fn an_epilogue_that_does_nothing_gives_the_bits_of_the_product() {
+fn an_epilogue_that_does_nothing_gives_the_bits_of_the_gemm() {
     let sim = Sim::new();
     for (plain, choice) in
         [(PLAIN, "sm90_bf16_persistent_nt_128x128_s6_c1x1"), (F16, "sm90_fp16_persistent_nt_128x128_s6_c1x1")]
     {
         for dims in [[70, 200, 400], [3, 8, 130]] {
-            let fused = Fused::new(Case { dims, ..plain }, NOTHING, &sim);
-            let product = fused.problem.checked(plan::parse(choice), "the product alone");
-            assert_eq!(fused.checked(None, "finished"), product, "{dims:?}");
+            let case = Case { dims, ..plain };
+            let (plain, fused) = (case.simulated(&sim), with(case, EpilogueSpec::NONE).simulated(&sim));
+            plain.checked(plan::parse(choice), "the GEMM alone");
+            fused.checked(None, "fused");
+            let bits = |d: Tensor| d.to_bytes().unwrap();
+            let plain = bits(plain.computed(plan::parse(choice)).unwrap());
+            assert_eq!(bits(fused.computed(None).unwrap()), plain, "{dims:?}");
         }
     }
 }
 
 #[test]
 fn the_cpu_computes_the_same() {
-    let sim = Sim::new();
     for (gated, quantized) in
-        [(false, None), (true, None), (true, Some((Scales::RowMajor, ScaleFormat::F32)))]
+        [(false, None), (true, None), (true, Some((ScaleOrder::RowPadded, ScaleFormat::F32)))]
     {
-        let what = What { gated, quantized, activation: Activation::Gelu, bias: Some(DType::F32), ..NOTHING };
-        let mut fused = Fused::new(Case { dims: [9, 256, 304], ..F16 }, what, &sim);
-        let cpu = Device::cpu();
-        let move_to_cpu = |x: &Tensor| x.to_device(&cpu).unwrap();
-        let p = &mut fused.problem;
-        (p.a, p.b, p.device) = (move_to_cpu(&p.a), move_to_cpu(&p.b), cpu.clone());
-        fused.bias = fused.bias.as_ref().map(move_to_cpu);
-        // The exact sums, which those of the tensor core are near to.
-        fused.sums = fused.problem.exact.clone();
-        fused.checked(None, "on the CPU");
+        let what = EpilogueSpec {
+            gated,
+            quantized,
+            activation: Activation::Gelu,
+            bias: Some(DType::F32),
+            ..EpilogueSpec::NONE
+        };
+        with(Case { dims: [9, 256, 304], ..F16 }, what).on(&Device::cpu()).checked(None, "on the CPU");
     }
 }
 
 #[test]
 fn raw_addresses_give_the_bits_of_tensors() {
     let sim = Sim::new();
-    let what = What { gated: true, activation: Activation::Silu, bias: Some(DType::Bf16), ..NOTHING };
-    let what =
-        What { quantized: Some((Scales::RowMajor, ScaleFormat::PowerOfTwo)), factors: [0.25, 1.0], ..what };
-    let fused = Fused::new(Case { dims: [20, 512, 256], ..PLAIN }, what, &sim);
-    let by_tensors = fused.checked(None, "tensors");
-    let p = &fused.problem;
-    let d = Tensor::empty(DType::E4m3, &[20, 256], &p.device).unwrap();
-    let scales = Tensor::empty(DType::F32, &[20, 2], &p.device).unwrap();
-    let pitched = |x: &Tensor| RawMatrix::new(x.address(), DType::Bf16, x.strides()[0]);
-    let to = RawMatrix::new(d.address(), DType::E4m3, 256);
-    let gemm = RawGemm::new([20, 512, 256], pitched(&p.a), pitched(&p.b), to);
+    let what = EpilogueSpec {
+        gated: true,
+        activation: Activation::Silu,
+        bias: Some(DType::Bf16),
+        ..EpilogueSpec::NONE
+    };
+    let what = EpilogueSpec {
+        quantized: Some((ScaleOrder::RowPadded, ScaleFormat::PowerOfTwo)),
+        alpha: 0.25,
+        beta: 1.0,
+        ..what
+    };
+    let p = with(Case { dims: [20, 512, 256], ..PLAIN }, what).simulated(&sim);
+    let by_tensors = p.checked(None, "tensors");
+    let d = Tensor::empty(DType::E4m3, &[20, 256], p.device()).unwrap();
+    let scales = Tensor::empty(DType::F32, &[20, 2], p.device()).unwrap();
+    let gemm = RawHalfGemm {
+        m: 20,
+        n: 512,
+        k: 256,
+        ab_type: DType::Bf16,
+        a: p.a.address(),
+        a_strides: [p.a.strides()[0], 1],
+        b: p.b.address(),
+        b_strides: [p.b.strides()[0], 1],
+        c: 0,
+        c_pitch: 0,
+        d: d.address(),
+        d_pitch: 256,
+        d_type: DType::E4m3,
+    };
     let epilogue = RawEpilogue {
         alpha: 0.25,
-        bias: fused.bias.as_ref().unwrap().address(),
+        bias: p.bias.as_ref().unwrap().address(),
         activation: Activation::Silu,
         gated: true,
         d_scales: scales.address(),
@@ -297,7 +286,9 @@ fn raw_addresses_give_the_bits_of_tensors() {
     let run = |gemm: RawGemm<'_>, epilogue| {
         let gemm = RawGemm { epilogue: Some(epilogue), ..gemm };
         // SAFETY: the operands are tensors of this device, which checks every access; what is not is refused.
-        unsafe { gemm_raw(&p.device, &gemm, &GemmOptions::default()) }
+        unsafe {
+            half_gemm_nt_fused_raw(p.device(), &RawFusedHalfGemm { gemm, epilogue }, &GemmOptions::default())
+        }
     };
     run(gemm, epilogue).unwrap();
     let mut bytes = d.to_bytes().unwrap();
@@ -315,25 +306,15 @@ fn raw_addresses_give_the_bits_of_tensors() {
 #[test]
 fn a_graph_is_replayed_with_another_bias() {
     let sim = Sim::new();
-    let what = What { activation: Activation::Relu, bias: Some(DType::F16), ..NOTHING };
-    let mut fused = Fused::new(Case { dims: [7, 136, 200], ..F16 }, what, &sim);
-    let stream = fused.problem.device.new_stream().unwrap();
-    let mut d = fused.problem.output();
-    let graph = {
-        let p = &fused.problem;
-        let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
-        let output = FusedOutput::Matrix(&mut d);
-        stream
-            .capture(|_| {
-                let epilogue = fused.what.epilogue(fused.bias.as_ref());
-                half_gemm_nt_fused(&p.a, &p.b, Addend::None, output, &epilogue, &options)
-            })
-            .unwrap()
-    };
+    let what = EpilogueSpec { activation: Activation::Relu, bias: Some(DType::F16), ..EpilogueSpec::NONE };
+    let mut problem = with(Case { dims: [7, 136, 200], ..F16 }, what).simulated(&sim);
+    let stream = problem.device().new_stream().unwrap();
+    let options = problem.options(None, Some(stream.clone()));
+    let graph = stream.capture(|_| problem.run(&options)).unwrap();
     for seed in [1, 2] {
-        fused.bias.as_mut().unwrap().write_f32(&random::normals(seed, 136)).unwrap();
+        problem.bias.as_mut().unwrap().write_f32(&random::normals(seed, 136)).unwrap();
         graph.launch(&stream).unwrap();
-        assert_eq!(d.to_bytes().unwrap(), fused.checked(None, "at once"), "seed {seed}");
+        assert_eq!(problem.bits().unwrap(), problem.checked(None, "at once"), "seed {seed}");
     }
 }
 

@@ -1,9 +1,8 @@
 //! Every kernel of 16-bit operands in the simulator, through the public function: whatever the schedule, the same
 //! bits, no hazard, and the product.
 
-use crate::common::half::{Case, PLAIN, Problem};
-use crate::common::{C, policies, same_bits, schedules};
-use oxigemm::plan::{self, GemmConfig};
+use crate::common::{AddendKind, BF16, Case, FP16, PLAIN_BF16 as PLAIN, policies, schedules};
+use oxigemm::plan::{self, GemmConfig, OperandKind};
 use oxigemm::sim::Options;
 use oxigemm::{Addend, DType, Device, Error, GemmLayout, GemmOptions, Sim, Tensor, half_gemm};
 use oxigemm_kernels::Arch;
@@ -17,29 +16,19 @@ fn every_schedule_gives_the_same_bits(
     schedules: impl Iterator<Item = Options>,
     sim: &Sim,
 ) {
-    let problem = Problem::new(case, sim);
-    let what = format!("{} {case:?}", plan::name(&choice));
-    same_bits(&what, schedules, sim, |about| problem.checked(Some(choice), about));
+    case.simulated(sim).every_schedule_gives_the_same_bits(Some(choice), schedules, sim);
 }
 
 fn layout_of(operands: Operands) -> GemmLayout {
     operands.layout().parse().expect("the same names")
 }
 
-fn dtype_of(element: Half) -> DType {
-    match element {
-        Half::Bf16 => DType::Bf16,
-        Half::F16 => DType::F16,
-    }
-}
-
 /// A small shape with tails of M, N and K, more blocks of K than stages, and a launch; over the set they cover every
 /// cluster and split.
-fn small(i: usize, config: GemmKernel) -> Option<(GemmConfig, Case)> {
-    let operands = config.operands().as_f16()?;
-    let ([block_m, block_n], of_kernel) = (config.tile(), GemmConfig::of(config));
-    let dtype = dtype_of(operands.element);
-    let plain = Case { layout: layout_of(operands), ab_type: dtype, d_type: dtype, ..PLAIN };
+fn small(i: usize, config: Config) -> Option<(GemmConfig, Case)> {
+    let OperandKind::f16(operands) = config.family() else { return None };
+    let types = if operands.element == Half::Bf16 { BF16 } else { FP16 };
+    let plain = Case { layout: layout_of(operands), types, d_type: types.ab, ..PLAIN };
     let depth = |blocks: u32| blocks as usize * 64 - 56;
     Some(match config.is_split_k() {
         false => {
@@ -63,7 +52,7 @@ fn part_of_the_set(part: usize, parts: usize) {
     let kernels = GemmKernel::dense(Arch::Sm90a).enumerate().filter_map(|(i, config)| small(i, config));
     for (i, (choice, case)) in kernels.skip(part).step_by(parts).enumerate() {
         // Those of FP16 are those of BF16 with other types.
-        if case.ab_type == DType::F16 {
+        if case.types == FP16 {
             every_schedule_gives_the_same_bits(case, choice, policies(i), &sim);
         } else {
             every_schedule_gives_the_same_bits(case, choice, schedules(), &sim);
@@ -91,10 +80,11 @@ fn features(
     let sim = Sim::new();
     let all_gaps = [[0, 0], [1, 3], [4, 4], [0, 8]];
     let mut i = 0;
-    for ab_type in [DType::Bf16, DType::F16] {
+    for types in [BF16, FP16] {
+        let ab_type = types.ab;
         for (output, (wide, c)) in [false, true]
             .into_iter()
-            .flat_map(|wide| [C::None, C::InPlace, C::Other].map(|c| (wide, c)))
+            .flat_map(|wide| [AddendKind::None, AddendKind::Inplace, AddendKind::Other].map(|c| (wide, c)))
             .enumerate()
         {
             let d_type = if wide { DType::F32 } else { ab_type };
@@ -102,7 +92,7 @@ fn features(
             let some_gaps = [all_gaps[1], all_gaps[[0, 2, 3][(output + output / 3) % 3]]];
             for &gaps in if ab_type == DType::Bf16 { &all_gaps[..] } else { &some_gaps } {
                 let layout = layouts[(i + i / 4) % layouts.len()];
-                let case = Case { layout, ab_type, dims, d_type, c, gaps, num_sms };
+                let case = Case { layout, types, dims, d_type, c, gaps, num_sms, ..PLAIN };
                 let name = choice(i, ab_type, layout);
                 let choice = plan::parse(&name).unwrap_or_else(|| panic!("{name} is no choice"));
                 every_schedule_gives_the_same_bits(case, choice, schedules().skip(i % 3).step_by(4), &sim);
@@ -118,7 +108,7 @@ fn type_name(dtype: DType) -> &'static str {
 }
 
 #[test]
-fn features_of_the_many_row_kernels() {
+fn features_of_persistent_kernels() {
     // More tiles than blocks: each walks several.
     features([129, 272, 144], Some(2), &GemmLayout::ALL, |i, dtype, layout| {
         let cluster = ["1x1", "1x2", "2x1"][i % 3];
@@ -127,8 +117,8 @@ fn features_of_the_many_row_kernels() {
 }
 
 #[test]
-fn features_of_the_few_row_kernels() {
-    // An M-major A has no few-row kernels.
+fn features_of_split_k_kernels() {
+    // An M-major A has no split-K kernels.
     features([9, 72, 328], None, &[GemmLayout::Nt, GemmLayout::Nn], |i, dtype, layout| {
         let launch = ["k1_s2", "k2_s3", "k4_s2"][i % 3];
         let tile = if layout == GemmLayout::Nt { "32x64" } else { "8x64" };
@@ -137,8 +127,8 @@ fn features_of_the_few_row_kernels() {
 }
 
 #[test]
-fn slices_of_no_blocks_do_nothing() {
-    // More slices than blocks of K: a forced choice, which planning never makes.
+fn splits_of_no_blocks_do_nothing() {
+    // More splits than blocks of K: a forced choice, which planning never makes.
     let sim = Sim::new();
     for (name, [m, n]) in
         [("sm90_bf16_split_k_nt_128x128_k8_s2", [66, 136]), ("sm90_bf16_split_k_nt_8x64_k8_s2", [10, 72])]
@@ -170,9 +160,9 @@ fn the_planned_kernel_serves_any_shape() {
     let sim = Sim::new();
     for dims in [[1, 1, 1], [1, 576, 100], [2, 7, 129], [65, 8, 384], [33, 200, 16], [8, 8, 1]] {
         for layout in GemmLayout::ALL {
-            for ab_type in [DType::Bf16, DType::F16] {
-                let case = Case { layout, ab_type, d_type: ab_type, dims, ..PLAIN };
-                Problem::new(case, &sim).checked(None, &format!("{case:?}"));
+            for types in [BF16, FP16] {
+                let case = Case { layout, types, d_type: types.ab, dims, ..PLAIN };
+                case.simulated(&sim).checked(None, &format!("{case:?}"));
                 let report = sim.last_report().expect("a kernel has run");
                 assert!(report.instructions > 0 && report.macs > 0, "{report:?}");
             }
@@ -187,7 +177,7 @@ fn a_captured_call_does_nothing_and_each_launch_reads_what_is_there() {
     let stream = device.new_stream().unwrap();
     let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
     let case = Case { layout: GemmLayout::Nn, dims: [5, 64, 128], ..PLAIN };
-    let problem = Problem::new(case, &sim);
+    let problem = case.simulated(&sim);
     let expected = problem.checked(None, "not captured");
     let mut d = Tensor::zeros(DType::Bf16, &[5, 64], &device).unwrap();
     let graph = stream
@@ -205,14 +195,14 @@ fn a_captured_call_does_nothing_and_each_launch_reads_what_is_there() {
 #[test]
 fn a_choice_for_other_operands_is_refused() {
     let sim = Sim::new();
-    let problem = Problem::new(Case { dims: [8, 64, 64], ..PLAIN }, &sim);
+    let problem = Case { dims: [8, 64, 64], ..PLAIN }.simulated(&sim);
     for (name, fits) in [
         ("sm90_bf16_split_k_nt_8x64_k1_s2", true),
         ("sm90_bf16_split_k_nn_8x64_k1_s2", false),
         ("sm90_fp16_split_k_nt_8x64_k1_s2", false),
         ("sm90_fp8_split_k_8x64_k1_s2", false),
     ] {
-        let result = problem.run(plan::parse(name));
+        let result = problem.computed(plan::parse(name));
         assert_eq!(result.is_ok(), fits, "{name}");
         if let Err(error) = result {
             assert!(matches!(error, Error::ConfigOperands { .. }), "{error}");

@@ -1,14 +1,13 @@
-//! Products with 16-bit operands whose rows are grouped, in the simulator: whatever the schedule, the same bits, no
+//! m-grouped GEMMs of 16-bit operands in the simulator: whatever the schedule, the same bits, no
 //! hazard, the product of each group with its own B, and nothing else written to.
 
-use crate::common::grouped::{Case as Rows, POISON, ends, ids};
-use crate::common::half_grouped::{Case, Problem};
-use crate::common::{C, same_bits, schedules};
-use oxigemm::plan::{self, GemmConfig, Limits, MGroupedShape, OperandKind, Plan, PlanRequest};
+use crate::common::{AddendKind, BF16, FP16, GroupedCase as Rows, ends, ids, schedules};
+use crate::grouped::rows_of_no_group_do_not_matter;
+use oxigemm::plan::{self, GemmConfig, Limits, MGroupedShape, OperandKind, Plan};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
-    Addend, DType, Device, Error, GemmLayout, GemmOptions, RawGemm, RawGrouping, RawGroups, RawMatrix, Sim,
-    Tensor, gemm_raw, half_gemm, m_grouped_fp16_gemm_nn_masked, m_grouped_half_gemm,
+    Addend, DType, Device, Error, GemmLayout, GemmOptions, RawGroupedHalfGemm, RawGroups, Sim, Tensor,
+    half_gemm, m_grouped_fp16_gemm_nn_masked, m_grouped_half_gemm_raw,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::operand::f16::Half;
@@ -18,14 +17,12 @@ use proptest::prelude::*;
 
 /// Runs a case under some schedules, which must all give the same, right bits.
 fn every_schedule_gives_the_same_bits(
-    case: Case,
+    case: Rows,
     choice: GemmConfig,
     schedules: impl Iterator<Item = Options>,
     sim: &Sim,
 ) {
-    let what = format!("{} {case:?}", plan::name(&choice));
-    let problem = Problem::new(case, sim);
-    same_bits(&what, schedules, sim, |about| problem.checked(Some(choice), about));
+    case.simulated(sim).every_schedule_gives_the_same_bits(Some(choice), schedules, sim);
 }
 
 /// Every grouped kernel of 16-bit operands.
@@ -42,11 +39,10 @@ fn kernels() -> impl Iterator<Item = (GemmKernel, GemmConfig)> {
 }
 
 /// A case of a kernel's operands.
-fn case_of(config: &GemmKernel, of: Rows) -> Case {
-    let operands = config.operands().as_f16().expect("16-bit operands");
-    let ab_type = if operands.element == Half::Bf16 { DType::Bf16 } else { DType::F16 };
-    let layout: GemmLayout = operands.layout().parse().expect("the same names");
-    Case { layout, ab_type, ..Case::new(Rows { d_type: ab_type, ..of }) }
+fn case_of(config: &f16_persistent::Config, of: Rows) -> Rows {
+    let types = if config.operands.element == Half::Bf16 { BF16 } else { FP16 };
+    let operands: GemmLayout = config.operands.layout().parse().expect("the same names");
+    Rows { operands, ..of.of(types) }
 }
 
 /// All schedules for BF16; kernels of FP16 differ in the name of a type.
@@ -73,7 +69,7 @@ fn every_kernel_with_masked_groups_under_ten_schedules() {
 }
 
 #[test]
-fn every_kernel_with_groups_behind_each_other_under_ten_schedules() {
+fn every_kernel_with_contiguous_groups_under_ten_schedules() {
     let sim = Sim::new();
     for (i, (config, choice)) in kernels().enumerate() {
         let alignment = [1, 16, 32, 64, 128][i % 5];
@@ -122,9 +118,9 @@ fn planned(choice: GemmConfig, of: &Rows, expected: u32) -> Plan {
     plan::plan(&request, &Limits::h200()).expect("it computes the shape")
 }
 
-/// Where groups have many tiles and K is long, every other tile of a cluster takes K from its end, but not in the batch-invariant mode.
+/// Where groups have many tiles and K is long, K order is serpentine, but not in the batch-invariant mode.
 #[test]
-fn every_other_tile_of_long_groups_takes_k_from_its_end() {
+fn long_groups_have_serpentine_k_order() {
     let sim = Sim::new();
     let k = 3080;
     for (name, of) in [
@@ -137,43 +133,31 @@ fn every_other_tile_of_long_groups_takes_k_from_its_end() {
         let expected = (of.rows * of.slabs() / of.groups) as u32;
         assert!(planned(choice, &of, expected).launch.is_serpentine(), "{name}");
         let case = case_of(&config, of);
-        let case = Case { of: Rows { d_type: DType::F32, ..case.of }, expected_m: expected as usize, ..case };
+        let case = Rows { d_type: DType::F32, expected_m: expected as usize, ..case };
         every_schedule_gives_the_same_bits(case.clone(), choice, schedules().step_by(5), &sim);
-        let problem = Problem::new(case, &sim);
+        let problem = case.simulated(&sim);
         let bits = |num_sms, batch_invariant| {
             let choice = Some(choice);
-            let options = GemmOptions { config: choice, num_sms, batch_invariant, ..Default::default() };
-            let (mut d, memory) = problem.output(false);
-            let Case { layout, .. } = problem.case;
-            m_grouped_half_gemm(
-                layout,
-                &problem.a,
-                &problem.b,
-                Addend::None,
-                &mut d,
-                problem.groups(),
-                &options,
-            )
-            .unwrap();
-            memory.to_bytes().unwrap()
+            let options = GemmOptions { choice, num_sms, batch_invariant, ..Default::default() };
+            let mut fresh = problem.fresh();
+            fresh.run(&options).unwrap();
+            fresh.bits().unwrap()
         };
-        // Of all multiprocessors every cluster has one tile at most, which it takes from the beginning.
-        let straight_on = bits(None, false);
-        assert_eq!(bits(Some(2), true), straight_on, "{name}");
-        assert_ne!(bits(Some(2), false), straight_on, "{name}");
+        // Of all SMs every cluster has one tile at most, whose K it walks forwards.
+        let forward = bits(None, false);
+        assert_eq!(bits(Some(2), true), forward, "{name}");
+        assert_ne!(bits(Some(2), false), forward, "{name}");
     }
 }
 
 #[test]
-fn short_groups_and_short_ks_go_straight_on() {
-    let choice =
-        plan::parse("sm90_bf16_persistent_m_grouped_nt_64x128_s8_c1x1").expect("the name of a choice");
-    let turns_back = |expected, k| {
-        planned(choice, &Rows::masked(&[1, 1], [4096, 512, k]), expected).launch.is_serpentine()
-    };
-    assert!(turns_back(449, 3072));
-    assert!(!turns_back(448, 3072), "seven tiles");
-    assert!(!turns_back(449, 3071), "rows of less than 6 KB");
+fn short_groups_and_short_ks_have_forward_k_order() {
+    let choice = plan::parse("sm90_bf16_persistent_grouped_nt_64x128_s8_c1x1").expect("the name of a choice");
+    let is_serpentine =
+        |expected, k| planned(choice, &Rows::masked(&[1, 1], [4096, 512, k]), expected).launch.turns_back();
+    assert!(is_serpentine(449, 3072));
+    assert!(!is_serpentine(448, 3072), "seven tiles");
+    assert!(!is_serpentine(449, 3071), "rows of less than 6 KB");
 }
 
 /// Every type of D and addend, on aligned and on unaligned outputs, where a group ends at every part of a tile.
@@ -182,20 +166,20 @@ fn features_of_grouped_kernels() {
     let sim = Sim::new();
     let mut i = 0;
     for d_wide in [false, true] {
-        for c in [C::None, C::InPlace, C::Other] {
+        for c in [AddendKind::None, AddendKind::Inplace, AddendKind::Other] {
             for (gap, masked) in [(0, true), (3, false), (8, true)] {
-                let (element, ab_type) = [("bf16", DType::Bf16), ("fp16", DType::F16)][i % 2];
-                let (name, layout) = [("nt", GemmLayout::Nt), ("nn", GemmLayout::Nn)][i / 2 % 2];
+                let types = [BF16, FP16][i % 2];
+                let operands = [GemmLayout::Nt, GemmLayout::Nn][i / 2 % 2];
                 let of = match masked {
                     true => Rows::masked(&[21, 0, 70, 130], [133, 136, 144]),
                     false => Rows::ends(&[21, 21, 91, 200], 16, [205, 136, 144]),
                 };
-                let of = Rows { d_type: if d_wide { DType::F32 } else { ab_type }, gap, ..of };
+                let of = Rows { d_type: if d_wide { DType::F32 } else { of.d_type }, gap, ..of };
                 let tile = ["128x128_s6", "64x128_s8", "256x128_s3"][i % 3];
                 let cluster = ["1x1", "1x2", "2x1"][i / 3 % 3];
-                let name = format!("sm90_{element}_persistent_m_grouped_{name}_{tile}_c{cluster}");
+                let name = format!("{types}_wide_grouped_{operands}_{tile}_c{cluster}");
                 let choice = plan::parse(&name).unwrap_or_else(|| panic!("{name} is no choice"));
-                let case = Case { layout, ab_type, c, ..Case::new(of) };
+                let case = Rows { operands, c, ..of.of(types) };
                 every_schedule_gives_the_same_bits(case, choice, schedules().skip(i % 3).step_by(4), &sim);
                 i += 1;
             }
@@ -215,8 +199,8 @@ fn what_is_no_group_is_clamped() {
     ];
     for of in cases {
         let choice =
-            plan::parse("sm90_bf16_persistent_m_grouped_nt_64x128_s8_c2x1").expect("the name of a choice");
-        every_schedule_gives_the_same_bits(Case::new(of), choice, schedules().step_by(4), &sim);
+            plan::parse("sm90_bf16_persistent_grouped_nt_64x128_s8_c2x1").expect("the name of a choice");
+        every_schedule_gives_the_same_bits(of.of(BF16), choice, schedules().step_by(4), &sim);
     }
 }
 
@@ -229,7 +213,7 @@ fn groups_without_rows_need_no_tile() {
             "sm90_bf16_persistent_m_grouped_nt_128x128_s6_c1x1",
         ] {
             let choice = plan::parse(name).expect("the name of a choice");
-            let case = Case::new(Rows { num_sms, ..Rows::masked(counts, [30, 40, 200]) });
+            let case = Rows { num_sms, ..Rows::masked(counts, [30, 40, 200]) }.of(BF16);
             every_schedule_gives_the_same_bits(case, choice, schedules().step_by(5), &sim);
         }
     }
@@ -244,10 +228,7 @@ fn rows_of_no_group_are_never_used() {
         Rows::masked(&sizes.map(|x| x as i32), [73, 136, 136]),
         Rows::ids(&ids(&sizes, 32), 4, 32, [136, 136]),
     ] {
-        let case = Case::new(of);
-        let (plain, poisoned) = (Problem::new(case.clone(), &sim), Problem::poisoned(case.clone(), &sim));
-        let about = format!("{case:?}");
-        assert_eq!(plain.checked(None, &about), poisoned.checked(None, &about), "{about}");
+        rows_of_no_group_do_not_matter(&of.of(BF16), &sim);
     }
 }
 
@@ -260,19 +241,17 @@ fn a_graph_is_replayed_with_other_groups() {
         (Rows::masked(&[3, 0, 9], [70, 136, 136]), [vec![0, 64, 1], vec![70, 0, 0], vec![0, 0, 0]]),
         (Rows::ends(&[3, 20, 29], 16, [70, 136, 136]), [vec![0, 64, 70], vec![70, 70, 70], vec![16, 16, 33]]),
     ] {
-        let mut problem = Problem::new(Case::new(of), &sim);
-        let (mut d, mut memory) = problem.output(false);
+        let case = of.of(BF16);
+        let mut problem = case.simulated(&sim);
         let stream = device.new_stream().unwrap();
-        let graph = stream.capture(|_| problem.run(&mut d, None, Some(stream.clone()))).unwrap();
-        let before = vec![POISON; memory.to_bytes().unwrap().len()];
+        let options = problem.options(None, Some(stream.clone()));
+        let graph = stream.capture(|_| problem.run(&options)).unwrap();
         for numbers in turns {
-            memory.write_bytes(&before).unwrap();
-            let bytes: Vec<u8> = numbers.iter().flat_map(|number: &i32| number.to_le_bytes()).collect();
-            problem.numbers.write_bytes(&bytes).unwrap();
+            problem.change_numbers(&case, &numbers);
+            problem.poison().unwrap();
             graph.launch(&stream).unwrap();
             stream.synchronize().unwrap();
-            let about = format!("{:?} with {numbers:?}", problem.case);
-            problem.check(&before, &memory.to_bytes().unwrap(), &numbers, &about);
+            problem.assert_right(&format!("{case:?} with {numbers:?}"));
         }
     }
 }
@@ -286,32 +265,51 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
         (Rows::ids(&ids(&sizes, 16), 3, 16, [64, 128]), GemmLayout::Nt),
         (Rows::ends(&ends(&sizes, 16), 16, [40, 64, 128]), GemmLayout::Nt),
     ] {
-        let case = Case { layout, ..Case::new(of) };
-        let p = Problem::new(case.clone(), &sim);
+        let case = Rows { operands: layout, ..of.of(BF16) };
+        let p = case.simulated(&sim);
         let expected = p.checked(None, "tensors");
-        let (d, memory) = p.output(false);
-        let (numbers, alignment) = (p.numbers.address(), case.of.alignment);
-        let rows = match case.of.layout {
-            GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
-            GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
-            GroupLayout::Ends => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
-            GroupLayout::All => panic!("these have numbers"),
+        let fresh = p.fresh();
+        let (d, memory) = (&fresh.d, &fresh.d_memory);
+        // Strides along groups and rows; those along groups count only where rows are masked.
+        let outer = |tensor: &Tensor| match *tensor.strides() {
+            [slab, row, _] => [slab, row],
+            [row, _] => [0, row],
+            _ => panic!("a matrix, or several"),
         };
-        let gemm = RawGemm {
-            layout,
-            grouping: RawGrouping::MGrouped { groups: case.of.groups, rows },
-            ..RawGemm::new([case.of.rows, case.of.n, case.of.k], (&p.a).into(), (&p.b).into(), (&d).into())
+        let [group, first, second] = [0, 1, 2].map(|i| p.b.strides()[i]);
+        let (numbers, alignment) = (p.numbers().address(), case.alignment);
+        let gemm = RawGroupedHalfGemm {
+            groups: case.groups,
+            m: case.rows,
+            n: case.n,
+            k: case.k,
+            ab_type: case.types.ab,
+            a: p.a.address(),
+            a_strides: outer(&p.a),
+            b: p.b.address(),
+            b_strides: if layout.b_begins_with_k() { [group, second, first] } else { [group, first, second] },
+            c: 0,
+            c_strides: [0, 0],
+            d: d.address(),
+            d_strides: outer(d),
+            d_type: case.d_type,
+            rows: match case.layout {
+                GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
+                GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
+                GroupLayout::Ends => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
+                GroupLayout::All => panic!("these have numbers"),
+            },
         };
-        let options = GemmOptions { num_sms: case.of.num_sms, ..Default::default() };
+        let options = GemmOptions { num_sms: case.num_sms, ..Default::default() };
         // SAFETY: the simulator checks every access.
-        unsafe { gemm_raw(&p.device, &gemm, &options) }.unwrap();
+        unsafe { m_grouped_half_gemm_raw(p.device(), &gemm, &options) }.unwrap();
         assert_eq!(memory.to_bytes().unwrap(), expected, "{case:?}");
         // SAFETY: it is refused.
         let refused = unsafe { gemm_raw(&Device::Cpu, &gemm, &options) };
         assert!(matches!(refused, Err(Error::Device { argument: "device", .. })));
         let nowhere = RawGemm { a: RawMatrix { address: 0, ..gemm.a }, ..gemm };
         // SAFETY: it is refused.
-        let refused = unsafe { gemm_raw(&p.device, &nowhere, &options) };
+        let refused = unsafe { m_grouped_half_gemm_raw(p.device(), &nowhere, &options) };
         assert!(matches!(refused, Err(Error::NullPointer { argument: "a", .. })), "{refused:?}");
     }
 }
@@ -319,16 +317,16 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
 #[test]
 fn kernels_and_types_for_something_else_are_refused() {
     let sim = Sim::new();
-    let problem = Problem::new(Case::new(Rows::masked(&[3], [4, 64, 64])), &sim);
-    let (mut d, _) = problem.output(false);
+    let problem = Rows::masked(&[3], [4, 64, 64]).of(BF16).simulated(&sim);
+    let mut d = problem.fresh().d.clone();
     for name in ["sm90_bf16_persistent_nt_64x128_s8_c1x1", "sm90_bf16_split_k_nt_8x64_k1_s2"] {
-        let refused = problem.run(&mut d, plan::parse(name), None);
+        let refused = problem.computed(plan::parse(name));
         assert!(matches!(&refused, Err(Error::Config { name: found, .. }) if found == name), "{refused:?}");
     }
     for name in
-        ["sm90_fp8_persistent_m_grouped_64x128_s8_c1x1", "sm90_bf16_persistent_m_grouped_nn_64x128_s8_c1x1"]
+        ["sm90_fp8_persistent_grouped_64x128_s8_c1x1", "sm90_bf16_persistent_grouped_nn_64x128_s8_c1x1"]
     {
-        let refused = problem.run(&mut d, plan::parse(name), None);
+        let refused = problem.computed(plan::parse(name));
         assert!(matches!(&refused, Err(Error::ConfigOperands { name: found, .. }) if found == name));
     }
     let one = |x: &Tensor| x.select(0).unwrap();
@@ -339,7 +337,7 @@ fn kernels_and_types_for_something_else_are_refused() {
     assert!(matches!(refused, Err(Error::Config { .. })), "{refused:?}");
     let options = GemmOptions::default();
     let refused =
-        m_grouped_fp16_gemm_nn_masked(&problem.a, &problem.b, &mut d, &problem.numbers, 1, &options);
+        m_grouped_fp16_gemm_nn_masked(&problem.a, &problem.b, &mut d, problem.numbers(), 1, &options);
     assert!(matches!(refused, Err(Error::DType { argument: "a", .. })), "{refused:?}");
 }
 
@@ -349,21 +347,21 @@ fn kernels_and_types_for_something_else_are_refused() {
 fn neither_tiles_nor_other_groups_change_a_bit() {
     let sim = Sim::with_options(Options { hazards: false, ..Options::default() });
     for layout in [GemmLayout::Nt, GemmLayout::Nn] {
-        let case = Case { layout, ..Case::new(Rows::masked(&[70, 0, 3, 21], [73, 200, 328])) };
-        let problem = Problem::new(case.clone(), &sim);
-        let expected = problem.output(false).0;
-        for (group, &rows) in case.of.numbers.iter().enumerate().filter(|(_, rows)| **rows > 0) {
+        let case = Rows { operands: layout, ..Rows::masked(&[70, 0, 3, 21], [73, 200, 328]).of(BF16) };
+        let problem = case.simulated(&sim);
+        let expected = problem.fresh().d.clone();
+        for (group, &rows) in case.numbers.iter().enumerate().filter(|(_, rows)| **rows > 0) {
             let part = |x: &Tensor| x.select(group).unwrap().narrow(0, 0, rows as usize).unwrap();
             let name = format!("sm90_bf16_persistent_{layout}_128x128_s6_c1x1");
             let options = GemmOptions { config: plan::parse(&name), ..Default::default() };
             let b = problem.b.select(group).unwrap();
             half_gemm(layout, &part(&problem.a), &b, Addend::None, &mut part(&expected), &options).unwrap();
         }
-        let operands = OperandKind::f16(layout.operands(Half::Bf16));
-        for config in configs().filter(|config| config.operands() == operands) {
-            for choice in config.with_clusters([[1, 1], [1, 2], [2, 1]]) {
-                let (mut d, _) = problem.output(false);
-                problem.run(&mut d, Some(choice), None).unwrap();
+        let family = OperandKind::f16(layout.operands(Half::Bf16));
+        for config in configs().filter(|config| OperandKind::f16(config.operands) == family) {
+            for (cluster_m, cluster_n) in [(1, 1), (1, 2), (2, 1)] {
+                let choice = GemmConfig::HalfWide { config, cluster_m, cluster_n };
+                let d = problem.computed(Some(choice)).unwrap();
                 assert_eq!(d.to_bytes().unwrap(), expected.to_bytes().unwrap(), "{}", plan::name(&choice));
             }
         }
@@ -392,10 +390,10 @@ proptest! {
         };
         if of.rows > 0 {
             let of = Rows { d_type: if wide { DType::F32 } else { DType::Bf16 }, ..of };
-            let layout = if nn { GemmLayout::Nn } else { GemmLayout::Nt };
-            let case = Case { layout, c: [C::None, C::InPlace, C::Other][c], ..Case::new(of) };
-            let about = format!("{case:?}");
-            Problem::new(case, &sim).checked(None, &about);
+            let operands = if nn { GemmLayout::Nn } else { GemmLayout::Nt };
+            let c = [AddendKind::None, AddendKind::Inplace, AddendKind::Other][c];
+            let case = Rows { operands, c, ..of.of(BF16) };
+            case.simulated(&sim).checked(None, &format!("{case:?}"));
         }
     }
 }

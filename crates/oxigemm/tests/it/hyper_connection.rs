@@ -100,7 +100,7 @@ fn blocks_may_share_rows_and_splits_in_any_way() {
     ] {
         let case = Case { m, n: 8, k, splits };
         let options = GemmOptions { num_sms: Some(sms), ..GemmOptions::default() };
-        let what = format!("m={m} k={k} {splits:?}, {sms} multiprocessors");
+        let what = format!("m={m} k={k} {splits:?}, {sms} SMs");
         expect_close(&case.run_with(&sim, &options), &case.run(&Device::Cpu), &what);
     }
 }

@@ -1,8 +1,8 @@
 //! Every FP8 kernel of the closed set in the simulator, through the public function: whatever the schedule, the same
 //! bits, no hazard, and the product.
 
-use crate::common::{C, Case, PLAIN, Problem, Scales, same_bits, schedules};
-use oxigemm::plan::{self, GemmConfig, GemmShape, Limits, OperandKind, PlanRequest};
+use crate::common::{AddendKind, Case, PLAIN, ScaleOrder, schedules};
+use oxigemm::plan::{self, GemmConfig, GemmShape, Limits, OperandKind, Plan};
 use oxigemm::sim::{FaultKind, Options};
 use oxigemm::{Addend, DType, Device, Error, GemmOptions, Sim, Tensor, fp8_gemm_nt};
 use oxigemm_kernels::Arch;
@@ -15,9 +15,7 @@ fn every_schedule_gives_the_same_bits(
     schedules: impl Iterator<Item = Options>,
     sim: &Sim,
 ) {
-    let problem = Problem::new(case, sim);
-    let what = format!("{} {case:?}", plan::name(&choice));
-    same_bits(&what, schedules, sim, |about| problem.checked(Some(choice), about));
+    case.simulated(sim).every_schedule_gives_the_same_bits(Some(choice), schedules, sim);
 }
 
 /// A small shape with tails of M, N and K, more blocks of K than stages, and a launch; over the set they cover every
@@ -68,16 +66,16 @@ fn features(choices: &[&str], dims: [usize; 3], num_sms: Option<u32>) {
     let sim = Sim::new();
     let mut i = 0;
     for (d_type, c) in [
-        (DType::Bf16, C::None),
-        (DType::Bf16, C::InPlace),
-        (DType::Bf16, C::Other),
-        (DType::F32, C::None),
-        (DType::F32, C::InPlace),
-        (DType::F32, C::Other),
+        (DType::Bf16, AddendKind::None),
+        (DType::Bf16, AddendKind::Inplace),
+        (DType::Bf16, AddendKind::Other),
+        (DType::F32, AddendKind::None),
+        (DType::F32, AddendKind::Inplace),
+        (DType::F32, AddendKind::Other),
     ] {
-        for scales in [Scales::RowMajor, Scales::MnMajor, Scales::Odd] {
+        for scales in [ScaleOrder::RowPadded, ScaleOrder::Mn, ScaleOrder::RowOdd] {
             let gaps = [[0, 0], [1, 3], [4, 4], [0, 8]][i % 4];
-            let case = Case { dims, d_type, c, scales, gaps, num_sms };
+            let case = Case { dims, d_type, c, scales, gaps, num_sms, ..PLAIN };
             let choice = plan::parse(choices[i % choices.len()]).expect("the name of a choice");
             every_schedule_gives_the_same_bits(case, choice, schedules().skip(i % 3).step_by(3), &sim);
             i += 1;
@@ -86,7 +84,7 @@ fn features(choices: &[&str], dims: [usize; 3], num_sms: Option<u32>) {
 }
 
 #[test]
-fn features_of_the_many_row_kernels() {
+fn features_of_persistent_kernels() {
     // More tiles than blocks: each walks several.
     let choices = [
         "sm90_fp8_persistent_64x64_s12_c1x1",
@@ -97,7 +95,7 @@ fn features_of_the_many_row_kernels() {
 }
 
 #[test]
-fn features_of_the_few_row_kernels() {
+fn features_of_split_k_kernels() {
     let choices = [
         "sm90_fp8_split_k_8x64_k1_s2",
         "sm90_fp8_split_k_16x64_k2_s3",
@@ -118,7 +116,7 @@ fn a_block_walks_many_tiles_through_a_short_pipeline() {
 }
 
 #[test]
-fn the_copy_engine_brings_every_scale() {
+fn tma_loads_every_scale() {
     // K in fours of blocks: a part of a group, more than one, more than the ring has room for. The last block of a cluster lies outside
     // of B.
     let sim = Sim::new();
@@ -168,33 +166,33 @@ fn launch_of(choice: GemmConfig, case: &Case) -> Launch {
     plan::plan(&request, &limits).expect("it computes the shape").launch
 }
 
-/// Tiles that clusters share out.
-fn tiles_left_over(choice: GemmConfig, case: &Case) -> u32 {
-    launch_of(choice, case).stream_k.tiles
+/// Tiles that stream-K splits.
+fn stream_k_tiles(choice: GemmConfig, case: &Case) -> u32 {
+    launch_of(choice, case).tail.tiles
 }
 
-/// Whether every other tile takes K from its end.
-fn turns_back(choice: GemmConfig, case: &Case) -> bool {
-    launch_of(choice, case).is_serpentine()
+/// Whether K order is serpentine.
+fn is_serpentine(choice: GemmConfig, case: &Case) -> bool {
+    launch_of(choice, case).turns_back()
 }
 
 #[test]
-fn clusters_without_a_tile_help_others() {
-    // Three tiles for two clusters: the second of these helps the owner of the last.
+fn stream_k_peers_take_part_of_a_tile() {
+    // Three tiles for two clusters: the second of these is the stream-K peer of the last tile.
     let sim = Sim::new();
-    let added = Case { d_type: DType::F32, c: C::InPlace, scales: Scales::Odd, ..PLAIN };
+    let added = Case { d_type: DType::F32, c: AddendKind::Inplace, scales: ScaleOrder::RowOdd, ..PLAIN };
     for (i, (name, sms, case)) in [
-        ("sm90_fp8_persistent_stream_k_256x128_s3_c1x1", 2, Case { dims: [520, 100, 2000], ..PLAIN }),
-        ("sm90_fp8_persistent_stream_k_256x128_s3_c1x1", 2, Case { dims: [200, 264, 2048], ..added }),
+        ("sm90_fp8_persistent_shared_256x128_s3_c1x1", 2, Case { dims: [520, 100, 2000], ..PLAIN }),
+        ("sm90_fp8_persistent_shared_256x128_s3_c1x1", 2, Case { dims: [200, 264, 2048], ..added }),
         (
-            "sm90_fp8_persistent_stream_k_256x128_s3_c1x2",
+            "sm90_fp8_persistent_shared_256x128_s3_c1x2",
             4,
-            Case { dims: [520, 136, 2048], scales: Scales::MnMajor, ..PLAIN },
+            Case { dims: [520, 136, 2048], scales: ScaleOrder::Mn, ..PLAIN },
         ),
         (
-            "sm90_fp8_persistent_stream_k_256x128_s3_c2x1",
+            "sm90_fp8_persistent_shared_256x128_s3_c2x1",
             4,
-            Case { dims: [258, 264, 2048], c: C::Other, ..PLAIN },
+            Case { dims: [258, 264, 2048], c: AddendKind::Other, ..PLAIN },
         ),
     ]
     .into_iter()
@@ -202,14 +200,14 @@ fn clusters_without_a_tile_help_others() {
     {
         let choice = plan::parse(name).expect("the name of a choice");
         let case = Case { num_sms: Some(sms), ..case };
-        assert_eq!(tiles_left_over(choice, &case), 1);
+        assert_eq!(stream_k_tiles(choice, &case), 1);
         // Eager and lazy in turn, and random ones.
         every_schedule_gives_the_same_bits(case, choice, schedules().skip(i % 2).step_by(3), &sim);
     }
 }
 
 #[test]
-fn every_other_tile_takes_k_from_its_end() {
+fn tiles_alternate_in_serpentine_k_order() {
     // Two groups of scales, of eight blocks of K or of sixteen; one block less, which is made up for; behind two whole tiles of each block,
     // one that is shared out.
     let sim = Sim::new();
@@ -218,41 +216,41 @@ fn every_other_tile_takes_k_from_its_end() {
         (
             "sm90_fp8_persistent_256x128_s3_c1x2",
             2,
-            Case { dims: [260, 200, 2048], scales: Scales::Odd, ..PLAIN },
+            Case { dims: [260, 200, 2048], scales: ScaleOrder::RowOdd, ..PLAIN },
         ),
         (
             "sm90_fp8_persistent_128x192_s4_c2x1",
             2,
-            Case { dims: [300, 200, 4096], scales: Scales::MnMajor, ..PLAIN },
+            Case { dims: [300, 200, 4096], scales: ScaleOrder::Mn, ..PLAIN },
         ),
         (
             "sm90_fp8_persistent_128x176_s4_c1x1",
             1,
-            Case { dims: [140, 180, 3900], scales: Scales::Odd, ..PLAIN },
+            Case { dims: [140, 180, 3900], scales: ScaleOrder::RowOdd, ..PLAIN },
         ),
-        ("sm90_fp8_persistent_stream_k_256x128_s3_c1x1", 2, Case { dims: [1034, 100, 2048], ..PLAIN }),
+        ("sm90_fp8_persistent_shared_256x128_s3_c1x1", 2, Case { dims: [1034, 100, 2048], ..PLAIN }),
     ] {
         let choice = plan::parse(name).expect("the name of a choice");
         let case = Case { num_sms: Some(sms), ..case };
-        assert!(turns_back(choice, &case), "{name}");
+        assert!(is_serpentine(choice, &case), "{name}");
         every_schedule_gives_the_same_bits(case, choice, schedules().step_by(5), &sim);
     }
-    let straight_on = Case { dims: [260, 100, 1900], num_sms: Some(1), ..PLAIN };
-    assert!(!turns_back(plan::parse("sm90_fp8_persistent_256x128_s3_c1x1").expect("a choice"), &straight_on));
+    let forward = Case { dims: [260, 100, 1900], num_sms: Some(1), ..PLAIN };
+    assert!(!is_serpentine(plan::parse("sm90_fp8_persistent_256x128_s3_c1x1").expect("a choice"), &forward));
 }
 
 #[test]
-fn a_cluster_helps_two_owners() {
+fn a_stream_k_peer_serves_two_tiles() {
     let sim = Sim::new();
     let choice = plan::parse("sm90_fp8_persistent_stream_k_256x128_s3_c1x1").expect("the name of a choice");
     let case = Case { dims: [1100, 72, 4096], num_sms: Some(3), ..PLAIN };
-    assert_eq!(tiles_left_over(choice, &case), 2);
+    assert_eq!(stream_k_tiles(choice, &case), 2);
     every_schedule_gives_the_same_bits(case, choice, schedules().take(4), &sim);
 }
 
 #[test]
-fn slices_of_no_blocks_do_nothing() {
-    // More slices than blocks of K: a forced choice, which planning never makes.
+fn splits_of_no_blocks_do_nothing() {
+    // More splits than blocks of K: a forced choice, which planning never makes.
     let sim = Sim::new();
     for (name, [m, n]) in
         [("sm90_fp8_split_k_128x128_k8_s2", [66, 136]), ("sm90_fp8_split_k_8x64_k8_s2", [10, 72])]
@@ -267,7 +265,7 @@ fn slices_of_no_blocks_do_nothing() {
 fn the_planned_kernel_serves_any_shape() {
     let sim = Sim::new();
     for dims in [[1, 1, 1], [1, 576, 100], [2, 7, 129], [65, 8, 384], [33, 200, 16]] {
-        Problem::new(Case { dims, ..PLAIN }, &sim).checked(None, &format!("{dims:?}"));
+        Case { dims, ..PLAIN }.simulated(&sim).checked(None, &format!("{dims:?}"));
         let report = sim.last_report().expect("a kernel has run");
         assert!(report.instructions > 0 && report.macs > 0, "{report:?}");
     }
@@ -295,17 +293,12 @@ fn what_multiplies_nothing_needs_no_kernel() {
 #[test]
 fn a_hazard_is_an_error_that_names_the_source() {
     let sim = Sim::new();
-    let problem = Problem::new(Case { dims: [8, 64, 128], d_type: DType::F32, ..PLAIN }, &sim);
+    let problem = Case { dims: [8, 64, 128], d_type: DType::F32, ..PLAIN }.simulated(&sim);
     // D was never written to, and is added to.
-    let mut d = problem.output();
-    let error = fp8_gemm_nt(
-        (&problem.a, &problem.sfa),
-        (&problem.b, &problem.sfb),
-        Addend::InPlace,
-        &mut d,
-        &GemmOptions::default(),
-    )
-    .unwrap_err();
+    let (mut d, [sfa, sfb]) = (problem.fresh().d.clone(), problem.scales());
+    let error =
+        fp8_gemm_nt((&problem.a, sfa), (&problem.b, sfb), Addend::InPlace, &mut d, &GemmOptions::default())
+            .unwrap_err();
     let Error::Fault { kernel, fault } = &error else { panic!("{error}") };
     assert!(kernel.starts_with("fp8_gemm_"), "{kernel}");
     assert_eq!(fault.kind, FaultKind::Uninitialized);
@@ -317,11 +310,11 @@ fn a_hazard_is_an_error_that_names_the_source() {
 #[test]
 fn two_simulated_devices_share_nothing() {
     let case = Case { dims: [8, 64, 128], ..PLAIN };
-    let (here, there) = (Problem::new(case, &Sim::new()), Problem::new(case, &Sim::new()));
-    let mut d = here.output();
+    let (here, there) = (case.simulated(&Sim::new()), case.simulated(&Sim::new()));
+    let mut d = here.fresh().d.clone();
     let error = fp8_gemm_nt(
-        (&here.a, &here.sfa),
-        (&there.b, &there.sfb),
+        (&here.a, here.scales()[0]),
+        (&there.b, there.scales()[1]),
         Addend::None,
         &mut d,
         &GemmOptions::default(),
@@ -333,7 +326,7 @@ fn two_simulated_devices_share_nothing() {
 fn calls_from_a_thread_pool_wait_for_each_other() {
     use rayon::prelude::*;
     let sim = Sim::new();
-    let problem = Problem::new(Case { dims: [8, 64, 256], ..PLAIN }, &sim);
+    let problem = Case { dims: [8, 64, 256], ..PLAIN }.simulated(&sim);
     let results: Vec<Vec<u8>> = (0..16).into_par_iter().map(|_| problem.checked(None, "pool")).collect();
     assert!(results.windows(2).all(|pair| pair[0] == pair[1]));
 }
@@ -347,19 +340,13 @@ fn a_dependent_kernel_waits_for_the_one_before() {
         let config = choice.kernel;
         let ptx = config.build().expect("it is built").text;
         let sim = Sim::new();
-        let problem = Problem::new(Case { dims: [40, 72, 256], d_type: DType::F32, ..PLAIN }, &sim);
+        let problem = Case { dims: [40, 72, 256], d_type: DType::F32, ..PLAIN }.simulated(&sim);
         // The second adds to what the first has written, and may start while that still runs.
         let twice = || {
-            let mut d = problem.output();
+            let (mut d, [sfa, sfb]) = (problem.fresh().d.clone(), problem.scales());
             for (addend, programmatic) in [(Addend::None, false), (Addend::InPlace, true)] {
-                let options = GemmOptions { config: Some(choice), programmatic, ..Default::default() };
-                fp8_gemm_nt(
-                    (&problem.a, &problem.sfa),
-                    (&problem.b, &problem.sfb),
-                    addend,
-                    &mut d,
-                    &options,
-                )?;
+                let options = GemmOptions { choice: Some(choice), programmatic, ..Default::default() };
+                fp8_gemm_nt((&problem.a, sfa), (&problem.b, sfb), addend, &mut d, &options)?;
             }
             Ok::<(), Error>(())
         };

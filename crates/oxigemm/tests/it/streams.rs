@@ -10,7 +10,8 @@ const CASE: Case = Case { dims: [5, 64, 256], ..PLAIN };
 
 /// The product of a problem into `d`.
 fn product(p: &Problem, c: Addend<'_>, d: &mut Tensor, options: &GemmOptions) -> oxigemm::Result<()> {
-    fp8_gemm_nt((&p.a, &p.sfa), (&p.b, &p.sfb), c, d, options)
+    let [sfa, sfb] = p.scales();
+    fp8_gemm_nt((&p.a, sfa), (&p.b, sfb), c, d, options)
 }
 
 #[test]
@@ -19,7 +20,7 @@ fn a_captured_call_does_nothing_and_each_launch_reads_what_is_there() {
     let device = Device::Sim(sim.clone());
     let stream = device.new_stream().unwrap();
     let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
-    let first = Problem::new(CASE, &sim);
+    let first = CASE.simulated(&sim);
     let expected = first.checked(None, "not captured");
     let [m, n, _] = CASE.dims;
     let mut d = Tensor::zeros(DType::Bf16, &[m, n], &device).unwrap();
@@ -46,7 +47,7 @@ fn a_captured_call_does_nothing_and_each_launch_reads_what_is_there() {
     a.write_bytes(&ones).unwrap();
     graph.launch(&stream).unwrap();
     assert_ne!(d.to_bytes().unwrap(), expected, "the launch reads A as it is now");
-    let direct = first.run(None).unwrap();
+    let direct = first.computed(None).unwrap();
     assert_eq!(d.to_bytes().unwrap(), direct.to_bytes().unwrap());
 }
 
@@ -56,7 +57,7 @@ fn a_graph_keeps_the_order_of_its_work() {
     let device = Device::Sim(sim.clone());
     let (stream, second) = (device.new_stream().unwrap(), device.new_stream().unwrap());
     let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
-    let p = Problem::new(Case { d_type: DType::F32, ..CASE }, &sim);
+    let p = Case { d_type: DType::F32, ..CASE }.simulated(&sim);
     let [m, n, _] = CASE.dims;
     let new = |dtype, dims: [usize; 2]| Tensor::zeros(dtype, &dims, &device).unwrap();
     let (empty_a, empty_sfa) = (new(DType::E4m3, [m, 0]), new(DType::F32, [m, 0]));
@@ -71,7 +72,7 @@ fn a_graph_keeps_the_order_of_its_work() {
         })
         .unwrap();
     graph.launch(&second).unwrap();
-    let once = p.run(None).unwrap().to_vec_f32().unwrap();
+    let once = p.computed(None).unwrap().to_vec_f32().unwrap();
     let twice: Vec<f32> = once.iter().map(|x| x + x).collect();
     assert_eq!(d.to_vec_f32().unwrap(), twice);
     // A graph can be part of another.
@@ -107,8 +108,8 @@ fn streams_events_and_graphs_belong_to_their_device() {
     assert!(matches!(foreign.wait(&start), Err(Error::Device { argument: "event", .. })));
     let graph = stream.capture(|_| Ok(())).unwrap();
     assert!(matches!(graph.launch(&foreign), Err(Error::Device { argument: "stream", .. })));
-    let p = Problem::new(CASE, here.as_sim().unwrap());
-    let mut d = p.output();
+    let p = CASE.simulated(here.as_sim().unwrap());
+    let mut d = p.fresh().d.clone();
     let options = GemmOptions { stream: Some(foreign), ..Default::default() };
     let refused = product(&p, Addend::None, &mut d, &options);
     assert!(matches!(refused, Err(Error::Device { argument: "stream", .. })), "{refused:?}");
@@ -120,15 +121,32 @@ fn streams_events_and_graphs_belong_to_their_device() {
 fn raw_pointers_are_addresses_of_the_simulated_memory() {
     let sim = Sim::new();
     let device = Device::Sim(sim.clone());
-    let p = Problem::new(CASE, &sim);
+    let p = CASE.simulated(&sim);
     let expected = p.checked(None, "tensors");
     let [m, n, k] = CASE.dims;
     let d = Tensor::zeros(DType::Bf16, &[m, n], &device).unwrap();
-    let pitched = |x: &Tensor| RawMatrix::new(x.address(), DType::E4m3, x.strides()[0]);
-    let scales = |x: &Tensor| RawScaleFactors::new(x.address(), [x.strides()[0], x.strides()[1]]);
-    let to = RawMatrix::new(d.address(), DType::Bf16, n);
-    let gemm =
-        RawGemm::new([m, n, k], pitched(&p.a), pitched(&p.b), to).with_scales(scales(&p.sfa), scales(&p.sfb));
+    let strides = |tensor: &Tensor| [tensor.strides()[0], tensor.strides()[1]];
+    let [sfa, sfb] = p.scales();
+    let gemm = RawFp8Gemm {
+        m,
+        n,
+        k,
+        ab_types: [DType::E4m3; 2],
+        a: p.a.address(),
+        a_pitch: p.a.strides()[0],
+        sfa: sfa.address(),
+        sfa_strides: strides(sfa),
+        b: p.b.address(),
+        b_pitch: p.b.strides()[0],
+        sfb: sfb.address(),
+        sfb_strides: strides(sfb),
+        scales_of_b: ScalesOfB::Blocks,
+        c: 0,
+        c_pitch: 0,
+        d: d.address(),
+        d_pitch: n,
+        d_type: DType::Bf16,
+    };
     let stream = device.new_stream().unwrap();
     let options = GemmOptions { stream: Some(stream), ..Default::default() };
     // SAFETY: the tensors are alive, and the simulator checks every access.
@@ -150,7 +168,7 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
 fn threads_with_streams_of_their_own_get_the_same_bits() {
     let sim = Sim::new();
     let device = Device::Sim(sim.clone());
-    let p = Problem::new(CASE, &sim);
+    let p = CASE.simulated(&sim);
     let expected = p.checked(None, "one thread");
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -158,7 +176,7 @@ fn threads_with_streams_of_their_own_get_the_same_bits() {
                 let options =
                     GemmOptions { stream: Some(device.new_stream().unwrap()), ..Default::default() };
                 for _ in 0..3 {
-                    let mut d = p.output();
+                    let mut d = p.fresh().d.clone();
                     product(&p, Addend::None, &mut d, &options).unwrap();
                     assert_eq!(d.to_bytes().unwrap(), expected);
                 }

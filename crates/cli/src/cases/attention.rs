@@ -1,0 +1,350 @@
+//! Attention (MQA) logits: random operands, the call, and whether its result is right.
+
+mod spec;
+
+use oxigemm::check::Logits;
+use oxigemm::metrics::calc_diff;
+use oxigemm::{
+    DType, Device, GemmOptions, Tensor, fp8_mqa_logits, fp8_paged_mqa_logits, get_paged_mqa_logits_metadata,
+    random, reference,
+};
+
+use oxigemm_testkit::memory::dense;
+use oxigemm_testkit::{Failure, UNQUANTIZED_LIMIT, Verdict};
+pub use spec::{PagedSpec, PrefillSpec, Ranges};
+
+/// The largest distance from the logits of the quantized operands, as the peer's tests have it.
+const DIFF_LIMIT: f64 = 5e-6;
+const DIFF_LIMIT_BF16: f64 = 3e-5;
+/// In fewer logits `calc_diff` says little.
+const FEW: usize = 512;
+/// The part of an element's deviation by which the tensor core may be off.
+const ELEMENT_LIMIT: f64 = 0.03;
+/// What logits hold before a call.
+const UNTOUCHED: f32 = 7.0;
+/// Keys that are drawn for pages, at most: a large cache has the same ones again.
+const DISTINCT: usize = 1 << 16;
+/// Queries of a large case that are looked at, and keys of each.
+const SAMPLED: [usize; 2] = [24, 512];
+
+/// Rows that are quantized with a scale each.
+struct Rows {
+    dim: usize,
+    exact: Vec<f32>,
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+}
+
+impl Rows {
+    fn draw(seed: u64, rows: usize, dim: usize) -> Rows {
+        let exact = random::normals(seed, rows * dim);
+        let scale = |row: &[f32]| row.iter().fold(1e-4f32, |most, x| most.max(x.abs())) / 448.0;
+        let scales: Vec<f32> = exact.chunks(dim).map(scale).collect();
+        let scaled =
+            exact.chunks(dim).zip(&scales).flat_map(|(row, scale)| row.iter().map(move |x| x / scale));
+        let codes = DType::E4m3.encode(&scaled.collect::<Vec<f32>>());
+        Rows { dim, exact, codes, scales }
+    }
+
+    /// How many there are.
+    fn len(&self) -> usize {
+        self.scales.len()
+    }
+
+    fn exact(&self, row: usize) -> &[f32] {
+        &self.exact[row * self.dim..][..self.dim]
+    }
+
+    fn quantized(&self, row: usize) -> Vec<f32> {
+        DType::E4m3.decode(&self.codes[row * self.dim..][..self.dim])
+    }
+}
+
+/// What all queries are made of.
+struct Queries {
+    row: usize,
+    heads: usize,
+    exact: Vec<f32>,
+    codes: Vec<u8>,
+    weights: Vec<f32>,
+}
+
+impl Queries {
+    fn draw(seed: u64, queries: usize, heads: usize, dim: usize) -> Queries {
+        let exact = random::normals(seed, queries * heads * dim);
+        let codes = DType::E4m3.encode(&exact);
+        let weights = random::normals(seed + 1, queries * heads);
+        Queries { row: heads * dim, heads, exact, codes, weights }
+    }
+
+    fn weights(&self, query: usize) -> &[f32] {
+        &self.weights[query * self.heads..][..self.heads]
+    }
+}
+
+/// Logits that were compared so far.
+#[derive(Default)]
+struct Comparison {
+    found: Vec<f32>,
+    quantized: Vec<f64>,
+    exact: Vec<f64>,
+    worst: f64,
+    /// Whether what must be -inf, or stay as it was, is.
+    masked: bool,
+    rows: usize,
+}
+
+impl Comparison {
+    fn new() -> Comparison {
+        Comparison { masked: true, ..Comparison::default() }
+    }
+
+    /// Compares the logit of a query and a key.
+    fn add(&mut self, queries: &Queries, query: usize, keys: &Rows, key: usize, found: f32, dtype: DType) {
+        let (row, weights) = (queries.row, queries.weights(query));
+        let q = DType::E4m3.decode(&queries.codes[query * row..][..row]);
+        let (k, scale) = (keys.quantized(key), keys.scales[key]);
+        let quantized = reference::mqa_logit(&q, weights, &k, scale);
+        let norm = |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+        // Errors of heads are independent of each other.
+        let part = ELEMENT_LIMIT * f64::from(scale) * norm(&k) / (k.len() as f64).sqrt();
+        let heads = q.chunks(k.len()).zip(weights).map(|(q, &w)| (part * norm(q) * f64::from(w)).powi(2));
+        let rounding = if dtype == DType::Bf16 { 1.0 / 256.0 } else { 1e-5 };
+        let allowed = heads.sum::<f64>().sqrt() + rounding * quantized.abs();
+        let error = (f64::from(found) - quantized).abs() / allowed;
+        // NaN is worse than anything.
+        self.worst = if error > self.worst || error.is_nan() { error } else { self.worst };
+        self.exact.push(reference::mqa_logit(
+            &queries.exact[query * row..][..row],
+            weights,
+            keys.exact(key),
+            1.0,
+        ));
+        self.quantized.push(quantized);
+        self.found.push(found);
+    }
+
+    /// Compares what lies outside of what a query sees.
+    fn add_outside(&mut self, found: &[f32], clean: bool) {
+        let expected = if clean { f32::NEG_INFINITY } else { UNTOUCHED };
+        self.masked &= found.iter().all(|&x| x == expected);
+    }
+
+    fn verdict(&self, dtype: DType) -> Verdict {
+        let diff = calc_diff(&self.found, &self.quantized);
+        let diff_unquantized = calc_diff(&self.found, &self.exact);
+        let limit = if dtype == DType::Bf16 { DIFF_LIMIT_BF16 } else { DIFF_LIMIT };
+        // What casting costs differs from query to query.
+        let unquantized = if self.rows < SAMPLED[0] { 3.0 * UNQUANTIZED_LIMIT } else { UNQUANTIZED_LIMIT };
+        let close = self.found.len() < FEW || (diff < limit && diff_unquantized < unquantized);
+        let right = self.masked && close && self.worst <= 1.0;
+        Verdict { diff, diff_unquantized, worst_element: self.worst, rows: self.rows, right }
+    }
+}
+
+/// Some of `0..count`, at least the first and the last.
+fn sample(seed: u64, count: usize, most: usize) -> Vec<usize> {
+    if count <= most {
+        return (0..count).collect();
+    }
+    let drawn = (2..most as u64).map(|i| (random::bits(seed, i) % count as u64) as usize);
+    [0, count - 1].into_iter().chain(drawn).collect()
+}
+
+/// A prefill with its data.
+pub struct PrefillHost {
+    pub spec: PrefillSpec,
+    queries: Queries,
+    keys: Rows,
+}
+
+/// The same on a device.
+pub struct PrefillOperands {
+    form: Logits,
+    pub q: Tensor,
+    pub kv: Tensor,
+    pub kv_scales: Tensor,
+    pub weights: Tensor,
+    pub bounds: [Tensor; 2],
+    pub logits: Tensor,
+}
+
+impl PrefillHost {
+    pub fn draw(spec: PrefillSpec) -> PrefillHost {
+        let queries = Queries::draw(spec.seed, spec.queries, spec.heads, spec.dim);
+        let keys = Rows::draw(spec.seed + 2, spec.keys, spec.dim);
+        PrefillHost { spec, queries, keys }
+    }
+
+    pub fn upload(&self, device: &Device) -> Result<PrefillOperands, Failure> {
+        let PrefillSpec { heads, dim, queries, keys, form, dtype, at_end, .. } = self.spec;
+        let upload = Upload { at_end, device };
+        let bounds = [0, 1].map(|end| {
+            let bounds: Vec<i32> = (0..queries).map(|query| self.spec.range(query)[end]).collect();
+            upload.integers(&bounds, &[queries])
+        });
+        let [starts, ends] = bounds;
+        Ok(PrefillOperands {
+            form,
+            q: upload.codes(&self.queries.codes, &[queries, heads, dim])?,
+            kv: upload.codes(&self.keys.codes, &[keys, dim])?,
+            kv_scales: upload.floats(DType::F32, &self.keys.scales, &[keys])?,
+            weights: upload.floats(DType::F32, &self.queries.weights, &[queries, heads])?,
+            bounds: [starts?, ends?],
+            logits: upload.untouched(dtype, [queries, keys])?,
+        })
+    }
+
+    /// Looks at some queries whole, and at some of their logits closely.
+    pub fn judge(&self, operands: &PrefillOperands) -> Result<Verdict, Failure> {
+        let spec = &self.spec;
+        let (clean, mut comparison) = (spec.form == Logits::Clean, Comparison::new());
+        for query in sample(spec.seed + 5, spec.queries, SAMPLED[0]) {
+            let found = operands.logits.select(query)?.to_vec_f32()?;
+            let seen = spec.seen(query);
+            let at = if spec.form == Logits::Compressed { 0..seen.len() } else { seen.clone() };
+            comparison.add_outside(&found[..at.start], clean);
+            comparison.add_outside(&found[at.end..], clean);
+            comparison.rows += 1;
+            for nth in sample(spec.seed + query as u64, seen.len(), SAMPLED[1]) {
+                let (key, found) = (seen.start + nth, found[at.start + nth]);
+                comparison.add(&self.queries, query, &self.keys, key, found, spec.dtype);
+            }
+        }
+        Ok(comparison.verdict(spec.dtype))
+    }
+}
+
+impl PrefillOperands {
+    pub fn run(&mut self, options: &GemmOptions) -> oxigemm::Result<()> {
+        let [starts, ends] = &self.bounds;
+        let keys = (&self.kv, &self.kv_scales);
+        fp8_mqa_logits(&self.q, keys, &self.weights, [starts, ends], &mut self.logits, self.form, options)
+    }
+}
+
+/// Where operands are put.
+struct Upload<'a> {
+    at_end: bool,
+    device: &'a Device,
+}
+
+impl Upload<'_> {
+    fn bytes(&self, dtype: DType, bytes: &[u8], dims: &[usize]) -> Result<Tensor, Failure> {
+        dense(dtype, bytes, dims, self.at_end, self.device)
+    }
+
+    fn codes(&self, codes: &[u8], dims: &[usize]) -> Result<Tensor, Failure> {
+        self.bytes(DType::E4m3, codes, dims)
+    }
+
+    fn floats(&self, dtype: DType, values: &[f32], dims: &[usize]) -> Result<Tensor, Failure> {
+        self.bytes(dtype, &dtype.encode(values), dims)
+    }
+
+    fn integers(&self, values: &[i32], dims: &[usize]) -> Result<Tensor, Failure> {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.bytes(DType::I32, &bytes, dims)
+    }
+
+    fn untouched(&self, dtype: DType, [rows, columns]: [usize; 2]) -> Result<Tensor, Failure> {
+        self.floats(dtype, &vec![UNTOUCHED; rows * columns], &[rows, columns])
+    }
+}
+
+/// Sequences with their data.
+pub struct PagedHost {
+    pub spec: PagedSpec,
+    queries: Queries,
+    /// The keys of all pages, or of the first ones, which then come again.
+    keys: Rows,
+    table: Vec<i32>,
+}
+
+/// The same on a device.
+pub struct PagedOperands {
+    clean: bool,
+    pub q: Tensor,
+    pub kv_cache: Tensor,
+    pub weights: Tensor,
+    pub lengths: Tensor,
+    pub table: Tensor,
+    pub schedule: Tensor,
+    pub logits: Tensor,
+}
+
+impl PagedHost {
+    pub fn draw(spec: PagedSpec) -> PagedHost {
+        let queries = Queries::draw(spec.seed, spec.queries(), spec.heads, spec.dim);
+        let pages = spec.pages();
+        let keys = Rows::draw(spec.seed + 2, (pages * spec.page_keys).min(DISTINCT), spec.dim);
+        let entry = |i: u64| match (spec.wild, random::bits(spec.seed + 3, i)) {
+            (true, bits) if bits >> 61 == 0 => [i32::MIN, -1, pages as i32, i32::MAX][bits as usize % 4],
+            (_, bits) => (bits % pages as u64) as i32,
+        };
+        let table = (0..(spec.sequences() * spec.table_pages()) as u64).map(entry).collect();
+        PagedHost { spec, queries, keys, table }
+    }
+
+    pub fn upload(&self, device: &Device) -> Result<PagedOperands, Failure> {
+        let spec = &self.spec;
+        let PagedSpec { heads, dim, next, page_keys, columns, .. } = *spec;
+        let (sequences, queries, pages) = (spec.sequences(), spec.queries(), spec.pages());
+        let page = |(codes, scales): (&[u8], &[f32])| [codes, &DType::F32.encode(scales)].concat();
+        let codes = self.keys.codes.chunks(page_keys * dim);
+        let drawn: Vec<Vec<u8>> = codes.zip(self.keys.scales.chunks(page_keys)).map(page).collect();
+        let cache = drawn.iter().cycle().take(pages).map(Vec::as_slice).collect::<Vec<_>>().concat();
+        let dims = if spec.per_query { vec![sequences, next] } else { vec![sequences] };
+        // As many parts as SMs; the reference computes everything whatever they are.
+        let parts = spec.parts.unwrap_or_else(|| device.limits().map_or(1, |limits| limits.sms as usize));
+        let upload = Upload { at_end: spec.at_end, device };
+        Ok(PagedOperands {
+            clean: spec.clean,
+            q: upload.codes(&self.queries.codes, &[sequences, next, heads, dim])?,
+            kv_cache: upload.codes(&cache, &[pages, page_keys, 1, dim + 4])?,
+            weights: upload.floats(DType::F32, &self.queries.weights, &[queries, heads])?,
+            lengths: upload.integers(&spec.lengths, &dims)?,
+            table: upload.integers(&self.table, &[sequences, spec.table_pages()])?,
+            schedule: upload.integers(&vec![0; 2 * (parts + 1)], &[parts + 1, 2])?,
+            logits: upload.untouched(spec.dtype, [queries, columns])?,
+        })
+    }
+
+    /// Looks at some queries whole, and at some of their logits closely.
+    pub fn judge(&self, operands: &PagedOperands) -> Result<Verdict, Failure> {
+        let spec = &self.spec;
+        let mut comparison = Comparison::new();
+        for query in sample(spec.seed + 5, spec.queries(), SAMPLED[0]) {
+            let found = operands.logits.select(query)?.to_vec_f32()?;
+            let seen = spec.seen(query);
+            comparison.add_outside(&found[seen..], spec.clean);
+            comparison.rows += 1;
+            for key in sample(spec.seed + query as u64, seen, SAMPLED[1]) {
+                let page = self.table[query / spec.next * spec.table_pages() + key / spec.page_keys];
+                let page = usize::try_from(page).ok().filter(|&page| page < spec.pages());
+                match page {
+                    None => comparison.masked &= found[key] == 0.0,
+                    Some(page) => {
+                        let row = (page * spec.page_keys + key % spec.page_keys) % self.keys.len();
+                        comparison.add(&self.queries, query, &self.keys, row, found[key], spec.dtype);
+                    }
+                }
+            }
+        }
+        Ok(comparison.verdict(spec.dtype))
+    }
+}
+
+impl PagedOperands {
+    /// Shares out the keys.
+    pub fn plan(&mut self, options: &GemmOptions) -> oxigemm::Result<()> {
+        get_paged_mqa_logits_metadata(&self.lengths, &mut self.schedule, options)
+    }
+
+    /// Computes the logits.
+    pub fn run(&mut self, options: &GemmOptions) -> oxigemm::Result<()> {
+        let lists = [&self.lengths, &self.table, &self.schedule];
+        let logits = &mut self.logits;
+        fp8_paged_mqa_logits(&self.q, &self.kv_cache, &self.weights, lists, logits, self.clean, options)
+    }
+}

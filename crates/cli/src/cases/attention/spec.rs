@@ -1,0 +1,178 @@
+//! Sizes of attention (MQA) logits, and which keys a query sees.
+
+use std::fmt;
+use std::ops::Range;
+
+use oxigemm::check::Logits;
+use oxigemm::{DType, random};
+
+/// Which keys queries see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ranges {
+    /// All before the query's own, as if they were the last of the keys.
+    Causal,
+    /// Any, also outside of the keys and backwards.
+    Wild,
+}
+
+/// Logits of a prefill.
+#[derive(Clone, Copy, Debug)]
+pub struct PrefillSpec {
+    pub heads: usize,
+    pub dim: usize,
+    pub queries: usize,
+    pub keys: usize,
+    pub ranges: Ranges,
+    pub form: Logits,
+    pub dtype: DType,
+    /// Whether operands end where their memory does.
+    pub at_end: bool,
+    pub seed: u64,
+}
+
+/// Logits of keys in pages.
+#[derive(Clone, Debug)]
+pub struct PagedSpec {
+    pub heads: usize,
+    pub dim: usize,
+    pub next: usize,
+    /// One for each sequence, or for each query.
+    pub lengths: Vec<i32>,
+    pub per_query: bool,
+    pub page_keys: usize,
+    /// Columns of the logits.
+    pub columns: usize,
+    /// Whether the table names some pages that do not exist.
+    pub wild: bool,
+    pub clean: bool,
+    pub dtype: DType,
+    pub parts: Option<usize>,
+    /// Whether operands end where their memory does.
+    pub at_end: bool,
+    pub seed: u64,
+}
+
+impl PrefillSpec {
+    pub fn new([heads, dim]: [usize; 2], [queries, keys]: [usize; 2], ranges: Ranges) -> PrefillSpec {
+        let (form, dtype) = (Logits::Clean, DType::F32);
+        PrefillSpec { heads, dim, queries, keys, ranges, form, dtype, at_end: false, seed: 1 }
+    }
+
+    pub(super) fn range(&self, query: usize) -> [i32; 2] {
+        match self.ranges {
+            Ranges::Causal => [0, (self.keys + query) as i32 + 1 - self.queries as i32],
+            Ranges::Wild => [0, 1].map(|end| {
+                let bits = random::bits(self.seed + 77, (2 * query + end) as u64);
+                match bits >> 56 {
+                    0..8 => i32::MIN,
+                    8..16 => i32::MAX,
+                    _ => (bits % (self.keys as u64 + 40)) as i32 - 20,
+                }
+            }),
+        }
+    }
+
+    /// The keys that a query sees.
+    pub(super) fn seen(&self, query: usize) -> Range<usize> {
+        let [start, end] = self.range(query).map(|bound| (bound.max(0) as usize).min(self.keys));
+        start..end.max(start)
+    }
+
+    /// Pairs of a query and a key that it sees.
+    pub fn pairs(&self) -> f64 {
+        (0..self.queries).map(|query| self.seen(query).len() as f64).sum()
+    }
+
+    /// Bytes that cross the memory bus at least once.
+    pub fn bytes(&self) -> f64 {
+        let PrefillSpec { heads, dim, queries, keys, .. } = *self;
+        let logits = queries * keys * self.dtype.size();
+        (queries * heads * (dim + 4) + keys * (dim + 4) + queries * 8 + logits) as f64
+    }
+}
+
+impl fmt::Display for PrefillSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PrefillSpec { heads, dim, queries, keys, ranges, form, dtype, at_end, seed } = self;
+        write!(f, "mqa sq{queries} sk{keys} h{heads} d{dim} {ranges:?} {form:?} {dtype}{}", place(*at_end))?;
+        write!(f, " seed {seed}")
+    }
+}
+
+impl PagedSpec {
+    pub fn new([heads, dim]: [usize; 2], next: usize, lengths: Vec<i32>) -> PagedSpec {
+        let columns = lengths.iter().copied().max().unwrap_or(0).max(1) as usize;
+        PagedSpec {
+            heads,
+            dim,
+            next,
+            lengths,
+            per_query: false,
+            page_keys: 64,
+            columns,
+            wild: false,
+            clean: true,
+            dtype: DType::F32,
+            parts: None,
+            at_end: false,
+            seed: 1,
+        }
+    }
+
+    pub fn sequences(&self) -> usize {
+        if self.per_query { self.lengths.len() / self.next } else { self.lengths.len() }
+    }
+
+    pub(super) fn queries(&self) -> usize {
+        self.sequences() * self.next
+    }
+
+    pub(super) fn table_pages(&self) -> usize {
+        self.columns.div_ceil(self.page_keys)
+    }
+
+    /// Pages of the cache: about as many as the sequences have together.
+    pub(super) fn pages(&self) -> usize {
+        let keys: usize = self.lengths.iter().map(|&length| length.max(0) as usize).sum();
+        (keys / self.page_keys / if self.per_query { self.next } else { 1 }).clamp(3, 1 << 20)
+    }
+
+    /// How many keys a query sees.
+    pub(super) fn seen(&self, query: usize) -> usize {
+        let length = match self.per_query {
+            true => i64::from(self.lengths[query]),
+            false => i64::from(self.lengths[query / self.next]) - (self.next - 1 - query % self.next) as i64,
+        };
+        (length.max(0) as usize).min(self.columns)
+    }
+
+    /// Pairs of a query and a key that it sees.
+    pub fn pairs(&self) -> f64 {
+        (0..self.queries()).map(|query| self.seen(query) as f64).sum()
+    }
+
+    /// Bytes that cross the memory bus at least once.
+    pub fn bytes(&self) -> f64 {
+        let longest = |sequence: usize| (0..self.next).map(|n| self.seen(sequence * self.next + n)).max();
+        let keys: usize = (0..self.sequences()).filter_map(longest).sum();
+        let logits = self.pairs() * self.dtype.size() as f64;
+        (keys * (self.dim + 4) + self.queries() * self.heads * (self.dim + 4)) as f64 + logits
+    }
+}
+
+impl fmt::Display for PagedSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PagedSpec { heads, dim, next, per_query, page_keys, columns, wild, clean, .. } = self;
+        let PagedSpec { dtype, at_end, seed, .. } = self;
+        write!(f, "paged_mqa b{} n{next} h{heads} d{dim} pages of {page_keys}", self.sequences())?;
+        write!(
+            f,
+            " {columns} columns, per query {per_query}, wild {wild}, clean {clean}, {dtype}{} seed {seed}",
+            place(*at_end)
+        )
+    }
+}
+
+fn place(at_end: bool) -> &'static str {
+    if at_end { " at the end of memory" } else { "" }
+}

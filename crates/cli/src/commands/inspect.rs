@@ -1,0 +1,230 @@
+//! `oxigemm inspect`: the plan for a problem, why it was taken, and the code.
+
+use oxigemm::ARCH;
+use oxigemm::plan::{self, Cost, GemmConfig, Limits, Plan};
+use oxigemm_cuda::PtxModule;
+use oxigemm_cuda::assemble::{Assembled, Ptxas, disassemble};
+use oxigemm_testkit::{Failure, GemmCase, Grouping, Op, plan as planner};
+use serde_json::{Value, json};
+
+use crate::cases::gemm::{GemmArgs, parse_choice};
+use crate::output::{Table, print_json, print_line};
+use crate::{Common, Outcome};
+
+/// Arguments of `inspect`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    gemm: GemmArgs,
+    /// Another choice than the planned one.
+    #[arg(long, value_parser = parse_choice)]
+    choice: Option<GemmConfig>,
+    /// Use at most this many SMs.
+    #[arg(long)]
+    num_sms: Option<u32>,
+    /// Only batch-invariant plans: a row has the same bits whatever the number of rows.
+    #[arg(long, conflicts_with = "choice")]
+    batch_invariant: bool,
+    /// How many candidates to show.
+    #[arg(long, default_value_t = 8)]
+    top: usize,
+    /// Print the kernel's PTX and nothing else.
+    #[arg(long, conflicts_with_all = ["sass", "json"])]
+    ptx: bool,
+    /// Print the kernel's machine code and nothing else; needs ptxas and nvdisasm or cuobjdump.
+    #[arg(long, conflicts_with = "json")]
+    sass: bool,
+}
+
+/// What is shown.
+struct Shown<'a> {
+    op: Op,
+    case: &'a GemmCase,
+    plan: Plan,
+    /// The device that it was planned for.
+    device: String,
+    ranking: Vec<(GemmConfig, Cost)>,
+    assembled: Option<Assembled>,
+    ptx_bytes: usize,
+}
+
+/// Runs the command.
+pub fn run(common: &Common, args: &Args) -> Outcome {
+    let (GemmArgs { m, n, k, op, .. }, case) = (&args.gemm, args.gemm.case(0)?);
+    if case.is_empty() || *k == 0 {
+        return Err("nothing is multiplied: m, n and k must be at least 1".into());
+    }
+    let (limits, device) = limits(common)?;
+    let limits = args.num_sms.map_or(limits, |sms| limits.restricted_to(sms));
+    if let (Some(choice), Grouping::Dense | Grouping::Summed(_), None) =
+        (args.choice, &case.grouping, case.epilogue)
+        && choice.config().family() != planner::family(&case)
+    {
+        let expected = plan::family_name(planner::family(&case));
+        return Err(format!("{} is no kernel for {expected}", plan::name(&choice)).into());
+    }
+    let plan = match args.batch_invariant {
+        true => planner::batch_invariant_plan(&case, &limits),
+        false => planner::plan(&case, args.choice, &limits),
+    };
+    let mut plan = plan.ok_or_else(|| match args.choice {
+        Some(choice) => format!("{} cannot compute {op} m={m} n={n} k={k} here", plan::name(&choice)),
+        None => "no kernel takes so many groups".to_owned(),
+    })?;
+    let config = plan.config.kernel;
+    let (name, module) = (config.name(), config.build()?);
+    if args.ptx {
+        print_line(&module.text);
+        return Ok(true);
+    }
+    let ptx = PtxModule { name: &name, text: &module.text, arch: ARCH };
+    let assembled = Ptxas::find().map(|ptxas| ptxas.assemble(&ptx)).transpose()?;
+    if args.sass {
+        let assembled =
+            assembled.ok_or("there is no ptxas to make machine code: set OXIGEMM_PTXAS to its path")?;
+        let sass = disassemble(&assembled.cubin).ok_or("neither nvdisasm nor cuobjdump was found")?;
+        print_line(&sass);
+        return Ok(true);
+    }
+    let mut ranking = planner::rank(&case, &limits);
+    if args.batch_invariant {
+        ranking.retain(|(choice, _)| plan::is_batch_invariant(choice));
+        plan.launch = plan.launch.with_forward_k();
+    }
+    ranking.truncate(args.top);
+    let ptx_bytes = module.text.len();
+    let shown = Shown { op: *op, case: &case, plan, device, ranking, assembled, ptx_bytes };
+    match common.json {
+        true => print_json(&shown.as_json()),
+        false => shown.print(),
+    }
+    Ok(true)
+}
+
+/// Plans are made for the device, and for an H200 where there is no GPU.
+fn limits(common: &Common) -> Result<(Limits, String), Failure> {
+    let device = common.device()?;
+    Ok(match device.as_cuda() {
+        Some(cuda) => (*cuda.limits(), cuda.gpu().name().to_owned()),
+        None => (Limits::h200(), "an H200, as this is no GPU".to_owned()),
+    })
+}
+
+impl Shown<'_> {
+    fn as_json(&self) -> Value {
+        let Shown { op, plan, device, ranking, assembled, .. } = self;
+        let cost = |cost: &Cost| {
+            let terms: serde_json::Map<_, _> =
+                cost.terms().into_iter().map(|(name, us)| (name.to_owned(), json!(us))).collect();
+            json!({ "us": cost.us, "terms": terms })
+        };
+        let launch = &plan.launch;
+        json!({
+            "op": op.name,
+            "m": plan.shape.m, "n": plan.shape.n, "k": plan.shape.k,
+            "groups": plan.groups.map(|groups| json!({
+                "count": groups.groups, "slabs": groups.slabs, "expected": groups.expected,
+            })),
+            "planned_for": device,
+            "choice": plan.name(),
+            "kernel": plan.config.kernel.name(),
+            "why": plan.why.to_string(),
+            "estimate": cost(&plan.estimate),
+            "launch": {
+                "grid": launch.grid, "threads": launch.threads, "cluster": launch.cluster,
+                "shared_bytes": launch.shared_bytes, "tuning": launch.tuning,
+                "serpentine_k": launch.turns_back(),
+                "stream_k_tiles": launch.tail.tiles, "stream_k_peers": launch.tail.helpers,
+            },
+            "candidates": ranking.iter().map(|(choice, estimate)| json!({
+                "choice": plan::name(choice), "estimate": cost(estimate),
+            })).collect::<Vec<_>>(),
+            "assembled": assembled.as_ref().and_then(|assembled| assembled.report.entries.first()).map(|entry| json!({
+                "registers": entry.registers, "stack_bytes": entry.stack_bytes,
+                "spill_store_bytes": entry.spill_store_bytes, "spill_load_bytes": entry.spill_load_bytes,
+            })),
+        })
+    }
+
+    fn print(&self) {
+        let Shown { op, case, plan, device, ranking, assembled, ptx_bytes } = self;
+        let line = |name: &str, text: String| print_line(&format!("{name:<10} {text}"));
+        let (shape, launch) = (plan.shape, plan.launch);
+        let name = match case.types.has_scales() {
+            true => op.name.to_owned(),
+            false => format!("{op} {}", case.layout),
+        };
+        line("problem", format!("{name} m={} n={} k={}, planned for {device}", shape.m, shape.n, shape.k));
+        if let Some(groups) = plan.groups {
+            let expected = groups.expected;
+            line(
+                "groups",
+                format!("{} in {} slabs, {expected} rows expected of each", groups.groups, groups.slabs),
+            );
+        }
+        if let Some(groups) = plan.k_groups {
+            line("groups", format!("{} k-grouped, K of {} together", groups.groups, groups.k));
+        }
+        line("choice", plan.name());
+        line("why", plan.why.to_string());
+        line("kernel", format!("{}, {ptx_bytes} bytes of PTX", plan.config.kernel.name()));
+        line(
+            "launch",
+            format!(
+                "grid {}x{}, {} threads, clusters of {}, {} bytes of shared memory, tuning {:?}",
+                launch.grid[0],
+                launch.grid[1],
+                launch.threads,
+                launch.cluster,
+                launch.shared_bytes,
+                launch.tuning
+            ),
+        );
+        if launch.turns_back() {
+            line("K order", "serpentine: every other tile of a CTA walks K backwards".to_owned());
+        }
+        if plan.config.hands_out_tiles() {
+            line(
+                "scheduler",
+                "dynamic: clusters take the next tile from a counter; static in a graph".to_owned(),
+            );
+        }
+        if launch.tail.tiles > 0 {
+            line(
+                "stream-K",
+                format!(
+                    "{} tiles of the last wave are split; {} peer clusters leave partial accumulators in {} bytes of workspace",
+                    launch.tail.tiles, launch.tail.helpers, launch.room_bytes
+                ),
+            );
+        }
+        line(
+            "assembled",
+            match assembled.as_ref().and_then(|assembled| assembled.report.entries.first()) {
+                Some(entry) => format!(
+                    "{} registers, {} bytes of stack, {} bytes spilled",
+                    entry.registers,
+                    entry.stack_bytes,
+                    entry.spill_store_bytes + entry.spill_load_bytes
+                ),
+                None => "no ptxas found".to_owned(),
+            },
+        );
+        print_line("");
+        let mut table = Table::new(["candidate", "us", "tensor", "memory", "l2", "feed", "output", "start"]);
+        for (choice, cost) in ranking {
+            let [tensor, memory, l2, feed, output, start] = cost.terms().map(|(_, us)| format!("{us:.2}"));
+            table.row([
+                plan::name(choice),
+                format!("{:.2}", cost.us),
+                tensor,
+                memory,
+                l2,
+                feed,
+                output,
+                start,
+            ]);
+        }
+        table.print();
+    }
+}

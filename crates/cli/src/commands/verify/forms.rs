@@ -1,0 +1,223 @@
+//! Checks of the other forms of FP8 GEMMs: per-token and per-tensor scales, e5m2, operands that are not K-major; and of
+//! batch invariance.
+
+use oxigemm::{
+    GemmLayout, GemmOptions, GroupedRows, Tensor, m_grouped_fp8_gemm_nn_contiguous,
+    m_grouped_fp8_gemm_nn_masked,
+};
+use oxigemm_testkit::{
+    BF16, E5m2, FP8, FP16, Failure, GemmCase, GemmData, GroupLayout, OperandTypes, ScaleMode,
+};
+
+use super::kernels::of_each_fp8_kernel;
+use super::random::{Draw, GROUP_LAYOUTS, m_grouped};
+use super::{Check, Setup, each, ensure, gemms};
+use crate::counting::allocations;
+
+pub fn checks() -> Vec<Check> {
+    let mut checks = vec![
+        Check::anywhere("per-token and per-tensor scales", shared_scales),
+        Check::with_kernels("per-token and per-tensor scales in every kernel", shared_in_kernels),
+        Check::anywhere("operands of e5m2", e5m2),
+        Check::with_kernels("operands of e5m2 in every kernel", e5m2_in_kernels),
+        Check::anywhere("fp8 operands that are not K-major", not_k_major),
+        Check::with_kernels("a GEMM of transposed operands is that of K-major ones", same_as_k_major),
+        Check::with_kernels("a graph transposes what is there when it is replayed", replayed),
+        Check::anywhere("m-grouped: groups with a B that is not K-major", grouped_nn),
+        Check::on_gpu(
+            "GEMMs of transposed operands in streams that are dropped while they work",
+            dropped_streams,
+        ),
+        Check::on_gpu("a second GEMM of transposed operands allocates nothing", no_allocation),
+    ];
+    for (types, layout) in [(FP8, GemmLayout::Nt), (BF16, GemmLayout::Nt), (FP16, GemmLayout::Nn)] {
+        let name = format!("batch invariance of {types} {layout}");
+        checks.push(Check::with_kernels(name, move |setup| batch_invariant(setup, types, layout)));
+    }
+    checks
+}
+
+const SHARED: [ScaleMode; 2] = [ScaleMode::Row, ScaleMode::Tensor];
+
+fn shared_scales(setup: &Setup) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup, 6);
+    gemms(setup, each((0..setup.count(60)).map(|i| GemmCase { scales: SHARED[i % 2], ..draw.fp8() })))
+}
+
+fn shared_in_kernels(setup: &Setup) -> Result<String, Failure> {
+    let cases = of_each_fp8_kernel(setup, false)?;
+    let shared = |(i, (case, options)): (usize, (GemmCase, GemmOptions))| {
+        (GemmCase { scales: SHARED[i % 2], ..case }, options)
+    };
+    let step = if setup.device.as_sim().is_some() { 4 } else { 1 };
+    gemms(setup, cases.into_iter().enumerate().map(shared).step_by(step))
+}
+
+fn e5m2(setup: &Setup) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup, 7);
+    let case = |i: usize| GemmCase { e5m2: Some(E5m2::ALL[i % 3]), ..draw.fp8() };
+    gemms(setup, each((0..setup.count(60)).map(case)))
+}
+
+fn e5m2_in_kernels(setup: &Setup) -> Result<String, Failure> {
+    gemms(setup, of_each_fp8_kernel(setup, true)?)
+}
+
+const OTHER_LAYOUTS: [GemmLayout; 3] = [GemmLayout::Nn, GemmLayout::Tn, GemmLayout::Tt];
+
+fn not_k_major(setup: &Setup) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup, 8);
+    let case = |i: usize| {
+        let e5m2 = [None, Some(E5m2::A), None, Some(E5m2::B)][i % 4];
+        GemmCase { layout: OTHER_LAYOUTS[i % 3], e5m2, ..draw.fp8() }
+    };
+    gemms(setup, each((0..setup.count(90)).map(case)))
+}
+
+/// Bit for bit, also where K, M and N are many tiles of what is transposed.
+fn same_as_k_major(setup: &Setup) -> Result<String, Failure> {
+    let gpu = setup.device.as_cuda().is_some();
+    let shapes: &[[usize; 3]] =
+        if gpu { &[[1, 576, 7168], [130, 2112, 1536], [1000, 1031, 999]] } else { &[[17, 150, 300]] };
+    for &dims in shapes {
+        let bits = |layout| -> Result<Vec<u8>, Failure> {
+            let mut operands = GemmCase::dense(FP8, layout, dims).on(&setup.device)?;
+            operands.run(&GemmOptions::default())?;
+            Ok(operands.d.to_bytes()?)
+        };
+        let expected = bits(GemmLayout::Nt)?;
+        for layout in OTHER_LAYOUTS {
+            ensure(bits(layout)? == expected, || format!("{layout} {dims:?} has other bits than nt"))?;
+        }
+    }
+    Ok(format!("{} shapes in {} layouts", shapes.len(), OTHER_LAYOUTS.len()))
+}
+
+fn replayed(setup: &Setup) -> Result<String, Failure> {
+    let stream = setup.device.new_stream()?;
+    let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
+    for layout in OTHER_LAYOUTS {
+        let draw = |seed| GemmData::draw(GemmCase { seed, ..GemmCase::dense(FP8, layout, [70, 200, 640]) });
+        let (first, second) = (draw(1)?, draw(2)?);
+        let mut operands = first.upload(&setup.device)?;
+        operands.run(&options)?;
+        let graph = stream.capture(|_| operands.run(&options))?;
+        let mut fresh = second.upload(&setup.device)?;
+        operands.replace(&second)?;
+        operands.poison()?;
+        graph.launch(&stream)?;
+        stream.synchronize()?;
+        fresh.run(&GemmOptions::default())?;
+        setup.device.synchronize()?;
+        ensure(operands.d.to_bytes()? == fresh.d.to_bytes()?, || {
+            format!("{layout}: a replay gave other bits")
+        })?;
+    }
+    Ok(format!("{} layouts", OTHER_LAYOUTS.len()))
+}
+
+/// The same bits as with a K-major B, and nothing else written.
+fn grouped_nn(setup: &Setup) -> Result<String, Failure> {
+    let options = GemmOptions::default();
+    for (turn, layout) in GROUP_LAYOUTS.into_iter().enumerate() {
+        let case = m_grouped(FP8, layout, &[70, 0, 1, 129, 16], [144, 656], turn);
+        let mut x = case.on(&setup.device)?;
+        x.run(&options)?;
+        let expected = x.d_memory.to_bytes()?;
+        x.poison()?;
+        let &[groups, n, k] = x.b.dims() else { return Err("B has groups".into()) };
+        let codes = x.b.to_bytes()?;
+        let turned = |i: usize| codes[(i / (n * k) * n + i % n) * k + i / n % k];
+        let turned: Vec<u8> = (0..codes.len()).map(turned).collect();
+        let b = Tensor::from_bytes(x.b.dtype(), &turned, &[groups, k, n], &setup.device)?;
+        let Some([sfa, sfb]) = &x.scales else { return Err("FP8 has scales".into()) };
+        let sfb = sfb.transpose(1, 2)?;
+        let (a, b) = ((&x.a, sfa), (&b, &sfb));
+        let numbers = x.numbers.as_ref().ok_or("groups have numbers")?;
+        let rows = match layout {
+            GroupLayout::Counts | GroupLayout::All => None,
+            GroupLayout::Ids => Some(GroupedRows::Ids(numbers)),
+            GroupLayout::Ends => Some(GroupedRows::Ends(numbers)),
+        };
+        match rows {
+            None => m_grouped_fp8_gemm_nn_masked(a, b, &mut x.d, numbers, case.m, &options)?,
+            Some(rows) => {
+                let alignment = case.m_groups().map_or(1, |groups| groups.alignment);
+                m_grouped_fp8_gemm_nn_contiguous(a, b, &mut x.d, rows, alignment, None, &options)?;
+            }
+        }
+        setup.device.synchronize()?;
+        ensure(x.d_memory.to_bytes()? == expected, || format!("{case}: other bits than nt"))?;
+    }
+    Ok(format!("{} layouts of groups", GROUP_LAYOUTS.len()))
+}
+
+/// Streams that live as long as it takes to give them work. The driver gives their handles to those that follow, whose
+/// GEMMs have other operands: what one transposes must not be where the one before still reads. (One driver was seen to
+/// queue it behind all the same.)
+fn dropped_streams(setup: &Setup) -> Result<String, Failure> {
+    const STREAMS: usize = 24;
+    let case = GemmCase::dense(FP8, GemmLayout::Nn, [64, 256, 8192]);
+    let draw = |seed| GemmData::draw(GemmCase { seed, ..case.clone() });
+    let data = [draw(1)?, draw(2)?];
+    let upload = |data: &GemmData| data.upload(&setup.device);
+    let mut expected = [upload(&data[0])?, upload(&data[1])?];
+    for operands in &mut expected {
+        operands.run(&GemmOptions::default())?;
+        setup.device.synchronize()?;
+    }
+    let mut found = (0..STREAMS).map(|i| upload(&data[i % 2])).collect::<Result<Vec<_>, _>>()?;
+    for operands in &mut found {
+        let options = GemmOptions { stream: Some(setup.device.new_stream()?), ..Default::default() };
+        (0..4).try_for_each(|_| operands.run(&options))?;
+    }
+    setup.device.synchronize()?;
+    for (i, operands) in found.iter().enumerate() {
+        let same = operands.d.to_bytes()? == expected[i % 2].d.to_bytes()?;
+        ensure(same, || format!("the GEMM of stream {i} has other bits than alone"))?;
+    }
+    Ok(format!("{STREAMS} streams, every bit as alone"))
+}
+
+fn no_allocation(setup: &Setup) -> Result<String, Failure> {
+    for layout in OTHER_LAYOUTS {
+        let mut operands = GemmCase::dense(FP8, layout, [130, 256, 512]).on(&setup.device)?;
+        let options = GemmOptions { stream: Some(setup.device.new_stream()?), ..Default::default() };
+        operands.run(&options)?;
+        setup.device.synchronize()?;
+        let (result, count) = allocations(|| operands.run(&options));
+        result?;
+        ensure(count == 0, || format!("{layout}: {count} allocations"))?;
+    }
+    Ok(format!("{} layouts", OTHER_LAYOUTS.len()))
+}
+
+/// Rows alone and in batches of all sizes have the same bits.
+fn batch_invariant(setup: &Setup, types: OperandTypes, layout: GemmLayout) -> Result<String, Failure> {
+    const MOST: usize = 300;
+    let gpu = setup.device.as_cuda().is_some();
+    let shapes: &[[usize; 2]] =
+        if gpu { &[[576, 7168], [4096, 512], [2112, 1000], [24, 4096]] } else { &[[40, 4000]] };
+    let options = GemmOptions { batch_invariant: true, ..Default::default() };
+    let mut compared = 0;
+    for &[n, k] in shapes {
+        let whole = GemmCase::dense(types, layout, [MOST, n, k]).on(&setup.device)?;
+        let rows = |first: usize, count: usize| -> Result<Vec<u8>, Failure> {
+            let mut operands = whole.rows(first, count)?;
+            operands.run(&options)?;
+            Ok(operands.d.to_bytes()?)
+        };
+        let all = rows(0, MOST)?;
+        let width = all.len() / MOST;
+        for count in [1, 7, 64, 130, MOST] {
+            for first in [0, (MOST - count) / 2, MOST - count] {
+                let same = rows(first, count)? == all[first * width..(first + count) * width];
+                ensure(same, || {
+                    format!("{types} {layout} n={n} k={k}: {count} rows from {first} on have other bits")
+                })?;
+                compared += 1;
+            }
+        }
+    }
+    Ok(format!("{compared} batches"))
+}

@@ -1,0 +1,284 @@
+//! Whether the GPU and the simulator agree.
+
+use oxigemm::plan;
+use oxigemm::sim::Options;
+use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim};
+use oxigemm_kernels::gemm::GemmKernel;
+use oxigemm_testkit::plan::{case_of, k_grouped_form_of, operands_of, plan as plan_of};
+use oxigemm_testkit::{FP8_1D1D, Failure, GemmCase, GemmData, GroupLayout, MGroups, ScaleMode};
+
+use super::kernels::{combinations, fitting, group_layouts, launches};
+use super::random::{ORDERS, k_grouped, m_grouped, summed};
+use super::{Check, Setup, ensure};
+
+/// Cases of each kernel.
+const CASES: usize = 8;
+/// Small, with tails and without, a short and a deep K.
+const SHAPES: [[usize; 3]; 5] =
+    [[8, 64, 512], [66, 136, 656], [130, 264, 384], [17, 72, 2100], [1, 200, 100]];
+
+pub fn checks() -> Vec<Check> {
+    vec![
+        Check::on_gpu("the simulator gives the same bits", same_bits),
+        Check::on_gpu("the simulator gives the same bits of m-grouped GEMMs", same_bits_of_groups),
+        Check::on_gpu("the simulator gives the same bits of k-grouped GEMMs", same_bits_of_k_groups),
+        Check::on_gpu(
+            "the simulator gives the same bits in serpentine K order",
+            same_bits_in_serpentine_order,
+        ),
+        Check::on_gpu("the simulator gives the same bits of summed GEMMs", same_bits_of_sums),
+        Check::on_gpu(
+            "the simulator gives the same bits of logits",
+            super::attention::same_bits_as_simulated,
+        ),
+        Check::on_gpu(
+            "the simulator gives the same bits of hyper-connections",
+            super::hyper_connection::same_bits_as_simulated,
+        ),
+    ]
+}
+
+/// The same inputs on the GPU and in the simulator, for every kernel, launch, type, addend and layout in turn.
+fn same_bits(setup: &Setup) -> Result<String, Failure> {
+    let mut compared = Compared::new(setup);
+    for (i, config) in GemmKernel::dense().enumerate() {
+        for nth in (0..CASES).step_by(if setup.quick { 4 } else { 1 }) {
+            let (case, options) = dense_case(setup, config, [i, nth])?;
+            compared.add(&config.name(), case, &options)?;
+        }
+    }
+    Ok(compared.summary())
+}
+
+/// One of the [`CASES`] of the `i`-th kernel.
+fn dense_case(
+    setup: &Setup,
+    config: GemmKernel,
+    [i, nth]: [usize; 2],
+) -> Result<(GemmCase, GemmOptions), Failure> {
+    let combinations: Vec<_> = combinations().collect();
+    let turn = i + nth;
+    // Steps that have no divisor in common with the lists reach all of their entries.
+    let (d_type, addend, sfa) = combinations[turn * 5 % combinations.len()];
+    let sfb = ORDERS[(turn + turn / 4) % ORDERS.len()];
+    let case = case_of(&config, SHAPES[turn % SHAPES.len()]);
+    // The other type of FP16 is its own.
+    let d_type = if d_type == DType::F32 { d_type } else { case.d_type };
+    // 1D1D has no other granularity.
+    let scales = match case.types == FP8_1D1D {
+        true => ScaleMode::Fine,
+        false => [ScaleMode::Fine, ScaleMode::Row, ScaleMode::Fine, ScaleMode::Tensor][nth % 4],
+    };
+    let choices = fitting(setup, config, &case)?;
+    // Every layout in turn, where they share kernels.
+    let layout = if case.types.has_scales() { GemmLayout::ALL[turn % 4] } else { case.layout };
+    let case = GemmCase { d_type, addend, scales, layout, sfa, sfb, seed: turn as u64, ..case };
+    let choice = Some(choices[turn * 5 % choices.len()]);
+    Ok((case, GemmOptions { choice, ..Default::default() }))
+}
+
+/// The bits of a case on a device, with what is around them.
+fn bits(data: &GemmData, options: &GemmOptions, device: &Device) -> Result<Vec<u8>, Failure> {
+    let mut gemm = data.upload(device)?;
+    gemm.run(options)?;
+    gemm.bits()
+}
+
+/// What was computed on the GPU and in the simulator, and had the same bits.
+struct Compared<'a> {
+    setup: &'a Setup,
+    simulated: Device,
+    cases: usize,
+    elements: usize,
+}
+
+impl<'a> Compared<'a> {
+    fn new(setup: &'a Setup) -> Self {
+        let simulated = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
+        Compared { setup, simulated, cases: 0, elements: 0 }
+    }
+
+    /// Compares the result of a case that a kernel serves, and what is around it, on both devices.
+    fn add(&mut self, kernel: &str, case: GemmCase, options: &GemmOptions) -> Result<(), Failure> {
+        self.setup.now(format!("{case} on both"));
+        let data = GemmData::draw(case)?;
+        let case = &data.case;
+        let (gpu, sim) = (bits(&data, options, &self.setup.device)?, bits(&data, options, &self.simulated)?);
+        let size = case.d_type.size();
+        ensure(gpu.len() == sim.len(), || format!("{case}: {} and {} bytes", gpu.len(), sim.len()))?;
+        let differ = gpu.chunks(size).zip(sim.chunks(size)).filter(|(x, y)| x != y).count();
+        let all = gpu.len() / size;
+        ensure(differ == 0, || format!("{case} by {kernel}: {differ} of {all} elements differ"))?;
+        self.cases += 1;
+        self.elements += case.rows() * case.n;
+        Ok(())
+    }
+
+    fn summary(&self) -> String {
+        format!("{} GEMMs, {} elements, no bit differs", self.cases, self.elements)
+    }
+}
+
+/// The same for every m-grouped kernel, launch and layout of groups.
+fn same_bits_of_groups(setup: &Setup) -> Result<String, Failure> {
+    let mut compared = Compared::new(setup);
+    for (i, config) in GemmKernel::grouped().chain(GemmKernel::batched()).enumerate() {
+        for (turn, choice) in launches(config).into_iter().enumerate() {
+            let options = GemmOptions { choice: Some(choice), ..Default::default() };
+            let (types, operands) = operands_of(&config);
+            for layout in group_layouts(&config) {
+                let rows = if layout == GroupLayout::All { &[70; 3][..] } else { &[70, 0, 1, 129, 16] };
+                let case = m_grouped(types, layout, rows, [136, 656], i + turn);
+                compared.add(&config.name(), GemmCase { layout: operands, ..case }, &options)?;
+            }
+        }
+    }
+    Ok(compared.summary())
+}
+
+/// The same for every k-grouped kernel and launch.
+fn same_bits_of_k_groups(setup: &Setup) -> Result<String, Failure> {
+    let mut compared = Compared::new(setup);
+    for (i, config) in GemmKernel::k_grouped().enumerate() {
+        let form = k_grouped_form_of(&config).ok_or("the kernel serves no operation")?;
+        for (j, choice) in launches(config).into_iter().enumerate() {
+            let options = GemmOptions { choice: Some(choice), ..Default::default() };
+            for turn in 0..3 {
+                let case = k_grouped(form, &[656, 0, 1, 130, 16], [70, 136], 4 * i + j + turn);
+                compared.add(&config.name(), case, &options)?;
+            }
+        }
+    }
+    Ok(compared.summary())
+}
+
+/// The same in serpentine K order: every other tile of a cluster walks K backwards.
+fn same_bits_in_serpentine_order(setup: &Setup) -> Result<String, Failure> {
+    let mut compared = Compared::new(setup);
+    for serpentine in SERPENTINE {
+        let (case, options) = serpentine.case()?;
+        compared.add(serpentine.choice, case, &options)?;
+    }
+    Ok(compared.summary())
+}
+
+/// A GEMM of which few CTAs have several tiles: dense, or of one group of rows.
+#[derive(Clone, Copy)]
+struct Serpentine {
+    choice: &'static str,
+    num_sms: u32,
+    dims: [usize; 3],
+    grouped: bool,
+}
+
+const fn dense(choice: &'static str, num_sms: u32, dims: [usize; 3]) -> Serpentine {
+    Serpentine { choice, num_sms, dims, grouped: false }
+}
+
+const fn grouped(choice: &'static str, num_sms: u32, dims: [usize; 3]) -> Serpentine {
+    Serpentine { choice, num_sms, dims, grouped: true }
+}
+
+/// FP8 is serpentine where K is whole groups of scales, here two of them; of the last dense one, a tile is split by
+/// stream-K. Groups are where they have eight tiles or more, and rows 6 KB.
+const SERPENTINE: [Serpentine; 9] = [
+    dense("sm90_fp8_persistent_256x128_s3_c1x1", 1, [260, 100, 2048]),
+    dense("sm90_fp8_persistent_128x192_s4_c2x1", 2, [300, 200, 4096]),
+    dense("sm90_bf16_persistent_nt_128x256_s3_c1x1", 1, [140, 260, 1100]),
+    dense("sm90_fp16_persistent_nn_128x128_s6_c1x2", 2, [140, 260, 1100]),
+    dense("sm90_fp8_persistent_shared_256x128_s3_c1x1", 2, [1034, 100, 2048]),
+    grouped("sm90_fp8_persistent_grouped_64x128_s8_c1x1", 2, [500, 100, 6144]),
+    grouped("sm90_fp8_persistent_grouped_256x128_s3_c1x2", 4, [1900, 200, 6144]),
+    grouped("sm90_bf16_persistent_grouped_nt_64x128_s8_c1x1", 2, [500, 100, 3080]),
+    grouped("sm90_fp16_persistent_grouped_nn_64x128_s8_c2x1", 4, [1000, 100, 3080]),
+];
+
+impl Serpentine {
+    fn case(&self) -> Result<(GemmCase, GemmOptions), Failure> {
+        let choice =
+            plan::parse(self.choice).ok_or_else(|| format!("no choice is called {}", self.choice))?;
+        let options = GemmOptions { choice: Some(choice), num_sms: Some(self.num_sms), ..Default::default() };
+        let (types, layout) = operands_of(&choice.config());
+        let [rows, n, k] = self.dims;
+        let case = match self.grouped {
+            false => GemmCase::dense(types, layout, self.dims),
+            true => GemmCase::m_grouped(types, MGroups::new(GroupLayout::Ends, vec![rows]), [n, k]),
+        };
+        Ok((GemmCase { layout, ..case }, options))
+    }
+}
+
+/// The same for every kernel and launch that sums GEMMs.
+fn same_bits_of_sums(setup: &Setup) -> Result<String, Failure> {
+    let (mut compared, limits) = (Compared::new(setup), setup.limits()?);
+    for config in GemmKernel::summed() {
+        let (types, _) = operands_of(&config);
+        for (turn, choice) in launches(config).into_iter().enumerate() {
+            let case = summed(types, 5, [66, 136, 100], turn);
+            if plan_of(&case, Some(choice), &limits).is_some() {
+                let options = GemmOptions { choice: Some(choice), ..Default::default() };
+                compared.add(&config.name(), case, &options)?;
+            }
+        }
+    }
+    ensure(compared.cases > 0, || "no launch fits".to_owned())?;
+    Ok(compared.summary())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oxigemm::plan::{GemmConfig, Limits};
+    use oxigemm_kernels::gemm::Launch;
+
+    #[test]
+    fn what_is_said_to_be_serpentine_is() {
+        for serpentine in SERPENTINE {
+            let (case, options) = serpentine.case().unwrap();
+            let (choice, name) = (options.choice.unwrap(), serpentine.choice);
+            let limits = Limits::h200().restricted_to(serpentine.num_sms);
+            let plan = plan_of(&case, Some(choice), &limits).expect("it serves the shape");
+            let Launch { grid, cluster, .. } = plan.launch;
+            assert!(plan.launch.turns_back(), "{name}");
+            let [m, n] = tiles(choice, serpentine.dims);
+            assert!(m * n > grid[0], "{name}: a tile for each of {grid:?} by {cluster}");
+        }
+    }
+
+    /// Tiles of CTAs along M and N.
+    fn tiles(choice: GemmConfig, [m, n, _]: [usize; 3]) -> [u32; 2] {
+        let tile = match choice.config() {
+            GemmKernel::Wide(config) => [config.block_m, config.block_n],
+            GemmKernel::HalfWide(config) => [config.block_m, config.block_n],
+            other => panic!("{} is not persistent", other.name()),
+        };
+        [(m as u32).div_ceil(tile[0]), (n as u32).div_ceil(tile[1])]
+    }
+
+    #[test]
+    fn at_least_a_hundred_gemms_are_compared() {
+        assert!(GemmKernel::dense().count() * CASES >= 100);
+    }
+
+    /// The first kernel of every family multiplies the operands of its cases, of which these have all kinds of scales.
+    #[test]
+    fn kernels_multiply_the_operands_that_are_drawn_for_them() {
+        let device = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
+        let setup = Setup::new(device.clone(), false, 1);
+        let mut families = Vec::new();
+        for (i, config) in GemmKernel::dense().enumerate() {
+            if families.contains(&config.family()) {
+                continue;
+            }
+            families.push(config.family());
+            for nth in 0..CASES / 2 {
+                let (case, options) = dense_case(&setup, config, [i, nth]).unwrap();
+                let about = format!("{case} by {}", config.name());
+                let bits = GemmData::draw(case).and_then(|data| bits(&data, &options, &device));
+                assert!(bits.is_ok(), "{about}: {}", bits.unwrap_err());
+            }
+        }
+        let is_1d1d = |config: &GemmKernel| operands_of(config).0 == FP8_1D1D;
+        assert!(GemmKernel::dense().any(|config| is_1d1d(&config)) && families.len() > 3);
+    }
+}

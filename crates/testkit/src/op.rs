@@ -1,0 +1,240 @@
+//! Table of operations: a row says everything that code asks about one.
+
+use std::fmt;
+
+use oxigemm::{DType, GemmLayout, Granularity};
+
+/// Something that users name, with a sentence about it.
+pub trait Named: Copy + Send + Sync + 'static {
+    /// All there are; the first is the default.
+    fn all() -> Vec<Self>;
+    /// The name that users type.
+    fn name(&self) -> &'static str;
+    /// One sentence for a help text.
+    fn about(&self) -> &'static str;
+
+    /// The one with this name.
+    fn named(name: &str) -> Option<Self> {
+        Self::all().into_iter().find(|one| one.name() == name)
+    }
+}
+
+/// An enum whose variants have names and sentences.
+macro_rules! named {
+    ($(#[$meta:meta])* $vis:vis enum $type:ident { $($(#[doc = $about:literal])+ $variant:ident = $name:literal,)+ }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        $vis enum $type { $($(#[doc = $about])+ $variant,)+ }
+
+        impl Default for $type {
+            fn default() -> Self {
+                [$($type::$variant),+][0]
+            }
+        }
+
+        impl $crate::Named for $type {
+            fn all() -> Vec<Self> {
+                vec![$($type::$variant),+]
+            }
+
+            fn name(&self) -> &'static str {
+                match self { $($type::$variant => $name),+ }
+            }
+
+            fn about(&self) -> &'static str {
+                match self { $($type::$variant => concat!($($about),+).trim_start()),+ }
+            }
+        }
+    };
+}
+pub(crate) use named;
+
+/// Types of A and B, and the scales of B where they have some.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OperandTypes {
+    /// The name of the dense operation.
+    pub name: &'static str,
+    /// The type of A and B, where no e5m2 is asked for.
+    pub ab: DType,
+    /// The scale granularity of B; that of A is 1x128. None where operands have no scales.
+    pub scales_of_b: Option<Granularity>,
+    /// The type that random operands are rounded to, before they are quantized.
+    pub rounding: DType,
+    /// The types that D may have.
+    pub d_types: [DType; 2],
+}
+
+/// FP8 with 1x128 scales for A and 128x128 scales for B (1D2D).
+pub const FP8: OperandTypes = OperandTypes {
+    name: "fp8",
+    ab: DType::E4m3,
+    scales_of_b: Some(Granularity::PerBlock),
+    rounding: DType::Bf16,
+    d_types: [DType::Bf16, DType::F32],
+};
+/// FP8 with 1x128 scales for A and for B (1D1D).
+pub const FP8_1D1D: OperandTypes =
+    OperandTypes { name: "fp8-1d1d", scales_of_b: Some(Granularity::PerToken), ..FP8 };
+/// BF16.
+pub const BF16: OperandTypes = OperandTypes { name: "bf16", ab: DType::Bf16, scales_of_b: None, ..FP8 };
+/// FP16.
+pub const FP16: OperandTypes = OperandTypes {
+    name: "fp16",
+    ab: DType::F16,
+    rounding: DType::F16,
+    d_types: [DType::F16, DType::F32],
+    ..BF16
+};
+
+impl OperandTypes {
+    /// Whether A and B have scales.
+    pub fn has_scales(&self) -> bool {
+        self.scales_of_b.is_some()
+    }
+
+    /// Number by which random draws for different operand types differ.
+    pub fn salt(&self) -> u64 {
+        OPS.iter().position(|op| op.name == self.name).unwrap_or(0) as u64
+    }
+}
+
+impl fmt::Display for OperandTypes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// How the problems of one call are arranged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupingKind {
+    /// One GEMM.
+    Dense,
+    /// GEMMs of the same shape.
+    Batched,
+    /// GEMMs of the same shape whose results are summed.
+    Summed,
+    /// Groups of rows of one A, contiguous.
+    MGroupedContiguous,
+    /// Groups of rows, each in a slab of the same size.
+    MGroupedMasked,
+    /// Groups with the same M and N, each with a range of K.
+    KGrouped,
+}
+
+/// An operation: a row of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Op {
+    /// The name that users type.
+    pub name: &'static str,
+    /// What it computes, and the function that does.
+    pub about: &'static str,
+    /// Types of its operands.
+    pub types: OperandTypes,
+    /// How its problems are arranged.
+    pub grouping: GroupingKind,
+    /// Layouts of A and B that can be named, the default first; none where it is always `nt`.
+    pub layouts: &'static [GemmLayout],
+    /// Whether it has a variant with a fused epilogue.
+    pub fuses: bool,
+}
+
+use GemmLayout::{Nn, Nt, Tn};
+use GroupingKind::{Batched, Dense, KGrouped, MGroupedContiguous, MGroupedMasked, Summed};
+
+const fn row(
+    name: &'static str,
+    about: &'static str,
+    types: OperandTypes,
+    grouping: GroupingKind,
+    layouts: &'static [GemmLayout],
+) -> Op {
+    let fuses = matches!(grouping, Dense | MGroupedContiguous | MGroupedMasked);
+    Op { name, about, types, grouping, layouts, fuses }
+}
+
+/// All operations; the first is the default.
+#[rustfmt::skip]
+const OPS: [Op; 18] = [
+    row("fp8", "Dense FP8 GEMM, 1D2D scales: fp8_gemm_nt", FP8, Dense, &GemmLayout::ALL),
+    Op { fuses: false, ..row("fp8-1d1d", "Dense FP8 GEMM, 1D1D scales: fp8_gemm_nt", FP8_1D1D, Dense, &[Nt]) },
+    row("fp8-contiguous", "m-grouped contiguous FP8 GEMM: m_grouped_fp8_gemm_nt_contiguous", FP8, MGroupedContiguous, &[]),
+    row("fp8-masked", "m-grouped masked FP8 GEMM: m_grouped_fp8_gemm_nt_masked", FP8, MGroupedMasked, &[]),
+    row("fp8-batched", "Batched FP8 GEMM: fp8_bgemm_nt", FP8, Batched, &[Nt]),
+    row("fp8-kgrouped", "k-grouped FP8 GEMM, 1D1D scales: k_grouped_fp8_gemm_nt_contiguous and _tn_", FP8_1D1D, KGrouped, &[Nt, Tn]),
+    row("bf16-kgrouped", "k-grouped BF16 GEMM: k_grouped_bf16_gemm_tn_contiguous and _nt_", BF16, KGrouped, &[Tn, Nt]),
+    row("fp16-kgrouped", "k-grouped FP16 GEMM: k_grouped_fp16_gemm_tn_contiguous and _nt_", FP16, KGrouped, &[Tn, Nt]),
+    row("bf16", "Dense BF16 GEMM: bf16_gemm_nt, _nn, _tn and _tt", BF16, Dense, &GemmLayout::ALL),
+    row("fp16", "Dense FP16 GEMM: fp16_gemm_nt, _nn, _tn and _tt", FP16, Dense, &GemmLayout::ALL),
+    row("bf16-contiguous", "m-grouped contiguous BF16 GEMM: m_grouped_bf16_gemm_nt_contiguous and _nn_", BF16, MGroupedContiguous, &[Nt, Nn]),
+    row("bf16-masked", "m-grouped masked BF16 GEMM: m_grouped_bf16_gemm_nt_masked and _nn_", BF16, MGroupedMasked, &[Nt, Nn]),
+    row("fp16-contiguous", "m-grouped contiguous FP16 GEMM: m_grouped_fp16_gemm_nt_contiguous and _nn_", FP16, MGroupedContiguous, &[Nt, Nn]),
+    row("fp16-masked", "m-grouped masked FP16 GEMM: m_grouped_fp16_gemm_nt_masked and _nn_", FP16, MGroupedMasked, &[Nt, Nn]),
+    row("bf16-batched", "Batched BF16 GEMM: bf16_bgemm_nt and _nn", BF16, Batched, &[Nt, Nn]),
+    row("fp16-batched", "Batched FP16 GEMM: fp16_bgemm_nt and _nn", FP16, Batched, &[Nt, Nn]),
+    row("bf16-summed", "Sum of a batch of BF16 GEMMs: einsum bmk,bnk->mn, --groups of them", BF16, Summed, &[Nt]),
+    row("fp16-summed", "Sum of a batch of FP16 GEMMs: einsum bmk,bnk->mn, --groups of them", FP16, Summed, &[Nt]),
+];
+
+impl Op {
+    /// The layout of A and B where none is named.
+    pub fn default_layout(&self) -> GemmLayout {
+        self.layouts.first().copied().unwrap_or(Nt)
+    }
+
+    /// The types that D may have; the first is the usual one.
+    pub fn d_types(&self) -> [DType; 2] {
+        let [narrow, wide] = self.types.d_types;
+        if self.grouping == KGrouped { [wide, narrow] } else { [narrow, wide] }
+    }
+
+    /// Rows of the table with this grouping.
+    pub fn with(grouping: GroupingKind) -> impl Iterator<Item = Op> {
+        OPS.into_iter().filter(move |op| op.grouping == grouping)
+    }
+
+    /// Operand types and layouts of every k-grouped operation.
+    pub fn k_grouped_forms() -> Vec<(OperandTypes, GemmLayout)> {
+        Op::with(KGrouped).flat_map(|op| op.layouts.iter().map(move |layout| (op.types, *layout))).collect()
+    }
+}
+
+impl Named for Op {
+    fn all() -> Vec<Op> {
+        OPS.to_vec()
+    }
+
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn about(&self) -> &'static str {
+        self.about
+    }
+}
+
+impl Default for Op {
+    fn default() -> Op {
+        OPS[0]
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_operand_types_and_grouping() {
+        for op in Op::all() {
+            assert_eq!(Op::named(op.name), Some(op));
+            assert_eq!(op.name == op.types.name, op.grouping == Dense, "{op}");
+        }
+        assert_eq!((FP8.salt(), BF16.salt(), FP16.salt()), (0, 8, 9));
+        assert_eq!(Op::k_grouped_forms().len(), 6);
+    }
+}

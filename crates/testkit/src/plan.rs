@@ -1,0 +1,147 @@
+//! The planner, asked about cases: the only place that names its entry points.
+
+use oxigemm::plan::{
+    self, Cost, GemmConfig, GemmShape, KGroupedShape, Limits, MGroupedShape, OperandKind, Plan, PlanRequest,
+    PlanShape,
+};
+use oxigemm::{DType, Device, GemmLayout, GemmOptions};
+use oxigemm_kernels::gemm::GemmKernel;
+use oxigemm_kernels::gemm::operand::f16::{Half, Operands};
+use oxigemm_kernels::gemm::scheduler::k_grouped::PITCH_UNIT;
+use oxigemm_kernels::gemm::transpose_k_grouped::result_extent;
+
+use crate::case::{GemmCase, Grouping};
+use crate::groups::MGroups;
+use crate::op::{BF16, FP8, FP8_1D1D, FP16, Op, OperandTypes};
+
+/// The plan for a case, or `None` where no kernel, or not this configuration, serves it.
+pub fn plan(case: &GemmCase, config: Option<GemmConfig>, limits: &Limits) -> Option<Plan> {
+    plan::plan(&PlanRequest { config, ..request(case) }, limits).ok()
+}
+
+/// The plan of a batch-invariant call.
+pub fn batch_invariant_plan(case: &GemmCase, limits: &Limits) -> Option<Plan> {
+    if matches!(case.grouping, Grouping::Summed(_)) {
+        return None;
+    }
+    plan::plan(&PlanRequest { batch_invariant: true, ..request(case) }, limits).ok()
+}
+
+/// All candidates for a case with their estimates, the best first.
+pub fn rank(case: &GemmCase, limits: &Limits) -> Vec<(GemmConfig, Cost)> {
+    plan::rank(&request(case), limits)
+}
+
+/// What planning is told of a case.
+fn request(case: &GemmCase) -> PlanRequest {
+    let [m, n, k] = [case.m, case.fused().columns(case.n), case.k].map(|x| x as u32);
+    let shape = match &case.grouping {
+        Grouping::Dense => PlanShape::Dense(GemmShape { m, n, k }),
+        Grouping::Summed(gemms) => {
+            let batch = *gemms as u32;
+            PlanShape::Summed { gemm: GemmShape { m, n, k: k / batch.max(1) }, batch }
+        }
+        Grouping::M(groups) if groups.is_batch() => PlanShape::Batched(m_shape(case, groups)),
+        Grouping::M(groups) => PlanShape::MGrouped(m_shape(case, groups)),
+        Grouping::K(ks) => PlanShape::KGrouped(k_shape(case, ks)),
+    };
+    let plain = PlanRequest::new(operand_kind(case), shape);
+    match case.epilogue.map(|epilogue| epilogue.fused()) {
+        None => plain,
+        Some(fused) => {
+            PlanRequest { fusion: fused.fusion, quantized_output: fused.quantized.is_some(), ..plain }
+        }
+    }
+}
+
+/// How the GEMM alone gives the very accumulators that a run with an epilogue had: with K split alike.
+pub(crate) fn accumulator_options(case: &GemmCase, last: &GemmOptions, device: &Device) -> GemmOptions {
+    let unsplit = GemmOptions { batch_invariant: true, ..Default::default() };
+    if case.epilogue.is_none() || !matches!(case.grouping, Grouping::Dense) {
+        return GemmOptions::default();
+    }
+    // The CPU splits nothing.
+    let Some(limits) = device.limits() else { return unsplit };
+    let limits = last.num_sms.map_or(*limits, |sms| limits.restricted_to(sms));
+    let request = PlanRequest { batch_invariant: last.batch_invariant, ..request(case) };
+    let best = || plan::plan(&request, &limits).expect("every dense case has a plan").config;
+    let config = last.config.unwrap_or_else(best);
+    if !config.is_split_k() || config.split_k == 1 {
+        return unsplit;
+    }
+    let operands = match config.kernel.operands().as_f16() {
+        None => "fp8_split_k".to_owned(),
+        Some(operands) => format!("{}_split_k_nt", operands.element.name()),
+    };
+    let name = format!("{}_{operands}_64x64_k{}_s2", limits.arch.short_name(), config.split_k);
+    let plain = plan::parse(&name).expect("it is one of the set");
+    GemmOptions { config: Some(plain), ..Default::default() }
+}
+
+/// Types, majors and scales of the operands of a case.
+pub fn operand_kind(case: &GemmCase) -> OperandKind {
+    match (case.e5m2, case.types.ab) {
+        (Some(e5m2), _) => OperandKind::fp8_e5m2(e5m2),
+        (_, DType::Bf16) => OperandKind::f16(case.layout.operands(Half::Bf16)),
+        (_, DType::F16) => OperandKind::f16(case.layout.operands(Half::F16)),
+        _ if case.types == FP8_1D1D => OperandKind::FP8_1D1D,
+        _ => OperandKind::FP8,
+    }
+}
+
+/// The operands and the layout that a kernel serves.
+pub fn operands_of(kernel: &GemmKernel) -> (OperandTypes, GemmLayout) {
+    let kind = kernel.operands();
+    match kind.as_f16() {
+        None if kind.is_1d1d() => (FP8_1D1D, GemmLayout::Nt),
+        None => (FP8, GemmLayout::Nt),
+        Some(operands) => {
+            let same = |layout: &GemmLayout| layout.operands(operands.element) == operands;
+            let layout = GemmLayout::ALL.into_iter().find(same).expect("there are four of both");
+            (if operands.element == Half::Bf16 { BF16 } else { FP16 }, layout)
+        }
+    }
+}
+
+/// A dense case that a kernel serves, without gaps.
+pub fn case_of(kernel: &GemmKernel, dims: [usize; 3]) -> GemmCase {
+    let (types, layout) = operands_of(kernel);
+    GemmCase { e5m2: kernel.operands().e5m2(), ..GemmCase::dense(types, layout, dims) }
+}
+
+/// Operand types and layout of a k-grouped case that a kernel serves.
+pub fn k_grouped_form_of(kernel: &GemmKernel) -> Option<(OperandTypes, GemmLayout)> {
+    Op::k_grouped_forms().into_iter().find(|&(types, layout)| {
+        operand_kind(&GemmCase::k_grouped(types, layout, Vec::new(), [1, 1])) == kernel.operands()
+    })
+}
+
+/// What the K of each group of a k-grouped case is rounded up to in memory.
+pub(crate) fn k_unit(case: &GemmCase) -> usize {
+    match operand_kind(case).as_f16() {
+        Some(operands) => Operands::k_unit(operands) as usize,
+        None if case.layout == GemmLayout::Tn => 1,
+        None => PITCH_UNIT as usize,
+    }
+}
+
+fn m_shape(case: &GemmCase, groups: &MGroups) -> MGroupedShape {
+    let ([slabs, rows], count) = (groups.slabs(), groups.sizes.len());
+    let expected = if groups.has_slabs() { case.m } else { rows / count.max(1) };
+    MGroupedShape {
+        groups: count as u32,
+        slabs: slabs as u32,
+        rows: rows as u32,
+        expected: expected.clamp(1, rows.max(1)) as u32,
+        n: case.fused().columns(case.n) as u32,
+        k: case.k as u32,
+    }
+}
+
+fn k_shape(case: &GemmCase, ks: &[usize]) -> KGroupedShape {
+    let extent: usize = ks.iter().map(|k| k.next_multiple_of(k_unit(case))).sum();
+    let [groups, m, n, k] = [ks.len(), case.m, case.n, extent].map(|x| x as u32);
+    // Operands that are transposed first are then rounded up.
+    let transposed = case.types.has_scales() && case.layout == GemmLayout::Tn;
+    KGroupedShape { groups, m, n, k: if transposed { result_extent(k.into(), groups) as u32 } else { k } }
+}
