@@ -13,11 +13,11 @@ use crate::gemm::params::ScalesOfB;
 use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::scheduler::stream_k::{FixupSlot, StreamKPart};
 use crate::gemm::scheduler::tile::{TileIndex, TileMessage};
-use crate::gemm::sm90::mma::issue_stage;
+use crate::gemm::sm90::mma::{StageOperand, issue_stage};
 use crate::gemm::sm90::multicast::StageRelease;
 use crate::gemm::sm90::scale_pipeline::ScaleConsumer;
 use crate::gemm::sm90::warpgroups::M_SUBTILE_STRIDE;
-use oxigemm_ptx::wgmma::{Descriptor, DescriptorVar, Swizzle};
+use oxigemm_ptx::wgmma::{Descriptor, Swizzle};
 use oxigemm_ptx::{F32, Pred, Shared, U32, Var};
 
 impl<'k> Block<'k, '_> {
@@ -67,43 +67,15 @@ impl<'k> Block<'k, '_> {
     }
 }
 
-/// Operand in the first stage, and in the one that is multiplied next.
-#[derive(Clone, Copy)]
-struct Operand<'k> {
-    first: Descriptor<'k>,
-    next: DescriptorVar<'k>,
-    stage_bytes: u32,
-    advance: fn(Descriptor<'k>, U32<'k>) -> Descriptor<'k>,
-}
-
-impl<'k> Operand<'k> {
-    fn new(first: Descriptor<'k>, stage_bytes: u32) -> Self {
-        Operand { first, next: first.var(), stage_bytes, advance: Descriptor::advance }
-    }
-
-    /// Operand of scales.
-    fn of_scales(first: Descriptor<'k>, stage_bytes: u32) -> Self {
-        Operand { advance: Descriptor::advance_start, ..Self::new(first, stage_bytes) }
-    }
-
-    fn set_stage(&self, stage: U32<'k>) {
-        self.next.set((self.advance)(self.first, stage * self.stage_bytes));
-    }
-
-    fn get(self) -> Descriptor<'k> {
-        self.next.get()
-    }
-}
-
 /// State of a consumer warp.
 struct Consumer<'k, 'b, 'c> {
     block: &'b Block<'k, 'c>,
     /// The first column of the part of a tile that the warpgroup computes.
     first_column: U32<'k>,
     /// A and B.
-    operands: [Operand<'k>; 2],
+    operands: [StageOperand<'k>; 2],
     /// Their scales, where the tensor core [multiplies](scales_1d1d) those too.
-    scale_operands: Option<[Operand<'k>; 2]>,
+    scale_operands: Option<[StageOperand<'k>; 2]>,
     cursor: Cursor<'k>,
     /// Where the scale of this thread's first row lies, and how far below it the others are: two for each M-subtile.
     first_scale: U32<'k>,
@@ -131,7 +103,7 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         let row = (warp & 3) * 16 + (lane >> 2);
         let scales = block.scales.consumer(lane);
         let operand = |tile: Shared<'k>, first: U32<'k>, rows: u32| {
-            Operand::new(Descriptor::k_major(tile.at(first * BLOCK_K), Swizzle::B128), rows * BLOCK_K)
+            StageOperand::new(Descriptor::k_major(tile.at(first * BLOCK_K), Swizzle::B128), rows * BLOCK_K)
         };
         let operands = [
             operand(block.a(zero), first_row, cfg.block_m),
@@ -143,7 +115,7 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
             let [behind_rows, behind_columns] = block.zeros_behind_scale_operands();
             let rows = scales_1d1d::descriptor(rows, behind_rows, first_row);
             let columns = scales_1d1d::descriptor(columns, behind_columns, first_column);
-            [rows, columns].map(|first| Operand::of_scales(first, cfg.scale_operand_bytes()))
+            [rows, columns].map(|first| StageOperand::of_scales(first, cfg.scale_operand_bytes()))
         });
         let few = || (0..cfg.unroll()).map(|_| k.var(0.0f32)).collect();
         let below = |subtile: u32| [subtile * M_SUBTILE_STRIDE, subtile * M_SUBTILE_STRIDE + 8];
@@ -351,13 +323,13 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
 
     /// One K block of a 1D1D tile, where every product has a scale of its own, a product as well. While one warpgroup
     /// promotes, the tensor core works for the other.
-    fn multiply_1d1d(&self, scales: [Operand<'k>; 2]) {
+    fn multiply_1d1d(&self, scales: [StageOperand<'k>; 2]) {
         let (k, cfg) = (self.block.k, self.block.cfg);
         self.cursor.wait_full();
         let stage = self.cursor.stage();
-        let [a, b] = self.operands.map(Operand::get);
+        let [a, b] = self.operands.map(StageOperand::get);
         issue_stage(k, fp8::types(cfg.e5m2), &self.products, || {
-            scales_1d1d::multiply(k, &self.product_scales, scales.map(Operand::get));
+            scales_1d1d::multiply(k, &self.product_scales, scales.map(StageOperand::get));
             [a, b]
         });
         self.advance();
@@ -394,7 +366,7 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         let (k, cfg) = (self.block.k, self.block.cfg);
         self.cursor.wait_full();
         let rows = self.block_rows(nth);
-        let (stage, operands) = (self.cursor.stage(), self.operands.map(Operand::get));
+        let (stage, operands) = (self.cursor.stage(), self.operands.map(StageOperand::get));
         issue_stage(k, fp8::types(cfg.e5m2), &self.products, || operands);
         let columns = columns();
         self.advance();
@@ -412,7 +384,7 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         let (block, is_full) = (k.var_from(first), k.var(false));
         let begin = || {
             k.if_(!is_full.get(), || self.cursor.wait_full());
-            let operands = self.operands.map(Operand::get);
+            let operands = self.operands.map(StageOperand::get);
             issue_stage(k, fp8::types(self.block.cfg.e5m2), &self.products, || operands);
         };
         begin();
@@ -444,7 +416,7 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         ahead: impl FnOnce(),
     ) {
         let (k, cfg) = (self.block.k, self.block.cfg);
-        let (stage, [a, b]) = (self.cursor.stage(), self.operands.map(Operand::get));
+        let (stage, [a, b]) = (self.cursor.stage(), self.operands.map(StageOperand::get));
         let (rows, columns) =
             (self.block_rows(later as usize), self.block_columns(first % self.group() + later));
         self.advance();
