@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
-use oxigemm::{Cuda, Device};
+use oxigemm::{Arch, Cuda, Device};
 use oxigemm_cuda::{CubinCache, Key, PtxModule};
 use oxigemm_kernels::KernelId;
 use pyo3::prelude::*;
@@ -65,7 +65,7 @@ fn open(py: Python<'_>, ordinal: usize) -> PyResult<&'static Device> {
     if !supported {
         return Err(other(
             py,
-            format!("the kernels are for Hopper ({}), which cuda:{ordinal} is not", oxigemm::ARCH),
+            format!("the kernels are for Hopper ({}), which cuda:{ordinal} is not", Arch::Sm90a),
         ));
     }
     Ok(device)
@@ -172,14 +172,14 @@ fn set_prebuilt(path: PathBuf) {
 #[pyfunction]
 fn missing_cubins(py: Python<'_>) -> PyResult<Vec<String>> {
     let Some(path) = PREBUILT.get() else {
-        return Ok(KernelId::all().map(|kernel| kernel.name()).collect());
+        return Ok(Arch::ALL.into_iter().flat_map(KernelId::all).map(|kernel| kernel.name()).collect());
     };
     let cache = CubinCache::disabled().with_prebuilt(path);
     let mut missing = Vec::new();
-    for kernel in KernelId::all() {
+    for kernel in Arch::ALL.into_iter().flat_map(KernelId::all) {
         let name = kernel.name();
         let text = kernel.code_text().map_err(|error| other(py, format!("{name}: {error}")))?;
-        let module = PtxModule { name: &name, text: &text, arch: oxigemm::ARCH };
+        let module = PtxModule { name: &name, text: &text, arch: kernel.arch().name() };
         if cache.get(&Key::new(&module)).is_none() {
             missing.push(name);
         }

@@ -8,7 +8,7 @@ use oxigemm::{
     dequantize_nvfp4, gather_quantize, quantize, quantize_by_scale, quantize_nvfp4, quantize_with_transpose,
     random, rms_norm_quantize, swiglu_quantize, transform_scales,
 };
-use oxigemm_kernels::quantize::per_tensor_single::MOST_NUMBERS;
+use oxigemm_kernels::quantize::per_tensor_single::MAX_ELEMENTS;
 use oxigemm_testkit::Failure;
 use serde::Serialize;
 
@@ -213,7 +213,7 @@ impl QuantizeSpec {
         let reads = match self.op {
             QuantizeOp::Swiglu | QuantizeOp::Nvfp4Computed => 2.0,
             QuantizeOp::Quantize
-                if self.granularity == Granularity::PerTensor && self.m * self.k > MOST_NUMBERS =>
+                if self.granularity == Granularity::PerTensor && self.m * self.k > MAX_ELEMENTS =>
             {
                 2.0
             }

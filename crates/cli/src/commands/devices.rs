@@ -1,6 +1,6 @@
 //! `oxigemm devices`: what can run here, and why something cannot.
 
-use oxigemm::{ARCH, Cuda};
+use oxigemm::{Arch, Cuda};
 use oxigemm_cuda::CubinCache;
 use oxigemm_cuda::assemble::Ptxas;
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ pub fn run(common: &Common, _: &Args) -> Outcome {
     if common.json {
         print_json(&json!({
             "cpu": { "threads": threads },
-            "sim": { "threads": threads, "arch": ARCH },
+            "sim": { "threads": threads, "arch": Arch::Sm90a.name() },
             "cuda": gpus,
             "why_no_cuda": why_no_gpu,
             "ptxas": ptxas.as_ref().map(|ptxas| json!({ "version": ptxas.version(), "path": ptxas.path() })),
@@ -35,7 +35,8 @@ pub fn run(common: &Common, _: &Args) -> Outcome {
     }
     print_line(&format!("cpu      the reference, on {threads} threads"));
     print_line(&format!(
-        "sim      {ARCH} simulated on {threads} threads; runs every kernel and finds its hazards"
+        "sim      {} simulated on {threads} threads; runs every kernel and finds its hazards",
+        Arch::Sm90a
     ));
     for gpu in &gpus {
         print_line(&describe(gpu));
@@ -62,7 +63,8 @@ fn gpu(ordinal: usize) -> Value {
     let gpu = cuda.gpu();
     let (major, minor) = gpu.compute_capability();
     let (cuda_major, cuda_minor) = gpu.driver_version();
-    let why_not = (!cuda.is_supported()).then(|| format!("the kernels are written for {ARCH}"));
+    let why_not =
+        (!cuda.is_supported()).then(|| format!("the kernels are written for {}", names(&Arch::ALL)));
     json!({
         "ordinal": ordinal,
         "name": gpu.name(),
@@ -93,4 +95,9 @@ fn describe(gpu: &Value) -> String {
         gpu["multiprocessors"],
         text("driver_cuda"),
     )
+}
+
+/// Architectures as a list.
+fn names(archs: &[Arch]) -> String {
+    archs.iter().map(|arch| arch.name()).collect::<Vec<_>>().join(", ")
 }

@@ -124,7 +124,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let case = case(args)?;
     let mut gemm = case.on(&device)?;
     let Args { choice, num_sms, batch_invariant, .. } = *args;
-    let options = GemmOptions { choice, num_sms, batch_invariant, ..Default::default() };
+    let options = GemmOptions { config: choice, num_sms, batch_invariant, ..Default::default() };
     let started = Instant::now();
     gemm.run(&options)?;
     let host_first_call_us = device.as_sim().is_none().then(|| started.elapsed().as_secs_f64() * 1e6);

@@ -1,7 +1,6 @@
 //! `oxigemm inspect`: the plan for a problem, why it was taken, and the code.
 
-use oxigemm::ARCH;
-use oxigemm::plan::{self, Cost, GemmConfig, Limits, Plan};
+use oxigemm::plan::{self, Cost, GemmConfig, Limits, Plan, PlanShape};
 use oxigemm_cuda::PtxModule;
 use oxigemm_cuda::assemble::{Assembled, Ptxas, disassemble};
 use oxigemm_testkit::{Failure, GemmCase, Grouping, Op, plan as planner};
@@ -58,9 +57,9 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let limits = args.num_sms.map_or(limits, |sms| limits.restricted_to(sms));
     if let (Some(choice), Grouping::Dense | Grouping::Summed(_), None) =
         (args.choice, &case.grouping, case.epilogue)
-        && choice.config().family() != planner::family(&case)
+        && choice.operands() != planner::operand_kind(&case)
     {
-        let expected = plan::family_name(planner::family(&case));
+        let expected = plan::operands_name(planner::operand_kind(&case));
         return Err(format!("{} is no kernel for {expected}", plan::name(&choice)).into());
     }
     let plan = match args.batch_invariant {
@@ -77,7 +76,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         print_line(&module.text);
         return Ok(true);
     }
-    let ptx = PtxModule { name: &name, text: &module.text, arch: ARCH };
+    let ptx = PtxModule { name: &name, text: &module.text, arch: config.arch().name() };
     let assembled = Ptxas::find().map(|ptxas| ptxas.assemble(&ptx)).transpose()?;
     if args.sass {
         let assembled =
@@ -118,11 +117,11 @@ impl Shown<'_> {
                 cost.terms().into_iter().map(|(name, us)| (name.to_owned(), json!(us))).collect();
             json!({ "us": cost.us, "terms": terms })
         };
-        let launch = &plan.launch;
+        let (gemm, launch) = (plan.shape.gemm(plan.config.operands()), &plan.launch);
         json!({
             "op": op.name,
-            "m": plan.shape.m, "n": plan.shape.n, "k": plan.shape.k,
-            "groups": plan.groups.map(|groups| json!({
+            "m": gemm.m, "n": gemm.n, "k": gemm.k,
+            "groups": plan.shape.m_grouped().map(|groups| json!({
                 "count": groups.groups, "slabs": groups.slabs, "expected": groups.expected,
             })),
             "planned_for": device,
@@ -133,8 +132,8 @@ impl Shown<'_> {
             "launch": {
                 "grid": launch.grid, "threads": launch.threads, "cluster": launch.cluster,
                 "shared_bytes": launch.shared_bytes, "tuning": launch.tuning,
-                "serpentine_k": launch.turns_back(),
-                "stream_k_tiles": launch.tail.tiles, "stream_k_peers": launch.tail.helpers,
+                "serpentine_k": launch.is_serpentine(),
+                "stream_k_tiles": launch.stream_k.tiles, "stream_k_peers": launch.stream_k.peers,
             },
             "candidates": ranking.iter().map(|(choice, estimate)| json!({
                 "choice": plan::name(choice), "estimate": cost(estimate),
@@ -149,20 +148,20 @@ impl Shown<'_> {
     fn print(&self) {
         let Shown { op, case, plan, device, ranking, assembled, ptx_bytes } = self;
         let line = |name: &str, text: String| print_line(&format!("{name:<10} {text}"));
-        let (shape, launch) = (plan.shape, plan.launch);
+        let (gemm, launch) = (plan.shape.gemm(plan.config.operands()), plan.launch);
         let name = match case.types.has_scales() {
             true => op.name.to_owned(),
             false => format!("{op} {}", case.layout),
         };
-        line("problem", format!("{name} m={} n={} k={}, planned for {device}", shape.m, shape.n, shape.k));
-        if let Some(groups) = plan.groups {
+        line("problem", format!("{name} m={} n={} k={}, planned for {device}", gemm.m, gemm.n, gemm.k));
+        if let Some(groups) = plan.shape.m_grouped() {
             let expected = groups.expected;
             line(
                 "groups",
                 format!("{} in {} slabs, {expected} rows expected of each", groups.groups, groups.slabs),
             );
         }
-        if let Some(groups) = plan.k_groups {
+        if let PlanShape::KGrouped(groups) = plan.shape {
             line("groups", format!("{} k-grouped, K of {} together", groups.groups, groups.k));
         }
         line("choice", plan.name());
@@ -180,21 +179,21 @@ impl Shown<'_> {
                 launch.tuning
             ),
         );
-        if launch.turns_back() {
+        if launch.is_serpentine() {
             line("K order", "serpentine: every other tile of a CTA walks K backwards".to_owned());
         }
-        if plan.config.hands_out_tiles() {
+        if plan.config.has_dynamic_scheduler() {
             line(
                 "scheduler",
                 "dynamic: clusters take the next tile from a counter; static in a graph".to_owned(),
             );
         }
-        if launch.tail.tiles > 0 {
+        if launch.stream_k.tiles > 0 {
             line(
                 "stream-K",
                 format!(
                     "{} tiles of the last wave are split; {} peer clusters leave partial accumulators in {} bytes of workspace",
-                    launch.tail.tiles, launch.tail.helpers, launch.room_bytes
+                    launch.stream_k.tiles, launch.stream_k.peers, launch.workspace_bytes
                 ),
             );
         }

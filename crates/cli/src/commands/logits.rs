@@ -2,8 +2,7 @@
 
 use oxigemm::check::Logits;
 use oxigemm::{DType, Device, GemmOptions};
-use oxigemm_kernels::attention::paged_mqa_logits::{MAX_NEXT, PAGE_SIZES};
-use oxigemm_kernels::attention::{DIMS, HEADS};
+use oxigemm_kernels::attention::{DIMS, HEADS, MAX_NEXT, PAGE_SIZES};
 
 use crate::cases::attention::{PagedHost, PagedSpec, PrefillHost, PrefillSpec, Ranges};
 use crate::found::{Found, call_us, expect_size};

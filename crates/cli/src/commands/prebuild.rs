@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use oxigemm::ARCH;
+use oxigemm::Arch;
 use oxigemm_cuda::assemble::Ptxas;
 use oxigemm_cuda::{CubinCache, Key, PtxModule};
 use oxigemm_kernels::KernelId;
@@ -25,8 +25,8 @@ pub struct Args {
     #[arg(long, value_name = "DIR", conflicts_with = "list")]
     out: Option<PathBuf>,
     /// Architectures, separated by commas.
-    #[arg(long, value_delimiter = ',', default_value = ARCH, value_name = "ARCH")]
-    arch: Vec<String>,
+    #[arg(long, value_delimiter = ',', default_value = Arch::Sm90a.name(), value_name = "ARCH", value_parser = parse_arch)]
+    arch: Vec<Arch>,
 }
 
 #[derive(Serialize)]
@@ -40,12 +40,9 @@ struct Built {
 
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
-    if let Some(arch) = args.arch.iter().find(|arch| *arch != ARCH) {
-        return Err(format!("no kernel is written for {arch}: expected {ARCH}").into());
-    }
-    let kernels: Vec<KernelId> = KernelId::all().collect();
+    let kernels: Vec<KernelId> = args.arch.iter().flat_map(|arch| KernelId::all(*arch)).collect();
     if args.list {
-        list(common, &kernels);
+        list(common, &args.arch, &kernels);
         return Ok(true);
     }
     let ptxas =
@@ -80,10 +77,19 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     Ok(true)
 }
 
-fn list(common: &Common, kernels: &[KernelId]) {
+/// An architecture that has kernels.
+fn parse_arch(name: &str) -> Result<Arch, String> {
+    let known = || Arch::ALL.map(Arch::name).join(", ");
+    let found = Arch::ALL.into_iter().find(|arch| arch.name() == name);
+    found.ok_or_else(|| format!("no kernel is written for {name}: expected {}", known()))
+}
+
+fn list(common: &Common, archs: &[Arch], kernels: &[KernelId]) {
     let names: Vec<String> = kernels.iter().map(KernelId::name).collect();
     if common.json {
-        print_json(&json!({ "arch": ARCH, "kernels": names }));
+        print_json(
+            &json!({ "arch": archs.iter().map(|arch| arch.name()).collect::<Vec<_>>().join(","), "kernels": names }),
+        );
     } else {
         names.iter().for_each(|name| print_line(name));
     }
@@ -93,7 +99,7 @@ fn build(kernel: &KernelId, ptxas: &Ptxas, cache: &CubinCache) -> Result<Built, 
     let started = Instant::now();
     let name = kernel.name();
     let text = kernel.code_text()?;
-    let ptx = PtxModule { name: &name, text: &text, arch: ARCH };
+    let ptx = PtxModule { name: &name, text: &text, arch: kernel.arch().name() };
     // Assembled even where an older assembler's cubin is there: it then comes first.
     let assembled = ptxas.assemble(&ptx)?;
     if !cache.put(&Key::new(&ptx), ptxas.version(), &assembled.cubin) {
@@ -105,6 +111,6 @@ fn build(kernel: &KernelId, ptxas: &Ptxas, cache: &CubinCache) -> Result<Built, 
         cubin_bytes: assembled.cubin.len(),
         ms: started.elapsed().as_secs_f64() * 1e3,
         kernel: name,
-        arch: ARCH.to_owned(),
+        arch: kernel.arch().name().to_owned(),
     })
 }

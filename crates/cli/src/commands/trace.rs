@@ -40,7 +40,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let sim = simulator(common, "writes a timeline")?;
     sim.set_options(Options { trace: true, ..sim.options() });
     let mut gemm = case.on(&Device::Sim(sim.clone()))?;
-    let options = GemmOptions { choice: args.choice, num_sms: args.num_sms, ..Default::default() };
+    let options = GemmOptions { config: args.choice, num_sms: args.num_sms, ..Default::default() };
     gemm.run(&options)?;
     let right = gemm.judge(Effort::QUICK)?.right;
     let report = sim.last_report().ok_or("no kernel has run")?;

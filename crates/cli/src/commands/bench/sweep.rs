@@ -69,7 +69,7 @@ fn time_all(bench: &mut Bench, sweep: Sweep<'_>) -> Outcome {
     let (bar, mut right) = (progress(ranking.len()), true);
     for (choice, estimate) in ranking {
         bar.set_message(format!("{} {}", sweep.name, plan::name(&choice)));
-        let options = GemmOptions { choice: Some(choice), ..Default::default() };
+        let options = GemmOptions { config: Some(choice), ..Default::default() };
         let us = bench.clock.calls(&options, runs, |options| call.run(options))?;
         let verdict = args.judged(|| Call::judge(&mut call, &options, Effort::SWEEP))?;
         right &= verdict.as_ref().is_none_or(|verdict| verdict.right);

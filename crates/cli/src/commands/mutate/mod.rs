@@ -14,7 +14,7 @@ use indicatif::ProgressBar;
 use oxigemm::plan::Limits;
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{Device, Error, GemmOptions, Sim};
-use oxigemm_kernels::gemm::GemmKernel;
+use oxigemm_kernels::KernelId;
 use oxigemm_sim::{Mutant, mutants};
 use oxigemm_testkit::{Effort, Failure, Gemm};
 use rayon::prelude::*;
@@ -35,22 +35,22 @@ pub struct Args {
 
 /// The kernels that stand for their families.
 const FAMILIES: [&str; 16] = [
-    "sm90_fp8_gemm_persistent_shared_256x128_s3",
+    "sm90_fp8_gemm_persistent_stream_k_256x128_s3",
     "sm90_fp8_gemm_split_k_8x64",
-    "sm90_fp8_gemm_persistent_grouped_64x128_s8",
+    "sm90_fp8_gemm_persistent_m_grouped_64x128_s8",
     "sm90_bf16_gemm_persistent_nt_128x192_s4",
     "sm90_bf16_gemm_split_k_nn_8x64",
     "sm90_fp8_gemm_persistent_1d1d_64x128_s6",
-    "sm90_fp8_gemm_persistent_kgrouped_1d1d_128x128_s4",
+    "sm90_fp8_gemm_persistent_k_grouped_1d1d_128x128_s4",
     "sm90_fp8_gemm_persistent_fused_64x128_s6",
-    "sm90_fp8_gemm_persistent_fused_grouped_64x128_s6",
+    "sm90_fp8_gemm_persistent_fused_m_grouped_64x128_s6",
     "sm90_bf16_gemm_persistent_fused_nt_64x128_s8",
     "sm90_fp8_gemm_persistent_gated_64x128_s6",
     "sm90_bf16_gemm_persistent_gated_nt_64x128_s7",
-    "sm90_bf16_gemm_persistent_fused_grouped_nt_128x128_s5",
+    "sm90_bf16_gemm_persistent_fused_m_grouped_nt_128x128_s5",
     "sm90_fp8_gemm_split_k_fused_32x128",
     "sm90_bf16_gemm_split_k_gated_nt_8x256",
-    "sm90_fp8_gemm_persistent_grouped_256x128_s3",
+    "sm90_fp8_gemm_persistent_m_grouped_256x128_s3",
 ];
 /// The share of mutants that must be found.
 const BAR: f64 = 0.95;
@@ -67,23 +67,23 @@ struct Redundant {
     why: &'static str,
 }
 
-const BETWEEN_STAGES: &str = "between the stages of a tile only products touch the sums";
+const BETWEEN_STAGES: &str = "between the stages of a tile only `wgmma` touches the accumulators";
 
 /// What persistent kernels of 16-bit operands can do without.
 const fn of_f16_persistent(kernel: &'static str) -> Redundant {
-    Redundant { kernel, what: "wgmma.fence", file: "half_wide.rs", times: 1, why: BETWEEN_STAGES }
+    Redundant { kernel, what: "wgmma.fence", file: "mainloop.rs", times: 1, why: BETWEEN_STAGES }
 }
 
 const PASSED_BY: &str =
-    "lanes that pass a tile by part by no more than a round of stages, as each lets go of scales";
+    "lanes that skip a tile diverge by no more than the stages of the ring, as each releases the scales";
 
 /// What m-grouped FP8 kernels, where every lane releases scales, can do without here; not with fewer stages.
 const fn of_m_grouped(kernel: &'static str) -> Redundant {
-    Redundant { kernel, what: "bar.warp.sync", file: "math.rs", times: 1, why: PASSED_BY }
+    Redundant { kernel, what: "bar.warp.sync", file: "mainloop.rs", times: 1, why: PASSED_BY }
 }
 
 const STAGES_TELL: &str =
-    "a thread that loads tiles as well has waited for a stage that was let go of behind those scales";
+    "a producer that also loads tiles has waited for a stage that was released after those scales";
 
 /// What split-K kernels, whose stages are no more than the blocks of K of one scale load, can do without.
 const fn of_split_k(kernel: &'static str) -> Redundant {
@@ -97,9 +97,9 @@ const REDUNDANT: [Redundant; 12] = [
     Redundant {
         kernel: FAMILIES[6],
         what: "fence.acq_rel",
-        file: "kgroups.rs",
+        file: "dynamic_tensor_maps.rs",
         times: 1,
-        why: "behind the claim of a place for tensor maps: blocks of one launch have different places",
+        why: "after a CTA claims a slot for its tensor maps: the CTAs of one launch have different slots",
     },
     of_m_grouped(FAMILIES[8]),
     of_f16_persistent(FAMILIES[9]),
@@ -112,14 +112,14 @@ const REDUNDANT: [Redundant; 12] = [
         what: "does not wait",
         file: "pipeline.rs",
         times: 1,
-        why: "before it has stored a tile it has been told of the next, as math warps stage one when scales of the next have come",
+        why: "before it has stored a tile it knows the next one, as consumers stage a tile when the scales of the next have arrived",
     },
     Redundant {
         kernel: FAMILIES[15],
         what: "does not wait",
         file: "pipeline.rs",
         times: 1,
-        why: "math warps have waited for a tile's first scales before, when they looked whether it follows",
+        why: "consumers have waited for a tile's first scales before, when they looked for the next tile",
     },
 ];
 
@@ -131,10 +131,11 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let mut right = true;
     let (mut all, mut found) = (0, 0);
     for name in &names {
-        let config = GemmKernel::all()
-            .find(|config| config.name() == *name)
+        let kernel = KernelId::all(limits.arch)
+            .filter(|kernel| matches!(kernel, KernelId::Gemm(_) | KernelId::Transpose))
+            .find(|kernel| kernel.name() == *name)
             .ok_or_else(|| format!("{name} is not a kernel: `oxigemm prebuild --list` names them"))?;
-        let score = Score::of(config, &limits)?;
+        let score = Score::of(kernel, &limits)?;
         score.print(common.json);
         right &= score.good();
         all += score.mutants();
@@ -210,7 +211,7 @@ struct Trial {
 impl Trial {
     fn new(case: &Case, sim: &Sim) -> Result<Trial, Failure> {
         let gemm = case.gemm.on(&Device::Sim(sim.clone()))?;
-        let options = GemmOptions { choice: Some(case.choice), num_sms: case.num_sms, ..Default::default() };
+        let options = GemmOptions { config: Some(case.config), num_sms: case.num_sms, ..Default::default() };
         let before = gemm.d_memory.to_bytes()?;
         Ok(Trial { gemm, options, before })
     }
@@ -240,7 +241,7 @@ enum Fate {
 
 /// Runs mutants of a kernel, one after another, until the queue is empty.
 fn fates<'a>(
-    config: GemmKernel,
+    kernel: KernelId,
     known: &[Known],
     queue: &Mutex<impl Iterator<Item = &'a Mutant>>,
     bar: &ProgressBar,
@@ -253,7 +254,7 @@ fn fates<'a>(
     let mut fates = Vec::new();
     let next = || queue.lock().expect("no thread panics with it").next();
     while let Some(mutant) = next() {
-        sim.replace_kernel(config, &mutant.text)?;
+        sim.replace_kernel(kernel, &mutant.text)?;
         let mut fate = Fate::NotExecuted;
         'found: for schedule in schedules() {
             for (known, trial) in trials.iter_mut().filter(|(known, _)| known.executes(mutant)) {
@@ -291,18 +292,18 @@ struct Score {
 }
 
 impl Score {
-    fn of(config: GemmKernel, limits: &Limits) -> Result<Score, Failure> {
-        let text = config.build()?.text;
+    fn of(kernel: KernelId, limits: &Limits) -> Result<Score, Failure> {
+        let text = kernel.build()?.text;
         let (mutants, sources) = (mutants(&text), sources(&text));
         // What is quickly done finds most of them: it comes first.
-        let mut known = cases(config, limits).par_iter().map(Known::of).collect::<Result<Vec<_>, _>>()?;
+        let mut known = cases(kernel, limits).par_iter().map(Known::of).collect::<Result<Vec<_>, _>>()?;
         known.sort_by_key(|known| known.instructions);
         let threads = thread::available_parallelism().map_or(1, usize::from).min(8);
         let queue = Mutex::new(mutants.iter());
         let bar = progress(mutants.len());
-        bar.set_message(config.name());
+        bar.set_message(kernel.name());
         let done = thread::scope(|scope| {
-            let run = || fates(config, &known, &queue, &bar);
+            let run = || fates(kernel, &known, &queue, &bar);
             let handles: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
             let join = |handle: thread::ScopedJoinHandle<'_, Result<Vec<_>, Failure>>| {
                 handle.join().map_err(|_| Failure::from("a thread panicked"))?
@@ -311,7 +312,7 @@ impl Score {
         });
         bar.finish_and_clear();
         let mut score =
-            Score { kernel: config.name(), kinds: BTreeMap::new(), survivors: Vec::new(), not_executed: 0 };
+            Score { kernel: kernel.name(), kinds: BTreeMap::new(), survivors: Vec::new(), not_executed: 0 };
         for (mutant, fate) in done?.into_iter().flatten() {
             match fate {
                 Fate::NotExecuted => score.not_executed += 1,

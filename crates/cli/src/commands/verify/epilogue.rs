@@ -9,6 +9,7 @@ use oxigemm_testkit::{
     ACTIVATIONS, BF16, EpilogueSpec, FP8, FP16, Failure, GemmCase, GemmData, MGroups, OperandTypes,
 };
 
+use super::ARCH;
 use super::kernels::some_launches;
 use super::random::{BIASES, Draw, FORMATS, GROUP_LAYOUTS, ORDERS, k_major, m_grouped};
 use super::{Check, Setup, each, ensure, gemms};
@@ -36,10 +37,10 @@ pub fn checks() -> Vec<Check> {
 pub fn comparisons() -> Vec<Check> {
     vec![
         Check::on_gpu("the simulator gives the same bits of fused epilogues", |setup| {
-            same_bits(setup, GemmKernel::fused(), fused_case)
+            same_bits(setup, GemmKernel::fused(ARCH), fused_case)
         }),
         Check::on_gpu("the simulator gives the same bits of m-grouped fused epilogues", |setup| {
-            same_bits(setup, GemmKernel::fused_grouped(), fused_grouped_case)
+            same_bits(setup, GemmKernel::fused_m_grouped(ARCH), fused_grouped_case)
         }),
     ]
 }
@@ -152,7 +153,7 @@ fn same_bits(
     for (i, config) in configs.enumerate() {
         for (turn, choice) in some_launches(config).enumerate() {
             let data = GemmData::draw(case(&config, i + turn))?;
-            let options = GemmOptions { choice: Some(choice), ..Default::default() };
+            let options = GemmOptions { config: Some(choice), ..Default::default() };
             setup.now(format!("{} on both", data.case));
             let bits = |device: &Device| -> Result<Vec<u8>, Failure> {
                 let mut gemm = data.upload(device)?;

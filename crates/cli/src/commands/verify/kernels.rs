@@ -4,10 +4,10 @@ use oxigemm::plan::{self, GemmConfig};
 use oxigemm::{DType, GemmOptions};
 use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
-use oxigemm_kernels::gemm::sm90::split_k;
 use oxigemm_testkit::plan::{case_of, k_grouped_form_of, operands_of, plan as plan_of};
 use oxigemm_testkit::{AddendKind, FP8, Failure, GemmCase, GroupLayout, ScaleOrder};
 
+use super::ARCH;
 use super::random::{ADDENDS, Draw, GROUP_LAYOUTS, ORDERS, k_grouped, m_grouped, summed};
 use super::{Check, Setup, ensure, gemms};
 
@@ -17,13 +17,15 @@ type KernelCheck = fn(&Setup, GemmKernel) -> Result<String, Failure>;
 pub fn checks() -> Vec<Check> {
     let dense = |config: &GemmKernel| case_of(config, [1, 1, 1]).e5m2.is_none();
     let mut kernels: Vec<(GemmKernel, KernelCheck)> =
-        GemmKernel::dense().filter(dense).map(|config| (config, dense_kernel as KernelCheck)).collect();
-    let m_grouped = GemmKernel::grouped().chain(GemmKernel::batched());
+        GemmKernel::dense(ARCH).filter(dense).map(|config| (config, dense_kernel as KernelCheck)).collect();
+    let m_grouped = GemmKernel::m_grouped(ARCH).chain(GemmKernel::batched(ARCH));
     kernels.extend(m_grouped.map(|config| (config, m_grouped_kernel as KernelCheck)));
-    kernels.extend(GemmKernel::summed().map(|config| (config, summed_kernel as KernelCheck)));
-    kernels.extend(GemmKernel::k_grouped().map(|config| (config, k_grouped_kernel as KernelCheck)));
-    kernels.extend(GemmKernel::fused().map(|config| (config, fused_kernel as KernelCheck)));
-    kernels.extend(GemmKernel::fused_grouped().map(|config| (config, fused_grouped_kernel as KernelCheck)));
+    kernels.extend(GemmKernel::summed(ARCH).map(|config| (config, summed_kernel as KernelCheck)));
+    kernels.extend(GemmKernel::k_grouped(ARCH).map(|config| (config, k_grouped_kernel as KernelCheck)));
+    kernels.extend(GemmKernel::fused(ARCH).map(|config| (config, fused_kernel as KernelCheck)));
+    kernels.extend(
+        GemmKernel::fused_m_grouped(ARCH).map(|config| (config, fused_grouped_kernel as KernelCheck)),
+    );
     let check = |(config, check): (GemmKernel, KernelCheck)| {
         Check::with_kernels(format!("kernel {}", config.name()), move |setup| check(setup, config))
     };
@@ -31,34 +33,16 @@ pub fn checks() -> Vec<Check> {
 }
 
 /// Every way to launch a kernel, but only some numbers of stages.
-pub fn launches(config: GemmKernel) -> Vec<GemmConfig> {
-    let clusters = [(1, 1), (1, 2), (2, 1), (2, 2)];
-    match config {
-        GemmKernel::Transpose => Vec::new(),
-        GemmKernel::Wide(config) => {
-            clusters.map(|(cluster_m, cluster_n)| GemmConfig::Wide { config, cluster_m, cluster_n }).to_vec()
-        }
-        GemmKernel::HalfWide(config) => clusters
-            .map(|(cluster_m, cluster_n)| GemmConfig::HalfWide { config, cluster_m, cluster_n })
-            .to_vec(),
-        GemmKernel::Slim(config) => split_k::fp8::SPLITS
-            .into_iter()
-            .flat_map(|split| [2, 3, 6, 16].map(|stages| GemmConfig::Slim { config, split, stages }))
-            .collect(),
-        GemmKernel::HalfSlim(config) => split_k::f16::SPLITS
-            .into_iter()
-            .flat_map(|split| [2, 3, 6, 16].map(|stages| GemmConfig::HalfSlim { config, split, stages }))
-            .collect(),
-    }
+pub fn launches(kernel: GemmKernel) -> Vec<GemmConfig> {
+    let some = |config: &GemmConfig| !config.is_split_k() || [2, 3, 6, 16].contains(&config.stages);
+    GemmConfig::all(kernel).filter(some).collect()
 }
 
 /// The same, but one number of stages for every way to split K.
-pub fn some_launches(config: GemmKernel) -> impl Iterator<Item = GemmConfig> {
-    launches(config).into_iter().filter(|choice| match choice {
-        GemmConfig::Slim { split, stages, .. } | GemmConfig::HalfSlim { split, stages, .. } => {
-            *stages == if [1, 4].contains(split) { 3 } else { 2 }
-        }
-        GemmConfig::Wide { .. } | GemmConfig::HalfWide { .. } => true,
+pub fn some_launches(kernel: GemmKernel) -> impl Iterator<Item = GemmConfig> {
+    launches(kernel).into_iter().filter(|config| {
+        let stages = if [1, 4].contains(&config.split_k) { 3 } else { 2 };
+        !config.is_split_k() || config.stages == stages
     })
 }
 
@@ -78,17 +62,16 @@ pub fn combinations() -> impl Iterator<Item = (DType, AddendKind, ScaleOrder)> {
 }
 
 fn by(choice: GemmConfig) -> GemmOptions {
-    GemmOptions { choice: Some(choice), ..Default::default() }
+    GemmOptions { config: Some(choice), ..Default::default() }
 }
 
 /// The tile and the stages of a persistent kernel.
-fn tile(config: &GemmKernel) -> Result<[usize; 3], Failure> {
-    let tile = match config {
-        GemmKernel::Wide(config) => [config.block_m, config.block_n, config.stages],
-        GemmKernel::HalfWide(config) => [config.block_m, config.block_n, config.stages],
-        _ => return Err("only persistent kernels have groups".into()),
-    };
-    Ok(tile.map(|x| x as usize))
+fn tile(kernel: &GemmKernel) -> Result<[usize; 3], Failure> {
+    if kernel.is_split_k() {
+        return Err("only persistent kernels have groups".into());
+    }
+    let [block_m, block_n] = kernel.tile();
+    Ok([block_m, block_n, *kernel.stages().start()].map(|x| x as usize))
 }
 
 /// Every output type, addend and layout of scales, with launches and shapes of all kinds.
@@ -154,7 +137,7 @@ pub fn group_layouts(config: &GemmKernel) -> Vec<GroupLayout> {
 }
 
 fn m_grouped_kernel(setup: &Setup, config: GemmKernel) -> Result<String, Failure> {
-    let ([block_m, block_n, stages], block_k) = (tile(&config)?, config.family().block_k() as usize);
+    let ([block_m, block_n, stages], block_k) = (tile(&config)?, config.operands().block_k() as usize);
     let (types, operands) = operands_of(&config);
     let of = |layout, rows: &[usize], [n, k]: [usize; 2], turn| GemmCase {
         layout: operands,
@@ -209,7 +192,7 @@ fn summed_kernel(setup: &Setup, config: GemmKernel) -> Result<String, Failure> {
 }
 
 fn k_grouped_kernel(setup: &Setup, config: GemmKernel) -> Result<String, Failure> {
-    let ([block_m, block_n, stages], block_k) = (tile(&config)?, config.family().block_k() as usize);
+    let ([block_m, block_n, stages], block_k) = (tile(&config)?, config.operands().block_k() as usize);
     let form = k_grouped_form_of(&config).ok_or("the kernel serves no operation")?;
     let depth = (stages + 6) * block_k + 16;
     let mut cases = Vec::new();
@@ -272,7 +255,7 @@ pub fn of_each_fp8_kernel(setup: &Setup, e5m2: bool) -> Result<Vec<(GemmCase, Ge
         let choices = fitting(setup, config, &case(&config))?;
         Ok((GemmCase { seed: i as u64, ..case(&config) }, by(choices[i % choices.len()])))
     };
-    GemmKernel::dense().filter(holds).enumerate().map(nth).collect()
+    GemmKernel::dense(ARCH).filter(holds).enumerate().map(nth).collect()
 }
 
 #[cfg(test)]
@@ -281,11 +264,9 @@ mod tests {
 
     #[test]
     fn grouped_kernels_are_persistent() {
-        for config in GemmKernel::grouped() {
-            let persistent =
-                |choice: &GemmConfig| matches!(choice, GemmConfig::Wide { .. } | GemmConfig::HalfWide { .. });
-            assert!(launches(config).iter().all(persistent));
+        for config in GemmKernel::m_grouped(ARCH) {
+            assert!(!launches(config).iter().any(GemmConfig::is_split_k));
         }
-        assert!(group_layouts(&GemmKernel::batched().next().unwrap()) == [GroupLayout::All]);
+        assert!(group_layouts(&GemmKernel::batched(ARCH).next().unwrap()) == [GroupLayout::All]);
     }
 }

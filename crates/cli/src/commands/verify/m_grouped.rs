@@ -171,8 +171,8 @@ fn replayed(setup: &Setup, types: OperandTypes) -> Result<String, Failure> {
     let planned = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
     // It has a dynamic tile scheduler, and in a graph a static one.
     let tall = GemmOptions {
-        choice: Some(
-            plan::parse("sm90_fp8_persistent_grouped_256x128_s3_c1x2").expect("it is one of the set"),
+        config: Some(
+            plan::parse("sm90_fp8_persistent_m_grouped_256x128_s3_c1x2").expect("it is one of the set"),
         ),
         num_sms: Some(2),
         ..planned.clone()

@@ -27,13 +27,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use oxigemm::plan::{self, Limits};
-use oxigemm::{ARCH, Cuda, Device, GemmOptions, Graph, Stream};
+use oxigemm::{Arch, Cuda, Device, GemmOptions, Graph, Stream};
 use oxigemm_cuda::assemble::Ptxas;
 use oxigemm_testkit::{Effort, Failure, Gemm, GemmCase, Verdict};
 use serde_json::json;
 
 use crate::output::{print_json, print_line, progress};
 use crate::{Common, Outcome};
+
+/// Architecture whose kernels are verified.
+const ARCH: Arch = Arch::Sm90a;
 
 /// Arguments of `verify`.
 #[derive(Debug, clap::Args)]
@@ -370,7 +373,7 @@ fn ensure(condition: bool, failure: impl FnOnce() -> String) -> Result<(), Failu
 
 /// Puts what is run before what is found.
 fn about(spec: &dyn std::fmt::Display, options: &GemmOptions) -> impl Fn(&str) -> String + use<> {
-    let choice = options.choice.map_or(String::new(), |choice| format!(" by {}", plan::name(&choice)));
+    let choice = options.config.map_or(String::new(), |choice| format!(" by {}", plan::name(&choice)));
     let start = format!("{spec}{choice}");
     move |what: &str| format!("{start}: {what}")
 }

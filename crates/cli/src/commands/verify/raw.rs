@@ -1,8 +1,7 @@
 //! Checks of the unsafe functions, which take addresses.
 
 use oxigemm::{
-    DType, Device, GemmLayout, GemmOptions, RawFp8Gemm, RawHalfGemm, ScalesOfB, Stream, Tensor,
-    fp8_gemm_nt_raw, half_gemm_raw,
+    DType, Device, GemmLayout, GemmOptions, RawGemm, RawMatrix, RawScaleFactors, Stream, Tensor, gemm_raw,
 };
 use oxigemm_testkit::{AddendKind, BF16, Effort, FP16, Failure, Fp8Pair, GemmCase, OperandTypes};
 
@@ -40,30 +39,14 @@ fn fp8(setup: &Setup) -> Result<String, Failure> {
         let (sfa, sfa_strides) = spread(&a.scales, a.scale_dims())?;
         let (sfb, sfb_strides) = spread(&b.scales, b.scale_dims())?;
         let c = match addend {
-            AddendKind::None => 0,
-            AddendKind::Inplace => gemm.d.address(),
-            AddendKind::Other => gemm.c.as_ref().map_or(0, Tensor::address),
+            AddendKind::None => None,
+            AddendKind::Inplace => Some((&gemm.d).into()),
+            AddendKind::Other => gemm.c.as_ref().map(RawMatrix::from),
         };
-        let raw = RawFp8Gemm {
-            m,
-            n,
-            k,
-            ab_types: [DType::E4m3; 2],
-            a: gemm.a.address(),
-            a_pitch: gemm.a.strides()[0],
-            sfa: sfa.address(),
-            sfa_strides,
-            b: gemm.b.address(),
-            b_pitch: gemm.b.strides()[0],
-            sfb: sfb.address(),
-            sfb_strides,
-            scales_of_b: ScalesOfB::Blocks,
-            c,
-            c_pitch: n,
-            d: gemm.d.address(),
-            d_pitch: gemm.d.strides()[0],
-            d_type: case.d_type,
-        };
+        let (a, b, d) = ((&gemm.a).into(), (&gemm.b).into(), (&gemm.d).into());
+        let [sfa, sfb] = [(&sfa, sfa_strides), (&sfb, sfb_strides)]
+            .map(|(scales, strides)| RawScaleFactors::new(scales.address(), strides));
+        let raw = RawGemm { c, ..RawGemm::new([m, n, k], a, b, d).with_scales(sfa, sfb) };
         // SAFETY: the stream is ours, and all tensors live until it is done.
         unsafe {
             // On a GPU as another library would pass its own.
@@ -72,9 +55,9 @@ fn fp8(setup: &Setup) -> Result<String, Failure> {
                 _ => stream.clone(),
             };
             let options = GemmOptions { stream: Some(stream), ..Default::default() };
-            fp8_gemm_nt_raw(&setup.device, &raw, &options)?;
-            let null = RawFp8Gemm { b: 0, ..raw };
-            let error = fp8_gemm_nt_raw(&setup.device, &null, &options);
+            gemm_raw(&setup.device, &raw, &options)?;
+            let null = RawGemm { b: RawMatrix { address: 0, ..b }, ..raw };
+            let error = gemm_raw(&setup.device, &null, &options);
             ensure(matches!(&error, Err(error) if error.argument() == Some("b")), || format!("{error:?}"))?;
         }
         stream.synchronize()?;
@@ -88,37 +71,19 @@ fn fp8(setup: &Setup) -> Result<String, Failure> {
 fn half(setup: &Setup, types: OperandTypes) -> Result<String, Failure> {
     let mut count = 0;
     for layout in GemmLayout::ALL {
-        let dims @ [m, n, k] = [33, 72, 200];
+        let dims = [33, 72, 200];
         let case = GemmCase::dense(types, layout, dims);
         let case = GemmCase { addend: AddendKind::Inplace, d_type: DType::F32, ..case };
         let mut by_tensors = case.on(&setup.device)?;
         by_tensors.run(&GemmOptions::default())?;
         let gemm = case.on(&setup.device)?;
-        let strides = |x: &Tensor, k_first: bool| match (k_first, x.strides()) {
-            (false, strides) => [strides[0], strides[1]],
-            (true, strides) => [strides[1], strides[0]],
-        };
-        let d = &gemm.d;
-        let raw = RawHalfGemm {
-            m,
-            n,
-            k,
-            ab_type: types.ab,
-            a: gemm.a.address(),
-            a_strides: strides(&gemm.a, layout.a_begins_with_k()),
-            b: gemm.b.address(),
-            b_strides: strides(&gemm.b, layout.b_begins_with_k()),
-            c: d.address(),
-            c_pitch: d.strides()[0],
-            d: d.address(),
-            d_pitch: d.strides()[0],
-            d_type: d.dtype(),
-        };
-        let null = RawHalfGemm { a: 0, ..raw };
+        let (d, a) = (&gemm.d, RawMatrix::from(&gemm.a));
+        let raw = RawGemm { layout, c: Some(d.into()), ..RawGemm::new(dims, a, (&gemm.b).into(), d.into()) };
+        let null = RawGemm { a: RawMatrix { address: 0, ..a }, ..raw };
         // SAFETY: the operands are tensors of this device that live until it is done; a null pointer is refused.
         let refused = unsafe {
-            half_gemm_raw(&setup.device, &raw, &GemmOptions::default())?;
-            half_gemm_raw(&setup.device, &null, &GemmOptions::default())
+            gemm_raw(&setup.device, &raw, &GemmOptions::default())?;
+            gemm_raw(&setup.device, &null, &GemmOptions::default())
         };
         setup.device.synchronize()?;
         ensure(d.to_bytes()? == by_tensors.d.to_bytes()?, || {

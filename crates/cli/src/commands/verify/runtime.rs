@@ -12,6 +12,7 @@ use oxigemm_testkit::{
     AddendKind, Effort, FP8, Failure, GemmCase, GemmData, GroupLayout, MGroups, ScaleOrder,
 };
 
+use super::ARCH;
 use super::kernels::launches;
 use super::{Check, Setup, ensure};
 use crate::counting::allocations;
@@ -140,7 +141,7 @@ fn no_compilations(setup: &Setup) -> Result<String, Failure> {
     }
     let compilations = || device.as_cuda().map_or(0, |cuda| cuda.stats().compilations());
     let before = compilations();
-    let closed: BTreeSet<String> = KernelId::all().map(|kernel| kernel.name()).collect();
+    let closed: BTreeSet<String> = KernelId::all(ARCH).map(|kernel| kernel.name()).collect();
     let mut kernels = BTreeSet::new();
     let size = |i: u64, which: u64, largest: u64| {
         // Evenly over orders of magnitude.
@@ -237,13 +238,13 @@ fn empty_launch_us(setup: &Setup) -> Result<f64, Failure> {
 fn first_calls(setup: &Setup, cache: &CubinCache) -> Result<(f64, String), Failure> {
     let ordinal = setup.cuda()?.gpu().ordinal();
     let mut worst = (0.0, String::new());
-    for config in GemmKernel::dense().step_by(if setup.quick { 5 } else { 1 }) {
+    for config in GemmKernel::dense(ARCH).step_by(if setup.quick { 5 } else { 1 }) {
         setup.now(format!("the first call of {}", config.name()));
         let cuda = Cuda::with_cache(ordinal, cache.clone())?;
         let choice = launches(config)[0];
         let mut operands = case_of(&config, [1, 128, 256]).on(&Device::Cuda(cuda.clone()))?;
         let started = Instant::now();
-        operands.run(&GemmOptions { choice: Some(choice), ..Default::default() })?;
+        operands.run(&GemmOptions { config: Some(choice), ..Default::default() })?;
         cuda.gpu().synchronize()?;
         let ms = started.elapsed().as_secs_f64() * 1e3;
         if ms > worst.0 {

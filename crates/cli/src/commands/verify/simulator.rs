@@ -7,6 +7,7 @@ use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_testkit::plan::{case_of, k_grouped_form_of, operands_of, plan as plan_of};
 use oxigemm_testkit::{FP8_1D1D, Failure, GemmCase, GemmData, GroupLayout, MGroups, ScaleMode};
 
+use super::ARCH;
 use super::kernels::{combinations, fitting, group_layouts, launches};
 use super::random::{ORDERS, k_grouped, m_grouped, summed};
 use super::{Check, Setup, ensure};
@@ -41,7 +42,7 @@ pub fn checks() -> Vec<Check> {
 /// The same inputs on the GPU and in the simulator, for every kernel, launch, type, addend and layout in turn.
 fn same_bits(setup: &Setup) -> Result<String, Failure> {
     let mut compared = Compared::new(setup);
-    for (i, config) in GemmKernel::dense().enumerate() {
+    for (i, config) in GemmKernel::dense(ARCH).enumerate() {
         for nth in (0..CASES).step_by(if setup.quick { 4 } else { 1 }) {
             let (case, options) = dense_case(setup, config, [i, nth])?;
             compared.add(&config.name(), case, &options)?;
@@ -74,7 +75,7 @@ fn dense_case(
     let layout = if case.types.has_scales() { GemmLayout::ALL[turn % 4] } else { case.layout };
     let case = GemmCase { d_type, addend, scales, layout, sfa, sfb, seed: turn as u64, ..case };
     let choice = Some(choices[turn * 5 % choices.len()]);
-    Ok((case, GemmOptions { choice, ..Default::default() }))
+    Ok((case, GemmOptions { config: choice, ..Default::default() }))
 }
 
 /// The bits of a case on a device, with what is around them.
@@ -122,9 +123,9 @@ impl<'a> Compared<'a> {
 /// The same for every m-grouped kernel, launch and layout of groups.
 fn same_bits_of_groups(setup: &Setup) -> Result<String, Failure> {
     let mut compared = Compared::new(setup);
-    for (i, config) in GemmKernel::grouped().chain(GemmKernel::batched()).enumerate() {
+    for (i, config) in GemmKernel::m_grouped(ARCH).chain(GemmKernel::batched(ARCH)).enumerate() {
         for (turn, choice) in launches(config).into_iter().enumerate() {
-            let options = GemmOptions { choice: Some(choice), ..Default::default() };
+            let options = GemmOptions { config: Some(choice), ..Default::default() };
             let (types, operands) = operands_of(&config);
             for layout in group_layouts(&config) {
                 let rows = if layout == GroupLayout::All { &[70; 3][..] } else { &[70, 0, 1, 129, 16] };
@@ -139,10 +140,10 @@ fn same_bits_of_groups(setup: &Setup) -> Result<String, Failure> {
 /// The same for every k-grouped kernel and launch.
 fn same_bits_of_k_groups(setup: &Setup) -> Result<String, Failure> {
     let mut compared = Compared::new(setup);
-    for (i, config) in GemmKernel::k_grouped().enumerate() {
+    for (i, config) in GemmKernel::k_grouped(ARCH).enumerate() {
         let form = k_grouped_form_of(&config).ok_or("the kernel serves no operation")?;
         for (j, choice) in launches(config).into_iter().enumerate() {
-            let options = GemmOptions { choice: Some(choice), ..Default::default() };
+            let options = GemmOptions { config: Some(choice), ..Default::default() };
             for turn in 0..3 {
                 let case = k_grouped(form, &[656, 0, 1, 130, 16], [70, 136], 4 * i + j + turn);
                 compared.add(&config.name(), case, &options)?;
@@ -186,19 +187,19 @@ const SERPENTINE: [Serpentine; 9] = [
     dense("sm90_fp8_persistent_128x192_s4_c2x1", 2, [300, 200, 4096]),
     dense("sm90_bf16_persistent_nt_128x256_s3_c1x1", 1, [140, 260, 1100]),
     dense("sm90_fp16_persistent_nn_128x128_s6_c1x2", 2, [140, 260, 1100]),
-    dense("sm90_fp8_persistent_shared_256x128_s3_c1x1", 2, [1034, 100, 2048]),
-    grouped("sm90_fp8_persistent_grouped_64x128_s8_c1x1", 2, [500, 100, 6144]),
-    grouped("sm90_fp8_persistent_grouped_256x128_s3_c1x2", 4, [1900, 200, 6144]),
-    grouped("sm90_bf16_persistent_grouped_nt_64x128_s8_c1x1", 2, [500, 100, 3080]),
-    grouped("sm90_fp16_persistent_grouped_nn_64x128_s8_c2x1", 4, [1000, 100, 3080]),
+    dense("sm90_fp8_persistent_stream_k_256x128_s3_c1x1", 2, [1034, 100, 2048]),
+    grouped("sm90_fp8_persistent_m_grouped_64x128_s8_c1x1", 2, [500, 100, 6144]),
+    grouped("sm90_fp8_persistent_m_grouped_256x128_s3_c1x2", 4, [1900, 200, 6144]),
+    grouped("sm90_bf16_persistent_m_grouped_nt_64x128_s8_c1x1", 2, [500, 100, 3080]),
+    grouped("sm90_fp16_persistent_m_grouped_nn_64x128_s8_c2x1", 4, [1000, 100, 3080]),
 ];
 
 impl Serpentine {
     fn case(&self) -> Result<(GemmCase, GemmOptions), Failure> {
         let choice =
             plan::parse(self.choice).ok_or_else(|| format!("no choice is called {}", self.choice))?;
-        let options = GemmOptions { choice: Some(choice), num_sms: Some(self.num_sms), ..Default::default() };
-        let (types, layout) = operands_of(&choice.config());
+        let options = GemmOptions { config: Some(choice), num_sms: Some(self.num_sms), ..Default::default() };
+        let (types, layout) = operands_of(&choice.kernel);
         let [rows, n, k] = self.dims;
         let case = match self.grouped {
             false => GemmCase::dense(types, layout, self.dims),
@@ -211,12 +212,12 @@ impl Serpentine {
 /// The same for every kernel and launch that sums GEMMs.
 fn same_bits_of_sums(setup: &Setup) -> Result<String, Failure> {
     let (mut compared, limits) = (Compared::new(setup), setup.limits()?);
-    for config in GemmKernel::summed() {
+    for config in GemmKernel::summed(ARCH) {
         let (types, _) = operands_of(&config);
         for (turn, choice) in launches(config).into_iter().enumerate() {
             let case = summed(types, 5, [66, 136, 100], turn);
             if plan_of(&case, Some(choice), &limits).is_some() {
-                let options = GemmOptions { choice: Some(choice), ..Default::default() };
+                let options = GemmOptions { config: Some(choice), ..Default::default() };
                 compared.add(&config.name(), case, &options)?;
             }
         }
@@ -235,11 +236,11 @@ mod tests {
     fn what_is_said_to_be_serpentine_is() {
         for serpentine in SERPENTINE {
             let (case, options) = serpentine.case().unwrap();
-            let (choice, name) = (options.choice.unwrap(), serpentine.choice);
+            let (choice, name) = (options.config.unwrap(), serpentine.choice);
             let limits = Limits::h200().restricted_to(serpentine.num_sms);
             let plan = plan_of(&case, Some(choice), &limits).expect("it serves the shape");
             let Launch { grid, cluster, .. } = plan.launch;
-            assert!(plan.launch.turns_back(), "{name}");
+            assert!(plan.launch.is_serpentine(), "{name}");
             let [m, n] = tiles(choice, serpentine.dims);
             assert!(m * n > grid[0], "{name}: a tile for each of {grid:?} by {cluster}");
         }
@@ -247,17 +248,13 @@ mod tests {
 
     /// Tiles of CTAs along M and N.
     fn tiles(choice: GemmConfig, [m, n, _]: [usize; 3]) -> [u32; 2] {
-        let tile = match choice.config() {
-            GemmKernel::Wide(config) => [config.block_m, config.block_n],
-            GemmKernel::HalfWide(config) => [config.block_m, config.block_n],
-            other => panic!("{} is not persistent", other.name()),
-        };
+        let tile = choice.tile();
         [(m as u32).div_ceil(tile[0]), (n as u32).div_ceil(tile[1])]
     }
 
     #[test]
     fn at_least_a_hundred_gemms_are_compared() {
-        assert!(GemmKernel::dense().count() * CASES >= 100);
+        assert!(GemmKernel::dense(ARCH).count() * CASES >= 100);
     }
 
     /// The first kernel of every family multiplies the operands of its cases, of which these have all kinds of scales.
@@ -265,12 +262,12 @@ mod tests {
     fn kernels_multiply_the_operands_that_are_drawn_for_them() {
         let device = Device::Sim(Sim::with_options(Options { hazards: false, ..Options::default() }));
         let setup = Setup::new(device.clone(), false, 1);
-        let mut families = Vec::new();
-        for (i, config) in GemmKernel::dense().enumerate() {
-            if families.contains(&config.family()) {
+        let mut kinds = Vec::new();
+        for (i, config) in GemmKernel::dense(ARCH).enumerate() {
+            if kinds.contains(&config.operands()) {
                 continue;
             }
-            families.push(config.family());
+            kinds.push(config.operands());
             for nth in 0..CASES / 2 {
                 let (case, options) = dense_case(&setup, config, [i, nth]).unwrap();
                 let about = format!("{case} by {}", config.name());
@@ -279,6 +276,6 @@ mod tests {
             }
         }
         let is_1d1d = |config: &GemmKernel| operands_of(config).0 == FP8_1D1D;
-        assert!(GemmKernel::dense().any(|config| is_1d1d(&config)) && families.len() > 3);
+        assert!(GemmKernel::dense(ARCH).any(|config| is_1d1d(&config)) && kinds.len() > 3);
     }
 }

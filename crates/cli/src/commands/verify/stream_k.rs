@@ -27,14 +27,16 @@ fn cases(setup: &Setup) -> Result<Vec<(GemmCase, GemmOptions)>, Failure> {
     ];
     let few = setup.device.as_cuda().is_none();
     let case = |(i, &(cluster, [m, n, k], num_sms)): (usize, &(&str, [usize; 3], Option<u32>))| {
-        let choice = plan::parse(&format!("sm90_fp8_persistent_shared_256x128_s3_{cluster}"))
+        let choice = plan::parse(&format!("sm90_fp8_persistent_stream_k_256x128_s3_{cluster}"))
             .expect("the name of a choice");
         let (d_type, addend) = ([DType::Bf16, DType::F32][i % 2], ADDENDS[i % 3]);
         let case = GemmCase { d_type, addend, sfa: ORDERS[i % 4], ..GemmCase::fp8(m, n, k) };
         let limits = setup.limits()?.restricted_to(num_sms.unwrap_or(u32::MAX));
         let plan = plan_of(&case, Some(choice), &limits);
-        ensure(plan.is_some_and(|plan| plan.launch.tail.tiles > 0), || format!("{case}: no tile is split"))?;
-        Ok((case, GemmOptions { choice: Some(choice), num_sms, ..Default::default() }))
+        ensure(plan.is_some_and(|plan| plan.launch.stream_k.tiles > 0), || {
+            format!("{case}: no tile is split")
+        })?;
+        Ok((case, GemmOptions { config: Some(choice), num_sms, ..Default::default() }))
     };
     all.iter().take(if few { 2 } else { all.len() }).enumerate().map(case).collect()
 }

@@ -1,16 +1,14 @@
 //! Cases for kernels with a fused epilogue.
 
 use oxigemm::cast::ScaleFormat;
-use oxigemm::plan::GemmConfig;
 use oxigemm::{Activation, DType};
 use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
-use oxigemm_kernels::gemm::sm90::split_k;
 use oxigemm_testkit::plan::operands_of;
 use oxigemm_testkit::{AddendKind, EpilogueSpec, GemmCase, GroupLayout, OperandTypes, ScaleOrder};
 
 use super::grouped::{case_of_rows, unaligned};
-use super::{Case, Persistent, diverging};
+use super::{Case, Persistent, diverging, split_case};
 
 /// An epilogue with rounded output, and one with quantized output.
 fn epilogues(fusion: Fusion, types: &OperandTypes) -> [EpilogueSpec; 2] {
@@ -30,7 +28,7 @@ fn with(epilogue: EpilogueSpec, gemm: &GemmCase) -> GemmCase {
 
 /// Columns of two tiles for every warpgroup.
 fn columns(fusion: Fusion) -> usize {
-    2 * fusion.sums() as usize * 128
+    2 * fusion.accumulators() as usize * 128
 }
 
 /// As [`diverging`]: rows of A and of B, whose gates are multiples of 128 where they share scales.
@@ -39,7 +37,7 @@ fn fused_diverging(kernel: &Persistent, fusion: Fusion) -> [usize; 2] {
     let n = match kernel.types.has_scales() && fusion == Fusion::Gated {
         true => 2 * 128,
         false if kernel.types.has_scales() => n,
-        false => n * fusion.sums() as usize,
+        false => n * fusion.accumulators() as usize,
     };
     [m, n]
 }
@@ -103,30 +101,23 @@ pub(super) fn m_grouped(kernel: &Persistent, fusion: Fusion) -> Vec<Case> {
 }
 
 /// The same for split-K kernels: split and not, rounded and quantized, and as lanes store it one by one.
-pub(super) fn split_k(
-    config: &GemmKernel,
-    block_m: usize,
-    choice: impl Fn(u32, u32) -> GemmConfig,
-    fits: impl Fn(&Case) -> bool,
-) -> Vec<Case> {
-    let ((types, layout), fusion) = (operands_of(config), config.fusion());
+pub(super) fn split_k(kernel: &GemmKernel, fits: impl Fn(&Case) -> bool) -> Vec<Case> {
+    let ((types, layout), fusion) = (operands_of(kernel), kernel.fusion());
+    let block_m = kernel.tile()[0] as usize;
     let [rounded, quantized] = epilogues(fusion, &types);
     // Columns that end inside a tile, where that is allowed, and a K that goes around all rings.
     let columns = if types.has_scales() && fusion == Fusion::Gated { 128 } else { 112 };
     let of = |m| {
-        let (n, k) = (columns * fusion.sums() as usize, 33 * config.family().block_k() as usize + 16);
+        let n = columns * fusion.accumulators() as usize;
+        let k = 33 * kernel.operands().block_k() as usize + 16;
         GemmCase { sfa: ScaleOrder::RowPadded, ..GemmCase::dense(types, layout, [m, n, k]) }
     };
     let copied = GemmCase { sfa: ScaleOrder::Odd, sfb: ScaleOrder::Odd, ..of(block_m + 5) };
     let added = GemmCase { d_type: DType::F32, addend: AddendKind::Inplace, ..copied.clone() };
-    let case = |gemm: &GemmCase, epilogue, split, stages| Case {
-        gemm: with(epilogue, gemm),
-        choice: choice(split, stages),
-        num_sms: None,
-    };
+    let case =
+        |gemm: &GemmCase, epilogue, split, stages| split_case(*kernel, with(epilogue, gemm), split, stages);
     // As many stages as fit, all of them used again; and as few as there can be.
-    let stages = (2..=split_k::f16::MAX_STAGES).rev();
-    let most = stages.map(|stages| case(&of(block_m), rounded, 1, stages)).find(fits);
+    let most = kernel.stages().rev().map(|stages| case(&of(block_m), rounded, 1, stages)).find(fits);
     let few =
         [case(&of(block_m), quantized, 2, 2), case(&copied, quantized, 4, 2), case(&added, rounded, 2, 2)];
     most.into_iter().chain(few).collect()
