@@ -166,7 +166,7 @@ fn quantized_output_of_many_tiles_in_any_layout() {
     ];
     for (i, name) in choices.into_iter().enumerate() {
         let choice = plan::parse(name).expect("the name of a choice");
-        let plain = if name.starts_with("bf16") { PLAIN } else { F16 };
+        let plain = if name.starts_with("sm90_bf16_") { PLAIN } else { F16 };
         for (layout, format) in
             [(ScaleOrder::Mn, ScaleFormat::F32), (ScaleOrder::RowOdd, ScaleFormat::PowerOfTwo)]
         {

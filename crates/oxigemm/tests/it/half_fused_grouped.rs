@@ -46,7 +46,7 @@ fn many_tiles_of_contiguous_groups() {
     .enumerate()
     {
         let choice = Some(plan::parse(name).expect("the name of a choice"));
-        let types = if name.starts_with("bf16") { BF16 } else { FP16 };
+        let types = if name.starts_with("sm90_bf16_") { BF16 } else { FP16 };
         let sizes = [70, 3, 0, 65, 131];
         let rows = ids(&sizes, 1).len();
         let case = Case::ends(&ends(&sizes, 1), 1, [rows + 9, 544, 136]);

@@ -180,7 +180,7 @@ fn features_of_grouped_kernels() {
                 let of = Rows { d_type: if d_wide { DType::F32 } else { of.d_type }, gap, ..of };
                 let tile = ["128x128_s6", "64x128_s8", "256x128_s3"][i % 3];
                 let cluster = ["1x1", "1x2", "2x1"][i / 3 % 3];
-                let name = format!("{types}_wide_grouped_{operands}_{tile}_c{cluster}");
+                let name = format!("sm90_{types}_persistent_m_grouped_{operands}_{tile}_c{cluster}");
                 let choice = plan::parse(&name).unwrap_or_else(|| panic!("{name} is no choice"));
                 let case = Rows { operands, c, ..of.of(types) };
                 every_schedule_gives_the_same_bits(case, choice, schedules().skip(i % 3).step_by(4), &sim);

@@ -300,7 +300,7 @@ fn a_hazard_is_an_error_that_names_the_source() {
         fp8_gemm_nt((&problem.a, sfa), (&problem.b, sfb), Addend::InPlace, &mut d, &GemmOptions::default())
             .unwrap_err();
     let Error::Fault { kernel, fault } = &error else { panic!("{error}") };
-    assert!(kernel.starts_with("fp8_gemm_"), "{kernel}");
+    assert!(kernel.starts_with("sm90_fp8_gemm_"), "{kernel}");
     assert_eq!(fault.kind, FaultKind::Uninitialized);
     assert!(error.to_string().contains(".rs:"), "{error}");
     // The device is as good as before.
