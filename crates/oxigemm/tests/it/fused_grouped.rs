@@ -192,12 +192,12 @@ fn the_next_gemm_reads_what_was_quantized() {
                     .unwrap();
             }
         }
-        for group in 0..3 {
+        for (group, rows) in sizes.into_iter().enumerate() {
             let codes = fused.rows_of(&d, group).unwrap();
             let scales = fused.rows_of(&scales, group).unwrap().to_vec_f32().unwrap();
             let (codes, found) = (codes.to_vec_f32().unwrap(), second.result(group).unwrap());
             let weights = second.data.groups[group].quantized().unwrap().b.dequantize();
-            for row in 0..sizes[group] {
+            for row in 0..rows {
                 let code = &codes[row * hidden..][..hidden];
                 let of_a = |k: usize| f64::from(code[k]) * f64::from(scales[row * blocks + k / 128]);
                 for column in 0..model {
