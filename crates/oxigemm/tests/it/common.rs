@@ -214,7 +214,7 @@ impl Problem {
     /// How it is run by a choice, or by the planned one.
     pub fn options(&self, choice: Option<GemmConfig>, stream: Option<Stream>) -> GemmOptions {
         let batch_invariant = self.batch_invariant && choice.is_none();
-        GemmOptions { choice, num_sms: self.num_sms, batch_invariant, stream, ..Default::default() }
+        GemmOptions { config: choice, num_sms: self.num_sms, batch_invariant, stream, ..Default::default() }
     }
 
     /// The scales of A and B.

@@ -5,8 +5,8 @@ use crate::common::{ACTIVATIONS, AddendKind, Case, EpilogueSpec, PLAIN, ScaleOrd
 use oxigemm::cast::ScaleFormat;
 use oxigemm::plan::{self, GemmConfig, OperandKind};
 use oxigemm::{
-    Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, HeadSplits, RawFp8Gemm,
-    RawFusedFp8Gemm, ScalesOfB, Sim, Tensor, fp8_gemm_nt_fused, fp8_gemm_nt_fused_raw, random,
+    Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, HeadSplits, RawEpilogue,
+    RawGemm, RawMatrix, RawScaleFactors, Sim, Tensor, fp8_gemm_nt_fused, gemm_raw, random,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
@@ -45,7 +45,7 @@ fn kernels(fusion: Fusion) {
         let gated = fusion == Fusion::Gated;
         let m = (config.tile()[0] * cluster[0]) as usize - 3;
         let n = if gated { 512 } else { 120 };
-        let case = Case { dims: [m, n, (wide.stages as usize + 1) * 128 - 112], ..PLAIN };
+        let case = Case { dims: [m, n, (choice.stages as usize + 1) * 128 - 112], ..PLAIN };
         let what = EpilogueSpec {
             activation: Activation::Silu,
             gated,
@@ -222,31 +222,11 @@ fn raw_addresses_give_the_bits_of_tensors() {
     let by_tensors = p.checked(None, "tensors");
     let d = Tensor::empty(DType::E4m3, &[20, 256], p.device()).unwrap();
     let scales = Tensor::empty(DType::F32, &[20, 2], p.device()).unwrap();
-    let strides = |x: &Tensor| [x.strides()[0], x.strides()[1]];
+    let pitched = |x: &Tensor| RawMatrix::new(x.address(), DType::E4m3, x.strides()[0]);
+    let strided = |x: &Tensor| RawScaleFactors::new(x.address(), [x.strides()[0], x.strides()[1]]);
     let [sfa, sfb] = p.scales();
-    let raw = RawFusedFp8Gemm {
-        gemm: RawFp8Gemm {
-            m: 20,
-            n: 512,
-            k: 256,
-            ab_types: [DType::E4m3; 2],
-            a: p.a.address(),
-            a_pitch: p.a.strides()[0],
-            sfa: sfa.address(),
-            sfa_strides: strides(sfa),
-            b: p.b.address(),
-            b_pitch: p.b.strides()[0],
-            sfb: sfb.address(),
-            sfb_strides: strides(sfb),
-            scales_of_b: ScalesOfB::Blocks,
-            c: 0,
-            c_pitch: 0,
-            d: d.address(),
-            d_pitch: 256,
-            d_type: DType::E4m3,
-        },
+    let epilogue = RawEpilogue {
         alpha: 0.25,
-        beta: 1.0,
         bias: p.bias.as_ref().unwrap().address(),
         bias_type: DType::Bf16,
         activation: Activation::Silu,
@@ -260,21 +240,21 @@ fn raw_addresses_give_the_bits_of_tensors() {
     let raw = RawGemm {
         epilogue: Some(epilogue),
         ..RawGemm::new([20, 512, 256], pitched(&p.a), pitched(&p.b), to)
-            .with_scales(strided(&p.sfa), strided(&p.sfb))
+            .with_scales(strided(sfa), strided(sfb))
     };
     // SAFETY: the operands are tensors of this device, which checks every access.
-    unsafe { fp8_gemm_nt_fused_raw(p.device(), &raw, &GemmOptions::default()).unwrap() };
+    unsafe { gemm_raw(p.device(), &raw, &GemmOptions::default()).unwrap() };
     let mut bytes = d.to_bytes().unwrap();
     bytes.extend(scales.to_bytes().unwrap());
     assert_eq!(bytes, by_tensors);
     let null = RawGemm { epilogue: Some(RawEpilogue { d_scales: 0, ..epilogue }), ..raw };
     // SAFETY: a null pointer is refused.
-    let refused = unsafe { fp8_gemm_nt_fused_raw(p.device(), &null, &GemmOptions::default()) };
+    let refused = unsafe { gemm_raw(p.device(), &null, &GemmOptions::default()) };
     assert!(matches!(refused, Err(Error::NullPointer { argument: "d_scales", .. })), "{refused:?}");
     let overlapping = RawEpilogue { d_scales_strides: [0, 1, 1], ..epilogue };
     let shared = RawGemm { epilogue: Some(overlapping), ..raw };
     // SAFETY: scales that share elements are refused.
-    let refused = unsafe { fp8_gemm_nt_fused_raw(p.device(), &shared, &GemmOptions::default()) };
+    let refused = unsafe { gemm_raw(p.device(), &shared, &GemmOptions::default()) };
     assert!(matches!(refused, Err(Error::ScaleLayout { argument: "d_scales", .. })), "{refused:?}");
 }
 

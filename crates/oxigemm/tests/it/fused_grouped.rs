@@ -9,10 +9,10 @@ use oxigemm::{
     RawEpilogue, RawGemm, RawGrouping, RawGroups, RawMatrix, RawScaleFactors, RowGroups, Sim, Tensor,
     gemm_raw, m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_fused, m_grouped_fp8_gemm_nt_masked,
 };
+use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
-use oxigemm_kernels::gemm::sm90::fp8_persistent;
 use oxigemm_testkit::OperandTypes;
 
 /// SwiGLU, stored as it is and quantized.
@@ -192,12 +192,12 @@ fn the_next_gemm_reads_what_was_quantized() {
                     .unwrap();
             }
         }
-        for group in 0..3 {
+        for (group, rows) in sizes.into_iter().enumerate() {
             let codes = fused.rows_of(&d, group).unwrap();
             let scales = fused.rows_of(&scales, group).unwrap().to_vec_f32().unwrap();
             let (codes, found) = (codes.to_vec_f32().unwrap(), second.result(group).unwrap());
             let weights = second.data.groups[group].quantized().unwrap().b.dequantize();
-            for row in 0..sizes[group] {
+            for row in 0..rows {
                 let code = &codes[row * hidden..][..hidden];
                 let of_a = |k: usize| f64::from(code[k]) * f64::from(scales[row * blocks + k / 128]);
                 for column in 0..model {
@@ -266,29 +266,19 @@ fn raw_addresses_give_the_bits_of_tensors() {
             let last = strides.len() - 1;
             [if last == 2 { strides[0] } else { 0 }, strides[last - 1], strides[last]]
         };
-        let outer = |tensor: &Tensor| [strides(tensor)[0], strides(tensor)[1]];
         let (numbers, alignment) = (p.numbers().address(), case.alignment);
-        let gemm = RawGroupedFp8Gemm {
-            groups: 3,
-            m: case.rows,
-            n: 512,
-            k: 256,
-            a: p.a.address(),
-            a_strides: outer(&p.a),
-            sfa: sfa.address(),
-            sfa_strides: strides(sfa),
-            b: p.b.address(),
-            b_strides: outer(&p.b),
-            sfb: sfb.address(),
-            sfb_strides: strides(sfb),
-            d: d.address(),
-            d_strides: outer(d),
-            d_type: DType::E4m3,
-            rows: match case.layout {
-                GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
-                GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
-                _ => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
-            },
+        let matrix =
+            |x: &Tensor| RawMatrix { strides: strides(x), ..RawMatrix::new(x.address(), DType::E4m3, 0) };
+        let factors = |x: &Tensor| RawScaleFactors { address: x.address(), strides: strides(x) };
+        let rows = match case.layout {
+            GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
+            GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
+            _ => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
+        };
+        let gemm = RawGemm {
+            grouping: RawGrouping::MGrouped { groups: 3, rows },
+            ..RawGemm::new([case.rows, 512, 256], matrix(&p.a), matrix(&p.b), matrix(d))
+                .with_scales(factors(sfa), factors(sfb))
         };
         let epilogue = RawEpilogue {
             alpha: 0.25,
@@ -310,10 +300,10 @@ fn raw_addresses_give_the_bits_of_tensors() {
         assert_eq!(fresh.bits().unwrap(), by_tensors, "{case:?}");
         let refused = run(&raw, &Device::Cpu);
         assert!(matches!(refused, Err(Error::Device { argument: "device", .. })));
-        let null = RawFusedGroupedFp8Gemm { epilogue: RawEpilogue { d_scales: 0, ..epilogue }, ..raw };
+        let null = RawGemm { epilogue: Some(RawEpilogue { d_scales: 0, ..epilogue }), ..raw };
         let refused = run(&null, p.device());
         assert!(matches!(refused, Err(Error::NullPointer { argument: "d_scales", .. })), "{refused:?}");
-        let c = RawFusedGroupedFp8Gemm { c: d.address(), c_strides: outer(d), ..raw };
+        let c = RawGemm { c: Some(raw.d), ..raw };
         let refused = run(&c, p.device());
         assert!(matches!(refused, Err(Error::Shape { argument: "c", .. })), "{refused:?}");
     }
@@ -397,9 +387,9 @@ fn bad_arguments_are_refused_by_name() {
     let (b, sfb) = (new(DType::E4m3, &[3, 128, 256]), new(DType::F32, &[3, 1, 2]));
     let (ends, mut d) = (new(DType::I32, &[3]), new(DType::Bf16, &[8, 128]));
     for name in [
-        "sm90_fp8_persistent_grouped_64x128_s8_c1x1",
+        "sm90_fp8_persistent_m_grouped_64x128_s8_c1x1",
         "sm90_fp8_persistent_fused_64x128_s6_c1x1",
-        "sm90_fp8_persistent_gated_grouped_64x128_s6_c1x1",
+        "sm90_fp8_persistent_gated_m_grouped_64x128_s6_c1x1",
     ] {
         let options = GemmOptions { config: plan::parse(name), ..Default::default() };
         let rows = RowGroups::Contiguous { rows: GroupedRows::Ends(&ends), alignment: 1, expected_m: None };

@@ -2,15 +2,15 @@
 //! its own B, and nothing else written to.
 
 use crate::common::{GroupedCase as Case, ScaleOrder, ends, ids, schedules};
-use oxigemm::plan::{self, GemmConfig};
+use oxigemm::plan::{self, GemmConfig, OperandKind};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
     Addend, DType, Device, Error, GemmOptions, RawGemm, RawGrouping, RawGroups, RawMatrix, RawScaleFactors,
     Sim, Tensor, fp8_gemm_nt, gemm_raw,
 };
+use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
-use oxigemm_kernels::gemm::sm90::fp8_persistent;
 use oxigemm_testkit::{Fill, GemmCase};
 use proptest::prelude::*;
 
@@ -90,7 +90,7 @@ fn m_grouped_tiles_alternate_in_serpentine_k_order() {
     let sim = Sim::new();
     // As many rows of tiles as it takes.
     let case = Case::ids(&ids(&[500], 1), 1, 1, [40, 6144]);
-    let choice = plan::parse("sm90_fp8_persistent_grouped_64x128_s8_c1x1").expect("the name of a choice");
+    let choice = plan::parse("sm90_fp8_persistent_m_grouped_64x128_s8_c1x1").expect("the name of a choice");
     let case = Case { scales: ScaleOrder::Mn, num_sms: Some(4), ..case };
     every_schedule_gives_the_same_bits(case.clone(), choice, schedules().step_by(5), &sim);
     // Whichever cluster has a tile that others may take as well.
@@ -271,41 +271,31 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
                 strides[strides.len() - 1],
             ]
         };
-        let outer = |tensor: &Tensor| [strides(tensor)[0], strides(tensor)[1]];
         let (numbers, alignment) = (p.numbers().address(), case.alignment);
-        let gemm = RawGroupedFp8Gemm {
-            groups: case.groups,
-            m: case.rows,
-            n: case.n,
-            k: case.k,
-            a: p.a.address(),
-            a_strides: outer(&p.a),
-            sfa: sfa.address(),
-            sfa_strides: strides(sfa),
-            b: p.b.address(),
-            b_strides: outer(&p.b),
-            sfb: sfb.address(),
-            sfb_strides: strides(sfb),
-            d: d.address(),
-            d_strides: outer(d),
-            d_type: case.d_type,
-            rows: match case.layout {
-                GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
-                GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
-                GroupLayout::Ends => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
-                GroupLayout::All => panic!("these have numbers"),
-            },
+        let matrix =
+            |x: &Tensor| RawMatrix { strides: strides(x), ..RawMatrix::new(x.address(), x.dtype(), 0) };
+        let factors = |x: &Tensor| RawScaleFactors { address: x.address(), strides: strides(x) };
+        let rows = match case.layout {
+            GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
+            GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
+            GroupLayout::Ends => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
+            GroupLayout::All => panic!("these have numbers"),
+        };
+        let gemm = RawGemm {
+            grouping: RawGrouping::MGrouped { groups: case.groups, rows },
+            ..RawGemm::new([case.rows, case.n, case.k], matrix(&p.a), matrix(&p.b), matrix(d))
+                .with_scales(factors(sfa), factors(sfb))
         };
         let options = GemmOptions { num_sms: case.num_sms, ..Default::default() };
         // SAFETY: the simulator checks every access.
-        unsafe { m_grouped_fp8_gemm_nt_raw(p.device(), &gemm, &options) }.unwrap();
+        unsafe { gemm_raw(p.device(), &gemm, &options) }.unwrap();
         assert_eq!(memory.to_bytes().unwrap(), expected, "{case:?}");
         // SAFETY: it is refused.
         let refused = unsafe { gemm_raw(&Device::Cpu, &gemm, &options) };
         assert!(matches!(refused, Err(Error::Device { argument: "device", .. })));
         let nowhere = RawGemm { a: RawMatrix { address: 0, ..gemm.a }, ..gemm };
         // SAFETY: it is refused.
-        let refused = unsafe { m_grouped_fp8_gemm_nt_raw(p.device(), &nowhere, &options) };
+        let refused = unsafe { gemm_raw(p.device(), &nowhere, &options) };
         assert!(matches!(refused, Err(Error::NullPointer { argument: "a", .. })), "{refused:?}");
     }
 }
@@ -323,7 +313,7 @@ fn a_kernel_without_groups_is_refused_and_so_is_one_with_them_for_a_plain_produc
     let [sfa, sfb] = problem.scales().map(one);
     let (a, b) = (one(&problem.a), one(&problem.b));
     let options = GemmOptions {
-        choice: plan::parse("sm90_fp8_persistent_grouped_64x128_s8_c1x1"),
+        config: plan::parse("sm90_fp8_persistent_m_grouped_64x128_s8_c1x1"),
         ..Default::default()
     };
     let refused = fp8_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut one(&d), &options);
@@ -396,14 +386,13 @@ fn neither_tiles_nor_other_groups_change_a_bit() {
     for (group, &rows) in case.numbers.iter().enumerate().filter(|(_, rows)| **rows > 0) {
         let part = |x: &Tensor| x.select(group).unwrap().narrow(0, 0, rows as usize).unwrap();
         let options =
-            GemmOptions { choice: plan::parse("sm90_fp8_persistent_128x144_s4_c1x1"), ..Default::default() };
+            GemmOptions { config: plan::parse("sm90_fp8_persistent_128x144_s4_c1x1"), ..Default::default() };
         let (a, b) = ((&part(&problem.a), &part(sfa)), (&problem.b, sfb));
         let b = (&b.0.select(group).unwrap(), &b.1.select(group).unwrap());
         fp8_gemm_nt(a, b, Addend::None, &mut part(&expected), &options).unwrap();
     }
     for config in configs() {
-        for (cluster_m, cluster_n) in [(1, 1), (1, 2), (2, 1)] {
-            let choice = GemmConfig::Wide { config, cluster_m, cluster_n };
+        for choice in config.with_clusters([[1, 1], [1, 2], [2, 1]]) {
             let d = problem.computed(Some(choice)).unwrap();
             assert_eq!(d.to_bytes().unwrap(), expected.to_bytes().unwrap(), "{}", plan::name(&choice));
         }

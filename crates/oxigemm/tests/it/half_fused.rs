@@ -9,8 +9,8 @@ use oxigemm::cast::ScaleFormat;
 use oxigemm::plan::{self, GemmConfig};
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, HeadSplits, RawEpilogue,
-    RawFusedHalfGemm, RawHalfGemm, Sim, Tensor, bf16_gemm_nt_fused, fp16_gemm_nt_fused, half_gemm_nt_fused,
-    half_gemm_nt_fused_raw, random,
+    RawGemm, RawMatrix, Sim, Tensor, bf16_gemm_nt_fused, fp16_gemm_nt_fused, gemm_raw, half_gemm_nt_fused,
+    random,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
@@ -57,7 +57,7 @@ fn kernels(fusion: Fusion) {
         let m = (config.tile()[0] * cluster[0]) as usize - 3;
         // Half of a tile's columns is not the end of one.
         let n = if gated { 464 } else { 120 };
-        let case = Case { dims: [m, n, (config.stages as usize + 1) * 64 - 56], ..plain };
+        let case = Case { dims: [m, n, (choice.stages as usize + 1) * 64 - 56], ..plain };
         let what = EpilogueSpec {
             activation: Activation::Silu,
             gated,
@@ -147,7 +147,7 @@ fn d_has_its_factor_where_it_is_added_to() {
             ["sm90_bf16_persistent_fused_nt_256x128_s3_c1x1", "sm90_bf16_persistent_gated_nt_128x256_s4_c1x1"]
         {
             let choice = plan::parse(choice).expect("the name of a choice");
-            let gated = choice.config().fusion() == Fusion::Gated;
+            let gated = choice.kernel.fusion() == Fusion::Gated;
             let what = EpilogueSpec { alpha: 2.0, beta: 0.25, gated, ..EpilogueSpec::NONE };
             let case = Case { dims: [70, 512, 128], c, d_type: DType::F32, gaps: [0, 4 * i], ..PLAIN };
             every_schedule_gives_the_same_bits(case, what, Some(choice), 5, &sim);
@@ -166,7 +166,7 @@ fn quantized_output_of_many_tiles_in_any_layout() {
     ];
     for (i, name) in choices.into_iter().enumerate() {
         let choice = plan::parse(name).expect("the name of a choice");
-        let plain = if name.starts_with("bf16") { PLAIN } else { F16 };
+        let plain = if name.starts_with("sm90_bf16_") { PLAIN } else { F16 };
         for (layout, format) in
             [(ScaleOrder::Mn, ScaleFormat::F32), (ScaleOrder::RowOdd, ScaleFormat::PowerOfTwo)]
         {
@@ -258,21 +258,9 @@ fn raw_addresses_give_the_bits_of_tensors() {
     let by_tensors = p.checked(None, "tensors");
     let d = Tensor::empty(DType::E4m3, &[20, 256], p.device()).unwrap();
     let scales = Tensor::empty(DType::F32, &[20, 2], p.device()).unwrap();
-    let gemm = RawHalfGemm {
-        m: 20,
-        n: 512,
-        k: 256,
-        ab_type: DType::Bf16,
-        a: p.a.address(),
-        a_strides: [p.a.strides()[0], 1],
-        b: p.b.address(),
-        b_strides: [p.b.strides()[0], 1],
-        c: 0,
-        c_pitch: 0,
-        d: d.address(),
-        d_pitch: 256,
-        d_type: DType::E4m3,
-    };
+    let pitched = |x: &Tensor| RawMatrix::new(x.address(), DType::Bf16, x.strides()[0]);
+    let to = RawMatrix::new(d.address(), DType::E4m3, 256);
+    let gemm = RawGemm::new([20, 512, 256], pitched(&p.a), pitched(&p.b), to);
     let epilogue = RawEpilogue {
         alpha: 0.25,
         bias: p.bias.as_ref().unwrap().address(),
@@ -286,9 +274,7 @@ fn raw_addresses_give_the_bits_of_tensors() {
     let run = |gemm: RawGemm<'_>, epilogue| {
         let gemm = RawGemm { epilogue: Some(epilogue), ..gemm };
         // SAFETY: the operands are tensors of this device, which checks every access; what is not is refused.
-        unsafe {
-            half_gemm_nt_fused_raw(p.device(), &RawFusedHalfGemm { gemm, epilogue }, &GemmOptions::default())
-        }
+        unsafe { gemm_raw(p.device(), &gemm, &GemmOptions::default()) }
     };
     run(gemm, epilogue).unwrap();
     let mut bytes = d.to_bytes().unwrap();

@@ -7,9 +7,8 @@ use oxigemm::cast::ScaleFormat;
 use oxigemm::plan::{self, GemmConfig};
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmOptions, GroupedRows, RawEpilogue,
-    RawFusedGroupedHalfGemm, RawGroupedHalfGemm, RawGroups, RowGroups, Sim, Tensor,
+    RawGemm, RawGrouping, RawGroups, RawMatrix, RowGroups, Sim, Tensor, gemm_raw,
     m_grouped_bf16_gemm_nt_fused, m_grouped_fp16_gemm_nt_fused, m_grouped_half_gemm_nt_fused,
-    m_grouped_half_gemm_nt_fused_raw,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
@@ -19,22 +18,20 @@ use oxigemm_kernels::gemm::operand::f16::Half;
 #[test]
 fn every_kernel_with_every_output() {
     let sim = Sim::new();
-    let configs = Config::fused_grouped().filter_map(|config| match config {
-        Config::HalfWide(config) => Some(config),
-        _ => None,
-    });
-    for (i, config) in configs.enumerate() {
-        let (cluster_m, cluster_n) = [(1, 2), (2, 1), (2, 1), (1, 2)][i % 4];
-        let choice = Some(GemmConfig::HalfWide { config, cluster_m, cluster_n });
-        let types = if config.operands.element == Half::Bf16 { BF16 } else { FP16 };
-        let gated = config.fusion.sums() == 2;
+    let kernels = GemmKernel::fused_m_grouped(Arch::Sm90a)
+        .filter_map(|kernel| Some((kernel, kernel.operands().as_f16()?.element)));
+    for (i, (kernel, element)) in kernels.enumerate() {
+        let cluster = [[1, 2], [2, 1], [2, 1], [1, 2]][i % 4];
+        let choice = GemmConfig { cluster, ..GemmConfig::of(kernel) };
+        let types = if element == Half::Bf16 { BF16 } else { FP16 };
+        let gated = kernel.fusion().accumulators() == 2;
         // Rows for one warpgroup and a bit, none, and one row.
         let sizes = [69, 0, 1];
-        let (n, depth) = (if gated { 480 } else { 144 }, (config.stages as usize + 1) * 64 - 56);
+        let (n, depth) = (if gated { 480 } else { 144 }, (choice.stages as usize + 1) * 64 - 56);
         let masked = Case::masked(&sizes.map(|x| x as i32), [72, n, depth]);
         let alignment = [1, 16, 64][i % 3];
         let contiguous = Case::ids(&ids(&sizes, alignment), 3, alignment, [n, depth]);
-        every_output([masked, contiguous].map(|case| case.of(types)), gated, choice, &sim);
+        every_output([masked, contiguous].map(|case| case.of(types)), gated, Some(choice), &sim);
     }
 }
 
@@ -49,7 +46,7 @@ fn many_tiles_of_contiguous_groups() {
     .enumerate()
     {
         let choice = Some(plan::parse(name).expect("the name of a choice"));
-        let types = if name.starts_with("bf16") { BF16 } else { FP16 };
+        let types = if name.starts_with("sm90_bf16_") { BF16 } else { FP16 };
         let sizes = [70, 3, 0, 65, 131];
         let rows = ids(&sizes, 1).len();
         let case = Case::ends(&ends(&sizes, 1), 1, [rows + 9, 544, 136]);
@@ -113,22 +110,12 @@ fn raw_addresses_give_the_bits_of_tensors() {
             true => RawGroups::Masked { masked_m: p.numbers().address(), expected_m: 20 },
             false => RawGroups::Ends { ends: p.numbers().address(), alignment: 1, expected_m: None },
         };
-        let gemm = RawGroupedHalfGemm {
-            groups: 3,
-            m: 20,
-            n: 512,
-            k: 128,
-            ab_type: DType::Bf16,
-            a: p.a.address(),
-            a_strides: [20 * 128, 128],
-            b: p.b.address(),
-            b_strides: [512 * 128, 128, 1],
-            c: 0,
-            c_strides: [0, 0],
-            d: d.address(),
-            d_strides: [20 * 256, 256],
-            d_type: DType::E4m3,
-            rows,
+        let a = RawMatrix::new(p.a.address(), DType::Bf16, 128).groups_apart(20 * 128);
+        let b = RawMatrix::new(p.b.address(), DType::Bf16, 128).groups_apart(512 * 128);
+        let to = RawMatrix::new(d.address(), DType::E4m3, 256).groups_apart(20 * 256);
+        let gemm = RawGemm {
+            grouping: RawGrouping::MGrouped { groups: 3, rows },
+            ..RawGemm::new([20, 512, 128], a, b, to)
         };
         let epilogue = RawEpilogue {
             bias: p.bias.as_ref().unwrap().address(),
@@ -142,7 +129,7 @@ fn raw_addresses_give_the_bits_of_tensors() {
         let run = |gemm: RawGemm<'_>, epilogue| {
             let gemm = RawGemm { epilogue: Some(epilogue), ..gemm };
             // SAFETY: the operands are tensors of this device, which checks every access; what is not is refused.
-            unsafe { m_grouped_half_gemm_nt_fused_raw(p.device(), &gemm, &GemmOptions::default()) }
+            unsafe { gemm_raw(p.device(), &gemm, &GemmOptions::default()) }
         };
         run(gemm, epilogue).unwrap();
         assert_eq!(fresh.bits().unwrap(), by_tensors);

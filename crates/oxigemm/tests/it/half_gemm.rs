@@ -2,7 +2,7 @@
 //! bits, no hazard, and the product.
 
 use crate::common::{AddendKind, BF16, Case, FP16, PLAIN_BF16 as PLAIN, policies, schedules};
-use oxigemm::plan::{self, GemmConfig, OperandKind};
+use oxigemm::plan::{self, GemmConfig};
 use oxigemm::sim::Options;
 use oxigemm::{Addend, DType, Device, Error, GemmLayout, GemmOptions, Sim, Tensor, half_gemm};
 use oxigemm_kernels::Arch;
@@ -25,8 +25,9 @@ fn layout_of(operands: Operands) -> GemmLayout {
 
 /// A small shape with tails of M, N and K, more blocks of K than stages, and a launch; over the set they cover every
 /// cluster and split.
-fn small(i: usize, config: Config) -> Option<(GemmConfig, Case)> {
-    let OperandKind::f16(operands) = config.family() else { return None };
+fn small(i: usize, config: GemmKernel) -> Option<(GemmConfig, Case)> {
+    let operands = config.operands().as_f16()?;
+    let ([block_m, block_n], of_kernel) = (config.tile(), GemmConfig::of(config));
     let types = if operands.element == Half::Bf16 { BF16 } else { FP16 };
     let plain = Case { layout: layout_of(operands), types, d_type: types.ab, ..PLAIN };
     let depth = |blocks: u32| blocks as usize * 64 - 56;

@@ -3,11 +3,11 @@
 
 use crate::common::{AddendKind, BF16, FP16, GroupedCase as Rows, ends, ids, schedules};
 use crate::grouped::rows_of_no_group_do_not_matter;
-use oxigemm::plan::{self, GemmConfig, Limits, MGroupedShape, OperandKind, Plan};
+use oxigemm::plan::{self, GemmConfig, Limits, MGroupedShape, OperandKind, Plan, PlanRequest};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
-    Addend, DType, Device, Error, GemmLayout, GemmOptions, RawGroupedHalfGemm, RawGroups, Sim, Tensor,
-    half_gemm, m_grouped_fp16_gemm_nn_masked, m_grouped_half_gemm_raw,
+    Addend, DType, Device, Error, GemmLayout, GemmOptions, RawGemm, RawGrouping, RawGroups, RawMatrix, Sim,
+    Tensor, gemm_raw, half_gemm, m_grouped_fp16_gemm_nn_masked,
 };
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::operand::f16::Half;
@@ -39,9 +39,10 @@ fn kernels() -> impl Iterator<Item = (GemmKernel, GemmConfig)> {
 }
 
 /// A case of a kernel's operands.
-fn case_of(config: &f16_persistent::Config, of: Rows) -> Rows {
-    let types = if config.operands.element == Half::Bf16 { BF16 } else { FP16 };
-    let operands: GemmLayout = config.operands.layout().parse().expect("the same names");
+fn case_of(config: &GemmKernel, of: Rows) -> Rows {
+    let operands = config.operands().as_f16().expect("16-bit operands");
+    let types = if operands.element == Half::Bf16 { BF16 } else { FP16 };
+    let operands: GemmLayout = operands.layout().parse().expect("the same names");
     Rows { operands, ..of.of(types) }
 }
 
@@ -138,7 +139,7 @@ fn long_groups_have_serpentine_k_order() {
         let problem = case.simulated(&sim);
         let bits = |num_sms, batch_invariant| {
             let choice = Some(choice);
-            let options = GemmOptions { choice, num_sms, batch_invariant, ..Default::default() };
+            let options = GemmOptions { config: choice, num_sms, batch_invariant, ..Default::default() };
             let mut fresh = problem.fresh();
             fresh.run(&options).unwrap();
             fresh.bits().unwrap()
@@ -152,9 +153,11 @@ fn long_groups_have_serpentine_k_order() {
 
 #[test]
 fn short_groups_and_short_ks_have_forward_k_order() {
-    let choice = plan::parse("sm90_bf16_persistent_grouped_nt_64x128_s8_c1x1").expect("the name of a choice");
-    let is_serpentine =
-        |expected, k| planned(choice, &Rows::masked(&[1, 1], [4096, 512, k]), expected).launch.turns_back();
+    let choice =
+        plan::parse("sm90_bf16_persistent_m_grouped_nt_64x128_s8_c1x1").expect("the name of a choice");
+    let is_serpentine = |expected, k| {
+        planned(choice, &Rows::masked(&[1, 1], [4096, 512, k]), expected).launch.is_serpentine()
+    };
     assert!(is_serpentine(449, 3072));
     assert!(!is_serpentine(448, 3072), "seven tiles");
     assert!(!is_serpentine(449, 3071), "rows of less than 6 KB");
@@ -177,7 +180,7 @@ fn features_of_grouped_kernels() {
                 let of = Rows { d_type: if d_wide { DType::F32 } else { of.d_type }, gap, ..of };
                 let tile = ["128x128_s6", "64x128_s8", "256x128_s3"][i % 3];
                 let cluster = ["1x1", "1x2", "2x1"][i / 3 % 3];
-                let name = format!("{types}_wide_grouped_{operands}_{tile}_c{cluster}");
+                let name = format!("sm90_{types}_persistent_m_grouped_{operands}_{tile}_c{cluster}");
                 let choice = plan::parse(&name).unwrap_or_else(|| panic!("{name} is no choice"));
                 let case = Rows { operands, c, ..of.of(types) };
                 every_schedule_gives_the_same_bits(case, choice, schedules().skip(i % 3).step_by(4), &sim);
@@ -199,7 +202,7 @@ fn what_is_no_group_is_clamped() {
     ];
     for of in cases {
         let choice =
-            plan::parse("sm90_bf16_persistent_grouped_nt_64x128_s8_c2x1").expect("the name of a choice");
+            plan::parse("sm90_bf16_persistent_m_grouped_nt_64x128_s8_c2x1").expect("the name of a choice");
         every_schedule_gives_the_same_bits(of.of(BF16), choice, schedules().step_by(4), &sim);
     }
 }
@@ -270,46 +273,28 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
         let expected = p.checked(None, "tensors");
         let fresh = p.fresh();
         let (d, memory) = (&fresh.d, &fresh.d_memory);
-        // Strides along groups and rows; those along groups count only where rows are masked.
-        let outer = |tensor: &Tensor| match *tensor.strides() {
-            [slab, row, _] => [slab, row],
-            [row, _] => [0, row],
-            _ => panic!("a matrix, or several"),
-        };
-        let [group, first, second] = [0, 1, 2].map(|i| p.b.strides()[i]);
         let (numbers, alignment) = (p.numbers().address(), case.alignment);
-        let gemm = RawGroupedHalfGemm {
-            groups: case.groups,
-            m: case.rows,
-            n: case.n,
-            k: case.k,
-            ab_type: case.types.ab,
-            a: p.a.address(),
-            a_strides: outer(&p.a),
-            b: p.b.address(),
-            b_strides: if layout.b_begins_with_k() { [group, second, first] } else { [group, first, second] },
-            c: 0,
-            c_strides: [0, 0],
-            d: d.address(),
-            d_strides: outer(d),
-            d_type: case.d_type,
-            rows: match case.layout {
-                GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
-                GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
-                GroupLayout::Ends => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
-                GroupLayout::All => panic!("these have numbers"),
-            },
+        let rows = match case.layout {
+            GroupLayout::Counts => RawGroups::Masked { masked_m: numbers, expected_m: 20 },
+            GroupLayout::Ids => RawGroups::Ids { ids: numbers, alignment, expected_m: None },
+            GroupLayout::Ends => RawGroups::Ends { ends: numbers, alignment, expected_m: None },
+            GroupLayout::All => panic!("these have numbers"),
+        };
+        let gemm = RawGemm {
+            layout,
+            grouping: RawGrouping::MGrouped { groups: case.groups, rows },
+            ..RawGemm::new([case.rows, case.n, case.k], (&p.a).into(), (&p.b).into(), d.into())
         };
         let options = GemmOptions { num_sms: case.num_sms, ..Default::default() };
         // SAFETY: the simulator checks every access.
-        unsafe { m_grouped_half_gemm_raw(p.device(), &gemm, &options) }.unwrap();
+        unsafe { gemm_raw(p.device(), &gemm, &options) }.unwrap();
         assert_eq!(memory.to_bytes().unwrap(), expected, "{case:?}");
         // SAFETY: it is refused.
         let refused = unsafe { gemm_raw(&Device::Cpu, &gemm, &options) };
         assert!(matches!(refused, Err(Error::Device { argument: "device", .. })));
         let nowhere = RawGemm { a: RawMatrix { address: 0, ..gemm.a }, ..gemm };
         // SAFETY: it is refused.
-        let refused = unsafe { m_grouped_half_gemm_raw(p.device(), &nowhere, &options) };
+        let refused = unsafe { gemm_raw(p.device(), &nowhere, &options) };
         assert!(matches!(refused, Err(Error::NullPointer { argument: "a", .. })), "{refused:?}");
     }
 }
@@ -324,13 +309,13 @@ fn kernels_and_types_for_something_else_are_refused() {
         assert!(matches!(&refused, Err(Error::Config { name: found, .. }) if found == name), "{refused:?}");
     }
     for name in
-        ["sm90_fp8_persistent_grouped_64x128_s8_c1x1", "sm90_bf16_persistent_grouped_nn_64x128_s8_c1x1"]
+        ["sm90_fp8_persistent_m_grouped_64x128_s8_c1x1", "sm90_bf16_persistent_m_grouped_nn_64x128_s8_c1x1"]
     {
         let refused = problem.computed(plan::parse(name));
         assert!(matches!(&refused, Err(Error::ConfigOperands { name: found, .. }) if found == name));
     }
     let one = |x: &Tensor| x.select(0).unwrap();
-    let choice = plan::parse("sm90_bf16_persistent_grouped_nt_64x128_s8_c1x1");
+    let choice = plan::parse("sm90_bf16_persistent_m_grouped_nt_64x128_s8_c1x1");
     let options = GemmOptions { config: choice, ..Default::default() };
     let (a, b) = (one(&problem.a), one(&problem.b));
     let refused = half_gemm(GemmLayout::Nt, &a, &b, Addend::None, &mut one(&d), &options);
@@ -357,10 +342,9 @@ fn neither_tiles_nor_other_groups_change_a_bit() {
             let b = problem.b.select(group).unwrap();
             half_gemm(layout, &part(&problem.a), &b, Addend::None, &mut part(&expected), &options).unwrap();
         }
-        let family = OperandKind::f16(layout.operands(Half::Bf16));
-        for config in configs().filter(|config| OperandKind::f16(config.operands) == family) {
-            for (cluster_m, cluster_n) in [(1, 1), (1, 2), (2, 1)] {
-                let choice = GemmConfig::HalfWide { config, cluster_m, cluster_n };
+        let operands = OperandKind::f16(layout.operands(Half::Bf16));
+        for config in configs().filter(|config| config.operands() == operands) {
+            for choice in config.with_clusters([[1, 1], [1, 2], [2, 1]]) {
                 let d = problem.computed(Some(choice)).unwrap();
                 assert_eq!(d.to_bytes().unwrap(), expected.to_bytes().unwrap(), "{}", plan::name(&choice));
             }

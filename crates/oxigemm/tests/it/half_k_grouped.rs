@@ -336,7 +336,7 @@ fn what_does_not_fit_together_is_refused() {
         assert_eq!(error.argument(), Some(argument), "case {i}: {error}");
     }
     let options = GemmOptions {
-        config: plan::parse("sm90_fp8_persistent_kgrouped_1d1d_128x128_s4_c1x1"),
+        config: plan::parse("sm90_fp8_persistent_k_grouped_1d1d_128x128_s4_c1x1"),
         ..Default::default()
     };
     assert!(options.config.is_some());

@@ -2,9 +2,8 @@
 
 use crate::k_grouped::{Data, Order, upload, with_k_first};
 use oxigemm::{
-    Addend, DType, Device, GemmOptions, RawKGroupedFp8Gemm, Sim, Tensor, k_grouped_fp8_gemm_nt_contiguous,
-    k_grouped_fp8_gemm_nt_contiguous_raw, k_grouped_fp8_gemm_tn_contiguous,
-    k_grouped_fp8_gemm_tn_contiguous_raw,
+    Addend, DType, Device, GemmLayout, GemmOptions, RawGemm, RawGrouping, RawMatrix, RawScaleFactors, Sim,
+    Tensor, gemm_raw, k_grouped_fp8_gemm_nt_contiguous, k_grouped_fp8_gemm_tn_contiguous,
 };
 
 #[test]
@@ -12,35 +11,23 @@ fn raw_operands_are_the_same_gemm() {
     let data = Data::new([20, 40], &[200, 16]);
     let device = Device::Sim(Sim::new());
     let mut operands = upload(&data, &device, DType::F32, Order::K, 0);
-    let gemm = RawKGroupedFp8Gemm {
-        groups: 2,
-        m: 20,
-        n: 40,
-        k: 224,
-        blocks: 3,
-        a: operands.a.address(),
-        sfa: operands.sfa.address(),
-        sfa_strides: [3, 1],
-        b: operands.b.address(),
-        sfb: operands.sfb.address(),
-        sfb_strides: [3, 1],
-        c: operands.d.address(),
-        c_strides: [800, 40],
-        d: operands.d.address(),
-        d_strides: [800, 40],
-        d_type: DType::F32,
-        ks: operands.ks.address(),
-        ks_host: Some(&[200, 16]),
+    let raw = |x: &Tensor, pitch| RawMatrix::new(x.address(), DType::E4m3, pitch);
+    let [sfa, sfb] = [&operands.sfa, &operands.sfb].map(|x| RawScaleFactors::new(x.address(), [3, 1]));
+    let d = RawMatrix::new(operands.d.address(), DType::F32, 40).groups_apart(800);
+    let (ks, ks_host) = (operands.ks.address(), Some(&[200, 16][..]));
+    let gemm = RawGemm {
+        c: Some(d),
+        grouping: RawGrouping::KGrouped { groups: 2, blocks: 3, ks, ks_host },
+        ..RawGemm::new([20, 40, 224], raw(&operands.a, 0), raw(&operands.b, 0), d).with_scales(sfa, sfb)
     };
     // SAFETY: the tensors outlive the call, which in the simulator ends when the kernel does.
-    unsafe { k_grouped_fp8_gemm_nt_contiguous_raw(&device, &gemm, &GemmOptions::default()).unwrap() };
+    unsafe { gemm_raw(&device, &gemm, &GemmOptions::default()).unwrap() };
     let raw = operands.d.to_bytes().unwrap();
     operands.d.write_f32(&data.c).unwrap();
     operands.run(1, &GemmOptions::default()).unwrap();
     assert_eq!(operands.d.to_bytes().unwrap(), raw);
     // SAFETY: refused before anything is looked at.
-    let refused =
-        unsafe { k_grouped_fp8_gemm_nt_contiguous_raw(&Device::cpu(), &gemm, &GemmOptions::default()) };
+    let refused = unsafe { gemm_raw(&Device::cpu(), &gemm, &GemmOptions::default()) };
     assert_eq!(refused.unwrap_err().argument(), Some("device"));
 }
 
@@ -55,28 +42,18 @@ fn raw_operands_that_begin_with_k_are_the_same_gemm() {
     let (a, b) = (dense(&operands.a), dense(&operands.b));
     let expected = operands.d.to_bytes().unwrap();
     operands.d.write_f32(&data.c).unwrap();
-    let gemm = RawKGroupedFp8Gemm {
-        groups: 2,
-        m: 32,
-        n: 48,
-        k: 216,
-        blocks: 3,
-        a: a.address(),
-        sfa: operands.sfa.address(),
-        sfa_strides: [3, 1],
-        b: b.address(),
-        sfb: operands.sfb.address(),
-        sfb_strides: [3, 1],
-        c: operands.d.address(),
-        c_strides: [32 * 48, 48],
-        d: operands.d.address(),
-        d_strides: [32 * 48, 48],
-        d_type: DType::F32,
-        ks: operands.ks.address(),
-        ks_host: Some(&ks),
+    let raw = |x: &Tensor, pitch| RawMatrix::new(x.address(), DType::E4m3, pitch);
+    let [sfa, sfb] = [&operands.sfa, &operands.sfb].map(|x| RawScaleFactors::new(x.address(), [3, 1]));
+    let d = RawMatrix::new(operands.d.address(), DType::F32, 48).groups_apart(32 * 48);
+    let (ks, ks_host) = (operands.ks.address(), Some(&ks[..]));
+    let gemm = RawGemm {
+        layout: GemmLayout::Tn,
+        c: Some(d),
+        grouping: RawGrouping::KGrouped { groups: 2, blocks: 3, ks, ks_host },
+        ..RawGemm::new([32, 48, 216], raw(&a, 32), raw(&b, 48), d).with_scales(sfa, sfb)
     };
     // SAFETY: the tensors outlive the call, which in the simulator ends when the kernel does.
-    unsafe { k_grouped_fp8_gemm_tn_contiguous_raw(&device, &gemm, &GemmOptions::default()).unwrap() };
+    unsafe { gemm_raw(&device, &gemm, &GemmOptions::default()).unwrap() };
     assert_eq!(operands.d.to_bytes().unwrap(), expected);
 }
 

@@ -2,7 +2,7 @@
 //! bits, no hazard, and the product.
 
 use crate::common::{AddendKind, Case, PLAIN, ScaleOrder, schedules};
-use oxigemm::plan::{self, GemmConfig, GemmShape, Limits, OperandKind, Plan};
+use oxigemm::plan::{self, GemmConfig, GemmShape, Limits, OperandKind, PlanRequest};
 use oxigemm::sim::{FaultKind, Options};
 use oxigemm::{Addend, DType, Device, Error, GemmOptions, Sim, Tensor, fp8_gemm_nt};
 use oxigemm_kernels::Arch;
@@ -168,12 +168,12 @@ fn launch_of(choice: GemmConfig, case: &Case) -> Launch {
 
 /// Tiles that stream-K splits.
 fn stream_k_tiles(choice: GemmConfig, case: &Case) -> u32 {
-    launch_of(choice, case).tail.tiles
+    launch_of(choice, case).stream_k.tiles
 }
 
 /// Whether K order is serpentine.
 fn is_serpentine(choice: GemmConfig, case: &Case) -> bool {
-    launch_of(choice, case).turns_back()
+    launch_of(choice, case).is_serpentine()
 }
 
 #[test]
@@ -182,15 +182,15 @@ fn stream_k_peers_take_part_of_a_tile() {
     let sim = Sim::new();
     let added = Case { d_type: DType::F32, c: AddendKind::Inplace, scales: ScaleOrder::RowOdd, ..PLAIN };
     for (i, (name, sms, case)) in [
-        ("sm90_fp8_persistent_shared_256x128_s3_c1x1", 2, Case { dims: [520, 100, 2000], ..PLAIN }),
-        ("sm90_fp8_persistent_shared_256x128_s3_c1x1", 2, Case { dims: [200, 264, 2048], ..added }),
+        ("sm90_fp8_persistent_stream_k_256x128_s3_c1x1", 2, Case { dims: [520, 100, 2000], ..PLAIN }),
+        ("sm90_fp8_persistent_stream_k_256x128_s3_c1x1", 2, Case { dims: [200, 264, 2048], ..added }),
         (
-            "sm90_fp8_persistent_shared_256x128_s3_c1x2",
+            "sm90_fp8_persistent_stream_k_256x128_s3_c1x2",
             4,
             Case { dims: [520, 136, 2048], scales: ScaleOrder::Mn, ..PLAIN },
         ),
         (
-            "sm90_fp8_persistent_shared_256x128_s3_c2x1",
+            "sm90_fp8_persistent_stream_k_256x128_s3_c2x1",
             4,
             Case { dims: [258, 264, 2048], c: AddendKind::Other, ..PLAIN },
         ),
@@ -228,7 +228,7 @@ fn tiles_alternate_in_serpentine_k_order() {
             1,
             Case { dims: [140, 180, 3900], scales: ScaleOrder::RowOdd, ..PLAIN },
         ),
-        ("sm90_fp8_persistent_shared_256x128_s3_c1x1", 2, Case { dims: [1034, 100, 2048], ..PLAIN }),
+        ("sm90_fp8_persistent_stream_k_256x128_s3_c1x1", 2, Case { dims: [1034, 100, 2048], ..PLAIN }),
     ] {
         let choice = plan::parse(name).expect("the name of a choice");
         let case = Case { num_sms: Some(sms), ..case };
@@ -300,7 +300,7 @@ fn a_hazard_is_an_error_that_names_the_source() {
         fp8_gemm_nt((&problem.a, sfa), (&problem.b, sfb), Addend::InPlace, &mut d, &GemmOptions::default())
             .unwrap_err();
     let Error::Fault { kernel, fault } = &error else { panic!("{error}") };
-    assert!(kernel.starts_with("fp8_gemm_"), "{kernel}");
+    assert!(kernel.starts_with("sm90_fp8_gemm_"), "{kernel}");
     assert_eq!(fault.kind, FaultKind::Uninitialized);
     assert!(error.to_string().contains(".rs:"), "{error}");
     // The device is as good as before.
@@ -345,7 +345,7 @@ fn a_dependent_kernel_waits_for_the_one_before() {
         let twice = || {
             let (mut d, [sfa, sfb]) = (problem.fresh().d.clone(), problem.scales());
             for (addend, programmatic) in [(Addend::None, false), (Addend::InPlace, true)] {
-                let options = GemmOptions { choice: Some(choice), programmatic, ..Default::default() };
+                let options = GemmOptions { config: Some(choice), programmatic, ..Default::default() };
                 fp8_gemm_nt((&problem.a, sfa), (&problem.b, sfb), addend, &mut d, &options)?;
             }
             Ok::<(), Error>(())

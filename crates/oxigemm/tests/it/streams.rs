@@ -125,28 +125,10 @@ fn raw_pointers_are_addresses_of_the_simulated_memory() {
     let expected = p.checked(None, "tensors");
     let [m, n, k] = CASE.dims;
     let d = Tensor::zeros(DType::Bf16, &[m, n], &device).unwrap();
-    let strides = |tensor: &Tensor| [tensor.strides()[0], tensor.strides()[1]];
-    let [sfa, sfb] = p.scales();
-    let gemm = RawFp8Gemm {
-        m,
-        n,
-        k,
-        ab_types: [DType::E4m3; 2],
-        a: p.a.address(),
-        a_pitch: p.a.strides()[0],
-        sfa: sfa.address(),
-        sfa_strides: strides(sfa),
-        b: p.b.address(),
-        b_pitch: p.b.strides()[0],
-        sfb: sfb.address(),
-        sfb_strides: strides(sfb),
-        scales_of_b: ScalesOfB::Blocks,
-        c: 0,
-        c_pitch: 0,
-        d: d.address(),
-        d_pitch: n,
-        d_type: DType::Bf16,
-    };
+    let pitched = |x: &Tensor| RawMatrix::new(x.address(), DType::E4m3, x.strides()[0]);
+    let [sfa, sfb] = p.scales().map(|x| RawScaleFactors::new(x.address(), [x.strides()[0], x.strides()[1]]));
+    let to = RawMatrix::new(d.address(), DType::Bf16, n);
+    let gemm = RawGemm::new([m, n, k], pitched(&p.a), pitched(&p.b), to).with_scales(sfa, sfb);
     let stream = device.new_stream().unwrap();
     let options = GemmOptions { stream: Some(stream), ..Default::default() };
     // SAFETY: the tensors are alive, and the simulator checks every access.
