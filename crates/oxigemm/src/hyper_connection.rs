@@ -8,7 +8,6 @@ use crate::check::{HcPrenormGemm, HcProblem};
 use crate::device::Device;
 use crate::device::backend::{Backend, with_backend};
 use crate::device::launch::{Geometry, KernelArg, KernelLaunch};
-use crate::device::stream::refuse_stream;
 use crate::error::{Error, Result};
 use crate::gemm::GemmOptions;
 use crate::reference;
@@ -60,15 +59,12 @@ pub fn tf32_hc_prenorm_gemm(
         d: d.describe("d"),
         sqr_sum: sqr_sum.describe("sqr_sum"),
     };
-    if let Device::Cpu = a.device() {
-        refuse_stream(a.device(), options.stream.as_ref())?;
-        return match arguments.check()? {
-            None => Ok(()),
-            Some(problem) => reference::hc_prenorm_tensors(a, b, d, sqr_sum, problem.splits as usize),
-        };
-    }
+    let reference = || match arguments.check()? {
+        None => Ok(()),
+        Some(problem) => reference::hc_prenorm_tensors(a, b, d, sqr_sum, problem.splits as usize),
+    };
     // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
-    unsafe { run(a.device(), &arguments, options) }
+    a.device().run(options.stream.as_ref(), reference, |device| unsafe { run(device, &arguments, options) })
 }
 
 /// The operands of [`tf32_hc_prenorm_gemm`] as addresses, for engines that own their memory. Pitches are in elements.

@@ -5,7 +5,6 @@ use oxigemm_kernels::quantize::{Config, zero_padding};
 
 use crate::check::int;
 use crate::check::{MoePermute, MoeUnpermute, Operand, PaddingRows};
-use crate::device::stream::refuse_stream;
 use crate::device::{Device, DeviceId};
 use crate::error::Result;
 use crate::launch::{LaunchOptions, run_steps};
@@ -84,17 +83,13 @@ pub fn moe_permute(
         ends: to.ends.describe("ends"),
         places: to.places.describe("places"),
     };
-    match ids.device() {
-        Device::Cpu => {
-            refuse_stream(ids.device(), options.stream.as_ref())?;
-            match call.check()? {
-                Some(_) => on_cpu::permute(ids, alignment, [to.tokens, to.groups, to.ends, to.places]),
-                None => Ok(()),
-            }
-        }
-        // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
-        device => unsafe { run_permute(device, &call, options) },
-    }
+    let reference = || match call.check()? {
+        Some(_) => on_cpu::permute(ids, alignment, [to.tokens, to.groups, to.ends, to.places]),
+        None => Ok(()),
+    };
+    // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
+    ids.device()
+        .run(options.stream.as_ref(), reference, |device| unsafe { run_permute(device, &call, options) })
 }
 
 /// Adds the rows that the choices of a token became, each with its weight: `out[t] = sum over k of weights[t, k] *
@@ -132,17 +127,13 @@ pub fn moe_unpermute(
         weights: weights.describe("weights"),
         out: out.describe("out"),
     };
-    match rows.device() {
-        Device::Cpu => {
-            refuse_stream(rows.device(), options.stream.as_ref())?;
-            match call.check()? {
-                Some(_) => on_cpu::unpermute(rows, places, weights, out),
-                None => Ok(()),
-            }
-        }
-        // SAFETY: as in `moe_permute`.
-        device => unsafe { run_unpermute(device, &call, options) },
-    }
+    let reference = || match call.check()? {
+        Some(_) => on_cpu::unpermute(rows, places, weights, out),
+        None => Ok(()),
+    };
+    // SAFETY: as in `moe_permute`.
+    rows.device()
+        .run(options.stream.as_ref(), reference, |device| unsafe { run_unpermute(device, &call, options) })
 }
 
 /// Makes the rows of D zero that belong to no group, which a grouped product leaves as they are.
@@ -166,17 +157,13 @@ pub fn moe_unpermute(
 /// ```
 pub fn zero_padding_rows(ids: &Tensor, groups: usize, d: &mut Tensor, options: &LaunchOptions) -> Result<()> {
     let call = PaddingRows { ids: ids.describe("ids"), groups, d: d.describe("d") };
-    match d.device() {
-        Device::Cpu => {
-            refuse_stream(d.device(), options.stream.as_ref())?;
-            match call.check()? {
-                Some(_) => on_cpu::zero_padding(ids, groups, d),
-                None => Ok(()),
-            }
-        }
-        // SAFETY: as in `moe_permute`.
-        device => unsafe { run_padding(device, &call, options) },
-    }
+    let device = d.device().clone();
+    let reference = || match call.check()? {
+        Some(_) => on_cpu::zero_padding(ids, groups, d),
+        None => Ok(()),
+    };
+    // SAFETY: as in `moe_permute`.
+    device.run(options.stream.as_ref(), reference, |device| unsafe { run_padding(device, &call, options) })
 }
 
 /// A [`zero_padding_rows`] on memory that the caller owns.

@@ -9,8 +9,6 @@ pub use raw::{
 };
 
 use crate::check::{Logits, MqaLogits, PagedMqaLogits, PagedMqaSchedule};
-use crate::device::Device;
-use crate::device::stream::refuse_stream;
 use crate::error::Result;
 use crate::gemm::GemmOptions;
 use crate::reference;
@@ -80,17 +78,14 @@ pub fn fp8_mqa_logits(
         logits: logits.describe("logits"),
         form,
     };
-    if let Device::Cpu = q.device() {
-        refuse_stream(q.device(), options.stream.as_ref())?;
-        return match arguments.check()? {
-            None => Ok(()),
-            Some(_) => {
-                reference::mqa_logits_tensors(q, (kv, kv_scales), weights, [starts, ends], logits, form)
-            }
-        };
-    }
+    let reference = || match arguments.check()? {
+        None => Ok(()),
+        Some(_) => reference::mqa_logits_tensors(q, (kv, kv_scales), weights, [starts, ends], logits, form),
+    };
     // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
-    unsafe { launch::mqa_logits(q.device(), &arguments, options) }
+    q.device().run(options.stream.as_ref(), reference, |device| unsafe {
+        launch::mqa_logits(device, &arguments, options)
+    })
 }
 
 /// Paged MQA logits, of sequences with some queries each: `logits[b * N + n, j] = scale[j] * sum over heads of
@@ -161,18 +156,17 @@ pub fn fp8_paged_mqa_logits(
         logits: logits.describe("logits"),
         clean,
     };
-    if let Device::Cpu = q.device() {
-        refuse_stream(q.device(), options.stream.as_ref())?;
-        return match arguments.check()? {
-            None => Ok(()),
-            Some(_) => {
-                let lists = [context_lens, block_table];
-                reference::paged_mqa_logits_tensors(q, kv_cache, weights, lists, logits, clean)
-            }
-        };
-    }
+    let reference = || match arguments.check()? {
+        None => Ok(()),
+        Some(_) => {
+            let lists = [context_lens, block_table];
+            reference::paged_mqa_logits_tensors(q, kv_cache, weights, lists, logits, clean)
+        }
+    };
     // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
-    unsafe { launch::paged_mqa_logits(q.device(), &arguments, options) }
+    q.device().run(options.stream.as_ref(), reference, |device| unsafe {
+        launch::paged_mqa_logits(device, &arguments, options)
+    })
 }
 
 /// Schedule metadata of [`fp8_paged_mqa_logits`]: `schedule[s]` becomes the sequence and the tile of 128 keys where
@@ -207,11 +201,12 @@ pub fn get_paged_mqa_logits_metadata(
         context_lens: context_lens.describe("context_lens"),
         schedule: schedule.describe("schedule"),
     };
-    if let Device::Cpu = context_lens.device() {
-        refuse_stream(context_lens.device(), options.stream.as_ref())?;
+    let reference = || {
         arguments.check()?;
-        return reference::paged_mqa_schedule_tensors(context_lens, schedule);
-    }
+        reference::paged_mqa_schedule_tensors(context_lens, schedule)
+    };
     // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
-    unsafe { launch::paged_mqa_metadata(context_lens.device(), &arguments, options) }
+    context_lens.device().run(options.stream.as_ref(), reference, |device| unsafe {
+        launch::paged_mqa_metadata(device, &arguments, options)
+    })
 }

@@ -48,6 +48,24 @@ pub enum Device {
 }
 
 impl Device {
+    /// Runs a call: by the `reference` on the CPU, which has no streams, and by a `launch` of kernels on a GPU or in the
+    /// simulator.
+    #[inline]
+    pub(crate) fn run(
+        &self,
+        stream: Option<&Stream>,
+        reference: impl FnOnce() -> Result<()>,
+        launch: impl FnOnce(&Device) -> Result<()>,
+    ) -> Result<()> {
+        match self {
+            Device::Cpu => {
+                stream::refuse_stream(self, stream)?;
+                reference()
+            }
+            Device::Cuda(_) | Device::Sim(_) => launch(self),
+        }
+    }
+
     /// The first GPU that the kernels run on, else the simulator.
     #[must_use]
     pub fn auto() -> Device {

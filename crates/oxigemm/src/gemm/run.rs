@@ -9,8 +9,7 @@ use crate::check::{Checked, GemmDesc, GroupingDesc, Problem, Trivial};
 use crate::device::Device;
 use crate::device::backend::{Backend, with_backend};
 use crate::device::limits::Limits;
-use crate::device::stream::refuse_stream;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::launch::args::{Addresses, EpilogueAddresses, KernelArgs, PlanKey};
 use crate::launch::cache::{self, Memo};
 use crate::launch::prepared;
@@ -68,12 +67,14 @@ pub(super) unsafe fn run(
     tensors: Option<&Gemm<'_>>,
     options: &GemmOptions,
 ) -> Result<()> {
-    if let (Device::Cpu, Some(tensors)) = (device, tensors) {
-        refuse_stream(device, options.stream.as_ref())?;
-        return reference::gemm(tensors);
-    }
+    let reference = || match tensors {
+        Some(tensors) => reference::gemm(tensors),
+        None => Err(Error::no_raw_memory("cpu")),
+    };
     // SAFETY: the caller keeps the operands.
-    with_backend!(device, backend => unsafe { launch(backend, desc, options) })
+    let launch =
+        |device: &Device| with_backend!(device, backend => unsafe { launch(backend, desc, options) });
+    device.run(options.stream.as_ref(), reference, launch)
 }
 
 /// Checks, plans and launches, or launches what is cached.

@@ -6,7 +6,6 @@ use super::{RawQuantize, sm_count, step};
 use crate::cast::ScaleFormat;
 use crate::check::int;
 use crate::check::{CheckedQuantize, Granularity, Operand, Quantize, QuantizeBoth, QuantizeSource};
-use crate::device::stream::refuse_stream;
 use crate::device::{Device, DeviceId};
 use crate::error::Result;
 use crate::launch::{LaunchOptions, run_steps};
@@ -71,22 +70,19 @@ pub fn quantize_with_transpose(
         transposed_codes: copy.codes.describe("transposed_codes"),
         transposed_scales: copy.scales.as_ref().map(|scales| scales.describe("transposed_scales")),
     };
-    match x.device() {
-        Device::Cpu => {
-            refuse_stream(x.device(), options.stream.as_ref())?;
-            if call.check()?.is_none() {
-                return Ok(());
-            }
-            let matrix = SourceTensor::Matrix;
-            on_cpu::quantize(x, matrix, codes, scales, granularity, format)?;
-            let across = x.transpose(0, 1)?;
-            let mut unseen = Tensor::empty(DType::F32, &reversed(scales.dims()), x.device())?;
-            let scales = copy.scales.unwrap_or(&mut unseen);
-            on_cpu::quantize(&across, matrix, copy.codes, scales, granularity, format)
+    let reference = || {
+        if call.check()?.is_none() {
+            return Ok(());
         }
-        // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
-        device => unsafe { run(device, &call, options) },
-    }
+        let matrix = SourceTensor::Matrix;
+        on_cpu::quantize(x, matrix, codes, scales, granularity, format)?;
+        let across = x.transpose(0, 1)?;
+        let mut unseen = Tensor::empty(DType::F32, &reversed(scales.dims()), x.device())?;
+        let scales = copy.scales.unwrap_or(&mut unseen);
+        on_cpu::quantize(&across, matrix, copy.codes, scales, granularity, format)
+    };
+    // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
+    x.device().run(options.stream.as_ref(), reference, |device| unsafe { run(device, &call, options) })
 }
 
 fn reversed(dims: &[usize]) -> Vec<usize> {

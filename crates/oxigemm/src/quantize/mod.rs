@@ -29,7 +29,6 @@ use crate::check::{CheckedQuantize, Dequantize, Granularity, Quantize, QuantizeS
 use crate::device::Device;
 use crate::device::backend::{Backend, with_backend};
 use crate::device::launch::{Geometry, KernelArg, KernelLaunch};
-use crate::device::stream::refuse_stream;
 use crate::error::{Error, Result};
 use crate::launch::{LaunchOptions, Step, run_steps};
 use crate::reference::quantize::{self as on_cpu, SourceTensor};
@@ -231,15 +230,14 @@ pub fn dequantize(
         x: x.describe("x"),
         granularity,
     };
-    match codes.device() {
-        Device::Cpu => {
-            refuse_stream(codes.device(), options.stream.as_ref())?;
-            call.check()?;
-            on_cpu::dequantize(codes, scales, x, granularity)
-        }
-        // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
-        device => unsafe { run_dequantize(device, &call, options) },
-    }
+    let reference = || {
+        call.check()?;
+        on_cpu::dequantize(codes, scales, x, granularity)
+    };
+    // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
+    codes
+        .device()
+        .run(options.stream.as_ref(), reference, |device| unsafe { run_dequantize(device, &call, options) })
 }
 
 /// Quantizes by one scale that is given, such as one from calibration: the nearest codes to `x * (1 / scale)`, ties to
@@ -282,17 +280,13 @@ pub fn quantize_by_scale(
         format: ScaleFormat::F32,
         source: QuantizeSource::Matrix,
     };
-    match x.device() {
-        Device::Cpu => {
-            refuse_stream(x.device(), options.stream.as_ref())?;
-            match call.check()? {
-                Some(_) => on_cpu::quantize_by_scale(x, scale, codes),
-                None => Ok(()),
-            }
-        }
-        // SAFETY: as in `dequantize`.
-        device => unsafe { run_by_scale(device, &call, options) },
-    }
+    let reference = || match call.check()? {
+        Some(_) => on_cpu::quantize_by_scale(x, scale, codes),
+        None => Ok(()),
+    };
+    // SAFETY: as in `dequantize`.
+    x.device()
+        .run(options.stream.as_ref(), reference, |device| unsafe { run_by_scale(device, &call, options) })
 }
 
 fn fused(
@@ -319,17 +313,13 @@ fn fused(
             }
         },
     };
-    match x.device() {
-        Device::Cpu => {
-            refuse_stream(x.device(), options.stream.as_ref())?;
-            match call.check()? {
-                Some(_) => on_cpu::quantize(x, source, codes, scales, granularity, format),
-                None => Ok(()),
-            }
-        }
-        // SAFETY: as in `dequantize`.
-        device => unsafe { run_quantize(device, &call, options) },
-    }
+    let reference = || match call.check()? {
+        Some(_) => on_cpu::quantize(x, source, codes, scales, granularity, format),
+        None => Ok(()),
+    };
+    // SAFETY: as in `dequantize`.
+    x.device()
+        .run(options.stream.as_ref(), reference, |device| unsafe { run_quantize(device, &call, options) })
 }
 
 /// The SMs of a device.

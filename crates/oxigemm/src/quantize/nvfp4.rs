@@ -7,7 +7,6 @@ use super::raw::scales_operand;
 use super::{RawScales, sm_count, step};
 use crate::check::int;
 use crate::check::{CheckedQuantize, DequantizeNvfp4, Operand, QuantizeNvfp4};
-use crate::device::stream::refuse_stream;
 use crate::device::{Device, DeviceId};
 use crate::error::Result;
 use crate::launch::{LaunchOptions, Step, run_steps};
@@ -86,29 +85,20 @@ pub fn quantize_nvfp4(
         scales: scales.describe("scales"),
         tensor_scale: tensor_scale.tensor().describe("tensor_scale"),
     };
-    match x.device() {
-        Device::Cpu => {
-            refuse_stream(x.device(), options.stream.as_ref())?;
-            match call.check()? {
-                Some(_) => match tensor_scale {
-                    TensorScale::Given(given) => {
-                        on_cpu::quantize(x, codes, scales, Some(given.to_vec_f32()?[0])).map(drop)
-                    }
-                    TensorScale::Computed(computed) => {
-                        let found = on_cpu::quantize(x, codes, scales, None)?;
-                        computed.write_f32(&[found])
-                    }
-                },
-                None => Ok(()),
-            }
+    let computed = matches!(tensor_scale, TensorScale::Computed(_));
+    let reference = || match (call.check()?, tensor_scale) {
+        (None, _) => Ok(()),
+        (Some(_), TensorScale::Given(given)) => {
+            on_cpu::quantize(x, codes, scales, Some(given.to_vec_f32()?[0])).map(drop)
         }
-        device => {
-            let computed = matches!(tensor_scale, TensorScale::Computed(_));
-            // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is
-            // done.
-            unsafe { run_quantize(device, &call, computed, options) }
+        (Some(_), TensorScale::Computed(computed)) => {
+            let found = on_cpu::quantize(x, codes, scales, None)?;
+            computed.write_f32(&[found])
         }
-    }
+    };
+    // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
+    let launch = |device: &Device| unsafe { run_quantize(device, &call, computed, options) };
+    x.device().run(options.stream.as_ref(), reference, launch)
 }
 
 /// `x = codes * (scales * tensor_scale)`, rounded once to f32 and once to the type of `x`: the inverse of
@@ -129,17 +119,13 @@ pub fn dequantize_nvfp4(
         tensor_scale: tensor_scale.describe("tensor_scale"),
         x: x.describe("x"),
     };
-    match codes.device() {
-        Device::Cpu => {
-            refuse_stream(codes.device(), options.stream.as_ref())?;
-            match call.check()? {
-                Some(_) => on_cpu::dequantize(codes, scales, tensor_scale, x),
-                None => Ok(()),
-            }
-        }
-        // SAFETY: as in `quantize_nvfp4`.
-        device => unsafe { run_dequantize(device, &call, options) },
-    }
+    let reference = || match call.check()? {
+        Some(_) => on_cpu::dequantize(codes, scales, tensor_scale, x),
+        None => Ok(()),
+    };
+    // SAFETY: as in `quantize_nvfp4`.
+    let launch = |device: &Device| unsafe { run_dequantize(device, &call, options) };
+    codes.device().run(options.stream.as_ref(), reference, launch)
 }
 
 /// A quantization to NVFP4 on memory that the caller owns. Pitches and strides are in elements.

@@ -6,7 +6,6 @@ use super::raw::{RawScales, scales_operand};
 use super::step;
 use crate::check::{CheckedQuantize, TransformScales};
 use crate::device::Device;
-use crate::device::stream::refuse_stream;
 use crate::error::{Error, Result};
 use crate::launch::{LaunchOptions, run_steps};
 use crate::reference::quantize as on_cpu;
@@ -37,15 +36,13 @@ use crate::tensor::Tensor;
 /// ```
 pub fn transform_scales(from: &Tensor, to: &mut Tensor, options: &LaunchOptions) -> Result<()> {
     let call = TransformScales { from: from.describe("from"), to: to.describe("to") };
-    match from.device() {
-        Device::Cpu => {
-            refuse_stream(from.device(), options.stream.as_ref())?;
-            call.check()?;
-            on_cpu::transform_scales(from, to)
-        }
-        // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
-        device => unsafe { run_transform(device, &call, options) },
-    }
+    let reference = || {
+        call.check()?;
+        on_cpu::transform_scales(from, to)
+    };
+    // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
+    from.device()
+        .run(options.stream.as_ref(), reference, |device| unsafe { run_transform(device, &call, options) })
 }
 
 /// Room for `[mn, k]` f32 scales, MN-major, in columns that begin at multiples of 16 bytes.
