@@ -50,6 +50,8 @@ pub struct Gemm {
     pub d_memory: Tensor,
     /// The scales of a quantized D.
     pub d_scales: Option<Tensor>,
+    /// All of the memory that those are a part of.
+    d_scales_memory: Option<Tensor>,
     /// The same GEMM without its epilogue.
     pub accumulators: Option<Box<Gemm>>,
     /// How it was run last.
@@ -65,12 +67,26 @@ impl Gemm {
         data: GemmData,
         (a, b): (Tensor, Tensor),
         (scales, numbers, bias): Extras,
-        Output { d, memory: d_memory, scales: d_scales }: Output,
+        output: Output,
         c: Option<Tensor>,
         accumulators: Option<Box<Gemm>>,
     ) -> Gemm {
-        let last = GemmOptions::default();
-        Gemm { data, a, b, scales, numbers, bias, c, d, d_memory, d_scales, accumulators, last, known: None }
+        Gemm {
+            data,
+            a,
+            b,
+            scales,
+            numbers,
+            bias,
+            c,
+            d: output.d,
+            d_memory: output.memory,
+            d_scales: output.scales,
+            d_scales_memory: output.scales_memory,
+            accumulators,
+            last: GemmOptions::default(),
+            known: None,
+        }
     }
 
     /// What is computed.
@@ -85,8 +101,14 @@ impl Gemm {
 
     /// The same operands with a D of its own, as before the first run.
     pub fn fresh(&self) -> Result<Gemm, Failure> {
-        let Output { d, memory, scales } = output(self.case(), 0, self.device())?;
-        let mut fresh = Gemm { d, d_memory: memory, d_scales: scales, ..self.clone() };
+        let Output { d, memory, scales, scales_memory } = output(self.case(), 0, self.device())?;
+        let mut fresh = Gemm {
+            d,
+            d_memory: memory,
+            d_scales: scales,
+            d_scales_memory: scales_memory,
+            ..self.clone()
+        };
         if let Some(accumulators) = &mut fresh.accumulators {
             **accumulators = accumulators.fresh()?;
         }
@@ -311,17 +333,18 @@ impl Gemm {
     /// Overwrites D, its scales and everything around it with poison.
     pub fn poison(&mut self) -> Result<(), Failure> {
         poison(&mut self.d_memory)?;
-        self.d_scales.as_mut().map_or(Ok(()), poison)?;
+        self.d_scales_memory.as_mut().map_or(Ok(()), poison)?;
         Ok(())
     }
 
-    /// The bytes of the result with what is around it, and of its scales.
+    /// The bytes of the result and of its scales, each with the memory around it where that was initialized.
     pub fn bits(&self) -> Result<Vec<u8>, Failure> {
-        let mut bytes = match self.case().fill {
-            Fill::Uninitialized => self.d.to_bytes()?,
-            Fill::Poison | Fill::Zeros => self.d_memory.to_bytes()?,
+        let (d, scales) = match self.case().fill {
+            Fill::Uninitialized => (&self.d, &self.d_scales),
+            Fill::Poison | Fill::Zeros => (&self.d_memory, &self.d_scales_memory),
         };
-        if let Some(scales) = &self.d_scales {
+        let mut bytes = d.to_bytes()?;
+        if let Some(scales) = scales {
             bytes.extend(scales.to_bytes()?);
         }
         Ok(bytes)

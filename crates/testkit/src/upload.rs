@@ -27,6 +27,7 @@ pub(crate) struct Output {
     pub d: Tensor,
     pub memory: Tensor,
     pub scales: Option<Tensor>,
+    pub scales_memory: Option<Tensor>,
 }
 
 impl GemmData {
@@ -98,14 +99,19 @@ pub(crate) fn output(case: &GemmCase, more: usize, device: &Device) -> Result<Ou
         false => lines.view(&[slabs, all_rows, pitch])?,
     };
     let d = flat(case, d.narrow(1, 0, rows)?.narrow(2, 0, width)?)?;
+    let mut scales_memory = None;
     let scales = match case.fused().quantized {
         None => None,
         Some((order, _)) => {
-            let memory = |len| case.fill.output(DType::F32, &[len], device);
-            Some(flat(case, scale_matrices([slabs, rows, columns.div_ceil(128)], order, memory)?)?)
+            let allocate = |len| {
+                let memory = case.fill.output(DType::F32, &[len], device)?;
+                scales_memory = Some(memory.clone());
+                Ok(memory)
+            };
+            Some(flat(case, scale_matrices([slabs, rows, columns.div_ceil(128)], order, allocate)?)?)
         }
     };
-    Ok(Output { d, memory, scales })
+    Ok(Output { d, memory, scales, scales_memory })
 }
 
 /// Without the dimension of slabs, where there is only one.
