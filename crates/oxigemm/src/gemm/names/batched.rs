@@ -122,7 +122,7 @@ pub fn fp8_einsum(
 /// |---|---|---|---|
 /// | `a` | `[G, M, K]` | bf16 or f16 | rows of K; pitch, batch stride and address multiples of 16 bytes |
 /// | `b` | `[G, N, K]`, of `nn` `[G, K, N]` | as `a` | contiguous along either of the last two; as `a` |
-/// | `c`, `d` | `[G, M, N]` | that of `a`, or f32; the same | rows of N, any pitch; any batch stride, the same for both |
+/// | `c`, `d` | `[G, M, N]` | that of `a`, or f32; the same | rows of N, any pitch; the same batch stride |
 ///
 /// The layout is `nt` or `nn`. Matrices may follow each other or lie row beside row: views that were transposed need
 /// no copy. Where G, M or N is 0 nothing is done; K must not be 0. A batch has at most 1024 GEMMs.
