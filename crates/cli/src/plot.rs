@@ -191,7 +191,7 @@ impl Axis {
             .into_iter()
             .find(|step| longest / step <= 10.0)
             .unwrap_or(10f64.powf((longest / 5.0).log10().ceil()));
-        // Room for the label behind the longest bar.
+        // Space for the label behind the longest bar.
         Axis { end: longest * 1.1, step }
     }
 

@@ -20,7 +20,8 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock that rests this long before each case, without the calibration GEMM: no kernels run but those that are timed.
+    /// A clock that rests this long before each case, without the calibration GEMM: no kernels run but those that are
+    /// timed.
     pub fn new(cuda: &Cuda, rest: Duration) -> Result<Clock, Failure> {
         let gpu = cuda.gpu();
         Ok(Clock {
@@ -79,8 +80,8 @@ impl Clock {
         Ok(mean(&us))
     }
 
-    /// The bytes per second, in GB, that a copy of this many bytes reads and writes: by events, as it is no kernel, so it
-    /// has to be long.
+    /// The bytes per second, in GB, that a copy of this many bytes reads and writes: by events, as it is no kernel, so
+    /// it has to be long.
     pub fn copy_gb_per_s(&mut self, bytes: usize, runs: usize) -> Result<f64, Failure> {
         let gpu = self.stream.device().clone();
         let (from, mut to) = (gpu.alloc(bytes)?, gpu.alloc(bytes)?);

@@ -1,4 +1,4 @@
-//! Which GPU runs code for which architecture.
+//! Compatibility: which GPU runs code for which architecture.
 
 use crate::error::{Error, Result};
 

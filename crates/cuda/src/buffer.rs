@@ -43,8 +43,8 @@ impl Device {
     /// Memory that another library owns, such as that of a torch tensor. It is never freed here.
     ///
     /// # Safety
-    /// `bytes` from `address` on must be memory of this GPU that stays alive as long as the result, and that nobody else
-    /// writes while the result is read, nor uses while it is written.
+    /// `bytes` from `address` on must be memory of this GPU that stays alive as long as the result, and that nobody
+    /// else writes while the result is read, nor uses while it is written.
     pub unsafe fn buffer_from_raw(&self, address: u64, bytes: usize) -> Buffer {
         Buffer { device: self.clone(), address, len: bytes, owned: false }
     }

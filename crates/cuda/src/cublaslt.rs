@@ -1,9 +1,9 @@
-//! The product that tells whether a card is cool.
+//! Calibration GEMM, which tells whether a card is cool, and cuBLASLt GEMMs as a baseline.
 //!
-//! A GPU at its power cap runs slower than its clock says, by up to a fifth, so two figures can be compared only
-//! where a third one, that never changes, agrees. That one is a product of cuBLASLt: FP8 (e4m3), 4096 in every
-//! dimension, one scale per operand, BF16 out. Where cuBLASLt is not found the figures are shown without a
-//! calibration. Its products of other shapes ([`Product`]) are a baseline, and nothing needs them.
+//! A GPU at its power cap runs slower than its clock says, by up to a fifth, so two figures can be compared only where
+//! a fixed reference agrees. The reference is a cuBLASLt GEMM: FP8 (e4m3), 4096 in every dimension, per-tensor scales,
+//! BF16 out. Where cuBLASLt is not found, figures are shown without a calibration. GEMMs of other shapes ([`Product`])
+//! are a baseline that nothing depends on.
 
 mod product;
 
@@ -86,22 +86,22 @@ impl Functions {
     }
 }
 
-/// Loaded once and for good: unloading a library that has talked to the driver is asking for trouble.
+/// Loaded once and never unloaded: a library that has used the driver may not survive it.
 fn functions() -> Result<&'static Functions> {
     static FUNCTIONS: OnceLock<Result<Functions>> = OnceLock::new();
     FUNCTIONS.get_or_init(Functions::open).as_ref().map_err(Clone::clone)
 }
 
-/// How the tensor cores add up.
+/// Accumulation in the tensor cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accumulation {
-    /// In the tensor cores' own, narrow accumulators all along.
+    /// In the tensor cores' own narrow accumulators for all of K.
     Fast,
     /// With partial sums promoted to FP32.
     Promoted,
 }
 
-/// The operands and the result of the calibration product, D = A Bᵀ, ready to be launched.
+/// Operands and result of the calibration GEMM, D = A Bᵀ, ready to be launched.
 pub struct Calibration {
     device: Device,
     a: Buffer,
@@ -169,7 +169,7 @@ impl Calibration {
         })
     }
 
-    /// Puts the product into a stream.
+    /// Launches the GEMM in a stream.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         self.device.expect("the stream", stream.device())?;
         let _current = self.device.make_current()?;
@@ -205,7 +205,7 @@ impl Calibration {
         &self.d
     }
 
-    /// How many operations one product is.
+    /// Floating-point operations of one GEMM.
     pub const fn flops() -> f64 {
         2.0 * (SIZE * SIZE * SIZE) as f64
     }
@@ -267,7 +267,7 @@ impl Plan {
             reserved: [0; 4],
         };
         let mut found = 0;
-        // SAFETY: every handle is alive, and there is room for the one result that is asked for.
+        // SAFETY: every handle is alive, and there is space for the one result that is requested.
         unsafe {
             self.functions.cublasLtMatmulAlgoGetHeuristic(
                 self.library,
@@ -312,9 +312,8 @@ impl Drop for Plan {
     }
 }
 
-/// Values of a normal distribution with deviation 64, as e4m3: about as much of its range as a tensor fills
-/// whose largest value is scaled to 448. What the values are matters, as the power that a product takes
-/// depends on them.
+/// Normally distributed e4m3 values with deviation 64: about the part of the range that a tensor fills whose largest
+/// value is scaled to 448. The values matter, because the power that a GEMM draws depends on them.
 pub fn normal_e4m3(seed: u64, count: usize) -> Vec<u8> {
     let mut random = SplitMix(seed);
     let table: Vec<u8> = (0..1 << 15)
@@ -328,7 +327,7 @@ pub fn normal_e4m3(seed: u64, count: usize) -> Vec<u8> {
     (0..count).map(|_| table[(random.next() >> 48) as usize]).collect()
 }
 
-/// Nearest, the even one of two, saturating.
+/// Rounds to nearest even, saturating.
 fn nearest_e4m3(x: f64) -> u8 {
     let magnitude = x.abs().min(448.0);
     // Subnormals have the exponent of the smallest normal number, 2^-6; a step is 1/8 of the power of two.

@@ -10,7 +10,7 @@ use crate::arch::{Arch, Fit};
 use crate::driver::{Driver, driver};
 use crate::error::{Error, Result};
 
-/// How many GPUs the driver sees.
+/// Number of GPUs that the driver sees.
 ///
 /// A machine without the driver, or without a GPU, is an error that says which.
 ///
@@ -121,27 +121,27 @@ impl Device {
         self.inner.capability
     }
 
-    /// How many streaming multiprocessors it has.
+    /// Number of SMs.
     pub fn sm_count(&self) -> u32 {
         self.inner.sm_count
     }
 
-    /// How many bytes of memory it has.
+    /// Bytes of device memory.
     pub fn total_memory(&self) -> u64 {
         self.inner.total_memory
     }
 
-    /// How many bytes of memory are free now.
+    /// Bytes of device memory that are free now.
     pub fn free_memory(&self) -> Result<u64> {
         Ok(self.memory_info()?.0 as u64)
     }
 
-    /// How large its L2 cache is.
+    /// Bytes of the L2 cache.
     pub fn l2_bytes(&self) -> u64 {
         self.inner.l2_bytes
     }
 
-    /// How much shared memory one block can have, with the opt-in of [`Function::allow_dynamic_shared`].
+    /// Bytes of shared memory that a block can have, with the opt-in of [`Function::allow_dynamic_shared`].
     ///
     /// [`Function::allow_dynamic_shared`]: crate::Function::allow_dynamic_shared
     pub fn max_shared_per_block(&self) -> u32 {

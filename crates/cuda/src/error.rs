@@ -1,4 +1,4 @@
-//! What can go wrong, as types: every text is one sentence that a caller can act on.
+//! Errors: every text is one sentence that a caller can act on.
 
 use cudarc::driver::sys::CUresult;
 

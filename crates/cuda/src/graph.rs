@@ -1,4 +1,4 @@
-//! Work that was recorded once and is launched as a whole.
+//! CUDA graphs: captured work that is launched as a whole.
 
 use std::ffi::c_uint;
 use std::ptr;
@@ -11,7 +11,7 @@ use crate::stream::Stream;
 
 /// A captured and instantiated graph.
 ///
-/// It remembers addresses: the buffers that the captured work uses must be alive when it is launched.
+/// It holds addresses: the buffers that the captured work uses must be alive when it is launched.
 #[derive(Debug)]
 pub struct Graph {
     device: Device,
@@ -20,11 +20,11 @@ pub struct Graph {
 
 // SAFETY: an instantiated graph is bound to no thread.
 unsafe impl Send for Graph {}
-// SAFETY: the driver orders launches of the same graph behind each other.
+// SAFETY: the driver serializes launches of the same graph.
 unsafe impl Sync for Graph {}
 
 impl Stream {
-    /// Records what `work` puts into this stream, instead of running it.
+    /// Captures what `work` launches in this stream, instead of running it.
     ///
     /// The default stream cannot be captured. Calls that the driver forbids during a capture, such as an
     /// allocation, fail; other threads are not disturbed. Where `work` fails or panics, the capture is ended

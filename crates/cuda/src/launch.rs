@@ -1,4 +1,4 @@
-//! Kernels and how they are launched.
+//! Kernels and their launches.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -28,7 +28,7 @@ pub struct LaunchConfig {
     /// Programmatic dependent launch: the kernel may start before the one ahead of it in the stream is done,
     /// and waits for it by itself (`griddepcontrol.wait`).
     pub programmatic: bool,
-    /// Cooperative launch: all blocks run at one time, or the launch is refused, so that they may wait for each other.
+    /// Cooperative launch: all blocks are resident, or the launch is refused, so that they may wait for each other.
     pub cooperative: bool,
 }
 
@@ -45,7 +45,7 @@ impl LaunchConfig {
         }
     }
 
-    /// Hands the driver's form of this configuration, on the stack, to `call`.
+    /// Calls `call` with the driver's form of this configuration, which is on the stack.
     fn with_raw<R>(
         &self,
         stream: CUstream,
@@ -169,7 +169,7 @@ impl Function {
         unsafe { device.driver().cuFuncSetAttribute(self.handle, attribute as c_uint, value) }
     }
 
-    /// How many clusters of this configuration run on the GPU at the same time.
+    /// Clusters of this configuration that are resident on the GPU at a time.
     pub fn max_active_clusters(&self, config: &LaunchConfig) -> Result<u32> {
         let device = &self.module.device;
         let _current = device.make_current()?;
@@ -181,7 +181,7 @@ impl Function {
         Ok(count.max(0) as u32)
     }
 
-    /// How many blocks of this many threads and this much dynamic shared memory run on one SM at the same time.
+    /// Occupancy: blocks with this many threads and this much dynamic shared memory that are resident on an SM.
     pub fn max_active_blocks(&self, threads: u32, shared_bytes: u32) -> Result<u32> {
         let device = &self.module.device;
         let _current = device.make_current()?;

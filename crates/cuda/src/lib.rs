@@ -1,8 +1,8 @@
 //! The CUDA driver, for kernels that are PTX text.
 //!
-//! This crate is the only place of oxigemm that talks to a GPU, and the driver is the only thing it needs for
-//! that: no toolkit, no runtime library, no compiler. It is loaded when it is first asked for, so a program
-//! that uses this crate also starts on a machine without a GPU, and gets an [`Error`] that says what is missing.
+//! This crate is the only one of oxigemm that talks to a GPU, and it needs nothing but the driver: no toolkit, no
+//! runtime library, no compiler. The driver is loaded on first use, so a program that links this crate also starts on a
+//! machine without a GPU, and gets an [`Error`] that says what is missing.
 //!
 //! It has three layers, each thin:
 //!
@@ -13,7 +13,7 @@
 //!
 //! # From PTX to code
 //!
-//! [`Device::load`] takes PTX and gives a [`Module`]. On the way it asks, in this order:
+//! [`Device::load`] takes PTX and gives a [`Module`]. The code comes from the first of these that has it:
 //!
 //! 1. a directory of cubins that were built ahead ([`CubinCache::with_prebuilt`] or `OXIGEMM_PREBUILT_DIR`);
 //! 2. the user's [`CubinCache`];
@@ -40,8 +40,8 @@
 //!
 //! # Measuring
 //!
-//! [`profile::KernelTimer`] times calls by the durations of their kernels, and [`cublaslt`] has the product
-//! that tells whether the card is cool enough for its times to be compared.
+//! [`profile::KernelTimer`] times calls by the durations of their kernels, and [`cublaslt`] has the calibration GEMM,
+//! which tells whether a card is cool enough for its times to be compared.
 
 #![warn(missing_docs)]
 

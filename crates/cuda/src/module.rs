@@ -1,4 +1,4 @@
-//! PTX to code on a GPU.
+//! Modules: PTX compiled and loaded on a GPU.
 
 use std::ffi::{CString, c_char, c_uint, c_void};
 use std::ptr;

@@ -1,4 +1,4 @@
-//! Where NVIDIA's optional programs and libraries are found on a machine.
+//! Search paths of NVIDIA's optional programs and libraries.
 
 use std::env;
 use std::ffi::OsStr;

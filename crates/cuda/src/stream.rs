@@ -133,12 +133,14 @@ impl Stream {
         Ok(status != 0)
     }
 
-    /// The number of the capture that records it, here or by another library; no two captures of a process have the same.
+    /// The number of the capture that records it, here or by another library; no two captures of a process have the
+    /// same.
     pub fn capture_id(&self) -> Result<Option<u64>> {
         let _current = self.device.make_current()?;
         let (mut status, mut id) = (0, 0);
         let (graph, dependencies, count) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
-        // SAFETY: `status` and `id` are valid places to write to, the others may be null, the handle is a live stream of the current context.
+        // SAFETY: `status` and `id` are valid places to write to, the others may be null, the handle is a live stream
+        // of the current context.
         unsafe {
             let driver = self.device.driver();
             driver.cuStreamGetCaptureInfo_v2(

@@ -1,4 +1,4 @@
-//! Tensor maps: how the tensor memory accelerator sees a tensor.
+//! Tensor maps: TMA descriptors of tensors in device memory.
 
 use std::ffi::{c_uint, c_void};
 
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorMap(pub [u64; 16]);
 
-/// The type of an element, as far as the copy engine cares: its size, and whether a fill must be a number.
+/// Element type, as far as TMA distinguishes them: its size, and whether a fill must be a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Element {
@@ -50,11 +50,11 @@ impl Element {
     }
 }
 
-/// How a tile is arranged in shared memory.
+/// Swizzle of a tile in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Swizzle {
-    /// Row after row.
+    /// None: row after row.
     None = 0,
     /// 16-byte chunks exchanged within 32 bytes.
     B32 = 1,
@@ -76,11 +76,11 @@ impl Swizzle {
     }
 }
 
-/// How much the L2 cache fetches at a time.
+/// L2 promotion: how much the L2 cache fetches at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum L2Promotion {
-    /// What is asked for.
+    /// None: what the copy requests.
     None = 0,
     /// 64 bytes.
     B64 = 1,
@@ -92,7 +92,7 @@ pub enum L2Promotion {
 
 /// A tensor in device memory and the tile of it that one copy moves. Dimension 0 is the contiguous one.
 ///
-/// What a tile has outside of the tensor reads as zero and is not written.
+/// Elements of a tile outside of the tensor read as zero and are not written.
 ///
 /// ```
 /// use oxigemm_cuda::{Element, L2Promotion, Swizzle, TiledTensor};
@@ -126,13 +126,13 @@ pub struct TiledTensor {
     pub strides: [u64; 4],
     /// The size of a tile in each dimension, in elements.
     pub tile: [u32; 5],
-    /// How a tile is arranged in shared memory.
+    /// Swizzle of a tile in shared memory.
     pub swizzle: Swizzle,
-    /// How much the L2 cache fetches at a time.
+    /// L2 promotion: how much the L2 cache fetches at a time.
     pub promotion: L2Promotion,
 }
 
-/// A rule of the copy engine that a [`TiledTensor`] breaks.
+/// A TMA rule that a [`TiledTensor`] breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorMapRule {
@@ -189,7 +189,7 @@ pub enum TensorMapRule {
 }
 
 impl TiledTensor {
-    /// Checks the rules of the copy engine, which the driver answers with a mere "invalid argument".
+    /// Checks the rules of TMA, which the driver answers with a mere "invalid argument".
     pub fn check(&self) -> Result<()> {
         self.broken_rule().map_or(Ok(()), |rule| Err(Error::TensorMap(rule)))
     }

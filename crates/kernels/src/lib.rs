@@ -4,16 +4,17 @@
 //! |---|---|
 //! | [`Arch`] | the architectures, their PTX targets and limits |
 //! | [`KernelId`] | the registry: every kernel, its name and its PTX |
-//! | [`common`] | what operations share: the full/empty [`pipeline`](common::pipeline), L2 prefetch, workspace reduction |
-//! | [`gemm`] | GEMM: tile [`scheduler`](gemm::scheduler), [`epilogue`](gemm::epilogue), launch geometry, and the kernels of each architecture ([`gemm::sm90`]) |
+//! | [`common`] | what operations share: the [`pipeline`](common::pipeline), L2 prefetch, workspace reduction |
+//! | [`gemm`] | GEMM: tile [`scheduler`](gemm::scheduler), [`epilogue`](gemm::epilogue), launch geometry |
+//! | [`gemm::sm90`] | GEMM kernels for Hopper |
 //! | [`quantize`] | quantization, scale layouts, MoE permutation |
 //! | [`attention`] | MQA logits of attention indexers |
 //! | [`hyper_connection`] | the GEMM before the norm of a hyper-connection |
 //!
-//! Shapes, strides, cluster sizes, splits and output types are arguments of the kernels, so the set of kernels is closed
-//! and small: [`KernelId::all`].
+//! Shapes, strides, cluster sizes, splits and output types are arguments of the kernels, so the set of kernels is
+//! closed and small: [`KernelId::all`].
 //!
-//! This crate knows nothing of devices: it gives PTX text, [`gemm::Launch`] numbers and [`gemm::params::Args`].
+//! This crate knows nothing of devices: it gives PTX text, [`gemm::Launch`] numbers and [`gemm::params::GemmArgs`].
 //!
 //! ```
 //! use oxigemm_kernels::Arch;

@@ -89,8 +89,8 @@ impl KernelId {
     /// The PTX that is assembled, compiled and looked up in caches.
     ///
     /// Source lines are left out, because an assembler takes less time without them. Where the environment has
-    /// `OXIGEMM_LINES`, and it is neither empty nor 0, they stay in, as in [`build`](Self::build), and Nsight Compute and
-    /// compute-sanitizer show which line of Rust emitted an instruction. The code is the same.
+    /// `OXIGEMM_LINES`, and it is neither empty nor 0, they stay in, as in [`build`](Self::build), and Nsight Compute
+    /// and compute-sanitizer show which line of Rust emitted an instruction. The code is the same.
     ///
     /// ```
     /// use oxigemm_kernels::KernelId;

@@ -1,7 +1,8 @@
 //! Hashes of every kernel's PTX, so that a change of structure is seen to change no instruction.
 //!
-//! Names do not count: the entry and its parameters are numbered before hashing, and source lines are left out. After a wanted
-//! change of the code, `OXIGEMM_UPDATE_MANIFEST=1 cargo test -p oxigemm-kernels --test ptx_manifest` writes the file anew.
+//! Names do not count: the entry and its parameters are numbered before hashing, and source lines are left out. After a
+//! wanted change of the code, `OXIGEMM_UPDATE_MANIFEST=1 cargo test -p oxigemm-kernels --test ptx_manifest` writes the
+//! file anew.
 
 use oxigemm_kernels::{Arch, KernelId};
 use std::collections::HashMap;

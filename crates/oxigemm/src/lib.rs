@@ -1,11 +1,11 @@
 //! Tensor-core kernels for large language models, in Rust, with only the GPU driver.
 //!
-//! The kernels are Rust functions that write PTX; a shape, a stride or a number of multiprocessors is an argument of
-//! theirs, so a small closed set serves every call and a new shape never compiles. What a call does:
+//! The kernels are Rust functions that emit PTX. Shapes, strides and the number of SMs are kernel arguments, so a small
+//! closed set serves every call and no shape compiles a kernel. What a call does:
 //!
 //! 1. [`check`]: every rule of the arguments, before any work. An error names the argument, what was expected of it
 //!    and what came.
-//! 2. [`plan`]: which kernel, how launched. A plan is made once for a problem and remembered by its [`Device`].
+//! 2. [`plan`]: which kernel, how launched. A plan is made once for a problem and cached by its [`Device`].
 //! 3. The launch. For a shape that was seen before nothing is allocated, compiled, or read from the environment
 //!    on the way here, and everything can be captured into a CUDA graph.
 //!

@@ -18,10 +18,10 @@ use crate::tensor::Tensor;
 pub struct PermutedRows<'a> {
     /// `[M]`: the token of each row, or -1. What [`gather_quantize`](crate::gather_quantize) takes.
     pub tokens: &'a mut Tensor,
-    /// `[M]`: the expert of each row, or -1: [`GroupedRows::Ids`](crate::GroupedRows::Ids) of a grouped product.
+    /// `[M]`: the expert of each row, or -1: [`GroupedRows::Ids`](crate::GroupedRows::Ids) of an m-grouped GEMM.
     pub groups: &'a mut Tensor,
-    /// `[E]`: the row behind the last of each expert: [`GroupedRows::Ends`](crate::GroupedRows::Ends) of a grouped
-    /// product.
+    /// `[E]`: the row behind the last of each expert: [`GroupedRows::Ends`](crate::GroupedRows::Ends) of an
+    /// m-grouped GEMM.
     pub ends: &'a mut Tensor,
     /// `[T, topk]`: the row of each choice, or -1. What [`moe_unpermute`] takes.
     pub places: &'a mut Tensor,
@@ -136,11 +136,11 @@ pub fn moe_unpermute(
         .run(options.stream.as_ref(), reference, |device| unsafe { run_unpermute(device, &call, options) })
 }
 
-/// Makes the rows of D zero that belong to no group, which a grouped product leaves as they are.
+/// Makes the rows of D zero that belong to no group, which an m-grouped GEMM leaves as they are.
 ///
 /// `ids` is `[M]` i32, as [`GroupedRows::Ids`](crate::GroupedRows::Ids) has them: the group of each row. Whatever is
 /// not from 0 to `groups - 1` is no group. D is `[M, N]` bf16, f16 or f32. Only these rows are written, so the call may
-/// stand before the product or behind it.
+/// stand before the GEMM or after it.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.

@@ -1,4 +1,4 @@
-//! What can be wrong with a kernel when it is built.
+//! Errors of a kernel when it is built.
 
 use crate::target::{PtxVersion, Target};
 use std::panic::Location;

@@ -1,4 +1,4 @@
-//! Transaction barriers in shared memory (PTX manual, "Parallel Synchronization: mbarrier").
+//! mbarriers in shared memory (PTX manual, "Parallel Synchronization: mbarrier").
 
 use crate::kernel::Kernel;
 use crate::memory::{ClusterShared, Shared};
@@ -111,8 +111,8 @@ impl<'k> MBarrier<'k> {
         self.emit_wait("", parity);
     }
 
-    /// The same with acquire order in the cluster: what other blocks did before they [arrived](RemoteMBarrier::arrive_release) has been
-    /// done.
+    /// The same with acquire order in the cluster: what other blocks did before they
+    /// [arrived](RemoteMBarrier::arrive_release) has been done.
     #[track_caller]
     pub fn wait_for_cluster(self, parity: impl Arg<'k, u32>) {
         self.emit_wait(".acquire.cluster", parity);

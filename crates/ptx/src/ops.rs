@@ -451,8 +451,8 @@ impl<'k> U32<'k> {
         out
     }
 
-    /// Four bytes of the eight of `self` and `other`, chosen by the hexadecimal digits of `order`, the lowest first: 0 to 3
-    /// are those of `self`, 4 to 7 those of `other`.
+    /// Four bytes of the eight of `self` and `other`, chosen by the hexadecimal digits of `order`, the lowest first: 0
+    /// to 3 are those of `self`, 4 to 7 those of `other`.
     #[track_caller]
     pub fn permute_bytes(self, other: U32<'k>, order: impl Arg<'k, u32>) -> U32<'k> {
         let order = order.val(self.k);

@@ -1,4 +1,4 @@
-//! What a kernel is built for, and what each instruction needs.
+//! Targets: the architecture of a module, and what each instruction needs.
 
 use std::fmt;
 

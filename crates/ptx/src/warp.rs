@@ -1,4 +1,4 @@
-//! Who a thread is, and what a warp does together: shuffles, votes, election.
+//! Thread and warp indices, and warp collectives: shuffles, votes, election.
 
 use crate::kernel::Kernel;
 use crate::target::Needs;

@@ -1,4 +1,4 @@
-//! Warpgroup matrix products (PTX manual, "Asynchronous Warpgroup Level Matrix Instructions").
+//! `wgmma`: warpgroup MMA (PTX manual, "Asynchronous Warpgroup Level Matrix Instructions").
 
 use crate::convert::Fp8;
 use crate::kernel::Kernel;
@@ -94,7 +94,8 @@ impl<'k> Descriptor<'k> {
         Descriptor { low: self.low + (bytes >> 4), ..self }
     }
 
-    /// The same where only the start is this many bytes further on, a multiple of 16: what the leading offset leads to stays where it is.
+    /// The same where only the start is this many bytes further on, a multiple of 16: what the leading offset leads to
+    /// stays where it is.
     #[track_caller]
     pub fn advance_start(self, bytes: impl crate::Arg<'k, u32>) -> Self {
         let sixteens = bytes.val(self.low.kernel()) >> 4;
@@ -191,7 +192,8 @@ impl Kernel {
     /// let b = Descriptor::k_major(shared.at(8192), Swizzle::B128);
     /// let acc = k.fragment::<f32>(64);
     /// k.wgmma_fence();
-    /// k.wgmma(MmaType::Fp8(Fp8::E4m3, Fp8::E4m3), &acc, MatrixA::Shared(a), b, (Major::K, Major::K), k.constant(false));
+    /// let types = MmaType::Fp8(Fp8::E4m3, Fp8::E4m3);
+    /// k.wgmma(types, &acc, MatrixA::Shared(a), b, (Major::K, Major::K), k.constant(false));
     /// k.wgmma_commit();
     /// k.wgmma_wait(0);
     /// let text = k.finish()?.text;

@@ -113,7 +113,8 @@ impl HcHost {
             for (column, &exact) in exact.iter().enumerate() {
                 let is_square = column == n;
                 let value = if is_square { sum(&squares, 1, row, 0) } else { sum(&d, n, row, column) };
-                // What FP32 accumulators are truncated to, in parts of an element's deviation, or of the sum of squares.
+                // What FP32 accumulators are truncated to, in parts of an element's deviation, or of the sum of
+                // squares.
                 let allowed = if is_square { 1e-5 * exact } else { 1e-4 * (k as f64).sqrt() };
                 let error = (value - exact).abs() / allowed;
                 worst = if error > worst || error.is_nan() { error } else { worst };

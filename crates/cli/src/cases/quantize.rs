@@ -427,7 +427,8 @@ impl QuantizeTask {
     /// Compares the result with the CPU's: how much of it differs, and whether that is right.
     ///
     /// Every byte is the same, but for the codes of SwiGLU, whose exponential is the GPU's own: there one in a hundred
-    /// may be a neighbour of the CPU's, and a scale a few units in the last place off. What is not finite is so on both.
+    /// may be a neighbour of the CPU's, and a scale a few units in the last place off. What is not finite is so on
+    /// both.
     pub fn judge(&self) -> Result<Judgement, Failure> {
         let mut reference = self.spec.on(&Device::Cpu)?;
         reference.run(&LaunchOptions::default())?;

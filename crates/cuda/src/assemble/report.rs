@@ -1,4 +1,4 @@
-//! What `ptxas -v` says about the code it made.
+//! Parsed output of `ptxas -v`.
 
 /// The report of one run of the assembler.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

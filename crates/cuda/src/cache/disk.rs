@@ -1,4 +1,4 @@
-//! Files that appear whole or not at all, and a lock that never blocks for good.
+//! Atomic file writes, and a lock that never blocks for good.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, Hasher, RandomState};

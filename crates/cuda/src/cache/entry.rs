@@ -1,4 +1,4 @@
-//! The form of an entry on disk.
+//! Format of a cache entry on disk.
 //!
 //! ```text
 //! bytes   what

@@ -1,4 +1,4 @@
-//! Cubins on disk, found by what they were made of.
+//! Cubin cache: cubins on disk, keyed by PTX text and architecture.
 //!
 //! An entry is at `ARCH/KEY/ASSEMBLER.cubin`, where `KEY` is the BLAKE3 of the PTX text and the architecture.
 //! So all three that decide about a cubin are in its address, and nothing else is: no path, no host name, no
@@ -32,7 +32,7 @@ use disk::{Lock, WriteFn};
 /// The longest that one process waits for another one to assemble the same kernel.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a cubin is made of: the PTX text and the architecture.
+/// Key of a cubin: the PTX text and the architecture.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Key {
     hash: [u8; 32],
@@ -73,7 +73,7 @@ pub struct Cubin {
     pub report: Option<Report>,
 }
 
-/// What a cache did since it was made.
+/// Counters of a cache since it was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheStats {
     /// Cubins that were found, prebuilt or cached.

@@ -1,4 +1,4 @@
-//! Products of any shape by cuBLASLt: what other kernels are compared with.
+//! cuBLASLt GEMMs of any shape: a baseline for other kernels.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -46,22 +46,22 @@ impl Number {
     }
 }
 
-/// A matrix, or as many as there are products of a batch. Distances are in elements.
+/// A matrix, or a batch of them. Strides are in elements.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix {
-    /// Where it is.
+    /// Device address.
     pub address: u64,
-    /// What it is made of.
+    /// Element type.
     pub number: Number,
     /// Whether its second dimension is contiguous, and not its first.
     pub row_major: bool,
     /// From one row to the next, or from one column to the next.
     pub pitch: usize,
-    /// From one product of a batch to the next.
+    /// From one matrix of a batch to the next.
     pub batch_stride: usize,
 }
 
-/// `D = C + A Bᵀ`, with A `[m, k]`, B `[n, k]` and D `[m, n]`.
+/// A GEMM: `D = C + A Bᵀ`, with A `[m, k]`, B `[n, k]` and D `[m, n]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Product {
     /// Rows of A and D.
@@ -70,25 +70,25 @@ pub struct Product {
     pub n: usize,
     /// Columns of A and B.
     pub k: usize,
-    /// How many products there are.
+    /// GEMMs of the batch.
     pub batch: usize,
     /// A.
     pub a: Matrix,
     /// B.
     pub b: Matrix,
-    /// What is added, row-major as D.
+    /// Addend, row-major as D.
     pub c: Option<Matrix>,
     /// The result, row-major.
     pub d: Matrix,
-    /// How many multiprocessors it is planned for; 0 for all.
+    /// SMs that cuBLASLt plans for; 0 for all.
     pub sms: u32,
 }
 
 impl Product {
-    /// Puts the product into a stream.
+    /// Launches the GEMM in a stream.
     ///
     /// # Safety
-    /// The matrices must be memory of this GPU, as large as is said, until the stream has passed the product.
+    /// The matrices must be memory of this GPU, as large as is said, until the stream has passed the GEMM.
     ///
     /// # Errors
     /// If there is no cuBLASLt, or it has no kernel for this.
@@ -130,7 +130,7 @@ impl Product {
         let mut found = 0;
         let (alpha, beta) = (1.0f32, if self.c.is_some() { 1.0f32 } else { 0.0 });
         let at = |matrix: &Matrix| matrix.address as *mut c_void;
-        // SAFETY: every handle is alive, there is room for the one result that is asked for, and the caller keeps the
+        // SAFETY: every handle is alive, there is space for the one result that is requested, and the caller keeps the
         // matrices; the workspace is that of this stream.
         unsafe {
             lt.cublasLtMatmulAlgoGetHeuristic(
@@ -206,7 +206,7 @@ fn workspace(device: &Device, stream: &Stream) -> Result<u64> {
     Ok(address)
 }
 
-/// What is multiplied how; destroyed when it is dropped.
+/// Matmul descriptor; destroyed when it is dropped.
 struct Operation<'a> {
     lt: &'a Functions,
     handle: Handle,
@@ -235,7 +235,7 @@ impl Drop for Operation<'_> {
     }
 }
 
-/// How a matrix lies; destroyed when it is dropped.
+/// Matrix layout; destroyed when it is dropped.
 struct Layout<'a> {
     lt: &'a Functions,
     handle: Handle,
@@ -282,7 +282,7 @@ impl Drop for Layout<'_> {
     }
 }
 
-/// What an algorithm may use; destroyed when it is dropped.
+/// Algorithm preference; destroyed when it is dropped.
 struct Preference<'a> {
     lt: &'a Functions,
     handle: Handle,

@@ -1,4 +1,4 @@
-//! How long calls take on the GPU.
+//! Kernel times of calls on the GPU.
 //!
 //! The time of a call is the sum of the durations of its kernels, as CUPTI records them. Events around a short
 //! kernel read a few microseconds too high, because they also see the launch; they are used only where CUPTI

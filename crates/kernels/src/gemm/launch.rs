@@ -37,8 +37,8 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Whether K is traversed in serpentine order: every other tile of a block starts at the end of K, and finds in the L2
-    /// cache what was read last.
+    /// Whether K is traversed in serpentine order: every other tile of a block starts at the end of K, and finds in the
+    /// L2 cache what was read last.
     #[must_use]
     pub fn is_serpentine(&self) -> bool {
         PersistentTuning::from_words(self.tuning).serpentine_k != 0

@@ -67,7 +67,7 @@ pub struct PersistentTuning<T> {
     pub cluster_n: T,
     /// Rows of tiles in a [raster band](crate::gemm::scheduler::order::TileOrder).
     pub raster_band: T,
-    /// 1 where every other tile of a cluster takes K from its end, else 0.
+    /// Serpentine K: 1 where every other tile of a cluster runs K backwards, else 0.
     pub serpentine_k: T,
 }
 

@@ -43,8 +43,8 @@ impl MatrixMap {
         MatrixMap { slabs: Some(Outer { count, pitch, tile: 1 }), ..self }
     }
 
-    /// A matrix whose rows are those of `count` contiguous parts, of `of_tile` of which a box has the same rows; unchanged
-    /// where that is 0.
+    /// A matrix whose rows are those of `count` contiguous parts, of `of_tile` of which a box has the same rows;
+    /// unchanged where that is 0.
     #[must_use]
     pub fn in_parts(self, count: u32, of_tile: u32) -> MatrixMap {
         if of_tile == 0 {
@@ -72,7 +72,8 @@ impl Launch {
         MatrixMap::new([shape.k, shape.n], pitch, [BLOCK_K, self.tile_b])
     }
 
-    /// The map of a 16-bit operand with 128-byte swizzle: `rows` of M or N by `k`, of which a box has `lines` of 128 bytes.
+    /// The map of a 16-bit operand with 128-byte swizzle: `rows` of M or N by `k`, of which a box has `lines` of 128
+    /// bytes.
     pub fn map_half(&self, major: Major, [rows, k]: [u32; 2], pitch: u64, lines: u32) -> MatrixMap {
         let dims = match major {
             Major::K => [k, rows],

@@ -94,13 +94,15 @@ pub fn fp8_mqa_logits(
 ///
 /// | argument | shape | type | layout |
 /// |---|---|---|---|
-/// | `q` | `[B, N, H, D]`; N is 1 to 4, H and D as for [`fp8_mqa_logits`] | e4m3 | contiguous, at a multiple of 16 bytes |
-/// | `kv_cache` | `[pages, 16, 32, 64 or 128, 1, D + 4]` | e4m3 (bytes) | of a page first the elements of all keys, then their scales (f32); pages begin at multiples of 16 bytes |
+/// | `q` | `[B, N, H, D]`; N is 1 to 4 | e4m3 | contiguous, at a multiple of 16 bytes |
+/// | `kv_cache` | `[pages, 16, 32, 64 or 128, 1, D + 4]` | e4m3 (bytes) | pages begin at multiples of 16 bytes |
 /// | `weights` | `[B * N, H]` | f32 | rows of H, any pitch |
 /// | `context_lens` | `[B]` or `[B, N]` | i32 | contiguous |
 /// | `block_table` | `[B, any]` | i32 | rows, any pitch |
 /// | `schedule` | `[parts + 1, 2]` | i32 | what [`get_paged_mqa_logits_metadata`] wrote for the same lengths |
 /// | `logits` | `[B * N, columns]` | f32 or bf16 | rows, any pitch |
+///
+/// H and D are as for [`fp8_mqa_logits`]. A page holds the elements of all its keys, then their scales (f32).
 ///
 /// Query n of sequence b sees the first `context_lens[b, n]` keys; of one length for each sequence, the last query sees
 /// all and each before it one less than the next. Where `clean`, logits behind that become -inf, else they stay as they

@@ -1,4 +1,4 @@
-//! The checks of the product before the norm of a hyper-connection.
+//! Checks of the hyper-connection prenorm GEMM.
 
 use oxigemm_kernels::hyper_connection::{COLUMNS, Config};
 
@@ -19,7 +19,7 @@ pub struct HcPrenormGemm {
     pub sqr_sum: Operand,
 }
 
-/// A checked product.
+/// A checked prenorm GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HcProblem {
     /// The kernel, which knows N.

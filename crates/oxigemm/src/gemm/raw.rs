@@ -139,14 +139,14 @@ pub enum RawGrouping<'a> {
         /// Number of GEMMs.
         count: usize,
     },
-    /// Groups of rows, each with its own B.
+    /// m-grouped: groups of rows, each with its own B.
     MGrouped {
         /// Number of groups.
         groups: usize,
         /// Rows of each group.
         rows: RawGroups,
     },
-    /// Groups along K, each with its own D.
+    /// k-grouped: ranges of K, each with its own D.
     KGrouped {
         /// Number of groups.
         groups: usize,

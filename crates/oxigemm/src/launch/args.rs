@@ -109,8 +109,8 @@ pub(crate) struct Arguments {
     k_groups: Option<KGroupedArgs>,
     fused: Option<EpilogueArgs>,
     fused_groups: Option<GroupedEpilogueArgs>,
-    tail: Option<StreamKArgs>,
-    dispatch: Option<DynamicSchedulerArgs>,
+    stream_k: Option<StreamKArgs>,
+    dynamic: Option<DynamicSchedulerArgs>,
     /// Whether TMA can address every slab of A's scales as it does the first, and every group's of B's.
     scales_alike: [bool; 2],
     /// As [`Launch::scale_piece`](oxigemm_kernels::gemm::Launch::scale_piece).
@@ -125,8 +125,8 @@ pub(crate) struct KernelArgs {
     pub k_groups: Option<KGroupedArgs>,
     pub fused: Option<EpilogueArgs>,
     pub fused_groups: Option<GroupedEpilogueArgs>,
-    pub tail: Option<StreamKArgs>,
-    pub dispatch: Option<DynamicSchedulerArgs>,
+    pub stream_k: Option<StreamKArgs>,
+    pub dynamic: Option<DynamicSchedulerArgs>,
 }
 
 impl KernelArgs {
@@ -140,13 +140,13 @@ impl KernelArgs {
 
     /// The same with a workspace in which stream-K reduces and the dynamic tile scheduler counts. Without one, tiles
     /// are computed whole, in the static order.
-    pub fn in_room(self, room: Option<u64>) -> KernelArgs {
-        let tail = self.tail.map(|StreamKArgs { split, .. }| match room {
+    pub fn with_workspace(self, address: Option<u64>) -> KernelArgs {
+        let stream_k = self.stream_k.map(|StreamKArgs { split, .. }| match address {
             Some(workspace) => StreamKArgs { workspace, split },
             None => StreamKArgs { workspace: 0, split: StreamK::default() },
         });
-        let dispatch = self.dispatch.map(|_| DynamicSchedulerArgs::in_workspace(room));
-        KernelArgs { tail, dispatch, ..self }
+        let dynamic = self.dynamic.map(|_| DynamicSchedulerArgs::in_workspace(address));
+        KernelArgs { stream_k, dynamic, ..self }
     }
 
     /// A pointer to each argument, and how many there are.
@@ -168,8 +168,8 @@ impl KernelArgs {
         self.k_groups.iter().flat_map(KGroupedArgs::args).for_each(&mut visit);
         self.fused.iter().flat_map(EpilogueArgs::args).for_each(&mut visit);
         self.fused_groups.iter().flat_map(GroupedEpilogueArgs::args).for_each(&mut visit);
-        self.tail.iter().flat_map(StreamKArgs::args).for_each(&mut visit);
-        self.dispatch.iter().flat_map(DynamicSchedulerArgs::args).for_each(&mut visit);
+        self.stream_k.iter().flat_map(StreamKArgs::args).for_each(&mut visit);
+        self.dynamic.iter().flat_map(DynamicSchedulerArgs::args).for_each(&mut visit);
     }
 }
 
@@ -259,9 +259,9 @@ impl Arguments {
         let fused_groups = groups.and(fused).map(fused_group_args);
         let groups = groups.map(|groups| grouped_args(groups, problem));
         let (family, fused) = (problem.family, fused.map(fused_args));
-        let tail = plan.config.is_stream_k().then_some(StreamKArgs { workspace: 0, split: launch.stream_k });
-        let dispatch =
-            plan.config.has_dynamic_scheduler().then_some(DynamicSchedulerArgs::in_workspace(None));
+        let stream_k =
+            plan.config.is_stream_k().then_some(StreamKArgs { workspace: 0, split: launch.stream_k });
+        let dynamic = plan.config.has_dynamic_scheduler().then_some(DynamicSchedulerArgs::in_workspace(None));
         let arguments = Arguments {
             family,
             args,
@@ -270,8 +270,8 @@ impl Arguments {
             k_groups,
             fused,
             fused_groups,
-            tail,
-            dispatch,
+            stream_k,
+            dynamic,
             scales_alike,
             scale_piece: launch.scale_piece,
         };
@@ -334,8 +334,8 @@ impl Arguments {
             k_groups,
             fused,
             fused_groups: self.fused_groups,
-            tail: self.tail,
-            dispatch: self.dispatch,
+            stream_k: self.stream_k,
+            dynamic: self.dynamic,
         })
     }
 }

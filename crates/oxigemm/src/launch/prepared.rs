@@ -85,7 +85,7 @@ impl<B: Backend> Prepared<B> {
                 )
                 .ok(),
         };
-        let args = args.in_room(workspace);
+        let args = args.with_workspace(workspace);
         // SAFETY: the caller's promise; the workspace is this stream's, whose kernels are ordered.
         unsafe { backend.launch_loaded(&self.kernel, &self.geometry, &args, stream, programmatic) }
     }

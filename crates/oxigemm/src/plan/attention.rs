@@ -17,7 +17,8 @@ pub struct MqaPlan {
 impl MqaPlan {
     /// The plan for a problem on a device with this many SMs.
     ///
-    /// Only the device knows which keys a query attends to, so the kernel itself splits the work evenly over the blocks.
+    /// Only the device knows which keys a query attends to, so the kernel itself splits the work evenly over the
+    /// blocks.
     #[must_use]
     pub fn best(problem: &MqaProblem, sms: u32) -> MqaPlan {
         let config = mqa_logits::Config { heads: problem.heads };

@@ -1,8 +1,8 @@
 //! Form of the cost model: what every architecture's estimate is made of.
 //!
-//! A kernel keeps several units busy at once: the tensor cores, the memory, the L2 cache, and the path from there into an
-//! SM. It takes about as long as the busiest unit, a little more where others are nearly as busy. Launch, pipeline fill,
-//! split-K reduction and the output of tiles overlap with nothing and are added.
+//! A kernel keeps several units busy at once: the tensor cores, the memory, the L2 cache, and the path from there into
+//! an SM. It takes about as long as the busiest unit, a little more where others are nearly as busy. Launch, pipeline
+//! fill, split-K reduction and the output of tiles overlap with nothing and are added.
 
 /// An estimated time and its terms, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -37,8 +37,8 @@ impl Cost {
         ]
     }
 
-    /// The cost with its total. Units overlap the better the higher `sharpness` is: with 1 not at all, with a very high one
-    /// only the busiest counts.
+    /// The cost with its total. Units overlap the better the higher `sharpness` is: with 1 not at all, with a very high
+    /// one only the busiest counts.
     pub(super) fn overlapped(self, sharpness: i32) -> Cost {
         let units = [self.tensor, self.memory, self.l2, self.feed];
         let busy: f64 = units.iter().map(|unit| unit.powi(sharpness)).sum();

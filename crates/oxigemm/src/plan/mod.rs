@@ -8,9 +8,9 @@
 //! | `name.rs` | [`name`] and [`parse`]: names of configurations |
 //! | `attention.rs` | [`MqaPlan`]: MQA logits |
 //!
-//! Planning is a pure function of a [`PlanRequest`] and of the [`Limits`] of a device, so a plan can be made, explained and
-//! tested without a GPU. A request has few candidates; each gets an estimate of its time, and the cheapest is taken. Equal
-//! arguments give equal plans.
+//! Planning is a pure function of a [`PlanRequest`] and of the [`Limits`] of a device, so a plan can be made, explained
+//! and tested without a GPU. A request has few candidates; each gets an estimate of its time, and the cheapest is
+//! taken. Equal arguments give equal plans.
 //!
 //! A new architecture is a module beside `sm90` and an arm in each of two functions here.
 //!
@@ -84,8 +84,8 @@ pub enum PlanShape {
 }
 
 impl PlanShape {
-    /// One GEMM: a slab of groups, one of equal k-groups, and a sum as one GEMM whose K is that of the whole batch, each in
-    /// whole stages.
+    /// One GEMM: a slab of groups, one of equal k-groups, and a sum as one GEMM whose K is that of the whole batch,
+    /// each in whole stages.
     #[must_use]
     pub fn gemm(&self, operands: OperandKind) -> GemmShape {
         match self {
@@ -394,9 +394,9 @@ fn estimate(config: &GemmConfig, request: &PlanRequest, limits: &Limits) -> Cost
     }
 }
 
-/// Batch invariance: whether a row's result depends neither on the number of rows nor on the other rows, where every tile
-/// has forward K. All kernels for the same operands then accumulate K in the same order, block by block, unless they split
-/// K: the number of splits, or the stream-K tail, depends on the number of rows.
+/// Batch invariance: whether a row's result depends neither on the number of rows nor on the other rows, where every
+/// tile has forward K. All kernels for the same operands then accumulate K in the same order, block by block, unless
+/// they split K: the number of splits, or the stream-K tail, depends on the number of rows.
 #[must_use]
 pub fn is_batch_invariant(config: &GemmConfig) -> bool {
     config.split_k == 1 && !config.is_stream_k()

@@ -23,8 +23,8 @@ pub struct TransposedCopy<'a> {
     pub scales: Option<&'a mut Tensor>,
 }
 
-/// [`quantize`](crate::quantize), and the transpose of `x` quantized as well, while `x` is read once: what the forward
-/// product and the products of a backward pass read.
+/// [`quantize`](crate::quantize), and the transpose of `x` quantized as well, while `x` is read once: what the GEMMs
+/// of the forward and the backward pass read.
 ///
 /// Of [1x128](Granularity::PerToken), `copy` is what `quantize` makes of the transpose: its scales are those of 128
 /// rows of a column of `x`, so the codes are others. Of [128x128](Granularity::PerBlock), it has the same codes and the
@@ -45,8 +45,10 @@ pub struct TransposedCopy<'a> {
 /// let copy = TransposedCopy { codes: &mut codes_t, scales: Some(&mut scales_t) };
 /// let (granularity, format) = (Granularity::PerToken, ScaleFormat::PowerOfTwo);
 /// quantize_with_transpose(&x, &mut codes, &mut scales, copy, granularity, format, &LaunchOptions::default())?;
-/// assert_eq!((codes.to_vec_f32()?, scales.to_vec_f32()?), (vec![128.0, 256.0, 128.0, 256.0], vec![1.0 / 128.0, 1.0 / 32.0]));
-/// assert_eq!((codes_t.to_vec_f32()?, scales_t.to_vec_f32()?), (vec![64.0, 256.0, 64.0, 256.0], vec![1.0 / 64.0, 1.0 / 32.0]));
+/// assert_eq!(codes.to_vec_f32()?, [128.0, 256.0, 128.0, 256.0]);
+/// assert_eq!(scales.to_vec_f32()?, [1.0 / 128.0, 1.0 / 32.0]);
+/// assert_eq!(codes_t.to_vec_f32()?, [64.0, 256.0, 64.0, 256.0]);
+/// assert_eq!(scales_t.to_vec_f32()?, [1.0 / 64.0, 1.0 / 32.0]);
 /// # Ok::<(), oxigemm::Error>(())
 /// ```
 pub fn quantize_with_transpose(

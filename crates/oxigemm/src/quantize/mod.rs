@@ -42,7 +42,7 @@ use crate::tensor::Tensor;
 /// | `codes` | `[M, K]` | e4m3 or e5m2 | rows of K, any pitch |
 /// | or, of 1x32, | `[M, K/2]` | u8: two e2m1 each, the first in the low half (MXFP4) | rows, any pitch |
 /// | `scales` | [`Granularity::scale_dims`] | f32 | any strides: row-major, MN-major, ... |
-/// | or, of 1x128 and 1x32, | `[M, ceil(S/4)]` for S scales of a row | i32: UE8M0, four of a row in each | any strides |
+/// | or, of 1x128 and 1x32, | `[M, ceil(S/4)]` for S scales a row | i32: UE8M0, four of a row in each | any strides |
 /// | or | `[ceil(M/128), ceil(S/4), 32, 4]` | i32: the same in blocks of 128 by 4, as `tcgen05` reads them | no gaps |
 ///
 /// A scale is `max(amax, 1e-4) / largest`, where `largest` is the largest finite code, 448, 57344 or, of e2m1, 6; with
@@ -55,10 +55,10 @@ use crate::tensor::Tensor;
 ///
 /// One kernel that reads `x` once, or two [per tensor](Granularity::PerTensor). Rows that begin at multiples of 16
 /// bytes, and a K that is a multiple of 8, are read and written as vectors; any others one by one. Up to about 4
-/// million such numbers have one kernel per tensor too: a cooperative one with a grid barrier, which starts when all of its blocks can run. (In
-/// a graph, if such a call was made before it was captured; do not instantiate a graph twice and run both at one time.)
-/// The same call gives the same bits, and it can be captured into a graph once its kernel is loaded. Where M or K is 0
-/// nothing is done.
+/// million such numbers have one kernel per tensor too: a cooperative one with a grid barrier, which starts when all of
+/// its blocks can run. (In a graph, if such a call was made before it was captured; do not instantiate a graph twice
+/// and run both at one time.) The same call gives the same bits, and it can be captured into a graph once its kernel is
+/// loaded. Where M or K is 0 nothing is done.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.

@@ -39,7 +39,7 @@ impl TensorScale<'_> {
 /// | `x` | `[M, K]`, K even | bf16, f16 or f32 | rows of K, any pitch |
 /// | `codes` | `[M, K/2]` | u8: two e2m1 each, the first in the low half | rows, any pitch |
 /// | `scales` | `[M, ceil(K/16)]` | e4m3 | any strides |
-/// | or | `[M, ceil(S/4)]` for S scales of a row | i32: four of a row in each, the first in the lowest byte | any strides |
+/// | or | `[M, ceil(S/4)]` for S scales a row | i32: four of a row in each, the first in the low byte | any strides |
 /// | or | `[ceil(M/128), ceil(S/4), 32, 4]` | i32: the same in blocks of 128 by 4, as `tcgen05` reads them | no gaps |
 ///
 /// All in f32: `tensor_scale = max(amax, 1e-4) / 2688`, where it is computed; 2688 is the largest code, 6, by the

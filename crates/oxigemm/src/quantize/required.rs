@@ -71,7 +71,7 @@ pub fn transform_sf_into_required_layout(
 /// group four exponents of a column in each, the first in the lowest byte, rows at multiples of 16 bytes. What is no
 /// power of two is rounded up to one.
 ///
-/// `ks` are the K of the groups, multiples of `k_alignment`. No product for Hopper reads such scales; it is a launch
+/// `ks` are the K of the groups, multiples of `k_alignment`. No GEMM for Hopper reads such scales; it is a launch
 /// for each group.
 ///
 /// # Errors

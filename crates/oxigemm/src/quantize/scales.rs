@@ -45,7 +45,7 @@ pub fn transform_scales(from: &Tensor, to: &mut Tensor, options: &LaunchOptions)
         .run(options.stream.as_ref(), reference, |device| unsafe { run_transform(device, &call, options) })
 }
 
-/// Room for `[mn, k]` f32 scales, MN-major, in columns that begin at multiples of 16 bytes.
+/// Empty tensor for `[mn, k]` f32 scales, MN-major, in columns that begin at multiples of 16 bytes.
 ///
 /// # Errors
 /// If the device has no memory left.
@@ -61,7 +61,8 @@ pub fn tma_aligned_scales(mn: usize, k: usize, device: &Device) -> Result<Tensor
     aligned(DType::F32, mn, k, device)
 }
 
-/// Room for packed UE8M0 scales, `[mn, ceil(k/4)]` i32, MN-major, in columns that begin at multiples of 16 bytes.
+/// Empty tensor for packed UE8M0 scales, `[mn, ceil(k/4)]` i32, MN-major, in columns that begin at multiples of 16
+/// bytes.
 ///
 /// # Errors
 /// If the device has no memory left.
@@ -69,7 +70,7 @@ pub fn packed_scales(mn: usize, k: usize, device: &Device) -> Result<Tensor> {
     aligned(DType::I32, mn, k.div_ceil(4), device)
 }
 
-/// Room for packed UE8M0 scales in blocks of 128 by 4: `[ceil(mn/128), ceil(k/4), 32, 4]` i32.
+/// Empty tensor for packed UE8M0 scales in blocks of 128 by 4: `[ceil(mn/128), ceil(k/4), 32, 4]` i32.
 ///
 /// # Errors
 /// If the device has no memory left.

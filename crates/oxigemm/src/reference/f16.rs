@@ -1,4 +1,4 @@
-//! The product of 16-bit operands.
+//! GEMM of 16-bit operands.
 //!
 //! A product of two BF16 or FP16 numbers has at most 22 bits of significand and is exact in `f64`; only the additions
 //! round, 2⁻⁵³ each.

@@ -1,4 +1,4 @@
-//! The product of FP8 operands.
+//! GEMM of FP8 operands.
 
 use rayon::prelude::*;
 

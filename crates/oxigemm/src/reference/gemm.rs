@@ -182,7 +182,7 @@ fn grouped(gemm: &Gemm<'_>, problem: &Problem, groups: &Groups) -> Result<()> {
     Ok(())
 }
 
-/// A batch that is added up: matrices side by side are one with the K of all.
+/// Sum of a batch: one GEMM whose K runs through all matrices.
 fn summed(gemm: &Gemm<'_>) -> Result<()> {
     let Gemm { a, b, .. } = gemm;
     let side_by_side = |x: &Tensor| x.transpose(0, 1)?.to_vec_f32();
@@ -203,12 +203,12 @@ fn k_grouped(gemm: &Gemm<'_>, problem: &Problem, groups: &KGroups, ks: &Tensor) 
         }
         _ => None,
     };
-    let room = KCapacity {
+    let capacity = KCapacity {
         extent: problem.k,
         unit: GemmDesc::k_unit(gemm.layout, scales.is_some()),
         scales: scales.as_ref().map(|_| (groups.blocks, BLOCK)),
     };
-    for (group, place) in k_groups(&ks.to_vec::<i32>()?, &room).into_iter().enumerate() {
+    for (group, place) in k_groups(&ks.to_vec::<i32>()?, &capacity).into_iter().enumerate() {
         let KGroup { k, start, .. } = place;
         let product = match &scales {
             None => {

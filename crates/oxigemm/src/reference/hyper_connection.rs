@@ -1,4 +1,4 @@
-//! The product before the norm of a hyper-connection, in `f64`.
+//! Hyper-connection prenorm GEMM, in `f64`.
 
 use oxigemm_kernels::hyper_connection::BLOCK_K;
 use rayon::prelude::*;

@@ -122,10 +122,9 @@ impl Tensor {
     /// use oxigemm::{DType, Device, Tensor};
     ///
     /// let values = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0];
+    /// let address = values.as_ptr().expose_provenance() as u64;
     /// // SAFETY: the values outlive the tensor, which only reads them.
-    /// let columns = unsafe {
-    ///     Tensor::from_raw_parts(DType::F32, &[2, 2], &[1, 3], values.as_ptr().expose_provenance() as u64, &Device::Cpu)?
-    /// };
+    /// let columns = unsafe { Tensor::from_raw_parts(DType::F32, &[2, 2], &[1, 3], address, &Device::Cpu)? };
     /// assert_eq!(columns.to_vec_f32()?, [1.0, 4.0, 2.0, 5.0]);
     /// # Ok::<(), oxigemm::Error>(())
     /// ```

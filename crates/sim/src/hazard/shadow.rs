@@ -158,8 +158,8 @@ impl Hazards {
         self.shadow.events.len() as u32 - 1
     }
 
-    /// Checks and records one access to ranges of a CTA's shared memory, offsets and lengths, by one lane or (`None`) by
-    /// an asynchronous unit.
+    /// Checks and records one access to ranges of a CTA's shared memory, offsets and lengths, by one lane or (`None`)
+    /// by an asynchronous unit.
     pub(crate) fn access(
         &mut self,
         event: u32,

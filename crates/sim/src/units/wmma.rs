@@ -1,8 +1,8 @@
 //! `wmma` fragments and products.
 //!
 //! No manual gives the layout of a fragment. Here a lane holds neighbours of a row: elements follow each other in the
-//! order of rows, as many to a lane as its registers have room for, and once more in further lanes where the fragment
-//! has room for several copies. Code that treats all elements of a fragment alike, as it must, cannot tell.
+//! order of rows, as many to a lane as its registers hold, and once more in further lanes where the fragment
+//! holds several copies. Code that treats all elements of a fragment alike, as it must, cannot tell.
 
 use super::integer_core::IntProduct;
 use super::mma::{Accumulator, Elements, Fragments, to_f16};
@@ -23,7 +23,7 @@ pub(crate) struct Fragment {
 }
 
 impl Fragment {
-    /// A fragment with room for one copy.
+    /// A fragment that holds one copy.
     pub(crate) fn new(rows: u32, columns: u32, bits: u32) -> Fragment {
         let registers = rows * columns / (LANES as u32 * per_register(bits));
         Fragment { rows, columns, bits, registers }

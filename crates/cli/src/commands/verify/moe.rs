@@ -1,5 +1,4 @@
-//! Checks of tokens that go to the places of their experts, and come back, and of rows between experts, which become zero: every
-//! byte as the CPU has it.
+//! Checks of MoE permutation, unpermutation and padding rows: every byte as the CPU has it.
 
 use oxigemm::{
     DType, Device, LaunchOptions, PermutedRows, Tensor, moe_permute, moe_rows, moe_unpermute, random,

@@ -1,7 +1,7 @@
-//! Dynamic tile scheduler: clusters take tiles from a counter as they finish.
+//! Dynamic tile scheduler: clusters fetch tiles from an atomic counter as they finish.
 //!
-//! A tile in which a group of rows ends takes less time than another. If every cluster had each so-many-th tile, some
-//! would be done long before others, and tiles that share rows of B would no longer read them at one time. So a counter
+//! A tile in which a group of rows ends takes less time than another. With the static schedule some clusters would be
+//! done long before others, and tiles that share rows of B would no longer read them at one time. So a counter
 //! in memory says which tile is next. In a cluster, the scale producer of its first block requests it, as it is ahead
 //! of all other roles, and tells the other roles and blocks by a small ring in the shared memory of each block. The
 //! result of a tile does not depend on who computes it.
@@ -27,7 +27,7 @@ const SLOT_BYTES: u32 = 4;
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct DynamicSchedulerArgs {
-    /// Address of the counter; 0 where there is none: then every cluster has each so-many-th tile.
+    /// Address of the counter; 0 where there is none: then the schedule is static.
     pub counter: u64,
 }
 

@@ -1,4 +1,4 @@
-//! K-grouped GEMM: products of one launch that share M and N, each with a K of its own.
+//! K-grouped GEMM: the GEMMs of one launch share M and N, each with a K of its own.
 //!
 //! Only the device knows each K, so that a captured graph can be launched again with others. Every block of the grid
 //! reads them when it starts and lays a table out in shared memory: of each group its K, where its operands start, and

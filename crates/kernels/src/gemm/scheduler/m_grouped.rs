@@ -1,4 +1,4 @@
-//! M-grouped GEMM: products of one launch that share N and K, each with rows and a B of its own.
+//! M-grouped GEMM: the GEMMs of one launch share N and K, each with rows and a B of its own.
 //!
 //! Only the device knows where the groups lie, so that a captured graph can be launched again with other groups. Every
 //! block of the grid reads that when it starts and lays a table out in shared memory: of each group the first row, the

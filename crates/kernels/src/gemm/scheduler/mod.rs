@@ -1,9 +1,9 @@
 //! Tile scheduler: which output tiles a block of a persistent grid computes, in which order.
 //!
-//! A cluster of `cluster_m` by `cluster_n` blocks (each 1 or 2) computes that many neighbouring tiles. Statically, a
-//! cluster takes every so-many-th tile of the [raster order](order). Tiles of groups come from a table that every block
-//! lays out in shared memory ([`m_grouped`], [`k_grouped`]). Tiles of the last wave may be split along K
-//! ([`stream_k`]), or clusters take tiles from a counter as they finish ([`dynamic`]).
+//! A cluster of `cluster_m` by `cluster_n` blocks (each 1 or 2) computes that many neighbouring tiles. In the static
+//! schedule, a cluster strides through the [raster order](order) by the number of clusters. Tiles of groups come from a
+//! table that every block lays out in shared memory ([`m_grouped`], [`k_grouped`]). Tiles of the last wave may be split
+//! along K ([`stream_k`]), or clusters take tiles from a counter as they finish ([`dynamic`]).
 
 pub mod dynamic;
 pub mod k_grouped;
@@ -61,7 +61,7 @@ pub(crate) struct TileScheduler<'k> {
     pub gate_up: Option<GateUpRows<'k>>,
     stream_k: Option<StreamKTiles<'k>>,
     dynamic: Option<DynamicScheduler<'k>>,
-    /// 1 where every other tile takes K from its end, else 0; in kernels with serpentine K.
+    /// 1 where every other tile runs K backwards, else 0; in kernels with serpentine K.
     serpentine_k: Option<U32<'k>>,
 }
 
@@ -309,7 +309,7 @@ impl<'k> TileScheduler<'k> {
     }
 
     /// Serpentine K of a loop over tiles. ([Computed](Self::reverse_k_at) from a tile's index it would be slower where
-    /// a cluster has every so-many-th tile anyway.)
+    /// the schedule is static.)
     fn serpentine(&self, k: &'k Kernel) -> Serpentine<'k> {
         Serpentine::new(k, self.serpentine_k)
     }
@@ -364,7 +364,7 @@ impl<'k> TileScheduler<'k> {
         (tile, group)
     }
 
-    /// Whether a tile takes K from its end, whichever cluster has it: as if each had every so-many-th.
+    /// Whether a tile runs K backwards, whichever cluster has it: as if the schedule were static.
     fn reverse_k_at(&self, k: &'k Kernel, tile: U32<'k>) -> Option<Pred<'k>> {
         self.serpentine_k.map(|serpentine_k| ((tile / k.grid_clusters()) & serpentine_k).ne(0))
     }

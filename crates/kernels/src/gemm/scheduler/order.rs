@@ -88,12 +88,12 @@ impl<'k> KOrder<'k> {
 pub(crate) struct Serpentine<'k>(Option<(Var<'k, u32>, U32<'k>)>);
 
 impl<'k> Serpentine<'k> {
-    /// Begins forward; `serpentine_k` is 1 where every other tile takes K from its end.
+    /// Begins forward; `serpentine_k` is 1 where every other tile runs K backwards.
     pub fn new(k: &'k Kernel, serpentine_k: Option<U32<'k>>) -> Self {
         Serpentine(serpentine_k.map(|step| (k.var(0u32), step)))
     }
 
-    /// Whether this tile takes K from its end, if it `may`.
+    /// Whether this tile runs K backwards, if it `may`.
     pub fn current(&self, may: Option<Pred<'k>>) -> Option<Pred<'k>> {
         let (reverse, _) = self.0?;
         let reverse = reverse.get().ne(0);

@@ -8,12 +8,13 @@ use crate::gemm::scheduler::m_grouped::Grouping;
 use crate::gemm::scheduler::order::Sweep;
 use crate::gemm::{GemmConfig, GemmShape, Launch, MatrixMap};
 
-/// An A of at most this many bytes stays in the L2 cache while B is streamed once: one raster band holds all of its tiles.
+/// An A of at most this many bytes stays in the L2 cache while B is streamed once: one raster band holds all of its
+/// tiles.
 const RESIDENT_A: u64 = 12 << 20;
 
-/// Bytes of a row of A, and rows of tiles of a group, from which on m-grouped kernels traverse K in serpentine order. With
-/// shorter rows the L2 cache keeps what a wave reads. With fewer tiles a wave reads the B of several groups, none of which
-/// the next wave needs: BF16 groups of 192 rows took 1.7% longer.
+/// Bytes of a row of A, and rows of tiles of a group, from which on m-grouped kernels traverse K in serpentine order.
+/// With shorter rows the L2 cache keeps what a wave reads. With fewer tiles a wave reads the B of several groups, none
+/// of which the next wave needs: BF16 groups of 192 rows took 1.7% longer.
 const LONG_ROW: u64 = 6 << 10;
 const MANY_TILES: u32 = 8;
 

@@ -189,7 +189,7 @@ pub(crate) struct StageRelease<'k> {
 }
 
 impl<'k> StageRelease<'k> {
-    /// For the blocks that share stages with this one.
+    /// For the blocks that load into the stages of this one.
     pub fn new(k: &'k Kernel, cluster: &ClusterPosition<'k>, pipe: &Pipeline<'k>, lane: U32<'k>) -> Self {
         let ([cluster_m, cluster_n], [rank_m, rank_n]) = (cluster.blocks, cluster.rank);
         // Lanes below cluster_n: the blocks of this block's row. The next cluster_m - 1: the others of its column.

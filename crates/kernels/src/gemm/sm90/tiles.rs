@@ -67,8 +67,8 @@ const F16_M_GROUPED: &[PersistentTile] = &[(256, 128, 3), (128, 128, 6), (64, 12
 const F16_M_GROUPED_NT: &[PersistentTile] = &[(128, 256, 3), (64, 256, 4)];
 /// 16-bit operands, k-grouped, both of the same major.
 const F16_K_GROUPED: &[PersistentTile] = &[(256, 128, 3), (128, 128, 6)];
-/// 16-bit operands with a fused epilogue, elementwise and gated: high tiles, in which a warpgroup has the 128 columns of D
-/// that share a scale, and low ones.
+/// 16-bit operands with a fused epilogue, elementwise and gated: high tiles, in which a warpgroup has the 128 columns
+/// of D that share a scale, and low ones.
 const F16_FUSED: &[PersistentTile] = &[(256, 128, 3), (64, 128, 8)];
 const F16_GATED: &[PersistentTile] = &[(128, 256, 4), (64, 128, 7), (64, 64, 10)];
 /// The same, m-grouped: one each, because a warpgroup without rows skips its MMAs.

@@ -147,7 +147,7 @@ pub enum GroupingDesc {
     Summed,
     /// Groups of rows of A, each with its own B.
     MGrouped(MGroupedDesc),
-    /// Groups along K, each with its own D.
+    /// k-grouped: ranges of K, each with its own D.
     KGrouped(KGroupedDesc),
 }
 
@@ -164,7 +164,7 @@ pub struct MGroupedDesc {
     pub expected_m: Option<i64>,
 }
 
-/// Groups along K.
+/// Groups of a k-grouped GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KGroupedDesc {
     /// K of each group: `[G]` i32, which only the device reads.

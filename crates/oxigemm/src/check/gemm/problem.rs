@@ -68,7 +68,7 @@ pub struct Problem {
     pub transpose: [bool; 2],
     /// Groups of rows, or the GEMMs of a batch.
     pub groups: Option<Groups>,
-    /// Groups along K.
+    /// Groups of a k-grouped GEMM.
     pub k_groups: Option<KGroups>,
     /// Batch whose GEMMs are added up.
     pub summed: Option<Summed>,
@@ -126,7 +126,7 @@ impl Groups {
     }
 }
 
-/// Groups along K of a checked GEMM. Equal ones take the same plan.
+/// Groups of a checked k-grouped GEMM. Equal ones take the same plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KGroups {
     /// Number of groups.
@@ -183,7 +183,7 @@ impl Problem {
         self.family.k_blocks(self.k)
     }
 
-    /// Multiplications and additions of the product.
+    /// Multiplications and additions of the GEMM.
     #[must_use]
     pub fn flops(&self) -> f64 {
         2.0 * f64::from(self.m) * f64::from(self.n) * f64::from(self.k)

@@ -8,19 +8,19 @@ use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use crate::tensor::dtype::DType;
 
-/// `D[g] = A[g]·B[g]ᵀ` with FP8 operands and scales, for every product of a batch.
+/// Batched GEMM with FP8 operands and scales: `D[g] = A[g]·B[g]ᵀ`.
 ///
 /// | argument | shape | type | layout |
 /// |---|---|---|---|
-/// | `a` | `[G, M, K]` | e4m3 | rows of K; pitch, products and address multiples of 16 bytes |
+/// | `a` | `[G, M, K]` | e4m3 | rows of K; pitch, batch stride and address multiples of 16 bytes |
 /// | scales of `a` | `[G, M, ceil(K/128)]` | f32 | any strides |
 /// | `b` | `[G, N, K]` | e4m3 | as `a` |
 /// | scales of `b` | `[G, ceil(N/128), ceil(K/128)]` | f32 | any strides |
-/// | `d` | `[G, M, N]` | bf16 or f32 | rows of N, any pitch; products any distance apart |
+/// | `d` | `[G, M, N]` | bf16 or f32 | rows of N, any pitch and batch stride |
 ///
 /// Where scales have 1 instead of more along a dimension, that one holds for all. Matrices may follow each other or lie
 /// row beside row: views that were transposed need no copy. Where G, M or N is 0 nothing is done; K must not be 0.
-/// There are at most 1024 products.
+/// A batch has at most 1024 GEMMs.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -48,11 +48,11 @@ pub fn fp8_bgemm_nt(
     Gemm { grouping: Grouping::Batched, ..Gemm::fp8(a, b, d) }.run(options)
 }
 
-/// `D[g] = A[g]·B[g]` for every product of a batch: as [`fp8_bgemm_nt`], but B is `[G, K, N]`, contiguous along either
+/// Batched GEMM, `D[g] = A[g]·B[g]`: as [`fp8_bgemm_nt`], but B is `[G, K, N]`, contiguous along either
 /// of the last dimensions, and its scales are `[G, ceil(K/128), ceil(N/128)]`.
 ///
-/// A B that is contiguous along N is transposed first, of all products: see [`fp8_gemm`](crate::fp8_gemm) for where to.
-/// That reads and writes all of B once more: keep it K-major where possible.
+/// A B that is contiguous along N is transposed first, for the whole batch: see [`fp8_gemm`](crate::fp8_gemm) for where
+/// to. That reads and writes all of B once more: keep it K-major where possible.
 ///
 /// # Errors
 /// As [`fp8_bgemm_nt`], of shapes as they are there; that the stream is being captured and its workspace would have to
@@ -67,9 +67,9 @@ pub fn fp8_bgemm_nn(
     Gemm { layout: GemmLayout::Nn, transpose: true, grouping, ..Gemm::fp8(a, b, d) }.run(options)
 }
 
-/// Einstein sums that are batches of products with FP8 operands, without a copy of A or D.
+/// Einstein sums that are batched GEMMs with FP8 operands, without a copy of A or D.
 ///
-/// | expression | a batch over | of products |
+/// | expression | a batch over | of GEMMs |
 /// |---|---|---|
 /// | `bhr,hdr->bhd` | `h` | A `[b, r]` with B `[d, r]`: [`fp8_bgemm_nt`] |
 /// | `bhd,hdr->bhr` | `h` | A `[b, d]` with B `[d, r]`: [`fp8_bgemm_nn`] |
@@ -116,16 +116,16 @@ pub fn fp8_einsum(
     function((&a, &sfa), b, &mut by_head("d", d)?, options)
 }
 
-/// `D[g] = C[g] + A[g]·B[g]` with 16-bit operands, for every product of a batch.
+/// Batched GEMM with 16-bit operands: `D[g] = C[g] + A[g]·B[g]`.
 ///
 /// | argument | shape | type | layout |
 /// |---|---|---|---|
-/// | `a` | `[G, M, K]` | bf16 or f16 | rows of K; pitch, products and address multiples of 16 bytes |
+/// | `a` | `[G, M, K]` | bf16 or f16 | rows of K; pitch, batch stride and address multiples of 16 bytes |
 /// | `b` | `[G, N, K]`, of `nn` `[G, K, N]` | as `a` | contiguous along either of the last two; as `a` |
-/// | `c`, `d` | `[G, M, N]` | that of `a`, or f32; the same | rows of N, any pitch; products any distance apart, those of both alike |
+/// | `c`, `d` | `[G, M, N]` | that of `a`, or f32; the same | rows of N, any pitch; the same batch stride |
 ///
 /// The layout is `nt` or `nn`. Matrices may follow each other or lie row beside row: views that were transposed need
-/// no copy. Where G, M or N is 0 nothing is done; K must not be 0. There are at most 1024 products.
+/// no copy. Where G, M or N is 0 nothing is done; K must not be 0. A batch has at most 1024 GEMMs.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -186,12 +186,12 @@ named! {
 ///
 /// | argument | shape | type | layout |
 /// |---|---|---|---|
-/// | `a` | `[B, M, K]` | bf16 or f16 | rows of K; pitch, products and address multiples of 16 bytes |
+/// | `a` | `[B, M, K]` | bf16 or f16 | rows of K; pitch, batch stride and address multiples of 16 bytes |
 /// | `b` | `[B, N, K]` | as `a` | as `a` |
 /// | `c`, `d` | `[M, N]` | that of `a`, or f32; the same | rows of N, any pitch |
 ///
-/// All products are added in FP32 and D is rounded once. The same call gives the same bits: where K is split, the parts
-/// are added in their order. Where M or N is 0 nothing is done; where B or K is 0, D becomes C or 0.
+/// All GEMMs are accumulated in FP32 and D is rounded once. The same call gives the same bits: where K is split, the
+/// parts are added in their order. Where M or N is 0 nothing is done; where B or K is 0, D becomes C or 0.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -218,15 +218,16 @@ pub fn half_bgemm_nt_summed(
     Gemm { c, grouping: Grouping::Summed, ..Gemm::half(a, b, d) }.run(options)
 }
 
-/// Einstein sums that are batches of products with 16-bit operands, without a copy of anything.
+/// Einstein sums that are batched GEMMs with 16-bit operands, without a copy of anything.
 ///
-/// | expression | a batch over | of products |
+/// | expression | a batch over | of GEMMs |
 /// |---|---|---|
 /// | `bhr,hdr->bhd` | `h` | A `[b, r]` with B `[d, r]` |
 /// | `bhd,hdr->bhr` | `h` | A `[b, d]` with B `[d, r]` |
-/// | `bmk,bnk->mn` | `b` | A `[m, k]` with B `[n, k]`, added up: [`half_bgemm_nt_summed`](crate::half_bgemm_nt_summed) |
+/// | `bmk,bnk->mn` | `b` | A `[m, k]` with B `[n, k]`, summed |
 ///
-/// Tensors are those of [`half_bgemm`]: of each, the last dimension is contiguous, and every other distance free.
+/// The sum is [`half_bgemm_nt_summed`](crate::half_bgemm_nt_summed). Tensors are those of [`half_bgemm`]: the last
+/// dimension is contiguous, and every other stride free.
 ///
 /// # Errors
 /// An expression that is none of these, and as [`half_bgemm`].

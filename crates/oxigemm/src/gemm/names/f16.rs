@@ -12,14 +12,14 @@ use crate::tensor::dtype::DType;
 ///
 /// | argument | shape | type | layout |
 /// |---|---|---|---|
-/// | `a` | `[M, K]`, or `[K, M]` where the layout begins with `t` | bf16 or f16 | contiguous along either dimension; pitch and address multiples of 16 bytes |
+/// | `a` | `[M, K]`, or `[K, M]` where the layout begins with `t` | bf16 or f16 | either dimension contiguous |
 /// | `b` | `[N, K]`, or `[K, N]` where the layout ends with `n` | as `a` | as `a` |
 /// | `c`, `d` | `[M, N]` | that of `a`, or f32; the same | rows of N, any pitch |
 ///
-/// The tensor core adds up all of K in FP32. The same call gives the same bits.
-/// The call returns when the kernel is in the stream; it can be captured into a graph once its shape was seen. In the
-/// simulator it returns when the kernel is done.
-/// Where M or N is 0 nothing is done; where K is 0, D becomes C or 0.
+/// Pitch and address of A and B are multiples of 16 bytes. The tensor core accumulates all of K in FP32. The same call
+/// gives the same bits. The call returns when the kernel is in the stream; it can be captured into a graph once its
+/// shape was seen. In the simulator it returns when the kernel is done. Where M or N is 0 nothing is done; where K is
+/// 0, D becomes C or 0.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports. See [`crate::check`] for the rules.
@@ -58,7 +58,8 @@ pub fn half_gemm(
 /// The functions by their names, each for one type and layout.
 macro_rules! named {
     ($($name:ident: $dtype:ident $layout:ident, $formula:literal, $a:literal, $b:literal;)*) => {$(
-        #[doc = concat!("D = C + ", $formula, " for A `", $a, "` and B `", $b, "`: [`half_gemm`] with its type and layout.")]
+        #[doc = concat!("D = C + ", $formula, " for A `", $a, "` and B `", $b, "`:")]
+        /// [`half_gemm`] with its type and layout.
         ///
         /// # Errors
         #[doc = "As [`half_gemm`]; operands of another type are refused."]

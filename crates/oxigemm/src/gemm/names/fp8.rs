@@ -57,11 +57,13 @@ pub fn fp8_gemm_nt(
 ///
 /// | argument | shape | type | layout |
 /// |---|---|---|---|
-/// | `a` | `[M, K]`, or `[K, M]` where the layout begins with `t` | e4m3 or e5m2 | contiguous along either dimension; pitch and address multiples of 16 bytes |
+/// | `a` | `[M, K]`, or `[K, M]` where the layout begins with `t` | e4m3 or e5m2 | either dimension contiguous |
 /// | scales of `a` | `[M, ceil(K/128)]`, or `[ceil(K/128), M]` | f32 | any strides |
 /// | `b` | `[N, K]`, or `[K, N]` where the layout ends with `n` | e4m3 or e5m2 | as `a` |
 /// | scales of `b` | `[ceil(N/128), ceil(K/128)]`, or `[ceil(K/128), ceil(N/128)]` | f32 | any strides |
 /// | `c`, `d` | `[M, N]` | bf16 or f32, the same | rows of N, any pitch |
+///
+/// Pitch and address of A and B are multiples of 16 bytes.
 ///
 /// The tensor core multiplies FP8 operands that are contiguous along K. Those that already are, such as transposed
 /// views of K-major tensors, are multiplied where they lie: then this is [`fp8_gemm_nt`](crate::fp8_gemm_nt). Any

@@ -14,12 +14,13 @@ use crate::tensor::dtype::DType;
 ///
 /// | argument | shape | type | layout |
 /// |---|---|---|---|
-/// | `a`, `b` and their scales | | | as for `fp8_gemm_nt`, of e4m3, with scales for 128 rows of B; of gates and ups 128 rows each, or a multiple |
+/// | `a`, `b` and their scales | | e4m3 | as for `fp8_gemm_nt`, with 128x128 scales for B |
 /// | `c` | as `d` | as `d` | rows of any pitch; none where D is quantized |
-/// | `d` | `[M, N]`; `[M, N/2]` with a gate; wider by what heads skip | bf16, f32 or e4m3 | rows of any pitch; see [`FusedOutput`] |
+/// | `d` | `[M, N]`; `[M, N/2]` with a gate | bf16, f32 or e4m3 | rows of any pitch; see [`FusedOutput`] |
 ///
-/// The result is that of the single steps in FP32, rounded once: of the accumulators of `fp8_gemm_nt` with the same
-/// split-K. Heads are skipped in matrices without gate that are not quantized. K must not be 0.
+/// With a gate, B has 128 rows of gates and as many ups, or a multiple. Heads widen D by the columns that they skip;
+/// they go with neither gate nor quantization. The result is that of the single steps in FP32, rounded once: of the
+/// accumulators of `fp8_gemm_nt` with the same split-K. K must not be 0.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -97,11 +98,11 @@ pub fn fp8_gemm_nt_skip_head_mid(
 /// | `a` | `[M, K]` | bf16 or f16 | rows of K; pitch and address multiples of 16 bytes |
 /// | `b` | `[N, K]` | as `a` | as `a` |
 /// | `c` | as `d` | as `d` | rows of any pitch; none where D is quantized |
-/// | `d` | `[M, N]`; `[M, N/2]` with a gate; wider by what heads skip | that of `a`, f32 or e4m3 | rows of any pitch; see [`FusedOutput`] |
+/// | `d` | `[M, N]`; `[M, N/2]` with a gate | that of `a`, f32 or e4m3 | rows of any pitch; see [`FusedOutput`] |
 ///
 /// The result is that of the single steps in FP32, rounded once: of the accumulators of `half_gemm` with the same
-/// split-K, which planning decides for both. Heads are skipped in matrices without gate that are not quantized. K must
-/// not be 0.
+/// split-K, which planning decides for both. Heads widen D by the columns that they skip; they go with neither gate nor
+/// quantization. K must not be 0.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -170,12 +171,12 @@ named! {
 /// |---|---|---|---|
 /// | `a`, `b`, their scales and `groups` | | | as for those functions; of gates and ups 128 rows each, or a multiple |
 /// | `c` | as `d` | as `d` | rows of any pitch, groups as many rows apart as those of `d`; none where D is quantized |
-/// | `d` | `[M, N]`, masked `[G, M, N]`; N/2 with a gate; wider by what heads skip | bf16, f32 or e4m3 | as for those functions |
-/// | scales of an e4m3 `d` | `[M, ceil(N/128)]`, masked `[G, M, ceil(N/128)]` | f32 | any strides that share no element; groups contiguous |
+/// | `d` | `[M, N]`, masked `[G, M, N]`; N/2 with a gate | bf16, f32 or e4m3 | as for those functions |
+/// | scales of an e4m3 `d` | `[M, ceil(N/128)]`, masked `[G, M, ceil(N/128)]` | f32 | any strides without overlap |
 /// | [`bias`](Epilogue::bias) | `[G, N]`, or `[N]` for all groups | bf16 or f32 | rows of any pitch |
 ///
-/// A quantized D is what either function reads as A, with the same groups. Rows of no group are left as they are, in D
-/// and in its scales.
+/// Heads widen D by the columns that they skip. Scales of masked groups are contiguous. A quantized D is what either
+/// function reads as A, with the same groups. Rows of no group are left as they are, in D and in its scales.
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -187,7 +188,7 @@ named! {
 ///     m_grouped_fp8_gemm_nt_fused, m_grouped_fp8_gemm_nt_masked, random,
 /// };
 ///
-/// // Two experts: gate and up projections, SwiGLU, and the projection back. Nothing is read or written in between but e4m3.
+/// // Two experts: gate and up projections, SwiGLU, and the projection back. Only e4m3 is read or written in between.
 /// let device = Device::cpu(); // or Device::auto(), which takes a GPU, else the simulator
 /// let (groups, m, hidden, k) = (2, 8, 128, 256);
 /// let x = per_token_cast_to_fp8(&random::normals(1, groups * m * k), groups * m, k, ScaleFormat::F32)?;
@@ -236,11 +237,12 @@ pub fn m_grouped_fp8_gemm_nt_fused(
 /// |---|---|---|---|
 /// | `a`, `b` and `groups` | | | as for that function; `b` contiguous along K |
 /// | `c` | as `d` | as `d` | as for that function; none where D is quantized |
-/// | `d` | `[M, N]`, masked `[G, M, N]`; N/2 with a gate; wider by what heads skip | that of `a`, f32 or e4m3 | as for that function; see [`FusedOutput`] |
-/// | scales of an e4m3 `d` | `[M, ceil(N/128)]`, masked `[G, M, ceil(N/128)]` | f32 | any strides that share no element; groups contiguous |
+/// | `d` | `[M, N]`, masked `[G, M, N]`; N/2 with a gate | that of `a`, f32 or e4m3 | as for that function |
+/// | scales of an e4m3 `d` | `[M, ceil(N/128)]`, masked `[G, M, ceil(N/128)]` | f32 | any strides without overlap |
 /// | [`bias`](Epilogue::bias) | `[G, N]`, or `[N]` for all groups | that of `a` or f32 | rows of any pitch |
 ///
-/// Rows of no group are left as they are, in D, and in its scales.
+/// Heads widen D by the columns that they skip. Scales of masked groups are contiguous. Rows of no group are left as
+/// they are, in D and in its scales. See [`FusedOutput`].
 ///
 /// # Errors
 /// The first rule that an argument breaks, or what the device reports.
@@ -281,7 +283,8 @@ pub fn m_grouped_half_gemm_nt_fused(
 /// The functions by their names, each for one type.
 macro_rules! m_grouped {
     ($($name:ident: $dtype:ident;)*) => {$(
-        #[doc = concat!("[`m_grouped_half_gemm_nt_fused`] of [`", stringify!($dtype), "`](DType::", stringify!($dtype), ").")]
+        #[doc = concat!("[`m_grouped_half_gemm_nt_fused`] of")]
+        #[doc = concat!("[`", stringify!($dtype), "`](DType::", stringify!($dtype), ").")]
         ///
         /// # Errors
         #[doc = "As [`m_grouped_half_gemm_nt_fused`]; operands of another type are refused."]

@@ -1,4 +1,4 @@
-//! k-grouped GEMMs: groups along K, as the weight gradients of experts have.
+//! k-grouped GEMMs: groups share M and N and have a K of their own, as the weight gradients of experts.
 
 use super::super::GemmOptions;
 use super::expect_type;
@@ -12,16 +12,17 @@ use crate::tensor::dtype::DType;
 ///
 /// | argument | shape | type | layout |
 /// |---|---|---|---|
-/// | `a` | all elements, one after the other: of each group `[M, K_g]` | e4m3 | rows of K_g, rounded up to 16 elements; the address a multiple of 16 bytes |
+/// | `a` | all elements, contiguous: of each group `[M, K_g]` | e4m3 | rows of K_g, rounded up to 16 elements |
 /// | scales of `a` | `[M, sum of ceil(K_g/128)]` | f32 | any strides; along M they are read fastest |
 /// | `b` | all elements: of each group `[N, K_g]` | e4m3 | as `a` |
 /// | scales of `b` | `[N, sum of ceil(K_g/128)]` | f32 | any strides; along N they are read fastest |
 /// | `c`, `d` | `[G, M, N]` | bf16 or f32, the same | rows of N, any pitch; groups whole rows apart |
 /// | `ks` | `[G]` | i32 | on the device, contiguous |
 ///
-/// The kernel itself reads `ks`, so that a captured call can be replayed with others. Any K will do: 0 (D becomes C or
-/// 0), 1, and what is no multiple of 128. Numbers below 0 count as 0; a group is cut off where the operands or the
-/// scales end. `ks_host` are the same numbers, if the host knows them: they must fit the operands exactly.
+/// The addresses of A and B are multiples of 16 bytes. The kernel itself reads `ks`, so that a captured call can be
+/// replayed with others. Any K will do: 0 (D becomes C or 0), 1, and what is no multiple of 128. Numbers below 0 count
+/// as 0; a group is cut off where the operands or the scales end. `ks_host` are the same numbers, if the host knows
+/// them: they must fit the operands exactly.
 ///
 /// Where M, N or the number of groups is 0 nothing is done. There are at most 1024 groups.
 ///
@@ -117,7 +118,7 @@ pub fn k_grouped_fp8_gemm_tn_contiguous(
 ///
 /// | argument | shape | type | layout |
 /// |---|---|---|---|
-/// | `a` | `[K, M]`, of `nt` `[M, K]` | bf16 or f16 | contiguous along the last dimension; pitch and address multiples of 16 bytes |
+/// | `a` | `[K, M]`, of `nt` `[M, K]` | bf16 or f16 | rows; pitch and address multiples of 16 bytes |
 /// | `b` | `[K, N]`, of `nt` `[N, K]` | as `a` | as `a` |
 /// | `c`, `d` | `[G, M, N]` | that of `a`, or f32; the same | rows of N, any pitch; groups whole rows apart |
 /// | `ks` | `[G]` | i32 | on the device, contiguous |

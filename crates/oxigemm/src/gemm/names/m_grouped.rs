@@ -209,8 +209,10 @@ pub fn m_grouped_fp8_gemm_nn_masked(
 /// |---|---|---|---|
 /// | `a` | `[M, K]`, masked `[G, M, K]` | bf16 or f16 | rows of K; pitch, groups and address multiples of 16 bytes |
 /// | `b` | `[G, N, K]`, of `nn` `[G, K, N]` | as `a` | contiguous along either of the last two; as `a` |
-/// | `c`, `d` | `[M, N]`, masked `[G, M, N]` | that of `a`, or f32; the same | rows of N, any pitch; groups any distance apart, those of both alike |
+/// | `c`, `d` | `[M, N]`, masked `[G, M, N]` | that of `a`, or f32; the same | rows of N, any pitch |
 /// | the groups | `[M]` or `[G]` | i32 | contiguous |
+///
+/// C and D have the same group stride, whatever it is.
 ///
 /// The layout is `nt` or `nn`. Rows of no group cost nothing and are left as they are in D. They may be read, and must
 /// be memory, but nothing depends on what they hold. `expected_m` decides about the plan, and where groups are large

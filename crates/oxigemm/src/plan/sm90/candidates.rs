@@ -56,8 +56,8 @@ fn with_stages(
     found.into_iter()
 }
 
-/// Whether a kernel's tiles are not needlessly high for a dense GEMM. Of other GEMMs there are few kernels of each kind,
-/// and any number of rows may take them.
+/// Whether a kernel's tiles are not needlessly high for a dense GEMM. Of other GEMMs there are few kernels of each
+/// kind, and any number of rows may take them.
 fn suits(kernel: &GemmKernel, request: &PlanRequest) -> bool {
     let PlanShape::Dense(shape) = request.shape else { return true };
     let ([block_m, _], m, operands) = (kernel.tile(), shape.m, kernel.operands());

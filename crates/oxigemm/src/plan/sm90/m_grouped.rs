@@ -1,7 +1,7 @@
 //! Cost of m-grouped GEMMs and batches.
 //!
-//! Only the device knows how many rows a group has. A plan is made for the expected rows, and computes any others as well,
-//! only not as fast.
+//! Only the device knows how many rows a group has. A plan is made for the expected rows, and computes any others as
+//! well, only not as fast.
 
 use super::super::{Cost, GemmConfig, Limits, MGroupedShape, OperandKind};
 use super::persistent::{self, Work};
@@ -9,8 +9,8 @@ use super::{Speeds, Tile};
 
 /// Rows that a group may turn out to have, in parts of what is expected: tokens are not routed evenly.
 const SPREAD: [f64; 7] = [0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3];
-/// Time of half of a tile that has no rows, in parts of a whole tile: only its loads count. (Fitted when one warpgroup had
-/// all rows of the other half.)
+/// Time of half of a tile that has no rows, in parts of a whole tile: only its loads count. (Fitted when one warpgroup
+/// had all rows of the other half.)
 const EMPTY_HALF: f64 = 0.047;
 /// Reading the group layout, building the table and looking tiles up; FP8 and 16-bit operands.
 const GROUP_TABLE: f64 = 1.19;

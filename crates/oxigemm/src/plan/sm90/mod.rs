@@ -8,8 +8,8 @@
 //! | `m_grouped.rs` | m-grouped GEMMs and batches |
 //! | `split_k.rs` | split-K kernels |
 //!
-//! Constants are fitted to times measured on an H200 (SXM, 132 SMs); `oxigemm bench --replay` compares them with a sweep.
-//! Times are in microseconds, speeds in bytes or operations per microsecond.
+//! Constants are fitted to times measured on an H200 (SXM, 132 SMs); `oxigemm bench --replay` compares them with a
+//! sweep. Times are in microseconds, speeds in bytes or operations per microsecond.
 
 mod candidates;
 mod m_grouped;
@@ -49,8 +49,8 @@ fn dense(config: &GemmConfig, shape: GemmShape, limits: &Limits) -> Cost {
 /// How much of the L2 cache's time the tensor cores of k-grouped kernels do not hide.
 const K_GROUPED_L2_SEEN: f64 = 0.28;
 
-/// A k-grouped GEMM, as a dense one with the rows of all groups: as many tiles, each as deep as a group. Only the device
-/// knows the K of each group, so all count as equal.
+/// A k-grouped GEMM, as a dense one with the rows of all groups: as many tiles, each as deep as a group. Only the
+/// device knows the K of each group, so all count as equal.
 fn k_grouped(config: &GemmConfig, shape: &KGroupedShape, limits: &Limits) -> Cost {
     let rows = u64::from(shape.m) * u64::from(shape.groups);
     let all = GemmShape { m: u32::try_from(rows).unwrap_or(u32::MAX), ..shape.group() };

@@ -20,12 +20,13 @@ const L2_PREFETCH_ROWS: u32 = 128;
 /// Time of a partial wave, between none and a whole one: the SMs that have a tile run a little faster.
 const PARTIAL_WAVE: f64 = 0.915;
 
-/// Part of the tensor cores' speed that a kernel with a stream-K tail keeps, and one with the highest tiles and no multicast.
+/// Part of the tensor cores' speed that a kernel with a stream-K tail keeps, and one with the highest tiles and no
+/// multicast.
 const STREAM_K: f64 = 0.998;
 const HIGH_WITHOUT_CLUSTER: f64 = 0.993;
 
-/// Part of the tensor cores' speed that a tile keeps. Broad tiles hide promotion; tiles that straddle 128-column blocks of
-/// scales have more of it.
+/// Part of the tensor cores' speed that a tile keeps. Broad tiles hide promotion; tiles that straddle 128-column blocks
+/// of scales have more of it.
 fn efficiency(tile: &Tile) -> f64 {
     if !tile.promotes() {
         return f16_efficiency(tile);

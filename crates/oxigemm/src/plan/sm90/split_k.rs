@@ -11,8 +11,8 @@ const FP8: Speeds =
 const F16: Speeds =
     Speeds { tensor: TENSOR_F16, memory: 3.79e6, l2: 10.5e6, feed: 182e3, output: 121e3, start: 2.75 };
 
-/// Time that L2 prefetch of B gains before TMA can load it: of small tiles, and of those whose SM has several blocks with
-/// much of B.
+/// Time that L2 prefetch of B gains before TMA can load it: of small tiles, and of those whose SM has several blocks
+/// with much of B.
 const L2_PREFETCH: f64 = 0.35;
 const L2_PREFETCH_LARGE: f64 = 0.1;
 
@@ -42,8 +42,8 @@ const READ_TWICE: f64 = 1.44;
 /// Allocating the shared memory of a block, in bytes per microsecond.
 const SHARED: f64 = 376e3;
 
-/// Blocks of a split-K kernel that the registers of an SM hold: an accumulator for every two elements of a 64-row subtile
-/// and, where they are promoted, as many products.
+/// Blocks of a split-K kernel that the registers of an SM hold: an accumulator for every two elements of a 64-row
+/// subtile and, where they are promoted, as many products.
 fn blocks_by_registers(config: &GemmConfig, tile: &Tile, fused: bool) -> u32 {
     let threads = config.threads();
     // Warps that do not multiply fill no warpgroup.

@@ -1,7 +1,7 @@
 //! Persistent GEMM of BF16 or FP16 operands, for many rows: warp-specialized, with multicast.
 //!
 //! A block computes tiles of `block_m` by `block_n` by these roles (`roles.rs`):
-//! - producer (`producer.rs`): one thread loads this block's part of A and B, multicast to the blocks that share it;
+//! - producer (`producer.rs`): one thread loads this block's part of A and B, multicast to the cluster;
 //! - consumers (`mainloop.rs`): two warpgroups multiply, each its half of the rows, in M-subtiles of 64, or of the
 //!   columns where a tile has 64 rows. The tensor core accumulates all of K in FP32, so the products of a stage are
 //!   only issued: while they run, those of the stage before complete and it is released;

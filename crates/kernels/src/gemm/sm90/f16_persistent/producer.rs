@@ -12,7 +12,7 @@ use oxigemm_ptx::tma::{Eviction, TensorMap};
 use oxigemm_ptx::{MBarrier, Pred, Shared, U32};
 
 impl<'k> Block<'k, '_> {
-    /// Producer: this block's part of A and B, multicast to the blocks that share it.
+    /// Producer: this block's part of A and B, multicast to the cluster.
     pub(super) fn load_tiles(&self) {
         let (k, p, tiles) = (self.k, &self.params, self.cfg.tiles());
         let loads = self.loads();

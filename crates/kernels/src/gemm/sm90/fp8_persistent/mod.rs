@@ -1,17 +1,17 @@
 //! Persistent FP8 GEMM with fine-grained scales, for many rows: warp-specialized, with multicast.
 //!
 //! A block computes tiles of `block_m` by `block_n` by these roles (`roles.rs`):
-//! - producer (`producer.rs`): one thread loads this block's part of A and B, multicast to the blocks that share it;
+//! - producer (`producer.rs`): one thread loads this block's part of A and B, multicast to the cluster;
 //! - scale producer (`producer.rs`): a warp loads scales. With 1D1D scales a warpgroup makes operands of them
 //!   (`scales_1d1d.rs`);
 //! - consumers (`mainloop.rs`): two warpgroups multiply and promote, each its half of the rows, in M-subtiles of 64, or
 //!   of the columns where a tile has 64 rows;
 //! - store (`epilogue.rs`): one thread for each consumer warpgroup, or for both, has TMA store what they have staged.
 //!
-//! The tiles may be those of [groups](crate::gemm::scheduler::m_grouped), each with a B of its own, or of [groups along
-//! K](crate::gemm::scheduler::k_grouped). The tiles of the last wave may be [split along
-//! K](crate::gemm::scheduler::stream_k) (`stream_k.rs`), or clusters take tiles [as they
-//! finish](crate::gemm::scheduler::dynamic). The [epilogue](crate::gemm::epilogue::fusion) may be fused.
+//! GEMMs may be [m-grouped](crate::gemm::scheduler::m_grouped), each group with a B of its own, or
+//! [k-grouped](crate::gemm::scheduler::k_grouped). The tiles of the last wave may be split by
+//! [stream-K](crate::gemm::scheduler::stream_k) (`stream_k.rs`), or clusters fetch tiles from the
+//! [dynamic scheduler](crate::gemm::scheduler::dynamic). The [epilogue](crate::gemm::epilogue::fusion) may be fused.
 
 mod config;
 mod epilogue;

@@ -28,7 +28,7 @@ impl<'k> Block<'k, '_> {
         }
     }
 
-    /// Producer: this block's part of A and B, multicast to the blocks that share it.
+    /// Producer: this block's part of A and B, multicast to the cluster.
     pub(super) fn load_tiles(&self) {
         let (k, cfg, p) = (self.k, self.cfg, &self.params);
         let [a, b] = self.loads();
