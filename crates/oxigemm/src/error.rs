@@ -157,7 +157,7 @@ pub enum Error {
         shape: String,
     },
     /// A kernel was asked for that multiplies other operands.
-    #[error("{name} does not multiply these operands: expected a choice for {expected}")]
+    #[error("{name} does not multiply these operands: expected a configuration for {expected}")]
     ConfigOperands {
         /// The choice, as [`crate::plan::name`] writes it.
         name: String,
@@ -165,7 +165,7 @@ pub enum Error {
         expected: String,
     },
     /// A kernel was asked for that splits K, in a call whose result must not depend on the number of rows.
-    #[error("{name} splits K: expected a choice that does not, as the call is batch-invariant")]
+    #[error("{name} splits K: expected one that does not, as the call is batch-invariant")]
     ConfigBatchInvariant {
         /// The choice, as [`crate::plan::name`] writes it.
         name: String,

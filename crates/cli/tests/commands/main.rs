@@ -210,7 +210,7 @@ fn bad_arguments_are_one_clear_sentence() {
         (gemm(&["--op", "bf16-batched", "--layout", "ids"]), "expected nt or nn"),
         (
             gemm(&["--device", "sim", "--op", "bf16", "--choice", "sm90_fp8_split_k_8x64_k4_s6"]),
-            "expected a choice for bf16 operands, A K-major and B K-major",
+            "expected a configuration for bf16 operands, A K-major and B K-major",
         ),
         (gemm(&["--choice", "best"]), "expected a name like"),
         (vec!["gemm", "-m", "1", "-n", "1"], "--k"),
