@@ -102,13 +102,8 @@ impl Gemm {
     /// The same operands with a D of its own, as before the first run.
     pub fn fresh(&self) -> Result<Gemm, Failure> {
         let Output { d, memory, scales, scales_memory } = output(self.case(), 0, self.device())?;
-        let mut fresh = Gemm {
-            d,
-            d_memory: memory,
-            d_scales: scales,
-            d_scales_memory: scales_memory,
-            ..self.clone()
-        };
+        let mut fresh =
+            Gemm { d, d_memory: memory, d_scales: scales, d_scales_memory: scales_memory, ..self.clone() };
         if let Some(accumulators) = &mut fresh.accumulators {
             **accumulators = accumulators.fresh()?;
         }

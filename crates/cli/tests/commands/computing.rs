@@ -122,7 +122,10 @@ fn fused_epilogues_are_compared_with_the_single_steps() {
         "--epilogue",
         "swiglu",
     ])[0];
-    assert!(plan["choice"].as_str().is_some_and(|name| name.starts_with("wide_gated_grouped_")), "{plan}");
+    assert!(
+        plan["choice"].as_str().is_some_and(|name| name.starts_with("sm90_fp8_persistent_gated_m_grouped_")),
+        "{plan}"
+    );
     let (status, message) =
         refused(&["gemm", "-m", "5", "-n", "256", "-k", "200", "--op", "fp8-batched", "--epilogue", "relu"]);
     assert!(status == 2 && message.contains("--epilogue"), "{message}");
@@ -184,7 +187,7 @@ fn a_gemm_in_the_simulator_is_checked_and_not_timed() {
         let arguments = ["gemm", "--device", device, "--json", "-m", "20", "-n", "72", "-k", "300"];
         let found = &json(&arguments)[0];
         assert_eq!((&found["right"], &found["device"]), (&true.into(), &"sim".into()), "{found}");
-        assert!(found["plan"].as_str().is_some_and(|plan| plan.starts_with("slim_")), "{found}");
+        assert!(found["plan"].as_str().is_some_and(|plan| plan.starts_with("sm90_fp8_split_k_")), "{found}");
         assert!(found["simulated"]["instructions"].as_u64() > Some(100), "{found}");
         assert!(found["us"].is_null() && found["host_first_call_us"].is_null(), "{found}");
     }
@@ -201,7 +204,7 @@ fn gemms_of_16_bits_are_checked_in_every_layout() {
             let size = ["-m", "9", "-n", "72", "-k", "136", "--c", "inplace", "--d-type", d_type];
             let found = &json(&[&arguments[..], &size[..]].concat())[0];
             assert_eq!((&found["right"], &found["nothing_outside_written"]), (&true.into(), &true.into()));
-            let prefix = format!("{op}_");
+            let prefix = format!("sm90_{op}_");
             assert!(found["plan"].as_str().is_some_and(|plan| plan.starts_with(&prefix)), "{found}");
             assert!(found["diff"].as_f64().is_some_and(|diff| diff < 1e-9), "{found}");
         }
@@ -233,7 +236,10 @@ fn m_grouped_gemms_are_computed_and_checked_everywhere() {
             let size = ["-m", "20", "-n", "72", "-k", "300", "--alignment", "16", "--layout", layout];
             let found = &json(&[&contiguous[..], &size].concat())[0];
             assert_eq!((&found["right"], &found["nothing_outside_written"]), (&true.into(), &true.into()));
-            assert!(found["plan"].is_null() || found["plan"].as_str().unwrap().starts_with("wide_grouped_"));
+            assert!(
+                found["plan"].is_null()
+                    || found["plan"].as_str().unwrap().starts_with("sm90_fp8_persistent_m_grouped_")
+            );
         }
         for (op, layout, c) in [
             ("bf16-masked", "nn", "inplace"),
@@ -247,7 +253,10 @@ fn m_grouped_gemms_are_computed_and_checked_everywhere() {
             let size = ["--groups", "3", "-m", "20", "-n", "72", "-k", "130", "--alignment", "16"];
             let found = &json(&[&problem[..], &size, &["--d-type", "f32"]].concat())[0];
             assert_eq!((&found["right"], &found["nothing_outside_written"]), (&true.into(), &true.into()));
-            assert!(found["plan"].is_null() || found["plan"].as_str().unwrap().contains("16_wide_grouped_n"));
+            assert!(
+                found["plan"].is_null()
+                    || found["plan"].as_str().unwrap().contains("16_persistent_m_grouped_n")
+            );
         }
     }
     let text = stdout(&oxigemm(&[

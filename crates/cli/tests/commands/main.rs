@@ -67,10 +67,12 @@ fn the_closed_set_is_listed() {
     let text = stdout(&oxigemm(&["prebuild", "--list"]));
     let names: Vec<&str> = text.lines().collect();
     for (element, most) in [("fp8", 72), ("bf16", 50), ("fp16", 50)] {
-        let of = names.iter().filter(|name| name.starts_with(&format!("{element}_gemm_"))).count();
+        let of = names.iter().filter(|name| name.starts_with(&format!("sm90_{element}_gemm_"))).count();
         assert!(of > 5 && of <= most, "{of} of {element}: {text}");
     }
-    for (family, count) in [("fp8_mqa_logits_", 12), ("fp8_paged_mqa_logits_", 12), ("tf32_hc_prenorm_", 4)] {
+    for (family, count) in
+        [("sm90_fp8_mqa_logits_", 12), ("sm90_fp8_paged_mqa_logits_", 12), ("sm90_tf32_hc_prenorm_", 4)]
+    {
         assert_eq!(names.iter().filter(|name| name.starts_with(family)).count(), count, "{family}: {text}");
     }
     assert!(names.len() <= 298, "{text}");
@@ -82,7 +84,7 @@ fn the_closed_set_is_listed() {
 #[test]
 fn the_suite_runs_kernels_in_the_simulator() {
     let lines =
-        json(&["verify", "--quick", "--device", "sim", "--json", "--filter", "sm90_fp8_split_k_8x64"]);
+        json(&["verify", "--quick", "--device", "sim", "--json", "--filter", "fp8_gemm_split_k_8x64"]);
     assert_eq!((&lines[0]["result"], &lines[1]["passed"]), (&"ok".into(), &1.into()), "{lines:?}");
     let output = oxigemm(&["verify", "--quick", "--device", "sim", "--filter", "programmatic"]);
     assert!(stdout(&output).contains("skipped  programmatic launches: this needs a GPU"));
@@ -146,7 +148,7 @@ fn nothing_but_skipped_checks_is_no_success() {
 #[test]
 fn a_plan_is_shown_without_a_gpu() {
     let found = &json(&["inspect", "--device", "cpu", "--json", "-m", "1", "-n", "7168", "-k", "2048"])[0];
-    assert!(found["choice"].as_str().is_some_and(|name| name.starts_with("slim_")), "{found}");
+    assert!(found["choice"].as_str().is_some_and(|name| name.starts_with("sm90_fp8_split_k_")), "{found}");
     assert!(found["why"].as_str().is_some_and(|why| why.contains("candidates")), "{found}");
     let candidates = found["candidates"].as_array().expect("a list of candidates");
     assert_eq!(candidates[0]["choice"], found["choice"]);
@@ -155,7 +157,7 @@ fn a_plan_is_shown_without_a_gpu() {
 
     let choice = candidates[1]["choice"].as_str().expect("a name");
     let other = &json(&["inspect", "--json", "-m", "1", "-n", "7168", "-k", "2048", "--choice", choice])[0];
-    assert_eq!((&other["choice"], &other["why"]), (&choice.into(), &"it was asked for".into()));
+    assert_eq!((&other["choice"], &other["why"]), (&choice.into(), &"requested by the caller".into()));
 
     let ptx = stdout(&oxigemm(&["inspect", "-m", "4096", "-n", "7168", "-k", "2048", "--ptx"]));
     assert!(ptx.contains(".entry sm90_fp8_gemm_persistent_"), "{}", &ptx[..ptx.len().min(400)]);

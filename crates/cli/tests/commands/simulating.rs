@@ -9,7 +9,12 @@ fn plans_and_timelines_of_m_grouped_gemms_are_shown() {
         ["--op", "fp8-masked", "--groups", "32", "-m", "24", "--max-m", "4096", "-n", "7168", "-k", "2048"];
     let found = &json(&[&["inspect", "--json"], &size[..]].concat())[0];
     assert_eq!(found["groups"]["count"], 32, "{found}");
-    assert!(found["choice"].as_str().is_some_and(|choice| choice.starts_with("wide_grouped_64x")), "{found}");
+    assert!(
+        found["choice"]
+            .as_str()
+            .is_some_and(|choice| choice.starts_with("sm90_fp8_persistent_m_grouped_64x")),
+        "{found}"
+    );
     assert!(found["candidates"].as_array().is_some_and(|all| all.len() == 8), "{found}");
     let text = stdout(&oxigemm(&[&["inspect"], &size[..]].concat()));
     assert!(text.contains("32 in 32 slabs, 24 rows expected of each"), "{text}");

@@ -14,7 +14,7 @@ _FLUSH_BYTES = 256 << 20
 #: Larger still, so that the tensor cores idle meanwhile.
 _REST_BYTES = 8 << 30
 #: Kernel names that scripts for DeepGEMM look for, and the names here of kernels that do the same.
-_NAMES = {"bmn_bnk_mn_gemm_impl": "gemm_slim_summed", "pack_fp32_into_ue8m0": "transform_scales"}
+_NAMES = {"bmn_bnk_mn_gemm_impl": "gemm_split_k_summed", "pack_fp32_into_ue8m0": "transform_scales"}
 
 
 def bench(fn: Callable[[], Any], num_warmups: int = 5, num_tests: int = 10, high_precision: bool = False) -> float:
