@@ -23,7 +23,6 @@ FAMILIES = {
     "fp8": ["--op", "fp8"],
     "fp8-1d1d": ["--op", "fp8-1d1d"],
     "bf16": ["--op", "bf16"],
-    "indexer": ["--suite", "indexer"],
 }
 #: The bytes that the command line fills before a call. Torch fills them in parts; each takes at least so many
 #: microseconds.
@@ -184,7 +183,8 @@ def command_line(family, text, runs):
     if not run.stdout.strip():
         raise SystemExit(run.stderr)
     found = json.loads(run.stdout)
-    return [*found["cases"], *found.get("grouped", []), *found.get("k_grouped", [])]
+    families = ("cases", "grouped", "k_grouped", "logits")
+    return [row for family in families for row in found.get(family, [])]
 
 
 def calls_of_cases(events):

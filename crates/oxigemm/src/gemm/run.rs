@@ -71,9 +71,12 @@ pub(super) unsafe fn run(
         Some(tensors) => reference::gemm(tensors),
         None => Err(Error::no_raw_memory("cpu")),
     };
-    // SAFETY: the caller keeps the operands.
-    let launch =
-        |device: &Device| with_backend!(device, backend => unsafe { launch(backend, desc, options) });
+    let launch = |device: &Device| {
+        with_backend!(device, backend => {
+            // SAFETY: the caller keeps the operands.
+            unsafe { launch(backend, desc, options) }
+        })
+    };
     device.run(options.stream.as_ref(), reference, launch)
 }
 
