@@ -89,8 +89,12 @@ unsafe fn launch<B: Backend>(backend: &B, desc: &GemmDesc, options: &GemmOptions
     let own = desc.addresses();
     let hash = cache::mix([own.a, own.sfa, own.b, own.sfb, own.c, own.d, own.groups]);
     let calls = &backend.extensions().get::<LaunchCache<B>>().calls;
-    // SAFETY: an equal call was checked before; the caller keeps the operands.
-    let launch_cached = |ready: &ReadyCall<B>| unsafe { ready.launch(backend, desc, stream, options) };
+    let launch_cached = |ready: &ReadyCall<B>| match ready.is_current(backend, stream) {
+        // SAFETY: an equal call was checked before; the caller keeps the operands.
+        Ok(true) => Some(unsafe { ready.launch(backend, desc, stream, options) }),
+        Ok(false) => None,
+        Err(error) => Some(Err(error)),
+    };
     if let Some(result) = calls.recall(hash, |call| call.is(desc, options), launch_cached).flatten() {
         return result;
     }
@@ -116,9 +120,7 @@ unsafe fn launch<B: Backend>(backend: &B, desc: &GemmDesc, options: &GemmOptions
     let args = prepared.arguments(backend, &at)?;
     let ready = ReadyCall { prepared, args, transposition };
     // SAFETY: the check has compared the operands with the problem; the caller keeps them.
-    if let Some(result) = unsafe { ready.launch(backend, desc, stream, options) } {
-        result?;
-    }
+    unsafe { ready.launch(backend, desc, stream, options)? };
     let GemmOptions { config, num_sms, batch_invariant, .. } = *options;
     calls.insert(hash, CallKey { desc: *desc, config, num_sms, batch_invariant }, ready);
     Ok(())
@@ -147,11 +149,20 @@ unsafe fn update<B: Backend>(
 }
 
 impl<B: Backend> ReadyCall<B> {
-    /// Puts the kernels into a stream; `None` where the workspace of this stream is another one than that of the
-    /// arguments.
+    /// Whether the workspace that the arguments were made for is that of a stream.
+    #[inline]
+    fn is_current(&self, backend: &B, stream: B::Stream<'_>) -> Result<bool> {
+        match &self.transposition {
+            None => Ok(true),
+            Some((transposition, known)) => Ok(backend.workspace(stream, transposition.bytes())? == *known),
+        }
+    }
+
+    /// Puts the kernels into a stream.
     ///
     /// # Safety
-    /// As for [`run`]: the call is the one that was checked.
+    /// As for [`run`]: the call is the one that was checked, and the workspace was given to this stream. A workspace that
+    /// has grown since is kept by the device.
     #[inline]
     unsafe fn launch(
         &self,
@@ -159,25 +170,18 @@ impl<B: Backend> ReadyCall<B> {
         desc: &GemmDesc,
         stream: B::Stream<'_>,
         options: &GemmOptions,
-    ) -> Option<Result<()>> {
+    ) -> Result<()> {
         let mut programmatic = options.programmatic;
-        if let Some((transposition, known)) = &self.transposition {
-            let workspace = match backend.workspace(stream, transposition.bytes()) {
-                Ok(workspace) if workspace == *known => workspace,
-                Ok(_) => return None,
-                Err(error) => return Some(Err(error)),
-            };
+        if let Some((transposition, workspace)) = &self.transposition {
             // SAFETY: the caller keeps the operands, and the device the workspace.
-            let result =
-                unsafe { transposition.launch(backend, desc.addresses(), workspace, stream, programmatic) };
-            if result.is_err() {
-                return Some(result);
+            unsafe {
+                transposition.launch(backend, desc.addresses(), *workspace, stream, programmatic)?;
             }
             // The GEMM waits for the transposition, and so for all before it.
             programmatic = true;
         }
         // SAFETY: the arguments are those of the checked call; the caller keeps the operands.
-        Some(unsafe { self.prepared.launch(backend, &self.args, stream, programmatic) })
+        unsafe { self.prepared.launch(backend, &self.args, stream, programmatic) }
     }
 }
 
