@@ -5,6 +5,7 @@
 //! - [`GemmData`]: its operands on the host, drawn from a seed.
 //! - [`Gemm`]: the same on a device, with poison in all memory that is no part of an operand or of the result: run,
 //!   judged against a float64 reference, and inspected for writes outside of D.
+//! - [`timing`]: operands that are timed and not judged.
 //! - [`plan`]: the only place that asks the planner about a case.
 //! - [`memory`], [`Draw`], [`schedules`]: poisoned tensors, random numbers and schedules for other kinds of cases.
 //!
@@ -23,6 +24,7 @@ pub mod plan;
 mod schedule;
 #[cfg(test)]
 mod tests;
+pub mod timing;
 mod upload;
 
 pub use case::{AddendKind, GemmCase, Grouping, ScaleMode};

@@ -127,7 +127,10 @@ pub(crate) fn k_unit(case: &GemmCase) -> usize {
 
 fn m_shape(case: &GemmCase, groups: &MGroups) -> MGroupedShape {
     let ([slabs, rows], count) = (groups.slabs(), groups.sizes.len());
-    let expected = if groups.has_slabs() { case.m } else { rows / count.max(1) };
+    let expected = match groups.has_slabs() {
+        true => case.m,
+        false => MGroupedShape::likely_rows((rows / count.max(1)) as u32, groups.alignment as u32) as usize,
+    };
     MGroupedShape {
         groups: count as u32,
         slabs: slabs as u32,

@@ -5,4 +5,5 @@
 pub mod attention;
 pub mod gemm;
 pub mod hyper_connection;
+pub mod models;
 pub mod quantize;

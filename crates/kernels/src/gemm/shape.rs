@@ -38,6 +38,20 @@ pub struct MGroupedShape {
 }
 
 impl MGroupedShape {
+    /// Rows that a contiguous group likely has where it takes so many with the padding to its alignment: half of the
+    /// last alignment is padding, or half of the group where it has only one.
+    ///
+    /// ```
+    /// use oxigemm_kernels::gemm::MGroupedShape;
+    ///
+    /// assert_eq!(MGroupedShape::likely_rows(1024, 128), 961);
+    /// assert_eq!(MGroupedShape::likely_rows(128, 128), 65);
+    /// assert_eq!(MGroupedShape::likely_rows(50, 1), 50);
+    /// ```
+    pub fn likely_rows(padded: u32, alignment: u32) -> u32 {
+        padded.saturating_sub(alignment.saturating_sub(1) / 2).max(padded.div_ceil(2))
+    }
+
     /// The shape of one slab.
     pub fn slab(&self) -> GemmShape {
         GemmShape { m: self.rows, n: self.n, k: self.k }

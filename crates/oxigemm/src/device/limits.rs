@@ -80,6 +80,8 @@ impl Limits {
         match blocks {
             0 | 1 => self.sms,
             2 => self.clusters_of_2,
+            // Forty did not run at a time on an H200, whose GPCs have 16 or 18 SMs.
+            3 => (self.clusters_of_4 * 6 / 5).max(1),
             _ => (self.clusters_of_4 * 4 / blocks).max(1),
         }
     }

@@ -39,10 +39,10 @@ impl Cost {
 
     /// The cost with its total. Units overlap the better the higher `sharpness` is: with 1 not at all, with a very high
     /// one only the busiest counts.
-    pub(super) fn overlapped(self, sharpness: i32) -> Cost {
+    pub(super) fn overlapped(self, sharpness: f64) -> Cost {
         let units = [self.tensor, self.memory, self.l2, self.feed];
-        let busy: f64 = units.iter().map(|unit| unit.powi(sharpness)).sum();
-        Cost { us: busy.powf(1.0 / f64::from(sharpness)) + self.output + self.start, ..self }
+        let busy: f64 = units.iter().map(|unit| unit.powf(sharpness)).sum();
+        Cost { us: busy.powf(1.0 / sharpness) + self.output + self.start, ..self }
     }
 
     /// The same cost with a start that is this much shorter.

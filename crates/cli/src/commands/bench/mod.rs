@@ -6,6 +6,7 @@ mod figures;
 mod fused;
 mod gemm;
 mod hyper_connection;
+mod models;
 mod passes;
 mod quantize;
 mod sweep;
@@ -41,6 +42,12 @@ pub struct Args {
     /// Draw the result of the dense cases as an SVG file.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+    /// What the cases of public models are drawn from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How many of them are drawn.
+    #[arg(long, default_value_t = 80)]
+    count: usize,
     /// Calls that are timed for each case.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
@@ -101,6 +108,8 @@ enum Suite {
     Quantize,
     /// The GEMM before the norm of a hyper-connection, beside the bandwidth of a copy.
     Hc,
+    /// Layers of public models, drawn from a seed.
+    Models,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -108,6 +117,8 @@ enum Choices {
     /// The ten with the lowest estimates.
     #[default]
     Top,
+    /// Of public models: the one with the lowest estimate of each kernel, number of splits and cluster.
+    Kernels,
     /// All.
     All,
 }
@@ -137,6 +148,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     if let Some(path) = &args.replay {
         return match args.suite {
             Suite::Fused => fused::replay(common, path),
+            Suite::Models => models::replay(common, path),
             _ => sweep::replay(common, path, &args.op),
         };
     }
@@ -149,6 +161,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         Suite::Fused => fused::run,
         Suite::Quantize => quantize::run,
         Suite::Hc => hyper_connection::run,
+        Suite::Models => models::run,
     };
     suite(&mut Bench { common, cuda, args, clock: args.clock(cuda)? })
 }

@@ -13,10 +13,10 @@ mod memory;
 pub(crate) mod problem;
 pub(crate) mod tensors;
 
-use oxigemm_kernels::gemm::OperandKind;
 use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 use oxigemm_kernels::gemm::operand::fp8::E5m2;
 use oxigemm_kernels::gemm::scheduler::m_grouped::{GroupLayout, MAX_GROUPS};
+use oxigemm_kernels::gemm::{MGroupedShape, OperandKind};
 
 use crate::error::{Error, Result};
 use crate::tensor::desc::{Operand, ScaleStrides};
@@ -410,7 +410,11 @@ impl MGroupedDesc {
 
     /// Rows that a group is expected to have: as many as are told, but no more than there are.
     fn expected_rows(&self, &Shape { slabs, count, m, .. }: &Shape) -> u32 {
-        self.expected_m.unwrap_or(m * slabs / count).clamp(1, m) as u32
+        let likely = || {
+            let padded = u32::try_from(m * slabs / count).unwrap_or(u32::MAX);
+            MGroupedShape::likely_rows(padded, self.alignment as u32).into()
+        };
+        self.expected_m.unwrap_or_else(likely).clamp(1, m) as u32
     }
 }
 

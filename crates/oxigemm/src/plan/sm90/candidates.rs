@@ -3,33 +3,62 @@
 use oxigemm_kernels::Arch;
 use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
+use oxigemm_kernels::gemm::scheduler::m_grouped::Grouping;
 
 use super::super::{GemmConfig, Limits, PlanRequest, PlanShape};
 
 /// Split-K kernels are considered with so many stages that this many blocks share an SM.
 const BLOCKS_PER_SM: std::ops::RangeInclusive<u32> = 1..=4;
 
-/// Clusters that persistent kernels are considered with.
+/// Clusters that persistent kernels are considered with: all; those of two where the tiles are the largest, and so wait
+/// for the tensor cores and not for the slower of two blocks; none.
 const CLUSTERS: [[u32; 2]; 3] = [[1, 1], [1, 2], [2, 1]];
+const LARGE_TILES: [[u32; 2]; 2] = [[1, 1], [1, 2]];
+const NO_CLUSTER: [[u32; 2]; 1] = [[1, 1]];
 
 /// Every configuration that is worth an estimate, in a fixed order, whether it fits the device or not.
 pub(in crate::plan) fn candidates(request: &PlanRequest, limits: &Limits) -> Vec<GemmConfig> {
-    GemmKernel::all(Arch::Sm90a)
-        .filter(|kernel| request.is_for(kernel) && suits(kernel, request))
-        .flat_map(|kernel| configs(kernel, request, limits))
-        .collect()
+    let kernels =
+        GemmKernel::all(Arch::Sm90a).filter(|kernel| request.is_for(kernel) && suits(kernel, request));
+    let all: Vec<GemmConfig> = kernels.flat_map(|kernel| configs(kernel, request, limits)).collect();
+    // The grid of a split-K kernel covers D, and cannot be held back to some SMs.
+    if !limits.restricted && is_small(request) && all.iter().any(GemmConfig::is_split_k) {
+        return all.into_iter().filter(GemmConfig::is_split_k).collect();
+    }
+    all
+}
+
+/// Whether split-K kernels alone are worth an estimate, where there are some: few rows, and no more columns than a few
+/// waves of theirs have. (A sweep over layers of models lost 0.2%; estimates of the two kinds differ by more.)
+fn is_small(request: &PlanRequest) -> bool {
+    const ROWS: u32 = 64;
+    const COLUMNS: u32 = 20_000;
+    let PlanShape::Dense(shape) = request.shape else { return false };
+    request.fusion == Fusion::None && shape.m <= ROWS && shape.n <= COLUMNS
 }
 
 /// The configurations of a kernel.
 fn configs(kernel: GemmKernel, request: &PlanRequest, limits: &Limits) -> Vec<GemmConfig> {
     if !kernel.is_split_k() {
-        return kernel.with_clusters(CLUSTERS).to_vec();
+        return clusters(&kernel).iter().flat_map(|cluster| kernel.with_clusters([*cluster])).collect();
     }
     let k_blocks = request.operands.k_blocks(request.shape.gemm(request.operands).k);
     // Splits without a K block would be idle. The K of a summed batch is long, and no split is left out.
     let summed = matches!(request.shape, PlanShape::Summed { .. });
     let splits = kernel.spec().splits().iter().filter(|split| summed || **split <= k_blocks);
     splits.flat_map(|&split_k| with_stages(kernel, split_k, k_blocks, limits)).collect()
+}
+
+/// Clusters that a persistent kernel is considered with. A sweep over layers of models lost 0.1% without the others.
+fn clusters(kernel: &GemmKernel) -> &'static [[u32; 2]] {
+    let operands = kernel.operands();
+    let grouped_f16 = kernel.grouping() != Grouping::Dense && !operands.is_fp8();
+    let fitted = kernel.fusion() == Fusion::None && !operands.is_1d1d() && !grouped_f16;
+    match kernel.tile() {
+        _ if !fitted => &CLUSTERS,
+        [256, _] | [_, 256] if kernel.tile()[0] >= 128 => &LARGE_TILES,
+        _ => &NO_CLUSTER,
+    }
 }
 
 /// A split-K kernel with every number of stages that lets another number of blocks share an SM.

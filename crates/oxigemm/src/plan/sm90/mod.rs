@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `mod.rs` | the model's parts: [`Tile`], [`Speeds`], dispatch over groupings |
 //! | `candidates.rs` | which configurations are worth an estimate |
-//! | `persistent.rs` | persistent kernels: dense, fused, and the grid that grouped ones share |
+//! | `fitted.rs` | persistent kernels: constants of each tile, fitted to a sweep over layers of models |
+//! | `persistent.rs` | persistent kernels: dense and fused |
 //! | `m_grouped.rs` | m-grouped GEMMs and batches |
 //! | `split_k.rs` | split-K kernels |
 //!
@@ -12,6 +13,7 @@
 //! sweep. Times are in microseconds, speeds in bytes or operations per microsecond.
 
 mod candidates;
+mod fitted;
 mod m_grouped;
 mod persistent;
 mod split_k;
@@ -31,8 +33,11 @@ pub(super) fn estimate(config: &GemmConfig, request: &PlanRequest, limits: &Limi
         PlanShape::Dense(_) | PlanShape::Summed { .. } => {
             dense(config, request.shape.gemm(request.operands), limits)
         }
-        PlanShape::Batched(shape) | PlanShape::MGrouped(shape) => {
-            m_grouped::estimate(config, &shape, request.passes(config), limits)
+        PlanShape::Batched(shape) => {
+            m_grouped::estimate(config, &shape, &m_grouped::EQUAL, request.passes(config), limits)
+        }
+        PlanShape::MGrouped(shape) => {
+            m_grouped::estimate(config, &shape, &m_grouped::SPREAD, request.passes(config), limits)
         }
         PlanShape::KGrouped(shape) => k_grouped(config, &shape, limits),
     }

@@ -3,7 +3,7 @@
 use oxigemm_kernels::gemm::epilogue::fusion::Fusion;
 
 use super::super::{Cost, GemmConfig, GemmShape, Limits};
-use super::{ROW_BYTES, Speeds, TENSOR_F16, Tile, memory_bytes};
+use super::{ROW_BYTES, Speeds, TENSOR_F16, Tile, fitted, memory_bytes};
 
 const FP8: Speeds =
     Speeds { tensor: 12.69e6, memory: 3.57e6, l2: 23.5e6, feed: 154e3, output: 121e3, start: 3.92 };
@@ -19,11 +19,6 @@ const L2_PREFETCH_ROWS: u32 = 128;
 
 /// Time of a partial wave, between none and a whole one: the SMs that have a tile run a little faster.
 const PARTIAL_WAVE: f64 = 0.915;
-
-/// Part of the tensor cores' speed that a kernel with a stream-K tail keeps, and one with the highest tiles and no
-/// multicast.
-const STREAM_K: f64 = 0.998;
-const HIGH_WITHOUT_CLUSTER: f64 = 0.993;
 
 /// Part of the tensor cores' speed that a tile keeps. Broad tiles hide promotion; tiles that straddle 128-column blocks
 /// of scales have more of it.
@@ -89,22 +84,31 @@ fn prefetch_gain(shape: GemmShape, gain: f64) -> f64 {
 pub(super) fn dense(config: &GemmConfig, shape: GemmShape, limits: &Limits) -> Cost {
     let (tile, [cluster_m, cluster_n]) = (Tile::of(config), config.cluster);
     let (cluster, k_blocks) = (cluster_m * cluster_n, config.k_blocks(shape.k));
-    let tail = config.is_stream_k().then(|| config.launch(shape, limits.clusters(cluster)).stream_k);
-    let work = Work {
-        tiles: f64::from(shape.m.div_ceil(tile.m * cluster_m))
-            * f64::from(shape.n.div_ceil(tile.n * cluster_n)),
-        k_blocks,
-        memory: memory_bytes(tile.operands, shape),
-        multiplied: 1.0,
-        efficiency: efficiency(&tile)
-            * if tail.is_some() { STREAM_K } else { 1.0 }
-            * if (tile.m, cluster) == (256, 1) && tile.promotes() { HIGH_WITHOUT_CLUSTER } else { 1.0 },
-        // Low and broad tiles do.
-        overlaps: (tile.m, tile.n) == (64, 256),
-        last_wave: tail
-            .filter(|tail| tail.tiles > 0)
-            .map(|tail| f64::from(tail.blocks(k_blocks)) / f64::from(k_blocks)),
-    };
+    let m_tiles = shape.m.div_ceil(tile.m * cluster_m);
+    let tiles = f64::from(m_tiles) * f64::from(shape.n.div_ceil(tile.n * cluster_n));
+    let memory = memory_bytes(tile.operands, shape);
+    if !tile.operands.is_1d1d() {
+        let tail = config.is_stream_k().then(|| config.launch(shape, limits.clusters(cluster)).stream_k);
+        let b_bytes = f64::from(shape.n) * f64::from(shape.k) * f64::from(tile.operands.element_bytes());
+        let work = fitted::Work {
+            tiles,
+            multiplied: 1.0,
+            k_blocks,
+            memory,
+            read_again: if m_tiles > 1 { b_bytes } else { 0.0 },
+            last_wave: tail
+                .filter(|tail| tail.tiles > 0)
+                .map(|tail| f64::from(tail.blocks(k_blocks)) / f64::from(k_blocks)),
+            prefetches: shape.m <= L2_PREFETCH_ROWS,
+        };
+        let constants = if tile.promotes() { &fitted::FP8 } else { &fitted::F16 };
+        if let Some(cost) = constants.estimate(config, &work, limits) {
+            return cost;
+        }
+    }
+    let efficiency = efficiency(&tile);
+    let work =
+        Work { tiles, k_blocks, memory, multiplied: 1.0, efficiency, overlaps: false, last_wave: None };
     grid(config, &work, speeds(&tile), limits).sooner(prefetch_gain(shape, L2_PREFETCH))
 }
 
@@ -179,5 +183,5 @@ pub(super) fn grid(config: &GemmConfig, work: &Work, speed: &Speeds, limits: &Li
         start: speed.start + f64::from(config.stages) * 0.02 + cluster_sync + begin,
         us: 0.0,
     }
-    .overlapped(if tile.promotes() { 4 } else { 8 })
+    .overlapped(if tile.promotes() { 4.0 } else { 8.0 })
 }

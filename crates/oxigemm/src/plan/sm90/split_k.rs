@@ -127,6 +127,6 @@ pub(super) fn estimate(config: &GemmConfig, shape: GemmShape, limits: &Limits) -
         start: speed.start + f64::from(shared) / SHARED,
         us: 0.0,
     }
-    .overlapped(8)
+    .overlapped(8.0)
     .sooner(if tile.m < 64 || tile.n == 64 { L2_PREFETCH } else { L2_PREFETCH_LARGE })
 }
