@@ -32,7 +32,7 @@ pub(in crate::plan) fn candidates(request: &PlanRequest, limits: &Limits) -> Vec
 /// waves of theirs have. (A sweep over layers of models lost 0.2%; estimates of the two kinds differ by more.)
 fn is_small(request: &PlanRequest) -> bool {
     const ROWS: u32 = 64;
-    const COLUMNS: u32 = 20_000;
+    const COLUMNS: u32 = 30_000;
     let PlanShape::Dense(shape) = request.shape else { return false };
     request.fusion == Fusion::None && shape.m <= ROWS && shape.n <= COLUMNS
 }
