@@ -14,10 +14,10 @@ Operands = Union[
     Tuple[Pair, Pair, Recipe, RecipeOf, RecipeOf],
 ]
 Grouping = Union[
-    Tuple[Any, bool, Optional[int]],
+    Tuple[Any, bool, Optional[int], bool],
     Tuple[Any, int],
     Tuple[Optional[Any], Optional[Any], Optional[int], bool],
-    Tuple[Optional[Sequence[int]], Any],
+    Tuple[Optional[Sequence[int]], Optional[Any], bool],
 ]
 Epilogue = Tuple[float, float, Optional[Any], str, bool, Optional[Tuple[int, int, int]], Optional[Any], bool]
 # End of what is generated.
