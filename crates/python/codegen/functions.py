@@ -181,12 +181,12 @@ Scales of B are 128x128, or 1x128 where they have N rows instead of N/128. ``rec
 broadcasts the scale. ``c`` may be ``d`` itself.
 
 Scales are float32 of any value, or UE8M0: exponents of ``float8_e8m0fnu`` or uint8, or int32 with four of a row in
-each, ``[M, K/512]``. ``disable_ue8m0_cast`` has no effect for either value: float32 scales are never rounded on Hopper.
-``compiled_dims`` names dimensions out of ``mnk``; no dimension is compiled in.
+each, ``[M, K/512]``. ``disable_ue8m0_cast`` has no effect for either value: float32 scales are never rounded on
+Hopper. ``compiled_dims`` names dimensions out of ``mnk``; no dimension is compiled in.
 
 ``alpha`` is a factor of the product, a number or an array of one element on the CPU. ``epilogue`` is an object of
-``deep_gemm.epilogue``. A pair ``(d, sfd)`` instead of ``d``, e4m3 [M, N] and float32 [M, N/128], is the short form of
-``epilogue.FP8Quantization(sfd)``. Both need K-major operands of e4m3 and 128x128 scales of B.
+``deep_gemm.epilogue``. A pair ``(d, sfd)`` instead of ``d``, e4m3 [M, N] and float32 [M, N/128], is the short form
+of ``epilogue.FP8Quantization(sfd)``. Both need K-major operands of e4m3 and 128x128 scales of B.
 """
 
 
@@ -216,8 +216,8 @@ def half_dense(short: str, dtype: str, layout: str) -> Function:
     )
     if layout == "nt":
         doc += (
-            "\n``alpha`` is a factor of the product, ``epilogue`` an object of ``deep_gemm.epilogue``, and ``d`` may be a\n"
-            "pair ``(d, sfd)`` of e4m3 and its scales, as for ``fp8_fp4_gemm_nt``; A and B are then K-major.\n"
+            "\n``alpha`` is a factor of the product, ``epilogue`` an object of ``deep_gemm.epilogue``, and ``d`` may\n"
+            "be a pair ``(d, sfd)`` of e4m3 and its scales, as for ``fp8_fp4_gemm_nt``; A and B are then K-major.\n"
         )
     arguments = (A, B, D, C, compiled_dims(dims), *epilogue_of(layout))
     return Function(f"{short}_gemm_{layout}", dtype, layout, "dense", HALF_GEMM, arguments, doc)
@@ -307,12 +307,12 @@ grouped_layout [M], psum [G]     int32               contiguous
 ``grouped_layout`` has the group of each row, or -1 for padding rows; with ``use_psum_layout``, the end row of each
 group. A group starts at a multiple of ``get_mk_alignment_for_contiguous_layout()`` rows. Padding rows cost no
 tensor-core work, whatever they hold in A. The kernel reads ``grouped_layout``: a CUDA graph may be replayed with
-another. ``expected_m_for_psum_layout`` is the expected rows of a group. The plan depends on it, and so do the last bits
-of large groups.
+another. ``expected_m_for_psum_layout`` is the expected rows of a group. The plan depends on it, and so do the last
+bits of large groups.
 
-``ensure_zero_padding`` zeroes the rows of group -1 in D, with a second small kernel; without it they keep their values.
-With ``use_psum_layout`` padding rows keep their values either way, as in DeepGEMM on Hopper. ``epilogue`` and a pair
-``d`` are as for ``fp8_fp4_gemm_nt``; padding rows of a quantized D keep their values.
+``ensure_zero_padding`` zeroes the rows of group -1 in D, with a second small kernel; without it they keep their
+values. With ``use_psum_layout`` padding rows keep their values either way, as in DeepGEMM on Hopper. ``epilogue``
+and a pair ``d`` are as for ``fp8_fp4_gemm_nt``; padding rows of a quantized D keep their values.
 """,
     ("m_grouped_fp8_gemm_nt_contiguous",),
 )
@@ -368,8 +368,8 @@ Other rows of D keep their values and cost nothing. The kernel reads ``masked_m`
 other counts. ``expected_m`` is the expected rows of a group. The plan depends on it, and so do the last bits of
 large groups. ``epilogue`` and a pair ``d`` are as for ``fp8_fp4_gemm_nt``.
 
-``enable_overlap``, ``max_block_n`` and ``signal`` are arguments of SGLang's build of DeepGEMM: only their defaults are
-accepted.
+``enable_overlap``, ``max_block_n`` and ``signal`` are arguments of SGLang's build of DeepGEMM: only their defaults
+are accepted.
 """,
     ("m_grouped_fp8_gemm_nt_masked", "fp8_m_grouped_gemm_nt_masked"),
 )
@@ -413,8 +413,8 @@ A [sum of K_g, M] and B [sum of K_g, N] are bfloat16, row-major, with a pitch of
 [G, M, N] are bfloat16 or float32. ``grouped_layout``, int32 [G], is the K of each group, any number. ``ks_cpu``, or
 ``ks``, are the same numbers on the host; None or empty where it does not know them.
 
-With ``use_psum_layout``, ``grouped_layout`` has the end of each group along K. A group begins where the one before it
-ends, rounded up to ``get_mk_alignment_for_contiguous_layout()``; what lies between is not read.
+With ``use_psum_layout``, ``grouped_layout`` has the end of each group along K. A group begins where the one before
+it ends, rounded up to ``get_mk_alignment_for_contiguous_layout()``; what lies between is not read.
 """
     arguments = (A, B, D, KS_CPU, K_GROUPED_LAYOUT, C, compiled_dims("mn"), USE_PSUM_LAYOUT, NO_EPILOGUE, KS)
     name = f"k_grouped_{short}_gemm_tn_contiguous"
@@ -455,12 +455,12 @@ c, d           [G, M, N]                               bfloat16 or float32 row-m
 grouped_layout [G]: the K of each group                int32               contiguous
 ============== ======================================= =================== ====================================
 
-``ks_cpu``, or ``ks``, are the same numbers on the host, compared with the shapes; None or empty where it does not know
-them. K_g may be any number, also 0. Packed UE8M0 scales are int32 [M, sum/4]: blocks of all groups, in order.
+``ks_cpu``, or ``ks``, are the same numbers on the host, compared with the shapes; None or empty where it does not
+know them. K_g may be any number, also 0. Packed UE8M0 scales are int32 [M, sum/4]: blocks of all groups, in order.
 
-With ``use_psum_layout``, ``grouped_layout`` has the end of each group along K. A group begins where the one before it
-ends, rounded up to ``get_mk_alignment_for_contiguous_layout()``, 16 or more: its [M, K_g] begins at M times that.
-``use_padded_sf_layout`` is of SGLang's build of DeepGEMM: only False is accepted.
+With ``use_psum_layout``, ``grouped_layout`` has the end of each group along K. A group begins where the one before
+it ends, rounded up to ``get_mk_alignment_for_contiguous_layout()``, 16 or more: its [M, K_g] begins at M times
+that. ``use_padded_sf_layout`` is of SGLang's build of DeepGEMM: only False is accepted.
 """,
 )
 

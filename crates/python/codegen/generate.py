@@ -105,7 +105,7 @@ def checks(function: Function, own: Dict[str, Argument]) -> str:
     if "ks" in own:
         text += "    if ks is not None:\n        ks_cpu = _call.one_of_ks(ks_cpu, ks)\n"
     if function.grouping == "k_grouped_contiguous":
-        text += "    if grouped_layout is None:\n        _call.refuse_none(\"grouped_layout\", grouped_layout)\n"
+        text += '    if grouped_layout is None:\n        _call.refuse_none("grouped_layout", grouped_layout)\n'
     if "epilogue" in own:
         alpha = "alpha is not None or " if "alpha" in own else ""
         given = "d, alpha, epilogue" if "alpha" in own else "d, None, epilogue"
@@ -136,7 +136,7 @@ def facade_function(function: Function) -> str:
     passed = []
     for expected in operator_arguments(firsts()[function.operator]):
         if expected is DEEP_GEMM_EPILOGUE:
-            passed.append("*_epilogue.operands(fused)" if expected in function.arguments else "None, None")
+            passed += ["*_epilogue.operands(fused)"] if expected in function.arguments else ["None", "None"]
             continue
         star = "*" if expected.annotation == "Pair" else ""
         passed.append(f"{star}{expected.name}" if expected.name in own else expected.default or "None")

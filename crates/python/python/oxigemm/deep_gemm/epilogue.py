@@ -1,12 +1,13 @@
 """Epilogue objects: what a GEMM does with its accumulators before it stores D.
 
-``epilogue=`` of the GEMM functions takes one of them. ``alpha=`` is the short form of ``Alpha``, and a pair ``(d, sfd)``
-as ``d`` that of ``FP8Quantization``. Kernels for Hopper scale and quantize; they neither clamp nor round stochastically.
+``epilogue=`` of the GEMM functions takes one of them. ``alpha=`` is the short form of ``Alpha``, and a pair ``(d,
+sfd)`` as ``d`` that of ``FP8Quantization``. Kernels for Hopper scale and quantize; they neither clamp nor round
+stochastically.
 """
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Optional, Tuple
 
 from .._arrays import dtype_name, is_torch
 from ..errors import ArgumentError, ArgumentTypeError
@@ -125,7 +126,7 @@ def _parts(d: Any, alpha: Any, epilogue: Any) -> Tuple[Any, Any, Optional[Any]]:
             raise ArgumentTypeError("`sfd` has the wrong type: expected an array, found None", "sfd")
         return d, alpha, epilogue.sfd
     if isinstance(epilogue, BF16StochasticRounding):
-        message = "`epilogue` has no kernels for Hopper: expected no stochastic rounding, found BF16StochasticRounding()"
+        message = f"`epilogue` has no kernels for Hopper: expected no stochastic rounding, found {epilogue!r}"
         raise ArgumentError(message, "epilogue")
     expected, found = "an object of deep_gemm.epilogue", type(epilogue).__name__
     raise ArgumentTypeError(f"`epilogue` has the wrong type: expected {expected}, found {found}", "epilogue")
@@ -156,6 +157,6 @@ def refuse(d: Any, alpha: Any, epilogue: Any) -> Any:
     raise ArgumentError(message, name)
 
 
-def operands(fused: Optional[Fused]) -> Sequence[Any]:
+def operands(fused: Optional[Fused]) -> Tuple[Any, Any]:
     """The two parts of a fused epilogue in the schemas of torch's operators: alpha and the scales of D."""
     return (None, None) if fused is None else (fused[0], fused[6])

@@ -77,12 +77,12 @@ def fp8_fp4_gemm_nt(
     broadcasts the scale. ``c`` may be ``d`` itself.
 
     Scales are float32 of any value, or UE8M0: exponents of ``float8_e8m0fnu`` or uint8, or int32 with four of a row in
-    each, ``[M, K/512]``. ``disable_ue8m0_cast`` has no effect for either value: float32 scales are never rounded on Hopper.
-    ``compiled_dims`` names dimensions out of ``mnk``; no dimension is compiled in.
+    each, ``[M, K/512]``. ``disable_ue8m0_cast`` has no effect for either value: float32 scales are never rounded on
+    Hopper. ``compiled_dims`` names dimensions out of ``mnk``; no dimension is compiled in.
 
     ``alpha`` is a factor of the product, a number or an array of one element on the CPU. ``epilogue`` is an object of
-    ``deep_gemm.epilogue``. A pair ``(d, sfd)`` instead of ``d``, e4m3 [M, N] and float32 [M, N/128], is the short form of
-    ``epilogue.FP8Quantization(sfd)``. Both need K-major operands of e4m3 and 128x128 scales of B.
+    ``deep_gemm.epilogue``. A pair ``(d, sfd)`` instead of ``d``, e4m3 [M, N] and float32 [M, N/128], is the short form
+    of ``epilogue.FP8Quantization(sfd)``. Both need K-major operands of e4m3 and 128x128 scales of B.
     """
     if compiled_dims != "nk":
         _call.expect_dims(compiled_dims)
@@ -207,8 +207,8 @@ def bf16_gemm_nt(
     A and B have a stride of 1 along one dimension and a pitch of multiples of 16 bytes. C and D are
     bfloat16 or float32, row-major with any pitch. ``c`` may be ``d`` itself.
 
-    ``alpha`` is a factor of the product, ``epilogue`` an object of ``deep_gemm.epilogue``, and ``d`` may be a
-    pair ``(d, sfd)`` of e4m3 and its scales, as for ``fp8_fp4_gemm_nt``; A and B are then K-major.
+    ``alpha`` is a factor of the product, ``epilogue`` an object of ``deep_gemm.epilogue``, and ``d`` may
+    be a pair ``(d, sfd)`` of e4m3 and its scales, as for ``fp8_fp4_gemm_nt``; A and B are then K-major.
     """
     if compiled_dims != "nk":
         _call.expect_dims(compiled_dims)
@@ -303,8 +303,8 @@ def fp16_gemm_nt(
     A and B have a stride of 1 along one dimension and a pitch of multiples of 16 bytes. C and D are
     float16 or float32, row-major with any pitch. ``c`` may be ``d`` itself.
 
-    ``alpha`` is a factor of the product, ``epilogue`` an object of ``deep_gemm.epilogue``, and ``d`` may be a
-    pair ``(d, sfd)`` of e4m3 and its scales, as for ``fp8_fp4_gemm_nt``; A and B are then K-major.
+    ``alpha`` is a factor of the product, ``epilogue`` an object of ``deep_gemm.epilogue``, and ``d`` may
+    be a pair ``(d, sfd)`` of e4m3 and its scales, as for ``fp8_fp4_gemm_nt``; A and B are then K-major.
     """
     if compiled_dims != "nk":
         _call.expect_dims(compiled_dims)

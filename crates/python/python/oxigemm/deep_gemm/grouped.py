@@ -79,12 +79,12 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
     ``grouped_layout`` has the group of each row, or -1 for padding rows; with ``use_psum_layout``, the end row of each
     group. A group starts at a multiple of ``get_mk_alignment_for_contiguous_layout()`` rows. Padding rows cost no
     tensor-core work, whatever they hold in A. The kernel reads ``grouped_layout``: a CUDA graph may be replayed with
-    another. ``expected_m_for_psum_layout`` is the expected rows of a group. The plan depends on it, and so do the last bits
-    of large groups.
+    another. ``expected_m_for_psum_layout`` is the expected rows of a group. The plan depends on it, and so do the last
+    bits of large groups.
 
-    ``ensure_zero_padding`` zeroes the rows of group -1 in D, with a second small kernel; without it they keep their values.
-    With ``use_psum_layout`` padding rows keep their values either way, as in DeepGEMM on Hopper. ``epilogue`` and a pair
-    ``d`` are as for ``fp8_fp4_gemm_nt``; padding rows of a quantized D keep their values.
+    ``ensure_zero_padding`` zeroes the rows of group -1 in D, with a second small kernel; without it they keep their
+    values. With ``use_psum_layout`` padding rows keep their values either way, as in DeepGEMM on Hopper. ``epilogue``
+    and a pair ``d`` are as for ``fp8_fp4_gemm_nt``; padding rows of a quantized D keep their values.
     """
     if compiled_dims != "nk":
         _call.expect_dims(compiled_dims)
@@ -151,7 +151,8 @@ def m_grouped_fp8_fp4_gemm_nn_contiguous(
             use_psum_layout,
             ensure_zero_padding,
             None,
-            None, None,
+            None,
+            None,
         )
     return _C.gemm(
         _FP8_NN_M_GROUPED_CONTIGUOUS,
@@ -196,8 +197,8 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
     other counts. ``expected_m`` is the expected rows of a group. The plan depends on it, and so do the last bits of
     large groups. ``epilogue`` and a pair ``d`` are as for ``fp8_fp4_gemm_nt``.
 
-    ``enable_overlap``, ``max_block_n`` and ``signal`` are arguments of SGLang's build of DeepGEMM: only their defaults are
-    accepted.
+    ``enable_overlap``, ``max_block_n`` and ``signal`` are arguments of SGLang's build of DeepGEMM: only their defaults
+    are accepted.
     """
     if compiled_dims != "nk":
         _call.expect_dims(compiled_dims)
@@ -408,8 +409,8 @@ def k_grouped_bf16_gemm_tn_contiguous(
     [G, M, N] are bfloat16 or float32. ``grouped_layout``, int32 [G], is the K of each group, any number. ``ks_cpu``, or
     ``ks``, are the same numbers on the host; None or empty where it does not know them.
 
-    With ``use_psum_layout``, ``grouped_layout`` has the end of each group along K. A group begins where the one before it
-    ends, rounded up to ``get_mk_alignment_for_contiguous_layout()``; what lies between is not read.
+    With ``use_psum_layout``, ``grouped_layout`` has the end of each group along K. A group begins where the one before
+    it ends, rounded up to ``get_mk_alignment_for_contiguous_layout()``; what lies between is not read.
     """
     if compiled_dims != "mn":
         _call.expect_dims(compiled_dims)
@@ -477,12 +478,12 @@ def k_grouped_fp8_gemm_nt_contiguous(
     grouped_layout [G]: the K of each group                int32               contiguous
     ============== ======================================= =================== ====================================
 
-    ``ks_cpu``, or ``ks``, are the same numbers on the host, compared with the shapes; None or empty where it does not know
-    them. K_g may be any number, also 0. Packed UE8M0 scales are int32 [M, sum/4]: blocks of all groups, in order.
+    ``ks_cpu``, or ``ks``, are the same numbers on the host, compared with the shapes; None or empty where it does not
+    know them. K_g may be any number, also 0. Packed UE8M0 scales are int32 [M, sum/4]: blocks of all groups, in order.
 
-    With ``use_psum_layout``, ``grouped_layout`` has the end of each group along K. A group begins where the one before it
-    ends, rounded up to ``get_mk_alignment_for_contiguous_layout()``, 16 or more: its [M, K_g] begins at M times that.
-    ``use_padded_sf_layout`` is of SGLang's build of DeepGEMM: only False is accepted.
+    With ``use_psum_layout``, ``grouped_layout`` has the end of each group along K. A group begins where the one before
+    it ends, rounded up to ``get_mk_alignment_for_contiguous_layout()``, 16 or more: its [M, K_g] begins at M times
+    that. ``use_padded_sf_layout`` is of SGLang's build of DeepGEMM: only False is accepted.
     """
     if compiled_dims != "mn":
         _call.expect_dims(compiled_dims)
