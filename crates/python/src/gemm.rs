@@ -190,7 +190,11 @@ enum Grouping {
     Dense,
     M(MGroups),
     /// `alignment`: of groups whose ends are given.
-    K { numbers: Index, alignment: Option<usize>, ks_host: Option<Vec<usize>> },
+    K {
+        numbers: Index,
+        alignment: Option<usize>,
+        ks_host: Option<Vec<usize>>,
+    },
 }
 
 /// The groups of an m-grouped GEMM.
@@ -203,7 +207,10 @@ enum MGroups {
         expected_m: Option<usize>,
         zero_padding: bool,
     },
-    Masked { masked_m: Index, expected_m: usize },
+    Masked {
+        masked_m: Index,
+        expected_m: usize,
+    },
 }
 
 impl MGroups {
@@ -507,7 +514,9 @@ fn gemm<'py>(
     epilogue: Option<&Bound<'py, PyTuple>>,
 ) -> PyResult<()> {
     let kind = kind.get();
-    if epilogue.is_some() && (kind.layout != GemmLayout::Nt || matches!(kind.grouping, GroupingKind::KGrouped)) {
+    if epilogue.is_some()
+        && (kind.layout != GemmLayout::Nt || matches!(kind.grouping, GroupingKind::KGrouped))
+    {
         let (expected, found) = ("None but in nt, dense or m-grouped", "a fused epilogue");
         return Err(argument_error(d.py(), "epilogue", NO_KERNELS, expected, found));
     }

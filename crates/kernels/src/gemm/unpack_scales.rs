@@ -111,9 +111,8 @@ fn unpack<'k>(k: &'k Kernel, job: &JobParams<'k>, index: U32<'k>) {
     let strip = index / down;
     let slab = strip / across;
     let (quad, row) = (strip - slab * across, (index - strip * down) * THREADS + k.thread_index());
-    let element = job.from_slab * slab.to_u64()
-        + row.widening_mul(job.row_stride)
-        + quad.widening_mul(job.word_stride);
+    let element =
+        job.from_slab * slab.to_u64() + row.widening_mul(job.row_stride) + quad.widening_mul(job.word_stride);
     let from = job.from.at(element << job.shift);
     let column = quad * COLUMNS;
     let of_slab = slab.widening_mul(job.columns) + column.to_u64();

@@ -2,8 +2,8 @@
 //! simulator, whatever their strides.
 
 use oxigemm::{
-    Addend, DType, Device, Epilogue, FusedOutput, GemmLayout, GemmOptions, GroupedRows, KGroupNumbers, Tensor,
-    fp8_einsum, fp8_gemm, fp8_gemm_nt, fp8_gemm_nt_fused, k_grouped_fp8_gemm_nt_contiguous,
+    Addend, DType, Device, Epilogue, FusedOutput, GemmLayout, GemmOptions, GroupedRows, KGroupNumbers,
+    Tensor, fp8_einsum, fp8_gemm, fp8_gemm_nt, fp8_gemm_nt_fused, k_grouped_fp8_gemm_nt_contiguous,
     k_grouped_half_gemm, m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_masked, random,
 };
 use oxigemm_kernels::gemm::unpack_scales;
@@ -97,7 +97,8 @@ fn dense_gemms_of_both_granularities() {
         let (a, b) = (codes(1, &[m, k], &device), codes(2, &[n, k], &device));
         let d = Tensor::zeros(DType::F32, &[m, n], &device).unwrap();
         for (rows, about) in [(2, "1D2D"), (n, "1D1D")] {
-            let (sfa, sfb) = (Scales::new(3, &[m, 5], &device), Scales::new(4, &[rows, 5], &device).mn_major());
+            let (sfa, sfb) =
+                (Scales::new(3, &[m, 5], &device), Scales::new(4, &[rows, 5], &device).mn_major());
             expect_same_bits(&format!("{about} on {device}"), &d, &sfa, &sfb, |sfa, sfb| {
                 fp8_gemm_nt((&a, sfa), (&b, sfb), Addend::None, &mut d.clone(), &options).unwrap();
             });

@@ -76,7 +76,8 @@ pub fn k_groups(ks: &[i32], capacity: &KCapacity) -> Vec<KGroup> {
 /// assert_eq!(ks_of_ends(&[100, 100, 200, 256], 64), [100, 0, 72, 0]);
 /// ```
 pub fn ks_of_ends(ends: &[i32], alignment: u32) -> Vec<i32> {
-    let begin = |before: &i32| before.max(&0).cast_unsigned().saturating_add(alignment - 1) & !(alignment - 1);
+    let begin =
+        |before: &i32| before.max(&0).cast_unsigned().saturating_add(alignment - 1) & !(alignment - 1);
     let begins = [0].into_iter().chain(ends.iter().map(begin));
     let k = |(end, begin): (&i32, u32)| end.max(&0).cast_unsigned().saturating_sub(begin).cast_signed();
     ends.iter().zip(begins).map(k).collect()

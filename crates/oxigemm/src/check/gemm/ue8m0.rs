@@ -61,7 +61,8 @@ impl GemmDesc {
         let mut all = Unpacked::default();
         let k_first = [self.layout.a_begins_with_k(), self.layout.b_begins_with_k()];
         for (i, scales) in [&mut desc.sfa, &mut desc.sfb].into_iter().enumerate() {
-            let Some(scales) = scales.as_mut().filter(|scales| matches!(scales.dtype, DType::I32 | DType::U8))
+            let Some(scales) =
+                scales.as_mut().filter(|scales| matches!(scales.dtype, DType::I32 | DType::U8))
             else {
                 continue;
             };
@@ -108,7 +109,10 @@ impl GemmDesc {
         }
         Err(Error::ScaleShape {
             argument: scales.name,
-            expected: format!("{} i32 along K, of four exponents each for {columns} blocks of 128", words(columns)),
+            expected: format!(
+                "{} i32 along K, of four exponents each for {columns} blocks of 128",
+                words(columns)
+            ),
             found: format!("{:?}", scales.dims()),
         })
     }
@@ -151,7 +155,8 @@ fn unpack(
     let slabs = if from.rank == 3 { from.dims[0] } else { 1 };
     let pitch = (rows + 3) / 4 * 4;
     let (mut dims, mut strides) = (from.dims, [1; MAX_RANK]);
-    let (row, column) = if k_first { (from.rank - 1, from.rank - 2) } else { (from.rank.max(2) - 2, from.rank - 1) };
+    let (row, column) =
+        if k_first { (from.rank - 1, from.rank - 2) } else { (from.rank.max(2) - 2, from.rank - 1) };
     dims[column] = columns;
     (strides[row], strides[column]) = (1, pitch);
     if from.rank == 3 {
@@ -196,7 +201,8 @@ fn memory(from: &Operand) -> Result<Footprint> {
 /// Bytes of an output, from the first to the last.
 fn whole(output: &Operand) -> Result<Footprint> {
     let dims = output.dims().iter().zip(&output.strides);
-    let last = dims.map(|(dim, stride)| i128::from((dim - 1).max(0)) * i128::from((*stride).max(0))).sum::<i128>();
+    let last =
+        dims.map(|(dim, stride)| i128::from((dim - 1).max(0)) * i128::from((*stride).max(0))).sum::<i128>();
     let end = output.end_of((last as u128 + 1) * output.dtype.size() as u128)?;
     Ok(Footprint::whole(output.address, end))
 }
