@@ -121,6 +121,20 @@ def test_transformers_dense(device):
     expect_product(d, a, b)
 
 
+def test_transformers_float16_is_refused(device):
+    a, b = per_token(5, 256), per_block(128, 256, seed=1)
+    with pytest.raises(TypeError) as caught:
+        deep_gemm.fp8_fp4_gemm_nt(a, b, np.zeros((5, 128), np.float16), recipe=None)
+    assert caught.value.argument == "d"
+
+
+def test_transformers_experts_with_scales_of_rows_are_refused(device):
+    a, b, ids = per_token(128, 256), per_token(2, 128, 256, seed=1), np.zeros(128, np.int32)
+    with pytest.raises(ValueError) as caught:
+        deep_gemm.m_grouped_fp8_fp4_gemm_nt_contiguous(a, b, np.zeros((128, 128), BF16), ids, recipe=None)
+    assert caught.value.argument == "sfb"
+
+
 def test_transformers_dense_with_scales_of_rows(device):
     a, b = per_token(5, 256), per_token(128, 256, seed=1)
     d = np.zeros((5, 128), BF16)
@@ -434,7 +448,11 @@ def test_alpha(device, alpha):
     a, b = per_token(5, 256), per_block(128, 256, seed=1)
     c = normals(5, 128)
     expected = float(np.asarray(alpha).item()) * product(a, b)
-    for given in ({"alpha": alpha}, {"epilogue": epilogue.Alpha(alpha)}):
+    # Arrays become tensors of the GPU there, which an epilogue object keeps as they are.
+    forms = [{"epilogue": epilogue.Alpha(alpha)}]
+    if device != "cuda" or not isinstance(alpha, np.ndarray):
+        forms.append({"alpha": alpha})
+    for given in forms:
         d = np.zeros((5, 128), np.float32)
         deep_gemm.fp8_gemm_nt(a, b, d, **given)
         assert calc_diff(d, expected) < 1e-6
@@ -644,7 +662,7 @@ def test_settings(alignment):
     sms = deep_gemm.get_num_sms()
     deep_gemm.set_num_sms(sms // 2)
     assert deep_gemm.get_num_sms() == sms // 2
-    deep_gemm.set_num_sms(sms)
+    deep_gemm.set_num_sms(0)
     before = deep_gemm.get_pdl()
     deep_gemm.set_pdl(True)
     deep_gemm.set_pdl(before)
