@@ -31,11 +31,13 @@ impl Scales {
             .flat_map(|row| row.chunks(4))
             .map(|four| four.iter().rev().fold(0, |word, e| word << 8 | u32::from(*e)).cast_signed())
             .collect();
+        let mut bytes = Tensor::zeros(DType::U8, dims, device).unwrap();
+        bytes.write_bytes(exponents).unwrap();
         let mut packed = dims.to_vec();
         packed[dims.len() - 1] = columns.div_ceil(4);
         Scales {
             f32: Tensor::from_slice(&values, dims, device).unwrap(),
-            bytes: Tensor::from_slice(exponents, dims, device).unwrap(),
+            bytes,
             packed: Tensor::from_slice(&words, &packed, device).unwrap(),
         }
     }

@@ -153,9 +153,11 @@ fn exponents(seed: u64, dims: [usize; 2], device: &Device) -> Result<[Tensor; 3]
         .flat_map(|row| row.chunks(4))
         .map(|four| four.iter().rev().fold(0, |word, e| word << 8 | u32::from(*e)).cast_signed())
         .collect();
+    let mut as_bytes = Tensor::zeros(DType::U8, &dims, device)?;
+    as_bytes.write_bytes(&bytes)?;
     Ok([
         Tensor::from_slice(&values, &dims, device)?,
-        Tensor::from_slice(&bytes, &dims, device)?,
+        as_bytes,
         Tensor::from_slice(&words, &[dims[0], dims[1].div_ceil(4)], device)?,
     ])
 }

@@ -101,7 +101,9 @@ impl GemmDesc {
             }
             _ => {
                 let k = along_k(&self.a, self.layout.a_begins_with_k()).max(0);
-                (k + i64::from(BLOCK) - 1) / i64::from(BLOCK)
+                let [of_128, of_32] = [i64::from(BLOCK), 32].map(|block| (k + block - 1) / block);
+                // Scales of 32, if the number of words says so; at most 128 of K are one word either way, of one scale.
+                if words(of_128) != found && words(of_32) == found { of_32 } else { of_128 }
             }
         };
         if words(columns) == found {
