@@ -2,7 +2,7 @@
 
 use crate::arch::Arch;
 use crate::attention;
-use crate::gemm::{GemmKernel, transpose, transpose_k_grouped};
+use crate::gemm::{GemmKernel, transpose, transpose_k_grouped, unpack_scales};
 use crate::hyper_connection;
 use crate::quantize;
 use oxigemm_ptx::{BuildError, Module};
@@ -32,6 +32,8 @@ pub enum KernelId {
     HyperConnection(hyper_connection::Config),
     /// The transposition that makes k-grouped FP8 operands K-major: see [`crate::gemm::transpose_k_grouped`].
     TransposeKGrouped,
+    /// The kernel that unpacks UE8M0 scales before a GEMM: see [`crate::gemm::unpack_scales`].
+    UnpackScales,
 }
 
 impl KernelId {
@@ -47,7 +49,7 @@ impl KernelId {
             .chain(quantize)
             .chain(attention)
             .chain(hyper_connection)
-            .chain([KernelId::TransposeKGrouped])
+            .chain([KernelId::TransposeKGrouped, KernelId::UnpackScales])
     }
 
     /// The architecture the kernel is written for.
@@ -58,7 +60,8 @@ impl KernelId {
             | KernelId::Quantize(_)
             | KernelId::Attention(_)
             | KernelId::HyperConnection(_)
-            | KernelId::TransposeKGrouped => Arch::Sm90a,
+            | KernelId::TransposeKGrouped
+            | KernelId::UnpackScales => Arch::Sm90a,
         }
     }
 
@@ -71,6 +74,7 @@ impl KernelId {
             KernelId::Attention(config) => config.name(),
             KernelId::HyperConnection(config) => config.name(),
             KernelId::TransposeKGrouped => transpose_k_grouped::NAME.to_owned(),
+            KernelId::UnpackScales => unpack_scales::NAME.to_owned(),
         }
     }
 
@@ -83,6 +87,7 @@ impl KernelId {
             KernelId::Attention(config) => config.build(),
             KernelId::HyperConnection(config) => config.build(),
             KernelId::TransposeKGrouped => transpose_k_grouped::build(),
+            KernelId::UnpackScales => unpack_scales::build(),
         }
     }
 

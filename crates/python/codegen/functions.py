@@ -15,7 +15,7 @@ class Argument:
 
     name: str
     annotation: str
-    #: The argument, or the two of a pair, in the schema of torch's operator. None for one that is accepted and ignored.
+    #: The argument, or the two of a pair, in the schema of torch's operator. None for one that only the facade checks.
     schema: Optional[str] = None
     #: Source text of the default.
     default: Optional[str] = None
@@ -75,7 +75,10 @@ USE_PSUM_LAYOUT = Argument("use_psum_layout", "bool", "bool psum", "False")
 EXPECTED_M_FOR_PSUM_LAYOUT = Argument("expected_m_for_psum_layout", "Optional[int]", "int? expected_m", "None")
 MASKED_M = Argument("masked_m", "Any", "Tensor masked_m")
 EXPECTED_M = Argument("expected_m", "int", "int expected_m")
-KS_CPU = Argument("ks_cpu", "Optional[Sequence[int]]", "int[]? ks_cpu")
+ENSURE_ZERO_PADDING = Argument("ensure_zero_padding", "bool", "bool zero_padding", "True")
+KS_CPU = Argument("ks_cpu", "Optional[Sequence[int]]", "int[]? ks_cpu", "None")
+#: Without a default in DeepGEMM; here one may name ``ks`` instead of ``ks_cpu``.
+K_GROUPED_LAYOUT = Argument("grouped_layout", OPTIONAL, "Tensor grouped_layout", "None")
 
 #: Contiguous or masked groups, as the arguments say.
 M_GROUPED = (
@@ -100,18 +103,37 @@ EPILOGUE = (
 FIELDS: Dict[str, Tuple[Argument, ...]] = {
     "operands": (A, B),
     "scaled_operands": (SCALED_A, SCALED_B, *RECIPES),
-    "m_grouped_contiguous": (GROUPED_LAYOUT, USE_PSUM_LAYOUT, EXPECTED_M_FOR_PSUM_LAYOUT),
+    "m_grouped_contiguous": (
+        GROUPED_LAYOUT,
+        USE_PSUM_LAYOUT,
+        EXPECTED_M_FOR_PSUM_LAYOUT,
+        ENSURE_ZERO_PADDING,
+    ),
     "m_grouped_masked": (MASKED_M, EXPECTED_M),
     "m_grouped": M_GROUPED,
-    "k_grouped_contiguous": (KS_CPU, GROUPED_LAYOUT),
+    "k_grouped_contiguous": (KS_CPU, K_GROUPED_LAYOUT, USE_PSUM_LAYOUT),
     "epilogue": EPILOGUE,
 }
 
+#: DeepGEMM's epilogue: the facade makes a fused epilogue of it, of ``alpha`` and of a pair ``d``.
+DEEP_GEMM_ALPHA = Argument("alpha", OPTIONAL, default="None")
+DEEP_GEMM_EPILOGUE = Argument("epilogue", OPTIONAL, "float? alpha, Tensor(s!)? sfd", "None")
+#: The same where no kernel has one: the facade refuses all that is not the identity.
+NO_ALPHA = Argument("alpha", OPTIONAL, default="None")
+NO_EPILOGUE = Argument("epilogue", OPTIONAL, default="None")
+
 # What DeepGEMM's functions take and kernels of Hopper do not need.
 DISABLE_UE8M0_CAST = Argument("disable_ue8m0_cast", "bool", default="False")
-ENSURE_ZERO_PADDING = Argument("ensure_zero_padding", "bool", default="True")
-#: K-grouped functions accept False only.
-NO_PSUM_LAYOUT = Argument("use_psum_layout", "bool", default="False")
+
+#: Arguments of SGLang's fork, of which only the defaults mean something here.
+OVERLAP = (
+    Argument("enable_overlap", "bool", default="False"),
+    Argument("max_block_n", "Optional[int]", default="256"),
+    Argument("signal", OPTIONAL, default="None"),
+)
+USE_PADDED_SF_LAYOUT = Argument("use_padded_sf_layout", "bool", default="False")
+#: Another name of ``ks_cpu``.
+KS = Argument("ks", "Optional[Sequence[int]]", default="None")
 
 
 def compiled_dims(dims: str) -> Argument:
@@ -148,17 +170,29 @@ D = C + A·Bᵀ with FP8 operands and fine-grained scales.
 argument shape                          type                   layout
 ======== ============================== ====================== ==========================================
 a[0]     [M, K]                         e4m3 or e5m2           one stride 1; pitch multiples of 16 bytes
-a[1]     [M, K/128]                     float32                any strides
+a[1]     [M, K/128]                     float32 or UE8M0       any strides
 b[0]     [N, K]                         e4m3 or e5m2           one stride 1; pitch multiples of 16 bytes
-b[1]     [N/128, K/128]                 float32                any strides
+b[1]     [N/128, K/128]                 float32 or UE8M0       any strides
 c, d     [M, N]                         bfloat16 or float32    row-major, any pitch
 ======== ============================== ====================== ==========================================
 
 Scales of B are 128x128, or 1x128 where they have N rows instead of N/128. ``recipe`` (or ``recipe_a`` and
 ``recipe_b``) says so too, ``(1, 128, 128)`` or ``(1, 1, 128)``, and is compared with the shapes. A dimension of 1
-broadcasts the scale. ``c`` may be ``d`` itself. ``compiled_dims`` and ``disable_ue8m0_cast`` change nothing: no
-dimension is compiled in, and scales on Hopper are float32.
+broadcasts the scale. ``c`` may be ``d`` itself.
+
+Scales are float32 of any value, or UE8M0: exponents of ``float8_e8m0fnu`` or uint8, or int32 with four of a row in
+each, ``[M, K/512]``. ``disable_ue8m0_cast`` has no effect for either value: float32 scales are never rounded on
+Hopper. ``compiled_dims`` names dimensions out of ``mnk``; no dimension is compiled in.
+
+``alpha`` is a factor of the product, a number or an array of one element on the CPU. ``epilogue`` is an object of
+``deep_gemm.epilogue``. A pair ``(d, sfd)`` instead of ``d``, e4m3 [M, N] and float32 [M, N/128], is the short form
+of ``epilogue.FP8Quantization(sfd)``. Both need K-major operands of e4m3 and 128x128 scales of B.
 """
+
+
+def epilogue_of(layout: str) -> Tuple[Argument, Argument]:
+    """``alpha`` and ``epilogue`` of a dense function: kernels with a fused epilogue read K-major operands."""
+    return (DEEP_GEMM_ALPHA, DEEP_GEMM_EPILOGUE) if layout == "nt" else (NO_ALPHA, NO_EPILOGUE)
 
 
 def fp8_dense(layout: str) -> Function:
@@ -168,7 +202,7 @@ def fp8_dense(layout: str) -> Function:
         if layout != "nt"
         else FP8_NT_DOC
     )
-    arguments = (SCALED_A, SCALED_B, D, C, *RECIPES, compiled_dims(dims), DISABLE_UE8M0_CAST)
+    arguments = (SCALED_A, SCALED_B, D, C, *RECIPES, compiled_dims(dims), DISABLE_UE8M0_CAST, *epilogue_of(layout))
     aliases = (f"fp8_gemm_{layout}",)
     return Function(f"fp8_fp4_gemm_{layout}", "fp8", layout, "dense", FP8_GEMM, arguments, doc, aliases)
 
@@ -180,7 +214,12 @@ def half_dense(short: str, dtype: str, layout: str) -> Function:
         "A and B have a stride of 1 along one dimension and a pitch of multiples of 16 bytes. C and D are\n"
         f"{dtype} or float32, row-major with any pitch. ``c`` may be ``d`` itself.\n"
     )
-    arguments = (A, B, D, C, compiled_dims(dims))
+    if layout == "nt":
+        doc += (
+            "\n``alpha`` is a factor of the product, ``epilogue`` an object of ``deep_gemm.epilogue``, and ``d`` may\n"
+            "be a pair ``(d, sfd)`` of e4m3 and its scales, as for ``fp8_fp4_gemm_nt``; A and B are then K-major.\n"
+        )
+    arguments = (A, B, D, C, compiled_dims(dims), *epilogue_of(layout))
     return Function(f"{short}_gemm_{layout}", dtype, layout, "dense", HALF_GEMM, arguments, doc)
 
 
@@ -249,6 +288,7 @@ M_GROUPED_FP8_NT_CONTIGUOUS = Function(
         USE_PSUM_LAYOUT,
         ENSURE_ZERO_PADDING,
         EXPECTED_M_FOR_PSUM_LAYOUT,
+        DEEP_GEMM_EPILOGUE,
     ),
     """\
 M-grouped contiguous FP8 GEMM, D = A·Bᵀ: groups of rows follow each other in A, and each has a B of its own.
@@ -257,19 +297,22 @@ M-grouped contiguous FP8 GEMM, D = A·Bᵀ: groups of rows follow each other in 
 argument       shape             type                layout
 ============== ================= =================== =====================================================
 a[0]           [M, K]            e4m3                K-major, pitch multiples of 16 bytes
-a[1]           [M, K/128]        float32             any strides
+a[1]           [M, K/128]        float32 or UE8M0    any strides
 b[0]           [G, N, K]         e4m3                K-major, pitch and group stride multiples of 16 bytes
-b[1]           [G, N/128, K/128] float32             any strides
+b[1]           [G, N/128, K/128] float32 or UE8M0    any strides
 d              [M, N]            bfloat16 or float32 row-major, any pitch
 grouped_layout [M], psum [G]     int32               contiguous
 ============== ================= =================== =====================================================
 
 ``grouped_layout`` has the group of each row, or -1 for padding rows; with ``use_psum_layout``, the end row of each
 group. A group starts at a multiple of ``get_mk_alignment_for_contiguous_layout()`` rows. Padding rows cost no
-tensor-core work, whatever they hold in A. In D they become zero where their group is -1, and keep their values with
-``use_psum_layout``. The kernel reads ``grouped_layout``: a CUDA graph may be replayed with another.
-``expected_m_for_psum_layout`` is the expected rows of a group. The plan depends on it, and so do the last bits of
-large groups.
+tensor-core work, whatever they hold in A. The kernel reads ``grouped_layout``: a CUDA graph may be replayed with
+another. ``expected_m_for_psum_layout`` is the expected rows of a group. The plan depends on it, and so do the last
+bits of large groups.
+
+``ensure_zero_padding`` zeroes the rows of group -1 in D, with a second small kernel; without it they keep their
+values. With ``use_psum_layout`` padding rows keep their values either way, as in DeepGEMM on Hopper. ``epilogue``
+and a pair ``d`` are as for ``fp8_fp4_gemm_nt``; padding rows of a quantized D keep their values.
 """,
     ("m_grouped_fp8_gemm_nt_contiguous",),
 )
@@ -280,7 +323,7 @@ M_GROUPED_FP8_NN_CONTIGUOUS = Function(
     "nn",
     "m_grouped_contiguous",
     M_GROUPED_FP8_CONTIGUOUS,
-    M_GROUPED_FP8_NT_CONTIGUOUS.arguments[:-1],
+    (*M_GROUPED_FP8_NT_CONTIGUOUS.arguments[:-2], NO_EPILOGUE),
     """\
 ``m_grouped_fp8_fp4_gemm_nt_contiguous`` for B [G, K, N] with scales [G, K/128, N/128], D = A·B.
 
@@ -295,7 +338,18 @@ M_GROUPED_FP8_NT_MASKED = Function(
     "nt",
     "m_grouped_masked",
     M_GROUPED_FP8_MASKED,
-    (SCALED_A, SCALED_B, D, MASKED_M, EXPECTED_M, *RECIPES, compiled_dims("nk"), DISABLE_UE8M0_CAST),
+    (
+        SCALED_A,
+        SCALED_B,
+        D,
+        MASKED_M,
+        EXPECTED_M,
+        *RECIPES,
+        compiled_dims("nk"),
+        DISABLE_UE8M0_CAST,
+        DEEP_GEMM_EPILOGUE,
+        *OVERLAP,
+    ),
     """\
 M-grouped masked FP8 GEMM, D = A·Bᵀ: each group has memory for M rows, the first ``masked_m[g]`` are valid.
 
@@ -303,16 +357,19 @@ M-grouped masked FP8 GEMM, D = A·Bᵀ: each group has memory for M rows, the fi
 argument shape             type                layout
 ======== ================= =================== =======================================================
 a[0]     [G, M, K]         e4m3                K-major, pitch and group stride multiples of 16 bytes
-a[1]     [G, M, K/128]     float32             any strides
+a[1]     [G, M, K/128]     float32 or UE8M0    any strides
 b[0]     [G, N, K]         e4m3                as a[0]
-b[1]     [G, N/128, K/128] float32             any strides
+b[1]     [G, N/128, K/128] float32 or UE8M0    any strides
 d        [G, M, N]         bfloat16 or float32 row-major, any pitch
 masked_m [G]               int32               contiguous
 ======== ================= =================== =======================================================
 
 Other rows of D keep their values and cost nothing. The kernel reads ``masked_m``: a CUDA graph may be replayed with
 other counts. ``expected_m`` is the expected rows of a group. The plan depends on it, and so do the last bits of
-large groups.
+large groups. ``epilogue`` and a pair ``d`` are as for ``fp8_fp4_gemm_nt``.
+
+``enable_overlap``, ``max_block_n`` and ``signal`` are arguments of SGLang's build of DeepGEMM: only their defaults
+are accepted.
 """,
     ("m_grouped_fp8_gemm_nt_masked", "fp8_m_grouped_gemm_nt_masked"),
 )
@@ -320,12 +377,12 @@ large groups.
 
 def half_contiguous(short: str, dtype: str, layout: str) -> Function:
     arguments = (A, B, D, GROUPED_LAYOUT, compiled_dims("nk"), USE_PSUM_LAYOUT, ENSURE_ZERO_PADDING)
-    if layout == "nt":
-        arguments += (EXPECTED_M_FOR_PSUM_LAYOUT,)
+    arguments += (EXPECTED_M_FOR_PSUM_LAYOUT, DEEP_GEMM_EPILOGUE) if layout == "nt" else (NO_EPILOGUE,)
     doc = {
         ("bf16", "nt"): (
             "M-grouped contiguous GEMM, D = A·Bᵀ: A [M, K] and B [G, N, K] bfloat16, D [M, N] bfloat16 or float32.\n\n"
-            "Groups are as for ``m_grouped_fp8_gemm_nt_contiguous``. B is contiguous along N or along K.\n"
+            "Groups, ``ensure_zero_padding`` and ``epilogue`` are as for ``m_grouped_fp8_gemm_nt_contiguous``. B is\n"
+            "contiguous along N or along K, with an epilogue along K.\n"
         ),
         ("bf16", "nn"): "``m_grouped_bf16_gemm_nt_contiguous`` for B [G, K, N], D = A·B.",
     }.get((short, layout), f"``m_grouped_bf16_gemm_{layout}_contiguous`` for float16.")
@@ -339,9 +396,9 @@ def half_masked(short: str, dtype: str) -> Function:
         aliases = ("bf16_m_grouped_gemm_nt_masked",)
         doc = (
             "M-grouped masked GEMM, D = A·Bᵀ: A [G, M, K], B [G, N, K] bfloat16, D [G, M, N] bfloat16 or float32.\n\n"
-            "Groups are as for ``m_grouped_fp8_gemm_nt_masked``.\n"
+            "Groups and ``epilogue`` are as for ``m_grouped_fp8_gemm_nt_masked``.\n"
         )
-    arguments = (A, B, D, MASKED_M, EXPECTED_M, compiled_dims("nk"))
+    arguments = (A, B, D, MASKED_M, EXPECTED_M, compiled_dims("nk"), DEEP_GEMM_EPILOGUE)
     name = f"m_grouped_{short}_gemm_nt_masked"
     return Function(name, dtype, "nt", "m_grouped_masked", M_GROUPED_HALF_MASKED, arguments, doc, aliases)
 
@@ -353,10 +410,13 @@ def half_k_grouped(short: str, dtype: str) -> Function:
 K-grouped GEMM, D[g] = C[g] + A_gᵀ·B_g: groups share M and N, and have a K each. The gradients of weights.
 
 A [sum of K_g, M] and B [sum of K_g, N] are bfloat16, row-major, with a pitch of multiples of 16 bytes; C and D
-[G, M, N] are bfloat16 or float32. ``grouped_layout``, int32 [G], is the K of each group, any number. ``ks_cpu`` are
-the same numbers on the host; None or empty where it does not know them.
+[G, M, N] are bfloat16 or float32. ``grouped_layout``, int32 [G], is the K of each group, any number. ``ks_cpu``, or
+``ks``, are the same numbers on the host; None or empty where it does not know them.
+
+With ``use_psum_layout``, ``grouped_layout`` has the end of each group along K. A group begins where the one before
+it ends, rounded up to ``get_mk_alignment_for_contiguous_layout()``; what lies between is not read.
 """
-    arguments = (A, B, D, KS_CPU, GROUPED_LAYOUT, C, compiled_dims("mn"), NO_PSUM_LAYOUT)
+    arguments = (A, B, D, KS_CPU, K_GROUPED_LAYOUT, C, compiled_dims("mn"), USE_PSUM_LAYOUT, NO_EPILOGUE, KS)
     name = f"k_grouped_{short}_gemm_tn_contiguous"
     return Function(name, dtype, "tn", "k_grouped_contiguous", K_GROUPED_HALF, arguments, doc)
 
@@ -367,7 +427,20 @@ K_GROUPED_FP8_NT = Function(
     "nt",
     "k_grouped_contiguous",
     K_GROUPED_FP8,
-    (SCALED_A, SCALED_B, D, KS_CPU, GROUPED_LAYOUT, C, RECIPE_1D1D, compiled_dims("mn"), NO_PSUM_LAYOUT),
+    (
+        SCALED_A,
+        SCALED_B,
+        D,
+        KS_CPU,
+        K_GROUPED_LAYOUT,
+        C,
+        RECIPE_1D1D,
+        compiled_dims("mn"),
+        USE_PSUM_LAYOUT,
+        NO_EPILOGUE,
+        USE_PADDED_SF_LAYOUT,
+        KS,
+    ),
     """\
 K-grouped FP8 GEMM, D[g] = C[g] + A_g·B_gᵀ: groups share M and N, and have a K each. The gradients of weights.
 
@@ -375,15 +448,19 @@ K-grouped FP8 GEMM, D[g] = C[g] + A_g·B_gᵀ: groups share M and N, and have a 
 argument       shape                                   type                layout
 ============== ======================================= =================== ====================================
 a[0]           all elements, of each group [M, K_g]    e4m3                contiguous; K_g rounded up to 16
-a[1]           [M, sum of K_g/128]                     float32             any strides
+a[1]           [M, sum of K_g/128]                     float32 or UE8M0    any strides
 b[0]           all elements, of each group [N, K_g]    e4m3                contiguous; K_g rounded up to 16
-b[1]           [N, sum of K_g/128]                     float32             any strides
+b[1]           [N, sum of K_g/128]                     float32 or UE8M0    any strides
 c, d           [G, M, N]                               bfloat16 or float32 row-major, any pitch
 grouped_layout [G]: the K of each group                int32               contiguous
 ============== ======================================= =================== ====================================
 
-``ks_cpu`` are the same numbers on the host, compared with the shapes; None or empty where it does not know them.
-K_g may be any number, also 0.
+``ks_cpu``, or ``ks``, are the same numbers on the host, compared with the shapes; None or empty where it does not
+know them. K_g may be any number, also 0. Packed UE8M0 scales are int32 [M, sum/4]: blocks of all groups, in order.
+
+With ``use_psum_layout``, ``grouped_layout`` has the end of each group along K. A group begins where the one before
+it ends, rounded up to ``get_mk_alignment_for_contiguous_layout()``, 16 or more: its [M, K_g] begins at M times
+that. ``use_padded_sf_layout`` is of SGLang's build of DeepGEMM: only False is accepted.
 """,
 )
 

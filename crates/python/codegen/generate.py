@@ -11,7 +11,7 @@ import pathlib
 import re
 from typing import Dict, List, Sequence
 
-from functions import FIELDS, MODULES, Argument, Function, Module, Operator
+from functions import DEEP_GEMM_EPILOGUE, FIELDS, MODULES, Argument, Function, Module, Operator
 
 PACKAGE = pathlib.Path(__file__).parent.parent / "python" / "oxigemm"
 WIDTH = 120
@@ -58,8 +58,9 @@ def kind_name(function: Function) -> str:
 
 
 def is_fused(function: Function) -> bool:
+    """Whether arguments of the function are fields of a fused epilogue."""
     epilogue = {field.name for field in FIELDS["epilogue"]}
-    return any(argument.name in epilogue for argument in function.arguments)
+    return any(argument.name in epilogue and argument.schema is not None for argument in function.arguments)
 
 
 def field_values(name: str, given: Dict[str, str]) -> str:
@@ -72,7 +73,7 @@ def gemm_call(function: Function, kind: str, given: Dict[str, str], start: str) 
     """The call of the extension's ``gemm`` with these texts for arguments."""
     operands = "scaled_operands" if function.dtype == "fp8" else "operands"
     grouping = "None" if function.grouping == "dense" else field_values(function.grouping, given)
-    epilogue = field_values("epilogue", given) if is_fused(function) else "None"
+    epilogue = field_values("epilogue", given) if is_fused(function) else given.get("epilogue", "None")
     parts = [kind, field_values(operands, given), given["d"], given.get("c", "None"), grouping, epilogue]
     return wrapped(f"{start}_C.gemm", parts, "", "    ")
 
@@ -90,6 +91,32 @@ def firsts() -> Dict[Operator, Function]:
     return found
 
 
+def checks(function: Function, own: Dict[str, Argument]) -> str:
+    """What a function does with the arguments that the extension does not take."""
+    text = ""
+    if "compiled_dims" in own:
+        default = own["compiled_dims"].default
+        text += f"    if compiled_dims != {default}:\n        _call.expect_dims(compiled_dims)\n"
+    if "enable_overlap" in own:
+        text += "    if enable_overlap or signal is not None or max_block_n != 256:\n"
+        text += "        _call.refuse_overlap(enable_overlap, max_block_n, signal)\n"
+    if "use_padded_sf_layout" in own:
+        text += "    if use_padded_sf_layout:\n        _call.refuse_padded_scales()\n"
+    if "ks" in own:
+        text += "    if ks is not None:\n        ks_cpu = _call.one_of_ks(ks_cpu, ks)\n"
+    if function.grouping == "k_grouped_contiguous":
+        text += '    if grouped_layout is None:\n        _call.refuse_none("grouped_layout", grouped_layout)\n'
+    if "epilogue" in own:
+        alpha = "alpha is not None or " if "alpha" in own else ""
+        given = "d, alpha, epilogue" if "alpha" in own else "d, None, epilogue"
+        condition = f"    if {alpha}epilogue is not None or isinstance(d, (tuple, list)):\n"
+        if own["epilogue"] is DEEP_GEMM_EPILOGUE:
+            text += f"    fused = None\n{condition}        d, fused = _epilogue.resolve({given})\n"
+        else:
+            text += f"{condition}        d = _epilogue.refuse({given})\n"
+    return text
+
+
 def facade_function(function: Function) -> str:
     """A function of a module."""
 
@@ -101,14 +128,16 @@ def facade_function(function: Function) -> str:
     text = wrapped(f"def {function.name}", parts, " -> None:")
     text += docstring(function.doc)
     own = {argument.name: argument for argument in function.arguments}
-    if function.grouping == "k_grouped_contiguous":
-        text += "    _call.refuse_psum_layout(use_psum_layout)\n"
+    text += checks(function, own)
     for field in FIELDS["epilogue"]:
         if field.name in own and field.default == "None" and own[field.name].default is None:
             text += f'    _call.refuse_none("{field.name}", {field.name})\n'
     selectors = [f'"{getattr(function, selector)}"' for selector in function.operator.selectors]
     passed = []
     for expected in operator_arguments(firsts()[function.operator]):
+        if expected is DEEP_GEMM_EPILOGUE:
+            passed += ["*_epilogue.operands(fused)"] if expected in function.arguments else ["None", "None"]
+            continue
         star = "*" if expected.annotation == "Pair" else ""
         passed.append(f"{star}{expected.name}" if expected.name in own else expected.default or "None")
     text += "    if _call.is_compiling():\n"
@@ -116,6 +145,8 @@ def facade_function(function: Function) -> str:
     if function.dtype is None:
         return text + wrapped(f"return _C.{function.operator.name}", [*selectors, *passed], "", "    ")
     given = {argument.name: argument.name for argument in operator_arguments(function)}
+    if DEEP_GEMM_EPILOGUE in function.arguments:
+        given["epilogue"] = "fused"
     return text + gemm_call(function, kind_name(function), given, "return ")
 
 
@@ -144,7 +175,9 @@ def facade(module: Module) -> str:
     if len(line) > WIDTH:
         line = "__all__ = [\n" + "".join(f"    {name},\n" for name in exported) + "]\n"
     text = f'"""{module.doc}"""\n\n{NOTE}\nfrom __future__ import annotations\n\n{typing}\n'
-    text += f"from {package} import _call\nfrom {package} import _oxigemm as _C\n\n{line}\n"
+    text += f"from {package} import _call\nfrom {package} import _oxigemm as _C\n"
+    text += "from . import epilogue as _epilogue\n" if "_epilogue." in body else ""
+    text += f"\n{line}\n"
     if types:
         text += f"{types}\n"
     return (text + body.lstrip("\n") if kinds else text.rstrip("\n") + "\n" + body).replace("\n\n\n\n", "\n\n\n")
@@ -158,7 +191,9 @@ def operator(operator: Operator, function: Function) -> str:
     given = {}
     for argument in arguments:
         value = ", ".join(schema_names(argument))
-        if argument.annotation == "Pair":
+        if argument is DEEP_GEMM_EPILOGUE:
+            value = f"_fused({value})"
+        elif argument.annotation == "Pair":
             value = f"({value})"
         elif (argument.schema or "").startswith("int[]") and argument.name != "ks_cpu":
             value = f"_tuple({value})"
@@ -177,6 +212,7 @@ def schema_names(argument: Argument) -> List[str]:
 
 def operators() -> str:
     """The text of the module of operators."""
+    fused = field_values("epilogue", {"alpha": "1.0 if alpha is None else alpha", "d_scales": "sfd"})
     text = f'''"""The GEMM functions as custom operators of torch: what each is called with, and what it calls."""
 
 {NOTE}
@@ -191,6 +227,12 @@ _kind = functools.lru_cache(maxsize=None)(_C.GemmKind)
 
 def _tuple(numbers):
     return None if numbers is None else tuple(numbers)
+
+
+def _fused(alpha, sfd):
+    if alpha is None and sfd is None:
+        return None
+    return {fused}
 '''
     rows = ""
     for each, function in firsts().items():

@@ -278,7 +278,7 @@ fn numpy(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Array> {
 }
 
 /// The names that numpy, ml_dtypes and torch have for element types.
-const DTYPES: [(&str, DType); 8] = [
+const DTYPES: [(&str, DType); 9] = [
     ("float8_e4m3fn", DType::E4m3),
     ("float8_e5m2", DType::E5m2),
     ("bfloat16", DType::Bf16),
@@ -287,6 +287,8 @@ const DTYPES: [(&str, DType); 8] = [
     ("int32", DType::I32),
     ("uint8", DType::U8),
     ("int8", DType::U8),
+    // Exponents of UE8M0 scales.
+    ("float8_e8m0fnu", DType::U8),
 ];
 
 /// The element type of this name.

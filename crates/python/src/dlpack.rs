@@ -211,7 +211,8 @@ impl DataType {
             (2, 16) => Some(DType::F16),
             (2, 32) => Some(DType::F32),
             (0, 32) => Some(DType::I32),
-            (0 | 1, 8) => Some(DType::U8),
+            // UE8M0 is exponents in bytes.
+            (0 | 1 | 14, 8) => Some(DType::U8),
             _ => None,
         }
     }

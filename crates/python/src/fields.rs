@@ -14,14 +14,14 @@ pub const OPERANDS: [&str; 2] = ["a", "b"];
 /// The operands of an FP8 GEMM.
 pub const SCALED_OPERANDS: [&str; 5] = ["a", "b", "recipe", "recipe_a", "recipe_b"];
 /// The groups of an m-grouped contiguous GEMM.
-pub const M_GROUPED_CONTIGUOUS: [&str; 3] =
-    ["grouped_layout", "use_psum_layout", "expected_m_for_psum_layout"];
+pub const M_GROUPED_CONTIGUOUS: [&str; 4] =
+    ["grouped_layout", "use_psum_layout", "expected_m_for_psum_layout", "ensure_zero_padding"];
 /// The groups of an m-grouped masked GEMM.
 pub const M_GROUPED_MASKED: [&str; 2] = ["masked_m", "expected_m"];
 /// The groups of an m-grouped GEMM whose arguments say whether it is contiguous or masked.
 pub const M_GROUPED: [&str; 4] = ["grouped_layout", "masked_m", "expected_m", "use_psum_layout"];
 /// The groups of a k-grouped GEMM.
-pub const K_GROUPED: [&str; 2] = ["ks_cpu", "grouped_layout"];
+pub const K_GROUPED: [&str; 3] = ["ks_cpu", "grouped_layout", "use_psum_layout"];
 /// The fused epilogue.
 pub const EPILOGUE: [&str; 8] =
     ["alpha", "beta", "bias", "activation", "gated", "head_splits", "d_scales", "power_of_two"];

@@ -3,7 +3,9 @@
 //! [`GemmKind`] is what the name of a facade function says: operand type, layout and grouping. [`Gemm`] adds what its
 //! arguments say. [`Gemm::run`] alone chooses the function of the library.
 
-use oxigemm::{Activation, DType, FusedOutput, GemmLayout, GroupedRows, HeadSplits, RowGroups, Tensor};
+use oxigemm::{
+    Activation, DType, FusedOutput, GemmLayout, GroupedRows, HeadSplits, KGroupNumbers, RowGroups, Tensor,
+};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -21,8 +23,11 @@ const NAMES: &[(&str, &str)] = &[
     ("ids", "grouped_layout"),
     ("ends", "grouped_layout"),
     ("ks", "grouped_layout"),
+    ("alignment", "get_mk_alignment_for_contiguous_layout()"),
     ("ks_host", "ks_cpu"),
 ];
+
+const NO_KERNELS: &str = "has no kernels";
 
 /// The type of A and B.
 #[derive(Clone, Copy)]
@@ -184,14 +189,28 @@ impl Operands {
 enum Grouping {
     Dense,
     M(MGroups),
-    K { ks: Index, ks_host: Option<Vec<usize>> },
+    /// `alignment`: of groups whose ends are given.
+    K {
+        numbers: Index,
+        alignment: Option<usize>,
+        ks_host: Option<Vec<usize>>,
+    },
 }
 
 /// The groups of an m-grouped GEMM.
 #[derive(Clone, Copy)]
 enum MGroups {
-    Contiguous { grouped_layout: Index, is_psum: bool, alignment: usize, expected_m: Option<usize> },
-    Masked { masked_m: Index, expected_m: usize },
+    Contiguous {
+        grouped_layout: Index,
+        is_psum: bool,
+        alignment: usize,
+        expected_m: Option<usize>,
+        zero_padding: bool,
+    },
+    Masked {
+        masked_m: Index,
+        expected_m: usize,
+    },
 }
 
 impl MGroups {
@@ -200,6 +219,7 @@ impl MGroups {
         grouped_layout: &Bound<'py, PyAny>,
         is_psum: bool,
         (name, expected_m): (&str, Option<i64>),
+        zero_padding: bool,
     ) -> PyResult<MGroups> {
         if expected_m.is_some() && !is_psum {
             let (expected, found) = ("None, as `use_psum_layout` is False", format!("{expected_m:?}"));
@@ -207,7 +227,8 @@ impl MGroups {
         }
         let expected_m = expected_m.map(|rows| positive(call.py(), name, rows)).transpose()?;
         let grouped_layout = call.input("grouped_layout", grouped_layout)?;
-        Ok(MGroups::Contiguous { grouped_layout, is_psum, alignment: settings::alignment(), expected_m })
+        let alignment = settings::alignment();
+        Ok(MGroups::Contiguous { grouped_layout, is_psum, alignment, expected_m, zero_padding })
     }
 
     /// The groups of a fused GEMM, for which the arguments say whether they are contiguous or masked.
@@ -223,7 +244,9 @@ impl MGroups {
                 };
                 Ok(MGroups::Masked { masked_m: call.input("masked_m", masked_m)?, expected_m })
             }
-            (Some(layout), None) => MGroups::contiguous(call, layout, is_psum, ("expected_m", expected_m)),
+            (Some(layout), None) => {
+                MGroups::contiguous(call, layout, is_psum, ("expected_m", expected_m), false)
+            }
             (_, masked_m) => {
                 let expected = "either it, with or without `use_psum_layout`, or `masked_m`";
                 let found = if masked_m.is_some() { "more" } else { "neither" };
@@ -236,7 +259,7 @@ impl MGroups {
     #[inline]
     fn get<'a>(&self, x: &'a Arguments) -> RowGroups<'a> {
         match *self {
-            MGroups::Contiguous { grouped_layout, is_psum, alignment, expected_m } => {
+            MGroups::Contiguous { grouped_layout, is_psum, alignment, expected_m, .. } => {
                 let numbers = x.get(grouped_layout);
                 let rows = if is_psum { GroupedRows::Ends(numbers) } else { GroupedRows::Ids(numbers) };
                 RowGroups::Contiguous { rows, alignment, expected_m }
@@ -260,9 +283,13 @@ impl Grouping {
         match kind {
             GroupingKind::Dense => Ok(Grouping::Dense),
             GroupingKind::MGroupedContiguous => {
-                let [grouped_layout, psum, expected_m] = fields(&fields::M_GROUPED_CONTIGUOUS, groups()?)?;
+                let [grouped_layout, psum, expected_m, zero_padding] =
+                    fields(&fields::M_GROUPED_CONTIGUOUS, groups()?)?;
                 let expected_m = ("expected_m_for_psum_layout", expected_m.get()?);
-                MGroups::contiguous(call, grouped_layout.object(), psum.get()?, expected_m).map(Grouping::M)
+                let (psum, zero_padding) = (psum.get()?, zero_padding.get()?);
+                let groups =
+                    MGroups::contiguous(call, grouped_layout.object(), psum, expected_m, zero_padding)?;
+                Ok(Grouping::M(groups))
             }
             GroupingKind::MGroupedMasked => {
                 let [masked_m, expected_m] = fields(&fields::M_GROUPED_MASKED, groups()?)?;
@@ -272,11 +299,21 @@ impl Grouping {
             }
             GroupingKind::MGrouped => MGroups::either(call, groups()?, a).map(Grouping::M),
             GroupingKind::KGrouped => {
-                let [ks_cpu, grouped_layout] = fields(&fields::K_GROUPED, groups()?)?;
+                let [ks_cpu, grouped_layout, psum] = fields(&fields::K_GROUPED, groups()?)?;
                 let ks_host = known_ks(call.py(), ks_cpu.get()?)?;
-                Ok(Grouping::K { ks: call.input("grouped_layout", grouped_layout.object())?, ks_host })
+                let alignment = psum.get::<bool>()?.then(settings::alignment);
+                let numbers = call.input("grouped_layout", grouped_layout.object())?;
+                Ok(Grouping::K { numbers, alignment, ks_host })
             }
         }
+    }
+}
+
+/// The groups of a k-grouped GEMM.
+fn k_groups(numbers: &Tensor, alignment: Option<usize>) -> KGroupNumbers<'_> {
+    match alignment {
+        None => KGroupNumbers::Ks(numbers),
+        Some(alignment) => KGroupNumbers::Ends { ends: numbers, alignment },
     }
 }
 
@@ -386,13 +423,13 @@ impl Gemm {
                 oxigemm::m_grouped_half_gemm(layout, x.get(a), x.get(b), c, d, rows, options)?;
                 self.zero_padding(x, groups)
             }
-            (Operands::Fp8(scaled), Grouping::K { ks, ks_host }) => {
-                let ([a, b], ks, ks_host) = (scaled.get(x), x.get(*ks), ks_host.as_deref());
-                oxigemm::k_grouped_fp8_gemm_nt_contiguous(a, b, c, d, ks, ks_host, options)
+            (Operands::Fp8(scaled), Grouping::K { numbers, alignment, ks_host }) => {
+                let ([a, b], groups) = (scaled.get(x), k_groups(x.get(*numbers), *alignment));
+                oxigemm::k_grouped_fp8_gemm_nt_contiguous(a, b, c, d, groups, ks_host.as_deref(), options)
             }
-            (Operands::Half { a, b }, Grouping::K { ks, ks_host }) => {
-                let (a, b, ks, ks_host) = (x.get(a), x.get(b), x.get(*ks), ks_host.as_deref());
-                oxigemm::k_grouped_half_gemm(layout, a, b, c, d, ks, ks_host, options)
+            (Operands::Half { a, b }, Grouping::K { numbers, alignment, ks_host }) => {
+                let (a, b, groups) = (x.get(a), x.get(b), k_groups(x.get(*numbers), *alignment));
+                oxigemm::k_grouped_half_gemm(layout, a, b, c, d, groups, ks_host.as_deref(), options)
             }
         }
     }
@@ -400,6 +437,7 @@ impl Gemm {
     /// Computes it with a fused epilogue.
     fn run_fused(&self, x: &Arguments, epilogue: &Epilogue) -> oxigemm::Result<()> {
         let (mut d, mut scales) = (x.output(self.d), epilogue.d_scales.map(|scales| x.output(scales)));
+        let quantized = scales.is_some();
         let d = match &mut scales {
             Some(scales) => FusedOutput::Fp8 { d: &mut d, scales, format: format_of(epilogue.power_of_two) },
             None => FusedOutput::Matrix(&mut d),
@@ -408,11 +446,13 @@ impl Gemm {
         match (self.operands, &self.grouping) {
             (Operands::Fp8(scaled), Grouping::M(groups)) => {
                 let ([a, b], rows) = (scaled.get(x), groups.get(x));
-                oxigemm::m_grouped_fp8_gemm_nt_fused(a, b, c, d, rows, epilogue, options)
+                oxigemm::m_grouped_fp8_gemm_nt_fused(a, b, c, d, rows, epilogue, options)?;
+                if quantized { Ok(()) } else { self.zero_padding(x, groups) }
             }
             (Operands::Half { a, b }, Grouping::M(groups)) => {
                 let (a, b, rows) = (x.get(a), x.get(b), groups.get(x));
-                oxigemm::m_grouped_half_gemm_nt_fused(a, b, c, d, rows, epilogue, options)
+                oxigemm::m_grouped_half_gemm_nt_fused(a, b, c, d, rows, epilogue, options)?;
+                if quantized { Ok(()) } else { self.zero_padding(x, groups) }
             }
             (Operands::Fp8(scaled), _) => {
                 let [a, b] = scaled.get(x);
@@ -428,7 +468,7 @@ impl Gemm {
     /// these rows from rows of A that are zero.
     fn zero_padding(&self, x: &Arguments, groups: &MGroups) -> oxigemm::Result<()> {
         match *groups {
-            MGroups::Contiguous { grouped_layout, is_psum: false, .. } => {
+            MGroups::Contiguous { grouped_layout, is_psum: false, zero_padding: true, .. } => {
                 let groups = x.get(self.operands.b()).dims()[0];
                 let (ids, d) = (x.get(grouped_layout), &mut x.output(self.d));
                 oxigemm::zero_padding_rows(ids, groups, d, &x.launch_options())
@@ -474,6 +514,12 @@ fn gemm<'py>(
     epilogue: Option<&Bound<'py, PyTuple>>,
 ) -> PyResult<()> {
     let kind = kind.get();
+    if epilogue.is_some()
+        && (kind.layout != GemmLayout::Nt || matches!(kind.grouping, GroupingKind::KGrouped))
+    {
+        let (expected, found) = ("None but in nt, dense or m-grouped", "a fused epilogue");
+        return Err(argument_error(d.py(), "epilogue", NO_KERNELS, expected, found));
+    }
     let mut call = Call::new(d.py(), NAMES);
     let operands = Operands::read(&mut call, kind, operands, epilogue.is_some())?;
     let d = call.output("d", d)?;

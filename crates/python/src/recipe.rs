@@ -1,5 +1,6 @@
 //! Recipes: the scale granularity of A and B as DeepGEMM's callers say it.
 
+use oxigemm::DType;
 use pyo3::prelude::*;
 
 use crate::array::Array;
@@ -74,7 +75,10 @@ impl Recipe {
             _ => [0, 0],
         };
         let [rows, columns] = given[operand].map(|count| count as usize);
-        let mut expected = [mn.div_ceil(rows), k.div_ceil(columns)];
+        let along_k = k.div_ceil(columns);
+        // Packed UE8M0 scales: four along K in each.
+        let along_k = if scales.dtype == DType::I32 { along_k.div_ceil(4) } else { along_k };
+        let mut expected = [mn.div_ceil(rows), along_k];
         if k_first {
             expected.reverse();
         }

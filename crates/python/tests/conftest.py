@@ -25,7 +25,7 @@ collect_ignore = [
 SETTINGS = {
     *deep_gemm.settings.__all__,
     *deep_gemm.testing.__all__,
-    *["OxigemmError", "__version__", "align", "ceil_div", "get_tma_aligned_size", "testing", "utils"],
+    *["OxigemmError", "__version__", "align", "ceil_div", "epilogue", "get_tma_aligned_size", "testing", "utils"],
 }
 
 

@@ -4,6 +4,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from oxigemm.deep_gemm import epilogue
+
 DTYPES = {
     np.dtype(ml_dtypes.float8_e4m3fn): torch.float8_e4m3fn,
     np.dtype(ml_dtypes.float8_e5m2): torch.float8_e5m2,
@@ -16,6 +18,8 @@ DTYPES = {
     np.dtype(np.uint8): torch.uint8,
     np.dtype(np.int8): torch.int8,
 }
+if hasattr(torch, "float8_e8m0fnu"):
+    DTYPES[np.dtype(ml_dtypes.float8_e8m0fnu)] = torch.float8_e8m0fnu
 BACK = {there: here for here, there in DTYPES.items()}
 
 
@@ -96,6 +100,8 @@ def on_torch(function, device):
             elif isinstance(x, (tuple, list)):
                 for part in x:
                     find(part)
+            elif isinstance(x, epilogue.FP8Quantization):
+                find(x.sfd)
 
         find(list(arguments) + list(named.values()))
         memory = Memory(arrays, device)
@@ -104,6 +110,8 @@ def on_torch(function, device):
         def convert(x):
             if isinstance(x, (tuple, list)) and any(id(part) in tensors for part in x):
                 return type(x)(convert(part) for part in x)
+            if isinstance(x, epilogue.FP8Quantization):
+                return type(x)(convert(x.sfd))
             return tensors.get(id(x), x)
 
         result = function(*map(convert, arguments), **{name: convert(x) for name, x in named.items()})

@@ -278,3 +278,41 @@ print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert run.stdout.strip() == "[0, 0, 0, 0]", run.stderr
+
+
+def test_alpha_in_gpu_memory_is_refused():
+    a, b, d = fp8_operands()
+    with pytest.raises(ValueError) as caught:
+        deep_gemm.fp8_gemm_nt(a, b, d, alpha=torch.ones(1, device="cuda"))
+    assert caught.value.argument == "alpha"
+    deep_gemm.fp8_gemm_nt(a, b, d, alpha=torch.tensor(0.5))
+    assert calc_diff(d, 0.5 * exact(a, b)) < 1e-4
+
+
+@pytest.mark.parametrize("form", ["packed", "float8_e8m0fnu", "uint8"])
+def test_a_graph_unpacks_ue8m0_scales(form):
+    a, b, d = fp8_operands()
+    a, b = ((codes, torch.exp2(torch.round(torch.log2(sf)))) for codes, sf in (a, b))
+    expected = torch.zeros_like(d)
+    deep_gemm.fp8_gemm_nt(a, b, expected)
+    exponents = lambda sf: (sf.view(torch.int32) >> 23).to(torch.uint8)  # noqa: E731
+    convert = {
+        "packed": deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor,
+        "float8_e8m0fnu": lambda sf: exponents(sf).view(torch.float8_e8m0fnu),
+        "uint8": exponents,
+    }[form]
+    a, b = (a[0], convert(a[1])), (b[0], convert(b[1]))
+    # The workspace belongs to a stream: the first call in it allocates, and a capture may not.
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        deep_gemm.fp8_gemm_nt(a, b, d)
+    stream.synchronize()
+    assert torch.equal(d, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        deep_gemm.fp8_gemm_nt(a, b, d)
+    d.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(d, expected)

@@ -185,7 +185,7 @@ WRONG = [
     (k_grouped, {"ks_cpu": [256]}, "ks_cpu", ValueError, "128"),
     (k_grouped, {"ks_cpu": [-1]}, "ks_cpu", ValueError, "0 or more"),
     (k_grouped, {"recipe": (1, 128, 128)}, "recipe", ValueError, "(1, 1, 128)"),
-    (k_grouped, {"use_psum_layout": True}, "use_psum_layout", ValueError, "False"),
+    (k_grouped, {"use_padded_sf_layout": True}, "use_padded_sf_layout", ValueError, "False"),
     (k_grouped, {"grouped_layout": np.array([1, 2], np.int32)}, "grouped_layout", ValueError, "[1]"),
 ]
 

@@ -96,7 +96,8 @@ WRONG = [
     ({"recipe": (1, 32)}, "recipe", "(1, 128) or (128, 128)"),
     ({"mn": 7}, "sf", "(7, 2)"),
     ({"num_groups": 1}, "sf", "(1, 6, 2)"),
-    ({"sf": scales(6, 2).astype(np.int32)}, "sf", "float32"),
+    ({"sf": scales(6, 2).astype(np.float16)}, "sf", "float32"),
+    ({"sf": scales(6, 2).astype(np.int32)}, "sf", "(6, 1)"),
     ({"sf": scales(12)}, "sf", "2 or 3 dimensions"),
     ({"psum_layout": np.zeros(1)}, "psum_layout", "None"),
 ]

@@ -95,7 +95,7 @@ def test_settings():
     deep_gemm.set_tc_util(0)
     assert deep_gemm.get_tc_util() == 100
     assert deep_gemm.get_mk_alignment_for_contiguous_layout() == 128
-    assert deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(3) == 128
+    assert deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(3) == 16
     deep_gemm.set_mk_alignment_for_contiguous_layout(64)
     assert deep_gemm.get_m_alignment_for_contiguous_layout() == 64
     deep_gemm.set_mk_alignment_for_contiguous_layout(128)

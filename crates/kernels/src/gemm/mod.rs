@@ -21,6 +21,7 @@ pub mod sm90;
 pub mod tensor_maps;
 pub mod transpose;
 pub mod transpose_k_grouped;
+pub mod unpack_scales;
 
 use std::ops::RangeInclusive;
 

@@ -62,7 +62,8 @@ pub fn build() -> Result<Module, BuildError> {
     let k = &Kernel::new(NAME, Target::Sm90a).threads(THREADS);
     let (ks, found) = (k.param_pointer("ks"), k.param_pointer("found"));
     let [a, b] = ["a", "b"].map(|name| Operand::declare(k, name));
-    let numbers = KGroupNumbers { ks, groups: k.param("groups"), extent: k.param("extent") };
+    let (groups, extent) = (k.param("groups"), k.param("extent"));
+    let numbers = KGroupNumbers { ks, groups, extent, alignment: None };
     let blocks: U32<'_> = k.param("blocks");
     let tile = k.dynamic_shared();
     k.name_shared("tile", 0, TILE * TILE, 1);

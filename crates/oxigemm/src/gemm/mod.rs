@@ -8,6 +8,7 @@ pub(crate) mod names;
 pub(crate) mod raw;
 mod run;
 mod transpose;
+mod unpack;
 
 use crate::check::gemm::tensors::Gemm;
 use crate::device::Stream;

@@ -343,6 +343,7 @@ impl<'a> RawGemm<'a> {
                     let unit = GemmDesc::k_unit(self.layout, scaled) as usize;
                     GroupingDesc::KGrouped(KGroupedDesc {
                         ks: Operand::new(("ks", DType::I32), &[groups], &[1], (*ks, device)),
+                        ends: None,
                         host: ks_host.map(|ks| HostKs::new(ks, unit)),
                     })
                 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::GemmOptions;
 use super::transpose::Transposition;
+use super::unpack::Unpacking;
 use crate::check::gemm::tensors::Gemm;
 use crate::check::{Checked, GemmDesc, GroupingDesc, Problem, Trivial};
 use crate::device::Device;
@@ -51,8 +52,15 @@ impl CallKey {
 struct ReadyCall<B: Backend> {
     prepared: Arc<Prepared<B>>,
     args: KernelArgs,
-    /// Transposition before the GEMM, and the workspace that the arguments were made for.
-    transposition: Option<(Transposition, u64)>,
+    /// Kernels before the GEMM, and the workspace that the arguments were made for.
+    preparation: Option<(Preparation, u64)>,
+}
+
+/// Kernels before the GEMM, which write to a workspace: scales first, then what is transposed.
+#[derive(Clone, Copy)]
+struct Preparation {
+    unpacking: Option<Unpacking>,
+    transposition: Option<Transposition>,
 }
 
 /// Runs a GEMM. `tensors` are those that it was described from, which the CPU needs.
@@ -98,27 +106,36 @@ unsafe fn launch<B: Backend>(backend: &B, desc: &GemmDesc, options: &GemmOptions
     if let Some(result) = calls.recall(hash, |call| call.is(desc, options), launch_cached).flatten() {
         return result;
     }
-    let problem = match desc.check()? {
+    let unpacked = desc.unpacked()?;
+    let as_f32 = unpacked.as_ref().map_or(desc, |(desc, _)| desc);
+    let problem = match as_f32.check()? {
         Checked::Nothing => return Ok(()),
         // SAFETY: the check has compared C and D with their description; the caller keeps them.
         Checked::Trivial(trivial) => return unsafe { update(backend, desc, trivial, stream) },
         Checked::Launch(problem) => problem,
     };
-    let (problem, transposition) = transposed(problem, desc)?;
+    let unpacking = match &unpacked {
+        None => None,
+        Some((_, scales)) => {
+            scales.expect_apart(desc)?;
+            Some(Unpacking::new(scales)?)
+        }
+    };
+    let (problem, transposition) = transposed(problem, as_f32)?;
     let prepared = prepared(backend, &plan_key(problem, backend.limits(), options))?;
     let mut at = own;
     if problem.k_groups.is_some() {
         at.map_workspace = backend.tensor_map_workspace(stream)?;
     }
-    let transposition = match transposition {
+    let preparation = match Preparation::new(unpacking, transposition) {
         None => None,
-        Some(transposition) => Some((transposition, backend.workspace(stream, transposition.bytes())?)),
+        Some(preparation) => Some((preparation, backend.workspace(stream, preparation.bytes())?)),
     };
-    if let Some((transposition, workspace)) = &transposition {
-        at = transposition.addresses(at, *workspace);
+    if let Some((preparation, workspace)) = &preparation {
+        at = preparation.addresses(at, *workspace);
     }
     let args = prepared.arguments(backend, &at)?;
-    let ready = ReadyCall { prepared, args, transposition };
+    let ready = ReadyCall { prepared, args, preparation };
     // SAFETY: the check has compared the operands with the problem; the caller keeps them.
     unsafe { ready.launch(backend, desc, stream, options)? };
     let GemmOptions { config, num_sms, batch_invariant, .. } = *options;
@@ -152,9 +169,9 @@ impl<B: Backend> ReadyCall<B> {
     /// Whether the workspace that the arguments were made for is that of a stream.
     #[inline]
     fn is_current(&self, backend: &B, stream: B::Stream<'_>) -> Result<bool> {
-        match &self.transposition {
+        match &self.preparation {
             None => Ok(true),
-            Some((transposition, known)) => Ok(backend.workspace(stream, transposition.bytes())? == *known),
+            Some((preparation, known)) => Ok(backend.workspace(stream, preparation.bytes())? == *known),
         }
     }
 
@@ -172,16 +189,69 @@ impl<B: Backend> ReadyCall<B> {
         options: &GemmOptions,
     ) -> Result<()> {
         let mut programmatic = options.programmatic;
-        if let Some((transposition, workspace)) = &self.transposition {
+        if let Some((preparation, workspace)) = &self.preparation {
             // SAFETY: the caller keeps the operands, and the device the workspace.
-            unsafe {
-                transposition.launch(backend, desc.addresses(), *workspace, stream, programmatic)?;
-            }
-            // The GEMM waits for the transposition, and so for all before it.
+            unsafe { preparation.launch(backend, desc.addresses(), *workspace, stream, programmatic)? };
+            // The GEMM waits for the last of these kernels, and so for all before it.
             programmatic = true;
         }
         // SAFETY: the arguments are those of the checked call; the caller keeps the operands.
         unsafe { self.prepared.launch(backend, &self.args, stream, programmatic) }
+    }
+}
+
+impl Preparation {
+    /// What comes before a GEMM; `None` where nothing does.
+    fn new(unpacking: Option<Unpacking>, transposition: Option<Transposition>) -> Option<Preparation> {
+        let some = unpacking.is_some() || transposition.is_some();
+        some.then_some(Preparation { unpacking, transposition })
+    }
+
+    /// Bytes of the workspace that scales take.
+    #[inline]
+    fn scale_bytes(&self) -> u64 {
+        self.unpacking.as_ref().map_or(0, Unpacking::bytes)
+    }
+
+    /// Bytes of the workspace.
+    #[inline]
+    fn bytes(&self) -> u64 {
+        self.scale_bytes() + self.transposition.as_ref().map_or(0, Transposition::bytes)
+    }
+
+    /// Addresses of the GEMM, once all is prepared.
+    fn addresses(&self, own: Addresses, workspace: u64) -> Addresses {
+        let at = self.unpacking.as_ref().map_or(own, |unpacking| unpacking.addresses(own, workspace));
+        match &self.transposition {
+            None => at,
+            Some(transposition) => transposition.addresses(at, workspace + self.scale_bytes()),
+        }
+    }
+
+    /// Puts the kernels into a stream.
+    ///
+    /// # Safety
+    /// As for [`ReadyCall::launch`], of operands at these addresses.
+    unsafe fn launch<B: Backend>(
+        &self,
+        backend: &B,
+        own: Addresses,
+        workspace: u64,
+        stream: B::Stream<'_>,
+        mut programmatic: bool,
+    ) -> Result<()> {
+        if let Some(unpacking) = &self.unpacking {
+            // SAFETY: the caller's promise.
+            unsafe { unpacking.launch(backend, workspace, stream, programmatic)? };
+            programmatic = true;
+        }
+        match &self.transposition {
+            None => Ok(()),
+            // SAFETY: the caller's promise.
+            Some(transposition) => unsafe {
+                transposition.launch(backend, own, workspace + self.scale_bytes(), stream, programmatic)
+            },
+        }
     }
 }
 

@@ -348,7 +348,7 @@ mod tests {
         summed: None,
         fused: None,
     };
-    const GROUPS: KGroups = KGroups { count: 3, blocks: 4, d_slab: 48 };
+    const GROUPS: KGroups = KGroups { count: 3, blocks: 4, d_slab: 48, alignment: 0 };
 
     #[test]
     fn k_grouped_results_follow_the_numbers() {

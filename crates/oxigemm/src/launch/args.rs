@@ -368,6 +368,7 @@ fn k_group_args(groups: &KGroups, problem: &Problem) -> KGroupedArgs {
         extent: problem.k,
         d_slab: groups.d_slab,
         keeps_empty: u32::from(problem.c == Accumulate::InPlace),
+        alignment: groups.alignment,
     }
 }
 

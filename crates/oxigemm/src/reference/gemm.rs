@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use oxigemm_kernels::gemm::OperandKind;
-use oxigemm_kernels::gemm::scheduler::k_grouped::{KCapacity, KGroup, PITCH_UNIT, k_groups};
+use oxigemm_kernels::gemm::scheduler::k_grouped::{KCapacity, KGroup, PITCH_UNIT, k_groups, ks_of_ends};
+use oxigemm_kernels::gemm::unpack_scales;
 
 use super::epilogue::{EpilogueOutput, Finish, computed};
 use super::{Fp8Matrix, fp8_gemm_nt, gemm_nt};
@@ -11,8 +12,10 @@ use crate::cast::{Quantized, ScaleFormat};
 use crate::check::gemm::tensors::epilogue::Epilogue;
 use crate::check::gemm::tensors::{Addend, Gemm, Grouping};
 use crate::check::{BLOCK, Checked, GemmDesc, GemmLayout, Groups, KGroups, Problem};
+use crate::device::Device;
 use crate::error::Result;
 use crate::tensor::Tensor;
+use crate::tensor::desc::Operand;
 use crate::tensor::dtype::DType;
 
 /// `fp8_gemm_nt` on tensors of any device: the arguments pass the same checks as on a GPU, and D takes the exact
@@ -47,13 +50,48 @@ pub fn fp8_gemm_nt_tensors(
 /// A GEMM of tensors of any device. Its arguments pass the same check as on a GPU. Products are exact in `f64`, and D
 /// is rounded once.
 pub(crate) fn gemm(gemm: &Gemm<'_>) -> Result<()> {
+    match gemm.describe().unpacked()? {
+        None => gemm_f32(gemm),
+        Some((desc, unpacked)) => {
+            unpacked.expect_apart(&gemm.describe())?;
+            let unpack = |scales: Option<&Tensor>, to: Option<Operand>, k_first: bool| match (scales, to) {
+                (Some(x), Some(to)) if x.dtype() != DType::F32 => unpack(x, &to, k_first).map(Some),
+                _ => Ok(None),
+            };
+            let sfa = unpack(gemm.sfa, desc.sfa, gemm.layout.a_begins_with_k())?;
+            let sfb = unpack(gemm.sfb, desc.sfb, gemm.layout.b_begins_with_k())?;
+            gemm_f32(&Gemm { sfa: sfa.as_ref().or(gemm.sfa), sfb: sfb.as_ref().or(gemm.sfb), ..*gemm })
+        }
+    }
+}
+
+/// FP32 scales of UE8M0 ones, in the shape that a kernel unpacks them to. `k_first`: matrices begin with K.
+fn unpack(scales: &Tensor, to: &Operand, k_first: bool) -> Result<Tensor> {
+    let packed = scales.dtype() == DType::I32;
+    // Columns are along K, and so are the exponents of a word.
+    let bytes = along_k(scales, k_first)?.to_bytes()?;
+    let mut dims: Vec<usize> = to.dims().iter().map(|dim| *dim as usize).collect();
+    let rank = dims.len();
+    if k_first && rank > 1 {
+        dims.swap(rank - 2, rank - 1);
+    }
+    let columns = dims[rank - 1];
+    let row = if packed { columns.next_multiple_of(4) } else { columns };
+    let exponents = bytes.chunks(row.max(1)).flat_map(|row| &row[..columns]);
+    let values: Vec<f32> = exponents.map(|exponent| unpack_scales::scale(*exponent)).collect();
+    along_k(&Tensor::from_slice(&values, &dims, &Device::Cpu)?, k_first)
+}
+
+fn gemm_f32(gemm: &Gemm<'_>) -> Result<()> {
     let problem = match gemm.describe().check()? {
         Checked::Launch(problem) => problem,
         Checked::Trivial(_) => return without_product(gemm.c.tensor(gemm.d), &mut gemm.d.clone()),
         Checked::Nothing => return Ok(()),
     };
     match (&gemm.grouping, &problem.groups, &problem.k_groups) {
-        (Grouping::KGrouped { ks, .. }, _, Some(groups)) => k_grouped(gemm, &problem, groups, ks),
+        (Grouping::KGrouped { groups: numbers, .. }, _, Some(groups)) => {
+            k_grouped(gemm, &problem, groups, numbers.numbers())
+        }
         (Grouping::Summed, ..) => summed(gemm),
         (_, Some(groups), _) => grouped(gemm, &problem, groups),
         _ => {
@@ -192,7 +230,7 @@ fn summed(gemm: &Gemm<'_>) -> Result<()> {
 }
 
 /// k-grouped GEMMs.
-fn k_grouped(gemm: &Gemm<'_>, problem: &Problem, groups: &KGroups, ks: &Tensor) -> Result<()> {
+fn k_grouped(gemm: &Gemm<'_>, problem: &Problem, groups: &KGroups, numbers: &Tensor) -> Result<()> {
     let k_first = gemm.layout == GemmLayout::Tn;
     let (a, b) = (along_k(gemm.a, k_first)?, along_k(gemm.b, k_first)?);
     let [m, n] = [problem.m, problem.n].map(|x| x as usize);
@@ -205,10 +243,14 @@ fn k_grouped(gemm: &Gemm<'_>, problem: &Problem, groups: &KGroups, ks: &Tensor) 
     };
     let capacity = KCapacity {
         extent: problem.k,
-        unit: GemmDesc::k_unit(gemm.layout, scales.is_some()),
+        unit: GemmDesc::k_unit(gemm.layout, scales.is_some()).max(groups.alignment),
         scales: scales.as_ref().map(|_| (groups.blocks, BLOCK)),
     };
-    for (group, place) in k_groups(&ks.to_vec::<i32>()?, &capacity).into_iter().enumerate() {
+    let mut ks = numbers.to_vec::<i32>()?;
+    if groups.alignment > 0 {
+        ks = ks_of_ends(&ks, groups.alignment);
+    }
+    for (group, place) in k_groups(&ks, &capacity).into_iter().enumerate() {
         let KGroup { k, start, .. } = place;
         let product = match &scales {
             None => {

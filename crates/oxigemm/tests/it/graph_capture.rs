@@ -314,6 +314,14 @@ fn k_grouped_gemms() {
         let (a, b, d) = ((&a, &sfa), (&b, &sfb), &mut d.clone());
         k_grouped_fp8_gemm_tn_contiguous(a, b, Addend::InPlace, d, &ks, None, &s.gemm)
     });
+    // Exponents of 1: scales are unpacked into the workspace first.
+    let exponents = |rows: usize| Tensor::from_slice(&vec![127i32; rows], &[rows, 1], &s.device).unwrap();
+    let (a, sfa) = (s.normals(DType::E4m3, &[m * k]), exponents(m));
+    let (b, sfb) = (s.normals(DType::E4m3, &[n * k]), exponents(n));
+    s.check("k_grouped_fp8_gemm_nt_contiguous with UE8M0 scales", &[&d], || {
+        let (a, b, d) = ((&a, &sfa), (&b, &sfb), &mut d.clone());
+        k_grouped_fp8_gemm_nt_contiguous(a, b, Addend::InPlace, d, &ks, None, &s.gemm)
+    });
     for (layout, flipped) in [(GemmLayout::Nt, false), (GemmLayout::Tn, true)] {
         let a = s.oriented(DType::Bf16, [m, k], flipped);
         let b = s.oriented(DType::Bf16, [n, k], flipped);

@@ -43,3 +43,4 @@ mod simulated;
 mod streams;
 mod tensor;
 mod transform_scales;
+mod ue8m0;

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from typing import Any
+from typing import Any, Optional
 
 from .errors import ArgumentError, ArgumentTypeError
 
@@ -30,8 +31,40 @@ def refuse_none(name: str, value: Any) -> None:
         raise ArgumentTypeError(f"`{name}` has the wrong type: expected a value, found None", name)
 
 
-def refuse_psum_layout(use_psum_layout: bool) -> None:
-    """The check of k-grouped functions: they have no such layout."""
-    if use_psum_layout:
-        message = "`use_psum_layout` is not for k-grouped GEMMs: expected False, found True"
-        raise ArgumentError(message, "use_psum_layout")
+#: What ``compiled_dims`` may be: dimensions out of ``mnk``, each once and in any order.
+_DIMS = frozenset("".join(dims) for count in range(4) for dims in itertools.permutations("mnk", count))
+
+
+def expect_dims(compiled_dims: Any) -> None:
+    """The check of ``compiled_dims``, which changes nothing: no dimension is compiled into a kernel."""
+    if not isinstance(compiled_dims, str):
+        found = type(compiled_dims).__name__
+        message = f"`compiled_dims` has the wrong type: expected a string, found {found}"
+        raise ArgumentTypeError(message, "compiled_dims")
+    if compiled_dims not in _DIMS:
+        message = f"`compiled_dims` is wrong: expected dimensions out of 'mnk', found {compiled_dims!r}"
+        raise ArgumentError(message, "compiled_dims")
+
+
+def refuse_overlap(enable_overlap: bool, max_block_n: Optional[int], signal: Any) -> None:
+    """The check of what SGLang's build of DeepGEMM adds to masked functions: only the defaults have kernels."""
+    if enable_overlap:
+        raise ArgumentError("`enable_overlap` has no kernels: expected False, found True", "enable_overlap")
+    if signal is not None:
+        raise ArgumentError("`signal` has no kernels: expected None, found a signal", "signal")
+    if max_block_n not in (None, 256):
+        message = f"`max_block_n` has no effect on plans: expected 256 or None, found {max_block_n}"
+        raise ArgumentError(message, "max_block_n")
+
+
+def refuse_padded_scales() -> None:
+    """The check of ``use_padded_sf_layout``: blocks of scales follow each other."""
+    message = "`use_padded_sf_layout` has no kernels: expected False, found True"
+    raise ArgumentError(message, "use_padded_sf_layout")
+
+
+def one_of_ks(ks_cpu: Any, ks: Any) -> Any:
+    """The one of two names of the same argument that is given."""
+    if ks_cpu is not None:
+        raise ArgumentError("`ks` is another name of `ks_cpu`: expected one of them, found both", "ks")
+    return ks

@@ -15,9 +15,17 @@ def _tuple(numbers):
     return None if numbers is None else tuple(numbers)
 
 
-def _fp8_gemm(layout, a, sfa, b, sfb, d, c, recipe, recipe_a, recipe_b):
+def _fused(alpha, sfd):
+    if alpha is None and sfd is None:
+        return None
+    return (1.0 if alpha is None else alpha, 1.0, None, "none", False, None, sfd, False)
+
+
+def _fp8_gemm(layout, a, sfa, b, sfb, d, c, recipe, recipe_a, recipe_b, alpha, sfd):
     kind = _kind("fp8", layout, "dense")
-    _C.gemm(kind, ((a, sfa), (b, sfb), _tuple(recipe), _tuple(recipe_a), _tuple(recipe_b)), d, c, None, None)
+    _C.gemm(
+        kind, ((a, sfa), (b, sfb), _tuple(recipe), _tuple(recipe_a), _tuple(recipe_b)), d, c, None, _fused(alpha, sfd)
+    )
 
 
 def _fp8_gemm_skip_head_mid(a, sfa, b, sfb, d, head_splits, recipe):
@@ -32,13 +40,13 @@ def _fp8_gemm_skip_head_mid(a, sfa, b, sfb, d, head_splits, recipe):
     )
 
 
-def _half_gemm(dtype, layout, a, b, d, c):
+def _half_gemm(dtype, layout, a, b, d, c, alpha, sfd):
     kind = _kind(dtype, layout, "dense")
-    _C.gemm(kind, (a, b), d, c, None, None)
+    _C.gemm(kind, (a, b), d, c, None, _fused(alpha, sfd))
 
 
 def _m_grouped_fp8_gemm_contiguous(
-    layout, a, sfa, b, sfb, d, grouped_layout, recipe, recipe_a, recipe_b, psum, expected_m
+    layout, a, sfa, b, sfb, d, grouped_layout, recipe, recipe_a, recipe_b, psum, zero_padding, expected_m, alpha, sfd
 ):
     kind = _kind("fp8", layout, "m_grouped_contiguous")
     _C.gemm(
@@ -46,12 +54,12 @@ def _m_grouped_fp8_gemm_contiguous(
         ((a, sfa), (b, sfb), _tuple(recipe), _tuple(recipe_a), _tuple(recipe_b)),
         d,
         None,
-        (grouped_layout, psum, expected_m),
-        None,
+        (grouped_layout, psum, expected_m, zero_padding),
+        _fused(alpha, sfd),
     )
 
 
-def _m_grouped_fp8_gemm_masked(layout, a, sfa, b, sfb, d, masked_m, expected_m, recipe, recipe_a, recipe_b):
+def _m_grouped_fp8_gemm_masked(layout, a, sfa, b, sfb, d, masked_m, expected_m, recipe, recipe_a, recipe_b, alpha, sfd):
     kind = _kind("fp8", layout, "m_grouped_masked")
     _C.gemm(
         kind,
@@ -59,28 +67,28 @@ def _m_grouped_fp8_gemm_masked(layout, a, sfa, b, sfb, d, masked_m, expected_m, 
         d,
         None,
         (masked_m, expected_m),
-        None,
+        _fused(alpha, sfd),
     )
 
 
-def _m_grouped_half_gemm_contiguous(dtype, layout, a, b, d, grouped_layout, psum, expected_m):
+def _m_grouped_half_gemm_contiguous(dtype, layout, a, b, d, grouped_layout, psum, zero_padding, expected_m, alpha, sfd):
     kind = _kind(dtype, layout, "m_grouped_contiguous")
-    _C.gemm(kind, (a, b), d, None, (grouped_layout, psum, expected_m), None)
+    _C.gemm(kind, (a, b), d, None, (grouped_layout, psum, expected_m, zero_padding), _fused(alpha, sfd))
 
 
-def _m_grouped_half_gemm_masked(dtype, layout, a, b, d, masked_m, expected_m):
+def _m_grouped_half_gemm_masked(dtype, layout, a, b, d, masked_m, expected_m, alpha, sfd):
     kind = _kind(dtype, layout, "m_grouped_masked")
-    _C.gemm(kind, (a, b), d, None, (masked_m, expected_m), None)
+    _C.gemm(kind, (a, b), d, None, (masked_m, expected_m), _fused(alpha, sfd))
 
 
-def _k_grouped_half_gemm(dtype, layout, a, b, d, ks_cpu, grouped_layout, c):
+def _k_grouped_half_gemm(dtype, layout, a, b, d, ks_cpu, grouped_layout, c, psum):
     kind = _kind(dtype, layout, "k_grouped_contiguous")
-    _C.gemm(kind, (a, b), d, c, (ks_cpu, grouped_layout), None)
+    _C.gemm(kind, (a, b), d, c, (ks_cpu, grouped_layout, psum), None)
 
 
-def _k_grouped_fp8_gemm(a, sfa, b, sfb, d, ks_cpu, grouped_layout, c, recipe):
+def _k_grouped_fp8_gemm(a, sfa, b, sfb, d, ks_cpu, grouped_layout, c, recipe, psum):
     kind = _kind("fp8", "nt", "k_grouped_contiguous")
-    _C.gemm(kind, ((a, sfa), (b, sfb), _tuple(recipe), None, None), d, c, (ks_cpu, grouped_layout), None)
+    _C.gemm(kind, ((a, sfa), (b, sfb), _tuple(recipe), None, None), d, c, (ks_cpu, grouped_layout, psum), None)
 
 
 def _fp8_gemm_nt_fused(a, sfa, b, sfb, d, c, alpha, beta, bias, activation, gated, head_splits, d_scales, power_of_two):
@@ -167,39 +175,46 @@ def _m_grouped_half_gemm_nt_fused(
 OPERATORS = {
     "fp8_gemm": (
         "str layout, Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d, Tensor? c, int[]? recipe, "
-        "int[]? recipe_a, int[]? recipe_b",
+        "int[]? recipe_a, int[]? recipe_b, float? alpha, Tensor(s!)? sfd",
         _fp8_gemm,
     ),
     "fp8_gemm_skip_head_mid": (
         "Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d, int[] head_splits, int[]? recipe",
         _fp8_gemm_skip_head_mid,
     ),
-    "half_gemm": ("str dtype, str layout, Tensor a, Tensor b, Tensor(d!) d, Tensor? c", _half_gemm),
+    "half_gemm": (
+        "str dtype, str layout, Tensor a, Tensor b, Tensor(d!) d, Tensor? c, float? alpha, Tensor(s!)? sfd",
+        _half_gemm,
+    ),
     "m_grouped_fp8_gemm_contiguous": (
         "str layout, Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d, Tensor grouped_layout, int[]? recipe, "
-        "int[]? recipe_a, int[]? recipe_b, bool psum, int? expected_m",
+        "int[]? recipe_a, int[]? recipe_b, bool psum, bool zero_padding, int? expected_m, float? alpha, "
+        "Tensor(s!)? sfd",
         _m_grouped_fp8_gemm_contiguous,
     ),
     "m_grouped_fp8_gemm_masked": (
         "str layout, Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d, Tensor masked_m, int expected_m, "
-        "int[]? recipe, int[]? recipe_a, int[]? recipe_b",
+        "int[]? recipe, int[]? recipe_a, int[]? recipe_b, float? alpha, Tensor(s!)? sfd",
         _m_grouped_fp8_gemm_masked,
     ),
     "m_grouped_half_gemm_contiguous": (
-        "str dtype, str layout, Tensor a, Tensor b, Tensor(d!) d, Tensor grouped_layout, bool psum, int? expected_m",
+        "str dtype, str layout, Tensor a, Tensor b, Tensor(d!) d, Tensor grouped_layout, bool psum, "
+        "bool zero_padding, int? expected_m, float? alpha, Tensor(s!)? sfd",
         _m_grouped_half_gemm_contiguous,
     ),
     "m_grouped_half_gemm_masked": (
-        "str dtype, str layout, Tensor a, Tensor b, Tensor(d!) d, Tensor masked_m, int expected_m",
+        "str dtype, str layout, Tensor a, Tensor b, Tensor(d!) d, Tensor masked_m, int expected_m, float? alpha, "
+        "Tensor(s!)? sfd",
         _m_grouped_half_gemm_masked,
     ),
     "k_grouped_half_gemm": (
-        "str dtype, str layout, Tensor a, Tensor b, Tensor(d!) d, int[]? ks_cpu, Tensor grouped_layout, Tensor? c",
+        "str dtype, str layout, Tensor a, Tensor b, Tensor(d!) d, int[]? ks_cpu, Tensor grouped_layout, Tensor? c, "
+        "bool psum",
         _k_grouped_half_gemm,
     ),
     "k_grouped_fp8_gemm": (
         "Tensor a, Tensor sfa, Tensor b, Tensor sfb, Tensor(d!) d, int[]? ks_cpu, Tensor grouped_layout, Tensor? c, "
-        "int[]? recipe",
+        "int[]? recipe, bool psum",
         _k_grouped_fp8_gemm,
     ),
     "cublaslt_gemm": ("str layout, Tensor a, Tensor b, Tensor(d!) d, Tensor? c", _C.cublaslt_gemm),

@@ -15,9 +15,18 @@ from . import _oxigemm as _C
 _library: Any = None
 
 
-def _fp8_einsum(expr, a, sfa, b, sfb, d, c, recipe):
+def _fused(alpha, sfd):
+    """The epilogue of an einsum."""
+    return None if alpha is None and sfd is None else (1.0 if alpha is None else alpha, sfd)
+
+
+def _einsum(expr, a, b, d, c, alpha, sfd):
+    _C.einsum(expr, a, b, d, c, _fused(alpha, sfd))
+
+
+def _fp8_einsum(expr, a, sfa, b, sfb, d, c, recipe, alpha, sfd):
     recipe = None if recipe is None else tuple(recipe)
-    _C.fp8_einsum(expr, ((a, sfa), (b, sfb), recipe, None, None), d, c)
+    _C.fp8_einsum(expr, ((a, sfa), (b, sfb), recipe, None, None), d, c, _fused(alpha, sfd))
 
 
 def _mqa_logits(q, kv, kv_scales, weights, starts, ends, logits, form):
@@ -46,8 +55,11 @@ _PLAIN = "Tensor a, Tensor b, Tensor(d!) d"
 
 #: The operators besides those of ``_gemm_operators``: their arguments in torch's schema, and what they call.
 OPERATORS = {
-    "fp8_einsum": (f"str expr, {_SCALED}, Tensor? c, int[]? recipe", _fp8_einsum),
-    "einsum": (f"str expr, {_PLAIN}, Tensor? c", _C.einsum),
+    "fp8_einsum": (
+        f"str expr, {_SCALED}, Tensor? c, int[]? recipe, float? alpha, Tensor(s!)? sfd",
+        _fp8_einsum,
+    ),
+    "einsum": (f"str expr, {_PLAIN}, Tensor? c, float? alpha, Tensor(s!)? sfd", _einsum),
     "hc_prenorm_gemm": (f"{_PLAIN}, Tensor(s!) sqr_sum, int? num_splits", _C.hc_prenorm_gemm),
     "mqa_logits": (
         "Tensor q, Tensor kv, Tensor kv_scales, Tensor weights, Tensor starts, Tensor ends, Tensor(l!) logits, "

@@ -14,10 +14,10 @@ Operands = Union[
     Tuple[Pair, Pair, Recipe, RecipeOf, RecipeOf],
 ]
 Grouping = Union[
-    Tuple[Any, bool, Optional[int]],
+    Tuple[Any, bool, Optional[int], bool],
     Tuple[Any, int],
     Tuple[Optional[Any], Optional[Any], Optional[int], bool],
-    Tuple[Optional[Sequence[int]], Any],
+    Tuple[Optional[Sequence[int]], Optional[Any], bool],
 ]
 Epilogue = Tuple[float, float, Optional[Any], str, bool, Optional[Tuple[int, int, int]], Optional[Any], bool]
 # End of what is generated.
@@ -52,8 +52,12 @@ def gemm(
     grouping: Optional[Grouping],
     epilogue: Optional[Epilogue],
 ) -> None: ...
-def einsum(expr: str, a: Any, b: Any, d: Any, c: Any) -> None: ...
-def fp8_einsum(expr: str, operands: Operands, d: Any, c: Optional[Any]) -> None: ...
+def einsum(
+    expr: str, a: Any, b: Any, d: Any, c: Optional[Any], fused: Optional[Tuple[float, Optional[Any]]]
+) -> None: ...
+def fp8_einsum(
+    expr: str, operands: Operands, d: Any, c: Optional[Any], fused: Optional[Tuple[float, Optional[Any]]]
+) -> None: ...
 def mqa_logits(q: Any, kv: Pair, weights: Any, k_ranges: Pair, logits: Any, form: str) -> None: ...
 def paged_mqa_logits(
     q: Any, kv_cache: Any, weights: Any, paging: Tuple[Any, Any, Any], logits: Any, clean: bool

@@ -2,8 +2,8 @@
 //! batch invariance.
 
 use oxigemm::{
-    GemmLayout, GemmOptions, GroupedRows, Tensor, m_grouped_fp8_gemm_nn_contiguous,
-    m_grouped_fp8_gemm_nn_masked,
+    Addend, DType, Device, GemmLayout, GemmOptions, GroupedRows, Tensor, fp8_gemm,
+    m_grouped_fp8_gemm_nn_contiguous, m_grouped_fp8_gemm_nn_masked, random,
 };
 use oxigemm_testkit::{
     BF16, E5m2, FP8, FP16, Failure, GemmCase, GemmData, GroupLayout, OperandTypes, ScaleMode,
@@ -29,6 +29,7 @@ pub fn checks() -> Vec<Check> {
             dropped_streams,
         ),
         Check::on_gpu("a second GEMM of transposed operands allocates nothing", no_allocation),
+        Check::with_kernels("UE8M0 scales give the bits of the same scales in FP32", ue8m0),
     ];
     for (types, layout) in [(FP8, GemmLayout::Nt), (BF16, GemmLayout::Nt), (FP16, GemmLayout::Nn)] {
         let name = format!("batch invariance of {types} {layout}");
@@ -91,6 +92,74 @@ fn same_as_k_major(setup: &Setup) -> Result<String, Failure> {
         }
     }
     Ok(format!("{} shapes in {} layouts", shapes.len(), OTHER_LAYOUTS.len()))
+}
+
+/// Bytes and packed words, of both granularities of B, also with an operand that is transposed; in a graph too.
+fn ue8m0(setup: &Setup) -> Result<String, Failure> {
+    let device = &setup.device;
+    let gpu = device.as_cuda().is_some();
+    let shapes: &[[usize; 3]] =
+        if gpu { &[[1, 576, 7168], [130, 2112, 1600], [1000, 1040, 640]] } else { &[[17, 136, 640]] };
+    let stream = device.new_stream()?;
+    let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
+    for &[m, n, k] in shapes {
+        let codes = |seed, dims: &[usize; 2]| {
+            Tensor::from_f32(DType::E4m3, &random::normals(seed, dims[0] * dims[1]), dims, device)
+        };
+        let blocks = k.div_ceil(128);
+        let a = codes(1, &[m, k])?;
+        for (layout, rows) in
+            [(GemmLayout::Nt, n.div_ceil(128)), (GemmLayout::Nt, n), (GemmLayout::Nn, n.div_ceil(128))]
+        {
+            let nn = layout == GemmLayout::Nn;
+            let b = if nn { codes(2, &[k, n])? } else { codes(2, &[n, k])? };
+            let along = |x: Tensor| if nn { x.transpose(0, 1) } else { Ok(x) };
+            let sfa = exponents(3, [m, blocks], device)?;
+            let [f32, bytes, words] = exponents(4, [rows, blocks], device)?;
+            let sfb = [along(f32)?, along(bytes)?, along(words)?];
+            let d = Tensor::zeros(DType::Bf16, &[m, n], device)?;
+            let run = |i: usize| {
+                fp8_gemm(layout, (&a, &sfa[i]), (&b, &sfb[i]), Addend::None, &mut d.clone(), &options)
+            };
+            run(0)?;
+            stream.synchronize()?;
+            let expected = d.to_bytes()?;
+            for form in [1, 2] {
+                run(form)?;
+                let graph = stream.capture(|_| run(form))?;
+                stream.synchronize()?;
+                let direct = d.to_bytes()?;
+                d.clone().write_bytes(&vec![0; expected.len()])?;
+                graph.launch(&stream)?;
+                stream.synchronize()?;
+                ensure(direct == expected && d.to_bytes()? == expected, || {
+                    format!(
+                        "{layout} {m} {n} {k}, {rows} rows of scales, form {form}: other bits than with FP32"
+                    )
+                })?;
+            }
+        }
+    }
+    Ok(format!("{} shapes", shapes.len()))
+}
+
+/// Exponents of powers of two around 1, as f32, as bytes and packed.
+fn exponents(seed: u64, dims: [usize; 2], device: &Device) -> Result<[Tensor; 3], Failure> {
+    let bytes: Vec<u8> =
+        random::normals(seed, dims[0] * dims[1]).iter().map(|x| (127.0 + 2.0 * x).round() as u8).collect();
+    let values: Vec<f32> = bytes.iter().map(|e| f32::from_bits(u32::from(*e) << 23)).collect();
+    let words: Vec<i32> = bytes
+        .chunks(dims[1])
+        .flat_map(|row| row.chunks(4))
+        .map(|four| four.iter().rev().fold(0, |word, e| word << 8 | u32::from(*e)).cast_signed())
+        .collect();
+    let mut as_bytes = Tensor::zeros(DType::U8, &dims, device)?;
+    as_bytes.write_bytes(&bytes)?;
+    Ok([
+        Tensor::from_slice(&values, &dims, device)?,
+        as_bytes,
+        Tensor::from_slice(&words, &[dims[0], dims[1].div_ceil(4)], device)?,
+    ])
 }
 
 fn replayed(setup: &Setup) -> Result<String, Failure> {

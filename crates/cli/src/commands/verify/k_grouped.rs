@@ -1,6 +1,8 @@
 //! Checks of k-grouped GEMMs: sizes, layouts, and groups that change.
 
-use oxigemm::{Device, GemmOptions, Tensor, random};
+use oxigemm::{
+    Addend, DType, Device, GemmLayout, GemmOptions, KGroupNumbers, Tensor, k_grouped_half_gemm, random,
+};
 use oxigemm_testkit::{Failure, GemmCase, GemmData, Op};
 
 use super::random::k_grouped;
@@ -13,6 +15,7 @@ pub fn checks() -> Vec<Check> {
         Check::with_kernels("k-grouped: numbers that are no K", clamped),
         Check::anywhere("k-grouped: repeats of groups give the same bits", repeats),
         Check::with_kernels("k-grouped: a graph is replayed with other groups", replayed),
+        Check::with_kernels("k-grouped: the ends of groups are as good as their K", ends),
     ]
 }
 
@@ -36,6 +39,48 @@ fn sizes(setup: &Setup) -> Result<String, Failure> {
     let cases =
         shapes.flat_map(|(ks, size, turn)| forms.iter().map(move |form| k_grouped(*form, ks, size, turn)));
     gemms(setup, each(cases.step_by(if setup.quick { 3 } else { 1 })))
+}
+
+/// The same bits, with NaN between a group's end and the start of the next.
+fn ends(setup: &Setup) -> Result<String, Failure> {
+    let (device, options) = (&setup.device, GemmOptions::default());
+    let (m, n, alignment) = (40, 72, 64);
+    let ks = [40usize, 0, 100, 1, 640, 64];
+    let starts = ks.iter().scan(0usize, |end, k| {
+        let start = end.next_multiple_of(alignment);
+        *end = start + k;
+        Some(start)
+    });
+    let starts: Vec<usize> = starts.collect();
+    let extent = starts[5] + ks[5];
+    let draw = |seed, columns: usize| -> Result<[Tensor; 2], Failure> {
+        let values = random::normals(seed, ks.iter().sum::<usize>() * columns);
+        let mut apart = vec![f32::NAN; extent * columns];
+        let mut from = 0;
+        for (start, k) in starts.iter().zip(ks) {
+            apart[start * columns..(start + k) * columns].copy_from_slice(&values[from..from + k * columns]);
+            from += k * columns;
+        }
+        let dense = Tensor::from_f32(DType::Bf16, &values, &[values.len() / columns, columns], device)?;
+        Ok([dense, Tensor::from_f32(DType::Bf16, &apart, &[extent, columns], device)?])
+    };
+    let ([dense_a, a], [dense_b, b]) = (draw(1, m)?, draw(2, n)?);
+    let numbers = |numbers: Vec<usize>| {
+        let numbers: Vec<i32> = numbers.into_iter().map(|x| x as i32).collect();
+        Tensor::from_slice(&numbers, &[ks.len()], device)
+    };
+    let given = numbers(ks.to_vec())?;
+    let ends = numbers(starts.iter().zip(ks).map(|(start, k)| start + k).collect())?;
+    let run = |a: &Tensor, b: &Tensor, groups: KGroupNumbers<'_>| -> Result<Vec<u8>, Failure> {
+        let mut d = Tensor::zeros(DType::F32, &[ks.len(), m, n], device)?;
+        k_grouped_half_gemm(GemmLayout::Tn, a, b, Addend::None, &mut d, groups, Some(&ks), &options)?;
+        device.synchronize()?;
+        Ok(d.to_bytes()?)
+    };
+    let expected = run(&dense_a, &dense_b, KGroupNumbers::Ks(&given))?;
+    let found = run(&a, &b, KGroupNumbers::Ends { ends: &ends, alignment })?;
+    ensure(found == expected, || "ends of groups give other bits than their K".to_owned())?;
+    Ok(format!("{} groups", ks.len()))
 }
 
 fn random_groups(setup: &Setup) -> Result<String, Failure> {

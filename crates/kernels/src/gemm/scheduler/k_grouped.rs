@@ -67,11 +67,27 @@ pub fn k_groups(ks: &[i32], capacity: &KCapacity) -> Vec<KGroup> {
     ks.iter().map(place).collect()
 }
 
+/// The K of groups of which only the ends are known: a group begins where the one before it ends, rounded up to the
+/// alignment, a power of two. The [`unit`](KCapacity::unit) is then the alignment. Ends do not decrease.
+///
+/// ```
+/// use oxigemm_kernels::gemm::scheduler::k_grouped::ks_of_ends;
+///
+/// assert_eq!(ks_of_ends(&[100, 100, 200, 256], 64), [100, 0, 72, 0]);
+/// ```
+pub fn ks_of_ends(ends: &[i32], alignment: u32) -> Vec<i32> {
+    let begin =
+        |before: &i32| before.max(&0).cast_unsigned().saturating_add(alignment - 1) & !(alignment - 1);
+    let begins = [0].into_iter().chain(ends.iter().map(begin));
+    let k = |(end, begin): (&i32, u32)| end.max(&0).cast_unsigned().saturating_sub(begin).cast_signed();
+    ends.iter().zip(begins).map(k).collect()
+}
+
 /// Arguments of a k-grouped kernel, behind those of every GEMM.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct KGroupedArgs {
-    /// Address of the K of each group, of type `i32`.
+    /// Address of the K of each group, or of its end, of type `i32`.
     pub ks: u64,
     /// Address of [`MAP_WORKSPACE_BYTES`](crate::gemm::sm90::dynamic_tensor_maps::MAP_WORKSPACE_BYTES), zero before the
     /// first launch.
@@ -88,6 +104,8 @@ pub struct KGroupedArgs {
     pub d_slab: u32,
     /// Whether D is left as it is where K is 0: what is added is D itself.
     pub keeps_empty: u32,
+    /// Alignment of the first K of a group whose end is given: see [`ks_of_ends`]. 0 where its K is.
+    pub alignment: u32,
 }
 
 kernel_params! {
@@ -100,6 +118,7 @@ kernel_params! {
         extent: U32 = extent,
         d_slab: U32 = d_slab,
         keeps_empty: U32 = keeps_empty,
+        alignment: U32 = alignment,
     }
 }
 
@@ -128,6 +147,8 @@ pub(crate) struct KGroupNumbers<'k> {
     pub groups: U32<'k>,
     /// As in [`KCapacity`].
     pub extent: U32<'k>,
+    /// Alignment of groups whose ends are given, 0 where their K are; none where that is always so.
+    pub alignment: Option<U32<'k>>,
 }
 
 impl<'k> KGroupedParams<'k> {
@@ -135,7 +156,12 @@ impl<'k> KGroupedParams<'k> {
     pub fn declare(k: &'k Kernel) -> Self {
         let words = KGroupedWords::declare(k, "");
         KGroupedParams {
-            numbers: KGroupNumbers { ks: words.ks, groups: words.groups, extent: words.extent },
+            numbers: KGroupNumbers {
+                ks: words.ks,
+                groups: words.groups,
+                extent: words.extent,
+                alignment: Some(words.alignment),
+            },
             map_workspace: words.map_workspace,
             operands: [words.address_of_a, words.address_of_b],
             d_slab: words.d_slab,
@@ -252,14 +278,28 @@ impl<'k> KGroupTable<'k> {
     fn place_in_order(&self, lane: U32<'k>) {
         let (k, p) = (self.k, self.numbers);
         let (first, last) = groups_of_lane(lane, p.groups);
-        let number = |group: U32<'k>| {
+        let given = |group: U32<'k>| {
             let number: I32<'k> = p.ks.at(group.widening_mul(4)).load();
             number.max(0).bitcast::<u32>().min(p.extent)
+        };
+        let number = |group: U32<'k>| {
+            let Some(alignment) = p.alignment else { return given(group) };
+            // Where the K of groups is given the alignment is 0, and so is `begin`: an end then is a K.
+            let before = given(group.max(1) - 1u32);
+            let begin = (before + (alignment - 1u32)) & (k.constant(0u32) - alignment);
+            let (end, begin) = (given(group), group.eq(0).select(0u32, begin));
+            end - begin.min(end)
+        };
+        // Both are powers of two.
+        let unit = p.alignment.map(|alignment| alignment.max(self.unit));
+        let padded = |depth: U32<'k>| match unit {
+            None => depth.div_ceil(self.unit) * self.unit,
+            Some(unit) => (depth + (unit - 1u32)) & (k.constant(0u32) - unit),
         };
         let (start, extent) = (k.var(0u32), p.extent);
         let scales = self.scales.map(|scales| (scales, k.var(0u32)));
         let pass = |depth: U32<'k>| {
-            start.set((start.live() + depth.div_ceil(self.unit) * self.unit).min(extent));
+            start.set((start.live() + padded(depth)).min(extent));
             if let Some((scales, block)) = scales {
                 block.set((block.live() + depth.div_ceil(scales.block_k)).min(scales.blocks));
             }

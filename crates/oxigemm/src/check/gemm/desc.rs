@@ -167,8 +167,10 @@ pub struct MGroupedDesc {
 /// Groups of a k-grouped GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KGroupedDesc {
-    /// K of each group: `[G]` i32, which only the device reads.
+    /// K of each group, or its end: `[G]` i32, which only the device reads.
     pub ks: Operand,
+    /// Alignment of the first K of every group, where the numbers are ends: 1, 16, 32, 64 or 128.
+    pub ends: Option<i64>,
     /// What the host knows of the same numbers.
     pub host: Option<HostKs>,
 }
@@ -178,7 +180,7 @@ pub struct KGroupedDesc {
 pub struct HostKs {
     /// Number of groups.
     pub groups: usize,
-    /// End of the last group, where each begins at a multiple of [`GemmDesc::k_unit`].
+    /// End of the last group, where each begins at a multiple of [`GemmDesc::k_unit`], or of the alignment of ends.
     pub end: usize,
     /// The same, rounded up to that multiple.
     pub padded_end: usize,

@@ -8,7 +8,7 @@ use oxigemm_kernels::gemm::scheduler::m_grouped::MAX_GROUPS;
 use super::desc::{GemmDesc, GemmLayout, HostKs, KGroupedDesc};
 use super::memory::Output;
 use super::problem::{Checked, KGroups, Problem};
-use super::{expect_elements, half_operands};
+use super::{ALIGNMENTS, expect_elements, half_operands};
 use crate::error::{Error, Result};
 use crate::tensor::desc::{Footprint, Operand, ScaleStrides};
 
@@ -29,8 +29,8 @@ impl GemmDesc {
             None => 0,
             Some(scales) => scale_blocks(scales, k_first, [m, n])?,
         };
+        let unit = self.expect_alignment_of_ends(groups)?;
         if let Some(host) = &groups.host {
-            let unit = GemmDesc::k_unit(*layout, scales.is_some());
             host.check(count, (extent, unit), scales.map(|_| blocks))?;
         }
         let output = Output::new(d, c.as_ref(), true)?;
@@ -77,10 +77,30 @@ impl GemmDesc {
                 count: count as u32,
                 blocks: blocks as u32,
                 d_slab: (u64::from(output.slab) / output.pitch) as u32,
+                alignment: groups.ends.unwrap_or(0) as u32,
             }),
             summed: None,
             fused: None,
         }))
+    }
+
+    /// Checks the alignment of groups whose ends are given; gives what the K of each group is rounded up to.
+    fn expect_alignment_of_ends(&self, groups: &KGroupedDesc) -> Result<u32> {
+        let unit = GemmDesc::k_unit(self.layout, self.sfa.is_some());
+        let Some(alignment) = groups.ends else { return Ok(unit) };
+        let wrong = |argument, expected: String, found: String| Error::Shape { argument, expected, found };
+        if !ALIGNMENTS.contains(&alignment) || alignment < i64::from(unit) {
+            let expected = match unit {
+                1 => "1, 16, 32, 64 or 128".to_owned(),
+                _ => format!("16, 32, 64 or 128, as groups begin at multiples of {unit} along K"),
+            };
+            return Err(wrong("alignment", expected, alignment.to_string()));
+        }
+        if self.sfa.is_some() && self.layout == GemmLayout::Tn {
+            let expected = "the K of each group, as FP8 operands in tn are transposed".to_owned();
+            return Err(wrong(groups.ks.name, expected, "the ends of groups".to_owned()));
+        }
+        Ok(alignment as u32)
     }
 
     /// Checks D, C and the numbers, and that all operands are where A is; gives the number of groups, M and N.

@@ -12,6 +12,7 @@ mod k_grouped;
 mod memory;
 pub(crate) mod problem;
 pub(crate) mod tensors;
+pub(crate) mod ue8m0;
 
 use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 use oxigemm_kernels::gemm::operand::fp8::E5m2;

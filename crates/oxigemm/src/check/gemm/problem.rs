@@ -135,6 +135,8 @@ pub struct KGroups {
     pub blocks: u32,
     /// From one group of D, and of C, to the next, in rows.
     pub d_slab: u32,
+    /// Alignment of the first K of every group, where its end is given; 0 where its K is.
+    pub alignment: u32,
 }
 
 /// Batch of a checked GEMM that adds it up. Equal ones take the same plan.

@@ -21,6 +21,10 @@ use crate::tensor::Tensor;
 /// scales have 1 instead of more along a dimension, that one holds for all: `[M, 1]` is a scale for each row of A,
 /// `[1, 1]` or `[1]` one for the whole operand.
 ///
+/// Scales may also be UE8M0, exponents of powers of two: u8 in the same shape (2^(e - 127), NaN for 255), or i32 with four
+/// of a row in each, the first in the lowest byte: `[M, ceil(ceil(K/128)/4)]`. A kernel unpacks them, exactly, into the
+/// workspace of the stream (see [`fp8_gemm`]) before the GEMM.
+///
 /// Accumulators of 128 products are promoted to FP32. The same call gives the same bits.
 /// The call returns when the kernel is in the stream; it can be captured into a graph once its shape was seen. In the
 /// simulator it returns when the kernel is done.

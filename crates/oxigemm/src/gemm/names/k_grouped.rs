@@ -3,6 +3,7 @@
 use super::super::GemmOptions;
 use super::expect_type;
 use crate::check::GemmLayout;
+use crate::check::gemm::tensors::groups::KGroupNumbers;
 use crate::check::gemm::tensors::{Addend, Gemm, Grouping};
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -18,6 +19,9 @@ use crate::tensor::dtype::DType;
 /// | scales of `b` | `[N, sum of ceil(K_g/128)]` | f32 | any strides; along N they are read fastest |
 /// | `c`, `d` | `[G, M, N]` | bf16 or f32, the same | rows of N, any pitch; groups whole rows apart |
 /// | `ks` | `[G]` | i32 | on the device, contiguous |
+///
+/// Scales may also be UE8M0: see [`fp8_gemm_nt`](crate::fp8_gemm_nt); blocks of all groups are packed in their order.
+/// Instead of the K of each group, `ks` may be [their ends](KGroupNumbers::Ends).
 ///
 /// The addresses of A and B are multiples of 16 bytes. The kernel itself reads `ks`, so that a captured call can be
 /// replayed with others. Any K will do: 0 (D becomes C or 0), 1, and what is no multiple of 128. Numbers below 0 count
@@ -48,16 +52,16 @@ use crate::tensor::dtype::DType;
 /// assert!(d.select(1)?.to_vec_f32()?.iter().all(|x| *x == 0.0));
 /// # Ok::<(), oxigemm::Error>(())
 /// ```
-pub fn k_grouped_fp8_gemm_nt_contiguous(
+pub fn k_grouped_fp8_gemm_nt_contiguous<'a>(
     a: (&Tensor, &Tensor),
     b: (&Tensor, &Tensor),
     c: Addend<'_>,
     d: &mut Tensor,
-    ks: &Tensor,
+    ks: impl Into<KGroupNumbers<'a>>,
     ks_host: Option<&[usize]>,
     options: &GemmOptions,
 ) -> Result<()> {
-    let grouping = Grouping::KGrouped { ks, ks_host };
+    let grouping = Grouping::KGrouped { groups: ks.into(), ks_host };
     Gemm { c, grouping, ..Gemm::fp8(a, b, d) }.run(options)
 }
 
@@ -71,7 +75,7 @@ pub fn k_grouped_fp8_gemm_nt_contiguous(
 /// | scales of `b` | `[sum of ceil(K_g/128), N]` | f32 | any strides |
 /// | `c`, `d`, `ks` | as for [`k_grouped_fp8_gemm_nt_contiguous`] | | |
 ///
-/// K is that of all groups, which are contiguous. A scale is of 128 steps of K of one group, or of
+/// K is that of all groups, which are contiguous; their ends are not accepted. A scale is of 128 steps of K of one group, or of
 /// what is left of them at its end.
 ///
 /// The tensor core multiplies FP8 operands that are contiguous along K, so both are transposed first, by one kernel,
@@ -100,16 +104,16 @@ pub fn k_grouped_fp8_gemm_nt_contiguous(
 /// assert_eq!(firsts, [4.0, 0.0, 2.0]);
 /// # Ok::<(), oxigemm::Error>(())
 /// ```
-pub fn k_grouped_fp8_gemm_tn_contiguous(
+pub fn k_grouped_fp8_gemm_tn_contiguous<'a>(
     a: (&Tensor, &Tensor),
     b: (&Tensor, &Tensor),
     c: Addend<'_>,
     d: &mut Tensor,
-    ks: &Tensor,
+    ks: impl Into<KGroupNumbers<'a>>,
     ks_host: Option<&[usize]>,
     options: &GemmOptions,
 ) -> Result<()> {
-    let grouping = Grouping::KGrouped { ks, ks_host };
+    let grouping = Grouping::KGrouped { groups: ks.into(), ks_host };
     Gemm { layout: GemmLayout::Tn, c, grouping, ..Gemm::fp8(a, b, d) }.run(options)
 }
 
@@ -125,7 +129,7 @@ pub fn k_grouped_fp8_gemm_tn_contiguous(
 ///
 /// The layout is `tn` or `nt`. K is that of all groups: in `tn` they are contiguous, in `nt` each begins at a multiple
 /// of 8, and what lies between does not count. Each may have any K, also 0 (D becomes C or 0), 1, and what is no
-/// multiple of anything.
+/// multiple of anything. Instead of the K of each group, `ks` may be [their ends](KGroupNumbers::Ends).
 ///
 /// The kernel itself reads `ks`, so that a captured call can be replayed with others. Numbers below 0 count as 0; a
 /// group is cut off where the operands end. What lies behind the last group is not read. `ks_host` are the same
@@ -153,17 +157,17 @@ pub fn k_grouped_fp8_gemm_tn_contiguous(
 /// # Ok::<(), oxigemm::Error>(())
 /// ```
 #[expect(clippy::too_many_arguments, reason = "every one of them is a part of the call")]
-pub fn k_grouped_half_gemm(
+pub fn k_grouped_half_gemm<'a>(
     layout: GemmLayout,
     a: &Tensor,
     b: &Tensor,
     c: Addend<'_>,
     d: &mut Tensor,
-    ks: &Tensor,
+    ks: impl Into<KGroupNumbers<'a>>,
     ks_host: Option<&[usize]>,
     options: &GemmOptions,
 ) -> Result<()> {
-    let grouping = Grouping::KGrouped { ks, ks_host };
+    let grouping = Grouping::KGrouped { groups: ks.into(), ks_host };
     Gemm { layout, c, grouping, ..Gemm::half(a, b, d) }.run(options)
 }
 
@@ -175,12 +179,12 @@ macro_rules! named {
         ///
         /// # Errors
         #[doc = "As [`k_grouped_half_gemm`]; operands of another type are refused."]
-        pub fn $name(
+        pub fn $name<'a>(
             a: &Tensor,
             b: &Tensor,
             c: Addend<'_>,
             d: &mut Tensor,
-            ks: &Tensor,
+            ks: impl Into<KGroupNumbers<'a>>,
             ks_host: Option<&[usize]>,
             options: &GemmOptions,
         ) -> Result<()> {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .._oxigemm import __version__
 from ..errors import OxigemmError
-from . import attention, baseline, gemm, grouped, layout, settings, testing, utils
+from . import attention, baseline, epilogue, gemm, grouped, layout, settings, testing, utils
 from .attention import *  # noqa: F403
 from .baseline import *  # noqa: F403
 from .gemm import *  # noqa: F403
@@ -23,6 +23,7 @@ __all__ = [
     "__version__",
     *attention.__all__,
     *baseline.__all__,
+    "epilogue",
     *gemm.__all__,
     *grouped.__all__,
     *layout.__all__,

@@ -8,6 +8,7 @@ from .. import _call
 from .. import _oxigemm as _C
 from .._arrays import dtype_name, empty, rows_of
 from ..errors import ArgumentError, ArgumentTypeError
+from . import epilogue as _epilogue
 from .gemm import fp8_gemm_nt_skip_head_mid
 
 __all__ = [
@@ -199,7 +200,15 @@ def fp8_paged_mqa_logits(
     )
 
 
-def einsum(expr: str, a: Any, b: Any, d: Any, c: Optional[Any] = None, use_cublaslt: bool = False) -> None:
+def einsum(
+    expr: str,
+    a: Any,
+    b: Any,
+    d: Any,
+    c: Optional[Any] = None,
+    epilogue: Optional[Any] = None,
+    use_cublaslt: bool = False,
+) -> None:
     """Einsums of bfloat16 (or float16) operands that are batched GEMMs.
 
     ================ =========== =========== ===========
@@ -211,9 +220,19 @@ def einsum(expr: str, a: Any, b: Any, d: Any, c: Optional[Any] = None, use_cubla
     ================ =========== =========== ===========
 
     Last dimensions are contiguous, all other strides are free. ``use_cublaslt`` computes the same with cuBLASLt, where
-    it is found, for tensors of a GPU.
+    it is found, for tensors of a GPU; a ``bool`` in the place of ``epilogue`` means it, as in DeepGEMM 2.6.
+
+    ``epilogue`` is an object of ``deep_gemm.epilogue``, for ``bhr,hdr->bhd`` alone, with a launch for each head. ``d``
+    may be a pair ``(d, sfd)`` of e4m3 and its scales, float32 [b, h, d/128].
     """
+    if isinstance(epilogue, bool):
+        use_cublaslt, epilogue = use_cublaslt or epilogue, None
+    fused = None
+    if epilogue is not None or isinstance(d, (tuple, list)):
+        d, fused = _epilogue.resolve(d, None, epilogue)
     if use_cublaslt:
+        if fused is not None:
+            raise ArgumentError("`epilogue` is not for `use_cublaslt`: expected None, found an epilogue", "epilogue")
         layouts = {"bhr,hdr->bhd": "nt", "bhd,hdr->bhr": "nn"}
         if expr not in layouts:
             expected = "bhr,hdr->bhd or bhd,hdr->bhr"
@@ -222,8 +241,8 @@ def einsum(expr: str, a: Any, b: Any, d: Any, c: Optional[Any] = None, use_cubla
         by_head = [None if x is None else x.swapaxes(0, 1) for x in (a, d, c)]
         return _C.cublaslt_gemm(layouts[expr], by_head[0], b, by_head[1], by_head[2])
     if _call.is_compiling():
-        return _call.ops().einsum(expr, a, b, d, c)
-    return _C.einsum(expr, a, b, d, c)
+        return _call.ops().einsum(expr, a, b, d, c, *_epilogue.operands(fused))
+    return _C.einsum(expr, a, b, d, c, None if fused is None else _epilogue.operands(fused))
 
 
 def fp8_einsum(
@@ -233,6 +252,8 @@ def fp8_einsum(
     d: Any,
     c: Optional[Any] = None,
     recipe: Tuple[int, int, int] = (1, 128, 128),
+    epilogue: Optional[Any] = None,
+    use_128x4_sfd_layout: bool = False,
 ) -> None:
     """``bhr,hdr->bhd`` and ``bhd,hdr->bhr`` of FP8 operands with scales: batched GEMMs, one for each head.
 
@@ -240,17 +261,25 @@ def fp8_einsum(
     argument shape              type                layout
     ======== ================== =================== =====================================
     a[0]     [b, h, r]          e4m3                last dimension contiguous
-    a[1]     [b, h, r/128]      float32             any strides
+    a[1]     [b, h, r/128]      float32 or UE8M0    any strides
     b[0]     [h, d, r]          e4m3                last dimension contiguous
-    b[1]     [h, d/128, r/128]  float32             any strides
+    b[1]     [h, d/128, r/128]  float32 or UE8M0    any strides
     c, d     [b, h, d]          bfloat16 or float32 last dimension contiguous
     ======== ================== =================== =====================================
 
-    Shapes are those of the first expression. Only that takes ``c``, with a launch for each head.
+    Shapes are those of the first expression. Only that takes ``c`` or an epilogue, with a launch for each head.
+    ``epilogue`` is an object of ``deep_gemm.epilogue``. ``d`` may be a pair ``(d, sfd)`` of e4m3 and its scales,
+    float32 [b, h, d/128] of any strides. ``use_128x4_sfd_layout``, scales in blocks of Blackwell's layout, is refused.
     """
+    if use_128x4_sfd_layout:
+        message = "`use_128x4_sfd_layout` is not for Hopper: expected False, found True"
+        raise ArgumentError(message, "use_128x4_sfd_layout")
+    fused = None
+    if epilogue is not None or isinstance(d, (tuple, list)):
+        d, fused = _epilogue.resolve(d, None, epilogue)
     if _call.is_compiling():
-        return _call.ops().fp8_einsum(expr, *a, *b, d, c, recipe)
-    return _C.fp8_einsum(expr, (a, b, recipe, None, None), d, c)
+        return _call.ops().fp8_einsum(expr, *a, *b, d, c, recipe, *_epilogue.operands(fused))
+    return _C.fp8_einsum(expr, (a, b, recipe, None, None), d, c, None if fused is None else _epilogue.operands(fused))
 
 
 def tf32_hc_prenorm_gemm(a: Any, b: Any, d: Any, sqr_sum: Any, num_splits: Optional[int] = None) -> None:

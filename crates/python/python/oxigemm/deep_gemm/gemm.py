@@ -8,6 +8,7 @@ from typing import Any, Optional, Tuple
 
 from .. import _call
 from .. import _oxigemm as _C
+from . import epilogue as _epilogue
 
 __all__ = [
     "bf16_gemm_nn",
@@ -56,6 +57,8 @@ def fp8_fp4_gemm_nt(
     recipe_b: RecipeOf = None,
     compiled_dims: str = "nk",
     disable_ue8m0_cast: bool = False,
+    alpha: Optional[Any] = None,
+    epilogue: Optional[Any] = None,
 ) -> None:
     """D = C + A·Bᵀ with FP8 operands and fine-grained scales.
 
@@ -63,20 +66,32 @@ def fp8_fp4_gemm_nt(
     argument shape                          type                   layout
     ======== ============================== ====================== ==========================================
     a[0]     [M, K]                         e4m3 or e5m2           one stride 1; pitch multiples of 16 bytes
-    a[1]     [M, K/128]                     float32                any strides
+    a[1]     [M, K/128]                     float32 or UE8M0       any strides
     b[0]     [N, K]                         e4m3 or e5m2           one stride 1; pitch multiples of 16 bytes
-    b[1]     [N/128, K/128]                 float32                any strides
+    b[1]     [N/128, K/128]                 float32 or UE8M0       any strides
     c, d     [M, N]                         bfloat16 or float32    row-major, any pitch
     ======== ============================== ====================== ==========================================
 
     Scales of B are 128x128, or 1x128 where they have N rows instead of N/128. ``recipe`` (or ``recipe_a`` and
     ``recipe_b``) says so too, ``(1, 128, 128)`` or ``(1, 1, 128)``, and is compared with the shapes. A dimension of 1
-    broadcasts the scale. ``c`` may be ``d`` itself. ``compiled_dims`` and ``disable_ue8m0_cast`` change nothing: no
-    dimension is compiled in, and scales on Hopper are float32.
+    broadcasts the scale. ``c`` may be ``d`` itself.
+
+    Scales are float32 of any value, or UE8M0: exponents of ``float8_e8m0fnu`` or uint8, or int32 with four of a row in
+    each, ``[M, K/512]``. ``disable_ue8m0_cast`` has no effect for either value: float32 scales are never rounded on
+    Hopper. ``compiled_dims`` names dimensions out of ``mnk``; no dimension is compiled in.
+
+    ``alpha`` is a factor of the product, a number or an array of one element on the CPU. ``epilogue`` is an object of
+    ``deep_gemm.epilogue``. A pair ``(d, sfd)`` instead of ``d``, e4m3 [M, N] and float32 [M, N/128], is the short form
+    of ``epilogue.FP8Quantization(sfd)``. Both need K-major operands of e4m3 and 128x128 scales of B.
     """
+    if compiled_dims != "nk":
+        _call.expect_dims(compiled_dims)
+    fused = None
+    if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
+        d, fused = _epilogue.resolve(d, alpha, epilogue)
     if _call.is_compiling():
-        return _call.ops().fp8_gemm("nt", *a, *b, d, c, recipe, recipe_a, recipe_b)
-    return _C.gemm(_FP8_NT, (a, b, recipe, recipe_a, recipe_b), d, c, None, None)
+        return _call.ops().fp8_gemm("nt", *a, *b, d, c, recipe, recipe_a, recipe_b, *_epilogue.operands(fused))
+    return _C.gemm(_FP8_NT, (a, b, recipe, recipe_a, recipe_b), d, c, None, fused)
 
 
 def fp8_fp4_gemm_nn(
@@ -89,12 +104,18 @@ def fp8_fp4_gemm_nn(
     recipe_b: RecipeOf = None,
     compiled_dims: str = "nk",
     disable_ue8m0_cast: bool = False,
+    alpha: Optional[Any] = None,
+    epilogue: Optional[Any] = None,
 ) -> None:
     """``fp8_fp4_gemm_nt`` for D = C + A·B: A [M, K] with scales [M, K/128],
     B [K, N] with scales [K/128, N/128] (or [K/128, N]).
     """
+    if compiled_dims != "nk":
+        _call.expect_dims(compiled_dims)
+    if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, alpha, epilogue)
     if _call.is_compiling():
-        return _call.ops().fp8_gemm("nn", *a, *b, d, c, recipe, recipe_a, recipe_b)
+        return _call.ops().fp8_gemm("nn", *a, *b, d, c, recipe, recipe_a, recipe_b, None, None)
     return _C.gemm(_FP8_NN, (a, b, recipe, recipe_a, recipe_b), d, c, None, None)
 
 
@@ -108,12 +129,18 @@ def fp8_fp4_gemm_tn(
     recipe_b: RecipeOf = None,
     compiled_dims: str = "mn",
     disable_ue8m0_cast: bool = False,
+    alpha: Optional[Any] = None,
+    epilogue: Optional[Any] = None,
 ) -> None:
     """``fp8_fp4_gemm_nt`` for D = C + Aᵀ·B: A [K, M] with scales [K/128, M],
     B [K, N] with scales [K/128, N/128] (or [K/128, N]).
     """
+    if compiled_dims != "mn":
+        _call.expect_dims(compiled_dims)
+    if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, alpha, epilogue)
     if _call.is_compiling():
-        return _call.ops().fp8_gemm("tn", *a, *b, d, c, recipe, recipe_a, recipe_b)
+        return _call.ops().fp8_gemm("tn", *a, *b, d, c, recipe, recipe_a, recipe_b, None, None)
     return _C.gemm(_FP8_TN, (a, b, recipe, recipe_a, recipe_b), d, c, None, None)
 
 
@@ -127,12 +154,18 @@ def fp8_fp4_gemm_tt(
     recipe_b: RecipeOf = None,
     compiled_dims: str = "mn",
     disable_ue8m0_cast: bool = False,
+    alpha: Optional[Any] = None,
+    epilogue: Optional[Any] = None,
 ) -> None:
     """``fp8_fp4_gemm_nt`` for D = C + Aᵀ·Bᵀ: A [K, M] with scales [K/128, M],
     B [N, K] with scales [N/128, K/128] (or [N, K/128]).
     """
+    if compiled_dims != "mn":
+        _call.expect_dims(compiled_dims)
+    if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, alpha, epilogue)
     if _call.is_compiling():
-        return _call.ops().fp8_gemm("tt", *a, *b, d, c, recipe, recipe_a, recipe_b)
+        return _call.ops().fp8_gemm("tt", *a, *b, d, c, recipe, recipe_a, recipe_b, None, None)
     return _C.gemm(_FP8_TT, (a, b, recipe, recipe_a, recipe_b), d, c, None, None)
 
 
@@ -150,6 +183,8 @@ def fp8_gemm_nt_skip_head_mid(
     Operands are those of ``fp8_gemm_nt``. ``head_splits`` is ``(left, mid, right)``: a head has ``left + right`` rows
     of B, and ``left + mid + right`` columns of D, of which the middle ones keep their values.
     """
+    if compiled_dims != "nk":
+        _call.expect_dims(compiled_dims)
     _call.refuse_none("head_splits", head_splits)
     if _call.is_compiling():
         return _call.ops().fp8_gemm_skip_head_mid(*a, *b, d, head_splits, recipe)
@@ -158,91 +193,195 @@ def fp8_gemm_nt_skip_head_mid(
     )
 
 
-def bf16_gemm_nt(a: Any, b: Any, d: Any, c: Optional[Any] = None, compiled_dims: str = "nk") -> None:
+def bf16_gemm_nt(
+    a: Any,
+    b: Any,
+    d: Any,
+    c: Optional[Any] = None,
+    compiled_dims: str = "nk",
+    alpha: Optional[Any] = None,
+    epilogue: Optional[Any] = None,
+) -> None:
     """D = C + A·Bᵀ with bfloat16 operands: A [M, K], B [N, K], C and D [M, N].
 
     A and B have a stride of 1 along one dimension and a pitch of multiples of 16 bytes. C and D are
     bfloat16 or float32, row-major with any pitch. ``c`` may be ``d`` itself.
+
+    ``alpha`` is a factor of the product, ``epilogue`` an object of ``deep_gemm.epilogue``, and ``d`` may
+    be a pair ``(d, sfd)`` of e4m3 and its scales, as for ``fp8_fp4_gemm_nt``; A and B are then K-major.
     """
+    if compiled_dims != "nk":
+        _call.expect_dims(compiled_dims)
+    fused = None
+    if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
+        d, fused = _epilogue.resolve(d, alpha, epilogue)
     if _call.is_compiling():
-        return _call.ops().half_gemm("bfloat16", "nt", a, b, d, c)
-    return _C.gemm(_BFLOAT16_NT, (a, b), d, c, None, None)
+        return _call.ops().half_gemm("bfloat16", "nt", a, b, d, c, *_epilogue.operands(fused))
+    return _C.gemm(_BFLOAT16_NT, (a, b), d, c, None, fused)
 
 
-def bf16_gemm_nn(a: Any, b: Any, d: Any, c: Optional[Any] = None, compiled_dims: str = "nk") -> None:
+def bf16_gemm_nn(
+    a: Any,
+    b: Any,
+    d: Any,
+    c: Optional[Any] = None,
+    compiled_dims: str = "nk",
+    alpha: Optional[Any] = None,
+    epilogue: Optional[Any] = None,
+) -> None:
     """D = C + A·B with bfloat16 operands: A [M, K], B [K, N], C and D [M, N].
 
     A and B have a stride of 1 along one dimension and a pitch of multiples of 16 bytes. C and D are
     bfloat16 or float32, row-major with any pitch. ``c`` may be ``d`` itself.
     """
+    if compiled_dims != "nk":
+        _call.expect_dims(compiled_dims)
+    if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, alpha, epilogue)
     if _call.is_compiling():
-        return _call.ops().half_gemm("bfloat16", "nn", a, b, d, c)
+        return _call.ops().half_gemm("bfloat16", "nn", a, b, d, c, None, None)
     return _C.gemm(_BFLOAT16_NN, (a, b), d, c, None, None)
 
 
-def bf16_gemm_tn(a: Any, b: Any, d: Any, c: Optional[Any] = None, compiled_dims: str = "mn") -> None:
+def bf16_gemm_tn(
+    a: Any,
+    b: Any,
+    d: Any,
+    c: Optional[Any] = None,
+    compiled_dims: str = "mn",
+    alpha: Optional[Any] = None,
+    epilogue: Optional[Any] = None,
+) -> None:
     """D = C + Aᵀ·B with bfloat16 operands: A [K, M], B [K, N], C and D [M, N].
 
     A and B have a stride of 1 along one dimension and a pitch of multiples of 16 bytes. C and D are
     bfloat16 or float32, row-major with any pitch. ``c`` may be ``d`` itself.
     """
+    if compiled_dims != "mn":
+        _call.expect_dims(compiled_dims)
+    if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, alpha, epilogue)
     if _call.is_compiling():
-        return _call.ops().half_gemm("bfloat16", "tn", a, b, d, c)
+        return _call.ops().half_gemm("bfloat16", "tn", a, b, d, c, None, None)
     return _C.gemm(_BFLOAT16_TN, (a, b), d, c, None, None)
 
 
-def bf16_gemm_tt(a: Any, b: Any, d: Any, c: Optional[Any] = None, compiled_dims: str = "mn") -> None:
+def bf16_gemm_tt(
+    a: Any,
+    b: Any,
+    d: Any,
+    c: Optional[Any] = None,
+    compiled_dims: str = "mn",
+    alpha: Optional[Any] = None,
+    epilogue: Optional[Any] = None,
+) -> None:
     """D = C + Aᵀ·Bᵀ with bfloat16 operands: A [K, M], B [N, K], C and D [M, N].
 
     A and B have a stride of 1 along one dimension and a pitch of multiples of 16 bytes. C and D are
     bfloat16 or float32, row-major with any pitch. ``c`` may be ``d`` itself.
     """
+    if compiled_dims != "mn":
+        _call.expect_dims(compiled_dims)
+    if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, alpha, epilogue)
     if _call.is_compiling():
-        return _call.ops().half_gemm("bfloat16", "tt", a, b, d, c)
+        return _call.ops().half_gemm("bfloat16", "tt", a, b, d, c, None, None)
     return _C.gemm(_BFLOAT16_TT, (a, b), d, c, None, None)
 
 
-def fp16_gemm_nt(a: Any, b: Any, d: Any, c: Optional[Any] = None, compiled_dims: str = "nk") -> None:
+def fp16_gemm_nt(
+    a: Any,
+    b: Any,
+    d: Any,
+    c: Optional[Any] = None,
+    compiled_dims: str = "nk",
+    alpha: Optional[Any] = None,
+    epilogue: Optional[Any] = None,
+) -> None:
     """D = C + A·Bᵀ with float16 operands: A [M, K], B [N, K], C and D [M, N].
 
     A and B have a stride of 1 along one dimension and a pitch of multiples of 16 bytes. C and D are
     float16 or float32, row-major with any pitch. ``c`` may be ``d`` itself.
+
+    ``alpha`` is a factor of the product, ``epilogue`` an object of ``deep_gemm.epilogue``, and ``d`` may
+    be a pair ``(d, sfd)`` of e4m3 and its scales, as for ``fp8_fp4_gemm_nt``; A and B are then K-major.
     """
+    if compiled_dims != "nk":
+        _call.expect_dims(compiled_dims)
+    fused = None
+    if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
+        d, fused = _epilogue.resolve(d, alpha, epilogue)
     if _call.is_compiling():
-        return _call.ops().half_gemm("float16", "nt", a, b, d, c)
-    return _C.gemm(_FLOAT16_NT, (a, b), d, c, None, None)
+        return _call.ops().half_gemm("float16", "nt", a, b, d, c, *_epilogue.operands(fused))
+    return _C.gemm(_FLOAT16_NT, (a, b), d, c, None, fused)
 
 
-def fp16_gemm_nn(a: Any, b: Any, d: Any, c: Optional[Any] = None, compiled_dims: str = "nk") -> None:
+def fp16_gemm_nn(
+    a: Any,
+    b: Any,
+    d: Any,
+    c: Optional[Any] = None,
+    compiled_dims: str = "nk",
+    alpha: Optional[Any] = None,
+    epilogue: Optional[Any] = None,
+) -> None:
     """D = C + A·B with float16 operands: A [M, K], B [K, N], C and D [M, N].
 
     A and B have a stride of 1 along one dimension and a pitch of multiples of 16 bytes. C and D are
     float16 or float32, row-major with any pitch. ``c`` may be ``d`` itself.
     """
+    if compiled_dims != "nk":
+        _call.expect_dims(compiled_dims)
+    if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, alpha, epilogue)
     if _call.is_compiling():
-        return _call.ops().half_gemm("float16", "nn", a, b, d, c)
+        return _call.ops().half_gemm("float16", "nn", a, b, d, c, None, None)
     return _C.gemm(_FLOAT16_NN, (a, b), d, c, None, None)
 
 
-def fp16_gemm_tn(a: Any, b: Any, d: Any, c: Optional[Any] = None, compiled_dims: str = "mn") -> None:
+def fp16_gemm_tn(
+    a: Any,
+    b: Any,
+    d: Any,
+    c: Optional[Any] = None,
+    compiled_dims: str = "mn",
+    alpha: Optional[Any] = None,
+    epilogue: Optional[Any] = None,
+) -> None:
     """D = C + Aᵀ·B with float16 operands: A [K, M], B [K, N], C and D [M, N].
 
     A and B have a stride of 1 along one dimension and a pitch of multiples of 16 bytes. C and D are
     float16 or float32, row-major with any pitch. ``c`` may be ``d`` itself.
     """
+    if compiled_dims != "mn":
+        _call.expect_dims(compiled_dims)
+    if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, alpha, epilogue)
     if _call.is_compiling():
-        return _call.ops().half_gemm("float16", "tn", a, b, d, c)
+        return _call.ops().half_gemm("float16", "tn", a, b, d, c, None, None)
     return _C.gemm(_FLOAT16_TN, (a, b), d, c, None, None)
 
 
-def fp16_gemm_tt(a: Any, b: Any, d: Any, c: Optional[Any] = None, compiled_dims: str = "mn") -> None:
+def fp16_gemm_tt(
+    a: Any,
+    b: Any,
+    d: Any,
+    c: Optional[Any] = None,
+    compiled_dims: str = "mn",
+    alpha: Optional[Any] = None,
+    epilogue: Optional[Any] = None,
+) -> None:
     """D = C + Aᵀ·Bᵀ with float16 operands: A [K, M], B [N, K], C and D [M, N].
 
     A and B have a stride of 1 along one dimension and a pitch of multiples of 16 bytes. C and D are
     float16 or float32, row-major with any pitch. ``c`` may be ``d`` itself.
     """
+    if compiled_dims != "mn":
+        _call.expect_dims(compiled_dims)
+    if alpha is not None or epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, alpha, epilogue)
     if _call.is_compiling():
-        return _call.ops().half_gemm("float16", "tt", a, b, d, c)
+        return _call.ops().half_gemm("float16", "tt", a, b, d, c, None, None)
     return _C.gemm(_FLOAT16_TT, (a, b), d, c, None, None)
 
 

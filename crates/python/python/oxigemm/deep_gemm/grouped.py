@@ -8,6 +8,7 @@ from typing import Any, Optional, Sequence, Tuple
 
 from .. import _call
 from .. import _oxigemm as _C
+from . import epilogue as _epilogue
 
 __all__ = [
     "bf16_m_grouped_gemm_nt_masked",
@@ -60,6 +61,7 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
     use_psum_layout: bool = False,
     ensure_zero_padding: bool = True,
     expected_m_for_psum_layout: Optional[int] = None,
+    epilogue: Optional[Any] = None,
 ) -> None:
     """M-grouped contiguous FP8 GEMM, D = A·Bᵀ: groups of rows follow each other in A, and each has a B of its own.
 
@@ -67,31 +69,50 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
     argument       shape             type                layout
     ============== ================= =================== =====================================================
     a[0]           [M, K]            e4m3                K-major, pitch multiples of 16 bytes
-    a[1]           [M, K/128]        float32             any strides
+    a[1]           [M, K/128]        float32 or UE8M0    any strides
     b[0]           [G, N, K]         e4m3                K-major, pitch and group stride multiples of 16 bytes
-    b[1]           [G, N/128, K/128] float32             any strides
+    b[1]           [G, N/128, K/128] float32 or UE8M0    any strides
     d              [M, N]            bfloat16 or float32 row-major, any pitch
     grouped_layout [M], psum [G]     int32               contiguous
     ============== ================= =================== =====================================================
 
     ``grouped_layout`` has the group of each row, or -1 for padding rows; with ``use_psum_layout``, the end row of each
     group. A group starts at a multiple of ``get_mk_alignment_for_contiguous_layout()`` rows. Padding rows cost no
-    tensor-core work, whatever they hold in A. In D they become zero where their group is -1, and keep their values with
-    ``use_psum_layout``. The kernel reads ``grouped_layout``: a CUDA graph may be replayed with another.
-    ``expected_m_for_psum_layout`` is the expected rows of a group. The plan depends on it, and so do the last bits of
-    large groups.
+    tensor-core work, whatever they hold in A. The kernel reads ``grouped_layout``: a CUDA graph may be replayed with
+    another. ``expected_m_for_psum_layout`` is the expected rows of a group. The plan depends on it, and so do the last
+    bits of large groups.
+
+    ``ensure_zero_padding`` zeroes the rows of group -1 in D, with a second small kernel; without it they keep their
+    values. With ``use_psum_layout`` padding rows keep their values either way, as in DeepGEMM on Hopper. ``epilogue``
+    and a pair ``d`` are as for ``fp8_fp4_gemm_nt``; padding rows of a quantized D keep their values.
     """
+    if compiled_dims != "nk":
+        _call.expect_dims(compiled_dims)
+    fused = None
+    if epilogue is not None or isinstance(d, (tuple, list)):
+        d, fused = _epilogue.resolve(d, None, epilogue)
     if _call.is_compiling():
         return _call.ops().m_grouped_fp8_gemm_contiguous(
-            "nt", *a, *b, d, grouped_layout, recipe, recipe_a, recipe_b, use_psum_layout, expected_m_for_psum_layout
+            "nt",
+            *a,
+            *b,
+            d,
+            grouped_layout,
+            recipe,
+            recipe_a,
+            recipe_b,
+            use_psum_layout,
+            ensure_zero_padding,
+            expected_m_for_psum_layout,
+            *_epilogue.operands(fused),
         )
     return _C.gemm(
         _FP8_NT_M_GROUPED_CONTIGUOUS,
         (a, b, recipe, recipe_a, recipe_b),
         d,
         None,
-        (grouped_layout, use_psum_layout, expected_m_for_psum_layout),
-        None,
+        (grouped_layout, use_psum_layout, expected_m_for_psum_layout, ensure_zero_padding),
+        fused,
     )
 
 
@@ -107,21 +128,38 @@ def m_grouped_fp8_fp4_gemm_nn_contiguous(
     disable_ue8m0_cast: bool = False,
     use_psum_layout: bool = False,
     ensure_zero_padding: bool = True,
+    epilogue: Optional[Any] = None,
 ) -> None:
     """``m_grouped_fp8_fp4_gemm_nt_contiguous`` for B [G, K, N] with scales [G, K/128, N/128], D = A·B.
 
     A B that is not K-major is transposed first. Keep it K-major where you can.
     """
+    if compiled_dims != "nk":
+        _call.expect_dims(compiled_dims)
+    if epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, None, epilogue)
     if _call.is_compiling():
         return _call.ops().m_grouped_fp8_gemm_contiguous(
-            "nn", *a, *b, d, grouped_layout, recipe, recipe_a, recipe_b, use_psum_layout, None
+            "nn",
+            *a,
+            *b,
+            d,
+            grouped_layout,
+            recipe,
+            recipe_a,
+            recipe_b,
+            use_psum_layout,
+            ensure_zero_padding,
+            None,
+            None,
+            None,
         )
     return _C.gemm(
         _FP8_NN_M_GROUPED_CONTIGUOUS,
         (a, b, recipe, recipe_a, recipe_b),
         d,
         None,
-        (grouped_layout, use_psum_layout, None),
+        (grouped_layout, use_psum_layout, None, ensure_zero_padding),
         None,
     )
 
@@ -137,6 +175,10 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
     recipe_b: RecipeOf = None,
     compiled_dims: str = "nk",
     disable_ue8m0_cast: bool = False,
+    epilogue: Optional[Any] = None,
+    enable_overlap: bool = False,
+    max_block_n: Optional[int] = 256,
+    signal: Optional[Any] = None,
 ) -> None:
     """M-grouped masked FP8 GEMM, D = A·Bᵀ: each group has memory for M rows, the first ``masked_m[g]`` are valid.
 
@@ -144,20 +186,32 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
     argument shape             type                layout
     ======== ================= =================== =======================================================
     a[0]     [G, M, K]         e4m3                K-major, pitch and group stride multiples of 16 bytes
-    a[1]     [G, M, K/128]     float32             any strides
+    a[1]     [G, M, K/128]     float32 or UE8M0    any strides
     b[0]     [G, N, K]         e4m3                as a[0]
-    b[1]     [G, N/128, K/128] float32             any strides
+    b[1]     [G, N/128, K/128] float32 or UE8M0    any strides
     d        [G, M, N]         bfloat16 or float32 row-major, any pitch
     masked_m [G]               int32               contiguous
     ======== ================= =================== =======================================================
 
     Other rows of D keep their values and cost nothing. The kernel reads ``masked_m``: a CUDA graph may be replayed with
     other counts. ``expected_m`` is the expected rows of a group. The plan depends on it, and so do the last bits of
-    large groups.
+    large groups. ``epilogue`` and a pair ``d`` are as for ``fp8_fp4_gemm_nt``.
+
+    ``enable_overlap``, ``max_block_n`` and ``signal`` are arguments of SGLang's build of DeepGEMM: only their defaults
+    are accepted.
     """
+    if compiled_dims != "nk":
+        _call.expect_dims(compiled_dims)
+    if enable_overlap or signal is not None or max_block_n != 256:
+        _call.refuse_overlap(enable_overlap, max_block_n, signal)
+    fused = None
+    if epilogue is not None or isinstance(d, (tuple, list)):
+        d, fused = _epilogue.resolve(d, None, epilogue)
     if _call.is_compiling():
-        return _call.ops().m_grouped_fp8_gemm_masked("nt", *a, *b, d, masked_m, expected_m, recipe, recipe_a, recipe_b)
-    return _C.gemm(_FP8_NT_M_GROUPED_MASKED, (a, b, recipe, recipe_a, recipe_b), d, None, (masked_m, expected_m), None)
+        return _call.ops().m_grouped_fp8_gemm_masked(
+            "nt", *a, *b, d, masked_m, expected_m, recipe, recipe_a, recipe_b, *_epilogue.operands(fused)
+        )
+    return _C.gemm(_FP8_NT_M_GROUPED_MASKED, (a, b, recipe, recipe_a, recipe_b), d, None, (masked_m, expected_m), fused)
 
 
 def m_grouped_bf16_gemm_nt_contiguous(
@@ -169,22 +223,38 @@ def m_grouped_bf16_gemm_nt_contiguous(
     use_psum_layout: bool = False,
     ensure_zero_padding: bool = True,
     expected_m_for_psum_layout: Optional[int] = None,
+    epilogue: Optional[Any] = None,
 ) -> None:
     """M-grouped contiguous GEMM, D = A·Bᵀ: A [M, K] and B [G, N, K] bfloat16, D [M, N] bfloat16 or float32.
 
-    Groups are as for ``m_grouped_fp8_gemm_nt_contiguous``. B is contiguous along N or along K.
+    Groups, ``ensure_zero_padding`` and ``epilogue`` are as for ``m_grouped_fp8_gemm_nt_contiguous``. B is
+    contiguous along N or along K, with an epilogue along K.
     """
+    if compiled_dims != "nk":
+        _call.expect_dims(compiled_dims)
+    fused = None
+    if epilogue is not None or isinstance(d, (tuple, list)):
+        d, fused = _epilogue.resolve(d, None, epilogue)
     if _call.is_compiling():
         return _call.ops().m_grouped_half_gemm_contiguous(
-            "bfloat16", "nt", a, b, d, grouped_layout, use_psum_layout, expected_m_for_psum_layout
+            "bfloat16",
+            "nt",
+            a,
+            b,
+            d,
+            grouped_layout,
+            use_psum_layout,
+            ensure_zero_padding,
+            expected_m_for_psum_layout,
+            *_epilogue.operands(fused),
         )
     return _C.gemm(
         _BFLOAT16_NT_M_GROUPED_CONTIGUOUS,
         (a, b),
         d,
         None,
-        (grouped_layout, use_psum_layout, expected_m_for_psum_layout),
-        None,
+        (grouped_layout, use_psum_layout, expected_m_for_psum_layout, ensure_zero_padding),
+        fused,
     )
 
 
@@ -196,25 +266,44 @@ def m_grouped_bf16_gemm_nn_contiguous(
     compiled_dims: str = "nk",
     use_psum_layout: bool = False,
     ensure_zero_padding: bool = True,
+    epilogue: Optional[Any] = None,
 ) -> None:
     """``m_grouped_bf16_gemm_nt_contiguous`` for B [G, K, N], D = A·B."""
+    if compiled_dims != "nk":
+        _call.expect_dims(compiled_dims)
+    if epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, None, epilogue)
     if _call.is_compiling():
         return _call.ops().m_grouped_half_gemm_contiguous(
-            "bfloat16", "nn", a, b, d, grouped_layout, use_psum_layout, None
+            "bfloat16", "nn", a, b, d, grouped_layout, use_psum_layout, ensure_zero_padding, None, None, None
         )
-    return _C.gemm(_BFLOAT16_NN_M_GROUPED_CONTIGUOUS, (a, b), d, None, (grouped_layout, use_psum_layout, None), None)
+    return _C.gemm(
+        _BFLOAT16_NN_M_GROUPED_CONTIGUOUS,
+        (a, b),
+        d,
+        None,
+        (grouped_layout, use_psum_layout, None, ensure_zero_padding),
+        None,
+    )
 
 
 def m_grouped_bf16_gemm_nt_masked(
-    a: Any, b: Any, d: Any, masked_m: Any, expected_m: int, compiled_dims: str = "nk"
+    a: Any, b: Any, d: Any, masked_m: Any, expected_m: int, compiled_dims: str = "nk", epilogue: Optional[Any] = None
 ) -> None:
     """M-grouped masked GEMM, D = A·Bᵀ: A [G, M, K], B [G, N, K] bfloat16, D [G, M, N] bfloat16 or float32.
 
-    Groups are as for ``m_grouped_fp8_gemm_nt_masked``.
+    Groups and ``epilogue`` are as for ``m_grouped_fp8_gemm_nt_masked``.
     """
+    if compiled_dims != "nk":
+        _call.expect_dims(compiled_dims)
+    fused = None
+    if epilogue is not None or isinstance(d, (tuple, list)):
+        d, fused = _epilogue.resolve(d, None, epilogue)
     if _call.is_compiling():
-        return _call.ops().m_grouped_half_gemm_masked("bfloat16", "nt", a, b, d, masked_m, expected_m)
-    return _C.gemm(_BFLOAT16_NT_M_GROUPED_MASKED, (a, b), d, None, (masked_m, expected_m), None)
+        return _call.ops().m_grouped_half_gemm_masked(
+            "bfloat16", "nt", a, b, d, masked_m, expected_m, *_epilogue.operands(fused)
+        )
+    return _C.gemm(_BFLOAT16_NT_M_GROUPED_MASKED, (a, b), d, None, (masked_m, expected_m), fused)
 
 
 def m_grouped_fp16_gemm_nt_contiguous(
@@ -226,19 +315,34 @@ def m_grouped_fp16_gemm_nt_contiguous(
     use_psum_layout: bool = False,
     ensure_zero_padding: bool = True,
     expected_m_for_psum_layout: Optional[int] = None,
+    epilogue: Optional[Any] = None,
 ) -> None:
     """``m_grouped_bf16_gemm_nt_contiguous`` for float16."""
+    if compiled_dims != "nk":
+        _call.expect_dims(compiled_dims)
+    fused = None
+    if epilogue is not None or isinstance(d, (tuple, list)):
+        d, fused = _epilogue.resolve(d, None, epilogue)
     if _call.is_compiling():
         return _call.ops().m_grouped_half_gemm_contiguous(
-            "float16", "nt", a, b, d, grouped_layout, use_psum_layout, expected_m_for_psum_layout
+            "float16",
+            "nt",
+            a,
+            b,
+            d,
+            grouped_layout,
+            use_psum_layout,
+            ensure_zero_padding,
+            expected_m_for_psum_layout,
+            *_epilogue.operands(fused),
         )
     return _C.gemm(
         _FLOAT16_NT_M_GROUPED_CONTIGUOUS,
         (a, b),
         d,
         None,
-        (grouped_layout, use_psum_layout, expected_m_for_psum_layout),
-        None,
+        (grouped_layout, use_psum_layout, expected_m_for_psum_layout, ensure_zero_padding),
+        fused,
     )
 
 
@@ -250,73 +354,116 @@ def m_grouped_fp16_gemm_nn_contiguous(
     compiled_dims: str = "nk",
     use_psum_layout: bool = False,
     ensure_zero_padding: bool = True,
+    epilogue: Optional[Any] = None,
 ) -> None:
     """``m_grouped_bf16_gemm_nn_contiguous`` for float16."""
+    if compiled_dims != "nk":
+        _call.expect_dims(compiled_dims)
+    if epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, None, epilogue)
     if _call.is_compiling():
         return _call.ops().m_grouped_half_gemm_contiguous(
-            "float16", "nn", a, b, d, grouped_layout, use_psum_layout, None
+            "float16", "nn", a, b, d, grouped_layout, use_psum_layout, ensure_zero_padding, None, None, None
         )
-    return _C.gemm(_FLOAT16_NN_M_GROUPED_CONTIGUOUS, (a, b), d, None, (grouped_layout, use_psum_layout, None), None)
+    return _C.gemm(
+        _FLOAT16_NN_M_GROUPED_CONTIGUOUS,
+        (a, b),
+        d,
+        None,
+        (grouped_layout, use_psum_layout, None, ensure_zero_padding),
+        None,
+    )
 
 
 def m_grouped_fp16_gemm_nt_masked(
-    a: Any, b: Any, d: Any, masked_m: Any, expected_m: int, compiled_dims: str = "nk"
+    a: Any, b: Any, d: Any, masked_m: Any, expected_m: int, compiled_dims: str = "nk", epilogue: Optional[Any] = None
 ) -> None:
     """``m_grouped_bf16_gemm_nt_masked`` for float16."""
+    if compiled_dims != "nk":
+        _call.expect_dims(compiled_dims)
+    fused = None
+    if epilogue is not None or isinstance(d, (tuple, list)):
+        d, fused = _epilogue.resolve(d, None, epilogue)
     if _call.is_compiling():
-        return _call.ops().m_grouped_half_gemm_masked("float16", "nt", a, b, d, masked_m, expected_m)
-    return _C.gemm(_FLOAT16_NT_M_GROUPED_MASKED, (a, b), d, None, (masked_m, expected_m), None)
+        return _call.ops().m_grouped_half_gemm_masked(
+            "float16", "nt", a, b, d, masked_m, expected_m, *_epilogue.operands(fused)
+        )
+    return _C.gemm(_FLOAT16_NT_M_GROUPED_MASKED, (a, b), d, None, (masked_m, expected_m), fused)
 
 
 def k_grouped_bf16_gemm_tn_contiguous(
     a: Any,
     b: Any,
     d: Any,
-    ks_cpu: Optional[Sequence[int]],
-    grouped_layout: Any,
+    ks_cpu: Optional[Sequence[int]] = None,
+    grouped_layout: Optional[Any] = None,
     c: Optional[Any] = None,
     compiled_dims: str = "mn",
     use_psum_layout: bool = False,
+    epilogue: Optional[Any] = None,
+    ks: Optional[Sequence[int]] = None,
 ) -> None:
     """K-grouped GEMM, D[g] = C[g] + A_gᵀ·B_g: groups share M and N, and have a K each. The gradients of weights.
 
     A [sum of K_g, M] and B [sum of K_g, N] are bfloat16, row-major, with a pitch of multiples of 16 bytes; C and D
-    [G, M, N] are bfloat16 or float32. ``grouped_layout``, int32 [G], is the K of each group, any number. ``ks_cpu`` are
-    the same numbers on the host; None or empty where it does not know them.
+    [G, M, N] are bfloat16 or float32. ``grouped_layout``, int32 [G], is the K of each group, any number. ``ks_cpu``, or
+    ``ks``, are the same numbers on the host; None or empty where it does not know them.
+
+    With ``use_psum_layout``, ``grouped_layout`` has the end of each group along K. A group begins where the one before
+    it ends, rounded up to ``get_mk_alignment_for_contiguous_layout()``; what lies between is not read.
     """
-    _call.refuse_psum_layout(use_psum_layout)
+    if compiled_dims != "mn":
+        _call.expect_dims(compiled_dims)
+    if ks is not None:
+        ks_cpu = _call.one_of_ks(ks_cpu, ks)
+    if grouped_layout is None:
+        _call.refuse_none("grouped_layout", grouped_layout)
+    if epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, None, epilogue)
     if _call.is_compiling():
-        return _call.ops().k_grouped_half_gemm("bfloat16", "tn", a, b, d, ks_cpu, grouped_layout, c)
-    return _C.gemm(_BFLOAT16_TN_K_GROUPED_CONTIGUOUS, (a, b), d, c, (ks_cpu, grouped_layout), None)
+        return _call.ops().k_grouped_half_gemm("bfloat16", "tn", a, b, d, ks_cpu, grouped_layout, c, use_psum_layout)
+    return _C.gemm(_BFLOAT16_TN_K_GROUPED_CONTIGUOUS, (a, b), d, c, (ks_cpu, grouped_layout, use_psum_layout), None)
 
 
 def k_grouped_fp16_gemm_tn_contiguous(
     a: Any,
     b: Any,
     d: Any,
-    ks_cpu: Optional[Sequence[int]],
-    grouped_layout: Any,
+    ks_cpu: Optional[Sequence[int]] = None,
+    grouped_layout: Optional[Any] = None,
     c: Optional[Any] = None,
     compiled_dims: str = "mn",
     use_psum_layout: bool = False,
+    epilogue: Optional[Any] = None,
+    ks: Optional[Sequence[int]] = None,
 ) -> None:
     """``k_grouped_bf16_gemm_tn_contiguous`` for float16."""
-    _call.refuse_psum_layout(use_psum_layout)
+    if compiled_dims != "mn":
+        _call.expect_dims(compiled_dims)
+    if ks is not None:
+        ks_cpu = _call.one_of_ks(ks_cpu, ks)
+    if grouped_layout is None:
+        _call.refuse_none("grouped_layout", grouped_layout)
+    if epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, None, epilogue)
     if _call.is_compiling():
-        return _call.ops().k_grouped_half_gemm("float16", "tn", a, b, d, ks_cpu, grouped_layout, c)
-    return _C.gemm(_FLOAT16_TN_K_GROUPED_CONTIGUOUS, (a, b), d, c, (ks_cpu, grouped_layout), None)
+        return _call.ops().k_grouped_half_gemm("float16", "tn", a, b, d, ks_cpu, grouped_layout, c, use_psum_layout)
+    return _C.gemm(_FLOAT16_TN_K_GROUPED_CONTIGUOUS, (a, b), d, c, (ks_cpu, grouped_layout, use_psum_layout), None)
 
 
 def k_grouped_fp8_gemm_nt_contiguous(
     a: Pair,
     b: Pair,
     d: Any,
-    ks_cpu: Optional[Sequence[int]],
-    grouped_layout: Any,
+    ks_cpu: Optional[Sequence[int]] = None,
+    grouped_layout: Optional[Any] = None,
     c: Optional[Any] = None,
     recipe: Recipe = (1, 1, 128),
     compiled_dims: str = "mn",
     use_psum_layout: bool = False,
+    epilogue: Optional[Any] = None,
+    use_padded_sf_layout: bool = False,
+    ks: Optional[Sequence[int]] = None,
 ) -> None:
     """K-grouped FP8 GEMM, D[g] = C[g] + A_g·B_gᵀ: groups share M and N, and have a K each. The gradients of weights.
 
@@ -324,20 +471,35 @@ def k_grouped_fp8_gemm_nt_contiguous(
     argument       shape                                   type                layout
     ============== ======================================= =================== ====================================
     a[0]           all elements, of each group [M, K_g]    e4m3                contiguous; K_g rounded up to 16
-    a[1]           [M, sum of K_g/128]                     float32             any strides
+    a[1]           [M, sum of K_g/128]                     float32 or UE8M0    any strides
     b[0]           all elements, of each group [N, K_g]    e4m3                contiguous; K_g rounded up to 16
-    b[1]           [N, sum of K_g/128]                     float32             any strides
+    b[1]           [N, sum of K_g/128]                     float32 or UE8M0    any strides
     c, d           [G, M, N]                               bfloat16 or float32 row-major, any pitch
     grouped_layout [G]: the K of each group                int32               contiguous
     ============== ======================================= =================== ====================================
 
-    ``ks_cpu`` are the same numbers on the host, compared with the shapes; None or empty where it does not know them.
-    K_g may be any number, also 0.
+    ``ks_cpu``, or ``ks``, are the same numbers on the host, compared with the shapes; None or empty where it does not
+    know them. K_g may be any number, also 0. Packed UE8M0 scales are int32 [M, sum/4]: blocks of all groups, in order.
+
+    With ``use_psum_layout``, ``grouped_layout`` has the end of each group along K. A group begins where the one before
+    it ends, rounded up to ``get_mk_alignment_for_contiguous_layout()``, 16 or more: its [M, K_g] begins at M times
+    that. ``use_padded_sf_layout`` is of SGLang's build of DeepGEMM: only False is accepted.
     """
-    _call.refuse_psum_layout(use_psum_layout)
+    if compiled_dims != "mn":
+        _call.expect_dims(compiled_dims)
+    if use_padded_sf_layout:
+        _call.refuse_padded_scales()
+    if ks is not None:
+        ks_cpu = _call.one_of_ks(ks_cpu, ks)
+    if grouped_layout is None:
+        _call.refuse_none("grouped_layout", grouped_layout)
+    if epilogue is not None or isinstance(d, (tuple, list)):
+        d = _epilogue.refuse(d, None, epilogue)
     if _call.is_compiling():
-        return _call.ops().k_grouped_fp8_gemm(*a, *b, d, ks_cpu, grouped_layout, c, recipe)
-    return _C.gemm(_FP8_NT_K_GROUPED_CONTIGUOUS, (a, b, recipe, None, None), d, c, (ks_cpu, grouped_layout), None)
+        return _call.ops().k_grouped_fp8_gemm(*a, *b, d, ks_cpu, grouped_layout, c, recipe, use_psum_layout)
+    return _C.gemm(
+        _FP8_NT_K_GROUPED_CONTIGUOUS, (a, b, recipe, None, None), d, c, (ks_cpu, grouped_layout, use_psum_layout), None
+    )
 
 
 m_grouped_fp8_gemm_nt_contiguous = m_grouped_fp8_fp4_gemm_nt_contiguous

@@ -88,14 +88,15 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     grouped_layout: Any,
     ks_cpu: Sequence[int],
     gran_k: int,
-    k_alignment: int,
+    k_alignment: Optional[int] = None,
     use_psum_layout: bool = False,
 ) -> Any:
     """float32 scales [sum of K_g/gran_k, MN] of k-grouped operands as UE8M0, int32 [sum of K_g/(4 * gran_k), MN].
 
     An int32 holds four exponents of a column of one group. The layout is contiguous along MN, with a row pitch of
-    16-byte multiples. ``ks_cpu`` are the K of the groups, multiples of ``k_alignment``; ``grouped_layout`` has the same
-    on the device. No GEMM for Hopper reads such scales, so this is a launch for each group.
+    16-byte multiples. ``ks_cpu`` are the K of the groups, multiples of ``k_alignment`` if that is given;
+    ``grouped_layout`` has the same on the device. A group's exponents begin in an int32 of their own, so K-grouped
+    GEMMs read this result, transposed, where every K is a multiple of ``4 * gran_k``. This is a launch for each group.
     """
     if use_psum_layout:
         message = "`use_psum_layout` is not for Hopper: expected False, found True"
@@ -103,8 +104,11 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     _expect_scales(sf)
     if len(sf.shape) != 2:
         raise ArgumentError(f"`sf` has the wrong rank: expected 2 dimensions, found {tuple(sf.shape)}", "sf")
-    if not ks_cpu or any(k < 0 or k % k_alignment for k in ks_cpu):
-        expected = f"multiples of `k_alignment`, {k_alignment}"
+    if k_alignment is not None and k_alignment < 1:
+        message = f"`k_alignment` is out of range: expected 1 or more, found {k_alignment}"
+        raise ArgumentError(message, "k_alignment")
+    if not ks_cpu or any(k < 0 or k % (k_alignment or 1) for k in ks_cpu):
+        expected = f"multiples of `k_alignment`, {k_alignment}" if k_alignment else "numbers of 0 or more"
         raise ArgumentError(f"`ks_cpu` is wrong: expected {expected}, found {ks_cpu}", "ks_cpu")
     if tuple(grouped_layout.shape) != (len(ks_cpu),):
         found = tuple(grouped_layout.shape)
@@ -140,7 +144,8 @@ def transform_sf_into_required_layout(
 
     ``recipe`` is the block ``(rows, columns)`` that shares a scale, or with ``is_sfa`` the ``(m, n, k)`` of both
     operands. ``(1, 128)`` scales become MN-major (``get_mn_major_tma_aligned_tensor``), ``(128, 128)`` scales stay as
-    they are.
+    they are. ``disable_ue8m0_cast`` has no effect: float32 scales keep every bit. Packed UE8M0 scales, int32 with four
+    of a row in each, stay as they are.
     """
     if psum_layout is not None:
         raise ArgumentError("`psum_layout` is not for Hopper: expected None, found a layout", "psum_layout")
@@ -154,9 +159,12 @@ def transform_sf_into_required_layout(
     if (rows, columns) not in ((1, 128), (128, 128)):
         expected = "(1, 128) or (128, 128), which Hopper has kernels for"
         raise ArgumentError(f"`recipe` is wrong: expected {expected}, found {(rows, columns)}", "recipe")
-    _expect_scales(sf)
     groups = () if num_groups is None else (num_groups,)
     shape = (*groups, -(-mn // rows), -(-k // columns))
+    if dtype_name(getattr(sf, "dtype", None)) == "int32":
+        shape = (*shape[:-1], -(-shape[-1] // 4))
+    else:
+        _expect_scales(sf)
     if tuple(sf.shape) != shape:
         raise ArgumentError(f"`sf` has the wrong shape: expected {shape}, found {tuple(sf.shape)}", "sf")
-    return get_mn_major_tma_aligned_tensor(sf) if rows == 1 else sf
+    return get_mn_major_tma_aligned_tensor(sf) if rows == 1 and dtype_name(sf.dtype) == "float32" else sf

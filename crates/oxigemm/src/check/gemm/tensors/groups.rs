@@ -78,6 +78,35 @@ impl<'a> RowGroups<'a> {
     }
 }
 
+/// Groups of a k-grouped GEMM: numbers of type i32 in device memory, which only the kernel reads.
+#[derive(Clone, Copy, Debug)]
+pub enum KGroupNumbers<'a> {
+    /// `[G]`: the K of each group.
+    Ks(&'a Tensor),
+    /// `[G]`: of each group the K behind its last (prefix sums). A group starts where the one before ends, rounded up
+    /// to the alignment; what lies between is not read. Ends do not decrease.
+    Ends {
+        /// The ends.
+        ends: &'a Tensor,
+        /// Alignment of the first K of every group: 1, 16, 32, 64 or 128; for FP8 operands 16 or more.
+        alignment: usize,
+    },
+}
+
+impl<'a> KGroupNumbers<'a> {
+    pub(crate) fn numbers(&self) -> &'a Tensor {
+        match self {
+            KGroupNumbers::Ks(numbers) | KGroupNumbers::Ends { ends: numbers, .. } => numbers,
+        }
+    }
+}
+
+impl<'a> From<&'a Tensor> for KGroupNumbers<'a> {
+    fn from(ks: &'a Tensor) -> KGroupNumbers<'a> {
+        KGroupNumbers::Ks(ks)
+    }
+}
+
 /// Groups of rows of an m-grouped GEMM, as the address of numbers of type i32 in device memory.
 #[derive(Clone, Copy, Debug)]
 pub enum RawGroups {

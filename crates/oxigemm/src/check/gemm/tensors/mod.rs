@@ -6,9 +6,9 @@ pub(crate) mod groups;
 use super::desc::{GemmDesc, GemmLayout, GroupingDesc, HostKs, KGroupedDesc};
 use crate::cast::ScaleFormat;
 use crate::tensor::Tensor;
-use crate::tensor::desc::Operand;
+use crate::tensor::desc::{Operand, int};
 use epilogue::Epilogue;
-use groups::RowGroups;
+use groups::{KGroupNumbers, RowGroups};
 
 /// Addend of a GEMM.
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,7 +68,7 @@ pub(crate) enum Grouping<'a> {
     Batched,
     Summed,
     MGrouped(RowGroups<'a>),
-    KGrouped { ks: &'a Tensor, ks_host: Option<&'a [usize]> },
+    KGrouped { groups: KGroupNumbers<'a>, ks_host: Option<&'a [usize]> },
 }
 
 impl<'a> Gemm<'a> {
@@ -119,10 +119,15 @@ impl<'a> Gemm<'a> {
                 Grouping::Batched => GroupingDesc::Batched,
                 Grouping::Summed => GroupingDesc::Summed,
                 Grouping::MGrouped(groups) => GroupingDesc::MGrouped(groups.describe()),
-                Grouping::KGrouped { ks, ks_host } => {
+                Grouping::KGrouped { groups, ks_host } => {
                     let unit = GemmDesc::k_unit(self.layout, self.sfa.is_some()) as usize;
-                    let host = ks_host.map(|ks| HostKs::new(ks, unit));
-                    GroupingDesc::KGrouped(KGroupedDesc { ks: ks.describe("ks"), host })
+                    let (name, ends) = match groups {
+                        KGroupNumbers::Ks(_) => ("ks", None),
+                        KGroupNumbers::Ends { alignment, .. } => ("ends", Some(*alignment)),
+                    };
+                    let host = ks_host.map(|ks| HostKs::new(ks, ends.unwrap_or(0).max(unit)));
+                    let ks = groups.numbers().describe(name);
+                    GroupingDesc::KGrouped(KGroupedDesc { ks, ends: ends.map(int), host })
                 }
             },
             epilogue: self.epilogue.map(|epilogue| epilogue.describe(self.d_scales)),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Sequence, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 from ... import _call
 from ... import _oxigemm as _C
-from ..._arrays import empty, is_torch
+from ..._arrays import dtype_name, empty, is_torch
 from ...errors import ArgumentError
 
 __all__ = [
     "align",
     "cast_back_from_fp4",
+    "cast_back_from_fp8",
+    "cast_back_from_nvfp4",
     "ceil_div",
     "ceil_to_ue8m0",
     "pack_ue8m0_to_int",
@@ -21,7 +23,9 @@ __all__ = [
     "per_custom_dims_cast_to_fp8",
     "per_token_cast_to_fp4",
     "per_token_cast_to_fp8",
+    "per_token_cast_to_nvfp4",
     "transpose_packed_fp4",
+    "unpack_e4m3_sf_from_int",
     "unpack_ue8m0_from_int",
 ]
 
@@ -85,6 +89,37 @@ def unpack_ue8m0_from_int(packed: Any) -> Any:
     return _bits(_cast(_bits(packed, "uint8"), "int32") << 23, "float32")
 
 
+def unpack_e4m3_sf_from_int(packed_sf: Any) -> Any:
+    """Packed e4m3 scales, int32 [..., K] with four in each, as float32 [..., 4 * K]."""
+    contiguous = packed_sf.contiguous() if is_torch(packed_sf) else _contiguous(packed_sf)
+    return _cast(_e4m3(_bits(contiguous, "uint8")), "float32")
+
+
+def _e4m3(x: Any) -> Any:
+    """Bytes as e4m3."""
+    if is_torch(x):
+        return x.view(sys.modules["torch"].float8_e4m3fn)
+    import ml_dtypes
+
+    return x.view(ml_dtypes.float8_e4m3fn)
+
+
+def _contiguous(x: Any) -> Any:
+    import numpy
+
+    return numpy.ascontiguousarray(x)
+
+
+def _packed_ue8m0(sf: Any) -> Any:
+    """``pack_ue8m0_to_int`` of any number of columns: the last int32 is filled up with scales of 1."""
+    rows, columns = sf.shape
+    if columns % 4 == 0:
+        return pack_ue8m0_to_int(sf)
+    padded = empty(sf, (rows, align(columns, 4)), "float32")
+    padded[:, :columns], padded[:, columns:] = sf, 1.0
+    return pack_ue8m0_to_int(padded)
+
+
 def _quantize(x: Any, granularity: str, scales: Sequence[int], use_ue8m0: bool) -> Tuple[Any, Any]:
     codes, sf = empty(x, x.shape, "float8_e4m3fn"), empty(x, scales, "float32")
     if _call.is_compiling():
@@ -120,7 +155,7 @@ def per_token_cast_to_fp8(
         message = "`use_packed_ue8m0` needs powers of two: expected `use_ue8m0`, found False"
         raise ArgumentError(message, "use_packed_ue8m0")
     codes, sf = _quantize(x, f"1x{gran_k}", (m, ceil_div(k, gran_k)), use_ue8m0)
-    return codes, pack_ue8m0_to_int(sf) if use_packed_ue8m0 else sf
+    return codes, _packed_ue8m0(sf) if use_packed_ue8m0 else sf
 
 
 def per_channel_cast_to_fp8(x: Any, use_ue8m0: bool, gran_k: int = 128) -> Tuple[Any, Any]:
@@ -202,7 +237,7 @@ def per_token_cast_to_fp4(
     sf = largest.clip(_SMALLEST) / 6.0
     sf = ceil_to_ue8m0(sf) if use_ue8m0 else sf
     codes = _fp4_codes((blocks * (1.0 / sf)[:, :, None]).reshape(m, -1)[:, :k])
-    return _packed_fp4(codes), pack_ue8m0_to_int(sf) if use_packed_ue8m0 else sf
+    return _packed_fp4(codes), _packed_ue8m0(sf) if use_packed_ue8m0 else sf
 
 
 def transpose_packed_fp4(packed: Any) -> Any:
@@ -226,3 +261,46 @@ def cast_back_from_fp4(packed: Any, sf: Any, gran_k: int = 128, use_packed_ue8m0
     scales = unpack_ue8m0_from_int(sf) if use_packed_ue8m0 else sf
     scales = scales.repeat_interleave(gran_k, 1) if is_torch(scales) else scales.repeat(gran_k, 1)
     return signed * scales[:, :k]
+
+
+def cast_back_from_fp8(x_fp8: Any, sf: Any, gran_k: int = 128, use_packed_ue8m0: bool = False) -> Any:
+    """The float32 [M, K] that ``per_token_cast_to_fp8`` has cast: codes times their scales."""
+    _, k = _matrix(x_fp8)
+    scales = unpack_ue8m0_from_int(sf) if use_packed_ue8m0 else sf
+    if scales.shape[-1] * gran_k < k:
+        expected = f"{ceil_div(k, gran_k)} scales a row"
+        raise ArgumentError(f"`sf` has the wrong shape: expected {expected}, found {tuple(sf.shape)}", "sf")
+    scales = scales.repeat_interleave(gran_k, 1) if is_torch(scales) else scales.repeat(gran_k, 1)
+    return _cast(x_fp8, "float32") * scales[:, :k]
+
+
+def per_token_cast_to_nvfp4(
+    x: Any, gran_k: int = 16, use_packed_e4m3: bool = False, global_scale: Optional[float] = None
+) -> Tuple[Any, Any]:
+    """A matrix [M, K] as e2m1, int8 [M, K/2] with two of a row in each, and scales of 16 columns, float32 [M, K/16].
+
+    Scales have values of e4m3; ``use_packed_e4m3`` packs four of a row into an int32. ``global_scale`` is a factor of
+    the whole matrix, 1 without it: ``x ≈ codes * scales * global_scale``. K is a multiple of 64.
+    """
+    m, k = _matrix(x)
+    _expect_gran_k(gran_k, (16,))
+    if k % 64 != 0:
+        raise ArgumentError(f"`x` has the wrong shape: expected a multiple of 64 columns, found {(m, k)}", "x")
+    factor = 1.0 if global_scale is None else float(global_scale)
+    if not 0.0 < factor < float("inf"):
+        message = f"`global_scale` is out of range: expected a positive number, found {global_scale}"
+        raise ArgumentError(message, "global_scale")
+    codes, sf = empty(x, (m, k // 2), "uint8"), empty(x, (m, k // 16), "float8_e4m3fn")
+    tensor_scale = empty(x, (1,), "float32")
+    tensor_scale[:] = factor
+    if _call.is_compiling():
+        _call.ops().quantize_nvfp4_by(x, codes, sf, tensor_scale)
+    else:
+        _C.quantize_nvfp4(x, codes, sf, tensor_scale, False)
+    return _bits(codes, "int8"), _bits(sf, "int32") if use_packed_e4m3 else _cast(sf, "float32")
+
+
+def cast_back_from_nvfp4(packed: Any, sf: Any, global_scale: float = 1.0) -> Any:
+    """The float32 [M, K] that ``per_token_cast_to_nvfp4`` has cast, with packed or float32 scales."""
+    scales = sf if dtype_name(sf.dtype) == "float32" else unpack_e4m3_sf_from_int(sf)
+    return cast_back_from_fp4(packed, scales * global_scale, gran_k=16)
