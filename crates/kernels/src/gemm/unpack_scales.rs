@@ -1,4 +1,5 @@
-//! UE8M0 scales to FP32: exponents, one in a byte or four in a word, become the scales that GEMM kernels read.
+//! Scales as GEMM kernels read them: of UE8M0 exponents, one in a byte or four in a word, or of FP32 scales that TMA
+//! cannot address.
 //!
 //! The result is MN-major with columns that TMA can address, whatever the strides of the source are. A thread has a row
 //! and four columns, so a packed word; a block has 256 rows of the same columns, and stores of a warp are neighbours.
@@ -39,6 +40,8 @@ pub struct Job {
     pub pitch: u32,
     /// Blocks of all slabs; 0 where there is nothing to do.
     pub blocks: u32,
+    /// Whether the source is FP32, and copied.
+    pub is_f32: u32,
 }
 
 kernel_params! {
@@ -55,6 +58,7 @@ kernel_params! {
         shift: U32 = shift,
         pitch: U32 = pitch,
         blocks: U32 = blocks,
+        is_f32: U32 = is_f32,
     }
 }
 
@@ -118,14 +122,24 @@ fn unpack<'k>(k: &'k Kernel, job: &JobParams<'k>, index: U32<'k>) {
     let of_slab = slab.widening_mul(job.columns) + column.to_u64();
     let to = job.to.at((of_slab * job.pitch.to_u64() + row.to_u64()) << 2);
     let inside = |i: u32| row.lt(job.rows) & (column + i).lt(job.columns);
-    let exponents: Vec<U32> = (0..COLUMNS)
-        .map(|i| from.at(job.byte_stride.widening_mul(i)).load_readonly_byte_if(inside(i)))
-        .collect();
-    for (i, exponent) in (0..COLUMNS).zip(exponents) {
-        let bits = exponent.eq(0).select(SMALLEST, exponent.eq(255).select(NAN, exponent << 23));
-        let scale: F32 = bits.bitcast();
+    let at = |i: u32| from.at(job.byte_stride.widening_mul(i));
+    let store = |i: u32, scale: F32<'k>| {
         k.guard(inside(i), || to.at(job.pitch.widening_mul(4 * i)).store(scale));
-    }
+    };
+    k.if_else(
+        job.is_f32.ne(0),
+        || {
+            let scales: Vec<F32> = (0..COLUMNS).map(|i| at(i).load_if(inside(i), 0.0)).collect();
+            (0..COLUMNS).zip(scales).for_each(|(i, scale)| store(i, scale));
+        },
+        || {
+            let exponents: Vec<U32> = (0..COLUMNS).map(|i| at(i).load_readonly_byte_if(inside(i))).collect();
+            for (i, exponent) in (0..COLUMNS).zip(exponents) {
+                let bits = exponent.eq(0).select(SMALLEST, exponent.eq(255).select(NAN, exponent << 23));
+                store(i, bits.bitcast());
+            }
+        },
+    );
 }
 
 #[cfg(test)]

@@ -121,7 +121,20 @@ unsafe fn launch<B: Backend>(backend: &B, desc: &GemmDesc, options: &GemmOptions
             Some(Unpacking::new(scales)?)
         }
     };
-    let (problem, transposition) = transposed(problem, as_f32)?;
+    let (mut problem, transposition) = transposed(problem, as_f32)?;
+    let copied = match unpacking {
+        None => Unpacking::of_unaligned(&problem, own.sfa),
+        Some(_) => None,
+    };
+    // A graph may run beside what its stream does later: it must not need the workspace of the stream.
+    let without_copy = copied.is_some() && backend.is_capturing(stream)?;
+    let unpacking = match copied.filter(|_| !without_copy) {
+        Some((with_copy, copy)) => {
+            problem = with_copy;
+            Some(copy)
+        }
+        None => unpacking,
+    };
     let prepared = prepared(backend, &plan_key(problem, backend.limits(), options))?;
     let mut at = own;
     if problem.k_groups.is_some() {
@@ -138,6 +151,9 @@ unsafe fn launch<B: Backend>(backend: &B, desc: &GemmDesc, options: &GemmOptions
     let ready = ReadyCall { prepared, args, preparation };
     // SAFETY: the check has compared the operands with the problem; the caller keeps them.
     unsafe { ready.launch(backend, desc, stream, options)? };
+    if without_copy {
+        return Ok(());
+    }
     let GemmOptions { config, num_sms, batch_invariant, .. } = *options;
     calls.insert(hash, CallKey { desc: *desc, config, num_sms, batch_invariant }, ready);
     Ok(())
@@ -171,6 +187,7 @@ impl<B: Backend> ReadyCall<B> {
     fn is_current(&self, backend: &B, stream: B::Stream<'_>) -> Result<bool> {
         match &self.preparation {
             None => Ok(true),
+            Some((preparation, _)) if preparation.is_optional() && backend.is_capturing(stream)? => Ok(false),
             Some((preparation, known)) => Ok(backend.workspace(stream, preparation.bytes())? == *known),
         }
     }
@@ -205,6 +222,12 @@ impl Preparation {
     fn new(unpacking: Option<Unpacking>, transposition: Option<Transposition>) -> Option<Preparation> {
         let some = unpacking.is_some() || transposition.is_some();
         some.then_some(Preparation { unpacking, transposition })
+    }
+
+    /// Whether the GEMM could do without.
+    #[inline]
+    fn is_optional(&self) -> bool {
+        self.unpacking.as_ref().is_some_and(Unpacking::is_optional)
     }
 
     /// Bytes of the workspace that scales take.

@@ -1,14 +1,27 @@
-//! Unpacking of UE8M0 scales, into a workspace of the stream, before the GEMM that reads them.
+//! Scales that are rewritten into a workspace of the stream before the GEMM reads them: UE8M0 scales, and FP32 scales of A
+//! that TMA cannot address.
 
 use oxigemm_kernels::KernelId;
+use oxigemm_kernels::gemm::params::ScaleLayout;
 use oxigemm_kernels::gemm::unpack_scales::{COLUMNS, Job, blocks, launch};
 
 use crate::check::gemm::ue8m0::{Ue8m0Scales, Unpacked};
+use crate::check::{Groups, Problem};
 use crate::device::backend::Backend;
 use crate::device::launch::{KernelArg, KernelLaunch};
 use crate::error::{Error, Result};
 use crate::launch::args::Addresses;
 use crate::launch::geometry;
+use crate::tensor::desc::ScaleStrides;
+use crate::tensor::granularity::BLOCK;
+
+/// Multiplications from which on FP32 scales of A that TMA cannot address are copied first. A kernel that copies them
+/// tile by tile takes a fifth longer; the copy takes 2 us. Unit tests copy always.
+const LEAST_WORK: u64 = if cfg!(test) { 0 } else { 7_000_000_000 };
+/// The same with groups, whose kernels take up to twice as long.
+const LEAST_WORK_OF_GROUPS: u64 = if cfg!(test) { 0 } else { 2_000_000_000 };
+/// Rows up to which split-K kernels compute a dense GEMM, which load scales once.
+const FEW_ROWS: u32 = 128;
 
 /// Unpacking of the scales of a checked GEMM.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +44,63 @@ impl Unpacking {
         }
         let offsets = unpacked.scales.map(|scales| scales.map(|scales| scales.offset));
         Ok(Unpacking { jobs, offsets, bytes: unpacked.bytes })
+    }
+
+    /// The copy of A's FP32 scales to where TMA can address them, with the GEMM that reads the copy; `None` where TMA
+    /// can, or where the copy would cost more than it gains.
+    pub fn of_unaligned(problem: &Problem, sfa: u64) -> Option<(Problem, Unpacking)> {
+        let ScaleStrides { mn, k } = problem.sfa;
+        let (m, blocks) = (problem.m, problem.k.div_ceil(BLOCK));
+        let (slabs, from_slab, aligned) = match &problem.groups {
+            None => (1, 0, true),
+            Some(groups) => {
+                let aligned = groups.layout.has_slabs() || groups.alignment.is_multiple_of(4);
+                (groups.slabs(), groups.sfa_slab, aligned)
+            }
+        };
+        let addressable = ScaleLayout::of(sfa, [mn, k]) != ScaleLayout::Copied && from_slab.is_multiple_of(4);
+        let multiplies = problem.family.has_scales() && !problem.family.is_1d1d();
+        let dense = problem.k_groups.is_none() && problem.transpose == [false; 2];
+        // A scale for several rows or blocks has no copy.
+        if addressable || !multiplies || !dense || !aligned || mn == 0 || k == 0 || m == 1 || blocks == 1 {
+            return None;
+        }
+        let (rows, least) = match &problem.groups {
+            None if m <= FEW_ROWS && !cfg!(test) => return None,
+            None => (m.into(), LEAST_WORK),
+            Some(groups) => (u64::from(groups.count) * u64::from(groups.expected), LEAST_WORK_OF_GROUPS),
+        };
+        if rows.saturating_mul(problem.n.into()).saturating_mul(problem.k.into()) < least {
+            return None;
+        }
+        let pitch = m.next_multiple_of(4);
+        let of_slab = pitch.checked_mul(blocks)?;
+        let job = Job {
+            from: sfa,
+            to: 0,
+            from_slab: from_slab.into(),
+            rows: m,
+            columns: blocks,
+            row_stride: mn,
+            word_stride: k.checked_mul(COLUMNS)?,
+            byte_stride: k.checked_mul(4)?,
+            shift: 2,
+            pitch,
+            blocks: u32::try_from(self::blocks(slabs.into(), m, blocks)).ok()?,
+            is_f32: 1,
+        };
+        let copied = Problem {
+            sfa: ScaleStrides { mn: 1, k: pitch },
+            groups: problem.groups.map(|groups| Groups { sfa_slab: of_slab, ..groups }),
+            ..*problem
+        };
+        let bytes = u64::from(of_slab) * u64::from(slabs) * 4;
+        Some((copied, Unpacking { jobs: [job, Job::default()], offsets: [Some(0), None], bytes }))
+    }
+
+    /// Whether the GEMM could read its scales as they are.
+    pub fn is_optional(&self) -> bool {
+        self.jobs[0].is_f32 != 0
     }
 
     /// Bytes of the workspace.
@@ -93,6 +163,7 @@ fn job_of(scales: &Ue8m0Scales) -> Result<Job> {
         shift: if packed { 2 } else { 0 },
         pitch: scales.pitch,
         blocks: u32::try_from(blocks).map_err(|_| too_many(&[Some(*scales), None]))?,
+        is_f32: 0,
     })
 }
 
@@ -102,5 +173,68 @@ fn too_many(scales: &[Option<Ue8m0Scales>; 2]) -> Error {
         argument: name,
         expected: "UE8M0 scales that a kernel can count".to_owned(),
         found: "too many, or too far apart".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Addend, Device, GemmOptions, Tensor, fp8_gemm_nt, m_grouped_fp8_gemm_nt_masked, random};
+    use crate::{DType, Result};
+
+    /// Codes and positive scales of a matrix, each scale with a pitch that TMA does not take.
+    fn operand(
+        rows: &[usize],
+        k: usize,
+        scale_rows: usize,
+        seed: u64,
+        device: &Device,
+    ) -> Result<[Tensor; 2]> {
+        let len = rows.iter().product::<usize>() * k;
+        let dims: Vec<usize> = rows.iter().copied().chain([k]).collect();
+        let codes = Tensor::from_f32(DType::E4m3, &random::normals(seed, len), &dims, device)?;
+        let (slabs, blocks) = (rows[..rows.len() - 1].to_vec(), k.div_ceil(128));
+        let scale_dims: Vec<usize> = slabs.iter().copied().chain([scale_rows, blocks]).collect();
+        let scales = random::normals(seed + 1, scale_dims.iter().product());
+        let scales: Vec<f32> = scales.iter().map(|x| x.abs() + 0.1).collect();
+        Ok([codes, Tensor::from_f32(DType::F32, &scales, &scale_dims, device)?])
+    }
+
+    #[test]
+    fn scales_that_tma_cannot_address_are_copied_first() -> Result<()> {
+        let (m, n, k) = (130, 136, 640);
+        let run = |device: &Device| -> Result<Vec<f32>> {
+            let ([a, sfa], [b, sfb]) = (operand(&[m], k, m, 1, device)?, operand(&[n], k, 2, 3, device)?);
+            let mut d = Tensor::zeros(DType::F32, &[m, n], device)?;
+            fp8_gemm_nt((&a, &sfa), (&b, &sfb), Addend::None, &mut d, &GemmOptions::default())?;
+            d.to_vec_f32()
+        };
+        compare(&run(&Device::sim())?, &run(&Device::Cpu)?);
+        Ok(())
+    }
+
+    #[test]
+    fn the_same_of_groups() -> Result<()> {
+        let (groups, m, n, k) = (2, 70, 136, 640);
+        let run = |device: &Device| -> Result<Vec<f32>> {
+            let [a, sfa] = operand(&[groups, m], k, m, 1, device)?;
+            let [b, sfb] = operand(&[groups, n], k, 2, 3, device)?;
+            let mut d = Tensor::zeros(DType::Bf16, &[groups, m, n], device)?;
+            let masked_m = Tensor::from_slice(&[66i32, 3], &[groups], device)?;
+            let options = GemmOptions::default();
+            m_grouped_fp8_gemm_nt_masked((&a, &sfa), (&b, &sfb), &mut d, &masked_m, 40, &options)?;
+            let rows = [d.select(0)?.narrow(0, 0, 66)?, d.select(1)?.narrow(0, 0, 3)?];
+            Ok(rows.iter().map(Tensor::to_vec_f32).collect::<Result<Vec<_>>>()?.concat())
+        };
+        compare(&run(&Device::sim())?, &run(&Device::Cpu)?);
+        Ok(())
+    }
+
+    fn compare(found: &[f32], expected: &[f32]) {
+        let (mut error, mut all) = (0.0, 0.0);
+        for (x, y) in found.iter().zip(expected) {
+            error += f64::from(x - y).powi(2);
+            all += f64::from(*y).powi(2);
+        }
+        assert!(all > 0.0 && error / all < 1e-5, "{error} of {all}");
     }
 }

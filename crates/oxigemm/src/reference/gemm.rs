@@ -207,8 +207,9 @@ fn grouped(gemm: &Gemm<'_>, problem: &Problem, groups: &Groups) -> Result<()> {
         Grouping::MGrouped(groups) => groups.numbers().to_vec::<i32>()?,
         _ => Vec::new(),
     };
-    let rows = groups.layout.rows(&numbers, groups.count, problem.m, groups.alignment);
-    for (group, rows) in rows.into_iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
+    let runs = groups.layout.runs(&numbers, groups.count, problem.m, groups.alignment);
+    for (group, rows) in runs.into_iter().filter(|(_, rows)| !rows.is_empty()) {
+        let group = group as usize;
         let operands = all.of_group(groups, group, &rows)?;
         let mut part = Part::of(gemm, |x| part_of(groups, x, group, &rows))?;
         part.bias = match part.bias {

@@ -39,9 +39,10 @@ pub enum GroupLayout {
     /// rounded up to the alignment. Ends are clamped to the rows of the slab; one that is not behind the group's start
     /// makes it empty, and the groups behind it start as if it were not there.
     Ends = 1,
-    /// All groups share one slab; of each row, the group. Other numbers, such as -1, mark rows of no group. The rows
-    /// of a group follow each other and start at a multiple of the alignment; of a group that does not keep to this
-    /// only the rows of its first run count.
+    /// All groups share one slab; of each row, the group. Other numbers, such as -1, mark rows of no group. Blocks of as
+    /// many rows as the alignment belong to the group of their first row. The rows of a group end with the last of its
+    /// last block that has its number. Where the blocks of some group do not follow each other, all rows of every block
+    /// count, and kernels take block by block.
     Ids = 2,
     /// Each group has a slab of rows, and all of them. There are no numbers.
     All = 3,
@@ -53,20 +54,23 @@ impl GroupLayout {
         matches!(self, GroupLayout::Counts | GroupLayout::All)
     }
 
-    /// The rows of each group's slab that belong to it, by the rules above: what the kernel finds.
+    /// Rows of the slabs that belong to groups, by the rules above: what the kernel finds. Each run is of one group; a
+    /// group has several where its blocks do not follow each other.
     ///
     /// ```
     /// use oxigemm_kernels::gemm::scheduler::m_grouped::GroupLayout;
     ///
-    /// assert_eq!(GroupLayout::Counts.rows(&[3, -1, 9], 3, 8, 1), [0..3, 0..0, 0..8]);
-    /// assert_eq!(GroupLayout::Ends.rows(&[3, 3, 9], 3, 8, 4), [0..3, 4..4, 4..8]);
-    /// assert_eq!(GroupLayout::Ids.rows(&[1, 1, 1, -1, 0, 0, 0, 0], 3, 8, 4), [4..8, 0..3, 0..0]);
+    /// assert_eq!(GroupLayout::Counts.runs(&[3, -1, 9], 3, 8, 1), [(0, 0..3), (1, 0..0), (2, 0..8)]);
+    /// assert_eq!(GroupLayout::Ends.runs(&[3, 3, 9], 3, 8, 4), [(0, 0..3), (1, 4..4), (2, 4..8)]);
+    /// assert_eq!(GroupLayout::Ids.runs(&[1, 1, 1, -1, 0, 0, -1, 0], 3, 8, 4), [(1, 0..3), (0, 4..8)]);
+    /// let twice = GroupLayout::Ids.runs(&[1, -1, 0, 0, 1, 1, 5, 1], 3, 8, 2);
+    /// assert_eq!(twice, [(1, 0..2), (0, 2..4), (1, 4..6)]);
     /// ```
-    pub fn rows(self, numbers: &[i32], groups: u32, rows: u32, alignment: u32) -> Vec<Range<u32>> {
+    pub fn runs(self, numbers: &[i32], groups: u32, rows: u32, alignment: u32) -> Vec<(u32, Range<u32>)> {
         let clamped = |number: &i32| u32::try_from(*number).unwrap_or(0).min(rows);
         match self {
-            GroupLayout::Counts => numbers.iter().map(|count| 0..clamped(count)).collect(),
-            GroupLayout::All => vec![0..rows; groups as usize],
+            GroupLayout::Counts => (0..).zip(numbers.iter().map(|count| 0..clamped(count))).collect(),
+            GroupLayout::All => (0..groups).map(|group| (group, 0..rows)).collect(),
             GroupLayout::Ends => {
                 let mut reached = 0u32;
                 let place = |end: u32| {
@@ -74,18 +78,38 @@ impl GroupLayout {
                     reached = reached.max(end);
                     start..end.max(start)
                 };
-                numbers.iter().map(clamped).map(place).collect()
+                (0..).zip(numbers.iter().map(clamped).map(place)).collect()
             }
             GroupLayout::Ids => {
-                let run = |group: u32| -> Option<Range<u32>> {
-                    let is = |row: u32| numbers[row as usize] == group as i32;
-                    let first = (0..rows).step_by(alignment as usize).find(|&row| is(row))?;
-                    let end = (first..rows).find(|&row| !is(row)).unwrap_or(rows);
-                    Some(first..end)
+                let block = |first: u32| {
+                    let group =
+                        u32::try_from(numbers[first as usize]).ok().filter(|group| *group < groups)?;
+                    Some((group, first..first.saturating_add(alignment).min(rows)))
                 };
-                (0..groups).map(|group| run(group).unwrap_or(0..0)).collect()
+                let blocks: Vec<_> = (0..rows).step_by(alignment as usize).filter_map(block).collect();
+                let follows =
+                    |a: &(u32, Range<u32>), b: &(u32, Range<u32>)| a.0 == b.0 && a.1.end == b.1.start;
+                let runs = blocks.chunk_by(follows).map(|run| {
+                    let ((group, first), last) = (run[0].clone(), run[run.len() - 1].1.clone());
+                    let of_group = |row: &u32| numbers[*row as usize] == group as i32;
+                    (group, first.start..last.rev().find(of_group).map_or(first.end, |row| row + 1))
+                });
+                let runs: Vec<_> = runs.collect();
+                let mut found: Vec<u32> = runs.iter().map(|(group, _)| *group).collect();
+                found.sort_unstable();
+                let once = found.windows(2).all(|pair| pair[0] != pair[1]);
+                if once { runs } else { blocks }
             }
         }
+    }
+
+    /// The rows of each group, of which each has one run at most.
+    pub fn rows(self, numbers: &[i32], groups: u32, rows: u32, alignment: u32) -> Vec<Range<u32>> {
+        let mut found = vec![0..0; groups as usize];
+        for (group, rows) in self.runs(numbers, groups, rows, alignment) {
+            found[group as usize] = rows;
+        }
+        found
     }
 }
 
@@ -111,10 +135,12 @@ pub struct MGroupedArgs {
 
 /// The most groups of a launch.
 pub const MAX_GROUPS: u32 = 1024;
+/// Ids that a thread loads at a time to find the end of a run.
+const LOOKED_AT: u32 = 16;
 
 /// Bytes of the group table in shared memory.
 pub const fn table_bytes(groups: u32) -> u32 {
-    (3 * groups + 1) * 4
+    (3 * groups + 2) * 4
 }
 
 kernel_params! {
@@ -195,6 +221,8 @@ pub(crate) struct GroupTable<'k> {
     end: Shared<'k>,
     /// Tiles before each group, and behind the last.
     before: Shared<'k>,
+    /// Not 0 where blocks of a group do not follow each other: tiles are then those of blocks.
+    by_blocks: Shared<'k>,
 }
 
 impl<'k> GroupTable<'k> {
@@ -207,13 +235,15 @@ impl<'k> GroupTable<'k> {
     ) -> Self {
         let (k, bytes) = (rows.kernel(), params.groups * 4);
         let end = table.at(bytes);
-        GroupTable { k, params, tiles, rows, first: table, end, before: end.at(bytes) }
+        let before = end.at(bytes);
+        GroupTable { k, params, tiles, rows, first: table, end, before, by_blocks: before.at(bytes + 4) }
     }
 
     /// Builds the table; all `threads` threads of the block take part.
     pub fn build(&self, threads: u32) {
         let (k, p) = (self.k, self.params);
         let thread = k.thread_index();
+        k.guard(thread.eq(0), || self.by_blocks.store(0u32));
         k.if_else(
             p.is(GroupLayout::Ids),
             || self.find_runs(thread, threads),
@@ -229,6 +259,7 @@ impl<'k> GroupTable<'k> {
         self.sync();
         k.if_(k.warp_index().eq(0), || {
             k.if_(p.is(GroupLayout::Ends), || self.place_in_order(k.lane()));
+            k.if_(p.is(GroupLayout::Ids), || self.expect_one_run(k.lane()));
             self.count_tiles(k.lane());
         });
         self.sync();
@@ -240,14 +271,15 @@ impl<'k> GroupTable<'k> {
         self.k.sync_threads();
     }
 
-    /// The first run of each group. A thread looks at two rows that are one alignment apart: where the group changes, a
-    /// run starts, or ends in between.
+    /// The run of each group, and how many there are. A thread looks at the first rows of two blocks: where the group
+    /// changes, a run starts, or ends in between.
     fn find_runs(&self, thread: U32<'k>, threads: u32) {
         let (k, p, rows) = (self.k, self.params, self.rows);
         const NONE: u32 = u32::MAX;
         k.for_(thread, p.groups, threads, |group| {
             self.first.at(group * 4).store(NONE);
             self.end.at(group * 4).store(NONE);
+            self.before.at(group * 4).store(0u32);
         });
         self.sync();
         k.for_(thread, rows.div_ceil(p.group_alignment), threads, |step| {
@@ -259,20 +291,30 @@ impl<'k> GroupTable<'k> {
             let exists = id.lt(p.groups);
             k.if_(exists & before.ne(id), || {
                 self.first.at(id * 4).reduce(AtomicOp::Min, row, Scope::Cta);
+                self.before.at(id * 4).reduce(AtomicOp::Add, 1u32, Scope::Cta);
             });
             k.if_(exists & behind.ne(id), || {
-                let (inside, outside) = (k.var_from(row), k.var_from(next.min(rows)));
-                k.while_(
-                    || (outside.live() - inside.live()).gt(1),
-                    || {
-                        let middle = (inside.live() + outside.live()) >> 1;
-                        let same = p.number(middle).load::<u32>().eq(id);
-                        inside.set_if(same, middle);
-                        outside.set_if(!same, middle);
-                    },
-                );
-                self.end.at(id * 4).reduce(AtomicOp::Min, outside.live(), Scope::Cta);
+                let (end, limit) = (k.var_from(row), next.min(rows));
+                k.for_(row, limit, LOOKED_AT, |from| {
+                    let rows = (0..LOOKED_AT).map(|i| from + i);
+                    let ids = rows.map(|row| (row + 1u32, p.number(row).load_if(row.lt(limit), NONE)));
+                    // All are loaded before the first is looked at.
+                    let ids: Vec<(U32<'k>, U32<'k>)> = ids.collect();
+                    for (behind, other) in ids {
+                        end.set_if(other.eq(id), behind);
+                    }
+                });
+                self.end.at(id * 4).reduce(AtomicOp::Min, end.get(), Scope::Cta);
             });
+        });
+    }
+
+    /// Notes whether some group has several runs: a warp does it.
+    fn expect_one_run(&self, lane: U32<'k>) {
+        let (first, last) = self.of_lane(lane);
+        self.k.for_(first, last, 1, |group| {
+            let several = self.before.at(group * 4).load::<u32>().gt(1);
+            self.k.guard(several, || self.by_blocks.store(1u32));
         });
     }
 
@@ -310,7 +352,23 @@ impl<'k> GroupTable<'k> {
             self.before.at(group * 4).store(before.live());
             add(group);
         });
-        k.guard(lane.eq(WARP - 1), || self.before.at(self.params.groups * 4).store(before.live()));
+        k.sync_warp();
+        let all = self.is_by_blocks().select(self.count_by_blocks(), before.live());
+        k.guard(lane.eq(WARP - 1), || self.before.at(self.params.groups * 4).store(all));
+    }
+
+    fn is_by_blocks(&self) -> Pred<'k> {
+        self.by_blocks.load::<u32>().ne(0)
+    }
+
+    /// Tiles of a block along M.
+    fn tiles_of_block(&self) -> U32<'k> {
+        self.params.group_alignment.div_ceil(self.tiles.rows)
+    }
+
+    /// Tiles of all blocks, those of no group included.
+    fn count_by_blocks(&self) -> U32<'k> {
+        self.rows.div_ceil(self.params.group_alignment) * self.tiles_of_block() * self.tiles.n_tiles
     }
 
     /// Tiles of a group along M.
@@ -331,14 +389,40 @@ impl<'k> GroupTable<'k> {
     /// The first row (of the group's slab) and the index along N of the tile at `index`, whether the group's B is read
     /// once, and the group.
     pub fn tile(&self, index: U32<'k>) -> (U32<'k>, U32<'k>, Pred<'k>, TileGroup<'k>) {
-        let group = self.group_at(index);
-        let (first, end) = self.rows_of(group);
-        let m_tiles = (end - first).div_ceil(self.tiles.rows);
-        let order = TileOrder { m_tiles, n_tiles: self.tiles.n_tiles, band: self.tiles.band };
-        let (m, n) = order.tile(index - self.before.at(group * 4).load::<u32>());
-        let slab = self.params.slab_of(group);
-        let place = TileGroup { group, slab, end, d_slab: self.params.d_slab };
-        (first + m * self.tiles.rows, n, streams_b(end - first), place)
+        let (k, p) = (self.k, self.params);
+        let [group, row, n, end] = [0; 4].map(|zero: u32| k.var(zero));
+        let rows_of_group = k.var(0u32);
+        k.if_else(
+            self.is_by_blocks(),
+            || {
+                let strip = index / self.tiles.n_tiles;
+                let block = strip / self.tiles_of_block();
+                let first = block * p.group_alignment;
+                let id: U32<'k> = p.number(first).load();
+                let exists = id.lt(p.groups);
+                let start = first + (strip - block * self.tiles_of_block()) * self.tiles.rows;
+                group.set(exists.select(id, 0));
+                row.set(start);
+                n.set(index - strip * self.tiles.n_tiles);
+                end.set(exists.select((first + p.group_alignment).min(self.rows), start));
+                rows_of_group.set(p.group_alignment);
+            },
+            || {
+                let found = self.group_at(index);
+                let (first, behind) = self.rows_of(found);
+                let m_tiles = (behind - first).div_ceil(self.tiles.rows);
+                let order = TileOrder { m_tiles, n_tiles: self.tiles.n_tiles, band: self.tiles.band };
+                let (m, along_n) = order.tile(index - self.before.at(found * 4).load::<u32>());
+                group.set(found);
+                row.set(first + m * self.tiles.rows);
+                n.set(along_n);
+                end.set(behind);
+                rows_of_group.set(behind - first);
+            },
+        );
+        let group = group.get();
+        let place = TileGroup { group, slab: p.slab_of(group), end: end.get(), d_slab: p.d_slab };
+        (row.get(), n.get(), streams_b(rows_of_group.get()), place)
     }
 
     /// The last group that no more than `index` tiles come before.
