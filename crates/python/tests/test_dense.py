@@ -128,7 +128,7 @@ WRONG = [
     ({"a": (normals(8, 256).astype(np.float64), scales(8, 2))}, "a", TypeError, "found float64"),
     ({"a": (per_token(8, 256)[0], scales(8, 3))}, "sfa", ValueError, "[8, 2]"),
     ({"a": (per_token(8, 256)[0], scales(8, 2).astype(np.float16))}, "sfa", TypeError, "found f16"),
-    ({"a": (per_token(8, 256)[0], scales(8, 2).astype(np.int32))}, "sfa", ValueError, "1 i32 along K"),
+    ({"a": (per_token(8, 256)[0], scales(8, 3).astype(np.int32))}, "sfa", ValueError, "1 i32 along K"),
     ({"a": (per_token(8, 256)[0].reshape(2, 4, 256), scales(8, 2))}, "a", ValueError, "2 dimensions"),
     ({"a": (per_token(8, 512)[0][:, ::2], scales(8, 2))}, "a", ValueError, "strides"),
     ({"a": (per_token(8, 256)[0][::-1], scales(8, 2))}, "a", ValueError, "strides of 0 or more"),

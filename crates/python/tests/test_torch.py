@@ -118,8 +118,10 @@ def test_compiled_layer_of_experts():
 def test_every_operator_is_sound():
     """That what torch is told of an operator is what it does."""
     a, b, d = operands()
-    torch.library.opcheck(torch.ops.oxigemm.half_gemm.default, ("bfloat16", "nt", a, b, d, None))
-    torch.library.opcheck(torch.ops.oxigemm.half_gemm.default, ("bfloat16", "nt", a, b, d, torch.ones_like(d)))
+    torch.library.opcheck(torch.ops.oxigemm.half_gemm.default, ("bfloat16", "nt", a, b, d, None, None, None))
+    torch.library.opcheck(
+        torch.ops.oxigemm.half_gemm.default, ("bfloat16", "nt", a, b, d, torch.ones_like(d), 0.5, None)
+    )
 
 
 @pytest.mark.parametrize("first, second", [("torch", "oxigemm"), ("oxigemm", "torch")])

@@ -99,7 +99,7 @@ fn ue8m0(setup: &Setup) -> Result<String, Failure> {
     let device = &setup.device;
     let gpu = device.as_cuda().is_some();
     let shapes: &[[usize; 3]] =
-        if gpu { &[[1, 576, 7168], [130, 2112, 1600], [1000, 1040, 640]] } else { &[[17, 136, 640]] };
+        if gpu { &[[1, 576, 7168], [130, 2112, 1600], [1000, 1040, 640]] } else { &[[17, 144, 640]] };
     let stream = device.new_stream()?;
     let options = GemmOptions { stream: Some(stream.clone()), ..Default::default() };
     for &[m, n, k] in shapes {
