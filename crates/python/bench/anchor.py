@@ -137,8 +137,11 @@ def prefill(queries, keys, heads, dim):
 
 
 def block_table(lengths, block_kv):
-    """The pages of each sequence, one row each, and how many there are. Every page belongs to one place of one sequence,
-    as in an engine: pages drawn with repetition would be read from the L2 cache."""
+    """The pages of each sequence, one row each, and how many there are.
+
+    Every page belongs to one place of one sequence, as in an engine: pages drawn with repetition would be read from the
+    L2 cache.
+    """
     used = [-(-length // block_kv) for length in lengths]
     pages = list(range(sum(used)))
     random.Random(0).shuffle(pages)

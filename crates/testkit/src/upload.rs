@@ -203,7 +203,8 @@ fn m_grouped(data: &GemmData, groups: &MGroups, device: &Device) -> Result<Input
         let (of_b, len) = (b.select(group)?, range.len());
         // The rows of the group and, where memory is filled with rows, the same again and again.
         let end = rows.min(range.end.next_multiple_of(TILE_ROWS));
-        let again = if case.fill == Fill::Rows && groups.has_slabs() && len > 0 { end - range.end } else { 0 };
+        let again =
+            if case.fill == Fill::Rows && groups.has_slabs() && len > 0 { end - range.end } else { 0 };
         let write_rows = |x: &Tensor, bytes: &[u8]| -> oxigemm::Result<()> {
             let slab = x.select(slab)?;
             write(slab.narrow(0, range.start, len)?, bytes)?;

@@ -14,7 +14,7 @@ use crate::launch::args::{Addresses, EpilogueAddresses, KernelArgs, PlanKey};
 use crate::launch::cache::{self, Memo};
 use crate::launch::prepared;
 use crate::launch::prepared::Prepared;
-use crate::plan::GemmConfig;
+use crate::plan::{GemmConfig, KOrder};
 use crate::reference;
 use crate::tensor::desc::Operand;
 
@@ -35,6 +35,8 @@ struct CallKey {
     config: Option<GemmConfig>,
     num_sms: Option<u32>,
     batch_invariant: bool,
+    k_order: Option<KOrder>,
+    raster_band: Option<u32>,
 }
 
 impl CallKey {
@@ -44,6 +46,8 @@ impl CallKey {
             && self.config == options.config
             && self.num_sms == options.num_sms
             && self.batch_invariant == options.batch_invariant
+            && self.k_order == options.k_order
+            && self.raster_band == options.raster_band
     }
 }
 
@@ -121,8 +125,9 @@ unsafe fn launch<B: Backend>(backend: &B, desc: &GemmDesc, options: &GemmOptions
     let ready = ReadyCall { prepared, args, transposition };
     // SAFETY: the check has compared the operands with the problem; the caller keeps them.
     unsafe { ready.launch(backend, desc, stream, options)? };
-    let GemmOptions { config, num_sms, batch_invariant, .. } = *options;
-    calls.insert(hash, CallKey { desc: *desc, config, num_sms, batch_invariant }, ready);
+    let GemmOptions { config, num_sms, batch_invariant, k_order, raster_band, .. } = *options;
+    let key = CallKey { desc: *desc, config, num_sms, batch_invariant, k_order, raster_band };
+    calls.insert(hash, key, ready);
     Ok(())
 }
 
@@ -196,7 +201,8 @@ fn transposed(problem: Problem, desc: &GemmDesc) -> Result<(Problem, Option<Tran
 /// Key of the plan of a problem.
 fn plan_key(problem: Problem, limits: &Limits, options: &GemmOptions) -> PlanKey {
     let sms = options.num_sms.map_or(limits.sms, |sms| sms.clamp(1, limits.sms));
-    PlanKey { problem, config: options.config, sms, batch_invariant: options.batch_invariant }
+    let GemmOptions { config, batch_invariant, k_order, raster_band, .. } = *options;
+    PlanKey { problem, config, sms, batch_invariant, k_order, raster_band }
 }
 
 /// Rows of one matrix of D and of C: addresses with pitches in bytes, the bytes of a row, and how many there are.

@@ -2,10 +2,12 @@
 
 mod attention;
 mod compare;
+mod einsum;
 mod figures;
 mod fused;
 mod gemm;
 mod hyper_connection;
+mod k_order;
 mod passes;
 mod quantize;
 mod sweep;
@@ -101,6 +103,10 @@ enum Suite {
     Quantize,
     /// The GEMM before the norm of a hyper-connection, beside the bandwidth of a copy.
     Hc,
+    /// Einsums of attention: batched GEMMs of heads, and sums of a batch.
+    Einsum,
+    /// Large GEMMs with serpentine and with forward K in turn.
+    KOrder,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -149,6 +155,8 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         Suite::Fused => fused::run,
         Suite::Quantize => quantize::run,
         Suite::Hc => hyper_connection::run,
+        Suite::Einsum => einsum::run,
+        Suite::KOrder => k_order::run,
     };
     suite(&mut Bench { common, cuda, args, clock: args.clock(cuda)? })
 }
