@@ -6,7 +6,7 @@ use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
 use oxigemm::plan::{self, GemmConfig, GemmShape, KOrder, Limits, OperandKind, PlanRequest};
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmLayout, GemmOptions, GroupedRows,
-    Tensor, fp8_gemm_nt, fp8_gemm_nt_fused, half_gemm, m_grouped_fp8_gemm_nt_contiguous, random,
+    Tensor, fp8_gemm_nt, fp8_gemm_nt_fused, half_bgemm, half_gemm, m_grouped_fp8_gemm_nt_contiguous, random,
 };
 use oxigemm_kernels::gemm::operand::f16::Half;
 use proptest::prelude::*;
@@ -139,6 +139,37 @@ fn rows_of_16_bits_have_the_same_bits_in_every_tile_of_a_block() {
     let second = |whole: &[u8]| whole[tile * n * 4..2 * tile * n * 4].to_vec();
     assert!(second(&rows(0, MOST, true)) == rows(tile, tile, true), "rows have other bits");
     assert!(second(&rows(0, MOST, false)) != rows(tile, tile, false), "it takes K from its end");
+}
+
+/// Without any option, the rows of a batch of 16-bit GEMMs are the same wherever they stand: every tile has forward K.
+#[test]
+fn rows_of_a_16_bit_batch_do_not_depend_on_their_place() {
+    // As many tiles, and rows as long, as serpentine K takes; one CTA has all of them.
+    let (device, batch, rows, n, k) = (Device::sim(), 2, 512, 16, 3072);
+    let config = plan::parse("sm90_bf16_persistent_m_grouped_nt_64x128_s8_c1x1");
+    assert!(config.is_some());
+    let drawn = random::normals(5, batch * rows * k);
+    // Every GEMM of the batch multiplies the same B.
+    let weights = random::normals(6, n * k).repeat(batch);
+    let b = Tensor::from_f32(DType::Bf16, &weights, &[batch, n, k], &device).unwrap();
+    // Row `i` of the batch stands where row `i + by` did.
+    let products = |by: usize, k_order| {
+        let values: Vec<f32> = [&drawn[by * k..], &drawn[..by * k]].concat();
+        let a = Tensor::from_f32(DType::Bf16, &values, &[batch, rows, k], &device).unwrap();
+        let mut d = Tensor::zeros(DType::F32, &[batch, rows, n], &device).unwrap();
+        let options = GemmOptions { config, num_sms: Some(1), k_order, ..Default::default() };
+        half_bgemm(GemmLayout::Nt, &a, &b, Addend::None, &mut d, &options).unwrap();
+        let mut bytes = d.to_bytes().unwrap();
+        bytes.rotate_right(by * n * 4);
+        bytes
+    };
+    // To the next tile, into the middle of one, and to the other GEMM.
+    let whole = products(0, None);
+    for by in [64, 100, rows] {
+        assert!(products(by, None) == whole, "rows have other bits {by} places further");
+    }
+    let serpentine = Some(KOrder::Serpentine);
+    assert!(products(64, serpentine) != products(0, serpentine), "serpentine K depends on the tile");
 }
 
 #[test]
