@@ -112,7 +112,7 @@ mod tests {
             Einsum::BmkBnk([3, 64, 64, 64], DType::F32),
         ];
         for case in cases {
-            let mut gemm = case.gemm().on(&Device::Cpu).unwrap();
+            let mut gemm = case.gemm().on(&Device::cpu()).unwrap();
             gemm.run(&GemmOptions::default()).unwrap();
             assert!(gemm.judge(Effort::QUICK).unwrap().right, "{case}");
             match case {
