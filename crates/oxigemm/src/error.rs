@@ -170,6 +170,9 @@ pub enum Error {
         /// The choice, as [`crate::plan::name`] writes it.
         name: String,
     },
+    /// Serpentine K was asked for, in a call whose result must not depend on the number of rows.
+    #[error("k_order is Serpentine: expected Forward, as the call is batch-invariant")]
+    KOrderBatchInvariant,
     /// A stream that is being captured into a graph, or an event, was asked for what it cannot do.
     #[error("a stream or event cannot do this: {reason}")]
     Stream {
@@ -240,6 +243,7 @@ impl Error {
             | Error::Config { .. }
             | Error::ConfigOperands { .. }
             | Error::ConfigBatchInvariant { .. }
+            | Error::KOrderBatchInvariant
             | Error::Stream { .. }
             | Error::Kernel { .. }
             | Error::Fault { .. }

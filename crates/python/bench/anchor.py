@@ -3,12 +3,14 @@
     python crates/python/bench/anchor.py [--family bf16] [--filter "m4096 n7168"] [--json]
 
 Both are kernel durations by CUPTI: the mean of calls, each after a fill of 4 GB that flushes the L2 cache, with 0.4 s
-of idle time before each case. Group sizes and sequence lengths are those that the command line has drawn. The command
-line runs once for each family; then all of its cases are timed here in one session of torch's profiler.
+of idle time before each case. Group sizes and sequence lengths are those that the command line has drawn. Every page of
+a paged cache belongs to one place of one sequence. The command line runs once for each family; then all of its cases
+are timed here in one session of torch's profiler.
 """
 
 import argparse
 import json
+import random
 import re
 import subprocess
 import sys
@@ -101,8 +103,9 @@ def bf16_contiguous(rows, n, k):
 def fp8_masked(rows, expected, n, k):
     groups, counts, b = len(rows), numbers(rows), weights(len(rows), n, k)
     a = empty(groups, MAX_M, k, dtype=torch.float8_e4m3fn), empty(groups, MAX_M, -(-k // 128), dtype=torch.float32)
-    for group, count in enumerate(rows):
-        a[0][group, :count], a[1][group, :count] = deep_gemm.per_token_cast_to_fp8(normals(count, k), False)
+    for group in range(groups):
+        # Also rows of no group: uninitialized ones may be zeros, which take less power.
+        a[0][group], a[1][group] = deep_gemm.per_token_cast_to_fp8(normals(MAX_M, k), False)
     d = empty(groups, MAX_M, n)
     return lambda: deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, d, counts, expected * 6 // 5)
 
@@ -133,9 +136,22 @@ def prefill(queries, keys, heads, dim):
     return lambda: deep_gemm.fp8_mqa_logits(q, kv, of_heads, starts, ends)
 
 
+def block_table(lengths, block_kv):
+    """The pages of each sequence, one row each, and how many there are.
+
+    Every page belongs to one place of one sequence, as in an engine: pages drawn with repetition would be read from the
+    L2 cache.
+    """
+    used = [-(-length // block_kv) for length in lengths]
+    pages = list(range(sum(used)))
+    random.Random(0).shuffle(pages)
+    drawn = iter(pages)
+    return [[next(drawn) for _ in range(count)] + [0] * (max(used) - count) for count in used], len(pages)
+
+
 def paged(lengths, next_n, heads, dim):
     sequences, longest = len(lengths), max(lengths)
-    pages = sum(lengths) // BLOCK_KV
+    table, pages = block_table(lengths, BLOCK_KV)
     codes, scales = deep_gemm.per_custom_dims_cast_to_fp8(normals(pages * BLOCK_KV, dim), (0,), False)
     cache = empty(pages, BLOCK_KV * (dim + 4), dtype=torch.uint8)
     cache[:, : BLOCK_KV * dim] = codes.view(torch.uint8).view(pages, -1)
@@ -143,8 +159,7 @@ def paged(lengths, next_n, heads, dim):
     cache = cache.view(pages, BLOCK_KV, 1, dim + 4)
     q = normals(sequences, next_n, heads, dim).to(torch.float8_e4m3fn)
     of_heads = normals(sequences * next_n, heads, dtype=torch.float32)
-    table = torch.randint(pages, (sequences, -(-longest // BLOCK_KV)), device="cuda", dtype=torch.int32)
-    counts = numbers(lengths)
+    table, counts = numbers(table), numbers(lengths)
     schedule = deep_gemm.get_paged_mqa_logits_metadata(counts, BLOCK_KV, deep_gemm.get_num_sms())
     return lambda: deep_gemm.fp8_paged_mqa_logits(q, cache, of_heads, counts, table, schedule, longest)
 

@@ -2,10 +2,12 @@
 
     python crates/python/bench/host_time.py
 
-The host time is that of the loop, which does nothing else. Kernels are small, so the driver's queue never fills.
+The host time is that of the loop, which does nothing else. Kernels are small, so the driver's queue never fills. Host
+time does not depend on values, so all scales are 1. `layers` is the time of a model; the others repeat one call.
 """
 
 import argparse
+import itertools
 import json
 import time
 
@@ -56,6 +58,12 @@ def new_outputs(m, n, k):
     return call
 
 
+def layers(m, n, k, count=256):
+    """As in a model: the weights of many layers in turn, so that no call has the operands of the one before."""
+    calls = itertools.cycle([fp8(m, n, k) for _ in range(count)])
+    return lambda: next(calls)()
+
+
 def empty_tensor(m, n, k):
     """Torch's own part of `new_outputs`."""
     return lambda: torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
@@ -79,7 +87,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    cases = [fp8, fp8_with_addend, bf16, masked, new_outputs, empty_tensor]
+    cases = [fp8, fp8_with_addend, bf16, masked, layers, new_outputs, empty_tensor]
     found = {case.__name__: microseconds(case(8, 256, 256)) for case in cases}
     if arguments.json:
         print(json.dumps(found))

@@ -226,6 +226,27 @@ def test_cublaslt_of_fp8_and_of_heads():
     assert calc_diff(y, torch.einsum("bhr,hdr->bhd", x.double(), w.double())) < 1e-5
 
 
+@pytest.mark.parametrize("b", [128, 4096])
+def test_einsum_sums_in_the_order_of_torch(b):
+    """DeepGEMM's tests hold it so close that K must be visited forward in every tile."""
+    h, r, d = 8, 4096, 1024
+    x = torch.randn(b, h, r, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(h, d, r + 128, device="cuda", dtype=torch.bfloat16)[:, :, :r]
+    y = torch.empty(b, h, d, device="cuda", dtype=torch.bfloat16)
+    deep_gemm.einsum("bhr,hdr->bhd", x, w, y)
+    assert calc_diff(y, torch.einsum("bhr,hdr->bhd", x, w)) < 1e-10
+
+
+def test_rows_of_an_einsum_do_not_depend_on_their_place():
+    b, h, r, d = 4096, 8, 4096, 1024
+    x = torch.randn(b, h, r, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(h, d, r, device="cuda", dtype=torch.bfloat16)
+    y, moved = (torch.empty(b, h, d, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    deep_gemm.einsum("bhr,hdr->bhd", x, w, y)
+    deep_gemm.einsum("bhr,hdr->bhd", x.roll(128, 0), w, moved)
+    assert torch.equal(moved, y.roll(128, 0))
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
 def test_a_second_gpu():
     a, b, d = fp8_operands(device="cuda:1")

@@ -336,7 +336,7 @@ impl Gemm {
     pub fn bits(&self) -> Result<Vec<u8>, Failure> {
         let (d, scales) = match self.case().fill {
             Fill::Uninitialized => (&self.d, &self.d_scales),
-            Fill::Poison | Fill::Zeros => (&self.d_memory, &self.d_scales_memory),
+            Fill::Poison | Fill::Zeros | Fill::Rows => (&self.d_memory, &self.d_scales_memory),
         };
         let mut bytes = d.to_bytes()?;
         if let Some(scales) = scales {

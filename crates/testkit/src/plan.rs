@@ -1,8 +1,8 @@
 //! The planner, asked about cases: the only place that names its entry points.
 
 use oxigemm::plan::{
-    self, Cost, GemmConfig, GemmShape, KGroupedShape, Limits, MGroupedShape, OperandKind, Plan, PlanRequest,
-    PlanShape,
+    self, Cost, GemmConfig, GemmShape, KGroupedShape, KOrder, Limits, MGroupedShape, OperandKind, Plan,
+    PlanRequest, PlanShape,
 };
 use oxigemm::{DType, Device, GemmLayout, GemmOptions};
 use oxigemm_kernels::gemm::GemmKernel;
@@ -25,6 +25,16 @@ pub fn batch_invariant_plan(case: &GemmCase, limits: &Limits) -> Option<Plan> {
         return None;
     }
     plan::plan(&PlanRequest { batch_invariant: true, ..request(case) }, limits).ok()
+}
+
+/// The same in a K order.
+pub fn plan_in_order(
+    case: &GemmCase,
+    config: Option<GemmConfig>,
+    k_order: KOrder,
+    limits: &Limits,
+) -> Option<Plan> {
+    plan::plan(&PlanRequest { config, k_order: Some(k_order), ..request(case) }, limits).ok()
 }
 
 /// All candidates for a case with their estimates, the best first.

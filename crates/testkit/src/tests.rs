@@ -3,7 +3,9 @@
 use oxigemm::{DType, Device, GemmLayout, GemmOptions};
 
 use crate::GroupLayout;
-use crate::{AddendKind, BF16, Effort, EpilogueSpec, FP8, FP16, Gemm, GemmCase, MGroups, Op, ScaleOrder};
+use crate::{
+    AddendKind, BF16, Effort, EpilogueSpec, FP8, FP16, Fill, Gemm, GemmCase, MGroups, Op, ScaleOrder,
+};
 
 fn computed(case: &GemmCase) -> Gemm {
     let mut gemm = case.on(&Device::cpu()).unwrap();
@@ -210,5 +212,25 @@ fn a_write_of_an_epilogue_to_a_row_of_no_group_is_seen() {
             assert!(!gemm.surroundings_untouched().unwrap(), "{case}");
             row.write_bytes(&before).unwrap();
         }
+    }
+}
+
+/// What a benchmark multiplies beside the rows of a group is no zeros, and has no part in the result.
+#[test]
+fn slabs_are_filled_with_the_rows_of_their_group() {
+    for types in [FP8, BF16] {
+        let groups = MGroups { max_m: 16, ..MGroups::new(GroupLayout::Counts, vec![3, 0, 5]) };
+        let case = GemmCase { fill: Fill::Rows, ..GemmCase::m_grouped(types, groups, [32, 128]) };
+        let mut gemm = case.on(&Device::cpu()).unwrap();
+        let slab = |group: usize| gemm.a.select(group).unwrap().to_vec_f32().unwrap();
+        for (group, rows) in [(0, 3), (2, 5)] {
+            let slab = slab(group);
+            let row = |row: usize| &slab[row * 128..(row + 1) * 128];
+            assert!((rows..16).all(|i| row(i) == row(i % rows)), "{types}");
+            assert!(row(0) != row(1) && row(0).iter().any(|x| *x != 0.0), "{types}");
+        }
+        assert!(slab(1).iter().all(|x| *x == 0.0), "a group without rows");
+        gemm.run(&GemmOptions::default()).unwrap();
+        assert!(gemm.judge(Effort::QUICK).unwrap().right, "{types}");
     }
 }

@@ -13,6 +13,8 @@ use crate::plan;
 
 /// Elements of poison before and behind D. A multiple of 16 bytes for every type, so that D stays aligned.
 pub(crate) const GUARD: usize = 1024;
+/// Rows of the highest tile of a cluster.
+const TILE_ROWS: usize = 512;
 
 /// A and B with their scales, and the numbers that say where groups are.
 struct Inputs {
@@ -90,7 +92,8 @@ pub(crate) fn output(case: &GemmCase, more: usize, device: &Device) -> Result<Ou
         None => (case.d_padding, case.d_offset),
     };
     let (pitch, all_rows) = (width + padding + more, rows + case.d_row_padding);
-    let (guard, len) = (if case.fill == Fill::Zeros { 0 } else { GUARD }, slabs * all_rows * pitch);
+    let no_guard = matches!(case.fill, Fill::Zeros | Fill::Rows);
+    let (guard, len) = (if no_guard { 0 } else { GUARD }, slabs * all_rows * pitch);
     let memory = case.fill.output(dtype, &[guard + offset + len + guard], device)?;
     let lines = memory.narrow(0, guard + offset, len)?;
     let interleaved = case.m_groups().is_some_and(|groups| groups.interleaved);
@@ -154,11 +157,11 @@ fn dense(case: &GemmCase, data: &GroupData, device: &Device) -> Result<Inputs, F
     Ok(Inputs { a, b: lay_out(&data.b_values, [n, k], k_first[1])?, scales: None, numbers: None })
 }
 
-/// Operands as `[GEMMs, rows, K of each]`, with poison behind every row.
+/// Operands as `[GEMMs, rows, K of each]`, with poison behind every row unless memory is filled with rows.
 fn summed(case: &GemmCase, data: &GroupData, gemms: usize, device: &Device) -> Result<Inputs, Failure> {
     let (dtype, k) = (case.types.ab, case.k / gemms.max(1));
     let operand = |values: &[f32], rows: usize| -> Result<Tensor, Failure> {
-        let pitch = (k + 1).next_multiple_of(16 / dtype.size());
+        let pitch = (if case.fill == Fill::Rows { k } else { k + 1 }).next_multiple_of(16 / dtype.size());
         let memory = Fill::Poison.memory(dtype, &[gemms, rows, pitch], device)?;
         let operand = memory.narrow(2, 0, k)?;
         if !operand.is_empty() {
@@ -174,17 +177,18 @@ fn summed(case: &GemmCase, data: &GroupData, gemms: usize, device: &Device) -> R
 fn m_grouped(data: &GemmData, groups: &MGroups, device: &Device) -> Result<Inputs, Failure> {
     let case = &data.case;
     let (n, k, dtype, [slabs, rows]) = (case.n, case.k, case.types.ab, groups.slabs());
-    let matrices = |dims: [usize; 3]| -> oxigemm::Result<Tensor> {
-        let pitch = dims[2].next_multiple_of(16 / dtype.size());
+    let unit = 16 / dtype.size();
+    let matrices = |dims: [usize; 3], padding: usize| -> oxigemm::Result<Tensor> {
+        let pitch = dims[2].next_multiple_of(unit) + padding * unit;
         case.fill.memory(dtype, &[dims[0], dims[1], pitch], device)?.narrow(2, 0, dims[2])
     };
     let count = groups.sizes.len();
     let a = match groups.interleaved {
-        true => matrices([rows, slabs, k])?.transpose(0, 1)?,
-        false => matrices([slabs, rows, k])?,
+        true => matrices([rows, slabs, k], 0)?.transpose(0, 1)?,
+        false => matrices([slabs, rows, k], 0)?,
     };
     let k_first = case.layout.b_begins_with_k();
-    let b = matrices(if k_first { [count, k, n] } else { [count, n, k] })?;
+    let b = matrices(if k_first { [count, k, n] } else { [count, n, k] }, case.ab_padding)?;
     let blocks = k.div_ceil(128);
     let memory = |len| case.fill.memory(DType::F32, &[len], device);
     let scales = match case.types.has_scales() {
@@ -196,17 +200,26 @@ fn m_grouped(data: &GemmData, groups: &MGroups, device: &Device) -> Result<Input
     };
     for (group, (range, data)) in groups.ranges().into_iter().zip(data.groups.iter()).enumerate() {
         let slab = if groups.has_slabs() { group } else { 0 };
-        let rows_of = |x: &Tensor| x.select(slab)?.narrow(0, range.start, range.len());
-        let (of_a, of_b) = (rows_of(&a)?, b.select(group)?);
+        let (of_b, len) = (b.select(group)?, range.len());
+        // The rows of the group and, where memory is filled with rows, the same again and again.
+        let end = rows.min(range.end.next_multiple_of(TILE_ROWS));
+        let again =
+            if case.fill == Fill::Rows && groups.has_slabs() && len > 0 { end - range.end } else { 0 };
+        let write_rows = |x: &Tensor, bytes: &[u8]| -> oxigemm::Result<()> {
+            let slab = x.select(slab)?;
+            write(slab.narrow(0, range.start, len)?, bytes)?;
+            let repeated = bytes.repeat(again.div_ceil(len.max(1)));
+            write(slab.narrow(0, range.end, again)?, &repeated[..bytes.len() / len.max(1) * again])
+        };
         match (&data.fp8, &scales) {
             (Some(pair), Some([sfa, sfb])) => {
-                write(of_a, &pair.a.codes)?;
-                write(rows_of(sfa)?, &DType::F32.encode(&pair.a.scales))?;
+                write_rows(&a, &pair.a.codes)?;
+                write_rows(sfa, &DType::F32.encode(&pair.a.scales))?;
                 write(of_b, &pair.b.codes)?;
                 write(sfb.select(group)?, &DType::F32.encode(&pair.b.scales))?;
             }
             _ => {
-                write(of_a, &dtype.encode(&data.a_values))?;
+                write_rows(&a, &dtype.encode(&data.a_values))?;
                 let b = match k_first {
                     true => dtype.encode(&transposed(&data.b_values, [n, k])),
                     false => dtype.encode(&data.b_values),

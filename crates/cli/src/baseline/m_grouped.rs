@@ -80,7 +80,7 @@ impl GroupedCase {
             MGroups { max_m: MAX_M, distinct_b: DISTINCT, ..MGroups::new(layout, self.rows.clone()) };
         GemmCase {
             m: if op.types.has_scales() { self.expected * 6 / 5 } else { self.expected },
-            fill: Fill::Zeros,
+            fill: Fill::Rows,
             ..GemmCase::m_grouped(op.types, groups, [self.n, self.k])
         }
     }

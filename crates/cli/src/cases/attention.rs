@@ -22,7 +22,7 @@ const FEW: usize = 512;
 const ELEMENT_LIMIT: f64 = 0.03;
 /// What logits hold before a call.
 const UNTOUCHED: f32 = 7.0;
-/// Keys that are drawn for pages, at most: a large cache has the same ones again.
+/// Keys that are drawn for pages, at most: the pages of a large cache hold the same ones again, in other memory.
 const DISTINCT: usize = 1 << 16;
 /// Queries of a large case that are looked at, and keys of each.
 const SAMPLED: [usize; 2] = [24, 512];
@@ -276,13 +276,8 @@ pub struct PagedOperands {
 impl PagedHost {
     pub fn draw(spec: PagedSpec) -> PagedHost {
         let queries = Queries::draw(spec.seed, spec.queries(), spec.heads, spec.dim);
-        let pages = spec.pages();
-        let keys = Rows::draw(spec.seed + 2, (pages * spec.page_keys).min(DISTINCT), spec.dim);
-        let entry = |i: u64| match (spec.wild, random::bits(spec.seed + 3, i)) {
-            (true, bits) if bits >> 61 == 0 => [i32::MIN, -1, pages as i32, i32::MAX][bits as usize % 4],
-            (_, bits) => (bits % pages as u64) as i32,
-        };
-        let table = (0..(spec.sequences() * spec.table_pages()) as u64).map(entry).collect();
+        let keys = Rows::draw(spec.seed + 2, (spec.pages() * spec.page_keys).min(DISTINCT), spec.dim);
+        let table = spec.table();
         PagedHost { spec, queries, keys, table }
     }
 
@@ -313,7 +308,7 @@ impl PagedHost {
     /// Looks at some queries whole, and at some of their logits closely.
     pub fn judge(&self, operands: &PagedOperands) -> Result<Verdict, Failure> {
         let spec = &self.spec;
-        let mut comparison = Comparison::new();
+        let (pages, mut comparison) = (spec.pages(), Comparison::new());
         for query in sample(spec.seed + 5, spec.queries(), SAMPLED[0]) {
             let found = operands.logits.select(query)?.to_vec_f32()?;
             let seen = spec.seen(query);
@@ -321,7 +316,7 @@ impl PagedHost {
             comparison.rows += 1;
             for key in sample(spec.seed + query as u64, seen, SAMPLED[1]) {
                 let page = self.table[query / spec.next * spec.table_pages() + key / spec.page_keys];
-                let page = usize::try_from(page).ok().filter(|&page| page < spec.pages());
+                let page = usize::try_from(page).ok().filter(|&page| page < pages);
                 match page {
                     None => comparison.masked &= found[key] == 0.0,
                     Some(page) => {

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use oxigemm::GemmLayout;
-use oxigemm::plan::{self, GemmConfig};
+use oxigemm::plan::{self, GemmConfig, KOrder};
 use oxigemm_testkit::{
     E5m2, EpilogueSpec, Failure, GemmCase, GroupLayout, Grouping, GroupingKind, MGroups, Named, Op, spread,
 };
@@ -180,6 +180,15 @@ impl FromStr for LayoutName {
             ("ends", _) => Ok(LayoutName::Rows(GroupLayout::Ends)),
             _ => Err("expected nt, nn, tn or tt, or ids or ends".to_owned()),
         }
+    }
+}
+
+/// Reads a K order.
+pub fn parse_k_order(name: &str) -> Result<KOrder, String> {
+    match name {
+        "forward" => Ok(KOrder::Forward),
+        "serpentine" => Ok(KOrder::Serpentine),
+        _ => Err("expected forward or serpentine".to_owned()),
     }
 }
 

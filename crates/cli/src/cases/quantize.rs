@@ -167,6 +167,8 @@ pub struct QuantizeSpec {
     /// Elements before the first of a matrix and behind each of its rows.
     pub gaps: [usize; 2],
     pub numbers: Numbers,
+    /// Whether a gather reads every row once; else it names any rows, some twice, and some that do not exist.
+    pub each_row_once: bool,
     /// Operands end where memory of a multiple of these bytes does; with 1 they fill it.
     pub page: usize,
     pub seed: u64,
@@ -251,6 +253,17 @@ impl QuantizeSpec {
         }
     }
 
+    /// The rows that a gather names, of so many.
+    fn named_rows(&self, rows: usize) -> Vec<i32> {
+        let bits = |i: usize| random::bits(self.seed ^ 5, i as u64);
+        if !self.each_row_once {
+            return (0..self.m).map(|i| (bits(i) % (rows as u64 + 2)) as i32 - 1).collect();
+        }
+        let mut left: Vec<i32> = (0..self.m as i32).collect();
+        let next = |_| left.swap_remove((bits(left.len()) % left.len() as u64) as usize);
+        (0..self.m).map(next).collect()
+    }
+
     /// Puts the operands on a device.
     pub fn on(&self, device: &Device) -> Result<QuantizeTask, Failure> {
         let QuantizeSpec { op, m, k, input, code, gaps: [before, behind], numbers, seed, .. } = *self;
@@ -261,7 +274,7 @@ impl QuantizeSpec {
         };
         let [x_rows, x_columns] = match op {
             QuantizeOp::Swiglu => [m, 2 * k],
-            QuantizeOp::Gather => [m.div_ceil(2), k],
+            QuantizeOp::Gather if !self.each_row_once => [m.div_ceil(2), k],
             QuantizeOp::Transform => [0, 0],
             _ => [m, k],
         };
@@ -326,8 +339,7 @@ impl QuantizeSpec {
         if matches!(op, QuantizeOp::Dequantize | QuantizeOp::Nvfp4Dequantize) {
             [x_memory, x] = matrix(input, m, k)?;
         }
-        let named: Vec<i32> =
-            (0..m).map(|i| (random::bits(seed ^ 5, i as u64) % (x_rows as u64 + 2)) as i32 - 1).collect();
+        let named = self.named_rows(x_rows);
         let [_, mut names] = place.tensor(DType::I32, &[m])?;
         names.write_bytes(&named.iter().flat_map(|row| row.to_le_bytes()).collect::<Vec<u8>>())?;
         let weight = place.values(input, &[k], &random::normals(seed ^ 6, k))?;
@@ -471,4 +483,44 @@ pub struct Judgement {
     pub bytes: usize,
     pub differ: usize,
     pub right: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gather(each_row_once: bool) -> QuantizeSpec {
+        QuantizeSpec {
+            op: QuantizeOp::Gather,
+            m: 200,
+            k: 128,
+            input: DType::Bf16,
+            code: DType::E4m3,
+            granularity: Granularity::PerToken,
+            power_of_two: false,
+            scales: ScaleLayout::Row,
+            gaps: [0, 0],
+            numbers: Numbers::Drawn,
+            each_row_once,
+            page: 1,
+            seed: 3,
+        }
+    }
+
+    /// Rows that are read twice would come from the L2 cache.
+    #[test]
+    fn a_benchmark_gathers_every_row_once() {
+        let mut named = gather(true).named_rows(200);
+        assert!(named.windows(2).any(|pair| pair[1] != pair[0] + 1), "rows in order");
+        named.sort_unstable();
+        assert!(named.into_iter().eq(0..200));
+        assert_eq!(gather(true).on(&Device::Cpu).unwrap().x.dims(), [200, 128], "as many rows as are named");
+    }
+
+    #[test]
+    fn a_check_gathers_rows_twice_and_rows_that_do_not_exist() {
+        let named = gather(false).named_rows(100);
+        assert!(named.contains(&-1) && named.contains(&100));
+        assert!(named.iter().collect::<std::collections::HashSet<_>>().len() < 200);
+    }
 }

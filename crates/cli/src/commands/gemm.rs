@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use oxigemm::plan::GemmConfig;
+use oxigemm::plan::{GemmConfig, KOrder};
 use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim};
 use oxigemm_cuda::profile::REST;
 use oxigemm_testkit::{
@@ -12,7 +12,7 @@ use oxigemm_testkit::{
 use serde::Serialize;
 
 use crate::baseline::Anchor;
-use crate::cases::gemm::{GemmArgs, named, parse_choice};
+use crate::cases::gemm::{GemmArgs, named, parse_choice, parse_k_order};
 use crate::output::{print_json, print_line};
 use crate::timing::Clock;
 use crate::{Common, Outcome};
@@ -49,6 +49,12 @@ pub struct Args {
     /// Batch invariance: give a row the same bits whatever the number of rows.
     #[arg(long)]
     batch_invariant: bool,
+    /// Order in which tiles visit K, instead of the usual one of the operation.
+    #[arg(long, value_parser = parse_k_order, value_name = "forward|serpentine")]
+    k_order: Option<KOrder>,
+    /// Rows of tiles in a raster band, instead of the planned ones.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
+    raster_band: Option<u32>,
     /// Calls that are timed on a GPU; 0 for none.
     #[arg(long, default_value_t = 20)]
     runs: usize,
@@ -123,8 +129,9 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let GemmArgs { m, n, k, op, .. } = args.gemm;
     let case = case(args)?;
     let mut gemm = case.on(&device)?;
-    let Args { choice, num_sms, batch_invariant, .. } = *args;
-    let options = GemmOptions { config: choice, num_sms, batch_invariant, ..Default::default() };
+    let Args { choice: config, num_sms, batch_invariant, k_order, raster_band, .. } = *args;
+    let options =
+        GemmOptions { config, num_sms, batch_invariant, k_order, raster_band, ..Default::default() };
     let started = Instant::now();
     gemm.run(&options)?;
     let host_first_call_us = device.as_sim().is_none().then(|| started.elapsed().as_secs_f64() * 1e6);

@@ -66,7 +66,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         true => planner::batch_invariant_plan(&case, &limits),
         false => planner::plan(&case, args.choice, &limits),
     };
-    let mut plan = plan.ok_or_else(|| match args.choice {
+    let plan = plan.ok_or_else(|| match args.choice {
         Some(choice) => format!("{} cannot compute {op} m={m} n={n} k={k} here", plan::name(&choice)),
         None => "no kernel takes so many groups".to_owned(),
     })?;
@@ -88,7 +88,6 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let mut ranking = planner::rank(&case, &limits);
     if args.batch_invariant {
         ranking.retain(|(choice, _)| plan::is_batch_invariant(choice));
-        plan.launch = plan.launch.with_forward_k();
     }
     ranking.truncate(args.top);
     let ptx_bytes = module.text.len();

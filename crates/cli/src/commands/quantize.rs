@@ -63,6 +63,7 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         scales: args.scales,
         gaps: [0, 0],
         numbers: Numbers::Drawn,
+        each_row_once: true,
         page: 1,
         seed: args.seed,
     };

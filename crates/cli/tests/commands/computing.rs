@@ -316,3 +316,18 @@ fn sizes_of_zero_are_no_error() {
         assert_eq!(found["right"], true, "{found}");
     }
 }
+
+#[test]
+fn k_order_and_raster_band_of_a_gemm_can_be_chosen() {
+    let gemm = ["gemm", "--device", "sim", "--op", "bf16", "-m", "300", "-n", "100", "-k", "320"];
+    let choice = ["--json", "--num-sms", "1", "--choice", "sm90_bf16_persistent_nt_128x256_s3_c1x1"];
+    for order in ["forward", "serpentine"] {
+        let found = &json(&[&gemm[..], &choice, &["--k-order", order, "--raster-band", "2"]].concat())[0];
+        assert_eq!(found["right"], true, "{found}");
+    }
+    let (_, message) = refused(&[&gemm[..], &["--k-order", "backward"]].concat());
+    assert!(message.contains("expected forward or serpentine"), "{message}");
+    assert!(refused(&[&gemm[..], &["--raster-band", "0"]].concat()).1.contains("1..=64"));
+    let (_, message) = refused(&[&gemm[..], &["--k-order", "serpentine", "--batch-invariant"]].concat());
+    assert!(message.contains("k_order is Serpentine: expected Forward"), "{message}");
+}

@@ -2,6 +2,7 @@
 
 use crate::gemm::params::PersistentTuning;
 use crate::gemm::scheduler::m_grouped::Grouping;
+use crate::gemm::scheduler::order::MAX_BAND;
 use crate::gemm::scheduler::stream_k::StreamK;
 use crate::gemm::{GemmConfig, GemmShape, KGroupedShape, MGroupedShape};
 
@@ -30,6 +31,8 @@ pub struct Launch {
     pub scale_piece: [u32; 2],
     /// The words of the kernel's [`PersistentTuning`] or [`SplitKTuning`](crate::gemm::params::SplitKTuning).
     pub tuning: [u32; 4],
+    /// Raster band of the same launch with forward K, where K is traversed in serpentine order.
+    pub forward_band: u32,
     /// The stream-K tail, where the kernel has one.
     pub stream_k: StreamK<u32>,
     /// Bytes of workspace for stream-K partial tiles, or for the tile counter of a dynamic scheduler.
@@ -47,8 +50,18 @@ impl Launch {
     /// The same launch with forward K for every tile, so that a row's result does not depend on which tile it is in.
     #[must_use]
     pub fn with_forward_k(self) -> Launch {
-        let tuning = PersistentTuning { serpentine_k: 0, ..PersistentTuning::from_words(self.tuning) };
-        Launch { tuning: tuning.words(), ..self }
+        if !self.is_serpentine() {
+            return self;
+        }
+        let (raster_band, tuning) = (self.forward_band, PersistentTuning::from_words(self.tuning));
+        Launch { tuning: PersistentTuning { serpentine_k: 0, raster_band, ..tuning }.words(), ..self }
+    }
+
+    /// The same launch of a persistent kernel with another raster band, of 1 to [`MAX_BAND`] rows of tiles.
+    #[must_use]
+    pub fn with_raster_band(self, band: u32) -> Launch {
+        let (raster_band, tuning) = (band.clamp(1, MAX_BAND), PersistentTuning::from_words(self.tuning));
+        Launch { tuning: PersistentTuning { raster_band, ..tuning }.words(), ..self }
     }
 }
 

@@ -13,7 +13,7 @@ mod unpack;
 use crate::check::gemm::tensors::Gemm;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::plan::GemmConfig;
+use crate::plan::{GemmConfig, KOrder};
 
 /// Options of a GEMM. The default is right for most calls.
 #[derive(Clone, Debug, Default)]
@@ -30,8 +30,14 @@ pub struct GemmOptions {
     pub programmatic: bool,
     /// Batch invariance: whether a row of D must have the same bits however many rows A has, and whatever the others
     /// hold. Split-K and stream-K kernels are then left out, which costs time where rows are few. The others all
-    /// accumulate K in the same order in every tile: without it every other tile may run K backwards (serpentine K).
+    /// accumulate K in the same order in every tile, which is forward K.
     pub batch_invariant: bool,
+    /// Order in which tiles visit K; that of the family where there is none. Serpentine K may save time, but the last
+    /// bits of a row then depend on the tile that holds it.
+    pub k_order: Option<KOrder>,
+    /// Raster band: rows of tiles, 1 to 64, that a persistent kernel sweeps along N together; the planned ones where
+    /// there is none. Results do not depend on it.
+    pub raster_band: Option<u32>,
 }
 
 impl Gemm<'_> {

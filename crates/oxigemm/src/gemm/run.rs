@@ -15,7 +15,7 @@ use crate::launch::args::{Addresses, EpilogueAddresses, KernelArgs, PlanKey};
 use crate::launch::cache::{self, Memo};
 use crate::launch::prepared;
 use crate::launch::prepared::Prepared;
-use crate::plan::GemmConfig;
+use crate::plan::{GemmConfig, KOrder};
 use crate::reference;
 use crate::tensor::desc::Operand;
 
@@ -36,6 +36,8 @@ struct CallKey {
     config: Option<GemmConfig>,
     num_sms: Option<u32>,
     batch_invariant: bool,
+    k_order: Option<KOrder>,
+    raster_band: Option<u32>,
 }
 
 impl CallKey {
@@ -45,6 +47,8 @@ impl CallKey {
             && self.config == options.config
             && self.num_sms == options.num_sms
             && self.batch_invariant == options.batch_invariant
+            && self.k_order == options.k_order
+            && self.raster_band == options.raster_band
     }
 }
 
@@ -154,8 +158,9 @@ unsafe fn launch<B: Backend>(backend: &B, desc: &GemmDesc, options: &GemmOptions
     if without_copy {
         return Ok(());
     }
-    let GemmOptions { config, num_sms, batch_invariant, .. } = *options;
-    calls.insert(hash, CallKey { desc: *desc, config, num_sms, batch_invariant }, ready);
+    let GemmOptions { config, num_sms, batch_invariant, k_order, raster_band, .. } = *options;
+    let key = CallKey { desc: *desc, config, num_sms, batch_invariant, k_order, raster_band };
+    calls.insert(hash, key, ready);
     Ok(())
 }
 
@@ -289,7 +294,8 @@ fn transposed(problem: Problem, desc: &GemmDesc) -> Result<(Problem, Option<Tran
 /// Key of the plan of a problem.
 fn plan_key(problem: Problem, limits: &Limits, options: &GemmOptions) -> PlanKey {
     let sms = options.num_sms.map_or(limits.sms, |sms| sms.clamp(1, limits.sms));
-    PlanKey { problem, config: options.config, sms, batch_invariant: options.batch_invariant }
+    let GemmOptions { config, batch_invariant, k_order, raster_band, .. } = *options;
+    PlanKey { problem, config, sms, batch_invariant, k_order, raster_band }
 }
 
 /// Rows of one matrix of D and of C: addresses with pitches in bytes, the bytes of a row, and how many there are.

@@ -16,7 +16,7 @@ use crate::cast::ScaleFormat;
 use crate::check::{Accumulate, Fused, Groups, KGroups, Problem};
 use crate::device::limits::Limits;
 use crate::error::Result;
-use crate::plan::{self, GemmConfig, GemmShape, Plan, PlanRequest, PlanShape};
+use crate::plan::{self, GemmConfig, GemmShape, KOrder, Plan, PlanRequest, PlanShape};
 use crate::tensor::dtype::DType;
 
 use super::output::Output;
@@ -30,6 +30,8 @@ pub(crate) struct PlanKey {
     pub config: Option<GemmConfig>,
     pub sms: u32,
     pub batch_invariant: bool,
+    pub k_order: Option<KOrder>,
+    pub raster_band: Option<u32>,
 }
 
 impl PlanKey {
@@ -54,6 +56,8 @@ impl PlanKey {
             quantized_output: fused.is_some_and(|fused| fused.quantized.is_some()),
             batch_invariant: self.batch_invariant,
             config: self.config,
+            k_order: self.k_order,
+            raster_band: self.raster_band,
             ..PlanRequest::new(family, shape)
         }
     }
@@ -224,7 +228,7 @@ impl Arguments {
         if let (Some(groups), Some(d)) = (k_groups, &mut maps.d) {
             d.matrix = d.matrix.in_slabs(groups.count, u64::from(groups.d_slab) * problem.d_pitch);
         }
-        let mut tuning = if key.batch_invariant { launch.with_forward_k().tuning } else { launch.tuning };
+        let mut tuning = launch.tuning;
         if let Some(summed) = summed {
             maps.a.matrix = maps.a.matrix.in_slabs(summed.slabs, summed.a_slab);
             maps.b.matrix = maps.b.matrix.in_slabs(summed.slabs, summed.b_slab);

@@ -5,6 +5,7 @@
 //! | `mod.rs` | the entry points [`plan`](plan()) and [`rank`], [`PlanRequest`], [`Plan`] |
 //! | `cost.rs` | [`Cost`]: the form of the cost model |
 //! | `sm90/` | candidates and cost model for Hopper, fitted to an H200 |
+//! | `k_order.rs` | [`KOrder`]: forward or serpentine K by family |
 //! | `name.rs` | [`name`] and [`parse`]: names of configurations |
 //! | `attention.rs` | [`MqaPlan`]: MQA logits |
 //!
@@ -28,6 +29,7 @@
 
 mod attention;
 mod cost;
+mod k_order;
 mod name;
 mod sm90;
 
@@ -40,6 +42,7 @@ use oxigemm_kernels::gemm::scheduler::m_grouped::Grouping;
 
 pub use attention::MqaPlan;
 pub use cost::Cost;
+pub use k_order::{KOrder, Traversal};
 pub use name::{name, operands_name, parse};
 pub use oxigemm_kernels::gemm::{GemmConfig, GemmShape, KGroupedShape, Launch, MGroupedShape, OperandKind};
 
@@ -61,6 +64,10 @@ pub struct PlanRequest {
     pub batch_invariant: bool,
     /// The configuration that the caller wants.
     pub config: Option<GemmConfig>,
+    /// The K order that the caller wants.
+    pub k_order: Option<KOrder>,
+    /// The raster band that the caller wants, in rows of tiles.
+    pub raster_band: Option<u32>,
 }
 
 /// The shape of a GEMM by its grouping.
@@ -135,6 +142,8 @@ impl PlanRequest {
             quantized_output: false,
             batch_invariant: false,
             config: None,
+            k_order: None,
+            raster_band: None,
         }
     }
 
@@ -206,9 +215,10 @@ impl PlanRequest {
     }
 
     /// The plan with a configuration that fits.
-    fn plan(&self, config: GemmConfig, estimate: Cost, limits: &Limits, why: Why) -> Plan {
-        let launch = self.launch(&config, limits.clusters(config.cluster_blocks()));
-        Plan { shape: self.shape, passes: self.passes(&config), config, launch, estimate, why }
+    fn plan(&self, config: GemmConfig, estimate: Cost, limits: &Limits, why: Why) -> Result<Plan> {
+        let traversal = Traversal { k_order: KOrder::of(self)?, raster_band: self.raster_band };
+        let launch = traversal.of(self.launch(&config, limits.clusters(config.cluster_blocks())), &config);
+        Ok(Plan { shape: self.shape, passes: self.passes(&config), config, traversal, launch, estimate, why })
     }
 
     /// The GEMM, for messages.
@@ -279,6 +289,8 @@ pub struct Plan {
     pub passes: u32,
     /// The kernel and its launch-time choices.
     pub config: GemmConfig,
+    /// K order and raster band, as far as the kernel has a choice.
+    pub traversal: Traversal,
     /// The launch.
     pub launch: Launch,
     /// The estimated time.
@@ -316,7 +328,8 @@ impl Plan {
 
     /// Launches it on a device that runs up to `concurrent` of its clusters at a time.
     pub(crate) fn set_concurrent(&mut self, concurrent: u32) {
-        self.launch = launch(&self.config, &self.shape, self.passes, concurrent);
+        let launch = launch(&self.config, &self.shape, self.passes, concurrent);
+        self.launch = self.traversal.of(launch, &self.config);
     }
 }
 
@@ -341,7 +354,7 @@ pub fn plan(request: &PlanRequest, limits: &Limits) -> Result<Plan> {
         let (config, estimate) = *ranking.first().ok_or_else(|| request.no_candidate(limits))?;
         let runner_up = ranking.get(1).map(|(config, cost)| (*config, cost.us));
         let why = Why::Cheapest { candidates: ranking.len(), runner_up };
-        return Ok(request.plan(config, estimate, limits, why));
+        return request.plan(config, estimate, limits, why);
     };
     if config.operands() != request.operands {
         let expected = operands_name(request.operands);
@@ -354,7 +367,7 @@ pub fn plan(request: &PlanRequest, limits: &Limits) -> Result<Plan> {
         let shape = format!("{} on {} SMs", request.description(), limits.sms);
         return Err(Error::Config { name: name(&config), shape });
     }
-    Ok(request.plan(config, estimate(&config, request, limits), limits, Why::Requested))
+    request.plan(config, estimate(&config, request, limits), limits, Why::Requested)
 }
 
 /// Every candidate for a request with its estimate, the cheapest first: what [`plan`](plan()) chooses from.

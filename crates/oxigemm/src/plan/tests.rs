@@ -3,6 +3,7 @@
 use super::*;
 use oxigemm_kernels::gemm::operand::f16::{Half, Major, Operands};
 use oxigemm_kernels::gemm::operand::fp8::E5m2;
+use oxigemm_kernels::gemm::params::PersistentTuning;
 use std::collections::HashSet;
 
 mod fused;
@@ -262,4 +263,23 @@ fn clusters_are_counted_by_their_blocks() {
     assert_eq!([1, 2, 4, 8].map(|blocks| limits.clusters(blocks)), [132, 66, 30, 15]);
     assert_eq!(Limits::hopper(132, 232_448), limits);
     assert_eq!(Limits::hopper(0, 232_448).clusters(8), 1, "there is always one");
+}
+
+/// Batches have forward K, with the raster band of forward K; whoever wants it gets serpentine K.
+#[test]
+fn batches_have_forward_k() {
+    let shape = MGroupedShape { groups: 8, slabs: 8, rows: 4096, expected: 4096, n: 1024, k: 4096 };
+    let request = PlanRequest::new(bf16("nt"), PlanShape::Batched(shape));
+    let in_order = |k_order| best(&PlanRequest { k_order, ..request });
+    let band = |plan: &Plan| PersistentTuning::from_words(plan.launch.tuning).raster_band;
+    let (usual, serpentine) = (in_order(None), in_order(Some(KOrder::Serpentine)));
+    assert!(!usual.launch.is_serpentine() && serpentine.launch.is_serpentine());
+    assert_eq!(usual.launch, in_order(Some(KOrder::Forward)).launch);
+    assert_eq!(band(&usual), usual.launch.forward_band);
+    // As often as it is launched again on another part of the device.
+    let mut again = usual;
+    again.set_concurrent(3);
+    assert!(!again.launch.is_serpentine());
+    let banded = best(&PlanRequest { raster_band: Some(5), ..request });
+    assert_eq!((band(&banded), banded.launch.is_serpentine()), (5, false));
 }

@@ -3,10 +3,10 @@
 use crate::common;
 use oxigemm::Granularity;
 use oxigemm::cast::{Quantized, ScaleFormat, cast_to_fp8};
-use oxigemm::plan::{self, GemmConfig, GemmShape, Limits, OperandKind, PlanRequest};
+use oxigemm::plan::{self, GemmConfig, GemmShape, KOrder, Limits, OperandKind, PlanRequest};
 use oxigemm::{
     Activation, Addend, DType, Device, Epilogue, Error, FusedOutput, GemmLayout, GemmOptions, GroupedRows,
-    Tensor, fp8_gemm_nt, fp8_gemm_nt_fused, half_gemm, m_grouped_fp8_gemm_nt_contiguous, random,
+    Tensor, fp8_gemm_nt, fp8_gemm_nt_fused, half_bgemm, half_gemm, m_grouped_fp8_gemm_nt_contiguous, random,
 };
 use oxigemm_kernels::gemm::operand::f16::Half;
 use proptest::prelude::*;
@@ -105,10 +105,11 @@ fn finished_rows_have_the_same_bits_in_every_batch() {
 #[test]
 fn rows_have_the_same_bits_in_every_tile_of_a_block() {
     let x = fp8(40, 4096, &Device::sim());
-    let rows = |first, count, batch_invariant| {
+    let rows = |first, count, batch_invariant: bool| {
         let options = GemmOptions {
             num_sms: Some(1),
             batch_invariant,
+            k_order: (!batch_invariant).then_some(KOrder::Serpentine),
             ..invariant(plan::parse("sm90_fp8_persistent_128x128_s5_c1x1"))
         };
         x.rows(first, count, &options).unwrap()
@@ -125,10 +126,11 @@ fn rows_of_16_bits_have_the_same_bits_in_every_tile_of_a_block() {
     let (device, n, k, tile) = (Device::sim(), 40, 640, 128);
     let a = Tensor::from_f32(DType::Bf16, &random::normals(3, MOST * k), &[MOST, k], &device).unwrap();
     let b = Tensor::from_f32(DType::Bf16, &random::normals(4, n * k), &[n, k], &device).unwrap();
-    let rows = |first: usize, count: usize, batch_invariant| {
+    let rows = |first: usize, count: usize, batch_invariant: bool| {
         let choice = plan::parse("sm90_bf16_persistent_nt_128x256_s3_c1x1");
         assert!(choice.is_some());
-        let options = GemmOptions { num_sms: Some(1), batch_invariant, ..invariant(choice) };
+        let k_order = (!batch_invariant).then_some(KOrder::Serpentine);
+        let options = GemmOptions { num_sms: Some(1), batch_invariant, k_order, ..invariant(choice) };
         let mut d = Tensor::zeros(DType::F32, &[count, n], &device).unwrap();
         let a = a.narrow(0, first, count).unwrap();
         half_gemm(GemmLayout::Nt, &a, &b, Addend::None, &mut d, &options).unwrap();
@@ -137,6 +139,63 @@ fn rows_of_16_bits_have_the_same_bits_in_every_tile_of_a_block() {
     let second = |whole: &[u8]| whole[tile * n * 4..2 * tile * n * 4].to_vec();
     assert!(second(&rows(0, MOST, true)) == rows(tile, tile, true), "rows have other bits");
     assert!(second(&rows(0, MOST, false)) != rows(tile, tile, false), "it takes K from its end");
+}
+
+/// Without any option, the rows of a batch of 16-bit GEMMs are the same wherever they stand: every tile has forward K.
+#[test]
+fn rows_of_a_16_bit_batch_do_not_depend_on_their_place() {
+    // As many tiles, and rows as long, as serpentine K takes; one CTA has all of them.
+    let (device, batch, rows, n, k) = (Device::sim(), 2, 512, 16, 3072);
+    let config = plan::parse("sm90_bf16_persistent_m_grouped_nt_64x128_s8_c1x1");
+    assert!(config.is_some());
+    let drawn = random::normals(5, batch * rows * k);
+    // Every GEMM of the batch multiplies the same B.
+    let weights = random::normals(6, n * k).repeat(batch);
+    let b = Tensor::from_f32(DType::Bf16, &weights, &[batch, n, k], &device).unwrap();
+    // Row `i` of the batch stands where row `i + by` did.
+    let products = |by: usize, k_order| {
+        let values: Vec<f32> = [&drawn[by * k..], &drawn[..by * k]].concat();
+        let a = Tensor::from_f32(DType::Bf16, &values, &[batch, rows, k], &device).unwrap();
+        let mut d = Tensor::zeros(DType::F32, &[batch, rows, n], &device).unwrap();
+        let options = GemmOptions { config, num_sms: Some(1), k_order, ..Default::default() };
+        half_bgemm(GemmLayout::Nt, &a, &b, Addend::None, &mut d, &options).unwrap();
+        let mut bytes = d.to_bytes().unwrap();
+        bytes.rotate_right(by * n * 4);
+        bytes
+    };
+    // To the next tile, into the middle of one, and to the other GEMM.
+    let whole = products(0, None);
+    for by in [64, 100, rows] {
+        assert!(products(by, None) == whole, "rows have other bits {by} places further");
+    }
+    let serpentine = Some(KOrder::Serpentine);
+    assert!(products(64, serpentine) != products(0, serpentine), "serpentine K depends on the tile");
+}
+
+#[test]
+fn serpentine_k_is_refused_in_a_batch_invariant_call() {
+    let x = fp8(64, 512, &Device::sim());
+    let options = GemmOptions { k_order: Some(KOrder::Serpentine), ..invariant(None) };
+    let error = x.rows(0, 3, &options).unwrap_err();
+    assert!(matches!(error, Error::KOrderBatchInvariant), "{error}");
+    assert_eq!(error.to_string(), "k_order is Serpentine: expected Forward, as the call is batch-invariant");
+}
+
+/// A raster band changes which CTA computes which tile, and no bit.
+#[test]
+fn raster_bands_do_not_change_the_result() {
+    let x = fp8(200, 256, &Device::sim());
+    let config = plan::parse("sm90_fp8_persistent_64x128_s8_c1x1");
+    assert!(config.is_some());
+    let rows = |raster_band| {
+        let k_order = Some(KOrder::Forward);
+        let options = GemmOptions { config, num_sms: Some(2), k_order, raster_band, ..Default::default() };
+        x.rows(0, MOST, &options).unwrap()
+    };
+    let planned = rows(None);
+    for band in [0, 1, 3, 64, u32::MAX] {
+        assert!(rows(Some(band)) == planned, "band {band}");
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ pub use oxigemm_testkit::{
 };
 
 use oxigemm::cast::Quantized;
-use oxigemm::plan::{self, GemmConfig};
+use oxigemm::plan::{self, GemmConfig, KOrder};
 use oxigemm::sim::Options;
 use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim, Stream, Tensor};
 use oxigemm_testkit::{Fill, GemmCase, GemmData, MGroups, OperandTypes, memory};
@@ -211,10 +211,12 @@ impl DerefMut for Problem {
 }
 
 impl Problem {
-    /// How it is run by a choice, or by the planned one.
+    /// How it is run by a choice, or by the planned one: with serpentine K where the kernel has it.
     pub fn options(&self, choice: Option<GemmConfig>, stream: Option<Stream>) -> GemmOptions {
+        let (config, num_sms) = (choice, self.num_sms);
         let batch_invariant = self.batch_invariant && choice.is_none();
-        GemmOptions { config: choice, num_sms: self.num_sms, batch_invariant, stream, ..Default::default() }
+        let k_order = (!batch_invariant).then_some(KOrder::Serpentine);
+        GemmOptions { config, num_sms, batch_invariant, k_order, stream, ..Default::default() }
     }
 
     /// The scales of A and B.

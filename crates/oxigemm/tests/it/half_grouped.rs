@@ -3,7 +3,7 @@
 
 use crate::common::{AddendKind, BF16, FP16, GroupedCase as Rows, ends, ids, schedules};
 use crate::grouped::rows_of_no_group_do_not_matter;
-use oxigemm::plan::{self, GemmConfig, Limits, MGroupedShape, OperandKind, Plan, PlanRequest};
+use oxigemm::plan::{self, GemmConfig, KOrder, Limits, MGroupedShape, OperandKind, Plan, PlanRequest};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{
     Addend, DType, Device, Error, GemmLayout, GemmOptions, RawGemm, RawGrouping, RawGroups, RawMatrix, Sim,
@@ -116,6 +116,7 @@ fn planned(choice: GemmConfig, of: &Rows, expected: u32) -> Plan {
     let (rows, n, k) = (of.rows as u32, of.n as u32, of.k as u32);
     let shape = MGroupedShape { groups, slabs, rows, expected, n, k };
     let request = PlanRequest::m_grouped(choice.operands(), shape).with_config(choice);
+    let request = PlanRequest { k_order: Some(KOrder::Serpentine), ..request };
     plan::plan(&request, &Limits::h200()).expect("it computes the shape")
 }
 
@@ -137,9 +138,11 @@ fn long_groups_have_serpentine_k_order() {
         let case = Rows { d_type: DType::F32, expected_m: expected as usize, ..case };
         every_schedule_gives_the_same_bits(case.clone(), choice, schedules().step_by(5), &sim);
         let problem = case.simulated(&sim);
-        let bits = |num_sms, batch_invariant| {
+        let bits = |num_sms, batch_invariant: bool| {
             let choice = Some(choice);
-            let options = GemmOptions { config: choice, num_sms, batch_invariant, ..Default::default() };
+            let k_order = (!batch_invariant).then_some(KOrder::Serpentine);
+            let options =
+                GemmOptions { config: choice, num_sms, batch_invariant, k_order, ..Default::default() };
             let mut fresh = problem.fresh();
             fresh.run(&options).unwrap();
             fresh.bits().unwrap()

@@ -2,7 +2,7 @@
 //! bits, no hazard, and the product.
 
 use crate::common::{AddendKind, Case, PLAIN, ScaleOrder, schedules};
-use oxigemm::plan::{self, GemmConfig, GemmShape, Limits, OperandKind, PlanRequest};
+use oxigemm::plan::{self, GemmConfig, GemmShape, KOrder, Limits, OperandKind, PlanRequest};
 use oxigemm::sim::{FaultKind, Options};
 use oxigemm::{Addend, DType, Device, Error, GemmOptions, Sim, Tensor, fp8_gemm_nt};
 use oxigemm_kernels::Arch;
@@ -163,6 +163,7 @@ fn launch_of(choice: GemmConfig, case: &Case) -> Launch {
     let [m, n, k] = case.dims.map(|dim| dim as u32);
     let limits = Limits::h200().restricted_to(case.num_sms.unwrap_or(u32::MAX));
     let request = PlanRequest::dense(OperandKind::FP8, GemmShape { m, n, k }).with_config(choice);
+    let request = PlanRequest { k_order: Some(KOrder::Serpentine), ..request };
     plan::plan(&request, &limits).expect("it computes the shape").launch
 }
 

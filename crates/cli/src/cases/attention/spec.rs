@@ -131,10 +131,40 @@ impl PagedSpec {
         self.columns.div_ceil(self.page_keys)
     }
 
-    /// Pages of the cache: about as many as the sequences have together.
+    /// The most keys that a query of a sequence sees.
+    fn longest(&self, sequence: usize) -> usize {
+        (0..self.next).map(|n| self.seen(sequence * self.next + n)).max().unwrap_or(0)
+    }
+
+    /// Pages of each sequence.
+    fn used_pages(&self) -> impl Iterator<Item = usize> {
+        (0..self.sequences()).map(|sequence| self.longest(sequence).div_ceil(self.page_keys))
+    }
+
+    /// Pages of the cache: those of all sequences, and at least a few.
     pub(super) fn pages(&self) -> usize {
-        let keys: usize = self.lengths.iter().map(|&length| length.max(0) as usize).sum();
-        (keys / self.page_keys / if self.per_query { self.next } else { 1 }).clamp(3, 1 << 20)
+        self.used_pages().sum::<usize>().max(3)
+    }
+
+    /// The block table: every page belongs to one place of one sequence, as in an engine. Pages drawn with repetition
+    /// would be read from the L2 cache. What lies behind a sequence's last page is 0.
+    pub(super) fn table(&self) -> Vec<i32> {
+        let mut free: Vec<i32> = (0..self.pages() as i32).collect();
+        let mut table = vec![0; self.sequences() * self.table_pages()];
+        for (sequence, used) in self.used_pages().enumerate() {
+            for entry in &mut table[sequence * self.table_pages()..][..used] {
+                let drawn = random::bits(self.seed + 3, free.len() as u64) % free.len() as u64;
+                *entry = free.swap_remove(drawn as usize);
+            }
+        }
+        if self.wild {
+            let nowhere = [i32::MIN, -1, self.pages() as i32, i32::MAX];
+            for (i, entry) in table.iter_mut().enumerate() {
+                let bits = random::bits(self.seed + 4, i as u64);
+                *entry = if bits >> 61 == 0 { nowhere[bits as usize % 4] } else { *entry };
+            }
+        }
+        table
     }
 
     /// How many keys a query sees.
@@ -153,8 +183,7 @@ impl PagedSpec {
 
     /// Bytes that cross the memory bus at least once.
     pub fn bytes(&self) -> f64 {
-        let longest = |sequence: usize| (0..self.next).map(|n| self.seen(sequence * self.next + n)).max();
-        let keys: usize = (0..self.sequences()).filter_map(longest).sum();
+        let keys: usize = (0..self.sequences()).map(|sequence| self.longest(sequence)).sum();
         let logits = self.pairs() * self.dtype.size() as f64;
         (keys * (self.dim + 4) + self.queries() * self.heads * (self.dim + 4)) as f64 + logits
     }
@@ -175,4 +204,37 @@ impl fmt::Display for PagedSpec {
 
 fn place(at_end: bool) -> &'static str {
     if at_end { " at the end of memory" } else { "" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::baseline::attention::AttentionAnchor;
+
+    /// The pages of all sequences, one after another.
+    fn read(spec: &PagedSpec) -> Vec<i32> {
+        let table = spec.table();
+        let rows = table.chunks(spec.table_pages()).zip(spec.used_pages());
+        rows.flat_map(|(row, used)| row[..used].to_vec()).collect()
+    }
+
+    #[test]
+    fn every_page_of_a_benchmark_is_read_once() {
+        let cases = AttentionAnchor::fp8().cases.iter().filter_map(|case| case.paged());
+        let odd = PagedSpec { page_keys: 16, ..PagedSpec::new([64, 128], 2, vec![0, 1, 16, 17, 300, -5]) };
+        let per_query = PagedSpec { per_query: true, ..PagedSpec::new([64, 128], 2, vec![3, 70, 700, 1]) };
+        for spec in cases.chain([odd, per_query]) {
+            let mut pages = read(&spec);
+            assert!(pages.windows(2).any(|pair| pair[1] != pair[0] + 1), "{spec}: pages in order");
+            pages.sort_unstable();
+            assert!(pages.iter().copied().eq(0..spec.pages() as i32), "{spec}: a page twice, or never");
+        }
+    }
+
+    #[test]
+    fn a_wild_table_names_pages_that_do_not_exist() {
+        let spec = PagedSpec { wild: true, ..PagedSpec::new([64, 128], 1, vec![9000; 4]) };
+        let outside = read(&spec).iter().filter(|page| !(0..spec.pages() as i32).contains(page)).count();
+        assert!((10..200).contains(&outside), "{outside}");
+    }
 }

@@ -7,7 +7,7 @@ use oxigemm::plan::Limits;
 use oxigemm::{Device, GemmLayout, GemmOptions};
 use oxigemm_testkit::{
     BF16, Effort, EpilogueSpec, FP8, Failure, Fill, GemmCase, GroupLayout, MGroups, OperandTypes, ScaleOrder,
-    plan,
+    plan, spread,
 };
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +39,10 @@ struct Row {
 const EXPERTS: [[usize; 2]; 3] = [[32, 20], [32, 192], [6, 1024]];
 const EXPERT_SIZES: [[usize; 2]; 2] = [[4096, 7168], [6144, 7168]];
 const EXPERT_EPILOGUES: [&str; 2] = ["swiglu", "swiglu,fp8"];
+/// What the rows of experts are drawn from.
+const SEED: u64 = 0;
+/// Experts with a B of their own. The others have the same numbers in memory of their own, because drawing is slow.
+const DISTINCT: usize = 3;
 
 /// The same of BF16.
 const BF16_SIZES: [[usize; 2]; 2] = [[4096, 4096], [7168, 2048]];
@@ -66,16 +70,17 @@ impl Case {
         Ok(GemmCase { epilogue: Some(epilogue), ..self.plain() })
     }
 
-    /// The GEMM alone, which stores accumulators in BF16. Experts have as many rows each, and share a B, because
-    /// drawing is slow.
+    /// The GEMM alone, which stores accumulators in BF16. Experts have the rows that a router might give them, of which
+    /// no tile height is a divisor.
     fn plain(&self) -> GemmCase {
         let [m, n, k] = self.dims;
         match self.groups {
             None => GemmCase::dense(self.types, GemmLayout::Nt, self.dims),
             Some(groups) => {
-                let groups = MGroups { distinct_b: 1, ..MGroups::new(GroupLayout::Counts, vec![m; groups]) };
+                let groups = MGroups::new(GroupLayout::Counts, spread(groups, m, SEED));
+                let groups = MGroups { distinct_b: DISTINCT, ..groups };
                 let case = GemmCase::m_grouped(self.types, groups, [n, k]);
-                GemmCase { sfa: ScaleOrder::Mn, fill: Fill::Zeros, ..case }
+                GemmCase { m, sfa: ScaleOrder::Mn, fill: Fill::Rows, ..case }
             }
         }
     }

@@ -2,11 +2,13 @@
 
 mod attention;
 mod compare;
+mod einsum;
 mod figures;
 mod fused;
 mod gemm;
 mod hyper_connection;
 mod models;
+mod k_order;
 mod passes;
 mod quantize;
 mod sweep;
@@ -110,6 +112,10 @@ enum Suite {
     Hc,
     /// Layers of public models, drawn from a seed.
     Models,
+    /// Einsums of attention: batched GEMMs of heads, and sums of a batch.
+    Einsum,
+    /// Large GEMMs with serpentine and with forward K in turn.
+    KOrder,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -162,6 +168,8 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         Suite::Quantize => quantize::run,
         Suite::Hc => hyper_connection::run,
         Suite::Models => models::run,
+        Suite::Einsum => einsum::run,
+        Suite::KOrder => k_order::run,
     };
     suite(&mut Bench { common, cuda, args, clock: args.clock(cuda)? })
 }

@@ -41,6 +41,7 @@ fn plain([m, k]: [usize; 2], granularity: Granularity) -> QuantizeSpec {
         scales: ScaleLayout::Row,
         gaps: [0, 0],
         numbers: Numbers::Drawn,
+        each_row_once: true,
         page: 1,
         seed: 0,
     }

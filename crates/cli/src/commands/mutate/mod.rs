@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::thread;
 
 use indicatif::ProgressBar;
-use oxigemm::plan::Limits;
+use oxigemm::plan::{KOrder, Limits};
 use oxigemm::sim::{Options, Policy};
 use oxigemm::{Device, Error, GemmOptions, Sim};
 use oxigemm_kernels::KernelId;
@@ -211,7 +211,8 @@ struct Trial {
 impl Trial {
     fn new(case: &Case, sim: &Sim) -> Result<Trial, Failure> {
         let gemm = case.gemm.on(&Device::Sim(sim.clone()))?;
-        let options = GemmOptions { config: Some(case.config), num_sms: case.num_sms, ..Default::default() };
+        let (config, num_sms, k_order) = (Some(case.config), case.num_sms, Some(KOrder::Serpentine));
+        let options = GemmOptions { config, num_sms, k_order, ..Default::default() };
         let before = gemm.d_memory.to_bytes()?;
         Ok(Trial { gemm, options, before })
     }

@@ -6,7 +6,7 @@ use oxigemm::{
     m_grouped_fp8_gemm_nn_contiguous, m_grouped_fp8_gemm_nn_masked, random,
 };
 use oxigemm_testkit::{
-    BF16, E5m2, FP8, FP16, Failure, GemmCase, GemmData, GroupLayout, OperandTypes, ScaleMode,
+    BF16, E5m2, FP8, FP16, Failure, GemmCase, GemmData, GroupLayout, MGroups, OperandTypes, ScaleMode,
 };
 
 use super::kernels::of_each_fp8_kernel;
@@ -34,6 +34,10 @@ pub fn checks() -> Vec<Check> {
     for (types, layout) in [(FP8, GemmLayout::Nt), (BF16, GemmLayout::Nt), (FP16, GemmLayout::Nn)] {
         let name = format!("batch invariance of {types} {layout}");
         checks.push(Check::with_kernels(name, move |setup| batch_invariant(setup, types, layout)));
+    }
+    for types in [FP8, BF16, FP16] {
+        let name = format!("rows of a batch of {types} do not depend on their place");
+        checks.push(Check::with_kernels(name, move |setup| place_in_batch(setup, types)));
     }
     checks
 }
@@ -289,4 +293,34 @@ fn batch_invariant(setup: &Setup, types: OperandTypes, layout: GemmLayout) -> Re
         }
     }
     Ok(format!("{compared} batches"))
+}
+
+/// Rows that stand further behind in their batch have the same bits, without any option.
+fn place_in_batch(setup: &Setup, types: OperandTypes) -> Result<String, Failure> {
+    // On a GPU so many tiles, and rows so long, that serpentine K would be worth it.
+    let gpu = setup.device.as_cuda().is_some();
+    let [rows, n, k] = if gpu { [4096, 1024, 8192] } else { [200, 40, 512] };
+    let batch = MGroups::new(GroupLayout::All, vec![rows; 4]);
+    let case = GemmCase { d_type: DType::F32, ..GemmCase::m_grouped(types, batch, [n, k]) };
+    let mut gemm = case.on(&setup.device)?;
+    gemm.run(&GemmOptions::default())?;
+    let expected = gemm.d.to_bytes()?;
+    // Rows of every matrix, so many places further behind.
+    let moved = |bytes: &[u8], by: usize| -> Vec<u8> {
+        let pitch = bytes.len() / (4 * rows);
+        let matrices = bytes.chunks(rows * pitch).map(|matrix| matrix.split_at((rows - by) * pitch));
+        matrices.flat_map(|(first, last)| [last, first].concat()).collect()
+    };
+    let (a, sfa) = (gemm.a.to_bytes()?, gemm.scales.as_ref().map(|[sfa, _]| sfa.to_bytes()).transpose()?);
+    let places = [64, 128, rows / 2 + 1];
+    for by in places {
+        gemm.a.write_bytes(&moved(&a, by))?;
+        if let (Some([scales, _]), Some(sfa)) = (&mut gemm.scales, &sfa) {
+            scales.write_bytes(&moved(sfa, by))?;
+        }
+        gemm.run(&GemmOptions::default())?;
+        let same = gemm.d.to_bytes()? == moved(&expected, by);
+        ensure(same, || format!("{case}: rows have other bits {by} places further behind"))?;
+    }
+    Ok(format!("{} places of {rows} rows", places.len()))
 }

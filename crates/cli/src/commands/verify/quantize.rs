@@ -93,6 +93,7 @@ fn draw_spec(draw: &mut Draw, op: QuantizeOp, largest: usize) -> QuantizeSpec {
         scales: draw.of(layouts),
         gaps: draw.of(&[[0, 0], [0, 0], [8, 16], [0, 8], [1, 0], [3, 2]]),
         numbers: Numbers::Drawn,
+        each_row_once: false,
         page: 1,
         seed: draw.below(1 << 20) as u64,
     }
@@ -135,6 +136,7 @@ fn large(setup: &Setup) -> Result<String, Failure> {
             scales: ScaleLayout::Mn,
             gaps: [0, 0],
             numbers: Numbers::Drawn,
+            each_row_once: false,
             page: 1,
             seed: 9,
         })
@@ -163,6 +165,7 @@ fn not_finite(setup: &Setup) -> Result<String, Failure> {
         let input = move |i: usize| inputs[(kind + i) % inputs.len()];
         (0..).zip(&numbers).map(move |(i, numbers)| QuantizeSpec {
             numbers: *numbers,
+            each_row_once: false,
             input: input(i),
             ..spec
         })
@@ -218,6 +221,7 @@ fn kinds(op: QuantizeOp) -> Vec<QuantizeSpec> {
                     scales,
                     gaps: [0, 0],
                     numbers: Numbers::Drawn,
+                    each_row_once: false,
                     page: 1,
                     seed: 5,
                 }));

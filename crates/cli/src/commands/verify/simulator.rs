@@ -1,6 +1,6 @@
 //! Whether the GPU and the simulator agree.
 
-use oxigemm::plan;
+use oxigemm::plan::{self, KOrder};
 use oxigemm::sim::Options;
 use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim};
 use oxigemm_kernels::gemm::GemmKernel;
@@ -198,7 +198,12 @@ impl Serpentine {
     fn case(&self) -> Result<(GemmCase, GemmOptions), Failure> {
         let choice =
             plan::parse(self.choice).ok_or_else(|| format!("no choice is called {}", self.choice))?;
-        let options = GemmOptions { config: Some(choice), num_sms: Some(self.num_sms), ..Default::default() };
+        let options = GemmOptions {
+            config: Some(choice),
+            num_sms: Some(self.num_sms),
+            k_order: Some(KOrder::Serpentine),
+            ..Default::default()
+        };
         let (types, layout) = operands_of(&choice.kernel);
         let [rows, n, k] = self.dims;
         let case = match self.grouped {
@@ -231,6 +236,7 @@ mod tests {
     use super::*;
     use oxigemm::plan::{GemmConfig, Limits};
     use oxigemm_kernels::gemm::Launch;
+    use oxigemm_testkit::plan::plan_in_order;
 
     #[test]
     fn what_is_said_to_be_serpentine_is() {
@@ -238,7 +244,8 @@ mod tests {
             let (case, options) = serpentine.case().unwrap();
             let (choice, name) = (options.config.unwrap(), serpentine.choice);
             let limits = Limits::h200().restricted_to(serpentine.num_sms);
-            let plan = plan_of(&case, Some(choice), &limits).expect("it serves the shape");
+            let plan = plan_in_order(&case, Some(choice), KOrder::Serpentine, &limits);
+            let plan = plan.expect("it serves the shape");
             let Launch { grid, cluster, .. } = plan.launch;
             assert!(plan.launch.is_serpentine(), "{name}");
             let [m, n] = tiles(choice, serpentine.dims);

@@ -108,6 +108,9 @@ impl<'k> Serpentine<'k> {
     }
 }
 
+/// Most rows of tiles of a raster band that is chosen by its memory traffic.
+pub const MAX_BAND: u32 = 64;
+
 /// Memory traffic of a persistent grid that takes tiles in bands, wave after wave.
 ///
 /// A wave has as many tiles as run at a time: the rows of one band and as many columns as that takes. The rows of A
@@ -128,7 +131,7 @@ impl Sweep {
     const KEPT: u64 = 25 << 20;
 
     fn bands(&self) -> impl Iterator<Item = u32> {
-        1..=self.tiles[0].clamp(1, 64)
+        1..=self.tiles[0].clamp(1, MAX_BAND)
     }
 
     /// Bytes that a wave reads.

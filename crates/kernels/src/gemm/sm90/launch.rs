@@ -53,8 +53,10 @@ impl Raster {
             Some(_) => line >= LONG_ROW && m_tiles >= MANY_TILES,
             None => false,
         };
-        let band = match self.serpentine {
+        // Of 16-bit groups with forward K only the smallest wave was measured.
+        let band_of = |serpentine_k: bool| match self.serpentine {
             _ if u64::from(self.shape.m) * line <= RESIDENT_A => m_tiles,
+            Some(Grouping::Dense) => sweep.best_band(),
             Some(_) if serpentine_k || operands.has_scales() => sweep.best_band(),
             _ => sweep.smallest_wave(),
         };
@@ -66,10 +68,11 @@ impl Raster {
             tuning: PersistentTuning {
                 cluster_m,
                 cluster_n,
-                raster_band: band,
+                raster_band: band_of(serpentine_k),
                 serpentine_k: u32::from(serpentine_k),
             }
             .words(),
+            forward_band: band_of(false),
             ..Launch::default()
         }
     }

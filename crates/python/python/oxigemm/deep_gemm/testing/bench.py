@@ -18,7 +18,11 @@ _NAMES = {"bmn_bnk_mn_gemm_impl": "gemm_split_k_summed", "pack_fp32_into_ue8m0":
 
 
 def bench(fn: Callable[[], Any], num_warmups: int = 5, num_tests: int = 10, high_precision: bool = False) -> float:
-    """Seconds of a call on the GPU, by events: the mean of ``num_tests``."""
+    """Seconds of a call on the GPU, by events: the mean of ``num_tests``.
+
+    Calls follow each other, as in DeepGEMM: what they read stays in the L2 cache as far as it fits. ``bench_kineto``
+    flushes it before each call.
+    """
     import torch
 
     torch.cuda.synchronize()
