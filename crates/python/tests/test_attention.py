@@ -367,7 +367,7 @@ WRONG = [
     (mqa, {"clean_logits": 1}, "clean_logits", "a bool"),
     (mqa_sixth, {"sixth": 3.0}, "max_seqlen_k", "a bool (`clean_logits`) or an int (`max_seqlen_k`)"),
     (mqa_sixth, {"sixth": None}, "max_seqlen_k", "NoneType"),
-    (mqa_sixth, {"sixth": np.zeros(1, np.int32)}, "max_seqlen_k", "ndarray"),
+    (mqa_sixth, {"sixth": np.zeros(1, np.int32)}, "max_seqlen_k", "in the sixth place"),
     (mqa_sixth, {"sixth": -1}, "max_seqlen_k", "0 or more"),
     (mqa_sixth, {"sixth": 64, "clean_logits": True}, "clean_logits", "False"),
     (mqa_sixth, {"sixth": 64, "max_seqlen_k": 64}, "max_seqlen_k", "twice"),
