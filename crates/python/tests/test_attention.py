@@ -46,6 +46,138 @@ def test_mqa_logits(device, dtype):
         assert calc_diff(compressed[row, :count], exact[row, start : start + count]) < 5e-6
 
 
+def ranged(logits, x):
+    """The logits of each query's keys, one behind another."""
+    ranges = zip(logits, x["cu_seq_len_k_start"], x["cu_seq_len_k_end"])
+    return np.concatenate([row[start:end] for row, start, end in ranges]).astype(np.float64)
+
+
+def compressed(logits, x):
+    """The same where the first column is a query's first key."""
+    counts = np.maximum(x["cu_seq_len_k_end"] - x["cu_seq_len_k_start"], 0)
+    return np.concatenate([row[:count] for row, count in zip(logits, counts)]).astype(np.float64)
+
+
+def test_logits_by_place_as_in_2_8(device):
+    x = mqa_arguments()
+    places = (x["q"], None), x["kv"], x["weights"], x["cu_seq_len_k_start"], x["cu_seq_len_k_end"]
+    expected = ranged(mqa_expected(x["q"], *x["kv"], x["weights"]), x)
+    meta = deep_gemm.get_mqa_logits_metadata(x["cu_seq_len_k_start"], x["cu_seq_len_k_end"], 200, 32)
+    assert meta.shape == (5, 2) and meta.dtype == np.int32
+    assert (meta[:, 0] == x["cu_seq_len_k_start"]).all() and (meta[:, 1] == x["cu_seq_len_k_end"]).all()
+    for more, named in [
+        ((200,), {}),
+        ((np.int64(200),), {}),
+        ((200, None), {}),
+        ((200, meta), {}),
+        ((200,), {"schedule_meta": meta}),
+        ((200,), {"clean_logits": False, "logits_dtype": "float32"}),
+        ((), {"max_seqlen_k": 200}),
+        ((), {"max_seqlen_k": 200, "clean_logits": False, "schedule_meta": meta}),
+        ((False, 200), {}),
+        ((False, 200, np.float32, meta), {}),
+        ((np.False_,), {"max_seqlen_k": 200}),
+    ]:
+        logits = deep_gemm.fp8_fp4_mqa_logits(*places, *more, **named)
+        assert logits.shape == (5, 200) and logits.dtype == np.float32
+        assert calc_diff(compressed(logits, x), expected) < 5e-6
+    # Fewer columns than a range has keys, as many as the int says.
+    assert deep_gemm.fp8_fp4_mqa_logits(*places, 1).shape == (5, 1)
+    assert deep_gemm.fp8_fp4_mqa_logits(*places, 0).shape == (5, 0)
+
+
+def test_logits_by_place_as_in_2_6(device):
+    x = mqa_arguments()
+    places = x["q"], x["kv"], x["weights"], x["cu_seq_len_k_start"], x["cu_seq_len_k_end"]
+    expected = ranged(mqa_expected(x["q"], *x["kv"], x["weights"]), x)
+    hidden = 5 * 200 - len(expected)
+    for more, named in [((), {}), ((True,), {}), ((True, 0), {}), ((), {"clean_logits": True, "max_seqlen_k": 0})]:
+        logits = deep_gemm.fp8_mqa_logits(*places, *more, **named)
+        assert logits.shape == (5, 200) and (logits == -np.inf).sum() == hidden
+        assert calc_diff(ranged(logits, x), expected) < 5e-6
+    for more, named in [((False,), {}), ((False, 0), {}), ((), {"clean_logits": False})]:
+        logits = deep_gemm.fp8_mqa_logits(*places, *more, **named)
+        assert logits.shape == (5, 200)
+        assert calc_diff(ranged(logits, x), expected) < 5e-6
+    for more, named in [((False, 200), {}), ((200,), {}), ((), {"clean_logits": False, "max_seqlen_k": 200})]:
+        logits = deep_gemm.fp8_mqa_logits(*places, *more, **named)
+        assert calc_diff(compressed(logits, x), expected) < 5e-6
+    logits = deep_gemm.fp8_fp4_mqa_logits((x["q"], None), *places[1:], True, 0, BF16)
+    assert logits.dtype == BF16 and (logits.astype(np.float32) == -np.inf).sum() == hidden
+
+
+@pytest.mark.parametrize("h", [8, 16, 24, 32, 48, 64, 96, 128])
+def test_heads_of_a_prefill(device, h):
+    x = mqa_arguments(s=3, h=h, dim=32, keys=100)
+    x["cu_seq_len_k_end"] = np.minimum(x["cu_seq_len_k_end"], 100)
+    x["cu_seq_len_k_start"] = np.minimum(x["cu_seq_len_k_start"], 50)
+    logits = deep_gemm.fp8_mqa_logits(**x)
+    assert calc_diff(ranged(logits, x), ranged(mqa_expected(x["q"], *x["kv"], x["weights"]), x)) < 5e-6
+
+
+@pytest.mark.parametrize(
+    "h, page, next_n, num_sms",
+    [(24, 64, 1, 132), (128, 256, 2, 66), (64, 256, 4, 66), (8, 16, 5, 7), (96, 32, 3, 132), (48, 128, 16, 1)],
+)
+def test_pages_queries_and_heads(device, h, page, next_n, num_sms):
+    dim, pages = 32, 3
+    keys, factors = normals(pages, page, dim, seed=1).astype(E4M3), scales(pages, page)
+    cache = np.concatenate([keys.reshape(pages, -1).view(np.uint8), factors.view(np.uint8)], axis=1)
+    lengths = np.array([[1 + (7 * n) % page for n in range(next_n)], [page + 1 + n for n in range(next_n)]], np.int32)
+    q, weights = normals(2, next_n, h, dim).astype(E4M3), normals(2 * next_n, h, seed=2)
+    table = np.array([[2, 0], [0, 1]], np.int32)
+    meta = deep_gemm.get_paged_mqa_logits_metadata(lengths, page, num_sms)
+    cache = cache.reshape(pages, page, 1, dim + 4)
+    logits = deep_gemm.fp8_fp4_paged_mqa_logits((q, None), cache, weights, lengths, table, meta, 2 * page, True)
+    for sequence, named in enumerate(table):
+        rows = slice(sequence * next_n, (sequence + 1) * next_n)
+        keys_of, factors_of = keys[named].reshape(-1, dim), factors[named].reshape(-1)
+        exact = mqa_expected(q[sequence], keys_of, factors_of, weights[rows])
+        for row, expected, length in zip(logits[rows], exact, lengths[sequence]):
+            assert calc_diff(row[:length], expected[:length]) < 5e-6
+            assert (row[length:] == -np.inf).all()
+
+
+def test_paged_logits_by_place(device):
+    x, keys, factors = paged_arguments()
+    # Each query is a row of its own, and the rows of a sequence follow each other.
+    x["q"] = x["q"].reshape(4, 1, 32, 64)
+    x["context_lens"] = x["context_lens"].reshape(4, 1)
+    x["block_table"] = np.repeat(x["block_table"], 2, axis=0)
+    indices = np.array([0, 0, 1, 1], np.int32)
+    meta = deep_gemm.get_paged_mqa_logits_metadata(x["context_lens"], 64, 132, indices)
+    assert (meta == deep_gemm.get_paged_mqa_logits_metadata(x["context_lens"], 64, 132, indices=None)).all()
+    places = (x["q"], None), x["kv_cache"], x["weights"], x["context_lens"], x["block_table"], meta, 110
+    plain = deep_gemm.fp8_fp4_paged_mqa_logits(*places)
+    for more, named, dtype in [
+        ((indices,), {}, np.float32),
+        ((None,), {}, np.float32),
+        ((False,), {"indices": indices}, np.float32),
+        ((True, BF16, indices), {}, BF16),
+        ((), {"clean_logits": True, "logits_dtype": "bfloat16", "indices": indices}, BF16),
+    ]:
+        logits = deep_gemm.fp8_fp4_paged_mqa_logits(*places, *more, **named)
+        assert logits.shape == (4, 110) and logits.dtype == dtype
+        for row, length in enumerate(x["context_lens"][:, 0]):
+            assert (logits[row, :length] == plain[row, :length].astype(dtype)).all()
+            cleaned = (logits[row, length:].astype(np.float32) == -np.inf).all()
+            assert cleaned or dtype == np.float32
+    for more, named in [((True,), {}), ((True, indices), {}), ((), {"clean_logits": True, "indices": indices})]:
+        logits = deep_gemm.fp8_paged_mqa_logits(x["q"], *places[1:], *more, **named)
+        assert (logits[0, 99:] == -np.inf).all() and (logits[3, :8] == plain[3, :8]).all()
+
+
+def test_no_sequence_has_a_key(device):
+    x, _, _ = paged_arguments()
+    lengths = np.zeros((2, 2), np.int32)
+    for num_sms in (1, 66, 132):
+        meta = deep_gemm.get_paged_mqa_logits_metadata(lengths, 64, num_sms)
+        assert (meta == [2, 0]).all()
+        x["context_lens"] = lengths
+        logits = deep_gemm.fp8_fp4_paged_mqa_logits(**x, schedule_meta=meta, max_context_len=110, clean_logits=True)
+        assert (logits == -np.inf).all()
+
+
 def paged_arguments(batch=2, next_n=2, h=32, dim=64, page=64):
     lengths = np.array([[99, 100], [7, 8]], np.int32)
     keys, factors = normals(4, page, dim, seed=1).astype(E4M3), scales(4, page)
@@ -165,6 +297,28 @@ def paged(**changes):
     deep_gemm.fp8_fp4_paged_mqa_logits(**{**x, "schedule_meta": meta, "max_context_len": 110, **changes})
 
 
+def mqa_by_place(*more, **changes):
+    x = {**mqa_arguments(), **changes}
+    ranges = x["cu_seq_len_k_start"], x["cu_seq_len_k_end"]
+    named = {name: value for name, value in changes.items() if name not in mqa_arguments()}
+    deep_gemm.fp8_fp4_mqa_logits((x["q"], None), x["kv"], x["weights"], *ranges, *more, **named)
+
+
+def mqa_sixth(sixth, **changes):
+    mqa_by_place(sixth, **changes)
+
+
+def paged_eighth(eighth, **changes):
+    x, _, _ = paged_arguments()
+    meta = np.zeros((133, 2), np.int32)
+    deep_gemm.fp8_fp4_paged_mqa_logits(*x.values(), meta, 110, eighth, **changes)
+
+
+def ranges(**changes):
+    x = {"cu_seq_len_k_start": np.zeros(3, np.int32), "cu_seq_len_k_end": np.ones(3, np.int32)}
+    deep_gemm.get_mqa_logits_metadata(**{**x, "num_kv_tokens": 100, "num_heads": 64, **changes})
+
+
 def metadata(**changes):
     x = {"context_lens": np.zeros((2, 1), np.int32), "block_kv": 64, "num_sms": 132}
     deep_gemm.get_paged_mqa_logits_metadata(**{**x, **changes})
@@ -206,20 +360,48 @@ WRONG = [
     (mqa, {"weights": normals(5, 64)}, "weights", "[5, 32]"),
     (mqa, {"cu_seq_len_k_start": np.zeros(4, np.int32)}, "cu_seq_len_k_start", "[5]"),
     (mqa, {"cu_seq_len_k_end": np.zeros(5, np.int16)}, "cu_seq_len_k_end", "int16"),
-    (mqa, {"max_seqlen_k": 64}, "clean_logits", "False"),
+    (mqa, {"q": normals(5, 136, 64).astype(E4M3), "weights": normals(5, 136)}, "q", "a multiple of 8 heads up to 128"),
+    (mqa, {"max_seqlen_k": 64, "clean_logits": True}, "clean_logits", "False"),
+    (mqa, {"max_seqlen_k": True}, "max_seqlen_k", "an int"),
+    (mqa, {"max_seqlen_k": 3.0}, "max_seqlen_k", "an int"),
+    (mqa, {"clean_logits": 1}, "clean_logits", "a bool"),
+    (mqa_sixth, {"sixth": 3.0}, "max_seqlen_k", "a bool (`clean_logits`) or an int (`max_seqlen_k`)"),
+    (mqa_sixth, {"sixth": None}, "max_seqlen_k", "NoneType"),
+    (mqa_sixth, {"sixth": np.zeros(1, np.int32)}, "max_seqlen_k", "in the sixth place"),
+    (mqa_sixth, {"sixth": -1}, "max_seqlen_k", "0 or more"),
+    (mqa_sixth, {"sixth": 64, "clean_logits": True}, "clean_logits", "False"),
+    (mqa_sixth, {"sixth": 64, "max_seqlen_k": 64}, "max_seqlen_k", "twice"),
+    (mqa_sixth, {"sixth": True, "clean_logits": True}, "clean_logits", "twice"),
+    (mqa_sixth, {"sixth": 64, "schedule_meta": np.zeros((4, 2), np.int32)}, "schedule_meta", "[5, 2]"),
+    (mqa_sixth, {"sixth": 64, "schedule_meta": np.zeros((5, 2), np.float32)}, "schedule_meta", "int32"),
+    (mqa_sixth, {"sixth": 64, "schedule_meta": 7}, "schedule_meta", "an array"),
+    (ranges, {"num_heads": 12}, "num_heads", "a multiple of 8"),
+    (ranges, {"num_heads": 64.0}, "num_heads", "an int"),
+    (ranges, {"num_kv_tokens": -1}, "num_kv_tokens", "0 or more"),
+    (ranges, {"cu_seq_len_k_start": np.zeros((3, 1), np.int32)}, "cu_seq_len_k_start", "[S]"),
+    (ranges, {"cu_seq_len_k_end": np.zeros(4, np.int32)}, "cu_seq_len_k_end", "[3]"),
+    (ranges, {"cu_seq_len_k_end": np.zeros(3, np.float32)}, "cu_seq_len_k_end", "int32"),
+    (paged_eighth, {"eighth": 1}, "indices", "a bool (`clean_logits`) or an int32 array (`indices`)"),
+    (paged_eighth, {"eighth": "bfloat16"}, "indices", "str bfloat16"),
+    (paged_eighth, {"eighth": np.zeros(2, np.int32)}, "indices", "`next_n` of 1"),
+    (paged_eighth, {"eighth": True, "clean_logits": True}, "clean_logits", "twice"),
     (mqa, {"max_seqlen_k": -1}, "max_seqlen_k", "0 or more"),
     (paged, {"q": (normals(2, 2, 32, 64).astype(E4M3), scales(2))}, "q", "FP4"),
-    (paged, {"q": normals(2, 5, 32, 64).astype(E4M3), "weights": normals(10, 32)}, "q", "1 to 4"),
-    (paged, {"kv_cache": np.zeros((4, 48, 1, 68), np.uint8)}, "kv_cache", "64"),
+    (paged, {"q": normals(2, 0, 32, 64).astype(E4M3), "weights": normals(0, 32)}, "q", "1 or more"),
+    (paged, {"kv_cache": np.zeros((4, 48, 1, 68), np.uint8)}, "kv_cache", "128 or 256"),
+    (paged, {"clean_logits": 0}, "clean_logits", "a bool"),
     (paged, {"block_table": np.zeros((3, 2), np.int32)}, "block_table", "[2, 2]"),
     (paged, {"schedule_meta": np.zeros((133, 3), np.int32)}, "schedule_meta", "2"),
-    (paged, {"indices": np.zeros(2, np.int32)}, "indices", "None"),
+    (paged, {"indices": np.zeros(2, np.int32)}, "indices", "`next_n` of 1"),
     (paged, {"logits_dtype": np.float16}, "logits_dtype", "float32 or bfloat16"),
     (paged, {"max_context_len": -3}, "max_context_len", "0 or more"),
-    (metadata, {"context_lens": np.zeros((2, 9), np.int32)}, "context_lens", "1 to 4"),
+    (metadata, {"context_lens": np.zeros((2, 0), np.int32)}, "context_lens", "1 or more"),
     (metadata, {"block_kv": 100}, "block_kv", "64"),
+    (metadata, {"block_kv": 64.0}, "block_kv", "float"),
+    (metadata, {"num_sms": 66.0}, "num_sms", "float"),
     (metadata, {"num_sms": 0}, "num_sms", "1 to 65535"),
-    (metadata, {"indices": np.zeros(2, np.int32)}, "indices", "None"),
+    (metadata, {"indices": np.zeros(3, np.int32)}, "indices", "[2]"),
+    (metadata, {"indices": np.zeros(2, np.int16)}, "indices", "int32"),
     (skip, {"d": np.zeros((3, 256), BF16)}, "d", "320"),
     (skip, {"recipe": (1, 1, 128)}, "recipe", "(1, 128, 128)"),
     (batched, {"expr": "ab,bc->ac"}, "expr", "bhr,hdr->bhd"),
@@ -240,6 +422,6 @@ def test_what_is_wrong_is_named(device, function, changes, argument, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("function", [mqa, paged, metadata, skip, batched, fp8_batched, prenorm])
+@pytest.mark.parametrize("function", [mqa, mqa_by_place, paged, ranges, metadata, skip, batched, fp8_batched, prenorm])
 def test_what_is_right_passes(device, function):
     function()

@@ -118,6 +118,45 @@ def test_logits_of_pages_in_a_graph():
     assert finite == [1, 128, 0]
 
 
+def test_logits_of_today_s_calls_in_a_graph():
+    """Padded heads, six queries of a sequence, pages of 256, ``indices`` and ``schedule_meta``: other numbers later."""
+    batch, next_n, heads, dim, page, keys = 2, 6, 24, 64, 256, 300
+    q = torch.randn(batch, next_n, heads, dim, device="cuda").to(torch.float8_e4m3fn)
+    # Codes and scales below 2.
+    cache = torch.randint(0, 64, (4, page, 1, dim + 4), device="cuda", dtype=torch.uint8)
+    weights = torch.randn(batch * next_n, heads, device="cuda")
+    lengths = torch.full((batch, next_n), 300, device="cuda", dtype=torch.int32)
+    table = torch.arange(4, device="cuda", dtype=torch.int32).reshape(2, 2)
+    rows, tables = q.view(-1, 1, heads, dim), table.repeat_interleave(next_n, 0)
+    indices = torch.arange(batch, device="cuda", dtype=torch.int32).repeat_interleave(next_n)
+    kv = torch.randn(keys, dim, device="cuda").to(torch.float8_e4m3fn), torch.rand(keys, device="cuda")
+    starts, ends = torch.zeros(12, device="cuda", dtype=torch.int32), torch.full((12,), 300, device="cuda").int()
+
+    def call():
+        meta = deep_gemm.get_paged_mqa_logits_metadata(lengths, page, deep_gemm.get_num_sms() // 2)
+        paged = deep_gemm.fp8_fp4_paged_mqa_logits((q, None), cache, weights, lengths, table, meta, 512, True)
+        flat = lengths.view(-1, 1)
+        meta = deep_gemm.get_paged_mqa_logits_metadata(flat, page, deep_gemm.get_num_sms(), indices)
+        varlen = deep_gemm.fp8_fp4_paged_mqa_logits((rows, None), cache, weights, flat, tables, meta, 512, indices)
+        meta = deep_gemm.get_mqa_logits_metadata(starts, ends, keys, heads)
+        dense = deep_gemm.fp8_fp4_mqa_logits((q.flatten(0, 1), None), kv, weights, starts, ends, 300, meta)
+        return paged, varlen, dense
+
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    for length, first in [(300, 0), (0, 100), (257, 299)]:
+        lengths.fill_(length)
+        starts.fill_(first)
+        graph.replay()
+        paged, varlen, dense = captured
+        assert torch.isfinite(paged).sum(1).tolist() == [length] * 12
+        assert torch.equal(varlen[:, :length], paged[:, :length])
+        full = deep_gemm.fp8_mqa_logits(q.flatten(0, 1), kv, weights, starts, ends)
+        assert torch.equal(dense[:, : 300 - first], full[:, first:])
+
+
 def test_threads():
     failures = []
 

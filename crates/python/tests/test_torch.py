@@ -88,6 +88,23 @@ def test_compiled_functions_that_return_something():
     assert found[1].stride() == (1, 8)
 
 
+def test_compiled_logits_by_place():
+    q = torch.randn(4, 24, 64).to(torch.float8_e4m3fn)
+    kv = torch.randn(100, 64).to(torch.float8_e4m3fn), torch.rand(100)
+    weights, lengths = torch.randn(4, 24), torch.tensor([10, 100, 0, 64], dtype=torch.int32)
+
+    def logits(q, kv, weights, lengths):
+        starts = torch.zeros_like(lengths)
+        meta = deep_gemm.get_mqa_logits_metadata(starts, lengths, 100, 24)
+        return meta, deep_gemm.fp8_fp4_mqa_logits((q, None), kv, weights, starts, lengths, 100, meta)
+
+    arguments = q, kv, weights, lengths
+    found, expected = compiled(logits)(*arguments), logits(*arguments)
+    assert torch.equal(found[0], expected[0]) and found[1].shape == (4, 100)
+    for row, length in enumerate(lengths):
+        assert torch.equal(found[1][row, :length], expected[1][row, :length])
+
+
 def test_compiled_layer_of_experts():
     ids = torch.tensor([[0, 1], [1, 2], [2, 0]], dtype=torch.int32)
     x, weights = torch.randn(3, 256).bfloat16(), torch.rand(3, 2)

@@ -2,7 +2,7 @@
 
 use oxigemm::check::Logits;
 use oxigemm::{DType, Device, GemmOptions};
-use oxigemm_kernels::attention::{DIMS, HEADS, MAX_NEXT, PAGE_SIZES};
+use oxigemm_kernels::attention::{DIMS, HEAD_STEP, MAX_HEADS, PAGE_SIZES};
 
 use crate::cases::attention::{PagedHost, PagedSpec, PrefillHost, PrefillSpec, Ranges};
 use crate::found::{Found, call_us, expect_size};
@@ -12,8 +12,8 @@ use oxigemm_testkit::Failure;
 /// Arguments of `logits`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Heads of a query: 8, 16, 32 or 64.
-    #[arg(long, default_value_t = 64, value_parser = one_of(HEADS))]
+    /// Heads of a query: a multiple of 8 up to 128.
+    #[arg(long, default_value_t = 64, value_parser = heads)]
     heads: usize,
     /// Elements of a head: 32, 64 or 128.
     #[arg(long, default_value_t = 128, value_parser = one_of(DIMS))]
@@ -30,10 +30,10 @@ pub struct Args {
     /// Keys in pages instead, of sequences of these lengths.
     #[arg(long, value_delimiter = ',', value_name = "LENGTHS")]
     paged: Vec<i32>,
-    /// Queries of each of those: 1 to 4.
-    #[arg(long, default_value_t = 1, requires = "paged", value_parser = one_of([1, 2, 3, MAX_NEXT]))]
+    /// Queries of each of those: 1 to 64.
+    #[arg(long, default_value_t = 1, requires = "paged", value_parser = next)]
     next: usize,
-    /// Keys of a page: 16, 32, 64 or 128.
+    /// Keys of a page: 16, 32, 64, 128 or 256.
     #[arg(long, default_value_t = 64, requires = "paged", value_parser = one_of(PAGE_SIZES))]
     page: usize,
     /// The type of the logits: f32 or bf16.
@@ -54,6 +54,23 @@ fn one_of<const N: usize>(
     move |word| match word.parse() {
         Ok(size) if sizes.contains(&size) => Ok(size as usize),
         _ => Err(format!("expected one of {sizes:?}")),
+    }
+}
+
+/// Reads a number of heads that there are kernels for.
+fn heads(word: &str) -> Result<usize, String> {
+    let (step, most) = (HEAD_STEP as usize, MAX_HEADS as usize);
+    match word.parse() {
+        Ok(heads) if heads % step == 0 && (step..=most).contains(&heads) => Ok(heads),
+        _ => Err(format!("expected a multiple of {step} up to {most}")),
+    }
+}
+
+/// Reads a number of queries. The library takes any; more than these make a case that is no decode step.
+fn next(word: &str) -> Result<usize, String> {
+    match word.parse() {
+        Ok(next @ 1..=64) => Ok(next),
+        _ => Err("expected 1 to 64".to_owned()),
     }
 }
 

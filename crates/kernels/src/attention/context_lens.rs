@@ -1,6 +1,6 @@
 //! Context lengths of the sequences of a decode step.
 
-use crate::attention::shape::MAX_NEXT;
+use crate::attention::shape::DEDICATED_NEXT;
 use oxigemm_ptx::{Global, I32, Pred, U32};
 
 /// Context lengths as a kernel reads them: one for each query, or one for each sequence. In the latter case the last
@@ -15,6 +15,8 @@ pub(crate) struct ContextLens<'k> {
     pub per_query: U32<'k>,
     /// Upper bound: longer lengths count as this.
     pub limit: U32<'k>,
+    /// Whether a sequence may have more queries than [`DEDICATED_NEXT`].
+    pub any_next: bool,
 }
 
 impl<'k> ContextLens<'k> {
@@ -45,7 +47,10 @@ impl<'k> ContextLens<'k> {
 
     /// The same where the condition holds, else 0.
     pub fn longest_if(&self, condition: Pred<'k>, sequence: U32<'k>) -> U32<'k> {
-        let lengths = (0..MAX_NEXT).map(|query| {
+        if self.any_next {
+            return self.longest_of_any_if(condition, sequence);
+        }
+        let lengths = (0..DEDICATED_NEXT).map(|query| {
             // A length per sequence is that of the last query, which is the longest.
             let (index, wanted) = match query {
                 0 => (self.is_per_query().select(sequence * self.next, sequence), condition),
@@ -55,5 +60,17 @@ impl<'k> ContextLens<'k> {
         });
         let longest = lengths.reduce(|longest, length| longest.max(length)).expect("there are several");
         self.clamped(longest)
+    }
+
+    /// The same for any number of queries: a loop over their lengths, after which lanes may have diverged.
+    fn longest_of_any_if(&self, condition: Pred<'k>, sequence: U32<'k>) -> U32<'k> {
+        let k = sequence.kernel();
+        let lengths: U32<'k> = self.is_per_query().select(self.next, 1u32);
+        let longest = k.var(0i32);
+        k.for_(0, condition.select(lengths, 0u32), 1, |query| {
+            let length = self.load_if(k.constant(true), sequence * lengths + query);
+            longest.set(longest.live().max(length));
+        });
+        self.clamped(longest.get())
     }
 }

@@ -14,7 +14,10 @@ pub mod paged_metadata;
 mod shape;
 pub mod sm90;
 
-pub use shape::{DIMS, HEADS, Heads, LogitFlags, MAX_NEXT, PAGE_SIZES, TILE_KEYS};
+pub use shape::{
+    DEDICATED_NEXT, DIMS, HEAD_STEP, HEADS, HeadTile, Heads, LogitFlags, MAX_HEADS, PADDED_HEADS, PAGE_SIZES,
+    TILE_KEYS,
+};
 
 use oxigemm_ptx::{BuildError, Module};
 use sm90::{mqa_logits, paged_mqa_logits};
@@ -33,13 +36,14 @@ pub enum Config {
 impl Config {
     /// All of them.
     pub fn all() -> impl Iterator<Item = Config> {
-        let logits = Heads::all().flat_map(|heads| {
+        let logits = HeadTile::all().flat_map(|tile| {
             [
-                Config::MqaLogits(mqa_logits::Config { heads }),
-                Config::PagedMqaLogits(paged_mqa_logits::Config { heads }),
+                Config::MqaLogits(mqa_logits::Config { tile }),
+                Config::PagedMqaLogits(paged_mqa_logits::Config { tile }),
             ]
         });
-        logits.chain([Config::PagedMetadata(paged_metadata::Config)])
+        let metadata = [false, true].map(|any_next| paged_metadata::Config { any_next });
+        logits.chain(metadata.map(Config::PagedMetadata))
     }
 
     /// Name of the kernel, unique in the registry.

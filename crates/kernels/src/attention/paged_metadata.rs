@@ -4,7 +4,7 @@
 //! call is replayed. It is plain PTX, for every architecture.
 
 use crate::attention::context_lens::ContextLens;
-use crate::attention::shape::TILE_KEYS;
+use crate::attention::shape::{DEDICATED_NEXT, TILE_KEYS};
 use crate::common::WARP;
 use crate::common::params::kernel_params;
 use oxigemm_ptx::warp::Shuffle;
@@ -13,14 +13,23 @@ use oxigemm_ptx::{BuildError, Kernel, Module, Shared, SharedLayout, Target, U32}
 const WARPS: u32 = 16;
 const THREADS: u32 = WARPS * WARP;
 
-/// The kernel. Nothing is compiled in.
+/// Compile-time configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Config;
+pub struct Config {
+    /// Whether a sequence may have more lengths than [`DEDICATED_NEXT`](crate::attention::DEDICATED_NEXT).
+    pub any_next: bool,
+}
 
 impl Config {
+    /// The kernel for this many lengths of a sequence.
+    pub fn of(next: u32) -> Config {
+        Config { any_next: next > DEDICATED_NEXT }
+    }
+
     /// Name of the kernel, unique in the registry.
     pub fn name(&self) -> String {
-        "sm90_paged_mqa_logits_metadata".to_owned()
+        let any_next = if self.any_next { "_any_next" } else { "" };
+        format!("sm90_paged_mqa_logits_metadata{any_next}")
     }
 
     /// Threads of its only CTA.
@@ -35,7 +44,7 @@ impl Config {
 
     /// Upper bound of a length, so that the tiles of all sequences are counted in 32 bits. Logits of more keys would
     /// take a terabyte.
-    pub fn max_length(&self, sequences: u32) -> u32 {
+    pub fn max_length(sequences: u32) -> u32 {
         let tiles = u32::MAX / sequences.max(1);
         tiles.saturating_mul(TILE_KEYS).min(i32::MAX as u32)
     }
@@ -94,13 +103,13 @@ impl SharedMap {
 /// `schedule[s]` is the sequence and the tile where split s begins: `s * tiles / splits` tiles after the first of all.
 fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = Kernel::new(&cfg.name(), Target::Sm90a).threads(THREADS);
-    write(&k);
+    write(&k, cfg);
     k.finish()
 }
 
-fn write<'k>(k: &'k Kernel) {
+fn write<'k>(k: &'k Kernel, cfg: &Config) {
     let Params { schedule, lengths, sequences, next, per_query, limit, splits } = Params::declare(k, "");
-    let lengths = ContextLens { at: lengths, sequences, next, per_query, limit };
+    let lengths = ContextLens { at: lengths, sequences, next, per_query, limit, any_next: cfg.any_next };
     let map = SharedMap::new();
     let shared = k.dynamic_shared();
     k.name_shared("sums", map.sums, 4, WARPS);
@@ -190,7 +199,7 @@ mod tests {
     #[test]
     fn tiles_of_all_sequences_are_counted_in_32_bits() {
         for sequences in [0, 1, 2, 255, 256, 257, 300, 1 << 20, i32::MAX as u32] {
-            let longest = Config.max_length(sequences);
+            let longest = Config::max_length(sequences);
             let tiles = u64::from(sequences) * u64::from(longest.div_ceil(TILE_KEYS));
             assert!(tiles <= u32::MAX.into(), "{sequences} sequences");
             // One more key for each, in BF16.

@@ -3,7 +3,7 @@
 use oxigemm_cuda::{Element, L2Promotion, Swizzle, TiledTensor};
 use oxigemm_kernels::attention::paged_metadata;
 use oxigemm_kernels::attention::sm90::paged_mqa_logits;
-use oxigemm_kernels::attention::{Config, Heads, LogitFlags, TILE_KEYS};
+use oxigemm_kernels::attention::{Config, HeadTile, Heads, LogitFlags, TILE_KEYS};
 
 use crate::check::{
     Logits, MqaLogits, MqaProblem, PagedMqaLogits, PagedMqaProblem, PagedMqaSchedule, ScheduleProblem,
@@ -31,17 +31,38 @@ fn swizzle(heads: Heads) -> Swizzle {
 }
 
 /// Rows of FP8 that are as long as a head.
-fn rows_map(heads: Heads, address: u64, rows: u32, pitch: u64, tile: u32) -> TiledTensor {
+fn rows_map(heads: Heads, address: u64, rows: u64, pitch: u64, tile: u32) -> TiledTensor {
     TiledTensor {
         element: Element::U8,
         rank: 2,
         address,
-        dims: [heads.dim.into(), rows.into(), 1, 1, 1],
+        dims: [heads.dim.into(), rows, 1, 1, 1],
         strides: [pitch, 0, 0, 0],
         tile: [heads.dim, tile, 1, 1, 1],
         swizzle: swizzle(heads),
         promotion: L2Promotion::B256,
     }
+}
+
+/// Q of some queries, of which a load brings `loaded` with the heads of a tile: rows are heads, or where the tile pads
+/// them, heads are a dimension of their own, and TMA fills those that a query lacks with zeros.
+fn queries_map(heads: Heads, tile: HeadTile, address: u64, queries: u32, loaded: u32) -> TiledTensor {
+    let (dim, rows) = (heads.dim.into(), u64::from(queries) * u64::from(heads.heads));
+    if !tile.padded {
+        return rows_map(heads, address, rows, dim, loaded * heads.heads);
+    }
+    TiledTensor {
+        rank: 3,
+        dims: [dim, heads.heads.into(), queries.into(), 1, 1],
+        strides: [dim, dim * u64::from(heads.heads), 0, 0],
+        tile: [heads.dim, tile.heads.heads, loaded, 1, 1],
+        ..rows_map(heads, address, rows, dim, tile.heads.heads)
+    }
+}
+
+/// The number of heads, as padded kernels read it.
+fn head_flags(heads: Heads, tile: HeadTile) -> u32 {
+    if tile.padded { heads.heads << LogitFlags::HEADS_SHIFT } else { 0 }
 }
 
 /// Rows of scales.
@@ -105,17 +126,12 @@ unsafe fn mqa_logits_on<B: Backend>(backend: &B, arguments: &MqaLogits, options:
         Logits::Partial => 0,
         Logits::Compressed => LogitFlags::COMPRESSED,
     };
+    let tile = plan.config.tile;
     let scales_pitch = (u64::from(keys) * 4).next_multiple_of(16);
     let map = |tensor: &TiledTensor| backend.tensor_map(tensor).map(KernelArg::TensorMap);
     let list = [
-        map(&rows_map(
-            heads,
-            arguments.q.address,
-            queries * heads.heads,
-            heads.dim.into(),
-            plan.config.columns(),
-        ))?,
-        map(&rows_map(heads, arguments.kv.address, keys, kv_pitch, TILE_KEYS))?,
+        map(&queries_map(heads, tile, arguments.q.address, queries, plan.config.block_queries()))?,
+        map(&rows_map(heads, arguments.kv.address, keys.into(), kv_pitch, TILE_KEYS))?,
         map(&scales_map(arguments.kv_scales.address, [keys, 1], scales_pitch, TILE_KEYS))?,
         KernelArg::U64(arguments.weights.address),
         KernelArg::U64(arguments.starts.address),
@@ -126,7 +142,7 @@ unsafe fn mqa_logits_on<B: Backend>(backend: &B, arguments: &MqaLogits, options:
         KernelArg::U32(queries),
         KernelArg::U32(keys),
         KernelArg::U32(columns),
-        KernelArg::U32(form | type_flag(logits_type)),
+        KernelArg::U32(form | type_flag(logits_type) | head_flags(heads, tile)),
     ];
     // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps
     // them.
@@ -158,6 +174,9 @@ unsafe fn paged_mqa_logits_on<B: Backend>(
 ) -> Result<()> {
     let Some(problem) = arguments.check()? else { return Ok(()) };
     let PagedMqaProblem { heads, sequences, next, page_keys, pages, page_pitch, columns, .. } = problem;
+    let config = paged_mqa_logits::Config::of(heads, next, page_keys);
+    // Keys of a load: a page, or a tile of a larger one.
+    let loaded = page_keys.min(TILE_KEYS);
     let cache = arguments.kv_cache.address;
     // A cache without pages is one with a page that nothing names: TMA needs some memory.
     let (some, at) = if pages == 0 { (1, arguments.q.address) } else { (pages, cache) };
@@ -165,17 +184,17 @@ unsafe fn paged_mqa_logits_on<B: Backend>(
         rank: 3,
         dims: [heads.dim.into(), page_keys.into(), some.into(), 1, 1],
         strides: [heads.dim.into(), page_pitch, 0, 0],
-        ..rows_map(heads, at, page_keys, heads.dim.into(), page_keys)
+        ..rows_map(heads, at, page_keys.into(), heads.dim.into(), loaded)
     };
     let scales_at = at + u64::from(page_keys * heads.dim);
-    let query_rows = next * heads.heads;
+    let unit_queries = next.min(config.unit_queries());
     let limit = u64::from(problem.table_pages) * u64::from(page_keys);
     let flags = if problem.clean { LogitFlags::CLEAN } else { 0 };
     let map = |tensor: &TiledTensor| backend.tensor_map(tensor).map(KernelArg::TensorMap);
     let list = [
-        map(&rows_map(heads, arguments.q.address, sequences * query_rows, heads.dim.into(), query_rows))?,
+        map(&queries_map(heads, config.tile, arguments.q.address, sequences * next, unit_queries))?,
         map(&keys)?,
-        map(&scales_map(scales_at, [page_keys, some], page_pitch, page_keys))?,
+        map(&scales_map(scales_at, [page_keys, some], page_pitch, loaded))?,
         KernelArg::U64(arguments.weights.address),
         KernelArg::U64(arguments.block_table.address),
         KernelArg::U64(arguments.schedule.address),
@@ -191,14 +210,15 @@ unsafe fn paged_mqa_logits_on<B: Backend>(
         KernelArg::U32(columns),
         KernelArg::U32(page_keys),
         KernelArg::U32(pages),
-        KernelArg::U32(flags | type_flag(problem.logits_type)),
+        KernelArg::U32(flags | type_flag(problem.logits_type) | head_flags(heads, config.tile)),
     ];
-    let config = Config::PagedMqaLogits(paged_mqa_logits::Config { heads });
     // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps
     // them.
     unsafe {
-        backend
-            .launch(&launch(config, problem.parts, options, list), backend.stream(options.stream.as_ref())?)
+        backend.launch(
+            &launch(Config::PagedMqaLogits(config), problem.parts, options, list),
+            backend.stream(options.stream.as_ref())?,
+        )
     }
 }
 
@@ -221,14 +241,14 @@ unsafe fn paged_mqa_metadata_on<B: Backend>(
     options: &GemmOptions,
 ) -> Result<()> {
     let ScheduleProblem { sequences, next, lengths_per_query, parts } = arguments.check()?;
-    let config = paged_metadata::Config;
+    let config = paged_metadata::Config::of(next);
     let list = [
         KernelArg::U64(arguments.schedule.address),
         KernelArg::U64(arguments.context_lens.address),
         KernelArg::U32(sequences),
         KernelArg::U32(next),
         KernelArg::U32(lengths_per_query.into()),
-        KernelArg::U32(config.max_length(sequences)),
+        KernelArg::U32(paged_metadata::Config::max_length(sequences)),
         KernelArg::U32(parts),
     ];
     // SAFETY: these are the kernel's parameters; the check has compared the operands with them, and the caller keeps

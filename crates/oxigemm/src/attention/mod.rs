@@ -19,12 +19,15 @@ use crate::tensor::Tensor;
 ///
 /// | argument | shape | type | layout |
 /// |---|---|---|---|
-/// | `q` | `[S, H, D]`; H is 8, 16, 32 or 64, D is 32, 64 or 128 | e4m3 | contiguous, at a multiple of 16 bytes |
+/// | `q` | `[S, H, D]` | e4m3 | contiguous, at a multiple of 16 bytes |
 /// | `kv` | `[SKV, D]` | e4m3 | rows of D; pitch and address multiples of 16 bytes |
 /// | `kv_scales` | `[SKV]` | f32 | contiguous, at a multiple of 16 bytes |
 /// | `weights` | `[S, H]` | f32 | rows of H, any pitch |
 /// | `starts`, `ends` | `[S]` | i32 | contiguous |
 /// | `logits` | `[S, SKV]` | f32 or bf16 | rows, any pitch |
+///
+/// H is a multiple of 8 up to 128, D is 32, 64 or 128. There are dedicated kernels for 8, 16, 32 and 64 heads; other
+/// numbers are padded inside of a kernel.
 ///
 /// What happens outside of a query's range is told at [`Logits`]; where these are compressed, `logits` may have any
 /// number of columns, and what a longer range has behind them is not stored. Ranges are numbers of the device that
@@ -94,15 +97,16 @@ pub fn fp8_mqa_logits(
 ///
 /// | argument | shape | type | layout |
 /// |---|---|---|---|
-/// | `q` | `[B, N, H, D]`; N is 1 to 4 | e4m3 | contiguous, at a multiple of 16 bytes |
-/// | `kv_cache` | `[pages, 16, 32, 64 or 128, 1, D + 4]` | e4m3 (bytes) | pages begin at multiples of 16 bytes |
+/// | `q` | `[B, N, H, D]` | e4m3 | contiguous, at a multiple of 16 bytes |
+/// | `kv_cache` | `[pages, 16, 32, 64, 128 or 256, 1, D + 4]` | e4m3 (bytes) | pages begin at multiples of 16 bytes |
 /// | `weights` | `[B * N, H]` | f32 | rows of H, any pitch |
 /// | `context_lens` | `[B]` or `[B, N]` | i32 | contiguous |
 /// | `block_table` | `[B, any]` | i32 | rows, any pitch |
 /// | `schedule` | `[parts + 1, 2]` | i32 | what [`get_paged_mqa_logits_metadata`] wrote for the same lengths |
 /// | `logits` | `[B * N, columns]` | f32 or bf16 | rows, any pitch |
 ///
-/// H and D are as for [`fp8_mqa_logits`]. A page holds the elements of all its keys, then their scales (f32).
+/// H and D are as for [`fp8_mqa_logits`]. A page holds the elements of all its keys, then their scales (f32). There are
+/// dedicated kernels for up to 4 queries of a sequence, pages of up to 128 keys and 8, 16, 32 or 64 heads.
 ///
 /// Query n of sequence b sees the first `context_lens[b, n]` keys; of one length for each sequence, the last query sees
 /// all and each before it one less than the next. Where `clean`, logits behind that become -inf, else they stay as they
@@ -175,8 +179,8 @@ pub fn fp8_paged_mqa_logits(
 /// part s begins, so that all parts have as many tiles.
 ///
 /// `context_lens` is `[B]` or `[B, N]` i32, `schedule` `[parts + 1, 2]` i32, both contiguous. A part is computed by one
-/// block of threads: there should be as many as SMs. It is computed on the device, and so can be captured together with
-/// the logits and replayed when lengths have changed.
+/// block of threads: there should be as many as SMs, but any number gives the same logits. It is computed on the device,
+/// and so can be captured together with the logits and replayed when lengths have changed.
 ///
 /// A length below 0 is 0. Lengths may be any above the columns of the logits, which are computed all the same; but the
 /// parts are then of unequal work, as the columns are not known here.

@@ -1,7 +1,6 @@
 //! Checks of the MQA logits functions.
 
-use oxigemm_kernels::attention::{DIMS, HEADS, Heads};
-use oxigemm_kernels::attention::{MAX_NEXT, PAGE_SIZES};
+use oxigemm_kernels::attention::{DIMS, HEAD_STEP, Heads, MAX_HEADS, PAGE_SIZES};
 
 use super::Operand;
 use crate::error::{Error, Result};
@@ -225,14 +224,14 @@ impl PagedMqaLogits {
         logits.expect_dtype(&[DType::F32, DType::Bf16])?;
         let [sequences, next, heads, dim] = q.expect_dims("[B, N, H, D]")?;
         let heads = expect_heads(q, heads, dim)?;
-        if !(1..=i64::from(MAX_NEXT)).contains(&next) {
-            return Err(q.wrong_shape(format!("[B, 1 to {MAX_NEXT}, H, D]"), "the queries of a sequence"));
+        if next < 1 {
+            return Err(q.wrong_shape("[B, 1 or more, H, D]", "the queries of a sequence"));
         }
         let [pages, page_keys, one, bytes] = kv_cache.expect_dims("[pages, keys, 1, D + 4]")?;
         let is_page = PAGE_SIZES.iter().any(|&size| page_keys == i64::from(size));
         if !is_page || one != 1 || bytes != dim + 4 {
             return Err(kv_cache.wrong_shape(
-                format!("[pages, 16, 32, 64 or 128, 1, {}]", dim + 4),
+                format!("[pages, {}, 1, {}]", one_of(&PAGE_SIZES), dim + 4),
                 "the bytes of a key of `q`'s head dimension and of its scale",
             ));
         }
@@ -337,13 +336,26 @@ impl PagedMqaSchedule {
 }
 
 fn expect_heads(q: &Operand, heads: i64, dim: i64) -> Result<Heads> {
-    let known = |sizes: &[u32], size: i64| sizes.iter().copied().find(|&known| i64::from(known) == size);
-    match (known(&HEADS, heads), known(&DIMS, dim)) {
-        (Some(heads), Some(dim)) => Ok(Heads { heads, dim }),
-        (None, _) => Err(q.wrong_shape(format!("one of {HEADS:?} heads"), "for which there are kernels")),
-        (_, None) => {
-            Err(q.wrong_shape(format!("a head dimension of {DIMS:?}"), "for which there are kernels"))
+    let is_known = heads % i64::from(HEAD_STEP) == 0 && (1..=i64::from(MAX_HEADS)).contains(&heads);
+    match (is_known, DIMS.into_iter().find(|&known| i64::from(known) == dim)) {
+        (true, Some(dim)) => Ok(Heads { heads: heads as u32, dim }),
+        (false, _) => {
+            let expected = format!("a multiple of {HEAD_STEP} heads up to {MAX_HEADS}");
+            Err(q.wrong_shape(expected, "for which there are kernels"))
         }
+        (_, None) => {
+            let expected = format!("a head dimension of {}", one_of(&DIMS));
+            Err(q.wrong_shape(expected, "for which there are kernels"))
+        }
+    }
+}
+
+/// Numbers in words: "16, 32 or 64".
+fn one_of(numbers: &[u32]) -> String {
+    let words: Vec<String> = numbers.iter().map(u32::to_string).collect();
+    match words.split_last() {
+        Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+        _ => words.concat(),
     }
 }
 
@@ -357,9 +369,8 @@ fn expect_lengths(lengths: &Operand, sequences: i64, next: Option<i64>) -> Resul
         }
         (2, None) => {
             let [_, next] = lengths.matrix_dims()?;
-            if !(1..=i64::from(MAX_NEXT)).contains(&next) {
-                return Err(lengths
-                    .wrong_shape(format!("[B, 1 to {MAX_NEXT}]"), "a length for each query of a sequence"));
+            if next < 1 {
+                return Err(lengths.wrong_shape("[B, 1 or more]", "a length for each query of a sequence"));
             }
             Ok((next, true))
         }

@@ -1,7 +1,7 @@
 //! Plans of MQA logits: the grid of a prefill.
 
-use oxigemm_kernels::attention::TILE_KEYS;
 use oxigemm_kernels::attention::sm90::mqa_logits;
+use oxigemm_kernels::attention::{HeadTile, TILE_KEYS};
 
 use crate::check::MqaProblem;
 
@@ -21,7 +21,7 @@ impl MqaPlan {
     /// blocks.
     #[must_use]
     pub fn best(problem: &MqaProblem, sms: u32) -> MqaPlan {
-        let config = mqa_logits::Config { heads: problem.heads };
+        let config = mqa_logits::Config { tile: HeadTile::of(problem.heads) };
         let query_blocks = u64::from(problem.queries.div_ceil(config.block_queries()));
         let tiles = query_blocks * u64::from(problem.keys.div_ceil(TILE_KEYS));
         MqaPlan { config, blocks: tiles.min(sms.into()) as u32 }

@@ -107,7 +107,7 @@ pub(crate) fn paged_mqa_logits_tensors(
 pub(crate) fn paged_mqa_schedule_tensors(context_lens: &Tensor, schedule: &mut Tensor) -> Result<()> {
     let next = context_lens.dims().get(1).copied().unwrap_or(1);
     let lengths = context_lens.to_vec::<i32>()?;
-    let longest = Config.max_length((lengths.len() / next) as u32);
+    let longest = Config::max_length((lengths.len() / next) as u32);
     let tiles: Vec<u64> = lengths
         .chunks(next)
         .map(|lengths| lengths.iter().map(|&length| length.max(0) as u32).max().unwrap_or(0))

@@ -488,6 +488,40 @@ fn mqa_logits() {
     });
 }
 
+/// Heads that are padded, more queries of a sequence than dedicated kernels have, and pages that are larger than a tile.
+#[test]
+fn mqa_logits_of_padded_kernels() {
+    let s = Setup::new();
+    let [sequences, next, heads, dim, keys] = [2, 5, 24, 32, 40];
+    let q = s.normals(DType::E4m3, &[sequences, next, heads, dim]);
+    let weights = s.scales(&[sequences * next, heads]);
+    let (kv, kv_scales) = (s.normals(DType::E4m3, &[keys, dim]), s.scales(&[keys]));
+    let (starts, ends) = (s.numbers(&[0, 3]), s.numbers(&[10, 40]));
+    let logits = s.output(DType::F32, &[sequences, keys]);
+    let (some_q, some_weights) =
+        (s.normals(DType::E4m3, &[sequences, heads, dim]), s.scales(&[sequences, heads]));
+    s.check("fp8_mqa_logits of 24 heads", &[&logits], || {
+        let (kv, ranges, logits) = ((&kv, &kv_scales), [&starts, &ends], &mut logits.clone());
+        fp8_mqa_logits(&some_q, kv, &some_weights, ranges, logits, Logits::Clean, &s.gemm)
+    });
+    let lengths =
+        Tensor::from_slice(&[17, 5, 30, 0, 9, 1, 2, 3, 4, 31], &[sequences, next], &s.device).unwrap();
+    let schedule = s.output(DType::I32, &[4 + 1, 2]);
+    s.check("get_paged_mqa_logits_metadata of 5 queries", &[&schedule], || {
+        get_paged_mqa_logits_metadata(&lengths, &mut schedule.clone(), &s.gemm)
+    });
+    let scale: Vec<u8> = [1.5f32; 256].iter().flat_map(|x| x.to_le_bytes()).collect();
+    let page = [vec![0x30; 256 * dim], scale].concat();
+    let kv_cache =
+        Tensor::from_bytes(DType::E4m3, &page.repeat(2), &[2, 256, 1, dim + 4], &s.device).unwrap();
+    let table = Tensor::from_slice(&[1, 0], &[sequences, 1], &s.device).unwrap();
+    let logits = s.output(DType::F32, &[sequences * next, 32]);
+    s.check("fp8_paged_mqa_logits of 5 queries and pages of 256", &[&logits], || {
+        let lists = [&lengths, &table, &schedule];
+        fp8_paged_mqa_logits(&q, &kv_cache, &weights, lists, &mut logits.clone(), true, &s.gemm)
+    });
+}
+
 #[test]
 fn hyper_connection_with_and_without_splits() {
     let s = Setup::new();

@@ -6,7 +6,7 @@ use oxigemm::{
     DType, Device, GemmOptions, RawMqaLogits, RawPagedMqaLogits, Sim, Tensor, fp8_mqa_logits_raw,
     fp8_paged_mqa_logits_raw, get_paged_mqa_logits_metadata_raw,
 };
-use oxigemm_kernels::attention::Heads;
+use oxigemm_kernels::attention::{DIMS, HEAD_STEP, HEADS, HeadTile, Heads, PAGE_SIZES};
 
 use super::random::Draw;
 use super::{Check, Setup, ensure, expect_right, tally};
@@ -17,11 +17,13 @@ use crate::counting::allocations;
 
 const FORMS: [Logits; 3] = [Logits::Clean, Logits::Partial, Logits::Compressed];
 const TYPES: [DType; 2] = [DType::F32, DType::Bf16];
+/// Pages of dedicated kernels.
 const PAGES: [usize; 4] = [16, 32, 64, 128];
 
 pub fn checks() -> Vec<Check> {
     vec![
         Check::anywhere("mqa logits: random shapes and ranges", random_prefills),
+        Check::anywhere("mqa logits: every number of heads", prefills_of_any_heads),
         Check::anywhere("mqa logits: operands at the end of memory", prefills_at_the_end),
         Check::anywhere("mqa logits: repeats give the same bits", prefill_repeats),
         Check::anywhere("mqa logits: sizes of zero", prefills_of_nothing),
@@ -29,6 +31,8 @@ pub fn checks() -> Vec<Check> {
         Check::with_kernels("mqa logits: a limited number of SMs", limited),
         Check::with_kernels("mqa logits: raw pointers", raw_prefill),
         Check::anywhere("paged mqa logits: random shapes, lengths and pages", random_pages),
+        Check::anywhere("paged mqa logits: any heads, queries and pages", any_pages),
+        Check::anywhere("paged mqa logits: any number of parts", any_parts),
         Check::anywhere("paged mqa logits: operands at the end of memory", pages_at_the_end),
         Check::anywhere("paged mqa logits: repeats give the same bits", paged_repeats),
         Check::anywhere("paged mqa logits: no keys at all", pages_of_nothing),
@@ -38,9 +42,13 @@ pub fn checks() -> Vec<Check> {
     ]
 }
 
+/// Heads that there are dedicated kernels for.
+fn dedicated() -> Vec<Heads> {
+    HEADS.into_iter().flat_map(|heads| DIMS.map(|dim| Heads { heads, dim })).collect()
+}
+
 fn heads(draw: &mut Draw) -> [usize; 2] {
-    let all: Vec<Heads> = Heads::all().collect();
-    let heads = draw.of(&all);
+    let heads = draw.of(&dedicated());
     [heads.heads as usize, heads.dim as usize]
 }
 
@@ -59,9 +67,15 @@ fn prefill(draw: &mut Draw, heads: [usize; 2]) -> PrefillSpec {
     }
 }
 
-/// Sequences whose multiplications the device can be asked for.
+/// Sequences whose multiplications the device can be asked for, of a dedicated kernel.
 fn paged(draw: &mut Draw, heads: [usize; 2]) -> PagedSpec {
-    let (next, per_query) = (1 + draw.below(4), draw.below(2) == 0);
+    let next = 1 + draw.below(4);
+    PagedSpec { page_keys: draw.of(&PAGES), ..sequences(draw, heads, next) }
+}
+
+/// The same for any number of queries.
+fn sequences(draw: &mut Draw, heads: [usize; 2], next: usize) -> PagedSpec {
+    let per_query = draw.below(2) == 0;
     let sequences = 1 + draw.below(9);
     let longest = (draw.largest() / (sequences * next * heads[0] * heads[1])).clamp(200, 4000);
     let count = if per_query { sequences * next } else { sequences };
@@ -75,7 +89,6 @@ fn paged(draw: &mut Draw, heads: [usize; 2]) -> PagedSpec {
         .collect();
     PagedSpec {
         per_query,
-        page_keys: draw.of(&PAGES),
         columns: longest + draw.below(50),
         wild: draw.below(4) == 0,
         clean: draw.below(2) == 0,
@@ -117,7 +130,7 @@ fn check_paged(setup: &Setup, spec: PagedSpec) -> Result<f64, Failure> {
 
 fn random_prefills(setup: &Setup) -> Result<String, Failure> {
     let mut draw = Draw::new(setup, 41);
-    let all: Vec<Heads> = Heads::all().collect();
+    let all = dedicated();
     tally((0..setup.count(96)).map(|i| {
         let Heads { heads, dim } = all[i * 5 % all.len()];
         let spec = prefill(&mut draw, [heads as usize, dim as usize]);
@@ -136,11 +149,47 @@ fn limited(setup: &Setup) -> Result<String, Failure> {
 
 fn random_pages(setup: &Setup) -> Result<String, Failure> {
     let mut draw = Draw::new(setup, 43);
-    let all: Vec<Heads> = Heads::all().collect();
+    let all = dedicated();
     tally((0..setup.count(96)).map(|i| {
         let Heads { heads, dim } = all[i * 5 % all.len()];
         let spec = paged(&mut draw, [heads as usize, dim as usize]);
         check_paged(setup, spec)
+    }))
+}
+
+fn prefills_of_any_heads(setup: &Setup) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup, 46);
+    let all: Vec<Heads> = Heads::all().collect();
+    tally((0..setup.count(48)).map(|i| {
+        let Heads { heads, dim } = all[i * 7 % all.len()];
+        let spec = prefill(&mut draw, [heads as usize, dim as usize]);
+        // Every other one ends where its memory does: no head is read that a query lacks.
+        let spec = PrefillSpec { keys: spec.keys.next_multiple_of(4), at_end: i % 2 == 1, ..spec };
+        check_prefill(setup, spec, &GemmOptions::default())
+    }))
+}
+
+/// More queries of a sequence than dedicated kernels have, larger pages, heads that are padded.
+fn any_pages(setup: &Setup) -> Result<String, Failure> {
+    let mut draw = Draw::new(setup, 47);
+    let all: Vec<Heads> = Heads::all().collect();
+    tally((0..setup.count(64)).map(|i| {
+        let Heads { heads, dim } = all[i * 7 % all.len()];
+        let next = draw.of(&[1, 2, 4, 5, 6, 8, 11, 16]);
+        let spec = sequences(&mut draw, [heads as usize, dim as usize], next);
+        let page_keys = draw.of(&PAGE_SIZES) as usize;
+        check_paged(setup, PagedSpec { page_keys, at_end: i % 2 == 1, ..spec })
+    }))
+}
+
+/// Parts for every SM, for half of them (as engines ask for with 4 queries), for one, and for more than there are tiles.
+fn any_parts(setup: &Setup) -> Result<String, Failure> {
+    let small = setup.device.as_cuda().is_none();
+    let (heads, lengths) =
+        if small { ([8, 32], vec![200, 0, 129]) } else { ([32, 64], vec![700, 0, 129, 1000, 3]) };
+    tally([132, 66, 1, 500].into_iter().flat_map(|parts| {
+        let spec = |next| PagedSpec { parts: Some(parts), ..PagedSpec::new(heads, next, lengths.clone()) };
+        [1, 4, 7].map(|next| check_paged(setup, spec(next)))
     }))
 }
 
@@ -405,8 +454,9 @@ pub fn same_bits_as_simulated(setup: &Setup) -> Result<String, Failure> {
         bytes += gpu.len();
         ensure(gpu == sim, || format!("{what}: the bits differ"))
     };
-    for (i, heads) in Heads::all().enumerate() {
-        let sizes = [heads.heads as usize, heads.dim as usize];
+    for (i, HeadTile { heads, padded }) in HeadTile::all().enumerate() {
+        // A padded kernel for fewer heads than it has.
+        let sizes = [heads.heads - if padded { HEAD_STEP } else { 0 }, heads.dim].map(|size| size as usize);
         for turn in 0..if setup.quick { 1 } else { 2 } {
             let spec = PrefillSpec {
                 form: FORMS[(i + turn) % 3],
@@ -423,11 +473,15 @@ pub fn same_bits_as_simulated(setup: &Setup) -> Result<String, Failure> {
             };
             compare(bits(&setup.device)?, bits(&simulated)?, spec.to_string())?;
             let (next, per_query) = (1 + (i + turn) % 4, (i / 4 + turn) % 2 == 1);
+            let (next, page_keys) = match padded {
+                true => (next + 4 * ((i + turn) % 3), PAGE_SIZES[(i + turn) % 5] as usize),
+                false => (next, PAGES[(i + turn) % 4]),
+            };
             // Longer and shorter queries of one sequence, and some that see nothing.
             let lengths = [700, 0, 33, 128, 400, 699, -1, 257].into_iter().cycle();
             let spec = PagedSpec {
                 per_query,
-                page_keys: PAGES[(i + turn) % 4],
+                page_keys,
                 columns: 700,
                 wild: true,
                 clean: (i / 2 + turn) % 2 == 0,

@@ -8,6 +8,11 @@ pub(crate) fn logit_size(flags: U32<'_>) -> U32<'_> {
     (flags & LogitFlags::BF16).ne(0).select(2u32, 4u32)
 }
 
+/// Heads of a query, which padded kernels find in the flags.
+pub(crate) fn head_count(flags: U32<'_>) -> U32<'_> {
+    flags >> LogitFlags::HEADS_SHIFT
+}
+
 /// Output row of a query: its range of keys, the columns that are stored, and their address.
 ///
 /// In shared memory, a row is eight words.

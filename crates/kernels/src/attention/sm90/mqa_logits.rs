@@ -11,10 +11,10 @@
 //! own.
 
 use super::heads::LogitLayout;
-use super::logits::{LogitRow, logit_size};
+use super::logits::{LogitRow, head_count, logit_size};
 use super::scheduler::{CostCount, CostRange, KeyRanges};
 use super::smem::{Smem, SmemShape, WorkUnit};
-use crate::attention::shape::{Heads, LogitFlags, TILE_KEYS};
+use crate::attention::shape::{HeadTile, Heads, LogitFlags, TILE_KEYS};
 use crate::common::params::kernel_params;
 use crate::common::pipeline::Cursor;
 use crate::common::{WARP, WARPGROUP};
@@ -28,6 +28,8 @@ const FILL_WARPS: u32 = 2;
 
 /// Math warpgroups: those of either half of the columns split the keys of a stage. One more holds the other roles.
 const MATH_WARPGROUPS: u32 = 2 * KEY_PARTS;
+/// Most heads of a query block.
+const MAX_COLUMNS: u32 = 256;
 /// Parts of 64 keys that a stage has.
 const KEY_PARTS: u32 = TILE_KEYS / 64;
 const MATH_WARPS: u32 = MATH_WARPGROUPS * 4;
@@ -40,19 +42,25 @@ const MATH_REGISTERS: u32 = 112;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     /// Heads of a query.
-    pub heads: Heads,
+    pub tile: HeadTile,
 }
 
 impl Config {
     /// Name of the kernel, unique in the registry.
     pub fn name(&self) -> String {
-        format!("sm90_fp8_mqa_logits_h{}_d{}", self.heads.heads, self.heads.dim)
+        format!("sm90_fp8_mqa_logits_{}", self.tile.name())
     }
 
-    /// N of the MMA, and rows of Q of one TMA load: the heads of a query block. Where queries have few heads, their
-    /// many logits need registers.
+    fn heads(&self) -> Heads {
+        self.tile.heads
+    }
+
+    /// N of both MMAs, and rows of Q of one TMA load: the heads of a query block. Where queries have few heads, their
+    /// many logits need registers. A query block is a power of two of queries.
     pub fn columns(&self) -> u32 {
-        if self.heads.heads >= 32 { 256 } else { 128 }
+        let heads = self.heads().heads;
+        let most = if heads >= 32 { MAX_COLUMNS } else { MAX_COLUMNS / 2 };
+        heads << (most / heads).ilog2()
     }
 
     /// N of a warpgroup's MMA.
@@ -62,7 +70,7 @@ impl Config {
 
     /// Queries of a query block.
     pub fn block_queries(&self) -> u32 {
-        self.columns() / self.heads.heads
+        self.columns() / self.heads().heads
     }
 
     /// Threads of a CTA.
@@ -76,9 +84,9 @@ impl Config {
     }
 
     fn smem(&self) -> SmemShape {
-        let stages = if self.heads.dim == 128 { 8 } else { 12 };
+        let stages = if self.heads().dim == 128 { 8 } else { 12 };
         SmemShape {
-            heads: self.heads,
+            heads: self.heads(),
             queries: self.block_queries(),
             stages,
             scale_pitch: TILE_KEYS * 4,
@@ -89,7 +97,7 @@ impl Config {
 
     /// Queries of a warpgroup.
     fn half_queries(&self) -> u32 {
-        self.half() / self.heads.heads
+        self.half() / self.heads().heads
     }
 
     /// Builds the kernel.
@@ -101,7 +109,8 @@ impl Config {
 /// Arguments of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Args {
-    /// Tensor map of Q: rows are heads; a load brings [`Config::columns`] of them.
+    /// Tensor map of Q: rows are heads; a load brings [`Config::columns`] of them. For a padded kernel: elements, heads,
+    /// queries; a load brings the padded heads of [`Config::block_queries`].
     pub queries: [u64; 16],
     /// Tensor map of the keys; a load brings [`TILE_KEYS`].
     pub keys: [u64; 16],
@@ -240,7 +249,7 @@ impl<'k> Cta<'k, '_> {
         [first, count]: [U32<'k>; 2],
     ) {
         let (k, p, smem, lane) = (self.k, &self.params, &self.smem, self.lane);
-        let (queries, heads) = (self.cfg.block_queries(), self.cfg.heads.heads);
+        let (queries, heads) = (self.cfg.block_queries(), self.cfg.heads().heads);
         cursor.wait_empty();
         let slot = cursor.stage();
         k.if_(lane.lt(queries), || self.row(query + lane, [first, count]).store(smem.row(slot, lane)));
@@ -251,7 +260,11 @@ impl<'k> Cta<'k, '_> {
                 let column = lane + step * WARP;
                 let (query, head) = (query + column / heads, column % heads);
                 let at = query.widening_mul(p.weights_pitch) + head.to_u64();
-                p.weights.at(at * 4u64).load_readonly_if(query.lt(p.query_count), 0.0)
+                let from = p.weights.at(at * 4u64);
+                let exists = query.lt(p.query_count);
+                let exists =
+                    if self.cfg.tile.padded { exists & head.lt(head_count(p.flags)) } else { exists };
+                from.load_readonly_if(exists, 0.0)
             };
             let weights: Vec<F32<'k>> = steps.iter().map(weight).collect();
             for (step, weight) in steps.iter().zip(weights) {
@@ -262,7 +275,8 @@ impl<'k> Cta<'k, '_> {
             smem.set_unit(slot, &WorkUnit { tiles, sequence: k.constant(0), is_unit: k.constant(1) });
         });
         smem.commit_unit(slot, lane, k.constant(self.cfg.smem().query_bytes()), |full| {
-            let at = [k.constant(0), query * heads];
+            let zero = k.constant(0);
+            let at = if self.cfg.tile.padded { vec![zero, zero, query] } else { vec![zero, query * heads] };
             p.queries.load(&at, smem.queries(slot), full, LoadOptions::default());
         });
         cursor.advance();
@@ -366,12 +380,12 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         let (k, columns) = (cta.k, cta.cfg.half() as usize);
         let warpgroup = cta.warp >> 2;
         let (half, key_part) = (warpgroup / KEY_PARTS, warpgroup % KEY_PARTS);
-        let keys = cta.smem.keys(k.constant(0)).at(key_part * (64 * cta.cfg.heads.dim));
+        let keys = cta.smem.keys(k.constant(0)).at(key_part * (64 * cta.cfg.heads().dim));
         Consumer {
             cta,
             cursor: cta.smem.key_pipeline.reader(),
             half,
-            keys: Descriptor::k_major(keys, cta.cfg.heads.swizzle()),
+            keys: Descriptor::k_major(keys, cta.cfg.heads().swizzle()),
             first_key: key_part * 64 + (cta.warp & 3) * 16,
             layout: LogitLayout::new(cta.cfg.half_queries(), cta.lane),
             accumulators: k.fragment(columns / 2),
@@ -384,10 +398,10 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         let &Cta { cfg, lane, ref smem, .. } = self.cta;
         let columns = cfg.half();
         Heads::load_weights(smem.weights(slot).at(self.half * (columns * 4)), lane, &self.weights);
-        let queries = smem.queries(slot).at(self.half * (columns * cfg.heads.dim));
+        let queries = smem.queries(slot).at(self.half * (columns * cfg.heads().dim));
         let first_query = self.layout.first_query() + self.half * cfg.half_queries();
         MathUnit {
-            queries: Descriptor::k_major(queries, cfg.heads.swizzle()),
+            queries: Descriptor::k_major(queries, cfg.heads().swizzle()),
             rows: smem.row(slot, first_query),
         }
     }
@@ -400,7 +414,7 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         let stage = self.cursor.stage();
         k.wgmma_fence();
         let keys = self.keys.advance(stage * smem.key_bytes());
-        cfg.heads.mma(k, &self.accumulators, keys, unit.queries);
+        cfg.heads().mma(k, &self.accumulators, keys, unit.queries);
         k.wgmma_commit();
         let keys: Vec<U32<'k>> = self.layout.keys().into_iter().map(|key| self.first_key + key).collect();
         let load_scales = || -> Vec<F32<'k>> {
@@ -410,7 +424,7 @@ impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
         // The scales of two keys need registers that the accumulators do not leave.
         let preloaded = (keys.len() == 1).then(load_scales);
         k.wgmma_wait(0);
-        let own = cfg.heads.thread_sums(&self.accumulators, &self.weights);
+        let own = cfg.heads().thread_sums(&self.accumulators, &self.weights);
         let scales = preloaded.unwrap_or_else(load_scales);
         smem.release(stage, lane);
         self.cursor.advance();

@@ -124,7 +124,7 @@ pub(crate) struct Smem<'k> {
 }
 
 /// Work unit: its tiles of keys (the first, and the one behind the last), its sequence if there are several, and
-/// whether it is a unit at all or the end of them.
+/// whether it is a unit at all: 0 for the end of them, and where a kernel needs it, the number of its queries.
 #[derive(Clone, Copy)]
 pub(crate) struct WorkUnit<'k> {
     pub tiles: [U32<'k>; 2],

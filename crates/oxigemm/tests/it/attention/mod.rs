@@ -1,5 +1,7 @@
 //! Logits of an indexer: the kernels in the simulator against the reference, whatever the schedule and the numbers.
 
+mod any_heads;
+mod any_next;
 mod layouts;
 mod lengths;
 mod odd;

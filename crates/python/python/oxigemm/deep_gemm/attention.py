@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+import numbers
+from typing import Any, Dict, Optional, Tuple
 
 from .. import _call
 from .. import _oxigemm as _C
-from .._arrays import dtype_name, empty, rows_of
+from .._arrays import dtype_name, empty, is_torch, rows_of
 from ..errors import ArgumentError, ArgumentTypeError
 from . import epilogue as _epilogue
 from .gemm import fp8_gemm_nt_skip_head_mid
@@ -19,6 +20,7 @@ __all__ = [
     "fp8_gemm_nt_skip_head_mid",
     "fp8_mqa_logits",
     "fp8_paged_mqa_logits",
+    "get_mqa_logits_metadata",
     "get_paged_mqa_logits_metadata",
     "tf32_hc_prenorm_gemm",
 ]
@@ -43,52 +45,139 @@ def _logits_dtype(dtype: Any) -> str:
     return name
 
 
+def _is_flag(value: Any) -> bool:
+    """Whether it is a bool, of Python or of numpy."""
+    return isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")
+
+
+def _is_integer(value: Any) -> bool:
+    """Whether it is an integer, of Python or of numpy. An array is none: reading it would wait for the device."""
+    return not _is_flag(value) and isinstance(value, (int, numbers.Integral))
+
+
+def _found(value: Any) -> str:
+    return f"{type(value).__name__} {value}" if isinstance(value, (int, float, str)) else type(value).__name__
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not _is_flag(value):
+        raise ArgumentTypeError(f"`{name}` has the wrong type: expected a bool, found {_found(value)}", name)
+    return bool(value)
+
+
+def _count(name: str, value: Any) -> int:
+    """An integer of 0 or more."""
+    if not _is_integer(value):
+        raise ArgumentTypeError(f"`{name}` has the wrong type: expected an int, found {_found(value)}", name)
+    if value < 0:
+        raise ArgumentError(f"`{name}` is out of range: expected 0 or more, found {value}", name)
+    return int(value)
+
+
+def _merged(places: Tuple[Any, ...], names: Tuple[str, ...], named: Dict[str, Any]) -> Dict[str, Any]:
+    """Arguments by place and by name together; those that are None count as not given."""
+    if len(places) > len(names):
+        found = f"{len(places)} of them"
+        message = f"`{names[-1]}` is the last argument by place: expected up to {len(names)} there, found {found}"
+        raise ArgumentTypeError(message, names[-1])
+    for name, value in zip(names, places):
+        if named.get(name) is not None:
+            raise ArgumentTypeError(
+                f"`{name}` is given twice: expected one value, found one by place and by name", name
+            )
+        named[name] = value
+    return named
+
+
+def _expect_numbers(name: str, array: Any, shape: Tuple[int, ...], like: Any) -> None:
+    """The check of an int32 array that the kernels do not read."""
+    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        raise ArgumentTypeError(f"`{name}` has the wrong type: expected an array, found {_found(array)}", name)
+    if dtype_name(array.dtype) != "int32":
+        found = dtype_name(array.dtype)
+        raise ArgumentTypeError(f"`{name}` has the wrong type: expected int32, found {found}", name)
+    if tuple(array.shape) != shape:
+        message = f"`{name}` has the wrong shape: expected {list(shape)}, found {list(array.shape)}"
+        raise ArgumentError(message, name)
+    devices = [str(getattr(each, "device", "cpu")) for each in (array, like)]
+    if is_torch(array) != is_torch(like) or devices[0] != devices[1]:
+        message = f"`{name}` is on the wrong device: expected {devices[1]}, found {devices[0]}"
+        raise ArgumentError(message, name)
+
+
+def _mqa_logits(
+    q: Any, kv: Any, weights: Any, starts: Any, ends: Any, places: Tuple[Any, ...], names: Tuple[str, ...], named: Any
+) -> Any:
+    """MQA logits of the calling styles of DeepGEMM 2.6 and 2.8, which differ in the sixth place."""
+    query = _only_fp8("q", q)
+    if places and not _is_flag(places[0]) and not _is_integer(places[0]):
+        expected = "a bool (`clean_logits`) or an int (`max_seqlen_k`) in the sixth place"
+        message = f"`max_seqlen_k` has the wrong type: expected {expected}, found {_found(places[0])}"
+        raise ArgumentTypeError(message, "max_seqlen_k")
+    is_new = bool(places) and _is_integer(places[0])
+    new_names = tuple(name for name in names if name in ("max_seqlen_k", "schedule_meta"))
+    named = _merged(places, new_names if is_new else names, named)
+    columns = _count("max_seqlen_k", 0 if named["max_seqlen_k"] is None else named["max_seqlen_k"])
+    # In the sixth place it is the number of columns, whatever it is; by name, 0 is for logits of all keys.
+    compressed = is_new or columns > 0
+    clean = _flag("clean_logits", not compressed if named["clean_logits"] is None else named["clean_logits"])
+    if compressed and clean:
+        message = "`clean_logits` is not for compressed logits: expected False with `max_seqlen_k`, found True"
+        raise ArgumentError(message, "clean_logits")
+    if not isinstance(kv, (tuple, list)) or len(kv) != 2:
+        raise ArgumentTypeError("`kv` has the wrong type: expected a pair of keys and their scales", "kv")
+    keys, scales = kv
+    schedule_meta = named.get("schedule_meta")
+    if schedule_meta is not None:
+        _expect_numbers("schedule_meta", schedule_meta, (query.shape[0], 2), query)
+    columns = columns if compressed else keys.shape[0]
+    logits = rows_of(query, query.shape[0], columns, _logits_dtype(named.get("logits_dtype")))
+    form = "compressed" if compressed else "clean" if clean else "partial"
+    if _call.is_compiling():
+        _call.ops().mqa_logits(query, keys, scales, weights, starts, ends, logits, form)
+    else:
+        _C.mqa_logits(query, (keys, scales), weights, (starts, ends), logits, form)
+    return logits
+
+
 def fp8_fp4_mqa_logits(
     q: Tuple[Any, None],
     kv: Tuple[Any, Any],
     weights: Any,
     cu_seq_len_k_start: Any,
     cu_seq_len_k_end: Any,
-    clean_logits: bool = True,
-    max_seqlen_k: int = 0,
+    *places: Any,
+    clean_logits: Optional[bool] = None,
+    max_seqlen_k: Optional[int] = None,
     logits_dtype: Any = None,
+    schedule_meta: Optional[Any] = None,
 ) -> Any:
     """MQA logits: ``logits[i, j] = kv[1][j] * sum over heads of relu(q[i, h] · kv[0][j]) * weights[i, h]``
     for keys ``cu_seq_len_k_start[i] <= j < cu_seq_len_k_end[i]``.
 
-    ==================== ===================================== ======= ===================================
-    argument             shape                                 type    layout
-    ==================== ===================================== ======= ===================================
-    q[0]                 [S, H, D]; H 8 to 64, D 32, 64 or 128 e4m3    contiguous
-    kv[0]                [SKV, D]                              e4m3    row-major, pitch multiples of 16 bytes
-    kv[1]                [SKV]                                 float32 contiguous
-    weights              [S, H]                                float32 row-major, any pitch
-    cu_seq_len_k_start   [S]                                   int32   contiguous
-    cu_seq_len_k_end     [S]                                   int32   contiguous
-    ==================== ===================================== ======= ===================================
+    ==================== ====================================== ======= ===================================
+    argument             shape                                  type    layout
+    ==================== ====================================== ======= ===================================
+    q[0]                 [S, H, D]; D 32, 64 or 128             e4m3    contiguous
+    kv[0]                [SKV, D]                               e4m3    row-major, pitch multiples of 16 bytes
+    kv[1]                [SKV]                                  float32 contiguous
+    weights              [S, H]; H a multiple of 8 up to 128    float32 row-major, any pitch
+    cu_seq_len_k_start   [S]                                    int32   contiguous
+    cu_seq_len_k_end     [S]                                    int32   contiguous
+    schedule_meta        [S, 2], or None                        int32   of ``get_mqa_logits_metadata``
+    ==================== ====================================== ======= ===================================
 
     Returns [S, SKV] of ``logits_dtype`` (float32, or bfloat16). Outside of a query's keys there is -inf, or anything if
     ``clean_logits`` is False. With ``max_seqlen_k`` the logits are compressed to [S, max_seqlen_k]: column 0 is the
-    first key of each query.
+    first key of each query, and behind a query's last key there is anything.
+
+    Arguments behind the ranges are given by name, or by place as in DeepGEMM 2.8 (``max_seqlen_k, schedule_meta``) or
+    2.6 (``clean_logits, max_seqlen_k, logits_dtype, schedule_meta``): an int in the sixth place is ``max_seqlen_k``, a
+    bool ``clean_logits``. ``schedule_meta`` is checked and otherwise not needed: the kernels split the work themselves.
     """
-    query = _only_fp8("q", q)
-    if max_seqlen_k < 0:
-        raise ArgumentError(f"`max_seqlen_k` is out of range: expected 0 or more, found {max_seqlen_k}", "max_seqlen_k")
-    if max_seqlen_k > 0 and clean_logits:
-        message = "`clean_logits` is not for compressed logits: expected False with `max_seqlen_k`, found True"
-        raise ArgumentError(message, "clean_logits")
-    if not isinstance(kv, (tuple, list)) or len(kv) != 2:
-        raise ArgumentTypeError("`kv` has the wrong type: expected a pair of keys and their scales", "kv")
-    keys, scales = kv
-    columns = max_seqlen_k if max_seqlen_k > 0 else keys.shape[0]
-    logits = rows_of(query, query.shape[0], columns, _logits_dtype(logits_dtype))
-    form = "compressed" if max_seqlen_k > 0 else "clean" if clean_logits else "partial"
-    if _call.is_compiling():
-        _call.ops().mqa_logits(query, keys, scales, weights, cu_seq_len_k_start, cu_seq_len_k_end, logits, form)
-    else:
-        k_ranges = cu_seq_len_k_start, cu_seq_len_k_end
-        _C.mqa_logits(query, (keys, scales), weights, k_ranges, logits, form)
-    return logits
+    names = "clean_logits", "max_seqlen_k", "logits_dtype", "schedule_meta"
+    named = dict(zip(names, (clean_logits, max_seqlen_k, logits_dtype, schedule_meta)))
+    return _mqa_logits(q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, places, names, named)
 
 
 def fp8_mqa_logits(
@@ -97,36 +186,93 @@ def fp8_mqa_logits(
     weights: Any,
     cu_seq_len_k_start: Any,
     cu_seq_len_k_end: Any,
-    clean_logits: bool = True,
-    max_seqlen_k: int = 0,
+    *places: Any,
+    clean_logits: Optional[bool] = None,
+    max_seqlen_k: Optional[int] = None,
 ) -> Any:
     """``fp8_fp4_mqa_logits`` with a plain ``q`` and logits of float32."""
-    return fp8_fp4_mqa_logits((q, None), kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k)
+    names = "clean_logits", "max_seqlen_k"
+    named = {"clean_logits": clean_logits, "max_seqlen_k": max_seqlen_k}
+    return _mqa_logits((q, None), kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, places, names, named)
 
 
-def _no_indices(indices: Any) -> None:
-    if indices is not None:
-        raise ArgumentError("`indices` is not for Hopper: expected None, found indices", "indices")
+def get_mqa_logits_metadata(cu_seq_len_k_start: Any, cu_seq_len_k_end: Any, num_kv_tokens: int, num_heads: int) -> Any:
+    """Schedule metadata of ``fp8_fp4_mqa_logits``, the range of each query: int32 [S, 2].
+
+    The kernels for Hopper split the work on the device, from the ranges that the call itself is given, so they do not
+    need it. It is made on the device: a CUDA graph of the call may be replayed with other ranges.
+    """
+    _count("num_kv_tokens", num_kv_tokens)
+    if _count("num_heads", num_heads) not in range(8, 129, 8):
+        message = f"`num_heads` is wrong: expected a multiple of 8 up to 128, found {num_heads}"
+        raise ArgumentError(message, "num_heads")
+    if len(cu_seq_len_k_start.shape) != 1:
+        found = list(cu_seq_len_k_start.shape)
+        message = f"`cu_seq_len_k_start` has the wrong shape: expected [S], found {found}"
+        raise ArgumentError(message, "cu_seq_len_k_start")
+    queries = cu_seq_len_k_start.shape[0]
+    _expect_numbers("cu_seq_len_k_start", cu_seq_len_k_start, (queries,), cu_seq_len_k_start)
+    _expect_numbers("cu_seq_len_k_end", cu_seq_len_k_end, (queries,), cu_seq_len_k_start)
+    schedule = empty(cu_seq_len_k_start, (queries, 2), "int32")
+    schedule[:, 0] = cu_seq_len_k_start
+    schedule[:, 1] = cu_seq_len_k_end
+    return schedule
 
 
 def get_paged_mqa_logits_metadata(context_lens: Any, block_kv: int, num_sms: int, indices: Optional[Any] = None) -> Any:
     """Schedule metadata of ``fp8_paged_mqa_logits``, the keys of each SM: int32 [num_sms + 1, 2].
 
     ``context_lens`` is int32 [B, next_n] or [B], contiguous. It is read on the device: a CUDA graph of the call may be
-    replayed with other lengths.
+    replayed with other lengths. Any ``num_sms`` gives the same logits. For ``indices``, int32 [B], see
+    ``fp8_fp4_paged_mqa_logits``.
     """
-    _no_indices(indices)
-    if block_kv not in (16, 32, 64, 128):
-        message = f"`block_kv` is wrong: expected 16, 32, 64 or 128 keys of a page, found {block_kv}"
+    if not _is_integer(block_kv) or block_kv not in (16, 32, 64, 128, 256):
+        message = f"`block_kv` is wrong: expected 16, 32, 64, 128 or 256 keys of a page, found {_found(block_kv)}"
         raise ArgumentError(message, "block_kv")
-    if not 1 <= num_sms < 1 << 16:
-        raise ArgumentError(f"`num_sms` is out of range: expected 1 to 65535, found {num_sms}", "num_sms")
+    if not _is_integer(num_sms) or not 1 <= num_sms < 1 << 16:
+        message = f"`num_sms` is out of range: expected 1 to 65535, found {_found(num_sms)}"
+        raise ArgumentError(message, "num_sms")
+    if indices is not None:
+        _expect_indices(indices, tuple(context_lens.shape), context_lens)
     schedule = empty(context_lens, (num_sms + 1, 2), "int32")
     if _call.is_compiling():
         _call.ops().paged_mqa_logits_metadata(context_lens, schedule)
     else:
         _C.paged_mqa_logits_metadata(context_lens, schedule)
     return schedule
+
+
+def _expect_indices(indices: Any, rows: Tuple[int, ...], like: Any) -> None:
+    """The check of the sequences of query rows: ``rows`` is [B], or [B, next_n]."""
+    if len(rows) > 1 and rows[1] != 1:
+        message = f"`indices` is for one query in each row: expected `next_n` of 1, found {rows[1]}"
+        raise ArgumentError(message, "indices")
+    _expect_numbers("indices", indices, rows[:1], like)
+
+
+def _paged_mqa_logits(
+    operands: Tuple[Any, ...], max_context_len: Any, places: Tuple[Any, ...], names: Tuple[str, ...], named: Any
+) -> Any:
+    """Paged MQA logits of the calling styles of DeepGEMM 2.6 and 2.8, which differ in the eighth place."""
+    q, kv_cache, weights, context_lens, block_table, schedule_meta = operands
+    query = _only_fp8("q", q)
+    is_new = bool(places) and not _is_flag(places[0])
+    if is_new and places[0] is not None and not hasattr(places[0], "shape"):
+        expected = "a bool (`clean_logits`) or an int32 array (`indices`) in the eighth place"
+        message = f"`indices` has the wrong type: expected {expected}, found {_found(places[0])}"
+        raise ArgumentTypeError(message, "indices")
+    named = _merged(places, ("indices",) if is_new else names, named)
+    clean = _flag("clean_logits", False if named["clean_logits"] is None else named["clean_logits"])
+    columns = _count("max_context_len", max_context_len)
+    if named["indices"] is not None:
+        _expect_indices(named["indices"], tuple(query.shape[:2]), query)
+    rows = query.shape[0] * query.shape[1]
+    logits = rows_of(query, rows, columns, _logits_dtype(named.get("logits_dtype")))
+    if _call.is_compiling():
+        _call.ops().paged_mqa_logits(query, kv_cache, weights, context_lens, block_table, schedule_meta, logits, clean)
+    else:
+        _C.paged_mqa_logits(query, kv_cache, weights, (context_lens, block_table, schedule_meta), logits, clean)
+    return logits
 
 
 def fp8_fp4_paged_mqa_logits(
@@ -137,41 +283,39 @@ def fp8_fp4_paged_mqa_logits(
     block_table: Any,
     schedule_meta: Any,
     max_context_len: int,
-    clean_logits: bool = False,
+    *places: Any,
+    clean_logits: Optional[bool] = None,
     logits_dtype: Any = None,
     indices: Optional[Any] = None,
 ) -> Any:
     """Paged MQA logits: ``fp8_fp4_mqa_logits`` for a paged KV cache of B sequences with ``next_n`` queries each.
 
-    ============= =========================================== ============= ==========================================
-    argument      shape                                       type          layout
-    ============= =========================================== ============= ==========================================
-    q             [B, next_n, H, D], or (that, None); 1 to 4  e4m3          contiguous
-    kv_cache      [pages, block_kv, 1, D + 4]                 uint8 or e4m3 each page: elements, then float32 scales
-    weights       [B * next_n, H]                             float32       row-major, any pitch
-    context_lens  [B, next_n] or [B]                          int32         contiguous
-    block_table   [B, any]                                    int32         row-major, any pitch
-    schedule_meta [parts + 1, 2]                              int32         of ``get_paged_mqa_logits_metadata``
-    ============= =========================================== ============= ==========================================
+    ============= ====================================== ============= ==========================================
+    argument      shape                                  type          layout
+    ============= ====================================== ============= ==========================================
+    q             [B, next_n, H, D], or (that, None)     e4m3          contiguous
+    kv_cache      [pages, block_kv, 1, D + 4]            uint8 or e4m3 each page: elements, then float32 scales
+    weights       [B * next_n, H]                        float32       row-major, any pitch
+    context_lens  [B, next_n] or [B]                     int32         contiguous
+    block_table   [B, any]                               int32         row-major, any pitch
+    schedule_meta [parts + 1, 2]                         int32         of ``get_paged_mqa_logits_metadata``
+    indices       [B], or None                           int32
+    ============= ====================================== ============= ==========================================
 
-    Returns [B * next_n, max_context_len] of ``logits_dtype``. Past a query's length there is -inf if ``clean_logits``,
-    else anything.
+    ``block_kv`` is 16, 32, 64, 128 or 256, ``next_n`` any number. Returns [B * next_n, max_context_len] of
+    ``logits_dtype``. Past a query's length there is -inf if ``clean_logits``, else anything.
+
+    ``indices`` is for queries of a sequence that are rows of their own (``next_n`` of 1): rows that follow each other
+    with the same index are of one sequence. Each row has its length and its row of the block table all the same, so the
+    logits do not depend on it. It is checked and otherwise not needed.
+
+    Arguments behind ``max_context_len`` are given by name, or by place as in DeepGEMM 2.8 (``indices``) or 2.6
+    (``clean_logits, logits_dtype, indices``): a bool in the eighth place is ``clean_logits``.
     """
-    _no_indices(indices)
-    query = _only_fp8("q", q)
-    if max_context_len < 0:
-        message = f"`max_context_len` is out of range: expected 0 or more, found {max_context_len}"
-        raise ArgumentError(message, "max_context_len")
-    rows = query.shape[0] * query.shape[1]
-    logits = rows_of(query, rows, max_context_len, _logits_dtype(logits_dtype))
-    if _call.is_compiling():
-        _call.ops().paged_mqa_logits(
-            query, kv_cache, weights, context_lens, block_table, schedule_meta, logits, clean_logits
-        )
-    else:
-        paging = context_lens, block_table, schedule_meta
-        _C.paged_mqa_logits(query, kv_cache, weights, paging, logits, clean_logits)
-    return logits
+    operands = q, kv_cache, weights, context_lens, block_table, schedule_meta
+    names = "clean_logits", "logits_dtype", "indices"
+    named = dict(zip(names, (clean_logits, logits_dtype, indices)))
+    return _paged_mqa_logits(operands, max_context_len, places, names, named)
 
 
 def fp8_paged_mqa_logits(
@@ -182,22 +326,14 @@ def fp8_paged_mqa_logits(
     block_table: Any,
     schedule_meta: Any,
     max_context_len: int,
-    clean_logits: bool = False,
+    *places: Any,
+    clean_logits: Optional[bool] = None,
     indices: Optional[Any] = None,
 ) -> Any:
     """``fp8_fp4_paged_mqa_logits`` with logits of float32."""
-    return fp8_fp4_paged_mqa_logits(
-        q,
-        kv_cache,
-        weights,
-        context_lens,
-        block_table,
-        schedule_meta,
-        max_context_len,
-        clean_logits,
-        None,
-        indices,
-    )
+    operands = q, kv_cache, weights, context_lens, block_table, schedule_meta
+    named = {"clean_logits": clean_logits, "indices": indices}
+    return _paged_mqa_logits(operands, max_context_len, places, ("clean_logits", "indices"), named)
 
 
 def einsum(

@@ -7,26 +7,30 @@
 //! over the CTAs, each with a few consecutive sequences. Two math warpgroups multiply 64 keys of a stage with the heads
 //! of one query after another. A third warpgroup holds the other roles: a warp produces pages, one produces units
 //! (sequences), and two fill with -inf behind the sequences' ends.
+//!
+//! | kernel | queries of a sequence | page | heads |
+//! |---|---|---|---|
+//! | dedicated | up to [`DEDICATED_NEXT`], unrolled | up to a tile | compiled in |
+//! | padded | any number: a unit for every few of them, which loads the keys again | any size | padded |
 
-use super::heads::LogitLayout;
-use super::logits::{LogitRow, logit_size};
+mod mainloop;
+
+use super::logits::{LogitRow, head_count, logit_size};
 use super::smem::{Smem, SmemShape, WorkUnit};
 use crate::attention::context_lens::ContextLens;
-use crate::attention::shape::{Heads, LogitFlags, MAX_NEXT, PAGE_SIZES, TILE_KEYS};
+use crate::attention::shape::{DEDICATED_NEXT, HeadTile, Heads, LogitFlags, PAGE_SIZES, TILE_KEYS};
 use crate::common::params::kernel_params;
-use crate::common::pipeline::Cursor;
 use crate::gemm::sm90::warpgroups::{MATH_WARPGROUPS, MATH_WARPS, THREADS};
 use oxigemm_ptx::tma::LoadOptions;
 use oxigemm_ptx::warp::Shuffle;
-use oxigemm_ptx::wgmma::Descriptor;
-use oxigemm_ptx::{BuildError, F32, Kernel, Module, Target, U32, Var};
+use oxigemm_ptx::{BuildError, F32, Kernel, Module, Target, U32};
 
 const _: () = assert!(TILE_KEYS == 64 * MATH_WARPGROUPS);
 
 /// Warps that fill with -inf.
 const FILL_WARPS: u32 = 2;
-/// Queries whose accumulators are live at a time.
-const BUFFERS: u32 = 2;
+/// Most heads of a padded kernel's unit.
+const PADDED_COLUMNS: u32 = 256;
 /// Upper bound for the bytes of all stages. With more, an H200 was slower: perhaps because loads that are not needed
 /// yet evict more from L2, which then has to be written back.
 const MAX_STAGE_BYTES: u32 = 100 << 10;
@@ -40,13 +44,28 @@ const fn scale_bytes(page_keys: u32) -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     /// Heads of a query.
-    pub heads: Heads,
+    pub tile: HeadTile,
 }
 
 impl Config {
+    /// The kernel for the heads of a query, the queries of a sequence and the keys of a page.
+    pub fn of(heads: Heads, next: u32, page_keys: u32) -> Config {
+        let dedicated = next <= DEDICATED_NEXT && page_keys <= TILE_KEYS;
+        Config { tile: if dedicated { HeadTile::of(heads) } else { HeadTile::padded(heads) } }
+    }
+
     /// Name of the kernel, unique in the registry.
     pub fn name(&self) -> String {
-        format!("sm90_fp8_paged_mqa_logits_h{}_d{}", self.heads.heads, self.heads.dim)
+        format!("sm90_fp8_paged_mqa_logits_{}", self.tile.name())
+    }
+
+    fn heads(&self) -> Heads {
+        self.tile.heads
+    }
+
+    /// Most queries of a unit.
+    pub fn unit_queries(&self) -> u32 {
+        if self.tile.padded { PADDED_COLUMNS / self.heads().heads } else { DEDICATED_NEXT }
     }
 
     /// Threads of a CTA.
@@ -63,8 +82,8 @@ impl Config {
         let scale_pitch =
             PAGE_SIZES.map(|keys| TILE_KEYS / keys * scale_bytes(keys)).into_iter().max().unwrap_or(0);
         let one = SmemShape {
-            heads: self.heads,
-            queries: MAX_NEXT,
+            heads: self.heads(),
+            queries: self.unit_queries(),
             stages: 1,
             scale_pitch,
             math_warps: MATH_WARPS,
@@ -82,11 +101,12 @@ impl Config {
 /// Arguments of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Args {
-    /// Tensor map of Q: rows are heads; a load brings those of all queries of a sequence.
+    /// Tensor map of Q: rows are heads; a load brings those of all queries of a sequence. For a padded kernel:
+    /// elements, heads, queries; a load brings the padded heads of a unit's queries.
     pub queries: [u64; 16],
-    /// Tensor map of the keys: elements, keys of a page, pages; a load brings a page.
+    /// Tensor map of the keys: elements, keys of a page, pages; a load brings a page, or a tile of a larger one.
     pub keys: [u64; 16],
-    /// Tensor map of the keys' scales: keys of a page, pages; a load brings a page.
+    /// Tensor map of the keys' scales: keys of a page, pages; a load brings a page, or a tile of a larger one.
     pub scales: [u64; 16],
     /// Address of the weights.
     pub weights: u64,
@@ -146,6 +166,13 @@ kernel_params! {
     }
 }
 
+/// Queries of a unit: the first, in its sequence, and how many.
+#[derive(Clone, Copy)]
+struct UnitQueries<'k> {
+    first: U32<'k>,
+    count: U32<'k>,
+}
+
 /// Context that every role of the kernel works with.
 struct Cta<'k, 'c> {
     k: &'k Kernel,
@@ -161,7 +188,7 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
     let k = &Kernel::new(&cfg.name(), Target::Sm90a).threads(cfg.threads());
     let params = Params::declare(k, "");
     let Params { lengths: at, sequences, next, per_query, limit, .. } = params;
-    let lengths = ContextLens { at, sequences, next, per_query, limit };
+    let lengths = ContextLens { at, sequences, next, per_query, limit, any_next: cfg.tile.padded };
     let smem = Smem::new(k, cfg.smem());
     let (warp, lane) = (k.warp_index(), k.lane());
     let cta = Cta { k, cfg, params, lengths, smem, warp, lane };
@@ -181,9 +208,9 @@ fn build(cfg: &Config) -> Result<Module, BuildError> {
 }
 
 impl<'k> Cta<'k, '_> {
-    /// Loop over the sequences that the schedule gives this CTA, which each producer warp reads for itself: the unit,
-    /// and the most keys that a query sees. `body` may be called for a sequence without tiles.
-    fn for_each_sequence(&self, body: impl FnOnce(WorkUnit<'k>, U32<'k>)) {
+    /// Loop over the units that the schedule gives this CTA, which each producer warp reads for itself: the unit, its
+    /// queries, and the most keys that a query of its sequence sees. `body` may be called for a unit without tiles.
+    fn for_each_unit(&self, body: impl FnOnce(WorkUnit<'k>, UnitQueries<'k>, U32<'k>)) {
         let (k, p) = (self.k, &self.params);
         let entry = p.schedule.at(k.block_index(0).widening_mul(8));
         // Loads of one word each: the caller's schedule has any alignment.
@@ -195,27 +222,44 @@ impl<'k> Cta<'k, '_> {
             let tiles = longest.div_ceil(TILE_KEYS);
             let begin: U32<'k> = sequence.eq(first).select(first_tile, 0u32);
             let behind: U32<'k> = sequence.eq(last).select(last_end.min(tiles), tiles);
-            body(WorkUnit { tiles: [begin, behind], sequence, is_unit: k.constant(1) }, longest);
+            let unit = WorkUnit { tiles: [begin, behind], sequence, is_unit: k.constant(1) };
+            let next = self.lengths.next;
+            if !self.cfg.tile.padded {
+                return body(unit, UnitQueries { first: k.constant(0), count: next }, longest);
+            }
+            let most = self.cfg.unit_queries();
+            k.for_(0, next, most, |first| {
+                let count = (next - first).min(most);
+                body(WorkUnit { is_unit: count, ..unit }, UnitQueries { first, count }, longest);
+            });
         });
     }
 
     /// Unit producer warp: the sequences of this CTA with their queries, weights and lengths.
     fn produce_units(&self) {
         let (k, p, smem, lane) = (self.k, &self.params, &self.smem, self.lane);
-        let (heads, next) = (self.cfg.heads.heads, self.lengths.next);
+        let (heads, next) = (self.cfg.heads().heads, self.lengths.next);
+        let (padded, most) = (self.cfg.tile.padded, self.cfg.unit_queries());
         let cursor = smem.unit_pipeline.writer();
-        self.for_each_sequence(|unit, _| {
+        self.for_each_unit(|unit, queries, _| {
             let WorkUnit { tiles: [begin, behind], sequence, .. } = unit;
-            let query = sequence * next + lane;
-            let is_query = lane.lt(next);
-            let row = self.row(query, self.limited(self.lengths.of_query_if(is_query, sequence, lane)));
-            let columns = next * heads;
-            let weights: Vec<F32<'k>> = (0..(MAX_NEXT * heads).div_ceil(32))
+            // The first query of all that a dedicated kernel's unit has is that of its sequence.
+            let from_first = |nth: U32<'k>| if padded { queries.first + nth } else { nth };
+            let query = sequence * next + from_first(lane);
+            let is_query = lane.lt(queries.count);
+            let length = self.lengths.of_query_if(is_query, sequence, from_first(lane));
+            let row = self.row(query, self.limited(length));
+            let columns = queries.count * heads;
+            let weights: Vec<F32<'k>> = (0..(most * heads).div_ceil(32))
                 .map(|step| {
                     let column = lane + step * 32;
-                    let query = sequence * next + column / heads;
-                    let at = query.widening_mul(p.weights_pitch) + (column % heads).to_u64();
-                    Heads::halved(p.weights.at(at * 4u64).load_readonly_if(column.lt(columns), 0.0))
+                    let query = sequence * next + from_first(column / heads);
+                    let row = query.widening_mul(p.weights_pitch);
+                    let head = column % heads;
+                    let from = p.weights.at((row + head.to_u64()) * 4u64);
+                    let exists = column.lt(columns);
+                    let exists = if padded { exists & head.lt(head_count(p.flags)) } else { exists };
+                    Heads::halved(from.load_readonly_if(exists, 0.0))
                 })
                 .collect();
             k.if_(begin.lt(behind), || {
@@ -224,13 +268,20 @@ impl<'k> Cta<'k, '_> {
                 k.if_(is_query, || row.store(smem.row(slot, lane)));
                 for (step, weight) in (0u32..).zip(&weights) {
                     let column = lane + step * 32;
-                    k.guard(column.lt(MAX_NEXT * heads), || {
+                    k.guard(column.lt(most * heads), || {
                         smem.weights(slot).at(column * 4).store(*weight);
                     });
                 }
                 k.if_(lane.eq(0), || smem.set_unit(slot, &unit));
-                smem.commit_unit(slot, lane, columns * self.cfg.heads.dim, |full| {
-                    let at = [k.constant(0), sequence * columns];
+                // A load brings as many queries to every unit; the last of a sequence may have fewer.
+                let loaded = if padded { next.min(most) * heads } else { columns };
+                smem.commit_unit(slot, lane, loaded * self.cfg.heads().dim, |full| {
+                    let zero = k.constant(0);
+                    let at = if padded {
+                        vec![zero, zero, sequence * next + queries.first]
+                    } else {
+                        vec![zero, sequence * columns]
+                    };
                     p.queries.load(&at, smem.queries(slot), full, LoadOptions::default());
                 });
                 cursor.advance();
@@ -239,9 +290,15 @@ impl<'k> Cta<'k, '_> {
         smem.end_units(&cursor, lane);
     }
 
-    /// Bytes between the scales of two pages in shared memory.
+    /// Keys of a load: a page, or a tile of a larger one.
+    fn load_size(&self) -> U32<'k> {
+        let page_keys = self.params.page_keys;
+        if self.cfg.tile.padded { page_keys.min(TILE_KEYS) } else { page_keys }
+    }
+
+    /// Bytes between the scales of two loads in shared memory.
     fn scale_bytes(&self) -> U32<'k> {
-        (self.params.page_keys * 4).max(scale_bytes(0))
+        (self.load_size() * 4).max(scale_bytes(0))
     }
 
     /// A length, bounded by the columns of the logits.
@@ -268,10 +325,16 @@ impl<'k> Cta<'k, '_> {
     fn load_keys(&self) {
         let (k, p, smem, lane) = (self.k, &self.params, &self.smem, self.lane);
         let cursor = smem.key_pipeline.writer();
-        let per_tile = k.constant(TILE_KEYS) / p.page_keys;
+        let padded = self.cfg.tile.padded;
+        let per_tile = k.constant(TILE_KEYS) / self.load_size();
+        // Page of a tile's first key.
+        let first_page = |tile: U32<'k>| match padded {
+            true => (tile * TILE_KEYS) / p.page_keys,
+            false => tile * per_tile,
+        };
         // Table entries of a sequence, whatever its length.
         let table_pages = self.lengths.limit.div_ceil(p.page_keys);
-        self.for_each_sequence(|unit, longest| {
+        self.for_each_unit(|unit, _, longest| {
             let WorkUnit { tiles: [first, end], sequence, .. } = unit;
             let pages = longest.div_ceil(p.page_keys);
             let table = p.table.at(sequence.widening_mul(p.table_pitch) * 4u64);
@@ -280,9 +343,9 @@ impl<'k> Cta<'k, '_> {
                 let nth = (page & !31u32) + lane;
                 table.at(nth.widening_mul(4)).load_readonly_if::<u32>(nth.lt(table_pages), u32::MAX)
             };
-            let some = k.var_from(entries(first * per_tile));
+            let some = k.var_from(entries(first_page(first)));
             k.for_(first, end, 1, |tile| {
-                let page = tile * per_tile;
+                let page = first_page(tile);
                 k.if_((page & 31).eq(0) & tile.ne(first), || some.set(entries(page)));
                 let entry = k.shuffle(Shuffle::Index, some.get(), (page + lane) & 31);
                 cursor.wait_empty();
@@ -291,15 +354,17 @@ impl<'k> Cta<'k, '_> {
                 k.if_(lane.eq(0), || full.arrive_expecting(self.cfg.smem().stage_bytes()));
                 k.sync_warp();
                 k.if_(lane.lt(per_tile), || {
-                    let (zero, row) = (k.constant(0), lane * p.page_keys);
+                    let (zero, row) = (k.constant(0), lane * self.load_size());
+                    // A tile begins inside of a page only where that is larger.
+                    let within = if padded { (tile * TILE_KEYS) % p.page_keys } else { zero };
                     let exists = (page + lane).lt(pages) & entry.lt(p.pages);
                     let entry: U32<'k> = exists.select(entry, i32::MAX as u32);
                     let (keys, scales) = (
-                        smem.keys(stage).at(row * self.cfg.heads.dim),
+                        smem.keys(stage).at(row * self.cfg.heads().dim),
                         smem.scales(stage).at(lane * self.scale_bytes()),
                     );
-                    p.keys.load(&[zero, zero, entry], keys, full, LoadOptions::default());
-                    p.scales.load(&[zero, entry], scales, full, LoadOptions::default());
+                    p.keys.load(&[zero, within, entry], keys, full, LoadOptions::default());
+                    p.scales.load(&[within, entry], scales, full, LoadOptions::default());
                 });
                 k.sync_warp();
                 cursor.advance();
@@ -319,112 +384,5 @@ impl<'k> Cta<'k, '_> {
                 row.fill(k, self.lane, [tiles * TILE_KEYS, p.columns], p.flags);
             });
         });
-    }
-
-    /// Math warpgroup: 64 keys of each stage with the heads of one query after another.
-    fn multiply(&self) {
-        let (k, smem) = (self.k, &self.smem);
-        let consumer = Consumer::new(self);
-        let slots = smem.unit_pipeline.reader();
-        smem.for_each_unit(&slots, |slot, unit| {
-            for queries in 1..=MAX_NEXT {
-                k.if_(self.lengths.next.eq(queries), || {
-                    consumer.load_weights(slot, queries);
-                    consumer.multiply_tiles(slot, unit.tiles, queries);
-                });
-            }
-            smem.release_unit(&slots, self.lane);
-        });
-    }
-}
-
-/// State of a math warp.
-struct Consumer<'k, 'b, 'c> {
-    cta: &'b Cta<'k, 'c>,
-    cursor: Cursor<'k>,
-    /// This thread's key in a tile, and the offset of its scale.
-    key: U32<'k>,
-    scale: U32<'k>,
-    layout: LogitLayout<'k>,
-    /// Accumulators of one query and of the next.
-    accumulators: [Vec<Var<'k, f32>>; BUFFERS as usize],
-    /// Weights of every query.
-    weights: Vec<Vec<Var<'k, f32>>>,
-}
-
-impl<'k, 'b, 'c> Consumer<'k, 'b, 'c> {
-    fn new(cta: &'b Cta<'k, 'c>) -> Self {
-        let (k, heads) = (cta.k, cta.cfg.heads.heads as usize);
-        let layout = LogitLayout::new(1, cta.lane);
-        let key = cta.warp * 16 + layout.keys()[0];
-        let page_keys = cta.params.page_keys;
-        let weights = |_| (0..heads / 4).map(|_| k.var(0.0f32)).collect();
-        Consumer {
-            cta,
-            cursor: cta.smem.key_pipeline.reader(),
-            key,
-            scale: (key / page_keys) * cta.scale_bytes() + (key % page_keys) * 4,
-            layout,
-            accumulators: [(); BUFFERS as usize].map(|()| k.fragment(heads / 2)),
-            weights: (0..MAX_NEXT).map(weights).collect(),
-        }
-    }
-
-    fn load_weights(&self, slot: U32<'k>, queries: u32) {
-        let Cta { cfg, lane, smem, .. } = self.cta;
-        for (query, weights) in (0..queries).zip(&self.weights) {
-            let from = smem.weights(slot).at(query * cfg.heads.heads * 4);
-            Heads::load_weights(from, *lane, weights);
-        }
-    }
-
-    /// All tiles of a unit whose sequence has this many queries.
-    fn multiply_tiles(&self, slot: U32<'k>, [first, end]: [U32<'k>; 2], queries: u32) {
-        self.cta.k.for_(first, end, 1, |tile| self.multiply_tile(slot, tile, queries));
-    }
-
-    /// One tile. While the heads of one query are reduced, the tensor core works on those of the next.
-    fn multiply_tile(&self, slot: U32<'k>, tile: U32<'k>, queries: u32) {
-        let &Cta { k, lane, ref smem, .. } = self.cta;
-        self.cursor.wait_full();
-        let stage = self.cursor.stage();
-        let scale: F32<'k> = smem.scales(stage).at(self.scale).load();
-        (0..queries.min(BUFFERS)).for_each(|query| self.issue(slot, query));
-        for query in 0..queries {
-            let behind = queries - query - 1;
-            k.wgmma_wait(behind.min(BUFFERS - 1));
-            if behind == 0 {
-                smem.release(stage, lane);
-            }
-            self.finish(slot, query, tile, scale);
-            if behind >= BUFFERS {
-                self.issue(slot, query + BUFFERS);
-            }
-        }
-        self.cursor.advance();
-    }
-
-    fn accumulators_of(&self, query: u32) -> &[Var<'k, f32>] {
-        &self.accumulators[(query % BUFFERS) as usize]
-    }
-
-    /// Issues the MMA of the current tile with the heads of a query.
-    fn issue(&self, slot: U32<'k>, query: u32) {
-        let &Cta { k, cfg, warp, ref smem, .. } = self.cta;
-        let keys = smem.keys(self.cursor.stage()).at((warp >> 2) * (64 * cfg.heads.dim));
-        let queries = smem.queries(slot).at(query * cfg.heads.heads * cfg.heads.dim);
-        let [keys, queries] = [keys, queries].map(|tile| Descriptor::k_major(tile, cfg.heads.swizzle()));
-        k.wgmma_fence();
-        cfg.heads.mma(k, self.accumulators_of(query), keys, queries);
-        k.wgmma_commit();
-    }
-
-    /// Reduces the heads of a query and stores the logits.
-    fn finish(&self, slot: U32<'k>, query: u32, tile: U32<'k>, scale: F32<'k>) {
-        let &Cta { k, cfg, lane, ref smem, ref params, .. } = self.cta;
-        let row = LogitRow::load(smem.row(slot, k.constant(query)));
-        for sum in cfg.heads.reduce(k, lane, self.accumulators_of(query), &self.weights[query as usize]) {
-            row.store_logit(k, tile * TILE_KEYS + self.key, sum * scale, params.flags, self.layout.stores());
-        }
     }
 }
