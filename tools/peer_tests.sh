@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Runs test scripts that are written for DeepGEMM with this package under the name `deep_gemm`, on a GPU.
+#   tools/peer_tests.sh DIR [FILE ...]      default: every test_*.py of DIR
+# The scripts run as they are, each in its own process, with DIR on the path for what they share. Kernels that they only
+# time are called once and not timed, unless TIMING=1. TIMEOUT is the limit of each in seconds (default: 600).
+set -uo pipefail
+[ $# -gt 0 ] || { echo "expected a folder of test scripts" >&2 && exit 2; }
+dir=$(realpath "$1")
+shift
+[ $# -gt 0 ] || { cd "$dir" && set -- test_*.py; }
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+passed=0 failed=0
+for file in "$@"; do
+  start=$SECONDS
+  timeout "${TIMEOUT:-600}" python3 - "$dir" "$file" >"$log" 2>&1 <<'P'
+import os
+import runpy
+import sys
+
+directory, file = sys.argv[1:]
+import oxigemm
+
+oxigemm.install_as_deep_gemm()
+from deep_gemm import testing
+
+
+def called_once(function, kernel_names="", *_rest, **_named):
+    """The signature of `bench_kineto`: seconds for a name, or for each of several."""
+    function()
+    return 1e-6 if isinstance(kernel_names, str) else (1e-6,) * len(kernel_names)
+
+
+if os.environ.get("TIMING") != "1":
+    testing.bench_kineto = called_once
+    testing.bench = lambda function, *_rest, **_named: called_once(function)
+sys.path.insert(0, directory)
+sys.argv = [file]
+runpy.run_path(os.path.join(directory, file), run_name="__main__")
+P
+  status=$?
+  if [ $status = 0 ]; then
+    passed=$((passed + 1)) word=passed
+  else
+    failed=$((failed + 1)) word="failed (status $status)"
+    tail -n 12 "$log"
+  fi
+  echo "$file: $word in $((SECONDS - start)) s, $(grep -c '^ *>' "$log") cases"
+done
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]
