@@ -2,18 +2,19 @@
 # Runs test scripts that are written for DeepGEMM with this package under the name `deep_gemm`, on a GPU.
 #   tools/peer_tests.sh DIR [FILE ...]      default: every test_*.py of DIR
 # The scripts run as they are, each in its own process, with DIR on the path for what they share. Kernels that they only
-# time are called once and not timed, unless TIMING=1. TIMEOUT is the limit of each in seconds (default: 600).
+# time are called once and not timed, unless TIMING=1. TIMEOUT is the limit of each in seconds (default: 600), JOBS the
+# number that runs at once (default: 1).
 set -uo pipefail
 [ $# -gt 0 ] || { echo "expected a folder of test scripts" >&2 && exit 2; }
 dir=$(realpath "$1")
 shift
 [ $# -gt 0 ] || { cd "$dir" && set -- test_*.py; }
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-passed=0 failed=0
-for file in "$@"; do
-  start=$SECONDS
-  timeout "${TIMEOUT:-600}" python3 - "$dir" "$file" >"$log" 2>&1 <<'P'
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+
+run() {
+  local file=$1 start=$SECONDS status
+  timeout "${TIMEOUT:-600}" python3 -u - "$dir" "$file" >"$logs/$file.log" 2>&1 <<'P'
 import os
 import runpy
 import sys
@@ -39,13 +40,20 @@ sys.argv = [file]
 runpy.run_path(os.path.join(directory, file), run_name="__main__")
 P
   status=$?
-  if [ $status = 0 ]; then
-    passed=$((passed + 1)) word=passed
-  else
-    failed=$((failed + 1)) word="failed (status $status)"
-    tail -n 12 "$log"
-  fi
-  echo "$file: $word in $((SECONDS - start)) s, $(grep -c '^ *>' "$log") cases"
+  {
+    [ $status = 0 ] || tail -n 12 "$logs/$file.log"
+    echo "$file: $([ $status = 0 ] && echo passed || echo "failed (status $status)") in $((SECONDS - start)) s," \
+      "$(grep -c '^ *>' "$logs/$file.log") cases"
+  } >"$logs/$file.result"
+  cat "$logs/$file.result"
+}
+
+for file in "$@"; do
+  while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-1}" ]; do wait -n; done
+  run "$file" &
 done
+wait
+passed=$(cat "$logs"/*.result | grep -c ': passed in')
+failed=$(($# - passed))
 echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+[ "$failed" = 0 ]

@@ -359,7 +359,7 @@ def measured(model, ids, reference, extension=None, profile=True):
         found["decode_ms"] = milliseconds(decode.rewound(decode.step, 20))
         decode.rewind()
         if profile:
-            found["profile"] = profile_of(decode.rewound(decode.step, 1), extension)
+            found["profile"] = profile_of(decode.step, extension)
         replay = decode.captured()
         replay()
         found["graph_cosine"] = cosine(decode.logits, eager)
