@@ -211,7 +211,7 @@ def test_decode_is_replayed_from_a_graph(models, variant):
 
 @on_a_gpu
 def test_fused_layers_launch_less(models):
-    _, model, ids, _ = models
+    name, model, ids, _ = models
     launches, own = {}, {}
     with torch.no_grad():
         for variant in ("plain", "fused"):
@@ -220,7 +220,8 @@ def test_fused_layers_launch_less(models):
             launches[variant], own[variant] = found["own_launches"] + found["other_launches"], found["own_launches"]
             integration.uninstall()
     assert own["plain"] > 0 and own["fused"] > 0
-    assert launches["fused"] < 0.9 * launches["plain"], launches
+    # Norms, rotations and the attention itself are torch's; a mixture of experts is most of what is left.
+    assert launches["fused"] < (1.0 if name == "qwen3-dense" else 0.8) * launches["plain"], launches
 
 
 @on_a_gpu
