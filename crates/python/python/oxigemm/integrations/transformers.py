@@ -122,7 +122,7 @@ def _has_fused_experts(experts: Any) -> bool:
 
 
 def experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
-    """The experts of a mixture in five kernels.
+    """The experts of a mixture in five kernels, besides casts of ids and weights.
 
     The kernels permute the choices, gather and quantize tokens, multiply with SwiGLU and quantization in the
     epilogue, multiply, and add the rows of each token. Choices that are no expert of this process add nothing.
