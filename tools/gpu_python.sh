@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Tests a wheel on a machine with a Hopper GPU and torch, without network.
-#   tools/gpu_python.sh WHEEL [test|time|anchor ...]     default: test and time
+#   tools/gpu_python.sh WHEEL [test|time|anchor|client ...]     default: test and time
+# `client` runs FP8 models of transformers, which has to be installed or to lie unpacked in $OXIGEMM_SITE; the modules
+# named in $OXIGEMM_CLIENTS run one after another (default: oxigemm).
 # numpy, ml_dtypes and pytest with its dependencies come from wheels beside WHEEL if they are not installed.
 set -euo pipefail
 wheel=$(realpath "$1")
@@ -9,7 +11,7 @@ cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # A directory of its own, not a virtual environment: one that is made inside another does not see the other's torch.
-export PYTHONPATH="$work/site"
+export PYTHONPATH="$work/site${OXIGEMM_SITE:+:$OXIGEMM_SITE}"
 install() {
   python3 -m pip --disable-pip-version-check install --quiet --no-index --no-deps --target "$work/site" "$@"
 }
@@ -24,6 +26,13 @@ for what in "$@"; do
   test) (cd crates/python && python3 -m pytest -q -p no:cacheprovider tests) ;;
   time) python3 crates/python/bench/host_time.py ;;
   anchor) python3 crates/python/bench/anchor.py ;;
-  *) echo "expected test, time or anchor, found $what" >&2 && exit 2 ;;
+  client)
+    python3 -c 'import transformers'
+    (cd crates/python && python3 -m pytest -q -p no:cacheprovider tests/test_transformers.py)
+    for module in ${OXIGEMM_CLIENTS:-oxigemm}; do
+      python3 crates/python/bench/transformers_client.py --module "$module"
+    done
+    ;;
+  *) echo "expected test, time, anchor or client, found $what" >&2 && exit 2 ;;
   esac
 done

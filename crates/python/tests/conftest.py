@@ -3,6 +3,8 @@
 Where torch is installed it runs on torch tensors of the CPU as well, and on a GPU where the kernels support one.
 """
 
+import importlib.util
+
 import pytest
 
 import oxigemm
@@ -14,11 +16,13 @@ except ImportError:
     torch = None
 
 HAS_GPU = torch is not None and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+HAS_TRANSFORMERS = torch is not None and importlib.util.find_spec("transformers") is not None
 DEVICES = ["cpu", "sim", *(["torch"] if torch else []), *(["cuda"] if HAS_GPU else [])]
 
 collect_ignore = [
     *([] if torch else ["test_torch.py", "on_torch.py"]),
     *([] if HAS_GPU else ["test_gpu.py"]),
+    *([] if HAS_TRANSFORMERS else ["test_transformers.py"]),
 ]
 
 #: Functions that take no arrays.
@@ -33,6 +37,8 @@ def pytest_report_header():
     left_out = [] if torch else ["torch is not installed: nothing of torch is tested"]
     if torch and not HAS_GPU:
         left_out.append("there is no Hopper GPU: nothing is tested on one")
+    if not HAS_TRANSFORMERS:
+        left_out.append("transformers is not installed: none of its models is tested")
     return [f"oxigemm {oxigemm.__version__} on {', '.join(DEVICES)}", *left_out]
 
 

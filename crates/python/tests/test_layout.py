@@ -40,6 +40,16 @@ def test_packed(device, shape):
     assert strides(found)[-2:] == [1, deep_gemm.get_tma_aligned_size(mn, 4)]
 
 
+def test_packed_scales_lose_their_mantissa(device):
+    sf = np.linspace(0.5, 7.5, 24, dtype=np.float32).reshape(6, 4)
+    expected = (sf.view(np.int32) >> 23).astype(np.uint8).view(np.int32)
+    assert (deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor(sf) == expected).all()
+    found = deep_gemm.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
+        np.ascontiguousarray(sf.T), np.array([512], np.int32), [512], 128, 128
+    )
+    assert (found == expected.T).all()
+
+
 @pytest.mark.parametrize("mn", [8, 5])
 def test_packed_k_grouped(device, mn):
     ks = [512, 0, 128, 640]

@@ -62,6 +62,15 @@ def _transformed(sf: Any, dtype: str, columns: int) -> Any:
     return to
 
 
+def _without_mantissa(sf: Any) -> Any:
+    """Powers of two: DeepGEMM cuts what UE8M0 has no bits for, where the kernel would round up."""
+    if is_torch(sf):
+        import torch
+
+        return (sf.view(torch.int32) & 0x7F800000).view(torch.float32)
+    return (sf.view("int32") & 0x7F800000).view("float32")
+
+
 def get_mn_major_tma_aligned_tensor(sf: Any) -> Any:
     """float32 scales [MN, K] or [G, MN, K] MN-major: contiguous along MN, column pitch multiples of 16 bytes.
 
@@ -74,13 +83,13 @@ def get_mn_major_tma_aligned_tensor(sf: Any) -> Any:
 def get_mn_major_tma_aligned_packed_ue8m0_tensor(sf: Any, psum_layout: Optional[Any] = None) -> Any:
     """float32 scales [MN, K] or [G, MN, K] as packed UE8M0, int32 [MN, K/4] or [G, MN, K/4].
 
-    An int32 holds four exponents of a row, the first in the lowest byte. The layout is MN-major. Scales are rounded up
-    to powers of two.
+    An int32 holds four exponents of a row, the first in the lowest byte. The layout is MN-major. Scales that are no
+    powers of two lose their mantissa.
     """
     if psum_layout is not None:
         raise ArgumentError("`psum_layout` is not for Hopper: expected None, found a layout", "psum_layout")
     _expect_scales(sf)
-    return _transformed(sf, "int32", -(-sf.shape[-1] // 4))
+    return _transformed(_without_mantissa(sf), "int32", -(-sf.shape[-1] // 4))
 
 
 def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
@@ -114,6 +123,7 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
         found = tuple(grouped_layout.shape)
         message = f"`grouped_layout` has the wrong shape: expected {(len(ks_cpu),)}, found {found}"
         raise ArgumentError(message, "grouped_layout")
+    sf = _without_mantissa(sf)
     rows = [-(-k // gran_k) for k in ks_cpu]
     mn = sf.shape[1]
     if sf.shape[0] != sum(rows):
