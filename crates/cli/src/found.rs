@@ -46,7 +46,7 @@ pub fn call_us(
 }
 
 /// Elements that an operand may have: it is drawn on the host.
-const LARGEST: usize = 1 << 32;
+pub const LARGEST: usize = 1 << 32;
 
 /// Refuses an operand that is too large, by the arguments that make it so.
 pub fn expect_size(arguments: &str, sizes: &[usize]) -> Result<(), Failure> {

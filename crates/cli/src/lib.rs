@@ -39,11 +39,23 @@ struct Common {
     ///
     /// The simulator runs the same kernels on the CPU and looks for hazards; sim:lazy, or sim:N for any seed N, takes
     /// another schedule than the eager one. The CPU computes the reference.
-    #[arg(long, global = true, default_value = "auto", value_name = "DEVICE")]
+    #[arg(long, global = true, default_value = "auto", value_name = "DEVICE", value_parser = parse_device)]
     device: String,
     /// Write JSON for machines instead of text for people.
     #[arg(long, global = true)]
     json: bool,
+}
+
+/// Checks the name of a device, also for commands that open none. A GPU is looked for when it is needed.
+fn parse_device(name: &str) -> Result<String, String> {
+    let known = match name {
+        "auto" | "cuda" => return Ok(name.to_owned()),
+        _ if name.strip_prefix("cuda:").is_some_and(|number| number.parse::<usize>().is_ok()) => {
+            return Ok(name.to_owned());
+        }
+        _ => name.parse::<Device>(),
+    };
+    known.map(|_| name.to_owned()).map_err(|error| error.to_string())
 }
 
 impl Common {
@@ -59,21 +71,24 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         .with_max_level(tracing::Level::WARN)
         .with_writer(std::io::stderr)
         .without_time()
+        // It would report a standard error that cannot be written to there.
+        .log_internal_errors(false)
         .try_init();
     let Cli { common, command } = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and versions are not errors; a closed pipe is not one of ours.
-            let _ = error.print();
-            return u8::try_from(error.exit_code()).unwrap_or(2);
+            // Help and versions are not errors, unless they cannot be written.
+            let written = output::note_failure(error.print());
+            return if written && output::flush() { u8::try_from(error.exit_code()).unwrap_or(2) } else { 2 };
         }
     };
-    match command.run(&common) {
+    let status = match command.run(&common) {
         Ok(true) => 0,
         Ok(false) => 1,
         Err(failure) => {
-            eprintln!("error: {failure}");
+            output::print_error(&failure.to_string());
             2
         }
-    }
+    };
+    if output::flush() { status } else { 2 }
 }

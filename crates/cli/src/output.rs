@@ -1,6 +1,7 @@
 //! Tables for people, JSON for machines, and progress for the patient.
 
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -12,9 +13,35 @@ pub fn print_json(value: &impl Serialize) {
     print_line(&text);
 }
 
-/// Prints a line; a closed pipe is not an error of ours.
+/// Prints a line. What cannot be written is remembered: see [`flush`].
 pub fn print_line(line: &str) {
-    let _ = writeln!(io::stdout().lock(), "{line}");
+    note_failure(writeln!(io::stdout().lock(), "{line}"));
+}
+
+/// Prints an error. Where that fails too, the exit status has to do.
+pub fn print_error(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "error: {text}");
+}
+
+/// Whether something could not be written to standard output.
+static FAILED: AtomicBool = AtomicBool::new(false);
+
+/// Remembers and reports a write that failed, and says whether it went well. A closed pipe is not an error of ours.
+pub fn note_failure(written: io::Result<()>) -> bool {
+    match written {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            if !FAILED.swap(true, Ordering::Relaxed) {
+                print_error(&format!("standard output cannot be written to: {error}"));
+            }
+            false
+        }
+        _ => true,
+    }
+}
+
+/// Writes what is still buffered, and says whether everything could be written.
+pub fn flush() -> bool {
+    note_failure(io::stdout().flush()) && !FAILED.load(Ordering::Relaxed)
 }
 
 /// A table whose columns are as wide as their content. Text is aligned left, numbers right.
@@ -98,6 +125,18 @@ pub fn progress(steps: usize) -> ProgressBar {
     }
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
+}
+
+/// Does work that takes long, with what it is and its time on stderr, where that is a terminal.
+pub fn waiting<T>(what: String, work: impl FnOnce() -> T) -> T {
+    let spinner = ProgressBar::new_spinner().with_message(what);
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}  {elapsed}") {
+        spinner.set_style(style);
+    }
+    spinner.enable_steady_tick(Duration::from_millis(200));
+    let done = work();
+    spinner.finish_and_clear();
+    done
 }
 
 #[cfg(test)]

@@ -37,6 +37,8 @@ macro_rules! driver_functions {
         #[allow(non_snake_case)]
         pub(crate) struct Driver {
             version: (u32, u32),
+            /// The process that has initialized it.
+            process: u32,
             cuGetErrorName: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
             cuGetErrorString: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
             $($name: unsafe extern "C" fn($($type),*) -> c_int,)*
@@ -49,6 +51,7 @@ macro_rules! driver_functions {
                 unsafe {
                     Ok(Self {
                         version,
+                        process: std::process::id(),
                         cuGetErrorName: symbol(library, "cuGetErrorName")?,
                         cuGetErrorString: symbol(library, "cuGetErrorString")?,
                         $($name: symbol(library, stringify!($name))?,)*
@@ -168,6 +171,10 @@ impl Driver {
 
     #[cold]
     fn error(&self, call: &'static str, code: c_int) -> Error {
+        // The driver calls it an error of initialization, or whatever else it stumbles over.
+        if self.process != std::process::id() {
+            return Error::Forked;
+        }
         let words = |get: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
             let mut text = ptr::null();
             // SAFETY: `text` is a valid place to write to.

@@ -69,6 +69,12 @@ pub enum Error {
         /// The driver's description of it.
         text: String,
     },
+    /// The driver was initialized before the process was forked. It does not work in the child.
+    #[error(
+        "CUDA was initialized before this process was forked, and does not work in the child: start the process by \
+         spawn instead of fork, or make the first CUDA call in the child"
+    )]
+    Forked,
     /// The GPU has not enough free memory.
     #[error("out of GPU memory: {requested} bytes were asked for, {free} of {total} are free")]
     OutOfMemory {

@@ -45,6 +45,16 @@ fn what_a_process_sees() {
     println!("[open] {:?}", Device::open(0).map(|_| ()));
     println!("[map] {:?}", TENSOR.encode().map(|_| ()));
     println!("[cubin] {:?}", CubinCache::disabled().without_ptxas().cubin(&GOOD));
+    // SAFETY: the child prints one line and ends without returning to the harness.
+    match unsafe { libc::fork() } {
+        0 => {
+            println!("[forked] {:?}", device_count());
+            // SAFETY: it ends this process.
+            unsafe { libc::_exit(0) }
+        }
+        // SAFETY: the child was started above.
+        child => unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) },
+    };
 }
 
 /// What a process prints where `source` is the driver.
@@ -135,6 +145,21 @@ fn a_driver_without_a_gpu_says_so() {
     assert!(seen.contains("[count] Ok(0)"), "{seen}");
     assert!(seen.contains("[open] Err(NoDevice { ordinal: 0, count: 0 })"), "{seen}");
     assert!(seen.contains("[map] Ok(())"), "a tensor map needs the driver and no device: {seen}");
+}
+
+/// The driver fails in a forked child with what it calls a missing initialization.
+#[test]
+fn a_forked_child_is_told_why_the_driver_fails() {
+    let after_fork = "static mut PROCESS: u32 = 0;
+        #[unsafe(no_mangle)] pub extern \"C\" fn cuInit() -> i32 { unsafe { PROCESS = std::process::id() }; 0 }
+        #[unsafe(no_mangle)] pub extern \"C\" fn cuDeviceGetCount() -> i32 {
+            if unsafe { PROCESS } == std::process::id() { 0 } else { 3 }
+        }\n";
+    let others =
+        functions(|_| 0).replace("cuInit", "cuInitOther").replace("cuDeviceGetCount", "cuOtherCount");
+    let seen = with_driver(&(version(12000) + &others + after_fork));
+    assert!(seen.contains("[count] Ok(0)") && seen.contains("[forked] Err(Forked)"), "{seen}");
+    assert!(Error::Forked.to_string().contains("spawn instead of fork"));
 }
 
 #[test]

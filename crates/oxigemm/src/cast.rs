@@ -14,6 +14,7 @@ use rayon::prelude::*;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::parallel::THREADS;
 use crate::tensor::Tensor;
 use crate::tensor::dtype::{DType, Element, Fp8Codes};
 pub use crate::tensor::granularity::ScaleFormat;
@@ -149,11 +150,13 @@ impl Blocks {
         let mut scales = vec![0.0; rows.div_ceil(self.rows.max(1)) * k_blocks];
         if !values.is_empty() {
             let band = self.rows * k;
-            codes
-                .par_chunks_mut(band)
-                .zip(values.par_chunks(band))
-                .zip(scales.par_chunks_mut(k_blocks))
-                .for_each(|((codes, values), scales)| self.cast_band(codes, values, scales, k));
+            THREADS.run(|_| {
+                codes
+                    .par_chunks_mut(band)
+                    .zip(values.par_chunks(band))
+                    .zip(scales.par_chunks_mut(k_blocks))
+                    .for_each(|((codes, values), scales)| self.cast_band(codes, values, scales, k));
+            });
         }
         if self.code == DType::U8 {
             codes = codes.chunks(2).map(|pair| pair[0] | pair.get(1).map_or(0, |code| code << 4)).collect();
@@ -326,12 +329,13 @@ impl Quantized {
         let columns = self.scale_dims()[1];
         let mut values = self.dtype.decode(&self.codes);
         if !values.is_empty() {
-            values.par_chunks_mut(self.k).enumerate().for_each(|(row, values)| {
+            let scale_row = |(row, values): (usize, &mut [f32])| {
                 let scales = &self.scales[row / self.rows_per_scale * columns..];
                 for (values, scale) in values.chunks_mut(self.k_per_scale).zip(scales) {
                     values.iter_mut().for_each(|value| *value *= scale);
                 }
-            });
+            };
+            THREADS.run(|_| values.par_chunks_mut(self.k).enumerate().for_each(scale_row));
         }
         values
     }

@@ -195,6 +195,24 @@ pub enum Error {
         /// What was found, with the line of the kernel's source on both sides.
         fault: Box<oxigemm_sim::Fault>,
     },
+    /// The device has not enough memory.
+    #[error("out of memory on {device}: {bytes} bytes were asked for")]
+    OutOfMemory {
+        /// The device: the CPU, or a simulated GPU, whose memory is that of the CPU.
+        device: String,
+        /// How much was asked for.
+        bytes: usize,
+    },
+    /// The call was asked to end early: see [`set_interrupt_hook`](crate::set_interrupt_hook). What it writes is of no
+    /// use.
+    #[error("the call was interrupted")]
+    Interrupted,
+    /// The process is a child that was forked while another thread used the device.
+    #[error("the device {device} was in use by another thread when this process was forked: open a new one")]
+    Forked {
+        /// The device.
+        device: String,
+    },
     /// The CUDA driver or device failed.
     #[error(transparent)]
     Cuda(#[from] oxigemm_cuda::Error),
@@ -247,6 +265,9 @@ impl Error {
             | Error::Stream { .. }
             | Error::Kernel { .. }
             | Error::Fault { .. }
+            | Error::OutOfMemory { .. }
+            | Error::Interrupted
+            | Error::Forked { .. }
             | Error::Cuda(_) => None,
         }
     }

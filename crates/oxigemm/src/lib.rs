@@ -55,6 +55,7 @@ mod hyper_connection;
 mod launch;
 pub mod metrics;
 mod moe;
+mod parallel;
 pub mod plan;
 mod quantize;
 pub mod random;
@@ -85,6 +86,7 @@ pub use moe::{
 pub use oxigemm_kernels::Arch;
 pub use oxigemm_kernels::gemm::epilogue::Activation;
 pub use oxigemm_kernels::gemm::params::ScalesOfB;
+pub use oxigemm_threads::set_interrupt_hook;
 pub use quantize::{
     RawNvfp4, RawQuantize, RawScales, RawSource, RawTransformScales, RawTransposedCopy, TensorScale,
     TransposedCopy, blocked_scales, dequantize, dequantize_nvfp4, dequantize_nvfp4_raw, dequantize_raw,
@@ -100,3 +102,8 @@ pub use tensor::{DType, Element, MAX_RANK, Tensor};
 pub mod sim {
     pub use oxigemm_sim::{Fault, FaultKind, Options, Place, Policy, Report, TraceEvent, TraceUnit};
 }
+
+/// The examples of the README, which compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+mod readme {}

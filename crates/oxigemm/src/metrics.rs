@@ -5,6 +5,8 @@
 
 use rayon::prelude::*;
 
+use crate::parallel::THREADS;
+
 /// Elements that one thread sums before the partial sums are added.
 const CHUNK: usize = 1 << 14;
 
@@ -98,11 +100,9 @@ where
     S: Copy + Send + Sync,
 {
     assert_eq!(x.len(), y.len(), "compared data must have the same length");
-    let parts: Vec<S> = x
-        .par_chunks(CHUNK)
-        .zip(y.par_chunks(CHUNK))
-        .map(|(x, y)| x.iter().zip(y).fold(start, |state, (&x, &y)| step(state, x.into(), y.into())))
-        .collect();
+    let part =
+        |(x, y): (&[X], &[Y])| x.iter().zip(y).fold(start, |state, (&x, &y)| step(state, x.into(), y.into()));
+    let parts: Vec<S> = THREADS.run(|_| x.par_chunks(CHUNK).zip(y.par_chunks(CHUNK)).map(part).collect());
     parts.into_iter().fold(start, join)
 }
 

@@ -44,8 +44,10 @@ pub fn moe_rows(tokens: usize, topk: usize, experts: usize, alignment: usize) ->
 ///
 /// `ids` is `[T, topk]` i32: experts from 0 to E - 1. Rows of an expert begin at a multiple of `alignment`, which is 1,
 /// 16, 32, 64 or 128, and follow the order of tokens, and of the choices of a token. Rows that only round an expert up,
-/// and those behind the last, are -1. An id that is no expert has no row, and its place is -1; so are choices for which
-/// M is too small: [`moe_rows`] says what is enough.
+/// and those behind the last, are -1. An id that is no expert has no row, and its place is -1.
+///
+/// M must be large enough for these choices, and [`moe_rows`] says what always is. The CPU and the simulator refuse
+/// one that is too small. A GPU, and a captured call, cannot tell: what has no row then has place -1.
 ///
 /// One kernel, which needs no memory of its own. The choices are read by it alone: a captured call is replayed with
 /// others.
@@ -83,6 +85,13 @@ pub fn moe_permute(
         ends: to.ends.describe("ends"),
         places: to.places.describe("places"),
     };
+    if ids.device().can_compare() && call.check()?.is_some() {
+        let needed = on_cpu::rows_of(&ids.to_vec()?, to.ends.len(), alignment);
+        if needed > to.tokens.len() {
+            let expected = format!("[{needed}] or more, the rows of these choices");
+            return Err(call.tokens.wrong_shape(expected, "padding included"));
+        }
+    }
     let reference = || match call.check()? {
         Some(_) => on_cpu::permute(ids, alignment, [to.tokens, to.groups, to.ends, to.places]),
         None => Ok(()),

@@ -7,6 +7,8 @@
 
 use rayon::prelude::*;
 
+use crate::parallel::THREADS;
+
 /// The standard normal with this seed and index.
 ///
 /// ```
@@ -30,7 +32,7 @@ pub fn normal(seed: u64, index: u64) -> f32 {
 #[must_use]
 pub fn normals(seed: u64, len: usize) -> Vec<f32> {
     let mut values = vec![0.0; len];
-    values.par_chunks_mut(4096).enumerate().for_each(|(chunk, values)| {
+    let draw = |(chunk, values): (usize, &mut [f32])| {
         for (i, pair) in values.chunks_mut(2).enumerate() {
             let (even, odd) = normal_pair(seed, chunk as u64 * 2048 + i as u64);
             pair[0] = even;
@@ -38,7 +40,8 @@ pub fn normals(seed: u64, len: usize) -> Vec<f32> {
                 *second = odd;
             }
         }
-    });
+    };
+    THREADS.run(|_| values.par_chunks_mut(4096).enumerate().for_each(draw));
     values
 }
 

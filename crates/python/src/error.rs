@@ -34,6 +34,7 @@ enum Kind {
 /// An error of the library, whose argument may have another name in Python.
 pub fn from_library(py: Python<'_>, error: &oxigemm::Error, names: &[(&str, &str)]) -> PyErr {
     let kind = match error {
+        oxigemm::Error::Interrupted => return crate::interrupt::exception(),
         oxigemm::Error::DType { .. } => Kind::Type,
         error if error.argument().is_some() => Kind::Value,
         _ => Kind::Any,

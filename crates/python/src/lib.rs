@@ -15,6 +15,7 @@ mod einsum;
 mod error;
 mod fields;
 mod gemm;
+mod interrupt;
 mod logging;
 mod moe;
 mod quantize;
@@ -33,6 +34,7 @@ fn command_line(py: Python<'_>, arguments: Vec<std::ffi::OsString>) -> u8 {
 #[pymodule]
 fn _oxigemm(module: &Bound<'_, PyModule>) -> PyResult<()> {
     logging::init();
+    interrupt::init();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(command_line, module)?)?;
     settings::register(module)?;

@@ -1,5 +1,7 @@
 //! What the library has to say, on the standard error stream.
 
+use std::io::Write;
+
 use tracing::level_filters::LevelFilter;
 
 /// Sets up as `OXIGEMM_LOG` says: off, error, warn (the default), info, debug or trace.
@@ -9,7 +11,9 @@ pub fn init() {
         None => LevelFilter::WARN,
         Some(Ok(level)) => level,
         Some(Err(_)) => {
-            eprintln!("OXIGEMM_LOG is wrong: expected off, error, warn, info, debug or trace");
+            // Where nothing can be written there, nothing is.
+            let text = "OXIGEMM_LOG is wrong: expected off, error, warn, info, debug or trace";
+            let _ = writeln!(std::io::stderr(), "{text}");
             LevelFilter::WARN
         }
     };
@@ -18,5 +22,6 @@ pub fn init() {
         .with_max_level(level)
         .with_writer(std::io::stderr)
         .without_time()
+        .log_internal_errors(false)
         .try_init();
 }

@@ -15,7 +15,8 @@ fn moe_permute<'py>(
     ends: &Bound<'py, PyAny>,
     places: &Bound<'py, PyAny>,
 ) -> PyResult<()> {
-    let mut call = Call::new(py, &[]);
+    // Outputs are made by the facade, from these arguments.
+    let mut call = Call::new(py, &[("tokens", "rows"), ("ends", "experts")]);
     let ids = call.input("ids", ids)?;
     let (tokens, groups) = (call.output("tokens", tokens)?, call.output("groups", groups)?);
     let (ends, places) = (call.output("ends", ends)?, call.output("places", places)?);

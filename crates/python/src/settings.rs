@@ -78,9 +78,13 @@ pub fn host(py: Python<'_>) -> PyResult<Device> {
         Some(device) => Ok(device),
         None => {
             let name = std::env::var("OXIGEMM_DEVICE").unwrap_or_else(|_| "cpu".to_owned());
-            // A GPU computes what is in its memory; arrays of the CPU are not.
-            let name = if name == "auto" || name.starts_with("cuda") { "cpu" } else { &name };
-            set_device(py, name)?;
+            // A GPU computes what is in its memory; arrays of the CPU are not. It must be there, though.
+            let is_gpu = name == "cuda" || name.starts_with("cuda:");
+            if is_gpu {
+                py.detach(|| name.parse::<Device>())
+                    .map_err(|error| other(py, format!("OXIGEMM_DEVICE is {name}: {error}")))?;
+            }
+            set_device(py, if is_gpu || name == "auto" { "cpu" } else { &name })?;
             host(py)
         }
     }

@@ -68,6 +68,8 @@ pub enum FaultKind {
     Trap,
     /// More instructions than [`crate::Options::instruction_limit`].
     InstructionLimit,
+    /// The run was asked to end: [`crate::Machine::interrupt`].
+    Interrupted,
 }
 
 /// A place in a running kernel: the instruction, its source line and who ran it.

@@ -112,5 +112,6 @@ pub use memory::{MAX_SHARED_BYTES, Memory};
 pub use module::Module;
 pub use mutate::{Mutant, mutants};
 pub use options::{Options, Policy};
+pub use oxigemm_threads::Interrupt;
 pub use report::{Report, TraceEvent, TraceUnit};
 pub use units::tensormap::{Element, Fill, Swizzle, TENSOR_MAP_BYTES, TensorMapSpec};

@@ -9,6 +9,10 @@ use crate::options::Options;
 use crate::report::Report;
 use crate::schedule::{Geometry, run_grid};
 use crate::units::tensormap::TENSOR_MAP_BYTES;
+use oxigemm_threads::{Interrupt, Pool};
+
+/// The threads that share the arithmetic of a matrix instruction.
+static THREADS: Pool = Pool::new("oxigemm-sim");
 
 /// Most CTAs of a cluster (the non-portable limit).
 pub const MAX_CLUSTER: u32 = 16;
@@ -68,6 +72,27 @@ pub struct Launch {
 pub struct Machine {
     /// Global memory.
     pub memory: Memory,
+    /// A flag that ends a run, which any thread may raise. It stays raised until it is replaced.
+    ///
+    /// ```
+    /// # use oxigemm_sim::{FaultKind, Launch, Machine, Module, Options};
+    /// let text = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry endless() { again: bra again; }";
+    /// let launch = Launch {
+    ///     entry: "endless".into(),
+    ///     grid: [1; 3],
+    ///     cluster: None,
+    ///     block: [1; 3],
+    ///     shared_bytes: 0,
+    ///     params: vec![],
+    /// };
+    /// let mut machine = Machine::new();
+    /// let flag = machine.interrupt.clone();
+    /// std::thread::spawn(move || flag.raise());
+    /// let fault = machine.run(&Module::parse(text)?, &launch, &Options::default()).unwrap_err();
+    /// assert_eq!(fault.kind, FaultKind::Interrupted);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub interrupt: Interrupt,
     /// What the last kernel touched, and those before it that a dependent need not have waited for.
     last: Footprint,
 }
@@ -137,8 +162,9 @@ impl Machine {
         // On a thread of the pool, where sharing a product with another thread costs next to nothing.
         let (memory, last) = (&mut self.memory, &self.last);
         let before = (options.hazards && !last.is_empty()).then_some(last);
+        let interrupt = &self.interrupt;
         let (outcome, touched) =
-            rayon::scope(|_| run_grid(kernel, &geometry, memory, &params, options, before));
+            THREADS.run(|_| run_grid(kernel, &geometry, memory, &params, options, before, interrupt));
         self.last = touched;
         outcome
     }

@@ -114,6 +114,15 @@ impl Memory {
         base
     }
 
+    /// The same, or nothing where the host has not enough memory.
+    pub fn try_allocate(&mut self, bytes: usize) -> Option<u64> {
+        // A block of this size that the system gives now it gives again: the bytes, and a bit for each. Addresses end
+        // where the windows of other spaces begin.
+        let all = bytes.checked_add(bytes / 8)?.checked_add(64)?;
+        Vec::<u8>::new().try_reserve_exact(all).ok()?;
+        (self.next.checked_add(bytes as u64)? < FUNCTION_WINDOW).then(|| self.allocate(bytes))
+    }
+
     /// Allocates and fills a buffer.
     pub fn allocate_with(&mut self, contents: &[u8]) -> u64 {
         let base = self.allocate(contents.len());

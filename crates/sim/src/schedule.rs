@@ -14,6 +14,7 @@ use crate::options::{Options, Policy};
 use crate::report::{Report, TraceUnit};
 use crate::rng::Rng;
 use crate::units::copy::Kind;
+use oxigemm_threads::Interrupt;
 use std::collections::HashMap;
 
 /// The shape of a launch.
@@ -49,6 +50,7 @@ struct Grid<'a> {
     maps: HashMap<u64, MapChange>,
     global: GlobalShadow,
     predecessor: Option<&'a Footprint>,
+    interrupt: &'a Interrupt,
 }
 
 pub(crate) fn run_grid(
@@ -58,6 +60,7 @@ pub(crate) fn run_grid(
     params: &[u8],
     options: &Options,
     predecessor: Option<&Footprint>,
+    interrupt: &Interrupt,
 ) -> (Result<Report, Fault>, Footprint) {
     let rng = Rng::new(options.seed);
     let mut grid = Grid {
@@ -74,6 +77,7 @@ pub(crate) fn run_grid(
         maps: HashMap::new(),
         global: GlobalShadow::new(kernel.scoped),
         predecessor,
+        interrupt,
     };
     let outcome = grid.run();
     let footprint = grid.global.footprint(&kernel.name, predecessor);
@@ -255,6 +259,9 @@ impl Grid<'_> {
             for &w in &order {
                 if cluster.warps[w].done() {
                     continue;
+                }
+                if self.interrupt.is_raised() {
+                    return Err(Fault::new(FaultKind::Interrupted, "the run was asked to end"));
                 }
                 let quantum = match self.options.policy {
                     Policy::Random => 1 + self.rng.below(200) as u32,

@@ -152,7 +152,10 @@ impl FromStr for EpilogueSpec {
     fn from_str(text: &str) -> Result<EpilogueSpec, String> {
         let mut spec = EpilogueSpec::NONE;
         for word in text.split(',').filter(|word| !word.is_empty()) {
-            let number = |text: &str| text.parse::<f32>().map_err(|error| format!("{word}: {error}"));
+            let number = |text: &str| match text.parse::<f32>() {
+                Ok(number) if number.is_finite() => Ok(number),
+                _ => Err(format!("{word}: expected a finite number")),
+            };
             if let Some((_, stage)) = STAGES.iter().find(|(name, _)| *name == word) {
                 stage(&mut spec);
                 continue;
@@ -166,6 +169,10 @@ impl FromStr for EpilogueSpec {
                         .ok()
                         .and_then(|parts| <[u32; 3]>::try_from(parts).ok())
                         .ok_or_else(|| format!("{word}: expected heads=left/mid/right"))?;
+                    if left.checked_add(right).is_none_or(|computed| computed == 0) {
+                        let most = u32::MAX;
+                        return Err(format!("{word}: expected left and right to be 1 to {most} together"));
+                    }
                     spec.heads = Some(HeadSplits { left, mid, right });
                 }
                 _ => {

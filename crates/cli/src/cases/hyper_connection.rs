@@ -64,7 +64,7 @@ pub struct HcOperands {
 impl HcHost {
     pub fn draw(spec: HcSpec) -> HcHost {
         let a = DType::Bf16.encode(&random::normals(spec.seed, spec.m * spec.k));
-        HcHost { spec, a, b: random::normals(spec.seed + 1, spec.n * spec.k) }
+        HcHost { spec, a, b: random::normals(spec.seed.wrapping_add(1), spec.n * spec.k) }
     }
 
     pub fn upload(&self, device: &Device) -> Result<HcOperands, Failure> {
@@ -91,7 +91,9 @@ impl HcHost {
         let (d, squares) = (operands.d.to_vec_f32()?, operands.sqr_sum.to_vec_f32()?);
         let rows: Vec<usize> = match m {
             0..=SAMPLED => (0..m).collect(),
-            _ => (0..SAMPLED as u64).map(|i| (random::bits(seed + 9, i) % m as u64) as usize).collect(),
+            _ => (0..SAMPLED as u64)
+                .map(|i| (random::bits(seed.wrapping_add(9), i) % m as u64) as usize)
+                .collect(),
         };
         let splits = splits.unwrap_or(1);
         let weights: Vec<f32> = self.b.iter().map(|&w| reference::tf32(w)).collect();

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::baseline::Anchor;
 use crate::cases::gemm::{GemmArgs, named, parse_choice, parse_k_order};
-use crate::output::{print_json, print_line};
+use crate::output::{print_json, print_line, waiting};
 use crate::timing::Clock;
 use crate::{Common, Outcome};
 
@@ -44,7 +44,7 @@ pub struct Args {
     #[arg(long, value_parser = parse_choice)]
     choice: Option<GemmConfig>,
     /// Use at most this many SMs.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     num_sms: Option<u32>,
     /// Batch invariance: give a row the same bits whatever the number of rows.
     #[arg(long)]
@@ -133,10 +133,13 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let options =
         GemmOptions { config, num_sms, batch_invariant, k_order, raster_band, ..Default::default() };
     let started = Instant::now();
-    gemm.run(&options)?;
+    match device {
+        Device::Cuda(_) => gemm.run(&options)?,
+        _ => waiting(format!("computing {op} m={m} n={n} k={k} on {device}"), || gemm.run(&options))?,
+    }
     let host_first_call_us = device.as_sim().is_none().then(|| started.elapsed().as_secs_f64() * 1e6);
     device.synchronize()?;
-    let verdict = gemm.judge(Effort::THOROUGH)?;
+    let verdict = waiting("checking the result".to_owned(), || gemm.judge(Effort::THOROUGH))?;
     let untouched = gemm.surroundings_untouched()?;
 
     let plan = planned(&device, &case, args);
@@ -207,8 +210,12 @@ fn case(args: &Args) -> Result<GemmCase, Failure> {
         let [usual, wide] = op.d_types();
         return Err(format!("{op} gives {usual} or {wide}, not {d_type}").into());
     }
-    let case = args.gemm.case(args.seed)?;
+    let case = args.gemm.drawn_case(args.seed)?;
     let Args { c: addend, scales, sfa, sfb, .. } = *args;
+    let usual = scales == ScaleMode::Fine && sfa == ScaleOrder::Row && sfb == ScaleOrder::Row;
+    if !op.types.has_scales() && !usual {
+        return Err(format!("--scales, --sfa and --sfb are for FP8 operands: {op} has no scales").into());
+    }
     if op.types.has_scales() && case.m_groups().is_some() {
         let fine = scales == ScaleMode::Fine && sfb == ScaleOrder::Row;
         if !fine || (addend != AddendKind::None && case.epilogue.is_none()) {

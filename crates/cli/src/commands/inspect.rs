@@ -19,7 +19,7 @@ pub struct Args {
     #[arg(long, value_parser = parse_choice)]
     choice: Option<GemmConfig>,
     /// Use at most this many SMs.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     num_sms: Option<u32>,
     /// Only batch-invariant plans: a row has the same bits whatever the number of rows.
     #[arg(long, conflicts_with = "choice")]
@@ -51,7 +51,7 @@ struct Shown<'a> {
 pub fn run(common: &Common, args: &Args) -> Outcome {
     let (GemmArgs { m, n, k, op, .. }, case) = (&args.gemm, args.gemm.case(0)?);
     if case.is_empty() || *k == 0 {
-        return Err("nothing is multiplied: m, n and k must be at least 1".into());
+        return Err("nothing is multiplied: m, n, k and the sizes of groups must be at least 1".into());
     }
     let (limits, device) = limits(common)?;
     let limits = args.num_sms.map_or(limits, |sms| limits.restricted_to(sms));

@@ -49,6 +49,10 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         Ptxas::find().ok_or("prebuild needs ptxas, and none was found: set OXIGEMM_PTXAS to its path")?;
     let cache = args.out.as_ref().map_or_else(CubinCache::user_default, CubinCache::at);
     let root = cache.root().ok_or("there is no directory to build into: give one with --out")?.to_owned();
+    // What cannot be kept is not worth assembling.
+    std::fs::create_dir_all(&root)
+        .and_then(|()| tempfile::NamedTempFile::new_in(&root))
+        .map_err(|error| format!("{} cannot be written to: {error}", root.display()))?;
     let bar = progress(kernels.len());
     let (built, faults): (Vec<Built>, Vec<String>) = kernels.par_iter().partition_map(|kernel| {
         let built = build(kernel, &ptxas, &cache);

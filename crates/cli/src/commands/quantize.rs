@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::baseline::COPY_GB_PER_S;
 use crate::cases::quantize::{Judgement, Numbers, QuantizeOp, QuantizeSpec, ScaleLayout};
+use crate::found::expect_size;
 use crate::output::{print_json, print_line};
 use crate::timing::Clock;
 use crate::{Common, Outcome};
@@ -67,6 +68,13 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
         page: 1,
         seed: args.seed,
     };
+    // Values of SwiGLU are twice as many, and a matrix without columns has rows all the same.
+    expect_size("-m and -k", &[2, spec.m.max(1), spec.k.max(1)])?;
+    if spec.code == DType::U8 && !spec.k.is_multiple_of(2) {
+        return Err(
+            format!("-k: expected an even number, as two codes share a byte, found {}", spec.k).into()
+        );
+    }
     let device = common.device()?;
     let mut task = spec.on(&device)?;
     let started = Instant::now();

@@ -12,7 +12,7 @@ use oxigemm_testkit::{Effort, Failure, plan};
 use serde_json::{Value, json};
 
 use crate::cases::gemm::{GemmArgs, parse_choice};
-use crate::output::{print_json, print_line};
+use crate::output::{print_json, print_line, waiting};
 use crate::{Common, Outcome};
 
 /// Arguments of `trace`.
@@ -24,7 +24,7 @@ pub struct Args {
     #[arg(long, value_parser = parse_choice)]
     choice: Option<GemmConfig>,
     /// Use at most this many SMs.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     num_sms: Option<u32>,
     /// The file to write.
     #[arg(long, default_value = "trace.json", value_name = "FILE")]
@@ -33,16 +33,18 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(common: &Common, args: &Args) -> Outcome {
-    let case = args.gemm.case(0)?;
+    let case = args.gemm.drawn_case(0)?;
     if case.is_empty() || args.gemm.k == 0 {
-        return Err("nothing is multiplied: m, n and k must be at least 1".into());
+        return Err("nothing is multiplied: m, n, k and the sizes of groups must be at least 1".into());
     }
     let sim = simulator(common, "writes a timeline")?;
+    expect_writable(&args.out)?;
     sim.set_options(Options { trace: true, ..sim.options() });
     let mut gemm = case.on(&Device::Sim(sim.clone()))?;
     let options = GemmOptions { config: args.choice, num_sms: args.num_sms, ..Default::default() };
-    gemm.run(&options)?;
-    let right = gemm.judge(Effort::QUICK)?.right;
+    let GemmArgs { m, n, k, op, .. } = args.gemm;
+    waiting(format!("simulating {op} m={m} n={n} k={k}"), || gemm.run(&options))?;
+    let right = waiting("checking the result".to_owned(), || gemm.judge(Effort::QUICK))?.right;
     let report = sim.last_report().ok_or("no kernel has run")?;
 
     let limits = args.num_sms.map_or(*sim.limits(), |sms| sim.limits().restricted_to(sms));
@@ -76,6 +78,12 @@ pub fn simulator(common: &Common, what: &str) -> Result<Sim, Failure> {
         Device::Sim(sim) => Ok(sim),
         other => Err(format!("only the simulator {what}: use --device sim, not {other}").into()),
     }
+}
+
+/// Refuses a file that cannot be written, before the work that it is for.
+pub fn expect_writable(path: &Path) -> Result<(), Failure> {
+    let opened = File::options().create(true).append(true).open(path);
+    opened.map(|_| ()).map_err(|error| format!("{}: {error}", path.display()).into())
 }
 
 /// Writes a timeline, and says how many events it has.

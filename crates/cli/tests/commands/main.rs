@@ -1,6 +1,8 @@
 //! The command line on a machine that may have no GPU.
 
 mod computing;
+#[cfg(unix)]
+mod hostile;
 mod simulating;
 
 use std::process::{Command, Output};

@@ -53,7 +53,7 @@ pub struct PaddingRows {
 }
 
 impl MoePermute {
-    /// Checks every rule of the call; nothing has to be done where there are no experts.
+    /// Checks every rule of the call; nothing has to be done where there are no choices, rows and experts.
     ///
     /// # Errors
     /// The first broken rule, with the argument that breaks it.
@@ -91,7 +91,10 @@ impl MoePermute {
             operand.expect_device(ids)?;
         }
         if experts == 0 {
-            return Ok(None);
+            return match count * of_token == 0 && rows == 0 {
+                true => Ok(None),
+                false => Err(ends.wrong_shape("[1] or more", "one for each expert")),
+            };
         }
         // Each apart from those before it, of which the first is read.
         let all = [ids, tokens, groups, ends, places];

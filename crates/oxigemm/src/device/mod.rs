@@ -66,6 +66,16 @@ impl Device {
         }
     }
 
+    /// Whether numbers in its memory can be compared with those of the host before a call: not those of a GPU, whose
+    /// earlier work may still write them, nor while a stream is captured.
+    pub(crate) fn can_compare(&self) -> bool {
+        match self {
+            Device::Cpu => true,
+            Device::Cuda(_) => false,
+            Device::Sim(sim) => !sim.is_capturing_here(),
+        }
+    }
+
     /// The first GPU that the kernels run on, else the simulator.
     #[must_use]
     pub fn auto() -> Device {

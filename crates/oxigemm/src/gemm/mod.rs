@@ -10,9 +10,9 @@ mod run;
 mod transpose;
 mod unpack;
 
-use crate::check::gemm::tensors::Gemm;
+use crate::check::gemm::tensors::{Gemm, Grouping};
 use crate::device::Stream;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::{GemmConfig, KOrder};
 
 /// Options of a GEMM. The default is right for most calls.
@@ -46,7 +46,28 @@ impl Gemm<'_> {
     /// # Errors
     /// The first rule that an argument breaks, or what the device reports.
     pub fn run(&self, options: &GemmOptions) -> Result<()> {
+        self.compare_ks()?;
         // SAFETY: tensors hold the memory that they describe. The driver keeps freed memory until running work is done.
         unsafe { run::run(self.a.device(), &self.describe(), Some(self), options) }
+    }
+}
+
+impl Gemm<'_> {
+    /// Refuses numbers of the host that are not those of the device, where these can be read.
+    fn compare_ks(&self) -> Result<()> {
+        let Grouping::KGrouped { ks, ks_host: Some(host) } = self.grouping else { return Ok(()) };
+        if !self.a.device().can_compare() {
+            return Ok(());
+        }
+        self.describe().check()?;
+        let of_device: Vec<i32> = ks.to_vec()?;
+        if of_device.iter().map(|k| usize::try_from(*k).ok()).eq(host.iter().copied().map(Some)) {
+            return Ok(());
+        }
+        Err(Error::Shape {
+            argument: "ks_host",
+            expected: format!("{of_device:?}, the numbers of `ks`"),
+            found: format!("{host:?}"),
+        })
     }
 }

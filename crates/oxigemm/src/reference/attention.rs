@@ -6,6 +6,7 @@ use rayon::prelude::*;
 
 use crate::check::Logits;
 use crate::error::Result;
+use crate::parallel::{THREADS, refuse_interrupted};
 use crate::tensor::Tensor;
 
 /// `scale * sum over heads of relu(q[h] · key) * weights[h]` for one query and one key. NaN has no positive part but is
@@ -41,7 +42,7 @@ pub(crate) fn mqa_logits_tensors(
     let weights = weights.to_vec_f32()?;
     let ranges = ranges(&starts.to_vec()?, &ends.to_vec()?, keys);
     let mut values: Vec<f64> = logits.to_vec_f32()?.into_iter().map(f64::from).collect();
-    values.par_chunks_mut(columns).zip(ranges).enumerate().for_each(|(query, (values, range))| {
+    let of_query = |(query, (values, range)): (usize, (&mut [f64], std::ops::Range<usize>))| {
         if form == Logits::Clean {
             values.fill(f64::NEG_INFINITY);
         }
@@ -52,7 +53,14 @@ pub(crate) fn mqa_logits_tensors(
                 *value = mqa_logit(q, weights, &kv[key * dim..][..dim], scales[key]);
             }
         }
-    });
+    };
+    THREADS.run(|interrupt| {
+        values.par_chunks_mut(columns).zip(ranges).enumerate().try_for_each(|query| -> Result<()> {
+            refuse_interrupted(interrupt)?;
+            of_query(query);
+            Ok(())
+        })
+    })?;
     logits.write_bytes(&logits.dtype().encode_f64(&values))
 }
 
@@ -78,7 +86,7 @@ pub(crate) fn paged_mqa_logits_tensors(
     // What a page reads as that does not exist.
     let zeros = vec![0; page_bytes];
     let mut values: Vec<f64> = logits.to_vec_f32()?.into_iter().map(f64::from).collect();
-    values.par_chunks_mut(columns).enumerate().for_each(|(query, values)| {
+    let of_query = |(query, values): (usize, &mut [f64])| {
         let (sequence, nth) = (query / next, query % next);
         let length = match per_query {
             true => i64::from(lengths[query]),
@@ -98,7 +106,14 @@ pub(crate) fn paged_mqa_logits_tensors(
             let scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
             *value = mqa_logit(q, weights, &dtype.decode(&page[at * dim..][..dim]), scale);
         }
-    });
+    };
+    THREADS.run(|interrupt| {
+        values.par_chunks_mut(columns).enumerate().try_for_each(|query| -> Result<()> {
+            refuse_interrupted(interrupt)?;
+            of_query(query);
+            Ok(())
+        })
+    })?;
     logits.write_bytes(&logits.dtype().encode_f64(&values))
 }
 

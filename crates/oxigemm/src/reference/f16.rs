@@ -6,6 +6,7 @@
 use rayon::prelude::*;
 
 use crate::error::{Error, Result};
+use crate::parallel::{THREADS, refuse_interrupted};
 
 /// `C + A·Bᵀ` for A `[M, K]` and B `[N, K]`, all row-major and without gaps: `M * N` values.
 ///
@@ -46,16 +47,20 @@ pub fn gemm_nt_rows(a: &[f32], b: &[f32], [m, n, k]: [usize; 3], rows: &[usize])
     let mut product = vec![0.0; rows.len() * n];
     if n > 0 && k > 0 {
         // A row of B is read once for some rows of A.
-        for (product, rows) in product.chunks_mut(ROWS * n).zip(rows.chunks(ROWS)) {
-            let columns: Vec<Vec<f64>> = b
-                .par_chunks_exact(k)
-                .with_min_len(16)
-                .map(|b| rows.iter().map(|&row| dot(&a[row * k..][..k], b)).collect())
-                .collect();
-            for (column, sums) in columns.iter().enumerate() {
-                sums.iter().enumerate().for_each(|(i, sum)| product[i * n + column] = *sum);
+        THREADS.run(|interrupt| -> Result<()> {
+            for (product, rows) in product.chunks_mut(ROWS * n).zip(rows.chunks(ROWS)) {
+                let column = |b: &[f32]| {
+                    refuse_interrupted(interrupt)?;
+                    Ok(rows.iter().map(|&row| dot(&a[row * k..][..k], b)).collect())
+                };
+                let columns: Vec<Vec<f64>> =
+                    b.par_chunks_exact(k).with_min_len(16).map(column).collect::<Result<_>>()?;
+                for (column, sums) in columns.iter().enumerate() {
+                    sums.iter().enumerate().for_each(|(i, sum)| product[i * n + column] = *sum);
+                }
             }
-        }
+            Ok(())
+        })?;
     }
     Ok(product)
 }

@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use crate::cast::Fp8Matrix;
 use crate::error::{Error, Result};
+use crate::parallel::{THREADS, refuse_interrupted};
 use crate::tensor::dtype::{DType, Fp8Codes};
 use crate::tensor::granularity::BLOCK;
 
@@ -81,15 +82,21 @@ pub fn fp8_gemm_nt_rows(a: &Fp8Matrix<'_>, b: &Fp8Matrix<'_>, rows: &[usize]) ->
     let n = b.rows;
     let mut product = vec![0.0; rows.len() * n];
     if n > 0 {
-        product.par_chunks_mut(ROWS * n).zip(rows.par_chunks(ROWS)).for_each(|(product, rows)| {
-            let panels: Vec<Vec<f64>> =
-                (0..n.div_ceil(PANEL)).into_par_iter().map(|panel| task(a, b, rows, panel * PANEL)).collect();
-            for (row, product) in product.chunks_mut(n).enumerate() {
-                for (target, panel) in product.chunks_mut(PANEL).zip(&panels) {
-                    target.copy_from_slice(&panel[row * PANEL..][..target.len()]);
+        THREADS.run(|interrupt| {
+            let tasks = product.par_chunks_mut(ROWS * n).zip(rows.par_chunks(ROWS));
+            tasks.try_for_each(|(product, rows)| -> Result<()> {
+                let panel =
+                    |panel: usize| refuse_interrupted(interrupt).map(|()| task(a, b, rows, panel * PANEL));
+                let panels: Vec<Vec<f64>> =
+                    (0..n.div_ceil(PANEL)).into_par_iter().map(panel).collect::<Result<_>>()?;
+                for (row, product) in product.chunks_mut(n).enumerate() {
+                    for (target, panel) in product.chunks_mut(PANEL).zip(&panels) {
+                        target.copy_from_slice(&panel[row * PANEL..][..target.len()]);
+                    }
                 }
-            }
-        });
+                Ok(())
+            })
+        })?;
     }
     Ok(product)
 }

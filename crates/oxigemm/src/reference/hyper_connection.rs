@@ -4,6 +4,7 @@ use oxigemm_kernels::hyper_connection::BLOCK_K;
 use rayon::prelude::*;
 
 use crate::error::Result;
+use crate::parallel::{THREADS, refuse_interrupted};
 use crate::tensor::Tensor;
 
 /// [`tf32_hc_prenorm_gemm`](crate::tf32_hc_prenorm_gemm) on tensors of any device, whose arguments are right.
@@ -26,17 +27,18 @@ pub(crate) fn hc_prenorm_tensors(
             blocks.filter(|(block, _)| block % parts == split).flat_map(|(_, block)| block.to_vec()).collect()
         };
         let columns: Vec<Vec<f32>> = b.chunks(k).map(part).collect();
-        let rows: Vec<(Vec<f64>, f64)> = a
-            .par_chunks(k)
-            .map(|row| {
-                let row = part(row);
-                let sums = columns.iter().map(|column| {
-                    let products = row.iter().zip(column);
-                    products.map(|(&x, &w)| f64::from(x) * f64::from(w)).sum()
-                });
-                (sums.collect(), row.iter().map(|&x| f64::from(x) * f64::from(x)).sum())
-            })
-            .collect();
+        let of_row = |row: &[f32]| {
+            let row = part(row);
+            let sums = columns.iter().map(|column| {
+                let products = row.iter().zip(column);
+                products.map(|(&x, &w)| f64::from(x) * f64::from(w)).sum()
+            });
+            (sums.collect(), row.iter().map(|&x| f64::from(x) * f64::from(x)).sum())
+        };
+        let rows: Vec<(Vec<f64>, f64)> = THREADS.run(|interrupt| {
+            let row = |row: &[f32]| refuse_interrupted(interrupt).map(|()| of_row(row));
+            a.par_chunks(k).map(row).collect::<Result<Vec<_>>>()
+        })?;
         debug_assert!(rows.iter().all(|(sums, _)| sums.len() == n));
         for (row, square) in rows {
             sums.extend(row);

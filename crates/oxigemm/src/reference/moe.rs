@@ -4,6 +4,22 @@ use super::quantize::write_values;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
+/// The rows that choices need, where those of each expert begin at a multiple of the alignment.
+pub(crate) fn rows_of(ids: &[i32], experts: usize, alignment: usize) -> usize {
+    let mut counts = vec![0usize; experts];
+    for &id in ids {
+        if let Some(count) = usize::try_from(id).ok().and_then(|id| counts.get_mut(id)) {
+            *count += 1;
+        }
+    }
+    let last = counts.iter().rposition(|count| *count > 0);
+    let padded = |(expert, &count): (usize, &usize)| match Some(expert) == last {
+        true => count,
+        false => count.next_multiple_of(alignment),
+    };
+    counts.iter().enumerate().map(padded).sum()
+}
+
 /// `moe_permute` of checked arguments, to tokens, groups, ends and places.
 pub(crate) fn permute(ids: &Tensor, alignment: usize, to: [&mut Tensor; 4]) -> Result<()> {
     let of_token = ids.dims()[1];

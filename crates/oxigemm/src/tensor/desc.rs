@@ -27,6 +27,8 @@ pub struct Operand {
     pub address: u64,
     /// Where the memory is.
     pub device: DeviceId,
+    /// Whether the last two dimensions are exchanged beside those that the caller gave; errors show the caller's.
+    pub exchanged: bool,
 }
 
 impl Operand {
@@ -42,7 +44,7 @@ impl Operand {
     ) -> Operand {
         let dims = [dims[0], dims[1], 1, 1];
         let strides = [strides[0], strides[1], 1, 1];
-        Operand { name, dtype, rank: 2, dims, strides, address, device }
+        Operand { name, dtype, rank: 2, dims, strides, address, device, exchanged: false }
     }
 
     /// An operand of as many dimensions as are given, at most [`MAX_RANK`].
@@ -55,7 +57,8 @@ impl Operand {
         let mut all = ([1; MAX_RANK], [1; MAX_RANK]);
         all.0[..dims.len()].copy_from_slice(dims);
         all.1[..dims.len()].copy_from_slice(strides);
-        Operand { name, dtype, rank: dims.len(), dims: all.0, strides: all.1, address, device }
+        let (rank, (dims, strides)) = (dims.len(), all);
+        Operand { name, dtype, rank, dims, strides, address, device, exchanged: false }
     }
 }
 
@@ -126,6 +129,21 @@ impl Operand {
         &self.dims[..self.rank.min(MAX_RANK)]
     }
 
+    /// Dimensions or strides as the caller gave them, for errors.
+    pub(crate) fn shown(&self, list: &[i64]) -> Vec<i64> {
+        let mut shown = list.to_vec();
+        if let (true, [.., row, column]) = (self.exchanged, &mut shown[..]) {
+            std::mem::swap(row, column);
+        }
+        shown
+    }
+
+    /// Strides and dimensions as the caller gave them, for errors.
+    pub(crate) fn shown_strides(&self) -> String {
+        let strides = &self.strides[..self.rank.min(MAX_RANK)];
+        format!("strides {:?} for {:?}", self.shown(strides), self.shown(self.dims()))
+    }
+
     pub(crate) fn expect_dtype(&self, allowed: &[DType]) -> Result<()> {
         if allowed.contains(&self.dtype) {
             return Ok(());
@@ -181,7 +199,7 @@ impl Operand {
             return Err(Error::Shape {
                 argument: self.name,
                 expected: "dimensions of 0 or more".to_owned(),
-                found: format!("{:?}", self.dims()),
+                found: format!("{:?}", self.shown(self.dims())),
             });
         }
         if rows.max(columns) > i64::from(i32::MAX) {
@@ -306,7 +324,8 @@ impl Operand {
     /// The matrix with rows and columns exchanged.
     pub(crate) fn transposed(&self) -> Operand {
         let ([rows, columns, ..], [row_stride, column_stride, ..]) = (self.dims, self.strides);
-        Operand { dims: [columns, rows, 1, 1], strides: [column_stride, row_stride, 1, 1], ..*self }
+        let (dims, strides) = ([columns, rows, 1, 1], [column_stride, row_stride, 1, 1]);
+        Operand { dims, strides, exchanged: !self.exchanged, ..*self }
     }
 
     /// Checks a matrix `[rows, K]` that TMA reads in either major; gives the major, the pitch and its bytes.
@@ -342,11 +361,12 @@ impl Operand {
     /// The elements from row to row of a matrix whose rows have no gaps and do not overlap.
     fn row_pitch(&self) -> Result<u64> {
         let ([rows, columns, ..], [row_stride, column_stride, ..]) = (self.dims, self.strides);
+        let [last, row] = if self.exchanged { ["first", "column"] } else { ["last", "row"] };
         if columns > 1 && column_stride != 1 {
-            return Err(self.wrong_strides("a stride of 1 along the last dimension".to_owned()));
+            return Err(self.wrong_strides(format!("a stride of 1 along the {last} dimension")));
         }
         if rows > 1 && row_stride < columns {
-            return Err(self.wrong_strides(format!("at least {columns} elements from row to row")));
+            return Err(self.wrong_strides(format!("at least {columns} elements from {row} to {row}")));
         }
         let unit = TMA_ALIGNMENT / self.dtype.size() as u64;
         Ok(if rows > 1 { row_stride as u64 } else { (columns as u64).next_multiple_of(unit) })
@@ -368,7 +388,7 @@ impl Operand {
             return Err(Error::ScaleLayout {
                 argument: self.name,
                 expected: "strides of 0 or more".to_owned(),
-                found: format!("strides {:?} for {:?}", &self.strides[..2], self.dims()),
+                found: self.shown_strides(),
             });
         }
         let mn = if rows > 1 { row_stride as u64 } else { 1 };
@@ -395,7 +415,7 @@ impl Operand {
         if self.address == 0 {
             return Err(Error::NullPointer {
                 argument: self.name,
-                expected: format!("a {:?} matrix of {}", self.dims(), self.dtype),
+                expected: format!("a {:?} matrix of {}", self.shown(self.dims()), self.dtype),
             });
         }
         u64::try_from(u128::from(self.address) + length).map_err(|_| {
@@ -437,23 +457,23 @@ impl Operand {
     }
 
     #[cold]
-    pub(crate) fn wrong_shape(&self, expected: impl std::fmt::Debug, meaning: &str) -> Error {
+    pub(crate) fn wrong_shape(&self, expected: impl ExpectedShape, meaning: &str) -> Error {
         Error::Shape {
             argument: self.name,
-            expected: format!("{expected:?}, {meaning}"),
-            found: format!("{:?}", self.dims()),
+            expected: format!("{}, {meaning}", expected.shown(self)),
+            found: format!("{:?}", self.shown(self.dims())),
         }
     }
 
     #[cold]
     pub(crate) fn wrong_strides(&self, expected: String) -> Error {
-        let found = format!("strides {:?} for {:?}", &self.strides[..self.rank], self.dims());
-        Error::Stride { argument: self.name, expected, found }
+        Error::Stride { argument: self.name, expected, found: self.shown_strides() }
     }
 
     #[cold]
     pub(crate) fn too_large(&self, expected: String) -> Error {
-        let found = format!("{:?} {} with strides {:?}", self.dims(), self.dtype, &self.strides[..self.rank]);
+        let [dims, strides] = [self.dims(), &self.strides[..self.rank]].map(|list| self.shown(list));
+        let found = format!("{dims:?} {} with strides {strides:?}", self.dtype);
         Error::Overflow { argument: self.name, expected, found }
     }
 
@@ -462,6 +482,37 @@ impl Operand {
         Error::Tma { argument: self.name, reason }
     }
 }
+
+/// What a shape should have been.
+pub(crate) trait ExpectedShape {
+    /// In words, with dimensions as the caller of an operand gives them.
+    fn shown(&self, operand: &Operand) -> String;
+}
+
+impl ExpectedShape for &[i64] {
+    fn shown(&self, operand: &Operand) -> String {
+        format!("{:?}", operand.shown(self))
+    }
+}
+
+impl<const N: usize> ExpectedShape for [i64; N] {
+    fn shown(&self, operand: &Operand) -> String {
+        format!("{:?}", operand.shown(self))
+    }
+}
+
+impl ExpectedShape for &str {
+    fn shown(&self, _: &Operand) -> String {
+        (*self).to_owned()
+    }
+}
+
+impl ExpectedShape for String {
+    fn shown(&self, _: &Operand) -> String {
+        self.clone()
+    }
+}
+
 /// A size as those of operands are: what does not fit is refused as too large.
 pub(crate) fn int(x: usize) -> i64 {
     i64::try_from(x).unwrap_or(i64::MAX)

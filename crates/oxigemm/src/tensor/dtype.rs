@@ -14,6 +14,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use crate::error::{Error, Result};
+use crate::parallel::THREADS;
 
 /// The type of a tensor's elements.
 ///
@@ -210,7 +211,7 @@ fn decode_as<T: Element>(bytes: &[u8]) -> Vec<f32> {
     if bytes.len() / size < MANY {
         return bytes.chunks_exact(size).map(read).collect();
     }
-    bytes.par_chunks_exact(size).map(read).collect()
+    THREADS.run(|_| bytes.par_chunks_exact(size).map(read).collect())
 }
 
 fn encode_as<T: Element>(values: &[f32]) -> Vec<u8> {
@@ -225,7 +226,7 @@ fn each<S: Sync, T: Send>(items: &[S], convert: impl Fn(&S) -> T + Sync + Send) 
     if items.len() < MANY {
         items.iter().map(convert).collect()
     } else {
-        items.par_iter().map(convert).collect()
+        THREADS.run(|_| items.par_iter().map(convert).collect())
     }
 }
 

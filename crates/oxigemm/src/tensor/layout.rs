@@ -93,6 +93,17 @@ impl Layout {
         self.len() == 0 || self.run().1 == 0
     }
 
+    /// Whether several indices may mean the same element, as those of foreign memory can.
+    pub fn overlaps_itself(&self) -> bool {
+        let mut reached = 0;
+        self.len() > 0
+            && self.memory_order()[..self.rank].iter().rev().filter(|i| self.dims[**i] > 1).any(|&i| {
+                let within = self.strides[i] <= reached;
+                reached += (self.dims[i] - 1) * self.strides[i];
+                within
+            })
+    }
+
     pub fn transpose(mut self, first: usize, second: usize) -> Result<Layout> {
         self.check_dim(first)?;
         self.check_dim(second)?;
@@ -238,6 +249,7 @@ mod tests {
             prop_assert_eq!(visited.iter().max().map_or(0, |last| last + 1), layout.span());
             let contiguous = visited.iter().copied().eq(0..layout.len());
             prop_assert_eq!(layout.is_contiguous(), contiguous);
+            prop_assert!(!layout.overlaps_itself());
         }
 
         #[test]

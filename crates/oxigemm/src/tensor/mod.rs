@@ -206,6 +206,7 @@ impl Tensor {
             strides: [1; MAX_RANK],
             address: self.address(),
             device: self.device().id(),
+            exchanged: false,
         };
         // A layout spans at most isize::MAX bytes.
         for (to, &from) in operand.dims.iter_mut().zip(self.dims()) {
@@ -299,6 +300,13 @@ impl Tensor {
     /// for setting up and for checking.
     pub fn write_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         check_bytes(&self.layout, self.dtype, bytes)?;
+        if self.layout.overlaps_itself() {
+            return Err(Error::Stride {
+                argument: "tensor",
+                expected: "elements in places of their own, as they are written".to_owned(),
+                found: format!("strides {:?} for {:?}", self.strides(), self.dims()),
+            });
+        }
         let size = self.dtype.size();
         let order = self.layout.memory_order();
         let target = self.layout.permute(order);

@@ -27,7 +27,7 @@ impl Operand {
             return Err(Error::Shape {
                 argument: self.name,
                 expected: "dimensions of 0 or more".to_owned(),
-                found: format!("{:?}", self.dims()),
+                found: format!("{:?}", self.shown(self.dims())),
             });
         }
         if slabs > i64::from(i32::MAX) {
@@ -41,6 +41,7 @@ impl Operand {
         if self.rank == 3 {
             self.dims.swap(1, 2);
             self.strides.swap(1, 2);
+            self.exchanged = !self.exchanged;
         }
         self
     }
@@ -51,14 +52,8 @@ impl Operand {
             return *self;
         }
         let ([_, rows, columns, ..], [_, row_stride, column_stride, ..]) = (self.dims, self.strides);
-        Operand::matrix(
-            self.name,
-            self.dtype,
-            [rows, columns],
-            [row_stride, column_stride],
-            self.address,
-            self.device,
-        )
+        let (dims, strides) = ([rows, columns, 1, 1], [row_stride, column_stride, 1, 1]);
+        Operand { rank: 2, dims, strides, ..*self }
     }
 
     /// Checks the shape of one matrix of scales, or of several. Along a dimension that it has 1 of, that one holds for
@@ -77,8 +72,11 @@ impl Operand {
             let any = if several { "any" } else { "either" };
             return Err(Error::ScaleShape {
                 argument: self.name,
-                expected: format!("{:?}, {meaning}, or 1 along {any} dimension for all", &expected[from..]),
-                found: format!("{:?}", self.dims()),
+                expected: format!(
+                    "{:?}, {meaning}, or 1 along {any} dimension for all",
+                    self.shown(&expected[from..])
+                ),
+                found: format!("{:?}", self.shown(self.dims())),
             });
         }
         Ok(all.repeated_to(&expected[from..]))
@@ -129,7 +127,7 @@ impl Operand {
             (3, 2.., _) => Err(Error::Stride {
                 argument: self.name,
                 expected: "groups apart from each other".to_owned(),
-                found: format!("strides {:?} for {:?}", &self.strides[..3], self.dims()),
+                found: self.shown_strides(),
             }),
             _ => Ok(None),
         }
@@ -173,7 +171,7 @@ impl Operand {
             return Err(Error::Stride {
                 argument: self.name,
                 expected: format!("groups whole rows of {pitch} elements apart, at least {rows} of them"),
-                found: format!("strides {:?} for {:?}", &self.strides[..3], self.dims()),
+                found: self.shown_strides(),
             });
         }
         if pitch > u64::from(u32::MAX) {
@@ -197,7 +195,7 @@ impl Operand {
             return Err(Error::Stride {
                 argument: self.name,
                 expected: "groups that do not reach into each other".to_owned(),
-                found: format!("strides {:?} for {:?}", &self.strides[..3], self.dims()),
+                found: self.shown_strides(),
             });
         }
         if pitch > u64::from(u32::MAX) {

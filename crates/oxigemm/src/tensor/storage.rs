@@ -6,7 +6,7 @@ use std::sync::{PoisonError, RwLock};
 use bytemuck::{Pod, Zeroable};
 
 use crate::device::{Device, Sim};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Host memory is made of these, so that its base is aligned as `cuMemAlloc` aligns device memory.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -52,7 +52,8 @@ impl Storage {
     pub fn empty(device: &Device, bytes: usize) -> Result<Storage> {
         let (address, memory) = match device {
             Device::Cpu => {
-                let lines: Vec<Line> = bytemuck::zeroed_vec(bytes.div_ceil(size_of::<Line>()));
+                let lines: Vec<Line> = bytemuck::try_zeroed_vec(bytes.div_ceil(size_of::<Line>()))
+                    .map_err(|()| Error::OutOfMemory { device: device.to_string(), bytes })?;
                 (lines.as_ptr().addr() as u64, Memory::Host(RwLock::new(lines)))
             }
             Device::Cuda(cuda) => {

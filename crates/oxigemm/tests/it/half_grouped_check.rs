@@ -15,7 +15,16 @@ fn operand(name: &'static str, dtype: DType, shape: &[i64], place: u64) -> Opera
     for i in (0..shape.len().saturating_sub(1)).rev() {
         strides[i] = strides[i + 1] * shape[i + 1];
     }
-    Operand { name, dtype, rank: shape.len(), dims, strides, address: place << 30, device: GPU }
+    Operand {
+        name,
+        dtype,
+        rank: shape.len(),
+        dims,
+        strides,
+        address: place << 30,
+        device: GPU,
+        exchanged: false,
+    }
 }
 
 fn arguments(layout: GroupLayout, [groups, m, n, k]: [i64; 4]) -> GemmDesc {

@@ -5,7 +5,10 @@ use std::path::Path;
 
 /// Folders and modules, the lowest layer first: each may import those above it in this table and nothing else.
 const ORDER: &[&[&str]] = &[
-    &["error", "random"],
+    &["error"],
+    // The threads of the reference.
+    &["parallel"],
+    &["random"],
     &["metrics"],
     // Memory, streams, loaded kernels and workspaces of a device; one launch.
     &["device"],

@@ -24,6 +24,7 @@ mod half_grouped;
 mod half_grouped_check;
 mod half_k_grouped;
 mod half_summed;
+mod hostile;
 mod hyper_connection;
 mod k_grouped;
 mod k_grouped_raw;

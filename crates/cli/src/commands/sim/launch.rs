@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use oxigemm::{DType, random};
 use oxigemm_sim::{Element, Fault, Launch, LaunchPart, Machine, Module, Param, Swizzle, TensorMapSpec};
@@ -111,6 +111,20 @@ impl Description {
         let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
         let spec = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
         Ok(Description { file: path.to_owned(), text, spec })
+    }
+
+    /// Refuses names of buffers that are no names of files: they are written into a folder, and nowhere else.
+    pub fn expect_file_names(&self) -> Result<(), Failure> {
+        for name in self.spec.buffers.keys() {
+            let mut parts = Path::new(name).components();
+            let plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None));
+            if !plain || name.contains(['/', '\\', '\0']) {
+                let message =
+                    format!("buffer `{name}`: expected a name that a file can have, as --out writes it");
+                return Err(self.refuse(&[Key("buffers"), Key(name)], message).into());
+            }
+        }
+        Ok(())
     }
 
     /// An error about the value at the end of a path.

@@ -10,7 +10,7 @@ use oxigemm::sim::{Options, Policy};
 use oxigemm_sim::{Machine, Module, Report};
 use serde_json::json;
 
-use super::trace::{simulator, write_timeline};
+use super::trace::{expect_writable, simulator, write_timeline};
 use crate::output::{print_json, print_line};
 use crate::{Common, Failure, Outcome};
 use launch::{Buffer, Description};
@@ -50,6 +50,13 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let text = std::fs::read_to_string(&args.ptx).map_err(|e| format!("{}: {e}", args.ptx.display()))?;
     let module = Module::parse(&text).map_err(|error| format!("{}: {error}", args.ptx.display()))?;
     let description = Description::read(&args.launch)?;
+    if let Some(out) = &args.out {
+        description.expect_file_names()?;
+        std::fs::create_dir_all(out).map_err(|error| format!("{}: {error}", out.display()))?;
+    }
+    if let Some(path) = &args.trace {
+        expect_writable(path)?;
+    }
     let folder = args.launch.parent().unwrap_or(Path::new("."));
     let base = Options {
         hazards: !args.no_hazards,
@@ -77,7 +84,6 @@ pub fn run(common: &Common, args: &Args) -> Outcome {
     let changed: Vec<&(Buffer, Vec<u8>)> =
         first.after.iter().filter(|(buffer, bytes)| buffer.before.bytes != *bytes).collect();
     if let Some(out) = &args.out {
-        std::fs::create_dir_all(out).map_err(|error| format!("{}: {error}", out.display()))?;
         for (buffer, bytes) in &changed {
             let path = out.join(format!("{}.npy", buffer.name));
             let array = Array { bytes: bytes.clone(), ..buffer.before.clone() };

@@ -35,7 +35,7 @@ impl Case {
         let experts = draw.of(&[1, 2, 7, 8, 32, 128, 256, 1000, 1024]);
         let alignment = draw.of(&[1, 16, 32, 64, 128]);
         let enough = moe_rows(tokens, topk, experts, alignment);
-        let rows = draw.of(&[enough, enough, enough + 77, enough / 2]);
+        let rows = draw.of(&[enough, enough, enough + 77]);
         let (columns, seed) = (draw.of(&[8, 31, 128, 520, 1024]), draw.below(1 << 20) as u64);
         Case { tokens, topk, experts, alignment, rows, columns, seed }
     }

@@ -10,7 +10,7 @@ use super::memory::Output;
 use super::problem::{Checked, KGroups, Problem};
 use super::{ALIGNMENTS, expect_elements, half_operands};
 use crate::error::{Error, Result};
-use crate::tensor::desc::{Footprint, Operand, ScaleStrides};
+use crate::tensor::desc::{Footprint, Operand, ScaleStrides, int};
 
 impl GemmDesc {
     pub(super) fn check_k_grouped(&self, groups: &KGroupedDesc) -> Result<Checked> {
@@ -27,7 +27,7 @@ impl GemmDesc {
         let extent = if packed { packed_extent([a, b], [m, n])? } else { extent([a, b], k_first, [m, n])? };
         let blocks = match scales {
             None => 0,
-            Some(scales) => scale_blocks(scales, k_first, [m, n])?,
+            Some(scales) => scale_blocks(scales, k_first, [m, n], groups.host.as_ref())?,
         };
         let unit = self.expect_alignment_of_ends(groups)?;
         if let Some(host) = &groups.host {
@@ -199,11 +199,19 @@ fn packed_extent([a, b]: [&Operand; 2], [m, n]: [i64; 2]) -> Result<i64> {
     Ok(extent)
 }
 
-/// Scale blocks of all groups: both operands have a scale for each row and block.
-fn scale_blocks((sfa, sfb): (&Operand, &Operand), k_first: bool, [m, n]: [i64; 2]) -> Result<i64> {
+/// Scale blocks of all groups: both operands have a scale for each row and block. Where they differ, the one is right
+/// that has what the host says, or more than the other.
+fn scale_blocks(
+    (sfa, sfb): (&Operand, &Operand),
+    k_first: bool,
+    [m, n]: [i64; 2],
+    host: Option<&HostKs>,
+) -> Result<i64> {
     let dims = |rows, blocks| if k_first { [blocks, rows] } else { [rows, blocks] };
-    let found = sfa.matrix_dims()?;
-    let blocks = if k_first { found[0] } else { found[1] };
+    let blocks_of = |scales: &Operand| scales.matrix_dims().map(|dims| dims[usize::from(!k_first)]);
+    let found = [blocks_of(sfa)?, blocks_of(sfb)?];
+    let told = host.map(|host| int(host.blocks)).filter(|told| found.contains(told));
+    let blocks = told.unwrap_or(found[0].max(found[1]));
     for (scales, rows) in [(sfa, m), (sfb, n)] {
         if scales.matrix_dims()? != dims(rows, blocks) {
             return Err(Error::ScaleShape {

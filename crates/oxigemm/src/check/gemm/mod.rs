@@ -67,7 +67,7 @@ impl GemmDesc {
         self.expect_supported()?;
         match &self.grouping {
             GroupingDesc::KGrouped(groups) => self.check_k_grouped(groups),
-            // FP8 operands and their scales are checked, and errors told, as they are in nt.
+            // FP8 operands and their scales are checked as they are in nt; errors show them as they were passed.
             _ if self.is_scaled() => self.as_nt().check_rows(),
             _ => self.check_rows(),
         }
@@ -370,7 +370,8 @@ impl GemmDesc {
 
     /// Dimensions of D in words, for errors.
     fn meaning_of_d(&self) -> &'static str {
-        match (&self.epilogue, self.is_grouped(), self.is_scaled()) {
+        let in_rows = self.is_scaled() && !self.a.exchanged && !self.b.exchanged;
+        match (&self.epilogue, self.is_grouped(), in_rows) {
             (Some(epilogue), ..) => epilogue.meaning_of_d(),
             (None, true, true) => "the rows of `a` by the rows of a group's `b`",
             (None, true, false) => "the rows of `a` by the N of a group's `b`",

@@ -64,11 +64,11 @@ impl QuantizeBoth {
         for other in [x, codes] {
             transposed_codes.expect_apart(&codes_memory, other, &other.plain_rows()?.1)?;
         }
-        let scales_memory = ScaleLayout::of(scales, *granularity, [rows, columns])?.memory(scales)?;
+        let scales_memory = ScaleLayout::of(scales, *granularity, [rows, columns])?.written(scales)?;
         transposed_codes.expect_apart(&codes_memory, scales, &scales_memory)?;
         let (mut address, mut strides) = (0, [0, 0]);
         if let Some((own, layout)) = layout {
-            let memory = layout.memory(own)?;
+            let memory = layout.written(own)?;
             for other in [x, codes, transposed_codes] {
                 own.expect_apart(&memory, other, &other.plain_rows()?.1)?;
             }

@@ -103,22 +103,28 @@ impl ScaleLayout {
         Ok(ScaleLayout { dims, form, strides: [strides.mn, strides.k] })
     }
 
-    /// The bytes of the scales, which are written and so must not overlap each other.
+    /// The bytes of scales that are written, and so must not overlap each other.
+    pub fn written(&self, scales: &Operand) -> Result<Footprint> {
+        let [rows, columns, ..] = scales.dims.map(|dim| dim as u64);
+        let [mn, k] = self.strides.map(u64::from);
+        let repeated = (rows > 1 && mn == 0) || (columns > 1 && k == 0);
+        let apart = rows <= 1 || columns <= 1 || mn > (columns - 1) * k || k > (rows - 1) * mn;
+        if self.form != Form::Blocks && (repeated || !apart) {
+            return Err(Error::ScaleLayout {
+                argument: scales.name,
+                expected: "scales that do not overlap, as they are written".to_owned(),
+                found: format!("strides {:?} for {:?}", &scales.strides[..2], &scales.dims[..2]),
+            });
+        }
+        self.memory(scales)
+    }
+
+    /// The bytes of scales that are read.
     pub fn memory(&self, scales: &Operand) -> Result<Footprint> {
         if self.form == Form::Blocks {
             let words = scales.dims.iter().map(|dim| *dim as u128).product::<u128>();
             scales.expect_aligned(4)?;
             return Ok(Footprint::whole(scales.address, scales.end_of(words * 4)?));
-        }
-        let [rows, columns, ..] = scales.dims.map(|dim| dim as u64);
-        let [mn, k] = self.strides.map(u64::from);
-        let apart = rows <= 1 || columns <= 1 || mn > (columns - 1) * k || k > (rows - 1) * mn;
-        if !apart {
-            return Err(Error::ScaleLayout {
-                argument: scales.name,
-                expected: "scales that do not overlap".to_owned(),
-                found: format!("strides {:?} for {:?}", &scales.strides[..2], &scales.dims[..2]),
-            });
         }
         Ok(scales.scale_strides()?.1)
     }

@@ -160,7 +160,7 @@ impl Quantize {
         };
         let (codes_pitch, codes_memory) = codes.plain_rows()?;
         limit(codes, rows, columns)?;
-        let scales_memory = layout.memory(scales)?;
+        let scales_memory = layout.written(scales)?;
         if let Some(memory) = &x_memory {
             codes.expect_apart(&codes_memory, x, memory)?;
             scales.expect_apart(&scales_memory, x, memory)?;

@@ -89,7 +89,10 @@ fn check(
     let (x_pitch, x_memory) = x.plain_rows()?;
     let (codes_pitch, codes_memory) = codes.plain_rows()?;
     limit(codes, rows, columns)?;
-    let scales_memory = layout.memory(scales)?;
+    let scales_memory = match written {
+        Written::Codes => layout.written(scales)?,
+        Written::Values => layout.memory(scales)?,
+    };
     let (_, tensor_memory) = tensor_scale.list().plain_rows()?;
     x.expect_apart(&x_memory, codes, &codes_memory)?;
     x.expect_apart(&x_memory, scales, &scales_memory)?;

@@ -49,7 +49,7 @@ impl TransformScales {
             return Err(from.too_large("at most 65535 groups".to_owned()));
         }
         let (from_strides, from_memory) = matrix.scale_strides()?;
-        let to_memory = layout.memory(&group_of_to)?;
+        let to_memory = layout.written(&group_of_to)?;
         let group_stride = |operand: &Operand, memory: &Footprint| -> Result<u64> {
             let stride = if grouped && groups > 1 { operand.strides[0] } else { 0 };
             let (size, length) = (operand.dtype.size() as u64, memory.length());

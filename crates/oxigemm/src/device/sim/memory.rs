@@ -2,14 +2,15 @@
 
 use std::ops::Range;
 
-use super::{Sim, lock};
+use super::Sim;
 use crate::error::{Error, Result};
 
 impl Sim {
     /// Memory that nothing was written to yet.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<u64> {
         self.refuse_in_capture("an allocation")?;
-        Ok(lock(&self.inner.machine).memory.allocate(bytes))
+        let address = self.inner.machine.lock()?.memory.try_allocate(bytes);
+        address.ok_or_else(|| Error::OutOfMemory { device: "sim".to_owned(), bytes })
     }
 
     /// Memory full of zeros.
@@ -21,13 +22,15 @@ impl Sim {
 
     pub(crate) fn free(&self, address: u64) {
         // The address is that of an allocation: its owner calls this once.
-        let _ = lock(&self.inner.machine).memory.free(address);
+        if let Ok(mut machine) = self.inner.machine.lock() {
+            let _ = machine.memory.free(address);
+        }
     }
 
     /// Shows bytes to `look`.
     pub(crate) fn read<R>(&self, at: Range<u64>, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
         self.refuse_in_capture("a read by the host")?;
-        let mut machine = lock(&self.inner.machine);
+        let mut machine = self.inner.machine.lock()?;
         // The host and copies in the stream wait for the kernels before them.
         machine.synchronize();
         machine.memory.read(at.start, (at.end - at.start) as usize).map(look).map_err(host_access)
@@ -36,7 +39,7 @@ impl Sim {
     /// Writes pieces, each at its address.
     pub(crate) fn write<'a>(&self, pieces: impl Iterator<Item = (u64, &'a [u8])>) -> Result<()> {
         self.refuse_in_capture("a write by the host")?;
-        let mut machine = lock(&self.inner.machine);
+        let mut machine = self.inner.machine.lock()?;
         machine.synchronize();
         for (address, piece) in pieces {
             machine.memory.write(address, piece).map_err(host_access)?;

@@ -7,13 +7,14 @@
 //! it. So a kernel that reads past an operand, or reads uninitialized memory, is found, and addresses are as
 //! (un)aligned as the caller made them.
 
+mod guard;
 mod memory;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::ThreadId;
 
 use oxigemm_cuda::TiledTensor;
@@ -21,8 +22,8 @@ use oxigemm_kernels::KernelId;
 use oxigemm_kernels::common::grid_barrier::WORKSPACE_BYTES as GRID_BARRIER_BYTES;
 use oxigemm_kernels::gemm::scheduler::dynamic::WORKSPACE_BYTES as COUNTER_BYTES;
 use oxigemm_kernels::gemm::sm90::dynamic_tensor_maps::MAP_WORKSPACE_BYTES as TENSOR_MAP_BYTES;
-use oxigemm_sim::{Launch, Machine, Module, Options, Report};
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use oxigemm_sim::{FaultKind, Interrupt, Launch, Machine, Module, Options, Report};
+use oxigemm_threads::{Pool, wait};
 
 use super::backend::Backend;
 use super::extensions::Extensions;
@@ -34,6 +35,7 @@ use super::tensor_map;
 use super::workspace::Workspaces;
 use super::workspace::grid_barrier::{GRID_BARRIERS_BYTES, GridBarriers, Owner};
 use crate::error::{Error, Result};
+use guard::Guarded;
 
 /// A simulated GPU with its memory and its kernels. Clones are cheap and share them.
 ///
@@ -80,7 +82,7 @@ pub(crate) enum Work {
 struct Inner {
     number: u32,
     limits: Limits,
-    machine: Mutex<Machine>,
+    machine: Guarded<Machine>,
     options: Mutex<Options>,
     kernels: Mutex<HashMap<KernelId, Arc<Module>>>,
     last: Mutex<Option<Report>>,
@@ -96,10 +98,7 @@ struct Inner {
 
 /// The threads of every simulated GPU. They run nothing else: a thread that waits for its part of a GEMM never
 /// takes up a task of the caller's, which could want the memory that the running kernel holds.
-static THREADS: LazyLock<ThreadPool> = LazyLock::new(|| {
-    let pool = ThreadPoolBuilder::new().thread_name(|i| format!("oxigemm-sim-{i}")).build();
-    pool.expect("the system starts a thread per core")
-});
+static THREADS: Pool = Pool::new("oxigemm-sim");
 
 impl Sim {
     /// An H200 with empty memory: eager schedules, hazards are looked for.
@@ -116,7 +115,7 @@ impl Sim {
             inner: Arc::new(Inner {
                 number: OPENED.fetch_add(1, Ordering::Relaxed),
                 limits: Limits::h200(),
-                machine: Mutex::default(),
+                machine: Guarded::default(),
                 options: Mutex::new(options),
                 kernels: Mutex::default(),
                 last: Mutex::default(),
@@ -171,9 +170,14 @@ impl Sim {
         }
     }
 
+    /// Whether this thread captures a stream.
+    pub(crate) fn is_capturing_here(&self) -> bool {
+        lock(&self.inner.capturing).contains(&std::thread::current().id())
+    }
+
     /// Refuses what the driver refuses to a thread that captures a stream.
     fn refuse_in_capture(&self, what: &str) -> Result<()> {
-        if !lock(&self.inner.capturing).contains(&std::thread::current().id()) {
+        if !self.is_capturing_here() {
             return Ok(());
         }
         let reason = format!("{what} is not permitted while this thread captures a stream");
@@ -205,11 +209,14 @@ impl Sim {
         match work {
             Work::Kernel { module, launch, programmatic } => {
                 let kernel = launch.entry.clone();
-                match self.execute(Arc::clone(module), launch.clone(), *programmatic) {
+                match self.execute(Arc::clone(module), launch.clone(), *programmatic)? {
                     Ok(report) => *lock(&self.inner.last) = Some(report),
                     Err(fault) => {
                         self.clear_counters()?;
-                        return Err(Error::Fault { kernel, fault: Box::new(fault) });
+                        return Err(match fault.kind {
+                            FaultKind::Interrupted => Error::Interrupted,
+                            _ => Error::Fault { kernel, fault: Box::new(fault) },
+                        });
                     }
                 }
                 Ok(())
@@ -225,12 +232,14 @@ impl Sim {
         module: Arc<Module>,
         launch: Launch,
         programmatic: bool,
-    ) -> Result<Report, oxigemm_sim::Fault> {
+    ) -> Result<Result<Report, oxigemm_sim::Fault>> {
         let options = self.options();
-        let mut machine = lock(&self.inner.machine);
+        let mut machine = self.inner.machine.lock()?;
         let mut taken = std::mem::take(&mut *machine);
+        let interrupt = Interrupt::default();
+        taken.interrupt = interrupt.clone();
         let (send, receive) = mpsc::sync_channel(1);
-        THREADS.spawn(move || {
+        THREADS.threads().spawn(move || {
             let outcome = catch_unwind(AssertUnwindSafe(|| match programmatic {
                 false => taken.run(&module, &launch, &options),
                 true => taken.run_dependent(&module, &launch, &options),
@@ -238,23 +247,22 @@ impl Sim {
             // The caller waits for it; were it gone, nobody would want the result.
             let _ = send.send((taken, outcome));
         });
-        let (returned, outcome) = receive.recv().expect("the task sends whatever happens");
+        let (returned, outcome) = wait(&receive, &interrupt).expect("the task sends whatever happens");
         *machine = returned;
         drop(machine);
-        outcome.unwrap_or_else(|panic| resume_unwind(panic))
+        Ok(outcome.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 
     /// A kernel of the closed set, written and parsed once.
     pub(crate) fn module(&self, kernel: &KernelId) -> Result<Arc<Module>> {
-        let mut kernels = lock(&self.inner.kernels);
-        if let Some(module) = kernels.get(kernel) {
+        if let Some(module) = lock(&self.inner.kernels).get(kernel) {
             return Ok(Arc::clone(module));
         }
+        // Without the lock, which a fork would leave locked in the child. A thread that was first keeps its own.
         let refuse = |reason: String| Error::Kernel { name: kernel.name(), reason };
         let ptx = kernel.build().map_err(|error| refuse(error.to_string()))?;
         let module = Arc::new(Module::parse(&ptx.text).map_err(|error| refuse(error.to_string()))?);
-        kernels.insert(*kernel, Arc::clone(&module));
-        Ok(module)
+        Ok(Arc::clone(lock(&self.inner.kernels).entry(*kernel).or_insert(module)))
     }
 
     /// Runs this PTX from now on where a kernel is asked for.

@@ -2,8 +2,8 @@
 
 use super::super::GemmOptions;
 use super::expect_type;
-use crate::check::GemmLayout;
 use crate::check::gemm::tensors::{Addend, Gemm, Grouping};
+use crate::check::{BLOCK, GemmLayout};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use crate::tensor::dtype::DType;
@@ -112,6 +112,8 @@ pub fn fp8_einsum(
             });
         }
     };
+    expect_shapes(expression, a, b.0, &[("d", d)])?;
+    expect_scales_by_head(sfa, a)?;
     let (a, sfa) = (by_head("a", a)?, by_head("sfa", sfa)?);
     function((&a, &sfa), b, &mut by_head("d", d)?, options)
 }
@@ -264,6 +266,7 @@ pub fn einsum(
             });
         }
     };
+    expect_shapes(expression, a, b, &[("d", d)])?;
     let other = match c {
         Addend::From(c) => Some(by_head("c", c)?),
         Addend::None | Addend::InPlace => None,
@@ -279,4 +282,60 @@ fn by_head(name: &'static str, x: &Tensor) -> Result<Tensor> {
     }
     let found = format!("{} dimensions, {:?}", x.dims().len(), x.dims());
     Err(Error::Rank { argument: name, expected: "3 dimensions".to_owned(), found })
+}
+
+/// Checks the shapes of an expression's tensors as the caller has them: a letter stands for one number everywhere.
+fn expect_shapes(
+    expression: &str,
+    a: &Tensor,
+    b: &Tensor,
+    outputs: &[(&'static str, &Tensor)],
+) -> Result<()> {
+    let Some((inputs, output)) = expression.split_once("->") else { return Ok(()) };
+    let letters = inputs.split(',').chain(std::iter::repeat(output));
+    let tensors = [("a", a), ("b", b)].into_iter().chain(outputs.iter().copied());
+    let mut known: Vec<(char, usize, &str)> = Vec::new();
+    for ((argument, tensor), letters) in tensors.zip(letters) {
+        if tensor.dims().len() != letters.len() {
+            let expected = format!("{} dimensions, {letters}", letters.len());
+            let found = format!("{} dimensions, {:?}", tensor.dims().len(), tensor.dims());
+            return Err(Error::Rank { argument, expected, found });
+        }
+        let wanted = |(letter, &dim): (char, &usize)| {
+            known.iter().find(|(other, ..)| *other == letter).map_or((dim, ""), |(_, dim, of)| (*dim, *of))
+        };
+        let wanted: Vec<(usize, &str)> = letters.chars().zip(tensor.dims()).map(wanted).collect();
+        if let Some(i) = (0..wanted.len()).find(|&i| wanted[i].0 != tensor.dims()[i]) {
+            let dims: Vec<usize> = wanted.iter().map(|(dim, _)| *dim).collect();
+            return Err(Error::Shape {
+                argument,
+                expected: format!(
+                    "{dims:?} for {letters}, with the {} of `{}`",
+                    &letters[i..=i],
+                    wanted[i].1
+                ),
+                found: format!("{:?}", tensor.dims()),
+            });
+        }
+        known.extend(letters.chars().zip(tensor.dims()).map(|(letter, dim)| (letter, *dim, argument)));
+    }
+    Ok(())
+}
+
+/// Checks the shape of the scales of `a`, whose second dimension are heads, as the caller has it.
+fn expect_scales_by_head(sfa: &Tensor, a: &Tensor) -> Result<()> {
+    let (&[rows, heads, k], found) = (a.dims(), sfa.dims()) else { return Ok(()) };
+    let expected = [rows, heads, k.div_ceil(BLOCK as usize)];
+    if found.len() == 3
+        && found.iter().zip(expected).any(|(&found, expected)| found != expected && found != 1)
+    {
+        return Err(Error::ScaleShape {
+            argument: "sfa",
+            expected: format!(
+                "{expected:?}, one per row of `a` and 128 of K, or 1 along any dimension for all"
+            ),
+            found: format!("{found:?}"),
+        });
+    }
+    Ok(())
 }

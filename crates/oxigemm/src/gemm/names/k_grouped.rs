@@ -26,7 +26,8 @@ use crate::tensor::dtype::DType;
 /// The addresses of A and B are multiples of 16 bytes. The kernel itself reads `ks`, so that a captured call can be
 /// replayed with others. Any K will do: 0 (D becomes C or 0), 1, and what is no multiple of 128. Numbers below 0 count
 /// as 0; a group is cut off where the operands or the scales end. `ks_host` are the same numbers, if the host knows
-/// them: they must fit the operands exactly.
+/// them: they must fit the operands exactly. The CPU and the simulator also compare them with `ks`; on a GPU, and in a
+/// captured call, `ks` holds.
 ///
 /// Where M, N or the number of groups is 0 nothing is done. There are at most 1024 groups.
 ///
@@ -133,7 +134,8 @@ pub fn k_grouped_fp8_gemm_tn_contiguous<'a>(
 ///
 /// The kernel itself reads `ks`, so that a captured call can be replayed with others. Numbers below 0 count as 0; a
 /// group is cut off where the operands end. What lies behind the last group is not read. `ks_host` are the same
-/// numbers, if the host knows them: they must fit K exactly.
+/// numbers, if the host knows them: they must fit K exactly. The CPU and the simulator also compare them with `ks`; on a
+/// GPU, and in a captured call, `ks` holds.
 ///
 /// Where M, N or the number of groups is 0 nothing is done. There are at most 1024 groups.
 ///
