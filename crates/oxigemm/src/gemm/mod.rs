@@ -10,6 +10,7 @@ mod run;
 mod transpose;
 mod unpack;
 
+use crate::check::gemm::tensors::groups::KGroupNumbers;
 use crate::check::gemm::tensors::{Gemm, Grouping};
 use crate::device::Stream;
 use crate::error::{Error, Result};
@@ -55,13 +56,21 @@ impl Gemm<'_> {
 impl Gemm<'_> {
     /// Refuses numbers of the host that are not those of the device, where these can be read.
     fn compare_ks(&self) -> Result<()> {
-        let Grouping::KGrouped { ks, ks_host: Some(host) } = self.grouping else { return Ok(()) };
+        let Grouping::KGrouped { groups, ks_host: Some(host) } = self.grouping else { return Ok(()) };
         if !self.a.device().can_compare() {
             return Ok(());
         }
         self.describe().check()?;
-        let of_device: Vec<i32> = ks.to_vec()?;
-        if of_device.iter().map(|k| usize::try_from(*k).ok()).eq(host.iter().copied().map(Some)) {
+        let of_device: Vec<i32> = groups.numbers().to_vec()?;
+        let mut end = 0usize;
+        let expected = host.iter().map(|k| match groups {
+            KGroupNumbers::Ks(_) => *k,
+            KGroupNumbers::Ends { alignment, .. } => {
+                end = end.next_multiple_of(alignment.max(1)).saturating_add(*k);
+                end
+            }
+        });
+        if of_device.iter().map(|k| usize::try_from(*k).ok()).eq(expected.map(Some)) {
             return Ok(());
         }
         Err(Error::Shape {
