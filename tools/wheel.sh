@@ -23,7 +23,18 @@ if [ "$profile" = release ]; then
   cargo run --quiet --release --locked --package oxigemm-cli -- prebuild --out "$cubins" >/dev/null
 fi
 rm -f "$out"/oxigemm-*.whl
-maturin build --quiet --locked --profile "$profile" --manifest-path crates/python/Cargo.toml --out "$out" >&2
+# For any glibc from 2.17 on, not only from this machine's on. Only the link of the last crate differs, so all other
+# crates are those that `cargo test` has built.
+platform=() link=()
+if [ "$(uname -m)" = x86_64 ]; then
+  glibc=2.17
+  stubs=$(realpath "${CARGO_TARGET_DIR:-target}")/glibc-$glibc
+  python3 tools/old_glibc.py "$stubs" "$glibc"
+  platform=(--compatibility "manylinux_${glibc/./_}")
+  link=(-- -C "link-arg=-L$stubs")
+fi
+maturin build --quiet --locked --profile "$profile" --manifest-path crates/python/Cargo.toml --out "$out" \
+  "${platform[@]}" "${link[@]}" >&2
 if [ "$profile" = release ]; then
   # The wheel must hold the cubin of each of its kernels.
   check=$(mktemp -d)

@@ -23,11 +23,16 @@ const TELLING: [&str; 12] = [
     "st.global",
 ];
 
-fn count(text: &str, opcode: &str) -> usize {
-    let opcodes = text.lines().filter_map(|line| {
-        line.split_whitespace().find(|word| !word.starts_with('@')).filter(|word| word.starts_with(opcode))
-    });
-    opcodes.count()
+/// How often each of those stands in a kernel.
+fn counts(text: &str) -> [usize; TELLING.len()] {
+    let mut counts = [0; TELLING.len()];
+    for line in text.lines() {
+        let opcode = line.split_whitespace().find(|word| !word.starts_with('@')).unwrap_or_default();
+        for (count, telling) in counts.iter_mut().zip(TELLING) {
+            *count += usize::from(opcode.starts_with(telling));
+        }
+    }
+    counts
 }
 
 #[test]
@@ -44,8 +49,8 @@ fn what_every_kernel_is_made_of() {
     for kernel in KernelId::all(Arch::Sm90a) {
         let module = kernel.build().expect("it builds");
         let _ = write!(table, "{} (PTX {})", kernel.name(), module.version);
-        for opcode in TELLING {
-            let _ = write!(table, "\n    {opcode:22} {}", count(&module.text, opcode));
+        for (opcode, count) in TELLING.iter().zip(counts(&module.text)) {
+            let _ = write!(table, "\n    {opcode:22} {count}");
         }
         table.push('\n');
     }
@@ -63,19 +68,19 @@ fn building_twice_gives_the_same_text_and_no_path() {
     }
 }
 
-/// The limit holds for optimized code; without optimization it only guards against the absurd.
+/// The limit holds for optimized code; without optimization it only guards against the absurd. The fastest of five
+/// builds counts, so one that is quick decides.
 #[test]
 fn building_is_quick() {
     let limit = if cfg!(debug_assertions) { Duration::from_millis(100) } else { Duration::from_millis(5) };
     for kernel in KernelId::all(Arch::Sm90a) {
-        let fastest = (0..5)
-            .map(|_| {
-                let started = Instant::now();
-                kernel.build().expect("it builds");
-                started.elapsed()
-            })
-            .min()
-            .expect("five rounds");
-        assert!(fastest < limit, "{} took {fastest:?}", kernel.name());
+        let mut took = Vec::new();
+        let quick = (0..5).any(|_| {
+            let started = Instant::now();
+            kernel.build().expect("it builds");
+            took.push(started.elapsed());
+            started.elapsed() < limit
+        });
+        assert!(quick, "{} took {took:?}", kernel.name());
     }
 }

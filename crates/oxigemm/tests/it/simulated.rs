@@ -101,6 +101,7 @@ fn features_of_split_k_kernels() {
         "sm90_fp8_split_k_16x64_k2_s3",
         "sm90_fp8_split_k_8x64_k4_s2",
         "sm90_fp8_split_k_32x64_k2_s2",
+        "sm90_fp8_split_k_64x64_k3_s2",
     ];
     features(&choices, [9, 69, 656], None);
 }

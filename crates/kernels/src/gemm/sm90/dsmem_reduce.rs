@@ -4,8 +4,8 @@
 //! them, always in the order of the splits, so that the result does not depend on timing.
 
 use crate::common::WARP;
-use crate::gemm::epilogue::OutputParams;
 use crate::gemm::epilogue::split_k::ReducedRows;
+use crate::gemm::epilogue::{OutputFlags, OutputParams};
 use oxigemm_ptx::{F32, Kernel, Pred, Shared, U32, Var};
 
 /// Numbers of K splits: clusters of this many blocks.
@@ -126,17 +126,36 @@ impl<'k> DsmemReduce<'k> {
     }
 
     /// Adds the splits in order and writes D, whose tile begins at `tile`.
+    ///
+    /// Output that is not plain is rare, and the code for it is long: too long for each step of each number of splits,
+    /// as the driver compiles a kernel while its first caller waits. It goes through this block's shared memory to a
+    /// loop.
     pub fn add(&self, k: &'k Kernel, loaded: &Loaded<'k>, output: &OutputParams<'k>, tile: [U32<'k>; 2]) {
-        self.add_to(k, loaded, self.rows(output, tile), |row, column, sums| {
-            output.store_four(k, tile[0] + row, tile[1] + column, sums);
+        let (rows, plain) = (self.rows(output, tile), output.has(OutputFlags::PLAIN));
+        self.add_to(k, loaded, rows, |row, column, sums| {
+            output.store_plain_four(k, (tile[0] + row, plain), tile[1] + column, sums);
+            k.guard(!plain, || self.own(row, column).store_vec(sums));
+        });
+        k.if_(!plain, || {
+            let fours = self.shape.columns / 4;
+            let first = k.thread_index() + self.rank * self.shape.threads;
+            k.for_(first, rows * fours, self.split * self.shape.threads, |four| {
+                let (row, column) = (four / fours, (four % fours) * 4);
+                let sums = self.own(row, column).load_vec();
+                output.store_four(k, tile[0] + row, tile[1] + column, sums);
+            });
         });
     }
 
-    /// Adds the splits in order and leaves the result in this block's shared memory, in place of its own split: no
-    /// other block reads there.
+    /// Four neighbours in this block's shared memory. No other block reads those that this one adds up.
+    fn own(&self, row: U32<'k>, column: U32<'k>) -> Shared<'k> {
+        self.at.at((row * self.shape.pitch() + column) * 4)
+    }
+
+    /// Adds the splits in order and leaves the result in this block's shared memory, in place of its own split.
     fn add_in_place(&self, k: &'k Kernel, loaded: &Loaded<'k>, rows: U32<'k>) {
         self.add_to(k, loaded, rows, |row, column, sums| {
-            self.at.at((row * self.shape.pitch() + column) * 4).store_vec(sums);
+            self.own(row, column).store_vec(sums);
         });
     }
 
