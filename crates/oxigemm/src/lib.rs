@@ -84,7 +84,7 @@ pub use moe::{
 };
 pub use oxigemm_kernels::Arch;
 pub use oxigemm_kernels::gemm::epilogue::Activation;
-pub use oxigemm_kernels::gemm::params::ScalesOfB;
+pub use oxigemm_kernels::gemm::params::{ScaleBlock, ScalesOfB};
 pub use quantize::{
     RawNvfp4, RawQuantize, RawScales, RawSource, RawTransformScales, RawTransposedCopy, TensorScale,
     TransposedCopy, blocked_scales, dequantize, dequantize_nvfp4, dequantize_nvfp4_raw, dequantize_raw,

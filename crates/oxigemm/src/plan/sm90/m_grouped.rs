@@ -27,6 +27,9 @@ const F16: Speeds =
 
 /// Part of the tensor cores' speed that a tile keeps.
 fn efficiency(tile: &Tile) -> f64 {
+    if tile.operands.has_scales_of_32() {
+        return persistent::scales32_efficiency(tile);
+    }
     if tile.operands != OperandKind::FP8 {
         return persistent::f16_efficiency(tile);
     }
