@@ -5,7 +5,7 @@ use oxigemm::sim::Options;
 use oxigemm::{DType, Device, GemmLayout, GemmOptions, Sim};
 use oxigemm_kernels::gemm::GemmKernel;
 use oxigemm_testkit::plan::{case_of, k_grouped_form_of, operands_of, plan as plan_of};
-use oxigemm_testkit::{FP8, FP8_1D1D, Failure, GemmCase, GemmData, GroupLayout, MGroups, ScaleMode};
+use oxigemm_testkit::{FP8, Failure, GemmCase, GemmData, GroupLayout, MGroups, ScaleMode};
 
 use super::ARCH;
 use super::kernels::{combinations, fitting, group_layouts, launches};
@@ -229,6 +229,7 @@ fn same_bits_of_sums(setup: &Setup) -> Result<String, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oxigemm_testkit::{FP8_1D1D, FP8_1X32, FP8_32X32};
     use oxigemm::plan::{GemmConfig, Limits};
     use oxigemm_kernels::gemm::Launch;
 

@@ -60,9 +60,11 @@ impl Config {
         THREADS + WARPGROUP
     }
 
-    /// Registers of a consumer thread and of the others.
+    /// Registers of a consumer thread and of the others. With fewer accumulators there are more for the scales that scale
+    /// producers hold.
     pub(super) fn registers(&self) -> [u32; 2] {
-        [MATH_REGISTERS - 32, PRODUCER_REGISTERS + 16]
+        let moved = if self.shape().columns() > 64 { 16 } else { 64 };
+        [MATH_REGISTERS - 16 - moved, PRODUCER_REGISTERS + moved]
     }
 
     /// Warps that load scales.
