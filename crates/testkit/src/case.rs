@@ -256,7 +256,8 @@ impl GemmCase {
         let element = self.types.ab.size() as f64;
         let of_operands = |&[m, n, k]: &[usize; 3]| {
             let scales = self.types.scale_blocks.map_or(0, |[of_a, of_b]| {
-                let count = |rows: usize, [down, across]: [usize; 2]| rows.div_ceil(down) * k.div_ceil(across);
+                let count =
+                    |rows: usize, [down, across]: [usize; 2]| rows.div_ceil(down) * k.div_ceil(across);
                 count(m, of_a) + count(n, of_b)
             });
             ((m + n) * k) as f64 * element + 4.0 * scales as f64

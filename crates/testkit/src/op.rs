@@ -76,8 +76,7 @@ pub const FP8: OperandTypes = OperandTypes {
 pub const FP8_1D1D: OperandTypes =
     OperandTypes { name: "fp8-1d1d", scale_blocks: Some([[1, 128]; 2]), ..FP8 };
 /// FP8 with 1x32 scales for A and for B: those of MXFP8.
-pub const FP8_1X32: OperandTypes =
-    OperandTypes { name: "fp8-1x32", scale_blocks: Some([[1, 32]; 2]), ..FP8 };
+pub const FP8_1X32: OperandTypes = OperandTypes { name: "fp8-1x32", scale_blocks: Some([[1, 32]; 2]), ..FP8 };
 /// FP8 with 1x32 scales for A and 32x32 scales for B.
 pub const FP8_32X32: OperandTypes =
     OperandTypes { name: "fp8-32x32", scale_blocks: Some([[1, 32], [32, 32]]), ..FP8 };

@@ -184,7 +184,8 @@ mod tests {
         }
         assert_eq!([OperandKind::FP8, OperandKind::FP8_1D1D].map(OperandKind::is_1d1d), [false, true]);
         assert_eq!(OperandKind::FP8.e5m2(), None);
-        for (kind, blocks) in [(OperandKind::FP8, 3), (OperandKind::FP8_1X32, 9), (OperandKind::FP8_32X32, 9)] {
+        for (kind, blocks) in [(OperandKind::FP8, 3), (OperandKind::FP8_1X32, 9), (OperandKind::FP8_32X32, 9)]
+        {
             assert_eq!((kind.k_blocks(260), kind.scale_blocks(260)), (3, blocks), "{kind:?}");
             assert!(kind.is_fp8() && !kind.is_1d1d());
         }

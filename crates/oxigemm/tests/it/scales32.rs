@@ -22,9 +22,9 @@ const BLOCKS_OF_B: [[usize; 2]; 2] = [[1, 32], [32, 32]];
 /// Kernels with scales of 32, each with a cluster; over the set all clusters occur.
 fn choices(kernels: impl Iterator<Item = GemmKernel>) -> impl Iterator<Item = GemmConfig> {
     let of_32 = kernels.filter(|kernel| kernel.operands().has_scales_of_32());
-    of_32.enumerate().map(|(i, kernel)| {
-        GemmConfig { cluster: [[1, 1], [1, 2], [2, 1]][i % 3], ..GemmConfig::of(kernel) }
-    })
+    of_32
+        .enumerate()
+        .map(|(i, kernel)| GemmConfig { cluster: [[1, 1], [1, 2], [2, 1]][i % 3], ..GemmConfig::of(kernel) })
 }
 
 /// A K of more stages than the pipeline has, whose last one has scales for half of it and then a half of a block.

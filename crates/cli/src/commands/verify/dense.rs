@@ -1,9 +1,7 @@
 //! Checks of dense GEMMs: shapes, layouts, sizes of zero, repeats.
 
 use oxigemm::{GemmLayout, GemmOptions};
-use oxigemm_testkit::{
-    BF16, FP8, FP8_1D1D, FP8_1X32, FP8_32X32, FP16, Failure, GemmCase, OperandTypes,
-};
+use oxigemm_testkit::{BF16, FP8, FP8_1D1D, FP8_1X32, FP8_32X32, FP16, Failure, GemmCase, OperandTypes};
 
 use super::random::{ADDENDS, Draw};
 use super::{Check, Setup, each, ensure, gemms};

@@ -229,9 +229,9 @@ fn same_bits_of_sums(setup: &Setup) -> Result<String, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oxigemm_testkit::{FP8_1D1D, FP8_1X32, FP8_32X32};
     use oxigemm::plan::{GemmConfig, Limits};
     use oxigemm_kernels::gemm::Launch;
+    use oxigemm_testkit::{FP8_1D1D, FP8_1X32, FP8_32X32};
 
     #[test]
     fn what_is_said_to_be_serpentine_is() {

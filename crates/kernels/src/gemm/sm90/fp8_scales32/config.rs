@@ -184,12 +184,16 @@ mod tests {
 
     #[test]
     fn every_row_and_column_has_a_scale_producer_and_registers_are_those_of_the_launch() {
-        let scaled = |kernel| if let sm90::Kernel::Fp8Scales32(config) = kernel { Some(config) } else { None };
+        let scaled =
+            |kernel| if let sm90::Kernel::Fp8Scales32(config) = kernel { Some(config) } else { None };
         let configs: Vec<Config> = sm90::Kernel::all().filter_map(scaled).collect();
         assert!(!configs.is_empty());
         for config in configs {
             let name = config.name();
-            assert!([config.block_m, config.block_n].iter().all(|dim| dim.is_multiple_of(PER_WARP)), "{name}");
+            assert!(
+                [config.block_m, config.block_n].iter().all(|dim| dim.is_multiple_of(PER_WARP)),
+                "{name}"
+            );
             assert!(config.scale_warps() <= WARPGROUP / WARP, "{name}");
             let launched = 65_536 / config.threads() / 8 * 8;
             assert_eq!(config.registers().iter().sum::<u32>(), 2 * launched, "{name}");

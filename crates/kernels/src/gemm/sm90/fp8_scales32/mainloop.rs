@@ -3,8 +3,8 @@
 //! From `build` to the `wgmma`: [`Block::consume`] takes tiles, [`Consumer::multiply_tile`] their stages,
 //! [`Consumer::multiply_stage`] the steps of a stage, each one instruction.
 
-use super::config::STEPS;
 use super::Block;
+use super::config::STEPS;
 use crate::common::BLOCK_K;
 use crate::common::pipeline::Cursor;
 use crate::gemm::operand::fp8::{self, SCALE_K};

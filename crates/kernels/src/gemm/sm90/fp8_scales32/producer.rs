@@ -10,8 +10,7 @@ impl<'k> Block<'k, '_> {
     /// Producer: this block's part of A and B, multicast to the cluster.
     pub(super) fn load_tiles(&self) {
         let (k, cfg, p, cluster) = (self.k, self.cfg, &self.params, &self.scheduler.cluster);
-        let (a, b) =
-            (MulticastLoad::of_a(cluster, cfg.block_m), MulticastLoad::of_b(cluster, cfg.block_n));
+        let (a, b) = (MulticastLoad::of_a(cluster, cfg.block_m), MulticastLoad::of_b(cluster, cfg.block_n));
         let once = k.cache_policy(Eviction::First);
         let cursor = self.pipe.writer();
         self.scheduler.for_each_tile(k, |TileInfo { m, n, group, streams_b, .. }| {

@@ -4,8 +4,8 @@
 //! have, two stages at a time, while those of the two stages before are written to shared memory. There, neighbouring
 //! rows are neighbours, so that a consumer thread finds the scales of two columns in one vector.
 
-use super::config::{PER_LANE, PER_WARP, STEPS};
 use super::Block;
+use super::config::{PER_LANE, PER_WARP, STEPS};
 use crate::common::WARP;
 use crate::gemm::operand::fp8::SCALE_K;
 use crate::gemm::params::{ScaleParams, ScalesOfB};
@@ -79,7 +79,8 @@ impl<'k> ScaleLoader<'k> {
     /// Loader of one of the scale warps, for tiles of so many rows.
     fn new(k: &'k Kernel, rows: u32, scales_of_b: ScalesOfB, (warp, lane): (U32<'k>, U32<'k>)) -> Self {
         let some = || (0..AT_ONCE).map(|_| k.var(0.0f32)).collect();
-        let lane_scales = (0..PER_LANE).map(|_| LaneScales { next: k.var(0u64), held: some(), ahead: some() });
+        let lane_scales =
+            (0..PER_LANE).map(|_| LaneScales { next: k.var(0u64), held: some(), ahead: some() });
         ScaleLoader {
             k,
             rows,
